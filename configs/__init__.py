@@ -1,0 +1,1 @@
+"""What to run: data-only ml_collections files."""

@@ -1,0 +1,136 @@
+"""Every setting of resjax with its default; experiments start from here and change a few.
+
+Argument: the style of the decoder, `llama` (default) or `gpt2`.
+
+  python -m launch.train --config=configs/base.py:gpt2 --config.train.steps=1000
+
+Data only: this file and its neighbours import no JAX.
+"""
+
+from ml_collections import ConfigDict
+
+
+def get_config(style: str = "llama") -> ConfigDict:
+  config = ConfigDict(
+    {
+      "workdir": "runs/base",  # metrics, checkpoints, plots and the resolved config go here
+      "seed": 0,  # of the parameters and of the data order
+      "model": model(),
+      "data": data(),
+      "optim": optim(),
+      "train": train(),
+      "mesh": mesh(),
+    }
+  )
+  styles = {"gpt2": gpt2_style, "llama": llama_style}
+  if style not in styles:
+    raise ValueError(f"style {style!r} is not known; choose one of {sorted(styles)}")
+  styles[style](config.model)
+  return config
+
+
+def model() -> dict:
+  return {
+    "num_layers": 12,  # L
+    "d_model": 768,  # D
+    "num_heads": 12,  # H
+    "num_kv_heads": 12,  # K; fewer than num_heads: grouped-query attention
+    "head_dim": 0,  # C; 0: d_model / num_heads
+    "mlp_dim": 3072,  # F
+    "positions": "rope",  # rope | learned
+    "rope_theta": 10000.0,
+    "norm": "rmsnorm",  # rmsnorm | layernorm
+    "norm_eps": 1e-6,
+    "mlp": "swiglu",  # swiglu | gelu
+    "bias": False,  # in linear layers and LayerNorm
+    "qk_norm": False,  # RMSNorm of queries and keys per head
+    "tied_embeddings": True,
+    "init_std": 0.02,
+    "scaled_output_init": True,  # output projections: init_std / sqrt(2 L)
+    "dtype": "auto",  # of activations: bfloat16 on accelerators, float32 on CPU
+    "attention": "auto",  # auto (by platform) | splash | cudnn | xla
+    "remat": "full",  # none | full | dots: what a layer recomputes in the backward pass
+    "depth": "scan",  # scan (the combinator's strategy) | loop (plain Python loop)
+    "residual": residual(),
+  }
+
+
+def residual() -> dict:
+  """The combinator's name, and the options of each combinator under its name."""
+  return {
+    "name": "standard",
+    "standard": {},
+    "attenuation": {"layers": (-1,), "alpha": 0.5, "sites": ("attention", "mlp")},
+    "gate": {"granularity": "layer", "neutral_logit": 4.0, "kappa": 1.0},
+    "attn_res": {"eps": 1e-6},
+    "block_attn_res": {"layers_per_block": 3, "eps": 1e-6},
+  }
+
+
+def gpt2_style(m: ConfigDict) -> None:
+  m.positions, m.norm, m.mlp, m.bias, m.norm_eps = "learned", "layernorm", "gelu", True, 1e-5
+
+
+def llama_style(m: ConfigDict) -> None:
+  m.positions, m.norm, m.mlp, m.bias = "rope", "rmsnorm", "swiglu", False
+
+
+def data() -> dict:
+  return {
+    "root": "data",  # built corpora live here, shared by all runs
+    "seq_len": 1024,  # T
+    "corpora": {"stdlib": corpus()},
+    "tokenizer": {
+      "name": "bpe",  # bpe (byte level, trained on the corpora) | byte
+      "vocab_size": 8192,  # V of bpe; byte always has 257
+      "train_bytes": 20_000_000,  # text that bpe learns its merges from
+    },
+    "validation_fraction": 0.02,  # of the documents, by hash
+    "test_fraction": 0.02,
+  }
+
+
+def corpus() -> dict:
+  return {
+    "source": "python-stdlib",  # python-stdlib | file, folder or glob | tfds:NAME[/CONFIG]
+    "format": "auto",  # auto (by file ending) | text | jsonl | parquet
+    "field": "text",  # field of JSONL, column of Parquet, feature of a TFDS builder
+    "weight": 1.0,  # share in the mixture, relative to the other corpora
+  }
+
+
+def optim() -> dict:
+  return {
+    "learning_rate": 6e-4,  # the peak
+    "schedule": "cosine",  # cosine | wsd | constant
+    "warmup_steps": 100,
+    "decay_fraction": 0.2,  # wsd: share of the steps in the final decay
+    "final_fraction": 0.1,  # of the peak, at the last step
+    "b1": 0.9,
+    "b2": 0.95,
+    "eps": 1e-8,
+    "weight_decay": 0.1,
+    "clip_norm": 1.0,  # 0: no clipping
+  }
+
+
+def train() -> dict:
+  return {
+    "steps": 1000,
+    "batch_size": 32,  # rows per step, over all devices and microbatches
+    "microbatches": 1,  # gradient accumulation
+    "z_loss": 1e-4,
+    "loss_chunk": 1024,  # tokens whose logits exist at one time
+    "log_every": 10,
+    "eval_every": 200,  # steps; 0: only before the first and after the last
+    "eval_rows": 128,  # rows of the validation split per evaluation; 0: all
+    "checkpoint_every": 200,
+    "keep_last": 2,  # checkpoints
+    "sample_tokens": 64,  # length of the text sampled after the last step; 0: none
+    "tensorboard": False,  # needs the extra `tensorboard`
+    "wandb_project": "",  # non-empty: log there too; needs the extra `wandb`
+  }
+
+
+def mesh() -> dict:
+  return {"data": -1, "fsdp": 1, "tensor": 1, "sequence": 1}  # -1: all remaining devices

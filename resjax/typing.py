@@ -1,0 +1,23 @@
+"""The axis letters of resjax, the same in names, einsums, configs and docs.
+
+| letter | axis                      | config field          |
+|--------|---------------------------|-----------------------|
+| B      | batch (rows)              | train.batch_size      |
+| T      | tokens in a row           | data.seq_len          |
+| D      | model width               | model.d_model         |
+| L      | layers                    | model.num_layers      |
+| N      | depth sources             | -                     |
+| R      | residual streams          | -                     |
+| H      | query heads               | model.num_heads       |
+| K      | key/value heads           | model.num_kv_heads    |
+| C      | head width                | model.head_dim        |
+| F      | MLP width                 | model.mlp_dim         |
+| V      | vocabulary                | data.tokenizer        |
+"""
+
+from typing import Any
+
+import jax
+
+Array = jax.Array
+PyTree = Any
