@@ -1,0 +1,237 @@
+"""Next-token cross-entropy in chunks: the logits of all tokens never exist at one time."""
+
+import dataclasses
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, PartitionSpec
+
+from resjax.typing import Array
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class LossSums:
+  """Sums over tokens, fp32 scalars; those of microbatches, chunks and hosts add.
+
+  Attributes:
+    nats: Σ w · CE, in nats.
+    z: Σ w · lse², with lse the log of the softmax normaliser.
+    tokens: Σ w.
+    bytes: UTF-8 bytes of the targets with w > 0; 0 without a `token_bytes` table.
+    correct: Σ w over targets that have the largest logit.
+  """
+
+  nats: Array
+  z: Array
+  tokens: Array
+  bytes: Array
+  correct: Array
+
+  def __add__(self, other: "LossSums") -> "LossSums":
+    return jax.tree.map(jnp.add, self, other)
+
+  @classmethod
+  def zeros(cls) -> "LossSums":
+    """The sums over no token."""
+    return cls(*[jnp.zeros((), jnp.float32)] * len(dataclasses.fields(cls)))
+
+
+def objective(sums: LossSums, z_loss: float) -> Array:
+  """(nats + z_loss · z) / tokens, what training minimises; 0 where no token counts.
+
+  The z term keeps the softmax normaliser near 1 (Chowdhery et al. 2022, arXiv:2204.02311, §5).
+  """
+  tokens = jnp.where(sums.tokens > 0, sums.tokens, 1.0)
+  return (sums.nats + z_loss * sums.z) / tokens
+
+
+def cross_entropy(
+  hidden: Array,
+  head: Array,
+  targets: Array,
+  weights: Array,
+  *,
+  chunk_size: int,
+  token_bytes: Array | None = None,
+  softcap: float = 0.0,
+) -> LossSums:
+  """Sums of the cross-entropy of softmax(hidden @ headᵀ) against `targets`.
+
+  A scan runs over chunks of T and recomputes a chunk's logits in the backward pass. A chunk takes
+  every n-th position of every row, so that a batch axis and a token axis sharded over a mesh stay
+  sharded as they are. Products run in the dtype of `hidden` with fp32 accumulation; logits,
+  statistics and the sum of the head's gradient over chunks are fp32.
+
+  Args:
+    hidden: [..., T, D] final states, in the dtype of the products.
+    head: [V, D] output embedding, any float dtype.
+    targets: [..., T] int32 token numbers. One outside 0..V-1 makes `nats` NaN if its weight is
+      not 0, and is ignored otherwise.
+    weights: [..., T] weight of each target; 0 leaves it out.
+    chunk_size: tokens, over all leading axes, whose logits exist at one time. At least one
+      position of each row.
+    token_bytes: [V] UTF-8 bytes of each token.
+    softcap: c > 0 replaces the logits by c · tanh(logits / c) (Gemma 2, arXiv:2408.00118, §2).
+
+  Raises:
+    ValueError: shapes disagree, or `chunk_size` or `softcap` is out of range.
+  """
+  _check(hidden, head, targets, weights, chunk_size, token_bytes, softcap)
+  chunks, length = _chunking(targets.shape, chunk_size)
+  split = [_strided(a, targets.ndim - 1, chunks, length) for a in (hidden, targets, weights)]
+  # The scan sums the gradient of what it closes over in that dtype, hence fp32.
+  head = head.astype(jnp.float32)
+
+  # Inside a scan nothing can merge the recomputation with the forward pass.
+  @functools.partial(jax.checkpoint, prevent_cse=False)
+  def body(carry: None, chunk: list[Array]) -> tuple[None, LossSums]:
+    return carry, _chunk_sums(*chunk, head, token_bytes, softcap)
+
+  sums = jax.lax.scan(body, None, split)[1]
+  return jax.tree.map(jnp.sum, sums)
+
+
+def sharded_cross_entropy(
+  hidden: Array,
+  head: Array,
+  targets: Array,
+  weights: Array,
+  *,
+  mesh: Mesh,
+  spec: PartitionSpec,
+  chunk_size: int,
+  token_bytes: Array | None = None,
+  softcap: float = 0.0,
+) -> LossSums:
+  """`cross_entropy` in which each shard of the tokens scans its own chunks.
+
+  The head is gathered once before the scan over chunks, and its gradient reduced once after it;
+  the compiler alone puts a reduction of [V, D] into every step of the backward scan. Mesh axes
+  that `spec` does not name (tensor parallelism over V) stay with the compiler.
+
+  Args:
+    mesh: the mesh that the arrays live on.
+    spec: how the axes of `targets` lie on it, such as P(("data", "fsdp"), "sequence").
+    chunk_size: tokens of one shard whose logits exist at one time.
+
+  The other arguments, and what it raises, are those of `cross_entropy`.
+  """
+  sums = functools.partial(
+    cross_entropy, chunk_size=chunk_size, token_bytes=token_bytes, softcap=softcap
+  )
+  axes = tuple(jax.tree.leaves(tuple(spec)))
+  if not axes:
+    return sums(hidden, head, targets, weights)
+
+  def local(hidden: Array, head: Array, targets: Array, weights: Array) -> LossSums:
+    # Marked as differing between shards here, outside the scan: the transpose of this is the
+    # one reduction of the gradient.
+    head = jax.lax.pcast(head, axes, to="varying")
+    return jax.lax.psum(sums(hidden, head, targets, weights), axes)
+
+  rows = PartitionSpec(*spec, *[None] * (targets.ndim - len(spec)))
+  specs = (PartitionSpec(*rows, None), PartitionSpec(), rows, rows)
+  mapped = jax.shard_map(
+    local, mesh=mesh, in_specs=specs, out_specs=PartitionSpec(), axis_names=set(axes)
+  )
+  # Cast first: the reduction of the gradient then runs in fp32 too.
+  return mapped(hidden, head.astype(jnp.float32), targets, weights)
+
+
+def _chunk_sums(
+  hidden: Array,
+  targets: Array,
+  weights: Array,
+  head: Array,
+  token_bytes: Array | None,
+  softcap: float,
+) -> LossSums:
+  logits = _project(hidden, head)
+  if softcap:
+    logits = softcap * jnp.tanh(logits / softcap)
+  vocab = head.shape[0]
+  lse = jax.nn.logsumexp(logits, axis=-1)
+  # A comparison, not a gather: its transpose is no scatter, and V may be sharded.
+  hit = jnp.arange(vocab, dtype=jnp.int32) == targets[..., None]
+  ce = lse - jnp.sum(jnp.where(hit, logits, 0.0), axis=-1)
+  ce = jnp.where((targets >= 0) & (targets < vocab), ce, jnp.nan)
+  weights = weights.astype(jnp.float32)
+  best = jnp.argmax(jax.lax.stop_gradient(logits), axis=-1)
+  size = jnp.zeros((), jnp.float32)
+  if token_bytes is not None:
+    known = token_bytes.astype(jnp.float32)[jnp.clip(targets, 0, vocab - 1)]
+    size = jnp.sum(jnp.where(weights > 0, known, 0.0))
+  return LossSums(
+    nats=jnp.sum(jnp.where(weights != 0, weights * ce, 0.0)),
+    z=jnp.sum(weights * lse**2),
+    tokens=jnp.sum(weights),
+    bytes=size,
+    correct=jnp.sum(jnp.where(best == targets, weights, 0.0)),
+  )
+
+
+@jax.custom_vjp
+def _project(hidden: Array, head: Array) -> Array:
+  """[..., t, D] and [V, D] fp32 to fp32 logits [..., t, V], multiplied in the dtype of `hidden`."""
+  head = head.astype(hidden.dtype)
+  return jnp.einsum("...td,vd->...tv", hidden, head, preferred_element_type=jnp.float32)
+
+
+def _project_forward(hidden: Array, head: Array) -> tuple[Array, tuple[Array, Array]]:
+  return _project(hidden, head), (hidden, head)
+
+
+def _project_backward(saved: tuple[Array, Array], grad: Array) -> tuple[Array, Array]:
+  # JAX's own rule would multiply fp32 by bf16, at a fraction of the speed, and round the chunk's
+  # head gradient to bf16.
+  hidden, head = saved
+  grad = grad.astype(hidden.dtype)
+  d_hidden = jnp.einsum("...tv,vd->...td", grad, head.astype(hidden.dtype))
+  d_head = jnp.einsum("...tv,...td->vd", grad, hidden, preferred_element_type=jnp.float32)
+  return d_hidden, d_head
+
+
+_project.defvjp(_project_forward, _project_backward)
+
+
+def _chunking(shape: tuple[int, ...], chunk_size: int) -> tuple[int, int]:
+  """Number of chunks, and positions of each row in a chunk."""
+  *rows, tokens = shape
+  length = max(1, min(tokens, chunk_size // max(1, math.prod(rows))))
+  chunks = max(1, -(-tokens // length))
+  return chunks, -(-tokens // chunks)
+
+
+def _strided(x: Array, axis: int, chunks: int, length: int) -> Array:
+  """Pads `axis` with zeros to chunks · length; chunk i holds positions i, i + chunks, ..."""
+  widths = [(0, 0)] * x.ndim
+  widths[axis] = (0, chunks * length - x.shape[axis])
+  shape = (*x.shape[:axis], length, chunks, *x.shape[axis + 1 :])
+  return jnp.moveaxis(jnp.pad(x, widths).reshape(shape), axis + 1, 0)
+
+
+def _check(
+  hidden: Array,
+  head: Array,
+  targets: Array,
+  weights: Array,
+  chunk_size: int,
+  token_bytes: Array | None,
+  softcap: float,
+) -> None:
+  if head.ndim != 2 or hidden.shape[-1:] != head.shape[1:]:
+    raise ValueError(f"head must be [V, D] for hidden [..., T, D]: {head.shape}, {hidden.shape}")
+  for name, given in (("targets", targets), ("weights", weights)):
+    if given.ndim < 1 or given.shape != hidden.shape[:-1]:
+      raise ValueError(f"{name} must have the shape {hidden.shape[:-1]}, not {given.shape}")
+  if token_bytes is not None and token_bytes.shape != head.shape[:1]:
+    raise ValueError(f"token_bytes must have the shape {head.shape[:1]}, not {token_bytes.shape}")
+  if chunk_size < 1:
+    raise ValueError(
+      f"chunk_size must be at least 1, not {chunk_size}; set config.train.loss_chunk"
+    )
+  if softcap < 0:
+    raise ValueError(f"softcap must be 0 (none) or positive, not {softcap}")
