@@ -1,0 +1,1 @@
+"""From text to batches: corpora, tokenizer, packed rows, and the input pipeline."""

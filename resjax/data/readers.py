@@ -1,0 +1,115 @@
+"""Readers of text, JSONL and Parquet files: one document at a time, bounded memory."""
+
+import dataclasses
+import gzip
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+MAX_PIECE = 1 << 20  # characters; a longer text file becomes several documents
+_BATCH_ROWS = 256  # of a Parquet file in memory
+
+
+@dataclasses.dataclass(frozen=True)
+class Document:
+  """A text and where it came from; `text` is None if it is not valid Unicode."""
+
+  id: str
+  text: str | None
+
+
+def read_text(path: Path, name: str, piece: int = MAX_PIECE) -> Iterator[Document]:
+  """Yields the file as one document, or cut at line ends into pieces of about `piece` characters.
+
+  Newlines stay as they are. Reading stops at the first byte that is not UTF-8.
+  """
+  with _open(path, newline="") as file:
+    part = 0
+    while True:
+      try:
+        text = file.read(piece)
+        text += file.readline(piece) if len(text) == piece else ""
+      except UnicodeDecodeError:
+        yield Document(f"{name}#{part}", None)
+        return
+      if not text and part:
+        return
+      yield Document(f"{name}#{part}", text)
+      part += 1
+
+
+def read_jsonl(path: Path, name: str, field: str, knob: str) -> Iterator[Document]:
+  """Yields the string under `field` of every line that is not blank; null reads as empty.
+
+  Raises:
+    ValueError: a line is no JSON object or lacks the field; names file, line and `knob`.
+  """
+  with _open(path) as file:
+    for number, line in enumerate(_lines(file, path), 1):
+      if line.strip():
+        at = f"{path}:{number}"
+        yield Document(f"{name}:{number}", _valid(_field(line, field, at, knob)))
+
+
+def _lines(file: IO[str], path: Path) -> Iterator[str]:
+  try:
+    yield from file
+  except UnicodeDecodeError as error:
+    raise ValueError(f"{path} is not UTF-8 text, so not JSONL: {error.reason}") from error
+
+
+def _field(line: str, field: str, at: str, knob: str) -> str:
+  try:
+    record = json.loads(line)
+  except json.JSONDecodeError as error:
+    raise ValueError(f"{at} is not JSON: {error.msg}; {knob}.format says jsonl") from error
+  if not isinstance(record, dict):
+    raise ValueError(f"{at} is not a JSON object but a {type(record).__name__}")
+  if field not in record:
+    raise ValueError(f"{at} has no field {field!r}; it has {sorted(record)}; set {knob}.field")
+  text = record[field]
+  if not isinstance(text, str | None):
+    raise ValueError(f"{at}: {field!r} is a {type(text).__name__}, not text; set {knob}.field")
+  return text or ""
+
+
+def read_parquet(path: Path, name: str, field: str, knob: str) -> Iterator[Document]:
+  """Yields the strings in column `field`; null reads as empty.
+
+  Raises:
+    ValueError: the file is not Parquet, or lacks a text column of that name.
+  """
+  import pyarrow as pa
+  import pyarrow.parquet as pq
+
+  try:
+    file = pq.ParquetFile(path)
+  except pa.ArrowInvalid as error:
+    raise ValueError(f"{path} is not a Parquet file; set {knob}.format") from error
+  with file:
+    schema = file.schema_arrow
+    if field not in schema.names:
+      raise ValueError(f"{path} has no column {field!r}; it has {schema.names}; set {knob}.field")
+    kind = schema.field(field).type
+    if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
+      raise ValueError(f"{path}: column {field!r} holds {kind}, not text; set {knob}.field")
+    number = 0
+    for batch in file.iter_batches(batch_size=_BATCH_ROWS, columns=[field]):
+      for text in batch.column(0).to_pylist():
+        yield Document(f"{name}:{number}", text or "")
+        number += 1
+
+
+def _open(path: Path, newline: str | None = "\n") -> IO[str]:
+  opener = gzip.open if path.suffix == ".gz" else open
+  return opener(path, "rt", encoding="utf-8", newline=newline)
+
+
+def _valid(text: str) -> str | None:
+  """JSON can spell half a surrogate pair, which no UTF-8 file can hold."""
+  try:
+    text.encode()
+  except UnicodeEncodeError:
+    return None
+  return text
