@@ -60,8 +60,8 @@ def residual() -> dict:
   return {
     "name": "standard",
     "standard": {},
-    "attenuation": {"layers": (-1,), "alpha": 0.5, "sites": ("attention", "mlp")},
-    "gate": {"granularity": "layer", "neutral_logit": 4.0, "kappa": 1.0},
+    "attenuation": {"layers": (-1,), "alpha": 0.5, "cut_sites": ("attention", "mlp")},
+    "gate": {"granularity": "layer", "kappa": 1.0},
     "attn_res": {"eps": 1e-6},
     "block_attn_res": {"layers_per_block": 3, "eps": 1e-6},
   }

@@ -1,0 +1,173 @@
+"""The combinator protocol: what a site reads, and what becomes of what it writes."""
+
+import abc
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from resjax.kernels.depth_attention import Sources
+from resjax.typing import Array, PyTree
+
+Views = Mapping[str, Array]
+Strategy = Literal["carry", "depth_blocks", "history"]
+
+
+class PerLayer(nnx.Param):
+  """A parameter with leading axis L; layer i uses row i alone.
+
+  Depth scans hand each layer a combinator whose PerLayer parameters hold only that layer's row
+  (leading axis 1), so gradients stay per layer and sharded rows are gathered when needed.
+  """
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class DepthState:
+  """The depth state of a combinator whose sources grow in number from layer to layer.
+
+  Attributes:
+    sources: what depth mixers read.
+    running: pytree of fixed shape, carried from site to site (a running sum, a stream).
+  """
+
+  sources: Sources
+  running: PyTree = None
+
+
+class Combinator(nnx.Module):
+  """Base of all residual combinators.
+
+  A decoder, or any other model with layers, drives it like this:
+
+    state = c.init(x)                              # x: [B, T, D]
+    for layer in range(c.num_layers):
+      for site in c.sites:
+        views, tape = c.read(state, layer, site)   # views["x"]: [B, T, D]
+        normed = {k: norm(v) for k, v in views.items()}
+        out = branch[site](normed)                 # [B, T, D]
+        state = c.write(state, layer, site, out, normed=normed, tape=tape)
+    y = c.final(state)                             # [B, T, D]
+
+  `resjax.models.depth.run` is that loop as a scan. Leading axes are free: [..., D] works wherever
+  [B, T, D] is written, as long as all calls agree.
+
+  Attributes:
+    num_layers: L.
+    d_model: D.
+    sites: names of the sites of a layer, in the order in which they run.
+    strategy: how a scan over layers treats the state. `carry`: fixed shape, any scan will do.
+      `history`: a `DepthState` whose sources grow in every layer. `depth_blocks`: a `DepthState`
+      whose sources grow after every `layers_per_block` layers. The last two need integer layers
+      outside `resjax.models.depth`.
+    equals_standard_at_init: whether a fresh combinator computes what `standard` computes, up to
+      the eps of norms, when every site starts with a scale-free pre-norm.
+    decayed_parameters: names of the parameters that take weight decay; the others never do.
+  """
+
+  strategy: ClassVar[Strategy] = "carry"
+  equals_standard_at_init: ClassVar[bool] = True
+  decayed_parameters: ClassVar[tuple[str, ...]] = ()
+  layers_per_block: int = 1
+
+  def __init__(
+    self, *, num_layers: int, d_model: int, sites: tuple[str, ...] = ("attention", "mlp")
+  ):
+    """Checks and keeps the sizes that every combinator has."""
+    if num_layers < 1 or d_model < 1:
+      raise ValueError(
+        f"num_layers={num_layers} and d_model={d_model} must be at least 1; "
+        "set config.model.num_layers and config.model.d_model"
+      )
+    if not sites or len(set(sites)) != len(sites):
+      raise ValueError(f"sites={sites!r} must be one or more different names")
+    self.num_layers = num_layers
+    self.d_model = d_model
+    self.sites = tuple(sites)
+
+  @abc.abstractmethod
+  def init(self, x: Array) -> PyTree:
+    """Returns the depth state before the first site; x: embeddings [B, T, D]."""
+
+  @abc.abstractmethod
+  def read(self, state: PyTree, layer: int | Array, site: str) -> tuple[Views, Any]:
+    """Returns what a site reads: named views [B, T, D] ("x" always), and a tape for `write`."""
+
+  @abc.abstractmethod
+  def write(
+    self,
+    state: PyTree,
+    layer: int | Array,
+    site: str,
+    out: Array,
+    *,
+    normed: Views | None = None,
+    tape: Any = None,
+  ) -> PyTree:
+    """Returns the depth state after a site.
+
+    Args:
+      state: the state that `read` saw.
+      layer: 0..L-1; may be traced.
+      site: one of `sites`.
+      out: the branch's output [B, T, D].
+      normed: the normalised views that the branch saw.
+      tape: the second output of the matching `read`.
+    """
+
+  @abc.abstractmethod
+  def final(self, state: PyTree) -> Array:
+    """Returns the output of all layers [B, T, D], before the final norm."""
+
+  def close_block(self, state: DepthState) -> DepthState:
+    """Returns the state after a depth block, its sources appended (`history`: already there)."""
+    return state
+
+  def num_parameters(self) -> int:
+    """Returns the number of parameters, from the documented formula."""
+    return 0
+
+  def state_bytes_per_token(self, itemsize: int) -> int:
+    """Returns the bytes of the depth state after the last layer, per token.
+
+    Args:
+      itemsize: bytes of one activation value.
+    """
+    return self.d_model * itemsize
+
+  def flops_per_token(self) -> int:
+    """Returns the forward FLOPs of all reads and writes, per token."""
+    return 0
+
+  def decode_cache(self) -> None:
+    """Returns what must survive from token to token in decoding: nothing, mixing is per token."""
+    return None
+
+  @property
+  def num_sublayers(self) -> int:
+    """L times the number of sites."""
+    return self.num_layers * len(self.sites)
+
+  def _row(self, parameter: nnx.Variable, layer: int | Array, site: str) -> Array:
+    """Returns parameter[layer, site] of a [L or 1, sites, ...] parameter."""
+    return self._layer_row(parameter, layer)[self.sites.index(site)]
+
+  def _layer_row(self, parameter: nnx.Variable, layer: int | Array) -> Array:
+    """Returns parameter[layer]; a parameter with one row is already that layer's."""
+    value = parameter[...]
+    return value[0] if value.shape[0] == 1 else value[layer]
+
+
+def scaled_add(scale: Array, stream: Array, out: Array) -> Array:
+  """Returns scale · stream + out, summed in float32 or wider, in the dtype of `stream`."""
+  wide = jnp.promote_types(stream.dtype, jnp.float32)
+  return (scale.astype(wide) * stream.astype(wide) + out.astype(wide)).astype(stream.dtype)
+
+
+def check_option(name: str, value: Any, ok: bool, allowed: str) -> None:
+  """Raises a ValueError that names option, value and what is allowed, unless `ok`."""
+  if not ok:
+    raise ValueError(f"{name}={value!r} is out of range; allowed: {allowed}")

@@ -1,0 +1,1 @@
+"""Fused operations behind one API each."""

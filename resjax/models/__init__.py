@@ -1,0 +1,1 @@
+"""Decoders, and how a model runs its layers along depth."""
