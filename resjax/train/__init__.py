@@ -1,0 +1,1 @@
+"""Training: state, step, loop, checkpoints, evaluation, and the record of a run."""

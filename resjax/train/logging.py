@@ -1,0 +1,231 @@
+"""The record of a run: `metrics.jsonl`, and TensorBoard and Weights & Biases beside it."""
+
+import importlib
+import json
+import math
+import os
+import pathlib
+import uuid
+from collections.abc import Mapping
+from types import ModuleType
+from typing import Any, Protocol
+
+import numpy as np
+
+FILE_NAME = "metrics.jsonl"
+
+Scalar = bool | int | float | str | None
+
+
+class Sink(Protocol):
+  """Something that takes the records of a run."""
+
+  def log(self, step: int, metrics: Mapping[str, Scalar]) -> None:
+    """Takes one record; steps never decrease."""
+
+  def close(self) -> None:
+    """Writes out what is held back."""
+
+
+class MetricLogger:
+  """Writes records to `metrics.jsonl` in the workdir, the source of truth, and to other sinks.
+
+  A record is one line, {"step": n, name: value, ...}, flushed at once. JSON has no NaN or
+  infinity: they become null. Records of one step may be several (training, evaluation); log those
+  of step n before the checkpoint of step n, and a resumed run neither misses nor repeats one.
+
+  Args:
+    workdir: a folder, made where missing.
+    resume_step: step of the restored checkpoint; later records are dropped. None: no checkpoint,
+      the record starts empty.
+    tensorboard: also write event files to `tensorboard` in the workdir.
+    wandb_project: where not empty, also log to this project of Weights & Biases.
+    config: resolved settings, for Weights & Biases.
+    enabled: False writes nothing, for all processes but the first.
+
+  Raises:
+    ValueError: a chosen sink is not installed, or an old record cannot be read.
+  """
+
+  def __init__(
+    self,
+    workdir: str | os.PathLike,
+    *,
+    resume_step: int | None,
+    tensorboard: bool,
+    wandb_project: str,
+    config: Mapping[str, Any],
+    enabled: bool = True,
+  ):
+    self._sinks: list[Sink] = []
+    self._last_step = 0 if resume_step is None else resume_step
+    if not enabled:
+      return
+    folder = pathlib.Path(workdir)
+    folder.mkdir(parents=True, exist_ok=True)
+    # The optional packages first: where one is missing, nothing has been touched.
+    others: list[Sink] = []
+    if tensorboard:
+      others.append(TensorBoardSink(folder, resume_step))
+    if wandb_project:
+      others.append(WandbSink(folder, wandb_project, config))
+    self._sinks = [JsonlSink(folder / FILE_NAME, resume_step), *others]
+
+  def __enter__(self) -> "MetricLogger":
+    return self
+
+  def __exit__(self, *exc: object) -> None:
+    self.close()
+
+  def log(self, step: int, metrics: Mapping[str, Any]) -> None:
+    """Records the metrics after `step` steps.
+
+    Args:
+      step: not below that of the last record.
+      metrics: name such as train/loss to a number, a string, or an array of one element.
+
+    Raises:
+      ValueError: the step goes back, a value is no scalar, or a metric is named `step`.
+    """
+    if not self._sinks:
+      return
+    if step < self._last_step:
+      raise ValueError(f"step {step} comes after step {self._last_step} in {FILE_NAME}")
+    if "step" in metrics:
+      raise ValueError("a metric may not be named 'step'; the record has that key")
+    plain = {name: _scalar(name, value) for name, value in metrics.items()}
+    self._last_step = step
+    for sink in self._sinks:
+      sink.log(step, plain)
+
+  def close(self) -> None:
+    """Closes all sinks."""
+    sinks, self._sinks = self._sinks, []
+    for sink in sinks:
+      sink.close()
+
+
+class JsonlSink:
+  """One JSON object per line, flushed."""
+
+  def __init__(self, path: pathlib.Path, resume_step: int | None):
+    _truncate(path, -1 if resume_step is None else resume_step)
+    self._file = path.open("a", encoding="utf-8")
+
+  def log(self, step: int, metrics: Mapping[str, Scalar]) -> None:
+    """Appends one line."""
+    self._file.write(json.dumps({"step": step, **metrics}, allow_nan=False) + "\n")
+    self._file.flush()
+
+  def close(self) -> None:
+    """Closes the file."""
+    self._file.close()
+
+
+class TensorBoardSink:
+  """Event files, by tensorboardX; numbers only."""
+
+  def __init__(self, folder: pathlib.Path, resume_step: int | None):
+    module = _optional("tensorboardX", "tensorboard", "config.train.tensorboard")
+    # TensorBoard then hides what an earlier attempt wrote from this step on.
+    purge = 0 if resume_step is None else resume_step + 1
+    # The name has a time in seconds; the suffix keeps apart what restarts within one.
+    self._writer = module.SummaryWriter(
+      logdir=str(folder / "tensorboard"), purge_step=purge, filename_suffix=f".{purge}"
+    )
+
+  def log(self, step: int, metrics: Mapping[str, Scalar]) -> None:
+    """Adds the numbers of one record."""
+    for name, value in metrics.items():
+      if isinstance(value, int | float):
+        self._writer.add_scalar(name, value, step)
+
+  def close(self) -> None:
+    """Writes out and closes the event file."""
+    self._writer.close()
+
+
+class WandbSink:
+  """A run of Weights & Biases, which a resumed run continues.
+
+  Its number is kept in `wandb_id` in the workdir. It ignores steps that it already has.
+  """
+
+  def __init__(self, folder: pathlib.Path, project: str, config: Mapping[str, Any]):
+    module = _optional("wandb", "wandb", "config.train.wandb_project")
+    path = folder / "wandb_id"
+    if not path.exists():
+      path.write_text(uuid.uuid4().hex[:8], encoding="utf-8")
+    self._run = module.init(
+      project=project,
+      id=path.read_text(encoding="utf-8").strip(),
+      resume="allow",
+      dir=str(folder),
+      config=dict(config),
+    )
+
+  def log(self, step: int, metrics: Mapping[str, Scalar]) -> None:
+    """Adds one record."""
+    self._run.log({k: v for k, v in metrics.items() if v is not None}, step=step)
+
+  def close(self) -> None:
+    """Finishes the run."""
+    self._run.finish()
+
+
+def read_metrics(path: str | os.PathLike) -> list[dict[str, Scalar]]:
+  """Records of a `metrics.jsonl`, in order; a half-written last line is left out.
+
+  Raises:
+    ValueError: a line before the last is no record.
+  """
+  return [record for _, record in _records(pathlib.Path(path))]
+
+
+def _records(path: pathlib.Path) -> list[tuple[str, dict[str, Scalar]]]:
+  """Lines with their records."""
+  # A crash may leave half a character too; only "\n" ends a line.
+  lines = path.read_bytes().decode("utf-8", errors="replace").removesuffix("\n").split("\n")
+  pairs = []
+  for number, line in enumerate(lines, 1):
+    try:
+      record = json.loads(line)
+      record["step"] = int(record["step"])
+    except (ValueError, TypeError, KeyError):
+      if number == len(lines):
+        break
+      raise ValueError(f"line {number} of {path} is no record; delete or repair it") from None
+    pairs.append((line, record))
+  return pairs
+
+
+def _truncate(path: pathlib.Path, last_step: int) -> None:
+  """Keeps the records up to `last_step`: the old file or the new one exists at any time."""
+  if not path.exists():
+    return
+  kept = [line for line, record in _records(path) if record["step"] <= last_step]
+  temporary = path.with_name(path.name + ".tmp")
+  with temporary.open("w", encoding="utf-8") as file:
+    file.writelines(line + "\n" for line in kept)
+    file.flush()
+    os.fsync(file.fileno())
+  temporary.replace(path)
+
+
+def _scalar(name: str, value: Any) -> Scalar:
+  if value is None or isinstance(value, str):
+    return value
+  array = np.asarray(value)
+  if array.size != 1 or array.dtype == object:
+    raise ValueError(f"metric {name!r} must be a scalar, not {type(value).__name__} {array.shape}")
+  item = array.item()
+  return None if isinstance(item, float) and not math.isfinite(item) else item
+
+
+def _optional(module: str, extra: str, setting: str) -> ModuleType:
+  try:
+    return importlib.import_module(module)
+  except ModuleNotFoundError as error:
+    if error.name != module:
+      raise
+    raise ValueError(f"{setting} needs {module}: pip install 'resjax[{extra}]'") from None
