@@ -1,0 +1,63 @@
+"""Builds everything that a data config asks for, in order: text, tokenizer, rows."""
+
+import dataclasses
+import json
+import os
+from pathlib import Path
+
+from resjax.data import packed_rows, storage, text_corpus, tokenizer, vocabulary
+from resjax.data.config import DataConfig
+from resjax.data.summary import CorpusSummary, DatasetSummary, SplitSummary
+
+
+def build(config: DataConfig, progress: storage.Progress = storage.silent) -> DatasetSummary:
+  """Builds what is missing under `config.root`, and returns at once when nothing is.
+
+  Each part lies in a folder named by a fingerprint of all that decides its content (files with
+  their sizes and times, settings, the part it is made from), and appears there only when it is
+  complete. One process builds at a time; others wait for it.
+
+  Args:
+    config: what to build.
+    progress: called as progress(stage, done, total); total 0: not known.
+
+  Raises:
+    ValueError: a corpus is missing, empty or malformed; names the setting.
+  """
+  root = Path(config.root)
+  with storage.exclusive(root):
+    corpora = {name: text_corpus.build(name, config, progress) for name, _ in config.corpora}
+    learned = vocabulary.build(config, corpora, progress)
+    rows = {
+      name: packed_rows.build(name, config, corpus, learned, progress)
+      for name, corpus in corpora.items()
+    }
+    mark = storage.fingerprint(sorted((name, row_mark) for name, (row_mark, _) in rows.items()))
+    summary = DatasetSummary(
+      fingerprint=mark,
+      seq_len=config.seq_len,
+      vocab_size=tokenizer.load(learned[1]).vocab_size,
+      tokenizer=learned[1],
+      corpora={
+        name: _corpus_summary(corpora[name][1], rows[name][1], config.seq_len) for name in rows
+      },
+      path=root / f"summary-{mark}.json",
+    )
+    _save(summary)
+  return summary
+
+
+def _corpus_summary(text: Path, rows: Path, seq_len: int) -> CorpusSummary:
+  of_text, of_rows = storage.metadata(text), storage.metadata(rows)
+  splits = {}
+  for split, counts in of_text["splits"].items():
+    packed = of_rows["splits"][split]
+    fill = (packed["tokens"] - 1) / (packed["rows"] * seq_len)
+    splits[split] = SplitSummary(**counts, **packed, fill=fill)
+  return CorpusSummary(splits, of_text["dropped"], text, rows)
+
+
+def _save(summary: DatasetSummary) -> None:
+  partial = summary.path.with_name(f".{summary.path.name}.partial")
+  partial.write_text(json.dumps(dataclasses.asdict(summary), indent=2, default=str) + "\n")
+  os.replace(partial, summary.path)

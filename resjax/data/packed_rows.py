@@ -1,0 +1,131 @@
+"""A packed corpus as a TFDS dataset: its shards follow the shards of the text."""
+
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow_datasets as tfds
+
+from resjax.data import storage
+from resjax.data.config import DataConfig
+from resjax.data.packing import RowCutter
+from resjax.data.tokenizer import Tokenizer, load
+
+_BATCH_BYTES = 1 << 20  # of text that is tokenized at once
+_BATCH_DOCUMENTS = 1024
+
+
+class PackedRows(storage.ArrayRecordBuilder, skip_registration=True):
+  """Rows {"tokens": int32 [T+1]} of one corpus under one tokenizer.
+
+  Args:
+    folder: where it is built.
+    name: of the corpus.
+    records: of its `TextCorpus`.
+    tokenizer: encodes the documents.
+    seq_len: T.
+    progress: told of the bytes of text packed.
+  """
+
+  def __init__(
+    self,
+    *,
+    folder: Path,
+    name: str,
+    records: Path,
+    tokenizer: Tokenizer,
+    seq_len: int,
+    progress: storage.Progress = storage.silent,
+  ):
+    self._corpus, self._records = name, records
+    self._tokenizer, self._seq_len, self._progress = tokenizer, seq_len, progress
+    super().__init__(folder=folder)
+
+  def _info(self) -> tfds.core.DatasetInfo:
+    shape = (self._seq_len + 1,)
+    tokens = tfds.features.Tensor(shape=shape, dtype=np.int32, encoding="bytes")
+    return self._info_of("A corpus packed into rows of tokens.", {"tokens": tokens})
+
+  def _shard_iterators_per_split(self, dl_manager) -> Mapping[str, Sequence[Any]]:
+    del dl_manager
+    self.info.metadata["splits"] = {}
+    shards = {}
+    for split, info in tfds.builder_from_directory(self._records).info.splits.items():
+      cutter = RowCutter(self._seq_len, self._tokenizer.eot_id)
+      ends = np.cumsum(info.shard_lengths).tolist()
+      shards[split] = [
+        functools.partial(self._rows, split, cutter, start, stop)
+        for start, stop in zip([0, *ends[:-1]], ends, strict=True)
+      ]
+    return shards
+
+  def _rows(
+    self, split: str, cutter: RowCutter, start: int, stop: int
+  ) -> Iterator[tuple[int, dict[str, np.ndarray]]]:
+    """Yields the rows that documents `start` to `stop` of `split` fill."""
+    documents = storage.read(self._records, split)
+    summary = self.info.metadata["splits"].setdefault(split, {"rows": 0})
+    total = storage.metadata(self._records)["splits"][split]["bytes"]
+    done = start * total // len(documents)
+    for texts in _batches(documents, start, stop):
+      encoded = self._tokenizer.encode_batch([text.decode() for text in texts])
+      done += sum(map(len, texts))
+      self._progress(f"packing {self._corpus} {split}", min(done, total), total)
+      for row in cutter.push(encoded):
+        yield summary["rows"], {"tokens": row}
+        summary["rows"] += 1
+    if stop == len(documents):
+      for row in cutter.finish():
+        yield summary["rows"], {"tokens": row}
+        summary["rows"] += 1
+    summary["tokens"] = cutter.num_tokens
+
+
+def _batches(documents: Sequence[dict[str, Any]], start: int, stop: int) -> Iterator[list[bytes]]:
+  batch, size = [], 0
+  for index in range(start, stop):
+    text = documents[index]["text"]
+    batch.append(text)
+    size += len(text)
+    if size >= _BATCH_BYTES or len(batch) >= _BATCH_DOCUMENTS:
+      yield batch
+      batch, size = [], 0
+  if batch:
+    yield batch
+
+
+def build(
+  name: str,
+  config: DataConfig,
+  corpus: tuple[str, Path],
+  vocabulary: tuple[str, Path],
+  progress: storage.Progress = storage.silent,
+) -> tuple[str, Path]:
+  """Packs a built corpus with a built tokenizer unless it is packed.
+
+  Args:
+    name: of the corpus.
+    config: T and the folder of built data.
+    corpus: fingerprint and records.
+    vocabulary: fingerprint and file of the tokenizer.
+    progress: told of the bytes of text packed.
+
+  Returns:
+    the fingerprint of the rows, and where their records lie.
+  """
+  mark = storage.fingerprint(str(PackedRows.VERSION), corpus[0], vocabulary[0], config.seq_len)
+  folder = Path(config.root) / "rows" / f"{name}-{mark}"
+
+  def make() -> PackedRows:
+    return PackedRows(
+      folder=folder,
+      name=name,
+      records=corpus[1],
+      tokenizer=load(vocabulary[1]),
+      seq_len=config.seq_len,
+      progress=progress,
+    )
+
+  return mark, storage.prepare(folder, PackedRows, make)

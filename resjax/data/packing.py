@@ -1,0 +1,78 @@
+"""Packing: documents become one stream of tokens, the stream becomes rows of equal length."""
+
+from collections.abc import Iterable
+
+import numpy as np
+
+PADDING = -1  # behind the end of the stream, in the last row only
+
+
+class RowCutter:
+  """Cuts the stream `[eot] doc [eot] doc ... [eot]` into rows [T+1] that overlap by one token.
+
+  With inputs = row[:-1] and targets = row[1:], every token but the first `eot` is a target
+  exactly once, whatever the length of the documents; only the last row has padding. Documents
+  keep their order: rows are shuffled when they are read.
+
+  Args:
+    seq_len: T.
+    eot_id: stands before every document and after the last.
+  """
+
+  def __init__(self, seq_len: int, eot_id: int):
+    self._seq_len, self._eot = seq_len, np.array([eot_id], np.int32)
+    self._rest = np.zeros(0, np.int32)
+    self.num_tokens = 0
+
+  def push(self, documents: Iterable[np.ndarray]) -> np.ndarray:
+    """Returns the rows [n, T+1] that are full after `documents`."""
+    parts = [self._rest]
+    for document in documents:
+      parts += [self._eot, document]
+      self.num_tokens += 1 + len(document)
+    stream = np.concatenate(parts)
+    count = max(len(stream) - 1, 0) // self._seq_len
+    used = count * self._seq_len
+    self._rest = stream[used:].copy()
+    if not count:
+      return np.zeros((0, self._seq_len + 1), np.int32)
+    windows = np.lib.stride_tricks.sliding_window_view(stream[: used + 1], self._seq_len + 1)
+    return windows[:: self._seq_len]
+
+  def finish(self) -> np.ndarray:
+    """Closes the stream and returns the last rows [n, T+1], padded with `PADDING`."""
+    rows = self.push([np.zeros(0, np.int32)])  # the closing end of text
+    rest, self._rest = self._rest, self._rest[:0]
+    if len(rest) < 2:  # the overlap alone: its token has been a target
+      return rows
+    padding = np.full(self._seq_len + 1 - len(rest), PADDING, np.int32)
+    return np.concatenate([rows, np.concatenate([rest, padding])[None]])
+
+
+def split_rows(tokens: np.ndarray, eot_id: int) -> dict[str, np.ndarray]:
+  """Turns stored rows into what a model is trained on.
+
+  A segment is a document or the part of it in this row, its leading end of text included; the
+  first target behind a document is the next end of text. Positions count from the start of the
+  segment, so they stay below T: a document cut by a row's end continues at position 0.
+
+  Args:
+    tokens: [B, T+1] rows of `RowCutter`.
+    eot_id: the token that starts a document.
+
+  Returns:
+    `inputs`, `targets`, `segment_ids` (1, 2, ... in a row; 0: padding, weighs nothing in the
+    loss) and `positions`, all [B, T] int32; padding is 0 in all four.
+  """
+  inputs, targets = tokens[:, :-1], tokens[:, 1:]
+  valid = targets != PADDING
+  starts = inputs == eot_id
+  starts[:, 0] = True
+  index = np.arange(inputs.shape[1], dtype=np.int32)
+  batch = {
+    "inputs": inputs,
+    "targets": targets,
+    "segment_ids": np.cumsum(starts, axis=1, dtype=np.int32),
+    "positions": index - np.maximum.accumulate(np.where(starts, index, 0), axis=1),
+  }
+  return {name: np.where(valid, value, 0).astype(np.int32) for name, value in batch.items()}

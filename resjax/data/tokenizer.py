@@ -1,0 +1,144 @@
+"""Byte-level tokenizers: a BPE learned from the corpora, and plain bytes."""
+
+import json
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers, trainers
+
+from resjax.data.config import BYTE_VOCAB
+
+END_OF_TEXT = "<|endoftext|>"
+
+# No merge crosses these pieces: words with their leading space, up to three digits, punctuation,
+# and whitespace, of which the last character stays with the word that follows.
+_PIECES = r" ?\p{L}+| ?\p{N}{1,3}| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+_CHUNK = 1 << 16  # characters; long texts inflate the memory of training
+
+
+class Tokenizer(Protocol):
+  """Text to tokens and back, without loss for any Unicode text.
+
+  Attributes:
+    vocab_size: V.
+    eot_id: token that stands before every document and after the last; no text encodes to it.
+  """
+
+  vocab_size: int
+  eot_id: int
+
+  def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
+    """Returns the tokens of each text, int32."""
+    ...
+
+  def decode(self, ids: Iterable[int]) -> str:
+    """Returns the text of `ids`, end of text spelled out; bytes that are no UTF-8 become U+FFFD."""
+    ...
+
+  def token_bytes(self) -> np.ndarray:
+    """Returns int32 [V]: the UTF-8 bytes that each token stands for, 0 for end of text."""
+    ...
+
+  def save(self, path: Path) -> None:
+    """Writes the tokenizer to the file `path`, at once or not at all."""
+    ...
+
+
+class ByteTokenizer:
+  """Token b is byte b; token 256 is the end of text."""
+
+  vocab_size = BYTE_VOCAB
+  eot_id = 256
+
+  def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
+    """Returns the UTF-8 bytes of each text, int32."""
+    return [np.frombuffer(text.encode(), np.uint8).astype(np.int32) for text in texts]
+
+  def decode(self, ids: Iterable[int]) -> str:
+    """Returns the text of `ids`."""
+    parts = (END_OF_TEXT.encode() if i == self.eot_id else bytes([i]) for i in ids)
+    return b"".join(parts).decode(errors="replace")
+
+  def token_bytes(self) -> np.ndarray:
+    """Returns int32 [257]."""
+    return np.array([1] * 256 + [0], np.int32)
+
+  def save(self, path: Path) -> None:
+    """Writes `path`; there is nothing to store but the name."""
+    _write(path, json.dumps({"name": "byte"}))
+
+
+class BpeTokenizer:
+  """Byte-pair encoding of UTF-8 bytes (Sennrich et al. 2016; byte level: Radford et al. 2019).
+
+  Args:
+    model: a byte-level BPE with the special token `<|endoftext|>`.
+  """
+
+  def __init__(self, model: tokenizers.Tokenizer):
+    model.encode_special_tokens = True  # text that spells a special token stays text
+    self._model = model
+    self.vocab_size = model.get_vocab_size()
+    self.eot_id = model.token_to_id(END_OF_TEXT)
+
+  def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
+    """Returns the tokens of each text, int32; texts are spread over the CPU's cores."""
+    encodings = self._model.encode_batch_fast(texts, add_special_tokens=False)
+    return [np.array(encoding.ids, np.int32) for encoding in encodings]
+
+  def decode(self, ids: Iterable[int]) -> str:
+    """Returns the text of `ids`."""
+    return self._model.decode([int(i) for i in ids], skip_special_tokens=False)
+
+  def token_bytes(self) -> np.ndarray:
+    """Returns int32 [V]; the byte alphabet spells each byte as one character."""
+    sizes = np.zeros(self.vocab_size, np.int32)
+    for token, index in self._model.get_vocab().items():
+      sizes[index] = 0 if index == self.eot_id else len(token)
+    return sizes
+
+  def save(self, path: Path) -> None:
+    """Writes `path` in the format of the `tokenizers` library."""
+    _write(path, self._model.to_str())
+
+
+def train_bpe(texts: Iterable[str], vocab_size: int) -> BpeTokenizer:
+  """Learns merges from `texts` until the vocabulary has `vocab_size` tokens or merges run out."""
+  model = tokenizers.Tokenizer(models.BPE())
+  split = pre_tokenizers.Split(tokenizers.Regex(_PIECES), "isolated")
+  to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+  model.pre_tokenizer = pre_tokenizers.Sequence([split, to_bytes])
+  model.decoder = decoders.ByteLevel()
+  trainer = trainers.BpeTrainer(
+    vocab_size=vocab_size,
+    special_tokens=[END_OF_TEXT],
+    initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+    show_progress=False,
+  )
+  model.train_from_iterator(_chunks(texts), trainer)
+  return BpeTokenizer(model)
+
+
+def load(path: Path) -> Tokenizer:
+  """Returns the tokenizer that was saved to `path`."""
+  text = Path(path).read_text(encoding="utf-8")
+  if json.loads(text).get("name") == "byte":
+    return ByteTokenizer()
+  return BpeTokenizer(tokenizers.Tokenizer.from_str(text))
+
+
+def _chunks(texts: Iterable[str]) -> Iterator[str]:
+  for text in texts:
+    for start in range(0, len(text), _CHUNK):
+      yield text[start : start + _CHUNK]
+
+
+def _write(path: Path, text: str) -> None:
+  path.parent.mkdir(parents=True, exist_ok=True)
+  partial = path.with_name(f".{path.name}.partial")
+  partial.write_text(text, encoding="utf-8")
+  os.replace(partial, path)

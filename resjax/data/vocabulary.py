@@ -1,0 +1,70 @@
+"""The tokenizer of a data config, trained on an even share of every corpus."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import grain
+
+from resjax.data import storage
+from resjax.data.config import DataConfig
+from resjax.data.tokenizer import ByteTokenizer, train_bpe
+
+_VERSION = 1  # of what the same config and corpora give
+
+
+def build(
+  config: DataConfig,
+  corpora: Mapping[str, tuple[str, Path]],
+  progress: storage.Progress = storage.silent,
+) -> tuple[str, Path]:
+  """Builds the tokenizer of `config` unless it is built.
+
+  Args:
+    config: names the tokenizer and the folder.
+    corpora: name to (fingerprint, records) of the built corpora.
+    progress: told of the bytes of text read.
+
+  Returns:
+    its fingerprint, and the file.
+  """
+  settings = config.tokenizer
+  if settings.name == "byte":
+    mark = storage.fingerprint("byte", _VERSION)
+  else:
+    learned_from = sorted(fingerprint for fingerprint, _ in corpora.values())
+    mark = storage.fingerprint(settings, learned_from, _VERSION)
+  path = Path(config.root) / "tokenizers" / f"{settings.name}-{mark}" / "tokenizer.json"
+  if not path.exists():
+    if settings.name == "byte":
+      ByteTokenizer().save(path)
+    else:
+      records = [records for _, (_, records) in sorted(corpora.items())]
+      texts = sample(records, settings.train_bytes, progress)
+      train_bpe(texts, settings.vocab_size).save(path)
+  return mark, path
+
+
+def sample(
+  corpora: list[Path], num_bytes: int, progress: storage.Progress = storage.silent
+) -> Iterator[str]:
+  """Yields training documents in random but fixed order until `num_bytes` are read.
+
+  The next document comes from the corpus that has given the fewest bytes, whatever the weights of
+  the mixture, so that changing a weight does not change the vocabulary.
+  """
+  streams = []
+  for records in corpora:
+    documents = grain.MapDataset.source(storage.read(records, "train")).seed(0).shuffle()
+    streams.append(map(documents.__getitem__, range(len(documents))))
+  given = [0] * len(streams)
+  done = 0
+  while streams and done < num_bytes:
+    least = given.index(min(given))
+    record = next(streams[least], None)
+    if record is None:
+      del streams[least], given[least]
+      continue
+    given[least] += len(record["text"])
+    done += len(record["text"])
+    progress("learning the tokenizer", min(done, num_bytes), num_bytes)
+    yield record["text"].decode()
