@@ -68,7 +68,7 @@ class MetricLogger:
     if tensorboard:
       others.append(TensorBoardSink(folder, resume_step))
     if wandb_project:
-      others.append(WandbSink(folder, wandb_project, config))
+      others.append(WandbSink(folder, resume_step, wandb_project, config))
     self._sinks = [JsonlSink(folder / FILE_NAME, resume_step), *others]
 
   def __enter__(self) -> "MetricLogger":
@@ -151,10 +151,12 @@ class WandbSink:
   Its number is kept in `wandb_id` in the workdir. It ignores steps that it already has.
   """
 
-  def __init__(self, folder: pathlib.Path, project: str, config: Mapping[str, Any]):
+  def __init__(
+    self, folder: pathlib.Path, resume_step: int | None, project: str, config: Mapping[str, Any]
+  ):
     module = _optional("wandb", "wandb", "config.train.wandb_project")
     path = folder / "wandb_id"
-    if not path.exists():
+    if resume_step is None or not path.exists():
       path.write_text(uuid.uuid4().hex[:8], encoding="utf-8")
     self._run = module.init(
       project=project,
@@ -162,6 +164,7 @@ class WandbSink:
       resume="allow",
       dir=str(folder),
       config=dict(config),
+      allow_val_change=True,  # more steps, another interval
     )
 
   def log(self, step: int, metrics: Mapping[str, Scalar]) -> None:

@@ -209,6 +209,8 @@ def test_wandb_run_is_continued(tmp_path, monkeypatch):
     (3, {"train/loss": 0.25}),
   ]
   assert fake.finished == 2
+  write(tmp_path, [1], wandb_project="depth")
+  assert fake.inits[-1]["id"] != first["id"]
 
 
 @pytest.mark.parametrize(
