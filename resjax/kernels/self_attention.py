@@ -1,0 +1,116 @@
+"""Causal self-attention over packed rows, through the best existing kernel of the platform."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax.experimental.pallas.ops.tpu import splash_attention as splash
+
+from resjax.sharding import Layout
+from resjax.typing import Array
+
+IMPLEMENTATIONS = ("xla", "cudnn", "splash")
+_TPU_LANES = 128
+
+
+def causal_attention(
+  q: Array,
+  k: Array,
+  v: Array,
+  segment_ids: Array,
+  *,
+  layout: Layout,
+  implementation: str = "auto",
+  interpret: bool = False,
+) -> Array:
+  """softmax(q kᵀ / √C) v over earlier tokens of the same segment.
+
+  Args:
+    q: queries [B, T, H, C].
+    k: keys [B, T, K, C]; H is a multiple of K, head h reads key head h // (H / K).
+    v: values [B, T, K, C].
+    segment_ids: [B, T]; tokens attend within one segment.
+    layout: tells the platform, and how B and H are split over devices.
+    implementation: `splash` (TPU), `cudnn` (NVIDIA, 16-bit), `xla` (any), or `auto`.
+    interpret: runs `splash` in the Pallas interpreter, on any platform.
+
+  Returns:
+    [B, T, H, C] in the dtype of q.
+
+  Raises:
+    ValueError: the implementation does not exist or cannot run here, with the reason.
+  """
+  if implementation == "auto":
+    implementation = _best(layout.platform, q)
+  elif not interpret:
+    _check(implementation, layout.platform, q)
+  if implementation == "splash":
+    return _splash(q, k, v, segment_ids, layout, interpret)
+  same_segment = segment_ids[:, None, :, None] == segment_ids[:, None, None, :]
+  return jax.nn.dot_product_attention(
+    q, k, v, mask=same_segment, is_causal=True, implementation=implementation
+  )
+
+
+def _best(platform: str, q: Array) -> str:
+  for name in ("splash", "cudnn"):
+    if _obstacle(name, platform, q) is None:
+      return name
+  return "xla"
+
+
+def _check(name: str, platform: str, q: Array) -> None:
+  obstacle = _obstacle(name, platform, q)
+  if obstacle:
+    raise ValueError(f"config.model.attention={name!r} cannot run: {obstacle}; use 'auto'")
+
+
+def _obstacle(name: str, platform: str, q: Array) -> str | None:
+  """Returns why an implementation cannot run, or None."""
+  if name not in IMPLEMENTATIONS:
+    return f"the names are auto, {', '.join(IMPLEMENTATIONS)}"
+  needed = {"splash": "tpu", "cudnn": "gpu", "xla": platform}[name]
+  if platform != needed:
+    return f"it needs platform {needed!r}, the mesh is on {platform!r}"
+  if name == "splash" and q.shape[1] % _TPU_LANES:
+    return f"the row length {q.shape[1]} (config.data.seq_len) is no multiple of {_TPU_LANES}"
+  if name == "cudnn" and q.dtype not in (jnp.bfloat16, jnp.float16):
+    return f"it needs 16-bit activations, config.model.dtype gives {q.dtype}"
+  return None
+
+
+def _splash(q, k, v, segment_ids, layout: Layout, interpret: bool) -> Array:
+  attend = functools.partial(_splash_rows, interpret=interpret)
+  if layout.mesh is not None and layout.mesh.size > 1:
+    heads = layout.spec("batch", None, "heads", None)
+    attend = jax.shard_map(
+      attend,
+      mesh=layout.mesh,
+      in_specs=(heads, heads, heads, layout.spec("batch", None)),
+      out_specs=heads,
+      check_vma=False,  # the kernel's outputs carry no such annotation
+    )
+  return attend(q * q.shape[-1] ** -0.5, k, v, segment_ids)
+
+
+def _splash_rows(q, k, v, segment_ids, *, interpret: bool) -> Array:
+  """Splash attention of the rows and heads of one device."""
+  length, num_heads = q.shape[1], q.shape[2]
+  tile = next(t for t in (512, 256, _TPU_LANES) if length % t == 0)
+  kernel = splash.make_splash_mha(
+    splash.MultiHeadMask([splash.CausalMask((length, length))] * num_heads),
+    head_shards=1,
+    q_seq_shards=1,
+    block_sizes=splash.BlockSizes(
+      block_q=tile, block_kv=tile, block_kv_compute=tile,
+      block_q_dkv=tile, block_kv_dkv=tile, block_kv_dkv_compute=tile,
+      block_q_dq=tile, block_kv_dq=tile,
+    ),
+    interpret=interpret,
+  )  # fmt: skip
+
+  def one_row(q, k, v, ids):  # [T, H, C] -> [H, T, C] and back
+    out = kernel(*(a.swapaxes(0, 1) for a in (q, k, v)), splash.SegmentIds(ids, ids))
+    return out.swapaxes(0, 1)
+
+  return jax.vmap(one_row)(q, k, v, segment_ids)

@@ -1,0 +1,1 @@
+"""Layers of a Transformer; none of them adds a residual."""

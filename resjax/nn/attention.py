@@ -1,0 +1,90 @@
+"""Multi-head causal self-attention."""
+
+import jax
+from flax import nnx
+
+from resjax.kernels.self_attention import causal_attention
+from resjax.nn.linear import linear
+from resjax.nn.norm import norm
+from resjax.nn.rope import rope
+from resjax.sharding import Layout
+from resjax.typing import Array
+
+
+class Attention(nnx.Module):
+  """W_o softmax(q kᵀ / √C) v with q = W_q x_q, k = W_k x_k, v = W_v x_v, grouped-query form.
+
+  Args:
+    d_model: D.
+    num_heads: H.
+    num_kv_heads: K; H is a multiple of K.
+    head_dim: C.
+    rope_theta: base of the rotary embedding; None: no rotation.
+    qk_norm: RMSNorm of every query and key head before the rotation.
+    norm_eps: of that norm.
+    bias: whether the linear maps have biases.
+    std: standard deviation of W_q, W_k and W_v at init.
+    out_std: of W_o.
+    implementation: see `resjax.kernels.self_attention.causal_attention`.
+    dtype: of the activations.
+    layout: of the activations.
+    rngs: source of the initial values.
+  """
+
+  def __init__(
+    self,
+    d_model: int,
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    *,
+    rope_theta: float | None,
+    qk_norm: bool,
+    norm_eps: float,
+    bias: bool,
+    std: float,
+    out_std: float,
+    implementation: str,
+    dtype: jax.typing.DTypeLike,
+    layout: Layout,
+    rngs: nnx.Rngs,
+  ):
+    self.num_heads, self.num_kv_heads, self.head_dim = num_heads, num_kv_heads, head_dim
+    self.rope_theta, self.implementation, self.layout = rope_theta, implementation, layout
+    common = {"bias": bias, "dtype": dtype, "rngs": rngs}
+    inward = ("embed_param", "heads")
+    self.q_proj = linear(d_model, num_heads * head_dim, inward, std=std, **common)
+    self.k_proj = linear(d_model, num_kv_heads * head_dim, inward, std=std, **common)
+    self.v_proj = linear(d_model, num_kv_heads * head_dim, inward, std=std, **common)
+    self.o_proj = linear(num_heads * head_dim, d_model, inward[::-1], std=out_std, **common)
+    heads = {"eps": norm_eps, "bias": False, "dtype": dtype, "rngs": rngs}
+    self.q_norm = norm("rmsnorm", head_dim, **heads) if qk_norm else None
+    self.k_norm = norm("rmsnorm", head_dim, **heads) if qk_norm else None
+
+  def __call__(
+    self, x_q: Array, x_k: Array, x_v: Array, *, segment_ids: Array, positions: Array
+  ) -> Array:
+    """Maps three normalised views [B, T, D] (often the same one) to [B, T, D].
+
+    Args:
+      x_q: what queries are made of.
+      x_k: what keys are made of.
+      x_v: what values are made of.
+      segment_ids: [B, T].
+      positions: [B, T].
+    """
+    q = self._heads(self.q_proj(x_q), self.num_heads)
+    k = self._heads(self.k_proj(x_k), self.num_kv_heads)
+    v = self._heads(self.v_proj(x_v), self.num_kv_heads)
+    if self.q_norm is not None:
+      q, k = self.q_norm(q), self.k_norm(k)
+    if self.rope_theta is not None:
+      q, k = (rope(a, positions, theta=self.rope_theta) for a in (q, k))
+    out = causal_attention(
+      q, k, v, segment_ids, layout=self.layout, implementation=self.implementation
+    )
+    return self.o_proj(out.reshape(*out.shape[:2], -1))
+
+  def _heads(self, x: Array, num: int) -> Array:
+    x = x.reshape(*x.shape[:2], num, self.head_dim)
+    return self.layout.constrain(x, "batch", "tokens", "heads", None)

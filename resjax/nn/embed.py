@@ -1,0 +1,45 @@
+"""Token and position embeddings."""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from resjax.typing import Array
+
+
+class Embedding(nnx.Module):
+  """x_t = E[token_t] (+ P[position_t]).
+
+  Args:
+    vocab_size: V.
+    d_model: D.
+    max_positions: rows of P; 0: no position table (rotary positions act in attention).
+    std: standard deviation of both tables at init.
+    dtype: of the result.
+    rngs: source of the initial values.
+  """
+
+  def __init__(
+    self,
+    vocab_size: int,
+    d_model: int,
+    *,
+    max_positions: int,
+    std: float,
+    dtype: jax.typing.DTypeLike,
+    rngs: nnx.Rngs,
+  ):
+    init = nnx.initializers.normal(std)
+    self.dtype = dtype
+    self.embedding = nnx.Param(
+      init(rngs.params(), (vocab_size, d_model)), axes=("vocab", "embed_param")
+    )
+    table = init(rngs.params(), (max_positions, d_model)) if max_positions else None
+    self.positions = None if table is None else nnx.Param(table, axes=(None, "embed_param"))
+
+  def __call__(self, tokens: Array, positions: Array) -> Array:
+    """Maps tokens and positions [B, T] to [B, T, D]."""
+    x = jnp.take(self.embedding[...].astype(self.dtype), tokens, axis=0)
+    if self.positions is not None:
+      x = x + jnp.take(self.positions[...].astype(self.dtype), positions, axis=0)
+    return x

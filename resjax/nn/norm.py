@@ -1,0 +1,36 @@
+"""Norms over the model width."""
+
+import jax
+from flax import nnx
+
+NORMS = ("rmsnorm", "layernorm")
+
+
+def norm(
+  name: str,
+  width: int,
+  *,
+  eps: float,
+  bias: bool,
+  dtype: jax.typing.DTypeLike,
+  rngs: nnx.Rngs,
+) -> nnx.Module:
+  """Returns a norm of the last axis with a learned gain, one at init; statistics in float32.
+
+  rmsnorm:    x / sqrt(mean(x²) + eps) ⊙ scale
+  layernorm:  (x − mean(x)) / sqrt(var(x) + eps) ⊙ scale (+ bias)
+
+  Args:
+    name: `rmsnorm` or `layernorm`.
+    width: size of the last axis.
+    eps: added to the mean square.
+    bias: whether a layernorm has a bias.
+    dtype: of the result.
+    rngs: required by flax; the initial values are constants.
+  """
+  if name == "rmsnorm":
+    return nnx.RMSNorm(width, epsilon=eps, dtype=dtype, rngs=rngs)
+  # The fast variance E[x²] − E[x]² cancels badly when the mean is large.
+  return nnx.LayerNorm(
+    width, epsilon=eps, use_bias=bias, dtype=dtype, use_fast_variance=False, rngs=rngs
+  )
