@@ -58,6 +58,12 @@ def _corpus_summary(text: Path, rows: Path, seq_len: int) -> CorpusSummary:
 
 
 def _save(summary: DatasetSummary) -> None:
+  """Writes the summary with paths relative to its own folder."""
+  if summary.path.exists():
+    return
+  root = summary.path.parent
+  values = dataclasses.asdict(summary)
+  text = json.dumps(values, indent=2, default=lambda path: str(path.relative_to(root)))
   partial = summary.path.with_name(f".{summary.path.name}.partial")
-  partial.write_text(json.dumps(dataclasses.asdict(summary), indent=2, default=str) + "\n")
+  partial.write_text(text + "\n")
   os.replace(partial, summary.path)

@@ -83,6 +83,7 @@ def prepare(folder: Path, cls: type[ArrayRecordBuilder], make: Callable[[], Any]
   if not path.exists():
     shutil.rmtree(folder, ignore_errors=True)
     make().download_and_prepare()
+    shutil.rmtree(folder / "downloads")  # TFDS makes it; nothing was downloaded
   return path
 
 
