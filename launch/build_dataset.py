@@ -21,8 +21,6 @@ _CONFIG = config_flags.DEFINE_config_file("config", None, "What to build.", lock
 
 def main(argv: list[str]) -> None:
   """Builds `config.data`; a mistake of the user is one line and exit code 1."""
-  if flags.FLAGS["verbosity"].using_default_value:
-    logging.set_verbosity(logging.WARNING)  # TFDS logs every step as info
   if len(argv) > 1:
     _fail(f"unexpected argument {argv[1]!r}; settings look like --config.data.root=x")
   try:
@@ -40,12 +38,15 @@ def main(argv: list[str]) -> None:
 def parse_flags(argv: list[str]) -> list[str]:
   """Parses the command line; a setting that does not exist is one line too."""
   try:
-    return app.parse_flags_with_usage(argv)
+    rest = app.parse_flags_with_usage(argv)
   except (AttributeError, KeyError) as error:
     reason = error
     while isinstance(reason, BaseException):  # ml_collections raises one around another
       reason = reason.args[0]
     _fail(f"no such setting: {' '.join(str(reason).split())}")
+  if flags.FLAGS["verbosity"].using_default_value:
+    flags.FLAGS.verbosity = logging.WARNING  # TFDS logs every step as info
+  return rest
 
 
 def _fail(message: object) -> NoReturn:
