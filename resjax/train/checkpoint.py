@@ -1,0 +1,64 @@
+"""Checkpoints of a run: train state and data iterator, written in the background."""
+
+from pathlib import Path
+
+import grain
+import orbax.checkpoint as ocp
+
+from resjax.train.state import TrainState
+
+
+class Checkpoints:
+  """The checkpoints of one workdir, newest last.
+
+  Saving copies the state to the host and returns; writing goes on in the background and becomes
+  visible as a whole or not at all. What a killed process left half-written is removed on start.
+
+  Args:
+    folder: where they lie; made when missing.
+    keep_last: how many are kept.
+  """
+
+  def __init__(self, folder: Path, *, keep_last: int):
+    self.folder = folder
+    options = ocp.CheckpointManagerOptions(
+      max_to_keep=keep_last, cleanup_tmp_directories=True, enable_async_checkpointing=True
+    )
+    self._manager = ocp.CheckpointManager(folder.absolute(), options=options)
+
+  def __enter__(self) -> "Checkpoints":
+    return self
+
+  def __exit__(self, *exc) -> None:
+    self.wait()
+    self._manager.close()
+
+  @property
+  def latest(self) -> int | None:
+    """Step of the newest checkpoint, or None."""
+    return self._manager.latest_step()
+
+  def save(self, step: int, state: TrainState, batches: grain.DatasetIterator) -> None:
+    """Starts to save the state after `step` steps, and the iterator's place; once per step."""
+    if step == self.latest:
+      return
+    args = ocp.args.Composite(
+      state=ocp.args.StandardSave(state), data=grain.checkpoint.CheckpointSave(batches)
+    )
+    self._manager.save(step, args=args)
+
+  def restore(self, abstract: TrainState, batches: grain.DatasetIterator) -> TrainState:
+    """Returns the newest state, laid out like `abstract`, and moves the iterator to its place."""
+    args = ocp.args.Composite(
+      state=ocp.args.StandardRestore(abstract), data=grain.checkpoint.CheckpointRestore(batches)
+    )
+    return self._manager.restore(self.latest, args=args)["state"]
+
+  def restore_params(self, abstract: TrainState):
+    """Returns the parameters of the newest checkpoint, laid out like `abstract.params`."""
+    args = ocp.args.Composite(state=ocp.args.StandardRestore(abstract))
+    return self._manager.restore(self.latest, args=args)["state"].params
+
+  def wait(self) -> None:
+    """Returns when everything is on disk; raises what went wrong in the background."""
+    self._manager.wait_until_finished()

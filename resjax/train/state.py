@@ -1,0 +1,115 @@
+"""The state of training, and how it comes to life on a mesh."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import nnx
+from jax.sharding import NamedSharding, PartitionSpec
+
+from resjax.models.config import DecoderConfig
+from resjax.models.decoder import Decoder
+from resjax.sharding import Layout
+from resjax.typing import Array, PyTree
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class TrainState:
+  """What changes from step to step.
+
+  Attributes:
+    step: number of finished steps, int32 scalar.
+    params: nested dict of float32 arrays.
+    opt_state: of optax.
+  """
+
+  step: Array
+  params: PyTree
+  opt_state: PyTree
+
+
+class ModelDef:
+  """A decoder without its parameters: turns a nested dict of arrays into a `Decoder`.
+
+  Args:
+    config: the decoder.
+    layout: mesh and rules.
+
+  Attributes:
+    abstract: the parameters as nested dict of `ShapeDtypeStruct` with shardings.
+  """
+
+  def __init__(self, config: DecoderConfig, layout: Layout):
+    self.config, self.layout = config, layout
+    model = nnx.eval_shape(lambda: Decoder(config, layout=layout, rngs=nnx.Rngs(0)))
+    self._graphdef, self._template = nnx.split(model)
+    self.combinator = model.combinator
+    shapes = nnx.to_flat_state(self._template)
+    shardings = {path: _sharding(path, variable, layout) for path, variable in shapes}
+    self.abstract = nnx.traversals.unflatten_mapping(
+      {
+        path: jax.ShapeDtypeStruct(variable.shape, variable.dtype, sharding=shardings[path])
+        for path, variable in shapes
+      }
+    )
+
+  def bind(self, params: PyTree) -> Decoder:
+    """Returns the decoder with these parameters."""
+    state = jax.tree.map(lambda leaf: leaf, self._template)
+    nnx.replace_by_pure_dict(state, params)
+    return nnx.merge(self._graphdef, state)
+
+  def init(self, seed: int) -> PyTree:
+    """Returns fresh parameters, made on their devices: no unsharded copy exists."""
+
+    def create(key):
+      model = Decoder(self.config, layout=self.layout, rngs=nnx.Rngs(params=key))
+      return nnx.to_pure_dict(nnx.state(model))
+
+    shardings = jax.tree.map(lambda leaf: leaf.sharding, self.abstract)
+    return jax.jit(create, out_shardings=shardings)(jax.random.key(seed))
+
+
+def _sharding(path: tuple, variable: nnx.Variable, layout: Layout) -> NamedSharding | None:
+  if layout.mesh is None:
+    return None
+  metadata = variable.get_metadata()
+  axes = metadata.get("axes", (None,) * len(variable.shape))
+  return layout.parameter_sharding("/".join(map(str, path)), variable.shape, axes)
+
+
+def abstract_state(model: ModelDef, optimizer: optax.GradientTransformation) -> TrainState:
+  """Returns shapes, dtypes and shardings of the state; moments lie where their parameters lie."""
+  opt_state = jax.eval_shape(optimizer.init, model.abstract)
+  if model.layout.mesh is not None:
+    replicated = NamedSharding(model.layout.mesh, PartitionSpec())
+    opt_state = optax.tree_utils.tree_map_params(
+      optimizer,
+      lambda leaf, param: _placed(leaf, param.sharding),
+      opt_state,
+      model.abstract,
+      transform_non_params=lambda leaf: _placed(leaf, replicated),
+    )
+    step = jax.ShapeDtypeStruct((), jnp.int32, sharding=replicated)
+  else:
+    step = jax.ShapeDtypeStruct((), jnp.int32)
+  return TrainState(step, model.abstract, opt_state)
+
+
+def _placed(leaf: jax.ShapeDtypeStruct, sharding: NamedSharding) -> jax.ShapeDtypeStruct:
+  return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+
+
+def init_state(model: ModelDef, optimizer: optax.GradientTransformation, seed: int) -> TrainState:
+  """Returns the state before the first step, sharded like `abstract_state`."""
+  abstract = abstract_state(model, optimizer)
+  params = model.init(seed)
+
+  def create(params):
+    return jnp.zeros((), jnp.int32), optimizer.init(params)
+
+  shardings = jax.tree.map(lambda leaf: leaf.sharding, (abstract.step, abstract.opt_state))
+  step, opt_state = jax.jit(create, out_shardings=shardings)(params)
+  return TrainState(step, params, opt_state)

@@ -1,0 +1,102 @@
+"""One training step and one evaluation step, as pure functions."""
+
+from collections.abc import Callable, Mapping
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from resjax.losses import LossSums, cross_entropy, sharded_cross_entropy
+from resjax.train.config import TrainConfig
+from resjax.train.state import ModelDef, TrainState
+from resjax.typing import Array, PyTree
+
+Batch = Mapping[str, Array]
+Metrics = Mapping[str, Array]
+
+
+def loss_sums(
+  model: ModelDef, params: PyTree, batch: Batch, token_bytes: Array, chunk_size: int
+) -> LossSums:
+  """Returns the loss sums of a batch.
+
+  Args:
+    model: the decoder.
+    params: its parameters.
+    batch: `inputs`, `targets`, `segment_ids`, `positions`, [B, T] each; segment 0 is padding.
+    token_bytes: [V] bytes that each token stands for.
+    chunk_size: tokens whose logits exist at one time.
+  """
+  decoder = model.bind(params)
+  hidden = decoder(batch["inputs"], batch["segment_ids"], batch["positions"])
+  weights = (batch["segment_ids"] != 0).astype(jnp.float32)
+  arguments = hidden, decoder.head, batch["targets"], weights
+  options = {"chunk_size": chunk_size, "token_bytes": token_bytes}
+  mesh = model.layout.mesh
+  if mesh is None or mesh.size == 1:
+    return cross_entropy(*arguments, **options)
+  spec = model.layout.spec("batch", "tokens")
+  return sharded_cross_entropy(*arguments, mesh=mesh, spec=spec, **options)
+
+
+def make_train_step(
+  model: ModelDef,
+  optimizer: optax.GradientTransformation,
+  learning_rate: optax.Schedule,
+  config: TrainConfig,
+) -> Callable[[TrainState, Batch, Array], tuple[TrainState, Metrics]]:
+  """Returns train_step(state, batch, token_bytes) -> (state, metrics), jitted, state donated.
+
+  The objective is Σ (nats + z_loss · z) / Σ tokens over the whole batch: with microbatches the
+  sums are accumulated and divided once, so rows with padding weigh what they weigh without.
+  """
+
+  def objective_sum(params, batch, token_bytes):
+    sums = loss_sums(model, params, batch, token_bytes, config.loss_chunk)
+    return sums.nats + config.z_loss * sums.z, sums
+
+  gradient = jax.grad(objective_sum, has_aux=True)
+
+  def accumulated(params, batch, token_bytes):
+    if config.microbatches == 1:
+      return gradient(params, batch, token_bytes)
+
+    def body(total, microbatch):
+      new = gradient(params, microbatch, token_bytes)
+      return jax.tree.map(jnp.add, total, new), None
+
+    zeros = jax.tree.map(jnp.zeros_like, params), LossSums.zeros()
+    return jax.lax.scan(body, zeros, _split(batch, config.microbatches))[0]
+
+  def train_step(state: TrainState, batch: Batch, token_bytes: Array):
+    gradients, sums = accumulated(state.params, batch, token_bytes)
+    tokens = jnp.maximum(sums.tokens, 1.0)
+    gradients = jax.tree.map(lambda g: g / tokens, gradients)
+    updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
+    metrics = {
+      "sums": sums,
+      "grad_norm": optax.global_norm(gradients),
+      "learning_rate": learning_rate(state.step),
+    }
+    params = optax.apply_updates(state.params, updates)
+    return TrainState(state.step + 1, params, opt_state), metrics
+
+  return jax.jit(train_step, donate_argnums=0)
+
+
+def make_eval_step(
+  model: ModelDef, config: TrainConfig
+) -> Callable[[PyTree, Batch, Array], LossSums]:
+  """Returns eval_step(params, batch, token_bytes) -> loss sums, jitted."""
+
+  def eval_step(params, batch, token_bytes):
+    return loss_sums(model, params, batch, token_bytes, config.loss_chunk)
+
+  return jax.jit(eval_step)
+
+
+def _split(batch: Batch, parts: int) -> Batch:
+  """[B, ...] to [parts, B / parts, ...]; neighbours go to different parts, so shards stay local."""
+  return jax.tree.map(
+    lambda x: x.reshape(x.shape[0] // parts, parts, *x.shape[1:]).swapaxes(0, 1), batch
+  )
