@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import tensorflow_datasets as tfds
+from absl import logging
 
 Progress = Callable[[str, int, int], None]
 """Called as progress(stage, done, total); total 0: not known."""
@@ -30,10 +31,16 @@ def fingerprint(*parts: Any) -> str:
 
 @contextlib.contextmanager
 def exclusive(root: Path) -> Iterator[None]:
-  """Waits until no other process builds under `root`; a dead process holds nothing."""
-  root.mkdir(parents=True, exist_ok=True)
-  with open(root / ".lock", "w") as lock:
-    fcntl.flock(lock, fcntl.LOCK_EX)
+  """Waits until no other process builds under `root`; a dead process holds nothing.
+
+  Where files cannot be locked or written, it goes on without: what is built can still be read.
+  """
+  with contextlib.ExitStack() as stack:
+    try:
+      root.mkdir(parents=True, exist_ok=True)
+      fcntl.flock(stack.enter_context(open(root / ".lock", "w")), fcntl.LOCK_EX)
+    except OSError as error:
+      logging.warning("%s cannot be locked (%s): let one process build at a time", root, error)
     yield
 
 

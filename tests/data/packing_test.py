@@ -1,0 +1,95 @@
+import numpy as np
+import pytest
+
+from resjax.data.packing import PADDING, RowCutter, split_rows
+
+EOT = 9
+
+
+def _documents(count, longest, seed=0):
+  rng = np.random.default_rng(seed)
+  lengths = rng.integers(1, longest + 1, count)
+  return [rng.integers(0, EOT, n).astype(np.int32) for n in lengths]
+
+
+def _pack(documents, seq_len, batch):
+  cutter = RowCutter(seq_len, EOT)
+  rows = [cutter.push(documents[i : i + batch]) for i in range(0, len(documents), batch)]
+  return np.concatenate([*rows, cutter.finish()]), cutter
+
+
+def _stream(documents):
+  stream = [EOT]
+  for document in documents:
+    stream += [*document.tolist(), EOT]
+  return stream
+
+
+@pytest.mark.parametrize("batch", [1, 3, 100])
+@pytest.mark.parametrize(("seq_len", "longest"), [(2, 9), (7, 3), (8, 40), (64, 5), (1000, 10)])
+def test_rows_hold_the_stream_with_an_overlap_of_one(seq_len, longest, batch):
+  documents = _documents(41, longest)
+  rows, cutter = _pack(documents, seq_len, batch)
+  stream = _stream(documents)
+  assert cutter.num_tokens == len(stream)
+  assert rows.dtype == np.int32 and rows.shape == (-(-(len(stream) - 1) // seq_len), seq_len + 1)
+  for index, row in enumerate(rows):
+    start = index * seq_len
+    expected = stream[start : start + seq_len + 1]
+    assert row.tolist() == expected + [PADDING] * (seq_len + 1 - len(expected))
+  assert (rows[:-1] != PADDING).all() and rows[-1, 1] != PADDING
+
+
+def test_every_row_length_modulo_the_stream():
+  for length in range(1, 20):
+    documents = [np.arange(length, dtype=np.int32) % EOT]
+    rows, _ = _pack(documents, 5, 1)
+    targets = rows[:, 1:].ravel()
+    assert targets[targets != PADDING].tolist() == _stream(documents)[1:]
+
+
+def test_documents_come_back_from_the_batches():
+  documents = _documents(30, 25, seed=1)
+  rows, _ = _pack(documents, 16, 4)
+  batch = split_rows(rows, EOT)
+  targets = batch["targets"][batch["segment_ids"] > 0]
+  ends = np.flatnonzero(targets == EOT)
+  pieces = np.split(targets, ends + 1)
+  assert len(pieces[-1]) == 0
+  for piece, document in zip(pieces[:-1], documents, strict=True):
+    np.testing.assert_array_equal(piece[:-1], document)
+
+
+def _reference(row):
+  """Segments and positions of one row, token by token."""
+  segment, position, segments, positions = 1, 0, [], []
+  for index, token in enumerate(row[:-1]):
+    if token == EOT and index:
+      segment, position = segment + 1, 0
+    real = row[index + 1] != PADDING
+    segments.append(segment if real else 0)
+    positions.append(position if real else 0)
+    position += 1
+  return segments, positions
+
+
+@pytest.mark.parametrize(("seq_len", "longest"), [(2, 5), (16, 6), (16, 50)])
+def test_segments_and_positions(seq_len, longest):
+  rows, _ = _pack(_documents(60, longest, seed=2), seq_len, 7)
+  batch = split_rows(rows, EOT)
+  for name in ("inputs", "targets", "segment_ids", "positions"):
+    assert batch[name].shape == (len(rows), seq_len) and batch[name].dtype == np.int32
+  for index, row in enumerate(rows):
+    segments, positions = _reference(row)
+    assert batch["segment_ids"][index].tolist() == segments
+    assert batch["positions"][index].tolist() == positions
+  valid = batch["segment_ids"] > 0
+  assert batch["positions"].max() < seq_len
+  np.testing.assert_array_equal(batch["inputs"][valid], rows[:, :-1][rows[:, 1:] != PADDING])
+  for value in batch.values():
+    assert not value[~valid].any()
+
+
+def test_rows_of_padding_alone_weigh_nothing():
+  batch = split_rows(np.full((2, 9), PADDING, np.int32), EOT)
+  assert not any(value.any() for value in batch.values())

@@ -1,0 +1,163 @@
+import gzip
+import json
+import re
+import sys
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import tensorflow_datasets as tfds
+
+from resjax.data import readers
+from resjax.data.config import CorpusConfig
+from resjax.data.sources import open_source
+
+
+def _texts(source, **options):
+  documents = open_source("mine", CorpusConfig(str(source), **options)).documents()
+  return [document.text for document in documents]
+
+
+def _fails(message, source, **options):
+  with pytest.raises(ValueError, match=re.escape(message)) as caught:
+    _texts(source, **options)
+  assert "\n" not in str(caught.value)
+
+
+def test_standard_library_is_the_running_one():
+  source = open_source("stdlib", CorpusConfig("python-stdlib"))
+  ids = {document.id for document in source.documents()}
+  assert {"argparse.py#0", "json/decoder.py#0"} <= ids
+  assert not any("site-packages" in i or "__pycache__" in i for i in ids)
+  assert source.identity == open_source("stdlib", CorpusConfig("python-stdlib")).identity
+  assert sys.version in source.identity
+
+
+def test_folder_is_read_in_order_without_hidden_files(tmp_path):
+  (tmp_path / "sub").mkdir()
+  (tmp_path / ".git").mkdir()
+  (tmp_path / "b.txt").write_bytes(b"zwei\r\nlines")
+  (tmp_path / "a.md").write_text("one")
+  (tmp_path / "sub" / "c").write_text("three")
+  (tmp_path / ".git" / "x").write_text("hidden")
+  (tmp_path / "latin.txt").write_bytes(b"caf\xe9")
+  assert _texts(tmp_path) == ["one", "zwei\r\nlines", None, "three"]
+  assert _texts(tmp_path / "*.txt") == ["zwei\r\nlines", None]
+  assert _texts(tmp_path / "**" / "c") == ["three"]
+
+
+def test_one_text_file_becomes_many_documents(tmp_path):
+  lines = [f"line {i} é\n" for i in range(40_000)]
+  (tmp_path / "all.txt").write_text("".join(lines), encoding="utf-8")
+  pieces = _texts(tmp_path / "all.txt")
+  assert 90 <= len(pieces) <= 110
+  assert "".join(pieces) == "".join(lines)
+  assert all(piece.endswith("\n") for piece in pieces)
+
+
+def test_long_file_of_several_is_cut_to_bound_memory(tmp_path):
+  text = "x" * (3 * readers.MAX_PIECE) + "\nend"  # a line longer than a piece
+  (tmp_path / "long.txt").write_text(text)
+  (tmp_path / "short.txt").write_text("short")
+  *pieces, short = _texts(tmp_path)
+  assert short == "short" and "".join(pieces) == text
+  assert max(map(len, pieces)) <= 2 * readers.MAX_PIECE
+
+
+@pytest.mark.parametrize("name", ["docs.jsonl", "docs.jsonl.gz"])
+def test_jsonl(tmp_path, name):
+  records = [{"text": "one\ntwo"}, {"text": None, "n": 1}, {"text": "é\u2028x"}]
+  lines = [json.dumps(records[0]), "", json.dumps(records[1])]
+  lines += [json.dumps(records[2], ensure_ascii=False), r'{"text": "\ud800"}']
+  opener = gzip.open if name.endswith(".gz") else open
+  with opener(tmp_path / name, "wt", encoding="utf-8") as file:
+    file.write("\n".join(lines))
+  assert _texts(tmp_path / name) == ["one\ntwo", "", "é\u2028x", None]
+  (tmp_path / "README.md").write_text("not a document of the corpus")
+  assert len(_texts(tmp_path)) == 4
+
+
+@pytest.mark.parametrize(
+  ("line", "message"),
+  [
+    ('{"text": "a"', "docs.jsonl:2 is not JSON"),
+    ("[1]", "docs.jsonl:2 is not a JSON object but a list"),
+    ('{"body": "a", "id": 1}', "docs.jsonl:2 has no field 'text'; it has ['body', 'id']"),
+    ('{"text": 3}', "docs.jsonl:2: 'text' is a int, not text"),
+  ],
+)
+def test_bad_jsonl_names_file_and_line(tmp_path, line, message):
+  (tmp_path / "docs.jsonl").write_text('{"text": "ok"}\n' + line + "\n")
+  _fails(message, tmp_path / "docs.jsonl")
+
+
+def test_binary_file_as_jsonl(tmp_path):
+  (tmp_path / "docs.jsonl").write_bytes(b"\xff\xfe\x00")
+  _fails("docs.jsonl is not UTF-8", tmp_path)
+
+
+def test_parquet_is_streamed_with_the_named_column(tmp_path):
+  texts = [f"row {i}" for i in range(1000)] + [None]
+  table = pa.table({"body": texts, "n": list(range(1001))})
+  pq.write_table(table, tmp_path / "a.parquet", row_group_size=300)
+  assert _texts(tmp_path, field="body") == [*texts[:-1], ""]
+  _fails("has no column 'text'; it has ['body', 'n']", tmp_path)
+  _fails("config.data.corpora.mine.field", tmp_path)
+  _fails("column 'n' holds int64, not text", tmp_path, field="n")
+  (tmp_path / "b.parquet").write_text("no parquet")
+  _fails("b.parquet is not a Parquet file", tmp_path / "b.parquet")
+
+
+def test_missing_empty_and_mixed_sources(tmp_path):
+  _fails(f"config.data.corpora.mine.source: {tmp_path / 'nope'} is no file", tmp_path / "nope")
+  _fails("python-stdlib, a file, folder or glob", tmp_path / "*.md")
+  (tmp_path / "empty").mkdir()
+  _fails("a folder without files", tmp_path / "empty")
+  (tmp_path / "a.jsonl").write_text('{"text": "x"}')
+  _fails("no .parquet, .pq files under", tmp_path, format="parquet")
+  pq.write_table(pa.table({"text": ["y"]}), tmp_path / "b.parquet")
+  _fails("holds jsonl (a.jsonl) and parquet (b.parquet); choose with", tmp_path)
+  assert _texts(tmp_path, format="parquet") == ["y"]
+  assert _texts(tmp_path / "a.jsonl", format="text") == ['{"text": "x"}']
+
+
+class TinyTexts(tfds.core.GeneratorBasedBuilder):
+  VERSION = tfds.core.Version("1.0.0")
+  code_path = None
+
+  def _info(self):
+    features = {"text": tfds.features.Text(), "label": tfds.features.Scalar(np.int64)}
+    return tfds.core.DatasetInfo(builder=self, features=tfds.features.FeaturesDict(features))
+
+  def _split_generators(self, dl_manager):
+    return {"train": self._generate_examples("é"), "test": self._generate_examples("held out")}
+
+  def _generate_examples(self, text):
+    for index in range(5):
+      yield index, {"text": f"{text} {index}", "label": index}
+
+
+def test_tfds_builder_gives_its_train_split(tmp_path, monkeypatch):
+  monkeypatch.setattr("tensorflow_datasets.core.constants.DATA_DIR", str(tmp_path))
+  assert sorted(_texts("tfds:tiny_texts")) == [f"é {i}" for i in range(5)]
+  _fails("TFDS tiny_texts has no feature 'body'", "tfds:tiny_texts", field="body")
+  _fails("feature 'label' of TFDS tiny_texts is not text", "tfds:tiny_texts", field="label")
+  info = tmp_path / "tiny_texts" / "1.0.0" / "dataset_info.json"
+  info.write_text(info.read_text().replace('"array_record"', '"tfrecord"'))
+  _fails("1.0.0 holds tfrecord; only array_record is read", "tfds:tiny_texts")
+  _fails("TFDS knows no dataset 'no_such_set'", "tfds:no_such_set")
+
+
+def test_identity_follows_the_files(tmp_path):
+  (tmp_path / "a.txt").write_text("one")
+
+  def identity():
+    return open_source("x", CorpusConfig(str(tmp_path))).identity
+
+  first = identity()
+  assert identity() == first
+  (tmp_path / "a.txt").write_text("two!")
+  second = identity()
+  (tmp_path / "b.txt").write_text("")
+  assert len({str(i) for i in (first, second, identity())}) == 3
