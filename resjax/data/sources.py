@@ -123,9 +123,12 @@ def _tfds(corpus: CorpusConfig, knob: str) -> Source:
   name = corpus.source.removeprefix(TFDS)
   try:
     builder = tfds.builder(name)
+    builder.download_and_prepare(file_format="array_record")
   except tfds.core.registered.DatasetNotFoundError as error:
     raise ValueError(f"{knob}.source: TFDS knows no dataset {name!r}") from error
-  builder.download_and_prepare(file_format="array_record")
+  except ModuleNotFoundError as error:
+    needs = f"TFDS {name} needs the package {error.name!r}; install it"
+    raise ValueError(f"{knob}.source: {needs}") from error
   if builder.info.file_format.value != "array_record":
     here = f"{builder.data_path} holds {builder.info.file_format.value}"
     raise ValueError(f"{knob}.source: {here}; only array_record is read: prepare it anew")

@@ -1,7 +1,5 @@
 """A corpus as a TFDS dataset: documents without duplicates, in splits by hash."""
 
-import dataclasses
-import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,96 +10,7 @@ import tensorflow_datasets as tfds
 from resjax.data import storage
 from resjax.data.config import SPLITS, CorpusConfig, DataConfig
 from resjax.data.sources import Source, open_source
-
-_SHARD_BYTES = 64 << 20  # of text; one shard is in memory while it is written
-_DROPPED = -1
-_EVERY = 256  # documents between two calls of progress
-
-
-@dataclasses.dataclass(frozen=True)
-class Plan:
-  """What becomes of each document of a source.
-
-  Attributes:
-    split: [documents read], index into `SPLITS`, or -1: dropped.
-    size: [documents read], bytes of UTF-8.
-    dropped: reason to count: `duplicate`, `empty`, `undecodable`.
-  """
-
-  split: np.ndarray
-  size: np.ndarray
-  dropped: dict[str, int]
-
-  def shards(self, split: str) -> list[int]:
-    """Returns the number of documents in each shard of `split`."""
-    ends = np.cumsum(self.size[self.split == SPLITS.index(split)])
-    lengths, start = [], 0
-    while start < len(ends):
-      full = (ends[start - 1] if start else 0) + _SHARD_BYTES
-      stop = min(int(np.searchsorted(ends, full)) + 1, len(ends))
-      lengths.append(stop - start)
-      start = stop
-    return lengths
-
-
-def make_plan(
-  name: str, source: Source, config: DataConfig, progress: storage.Progress = storage.silent
-) -> Plan:
-  """Reads the source once and decides the split of each document.
-
-  A document's place in [0, 1) is the hash of its text: below `test_fraction` it is test, then
-  validation, then train; adding documents moves no other. Only where that leaves a split empty
-  do its nearest neighbours move, so that each split has a document. The first of exact duplicates
-  is kept. Memory: about 100 bytes per document.
-
-  Raises:
-    ValueError: fewer documents than splits.
-  """
-  seen: set[bytes] = set()
-  places, sizes = [], []
-  dropped = dict.fromkeys(("duplicate", "empty", "undecodable"), 0)
-  for number, document in enumerate(source.documents()):
-    place, size = float(_DROPPED), 0
-    if document.text is None:
-      dropped["undecodable"] += 1
-    elif not document.text.strip():
-      dropped["empty"] += 1
-    else:
-      raw = document.text.encode()
-      digest = hashlib.blake2b(raw, digest_size=16).digest()
-      if digest in seen:
-        dropped["duplicate"] += 1
-      else:
-        seen.add(digest)
-        place, size = int.from_bytes(digest[:8], "big") / 2**64, len(raw)
-    places.append(place)
-    sizes.append(size)
-    if number % _EVERY == 0:
-      progress(f"reading {name}", number, 0)
-  if len(seen) < len(config.splits):
-    found = f"{len(seen)} usable documents (dropped: {dropped})"
-    need = f"the splits {', '.join(config.splits)} need {len(config.splits)}"
-    knob = "give more text, or set config.data.validation_fraction and test_fraction to 0"
-    raise ValueError(f"config.data.corpora.{name} has {found}; {need}; {knob}")
-  return Plan(_assign(np.array(places), config), np.array(sizes, np.int64), dropped)
-
-
-def _assign(places: np.ndarray, config: DataConfig) -> np.ndarray:
-  """Cuts the documents, sorted by their place in [0, 1), into test, validation, train."""
-  split = np.full(len(places), _DROPPED, np.int8)
-  order = np.argsort(places, kind="stable")
-  order = order[np.searchsorted(places[order], 0.0) :]
-  ordered = places[order]
-  has_validation, has_test = config.validation_fraction > 0, config.test_fraction > 0
-  held_out = config.validation_fraction + config.test_fraction
-  first = int(np.searchsorted(ordered, config.test_fraction))
-  first = min(max(first, has_test), len(order) - 1 - has_validation)
-  second = int(np.searchsorted(ordered, held_out))
-  second = min(max(second, first + has_validation), len(order) - 1)
-  split[order[:first]] = SPLITS.index("test")
-  split[order[first:second]] = SPLITS.index("validation")
-  split[order[second:]] = SPLITS.index("train")
-  return split
+from resjax.data.splits import PROGRESS_EVERY, Plan, make_plan
 
 
 class TextCorpus(storage.ArrayRecordBuilder, skip_registration=True):
@@ -157,7 +66,7 @@ class TextCorpus(storage.ArrayRecordBuilder, skip_registration=True):
         if document.text is None or len(document.text.encode()) != plan.size[number]:
           raise ValueError(f"{document.id} of corpus {self._corpus} changed while it was read")
         done += 1
-        if done % _EVERY == 0 or done == total:
+        if done % PROGRESS_EVERY == 0 or done == total:
           self._progress(f"writing {self._corpus} {split}", done, total)
         yield number, {"id": document.id, "text": document.text}
     if done != total:

@@ -138,6 +138,13 @@ class TinyTexts(tfds.core.GeneratorBasedBuilder):
       yield index, {"text": f"{text} {index}", "label": index}
 
 
+class NeedyTexts(TinyTexts):
+  def _generate_examples(self, text):
+    import a_package_that_is_not_there
+
+    yield 0, a_package_that_is_not_there.read()
+
+
 def test_tfds_builder_gives_its_train_split(tmp_path, monkeypatch):
   monkeypatch.setattr("tensorflow_datasets.core.constants.DATA_DIR", str(tmp_path))
   assert sorted(_texts("tfds:tiny_texts")) == [f"é {i}" for i in range(5)]
@@ -146,6 +153,7 @@ def test_tfds_builder_gives_its_train_split(tmp_path, monkeypatch):
   info = tmp_path / "tiny_texts" / "1.0.0" / "dataset_info.json"
   info.write_text(info.read_text().replace('"array_record"', '"tfrecord"'))
   _fails("1.0.0 holds tfrecord; only array_record is read", "tfds:tiny_texts")
+  _fails("needs the package 'a_package_that_is_not_there'", "tfds:needy_texts")
   _fails("TFDS knows no dataset 'no_such_set'", "tfds:no_such_set")
 
 

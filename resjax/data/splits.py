@@ -1,0 +1,103 @@
+"""Which split a document belongs to: by the hash of its text, each text once."""
+
+import dataclasses
+import hashlib
+
+import numpy as np
+
+from resjax.data import storage
+from resjax.data.config import SPLITS, DataConfig
+from resjax.data.sources import Source
+
+DROPPED = -1
+PROGRESS_EVERY = 256  # documents between two calls of progress
+_SHARD_BYTES = 64 << 20  # of text; one shard is in memory while it is written
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+  """What becomes of each document of a source.
+
+  Attributes:
+    split: [documents read], index into `SPLITS`, or -1: dropped.
+    size: [documents read], bytes of UTF-8.
+    dropped: reason to count: `duplicate`, `empty`, `undecodable`.
+  """
+
+  split: np.ndarray
+  size: np.ndarray
+  dropped: dict[str, int]
+
+  def shards(self, split: str) -> list[int]:
+    """Returns the number of documents in each shard of `split`."""
+    ends = np.cumsum(self.size[self.split == SPLITS.index(split)])
+    lengths, start = [], 0
+    while start < len(ends):
+      full = (ends[start - 1] if start else 0) + _SHARD_BYTES
+      stop = min(int(np.searchsorted(ends, full)) + 1, len(ends))
+      lengths.append(stop - start)
+      start = stop
+    return lengths
+
+
+def make_plan(
+  name: str, source: Source, config: DataConfig, progress: storage.Progress = storage.silent
+) -> Plan:
+  """Reads the source once and decides the split of each document.
+
+  A document's place in [0, 1) is the hash of its text: below `test_fraction` it is test, then
+  validation, then train; adding documents moves no other. Only where that leaves a split empty
+  do its nearest neighbours move, so that each split has a document. The first of exact duplicates
+  is kept. Memory: about 100 bytes per document.
+
+  Raises:
+    ValueError: fewer documents than splits.
+  """
+  seen: set[bytes] = set()
+  places, sizes = [], []
+  dropped = dict.fromkeys(("duplicate", "empty", "undecodable"), 0)
+  for number, document in enumerate(source.documents()):
+    place = _place(document.text, seen)
+    if isinstance(place, str):
+      dropped[place] += 1
+    places.append(DROPPED if isinstance(place, str) else place)
+    sizes.append(0 if isinstance(place, str) else len(document.text.encode()))
+    if number % PROGRESS_EVERY == 0:
+      progress(f"reading {name}", number, 0)
+  if len(seen) < len(config.splits):
+    found = f"{len(seen)} usable documents (dropped: {dropped})"
+    need = f"the splits {', '.join(config.splits)} need {len(config.splits)}"
+    knob = "give more text, or set config.data.validation_fraction and test_fraction to 0"
+    raise ValueError(f"config.data.corpora.{name} has {found}; {need}; {knob}")
+  return Plan(_assign(np.array(places), config), np.array(sizes, np.int64), dropped)
+
+
+def _place(text: str | None, seen: set[bytes]) -> float | str:
+  """Returns the place in [0, 1), noted in `seen`, or why the document is dropped."""
+  if text is None:
+    return "undecodable"
+  if not text.strip():
+    return "empty"
+  digest = hashlib.blake2b(text.encode(), digest_size=16).digest()
+  if digest in seen:
+    return "duplicate"
+  seen.add(digest)
+  return int.from_bytes(digest[:8], "big") / 2**64
+
+
+def _assign(places: np.ndarray, config: DataConfig) -> np.ndarray:
+  """Cuts the documents, sorted by their place in [0, 1), into test, validation, train."""
+  split = np.full(len(places), DROPPED, np.int8)
+  order = np.argsort(places, kind="stable")
+  order = order[np.searchsorted(places[order], 0.0) :]
+  ordered = places[order]
+  has_validation, has_test = config.validation_fraction > 0, config.test_fraction > 0
+  held_out = config.validation_fraction + config.test_fraction
+  first = int(np.searchsorted(ordered, config.test_fraction))
+  first = min(max(first, has_test), len(order) - 1 - has_validation)
+  second = int(np.searchsorted(ordered, held_out))
+  second = min(max(second, first + has_validation), len(order) - 1)
+  split[order[:first]] = SPLITS.index("test")
+  split[order[first:second]] = SPLITS.index("validation")
+  split[order[second:]] = SPLITS.index("train")
+  return split

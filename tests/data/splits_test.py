@@ -1,0 +1,53 @@
+import numpy as np
+import pytest
+
+from resjax.data.config import SPLITS
+from resjax.data.readers import Document
+from resjax.data.sources import Source
+from resjax.data.splits import make_plan
+from tests.data.conftest import make_texts
+
+
+def _plan(texts, config):
+  def documents():
+    return (Document(str(i), text) for i, text in enumerate(texts))
+
+  return make_plan("mine", Source("x", documents), config)
+
+
+def test_adding_documents_moves_none(folder_config):
+  texts = make_texts(300)
+  few = _plan(texts[:200], folder_config({"a": texts}))
+  more = _plan(texts, folder_config({"a": texts}))
+  np.testing.assert_array_equal(few.split, more.split[:200])
+
+
+def test_duplicates_empty_and_undecodable_are_dropped_and_counted(folder_config):
+  texts = make_texts(40)
+  given = [*texts[:20], None, "", texts[3], " \n", *texts[20:], texts[3], texts[30]]
+  plan = _plan(given, folder_config({"a": texts}))
+  assert plan.dropped == {"duplicate": 3, "empty": 2, "undecodable": 1}
+  np.testing.assert_array_equal(np.flatnonzero(plan.split < 0), [20, 21, 22, 23, 44, 45])
+  assert plan.size.sum() == sum(len(text.encode()) for text in texts)
+
+
+@pytest.mark.parametrize("count", [3, 4, 5, 20])
+@pytest.mark.parametrize("seed", range(20))
+def test_small_corpora_fill_every_split(folder_config, count, seed):
+  plan = _plan(make_texts(count, seed), folder_config({"a": ["x"]}, test_fraction=0.01))
+  counts = [int(np.sum(plan.split == index)) for index in range(3)]
+  assert min(counts) >= 1 and sum(counts) == count
+
+
+def test_extreme_fractions_leave_something_to_train_on(folder_config):
+  config = folder_config({"a": ["x"]}, validation_fraction=0.999, test_fraction=0.0)
+  assert np.sum(_plan(make_texts(30), config).split == SPLITS.index("train")) == 1
+
+
+def test_too_few_documents_name_the_fractions(folder_config):
+  message = "config.data.corpora.mine has 2 usable documents"
+  with pytest.raises(ValueError, match=message) as caught:
+    _plan(["a", "b", "a", ""], folder_config({"a": ["x"]}))
+  assert "config.data.validation_fraction and test_fraction to 0" in str(caught.value)
+  everything = folder_config({"a": ["x"]}, validation_fraction=0.0, test_fraction=0.0)
+  assert _plan(["a", "b"], everything).split.tolist() == [0, 0]
