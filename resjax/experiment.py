@@ -4,10 +4,96 @@ import dataclasses
 import difflib
 import typing
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+from flax import nnx
 
-def to_dataclass(cls: type, values: Mapping[str, Any], path: str = "config") -> Any:
+from resjax import combinators, optim
+from resjax.data.config import DataConfig
+from resjax.models.config import SITES, DecoderConfig, ResidualConfig
+from resjax.sharding import Layout, MeshConfig, make_mesh
+from resjax.train import workdir
+from resjax.train.config import Run, TrainConfig
+
+
+def build(config: Mapping[str, Any]) -> Run:
+  """Returns the run that a config describes; what can be checked before data exist, is.
+
+  Args:
+    config: the sections and keys of configs/base.py; a ConfigDict or its plain form.
+
+  Raises:
+    ValueError: a setting that is unknown, missing, out of range, or does not fit the devices.
+  """
+  values = config if isinstance(config, dict) else config.to_dict()
+  data = to_dataclass(DataConfig, values["data"], "config.data")
+  mesh = to_dataclass(MeshConfig, values["mesh"], "config.mesh")
+  layout = Layout(make_mesh(mesh))
+  run = Run(
+    workdir=values["workdir"],
+    seed=values["seed"],
+    decoder=_decoder(values["model"], data, layout),
+    data=data,
+    optim=to_dataclass(optim.OptimizerConfig, values["optim"], "config.optim"),
+    train=to_dataclass(TrainConfig, values["train"], "config.train"),
+    mesh=mesh,
+    resolved=values,
+  )
+  _check(run, layout)
+  return run
+
+
+def load(folder: str) -> Run:
+  """Returns the run whose record lies in a workdir.
+
+  Raises:
+    ValueError: the folder holds no run.
+  """
+  return build({**workdir.read(Path(folder))["config"], "workdir": folder})
+
+
+def _decoder(values: Mapping[str, Any], data: DataConfig, layout: Layout) -> DecoderConfig:
+  values = dict(values)
+  residual = values.pop("residual")
+  combinators.get(residual["name"])
+  if values["dtype"] == "auto":
+    values["dtype"] = "float32" if layout.platform == "cpu" else "bfloat16"
+  values["vocab_size"] = 1  # not known before the data are built
+  values["max_positions"] = data.seq_len
+  values["residual"] = ResidualConfig(residual["name"], residual[residual["name"]])
+  return to_dataclass(DecoderConfig, values, "config.model")
+
+
+def _check(run: Run, layout: Layout) -> None:
+  """Raises now what would otherwise go wrong after minutes: options, schedule, divisibility."""
+  decoder, train = run.decoder, run.train
+  nnx.eval_shape(
+    lambda: combinators.build(
+      decoder.residual.name,
+      num_layers=decoder.num_layers,
+      d_model=decoder.d_model,
+      sites=SITES,
+      rngs=nnx.Rngs(0),
+      **decoder.residual.options,
+    )
+  )
+  optim.schedule(run.optim, train.steps)
+  parts = layout.num_shards("batch") * train.microbatches
+  if train.batch_size % parts:
+    raise ValueError(
+      f"config.train.batch_size={train.batch_size} is not divisible by {parts}, the devices along "
+      f"config.mesh.data and config.mesh.fsdp ({layout.num_shards('batch')}) times "
+      f"config.train.microbatches ({train.microbatches})"
+    )
+  if run.data.seq_len % layout.num_shards("tokens"):
+    raise ValueError(
+      f"config.data.seq_len={run.data.seq_len} is not divisible by "
+      f"config.mesh.sequence={layout.num_shards('tokens')}"
+    )
+
+
+def to_dataclass(cls: type, values: Mapping[str, Any], path: str) -> Any:
   """Builds the frozen dataclass `cls` from a mapping with exactly its fields.
 
   Nested mappings become the dataclasses that the field annotations name.
@@ -25,16 +111,18 @@ def to_dataclass(cls: type, values: Mapping[str, Any], path: str = "config") -> 
   for key in values:
     if key not in fields:
       near = difflib.get_close_matches(key, fields, 1)
-      hint = f"; did you mean {near[0]!r}?" if near else f"; allowed: {', '.join(fields)}"
-      raise ValueError(f"{path}.{key} is not a setting{hint}")
-  kwargs = {}
-  for name, value in values.items():
-    hint = hints[name]
-    if dataclasses.is_dataclass(hint) and isinstance(value, Mapping):
-      value = to_dataclass(hint, value, f"{path}.{name}")
-    kwargs[name] = value
-  required = dataclasses.MISSING
+      hint = f"did you mean {near[0]!r}?" if near else f"allowed: {', '.join(fields)}"
+      raise ValueError(f"{path}.{key} is not a setting; {hint}")
   for name, field in fields.items():
-    if name not in kwargs and field.default is required and field.default_factory is required:
+    if name not in values and not _has_default(field):
       raise ValueError(f"{path}.{name} is missing")
+  kwargs = dict(values)
+  for name, value in values.items():
+    if dataclasses.is_dataclass(hints[name]) and isinstance(value, Mapping):
+      kwargs[name] = to_dataclass(hints[name], value, f"{path}.{name}")
   return cls(**kwargs)
+
+
+def _has_default(field: dataclasses.Field) -> bool:
+  missing = dataclasses.MISSING
+  return field.default is not missing or field.default_factory is not missing

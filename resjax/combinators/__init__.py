@@ -8,6 +8,7 @@ from resjax.combinators.base import Combinator as Combinator
 from resjax.combinators.base import PerLayer as PerLayer
 from resjax.combinators.base import Views as Views
 from resjax.combinators.registry import build as build
+from resjax.combinators.registry import get as get
 from resjax.combinators.registry import names as names
 from resjax.combinators.registry import options as options
 from resjax.combinators.standard import Standard as Standard

@@ -47,7 +47,7 @@ class Attenuation(Standard):
     for site in cut_sites:
       check_option("cut_sites", site, site in self.sites, f"{', '.join(self.sites)}")
     check_option("alpha", alpha, 0 <= alpha < float("inf"), "alpha >= 0")
-    factors = np.ones((self.num_layers, len(self.sites)), np.float32)
+    factors = np.ones((self.num_layers, len(self.sites)))
     for layer in layers:
       for site in cut_sites:
         factors[layer, self.sites.index(site)] = alpha
@@ -55,7 +55,7 @@ class Attenuation(Standard):
 
   def write(self, state, layer, site, out, *, normed=None, tape=None):
     """See `Combinator.write`."""
-    factors = jnp.asarray(self.factors, jnp.float32)
+    factors = jnp.asarray(self.factors)
     return scaled_add(factors[layer, self.sites.index(site)], state, out)
 
   def flops_per_token(self):

@@ -55,6 +55,10 @@ class ModelDef:
       }
     )
 
+  def leaves(self) -> list[jax.ShapeDtypeStruct]:
+    """Returns the abstract parameters in the order of their paths."""
+    return jax.tree.leaves(self.abstract)
+
   def bind(self, params: PyTree) -> Decoder:
     """Returns the decoder with these parameters."""
     state = jax.tree.map(lambda leaf: leaf, self._template)

@@ -116,7 +116,7 @@ def _environment() -> dict[str, Any]:
 
 
 def _git_revision() -> str | None:
-  """Returns the commit of the source that runs, `-dirty` if files were changed, None outside git."""
+  """Returns the commit of this source, `-dirty` if files were changed; None outside git."""
   command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
   try:
     source = Path(__file__).parent

@@ -1,0 +1,61 @@
+"""What all commands share: the config flag, and mistakes of the user as one line."""
+
+import sys
+from collections.abc import Callable
+from typing import NoReturn
+
+from absl import app, flags, logging
+from ml_collections import config_flags
+
+from resjax.train.interrupt import Interrupted
+
+
+def define_config(help_text: str) -> flags.FlagHolder:
+  """Defines --config=FILE[:ARGUMENT], and --config.KEY=VALUE for each of its settings."""
+  return config_flags.DEFINE_config_file("config", None, help_text, lock_config=True)
+
+
+def run(main: Callable[[], None]) -> NoReturn:
+  """Runs a command; mistakes print one line and exit with 1, an interruption exits with 130."""
+
+  def guarded(argv: list[str]) -> None:
+    if flags.FLAGS["verbosity"].using_default_value:
+      logging.set_verbosity(logging.WARNING)  # libraries log every step as info
+    try:
+      if len(argv) > 1:
+        raise ValueError(f"unexpected argument {argv[1]!r}; settings look like --config.seed=1")
+      main()
+    except (ValueError, OSError) as error:
+      _fail(error)
+    except (KeyboardInterrupt, Interrupted) as stop:
+      print(str(stop) or "interrupted; the same command goes on where it can", file=sys.stderr)
+      sys.exit(130)
+
+  app.run(guarded, flags_parser=_parse)
+
+
+def config_value(holder: flags.FlagHolder):
+  """Returns the config of the command line.
+
+  Raises:
+    ValueError: there is none.
+  """
+  if holder.value is None:
+    raise ValueError("no config; give one, for example --config=configs/tiny.py")
+  return holder.value
+
+
+def _parse(argv: list[str]) -> list[str]:
+  """Parses the command line; a setting that does not exist is one line too."""
+  try:
+    return app.parse_flags_with_usage(argv)
+  except (AttributeError, KeyError, ValueError, OSError) as error:
+    reason = error
+    while isinstance(reason, BaseException) and reason.args:  # ml_collections nests them
+      reason = reason.args[0]
+    _fail(f"config: {' '.join(str(reason).split())}")
+
+
+def _fail(message: object) -> NoReturn:
+  print(f"error: {message}", file=sys.stderr)
+  sys.exit(1)

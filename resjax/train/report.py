@@ -1,0 +1,55 @@
+"""What a run tells on the terminal before its first step and after its last."""
+
+import jax.numpy as jnp
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from resjax.analysis.plots import Records
+from resjax.models.flops import training_flops_per_token
+from resjax.optim import parameter_rows
+from resjax.train.config import Run
+from resjax.train.state import ModelDef
+
+
+def show_model(model: ModelDef, run: Run, console: Console) -> None:
+  """Prints every parameter with shape, size, sharding and weight decay, and the model's costs."""
+  table = Table(title="parameters", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+  for heading in ("path", "shape", "size", "decay", "sharding"):
+    table.add_column(heading, justify="right" if heading == "size" else "left", no_wrap=True)
+  decayed = [f"combinator/{name}" for name in model.combinator.decayed_parameters]
+  leaves = model.leaves()
+  for row, leaf in zip(parameter_rows(model.abstract, decayed), leaves, strict=True):
+    shape = " × ".join(map(str, row.shape))
+    table.add_row(
+      row.path, shape, f"{leaf.size:,}", "yes" if row.decayed else "", _spec(leaf.sharding.spec)
+    )
+  console.print(table)
+  own = model.combinator.num_parameters()
+  total = sum(leaf.size for leaf in leaves)
+  flops = training_flops_per_token(run.decoder, model.combinator, run.data.seq_len)
+  state_bytes = model.combinator.state_bytes_per_token(jnp.dtype(run.decoder.dtype).itemsize)
+  console.print(
+    f"{total:,} parameters, {own:,} of them in the combinator {run.decoder.residual.name!r}; "
+    f"{flops / 1e6:,.1f} MFLOP and {state_bytes:,} bytes of depth state per token; "
+    f"activations in {run.decoder.dtype}",
+    soft_wrap=True,
+  )
+
+
+def show_result(records: Records, console: Console) -> None:
+  """Prints the first and the last evaluation, and how far they are apart."""
+  evaluations = [r for r in records if "validation/bits_per_byte" in r]
+  first, last = (evaluations[i]["validation/bits_per_byte"] for i in (0, -1))
+  console.print(
+    f"done: {evaluations[-1]['step']} steps; validation {first:.4f} -> {last:.4f} bits per byte "
+    f"({last / first - 1:+.1%})",
+    soft_wrap=True,
+  )
+
+
+def _spec(spec: tuple) -> str:
+  """Mesh axes of each array axis, `-` where it is whole; empty if all are."""
+  if not any(spec):
+    return ""
+  return ", ".join("+".join([axes] if isinstance(axes, str) else axes or "-") for axes in spec)
