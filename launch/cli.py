@@ -19,7 +19,7 @@ def run(main: Callable[[], None]) -> NoReturn:
   """Runs a command; mistakes print one line and exit with 1, an interruption exits with 130."""
 
   def guarded(argv: list[str]) -> None:
-    if flags.FLAGS["verbosity"].using_default_value:
+    if not flags.FLAGS["verbosity"].present:
       logging.set_verbosity(logging.WARNING)  # libraries log every step as info
     try:
       if len(argv) > 1:

@@ -14,7 +14,7 @@ EPS = np.finfo(np.float32).eps
 
 
 def config(**changes):
-  return experiment.to_dataclass(optim.OptimizerConfig, {**base.optim(), **changes})
+  return experiment.to_dataclass(optim.OptimizerConfig, {**base.optim(), **changes}, "config.optim")
 
 
 def rates(steps, **changes):

@@ -1,0 +1,38 @@
+# Every target makes what it needs: a virtual environment from python3, nothing by hand before.
+PYTHON ?= python3
+VENV ?= .venv
+RUN = $(VENV)/bin/python
+CONFIG ?= configs/tiny.py
+WORKERS ?= 2
+
+.PHONY: train test test-all lint clean
+
+train: $(VENV)/installed
+	$(RUN) -m launch.train --config=$(CONFIG) $(ARGS)
+
+test: $(VENV)/installed-test
+	JAX_PLATFORMS=cpu $(RUN) -m pytest -n $(WORKERS) --dist=loadfile -m "not slow" $(ARGS)
+
+test-all: $(VENV)/installed-test
+	JAX_PLATFORMS=cpu $(RUN) -m pytest -n $(WORKERS) --dist=loadfile $(ARGS)
+
+lint: $(VENV)/installed-test
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+
+clean:
+	rm -rf $(VENV) build *.egg-info
+
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "error: $(PYTHON) is older than Python 3.11; choose one: make PYTHON=python3.12"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(RUN) -m pip install --quiet --upgrade pip
+
+$(VENV)/installed: setup.cfg pyproject.toml | $(VENV)/bin/python
+	$(RUN) -m pip install --quiet -e .
+	@touch $@
+
+$(VENV)/installed-test: setup.cfg pyproject.toml | $(VENV)/bin/python
+	$(RUN) -m pip install --quiet -e ".[test]"
+	@touch $@ $(VENV)/installed
