@@ -1,0 +1,121 @@
+"""What every registered combinator owes, on every option set of tests/helpers/cases.py."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from resjax import combinators
+from tests.helpers import toy
+from tests.helpers.cases import CASES, STANDARD_AT_INIT
+from tests.helpers.compare import assert_close, norm, relative_errors
+
+walk = pytest.mark.parametrize("case", CASES, ids=str)
+LAYERS, X = toy.layers(), jnp.asarray(toy.embeddings())
+
+
+@functools.cache
+def expected(case):
+  """Value and gradients of the loop over layers written out by hand, random parameters."""
+  made = toy.build(case.name, case.options)
+  return made, *toy.value_and_gradients(toy.by_hand, made, LAYERS, X)
+
+
+def test_every_registered_name_has_cases():
+  names = set(combinators.names())
+  assert {case.name for case in CASES} == names
+  plain = {n for n in names if combinators.build(n, **sizes()).equals_standard_at_init}
+  assert {case.name for case in STANDARD_AT_INIT} >= plain
+
+
+def sizes():
+  return {"num_layers": toy.L, "d_model": toy.D, "rngs": nnx.Rngs(0)}
+
+
+@walk
+def test_python_loop_of_depth_run_is_the_loop_by_hand(case):
+  made, *want = expected(case)
+  for remat in ("none", "full"):
+    forward = functools.partial(toy.run, unroll=True, remat=remat)
+    assert_close(toy.value_and_gradients(forward, made, LAYERS, X), tuple(want), 1e-5)
+
+
+@walk
+@pytest.mark.parametrize("remat", ["none", "full", "dots"])
+def test_scan_is_the_loop_by_hand(case, remat):
+  made, *want = expected(case)
+  got = toy.jitted(functools.partial(toy.run, remat=remat), made, LAYERS, X)
+  assert_close(got, tuple(want), 1e-5)
+
+
+@walk
+def test_random_parameters_all_have_gradients(case):
+  _, _, (params, layers, x) = expected(case)
+  for name, gradient in params.items():
+    assert np.isfinite(gradient).all(), name
+    assert dead_rows(gradient) == list(case.dead.get(name, ())), name
+  for leaf in jax.tree.leaves((layers, x)):
+    assert np.isfinite(leaf).all() and norm(leaf) > 0
+
+
+def dead_rows(gradient):
+  """Indices [layer, site], or [layer], whose gradient is zero; of a shared vector () if it is."""
+  gradient = np.asarray(gradient)
+  per_row = gradient.reshape(*gradient.shape[:2], -1) if gradient.ndim > 2 else gradient[..., None]
+  if gradient.shape == (toy.D,):
+    per_row = gradient[None]
+  return [tuple(map(int, row)) for row in np.argwhere(~per_row.any(axis=-1))]
+
+
+@walk
+def test_queries_and_gates_learn_from_the_first_step(case):
+  made = toy.build(case.name, case.options, random=False)
+  _, (params, _, _) = toy.value_and_gradients(toy.by_hand, made, LAYERS, X)
+  for name in case.learns_at_init:
+    assert dead_rows(params[name]) == list(case.dead.get(name, ())), name
+
+
+@walk
+def test_bfloat16_activations_and_float32_parameters(case):
+  made, want, want_gradients = expected(case)
+  x = jnp.asarray(X, jnp.bfloat16)
+  forward = functools.partial(toy.run, unroll=True)
+  got, gradients = toy.value_and_gradients(forward, made, LAYERS, x)
+  assert got.dtype == jnp.bfloat16 and gradients[2].dtype == jnp.bfloat16
+  assert {leaf.dtype for leaf in jax.tree.leaves(nnx.state(made))} <= {jnp.dtype("float32")}
+  assert {leaf.dtype for leaf in jax.tree.leaves(gradients[:2])} == {jnp.dtype("float32")}
+  # Every sublayer rounds its input, hidden layer, output and the stream once or twice.
+  rounding = float(jnp.finfo(jnp.bfloat16).eps) * np.sqrt(4 * made.num_sublayers)
+  assert_close(got, want, rounding)
+  assert_close(gradients, want_gradients, 3 * rounding, floor=0.3)
+
+
+@walk
+def test_number_of_parameters(case):
+  made = toy.build(case.name, case.options)
+  leaves = jax.tree.leaves(nnx.state(made))
+  assert made.num_parameters() == sum(leaf.size for leaf in leaves)
+
+
+@walk
+def test_state_bytes_are_those_of_the_last_state(case):
+  made = toy.build(case.name, case.options)
+  *_, last = toy.states_by_hand(made, LAYERS, X)
+  held = sum(leaf.nbytes for leaf in jax.tree.leaves(last) if isinstance(leaf, jax.Array))
+  assert made.state_bytes_per_token(X.itemsize) * toy.B * toy.T == held
+
+
+@walk
+def test_decayed_parameters_exist_and_nothing_is_cached(case):
+  made = toy.build(case.name, case.options)
+  assert set(made.decayed_parameters) <= set(toy.parameters(made))
+  assert made.decode_cache() is None
+
+
+def test_relative_error_sees_one_wrong_leaf():
+  want = {"a": np.ones(4), "b": np.full(4, 1e-3)}
+  errors = relative_errors({"a": np.ones(4), "b": np.full(4, 1.1e-3)}, want)
+  assert errors["['a']"] == 0 and errors["['b']"] > 0.01

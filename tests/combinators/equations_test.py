@@ -1,0 +1,61 @@
+"""Every combinator against its equations in float64 numpy (tests/helpers/reference.py)."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from resjax import combinators
+from tests.helpers import reference, toy
+from tests.helpers.cases import CASES
+from tests.helpers.compare import assert_close
+
+walk = pytest.mark.parametrize("case", CASES, ids=str)
+THREE = ("short_swa", "attention", "mlp")
+
+
+def test_every_registered_name_has_equations():
+  assert set(reference.SYSTEMS) == set(combinators.names())
+
+
+@walk
+@pytest.mark.parametrize("sites", [toy.SITES, THREE, ("mlp",)], ids="+".join)
+def test_float32_values(case, sites):
+  made = toy.build(case.name, case.options, sites=sites)
+  layers, x = toy.layers(sites=sites), toy.embeddings()
+  got = toy.by_hand(made, layers, x)
+  params, layers, x = jax.tree.map(np.float64, (toy.parameters(made), layers, x))
+  assert_close(got, reference.forward(case.name, case.options, params, layers, x, sites), 1e-6)
+
+
+@walk
+def test_float64_values_and_gradients(case):
+  with jax.enable_x64(True):
+    made = toy.build(case.name, case.options)
+    layers, x = jax.tree.map(jnp.asarray, (toy.layers(dtype=float), toy.embeddings(dtype=float)))
+    params = toy.parameters(made)
+    y, gradients = toy.value_and_gradients(toy.by_hand, made, layers, x)
+    assert y.dtype == np.float64
+  forward = functools.partial(reference.forward, case.name, case.options)
+  arguments, gradients = jax.tree.map(np.asarray, ((params, layers, x), gradients))
+  assert_close(y, forward(*arguments), 1e-12)
+  check_gradients(lambda *a: np.sum(toy.cotangent(y.shape) * forward(*a)), arguments, gradients)
+
+
+def check_gradients(f, arguments, gradients, h=1e-5):
+  """Central differences at two coordinates of every leaf; error h² and 1e-16 / h, relative."""
+  rng = np.random.default_rng(4)
+  leaves, treedef = jax.tree.flatten(arguments)
+  for index, gradient in enumerate(jax.tree.leaves(gradients)):
+    for _ in range(2):
+      at = tuple(rng.integers(0, n) for n in gradient.shape)
+
+      def shifted(step, index=index, at=at):
+        moved = [leaf.copy() for leaf in leaves]
+        moved[index][at] += step
+        return f(*jax.tree.unflatten(treedef, moved))
+
+      difference = (shifted(h) - shifted(-h)) / (2 * h)
+      assert abs(difference - gradient[at]) < 1e-8 * max(1.0, abs(difference)), (index, at)

@@ -1,0 +1,48 @@
+"""Combinators that claim to be `standard` at init compute what `standard` computes."""
+
+import functools
+
+import pytest
+
+from tests.helpers import toy
+from tests.helpers.cases import STANDARD_AT_INIT
+from tests.helpers.compare import assert_close, relative_errors
+
+LAYERS, X = toy.layers(), toy.embeddings()
+# Reads may be the stream times a constant, which a norm removes only if its eps is negligible.
+scale_free = functools.partial(toy.branch, eps=1e-20)
+
+
+def normed_output(combinator, layers, x):
+  return toy.rms_norm(toy.by_hand(combinator, layers, x, scale_free), eps=1e-20)
+
+
+@functools.cache
+def of_standard():
+  return toy.value_and_gradients(normed_output, toy.build("standard", {}), LAYERS, X)
+
+
+@pytest.mark.parametrize("case", STANDARD_AT_INIT, ids=str)
+def test_fresh_combinator_is_standard(case):
+  fresh = toy.build(case.name, case.options, random=False)
+  assert fresh.equals_standard_at_init
+  got, (_, *gradients) = toy.value_and_gradients(normed_output, fresh, LAYERS, X)
+  want, (_, *wants) = of_standard()
+  assert_close(got, want, 1e-5)
+  assert_close(gradients, wants, 1e-5)
+
+
+@pytest.mark.parametrize(
+  "case", [case for case in STANDARD_AT_INIT if case.learns_at_init], ids=str
+)
+def test_the_same_combinator_with_moved_parameters_is_not(case):
+  y = normed_output(toy.build(case.name, case.options), LAYERS, X)
+  assert relative_errors(y, of_standard()[0])[""] > 1e-2
+
+
+def test_one_layer_blocks_of_one_site_are_full_attention_residuals():
+  layers = toy.layers(sites=("mlp",))
+  full = toy.build("attn_res", {}, sites=("mlp",))
+  block = toy.build("block_attn_res", {"layers_per_block": 1}, sites=("mlp",))
+  want = toy.value_and_gradients(toy.by_hand, full, layers, X)
+  assert_close(toy.value_and_gradients(toy.by_hand, block, layers, X), want, 1e-6)

@@ -1,0 +1,30 @@
+"""Depth mixing keeps tokens apart: causal with causal branches, token-local with local ones."""
+
+import jax
+import numpy as np
+import pytest
+
+from tests.helpers import toy
+from tests.helpers.cases import CASES
+
+LAYERS, X = toy.layers(), toy.embeddings()[:1]
+
+
+def dependence(case, branch):
+  """[T, T]: largest |d output of token t / d input of token s|."""
+  made = toy.build(case.name, case.options)
+  jacobian = jax.jacrev(lambda x: toy.by_hand(made, LAYERS, x, branch)[0])(X)
+  return np.abs(jacobian).max(axis=(1, 2, 4))
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_causal(case):
+  d = dependence(case, toy.branch)
+  assert (d[np.triu_indices(toy.T, 1)] == 0).all()
+  assert (d[np.tril_indices(toy.T)] > 0).all()
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_pure_depth_mixers_are_token_local(case):
+  d = dependence(case, toy.token_local_branch)
+  np.testing.assert_array_equal(d > 0, np.eye(toy.T, dtype=bool))

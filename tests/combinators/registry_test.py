@@ -1,0 +1,115 @@
+"""Bad options are refused with what was given and what is allowed."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import pytest
+from flax import nnx
+
+from configs import base
+from resjax import combinators
+from tests.helpers import toy
+
+
+def build(name, num_layers=3, **options):
+  return combinators.build(name, num_layers=num_layers, d_model=toy.D, rngs=nnx.Rngs(0), **options)
+
+
+@pytest.mark.parametrize(
+  "name, options, message",
+  [
+    ("atn_res", {}, ["name='atn_res'", "did you mean 'attn_res'", "block_attn_res"]),
+    ("zzz", {}, ["name='zzz'", "registered: standard, attenuation"]),
+    ("standard", {"alpha": 1.0}, ["'alpha'", "'standard'", "allowed: none"]),
+    ("attn_res", {"layers_per_block": 2}, ["'layers_per_block'", "'attn_res'", "allowed: eps"]),
+    ("attn_res", {"eps": 0.0}, ["eps=0.0", "eps > 0"]),
+    ("block_attn_res", {"eps": -1.0}, ["eps=-1.0", "eps > 0"]),
+    ("block_attn_res", {"layers_per_block": 0}, ["layers_per_block=0", "1..3"]),
+    ("block_attn_res", {"layers_per_block": 4}, ["layers_per_block=4", "1..3"]),
+    ("attenuation", {"layers": 3}, ["layers=3", "-3..2"]),
+    ("attenuation", {"layers": (0, -4)}, ["layers=-4", "-3..2"]),
+    ("attenuation", {"alpha": -0.5}, ["alpha=-0.5", "alpha >= 0"]),
+    ("attenuation", {"alpha": float("nan")}, ["alpha=nan", "alpha >= 0"]),
+    ("attenuation", {"cut_sites": ("atention",)}, ["'atention'", "attention, mlp"]),
+    ("gate", {"granularity": "head"}, ["'head'", "layer, depth_mixture, token, channel"]),
+    ("gate", {"kappa": 0.0}, ["kappa=0.0", "0 < kappa <= 1"]),
+    ("gate", {"kappa": 1.5}, ["kappa=1.5", "0 < kappa <= 1"]),
+    ("standard", {"num_layers": 0}, ["num_layers=0", "at least 1", "config.model.num_layers"]),
+    ("standard", {"sites": ("mlp", "mlp")}, ["('mlp', 'mlp')", "different names"]),
+    ("standard", {"sites": ()}, ["sites=()", "one or more"]),
+  ],
+)
+def test_bad_options_are_refused(name, options, message):
+  with pytest.raises(ValueError) as raised:
+    build(name, **options)
+  for part in message:
+    assert part in str(raised.value)
+  assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("name", [n for n in combinators.names() if build(n).strategy != "carry"])
+def test_growing_states_refuse_a_traced_layer(name):
+  made = build(name)
+  state = made.init(jnp.ones((1, 2, toy.D)))
+
+  def write(layer):
+    return made.write(state, layer, "mlp", jnp.ones((1, 2, toy.D)))
+
+  with pytest.raises(ValueError, match=r"layer=.* is traced.*resjax\.models\.depth\.run"):
+    jax.jit(write)(0)
+
+
+def test_gates_of_tokens_need_the_normalised_input():
+  x = jnp.ones((1, 2, toy.D))
+  for granularity in ("token", "channel"):
+    with pytest.raises(ValueError, match=f"granularity='{granularity}' needs write.*normed"):
+      build("gate", granularity=granularity).write(x, 0, "mlp", x)
+
+
+def test_config_lists_the_options_of_every_combinator_with_their_defaults():
+  settings = base.residual()
+  assert settings.pop("name") == "standard"
+  assert set(settings) == set(combinators.names())
+  for name, defaults in settings.items():
+    options = combinators.options(name)
+    assert set(defaults) == set(options), name
+    for key, default in options.items():
+      # None stands for all sites in code; the config spells them out.
+      assert defaults[key] == (toy.SITES if default is None else default), (name, key)
+
+
+def test_default_cut_sites_of_code_and_config_are_the_same_cut():
+  by_code = build("attenuation")
+  by_config = build("attenuation", **base.residual()["attenuation"])
+  assert by_code.factors == by_config.factors == ((1, 1), (1, 1), (0.5, 0.5))
+
+
+FLOPS = {  # L = 2, D = 3, two sites; a source and reader costs 18, a stream D per operation
+  ("standard",): 4 * 3,
+  ("attenuation",): 4 * 6,
+  ("gate", ("granularity", "layer")): 4 * 6,
+  ("gate", ("granularity", "depth_mixture")): 4 * 6,
+  ("gate", ("granularity", "token")): 4 * 12,
+  ("gate", ("granularity", "channel")): 4 * 15,
+  ("attn_res",): 18 * (1 + 2 + 3 + 4 + 5),
+  ("block_attn_res", ("layers_per_block", 1)): 18 * (1 + 2 + 2 + 3 + 3) + 4 * 3,
+  ("block_attn_res", ("layers_per_block", 2)): 18 * (1 + 2 + 2 + 2 + 2) + 4 * 3,
+}
+
+
+@pytest.mark.parametrize("key", FLOPS, ids=str)
+def test_flops_counted_by_hand(key):
+  name, *options = key
+  made = combinators.build(name, num_layers=2, d_model=3, rngs=nnx.Rngs(0), **dict(options))
+  assert made.flops_per_token() == FLOPS[key]
+
+
+def test_flops_are_known_for_every_name():
+  assert {key[0] for key in FLOPS} == set(combinators.names())
+
+
+def test_options_leave_out_sizes():
+  for name in combinators.names():
+    assert not set(combinators.options(name)) & {"num_layers", "d_model", "sites", "rngs"}
+  assert re.fullmatch(r"\w+", combinators.names()[0])

@@ -1,0 +1,125 @@
+"""A small model around a combinator, written without resjax.models: norm, tanh MLP, per site.
+
+The attention site mixes tokens by a causal mean, the others do not mix tokens.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from resjax import combinators
+from resjax.models import depth
+
+B, T, D, F, L = 2, 4, 8, 12, 5
+SITES = ("attention", "mlp")
+
+
+def layers(num_layers=L, sites=SITES, dtype=np.float32):
+  """Stacked parameters of the branches, numpy arrays: site -> gain [L, D], up, down."""
+  rng = np.random.default_rng(0)
+  drawn = {
+    site: {
+      "gain": rng.uniform(0.5, 1.5, (num_layers, D)),
+      "up": rng.normal(size=(num_layers, D, F)) / np.sqrt(D),
+      "down": rng.normal(size=(num_layers, F, D)) / np.sqrt(F),
+    }
+    for site in sites
+  }
+  return jax.tree.map(lambda a: a.astype(dtype), drawn)
+
+
+def embeddings(dtype=np.float32):
+  return np.random.default_rng(1).normal(size=(B, T, D)).astype(dtype)
+
+
+def rms_norm(x, eps=1e-6):
+  wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+  return (wide * jax.lax.rsqrt(jnp.mean(wide * wide, -1, keepdims=True) + eps)).astype(x.dtype)
+
+
+def branch(layer, site, views, context=None, *, eps=1e-6, mix_tokens=True):
+  """The branch of a site, as `resjax.models.depth.run` calls it."""
+  normed = {name: rms_norm(x, eps) for name, x in views.items()}
+  p = jax.tree.map(lambda leaf: leaf.astype(normed["x"].dtype), layer[site])
+  x = normed["x"]
+  if set(normed) > {"x"}:  # a site that is offered q, k and v depends on all of them
+    x = sum(c * normed.get(name, x) for name, c in zip("qkv", (0.5, 0.3, 0.2), strict=True))
+  hidden = jnp.tanh((x * p["gain"]) @ p["up"])
+  if site == "attention" and mix_tokens:
+    counts = jnp.arange(1, x.shape[1] + 1, dtype=x.dtype)[:, None]
+    hidden = jnp.cumsum(hidden, axis=1) / counts
+  return normed, hidden @ p["down"]
+
+
+token_local_branch = functools.partial(branch, mix_tokens=False)
+
+
+def build(name, options, *, num_layers=L, sites=SITES, random=True):
+  """A combinator, its parameters moved away from their initial values if `random`."""
+  fresh = combinators.build(
+    name, num_layers=num_layers, d_model=D, sites=sites, rngs=nnx.Rngs(0), **options
+  )
+  if not random:
+    return fresh
+  rng = np.random.default_rng(2)
+  graphdef, state = nnx.split(fresh)
+  moved = jax.tree.map(
+    lambda leaf: leaf + jnp.asarray(0.5 * rng.normal(size=leaf.shape), leaf.dtype), state
+  )
+  return nnx.merge(graphdef, moved)
+
+
+def parameters(combinator):
+  """Numpy arrays by attribute name."""
+  return {k: np.asarray(v) for k, v in nnx.to_pure_dict(nnx.state(combinator)).items()}
+
+
+def states_by_hand(combinator, layers, x, branch=branch):
+  """Yields the state after init and after every write, by the loop of the protocol's docstring."""
+  state = combinator.init(x)
+  yield state
+  for layer in range(combinator.num_layers):
+    row = jax.tree.map(lambda leaf, i=layer: leaf[i], layers)
+    for site in combinator.sites:
+      views, tape = combinator.read(state, layer, site)
+      normed, out = branch(row, site, views, None)
+      state = combinator.write(state, layer, site, out, normed=normed, tape=tape)
+      yield state
+
+
+def by_hand(combinator, layers, x, branch=branch):
+  *_, last = states_by_hand(combinator, layers, x, branch)
+  return combinator.final(last)
+
+
+def run(combinator, layers, x, branch=branch, **options):
+  return depth.run(combinator, layers, x, branch, **options)
+
+
+def cotangent(shape):
+  return np.random.default_rng(3).normal(size=shape)
+
+
+def value_and_gradients(forward, combinator, layers, x):
+  """y, and the gradients of `Σ cotangent · y` by parameters, layers and x."""
+  graphdef, state = nnx.split(combinator)
+
+  def f(params, layers, x):
+    return forward(nnx.merge(graphdef, params), layers, x)
+
+  y, vjp = jax.vjp(f, state, layers, x)
+  params, layers, x = vjp(jnp.asarray(cotangent(y.shape), y.dtype))
+  return y, (nnx.to_pure_dict(params), layers, x)
+
+
+def jitted(forward, combinator, layers, x):
+  """`value_and_gradients`, compiled in half the usual time."""
+  graphdef, state = nnx.split(combinator)
+  compute = jax.jit(
+    lambda s, *a: value_and_gradients(forward, nnx.merge(graphdef, s), *a),
+    compiler_options={"xla_backend_optimization_level": 0},
+  )
+  return compute(state, layers, x)
