@@ -1,0 +1,176 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from resjax.kernels.depth_attention import Sources, depth_attention, make_bank, store
+from tests.helpers import reference
+from tests.helpers.compare import assert_close
+
+D, TOKENS = 16, (2, 3)
+COUNTS = (1, 2, 5, 9, 16)
+
+
+def example(count, seed=0):
+  """query, key gain, sources and cotangent, float32 numpy."""
+  rng = np.random.default_rng(seed)
+  shapes = (D,), (D,), (count, *TOKENS, D), (*TOKENS, D)
+  query, gain, sources, dh = (rng.normal(size=s).astype(np.float32) for s in shapes)
+  return query, gain, sources, dh
+
+
+def wide(*arrays):
+  return tuple(np.asarray(a, np.float64) for a in arrays)
+
+
+def listed(query, gain, sources, **options):
+  return depth_attention(list(sources), query, key_scale=gain, **options)
+
+
+def banked(query, gain, bank, num_valid):
+  return depth_attention(Sources(bank=bank, num_valid=num_valid), query, key_scale=gain)
+
+
+@pytest.mark.parametrize("count", COUNTS)
+def test_values_and_gradients_are_those_of_numpy(count):
+  query, gain, sources, dh = example(count)
+  h, vjp = jax.vjp(listed, query, gain, sources)
+  w, gamma, values, d = wide(query, gain, sources, dh)
+  assert_close(h, reference.depth_read(w, gamma, values, 1e-6), 1e-6)
+  assert_close(vjp(dh), reference.depth_read_gradients(w, gamma, values, 1e-6, d), 1e-5)
+
+
+@pytest.mark.parametrize("count", [2, 5])
+def test_float64(count):
+  query, gain, sources, dh = wide(*example(count))
+  with jax.enable_x64(True):
+    h, vjp = jax.vjp(listed, *map(jnp.asarray, (query, gain, sources)))
+    gradients = vjp(jnp.asarray(dh))
+  assert_close(h, reference.depth_read(query, gain, sources, 1e-6), 1e-14)
+  want = reference.depth_read_gradients(query, gain, sources, 1e-6, dh)
+  assert_close(gradients, want, 1e-13)
+
+
+@pytest.mark.parametrize("count", COUNTS)
+def test_bank_is_the_list(count):
+  query, gain, sources, dh = example(count)
+  want, vjp = jax.vjp(listed, query, gain, sources)
+  got, bank_vjp = jax.vjp(lambda *a: banked(*a, count), query, gain, sources)
+  assert_close(got, want, 1e-6)
+  assert_close(bank_vjp(dh), vjp(dh), 1e-5)
+
+
+@pytest.mark.parametrize("in_bank", [1, 3, 4])
+def test_bank_and_recent_sources_together_are_the_list(in_bank):
+  query, gain, sources, _ = example(5)
+  split = Sources(tuple(sources[in_bank:]), sources[:in_bank], in_bank)
+  got = depth_attention(split, query, key_scale=gain)
+  assert_close(got, listed(query, gain, sources), 1e-6)
+
+
+@pytest.mark.parametrize("garbage", [1e4, -1e18])  # the square is finite
+@pytest.mark.parametrize("num_valid", [1, 3])
+def test_slots_that_are_not_valid_do_not_leak(garbage, num_valid):
+  query, gain, sources, dh = example(5)
+  want, vjp = jax.vjp(listed, query, gain, sources[:num_valid])
+  bank = sources.copy()
+  bank[num_valid:] = garbage
+  call = jax.jit(lambda *a: jax.vjp(lambda *b: banked(*b, a[-1]), *a[:-1]))
+  got, bank_vjp = call(query, gain, bank, num_valid)  # traced, as in a scan
+  assert_close(got, want, 1e-6)
+  *shared, d_bank = bank_vjp(dh)
+  *wants, d_sources = vjp(dh)
+  assert_close(shared, wants, 1e-5)
+  assert_close(d_bank[:num_valid], d_sources, 1e-5)
+  np.testing.assert_array_equal(d_bank[num_valid:], 0)
+
+
+@pytest.mark.parametrize("traced", [False, True])
+def test_last_source_can_be_switched_off(traced):
+  query, gain, sources, dh = example(4)
+
+  def read(query, gain, sources, last_valid):
+    return listed(query, gain, sources, last_valid=last_valid)
+
+  read = jax.jit(read) if traced else read
+  for last_valid, used in ((False, 3), (True, 4)):
+    want, vjp = jax.vjp(listed, query, gain, sources[:used])
+    got, got_vjp = jax.vjp(lambda *a, ok=last_valid: read(*a, ok), query, gain, sources)
+    assert_close(got, want, 1e-6)
+    d_sources = got_vjp(dh)[2]
+    assert_close(d_sources[:used], vjp(dh)[2], 1e-5)
+    np.testing.assert_array_equal(d_sources[used:], 0)
+
+
+def test_zero_query_is_the_mean():
+  _, gain, sources, _ = example(9)
+  assert_close(listed(np.zeros(D, np.float32), gain, sources), sources.mean(axis=0), 1e-6)
+
+
+def test_sources_of_one_direction_have_equal_logits_and_raw_values():
+  query, gain, sources, _ = example(1)
+  scales = np.array([1.0, 2.0, 4.0, 8.0], np.float32)  # powers of two: the same bits after a norm
+  same = scales[:, None, None, None] * sources
+  got = listed(query, gain, same, eps=1e-30)
+  assert_close(got, scales.mean() * sources[0], 1e-6)
+
+
+@pytest.mark.parametrize("exponents", [(15, -15, 0, 5), (-15, -15, -15, -15), (17, 17, 17, 17)])
+def test_huge_and_tiny_sources(exponents):
+  query, gain, sources, dh = example(4)
+  scaled = sources * (10.0 ** np.array(exponents))[:, None, None, None].astype(np.float32)
+  h, vjp = jax.vjp(listed, query, gain, scaled)
+  want = reference.depth_read(*wide(query, gain, scaled), 1e-6)
+  assert_close(h, want, 1e-5)
+  assert all(np.isfinite(leaf).all() for leaf in vjp(dh))
+
+
+def test_huge_logits_select_one_source():
+  query, gain, sources, dh = example(5)
+  h, vjp = jax.vjp(listed, 1e6 * query, gain, sources)
+  keys = sources / np.sqrt((sources**2).mean(-1, keepdims=True))
+  chosen = np.argmax(np.sum(query * gain * keys, axis=-1), axis=0)
+  picked = np.take_along_axis(sources, chosen[None, ..., None], axis=0)[0]
+  np.testing.assert_allclose(h, picked, rtol=1e-6)
+  assert all(np.isfinite(leaf).all() for leaf in vjp(dh))
+
+
+@pytest.mark.parametrize("use_bank", [False, True])
+def test_bfloat16_sources_are_mixed_in_float32_and_rounded_once(use_bank):
+  query, gain, sources, dh = example(16)
+  rounded = jnp.asarray(sources, jnp.bfloat16)
+  read = (lambda *a: banked(*a, 16)) if use_bank else listed
+  h, vjp = jax.vjp(read, query, gain, rounded)
+  assert h.dtype == jnp.bfloat16
+  want = reference.depth_read(*wide(query, gain, rounded), 1e-6)
+  half_ulp = float(jnp.finfo(jnp.bfloat16).eps) / 2
+  np.testing.assert_allclose(np.float64(h), want, rtol=1.01 * half_ulp, atol=1e-6)
+  dquery, dgain, dsources = vjp(jnp.asarray(dh, jnp.bfloat16))
+  assert dquery.dtype == dgain.dtype == jnp.float32 and dsources.dtype == jnp.bfloat16
+  d = np.float64(jnp.asarray(dh, jnp.bfloat16))
+  wants = reference.depth_read_gradients(*wide(query, gain, rounded), 1e-6, d)
+  assert_close((dquery, dgain), wants[:2], 1e-5)  # sums over tokens stay float32
+  assert_close(dsources, wants[2], 2 * half_ulp)
+
+
+def test_no_key_gain_is_a_gain_of_one():
+  query, _, sources, _ = example(3)
+  got = depth_attention(list(sources), query)
+  np.testing.assert_array_equal(got, listed(query, np.ones(D, np.float32), sources))
+
+
+@pytest.mark.parametrize("tokens", [(), (4,), (1, 2, 3)])
+def test_leading_axes_are_free(tokens):
+  query, gain, _, _ = example(1)
+  sources = np.random.default_rng(1).normal(size=(3, *tokens, D)).astype(np.float32)
+  for h in (listed(query, gain, sources), banked(query, gain, sources, 3)):
+    assert h.shape == (*tokens, D)
+    assert_close(h, reference.depth_read(*wide(query, gain, sources), 1e-6), 1e-6)
+
+
+def test_bank_holds_what_is_stored():
+  _, _, sources, _ = example(4)
+  bank = make_bank(tuple(sources[:2]), 5)
+  np.testing.assert_array_equal(bank, [*sources[:2], *np.zeros((3, *TOKENS, D))])
+  bank = jax.jit(store)(bank, 2, tuple(sources[2:]))
+  np.testing.assert_array_equal(bank, [*sources, np.zeros((*TOKENS, D))])

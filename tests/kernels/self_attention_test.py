@@ -1,0 +1,86 @@
+import functools
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from resjax.kernels.self_attention import causal_attention
+from resjax.sharding import Layout, MeshConfig, make_mesh
+from tests.helpers import reference
+from tests.helpers.compare import assert_close
+
+
+def example(length, batch=2, num_heads=4, num_kv_heads=2, width=8, seed=0):
+  """q, k, v and packed segment ids, with padding (0) at the end of the first row."""
+  rng = np.random.default_rng(seed)
+  q = rng.normal(size=(batch, length, num_heads, width))
+  k, v = rng.normal(size=(2, batch, length, num_kv_heads, width))
+  segment_ids = 1 + np.sort(rng.integers(0, 3, size=(batch, length)), axis=1)
+  segment_ids[0, -length // 8 :] = 0
+  return *(jnp.asarray(a, jnp.float32) for a in (q, k, v)), jnp.asarray(segment_ids)
+
+
+xla = functools.partial(causal_attention, layout=Layout(), implementation="xla")
+splash = functools.partial(
+  causal_attention, layout=Layout(), implementation="splash", interpret=True
+)
+
+
+@pytest.mark.parametrize("num_kv_heads", [4, 2, 1])
+def test_xla_is_numpy(num_kv_heads):
+  q, k, v, segment_ids = example(16, num_kv_heads=num_kv_heads)
+  want = reference.causal_attention(*(np.asarray(a, np.float64) for a in (q, k, v)), segment_ids)
+  assert_close(xla(q, k, v, segment_ids), want, 1e-6)
+  automatic = causal_attention(q, k, v, segment_ids, layout=Layout())  # on CPU
+  np.testing.assert_array_equal(automatic, xla(q, k, v, segment_ids))
+
+
+def test_splash_is_xla():
+  q, k, v, segment_ids = example(256)
+  want, want_vjp = jax.vjp(lambda *a: xla(*a, segment_ids), q, k, v)
+  got, got_vjp = jax.vjp(lambda *a: splash(*a, segment_ids), q, k, v)
+  d = jnp.asarray(np.random.default_rng(1).normal(size=q.shape), jnp.float32)
+  assert_close(got, want, 1e-5)
+  assert_close(got_vjp(d), want_vjp(d), 1e-5)
+
+
+def test_splash_on_a_mesh_is_xla():
+  layout = Layout(make_mesh(MeshConfig(data=2, tensor=2), jax.devices()[:4]))
+  q, k, v, segment_ids = example(128)
+  call = functools.partial(splash, layout=layout)
+  assert_close(jax.jit(call)(q, k, v, segment_ids), xla(q, k, v, segment_ids), 1e-5)
+
+
+def faked(platform):
+  """A layout that says that it is on another platform."""
+  return SimpleNamespace(platform=platform, mesh=None)
+
+
+@pytest.mark.parametrize(
+  "implementation, platform, length, dtype, message",
+  [
+    ("splash", "cpu", 128, "float32", "needs platform 'tpu', the mesh is on 'cpu'"),
+    ("cudnn", "cpu", 128, "bfloat16", "needs platform 'gpu', the mesh is on 'cpu'"),
+    ("splash", "gpu", 128, "bfloat16", "needs platform 'tpu', the mesh is on 'gpu'"),
+    ("splash", "tpu", 192, "bfloat16", r"192 \(config.data.seq_len\) is no multiple of 128"),
+    ("cudnn", "gpu", 128, "float32", "16-bit activations, config.model.dtype gives float32"),
+    ("flash", "cpu", 128, "float32", "the names are auto, xla, cudnn, splash"),
+  ],
+)
+def test_implementations_that_cannot_run_are_refused(
+  implementation, platform, length, dtype, message
+):
+  *qkv, segment_ids = example(length)
+  qkv = [a.astype(dtype) for a in qkv]
+  with pytest.raises(ValueError, match=message) as raised:
+    causal_attention(*qkv, segment_ids, layout=faked(platform), implementation=implementation)
+  assert f"config.model.attention={implementation!r}" in str(raised.value)
+
+
+@pytest.mark.parametrize("platform", ["tpu", "gpu"])
+def test_auto_falls_back_to_xla_where_no_kernel_runs(platform):
+  q, k, v, segment_ids = example(16)  # float32, and no multiple of 128
+  got = causal_attention(q, k, v, segment_ids, layout=faked(platform))
+  np.testing.assert_array_equal(got, xla(q, k, v, segment_ids))
