@@ -1,0 +1,141 @@
+"""Norms, MLPs, rotary positions, embeddings and linear maps against numpy."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from resjax.nn.embed import Embedding
+from resjax.nn.linear import linear
+from resjax.nn.mlp import MLP
+from resjax.nn.norm import norm
+from resjax.nn.rope import rope
+from resjax.sharding import Layout
+from tests.helpers.compare import assert_close
+
+D, F = 12, 20
+X = np.random.default_rng(0).normal(size=(2, 5, D)).astype(np.float32)
+
+
+def randomised(module):
+  """The module with every parameter drawn anew, biases and gains too; and numpy copies."""
+  rng = np.random.default_rng(1)
+  graphdef, state = nnx.split(module)
+  state = jax.tree.map(lambda a: jnp.asarray(rng.normal(size=a.shape), a.dtype), state)
+  return nnx.merge(graphdef, state), jax.tree.map(np.float64, nnx.to_pure_dict(state))
+
+
+@pytest.mark.parametrize("positions", [range(7), (0, 1, 2, 0, 1, 0, 1000)])
+@pytest.mark.parametrize("theta", [10_000.0, 1e6])
+def test_rope_multiplies_complex_numbers(positions, theta):
+  x = np.random.default_rng(0).normal(size=(1, 7, 3, 8)).astype(np.float32)
+  t = np.array([positions])
+  half = np.float64(x[..., :4]) + 1j * np.float64(x[..., 4:])
+  angles = t[:, :, None, None] * theta ** (-2.0 * np.arange(4) / 8)
+  turned = half * np.exp(1j * angles)
+  want = np.concatenate([turned.real, turned.imag], axis=-1)
+  got = rope(jnp.asarray(x), jnp.asarray(t), theta=theta)
+  # A float32 angle is right to eps times itself.
+  assert_close(got, want, 1e-6 if t.max() < 10 else 1e-4)
+
+
+def test_rope_scores_depend_on_the_distance_alone():
+  q, k = np.random.default_rng(0).normal(size=(2, 1, 1, 1, 16)).astype(np.float32)
+
+  def score(at, to):
+    turned = (rope(jnp.asarray(a), jnp.full((1, 1), t), theta=1e4) for a, t in ((q, at), (k, to)))
+    return float(jnp.sum(next(turned) * next(turned)))
+
+  np.testing.assert_allclose(score(3, 1), score(40, 38), rtol=1e-4)
+  assert abs(score(3, 1) - score(3, 2)) > 1e-3
+
+
+def test_rope_keeps_the_dtype():
+  x = jnp.ones((1, 2, 1, 4), jnp.bfloat16)
+  assert rope(x, jnp.zeros((1, 2), int), theta=1e4).dtype == jnp.bfloat16
+
+
+@pytest.mark.parametrize("offset", [0.0, 1000.0])
+@pytest.mark.parametrize("bias", [False, True])
+def test_layernorm(bias, offset):
+  layer = norm("layernorm", D, eps=1e-5, bias=bias, dtype="float32", rngs=nnx.Rngs(0))
+  layer, p = randomised(layer)
+  x = np.float64(X + np.float32(offset))  # what float32 holds
+  centred = x - x.mean(-1, keepdims=True)
+  want = centred / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-5) * p["scale"]
+  want = want + p["bias"] if bias else want
+  assert ("bias" in p) == bias
+  assert_close(layer(jnp.asarray(x, jnp.float32)), want, 1e-6 + 1e-6 * offset)
+
+
+def test_rmsnorm():
+  layer = norm("rmsnorm", D, eps=1e-2, bias=True, dtype="float32", rngs=nnx.Rngs(0))
+  layer, p = randomised(layer)
+  want = X / np.sqrt((np.float64(X) ** 2).mean(-1, keepdims=True) + 1e-2) * p["scale"]
+  assert set(p) == {"scale"}
+  assert_close(layer(jnp.asarray(X)), want, 1e-6)
+
+
+@pytest.mark.parametrize("name", ["rmsnorm", "layernorm"])
+def test_norm_statistics_of_bfloat16_are_float32(name):
+  layer = norm(name, 4096, eps=1e-6, bias=False, dtype="bfloat16", rngs=nnx.Rngs(0))
+  x = jnp.asarray(np.random.default_rng(0).normal(size=(1, 4096)), jnp.bfloat16)
+  y = layer(x)
+  wide = np.float64(x) - (np.float64(x).mean() if name == "layernorm" else 0)
+  want = wide / np.sqrt((wide**2).mean())
+  assert y.dtype == jnp.bfloat16
+  # Normalised, gained and rounded in 16 bits at most three times.
+  np.testing.assert_allclose(np.float64(y), want, rtol=3 * 2.0**-8, atol=1e-3)
+
+
+def mlp(name, bias):
+  return MLP(
+    name, D, F, bias=bias, std=0.1, out_std=0.1, dtype="float32", layout=Layout(), rngs=nnx.Rngs(0)
+  )
+
+
+def affine(x, p):
+  return x @ p["kernel"] + p.get("bias", 0)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_gelu_mlp(bias):
+  layer, p = randomised(mlp("gelu", bias))
+  u = affine(np.float64(X), p["up_proj"])
+  gelu = 0.5 * u * (1 + np.tanh(np.sqrt(2 / np.pi) * (u + 0.044715 * u**3)))
+  assert set(p) == {"up_proj", "down_proj"} and ("bias" in p["up_proj"]) == bias
+  assert_close(layer(jnp.asarray(X)), affine(gelu, p["down_proj"]), 1e-6)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_swiglu_mlp(bias):
+  layer, p = randomised(mlp("swiglu", bias))
+  gate, up = (affine(np.float64(X), p[key]) for key in ("gate_proj", "up_proj"))
+  hidden = gate / (1 + np.exp(-gate)) * up
+  assert_close(layer(jnp.asarray(X)), affine(hidden, p["down_proj"]), 1e-6)
+
+
+@pytest.mark.parametrize("max_positions", [0, 9])
+def test_embedding(max_positions):
+  layer = Embedding(11, D, max_positions=max_positions, std=0.5, dtype="float32", rngs=nnx.Rngs(0))
+  tokens, positions = np.array([[3, 10, 0]]), np.array([[0, 8, 1]])
+  want = np.asarray(layer.embedding[...])[tokens]
+  if max_positions:
+    want = want + np.asarray(layer.positions[...])[positions]
+  else:
+    assert layer.positions is None
+  np.testing.assert_array_equal(layer(jnp.asarray(tokens), jnp.asarray(positions)), want)
+
+
+def test_initial_values_have_the_standard_deviation_asked_for():
+  rngs = nnx.Rngs(0)
+  made = linear(200, 300, ("embed_param", "mlp"), bias=True, std=0.03, dtype="bfloat16", rngs=rngs)
+  table = Embedding(300, 200, max_positions=300, std=0.03, dtype="bfloat16", rngs=rngs)
+  for parameter in (made.kernel, table.embedding, table.positions):
+    values = np.asarray(parameter[...])
+    assert values.dtype == np.float32
+    error = 1 / np.sqrt(2 * values.size)  # of a standard deviation, relative
+    assert abs(values.std() / 0.03 - 1) < 5 * error and abs(values.mean()) < 0.03 * 10 * error
+  assert not made.bias[...].any()
+  assert made(jnp.ones((1, 200))).dtype == jnp.bfloat16
