@@ -46,16 +46,18 @@ def config_value(holder: flags.FlagHolder):
 
 
 def _parse(argv: list[str]) -> list[str]:
-  """Parses the command line; a setting that does not exist is one line too."""
+  """Parses the command line; what cannot be parsed is one line too."""
   try:
-    return app.parse_flags_with_usage(argv)
-  except (AttributeError, KeyError, ValueError, OSError) as error:
+    return flags.FLAGS(argv)
+  except (flags.Error, AttributeError, KeyError, ValueError, OSError) as error:
     reason = error
     while isinstance(reason, BaseException) and reason.args:  # ml_collections nests them
       reason = reason.args[0]
-    _fail(f"config: {' '.join(str(reason).split())}")
+    lines = [line.strip() for line in str(reason).splitlines() if line.strip()]
+    raised_in_config = any(line.startswith("Traceback") for line in lines)
+    _fail(lines[-1] if raised_in_config else reason)
 
 
 def _fail(message: object) -> NoReturn:
-  print(f"error: {message}", file=sys.stderr)
+  print(f"error: {' '.join(str(message).split())}", file=sys.stderr)
   sys.exit(1)

@@ -67,17 +67,8 @@ def _decoder(values: Mapping[str, Any], data: DataConfig, layout: Layout) -> Dec
 
 def _check(run: Run, layout: Layout) -> None:
   """Raises now what would otherwise go wrong after minutes: options, schedule, divisibility."""
-  decoder, train = run.decoder, run.train
-  nnx.eval_shape(
-    lambda: combinators.build(
-      decoder.residual.name,
-      num_layers=decoder.num_layers,
-      d_model=decoder.d_model,
-      sites=SITES,
-      rngs=nnx.Rngs(0),
-      **decoder.residual.options,
-    )
-  )
+  train = run.train
+  _check_combinator(run.decoder)
   optim.schedule(run.optim, train.steps)
   parts = layout.num_shards("batch") * train.microbatches
   if train.batch_size % parts:
@@ -91,6 +82,16 @@ def _check(run: Run, layout: Layout) -> None:
       f"config.data.seq_len={run.data.seq_len} is not divisible by "
       f"config.mesh.sequence={layout.num_shards('tokens')}"
     )
+
+
+def _check_combinator(decoder: DecoderConfig) -> None:
+  name = decoder.residual.name
+  sizes = {"num_layers": decoder.num_layers, "d_model": decoder.d_model, "sites": SITES}
+  options = decoder.residual.options
+  try:
+    nnx.eval_shape(lambda: combinators.build(name, **sizes, rngs=nnx.Rngs(0), **options))
+  except ValueError as error:
+    raise ValueError(f"config.model.residual.{name}: {error}") from None
 
 
 def to_dataclass(cls: type, values: Mapping[str, Any], path: str) -> Any:

@@ -6,6 +6,7 @@ import grain
 import orbax.checkpoint as ocp
 
 from resjax.train.state import TrainState
+from resjax.typing import PyTree
 
 
 class Checkpoints:
@@ -43,22 +44,32 @@ class Checkpoints:
     if step == self.latest:
       return
     args = ocp.args.Composite(
-      state=ocp.args.StandardSave(state), data=grain.checkpoint.CheckpointSave(batches)
+      params=ocp.args.StandardSave(state.params),
+      optimizer=ocp.args.StandardSave(_rest(state)),
+      data=grain.checkpoint.CheckpointSave(batches),
     )
     self._manager.save(step, args=args)
 
   def restore(self, abstract: TrainState, batches: grain.DatasetIterator) -> TrainState:
     """Returns the newest state, laid out like `abstract`, and moves the iterator to its place."""
     args = ocp.args.Composite(
-      state=ocp.args.StandardRestore(abstract), data=grain.checkpoint.CheckpointRestore(batches)
+      params=ocp.args.StandardRestore(abstract.params),
+      optimizer=ocp.args.StandardRestore(_rest(abstract)),
+      data=grain.checkpoint.CheckpointRestore(batches),
     )
-    return self._manager.restore(self.latest, args=args)["state"]
+    found = self._manager.restore(self.latest, args=args)
+    return TrainState(params=found["params"], **found["optimizer"])
 
-  def restore_params(self, abstract: TrainState):
-    """Returns the parameters of the newest checkpoint, laid out like `abstract.params`."""
-    args = ocp.args.Composite(state=ocp.args.StandardRestore(abstract))
-    return self._manager.restore(self.latest, args=args)["state"].params
+  def restore_params(self, abstract: PyTree) -> PyTree:
+    """Returns the newest parameters alone, laid out like `abstract`."""
+    args = ocp.args.Composite(params=ocp.args.StandardRestore(abstract))
+    return self._manager.restore(self.latest, args=args)["params"]
 
   def wait(self) -> None:
     """Returns when everything is on disk; raises what went wrong in the background."""
     self._manager.wait_until_finished()
+
+
+def _rest(state: TrainState) -> dict[str, PyTree]:
+  """What only training needs, apart from the parameters, which others read too."""
+  return {"step": state.step, "opt_state": state.opt_state}

@@ -1,0 +1,170 @@
+"""A run that is killed and started again is the run that was never killed."""
+
+import hashlib
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+
+from resjax.train.logging import read_metrics
+
+REPOSITORY = pathlib.Path(__file__).parents[2]
+STEPS = 30
+
+
+def command(root: pathlib.Path, workdir: pathlib.Path, *more: str) -> list[str]:
+  settings = {
+    "workdir": workdir,
+    "data.root": root / "data",
+    "data.corpora.stdlib.source": root / "text",
+    "data.tokenizer.name": "byte",
+    "data.seq_len": 128,
+    "data.validation_fraction": 0.2,
+    "model.num_layers": 3,
+    "model.d_model": 64,
+    "model.mlp_dim": 256,
+    "train.steps": STEPS,
+    "train.batch_size": 32,  # a step long enough to be killed in
+    "train.log_every": 1,
+    "train.eval_every": 5,
+    "train.eval_rows": 8,
+    "train.checkpoint_every": 10,
+    "train.keep_last": 5,
+    "train.sample_tokens": 8,
+    "optim.warmup_steps": 5,
+  }
+  flags = [f"--config.{key}={value}" for key, value in settings.items()]
+  return [sys.executable, "-m", "launch.train", "--config=configs/tiny.py", *flags, *more]
+
+
+def start(arguments: list[str]) -> subprocess.Popen:
+  environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
+  return subprocess.Popen(
+    arguments,
+    cwd=REPOSITORY,
+    env=environment,
+    text=True,
+    stdout=subprocess.PIPE,
+    stderr=subprocess.STDOUT,
+  )
+
+
+def finish(arguments: list[str]) -> str:
+  process = start(arguments)
+  output, _ = process.communicate(timeout=300)
+  assert process.returncode == 0, output
+  return output
+
+
+def wait_for(process: subprocess.Popen, condition) -> None:
+  deadline = time.monotonic() + 240
+  while not condition():
+    assert process.poll() is None, process.communicate()[0]
+    assert time.monotonic() < deadline
+    time.sleep(0.01)
+
+
+def last_step(workdir: pathlib.Path) -> int:
+  path = workdir / "metrics.jsonl"
+  records = read_metrics(path) if path.exists() else []
+  return records[-1]["step"] if records else -1
+
+
+def hashes(workdir: pathlib.Path, step: int = STEPS) -> dict[str, str]:
+  """SHA-256 of every array of parameters and optimizer."""
+  found = {}
+  for item in ("params", "optimizer"):
+    tree = ocp.StandardCheckpointer().restore(workdir / "checkpoints" / str(step) / item)
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+      digest = hashlib.sha256(np.ascontiguousarray(leaf).tobytes()).hexdigest()
+      found[item + jax.tree_util.keystr(path)] = digest
+  return found
+
+
+def without_time(workdir: pathlib.Path) -> list[dict]:
+  return [
+    {key: value for key, value in record.items() if not key.startswith("time/")}
+    for record in read_metrics(workdir / "metrics.jsonl")
+  ]
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory) -> pathlib.Path:
+  folder = tmp_path_factory.mktemp("resume")
+  (folder / "text").mkdir()
+  generator = np.random.default_rng(0)
+  words = ["depth", "width", "layer", "token", "source", "stream", "query", "gate", "norm"]
+  for number in range(40):
+    text = " ".join(generator.choice(words, 300))
+    (folder / "text" / f"{number}.txt").write_text(text)
+  return folder
+
+
+@pytest.fixture(scope="module")
+def straight(root) -> pathlib.Path:
+  finish(command(root, root / "straight"))
+  return root / "straight"
+
+
+def test_steps_are_all_there_once(straight):
+  records = without_time(straight)
+  assert [r["step"] for r in records if "train/loss" in r] == list(range(1, STEPS + 1))
+  assert [r["step"] for r in records if "validation/loss" in r] == list(range(0, STEPS + 1, 5))
+  assert records[-1]["train/loss" if "train/loss" in records[-1] else "validation/loss"] < 4
+
+
+def test_killed_run_equals_straight_run(root, straight):
+  workdir = root / "killed"
+  process = start(command(root, workdir))
+  wait_for(process, (workdir / "checkpoints" / "10").exists)
+  wait_for(process, lambda: last_step(workdir) >= 12)
+  process.send_signal(signal.SIGKILL)
+  process.communicate()
+  assert 12 <= last_step(workdir) < STEPS
+  output = finish(command(root, workdir))
+  assert "resuming after step 10 of 30" in output or "resuming after step 20 of 30" in output
+  assert hashes(workdir) == hashes(straight)
+  assert without_time(workdir) == without_time(straight)
+
+
+def test_ctrl_c_saves_and_the_same_command_goes_on(root, straight):
+  workdir = root / "interrupted"
+  process = start(command(root, workdir))
+  wait_for(process, lambda: last_step(workdir) >= 12)
+  process.send_signal(signal.SIGINT)
+  output, _ = process.communicate(timeout=120)
+  assert process.returncode == 130, output
+  assert "which is saved; the same command goes on" in output
+  assert "Traceback" not in output
+  finish(command(root, workdir))
+  assert hashes(workdir) == hashes(straight)
+  assert without_time(workdir) == without_time(straight)
+
+
+def test_finished_run_says_so(root, straight):
+  before = (straight / "metrics.jsonl").read_text()
+  output = finish(command(root, straight))
+  assert "nothing to train" in output
+  assert (straight / "metrics.jsonl").read_text() == before
+
+
+def test_another_model_is_refused(root, straight):
+  process = start(command(root, straight, "--config.model.residual.name=standard"))
+  output, _ = process.communicate(timeout=120)
+  assert process.returncode == 1
+  assert output.splitlines()[-1].startswith("error: ")
+  assert "model.residual.name was 'block_attn_res' and is 'standard'" in output
+  assert "choose another config.workdir" in output
+
+
+def test_generate_reads_the_checkpoint(root, straight):
+  arguments = [sys.executable, "-m", "launch.generate", f"--workdir={straight}"]
+  output = finish([*arguments, "--prompt=depth", "--num_tokens=8", "--temperature=0"])
+  assert output.startswith("depth") and len(output) > len("depth")
