@@ -1,0 +1,50 @@
+"""Where the residual path can be cut: every layer × alpha, against learned gates.
+
+Argument: the size, `tiny` (default) or `gpt2_124m`.
+
+  python -m launch.sweep --config=configs/ablations/cut_layer.py
+  python -m launch.sweep --config=configs/ablations/cut_layer.py:gpt2_124m \
+    --config.data.corpora.web.source=FOLDER --print_commands
+
+Both sites of the layer cut, so a layer multiplies its input by alpha² in all.
+
+Hardware: 2 CPU cores (tiny); as configs/gpt2_124m.py says (gpt2_124m).
+Time: 23 runs of about a minute (tiny); 41 runs of that config's time (gpt2_124m).
+Expect: with gpt2_124m, after Residual Connections and the Causal Shift (arXiv 2602.14760): cuts are
+very sensitive to the layer, late ones help, and a learned gate beats any of them. tiny shows that
+everything runs; after 80 steps only large harm is more than noise.
+"""
+
+from collections.abc import Iterator
+
+from ml_collections import ConfigDict
+
+from configs import ablations
+
+ALPHAS = (0.0, 0.25, 0.5)
+GRANULARITIES = ("layer", "depth_mixture", "token", "channel")
+# The plot: horizontal axis, and what tells its lines apart; other runs are horizontal lines.
+CURVES = ("model.residual.attenuation.layers", "model.residual.attenuation.alpha")
+
+
+def get_config(size: str = "tiny") -> ConfigDict:
+  c = ablations.get_config(size)
+  c.workdir = f"runs/cut_layer_{size}"
+  return c
+
+
+def sweep(config: ConfigDict) -> Iterator[tuple[str, dict]]:
+  yield "standard", {"model.residual.name": "standard"}
+  for granularity in GRANULARITIES:
+    overrides = {"model.residual.name": "gate", "model.residual.gate.granularity": granularity}
+    yield f"gate-{granularity}", overrides
+  for alpha in ALPHAS:
+    for layer in range(config.model.num_layers):
+      yield (
+        f"attenuation-layer{layer}-alpha{alpha:g}",
+        {
+          "model.residual.name": "attenuation",
+          "model.residual.attenuation.layers": (layer,),
+          "model.residual.attenuation.alpha": alpha,
+        },
+      )
