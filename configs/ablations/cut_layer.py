@@ -41,7 +41,7 @@ def sweep(config: ConfigDict) -> Iterator[tuple[str, dict]]:
   for alpha in ALPHAS:
     for layer in range(config.model.num_layers):
       yield (
-        f"attenuation-layer{layer}-alpha{alpha:g}",
+        f"cut-layer{layer}-alpha{alpha:g}",
         {
           "model.residual.name": "attenuation",
           "model.residual.attenuation.layers": (layer,),

@@ -10,6 +10,9 @@ from matplotlib.figure import Figure
 # Okabe and Ito's palette, which readers with any colour vision can tell apart.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+DASHES = ("-", "--", ":", "-.", (0, (8, 2, 1, 2, 1, 2)), (0, (1, 4)))
+
+_FINAL = "validation after the last step (bits per byte)"
 
 Records = Sequence[Mapping[str, Any]]
 
@@ -28,6 +31,61 @@ def training_curves(records: Records, title: str, path: Path) -> None:
   _curve(
     right, records, "validation/bits_per_byte", COLOURS[1], "validation (bits per byte)", marker="o"
   )
+  figure.suptitle(title)
+  save(figure, path)
+
+
+def sweep_dots(values: Mapping[str, float], reference: str, title: str, path: Path) -> None:
+  """Draws one number per run as a dot, and that of the reference as a line, into a PNG file.
+
+  Args:
+    values: name of a run to its bits per byte, in the order of the plot.
+    reference: name of the run to compare with; no line where it has no value.
+    title: what sweep it is.
+    path: of the file.
+  """
+  figure = Figure(figsize=(8, 1.6 + 0.28 * len(values)), layout="constrained")
+  axes = figure.subplots()
+  if reference in values:
+    label = f"{reference}: {values[reference]:.4f}"
+    axes.axvline(values[reference], color=COLOURS[6], linestyle="--", label=label)
+    axes.legend(loc="lower left", bbox_to_anchor=(0, 1), frameon=False)
+  axes.plot(list(values.values()), list(values), color=COLOURS[0], marker="o", linestyle="")
+  axes.invert_yaxis()
+  axes.set_xlabel(_FINAL)
+  axes.grid(alpha=0.3)
+  figure.suptitle(title)
+  save(figure, path)
+
+
+def sweep_curves(
+  curves: Mapping[str, Sequence[tuple[float, float]]],
+  levels: Mapping[str, float],
+  across: str,
+  title: str,
+  path: Path,
+) -> None:
+  """Draws curves of bits per byte, and single runs as horizontal lines, into a PNG file.
+
+  Args:
+    curves: label to points (x, bits per byte).
+    levels: name of a run to its bits per byte; the first is the reference.
+    across: what x is.
+    title: what sweep it is.
+    path: of the file.
+  """
+  figure = Figure(figsize=(9, 5), layout="constrained")
+  axes = figure.subplots()
+  for i, (label, points) in enumerate(curves.items()):
+    colour, marker = COLOURS[i % len(COLOURS)], MARKERS[i % len(MARKERS)]
+    axes.plot(*zip(*sorted(points), strict=True), color=colour, marker=marker, label=label)
+  for i, (label, value) in enumerate(levels.items()):
+    colour, dashes = COLOURS[(6 - i) % len(COLOURS)], DASHES[i % len(DASHES)]
+    axes.axhline(value, color=colour, linestyle=dashes, label=f"{label}: {value:.4f}")
+  axes.set_xlabel(across)
+  figure.legend(loc="outside right upper", frameon=False)
+  axes.set_ylabel(_FINAL)
+  axes.grid(alpha=0.3)
   figure.suptitle(title)
   save(figure, path)
 

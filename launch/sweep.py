@@ -1,0 +1,194 @@
+"""Runs a sweep: every run that a config file's `sweep(config)` yields, one after another.
+
+  python -m launch.sweep --config=configs/ablations/residuals.py
+  python -m launch.sweep --config=configs/ablations/residuals.py --only=standard,attn_res
+  python -m launch.sweep --config=configs/ablations/residuals.py --print_commands
+  python -m launch.sweep --config=configs/ablations/residuals.py --collect
+
+Settings on the command line hold for all runs, before the overrides of the sweep. Every run has
+its folder in config.workdir; the table goes there as results.json and results.csv, the plot as
+sweep.png. Finished runs are not repeated, stopped ones go on. --print_commands is for schedulers:
+one command per run, in any order, on any machine that sees the folder; then --collect.
+"""
+
+import dataclasses
+import json
+import runpy
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+from absl import flags
+from ml_collections import config_flags
+from rich.console import Console
+
+from launch import cli
+from resjax import experiment
+from resjax.analysis import sweep
+from resjax.analysis.sweep import Result, SweepRun
+from resjax.sharding import Layout
+from resjax.train import workdir
+from resjax.train.config import Run
+from resjax.train.interrupt import Interrupted
+from resjax.train.logging import FILE_NAME, read_metrics
+from resjax.train.state import ModelDef
+
+_CONFIG = cli.define_config("The sweep.")
+_PRINT = flags.DEFINE_bool("print_commands", False, "Only print one command per run.")
+_COLLECT = flags.DEFINE_bool("collect", False, "Only gather what the runs' folders hold.")
+_ONLY = flags.DEFINE_list("only", [], "Names of the runs to do; default: all.")
+_ANY_MESH = {"data": -1, "fsdp": 1, "tensor": 1, "sequence": 1}
+
+
+def main() -> None:
+  """Runs, prints or gathers the sweep of the command line."""
+  if _PRINT.value and _COLLECT.value:
+    raise ValueError("--print_commands and --collect exclude each other")
+  jax.config.update("jax_platforms", "cpu")  # the accelerators are the runs'
+  config = cli.config_value(_CONFIG)
+  path = config_flags.get_config_filename(flags.FLAGS[_CONFIG.name]).split(":", 1)[0]
+  module = runpy.run_path(path)
+  if "sweep" not in module:
+    raise ValueError(f"{path} has no sweep(config); choose one of configs/ablations")
+  runs = sweep.expand(config, module["sweep"](config))
+  chosen = _chosen(runs, _ONLY.value)
+  for run in runs:
+    _check(run)
+  if _PRINT.value:
+    for run in chosen:
+      print(shlex.join(["python", *_arguments(run)]))
+    return
+  console = Console()
+  errors = {} if _COLLECT.value else _run_all(chosen, console)
+  results = [_collect(run, errors.get(run.name)) for run in runs]
+  folder = Path(config.workdir)
+  sweep.show(results, console)
+  files = sweep.save(results, folder)
+  files.append(sweep.plot(results, module.get("CURVES"), f"{folder}  ({path})", folder))
+  for file in filter(None, files):
+    console.print(str(file), soft_wrap=True)
+  if errors:
+    sys.exit(1)
+
+
+def _chosen(runs: list[SweepRun], names: list[str]) -> list[SweepRun]:
+  known = [run.name for run in runs]
+  for name in names:
+    if name not in known:
+      raise ValueError(f"--only={name}: no such run; the sweep has {', '.join(known)}")
+  return [run for run in runs if not names or run.name in names]
+
+
+def _run_all(runs: list[SweepRun], console: Console) -> dict[str, str]:
+  """Returns the errors of the runs that failed, by name."""
+  errors = {}
+  for number, run in enumerate(runs, 1):
+    title = f"run {number} of {len(runs)}: {run.name}"
+    if _collect(run).status == sweep.DONE:
+      console.print(f"{title} is done")
+      continue
+    console.rule(title)
+    error = _run(run)
+    if error is not None:
+      errors[run.name] = error
+  return errors
+
+
+def _run(run: SweepRun) -> str | None:
+  """Trains one run in a process of its own; returns its error in one line, None if it has none."""
+  command = [sys.executable, *_arguments(run)]
+  process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, errors="replace")
+  handler = signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the run: it saves
+  last = ""
+  try:
+    for line in process.stderr:
+      print(line, end="", file=sys.stderr, flush=True)
+      last = line.strip() or last
+    code = process.wait()
+  finally:
+    signal.signal(signal.SIGINT, handler)
+  if code in (130, -signal.SIGINT):
+    raise Interrupted(
+      f"the sweep stopped in run {run.name}; the same command goes on, with --collect it shows "
+      "what there is"
+    )
+  if code < 0:
+    return f"ended by signal {-code} ({signal.Signals(-code).name})"
+  return (last.removeprefix("error: ") or f"exit code {code}") if code else None
+
+
+def _arguments(run: SweepRun) -> list[str]:
+  """Arguments of Python that train a run: the file, the user's settings, the run's."""
+  flag = flags.FLAGS[_CONFIG.name]
+  settings = {**config_flags.get_override_values(flag), **run.overrides}
+  settings["workdir"] = run.config.workdir
+  arguments = ["-m", "launch.train", f"--config={config_flags.get_config_filename(flag)}"]
+  return arguments + [f"--config.{key}={value}" for key, value in settings.items()]
+
+
+def _check(run: SweepRun) -> None:
+  """Raises a ValueError if the run cannot be built, or its folder holds another one."""
+  try:
+    wanted = _settings(_build(run.config.to_dict()))
+    folder = Path(run.config.workdir)
+    if (folder / workdir.RECORD).exists():
+      found = _settings(_recorded(folder))
+      for key, value in wanted.items():
+        if found.get(key) != value:
+          raise ValueError(
+            f"{folder} was run with {key}={found.get(key)!r}, not {value!r}; choose another "
+            "config.workdir, or delete that folder"
+          )
+  except ValueError as error:
+    raise ValueError(f"run {run.name!r}: {error}") from None
+
+
+def _build(values: Mapping[str, Any]) -> Run:
+  """The run of a config; whether the mesh fits is checked where the run has its devices."""
+  return experiment.build({**values, "mesh": _ANY_MESH})
+
+
+def _recorded(folder: Path) -> Run:
+  return _build({**workdir.read(folder)["config"], "workdir": str(folder)})
+
+
+def _settings(run: Run) -> dict[str, Any]:
+  """What decides the result of a run, as JSON values."""
+  model = dataclasses.asdict(run.decoder)
+  for key in ("attention", "remat", "depth"):  # how it is computed
+    del model[key]
+  data = dataclasses.asdict(run.data)
+  del data["root"]
+  parts = {"model": model, "data": data, "optim": dataclasses.asdict(run.optim)}
+  found = {f"config.{part}.{key}": value for part, of in parts.items() for key, value in of.items()}
+  found |= {"config.seed": run.seed, "config.train.batch_size": run.train.batch_size}
+  return json.loads(json.dumps(found))
+
+
+def _collect(run: SweepRun, error: str | None = None) -> Result:
+  metrics = Path(run.config.workdir) / FILE_NAME
+  records = read_metrics(metrics) if metrics.exists() else []
+  return sweep.result(run, records, _num_parameters(run), error)
+
+
+def _num_parameters(run: SweepRun) -> int | None:
+  """Counts without making them; None before the data, which decide the vocabulary, are built."""
+  folder = Path(run.config.workdir)
+  if not (folder / workdir.RECORD).exists():
+    return None
+  recorded = _recorded(folder)
+  fingerprint = workdir.read(folder)["identity"]["data"]
+  summary = Path(recorded.data.root) / f"summary-{fingerprint}.json"
+  if not summary.exists():
+    return None
+  recorded = recorded.with_vocab_size(json.loads(summary.read_text())["vocab_size"])
+  return sum(leaf.size for leaf in ModelDef(recorded.decoder, Layout()).leaves())
+
+
+if __name__ == "__main__":
+  cli.run(main)
