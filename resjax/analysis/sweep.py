@@ -44,7 +44,7 @@ class Result:
     name: of the run.
     overrides: what tells it from the others.
     num_parameters: of the model; None as long as the data are not built.
-    loss: at the last evaluation, nats per token; None before the first.
+    loss: at the last evaluation, nats per token; None where no step was evaluated yet.
     bits_per_byte: likewise.
     tokens_per_second: median over the records; None without any.
     step: of the last record.
@@ -129,7 +129,8 @@ def result(
     num_parameters: of its model, None if not known.
     error: why it failed, one line; None if it did not.
   """
-  last = next((r for r in reversed(records) if "validation/bits_per_byte" in r), {})
+  evaluations = [r for r in records if "validation/bits_per_byte" in r and r["step"] > 0]
+  last = evaluations[-1] if evaluations else {}
   speeds = [r["time/tokens_per_second"] for r in records if r.get("time/tokens_per_second")]
   step, steps = (records[-1]["step"] if records else 0), run.config.train.steps
   if error is not None:

@@ -1,0 +1,69 @@
+"""Plots of sweeps: what is drawn, read back from the figure that would be saved."""
+
+import pytest
+
+from configs import tiny
+from resjax.analysis import plots, sweep
+
+LAYERS, ALPHA = "model.residual.attenuation.layers", "model.residual.attenuation.alpha"
+
+
+@pytest.fixture
+def figures(monkeypatch):
+  """The figures that are saved, in order; they are saved too."""
+  found, save = [], plots.save
+  monkeypatch.setattr(plots, "save", lambda f, path: (found.append(f), save(f, path)))
+  return found
+
+
+def _results(values):
+  """Results of (name, overrides, bits per byte); None: not done."""
+  runs = sweep.expand(tiny.get_config(), [value[:2] for value in values])
+  return [
+    sweep.result(
+      run,
+      [{"step": run.config.train.steps, "validation/loss": 1.0, "validation/bits_per_byte": bits}]
+      if bits
+      else [],
+      None,
+    )
+    for run, (_, _, bits) in zip(runs, values, strict=True)
+  ]
+
+
+def _assert_png(path):
+  assert path.read_bytes().startswith(b"\x89PNG\r\n\x1a\n") and path.stat().st_size > 5000
+
+
+def test_dots_with_the_reference_as_line(figures, tmp_path):
+  results = _results([("standard", {}, 2.0), ("other", {}, 1.5), ("waiting", {}, None)])
+  _assert_png(sweep.plot(results, None, "title", tmp_path))
+  (axes,) = figures[0].axes
+  line, dots = axes.lines
+  assert list(line.get_xdata()) == [2.0, 2.0]
+  assert list(dots.get_xdata()) == [2.0, 1.5]
+  assert [label.get_text() for label in axes.get_yticklabels()] == ["standard", "other"]
+  assert "bits per byte" in axes.get_xlabel() and figures[0].get_suptitle() == "title"
+
+
+def test_curves_over_a_setting_and_the_rest_as_levels(figures, tmp_path):
+  cuts = [
+    (f"cut{layer}-{alpha}", {LAYERS: (layer,), ALPHA: alpha}, 1.0 + layer + alpha)
+    for layer in (2, 0)
+    for alpha in (0.0, 0.5)
+  ]
+  results = _results([("standard", {}, 2.0), *cuts, ("gate", {}, 1.5)])
+  _assert_png(sweep.plot(results, (LAYERS, ALPHA), "title", tmp_path))
+  (axes,) = figures[0].axes
+  drawn = {line.get_label(): line for line in axes.lines}
+  assert set(drawn) == {"alpha = 0.0", "alpha = 0.5", "standard: 2.0000", "gate: 1.5000"}
+  points = drawn["alpha = 0.5"].get_xydata().tolist()
+  assert points == [[0.0, 1.5], [2.0, 3.5]]  # in the order of the layers
+  assert axes.get_xlabel() == "layers"
+  styles = {(line.get_marker(), line.get_linestyle()) for line in axes.lines}
+  assert len(styles) == 4  # told apart without colour
+
+
+def test_no_plot_of_nothing(tmp_path):
+  assert sweep.plot(_results([("standard", {}, None)]), None, "title", tmp_path) is None
+  assert list(tmp_path.iterdir()) == []
