@@ -1,0 +1,131 @@
+"""Every config file: loads without JAX, builds, trains; every run of every sweep builds."""
+
+import importlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from configs import base
+from resjax import combinators, experiment
+from resjax.analysis import sweep
+from resjax.train.logging import FILE_NAME, read_metrics
+from resjax.train.loop import train
+from tests.data.conftest import make_texts, write_folder
+
+ROOT = Path(__file__).parents[1]
+FILES = sorted(
+  path.relative_to(ROOT) for path in (ROOT / "configs").rglob("*.py") if path.name != "__init__.py"
+)
+MODULES = [".".join(path.with_suffix("").parts) for path in FILES]
+SWEEPS = [name for name in MODULES if name.startswith("configs.ablations.")]
+SIZES = ("tiny", "gpt2_124m")
+# All others start from one of these.
+BASES = [("base", "llama"), ("tiny", None), ("gpt2_124m", "attn_res")]
+
+
+def _load(module, argument=None):
+  config = importlib.import_module(module).get_config(*([argument] if argument else []))
+  config.lock()
+  return config
+
+
+def test_configs_are_data_only():
+  program = (
+    "import importlib, json, sys\n"
+    "for name in sys.argv[1:]: importlib.import_module(name).get_config()\n"
+    "print(json.dumps(sorted({name.split('.')[0] for name in sys.modules})))"
+  )
+  command = [sys.executable, "-c", program, *MODULES]
+  result = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True)
+  imported = set(json.loads(result.stdout))
+  assert {"configs", "ml_collections"} <= imported
+  assert not imported & {"jax", "jaxlib", "flax", "numpy", "resjax"}
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_has_a_docstring_with_its_command_and_builds(module):
+  path = f"{module.replace('.', '/')}.py"
+  assert f"--config={path}" in importlib.import_module(module).__doc__
+  run = experiment.build(_load(module))
+  assert run.workdir.startswith("runs/")
+
+
+def test_a_combinator_can_be_the_argument_of_gpt2_124m():
+  assert experiment.build(_load("configs.gpt2_124m", "gate")).decoder.residual.name == "gate"
+  with pytest.raises(ValueError, match="did you mean 'gate'"):
+    experiment.build(_load("configs.gpt2_124m", "gat"))
+
+
+def test_gpt2_124m_is_gpt2():
+  run = experiment.build(_load("configs.gpt2_124m"))
+  tokens = run.train.steps * run.train.batch_size * run.data.seq_len
+  assert tokens == pytest.approx(10e9, rel=1e-4)
+  d, v = run.decoder.d_model, run.data.tokenizer.vocab_size
+  layer = 4 * d * d + 4 * d + 8 * d * d + 5 * d + 4 * d  # attention, MLP, norms
+  assert v * d + 1024 * d + run.decoder.num_layers * layer + 2 * d == 124_439_808  # as published
+  assert (run.decoder.positions, run.decoder.norm, run.decoder.mlp) == (
+    "learned",
+    "layernorm",
+    "gelu",
+  )
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("module", SWEEPS)
+def test_every_run_of_a_sweep_builds(module, size):
+  config = _load(module, size)
+  runs = sweep.expand(config, importlib.import_module(module).sweep(config))
+  built = [experiment.build(run.config) for run in runs]
+  assert runs[0].name == "standard" and built[0].decoder.residual.name == "standard"
+  residuals = [(run.decoder.residual.name, str(run.decoder.residual.options)) for run in built]
+  assert len(set(residuals)) == len(runs)  # no run twice under two names
+  assert len({run.workdir for run in built}) == len(runs)
+
+
+def test_residuals_has_every_combinator_with_its_defaults():
+  module = importlib.import_module("configs.ablations.residuals")
+  config = _load("configs.ablations.residuals")
+  assert combinators.names() == module.NAMES
+  runs = {run.name: run.config for run in sweep.expand(config, module.sweep(config))}
+  for name in combinators.names():
+    residual = runs[name].model.residual
+    assert residual.name == name
+    assert residual[name].to_dict() == base.residual()[name]
+
+
+def test_cut_layer_cuts_every_layer_once_per_alpha():
+  module = importlib.import_module("configs.ablations.cut_layer")
+  config = _load("configs.ablations.cut_layer")
+  config.model.num_layers = 4  # as from the command line
+  runs = sweep.expand(config, module.sweep(config))
+  cuts = [run.overrides for run in runs if all(key in run.overrides for key in module.CURVES)]
+  found = sorted((cut[module.CURVES[0]], cut[module.CURVES[1]]) for cut in cuts)
+  assert found == [((layer,), alpha) for layer in range(4) for alpha in (0.0, 0.25, 0.5)]
+
+
+@pytest.mark.parametrize(("module", "argument"), BASES)
+def test_trains_two_steps_when_shrunk(module, argument, tmp_path):
+  config = _load(f"configs.{module}", argument)
+  source = write_folder(tmp_path / "text", make_texts(300))
+  config.workdir = str(tmp_path / "run")
+  config.model.update(num_layers=2, d_model=16, num_heads=2, num_kv_heads=1, mlp_dim=32)
+  config.model.residual.block_attn_res.layers_per_block = 1
+  config.data.update(root=str(tmp_path / "data"), seq_len=16)
+  config.data.update(validation_fraction=0.1, test_fraction=0.1)
+  for corpus in config.data.corpora.values():
+    corpus.update(source=str(source), format="text")
+  config.data.tokenizer.update(vocab_size=300, train_bytes=10_000)
+  config.optim.warmup_steps = 1
+  config.train.update(steps=2, batch_size=8 * config.train.microbatches, eval_rows=8)
+  config.train.update(log_every=1, sample_tokens=0)
+  run = experiment.build(config)
+  with (tmp_path / "output").open("w") as output:
+    train(run, Console(file=output))
+  records = read_metrics(tmp_path / "run" / FILE_NAME)
+  losses = [r["train/loss"] for r in records if "train/loss" in r]
+  assert len(losses) == 2 and all(4 < loss < 8 for loss in losses)  # log(300) = 5.7
+  assert [r["step"] for r in records if "validation/loss" in r] == [0, 2]

@@ -1,0 +1,157 @@
+"""The sweep command, as its users run it."""
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from absl import flags
+from ml_collections import config_flags
+
+from configs.ablations import cut_layer
+from resjax.analysis import sweep
+from tests.data.conftest import make_texts, write_folder
+
+ROOT = Path(__file__).parents[2]
+CUT_LAYER = "--config=configs/ablations/cut_layer.py"
+SWEEP = '''
+"""A sweep in which the second run fails when it starts."""
+from configs import tiny
+
+def get_config():
+  c = tiny.get_config()
+  c.workdir, c.data.root = {workdir!r}, {root!r}
+  c.model.update(num_layers=2, d_model=16, num_heads=2, num_kv_heads=1, mlp_dim=32)
+  c.model.residual.name = "standard"
+  c.data.seq_len = 16
+  c.data.tokenizer.name = "byte"
+  c.data.corpora.stdlib.source = {source!r}
+  c.optim.warmup_steps = 1
+  c.train.update(steps=2, batch_size=8, eval_rows=8, sample_tokens=0)
+  return c
+
+def sweep(config):
+  yield "good", {{}}
+  yield "bad", {{"data.corpora.stdlib.source": "no-such-folder"}}
+  yield "later", {{"seed": 1}}
+'''
+
+
+@pytest.fixture
+def sweep_file(tmp_path):
+  source = write_folder(tmp_path / "text", make_texts(200))
+  places = {"workdir": tmp_path / "out", "root": tmp_path / "data", "source": source}
+  path = tmp_path / "three.py"
+  path.write_text(SWEEP.format(**{name: str(place) for name, place in places.items()}))
+  return path
+
+
+def _command(*arguments):
+  return [sys.executable, "-m", "launch.sweep", *map(str, arguments)]
+
+
+def _environment():
+  one_device = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "", "COLUMNS": "80"}
+  return os.environ | one_device | {"PYTHONPATH": str(ROOT)}
+
+
+def _run(*arguments):
+  options = {"capture_output": True, "text": True, "cwd": ROOT, "env": _environment()}
+  return subprocess.run(_command(*arguments), **options)
+
+
+def _assert_one_line_error(result, *parts):
+  assert result.returncode == 1
+  assert result.stderr.startswith("error: ") and result.stderr.count("\n") == 1
+  assert all(part in result.stderr for part in parts), result.stderr
+
+
+def _results(folder):
+  found = json.loads((folder / "results.json").read_text())["runs"]
+  return {run["name"]: run for run in found}
+
+
+def test_a_failing_run_does_not_end_the_sweep(sweep_file, tmp_path):
+  first = _run(f"--config={sweep_file}", "--only=good,bad")
+  assert first.returncode == 1
+  results = _results(tmp_path / "out")
+  assert [run["status"] for run in results.values()] == ["done", "failed", "not run"]
+  assert "config.data.corpora.stdlib.source" in results["bad"]["error"]
+  assert "no-such-folder" in first.stdout and "Traceback" not in first.stderr
+  # V D, and per layer 4 projections (2 of them half as wide), 3 MLP matrices, 2 norms; a last norm.
+  assert results["good"]["num_parameters"] == 257 * 16 + 2 * (3 * 256 + 3 * 512 + 2 * 16) + 16
+  assert (tmp_path / "out" / "sweep.png").exists()
+
+  record = (tmp_path / "out" / "good" / "run.json").stat()
+  again = _run(f"--config={sweep_file}", "--only=good")
+  assert again.returncode == 0 and "run 1 of 1: good is done" in again.stdout
+  assert (tmp_path / "out" / "good" / "run.json").stat() == record  # not started again
+
+  other = _run(f"--config={sweep_file}", "--collect", "--config.optim.learning_rate=1")
+  _assert_one_line_error(other, "run 'good'", "config.optim.learning_rate=0.003, not 1.0")
+
+
+def test_ctrl_c_stops_and_goes_on(sweep_file, tmp_path):
+  settings = [f"--config={sweep_file}", "--config.train.log_every=1", "--only=later"]
+  long = "--config.train.steps=1000000"
+  metrics = tmp_path / "out" / "later" / "metrics.jsonl"
+  options = {"stderr": subprocess.PIPE, "stdout": subprocess.DEVNULL, "text": True}
+  process = subprocess.Popen(
+    _command(*settings, long), cwd=ROOT, env=_environment(), start_new_session=True, **options
+  )
+  deadline = time.monotonic() + 120
+  while not (metrics.exists() and "train/loss" in metrics.read_text()):
+    assert time.monotonic() < deadline and process.poll() is None
+    time.sleep(0.05)
+  os.killpg(process.pid, signal.SIGINT)  # as a terminal does: both processes
+  _, errors = process.communicate(timeout=60)
+  assert process.returncode == 130, errors
+  assert "stopped in run later; the same command goes on" in errors.splitlines()[-1]
+  collected = _run(*settings, long, "--collect")
+  assert collected.returncode == 0
+  assert _results(tmp_path / "out")["later"]["status"] == "partial"
+
+
+def test_printed_commands_are_the_runs():
+  mine = [
+    "--config.train.steps=5000",
+    "--config.data.root=my folder",
+    "--config.workdir=else where",
+  ]
+  result = _run(CUT_LAYER, *mine, "--print_commands", "--only=standard,cut-layer5-alpha0.25")
+  assert result.returncode == 0 and result.stderr == ""
+  config = cut_layer.get_config()
+  config.update_from_flattened_dict(
+    {"train.steps": 5000, "data.root": "my folder", "workdir": "else where"}
+  )
+  wanted = {run.name: run.config for run in sweep.expand(config, cut_layer.sweep(config))}
+  lines = [shlex.split(line) for line in result.stdout.splitlines()]
+  assert len(lines) == 2
+  for line, name in zip(lines, ("standard", "cut-layer5-alpha0.25"), strict=True):
+    assert line[:3] == ["python", "-m", "launch.train"]
+    assert _parsed(line[2:]) == wanted[name].to_dict()
+
+
+def _parsed(argv):
+  """The config that launch.train makes of its command line."""
+  values = flags.FlagValues()
+  config_flags.DEFINE_config_file("config", lock_config=True, flag_values=values, sys_argv=argv)
+  values(argv)
+  return values.config.to_dict()
+
+
+def test_mistakes_are_one_line(sweep_file):
+  typo = sweep_file.with_name("typo.py")
+  typo.write_text(sweep_file.read_text().replace('"seed"', '"sed"'))
+  _assert_one_line_error(_run(f"--config={typo}"), "run 'later'", "'sed'", "did you mean 'seed'?")
+  _assert_one_line_error(_run(CUT_LAYER, "--only=standart"), "--only=standart", "standard")
+  _assert_one_line_error(_run("--config=configs/tiny.py"), "configs/tiny.py", "sweep(config)")
+  both = _run(CUT_LAYER, "--collect", "--print_commands")
+  _assert_one_line_error(both, "--collect", "--print_commands")
+  impossible = _run(CUT_LAYER, "--config.model.num_heads=3")
+  _assert_one_line_error(impossible, "run 'standard'", "num_heads=3")
