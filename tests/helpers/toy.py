@@ -12,6 +12,7 @@ from flax import nnx
 
 from resjax import combinators
 from resjax.models import depth
+from tests.helpers import fast
 
 B, T, D, F, L = 2, 4, 8, 12, 5
 SITES = ("attention", "mlp")
@@ -116,10 +117,7 @@ def value_and_gradients(forward, combinator, layers, x):
 
 
 def jitted(forward, combinator, layers, x):
-  """`value_and_gradients`, compiled in half the usual time."""
+  """`value_and_gradients`, compiled."""
   graphdef, state = nnx.split(combinator)
-  compute = jax.jit(
-    lambda s, *a: value_and_gradients(forward, nnx.merge(graphdef, s), *a),
-    compiler_options={"xla_backend_optimization_level": 0},
-  )
+  compute = fast.jit(lambda s, *a: value_and_gradients(forward, nnx.merge(graphdef, s), *a))
   return compute(state, layers, x)

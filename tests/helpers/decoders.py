@@ -1,0 +1,60 @@
+"""Small decoders in both styles, from the defaults of configs/base.py."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from configs import base
+from resjax.models.config import DecoderConfig, ResidualConfig
+from resjax.models.decoder import Decoder
+
+STYLES = ("gpt2", "llama")
+
+
+def config(style="llama", residual="standard", options=None, **changes):
+  """A `DecoderConfig` of 3 narrow layers; `changes` are its fields."""
+  fields = base.get_config(style).model.to_dict() | {
+    "vocab_size": 31, "max_positions": 32, "num_layers": 3, "d_model": 16, "num_heads": 4,
+    "num_kv_heads": 2, "mlp_dim": 24, "dtype": "float32", "init_std": 0.3, "remat": "none",
+  }  # fmt: skip
+  chosen = fields.pop("residual")[residual] | (options or {})
+  return DecoderConfig(**fields | changes, residual=ResidualConfig(residual, chosen))
+
+
+def decoder(config, *, random=True, **kwargs):
+  """The decoder; if `random`, no parameter (gain, bias, query) keeps its neutral value."""
+  made = Decoder(config, rngs=nnx.Rngs(0), **kwargs)
+  if not random:
+    return made
+  rng = np.random.default_rng(0)
+  graphdef, state = nnx.split(made)
+  moved = jax.tree.map(lambda a: a + jnp.asarray(0.2 * rng.normal(size=a.shape), a.dtype), state)
+  return nnx.merge(graphdef, moved)
+
+
+def tokens(config, batch=2, length=12, seed=0):
+  rng = np.random.default_rng(seed)
+  return jnp.asarray(rng.integers(0, config.vocab_size, (batch, length)))
+
+
+class Given(nnx.Module):
+  """Stands in for the embedding: the sublayers' input is a parameter."""
+
+  def __init__(self, x):
+    self.x = nnx.Param(x)
+
+  def __call__(self, tokens, positions):
+    return self.x[...]
+
+
+def load(decoder, arrays):
+  """The decoder with all parameters taken from {"path/of/names": array}; none is left over."""
+  graphdef, state = nnx.split(decoder)
+  flat = {"/".join(map(str, path)): leaf for path, leaf in nnx.to_flat_state(state)}
+  assert set(flat) == set(arrays), set(flat) ^ set(arrays)
+  for path, variable in flat.items():
+    assert variable.shape == arrays[path].shape, path
+  loaded = {tuple(path.split("/")): jnp.asarray(a, jnp.float32) for path, a in arrays.items()}
+  nnx.replace_by_pure_dict(state, nnx.traversals.unflatten_mapping(loaded))
+  return nnx.merge(graphdef, state)

@@ -1,0 +1,151 @@
+import dataclasses
+import functools
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from resjax import combinators
+from resjax.models.decoder import Decoder
+from tests.helpers import decoders, fast
+from tests.helpers.compare import assert_close
+
+styles = pytest.mark.parametrize("style", decoders.STYLES)
+names = pytest.mark.parametrize("name", combinators.names())
+
+
+@styles
+@names
+def test_no_token_sees_later_ones(style, name):
+  config = decoders.config(style, name, depth="loop")  # nothing to compile
+  model = decoders.decoder(config)
+  tokens = decoders.tokens(config, batch=1, length=6)
+  positions = jnp.broadcast_to(jnp.arange(6), tokens.shape)
+  model.embed = decoders.Given(model.embed(tokens, positions))
+  graphdef, embedded, rest = nnx.split(model, nnx.PathContains("embed"), ...)
+
+  def output(embedded):
+    return nnx.merge(graphdef, embedded, rest)(tokens)[0].sum(axis=-1)
+
+  gradients = jax.tree.leaves(jax.jacrev(output)(embedded))[0]  # [T, 1, T, D]
+  reach = np.abs(gradients).max(axis=(1, 3))
+  assert (reach[np.triu_indices(6, 1)] == 0).all()
+  assert (reach[np.tril_indices(6)] > 0).all()
+
+
+@styles
+@names
+def test_packed_documents_are_those_alone(style, name):
+  config = decoders.config(style, name, depth="loop")
+  model = decoders.decoder(config)
+
+  def logits(*batch):
+    return model.logits(model(*batch))
+
+  tokens = decoders.tokens(config, batch=1, length=12)
+  cuts = (0, 4, 8, 12)
+  spans = list(itertools.pairwise(cuts))
+  positions = jnp.concatenate([jnp.arange(b - a) for a, b in spans])[None]
+  segment_ids = jnp.concatenate([jnp.full(b - a, i + 1) for i, (a, b) in enumerate(spans)])[None]
+  packed = logits(tokens, segment_ids, positions)
+  for a, b in spans:
+    assert_close(packed[:, a:b], logits(tokens[:, a:b]), 1e-5)
+  assert np.abs(packed[:, 8:] - logits(tokens)[:, 8:]).max() > 1e-2
+
+
+def count(config):
+  model = nnx.eval_shape(lambda: Decoder(config, rngs=nnx.Rngs(0)))
+  return sum(leaf.size for leaf in jax.tree.leaves(nnx.state(model)))
+
+
+def full_size(style, **changes):
+  sizes = {
+    "vocab_size": 50257, "max_positions": 1024, "num_layers": 12, "d_model": 768, "num_heads": 12,
+    "num_kv_heads": 12, "mlp_dim": 3072,
+  }  # fmt: skip
+  return decoders.config(style, **sizes | changes)
+
+
+def test_gpt2_has_its_published_number_of_parameters():
+  assert count(full_size("gpt2")) == 124_439_808
+
+
+def test_llama_style_counts_by_hand():
+  sizes = {"num_kv_heads": 4, "mlp_dim": 2048, "tied_embeddings": False}
+  layer = 768 * (2 * 768 + 2 * 4 * 64) + 3 * 768 * 2048 + 2 * 768
+  assert count(full_size("llama", **sizes)) == 2 * 50257 * 768 + 12 * layer + 768
+
+
+@names
+def test_a_combinator_adds_its_own_parameters_and_no_others(name):
+  config = decoders.config("llama", name)
+  made = decoders.decoder(config).combinator
+  plain = dataclasses.replace(config, residual=decoders.config().residual)
+  assert count(config) - count(plain) == made.num_parameters()
+
+
+def test_loop_and_remat_are_the_scan():
+  config = decoders.config("llama", "block_attn_res", {"layers_per_block": 2})
+  tokens = decoders.tokens(config)
+  graphdef, state = nnx.split(decoders.decoder(config))
+
+  def loss(state, **changes):
+    model = nnx.merge(graphdef, state)
+    model.config = dataclasses.replace(config, **changes)
+    return jnp.mean(jax.nn.log_softmax(model.logits(model(tokens)))[..., 0])
+
+  want = jax.value_and_grad(functools.partial(loss, depth="loop"))(state)
+  for remat in ("none", "full"):
+    got = fast.jit(jax.value_and_grad(functools.partial(loss, remat=remat)))(state)
+    assert_close(got, want, 1e-5)
+
+
+@names
+def test_bfloat16_keeps_float32_parameters_and_logits(name):
+  model = decoders.decoder(decoders.config("llama", name, dtype="bfloat16", depth="loop"))
+  hidden = model(decoders.tokens(model.config))
+  assert hidden.dtype == jnp.bfloat16
+  assert model.logits(hidden).dtype == jnp.float32
+  assert {leaf.dtype for leaf in jax.tree.leaves(nnx.state(model))} == {jnp.dtype("float32")}
+
+
+def test_tied_and_untied_heads():
+  tied = decoders.decoder(decoders.config())
+  np.testing.assert_array_equal(tied.head, tied.embed.embedding[...])
+  untied = decoders.decoder(decoders.config(tied_embeddings=False))
+  assert untied.head.shape == tied.head.shape
+  hidden = jax.random.normal(jax.random.key(0), (1, 2, 16))
+  want = np.float64(hidden) @ np.float64(untied.head).T
+  assert_close(untied.logits(hidden), want, 1e-6)
+
+
+def test_layers_start_different_and_outputs_smaller():
+  config = decoders.config(num_layers=8, d_model=64, mlp_dim=256, init_std=0.02)
+  layers = decoders.decoder(config, random=False).layers
+  up, down = (np.asarray(p.kernel[...]) for p in (layers.mlp.up_proj, layers.mlp.down_proj))
+  assert not np.array_equal(up[0], up[1])
+  np.testing.assert_allclose(up.std(), 0.02, rtol=0.01)
+  np.testing.assert_allclose(down.std(), 0.02 / np.sqrt(2 * 8), rtol=0.01)
+
+
+@pytest.mark.parametrize(
+  "changes, message",
+  [
+    ({"num_layers": 0}, "config.model.num_layers=0 must be at least 1"),
+    ({"num_heads": 3, "num_kv_heads": 1}, "d_model=16 must be divisible by num_heads=3"),
+    ({"num_kv_heads": 3}, "num_kv_heads=3 must be a divisor of num_heads=4"),
+    ({"head_dim": 5}, "head_dim=5 must be even"),
+    ({"norm": "batchnorm"}, "norm='batchnorm' must be one of rmsnorm, layernorm"),
+    ({"mlp": "relu"}, "mlp='relu' must be one of swiglu, gelu"),
+    ({"positions": "none"}, "positions='none' must be one of rope, learned"),
+    ({"dtype": "int8"}, "dtype='int8' must be one of bfloat16"),
+    ({"remat": "half"}, "remat='half' must be one of none, full, dots"),
+    ({"depth": "while"}, "depth='while' must be one of scan, loop"),
+  ],
+)
+def test_decoders_that_cannot_exist_are_refused(changes, message):
+  with pytest.raises(ValueError, match=message):
+    decoders.config(**changes)

@@ -1,0 +1,84 @@
+"""Depth scans of the real decoder keep O(L) memory; what does not fit together is refused."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from resjax.models import depth
+from resjax.models.decoder import Decoder
+from tests.helpers import decoders, fast, toy
+
+
+def training_bytes(name, remat, num_layers):
+  """Temporary bytes of a compiled gradient step; nothing is run."""
+  config = decoders.config(
+    "llama", name, {"layers_per_block": 4} if name == "block_attn_res" else None,
+    num_layers=num_layers, d_model=64, mlp_dim=128, remat=remat, max_positions=256,
+  )  # fmt: skip
+  model = nnx.eval_shape(lambda: Decoder(config, rngs=nnx.Rngs(0)))
+  graphdef, state = nnx.split(model)
+
+  def loss(state, tokens):
+    return jnp.mean(nnx.merge(graphdef, state)(tokens) ** 2)
+
+  tokens = jax.ShapeDtypeStruct((1, 256), jnp.int32)
+  compiled = fast.jit(jax.grad(loss)).lower(state, tokens).compile()
+  return compiled.memory_analysis().temp_size_in_bytes
+
+
+@pytest.mark.parametrize("name", ["attn_res", "block_attn_res"])
+def test_twice_the_layers_take_twice_the_memory(name):
+  bytes_24, bytes_48 = (
+    {remat: training_bytes(name, remat, n) for remat in depth.REMAT} for n in (24, 48)
+  )
+  for remat in depth.REMAT:
+    assert bytes_48[remat] <= 2.2 * bytes_24[remat], remat
+  stream = 256 * 64 * 4
+  assert 24 * stream < bytes_24["full"] < bytes_24["dots"] < bytes_24["none"]
+
+
+@pytest.mark.parametrize("unroll", [False, True])
+@pytest.mark.parametrize("name", ["standard", "gate", "attn_res", "block_attn_res"])
+def test_wrong_number_of_layers_is_refused(name, unroll):
+  made = toy.build(name, {}, num_layers=4)
+  with pytest.raises(ValueError, match="has 5 layers, its combinator 4"):
+    depth.run(made, toy.layers(), jnp.asarray(toy.embeddings()), toy.branch, unroll=unroll)
+
+
+def test_unknown_remat_is_refused():
+  with pytest.raises(ValueError, match="remat='half' is not known; allowed: none, full, dots"):
+    toy.run(toy.build("standard", {}), toy.layers(), toy.embeddings(), remat="half")
+
+
+@pytest.mark.parametrize("name", ["standard", "attn_res", "block_attn_res"])
+def test_context_reaches_every_branch_and_takes_no_gradient(name):
+  made = toy.build(name, {})
+  layers, x = toy.layers(), jnp.asarray(toy.embeddings())
+
+  def branch(layer, site, views, context):
+    normed, out = toy.branch(layer, site, views)
+    return normed, out * context
+
+  def total(context, **options):
+    return jnp.sum(depth.run(made, layers, x, branch, context=context, **options) ** 2)
+
+  context = jnp.asarray(1.5)
+  want, gradient = jax.value_and_grad(functools.partial(total, unroll=True))(context)
+  got, scan_gradient = fast.jit(jax.value_and_grad(total))(context)
+  assert gradient == scan_gradient == 0
+  np.testing.assert_allclose(got, want, rtol=1e-5)
+  assert abs(total(2.0 * context, unroll=True) - want) > 0.1
+
+
+@pytest.mark.parametrize("name", ["standard", "attn_res", "block_attn_res"])
+def test_one_layer(name):
+  options = {"layers_per_block": 1} if name == "block_attn_res" else {}
+  made = toy.build(name, options, num_layers=1)
+  layers, x = toy.layers(num_layers=1), jnp.asarray(toy.embeddings())
+  np.testing.assert_allclose(
+    toy.run(made, layers, x), toy.by_hand(made, layers, x), rtol=0, atol=1e-5
+  )
