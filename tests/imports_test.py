@@ -1,0 +1,131 @@
+"""Imports point down the layout, stay away from other frameworks, and configs import neither."""
+
+import ast
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+FORBIDDEN = {"tensorflow", "torch", "transformers", "tokamax"}
+
+# Part of resjax -> the other parts that it may import.
+ALLOWED = {
+  "_version": set(),
+  "typing": set(),
+  "sharding": {"typing"},
+  "kernels": {"typing", "sharding"},
+  "nn": {"typing", "sharding", "kernels"},
+  "combinators": {"typing", "kernels"},
+  "models": {"typing", "sharding", "kernels", "nn", "combinators"},
+  "data": {"typing"},
+  "losses": {"typing"},
+  "metrics": {"typing"},
+  "optim": {"typing"},
+  "interop": {"typing", "sharding", "nn", "combinators", "models"},
+  "analysis": {"typing", "sharding", "nn", "combinators", "models", "data", "losses", "metrics"},
+}
+ALLOWED["train"] = set(ALLOWED) - {"_version"}
+ALLOWED["experiment"] = set(ALLOWED) - {"_version"}
+ALLOWED["__init__"] = {"_version"}
+
+
+def python_files(*folders):
+  return [path for folder in folders for path in sorted((ROOT / folder).rglob("*.py"))]
+
+
+def imported(path):
+  """Absolute names of everything that a file imports, inside functions too."""
+  names = set()
+  for node in ast.walk(ast.parse(path.read_text())):
+    if isinstance(node, ast.Import):
+      names |= {alias.name for alias in node.names}
+    elif isinstance(node, ast.ImportFrom):
+      assert node.level == 0, f"{path}: relative import"
+      names |= {f"{node.module}.{alias.name}" for alias in node.names}
+  return names
+
+
+def part(path):
+  return path.relative_to(ROOT / "resjax").parts[0].removesuffix(".py")
+
+
+def test_imports_point_down():
+  wrong = []
+  for path in python_files("resjax"):
+    for name in imported(path):
+      parts = name.split(".")
+      if parts[0] == "resjax" and parts[1] not in ALLOWED[part(path)] | {part(path)}:
+        wrong.append(f"{path.relative_to(ROOT)} imports {name}")
+  assert not wrong
+
+
+def test_the_allowed_imports_have_no_cycle():
+  order = []
+  while len(order) < len(ALLOWED):
+    free = [p for p in ALLOWED if p not in order and ALLOWED[p] <= set(order)]
+    assert free, f"cycle among {set(ALLOWED) - set(order)}"
+    order += free
+
+
+def test_the_library_imports_no_commands_configs_or_tests():
+  for path in python_files("resjax"):
+    assert not {name.split(".")[0] for name in imported(path)} & {"launch", "configs", "tests"}, (
+      path
+    )
+
+
+def test_other_frameworks_are_never_imported():
+  files = python_files("resjax", "configs", "launch")
+  assert len(files) > 40
+  for path in files:
+    assert not {name.split(".")[0] for name in imported(path)} & FORBIDDEN, path
+
+
+def test_configs_are_data():
+  for path in python_files("configs"):
+    roots = {name.split(".")[0] for name in imported(path)}
+    assert not roots & {"jax", "jaxlib", "flax", "numpy", "resjax", "launch"}, path
+
+
+EVERYTHING = """
+import importlib, json, pkgutil, sys, time
+start = time.process_time()
+import resjax
+seconds = time.process_time() - start
+alone = sorted(sys.modules)
+for module in pkgutil.walk_packages(resjax.__path__, "resjax."):
+  importlib.import_module(module.name)
+print(json.dumps([seconds, alone, sorted(sys.modules)]))
+"""
+
+
+@pytest.fixture(scope="module")
+def loaded(tmp_path_factory):
+  """What is in sys.modules where the other frameworks could be imported (empty packages)."""
+  packages = tmp_path_factory.mktemp("packages")
+  for name in FORBIDDEN:
+    (packages / name).mkdir()
+    (packages / name / "__init__.py").touch()
+  command = [sys.executable, "-c", EVERYTHING]
+  env = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": f"{ROOT}{os.pathsep}{packages}"}
+  done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=300)
+  assert done.returncode == 0, done.stderr[-3000:]
+  return json.loads(done.stdout)
+
+
+def test_import_resjax_is_quick_and_alone(loaded):
+  seconds, alone, _ = loaded
+  assert seconds < 2
+  assert not set(alone) & FORBIDDEN
+
+
+def test_every_module_imports_and_brings_no_other_framework(loaded):
+  modules = set(loaded[2])
+  for path in python_files("resjax"):
+    name = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+    assert name in modules
+  assert not modules & FORBIDDEN
