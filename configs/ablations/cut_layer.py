@@ -9,10 +9,10 @@ Argument: the size, `tiny` (default) or `gpt2_124m`.
 Both sites of the layer cut, so a layer multiplies its input by alpha² in all.
 
 Hardware: 2 CPU cores (tiny); as configs/gpt2_124m.py says (gpt2_124m).
-Time: 23 runs of about a minute (tiny); 41 runs of that config's time (gpt2_124m).
+Time: 23 runs of 1 to 2 minutes (tiny); 41 runs of that config's time (gpt2_124m).
 Expect: with gpt2_124m, after Residual Connections and the Causal Shift (arXiv 2602.14760): cuts are
-very sensitive to the layer, late ones help, and a learned gate beats any of them. tiny shows that
-everything runs; after 80 steps only large harm is more than noise.
+very sensitive to the layer, late ones help, and a learned gate beats any of them; not measured here.
+tiny takes 80 steps, after which two seeds are 0.06 bits per byte apart: it shows large harm only.
 """
 
 from collections.abc import Iterator
