@@ -11,7 +11,7 @@ Both sites of the layer cut, so a layer multiplies its input by alpha² in all.
 Hardware: 2 CPU cores (tiny); as configs/gpt2_124m.py says (gpt2_124m).
 Time: 23 runs of 1 to 2 minutes (tiny); 41 runs of that config's time (gpt2_124m).
 Expect: with gpt2_124m, after Residual Connections and the Causal Shift (arXiv 2602.14760): cuts are
-very sensitive to the layer, late ones help, and a learned gate beats any of them; not measured here.
+very sensitive to the layer, late ones help, and a learned gate beats any of them (not measured).
 tiny takes 80 steps, after which two seeds are 0.06 bits per byte apart: it shows large harm only.
 """
 
