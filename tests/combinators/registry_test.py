@@ -1,7 +1,5 @@
 """Bad options are refused with what was given and what is allowed."""
 
-import re
-
 import jax
 import jax.numpy as jnp
 import pytest
@@ -112,4 +110,3 @@ def test_flops_are_known_for_every_name():
 def test_options_leave_out_sizes():
   for name in combinators.names():
     assert not set(combinators.options(name)) & {"num_layers", "d_model", "sites", "rngs"}
-  assert re.fullmatch(r"\w+", combinators.names()[0])
