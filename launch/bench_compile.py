@@ -1,0 +1,91 @@
+"""Compile time and memory of the training step: block_attn_res against standard, depth doubled.
+
+  python -m launch.bench_compile                        (for the CPU)
+  python -m launch.bench_compile --topology=v5e:2x4     (for a TPU that need not be there)
+
+Every case is compiled `--rounds` times, the cases taking turns, and its fastest time counts.
+Prints one JSON object. A topology needs the extra `tpu` and no TPU; see README.md.
+"""
+
+import json
+import time
+from collections.abc import Mapping
+
+import jax
+import jax.numpy as jnp
+from absl import flags
+from jax.experimental import topologies
+
+from configs import base
+from launch import cli
+from resjax import experiment, optim
+from resjax.sharding import Layout, make_mesh
+from resjax.train.config import Run
+from resjax.train.state import ModelDef, abstract_state
+from resjax.train.step import make_train_step
+
+_TOPOLOGY = flags.DEFINE_string("topology", "", "TPU topology such as v5e:2x4; empty: the CPU.")
+_ROUNDS = flags.DEFINE_integer("rounds", 3, "Compilations of each case.", lower_bound=1)
+
+_CASES = {
+  "standard-24": ("standard", 24, 3),
+  "block_attn_res-24": ("block_attn_res", 24, 3),
+  "block_attn_res-48": ("block_attn_res", 48, 3),
+}
+
+
+def main() -> None:
+  """Prints seconds, temporary bytes and their ratios."""
+  devices = None
+  if _TOPOLOGY.value:
+    devices = list(topologies.get_topology_desc(_TOPOLOGY.value, platform="tpu").devices)
+  found = {name: [] for name in _CASES}
+  for _ in range(_ROUNDS.value):
+    for name, case in _CASES.items():
+      found[name].append(_compile(*case, devices))
+  best = {name: min(results, key=lambda r: r["seconds"]) for name, results in found.items()}
+  seconds = {name: result["seconds"] for name, result in best.items()}
+  report = {
+    "target": _TOPOLOGY.value or "cpu",
+    "jax": jax.__version__,
+    "cases": best,
+    "block_attn_res over standard": seconds["block_attn_res-24"] / seconds["standard-24"],
+    "twice the layers": seconds["block_attn_res-48"] / seconds["block_attn_res-24"],
+  }
+  print(json.dumps(report, indent=2))
+
+
+def _compile(name: str, num_layers: int, layers_per_block: int, devices) -> Mapping[str, float]:
+  run, layout = _run(name, num_layers, layers_per_block, devices)
+  model = ModelDef(run.decoder, layout)
+  optimizer = optim.make_optimizer(run.optim, run.train.steps)
+  step = make_train_step(model, optimizer, optim.schedule(run.optim, run.train.steps), run.train)
+  rows = jax.ShapeDtypeStruct(
+    (run.train.batch_size, run.data.seq_len), jnp.int32, sharding=layout.sharding("batch", "tokens")
+  )
+  batch = {key: rows for key in ("inputs", "targets", "segment_ids", "positions")}
+  token_bytes = jax.ShapeDtypeStruct(
+    (run.decoder.vocab_size,), jnp.int32, sharding=layout.sharding(None)
+  )
+  jax.clear_caches()
+  start = time.perf_counter()
+  compiled = step.lower(abstract_state(model, optimizer), batch, token_bytes).compile()
+  seconds = time.perf_counter() - start
+  return {
+    "seconds": seconds,
+    "temporary_bytes": compiled.memory_analysis().temp_size_in_bytes,
+  }
+
+
+def _run(name: str, num_layers: int, layers_per_block: int, devices) -> tuple[Run, Layout]:
+  config = base.get_config()
+  config.model.update(num_layers=num_layers, d_model=512, num_heads=4, num_kv_heads=4, mlp_dim=1536)
+  config.model.dtype = "bfloat16" if devices else "float32"
+  config.model.residual.name = name
+  config.model.residual.block_attn_res.layers_per_block = layers_per_block
+  run = experiment.build(config).with_vocab_size(config.data.tokenizer.vocab_size)
+  return run, Layout(make_mesh(run.mesh, devices))
+
+
+if __name__ == "__main__":
+  cli.run(main)
