@@ -120,7 +120,7 @@ def train() -> dict:
     "batch_size": 32,  # rows per step, over all devices and microbatches
     "microbatches": 1,  # gradient accumulation
     "z_loss": 1e-4,
-    "loss_chunk": 1024,  # tokens whose logits exist at one time
+    "loss_chunk": 1024,  # tokens per data shard whose logits exist at one time
     "log_every": 10,
     "eval_every": 200,  # steps; 0: only before the first and after the last
     "eval_rows": 128,  # rows of the validation split per evaluation; 0: all

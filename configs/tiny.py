@@ -1,4 +1,4 @@
-"""A decoder of 2.6M parameters with Block Attention Residuals, on the Python standard library.
+"""A decoder of 1.7M parameters with Block Attention Residuals, on the Python standard library.
 
   python -m launch.train --config=configs/tiny.py      (what `make train` runs)
 
@@ -15,10 +15,11 @@ def get_config() -> ConfigDict:
   c = base.get_config()
   c.workdir = "runs/tiny"
   c.model.update(num_layers=6, d_model=128, num_heads=4, num_kv_heads=2, mlp_dim=384)
+  c.model.remat = "none"  # memory is no concern at this size
   c.model.residual.name = "block_attn_res"
   c.model.residual.block_attn_res.layers_per_block = 2
   c.data.seq_len = 256
   c.data.tokenizer.update(vocab_size=4096, train_bytes=8_000_000)
-  c.optim.update(learning_rate=3e-3, warmup_steps=30)
-  c.train.update(steps=300, batch_size=16, eval_every=100, eval_rows=64, checkpoint_every=50)
+  c.optim.update(learning_rate=4e-3, warmup_steps=20)
+  c.train.update(steps=300, batch_size=8, eval_every=100, eval_rows=64, checkpoint_every=50)
   return c

@@ -168,7 +168,7 @@ class Trainer:
       self.layout,
       self.token_bytes,
       split="validation",
-      batch_size=self.run.train.batch_size,
+      batch_size=self.run.train.batch_size // self.run.train.microbatches,
       max_rows=self.run.train.eval_rows,
     )
     self.logger.log(step, {f"validation/{key}": value for key, value in found.items()})

@@ -75,7 +75,7 @@ def make_train_step(
     updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
     metrics = {
       "sums": sums,
-      "grad_norm": optax.global_norm(gradients),
+      "grad_norm": optax.tree.norm(gradients),
       "learning_rate": learning_rate(state.step),
     }
     params = optax.apply_updates(state.params, updates)
