@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from resjax.combinators.base import PerLayer, check_option, scaled_add
+from resjax.combinators.base import check_option, scaled_add
 from resjax.combinators.standard import Standard
 
 
@@ -107,11 +107,12 @@ class Gate(Standard):
     if granularity == "depth_mixture":
       self.bias = nnx.Param(jnp.zeros(self.num_layers))  # every layer needs the whole softmax
       return
-    self.bias = PerLayer(
+    self.per_layer = ("bias", "weight")
+    self.bias = nnx.Param(
       jnp.zeros((*per_site, self.d_model) if granularity == "channel" else per_site)
     )
     if granularity in ("token", "channel"):
-      self.weight = PerLayer(jnp.zeros((*per_site, self.d_model)))
+      self.weight = nnx.Param(jnp.zeros((*per_site, self.d_model)))
 
   def write(self, state, layer, site, out, *, normed=None, tape=None):
     """See `Combinator.write`; granularity `token` and `channel` need `normed`."""

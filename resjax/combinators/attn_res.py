@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 from flax import nnx
 
-from resjax.combinators.base import Combinator, DepthState, PerLayer, check_option
+from resjax.combinators.base import Combinator, DepthState, check_option
 from resjax.kernels.depth_attention import Sources, depth_attention
 from resjax.typing import Array
 
@@ -11,13 +11,15 @@ from resjax.typing import Array
 class _DepthReader(Combinator):
   """One pseudo-query and key gain per site, and one of each for the output."""
 
+  per_layer = ("query", "key_scale")
+
   def __init__(self, *, eps: float = 1e-6, rngs: nnx.Rngs | None = None, **sizes):
     super().__init__(**sizes)
     check_option("eps", eps, eps > 0, "eps > 0")
     self.eps = eps
     per_site = (self.num_layers, len(self.sites), self.d_model)
-    self.query = PerLayer(jnp.zeros(per_site))  # zero: a uniform mean, i.e. `standard`
-    self.key_scale = PerLayer(jnp.ones(per_site))
+    self.query = nnx.Param(jnp.zeros(per_site))  # zero: a uniform mean, i.e. `standard`
+    self.key_scale = nnx.Param(jnp.ones(per_site))
     self.final_query = nnx.Param(jnp.zeros(self.d_model))
     self.final_key_scale = nnx.Param(jnp.ones(self.d_model))
 

@@ -16,14 +16,6 @@ Views = Mapping[str, Array]
 Strategy = Literal["carry", "depth_blocks", "history"]
 
 
-class PerLayer(nnx.Param):
-  """A parameter with leading axis L; layer i uses row i alone.
-
-  Depth scans hand each layer a combinator whose PerLayer parameters hold only that layer's row
-  (leading axis 1), so gradients stay per layer and sharded rows are gathered when needed.
-  """
-
-
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class DepthState:
@@ -66,11 +58,15 @@ class Combinator(nnx.Module):
     equals_standard_at_init: whether a fresh combinator computes what `standard` computes, up to
       the eps of norms, when every site starts with a scale-free pre-norm.
     decayed_parameters: names of the parameters that take weight decay; the others never do.
+    per_layer: names of the parameters with a leading axis L of which layer i uses row i alone. A
+      scan hands each layer a combinator that has just its row of them (leading axis 1), so that
+      their gradients stay per layer and sharded rows are gathered when they are needed.
   """
 
   strategy: ClassVar[Strategy] = "carry"
   equals_standard_at_init: ClassVar[bool] = True
   decayed_parameters: ClassVar[tuple[str, ...]] = ()
+  per_layer: tuple[str, ...] = ()
   layers_per_block: int = 1
 
   def __init__(

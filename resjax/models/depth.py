@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import lax
 
-from resjax.combinators.base import Combinator, DepthState, PerLayer, Views
+from resjax.combinators.base import Combinator, DepthState, Views
 from resjax.kernels.depth_attention import Sources
 from resjax.models.append_scan import append_scan
 from resjax.typing import Array, PyTree
@@ -66,7 +66,9 @@ def run(
   """
   if remat not in REMAT:
     raise ValueError(f"config.model.remat={remat!r} is not known; allowed: {', '.join(REMAT)}")
-  graphdef, rows, shared = nnx.split(combinator, PerLayer, ...)
+  graphdef, rows, shared = nnx.split(
+    combinator, lambda path, _: path[0] in combinator.per_layer, ...
+  )
   stack = _Stack(layers, rows)
   for leaf in jax.tree.leaves(stack):
     if leaf.shape[0] != combinator.num_layers:
@@ -83,7 +85,7 @@ class _Stack(NamedTuple):
   """What differs from layer to layer; leading axis L, or none for one layer."""
 
   layers: PyTree
-  rows: PyTree  # the combinator's PerLayer parameters
+  rows: PyTree  # the combinator's `per_layer` parameters
 
 
 def _layer(graphdef, branch, remat, index, state, shared, one: _Stack, context) -> PyTree:

@@ -73,6 +73,7 @@ def test_hand_written_nnx_model_learns(name):
 def test_inside_a_linen_model(name):
   model = LinenNetwork(name)
   variables = model.init(jax.random.key(0), X)
+  assert set(variables) == {"params"}  # a Linen user trains and saves this collection
   y, gradients = jax.value_and_grad(lambda v: squared_error(model.apply(v, X)))(variables)
   leaves = jax.tree.leaves(gradients)
   assert np.isfinite(y) and all(np.isfinite(leaf).all() for leaf in leaves)
