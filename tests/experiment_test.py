@@ -1,0 +1,136 @@
+"""Mistakes in a config are one line that says what to change, before anything is built."""
+
+import jax
+import pytest
+
+from configs import base, tiny
+from resjax import experiment
+from resjax.train import workdir
+
+
+def config(**changes):
+  c = tiny.get_config()
+  c.train.batch_size = 8
+  c.update_from_flattened_dict({key.replace("__", "."): value for key, value in changes.items()})
+  return c
+
+
+@pytest.mark.parametrize(
+  ("changes", "words"),
+  [
+    ({"model__residual__name": "atn_res"}, ["'atn_res'", "did you mean 'attn_res'?", "registered"]),
+    (
+      {"model__residual__name": "attenuation", "model__residual__attenuation__layers": (6,)},
+      ["config.model.residual.attenuation", "layers=6", "-6..5"],
+    ),
+    (
+      {"model__residual__name": "attenuation", "model__residual__attenuation__alpha": -0.1},
+      ["alpha=-0.1", "alpha >= 0"],
+    ),
+    (
+      {"model__residual__block_attn_res__layers_per_block": 0},
+      ["config.model.residual.block_attn_res", "layers_per_block=0", "1..6"],
+    ),
+    (
+      {"model__residual__name": "gate", "model__residual__gate__granularity": "head"},
+      ["granularity='head'", "layer, depth_mixture, token, channel"],
+    ),
+    ({"model__d_model": 130}, ["config.model.d_model=130", "num_heads=4"]),
+    ({"model__num_kv_heads": 3}, ["config.model.num_kv_heads=3", "divisor of num_heads=4"]),
+    ({"model__norm": "batchnorm"}, ["config.model.norm='batchnorm'", "rmsnorm, layernorm"]),
+    ({"model__remat": "half"}, ["config.model.remat='half'", "none, full, dots"]),
+    ({"model__dtype": "int8"}, ["config.model.dtype='int8'", "bfloat16"]),
+    ({"train__batch_size": 12}, ["config.train.batch_size=12", "8", "config.mesh.data"]),
+    ({"train__microbatches": 3}, ["config.train.batch_size=8", "config.train.microbatches=3"]),
+    ({"train__steps": 0}, ["config.train.steps=0", "at least 1"]),
+    ({"optim__warmup_steps": 400}, ["config.optim.warmup_steps is 400", "config.train.steps"]),
+    ({"mesh__data": 3}, ["config.mesh", "8 devices", "-1"]),
+    ({"mesh__data": 1, "mesh__sequence": 8, "data__seq_len": 20}, ["config.data.seq_len=20"]),
+    ({"data__tokenizer__name": "words"}, ["config.data.tokenizer.name", "bpe, byte"]),
+  ],
+)
+def test_message_names_value_range_and_setting(changes, words):
+  assert jax.device_count() == 8
+  with pytest.raises(ValueError) as raised:
+    experiment.build(config(**changes))
+  message = str(raised.value)
+  assert "\n" not in message
+  for word in words:
+    assert word in message
+
+
+def test_unknown_section_key_names_the_nearest():
+  values = config().to_dict()
+  values["train"]["batchsize"] = 8
+  with pytest.raises(ValueError, match=r"config\.train\.batchsize .* did you mean 'batch_size'\?"):
+    experiment.build(values)
+
+
+def test_missing_key_is_named():
+  values = config().to_dict()
+  del values["optim"]["b2"]
+  with pytest.raises(ValueError, match=r"config\.optim\.b2 is missing"):
+    experiment.build(values)
+
+
+def test_platform_decides_the_activation_type():
+  assert experiment.build(config()).decoder.dtype == "float32"
+  assert experiment.build(config(model__dtype="bfloat16")).decoder.dtype == "bfloat16"
+
+
+def test_both_styles_build():
+  for style in ("gpt2", "llama"):
+    c = base.get_config(style)
+    run = experiment.build(c)
+    assert run.decoder.positions == {"gpt2": "learned", "llama": "rope"}[style]
+
+
+def test_folder_that_cannot_be_written(tmp_path):
+  (tmp_path / "file").write_text("")
+  with pytest.raises(ValueError, match=r"cannot write to .*set config\.workdir"):
+    workdir.create(str(tmp_path / "file" / "run"))
+  run = tmp_path / "run"
+  run.mkdir()
+  (run / "checkpoints").write_text("a file where the folder of checkpoints should be")
+  with pytest.raises(ValueError, match=r"cannot write to .*set config\.workdir"):
+    workdir.create(str(run))
+
+
+def test_record_keeps_config_versions_and_revision(tmp_path):
+  run = experiment.build(config(workdir=str(tmp_path)))
+  workdir.record(tmp_path, run, "fingerprint")
+  found = workdir.read(tmp_path)
+  assert found["config"]["model"]["d_model"] == 128
+  assert found["environment"]["packages"]["jax"] == jax.__version__
+  assert set(found["environment"]) >= {"packages", "python", "git", "devices", "command"}
+  assert experiment.load(str(tmp_path)).decoder == run.decoder
+
+
+@pytest.mark.parametrize(
+  ("changes", "fingerprint", "word"),
+  [
+    ({"model__num_layers": 4}, "a", "config.model.num_layers was 6 and is 4"),
+    ({"model__residual__block_attn_res__layers_per_block": 3}, "a", "was 2 and is 3"),
+    ({"seed": 1}, "a", "config.seed was 0 and is 1"),
+    ({}, "b", "config.data was 'a' and is 'b'"),
+  ],
+)
+def test_another_run_in_the_folder_is_refused(tmp_path, changes, fingerprint, word):
+  workdir.record(tmp_path, experiment.build(config()), "a")
+  before = (tmp_path / workdir.RECORD).read_text()
+  with pytest.raises(ValueError, match="holds another run") as raised:
+    workdir.record(tmp_path, experiment.build(config(**changes)), fingerprint)
+  assert word in str(raised.value)
+  assert (tmp_path / workdir.RECORD).read_text() == before
+
+
+def test_how_a_step_is_computed_may_change(tmp_path):
+  workdir.record(tmp_path, experiment.build(config()), "a")
+  changed = config(model__remat="full", train__steps=500, optim__learning_rate=1e-3)
+  workdir.record(tmp_path, experiment.build(changed), "a")
+  assert workdir.read(tmp_path)["config"]["train"]["steps"] == 500
+
+
+def test_folder_without_a_run(tmp_path):
+  with pytest.raises(ValueError, match=r"holds no run: run\.json is missing"):
+    experiment.load(str(tmp_path))

@@ -1,0 +1,136 @@
+"""The training step: accumulation, sharding, clipping, and what it leaves alone."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from configs import tiny
+from resjax import experiment, optim
+from resjax.sharding import Layout, MeshConfig, make_mesh
+from resjax.train.state import ModelDef, abstract_state, init_state
+from resjax.train.step import make_eval_step, make_train_step
+
+V, T, B = 64, 16, 8
+KEYS = ("inputs", "targets", "segment_ids", "positions")
+
+
+def setup(mesh=None, **train):
+  c = tiny.get_config()
+  c.model.update(num_layers=3, d_model=32, mlp_dim=64)
+  c.model.residual.block_attn_res.layers_per_block = 2
+  c.data.seq_len = T
+  c.train.update(batch_size=B, loss_chunk=32)
+  run = experiment.build(c).with_vocab_size(V)
+  run = dataclasses.replace(run, train=dataclasses.replace(run.train, **train))
+  devices = jax.devices() if mesh else jax.devices()[:1]
+  layout = Layout(make_mesh(MeshConfig(**mesh or {}), devices))
+  model = ModelDef(run.decoder, layout)
+  optimizer = optim.make_optimizer(run.optim, 100)
+  step = make_train_step(model, optimizer, optim.schedule(run.optim, 100), run.train)
+  return run, model, optimizer, step
+
+
+def batch(model, padded=True):
+  rng = np.random.default_rng(0)
+  rows = {key: np.zeros((B, T), np.int32) for key in KEYS}
+  rows["inputs"], rows["targets"] = rng.integers(0, V, (2, B, T), dtype=np.int32)
+  rows["positions"] += np.arange(T, dtype=np.int32)
+  rows["segment_ids"] += 1
+  if padded:  # rows of very different weight
+    for row in range(B):
+      rows["segment_ids"][row, 2 * row + 1 :] = 0
+  return jax.device_put(rows, model.layout.sharding("batch", "tokens"))
+
+
+def one_step(mesh=None, **train):
+  _run, model, optimizer, step = setup(mesh, **train)
+  state = init_state(model, optimizer, seed=0)
+  state, metrics = step(state, batch(model), jnp.ones(V, jnp.int32))
+  return jax.device_get((state, metrics))
+
+
+def relative(a, b):
+  leaves = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
+  pairs = [(np.asarray(x, np.float64), np.asarray(y, np.float64)) for x, y in leaves]
+  difference = sum(np.sum((x - y) ** 2) for x, y in pairs)
+  return np.sqrt(difference / sum(np.sum(y**2) for _, y in pairs))
+
+
+@pytest.fixture(scope="module")
+def whole():
+  return one_step()
+
+
+@pytest.mark.parametrize("microbatches", [2, 8])
+def test_microbatches_weigh_by_tokens(whole, microbatches):
+  state, metrics = one_step(microbatches=microbatches)
+  assert metrics["sums"].tokens == whole[1]["sums"].tokens
+  assert relative(metrics, whole[1]) < 1e-6
+  # The first moment is (1 - b1) · gradient, clipped alike.
+  moments = [jax.tree.leaves(optax_state) for optax_state in (state.opt_state, whole[0].opt_state)]
+  assert relative(*moments) < 1e-5
+
+
+@pytest.mark.parametrize(
+  "mesh",
+  [{"data": 8}, {"data": 1, "fsdp": 8}, {"data": 2, "fsdp": 2, "tensor": 2}],
+  ids=["data", "fsdp", "mixed"],
+)
+def test_sharded_step_is_the_step_of_one_device(whole, mesh):
+  state, metrics = one_step(mesh)
+  assert relative(metrics, whole[1]) < 1e-5
+  moments = [jax.tree.leaves(optax_state) for optax_state in (state.opt_state, whole[0].opt_state)]
+  assert relative(*moments) < 1e-5
+
+
+def test_state_is_made_where_it_belongs():
+  _run, model, optimizer, _ = setup({"data": 1, "fsdp": 4, "tensor": 2})
+  state = init_state(model, optimizer, seed=0)
+  abstract = abstract_state(model, optimizer)
+  for made, planned in zip(jax.tree.leaves(state), jax.tree.leaves(abstract), strict=True):
+    assert made.sharding.is_equivalent_to(planned.sharding, made.ndim)
+  kernel = state.params["layers"]["mlp"]["up_proj"]["kernel"]  # [L, D, F]
+  assert kernel.addressable_shards[0].data.shape == (3, 32 // 4, 64 // 2)
+  alone = init_state(*setup()[1:3], seed=0)
+  assert relative(jax.device_get(state.params), jax.device_get(alone.params)) == 0
+
+
+def test_same_seed_same_step_bit_by_bit(whole):
+  again = one_step()
+  for a, b in zip(jax.tree.leaves(again), jax.tree.leaves(whole), strict=True):
+    np.testing.assert_array_equal(a, b)
+
+
+def test_rows_of_padding_change_nothing():
+  _run, model, optimizer, step = setup()
+  full = batch(model, padded=False)
+  emptied = {key: rows.at[4:].set(0) for key, rows in full.items()}
+  garbage = {**emptied, "inputs": full["inputs"], "targets": full["targets"]}
+  results = [
+    jax.device_get(step(init_state(model, optimizer, seed=0), rows, jnp.ones(V, jnp.int32)))
+    for rows in (emptied, garbage)
+  ]
+  assert relative(results[0][0].params, results[1][0].params) < 1e-6
+  assert results[0][1]["sums"].tokens == 4 * T
+
+
+def test_evaluation_agrees_with_the_loss_of_the_step(whole):
+  run, model, optimizer, _ = setup()
+  params = init_state(model, optimizer, seed=0).params
+  sums = make_eval_step(model, run.train)(params, batch(model), jnp.ones(V, jnp.int32))
+  assert relative(jax.device_get(sums), whole[1]["sums"]) < 1e-6
+
+
+def test_loss_falls_on_a_batch_that_repeats():
+  _run, model, optimizer, step = setup()
+  state, rows = init_state(model, optimizer, seed=0), batch(model)
+  losses = []
+  for _ in range(50):
+    state, metrics = step(state, rows, jnp.ones(V, jnp.int32))
+    losses.append(float(metrics["sums"].nats / metrics["sums"].tokens))
+  assert losses[0] == pytest.approx(np.log(V), rel=0.02)
+  assert losses[-1] < 0.5 * losses[0]
+  assert int(state.step) == 50
