@@ -18,7 +18,8 @@ class LossSums:
 
   Attributes:
     nats: Σ w · CE, in nats.
-    z: Σ w · lse², with lse the log of the softmax normaliser.
+    z: Σ w · lse², with lse the log of the softmax normaliser; a small multiple in the loss keeps
+      the normaliser near 1 (Chowdhery et al. 2022, arXiv:2204.02311, §5).
     tokens: Σ w.
     bytes: UTF-8 bytes of the targets with w > 0; 0 without a `token_bytes` table.
     correct: Σ w over targets that have the largest logit.
@@ -37,15 +38,6 @@ class LossSums:
   def zeros(cls) -> "LossSums":
     """The sums over no token."""
     return cls(*[jnp.zeros((), jnp.float32)] * len(dataclasses.fields(cls)))
-
-
-def objective(sums: LossSums, z_loss: float) -> Array:
-  """(nats + z_loss · z) / tokens, what training minimises; 0 where no token counts.
-
-  The z term keeps the softmax normaliser near 1 (Chowdhery et al. 2022, arXiv:2204.02311, §5).
-  """
-  tokens = jnp.where(sums.tokens > 0, sums.tokens, 1.0)
-  return (sums.nats + z_loss * sums.z) / tokens
 
 
 def cross_entropy(

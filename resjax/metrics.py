@@ -1,4 +1,4 @@
-"""Numbers derived from loss sums and from time: bits per byte, perplexity, MFU, tokens/s."""
+"""Numbers derived from loss sums and from time: bits per byte, MFU, tokens/s."""
 
 import contextlib
 import math
@@ -82,20 +82,6 @@ def bits_per_byte(nats: float, num_bytes: float) -> float:
   if not num_bytes > 0:
     raise ValueError(f"bits per byte needs a positive number of bytes, not {num_bytes}")
   return float(nats) / (float(num_bytes) * math.log(2))
-
-
-def perplexity(nats: float, tokens: float) -> float:
-  """exp(nats / tokens); infinite where it exceeds the largest float.
-
-  Raises:
-    ValueError: there are no tokens.
-  """
-  if not tokens > 0:
-    raise ValueError(f"perplexity needs a positive number of tokens, not {tokens}")
-  try:
-    return math.exp(float(nats) / float(tokens))
-  except OverflowError:
-    return math.inf
 
 
 class Throughput:

@@ -13,18 +13,10 @@ def test_bits_per_byte_of_a_uniform_code():
   assert metrics.bits_per_byte(jnp.float32(math.log(2)), jnp.float32(1)) == pytest.approx(1.0)
 
 
-def test_perplexity_of_a_uniform_code():
-  assert metrics.perplexity(10 * math.log(16), 10) == pytest.approx(16.0, rel=1e-14)
-  assert metrics.perplexity(1e6, 1) == math.inf
-  assert math.isnan(metrics.perplexity(math.nan, 1))
-
-
 @pytest.mark.parametrize("count", [0, -1, math.nan])
-def test_no_bytes_or_tokens(count):
+def test_no_bytes(count):
   with pytest.raises(ValueError, match="bytes"):
     metrics.bits_per_byte(1.0, count)
-  with pytest.raises(ValueError, match="tokens"):
-    metrics.perplexity(1.0, count)
 
 
 @pytest.mark.parametrize(

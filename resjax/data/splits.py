@@ -48,7 +48,7 @@ def make_plan(
   A document's place in [0, 1) is the hash of its text: below `test_fraction` it is test, then
   validation, then train; adding documents moves no other. Only where that leaves a split empty
   do its nearest neighbours move, so that each split has a document. The first of exact duplicates
-  is kept. Memory: about 100 bytes per document.
+  is kept. Memory: 150 to 200 bytes per document.
 
   Raises:
     ValueError: fewer documents than splits.
@@ -67,7 +67,7 @@ def make_plan(
   if len(seen) < len(config.splits):
     found = f"{len(seen)} usable documents (dropped: {dropped})"
     need = f"the splits {', '.join(config.splits)} need {len(config.splits)}"
-    knob = "give more text, or set config.data.validation_fraction and test_fraction to 0"
+    knob = f"give config.data.corpora.{name}.source more documents"
     raise ValueError(f"config.data.corpora.{name} has {found}; {need}; {knob}")
   return Plan(_assign(np.array(places), config), np.array(sizes, np.int64), dropped)
 

@@ -4,6 +4,8 @@ import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 
+from resjax.data.config import SPLITS
+
 
 @dataclasses.dataclass(frozen=True)
 class SplitSummary:
@@ -58,3 +60,9 @@ class DatasetSummary:
   tokenizer: Path
   corpora: Mapping[str, CorpusSummary]
   path: Path
+
+  @property
+  def splits(self) -> tuple[str, ...]:
+    """The splits that are built, the same for every corpus, in the order of `SPLITS`."""
+    built = [corpus.splits for corpus in self.corpora.values()]
+    return tuple(split for split in SPLITS if all(split in splits for splits in built))

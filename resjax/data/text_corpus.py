@@ -16,6 +16,8 @@ from resjax.data.splits import PROGRESS_EVERY, Plan, make_plan
 class TextCorpus(storage.ArrayRecordBuilder, skip_registration=True):
   """Documents {"id", "text"} of one source, in the order of the source.
 
+  Building reads the source once to plan the splits and once more for each split.
+
   Args:
     folder: where it is built.
     name: of the corpus.

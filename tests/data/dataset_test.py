@@ -63,7 +63,7 @@ def test_summary_counts(folder_config, name):
     assert counts.tokens == num_tokens + len(documents) + 1
     assert counts.rows == len(storage.read(corpus.rows, split)) == -(-(counts.tokens - 1) // 16)
     assert counts.bytes_per_token == pytest.approx(counts.bytes / num_tokens)
-    batches = list(evaluation_batches(config, split, batch_size=4))
+    batches = list(evaluation_batches(summary, split, batch_size=4))
     valid = np.concatenate([batch["segment_ids"] for batch in batches]) > 0
     assert counts.fill == pytest.approx(valid.sum() / (counts.rows * 16))
     sizes = coder.token_bytes()[np.concatenate([batch["targets"] for batch in batches])]
@@ -194,10 +194,12 @@ def test_no_other_framework_is_imported(folder_config):
 import sys
 from resjax.data.config import DataConfig, TokenizerConfig
 from resjax.data import pipeline
+from resjax.data.dataset import build
 corpora = {"a": {"source": sys.argv[1]}}
 config = DataConfig(sys.argv[2], 16, corpora, TokenizerConfig("bpe", 300), 0.1, 0.1)
-batch = next(pipeline.train_batches(config, batch_size=2, seed=0))
-next(pipeline.evaluation_batches(config, "test", batch_size=2))
+dataset = build(config)
+batch = next(pipeline.train_batches(config, dataset, batch_size=2, seed=0))
+next(pipeline.evaluation_batches(dataset, "test", batch_size=2))
 assert batch["inputs"].shape == (2, 16)
 print([name for name in ("tensorflow", "torch", "transformers") if name in sys.modules])
 """

@@ -44,10 +44,10 @@ def test_extreme_fractions_leave_something_to_train_on(folder_config):
   assert np.sum(_plan(make_texts(30), config).split == SPLITS.index("train")) == 1
 
 
-def test_too_few_documents_name_the_fractions(folder_config):
+def test_too_few_documents_ask_for_more(folder_config):
   message = "config.data.corpora.mine has 2 usable documents"
   with pytest.raises(ValueError, match=message) as caught:
     _plan(["a", "b", "a", ""], folder_config({"a": ["x"]}))
-  assert "config.data.validation_fraction and test_fraction to 0" in str(caught.value)
+  assert "config.data.corpora.mine.source more documents" in str(caught.value)
   everything = folder_config({"a": ["x"]}, validation_fraction=0.0, test_fraction=0.0)
   assert _plan(["a", "b"], everything).split.tolist() == [0, 0]
