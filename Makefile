@@ -5,6 +5,7 @@ RUN = $(VENV)/bin/python
 CONFIG ?= configs/tiny.py
 WORKERS ?= 2
 
+.DELETE_ON_ERROR:
 .PHONY: train test test-all lint clean
 
 train: $(VENV)/installed
@@ -25,7 +26,7 @@ clean:
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
-	  { echo "error: $(PYTHON) is older than Python 3.11; choose one: make PYTHON=python3.12"; exit 1; }
+	  { echo "error: $(PYTHON) is missing or older than 3.11; name one: make PYTHON=python3.12"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(RUN) -m pip install --quiet --upgrade pip
 

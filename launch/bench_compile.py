@@ -4,7 +4,7 @@
   python -m launch.bench_compile --topology=v5e:2x4     (for a TPU that need not be there)
 
 Every case is compiled `--rounds` times, the cases taking turns, and its fastest time counts.
-Prints one JSON object. A topology needs the extra `tpu` and no TPU; see README.md.
+Prints one JSON object. A topology needs the extra `tpu` and no TPU.
 """
 
 import json
@@ -58,7 +58,7 @@ def main() -> None:
 def _compile(name: str, num_layers: int, layers_per_block: int, devices) -> Mapping[str, float]:
   run, layout = _run(name, num_layers, layers_per_block, devices)
   model = ModelDef(run.decoder, layout)
-  optimizer = optim.make_optimizer(run.optim, run.train.steps)
+  optimizer = optim.make_optimizer(run.optim, run.train.steps, model.decayed_combinator_paths)
   step = make_train_step(model, optimizer, optim.schedule(run.optim, run.train.steps), run.train)
   rows = jax.ShapeDtypeStruct(
     (run.train.batch_size, run.data.seq_len), jnp.int32, sharding=layout.sharding("batch", "tokens")

@@ -1,7 +1,9 @@
 """What all commands share: the config flag, and mistakes of the user as one line."""
 
+import re
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import NoReturn
 
 from absl import app, flags, logging
@@ -16,7 +18,10 @@ def define_config(help_text: str) -> flags.FlagHolder:
 
 
 def run(main: Callable[[], None]) -> NoReturn:
-  """Runs a command; mistakes print one line and exit with 1, an interruption exits with 130."""
+  """Runs a command; mistakes print one line and exit with 1, an interruption exits with 130.
+
+  --verbosity=1 shows where a mistake was noticed.
+  """
 
   def guarded(argv: list[str]) -> None:
     if not flags.FLAGS["verbosity"].present:
@@ -26,6 +31,8 @@ def run(main: Callable[[], None]) -> NoReturn:
         raise ValueError(f"unexpected argument {argv[1]!r}; settings look like --config.seed=1")
       main()
     except (ValueError, OSError) as error:
+      if flags.FLAGS["verbosity"].value > 0:
+        raise
       _fail(error)
     except (KeyboardInterrupt, Interrupted) as stop:
       print(str(stop) or "interrupted; the same command goes on where it can", file=sys.stderr)
@@ -47,6 +54,10 @@ def config_value(holder: flags.FlagHolder):
 
 def _parse(argv: list[str]) -> list[str]:
   """Parses the command line; what cannot be parsed is one line too."""
+  for arg in argv:
+    path = re.match(r"--?config=([^:]+)", arg)
+    if path and not Path(path[1]).is_file():
+      _fail(f"{arg}: no such file; configs/ has those that come with resjax")
   try:
     return flags.FLAGS(argv)
   except (flags.Error, AttributeError, KeyError, ValueError, OSError) as error:
@@ -55,7 +66,10 @@ def _parse(argv: list[str]) -> list[str]:
       reason = reason.args[0]
     lines = [line.strip() for line in str(reason).splitlines() if line.strip()]
     raised_in_config = any(line.startswith("Traceback") for line in lines)
-    _fail(lines[-1] if raised_in_config else reason)
+    message = lines[-1] if raised_in_config else str(reason)
+    unknown = re.match(r"'(\w+)'", message)
+    setting = [arg for arg in argv if unknown and f".{unknown[1]}=" in arg]
+    _fail(f"{setting[0]}: {message}" if setting else message)
 
 
 def _fail(message: object) -> NoReturn:

@@ -12,7 +12,6 @@ one command per run, in any order, on any machine that sees the folder; then --c
 """
 
 import dataclasses
-import json
 import runpy
 import shlex
 import signal
@@ -31,6 +30,7 @@ from launch import cli
 from resjax import experiment
 from resjax.analysis import sweep
 from resjax.analysis.sweep import Result, SweepRun
+from resjax.data import tokenizer
 from resjax.sharding import Layout
 from resjax.train import workdir
 from resjax.train.config import Run
@@ -137,7 +137,7 @@ def _check(run: SweepRun) -> None:
     wanted = _settings(_build(run.config.to_dict()))
     folder = Path(run.config.workdir)
     if (folder / workdir.RECORD).exists():
-      found = _settings(_recorded(folder))
+      found = _settings(experiment.load(str(folder)))
       for key, value in wanted.items():
         if found.get(key) != value:
           raise ValueError(
@@ -153,21 +153,12 @@ def _build(values: Mapping[str, Any]) -> Run:
   return experiment.build({**values, "mesh": _ANY_MESH})
 
 
-def _recorded(folder: Path) -> Run:
-  return _build({**workdir.read(folder)["config"], "workdir": str(folder)})
-
-
 def _settings(run: Run) -> dict[str, Any]:
   """What decides the result of a run, as JSON values."""
-  model = dataclasses.asdict(run.decoder)
-  for key in ("attention", "remat", "depth"):  # how it is computed
-    del model[key]
-  data = dataclasses.asdict(run.data)
-  del data["root"]
-  parts = {"model": model, "data": data, "optim": dataclasses.asdict(run.optim)}
-  found = {f"config.{part}.{key}": value for part, of in parts.items() for key, value in of.items()}
-  found |= {"config.seed": run.seed, "config.train.batch_size": run.train.batch_size}
-  return json.loads(json.dumps(found))
+  optim = {f"config.optim.{key}": value for key, value in dataclasses.asdict(run.optim).items()}
+  found = workdir.identity(run) | optim
+  del found["config.model.dtype"]  # `auto` was resolved where the run had its devices
+  return found
 
 
 def _collect(run: SweepRun, error: str | None = None) -> Result:
@@ -177,16 +168,12 @@ def _collect(run: SweepRun, error: str | None = None) -> Result:
 
 
 def _num_parameters(run: SweepRun) -> int | None:
-  """Counts without making them; None before the data, which decide the vocabulary, are built."""
+  """Counts without making them; None before the run has begun, whose data decide V."""
   folder = Path(run.config.workdir)
   if not (folder / workdir.RECORD).exists():
     return None
-  recorded = _recorded(folder)
-  fingerprint = workdir.read(folder)["identity"]["data"]
-  summary = Path(recorded.data.root) / f"summary-{fingerprint}.json"
-  if not summary.exists():
-    return None
-  recorded = recorded.with_vocab_size(json.loads(summary.read_text())["vocab_size"])
+  vocab_size = tokenizer.load(folder / workdir.TOKENIZER).vocab_size
+  recorded = experiment.load(str(folder)).with_vocab_size(vocab_size)
   return sum(leaf.size for leaf in ModelDef(recorded.decoder, Layout()).leaves())
 
 

@@ -26,31 +26,37 @@ def build(config: Mapping[str, Any]) -> Run:
   Raises:
     ValueError: a setting that is unknown, missing, out of range, or does not fit the devices.
   """
-  values = config if isinstance(config, dict) else config.to_dict()
-  data = to_dataclass(DataConfig, values["data"], "config.data")
-  mesh = to_dataclass(MeshConfig, values["mesh"], "config.mesh")
-  layout = Layout(make_mesh(mesh))
-  run = Run(
-    workdir=values["workdir"],
-    seed=values["seed"],
-    decoder=_decoder(values["model"], data, layout),
-    data=data,
-    optim=to_dataclass(optim.OptimizerConfig, values["optim"], "config.optim"),
-    train=to_dataclass(TrainConfig, values["train"], "config.train"),
-    mesh=mesh,
-    resolved=values,
-  )
-  _check(run, layout)
+  run = _run(config if isinstance(config, dict) else config.to_dict())
+  _check(run, Layout(make_mesh(run.mesh)))
   return run
 
 
 def load(folder: str) -> Run:
-  """Returns the run whose record lies in a workdir.
+  """Returns the run whose record lies in a workdir, for the devices that are here.
 
   Raises:
     ValueError: the folder holds no run.
   """
-  return build({**workdir.read(Path(folder))["config"], "workdir": folder})
+  config = {**workdir.read(Path(folder))["config"], "workdir": folder}
+  config["mesh"] = dataclasses.asdict(MeshConfig())
+  config["model"] = {**config["model"], "attention": "auto"}
+  return _run(config)
+
+
+def _run(values: Mapping[str, Any]) -> Run:
+  data = to_dataclass(DataConfig, values["data"], "config.data")
+  mesh = to_dataclass(MeshConfig, values["mesh"], "config.mesh")
+  decoder = _decoder(values["model"], data, Layout(make_mesh(mesh)))
+  return Run(
+    workdir=values["workdir"],
+    seed=values["seed"],
+    decoder=decoder,
+    data=data,
+    optim=to_dataclass(optim.OptimizerConfig, values["optim"], "config.optim"),
+    train=to_dataclass(TrainConfig, values["train"], "config.train"),
+    mesh=mesh,
+    resolved={**values, "model": {**values["model"], "dtype": decoder.dtype}},
+  )
 
 
 def _decoder(values: Mapping[str, Any], data: DataConfig, layout: Layout) -> DecoderConfig:
@@ -70,6 +76,11 @@ def _check(run: Run, layout: Layout) -> None:
   train = run.train
   _check_combinator(run.decoder)
   optim.schedule(run.optim, train.steps)
+  if "validation" not in run.data.splits:
+    raise ValueError(
+      f"config.data.validation_fraction={run.data.validation_fraction} leaves nothing to evaluate "
+      "on; set it above 0"
+    )
   parts = layout.num_shards("batch") * train.microbatches
   if train.batch_size % parts:
     raise ValueError(

@@ -163,9 +163,9 @@ def make_optimizer(
     weight_decay=config.weight_decay,
     mask=lambda params: decay_mask(params, paths),
   )
-  if config.clip_norm == 0:
-    return adamw
-  return optax.chain(optax.clip_by_global_norm(config.clip_norm), adamw)
+  # Always two parts: a run that resumes may turn clipping on or off.
+  clip = optax.clip_by_global_norm(config.clip_norm) if config.clip_norm else optax.identity()
+  return optax.chain(clip, adamw)
 
 
 def _is_decayed(path: str, decayed_combinator_paths: Collection[str]) -> bool:

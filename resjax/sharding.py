@@ -2,9 +2,10 @@
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import jax
+import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from resjax.typing import Array
@@ -94,6 +95,10 @@ class Layout:
     if self.mesh is None or self.mesh.size == 1:
       return x
     return jax.lax.with_sharding_constraint(x, self.sharding(*axes))
+
+  def put(self, rows: Mapping[str, np.ndarray]) -> Mapping[str, Array]:
+    """Puts the arrays [B, T] of a batch onto the mesh."""
+    return jax.device_put(rows, self.sharding("batch", "tokens"))
 
   def num_shards(self, axis: str) -> int:
     """Returns into how many parts a logical axis is split."""

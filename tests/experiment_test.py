@@ -5,6 +5,7 @@ import pytest
 
 from configs import base, tiny
 from resjax import experiment
+from resjax.data.summary import DatasetSummary
 from resjax.train import workdir
 
 
@@ -13,6 +14,12 @@ def config(**changes):
   c.train.batch_size = 8
   c.update_from_flattened_dict({key.replace("__", "."): value for key, value in changes.items()})
   return c
+
+
+def dataset(folder, fingerprint="a"):
+  tokens = folder / "source_tokenizer.json"
+  tokens.write_text("tokens")
+  return DatasetSummary(fingerprint, 256, 300, tokens, {}, folder / "summary.json")
 
 
 @pytest.mark.parametrize(
@@ -46,6 +53,7 @@ def config(**changes):
     ({"optim__warmup_steps": 400}, ["config.optim.warmup_steps is 400", "config.train.steps"]),
     ({"mesh__data": 3}, ["config.mesh", "8 devices", "-1"]),
     ({"mesh__data": 1, "mesh__sequence": 8, "data__seq_len": 20}, ["config.data.seq_len=20"]),
+    ({"data__validation_fraction": 0.0}, ["config.data.validation_fraction=0.0", "above 0"]),
     ({"data__tokenizer__name": "words"}, ["config.data.tokenizer.name", "bpe, byte"]),
   ],
 )
@@ -98,37 +106,53 @@ def test_folder_that_cannot_be_written(tmp_path):
 
 def test_record_keeps_config_versions_and_revision(tmp_path):
   run = experiment.build(config(workdir=str(tmp_path)))
-  workdir.record(tmp_path, run, "fingerprint")
+  workdir.write(tmp_path, run, dataset(tmp_path))
   found = workdir.read(tmp_path)
   assert found["config"]["model"]["d_model"] == 128
   assert found["environment"]["packages"]["jax"] == jax.__version__
   assert set(found["environment"]) >= {"packages", "python", "git", "devices", "command"}
   assert experiment.load(str(tmp_path)).decoder == run.decoder
+  assert found["config"]["model"]["dtype"] == "float32"  # resolved
+  assert (tmp_path / workdir.TOKENIZER).read_text() == "tokens"
 
 
 @pytest.mark.parametrize(
   ("changes", "fingerprint", "word"),
   [
     ({"model__num_layers": 4}, "a", "config.model.num_layers was 6 and is 4"),
+    ({"data__tokenizer__name": "byte"}, "b", "config.data.tokenizer was"),
     ({"model__residual__block_attn_res__layers_per_block": 3}, "a", "was 2 and is 3"),
     ({"seed": 1}, "a", "config.seed was 0 and is 1"),
-    ({}, "b", "config.data was 'a' and is 'b'"),
+    ({}, "b", "files of config.data.corpora have other sizes or times"),
   ],
 )
 def test_another_run_in_the_folder_is_refused(tmp_path, changes, fingerprint, word):
-  workdir.record(tmp_path, experiment.build(config()), "a")
+  workdir.write(tmp_path, experiment.build(config()), dataset(tmp_path))
   before = (tmp_path / workdir.RECORD).read_text()
   with pytest.raises(ValueError, match="holds another run") as raised:
-    workdir.record(tmp_path, experiment.build(config(**changes)), fingerprint)
+    workdir.check(tmp_path, experiment.build(config(**changes)), dataset(tmp_path, fingerprint))
   assert word in str(raised.value)
   assert (tmp_path / workdir.RECORD).read_text() == before
 
 
 def test_how_a_step_is_computed_may_change(tmp_path):
-  workdir.record(tmp_path, experiment.build(config()), "a")
+  workdir.write(tmp_path, experiment.build(config()), dataset(tmp_path))
   changed = config(model__remat="full", train__steps=500, optim__learning_rate=1e-3)
-  workdir.record(tmp_path, experiment.build(changed), "a")
-  assert workdir.read(tmp_path)["config"]["train"]["steps"] == 500
+  workdir.check(tmp_path, experiment.build(changed), dataset(tmp_path))
+
+
+def test_two_trainers_in_one_folder(tmp_path):
+  in_use = pytest.raises(ValueError, match=r"another process trains in .*config\.workdir")
+  with workdir.lock(tmp_path), in_use, workdir.lock(tmp_path):
+    pass
+  with workdir.lock(tmp_path):
+    pass
+
+
+def test_damaged_record(tmp_path):
+  (tmp_path / workdir.RECORD).write_text("{")
+  with pytest.raises(ValueError, match=r"run\.json is damaged"):
+    workdir.read(tmp_path)
 
 
 def test_folder_without_a_run(tmp_path):

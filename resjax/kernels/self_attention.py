@@ -41,9 +41,9 @@ def causal_attention(
     ValueError: the implementation does not exist or cannot run here, with the reason.
   """
   if implementation == "auto":
-    implementation = _best(layout.platform, q)
+    implementation = _best(layout, q, k)
   elif not interpret:
-    _check(implementation, layout.platform, q)
+    _check(implementation, layout, q, k)
   if implementation == "splash":
     return _splash(q, k, v, segment_ids, layout, interpret)
   same_segment = segment_ids[:, None, :, None] == segment_ids[:, None, None, :]
@@ -52,28 +52,35 @@ def causal_attention(
   )
 
 
-def _best(platform: str, q: Array) -> str:
+def _best(layout: Layout, q: Array, k: Array) -> str:
   for name in ("splash", "cudnn"):
-    if _obstacle(name, platform, q) is None:
+    if _obstacle(name, layout, q, k) is None:
       return name
   return "xla"
 
 
-def _check(name: str, platform: str, q: Array) -> None:
-  obstacle = _obstacle(name, platform, q)
+def _check(name: str, layout: Layout, q: Array, k: Array) -> None:
+  obstacle = _obstacle(name, layout, q, k)
   if obstacle:
     raise ValueError(f"config.model.attention={name!r} cannot run: {obstacle}; use 'auto'")
 
 
-def _obstacle(name: str, platform: str, q: Array) -> str | None:
+def _obstacle(name: str, layout: Layout, q: Array, k: Array) -> str | None:
   """Returns why an implementation cannot run, or None."""
   if name not in IMPLEMENTATIONS:
     return f"the names are auto, {', '.join(IMPLEMENTATIONS)}"
+  platform = layout.platform
   needed = {"splash": "tpu", "cudnn": "gpu", "xla": platform}[name]
   if platform != needed:
     return f"it needs platform {needed!r}, the mesh is on {platform!r}"
   if name == "splash" and q.shape[1] % _TPU_LANES:
     return f"the row length {q.shape[1]} (config.data.seq_len) is no multiple of {_TPU_LANES}"
+  if name == "splash":
+    for axis, size in (("batch", q.shape[0]), ("heads", q.shape[2]), ("heads", k.shape[2])):
+      if size % layout.num_shards(axis):
+        return f"{size} {axis} do not divide over {layout.num_shards(axis)} devices"
+    if layout.num_shards("tokens") > 1:
+      return "it needs whole rows, config.mesh.sequence splits them"
   if name == "cudnn" and q.dtype not in (jnp.bfloat16, jnp.float16):
     return f"it needs 16-bit activations, config.model.dtype gives {q.dtype}"
   return None

@@ -39,7 +39,8 @@ class Embedding(nnx.Module):
 
   def __call__(self, tokens: Array, positions: Array) -> Array:
     """Maps tokens and positions [B, T] to [B, T, D]."""
-    x = jnp.take(self.embedding[...].astype(self.dtype), tokens, axis=0)
+    # Gathered before the cast: the gradient of a frequent token is a long sum, in float32.
+    x = jnp.take(self.embedding[...], tokens, axis=0).astype(self.dtype)
     if self.positions is not None:
-      x = x + jnp.take(self.positions[...].astype(self.dtype), positions, axis=0)
+      x = x + jnp.take(self.positions[...], positions, axis=0).astype(self.dtype)
     return x

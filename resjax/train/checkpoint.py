@@ -17,14 +17,15 @@ class Checkpoints:
 
   Args:
     folder: where they lie; made when missing.
-    keep_last: how many are kept.
+    keep_last: how many are kept; None: only read, next to a process that may be writing.
   """
 
-  def __init__(self, folder: Path, *, keep_last: int):
+  def __init__(self, folder: Path, *, keep_last: int | None):
     self.folder = folder
-    options = ocp.CheckpointManagerOptions(
-      max_to_keep=keep_last, cleanup_tmp_directories=True, enable_async_checkpointing=True
-    )
+    if keep_last is None:
+      options = ocp.CheckpointManagerOptions(read_only=True)
+    else:
+      options = ocp.CheckpointManagerOptions(max_to_keep=keep_last, cleanup_tmp_directories=True)
     self._manager = ocp.CheckpointManager(folder.absolute(), options=options)
 
   def __enter__(self) -> "Checkpoints":

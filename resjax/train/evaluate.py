@@ -1,11 +1,11 @@
 """Evaluation on a held-out split."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import jax
 
-from resjax.data.config import DataConfig
 from resjax.data.pipeline import evaluation_batches
+from resjax.data.summary import DatasetSummary
 from resjax.losses import LossSums
 from resjax.metrics import bits_per_byte
 from resjax.sharding import Layout
@@ -16,7 +16,7 @@ from resjax.typing import Array, PyTree
 def evaluate(
   eval_step: Callable[[PyTree, Batch, Array], LossSums],
   params: PyTree,
-  data: DataConfig,
+  dataset: DatasetSummary,
   layout: Layout,
   token_bytes: Array,
   *,
@@ -29,7 +29,7 @@ def evaluate(
   Args:
     eval_step: of `make_eval_step`.
     params: of the model.
-    data: what to read.
+    dataset: the built data.
     layout: where batches lie.
     token_bytes: [V] bytes that each token stands for.
     split: `train`, `validation` or `test`.
@@ -37,16 +37,8 @@ def evaluate(
     max_rows: evenly spaced rows of the split; 0: all.
   """
   total = LossSums.zeros()
-  batches = evaluation_batches(
-    data,
-    split,
-    batch_size=batch_size,
-    max_rows=max_rows,
-    process_index=jax.process_index(),
-    process_count=jax.process_count(),
-  )
-  for batch in batches:
-    total = total + eval_step(params, put(batch, layout), token_bytes)
+  for rows in evaluation_batches(dataset, split, batch_size=batch_size, max_rows=max_rows):
+    total = total + eval_step(params, layout.put(rows), token_bytes)
   return summary(jax.device_get(total))
 
 
@@ -56,12 +48,4 @@ def summary(sums: LossSums) -> dict[str, float]:
     "loss": float(sums.nats / sums.tokens),
     "bits_per_byte": bits_per_byte(sums.nats, sums.bytes),
     "accuracy": float(sums.correct / sums.tokens),
-  }
-
-
-def put(batch: Mapping, layout: Layout) -> Batch:
-  """Puts this process's rows of a batch, [B / processes, T] arrays, onto the mesh."""
-  sharding = layout.sharding("batch", "tokens")
-  return {
-    name: jax.make_array_from_process_local_data(sharding, rows) for name, rows in batch.items()
   }

@@ -1,5 +1,6 @@
 """A training run from its data to its last evaluation."""
 
+import math
 from pathlib import Path
 
 import jax
@@ -15,8 +16,8 @@ from resjax.sharding import Layout, make_mesh
 from resjax.train import report, workdir
 from resjax.train.checkpoint import Checkpoints
 from resjax.train.config import Run
-from resjax.train.evaluate import evaluate, put, summary
-from resjax.train.interrupt import Interrupted, stop_on_ctrl_c
+from resjax.train.evaluate import evaluate, summary
+from resjax.train.interrupt import Interrupted, StopRequest, stop_on_ctrl_c
 from resjax.train.logging import FILE_NAME, MetricLogger, read_metrics
 from resjax.train.progress import Progress
 from resjax.train.sample import sample_text
@@ -32,21 +33,26 @@ def train(run: Run, console: Console | None = None) -> None:
 
   Raises:
     Interrupted: Ctrl-C, after the step in progress was saved.
-    ValueError: the folder cannot be written, holds another run, or the data are not there.
+    ValueError: the folder cannot be written, is in use, or holds another run; the data are not
+      there; there are several processes; loss or gradient are no longer finite.
   """
+  if jax.process_count() > 1:
+    raise ValueError(f"{jax.process_count()} processes; the trainer runs in one process so far")
   console = console or Console()
   folder = workdir.create(run.workdir)
-  dataset = build_and_show(run.data, console)
-  run = run.with_vocab_size(dataset.vocab_size)
-  workdir.record(folder, run, dataset.fingerprint)
-  with Checkpoints(folder / "checkpoints", keep_last=run.train.keep_last) as checkpoints:
-    trainer = Trainer(run, dataset, folder, checkpoints)
-    report.show_model(trainer.model, run, console)
-    if trainer.start is not None:
-      at_end = "; that is the last one, nothing to train" * (trainer.start >= run.train.steps)
-      console.print(f"resuming after step {trainer.start} of {run.train.steps}{at_end}")
-    trainer.run_steps()
-  trainer.finish(console)
+  with workdir.lock(folder):
+    dataset = build_and_show(run.data, console)
+    run = run.with_vocab_size(dataset.vocab_size)
+    workdir.check(folder, run, dataset)
+    with Checkpoints(folder / "checkpoints", keep_last=run.train.keep_last) as checkpoints:
+      trainer = Trainer(run, dataset, folder, checkpoints)
+      workdir.write(folder, run, dataset)
+      report.show_model(trainer.model, run, console)
+      if trainer.start is not None:
+        at_end = "; that is the last one, nothing to train" * (trainer.start >= run.train.steps)
+        console.print(f"resuming after step {trainer.start} of {run.train.steps}{at_end}")
+      trainer.run_steps()
+    trainer.finish(console)
 
 
 class Trainer:
@@ -64,23 +70,19 @@ class Trainer:
   """
 
   def __init__(self, run: Run, dataset: DatasetSummary, folder: Path, checkpoints: Checkpoints):
-    self.run, self.folder, self.checkpoints = run, folder, checkpoints
-    self.is_first_process = jax.process_index() == 0
+    self.run, self.dataset, self.folder, self.checkpoints = run, dataset, folder, checkpoints
     self.layout = Layout(make_mesh(run.mesh))
     self.model = ModelDef(run.decoder, self.layout)
     self.tokenizer = tokenizer.load(dataset.tokenizer)
     self.token_bytes = jax.device_put(self.tokenizer.token_bytes(), self.layout.sharding(None))
-    decayed = [f"combinator/{name}" for name in self.model.combinator.decayed_parameters]
-    optimizer = optim.make_optimizer(run.optim, run.train.steps, decayed)
     schedule = optim.schedule(run.optim, run.train.steps)
+    optimizer = optim.make_optimizer(
+      run.optim, run.train.steps, self.model.decayed_combinator_paths
+    )
     self.train_step = make_train_step(self.model, optimizer, schedule, run.train)
     self.eval_step = make_eval_step(self.model, run.train)
     self.batches = pipeline.train_batches(
-      run.data,
-      batch_size=run.train.batch_size,
-      seed=run.seed,
-      process_index=jax.process_index(),
-      process_count=jax.process_count(),
+      run.data, dataset, batch_size=run.train.batch_size, seed=run.seed
     )
     self.start = checkpoints.latest
     self.state = self._first_state(optimizer)
@@ -100,16 +102,15 @@ class Trainer:
       tensorboard=config.tensorboard,
       wandb_project=config.wandb_project,
       config=self.run.resolved,
-      enabled=self.is_first_process,
     )
-    self.progress = Progress(config.steps, start=self.start or 0, enabled=self.is_first_process)
+    self.progress = Progress(config.steps, start=self.start or 0)
     with self.logger, self.progress, stop_on_ctrl_c() as stop:
       if self.start is None:
         self._evaluate(0)
       self.throughput.read()
       pending = None
       for step in range((self.start or 0) + 1, config.steps + 1):
-        batch = put(next(self.batches), self.layout)
+        batch = self.layout.put(next(self.batches))
         self.state, device_metrics = self.train_step(self.state, batch, self.token_bytes)
         # The metrics of a step are fetched while the next one runs.
         self._record(pending)
@@ -118,19 +119,19 @@ class Trainer:
           self._record(pending)
           pending = None
           with self.throughput.paused():
-            self._after(step, stop.asked)
+            self._after(step, stop)
 
   def _due(self, step: int, *intervals: int) -> bool:
     last = step == self.run.train.steps
     return last or any(every > 0 and step % every == 0 for every in intervals)
 
-  def _after(self, step: int, stop: bool) -> None:
+  def _after(self, step: int, stop: StopRequest) -> None:
     """Evaluates and saves what is due after a step, all of whose metrics are recorded."""
     if self._due(step, self.run.train.eval_every):
       self._evaluate(step)
-    if stop or self._due(step, self.run.train.checkpoint_every):
+    if stop.asked or self._due(step, self.run.train.checkpoint_every):
       self.checkpoints.save(step, self.state, self.batches)
-    if stop and step < self.run.train.steps:
+    if stop.asked and step < self.run.train.steps:
       raise Interrupted(f"stopped after step {step}, which is saved; the same command goes on")
 
   def _record(self, pending: tuple[int, Metrics] | None) -> None:
@@ -138,21 +139,26 @@ class Trainer:
     if pending is None:
       return
     step, values = pending[0], jax.device_get(pending[1])
+    sums, norm = summary(values["sums"]), float(values["grad_norm"])
     self.throughput.add(self.run.train.batch_size * self.run.data.seq_len)
-    if not self._due(step, self.run.train.log_every):
+    finite = math.isfinite(sums["loss"]) and math.isfinite(norm)
+    if finite and not self._due(step, self.run.train.log_every):
       self.progress.update(step)
       return
-    speed = self.throughput.read()
-    sums = summary(values["sums"])
-    rate = float(values["learning_rate"])
+    speed, rate = self.throughput.read(), float(values["learning_rate"])
     record = {f"train/{key}": value for key, value in sums.items()}
-    record["train/grad_norm"] = float(values["grad_norm"])
+    record["train/grad_norm"] = norm
     record["train/learning_rate"] = rate
     record["time/tokens_per_second"] = speed
     record["time/mfu"] = self._mfu(speed)
     self.logger.log(step, record)
     shown = {"loss": sums["loss"], "bpb": sums["bits_per_byte"], "lr": rate, "tok/s": speed}
     self.progress.update(step, shown)
+    if not finite:
+      raise ValueError(
+        f"step {step} has loss {sums['loss']} and gradient norm {norm}; the checkpoint of step "
+        f"{self.checkpoints.latest} is the last one; lower config.optim.learning_rate"
+      )
 
   def _mfu(self, tokens_per_second: float) -> float | None:
     run, devices = self.run, self.layout.mesh.devices.flatten()
@@ -164,7 +170,7 @@ class Trainer:
     found = evaluate(
       self.eval_step,
       self.state.params,
-      self.run.data,
+      self.dataset,
       self.layout,
       self.token_bytes,
       split="validation",
@@ -179,8 +185,6 @@ class Trainer:
 
   def finish(self, console: Console) -> None:
     """Prints how far the run came, a sample, and where everything lies; draws the curves."""
-    if not self.is_first_process:
-      return
     config = self.run.train
     records = read_metrics(self.folder / FILE_NAME)
     plot = self.folder / "plots" / "training.png"
@@ -193,6 +197,5 @@ class Trainer:
       console.print(text, markup=False, highlight=False, soft_wrap=True)
     console.print(f"metrics     {self.folder / FILE_NAME}", soft_wrap=True)
     console.print(f"plots       {plot}", soft_wrap=True)
-    console.print(
-      f"checkpoint  {self.checkpoints.folder / str(self.checkpoints.latest)}", soft_wrap=True
-    )
+    newest = self.checkpoints.folder / str(self.checkpoints.latest)
+    console.print(f"checkpoint  {newest}", soft_wrap=True)

@@ -17,9 +17,9 @@ def show_model(model: ModelDef, run: Run, console: Console) -> None:
   table = Table(title="parameters", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
   for heading in ("path", "shape", "size", "decay", "sharding"):
     table.add_column(heading, justify="right" if heading == "size" else "left", no_wrap=True)
-  decayed = [f"combinator/{name}" for name in model.combinator.decayed_parameters]
   leaves = model.leaves()
-  for row, leaf in zip(parameter_rows(model.abstract, decayed), leaves, strict=True):
+  rows = parameter_rows(model.abstract, model.decayed_combinator_paths)
+  for row, leaf in zip(rows, leaves, strict=True):
     shape = " × ".join(map(str, row.shape))
     table.add_row(
       row.path, shape, f"{leaf.size:,}", "yes" if row.decayed else "", _spec(leaf.sharding.spec)
@@ -39,7 +39,10 @@ def show_model(model: ModelDef, run: Run, console: Console) -> None:
 
 def show_result(records: Records, console: Console) -> None:
   """Prints the first and the last evaluation, and how far they are apart."""
-  evaluations = [r for r in records if "validation/bits_per_byte" in r]
+  evaluations = [r for r in records if r.get("validation/bits_per_byte") is not None]
+  if not evaluations:
+    console.print("done; the record holds no evaluation")
+    return
   first, last = (evaluations[i]["validation/bits_per_byte"] for i in (0, -1))
   console.print(
     f"done: {evaluations[-1]['step']} steps; validation {first:.4f} -> {last:.4f} bits per byte "

@@ -2,9 +2,10 @@
 
 from pathlib import Path
 
-from resjax.data import pipeline, tokenizer
+from resjax.data import tokenizer
 from resjax.data.tokenizer import Tokenizer
 from resjax.sharding import Layout, make_mesh
+from resjax.train import workdir
 from resjax.train.checkpoint import Checkpoints
 from resjax.train.config import Run
 from resjax.train.state import ModelDef
@@ -12,7 +13,7 @@ from resjax.typing import PyTree
 
 
 def restore_model(run: Run) -> tuple[ModelDef, PyTree, Tokenizer]:
-  """Returns the model of a run, its newest parameters on the run's mesh, and its tokenizer.
+  """Returns the model of a run, its newest parameters, and its tokenizer, also of one that goes on.
 
   Args:
     run: of `resjax.experiment.load`.
@@ -20,14 +21,12 @@ def restore_model(run: Run) -> tuple[ModelDef, PyTree, Tokenizer]:
   Raises:
     ValueError: the workdir has no checkpoint.
   """
-  folder = Path(run.workdir) / "checkpoints"
-  if not folder.is_dir():
-    raise ValueError(f"{run.workdir} has no checkpoint yet; train it first")
-  dataset = pipeline.build(run.data)
-  run = run.with_vocab_size(dataset.vocab_size)
+  folder = Path(run.workdir)
+  words = tokenizer.load(folder / workdir.TOKENIZER)
+  run = run.with_vocab_size(words.vocab_size)
   model = ModelDef(run.decoder, Layout(make_mesh(run.mesh)))
-  with Checkpoints(folder, keep_last=run.train.keep_last) as checkpoints:
+  with Checkpoints(folder / "checkpoints", keep_last=None) as checkpoints:
     if checkpoints.latest is None:
       raise ValueError(f"{run.workdir} has no checkpoint yet; train it first")
     params = checkpoints.restore_params(model.abstract)
-  return model, params, tokenizer.load(dataset.tokenizer)
+  return model, params, words

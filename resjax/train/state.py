@@ -59,6 +59,11 @@ class ModelDef:
     """Returns the abstract parameters in the order of their paths."""
     return jax.tree.leaves(self.abstract)
 
+  @property
+  def decayed_combinator_paths(self) -> list[str]:
+    """Paths of the combinator's parameters that take weight decay."""
+    return [f"combinator/{name}" for name in self.combinator.decayed_parameters]
+
   def bind(self, params: PyTree) -> Decoder:
     """Returns the decoder with these parameters."""
     state = jax.tree.map(lambda leaf: leaf, self._template)

@@ -1,5 +1,8 @@
 """The folder of a run, and the record of what the run is: `run.json`."""
 
+import contextlib
+import dataclasses
+import fcntl
 import importlib.metadata
 import json
 import os
@@ -7,21 +10,23 @@ import platform
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
 
+from resjax.data.summary import DatasetSummary
 from resjax.train.config import Run
 
 RECORD = "run.json"
+TOKENIZER = "tokenizer.json"
 _PACKAGES = (
   "resjax", "jax", "jaxlib", "libtpu", "flax", "optax", "orbax-checkpoint", "grain",
   "tensorflow-datasets", "tokenizers", "numpy",
 )  # fmt: skip
 # How a step is computed, not what it computes: free to change between two parts of a run.
-_FREE_MODEL_KEYS = ("attention", "depth", "remat")
+_FREE_MODEL_FIELDS = ("attention", "depth", "remat")
 
 
 def create(path: str) -> Path:
@@ -45,19 +50,62 @@ def create(path: str) -> Path:
   return folder
 
 
-def record(folder: Path, run: Run, data_fingerprint: str) -> None:
-  """Checks that the folder holds no other run, then writes config, identity and environment.
+@contextlib.contextmanager
+def lock(folder: Path) -> Iterator[None]:
+  """Keeps other trainers out of the folder; a dead process holds nothing.
+
+  Raises:
+    ValueError: another process trains there.
+  """
+  with open(folder / ".lock", "w") as file:
+    try:
+      fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+      raise ValueError(
+        f"another process trains in {folder}; wait for it, or choose another config.workdir"
+      ) from None
+    yield
+
+
+def check(folder: Path, run: Run, dataset: DatasetSummary) -> None:
+  """Checks that the folder holds no other run.
 
   Raises:
     ValueError: an earlier run there differs in what decides its parameters or data order.
   """
-  identity = _identity(run, data_fingerprint)
-  path = folder / RECORD
-  if path.exists():
-    _check_same(folder, read(folder)["identity"], identity)
-  content = {"config": run.resolved, "identity": identity, "environment": _environment()}
-  partial = path.with_suffix(".partial")
-  partial.write_text(json.dumps(content, indent=2) + "\n")
+  if not (folder / RECORD).exists():
+    return
+  old, new = read(folder), identity(run)
+  changed = [
+    f"{key} was {old['identity'].get(key)!r} and is {new.get(key)!r}"
+    for key in sorted({*old["identity"], *new})
+    if old["identity"].get(key) != new.get(key)
+  ]
+  if old["data_fingerprint"] != dataset.fingerprint and not changed:
+    changed = ["files of config.data.corpora have other sizes or times than at its start"]
+  if changed:
+    raise ValueError(
+      f"{folder} holds another run: {'; '.join(changed)}; "
+      "choose another config.workdir, or delete that folder"
+    )
+
+
+def write(folder: Path, run: Run, dataset: DatasetSummary) -> None:
+  """Writes config, identity and environment, and keeps a copy of the tokenizer."""
+  content = {
+    "config": run.resolved,
+    "identity": identity(run),
+    "data_fingerprint": dataset.fingerprint,
+    "environment": _environment(),
+  }
+  _replace(folder / RECORD, json.dumps(content, indent=2) + "\n")
+  _replace(folder / TOKENIZER, dataset.tokenizer.read_text())
+
+
+def _replace(path: Path, text: str) -> None:
+  """Writes a file at once or not at all."""
+  partial = path.with_name(f".{path.name}.partial")
+  partial.write_text(text)
   os.replace(partial, path)
 
 
@@ -65,38 +113,36 @@ def read(folder: Path) -> Mapping[str, Any]:
   """Returns the record of a run.
 
   Raises:
-    ValueError: the folder holds no run.
+    ValueError: the folder holds no run, or a damaged record.
   """
   path = folder / RECORD
   if not path.exists():
     raise ValueError(f"{folder} holds no run: {RECORD} is missing; train one there first")
-  return json.loads(path.read_text())
+  try:
+    found = json.loads(path.read_text())
+    complete = {"config", "identity", "data_fingerprint"} <= set(found)
+  except (ValueError, TypeError):
+    complete = False
+  if not complete:
+    raise ValueError(f"{path} is damaged; restore it, or delete the folder")
+  return found
 
 
-def _identity(run: Run, data_fingerprint: str) -> dict[str, Any]:
-  model = {k: v for k, v in run.resolved["model"].items() if k not in _FREE_MODEL_KEYS}
-  name = model.pop("residual")["name"]
-  identity = {f"model.{key}": value for key, value in model.items()}
-  identity["model.residual.name"] = name
-  for key, value in run.decoder.residual.options.items():
-    identity[f"model.residual.{name}.{key}"] = value
-  identity["data"] = data_fingerprint
-  identity["seed"] = run.seed
-  identity["train.batch_size"] = run.train.batch_size
-  return json.loads(json.dumps(identity))  # as it will be read back: tuples are lists
-
-
-def _check_same(folder: Path, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
-  changed = [
-    f"config.{key} was {old.get(key)!r} and is {new.get(key)!r}"
-    for key in sorted({*old, *new})
-    if old.get(key) != new.get(key)
-  ]
-  if changed:
-    raise ValueError(
-      f"{folder} holds another run: {'; '.join(changed)}; "
-      "choose another config.workdir, or delete that folder"
-    )
+def identity(run: Run) -> dict[str, Any]:
+  """Returns what decides parameters and data order: setting to value, as JSON has it."""
+  model = dataclasses.asdict(run.decoder)
+  residual = model.pop("residual")
+  model["residual.name"] = residual["name"]
+  for key, value in residual["options"].items():
+    model[f"residual.{residual['name']}.{key}"] = value
+  for key in (*_FREE_MODEL_FIELDS, "vocab_size", "max_positions"):  # the last two are the data's
+    del model[key]
+  data = dataclasses.asdict(run.data)
+  del data["root"]
+  found = {f"config.model.{key}": value for key, value in model.items()}
+  found |= {f"config.data.{key}": value for key, value in data.items()}
+  found |= {"config.seed": run.seed, "config.train.batch_size": run.train.batch_size}
+  return json.loads(json.dumps(found))
 
 
 def _environment() -> dict[str, Any]:

@@ -13,6 +13,7 @@ import pytest
 from absl import flags
 from ml_collections import config_flags
 
+from configs import tiny
 from configs.ablations import cut_layer
 from resjax.analysis import sweep
 from tests.data.conftest import make_texts, write_folder

@@ -1,12 +1,9 @@
 """A run that is killed and started again is the run that was never killed."""
 
 import hashlib
-import os
 import pathlib
 import signal
-import subprocess
 import sys
-import time
 
 import jax
 import numpy as np
@@ -14,67 +11,7 @@ import orbax.checkpoint as ocp
 import pytest
 
 from resjax.train.logging import read_metrics
-
-REPOSITORY = pathlib.Path(__file__).parents[2]
-STEPS = 30
-
-
-def command(root: pathlib.Path, workdir: pathlib.Path, *more: str) -> list[str]:
-  settings = {
-    "workdir": workdir,
-    "data.root": root / "data",
-    "data.corpora.stdlib.source": root / "text",
-    "data.tokenizer.name": "byte",
-    "data.seq_len": 128,
-    "data.validation_fraction": 0.2,
-    "model.num_layers": 3,
-    "model.d_model": 64,
-    "model.mlp_dim": 256,
-    "train.steps": STEPS,
-    "train.batch_size": 32,  # a step long enough to be killed in
-    "train.log_every": 1,
-    "train.eval_every": 5,
-    "train.eval_rows": 8,
-    "train.checkpoint_every": 10,
-    "train.keep_last": 5,
-    "train.sample_tokens": 8,
-    "optim.warmup_steps": 5,
-  }
-  flags = [f"--config.{key}={value}" for key, value in settings.items()]
-  return [sys.executable, "-m", "launch.train", "--config=configs/tiny.py", *flags, *more]
-
-
-def start(arguments: list[str]) -> subprocess.Popen:
-  environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
-  return subprocess.Popen(
-    arguments,
-    cwd=REPOSITORY,
-    env=environment,
-    text=True,
-    stdout=subprocess.PIPE,
-    stderr=subprocess.STDOUT,
-  )
-
-
-def finish(arguments: list[str]) -> str:
-  process = start(arguments)
-  output, _ = process.communicate(timeout=300)
-  assert process.returncode == 0, output
-  return output
-
-
-def wait_for(process: subprocess.Popen, condition) -> None:
-  deadline = time.monotonic() + 240
-  while not condition():
-    assert process.poll() is None, process.communicate()[0]
-    assert time.monotonic() < deadline
-    time.sleep(0.01)
-
-
-def last_step(workdir: pathlib.Path) -> int:
-  path = workdir / "metrics.jsonl"
-  records = read_metrics(path) if path.exists() else []
-  return records[-1]["step"] if records else -1
+from tests.helpers.runs import STEPS, command, finish, last_step, start, wait_for, write_text
 
 
 def hashes(workdir: pathlib.Path, step: int = STEPS) -> dict[str, str]:
@@ -97,14 +34,7 @@ def without_time(workdir: pathlib.Path) -> list[dict]:
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory) -> pathlib.Path:
-  folder = tmp_path_factory.mktemp("resume")
-  (folder / "text").mkdir()
-  generator = np.random.default_rng(0)
-  words = ["depth", "width", "layer", "token", "source", "stream", "query", "gate", "norm"]
-  for number in range(40):
-    text = " ".join(generator.choice(words, 300))
-    (folder / "text" / f"{number}.txt").write_text(text)
-  return folder
+  return write_text(tmp_path_factory.mktemp("resume"))
 
 
 @pytest.fixture(scope="module")
