@@ -17,15 +17,12 @@ class Checkpoints:
 
   Args:
     folder: where they lie; made when missing.
-    keep_last: how many are kept; None: only read, next to a process that may be writing.
+    keep_last: how many are kept.
   """
 
-  def __init__(self, folder: Path, *, keep_last: int | None):
+  def __init__(self, folder: Path, *, keep_last: int):
     self.folder = folder
-    if keep_last is None:
-      options = ocp.CheckpointManagerOptions(read_only=True)
-    else:
-      options = ocp.CheckpointManagerOptions(max_to_keep=keep_last, cleanup_tmp_directories=True)
+    options = ocp.CheckpointManagerOptions(max_to_keep=keep_last, cleanup_tmp_directories=True)
     self._manager = ocp.CheckpointManager(folder.absolute(), options=options)
 
   def __enter__(self) -> "Checkpoints":
@@ -61,14 +58,26 @@ class Checkpoints:
     found = self._manager.restore(self.latest, args=args)
     return TrainState(params=found["params"], **found["optimizer"])
 
-  def restore_params(self, abstract: PyTree) -> PyTree:
-    """Returns the newest parameters alone, laid out like `abstract`."""
-    args = ocp.args.Composite(params=ocp.args.StandardRestore(abstract))
-    return self._manager.restore(self.latest, args=args)["params"]
-
   def wait(self) -> None:
     """Returns when everything is on disk; raises what went wrong in the background."""
     self._manager.wait_until_finished()
+
+
+def restore_params(folder: Path, abstract: PyTree) -> PyTree:
+  """Returns the newest parameters in a folder of checkpoints that a trainer may be writing to.
+
+  Args:
+    folder: of `Checkpoints`.
+    abstract: shapes, dtypes and shardings.
+
+  Raises:
+    ValueError: there is no checkpoint.
+  """
+  steps = ocp.utils.checkpoint_steps(folder) if folder.is_dir() else []
+  if not steps:
+    raise ValueError(f"{folder} has no checkpoint yet; train until config.train.checkpoint_every")
+  with ocp.StandardCheckpointer() as checkpointer:
+    return checkpointer.restore(folder.absolute() / str(max(steps)) / "params", abstract)
 
 
 def _rest(state: TrainState) -> dict[str, PyTree]:

@@ -6,7 +6,7 @@ from resjax.data import tokenizer
 from resjax.data.tokenizer import Tokenizer
 from resjax.sharding import Layout, make_mesh
 from resjax.train import workdir
-from resjax.train.checkpoint import Checkpoints
+from resjax.train.checkpoint import restore_params
 from resjax.train.config import Run
 from resjax.train.state import ModelDef
 from resjax.typing import PyTree
@@ -25,8 +25,5 @@ def restore_model(run: Run) -> tuple[ModelDef, PyTree, Tokenizer]:
   words = tokenizer.load(folder / workdir.TOKENIZER)
   run = run.with_vocab_size(words.vocab_size)
   model = ModelDef(run.decoder, Layout(make_mesh(run.mesh)))
-  with Checkpoints(folder / "checkpoints", keep_last=None) as checkpoints:
-    if checkpoints.latest is None:
-      raise ValueError(f"{run.workdir} has no checkpoint yet; train it first")
-    params = checkpoints.restore_params(model.abstract)
+  params = restore_params(folder / "checkpoints", model.abstract)
   return model, params, words
