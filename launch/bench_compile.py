@@ -35,7 +35,7 @@ _CASES = {
 
 
 def main() -> None:
-  """Prints seconds, temporary bytes and their ratios."""
+  """Prints seconds, instructions and temporary bytes of each case, and the ratios of seconds."""
   devices = None
   if _TOPOLOGY.value:
     devices = list(topologies.get_topology_desc(_TOPOLOGY.value, platform="tpu").devices)
@@ -73,6 +73,7 @@ def _compile(name: str, num_layers: int, layers_per_block: int, devices) -> Mapp
   seconds = time.perf_counter() - start
   return {
     "seconds": seconds,
+    "instructions": compiled.as_text().count(" = "),
     "temporary_bytes": compiled.memory_analysis().temp_size_in_bytes,
   }
 

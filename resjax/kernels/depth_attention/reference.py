@@ -1,8 +1,8 @@
 """Depth attention in plain JAX, without stacking the sources."""
 
 import functools
+import itertools
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -52,68 +52,63 @@ def depth_attention(
   return _attend(eps, tuple(groups), valid, scaled_query)
 
 
-def _valid(sources: Sources, last_valid: Array) -> tuple[Array, ...]:
-  """Returns for each group which of its slots count, [N]."""
+def _valid(sources: Sources, last_valid: Array) -> Array:
+  """Returns which of the N slots, bank first, count: [N]."""
   valid = [jnp.ones(1, bool) for _ in sources.recent]
   if valid:
     valid[-1] = last_valid[None]
   if sources.bank is not None:
     valid.insert(0, jnp.arange(sources.bank.shape[0]) < sources.num_valid)
-  return tuple(valid)
-
-
-class _Read(NamedTuple):
-  """Scalars per token of a read: of each group 1/rms and logit [N, ...], and log Σ exp(logit)."""
-
-  rms: tuple[Array, ...]
-  logits: tuple[Array, ...]
-  lse: Array
+  return jnp.concatenate(valid)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attend(eps: float, groups: tuple[Array, ...], valid: tuple[Array, ...], query: Array) -> Array:
-  """Attends over all slots of groups [N, ..., D] that are valid [N]; at least one is."""
+def _attend(eps: float, groups: tuple[Array, ...], valid: Array, query: Array) -> Array:
+  """Attends over the slots of all groups [n, ..., D] that are valid [N]; at least one is."""
   return _attend_forward(eps, groups, valid, query)[0]
 
 
 def _attend_forward(eps, groups, valid, query):
   wide_query = _wide(query)
-  rms, logits = [], []
-  for group, counts in zip(groups, valid, strict=True):
-    x = _wide(group)
-    rms.append(jax.lax.rsqrt(jnp.mean(x * x, axis=-1) + eps))
-    logit = jnp.sum(x * wide_query, axis=-1) * rms[-1]
-    logits.append(jnp.where(counts.reshape(-1, *[1] * (logit.ndim - 1)), logit, -jnp.inf))
-  peak = functools.reduce(jnp.maximum, [jnp.max(logit, axis=0) for logit in logits])
-  weights = [jnp.exp(logit - peak) for logit in logits]
-  total = sum(jnp.sum(weight, axis=0) for weight in weights)
+  # What is one number per source and token is joined over groups, the sources never are.
+  squares = [jnp.mean(_wide(group) ** 2, axis=-1) for group in groups]
+  dots = [jnp.sum(_wide(group) * wide_query, axis=-1) for group in groups]
+  inverse_rms = jax.lax.rsqrt(jnp.concatenate(squares) + eps)
+  logits = jnp.concatenate(dots) * inverse_rms
+  logits = jnp.where(valid.reshape(-1, *[1] * (logits.ndim - 1)), logits, -jnp.inf)
+  lse = jax.nn.logsumexp(logits, axis=0)
+  weights = _split(jnp.exp(logits - lse), groups)
   mixed = sum(
-    jnp.sum(weight[..., None] * _wide(group), axis=0)
-    for weight, group in zip(weights, groups, strict=True)
+    jnp.sum(p[..., None] * _wide(group), axis=0) for p, group in zip(weights, groups, strict=True)
   )
-  out = (mixed / total[..., None]).astype(groups[0].dtype)
-  return out, (groups, query, _Read(tuple(rms), tuple(logits), peak + jnp.log(total)))
+  return mixed.astype(groups[0].dtype), (groups, query, inverse_rms, logits, lse)
 
 
 def _attend_backward(eps, residuals, d_out):
-  groups, query, read = residuals
+  groups, query, inverse_rms, logits, lse = residuals
   d_out, wide_query = _wide(d_out), _wide(query)
-  weights = [jnp.exp(logit - read.lse) for logit in read.logits]
-  scores = [jnp.sum(d_out * _wide(group), axis=-1) for group in groups]
-  mean = sum(jnp.sum(p * e, axis=0) for p, e in zip(weights, scores, strict=True))
+  weights = jnp.exp(logits - lse)
+  scores = jnp.concatenate([jnp.sum(d_out * _wide(group), axis=-1) for group in groups])
+  d_dot = weights * (scores - jnp.sum(weights * scores, axis=0)) * inverse_rms
+  # An invalid slot has weight 0 and logit -inf.
+  logits = jnp.where(weights > 0, logits, 0.0)
+  shrink = d_dot * inverse_rms * logits / groups[0].shape[-1]
   d_groups, d_query = [], 0.0
-  for group, p, e, r, s in zip(groups, weights, scores, read.rms, read.logits, strict=True):
-    d_dot = p * (e - mean) * r
-    # An invalid slot has logit -inf and weight 0.
-    shrink = d_dot * r * jnp.where(p > 0, s, 0.0) / group.shape[-1]
+  parts = [_split(part[..., None], groups) for part in (weights, d_dot, shrink)]
+  for group, p, d, c in zip(groups, *parts, strict=True):
     x = _wide(group)
-    d_group = p[..., None] * d_out + d_dot[..., None] * wide_query - shrink[..., None] * x
-    d_groups.append(d_group.astype(group.dtype))
-    d_query += jnp.sum(d_dot[..., None] * x, axis=tuple(range(x.ndim - 1)))
+    d_groups.append((p * d_out + d * wide_query - c * x).astype(group.dtype))
+    d_query += jnp.sum(d * x, axis=tuple(range(x.ndim - 1)))
   return tuple(d_groups), None, d_query.astype(query.dtype)
 
 
 _attend.defvjp(_attend_forward, _attend_backward)
+
+
+def _split(joined: Array, groups: tuple[Array, ...]) -> list[Array]:
+  """Returns the parts of [N, ...] that belong to each group."""
+  ends = list(itertools.accumulate(len(group) for group in groups))
+  return jnp.split(joined, ends[:-1])
 
 
 def _wide(x: Array) -> Array:
