@@ -25,7 +25,7 @@ from resjax.train.state import ModelDef, abstract_state
 from resjax.train.step import make_train_step
 
 _TOPOLOGY = flags.DEFINE_string("topology", "", "TPU topology such as v5e:2x4; empty: the CPU.")
-_ROUNDS = flags.DEFINE_integer("rounds", 3, "Compilations of each case.", lower_bound=1)
+_ROUNDS = flags.DEFINE_integer("rounds", 5, "Compilations of each case.", lower_bound=1)
 
 _CASES = {
   "standard-24": ("standard", 24, 3),
