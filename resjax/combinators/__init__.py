@@ -5,6 +5,7 @@ from resjax.combinators.attenuation import Gate as Gate
 from resjax.combinators.attn_res import AttnRes as AttnRes
 from resjax.combinators.attn_res import BlockAttnRes as BlockAttnRes
 from resjax.combinators.base import Combinator as Combinator
+from resjax.combinators.base import TokenContext as TokenContext
 from resjax.combinators.base import Views as Views
 from resjax.combinators.registry import build as build
 from resjax.combinators.registry import get as get

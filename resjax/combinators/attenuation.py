@@ -107,12 +107,13 @@ class Gate(Standard):
     if granularity == "depth_mixture":
       self.bias = nnx.Param(jnp.zeros(self.num_layers))  # every layer needs the whole softmax
       return
-    self.per_layer = ("bias", "weight")
+    self.per_layer = ("bias",)
     self.bias = nnx.Param(
       jnp.zeros((*per_site, self.d_model) if granularity == "channel" else per_site)
     )
     if granularity in ("token", "channel"):
       self.weight = nnx.Param(jnp.zeros((*per_site, self.d_model)))
+      self.per_layer += ("weight",)
 
   def write(self, state, layer, site, out, *, normed=None, tape=None):
     """See `Combinator.write`; granularity `token` and `channel` need `normed`."""

@@ -64,7 +64,7 @@ class AttnRes(_DepthReader):
 
   strategy = "history"
 
-  def init(self, x):
+  def init(self, x, tokens=None):
     """See `Combinator.init`."""
     return DepthState(Sources(recent=(x,)))
 
@@ -133,7 +133,7 @@ class BlockAttnRes(_DepthReader):
     """Number of depth blocks, a shorter last one included."""
     return -(-self.num_layers // self.layers_per_block)
 
-  def init(self, x):
+  def init(self, x, tokens=None):
     """See `Combinator.init`."""
     return DepthState(Sources(recent=(x,)), jnp.zeros_like(x))
 

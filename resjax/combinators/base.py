@@ -30,6 +30,20 @@ class DepthState:
   running: PyTree = None
 
 
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class TokenContext:
+  """What a combinator that mixes tokens must know of them; the others ignore it.
+
+  Attributes:
+    segment_ids: [B, T]; tokens mix within a segment. None: one segment per row.
+    cache: in cached decoding what earlier tokens left, see `Combinator.decode_cache`; else None.
+  """
+
+  segment_ids: Array | None = None
+  cache: PyTree = None
+
+
 class Combinator(nnx.Module):
   """Base of all residual combinators.
 
@@ -45,7 +59,9 @@ class Combinator(nnx.Module):
     y = c.final(state)                             # [B, T, D]
 
   `resjax.models.depth.run` is that loop as a scan. Leading axes are free: [..., D] works wherever
-  [B, T, D] is written, as long as all calls agree.
+  [B, T, D] is written, as long as all calls agree; only a combinator with a `decode_cache` mixes
+  tokens and needs [B, T, D]. A branch that wants views q, k and v (`view_names`) takes views["x"]
+  for those that are not there.
 
   Attributes:
     num_layers: L.
@@ -55,6 +71,8 @@ class Combinator(nnx.Module):
       `history`: a `DepthState` whose sources grow in every layer. `depth_blocks`: a `DepthState`
       whose sources grow after every `layers_per_block` layers. The last two need integer layers
       outside `resjax.models.depth`.
+    pre_norm: whether branches normalise what they read. If not, `write` normalises (post-norm).
+    branch_init_gain: factor on the initial value and output projections of the branches.
     equals_standard_at_init: whether a fresh combinator computes what `standard` computes, up to
       the eps of norms, when every site starts with a scale-free pre-norm.
     decayed_parameters: names of the parameters that take weight decay; the others never do.
@@ -64,6 +82,8 @@ class Combinator(nnx.Module):
   """
 
   strategy: ClassVar[Strategy] = "carry"
+  pre_norm: ClassVar[bool] = True
+  branch_init_gain: float = 1.0
   equals_standard_at_init: ClassVar[bool] = True
   decayed_parameters: ClassVar[tuple[str, ...]] = ()
   per_layer: tuple[str, ...] = ()
@@ -85,12 +105,17 @@ class Combinator(nnx.Module):
     self.sites = tuple(sites)
 
   @abc.abstractmethod
-  def init(self, x: Array) -> PyTree:
-    """Returns the depth state before the first site; x: embeddings [B, T, D]."""
+  def init(self, x: Array, tokens: TokenContext | None = None) -> PyTree:
+    """Returns the depth state before the first site.
+
+    Args:
+      x: embeddings [B, T, D].
+      tokens: for combinators that mix tokens; None: one segment per row, no cache.
+    """
 
   @abc.abstractmethod
   def read(self, state: PyTree, layer: int | Array, site: str) -> tuple[Views, Any]:
-    """Returns what a site reads: named views [B, T, D] ("x" always), and a tape for `write`."""
+    """Returns what a site reads: views [B, T, D] by `view_names`, and a tape for `write`."""
 
   @abc.abstractmethod
   def write(
@@ -110,7 +135,7 @@ class Combinator(nnx.Module):
       layer: 0..L-1; may be traced.
       site: one of `sites`.
       out: the branch's output [B, T, D].
-      normed: the normalised views that the branch saw.
+      normed: the normalised views that the branch saw, those that it did not use left out.
       tape: the second output of the matching `read`.
     """
 
@@ -121,6 +146,10 @@ class Combinator(nnx.Module):
   def close_block(self, state: DepthState) -> DepthState:
     """Returns the state after a depth block, its sources appended (`history`: already there)."""
     return state
+
+  def view_names(self, site: str) -> tuple[str, ...]:
+    """Returns the names of the views that `read` gives a site: x, and q, k, v where they differ."""
+    return ("x",)
 
   def num_parameters(self) -> int:
     """Returns the number of parameters, from the documented formula."""
@@ -138,8 +167,19 @@ class Combinator(nnx.Module):
     """Returns the forward FLOPs of all reads and writes, per token."""
     return 0
 
-  def decode_cache(self) -> None:
-    """Returns what must survive from token to token in decoding: nothing, mixing is per token."""
+  def decode_cache(self, batch_size: int, dtype: jax.typing.DTypeLike) -> PyTree:
+    """Returns what must survive from token to token in decoding, before the first token.
+
+    None: nothing, because all mixing is within a token.
+
+    Args:
+      batch_size: B.
+      dtype: of the activations.
+    """
+    return None
+
+  def next_cache(self, state: PyTree) -> PyTree:
+    """Returns the cache for the tokens that follow, from the state after the last layer."""
     return None
 
   @property

@@ -22,7 +22,7 @@ class Standard(Combinator):
   def __init__(self, *, rngs: nnx.Rngs | None = None, **sizes):
     super().__init__(**sizes)
 
-  def init(self, x):
+  def init(self, x, tokens=None):
     """See `Combinator.init`."""
     return x
 

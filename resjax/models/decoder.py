@@ -10,21 +10,42 @@ from resjax.models.config import SITES, DecoderConfig
 from resjax.nn.attention import Attention
 from resjax.nn.embed import Embedding
 from resjax.nn.mlp import MLP
-from resjax.nn.norm import norm
+from resjax.nn.norm import Identity, norm
 from resjax.sharding import Layout
 from resjax.typing import Array
 
 
 class Layer(nnx.Module):
-  """The branches of one layer: pre-norms and sublayers, one pair per site."""
+  """The branches of one layer: sublayers, and a pre-norm for every view that a site uses.
 
-  def __init__(self, config: DecoderConfig, layout: Layout, rngs: nnx.Rngs):
+  Args:
+    config: sizes and choices.
+    combinator: tells which views a site is given, and whether branches have pre-norms.
+    layout: of the activations.
+    rngs: source of the initial values.
+  """
+
+  def __init__(
+    self,
+    config: DecoderConfig,
+    combinator: combinators.Combinator,
+    layout: Layout,
+    rngs: nnx.Rngs,
+  ):
     self.layout = layout
-    self.norms = nnx.Dict({site: _norm(config, rngs) for site in SITES})
+    self.norms = nnx.Dict(
+      {
+        site: nnx.Dict(
+          {view: _pre_norm(config, combinator, rngs) for view in _used_views(combinator, site)}
+        )
+        for site in SITES
+      }
+    )
+    gain = combinator.branch_init_gain
     common = {
       "bias": config.bias,
       "std": config.init_std,
-      "out_std": config.output_std,
+      "out_std": config.output_std * gain,
       "dtype": config.dtype,
       "layout": layout,
       "rngs": rngs,
@@ -38,9 +59,12 @@ class Layer(nnx.Module):
       qk_norm=config.qk_norm,
       norm_eps=config.norm_eps,
       implementation=config.attention,
+      value_std=config.init_std * gain,
       **common,
     )
-    self.mlp = MLP(config.mlp, config.d_model, config.mlp_dim, **common)
+    self.mlp = MLP(
+      config.mlp, config.d_model, config.mlp_dim, **common | {"std": config.init_std * gain}
+    )
 
   def __call__(self, site: str, views: combinators.Views, context: dict[str, Array]):
     """Runs the branch of a site.
@@ -53,12 +77,12 @@ class Layer(nnx.Module):
     Returns:
       The normalised views, and the output of the sublayer [B, T, D].
     """
-    normed = {name: self.norms[site](view) for name, view in views.items()}
-    x = normed["x"]
+    normed = {name: norm(views[name]) for name, norm in self.norms[site].items()}
     if site == "attention":
+      x = normed.get("x")
       out = self.attention(*(normed.get(name, x) for name in "qkv"), **context)
     else:
-      out = self.mlp(x)
+      out = self.mlp(normed["x"])
     return normed, self.layout.constrain(out, "batch", "tokens", "embed")
 
 
@@ -79,7 +103,6 @@ class Decoder(nnx.Module):
     learned = config.positions == "learned"
     self.embed = _embedding(config, config.max_positions if learned else 0, rngs)
     keys = jax.random.split(rngs.params(), config.num_layers)
-    self.layers = jax.vmap(lambda key: Layer(config, layout, nnx.Rngs(params=key)))(keys)
     self.combinator = combinators.build(
       config.residual.name,
       num_layers=config.num_layers,
@@ -88,6 +111,9 @@ class Decoder(nnx.Module):
       rngs=rngs,
       **config.residual.options,
     )
+    self.layers = jax.vmap(
+      lambda key: Layer(config, self.combinator, layout, nnx.Rngs(params=key))
+    )(keys)
     self.final_norm = _norm(config, rngs)
     self.output = None if config.tied_embeddings else _embedding(config, 0, rngs)
 
@@ -117,6 +143,7 @@ class Decoder(nnx.Module):
       x,
       branch,
       context={"segment_ids": segment_ids, "positions": positions},
+      tokens=combinators.TokenContext(segment_ids),
       remat=self.config.remat,
       unroll=self.config.depth == "loop",
     )
@@ -142,6 +169,17 @@ def _embedding(config: DecoderConfig, max_positions: int, rngs: nnx.Rngs) -> Emb
     dtype=config.dtype,
     rngs=rngs,
   )
+
+
+def _used_views(combinator: combinators.Combinator, site: str) -> tuple[str, ...]:
+  """Attention takes q, k and v where it is given them; whatever else a site has is not used."""
+  given = combinator.view_names(site)
+  named = tuple(view for view in "qkv" if view in given) if site == "attention" else ()
+  return named if len(named) == len("qkv") else (*named, "x")
+
+
+def _pre_norm(config, combinator: combinators.Combinator, rngs: nnx.Rngs):
+  return _norm(config, rngs) if combinator.pre_norm else Identity()
 
 
 def _norm(config: DecoderConfig, rngs: nnx.Rngs) -> nnx.Module:

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import lax
 
-from resjax.combinators.base import Combinator, DepthState, Views
+from resjax.combinators.base import Combinator, DepthState, TokenContext, Views
 from resjax.kernels.depth_attention import Sources
 from resjax.models.append_scan import append_scan
 from resjax.typing import Array, PyTree
@@ -42,6 +42,7 @@ def run(
   branch: Branch,
   *,
   context: PyTree = None,
+  tokens: TokenContext | None = None,
   remat: Remat = "none",
   unroll: bool = False,
 ) -> Array:
@@ -54,6 +55,7 @@ def run(
     branch: what runs at a site, a pure function: branch(layer parameters, site, views, context)
       returns the normalised views and the output [B, T, D].
     context: arrays that every branch may read (positions, segment ids); no gradient flows there.
+    tokens: for combinators that mix tokens, see `Combinator.init`.
     remat: what a layer keeps for the reverse pass. `none`: all; `full`: its inputs; `dots`: its
       inputs and the results of its matrix products with parameters.
     unroll: a Python loop over layers instead of a scan; for tests and very few layers.
@@ -77,7 +79,9 @@ def run(
       )
   step = partial(_layer, graphdef, branch, remat)
   drive = _loop if unroll else _STRATEGIES[combinator.strategy]
-  state = drive(combinator, step, combinator.init(x), shared, stack, lax.stop_gradient(context))
+  state = drive(
+    combinator, step, combinator.init(x, tokens), shared, stack, lax.stop_gradient(context)
+  )
   return combinator.final(state)
 
 

@@ -23,7 +23,8 @@ class Attention(nnx.Module):
     qk_norm: RMSNorm of every query and key head before the rotation.
     norm_eps: of that norm.
     bias: whether the linear maps have biases.
-    std: standard deviation of W_q, W_k and W_v at init.
+    std: standard deviation of W_q and W_k at init.
+    value_std: of W_v.
     out_std: of W_o.
     implementation: see `resjax.kernels.self_attention.causal_attention`.
     dtype: of the activations.
@@ -43,6 +44,7 @@ class Attention(nnx.Module):
     norm_eps: float,
     bias: bool,
     std: float,
+    value_std: float,
     out_std: float,
     implementation: str,
     dtype: jax.typing.DTypeLike,
@@ -55,7 +57,7 @@ class Attention(nnx.Module):
     inward = ("embed_param", "heads")
     self.q_proj = linear(d_model, num_heads * head_dim, inward, std=std, **common)
     self.k_proj = linear(d_model, num_kv_heads * head_dim, inward, std=std, **common)
-    self.v_proj = linear(d_model, num_kv_heads * head_dim, inward, std=std, **common)
+    self.v_proj = linear(d_model, num_kv_heads * head_dim, inward, std=value_std, **common)
     self.o_proj = linear(num_heads * head_dim, d_model, inward[::-1], std=out_std, **common)
     heads = {"eps": norm_eps, "bias": False, "dtype": dtype, "rngs": rngs}
     self.q_norm = norm("rmsnorm", head_dim, **heads) if qk_norm else None

@@ -3,7 +3,17 @@
 import jax
 from flax import nnx
 
+from resjax.typing import Array
+
 NORMS = ("rmsnorm", "layernorm")
+
+
+class Identity(nnx.Module):
+  """Stands where a branch has no norm, because its combinator normalises after the add."""
+
+  def __call__(self, x: Array) -> Array:
+    """Returns x."""
+    return x
 
 
 def norm(

@@ -1,4 +1,4 @@
-"""What every registered combinator owes, on every option set of tests/helpers/cases.py."""
+"""What every registered combinator owes, on every option set of tests/helpers/systems."""
 
 import functools
 
@@ -10,8 +10,8 @@ from flax import nnx
 
 from resjax import combinators
 from tests.helpers import toy
-from tests.helpers.cases import CASES, STANDARD_AT_INIT
 from tests.helpers.compare import assert_close, norm, relative_errors
+from tests.helpers.systems import CASES, STANDARD_AT_INIT
 
 walk = pytest.mark.parametrize("case", CASES, ids=str)
 LAYERS, X = toy.layers(), jnp.asarray(toy.embeddings())
@@ -43,7 +43,7 @@ def test_python_loop_of_depth_run_is_the_loop_by_hand(case):
     assert_close(toy.value_and_gradients(forward, made, LAYERS, X), tuple(want), 1e-5)
 
 
-@walk
+@pytest.mark.parametrize("case", [case for case in CASES if not case.loop_only], ids=str)
 @pytest.mark.parametrize("remat", ["none", "full", "dots"])
 def test_scan_is_the_loop_by_hand(case, remat):
   made, *want = expected(case)
@@ -54,28 +54,28 @@ def test_scan_is_the_loop_by_hand(case, remat):
 @walk
 def test_random_parameters_all_have_gradients(case):
   _, _, (params, layers, x) = expected(case)
-  for name, gradient in params.items():
-    assert np.isfinite(gradient).all(), name
-    assert dead_rows(gradient) == list(case.dead.get(name, ())), name
+  check_dead(params, case.dead, params)
   for leaf in jax.tree.leaves((layers, x)):
     assert np.isfinite(leaf).all() and norm(leaf) > 0
 
 
-def dead_rows(gradient):
-  """Indices [layer, site], or [layer], whose gradient is zero; of a shared vector () if it is."""
-  gradient = np.asarray(gradient)
-  per_row = gradient.reshape(*gradient.shape[:2], -1) if gradient.ndim > 2 else gradient[..., None]
-  if gradient.shape == (toy.D,):
-    per_row = gradient[None]
-  return [tuple(map(int, row)) for row in np.argwhere(~per_row.any(axis=-1))]
+def check_dead(gradients, dead, names):
+  """Exactly the elements under the index prefixes of `dead` are zero."""
+  assert set(dead) <= set(gradients)
+  for name in names:
+    gradient = np.asarray(gradients[name])
+    zero = np.zeros(gradient.shape, bool)
+    for prefix in dead.get(name, ()):
+      zero[prefix] = True
+    assert np.isfinite(gradient).all(), name
+    np.testing.assert_array_equal(gradient == 0, zero, err_msg=name)
 
 
-@walk
+@pytest.mark.parametrize("case", [case for case in CASES if case.learns_at_init], ids=str)
 def test_queries_and_gates_learn_from_the_first_step(case):
   made = toy.build(case.name, case.options, random=False)
   _, (params, _, _) = toy.value_and_gradients(toy.by_hand, made, LAYERS, X)
-  for name in case.learns_at_init:
-    assert dead_rows(params[name]) == list(case.dead.get(name, ())), name
+  check_dead(params, case.dead, case.learns_at_init)
 
 
 @walk
@@ -109,10 +109,11 @@ def test_state_bytes_are_those_of_the_last_state(case):
 
 
 @walk
-def test_decayed_parameters_exist_and_nothing_is_cached(case):
+def test_decayed_and_per_layer_parameters_exist(case):
   made = toy.build(case.name, case.options)
-  assert set(made.decayed_parameters) <= set(toy.parameters(made))
-  assert made.decode_cache() is None
+  params = toy.parameters(made)
+  assert set(made.decayed_parameters) | set(made.per_layer) <= set(params)
+  assert {len(params[name]) for name in made.per_layer} <= {toy.L}
 
 
 def test_relative_error_sees_one_wrong_leaf():

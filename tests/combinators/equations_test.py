@@ -1,4 +1,4 @@
-"""Every combinator against its equations in float64 numpy (tests/helpers/reference.py)."""
+"""Every combinator against its equations in float64 numpy (tests/helpers/systems)."""
 
 import functools
 
@@ -8,16 +8,20 @@ import numpy as np
 import pytest
 
 from resjax import combinators
-from tests.helpers import reference, toy
-from tests.helpers.cases import CASES
+from tests.helpers import toy
 from tests.helpers.compare import assert_close
+from tests.helpers.systems import CASES, EQUATIONS
 
 walk = pytest.mark.parametrize("case", CASES, ids=str)
 THREE = ("short_swa", "attention", "mlp")
 
 
+def equations(case, params, layers, x, sites=toy.SITES):
+  return EQUATIONS[case.name](params, layers, x, sites, **case.options)
+
+
 def test_every_registered_name_has_equations():
-  assert set(reference.SYSTEMS) == set(combinators.names())
+  assert set(EQUATIONS) == set(combinators.names())
 
 
 @walk
@@ -27,7 +31,7 @@ def test_float32_values(case, sites):
   layers, x = toy.layers(sites=sites), toy.embeddings()
   got = toy.by_hand(made, layers, x)
   params, layers, x = jax.tree.map(np.float64, (toy.parameters(made), layers, x))
-  assert_close(got, reference.forward(case.name, case.options, params, layers, x, sites), 1e-6)
+  assert_close(got, equations(case, params, layers, x, sites), 1e-6)
 
 
 @walk
@@ -38,7 +42,7 @@ def test_float64_values_and_gradients(case):
     params = toy.parameters(made)
     y, gradients = toy.value_and_gradients(toy.by_hand, made, layers, x)
     assert y.dtype == np.float64
-  forward = functools.partial(reference.forward, case.name, case.options)
+  forward = functools.partial(equations, case)
   arguments, gradients = jax.tree.map(np.asarray, ((params, layers, x), gradients))
   assert_close(y, forward(*arguments), 1e-12)
   check_gradients(lambda *a: np.sum(toy.cotangent(y.shape) * forward(*a)), arguments, gradients)

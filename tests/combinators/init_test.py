@@ -5,8 +5,8 @@ import functools
 import pytest
 
 from tests.helpers import toy
-from tests.helpers.cases import STANDARD_AT_INIT
 from tests.helpers.compare import assert_close, relative_errors
+from tests.helpers.systems import STANDARD_AT_INIT
 
 LAYERS, X = toy.layers(), toy.embeddings()
 # Reads may be the stream times a constant, which a norm removes only if its eps is negligible.

@@ -8,6 +8,7 @@ from flax import nnx
 from configs import base
 from resjax import combinators
 from tests.helpers import toy
+from tests.helpers.systems import BAD_OPTIONS, FLOPS
 
 
 def build(name, num_layers=3, **options):
@@ -19,23 +20,10 @@ def build(name, num_layers=3, **options):
   [
     ("atn_res", {}, ["name='atn_res'", "did you mean 'attn_res'", "block_attn_res"]),
     ("zzz", {}, ["name='zzz'", "registered: standard, attenuation"]),
-    ("standard", {"alpha": 1.0}, ["'alpha'", "'standard'", "allowed: none"]),
-    ("attn_res", {"layers_per_block": 2}, ["'layers_per_block'", "'attn_res'", "allowed: eps"]),
-    ("attn_res", {"eps": 0.0}, ["eps=0.0", "eps > 0"]),
-    ("block_attn_res", {"eps": -1.0}, ["eps=-1.0", "eps > 0"]),
-    ("block_attn_res", {"layers_per_block": 0}, ["layers_per_block=0", "1..3"]),
-    ("block_attn_res", {"layers_per_block": 4}, ["layers_per_block=4", "1..3"]),
-    ("attenuation", {"layers": 3}, ["layers=3", "-3..2"]),
-    ("attenuation", {"layers": (0, -4)}, ["layers=-4", "-3..2"]),
-    ("attenuation", {"alpha": -0.5}, ["alpha=-0.5", "alpha >= 0"]),
-    ("attenuation", {"alpha": float("nan")}, ["alpha=nan", "alpha >= 0"]),
-    ("attenuation", {"cut_sites": ("atention",)}, ["'atention'", "attention, mlp"]),
-    ("gate", {"granularity": "head"}, ["'head'", "layer, depth_mixture, token, channel"]),
-    ("gate", {"kappa": 0.0}, ["kappa=0.0", "0 < kappa <= 1"]),
-    ("gate", {"kappa": 1.5}, ["kappa=1.5", "0 < kappa <= 1"]),
     ("standard", {"num_layers": 0}, ["num_layers=0", "at least 1", "config.model.num_layers"]),
     ("standard", {"sites": ("mlp", "mlp")}, ["('mlp', 'mlp')", "different names"]),
     ("standard", {"sites": ()}, ["sites=()", "one or more"]),
+    *BAD_OPTIONS,
   ],
 )
 def test_bad_options_are_refused(name, options, message):
@@ -81,19 +69,6 @@ def test_default_cut_sites_of_code_and_config_are_the_same_cut():
   by_code = build("attenuation")
   by_config = build("attenuation", **base.residual()["attenuation"])
   assert by_code.factors == by_config.factors == ((1, 1), (1, 1), (0.5, 0.5))
-
-
-FLOPS = {  # L = 2, D = 3, two sites; a source and reader costs 18, a stream D per operation
-  ("standard",): 4 * 3,
-  ("attenuation",): 4 * 6,
-  ("gate", ("granularity", "layer")): 4 * 6,
-  ("gate", ("granularity", "depth_mixture")): 4 * 6,
-  ("gate", ("granularity", "token")): 4 * 12,
-  ("gate", ("granularity", "channel")): 4 * 15,
-  ("attn_res",): 18 * (1 + 2 + 3 + 4 + 5),
-  ("block_attn_res", ("layers_per_block", 1)): 18 * (1 + 2 + 2 + 3 + 3) + 4 * 3,
-  ("block_attn_res", ("layers_per_block", 2)): 18 * (1 + 2 + 2 + 2 + 2) + 4 * 3,
-}
 
 
 @pytest.mark.parametrize("key", FLOPS, ids=str)

@@ -41,9 +41,9 @@ def rms_norm(x, eps=1e-6):
   return (wide * jax.lax.rsqrt(jnp.mean(wide * wide, -1, keepdims=True) + eps)).astype(x.dtype)
 
 
-def branch(layer, site, views, context=None, *, eps=1e-6, mix_tokens=True):
+def branch(layer, site, views, context=None, *, eps=1e-6, mix_tokens=True, pre_norm=True):
   """The branch of a site, as `resjax.models.depth.run` calls it."""
-  normed = {name: rms_norm(x, eps) for name, x in views.items()}
+  normed = {name: rms_norm(x, eps) if pre_norm else x for name, x in views.items()}
   p = jax.tree.map(lambda leaf: leaf.astype(normed["x"].dtype), layer[site])
   x = normed["x"]
   if set(normed) > {"x"}:  # a site that is offered q, k and v depends on all of them
@@ -74,12 +74,13 @@ def build(name, options, *, num_layers=L, sites=SITES, random=True):
 
 
 def parameters(combinator):
-  """Numpy arrays by attribute name."""
-  return {k: np.asarray(v) for k, v in nnx.to_pure_dict(nnx.state(combinator)).items()}
+  """Nested dict of numpy arrays by attribute name."""
+  return jax.tree.map(np.asarray, nnx.to_pure_dict(nnx.state(combinator)))
 
 
 def states_by_hand(combinator, layers, x, branch=branch):
   """Yields the state after init and after every write, by the loop of the protocol's docstring."""
+  branch = functools.partial(branch, pre_norm=combinator.pre_norm)
   state = combinator.init(x)
   yield state
   for layer in range(combinator.num_layers):
@@ -97,6 +98,7 @@ def by_hand(combinator, layers, x, branch=branch):
 
 
 def run(combinator, layers, x, branch=branch, **options):
+  branch = functools.partial(branch, pre_norm=combinator.pre_norm)
   return depth.run(combinator, layers, x, branch, **options)
 
 

@@ -55,8 +55,8 @@ def test_gpt2():
     arrays[f"layers/mlp/up_proj/{ours}"] = stacked(f"mlp.c_fc.{part}")
     arrays[f"layers/mlp/down_proj/{ours}"] = stacked(f"mlp.c_proj.{part}")
   for part, ours in (("weight", "scale"), ("bias", "bias")):
-    arrays[f"layers/norms/attention/{ours}"] = stacked(f"ln_1.{part}")
-    arrays[f"layers/norms/mlp/{ours}"] = stacked(f"ln_2.{part}")
+    arrays[f"layers/norms/attention/x/{ours}"] = stacked(f"ln_1.{part}")
+    arrays[f"layers/norms/mlp/x/{ours}"] = stacked(f"ln_2.{part}")
     arrays[f"final_norm/{ours}"] = p[f"transformer.ln_f.{part}"]
   config = decoders.config("gpt2", num_kv_heads=4, **SIZES)
   assert_same_logits(config, arrays, model)
@@ -80,8 +80,8 @@ def test_llama_style(family, tied):
   }
   arrays |= {
     "embed/embedding": p["model.embed_tokens.weight"],
-    "layers/norms/attention/scale": stacked("input_layernorm"),
-    "layers/norms/mlp/scale": stacked("post_attention_layernorm"),
+    "layers/norms/attention/x/scale": stacked("input_layernorm"),
+    "layers/norms/mlp/x/scale": stacked("post_attention_layernorm"),
     "final_norm/scale": p["model.norm.weight"],
   }
   if not tied:

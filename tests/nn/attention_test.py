@@ -17,7 +17,7 @@ POSITIONS = np.array([[0, 1, 2, 0, 1, 2], [0, 1, 2, 3, 4, 0]])
 def attention(**changes):
   options = {"rope_theta": None, "qk_norm": False, "bias": True} | changes
   module = Attention(
-    D, H, K, C, norm_eps=1e-6, std=0.4, out_std=0.4, implementation="auto",
+    D, H, K, C, norm_eps=1e-6, std=0.4, value_std=0.4, out_std=0.4, implementation="auto",
     dtype="float32", layout=Layout(), rngs=nnx.Rngs(0), **options,
   )  # fmt: skip
   rng = np.random.default_rng(1)

@@ -4,3 +4,4 @@ from resjax.kernels.depth_attention.reference import depth_attention as depth_at
 from resjax.kernels.depth_attention.sources import Sources as Sources
 from resjax.kernels.depth_attention.sources import make_bank as make_bank
 from resjax.kernels.depth_attention.sources import store as store
+from resjax.kernels.depth_attention.weighted_sum import depth_sum as depth_sum

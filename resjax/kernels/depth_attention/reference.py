@@ -45,21 +45,11 @@ def depth_attention(
   """
   if not isinstance(sources, Sources):
     sources = Sources(recent=tuple(sources))
-  groups = [] if sources.bank is None else [sources.bank]
-  groups += [source[None] for source in sources.recent]
-  valid = _valid(sources, jnp.asarray(last_valid))
+  valid = sources.valid()
+  if sources.recent:
+    valid = valid.at[-1].set(last_valid)
   scaled_query = query if key_scale is None else query * key_scale
-  return _attend(eps, tuple(groups), valid, scaled_query)
-
-
-def _valid(sources: Sources, last_valid: Array) -> Array:
-  """Returns which of the N slots, bank first, count: [N]."""
-  valid = [jnp.ones(1, bool) for _ in sources.recent]
-  if valid:
-    valid[-1] = last_valid[None]
-  if sources.bank is not None:
-    valid.insert(0, jnp.arange(sources.bank.shape[0]) < sources.num_valid)
-  return jnp.concatenate(valid)
+  return _attend(eps, sources.groups(), valid, scaled_query)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))

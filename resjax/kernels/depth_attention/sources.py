@@ -32,6 +32,32 @@ class Sources:
     """Adds one source [..., D] behind all others."""
     return dataclasses.replace(self, recent=(*self.recent, source))
 
+  def in_slot_order(self, rows: Array) -> Array:
+    """Orders one row per source like the slots: those of `bank` first, then `recent`.
+
+    Args:
+      rows: [N_max, ...], row j belongs to source j, counted from the first one.
+
+    Returns:
+      [slots, ...]; what stands at slots that hold nothing is arbitrary.
+    """
+    if self.bank is None:
+      return rows[: len(self.recent)]
+    recent = lax.dynamic_slice_in_dim(rows, self.num_valid, len(self.recent))
+    return jnp.concatenate([rows[: self.bank.shape[0]], recent])
+
+  def groups(self) -> tuple[Array, ...]:
+    """Returns arrays [n, ..., D] that hold all slots, the bank first."""
+    bank = () if self.bank is None else (self.bank,)
+    return (*bank, *(source[None] for source in self.recent))
+
+  def valid(self) -> Array:
+    """Returns which slots hold a source: bool [slots]."""
+    recent = jnp.ones(len(self.recent), bool)
+    if self.bank is None:
+      return recent
+    return jnp.concatenate([jnp.arange(self.bank.shape[0]) < self.num_valid, recent])
+
 
 def make_bank(sources: tuple[Array, ...], size: int) -> Array:
   """Returns a bank [size, ..., D] whose first slots are `sources`, the others zero."""
