@@ -1,6 +1,7 @@
 """Meshes and layouts; the decoder on eight devices computes what it computes on one."""
 
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +15,7 @@ from resjax.sharding import MESH_AXES, Layout, MeshConfig, make_mesh
 from tests.helpers import decoders, fast
 from tests.helpers.compare import assert_close
 
+T = 11  # no other axis is as long
 SIZES = {"vocab_size": 32}  # divisible by the two devices along `tensor`
 
 
@@ -43,16 +45,30 @@ def placed(state, layout):
 def test_loss_and_gradients_of_eight_devices_are_those_of_one(name, layout):
   config = decoders.config("llama", name, **SIZES)
   model = decoders.decoder(config)
-  tokens = decoders.tokens(config, batch=4, length=9)
+  tokens = decoders.tokens(config, batch=4, length=T + 1)
   graphdef, state = nnx.split(model)
   want = fast.jit(jax.value_and_grad(functools.partial(loss, graphdef)))(state, tokens)
 
   sharded_def = nnx.split(nnx.eval_shape(lambda: Decoder(config, layout=layout, rngs=nnx.Rngs(0))))
   sharded_loss = functools.partial(loss, sharded_def[0])
   rows = jax.device_put(tokens, layout.sharding("batch", None))
-  program = fast.jit(jax.value_and_grad(sharded_loss))
-  got = program(placed(state, layout), rows)
-  assert_close(got, want, 1e-5)
+  arguments = placed(state, layout), rows
+  program = fast.jit(jax.value_and_grad(sharded_loss)).lower(*arguments).compile()
+  assert_close(program(*arguments), want, 1e-5)
+  assert gathered_activations(program.as_text()) == []
+
+
+def gathered_activations(text):
+  """Results of all-gathers in a compiled program that have an axis of T tokens, and features."""
+  results = re.findall(r"= (.*) all-gather(?:-start)?\(", text)
+  shapes = [tuple(map(int, d.split(","))) for r in results for d in re.findall(r"\[([\d,]+)\]", r)]
+  return [shape for shape in shapes if T in shape and len(shape) > 2]
+
+
+def test_a_gathered_source_would_be_seen(layout):
+  x = jax.device_put(jnp.ones((4, T, 16)), layout.sharding("batch", "tokens", "embed"))
+  whole = jax.jit(lambda x: 2 * x, out_shardings=layout.sharding(None, None, None))
+  assert gathered_activations(whole.lower(x).compile().as_text()) == [(4, T, 16)]
 
 
 def test_parameters_are_really_split(layout):

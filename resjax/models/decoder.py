@@ -101,7 +101,7 @@ class Decoder(nnx.Module):
     layout = Layout() if layout is None else layout
     self.config, self.layout = config, layout
     learned = config.positions == "learned"
-    self.embed = _embedding(config, config.max_positions if learned else 0, rngs)
+    self.embed = _embedding(config, config.max_positions if learned else 0, layout, rngs)
     keys = jax.random.split(rngs.params(), config.num_layers)
     self.combinator = combinators.build(
       config.residual.name,
@@ -115,7 +115,7 @@ class Decoder(nnx.Module):
       lambda key: Layer(config, self.combinator, layout, nnx.Rngs(params=key))
     )(keys)
     self.final_norm = _norm(config, rngs)
-    self.output = None if config.tied_embeddings else _embedding(config, 0, rngs)
+    self.output = None if config.tied_embeddings else _embedding(config, 0, layout, rngs)
 
   def __call__(
     self, tokens: Array, segment_ids: Array | None = None, positions: Array | None = None
@@ -160,13 +160,16 @@ class Decoder(nnx.Module):
     return jnp.einsum("...d,vd->...v", hidden, head, preferred_element_type=jnp.float32)
 
 
-def _embedding(config: DecoderConfig, max_positions: int, rngs: nnx.Rngs) -> Embedding:
+def _embedding(
+  config: DecoderConfig, max_positions: int, layout: Layout, rngs: nnx.Rngs
+) -> Embedding:
   return Embedding(
     config.vocab_size,
     config.d_model,
     max_positions=max_positions,
     std=config.init_std,
     dtype=config.dtype,
+    layout=layout,
     rngs=rngs,
   )
 

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from resjax.sharding import Layout
 from resjax.typing import Array
 
 
@@ -16,6 +17,7 @@ class Embedding(nnx.Module):
     max_positions: rows of P; 0: no position table (rotary positions act in attention).
     std: standard deviation of both tables at init.
     dtype: of the result.
+    layout: of the activations.
     rngs: source of the initial values.
   """
 
@@ -27,10 +29,11 @@ class Embedding(nnx.Module):
     max_positions: int,
     std: float,
     dtype: jax.typing.DTypeLike,
+    layout: Layout,
     rngs: nnx.Rngs,
   ):
     init = nnx.initializers.normal(std)
-    self.dtype = dtype
+    self.dtype, self.layout = dtype, layout
     self.embedding = nnx.Param(
       init(rngs.params(), (vocab_size, d_model)), axes=("vocab", "embed_param")
     )
@@ -39,8 +42,11 @@ class Embedding(nnx.Module):
 
   def __call__(self, tokens: Array, positions: Array) -> Array:
     """Maps tokens and positions [B, T] to [B, T, D]."""
-    # Gathered before the cast: the gradient of a frequent token is a long sum, in float32.
-    x = jnp.take(self.embedding[...], tokens, axis=0).astype(self.dtype)
-    if self.positions is not None:
-      x = x + jnp.take(self.positions[...], positions, axis=0).astype(self.dtype)
-    return x
+    x = self._rows(self.embedding, "vocab", tokens)
+    return x if self.positions is None else x + self._rows(self.positions, None, positions)
+
+  def _rows(self, parameter: nnx.Param, axis: str | None, index: Array) -> Array:
+    # Whole rows first: split over D, the lookup of all tokens would be made on every device.
+    table = self.layout.constrain(parameter[...], axis, "embed")
+    # Looked up before the cast: the gradient of a frequent token is a long sum, in float32.
+    return jnp.take(table, index, axis=0).astype(self.dtype)

@@ -6,11 +6,14 @@ import numpy as np
 from flax import nnx
 
 from resjax.nn.embed import Embedding
+from resjax.sharding import Layout
 
 
 def test_gradient_of_a_frequent_token_is_summed_in_float32():
   width, count = 8, 4096
-  embed = Embedding(5, width, max_positions=count, std=0.02, dtype="bfloat16", rngs=nnx.Rngs(0))
+  embed = Embedding(
+    5, width, max_positions=count, std=0.02, dtype="bfloat16", layout=Layout(), rngs=nnx.Rngs(0)
+  )
   graphdef, state = nnx.split(embed)
   weights = jnp.asarray(np.random.default_rng(0).uniform(0, 1, (1, count, width)), jnp.bfloat16)
   tokens = jnp.full((1, count), 3)

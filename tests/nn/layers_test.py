@@ -118,7 +118,9 @@ def test_swiglu_mlp(bias):
 
 @pytest.mark.parametrize("max_positions", [0, 9])
 def test_embedding(max_positions):
-  layer = Embedding(11, D, max_positions=max_positions, std=0.5, dtype="float32", rngs=nnx.Rngs(0))
+  layer = Embedding(
+    11, D, max_positions=max_positions, std=0.5, dtype="float32", layout=Layout(), rngs=nnx.Rngs(0)
+  )
   tokens, positions = np.array([[3, 10, 0]]), np.array([[0, 8, 1]])
   want = np.asarray(layer.embedding[...])[tokens]
   if max_positions:
@@ -130,8 +132,18 @@ def test_embedding(max_positions):
 
 def test_initial_values_have_the_standard_deviation_asked_for():
   rngs = nnx.Rngs(0)
-  made = linear(200, 300, ("embed_param", "mlp"), bias=True, std=0.03, dtype="bfloat16", rngs=rngs)
-  table = Embedding(300, 200, max_positions=300, std=0.03, dtype="bfloat16", rngs=rngs)
+  made = linear(
+    200,
+    300,
+    ("embed_param", "mlp"),
+    bias=True,
+    std=0.03,
+    dtype="bfloat16",
+    rngs=rngs,
+  )
+  table = Embedding(
+    300, 200, max_positions=300, std=0.03, dtype="bfloat16", layout=Layout(), rngs=rngs
+  )
   for parameter in (made.kernel, table.embedding, table.positions):
     values = np.asarray(parameter[...])
     assert values.dtype == np.float32
