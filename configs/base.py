@@ -101,6 +101,7 @@ def corpus() -> dict:
 
 def optim() -> dict:
   return {
+    "name": "adamw",  # adamw | muon (Muon for the kernels of the layers, AdamW for all else)
     "learning_rate": 6e-4,  # the peak
     "schedule": "cosine",  # cosine | wsd | constant
     "warmup_steps": 100,
@@ -110,6 +111,8 @@ def optim() -> dict:
     "b2": 0.95,
     "eps": 1e-8,
     "weight_decay": 0.1,
+    "muon_momentum": 0.95,
+    "combinator_lr_multiplier": 1.0,  # on the learning rate of the combinator; 0: it stays
     "clip_norm": 1.0,  # 0: no clipping
   }
 

@@ -13,17 +13,17 @@ from resjax.train.state import ModelDef
 
 
 def show_model(model: ModelDef, run: Run, console: Console) -> None:
-  """Prints every parameter with shape, size, sharding and weight decay, and the model's costs."""
+  """Prints every parameter with what the optimizer does to it, and the model's costs."""
   table = Table(title="parameters", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-  for heading in ("path", "shape", "size", "decay", "sharding"):
+  for heading in ("path", "shape", "size", "update", "decay", "lr ×", "sharding"):
     table.add_column(heading, justify="right" if heading == "size" else "left", no_wrap=True)
   leaves = model.leaves()
-  rows = parameter_rows(model.abstract, model.decayed_combinator_paths)
+  rows = parameter_rows(model.abstract, run.optim, model.decayed_combinator_paths)
   for row, leaf in zip(rows, leaves, strict=True):
     shape = " × ".join(map(str, row.shape))
-    table.add_row(
-      row.path, shape, f"{leaf.size:,}", "yes" if row.decayed else "", _spec(leaf.sharding.spec)
-    )
+    decay, spec = "yes" if row.decayed else "", _spec(leaf.sharding.spec)
+    rate = f"{row.lr_multiplier:g}"
+    table.add_row(row.path, shape, f"{leaf.size:,}", row.update, decay, rate, spec)
   console.print(table)
   own = model.combinator.num_parameters()
   total = sum(leaf.size for leaf in leaves)

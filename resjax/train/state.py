@@ -96,15 +96,21 @@ def abstract_state(model: ModelDef, optimizer: optax.GradientTransformation) -> 
     replicated = NamedSharding(model.layout.mesh, PartitionSpec())
     opt_state = optax.tree_utils.tree_map_params(
       optimizer,
-      lambda leaf, param: _placed(leaf, param.sharding),
+      lambda leaf, param: leaf if _is_masked(leaf) else _placed(leaf, param.sharding),
       opt_state,
       model.abstract,
+      is_leaf=_is_masked,
       transform_non_params=lambda leaf: _placed(leaf, replicated),
     )
     step = jax.ShapeDtypeStruct((), jnp.int32, sharding=replicated)
   else:
     step = jax.ShapeDtypeStruct((), jnp.int32)
   return TrainState(step, model.abstract, opt_state)
+
+
+def _is_masked(leaf) -> bool:
+  """Whether a parameter has no such moment, because another rule updates it."""
+  return isinstance(leaf, optax.MaskedNode)
 
 
 def _placed(leaf: jax.ShapeDtypeStruct, sharding: NamedSharding) -> jax.ShapeDtypeStruct:
