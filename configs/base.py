@@ -119,6 +119,11 @@ def optim() -> dict:
 
 def train() -> dict:
   return {
+    # Workdir of another run, or a checkpoint in one, whose parameters this run starts from; "":
+    # none. A combinator that is neutral at init continues a `standard` run. Reads that are means
+    # (AttnRes) are 1/n times the stream: for the same function, model.norm_eps must be small
+    # beside its mean square / n², say 1e-12, in both runs.
+    "init_from": "",
     "steps": 1000,
     "batch_size": 32,  # rows per step, over all devices and microbatches
     "microbatches": 1,  # gradient accumulation
