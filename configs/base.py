@@ -101,6 +101,7 @@ def corpus() -> dict:
 
 def optim() -> dict:
   return {
+    "name": "adamw",  # adamw | muon (Muon for the kernels of the layers, AdamW for all else)
     "learning_rate": 6e-4,  # the peak
     "schedule": "cosine",  # cosine | wsd | constant
     "warmup_steps": 100,
@@ -110,12 +111,19 @@ def optim() -> dict:
     "b2": 0.95,
     "eps": 1e-8,
     "weight_decay": 0.1,
+    "muon_momentum": 0.95,
+    "combinator_lr_multiplier": 1.0,  # on the learning rate of the combinator; 0: it stays
     "clip_norm": 1.0,  # 0: no clipping
   }
 
 
 def train() -> dict:
   return {
+    # Workdir of another run, or a checkpoint in one, whose parameters this run starts from; "":
+    # none. A combinator that is neutral at init continues a `standard` run. Reads that are means
+    # (AttnRes) are 1/n times the stream: for the same function, model.norm_eps must be small
+    # beside its mean square / n², say 1e-12, in both runs.
+    "init_from": "",
     "steps": 1000,
     "batch_size": 32,  # rows per step, over all devices and microbatches
     "microbatches": 1,  # gradient accumulation

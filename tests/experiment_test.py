@@ -123,6 +123,8 @@ def test_record_keeps_config_versions_and_revision(tmp_path):
     ({"data__tokenizer__name": "byte"}, "b", "config.data.tokenizer was"),
     ({"model__residual__block_attn_res__layers_per_block": 3}, "a", "was 2 and is 3"),
     ({"seed": 1}, "a", "config.seed was 0 and is 1"),
+    ({"optim__name": "muon"}, "a", "config.optim.name was 'adamw' and is 'muon'"),
+    ({"train__init_from": "runs/a"}, "a", "config.train.init_from was '' and is 'runs/a'"),
     ({}, "b", "files of config.data.corpora have other sizes or times"),
   ],
 )
@@ -137,7 +139,12 @@ def test_another_run_in_the_folder_is_refused(tmp_path, changes, fingerprint, wo
 
 def test_how_a_step_is_computed_may_change(tmp_path):
   workdir.write(tmp_path, experiment.build(config()), dataset(tmp_path))
-  changed = config(model__remat="full", train__steps=500, optim__learning_rate=1e-3)
+  changed = config(
+    model__remat="full",
+    train__steps=500,
+    optim__learning_rate=1e-3,
+    optim__combinator_lr_multiplier=2.0,
+  )
   workdir.check(tmp_path, experiment.build(changed), dataset(tmp_path))
 
 

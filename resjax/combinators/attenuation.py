@@ -51,6 +51,7 @@ class Attenuation(Standard):
     for layer in layers:
       for site in cut_sites:
         factors[layer, self.sites.index(site)] = alpha
+    self.equals_standard_at_init = bool(np.all(factors == 1))
     self.factors = tuple(map(tuple, factors.tolist()))  # static: not a parameter
 
   def write(self, state, layer, site, out, *, normed=None, tape=None):

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import grain
 import orbax.checkpoint as ocp
+from flax import nnx
 
 from resjax.train.state import TrainState
 from resjax.typing import PyTree
@@ -63,21 +64,29 @@ class Checkpoints:
     self._manager.wait_until_finished()
 
 
-def restore_params(folder: Path, abstract: PyTree) -> PyTree:
-  """Returns the newest parameters in a folder of checkpoints that a trainer may be writing to.
+def newest(folder: Path) -> Path | None:
+  """Returns the newest checkpoint in a folder of them that a trainer may be writing to, or None."""
+  steps = ocp.utils.checkpoint_steps(folder) if folder.is_dir() else []
+  return folder.absolute() / str(max(steps)) if steps else None
+
+
+def parameter_shapes(checkpoint: Path) -> dict[str, tuple[int, ...]]:
+  """Returns path to shape of the parameters of a checkpoint, without reading them."""
+  with ocp.StandardCheckpointer() as checkpointer:
+    tree = checkpointer.metadata(checkpoint / "params").item_metadata.tree
+  leaves = nnx.traversals.flatten_mapping(tree, sep="/")
+  return {path: tuple(leaf.shape) for path, leaf in leaves.items()}
+
+
+def restore_params(checkpoint: Path, abstract: PyTree) -> PyTree:
+  """Returns the parameters of a checkpoint.
 
   Args:
-    folder: of `Checkpoints`.
+    checkpoint: of `newest`.
     abstract: shapes, dtypes and shardings.
-
-  Raises:
-    ValueError: there is no checkpoint.
   """
-  steps = ocp.utils.checkpoint_steps(folder) if folder.is_dir() else []
-  if not steps:
-    raise ValueError(f"{folder} has no checkpoint yet; train until config.train.checkpoint_every")
   with ocp.StandardCheckpointer() as checkpointer:
-    return checkpointer.restore(folder.absolute() / str(max(steps)) / "params", abstract)
+    return checkpointer.restore(checkpoint / "params", abstract)
 
 
 def _rest(state: TrainState) -> dict[str, PyTree]:

@@ -18,6 +18,7 @@ class TrainConfig:
     ValueError: a setting out of range.
   """
 
+  init_from: str
   steps: int
   batch_size: int
   microbatches: int

@@ -13,15 +13,15 @@ from resjax.data.report import build_and_show
 from resjax.data.summary import DatasetSummary
 from resjax.models.flops import training_flops_per_token
 from resjax.sharding import Layout, make_mesh
-from resjax.train import report, workdir
-from resjax.train.checkpoint import Checkpoints
+from resjax.train import init_from, report, workdir
+from resjax.train.checkpoint import Checkpoints, newest
 from resjax.train.config import Run
 from resjax.train.evaluate import evaluate, summary
 from resjax.train.interrupt import Interrupted, StopRequest, stop_on_ctrl_c
 from resjax.train.logging import FILE_NAME, MetricLogger, read_metrics
 from resjax.train.progress import Progress
 from resjax.train.sample import sample_text
-from resjax.train.state import ModelDef, TrainState, abstract_state, init_state
+from resjax.train.state import ModelDef, TrainState, abstract_state, first_state, init_state
 from resjax.train.step import Metrics, make_eval_step, make_train_step
 
 
@@ -34,20 +34,27 @@ def train(run: Run, console: Console | None = None) -> None:
   Raises:
     Interrupted: Ctrl-C, after the step in progress was saved.
     ValueError: the folder cannot be written, is in use, or holds another run; the data are not
-      there; there are several processes; loss or gradient are no longer finite.
+      there; the parent's parameters are not there or do not fit; there are several processes; loss
+      or gradient are no longer finite.
   """
   if jax.process_count() > 1:
     raise ValueError(f"{jax.process_count()} processes; the trainer runs in one process so far")
   console = console or Console()
   folder = workdir.create(run.workdir)
   with workdir.lock(folder):
+    # Before the data are built, which may take long; a run that resumes needs no parent.
+    starts = newest(folder / "checkpoints") is None
+    origin = init_from.find(run.train.init_from) if starts and run.train.init_from else None
     dataset = build_and_show(run.data, console)
     run = run.with_vocab_size(dataset.vocab_size)
     workdir.check(folder, run, dataset)
     with Checkpoints(folder / "checkpoints", keep_last=run.train.keep_last) as checkpoints:
-      trainer = Trainer(run, dataset, folder, checkpoints)
+      trainer = Trainer(run, dataset, folder, checkpoints, origin)
       workdir.write(folder, run, dataset)
       report.show_model(trainer.model, run, console)
+      if origin is not None:
+        changes = init_from.changes(origin, trainer.model, run)
+        report.show_parent(origin, trainer.inheritance, changes, console)
       if trainer.start is not None:
         at_end = "; that is the last one, nothing to train" * (trainer.start >= run.train.steps)
         console.print(f"resuming after step {trainer.start} of {run.train.steps}{at_end}")
@@ -63,14 +70,24 @@ class Trainer:
     dataset: the built data.
     folder: the workdir.
     checkpoints: of this workdir.
+    origin: the checkpoint of another run that this one starts from, or None.
 
   Attributes:
     start: step of the checkpoint that the run goes on from, or None.
+    inheritance: what came from `origin`, or None.
     state: of the training.
   """
 
-  def __init__(self, run: Run, dataset: DatasetSummary, folder: Path, checkpoints: Checkpoints):
+  def __init__(
+    self,
+    run: Run,
+    dataset: DatasetSummary,
+    folder: Path,
+    checkpoints: Checkpoints,
+    origin: init_from.Parent | None = None,
+  ):
     self.run, self.dataset, self.folder, self.checkpoints = run, dataset, folder, checkpoints
+    self.origin, self.inheritance = origin, None
     self.layout = Layout(make_mesh(run.mesh))
     self.model = ModelDef(run.decoder, self.layout)
     self.tokenizer = tokenizer.load(dataset.tokenizer)
@@ -89,9 +106,14 @@ class Trainer:
     self.throughput = metrics.Throughput()
 
   def _first_state(self, optimizer) -> TrainState:
-    if self.start is None:
+    if self.start is not None:
+      return self.checkpoints.restore(abstract_state(self.model, optimizer), self.batches)
+    if self.origin is None:
       return init_state(self.model, optimizer, self.run.seed)
-    return self.checkpoints.restore(abstract_state(self.model, optimizer), self.batches)
+    params, self.inheritance = init_from.start(
+      self.origin, self.model, self.run.seed, self.dataset.tokenizer
+    )
+    return first_state(self.model, optimizer, params)
 
   def run_steps(self) -> None:
     """Runs all remaining steps."""

@@ -1,5 +1,7 @@
 """What a run tells on the terminal before its first step and after its last."""
 
+from collections.abc import Sequence
+
 import jax.numpy as jnp
 from rich import box
 from rich.console import Console
@@ -9,21 +11,21 @@ from resjax.analysis.plots import Records
 from resjax.models.flops import training_flops_per_token
 from resjax.optim import parameter_rows
 from resjax.train.config import Run
+from resjax.train.init_from import Inheritance, Parent
 from resjax.train.state import ModelDef
 
 
 def show_model(model: ModelDef, run: Run, console: Console) -> None:
-  """Prints every parameter with shape, size, sharding and weight decay, and the model's costs."""
+  """Prints every parameter with what the optimizer does to it, and the model's costs."""
   table = Table(title="parameters", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-  for heading in ("path", "shape", "size", "decay", "sharding"):
+  for heading in ("path", "shape", "size", "update", "decay", "lr ×", "sharding"):
     table.add_column(heading, justify="right" if heading == "size" else "left", no_wrap=True)
   leaves = model.leaves()
-  rows = parameter_rows(model.abstract, model.decayed_combinator_paths)
+  rows = parameter_rows(model.abstract, run.optim, model.decayed_combinator_paths)
   for row, leaf in zip(rows, leaves, strict=True):
-    shape = " × ".join(map(str, row.shape))
-    table.add_row(
-      row.path, shape, f"{leaf.size:,}", "yes" if row.decayed else "", _spec(leaf.sharding.spec)
-    )
+    decay, spec = "yes" if row.decayed else "", _spec(leaf.sharding.spec)
+    rate = f"{row.lr_multiplier:g}"
+    table.add_row(row.path, _shape(row.shape), f"{leaf.size:,}", row.update, decay, rate, spec)
   console.print(table)
   own = model.combinator.num_parameters()
   total = sum(leaf.size for leaf in leaves)
@@ -35,6 +37,19 @@ def show_model(model: ModelDef, run: Run, console: Console) -> None:
     f"activations in {run.decoder.dtype}",
     soft_wrap=True,
   )
+
+
+def show_parent(
+  parent: Parent, inheritance: Inheritance, changes: Sequence[str], console: Console
+) -> None:
+  """Prints what a run takes from another one, what is new, and whether the function changes."""
+  taken, new = inheritance.taken, inheritance.new
+  lines = [f"starting from {parent.checkpoint}: {len(taken)} parameters taken, {len(new)} new"]
+  lines += [f"  new, as at init: {path}  {_shape(shape)}" for path, shape in new.items()]
+  lines.append(
+    f"the function changes: {'; '.join(changes)}" if changes else "the function is the parent's"
+  )
+  console.print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)
 
 
 def show_result(records: Records, console: Console) -> None:
@@ -49,6 +64,10 @@ def show_result(records: Records, console: Console) -> None:
     f"({last / first - 1:+.1%})",
     soft_wrap=True,
   )
+
+
+def _shape(shape: tuple[int, ...]) -> str:
+  return " × ".join(map(str, shape))
 
 
 def _spec(spec: tuple) -> str:

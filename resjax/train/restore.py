@@ -6,7 +6,7 @@ from resjax.data import tokenizer
 from resjax.data.tokenizer import Tokenizer
 from resjax.sharding import Layout, make_mesh
 from resjax.train import workdir
-from resjax.train.checkpoint import restore_params
+from resjax.train.checkpoint import newest, restore_params
 from resjax.train.config import Run
 from resjax.train.state import ModelDef
 from resjax.typing import PyTree
@@ -22,8 +22,10 @@ def restore_model(run: Run) -> tuple[ModelDef, PyTree, Tokenizer]:
     ValueError: the workdir has no checkpoint.
   """
   folder = Path(run.workdir)
+  checkpoint = newest(folder / "checkpoints")
+  if checkpoint is None:
+    raise ValueError(f"{folder} has no checkpoint yet; train until config.train.checkpoint_every")
   words = tokenizer.load(folder / workdir.TOKENIZER)
   run = run.with_vocab_size(words.vocab_size)
   model = ModelDef(run.decoder, Layout(make_mesh(run.mesh)))
-  params = restore_params(folder / "checkpoints", model.abstract)
-  return model, params, words
+  return model, restore_params(checkpoint, model.abstract), words

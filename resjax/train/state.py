@@ -1,6 +1,7 @@
 """The state of training, and how it comes to life on a mesh."""
 
 import dataclasses
+from collections.abc import Collection
 
 import jax
 import jax.numpy as jnp
@@ -70,14 +71,25 @@ class ModelDef:
     nnx.replace_by_pure_dict(state, params)
     return nnx.merge(self._graphdef, state)
 
-  def init(self, seed: int) -> PyTree:
-    """Returns fresh parameters, made on their devices: no unsharded copy exists."""
+  def init(self, seed: int, only: Collection[str] | None = None) -> PyTree:
+    """Returns fresh parameters, made on their devices: no unsharded copy exists.
+
+    Args:
+      seed: of the random numbers.
+      only: paths such as combinator/query of those to make, whose values do not depend on the
+        choice; None: all.
+    """
+
+    def choose(tree):
+      flat = nnx.traversals.flatten_mapping(tree, sep="/")
+      chosen = {path: leaf for path, leaf in flat.items() if only is None or path in only}
+      return nnx.traversals.unflatten_mapping(chosen, sep="/")
 
     def create(key):
       model = Decoder(self.config, layout=self.layout, rngs=nnx.Rngs(params=key))
-      return nnx.to_pure_dict(nnx.state(model))
+      return choose(nnx.to_pure_dict(nnx.state(model)))
 
-    shardings = jax.tree.map(lambda leaf: leaf.sharding, self.abstract)
+    shardings = jax.tree.map(lambda leaf: leaf.sharding, choose(self.abstract))
     return jax.jit(create, out_shardings=shardings)(jax.random.key(seed))
 
 
@@ -96,9 +108,10 @@ def abstract_state(model: ModelDef, optimizer: optax.GradientTransformation) -> 
     replicated = NamedSharding(model.layout.mesh, PartitionSpec())
     opt_state = optax.tree_utils.tree_map_params(
       optimizer,
-      lambda leaf, param: _placed(leaf, param.sharding),
+      lambda leaf, param: leaf if _is_masked(leaf) else _placed(leaf, param.sharding),
       opt_state,
       model.abstract,
+      is_leaf=_is_masked,
       transform_non_params=lambda leaf: _placed(leaf, replicated),
     )
     step = jax.ShapeDtypeStruct((), jnp.int32, sharding=replicated)
@@ -107,14 +120,25 @@ def abstract_state(model: ModelDef, optimizer: optax.GradientTransformation) -> 
   return TrainState(step, model.abstract, opt_state)
 
 
+def _is_masked(leaf) -> bool:
+  """Whether a parameter has no such moment, because another rule updates it."""
+  return isinstance(leaf, optax.MaskedNode)
+
+
 def _placed(leaf: jax.ShapeDtypeStruct, sharding: NamedSharding) -> jax.ShapeDtypeStruct:
   return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
 
 
 def init_state(model: ModelDef, optimizer: optax.GradientTransformation, seed: int) -> TrainState:
   """Returns the state before the first step, sharded like `abstract_state`."""
+  return first_state(model, optimizer, model.init(seed))
+
+
+def first_state(
+  model: ModelDef, optimizer: optax.GradientTransformation, params: PyTree
+) -> TrainState:
+  """Returns the state before the first step with parameters that are where they belong."""
   abstract = abstract_state(model, optimizer)
-  params = model.init(seed)
 
   def create(params):
     return jnp.zeros((), jnp.int32), optimizer.init(params)

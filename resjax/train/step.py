@@ -8,7 +8,7 @@ import optax
 
 from resjax.losses import LossSums, cross_entropy, sharded_cross_entropy
 from resjax.train.config import TrainConfig
-from resjax.train.state import ModelDef, TrainState
+from resjax.train.state import ModelDef, TrainState, abstract_state
 from resjax.typing import Array, PyTree
 
 Batch = Mapping[str, Array]
@@ -47,6 +47,8 @@ def make_train_step(
 ) -> Callable[[TrainState, Batch, Array], tuple[TrainState, Metrics]]:
   """Returns train_step(state, batch, token_bytes) -> (state, metrics), jitted, state donated.
 
+  The new state lies where the old one does, whatever layout the optimizer's updates have.
+
   The objective is Σ (nats + z_loss · z) / Σ tokens over the whole batch: with microbatches the
   sums are accumulated and divided once, so rows with padding weigh what they weigh without.
   """
@@ -81,7 +83,8 @@ def make_train_step(
     params = optax.apply_updates(state.params, updates)
     return TrainState(state.step + 1, params, opt_state), metrics
 
-  return jax.jit(train_step, donate_argnums=0)
+  shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract_state(model, optimizer))
+  return jax.jit(train_step, donate_argnums=0, out_shardings=(shardings, None))
 
 
 def make_eval_step(

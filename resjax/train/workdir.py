@@ -76,11 +76,7 @@ def check(folder: Path, run: Run, dataset: DatasetSummary) -> None:
   if not (folder / RECORD).exists():
     return
   old, new = read(folder), identity(run)
-  changed = [
-    f"{key} was {old['identity'].get(key)!r} and is {new.get(key)!r}"
-    for key in sorted({*old["identity"], *new})
-    if old["identity"].get(key) != new.get(key)
-  ]
+  changed = differences(old["identity"], new)
   if old["data_fingerprint"] != dataset.fingerprint and not changed:
     changed = ["files of config.data.corpora have other sizes or times than at its start"]
   if changed:
@@ -88,6 +84,15 @@ def check(folder: Path, run: Run, dataset: DatasetSummary) -> None:
       f"{folder} holds another run: {'; '.join(changed)}; "
       "choose another config.workdir, or delete that folder"
     )
+
+
+def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+  """Returns one line for each setting that two identities do not share."""
+  return [
+    f"{key} was {old.get(key)!r} and is {new.get(key)!r}"
+    for key in sorted({*old, *new})
+    if old.get(key) != new.get(key)
+  ]
 
 
 def write(folder: Path, run: Run, dataset: DatasetSummary) -> None:
@@ -142,6 +147,7 @@ def identity(run: Run) -> dict[str, Any]:
   found = {f"config.model.{key}": value for key, value in model.items()}
   found |= {f"config.data.{key}": value for key, value in data.items()}
   found |= {"config.seed": run.seed, "config.train.batch_size": run.train.batch_size}
+  found |= {"config.optim.name": run.optim.name, "config.train.init_from": run.train.init_from}
   return json.loads(json.dumps(found))
 
 

@@ -1,0 +1,42 @@
+"""The learning rate from step to step."""
+
+import optax
+
+from resjax.optim.config import OptimizerConfig
+
+
+def schedule(config: OptimizerConfig, steps: int) -> optax.Schedule:
+  """Learning rate of step 0..steps-1.
+
+  Warm-up: peak · (step + 1) / warmup_steps. Then, so that the last step has the final rate:
+  a half cosine (cosine); the peak and a linear decay over the last decay_fraction · steps steps
+  (wsd, Hu et al. 2024, arXiv:2404.06395); the peak (constant).
+
+  Raises:
+    ValueError: warm-up and decay do not fit into the steps.
+  """
+  if steps < 1:
+    raise ValueError(f"config.train.steps is {steps}; it must be at least 1")
+  peak, warmup = config.learning_rate, config.warmup_steps
+  if warmup > steps:
+    raise ValueError(
+      f"config.optim.warmup_steps is {warmup}, more than the {steps} of config.train.steps"
+    )
+  # The step that first has the peak; what follows starts there.
+  top, last = max(warmup - 1, 0), steps - 1
+  stable = optax.constant_schedule(peak)
+  parts, boundaries = [stable], []
+  if warmup > 1:
+    parts, boundaries = [optax.linear_schedule(peak / warmup, peak, top), stable], [top]
+  if config.schedule == "cosine" and last > top:
+    parts[-1] = optax.cosine_decay_schedule(peak, last - top, config.final_fraction)
+  if config.schedule == "wsd" and steps > 1:
+    decay = max(1, round(config.decay_fraction * steps))
+    if top + decay > last:
+      raise ValueError(
+        f"config.optim.warmup_steps ({warmup}) and the last {decay} steps (decay_fraction"
+        f" {config.decay_fraction}) overlap in {steps} steps; lower one of them"
+      )
+    parts.append(optax.linear_schedule(peak, peak * config.final_fraction, decay))
+    boundaries.append(last - decay)
+  return optax.join_schedules(parts, boundaries)

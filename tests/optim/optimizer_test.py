@@ -1,0 +1,139 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from resjax import optim
+from tests.helpers.optimizers import config, parameters
+
+EPS = np.finfo(np.float32).eps
+
+
+def test_unknown_combinator_path():
+  optimizer = optim.make_optimizer(config(), 1000, ["combinator/quer"])
+  with pytest.raises(ValueError, match="'combinator/quer' names none of"):
+    optimizer.init(parameters())
+
+
+def adamw_float64(params, grads, c, rows):
+  """AdamW as in the paper, the schedule's η·α being the learning rate; float64."""
+  theta = [np.asarray(p, np.float64) for p in params]
+  m, v = [0 * p for p in theta], [0 * p for p in theta]
+  for t, step_grads in enumerate(grads, 1):
+    lr = c.learning_rate * min(1.0, t / c.warmup_steps)
+    g = [np.asarray(x, np.float64) for x in step_grads]
+    norm = np.sqrt(sum((x**2).sum() for x in g))
+    if c.clip_norm:
+      g = [x * min(1.0, c.clip_norm / norm) for x in g]
+    for i, (x, row) in enumerate(zip(g, rows, strict=True)):
+      m[i] = c.b1 * m[i] + (1 - c.b1) * x
+      v[i] = c.b2 * v[i] + (1 - c.b2) * x**2
+      update = (m[i] / (1 - c.b1**t)) / (np.sqrt(v[i] / (1 - c.b2**t)) + c.eps)
+      decay = c.weight_decay * row.decayed * theta[i]
+      theta[i] = theta[i] - lr * row.lr_multiplier * (update + decay)
+  return theta
+
+
+STEADY = {"schedule": "constant", "warmup_steps": 3, "learning_rate": 0.05, "weight_decay": 0.5}
+
+
+@pytest.mark.parametrize("multiplier", [1.0, 0.25])
+@pytest.mark.parametrize("clip_norm", [0.0, 1.0, 1e3])
+def test_steps_are_those_of_adamw(clip_norm, multiplier):
+  c = config(**STEADY, clip_norm=clip_norm, combinator_lr_multiplier=multiplier)
+  params = parameters()
+  optimizer = optim.make_optimizer(c, 100, ["combinator/mix"])
+  state, grads = optimizer.init(params), [parameters(seed) for seed in range(1, 7)]
+  rows = optim.parameter_rows(params, c, ["combinator/mix"])
+  want = adamw_float64(jax.tree.leaves(params), [jax.tree.leaves(g) for g in grads], c, rows)
+  for grad in grads:
+    updates, state = jax.jit(optimizer.update)(grad, state, params)
+    params = optax.apply_updates(params, updates)
+  for got, expected in zip(jax.tree.leaves(params), want, strict=True):
+    # A few roundings of numbers of size 1..4 in each of 6 steps.
+    np.testing.assert_allclose(got, expected, rtol=0, atol=6 * 4 * EPS)
+
+
+def test_without_gradient_only_decayed_parameters_move():
+  c = config(schedule="constant", warmup_steps=0, learning_rate=0.1, weight_decay=0.5)
+  params = parameters()
+  optimizer = optim.make_optimizer(c, 10)
+  updates, _ = optimizer.update(
+    jax.tree.map(jnp.zeros_like, params), optimizer.init(params), params
+  )
+  for row, update, param in zip(
+    optim.parameter_rows(params, c), jax.tree.leaves(updates), jax.tree.leaves(params), strict=True
+  ):
+    np.testing.assert_allclose(update, -0.05 * param if row.decayed else 0 * param, rtol=4 * EPS)
+
+
+def test_clipping_bounds_the_first_moment():
+  # After one step from zero moments the mean of gradients is (1 - b1) times the clipped gradient.
+  params, grad = parameters(), parameters(1)
+  for clip_norm, want in ((0.5, 0.5), (1e3, float(optax.tree.norm(grad)))):
+    optimizer = optim.make_optimizer(config(clip_norm=clip_norm, b1=0.5), 1000)
+    _, state = optimizer.update(grad, optimizer.init(params), params)
+    mean = optax.tree_utils.tree_get(state, "mu")
+    np.testing.assert_allclose(2 * optax.tree.norm(mean), want, rtol=8 * EPS)
+
+
+def test_a_combinator_without_learning_rate_stays():
+  params = parameters()
+  optimizer = optim.make_optimizer(config(combinator_lr_multiplier=0.0), 1000, ["combinator"])
+  updates, _ = optimizer.update(parameters(1), optimizer.init(params), params)
+  for row, update in zip(
+    optim.parameter_rows(params, config()), jax.tree.leaves(updates), strict=True
+  ):
+    assert jnp.any(update != 0) != row.path.startswith("combinator/"), row.path
+
+
+@pytest.mark.parametrize("shape", [(3, 4, 8), (2, 8, 4)])
+@pytest.mark.parametrize("clip_norm", [0.0, 1.0])
+def test_muon_is_that_of_optax_on_each_layer_alone(shape, clip_norm):
+  c = config(name="muon", **STEADY, clip_norm=clip_norm, muon_momentum=0.8)
+  rng = np.random.default_rng(0)
+  stack, *grads = (jnp.asarray(rng.normal(size=shape), jnp.float32) for _ in range(5))
+  params = {"layers": {"mlp": {"up_proj": {"kernel": stack}}}}
+  optimizer = optim.make_optimizer(c, 100)
+  alone = optax.contrib.muon(
+    optim.schedule(c, 100), beta=0.8, weight_decay=c.weight_decay, consistent_rms=0.2
+  )
+  state = optimizer.init(params)
+  layers, layer_states = list(stack), [alone.init(layer) for layer in stack]
+  for grad in grads:
+    tree = jax.tree.unflatten(jax.tree.structure(params), [grad])
+    updates, state = jax.jit(optimizer.update)(tree, state, params)
+    params = optax.apply_updates(params, updates)
+    clipped = grad * min(1.0, clip_norm / optax.tree.norm(grad)) if clip_norm else grad
+    for i, layer in enumerate(layers):
+      update, layer_states[i] = alone.update(clipped[i], layer_states[i], layer)
+      layers[i] = optax.apply_updates(layer, update)
+  # Each Newton-Schulz iteration multiplies roundings by up to 3.4 (its slope at zero): 3.4⁵ ≈ 450.
+  atol = 4 * 450 * 0.05 * EPS * 4
+  np.testing.assert_allclose(jax.tree.leaves(params)[0], jnp.stack(layers), rtol=0, atol=atol)
+
+
+def test_muon_leaves_all_but_the_kernels_of_layers_to_adamw():
+  params, grads = parameters(), [parameters(seed) for seed in range(1, 4)]
+  moved = {}
+  for name in ("adamw", "muon"):
+    c = config(name=name, **STEADY)
+    optimizer = optim.make_optimizer(c, 100, ["combinator/mix"])
+    state, moved[name] = optimizer.init(params), params
+    for grad in grads:
+      updates, state = jax.jit(optimizer.update)(grad, state, moved[name])
+      moved[name] = optax.apply_updates(moved[name], updates)
+  for row, *pair in zip(
+    optim.parameter_rows(params, c), *map(jax.tree.leaves, moved.values()), strict=True
+  ):
+    same = bool(jnp.all(pair[0] == pair[1]))
+    assert same == (row.path != "layers/attention/q_proj/kernel"), row.path
+
+
+def test_muon_keeps_one_moment_of_a_matrix_and_adam_two():
+  params = parameters()
+  state = optim.make_optimizer(config(name="muon"), 100).init(params)
+  kept = sum(leaf.size for leaf in jax.tree.leaves(state) if leaf.ndim > 1)
+  kernel = params["layers"]["attention"]["q_proj"]["kernel"].size
+  assert kept == 2 * sum(leaf.size for leaf in jax.tree.leaves(params)) - kernel

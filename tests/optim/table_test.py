@@ -1,0 +1,33 @@
+import pytest
+
+from resjax import optim
+from tests.helpers.optimizers import config, parameters
+
+
+@pytest.mark.parametrize(("name", "update"), [("adamw", "adam"), ("muon", "muon")])
+def test_parameter_rows(name, update):
+  c = config(name=name, combinator_lr_multiplier=3.0)
+  assert optim.parameter_rows(parameters(), c, ["combinator/mix"]) == [
+    ("combinator/mix/kernel", (4, 2), "adam", True, 3.0),
+    ("combinator/mixer/kernel", (4, 2), "adam", False, 3.0),
+    ("combinator/query", (3, 4), "adam", False, 3.0),
+    ("embed/embedding", (11, 4), "adam", True, 1.0),
+    ("layers/attention/q_proj/bias", (3, 8), "adam", False, 1.0),
+    ("layers/attention/q_proj/kernel", (3, 4, 8), update, True, 1.0),
+    ("layers/norm/scale", (3, 4), "adam", False, 1.0),
+    ("output/embedding", (11, 4), "adam", True, 1.0),
+  ]
+
+
+def test_parameters_of_a_combinator_are_decayed_only_by_name():
+  rows = optim.parameter_rows(parameters(), config())
+  assert not any(row.decayed for row in rows if "combinator" in row.path)
+
+
+def test_column_has_the_structure_of_the_parameters():
+  assert optim.column("decayed", parameters(), config(), ["combinator/query"]) == {
+    "embed": {"embedding": True},
+    "output": {"embedding": True},
+    "layers": {"attention": {"q_proj": {"kernel": True, "bias": False}}, "norm": {"scale": False}},
+    "combinator": {"query": True, "mix": {"kernel": False}, "mixer": {"kernel": False}},
+  }
