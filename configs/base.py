@@ -62,8 +62,22 @@ def residual() -> dict:
     "standard": {},
     "attenuation": {"layers": (-1,), "alpha": 0.5, "cut_sites": ("attention", "mlp")},
     "gate": {"granularity": "layer", "kappa": 1.0},
-    "attn_res": {"eps": 1e-6},
-    "block_attn_res": {"layers_per_block": 3, "eps": 1e-6},
+    "attn_res": {"num_heads": 1, "eps": 1e-6},
+    "block_attn_res": {"layers_per_block": 3, "rms_block": False, "num_heads": 1, "eps": 1e-6},
+    "delta_attn_res": {
+      "output_gate": "none",  # none | scalar | vector | alpha
+      "null_source": False,
+      "num_heads": 1,
+      "eps": 1e-6,
+    },
+    "delta_block_attn_res": {
+      "layers_per_block": 3,
+      "output_gate": "none",  # none | scalar | vector | alpha
+      "null_source": False,
+      "num_heads": 1,
+      "eps": 1e-6,
+    },
+    "depth_attention": {"window": 8, "num_heads": 4, "eps": 1e-6},
   }
 
 

@@ -7,6 +7,9 @@ from resjax.combinators.attn_res import BlockAttnRes as BlockAttnRes
 from resjax.combinators.base import Combinator as Combinator
 from resjax.combinators.base import TokenContext as TokenContext
 from resjax.combinators.base import Views as Views
+from resjax.combinators.delta_attn_res import DeltaAttnRes as DeltaAttnRes
+from resjax.combinators.delta_attn_res import DeltaBlockAttnRes as DeltaBlockAttnRes
+from resjax.combinators.depth_attention import DepthAttention as DepthAttention
 from resjax.combinators.registry import build as build
 from resjax.combinators.registry import get as get
 from resjax.combinators.registry import names as names

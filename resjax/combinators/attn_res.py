@@ -1,65 +1,52 @@
 """Attention Residuals: depth attention over all earlier outputs, or over sums of blocks of them."""
 
+import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from resjax.combinators.base import Combinator, DepthState, check_option
-from resjax.kernels.depth_attention import Sources, depth_attention
+from resjax.combinators.base import DepthState, check_layer
+from resjax.combinators.depth_reader import DepthBlocks, DepthReader, rms_normalized
+from resjax.kernels.depth_attention import Sources
 from resjax.typing import Array
 
 
-class _DepthReader(Combinator):
-  """One pseudo-query and key gain per site, and one of each for the output."""
+class _OutputReader(DepthReader):
+  """A pseudo-query and key gain for the output too: every read replaces the residual stream."""
 
-  per_layer = ("query", "key_scale")
-
-  def __init__(self, *, eps: float = 1e-6, rngs: nnx.Rngs | None = None, **sizes):
-    super().__init__(**sizes)
-    check_option("eps", eps, eps > 0, "eps > 0")
-    self.eps = eps
-    per_site = (self.num_layers, len(self.sites), self.d_model)
-    self.query = nnx.Param(jnp.zeros(per_site))  # zero: a uniform mean, i.e. `standard`
-    self.key_scale = nnx.Param(jnp.ones(per_site))
+  def __init__(self, **options):
+    super().__init__(**options)
     self.final_query = nnx.Param(jnp.zeros(self.d_model))
     self.final_key_scale = nnx.Param(jnp.ones(self.d_model))
 
-  def _attend(self, sources: Sources, layer, site, last_valid=True) -> Array:
-    query = self._row(self.query, layer, site)
-    key_scale = self._row(self.key_scale, layer, site)
-    return depth_attention(sources, query, key_scale=key_scale, eps=self.eps, last_valid=last_valid)
+  def final(self, state: DepthState) -> Array:
+    """See `Combinator.final`."""
+    return self._attend_with(self.final_query[...], self.final_key_scale[...], state.sources)
 
-  def _attend_final(self, sources: Sources) -> Array:
-    return depth_attention(
-      sources, self.final_query[...], key_scale=self.final_key_scale[...], eps=self.eps
-    )
-
-  def num_parameters(self):
+  def num_parameters(self) -> int:
     """2 D (L · sites + 1): query and key gain of every reader."""
     return 2 * self.d_model * (self.num_sublayers + 1)
 
-  def _read_flops(self, num_sources: int) -> int:
-    """6 D per source: square-sum, dot product and weighted sum."""
-    return 6 * num_sources * self.d_model
 
-
-class AttnRes(_DepthReader):
+class AttnRes(_OutputReader):
   """h_i = Σ_j softmax_j(w_i · γ_i ⊙ RMS(v_j)) v_j over the embedding and all earlier outputs.
 
   Sources v_0 = x and v_j = the output of sublayer j; every sublayer i and the output have their
   own query w_i [D] and key gain γ_i [D]. The first reader has one source, so its parameters get
-  no gradient.
+  no gradient. With H heads each has C = D / H consecutive channels: its logits take the dot
+  product over these, RMS(v) stays that of all D, and its softmax mixes these channels of v.
 
-  Stores all N = L · sites + 1 sources: N D values per token. Parameters: 2 D N, queries zero and
-  gains one at init, which makes every read a uniform mean and, under scale-free pre-norms, the
-  network a `standard` one. FLOPs: 6 D per source, reader and token.
+  Stores all N = L · sites + 1 sources: N D values per token. Parameters: 2 D N, whatever H is;
+  queries zero and gains one at init, which makes every read a uniform mean and, under scale-free
+  pre-norms, the network a `standard` one. FLOPs: 6 D per source, reader and token.
 
   Args:
+    num_heads: H, a divisor of D; 1 is Full Attention Residuals, more is Multi-Head (MHAR).
     eps: added to the mean square of a source in its norm; > 0.
 
   Raises:
-    ValueError: eps out of range.
+    ValueError: num_heads or eps out of range.
 
-  Source: Attention Residuals (Full), arXiv 2603.15031.
+  Source: Attention Residuals (Full), arXiv 2603.15031; with heads, arXiv 2607.27230.
   """
 
   strategy = "history"
@@ -74,12 +61,8 @@ class AttnRes(_DepthReader):
 
   def write(self, state, layer, site, out, *, normed=None, tape=None):
     """See `Combinator.write`."""
-    _check_layer(layer, state.sources)
+    check_layer(layer, state.sources)
     return DepthState(state.sources.append(out))
-
-  def final(self, state):
-    """See `Combinator.final`."""
-    return self._attend_final(state.sources)
 
   def state_bytes_per_token(self, itemsize):
     """(L · sites + 1) D values."""
@@ -90,87 +73,76 @@ class AttnRes(_DepthReader):
     return sum(self._read_flops(n) for n in range(1, self.num_sublayers + 2))
 
 
-def _check_layer(layer: int | Array, sources: Sources) -> None:
-  """A list of sources cannot grow under a trace; a bank, which `depth.run` makes, can."""
-  if not isinstance(layer, int) and sources.bank is None:
-    raise ValueError(
-      f"layer={layer!r} is traced, but the sources grow from layer to layer; "
-      "loop over Python ints, or scan with resjax.models.depth.run"
-    )
-
-
-class BlockAttnRes(_DepthReader):
+class BlockAttnRes(DepthBlocks, _OutputReader):
   """h_i = depth attention over [x, sums of completed depth blocks, running sum of this block].
 
   A depth block is `layers_per_block` layers; its source is the sum of its sublayers' outputs. The
   last block may be shorter. The first sublayer of a block does not see the (empty) running sum.
-  The output read sees x and all block sums.
+  The output read sees x and all block sums. Heads are those of `attn_res`.
+
+  With `rms_block` a completed block is Σ_i RMS(o_i), without gain, over its outputs o_i; x and
+  the running sum stay raw. A last block that is shorter counts as completed. Its uniform mean is
+  not parallel to the stream, so a fresh network is not `standard`.
 
   Stores N + 1 = ⌈L / layers_per_block⌉ + 1 sources and the running sum: (N + 2) D values per
-  token. Parameters: 2 D (L · sites + 1), init as in `attn_res`, hence equal to `standard` at init.
-  FLOPs: 6 D per source, reader and token, and D per write.
+  token, with rms_block (N + 3) D. Parameters: 2 D (L · sites + 1), init as in `attn_res`, hence
+  equal to `standard` at init without rms_block. FLOPs: 6 D per source, reader and token, and D
+  per write, with rms_block 5 D.
 
   Args:
     layers_per_block: layers summed into one source, 1..L. (The paper's figure counts sublayers.)
-    eps: added to the mean square of a source in its norm; > 0.
+    rms_block: whether outputs are normalised before they are summed into a completed block.
+    num_heads: H, a divisor of D.
+    eps: added to the mean square of a source, and with rms_block of an output; > 0.
 
   Raises:
-    ValueError: layers_per_block or eps out of range.
+    ValueError: layers_per_block, num_heads or eps out of range.
 
-  Source: Attention Residuals (Block), arXiv 2603.15031.
+  Source: Attention Residuals (Block), arXiv 2603.15031; with heads, arXiv 2607.27230; rms_block:
+    github.com/kimmichtank/rms-block-attnres, whose blocks are 4 sublayers.
   """
 
-  strategy = "depth_blocks"
-
-  def __init__(self, *, layers_per_block: int = 3, **options):
+  def __init__(self, *, rms_block: bool = False, **options):
     super().__init__(**options)
-    in_range = 1 <= layers_per_block <= self.num_layers
-    check_option("layers_per_block", layers_per_block, in_range, f"1..{self.num_layers} (layers)")
-    self.layers_per_block = layers_per_block
+    self.rms_block = rms_block
 
   @property
-  def num_blocks(self) -> int:
-    """Number of depth blocks, a shorter last one included."""
-    return -(-self.num_layers // self.layers_per_block)
+  def equals_standard_at_init(self) -> bool:
+    """Without rms_block."""
+    return not self.rms_block
 
   def init(self, x, tokens=None):
-    """See `Combinator.init`."""
-    return DepthState(Sources(recent=(x,)), jnp.zeros_like(x))
+    """See `Combinator.init`; sums of the running block: first what sites read, last the source."""
+    sums = (jnp.zeros_like(x),) * (2 if self.rms_block else 1)
+    return DepthState(Sources(recent=(x,)), sums)
 
   def close_block(self, state):
-    """See `Combinator.close_block`: the running sum becomes a source."""
-    sources = state.sources.append(state.running)
-    return DepthState(sources, jnp.zeros_like(state.running))
+    """See `Combinator.close_block`: a sum of the running block becomes a source."""
+    sources = state.sources.append(state.running[-1])
+    return DepthState(sources, jax.tree.map(jnp.zeros_like, state.running))
 
   def read(self, state, layer, site):
     """See `Combinator.read`."""
     started = (layer % self.layers_per_block != 0) | (site != self.sites[0])
-    sources = state.sources.append(state.running)
+    sources = state.sources.append(state.running[0])
     return {"x": self._attend(sources, layer, site, last_valid=started)}, None
 
   def write(self, state, layer, site, out, *, normed=None, tape=None):
     """See `Combinator.write`; an integer layer at the end of a block completes its source."""
-    _check_layer(layer, state.sources)
-    state = DepthState(state.sources, state.running + out)
-    ends_layer = isinstance(layer, int) and site == self.sites[-1]
-    ends_block = ends_layer and (
-      (layer + 1) % self.layers_per_block == 0 or layer + 1 == self.num_layers
-    )
-    return self.close_block(state) if ends_block else state
-
-  def final(self, state):
-    """See `Combinator.final`."""
-    return self._attend_final(state.sources)
+    check_layer(layer, state.sources)
+    outs = (out, rms_normalized(out, self.eps)) if self.rms_block else (out,)
+    state = DepthState(state.sources, jax.tree.map(jnp.add, state.running, outs))
+    return self._close_if_ended(state, layer, site)
 
   def state_bytes_per_token(self, itemsize):
-    """(⌈L / layers_per_block⌉ + 2) D values."""
-    return (self.num_blocks + 2) * self.d_model * itemsize
+    """(⌈L / layers_per_block⌉ + 2) D values, with rms_block D more."""
+    return (self.num_blocks + 2 + self.rms_block) * self.d_model * itemsize
 
   def flops_per_token(self):
-    """6 D per source and reader, D per write."""
+    """6 D per source and reader, D per write, with rms_block 5 D."""
     reads = self._read_flops(self.num_blocks + 1)
     for sublayer in range(self.num_sublayers):
       layer, site = divmod(sublayer, len(self.sites))
       block, layer = divmod(layer, self.layers_per_block)
       reads += self._read_flops(block + 1 + (layer > 0 or site > 0))
-    return reads + self.num_sublayers * self.d_model
+    return reads + (5 if self.rms_block else 1) * self.num_sublayers * self.d_model

@@ -8,6 +8,8 @@ from flax import nnx
 from resjax.combinators.attenuation import Attenuation, Gate
 from resjax.combinators.attn_res import AttnRes, BlockAttnRes
 from resjax.combinators.base import Combinator
+from resjax.combinators.delta_attn_res import DeltaAttnRes, DeltaBlockAttnRes
+from resjax.combinators.depth_attention import DepthAttention
 from resjax.combinators.standard import Standard
 
 _REGISTRY: dict[str, type[Combinator]] = {
@@ -16,6 +18,9 @@ _REGISTRY: dict[str, type[Combinator]] = {
   "gate": Gate,
   "attn_res": AttnRes,
   "block_attn_res": BlockAttnRes,
+  "delta_attn_res": DeltaAttnRes,
+  "delta_block_attn_res": DeltaBlockAttnRes,
+  "depth_attention": DepthAttention,
 }
 
 

@@ -91,7 +91,7 @@ TREE_MODE = """
   assert config.nnx_graph_mode is False
   layers, x = toy.layers(num_layers=2), jnp.asarray(toy.embeddings())
   for name in combinators.names():
-    options = {"layers_per_block": 1} if name == "block_attn_res" else {}
+    options = {"layers_per_block": 1} if "layers_per_block" in combinators.options(name) else {}
     made = toy.build(name, options, num_layers=2)
     want, wants = toy.value_and_gradients(toy.by_hand, made, layers, x)
     got, gots = toy.jitted(toy.run, made, layers, x)

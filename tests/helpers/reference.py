@@ -7,33 +7,46 @@ def rms(v, eps):
   return v / np.sqrt(np.mean(v**2, axis=-1, keepdims=True) + eps)
 
 
-def depth_read(w, gamma, values, eps):
-  """h = Σ_j a_j v_j, a = softmax_j(w · (γ ⊙ RMS(v_j))), for every token; values: [..., D] each."""
-  logits = np.stack([np.sum(w * (gamma * rms(v, eps)), axis=-1) for v in values])
-  a = np.exp(logits - logits.max(axis=0))
-  a = a / a.sum(axis=0)
+def depth_read(w, gamma, values, eps, num_heads=1):
+  """h = Σ_j a_j v_j, a = softmax_j(w · (γ ⊙ RMS(v_j))), for every token; values: [..., D] each.
+
+  With heads, each does so on its own channels, with keys normalised over all of them.
+  """
+  keys = [gamma * rms(v, eps) for v in values]
   h = np.zeros_like(values[0])
-  for share, v in zip(a, values, strict=True):
-    h = h + share[..., None] * v
+  for c in heads(len(w), num_heads):
+    logits = np.stack([np.sum(w[c] * key[..., c], axis=-1) for key in keys])
+    a = np.exp(logits - logits.max(axis=0))
+    a = a / a.sum(axis=0)
+    for share, v in zip(a, values, strict=True):
+      h[..., c] += share[..., None] * v[..., c]
   return h
 
 
-def depth_read_gradients(w, gamma, values, eps, dh):
+def heads(width, num_heads):
+  """The channels of every head."""
+  size = width // num_heads
+  return [slice(start, start + size) for start in range(0, width, size)]
+
+
+def depth_read_gradients(w, gamma, values, eps, dh, num_heads=1):
   """Cotangents of w, γ and the values [N, ..., D] of `depth_read`, for the cotangent dh of h."""
   width = values[0].shape[-1]
   g = w * gamma
-  r = np.stack([1 / np.sqrt(np.mean(v**2, axis=-1) + eps) for v in values])
-  a = r * np.stack([np.sum(g * v, axis=-1) for v in values])
-  p = np.exp(a - a.max(axis=0))
-  p = p / p.sum(axis=0)
-  e = np.stack([np.sum(dh * v, axis=-1) for v in values])
-  ds = p * (e - np.sum(p * e, axis=0))
-  dg, dvalues = np.zeros(width), []
-  for n, v in enumerate(values):
-    pn, rn, an, dsn = (s[n][..., None] for s in (p, r, a, ds))
-    dvalues.append(pn * dh + dsn * rn * g - dsn * an * rn**2 / width * v)
-    dg = dg + np.sum((dsn * rn * v).reshape(-1, width), axis=0)
-  return dg * gamma, dg * w, np.stack(dvalues)
+  r = np.stack([1 / np.sqrt(np.mean(v**2, axis=-1) + eps) for v in values])[..., None]
+  dg, dvalues = np.zeros(width), np.zeros((len(values), *dh.shape))
+  for c in heads(width, num_heads):
+    dots = np.stack([np.sum(g[c] * v[..., c], axis=-1, keepdims=True) for v in values])
+    a = r * dots
+    p = np.exp(a - a.max(axis=0))
+    p = p / p.sum(axis=0)
+    e = np.stack([np.sum(dh[..., c] * v[..., c], axis=-1, keepdims=True) for v in values])
+    ds = p * (e - np.sum(p * e, axis=0))
+    for n, v in enumerate(values):
+      dvalues[n, ..., c] += p[n] * dh[..., c] + ds[n] * r[n] * g[c]
+      dvalues[n] += ds[n] * dots[n] * (-(r[n] ** 3) / width * v)  # through r, to all channels
+      dg[c] += np.sum((ds[n] * r[n] * v[..., c]).reshape(-1, c.stop - c.start), axis=0)
+  return dg * gamma, dg * w, dvalues
 
 
 def causal_attention(q, k, v, segment_ids):

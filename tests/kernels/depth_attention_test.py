@@ -1,3 +1,5 @@
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,6 +11,7 @@ from tests.helpers.compare import assert_close
 
 D, TOKENS = 16, (2, 3)
 COUNTS = (1, 2, 5, 9, 16)
+HEADS = (1, 4)
 
 
 def example(count, seed=0):
@@ -27,35 +30,51 @@ def listed(query, gain, sources, **options):
   return depth_attention(list(sources), query, key_scale=gain, **options)
 
 
-def banked(query, gain, bank, num_valid):
-  return depth_attention(Sources(bank=bank, num_valid=num_valid), query, key_scale=gain)
+def banked(query, gain, bank, num_valid, **options):
+  sources = Sources(bank=bank, num_valid=num_valid)
+  return depth_attention(sources, query, key_scale=gain, **options)
 
 
+@pytest.mark.parametrize("heads", HEADS)
 @pytest.mark.parametrize("count", COUNTS)
-def test_values_and_gradients_are_those_of_numpy(count):
+def test_values_and_gradients_are_those_of_numpy(count, heads):
   query, gain, sources, dh = example(count)
-  h, vjp = jax.vjp(listed, query, gain, sources)
+  h, vjp = jax.vjp(functools.partial(listed, num_heads=heads), query, gain, sources)
   w, gamma, values, d = wide(query, gain, sources, dh)
-  assert_close(h, reference.depth_read(w, gamma, values, 1e-6), 1e-6)
-  assert_close(vjp(dh), reference.depth_read_gradients(w, gamma, values, 1e-6, d), 1e-5)
+  assert_close(h, reference.depth_read(w, gamma, values, 1e-6, heads), 1e-6)
+  assert_close(vjp(dh), reference.depth_read_gradients(w, gamma, values, 1e-6, d, heads), 1e-5)
 
 
+@pytest.mark.parametrize("heads", [1, 2, D])
 @pytest.mark.parametrize("count", [2, 5])
-def test_float64(count):
+def test_float64(count, heads):
   query, gain, sources, dh = wide(*example(count))
+  read = functools.partial(listed, num_heads=heads)
   with jax.enable_x64(True):
-    h, vjp = jax.vjp(listed, *map(jnp.asarray, (query, gain, sources)))
+    h, vjp = jax.vjp(read, *map(jnp.asarray, (query, gain, sources)))
     gradients = vjp(jnp.asarray(dh))
-  assert_close(h, reference.depth_read(query, gain, sources, 1e-6), 1e-14)
-  want = reference.depth_read_gradients(query, gain, sources, 1e-6, dh)
+  assert_close(h, reference.depth_read(query, gain, sources, 1e-6, heads), 1e-14)
+  want = reference.depth_read_gradients(query, gain, sources, 1e-6, dh, heads)
   assert_close(gradients, want, 1e-13)
 
 
+@pytest.mark.parametrize("heads", [2, 8])
+def test_a_head_is_one_headed_attention_with_the_other_channels_of_the_query_zero(heads):
+  query, gain, sources, _ = example(5)
+  h = listed(query, gain, sources, num_heads=heads)
+  for c in reference.heads(D, heads):
+    alone = np.zeros_like(query)
+    alone[c] = query[c]
+    assert_close(h[..., c], listed(alone, gain, sources)[..., c], 1e-6)
+
+
+@pytest.mark.parametrize("heads", HEADS)
 @pytest.mark.parametrize("count", COUNTS)
-def test_bank_is_the_list(count):
+def test_bank_is_the_list(count, heads):
   query, gain, sources, dh = example(count)
-  want, vjp = jax.vjp(listed, query, gain, sources)
-  got, bank_vjp = jax.vjp(lambda *a: banked(*a, count), query, gain, sources)
+  want, vjp = jax.vjp(functools.partial(listed, num_heads=heads), query, gain, sources)
+  bank_of = functools.partial(banked, num_valid=count, num_heads=heads)
+  got, bank_vjp = jax.vjp(bank_of, query, gain, sources)
   assert_close(got, want, 1e-6)
   assert_close(bank_vjp(dh), vjp(dh), 1e-5)
 
@@ -68,14 +87,15 @@ def test_bank_and_recent_sources_together_are_the_list(in_bank):
   assert_close(got, listed(query, gain, sources), 1e-6)
 
 
+@pytest.mark.parametrize("heads", HEADS)
 @pytest.mark.parametrize("garbage", [1e4, -1e18])  # the square is finite
 @pytest.mark.parametrize("num_valid", [1, 3])
-def test_slots_that_are_not_valid_do_not_leak(garbage, num_valid):
+def test_slots_that_are_not_valid_do_not_leak(garbage, num_valid, heads):
   query, gain, sources, dh = example(5)
-  want, vjp = jax.vjp(listed, query, gain, sources[:num_valid])
+  want, vjp = jax.vjp(functools.partial(listed, num_heads=heads), query, gain, sources[:num_valid])
   bank = sources.copy()
   bank[num_valid:] = garbage
-  call = jax.jit(lambda *a: jax.vjp(lambda *b: banked(*b, a[-1]), *a[:-1]))
+  call = jax.jit(lambda *a: jax.vjp(lambda *b: banked(*b, a[-1], num_heads=heads), *a[:-1]))
   got, bank_vjp = call(query, gain, bank, num_valid)  # traced, as in a scan
   assert_close(got, want, 1e-6)
   *shared, d_bank = bank_vjp(dh)
@@ -102,9 +122,11 @@ def test_last_source_can_be_switched_off(traced):
     np.testing.assert_array_equal(d_sources[used:], 0)
 
 
-def test_zero_query_is_the_mean():
+@pytest.mark.parametrize("heads", HEADS)
+def test_zero_query_is_the_mean(heads):
   _, gain, sources, _ = example(9)
-  assert_close(listed(np.zeros(D, np.float32), gain, sources), sources.mean(axis=0), 1e-6)
+  h = listed(np.zeros(D, np.float32), gain, sources, num_heads=heads)
+  assert_close(h, sources.mean(axis=0), 1e-6)
 
 
 def test_sources_of_one_direction_have_equal_logits_and_raw_values():
@@ -135,20 +157,22 @@ def test_huge_logits_select_one_source():
   assert all(np.isfinite(leaf).all() for leaf in vjp(dh))
 
 
+@pytest.mark.parametrize("heads", HEADS)
 @pytest.mark.parametrize("use_bank", [False, True])
-def test_bfloat16_sources_are_mixed_in_float32_and_rounded_once(use_bank):
+def test_bfloat16_sources_are_mixed_in_float32_and_rounded_once(use_bank, heads):
   query, gain, sources, dh = example(16)
   rounded = jnp.asarray(sources, jnp.bfloat16)
-  read = (lambda *a: banked(*a, 16)) if use_bank else listed
+  read = functools.partial(banked, num_valid=16) if use_bank else listed
+  read = functools.partial(read, num_heads=heads)
   h, vjp = jax.vjp(read, query, gain, rounded)
   assert h.dtype == jnp.bfloat16
-  want = reference.depth_read(*wide(query, gain, rounded), 1e-6)
+  want = reference.depth_read(*wide(query, gain, rounded), 1e-6, heads)
   half_ulp = float(jnp.finfo(jnp.bfloat16).eps) / 2
   np.testing.assert_allclose(np.float64(h), want, rtol=1.01 * half_ulp, atol=1e-6)
   dquery, dgain, dsources = vjp(jnp.asarray(dh, jnp.bfloat16))
   assert dquery.dtype == dgain.dtype == jnp.float32 and dsources.dtype == jnp.bfloat16
   d = np.float64(jnp.asarray(dh, jnp.bfloat16))
-  wants = reference.depth_read_gradients(*wide(query, gain, rounded), 1e-6, d)
+  wants = reference.depth_read_gradients(*wide(query, gain, rounded), 1e-6, d, heads)
   assert_close((dquery, dgain), wants[:2], 1e-5)  # sums over tokens stay float32
   assert_close(dsources, wants[2], 2 * half_ulp)
 
@@ -163,9 +187,12 @@ def test_no_key_gain_is_a_gain_of_one():
 def test_leading_axes_are_free(tokens):
   query, gain, _, _ = example(1)
   sources = np.random.default_rng(1).normal(size=(3, *tokens, D)).astype(np.float32)
-  for h in (listed(query, gain, sources), banked(query, gain, sources, 3)):
-    assert h.shape == (*tokens, D)
-    assert_close(h, reference.depth_read(*wide(query, gain, sources), 1e-6), 1e-6)
+  for heads in (1, 4):
+    want = reference.depth_read(*wide(query, gain, sources), 1e-6, heads)
+    for read in (listed, functools.partial(banked, num_valid=3)):
+      h = read(query, gain, sources, num_heads=heads)
+      assert h.shape == (*tokens, D)
+      assert_close(h, want, 1e-6)
 
 
 def test_bank_holds_what_is_stored():

@@ -32,6 +32,20 @@ class Sources:
     """Adds one source [..., D] behind all others."""
     return dataclasses.replace(self, recent=(*self.recent, source))
 
+  def latest(self, count: int) -> "Sources":
+    """Returns the last `count` sources in order, or all where there are fewer.
+
+    A bank becomes a slice of itself with at most `count` slots.
+    """
+    from_bank = count - len(self.recent)
+    recent = self.recent[-count:]
+    if self.bank is None or from_bank <= 0:
+      return Sources(recent)
+    start = jnp.maximum(self.num_valid - from_bank, 0)
+    size = min(from_bank, self.bank.shape[0])
+    bank = lax.dynamic_slice_in_dim(self.bank, start, size)
+    return Sources(recent, bank, self.num_valid - start)
+
   def in_slot_order(self, rows: Array) -> Array:
     """Orders one row per source like the slots: those of `bank` first, then `recent`.
 

@@ -1,0 +1,208 @@
+"""Delta Attention Residuals: depth attention added to the residual stream that it reads from."""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from resjax.combinators.base import DepthState, check_layer, check_option, scaled_add
+from resjax.combinators.depth_reader import DepthBlocks, DepthReader
+from resjax.kernels.depth_attention import Sources
+from resjax.typing import Array
+
+_GATES = ("none", "scalar", "vector", "alpha")
+_CLOSED = -2.0  # σ(-2) = 0.12
+
+
+class _DeltaReader(DepthReader):
+  """h = x + g ⊙ depth attention over the sources, and a null source; see `DeltaAttnRes`."""
+
+  def __init__(self, *, output_gate: str = "none", null_source: bool = False, **options):
+    super().__init__(**options)
+    check_option("output_gate", output_gate, output_gate in _GATES, ", ".join(_GATES))
+    self.output_gate = output_gate
+    self.null_source = null_source
+    per_site, per_channel = self.query.shape[:2], self.query.shape
+    if output_gate == "scalar":
+      self.gate_bias = nnx.Param(jnp.full(per_site, _CLOSED))
+    if output_gate == "vector":
+      self.gate_bias = nnx.Param(jnp.full(per_channel, _CLOSED))
+      self.gate_weight = nnx.Param(jnp.zeros((*per_channel, self.d_model)))
+      self.decayed_parameters = ("gate_weight",)
+    if output_gate == "alpha":
+      self.alpha = nnx.Param(jnp.zeros(per_site))
+    if null_source:
+      self.null = nnx.Param(jnp.zeros(per_channel))
+    own = ("gate_bias", "gate_weight", "alpha", "null")
+    self.per_layer += tuple(name for name in own if hasattr(self, name))
+
+  def _routed(self, sources: Sources, stream: Array, layer, site) -> Array:
+    """Returns h for the stream x."""
+    if self.null_source:
+      null = self._row(self.null, layer, site).astype(stream.dtype)
+      sources = sources.append(jnp.broadcast_to(null, stream.shape))
+    return scaled_add(self._gate(stream, layer, site), self._attend(sources, layer, site), stream)
+
+  def _gate(self, stream: Array, layer, site) -> Array:
+    """Returns g: a scalar, or one number per channel and token."""
+    if self.output_gate == "none":
+      return jnp.ones(())
+    if self.output_gate == "alpha":
+      return self._row(self.alpha, layer, site)
+    logit = self._row(self.gate_bias, layer, site)
+    if self.output_gate == "vector":
+      wide = jnp.promote_types(stream.dtype, jnp.float32)
+      weight = self._row(self.gate_weight, layer, site).astype(wide)
+      logit = stream.astype(wide) @ weight + logit
+    return jax.nn.sigmoid(logit)
+
+  def num_parameters(self) -> int:
+    """Per sublayer 2 D; scalar and alpha 1 more, vector D² + D; the null source D."""
+    width = self.d_model
+    gate = {"none": 0, "scalar": 1, "vector": width * (width + 1), "alpha": 1}[self.output_gate]
+    return self.num_sublayers * (2 * width + gate + width * self.null_source)
+
+  def _routed_flops(self, num_sources: int) -> int:
+    """6 D per source; the gated sum 2 D, with a vector gate 2 D² + 4 D, without a gate D."""
+    width = self.d_model
+    scale = {"none": 1, "scalar": 2, "vector": 2 * width + 4, "alpha": 2}[self.output_gate]
+    return self._read_flops(num_sources + self.null_source) + scale * width
+
+
+class DeltaAttnRes(_DeltaReader):
+  """h_i = x + g_i ⊙ Σ_j softmax_j(w_i · γ_i ⊙ RMS(v_j)) v_j,  x ← x + f(h_i).
+
+  Sources v_0 = the embedding and v_j = the output of sublayer j, as in `attn_res`, but the read is
+  added to the ordinary stream x. No read at the output. With gate g the read interpolates between
+  the stream and the routed one, (1 − g) x + g (x + Σ ...):
+
+  `none`    g = 1
+  `scalar`  g = σ(b),          b: [L, sites], init -2
+  `vector`  g = σ(x W + b),    W: [L, sites, D, D], init 0; b: [L, sites, D], init -2
+  `alpha`   g = α,             α: [L, sites], init 0
+
+  A null source is one learned vector [D] per site, init 0, that takes part in the softmax.
+
+  Stores the N = L · sites + 1 sources and x: (N + 1) D values per token. Parameters: 2 D per
+  sublayer, queries zero and gains one at init, and those of gate and null source. The sources sum
+  to x, so that their uniform mean is x / n and h = x (1 + g / n): under scale-free pre-norms a
+  fresh network is a `standard` one, but not an identity on h. For the same reason only the queries
+  learn in the first step, and with `alpha` nothing does: α scales a read parallel to x, and the
+  queries stand behind α = 0. FLOPs: 6 D per source, reader and token; the sum with x D, gated 2 D,
+  with a vector gate 2 D² + 4 D; D per write.
+
+  The authors' code skips the very first read (h = x, here x (1 + g), the same after the pre-norm
+  unless g is a vector), and its global initialiser overwrites the zero queries with noise of std
+  0.02; here they are zero, as published. It decays all parameters, here only W does.
+
+  Args:
+    output_gate: `none`, `scalar`, `vector` or `alpha`.
+    null_source: whether the softmax has a null source.
+    num_heads: H, a divisor of D; heads as in `attn_res`.
+    eps: added to the mean square of a source in its norm; > 0.
+
+  Raises:
+    ValueError: output_gate, num_heads or eps out of range.
+
+  Source: Delta Attention Residuals, arXiv 2605.18855; gates and null source from its code,
+    github.com/wdlctc/delta-attention-residuals-code; with heads, arXiv 2607.27230.
+  """
+
+  strategy = "history"
+
+  def init(self, x, tokens=None):
+    """See `Combinator.init`."""
+    return DepthState(Sources(recent=(x,)), x)
+
+  def read(self, state, layer, site):
+    """See `Combinator.read`."""
+    return {"x": self._routed(state.sources, state.running, layer, site)}, None
+
+  def write(self, state, layer, site, out, *, normed=None, tape=None):
+    """See `Combinator.write`."""
+    check_layer(layer, state.sources)
+    return DepthState(state.sources.append(out), state.running + out)
+
+  def final(self, state):
+    """See `Combinator.final`."""
+    return state.running
+
+  def state_bytes_per_token(self, itemsize):
+    """(L · sites + 2) D values."""
+    return (self.num_sublayers + 2) * self.d_model * itemsize
+
+  def flops_per_token(self):
+    """6 D per source and reader, the gated sums, D per write."""
+    reads = sum(self._routed_flops(n) for n in range(1, self.num_sublayers + 1))
+    return reads + self.num_sublayers * self.d_model
+
+
+class DeltaBlockAttnRes(DepthBlocks, _DeltaReader):
+  """h_i = x + g_i ⊙ depth attention over [embedding, Δ_b of completed blocks],  x ← x + f(h_i).
+
+  Δ_b is the sum of the outputs of depth block b, `layers_per_block` layers; what the running block
+  has written is seen in x alone. All reads of the first block have one source, the embedding, so
+  without a null source their queries get no gradient. Gates, null source and heads are those of
+  `delta_attn_res`.
+
+  Stores N + 1 = ⌈L / layers_per_block⌉ + 1 sources, x, and the sum of the running block: (N + 3) D
+  values per token. Parameters and init as in `delta_attn_res`. The completed sources do not sum to
+  x, so a fresh network is a `standard` one with output_gate `alpha` only, where α = 0 makes it one
+  exactly. FLOPs: those of `delta_attn_res` for fewer sources, and 2 D per write.
+
+  The authors' code differs: it stores x minus the previous *difference*, not minus x at the start
+  of the block, so that its third source is x_0 + Δ_2, its fourth Δ_1 + Δ_3; and it appends a
+  source only after the first read of the next block. Published numbers may come from that code;
+  here sources are the deltas of the paper, complete when their block is. Its blocks are counted
+  instead of their layers: num_blocks = 8 by default.
+
+  Args:
+    layers_per_block: layers summed into one source, 1..L; the last block may be shorter.
+    output_gate: `none`, `scalar`, `vector` or `alpha`.
+    null_source: whether the softmax has a null source.
+    num_heads: H, a divisor of D.
+    eps: added to the mean square of a source in its norm; > 0.
+
+  Raises:
+    ValueError: layers_per_block, output_gate, num_heads or eps out of range.
+
+  Source: Delta Attention Residuals (Block), arXiv 2605.18855; see `delta_attn_res`.
+  """
+
+  @property
+  def equals_standard_at_init(self) -> bool:
+    """With output_gate `alpha`."""
+    return self.output_gate == "alpha"
+
+  def init(self, x, tokens=None):
+    """See `Combinator.init`; carried: the stream, and the sum of the running block."""
+    return DepthState(Sources(recent=(x,)), (x, jnp.zeros_like(x)))
+
+  def close_block(self, state):
+    """See `Combinator.close_block`: the sum of the running block becomes a source."""
+    stream, delta = state.running
+    return DepthState(state.sources.append(delta), (stream, jnp.zeros_like(delta)))
+
+  def read(self, state, layer, site):
+    """See `Combinator.read`."""
+    return {"x": self._routed(state.sources, state.running[0], layer, site)}, None
+
+  def write(self, state, layer, site, out, *, normed=None, tape=None):
+    """See `Combinator.write`; an integer layer at the end of a block completes its source."""
+    check_layer(layer, state.sources)
+    stream, delta = state.running
+    state = DepthState(state.sources, (stream + out, delta + out))
+    return self._close_if_ended(state, layer, site)
+
+  def final(self, state):
+    """See `Combinator.final`."""
+    return state.running[0]
+
+  def state_bytes_per_token(self, itemsize):
+    """(⌈L / layers_per_block⌉ + 3) D values."""
+    return (self.num_blocks + 3) * self.d_model * itemsize
+
+  def flops_per_token(self):
+    """6 D per source and reader, the gated sums, 2 D per write."""
+    layers = range(self.num_layers)
+    reads = sum(self._routed_flops(1 + layer // self.layers_per_block) for layer in layers)
+    return len(self.sites) * reads + 2 * self.num_sublayers * self.d_model

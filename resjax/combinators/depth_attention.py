@@ -1,0 +1,127 @@
+"""Attention along depth with projected queries, keys and values, at the start of every layer."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from resjax.combinators.base import Combinator, DepthState, check_layer, check_option
+from resjax.combinators.depth_reader import check_num_heads, rms_normalized
+from resjax.kernels.depth_attention import Sources
+from resjax.typing import Array
+
+
+class DepthAttention(Combinator):
+  """x ← x + W_O Σ_j softmax_j(q · k_j / √C) v_j at the start of each layer, then x ← x + f(x).
+
+  q = W_Q RMS(x), k_j = W_K RMS(y_j), v_j = W_V RMS(y_j) over the last `window` layer outputs y_j:
+  y_0 is the embedding, y_ℓ the stream x after layer ℓ, so the newest one is x itself. H heads of
+  width C = D / H, every layer with its own W_Q, W_K, W_V: [D, H, C] and W_O: [H, C, D]; RMS
+  without gain. All mixing is within a token. In the first layer, and with window 1 in all, the
+  softmax has one source, so W_Q and W_K get no gradient.
+
+  This is the depth-axis read of the residual-stream duality, which calls it the same operator as
+  sliding-window attention along the sequence. There h^(ℓ-K)..h^(ℓ) are window = K + 1 outputs, and
+  neither norms nor heads are given. It stands for Vertical Attention (Kojima et al., OpenReview
+  A6uabXKiXc), small attention modules over earlier layers at the start of each: its formulas are
+  not published where we could read them, so this is not a reproduction.
+
+  Stores the L + 1 outputs and x: (L + 2) D values per token. Parameters: 4 L D², W_Q, W_K and W_V
+  normal with std 1/√D and W_O zero at init, hence equal to `standard`. FLOPs per layer and token:
+  8 D² + (4 H + 2) D per source + 4 D; D per write. Keys and values are never formed: W_K is
+  applied to the query and W_V after the mix, which costs 4 H D per source instead of 4 D².
+
+  Args:
+    window: number of the latest layer outputs that a layer reads, x included; at least 1.
+    num_heads: H, a divisor of D.
+    eps: added to the mean square of a layer output in its norm; > 0.
+    rngs: source of the initial values.
+
+  Raises:
+    ValueError: window, num_heads or eps out of range.
+
+  Source: residual-stream duality (Transformer²), arXiv 2603.16039.
+  """
+
+  strategy = "history"
+  per_layer = ("query", "key", "value", "output")
+  decayed_parameters = per_layer
+
+  def __init__(
+    self, *, window: int = 8, num_heads: int = 4, eps: float = 1e-6, rngs: nnx.Rngs, **sizes
+  ):
+    super().__init__(**sizes)
+    check_option("window", window, window >= 1, "window >= 1")
+    check_num_heads(num_heads, self.d_model)
+    check_option("eps", eps, eps > 0, "eps > 0")
+    self.window = window
+    self.num_heads = num_heads
+    self.eps = eps
+    width, head_width = self.d_model, self.d_model // num_heads
+    shape = (self.num_layers, width, num_heads, head_width)
+    init = nnx.initializers.normal(1 / math.sqrt(width))
+    self.query = nnx.Param(init(rngs.params(), shape))
+    self.key = nnx.Param(init(rngs.params(), shape))
+    self.value = nnx.Param(init(rngs.params(), shape))
+    self.output = nnx.Param(jnp.zeros((self.num_layers, num_heads, head_width, width)))
+
+  def init(self, x, tokens=None):
+    """See `Combinator.init`."""
+    return DepthState(Sources(recent=(x,)), x)
+
+  def read(self, state, layer, site):
+    """See `Combinator.read`; the tape is the stream, at the first site with what was read."""
+    x = state.running
+    if site == self.sites[0]:
+      weights = [self._layer_row(getattr(self, name), layer) for name in self.per_layer]
+      # Copies of the sources in float32, and the slice of the bank, are not kept.
+      recomputed = jax.checkpoint(_attend, prevent_cse=False, static_argnums=(0, 1))
+      x = x + recomputed(self.window, self.eps, state.sources, x, *weights)
+    return {"x": x}, x
+
+  def write(self, state, layer, site, out, *, normed=None, tape=None):
+    """See `Combinator.write`; the last site of a layer completes a source."""
+    check_layer(layer, state.sources)
+    x = tape + out
+    ends_layer = site == self.sites[-1]
+    return DepthState(state.sources.append(x) if ends_layer else state.sources, x)
+
+  def final(self, state):
+    """See `Combinator.final`."""
+    return state.running
+
+  def num_parameters(self):
+    """4 L D²."""
+    return 4 * self.num_layers * self.d_model**2
+
+  def state_bytes_per_token(self, itemsize):
+    """(L + 2) D values."""
+    return (self.num_layers + 2) * self.d_model * itemsize
+
+  def flops_per_token(self):
+    """Per layer 8 D² + (4 H + 2) D per source + 4 D, D per write."""
+    width = self.d_model
+    sources = sum(min(layer + 1, self.window) for layer in range(self.num_layers))
+    per_layer = 8 * width**2 + 4 * width
+    per_source = (4 * self.num_heads + 2) * width
+    return self.num_layers * per_layer + sources * per_source + self.num_sublayers * width
+
+
+def _attend(
+  window: int, eps: float, sources: Sources, x: Array, query, key, value, output
+) -> Array:
+  """Returns W_O Σ_j softmax_j(q · k_j / √C) v_j [..., D] over the latest sources [..., D]."""
+  sources = sources.latest(window)
+  wide = jnp.promote_types(x.dtype, jnp.float32)
+  query, key, value, output = (w.astype(x.dtype) for w in (query, key, value, output))
+  slots = jnp.concatenate(sources.groups()).astype(wide)
+  inverse_rms = jax.lax.rsqrt(jnp.mean(slots * slots, axis=-1, keepdims=True) + eps)
+  q = jnp.einsum("...d,dhc->...hc", rms_normalized(x, eps), query)
+  q = jnp.einsum("...hc,dhc->...hd", q, key).astype(wide)
+  logits = jnp.einsum("...hd,n...d->n...h", q, slots) * inverse_rms / math.sqrt(query.shape[-1])
+  valid = sources.valid().reshape(-1, *(1,) * (logits.ndim - 1))
+  weights = jax.nn.softmax(jnp.where(valid, logits, -jnp.inf), axis=0)
+  mixed = jnp.einsum("n...h,n...d->...hd", weights * inverse_rms, slots).astype(x.dtype)
+  v = jnp.einsum("...hd,dhc->...hc", mixed, value)
+  return jnp.einsum("...hc,hcd->...d", v, output)

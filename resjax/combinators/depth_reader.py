@@ -1,0 +1,90 @@
+"""What systems that attend over depth share: a pseudo-query per site, and depth blocks."""
+
+import jax.numpy as jnp
+from flax import nnx
+
+from resjax.combinators.base import Combinator, DepthState, check_option
+from resjax.kernels.depth_attention import Sources, depth_attention
+from resjax.typing import Array
+
+
+class DepthReader(Combinator):
+  """A combinator with one pseudo-query and key gain per site.
+
+  Args:
+    num_heads: H, a divisor of D.
+    eps: added to the mean square of a source in its norm; > 0.
+  """
+
+  per_layer = ("query", "key_scale")
+
+  def __init__(
+    self, *, num_heads: int = 1, eps: float = 1e-6, rngs: nnx.Rngs | None = None, **sizes
+  ):
+    super().__init__(**sizes)
+    check_num_heads(num_heads, self.d_model)
+    check_option("eps", eps, eps > 0, "eps > 0")
+    self.num_heads = num_heads
+    self.eps = eps
+    per_site = (self.num_layers, len(self.sites), self.d_model)
+    self.query = nnx.Param(jnp.zeros(per_site))  # zero: a uniform mean
+    self.key_scale = nnx.Param(jnp.ones(per_site))
+
+  def _attend(self, sources: Sources, layer, site, last_valid=True) -> Array:
+    query = self._row(self.query, layer, site)
+    return self._attend_with(query, self._row(self.key_scale, layer, site), sources, last_valid)
+
+  def _attend_with(self, query, key_scale, sources: Sources, last_valid=True) -> Array:
+    return depth_attention(
+      sources,
+      query,
+      key_scale=key_scale,
+      num_heads=self.num_heads,
+      eps=self.eps,
+      last_valid=last_valid,
+    )
+
+  def _read_flops(self, num_sources: int) -> int:
+    """6 D per source: square-sum, dot product and weighted sum."""
+    return 6 * num_sources * self.d_model
+
+
+class DepthBlocks(Combinator):
+  """A combinator that completes a source after every `layers_per_block` layers, and at the end.
+
+  Args:
+    layers_per_block: layers of one depth block, 1..L; the last block may be shorter.
+  """
+
+  strategy = "depth_blocks"
+
+  def __init__(self, *, layers_per_block: int = 3, **options):
+    super().__init__(**options)
+    in_range = 1 <= layers_per_block <= self.num_layers
+    check_option("layers_per_block", layers_per_block, in_range, f"1..{self.num_layers} (layers)")
+    self.layers_per_block = layers_per_block
+
+  @property
+  def num_blocks(self) -> int:
+    """Number of depth blocks, a shorter last one included."""
+    return -(-self.num_layers // self.layers_per_block)
+
+  def _close_if_ended(self, state: DepthState, layer: int | Array, site: str) -> DepthState:
+    """Closes the block after the last site of its last layer, unless a scan does so."""
+    if not isinstance(layer, int) or site != self.sites[-1]:
+      return state
+    ended = (layer + 1) % self.layers_per_block == 0 or layer + 1 == self.num_layers
+    return self.close_block(state) if ended else state
+
+
+def check_num_heads(num_heads: int, d_model: int) -> None:
+  """Refuses heads that do not share the channels evenly."""
+  divides = num_heads >= 1 and d_model % num_heads == 0
+  check_option("num_heads", num_heads, divides, f"divisors of d_model={d_model}")
+
+
+def rms_normalized(x: Array, eps: float) -> Array:
+  """x / sqrt(mean(x²) + eps) over the last axis, float32 or wider inside; dtype of x."""
+  wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+  mean_square = jnp.mean(wide * wide, axis=-1, keepdims=True)
+  return (wide / jnp.sqrt(mean_square + eps)).astype(x.dtype)

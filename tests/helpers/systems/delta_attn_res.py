@@ -1,0 +1,111 @@
+"""Delta Attention Residuals."""
+
+from tests.helpers.reference import depth_read
+from tests.helpers.systems.attn_res import FIRST
+from tests.helpers.systems.common import Case, sigmoid, sublayers
+
+
+def delta_read(params, at, values, x, output_gate, null_source, num_heads, eps):
+  """(1 - g) x + g (x + read), section 3 and the code's gates; at: (layer, site)."""
+  if null_source:
+    values = [params["null"][at] + 0 * x, *values]
+  w, gamma = params["query"][at], params["key_scale"][at]
+  routed = x + depth_read(w, gamma, values, eps, num_heads)
+  if output_gate == "none":
+    return routed
+  if output_gate == "alpha":
+    g = params["alpha"][at]
+  elif output_gate == "scalar":
+    g = sigmoid(params["gate_bias"][at])
+  else:
+    g = sigmoid(params["gate_bias"][at] + x @ params["gate_weight"][at])
+  return (1 - g) * x + g * routed
+
+
+def delta_attn_res(
+  params, weights, x, sites, *, output_gate="none", null_source=False, num_heads=1, eps=1e-6
+):
+  options = output_gate, null_source, num_heads, eps
+  values = [x]
+  for layer, index, run in sublayers(weights, sites):
+    out = run(delta_read(params, (layer, index), values, x, *options))[1]
+    values.append(out)
+    x = x + out
+  return x
+
+
+def delta_block_attn_res(
+  params,
+  weights,
+  x,
+  sites,
+  *,
+  layers_per_block,
+  output_gate="none",
+  null_source=False,
+  num_heads=1,
+  eps=1e-6,
+):
+  """Deltas are differences of snapshots of the stream, taken where a block begins."""
+  options = output_gate, null_source, num_heads, eps
+  values, snapshot = [x], x
+  for layer, index, run in sublayers(weights, sites):
+    if index == 0 and layer > 0 and layer % layers_per_block == 0:
+      values.append(x - snapshot)
+      snapshot = x
+    x = x + run(delta_read(params, (layer, index), values, x, *options))[1]
+  return x
+
+
+EQUATIONS = {"delta_attn_res": delta_attn_res, "delta_block_attn_res": delta_block_attn_res}
+
+
+def _blocks(length, options=None, **known):
+  """The first block has one source."""
+  dead = tuple((layer,) for layer in range(length))
+  options = {"layers_per_block": length, **(options or {})}
+  known = {"dead": {"query": dead, "key_scale": dead}, **known}
+  return Case("delta_block_attn_res", options, **known)
+
+
+_STANDARD = {"dead": FIRST, "standard_at_init": True}
+_LEARNS = {"learns_at_init": ("query",), **_STANDARD}
+
+CASES = (
+  Case("delta_attn_res", **_LEARNS),
+  Case("delta_attn_res", {"num_heads": 2}, **_LEARNS),
+  Case("delta_attn_res", {"output_gate": "scalar"}, **_LEARNS),
+  Case("delta_attn_res", {"output_gate": "vector"}, **_LEARNS),
+  Case("delta_attn_res", {"output_gate": "alpha"}, **_STANDARD),
+  Case("delta_attn_res", {"null_source": True}, standard_at_init=True),
+  Case("delta_attn_res", {"output_gate": "vector", "null_source": True}, standard_at_init=True),
+  *(_blocks(length) for length in (1, 2, 5)),
+  _blocks(2, {"num_heads": 4}),
+  _blocks(2, {"output_gate": "scalar"}),
+  _blocks(2, {"output_gate": "vector"}),
+  _blocks(1, {"output_gate": "alpha"}, standard_at_init=True, learns_at_init=("alpha",)),
+  _blocks(2, {"output_gate": "scalar", "null_source": True}, dead={}),
+)
+
+_FULL, _BLOCK = 18 * (1 + 2 + 3 + 4), 18 * (1 + 1 + 2 + 2)
+FLOPS = {  # L = 2, D = 3, two sites; a source and reader costs 18, a stream D per operation
+  ("delta_attn_res",): _FULL + 4 * (3 + 3),
+  ("delta_attn_res", ("output_gate", "scalar")): _FULL + 4 * (6 + 3),
+  ("delta_attn_res", ("output_gate", "alpha")): _FULL + 4 * (6 + 3),
+  ("delta_attn_res", ("output_gate", "vector")): _FULL + 4 * (18 + 3 + 3 + 6 + 3),
+  ("delta_attn_res", ("null_source", True)): 18 * (2 + 3 + 4 + 5) + 4 * (3 + 3),
+  ("delta_block_attn_res", ("layers_per_block", 1)): _BLOCK + 4 * (3 + 6),
+  ("delta_block_attn_res", ("layers_per_block", 2)): 18 * 4 + 4 * (3 + 6),
+}
+
+_GATES = ["none, scalar, vector, alpha"]
+BAD_OPTIONS = (  # for 3 layers, D = 8
+  ("delta_attn_res", {"output_gate": "tensor"}, ["output_gate='tensor'", *_GATES]),
+  ("delta_attn_res", {"eps": 0.0}, ["eps=0.0", "eps > 0"]),
+  ("delta_attn_res", {"num_heads": 3}, ["num_heads=3", "divisors of d_model=8"]),
+  ("delta_attn_res", {"layers_per_block": 2}, ["'layers_per_block'", "output_gate, null_source"]),
+  ("delta_block_attn_res", {"output_gate": ""}, ["output_gate=''", *_GATES]),
+  ("delta_block_attn_res", {"num_heads": 16}, ["num_heads=16", "divisors of d_model=8"]),
+  ("delta_block_attn_res", {"layers_per_block": 0}, ["layers_per_block=0", "1..3"]),
+  ("delta_block_attn_res", {"layers_per_block": 4}, ["layers_per_block=4", "1..3"]),
+)

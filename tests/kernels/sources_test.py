@@ -1,0 +1,41 @@
+"""Windows of depth sources."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from resjax.kernels.depth_attention import Sources, make_bank
+
+ALL = np.arange(5, dtype=np.float32)[:, None].repeat(3, axis=1)  # source j is [j, j, j]
+
+
+def held(sources):
+  """Index of every source that is there, in order."""
+  slots = np.concatenate(sources.groups())
+  return slots[np.asarray(sources.valid())][:, 0].tolist()
+
+
+@pytest.mark.parametrize("count", range(1, 8))
+@pytest.mark.parametrize("in_bank", [None, 1, 3, 5])
+@pytest.mark.parametrize("spare", [0, 1, 4])
+def test_latest_sources(count, in_bank, spare):
+  if in_bank is None:
+    sources = Sources(tuple(ALL))
+  else:
+    bank = make_bank(tuple(ALL[:in_bank]), in_bank + spare)
+    sources = Sources(tuple(ALL[in_bank:]), bank, in_bank)
+  want = list(range(5))[-count:]
+  assert held(sources.latest(count)) == want
+  traced = jax.jit(lambda sources: sources.latest(count))(sources)  # as in a scan
+  assert held(traced) == want
+  assert sum(map(len, traced.groups())) <= count
+
+
+def test_gradient_reaches_the_window_only():
+  def total(bank):
+    window = Sources(bank=bank, num_valid=4).latest(2)
+    return jnp.sum(jnp.concatenate(window.groups()))
+
+  gradient = jax.grad(total)(jnp.asarray(ALL))
+  np.testing.assert_array_equal(gradient[:, 0], [0, 0, 1, 1, 0])
