@@ -64,6 +64,9 @@ def residual() -> dict:
     "gate": {"granularity": "layer", "kappa": 1.0},
     "attn_res": {"eps": 1e-6},
     "block_attn_res": {"layers_per_block": 3, "eps": 1e-6},
+    "hyper_connections": {"num_streams": 4, "dynamic": True, "norm": "layernorm", "eps": 1e-6},
+    "mhc": {"num_streams": 4, "sinkhorn_iterations": 20, "init": "uniform", "eps": 1e-6},
+    "mhc_lite": {"num_streams": 4, "init": "uniform", "eps": 1e-6},
   }
 
 

@@ -7,6 +7,9 @@ from resjax.combinators.attn_res import BlockAttnRes as BlockAttnRes
 from resjax.combinators.base import Combinator as Combinator
 from resjax.combinators.base import TokenContext as TokenContext
 from resjax.combinators.base import Views as Views
+from resjax.combinators.hyper_connections import HyperConnections as HyperConnections
+from resjax.combinators.mhc import MHC as MHC
+from resjax.combinators.mhc import MHCLite as MHCLite
 from resjax.combinators.registry import build as build
 from resjax.combinators.registry import get as get
 from resjax.combinators.registry import names as names

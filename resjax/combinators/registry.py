@@ -8,6 +8,8 @@ from flax import nnx
 from resjax.combinators.attenuation import Attenuation, Gate
 from resjax.combinators.attn_res import AttnRes, BlockAttnRes
 from resjax.combinators.base import Combinator
+from resjax.combinators.hyper_connections import HyperConnections
+from resjax.combinators.mhc import MHC, MHCLite
 from resjax.combinators.standard import Standard
 
 _REGISTRY: dict[str, type[Combinator]] = {
@@ -16,6 +18,9 @@ _REGISTRY: dict[str, type[Combinator]] = {
   "gate": Gate,
   "attn_res": AttnRes,
   "block_attn_res": BlockAttnRes,
+  "hyper_connections": HyperConnections,
+  "mhc": MHC,
+  "mhc_lite": MHCLite,
 }
 
 

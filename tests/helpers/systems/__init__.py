@@ -6,11 +6,13 @@ every test of tests/combinators walks it.
 
 import functools
 
-from tests.helpers.systems import attn_res, plain
+from tests.helpers.systems import attn_res, hyper_connections, mhc, plain
 
 _FAMILIES = (
   plain,
   attn_res,
+  hyper_connections,
+  mhc,
 )
 
 EQUATIONS = functools.reduce(dict.__or__, (family.EQUATIONS for family in _FAMILIES))
