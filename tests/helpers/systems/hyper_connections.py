@@ -38,7 +38,7 @@ _FRESH = {"standard_at_init": True}
 
 CASES = (
   Case("hyper_connections", learns_at_init=("beta", "weight"), **_FRESH),
-  Case("hyper_connections", {"num_streams": 2, "norm": "rmsnorm"}, **_FRESH),
+  Case("hyper_connections", {"norm": "rmsnorm"}, **_FRESH),
   Case("hyper_connections", {"num_streams": 3, "dynamic": False}, **_FRESH),
   Case("hyper_connections", {"num_streams": 1}, **_FRESH),
   Case("hyper_connections", {"num_streams": 1, "dynamic": False}, **_FRESH),
