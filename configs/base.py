@@ -78,6 +78,11 @@ def residual() -> dict:
       "eps": 1e-6,
     },
     "depth_attention": {"window": 8, "num_heads": 4, "eps": 1e-6},
+    "attn_res": {"eps": 1e-6},
+    "block_attn_res": {"layers_per_block": 3, "eps": 1e-6},
+    "hyper_connections": {"num_streams": 4, "dynamic": True, "norm": "layernorm", "eps": 1e-6},
+    "mhc": {"num_streams": 4, "sinkhorn_iterations": 20, "init": "uniform", "eps": 1e-6},
+    "mhc_lite": {"num_streams": 4, "init": "uniform", "eps": 1e-6},
   }
 
 

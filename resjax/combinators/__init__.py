@@ -10,6 +10,9 @@ from resjax.combinators.base import Views as Views
 from resjax.combinators.delta_attn_res import DeltaAttnRes as DeltaAttnRes
 from resjax.combinators.delta_attn_res import DeltaBlockAttnRes as DeltaBlockAttnRes
 from resjax.combinators.depth_attention import DepthAttention as DepthAttention
+from resjax.combinators.hyper_connections import HyperConnections as HyperConnections
+from resjax.combinators.mhc import MHC as MHC
+from resjax.combinators.mhc import MHCLite as MHCLite
 from resjax.combinators.registry import build as build
 from resjax.combinators.registry import get as get
 from resjax.combinators.registry import names as names

@@ -10,6 +10,8 @@ from resjax.combinators.attn_res import AttnRes, BlockAttnRes
 from resjax.combinators.base import Combinator
 from resjax.combinators.delta_attn_res import DeltaAttnRes, DeltaBlockAttnRes
 from resjax.combinators.depth_attention import DepthAttention
+from resjax.combinators.hyper_connections import HyperConnections
+from resjax.combinators.mhc import MHC, MHCLite
 from resjax.combinators.standard import Standard
 
 _REGISTRY: dict[str, type[Combinator]] = {
@@ -21,6 +23,9 @@ _REGISTRY: dict[str, type[Combinator]] = {
   "delta_attn_res": DeltaAttnRes,
   "delta_block_attn_res": DeltaBlockAttnRes,
   "depth_attention": DepthAttention,
+  "hyper_connections": HyperConnections,
+  "mhc": MHC,
+  "mhc_lite": MHCLite,
 }
 
 

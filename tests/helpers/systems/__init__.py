@@ -7,12 +7,15 @@ every test of tests/combinators walks it.
 import functools
 
 from tests.helpers.systems import attn_res, delta_attn_res, depth_attention, plain
+from tests.helpers.systems import attn_res, hyper_connections, mhc, plain
 
 _FAMILIES = (
   plain,
   attn_res,
   delta_attn_res,
   depth_attention,
+  hyper_connections,
+  mhc,
 )
 
 EQUATIONS = functools.reduce(dict.__or__, (family.EQUATIONS for family in _FAMILIES))

@@ -1,0 +1,111 @@
+"""Hyper-Connections: several residual streams, read, mixed and written with free coefficients."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from resjax.combinators.base import check_option
+from resjax.combinators.streams import ResidualStreams, one_hot_reads, project, wide_dtype
+
+_NORMS = ("layernorm", "rmsnorm")
+
+
+class HyperConnections(ResidualStreams):
+  """x = Σ_s α_s0 H_s;  H_r ← Σ_s α_sr H_s + β_r f(x), with R streams H_s.
+
+  α [R, R+1] and β [R] are learned per site, and if `dynamic` every token adds to them
+    α_s += s_α tanh(norm(H_s) W_α),  β_s += s_β tanh(norm(H_s) W_β)
+  with W_α [D, R+1], W_β [D] and scalars s_α, s_β per site. `norm` has no gain or bias: a gain is
+  part of W. Starts from R copies of the embedding, ends with the sum of the streams.
+
+  Stores R D values per token. Parameters: L · sites R (R + 2), if dynamic
+  L · sites (D (R + 2) + R (R + 2) + 2). At init sublayer i reads stream i mod R, streams are not
+  mixed, β is 1, W is 0 and s_α = s_β = 0.01: all streams are the stream of `standard`. With R = 1
+  the two gains of the stream (read, kept) and that of the output remain to be learned, and the
+  authors found that to be worse than `standard`. FLOPs per site and token: D (2 R + 2 R (R + 1)),
+  if dynamic D (2 R (R + 2) + 4 R) more (2 R with rmsnorm), and D (R − 1) for the output; what is
+  done to the coefficients alone is left out.
+
+  The authors decay W, not α, β and s. They also multiply the initial standard deviation of the
+  output projections by √R, against the sum over streams; with a scale-free final norm that is a
+  choice of the branches' init, and is not made here.
+
+  Args:
+    num_streams: R, at least 1.
+    dynamic: whether coefficients depend on the token.
+    norm: `layernorm` (the paper's) or `rmsnorm` (of widespread ports), for the dynamic part.
+    eps: of that norm, > 0.
+
+  Raises:
+    ValueError: num_streams, norm or eps out of range.
+
+  Source: Hyper-Connections, arXiv 2409.19606.
+  """
+
+  def __init__(
+    self,
+    *,
+    dynamic: bool = True,
+    norm: str = "layernorm",
+    eps: float = 1e-6,
+    rngs: nnx.Rngs | None = None,
+    **options,
+  ):
+    super().__init__(**options)
+    check_option("dynamic", dynamic, isinstance(dynamic, bool), "True, False")
+    check_option("norm", norm, norm in _NORMS, ", ".join(_NORMS))
+    check_option("eps", eps, eps > 0, "eps > 0")
+    self.dynamic, self.norm, self.eps = dynamic, norm, eps
+    sites, streams = (self.num_layers, len(self.sites)), self.num_streams
+    read = one_hot_reads(self.num_sublayers, streams).reshape(*sites, streams, 1)
+    keep = jnp.broadcast_to(jnp.eye(streams), (*sites, streams, streams))
+    self.alpha = nnx.Param(jnp.concatenate([read, keep], axis=-1))
+    self.beta = nnx.Param(jnp.ones((*sites, streams)))
+    self.per_layer = ("alpha", "beta")
+    if dynamic:
+      self.weight = nnx.Param(jnp.zeros((*sites, self.d_model, streams + 2)))  # W_α, W_β
+      self.scale = nnx.Param(jnp.full((*sites, 2), 0.01))  # s_α, s_β
+      self.per_layer += ("weight", "scale")
+      self.decayed_parameters = ("weight",)
+
+  def coefficients(self, streams, layer, site):
+    """See `ResidualStreams.coefficients`."""
+    wide = wide_dtype(streams)
+    alpha = self._row(self.alpha, layer, site).astype(wide)
+    beta = self._row(self.beta, layer, site).astype(wide)
+    if self.dynamic:
+      weight, scale = self._row(self.weight, layer, site), self._row(self.scale, layer, site)
+      logits = _normed_projection(self.norm == "layernorm", self.eps, streams, weight)
+      moved = jnp.moveaxis(jnp.tanh(logits), -1, 1)  # [R, R + 2, ...]
+      per_token = (1,) * (streams.ndim - 2)
+      alpha = alpha.reshape(*alpha.shape, *per_token) + scale[0] * moved[:, :-1]
+      beta = beta.reshape(*beta.shape, *per_token) + scale[1] * moved[:, -1]
+    return alpha[:, 0], jnp.swapaxes(alpha[:, 1:], 0, 1), beta
+
+  def num_parameters(self):
+    """L · sites R (R + 2); dynamic: L · sites (D (R + 2) + R (R + 2) + 2)."""
+    static = self.num_streams * (self.num_streams + 2)
+    dynamic = self.d_model * (self.num_streams + 2) + 2 if self.dynamic else 0
+    return self.num_sublayers * (static + dynamic)
+
+  def flops_per_token(self):
+    """Streams; dynamic: D (2 R (R + 2) + 4 R) per site, 2 R with rmsnorm."""
+    norm = {"layernorm": 4, "rmsnorm": 2}[self.norm]
+    per_value = 2 * (self.num_streams + 2) + norm if self.dynamic else 0
+    return super().flops_per_token() + (
+      self.num_sublayers * self.num_streams * self.d_model * per_value
+    )
+
+
+@partial(jax.checkpoint, prevent_cse=False, static_argnums=(0, 1))
+def _normed_projection(centred: bool, eps: float, streams, weight):
+  """norm(H) W [R, ..., K]: a norm without gain scales rows, so it follows the product."""
+  wide = streams.astype(wide_dtype(streams))
+  product = project("r...d,dk->r...k", streams, weight)
+  if centred:
+    mean = jnp.mean(wide, axis=-1, keepdims=True)
+    product = product - mean * jnp.sum(weight.astype(wide.dtype), axis=0)
+    wide = wide - mean
+  return product * jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + eps)

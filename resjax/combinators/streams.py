@@ -1,0 +1,99 @@
+"""What the systems with several residual streams share."""
+
+import abc
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from resjax.combinators.base import Combinator, check_option
+from resjax.kernels.depth_attention import Sources, depth_sum
+from resjax.typing import Array
+
+
+class ResidualStreams(Combinator):
+  """x = Σ_s p_s H_s;  H_r ← Σ_s M_rs H_s + b_r f(x), with R streams H and coefficients p, M, b.
+
+  All streams start as copies of the embedding, the output is their sum. A subclass says in
+  `coefficients` what p [R], M [R, R] and b [R] are, for a site or for every token at a site.
+
+  The state is one array [R, ..., D]: a stream lies in memory like any activation, its batch and
+  token axes are sharded like theirs, and no axis is ever moved. Coefficients are float32 or
+  wider. The reverse pass keeps streams, outputs and logits of the coefficients.
+
+  Args:
+    num_streams: R, at least 1.
+
+  Raises:
+    ValueError: num_streams out of range.
+  """
+
+  def __init__(self, *, num_streams: int = 4, **sizes):
+    super().__init__(**sizes)
+    check_option("num_streams", num_streams, num_streams >= 1, "num_streams >= 1")
+    self.num_streams = num_streams
+
+  @abc.abstractmethod
+  def coefficients(
+    self, streams: Array, layer: int | Array, site: str
+  ) -> tuple[Array, Array, Array]:
+    """Returns the coefficients of a site.
+
+    Args:
+      streams: [R, ..., D].
+      layer: 0..L-1; may be traced.
+      site: one of `sites`.
+
+    Returns:
+      p [R], M [R, R] with a row for each new stream, and b [R]; each with axes [...] behind its
+      own if it differs from token to token.
+    """
+
+  def init(self, x, tokens=None):
+    """See `Combinator.init`."""
+    return jnp.broadcast_to(x, (self.num_streams, *x.shape))
+
+  def read(self, state, layer, site):
+    """See `Combinator.read`; the tape has M and b."""
+    read, mix, write = self.coefficients(state, layer, site)
+    sources = Sources(bank=state, num_valid=self.num_streams)
+    return {"x": depth_sum(sources, read[..., None])}, (mix, write)
+
+  def write(self, state, layer, site, out, *, normed=None, tape=None):
+    """See `Combinator.write`; needs the tape."""
+    mix, write = tape
+    sources = Sources((out,), state, self.num_streams)
+    weights = jnp.concatenate([mix, write[:, None]], axis=1)  # a new stream per row
+    return jax.vmap(depth_sum, (None, 0))(sources, weights[..., None])
+
+  def final(self, state):
+    """See `Combinator.final`."""
+    return jnp.sum(state.astype(wide_dtype(state)), axis=0).astype(state.dtype)
+
+  def state_bytes_per_token(self, itemsize):
+    """R D values."""
+    return self.num_streams * self.d_model * itemsize
+
+  def flops_per_token(self):
+    """D (L · sites (2 R + 2 R (R + 1)) + R − 1): reads, writes and the final sum."""
+    per_site = 2 * self.num_streams * (self.num_streams + 2)
+    return self.d_model * (self.num_sublayers * per_site + self.num_streams - 1)
+
+
+def wide_dtype(x: Array) -> jnp.dtype:
+  """Returns the dtype of sums over `x`: float32 or wider."""
+  return jnp.promote_types(x.dtype, jnp.float32)
+
+
+def project(equation: str, streams: Array, weight: Array) -> Array:
+  """Returns jnp.einsum(equation, streams, weight), added and returned in float32 or wider."""
+  wide = wide_dtype(streams)
+  # The papers' tfloat32, or three bfloat16 passes; one pass would round the weight to 8 bits.
+  return jnp.einsum(
+    equation, streams.astype(wide), weight.astype(wide), precision=lax.Precision.HIGH
+  )
+
+
+def one_hot_reads(num_sublayers: int, num_streams: int) -> Array:
+  """Returns [sublayers, R], one at stream i mod R for sublayer i and zero elsewhere."""
+  return jnp.eye(num_streams)[jnp.arange(num_sublayers) % num_streams]

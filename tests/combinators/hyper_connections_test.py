@@ -1,0 +1,110 @@
+"""What tells residual streams apart from one stream, and the manifold from free mixing."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from tests.helpers import toy
+from tests.helpers.compare import assert_close, norm, relative_errors
+
+LAYERS, X = toy.layers(), jnp.asarray(toy.embeddings())
+constrained = pytest.mark.parametrize("name", ["mhc", "mhc_lite"])
+
+
+def mixes(made):
+  """M [R, R, B, T] of every sublayer but the first, which mixes copies, on a run's own streams."""
+  states = list(toy.states_by_hand(made, LAYERS, X))
+  places = [(layer, site) for layer in range(made.num_layers) for site in made.sites]
+  return [
+    np.float64(made.coefficients(state, *place)[1])
+    for state, place in zip(states[1:], places[1:], strict=False)
+  ]
+
+
+def largest_gain(matrices):
+  """Largest absolute row or column sum of the product over depth (the mHC paper's gain)."""
+  product = np.broadcast_to(np.eye(len(matrices[0]))[..., None, None], matrices[0].shape)
+  for matrix in matrices:
+    product = np.einsum("ij...,jk...->ik...", matrix, product)
+  return max(np.abs(product).sum(axis=axis).max() for axis in (0, 1))
+
+
+@constrained
+@pytest.mark.parametrize("num_streams", [2, 4])
+def test_rows_and_columns_sum_to_one(name, num_streams):
+  made = toy.build(name, {"num_streams": num_streams})
+  tolerance = {"mhc": 1e-3, "mhc_lite": 1e-6}[name]  # columns of Sinkhorn converge, rows are last
+  for mix in mixes(made):
+    assert (mix >= 0).all()
+    assert np.ptp(mix, axis=(2, 3)).max() > 1e-3  # depends on the token
+    np.testing.assert_allclose(mix.sum(axis=1), 1, rtol=0, atol=1e-6)
+    np.testing.assert_allclose(mix.sum(axis=0), 1, rtol=0, atol=tolerance)
+
+
+@constrained
+def test_gain_over_the_depth_is_bounded_where_that_of_free_mixing_grows(name):
+  assert 1 - 1e-2 < largest_gain(mixes(toy.build(name, {}))) < 1 + 1e-2
+  free = mixes(toy.build("hyper_connections", {}))
+  assert largest_gain(free) > 2 * largest_gain(free[: len(free) // 2]) > 4
+
+
+def test_sinkhorn_survives_logits_whose_exponential_overflows():
+  made = toy.build("mhc", {}, random=False)
+  made.bias[...] = made.bias[...].at[..., 8:].set(200.0 * jnp.eye(4).reshape(-1))
+  for mix in mixes(made):
+    np.testing.assert_allclose(mix, np.broadcast_to(np.eye(4)[..., None, None], mix.shape), 1e-5)
+
+
+@constrained
+def test_one_stream_mixes_nothing(name):
+  assert all((mix == 1).all() for mix in mixes(toy.build(name, {"num_streams": 1})))
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_one_stream_whose_output_gain_alone_has_moved_is_a_scaled_add(dynamic):
+  made = toy.build("hyper_connections", {"num_streams": 1, "dynamic": dynamic}, random=False)
+  made.beta[...] = made.beta[...] * 0.7
+  layers = {site: {**p, "down": 0.7 * p["down"]} for site, p in LAYERS.items()}
+  want = toy.by_hand(toy.build("standard", {}), layers, X)
+  assert_close(toy.by_hand(made, LAYERS, X), want, 1e-6)
+
+
+@pytest.mark.parametrize(
+  "name, options",
+  [
+    ("hyper_connections", {}),
+    ("hyper_connections", {"dynamic": False}),
+    ("mhc", {}),
+    ("mhc", {"init": "identity"}),
+    ("mhc_lite", {}),
+    ("mhc_lite", {"init": "identity"}),
+  ],
+)
+def test_streams_are_equal_at_init_and_part_with_the_first_update(name, options):
+  made = toy.build(name, options, random=False)
+  assert spread(made) < 1e-6
+  _, (gradients, _, _) = toy.value_and_gradients(toy.by_hand, made, LAYERS, X)
+  state = nnx.state(made)
+  moved = jax.tree.map(lambda p, g: p - 0.01 * g, nnx.to_pure_dict(state), gradients)
+  nnx.replace_by_pure_dict(state, moved)
+  nnx.update(made, state)
+  assert spread(made) > 1e-3
+
+
+def spread(made):
+  """Largest distance of a stream from their mean before the last site, relative to the mean."""
+  streams = np.asarray([*toy.states_by_hand(made, LAYERS, X)][-2])
+  mean = streams.mean(axis=0)
+  return max(norm(stream - mean) for stream in streams) / norm(mean)
+
+
+def test_fresh_mhc_of_other_inits_mix_differently_and_agree():
+  uniform, identity = (toy.build("mhc", {"init": i}, random=False) for i in ("uniform", "identity"))
+  assert np.abs(mixes(uniform)[0] - 0.25).max() < 0.02
+  assert np.abs(mixes(identity)[0] - np.eye(4)[..., None, None]).max() < 0.01
+  one_hot = toy.build("mhc", {"init": "one_hot"}, random=False)
+  want = toy.rms_norm(toy.by_hand(uniform, LAYERS, X))
+  assert_close(toy.rms_norm(toy.by_hand(identity, LAYERS, X)), want, 1e-4)
+  assert relative_errors(toy.rms_norm(toy.by_hand(one_hot, LAYERS, X)), want)[""] > 1e-2
