@@ -60,8 +60,17 @@ def residual() -> dict:
   return {
     "name": "standard",
     "standard": {},
-    "attenuation": {"layers": (-1,), "alpha": 0.5, "cut_sites": ("attention", "mlp")},
-    "gate": {"granularity": "layer", "kappa": 1.0},
+    "rezero": {"granularity": "layer", "pre_norm": False},
+    "layerscale": {"init_value": 0.0},  # 0: by depth
+    "highway": {"granularity": "channel", "bias_init": -2.0},
+    "deepnorm": {"alpha": 0.0, "eps": 1e-5},  # alpha 0: by depth
+    "attenuation": {
+      "layers": (-1,),
+      "alpha": 0.5,
+      "cut_sites": ("attention", "mlp"),
+      "scope": "sublayer",
+    },
+    "gate": {"granularity": "layer", "kappa": 1.0, "scope": "sublayer"},
     "attn_res": {"eps": 1e-6},
     "block_attn_res": {"layers_per_block": 3, "eps": 1e-6},
   }

@@ -5,13 +5,21 @@ import inspect
 
 from flax import nnx
 
-from resjax.combinators.attenuation import Attenuation, Gate
+from resjax.combinators.attenuation import Attenuation
 from resjax.combinators.attn_res import AttnRes, BlockAttnRes
 from resjax.combinators.base import Combinator
+from resjax.combinators.deepnorm import DeepNorm
+from resjax.combinators.gate import Gate
+from resjax.combinators.highway import Highway
+from resjax.combinators.scaled import LayerScale, ReZero
 from resjax.combinators.standard import Standard
 
 _REGISTRY: dict[str, type[Combinator]] = {
   "standard": Standard,
+  "rezero": ReZero,
+  "layerscale": LayerScale,
+  "highway": Highway,
+  "deepnorm": DeepNorm,
   "attenuation": Attenuation,
   "gate": Gate,
   "attn_res": AttnRes,

@@ -6,10 +6,11 @@ every test of tests/combinators walks it.
 
 import functools
 
-from tests.helpers.systems import attn_res, plain
+from tests.helpers.systems import attn_res, plain, scaled
 
 _FAMILIES = (
   plain,
+  scaled,
   attn_res,
 )
 
