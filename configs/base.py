@@ -60,10 +60,6 @@ def residual() -> dict:
   return {
     "name": "standard",
     "standard": {},
-    "rezero": {"granularity": "layer", "pre_norm": False},
-    "layerscale": {"init_value": 0.0},  # 0: by depth
-    "highway": {"granularity": "channel", "bias_init": -2.0},
-    "deepnorm": {"alpha": 0.0, "eps": 1e-5},  # alpha 0: by depth
     "attenuation": {
       "layers": (-1,),
       "alpha": 0.5,
@@ -71,6 +67,13 @@ def residual() -> dict:
       "scope": "sublayer",
     },
     "gate": {"granularity": "layer", "kappa": 1.0, "scope": "sublayer"},
+    "rezero": {"granularity": "layer", "pre_norm": False},
+    "layerscale": {"init_value": 0.0},  # 0: by depth
+    "highway": {"granularity": "channel", "bias_init": -2.0},
+    "deepnorm": {"alpha": 0.0, "eps": 1e-5},  # alpha 0: by depth
+    "x0_residual": {"init": "standard", "backout": False},
+    "unet_skips": {},
+    "laurel": {"variant": "rw+lr", "rank": 4, "num_previous": 3, "normalize": "none"},
     "attn_res": {"eps": 1e-6},
     "block_attn_res": {"layers_per_block": 3, "eps": 1e-6},
   }

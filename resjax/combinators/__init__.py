@@ -9,6 +9,7 @@ from resjax.combinators.base import Views as Views
 from resjax.combinators.deepnorm import DeepNorm as DeepNorm
 from resjax.combinators.gate import Gate as Gate
 from resjax.combinators.highway import Highway as Highway
+from resjax.combinators.laurel import Laurel as Laurel
 from resjax.combinators.registry import build as build
 from resjax.combinators.registry import get as get
 from resjax.combinators.registry import names as names
@@ -16,3 +17,5 @@ from resjax.combinators.registry import options as options
 from resjax.combinators.scaled import LayerScale as LayerScale
 from resjax.combinators.scaled import ReZero as ReZero
 from resjax.combinators.standard import Standard as Standard
+from resjax.combinators.unet_skips import UNetSkips as UNetSkips
+from resjax.combinators.x0_residual import X0Residual as X0Residual

@@ -207,3 +207,12 @@ def check_option(name: str, value: Any, ok: bool, allowed: str) -> None:
   """Raises a ValueError that names option, value and what is allowed, unless `ok`."""
   if not ok:
     raise ValueError(f"{name}={value!r} is out of range; allowed: {allowed}")
+
+
+def check_layer(layer: int | Array, sources: Sources) -> None:
+  """Raises a ValueError where sources cannot grow: under a trace, without a bank of `depth.run`."""
+  if not isinstance(layer, int) and sources.bank is None:
+    raise ValueError(
+      f"layer={layer!r} is traced, but the sources grow from layer to layer; "
+      "loop over Python ints, or scan with resjax.models.depth.run"
+    )

@@ -52,10 +52,9 @@ class Highway(Standard):
   def write(self, state, layer, site, out, *, normed=None, tape=None):
     """See `Combinator.write`."""
     wide = jnp.promote_types(state.dtype, jnp.float32)
-    weight = self._row(self.weight, layer, site).astype(state.dtype)
-    logit = jnp.einsum("...d,de->...e", state, weight, preferred_element_type=wide)
-    gate = jax.nn.sigmoid(logit + self._row(self.bias, layer, site))
     stream = state.astype(wide)
+    weight, bias = (self._row(p, layer, site) for p in (self.weight, self.bias))
+    gate = jax.nn.sigmoid(stream @ weight + bias)
     return (stream + gate * (out.astype(wide) - stream)).astype(state.dtype)
 
   def num_parameters(self):

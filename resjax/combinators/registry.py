@@ -11,17 +11,23 @@ from resjax.combinators.base import Combinator
 from resjax.combinators.deepnorm import DeepNorm
 from resjax.combinators.gate import Gate
 from resjax.combinators.highway import Highway
+from resjax.combinators.laurel import Laurel
 from resjax.combinators.scaled import LayerScale, ReZero
 from resjax.combinators.standard import Standard
+from resjax.combinators.unet_skips import UNetSkips
+from resjax.combinators.x0_residual import X0Residual
 
 _REGISTRY: dict[str, type[Combinator]] = {
   "standard": Standard,
+  "attenuation": Attenuation,
+  "gate": Gate,
   "rezero": ReZero,
   "layerscale": LayerScale,
   "highway": Highway,
   "deepnorm": DeepNorm,
-  "attenuation": Attenuation,
-  "gate": Gate,
+  "x0_residual": X0Residual,
+  "unet_skips": UNetSkips,
+  "laurel": Laurel,
   "attn_res": AttnRes,
   "block_attn_res": BlockAttnRes,
 }

@@ -6,11 +6,13 @@ every test of tests/combinators walks it.
 
 import functools
 
-from tests.helpers.systems import attn_res, plain, scaled
+from tests.helpers.systems import attn_res, laurel, plain, scaled, speedrun
 
 _FAMILIES = (
   plain,
   scaled,
+  speedrun,
+  laurel,
   attn_res,
 )
 

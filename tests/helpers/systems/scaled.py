@@ -47,7 +47,7 @@ CASES = (
   Case("layerscale", learns_at_init=("scale",)),
   Case("layerscale", {"init_value": 0.5}, learns_at_init=("scale",)),
   Case("highway", learns_at_init=("weight", "bias")),
-  Case("highway", {"granularity": "token", "bias_init": -1.0}, learns_at_init=("weight", "bias")),
+  Case("highway", {"granularity": "token", "bias_init": -3.0}, learns_at_init=("weight", "bias")),
   Case("deepnorm", learns_at_init=("norm_scale", "norm_bias")),
   Case("deepnorm", {"alpha": 1.0, "eps": 0.1}, learns_at_init=("norm_scale", "norm_bias")),
 )
