@@ -60,8 +60,6 @@ def residual() -> dict:
   return {
     "name": "standard",
     "standard": {},
-    "attenuation": {"layers": (-1,), "alpha": 0.5, "cut_sites": ("attention", "mlp")},
-    "gate": {"granularity": "layer", "kappa": 1.0},
     "attn_res": {"num_heads": 1, "eps": 1e-6},
     "block_attn_res": {"layers_per_block": 3, "rms_block": False, "num_heads": 1, "eps": 1e-6},
     "delta_attn_res": {
@@ -78,8 +76,20 @@ def residual() -> dict:
       "eps": 1e-6,
     },
     "depth_attention": {"window": 8, "num_heads": 4, "eps": 1e-6},
-    "attn_res": {"eps": 1e-6},
-    "block_attn_res": {"layers_per_block": 3, "eps": 1e-6},
+    "attenuation": {
+      "layers": (-1,),
+      "alpha": 0.5,
+      "cut_sites": ("attention", "mlp"),
+      "scope": "sublayer",
+    },
+    "gate": {"granularity": "layer", "kappa": 1.0, "scope": "sublayer"},
+    "rezero": {"granularity": "layer", "pre_norm": False},
+    "layerscale": {"init_value": 0.0},  # 0: by depth
+    "highway": {"granularity": "channel", "bias_init": -2.0},
+    "deepnorm": {"alpha": 0.0, "eps": 1e-5},  # alpha 0: by depth
+    "x0_residual": {"init": "standard", "backout": False},
+    "unet_skips": {},
+    "laurel": {"variant": "rw+lr", "rank": 4, "num_previous": 3, "normalize": "none"},
     "hyper_connections": {"num_streams": 4, "dynamic": True, "norm": "layernorm", "eps": 1e-6},
     "mhc": {"num_streams": 4, "sinkhorn_iterations": 20, "init": "uniform", "eps": 1e-6},
     "mhc_lite": {"num_streams": 4, "init": "uniform", "eps": 1e-6},

@@ -1,29 +1,89 @@
-"""Attenuated residual paths: a fixed cut, and a learned gate."""
+"""Attenuated residual paths: a fixed cut, and what it shares with a learned gate."""
 
-import jax
+import abc
+from typing import NamedTuple
+
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from resjax.combinators.base import check_option, scaled_add
+from resjax.combinators.base import Views, check_option, scaled_add
 from resjax.combinators.standard import Standard
+from resjax.typing import Array
+
+SCOPES = ("sublayer", "layer")
 
 
-class Attenuation(Standard):
+class _WithinLayer(NamedTuple):
+  """The state between the sites of a layer that attenuates as a whole; both [B, T, D].
+
+  Attributes:
+    stream: x_in + outputs, which later sites read.
+    attenuated: α x_in + outputs, which the layer leaves.
+  """
+
+  stream: Array
+  attenuated: Array
+
+
+class AttenuatedStream(Standard):
+  """x ← α x + f(x) at every site; or, once per layer, x ← α x + [layer(x) − x].
+
+  In the second form the sites of a layer see the stream as it was, plus what earlier sites of the
+  layer added.
+
+  Args:
+    scope: `sublayer` or `layer`, what α is for.
+  """
+
+  def __init__(self, *, scope: str = "sublayer", **sizes):
+    super().__init__(**sizes)
+    check_option("scope", scope, scope in SCOPES, ", ".join(SCOPES))
+    self.scope = scope
+
+  def read(self, state, layer, site):
+    """See `Combinator.read`."""
+    return {"x": state.stream if isinstance(state, _WithinLayer) else state}, None
+
+  def write(self, state, layer, site, out, *, normed=None, tape=None):
+    """See `Combinator.write`."""
+    starts, ends = site == self.sites[0], site == self.sites[-1]
+    if self.scope == "sublayer":
+      return scaled_add(self._alpha(layer, site, normed), state, out)
+    if starts:
+      attenuated = scaled_add(self._alpha(layer, site, normed), state, out)
+      return attenuated if ends else _WithinLayer(state + out, attenuated)
+    attenuated = state.attenuated + out
+    return attenuated if ends else _WithinLayer(state.stream + out, attenuated)
+
+  @abc.abstractmethod
+  def _alpha(self, layer: int | Array, site: str, normed: Views | None) -> Array:
+    """Returns α, broadcasting against [B, T, D]; with scope `layer` asked at the first site."""
+
+  def flops_per_token(self):
+    """2 L · sites · D, with either scope."""
+    return 2 * self.num_sublayers * self.d_model
+
+
+class Attenuation(AttenuatedStream):
   """x ← α[layer, site] x + f(x), with constant α: a cut of the residual path.
 
-  α is `alpha` at the chosen layers and sites and 1 elsewhere. Each site attenuates the stream
-  that it adds to, so with two sites a layer multiplies its input by alpha² in all.
+  α is `alpha` at the chosen layers and sites and 1 elsewhere. With scope `sublayer` each site
+  attenuates the stream that it adds to, so two sites multiply the input of a layer by alpha² in
+  all. With scope `layer` a layer is x ← α[layer] x + [layer(x) − x]: its input is multiplied by
+  alpha once, and its later sites see the stream without the cut. The paper's public pages do not
+  say which of them it cuts.
 
   Stores x, D values per token. Parameters: none. FLOPs: 2 D per site and token.
 
   Args:
     layers: layers to cut, 0..L-1; negative ones count from the end. One int is a cut at one layer.
     alpha: factor of the stream at the cut, at least 0; 0 removes it, 1 is `standard`.
-    cut_sites: the sites of those layers that cut; None is all.
+    cut_sites: the sites of those layers that cut; None is all, as scope `layer` needs it.
+    scope: `sublayer` or `layer`.
 
   Raises:
-    ValueError: a layer, site or alpha that does not exist.
+    ValueError: a layer, site, alpha or scope that does not exist.
 
   Source: Residual Connections and the Causal Shift, arXiv 2602.14760.
   """
@@ -35,9 +95,9 @@ class Attenuation(Standard):
     alpha: float = 0.5,
     cut_sites: tuple[str, ...] | None = None,
     rngs: nnx.Rngs | None = None,
-    **sizes,
+    **options,
   ):
-    super().__init__(**sizes)
+    super().__init__(**options)
     layers = (layers,) if isinstance(layers, int) else tuple(layers)
     cut_sites = self.sites if cut_sites is None else tuple(cut_sites)
     for layer in layers:
@@ -46,104 +106,15 @@ class Attenuation(Standard):
       check_option("layers", layer, in_range, allowed)
     for site in cut_sites:
       check_option("cut_sites", site, site in self.sites, f"{', '.join(self.sites)}")
+    whole = self.scope == "sublayer" or set(cut_sites) == set(self.sites)
+    check_option("cut_sites", cut_sites, whole, f"all of {self.sites} with scope='layer'")
     check_option("alpha", alpha, 0 <= alpha < float("inf"), "alpha >= 0")
-    factors = np.ones((self.num_layers, len(self.sites)))
+    per_layer = self.sites if self.scope == "sublayer" else self.sites[:1]
+    factors = np.ones((self.num_layers, len(per_layer)))
     for layer in layers:
-      for site in cut_sites:
-        factors[layer, self.sites.index(site)] = alpha
+      factors[layer, [site in cut_sites for site in per_layer]] = alpha
     self.equals_standard_at_init = bool(np.all(factors == 1))
     self.factors = tuple(map(tuple, factors.tolist()))  # static: not a parameter
 
-  def write(self, state, layer, site, out, *, normed=None, tape=None):
-    """See `Combinator.write`."""
-    factors = jnp.asarray(self.factors)
-    return scaled_add(factors[layer, self.sites.index(site)], state, out)
-
-  def flops_per_token(self):
-    """2 L · sites · D."""
-    return 2 * self.num_sublayers * self.d_model
-
-
-class Gate(Standard):
-  """x ← α x + f(x), with a learned α per layer, depth mixture, token or channel.
-
-  `layer`          α = 2 σ(a),                       a: [L, sites], init 0
-  `depth_mixture`  α = 1 − κ (softmax(a)[layer] − 1/L),  a: [L], init 0; both sites share it
-  `token`          α = 2 σ(w · n + b),               w: [L, sites, D], b: [L, sites], init 0
-  `channel`        α = 2 σ(w ⊙ n + b),               w, b: [L, sites, D], init 0
-
-  n is the normalised input of the branch. α is exactly 1 at init, so a fresh gate is `standard`,
-  and lies in (0, 2): it can attenuate the stream or keep it longer. In `depth_mixture` the layers
-  compete for one unit of attenuation, which can concentrate on a single layer.
-  The paper publishes no parametrisation; these are ours.
-
-  Stores x, D values per token. FLOPs per site and token: 2 D (layer, depth_mixture),
-  4 D (token), 5 D (channel).
-
-  Args:
-    granularity: `layer`, `depth_mixture`, `token` or `channel`.
-    kappa: κ of `depth_mixture`, in (0, 1].
-
-  Raises:
-    ValueError: granularity or kappa out of range.
-
-  Source: Residual Connections and the Causal Shift, arXiv 2602.14760.
-  """
-
-  def __init__(
-    self,
-    *,
-    granularity: str = "layer",
-    kappa: float = 1.0,
-    rngs: nnx.Rngs | None = None,
-    **sizes,
-  ):
-    super().__init__(**sizes)
-    allowed = ("layer", "depth_mixture", "token", "channel")
-    check_option("granularity", granularity, granularity in allowed, ", ".join(allowed))
-    check_option("kappa", kappa, 0 < kappa <= 1, "0 < kappa <= 1")
-    self.granularity = granularity
-    self.kappa = kappa
-    per_site = (self.num_layers, len(self.sites))
-    if granularity == "depth_mixture":
-      self.bias = nnx.Param(jnp.zeros(self.num_layers))  # every layer needs the whole softmax
-      return
-    self.per_layer = ("bias",)
-    self.bias = nnx.Param(
-      jnp.zeros((*per_site, self.d_model) if granularity == "channel" else per_site)
-    )
-    if granularity in ("token", "channel"):
-      self.weight = nnx.Param(jnp.zeros((*per_site, self.d_model)))
-      self.per_layer += ("weight",)
-
-  def write(self, state, layer, site, out, *, normed=None, tape=None):
-    """See `Combinator.write`; granularity `token` and `channel` need `normed`."""
-    return scaled_add(self._alpha(layer, site, normed), state, out)
-
   def _alpha(self, layer, site, normed):
-    if self.granularity == "depth_mixture":
-      share = jax.nn.softmax(self.bias[...])[layer]
-      return 1.0 - self.kappa * (share - 1.0 / self.num_layers)
-    logit = self._row(self.bias, layer, site)
-    if self.granularity in ("token", "channel"):
-      if normed is None:
-        raise ValueError(f"granularity={self.granularity!r} needs write(..., normed=views)")
-      gated = self._row(self.weight, layer, site) * normed["x"].astype(logit.dtype)
-      per_token = self.granularity == "token"
-      logit = logit + (jnp.sum(gated, axis=-1, keepdims=True) if per_token else gated)
-    return 2.0 * jax.nn.sigmoid(logit)
-
-  def num_parameters(self):
-    """layer: L · sites; depth_mixture: L; token: L · sites (D + 1); channel: 2 L · sites · D."""
-    sublayers = self.num_sublayers
-    return {
-      "layer": sublayers,
-      "depth_mixture": self.num_layers,
-      "token": sublayers * (self.d_model + 1),
-      "channel": 2 * sublayers * self.d_model,
-    }[self.granularity]
-
-  def flops_per_token(self):
-    """L · sites · D times 2, 2, 4, 5."""
-    per_value = {"layer": 2, "depth_mixture": 2, "token": 4, "channel": 5}[self.granularity]
-    return per_value * self.num_sublayers * self.d_model
+    return jnp.asarray(self.factors)[layer, self.sites.index(site)]

@@ -210,7 +210,7 @@ def check_option(name: str, value: Any, ok: bool, allowed: str) -> None:
 
 
 def check_layer(layer: int | Array, sources: Sources) -> None:
-  """A list of sources cannot grow under a trace; a bank, which `depth.run` makes, can."""
+  """Raises a ValueError where sources cannot grow: under a trace, without a bank of `depth.run`."""
   if not isinstance(layer, int) and sources.bank is None:
     raise ValueError(
       f"layer={layer!r} is traced, but the sources grow from layer to layer; "

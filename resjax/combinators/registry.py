@@ -5,19 +5,33 @@ import inspect
 
 from flax import nnx
 
-from resjax.combinators.attenuation import Attenuation, Gate
+from resjax.combinators.attenuation import Attenuation
 from resjax.combinators.attn_res import AttnRes, BlockAttnRes
 from resjax.combinators.base import Combinator
+from resjax.combinators.deepnorm import DeepNorm
 from resjax.combinators.delta_attn_res import DeltaAttnRes, DeltaBlockAttnRes
 from resjax.combinators.depth_attention import DepthAttention
+from resjax.combinators.gate import Gate
+from resjax.combinators.highway import Highway
 from resjax.combinators.hyper_connections import HyperConnections
+from resjax.combinators.laurel import Laurel
 from resjax.combinators.mhc import MHC, MHCLite
+from resjax.combinators.scaled import LayerScale, ReZero
 from resjax.combinators.standard import Standard
+from resjax.combinators.unet_skips import UNetSkips
+from resjax.combinators.x0_residual import X0Residual
 
 _REGISTRY: dict[str, type[Combinator]] = {
   "standard": Standard,
   "attenuation": Attenuation,
   "gate": Gate,
+  "rezero": ReZero,
+  "layerscale": LayerScale,
+  "highway": Highway,
+  "deepnorm": DeepNorm,
+  "x0_residual": X0Residual,
+  "unet_skips": UNetSkips,
+  "laurel": Laurel,
   "attn_res": AttnRes,
   "block_attn_res": BlockAttnRes,
   "delta_attn_res": DeltaAttnRes,

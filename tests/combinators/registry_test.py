@@ -34,7 +34,12 @@ def test_bad_options_are_refused(name, options, message):
   assert "\n" not in str(raised.value)
 
 
-@pytest.mark.parametrize("name", [n for n in combinators.names() if build(n).strategy != "carry"])
+def grows(name):
+  few, many = (build(name, num_layers=n).state_bytes_per_token(4) for n in (3, 9))
+  return build(name).strategy != "carry" and many > few
+
+
+@pytest.mark.parametrize("name", [n for n in combinators.names() if grows(n)])
 def test_growing_states_refuse_a_traced_layer(name):
   made = build(name)
   state = made.init(jnp.ones((1, 2, toy.D)))
@@ -85,3 +90,15 @@ def test_flops_are_known_for_every_name():
 def test_options_leave_out_sizes():
   for name in combinators.names():
     assert not set(combinators.options(name)) & {"num_layers", "d_model", "sites", "rngs"}
+
+
+@pytest.mark.parametrize(
+  "name, options", [("x0_residual", {"backout": True}), ("laurel", {"variant": "pa"})]
+)
+def test_options_that_make_the_state_grow_refuse_a_traced_layer(name, options):
+  made = build(name, **options)
+  x = jnp.ones((1, 2, toy.D))
+  state = made.init(x)
+  _, tape = made.read(state, 0, "attention")
+  with pytest.raises(ValueError, match=r"layer=.* is traced.*resjax\.models\.depth\.run"):
+    jax.jit(lambda layer: made.write(state, layer, "attention", x, tape=tape))(0)

@@ -131,6 +131,27 @@ def test_layers_start_different_and_outputs_smaller():
   np.testing.assert_allclose(down.std(), 0.02 / np.sqrt(2 * 8), rtol=0.01)
 
 
+def test_deepnorm_scales_value_output_and_mlp_kernels_and_has_no_pre_norm():
+  config = decoders.config(
+    "llama", "deepnorm", num_layers=8, d_model=64, num_kv_heads=4, mlp_dim=256, init_std=0.02,
+    scaled_output_init=False,
+  )  # fmt: skip
+  layers = nnx.to_pure_dict(nnx.state(decoders.decoder(config, random=False).layers))
+  assert set(layers) == {"attention", "mlp"}  # no norms
+  kernels = {name: p["kernel"] for site in layers.values() for name, p in site.items()}
+  scaled = {"v_proj", "o_proj", *layers["mlp"]}
+  assert set(kernels) - scaled == {"q_proj", "k_proj"}
+  for name, kernel in kernels.items():
+    want = 0.02 * (8 * 8) ** -0.25 if name in scaled else 0.02
+    np.testing.assert_allclose(np.std(kernel), want, rtol=0.03, err_msg=name)
+
+
+@pytest.mark.parametrize("pre_norm", [False, True])
+def test_rezero_chooses_whether_layers_have_pre_norms(pre_norm):
+  made = decoders.decoder(decoders.config("llama", "rezero", {"pre_norm": pre_norm}))
+  assert ("norms" in nnx.to_pure_dict(nnx.state(made.layers))) == pre_norm
+
+
 @pytest.mark.parametrize(
   "changes, message",
   [

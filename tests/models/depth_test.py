@@ -41,6 +41,12 @@ def test_twice_the_layers_take_twice_the_memory(name):
   assert 24 * stream < bytes_24["full"] < bytes_24["dots"] < bytes_24["none"]
 
 
+def test_the_embedding_is_kept_once_and_not_once_per_layer():
+  stream = 256 * 64 * 4
+  standard, x0 = (training_bytes(name, "full", 24) for name in ("standard", "x0_residual"))
+  assert x0 - standard < 8 * stream
+
+
 @pytest.mark.parametrize("unroll", [False, True])
 @pytest.mark.parametrize("name", ["standard", "gate", "attn_res", "block_attn_res"])
 def test_wrong_number_of_layers_is_refused(name, unroll):

@@ -46,6 +46,24 @@ class Sources:
     bank = lax.dynamic_slice_in_dim(self.bank, start, size)
     return Sources(recent, bank, self.num_valid - start)
 
+  def at(self, index: Array | int) -> Array:
+    """Returns source `index` [..., D], counted from the first one.
+
+    Args:
+      index: of a source of an earlier layer: of `bank`, or of `recent` where there is no bank.
+    """
+    if self.bank is None:
+      return self.recent[index]
+    return lax.dynamic_index_in_dim(self.bank, index, keepdims=False)
+
+  def from_end(self, back: int = 0) -> Array:
+    """Returns the source [..., D] that is `back` places before the last; the first if none is."""
+    if back < len(self.recent):
+      return self.recent[-1 - back]
+    if self.bank is None:
+      return self.recent[0]
+    return self.at(jnp.maximum(self.num_valid - 1 - (back - len(self.recent)), 0))
+
   def in_slot_order(self, rows: Array) -> Array:
     """Orders one row per source like the slots: those of `bank` first, then `recent`.
 

@@ -6,11 +6,23 @@ every test of tests/combinators walks it.
 
 import functools
 
-from tests.helpers.systems import attn_res, delta_attn_res, depth_attention, plain
-from tests.helpers.systems import attn_res, hyper_connections, mhc, plain
+from tests.helpers.systems import (
+  attn_res,
+  delta_attn_res,
+  depth_attention,
+  hyper_connections,
+  laurel,
+  mhc,
+  plain,
+  scaled,
+  speedrun,
+)
 
 _FAMILIES = (
   plain,
+  scaled,
+  speedrun,
+  laurel,
   attn_res,
   delta_attn_res,
   depth_attention,

@@ -11,33 +11,51 @@ def standard(params, weights, x, sites):
   return x
 
 
-def attenuation(params, weights, x, sites, *, layers, alpha, cut_sites=None):
+def attenuation(params, weights, x, sites, *, layers, alpha, cut_sites=None, scope="sublayer"):
   depth = num_layers(weights, sites)
   layers = [layers] if isinstance(layers, int) else layers
   cut = {layer % depth for layer in layers}
-  for layer, index, run in sublayers(weights, sites):
+
+  def factor(layer, index, normed):
     attenuated = layer in cut and sites[index] in (cut_sites or sites)
-    x = (alpha if attenuated else 1.0) * x + run(x)[1]
+    return alpha if attenuated else 1.0
+
+  return attenuated_stream(weights, x, sites, scope, factor)
+
+
+def attenuated_stream(weights, x, sites, scope, factor):
+  """Per sublayer: x <- alpha x + f(x); per layer: x <- alpha x + (layer(x) - x)."""
+  for layer, index, run in sublayers(weights, sites):
+    if scope == "sublayer":
+      normed, out = run(x)
+      x = factor(layer, index, normed["x"]) * x + out
+      continue
+    if index == 0:
+      layer_input = x
+    normed, out = run(x)
+    if index == 0:
+      alpha = factor(layer, index, normed["x"])
+    x = x + out  # plain sublayers
+    if index == len(sites) - 1:
+      x = alpha * layer_input + (x - layer_input)
   return x
 
 
-def gate(params, weights, x, sites, *, granularity, kappa=1.0):
+def gate(params, weights, x, sites, *, granularity, kappa=1.0, scope="sublayer"):
   depth = num_layers(weights, sites)
   a = params["bias"]
-  for layer, index, run in sublayers(weights, sites):
-    normed, out = run(x)
-    n = normed["x"]
+
+  def factor(layer, index, n):
+    if granularity == "depth_mixture":
+      return 1 - kappa * (np.exp(a[layer]) / np.sum(np.exp(a)) - 1 / depth)
     if granularity == "layer":
-      alpha = 2 * sigmoid(a[layer, index])
-    elif granularity == "depth_mixture":
-      alpha = 1 - kappa * (np.exp(a[layer]) / np.sum(np.exp(a)) - 1 / depth)
-    elif granularity == "token":
-      w = params["weight"][layer, index]
-      alpha = 2 * sigmoid(np.einsum("d,btd->bt", w, n) + a[layer, index])[:, :, None]
-    else:
-      alpha = 2 * sigmoid(params["weight"][layer, index] * n + a[layer, index])
-    x = alpha * x + out
-  return x
+      return 2 * sigmoid(a[layer, index])
+    w = params["weight"][layer, index]
+    if granularity == "token":
+      return 2 * sigmoid(np.einsum("d,btd->bt", w, n) + a[layer, index])[:, :, None]
+    return 2 * sigmoid(w * n + a[layer, index])
+
+  return attenuated_stream(weights, x, sites, scope, factor)
 
 
 EQUATIONS = {"standard": standard, "attenuation": attenuation, "gate": gate}
@@ -47,6 +65,7 @@ CASES = (
   Case("attenuation", {"layers": -1, "alpha": 0.7}),
   Case("attenuation", {"layers": (0, 3), "alpha": 0.0, "cut_sites": ("mlp",)}),
   Case("attenuation", {"layers": 1, "alpha": 1.0}, standard_at_init=True),
+  Case("attenuation", {"layers": (1, -1), "alpha": 0.4, "scope": "layer"}),
   *(
     Case("gate", options, standard_at_init=True, learns_at_init=learns)
     for options, learns in (
@@ -55,6 +74,10 @@ CASES = (
       ({"granularity": "depth_mixture", "kappa": 0.5}, ("bias",)),
       ({"granularity": "token"}, ("weight", "bias")),
       ({"granularity": "channel"}, ("weight", "bias")),
+      ({"granularity": "layer", "scope": "layer"}, ("bias",)),
+      ({"granularity": "depth_mixture", "scope": "layer"}, ("bias",)),
+      ({"granularity": "token", "scope": "layer"}, ("weight", "bias")),
+      ({"granularity": "channel", "scope": "layer"}, ("weight", "bias")),
     )
   ),
 )
@@ -62,10 +85,14 @@ CASES = (
 FLOPS = {  # L = 2, D = 3, two sites
   ("standard",): 4 * 3,
   ("attenuation",): 4 * 6,
+  ("attenuation", ("scope", "layer")): 2 * (2 * 3 + 3 + 3),  # two sums at the first site
   ("gate", ("granularity", "layer")): 4 * 6,
   ("gate", ("granularity", "depth_mixture")): 4 * 6,
   ("gate", ("granularity", "token")): 4 * 12,
   ("gate", ("granularity", "channel")): 4 * 15,
+  ("gate", ("granularity", "layer"), ("scope", "layer")): 2 * 12,
+  ("gate", ("granularity", "token"), ("scope", "layer")): 2 * (6 + 12),
+  ("gate", ("granularity", "channel"), ("scope", "layer")): 2 * (9 + 12),
 }
 
 BAD_OPTIONS = (  # for 3 layers
@@ -75,6 +102,13 @@ BAD_OPTIONS = (  # for 3 layers
   ("attenuation", {"alpha": -0.5}, ["alpha=-0.5", "alpha >= 0"]),
   ("attenuation", {"alpha": float("nan")}, ["alpha=nan", "alpha >= 0"]),
   ("attenuation", {"cut_sites": ("atention",)}, ["'atention'", "attention, mlp"]),
+  ("attenuation", {"scope": "block"}, ["scope='block'", "sublayer, layer"]),
+  (
+    "attenuation",
+    {"scope": "layer", "cut_sites": ("mlp",)},
+    ["cut_sites=('mlp',)", "all of", "scope='layer'"],
+  ),
+  ("gate", {"scope": "site"}, ["scope='site'", "sublayer, layer"]),
   ("gate", {"granularity": "head"}, ["'head'", "layer, depth_mixture, token, channel"]),
   ("gate", {"kappa": 0.0}, ["kappa=0.0", "0 < kappa <= 1"]),
   ("gate", {"kappa": 1.5}, ["kappa=1.5", "0 < kappa <= 1"]),

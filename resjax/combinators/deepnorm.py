@@ -1,0 +1,64 @@
+"""DeepNorm: post-norm with a heavier stream and lighter branches."""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from resjax.combinators.base import check_option, scaled_add
+from resjax.combinators.standard import Standard
+
+
+class DeepNorm(Standard):
+  """x ← LN(α x + f(x)), α = n^{1/4}, branch kernels scaled by (4 n)^{-1/4} at init; n = L · sites.
+
+  With two sites these are the paper's constants for decoders, α = (2L)^{1/4} and β = (8L)^{-1/4}.
+  They come from a sum over all sublayers, hence n here. Branches read x as it is (`pre_norm` is
+  False), LN has a gain and a bias per site, and β scales the value, output and MLP kernels of the
+  decoder (`branch_init_gain`) but not queries and keys. The paper has no other scaling of outputs:
+  config.model.scaled_output_init=False is its initialisation.
+
+  Stores x, D values per token. Parameters: 2 L · sites · D, gains one and biases zero at init.
+  FLOPs: 9 D per site and token.
+
+  Args:
+    alpha: factor of the stream, at least 0; 0 chooses (L · sites)^{1/4}.
+    eps: added to the variance in LN; > 0.
+
+  Raises:
+    ValueError: alpha or eps out of range.
+
+  Source: DeepNet, arXiv 2203.00555.
+  """
+
+  pre_norm = False
+  equals_standard_at_init = False
+  per_layer = ("norm_scale", "norm_bias")
+
+  def __init__(self, *, alpha: float = 0.0, eps: float = 1e-5, **options):
+    super().__init__(**options)
+    check_option("alpha", alpha, 0 <= alpha < float("inf"), "alpha >= 0")
+    check_option("eps", eps, eps > 0, "eps > 0")
+    self.alpha = alpha or self.num_sublayers**0.25
+    self.eps = eps
+    self.branch_init_gain = (4 * self.num_sublayers) ** -0.25
+    per_site = (self.num_layers, len(self.sites), self.d_model)
+    self.norm_scale = nnx.Param(jnp.ones(per_site))
+    self.norm_bias = nnx.Param(jnp.zeros(per_site))
+
+  def write(self, state, layer, site, out, *, normed=None, tape=None):
+    """See `Combinator.write`."""
+    wide = jnp.promote_types(state.dtype, jnp.float32)
+    x = scaled_add(jnp.asarray(self.alpha), state.astype(wide), out)
+    centred = x - jnp.mean(x, axis=-1, keepdims=True)
+    variance = jnp.mean(centred**2, axis=-1, keepdims=True)
+    standardised = centred * jax.lax.rsqrt(variance + self.eps)
+    gain, bias = (self._row(p, layer, site) for p in (self.norm_scale, self.norm_bias))
+    return (standardised * gain + bias).astype(state.dtype)
+
+  def num_parameters(self):
+    """2 L · sites · D."""
+    return 2 * self.num_sublayers * self.d_model
+
+  def flops_per_token(self):
+    """9 D per site: 2 for α x + f, 4 for mean and variance, 3 for scale, gain and bias."""
+    return 9 * self.num_sublayers * self.d_model

@@ -1,0 +1,101 @@
+"""A learned gate on the residual path."""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from resjax.combinators.attenuation import AttenuatedStream
+from resjax.combinators.base import check_option
+
+GRANULARITIES = ("layer", "depth_mixture", "token", "channel")
+
+
+class Gate(AttenuatedStream):
+  """x ← α x + f(x), with a learned α per layer, depth mixture, token or channel.
+
+  `layer`          α = 2 σ(a),                       a: [L, G], init 0
+  `depth_mixture`  α = 1 − κ (softmax(a)[layer] − 1/L),  a: [L], init 0; all sites share it
+  `token`          α = 2 σ(w · n + b),               w: [L, G, D], b: [L, G], init 0
+  `channel`        α = 2 σ(w ⊙ n + b),               w, b: [L, G, D], init 0
+
+  n is the normalised input of the branch. With scope `sublayer` every site has a gate, G = sites.
+  With scope `layer` there is one gate, G = 1, for x ← α x + [layer(x) − x]: n is the input of the
+  first site, and later sites see the stream without the gate.
+
+  α is exactly 1 at init, so a fresh gate is `standard`, and lies in (0, 2): it can attenuate the
+  stream or keep it longer. In `depth_mixture` the layers compete for one unit of attenuation,
+  which can concentrate on a single layer.
+  The paper publishes no parametrisation; these are ours.
+
+  Stores x, D values per token. FLOPs: 2 D per site and token, and for every gate and token
+  0 (layer, depth_mixture), 2 D (token), 3 D (channel).
+
+  Args:
+    granularity: `layer`, `depth_mixture`, `token` or `channel`.
+    kappa: κ of `depth_mixture`, in (0, 1].
+    scope: `sublayer` or `layer`.
+
+  Raises:
+    ValueError: granularity, kappa or scope out of range.
+
+  Source: Residual Connections and the Causal Shift, arXiv 2602.14760.
+  """
+
+  def __init__(
+    self,
+    *,
+    granularity: str = "layer",
+    kappa: float = 1.0,
+    rngs: nnx.Rngs | None = None,
+    **options,
+  ):
+    super().__init__(**options)
+    known = granularity in GRANULARITIES
+    check_option("granularity", granularity, known, ", ".join(GRANULARITIES))
+    check_option("kappa", kappa, 0 < kappa <= 1, "0 < kappa <= 1")
+    self.granularity = granularity
+    self.kappa = kappa
+    if granularity == "depth_mixture":
+      self.bias = nnx.Param(jnp.zeros(self.num_layers))  # every layer needs the whole softmax
+      return
+    per_gate = (self.num_layers, self._gates_per_layer)
+    self.per_layer = ("bias",)
+    self.bias = nnx.Param(
+      jnp.zeros((*per_gate, self.d_model) if granularity == "channel" else per_gate)
+    )
+    if granularity in ("token", "channel"):
+      self.weight = nnx.Param(jnp.zeros((*per_gate, self.d_model)))
+      self.per_layer += ("weight",)
+
+  @property
+  def _gates_per_layer(self) -> int:
+    return len(self.sites) if self.scope == "sublayer" else 1
+
+  def _alpha(self, layer, site, normed):
+    if self.granularity == "depth_mixture":
+      share = jax.nn.softmax(self.bias[...])[layer]
+      return 1.0 - self.kappa * (share - 1.0 / self.num_layers)
+    logit = self._row(self.bias, layer, site)
+    if self.granularity in ("token", "channel"):
+      if normed is None:
+        raise ValueError(f"granularity={self.granularity!r} needs write(..., normed=views)")
+      gated = self._row(self.weight, layer, site) * normed["x"].astype(logit.dtype)
+      per_token = self.granularity == "token"
+      logit = logit + (jnp.sum(gated, axis=-1, keepdims=True) if per_token else gated)
+    return 2.0 * jax.nn.sigmoid(logit)
+
+  def num_parameters(self):
+    """layer: L · G; depth_mixture: L; token: L · G (D + 1); channel: 2 L · G · D."""
+    gates = self.num_layers * self._gates_per_layer
+    return {
+      "layer": gates,
+      "depth_mixture": self.num_layers,
+      "token": gates * (self.d_model + 1),
+      "channel": 2 * gates * self.d_model,
+    }[self.granularity]
+
+  def flops_per_token(self):
+    """2 L · sites · D, and L · G · D times 0, 0, 2, 3."""
+    per_value = {"layer": 0, "depth_mixture": 0, "token": 2, "channel": 3}[self.granularity]
+    gates = self.num_layers * self._gates_per_layer
+    return super().flops_per_token() + per_value * gates * self.d_model

@@ -1,0 +1,68 @@
+"""Highway networks: a gate that weighs the stream against the branch."""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from resjax.combinators.base import check_option
+from resjax.combinators.standard import Standard
+
+GRANULARITIES = ("token", "channel")
+
+
+class Highway(Standard):
+  """x ← (1 − g) ⊙ x + g ⊙ f(x), with g = σ(W x + b) in (0, 1): a carry and a transform gate.
+
+  `token`    g is one number per token,   W: [D],     b: one number, per site
+  `channel`  g is one number per channel, W: [D, D],  b: [D],        per site; the paper's form
+
+  The gate reads the stream itself, not its norm. `token` is the cheap form, 1/D of the parameters.
+
+  Stores x, D values per token. Parameters: L · sites (D + 1) (token), L · sites (D² + D) (channel);
+  W starts at zero, so that at first b alone decides (the paper draws W), b at `bias_init`, which
+  must be negative: at first mostly the stream passes. FLOPs per site and token: 5 D (token),
+  2 D² + 4 D (channel). W of `channel` takes weight decay.
+
+  Args:
+    granularity: `token` or `channel`.
+    bias_init: initial b, below 0; the paper uses -1 to -10, deeper networks the lower values.
+
+  Raises:
+    ValueError: granularity or bias_init out of range.
+
+  Source: Highway Networks, arXiv 1505.00387.
+  """
+
+  equals_standard_at_init = False
+  per_layer = ("weight", "bias")
+
+  def __init__(self, *, granularity: str = "channel", bias_init: float = -2.0, **options):
+    super().__init__(**options)
+    known = granularity in GRANULARITIES
+    check_option("granularity", granularity, known, ", ".join(GRANULARITIES))
+    check_option("bias_init", bias_init, float("-inf") < bias_init < 0, "bias_init < 0")
+    self.granularity = granularity
+    width = self.d_model if granularity == "channel" else 1
+    if granularity == "channel":
+      self.decayed_parameters = ("weight",)
+    per_site = (self.num_layers, len(self.sites))
+    self.weight = nnx.Param(jnp.zeros((*per_site, self.d_model, width)))
+    self.bias = nnx.Param(jnp.full((*per_site, width), bias_init))
+
+  def write(self, state, layer, site, out, *, normed=None, tape=None):
+    """See `Combinator.write`."""
+    wide = jnp.promote_types(state.dtype, jnp.float32)
+    stream = state.astype(wide)
+    weight, bias = (self._row(p, layer, site) for p in (self.weight, self.bias))
+    gate = jax.nn.sigmoid(stream @ weight + bias)
+    return (stream + gate * (out.astype(wide) - stream)).astype(state.dtype)
+
+  def num_parameters(self):
+    """L · sites (D + 1) times 1 (token) or D (channel)."""
+    per_output = self.num_sublayers * (self.d_model + 1)
+    return per_output * (self.d_model if self.granularity == "channel" else 1)
+
+  def flops_per_token(self):
+    """L · sites times 5 D (token) or 2 D² + 4 D (channel)."""
+    d = self.d_model
+    return self.num_sublayers * (2 * d * d + 4 * d if self.granularity == "channel" else 5 * d)

@@ -1,0 +1,197 @@
+"""LAuReL: learned weights, low-rank maps and earlier streams on the residual path."""
+
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from resjax.combinators.base import Combinator, DepthState, check_layer, check_option
+from resjax.combinators.ragged import RaggedRows
+from resjax.kernels.depth_attention import Sources
+from resjax.typing import Array
+
+VARIANTS = ("rw", "lr", "pa", "rw+lr", "rw+pa", "rw+lr+pa")
+NORMALIZE = ("none", "softmax")
+
+
+class Laurel(Combinator):
+  """x_{i+1} = α_i f(x_i) + β_i (x_i + Σ_j γ_ij B_ij A_ij x_{i−j}) at every sublayer i.
+
+  `rw`  learned numbers α, β; elsewhere they are 1
+  `lr`  one low-rank map, of x_i alone, γ = 1;  A: [D, r] (down), B: [r, D] (up)
+  `pa`  j = 0..min(k − 1, i) with learned γ_ij and one low-rank map per sublayer, A_ij = A_i and
+        B_ij = B_i, or with rank 0 the identity
+  `rw+lr`, `rw+pa` and `rw+lr+pa` put these together; with `lr` and `pa` every j has its own map.
+
+  Stores x, D values per token; with `pa` the embedding and the streams after all sublayers,
+  (L · sites + 1) D (a scan keeps each stream once; the sum reads the last k). Parameters per
+  sublayer: 2 (rw), 2 r D (lr), 2 r D + k (pa), 2 r k D + k (lr and pa), less for the first k − 1
+  sublayers, which have fewer streams behind them. FLOPs per site and token: D, 2 D (rw), 4 r D per
+  map, and D per map or 2 D per stream that is added.
+
+  A starts column-orthogonal, A[d, c] = 1/√(r D) where d mod r = c, as in the paper's language
+  models; B at zero, γ at one, or γ at zero for the identity; α = β = 1, or ½ with softmax. Hence a
+  fresh one is `standard`, but for softmax. The paper gives no init of α, β, γ. A and B take weight
+  decay.
+
+  Args:
+    variant: `rw`, `lr`, `pa`, `rw+lr`, `rw+pa` or `rw+lr+pa`; the paper's large models are `rw+lr`.
+    rank: r, 1..D; 0 is the identity, for `pa` without `lr`. The paper has 4 (1B) to 64 (4B).
+    num_previous: k, at least 1, of `pa`; the paper has 3.
+    normalize: `none`, or `softmax`: (α, β) = softmax of two learned numbers, which bounds them.
+
+  Raises:
+    ValueError: variant, rank, num_previous or normalize out of range.
+
+  Source: LAuReL, arXiv 2411.07501.
+  """
+
+  def __init__(
+    self,
+    *,
+    variant: str = "rw+lr",
+    rank: int = 4,
+    num_previous: int = 3,
+    normalize: str = "none",
+    rngs: nnx.Rngs | None = None,
+    **sizes,
+  ):
+    super().__init__(**sizes)
+    check_option("variant", variant, variant in VARIANTS, ", ".join(VARIANTS))
+    self.parts = tuple(variant.split("+"))
+    least = 0 if "pa" in self.parts and "lr" not in self.parts else 1
+    check_option("rank", rank, least <= rank <= self.d_model, f"{least}..{self.d_model}")
+    check_option("num_previous", num_previous, num_previous >= 1, "num_previous >= 1")
+    check_option("normalize", normalize, normalize in NORMALIZE, ", ".join(NORMALIZE))
+    self.rank, self.normalize = rank, normalize
+    self.equals_standard_at_init = "rw" not in self.parts or normalize == "none"
+    if "rw" in self.parts:
+      fill = 1.0 if normalize == "none" else 0.0
+      self.mix = nnx.Param(jnp.full((self.num_layers, len(self.sites), 2), fill))  # α, β
+      self.per_layer += ("mix",)
+    if "pa" in self.parts:
+      self.strategy = "history"
+      behind = [range(min(num_previous, i + 1)) for i in range(self.num_sublayers)]
+      self.rows = RaggedRows.of(behind, num_previous)
+      self.gamma = nnx.Param(jnp.full(self.rows.size, 1.0 if rank else 0.0))
+    if self._has_maps:
+      self._make_maps()
+
+  @property
+  def _has_maps(self) -> bool:
+    return "lr" in self.parts or ("pa" in self.parts and self.rank > 0)
+
+  @property
+  def _map_per_stream(self) -> bool:
+    return {"lr", "pa"} <= set(self.parts)
+
+  def _make_maps(self) -> None:
+    shape = (self.num_layers, len(self.sites))
+    if self._map_per_stream:
+      shape = (self.rows.size,)
+    else:
+      self.per_layer += ("down", "up")
+    self.decayed_parameters = ("down", "up")
+    down = _column_orthogonal(self.d_model, self.rank)
+    self.down = nnx.Param(jnp.broadcast_to(down, (*shape, *down.shape)))
+    self.up = nnx.Param(jnp.zeros((*shape, self.rank, self.d_model)))
+
+  def init(self, x, tokens=None):
+    """See `Combinator.init`."""
+    return DepthState(Sources(recent=(x,))) if "pa" in self.parts else x
+
+  def read(self, state, layer, site):
+    """See `Combinator.read`."""
+    return {"x": self._stream(state)}, None
+
+  def write(self, state, layer, site, out, *, normed=None, tape=None):
+    """See `Combinator.write`."""
+    if "pa" in self.parts:
+      check_layer(layer, state.sources)
+    stream = self._stream(state)
+    wide = jnp.promote_types(stream.dtype, jnp.float32)
+    residual, branch = stream.astype(wide), out.astype(wide)
+    for term in self._terms(state, layer, site):
+      residual += term.astype(wide)
+    if "rw" in self.parts:
+      alpha, beta = self._weights(layer, site)
+      residual, branch = beta * residual, alpha * branch
+    stream = (branch + residual).astype(stream.dtype)
+    return DepthState(state.sources.append(stream)) if "pa" in self.parts else stream
+
+  def final(self, state):
+    """See `Combinator.final`."""
+    return self._stream(state)
+
+  def _stream(self, state) -> Array:
+    return state.sources.from_end() if "pa" in self.parts else state
+
+  def _weights(self, layer, site) -> Array:
+    weights = self._row(self.mix, layer, site)
+    return jax.nn.softmax(weights) if self.normalize == "softmax" else weights
+
+  def _terms(self, state, layer, site):
+    """Yields what is added to the stream, [B, T, D] each."""
+    if "pa" not in self.parts:
+      if "lr" in self.parts:
+        yield self._low_rank(state, layer, site)
+      return
+    sublayer = layer * len(self.sites) + self.sites.index(site)
+    gamma = self.rows.row(self.gamma[...], sublayer)
+    if not self._map_per_stream:
+      mixed = _weighted_latest(state.sources, gamma)
+      yield self._low_rank(mixed, layer, site) if self.rank else mixed
+      return
+    down, up = (self.rows.row(p[...], sublayer) for p in (self.down, self.up))
+    for back in range(self.rows.width):
+      yield _low_rank(state.sources.from_end(back), down[back], gamma[back] * up[back])
+
+  def _low_rank(self, x, layer, site) -> Array:
+    return _low_rank(x, self._row(self.down, layer, site), self._row(self.up, layer, site))
+
+  def num_parameters(self):
+    """See the class: 2 (rw), k (pa), 2 r D per map."""
+    maps = self.rows.size if self._map_per_stream else self.num_sublayers
+    gammas = self.rows.size if "pa" in self.parts else 0
+    weights = 2 * self.num_sublayers if "rw" in self.parts else 0
+    return weights + gammas + (2 * self.rank * self.d_model * maps if self._has_maps else 0)
+
+  def state_bytes_per_token(self, itemsize):
+    """D values; with `pa` (L · sites + 1) D."""
+    streams = self.num_sublayers + 1 if "pa" in self.parts else 1
+    return streams * self.d_model * itemsize
+
+  def flops_per_token(self):
+    """See the class."""
+    maps = self.rows.size if self._map_per_stream else self.num_sublayers
+    per_value = self.num_sublayers * (3 if "rw" in self.parts else 1)
+    if self._has_maps:
+      per_value += maps * (4 * self.rank + 1)
+    if "pa" in self.parts and not self._map_per_stream:
+      per_value += 2 * self.rows.size
+    return per_value * self.d_model
+
+
+@functools.partial(jax.checkpoint, prevent_cse=False)
+def _weighted_latest(sources: Sources, weights: Array) -> Array:
+  """Σ_j w_j x_{i−j}; the reverse pass keeps the sources as they are."""
+  dtype = sources.from_end().dtype
+  wide = jnp.promote_types(dtype, jnp.float32)
+  mixed = sum(w * sources.from_end(back).astype(wide) for back, w in enumerate(weights))
+  return mixed.astype(dtype)
+
+
+def _low_rank(x: Array, down: Array, up: Array) -> Array:
+  """x A B, in the dtype of x with sums in float32 or wider."""
+  wide = jnp.promote_types(x.dtype, jnp.float32)
+  product = functools.partial(jnp.matmul, preferred_element_type=wide)
+  return product(product(x, down.astype(x.dtype)).astype(x.dtype), up.astype(x.dtype))
+
+
+def _column_orthogonal(width: int, rank: int) -> Array:
+  """[D, r]: 1/√(r D) where the row is the column modulo r, else 0."""
+  kept = np.arange(width)[:, None] % rank == np.arange(rank)
+  return jnp.asarray(kept / math.sqrt(rank * width))

@@ -1,0 +1,106 @@
+"""Branches with a learned scale: one number, or one per channel."""
+
+import abc
+
+import jax.numpy as jnp
+from flax import nnx
+
+from resjax.combinators.base import check_option, scaled_add
+from resjax.combinators.standard import Standard
+from resjax.typing import Array
+
+
+class _ScaledBranch(Standard):
+  """x ← x + s ⊙ f(x)."""
+
+  equals_standard_at_init = False
+
+  def write(self, state, layer, site, out, *, normed=None, tape=None):
+    """See `Combinator.write`."""
+    return scaled_add(self._scale(layer, site), out, state)
+
+  @abc.abstractmethod
+  def _scale(self, layer: int | Array, site: str) -> Array:
+    """Returns s, one number or [D]."""
+
+  def flops_per_token(self):
+    """2 L · sites · D."""
+    return 2 * self.num_sublayers * self.d_model
+
+
+class ReZero(_ScaledBranch):
+  """x ← x + α f(x), with a learned number α that starts at 0: the identity map at init.
+
+  In the paper the sublayers of a layer share one α, and the network has no norms but the final one.
+  SkipInit (arXiv 2002.10444) is the same equation with one α per branch.
+
+  Stores x, D values per token. Parameters: L (`layer`) or L · sites (`sublayer`), init 0. FLOPs:
+  2 D per site and token.
+
+  Args:
+    granularity: `layer` (one α for all sites of a layer) or `sublayer` (one per site).
+    pre_norm: whether branches normalise what they read; the paper's do not.
+
+  Raises:
+    ValueError: granularity or pre_norm out of range.
+
+  Source: ReZero is All You Need, arXiv 2003.04887.
+  """
+
+  per_layer = ("alpha",)
+
+  def __init__(self, *, granularity: str = "layer", pre_norm: bool = False, **options):
+    super().__init__(**options)
+    known = granularity in ("layer", "sublayer")
+    check_option("granularity", granularity, known, "layer, sublayer")
+    check_option("pre_norm", pre_norm, isinstance(pre_norm, bool), "True, False")
+    self.granularity = granularity
+    self.pre_norm = pre_norm
+    per_site = (len(self.sites),) if granularity == "sublayer" else ()
+    self.alpha = nnx.Param(jnp.zeros((self.num_layers, *per_site)))
+
+  def _scale(self, layer, site):
+    alpha = self._layer_row(self.alpha, layer)
+    return alpha[self.sites.index(site)] if self.granularity == "sublayer" else alpha
+
+  def num_parameters(self):
+    """layer: L; sublayer: L · sites."""
+    return self.num_sublayers if self.granularity == "sublayer" else self.num_layers
+
+
+class LayerScale(_ScaledBranch):
+  """x ← x + λ ⊙ f(norm(x)), with a learned λ [D] per site that starts small.
+
+  Stores x, D values per token. Parameters: L · sites · D, all `init_value` at init. FLOPs: 2 D per
+  site and token.
+
+  Args:
+    init_value: of λ, at least 0; 0 chooses it by depth as the paper does: 0.1 up to 18 layers, 1e-5
+      up to 24, 1e-6 beyond.
+
+  Raises:
+    ValueError: init_value out of range.
+
+  Source: Going deeper with Image Transformers (CaiT), arXiv 2103.17239.
+  """
+
+  per_layer = ("scale",)
+
+  def __init__(self, *, init_value: float = 0.0, **options):
+    super().__init__(**options)
+    check_option("init_value", init_value, 0 <= init_value < float("inf"), "init_value >= 0")
+    per_site = (self.num_layers, len(self.sites), self.d_model)
+    self.scale = nnx.Param(jnp.full(per_site, init_value or _by_depth(self.num_layers)))
+
+  def _scale(self, layer, site):
+    return self._row(self.scale, layer, site)
+
+  def num_parameters(self):
+    """L · sites · D."""
+    return self.num_sublayers * self.d_model
+
+
+def _by_depth(num_layers: int) -> float:
+  if num_layers <= 18:
+    return 0.1
+  return 1e-5 if num_layers <= 24 else 1e-6

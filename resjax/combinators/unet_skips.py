@@ -1,0 +1,92 @@
+"""U-Net skips: layers of the second half read what the first half left, in reverse order."""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from resjax.combinators.base import Combinator, DepthState, check_layer, scaled_add
+from resjax.kernels.depth_attention import Sources
+from resjax.typing import Array
+
+
+class UNetSkips(Combinator):
+  """Before layer l of the last ⌊L/2⌋: x ← x + w_l x_(L−1−l), the stream after layer L−1−l.
+
+  Every site: x ← x + f(x). Layers of the first half push their output, those of the second half pop
+  the latest; if L is odd the middle layer does neither.
+
+  Stores the embedding and the stream after every layer, (L + 1) D values per token. Parameters:
+  w [⌊L/2⌋], zero at init, which is `standard`; the released code starts at one. FLOPs per token: D
+  per site, 2 D per skip.
+
+  Args:
+    num_layers: L, at least 2.
+
+  Raises:
+    ValueError: num_layers below 2.
+
+  Source: the released code of modded-nanogpt; no paper.
+  """
+
+  strategy = "history"
+
+  def __init__(self, *, rngs: nnx.Rngs | None = None, **sizes):
+    super().__init__(**sizes)
+    if self.num_layers < 2:
+      raise ValueError(f"num_layers={self.num_layers} has no second half; allowed: at least 2")
+    self.weight = nnx.Param(jnp.zeros(self.num_skips))
+
+  @property
+  def num_skips(self) -> int:
+    """⌊L/2⌋."""
+    return self.num_layers // 2
+
+  def init(self, x, tokens=None):
+    """See `Combinator.init`."""
+    return DepthState(Sources(recent=(x,)))
+
+  def read(self, state, layer, site):
+    """See `Combinator.read`; the tape is the stream that the site adds to."""
+    x = self._enter(state.sources, layer) if site == self.sites[0] else state.running
+    return {"x": x}, x
+
+  def write(self, state, layer, site, out, *, normed=None, tape=None):
+    """See `Combinator.write`; between layers the stream is the last source."""
+    check_layer(layer, state.sources)
+    x = tape + out
+    if site == self.sites[-1]:
+      return DepthState(state.sources.append(x))
+    return DepthState(state.sources, x)
+
+  def final(self, state):
+    """See `Combinator.final`."""
+    return state.sources.from_end()
+
+  def _enter(self, sources: Sources, layer: int | Array) -> Array:
+    """Returns the stream before a layer; the reverse pass keeps the sources as they are."""
+    skip = layer - (self.num_layers - self.num_skips)
+    place = self.num_layers - layer  # source i is the stream after i layers
+    if not isinstance(layer, int):
+      weight = jnp.where(skip < 0, 0, self.weight[...][jnp.maximum(skip, 0)])
+      place = jnp.minimum(place, layer)  # in the first half the other one is not there yet
+    elif skip < 0:
+      return sources.from_end()
+    else:
+      weight = self.weight[...][skip]
+    add = jax.checkpoint(
+      lambda sources, weight: scaled_add(weight, sources.at(place), sources.from_end()),
+      prevent_cse=False,
+    )
+    return add(sources, weight)
+
+  def num_parameters(self):
+    """⌊L/2⌋."""
+    return self.num_skips
+
+  def state_bytes_per_token(self, itemsize):
+    """(L + 1) D values."""
+    return (self.num_layers + 1) * self.d_model * itemsize
+
+  def flops_per_token(self):
+    """D L · sites + 2 D ⌊L/2⌋."""
+    return (self.num_sublayers + 2 * self.num_skips) * self.d_model

@@ -1,0 +1,125 @@
+"""The embedding mixed into the stream before every layer, and half of the network taken out."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from resjax.combinators.base import Combinator, DepthState, check_layer, check_option
+from resjax.kernels.depth_attention import Sources
+from resjax.typing import Array
+
+INITS = ("standard", "nanochat")
+
+
+class X0Residual(Combinator):
+  """Before layer l: x ← λ_l x + μ_l x0, with x0 the embedding; every site: x ← x + f(x).
+
+  With `backout` the output is x − b x_mid, where x_mid leaves layer ⌊L/2⌋ (counted from 0).
+
+  Stores x and x0, 2 D values per token, and with `backout` the stream after each half, 4 D (3 D
+  where ⌊L/2⌋ is the last layer). Parameters: λ, μ [L], and b. FLOPs per token: 3 D per layer, D per
+  site, 2 D for `backout`.
+
+  Init `standard`: λ = 1, μ = 0, b = 0. Init `nanochat`: λ from 1.15 to 1.05 and μ from 0.20 to 0.05
+  linearly in depth, b = 0.2; these numbers are for a normalised embedding, as that code has.
+
+  Args:
+    init: `standard` or `nanochat`.
+    backout: whether the final read takes out a share of the stream of mid-depth.
+
+  Raises:
+    ValueError: init or backout out of range.
+
+  Source: the released code of nanochat and modded-nanogpt; no paper.
+  """
+
+  per_layer = ("stream_scale", "embedding_scale")
+
+  def __init__(
+    self,
+    *,
+    init: str = "standard",
+    backout: bool = False,
+    rngs: nnx.Rngs | None = None,
+    **sizes,
+  ):
+    super().__init__(**sizes)
+    check_option("init", init, init in INITS, ", ".join(INITS))
+    check_option("backout", backout, isinstance(backout, bool), "True, False")
+    as_released = init == "nanochat"
+    self.equals_standard_at_init = not as_released
+    self.backout = backout
+    stream, embedding = ((1.15, 1.05), (0.20, 0.05)) if as_released else ((1, 1), (0, 0))
+    self.stream_scale = nnx.Param(_linear(*stream, self.num_layers))
+    self.embedding_scale = nnx.Param(_linear(*embedding, self.num_layers))
+    self.strategy = "history"  # x0 is a source so that a scan keeps it once, not once per layer
+    if backout:
+      self.backout_scale = nnx.Param(jnp.asarray(0.2 if as_released else 0.0))
+      self.strategy = "depth_blocks"
+      self.layers_per_block = self._middle + 1
+
+  @property
+  def _middle(self) -> int:
+    return self.num_layers // 2
+
+  def init(self, x, tokens=None):
+    """See `Combinator.init`."""
+    return DepthState(Sources(recent=(x,)), x)
+
+  def read(self, state, layer, site):
+    """See `Combinator.read`; the tape is the stream that the site adds to."""
+    x = state.running
+    if site == self.sites[0]:
+      scales = (self._layer_row(p, layer) for p in (self.stream_scale, self.embedding_scale))
+      x = _mix(state.sources, x, *scales)
+    return {"x": x}, x
+
+  def write(self, state, layer, site, out, *, normed=None, tape=None):
+    """See `Combinator.write`; with `backout` an integer layer at the end of a half is kept."""
+    state = DepthState(state.sources, tape + out)
+    if not self.backout:
+      return state
+    check_layer(layer, state.sources)
+    ends_layer = isinstance(layer, int) and site == self.sites[-1]
+    ends_half = ends_layer and layer in (self._middle, self.num_layers - 1)
+    return self.close_block(state) if ends_half else state
+
+  def close_block(self, state):
+    """See `Combinator.close_block`: with `backout` the stream becomes a source."""
+    return DepthState(state.sources.append(state.running), state.running) if self.backout else state
+
+  def final(self, state):
+    """See `Combinator.final`."""
+    if not self.backout:
+      return state.running
+    wide = jnp.promote_types(state.running.dtype, jnp.float32)
+    removed = self.backout_scale[...] * state.sources.at(1).astype(wide)
+    return (state.running.astype(wide) - removed).astype(state.running.dtype)
+
+  def num_parameters(self):
+    """2 L, and 1 with `backout`."""
+    return 2 * self.num_layers + self.backout
+
+  def state_bytes_per_token(self, itemsize):
+    """2 D values; with `backout` one or two more D, the number of halves."""
+    halves = 1 + (self._middle < self.num_layers - 1)
+    return (2 + self.backout * halves) * self.d_model * itemsize
+
+  def flops_per_token(self):
+    """3 D L + D L · sites, and 2 D with `backout`."""
+    return (3 * self.num_layers + self.num_sublayers + 2 * self.backout) * self.d_model
+
+
+@functools.partial(jax.checkpoint, prevent_cse=False)
+def _mix(sources: Sources, x: Array, stream_scale: Array, embedding_scale: Array) -> Array:
+  """λ x + μ x0; the reverse pass keeps the sources and x as they are."""
+  wide = jnp.promote_types(x.dtype, jnp.float32)
+  mixed = stream_scale * x.astype(wide) + embedding_scale * sources.at(0).astype(wide)
+  return mixed.astype(x.dtype)
+
+
+def _linear(first: float, last: float, num_layers: int) -> Array:
+  return jnp.asarray(np.linspace(first, last, num_layers))

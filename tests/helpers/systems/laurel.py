@@ -1,0 +1,70 @@
+"""LAuReL."""
+
+import numpy as np
+
+from tests.helpers.systems.common import Case, sublayers
+
+
+def laurel(params, weights, x, sites, *, variant="rw+lr", rank=4, num_previous=3, normalize="none"):
+  """Equations 2 to 6; x_i is the stream before sublayer i."""
+  streams, used = [x], 0
+  for layer, index, run in sublayers(weights, sites):
+    i = len(streams) - 1
+    alpha, beta = 1.0, 1.0
+    if "rw" in variant:
+      alpha, beta = params["mix"][layer, index]
+      if normalize == "softmax":
+        total = np.exp(alpha) + np.exp(beta)
+        alpha, beta = np.exp(alpha) / total, np.exp(beta) / total
+    linear = streams[i]
+    if "pa" in variant:
+      for j in range(min(num_previous, i + 1)):
+        if "lr" in variant:
+          h = params["down"][used] @ params["up"][used]
+        elif rank:
+          h = params["down"][layer, index] @ params["up"][layer, index]
+        else:
+          h = np.eye(x.shape[-1])
+        linear = linear + params["gamma"][used] * (streams[i - j] @ h)
+        used += 1
+    elif "lr" in variant:
+      linear = linear + streams[i] @ params["down"][layer, index] @ params["up"][layer, index]
+    streams.append(alpha * run(streams[i])[1] + beta * linear)
+  return streams[-1]
+
+
+EQUATIONS = {"laurel": laurel}
+
+CASES = (
+  Case("laurel", standard_at_init=True, learns_at_init=("mix", "up")),
+  Case("laurel", {"variant": "rw"}, standard_at_init=True, learns_at_init=("mix",)),
+  Case("laurel", {"variant": "rw", "normalize": "softmax"}, learns_at_init=("mix",)),
+  Case("laurel", {"variant": "lr", "rank": 2}, standard_at_init=True, learns_at_init=("up",)),
+  Case("laurel", {"variant": "pa", "rank": 2}, standard_at_init=True, learns_at_init=("up",)),
+  Case(
+    "laurel",
+    {"variant": "pa", "rank": 0, "num_previous": 4},
+    standard_at_init=True,
+    learns_at_init=("gamma",),
+  ),
+  Case("laurel", {"variant": "rw+pa", "num_previous": 1}, standard_at_init=True),
+  Case("laurel", {"variant": "rw+lr+pa"}, standard_at_init=True, learns_at_init=("mix", "up")),
+)
+
+FLOPS = {  # L = 2, D = 3, two sites; 1 + 2 + 2 + 2 streams for k = 2
+  ("laurel", ("variant", "rw"), ("rank", 1)): 4 * 9,
+  ("laurel", ("variant", "lr"), ("rank", 2)): 4 * (3 + 12 + 12 + 3),
+  ("laurel", ("variant", "pa"), ("rank", 2), ("num_previous", 2)): 4 * (3 + 24 + 3) + 7 * 6,
+  ("laurel", ("variant", "pa"), ("rank", 0), ("num_previous", 2)): 4 * 3 + 7 * 6,
+  ("laurel", ("variant", "rw+lr"), ("rank", 1)): 4 * (9 + 12 + 3),
+  ("laurel", ("variant", "rw+lr+pa"), ("rank", 1), ("num_previous", 2)): 4 * 9 + 7 * (12 + 3),
+}
+
+BAD_OPTIONS = (  # for 3 layers
+  ("laurel", {"variant": "rl"}, ["variant='rl'", "rw, lr, pa, rw+lr, rw+pa, rw+lr+pa"]),
+  ("laurel", {"rank": 0}, ["rank=0", "1..8"]),
+  ("laurel", {"rank": 9}, ["rank=9", "1..8"]),
+  ("laurel", {"variant": "pa", "rank": -1}, ["rank=-1", "0..8"]),
+  ("laurel", {"num_previous": 0}, ["num_previous=0", "num_previous >= 1"]),
+  ("laurel", {"normalize": "tanh"}, ["normalize='tanh'", "none, softmax"]),
+)

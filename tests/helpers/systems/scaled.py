@@ -1,0 +1,72 @@
+"""Scaled, gated and post-norm residuals: ReZero, LayerScale, Highway, DeepNorm."""
+
+import numpy as np
+
+from tests.helpers.systems.common import Case, num_layers, sigmoid, sublayers
+
+
+def rezero(params, weights, x, sites, *, granularity="layer", pre_norm=False):
+  for layer, index, run in sublayers(weights, sites, pre_norm):
+    alpha = params["alpha"]
+    alpha = alpha[layer] if granularity == "layer" else alpha[layer][index]
+    x = x + alpha * run(x)[1]
+  return x
+
+
+def layerscale(params, weights, x, sites, *, init_value=0.0):
+  for layer, index, run in sublayers(weights, sites):
+    x = x + run(x)[1] @ np.diag(params["scale"][layer, index])
+  return x
+
+
+def highway(params, weights, x, sites, *, granularity="channel", bias_init=-2.0):
+  for layer, index, run in sublayers(weights, sites):
+    transform = sigmoid(x @ params["weight"][layer, index] + params["bias"][layer, index])
+    carry = 1 - transform
+    x = carry * x + transform * run(x)[1]
+  return x
+
+
+def deepnorm(params, weights, x, sites, *, alpha=0.0, eps=1e-5):
+  """Table 2 (decoder-only), 2L being the number of sublayers."""
+  if alpha == 0:
+    alpha = np.sqrt(np.sqrt(num_layers(weights, sites) * len(sites)))
+  for layer, index, run in sublayers(weights, sites, pre_norm=False):
+    y = alpha * x + run(x)[1]
+    mean = np.mean(y, axis=-1, keepdims=True)
+    z = (y - mean) / np.sqrt(np.var(y, axis=-1, keepdims=True) + eps)
+    x = params["norm_scale"][layer, index] * z + params["norm_bias"][layer, index]
+  return x
+
+
+EQUATIONS = {"rezero": rezero, "layerscale": layerscale, "highway": highway, "deepnorm": deepnorm}
+
+CASES = (
+  Case("rezero", learns_at_init=("alpha",)),
+  Case("rezero", {"granularity": "sublayer", "pre_norm": True}, learns_at_init=("alpha",)),
+  Case("layerscale", learns_at_init=("scale",)),
+  Case("layerscale", {"init_value": 0.5}, learns_at_init=("scale",)),
+  Case("highway", learns_at_init=("weight", "bias")),
+  Case("highway", {"granularity": "token", "bias_init": -3.0}, learns_at_init=("weight", "bias")),
+  Case("deepnorm", learns_at_init=("norm_scale", "norm_bias")),
+  Case("deepnorm", {"alpha": 1.0, "eps": 0.1}, learns_at_init=("norm_scale", "norm_bias")),
+)
+
+FLOPS = {  # L = 2, D = 3, two sites
+  ("rezero",): 4 * 6,
+  ("rezero", ("granularity", "sublayer")): 4 * 6,
+  ("layerscale",): 4 * 6,
+  ("highway",): 4 * (2 * 9 + 3 + 9),  # product, bias, mix
+  ("highway", ("granularity", "token")): 4 * (6 + 9),
+  ("deepnorm",): 4 * (6 + 12 + 9),
+}
+
+BAD_OPTIONS = (  # for 3 layers
+  ("rezero", {"granularity": "channel"}, ["granularity='channel'", "layer, sublayer"]),
+  ("rezero", {"pre_norm": 2}, ["pre_norm=2", "True, False"]),
+  ("layerscale", {"init_value": -0.1}, ["init_value=-0.1", "init_value >= 0"]),
+  ("highway", {"granularity": "layer"}, ["granularity='layer'", "token, channel"]),
+  ("highway", {"bias_init": 0.0}, ["bias_init=0.0", "bias_init < 0"]),
+  ("deepnorm", {"alpha": -1.0}, ["alpha=-1.0", "alpha >= 0"]),
+  ("deepnorm", {"eps": 0.0}, ["eps=0.0", "eps > 0"]),
+)

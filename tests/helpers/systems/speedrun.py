@@ -1,0 +1,63 @@
+"""Speedrun practice: the embedding in every layer, backout, U-Net skips."""
+
+from tests.helpers.systems.common import Case, num_layers, sublayers
+
+
+def x0_residual(params, weights, x, sites, *, init="standard", backout=False):
+  x0, kept = x, None
+  for layer, index, run in sublayers(weights, sites):
+    if index == 0:
+      x = params["stream_scale"][layer] * x + params["embedding_scale"][layer] * x0
+    x = x + run(x)[1]
+    if layer == num_layers(weights, sites) // 2 and index == len(sites) - 1:
+      kept = x
+  return x - params["backout_scale"] * kept if backout else x
+
+
+def unet_skips(params, weights, x, sites):
+  depth = num_layers(weights, sites)
+  half, pushed, popped = depth // 2, [], 0
+  for layer, index, run in sublayers(weights, sites):
+    if index == 0 and layer >= depth - half:
+      x = x + params["weight"][popped] * pushed.pop()
+      popped += 1
+    x = x + run(x)[1]
+    if index == len(sites) - 1 and layer < half:
+      pushed.append(x)
+  assert not pushed
+  return x
+
+
+EQUATIONS = {"x0_residual": x0_residual, "unet_skips": unet_skips}
+
+_LEARNS = ("stream_scale", "embedding_scale")
+
+CASES = (
+  Case("x0_residual", standard_at_init=True, learns_at_init=_LEARNS),
+  Case("x0_residual", {"init": "nanochat"}, learns_at_init=_LEARNS),
+  Case(
+    "x0_residual",
+    {"backout": True},
+    standard_at_init=True,
+    learns_at_init=(*_LEARNS, "backout_scale"),
+  ),
+  Case(
+    "x0_residual",
+    {"init": "nanochat", "backout": True},
+    learns_at_init=(*_LEARNS, "backout_scale"),
+  ),
+  Case("unet_skips", standard_at_init=True, learns_at_init=("weight",)),
+)
+
+FLOPS = {  # L = 2, D = 3, two sites
+  ("x0_residual",): 2 * 9 + 4 * 3,
+  ("x0_residual", ("backout", True)): 2 * 9 + 4 * 3 + 6,
+  ("unet_skips",): 4 * 3 + 6,
+}
+
+BAD_OPTIONS = (  # for 3 layers
+  ("x0_residual", {"init": "zero"}, ["init='zero'", "standard, nanochat"]),
+  ("x0_residual", {"backout": 0.2}, ["backout=0.2", "True, False"]),
+  ("unet_skips", {"num_layers": 1}, ["num_layers=1", "at least 2"]),
+  ("unet_skips", {"weight": 1.0}, ["'weight'", "'unet_skips'", "allowed: none"]),
+)
