@@ -7,6 +7,7 @@ from resjax.combinators.attn_res import BlockAttnRes as BlockAttnRes
 from resjax.combinators.base import Combinator as Combinator
 from resjax.combinators.base import TokenContext as TokenContext
 from resjax.combinators.base import Views as Views
+from resjax.combinators.deep_delta import DeepDelta as DeepDelta
 from resjax.combinators.registry import build as build
 from resjax.combinators.registry import get as get
 from resjax.combinators.registry import names as names

@@ -8,6 +8,7 @@ from flax import nnx
 from resjax.combinators.attenuation import Attenuation, Gate
 from resjax.combinators.attn_res import AttnRes, BlockAttnRes
 from resjax.combinators.base import Combinator
+from resjax.combinators.deep_delta import DeepDelta
 from resjax.combinators.standard import Standard
 
 _REGISTRY: dict[str, type[Combinator]] = {
@@ -16,6 +17,7 @@ _REGISTRY: dict[str, type[Combinator]] = {
   "gate": Gate,
   "attn_res": AttnRes,
   "block_attn_res": BlockAttnRes,
+  "deep_delta": DeepDelta,
 }
 
 

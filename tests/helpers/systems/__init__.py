@@ -6,11 +6,12 @@ every test of tests/combinators walks it.
 
 import functools
 
-from tests.helpers.systems import attn_res, plain
+from tests.helpers.systems import attn_res, deep_delta, plain
 
 _FAMILIES = (
   plain,
   attn_res,
+  deep_delta,
 )
 
 EQUATIONS = functools.reduce(dict.__or__, (family.EQUATIONS for family in _FAMILIES))
