@@ -93,6 +93,20 @@ def residual() -> dict:
     "hyper_connections": {"num_streams": 4, "dynamic": True, "norm": "layernorm", "eps": 1e-6},
     "mhc": {"num_streams": 4, "sinkhorn_iterations": 20, "init": "uniform", "eps": 1e-6},
     "mhc_lite": {"num_streams": 4, "init": "uniform", "eps": 1e-6},
+    "attenuation": {"layers": (-1,), "alpha": 0.5, "cut_sites": ("attention", "mlp")},
+    "gate": {"granularity": "layer", "kappa": 1.0},
+    "attn_res": {"eps": 1e-6},
+    "block_attn_res": {"layers_per_block": 3, "eps": 1e-6},
+    "deep_delta": {
+      "value_width": 4,  # R; 1: the plain width, with compressor none and no expansion
+      "compressor": "channel",  # none (R = 1) | channel | token
+      "kernel_size": 4,  # taps of the convolutions over tokens
+      "embedding_expansion": True,
+      "shared_compressor": False,  # one for all sites of a layer
+      "value": "linear",  # linear | sigmoid
+      "beta_init": 1.0,
+      "eps": 1e-5,
+    },
   }
 
 

@@ -16,6 +16,7 @@ from resjax.combinators.hyper_connections import HyperConnections as HyperConnec
 from resjax.combinators.laurel import Laurel as Laurel
 from resjax.combinators.mhc import MHC as MHC
 from resjax.combinators.mhc import MHCLite as MHCLite
+from resjax.combinators.deep_delta import DeepDelta as DeepDelta
 from resjax.combinators.registry import build as build
 from resjax.combinators.registry import get as get
 from resjax.combinators.registry import names as names

@@ -17,6 +17,7 @@ from resjax.combinators.hyper_connections import HyperConnections
 from resjax.combinators.laurel import Laurel
 from resjax.combinators.mhc import MHC, MHCLite
 from resjax.combinators.scaled import LayerScale, ReZero
+from resjax.combinators.deep_delta import DeepDelta
 from resjax.combinators.standard import Standard
 from resjax.combinators.unet_skips import UNetSkips
 from resjax.combinators.x0_residual import X0Residual
@@ -40,6 +41,7 @@ _REGISTRY: dict[str, type[Combinator]] = {
   "hyper_connections": HyperConnections,
   "mhc": MHC,
   "mhc_lite": MHCLite,
+  "deep_delta": DeepDelta,
 }
 
 

@@ -17,6 +17,7 @@ from tests.helpers.systems import (
   scaled,
   speedrun,
 )
+from tests.helpers.systems import attn_res, deep_delta, plain
 
 _FAMILIES = (
   plain,
@@ -28,6 +29,7 @@ _FAMILIES = (
   depth_attention,
   hyper_connections,
   mhc,
+  deep_delta,
 )
 
 EQUATIONS = functools.reduce(dict.__or__, (family.EQUATIONS for family in _FAMILIES))

@@ -1,0 +1,335 @@
+"""Deep Delta Learning: a sublayer's output is a direction, along which the stream is rewritten."""
+
+import dataclasses
+import math
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import lax
+
+from resjax.combinators.base import Combinator, TokenContext, check_option
+from resjax.combinators.short_conv import after, expand, pool
+from resjax.typing import Array
+
+COMPRESSORS = ("none", "channel", "token")
+VALUES = ("linear", "sigmoid")
+_SIGMOID_SCALE = 4.0
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class DeltaCache:
+  """What the last P = kernel_size − 1 tokens leave for those that follow.
+
+  Attributes:
+    segment_ids: [B, P]; 0 where there was no token.
+    embeddings: [B, P, D]; None without embedding expansion.
+    reads: X as each sublayer read it [L · sites, R, B, P, D]; None without token compressor.
+    final: X as the output read it [R, B, P, D]; None without token compressor.
+  """
+
+  segment_ids: Array
+  embeddings: Array | None = None
+  reads: Array | None = None
+  final: Array | None = None
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class DeltaState:
+  """The depth state of `DeepDelta`.
+
+  Attributes:
+    x: X [R, B, T, D].
+    segment_ids: what X's tokens mix by, [B, T], or [B, P + T] with a cache; None: not needed.
+    cache: in cached decoding the cache that these tokens were given, its reads and embeddings
+      replaced by those for the tokens that follow; else None.
+  """
+
+  x: Array
+  segment_ids: Array | None = None
+  cache: DeltaCache | None = None
+
+
+class DeepDelta(Combinator):
+  """X ← X + β k (vᵀ − kᵀX), an erase and a write along k, the direction of the branch's output o.
+
+  X is R = value_width rows of width D per token. With c the normalised input of the branch:
+
+    x_in = compress(X) [D],  o = branch(c),  k = o / sqrt(‖o‖² + eps²),
+    β = 2 σ(w_β · c + b_β) in (0, 2),  v = W_v c [R].
+
+  β = 0 keeps X, 1 overwrites what X holds along k by v, 2 reflects it. The norm of o is discarded.
+  R = 1 has x_in = X. For R > 1 every site and the output have a compressor:
+
+    channel  x_in,d = Σ_r m_rd X_rd
+    token    x_in,d = Σ_r p_r Σ_s c_srd X_rd of s tokens before, s < kernel_size
+
+  and X starts as R copies of the embedding, or (embedding_expansion) as R short causal
+  convolutions of it, X_rd = Σ_s e_srd x_d of s tokens before. Taps do not cross segments.
+
+  Stores X, R D values per token (and segment ids, where given and needed). In decoding the token
+  compressor keeps kernel_size − 1 past X per sublayer and for the output, the expansion as many
+  embeddings, the others nothing. Parameters: D (R + 1) + 1 per sublayer (R more with a
+  sigmoid v); per compressor R D (channel) or (kernel_size D + 1) R (token); kernel_size R D for
+  the expansion. FLOPs per token: 5 D + 6 R D per sublayer; 2 R D per compressor (channel), or as
+  much per tap (token); 2 R D per tap of the expansion.
+
+  Init: w_β, W_v ~ N(0, 1/(4 D)), b_β by beta_init; compressors average over R and look at the
+  current token alone; the expansion copies. Not equal to `standard`: nothing adds o.
+
+  The released code differs from the paper: v = 4 σ(W_v x_in + b), from the input without norm
+  (value="sigmoid"); one compressor for all sites of a layer (shared_compressor); its channel
+  compressor writes m as a convolution along R and a read vector, the same maps with other
+  parameters (not offered); and it draws compressors from N(0, 1/(4 D)), which do not average.
+
+  Args:
+    value_width: R, at least 1.
+    compressor: `channel` or `token`; `none` for value_width 1, and only there.
+    kernel_size: taps of the convolutions over tokens, at least 2.
+    embedding_expansion: whether X starts from short convolutions; needs value_width > 1.
+    shared_compressor: whether the sites of a layer share one compressor.
+    value: `linear`, v = W_v c, or `sigmoid`, v = 4 σ(W_v x_in + b).
+    beta_init: β where w_β · c = 0, in (0, 2).
+    eps: of k, > 0; compared with ‖o‖.
+
+  Raises:
+    ValueError: an option out of range.
+
+  Source: Deep Delta Learning, arXiv 2601.00417; defaults are its DDL (channel compressor with
+  embedding expansion).
+  """
+
+  equals_standard_at_init = False
+  decayed_parameters: ClassVar[tuple[str, ...]] = ("beta_weight", "value_weight")
+
+  def __init__(
+    self,
+    *,
+    value_width: int = 4,
+    compressor: str = "channel",
+    kernel_size: int = 4,
+    embedding_expansion: bool = True,
+    shared_compressor: bool = False,
+    value: str = "linear",
+    beta_init: float = 1.0,
+    eps: float = 1e-5,
+    rngs: nnx.Rngs,
+    **sizes,
+  ):
+    super().__init__(**sizes)
+    check_option("value_width", value_width, value_width >= 1, "value_width >= 1")
+    allowed = COMPRESSORS[:1] if value_width == 1 else COMPRESSORS[1:]
+    given = f"{' or '.join(map(repr, allowed))} with value_width={value_width}"
+    check_option("compressor", compressor, compressor in allowed, given)
+    expands = not embedding_expansion or value_width > 1
+    check_option("embedding_expansion", embedding_expansion, expands, "False with value_width=1")
+    check_option("kernel_size", kernel_size, kernel_size >= 2, "kernel_size >= 2")
+    check_option("value", value, value in VALUES, " or ".join(map(repr, VALUES)))
+    check_option("beta_init", beta_init, 0 < beta_init < 2, "0 < beta_init < 2")
+    check_option("eps", eps, eps > 0, "eps > 0")
+    self.value_width = value_width
+    self.compressor = compressor
+    self.kernel_size = kernel_size
+    self.embedding_expansion = embedding_expansion
+    self.shared_compressor = shared_compressor
+    self.value = value
+    self.eps = eps
+    self._make_update(beta_init, rngs)
+    self._make_compressors()
+    if embedding_expansion:
+      self.expand = nnx.Param(self._identity_taps())
+
+  def _make_update(self, beta_init: float, rngs: nnx.Rngs) -> None:
+    per_site = (self.num_layers, len(self.sites))
+    draw = nnx.initializers.normal(0.5 / math.sqrt(self.d_model))
+    width = (self.value_width, self.d_model)
+    self.beta_weight = nnx.Param(draw(rngs.params(), (*per_site, self.d_model)))
+    self.beta_bias = nnx.Param(jnp.full(per_site, math.log(beta_init / (2 - beta_init))))
+    self.value_weight = nnx.Param(draw(rngs.params(), (*per_site, *width)))
+    self.per_layer = ("beta_weight", "beta_bias", "value_weight")
+    if self.value == "sigmoid":
+      self.value_bias = nnx.Param(jnp.zeros((*per_site, self.value_width)))
+      self.per_layer += ("value_bias",)
+
+  def _make_compressors(self) -> None:
+    """One per site, or per layer, and one for the output."""
+    per_site = (self.num_layers, 1 if self.shared_compressor else len(self.sites))
+    if self.compressor == "channel":
+      mean = jnp.full((self.value_width, self.d_model), 1 / self.value_width)
+      self.mix = nnx.Param(jnp.tile(mean, (*per_site, 1, 1)))
+      self.final_mix = nnx.Param(mean)
+      self.per_layer += ("mix",)
+    if self.compressor == "token":
+      mean = jnp.full(self.value_width, 1 / self.value_width)
+      self.pool = nnx.Param(jnp.tile(mean, (*per_site, 1)))
+      self.taps = nnx.Param(jnp.tile(self._identity_taps(), (*per_site, 1, 1, 1)))
+      self.final_pool = nnx.Param(mean)
+      self.final_taps = nnx.Param(self._identity_taps())
+      self.per_layer += ("pool", "taps")
+
+  def _identity_taps(self) -> Array:
+    """Filters [kernel_size, R, D] that return the current token."""
+    return jnp.zeros((self.kernel_size, self.value_width, self.d_model)).at[0].set(1.0)
+
+  def init(self, x, tokens=None):
+    """See `Combinator.init`."""
+    tokens = TokenContext() if tokens is None else tokens
+    cache, segment_ids = tokens.cache, tokens.segment_ids
+    if cache is not None:
+      new = jnp.ones(x.shape[:2], jnp.int32) if segment_ids is None else segment_ids
+      segment_ids = jnp.concatenate([cache.segment_ids, new], axis=1)
+    stream = jnp.broadcast_to(x, (self.value_width, *x.shape))
+    if self.embedding_expansion:
+      past = None if cache is None else cache.embeddings
+      stream = expand(x, self.expand[...], segment_ids, past)
+      if cache is not None:
+        cache = dataclasses.replace(cache, embeddings=self._last(past, x))
+    mixes_later = self.compressor == "token" or cache is not None
+    return DeltaState(stream, segment_ids if mixes_later else None, cache)
+
+  def read(self, state, layer, site):
+    """See `Combinator.read`; the tape is x_in."""
+    if self.compressor == "none":
+      return {"x": state.x[0]}, state.x[0]
+    past = self._past(state.cache, layer, site)
+    x = pool(state.x, self._filters(layer, site), state.segment_ids, past)
+    return {"x": x}, x
+
+  def write(self, state, layer, site, out, *, normed=None, tape=None):
+    """See `Combinator.write`; needs `normed` and `tape`."""
+    if normed is None or tape is None:
+      raise ValueError("combinator 'deep_delta' needs write(..., normed=views, tape=tape)")
+    wide = jnp.promote_types(out.dtype, jnp.float32)
+    context = normed["x"].astype(wide)
+    logit = jnp.sum(self._row(self.beta_weight, layer, site) * context, axis=-1, keepdims=True)
+    beta = 2.0 * jax.nn.sigmoid(logit + self._row(self.beta_bias, layer, site))
+    value = self._value(layer, site, context, tape.astype(wide))
+    x = delta_update(state.x, out, beta, value, self.eps)
+    past, cache = self._past(state.cache, layer, site), state.cache
+    if past is not None:
+      last = self._last(past, state.x)
+      row = self._sublayer(layer, site)
+      reads = lax.dynamic_update_index_in_dim(cache.reads, last, row, 0)
+      cache = dataclasses.replace(cache, reads=reads)
+    return DeltaState(x, state.segment_ids, cache)
+
+  def final(self, state):
+    """See `Combinator.final`: one more compressor."""
+    if self.compressor == "none":
+      return state.x[0]
+    past = None if state.cache is None else state.cache.final
+    return pool(state.x, self._final_filters(), state.segment_ids, past)
+
+  def decode_cache(self, batch_size, dtype):
+    """See `Combinator.decode_cache`; zeros, None if no option mixes tokens."""
+    if not self.embedding_expansion and self.compressor != "token":
+      return None
+    past = self.kernel_size - 1
+    width = (batch_size, past, self.d_model)
+    cache = DeltaCache(jnp.zeros((batch_size, past), jnp.int32))
+    if self.embedding_expansion:
+      cache = dataclasses.replace(cache, embeddings=jnp.zeros(width, dtype))
+    if self.compressor == "token":
+      final = jnp.zeros((self.value_width, *width), dtype)
+      reads = jnp.zeros((self.num_sublayers, *final.shape), dtype)
+      cache = dataclasses.replace(cache, reads=reads, final=final)
+    return cache
+
+  def next_cache(self, state):
+    """See `Combinator.next_cache`."""
+    if state.cache is None:
+      return None
+    final = state.cache.final
+    return dataclasses.replace(
+      state.cache,
+      segment_ids=state.segment_ids[:, 1 - self.kernel_size :],
+      final=None if final is None else self._last(final, state.x),
+    )
+
+  def _sublayer(self, layer, site):
+    return layer * len(self.sites) + self.sites.index(site)
+
+  def _past(self, cache: DeltaCache | None, layer, site) -> Array | None:
+    """X of earlier tokens, as this sublayer read it [R, B, P, D]."""
+    if cache is None or cache.reads is None:
+      return None
+    return lax.dynamic_index_in_dim(cache.reads, self._sublayer(layer, site), keepdims=False)
+
+  def _last(self, past: Array, x: Array) -> Array:
+    """The tokens that later taps can reach [..., P, D]."""
+    return after(past, x)[..., 1 - self.kernel_size :, :]
+
+  def _filters(self, layer, site) -> Array:
+    """Compressor of a sublayer as filters [taps, R, D]."""
+    index = 0 if self.shared_compressor else self.sites.index(site)
+    if self.compressor == "channel":
+      return self._layer_row(self.mix, layer)[index][None]
+    pool, taps = self._layer_row(self.pool, layer), self._layer_row(self.taps, layer)
+    return pool[index][:, None] * taps[index]
+
+  def _final_filters(self) -> Array:
+    if self.compressor == "channel":
+      return self.final_mix[...][None]
+    return self.final_pool[...][:, None] * self.final_taps[...]
+
+  def _value(self, layer, site, context: Array, x_in: Array) -> Array:
+    """v [R, ..., 1]."""
+    linear = self.value == "linear"
+    weight = self._row(self.value_weight, layer, site)
+    v = jnp.einsum(
+      "rd,...d->...r", weight, context if linear else x_in, precision=lax.Precision.HIGHEST
+    )
+    if not linear:
+      v = _SIGMOID_SCALE * jax.nn.sigmoid(v + self._row(self.value_bias, layer, site))
+    return jnp.moveaxis(v, -1, 0)[..., None]
+
+  def num_parameters(self):
+    """β and v of every sublayer, compressors of sites (or layers) and output, expansion."""
+    width = self.value_width * self.d_model
+    update = self.d_model + 1 + width + (self.value_width if self.value == "sigmoid" else 0)
+    compressor = {
+      "none": 0,
+      "channel": width,
+      "token": self.kernel_size * width + self.value_width,
+    }[self.compressor]
+    compressors = 1 + (self.num_layers if self.shared_compressor else self.num_sublayers)
+    expansion = self.kernel_size * width if self.embedding_expansion else 0
+    return self.num_sublayers * update + compressors * compressor + expansion
+
+  def state_bytes_per_token(self, itemsize):
+    """R D values."""
+    return self.value_width * self.d_model * itemsize
+
+  def flops_per_token(self):
+    """5 D + 6 R D per sublayer; compressors and expansion 2 R D per tap."""
+    width = self.value_width * self.d_model
+    taps = {"none": 0, "channel": 1, "token": self.kernel_size}[self.compressor]
+    compressors = (self.num_sublayers + 1) * 2 * taps * width
+    expansion = 2 * self.kernel_size * width if self.embedding_expansion else 0
+    return self.num_sublayers * (5 * self.d_model + 6 * width) + compressors + expansion
+
+
+def delta_update(x: Array, out: Array, beta: Array, value: Array, eps: float) -> Array:
+  """X + β k (vᵀ − kᵀX) with k = o / sqrt(‖o‖² + eps²), in float32 or wider.
+
+  The paper's form of k; o = 0 gives k = 0, which leaves X as it is.
+
+  Args:
+    x: X [R, ..., D].
+    out: o [..., D].
+    beta: β [..., 1].
+    value: v [R, ..., 1].
+    eps: > 0.
+
+  Returns:
+    [R, ..., D] in the dtype of X.
+  """
+  wide = jnp.promote_types(x.dtype, jnp.float32)
+  direction, stream = out.astype(wide), x.astype(wide)
+  square = jnp.sum(direction * direction, axis=-1, keepdims=True)
+  k = direction * lax.rsqrt(square + eps**2)
+  held = jnp.sum(k * stream, axis=-1, keepdims=True)
+  return (stream + beta * (value - held) * k).astype(x.dtype)

@@ -1,0 +1,75 @@
+"""Short causal convolutions over tokens, one filter per channel, that stay within segments."""
+
+import jax.numpy as jnp
+
+from resjax.typing import Array
+
+
+def expand(
+  x: Array, filters: Array, segment_ids: Array | None = None, past: Array | None = None
+) -> Array:
+  """y_r = Σ_s filters_sr ⊙ shift(x, s): R short convolutions of one row.
+
+  Args:
+    x: [B, T, D].
+    filters: [taps, R, D]; tap s looks s tokens back.
+    segment_ids: of the P past tokens and of x [B, P + T]; None: one segment per row.
+    past: the P tokens before x [B, P, D]; None: P = 0.
+
+  Returns:
+    [R, B, T, D] in the dtype of x; the sum is at least float32.
+  """
+  known = after(past, x).astype(jnp.promote_types(x.dtype, jnp.float32))
+  filters = filters[:, :, None, None]
+  y = sum(row * shift(known, steps, segment_ids) for steps, row in enumerate(filters))
+  return y[..., known.shape[-2] - x.shape[-2] :, :].astype(x.dtype)
+
+
+def pool(
+  x: Array, filters: Array, segment_ids: Array | None = None, past: Array | None = None
+) -> Array:
+  """y = Σ_s shift(Σ_r filters_sr ⊙ x_r, s): the sum of R rows, each with a short convolution.
+
+  The sum over r comes first, so that single rows are shifted, never all of x.
+
+  Args:
+    x: [R, B, T, D]; with one tap and no past any [R, ..., D].
+    filters: [taps, R, D]; tap s looks s tokens back.
+    segment_ids: of the P past tokens and of x [B, P + T]; None: one segment per row.
+    past: the P tokens before x [R, B, P, D]; None: P = 0.
+
+  Returns:
+    [B, T, D] in the dtype of x; the sums are at least float32.
+  """
+  known = after(past, x).astype(jnp.promote_types(x.dtype, jnp.float32))
+  taps, rows, width = filters.shape
+  filters = filters.reshape(taps, rows, *(1,) * (x.ndim - 2), width)
+  pooled = [jnp.sum(weight * known, axis=0) for weight in filters]
+  y = sum(shift(row, steps, segment_ids) for steps, row in enumerate(pooled))
+  return (y if past is None else y[..., past.shape[-2] :, :]).astype(x.dtype)
+
+
+def shift(x: Array, steps: int, segment_ids: Array | None = None) -> Array:
+  """y_t = x_{t − steps}, and zero where that is no token or one of another segment.
+
+  Args:
+    x: [B, T, D].
+    steps: at least 0.
+    segment_ids: [B, T]; None: one segment per row.
+
+  Returns:
+    [B, T, D].
+  """
+  if steps == 0:
+    return x
+  length = x.shape[1]
+  moved = jnp.pad(x, ((0, 0), (steps, 0), (0, 0)))[:, :length]
+  if segment_ids is None:
+    return moved
+  of_moved = jnp.pad(segment_ids, ((0, 0), (steps, 0)))[:, :length]
+  return jnp.where((of_moved == segment_ids)[..., None], moved, 0)
+
+
+def after(past: Array | None, x: Array) -> Array:
+  """Returns past tokens [..., P, D] and new ones [..., T, D] as one [..., P + T, D]."""
+  return x if past is None else jnp.concatenate([past, x], axis=-2)
