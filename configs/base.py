@@ -64,6 +64,10 @@ def residual() -> dict:
     "gate": {"granularity": "layer", "kappa": 1.0},
     "attn_res": {"eps": 1e-6},
     "block_attn_res": {"layers_per_block": 3, "eps": 1e-6},
+    "denseformer": {"dilation": 1, "period": 1},
+    "elc": {"variant": "base", "weighted_output": False, "eps": 1e-6},
+    "deep_cross_attention": {"version": 3, "last": 0},
+    "muddformer": {"row_sizes": "stacked", "eps": 1e-6},
   }
 
 

@@ -7,6 +7,10 @@ from resjax.combinators.attn_res import BlockAttnRes as BlockAttnRes
 from resjax.combinators.base import Combinator as Combinator
 from resjax.combinators.base import TokenContext as TokenContext
 from resjax.combinators.base import Views as Views
+from resjax.combinators.deep_cross_attention import DeepCrossAttention as DeepCrossAttention
+from resjax.combinators.dense import DenseFormer as DenseFormer
+from resjax.combinators.elc import ELC as ELC
+from resjax.combinators.muddformer import MUDDFormer as MUDDFormer
 from resjax.combinators.registry import build as build
 from resjax.combinators.registry import get as get
 from resjax.combinators.registry import names as names

@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 from flax import nnx
 
-from resjax.combinators.base import Combinator, DepthState, check_option
+from resjax.combinators.base import Combinator, DepthState, check_layer, check_option
 from resjax.kernels.depth_attention import Sources, depth_attention
 from resjax.typing import Array
 
@@ -74,7 +74,7 @@ class AttnRes(_DepthReader):
 
   def write(self, state, layer, site, out, *, normed=None, tape=None):
     """See `Combinator.write`."""
-    _check_layer(layer, state.sources)
+    check_layer(layer, state.sources)
     return DepthState(state.sources.append(out))
 
   def final(self, state):
@@ -88,15 +88,6 @@ class AttnRes(_DepthReader):
   def flops_per_token(self):
     """6 D Σ_n n over the 1..L · sites + 1 sources of the readers."""
     return sum(self._read_flops(n) for n in range(1, self.num_sublayers + 2))
-
-
-def _check_layer(layer: int | Array, sources: Sources) -> None:
-  """A list of sources cannot grow under a trace; a bank, which `depth.run` makes, can."""
-  if not isinstance(layer, int) and sources.bank is None:
-    raise ValueError(
-      f"layer={layer!r} is traced, but the sources grow from layer to layer; "
-      "loop over Python ints, or scan with resjax.models.depth.run"
-    )
 
 
 class BlockAttnRes(_DepthReader):
@@ -150,7 +141,7 @@ class BlockAttnRes(_DepthReader):
 
   def write(self, state, layer, site, out, *, normed=None, tape=None):
     """See `Combinator.write`; an integer layer at the end of a block completes its source."""
-    _check_layer(layer, state.sources)
+    check_layer(layer, state.sources)
     state = DepthState(state.sources, state.running + out)
     ends_layer = isinstance(layer, int) and site == self.sites[-1]
     ends_block = ends_layer and (

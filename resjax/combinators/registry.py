@@ -8,6 +8,10 @@ from flax import nnx
 from resjax.combinators.attenuation import Attenuation, Gate
 from resjax.combinators.attn_res import AttnRes, BlockAttnRes
 from resjax.combinators.base import Combinator
+from resjax.combinators.deep_cross_attention import DeepCrossAttention
+from resjax.combinators.dense import DenseFormer
+from resjax.combinators.elc import ELC
+from resjax.combinators.muddformer import MUDDFormer
 from resjax.combinators.standard import Standard
 
 _REGISTRY: dict[str, type[Combinator]] = {
@@ -16,6 +20,10 @@ _REGISTRY: dict[str, type[Combinator]] = {
   "gate": Gate,
   "attn_res": AttnRes,
   "block_attn_res": BlockAttnRes,
+  "denseformer": DenseFormer,
+  "elc": ELC,
+  "deep_cross_attention": DeepCrossAttention,
+  "muddformer": MUDDFormer,
 }
 
 
@@ -44,7 +52,7 @@ def options(name: str) -> dict[str, object]:
   """Returns the options of a combinator with their defaults; sizes, sites and rngs left out."""
   found = {}
   for cls in get(name).__mro__:
-    if not issubclass(cls, Combinator) or cls is Combinator:
+    if not issubclass(cls, Combinator) or cls.__init__ is Combinator.__init__:
       break
     for key, parameter in inspect.signature(cls.__init__).parameters.items():
       if parameter.kind is parameter.KEYWORD_ONLY and key != "rngs":

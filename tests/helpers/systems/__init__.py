@@ -6,11 +6,15 @@ every test of tests/combinators walks it.
 
 import functools
 
-from tests.helpers.systems import attn_res, plain
+from tests.helpers.systems import attn_res, dca, dense, elc, muddformer, plain
 
 _FAMILIES = (
   plain,
   attn_res,
+  dense,
+  elc,
+  dca,
+  muddformer,
 )
 
 EQUATIONS = functools.reduce(dict.__or__, (family.EQUATIONS for family in _FAMILIES))
