@@ -60,6 +60,24 @@ def residual() -> dict:
   return {
     "name": "standard",
     "standard": {},
+    "attenuation": {
+      "layers": (-1,),
+      "alpha": 0.5,
+      "cut_sites": ("attention", "mlp"),
+      "scope": "sublayer",  # sublayer | layer
+    },
+    "gate": {
+      "granularity": "layer",  # layer | depth_mixture | token | channel
+      "kappa": 1.0,  # of depth_mixture
+      "scope": "sublayer",  # sublayer | layer
+    },
+    "rezero": {"granularity": "layer", "pre_norm": False},
+    "layerscale": {"init_value": 0.0},  # 0: by depth
+    "highway": {"granularity": "channel", "bias_init": -2.0},  # token | channel
+    "deepnorm": {"alpha": 0.0, "eps": 1e-5},  # alpha 0: by depth
+    "x0_residual": {"init": "standard", "backout": False},  # standard | nanochat
+    "unet_skips": {},
+    "laurel": {"variant": "rw+lr", "rank": 4, "num_previous": 3, "normalize": "none"},
     "attn_res": {"num_heads": 1, "eps": 1e-6},
     "block_attn_res": {"layers_per_block": 3, "rms_block": False, "num_heads": 1, "eps": 1e-6},
     "delta_attn_res": {
@@ -75,28 +93,7 @@ def residual() -> dict:
       "num_heads": 1,
       "eps": 1e-6,
     },
-    "depth_attention": {"window": 8, "num_heads": 4, "eps": 1e-6},
-    "attenuation": {
-      "layers": (-1,),
-      "alpha": 0.5,
-      "cut_sites": ("attention", "mlp"),
-      "scope": "sublayer",
-    },
-    "gate": {"granularity": "layer", "kappa": 1.0, "scope": "sublayer"},
-    "rezero": {"granularity": "layer", "pre_norm": False},
-    "layerscale": {"init_value": 0.0},  # 0: by depth
-    "highway": {"granularity": "channel", "bias_init": -2.0},
-    "deepnorm": {"alpha": 0.0, "eps": 1e-5},  # alpha 0: by depth
-    "x0_residual": {"init": "standard", "backout": False},
-    "unet_skips": {},
-    "laurel": {"variant": "rw+lr", "rank": 4, "num_previous": 3, "normalize": "none"},
-    "hyper_connections": {"num_streams": 4, "dynamic": True, "norm": "layernorm", "eps": 1e-6},
-    "mhc": {"num_streams": 4, "sinkhorn_iterations": 20, "init": "uniform", "eps": 1e-6},
-    "mhc_lite": {"num_streams": 4, "init": "uniform", "eps": 1e-6},
-    "attenuation": {"layers": (-1,), "alpha": 0.5, "cut_sites": ("attention", "mlp")},
-    "gate": {"granularity": "layer", "kappa": 1.0},
-    "attn_res": {"eps": 1e-6},
-    "block_attn_res": {"layers_per_block": 3, "eps": 1e-6},
+    "depth_attention": {"window": 8, "num_heads": 4, "eps": 1e-6},  # window in layers
     "deep_delta": {
       "value_width": 4,  # R; 1: the plain width, with compressor none and no expansion
       "compressor": "channel",  # none (R = 1) | channel | token
@@ -107,6 +104,27 @@ def residual() -> dict:
       "beta_init": 1.0,
       "eps": 1e-5,
     },
+    "denseformer": {"dilation": 1, "period": 1},
+    "elc": {
+      "variant": "base",  # base | zero | normalized
+      "weighted_output": False,
+      "eps": 1e-6,
+    },
+    "deep_cross_attention": {"version": 3, "last": 0},  # 1 | 2 | 3; last 0: all earlier layers
+    "muddformer": {"row_sizes": "stacked", "eps": 1e-6},  # stacked | faithful (model.depth=loop)
+    "hyper_connections": {
+      "num_streams": 4,  # R
+      "dynamic": True,
+      "norm": "layernorm",  # layernorm | rmsnorm, of the dynamic part
+      "eps": 1e-6,
+    },
+    "mhc": {
+      "num_streams": 4,  # R
+      "sinkhorn_iterations": 20,
+      "init": "uniform",  # uniform | identity
+      "eps": 1e-6,
+    },
+    "mhc_lite": {"num_streams": 4, "init": "uniform", "eps": 1e-6},  # uniform | identity
   }
 
 

@@ -13,7 +13,7 @@ from resjax.kernels.depth_attention import Sources
 from resjax.typing import Array, PyTree
 
 Views = Mapping[str, Array]
-Strategy = Literal["carry", "depth_blocks", "history"]
+Strategy = Literal["carry", "depth_blocks", "history", "loop"]
 
 
 @jax.tree_util.register_dataclass
@@ -70,7 +70,7 @@ class Combinator(nnx.Module):
     strategy: how a scan over layers treats the state. `carry`: fixed shape, any scan will do.
       `history`: a `DepthState` whose sources grow in every layer. `depth_blocks`: a `DepthState`
       whose sources grow after every `layers_per_block` layers. The last two need integer layers
-      outside `resjax.models.depth`.
+      outside `resjax.models.depth`. `loop`: no scan, the parameters of layers differ in shape.
     pre_norm: whether branches normalise what they read. If not, `write` normalises (post-norm).
     branch_init_gain: factor on the initial value and output projections of the branches.
     equals_standard_at_init: whether a fresh combinator computes what `standard` computes, up to

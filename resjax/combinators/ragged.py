@@ -43,7 +43,21 @@ class RaggedRows:
     Returns:
       [N, ...], zero where the row has no weight.
     """
+    if not self.size:  # nothing to take from
+      return jnp.zeros((self.width, *packed.shape[1:]), packed.dtype)
     return jnp.take(packed, jnp.asarray(self._places())[index], 0, mode="fill", fill_value=0)
+
+  def newest_of_empty(self, index: int | Array) -> Array:
+    """Weight one for source `index` if that row has no weights: it is no mix, but the newest.
+
+    Args:
+      index: of the row, whose newest source has the same number; may be traced.
+
+    Returns:
+      [N], one-hot or zero.
+    """
+    empty = [not columns for columns in self.columns]
+    return jnp.asarray(np.eye(len(empty), self.width) * np.reshape(empty, (-1, 1)))[index]
 
   def pack(self, rows: np.ndarray) -> np.ndarray:
     """Packs [rows, N, ...], the inverse of `row` for all rows."""

@@ -8,16 +8,20 @@ from flax import nnx
 from resjax.combinators.attenuation import Attenuation
 from resjax.combinators.attn_res import AttnRes, BlockAttnRes
 from resjax.combinators.base import Combinator
+from resjax.combinators.deep_cross_attention import DeepCrossAttention
+from resjax.combinators.deep_delta import DeepDelta
 from resjax.combinators.deepnorm import DeepNorm
 from resjax.combinators.delta_attn_res import DeltaAttnRes, DeltaBlockAttnRes
+from resjax.combinators.dense import DenseFormer
 from resjax.combinators.depth_attention import DepthAttention
+from resjax.combinators.elc import ELC
 from resjax.combinators.gate import Gate
 from resjax.combinators.highway import Highway
 from resjax.combinators.hyper_connections import HyperConnections
 from resjax.combinators.laurel import Laurel
 from resjax.combinators.mhc import MHC, MHCLite
+from resjax.combinators.muddformer import MUDDFormer
 from resjax.combinators.scaled import LayerScale, ReZero
-from resjax.combinators.deep_delta import DeepDelta
 from resjax.combinators.standard import Standard
 from resjax.combinators.unet_skips import UNetSkips
 from resjax.combinators.x0_residual import X0Residual
@@ -42,6 +46,10 @@ _REGISTRY: dict[str, type[Combinator]] = {
   "mhc": MHC,
   "mhc_lite": MHCLite,
   "deep_delta": DeepDelta,
+  "denseformer": DenseFormer,
+  "elc": ELC,
+  "deep_cross_attention": DeepCrossAttention,
+  "muddformer": MUDDFormer,
 }
 
 
@@ -70,7 +78,7 @@ def options(name: str) -> dict[str, object]:
   """Returns the options of a combinator with their defaults; sizes, sites and rngs left out."""
   found = {}
   for cls in get(name).__mro__:
-    if not issubclass(cls, Combinator) or cls is Combinator:
+    if not issubclass(cls, Combinator) or cls.__init__ is Combinator.__init__:
       break
     for key, parameter in inspect.signature(cls.__init__).parameters.items():
       if parameter.kind is parameter.KEYWORD_ONLY and key != "rngs":

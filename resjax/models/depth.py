@@ -64,10 +64,16 @@ def run(
     The combinator's final read [B, T, D].
 
   Raises:
-    ValueError: `layers` has another number of layers than the combinator, or remat is unknown.
+    ValueError: `layers` has another number of layers than the combinator, remat is unknown, or
+      the combinator cannot be scanned.
   """
   if remat not in REMAT:
     raise ValueError(f"config.model.remat={remat!r} is not known; allowed: {', '.join(REMAT)}")
+  if combinator.strategy == "loop" and not unroll:
+    raise ValueError(
+      "the layers of this combinator differ in shape and cannot be scanned; "
+      "set config.model.depth='loop'"
+    )
   graphdef, rows, shared = nnx.split(
     combinator, lambda path, _: path[0] in combinator.per_layer, ...
   )

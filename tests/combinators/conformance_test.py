@@ -63,12 +63,12 @@ def check_dead(gradients, dead, names):
   """Exactly the elements under the index prefixes of `dead` are zero."""
   assert set(dead) <= set(gradients)
   for name in names:
-    gradient = np.asarray(gradients[name])
-    zero = np.zeros(gradient.shape, bool)
-    for prefix in dead.get(name, ()):
-      zero[prefix] = True
-    assert np.isfinite(gradient).all(), name
-    np.testing.assert_array_equal(gradient == 0, zero, err_msg=name)
+    for gradient in jax.tree.leaves(gradients[name]):  # one, or one per layer
+      zero = np.zeros(gradient.shape, bool)
+      for prefix in dead.get(name, ()):
+        zero[prefix] = True
+      assert np.isfinite(gradient).all(), name
+      np.testing.assert_array_equal(gradient == 0, zero, err_msg=name)
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case.learns_at_init], ids=str)

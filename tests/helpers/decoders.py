@@ -8,6 +8,7 @@ from flax import nnx
 from configs import base
 from resjax.models.config import DecoderConfig, ResidualConfig
 from resjax.models.decoder import Decoder
+from tests.helpers import fast
 
 STYLES = ("gpt2", "llama")
 
@@ -36,6 +37,23 @@ def decoder(config, *, random=True, **kwargs):
 def tokens(config, batch=2, length=12, seed=0):
   rng = np.random.default_rng(seed)
   return jnp.asarray(rng.integers(0, config.vocab_size, (batch, length)))
+
+
+def training_bytes(name, remat, num_layers):
+  """Temporary bytes of a compiled gradient step; nothing is run."""
+  made = config(
+    "llama", name, {"layers_per_block": 4} if name == "block_attn_res" else None,
+    num_layers=num_layers, d_model=64, mlp_dim=128, remat=remat, max_positions=256,
+  )  # fmt: skip
+  model = nnx.eval_shape(lambda: Decoder(made, rngs=nnx.Rngs(0)))
+  graphdef, state = nnx.split(model)
+
+  def loss(state, tokens):
+    return jnp.mean(nnx.merge(graphdef, state)(tokens) ** 2)
+
+  tokens = jax.ShapeDtypeStruct((1, 256), jnp.int32)
+  compiled = fast.jit(jax.grad(loss)).lower(state, tokens).compile()
+  return compiled.memory_analysis().temp_size_in_bytes
 
 
 class Given(nnx.Module):

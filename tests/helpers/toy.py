@@ -59,7 +59,10 @@ token_local_branch = functools.partial(branch, mix_tokens=False)
 
 
 def build(name, options, *, num_layers=L, sites=SITES, random=True):
-  """A combinator, its parameters moved away from their initial values if `random`."""
+  """A combinator, its parameters moved away from their initial values if `random`.
+
+  By 0.5 · normal; matrices (what is decayed) by as much in what they make of normal inputs.
+  """
   fresh = combinators.build(
     name, num_layers=num_layers, d_model=D, sites=sites, rngs=nnx.Rngs(0), **options
   )
@@ -67,9 +70,12 @@ def build(name, options, *, num_layers=L, sites=SITES, random=True):
     return fresh
   rng = np.random.default_rng(2)
   graphdef, state = nnx.split(fresh)
-  moved = jax.tree.map(
-    lambda leaf: leaf + jnp.asarray(0.5 * rng.normal(size=leaf.shape), leaf.dtype), state
-  )
+
+  def move(path, leaf):
+    fan_in = leaf.shape[-2] if path[0].key in fresh.decayed_parameters else 1
+    return leaf + jnp.asarray(0.5 * fan_in**-0.5 * rng.normal(size=leaf.shape), leaf.dtype)
+
+  moved = jax.tree.map_with_path(move, state)
   return nnx.merge(graphdef, moved)
 
 

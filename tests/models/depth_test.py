@@ -6,34 +6,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import nnx
 
 from resjax.models import depth
-from resjax.models.decoder import Decoder
 from tests.helpers import decoders, fast, toy
-
-
-def training_bytes(name, remat, num_layers):
-  """Temporary bytes of a compiled gradient step; nothing is run."""
-  config = decoders.config(
-    "llama", name, {"layers_per_block": 4} if name == "block_attn_res" else None,
-    num_layers=num_layers, d_model=64, mlp_dim=128, remat=remat, max_positions=256,
-  )  # fmt: skip
-  model = nnx.eval_shape(lambda: Decoder(config, rngs=nnx.Rngs(0)))
-  graphdef, state = nnx.split(model)
-
-  def loss(state, tokens):
-    return jnp.mean(nnx.merge(graphdef, state)(tokens) ** 2)
-
-  tokens = jax.ShapeDtypeStruct((1, 256), jnp.int32)
-  compiled = fast.jit(jax.grad(loss)).lower(state, tokens).compile()
-  return compiled.memory_analysis().temp_size_in_bytes
 
 
 @pytest.mark.parametrize("name", ["attn_res", "block_attn_res"])
 def test_twice_the_layers_take_twice_the_memory(name):
   bytes_24, bytes_48 = (
-    {remat: training_bytes(name, remat, n) for remat in depth.REMAT} for n in (24, 48)
+    {remat: decoders.training_bytes(name, remat, n) for remat in depth.REMAT} for n in (24, 48)
   )
   for remat in depth.REMAT:
     assert bytes_48[remat] <= 2.2 * bytes_24[remat], remat
@@ -43,7 +24,7 @@ def test_twice_the_layers_take_twice_the_memory(name):
 
 def test_the_embedding_is_kept_once_and_not_once_per_layer():
   stream = 256 * 64 * 4
-  standard, x0 = (training_bytes(name, "full", 24) for name in ("standard", "x0_residual"))
+  standard, x0 = (decoders.training_bytes(name, "full", 24) for name in ("standard", "x0_residual"))
   assert x0 - standard < 8 * stream
 
 

@@ -5,3 +5,4 @@ from resjax.kernels.depth_attention.sources import Sources as Sources
 from resjax.kernels.depth_attention.sources import make_bank as make_bank
 from resjax.kernels.depth_attention.sources import store as store
 from resjax.kernels.depth_attention.weighted_sum import depth_sum as depth_sum
+from resjax.kernels.depth_attention.weighted_sum import gated_depth_sum as gated_depth_sum

@@ -1,4 +1,4 @@
-"""Sums of depth sources with given weights."""
+"""Sums of depth sources with given weights, and with weights that depend on the sources."""
 
 import jax
 import jax.numpy as jnp
@@ -21,12 +21,43 @@ def depth_sum(sources: Sources, weights: Array) -> Array:
   Returns:
     h [..., D] in the dtype of the sources.
   """
-  recomputed = jax.checkpoint(_weighted_sum, prevent_cse=False)
+  recomputed = jax.checkpoint(_depth_sum, prevent_cse=False)
   return recomputed(sources.groups(), sources.valid(), weights)
 
 
-def _weighted_sum(groups: tuple[Array, ...], valid: Array, weights: Array) -> Array:
-  wide = jnp.promote_types(groups[0].dtype, jnp.float32)
+def gated_depth_sum(sources: Sources, weights: Array, query: Array) -> Array:
+  """h = Σ_n (w_n + relu(q · v_n)) ⊙ v_n over the sources that are there, in float32 or wider.
+
+  One gate per source and token is added to weights that may differ by channel: the two sums are
+  taken apart, no array of N D weights per token exists. The reverse pass keeps sources, weights
+  and query alone.
+
+  Args:
+    sources: N arrays [..., D] in their slots.
+    weights: as in `depth_sum`, without token axes: [slots] or [slots, D].
+    query: [D].
+
+  Returns:
+    h [..., D] in the dtype of the sources.
+  """
+  recomputed = jax.checkpoint(_gated_depth_sum, prevent_cse=False)
+  return recomputed(sources.groups(), sources.valid(), weights, query)
+
+
+def _depth_sum(groups, valid, weights):
+  return _wide_sum(groups, valid, weights).astype(groups[0].dtype)
+
+
+def _gated_depth_sum(groups, valid, weights, query):
+  wide = _wide_dtype(groups)
+  dots = [jnp.sum(group.astype(wide) * query.astype(wide), axis=-1) for group in groups]
+  gates = jax.nn.relu(jnp.concatenate(dots))[..., None]
+  h = _wide_sum(groups, valid, weights) + _wide_sum(groups, valid, gates)
+  return h.astype(groups[0].dtype)
+
+
+def _wide_sum(groups: tuple[Array, ...], valid: Array, weights: Array) -> Array:
+  wide = _wide_dtype(groups)
   # One axis per axis of a source: [slots, ...] broadcasts from the right.
   missing = (1,) * (groups[0].ndim - weights.ndim)
   weights = weights.reshape(len(weights), *missing, *weights.shape[1:]).astype(wide)
@@ -36,4 +67,8 @@ def _weighted_sum(groups: tuple[Array, ...], valid: Array, weights: Array) -> Ar
     end = start + len(group)
     total += jnp.sum(weights[start:end] * group.astype(wide), axis=0)
     start = end
-  return total.astype(groups[0].dtype)
+  return total
+
+
+def _wide_dtype(groups: tuple[Array, ...]) -> jnp.dtype:
+  return jnp.promote_types(groups[0].dtype, jnp.float32)

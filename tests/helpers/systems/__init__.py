@@ -8,16 +8,20 @@ import functools
 
 from tests.helpers.systems import (
   attn_res,
+  dca,
+  deep_delta,
   delta_attn_res,
+  dense,
   depth_attention,
+  elc,
   hyper_connections,
   laurel,
   mhc,
+  muddformer,
   plain,
   scaled,
   speedrun,
 )
-from tests.helpers.systems import attn_res, deep_delta, plain
 
 _FAMILIES = (
   plain,
@@ -30,6 +34,10 @@ _FAMILIES = (
   hyper_connections,
   mhc,
   deep_delta,
+  dense,
+  elc,
+  dca,
+  muddformer,
 )
 
 EQUATIONS = functools.reduce(dict.__or__, (family.EQUATIONS for family in _FAMILIES))

@@ -1,0 +1,131 @@
+"""DeepCrossAttention: queries, keys, values and residual base from mixes of their own."""
+
+import jax.numpy as jnp
+from flax import nnx
+
+from resjax.combinators.base import DepthState, check_option
+from resjax.combinators.layer_mixing import LayerMixer
+from resjax.combinators.ragged import RaggedRows
+from resjax.kernels.depth_attention import Sources, depth_sum, gated_depth_sum
+from resjax.typing import Array
+
+_VIEWS = ("q", "k", "v", "x")
+
+
+class DeepCrossAttention(LayerMixer):
+  """Four residual networks (GRN) per layer give its q, k, v and residual base x.
+
+  version 1  g = Σ_j b_j g_j,                          b: one scalar per source
+  version 2  g = Σ_j b_j ⊙ g_j,                        b: [D] per source
+  version 3  g = Σ_j (b_j + relu(w · g_j)) ⊙ g_j,      and w: [D]
+
+  g_0 = x, and g_j is what layer j adds: the sum of its branches' outputs, without its input. The
+  first site of a layer reads q, k, v and x; the others read x plus the outputs so far. The output
+  is a GRN over all g_0..g_L.
+
+  With `last` = k > 0 (k-DCA) the sources of layer i are g_0, the plain sum of g_1..g_{i−k}, and
+  the last k; else all of them.
+
+  Stores N = L + 1 sources, or k + 2, and the layer's stream and output: (N + 2) D values per
+  token. With n_i ≤ N the sources of layer i, and L itself for the output, parameters are
+  Σ_{i<L} 4 n_i + n_L times 1 (version 1) or D (2, 3), and in version 3 (4 L + 1) D for w. b is one
+  at init, the plain sum, hence `standard`; w is N(0, 0.02² / D), with which version 3 is `standard`
+  up to about 1 %: at w = 0 the relu would never let a gradient through. FLOPs per source, GRN and
+  token: 2 D in versions 1 and 2, 6 D in version 3.
+
+  Args:
+    version: 1, 2 or 3.
+    last: k of k-DCA, 0..L − 1; 0 is no limit.
+
+  Raises:
+    ValueError: version or last out of range.
+
+  Source: DeepCrossAttention, arXiv 2502.06785. There is no official code. The paper counts three
+  GRNs per layer; the fourth is the separate residual input of the MLP.
+  """
+
+  output_has_mix = False
+
+  def __init__(self, *, version: int = 3, last: int = 0, rngs: nnx.Rngs, **sizes):
+    super().__init__(**sizes)
+    check_option("version", version, version in (1, 2, 3), "1, 2, 3")
+    check_option("last", last, 0 <= last < self.num_layers, f"0..{self.num_layers - 1} (layers)")
+    self.version = version
+    self.last = last
+    self.strategy = "carry" if last else "history"
+    self.equals_standard_at_init = version != 3
+    columns = [self._slots(i) for i in range(self.num_layers)]
+    self.rows = RaggedRows.of(columns, self._num_slots)
+    width = () if version == 1 else (self.d_model,)
+    self.bias = nnx.Param(jnp.ones((self.rows.size, len(_VIEWS), *width)))
+    self.final_bias = nnx.Param(jnp.ones((self._num_slots, *width)))
+    if version == 3:
+      self.per_layer = ("query",)
+      draw = nnx.initializers.normal(0.02 * self.d_model**-0.5)
+      shape = (self.num_layers, len(_VIEWS), self.d_model)
+      self.query = nnx.Param(draw(rngs.params(), shape))
+      self.final_query = nnx.Param(draw(rngs.params(), (self.d_model,)))
+
+  @property
+  def _num_slots(self) -> int:
+    return self.last + 2 if self.last else self.num_layers + 1
+
+  def _slots(self, layer: int) -> tuple[int, ...]:
+    """Slots that hold the sources of a layer; with k: g_0, the sum, the last k in order."""
+    if not self.last:
+      return tuple(range(layer + 1))
+    summed = (1,) if layer > self.last else ()
+    kept = min(layer, self.last)
+    return (0, *summed, *range(self._num_slots - kept, self._num_slots))
+
+  def init(self, x, tokens=None):
+    """See `Combinator.init`; slots of k-DCA that hold nothing are zero and have no weight."""
+    if not self.last:
+      return super().init(x, tokens)
+    empty = (jnp.zeros_like(x),) * (self.last + 1)
+    return DepthState(Sources(recent=(x, *empty)), self._first_running(x))
+
+  def _append(self, sources, output):
+    if not self.last:
+      return sources.append(output)
+    x, summed, oldest, *newer = sources.recent
+    return Sources(recent=(x, summed + oldest, *newer, output))
+
+  def view_names(self, site):
+    """See `Combinator.view_names`."""
+    return _VIEWS if site == self.sites[0] else ("x",)
+
+  def _mix(self, state, layer):
+    bias = state.sources.in_slot_order(self.rows.row(self.bias[...], layer))
+    query = self._layer_row(self.query, layer) if self.version == 3 else (None,) * len(_VIEWS)
+    return {
+      view: self._grn(state.sources, bias[:, index], query[index])
+      for index, view in enumerate(_VIEWS)
+    }
+
+  def _grn(self, sources: Sources, bias: Array, query: Array | None) -> Array:
+    if query is None:
+      return depth_sum(sources, bias)
+    return gated_depth_sum(sources, bias, query)
+
+  def final(self, state):
+    """See `Combinator.final`."""
+    query = self.final_query[...] if self.version == 3 else None
+    return self._grn(state.sources, self.final_bias[...], query)
+
+  def num_parameters(self):
+    """4 Σ_{i<L} n_i + n_L, times 1 or D, and in version 3 (4 L + 1) D."""
+    biases = len(_VIEWS) * self.rows.size + self._num_slots
+    queries = (len(_VIEWS) * self.num_layers + 1) * self.d_model if self.version == 3 else 0
+    return biases * (1 if self.version == 1 else self.d_model) + queries
+
+  def state_bytes_per_token(self, itemsize):
+    """(L + 3) D values; with k: (k + 4) D."""
+    return (self._num_slots + 2) * self.d_model * itemsize
+
+  def flops_per_token(self):
+    """2 D or 6 D per source and GRN, D per addition."""
+    reads = len(_VIEWS) * self.rows.size + self._num_slots
+    per_read = 6 if self.version == 3 else 2
+    summed = self.num_layers if self.last else 0
+    return (per_read * reads + summed) * self.d_model + self._write_flops()

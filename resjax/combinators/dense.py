@@ -1,0 +1,69 @@
+"""DenseFormer: static weighted averages of the outputs of all earlier layers."""
+
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from resjax.combinators.base import check_option
+from resjax.combinators.layer_mixing import LayerMixer
+from resjax.combinators.ragged import RaggedRows
+from resjax.kernels.depth_attention import Sources, depth_sum
+from resjax.typing import Array
+
+
+class DenseFormer(LayerMixer):
+  """Y_i = Σ_{j≤i} α_ij X_j after layer i; layer i + 1 starts its stream at Y_i and leaves X_{i+1}.
+
+  X_0 = x, and X_i is the stream at the end of layer i = 1..L, before it is averaged: each layer
+  keeps its residual adds, around Y. The last average, Y_L, is the output. Weights are free in sign
+  and sum. With dilation k only j ≡ i (mod k) take part; with period p only Y_i with i ≡ 0 (mod p)
+  are averages, the others are X_i. The paper writes k × p.
+
+  Stores X_0..X_L and the stream: (L + 2) D values per token. Parameters: ⌈(i + 1) / k⌉ scalars
+  for each average, L (L + 3) / 2 for 1 × 1; one-hot at j = i at init, which is `standard`. FLOPs:
+  2 D per weight and token, D per write. What takes no part has weight zero and is read all the
+  same, so dilation and period do not make this implementation faster.
+
+  Args:
+    dilation: k, 1..L.
+    period: p, 1..L.
+
+  Raises:
+    ValueError: dilation or period out of range.
+
+  Source: DenseFormer, arXiv 2402.02622. Its code decays the weights and draws them with the
+  initialiser of all linear maps; here they start one-hot and are not decayed.
+  """
+
+  def __init__(self, *, dilation: int = 1, period: int = 1, rngs: nnx.Rngs | None = None, **sizes):
+    super().__init__(**sizes)
+    allowed = f"1..{self.num_layers} (layers)"
+    check_option("dilation", dilation, 1 <= dilation <= self.num_layers, allowed)
+    check_option("period", period, 1 <= period <= self.num_layers, allowed)
+    num_sources = self.num_layers + 1
+    columns = [
+      () if i == 0 or i % period else range(i % dilation, i + 1, dilation)
+      for i in range(num_sources)
+    ]
+    self.rows = RaggedRows.of(columns, num_sources)
+    self.weight = nnx.Param(jnp.asarray(self.rows.pack(np.eye(num_sources))))
+
+  def _mix(self, state, layer):
+    return {"x": self._average(state.sources, layer)}
+
+  def final(self, state):
+    """See `Combinator.final`."""
+    return self._average(state.sources, self.num_layers)
+
+  def _average(self, sources: Sources, i: int | Array) -> Array:
+    """Returns Y_i."""
+    weights = self.rows.row(self.weight[...], i) + self.rows.newest_of_empty(i)
+    return depth_sum(sources, sources.in_slot_order(weights))
+
+  def num_parameters(self):
+    """Σ_i ⌈(i + 1) / dilation⌉ over i = period, 2 · period, .. ≤ L."""
+    return self.rows.size
+
+  def flops_per_token(self):
+    """2 D per weight, D per write."""
+    return 2 * self.rows.size * self.d_model + self._write_flops()

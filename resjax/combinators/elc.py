@@ -1,0 +1,111 @@
+"""ELC-BERT: every layer chooses which earlier layers it reads."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from resjax.combinators.base import check_option
+from resjax.combinators.layer_mixing import LayerMixer
+from resjax.combinators.ragged import RaggedRows
+from resjax.kernels.depth_attention import Sources, depth_sum
+from resjax.typing import Array
+
+
+class ELC(LayerMixer):
+  """x̂_i = Σ_{j≤i} softmax_j(a_i) y_j; layer i = 0..L−1 reads x̂_i and leaves y_{i+1}.
+
+  y_0 = x, and y_{i+1} is the sum of the outputs of the layer's branches: nothing is added to a
+  stream from layer to layer. With attention and MLP, and f_s for a branch with its norm:
+
+  `base`        h = f_attention(x̂),  y = h + f_mlp(h)
+  `zero`        h = f_attention(x̂),  y = h + f_mlp(x̂ + h)
+  `normalized`  as `zero`, y without its mean and divided by its standard deviation
+
+  Further sites read on in the same way: the sum of what came before them in the layer, without x̂
+  in `base`. The output is y_L, or with `weighted_output` one more mix, of all y_0..y_L. The
+  authors train a masked encoder with norms after attention and MLP weights that shrink with depth;
+  here the branches are the decoder's, and since mixing is within a token they may be causal.
+
+  Stores y_0..y_L and the stream, D more where its sum is kept apart: (L + 2) D values per token
+  in `base`, else (L + 3) D. Parameters: i + 1 logits for layers i = 1..L−1, L (L + 1) / 2 − 1 in
+  all (the first layer has one source and no choice), and L + 1 for the weighted output. At init
+  logits are zero, in `base` one for the newest source; never `standard`. FLOPs: 2 D per source,
+  reader and token, D per addition, 5 D per normalised output.
+
+  Args:
+    variant: `base`, `zero` or `normalized`.
+    weighted_output: whether the output is a mix of all layers; its logits start at zero. The
+      released code has it with `zero` alone.
+    eps: added to the variance of a normalised output; > 0.
+
+  Raises:
+    ValueError: variant or eps out of range.
+
+  Source: Not all layers are equally as important (ELC-BERT), arXiv 2311.02265; what distinguishes
+  the variants is taken from the released code.
+  """
+
+  equals_standard_at_init = False
+  output_has_mix = False
+
+  def __init__(
+    self,
+    *,
+    variant: str = "base",
+    weighted_output: bool = False,
+    eps: float = 1e-6,
+    rngs: nnx.Rngs | None = None,
+    **sizes,
+  ):
+    super().__init__(**sizes)
+    allowed = ("base", "zero", "normalized")
+    check_option("variant", variant, variant in allowed, ", ".join(allowed))
+    flags = (False, True)
+    check_option("weighted_output", weighted_output, weighted_output in flags, "False, True")
+    check_option("eps", eps, eps > 0, "eps > 0")
+    self.variant = variant
+    self.weighted_output = bool(weighted_output)
+    self.eps = eps
+    self.stream_has_mix = variant != "base"
+    readers = self.num_layers + self.weighted_output
+    columns = [range(i + 1) if i else () for i in range(readers)]
+    self.rows = RaggedRows.of(columns, self.num_layers + 1)
+    logits = np.zeros((readers, self.num_layers + 1))
+    if variant == "base":
+      np.fill_diagonal(logits[: self.num_layers], 1.0)  # the newest source of every layer
+    self.logits = nnx.Param(jnp.asarray(self.rows.pack(logits)))
+
+  def _mix(self, state, layer):
+    return {"x": self._choose(state.sources, layer)}
+
+  def _choose(self, sources: Sources, i: int | Array) -> Array:
+    """Returns x̂_i."""
+    logits = self.rows.row(self.logits[...], i)
+    exists = jnp.arange(self.num_layers + 1) <= i
+    weights = jax.nn.softmax(jnp.where(exists, logits, -jnp.inf))
+    return depth_sum(sources, sources.in_slot_order(weights))
+
+  def _output(self, running):
+    y = super()._output(running)
+    if self.variant != "normalized":
+      return y
+    wide = y.astype(jnp.promote_types(y.dtype, jnp.float32))
+    centred = wide - jnp.mean(wide, axis=-1, keepdims=True)
+    variance = jnp.mean(centred**2, axis=-1, keepdims=True)
+    return (centred * jax.lax.rsqrt(variance + self.eps)).astype(y.dtype)
+
+  def final(self, state):
+    """See `Combinator.final`."""
+    if self.weighted_output:
+      return self._choose(state.sources, self.num_layers)
+    return self._output(state.running)
+
+  def num_parameters(self):
+    """L (L + 1) / 2 − 1, and L + 1 for a weighted output."""
+    return self.rows.size
+
+  def flops_per_token(self):
+    """2 D per weight, the first layer's included, D per addition, 5 D per normalised output."""
+    normalised = self.num_layers if self.variant == "normalized" else 0
+    return (2 * (self.rows.size + 1) + 5 * normalised) * self.d_model + self._write_flops()

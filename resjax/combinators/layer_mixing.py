@@ -1,0 +1,88 @@
+"""What combinators share that mix the outputs of whole layers at the start of a layer."""
+
+import abc
+from typing import NamedTuple
+
+import jax.numpy as jnp
+
+from resjax.combinators.base import Combinator, DepthState, Views, check_layer
+from resjax.kernels.depth_attention import Sources
+from resjax.typing import Array
+
+
+class LayerStream(NamedTuple):
+  """What the sites of a layer hand on.
+
+  Attributes:
+    stream: what the next site reads, [B, T, D].
+    output: the sum of the layer's branch outputs [B, T, D]; None if the stream is the output.
+  """
+
+  stream: Array
+  output: Array | None = None
+
+
+class LayerMixer(Combinator):
+  """The first site of a layer reads mixes of the embedding and the outputs of earlier layers.
+
+  The other sites read a stream that starts at the mix and to which every site adds. After the
+  last site the layer's output becomes a source. What follows the last layer is in `final`.
+
+  Attributes:
+    stream_has_mix: whether the stream starts at the mix, not at the first branch's output.
+    output_has_mix: whether a layer's output is its stream, not the sum of its branches alone.
+  """
+
+  strategy = "history"
+  stream_has_mix: bool = True
+  output_has_mix: bool = True
+
+  @abc.abstractmethod
+  def _mix(self, state: DepthState, layer: int | Array) -> Views:
+    """Returns the views of the first site of a layer."""
+
+  def _output(self, running: LayerStream) -> Array:
+    """Returns the output of a layer, after its last site."""
+    return running.stream if running.output is None else running.output
+
+  def _append(self, sources: Sources, output: Array) -> Sources:
+    return sources.append(output)
+
+  def init(self, x, tokens=None):
+    """See `Combinator.init`."""
+    return DepthState(Sources(recent=(x,)), self._first_running(x))
+
+  def _first_running(self, x: Array) -> LayerStream:
+    return LayerStream(x, jnp.zeros_like(x) if self._splits else None)
+
+  @property
+  def _splits(self) -> bool:
+    return self.stream_has_mix and not self.output_has_mix
+
+  def read(self, state, layer, site):
+    """See `Combinator.read`; the tape is the stream that `write` adds to, None at its start."""
+    if site != self.sites[0]:
+      return {"x": state.running.stream}, state.running.stream
+    views = self._mix(state, layer)
+    return views, views["x"] if self.stream_has_mix else None
+
+  def write(self, state, layer, site, out, *, normed=None, tape=None):
+    """See `Combinator.write`; the last site of a layer appends its output to the sources."""
+    if self.strategy == "history":
+      check_layer(layer, state.sources)
+    output = None
+    if self._splits:
+      output = out if site == self.sites[0] else state.running.output + out
+    running = LayerStream(out if tape is None else tape + out, output)
+    if site != self.sites[-1]:
+      return DepthState(state.sources, running)
+    return DepthState(self._append(state.sources, self._output(running)), running)
+
+  def state_bytes_per_token(self, itemsize):
+    """(L + 1) D values of sources and D or 2 D of the stream."""
+    return (self.num_layers + 2 + self._splits) * self.d_model * itemsize
+
+  def _write_flops(self) -> int:
+    """D per addition: one per site; one less where the mix is left out; both sums where split."""
+    per_layer = len(self.sites) if self.output_has_mix else len(self.sites) - 1
+    return self.num_layers * per_layer * (1 + self._splits) * self.d_model

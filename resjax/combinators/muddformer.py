@@ -1,0 +1,155 @@
+"""MUDDFormer: multiway dynamic dense connections."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from resjax.combinators.base import check_option
+from resjax.combinators.layer_mixing import LayerMixer
+from resjax.combinators.ragged import RaggedRows
+from resjax.kernels.depth_attention import Sources, depth_sum
+from resjax.typing import Array
+
+_VIEWS = ("q", "k", "v", "x")
+_C = len(_VIEWS)
+
+
+class MUDDFormer(LayerMixer):
+  """view_c = Σ_{j≤i} (W2 gelu(W1 RMS(X_i)) + b)_cj X_j in layer i ≥ 1, for c = q, k, v, x.
+
+  X_0 = x, and X_i is the stream at the end of layer i. The first site of a layer reads the views
+  q, k and v; its stream starts at view x. Layer 0 reads X_0. The output is one more mix, a single
+  view of X_0..X_L with weights from X_L. All weights differ from token to token, for C views of
+  n = i + 1 sources: W1 [D, H], exact gelu, W2 [n, H, C], b [n, C].
+
+  H = (⌊4 n / 64⌋ + 1) · 64 in `faithful`, as released. `stacked` takes H of n = L in every layer
+  and stacks W1 to [L, D, H], so that a scan can run it; row 0 of that is not used and gets no
+  gradient. W2 and b have no weights for sources that are not there. For the output n = L + 1,
+  C = 1, in both.
+
+  Stores X_0..X_L and the stream: (L + 2) D values per token. Parameters, n from 2 to L:
+  faithful Σ_n (D H_n + 4 n H_n), stacked L D H + 4 H Σ_n n, and both
+  4 Σ_n n + D H' + (H' + 1)(L + 1), H' of the output. At init W1 is N(0, 1 / D), W2 zero and b
+  one-hot at j = i, which is `standard`. FLOPs per mix and token: 2 D H + 2 H C n + 2 C n D.
+
+  Args:
+    row_sizes: `stacked`, or `faithful`, the paper's sizes; it needs config.model.depth='loop'.
+    eps: added to the mean square of X_i in its norm, which has no gain; > 0.
+
+  Raises:
+    ValueError: row_sizes or eps out of range.
+
+  Source: MUDDFormer, arXiv 2502.12170. The authors decay all parameters, here b is not; their MLP
+  widths grow with depth, which is a matter of the model; their PrePostNorm form is left out.
+  """
+
+  decayed_parameters = ("hidden", "output", "final_hidden", "final_output")
+
+  def __init__(self, *, row_sizes: str = "stacked", eps: float = 1e-6, rngs: nnx.Rngs, **sizes):
+    super().__init__(**sizes)
+    allowed = ("stacked", "faithful")
+    check_option("row_sizes", row_sizes, row_sizes in allowed, ", ".join(allowed))
+    check_option("eps", eps, eps > 0, "eps > 0")
+    self.row_sizes = row_sizes
+    self.eps = eps
+    depth, width = self.num_layers, self.d_model
+    self.rows = RaggedRows.of([range(i + 1) if i else () for i in range(depth)], depth + 1)
+    newest = np.eye(depth, depth + 1)[..., None] * np.ones(_C)
+    self.bias = nnx.Param(jnp.asarray(self.rows.pack(newest)))
+    draw = nnx.initializers.normal(width**-0.5)
+    if row_sizes == "faithful":
+      self.strategy = "loop"
+      counts = range(2, depth + 1)
+      shapes = [(width, _hidden_size(n)) for n in counts]
+      self.hidden = nnx.List([nnx.Param(draw(rngs.params(), shape)) for shape in shapes])
+      self.output = nnx.List([nnx.Param(jnp.zeros((n, _hidden_size(n), _C))) for n in counts])
+    else:
+      self.per_layer = ("hidden",)
+      size = _hidden_size(depth)
+      self.hidden = nnx.Param(draw(rngs.params(), (depth, width, size)))
+      self.output = nnx.Param(jnp.zeros((self.rows.size, size, _C)))
+    size = _hidden_size(depth + 1)
+    self.final_hidden = nnx.Param(draw(rngs.params(), (width, size)))
+    self.final_output = nnx.Param(jnp.zeros((depth + 1, size, 1)))
+    self.final_bias = nnx.Param(jnp.asarray(np.eye(depth + 1)[:, -1:]))
+
+  def view_names(self, site):
+    """See `Combinator.view_names`."""
+    return _VIEWS if site == self.sites[0] else ("x",)
+
+  def _mix(self, state, layer):
+    newest = state.running.stream
+    if self.row_sizes == "faithful":
+      _check_int(layer)
+      if layer == 0:
+        return dict.fromkeys(_VIEWS, newest)
+      hidden, output = self.hidden[layer - 1][...], self.output[layer - 1][...]
+      bias = self.rows.row(self.bias[...], layer)[: layer + 1]
+    else:
+      hidden = self._layer_row(self.hidden, layer)
+      output = self.rows.row(self.output[...], layer)
+      bias = self.rows.row(self.bias[...], layer) + self.rows.newest_of_empty(layer)[:, None]
+    mixed = _dynamic_sums(self.eps, state.sources, newest, hidden, output, bias)
+    return dict(zip(_VIEWS, mixed, strict=True))
+
+  def final(self, state):
+    """See `Combinator.final`."""
+    params = (self.final_hidden[...], self.final_output[...], self.final_bias[...])
+    return _dynamic_sums(self.eps, state.sources, state.running.stream, *params)[0]
+
+  def _mixes(self) -> list[tuple[int, int, int]]:
+    """(sources, hidden size, views) of every mix, the output last."""
+    depth = self.num_layers
+    size = {n: _hidden_size(depth if self.row_sizes == "stacked" else n) for n in range(depth + 1)}
+    layers = [(n, size[n], _C) for n in range(2, depth + 1)]
+    return [*layers, (depth + 1, _hidden_size(depth + 1), 1)]
+
+  def num_parameters(self):
+    """Σ over mixes of D H + (H + 1) C n, and D H of the unused row if stacked."""
+    unused = self.d_model * _hidden_size(self.num_layers) if self.row_sizes == "stacked" else 0
+    return unused + sum(self.d_model * h + (h + 1) * c * n for n, h, c in self._mixes())
+
+  def flops_per_token(self):
+    """2 D H + 2 H C n + 2 C n D per mix, D per write."""
+    width = self.d_model
+    reads = sum(2 * width * h + 2 * h * c * n + 2 * c * n * width for n, h, c in self._mixes())
+    return reads + self._write_flops()
+
+
+def _hidden_size(num_sources: int) -> int:
+  """4 per source, rounded up to a multiple of 64 that is larger."""
+  return (4 * num_sources // 64 + 1) * 64
+
+
+def _check_int(layer: int | Array) -> None:
+  if not isinstance(layer, int):
+    raise ValueError(
+      f"layer={layer!r} is traced, but row_sizes='faithful' has layers of different shape; "
+      "loop over Python ints, or set row_sizes='stacked'"
+    )
+
+
+@functools.partial(jax.checkpoint, prevent_cse=False, static_argnums=(0,))
+def _dynamic_sums(
+  eps: float, sources: Sources, newest: Array, hidden: Array, output: Array, bias: Array
+) -> tuple[Array, ...]:
+  """Returns C sums of all sources; the reverse pass keeps the arguments alone.
+
+  Args:
+    eps: of the norm.
+    sources: n arrays [..., D].
+    newest: the last of them.
+    hidden: W1 [D, H].
+    output: W2 [n, H, C].
+    bias: b [n, C].
+  """
+  wide = newest.astype(jnp.promote_types(newest.dtype, jnp.float32))
+  normed = wide * jax.lax.rsqrt(jnp.mean(wide**2, axis=-1, keepdims=True) + eps)
+  inner = jax.nn.gelu(normed @ hidden, approximate=False)
+  weights = jnp.einsum("...h,nhc->n...c", inner, output)
+  weights += bias.reshape(len(bias), *(1,) * (newest.ndim - 1), -1)
+  weights = sources.in_slot_order(weights)
+  return tuple(depth_sum(sources, weights[..., c, None]) for c in range(bias.shape[-1]))

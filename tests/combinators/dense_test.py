@@ -1,0 +1,102 @@
+"""Identities and limits of the systems that mix the outputs of earlier layers."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from resjax import combinators
+from tests.helpers import toy
+from tests.helpers.compare import assert_close, relative_errors
+
+LAYERS, X = toy.layers(), jnp.asarray(toy.embeddings())
+DCA = "deep_cross_attention"
+
+
+def values_and_gradients(made):
+  return toy.value_and_gradients(toy.by_hand, made, LAYERS, X)
+
+
+@pytest.mark.parametrize("last", [0, 2])
+def test_fresh_gated_cross_attention_is_standard_up_to_one_percent(last):
+  fresh = toy.build(DCA, {"version": 3, "last": last}, random=False)
+  y, (_, *gradients) = values_and_gradients(fresh)
+  want, (_, *wants) = values_and_gradients(toy.build("standard", {}))
+  errors = relative_errors((y, gradients), (want, wants))
+  assert 0 < relative_errors(y, want)[""] < 1e-2
+  assert max(errors.values()) < 3e-2  # through five layers
+
+
+@pytest.mark.parametrize("last", [0, 2])
+def test_gates_at_zero_learn_nothing_and_are_version_2(last):
+  made = toy.build(DCA, {"version": 3, "last": last})
+  second = toy.build(DCA, {"version": 2, "last": last})
+  made.query[...] = jnp.zeros_like(made.query[...])
+  made.final_query[...] = jnp.zeros_like(made.final_query[...])
+  second.bias[...], second.final_bias[...] = made.bias[...], made.final_bias[...]
+  (y, (params, *_)), (want, (wants, *_)) = map(values_and_gradients, (made, second))
+  assert_close((y, params["bias"]), (want, wants["bias"]), 1e-6)
+  assert not np.any(params["query"]) and not np.any(params["final_query"])
+
+
+def test_the_last_layers_are_all_layers_while_there_are_no_others():
+  depth = 4
+  layers = toy.layers(num_layers=depth)
+  full, cut = (toy.build(DCA, {"last": last}, num_layers=depth) for last in (0, depth - 1))
+  state = nnx.state(full)
+  nnx.update(cut, {"query": state["query"]})
+  cut.bias[...] = full.bias[...]  # no layer has more than depth - 1 outputs before it
+  *_, of_full = toy.states_by_hand(full, layers, X)
+  *_, of_cut = toy.states_by_hand(cut, layers, X)
+  x, first, *rest = of_full.sources.recent
+  assert_close(of_cut.sources.recent, (x, first, *rest), 1e-6)
+
+
+@pytest.mark.parametrize("dilation, period", [(1, 1), (2, 1), (1, 3), (3, 2)])
+def test_number_of_scalars_of_denseformer(dilation, period):
+  made = toy.build("denseformer", {"dilation": dilation, "period": period}, num_layers=6)
+  rows = [i for i in range(1, 7) if i % period == 0]
+  assert made.weight.size == sum(-(-(i + 1) // dilation) for i in rows)
+  if dilation == period == 1:
+    assert made.weight.size == 6 * 9 // 2
+
+
+def test_published_sizes_of_muddformer():
+  options = {"num_layers": 32, "d_model": 2560, "rngs": nnx.Rngs(0)}
+
+  def count(row_sizes):
+    build = nnx.eval_shape(lambda: combinators.build("muddformer", row_sizes=row_sizes, **options))
+    return build.num_parameters()
+
+  assert count("faithful") / 2.8e9 == pytest.approx(0.0031, abs=1e-4)
+  assert count("stacked") / count("faithful") == pytest.approx(1.5, abs=0.1)
+
+
+def test_layers_of_different_shape_need_the_loop():
+  made = toy.build("muddformer", {"row_sizes": "faithful"})
+  with pytest.raises(ValueError, match=r"cannot be scanned; set config\.model\.depth='loop'"):
+    toy.run(made, LAYERS, X)
+  state = made.init(X)
+  with pytest.raises(ValueError, match=r"is traced, but row_sizes='faithful'.*'stacked'"):
+    jax.jit(lambda layer: made.read(state, layer, "attention")[0])(0)
+
+
+@pytest.mark.parametrize(
+  "name, options",
+  [
+    ("denseformer", {}),
+    ("elc", {}),
+    ("elc", {"weighted_output": True}),
+    (DCA, {}),
+    ("muddformer", {}),
+    ("muddformer", {"row_sizes": "faithful"}),
+  ],
+  ids=str,
+)
+def test_one_layer(name, options):
+  made = toy.build(name, options, num_layers=1)
+  layers = toy.layers(num_layers=1)
+  got = toy.run(made, layers, X, unroll=made.strategy == "loop")
+  assert_close(got, toy.by_hand(made, layers, X), 1e-5)
+  assert made.num_parameters() == sum(leaf.size for leaf in jax.tree.leaves(nnx.state(made)))

@@ -1,0 +1,73 @@
+"""MUDDFormer."""
+
+import math
+
+import numpy as np
+
+from tests.helpers.reference import rms
+from tests.helpers.systems.common import Case, num_layers, run_branch
+
+erf = np.vectorize(math.erf)
+
+
+def gelu(z):
+  return 0.5 * z * (1 + erf(z / np.sqrt(2)))
+
+
+def mix(newest, outputs, hidden, output, bias, eps):
+  """One mixed stream; hidden [D, H], output [n, H], bias [n]."""
+  inner = gelu(rms(newest, eps) @ hidden)
+  streams = [(inner @ w + b)[..., None] * y for w, b, y in zip(output, bias, outputs, strict=True)]
+  return sum(streams)
+
+
+def layer_weights(params, layer, row_sizes):
+  """W1 [D, H], W2 [n, H, 4] and b [n, 4] of a layer, n = layer + 1."""
+  packed = slice(sum(range(2, layer + 1)), sum(range(2, layer + 2)))
+  if row_sizes == "faithful":
+    hidden, output = params["hidden"][layer - 1], params["output"][layer - 1]
+  else:
+    hidden, output = params["hidden"][layer], params["output"][packed]
+  return hidden, output, params["bias"][packed]
+
+
+def muddformer(params, weights, x, sites, *, row_sizes="stacked", eps=1e-6):
+  outputs = [x]
+  for layer in range(num_layers(weights, sites)):
+    y = outputs[-1]
+    views = dict.fromkeys("qkvx", y)
+    if layer:
+      hidden, output, bias = layer_weights(params, layer, row_sizes)
+      views = {
+        view: mix(y, outputs, hidden, output[..., c], bias[:, c], eps)
+        for c, view in enumerate("qkvx")
+      }
+    y = views["x"]
+    for place, site in enumerate(sites):
+      row = {name: array[layer] for name, array in weights[site].items()}
+      y = y + run_branch(row, site, {"x": y} if place else views)[1]
+    outputs.append(y)
+  output, bias = params["final_output"][..., 0], params["final_bias"][..., 0]
+  return mix(outputs[-1], outputs, params["final_hidden"], output, bias, eps)
+
+
+EQUATIONS = {"muddformer": muddformer}
+
+_FRESH = {"standard_at_init": True, "learns_at_init": ("output", "bias", "final_output")}
+
+CASES = (
+  Case("muddformer", dead={"hidden": ((0,),)}, **_FRESH),
+  Case("muddformer", {"row_sizes": "faithful"}, loop_only=True, **_FRESH),
+)
+
+_FINAL = 2 * 3 * 64 + 2 * 64 * 3 + 2 * 3 * 3
+_LAYER = 2 * 3 * 64 + 2 * 64 * 4 * 2 + 2 * 4 * 2 * 3
+FLOPS = {  # L = 2, D = 3, two sites; layer 1 mixes 2 sources 4 times, the output 3; 4 writes
+  ("muddformer",): _LAYER + _FINAL + 4 * 3,
+  ("muddformer", ("row_sizes", "faithful")): _LAYER + _FINAL + 4 * 3,
+}
+
+BAD_OPTIONS = (  # for 3 layers
+  ("muddformer", {"row_sizes": "packed"}, ["row_sizes='packed'", "stacked, faithful"]),
+  ("muddformer", {"eps": 0.0}, ["eps=0.0", "eps > 0"]),
+)
