@@ -46,8 +46,9 @@ def train(run: Run, console: Console | None = None) -> None:
     workdir.check(folder, run, dataset)
     with Checkpoints(folder / "checkpoints", keep_last=run.train.keep_last) as checkpoints:
       trainer = Trainer(run, dataset, folder, checkpoints)
-      workdir.write(folder, run, dataset)
-      report.show_model(trainer.model, run, console)
+      costs = report.model_costs(trainer.model, run)
+      workdir.write(folder, run, dataset, costs)
+      report.show_model(trainer.model, run, costs, console)
       if trainer.start is not None:
         at_end = "; that is the last one, nothing to train" * (trainer.start >= run.train.steps)
         console.print(f"resuming after step {trainer.start} of {run.train.steps}{at_end}")
