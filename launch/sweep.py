@@ -55,9 +55,10 @@ def main() -> None:
     raise ValueError(f"{path} has no sweep(config); choose one of configs/ablations")
   runs = sweep.expand(config, module["sweep"](config))
   chosen = _chosen(runs, _ONLY.value)
-  errors = {run.name: error for run in runs if (error := _check(run)) is not None}
-  if len(errors) == len(runs):
-    raise ValueError(f"run {runs[0].name!r}: {errors[runs[0].name]}")
+  refused = {run.name: error for run in runs if (error := _check(run)) is not None}
+  errors = {run.name: refused[run.name] for run in chosen if run.name in refused}
+  if len(errors) == len(chosen):
+    raise ValueError(f"run {chosen[0].name!r}: {errors[chosen[0].name]}")
   if _PRINT.value:
     for run in chosen:
       print(shlex.join(["python", *_arguments(run)]))
