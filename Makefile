@@ -6,10 +6,13 @@ CONFIG ?= configs/tiny.py
 WORKERS ?= 2
 
 .DELETE_ON_ERROR:
-.PHONY: train test test-all lint clean
+.PHONY: train compare test test-all lint clean
 
 train: $(VENV)/installed
 	$(RUN) -m launch.train --config=$(CONFIG) $(ARGS)
+
+compare: $(VENV)/installed
+	$(RUN) -m launch.sweep --config=configs/ablations/compare.py $(ARGS)
 
 test: $(VENV)/installed-test
 	JAX_PLATFORMS=cpu $(RUN) -m pytest -n $(WORKERS) --dist=loadfile -m "not slow" $(ARGS)

@@ -7,8 +7,9 @@
 
 Settings on the command line hold for all runs, before the overrides of the sweep. Every run has
 its folder in config.workdir; the table goes there as results.json and results.csv, the plot as
-sweep.png. Finished runs are not repeated, stopped ones go on. --print_commands is for schedulers:
-one command per run, in any order, on any machine that sees the folder; then --collect.
+sweep.png. Finished runs are not repeated, stopped ones go on. A failed one does not end the sweep:
+the table says why, and the exit code is 1. --print_commands is for schedulers: one command per
+run, in any order, on any machine that sees the folder; then --collect.
 """
 
 import dataclasses
@@ -30,13 +31,10 @@ from launch import cli
 from resjax import experiment
 from resjax.analysis import sweep
 from resjax.analysis.sweep import Result, SweepRun
-from resjax.data import tokenizer
-from resjax.sharding import Layout
 from resjax.train import workdir
 from resjax.train.config import Run
 from resjax.train.interrupt import Interrupted
 from resjax.train.logging import FILE_NAME, read_metrics
-from resjax.train.state import ModelDef
 
 _CONFIG = cli.define_config("The sweep.")
 _PRINT = flags.DEFINE_bool("print_commands", False, "Only print one command per run.")
@@ -57,14 +55,17 @@ def main() -> None:
     raise ValueError(f"{path} has no sweep(config); choose one of configs/ablations")
   runs = sweep.expand(config, module["sweep"](config))
   chosen = _chosen(runs, _ONLY.value)
-  for run in runs:
-    _check(run)
+  refused = {run.name: error for run in runs if (error := _check(run)) is not None}
+  errors = {run.name: refused[run.name] for run in chosen if run.name in refused}
+  if len(errors) == len(chosen):
+    raise ValueError(f"run {chosen[0].name!r}: {errors[chosen[0].name]}")
   if _PRINT.value:
     for run in chosen:
       print(shlex.join(["python", *_arguments(run)]))
     return
   console = Console()
-  errors = {} if _COLLECT.value else _run_all(chosen, console)
+  if not _COLLECT.value:
+    errors |= _run_all([run for run in chosen if run.name not in errors], console)
   results = [_collect(run, errors.get(run.name)) for run in runs]
   folder = Path(config.workdir)
   sweep.show(results, console)
@@ -131,21 +132,27 @@ def _arguments(run: SweepRun) -> list[str]:
   return arguments + [f"--config.{key}={value}" for key, value in settings.items()]
 
 
-def _check(run: SweepRun) -> None:
-  """Raises a ValueError if the run cannot be built, or its folder holds another one."""
+def _check(run: SweepRun) -> str | None:
+  """Returns why a run cannot be built, in one line; None if it can.
+
+  Raises:
+    ValueError: its folder holds another run.
+  """
   try:
     wanted = _settings(_build(run.config.to_dict()))
-    folder = Path(run.config.workdir)
-    if (folder / workdir.RECORD).exists():
-      found = _settings(experiment.load(str(folder)))
-      for key, value in wanted.items():
-        if found.get(key) != value:
-          raise ValueError(
-            f"{folder} was run with {key}={found.get(key)!r}, not {value!r}; choose another "
-            "config.workdir, or delete that folder"
-          )
-  except ValueError as error:
-    raise ValueError(f"run {run.name!r}: {error}") from None
+  except Exception as error:  # whatever is wrong with one combinator: the other runs go on
+    return " ".join(str(error).split()) or type(error).__name__
+  folder = Path(run.config.workdir)
+  if not (folder / workdir.RECORD).exists():
+    return None
+  found = _settings(experiment.load(str(folder)))
+  for key, value in wanted.items():
+    if found.get(key) != value:
+      raise ValueError(
+        f"run {run.name!r}: {folder} was run with {key}={found.get(key)!r}, not {value!r}; choose "
+        "another config.workdir, or delete that folder"
+      )
+  return None
 
 
 def _build(values: Mapping[str, Any]) -> Run:
@@ -162,19 +169,10 @@ def _settings(run: Run) -> dict[str, Any]:
 
 
 def _collect(run: SweepRun, error: str | None = None) -> Result:
-  metrics = Path(run.config.workdir) / FILE_NAME
-  records = read_metrics(metrics) if metrics.exists() else []
-  return sweep.result(run, records, _num_parameters(run), error)
-
-
-def _num_parameters(run: SweepRun) -> int | None:
-  """Counts without making them; None before the run has begun, whose data decide V."""
   folder = Path(run.config.workdir)
-  if not (folder / workdir.RECORD).exists():
-    return None
-  vocab_size = tokenizer.load(folder / workdir.TOKENIZER).vocab_size
-  recorded = experiment.load(str(folder)).with_vocab_size(vocab_size)
-  return sum(leaf.size for leaf in ModelDef(recorded.decoder, Layout()).leaves())
+  records = read_metrics(folder / FILE_NAME) if (folder / FILE_NAME).exists() else []
+  costs = workdir.read(folder)["costs"] if (folder / workdir.RECORD).exists() else {}
+  return sweep.result(run, records, costs, error)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from configs import base
+from configs import ablations, base
 from resjax import combinators, experiment
 from resjax.analysis import sweep
 from resjax.train.logging import FILE_NAME, read_metrics
@@ -89,7 +89,7 @@ def test_every_run_of_a_sweep_builds(module, size):
 def test_residuals_has_every_combinator_with_its_defaults():
   module = importlib.import_module("configs.ablations.residuals")
   config = _load("configs.ablations.residuals")
-  assert combinators.names() == module.NAMES
+  assert combinators.names() == ablations.NAMES
   runs = {run.name: run.config for run in sweep.expand(config, module.sweep(config))}
   for name in combinators.names():
     residual = runs[name].model.residual

@@ -106,13 +106,14 @@ def test_folder_that_cannot_be_written(tmp_path):
 
 def test_record_keeps_config_versions_and_revision(tmp_path):
   run = experiment.build(config(workdir=str(tmp_path)))
-  workdir.write(tmp_path, run, dataset(tmp_path))
+  workdir.write(tmp_path, run, dataset(tmp_path), {"parameters": 7})
   found = workdir.read(tmp_path)
   assert found["config"]["model"]["d_model"] == 128
   assert found["environment"]["packages"]["jax"] == jax.__version__
   assert set(found["environment"]) >= {"packages", "python", "git", "devices", "command"}
   assert experiment.load(str(tmp_path)).decoder == run.decoder
   assert found["config"]["model"]["dtype"] == "float32"  # resolved
+  assert found["costs"] == {"parameters": 7}
   assert (tmp_path / workdir.TOKENIZER).read_text() == "tokens"
 
 
@@ -129,7 +130,7 @@ def test_record_keeps_config_versions_and_revision(tmp_path):
   ],
 )
 def test_another_run_in_the_folder_is_refused(tmp_path, changes, fingerprint, word):
-  workdir.write(tmp_path, experiment.build(config()), dataset(tmp_path))
+  workdir.write(tmp_path, experiment.build(config()), dataset(tmp_path), {})
   before = (tmp_path / workdir.RECORD).read_text()
   with pytest.raises(ValueError, match="holds another run") as raised:
     workdir.check(tmp_path, experiment.build(config(**changes)), dataset(tmp_path, fingerprint))
@@ -138,7 +139,7 @@ def test_another_run_in_the_folder_is_refused(tmp_path, changes, fingerprint, wo
 
 
 def test_how_a_step_is_computed_may_change(tmp_path):
-  workdir.write(tmp_path, experiment.build(config()), dataset(tmp_path))
+  workdir.write(tmp_path, experiment.build(config()), dataset(tmp_path), {})
   changed = config(
     model__remat="full",
     train__steps=500,

@@ -8,6 +8,8 @@ from ml_collections import ConfigDict
 
 from configs import base, gpt2_124m, tiny
 
+NAMES = tuple(name for name in base.residual() if name != "name")  # standard is the first
+
 
 def get_config(size: str = "tiny") -> ConfigDict:
   """Returns `standard` in the size, with every combinator's options as in configs/base.py."""

@@ -17,9 +17,8 @@ from collections.abc import Iterator
 
 from ml_collections import ConfigDict
 
-from configs import ablations, base
+from configs import ablations
 
-NAMES = tuple(name for name in base.residual() if name != "name")  # standard is the first
 GRANULARITIES = ("depth_mixture", "token", "channel")  # `layer` is the default
 
 
@@ -30,7 +29,7 @@ def get_config(size: str = "tiny") -> ConfigDict:
 
 
 def sweep(config: ConfigDict) -> Iterator[tuple[str, dict]]:
-  for name in NAMES:
+  for name in ablations.NAMES:
     yield name, {"model.residual.name": name}
   for granularity in GRANULARITIES:
     overrides = {"model.residual.name": "gate", "model.residual.gate.granularity": granularity}

@@ -12,7 +12,7 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 DASHES = ("-", "--", ":", "-.", (0, (8, 2, 1, 2, 1, 2)), (0, (1, 4)))
 
-_FINAL = "validation after the last step (bits per byte)"
+FINAL = "validation loss after the last step (bits per byte)"
 
 Records = Sequence[Mapping[str, Any]]
 
@@ -35,25 +35,30 @@ def training_curves(records: Records, title: str, path: Path) -> None:
   save(figure, path)
 
 
-def sweep_dots(values: Mapping[str, float], reference: str, title: str, path: Path) -> None:
-  """Draws one number per run as a dot, and that of the reference as a line, into a PNG file.
+def sweep_dots(
+  panels: Mapping[str, Mapping[str, float | None]], reference: str, title: str, path: Path
+) -> None:
+  """Draws numbers of runs as dots, one panel per kind, the reference as a line, into a PNG file.
 
   Args:
-    values: name of a run to its bits per byte, in the order of the plot.
-    reference: name of the run to compare with; no line where it has no value.
+    panels: label with unit to name of a run to its number (None: no dot), in the order of the
+      plot; all panels have the same runs.
+    reference: name of the run to compare with; no line where it has no number.
     title: what sweep it is.
     path: of the file.
   """
-  figure = Figure(figsize=(8, 1.6 + 0.28 * len(values)), layout="constrained")
-  axes = figure.subplots()
-  if reference in values:
-    label = f"{reference}: {values[reference]:.4f}"
-    axes.axvline(values[reference], color=COLOURS[6], linestyle="--", label=label)
-    axes.legend(loc="lower left", bbox_to_anchor=(0, 1), frameon=False)
-  axes.plot(list(values.values()), list(values), color=COLOURS[0], marker="o", linestyle="")
+  runs = max(map(len, panels.values()))
+  size = (2 + 3.2 * len(panels), 1.6 + 0.28 * runs)
+  figure = Figure(figsize=size, layout="constrained")
+  for axes, (label, values) in zip(
+    figure.subplots(1, len(panels), sharey=True), panels.items(), strict=True
+  ):
+    if values.get(reference) is not None:
+      axes.axvline(values[reference], color=COLOURS[6], linestyle="--", label=reference)
+    axes.plot(list(values.values()), list(values), color=COLOURS[0], marker="o", linestyle="")
+    axes.set_xlabel(label)
+    axes.grid(alpha=0.3)
   axes.invert_yaxis()
-  axes.set_xlabel(_FINAL)
-  axes.grid(alpha=0.3)
   figure.suptitle(title)
   save(figure, path)
 
@@ -84,7 +89,7 @@ def sweep_curves(
     axes.axhline(value, color=colour, linestyle=dashes, label=f"{label}: {value:.4f}")
   axes.set_xlabel(across)
   figure.legend(loc="outside right upper", frameon=False)
-  axes.set_ylabel(_FINAL)
+  axes.set_ylabel(FINAL)
   axes.grid(alpha=0.3)
   figure.suptitle(title)
   save(figure, path)

@@ -18,6 +18,13 @@ from rich.table import Table
 from resjax.analysis import plots
 
 DONE = "done"
+# Label of a panel of the plot to the attribute of a result.
+_PANELS = {
+  plots.FINAL: "bits_per_byte",
+  "parameters": "num_parameters",
+  "tokens per second": "tokens_per_second",
+  "depth state (bytes per token)": "state_bytes_per_token",
+}
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
@@ -43,7 +50,8 @@ class Result:
   Attributes:
     name: of the run.
     overrides: what tells it from the others.
-    num_parameters: of the model; None as long as the data are not built.
+    num_parameters: of the model; None for a run that has not begun.
+    state_bytes_per_token: of the depth state after the last layer; likewise.
     loss: at the last evaluation, nats per token; None where no step was evaluated yet.
     bits_per_byte: likewise.
     tokens_per_second: median over the records; None without any.
@@ -56,6 +64,7 @@ class Result:
   name: str
   overrides: Mapping[str, Any]
   num_parameters: int | None
+  state_bytes_per_token: int | None
   loss: float | None
   bits_per_byte: float | None
   tokens_per_second: float | None
@@ -119,14 +128,14 @@ def _settings(values: Mapping[str, Any], prefix: str = "") -> Iterable[str]:
 
 
 def result(
-  run: SweepRun, records: plots.Records, num_parameters: int | None, error: str | None = None
+  run: SweepRun, records: plots.Records, costs: Mapping[str, int], error: str | None = None
 ) -> Result:
   """Returns how far a run came.
 
   Args:
     run: of the sweep.
     records: of `read_metrics`; empty for a run that has not started.
-    num_parameters: of its model, None if not known.
+    costs: of its record: `parameters`, `state_bytes_per_token`; empty if it has not begun.
     error: why it failed, one line; None if it did not.
   """
   evaluations = [r for r in records if "validation/bits_per_byte" in r and r["step"] > 0]
@@ -144,7 +153,8 @@ def result(
   return Result(
     name=run.name,
     overrides=run.overrides,
-    num_parameters=num_parameters,
+    num_parameters=costs.get("parameters"),
+    state_bytes_per_token=costs.get("state_bytes_per_token"),
     loss=last.get("validation/loss"),
     bits_per_byte=last.get("validation/bits_per_byte"),
     tokens_per_second=statistics.median(speeds) if speeds else None,
@@ -159,24 +169,25 @@ def show(results: Sequence[Result], console: Console) -> None:
   """Prints the table of a sweep, whose first run is the reference."""
   table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
   table.add_column("run", overflow="fold")
-  for heading in ("params", "loss", "bpb", "Δ", "tok/s", "step"):
+  for heading in ("params", "loss", "bpb", "Δ", "tok/s", "state", "step"):
     table.add_column(heading, justify="right", no_wrap=True)
   table.add_column("status", no_wrap=True)
   for r in results:
     table.add_row(
       r.name,
-      "" if r.num_parameters is None else f"{r.num_parameters / 1e6:.2f}M",
+      "" if r.num_parameters is None else f"{r.num_parameters / 1e6:.3f}M",
       _number(r.loss, ".3f"),
       _number(r.bits_per_byte, ".4f"),
       _number(r.delta(results[0]), "+.4f"),
       _number(r.tokens_per_second, ".0f"),
+      _number(r.state_bytes_per_token, "d"),
       str(r.step),
       r.status,
     )
   console.print(table)
   console.print(
     "loss: nats per token, bpb: bits per byte, of the validation split; "
-    f"Δ: bits per byte above {results[0].name}",
+    f"Δ: bits per byte above {results[0].name}; state: bytes of depth state per token",
     soft_wrap=True,
   )
   for r in results:
@@ -204,12 +215,15 @@ def save(results: Sequence[Result], folder: Path) -> list[Path]:
 def plot(
   results: Sequence[Result], curves: tuple[str, str] | None, title: str, folder: Path
 ) -> Path | None:
-  """Draws the final bits per byte of all finished runs into sweep.png; None if there are none.
+  """Draws all finished runs into sweep.png; None if there are none.
+
+  Bits per byte over a setting, or what each run reached and cost: bits per byte, parameters,
+  speed, depth state.
 
   Args:
     results: of the sweep, the reference first.
     curves: the settings on the horizontal axis and of the lines; runs that do not override both
-      are horizontal lines. None: one dot per run.
+      are horizontal lines. None: one dot per run and number.
     title: of the plot.
     folder: where the file goes.
   """
@@ -218,8 +232,8 @@ def plot(
   if not done:
     return None
   if curves is None:
-    values = {r.name: r.bits_per_byte for r in done}
-    plots.sweep_dots(values, results[0].name, title, path)
+    panels = {label: {r.name: getattr(r, key) for r in done} for label, key in _PANELS.items()}
+    plots.sweep_dots(panels, results[0].name, title, path)
   else:
     on_curves = [r for r in done if all(key in r.overrides for key in curves)]
     levels = {r.name: r.bits_per_byte for r in done if r not in on_curves}

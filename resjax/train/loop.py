@@ -50,8 +50,9 @@ def train(run: Run, console: Console | None = None) -> None:
     workdir.check(folder, run, dataset)
     with Checkpoints(folder / "checkpoints", keep_last=run.train.keep_last) as checkpoints:
       trainer = Trainer(run, dataset, folder, checkpoints, origin)
-      workdir.write(folder, run, dataset)
-      report.show_model(trainer.model, run, console)
+      costs = report.model_costs(trainer.model, run)
+      workdir.write(folder, run, dataset, costs)
+      report.show_model(trainer.model, run, costs, console)
       if origin is not None:
         changes = init_from.changes(origin, trainer.model, run)
         report.show_parent(origin, trainer.inheritance, changes, console)

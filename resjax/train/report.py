@@ -1,6 +1,6 @@
 """What a run tells on the terminal before its first step and after its last."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import jax.numpy as jnp
 from rich import box
@@ -15,7 +15,18 @@ from resjax.train.init_from import Inheritance, Parent
 from resjax.train.state import ModelDef
 
 
-def show_model(model: ModelDef, run: Run, console: Console) -> None:
+def model_costs(model: ModelDef, run: Run) -> dict[str, float]:
+  """Returns what a model costs: sizes, depth state in bytes and training FLOPs per token."""
+  combinator, itemsize = model.combinator, jnp.dtype(run.decoder.dtype).itemsize
+  return {
+    "parameters": sum(leaf.size for leaf in model.leaves()),
+    "combinator_parameters": combinator.num_parameters(),
+    "state_bytes_per_token": combinator.state_bytes_per_token(itemsize),
+    "training_flops_per_token": training_flops_per_token(run.decoder, combinator, run.data.seq_len),
+  }
+
+
+def show_model(model: ModelDef, run: Run, costs: Mapping[str, float], console: Console) -> None:
   """Prints every parameter with what the optimizer does to it, and the model's costs."""
   table = Table(title="parameters", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
   for heading in ("path", "shape", "size", "update", "decay", "lr ×", "sharding"):
@@ -27,13 +38,11 @@ def show_model(model: ModelDef, run: Run, console: Console) -> None:
     rate = f"{row.lr_multiplier:g}"
     table.add_row(row.path, _shape(row.shape), f"{leaf.size:,}", row.update, decay, rate, spec)
   console.print(table)
-  own = model.combinator.num_parameters()
-  total = sum(leaf.size for leaf in leaves)
-  flops = training_flops_per_token(run.decoder, model.combinator, run.data.seq_len)
-  state_bytes = model.combinator.state_bytes_per_token(jnp.dtype(run.decoder.dtype).itemsize)
   console.print(
-    f"{total:,} parameters, {own:,} of them in the combinator {run.decoder.residual.name!r}; "
-    f"{flops / 1e6:,.1f} MFLOP and {state_bytes:,} bytes of depth state per token; "
+    f"{costs['parameters']:,} parameters, {costs['combinator_parameters']:,} of them in the "
+    f"combinator {run.decoder.residual.name!r}; "
+    f"{costs['training_flops_per_token'] / 1e6:,.1f} MFLOP and "
+    f"{costs['state_bytes_per_token']:,} bytes of depth state per token; "
     f"activations in {run.decoder.dtype}",
     soft_wrap=True,
   )

@@ -95,12 +95,13 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
   ]
 
 
-def write(folder: Path, run: Run, dataset: DatasetSummary) -> None:
-  """Writes config, identity and environment, and keeps a copy of the tokenizer."""
+def write(folder: Path, run: Run, dataset: DatasetSummary, costs: Mapping[str, float]) -> None:
+  """Writes config, identity, costs and environment, and keeps a copy of the tokenizer."""
   content = {
     "config": run.resolved,
     "identity": identity(run),
     "data_fingerprint": dataset.fingerprint,
+    "costs": costs,
     "environment": _environment(),
   }
   _replace(folder / RECORD, json.dumps(content, indent=2) + "\n")
@@ -125,7 +126,7 @@ def read(folder: Path) -> Mapping[str, Any]:
     raise ValueError(f"{folder} holds no run: {RECORD} is missing; train one there first")
   try:
     found = json.loads(path.read_text())
-    complete = {"config", "identity", "data_fingerprint"} <= set(found)
+    complete = {"config", "identity", "data_fingerprint", "costs"} <= set(found)
   except (ValueError, TypeError):
     complete = False
   if not complete:

@@ -25,7 +25,7 @@ def _results(values):
       [{"step": run.config.train.steps, "validation/loss": 1.0, "validation/bits_per_byte": bits}]
       if bits
       else [],
-      None,
+      {"parameters": 1000, "state_bytes_per_token": 64 * len(run.name)},
     )
     for run, (_, _, bits) in zip(runs, values, strict=True)
   ]
@@ -38,12 +38,18 @@ def _assert_png(path):
 def test_dots_with_the_reference_as_line(figures, tmp_path):
   results = _results([("standard", {}, 2.0), ("other", {}, 1.5), ("waiting", {}, None)])
   _assert_png(sweep.plot(results, None, "title", tmp_path))
-  (axes,) = figures[0].axes
-  line, dots = axes.lines
-  assert list(line.get_xdata()) == [2.0, 2.0]
-  assert list(dots.get_xdata()) == [2.0, 1.5]
-  assert [label.get_text() for label in axes.get_yticklabels()] == ["standard", "other"]
-  assert "bits per byte" in axes.get_xlabel() and figures[0].get_suptitle() == "title"
+  loss, parameters, speed, state = figures[0].axes
+  for axes, label, values in (
+    (loss, "bits per byte", [2.0, 1.5]),
+    (parameters, "parameters", [1000, 1000]),
+    (state, "bytes per token", [512, 320]),
+  ):
+    line, dots = axes.lines
+    assert list(line.get_xdata()) == [values[0]] * 2 and list(dots.get_xdata()) == values
+    assert label in axes.get_xlabel()
+  assert [label.get_text() for label in loss.get_yticklabels()] == ["standard", "other"]
+  assert "tokens per second" in speed.get_xlabel() and len(speed.lines) == 1  # no speed, no line
+  assert figures[0].get_suptitle() == "title"
 
 
 def test_curves_over_a_setting_and_the_rest_as_levels(figures, tmp_path):

@@ -10,6 +10,8 @@ from rich.console import Console
 from configs import tiny
 from resjax.analysis import sweep
 
+COSTS = {"parameters": 123_456_789, "state_bytes_per_token": 12_345}
+
 
 def _config():
   config = tiny.get_config()
@@ -33,7 +35,7 @@ def _results():
   records = [_records(7, 2.0), _records(7, 1.75), _records(5, 1.9)[:-1], []]
   errors = [None, None, None, "no [memory]"]
   return [
-    sweep.result(run, record, 123_456_789, error)
+    sweep.result(run, record, COSTS, error)
     for run, record, error in zip(runs, records, errors, strict=True)
   ]
 
@@ -84,14 +86,14 @@ def test_status_and_values():
   assert stopped.delta(reference) is None and better.delta(stopped) is None
   assert (broken.status, broken.error, broken.step) == ("failed", "no [memory]", 0)
   (run,) = sweep.expand(_config(), [("a", {"train.steps": 7})])
-  assert sweep.result(run, [], None).status == "not run"
-  assert sweep.result(run, _records(7, None), None).status == "diverged"
-  assert sweep.result(run, _records(6, 2.0), None).status == "partial"
+  assert sweep.result(run, [], {}).status == "not run"
+  assert sweep.result(run, _records(7, None), {}).status == "diverged"
+  assert sweep.result(run, _records(6, 2.0), {}).status == "partial"
 
 
 def test_no_delta_between_runs_of_different_length():
   short, long = (
-    sweep.result(run, _records(run.config.train.steps, 2.0), None)
+    sweep.result(run, _records(run.config.train.steps, 2.0), {})
     for run in sweep.expand(_config(), [("a", {"train.steps": 7}), ("b", {"train.steps": 8})])
   )
   assert short.status == long.status == "done" and long.delta(short) is None
@@ -102,8 +104,9 @@ def test_table_fits_a_narrow_terminal():
   sweep.show(_results(), Console(file=stream, width=80))
   lines = stream.getvalue().splitlines()
   rows = {line.split()[0]: line.split() for line in lines if line.strip()}
-  assert rows["better"][1:] == ["123.46M", "2.000", "1.7500", "-0.2500", "200", "7", "done"]
-  assert rows["stopped"][1:] == ["123.46M", "200", "5", "partial"]
+  better = ["123.457M", "2.000", "1.7500", "-0.2500", "200", "12345", "7", "done"]
+  assert rows["better"][1:] == better
+  assert rows["stopped"][1:] == ["123.457M", "200", "12345", "5", "partial"]
   assert "broken failed: no [memory]" in lines  # not taken for markup
 
 

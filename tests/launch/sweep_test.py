@@ -21,7 +21,7 @@ from tests.data.conftest import make_texts, write_folder
 ROOT = Path(__file__).parents[2]
 CUT_LAYER = "--config=configs/ablations/cut_layer.py"
 SWEEP = '''
-"""A sweep in which the second run fails when it starts."""
+"""A sweep in which the second run fails when it starts, and the last one cannot be built."""
 from configs import tiny
 
 def get_config():
@@ -40,6 +40,7 @@ def sweep(config):
   yield "good", {{}}
   yield "bad", {{"data.corpora.stdlib.source": "no-such-folder"}}
   yield "later", {{"seed": 1}}
+  yield "impossible", {{"model.num_heads": 3}}
 '''
 
 
@@ -78,12 +79,14 @@ def _results(folder):
 
 
 def test_a_failing_run_does_not_end_the_sweep(sweep_file, tmp_path):
-  first = _run(f"--config={sweep_file}", "--only=good,bad")
+  first = _run(f"--config={sweep_file}", "--only=bad,impossible,good")
   assert first.returncode == 1
   results = _results(tmp_path / "out")
-  assert [run["status"] for run in results.values()] == ["done", "failed", "not run"]
+  assert [run["status"] for run in results.values()] == ["done", "failed", "not run", "failed"]
   assert "config.data.corpora.stdlib.source" in results["bad"]["error"]
   assert "no-such-folder" in first.stdout and "Traceback" not in first.stderr
+  assert "num_heads=3" in results["impossible"]["error"] and "num_heads=3" in first.stdout
+  assert results["good"]["state_bytes_per_token"] == 16 * 4
   # V D, and per layer 4 projections (2 of them half as wide), 3 MLP matrices, 2 norms; a last norm.
   assert results["good"]["num_parameters"] == 257 * 16 + 2 * (3 * 256 + 3 * 512 + 2 * 16) + 16
   assert (tmp_path / "out" / "sweep.png").exists()

@@ -1,0 +1,102 @@
+"""An MLP-mixer in Flax Linen; any residual combinator stands where `x + f(x)` stood.
+
+  python docs/examples/mlp_mixer_linen.py --combinator=block_attn_res
+
+It reads scikit-learn's digits as 16 patches each, and classifies. Needs the extra `examples`. 300
+steps take 15 seconds on 2 CPU cores and end at 97 % of the test digits (`standard` 96.9 %,
+`block_attn_res` 97.2 %); chance is 10 %.
+
+Combinators are NNX modules. `resjax.interop.linen.combinator` lifts one through `flax.nnx.bridge`,
+so that its parameters lie in `params` with all others, and hands it back bound to them: from there
+on the code is that of every other model. Sites may have any names; here a layer mixes tokens, then
+channels. No site has queries and keys, so views q, k and v of some combinators stay unused.
+"""
+
+import argparse
+
+import digits
+import jax
+import optax
+from flax import linen
+
+from resjax import combinators
+from resjax.interop.linen import combinator
+
+
+class Mlp(linen.Module):
+  """W_down gelu(W_up x) over the last axis, both scaled by `gain` at init."""
+
+  hidden: int
+  gain: float
+
+  @linen.compact
+  def __call__(self, x: jax.Array) -> jax.Array:
+    """Keeps the shape of x."""
+    init = linen.initializers.variance_scaling(self.gain**2, "fan_in", "truncated_normal")
+    up = linen.Dense(self.hidden, kernel_init=init)(x)
+    return linen.Dense(x.shape[-1], kernel_init=init)(linen.gelu(up))
+
+
+class MlpMixer(linen.Module):
+  """Patches [B, T, P] to logits [B, 10]."""
+
+  residual: str
+  num_layers: int = 4
+  d_model: int = 48
+  hidden: int = 96
+
+  @linen.compact
+  def __call__(self, patches: jax.Array) -> jax.Array:
+    """Runs the layers through the combinator, in a Python loop: the depth state may grow."""
+    c = combinator(
+      self.residual,
+      num_layers=self.num_layers,
+      d_model=self.d_model,
+      sites=("token_mixing", "channel_mixing"),
+    )
+    state = c.init(linen.Dense(self.d_model)(patches))
+    for layer in range(c.num_layers):
+      for site in c.sites:
+        views, tape = c.read(state, layer, site)
+        x = linen.LayerNorm()(views["x"]) if c.pre_norm else views["x"]
+        mlp = Mlp(self.hidden, c.branch_init_gain, name=f"{site}_{layer}")
+        out = mlp(x.swapaxes(1, 2)).swapaxes(1, 2) if site == "token_mixing" else mlp(x)
+        state = c.write(state, layer, site, out, normed={"x": x}, tape=tape)
+    pooled = linen.LayerNorm()(c.final(state)).mean(axis=1)
+    return linen.Dense(digits.NUM_CLASSES)(pooled)
+
+
+def loss(model: MlpMixer, variables, patches: jax.Array, labels: jax.Array) -> jax.Array:
+  """Mean cross-entropy in nats."""
+  logits = model.apply(variables, patches)
+  return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
+
+
+def train(name: str, steps: int, learning_rate: float = 3e-3) -> float:
+  """Trains a fresh model; returns its accuracy on the test digits."""
+  training, (patches, labels) = digits.load()
+  model = MlpMixer(name)
+  variables = jax.jit(model.init)(jax.random.key(0), patches[:1])
+  optimizer = optax.adamw(optax.cosine_onecycle_schedule(steps, learning_rate))
+  opt_state = optimizer.init(variables)
+
+  @jax.jit
+  def step(variables, opt_state, patches, labels):
+    value, gradients = jax.value_and_grad(loss, argnums=1)(model, variables, patches, labels)
+    updates, opt_state = optimizer.update(gradients, opt_state, variables)
+    return optax.apply_updates(variables, updates), opt_state, value
+
+  for number, batch in enumerate(digits.batches(training, steps)):
+    variables, opt_state, value = step(variables, opt_state, *batch)
+    if number % 50 == 0:
+      print(f"step {number}  loss {value:.3f}")
+  predicted = jax.jit(model.apply)(variables, patches).argmax(-1)
+  return float((predicted == labels).mean())
+
+
+if __name__ == "__main__":
+  parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+  parser.add_argument("--combinator", default="block_attn_res", choices=combinators.names())
+  parser.add_argument("--steps", type=int, default=300)
+  args = parser.parse_args()
+  print(f"{args.combinator}: test accuracy {train(args.combinator, args.steps):.1%}")

@@ -1,0 +1,80 @@
+"""`launch.train --config=configs/tiny.py --config.model.residual.name=NAME`, for every name."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from configs import tiny
+from resjax import combinators, experiment, optim
+from resjax.sharding import Layout, MeshConfig, make_mesh
+from resjax.train.logging import read_metrics
+from resjax.train.state import ModelDef, init_state
+from resjax.train.step import make_train_step
+from tests.helpers import fast
+from tests.helpers.runs import command, finish, write_text
+
+V, T, B, STEPS = 32, 8, 8, 4
+ONE_PER_STRATEGY = ("gate", "attn_res")  # the other commands' tests run block_attn_res
+
+
+def narrow(name):
+  """The run of tiny.py with a combinator: all its layers and options, narrow ones."""
+  c = tiny.get_config()
+  c.model.residual.name = name
+  c.model.update(d_model=16, num_heads=2, num_kv_heads=1, mlp_dim=24)
+  c.data.seq_len = T
+  c.optim.update(learning_rate=1e-2, warmup_steps=1)
+  c.train.update(batch_size=B, loss_chunk=B * T)
+  return experiment.build(c).with_vocab_size(V)
+
+
+def batch(layout):
+  tokens = np.random.default_rng(0).integers(0, V, (B, T + 1), dtype=np.int32)
+  rows = {
+    "inputs": tokens[:, :-1],
+    "targets": tokens[:, 1:],
+    "segment_ids": np.ones((B, T), np.int32),
+    "positions": np.broadcast_to(np.arange(T, dtype=np.int32), (B, T)),
+  }
+  return jax.device_put(rows, layout.sharding("batch", "tokens"))
+
+
+@pytest.mark.parametrize("name", combinators.names())
+def test_trains(name):
+  run = narrow(name)
+  layout = Layout(make_mesh(MeshConfig(), jax.devices()[:1]))
+  model = ModelDef(run.decoder, layout)
+  optimizer = optim.make_optimizer(run.optim, STEPS, model.decayed_combinator_paths)
+  step = make_train_step(model, optimizer, optim.schedule(run.optim, STEPS), run.train)
+  arguments = init_state(model, optimizer, run.seed), batch(layout), jnp.ones(V, jnp.int32)
+  step = step.lower(*arguments).compile(compiler_options=fast.COMPILER_OPTIONS)
+  state, losses = arguments[0], []
+  for _ in range(STEPS):
+    state, metrics = step(state, *arguments[1:])
+    losses.append(float(metrics["sums"].nats / metrics["sums"].tokens))
+    assert np.isfinite(metrics["grad_norm"])
+  assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state.params))
+  assert losses[-1] < losses[0] < 2 * np.log(V), losses
+
+
+def check_command(name, folder):
+  """Two steps of the command, evaluated and sampled from."""
+  write_text(folder)
+  setting = f"--config.model.residual.name={name}"
+  output = finish(command(folder, folder / "run", setting, "--config.train.steps=2"))
+  assert f"in the combinator {name!r}" in " ".join(output.split())
+  records = read_metrics(folder / "run" / "metrics.jsonl")
+  losses = [r["validation/loss"] for r in records if "validation/loss" in r]
+  assert len(losses) == 2 and losses[1] < losses[0]
+
+
+@pytest.mark.parametrize("name", ONE_PER_STRATEGY)
+def test_command(name, tmp_path):
+  check_command(name, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [n for n in combinators.names() if n not in ONE_PER_STRATEGY])
+def test_command_with_every_other_name(name, tmp_path):
+  check_command(name, tmp_path)

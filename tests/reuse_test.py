@@ -1,0 +1,91 @@
+"""Combinators in other people's models: docs/examples in NNX and Linen, and NNX without graphs."""
+
+import os
+import re
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import digits
+import jax
+import mlp_mixer_linen
+import numpy as np
+import pytest
+import vision_transformer_nnx
+from flax import nnx
+
+from resjax import combinators
+from tests.helpers import fast
+
+EXAMPLES = Path(__file__).parents[1] / "docs" / "examples"
+SIZES = {"num_layers": 3, "d_model": 8}
+PATCHES, LABELS = (a[:32] for a in digits.load()[0])
+
+
+def vision_transformer(name):
+  """Parameters of the model, and its loss as a function of them."""
+  model = vision_transformer_nnx.VisionTransformer(name, num_heads=2, rngs=nnx.Rngs(0), **SIZES)
+  graphdef, params = nnx.split(model)
+  return params, lambda p: vision_transformer_nnx.loss(nnx.merge(graphdef, p), PATCHES, LABELS)
+
+
+def mlp_mixer(name):
+  """Likewise."""
+  model = mlp_mixer_linen.MlpMixer(name, hidden=12, **SIZES)
+  init = fast.jit(model.init)
+  params = init(jax.random.key(0), PATCHES[:1])["params"]
+  return params, lambda p: mlp_mixer_linen.loss(model, {"params": p}, PATCHES, LABELS)
+
+
+@pytest.mark.parametrize("name", combinators.names())
+@pytest.mark.parametrize("example", [vision_transformer, mlp_mixer])
+def test_examples_learn_with_every_combinator(example, name):
+  params, loss = example(name)
+  step = fast.jit(jax.value_and_grad(loss))
+  losses = []
+  for _ in range(6):
+    value, gradients = step(params)
+    losses.append(float(value))
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(gradients))
+    params = jax.tree.map(lambda p, g: p - 0.2 * g, params, gradients)
+  assert np.isfinite(losses).all() and losses[-1] < 0.98 * losses[0], losses
+  own = gradients.get("combinator", {})
+  fresh = combinators.build(name, rngs=nnx.Rngs(0), **SIZES)
+  assert sum(leaf.size for leaf in jax.tree.leaves(own)) == fresh.num_parameters()
+
+
+@pytest.mark.parametrize("file", ["vision_transformer_nnx.py", "mlp_mixer_linen.py"])
+def test_examples_run_and_classify(file, tmp_path):
+  command = [sys.executable, EXAMPLES / file, "--combinator=gate", "--steps=60"]
+  env = {**os.environ, "XLA_FLAGS": "", "PYTHONPATH": os.pathsep.join(sys.path)}
+  done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
+  found = re.search(r"^gate: test accuracy ([0-9.]+)%$", done.stdout, re.MULTILINE)
+  assert found and float(found[1]) > 50, done.stdout + done.stderr  # chance is 10 %
+
+
+TREE_MODE = """
+  import jax, jax.numpy as jnp, numpy as np
+  from flax import config, nnx
+  from resjax import combinators
+  from tests.helpers import toy
+
+  assert config.nnx_graph_mode is False
+  layers, x = toy.layers(num_layers=2), jnp.asarray(toy.embeddings())
+  for name in combinators.names():
+    options = {"layers_per_block": 1} if "layers_per_block" in combinators.options(name) else {}
+    made = toy.build(name, options, num_layers=2)
+    want, wants = toy.value_and_gradients(toy.by_hand, made, layers, x)
+    got, gots = toy.jitted(toy.run, made, layers, x)
+    np.testing.assert_allclose(got, want, rtol=0, atol=1e-5)
+    for a, b in zip(jax.tree.leaves(gots), jax.tree.leaves(wants), strict=True):
+      np.testing.assert_allclose(a, b, rtol=0, atol=1e-5 * max(1, abs(b).max()))
+  print("checked")
+"""
+
+
+def test_without_nnx_graph_mode():
+  env = {**os.environ, "NNX_GRAPH_MODE": "false"}
+  command = [sys.executable, "-c", textwrap.dedent(TREE_MODE)]
+  done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
+  assert done.stdout == "checked\n", done.stderr[-3000:]
