@@ -98,6 +98,7 @@ class MHC(_Constrained):
   sums, `sinkhorn_iterations` times, in the logarithm. z = a ⊙ (RMS(vec H) φ) + bias, for every
   token: φ [R D, K], bias [K], one scalar a each for the K = R + R + R² logits of p, b and M. A
   product of such M over the depth has rows and columns that sum to 1, so streams cannot explode.
+  Rows are exact; columns as far as Sinkhorn has come, far off only if logits differ by many units.
 
   Starts from R copies of the embedding, ends with the sum of the streams. The first site mixes
   copies, so its logits of M have no effect and get no gradient; those of the last site have none
@@ -110,7 +111,8 @@ class MHC(_Constrained):
     one_hot   M about I; p and b with bias 1 at stream i mod R for sublayer i, -1 at the others;
               φ = 0. The mHC-lite authors train both systems like this. Not `standard`.
   In the first two φ is normal with variance 1 / (R D) but 0 for b, so that all streams are the
-  stream of `standard` until the first update; with φ = 0 they would stay equal for ever.
+  stream of `standard` until the first update; with φ = 0 they would stay equal for ever. They
+  part slowly: at first their reads differ by a φ alone.
   FLOPs per site and token: D (2 R + 2 R (R + 1)) and R D (2 (R² + 2 R) + 2), and D (R − 1) for the
   output; what is done to the coefficients alone is left out.
 

@@ -35,12 +35,17 @@ def laurel(params, weights, x, sites, *, variant="rw+lr", rank=4, num_previous=3
 
 EQUATIONS = {"laurel": laurel}
 
-CASES = (
+CASES = (  # the stream of more maps with random parameters grows beyond 1000
   Case("laurel", standard_at_init=True, learns_at_init=("mix", "up")),
   Case("laurel", {"variant": "rw"}, standard_at_init=True, learns_at_init=("mix",)),
   Case("laurel", {"variant": "rw", "normalize": "softmax"}, learns_at_init=("mix",)),
   Case("laurel", {"variant": "lr", "rank": 2}, standard_at_init=True, learns_at_init=("up",)),
-  Case("laurel", {"variant": "pa", "rank": 2}, standard_at_init=True, learns_at_init=("up",)),
+  Case(
+    "laurel",
+    {"variant": "pa", "rank": 1, "num_previous": 2},
+    standard_at_init=True,
+    learns_at_init=("up",),
+  ),
   Case(
     "laurel",
     {"variant": "pa", "rank": 0, "num_previous": 4},
@@ -48,7 +53,12 @@ CASES = (
     learns_at_init=("gamma",),
   ),
   Case("laurel", {"variant": "rw+pa", "num_previous": 1}, standard_at_init=True),
-  Case("laurel", {"variant": "rw+lr+pa"}, standard_at_init=True, learns_at_init=("mix", "up")),
+  Case(
+    "laurel",
+    {"variant": "rw+lr+pa", "rank": 1, "num_previous": 2},
+    standard_at_init=True,
+    learns_at_init=("mix", "up"),
+  ),
 )
 
 FLOPS = {  # L = 2, D = 3, two sites; 1 + 2 + 2 + 2 streams for k = 2

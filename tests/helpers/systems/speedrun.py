@@ -41,11 +41,6 @@ CASES = (
     standard_at_init=True,
     learns_at_init=(*_LEARNS, "backout_scale"),
   ),
-  Case(
-    "x0_residual",
-    {"init": "nanochat", "backout": True},
-    learns_at_init=(*_LEARNS, "backout_scale"),
-  ),
   Case("unet_skips", standard_at_init=True, learns_at_init=("weight",)),
 )
 
