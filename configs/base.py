@@ -44,6 +44,8 @@ def model() -> dict:
     "mlp": "swiglu",  # swiglu | gelu
     "bias": False,  # in linear layers and LayerNorm
     "qk_norm": False,  # RMSNorm of queries and keys per head
+    "value_residual": "none",  # none | learned | fixed: values mixed with those of the first layer
+    "short_swa": short_swa(),
     "tied_embeddings": True,
     "init_std": 0.02,
     "scaled_output_init": True,  # output projections: init_std / sqrt(2 L)
@@ -52,6 +54,15 @@ def model() -> dict:
     "remat": "full",  # none | full | dots: what a layer recomputes in the backward pass
     "depth": "scan",  # scan (the combinator's strategy) | loop (plain Python loop)
     "residual": residual(),
+  }
+
+
+def short_swa() -> dict:
+  """A causal attention over the last few tokens, a site of its own before the attention."""
+  return {
+    "window": 0,  # tokens that one sees, itself included; 0: no such site
+    "num_heads": 0,  # 0: as many as the attention
+    "zero_init": True,  # output projection 0: at first the decoder is the one without the site
   }
 
 

@@ -1,6 +1,6 @@
 """Samples text from the newest checkpoint of a run.
 
-python -m launch.generate --workdir=runs/tiny --prompt="import os" --num_tokens=64
+python -m launch.generate --workdir=runs/tiny --prompt="import os" --prompt="def main" --top_k=40
 """
 
 import jax
@@ -8,34 +8,44 @@ from absl import flags
 
 from launch import cli
 from resjax import experiment
+from resjax.data.tokenizer import END_OF_TEXT
+from resjax.models.sampling import check_options
 from resjax.train.restore import restore_model
 from resjax.train.sample import sample_text
 
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run.")
-_PROMPT = flags.DEFINE_string("prompt", "", "How the text begins.")
+_PROMPTS = flags.DEFINE_multi_string("prompt", [""], "How a text begins; may be given repeatedly.")
 _NUM_TOKENS = flags.DEFINE_integer("num_tokens", 64, "Length of a continuation.", lower_bound=1)
 _TEMPERATURE = flags.DEFINE_float("temperature", 0.8, "0 takes the most probable token.")
+_TOP_K = flags.DEFINE_integer("top_k", 0, "Samples among the k most probable tokens; 0: all.")
+_TOP_P = flags.DEFINE_float("top_p", 1.0, "Samples among the likeliest that sum to p; 1: all.")
+_STOP = flags.DEFINE_string("stop", END_OF_TEXT, "Text of one token at which a continuation ends.")
 _SEED = flags.DEFINE_integer("seed", 0, "Of the random numbers.")
-_SAMPLES = flags.DEFINE_integer("num_samples", 1, "How many continuations.", lower_bound=1)
+_SAMPLES = flags.DEFINE_integer("num_samples", 1, "Continuations of each prompt.", lower_bound=1)
 
 
 def main() -> None:
-  """Prints the prompt with each continuation."""
+  """Prints each prompt with its continuations."""
   if _WORKDIR.value is None:
     raise ValueError("no run; give its folder, for example --workdir=runs/tiny")
+  check_options(_TEMPERATURE.value, _TOP_K.value, _TOP_P.value)
   model, params, tokenizer = restore_model(experiment.load(_WORKDIR.value))
+  prompts = [prompt for prompt in _PROMPTS.value for _ in range(_SAMPLES.value)]
   texts = sample_text(
     model,
     params,
     tokenizer,
-    _PROMPT.value,
+    prompts,
     num_tokens=_NUM_TOKENS.value,
     temperature=_TEMPERATURE.value,
     seed=_SEED.value,
-    num_samples=_SAMPLES.value,
+    top_k=_TOP_K.value,
+    top_p=_TOP_P.value,
+    stop=_STOP.value,
   )
   if jax.process_index() == 0:
-    print("\n----\n".join(_PROMPT.value + text for text in texts))
+    pairs = zip(prompts, texts, strict=True)
+    print("\n----\n".join(prompt + text for prompt, text in pairs))
 
 
 if __name__ == "__main__":

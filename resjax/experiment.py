@@ -11,7 +11,7 @@ from flax import nnx
 
 from resjax import combinators, optim
 from resjax.data.config import DataConfig
-from resjax.models.config import SITES, DecoderConfig, ResidualConfig
+from resjax.models.config import DecoderConfig, ResidualConfig
 from resjax.sharding import Layout, MeshConfig, make_mesh
 from resjax.train import workdir
 from resjax.train.config import Run, TrainConfig
@@ -97,7 +97,7 @@ def _check(run: Run, layout: Layout) -> None:
 
 def _check_combinator(decoder: DecoderConfig) -> None:
   name = decoder.residual.name
-  sizes = {"num_layers": decoder.num_layers, "d_model": decoder.d_model, "sites": SITES}
+  sizes = {"num_layers": decoder.num_layers, "d_model": decoder.d_model, "sites": decoder.sites}
   options = decoder.residual.options
   try:
     nnx.eval_shape(lambda: combinators.build(name, **sizes, rngs=nnx.Rngs(0), **options))

@@ -20,10 +20,11 @@ def causal_attention(
   segment_ids: Array,
   *,
   layout: Layout,
+  window: int | None = None,
   implementation: str = "auto",
   interpret: bool = False,
 ) -> Array:
-  """softmax(q kᵀ / √C) v over earlier tokens of the same segment.
+  """softmax(q kᵀ / √C) v over the token itself and earlier ones of the same segment.
 
   Args:
     q: queries [B, T, H, C].
@@ -31,6 +32,7 @@ def causal_attention(
     v: values [B, T, K, C].
     segment_ids: [B, T]; tokens attend within one segment.
     layout: tells the platform, and how B and H are split over devices.
+    window: token t attends to t - window + 1..t alone; at least 1. None: all earlier tokens.
     implementation: `splash` (TPU), `cudnn` (NVIDIA, 16-bit), `xla` (any), or `auto`.
     interpret: runs `splash` in the Pallas interpreter, on any platform.
 
@@ -45,11 +47,29 @@ def causal_attention(
   elif not interpret:
     _check(implementation, layout, q, k)
   if implementation == "splash":
-    return _splash(q, k, v, segment_ids, layout, interpret)
-  same_segment = segment_ids[:, None, :, None] == segment_ids[:, None, None, :]
+    return _splash(q, k, v, segment_ids, layout, window, interpret)
+  mask = segment_ids[:, None, :, None] == segment_ids[:, None, None, :]
+  if window is not None:
+    index = jnp.arange(q.shape[1])
+    mask &= index[None, :] > index[:, None] - window
   return jax.nn.dot_product_attention(
-    q, k, v, mask=same_segment, is_causal=True, implementation=implementation
+    q, k, v, mask=mask, is_causal=True, implementation=implementation
   )
+
+
+def masked_attention(q: Array, k: Array, v: Array, mask: Array) -> Array:
+  """softmax(q kᵀ / √C) v over the keys that a mask lets a query see; what decoding needs.
+
+  Args:
+    q: queries [B, T, H, C].
+    k: keys [B, S, K, C]; H is a multiple of K.
+    v: values [B, S, K, C].
+    mask: bool [B, T, S]; every query sees a key.
+
+  Returns:
+    [B, T, H, C] in the dtype of q.
+  """
+  return jax.nn.dot_product_attention(q, k, v, mask=mask[:, None], implementation="xla")
 
 
 def _best(layout: Layout, q: Array, k: Array) -> str:
@@ -86,8 +106,8 @@ def _obstacle(name: str, layout: Layout, q: Array, k: Array) -> str | None:
   return None
 
 
-def _splash(q, k, v, segment_ids, layout: Layout, interpret: bool) -> Array:
-  attend = functools.partial(_splash_rows, interpret=interpret)
+def _splash(q, k, v, segment_ids, layout: Layout, window: int | None, interpret: bool) -> Array:
+  attend = functools.partial(_splash_rows, window=window, interpret=interpret)
   if layout.mesh is not None and layout.mesh.size > 1:
     heads = layout.spec("batch", None, "heads", None)
     attend = jax.shard_map(
@@ -100,12 +120,16 @@ def _splash(q, k, v, segment_ids, layout: Layout, interpret: bool) -> Array:
   return attend(q * q.shape[-1] ** -0.5, k, v, segment_ids)
 
 
-def _splash_rows(q, k, v, segment_ids, *, interpret: bool) -> Array:
+def _splash_rows(q, k, v, segment_ids, *, window: int | None, interpret: bool) -> Array:
   """Splash attention of the rows and heads of one device."""
   length, num_heads = q.shape[1], q.shape[2]
   tile = next(t for t in (512, 256, _TPU_LANES) if length % t == 0)
+  square = (length, length)
+  mask = (
+    splash.CausalMask(square) if window is None else splash.LocalMask(square, (window - 1, 0), 0)
+  )
   kernel = splash.make_splash_mha(
-    splash.MultiHeadMask([splash.CausalMask((length, length))] * num_heads),
+    splash.MultiHeadMask([mask] * num_heads),
     head_shards=1,
     q_seq_shards=1,
     block_sizes=splash.BlockSizes(

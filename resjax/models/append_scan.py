@@ -18,19 +18,20 @@ from resjax.typing import Array, PyTree
 
 
 def append_scan(
-  step: Callable[..., tuple[tuple[Array, ...], PyTree]],
+  step: Callable[..., tuple[tuple[Array, ...], PyTree, PyTree]],
   every: int,
   sources: tuple[Array, ...],
   running: PyTree,
   shared: PyTree,
   xs: PyTree,
   context: PyTree,
-) -> tuple[Array, int, PyTree]:
+) -> tuple[Array, int, PyTree, PyTree]:
   """A scan that appends sources to a bank after every `every` steps, and after the last one.
 
-  step(bank, position, running, shared, x, context) returns (sources, running), and may read
+  step(bank, position, running, shared, x, context) returns (sources, running, out), and may read
   bank[:position.num_valid] alone; the sources of steps that end no block are dropped. In reverse
   mode it keeps one bank, and for each step what the step keeps besides the bank, `shared` and `x`.
+  No gradient flows through `out`.
 
   Args:
     step: pure; closes over no array.
@@ -42,15 +43,16 @@ def append_scan(
     context: pytree of arrays without gradient.
 
   Returns:
-    The bank [N, B, T, D], all of it valid; N; and `running` after the last step.
+    The bank [N, B, T, D], all of it valid; N; `running` after the last step; and the stacked `out`
+    of all steps.
   """
   first = jax.tree.map(lambda leaf: leaf[0], xs)
   small = make_bank(sources, len(sources)), Position(0, len(sources), False)
-  appended, _ = jax.eval_shape(step, *small, running, shared, first, context)
+  appended, _, _ = jax.eval_shape(step, *small, running, shared, first, context)
   steps = jax.tree.leaves(xs)[0].shape[0]
   sizes = _Sizes(len(sources), len(appended), every, steps)
-  bank, running = _append_scan(step, sizes, sources, running, shared, xs, context)
-  return bank, sizes.bank, running
+  bank, running, outs = _append_scan(step, sizes, sources, running, shared, xs, context)
+  return bank, sizes.bank, running, outs
 
 
 class Position(NamedTuple):
@@ -92,12 +94,13 @@ def _append_scan(step, sizes: _Sizes, sources, running, shared, xs, context):
     bank, running = carry
     i, x = indexed
     position = sizes.at(i)
-    appended, running = step(bank, position, running, shared, x, context)
+    appended, running, out = step(bank, position, running, shared, x, context)
     # Before the block ends these slots are not valid, and are written again.
-    return (store(bank, position.num_valid, appended), running), None
+    return (store(bank, position.num_valid, appended), running), out
 
   start = make_bank(sources, sizes.bank), running
-  return lax.scan(body, start, (jnp.arange(sizes.steps), xs))[0]
+  (bank, running), outs = lax.scan(body, start, (jnp.arange(sizes.steps), xs))
+  return bank, running, outs
 
 
 def _append_scan_forward(step, sizes: _Sizes, sources, running, shared, xs, context):
@@ -107,21 +110,23 @@ def _append_scan_forward(step, sizes: _Sizes, sources, running, shared, xs, cont
     position = sizes.at(i)
 
     def differentiable(bank, running, shared, x):
-      return step(bank, position, running, shared, x, context)
+      appended, running, out = step(bank, position, running, shared, x, context)
+      return (appended, running), out
 
-    (appended, running), vjp = jax.vjp(differentiable, bank, running, shared, x)
+    arguments = bank, running, shared, x
+    (appended, running), vjp, out = jax.vjp(differentiable, *arguments, has_aux=True)
     # What the reverse pass can hand in again is not kept once per step.
     vjp.args_res[0] = vjp.args_res[2] = vjp.args_res[3] = None
-    return (store(bank, position.num_valid, appended), running), vjp
+    return (store(bank, position.num_valid, appended), running), (vjp, out)
 
   start = make_bank(sources, sizes.bank), running
-  (bank, running), vjps = lax.scan(body, start, (jnp.arange(sizes.steps), xs))
-  return (bank, running), (vjps, bank, shared, xs)
+  (bank, running), (vjps, outs) = lax.scan(body, start, (jnp.arange(sizes.steps), xs))
+  return (bank, running, outs), (vjps, bank, shared, xs)
 
 
 def _append_scan_backward(step, sizes: _Sizes, residuals, cotangents):
   vjps, bank, shared, xs = residuals
-  d_bank, d_running = cotangents
+  d_bank, d_running, _ = cotangents
 
   def body(carry, indexed):
     d_bank, d_running, d_shared = carry

@@ -8,7 +8,6 @@ from resjax.models.depth import REMAT
 from resjax.nn.mlp import MLPS
 from resjax.nn.norm import NORMS
 
-SITES = ("attention", "mlp")
 DTYPES = ("bfloat16", "float16", "float32", "float64")
 
 
@@ -18,6 +17,15 @@ class ResidualConfig:
 
   name: str = "standard"
   options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class ShortSWAConfig:
+  """Causal attention over a short window, a site before the attention; window 0: no such site."""
+
+  window: int = 0
+  num_heads: int = 0
+  zero_init: bool = True
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,6 +51,8 @@ class DecoderConfig:
   mlp: str
   bias: bool
   qk_norm: bool
+  value_residual: str
+  short_swa: ShortSWAConfig
   tied_embeddings: bool
   init_std: float
   scaled_output_init: bool
@@ -59,6 +69,7 @@ class DecoderConfig:
     self._choice("positions", ("rope", "learned"))
     self._choice("norm", NORMS)
     self._choice("mlp", MLPS)
+    self._choice("value_residual", ("none", "learned", "fixed"))
     self._choice("dtype", DTYPES)
     self._choice("remat", REMAT)
     self._choice("depth", ("scan", "loop"))
@@ -70,6 +81,21 @@ class DecoderConfig:
     self._check("num_kv_heads", groups, f"a divisor of num_heads={self.num_heads}")
     even = self.positions != "rope" or self.head_dim % 2 == 0
     self._check("head_dim", even, "even with positions='rope'")
+    self._check_short_swa()
+
+  def _check_short_swa(self) -> None:
+    short = self.short_swa
+    for name in ("window", "num_heads"):
+      if getattr(short, name) < 0:
+        raise ValueError(
+          f"config.model.short_swa.{name}={getattr(short, name)!r} must be 0 or positive"
+        )
+    heads, parts = self.short_swa_heads, 2 if self.positions == "rope" else 1
+    if short.window and self.d_model % (heads * parts):
+      raise ValueError(
+        f"config.model.short_swa.num_heads={heads} must divide d_model={self.d_model} into heads"
+        + (" of even width with positions='rope'" if parts == 2 else "")
+      )
 
   def _check(self, name: str, ok: bool, allowed: str) -> None:
     if not ok:
@@ -77,6 +103,16 @@ class DecoderConfig:
 
   def _choice(self, name: str, allowed: tuple[str, ...]) -> None:
     self._check(name, getattr(self, name) in allowed, f"one of {', '.join(allowed)}")
+
+  @property
+  def sites(self) -> tuple[str, ...]:
+    """The sites of a layer, in order."""
+    return ("short_swa",) * (self.short_swa.window > 0) + ("attention", "mlp")
+
+  @property
+  def short_swa_heads(self) -> int:
+    """Heads of the attention over a short window; each is d_model / heads wide."""
+    return self.short_swa.num_heads or self.num_heads
 
   @property
   def output_std(self) -> float:

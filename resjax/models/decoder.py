@@ -1,4 +1,6 @@
-"""A pre-norm decoder whose residual path is a combinator."""
+"""A decoder whose residual path is a combinator."""
+
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -6,95 +8,36 @@ from flax import nnx
 
 from resjax import combinators
 from resjax.models import depth
-from resjax.models.config import SITES, DecoderConfig
-from resjax.nn.attention import Attention
+from resjax.models.config import DecoderConfig
+from resjax.models.decode_cache import DecodeCache
+from resjax.models.layer import Layer, decoder_norm
+from resjax.nn.attention import ValueResidual
 from resjax.nn.embed import Embedding
-from resjax.nn.mlp import MLP
-from resjax.nn.norm import Identity, norm
+from resjax.nn.kv_cache import KeyValues
 from resjax.sharding import Layout
-from resjax.typing import Array
+from resjax.typing import Array, PyTree
 
 
-class Layer(nnx.Module):
-  """The branches of one layer: sublayers, and a pre-norm for every view that a site uses.
+class _Rows(NamedTuple):
+  """What differs from layer to layer; leading axis L, or none for one layer."""
 
-  Args:
-    config: sizes and choices.
-    combinator: tells which views a site is given, and whether branches have pre-norms.
-    layout: of the activations.
-    rngs: source of the initial values.
-  """
-
-  def __init__(
-    self,
-    config: DecoderConfig,
-    combinator: combinators.Combinator,
-    layout: Layout,
-    rngs: nnx.Rngs,
-  ):
-    self.layout = layout
-    self.norms = nnx.Dict(
-      {
-        site: nnx.Dict(
-          {view: _pre_norm(config, combinator, rngs) for view in _used_views(combinator, site)}
-        )
-        for site in SITES
-      }
-    )
-    gain = combinator.branch_init_gain
-    common = {
-      "bias": config.bias,
-      "std": config.init_std,
-      "out_std": config.output_std * gain,
-      "dtype": config.dtype,
-      "layout": layout,
-      "rngs": rngs,
-    }
-    self.attention = Attention(
-      config.d_model,
-      config.num_heads,
-      config.num_kv_heads,
-      config.head_dim,
-      rope_theta=config.rope_theta if config.positions == "rope" else None,
-      qk_norm=config.qk_norm,
-      norm_eps=config.norm_eps,
-      implementation=config.attention,
-      value_std=config.init_std * gain,
-      **common,
-    )
-    self.mlp = MLP(
-      config.mlp, config.d_model, config.mlp_dim, **common | {"std": config.init_std * gain}
-    )
-
-  def __call__(self, site: str, views: combinators.Views, context: dict[str, Array]):
-    """Runs the branch of a site.
-
-    Args:
-      site: `attention` or `mlp`.
-      views: what the combinator lets the site read, [B, T, D] each.
-      context: `segment_ids` and `positions`, [B, T].
-
-    Returns:
-      The normalised views, and the output of the sublayer [B, T, D].
-    """
-    normed = {name: norm(views[name]) for name, norm in self.norms[site].items()}
-    if site == "attention":
-      x = normed.get("x")
-      out = self.attention(*(normed.get(name, x) for name in "qkv"), **context)
-    else:
-      out = self.mlp(normed["x"])
-    return normed, self.layout.constrain(out, "batch", "tokens", "embed")
+  layer: PyTree  # parameters of a `Layer`
+  value_weights: Array | None  # of the value residual, [2]
+  past: dict[str, KeyValues] | None  # of a `DecodeCache`
 
 
 class Decoder(nnx.Module):
   """Embedding, L layers through a combinator, final norm, output embedding.
+
+  With `value_residual`, attention of layer l has the values λ₁ v_l + λ₂ v_0, where v_0 are those of
+  the first layer: weights [L - 1, 2] in all, 0.5 at init or fixed at it.
 
   Args:
     config: sizes and choices.
     layout: mesh and sharding rules of the activations; default: none.
     rngs: source of the initial values.
 
-  Source: GPT-2 and Llama styles; pre-norm, arXiv 2002.04745.
+  Source: GPT-2 and Llama styles; pre-norm, arXiv 2002.04745. Value residual: arXiv 2410.17897.
   """
 
   def __init__(self, config: DecoderConfig, *, layout: Layout | None = None, rngs: nnx.Rngs):
@@ -107,14 +50,17 @@ class Decoder(nnx.Module):
       config.residual.name,
       num_layers=config.num_layers,
       d_model=config.d_model,
-      sites=SITES,
+      sites=config.sites,
       rngs=rngs,
       **config.residual.options,
     )
     self.layers = jax.vmap(
       lambda key: Layer(config, self.combinator, layout, nnx.Rngs(params=key))
     )(keys)
-    self.final_norm = _norm(config, rngs)
+    later = config.num_layers - 1
+    learns = config.value_residual == "learned" and later > 0
+    self.value_weights = nnx.Param(jnp.full((later, 2), 0.5)) if learns else None
+    self.final_norm = decoder_norm(config, rngs)
     self.output = None if config.tied_embeddings else _embedding(config, 0, layout, rngs)
 
   def __call__(
@@ -131,23 +77,93 @@ class Decoder(nnx.Module):
       segment_ids = jnp.ones_like(tokens)
     if positions is None:
       positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
+    context = {"segment_ids": segment_ids, "positions": positions}
     graphdef, layers = nnx.split(self.layers)
 
-    def branch(layer, site, views, context):
-      return nnx.merge(graphdef, layer)(site, views, context)
+    def branch(row, site, views, context):
+      layer = nnx.merge(graphdef, row.layer)
+      return *layer(site, views, context["tokens"], _value_residual(row, context)), None
 
-    x = self.layout.constrain(self.embed(tokens, positions), "batch", "tokens", "embed")
+    rows = _Rows(layers, self._value_weights(), None)
+    x = self._embedded(tokens, positions)
+    token_context = combinators.TokenContext(segment_ids)
+    context = self._context(graphdef, rows, x, branch, context, token_context)
     y = depth.run(
       self.combinator,
-      layers,
+      rows,
       x,
-      branch,
-      context={"segment_ids": segment_ids, "positions": positions},
-      tokens=combinators.TokenContext(segment_ids),
+      lambda *arguments: branch(*arguments)[:2],
+      context=context,
+      tokens=token_context,
       remat=self.config.remat,
       unroll=self.config.depth == "loop",
     )
     return self.final_norm(y)
+
+  def empty_cache(self, batch_size: int, size: int) -> DecodeCache:
+    """Returns the cache before the first of at most `size` tokens, see `DecodeCache.empty`."""
+    return DecodeCache.empty(self.config, self.combinator, batch_size, size)
+
+  def decode(
+    self, tokens: Array, cache: DecodeCache, segment_ids: Array | None = None
+  ) -> tuple[Array, DecodeCache]:
+    """Runs tokens that follow those of a cache: a whole prompt, or the next one.
+
+    Args:
+      tokens: [B, T]; as many as fit into the cache.
+      cache: of earlier tokens; not changed.
+      segment_ids: [B, T]; 1, or 0 for padding. Default: no padding.
+
+    Returns:
+      The final normalised hidden states [B, T, D], and the cache with the new tokens.
+    """
+    if segment_ids is None:
+      segment_ids = jnp.ones_like(tokens)
+    place = cache.place(segment_ids)
+    graphdef, layers = nnx.split(self.layers)
+
+    def branch(row, site, views, context):
+      layer = nnx.merge(graphdef, row.layer)
+      residual = _value_residual(row, context)
+      return layer.decode(site, views, row.past, context["tokens"], residual)
+
+    rows = _Rows(layers, self._value_weights(), cache.past)
+    x = self._embedded(tokens, place.positions)
+    token_context = combinators.TokenContext(segment_ids, cache.combinator)
+    context = self._context(graphdef, rows, x, branch, place, token_context)
+    y, new, combinator_cache = depth.run_keeping(
+      self.combinator,
+      rows,
+      x,
+      branch,
+      context=context,
+      tokens=token_context,
+      unroll=self.config.depth == "loop",
+    )
+    return self.final_norm(y), cache.advance(segment_ids, new, combinator_cache)
+
+  def _embedded(self, tokens: Array, positions: Array) -> Array:
+    return self.layout.constrain(self.embed(tokens, positions), "batch", "tokens", "embed")
+
+  def _value_weights(self) -> Array | None:
+    """Weights of own and first values in every layer [L, 2]; the first layer has its own."""
+    if self.config.value_residual == "none":
+      return None
+    later = jnp.full((self.config.num_layers - 1, 2), 0.5)
+    if self.value_weights is not None:
+      later = self.value_weights[...]
+    return jnp.concatenate([jnp.array([[1.0, 0.0]]), later])
+
+  def _context(self, graphdef, rows: _Rows, x, branch, tokens, token_context) -> dict:
+    """Returns what all branches read: where the tokens stand, and the values of the first layer."""
+    context = {"tokens": tokens, "first_values": None}
+    if rows.value_weights is not None:
+      views = depth.first_views(
+        self.combinator, rows, x, branch, "attention", context=context, tokens=token_context
+      )
+      first = nnx.merge(graphdef, jax.tree.map(lambda leaf: leaf[0], rows.layer))
+      context["first_values"] = first.values(views)
+    return context
 
   @property
   def head(self) -> Array:
@@ -174,23 +190,7 @@ def _embedding(
   )
 
 
-def _used_views(combinator: combinators.Combinator, site: str) -> tuple[str, ...]:
-  """Attention takes q, k and v where it is given them; whatever else a site has is not used."""
-  given = combinator.view_names(site)
-  named = tuple(view for view in "qkv" if view in given) if site == "attention" else ()
-  return named if len(named) == len("qkv") else (*named, "x")
-
-
-def _pre_norm(config, combinator: combinators.Combinator, rngs: nnx.Rngs):
-  return _norm(config, rngs) if combinator.pre_norm else Identity()
-
-
-def _norm(config: DecoderConfig, rngs: nnx.Rngs) -> nnx.Module:
-  return norm(
-    config.norm,
-    config.d_model,
-    eps=config.norm_eps,
-    bias=config.bias,
-    dtype=config.dtype,
-    rngs=rngs,
-  )
+def _value_residual(row: _Rows, context: dict) -> ValueResidual | None:
+  if row.value_weights is None:
+    return None
+  return ValueResidual(row.value_weights, context["first_values"])

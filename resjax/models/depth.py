@@ -9,6 +9,8 @@ loop that gives the same values and gradients.
                 which every layer appends.
   depth_blocks  the same, where only the last layer of a depth block appends; what the layers
                 of a block carry among them is kept once per layer, like a `carry`.
+
+`run_keeping` is the same with an output per layer, for decoding with a cache.
 """
 
 from collections.abc import Callable
@@ -26,6 +28,7 @@ from resjax.models.append_scan import append_scan
 from resjax.typing import Array, PyTree
 
 Branch = Callable[[PyTree, str, Views, PyTree], tuple[Views, Array]]
+KeepingBranch = Callable[[PyTree, str, Views, PyTree], tuple[Views, Array, PyTree]]
 Remat = Literal["none", "full", "dots"]
 
 _POLICIES = {
@@ -54,7 +57,8 @@ def run(
     x: embeddings [B, T, D].
     branch: what runs at a site, a pure function: branch(layer parameters, site, views, context)
       returns the normalised views and the output [B, T, D].
-    context: arrays that every branch may read (positions, segment ids); no gradient flows there.
+    context: arrays that every branch may read (positions, segment ids, values of the first layer);
+      gradients flow to those of a floating type.
     tokens: for combinators that mix tokens, see `Combinator.init`.
     remat: what a layer keeps for the reverse pass. `none`: all; `full`: its inputs; `dots`: its
       inputs and the results of its matrix products with parameters.
@@ -67,6 +71,68 @@ def run(
     ValueError: `layers` has another number of layers than the combinator, remat is unknown, or
       the combinator cannot be scanned.
   """
+
+  def keep_nothing(layer, site, views, context):
+    return *branch(layer, site, views, context), None
+
+  state, _ = _drive(combinator, layers, x, keep_nothing, context, tokens, remat, unroll)
+  return combinator.final(state)
+
+
+def run_keeping(
+  combinator: Combinator,
+  layers: PyTree,
+  x: Array,
+  branch: KeepingBranch,
+  *,
+  context: PyTree = None,
+  tokens: TokenContext | None = None,
+  unroll: bool = False,
+) -> tuple[Array, dict[str, PyTree], PyTree]:
+  """`run` for decoding: branches return a third thing, which is kept for the tokens that follow.
+
+  What earlier tokens left in a layer is part of `layers`. No gradient flows through what is kept.
+
+  Args:
+    combinator: see `run`.
+    layers: see `run`.
+    x: embeddings [B, T, D].
+    branch: as in `run`, with a third output, a pytree of arrays or None.
+    context: see `run`.
+    tokens: for combinators that mix tokens, see `Combinator.init`.
+    unroll: see `run`.
+
+  Returns:
+    The combinator's final read [B, T, D]; by site what its branches kept, with leading axis L; and
+    the combinator's `next_cache`.
+
+  Raises:
+    ValueError: `layers` has another number of layers than the combinator.
+  """
+  state, kept = _drive(combinator, layers, x, branch, context, tokens, "none", unroll)
+  return combinator.final(state), lax.stop_gradient(kept), combinator.next_cache(state)
+
+
+def first_views(
+  combinator: Combinator,
+  layers: PyTree,
+  x: Array,
+  branch: KeepingBranch,
+  site: str,
+  *,
+  context: PyTree = None,
+  tokens: TokenContext | None = None,
+) -> Views:
+  """Returns the views that a site of the first layer reads; arguments as in `run_keeping`."""
+  first = jax.tree.map(lambda leaf: leaf[0], layers)
+  state = combinator.init(x, tokens)
+  for earlier in combinator.sites[: combinator.sites.index(site)]:
+    state, _ = _sublayer(combinator, branch, first, state, 0, earlier, context)
+  return combinator.read(state, 0, site)[0]
+
+
+def _drive(combinator, layers, x, branch, context, tokens, remat, unroll):
+  """Returns the depth state after the last layer, and what branches kept."""
   if remat not in REMAT:
     raise ValueError(f"config.model.remat={remat!r} is not known; allowed: {', '.join(REMAT)}")
   if combinator.strategy == "loop" and not unroll:
@@ -84,11 +150,8 @@ def run(
         f"a stacked parameter has {leaf.shape[0]} layers, its combinator {combinator.num_layers}"
       )
   step = partial(_layer, graphdef, branch, remat)
-  drive = _loop if unroll else _STRATEGIES[combinator.strategy]
-  state = drive(
-    combinator, step, combinator.init(x, tokens), shared, stack, lax.stop_gradient(context)
-  )
-  return combinator.final(state)
+  strategy = _loop if unroll else _STRATEGIES[combinator.strategy]
+  return strategy(combinator, step, combinator.init(x, tokens), shared, stack, context)
 
 
 class _Stack(NamedTuple):
@@ -98,50 +161,77 @@ class _Stack(NamedTuple):
   rows: PyTree  # the combinator's `per_layer` parameters
 
 
-def _layer(graphdef, branch, remat, index, state, shared, one: _Stack, context) -> PyTree:
-  """Returns the depth state after layer `index`."""
+def _sublayer(combinator, branch, layer, state, index, site, context):
+  """Returns the depth state after a site, and what its branch kept."""
+  views, tape = combinator.read(state, index, site)
+  normed, out, kept = branch(layer, site, views, context)
+  return combinator.write(state, index, site, out, normed=normed, tape=tape), kept
+
+
+def _layer(graphdef, branch, remat, index, state, shared, one: _Stack, context):
+  """Returns the depth state after layer `index`, and by site what its branches kept."""
 
   def sublayers(state, shared, one, context):
     combinator = nnx.merge(graphdef, jax.tree.map(lambda row: row[None], one.rows), shared)
+    kept = {}
     for site in combinator.sites:
-      views, tape = combinator.read(state, index, site)
-      normed, out = branch(one.layers, site, views, context)
-      state = combinator.write(state, index, site, out, normed=normed, tape=tape)
-    return state
+      state, kept[site] = _sublayer(combinator, branch, one.layers, state, index, site, context)
+    return state, kept
 
   if remat != "none":
     sublayers = jax.checkpoint(sublayers, policy=_POLICIES[remat], prevent_cse=False)
   return sublayers(state, shared, one, context)
 
 
-def _loop(combinator, step, state, shared, stack: _Stack, context) -> PyTree:
+def _loop(combinator, step, state, shared, stack: _Stack, context):
+  kept = []
   for index in range(combinator.num_layers):
     one = jax.tree.map(lambda leaf, i=index: leaf[i], stack)
-    state = step(index, state, shared, one, context)
-  return state
+    state, kept_here = step(index, state, shared, one, context)
+    kept.append(kept_here)
+  return state, jax.tree.map(lambda *rows: jnp.stack(rows), *kept)
 
 
-def _carry(combinator, step, state, shared, stack: _Stack, context) -> PyTree:
+def _carry(combinator, step, state, shared, stack: _Stack, context):
   def body(state, indexed):
     index, one = indexed
-    return step(index, state, shared, one, context), None
+    return step(index, state, shared, one, context)
 
-  return lax.scan(body, state, (jnp.arange(combinator.num_layers), stack))[0]
+  return lax.scan(body, state, (jnp.arange(combinator.num_layers), stack))
 
 
-def _append(combinator, step, state: DepthState, shared, stack: _Stack, context) -> DepthState:
-  def layer(bank, position, running, shared, one, context):
+def _append(combinator, step, state: DepthState, shared, stack: _Stack, context):
+  def layer(bank, position, running, shared, one, constant):
+    shared, smooth = shared
     state = DepthState(Sources((), bank, position.num_valid), running)
-    state = step(position.index, state, shared, one, context)
+    state, kept = step(position.index, state, shared, one, _merged(smooth, constant))
     closed = combinator.close_block(state)
     ends = partial(jnp.where, position.ends_block)
-    return closed.sources.recent, jax.tree.map(ends, closed.running, state.running)
+    running = jax.tree.map(ends, closed.running, state.running)
+    return closed.sources.recent, running, kept
 
+  smooth, constant = _by_type(context)
   every = combinator.layers_per_block
-  bank, num_valid, running = append_scan(
-    layer, every, state.sources.recent, state.running, shared, stack, context
+  bank, num_valid, running, kept = append_scan(
+    layer, every, state.sources.recent, state.running, (shared, smooth), stack, constant
   )
-  return DepthState(Sources((), bank, num_valid), running)
+  return DepthState(Sources((), bank, num_valid), running), kept
+
+
+def _by_type(context: PyTree) -> tuple[PyTree, PyTree]:
+  """Splits arrays that have gradients from those that do not; None where the other has one."""
+  floating = jax.tree.map(lambda a: jnp.issubdtype(jnp.result_type(a), jnp.inexact), context)
+  smooth = jax.tree.map(lambda a, f: a if f else None, context, floating)
+  return smooth, jax.tree.map(lambda a, f: None if f else a, context, floating)
+
+
+def _merged(smooth: PyTree, constant: PyTree) -> PyTree:
+  """The inverse of `_by_type`."""
+
+  def either(a, b):
+    return b if a is None else a
+
+  return jax.tree.map(either, smooth, constant, is_leaf=lambda a: a is None)
 
 
 _STRATEGIES = {"carry": _carry, "depth_blocks": _append, "history": _append}

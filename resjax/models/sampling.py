@@ -1,8 +1,12 @@
 """Sampling text from a decoder."""
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
+from jax import lax
 
+from resjax.models.decode_cache import DecodeCache
 from resjax.models.decoder import Decoder
 from resjax.typing import Array
 
@@ -12,44 +16,128 @@ def generate(
   prompt: Array,
   num_tokens: int,
   *,
-  temperature: float = 1.0,
   key: Array,
+  lengths: Array | None = None,
+  temperature: float = 1.0,
+  top_k: int = 0,
+  top_p: float = 1.0,
+  stop: int | None = None,
 ) -> Array:
   """Continues prompts by sampling p(v) ∝ exp(logit_v / temperature), token by token.
 
-  Every token runs the decoder over the whole row, O(T) row passes; there is no cache.
+  The prompts run once and fill a cache; every later token runs alone. One compiled loop, which ends
+  early when all rows have stopped.
 
   Args:
     decoder: the model.
-    prompt: tokens [B, P], P ≥ 1, all of one length.
+    prompt: tokens [B, P], P ≥ 1; shorter prompts have padding, of any token, on their left.
     num_tokens: how many to append; P + num_tokens is at most the decoder's max_positions.
-    temperature: 0 takes the most probable token.
     key: of the random numbers.
+    lengths: tokens of each prompt without padding [B], each in 1..P; None: P.
+    temperature: 0 takes the most probable token.
+    top_k: only the k most probable tokens, see `restrict`; 0: all.
+    top_p: of those only the most probable that sum to p, see `restrict`; 1: all.
+    stop: token after which a row ends; what follows it in the result is `stop` again.
 
   Returns:
     [B, P + num_tokens].
 
   Raises:
-    ValueError: an empty prompt, a row that is too long, or a negative temperature.
+    ValueError: an empty prompt, a row that is too long, or an option out of range.
   """
   batch, start = prompt.shape
-  longest = decoder.config.max_positions
+  size = start + num_tokens
+  _check(decoder.config, start, num_tokens, temperature, top_k, top_p, stop)
+  if num_tokens == 0:
+    return prompt
+
+  def choose(state: _State, hidden: Array) -> _State:
+    logits = restrict(_tempered(decoder.logits(hidden[:, -1]), temperature), top_k, top_p)
+    if temperature == 0:
+      token = jnp.argmax(logits, axis=-1)
+    else:
+      token = jax.random.categorical(jax.random.fold_in(key, state.length), logits)
+    stopped = state.stopped
+    if stop is not None:
+      token = jnp.where(stopped, stop, token)
+      stopped = token == stop
+    rows = lax.dynamic_update_index_in_dim(
+      state.rows, token.astype(prompt.dtype), state.length, axis=1
+    )
+    return _State(state.length + 1, rows, stopped, state.cache)
+
+  def goes_on(state: _State) -> Array:
+    return (state.length < size) & ~jnp.all(state.stopped)
+
+  def body(state: _State) -> _State:
+    token = lax.dynamic_slice_in_dim(state.rows, state.length - 1, 1, axis=1)
+    hidden, cache = decoder.decode(token, state.cache)
+    return choose(state._replace(cache=cache), hidden)
+
+  lengths = jnp.full(batch, start) if lengths is None else lengths
+  segment_ids = (jnp.arange(start) >= start - lengths[:, None]).astype(jnp.int32)
+  hidden, cache = decoder.decode(prompt, decoder.empty_cache(batch, size - 1), segment_ids)
+  rest = jnp.full((batch, num_tokens), 0 if stop is None else stop, prompt.dtype)
+  rows = jnp.concatenate([prompt, rest], axis=1)
+  state = _State(jnp.asarray(start), rows, jnp.zeros(batch, bool), cache)
+  return lax.while_loop(goes_on, body, choose(state, hidden)).rows
+
+
+class _State(NamedTuple):
+  """Tokens [B, P + num_tokens], of which `length` are there; which rows stopped [B]; the cache."""
+
+  length: Array
+  rows: Array
+  stopped: Array
+  cache: DecodeCache
+
+
+def restrict(logits: Array, top_k: int = 0, top_p: float = 1.0) -> Array:
+  """Returns logits with -inf for tokens that are not to be sampled.
+
+  The k largest stay; of these, the fewest largest whose probabilities (renormalised over the k) sum
+  to at least p, hence always one. Ties with the smallest that stays, stay.
+
+  Args:
+    logits: [..., V].
+    top_k: k; 0: all.
+    top_p: p; 1: all.
+
+  Source: top-k: Fan et al., arXiv 1805.04833; top-p: Holtzman et al., arXiv 1904.09751.
+  """
+  if 0 < top_k < logits.shape[-1]:
+    least = lax.top_k(logits, top_k)[0][..., -1:]
+    logits = jnp.where(logits >= least, logits, -jnp.inf)
+  if top_p < 1:
+    falling = -jnp.sort(-logits, axis=-1)
+    p = jax.nn.softmax(falling, axis=-1)
+    before = jnp.cumsum(p, axis=-1) - p
+    least = jnp.min(jnp.where(before < top_p, falling, jnp.inf), axis=-1, keepdims=True)
+    logits = jnp.where(logits >= least, logits, -jnp.inf)
+  return logits
+
+
+def check_options(temperature: float, top_k: int, top_p: float) -> None:
+  """Raises a ValueError if an option of `generate` is out of range."""
+  if not 0 <= temperature < float("inf"):
+    raise ValueError(f"temperature={temperature} must be 0 (greedy) or positive")
+  if top_k < 0:
+    raise ValueError(f"top_k={top_k} must be 0 (all tokens) or positive")
+  if not 0 < top_p <= 1:
+    raise ValueError(f"top_p={top_p} must be above 0, at most 1 (all tokens)")
+
+
+def _tempered(logits: Array, temperature: float) -> Array:
+  return logits / temperature if temperature else logits
+
+
+def _check(config, start, num_tokens, temperature, top_k, top_p, stop) -> None:
+  longest = config.max_positions
   if not (start >= 1 and num_tokens >= 0 and start + num_tokens <= longest):
     raise ValueError(
       f"{start} prompt tokens + {num_tokens} new ones do not fit; the prompt needs at least one, "
       f"both together at most {longest} (config.data.seq_len)"
     )
-  if temperature < 0:
-    raise ValueError(f"temperature={temperature} must be 0 (greedy) or positive")
-
-  def body(position, row):
-    hidden = decoder(row)
-    logits = decoder.logits(jax.lax.dynamic_index_in_dim(hidden, position - 1, 1, keepdims=False))
-    if temperature == 0:
-      token = jnp.argmax(logits, axis=-1)
-    else:
-      token = jax.random.categorical(jax.random.fold_in(key, position), logits / temperature)
-    return jax.lax.dynamic_update_index_in_dim(row, token.astype(row.dtype), position, 1)
-
-  row = jnp.concatenate([prompt, jnp.zeros((batch, num_tokens), prompt.dtype)], axis=1)
-  return jax.lax.fori_loop(start, start + num_tokens, body, row)
+  if stop is not None and not 0 <= stop < config.vocab_size:
+    raise ValueError(f"stop={stop} is no token; allowed: 0..{config.vocab_size - 1}")
+  check_options(temperature, top_k, top_p)

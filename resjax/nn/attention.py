@@ -1,14 +1,38 @@
 """Multi-head causal self-attention."""
 
+import dataclasses
+
 import jax
+import jax.numpy as jnp
 from flax import nnx
 
-from resjax.kernels.self_attention import causal_attention
+from resjax.kernels.self_attention import causal_attention, masked_attention
+from resjax.nn.kv_cache import KeyValues
 from resjax.nn.linear import linear
 from resjax.nn.norm import norm
 from resjax.nn.rope import rope
 from resjax.sharding import Layout
 from resjax.typing import Array
+
+
+@dataclasses.dataclass(frozen=True)
+class ValueResidual:
+  """v ← λ₁ v + λ₂ v₁, with the values v₁ of the first layer.
+
+  Attributes:
+    weights: λ₁ and λ₂ [2].
+    first: v₁ [B, T, K, C].
+
+  Source: ResFormer, arXiv 2410.17897.
+  """
+
+  weights: Array
+  first: Array
+
+  def mix(self, v: Array) -> Array:
+    """Returns the mixed values [B, T, K, C], summed in float32 or wider, in the dtype of v."""
+    own, first = self.weights.astype(jnp.promote_types(v.dtype, jnp.float32))
+    return (own * v + first * self.first).astype(v.dtype)
 
 
 class Attention(nnx.Module):
@@ -26,6 +50,7 @@ class Attention(nnx.Module):
     std: standard deviation of W_q and W_k at init.
     value_std: of W_v.
     out_std: of W_o.
+    window: a token sees itself and the window - 1 tokens before it; None: all earlier ones.
     implementation: see `resjax.kernels.self_attention.causal_attention`.
     dtype: of the activations.
     layout: of the activations.
@@ -46,13 +71,15 @@ class Attention(nnx.Module):
     std: float,
     value_std: float,
     out_std: float,
+    window: int | None = None,
     implementation: str,
     dtype: jax.typing.DTypeLike,
     layout: Layout,
     rngs: nnx.Rngs,
   ):
     self.num_heads, self.num_kv_heads, self.head_dim = num_heads, num_kv_heads, head_dim
-    self.rope_theta, self.implementation, self.layout = rope_theta, implementation, layout
+    self.rope_theta, self.window = rope_theta, window
+    self.implementation, self.layout = implementation, layout
     common = {"bias": bias, "dtype": dtype, "rngs": rngs}
     inward = ("embed_param", "heads")
     self.q_proj = linear(d_model, num_heads * head_dim, inward, std=std, **common)
@@ -64,7 +91,14 @@ class Attention(nnx.Module):
     self.k_norm = norm("rmsnorm", head_dim, **heads) if qk_norm else None
 
   def __call__(
-    self, x_q: Array, x_k: Array, x_v: Array, *, segment_ids: Array, positions: Array
+    self,
+    x_q: Array,
+    x_k: Array,
+    x_v: Array,
+    *,
+    segment_ids: Array,
+    positions: Array,
+    residual: ValueResidual | None = None,
   ) -> Array:
     """Maps three normalised views [B, T, D] (often the same one) to [B, T, D].
 
@@ -74,17 +108,69 @@ class Attention(nnx.Module):
       x_v: what values are made of.
       segment_ids: [B, T].
       positions: [B, T].
+      residual: what is mixed into the values; None: nothing.
     """
+    q, k, v = self._project(x_q, x_k, x_v, positions, residual)
+    out = causal_attention(
+      q,
+      k,
+      v,
+      segment_ids,
+      layout=self.layout,
+      window=self.window,
+      implementation=self.implementation,
+    )
+    return self._output(out)
+
+  def decode(
+    self,
+    x_q: Array,
+    x_k: Array,
+    x_v: Array,
+    past: KeyValues,
+    *,
+    length: Array,
+    mask: Array,
+    positions: Array,
+    residual: ValueResidual | None = None,
+  ) -> tuple[Array, KeyValues]:
+    """Maps the views of T tokens that follow `length` others.
+
+    Args:
+      x_q: [B, T, D], and so are x_k and x_v, see `__call__`.
+      x_k: what keys are made of.
+      x_v: what values are made of.
+      past: keys and values of earlier tokens [B, S, K, C], see `KeyValues`.
+      length: number of earlier tokens; may be traced.
+      mask: which of the extended keys each token sees, bool [B, T, keys].
+      positions: [B, T].
+      residual: see `__call__`.
+
+    Returns:
+      [B, T, D], and the new keys and values [B, T, K, C].
+    """
+    q, k, v = self._project(x_q, x_k, x_v, positions, residual)
+    new = KeyValues(k, v)
+    seen = past.joined(new) if self.window else past.stored(new, length)
+    return self._output(masked_attention(q, seen.keys, seen.values, mask)), new
+
+  def values(self, x_v: Array) -> Array:
+    """Returns W_v x_v [B, T, K, C]."""
+    return self._heads(self.v_proj(x_v), self.num_kv_heads)
+
+  def _project(self, x_q, x_k, x_v, positions, residual):
     q = self._heads(self.q_proj(x_q), self.num_heads)
     k = self._heads(self.k_proj(x_k), self.num_kv_heads)
-    v = self._heads(self.v_proj(x_v), self.num_kv_heads)
+    v = self.values(x_v)
+    if residual is not None:
+      v = residual.mix(v)
     if self.q_norm is not None:
       q, k = self.q_norm(q), self.k_norm(k)
     if self.rope_theta is not None:
       q, k = (rope(a, positions, theta=self.rope_theta) for a in (q, k))
-    out = causal_attention(
-      q, k, v, segment_ids, layout=self.layout, implementation=self.implementation
-    )
+    return q, k, v
+
+  def _output(self, out: Array) -> Array:
     return self.o_proj(out.reshape(*out.shape[:2], -1))
 
   def _heads(self, x: Array, num: int) -> Array:

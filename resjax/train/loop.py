@@ -215,7 +215,7 @@ class Trainer:
     report.show_result(records, console)
     if config.sample_tokens:
       options = {"num_tokens": config.sample_tokens, "temperature": 0.8, "seed": self.run.seed}
-      text = sample_text(self.model, self.state.params, self.tokenizer, "", **options)[0]
+      text = sample_text(self.model, self.state.params, self.tokenizer, [""], **options)[0]
       console.print("sample (temperature 0.8):")
       console.print(text, markup=False, highlight=False, soft_wrap=True)
     console.print(f"metrics     {self.folder / FILE_NAME}", soft_wrap=True)

@@ -1,9 +1,11 @@
-"""Text from a model: prompt to tokens, tokens to text."""
+"""Text from a model: prompts to tokens, tokens to text."""
+
+from collections.abc import Sequence
 
 import jax
 import numpy as np
 
-from resjax.data.tokenizer import Tokenizer
+from resjax.data.tokenizer import END_OF_TEXT, Tokenizer
 from resjax.models.sampling import generate
 from resjax.train.state import ModelDef
 from resjax.typing import PyTree
@@ -13,39 +15,59 @@ def sample_text(
   model: ModelDef,
   params: PyTree,
   tokenizer: Tokenizer,
-  prompt: str,
+  prompts: Sequence[str],
   *,
   num_tokens: int,
   temperature: float,
   seed: int,
-  num_samples: int = 1,
+  top_k: int = 0,
+  top_p: float = 1.0,
+  stop: str = END_OF_TEXT,
 ) -> list[str]:
-  """Returns continuations of a prompt, each cut at the first end of text.
+  """Returns one continuation of each prompt, each cut where it stops.
 
   Args:
     model: the decoder.
     params: its parameters.
     tokenizer: of the data that it was trained on.
-    prompt: how the text begins; may be empty, every document starts with the end of text.
+    prompts: how the texts begin; may be empty, every document starts with the end of text.
     num_tokens: length of a continuation.
     temperature: of the sampling; 0 takes the most probable token.
     seed: of the random numbers.
-    num_samples: how many continuations.
+    top_k: samples among the k most probable tokens; 0: all.
+    top_p: samples among the most probable tokens that sum to p; 1: all.
+    stop: text of one token at which a continuation ends, or the end of text.
 
   Raises:
-    ValueError: prompt and continuation are longer than a row, or temperature is negative.
+    ValueError: the longest prompt and its continuation do not fit into a row, `stop` is not one
+      token, or another option is out of range.
   """
-  start = np.concatenate([[tokenizer.eot_id], *tokenizer.encode_batch([prompt])]).astype(np.int32)
+  encoded = tokenizer.encode_batch(prompts)
+  lengths = np.array([1 + len(tokens) for tokens in encoded])
+  rows = np.full((len(prompts), lengths.max()), tokenizer.eot_id, np.int32)
+  for row, tokens in zip(rows, encoded, strict=True):
+    row[len(row) - len(tokens) :] = tokens
+  stop_id = _stop_token(tokenizer, stop)
 
-  def run(params, prompts, key):
-    decoder = model.bind(params)
-    return generate(decoder, prompts, num_tokens, temperature=temperature, key=key)
+  def run(params, rows, lengths, key):
+    options = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "stop": stop_id}
+    return generate(model.bind(params), rows, num_tokens, lengths=lengths, key=key, **options)
 
-  prompts = np.tile(start, (num_samples, 1))
-  rows = np.asarray(jax.jit(run)(params, prompts, jax.random.key(seed)))[:, len(start) :]
-  return [tokenizer.decode(_until_end(row, tokenizer.eot_id)) for row in rows]
+  sampled = np.asarray(jax.jit(run)(params, rows, lengths, jax.random.key(seed)))
+  return [tokenizer.decode(_until(row, stop_id)) for row in sampled[:, rows.shape[1] :]]
 
 
-def _until_end(row: np.ndarray, eot_id: int) -> np.ndarray:
-  ends = np.flatnonzero(row == eot_id)
+def _stop_token(tokenizer: Tokenizer, text: str) -> int:
+  if text == END_OF_TEXT:
+    return tokenizer.eot_id
+  tokens = tokenizer.encode_batch([text])[0]
+  if len(tokens) != 1:
+    raise ValueError(
+      f"stop={text!r} is {len(tokens)} tokens; it must be one, or {END_OF_TEXT} for the end of text"
+    )
+  return int(tokens[0])
+
+
+def _until(row: np.ndarray, stop_id: int) -> np.ndarray:
+  ends = np.flatnonzero(row == stop_id)
   return row[: ends[0]] if len(ends) else row

@@ -6,7 +6,7 @@ import numpy as np
 from flax import nnx
 
 from configs import base
-from resjax.models.config import DecoderConfig, ResidualConfig
+from resjax.models.config import DecoderConfig, ResidualConfig, ShortSWAConfig
 from resjax.models.decoder import Decoder
 from tests.helpers import fast
 
@@ -20,6 +20,7 @@ def config(style="llama", residual="standard", options=None, **changes):
     "num_kv_heads": 2, "mlp_dim": 24, "dtype": "float32", "init_std": 0.3, "remat": "none",
   }  # fmt: skip
   chosen = fields.pop("residual")[residual] | (options or {})
+  fields["short_swa"] = ShortSWAConfig(**fields["short_swa"])
   return DecoderConfig(**fields | changes, residual=ResidualConfig(residual, chosen))
 
 

@@ -5,23 +5,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from resjax.models.sampling import generate
+from resjax.models.decoder import Decoder
+from resjax.models.sampling import generate, restrict
 from tests.helpers import decoders, fast
 
 CONFIG = decoders.config("gpt2")
 MODEL = decoders.decoder(CONFIG)
 PROMPT = decoders.tokens(CONFIG, length=4)
 KEY = jax.random.key(0)
-
-
-def test_greedy_is_the_naive_loop():
-  last_logits = fast.jit(lambda row: MODEL.logits(MODEL(row))[:, -1])
-  row = PROMPT
-  for _ in range(5):
-    logits = last_logits(row)
-    row = jnp.concatenate([row, jnp.argmax(logits, -1)[:, None]], axis=1)
-  got = fast.jit(lambda p: generate(MODEL, p, 5, temperature=0, key=KEY))(PROMPT)
-  np.testing.assert_array_equal(got, row)
 
 
 def test_sampling_is_a_function_of_the_key():
@@ -56,6 +47,95 @@ def test_no_new_tokens_is_the_prompt():
   np.testing.assert_array_equal(generate(MODEL, PROMPT, 0, key=KEY), PROMPT)
 
 
+def test_prompts_of_different_length_are_each_alone():
+  padded = PROMPT.at[0, :2].set(7)
+  greedy = functools.partial(generate, MODEL, num_tokens=6, temperature=0, key=KEY)
+  got = fast.jit(lambda p: greedy(p, lengths=jnp.array([2, 4])))(padded)
+  alone = fast.jit(greedy)
+  np.testing.assert_array_equal(got[:, :4], padded)
+  np.testing.assert_array_equal(got[:1, 4:], alone(PROMPT[:1, 2:])[:, 2:])
+  np.testing.assert_array_equal(got[1:], alone(PROMPT[1:]))
+
+
+def test_rows_end_at_the_stop_token():
+  free = np.asarray(fast.jit(lambda p: generate(MODEL, p, 12, key=KEY))(PROMPT))
+  new = free[:, 4:]
+  stop = int(new[0, 3])
+  got = fast.jit(lambda p: generate(MODEL, p, 12, key=KEY, stop=stop))(PROMPT)
+  for row, whole in zip(np.asarray(got)[:, 4:], new, strict=True):
+    found = np.flatnonzero(whole == stop)
+    end = found[0] if len(found) else len(whole)
+    np.testing.assert_array_equal(row[:end], whole[:end])
+    assert (row[end:] == stop).all()
+  assert (np.asarray(got)[0, 8:] == stop).all()
+
+
+def test_the_loop_ends_when_all_rows_have_stopped(monkeypatch):
+  runs = []
+  whole = Decoder.decode
+
+  def counted(self, *arguments):
+    jax.debug.callback(lambda: runs.append(1))
+    return whole(self, *arguments)
+
+  monkeypatch.setattr(Decoder, "decode", counted)
+  first = functools.partial(generate, MODEL, PROMPT[:1], temperature=0, key=KEY)
+  tokens = np.asarray(fast.jit(lambda: first(num_tokens=12))())[0, 4:]
+  jax.effects_barrier()
+  assert len(runs) == 12  # the prompt and all tokens but the last
+  runs.clear()
+  fast.jit(lambda: first(num_tokens=12, stop=int(tokens[2])))().block_until_ready()
+  jax.effects_barrier()
+  assert len(runs) == 1 + list(tokens).index(tokens[2])
+
+
+def restricted(logits, k, p):
+  """Which tokens stay, by the definition, one row at a time."""
+  order = np.argsort(-logits)
+  order = order[: k or None]
+  share = np.exp(logits[order] - logits[order].max())
+  share /= share.sum()
+  count = 1 + np.searchsorted(np.cumsum(share)[:-1], p) if p < 1 else len(order)
+  stays = np.zeros(len(logits), bool)
+  stays[order[:count]] = True
+  return stays
+
+
+@pytest.mark.parametrize(
+  "k, p", [(0, 1.0), (1, 1.0), (5, 1.0), (40, 1.0), (0, 1e-6), (0, 0.3), (0, 0.9), (7, 0.6)]
+)
+def test_restrict_is_numpy(k, p):
+  logits = np.random.default_rng(0).normal(size=(50, 31)) * 2
+  got = np.asarray(restrict(jnp.asarray(logits), k, p))
+  stays = np.stack([restricted(row, k, p) for row in logits])
+  np.testing.assert_array_equal(np.isfinite(got), stays)
+  np.testing.assert_array_equal(got[stays], np.float32(logits)[stays])
+
+
+@pytest.mark.parametrize(
+  "k, p, want",
+  [
+    (0, 0.5, [0]),  # exactly p is enough
+    (0, 0.51, [0, 1]),
+    (0, 0.76, [0, 1, 2, 3]),  # ties stay
+    (3, 1.0, [0, 1, 2, 3]),
+    (2, 0.6, [0]),  # 1/2 of 3/4
+    (2, 0.7, [0, 1]),
+  ],
+)
+def test_restrict_by_hand(k, p, want):
+  logits = jnp.log2(jnp.array([0.5, 0.25, 0.125, 0.125])) * np.log(2)
+  assert list(np.flatnonzero(np.isfinite(restrict(logits, k, p)))) == want
+
+
+def test_sampled_tokens_are_among_those_that_stay():
+  logits = np.asarray(MODEL.logits(MODEL(PROMPT))[:, -1])
+  rows = jnp.repeat(PROMPT, 200, axis=0)
+  sample = fast.jit(lambda p: generate(MODEL, p, 1, top_k=3, temperature=3.0, key=KEY)[:, -1])
+  for found, row in zip(np.asarray(sample(rows)).reshape(2, 200), logits, strict=True):
+    assert set(found) == set(np.argsort(-row)[:3])
+
+
 @pytest.mark.parametrize(
   "length, num_tokens, temperature, message",
   [
@@ -69,3 +149,19 @@ def test_requests_that_cannot_be_met_are_refused(length, num_tokens, temperature
   prompt = jnp.zeros((1, length), jnp.int32)
   with pytest.raises(ValueError, match=message):
     generate(MODEL, prompt, num_tokens, temperature=temperature, key=KEY)
+
+
+@pytest.mark.parametrize(
+  "options, message",
+  [
+    ({"top_k": -1}, "top_k=-1 must be 0"),
+    ({"top_p": 0.0}, "top_p=0.0 must be above 0, at most 1"),
+    ({"top_p": 1.5}, "top_p=1.5 must be above 0, at most 1"),
+    ({"temperature": float("nan")}, "temperature=nan must be"),
+    ({"stop": 31}, r"stop=31 is no token; allowed: 0\.\.30"),
+    ({"stop": -1}, "stop=-1 is no token"),
+  ],
+)
+def test_options_out_of_range_are_refused(options, message):
+  with pytest.raises(ValueError, match=message):
+    generate(MODEL, PROMPT, 2, key=KEY, **options)

@@ -1,0 +1,124 @@
+"""What the tokens of a row leave for those that follow."""
+
+import dataclasses
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from resjax.combinators import Combinator
+from resjax.models.config import DecoderConfig
+from resjax.nn.kv_cache import KeyValues
+from resjax.typing import Array, PyTree
+
+
+class TokensInCache(NamedTuple):
+  """Where T new tokens stand.
+
+  Attributes:
+    length: number of earlier slots, scalar.
+    positions: [B, T].
+    masks: which keys the tokens see, by attention site: bool [B, T, keys].
+  """
+
+  length: Array
+  positions: Array
+  masks: dict[str, Array]
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class DecodeCache:
+  """Keys and values of all layers, and what else decoding needs of earlier tokens.
+
+  A row is one document, padding before it or after it. Stores per token and layer 2 K C values;
+  `short_swa` 2 D values for each of the last window - 1 tokens.
+
+  Attributes:
+    past: by attention site, [L, B, slots, K, C].
+    segment_ids: [B, S]; 0: padding, or nothing yet.
+    length: number of slots that are used, scalar.
+    combinator: see `Combinator.decode_cache`.
+  """
+
+  past: dict[str, KeyValues]
+  segment_ids: Array
+  length: Array
+  combinator: PyTree
+
+  @classmethod
+  def empty(
+    cls, config: DecoderConfig, combinator: Combinator, batch_size: int, size: int
+  ) -> "DecodeCache":
+    """Returns the cache before the first token.
+
+    Args:
+      config: of the decoder.
+      combinator: its residual system.
+      batch_size: B.
+      size: S, the most tokens of a row, padding included; 1..max_positions.
+
+    Raises:
+      ValueError: a size out of range.
+    """
+    if not 1 <= size <= config.max_positions:
+      raise ValueError(
+        f"size={size} is out of range; allowed: 1..{config.max_positions} (config.data.seq_len)"
+      )
+    heads = {"attention": (size, config.num_kv_heads, config.head_dim)}
+    if config.short_swa.window:
+      width = config.d_model // config.short_swa_heads
+      earlier = min(config.short_swa.window - 1, size)
+      heads["short_swa"] = (earlier, config.short_swa_heads, width)
+    rows = config.num_layers, batch_size
+    return cls(
+      {site: KeyValues.empty((*rows, *shape), config.dtype) for site, shape in heads.items()},
+      jnp.zeros((batch_size, size), jnp.int32),
+      jnp.zeros((), jnp.int32),
+      combinator.decode_cache(batch_size, config.dtype),
+    )
+
+  def place(self, segment_ids: Array) -> TokensInCache:
+    """Returns where T new tokens stand.
+
+    Args:
+      segment_ids: [B, T]; 1, or 0 for padding. The first token that is none has position 0.
+    """
+    count = segment_ids.shape[1]
+    real = jnp.cumsum(segment_ids > 0, axis=1)
+    earlier = jnp.sum(self.segment_ids > 0, axis=1, keepdims=True)
+    slots = self.length + jnp.arange(count)
+    masks = {}
+    for site, past in self.past.items():
+      size = past.keys.shape[-3]
+      if site == "short_swa":  # its keys are the last `size` ones and the new ones
+        keys = self.length - size + jnp.arange(size + count)
+        near = (keys >= 0) & (keys > slots[:, None] - size - 1)
+      else:
+        keys, near = jnp.arange(size), True
+      ids = jnp.take(self._segment_ids_with(segment_ids), keys, axis=1, mode="clip")
+      same = segment_ids[:, :, None] == ids[:, None, :]
+      masks[site] = same & (keys <= slots[:, None]) & near
+    return TokensInCache(self.length, jnp.maximum(earlier + real - 1, 0), masks)
+
+  def advance(
+    self, segment_ids: Array, new: dict[str, KeyValues], combinator: PyTree
+  ) -> "DecodeCache":
+    """Returns the cache after T tokens.
+
+    Args:
+      segment_ids: [B, T].
+      new: their keys and values, by attention site: [L, B, T, K, C].
+      combinator: see `Combinator.next_cache`.
+    """
+    past = {
+      site: old.pushed(new[site]) if site == "short_swa" else old.stored(new[site], self.length)
+      for site, old in self.past.items()
+    }
+    segments = self._segment_ids_with(segment_ids)
+    return DecodeCache(past, segments, self.length + segment_ids.shape[1], combinator)
+
+  def _segment_ids_with(self, segment_ids: Array) -> Array:
+    new = segment_ids.astype(self.segment_ids.dtype)
+    return lax.dynamic_update_slice_in_dim(self.segment_ids, new, self.length, axis=1)

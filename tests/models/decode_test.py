@@ -1,0 +1,109 @@
+"""Decoding with a cache gives what the decoder gives for whole rows."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from resjax import combinators
+from resjax.models.config import ShortSWAConfig
+from resjax.models.sampling import generate
+from tests.helpers import decoders, fast
+from tests.helpers.compare import assert_close
+
+names = pytest.mark.parametrize("name", combinators.names())
+EXTRAS = {"short_swa": ShortSWAConfig(window=3), "value_residual": "learned"}
+
+
+def compiled(model, method="__call__"):
+  graphdef, state = nnx.split(model)
+  call = fast.jit(lambda state, *rest: getattr(nnx.merge(graphdef, state), method)(*rest))
+  return functools.partial(call, state)
+
+
+def cached(model, tokens, chunks, segment_ids):
+  """Hidden states of all tokens, run in chunks of these lengths."""
+  decode = compiled(model, "decode")
+  cache, start, hidden = model.empty_cache(len(tokens), sum(chunks)), 0, []
+  for count in chunks:
+    part = slice(start, start + count)
+    out, cache = decode(tokens[:, part], cache, segment_ids[:, part])
+    hidden.append(out)
+    start += count
+  assert cache.length == tokens.shape[1]
+  return jnp.concatenate(hidden, axis=1)
+
+
+def cached_and_whole(config, chunks):
+  """Hidden states of the same rows both ways; of the first the left half is padding."""
+  model = decoders.decoder(config)
+  tokens = decoders.tokens(config, length=sum(chunks))
+  padding = tokens.shape[1] // 2
+  segment_ids = jnp.ones_like(tokens).at[0, :padding].set(0)
+  positions = jnp.maximum(jnp.cumsum(segment_ids, axis=1) - 1, 0)
+  got = cached(model, tokens, chunks, segment_ids)
+  want = compiled(model)(tokens, segment_ids, positions)
+  return [(rows[0, padding:], rows[1]) for rows in (got, want)]
+
+
+@names
+@pytest.mark.parametrize("style, extras", [("gpt2", {}), ("llama", EXTRAS)])
+def test_prefill_and_single_tokens_are_the_whole_row(name, style, extras):
+  assert_close(*cached_and_whole(decoders.config(style, name, **extras), (6, 1, 1, 1)), 1e-5)
+
+
+@pytest.mark.parametrize(
+  "changes",
+  [
+    {"short_swa": ShortSWAConfig(1), "value_residual": "fixed"},
+    {"short_swa": ShortSWAConfig(5, num_heads=2), "qk_norm": True, "depth": "loop"},
+    {"short_swa": ShortSWAConfig(40), "value_residual": "learned", "num_layers": 1},
+    {"residual": "attn_res", "value_residual": "learned"},
+  ],
+)
+def test_attention_options_in_chunks_of_any_length(changes):
+  assert_close(*cached_and_whole(decoders.config("llama", **changes), (5, 1, 2, 1)), 1e-5)
+
+
+@names
+def test_64_greedy_tokens_are_those_of_the_whole_row(name):
+  config = decoders.config("llama", name, max_positions=80, **EXTRAS)
+  model = decoders.decoder(config)
+  prompt = decoders.tokens(config, length=5)
+
+  @fast.jit
+  def uncached(row):  # what stands behind a token does not reach it
+    return model.logits(model(row))
+
+  want = np.zeros((2, 69), np.int64)
+  want[:, :5] = prompt
+  for position in range(5, 69):
+    want[:, position] = np.argmax(uncached(want)[:, position - 1], axis=-1)
+  greedy = fast.jit(lambda p: generate(model, p, 64, temperature=0, key=jax.random.key(0)))
+  np.testing.assert_array_equal(greedy(prompt), want)
+  assert len(set(want[0, 5:])) > 3  # no fixed point of a model that ignores its input
+
+
+def test_bfloat16_cache_is_bfloat16():
+  config = decoders.config("llama", "attn_res", dtype="bfloat16", **EXTRAS)
+  cache = decoders.decoder(config).empty_cache(2, 4)
+  assert {leaf.dtype for leaf in jax.tree.leaves(cache.past)} == {jnp.dtype("bfloat16")}
+  got, want = cached_and_whole(config, (3, 1))
+  assert_close(jax.tree.map(np.float32, got), jax.tree.map(np.float32, want), 0.05)
+
+
+def test_a_window_keeps_its_own_tokens_alone():
+  config = decoders.config("llama", short_swa=ShortSWAConfig(window=4, num_heads=2))
+  past = decoders.decoder(config).empty_cache(2, 20).past
+  assert past["short_swa"].keys.shape == (3, 2, 3, 2, 8)
+  assert past["attention"].keys.shape == past["attention"].values.shape == (3, 2, 20, 2, 4)
+
+
+@pytest.mark.parametrize("size", [0, 33])
+def test_sizes_that_no_row_has_are_refused(size):
+  model = decoders.decoder(decoders.config())
+  with pytest.raises(ValueError, match=rf"size={size} is out of range; allowed: 1..32 \(config"):
+    model.empty_cache(1, size)
