@@ -29,9 +29,9 @@ class DeepCrossAttention(LayerMixer):
   Stores N = L + 1 sources, or k + 2, and the layer's stream and output: (N + 2) D values per
   token. With n_i ≤ N the sources of layer i, and L itself for the output, parameters are
   Σ_{i<L} 4 n_i + n_L times 1 (version 1) or D (2, 3), and in version 3 (4 L + 1) D for w. b is one
-  at init, the plain sum, hence `standard`; w is N(0, 0.02² / D), with which version 3 is `standard`
-  up to about 1 %: at w = 0 the relu would never let a gradient through. FLOPs per source, GRN and
-  token: 2 D in versions 1 and 2, 6 D in version 3.
+  at init, the plain sum, hence `standard`; w is N(0, 0.02² / D), with which a read of version 3 is
+  the plain sum up to about 1 %: at w = 0 the relu never lets a gradient through. FLOPs per source,
+  GRN and token: 2 D in versions 1 and 2, 6 D in version 3; D per addition.
 
   Args:
     version: 1, 2 or 3.
