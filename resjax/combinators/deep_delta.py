@@ -103,6 +103,7 @@ class DeepDelta(Combinator):
   """
 
   equals_standard_at_init = False
+  # Plain linear maps; decay would pull compressors away from the mean and expansions from a copy.
   decayed_parameters: ClassVar[tuple[str, ...]] = ("beta_weight", "value_weight")
 
   def __init__(

@@ -73,7 +73,7 @@ def deep_delta(
 EQUATIONS = {"deep_delta": deep_delta}
 
 PLAIN_WIDTH = {"value_width": 1, "compressor": "none", "embedding_expansion": False}
-CHANNEL = {"value_width": 3, "compressor": "channel", "embedding_expansion": False}
+CHANNEL = {"value_width": 2, "compressor": "channel", "embedding_expansion": False}
 TOKEN = {"value_width": 2, "compressor": "token", "embedding_expansion": False}
 _UPDATE = ("beta_weight", "beta_bias", "value_weight")
 
@@ -98,7 +98,7 @@ CASES = (
 FLOPS = {  # L = 2, D = 3, two sites: an update costs 15 + 18 R, a compressor 6 R per tap
   ("deep_delta", *PLAIN_WIDTH.items()): 4 * 33,
   ("deep_delta",): 4 * 87 + 5 * 24 + 4 * 24,
-  ("deep_delta", *CHANNEL.items()): 4 * 69 + 5 * 18,
+  ("deep_delta", *CHANNEL.items()): 4 * 51 + 5 * 12,
   ("deep_delta", *TOKEN.items()): 4 * 51 + 5 * 4 * 12,
   ("deep_delta", ("compressor", "token"), ("kernel_size", 2)): 4 * 87 + 5 * 2 * 24 + 2 * 24,
 }
