@@ -44,6 +44,12 @@ def dataset(folder, fingerprint="a"):
     ),
     ({"model__d_model": 130}, ["config.model.d_model=130", "num_heads=4"]),
     ({"model__num_kv_heads": 3}, ["config.model.num_kv_heads=3", "divisor of num_heads=4"]),
+    ({"model__short_swa__window": -1}, ["config.model.short_swa.window=-1", "0 or positive"]),
+    (
+      {"model__short_swa__window": 8, "model__short_swa__num_heads": 3},
+      ["config.model.short_swa.num_heads=3", "d_model=128"],
+    ),
+    ({"model__value_residual": "all"}, ["config.model.value_residual='all'", "none, learned"]),
     ({"model__norm": "batchnorm"}, ["config.model.norm='batchnorm'", "rmsnorm, layernorm"]),
     ({"model__remat": "half"}, ["config.model.remat='half'", "none, full, dots"]),
     ({"model__dtype": "int8"}, ["config.model.dtype='int8'", "bfloat16"]),

@@ -34,14 +34,6 @@ class Layer(nnx.Module):
     rngs: nnx.Rngs,
   ):
     self.layout = layout
-    self.norms = nnx.Dict(
-      {
-        site: nnx.Dict(
-          {view: _pre_norm(config, combinator, rngs) for view in _used_views(combinator, site)}
-        )
-        for site in config.sites
-      }
-    )
     gain = combinator.branch_init_gain
     common = {
       "bias": config.bias,
@@ -61,7 +53,16 @@ class Layer(nnx.Module):
     sizes = config.num_heads, config.num_kv_heads, config.head_dim
     self.attention = Attention(config.d_model, *sizes, **attends)
     self.mlp = MLP(config.mlp, config.d_model, config.mlp_dim, std=config.init_std * gain, **common)
+    # After the others: they start the same with and without it. Norms start as constants.
     self.short_swa = _short_swa(config, attends) if config.short_swa.window else None
+    self.norms = nnx.Dict(
+      {
+        site: nnx.Dict(
+          {view: _pre_norm(config, combinator, rngs) for view in _used_views(combinator, site)}
+        )
+        for site in config.sites
+      }
+    )
 
   def __call__(
     self,

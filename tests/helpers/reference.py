@@ -49,15 +49,16 @@ def depth_read_gradients(w, gamma, values, eps, dh, num_heads=1):
   return dg * gamma, dg * w, dvalues
 
 
-def causal_attention(q, k, v, segment_ids):
-  """Attention over earlier tokens of the same segment, one query at a time; [B, T, heads, C]."""
+def causal_attention(q, k, v, segment_ids, window=None):
+  """Attention over (the last few) earlier tokens of the same segment; [B, T, heads, C]."""
   batch, length, num_heads, width = q.shape
   group = num_heads // k.shape[2]
   out = np.zeros_like(q)
   for b in range(batch):
     for h in range(num_heads):
       for t in range(length):
-        seen = [s for s in range(t + 1) if segment_ids[b, s] == segment_ids[b, t]]
+        start = 0 if window is None else max(0, t - window + 1)
+        seen = [s for s in range(start, t + 1) if segment_ids[b, s] == segment_ids[b, t]]
         logits = np.array([q[b, t, h] @ k[b, s, h // group] for s in seen]) / np.sqrt(width)
         p = np.exp(logits - logits.max())
         out[b, t, h] = sum(x * v[b, s, h // group] for x, s in zip(p / p.sum(), seen, strict=True))

@@ -37,10 +37,19 @@ def test_xla_is_numpy(num_kv_heads):
   np.testing.assert_array_equal(automatic, xla(q, k, v, segment_ids))
 
 
-def test_splash_is_xla():
+@pytest.mark.parametrize("window", [1, 2, 7, 100])
+def test_a_window_in_xla_is_numpy(window):
+  q, k, v, segment_ids = example(16)
+  wide = (np.asarray(a, np.float64) for a in (q, k, v))
+  want = reference.causal_attention(*wide, segment_ids, window)
+  assert_close(xla(q, k, v, segment_ids, window=window), want, 1e-6)
+
+
+@pytest.mark.parametrize("window", [None, 2, 100])
+def test_splash_is_xla(window):
   q, k, v, segment_ids = example(256)
-  want, want_vjp = jax.vjp(lambda *a: xla(*a, segment_ids), q, k, v)
-  got, got_vjp = jax.vjp(lambda *a: splash(*a, segment_ids), q, k, v)
+  want, want_vjp = jax.vjp(lambda *a: xla(*a, segment_ids, window=window), q, k, v)
+  got, got_vjp = jax.vjp(lambda *a: splash(*a, segment_ids, window=window), q, k, v)
   d = jnp.asarray(np.random.default_rng(1).normal(size=q.shape), jnp.float32)
   assert_close(got, want, 1e-5)
   assert_close(got_vjp(d), want_vjp(d), 1e-5)

@@ -9,6 +9,7 @@ import pytest
 
 from resjax.models import depth
 from tests.helpers import decoders, fast, toy
+from tests.helpers.compare import assert_close
 
 
 @pytest.mark.parametrize("name", ["attn_res", "block_attn_res"])
@@ -42,23 +43,43 @@ def test_unknown_remat_is_refused():
 
 
 @pytest.mark.parametrize("name", ["standard", "attn_res", "block_attn_res"])
-def test_context_reaches_every_branch_and_takes_no_gradient(name):
+def test_context_reaches_every_branch_and_so_do_its_gradients(name):
   made = toy.build(name, {})
   layers, x = toy.layers(), jnp.asarray(toy.embeddings())
 
   def branch(layer, site, views, context):
     normed, out = toy.branch(layer, site, views)
-    return normed, out * context
+    return normed, out * context["scale"] + context["ids"]
 
-  def total(context, **options):
+  def total(scale, **options):
+    context = {"scale": scale, "ids": jnp.arange(toy.D), "nothing": None}
     return jnp.sum(depth.run(made, layers, x, branch, context=context, **options) ** 2)
 
-  context = jnp.asarray(1.5)
-  want, gradient = jax.value_and_grad(functools.partial(total, unroll=True))(context)
-  got, scan_gradient = fast.jit(jax.value_and_grad(total))(context)
-  assert gradient == scan_gradient == 0
-  np.testing.assert_allclose(got, want, rtol=1e-5)
-  assert abs(total(2.0 * context, unroll=True) - want) > 0.1
+  scale = jnp.asarray(np.linspace(0.5, 1.5, toy.D), jnp.float32)
+  want = fast.jit(jax.value_and_grad(functools.partial(total, unroll=True)))(scale)
+  got = fast.jit(jax.value_and_grad(total))(scale)
+  assert_close(got, want, 1e-5)
+  assert np.abs(want[1]).min() > 0.1
+
+
+@pytest.mark.parametrize("name", ["standard", "attn_res", "block_attn_res"])
+def test_what_branches_keep_is_stacked_over_layers(name):
+  made = toy.build(name, {"layers_per_block": 2} if name == "block_attn_res" else {})
+  layers, x = toy.layers(), jnp.asarray(toy.embeddings())
+
+  def branch(layer, site, views, context):
+    normed, out = toy.branch(layer, site, views)
+    return normed, out, None if site == "mlp" else {"out": out, "gain": layer[site]["gain"]}
+
+  def run(layers, **options):
+    return depth.run_keeping(made, layers, x, branch, **options)
+
+  (y, kept, cache), want = fast.jit(run)(layers), run(layers, unroll=True)
+  assert cache is None and kept["mlp"] is None
+  assert_close((y, kept), want[:2], 1e-5)
+  np.testing.assert_array_equal(kept["attention"]["gain"], layers["attention"]["gain"])
+  assert kept["attention"]["out"].shape == (toy.L, *x.shape)
+  np.testing.assert_allclose(y, toy.by_hand(made, layers, x), rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", ["standard", "attn_res", "block_attn_res"])

@@ -4,6 +4,7 @@ import jax
 import pytest
 from flax import nnx
 
+from resjax.models.config import ShortSWAConfig
 from resjax.models.flops import forward_flops_per_token, training_flops_per_token
 from tests.helpers import decoders
 
@@ -40,6 +41,14 @@ def test_published_rule_of_six_flops_per_parameter_and_token():
   parameters = 12 * 12 * 768**2 + 50257 * 768
   want = 6 * parameters + attention + 3 * combinator.flops_per_token()
   assert training_flops_per_token(config, combinator, 1024) == want
+
+
+@pytest.mark.parametrize("window, tokens", [(1, 1 - 1 / 64), (8, 8 - 1), (99, 16)])
+def test_a_short_window_counts(window, tokens):
+  changed = decoders.config("llama", short_swa=ShortSWAConfig(window, num_heads=2))
+  plain, made = decoders.config("llama"), decoders.decoder(decoders.config()).combinator
+  got, without = (forward_flops_per_token(config, made, 32) for config in (changed, plain))
+  assert got - without == 3 * (2 * 4 * 16**2 + 4 * 16 * tokens)
 
 
 def test_a_combinator_counts():

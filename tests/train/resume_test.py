@@ -98,3 +98,23 @@ def test_generate_reads_the_checkpoint(root, straight):
   arguments = [sys.executable, "-m", "launch.generate", f"--workdir={straight}"]
   output = finish([*arguments, "--prompt=depth", "--num_tokens=8", "--temperature=0"])
   assert output.startswith("depth") and len(output) > len("depth")
+  rows = finish([*arguments, "--prompt=depth", "--prompt=a", "--top_k=5", "--stop=e"])
+  first, second = rows.split("\n----\n")
+  assert first.startswith("depth") and second.startswith("a")
+  assert "e" not in first.removeprefix("depth") + second
+
+
+@pytest.mark.parametrize(
+  ("flag", "words"),
+  [
+    ("--top_k=-1", "top_k=-1 must be 0"),
+    ("--top_p=0", "top_p=0.0 must be above 0"),
+    ("--temperature=-1", "temperature=-1.0 must be 0"),
+    ("--stop=ab", "stop='ab' is 2 tokens; it must be one"),
+  ],
+)
+def test_generate_refuses_in_one_line(straight, flag, words):
+  process = start([sys.executable, "-m", "launch.generate", f"--workdir={straight}", flag])
+  output, _ = process.communicate(timeout=120)
+  assert process.returncode == 1
+  assert output.startswith("error: ") and output.count("\n") == 1 and words in output
