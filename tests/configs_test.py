@@ -23,6 +23,8 @@ FILES = sorted(
 MODULES = [".".join(path.with_suffix("").parts) for path in FILES]
 SWEEPS = [name for name in MODULES if name.startswith("configs.ablations.")]
 SIZES = ("tiny", "gpt2_124m")
+RUNS = [(name, size) for name in SWEEPS for size in SIZES if name != "configs.ablations.compare"]
+RUNS.append(("configs.ablations.compare", None))
 # All others start from one of these.
 BASES = [("base", "llama"), ("tiny", None), ("gpt2_124m", "attn_res")]
 
@@ -74,8 +76,7 @@ def test_gpt2_124m_is_gpt2():
   )
 
 
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("module", SWEEPS)
+@pytest.mark.parametrize(("module", "size"), RUNS)
 def test_every_run_of_a_sweep_builds(module, size):
   config = _load(module, size)
   runs = sweep.expand(config, importlib.import_module(module).sweep(config))
@@ -86,9 +87,10 @@ def test_every_run_of_a_sweep_builds(module, size):
   assert len({run.workdir for run in built}) == len(runs)
 
 
-def test_residuals_has_every_combinator_with_its_defaults():
-  module = importlib.import_module("configs.ablations.residuals")
-  config = _load("configs.ablations.residuals")
+@pytest.mark.parametrize("name", ["residuals", "compare"])
+def test_has_every_combinator_with_its_defaults(name):
+  module = importlib.import_module(f"configs.ablations.{name}")
+  config = _load(f"configs.ablations.{name}")
   assert combinators.names() == ablations.NAMES
   runs = {run.name: run.config for run in sweep.expand(config, module.sweep(config))}
   for name in combinators.names():

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-FORBIDDEN = {"tensorflow", "torch", "transformers", "tokamax"}
+FORBIDDEN = {"tensorflow", "torch", "transformers", "tokamax", "sklearn"}
 
 # Part of resjax -> the other parts that it may import.
 ALLOWED = {

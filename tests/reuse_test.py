@@ -44,11 +44,11 @@ def test_examples_learn_with_every_combinator(example, name):
   params, loss = example(name)
   step = fast.jit(jax.value_and_grad(loss))
   losses = []
-  for _ in range(6):
+  for _ in range(8):
     value, gradients = step(params)
     losses.append(float(value))
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(gradients))
-    params = jax.tree.map(lambda p, g: p - 0.2 * g, params, gradients)
+    params = jax.tree.map(lambda p, g: p - 0.1 * g, params, gradients)
   assert np.isfinite(losses).all() and losses[-1] < 0.98 * losses[0], losses
   own = gradients.get("combinator", {})
   fresh = combinators.build(name, rngs=nnx.Rngs(0), **SIZES)
@@ -71,10 +71,9 @@ TREE_MODE = """
   from tests.helpers import toy
 
   assert config.nnx_graph_mode is False
-  layers, x = toy.layers(num_layers=2), jnp.asarray(toy.embeddings())
+  layers, x = toy.layers(num_layers=3), jnp.asarray(toy.embeddings())
   for name in combinators.names():
-    options = {"layers_per_block": 1} if "layers_per_block" in combinators.options(name) else {}
-    made = toy.build(name, options, num_layers=2)
+    made = toy.build(name, {}, num_layers=3)
     want, wants = toy.value_and_gradients(toy.by_hand, made, layers, x)
     got, gots = toy.jitted(toy.run, made, layers, x)
     np.testing.assert_allclose(got, want, rtol=0, atol=1e-5)

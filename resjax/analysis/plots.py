@@ -12,7 +12,7 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 DASHES = ("-", "--", ":", "-.", (0, (8, 2, 1, 2, 1, 2)), (0, (1, 4)))
 
-FINAL = "validation loss after the last step (bits per byte)"
+FINAL = "validation loss at the end (bits per byte)"
 
 Records = Sequence[Mapping[str, Any]]
 
@@ -54,7 +54,9 @@ def sweep_dots(
     figure.subplots(1, len(panels), sharey=True), panels.items(), strict=True
   ):
     if values.get(reference) is not None:
-      axes.axvline(values[reference], color=COLOURS[6], linestyle="--", label=reference)
+      number = f"{reference}: {values[reference]:,.6g}"
+      axes.axvline(values[reference], color=COLOURS[6], linestyle="--", label=number)
+      axes.legend(loc="lower left", bbox_to_anchor=(0, 1), frameon=False)
     axes.plot(list(values.values()), list(values), color=COLOURS[0], marker="o", linestyle="")
     axes.set_xlabel(label)
     axes.grid(alpha=0.3)

@@ -47,6 +47,7 @@ def test_dots_with_the_reference_as_line(figures, tmp_path):
     line, dots = axes.lines
     assert list(line.get_xdata()) == [values[0]] * 2 and list(dots.get_xdata()) == values
     assert label in axes.get_xlabel()
+    assert line.get_label() == f"standard: {values[0]:,g}"
   assert [label.get_text() for label in loss.get_yticklabels()] == ["standard", "other"]
   assert "tokens per second" in speed.get_xlabel() and len(speed.lines) == 1  # no speed, no line
   assert figures[0].get_suptitle() == "title"

@@ -61,8 +61,9 @@ def test_trains(name):
 def check_command(name, folder):
   """Two steps of the command, evaluated and sampled from."""
   write_text(folder)
-  setting = f"--config.model.residual.name={name}"
-  output = finish(command(folder, folder / "run", setting, "--config.train.steps=2"))
+  settings = {"model.residual.name": name, "train.steps": 2, "optim.warmup_steps": 1}
+  flags = [f"--config.{key}={value}" for key, value in settings.items()]
+  output = finish(command(folder, folder / "run", *flags))
   assert f"in the combinator {name!r}" in " ".join(output.split())
   records = read_metrics(folder / "run" / "metrics.jsonl")
   losses = [r["validation/loss"] for r in records if "validation/loss" in r]
