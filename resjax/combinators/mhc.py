@@ -118,7 +118,7 @@ class MHC(_Constrained):
 
   DeepSeek's released code differs from the paper: it begins with a softmax over rows and a small
   constant, ends with columns, uses the transpose of M, adds a constant to p, and reads the output
-  by learned weights instead of the sum. No results compare these; they are not offered.
+  by learned weights instead of the sum. That variant is not offered.
 
   Args:
     num_streams: R, at least 1. With 1, M is 1 and the gain b of the output is all there is.
