@@ -16,7 +16,7 @@ import vision_transformer_nnx
 from flax import nnx
 
 from resjax import combinators
-from tests.helpers import fast
+from tests.helpers import fast, walks
 
 EXAMPLES = Path(__file__).parents[1] / "docs" / "examples"
 SIZES = {"num_layers": 3, "d_model": 8}
@@ -39,12 +39,20 @@ def mlp_mixer(name):
 
 
 @pytest.mark.parametrize("name", combinators.names())
-@pytest.mark.parametrize("example", [vision_transformer, mlp_mixer])
-def test_examples_learn_with_every_combinator(example, name):
+def test_vision_transformer_learns_with_every_combinator(name):
+  check_learns(vision_transformer, name)
+
+
+@walks.names("standard", "attn_res", "deepnorm")
+def test_mlp_mixer_learns_with_every_combinator(name):
+  check_learns(mlp_mixer, name)
+
+
+def check_learns(example, name):
   params, loss = example(name)
   step = fast.jit(jax.value_and_grad(loss))
   losses = []
-  for _ in range(8):
+  for _ in range(16):
     value, gradients = step(params)
     losses.append(float(value))
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(gradients))
@@ -83,6 +91,7 @@ TREE_MODE = """
 """
 
 
+@pytest.mark.slow
 def test_without_nnx_graph_mode():
   env = {**os.environ, "NNX_GRAPH_MODE": "false"}
   command = [sys.executable, "-c", textwrap.dedent(TREE_MODE)]

@@ -9,11 +9,12 @@ import pytest
 from flax import nnx
 
 from resjax import combinators
-from tests.helpers import toy
+from tests.helpers import toy, walks
 from tests.helpers.compare import assert_close, norm, relative_errors
 from tests.helpers.systems import CASES, STANDARD_AT_INIT
 
-walk = pytest.mark.parametrize("case", CASES, ids=str)
+walk = walks.cases()
+SCANNED = tuple(case for case in CASES if not case.loop_only)
 LAYERS, X = toy.layers(), jnp.asarray(toy.embeddings())
 
 
@@ -37,15 +38,32 @@ def sizes():
 
 @walk
 def test_python_loop_of_depth_run_is_the_loop_by_hand(case):
+  check_loop(case, "none")
+
+
+@walks.first_cases()
+def test_python_loop_with_remat_is_the_loop_by_hand(case):
+  check_loop(case, "full")
+
+
+def check_loop(case, remat):
   made, *want = expected(case)
-  for remat in ("none", "full"):
-    forward = functools.partial(toy.run, unroll=True, remat=remat)
-    assert_close(toy.value_and_gradients(forward, made, LAYERS, X), tuple(want), 1e-5)
+  forward = functools.partial(toy.run, unroll=True, remat=remat)
+  assert_close(toy.value_and_gradients(forward, made, LAYERS, X), tuple(want), 1e-5)
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if not case.loop_only], ids=str)
-@pytest.mark.parametrize("remat", ["none", "full", "dots"])
+@walks.cases(SCANNED)
+def test_scan_with_remat_is_the_loop_by_hand(case):
+  check_scan(case, "full")
+
+
+@walks.first_cases(SCANNED)
+@pytest.mark.parametrize("remat", ["none", "dots"])
 def test_scan_is_the_loop_by_hand(case, remat):
+  check_scan(case, remat)
+
+
+def check_scan(case, remat):
   made, *want = expected(case)
   got = toy.jitted(functools.partial(toy.run, remat=remat), made, LAYERS, X)
   assert_close(got, tuple(want), 1e-5)
@@ -78,7 +96,7 @@ def test_queries_and_gates_learn_from_the_first_step(case):
   check_dead(params, case.dead, case.learns_at_init)
 
 
-@walk
+@walks.first_cases()
 def test_bfloat16_activations_and_float32_parameters(case):
   made, want, want_gradients = expected(case)
   x = jnp.asarray(X, jnp.bfloat16)

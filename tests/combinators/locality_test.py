@@ -2,10 +2,8 @@
 
 import jax
 import numpy as np
-import pytest
 
-from tests.helpers import toy
-from tests.helpers.systems import CASES
+from tests.helpers import toy, walks
 
 LAYERS, X = toy.layers(), toy.embeddings()[:1]
 
@@ -17,14 +15,14 @@ def dependence(case, branch):
   return np.abs(jacobian).max(axis=(1, 2, 4))
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@walks.first_cases()
 def test_causal(case):
   d = dependence(case, toy.branch)
   assert (d[np.triu_indices(toy.T, 1)] == 0).all()
   assert (d[np.tril_indices(toy.T)] > 0).all()
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@walks.cases()
 def test_combinators_without_a_cache_are_token_local(case):
   d = dependence(case, toy.token_local_branch)
   mixes_tokens = toy.build(case.name, case.options).decode_cache(1, "float32") is not None

@@ -11,7 +11,7 @@ from resjax.sharding import Layout, MeshConfig, make_mesh
 from resjax.train.logging import read_metrics
 from resjax.train.state import ModelDef, init_state
 from resjax.train.step import make_train_step
-from tests.helpers import fast
+from tests.helpers import fast, walks
 from tests.helpers.runs import command, finish, write_text
 
 V, T, B, STEPS = 32, 8, 8, 4
@@ -40,7 +40,7 @@ def batch(layout):
   return jax.device_put(rows, layout.sharding("batch", "tokens"))
 
 
-@pytest.mark.parametrize("name", combinators.names())
+@walks.names("muddformer", "deepnorm", "x0_residual")
 def test_trains(name):
   run = narrow(name)
   layout = Layout(make_mesh(MeshConfig(), jax.devices()[:1]))

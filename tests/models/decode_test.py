@@ -11,10 +11,9 @@ from flax import nnx
 from resjax import combinators
 from resjax.models.config import ShortSWAConfig
 from resjax.models.sampling import generate
-from tests.helpers import decoders, fast
+from tests.helpers import decoders, fast, walks
 from tests.helpers.compare import assert_close
 
-names = pytest.mark.parametrize("name", combinators.names())
 EXTRAS = {"short_swa": ShortSWAConfig(window=3), "value_residual": "learned"}
 
 
@@ -49,10 +48,14 @@ def cached_and_whole(config, chunks):
   return [(rows[0, padding:], rows[1]) for rows in (got, want)]
 
 
-@names
-@pytest.mark.parametrize("style, extras", [("gpt2", {}), ("llama", EXTRAS)])
-def test_prefill_and_single_tokens_are_the_whole_row(name, style, extras):
-  assert_close(*cached_and_whole(decoders.config(style, name, **extras), (6, 1, 1, 1)), 1e-5)
+@pytest.mark.parametrize("name", combinators.names())
+def test_prefill_and_single_tokens_are_the_whole_row(name):
+  assert_close(*cached_and_whole(decoders.config("llama", name, **EXTRAS), (6, 1, 1, 1)), 1e-5)
+
+
+@walks.names("standard", "deep_delta")
+def test_prefill_and_single_tokens_in_gpt2_style(name):
+  assert_close(*cached_and_whole(decoders.config("gpt2", name), (6, 1, 1, 1)), 1e-5)
 
 
 @pytest.mark.parametrize(
@@ -68,7 +71,7 @@ def test_attention_options_in_chunks_of_any_length(changes):
   assert_close(*cached_and_whole(decoders.config("llama", **changes), (5, 1, 2, 1)), 1e-5)
 
 
-@names
+@walks.names("standard", "block_attn_res", "deep_delta")
 def test_64_greedy_tokens_are_those_of_the_whole_row(name):
   config = decoders.config("llama", name, max_positions=80, **EXTRAS)
   model = decoders.decoder(config)

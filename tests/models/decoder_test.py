@@ -10,16 +10,23 @@ from flax import nnx
 
 from resjax import combinators
 from resjax.models.decoder import Decoder
-from tests.helpers import decoders, fast
+from tests.helpers import decoders, fast, walks
 from tests.helpers.compare import assert_close
 
-styles = pytest.mark.parametrize("style", decoders.STYLES)
 names = pytest.mark.parametrize("name", combinators.names())
 
 
-@styles
 @names
-def test_no_token_sees_later_ones(style, name):
+def test_no_token_sees_later_ones(name):
+  check_causal("llama", name)
+
+
+@walks.names("standard", "muddformer")
+def test_no_token_sees_later_ones_in_gpt2_style(name):
+  check_causal("gpt2", name)
+
+
+def check_causal(style, name):
   config = decoders.config(style, name, depth="loop")  # nothing to compile
   model = decoders.decoder(config)
   tokens = decoders.tokens(config, batch=1, length=6)
@@ -36,9 +43,17 @@ def test_no_token_sees_later_ones(style, name):
   assert (reach[np.tril_indices(6)] > 0).all()
 
 
-@styles
 @names
-def test_packed_documents_are_those_alone(style, name):
+def test_packed_documents_are_those_alone(name):
+  check_packed("llama", name)
+
+
+@walks.names("standard", "muddformer")
+def test_packed_documents_are_those_alone_in_gpt2_style(name):
+  check_packed("gpt2", name)
+
+
+def check_packed(style, name):
   config = decoders.config(style, name, depth="loop")
   model = decoders.decoder(config)
 
@@ -85,8 +100,9 @@ def test_a_combinator_adds_its_own_parameters_and_no_others(name):
   made = decoders.decoder(config).combinator
   plain = dataclasses.replace(config, residual=decoders.config().residual)
   views = made.view_names("attention")
-  norms = 2 * config.num_layers * config.d_model if "q" in views else 0  # q, k, v instead of x
-  assert count(config) - count(plain) == made.num_parameters() + norms
+  norms = (4 if "q" in views else 2) if made.pre_norm else 0  # per layer; q, k, v instead of x
+  change = (norms - 2) * config.num_layers * config.d_model
+  assert count(config) - count(plain) == made.num_parameters() + change
 
 
 def test_loop_and_remat_are_the_scan():

@@ -1,12 +1,9 @@
 """Twice the layers take at most twice the memory of a training step, for every combinator."""
 
-import pytest
-
-from resjax import combinators
-from tests.helpers import decoders
+from tests.helpers import decoders, walks
 
 
-@pytest.mark.parametrize("name", combinators.names())
+@walks.names("denseformer", "deep_cross_attention", "hyper_connections")
 def test_twice_the_layers_take_at_most_twice_the_memory(name):
   bytes_24, bytes_48 = (decoders.training_bytes(name, "full", n) for n in (24, 48))
   assert bytes_48 <= 2.2 * bytes_24

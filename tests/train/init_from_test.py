@@ -23,6 +23,7 @@ from resjax.train.logging import FILE_NAME, read_metrics
 from resjax.train.loop import train
 from resjax.train.state import ModelDef, first_state
 from resjax.train.step import loss_sums, make_train_step
+from tests.helpers import walks
 from tests.helpers.runs import write_text
 
 STEPS, B, T = 3, 8, 32
@@ -120,7 +121,7 @@ def test_gates_and_attention_residuals_claim_to_be_standard():
   assert "attenuation" not in CLAIMED
 
 
-@pytest.mark.parametrize("name", CLAIMED)
+@walks.names("standard", "gate", "block_attn_res", "muddformer", among=CLAIMED)
 def test_neutral_combinators_go_on_with_the_parents_function(parent, learned, name):
   model = model_def(name)
   params, inheritance = started(model, parent)

@@ -1,0 +1,29 @@
+"""Parametrisations over the registry: what takes long runs for some, and is `slow` for the rest."""
+
+import pytest
+
+from resjax import combinators
+from tests.helpers.systems import CASES
+
+
+def cases(selected=CASES):
+  """Every case."""
+  return pytest.mark.parametrize("case", selected, ids=str)
+
+
+def first_cases(selected=CASES):
+  """The first case of every name; the others are slow."""
+  first = {case.name: case for case in reversed(selected)}.values()
+  marked = [_param(case, str(case), case in first) for case in selected]
+  return pytest.mark.parametrize("case", marked)
+
+
+def names(*quick, among=combinators.names()):
+  """Every registered name, or some of them; those that are not named here are slow."""
+  assert set(quick) <= set(among)
+  marked = [_param(name, name, name in quick) for name in among]
+  return pytest.mark.parametrize("name", marked)
+
+
+def _param(value, name, is_quick):
+  return pytest.param(value, id=name, marks=() if is_quick else pytest.mark.slow)
