@@ -5,6 +5,8 @@ import pytest
 from resjax import combinators
 from tests.helpers.systems import CASES
 
+_ALL = combinators.names()
+
 
 def cases(selected=CASES):
   """Every case."""
@@ -18,7 +20,7 @@ def first_cases(selected=CASES):
   return pytest.mark.parametrize("case", marked)
 
 
-def names(*quick, among=combinators.names()):
+def names(*quick, among=_ALL):
   """Every registered name, or some of them; those that are not named here are slow."""
   assert set(quick) <= set(among)
   marked = [_param(name, name, name in quick) for name in among]
