@@ -132,10 +132,10 @@ def residual() -> dict:
     "mhc": {
       "num_streams": 4,  # R
       "sinkhorn_iterations": 20,
-      "init": "uniform",  # uniform | identity
+      "init": "uniform",  # uniform | identity | one_hot, which alone is not neutral
       "eps": 1e-6,
     },
-    "mhc_lite": {"num_streams": 4, "init": "uniform", "eps": 1e-6},  # uniform | identity
+    "mhc_lite": {"num_streams": 4, "init": "uniform", "eps": 1e-6},  # as in mhc; R up to 4
   }
 
 

@@ -19,7 +19,7 @@ _NUM_TOKENS = flags.DEFINE_integer("num_tokens", 64, "Length of a continuation."
 _TEMPERATURE = flags.DEFINE_float("temperature", 0.8, "0 takes the most probable token.")
 _TOP_K = flags.DEFINE_integer("top_k", 0, "Samples among the k most probable tokens; 0: all.")
 _TOP_P = flags.DEFINE_float("top_p", 1.0, "Samples among the likeliest that sum to p; 1: all.")
-_STOP = flags.DEFINE_string("stop", END_OF_TEXT, "Text of one token at which a continuation ends.")
+_STOP = flags.DEFINE_string("stop", END_OF_TEXT, "Text of one token that also ends a continuation.")
 _SEED = flags.DEFINE_integer("seed", 0, "Of the random numbers.")
 _SAMPLES = flags.DEFINE_integer("num_samples", 1, "Continuations of each prompt.", lower_bound=1)
 

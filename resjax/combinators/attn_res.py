@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from resjax.combinators.base import DepthState, check_layer
+from resjax.combinators.base import DepthState, check_flag, check_layer
 from resjax.combinators.depth_reader import DepthBlocks, DepthReader, rms_normalized
 from resjax.kernels.depth_attention import Sources
 from resjax.typing import Array
@@ -104,6 +104,7 @@ class BlockAttnRes(DepthBlocks, _OutputReader):
 
   def __init__(self, *, rms_block: bool = False, **options):
     super().__init__(**options)
+    check_flag("rms_block", rms_block)
     self.rms_block = rms_block
 
   @property

@@ -3,7 +3,7 @@
 import abc
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -72,7 +72,7 @@ class Combinator(nnx.Module):
       whose sources grow after every `layers_per_block` layers. The last two need integer layers
       outside `resjax.models.depth`. `loop`: no scan, the parameters of layers differ in shape.
     pre_norm: whether branches normalise what they read. If not, `write` normalises (post-norm).
-    branch_init_gain: factor on the initial value and output projections of the branches.
+    branch_init_gain: factor on the initial value, output and MLP kernels of the branches.
     equals_standard_at_init: whether a fresh combinator computes what `standard` computes, up to
       the eps of norms, when every site starts with a scale-free pre-norm.
     decayed_parameters: names of the parameters that take weight decay; the others never do.
@@ -81,11 +81,11 @@ class Combinator(nnx.Module):
       their gradients stay per layer and sharded rows are gathered when they are needed.
   """
 
-  strategy: ClassVar[Strategy] = "carry"
-  pre_norm: ClassVar[bool] = True
+  strategy: Strategy = "carry"
+  pre_norm: bool = True
   branch_init_gain: float = 1.0
-  equals_standard_at_init: ClassVar[bool] = True
-  decayed_parameters: ClassVar[tuple[str, ...]] = ()
+  equals_standard_at_init: bool = True
+  decayed_parameters: tuple[str, ...] = ()
   per_layer: tuple[str, ...] = ()
   layers_per_block: int = 1
 
@@ -98,7 +98,7 @@ class Combinator(nnx.Module):
         f"num_layers={num_layers} and d_model={d_model} must be at least 1; "
         "set config.model.num_layers and config.model.d_model"
       )
-    if not sites or len(set(sites)) != len(sites):
+    if isinstance(sites, str) or not sites or len(set(sites)) != len(sites):
       raise ValueError(f"sites={sites!r} must be one or more different names")
     self.num_layers = num_layers
     self.d_model = d_model
@@ -197,16 +197,21 @@ class Combinator(nnx.Module):
     return value[0] if value.shape[0] == 1 else value[layer]
 
 
-def scaled_add(scale: Array, stream: Array, out: Array) -> Array:
-  """Returns scale · stream + out, summed in float32 or wider, in the dtype of `stream`."""
-  wide = jnp.promote_types(stream.dtype, jnp.float32)
-  return (scale.astype(wide) * stream.astype(wide) + out.astype(wide)).astype(stream.dtype)
+def scaled_add(scale: Array, x: Array, y: Array) -> Array:
+  """Returns scale · x + y, summed in float32 or wider, in the dtype of x and y."""
+  wide = jnp.promote_types(x.dtype, jnp.float32)
+  return (scale.astype(wide) * x.astype(wide) + y.astype(wide)).astype(x.dtype)
 
 
 def check_option(name: str, value: Any, ok: bool, allowed: str) -> None:
   """Raises a ValueError that names option, value and what is allowed, unless `ok`."""
   if not ok:
     raise ValueError(f"{name}={value!r} is out of range; allowed: {allowed}")
+
+
+def check_flag(name: str, value: Any) -> None:
+  """Raises a ValueError unless an option is True or False."""
+  check_option(name, value, isinstance(value, bool), "True, False")
 
 
 def check_layer(layer: int | Array, sources: Sources) -> None:

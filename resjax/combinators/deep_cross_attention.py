@@ -24,7 +24,8 @@ class DeepCrossAttention(LayerMixer):
   is a GRN over all g_0..g_L.
 
   With `last` = k > 0 (k-DCA) the sources of layer i are g_0, the plain sum of g_1..g_{i−k}, and
-  the last k; else all of them.
+  the last k; else all of them. That saves reads, and state in decoding; in training a scan keeps
+  the k + 2 sources of every layer, more than the L + 1 of all.
 
   Stores N = L + 1 sources, or k + 2, and the layer's stream and output: (N + 2) D values per
   token. With n_i ≤ N the sources of layer i, and L itself for the output, parameters are

@@ -2,14 +2,13 @@
 
 import dataclasses
 import math
-from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import lax
 
-from resjax.combinators.base import Combinator, TokenContext, check_option
+from resjax.combinators.base import Combinator, TokenContext, check_flag, check_option
 from resjax.combinators.short_conv import after, expand, pool
 from resjax.typing import Array
 
@@ -83,7 +82,8 @@ class DeepDelta(Combinator):
   The released code differs from the paper: v = 4 σ(W_v x_in + b), from the input without norm
   (value="sigmoid"); one compressor for all sites of a layer (shared_compressor); its channel
   compressor writes m as a convolution along R and a read vector, the same maps with other
-  parameters (not offered); and it draws compressors from N(0, 1/(4 D)), which do not average.
+  parameters (not offered); it can compute β by two layers with a tanh (not offered); and it draws
+  compressors from N(0, 1/(4 D)), which do not average.
 
   Args:
     value_width: R, at least 1.
@@ -104,7 +104,7 @@ class DeepDelta(Combinator):
 
   equals_standard_at_init = False
   # Plain linear maps; decay would pull compressors away from the mean and expansions from a copy.
-  decayed_parameters: ClassVar[tuple[str, ...]] = ("beta_weight", "value_weight")
+  decayed_parameters = ("beta_weight", "value_weight")
 
   def __init__(
     self,
@@ -131,6 +131,8 @@ class DeepDelta(Combinator):
     check_option("value", value, value in VALUES, " or ".join(map(repr, VALUES)))
     check_option("beta_init", beta_init, 0 < beta_init < 2, "0 < beta_init < 2")
     check_option("eps", eps, eps > 0, "eps > 0")
+    check_flag("embedding_expansion", embedding_expansion)
+    check_flag("shared_compressor", shared_compressor)
     self.value_width = value_width
     self.compressor = compressor
     self.kernel_size = kernel_size

@@ -4,20 +4,29 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from resjax.combinators.base import DepthState, check_layer, check_option, scaled_add
+from resjax.combinators.base import DepthState, check_flag, check_layer, check_option, scaled_add
 from resjax.combinators.depth_reader import DepthBlocks, DepthReader
 from resjax.kernels.depth_attention import Sources
 from resjax.typing import Array
 
 _GATES = ("none", "scalar", "vector", "alpha")
 _CLOSED = -2.0  # σ(-2) = 0.12
+_QUERY_STD = 0.02
 
 
 class _DeltaReader(DepthReader):
   """h = x + g ⊙ depth attention over the sources, and a null source; see `DeltaAttnRes`."""
 
-  def __init__(self, *, output_gate: str = "none", null_source: bool = False, **options):
+  def __init__(
+    self,
+    *,
+    output_gate: str = "none",
+    null_source: bool = False,
+    rngs: nnx.Rngs | None = None,
+    **options,
+  ):
     super().__init__(**options)
+    check_flag("null_source", null_source)
     check_option("output_gate", output_gate, output_gate in _GATES, ", ".join(_GATES))
     self.output_gate = output_gate
     self.null_source = null_source
@@ -29,6 +38,9 @@ class _DeltaReader(DepthReader):
       self.gate_weight = nnx.Param(jnp.zeros((*per_channel, self.d_model)))
       self.decayed_parameters = ("gate_weight",)
     if output_gate == "alpha":
+      # h = x for any query, and at zero queries neither α nor they would ever learn.
+      draw = nnx.initializers.normal(_QUERY_STD)
+      self.query = nnx.Param(draw(_needed(rngs).params(), per_channel))
       self.alpha = nnx.Param(jnp.zeros(per_site))
     if null_source:
       self.null = nnx.Param(jnp.zeros(per_channel))
@@ -52,7 +64,7 @@ class _DeltaReader(DepthReader):
     if self.output_gate == "vector":
       wide = jnp.promote_types(stream.dtype, jnp.float32)
       weight = self._row(self.gate_weight, layer, site).astype(wide)
-      logit = stream.astype(wide) @ weight + logit
+      logit = jnp.matmul(stream.astype(wide), weight, precision="highest") + logit
     return jax.nn.sigmoid(logit)
 
   def num_parameters(self) -> int:
@@ -66,6 +78,12 @@ class _DeltaReader(DepthReader):
     width = self.d_model
     scale = {"none": 1, "scalar": 2, "vector": 2 * width + 4, "alpha": 2}[self.output_gate]
     return self._read_flops(num_sources + self.null_source) + scale * width
+
+
+def _needed(rngs: nnx.Rngs | None) -> nnx.Rngs:
+  if rngs is None:
+    raise ValueError("output_gate='alpha' draws its queries and needs rngs=nnx.Rngs(seed)")
+  return rngs
 
 
 class DeltaAttnRes(_DeltaReader):
@@ -85,10 +103,11 @@ class DeltaAttnRes(_DeltaReader):
   Stores the N = L · sites + 1 sources and x: (N + 1) D values per token. Parameters: 2 D per
   sublayer, queries zero and gains one at init, and those of gate and null source. The sources sum
   to x, so that their uniform mean is x / n and h = x (1 + g / n): under scale-free pre-norms a
-  fresh network is a `standard` one, but not an identity on h. For the same reason only the queries
-  learn in the first step, and with `alpha` nothing does: α scales a read parallel to x, and the
-  queries stand behind α = 0. FLOPs: 6 D per source, reader and token; the sum with x D, gated 2 D,
-  with a vector gate 2 D² + 4 D; D per write.
+  fresh network is a `standard` one, but not an identity on h; with `alpha` it is, for any query.
+  There queries start as N(0, 0.02²): behind α = 0 they get no gradient, and α gets none from a read
+  parallel to x. Of query, gain and a scalar gate only the query learns in the first step.
+  FLOPs: 6 D per source, reader and token; the sum with x D, gated 2 D, with a vector gate
+  2 D² + 4 D; D per write.
 
   The authors' code skips the very first read (h = x, here x (1 + g), the same after the pre-norm
   unless g is a vector), and its global initialiser overwrites the zero queries with noise of std

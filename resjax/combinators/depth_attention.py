@@ -118,10 +118,15 @@ def _attend(
   slots = jnp.concatenate(sources.groups()).astype(wide)
   inverse_rms = jax.lax.rsqrt(jnp.mean(slots * slots, axis=-1, keepdims=True) + eps)
   q = jnp.einsum("...d,dhc->...hc", rms_normalized(x, eps), query)
-  q = jnp.einsum("...hc,dhc->...hd", q, key).astype(wide)
-  logits = jnp.einsum("...hd,n...d->n...h", q, slots) * inverse_rms / math.sqrt(query.shape[-1])
+  q = jnp.einsum("...hc,dhc->...hd", q, key, preferred_element_type=wide)
+  logits = _exact("...hd,n...d->n...h", q, slots) * inverse_rms / math.sqrt(query.shape[-1])
   valid = sources.valid().reshape(-1, *(1,) * (logits.ndim - 1))
   weights = jax.nn.softmax(jnp.where(valid, logits, -jnp.inf), axis=0)
-  mixed = jnp.einsum("n...h,n...d->...hd", weights * inverse_rms, slots).astype(x.dtype)
+  mixed = _exact("n...h,n...d->...hd", weights * inverse_rms, slots).astype(x.dtype)
   v = jnp.einsum("...hd,dhc->...hc", mixed, value)
   return jnp.einsum("...hc,hcd->...d", v, output)
+
+
+def _exact(equation: str, *operands: Array) -> Array:
+  """A product that rounds no softmax weight to bfloat16, as a TPU would."""
+  return jnp.einsum(equation, *operands, precision="highest")

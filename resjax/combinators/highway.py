@@ -54,7 +54,7 @@ class Highway(Standard):
     wide = jnp.promote_types(state.dtype, jnp.float32)
     stream = state.astype(wide)
     weight, bias = (self._row(p, layer, site) for p in (self.weight, self.bias))
-    gate = jax.nn.sigmoid(stream @ weight + bias)
+    gate = jax.nn.sigmoid(jnp.matmul(stream, weight, precision="highest") + bias)
     return (stream + gate * (out.astype(wide) - stream)).astype(state.dtype)
 
   def num_parameters(self):

@@ -66,6 +66,8 @@ class Laurel(Combinator):
     check_option("rank", rank, least <= rank <= self.d_model, f"{least}..{self.d_model}")
     check_option("num_previous", num_previous, num_previous >= 1, "num_previous >= 1")
     check_option("normalize", normalize, normalize in NORMALIZE, ", ".join(NORMALIZE))
+    weighs = normalize == "none" or "rw" in self.parts
+    check_option("normalize", normalize, weighs, f"none with variant={variant!r}")
     self.rank, self.normalize = rank, normalize
     self.equals_standard_at_init = "rw" not in self.parts or normalize == "none"
     if "rw" in self.parts:

@@ -22,6 +22,7 @@ class _Constrained(ResidualStreams):
   """p = σ(z_pre), b = 2 σ(z_post), M = doubly stochastic(z_res) of z = a ⊙ RMS(vec H) φ + bias."""
 
   per_layer = ("projection", "bias", "scale")
+  decayed_parameters = ("projection",)
 
   def __init__(self, *, init: str = "uniform", eps: float = 1e-6, rngs: nnx.Rngs, **options):
     super().__init__(**options)

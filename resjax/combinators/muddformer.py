@@ -152,8 +152,8 @@ def _dynamic_sums(
   """
   wide = newest.astype(jnp.promote_types(newest.dtype, jnp.float32))
   normed = wide * jax.lax.rsqrt(jnp.mean(wide**2, axis=-1, keepdims=True) + eps)
-  inner = jax.nn.gelu(normed @ hidden, approximate=False)
-  weights = jnp.einsum("...h,nhc->n...c", inner, output)
+  inner = jax.nn.gelu(jnp.matmul(normed, hidden, precision="highest"), approximate=False)
+  weights = jnp.einsum("...h,nhc->n...c", inner, output, precision="highest")
   weights += bias.reshape(len(bias), *(1,) * (newest.ndim - 1), -1)
   weights = sources.in_slot_order(weights)
   return tuple(depth_sum(sources, weights[..., c, None]) for c in range(bias.shape[-1]))

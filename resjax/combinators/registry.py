@@ -42,14 +42,14 @@ _REGISTRY: dict[str, type[Combinator]] = {
   "delta_attn_res": DeltaAttnRes,
   "delta_block_attn_res": DeltaBlockAttnRes,
   "depth_attention": DepthAttention,
-  "hyper_connections": HyperConnections,
-  "mhc": MHC,
-  "mhc_lite": MHCLite,
   "deep_delta": DeepDelta,
   "denseformer": DenseFormer,
   "elc": ELC,
   "deep_cross_attention": DeepCrossAttention,
   "muddformer": MUDDFormer,
+  "hyper_connections": HyperConnections,
+  "mhc": MHC,
+  "mhc_lite": MHCLite,
 }
 
 

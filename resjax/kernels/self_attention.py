@@ -11,6 +11,7 @@ from resjax.typing import Array
 
 IMPLEMENTATIONS = ("xla", "cudnn", "splash")
 _TPU_LANES = 128
+_CUDNN_WIDTH = 128
 
 
 def causal_attention(
@@ -101,8 +102,18 @@ def _obstacle(name: str, layout: Layout, q: Array, k: Array) -> str | None:
         return f"{size} {axis} do not divide over {layout.num_shards(axis)} devices"
     if layout.num_shards("tokens") > 1:
       return "it needs whole rows, config.mesh.sequence splits them"
-  if name == "cudnn" and q.dtype not in (jnp.bfloat16, jnp.float16):
+  return _cudnn_obstacle(q) if name == "cudnn" else None
+
+
+def _cudnn_obstacle(q: Array) -> str | None:
+  """The conditions of cuDNN's fused attention; widths up to 256 need a Hopper, so they are left."""
+  length, width = q.shape[1], q.shape[-1]
+  if q.dtype not in (jnp.bfloat16, jnp.float16):
     return f"it needs 16-bit activations, config.model.dtype gives {q.dtype}"
+  if width % 8 or width > _CUDNN_WIDTH:
+    return f"a head is {width} wide (config.model.head_dim), no multiple of 8 up to {_CUDNN_WIDTH}"
+  if length % 2:
+    return f"the row length {length} (config.data.seq_len) is odd"
   return None
 
 

@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from resjax.kernels.self_attention import IMPLEMENTATIONS
 from resjax.models.depth import REMAT
 from resjax.nn.mlp import MLPS
 from resjax.nn.norm import NORMS
@@ -71,12 +72,16 @@ class DecoderConfig:
     self._choice("mlp", MLPS)
     self._choice("value_residual", ("none", "learned", "fixed"))
     self._choice("dtype", DTYPES)
+    self._choice("attention", ("auto", *IMPLEMENTATIONS))
     self._choice("remat", REMAT)
     self._choice("depth", ("scan", "loop"))
     if self.head_dim == 0:
       divides = self.d_model % self.num_heads == 0
       self._check("d_model", divides, f"divisible by num_heads={self.num_heads}, or set head_dim")
       object.__setattr__(self, "head_dim", self.d_model // self.num_heads)
+    for name in ("head_dim", "norm_eps", "rope_theta"):
+      self._check(name, getattr(self, name) > 0, "positive")
+    self._check("init_std", self.init_std >= 0, "0 or positive")
     groups = self.num_heads % self.num_kv_heads == 0
     self._check("num_kv_heads", groups, f"a divisor of num_heads={self.num_heads}")
     even = self.positions != "rope" or self.head_dim % 2 == 0

@@ -1,5 +1,6 @@
 """A decoder whose residual path is a combinator."""
 
+import functools
 from typing import NamedTuple
 
 import jax
@@ -76,6 +77,7 @@ class Decoder(nnx.Module):
     if segment_ids is None:
       segment_ids = jnp.ones_like(tokens)
     if positions is None:
+      self._check_length(tokens.shape[1])
       positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
     context = {"segment_ids": segment_ids, "positions": positions}
     graphdef, layers = nnx.split(self.layers)
@@ -154,16 +156,26 @@ class Decoder(nnx.Module):
       later = self.value_weights[...]
     return jnp.concatenate([jnp.array([[1.0, 0.0]]), later])
 
+  def _check_length(self, length: int) -> None:
+    longest = self.config.max_positions
+    if self.config.positions == "learned" and length > longest:
+      raise ValueError(f"{length} tokens are more than the {longest} learned positions")
+
   def _context(self, graphdef, rows: _Rows, x, branch, tokens, token_context) -> dict:
     """Returns what all branches read: where the tokens stand, and the values of the first layer."""
     context = {"tokens": tokens, "first_values": None}
-    if rows.value_weights is not None:
+    if rows.value_weights is None:
+      return context
+
+    @functools.partial(jax.checkpoint, prevent_cse=False)
+    def first_values(rows, x, context, token_context):
       views = depth.first_views(
         self.combinator, rows, x, branch, "attention", context=context, tokens=token_context
       )
       first = nnx.merge(graphdef, jax.tree.map(lambda leaf: leaf[0], rows.layer))
-      context["first_values"] = first.values(views)
-    return context
+      return first.values(views)
+
+    return context | {"first_values": first_values(rows, x, context, token_context)}
 
   @property
   def head(self) -> Array:

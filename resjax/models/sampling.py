@@ -21,7 +21,7 @@ def generate(
   temperature: float = 1.0,
   top_k: int = 0,
   top_p: float = 1.0,
-  stop: int | None = None,
+  stop: tuple[int, ...] = (),
 ) -> Array:
   """Continues prompts by sampling p(v) ∝ exp(logit_v / temperature), token by token.
 
@@ -37,7 +37,7 @@ def generate(
     temperature: 0 takes the most probable token.
     top_k: only the k most probable tokens, see `restrict`; 0: all.
     top_p: of those only the most probable that sum to p, see `restrict`; 1: all.
-    stop: token after which a row ends; what follows it in the result is `stop` again.
+    stop: tokens after each of which a row ends; the result has the first of them behind it.
 
   Returns:
     [B, P + num_tokens].
@@ -45,9 +45,8 @@ def generate(
   Raises:
     ValueError: an empty prompt, a row that is too long, or an option out of range.
   """
-  batch, start = prompt.shape
-  size = start + num_tokens
-  _check(decoder.config, start, num_tokens, temperature, top_k, top_p, stop)
+  size = prompt.shape[1] + num_tokens
+  _check(decoder.config, prompt.shape[1], num_tokens, temperature, top_k, top_p, stop)
   if num_tokens == 0:
     return prompt
 
@@ -57,14 +56,7 @@ def generate(
       token = jnp.argmax(logits, axis=-1)
     else:
       token = jax.random.categorical(jax.random.fold_in(key, state.length), logits)
-    stopped = state.stopped
-    if stop is not None:
-      token = jnp.where(stopped, stop, token)
-      stopped = token == stop
-    rows = lax.dynamic_update_index_in_dim(
-      state.rows, token.astype(prompt.dtype), state.length, axis=1
-    )
-    return _State(state.length + 1, rows, stopped, state.cache)
+    return state.extended(token, stop)
 
   def goes_on(state: _State) -> Array:
     return (state.length < size) & ~jnp.all(state.stopped)
@@ -74,12 +66,7 @@ def generate(
     hidden, cache = decoder.decode(token, state.cache)
     return choose(state._replace(cache=cache), hidden)
 
-  lengths = jnp.full(batch, start) if lengths is None else lengths
-  segment_ids = (jnp.arange(start) >= start - lengths[:, None]).astype(jnp.int32)
-  hidden, cache = decoder.decode(prompt, decoder.empty_cache(batch, size - 1), segment_ids)
-  rest = jnp.full((batch, num_tokens), 0 if stop is None else stop, prompt.dtype)
-  rows = jnp.concatenate([prompt, rest], axis=1)
-  state = _State(jnp.asarray(start), rows, jnp.zeros(batch, bool), cache)
+  state, hidden = _prefill(decoder, prompt, lengths, num_tokens, stop)
   return lax.while_loop(goes_on, body, choose(state, hidden)).rows
 
 
@@ -90,6 +77,28 @@ class _State(NamedTuple):
   rows: Array
   stopped: Array
   cache: DecodeCache
+
+  def extended(self, token: Array, stop: tuple[int, ...]) -> "_State":
+    """Returns the state with one more token [B] in every row."""
+    stopped = self.stopped
+    if stop:
+      token = jnp.where(stopped, stop[0], token)
+      stopped = stopped | jnp.isin(token, jnp.array(stop))
+    token = token.astype(self.rows.dtype)
+    rows = lax.dynamic_update_index_in_dim(self.rows, token, self.length, axis=1)
+    return _State(self.length + 1, rows, stopped, self.cache)
+
+
+def _prefill(decoder, prompt, lengths, num_tokens, stop) -> tuple[_State, Array]:
+  """Returns the state after the prompts, and their hidden states [B, P, D]."""
+  batch, start = prompt.shape
+  lengths = jnp.full(batch, start) if lengths is None else lengths
+  segment_ids = (jnp.arange(start) >= start - lengths[:, None]).astype(jnp.int32)
+  cache = decoder.empty_cache(batch, start + num_tokens - 1)
+  hidden, cache = decoder.decode(prompt, cache, segment_ids)
+  rest = jnp.full((batch, num_tokens), stop[0] if stop else 0, prompt.dtype)
+  rows = jnp.concatenate([prompt, rest], axis=1)
+  return _State(jnp.asarray(start), rows, jnp.zeros(batch, bool), cache), hidden
 
 
 def restrict(logits: Array, top_k: int = 0, top_p: float = 1.0) -> Array:
@@ -136,8 +145,9 @@ def _check(config, start, num_tokens, temperature, top_k, top_p, stop) -> None:
   if not (start >= 1 and num_tokens >= 0 and start + num_tokens <= longest):
     raise ValueError(
       f"{start} prompt tokens + {num_tokens} new ones do not fit; the prompt needs at least one, "
-      f"both together at most {longest} (config.data.seq_len)"
+      f"both together at most {longest}, the row length of the model"
     )
-  if stop is not None and not 0 <= stop < config.vocab_size:
-    raise ValueError(f"stop={stop} is no token; allowed: 0..{config.vocab_size - 1}")
+  for token in stop:
+    if not 0 <= token < config.vocab_size:
+      raise ValueError(f"stop={token} is no token; allowed: 0..{config.vocab_size - 1}")
   check_options(temperature, top_k, top_p)

@@ -31,7 +31,7 @@ def schedule(config: OptimizerConfig, steps: int) -> optax.Schedule:
   if config.schedule == "cosine" and last > top:
     parts[-1] = optax.cosine_decay_schedule(peak, last - top, config.final_fraction)
   if config.schedule == "wsd" and steps > 1:
-    decay = max(1, round(config.decay_fraction * steps))
+    decay = min(max(1, round(config.decay_fraction * steps)), last)
     if top + decay > last:
       raise ValueError(
         f"config.optim.warmup_steps ({warmup}) and the last {decay} steps (decay_fraction"

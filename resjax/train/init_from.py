@@ -16,6 +16,7 @@ from resjax.typing import PyTree
 Shapes = Mapping[str, tuple[int, ...]]
 
 _RESIDUAL = "config.model.residual."
+_NEW_SITE = "config.model.short_swa was {'window': 0,"
 _ONLY_AT_INIT = ("config.model.init_std", "config.model.scaled_output_init")
 
 
@@ -81,7 +82,11 @@ def start(
     ValueError: the parent has another tokenizer, or its parameters do not fit.
   """
   kept = parent.workdir / workdir.TOKENIZER
-  if not kept.exists() or kept.read_text() != tokenizer.read_text():
+  if not kept.exists():
+    raise ValueError(
+      f"config.train.init_from: {kept} is missing; give a workdir, or a checkpoint that lies in one"
+    )
+  if kept.read_text() != tokenizer.read_text():
     raise ValueError(
       f"config.train.init_from: the tokenizer of {parent.workdir} is not that of this run; set "
       "config.data.corpora and config.data.tokenizer as they are there"
@@ -144,8 +149,10 @@ def changes(parent: Parent, model: ModelDef, run: Run) -> list[str]:
   reasons = workdir.differences(_select(old, _is_function), _select(new, _is_function))
   was, name = old.get(f"{_RESIDUAL}name"), run.decoder.residual.name
   neutral = was == "standard" and model.combinator.equals_standard_at_init
+  if neutral and run.decoder.short_swa.zero_init:  # a new site that adds zero
+    reasons = [reason for reason in reasons if not reason.startswith(_NEW_SITE)]
   if not neutral and _select(old, _is_residual) != _select(new, _is_residual):
-    reasons.append(f"{name!r} with these options is not at init what {was!r} is")
+    reasons.append(f"{name!r} with these options is not what {was!r} with its options is")
   return reasons
 
 

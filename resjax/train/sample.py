@@ -36,7 +36,7 @@ def sample_text(
     seed: of the random numbers.
     top_k: samples among the k most probable tokens; 0: all.
     top_p: samples among the most probable tokens that sum to p; 1: all.
-    stop: text of one token at which a continuation ends, or the end of text.
+    stop: text of one token at which a continuation ends; it always ends at the end of text.
 
   Raises:
     ValueError: the longest prompt and its continuation do not fit into a row, `stop` is not one
@@ -47,14 +47,14 @@ def sample_text(
   rows = np.full((len(prompts), lengths.max()), tokenizer.eot_id, np.int32)
   for row, tokens in zip(rows, encoded, strict=True):
     row[len(row) - len(tokens) :] = tokens
-  stop_id = _stop_token(tokenizer, stop)
+  stops = (tokenizer.eot_id, _stop_token(tokenizer, stop))
 
   def run(params, rows, lengths, key):
-    options = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "stop": stop_id}
+    options = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "stop": stops}
     return generate(model.bind(params), rows, num_tokens, lengths=lengths, key=key, **options)
 
   sampled = np.asarray(jax.jit(run)(params, rows, lengths, jax.random.key(seed)))
-  return [tokenizer.decode(_until(row, stop_id)) for row in sampled[:, rows.shape[1] :]]
+  return [tokenizer.decode(_until(row, stops)) for row in sampled[:, rows.shape[1] :]]
 
 
 def _stop_token(tokenizer: Tokenizer, text: str) -> int:
@@ -68,6 +68,6 @@ def _stop_token(tokenizer: Tokenizer, text: str) -> int:
   return int(tokens[0])
 
 
-def _until(row: np.ndarray, stop_id: int) -> np.ndarray:
-  ends = np.flatnonzero(row == stop_id)
+def _until(row: np.ndarray, stops: tuple[int, ...]) -> np.ndarray:
+  ends = np.flatnonzero(np.isin(row, stops))
   return row[: ends[0]] if len(ends) else row

@@ -67,6 +67,14 @@ def faked(platform):
   return SimpleNamespace(platform=platform, mesh=None)
 
 
+def test_cudnn_takes_narrow_even_heads():
+  for width in (12, 136):
+    *qkv, segment_ids = example(128, width=width)
+    qkv = [a.astype("bfloat16") for a in qkv]
+    with pytest.raises(ValueError, match=f"a head is {width} wide .*no multiple of 8 up to 128"):
+      causal_attention(*qkv, segment_ids, layout=faked("gpu"), implementation="cudnn")
+
+
 @pytest.mark.parametrize(
   "implementation, platform, length, dtype, message",
   [
@@ -75,6 +83,7 @@ def faked(platform):
     ("splash", "gpu", 128, "bfloat16", "needs platform 'tpu', the mesh is on 'gpu'"),
     ("splash", "tpu", 192, "bfloat16", r"192 \(config.data.seq_len\) is no multiple of 128"),
     ("cudnn", "gpu", 128, "float32", "16-bit activations, config.model.dtype gives float32"),
+    ("cudnn", "gpu", 127, "bfloat16", r"row length 127 \(config.data.seq_len\) is odd"),
     ("flash", "cpu", 128, "float32", "the names are auto, xla, cudnn, splash"),
   ],
 )

@@ -188,3 +188,9 @@ def test_rezero_chooses_whether_layers_have_pre_norms(pre_norm):
 def test_decoders_that_cannot_exist_are_refused(changes, message):
   with pytest.raises(ValueError, match=message):
     decoders.config(**changes)
+
+
+def test_learned_positions_end():
+  config = decoders.config("gpt2", max_positions=8)
+  with pytest.raises(ValueError, match="9 tokens are more than the 8 learned positions"):
+    decoders.decoder(config)(decoders.tokens(config, length=9))

@@ -61,7 +61,10 @@ def test_rows_end_at_the_stop_token():
   free = np.asarray(fast.jit(lambda p: generate(MODEL, p, 12, key=KEY))(PROMPT))
   new = free[:, 4:]
   stop = int(new[0, 3])
-  got = fast.jit(lambda p: generate(MODEL, p, 12, key=KEY, stop=stop))(PROMPT)
+  got = fast.jit(lambda p: generate(MODEL, p, 12, key=KEY, stop=(stop,)))(PROMPT)
+  also = fast.jit(lambda p: generate(MODEL, p, 12, key=KEY, stop=(stop, int(new[0, 1]))))(PROMPT)
+  np.testing.assert_array_equal(also[0, 4:6], new[0, :2])
+  assert (np.asarray(also)[0, 6:] == stop).all()  # ended by the second, filled with the first
   for row, whole in zip(np.asarray(got)[:, 4:], new, strict=True):
     found = np.flatnonzero(whole == stop)
     end = found[0] if len(found) else len(whole)
@@ -84,7 +87,7 @@ def test_the_loop_ends_when_all_rows_have_stopped(monkeypatch):
   jax.effects_barrier()
   assert len(runs) == 12  # the prompt and all tokens but the last
   runs.clear()
-  fast.jit(lambda: first(num_tokens=12, stop=int(tokens[2])))().block_until_ready()
+  fast.jit(lambda: first(num_tokens=12, stop=(int(tokens[2]),)))().block_until_ready()
   jax.effects_barrier()
   assert len(runs) == 1 + list(tokens).index(tokens[2])
 
@@ -158,8 +161,8 @@ def test_requests_that_cannot_be_met_are_refused(length, num_tokens, temperature
     ({"top_p": 0.0}, "top_p=0.0 must be above 0, at most 1"),
     ({"top_p": 1.5}, "top_p=1.5 must be above 0, at most 1"),
     ({"temperature": float("nan")}, "temperature=nan must be"),
-    ({"stop": 31}, r"stop=31 is no token; allowed: 0\.\.30"),
-    ({"stop": -1}, "stop=-1 is no token"),
+    ({"stop": (31,)}, r"stop=31 is no token; allowed: 0\.\.30"),
+    ({"stop": (3, -1)}, "stop=-1 is no token"),
   ],
 )
 def test_options_out_of_range_are_refused(options, message):

@@ -21,6 +21,12 @@ def test_cosine():
   np.testing.assert_allclose(got, 2 * want, atol=8 * EPS)
 
 
+def test_wsd_may_be_all_decay():
+  settings = {"warmup_steps": 0, "learning_rate": 2.0, "final_fraction": 0.0, "decay_fraction": 1.0}
+  rate = optim.schedule(config(schedule="wsd", **settings), 5)
+  np.testing.assert_allclose([rate(i) for i in range(5)], [2.0, 1.5, 1.0, 0.5, 0.0], atol=1e-7)
+
+
 def test_wsd():
   got = rates(
     50, schedule="wsd", warmup_steps=10, learning_rate=2.0, final_fraction=0.1, decay_fraction=0.2

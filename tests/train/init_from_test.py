@@ -189,7 +189,12 @@ def test_a_checkpoint_is_a_parent_too(parent):
   [
     ("standard", {}, None),
     ("gate", {"init_std": 0.5}, None),
-    ("attenuation", {}, "'attenuation' with these options is not at init what 'standard' is"),
+    (
+      "attenuation",
+      {},
+      "'attenuation' with these options is not what 'standard' with its options is",
+    ),
+    ("gate", {"short_swa": {"window": 3, "num_heads": 0, "zero_init": True}}, None),
     ("gate", {"rope_theta": 5.0}, "config.model.rope_theta was 10000.0 and is 5.0"),
   ],
 )

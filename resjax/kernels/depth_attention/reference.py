@@ -29,7 +29,8 @@ def depth_attention(
 
   key_scale is folded into the query once, the norm is a scalar per source and token, and sources
   are summed one by one: no normalised or stacked copy of them exists. The reverse pass keeps the
-  sources and (N + 1) H + N scalars per token; ⟨·, ·⟩_a sums over the channels of head a:
+  sources and (N + 1) H + N scalars per token, N the number of slots; ⟨·, ·⟩_a sums over the
+  channels of head a:
 
   e_an = ⟨dh, v_n⟩_a,  ds_an = p_an (e_an − Σ_m p_am e_am),  g = query ⊙ key_scale
   r_n = 1/sqrt(mean(v_n²) + eps),   dg = Σ_tokens Σ_n ds_an r_n v_n

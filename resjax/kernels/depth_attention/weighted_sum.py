@@ -22,7 +22,7 @@ def depth_sum(sources: Sources, weights: Array) -> Array:
     h [..., D] in the dtype of the sources.
   """
   recomputed = jax.checkpoint(_depth_sum, prevent_cse=False)
-  return recomputed(sources.groups(), sources.valid(), weights)
+  return recomputed(sources, weights)
 
 
 def gated_depth_sum(sources: Sources, weights: Array, query: Array) -> Array:
@@ -41,14 +41,16 @@ def gated_depth_sum(sources: Sources, weights: Array, query: Array) -> Array:
     h [..., D] in the dtype of the sources.
   """
   recomputed = jax.checkpoint(_gated_depth_sum, prevent_cse=False)
-  return recomputed(sources.groups(), sources.valid(), weights, query)
+  return recomputed(sources, weights, query)
 
 
-def _depth_sum(groups, valid, weights):
-  return _wide_sum(groups, valid, weights).astype(groups[0].dtype)
+def _depth_sum(sources: Sources, weights: Array) -> Array:
+  groups = sources.groups()
+  return _wide_sum(groups, sources.valid(), weights).astype(groups[0].dtype)
 
 
-def _gated_depth_sum(groups, valid, weights, query):
+def _gated_depth_sum(sources: Sources, weights: Array, query: Array) -> Array:
+  groups, valid = sources.groups(), sources.valid()
   wide = _wide_dtype(groups)
   dots = [jnp.sum(group.astype(wide) * query.astype(wide), axis=-1) for group in groups]
   gates = jax.nn.relu(jnp.concatenate(dots))[..., None]

@@ -60,6 +60,7 @@ FLOPS = {  # L = 2, D = 3, two sites; a source and reader costs 18, a stream D p
 }
 
 BAD_OPTIONS = (  # for 3 layers, D = 8
+  ("block_attn_res", {"rms_block": "False"}, ["rms_block='False'", "True, False"]),
   ("attn_res", {"layers_per_block": 2}, ["'layers_per_block'", "'attn_res'", "num_heads, eps"]),
   ("attn_res", {"eps": 0.0}, ["eps=0.0", "eps > 0"]),
   ("attn_res", {"num_heads": 3}, ["num_heads=3", "divisors of d_model=8"]),

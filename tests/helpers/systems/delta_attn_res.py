@@ -76,7 +76,7 @@ CASES = (
   Case("delta_attn_res", {"num_heads": 2}, **_LEARNS),
   Case("delta_attn_res", {"output_gate": "scalar"}, **_LEARNS),
   Case("delta_attn_res", {"output_gate": "vector"}, **_LEARNS),
-  Case("delta_attn_res", {"output_gate": "alpha"}, **_STANDARD),
+  Case("delta_attn_res", {"output_gate": "alpha"}, **_STANDARD | {"learns_at_init": ("alpha",)}),
   Case("delta_attn_res", {"null_source": True}, standard_at_init=True),
   Case("delta_attn_res", {"output_gate": "vector", "null_source": True}, standard_at_init=True),
   *(_blocks(length) for length in (1, 2, 5)),

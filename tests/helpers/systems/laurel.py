@@ -70,7 +70,12 @@ FLOPS = {  # L = 2, D = 3, two sites; 1 + 2 + 2 + 2 streams for k = 2
   ("laurel", ("variant", "rw+lr+pa"), ("rank", 1), ("num_previous", 2)): 4 * 9 + 7 * (12 + 3),
 }
 
-BAD_OPTIONS = (  # for 3 layers
+BAD_OPTIONS = (
+  (
+    "laurel",
+    {"variant": "lr", "normalize": "softmax"},
+    ["normalize='softmax'", "none with variant='lr'"],
+  ),  # for 3 layers
   ("laurel", {"variant": "rl"}, ["variant='rl'", "rw, lr, pa, rw+lr, rw+pa, rw+lr+pa"]),
   ("laurel", {"rank": 0}, ["rank=0", "1..8"]),
   ("laurel", {"rank": 9}, ["rank=9", "1..8"]),
