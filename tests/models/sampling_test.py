@@ -143,7 +143,7 @@ def test_sampled_tokens_are_among_those_that_stay():
   "length, num_tokens, temperature, message",
   [
     (0, 3, 1.0, r"0 prompt tokens \+ 3 new.*at least one"),
-    (4, 29, 1.0, r"4 prompt tokens \+ 29 new ones do not fit.*at most 32 \(config.data.seq_len\)"),
+    (4, 29, 1.0, r"4 prompt tokens \+ 29 new ones do not fit.*at most 32, the row length"),
     (4, -1, 1.0, r"-1 new ones"),
     (4, 2, -0.5, r"temperature=-0.5 must be 0 \(greedy\) or positive"),
   ],
