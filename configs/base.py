@@ -206,7 +206,7 @@ def train() -> dict:
     "eval_rows": 128,  # rows of the validation split per evaluation; 0: all
     "checkpoint_every": 200,
     "keep_last": 2,  # checkpoints
-    "sample_tokens": 64,  # length of the text sampled after the last step; 0: none
+    "sample_tokens": 64,  # of the text sampled after the last step, as fit into a row; 0: none
     "tensorboard": False,  # needs the extra `tensorboard`
     "wandb_project": "",  # non-empty: log there too; needs the extra `wandb`
   }

@@ -76,11 +76,6 @@ def _check(run: Run, layout: Layout) -> None:
   train = run.train
   _check_combinator(run.decoder)
   optim.schedule(run.optim, train.steps)
-  if train.sample_tokens >= run.data.seq_len:
-    raise ValueError(
-      f"config.train.sample_tokens={train.sample_tokens} must be below "
-      f"config.data.seq_len={run.data.seq_len}, the longest row; 0: no sample"
-    )
   if "validation" not in run.data.splits:
     raise ValueError(
       f"config.data.validation_fraction={run.data.validation_fraction} leaves nothing to evaluate "

@@ -213,8 +213,9 @@ class Trainer:
     plot = self.folder / "plots" / "training.png"
     training_curves(records, f"{self.folder}  ({self.run.decoder.residual.name})", plot)
     report.show_result(records, console)
-    if config.sample_tokens:
-      options = {"num_tokens": config.sample_tokens, "temperature": 0.8, "seed": self.run.seed}
+    num_tokens = min(config.sample_tokens, self.run.data.seq_len - 1)  # a row begins with one token
+    if num_tokens:
+      options = {"num_tokens": num_tokens, "temperature": 0.8, "seed": self.run.seed}
       text = sample_text(self.model, self.state.params, self.tokenizer, [""], **options)[0]
       console.print("sample (temperature 0.8):")
       console.print(text, markup=False, highlight=False, soft_wrap=True)

@@ -36,7 +36,7 @@ def sizes():
   return {"num_layers": toy.L, "d_model": toy.D, "rngs": nnx.Rngs(0)}
 
 
-@walk
+@walks.first_cases()
 def test_python_loop_of_depth_run_is_the_loop_by_hand(case):
   check_loop(case, "none")
 
@@ -52,7 +52,7 @@ def check_loop(case, remat):
   assert_close(toy.value_and_gradients(forward, made, LAYERS, X), tuple(want), 1e-5)
 
 
-@walks.cases(SCANNED)
+@walks.first_cases(SCANNED)
 def test_scan_with_remat_is_the_loop_by_hand(case):
   check_scan(case, "full")
 
@@ -69,7 +69,7 @@ def check_scan(case, remat):
   assert_close(got, tuple(want), 1e-5)
 
 
-@walk
+@walks.first_cases()
 def test_random_parameters_all_have_gradients(case):
   _, _, (params, layers, x) = expected(case)
   check_dead(params, case.dead, params)
@@ -89,7 +89,7 @@ def check_dead(gradients, dead, names):
       np.testing.assert_array_equal(gradient == 0, zero, err_msg=name)
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case.learns_at_init], ids=str)
+@walks.first_cases(tuple(case for case in CASES if case.learns_at_init))
 def test_queries_and_gates_learn_from_the_first_step(case):
   made = toy.build(case.name, case.options, random=False)
   _, (params, _, _) = toy.value_and_gradients(toy.by_hand, made, LAYERS, X)
@@ -118,7 +118,7 @@ def test_number_of_parameters(case):
   assert made.num_parameters() == sum(leaf.size for leaf in leaves)
 
 
-@walk
+@walks.first_cases()
 def test_state_bytes_are_those_of_the_last_state(case):
   made = toy.build(case.name, case.options)
   *_, last = toy.states_by_hand(made, LAYERS, X)

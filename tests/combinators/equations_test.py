@@ -23,7 +23,7 @@ def test_every_registered_name_has_equations():
   assert set(EQUATIONS) == set(combinators.names())
 
 
-@walks.cases()
+@walks.first_cases()
 def test_float32_values(case):
   check_values(case, toy.SITES)
 

@@ -2,9 +2,7 @@
 
 import functools
 
-import pytest
-
-from tests.helpers import toy
+from tests.helpers import toy, walks
 from tests.helpers.compare import assert_close, relative_errors
 from tests.helpers.systems import STANDARD_AT_INIT
 
@@ -22,7 +20,7 @@ def of_standard():
   return toy.value_and_gradients(normed_output, toy.build("standard", {}), LAYERS, X)
 
 
-@pytest.mark.parametrize("case", STANDARD_AT_INIT, ids=str)
+@walks.first_cases(STANDARD_AT_INIT)
 def test_fresh_combinator_is_standard(case):
   fresh = toy.build(case.name, case.options, random=False)
   assert fresh.equals_standard_at_init
@@ -32,9 +30,7 @@ def test_fresh_combinator_is_standard(case):
   assert_close(gradients, wants, 1e-5)
 
 
-@pytest.mark.parametrize(
-  "case", [case for case in STANDARD_AT_INIT if case.learns_at_init], ids=str
-)
+@walks.first_cases(tuple(case for case in STANDARD_AT_INIT if case.learns_at_init))
 def test_the_same_combinator_with_moved_parameters_is_not(case):
   y = normed_output(toy.build(case.name, case.options), LAYERS, X)
   assert relative_errors(y, of_standard()[0])[""] > 1e-2

@@ -22,7 +22,7 @@ def test_causal(case):
   assert (d[np.tril_indices(toy.T)] > 0).all()
 
 
-@walks.cases()
+@walks.first_cases()
 def test_combinators_without_a_cache_are_token_local(case):
   d = dependence(case, toy.token_local_branch)
   mixes_tokens = toy.build(case.name, case.options).decode_cache(1, "float32") is not None
