@@ -31,11 +31,12 @@ def decoder(config, *, random=True, **kwargs):
     return made
   rng = np.random.default_rng(0)
   graphdef, state = nnx.split(made)
-  matrices = [("combinator", name) for name in made.combinator.decayed_parameters]
+  matrices = [f"combinator/{name}" for name in made.combinator.decayed_parameters]
 
   def move(path, a):
     # A combinator's matrices are moved by as much in what they make of normal inputs.
-    fan_in = a.shape[-2] if tuple(key.key for key in path[:2]) in matrices else 1
+    name = jax.tree_util.keystr(path[:2], simple=True, separator="/")
+    fan_in = a.shape[-2] if name in matrices else 1
     return a + jnp.asarray(0.2 * fan_in**-0.5 * rng.normal(size=a.shape), a.dtype)
 
   return nnx.merge(graphdef, jax.tree.map_with_path(move, state))
