@@ -87,7 +87,7 @@ def test_64_greedy_tokens_are_those_of_the_whole_row(name):
     want[:, position] = np.argmax(uncached(want)[:, position - 1], axis=-1)
   greedy = fast.jit(lambda p: generate(model, p, 64, temperature=0, key=jax.random.key(0)))
   np.testing.assert_array_equal(greedy(prompt), want)
-  assert len(set(want[0, 5:])) > 3  # no fixed point of a model that ignores its input
+  assert np.unique(want[:, 5:]).size > 1  # no model that always says the same
 
 
 def test_bfloat16_cache_is_bfloat16():
