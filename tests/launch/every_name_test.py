@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from configs import tiny
-from resjax import combinators, experiment, optim
+from resjax import experiment, optim
 from resjax.sharding import Layout, MeshConfig, make_mesh
 from resjax.train.logging import read_metrics
 from resjax.train.state import ModelDef, init_state
