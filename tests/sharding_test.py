@@ -9,10 +9,9 @@ import pytest
 from flax import nnx
 from jax.sharding import AxisType, PartitionSpec
 
-from resjax import combinators
 from resjax.models.decoder import Decoder
 from resjax.sharding import MESH_AXES, Layout, MeshConfig, make_mesh
-from tests.helpers import decoders, fast
+from tests.helpers import decoders, fast, walks
 from tests.helpers.compare import assert_close
 
 T = 11  # no other axis is as long
@@ -42,7 +41,7 @@ def placed(state, layout):
   return nnx.map_state(place, state)
 
 
-@pytest.mark.parametrize("name", combinators.names())
+@walks.names("standard", "gate", "block_attn_res", "deep_delta", "muddformer", "mhc")
 def test_loss_and_gradients_of_eight_devices_are_those_of_one(name, layout):
   config = decoders.config("llama", name, **SIZES)
   model = decoders.decoder(config)
