@@ -18,6 +18,12 @@
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 Array = jax.Array
 PyTree = Any
+
+
+def wide_dtype(x: Array) -> jnp.dtype:
+  """Returns the dtype in which values of `x` are summed: float32 or wider."""
+  return jnp.promote_types(x.dtype, jnp.float32)

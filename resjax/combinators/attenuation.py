@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from resjax.combinators.base import Views, check_option, scaled_add
+from resjax.combinators.base import Views, check_option
+from resjax.combinators.numerics import scaled_add
 from resjax.combinators.standard import Standard
 from resjax.typing import Array
 

@@ -5,7 +5,8 @@ import jax.numpy as jnp
 from flax import nnx
 
 from resjax.combinators.base import DepthState, check_flag, check_layer
-from resjax.combinators.depth_reader import DepthBlocks, DepthReader, rms_normalized
+from resjax.combinators.depth_reader import DepthBlocks, DepthReader
+from resjax.combinators.numerics import rms_normalized
 from resjax.kernels.depth_attention import Sources
 from resjax.typing import Array
 
@@ -131,7 +132,7 @@ class BlockAttnRes(DepthBlocks, _OutputReader):
   def write(self, state, layer, site, out, *, normed=None, tape=None):
     """See `Combinator.write`; an integer layer at the end of a block completes its source."""
     check_layer(layer, state.sources)
-    outs = (out, rms_normalized(out, self.eps)) if self.rms_block else (out,)
+    outs = (out, rms_normalized(out, self.eps).astype(out.dtype)) if self.rms_block else (out,)
     state = DepthState(state.sources, jax.tree.map(jnp.add, state.running, outs))
     return self._close_if_ended(state, layer, site)
 

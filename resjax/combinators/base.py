@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 import jax
-import jax.numpy as jnp
 from flax import nnx
 
 from resjax.kernels.depth_attention import Sources
@@ -195,12 +194,6 @@ class Combinator(nnx.Module):
     """Returns parameter[layer]; a parameter with one row is already that layer's."""
     value = parameter[...]
     return value[0] if value.shape[0] == 1 else value[layer]
-
-
-def scaled_add(scale: Array, x: Array, y: Array) -> Array:
-  """Returns scale · x + y, summed in float32 or wider, in the dtype of x and y."""
-  wide = jnp.promote_types(x.dtype, jnp.float32)
-  return (scale.astype(wide) * x.astype(wide) + y.astype(wide)).astype(x.dtype)
 
 
 def check_option(name: str, value: Any, ok: bool, allowed: str) -> None:

@@ -9,30 +9,13 @@ from flax import nnx
 from jax import lax
 
 from resjax.combinators.base import Combinator, TokenContext, check_flag, check_option
-from resjax.combinators.short_conv import after, expand, pool
-from resjax.typing import Array
+from resjax.combinators.delta_cache import DeltaCache
+from resjax.combinators.short_conv import expand, pool
+from resjax.typing import Array, wide_dtype
 
 COMPRESSORS = ("none", "channel", "token")
 VALUES = ("linear", "sigmoid")
 _SIGMOID_SCALE = 4.0
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class DeltaCache:
-  """What the last P = kernel_size − 1 tokens leave for those that follow.
-
-  Attributes:
-    segment_ids: [B, P]; 0 where there was no token.
-    embeddings: [B, P, D]; None without embedding expansion.
-    reads: X as each sublayer read it [L · sites, R, B, P, D]; None without token compressor.
-    final: X as the output read it [R, B, P, D]; None without token compressor.
-  """
-
-  segment_ids: Array
-  embeddings: Array | None = None
-  reads: Array | None = None
-  final: Array | None = None
 
 
 @jax.tree_util.register_dataclass
@@ -188,8 +171,7 @@ class DeepDelta(Combinator):
     if self.embedding_expansion:
       past = None if cache is None else cache.embeddings
       stream = expand(x, self.expand[...], segment_ids, past)
-      if cache is not None:
-        cache = dataclasses.replace(cache, embeddings=self._last(past, x))
+      cache = None if cache is None else cache.with_embeddings(x)
     mixes_later = self.compressor == "token" or cache is not None
     return DeltaState(stream, segment_ids if mixes_later else None, cache)
 
@@ -197,7 +179,7 @@ class DeepDelta(Combinator):
     """See `Combinator.read`; the tape is x_in."""
     if self.compressor == "none":
       return {"x": state.x[0]}, state.x[0]
-    past = self._past(state.cache, layer, site)
+    past = None if state.cache is None else state.cache.read(self._sublayer(layer, site))
     x = pool(state.x, self._filters(layer, site), state.segment_ids, past)
     return {"x": x}, x
 
@@ -205,18 +187,15 @@ class DeepDelta(Combinator):
     """See `Combinator.write`; needs `normed` and `tape`."""
     if normed is None or tape is None:
       raise ValueError("combinator 'deep_delta' needs write(..., normed=views, tape=tape)")
-    wide = jnp.promote_types(out.dtype, jnp.float32)
+    wide = wide_dtype(out)
     context = normed["x"].astype(wide)
     logit = jnp.sum(self._row(self.beta_weight, layer, site) * context, axis=-1, keepdims=True)
     beta = 2.0 * jax.nn.sigmoid(logit + self._row(self.beta_bias, layer, site))
     value = self._value(layer, site, context, tape.astype(wide))
     x = delta_update(state.x, out, beta, value, self.eps)
-    past, cache = self._past(state.cache, layer, site), state.cache
-    if past is not None:
-      last = self._last(past, state.x)
-      row = self._sublayer(layer, site)
-      reads = lax.dynamic_update_index_in_dim(cache.reads, last, row, 0)
-      cache = dataclasses.replace(cache, reads=reads)
+    cache = state.cache
+    if cache is not None:
+      cache = cache.with_read(self._sublayer(layer, site), state.x)
     return DeltaState(x, state.segment_ids, cache)
 
   def final(self, state):
@@ -230,40 +209,20 @@ class DeepDelta(Combinator):
     """See `Combinator.decode_cache`; zeros, None if no option mixes tokens."""
     if not self.embedding_expansion and self.compressor != "token":
       return None
-    past = self.kernel_size - 1
-    width = (batch_size, past, self.d_model)
-    cache = DeltaCache(jnp.zeros((batch_size, past), jnp.int32))
-    if self.embedding_expansion:
-      cache = dataclasses.replace(cache, embeddings=jnp.zeros(width, dtype))
+    past = (batch_size, self.kernel_size - 1)
+    embeddings = jnp.zeros((*past, self.d_model), dtype) if self.embedding_expansion else None
+    reads = final = None
     if self.compressor == "token":
-      final = jnp.zeros((self.value_width, *width), dtype)
+      final = jnp.zeros((self.value_width, *past, self.d_model), dtype)
       reads = jnp.zeros((self.num_sublayers, *final.shape), dtype)
-      cache = dataclasses.replace(cache, reads=reads, final=final)
-    return cache
+    return DeltaCache(jnp.zeros(past, jnp.int32), embeddings, reads, final)
 
   def next_cache(self, state):
     """See `Combinator.next_cache`."""
-    if state.cache is None:
-      return None
-    final = state.cache.final
-    return dataclasses.replace(
-      state.cache,
-      segment_ids=state.segment_ids[:, 1 - self.kernel_size :],
-      final=None if final is None else self._last(final, state.x),
-    )
+    return None if state.cache is None else state.cache.closed(state.segment_ids, state.x)
 
   def _sublayer(self, layer, site):
     return layer * len(self.sites) + self.sites.index(site)
-
-  def _past(self, cache: DeltaCache | None, layer, site) -> Array | None:
-    """X of earlier tokens, as this sublayer read it [R, B, P, D]."""
-    if cache is None or cache.reads is None:
-      return None
-    return lax.dynamic_index_in_dim(cache.reads, self._sublayer(layer, site), keepdims=False)
-
-  def _last(self, past: Array, x: Array) -> Array:
-    """The tokens that later taps can reach [..., P, D]."""
-    return after(past, x)[..., 1 - self.kernel_size :, :]
 
   def _filters(self, layer, site) -> Array:
     """Compressor of a sublayer as filters [taps, R, D]."""
@@ -330,7 +289,7 @@ def delta_update(x: Array, out: Array, beta: Array, value: Array, eps: float) ->
   Returns:
     [R, ..., D] in the dtype of X.
   """
-  wide = jnp.promote_types(x.dtype, jnp.float32)
+  wide = wide_dtype(x)
   direction, stream = out.astype(wide), x.astype(wide)
   square = jnp.sum(direction * direction, axis=-1, keepdims=True)
   k = direction * lax.rsqrt(square + eps**2)

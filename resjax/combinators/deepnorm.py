@@ -1,11 +1,12 @@
 """DeepNorm: post-norm with a heavier stream and lighter branches."""
 
-import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from resjax.combinators.base import check_option, scaled_add
+from resjax.combinators.base import check_option
+from resjax.combinators.numerics import scaled_add, standardized
 from resjax.combinators.standard import Standard
+from resjax.typing import wide_dtype
 
 
 class DeepNorm(Standard):
@@ -47,13 +48,10 @@ class DeepNorm(Standard):
 
   def write(self, state, layer, site, out, *, normed=None, tape=None):
     """See `Combinator.write`."""
-    wide = jnp.promote_types(state.dtype, jnp.float32)
-    x = scaled_add(jnp.asarray(self.alpha), state.astype(wide), out)
-    centred = x - jnp.mean(x, axis=-1, keepdims=True)
-    variance = jnp.mean(centred**2, axis=-1, keepdims=True)
-    standardised = centred * jax.lax.rsqrt(variance + self.eps)
+    wide = wide_dtype(state)
+    x = scaled_add(jnp.asarray(self.alpha), state.astype(wide), out.astype(wide))
     gain, bias = (self._row(p, layer, site) for p in (self.norm_scale, self.norm_bias))
-    return (standardised * gain + bias).astype(state.dtype)
+    return (standardized(x, self.eps) * gain + bias).astype(state.dtype)
 
   def num_parameters(self):
     """2 L · sites · D."""

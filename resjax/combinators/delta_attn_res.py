@@ -4,8 +4,9 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from resjax.combinators.base import DepthState, check_flag, check_layer, check_option, scaled_add
+from resjax.combinators.base import DepthState, check_flag, check_layer, check_option
 from resjax.combinators.depth_reader import DepthBlocks, DepthReader
+from resjax.combinators.numerics import project, scaled_add
 from resjax.kernels.depth_attention import Sources
 from resjax.typing import Array
 
@@ -62,9 +63,7 @@ class _DeltaReader(DepthReader):
       return self._row(self.alpha, layer, site)
     logit = self._row(self.gate_bias, layer, site)
     if self.output_gate == "vector":
-      wide = jnp.promote_types(stream.dtype, jnp.float32)
-      weight = self._row(self.gate_weight, layer, site).astype(wide)
-      logit = jnp.matmul(stream.astype(wide), weight, precision="highest") + logit
+      logit += project("...d,dg->...g", stream, self._row(self.gate_weight, layer, site))
     return jax.nn.sigmoid(logit)
 
   def num_parameters(self) -> int:

@@ -7,9 +7,10 @@ import jax.numpy as jnp
 from flax import nnx
 
 from resjax.combinators.base import Combinator, DepthState, check_layer, check_option
-from resjax.combinators.depth_reader import check_num_heads, rms_normalized
+from resjax.combinators.depth_reader import check_num_heads
+from resjax.combinators.numerics import rms_normalized
 from resjax.kernels.depth_attention import Sources
-from resjax.typing import Array
+from resjax.typing import Array, wide_dtype
 
 
 class DepthAttention(Combinator):
@@ -113,11 +114,11 @@ def _attend(
 ) -> Array:
   """Returns W_O Σ_j softmax_j(q · k_j / √C) v_j [..., D] over the latest sources [..., D]."""
   sources = sources.latest(window)
-  wide = jnp.promote_types(x.dtype, jnp.float32)
+  wide = wide_dtype(x)
   query, key, value, output = (w.astype(x.dtype) for w in (query, key, value, output))
   slots = jnp.concatenate(sources.groups()).astype(wide)
   inverse_rms = jax.lax.rsqrt(jnp.mean(slots * slots, axis=-1, keepdims=True) + eps)
-  q = jnp.einsum("...d,dhc->...hc", rms_normalized(x, eps), query)
+  q = jnp.einsum("...d,dhc->...hc", rms_normalized(x, eps).astype(x.dtype), query)
   q = jnp.einsum("...hc,dhc->...hd", q, key, preferred_element_type=wide)
   logits = _exact("...hd,n...d->n...h", q, slots) * inverse_rms / math.sqrt(query.shape[-1])
   valid = sources.valid().reshape(-1, *(1,) * (logits.ndim - 1))

@@ -81,10 +81,3 @@ def check_num_heads(num_heads: int, d_model: int) -> None:
   """Refuses heads that do not share the channels evenly."""
   divides = num_heads >= 1 and d_model % num_heads == 0
   check_option("num_heads", num_heads, divides, f"divisors of d_model={d_model}")
-
-
-def rms_normalized(x: Array, eps: float) -> Array:
-  """x / sqrt(mean(x²) + eps) over the last axis, float32 or wider inside; dtype of x."""
-  wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
-  mean_square = jnp.mean(wide * wide, axis=-1, keepdims=True)
-  return (wide / jnp.sqrt(mean_square + eps)).astype(x.dtype)

@@ -5,8 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from resjax.combinators.base import check_option
+from resjax.combinators.base import check_flag, check_option
 from resjax.combinators.layer_mixing import LayerMixer
+from resjax.combinators.numerics import standardized
 from resjax.combinators.ragged import RaggedRows
 from resjax.kernels.depth_attention import Sources, depth_sum
 from resjax.typing import Array
@@ -61,11 +62,10 @@ class ELC(LayerMixer):
     super().__init__(**sizes)
     allowed = ("base", "zero", "normalized")
     check_option("variant", variant, variant in allowed, ", ".join(allowed))
-    flags = (False, True)
-    check_option("weighted_output", weighted_output, weighted_output in flags, "False, True")
+    check_flag("weighted_output", weighted_output)
     check_option("eps", eps, eps > 0, "eps > 0")
     self.variant = variant
-    self.weighted_output = bool(weighted_output)
+    self.weighted_output = weighted_output
     self.eps = eps
     self.stream_has_mix = variant != "base"
     readers = self.num_layers + self.weighted_output
@@ -90,10 +90,7 @@ class ELC(LayerMixer):
     y = super()._output(running)
     if self.variant != "normalized":
       return y
-    wide = y.astype(jnp.promote_types(y.dtype, jnp.float32))
-    centred = wide - jnp.mean(wide, axis=-1, keepdims=True)
-    variance = jnp.mean(centred**2, axis=-1, keepdims=True)
-    return (centred * jax.lax.rsqrt(variance + self.eps)).astype(y.dtype)
+    return standardized(y, self.eps).astype(y.dtype)
 
   def final(self, state):
     """See `Combinator.final`."""

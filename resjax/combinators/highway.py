@@ -5,7 +5,9 @@ import jax.numpy as jnp
 from flax import nnx
 
 from resjax.combinators.base import check_option
+from resjax.combinators.numerics import project
 from resjax.combinators.standard import Standard
+from resjax.typing import wide_dtype
 
 GRANULARITIES = ("token", "channel")
 
@@ -51,10 +53,10 @@ class Highway(Standard):
 
   def write(self, state, layer, site, out, *, normed=None, tape=None):
     """See `Combinator.write`."""
-    wide = jnp.promote_types(state.dtype, jnp.float32)
+    wide = wide_dtype(state)
     stream = state.astype(wide)
     weight, bias = (self._row(p, layer, site) for p in (self.weight, self.bias))
-    gate = jax.nn.sigmoid(jnp.matmul(stream, weight, precision="highest") + bias)
+    gate = jax.nn.sigmoid(project("...d,dg->...g", stream, weight) + bias)
     return (stream + gate * (out.astype(wide) - stream)).astype(state.dtype)
 
   def num_parameters(self):

@@ -6,8 +6,10 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from resjax.combinators.base import check_option
-from resjax.combinators.streams import ResidualStreams, one_hot_reads, project, wide_dtype
+from resjax.combinators.base import check_flag, check_option
+from resjax.combinators.numerics import project
+from resjax.combinators.streams import ResidualStreams, one_hot_reads
+from resjax.typing import wide_dtype
 
 _NORMS = ("layernorm", "rmsnorm")
 
@@ -54,7 +56,7 @@ class HyperConnections(ResidualStreams):
     **options,
   ):
     super().__init__(**options)
-    check_option("dynamic", dynamic, isinstance(dynamic, bool), "True, False")
+    check_flag("dynamic", dynamic)
     check_option("norm", norm, norm in _NORMS, ", ".join(_NORMS))
     check_option("eps", eps, eps > 0, "eps > 0")
     self.dynamic, self.norm, self.eps = dynamic, norm, eps

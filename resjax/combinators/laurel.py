@@ -11,7 +11,7 @@ from flax import nnx
 from resjax.combinators.base import Combinator, DepthState, check_layer, check_option
 from resjax.combinators.ragged import RaggedRows
 from resjax.kernels.depth_attention import Sources
-from resjax.typing import Array
+from resjax.typing import Array, wide_dtype
 
 VARIANTS = ("rw", "lr", "pa", "rw+lr", "rw+pa", "rw+lr+pa")
 NORMALIZE = ("none", "softmax")
@@ -114,7 +114,7 @@ class Laurel(Combinator):
     if "pa" in self.parts:
       check_layer(layer, state.sources)
     stream = self._stream(state)
-    wide = jnp.promote_types(stream.dtype, jnp.float32)
+    wide = wide_dtype(stream)
     residual, branch = stream.astype(wide), out.astype(wide)
     for term in self._terms(state, layer, site):
       residual += term.astype(wide)
@@ -180,15 +180,15 @@ class Laurel(Combinator):
 @functools.partial(jax.checkpoint, prevent_cse=False)
 def _weighted_latest(sources: Sources, weights: Array) -> Array:
   """Σ_j w_j x_{i−j}; the reverse pass keeps the sources as they are."""
-  dtype = sources.from_end().dtype
-  wide = jnp.promote_types(dtype, jnp.float32)
+  newest = sources.from_end()
+  wide = wide_dtype(newest)
   mixed = sum(w * sources.from_end(back).astype(wide) for back, w in enumerate(weights))
-  return mixed.astype(dtype)
+  return mixed.astype(newest.dtype)
 
 
 def _low_rank(x: Array, down: Array, up: Array) -> Array:
   """x A B, in the dtype of x with sums in float32 or wider."""
-  wide = jnp.promote_types(x.dtype, jnp.float32)
+  wide = wide_dtype(x)
   product = functools.partial(jnp.matmul, preferred_element_type=wide)
   return product(product(x, down.astype(x.dtype)).astype(x.dtype), up.astype(x.dtype))
 

@@ -11,8 +11,9 @@ import numpy as np
 from flax import nnx
 
 from resjax.combinators.base import check_option
-from resjax.combinators.streams import ResidualStreams, one_hot_reads, project, wide_dtype
-from resjax.typing import Array
+from resjax.combinators.numerics import project
+from resjax.combinators.streams import ResidualStreams, one_hot_reads
+from resjax.typing import Array, wide_dtype
 
 _INITS = ("uniform", "identity", "one_hot")
 _FAR = -8.0  # logit of what an identity-like mix leaves out

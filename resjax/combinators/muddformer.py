@@ -9,6 +9,7 @@ from flax import nnx
 
 from resjax.combinators.base import check_option
 from resjax.combinators.layer_mixing import LayerMixer
+from resjax.combinators.numerics import project, rms_normalized
 from resjax.combinators.ragged import RaggedRows
 from resjax.kernels.depth_attention import Sources, depth_sum
 from resjax.typing import Array
@@ -150,10 +151,9 @@ def _dynamic_sums(
     output: W2 [n, H, C].
     bias: b [n, C].
   """
-  wide = newest.astype(jnp.promote_types(newest.dtype, jnp.float32))
-  normed = wide * jax.lax.rsqrt(jnp.mean(wide**2, axis=-1, keepdims=True) + eps)
-  inner = jax.nn.gelu(jnp.matmul(normed, hidden, precision="highest"), approximate=False)
-  weights = jnp.einsum("...h,nhc->n...c", inner, output, precision="highest")
+  normed = rms_normalized(newest, eps)
+  inner = jax.nn.gelu(project("...d,dh->...h", normed, hidden), approximate=False)
+  weights = project("...h,nhc->n...c", inner, output)
   weights += bias.reshape(len(bias), *(1,) * (newest.ndim - 1), -1)
   weights = sources.in_slot_order(weights)
   return tuple(depth_sum(sources, weights[..., c, None]) for c in range(bias.shape[-1]))

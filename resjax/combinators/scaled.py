@@ -5,7 +5,8 @@ import abc
 import jax.numpy as jnp
 from flax import nnx
 
-from resjax.combinators.base import check_option, scaled_add
+from resjax.combinators.base import check_flag, check_option
+from resjax.combinators.numerics import scaled_add
 from resjax.combinators.standard import Standard
 from resjax.typing import Array
 
@@ -53,7 +54,7 @@ class ReZero(_ScaledBranch):
     super().__init__(**options)
     known = granularity in ("layer", "sublayer")
     check_option("granularity", granularity, known, "layer, sublayer")
-    check_option("pre_norm", pre_norm, isinstance(pre_norm, bool), "True, False")
+    check_flag("pre_norm", pre_norm)
     self.granularity = granularity
     self.pre_norm = pre_norm
     per_site = (len(self.sites),) if granularity == "sublayer" else ()

@@ -2,7 +2,7 @@
 
 import jax.numpy as jnp
 
-from resjax.typing import Array
+from resjax.typing import Array, wide_dtype
 
 
 def expand(
@@ -19,7 +19,7 @@ def expand(
   Returns:
     [R, B, T, D] in the dtype of x; the sum is at least float32.
   """
-  known = after(past, x).astype(jnp.promote_types(x.dtype, jnp.float32))
+  known = after(past, x).astype(wide_dtype(x))
   filters = filters[:, :, None, None]
   y = sum(row * shift(known, steps, segment_ids) for steps, row in enumerate(filters))
   return y[..., known.shape[-2] - x.shape[-2] :, :].astype(x.dtype)
@@ -41,7 +41,7 @@ def pool(
   Returns:
     [B, T, D] in the dtype of x; the sums are at least float32.
   """
-  known = after(past, x).astype(jnp.promote_types(x.dtype, jnp.float32))
+  known = after(past, x).astype(wide_dtype(x))
   taps, rows, width = filters.shape
   filters = filters.reshape(taps, rows, *(1,) * (x.ndim - 2), width)
   pooled = [jnp.sum(weight * known, axis=0) for weight in filters]

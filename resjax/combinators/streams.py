@@ -4,11 +4,10 @@ import abc
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from resjax.combinators.base import Combinator, check_option
 from resjax.kernels.depth_attention import Sources, depth_sum
-from resjax.typing import Array
+from resjax.typing import Array, wide_dtype
 
 
 class ResidualStreams(Combinator):
@@ -78,20 +77,6 @@ class ResidualStreams(Combinator):
     """D (L · sites (2 R + 2 R (R + 1)) + R − 1): reads, writes and the final sum."""
     per_site = 2 * self.num_streams * (self.num_streams + 2)
     return self.d_model * (self.num_sublayers * per_site + self.num_streams - 1)
-
-
-def wide_dtype(x: Array) -> jnp.dtype:
-  """Returns the dtype of sums over `x`: float32 or wider."""
-  return jnp.promote_types(x.dtype, jnp.float32)
-
-
-def project(equation: str, streams: Array, weight: Array) -> Array:
-  """Returns jnp.einsum(equation, streams, weight), added and returned in float32 or wider."""
-  wide = wide_dtype(streams)
-  # The papers' tfloat32, or three bfloat16 passes; one pass would round the weight to 8 bits.
-  return jnp.einsum(
-    equation, streams.astype(wide), weight.astype(wide), precision=lax.Precision.HIGH
-  )
 
 
 def one_hot_reads(num_sublayers: int, num_streams: int) -> Array:

@@ -4,7 +4,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from resjax.combinators.base import Combinator, DepthState, check_layer, scaled_add
+from resjax.combinators.base import Combinator, DepthState, check_layer
+from resjax.combinators.numerics import scaled_add
 from resjax.kernels.depth_attention import Sources
 from resjax.typing import Array
 

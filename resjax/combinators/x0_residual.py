@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from resjax.combinators.base import Combinator, DepthState, check_layer, check_option
+from resjax.combinators.base import Combinator, DepthState, check_flag, check_layer, check_option
 from resjax.kernels.depth_attention import Sources
-from resjax.typing import Array
+from resjax.typing import Array, wide_dtype
 
 INITS = ("standard", "nanochat")
 
@@ -48,7 +48,7 @@ class X0Residual(Combinator):
   ):
     super().__init__(**sizes)
     check_option("init", init, init in INITS, ", ".join(INITS))
-    check_option("backout", backout, isinstance(backout, bool), "True, False")
+    check_flag("backout", backout)
     as_released = init == "nanochat"
     self.equals_standard_at_init = not as_released
     self.backout = backout
@@ -95,7 +95,7 @@ class X0Residual(Combinator):
     """See `Combinator.final`."""
     if not self.backout:
       return state.running
-    wide = jnp.promote_types(state.running.dtype, jnp.float32)
+    wide = wide_dtype(state.running)
     removed = self.backout_scale[...] * state.sources.at(1).astype(wide)
     return (state.running.astype(wide) - removed).astype(state.running.dtype)
 
@@ -116,7 +116,7 @@ class X0Residual(Combinator):
 @functools.partial(jax.checkpoint, prevent_cse=False)
 def _mix(sources: Sources, x: Array, stream_scale: Array, embedding_scale: Array) -> Array:
   """λ x + μ x0; the reverse pass keeps the sources and x as they are."""
-  wide = jnp.promote_types(x.dtype, jnp.float32)
+  wide = wide_dtype(x)
   mixed = stream_scale * x.astype(wide) + embedding_scale * sources.at(0).astype(wide)
   return mixed.astype(x.dtype)
 

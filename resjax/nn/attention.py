@@ -3,7 +3,6 @@
 import dataclasses
 
 import jax
-import jax.numpy as jnp
 from flax import nnx
 
 from resjax.kernels.self_attention import causal_attention, masked_attention
@@ -12,7 +11,7 @@ from resjax.nn.linear import linear
 from resjax.nn.norm import norm
 from resjax.nn.rope import rope
 from resjax.sharding import Layout
-from resjax.typing import Array
+from resjax.typing import Array, wide_dtype
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,7 +30,7 @@ class ValueResidual:
 
   def mix(self, v: Array) -> Array:
     """Returns the mixed values [B, T, K, C], summed in float32 or wider, in the dtype of v."""
-    own, first = self.weights.astype(jnp.promote_types(v.dtype, jnp.float32))
+    own, first = self.weights.astype(wide_dtype(v))
     return (own * v + first * self.first).astype(v.dtype)
 
 

@@ -74,19 +74,20 @@ def test_attention_options_in_chunks_of_any_length(changes):
 def test_64_greedy_tokens_are_those_of_the_whole_row(name):
   config = decoders.config("llama", name, max_positions=80, **EXTRAS)
   model = decoders.decoder(config)
-  prompt = decoders.tokens(config, length=5)
+  prompt = decoders.tokens(config, batch=6, length=5)
 
   @fast.jit
   def uncached(row):  # what stands behind a token does not reach it
     return model.logits(model(row))
 
-  want = np.zeros((2, 69), np.int64)
+  want = np.zeros((6, 69), np.int64)
   want[:, :5] = prompt
   for position in range(5, 69):
     want[:, position] = np.argmax(uncached(want)[:, position - 1], axis=-1)
   greedy = fast.jit(lambda p: generate(model, p, 64, temperature=0, key=jax.random.key(0)))
   np.testing.assert_array_equal(greedy(prompt), want)
-  assert np.unique(want[:, 5:]).size > 1  # no model that always says the same
+  # No fixed point of a model that ignores its input.
+  assert max(len(set(row)) for row in want[:, 5:]) > 3
 
 
 def test_bfloat16_cache_is_bfloat16():

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from resjax.kernels.depth_attention.sources import Sources
-from resjax.typing import Array
+from resjax.typing import Array, wide_dtype
 
 
 def depth_attention(
@@ -129,4 +129,4 @@ def _split(joined: Array, groups: tuple[Array, ...]) -> list[Array]:
 
 
 def _wide(x: Array) -> Array:
-  return x.astype(jnp.promote_types(x.dtype, jnp.float32))
+  return x.astype(wide_dtype(x))

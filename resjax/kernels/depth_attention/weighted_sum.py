@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from resjax.kernels.depth_attention.sources import Sources
-from resjax.typing import Array
+from resjax.typing import Array, wide_dtype
 
 
 def depth_sum(sources: Sources, weights: Array) -> Array:
@@ -51,7 +51,7 @@ def _depth_sum(sources: Sources, weights: Array) -> Array:
 
 def _gated_depth_sum(sources: Sources, weights: Array, query: Array) -> Array:
   groups, valid = sources.groups(), sources.valid()
-  wide = _wide_dtype(groups)
+  wide = wide_dtype(groups[0])
   dots = [jnp.sum(group.astype(wide) * query.astype(wide), axis=-1) for group in groups]
   gates = jax.nn.relu(jnp.concatenate(dots))[..., None]
   h = _wide_sum(groups, valid, weights) + _wide_sum(groups, valid, gates)
@@ -59,7 +59,7 @@ def _gated_depth_sum(sources: Sources, weights: Array, query: Array) -> Array:
 
 
 def _wide_sum(groups: tuple[Array, ...], valid: Array, weights: Array) -> Array:
-  wide = _wide_dtype(groups)
+  wide = wide_dtype(groups[0])
   # One axis per axis of a source: [slots, ...] broadcasts from the right.
   missing = (1,) * (groups[0].ndim - weights.ndim)
   weights = weights.reshape(len(weights), *missing, *weights.shape[1:]).astype(wide)
@@ -70,7 +70,3 @@ def _wide_sum(groups: tuple[Array, ...], valid: Array, weights: Array) -> Array:
     total += jnp.sum(weights[start:end] * group.astype(wide), axis=0)
     start = end
   return total
-
-
-def _wide_dtype(groups: tuple[Array, ...]) -> jnp.dtype:
-  return jnp.promote_types(groups[0].dtype, jnp.float32)

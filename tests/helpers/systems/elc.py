@@ -48,6 +48,6 @@ FLOPS = {  # L = 2, D = 3, two sites; layers read 1 and 2 sources
 
 BAD_OPTIONS = (  # for 3 layers
   ("elc", {"variant": "one"}, ["variant='one'", "base, zero, normalized"]),
-  ("elc", {"weighted_output": "yes"}, ["weighted_output='yes'", "False, True"]),
+  ("elc", {"weighted_output": "yes"}, ["weighted_output='yes'", "True, False"]),
   ("elc", {"eps": 0.0}, ["eps=0.0", "eps > 0"]),
 )

@@ -1,0 +1,31 @@
+"""Arithmetic of combinators: inside float32 or wider on every device, whatever the activations."""
+
+import jax.numpy as jnp
+from jax import lax
+
+from resjax.typing import Array, wide_dtype
+
+
+def scaled_add(scale: Array, x: Array, y: Array) -> Array:
+  """Returns scale · x + y [..., D] in the dtype of x and y; scale broadcasts against them."""
+  wide = wide_dtype(x)
+  return (scale.astype(wide) * x.astype(wide) + y.astype(wide)).astype(x.dtype)
+
+
+def rms_normalized(x: Array, eps: float) -> Array:
+  """Returns x / sqrt(mean(x²) + eps) over the last axis [..., D], float32 or wider."""
+  wide = x.astype(wide_dtype(x))
+  return wide * lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + eps)
+
+
+def standardized(x: Array, eps: float) -> Array:
+  """Returns (x − mean(x)) / sqrt(var(x) + eps) over the last axis [..., D], float32 or wider."""
+  wide = x.astype(wide_dtype(x))
+  return rms_normalized(wide - jnp.mean(wide, axis=-1, keepdims=True), eps)
+
+
+def project(equation: str, x: Array, weight: Array) -> Array:
+  """Returns jnp.einsum(equation, x, weight) in float32 or wider."""
+  wide = wide_dtype(x)
+  # The papers' tfloat32, or three bfloat16 passes; one pass would round the weight to 8 bits.
+  return jnp.einsum(equation, x.astype(wide), weight.astype(wide), precision=lax.Precision.HIGH)
