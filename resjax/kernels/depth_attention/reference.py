@@ -1,107 +1,127 @@
 """Depth attention in plain JAX, without stacking the sources."""
 
-import functools
 import itertools
-from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
 
-from resjax.kernels.depth_attention.sources import Sources
+from resjax.kernels.depth_attention.operands import Cotangents, Operands, Read, Stats
 from resjax.typing import Array, wide_dtype
 
 
-def depth_attention(
-  sources: Sources | Sequence[Array],
-  query: Array,
-  *,
-  key_scale: Array | None = None,
-  num_heads: int = 1,
-  eps: float = 1e-6,
-  last_valid: Array | bool = True,
-) -> Array:
-  """Softmax attention of one query over depth sources, separately for every token.
-
-  s_n = query · (key_scale ⊙ RMS(v_n)),  p = softmax_n(s),  h = Σ_n p_n v_n
-  with RMS(v) = v / sqrt(mean(v²) + eps). Values are raw; there is no 1/√D. With H heads, head a
-  owns C = D / H consecutive channels: its dot product s_an sums over these alone, it has a softmax
-  p_an over the sources of its own, and mixes its channels of v_n. The RMS is over all D.
-
-  key_scale is folded into the query once, the norm is a scalar per source and token, and sources
-  are summed one by one: no normalised or stacked copy of them exists. The reverse pass keeps the
-  sources and (N + 1) H + N scalars per token, N the number of slots; ⟨·, ·⟩_a sums over the
-  channels of head a:
-
-  e_an = ⟨dh, v_n⟩_a,  ds_an = p_an (e_an − Σ_m p_am e_am),  g = query ⊙ key_scale
-  r_n = 1/sqrt(mean(v_n²) + eps),   dg = Σ_tokens Σ_n ds_an r_n v_n
-  dv_n = p_an dh + ds_an r_n g − (Σ_b ds_bn s_bn) r_n² / D v_n    (a: the head of the channel)
-
-  Args:
-    sources: N arrays [..., D], or `Sources`.
-    query: pseudo-query [D].
-    key_scale: gain of the key norm [D]; None is 1.
-    num_heads: H, a divisor of D.
-    eps: added to the mean square of a source.
-    last_valid: whether the last of `sources` (of `Sources.recent`) counts; may be traced.
+def forward(read: Read, operands: Operands) -> tuple[Array, Array | None, Stats]:
+  """Reads; see `depth_attention` for the equations.
 
   Returns:
-    h [..., D] in the dtype of the sources; logits, softmax and sum are at least float32.
-
-  Source: Attention Residuals, arXiv 2603.15031, section 3; with heads, arXiv 2607.27230.
+    The output [..., D]; the last source with the addend in it, or None; statistics.
   """
-  if not isinstance(sources, Sources):
-    sources = Sources(recent=tuple(sources))
-  valid = sources.valid()
-  if sources.recent:
-    valid = valid.at[-1].set(last_valid)
-  scaled_query = query if key_scale is None else query * key_scale
-  return _attend(num_heads, eps, sources.groups(), valid, scaled_query)
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _attend(heads: int, eps: float, groups: tuple[Array, ...], valid: Array, query: Array) -> Array:
-  """Attends over the slots of all groups [n, ..., D] that are valid [N]; at least one is."""
-  return _attend_forward(heads, eps, groups, valid, query)[0]
-
-
-def _attend_forward(heads, eps, groups, valid, query):
-  wide_query = _wide(query)
+  running = None
+  if read.adds:
+    running = operands.recent[-1] + operands.addend
+    operands = operands._replace(recent=(*operands.recent[:-1], running))
+  heads, groups = read.num_heads, _groups(operands)
+  wide_query = _wide(operands.query)
   # What is a few numbers per source and token is joined over groups, the sources never are.
   squares = [jnp.mean(_wide(group) ** 2, axis=-1) for group in groups]
   dots = [_sum_heads(_wide(group) * wide_query, heads) for group in groups]
-  inverse_rms = jax.lax.rsqrt(jnp.concatenate(squares) + eps)
+  inverse_rms = jax.lax.rsqrt(jnp.concatenate(squares) + read.eps)
   logits = jnp.concatenate(dots) * _each_head(inverse_rms, heads)
+  valid = _valid(operands)
   logits = jnp.where(valid.reshape(-1, *[1] * (logits.ndim - 1)), logits, -jnp.inf)
   lse = jax.nn.logsumexp(logits, axis=0)
-  weights = _split(jnp.exp(logits - lse), groups)
-  mixed = sum(
-    jnp.sum(_to_channels(p, heads, group) * _wide(group), axis=0)
-    for p, group in zip(weights, groups, strict=True)
-  )
-  return mixed.astype(groups[0].dtype), (groups, query, inverse_rms, logits, lse)
+  stats = Stats(inverse_rms, logits, lse)
+  out = _mix(read, stats, groups)
+  if operands.out_norm_scale is not None:
+    out = out * _inverse_rms(read, out) * _wide(operands.out_norm_scale)
+  return out.astype(groups[0].dtype), running, stats
 
 
-def _attend_backward(heads, eps, residuals, d_out):
-  groups, query, inverse_rms, logits, lse = residuals
-  d_out, wide_query = _wide(d_out), _wide(query)
-  weights = jnp.exp(logits - lse)
-  scores = jnp.concatenate([_sum_heads(d_out * _wide(group), heads) for group in groups])
+def backward(
+  read: Read,
+  operands: Operands,
+  stats: Stats,
+  d_out: Array,
+  d_sources: tuple[Array | None, tuple[Array, ...]] | None,
+) -> Cotangents:
+  """Reverse pass.
+
+  Args:
+    read: as in the forward pass.
+    operands: as in the forward pass, the addend joined to the last source.
+    stats: of the forward pass.
+    d_out: cotangent of the output [..., D].
+    d_sources: cotangents of the returned bank and recent sources, to which those of this read are
+      added; or None.
+  """
+  heads, groups = read.num_heads, _groups(operands)
+  wide_query, d_mixed, d_scale = _wide(operands.query), _wide(d_out), None
+  if operands.out_norm_scale is not None:
+    mixed = _mix(read, stats, groups)
+    d_mixed, d_scale = _norm_backward(read, mixed, operands.out_norm_scale, d_mixed)
+  weights = jnp.exp(stats.logits - stats.lse)
+  scores = jnp.concatenate([_sum_heads(d_mixed * _wide(group), heads) for group in groups])
   d_logits = weights * (scores - jnp.sum(weights * scores, axis=0))
-  d_dot = d_logits * _each_head(inverse_rms, heads)
+  d_dot = d_logits * _each_head(stats.inverse_rms, heads)
   # An invalid slot has weight 0 and logit -inf.
-  shrink = d_dot * _each_head(inverse_rms, heads) * jnp.where(weights > 0, logits, 0.0)
+  logits = jnp.where(weights > 0, stats.logits, 0.0)
+  shrink = d_dot * _each_head(stats.inverse_rms, heads) * logits
   shrink = (shrink if heads == 1 else jnp.sum(shrink, axis=-1)) / groups[0].shape[-1]
+  totals = _cotangent_groups(operands, d_sources)
   d_groups, d_query = [], 0.0
   parts = [_split(part, groups) for part in (weights, d_dot, shrink)]
-  for group, p, d, c in zip(groups, *parts, strict=True):
+  for group, total, p, d, c in zip(groups, totals, *parts, strict=True):
     x = _wide(group)
     p, d = (_to_channels(part, heads, group) for part in (p, d))
-    d_groups.append((p * d_out + d * wide_query - c[..., None] * x).astype(group.dtype))
+    d_group = total + p * d_mixed + d * wide_query - c[..., None] * x
+    d_groups.append(d_group.astype(group.dtype))
     d_query += jnp.sum(d * x, axis=tuple(range(x.ndim - 1)))
-  return tuple(d_groups), None, d_query.astype(query.dtype)
+  d_bank = None if operands.bank is None else d_groups.pop(0)
+  return Cotangents(d_bank, tuple(d[0] for d in d_groups), d_query, d_scale)
 
 
-_attend.defvjp(_attend_forward, _attend_backward)
+def _groups(operands: Operands) -> tuple[Array, ...]:
+  """Returns arrays [n, ..., D] that hold all slots."""
+  bank = () if operands.bank is None else (operands.bank,)
+  return (*bank, *(source[None] for source in operands.recent))
+
+
+def _valid(operands: Operands) -> Array:
+  """Returns which slots count: bool [N]."""
+  num_valid, last = operands.counts
+  valid = jnp.ones(len(operands.recent), bool)
+  if operands.recent:
+    valid = valid.at[-1].set(last > 0)
+  if operands.bank is None:
+    return valid
+  return jnp.concatenate([jnp.arange(len(operands.bank)) < num_valid, valid])
+
+
+def _cotangent_groups(operands: Operands, d_sources) -> tuple[Array | float, ...]:
+  """Returns what the cotangent of each group is added to."""
+  if d_sources is None:
+    return (0.0,) * len(_groups(operands))
+  bank, recent = d_sources
+  return tuple(_wide(group) for group in _groups(operands._replace(bank=bank, recent=recent)))
+
+
+def _mix(read: Read, stats: Stats, groups: tuple[Array, ...]) -> Array:
+  weights = _split(jnp.exp(stats.logits - stats.lse), groups)
+  return sum(
+    jnp.sum(_to_channels(p, read.num_heads, group) * _wide(group), axis=0)
+    for p, group in zip(weights, groups, strict=True)
+  )
+
+
+def _inverse_rms(read: Read, x: Array) -> Array:
+  return jax.lax.rsqrt(jnp.mean(x**2, axis=-1, keepdims=True) + read.eps)
+
+
+def _norm_backward(read: Read, x: Array, scale: Array, d_out: Array) -> tuple[Array, Array]:
+  """Cotangents of x and scale of x · r · scale, r the inverse RMS of x."""
+  inverse_rms, d_normed = _inverse_rms(read, x), d_out * _wide(scale)
+  d_scale = jnp.sum(d_out * x * inverse_rms, axis=tuple(range(x.ndim - 1)))
+  along = jnp.mean(d_normed * x, axis=-1, keepdims=True) * inverse_rms**2
+  return inverse_rms * (d_normed - along * x), d_scale
 
 
 # Numbers per source, token and head are [..., H], or [...] for one head: the fewest instructions.

@@ -1,0 +1,155 @@
+"""Depth attention: one read over the sources of a Transformer's depth."""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from resjax.kernels.depth_attention import backends
+from resjax.kernels.depth_attention.operands import Operands, Read
+from resjax.kernels.depth_attention.sources import Sources
+from resjax.sharding import Layout
+from resjax.typing import Array
+
+
+def depth_attention(
+  sources: Sources | Sequence[Array],
+  query: Array,
+  *,
+  key_scale: Array | None = None,
+  addend: Array | None = None,
+  out_norm_scale: Array | None = None,
+  num_heads: int = 1,
+  eps: float = 1e-6,
+  last_valid: Array | bool = True,
+  return_sources: bool = False,
+  layout: Layout | None = None,
+  implementation: str | None = None,
+  interpret: Any = False,
+) -> Array | tuple[Array, Sources]:
+  """Softmax attention of one query over depth sources, separately for every token.
+
+  s_n = query · (key_scale ⊙ RMS(v_n)),  p = softmax_n(s),  h = Σ_n p_n v_n
+  with RMS(v) = v / sqrt(mean(v²) + eps). Values are raw; there is no 1/√D. With H heads, head a
+  owns C = D / H consecutive channels: its dot product s_an sums over these alone, it has a softmax
+  p_an over the sources of its own, and mixes its channels of v_n. The RMS is over all D. With
+  `addend` the last source is v + addend; with `out_norm_scale` the output is RMS(h) ⊙ that.
+
+  key_scale is folded into the query once, the norm is a scalar per source and token, and sources
+  are summed one by one: no normalised or stacked copy of them exists. The reverse pass keeps the
+  sources and (N + 1) H + N scalars per token, N the number of slots; ⟨·, ·⟩_a sums over the
+  channels of head a:
+
+  e_an = ⟨dh, v_n⟩_a,  ds_an = p_an (e_an − Σ_m p_am e_am),  g = query ⊙ key_scale
+  r_n = 1/sqrt(mean(v_n²) + eps),   dg = Σ_tokens Σ_n ds_an r_n v_n
+  dv_n = p_an dh + ds_an r_n g − (Σ_b ds_bn s_bn) r_n² / D v_n    (a: the head of the channel)
+
+  Sources that several reads share should be threaded through them: `return_sources` gives back the
+  same arrays, and where the next read takes these, its reverse pass hands over their cotangents,
+  to which this one adds its own. Otherwise one cotangent per source and read stays alive until
+  all are summed.
+
+  Args:
+    sources: N arrays [..., D], or `Sources`; at least one of them valid.
+    query: pseudo-query [D].
+    key_scale: gain of the key norm [D]; None is 1.
+    addend: [..., D], what is added to the last of `sources` (of `Sources.recent`) first; needs
+      `return_sources`, for the sum is among them.
+    out_norm_scale: gain [D] of an RMS norm of the output; None: the output is h.
+    num_heads: H, a divisor of D.
+    eps: added to the mean square of a source, and of h.
+    last_valid: whether the last of `sources` (of `Sources.recent`) counts; may be traced.
+    return_sources: whether the sources are returned too.
+    layout: mesh, and how axes of [B, T, D] are split over it; default: one device.
+    implementation: `reference` (any platform), `mosaic_tpu`, or None, the best that can run on
+      the platform of `layout`.
+    interpret: runs a kernel in its interpreter on any platform; what the `interpret` of a Pallas
+      call takes.
+
+  Returns:
+    h [..., D] in the dtype of the sources; logits, softmax and sum are at least float32. With
+    `return_sources` also the sources, the last one with the addend in it.
+
+  Raises:
+    ValueError: shapes or options do not fit, or the implementation cannot run, with the reason.
+
+  Source: Attention Residuals, arXiv 2603.15031, section 3; with heads, arXiv 2607.27230.
+  """
+  if not isinstance(sources, Sources):
+    sources = Sources(recent=tuple(sources))
+  _check(sources, query, key_scale, addend, out_norm_scale, num_heads, return_sources)
+  counts = jnp.stack([jnp.asarray(n, jnp.int32) for n in (sources.num_valid, last_valid)])
+  scaled_query = query if key_scale is None else query * key_scale
+  operands = Operands(sources.bank, sources.recent, counts, scaled_query, addend, out_norm_scale)
+  read = Read(
+    num_heads=num_heads,
+    eps=eps,
+    adds=addend is not None,
+    threaded=return_sources,
+    implementation="reference",
+    layout=Layout() if layout is None else layout,
+    interpret=interpret,
+  )
+  out, threaded = _read(backends.choose(read, operands, implementation), operands)
+  if not return_sources:
+    return out
+  bank, recent = threaded
+  return out, Sources(recent, bank, sources.num_valid)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _read(read: Read, operands: Operands):
+  """Returns the output, and bank and recent sources where they are threaded."""
+  return _read_forward(read, operands)[0]
+
+
+def _read_forward(read, operands):
+  out, running, stats = backends.forward(read, operands)
+  recent = (*operands.recent[:-1], running) if read.adds else operands.recent
+  kept = operands._replace(recent=recent, addend=None)
+  threaded = (operands.bank, recent) if read.threaded else None
+  return (out, threaded), (kept, stats)
+
+
+def _read_backward(read, residuals, cotangents):
+  operands, stats = residuals
+  d = backends.backward(read, operands, stats, *cotangents)
+  d_query = d.query.astype(operands.query.dtype)
+  d_addend = d.recent[-1] if read.adds else None
+  d_scale = d.out_norm_scale
+  if d_scale is not None:
+    d_scale = d_scale.astype(operands.out_norm_scale.dtype)
+  return (Operands(d.bank, d.recent, None, d_query, d_addend, d_scale),)
+
+
+_read.defvjp(_read_forward, _read_backward)
+
+
+def _check(sources, query, key_scale, addend, out_norm_scale, num_heads, return_sources) -> None:
+  """Refuses what does not fit together, naming the argument."""
+  arrays = [*sources.recent, *([] if sources.bank is None else [sources.bank[0]])]
+  if not arrays:
+    raise ValueError("sources: there are none; depth attention needs at least one")
+  shape, dtype = arrays[0].shape, arrays[0].dtype
+  for array in arrays[1:]:
+    if array.shape != shape or array.dtype != dtype:
+      raise ValueError(
+        f"sources differ: {dtype}{list(shape)} and {array.dtype}{list(array.shape)}; "
+        "all need one shape [..., D] and dtype"
+      )
+  gains = {"query": query, "key_scale": key_scale, "out_norm_scale": out_norm_scale}
+  for name, gain in gains.items():
+    if gain is not None and gain.shape != shape[-1:]:
+      raise ValueError(f"{name} has shape {gain.shape}; the sources need ({shape[-1]},)")
+  if num_heads < 1 or shape[-1] % num_heads:
+    raise ValueError(f"num_heads={num_heads} does not divide the width {shape[-1]} of the sources")
+  if addend is None:
+    return
+  if not sources.recent or not return_sources:
+    raise ValueError(
+      "addend needs a last source in `recent` to join, and return_sources=True, which gives the sum"
+    )
+  if addend.shape != shape:
+    raise ValueError(f"addend has shape {addend.shape}; the sources have {shape}")

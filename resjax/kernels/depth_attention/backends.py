@@ -1,0 +1,178 @@
+"""The backends of depth attention: which one runs, and on which shard of the tokens.
+
+A kernel sees the tokens of one device as rows [T, D] of local arrays: `shard_map` lies around the
+forward and around the reverse pass, inside of `custom_vjp`. All that devices exchange is the sum
+over tokens of the cotangents of query and output gain.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import PartitionSpec
+
+from resjax.kernels.depth_attention import reference
+from resjax.kernels.depth_attention.operands import Cotangents, Operands, Read, Stats
+from resjax.sharding import Layout
+from resjax.typing import Array, PyTree
+
+# Modules with `forward` and `backward` as in reference.py; kernels also have `PLATFORM` and
+# `obstacle`. In order of preference.
+BACKENDS = {"reference": reference}
+LANES = 128
+MAX_SOURCES = 128
+
+
+def choose(read: Read, operands: Operands, implementation: str | None) -> Read:
+  """Returns the read with the backend that runs it.
+
+  Raises:
+    ValueError: there is no such backend, or it cannot run here.
+  """
+  if implementation is None:
+    name = next(name for name in BACKENDS if _obstacle(name, read, operands) is None)
+    return dataclasses.replace(read, implementation=name)
+  if implementation not in BACKENDS:
+    raise ValueError(
+      f"implementation={implementation!r} of depth attention is not known; allowed: "
+      f"{', '.join(BACKENDS)}, or None for the best"
+    )
+  obstacle = _obstacle(implementation, read, operands)
+  if obstacle:
+    raise ValueError(
+      f"implementation={implementation!r} of depth attention cannot run: {obstacle}; "
+      "implementation=None takes the best that can"
+    )
+  return dataclasses.replace(read, implementation=implementation)
+
+
+def forward(read: Read, operands: Operands) -> tuple[Array, Array | None, Stats]:
+  """Runs the forward pass of the chosen backend, see reference.py."""
+  if read.implementation == "reference":
+    return reference.forward(read, operands)
+  run = partial(BACKENDS[read.implementation].forward, read)
+  out_axes = _FIRST, _FIRST if read.adds else None, _STATS
+  return _on_rows(read.layout, run, (_operand_axes(operands),), out_axes)(operands)
+
+
+def backward(
+  read: Read, operands: Operands, stats: Stats, d_out: Array, d_sources: PyTree
+) -> Cotangents:
+  """Runs the reverse pass of the chosen backend, see reference.py."""
+  if read.implementation == "reference":
+    return reference.backward(read, operands, stats, d_out, d_sources)
+  run = partial(BACKENDS[read.implementation].backward, read)
+  axes = _operand_axes(operands)
+  sources = axes.bank, axes.recent
+  in_axes = axes, _STATS, _FIRST, sources if read.threaded else None
+  out_axes = Cotangents(*sources, _NO_TOKENS, axes.out_norm_scale)
+  call = _on_rows(read.layout, run, in_axes, out_axes)
+  return _first_order(call, operands, stats, d_out, d_sources)
+
+
+def _obstacle(name: str, read: Read, operands: Operands) -> str | None:
+  """Returns why a backend cannot run, or None."""
+  if name == "reference":
+    return None
+  backend, layout, like = BACKENDS[name], read.layout, operands.like
+  if layout.platform != backend.PLATFORM and not read.interpret:
+    return f"it needs platform {backend.PLATFORM!r}, the mesh is on {layout.platform!r}"
+  if read.num_heads > 1:
+    return f"it has one head, not num_heads={read.num_heads}"
+  if like.dtype not in (jnp.bfloat16, jnp.float16, jnp.float32):
+    return f"the sources are {like.dtype}, it takes bfloat16, float16 and float32"
+  if like.shape[-1] % LANES:
+    return f"the width {like.shape[-1]} (config.model.d_model) is no multiple of {LANES}"
+  if operands.num_slots > MAX_SOURCES:
+    return f"there are {operands.num_slots} sources, it takes up to {MAX_SOURCES}"
+  return _sharding_obstacle(layout, like) or backend.obstacle(read, operands)
+
+
+def _sharding_obstacle(layout: Layout, like: Array) -> str | None:
+  if not _is_sharded(layout):
+    return None
+  if like.ndim != 3:
+    return f"sources of shape {like.shape} on a mesh, it splits [B, T, D]"
+  if layout.num_shards("embed") > 1:
+    return "the mesh splits D of activations (rule 'embed'), it reads whole rows"
+  for axis, size in (("batch", like.shape[0]), ("tokens", like.shape[1])):
+    if size % layout.num_shards(axis):
+      return f"axis {axis!r} of size {size} does not divide over {layout.num_shards(axis)} devices"
+  return None
+
+
+def _is_sharded(layout: Layout) -> bool:
+  return layout.mesh is not None and layout.mesh.size > 1
+
+
+# Where the token axes of an array begin: [..., D]; [N, ..., D]; it has none, and is summed over
+# devices where a reverse pass returns it.
+_FIRST, _SECOND, _NO_TOKENS = 0, 1, -1
+_STATS = Stats(_SECOND, _SECOND, _FIRST)
+
+
+def _operand_axes(operands: Operands) -> Operands:
+  fields = Operands(_SECOND, _FIRST, _NO_TOKENS, _NO_TOKENS, _FIRST, _NO_TOKENS)
+  spread = [jax.tree.map(lambda _, axis=a: axis, o) for a, o in zip(fields, operands, strict=True)]
+  return Operands(*spread)
+
+
+def _on_rows(layout: Layout, fn: Callable, in_axes: PyTree, out_axes: PyTree) -> Callable:
+  """Gives `fn` the rows [T, D] of one device, all token axes folded into one.
+
+  Args:
+    layout: mesh and rules.
+    fn: takes the trees of `in_axes`; the first one is `Operands`.
+    in_axes: for each array where its token axes begin.
+    out_axes: the same for what it returns.
+  """
+
+  def local(*trees):
+    tokens = trees[0].like.shape[:-1]
+
+    def fold(axis, x):
+      behind = x.shape[axis + len(tokens) :]
+      return x if axis < 0 else x.reshape(*x.shape[:axis], math.prod(tokens), *behind)
+
+    def unfold(axis, x):
+      if axis < 0:
+        return lax.psum(x, _token_axes(layout)) if _is_sharded(layout) else x
+      return x.reshape(*x.shape[:axis], *tokens, *x.shape[axis + 1 :])
+
+    return jax.tree.map(unfold, out_axes, fn(*jax.tree.map(fold, in_axes, trees)))
+
+  if not _is_sharded(layout):
+    return local
+  specs = {
+    _FIRST: layout.spec("batch", "tokens"),
+    _SECOND: layout.spec(None, "batch", "tokens"),
+    _NO_TOKENS: PartitionSpec(),
+  }
+  in_specs, out_specs = jax.tree.map(specs.get, (in_axes, out_axes))
+  # The outputs of a kernel carry no annotation of the axes that they vary over.
+  return jax.shard_map(
+    local, mesh=layout.mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False
+  )
+
+
+def _token_axes(layout: Layout) -> tuple[str, ...]:
+  rules = dict(layout.rules)
+  return (*rules["batch"], *rules["tokens"])
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _first_order(call: Callable, *args: PyTree) -> PyTree:
+  """Calls a reverse pass that has none itself."""
+  return call(*args)
+
+
+@_first_order.defjvp
+def _refuse(call, primals, tangents):
+  del call, primals, tangents
+  raise ValueError(
+    "the kernels of depth attention have no second derivative; use implementation='reference'"
+  )
