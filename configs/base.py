@@ -89,13 +89,20 @@ def residual() -> dict:
     "x0_residual": {"init": "standard", "backout": False},  # standard | nanochat
     "unet_skips": {},
     "laurel": {"variant": "rw+lr", "rank": 4, "num_previous": 3, "normalize": "none"},
-    "attn_res": {"num_heads": 1, "eps": 1e-6},
-    "block_attn_res": {"layers_per_block": 3, "rms_block": False, "num_heads": 1, "eps": 1e-6},
+    "attn_res": {"num_heads": 1, "eps": 1e-6, "implementation": "auto"},
+    "block_attn_res": {
+      "layers_per_block": 3,
+      "rms_block": False,
+      "num_heads": 1,
+      "eps": 1e-6,
+      "implementation": "auto",  # auto | names in resjax.kernels.depth_attention.IMPLEMENTATIONS
+    },
     "delta_attn_res": {
       "output_gate": "none",  # none | scalar | vector | alpha
       "null_source": False,
       "num_heads": 1,
       "eps": 1e-6,
+      "implementation": "auto",
     },
     "delta_block_attn_res": {
       "layers_per_block": 3,
@@ -103,6 +110,7 @@ def residual() -> dict:
       "null_source": False,
       "num_heads": 1,
       "eps": 1e-6,
+      "implementation": "auto",
     },
     "depth_attention": {"window": 8, "num_heads": 4, "eps": 1e-6},  # window in layers
     "deep_delta": {

@@ -19,7 +19,7 @@ ALLOWED = {
   "sharding": {"typing"},
   "kernels": {"typing", "sharding"},
   "nn": {"typing", "sharding", "kernels"},
-  "combinators": {"typing", "kernels"},
+  "combinators": {"typing", "sharding", "kernels"},
   "models": {"typing", "sharding", "kernels", "nn", "combinators"},
   "data": {"typing"},
   "losses": {"typing"},

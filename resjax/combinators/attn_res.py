@@ -21,7 +21,8 @@ class _OutputReader(DepthReader):
 
   def final(self, state: DepthState) -> Array:
     """See `Combinator.final`."""
-    return self._attend_with(self.final_query[...], self.final_key_scale[...], state.sources)
+    query, key_scale = self.final_query[...], self.final_key_scale[...]
+    return self._attend_with(query, key_scale, state.sources)[0]
 
   def num_parameters(self) -> int:
     """2 D (L · sites + 1): query and key gain of every reader."""
@@ -43,6 +44,7 @@ class AttnRes(_OutputReader):
   Args:
     num_heads: H, a divisor of D; 1 is Full Attention Residuals, more is Multi-Head (MHAR).
     eps: added to the mean square of a source in its norm; > 0.
+    implementation: of the read, see `depth_attention`; `auto`: the best that can run.
 
   Raises:
     ValueError: num_heads or eps out of range.
@@ -57,13 +59,14 @@ class AttnRes(_OutputReader):
     return DepthState(Sources(recent=(x,)))
 
   def read(self, state, layer, site):
-    """See `Combinator.read`."""
-    return {"x": self._attend(state.sources, layer, site)}, None
+    """See `Combinator.read`; the tape is the state with the sources for the next reader."""
+    h, sources = self._attend(state.sources, layer, site)
+    return {"x": h}, DepthState(sources)
 
   def write(self, state, layer, site, out, *, normed=None, tape=None):
     """See `Combinator.write`."""
     check_layer(layer, state.sources)
-    return DepthState(state.sources.append(out))
+    return DepthState(tape.sources.append(out))
 
   def state_bytes_per_token(self, itemsize):
     """(L · sites + 1) D values."""
@@ -95,6 +98,7 @@ class BlockAttnRes(DepthBlocks, _OutputReader):
     rms_block: whether outputs are normalised before they are summed into a completed block.
     num_heads: H, a divisor of D.
     eps: added to the mean square of a source, and with rms_block of an output; > 0.
+    implementation: of the read, see `depth_attention`; `auto`: the best that can run.
 
   Raises:
     ValueError: layers_per_block, num_heads or eps out of range.
@@ -124,16 +128,18 @@ class BlockAttnRes(DepthBlocks, _OutputReader):
     return DepthState(sources, jax.tree.map(jnp.zeros_like, state.running))
 
   def read(self, state, layer, site):
-    """See `Combinator.read`."""
+    """See `Combinator.read`; the tape is the state with the sources for the next reader."""
     started = (layer % self.layers_per_block != 0) | (site != self.sites[0])
     sources = state.sources.append(state.running[0])
-    return {"x": self._attend(sources, layer, site, last_valid=started)}, None
+    h, sources = self._attend(sources, layer, site, last_valid=started)
+    sources, running = sources.pop()
+    return {"x": h}, DepthState(sources, (running, *state.running[1:]))
 
   def write(self, state, layer, site, out, *, normed=None, tape=None):
     """See `Combinator.write`; an integer layer at the end of a block completes its source."""
     check_layer(layer, state.sources)
     outs = (out, rms_normalized(out, self.eps).astype(out.dtype)) if self.rms_block else (out,)
-    state = DepthState(state.sources, jax.tree.map(jnp.add, state.running, outs))
+    state = DepthState(tape.sources, jax.tree.map(jnp.add, tape.running, outs))
     return self._close_if_ended(state, layer, site)
 
   def state_bytes_per_token(self, itemsize):

@@ -9,6 +9,7 @@ import jax
 from flax import nnx
 
 from resjax.kernels.depth_attention import Sources
+from resjax.sharding import Layout
 from resjax.typing import Array, PyTree
 
 Views = Mapping[str, Array]
@@ -66,6 +67,7 @@ class Combinator(nnx.Module):
     num_layers: L.
     d_model: D.
     sites: names of the sites of a layer, in the order in which they run.
+    layout: the mesh that kernels run on; default: one device.
     strategy: how a scan over layers treats the state. `carry`: fixed shape, any scan will do.
       `history`: a `DepthState` whose sources grow in every layer. `depth_blocks`: a `DepthState`
       whose sources grow after every `layers_per_block` layers. The last two need integer layers
@@ -89,7 +91,12 @@ class Combinator(nnx.Module):
   layers_per_block: int = 1
 
   def __init__(
-    self, *, num_layers: int, d_model: int, sites: tuple[str, ...] = ("attention", "mlp")
+    self,
+    *,
+    num_layers: int,
+    d_model: int,
+    sites: tuple[str, ...] = ("attention", "mlp"),
+    layout: Layout | None = None,
   ):
     """Checks and keeps the sizes that every combinator has."""
     if num_layers < 1 or d_model < 1:
@@ -102,6 +109,7 @@ class Combinator(nnx.Module):
     self.num_layers = num_layers
     self.d_model = d_model
     self.sites = tuple(sites)
+    self.layout = Layout() if layout is None else layout
 
   @abc.abstractmethod
   def init(self, x: Array, tokens: TokenContext | None = None) -> PyTree:

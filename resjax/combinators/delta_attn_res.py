@@ -48,12 +48,15 @@ class _DeltaReader(DepthReader):
     own = ("gate_bias", "gate_weight", "alpha", "null")
     self.per_layer += tuple(name for name in own if hasattr(self, name))
 
-  def _routed(self, sources: Sources, stream: Array, layer, site) -> Array:
-    """Returns h for the stream x."""
+  def _routed(self, sources: Sources, stream: Array, layer, site) -> tuple[Array, Sources]:
+    """Returns h for the stream x, and the sources for the next reader."""
     if self.null_source:
       null = self._row(self.null, layer, site).astype(stream.dtype)
       sources = sources.append(jnp.broadcast_to(null, stream.shape))
-    return scaled_add(self._gate(stream, layer, site), self._attend(sources, layer, site), stream)
+    routed, sources = self._attend(sources, layer, site)
+    if self.null_source:
+      sources, _ = sources.pop()
+    return scaled_add(self._gate(stream, layer, site), routed, stream), sources
 
   def _gate(self, stream: Array, layer, site) -> Array:
     """Returns g: a scalar, or one number per channel and token."""
@@ -117,6 +120,7 @@ class DeltaAttnRes(_DeltaReader):
     null_source: whether the softmax has a null source.
     num_heads: H, a divisor of D; heads as in `attn_res`.
     eps: added to the mean square of a source in its norm; > 0.
+    implementation: of the read, see `depth_attention`; `auto`: the best that can run.
 
   Raises:
     ValueError: output_gate, num_heads or eps out of range.
@@ -132,13 +136,14 @@ class DeltaAttnRes(_DeltaReader):
     return DepthState(Sources(recent=(x,)), x)
 
   def read(self, state, layer, site):
-    """See `Combinator.read`."""
-    return {"x": self._routed(state.sources, state.running, layer, site)}, None
+    """See `Combinator.read`; the tape is the state with the sources for the next reader."""
+    h, sources = self._routed(state.sources, state.running, layer, site)
+    return {"x": h}, DepthState(sources, state.running)
 
   def write(self, state, layer, site, out, *, normed=None, tape=None):
     """See `Combinator.write`."""
     check_layer(layer, state.sources)
-    return DepthState(state.sources.append(out), state.running + out)
+    return DepthState(tape.sources.append(out), state.running + out)
 
   def final(self, state):
     """See `Combinator.final`."""
@@ -179,6 +184,7 @@ class DeltaBlockAttnRes(DepthBlocks, _DeltaReader):
     null_source: whether the softmax has a null source.
     num_heads: H, a divisor of D.
     eps: added to the mean square of a source in its norm; > 0.
+    implementation: of the read, see `depth_attention`; `auto`: the best that can run.
 
   Raises:
     ValueError: layers_per_block, output_gate, num_heads or eps out of range.
@@ -201,14 +207,15 @@ class DeltaBlockAttnRes(DepthBlocks, _DeltaReader):
     return DepthState(state.sources.append(delta), (stream, jnp.zeros_like(delta)))
 
   def read(self, state, layer, site):
-    """See `Combinator.read`."""
-    return {"x": self._routed(state.sources, state.running[0], layer, site)}, None
+    """See `Combinator.read`; the tape is the state with the sources for the next reader."""
+    h, sources = self._routed(state.sources, state.running[0], layer, site)
+    return {"x": h}, DepthState(sources, state.running)
 
   def write(self, state, layer, site, out, *, normed=None, tape=None):
     """See `Combinator.write`; an integer layer at the end of a block completes its source."""
     check_layer(layer, state.sources)
     stream, delta = state.running
-    state = DepthState(state.sources, (stream + out, delta + out))
+    state = DepthState(tape.sources, (stream + out, delta + out))
     return self._close_if_ended(state, layer, site)
 
   def final(self, state):

@@ -4,7 +4,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from resjax.combinators.base import Combinator, DepthState, check_option
-from resjax.kernels.depth_attention import Sources, depth_attention
+from resjax.kernels.depth_attention import IMPLEMENTATIONS, Sources, depth_attention
 from resjax.typing import Array
 
 
@@ -14,27 +14,38 @@ class DepthReader(Combinator):
   Args:
     num_heads: H, a divisor of D.
     eps: added to the mean square of a source in its norm; > 0.
+    implementation: of `depth_attention`; `auto`: the best that can run.
   """
 
   per_layer = ("query", "key_scale")
 
   def __init__(
-    self, *, num_heads: int = 1, eps: float = 1e-6, rngs: nnx.Rngs | None = None, **sizes
+    self,
+    *,
+    num_heads: int = 1,
+    eps: float = 1e-6,
+    implementation: str = "auto",
+    rngs: nnx.Rngs | None = None,
+    **sizes,
   ):
     super().__init__(**sizes)
     check_num_heads(num_heads, self.d_model)
     check_option("eps", eps, eps > 0, "eps > 0")
+    known = implementation in ("auto", *IMPLEMENTATIONS)
+    check_option("implementation", implementation, known, ", ".join(("auto", *IMPLEMENTATIONS)))
     self.num_heads = num_heads
     self.eps = eps
+    self.implementation = implementation
     per_site = (self.num_layers, len(self.sites), self.d_model)
     self.query = nnx.Param(jnp.zeros(per_site))  # zero: a uniform mean
     self.key_scale = nnx.Param(jnp.ones(per_site))
 
-  def _attend(self, sources: Sources, layer, site, last_valid=True) -> Array:
-    query = self._row(self.query, layer, site)
-    return self._attend_with(query, self._row(self.key_scale, layer, site), sources, last_valid)
+  def _attend(self, sources: Sources, layer, site, last_valid=True) -> tuple[Array, Sources]:
+    """Returns what a site reads, and the sources for the next reader (`return_sources`)."""
+    query, key_scale = (self._row(p, layer, site) for p in (self.query, self.key_scale))
+    return self._attend_with(query, key_scale, sources, last_valid)
 
-  def _attend_with(self, query, key_scale, sources: Sources, last_valid=True) -> Array:
+  def _attend_with(self, query, key_scale, sources: Sources, last_valid=True):
     return depth_attention(
       sources,
       query,
@@ -42,6 +53,9 @@ class DepthReader(Combinator):
       num_heads=self.num_heads,
       eps=self.eps,
       last_valid=last_valid,
+      return_sources=True,
+      layout=self.layout,
+      implementation=None if self.implementation == "auto" else self.implementation,
     )
 
   def _read_flops(self, num_sources: int) -> int:

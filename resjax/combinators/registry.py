@@ -25,6 +25,7 @@ from resjax.combinators.scaled import LayerScale, ReZero
 from resjax.combinators.standard import Standard
 from resjax.combinators.unet_skips import UNetSkips
 from resjax.combinators.x0_residual import X0Residual
+from resjax.sharding import Layout
 
 _REGISTRY: dict[str, type[Combinator]] = {
   "standard": Standard,
@@ -92,6 +93,7 @@ def build(
   num_layers: int,
   d_model: int,
   sites: tuple[str, ...] = ("attention", "mlp"),
+  layout: Layout | None = None,
   rngs: nnx.Rngs,
   **kwargs,
 ) -> Combinator:
@@ -102,6 +104,7 @@ def build(
     num_layers: L.
     d_model: D.
     sites: names of the sites of a layer, in order.
+    layout: mesh and sharding rules, for combinators that run kernels; default: one device.
     rngs: source of random initial values, for combinators that have any.
     **kwargs: the combinator's own options, see `options(name)`.
 
@@ -113,4 +116,5 @@ def build(
     if key not in options(name):
       allowed = ", ".join(options(name)) or "none"
       raise ValueError(f"{key!r} is not an option of combinator {name!r}; allowed: {allowed}")
-  return cls(num_layers=num_layers, d_model=d_model, sites=sites, rngs=rngs, **kwargs)
+  sizes = {"num_layers": num_layers, "d_model": d_model, "sites": sites, "layout": layout}
+  return cls(**sizes, rngs=rngs, **kwargs)

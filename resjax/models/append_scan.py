@@ -18,7 +18,7 @@ from resjax.typing import Array, PyTree
 
 
 def append_scan(
-  step: Callable[..., tuple[tuple[Array, ...], PyTree, PyTree]],
+  step: Callable[..., tuple[Array, tuple[Array, ...], PyTree, PyTree]],
   every: int,
   sources: tuple[Array, ...],
   running: PyTree,
@@ -28,10 +28,11 @@ def append_scan(
 ) -> tuple[Array, int, PyTree, PyTree]:
   """A scan that appends sources to a bank after every `every` steps, and after the last one.
 
-  step(bank, position, running, shared, x, context) returns (sources, running, out), and may read
-  bank[:position.num_valid] alone; the sources of steps that end no block are dropped. In reverse
-  mode it keeps one bank, and for each step what the step keeps besides the bank, `shared` and `x`.
-  No gradient flows through `out`.
+  step(bank, position, running, shared, x, context) returns (bank, sources, running, out), the bank
+  as it was, and may read bank[:position.num_valid] alone; the sources of steps that end no block
+  are dropped. A step that returns the bank of its last reader (`return_sources` of depth
+  attention) adds to one cotangent of the bank in place. In reverse mode one bank is kept, and for
+  each step what the step keeps besides the bank, `shared` and `x`. No gradient flows through `out`.
 
   Args:
     step: pure; closes over no array.
@@ -48,7 +49,7 @@ def append_scan(
   """
   first = jax.tree.map(lambda leaf: leaf[0], xs)
   small = make_bank(sources, len(sources)), Position(0, len(sources), False)
-  appended, _, _ = jax.eval_shape(step, *small, running, shared, first, context)
+  _, appended, _, _ = jax.eval_shape(step, *small, running, shared, first, context)
   steps = jax.tree.leaves(xs)[0].shape[0]
   sizes = _Sizes(len(sources), len(appended), every, steps)
   bank, running, outs = _append_scan(step, sizes, sources, running, shared, xs, context)
@@ -94,7 +95,7 @@ def _append_scan(step, sizes: _Sizes, sources, running, shared, xs, context):
     bank, running = carry
     i, x = indexed
     position = sizes.at(i)
-    appended, running, out = step(bank, position, running, shared, x, context)
+    bank, appended, running, out = step(bank, position, running, shared, x, context)
     # Before the block ends these slots are not valid, and are written again.
     return (store(bank, position.num_valid, appended), running), out
 
@@ -110,11 +111,11 @@ def _append_scan_forward(step, sizes: _Sizes, sources, running, shared, xs, cont
     position = sizes.at(i)
 
     def differentiable(bank, running, shared, x):
-      appended, running, out = step(bank, position, running, shared, x, context)
-      return (appended, running), out
+      bank, appended, running, out = step(bank, position, running, shared, x, context)
+      return (bank, appended, running), out
 
     arguments = bank, running, shared, x
-    (appended, running), vjp, out = jax.vjp(differentiable, *arguments, has_aux=True)
+    (bank, appended, running), vjp, out = jax.vjp(differentiable, *arguments, has_aux=True)
     # What the reverse pass can hand in again is not kept once per step.
     vjp.args_res[0] = vjp.args_res[2] = vjp.args_res[3] = None
     return (store(bank, position.num_valid, appended), running), (vjp, out)
@@ -136,8 +137,9 @@ def _append_scan_backward(step, sizes: _Sizes, residuals, cotangents):
     slots = [position.num_valid + k for k in range(sizes.appended)]
     d_slots = [lax.dynamic_index_in_dim(d_bank, slot, keepdims=False) for slot in slots]
     d_appended = tuple(jnp.where(position.ends_block, d_slot, 0) for d_slot in d_slots)
-    d_bank_step, d_running, d_shared_step, d_x = vjp((d_appended, d_running))
-    d_bank, d_shared = jax.tree.map(jnp.add, (d_bank, d_shared), (d_bank_step, d_shared_step))
+    # Slots that the step could not read keep what later steps left there; no step reads it.
+    d_bank, d_running, d_shared_step, d_x = vjp((d_bank, d_appended, d_running))
+    d_shared = jax.tree.map(jnp.add, d_shared, d_shared_step)
     return (d_bank, d_running, d_shared), d_x
 
   start = d_bank, d_running, jax.tree.map(jnp.zeros_like, shared)

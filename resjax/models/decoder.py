@@ -52,6 +52,7 @@ class Decoder(nnx.Module):
       num_layers=config.num_layers,
       d_model=config.d_model,
       sites=config.sites,
+      layout=layout,
       rngs=rngs,
       **config.residual.options,
     )

@@ -208,7 +208,7 @@ def _append(combinator, step, state: DepthState, shared, stack: _Stack, context)
     closed = combinator.close_block(state)
     ends = partial(jnp.where, position.ends_block)
     running = jax.tree.map(ends, closed.running, state.running)
-    return closed.sources.recent, running, kept
+    return state.sources.bank, closed.sources.recent, running, kept
 
   smooth, constant = _by_type(context)
   every = combinator.layers_per_block

@@ -1,6 +1,7 @@
 """Depth attention: one read over the sources of a Transformer's depth."""
 
 from resjax.kernels.depth_attention.api import depth_attention as depth_attention
+from resjax.kernels.depth_attention.backends import IMPLEMENTATIONS as IMPLEMENTATIONS
 from resjax.kernels.depth_attention.sources import Sources as Sources
 from resjax.kernels.depth_attention.sources import make_bank as make_bank
 from resjax.kernels.depth_attention.sources import store as store

@@ -23,6 +23,7 @@ from resjax.typing import Array, PyTree
 # Modules with `forward` and `backward` as in reference.py; kernels also have `PLATFORM` and
 # `obstacle`. In order of preference.
 BACKENDS = {"reference": reference}
+IMPLEMENTATIONS = tuple(BACKENDS)
 LANES = 128
 MAX_SOURCES = 128
 

@@ -32,6 +32,10 @@ class Sources:
     """Adds one source [..., D] behind all others."""
     return dataclasses.replace(self, recent=(*self.recent, source))
 
+  def pop(self) -> tuple["Sources", Array]:
+    """Splits off the last of `recent`."""
+    return dataclasses.replace(self, recent=self.recent[:-1]), self.recent[-1]
+
   def latest(self, count: int) -> "Sources":
     """Returns the last `count` sources in order, or all where there are fewer.
 
