@@ -10,6 +10,7 @@ from jax import lax
 
 from resjax.combinators.base import Combinator, TokenContext, check_flag, check_option
 from resjax.combinators.delta_cache import DeltaCache
+from resjax.combinators.numerics import recomputed
 from resjax.combinators.short_conv import expand, pool
 from resjax.typing import Array, wide_dtype
 
@@ -187,11 +188,11 @@ class DeepDelta(Combinator):
     """See `Combinator.write`; needs `normed` and `tape`."""
     if normed is None or tape is None:
       raise ValueError("combinator 'deep_delta' needs write(..., normed=views, tape=tape)")
-    wide = wide_dtype(out)
-    context = normed["x"].astype(wide)
-    logit = jnp.sum(self._row(self.beta_weight, layer, site) * context, axis=-1, keepdims=True)
-    beta = 2.0 * jax.nn.sigmoid(logit + self._row(self.beta_bias, layer, site))
-    value = self._value(layer, site, context, tape.astype(wide))
+    context = normed["x"]
+    beta = _strength(
+      context, *(self._row(p, layer, site) for p in (self.beta_weight, self.beta_bias))
+    )
+    value = self._value(layer, site, context, tape)
     x = delta_update(state.x, out, beta, value, self.eps)
     cache = state.cache
     if cache is not None:
@@ -240,10 +241,7 @@ class DeepDelta(Combinator):
   def _value(self, layer, site, context: Array, x_in: Array) -> Array:
     """v [R, ..., 1]."""
     linear = self.value == "linear"
-    weight = self._row(self.value_weight, layer, site)
-    v = jnp.einsum(
-      "rd,...d->...r", weight, context if linear else x_in, precision=lax.Precision.HIGHEST
-    )
+    v = _values(context if linear else x_in, self._row(self.value_weight, layer, site))
     if not linear:
       v = _SIGMOID_SCALE * jax.nn.sigmoid(v + self._row(self.value_bias, layer, site))
     return jnp.moveaxis(v, -1, 0)[..., None]
@@ -274,6 +272,21 @@ class DeepDelta(Combinator):
     return self.num_sublayers * (5 * self.d_model + 6 * width) + compressors + expansion
 
 
+@recomputed
+def _strength(context: Array, weight: Array, bias: Array) -> Array:
+  """β = 2 σ(w · context + b) [..., 1], in float32 or wider."""
+  logit = jnp.sum(weight * context.astype(wide_dtype(context)), axis=-1, keepdims=True)
+  return 2.0 * jax.nn.sigmoid(logit + bias)
+
+
+@recomputed
+def _values(x: Array, weight: Array) -> Array:
+  """x Wᵀ [..., R], in float32 or wider."""
+  wide = x.astype(wide_dtype(x))
+  return jnp.einsum("rd,...d->...r", weight, wide, precision=lax.Precision.HIGHEST)
+
+
+@recomputed
 def delta_update(x: Array, out: Array, beta: Array, value: Array, eps: float) -> Array:
   """X + β k (vᵀ − kᵀX) with k = o / sqrt(‖o‖² + eps²), in float32 or wider.
 

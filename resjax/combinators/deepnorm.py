@@ -4,9 +4,9 @@ import jax.numpy as jnp
 from flax import nnx
 
 from resjax.combinators.base import check_option
-from resjax.combinators.numerics import scaled_add, standardized
+from resjax.combinators.numerics import recomputed, standardized
 from resjax.combinators.standard import Standard
-from resjax.typing import wide_dtype
+from resjax.typing import Array, wide_dtype
 
 
 class DeepNorm(Standard):
@@ -48,10 +48,8 @@ class DeepNorm(Standard):
 
   def write(self, state, layer, site, out, *, normed=None, tape=None):
     """See `Combinator.write`."""
-    wide = wide_dtype(state)
-    x = scaled_add(jnp.asarray(self.alpha), state.astype(wide), out.astype(wide))
     gain, bias = (self._row(p, layer, site) for p in (self.norm_scale, self.norm_bias))
-    return (standardized(x, self.eps) * gain + bias).astype(state.dtype)
+    return _normed_sum(jnp.asarray(self.alpha), self.eps, state, out, gain, bias)
 
   def num_parameters(self):
     """2 L · sites · D."""
@@ -60,3 +58,11 @@ class DeepNorm(Standard):
   def flops_per_token(self):
     """9 D per site: 2 for α x + f, 4 for mean and variance, 3 for scale, gain and bias."""
     return 9 * self.num_sublayers * self.d_model
+
+
+@recomputed
+def _normed_sum(alpha: Array, eps: float, x: Array, out: Array, gain: Array, bias: Array) -> Array:
+  """LN(α x + o), in float32 or wider."""
+  wide = wide_dtype(x)
+  total = alpha * x.astype(wide) + out.astype(wide)
+  return (standardized(total, eps) * gain + bias).astype(x.dtype)

@@ -6,7 +6,7 @@ from flax import nnx
 
 from resjax.combinators.base import DepthState, check_flag, check_layer, check_option
 from resjax.combinators.depth_reader import DepthBlocks, DepthReader
-from resjax.combinators.numerics import project, scaled_add
+from resjax.combinators.numerics import project, recomputed, scaled_add
 from resjax.kernels.depth_attention import Sources
 from resjax.typing import Array
 
@@ -64,10 +64,10 @@ class _DeltaReader(DepthReader):
       return jnp.ones(())
     if self.output_gate == "alpha":
       return self._row(self.alpha, layer, site)
-    logit = self._row(self.gate_bias, layer, site)
-    if self.output_gate == "vector":
-      logit += project("...d,dg->...g", stream, self._row(self.gate_weight, layer, site))
-    return jax.nn.sigmoid(logit)
+    bias = self._row(self.gate_bias, layer, site)
+    if self.output_gate == "scalar":
+      return jax.nn.sigmoid(bias)
+    return _gate_of(stream, self._row(self.gate_weight, layer, site), bias)
 
   def num_parameters(self) -> int:
     """Per sublayer 2 D; scalar and alpha 1 more, vector D² + D; the null source D."""
@@ -80,6 +80,12 @@ class _DeltaReader(DepthReader):
     width = self.d_model
     scale = {"none": 1, "scalar": 2, "vector": 2 * width + 4, "alpha": 2}[self.output_gate]
     return self._read_flops(num_sources + self.null_source) + scale * width
+
+
+@recomputed
+def _gate_of(x: Array, weight: Array, bias: Array) -> Array:
+  """σ(x W + b) [..., D]."""
+  return jax.nn.sigmoid(project("...d,dg->...g", x, weight) + bias)
 
 
 def _needed(rngs: nnx.Rngs | None) -> nnx.Rngs:

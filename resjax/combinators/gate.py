@@ -6,6 +6,8 @@ from flax import nnx
 
 from resjax.combinators.attenuation import AttenuatedStream
 from resjax.combinators.base import check_option
+from resjax.combinators.numerics import recomputed
+from resjax.typing import Array
 
 GRANULARITIES = ("layer", "depth_mixture", "token", "channel")
 
@@ -75,14 +77,13 @@ class Gate(AttenuatedStream):
     if self.granularity == "depth_mixture":
       share = jax.nn.softmax(self.bias[...])[layer]
       return 1.0 - self.kappa * (share - 1.0 / self.num_layers)
-    logit = self._row(self.bias, layer, site)
-    if self.granularity in ("token", "channel"):
-      if normed is None:
-        raise ValueError(f"granularity={self.granularity!r} needs write(..., normed=views)")
-      gated = self._row(self.weight, layer, site) * normed["x"].astype(logit.dtype)
-      per_token = self.granularity == "token"
-      logit = logit + (jnp.sum(gated, axis=-1, keepdims=True) if per_token else gated)
-    return 2.0 * jax.nn.sigmoid(logit)
+    bias = self._row(self.bias, layer, site)
+    if self.granularity == "layer":
+      return 2.0 * jax.nn.sigmoid(bias)
+    if normed is None:
+      raise ValueError(f"granularity={self.granularity!r} needs write(..., normed=views)")
+    of_input = _of_token if self.granularity == "token" else _of_channel
+    return of_input(normed["x"], self._row(self.weight, layer, site), bias)
 
   def num_parameters(self):
     """layer: L · G; depth_mixture: L; token: L · G (D + 1); channel: 2 L · G · D."""
@@ -99,3 +100,15 @@ class Gate(AttenuatedStream):
     per_value = {"layer": 0, "depth_mixture": 0, "token": 2, "channel": 3}[self.granularity]
     gates = self.num_layers * self._gates_per_layer
     return super().flops_per_token() + per_value * gates * self.d_model
+
+
+@recomputed
+def _of_token(x: Array, weight: Array, bias: Array) -> Array:
+  """2 σ(w · x + b) [..., 1]."""
+  return 2.0 * jax.nn.sigmoid(jnp.sum(weight * x.astype(bias.dtype), axis=-1, keepdims=True) + bias)
+
+
+@recomputed
+def _of_channel(x: Array, weight: Array, bias: Array) -> Array:
+  """2 σ(w ⊙ x + b) [..., D]."""
+  return 2.0 * jax.nn.sigmoid(weight * x.astype(bias.dtype) + bias)

@@ -5,9 +5,9 @@ import jax.numpy as jnp
 from flax import nnx
 
 from resjax.combinators.base import check_option
-from resjax.combinators.numerics import project
+from resjax.combinators.numerics import project, recomputed
 from resjax.combinators.standard import Standard
-from resjax.typing import wide_dtype
+from resjax.typing import Array, wide_dtype
 
 GRANULARITIES = ("token", "channel")
 
@@ -53,11 +53,7 @@ class Highway(Standard):
 
   def write(self, state, layer, site, out, *, normed=None, tape=None):
     """See `Combinator.write`."""
-    wide = wide_dtype(state)
-    stream = state.astype(wide)
-    weight, bias = (self._row(p, layer, site) for p in (self.weight, self.bias))
-    gate = jax.nn.sigmoid(project("...d,dg->...g", stream, weight) + bias)
-    return (stream + gate * (out.astype(wide) - stream)).astype(state.dtype)
+    return _gated(state, out, *(self._row(p, layer, site) for p in (self.weight, self.bias)))
 
   def num_parameters(self):
     """L · sites (D + 1) times 1 (token) or D (channel)."""
@@ -68,3 +64,12 @@ class Highway(Standard):
     """L · sites times 5 D (token) or 2 D² + 4 D (channel)."""
     d = self.d_model
     return self.num_sublayers * (2 * d * d + 4 * d if self.granularity == "channel" else 5 * d)
+
+
+@recomputed
+def _gated(x: Array, out: Array, weight: Array, bias: Array) -> Array:
+  """(1 − g) x + g o with g = σ(x W + b), in float32 or wider."""
+  wide = wide_dtype(x)
+  stream = x.astype(wide)
+  gate = jax.nn.sigmoid(project("...d,dg->...g", stream, weight) + bias)
+  return (stream + gate * (out.astype(wide) - stream)).astype(x.dtype)

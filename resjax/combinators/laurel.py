@@ -9,6 +9,7 @@ import numpy as np
 from flax import nnx
 
 from resjax.combinators.base import Combinator, DepthState, check_layer, check_option
+from resjax.combinators.numerics import recomputed
 from resjax.combinators.ragged import RaggedRows
 from resjax.kernels.depth_attention import Sources
 from resjax.typing import Array, wide_dtype
@@ -113,15 +114,8 @@ class Laurel(Combinator):
     """See `Combinator.write`."""
     if "pa" in self.parts:
       check_layer(layer, state.sources)
-    stream = self._stream(state)
-    wide = wide_dtype(stream)
-    residual, branch = stream.astype(wide), out.astype(wide)
-    for term in self._terms(state, layer, site):
-      residual += term.astype(wide)
-    if "rw" in self.parts:
-      alpha, beta = self._weights(layer, site)
-      residual, branch = beta * residual, alpha * branch
-    stream = (branch + residual).astype(stream.dtype)
+    weights = self._weights(layer, site) if "rw" in self.parts else None
+    stream = _joined(out, [self._stream(state), *self._terms(state, layer, site)], weights)
     return DepthState(state.sources.append(stream)) if "pa" in self.parts else stream
 
   def final(self, state):
@@ -177,9 +171,19 @@ class Laurel(Combinator):
     return per_value * self.d_model
 
 
-@functools.partial(jax.checkpoint, prevent_cse=False)
+@recomputed
+def _joined(out: Array, terms: list[Array], weights: Array | None) -> Array:
+  """α o + β Σ terms, without weights o + Σ terms; in float32 or wider."""
+  wide = wide_dtype(out)
+  branch, residual = out.astype(wide), sum(term.astype(wide) for term in terms)
+  if weights is not None:
+    branch, residual = weights[0] * branch, weights[1] * residual
+  return (branch + residual).astype(out.dtype)
+
+
+@recomputed
 def _weighted_latest(sources: Sources, weights: Array) -> Array:
-  """Σ_j w_j x_{i−j}; the reverse pass keeps the sources as they are."""
+  """Σ_j w_j x_{i−j}, in float32 or wider."""
   newest = sources.from_end()
   wide = wide_dtype(newest)
   mixed = sum(w * sources.from_end(back).astype(wide) for back, w in enumerate(weights))
@@ -190,7 +194,9 @@ def _low_rank(x: Array, down: Array, up: Array) -> Array:
   """x A B, in the dtype of x with sums in float32 or wider."""
   wide = wide_dtype(x)
   product = functools.partial(jnp.matmul, preferred_element_type=wide)
-  return product(product(x, down.astype(x.dtype)).astype(x.dtype), up.astype(x.dtype))
+  return product(product(x, down.astype(x.dtype)).astype(x.dtype), up.astype(x.dtype)).astype(
+    x.dtype
+  )
 
 
 def _column_orthogonal(width: int, rank: int) -> Array:

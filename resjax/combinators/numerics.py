@@ -1,23 +1,33 @@
 """Arithmetic of combinators: inside float32 or wider on every device, whatever the activations."""
 
+import functools
+
+import jax
 import jax.numpy as jnp
 from jax import lax
 
 from resjax.typing import Array, wide_dtype
 
+# The reverse pass computes again what these make of their arguments: it keeps those alone, in the
+# dtype of the activations, and no float32 copies.
+recomputed = functools.partial(jax.checkpoint, prevent_cse=False)
 
+
+@recomputed
 def scaled_add(scale: Array, x: Array, y: Array) -> Array:
   """Returns scale · x + y [..., D] in the dtype of x and y; scale broadcasts against them."""
   wide = wide_dtype(x)
   return (scale.astype(wide) * x.astype(wide) + y.astype(wide)).astype(x.dtype)
 
 
+@recomputed
 def rms_normalized(x: Array, eps: float) -> Array:
   """Returns x / sqrt(mean(x²) + eps) over the last axis [..., D], float32 or wider."""
   wide = x.astype(wide_dtype(x))
   return wide * lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + eps)
 
 
+@recomputed
 def standardized(x: Array, eps: float) -> Array:
   """Returns (x − mean(x)) / sqrt(var(x) + eps) over the last axis [..., D], float32 or wider."""
   wide = x.astype(wide_dtype(x))

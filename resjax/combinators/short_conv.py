@@ -2,9 +2,11 @@
 
 import jax.numpy as jnp
 
+from resjax.combinators.numerics import recomputed
 from resjax.typing import Array, wide_dtype
 
 
+@recomputed
 def expand(
   x: Array, filters: Array, segment_ids: Array | None = None, past: Array | None = None
 ) -> Array:
@@ -25,6 +27,7 @@ def expand(
   return y[..., known.shape[-2] - x.shape[-2] :, :].astype(x.dtype)
 
 
+@recomputed
 def pool(
   x: Array, filters: Array, segment_ids: Array | None = None, past: Array | None = None
 ) -> Array:

@@ -1,13 +1,11 @@
 """The embedding mixed into the stream before every layer, and half of the network taken out."""
 
-import functools
-
-import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
 from resjax.combinators.base import Combinator, DepthState, check_flag, check_layer, check_option
+from resjax.combinators.numerics import recomputed, scaled_add
 from resjax.kernels.depth_attention import Sources
 from resjax.typing import Array, wide_dtype
 
@@ -95,9 +93,7 @@ class X0Residual(Combinator):
     """See `Combinator.final`."""
     if not self.backout:
       return state.running
-    wide = wide_dtype(state.running)
-    removed = self.backout_scale[...] * state.sources.at(1).astype(wide)
-    return (state.running.astype(wide) - removed).astype(state.running.dtype)
+    return scaled_add(-self.backout_scale[...], state.sources.at(1), state.running)
 
   def num_parameters(self):
     """2 L, and 1 with `backout`."""
@@ -113,9 +109,9 @@ class X0Residual(Combinator):
     return (3 * self.num_layers + self.num_sublayers + 2 * self.backout) * self.d_model
 
 
-@functools.partial(jax.checkpoint, prevent_cse=False)
+@recomputed
 def _mix(sources: Sources, x: Array, stream_scale: Array, embedding_scale: Array) -> Array:
-  """λ x + μ x0; the reverse pass keeps the sources and x as they are."""
+  """λ x + μ x0."""
   wide = wide_dtype(x)
   mixed = stream_scale * x.astype(wide) + embedding_scale * sources.at(0).astype(wide)
   return mixed.astype(x.dtype)
