@@ -93,6 +93,7 @@ def residual() -> dict:
     "block_attn_res": {
       "layers_per_block": 3,
       "rms_block": False,
+      "two_phase": "auto",  # auto | always | never
       "num_heads": 1,
       "eps": 1e-6,
       "implementation": "auto",  # auto | names in resjax.kernels.depth_attention.IMPLEMENTATIONS

@@ -4,11 +4,19 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from resjax.combinators.base import DepthState, check_flag, check_layer
+from resjax.combinators.base import DepthState, check_flag, check_layer, check_option
 from resjax.combinators.depth_reader import DepthBlocks, DepthReader
 from resjax.combinators.numerics import rms_normalized
-from resjax.kernels.depth_attention import Sources
+from resjax.kernels.depth_attention import (
+  Sources,
+  depth_attention_block,
+  depth_attention_merge,
+  take,
+  two_phase_moves_less,
+)
 from resjax.typing import Array
+
+TWO_PHASE = ("auto", "always", "never")
 
 
 class _OutputReader(DepthReader):
@@ -96,21 +104,28 @@ class BlockAttnRes(DepthBlocks, _OutputReader):
   Args:
     layers_per_block: layers summed into one source, 1..L. (The paper's figure counts sublayers.)
     rms_block: whether outputs are normalised before they are summed into a completed block.
+    two_phase: whether a scan reads the complete sources once for all sites of a block, and merges
+      the running sum site by site: the same function, up to rounding. `auto`: on accelerators,
+      with one head, where that moves fewer bytes; `always` needs one head; `never`.
     num_heads: H, a divisor of D.
     eps: added to the mean square of a source, and with rms_block of an output; > 0.
     implementation: of the read, see `depth_attention`; `auto`: the best that can run.
 
   Raises:
-    ValueError: layers_per_block, num_heads or eps out of range.
+    ValueError: layers_per_block, two_phase, num_heads or eps out of range.
 
   Source: Attention Residuals (Block), arXiv 2603.15031; with heads, arXiv 2607.27230; rms_block:
     github.com/kimmichtank/rms-block-attnres, whose blocks are 4 sublayers.
   """
 
-  def __init__(self, *, rms_block: bool = False, **options):
+  def __init__(self, *, rms_block: bool = False, two_phase: str = "auto", **options):
     super().__init__(**options)
     check_flag("rms_block", rms_block)
+    check_option("two_phase", two_phase, two_phase in TWO_PHASE, ", ".join(TWO_PHASE))
+    fits = two_phase != "always" or self.num_heads == 1
+    check_option("two_phase", two_phase, fits, f"auto, never with num_heads={self.num_heads}")
     self.rms_block = rms_block
+    self.two_phase = two_phase
 
   @property
   def equals_standard_at_init(self) -> bool:
@@ -122,6 +137,25 @@ class BlockAttnRes(DepthBlocks, _OutputReader):
     sums = (jnp.zeros_like(x),) * (2 if self.rms_block else 1)
     return DepthState(Sources(recent=(x,)), sums)
 
+  def open_block(self, sources):
+    """See `Combinator.open_block`: what its sites read of complete sources, in two phases."""
+    if not self._in_two_phases():
+      return sources, None
+    queries, key_scales = (p[...].reshape(-1, self.d_model) for p in (self.query, self.key_scale))
+    reads, sources = depth_attention_block(
+      sources, queries, key_scales=key_scales, return_sources=True, **self._kernel_options()
+    )
+    return sources, (reads.out, reads.lse)
+
+  def _in_two_phases(self) -> bool:
+    """Whether a scan reads complete sources once per block; see `two_phase_moves_less`."""
+    if self.two_phase != "auto":
+      return self.two_phase == "always"
+    sublayers = self.layers_per_block * len(self.sites)
+    on_average = (self.num_blocks + 1) / 2  # 1, 2, ... sources are complete before a block
+    moves_less = two_phase_moves_less(on_average, sublayers)
+    return moves_less and self.num_heads == 1 and self.layout.platform != "cpu"
+
   def close_block(self, state):
     """See `Combinator.close_block`: a sum of the running block becomes a source."""
     sources = state.sources.append(state.running[-1])
@@ -129,17 +163,33 @@ class BlockAttnRes(DepthBlocks, _OutputReader):
 
   def read(self, state, layer, site):
     """See `Combinator.read`; the tape is the state with the sources for the next reader."""
-    started = (layer % self.layers_per_block != 0) | (site != self.sites[0])
-    sources = state.sources.append(state.running[0])
-    h, sources = self._attend(sources, layer, site, last_valid=started)
-    sources, running = sources.pop()
-    return {"x": h}, DepthState(sources, (running, *state.running[1:]))
+    within = layer % self.layers_per_block
+    started = (within != 0) | (site != self.sites[0])
+    running, *others = state.running
+    if state.opened is None:
+      sources = state.sources.append(running)
+      h, sources = self._attend(sources, layer, site, last_valid=started)
+      sources, running = sources.pop()
+      return {"x": h}, DepthState(sources, (running, *others))
+    slot = within * len(self.sites) + self.sites.index(site)
+    (out, lse), opened = take(state.opened, slot)
+    h, running = depth_attention_merge(
+      out,
+      lse,
+      running,
+      self._row(self.query, layer, site),
+      key_scale=self._row(self.key_scale, layer, site),
+      last_valid=started,
+      **self._kernel_options(),
+    )
+    return {"x": h}, DepthState(state.sources, (running, *others), opened)
 
   def write(self, state, layer, site, out, *, normed=None, tape=None):
     """See `Combinator.write`; an integer layer at the end of a block completes its source."""
     check_layer(layer, state.sources)
     outs = (out, rms_normalized(out, self.eps).astype(out.dtype)) if self.rms_block else (out,)
-    state = DepthState(tape.sources, jax.tree.map(jnp.add, tape.running, outs))
+    running = jax.tree.map(jnp.add, tape.running, outs)
+    state = DepthState(tape.sources, running, tape.opened)
     return self._close_if_ended(state, layer, site)
 
   def state_bytes_per_token(self, itemsize):

@@ -24,10 +24,13 @@ class DepthState:
   Attributes:
     sources: what depth mixers read.
     running: pytree of fixed shape, carried from site to site (a running sum, a stream).
+    opened: what `Combinator.open_block` made of the complete sources for the running depth block;
+      None in a loop that does not call it.
   """
 
   sources: Sources
   running: PyTree = None
+  opened: PyTree = None
 
 
 @jax.tree_util.register_dataclass
@@ -149,6 +152,17 @@ class Combinator(nnx.Module):
   @abc.abstractmethod
   def final(self, state: PyTree) -> Array:
     """Returns the output of all layers [B, T, D], before the final norm."""
+
+  def open_block(self, sources: Sources) -> tuple[Sources, PyTree]:
+    """Returns the sources, and what all sites of a depth block together make of them, or None.
+
+    A scan calls it before the first layer of a block, where `per_layer` parameters have a row for
+    each layer of the block, and hands the result to its sites as `DepthState.opened`.
+
+    Args:
+      sources: those complete before the block.
+    """
+    return sources, None
 
   def close_block(self, state: DepthState) -> DepthState:
     """Returns the state after a depth block, its sources appended (`history`: already there)."""

@@ -51,12 +51,15 @@ class DepthReader(Combinator):
       query,
       key_scale=key_scale,
       num_heads=self.num_heads,
-      eps=self.eps,
       last_valid=last_valid,
       return_sources=True,
-      layout=self.layout,
-      implementation=None if self.implementation == "auto" else self.implementation,
+      **self._kernel_options(),
     )
+
+  def _kernel_options(self) -> dict:
+    """Returns the options that every read has."""
+    implementation = None if self.implementation == "auto" else self.implementation
+    return {"eps": self.eps, "layout": self.layout, "implementation": implementation}
 
   def _read_flops(self, num_sources: int) -> int:
     """6 D per source: square-sum, dot product and weighted sum."""

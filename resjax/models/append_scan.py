@@ -17,30 +17,48 @@ from resjax.kernels.depth_attention import make_bank, store
 from resjax.typing import Array, PyTree
 
 
+class Steps(NamedTuple):
+  """What a scan runs: pure functions that close over no array.
+
+  Attributes:
+    step: step(bank, opened, position, running, shared, x, context) returns (bank, opened, sources,
+      running, out), bank and opened as they were. It may read bank[:position.num_valid] alone; the
+      sources of steps that end no block are dropped.
+    open_block: open_block(bank, num_valid, shared, rows) returns (bank, opened), what the steps of
+      a block share of the sources that are complete before it; `rows` are those of its steps.
+      `opened` is None where there is nothing of the kind.
+    every: steps per block.
+  """
+
+  step: Callable[..., tuple[Array, PyTree, tuple[Array, ...], PyTree, PyTree]]
+  open_block: Callable[..., tuple[Array, PyTree]]
+  every: int
+
+
 def append_scan(
-  step: Callable[..., tuple[Array, tuple[Array, ...], PyTree, PyTree]],
-  every: int,
+  steps: Steps,
   sources: tuple[Array, ...],
   running: PyTree,
   shared: PyTree,
   xs: PyTree,
+  rows: PyTree,
   context: PyTree,
 ) -> tuple[Array, int, PyTree, PyTree]:
   """A scan that appends sources to a bank after every `every` steps, and after the last one.
 
-  step(bank, position, running, shared, x, context) returns (bank, sources, running, out), the bank
-  as it was, and may read bank[:position.num_valid] alone; the sources of steps that end no block
-  are dropped. A step that returns the bank of its last reader (`return_sources` of depth
-  attention) adds to one cotangent of the bank in place. In reverse mode one bank is kept, and for
-  each step what the step keeps besides the bank, `shared` and `x`. No gradient flows through `out`.
+  In reverse mode it keeps one bank, and for each step what the step keeps besides the bank,
+  `opened`, `shared` and `x`; blocks are opened again. A step that returns the bank of its last
+  reader (`return_sources` of depth attention) adds to one cotangent of the bank in place. The
+  cotangent of `opened` is handed from step to step and never zeroed: of each leaf [S, ...] a step
+  takes rows of its own (`take` of depth attention). No gradient flows through `out`.
 
   Args:
-    step: pure; closes over no array.
-    every: steps per block.
+    steps: what to run.
     sources: the first sources, each [B, T, D].
     running: pytree of arrays carried from step to step.
     shared: pytree of arrays that all steps read.
     xs: pytree of arrays with a leading axis, one row per step.
+    rows: the same, for `open_block`; a last block that is shorter gets the last row repeatedly.
     context: pytree of arrays without gradient.
 
   Returns:
@@ -48,11 +66,13 @@ def append_scan(
     of all steps.
   """
   first = jax.tree.map(lambda leaf: leaf[0], xs)
-  small = make_bank(sources, len(sources)), Position(0, len(sources), False)
-  _, appended, _, _ = jax.eval_shape(step, *small, running, shared, first, context)
-  steps = jax.tree.leaves(xs)[0].shape[0]
-  sizes = _Sizes(len(sources), len(appended), every, steps)
-  bank, running, outs = _append_scan(step, sizes, sources, running, shared, xs, context)
+  bank = make_bank(sources, len(sources))
+  sizes = _Sizes(len(sources), 0, steps.every, jax.tree.leaves(xs)[0].shape[0])
+  opened = _nothing(steps, sizes, bank, shared, rows)
+  carried = bank, opened, sizes.at(0), running, shared, first, context
+  _, _, appended, _, _ = jax.eval_shape(steps.step, *carried)
+  sizes = sizes._replace(appended=len(appended))
+  bank, running, outs = _append_scan(steps, sizes, sources, running, shared, xs, rows, context)
   return bank, sizes.bank, running, outs
 
 
@@ -62,11 +82,13 @@ class Position(NamedTuple):
   Attributes:
     index: of the step.
     num_valid: number of sources that it may read; its block appends to the slot of that number.
+    starts_block: whether it is the first step of its block.
     ends_block: whether it is the last step of its block.
   """
 
   index: Array
   num_valid: Array
+  starts_block: Array
   ends_block: Array
 
 
@@ -83,69 +105,121 @@ class _Sizes(NamedTuple):
     """Number of sources at the end."""
     return self.start + -(-self.steps // self.every) * self.appended
 
-  def at(self, i: Array) -> Position:
+  def at(self, i: Array | int) -> Position:
     """Returns the position of step i."""
+    num_valid = self.start + i // self.every * self.appended
     ends = (i == self.steps - 1) | ((i + 1) % self.every == 0)
-    return Position(i, self.start + i // self.every * self.appended, ends)
+    return Position(i, num_valid, i % self.every == 0, ends)
+
+  def rows_of_block(self, rows: PyTree, i: Array | int) -> PyTree:
+    """Returns the rows of the steps of the block of step i."""
+    block = i // self.every * self.every + jnp.arange(self.every)
+    return jax.tree.map(lambda leaf: leaf[jnp.minimum(block, self.steps - 1)], rows)
+
+
+def _open(steps: Steps, sizes: _Sizes, position: Position, bank, shared, rows):
+  """Opens the block of a step: returns (bank, opened)."""
+  block = sizes.rows_of_block(rows, position.index)
+  return steps.open_block(bank, position.num_valid, shared, block)
+
+
+def _nothing(steps: Steps, sizes: _Sizes, bank, shared, rows) -> PyTree:
+  """Returns zeros like what opening a block gives."""
+  opening = partial(_open, steps, sizes, sizes.at(0))
+  _, opened = jax.eval_shape(opening, bank, shared, rows)
+  return jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), opened)
+
+
+def _reopened(steps: Steps, sizes: _Sizes, position: Position, when, opened, *arrays) -> PyTree:
+  """Returns what opening the block of a step gives, if it is time to, else `opened`."""
+  if not jax.tree.leaves(opened):
+    return opened
+  opening = partial(_open, steps, sizes, position)
+  return lax.cond(when, lambda: opening(*arrays)[1], lambda: opened)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _append_scan(step, sizes: _Sizes, sources, running, shared, xs, context):
+def _append_scan(steps: Steps, sizes: _Sizes, sources, running, shared, xs, rows, context):
   def body(carry, indexed):
-    bank, running = carry
+    bank, opened, running = carry
     i, x = indexed
     position = sizes.at(i)
-    bank, appended, running, out = step(bank, position, running, shared, x, context)
+    opened = _reopened(steps, sizes, position, position.starts_block, opened, bank, shared, rows)
+    bank, opened, appended, running, out = steps.step(
+      bank, opened, position, running, shared, x, context
+    )
     # Before the block ends these slots are not valid, and are written again.
-    return (store(bank, position.num_valid, appended), running), out
+    return (store(bank, position.num_valid, appended), opened, running), out
 
-  start = make_bank(sources, sizes.bank), running
-  (bank, running), outs = lax.scan(body, start, (jnp.arange(sizes.steps), xs))
+  bank = make_bank(sources, sizes.bank)
+  start = bank, _nothing(steps, sizes, bank, shared, rows), running
+  (bank, _, running), outs = lax.scan(body, start, (jnp.arange(sizes.steps), xs))
   return bank, running, outs
 
 
-def _append_scan_forward(step, sizes: _Sizes, sources, running, shared, xs, context):
+def _append_scan_forward(steps: Steps, sizes: _Sizes, sources, running, shared, xs, rows, context):
   def body(carry, indexed):
-    bank, running = carry
+    bank, opened, running = carry
     i, x = indexed
     position = sizes.at(i)
+    opened = _reopened(steps, sizes, position, position.starts_block, opened, bank, shared, rows)
 
-    def differentiable(bank, running, shared, x):
-      bank, appended, running, out = step(bank, position, running, shared, x, context)
-      return (bank, appended, running), out
+    def differentiable(bank, opened, running, shared, x):
+      *outputs, out = steps.step(bank, opened, position, running, shared, x, context)
+      return tuple(outputs), out
 
-    arguments = bank, running, shared, x
-    (bank, appended, running), vjp, out = jax.vjp(differentiable, *arguments, has_aux=True)
+    arguments = bank, opened, running, shared, x
+    outputs, vjp, out = jax.vjp(differentiable, *arguments, has_aux=True)
+    bank, opened, appended, running = outputs
     # What the reverse pass can hand in again is not kept once per step.
-    vjp.args_res[0] = vjp.args_res[2] = vjp.args_res[3] = None
-    return (store(bank, position.num_valid, appended), running), (vjp, out)
+    for index in (0, 1, 3, 4):
+      vjp.args_res[index] = None
+    return (store(bank, position.num_valid, appended), opened, running), (vjp, out)
 
-  start = make_bank(sources, sizes.bank), running
-  (bank, running), (vjps, outs) = lax.scan(body, start, (jnp.arange(sizes.steps), xs))
-  return (bank, running, outs), (vjps, bank, shared, xs)
+  bank = make_bank(sources, sizes.bank)
+  start = bank, _nothing(steps, sizes, bank, shared, rows), running
+  (bank, _, running), (vjps, outs) = lax.scan(body, start, (jnp.arange(sizes.steps), xs))
+  return (bank, running, outs), (vjps, bank, shared, xs, rows)
 
 
-def _append_scan_backward(step, sizes: _Sizes, residuals, cotangents):
-  vjps, bank, shared, xs = residuals
+def _append_scan_backward(steps: Steps, sizes: _Sizes, residuals, cotangents):
+  vjps, bank, shared, xs, rows = residuals
   d_bank, d_running, _ = cotangents
 
   def body(carry, indexed):
-    d_bank, d_running, d_shared = carry
+    opened, d_bank, d_opened, d_running, d_shared, d_rows = carry
     i, vjp, x = indexed
-    vjp.args_res[0], vjp.args_res[2], vjp.args_res[3] = bank, shared, x
     position = sizes.at(i)
+    opened = _reopened(steps, sizes, position, position.ends_block, opened, bank, shared, rows)
+    vjp.args_res[0], vjp.args_res[1], vjp.args_res[3], vjp.args_res[4] = bank, opened, shared, x
     slots = [position.num_valid + k for k in range(sizes.appended)]
     d_slots = [lax.dynamic_index_in_dim(d_bank, slot, keepdims=False) for slot in slots]
     d_appended = tuple(jnp.where(position.ends_block, d_slot, 0) for d_slot in d_slots)
     # Slots that the step could not read keep what later steps left there; no step reads it.
-    d_bank, d_running, d_shared_step, d_x = vjp((d_bank, d_appended, d_running))
+    d_bank, d_opened, d_running, d_shared_step, d_x = vjp((d_bank, d_opened, d_appended, d_running))
     d_shared = jax.tree.map(jnp.add, d_shared, d_shared_step)
-    return (d_bank, d_running, d_shared), d_x
+    d_bank, d_shared, d_rows = closed(position, d_opened, d_bank, d_shared, d_rows)
+    return (opened, d_bank, d_opened, d_running, d_shared, d_rows), d_x
 
-  start = d_bank, d_running, jax.tree.map(jnp.zeros_like, shared)
-  steps = jnp.arange(sizes.steps), vjps, xs
-  (d_bank, d_running, d_shared), d_xs = lax.scan(body, start, steps, reverse=True)
-  return tuple(d_bank[: sizes.start]), d_running, d_shared, d_xs, None
+  def closed(position, d_opened, *collected):
+    """Adds the cotangents of what opened the block of a step, if that is its first one."""
+
+    def close():
+      d_bank, d_shared, d_rows = collected
+      _, vjp = jax.vjp(partial(_open, steps, sizes, position), bank, shared, rows)
+      d_bank, *others = vjp((d_bank, d_opened))
+      return d_bank, *jax.tree.map(jnp.add, [d_shared, d_rows], others)
+
+    if not jax.tree.leaves(d_opened):
+      return collected
+    return lax.cond(position.starts_block, close, lambda: collected)
+
+  opened = _nothing(steps, sizes, bank, shared, rows)
+  d_shared, d_rows = jax.tree.map(jnp.zeros_like, (shared, rows))
+  start = opened, d_bank, jax.tree.map(jnp.zeros_like, opened), d_running, d_shared, d_rows
+  indexed = jnp.arange(sizes.steps), vjps, xs
+  (_, d_bank, _, d_running, d_shared, d_rows), d_xs = lax.scan(body, start, indexed, reverse=True)
+  return tuple(d_bank[: sizes.start]), d_running, d_shared, d_xs, d_rows, None
 
 
 _append_scan.defvjp(_append_scan_forward, _append_scan_backward)

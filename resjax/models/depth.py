@@ -24,7 +24,7 @@ from jax import lax
 
 from resjax.combinators.base import Combinator, DepthState, TokenContext, Views
 from resjax.kernels.depth_attention import Sources
-from resjax.models.append_scan import append_scan
+from resjax.models.append_scan import Steps, append_scan
 from resjax.typing import Array, PyTree
 
 Branch = Callable[[PyTree, str, Views, PyTree], tuple[Views, Array]]
@@ -201,19 +201,30 @@ def _carry(combinator, step, state, shared, stack: _Stack, context):
 
 
 def _append(combinator, step, state: DepthState, shared, stack: _Stack, context):
-  def layer(bank, position, running, shared, one, constant):
+  def open_block(bank, num_valid, shared, rows):
+    block = nnx.merge(combinator_graph, rows, shared[0])
+    sources, opened = block.open_block(Sources((), bank, num_valid))
+    return sources.bank, opened
+
+  def layer(bank, opened, position, running, shared, one, constant):
     shared, smooth = shared
-    state = DepthState(Sources((), bank, position.num_valid), running)
+    state = DepthState(Sources((), bank, position.num_valid), running, opened)
     state, kept = step(position.index, state, shared, one, _merged(smooth, constant))
     closed = combinator.close_block(state)
     ends = partial(jnp.where, position.ends_block)
     running = jax.tree.map(ends, closed.running, state.running)
-    return state.sources.bank, closed.sources.recent, running, kept
+    return state.sources.bank, state.opened, closed.sources.recent, running, kept
 
   smooth, constant = _by_type(context)
-  every = combinator.layers_per_block
+  combinator_graph = nnx.graphdef(combinator)
   bank, num_valid, running, kept = append_scan(
-    layer, every, state.sources.recent, state.running, (shared, smooth), stack, constant
+    Steps(layer, open_block, combinator.layers_per_block),
+    state.sources.recent,
+    state.running,
+    (shared, smooth),
+    stack,
+    stack.rows,
+    constant,
   )
   return DepthState(Sources((), bank, num_valid), running), kept
 

@@ -14,9 +14,21 @@ def attn_res(params, weights, x, sites, *, num_heads=1, eps=1e-6):
 
 
 def block_attn_res(
-  params, weights, x, sites, *, layers_per_block, rms_block=False, num_heads=1, eps=1e-6
+  params,
+  weights,
+  x,
+  sites,
+  *,
+  layers_per_block,
+  rms_block=False,
+  two_phase="",
+  num_heads=1,
+  eps=1e-6,
 ):
-  """Block: section 3.2, in the paper's unit, S sublayers per block; outs: of the running block."""
+  """Block: section 3.2, in the paper's unit, S sublayers per block; outs: of the running block.
+
+  Two phases are the same function.
+  """
   per_block = layers_per_block * len(sites)
   blocks = [x]  # b_0 = e
   outs = []
@@ -47,6 +59,12 @@ CASES = (
   *(Case("block_attn_res", {"layers_per_block": length}, **_FRESH) for length in range(1, 6)),
   Case("block_attn_res", {"layers_per_block": 2, "num_heads": 8}, **_FRESH),
   Case("block_attn_res", {"layers_per_block": 2, "rms_block": True}, **_QUERIES),
+  Case("block_attn_res", {"layers_per_block": 2, "two_phase": "always"}, **_FRESH),
+  Case(
+    "block_attn_res",
+    {"layers_per_block": 3, "rms_block": True, "two_phase": "always"},
+    **_QUERIES,
+  ),
 )
 
 FLOPS = {  # L = 2, D = 3, two sites; a source and reader costs 18, a stream D per operation
@@ -62,6 +80,13 @@ FLOPS = {  # L = 2, D = 3, two sites; a source and reader costs 18, a stream D p
 BAD_OPTIONS = (  # for 3 layers, D = 8
   ("block_attn_res", {"rms_block": "False"}, ["rms_block='False'", "True, False"]),
   ("attn_res", {"layers_per_block": 2}, ["'layers_per_block'", "'attn_res'", "num_heads, eps"]),
+  ("block_attn_res", {"two_phase": True}, ["two_phase=True", "auto, always, never"]),
+  (
+    "block_attn_res",
+    {"two_phase": "always", "num_heads": 2},
+    ["two_phase='always'", "auto, never", "num_heads=2"],
+  ),
+  ("attn_res", {"implementation": "triton"}, ["implementation='triton'", "auto", "reference"]),
   ("attn_res", {"eps": 0.0}, ["eps=0.0", "eps > 0"]),
   ("attn_res", {"num_heads": 3}, ["num_heads=3", "divisors of d_model=8"]),
   ("attn_res", {"num_heads": 0}, ["num_heads=0", "divisors of d_model=8"]),
