@@ -37,13 +37,17 @@ def choose(
   Args:
     read: without a backend.
     operands: `Operands`, or others that have its properties.
-    implementation: a name among `backends`, or None, the first that can run.
+    implementation: a name among `backends`, or None, the first that can run; `reference` for
+      several devices and no mesh.
     backends: name -> module, `reference` among them.
 
   Raises:
     ValueError: there is no such backend, or it cannot run here.
   """
   if implementation is None:
+    if read.layout.mesh is None and jax.device_count() > 1 and not read.interpret:
+      # XLA cannot partition a kernel; without a mesh nothing says how tokens are split.
+      return dataclasses.replace(read, implementation="reference")
     name = next(name for name in backends if _obstacle(backends, name, read, operands) is None)
     return dataclasses.replace(read, implementation=name)
   if implementation not in backends:
