@@ -1,0 +1,43 @@
+"""The merge of two-phase depth attention on TPUs."""
+
+from resjax.kernels.depth_attention import tpu_merge_backward, tpu_merge_forward
+from resjax.kernels.depth_attention.operands import Read
+from resjax.kernels.depth_attention.tpu_merge_plan import TOKENS, MergePlan
+from resjax.kernels.depth_attention.tpu_rows import VMEM_LIMIT
+from resjax.kernels.depth_attention.two_phase_operands import (
+  MergeCotangents,
+  MergeOperands,
+  MergeStats,
+)
+from resjax.typing import Array
+
+PLATFORM = "tpu"
+
+
+def obstacle(read: Read, operands: MergeOperands) -> str | None:
+  """Returns why the kernels cannot run, or None."""
+  plan = MergePlan.of(read, operands)
+  if plan.vmem_bytes > VMEM_LIMIT:
+    return (
+      f"tiles of {TOKENS} tokens of width {plan.width} need {plan.vmem_bytes} bytes of on-chip "
+      f"memory, it takes {VMEM_LIMIT}"
+    )
+  return None
+
+
+def forward(read: Read, operands: MergeOperands) -> tuple[Array, Array | None, MergeStats]:
+  """Runs the forward kernel; see reference_merge.py."""
+  return tpu_merge_forward.forward(read, operands, MergePlan.of(read, operands))
+
+
+def backward(
+  read: Read,
+  operands: MergeOperands,
+  out: Array,
+  stats: MergeStats,
+  d_out: Array,
+  d_running: Array,
+) -> MergeCotangents:
+  """Runs the reverse kernel; see reference_merge.py."""
+  plan = MergePlan.of(read, operands)
+  return tpu_merge_backward.backward(read, operands, plan, out, stats, d_out, d_running)
