@@ -1,7 +1,7 @@
 """The cotangent of a bank of sources, of which a kernel for TPUs moves the valid slots alone.
 
 What the pipeline of a kernel writes it writes for all slots, so these tiles are copied by hand:
-those of the next tile of tokens are read, and those of the last one written, while one is worked on.
+those of the next tile of tokens are read, and those of the last one written, while one is in work.
 """
 
 import dataclasses
@@ -70,6 +70,7 @@ class BankTiles:
       pl.when(more)(lambda: self._for_each(True, self.step + 1, "start"))
 
   def wait_until_read(self) -> None:
+    """Waits for what this step reads."""
     if self.plan.work.num_banked and self.reads:
       self._for_each(True, self.step, "wait")
 

@@ -42,10 +42,12 @@ class Plan:
 
   @property
   def num_tiles(self) -> int:
+    """Number of tiles of tokens; the last one may be part empty."""
     return -(-self.work.num_tokens // self.tiles.tokens)
 
   @property
   def tiles_per_stats(self) -> int:
+    """Tiles of tokens per tile of statistics."""
     return self.stats_tokens // self.tiles.tokens
 
   @property
@@ -164,10 +166,12 @@ def store(ref: Any, rows: Any, lanes: Any, chunk: Array) -> None:
 
 
 def lane_index() -> Array:
+  """Returns the number of the lane [ROWS / 8, 8, LANES]."""
   return lax.broadcasted_iota(jnp.int32, (ROWS // SUBLANES, SUBLANES, LANES), 2)
 
 
 def zero_chunk() -> Array:
+  """Returns a chunk [ROWS / 8, 8, LANES] of zeros."""
   return jnp.zeros((ROWS // SUBLANES, SUBLANES, LANES), jnp.float32)
 
 
