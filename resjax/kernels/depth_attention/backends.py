@@ -56,7 +56,8 @@ def forward(read: Read, operands: Operands) -> tuple[Array, Array | None, Stats]
     return reference.forward(read, operands)
   run = partial(BACKENDS[read.implementation].forward, read)
   out_axes = _FIRST, _FIRST if read.adds else None, _STATS
-  return _on_rows(read.layout, run, (_operand_axes(operands),), out_axes)(operands)
+  call = _on_rows(read.layout, run, (_operand_axes(operands),), out_axes)
+  return _first_order(call, operands)
 
 
 def backward(
@@ -166,7 +167,7 @@ def _token_axes(layout: Layout) -> tuple[str, ...]:
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
 def _first_order(call: Callable, *args: PyTree) -> PyTree:
-  """Calls a reverse pass that has none itself."""
+  """Calls what has no derivative of its own: under custom_vjp, a second one would need it."""
   return call(*args)
 
 
