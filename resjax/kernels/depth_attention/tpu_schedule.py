@@ -31,7 +31,7 @@ from resjax.sharding import Layout
 T, D, N = 8192, 2048, 8
 _BUNDLE = re.compile(r"^\s*0x([0-9a-f]+)\s+(?:[A-Z]{2})?:\s+(>*)\s*\{")
 # What libtpu asks a machine without a TPU about.
-_ENVIRONMENT = {
+ENVIRONMENT = {
   "JAX_PLATFORMS": "cpu",
   "TPU_SKIP_MDS_QUERY": "1",
   "TPU_ACCELERATOR_TYPE": "v5litepod-16",
@@ -51,6 +51,8 @@ class Case:
     num_tokens: T.
     width: D.
     num_slots: N.
+    num_banked: how many of them are in a bank; all hold a source.
+    dtype: of the sources.
   """
 
   name: str
@@ -58,6 +60,8 @@ class Case:
   num_tokens: int = T
   width: int = D
   num_slots: int = N
+  num_banked: int = 0
+  dtype: str = "bfloat16"
 
   @property
   def streams(self) -> int:
@@ -134,7 +138,7 @@ def measure(chip: str, case: Case, tile_sizes: TpuTiles | None = None) -> Schedu
     request = json.dumps([chip, dataclasses.asdict(case), dataclasses.asdict(sizes)])
     done = subprocess.run(
       [sys.executable, "-m", __spec__.name, "--compile", request],
-      env=os.environ | _ENVIRONMENT | {"LIBTPU_INIT_ARGS": flags},
+      env=os.environ | ENVIRONMENT | {"LIBTPU_INIT_ARGS": flags},
       capture_output=True,
       text=True,
     )
@@ -146,8 +150,8 @@ def measure(chip: str, case: Case, tile_sizes: TpuTiles | None = None) -> Schedu
         f"installed (the extra `tpu`):\n{done.stderr[-2000:]}"
       )
     outside, inside = count_bundles(found[0].read_text().splitlines())
-  streams = case.streams * sizes.tokens * case.width * 2
-  copy_cycles = streams / CHIPS[chip].bandwidth * CHIPS[chip].clock
+  moved = case.streams * sizes.tokens * case.width * jnp.dtype(case.dtype).itemsize
+  copy_cycles = moved / CHIPS[chip].bandwidth * CHIPS[chip].clock
   total = outside + sizes.tokens // ROWS * inside
   return Schedule(chip, case.name, case.fused, sizes.tokens, inside, total, copy_cycles)
 
@@ -169,34 +173,42 @@ def compile_kernel(
   mesh = Mesh(np.array(topology.devices[:1]), ("data",))
   read = _read(case, Layout(mesh))
 
-  def array(*shape, dtype=jnp.bfloat16):
+  def array(*shape, dtype):
     sharding = NamedSharding(mesh, PartitionSpec())
     return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
 
-  source, slots = array(case.num_tokens, case.width), (case.num_slots, case.num_tokens)
   operands = jax.tree.map(lambda a: array(*a.shape, dtype=a.dtype), _operands(case))
   if case.name == "forward":
     forward = jax.jit(lambda operands: mosaic_tpu.forward(read, operands, tile_sizes))
     return forward.lower(operands).compile()
+  slots = case.num_slots, case.num_tokens
   stats = Stats(*(array(*shape, dtype=jnp.float32) for shape in (slots, slots, slots[1:])))
-  d_sources = (None, (source,) * case.num_slots) if case.fused else None
-  operands = operands._replace(addend=None)
+  operands, d_out = operands._replace(addend=None), array(*operands.like.shape, dtype=case.dtype)
+  d_sources = (operands.bank, operands.recent) if case.fused else None
   backward = jax.jit(
     lambda *args: mosaic_tpu.backward(read, *args, tile_sizes), donate_argnums=(3,)
   )
-  return backward.lower(operands, stats, source, d_sources).compile()
+  return backward.lower(operands, stats, d_out, d_sources).compile()
 
 
 def _operands(case: Case) -> Operands:
-  source = jax.ShapeDtypeStruct((case.num_tokens, case.width), jnp.bfloat16)
-  row = jax.ShapeDtypeStruct((case.width,), jnp.float32)
-  counts = jax.ShapeDtypeStruct((2,), jnp.int32)
-  extra = (source, row) if case.fused else (None, None)
-  return Operands(None, (source,) * case.num_slots, counts, row, *extra)
+  source, row, counts, bank = (
+    jax.ShapeDtypeStruct(shape, dtype)
+    for shape, dtype in (
+      ((case.num_tokens, case.width), case.dtype),
+      ((case.width,), jnp.float32),
+      ((2,), jnp.int32),
+      ((case.num_banked, case.num_tokens, case.width), case.dtype),
+    )
+  )
+  recent = (source,) * (case.num_slots - case.num_banked)
+  addend, scale = (source if recent else None, row) if case.fused else (None, None)
+  return Operands(bank if case.num_banked else None, recent, counts, row, addend, scale)
 
 
 def _read(case: Case, layout: Layout) -> Read:
-  return Read(1, 1e-6, case.fused, case.fused, "mosaic_tpu", layout)
+  adds = case.fused and case.num_banked < case.num_slots
+  return Read(1, 1e-6, adds, case.fused, "mosaic_tpu", layout)
 
 
 def _work(chip: str, case: Case) -> Pass:
