@@ -216,7 +216,7 @@ def test_bank_that_is_not_threaded_and_a_last_source_that_holds_nothing(last_val
   np.testing.assert_array_equal(got[1][1][3:], 0)
 
 
-# Transformations. The interpreter of TPUs knows neither `checkpoint` nor `vmap`, the plain one does.
+# Transformations. The interpreter of TPUs knows no `checkpoint` and no `vmap`, the plain one does.
 
 
 def test_scan_with_a_bank_that_fills_and_recomputation():
