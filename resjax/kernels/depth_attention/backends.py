@@ -16,14 +16,14 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec
 
-from resjax.kernels.depth_attention import reference
+from resjax.kernels.depth_attention import mosaic_tpu, reference
 from resjax.kernels.depth_attention.operands import Cotangents, Operands, Read, Stats
 from resjax.sharding import Layout
 from resjax.typing import Array, PyTree
 
 # Modules with `forward` and `backward` as in reference.py; kernels also have `PLATFORM` and
 # `obstacle`. In order of preference.
-BACKENDS = {"reference": reference}
+BACKENDS = {"mosaic_tpu": mosaic_tpu, "reference": reference}
 IMPLEMENTATIONS = tuple(BACKENDS)
 LANES = 128
 MAX_SOURCES = 128
@@ -70,7 +70,7 @@ def forward(read: Read, operands: Operands) -> tuple[Array, Array | None, Stats]
     return reference.forward(read, operands)
   run = partial(BACKENDS[read.implementation].forward, read)
   out_axes = FIRST, FIRST if read.adds else None, _STATS
-  return on_rows(read.layout, run, (operand_axes(operands),), out_axes)(operands)
+  return first_order(on_rows(read.layout, run, (operand_axes(operands),), out_axes), operands)
 
 
 def backward(
@@ -180,7 +180,7 @@ def _token_axes(layout: Layout) -> tuple[str, ...]:
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
 def first_order(call: Callable, *args: PyTree) -> PyTree:
-  """Calls a reverse pass that itself has none."""
+  """Calls what has no derivative of its own: under custom_vjp, a second one would need it."""
   return call(*args)
 
 

@@ -1,0 +1,59 @@
+"""Depth attention on TPUs, in Pallas."""
+
+import contextlib
+import math
+
+import jax
+import jax.numpy as jnp
+
+from resjax.kernels.depth_attention import tiles, tpu_backward, tpu_forward
+from resjax.kernels.depth_attention.operands import Cotangents, Operands, Read, Stats
+from resjax.kernels.depth_attention.tiles import Pass, TpuTiles
+from resjax.kernels.depth_attention.tpu_plan import Plan
+from resjax.typing import Array, PyTree
+
+PLATFORM = "tpu"
+
+
+def obstacle(read: Read, operands: Operands) -> str | None:
+  """Returns why the kernels cannot run, or None; operands [..., D] of all devices."""
+  if operands.like.dtype == jnp.float16:
+    return "the sources are float16, which TPUs do not load; bfloat16 and float32 they do"
+  num_tokens = math.prod(operands.like.shape[:-1])
+  passes = (Pass.of(name, read, operands, num_tokens) for name in ("forward", "backward"))
+  return next(filter(None, map(tiles.obstacle, passes)), None)
+
+
+def forward(
+  read: Read, operands: Operands, tile_sizes: TpuTiles | None = None
+) -> tuple[Array, Array | None, Stats]:
+  """Runs the forward kernel with given or chosen tile sizes; see reference.py."""
+  with _device(read):
+    return tpu_forward.forward(read, operands, _plan("forward", read, operands, tile_sizes))
+
+
+def backward(
+  read: Read,
+  operands: Operands,
+  stats: Stats,
+  d_out: Array,
+  d_sources: PyTree,
+  tile_sizes: TpuTiles | None = None,
+) -> Cotangents:
+  """Runs the backward kernel with given or chosen tile sizes; see reference.py."""
+  plan = _plan("backward", read, operands, tile_sizes)
+  with _device(read):
+    return tpu_backward.backward(read, operands, plan, stats, d_out, d_sources)
+
+
+def _plan(name: str, read: Read, operands: Operands, tile_sizes: TpuTiles | None) -> Plan:
+  work = Pass.of(name, read, operands, operands.like.shape[0])
+  return Plan(work, tile_sizes or tiles.choose(work), read.eps)
+
+
+def _device(read: Read):
+  """The kernels' compiler asks the mesh for the chip; around one device there is no `shard_map`."""
+  mesh = read.layout.mesh
+  if mesh is None or mesh.size > 1:
+    return contextlib.nullcontext()
+  return jax.sharding.use_abstract_mesh(mesh.abstract_mesh)

@@ -1,0 +1,258 @@
+"""Compute against memory time of the TPU kernels, from the compiler's final schedule; needs no TPU.
+
+The kernels are compiled for absent chips by libtpu, which writes the instruction bundles of a
+kernel, one a cycle. Those of one tile of tokens are counted, with what is skipped by a branch
+counted as if it ran, and compared with the cycles that the tile's copies take at nominal bandwidth.
+"""
+
+import argparse
+import dataclasses
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import matplotlib.pyplot as plt
+import numpy as np
+from jax.experimental import topologies
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from resjax.kernels.depth_attention import mosaic_tpu, tiles
+from resjax.kernels.depth_attention.operands import Operands, Read, Stats
+from resjax.kernels.depth_attention.tiles import CHIPS, ROWS, Pass, TpuTiles
+from resjax.sharding import Layout
+
+T, D, N = 8192, 2048, 8
+_BUNDLE = re.compile(r"^\s*0x([0-9a-f]+)\s+(?:[A-Z]{2})?:\s+(>*)\s*\{")
+# What libtpu asks a machine without a TPU about.
+ENVIRONMENT = {
+  "JAX_PLATFORMS": "cpu",
+  "TPU_SKIP_MDS_QUERY": "1",
+  "TPU_ACCELERATOR_TYPE": "v5litepod-16",
+  "TPU_WORKER_HOSTNAMES": "localhost",
+  "TPU_WORKER_ID": "0",
+  "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+  """A kernel to look at.
+
+  Attributes:
+    name: `forward` or `backward`.
+    fused: with the residual add and the following norm, sources threaded; or the mix alone.
+    num_tokens: T.
+    width: D.
+    num_slots: N.
+    num_banked: how many of them are in a bank; all hold a source.
+    dtype: of the sources.
+  """
+
+  name: str
+  fused: bool
+  num_tokens: int = T
+  width: int = D
+  num_slots: int = N
+  num_banked: int = 0
+  dtype: str = "bfloat16"
+
+  @property
+  def streams(self) -> int:
+    """Arrays [T, D] that are read or written."""
+    if self.name == "forward":
+      return self.num_slots + (3 if self.fused else 1)
+    return (3 if self.fused else 2) * self.num_slots + 1
+
+
+CASES = tuple(Case(name, fused) for name in ("forward", "backward") for fused in (False, True))
+
+
+@dataclasses.dataclass(frozen=True)
+class Schedule:
+  """What one tile of tokens costs.
+
+  Attributes:
+    chip: key of `CHIPS`.
+    name: of the pass.
+    fused: see `Case`.
+    tokens: per tile.
+    row_group_bundles: bundles of the loops over groups of 16 tokens, one round of each.
+    tile_bundles: bundles of a tile.
+    copy_cycles: cycles in which its bytes move at nominal bandwidth.
+  """
+
+  chip: str
+  name: str
+  fused: bool
+  tokens: int
+  row_group_bundles: int
+  tile_bundles: int
+  copy_cycles: float
+
+  @property
+  def ratio(self) -> float:
+    """Compute over memory time; up to 1 the memory is the limit."""
+    return self.tile_bundles / self.copy_cycles
+
+
+def main(out_dir: str | Path, chips: Sequence[str] = tuple(CHIPS)) -> list[Schedule]:
+  """Compiles, prints a table, and writes `tpu_schedule.json` and `tpu_schedule.png`.
+
+  Args:
+    out_dir: folder, made if missing.
+    chips: keys of `CHIPS`.
+
+  Raises:
+    ValueError: a chip is not known, or libtpu compiled nothing.
+  """
+  unknown = set(chips) - set(CHIPS)
+  if unknown:
+    raise ValueError(f"chips={sorted(unknown)} are not known; allowed: {', '.join(CHIPS)}")
+  out_dir = Path(out_dir)
+  out_dir.mkdir(parents=True, exist_ok=True)
+  print(f"T={T} D={D} N={N} bfloat16: bundles and copy cycles per tile")
+  schedules = []
+  for chip in chips:
+    for case in CASES:
+      schedule = measure(chip, case)
+      schedules.append(schedule)
+      print(_line(schedule), flush=True)
+  rows = [dataclasses.asdict(s) | {"ratio": s.ratio} for s in schedules]
+  (out_dir / "tpu_schedule.json").write_text(json.dumps(rows, indent=1) + "\n")
+  _plot(schedules, out_dir / "tpu_schedule.png")
+  return schedules
+
+
+def measure(chip: str, case: Case, tile_sizes: TpuTiles | None = None) -> Schedule:
+  """Compiles one kernel in a process of its own, whose flags make libtpu write the schedule."""
+  with tempfile.TemporaryDirectory() as folder:
+    flags = f"--xla_jf_dump_to={folder} --xla_jf_dump_llo_text=true"
+    sizes = tile_sizes or tiles.choose(_work(chip, case))
+    request = json.dumps([chip, dataclasses.asdict(case), dataclasses.asdict(sizes)])
+    done = subprocess.run(
+      [sys.executable, "-m", __spec__.name, "--compile", request],
+      env=os.environ | ENVIRONMENT | {"LIBTPU_INIT_ARGS": flags},
+      capture_output=True,
+      text=True,
+    )
+    found = list(Path(folder).glob(f"*depth_attention_{case.name}*final_bundles.txt"))
+    found = [path for path in found if "analysis" not in path.name]
+    if done.returncode or len(found) != 1:
+      raise ValueError(
+        f"libtpu wrote {len(found)} schedules of the {case.name} kernel for {chip}; it must be "
+        f"installed (the extra `tpu`):\n{done.stderr[-2000:]}"
+      )
+    outside, inside = count_bundles(found[0].read_text().splitlines())
+  moved = case.streams * sizes.tokens * case.width * jnp.dtype(case.dtype).itemsize
+  copy_cycles = moved / CHIPS[chip].bandwidth * CHIPS[chip].clock
+  total = outside + sizes.tokens // ROWS * inside
+  return Schedule(chip, case.name, case.fused, sizes.tokens, inside, total, copy_cycles)
+
+
+def count_bundles(lines: Iterable[str]) -> tuple[int, int]:
+  """Returns the bundles of a grid step outside of inner loops, and those of inner loops.
+
+  Every bundle stands on a line `address label: > {...}` with a `>` per loop around it.
+  """
+  depths = [len(match[2]) for match in map(_BUNDLE.match, lines) if match]
+  return depths.count(1), sum(depth > 1 for depth in depths)
+
+
+def compile_kernel(
+  chip: str, case: Case, tile_sizes: TpuTiles | None = None
+) -> jax.stages.Compiled:
+  """Compiles a kernel for a chip that need not be there."""
+  topology = topologies.get_topology_desc(CHIPS[chip].topology, "tpu")
+  mesh = Mesh(np.array(topology.devices[:1]), ("data",))
+  read = _read(case, Layout(mesh))
+
+  def array(*shape, dtype):
+    sharding = NamedSharding(mesh, PartitionSpec())
+    return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
+
+  operands = jax.tree.map(lambda a: array(*a.shape, dtype=a.dtype), _operands(case))
+  if case.name == "forward":
+    forward = jax.jit(lambda operands: mosaic_tpu.forward(read, operands, tile_sizes))
+    return forward.lower(operands).compile()
+  slots = case.num_slots, case.num_tokens
+  stats = Stats(*(array(*shape, dtype=jnp.float32) for shape in (slots, slots, slots[1:])))
+  operands, d_out = operands._replace(addend=None), array(*operands.like.shape, dtype=case.dtype)
+  d_sources = (operands.bank, operands.recent) if case.fused else None
+  backward = jax.jit(
+    lambda *args: mosaic_tpu.backward(read, *args, tile_sizes), donate_argnums=(3,)
+  )
+  return backward.lower(operands, stats, d_out, d_sources).compile()
+
+
+def _operands(case: Case) -> Operands:
+  source, row, counts, bank = (
+    jax.ShapeDtypeStruct(shape, dtype)
+    for shape, dtype in (
+      ((case.num_tokens, case.width), case.dtype),
+      ((case.width,), jnp.float32),
+      ((2,), jnp.int32),
+      ((case.num_banked, case.num_tokens, case.width), case.dtype),
+    )
+  )
+  recent = (source,) * (case.num_slots - case.num_banked)
+  addend, scale = (source if recent else None, row) if case.fused else (None, None)
+  return Operands(bank if case.num_banked else None, recent, counts, row, addend, scale)
+
+
+def _read(case: Case, layout: Layout) -> Read:
+  adds = case.fused and case.num_banked < case.num_slots
+  return Read(1, 1e-6, adds, case.fused, "mosaic_tpu", layout)
+
+
+def _work(chip: str, case: Case) -> Pass:
+  work = Pass.of(case.name, _read(case, Layout()), _operands(case), case.num_tokens)
+  return dataclasses.replace(work, chip=chip)
+
+
+def _line(s: Schedule) -> str:
+  kind = "add+norm" if s.fused else "mix"
+  return (
+    f"{s.chip:4} {s.name:8} {kind:8} {s.tokens:4} tokens: {s.tile_bundles:6} bundles "
+    f"({s.row_group_bundles} per {ROWS}), {s.copy_cycles:7.0f} copy cycles, ratio {s.ratio:.2f}"
+  )
+
+
+def _plot(schedules: Sequence[Schedule], path: Path) -> None:
+  chips = list(dict.fromkeys(s.chip for s in schedules))
+  figure, axes = plt.subplots(figsize=(7, 3.5), layout="constrained")
+  for index, case in enumerate(CASES):
+    ratios = [s.ratio for s in schedules if (s.name, s.fused) == (case.name, case.fused)]
+    label = f"{case.name}, {'add + norm, threaded' if case.fused else 'mix alone'}"
+    width = 0.8 / len(CASES)
+    axes.bar(np.arange(len(chips)) + (index - 1.5) * width, ratios, width, label=label)
+  axes.axhline(1.0, color="black", linewidth=0.8)
+  axes.set_xticks(range(len(chips)), chips)
+  axes.set_ylabel("compute / copy cycles")
+  axes.set_title(f"D={D}, N={N}, bfloat16")
+  axes.legend(fontsize="small")
+  figure.savefig(path, dpi=150)
+  plt.close(figure)
+
+
+def _parse() -> argparse.Namespace:
+  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+  parser.add_argument("--out", default="tpu_schedule", help="folder of the JSON and the plot")
+  parser.add_argument("--chips", nargs="+", default=list(CHIPS), choices=list(CHIPS))
+  parser.add_argument("--compile", help=argparse.SUPPRESS)
+  return parser.parse_args()
+
+
+if __name__ == "__main__":
+  _args = _parse()
+  if _args.compile:
+    _chip, _case, _sizes = json.loads(_args.compile)
+    compile_kernel(_chip, Case(**_case), TpuTiles(**_sizes))
+  else:
+    main(_args.out, _args.chips)

@@ -1,0 +1,123 @@
+"""The TPU kernels compiled for chips that are not there; needs libtpu (the extra `tpu`)."""
+
+import importlib.util
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental import topologies
+from jax.sharding import AxisType, Mesh
+
+from resjax.kernels.depth_attention import Sources, depth_attention, tpu_schedule
+from resjax.kernels.depth_attention.tiles import CHIPS
+from resjax.kernels.depth_attention.tpu_schedule import Case, compile_kernel
+from resjax.sharding import MESH_AXES, Layout
+
+needs_libtpu = pytest.mark.skipif(
+  importlib.util.find_spec("libtpu") is None, reason="libtpu is not installed"
+)
+PASSES = "forward", "backward"
+
+
+@pytest.fixture(autouse=True)
+def no_tpu(monkeypatch):
+  for name, value in tpu_schedule.ENVIRONMENT.items():
+    monkeypatch.setenv(name, value)
+
+
+def check(chip, case):
+  compiled = compile_kernel(chip, case)
+  assert compiled.as_text().count("tpu_custom_call") == 1
+  # No copy of a source: what is aliased is aliased, what is read is read where it lies.
+  source = case.num_tokens * case.width * jnp.dtype(case.dtype).itemsize
+  assert compiled.memory_analysis().temp_size_in_bytes < source
+
+
+@needs_libtpu
+@pytest.mark.parametrize("name", PASSES)
+@pytest.mark.parametrize("chip", CHIPS)
+def test_add_norm_and_bank_threaded(chip, name):
+  check(chip, Case(name, True, 1024, num_banked=6))
+
+
+@needs_libtpu
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PASSES)
+@pytest.mark.parametrize("chip", CHIPS)
+@pytest.mark.parametrize(
+  "sizes",
+  [
+    {},
+    {"fused": False},
+    {"fused": False, "num_banked": 8},
+    {"num_slots": 1},
+    {"num_slots": 9, "width": 7168},
+    {"num_slots": 64, "width": 1536, "num_banked": 63},
+    {"num_slots": 64, "width": 128},
+    {"dtype": "float32", "width": 384, "num_banked": 3},
+    {"num_tokens": 1000, "num_banked": 3},
+    {"num_tokens": 5, "width": 128},
+  ],
+  ids=str,
+)
+def test_other_sizes(chip, name, sizes):
+  case = Case(**{"name": name, "fused": True, "num_tokens": 2048} | sizes)
+  compiled = compile_kernel(chip, case)
+  assert compiled.as_text().count("tpu_custom_call") == 1
+
+
+@needs_libtpu
+def test_gradient_over_four_chips_exchanges_the_query_alone():
+  devices = topologies.get_topology_desc(CHIPS["v5e"].topology, "tpu").devices
+  mesh = Mesh(np.array(devices).reshape(2, 2, 1, 1), MESH_AXES, axis_types=(AxisType.Auto,) * 4)
+  layout = Layout(mesh)
+
+  def loss(query, bank, recent, num_valid):
+    h = depth_attention(Sources((recent,), bank, num_valid), query, layout=layout)
+    return jnp.sum(jnp.sin(h.astype(jnp.float32)))
+
+  def array(axes, *shape, dtype=jnp.bfloat16):
+    return jax.ShapeDtypeStruct(shape, dtype, sharding=layout.sharding(*axes))
+
+  tokens = "batch", "tokens", None
+  gradient = jax.jit(jax.grad(loss, (0, 1, 2)))
+  text = gradient.lower(
+    array((None,), 256, dtype=jnp.float32),
+    array((None, *tokens), 3, 8, 128, 256),
+    array(tokens, 8, 128, 256),
+    array((), dtype=jnp.int32),
+  ).compile().as_text()  # fmt: skip
+  assert text.count('custom_call_target="tpu_custom_call"') == 2
+  assert "all-gather" not in text
+  assert text.count(" all-reduce(") + text.count(" all-reduce-start(") == 1
+
+
+def test_bundles_are_counted_per_loop():
+  lines = [
+    "LH: loop header",
+    "     0   :  { %s1 = smov 0 }",
+    "   0x1   :  { %s1 = smov 0 }",
+    "   0x2 LB: > { %s2 = sadd.s32 1, %s1  ;;  %s3 = smov 0 }",
+    "   0x3   : > { %s2 = sadd.s32 1, %s1 }",
+    "   0x4 LB: >> { %v1 = vld [vmem:[%s2] sm:$0xff] }",
+    "second_minor_factor: 1 */ } /* End region 53 */",
+    "   0x5 PF: >>> { %v1 = vld [vmem:[%s2] sm:$0xff] }",
+    "   0x6   : > {}",
+    "   0x7   :  { %s1 = smov 0 }",
+  ]
+  assert tpu_schedule.count_bundles(lines) == (3, 2)
+
+
+@needs_libtpu
+@pytest.mark.slow
+@pytest.mark.parametrize("chip", ["v5e", "v5p", "v6e"])
+def test_memory_is_the_limit(chip, tmp_path):
+  schedules = tpu_schedule.main(tmp_path, [chip])
+  assert len(schedules) == 4 and max(s.ratio for s in schedules) <= 1.0
+  assert {path.name for path in tmp_path.iterdir()} == {"tpu_schedule.json", "tpu_schedule.png"}
+
+
+def test_a_chip_that_is_not_known_is_refused(tmp_path):
+  with pytest.raises(ValueError, match="allowed: v5e, v5p, v6e, 7x"):
+    tpu_schedule.main(tmp_path, ["v4"])

@@ -1,0 +1,312 @@
+"""The TPU kernels in the interpreter: it looks for races, and memory starts as NaN."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental.pallas import tpu as pltpu
+
+from resjax.kernels.depth_attention import Sources, depth_attention
+from resjax.sharding import Layout, MeshConfig, make_mesh
+from tests.helpers import fast, reference
+from tests.helpers.compare import assert_close
+
+EPS = 1e-6
+INTERPRET = pltpu.InterpretParams(detect_races=True, uninitialized_memory="nan")
+BFLOAT16, FORWARD, GRADIENT = 4e-3, 2e-6, 1e-5
+
+kernel = functools.partial(
+  depth_attention, implementation="mosaic_tpu", interpret=INTERPRET, eps=EPS
+)
+
+
+def example(count, width, tokens=(2, 11), dtype=np.float32, seed=0):
+  """query, gain, sources, cotangent; numbers that `dtype` holds, a query with logits of order 1."""
+  rng = np.random.default_rng(seed)
+  query, gain = rng.normal(size=width) / np.sqrt(width), rng.normal(size=width)
+  sources, dh = rng.normal(size=(count, *tokens, width)), rng.normal(size=(*tokens, width))
+  held = [np.float64(jnp.asarray(a, dtype)) for a in (sources, dh)]
+  return [np.float64(np.float32(a)) for a in (query, gain)] + held
+
+
+@pytest.fixture(autouse=True)
+def no_races(capfd):
+  """The interpreter prints the races that it finds."""
+  yield
+  assert "RACE" not in capfd.readouterr().out
+
+
+@fast.jit
+def read_and_gradients(query, gain, values, dh):
+  h, vjp = jax.vjp(lambda q, g, v: kernel(list(v), q, key_scale=g), query, gain, values)
+  return h, vjp(dh)
+
+
+def check(query, gain, values, dh, dtype=np.float32):
+  """Values and gradients of a list against float64 numpy."""
+  arguments = (
+    np.float32(query),
+    np.float32(gain),
+    jnp.asarray(values, dtype),
+    jnp.asarray(dh, dtype),
+  )
+  h, gradients = read_and_gradients(*arguments)
+  want = reference.depth_read(query, gain, values, EPS)
+  wants = reference.depth_read_gradients(query, gain, values, EPS, dh)
+  exact = dtype == np.float32
+  assert_close(h, want, FORWARD if exact else BFLOAT16)
+  assert_close(gradients, wants, GRADIENT if exact else BFLOAT16)
+
+
+@pytest.mark.parametrize(
+  ("count", "width", "dtype"),
+  [
+    (1, 384, np.float32),
+    (2, 2048, jnp.bfloat16),
+    (5, 128, np.float32),
+    (9, 128, jnp.bfloat16),
+    pytest.param(64, 128, jnp.bfloat16, marks=pytest.mark.slow),
+    pytest.param(2, 7168, np.float32, marks=pytest.mark.slow),
+  ],
+)
+def test_values_and_gradients_are_those_of_numpy(count, width, dtype):
+  check(*example(count, width, dtype=dtype), dtype)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [np.float32, jnp.bfloat16])
+@pytest.mark.parametrize("width", [128, 384, 1536, 2048, 7168])
+@pytest.mark.parametrize("count", [1, 2, 5, 9, 16, 64])
+def test_all_counts_and_widths(count, width, dtype):
+  check(*example(count, width, (19,), dtype), dtype)
+
+
+@pytest.mark.parametrize("tokens", [(), (3, 1, 5)])
+def test_any_leading_axes(tokens):
+  check(*example(1, 128, tokens))
+
+
+def test_zero_query_is_the_mean():
+  _, gain, values, dh = example(5, 128)
+  query = np.zeros(128)
+  h, _ = read_and_gradients(*map(np.float32, (query, gain, values, dh)))
+  assert_close(h, values.mean(axis=0), FORWARD)
+  check(query, gain, values, dh)
+
+
+def test_equal_logits():
+  query, gain, values, dh = example(5, 128)
+  query[4:] = 0
+  # The same length and product with the query, another direction.
+  signs = np.random.default_rng(1).choice([-1.0, 1.0], values.shape)
+  signs[..., :4] = 1
+  check(query, gain, values[:1] * signs, dh)
+
+
+@pytest.mark.parametrize("exponents", [(15, -15, 0, 5, 1), (-15,) * 5, (17,) * 5])
+def test_huge_and_tiny_sources(exponents):
+  query, gain, values, dh = example(5, 128)
+  values = np.float64(np.float32(values * 10.0 ** np.array(exponents)[:, None, None, None]))
+  h, gradients = read_and_gradients(*map(np.float32, (query, gain, values, dh)))
+  assert_close(h, reference.depth_read(query, gain, values, EPS), FORWARD)
+  wants = reference.depth_read_gradients(query, gain, values, EPS, dh)
+  for got, want in zip(gradients[2], wants[2], strict=True):  # of very different size
+    assert_close(got, want, GRADIENT, floor=0)
+
+
+def test_huge_logits_select_one_source():
+  query, gain, values, dh = example(5, 128)
+  check(1e4 * query, gain, values, dh)
+
+
+# The whole read: add and norm, sources in a bank with slots that hold nothing, threaded.
+
+
+def whole(implementation, interpret, num_valid, last_valid, operands):
+  query, gain, out_gain, addend, bank, recent = operands
+  out, sources = depth_attention(
+    Sources(tuple(recent), bank, num_valid),
+    query,
+    key_scale=gain,
+    addend=addend,
+    out_norm_scale=out_gain,
+    eps=EPS,
+    last_valid=last_valid,
+    return_sources=True,
+    implementation=implementation,
+    interpret=interpret,
+  )
+  return out, sources.bank, sources.recent
+
+
+@functools.partial(fast.jit, static_argnums=(0, 1))
+def whole_and_gradients(implementation, interpret, num_valid, last_valid, operands, cotangents):
+  read = functools.partial(whole, implementation, interpret, num_valid, last_valid)
+  out, vjp = jax.vjp(read, operands)
+  return out, vjp(cotangents)[0]
+
+
+def whole_example(num_banked, num_recent, tokens, dtype=np.float32, width=128):
+  rng = np.random.default_rng(0)
+
+  def array(*shape):
+    return jnp.asarray(rng.normal(size=shape), dtype)
+
+  def sources():
+    bank = array(num_banked, *tokens, width) if num_banked else None
+    return bank, tuple(array(*tokens, width) for _ in range(num_recent))
+
+  row = [jnp.asarray(rng.normal(size=width) / s, jnp.float32) for s in (np.sqrt(width), 1, 1)]
+  return (*row, array(*tokens, width), *sources()), (array(*tokens, width), *sources())
+
+
+@pytest.mark.parametrize(
+  ("num_banked", "num_recent", "num_valid", "last_valid", "tokens"),
+  [
+    (0, 3, 0, False, (2, 11)),
+    (6, 2, 0, True, (3, 11)),  # the bank is empty
+    (6, 2, 2, True, (3, 11)),  # its second group is not touched
+    (6, 2, 5, False, (3, 11)),
+    # Two parts of the grid, each with several tiles: reads and writes of the bank overlap.
+    (2, 1, 2, True, (768,)),
+  ],
+)
+def test_add_norm_bank_and_threading_are_those_of_the_reference(
+  num_banked, num_recent, num_valid, last_valid, tokens
+):
+  operands, cotangents = whole_example(num_banked, num_recent, tokens)
+  want = whole_and_gradients("reference", False, num_valid, last_valid, operands, cotangents)
+  *others, bank, recent = operands
+  if num_banked:
+    bank = bank.at[num_valid:].set(jnp.nan)
+  got = whole_and_gradients(
+    "mosaic_tpu", INTERPRET, num_valid, last_valid, (*others, bank, recent), cotangents
+  )
+  if num_banked:
+    np.testing.assert_array_equal(got[0][1], bank)
+    # Nothing is added to what is not valid.
+    np.testing.assert_array_equal(got[1][4][num_valid:], cotangents[1][num_valid:])
+  assert_close((got[0][0], got[0][2]), (want[0][0], want[0][2]), FORWARD)
+  assert_close(got[1], want[1], GRADIENT)
+
+
+@pytest.mark.parametrize("last_valid", [False, True])
+def test_bank_that_is_not_threaded_and_a_last_source_that_holds_nothing(last_valid):
+  (query, *_, bank, recent), (d_out, *_) = whole_example(5, 2, (3, 7))
+
+  @functools.partial(fast.jit, static_argnums=(0, 1))
+  def run(implementation, interpret, num_valid, last_valid, *arguments):
+    def read(query, bank, recent):
+      return depth_attention(
+        Sources(recent, bank, num_valid), query, last_valid=last_valid,
+        implementation=implementation, interpret=interpret,
+      )  # fmt: skip
+
+    out, vjp = jax.vjp(read, *arguments)
+    return out, vjp(d_out)
+
+  want = run("reference", False, 3, last_valid, query, bank, recent)
+  bank = bank.at[3:].set(jnp.nan)
+  if not last_valid:
+    recent = (recent[0], recent[1] * jnp.nan)
+  got = run("mosaic_tpu", INTERPRET, 3, last_valid, query, bank, recent)
+  assert_close(got, want, GRADIENT)
+  np.testing.assert_array_equal(got[1][1][3:], 0)
+
+
+# Transformations. The interpreter of TPUs knows no `checkpoint` and no `vmap`, the plain one does.
+
+
+def test_scan_with_a_bank_that_fills_and_recomputation():
+  (query, *_, bank, _), _ = whole_example(4, 0, (9,))
+
+  @functools.partial(fast.jit, static_argnums=(0, 1))
+  def gradients(implementation, interpret, query, bank):
+    @jax.checkpoint
+    def step(x, num_valid):
+      h = depth_attention(
+        Sources((x,), bank, num_valid), query, implementation=implementation, interpret=interpret
+      )
+      return jnp.sin(h), None
+
+    def loss(query, bank):
+      h, _ = jax.lax.scan(step, bank[0], jnp.arange(3))
+      return jnp.sum(h)
+
+    return jax.value_and_grad(loss, (0, 1))(query, bank)
+
+  want = gradients("reference", False, query, bank)
+  assert_close(gradients("mosaic_tpu", True, query, bank), want, GRADIENT)
+
+
+def test_vmap_over_tokens_is_a_leading_axis():
+  (query, *_, bank, recent), _ = whole_example(2, 1, (3, 9))
+
+  def loss(query, bank, recent, interpret=True, implementation="mosaic_tpu"):
+    options = {"implementation": implementation, "interpret": interpret}
+    return jnp.sum(jnp.sin(depth_attention(Sources(recent, bank, 2), query, **options)))
+
+  def batched(query, bank, recent):
+    return jnp.sum(jax.vmap(loss, (None, 1, 0))(query, bank, recent))
+
+  plain = functools.partial(loss, interpret=False, implementation="reference")
+  got, want = (
+    fast.jit(jax.value_and_grad(fn, (0, 1, 2)))(query, bank, recent) for fn in (batched, plain)
+  )
+  assert_close(got, want, GRADIENT)
+
+
+def test_second_derivative_is_refused():
+  (query, *_, recent), _ = whole_example(0, 2, (3,))
+
+  def loss(query):
+    return jnp.sum(kernel(list(recent), query))
+
+  with pytest.raises(ValueError, match="no second derivative"):
+    jax.hessian(loss)(query)
+
+
+def test_tokens_over_eight_devices_are_those_of_one():
+  layout = Layout(make_mesh(MeshConfig(data=2, fsdp=2, sequence=2)))
+  (query, *_, bank, recent), _ = whole_example(2, 1, (4, 6))
+  tokens = layout.sharding("batch", "tokens"), layout.sharding(None, "batch", "tokens")
+
+  def loss(query, bank, recent, layout, interpret):
+    h = depth_attention(
+      Sources(recent, bank, 2), query, layout=layout, interpret=interpret,
+      implementation="mosaic_tpu" if interpret else "reference",
+    )  # fmt: skip
+    return jnp.sum(jnp.sin(h)), h
+
+  def gradients(layout, interpret):
+    fn = functools.partial(loss, layout=layout, interpret=interpret)
+    return fast.jit(jax.grad(fn, (0, 1, 2), has_aux=True))
+
+  want = gradients(Layout(), False)(query, bank, recent)
+  placed = query, *jax.device_put((bank, recent), (tokens[1], (tokens[0],)))
+  # The plain interpreter is in the program, where its communication can be seen.
+  compiled = gradients(layout, True).lower(*placed).compile()
+  got = compiled(*placed)
+  assert_close(got, want, GRADIENT)
+  assert got[1].sharding.is_equivalent_to(tokens[0], 3)
+  assert got[0][1].sharding.is_equivalent_to(tokens[1], 4)
+  text = compiled.as_text()
+  assert "all-gather" not in text and "all-to-all" not in text
+  assert text.count(" all-reduce(") == 1
+
+
+@pytest.mark.parametrize(
+  ("shape", "dtype", "words"),
+  [
+    ((128, 16, 16384), np.float32, ["MiB", "sources", "forward pass", "v5e"]),
+    ((2, 16, 128), np.float16, ["float16", "bfloat16"]),
+  ],
+)
+def test_what_a_chip_cannot_do_is_refused(shape, dtype, words):
+  source = jax.ShapeDtypeStruct(shape[1:], dtype)
+  query = jax.ShapeDtypeStruct(shape[2:], np.float32)
+  with pytest.raises(ValueError) as refused:
+    jax.eval_shape(kernel, [source] * shape[0], query)
+  assert all(word in str(refused.value) for word in [*words, "mosaic_tpu"]), refused.value
