@@ -15,14 +15,14 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec
 
-from resjax.kernels.depth_attention import reference
+from resjax.kernels.depth_attention import mosaic_gpu, reference
 from resjax.kernels.depth_attention.operands import Cotangents, Operands, Read, Stats
 from resjax.sharding import Layout
 from resjax.typing import Array, PyTree
 
 # Modules with `forward` and `backward` as in reference.py; kernels also have `PLATFORM` and
 # `obstacle`. In order of preference.
-BACKENDS = {"reference": reference}
+BACKENDS = {"mosaic_gpu": mosaic_gpu, "reference": reference}
 LANES = 128
 MAX_SOURCES = 128
 

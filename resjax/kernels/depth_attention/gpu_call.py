@@ -14,18 +14,17 @@ from resjax.sharding import Layout
 from resjax.typing import Array, PyTree
 
 _PROGRAM = "program"
-# SMs of a GPU that is not there: what a kernel is lowered for, or interpreted.
-ABSENT_SMS = 132
+# SMs of an H100, for which a kernel is lowered where there is no GPU.
+_ABSENT_SMS = 132
 
 
 def num_programs(read: Read, tokens: int, tiles: GpuTiles) -> int:
-  """Returns how many programs share the tokens: as many as run at a time."""
-  return min(tokens, tiles.programs_per_sm * num_sms(read.layout))
+  """Returns how many programs share the tokens: as many as run at a time.
 
-
-def num_sms(layout: Layout) -> int:
-  """Returns the number of streaming multiprocessors of the GPU of a layout."""
-  return getattr(device(layout), "core_count", ABSENT_SMS)
+  The interpreter runs them one after another, so it is a GPU of one streaming multiprocessor.
+  """
+  sms = 1 if read.interpret else getattr(device(read.layout), "core_count", _ABSENT_SMS)
+  return min(tokens, tiles.programs_per_sm * sms)
 
 
 def device(layout: Layout) -> jax.Device:

@@ -87,8 +87,12 @@ class Ring:
 
   def start(self) -> None:
     """Fills the ring."""
-    for ahead in range(self.size):
-      self._fetch(jnp.int32(ahead // self.positions), ahead % self.positions)
+    positions = jnp.int32(self.positions)
+
+    def fetch(ahead, _):
+      self._fetch(lax.div(ahead, positions), lax.rem(ahead, positions))
+
+    lax.fori_loop(jnp.int32(0), jnp.int32(self.size), fetch, None)
 
   def wait(self, step: Array, position: Array | int) -> None:
     """Waits until the row of a position that is valid has arrived."""
@@ -99,7 +103,8 @@ class Ring:
     return load_row(self.rows, self._place(step, position))
 
   def release(self, step: Array, position: Array | int) -> None:
-    """Gives up the row of a position, valid or not."""
+    """Gives up the row of a position, valid or not, once all threads have read it."""
+    plgpu.commit_smem()
     ahead = position + self.size
     if isinstance(ahead, int):
       self._fetch(step + ahead // self.positions, ahead % self.positions)
