@@ -16,14 +16,14 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec
 
-from resjax.kernels.depth_attention import mosaic_tpu, reference
+from resjax.kernels.depth_attention import mosaic_gpu, mosaic_tpu, reference
 from resjax.kernels.depth_attention.operands import Cotangents, Operands, Read, Stats
 from resjax.sharding import Layout
 from resjax.typing import Array, PyTree
 
 # Modules with `forward` and `backward` as in reference.py; kernels also have `PLATFORM` and
 # `obstacle`. In order of preference.
-BACKENDS = {"mosaic_tpu": mosaic_tpu, "reference": reference}
+BACKENDS = {"mosaic_tpu": mosaic_tpu, "mosaic_gpu": mosaic_gpu, "reference": reference}
 IMPLEMENTATIONS = tuple(BACKENDS)
 LANES = 128
 MAX_SOURCES = 128

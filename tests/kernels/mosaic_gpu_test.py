@@ -1,0 +1,225 @@
+"""Depth attention in Mosaic GPU: lowered for cuda, and run in the interpreter of the newest JAX."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from resjax.kernels.depth_attention import Sources, depth_attention, gpu_tiles, mosaic_gpu
+from resjax.kernels.depth_attention.operands import Operands, Read
+from resjax.sharding import Layout
+from tests.helpers import reference
+from tests.helpers.compare import assert_close
+
+EPS = 1e-6
+BF16, FP32 = jnp.bfloat16, jnp.float32
+FORWARD = {BF16: 4e-3, FP32: 2e-6}
+GRADIENTS = {BF16: 4e-3, FP32: 1e-5}
+
+
+def operands(count, banked, tokens, width, dtype, adds=False, norms=False):
+  """Shapes of a read of `count` slots, `banked` of them in a bank."""
+  row, gain = jax.ShapeDtypeStruct((tokens, width), dtype), jax.ShapeDtypeStruct((width,), FP32)
+  bank = jax.ShapeDtypeStruct((banked, tokens, width), dtype) if banked else None
+  counts = jax.ShapeDtypeStruct((2,), jnp.int32)
+  recent = (row,) * (count - banked)
+  return Operands(bank, recent, counts, gain, row if adds else None, gain if norms else None)
+
+
+def lowered(function, *arguments):
+  program = jax.jit(function).trace(*arguments).lower(lowering_platforms=("cuda",))
+  return program.as_text()
+
+
+@pytest.mark.parametrize(
+  ("width", "dtype"),
+  [(128, BF16), (384, BF16), (2048, BF16), (7168, BF16), (384, jnp.float16), (2048, FP32)],
+)
+def test_every_variant_lowers_for_cuda(width, dtype):
+  for count, banked, adds, norms, threaded in ((3, 0, 0, 0, 0), (4, 2, 1, 1, 1), (2, 2, 0, 0, 1)):
+    read = Read(1, EPS, bool(adds), bool(threaded), "mosaic_gpu", Layout())
+    inputs = operands(count, banked, 1001, width, dtype, adds, norms)
+    forward = functools.partial(mosaic_gpu.forward, read)
+    assert lowered(forward, inputs).count("@mosaic_gpu") == 1
+    out, running, stats = jax.eval_shape(forward, inputs)
+    assert (running is not None) == adds and stats.logits.shape == (count, 1001)
+    inputs = inputs._replace(addend=None)
+    d_sources = (inputs.bank, inputs.recent) if threaded else None
+    backward = functools.partial(mosaic_gpu.backward, read)
+    arguments = inputs, stats, out, d_sources
+    assert lowered(backward, *arguments).count("@mosaic_gpu") == 1
+    d = jax.eval_shape(backward, *arguments)
+    assert jax.tree.map(lambda x: (x.shape, x.dtype), (d.bank, d.recent)) == jax.tree.map(
+      lambda x: (x.shape, x.dtype), (inputs.bank, inputs.recent)
+    )
+
+
+interpreted = pytest.mark.skipif(
+  not hasattr(plgpu, "InterpretGPUParams"), reason="this JAX has no interpreter of GPU kernels"
+)
+
+
+def example(count, tokens, width, dtype, seed=0):
+  """query, gain, sources, addend, gain of the output, cotangent; rounded to the dtype."""
+  rng = np.random.default_rng(seed)
+  shapes = (width,), (width,), (count, tokens, width), (tokens, width), (width,), (tokens, width)
+  query, gain, sources, addend, out_gain, d_out = (rng.normal(size=s) for s in shapes)
+  rounded = (jnp.asarray(x, dtype) for x in (sources, addend, d_out))
+  gains = (jnp.asarray(x, FP32) for x in (query / np.sqrt(width), gain, out_gain))
+  (query, gain, out_gain), (sources, addend, d_out) = gains, rounded
+  return query, gain, sources, addend, out_gain, d_out
+
+
+def attend(sources, query, gain, implementation="mosaic_gpu", **options):
+  interpret = implementation == "mosaic_gpu" and plgpu.InterpretGPUParams(detect_races=True)
+  return depth_attention(
+    sources, query, key_scale=gain, implementation=implementation, interpret=interpret, **options
+  )
+
+
+def wide(*arrays):
+  return [np.asarray(x, np.float64) for x in arrays]
+
+
+def few_rows(monkeypatch, rows):
+  """A ring of few rows, so that it goes round within a token; two programs for all tokens."""
+  tiles = gpu_tiles.GpuTiles(rows, programs_per_sm=2)
+  monkeypatch.setattr(gpu_tiles, "choose_forward", lambda like: tiles)
+  monkeypatch.setattr(gpu_tiles, "choose_backward", lambda like, num_slots: tiles)
+
+
+@interpreted
+@pytest.mark.parametrize("dtype", [BF16, FP32])
+@pytest.mark.parametrize(("count", "width", "rows"), [(1, 128, 2), (3, 384, 2), (3, 128, 7)])
+def test_values_and_gradients_are_those_of_numpy(monkeypatch, count, width, rows, dtype):
+  few_rows(monkeypatch, rows)
+  query, gain, sources, *_, d_out = example(count, 5, width, dtype)
+  h, vjp = jax.vjp(lambda q, g, v: attend(list(v), q, g), query, gain, sources)
+  w, gamma, values, d = wide(query, gain, sources, d_out)
+  assert_close(h, reference.depth_read(w, gamma, values, EPS), FORWARD[dtype])
+  wants = reference.depth_read_gradients(w, gamma, values, EPS, d)
+  assert_close(vjp(d_out), wants, GRADIENTS[dtype])
+
+
+@interpreted
+def test_zero_query_is_the_mean_and_sources_of_one_direction_have_equal_logits(monkeypatch):
+  few_rows(monkeypatch, 2)
+  query, gain, sources, *_ = example(5, 3, 128, FP32)
+  assert_close(attend(list(sources), 0 * query, gain), sources.mean(axis=0), 2e-6)
+  scales = np.array([1.0, 2.0, 4.0, 8.0, 16.0], np.float32)[:, None, None]
+  h = attend(list(scales * sources[:1]), query, gain, eps=1e-30)
+  assert_close(h, scales.mean() * sources[0], 2e-6)
+
+
+@interpreted
+def test_huge_and_tiny_sources():
+  query, gain, sources, *_, d_out = example(4, 3, 128, FP32)
+  exponents = np.array([[15, -15, 0, 5], [17, 17, 17, 17], [-15, -15, -15, -15]]).T  # by token
+  scaled = sources * (10.0**exponents)[..., None].astype(np.float32)
+  h, vjp = jax.vjp(lambda q, g, v: attend(list(v), q, g), query, gain, scaled)
+  assert_close(h, reference.depth_read(*wide(query, gain, scaled), EPS), 2e-6)
+  assert all(np.isfinite(leaf).all() for leaf in vjp(d_out))
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def fused(implementation, num_valid, last_valid, inputs, cotangents):
+  """Add, read and norm of sources in a bank and recent ones, threaded; with all cotangents."""
+
+  def read(query, gain, bank, recent, addend, out_gain):
+    sources = Sources(tuple(recent), bank, num_valid)
+    h, sources = attend(
+      sources, query, gain, implementation, addend=addend, out_norm_scale=out_gain,
+      last_valid=last_valid, return_sources=True, eps=EPS,
+    )  # fmt: skip
+    return h, sources.bank, sources.recent
+
+  out, vjp = jax.vjp(read, *inputs)
+  return out, vjp(cotangents)
+
+
+@interpreted
+@pytest.mark.parametrize(
+  ("rows", "num_valid", "last_valid", "dtype"), [(3, 1, 1, FP32), (3, 2, 0, FP32), (6, 1, 1, BF16)]
+)
+def test_add_bank_and_norm_are_those_of_the_reference(
+  monkeypatch, rows, num_valid, last_valid, dtype
+):
+  few_rows(monkeypatch, rows)
+  query, gain, sources, addend, out_gain, d_out = example(5, 5, 128, dtype)
+  d_sources = example(5, 5, 128, dtype, seed=1)[2]
+  cotangents = d_out, d_sources[:3], tuple(d_sources[3:])
+  bank, recent = sources[:3].at[num_valid:].set(jnp.nan), tuple(sources[3:])
+  inputs = query, gain, bank, recent, addend, out_gain
+  (h, *kept), d_inputs = fused("mosaic_gpu", num_valid, last_valid, inputs, cotangents)
+  inputs = (query, gain, sources[:3], *inputs[3:])
+  inputs = jax.tree.map(lambda x: x.astype(FP32), inputs)
+  cotangents = jax.tree.map(lambda x: x.astype(FP32), cotangents)
+  (want, _, want_recent), want_inputs = fused(
+    "reference", num_valid, last_valid, inputs, cotangents
+  )
+  np.testing.assert_array_equal(*np.float32((kept[0], bank)))
+  assert_close((h, kept[1]), (want, want_recent), FORWARD[dtype])
+  assert_close(d_inputs, want_inputs, GRADIENTS[dtype])
+  np.testing.assert_array_equal(*np.float32((d_inputs[2][num_valid:], d_sources[num_valid:3])))
+
+
+@pytest.mark.parametrize("count", [1, 8, 16, 64, 128])
+@pytest.mark.parametrize(
+  ("width", "dtype"), [(128, BF16), (2048, BF16), (7168, BF16), (8192, FP32)]
+)
+def test_tiles_fit_into_shared_memory(count, width, dtype):
+  like = jax.ShapeDtypeStruct((5, width), dtype)
+  for tiles in (gpu_tiles.choose_forward(like), gpu_tiles.choose_backward(like, count)):
+    assert tiles.shared_bytes(like) >= tiles.rows * width * dtype(0).nbytes
+    assert tiles.programs_per_sm * (tiles.shared_bytes(like) + 1024) <= 228 * 1024
+
+
+def test_sources_of_a_token_stay_in_shared_memory_where_they_fit():
+  def kept(count, width):
+    like = jax.ShapeDtypeStruct((5, width), BF16)
+    return gpu_tiles.choose_backward(like, count).rows > count
+
+  assert kept(8, 2048) and kept(10, 4096) and kept(9, 7168)
+  assert not kept(64, 2048) and not kept(16, 7168)
+
+
+@pytest.mark.parametrize(("rows", "programs"), [(1, 1), (33, 1), (2, 0), (2, 9)])
+def test_tiles_that_do_not_exist_are_refused(rows, programs):
+  with pytest.raises(ValueError, match=r"GpuTiles\.(rows|programs_per_sm)=\d+; allowed are"):
+    gpu_tiles.GpuTiles(rows, programs)
+
+
+class Device:
+  """What an obstacle asks of a device."""
+
+  def __init__(self, capability):
+    self.compute_capability, self.device_kind = capability, "a GPU"
+
+
+@pytest.mark.parametrize(
+  ("capability", "width", "words"),
+  [
+    ("8.0", 128, ["'a GPU'", "8.0", "9.0"]),
+    (None, 128, ["'a GPU'", "not known"]),
+    ("9.0", 8320, ["8320", "8192"]),
+    ("9.0", 8192, None),
+    ("10.3", 128, None),
+  ],
+)
+def test_what_the_kernels_cannot_do(monkeypatch, capability, width, words):
+  monkeypatch.setattr(mosaic_gpu.gpu_call, "device", lambda layout: Device(capability))
+  read = Read(1, EPS, False, False, "mosaic_gpu", Layout())
+  obstacle = mosaic_gpu.obstacle(read, operands(2, 0, 3, width, BF16))
+  assert (obstacle is None) == (words is None)
+  assert all(word in obstacle for word in words or [])
+
+
+def test_without_a_gpu_the_reference_runs_and_the_name_is_refused():
+  sources, query = list(np.ones((2, 3, 128), np.float32)), np.ones(128, np.float32)
+  want = depth_attention(sources, query, implementation="reference")
+  np.testing.assert_array_equal(depth_attention(sources, query), want)
+  with pytest.raises(ValueError, match=r"'mosaic_gpu'.*platform 'gpu'.*'cpu'"):
+    depth_attention(sources, query, implementation="mosaic_gpu")
