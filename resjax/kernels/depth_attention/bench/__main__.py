@@ -9,6 +9,7 @@ Both compile for a TPU that need not be there (the extra `tpu`).
 """
 
 import argparse
+import dataclasses
 import json
 import os
 import sys
@@ -53,7 +54,10 @@ def main(argv: list[str] | None = None) -> None:
   if flags.network_bytes:
     from resjax.kernels.depth_attention.bench import network_bytes
 
-    network_bytes.main(flags.out)
+    shape = flags.networks[0] if flags.networks else arg_specs.BYTES_NETWORK
+    shape = dataclasses.replace(shape, normed=True)
+    for chip in flags.chips:
+      network_bytes.main(flags.out, chip, shape, flags.arms)
   if not flags.tpu_schedule and not flags.network_bytes:
     _measure(flags)
 
