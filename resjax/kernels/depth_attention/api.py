@@ -129,16 +129,8 @@ _read.defvjp(_read_forward, _read_backward)
 
 def _check(sources, query, key_scale, addend, out_norm_scale, num_heads, return_sources) -> None:
   """Refuses what does not fit together, naming the argument."""
-  arrays = [*sources.recent, *([] if sources.bank is None else [sources.bank[0]])]
-  if not arrays:
-    raise ValueError("sources: there are none; depth attention needs at least one")
-  shape, dtype = arrays[0].shape, arrays[0].dtype
-  for array in arrays[1:]:
-    if array.shape != shape or array.dtype != dtype:
-      raise ValueError(
-        f"sources differ: {dtype}{list(shape)} and {array.dtype}{list(array.shape)}; "
-        "all need one shape [..., D] and dtype"
-      )
+  sources.check_alike()
+  shape = sources.shape
   gains = {"query": query, "key_scale": key_scale, "out_norm_scale": out_norm_scale}
   for name, gain in gains.items():
     if gain is not None and gain.shape != shape[-1:]:

@@ -7,8 +7,9 @@ over tokens of the cotangents of query and output gain.
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -27,21 +28,29 @@ LANES = 128
 MAX_SOURCES = 128
 
 
-def choose(read: Read, operands: Operands, implementation: str | None) -> Read:
+def choose(
+  read: Read, operands: Any, implementation: str | None, backends: Mapping = BACKENDS
+) -> Read:
   """Returns the read with the backend that runs it.
+
+  Args:
+    read: without a backend.
+    operands: `Operands`, or others that have its properties.
+    implementation: a name among `backends`, or None, the first that can run.
+    backends: name -> module, `reference` among them.
 
   Raises:
     ValueError: there is no such backend, or it cannot run here.
   """
   if implementation is None:
-    name = next(name for name in BACKENDS if _obstacle(name, read, operands) is None)
+    name = next(name for name in backends if _obstacle(backends, name, read, operands) is None)
     return dataclasses.replace(read, implementation=name)
-  if implementation not in BACKENDS:
+  if implementation not in backends:
     raise ValueError(
       f"implementation={implementation!r} of depth attention is not known; allowed: "
-      f"{', '.join(BACKENDS)}, or None for the best"
+      f"{', '.join(backends)}, or None for the best"
     )
-  obstacle = _obstacle(implementation, read, operands)
+  obstacle = _obstacle(backends, implementation, read, operands)
   if obstacle:
     raise ValueError(
       f"implementation={implementation!r} of depth attention cannot run: {obstacle}; "
@@ -55,8 +64,8 @@ def forward(read: Read, operands: Operands) -> tuple[Array, Array | None, Stats]
   if read.implementation == "reference":
     return reference.forward(read, operands)
   run = partial(BACKENDS[read.implementation].forward, read)
-  out_axes = _FIRST, _FIRST if read.adds else None, _STATS
-  return _on_rows(read.layout, run, (_operand_axes(operands),), out_axes)(operands)
+  out_axes = FIRST, FIRST if read.adds else None, _STATS
+  return on_rows(read.layout, run, (operand_axes(operands),), out_axes)(operands)
 
 
 def backward(
@@ -66,19 +75,19 @@ def backward(
   if read.implementation == "reference":
     return reference.backward(read, operands, stats, d_out, d_sources)
   run = partial(BACKENDS[read.implementation].backward, read)
-  axes = _operand_axes(operands)
+  axes = operand_axes(operands)
   sources = axes.bank, axes.recent
-  in_axes = axes, _STATS, _FIRST, sources if read.threaded else None
-  out_axes = Cotangents(*sources, _NO_TOKENS, axes.out_norm_scale)
-  call = _on_rows(read.layout, run, in_axes, out_axes)
-  return _first_order(call, operands, stats, d_out, d_sources)
+  in_axes = axes, _STATS, FIRST, sources if read.threaded else None
+  out_axes = Cotangents(*sources, NO_TOKENS, axes.out_norm_scale)
+  call = on_rows(read.layout, run, in_axes, out_axes)
+  return first_order(call, operands, stats, d_out, d_sources)
 
 
-def _obstacle(name: str, read: Read, operands: Operands) -> str | None:
+def _obstacle(backends: Mapping, name: str, read: Read, operands: Any) -> str | None:
   """Returns why a backend cannot run, or None."""
   if name == "reference":
     return None
-  backend, layout, like = BACKENDS[name], read.layout, operands.like
+  backend, layout, like = backends[name], read.layout, operands.like
   if layout.platform != backend.PLATFORM and not read.interpret:
     return f"it needs platform {backend.PLATFORM!r}, the mesh is on {layout.platform!r}"
   if read.num_heads > 1:
@@ -109,24 +118,25 @@ def _is_sharded(layout: Layout) -> bool:
   return layout.mesh is not None and layout.mesh.size > 1
 
 
-# Where the token axes of an array begin: [..., D]; [N, ..., D]; it has none, and is summed over
-# devices where a reverse pass returns it.
-_FIRST, _SECOND, _NO_TOKENS = 0, 1, -1
-_STATS = Stats(_SECOND, _SECOND, _FIRST)
+# Where the token axes of an array begin: [..., D]; [N, ..., D]; [S, N, ...]; it has none, and is
+# summed over devices where a reverse pass returns it.
+FIRST, SECOND, THIRD, NO_TOKENS = 0, 1, 2, -1
+_STATS = Stats(SECOND, SECOND, FIRST)
 
 
-def _operand_axes(operands: Operands) -> Operands:
-  fields = Operands(_SECOND, _FIRST, _NO_TOKENS, _NO_TOKENS, _FIRST, _NO_TOKENS)
+def operand_axes(operands: Operands) -> Operands:
+  """Returns where the token axes of every array of `operands` begin."""
+  fields = Operands(SECOND, FIRST, NO_TOKENS, NO_TOKENS, FIRST, NO_TOKENS)
   spread = [jax.tree.map(lambda _, axis=a: axis, o) for a, o in zip(fields, operands, strict=True)]
   return Operands(*spread)
 
 
-def _on_rows(layout: Layout, fn: Callable, in_axes: PyTree, out_axes: PyTree) -> Callable:
+def on_rows(layout: Layout, fn: Callable, in_axes: PyTree, out_axes: PyTree) -> Callable:
   """Gives `fn` the rows [T, D] of one device, all token axes folded into one.
 
   Args:
     layout: mesh and rules.
-    fn: takes the trees of `in_axes`; the first one is `Operands`.
+    fn: takes the trees of `in_axes`; the first one has `like`, as `Operands`.
     in_axes: for each array where its token axes begin.
     out_axes: the same for what it returns.
   """
@@ -147,12 +157,11 @@ def _on_rows(layout: Layout, fn: Callable, in_axes: PyTree, out_axes: PyTree) ->
 
   if not _is_sharded(layout):
     return local
-  specs = {
-    _FIRST: layout.spec("batch", "tokens"),
-    _SECOND: layout.spec(None, "batch", "tokens"),
-    _NO_TOKENS: PartitionSpec(),
-  }
-  in_specs, out_specs = jax.tree.map(specs.get, (in_axes, out_axes))
+
+  def spec(axis):
+    return layout.spec(*[None] * axis, "batch", "tokens") if axis >= 0 else PartitionSpec()
+
+  in_specs, out_specs = jax.tree.map(spec, (in_axes, out_axes))
   # The outputs of a kernel carry no annotation of the axes that they vary over.
   return jax.shard_map(
     local, mesh=layout.mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False
@@ -165,12 +174,12 @@ def _token_axes(layout: Layout) -> tuple[str, ...]:
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _first_order(call: Callable, *args: PyTree) -> PyTree:
-  """Calls a reverse pass that has none itself."""
+def first_order(call: Callable, *args: PyTree) -> PyTree:
+  """Calls a reverse pass that itself has none."""
   return call(*args)
 
 
-@_first_order.defjvp
+@first_order.defjvp
 def _refuse(call, primals, tangents):
   del call, primals, tangents
   raise ValueError(

@@ -90,6 +90,24 @@ class Sources:
       return recent
     return jnp.concatenate([jnp.arange(self.bank.shape[0]) < self.num_valid, recent])
 
+  def check_alike(self) -> None:
+    """Raises ValueError if there is no array at all, or they differ in shape or dtype."""
+    arrays = [*self.recent, *([] if self.bank is None else [self.bank[0]])]
+    if not arrays:
+      raise ValueError("sources: there are none; depth attention needs at least one")
+    shape, dtype = arrays[0].shape, arrays[0].dtype
+    for array in arrays[1:]:
+      if array.shape != shape or array.dtype != dtype:
+        raise ValueError(
+          f"sources differ: {dtype}{list(shape)} and {array.dtype}{list(array.shape)}; "
+          "all need one shape [..., D] and dtype"
+        )
+
+  @property
+  def shape(self) -> tuple[int, ...]:
+    """[..., D], of one source."""
+    return self.recent[0].shape if self.recent else self.bank.shape[1:]
+
 
 def make_bank(sources: tuple[Array, ...], size: int) -> Array:
   """Returns a bank [size, ..., D] whose first slots are `sources`, the others zero."""

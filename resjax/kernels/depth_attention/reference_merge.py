@@ -1,0 +1,98 @@
+"""The merge of two-phase depth attention in plain JAX."""
+
+import jax
+import jax.numpy as jnp
+
+from resjax.kernels.depth_attention.operands import Read
+from resjax.kernels.depth_attention.two_phase_operands import (
+  MergeCotangents,
+  MergeOperands,
+  MergeStats,
+  away_from_zero,
+)
+from resjax.typing import Array, wide_dtype
+
+
+def forward(read: Read, operands: MergeOperands) -> tuple[Array, Array | None, MergeStats]:
+  """Merges; see `depth_attention_merge` for the equations.
+
+  Returns:
+    The output [..., D]; the running sum with the addend in it, or None; statistics.
+  """
+  running = operands.running + operands.addend if read.adds else None
+  if read.adds:
+    operands = operands._replace(running=running)
+  valid, v = operands.valid[0] > 0, _running(operands)
+  inverse_rms = jax.lax.rsqrt(jnp.mean(v**2, axis=-1) + read.eps)
+  logit = jnp.sum(v * _wide(operands.query), axis=-1) * inverse_rms
+  log_odds = jnp.where(valid, logit - operands.lse, -jnp.inf)
+  out = _share(-log_odds) * _wide(operands.out) + _share(log_odds) * v
+  out_inverse_rms = None
+  if operands.out_norm_scale is not None:
+    out_inverse_rms = jax.lax.rsqrt(jnp.mean(out**2, axis=-1) + read.eps)
+    out = out * out_inverse_rms[..., None] * _gain(operands)
+  stats = MergeStats(inverse_rms, logit, log_odds, out_inverse_rms)
+  return out.astype(operands.running.dtype), running, stats
+
+
+def backward(
+  read: Read,
+  operands: MergeOperands,
+  out: Array,
+  stats: MergeStats,
+  d_out: Array,
+  d_running: Array,
+) -> MergeCotangents:
+  """Reverse pass; the result of phase 1 is not read.
+
+  Args:
+    read: as in the forward pass.
+    operands: as in the forward pass, the addend joined to the running sum, nothing of phase 1.
+    out: what the forward pass returned.
+    stats: of the forward pass.
+    d_out: cotangent of the output [..., D].
+    d_running: cotangent of the returned running sum, to which that of this merge is added.
+  """
+  v, query, dtype = _running(operands), _wide(operands.query), operands.running.dtype
+  d_mixed, along, d_scale = _mixed_backward(read, operands, out, stats, d_out)
+  share, rest = _share(stats.log_odds), _share(-stats.log_odds)
+  d_logit = share[..., 0] * (jnp.sum(d_mixed * v, axis=-1) - along)
+  d_dot = (d_logit * stats.inverse_rms)[..., None]
+  shrink = d_dot * (stats.inverse_rms * stats.logit)[..., None] / v.shape[-1]
+  d_v = share * d_mixed + d_dot * query - shrink * v
+  d_query = jnp.sum(d_dot * v, axis=tuple(range(v.ndim - 1)))
+  d_first = (rest * d_mixed).astype(dtype)
+  return MergeCotangents(
+    d_first, -d_logit, (_wide(d_running) + d_v).astype(dtype), d_query, d_scale
+  )
+
+
+def _mixed_backward(read, operands, out, stats, d_out):
+  """Returns the cotangent of h, its dot product ⟨dh, h⟩ with h, and the cotangent of the gain."""
+  out, d_out = _wide(out), _wide(d_out)
+  if operands.out_norm_scale is None:
+    return d_out, jnp.sum(d_out * out, axis=-1), None
+  inverse_rms, gain = stats.out_inverse_rms, _gain(operands)
+  normed = out / gain
+  along = jnp.mean(d_out * out, axis=-1)
+  d_scale = jnp.sum(d_out * normed, axis=tuple(range(out.ndim - 1)))
+  d_mixed = inverse_rms[..., None] * (gain * d_out - along[..., None] * normed)
+  return d_mixed, out.shape[-1] * along * read.eps * inverse_rms**2, d_scale
+
+
+def _running(operands: MergeOperands) -> Array:
+  """Returns the running sum; zero where it does not count."""
+  return _wide(jnp.where(operands.valid[0] > 0, operands.running, 0))
+
+
+def _gain(operands: MergeOperands) -> Array:
+  return away_from_zero(_wide(operands.out_norm_scale), operands.running.dtype)
+
+
+def _share(log_odds: Array) -> Array:
+  """Returns what a logit above all others by `log_odds` gets of a softmax: [..., 1]."""
+  return jax.nn.sigmoid(log_odds)[..., None]
+
+
+def _wide(x: Array) -> Array:
+  return x.astype(wide_dtype(x))

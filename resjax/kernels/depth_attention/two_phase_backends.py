@@ -1,0 +1,84 @@
+"""The backends of two-phase depth attention, called on the tokens of one device like those of
+`depth_attention`."""
+
+from functools import partial
+
+from resjax.kernels.depth_attention import backends, reference_block, reference_merge
+from resjax.kernels.depth_attention.backends import FIRST, NO_TOKENS, SECOND, THIRD
+from resjax.kernels.depth_attention.operands import Cotangents, Operands, Read, Stats
+from resjax.kernels.depth_attention.two_phase_operands import (
+  MergeCotangents,
+  MergeOperands,
+  MergeStats,
+)
+from resjax.typing import Array, PyTree
+
+# Modules with `forward` and `backward` as in the references; kernels also have `PLATFORM` and
+# `obstacle`. In order of preference.
+BLOCK_BACKENDS = {"reference": reference_block}
+MERGE_BACKENDS = {"reference": reference_merge}
+
+
+def block_forward(read: Read, operands: Operands) -> tuple[Array, Stats]:
+  """Runs the forward pass of the chosen backend, see reference_block.py."""
+  if read.implementation == "reference":
+    return reference_block.forward(read, operands)
+  run = partial(BLOCK_BACKENDS[read.implementation].forward, read)
+  in_axes = (backends.operand_axes(operands),)
+  return backends.on_rows(read.layout, run, in_axes, (SECOND, _BLOCK_STATS))(operands)
+
+
+def block_backward(
+  read: Read, operands: Operands, stats: Stats, d_out: Array, d_lse: Array, d_sources: PyTree
+) -> Cotangents:
+  """Runs the reverse pass of the chosen backend, see reference_block.py."""
+  if read.implementation == "reference":
+    return reference_block.backward(read, operands, stats, d_out, d_lse, d_sources)
+  run = partial(BLOCK_BACKENDS[read.implementation].backward, read)
+  axes = backends.operand_axes(operands)
+  sources = axes.bank, axes.recent
+  in_axes = axes, _BLOCK_STATS, SECOND, SECOND, sources if read.threaded else None
+  call = backends.on_rows(read.layout, run, in_axes, Cotangents(*sources, NO_TOKENS, None))
+  return backends.first_order(call, operands, stats, d_out, d_lse, d_sources)
+
+
+def merge_forward(read: Read, operands: MergeOperands) -> tuple[Array, Array | None, MergeStats]:
+  """Runs the forward pass of the chosen backend, see reference_merge.py."""
+  if read.implementation == "reference":
+    return reference_merge.forward(read, operands)
+  run = partial(MERGE_BACKENDS[read.implementation].forward, read)
+  out_axes = FIRST, FIRST if read.adds else None, _merge_stats_axes(operands)
+  return backends.on_rows(read.layout, run, (_merge_axes(operands),), out_axes)(operands)
+
+
+def merge_backward(
+  read: Read,
+  operands: MergeOperands,
+  out: Array,
+  stats: MergeStats,
+  d_out: Array,
+  d_running: Array,
+) -> MergeCotangents:
+  """Runs the reverse pass of the chosen backend, see reference_merge.py."""
+  if read.implementation == "reference":
+    return reference_merge.backward(read, operands, out, stats, d_out, d_running)
+  run = partial(MERGE_BACKENDS[read.implementation].backward, read)
+  axes = _merge_axes(operands)
+  in_axes = axes, FIRST, _merge_stats_axes(operands), FIRST, FIRST
+  out_axes = MergeCotangents(FIRST, FIRST, FIRST, NO_TOKENS, axes.out_norm_scale)
+  call = backends.on_rows(read.layout, run, in_axes, out_axes)
+  return backends.first_order(call, operands, out, stats, d_out, d_running)
+
+
+_BLOCK_STATS = Stats(SECOND, THIRD, SECOND)
+
+
+def _merge_axes(operands: MergeOperands) -> MergeOperands:
+  fields = MergeOperands(FIRST, FIRST, FIRST, NO_TOKENS, NO_TOKENS, FIRST, NO_TOKENS)
+  there = [None if x is None else axis for axis, x in zip(fields, operands, strict=True)]
+  return MergeOperands(*there)
+
+
+def _merge_stats_axes(operands: MergeOperands) -> MergeStats:
+  has_norm = operands.out_norm_scale is not None
+  return MergeStats(FIRST, FIRST, FIRST, FIRST if has_norm else None)

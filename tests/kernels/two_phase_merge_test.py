@@ -1,0 +1,140 @@
+"""The merge of two-phase depth attention."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from resjax.kernels.depth_attention import depth_attention_merge
+from tests.helpers import fast
+from tests.helpers.compare import assert_close, relative_errors
+from tests.helpers.two_phase import EPS, D, wide
+
+
+def merge(out, lse, running, query, addend, out_gain):
+  return depth_attention_merge(
+    out, lse, running, query, addend=addend, out_norm_scale=out_gain, eps=EPS
+  )
+
+
+def plain_merge(out, lse, running, query, addend, out_gain):
+  """The same from its equations, to be differentiated."""
+  u = running + addend
+  s = u @ query / jnp.sqrt(jnp.mean(u**2, axis=-1) + EPS)
+  share = jax.nn.softmax(jnp.stack([lse, s]), axis=0)[..., None]
+  h = share[0] * out + share[1] * u
+  if out_gain is not None:
+    h = h / jnp.sqrt(jnp.mean(h**2, axis=-1, keepdims=True) + EPS) * out_gain
+  return h, u
+
+
+def merge_example(dtype, norm, lse, width=128):
+  """Inputs of a merge and cotangents; tokens of one lse, and sums of one share of it."""
+  rng = np.random.default_rng(5)
+  tokens = rng.normal(size=(5, 32, width))
+  out, running, addend, *d = jnp.asarray(tokens, dtype)
+  query = jnp.asarray(rng.normal(size=width) / width**0.5, jnp.float32)
+  gain = jnp.asarray(rng.normal(size=width), jnp.float32) if norm else None
+  lse = jnp.full(32, lse, jnp.float32)
+  return (out, lse, running, query, addend, gain), tuple(d)
+
+
+def merge_errors(inputs, d):
+  """Relative errors of outputs and of gradients against float64, by the name of an argument."""
+
+  def run(fn, inputs, d):
+    outputs, vjp = jax.vjp(fn, *inputs)
+    return outputs, vjp(d)
+
+  run = fast.jit(run, static_argnums=0)
+  got, gradients = run(merge, inputs, d)
+  with jax.enable_x64(True):
+    want, wants = run(plain_merge, *jax.tree.map(jnp.asarray, wide((inputs, d))))
+  names = "out", "lse", "running", "query", "addend", "gain"
+  gradients, wants = (dict(zip(names, values, strict=True)) for values in (gradients, wants))
+  return relative_errors(got, want), relative_errors(gradients, wants)
+
+
+@pytest.mark.parametrize("norm", [False, True])
+@pytest.mark.parametrize("lse", [2.0, 0.0, -3.0])
+def test_a_merge_in_bfloat16(lse, norm):
+  outputs, gradients = merge_errors(*merge_example(jnp.bfloat16, norm, lse))
+  assert max(outputs.values()) <= 4e-3, outputs
+  # What goes through the logit is the difference of two products with arrays of 8 bits, which at
+  # a share β of the running sum is 1 − β of either.
+  through_logit = 8e-3 * (1 + np.exp(-lse))
+  for path, error in gradients.items():
+    assert error <= (through_logit if path in ("['lse']", "['query']") else 4e-3), gradients
+
+
+@pytest.mark.parametrize("norm", [False, True])
+@pytest.mark.parametrize("lse", [-1e6, -30.0, -5.0, 0.0, 30.0, 1e6])
+def test_a_merge_at_any_share_in_float32(lse, norm):
+  outputs, gradients = merge_errors(*merge_example(jnp.float32, norm, lse))
+  assert max(outputs.values()) <= 2e-6, outputs
+  # As above; the gradient itself is 1 − β of what it is composed of.
+  scaled = {"['lse']": np.exp(-max(lse, -30.0)), "['query']": np.exp(-max(lse, -30.0))}
+  for path, error in gradients.items():
+    assert error <= 1e-5 + 1e-6 * scaled.get(path, 0.0), gradients
+
+
+@pytest.mark.parametrize("norm", [False, True])
+def test_a_running_sum_that_does_not_count_is_not_read(norm):
+  (out, lse, running, query, _, gain), d = merge_example(jnp.float32, norm, 0.0)
+
+  @fast.jit
+  def run(counts, running):
+    def read(*a):
+      return depth_attention_merge(*a[:4], out_norm_scale=gain, eps=EPS, last_valid=counts)
+
+    (y, _), vjp = jax.vjp(read, out, lse, running, query)
+    return y, vjp(d)
+
+  y, (d_out, d_lse, d_running, d_query) = run(False, jnp.full_like(running, jnp.nan))
+  normed = (
+    (lambda x: gain * x / jnp.sqrt(jnp.mean(x**2, -1, keepdims=True) + EPS))
+    if norm
+    else (lambda x: x)
+  )
+  want, vjp = jax.vjp(normed, out)
+  assert_close((y, d_out), (want, *vjp(d[0])), 2e-6)
+  np.testing.assert_array_equal(d_running, d[1])
+  assert not np.any(d_lse) and not np.any(d_query)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
+def test_a_gain_of_zero_has_a_gradient(dtype):
+  inputs, d = merge_example(dtype, True, 0.0)
+  inputs = (*inputs[:5], inputs[5].at[:64].set(0))
+  outputs, gradients = merge_errors(inputs, d)
+  assert max(outputs.values()) <= 4e-3, outputs
+  assert max(gradients["['gain']"], gradients["['out']"]) <= 4e-3, gradients
+
+
+@pytest.mark.parametrize("norm", [False, True])
+def test_a_merge_keeps_no_result_of_phase_1(norm):
+  inputs, _ = merge_example(jnp.float32, norm, 0.0)
+  (y, u), vjp = jax.vjp(merge, *inputs)
+  kept = jax.tree.leaves(vjp)
+  wide_ones = [np.asarray(leaf) for leaf in kept if leaf.shape == y.shape]
+  assert sorted(map(np.sum, wide_ones)) == sorted(map(np.sum, map(np.asarray, (y, u))))
+  per_token = [leaf for leaf in kept if leaf.shape == y.shape[:-1]]
+  assert len(per_token) == 3 + norm
+
+
+@pytest.mark.parametrize(
+  ("changes", "words"),
+  [
+    ({"out": np.ones((2, D))}, ["out", "[2, 16]", "[3, 16]"]),
+    ({"addend": np.ones((3, D), np.float16)}, ["addend", "float16", "float64"]),
+    ({"lse": np.ones(2)}, ["lse", "(2,)", "(3,)"]),
+    ({"query": np.ones(D + 1)}, ["query", "(17,)"]),
+    ({"key_scale": np.ones((1, D))}, ["key_scale", "(1, 16)"]),
+    ({"out_norm_scale": np.ones(1)}, ["out_norm_scale", "(1,)"]),
+  ],
+)
+def test_what_does_not_fit_a_merge_is_refused(changes, words):
+  arguments = {"out": np.ones((3, D)), "lse": np.ones(3), "running": np.ones((3, D))}
+  with pytest.raises(ValueError) as refused:
+    depth_attention_merge(**(arguments | {"query": np.ones(D)} | changes))
+  assert all(word in str(refused.value) for word in words), refused.value

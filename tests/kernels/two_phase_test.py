@@ -1,0 +1,132 @@
+"""Two-phase depth attention of whole depth blocks against direct reads, and against numpy."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from resjax.kernels.depth_attention import (
+  Sources,
+  depth_attention_block,
+  depth_attention_merge,
+  two_phase_moves_less,
+)
+from tests.helpers import fast
+from tests.helpers.compare import assert_close
+from tests.helpers.two_phase import (
+  EPS,
+  cotangents,
+  direct,
+  example,
+  numpy_block,
+  rounded,
+  two_phase,
+  wide,
+)
+
+
+def outputs_and_gradients(block, inputs, **options):
+  @fast.jit
+  def run(inputs, d):
+    outs, vjp = jax.vjp(lambda *a: block(*a, **options), *inputs)
+    return outs[0], vjp(d)
+
+  return run(inputs, cotangents(len(inputs[0]), inputs[2].dtype))
+
+
+@pytest.mark.parametrize(
+  ("count", "num_banked", "num_reads", "norm"),
+  [(1, 0, 1, False), (1, 0, 2, True), (2, 2, 2, False), (5, 3, 8, True), (9, 9, 2, True)],
+)
+def test_two_phases_are_direct_reads_in_float64(count, num_banked, num_reads, norm):
+  inputs = example(count, num_reads)
+  with jax.enable_x64(True):
+    args = [jnp.asarray(a) for a in inputs]
+    want = outputs_and_gradients(direct, args, norm=norm)
+    got = outputs_and_gradients(two_phase, args, norm=norm, num_banked=num_banked)
+  assert_close(got[0], numpy_block(*inputs, norm=norm), 1e-13)
+  assert_close(got, want, 1e-13)
+
+
+@pytest.mark.parametrize("norm", [False, True])
+def test_two_phases_in_float32(norm):
+  inputs = rounded(example(5, 2), jnp.float32)
+  out, gradients = outputs_and_gradients(two_phase, inputs, norm=norm, num_banked=3)
+  assert_close(out, numpy_block(*wide(inputs), norm=norm), 2e-6)
+  with jax.enable_x64(True):
+    args = jax.tree.map(jnp.asarray, wide(inputs))
+    _, want = outputs_and_gradients(direct, args, norm=norm)
+  assert_close(gradients, want, 1e-5)
+
+
+def test_zero_queries_give_the_mean():
+  _, gains, sources, _, _ = rounded(example(5, 2), jnp.float32)
+  got = depth_attention_block(list(sources), jnp.zeros_like(gains), key_scales=gains)
+  assert_close(got.out, np.stack([sources.mean(axis=0)] * 2), 1e-6)
+  np.testing.assert_allclose(got.lse, np.log(5), rtol=1e-6)
+  h, _ = depth_attention_merge(got.out[1], got.lse[1], sources[0], jnp.zeros_like(gains[1]))
+  assert_close(h, (sources.sum(axis=0) + sources[0]) / 6, 1e-6)
+
+
+def test_sources_of_one_direction_have_equal_logits():
+  queries, gains, sources, _, _ = rounded(example(1, 2), jnp.float32)
+  scales = jnp.array([1.0, 2.0, 4.0])  # powers of two: the same bits after a norm
+  same = scales[:, None, None, None] * sources
+  first = depth_attention_block(same[:2], queries, key_scales=gains, eps=1e-30)
+  h, _ = depth_attention_merge(
+    first.out[1], first.lse[1], same[2], queries[1], key_scale=gains[1], eps=1e-30
+  )
+  assert_close(h, 7 / 3 * sources[0], 1e-6)
+
+
+def test_sources_are_threaded_through_depth_blocks():
+  queries, _, sources, addends, _ = example(2, 4)
+
+  def loss(threads, queries, sources, addends):
+    total, held = 0.0, Sources(tuple(sources))
+    for first in (0, 2):
+      queries_here = queries[first : first + 2]
+      got = depth_attention_block(held, queries_here, eps=EPS, return_sources=threads)
+      phase1, held = got if threads else (got, held)
+      running = jnp.zeros_like(addends[0])
+      for s, query in enumerate(queries_here):
+        y, running = depth_attention_merge(
+          phase1.out[s], phase1.lse[s], running, query, addend=addends[first + s], eps=EPS
+        )
+        total += jnp.sum(jnp.sin(y))
+      held = held.append(running)
+    return total
+
+  with jax.enable_x64(True):
+    inputs = jax.tree.map(jnp.asarray, (queries, sources, addends))
+    got, want = (
+      fast.jit(jax.grad(lambda *a, t=t: loss(t, *a), (0, 1, 2)))(*inputs) for t in (True, False)
+    )
+  assert_close(got, want, 1e-13)
+
+
+def test_second_derivatives_of_the_reference():
+  queries, gains, sources, addends, out_gains = (a[:1, ...] for a in example(3, 1))
+
+  def loss(block, x):
+    outs, _ = block(queries, gains, [x, *example(3, 1)[2][1:]], addends, out_gains)
+    return jnp.sum(jnp.sin(outs))
+
+  with jax.enable_x64(True):
+    x, along = jnp.asarray(sources[0]), jnp.asarray(addends[0])
+    got, want = (
+      fast.jit(lambda x, d, b=b: jax.jvp(jax.grad(lambda x: loss(b, x)), (x,), (d,))[1])(x, along)
+      for b in (two_phase, direct)
+    )
+  assert_close(got, want, 1e-12)
+
+
+@pytest.mark.parametrize("num_sublayers", [1, 2, 8, 12])
+@pytest.mark.parametrize("num_sources", range(1, 10))
+def test_the_rule_counts_arrays(num_sources, num_sublayers):
+  direct_arrays, phases = 0, num_sources + num_sublayers
+  for sublayer in range(num_sublayers):
+    reads = num_sources + (2 if sublayer else 0)  # running sum and addend
+    direct_arrays += reads + (2 if sublayer else 1)
+    phases += 5 if sublayer else 0
+  assert two_phase_moves_less(num_sources, num_sublayers) == (phases < direct_arrays)
