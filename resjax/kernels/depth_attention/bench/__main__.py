@@ -20,6 +20,8 @@ import jax
 from resjax.kernels.depth_attention import arg_specs
 from resjax.kernels.depth_attention.bench import report, suites
 
+CHIPS = ["v5e", "v5p", "v6e", "7x", "cpu"]
+
 
 class _Parser(argparse.ArgumentParser):
   """Mistakes are one line."""
@@ -40,7 +42,7 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
   add("--repeats", type=_positive, default=20, help="samples of every arm")
   add("--network-bytes", action="store_true", help="see above")
   add("--tpu-schedule", action="store_true", help="see above")
-  add("--chips", type=lambda text: text.split(","), default=["v5e", "v5p", "v6e", "7x"])
+  add("--chips", type=_names(CHIPS), default=CHIPS[:-1], help="to compile for")
   return parser.parse_args(argv)
 
 

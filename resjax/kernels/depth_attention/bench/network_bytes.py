@@ -9,8 +9,7 @@ recomputed.
 import dataclasses
 import json
 import time
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -22,9 +21,8 @@ from jax.sharding import SingleDeviceSharding
 
 from resjax.kernels.depth_attention import arg_specs
 from resjax.kernels.depth_attention.arg_specs import NetworkShape
-from resjax.kernels.depth_attention.bench import cases, networks
+from resjax.kernels.depth_attention.bench import cases, walks
 from resjax.sharding import Layout, MeshConfig, make_mesh
-from resjax.typing import Array
 
 TOPOLOGIES = {"v5e": "v5e:2x2", "v5p": "v5p:2x2x1", "v6e": "v6e:2x2", "7x": "tpu7x:2x2x1"}
 
@@ -49,7 +47,7 @@ class Traffic:
 
 
 def main(out: Path, chip: str, shape: NetworkShape, chosen: Sequence[str]) -> None:
-  """Prints a line per form as it is compiled, and writes network_bytes.json into `out`.
+  """Prints a line per form as it is compiled, and writes network_bytes_CHIP.json into `out`.
 
   Raises:
     ValueError: the chip is unknown.
@@ -59,9 +57,10 @@ def main(out: Path, chip: str, shape: NetworkShape, chosen: Sequence[str]) -> No
   print(f"{chip}, network {shape}: streams of 2 T D bytes per sublayer, forward + backward")
   print(f"{'arm':16}{'reported':>10}{'least':>8}{'temporary':>11}{'compiled in':>13}")
   rows = []
-  for name, least, walk in forms(shape, layout):
+  least = walks.least_streams(shape)
+  for name, form in walks.forms(shape, layout).items():
     if name in chosen:
-      row = _traffic(name, least, walk, shape, layout)
+      row = _traffic(name, sum(least[name]), form, shape, layout)
       print(
         f"{row.arm:16}{row.reported:10.2f}{row.least:8.2f}{row.temporary:11.1f}"
         f"{row.seconds:11.1f} s",
@@ -69,7 +68,7 @@ def main(out: Path, chip: str, shape: NetworkShape, chosen: Sequence[str]) -> No
       )
       rows.append(dataclasses.asdict(row))
   out.mkdir(parents=True, exist_ok=True)
-  (out / "network_bytes.json").write_text(json.dumps(about | {"rows": rows}, indent=1))
+  (out / f"network_bytes_{chip}.json").write_text(json.dumps(about | {"rows": rows}, indent=1))
 
 
 def target(chip: str) -> Layout:
@@ -88,21 +87,7 @@ def target(chip: str) -> Layout:
   return Layout(make_mesh(MeshConfig(), devices[:1]))
 
 
-def forms(shape: NetworkShape, layout: Layout) -> list[tuple[str, int, Callable[..., Array]]]:
-  """Returns name, least streams and forward pass of every form."""
-  direct = arg_specs.direct_forward(shape) + arg_specs.direct_backward(shape)
-  reads = shape.num_sublayers + shape.final_read
-  plain = reads * (arg_specs.residual_forward() + arg_specs.residual_backward())
-  by = partial(networks.reader_by, layout=layout)
-  return [
-    ("xla_stack", direct, partial(networks.walk, shape, networks.stack_reader)),
-    ("xla_no_stack", direct, partial(networks.walk, shape, by("reference"))),
-    ("direct", direct, partial(networks.walk, shape, by(None))),
-    ("residual_norm", plain, partial(networks.plain_walk, shape)),
-  ]
-
-
-def _traffic(name, least, walk, shape: NetworkShape, layout: Layout) -> Traffic:
+def _traffic(name, least, form, shape: NetworkShape, layout: Layout) -> Traffic:
   sharding = SingleDeviceSharding(layout.mesh.devices.flat[0])
 
   def array(*sizes: int, dtype: Any = jnp.float32) -> jax.ShapeDtypeStruct:
@@ -112,7 +97,7 @@ def _traffic(name, least, walk, shape: NetworkShape, layout: Layout) -> Traffic:
   tokens = array(shape.num_tokens, shape.d_model, dtype=jnp.dtype(cases.DTYPE))
 
   def both(inputs, d_out):
-    out, pullback = jax.vjp(walk, *inputs)
+    out, pullback = jax.vjp(form, *inputs)
     return out, pullback(d_out)
 
   start = time.perf_counter()

@@ -1,29 +1,18 @@
-"""Arms of a run of sublayers with Block AttnRes: what its residual path alone costs.
+"""Arms of a run of sublayers with Block AttnRes: what its residual path alone costs."""
 
-A branch is the identity: its output is what the sublayer read, behind a barrier that keeps XLA from
-fusing across it, as a matrix product would. The reads are softmax mixtures (and norms) of each
-other, so XLA can remove none of them.
-"""
-
-from collections.abc import Callable
 from functools import partial
 
 import jax
 import jax.numpy as jnp
 
-from resjax.kernels.depth_attention import Sources, arg_specs, depth_attention
+from resjax.kernels.depth_attention import depth_attention_block
 from resjax.kernels.depth_attention.arg_specs import NetworkShape, ReadShape
-from resjax.kernels.depth_attention.bench import reads
+from resjax.kernels.depth_attention.bench import reads, walks
 from resjax.kernels.depth_attention.bench.cases import Arm, random_arrays
+from resjax.kernels.depth_attention.two_phase_backends import BLOCK_BACKENDS
 from resjax.typing import Array
 
 NAMES = ("xla_stack", "xla_no_stack", "direct", "two_phase", "residual_norm")
-
-# Takes query, norm gain (or None), sources and what joins the last one (or None); returns what the
-# sublayer reads and the sources with that in them.
-Reader = Callable[
-  [Array, Array | None, tuple[Array, ...], Array | None], tuple[Array, tuple[Array, ...]]
-]
 
 
 def inputs(shape: NetworkShape) -> tuple[Array, Array | None, tuple[Array, ...]]:
@@ -37,81 +26,26 @@ def inputs(shape: NetworkShape) -> tuple[Array, Array | None, tuple[Array, ...]]
 
 def arms(shape: NetworkShape) -> dict[str, Arm]:
   """Returns the arms in JAX by name."""
-  *weights, sources = network_inputs = inputs(shape)
+  *weights, sources = inputs(shape)
   d_out = random_arrays(8, 1, sources[0].shape)[0]
-  direct = arg_specs.direct_forward(shape), arg_specs.direct_backward(shape)
-  num_sources = shape.completed()[-1] + 2
-  best = reads.best_implementation(ReadShape(shape.num_tokens, shape.d_model, num_sources))
-  plain = [
-    (shape.num_sublayers + shape.final_read) * streams
-    for streams in (arg_specs.residual_forward(), arg_specs.residual_backward())
-  ]
+  most = shape.completed()[-1] + 1
+  best = reads.best_implementation(ReadShape(shape.num_tokens, shape.d_model, most))
+  kernels = {"xla_no_stack": "reference", "direct": best, "two_phase": _phase_1(shape, sources)}
+  forms, streams = walks.forms(shape), walks.least_streams(shape)
 
-  def arm(reader, streams, implementation="XLA"):
-    forward = partial(walk, shape, reader)
-    return Arm(forward, network_inputs, d_out, *streams, implementation)
+  def arm(name: str) -> Arm:
+    first = sources[:1] if name == "residual_norm" else sources
+    kernel = kernels.get(name, "XLA")
+    return Arm(forms[name], (*weights, first), d_out, *streams[name], kernel)
 
-  return {
-    "xla_stack": arm(stack_reader, direct),
-    "xla_no_stack": arm(reader_by("reference"), direct, "reference"),
-    "direct": arm(reader_by(best), direct, best),
-    "residual_norm": Arm(partial(plain_walk, shape), (*weights, sources[:1]), d_out, *plain),
-  }
+  return {name: arm(name) for name in NAMES}
 
 
-def walk(shape: NetworkShape, reader: Reader, queries, gains, sources) -> Array:
-  """Returns the last read of the network, reading its sources one sublayer after the other."""
-  addend = None
-  for index in range(shape.num_sublayers):
-    y, sources = reader(queries[index], _row(gains, index), sources, addend)
-    out = branch(y)
-    starts_block = index % shape.block_sublayers == 0
-    sources, addend = ((*sources, out), None) if starts_block else (sources, out)
-  if not shape.final_read:
-    return out
-  return reader(queries[-1], _row(gains, -1), sources, addend)[0]
+def _phase_1(shape: NetworkShape, sources: tuple[Array, ...]) -> str:
+  """Returns the kernel of phase 1 that can run on this platform, or `reference`."""
+  queries = jnp.zeros((shape.block_sublayers, shape.d_model))
 
+  def trace(name: str) -> None:
+    jax.eval_shape(partial(depth_attention_block, implementation=name), sources, queries)
 
-def plain_walk(shape: NetworkShape, queries, gains, sources) -> Array:
-  """The same number of sublayers with a plain residual; the norm is always there."""
-  gains = queries if gains is None else gains
-  (y,) = (total,) = sources
-  for gain in gains[: shape.num_sublayers + shape.final_read]:
-    y, total = reads.residual_norm(gain, total, branch(y))
-  return y
-
-
-def branch(y: Array) -> Array:
-  """The identity, opaque to XLA."""
-  return jax.lax.optimization_barrier(y)
-
-
-def stack_reader(query, gain, sources, addend):
-  """Add, read and norm as three steps, the read over a stack."""
-  if addend is not None:
-    sources = (*sources[:-1], sources[-1] + addend)
-  h = reads.stack_read(query, jnp.ones_like(query), sources)
-  return h if gain is None else reads.norm(h, gain), sources
-
-
-def reader_by(implementation: str | None, **options) -> Reader:
-  """Returns the reads of `depth_attention`: add and norm inside, sources threaded through."""
-
-  def read(query, gain, sources, addend):
-    y, threaded = depth_attention(
-      Sources(sources),
-      query,
-      addend=addend,
-      out_norm_scale=gain,
-      eps=reads.EPS,
-      return_sources=True,
-      implementation=implementation,
-      **options,
-    )
-    return y, threaded.recent
-
-  return read
-
-
-def _row(gains: Array | None, index: int) -> Array | None:
-  return None if gains is None else gains[index]
+  return reads.first_that_runs(BLOCK_BACKENDS, trace)

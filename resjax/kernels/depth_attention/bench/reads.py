@@ -1,5 +1,8 @@
 """Arms of one depth read: query [D], key gain [D] and N sources [T, D] to the output [T, D]."""
 
+from collections.abc import Callable, Iterable
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
@@ -61,12 +64,18 @@ def norm(x: Array, gain: Array) -> Array:
 def best_implementation(shape: ReadShape) -> str:
   """Returns the kernel that can run a read of this shape on this platform, or `reference`."""
   abstract = jax.eval_shape(lambda: inputs(shape))
-  for name in [name for name in BACKENDS if name != "reference"]:
-    try:
-      jax.eval_shape(_read_by(name), *abstract)
-    except ValueError:
-      continue
-    return name
+  return first_that_runs(BACKENDS, lambda name: jax.eval_shape(_read_by(name), *abstract))
+
+
+def first_that_runs(backends: Iterable[str], trace: Callable[[str], Any]) -> str:
+  """Returns the first kernel that `trace` does not refuse, or `reference`."""
+  for name in backends:
+    if name != "reference":
+      try:
+        trace(name)
+      except ValueError:
+        continue
+      return name
   return "reference"
 
 

@@ -14,7 +14,8 @@ from resjax.kernels.depth_attention.bench.cases import Case
 Sampler = Callable[[], float]
 
 MIN_LOOP_SECONDS = 0.02
-MAX_LOOPS = 1000
+MAX_LOOPS = 4**8
+EMPTY_RUNS = 5
 
 
 def samplers(case: Case) -> dict[str, Sampler]:
@@ -43,7 +44,7 @@ def _cupti(case: Case) -> Sampler:
 
 
 def _loop(case: Case) -> Sampler:
-  """Times k runs in one program less a program of no run, over k."""
+  """Times k runs in one program less the same program with no run, over k."""
 
   @jax.jit
   def repeated(count, args):
@@ -61,10 +62,12 @@ def _loop(case: Case) -> Sampler:
     jax.block_until_ready(repeated(count, case.args))
     return time.perf_counter() - start
 
-  seconds(1)  # compiles
-  once = max(seconds(1) - seconds(0), 1e-9)
-  count = int(np.clip(np.ceil(MIN_LOOP_SECONDS / once), 1, MAX_LOOPS))
-  return lambda: max(seconds(count) - seconds(0), 0.0) / count
+  seconds(0)  # compiles
+  empty = min(seconds(0) for _ in range(EMPTY_RUNS))
+  count = 1
+  while count < MAX_LOOPS and seconds(count) - empty < MIN_LOOP_SECONDS:
+    count *= 4
+  return lambda: (seconds(count) - empty) / count
 
 
 def interleaved(arms: Mapping[str, Sampler], repeats: int) -> dict[str, list[float]]:
