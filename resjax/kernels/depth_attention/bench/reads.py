@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from resjax.kernels.depth_attention import arg_specs, depth_attention
 from resjax.kernels.depth_attention.arg_specs import ReadShape
 from resjax.kernels.depth_attention.backends import BACKENDS
-from resjax.kernels.depth_attention.bench.cases import Arm, random_arrays
+from resjax.kernels.depth_attention.bench.cases import DTYPE, Arm, random_arrays
 from resjax.typing import Array
 
 EPS = 1e-6
@@ -63,7 +63,9 @@ def norm(x: Array, gain: Array) -> Array:
 
 def best_implementation(shape: ReadShape) -> str:
   """Returns the kernel that can run a read of this shape on this platform, or `reference`."""
-  abstract = jax.eval_shape(lambda: inputs(shape))
+  row = jax.ShapeDtypeStruct((shape.d_model,), jnp.float32)
+  source = jax.ShapeDtypeStruct((shape.num_tokens, shape.d_model), jnp.dtype(DTYPE))
+  abstract = row, row, (source,) * shape.num_sources
   return first_that_runs(BACKENDS, lambda name: jax.eval_shape(_read_by(name), *abstract))
 
 

@@ -43,7 +43,9 @@ class TorchArm:
     """Returns why it cannot run here, or None."""
     if find_spec("torch") is None or find_spec(self.module.split(".")[0]) is None:
       return f"not installed: {self.package} (the extra 'bench' has it)"
-    if not importlib.import_module("torch").cuda.is_available():
+    import torch
+
+    if not torch.cuda.is_available():
       return "torch finds no NVIDIA GPU"
     return None
 
@@ -58,13 +60,15 @@ def _liger_call(liger_attn_res, shape, query, gain, stacked):
 
 def _stacked(query, gain, sources):
   """It needs a stack; the stack is made before the time runs."""
-  stack = importlib.import_module("torch").stack
-  return query, gain, stack([source[None] for source in sources])
+  import torch
+
+  return query, gain, torch.stack([source[None] for source in sources])
 
 
 def _flash_call(function, shape: NetworkShape, queries, x):
-  identity = importlib.import_module("torch.nn").Identity
-  layers = [identity() for _ in range(shape.num_sublayers)]
+  from torch import nn
+
+  layers = [nn.Identity() for _ in range(shape.num_sublayers)]
   return function.apply(x[None], queries, layers, shape.block_sublayers, EPS)[0]
 
 
@@ -110,16 +114,17 @@ def run(arm: TorchArm, shape, inputs: tuple[PyTree, ...], d_out: Array, directio
     d_out: cotangent of the output.
     direction: a key of `cases.DIRECTIONS`.
   """
-  torch = importlib.import_module("torch")
+  import torch
+
   function = getattr(importlib.import_module(arm.module), arm.function)
   tensors, gradient = jax.tree.map(to_torch, inputs), to_torch(d_out)
   leaves = [leaf.clone().requires_grad_() for leaf in arm.arrange(*tensors)]
 
   def forward():
-    return arm.call(function, shape, *leaves)
+    return arm.call(function, shape, *leaves).view_as(gradient)
 
   def pull_back(out, keep=False):
-    gradients = torch.autograd.grad(out, leaves, gradient.view_as(out), retain_graph=keep)
+    gradients = torch.autograd.grad(out, leaves, gradient, retain_graph=keep)
     return arm.split(*gradients)
 
   def both():
@@ -131,12 +136,13 @@ def run(arm: TorchArm, shape, inputs: tuple[PyTree, ...], d_out: Array, directio
   if direction == "backward":
     out = forward()
     return lambda: pull_back(out, keep=True)
-  return torch.no_grad()(lambda: forward().view_as(gradient))
+  return torch.no_grad()(forward)
 
 
 def sampler(work: Callable[[], PyTree]) -> Callable[[], float]:
   """Returns a sampler of seconds per run, from CUDA events around several runs."""
-  cuda = importlib.import_module("torch").cuda
+  from torch import cuda
+
   for _ in range(WARM_UP):  # compiles and tunes
     work()
 
@@ -154,7 +160,9 @@ def sampler(work: Callable[[], PyTree]) -> Callable[[], float]:
 
 def to_torch(array: Array) -> Any:
   """Returns a tensor that shares the memory of an array."""
-  return importlib.import_module("torch").utils.dlpack.from_dlpack(array)
+  import torch
+
+  return torch.from_dlpack(array)
 
 
 def to_jax(tensors: PyTree) -> PyTree:
@@ -164,7 +172,8 @@ def to_jax(tensors: PyTree) -> PyTree:
 
 def peak_bytes(work: Callable[[], PyTree]) -> int:
   """Returns the most that torch held during a run, the arguments included."""
-  cuda = importlib.import_module("torch").cuda
+  from torch import cuda
+
   cuda.reset_peak_memory_stats()
   work()
   cuda.synchronize()
