@@ -1,0 +1,202 @@
+"""Shapes that depth attention is measured at, and the least traffic that each form can have.
+
+Traffic is counted in streams: one pass over [T, D] in the dtype of the sources, T D itemsize bytes.
+The few float32 numbers per token (logits, inverse RMS, lse: 4 (2N + 1) bytes, 1.7 % of a stream at
+N = 8, D = 2048) and arrays [D] are left out, so a share of bandwidth is slightly too low, never too
+high.
+"""
+
+import dataclasses
+import re
+
+import jax.numpy as jnp
+
+
+@dataclasses.dataclass(frozen=True)
+class ReadShape:
+  """One depth read.
+
+  Attributes:
+    num_tokens: T.
+    d_model: D.
+    num_sources: N.
+  """
+
+  num_tokens: int
+  d_model: int
+  num_sources: int
+
+  def __str__(self) -> str:
+    return f"{self.num_tokens}x{self.d_model}x{self.num_sources}"
+
+
+@dataclasses.dataclass(frozen=True)
+class NetworkShape:
+  """The depth reads of a run of sublayers.
+
+  Attributes:
+    num_sublayers: L.
+    block_sublayers: S, sublayers of one depth block.
+    num_tokens: T.
+    d_model: D.
+    num_completed: sources that are there before the first sublayer; 1 is the embedding.
+    normed: whether every read is followed by an RMS norm.
+    final_read: whether one more read, of the output, ends it.
+  """
+
+  num_sublayers: int
+  block_sublayers: int
+  num_tokens: int
+  d_model: int
+  num_completed: int = 1
+  normed: bool = True
+  final_read: bool = True
+
+  def __str__(self) -> str:
+    sizes = self.num_sublayers, self.block_sublayers, self.num_tokens, self.d_model
+    return "x".join(map(str, sizes))
+
+  def completed(self) -> list[int]:
+    """Returns c of every sublayer: how many sources its depth block begins with."""
+    return [self.num_completed + i // self.block_sublayers for i in range(self.num_sublayers)]
+
+
+# Of published kernels: T D N.
+READS = (
+  ReadShape(8192, 2048, 8),
+  ReadShape(32768, 2048, 8),
+  ReadShape(32768, 4096, 10),
+  ReadShape(8192, 7168, 9),
+  ReadShape(8192, 8192, 64),
+)
+SMALL_READS = (ReadShape(64, 128, 3), ReadShape(200, 384, 5))
+NETWORK = NetworkShape(32, 8, 65536, 2048, normed=False)
+SMALL_NETWORK = NetworkShape(4, 2, 64, 128, normed=False)
+BYTES_NETWORK = NetworkShape(64, 8, 8192, 2048)
+BLOCK_SUBLAYERS = 8
+
+
+def block_of(read: ReadShape, block_sublayers: int = BLOCK_SUBLAYERS) -> NetworkShape:
+  """Returns one depth block whose sublayers read the sources of `read`: N - 1 completed ones."""
+  completed = max(read.num_sources - 1, 1)
+  sizes = block_sublayers, block_sublayers, read.num_tokens, read.d_model
+  return NetworkShape(*sizes, num_completed=completed, final_read=False)
+
+
+def parse_read(text: str) -> ReadShape:
+  """Returns the shape written as TxDxN.
+
+  Raises:
+    ValueError: it is written otherwise.
+  """
+  return ReadShape(*_sizes(text, 3, "TxDxN, such as 8192x2048x8"))
+
+
+def parse_network(text: str) -> NetworkShape:
+  """Returns the shape written as LxSxTxD.
+
+  Raises:
+    ValueError: it is written otherwise.
+  """
+  return NetworkShape(*_sizes(text, 4, "LxSxTxD, such as 32x8x65536x2048"), normed=False)
+
+
+def _sizes(text: str, count: int, form: str) -> list[int]:
+  if not re.fullmatch("x".join([r"[1-9]\d*"] * count), text):
+    raise ValueError(f"shape {text!r} is not of the form {form}")
+  return [int(size) for size in text.split("x")]
+
+
+def stream_bytes(num_tokens: int, d_model: int, dtype: str = "bfloat16") -> int:
+  """T D itemsize."""
+  return num_tokens * d_model * jnp.dtype(dtype).itemsize
+
+
+def read_forward(num_sources: int) -> int:
+  """N + 1: sources in, output out."""
+  return num_sources + 1
+
+
+def read_backward(num_sources: int) -> int:
+  """2N + 1: sources and output cotangent in, source cotangents out."""
+  return 2 * num_sources + 1
+
+
+def residual_forward() -> int:
+  """4, add and norm of a plain residual: x and branch output in, sum and normed sum out."""
+  return 4
+
+
+def residual_backward() -> int:
+  """4: cotangents of sum and normed sum and the sum in, cotangent of the sum out."""
+  return 4
+
+
+def direct_forward(shape: NetworkShape) -> int:
+  """Σ over reads of n sources: n + 1, with an addend n + 3; the norm is in the read.
+
+  Sources and addend in, their sum and the output out. n is c for the first sublayer of a depth
+  block and c + 1 for the others. The read after that first sublayer has no addend: the running sum
+  is its output. Elsewhere the output of the sublayer before is added.
+  """
+  return sum(read_forward(n) + 2 * adds for n, adds in _direct_reads(shape))
+
+
+def direct_backward(shape: NetworkShape) -> int:
+  """Σ over reads of n sources: 3n + 1.
+
+  Sources, their cotangents so far and the output cotangent in, cotangents of the sources out.
+  """
+  return sum(3 * n + 1 for n, _ in _direct_reads(shape))
+
+
+def two_phase_forward(shape: NetworkShape) -> int:
+  """Σ over depth blocks: c + S for phase 1, 5 per merge; the first one of a block has 3.
+
+  Phase 1: c completed sources in, S outputs out, and where the last output of the block before
+  joins its sum, 2: that output in, the sum out. A merge, of every sublayer but the first: phase-1
+  output, running sum and addend in, running sum and output out; the first one has no addend.
+  """
+  total = shape.final_read * (
+    read_forward(_final_sources(shape)) + 2 * _adds(shape, shape.num_sublayers)
+  )
+  for block, (completed, size) in enumerate(_blocks(shape)):
+    merges = size - 1
+    total += completed + size + 5 * merges - 2 * (merges > 0)
+    total += 2 * _adds(shape, block * shape.block_sublayers)
+  return total
+
+
+def two_phase_backward(shape: NetworkShape) -> int:
+  """Σ over depth blocks: 3c + S for phase 1, 6 per merge, 1 for the norm of the first sublayer.
+
+  Phase 1: c sources, their cotangents so far and S output cotangents in, c cotangents out. A
+  merge: output, its cotangent, running sum and its cotangent so far in, cotangents of the running
+  sum and of the phase-1 output out.
+  """
+  total = shape.final_read * (3 * _final_sources(shape) + 1)
+  for completed, size in _blocks(shape):
+    total += 3 * completed + size + 6 * (size - 1) + shape.normed
+  return total
+
+
+def _direct_reads(shape: NetworkShape) -> list[tuple[int, bool]]:
+  """Returns for every read its number of sources and whether it has an addend."""
+  counts = [c + (i % shape.block_sublayers > 0) for i, c in enumerate(shape.completed())]
+  counts += [_final_sources(shape)] * shape.final_read
+  return [(n, _adds(shape, i)) for i, n in enumerate(counts)]
+
+
+def _adds(shape: NetworkShape, index: int) -> bool:
+  """Whether there is an output that joins a sum when read `index` begins."""
+  return index > 0 and (index - 1) % shape.block_sublayers > 0
+
+
+def _blocks(shape: NetworkShape) -> list[tuple[int, int]]:
+  """Returns c and S of every depth block; the last one may be shorter."""
+  completed = shape.completed()
+  return [(c, completed.count(c)) for c in sorted(set(completed))]
+
+
+def _final_sources(shape: NetworkShape) -> int:
+  return shape.completed()[-1] + 1

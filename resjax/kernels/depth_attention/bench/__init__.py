@@ -1,0 +1,1 @@
+"""Measures depth attention; `python -m resjax.kernels.depth_attention.bench --help`."""
