@@ -59,6 +59,7 @@ def sweep_dots(
       axes.legend(loc="lower left", bbox_to_anchor=(0, 1), frameon=False)
     axes.plot(list(values.values()), list(values), color=COLOURS[0], marker="o", linestyle="")
     axes.set_xlabel(label)
+    axes.locator_params(axis="x", nbins=4)  # more long numbers would run into each other
     axes.grid(alpha=0.3)
   axes.invert_yaxis()
   figure.suptitle(title)
