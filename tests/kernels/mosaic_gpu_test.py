@@ -8,9 +8,15 @@ import numpy as np
 import pytest
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from resjax.kernels.depth_attention import Sources, depth_attention, gpu_tiles, mosaic_gpu
+from resjax.kernels.depth_attention import (
+  Sources,
+  backends,
+  depth_attention,
+  gpu_tiles,
+  mosaic_gpu,
+)
 from resjax.kernels.depth_attention.operands import Operands, Read
-from resjax.sharding import Layout
+from resjax.sharding import Layout, MeshConfig, make_mesh
 from tests.helpers import reference
 from tests.helpers.compare import assert_close
 
@@ -55,6 +61,23 @@ def test_every_variant_lowers_for_cuda(width, dtype):
     assert jax.tree.map(lambda x: (x.shape, x.dtype), (d.bank, d.recent)) == jax.tree.map(
       lambda x: (x.shape, x.dtype), (inputs.bank, inputs.recent)
     )
+
+
+def test_a_device_lowers_the_kernels_for_its_own_tokens():
+  layout = Layout(make_mesh(MeshConfig(data=2, fsdp=2, sequence=2)))
+  read = Read(1, EPS, False, False, "mosaic_gpu", layout)
+  inputs = operands(3, 2, 0, 128, BF16)
+  bank = jax.ShapeDtypeStruct((2, 4, 10, 128), BF16)
+  row = jax.ShapeDtypeStruct((4, 10, 128), BF16)
+  inputs = inputs._replace(bank=bank, recent=(row,))
+  forward = functools.partial(backends.forward, read)
+  out, _, stats = jax.eval_shape(forward, inputs)
+  assert out.shape == row.shape and stats.lse.shape == (4, 10)
+  text = lowered(forward, inputs)
+  assert text.count("@mosaic_gpu") == 1 and "tensor<2x5x1x128xbf16>" in text
+  text = lowered(lambda *a: backends.backward(read, *a, None), inputs, stats, out)
+  assert text.count("@mosaic_gpu") == 1 and "tensor<2x5x1x128xbf16>" in text
+  assert "all_reduce" in text and "all_gather" not in text
 
 
 interpreted = pytest.mark.skipif(
@@ -117,7 +140,8 @@ def test_zero_query_is_the_mean_and_sources_of_one_direction_have_equal_logits(m
 
 
 @interpreted
-def test_huge_and_tiny_sources():
+def test_huge_and_tiny_sources(monkeypatch):
+  use_tiles(monkeypatch, 3, 2)
   query, gain, sources, *_, d_out = example(4, 3, 128, FP32)
   exponents = np.array([[15, -15, 0, 5], [17, 17, 17, 17], [-15, -15, -15, -15]]).T  # by token
   scaled = sources * (10.0**exponents)[..., None].astype(np.float32)

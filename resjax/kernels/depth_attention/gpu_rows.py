@@ -7,7 +7,7 @@ something, or shared memory changes hands between threads and asynchronous copie
 """
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
