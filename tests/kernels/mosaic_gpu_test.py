@@ -140,6 +140,23 @@ def test_zero_query_is_the_mean_and_sources_of_one_direction_have_equal_logits(m
 
 
 @interpreted
+def test_vmap_is_the_reads_one_by_one(monkeypatch):
+  use_tiles(monkeypatch, 3, 2)
+  query, gain, sources, *_, d_out = example(2, 4, 128, FP32)
+  batched = sources.reshape(2, 2, 2, 128)  # [N, batch, T, D]
+
+  def gradients(sources, d_out):
+    h, vjp = jax.vjp(lambda v: attend(list(v), query, gain), sources)
+    return h, vjp(d_out)[0]
+
+  h, d_sources = jax.vmap(gradients, (1, 0), (0, 1))(batched, d_out.reshape(2, 2, 128))
+  w, gamma, values, d = wide(query, gain, sources, d_out)
+  assert_close(h.reshape(4, 128), reference.depth_read(w, gamma, values, EPS), 2e-6)
+  want = reference.depth_read_gradients(w, gamma, values, EPS, d)[2]
+  assert_close(d_sources.reshape(2, 4, 128), want, 1e-5)
+
+
+@interpreted
 def test_huge_and_tiny_sources(monkeypatch):
   use_tiles(monkeypatch, 3, 2)
   query, gain, sources, *_, d_out = example(4, 3, 128, FP32)
