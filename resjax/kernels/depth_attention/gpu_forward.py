@@ -15,6 +15,10 @@ from resjax.kernels.depth_attention.operands import Operands, Read, Stats
 from resjax.typing import Array
 
 
+# Registers of a thread for sources between the two times that they are used.
+_HELD_REGISTERS = 64
+
+
 class Outputs(NamedTuple):
   """What the kernel writes, rows [T, D / 128, 128]."""
 
@@ -70,8 +74,8 @@ def _kernel(read: Read, group: int, programs: int, operands: Operands, outputs: 
       slots = range(start, min(start + group, operands.num_slots))
       if read.adds and slots[-1] == operands.num_slots - 1:
         _join(operands, outputs, ring, step)
-      logits = _score(read, operands, outputs, ring, sums, query, step, slots)
-      mix = _add(mix, operands, ring, step, slots, logits)
+      logits, held = _score(read, operands, outputs, ring, sums, query, step, slots)
+      mix = _add(mix, operands, ring, step, slots, logits, held)
       released = len(streams) if slots[-1] == operands.num_slots - 1 else slots.stop
       ring.release(step, range(start, released))
     outputs.stats.lse[token] = mix.peak + jnp.log(mix.total)
@@ -100,8 +104,13 @@ def _join(operands: Operands, outputs: Outputs, ring: Ring, step: Array) -> None
 def _score(
   read, operands, outputs: Outputs, ring: Ring, sums: Sums, query: Row, step, slots: range
 ):
-  """Returns the logits of some slots, and writes them and the inverse RMS."""
-  count, token, logits = len(slots), ring.token(step), []
+  """Returns the logits of some slots, and writes them and the inverse RMS.
+
+  Also returns the sources, slot -> row, that need not be read from shared memory again: where
+  registers hold them all, those that surely count.
+  """
+  count, token, logits, held = len(slots), ring.token(step), [], {}
+  holds = count * operands.query.shape[0] <= _HELD_REGISTERS
   for i, slot in enumerate(slots):
 
     def put(i=i, slot=slot):
@@ -110,6 +119,8 @@ def _score(
       x = ring.load(step, slot)
       sums.put(i, each(jnp.multiply, x, x))
       sums.put(count + i, each(jnp.multiply, x, query))
+      if holds and _valid(operands, slot) is None:
+        held[slot] = x
 
     when(_valid(operands, slot), put)
   sums.reduce()
@@ -122,10 +133,10 @@ def _score(
     outputs.stats.inverse_rms[slot, token] = inverse_rms
     outputs.stats.logits[slot, token] = logit
     logits.append(logit)
-  return logits
+  return logits, held
 
 
-def _add(mix: Mix, operands: Operands, ring: Ring, step, slots: range, logits: list) -> Mix:
+def _add(mix: Mix, operands, ring: Ring, step, slots: range, logits: list, held: dict) -> Mix:
   """Adds sources; what is there shrinks where a logit is a new peak."""
   peak = functools.reduce(jnp.maximum, logits, mix.peak)
   # Slots that do not count come first only if all of them have logit -inf so far.
@@ -136,7 +147,8 @@ def _add(mix: Mix, operands: Operands, ring: Ring, step, slots: range, logits: l
     weight = jnp.exp(logit - base)
 
     def add(mixed, slot=slot, weight=weight):
-      return each(lambda part, x: part + weight * x, mixed, ring.load(step, slot))
+      x = held[slot] if slot in held else ring.load(step, slot)
+      return each(lambda part, x: part + weight * x, mixed, x)
 
     valid = _valid(operands, slot)
     mixed = add(mixed) if valid is None else lax.cond(valid, add, lambda mixed: mixed, mixed)
