@@ -14,7 +14,6 @@ from resjax.kernels.depth_attention.gpu_rows import Row, Sums, each
 from resjax.kernels.depth_attention.operands import Operands, Read, Stats
 from resjax.typing import Array
 
-
 # Registers of a thread for sources between the two times that they are used.
 _HELD_REGISTERS = 64
 
