@@ -8,9 +8,15 @@ import numpy as np
 import pytest
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from resjax.kernels.depth_attention import Sources, depth_attention, gpu_tiles, mosaic_gpu
+from resjax.kernels.depth_attention import (
+  Sources,
+  backends,
+  depth_attention,
+  gpu_tiles,
+  mosaic_gpu,
+)
 from resjax.kernels.depth_attention.operands import Operands, Read
-from resjax.sharding import Layout
+from resjax.sharding import Layout, MeshConfig, make_mesh
 from tests.helpers import reference
 from tests.helpers.compare import assert_close
 
@@ -57,6 +63,23 @@ def test_every_variant_lowers_for_cuda(width, dtype):
     )
 
 
+def test_a_device_lowers_the_kernels_for_its_own_tokens():
+  layout = Layout(make_mesh(MeshConfig(data=2, fsdp=2, sequence=2)))
+  read = Read(1, EPS, False, False, "mosaic_gpu", layout)
+  inputs = operands(3, 2, 0, 128, BF16)
+  bank = jax.ShapeDtypeStruct((2, 4, 10, 128), BF16)
+  row = jax.ShapeDtypeStruct((4, 10, 128), BF16)
+  inputs = inputs._replace(bank=bank, recent=(row,))
+  forward = functools.partial(backends.forward, read)
+  out, _, stats = jax.eval_shape(forward, inputs)
+  assert out.shape == row.shape and stats.lse.shape == (4, 10)
+  text = lowered(forward, inputs)
+  assert text.count("@mosaic_gpu") == 1 and "tensor<2x5x1x128xbf16>" in text
+  text = lowered(lambda *a: backends.backward(read, *a, None), inputs, stats, out)
+  assert text.count("@mosaic_gpu") == 1 and "tensor<2x5x1x128xbf16>" in text
+  assert "all_reduce" in text and "all_gather" not in text
+
+
 interpreted = pytest.mark.skipif(
   not hasattr(plgpu, "InterpretGPUParams"), reason="this JAX has no interpreter of GPU kernels"
 )
@@ -84,18 +107,20 @@ def wide(*arrays):
   return [np.asarray(x, np.float64) for x in arrays]
 
 
-def few_rows(monkeypatch, rows):
-  """A ring of few rows, so that it goes round within a token; two programs for all tokens."""
-  tiles = gpu_tiles.GpuTiles(rows, programs_per_sm=2)
-  monkeypatch.setattr(gpu_tiles, "choose_forward", lambda like: tiles)
+def use_tiles(monkeypatch, rows, group):
+  """A ring of few rows goes round within a token, and drops sources between sweeps."""
+  tiles = gpu_tiles.GpuTiles(rows, group, summed_rows=4, programs_per_sm=2)
+  monkeypatch.setattr(gpu_tiles, "choose_forward", lambda like, num_slots: tiles)
   monkeypatch.setattr(gpu_tiles, "choose_backward", lambda like, num_slots: tiles)
 
 
 @interpreted
-@pytest.mark.parametrize("dtype", [BF16, FP32])
-@pytest.mark.parametrize(("count", "width", "rows"), [(1, 128, 2), (3, 384, 2), (3, 128, 7)])
+@pytest.mark.parametrize(
+  ("count", "width", "rows", "dtype"),
+  [(1, 128, 2, FP32), (3, 384, 3, FP32), (3, 384, 3, BF16), (3, 512, 7, BF16)],
+)
 def test_values_and_gradients_are_those_of_numpy(monkeypatch, count, width, rows, dtype):
-  few_rows(monkeypatch, rows)
+  use_tiles(monkeypatch, rows, min(rows - 1, 2))
   query, gain, sources, *_, d_out = example(count, 5, width, dtype)
   h, vjp = jax.vjp(lambda q, g, v: attend(list(v), q, g), query, gain, sources)
   w, gamma, values, d = wide(query, gain, sources, d_out)
@@ -106,7 +131,7 @@ def test_values_and_gradients_are_those_of_numpy(monkeypatch, count, width, rows
 
 @interpreted
 def test_zero_query_is_the_mean_and_sources_of_one_direction_have_equal_logits(monkeypatch):
-  few_rows(monkeypatch, 2)
+  use_tiles(monkeypatch, 3, 2)
   query, gain, sources, *_ = example(5, 3, 128, FP32)
   assert_close(attend(list(sources), 0 * query, gain), sources.mean(axis=0), 2e-6)
   scales = np.array([1.0, 2.0, 4.0, 8.0, 16.0], np.float32)[:, None, None]
@@ -115,7 +140,25 @@ def test_zero_query_is_the_mean_and_sources_of_one_direction_have_equal_logits(m
 
 
 @interpreted
-def test_huge_and_tiny_sources():
+def test_vmap_is_the_reads_one_by_one(monkeypatch):
+  use_tiles(monkeypatch, 3, 2)
+  query, gain, sources, *_, d_out = example(2, 4, 128, FP32)
+  batched = sources.reshape(2, 2, 2, 128)  # [N, batch, T, D]
+
+  def gradients(sources, d_out):
+    h, vjp = jax.vjp(lambda v: attend(list(v), query, gain), sources)
+    return h, vjp(d_out)[0]
+
+  h, d_sources = jax.vmap(gradients, (1, 0), (0, 1))(batched, d_out.reshape(2, 2, 128))
+  w, gamma, values, d = wide(query, gain, sources, d_out)
+  assert_close(h.reshape(4, 128), reference.depth_read(w, gamma, values, EPS), 2e-6)
+  want = reference.depth_read_gradients(w, gamma, values, EPS, d)[2]
+  assert_close(d_sources.reshape(2, 4, 128), want, 1e-5)
+
+
+@interpreted
+def test_huge_and_tiny_sources(monkeypatch):
+  use_tiles(monkeypatch, 3, 2)
   query, gain, sources, *_, d_out = example(4, 3, 128, FP32)
   exponents = np.array([[15, -15, 0, 5], [17, 17, 17, 17], [-15, -15, -15, -15]]).T  # by token
   scaled = sources * (10.0**exponents)[..., None].astype(np.float32)
@@ -142,12 +185,12 @@ def fused(implementation, num_valid, last_valid, inputs, cotangents):
 
 @interpreted
 @pytest.mark.parametrize(
-  ("rows", "num_valid", "last_valid", "dtype"), [(3, 1, 1, FP32), (3, 2, 0, FP32), (6, 1, 1, BF16)]
+  ("rows", "num_valid", "last_valid", "dtype"), [(3, 2, 0, FP32), (6, 1, 1, BF16)]
 )
 def test_add_bank_and_norm_are_those_of_the_reference(
   monkeypatch, rows, num_valid, last_valid, dtype
 ):
-  few_rows(monkeypatch, rows)
+  use_tiles(monkeypatch, rows, 2)
   query, gain, sources, addend, out_gain, d_out = example(5, 5, 128, dtype)
   d_sources = example(5, 5, 128, dtype, seed=1)[2]
   cotangents = d_out, d_sources[:3], tuple(d_sources[3:])
@@ -172,7 +215,7 @@ def test_add_bank_and_norm_are_those_of_the_reference(
 )
 def test_tiles_fit_into_shared_memory(count, width, dtype):
   like = jax.ShapeDtypeStruct((5, width), dtype)
-  for tiles in (gpu_tiles.choose_forward(like), gpu_tiles.choose_backward(like, count)):
+  for tiles in (gpu_tiles.choose_forward(like, count), gpu_tiles.choose_backward(like, count)):
     assert tiles.shared_bytes(like) >= tiles.rows * width * dtype(0).nbytes
     assert tiles.programs_per_sm * (tiles.shared_bytes(like) + 1024) <= 228 * 1024
 
@@ -186,10 +229,21 @@ def test_sources_of_a_token_stay_in_shared_memory_where_they_fit():
   assert not kept(64, 2048) and not kept(16, 7168)
 
 
-@pytest.mark.parametrize(("rows", "programs"), [(1, 1), (33, 1), (2, 0), (2, 9)])
-def test_tiles_that_do_not_exist_are_refused(rows, programs):
-  with pytest.raises(ValueError, match=r"GpuTiles\.(rows|programs_per_sm)=\d+; allowed are"):
-    gpu_tiles.GpuTiles(rows, programs)
+@pytest.mark.parametrize(
+  ("field", "value", "words"),
+  [
+    ("rows", 1, "2 to 32"),
+    ("rows", 33, "2 to 32"),
+    ("group", 0, "1 to 5"),
+    ("group", 6, "1 to 5"),
+    ("summed_rows", 6, "4 to 16 in steps of 4"),
+    ("programs_per_sm", 3, "1 to 2"),
+  ],
+)
+def test_tiles_that_do_not_exist_are_refused(field, value, words):
+  sizes = {"rows": 6, "group": 2, "summed_rows": 4, "programs_per_sm": 1} | {field: value}
+  with pytest.raises(ValueError, match=rf"^GpuTiles\.{field}={value}; allowed are {words}$"):
+    gpu_tiles.GpuTiles(**sizes)
 
 
 class Device:

@@ -1,13 +1,16 @@
 """How the kernels of depth attention are launched on NVIDIA GPUs."""
 
+import functools
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from resjax.kernels.depth_attention.gpu_ring import LANES, Ring, Segment
+from resjax.kernels.depth_attention.gpu_ring import Ring, Stream
+from resjax.kernels.depth_attention.gpu_rows import LANES, Sums
 from resjax.kernels.depth_attention.gpu_tiles import GpuTiles
 from resjax.kernels.depth_attention.operands import Operands, Read
 from resjax.sharding import Layout
@@ -32,14 +35,19 @@ def device(layout: Layout) -> jax.Device:
   return jax.devices()[0] if layout.mesh is None else layout.mesh.devices.flat[0]
 
 
-def fold(operands: PyTree) -> PyTree:
-  """Views arrays [..., D] as [..., D / 128, 128]: a copy moves up to 256 elements of an axis."""
-  return jax.tree.map(lambda x: x.reshape(*x.shape[:-1], -1, LANES), operands)
+def fold(rows: PyTree) -> PyTree:
+  """Views arrays [..., D] as [..., D / 128, 128]."""
+  return jax.tree.map(lambda x: x.reshape(*x.shape[:-1], -1, LANES), rows)
 
 
-def unfold(results: PyTree) -> PyTree:
+def unfold(rows: PyTree) -> PyTree:
   """Views arrays [..., D / 128, 128] as [..., D]."""
-  return jax.tree.map(lambda x: x.reshape(*x.shape[:-2], -1), results)
+  return jax.tree.map(lambda x: x.reshape(*x.shape[:-2], -1), rows)
+
+
+def fold_operands(operands: Operands) -> Operands:
+  """Folds all but the counts."""
+  return fold(operands._replace(counts=None))._replace(counts=operands.counts)
 
 
 def launch(
@@ -57,12 +65,13 @@ def launch(
 
   Args:
     read: as given to the backend.
-    kernel: (references of `inputs`, of `outputs`, rows and barriers of a ring, scratch) -> None.
+    kernel: (references of `inputs`, of `outputs`, rows and barriers of a ring, `Sums`, references
+      of `scratch`) -> None.
     inputs: arrays in global memory.
     outputs: shapes.
     tiles: tile sizes.
     programs: size of the grid.
-    like: folded rows of the dtype of the ring, [..., D / 128, 128].
+    like: a folded source.
     scratch: further shared memory.
 
   Returns:
@@ -70,12 +79,14 @@ def launch(
   """
   arrays, in_tree = jax.tree.flatten(inputs)
   shapes, out_tree = jax.tree.flatten(outputs)
+  sums = Sums.scratch(tiles.summed_rows, like.shape[-2])
 
   def body(*refs):
     num_in, num_refs = len(arrays), len(arrays) + len(shapes)
     ins = jax.tree.unflatten(in_tree, refs[:num_in])
     outs = jax.tree.unflatten(out_tree, refs[num_in:num_refs])
-    kernel(ins, outs, *refs[num_refs:])
+    rows, barriers, parts, totals, *rest = refs[num_refs:]
+    kernel(ins, outs, rows, barriers, Sums(parts, totals), *rest)
 
   results = plgpu.kernel(
     body,
@@ -83,11 +94,15 @@ def launch(
     scratch_types=(
       plgpu.SMEM((tiles.rows, *like.shape[-2:]), like.dtype),
       plgpu.Barrier(num_barriers=tiles.rows),
+      sums.parts,
+      sums.totals,
       *scratch,
     ),
     grid=(programs,),
     grid_names=(_PROGRAM,),
-    compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Lane),
+    compiler_params=plgpu.CompilerParams(
+      lowering_semantics=plgpu.LoweringSemantics.Lane, unsafe_no_auto_barriers=True
+    ),
     interpret=read.interpret,
   )(*arrays)
   return jax.tree.unflatten(out_tree, results)
@@ -98,50 +113,30 @@ def program() -> Array:
   return lax.axis_index(_PROGRAM)
 
 
-def make_ring(rows, barriers, segments: tuple[Segment, ...], tokens: int, programs: int) -> Ring:
+def make_ring(rows: Any, barriers: Any, streams: tuple, tokens: int, programs: int) -> Ring:
   """Returns the ring of this program, which has every `programs`-th token."""
   first = program()
   steps = lax.div(tokens - first + jnp.int32(programs - 1), jnp.int32(programs))
-  return Ring(rows, barriers, segments, lambda step: first + step * programs, steps)
+  return Ring(rows, barriers, streams, lambda step: first + step * programs, steps)
 
 
-def source_segments(operands: Operands, all_recent: bool) -> tuple[Segment, ...]:
-  """Returns where the sources of a token lie, in the order of the slots.
-
-  Args:
-    operands: references of folded arrays.
-    all_recent: whether the last recent source is needed even where it does not count.
-  """
+def source_streams(operands: Operands) -> tuple[Stream, ...]:
+  """Returns where the sources of a token lie, in the order of the slots, and which count."""
   num_valid, last = operands.counts[0], operands.counts[1]
-  bank = () if operands.bank is None else (Segment(operands.bank, num_valid),)
-  counted = [None] * len(operands.recent)
-  if operands.recent and not all_recent:
-    counted[-1] = last
-  return (*bank, *map(Segment, operands.recent, counted))
+  num_banked = operands.num_slots - len(operands.recent)
+
+  def stream(slot):
+    valid = num_valid > slot if slot < num_banked else None
+    if operands.recent and slot == operands.num_slots - 1:
+      valid = last > 0
+    return Stream(functools.partial(row_of, operands.bank, operands.recent, slot), valid)
+
+  return tuple(map(stream, range(operands.num_slots)))
 
 
-def each_source(operands: Operands, read: Callable, skip: Callable, carry: PyTree) -> PyTree:
-  """Goes over the slots in order.
-
-  Args:
-    operands: references of folded arrays.
-    read: (slot, carry) -> carry, for those that count.
-    skip: slot -> None, for the others.
-    carry: initial one.
-  """
-  num_valid, last = operands.counts[0], operands.counts[1]
-  num_banked = 0 if operands.bank is None else operands.bank.shape[0]
-  if num_banked:
-    carry = lax.fori_loop(jnp.int32(0), num_valid, read, carry)
-    lax.fori_loop(num_valid, jnp.int32(num_banked), lambda slot, _: skip(slot), None)
-  for slot in range(num_banked, num_banked + len(operands.recent) - 1):
-    carry = read(slot, carry)
-  if operands.recent:
-    slot = num_banked + len(operands.recent) - 1
-
-    def skipped(carry):
-      skip(slot)
-      return carry
-
-    carry = lax.cond(last > 0, lambda carry: read(slot, carry), skipped, carry)
-  return carry
+def row_of(bank: Any, recent: tuple, slot: int, token: Array) -> Any:
+  """Returns the reference of a token's row in a slot of what is laid out like sources."""
+  num_banked = 0 if bank is None else bank.shape[0]
+  if slot < num_banked:
+    return bank.at[slot, token]
+  return recent[slot - num_banked].at[token]

@@ -1,43 +1,57 @@
 """Tile sizes of depth attention on NVIDIA GPUs, and the shared memory that they take."""
 
 import dataclasses
+import math
 
 import jax.numpy as jnp
 
+from resjax.kernels.depth_attention.gpu_rows import LANES, WARPS, part_size
 from resjax.typing import Array
 
-# Of an SM of compute capability 9.0 and 10.0, in bytes; a program, one warpgroup, may have all of
-# the shared memory but what the driver keeps of it.
-SHARED_BYTES = 227 * 1024
+# Of an SM of compute capability 9.0 and 10.0, in bytes. The driver keeps some for each program.
+SHARED_BYTES = 228 * 1024
 DRIVER_BYTES = 1024
-REGISTERS = 65536
-THREADS = 128
-MAX_PROGRAMS = 8
+ALIGNMENT = 1024
+# What the compiler sets aside for reductions.
+REDUCTION_BYTES = 2048
+# A thread may have 255 registers, an SM has 65536: so many warpgroups fit whatever they do.
+MAX_PROGRAMS = 2
 MAX_ROWS = 32  # barriers that one reference may hold
+MAX_GROUP = 8
 
 
 @dataclasses.dataclass(frozen=True)
 class GpuTiles:
-  """How a kernel is cut into programs; each works on one row of D channels at a time.
+  """How a kernel is cut into programs, each a warpgroup that works on one token at a time.
 
   Attributes:
     rows: rows of shared memory through which a program's sources pass, 2 to 32.
-    programs_per_sm: programs that run on a streaming multiprocessor at a time, at least 1.
+    group: sources whose sums over channels are taken together, 1 to 8 and below `rows`.
+    summed_rows: rows that are summed together, a multiple of 4.
+    programs_per_sm: programs that run on a streaming multiprocessor at a time, 1 or 2.
 
   Raises:
     ValueError: a size is not allowed.
   """
 
   rows: int
+  group: int
+  summed_rows: int
   programs_per_sm: int
 
   def __post_init__(self):
-    if not 2 <= self.rows <= MAX_ROWS:
-      raise ValueError(f"GpuTiles.rows={self.rows}; allowed are 2 to {MAX_ROWS}")
-    if not 1 <= self.programs_per_sm <= MAX_PROGRAMS:
-      raise ValueError(
-        f"GpuTiles.programs_per_sm={self.programs_per_sm}; allowed are 1 to {MAX_PROGRAMS}"
-      )
+    allowed = {
+      "rows": range(2, MAX_ROWS + 1),
+      "group": range(1, min(MAX_GROUP, self.rows - 1) + 1),
+      "summed_rows": range(WARPS, 2 * MAX_GROUP + 1, WARPS),
+      "programs_per_sm": range(1, MAX_PROGRAMS + 1),
+    }
+    for name, values in allowed.items():
+      if getattr(self, name) not in values:
+        raise ValueError(
+          f"GpuTiles.{name}={getattr(self, name)}; allowed are {values[0]} to {values[-1]}"
+          f"{f' in steps of {values.step}' if values.step > 1 else ''}"
+        )
 
   def shared_bytes(self, like: Array) -> int:
     """Returns the bytes of shared memory of one program.
@@ -45,12 +59,7 @@ class GpuTiles:
     Args:
       like: an array [..., D] of the shape and dtype of a source.
     """
-    return self.rows * row_bytes(like) + self.rows * 8 + FIXED_BYTES
-
-
-# Three numbers per source for the second sweep of the reverse pass, and what reductions over the
-# four warps take, at most.
-FIXED_BYTES = 3 * 128 * 4 + 2048
+    return self.rows * row_bytes(like) + _fixed_bytes(like, self.summed_rows)
 
 
 def row_bytes(like: Array) -> int:
@@ -58,50 +67,54 @@ def row_bytes(like: Array) -> int:
   return like.shape[-1] * jnp.dtype(like.dtype).itemsize
 
 
-def choose_forward(like: Array) -> GpuTiles:
-  """Returns the tile sizes of the forward pass: a thread holds its share of three rows."""
-  return choose(like, kept_rows=2, registers=40 + 3 * like.shape[-1] // THREADS)
+def choose_forward(like: Array, num_slots: int) -> GpuTiles:
+  """Returns the tile sizes of the forward pass, with two sums per source.
+
+  Half of the ring is under way while the other half is read, if there are that many rows.
+  """
+  group = _even(num_slots, min(4, _rows(like, 8, MAX_PROGRAMS) // 2))
+  return _tiles(like, group, kept_rows=group + 1, summed_rows=_rounded(2 * group))
 
 
 def choose_backward(like: Array, num_slots: int) -> GpuTiles:
-  """Returns the tile sizes of the reverse pass: a thread holds its share of four rows.
+  """Returns the tile sizes of the reverse pass, with one sum per source.
 
-  The cotangent of the output and all sources of a token stay in shared memory if they fit;
+  The sources of a token and the cotangent of the output stay in shared memory if they fit;
   otherwise sources are read once for every sweep over them.
   """
   kept_rows = num_slots + 1
-  kept_rows = kept_rows if kept_rows <= rows_that_fit(like) else 2
-  return choose(like, kept_rows=kept_rows, registers=64 + 4 * like.shape[-1] // THREADS)
+  if kept_rows > _rows(like, 8, programs=1):
+    group = _even(num_slots, min(MAX_GROUP, _rows(like, 8, MAX_PROGRAMS) // 2))
+    return _tiles(like, group, kept_rows=group + 1, summed_rows=_rounded(group))
+  group = _even(num_slots, MAX_GROUP)
+  return _tiles(like, group, kept_rows=kept_rows, summed_rows=_rounded(group))
 
 
-def choose(like: Array, *, kept_rows: int, registers: int) -> GpuTiles:
-  """Returns the tile sizes by which most rows are under way.
-
-  As many programs share an SM as its registers allow, for one waits while another computes; what
-  shared memory then remains for a program holds its ring. If that is too small for the rows that
-  must stay, there are fewer programs.
-
-  Args:
-    like: an array [..., D] of the shape and dtype of a source.
-    kept_rows: rows that a program needs at the same time.
-    registers: of a thread.
-
-  Raises:
-    ValueError: one program does not fit.
-  """
-  most = min(MAX_PROGRAMS, REGISTERS // (THREADS * min(registers, 255)))
-  for programs in range(max(most, 1), 0, -1):
-    rows = rows_that_fit(like, programs)
-    if rows >= max(kept_rows, 2):
-      return GpuTiles(rows, programs)
-  raise ValueError(
-    f"{kept_rows} rows of {row_bytes(like)} bytes do not fit into the {SHARED_BYTES} bytes of "
-    "shared memory"
-  )
+def _tiles(like: Array, group: int, *, kept_rows: int, summed_rows: int) -> GpuTiles:
+  """Returns tiles for as many programs as have the rows that must stay."""
+  fitting = [_rows(like, summed_rows, programs) for programs in range(1, MAX_PROGRAMS + 1)]
+  programs = max(i + 1 for i, rows in enumerate(fitting) if i == 0 or rows >= kept_rows)
+  return GpuTiles(fitting[programs - 1], group, summed_rows, programs)
 
 
-def rows_that_fit(like: Array, programs_per_sm: int = 1) -> int:
-  """Returns how many rows a program may have in shared memory; at most 32."""
-  shared = SHARED_BYTES + DRIVER_BYTES
-  free = shared // programs_per_sm - DRIVER_BYTES - FIXED_BYTES
-  return min(MAX_ROWS, free // (row_bytes(like) + 8))
+def _rows(like: Array, summed_rows: int, programs: int) -> int:
+  """Returns how many rows each of the programs of an SM may have in shared memory."""
+  free = SHARED_BYTES // programs - DRIVER_BYTES - _fixed_bytes(like, summed_rows)
+  return min(MAX_ROWS, free // row_bytes(like))
+
+
+def _fixed_bytes(like: Array, summed_rows: int) -> int:
+  """Returns what a program takes beside its rows: `Sums`, numbers per source, barriers."""
+  parts = summed_rows * part_size(like.shape[-1] // LANES) * LANES * 4
+  numbers = 3 * LANES * 4
+  small = (summed_rows * 4, numbers, MAX_ROWS * 8, REDUCTION_BYTES)
+  return sum(math.ceil(size / ALIGNMENT) * ALIGNMENT for size in (parts, *small)) + ALIGNMENT
+
+
+def _even(count: int, most: int) -> int:
+  """Returns the size of the fewest groups of at most `most` that hold `count`, evenly filled."""
+  return math.ceil(count / math.ceil(count / most))
+
+
+def _rounded(rows: int) -> int:
+  return math.ceil(rows / WARPS) * WARPS

@@ -52,7 +52,7 @@ class Operands(NamedTuple):
   @property
   def num_slots(self) -> int:
     """N, valid or not."""
-    return (0 if self.bank is None else len(self.bank)) + len(self.recent)
+    return (0 if self.bank is None else self.bank.shape[0]) + len(self.recent)
 
   @property
   def like(self) -> Array:

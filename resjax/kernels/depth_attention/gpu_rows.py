@@ -1,0 +1,97 @@
+"""Rows of D channels in the registers of a warpgroup, and sums over them.
+
+A row lies in memory as [D / 128, 128], for an asynchronous copy moves up to 256 elements along an
+axis. In registers it is a tuple of parts [v, 128], of which a thread holds v neighbours each.
+Kernels are compiled without automatic barriers: `synchronize` stands wherever threads exchange
+something, or shared memory changes hands between threads and asynchronous copies.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from resjax.typing import Array
+
+LANES = 128  # also the threads of a warpgroup
+WARPS = 4
+Row = tuple[Array, ...]
+
+synchronize = plgpu.commit_smem
+
+
+def part_size(groups: int) -> int:
+  """Returns v for rows [groups, 128]."""
+  return next(size for size in (4, 2, 1) if groups % size == 0)
+
+
+def load(ref: Any) -> Row:
+  """Reads a row [D / 128, 128] of shared or global memory, in float32."""
+  size = part_size(ref.shape[0])
+  layout = plgpu.Layout.WG_STRIDED((size, LANES), vec_size=size)
+  starts = range(0, ref.shape[0], size)
+  parts = (plgpu.layout_cast(ref[pl.ds(start, size)], layout) for start in starts)
+  return tuple(part.astype(jnp.float32) for part in parts)
+
+
+def store(ref: Any, row: Row) -> None:
+  """Writes a row to memory, in the dtype that is there."""
+  size = row[0].shape[0]
+  for i, part in enumerate(row):
+    ref[pl.ds(i * size, size)] = part.astype(ref.dtype)
+
+
+def zeros(groups: int) -> Row:
+  """Returns a row of zeros."""
+  size = part_size(groups)
+  layout = plgpu.Layout.WG_STRIDED((size, LANES), vec_size=size)
+  part = plgpu.layout_cast(jnp.zeros((size, LANES), jnp.float32), layout)
+  return (part,) * (groups // size)
+
+
+def each(function: Callable, *rows: Row) -> Row:
+  """Applies a function to the parts of rows."""
+  return tuple(map(function, *rows))
+
+
+@dataclasses.dataclass(frozen=True)
+class Sums:
+  """Sums over the channels of several rows at once, which costs little more than one.
+
+  Every thread adds up its own channels of a row and writes them to shared memory; then each warp
+  reduces every fourth row, and the sums return through shared memory.
+
+  Attributes:
+    parts: float32 [rows, 128 v], rows a multiple of 4.
+    totals: float32 [rows].
+  """
+
+  parts: Any
+  totals: Any
+
+  @classmethod
+  def scratch(cls, rows: int, groups: int) -> "Sums":
+    """Returns what to allocate for rows [groups, 128]."""
+    shape = (rows, part_size(groups) * LANES)
+    return cls(plgpu.SMEM(shape, jnp.float32), plgpu.SMEM((rows,), jnp.float32))
+
+  def put(self, index: int, products: Row) -> None:
+    """Gives row `index` of those to be summed."""
+    own = sum(products[1:], products[0])
+    self.parts[index] = own.reshape(own.size)
+
+  def reduce(self) -> None:
+    """Sums all rows; what was not put gives something arbitrary."""
+    synchronize()
+    width = 4 if self.parts.shape[1] % (4 * 32) == 0 else 1
+    tiling = plgpu.Tiling(((WARPS, 32 * width), (width,)))
+    layout = plgpu.Layout.TILED(tiling, warp_dims=(-3,), lane_dims=(-2,), vector_dim=-1)
+    self.totals[...] = jnp.sum(plgpu.layout_cast(self.parts[...], layout), axis=1)
+    synchronize()
+
+  def __getitem__(self, index: int) -> Array:
+    """Returns the sum of row `index`."""
+    return self.totals[index]
