@@ -53,13 +53,8 @@ class Traffic:
   seconds: float
 
 
-def main(out: Path, chip: str, shape: NetworkShape, chosen: Sequence[str]) -> None:
-  """Prints a line per form as it is compiled, and writes network_bytes_CHIP.json into `out`.
-
-  Raises:
-    ValueError: the chip is unknown.
-  """
-  layout = target(chip)
+def main(out: Path, chip: str, layout: Layout, shape: NetworkShape, chosen: Sequence[str]) -> None:
+  """Prints a line per form as it is compiled, and writes network_bytes_CHIP.json into `out`."""
   about = {"target": chip, "jax": jax.__version__, "shape": dataclasses.asdict(shape)}
   print(f"{chip}, network {shape}: streams of 2 T D bytes per sublayer, forward + backward")
   print(f"{'arm':16}{'reported':>10}{'least':>8}{'temporary':>11}{'compiled in':>13}")
@@ -91,7 +86,7 @@ def target(chip: str) -> Layout:
   if chip not in TOPOLOGIES:
     raise ValueError(f"chip {chip!r} is unknown; allowed: cpu, {', '.join(TOPOLOGIES)}")
   if find_spec("libtpu") is None:
-    raise ValueError(f"compiling for {chip} needs libtpu: pip install -e '.[tpu]', or --chips cpu")
+    raise ValueError(f"compiling for {chip} needs libtpu: pip install -e '.[tpu]', or --chips=cpu")
   devices = topologies.get_topology_desc(TOPOLOGIES[chip], platform="tpu").devices
   return Layout(make_mesh(MeshConfig(), devices[:1]))
 
