@@ -113,7 +113,7 @@ def test_the_loop_runs_as_often_as_it_says(monkeypatch):
     jax.debug.callback(lambda: ran.append(1))
     return x + 1
 
-  sample = timing.samplers(cases.Case.of(fn, jnp.ones(3)))["loop"]
+  sample = timing.samplers(cases.Case.of(fn, jnp.ones(3)))["loop"]()
   jax.effects_barrier()
   ran.clear()
   assert sample() >= 0
@@ -235,7 +235,9 @@ def test_a_wrong_flag_is_one_line(flags, words, capsys):
 
 def test_network_bytes_on_the_compiler_of_the_cpu(tmp_path, capsys):
   shape = NetworkShape(2, 2, 64, 128)
-  network_bytes.main(tmp_path, "cpu", shape, ["xla_stack", "xla_no_stack"])
+  network_bytes.main(
+    tmp_path, "cpu", network_bytes.target("cpu"), shape, ["xla_stack", "xla_no_stack"]
+  )
   report = json.loads((tmp_path / "network_bytes_cpu.json").read_text())
   stack, no_stack = report["rows"]
   assert (stack["arm"], no_stack["arm"]) == ("xla_stack", "xla_no_stack")
@@ -243,6 +245,12 @@ def test_network_bytes_on_the_compiler_of_the_cpu(tmp_path, capsys):
   assert stack["least"] == no_stack["least"] == hand / 2
   assert stack["reported"] > no_stack["reported"] > hand / 2
   assert "xla_no_stack" in capsys.readouterr().out
+
+
+def test_a_missing_libtpu_is_one_line(tmp_path, monkeypatch):
+  monkeypatch.setattr(network_bytes, "find_spec", lambda name: None)
+  with pytest.raises(SystemExit, match=r"error: compiling for v5e needs libtpu: .*--chips=cpu"):
+    command.main(["--network-bytes", f"--out={tmp_path}"])
 
 
 def test_published_kernels_get_the_arrays_and_give_the_cotangents_of_the_others(monkeypatch):

@@ -15,7 +15,7 @@ REPOSITORY = Path(__file__).parents[2]
 def test_a_small_decoder(tmp_path):
   sizes = ["--layers=2", "--layers_per_block=1", "--d_model=128", "--rows=1", "--seq_len=32"]
   command = [sys.executable, "-m", "launch.bench_step", *sizes, "--repeats=2", f"--out={tmp_path}"]
-  environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
+  environment = {**os.environ, "XLA_FLAGS": "", "JAX_PLATFORMS": "cpu"}
   done = subprocess.run(
     command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=False
   )

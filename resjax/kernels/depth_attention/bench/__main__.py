@@ -42,7 +42,7 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
   add("--repeats", type=_positive, default=20, help="samples of every arm")
   add("--network-bytes", action="store_true", help="see above")
   add("--tpu-schedule", action="store_true", help="see above")
-  add("--chips", type=_names(CHIPS), default=CHIPS[:-1], help="to compile for")
+  add("--chips", type=_names(CHIPS), help="to compile for; default: all, bytes: v5e")
   return parser.parse_args(argv)
 
 
@@ -52,14 +52,18 @@ def main(argv: list[str] | None = None) -> None:
   if flags.tpu_schedule:
     from resjax.kernels.depth_attention import tpu_schedule
 
-    tpu_schedule.main(flags.out, flags.chips)
+    tpu_schedule.main(flags.out, flags.chips or CHIPS[:-1])
   if flags.network_bytes:
     from resjax.kernels.depth_attention.bench import network_bytes
 
     shape = flags.networks[0] if flags.networks else arg_specs.BYTES_NETWORK
     shape = dataclasses.replace(shape, normed=True)
-    for chip in flags.chips:
-      network_bytes.main(flags.out, chip, shape, flags.arms)
+    for chip in flags.chips or CHIPS[:1]:
+      try:
+        layout = network_bytes.target(chip)
+      except ValueError as mistake:
+        sys.exit(f"error: {mistake}")
+      network_bytes.main(flags.out, chip, layout, shape, flags.arms)
   if not flags.tpu_schedule and not flags.network_bytes:
     _measure(flags)
 

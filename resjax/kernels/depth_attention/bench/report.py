@@ -76,7 +76,7 @@ def _bars(panel, records: Sequence[Record]) -> None:
   panel.barh(names, shares, color=OK, height=0.7)
   for index, (record, share) in enumerate(zip(records, shares, strict=True)):
     measured = "median_ms" in record
-    text = f"{record['median_ms']:.3g} ms" if measured else record["status"][:44]
+    text = f"{record['median_ms']:.3g} ms" if measured else record["status"].split(":")[0]
     colour = "black" if measured else SKIPPED
     panel.text(share + 1, index, text, va="center", fontsize=7, color=colour)
   panel.axvline(100, color="black", linestyle="--", linewidth=0.8)

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -10,23 +11,23 @@ from jax import lax
 
 from resjax.kernels.depth_attention.bench.cases import Case
 
-# One sample: seconds of one run.
+# Takes one sample: seconds of one run. Making it may compile, and need memory.
 Sampler = Callable[[], float]
+MakeSampler = Callable[[], Sampler]
 
 MIN_LOOP_SECONDS = 0.02
 MAX_LOOPS = 4**8
 EMPTY_RUNS = 5
 
 
-def samplers(case: Case) -> dict[str, Sampler]:
+def samplers(case: Case) -> dict[str, MakeSampler]:
   """Returns the ways to time a case on its platform, the one to report first.
 
   On a GPU `cupti` adds up the kernels that the driver saw; everywhere `loop` runs the function many
   times inside one program.
   """
-  if jax.default_backend() == "gpu":
-    return {"cupti": _cupti(case), "loop": _loop(case)}
-  return {"loop": _loop(case)}
+  loop = {"loop": partial(_loop, case)}
+  return {"cupti": partial(_cupti, case)} | loop if jax.default_backend() == "gpu" else loop
 
 
 def _cupti(case: Case) -> Sampler:

@@ -1,8 +1,7 @@
 """The residual path of a run of sublayers with Block AttnRes, in every form that is measured.
 
-A branch is the identity: its output is what the sublayer read, behind a barrier that keeps XLA from
-fusing across it, as a matrix product would. The reads are softmax mixtures (and norms) of each
-other, so XLA can remove none of them.
+A branch is next to nothing, behind a barrier that keeps XLA from fusing across it, as a matrix
+product would. The reads are softmax mixtures (and norms) of each other, so XLA can remove none.
 """
 
 from collections.abc import Callable
@@ -41,27 +40,32 @@ class State(NamedTuple):
 
 
 Reader = Callable[[Row, State], tuple[Array, tuple[Array, ...]]]
+Branch = Callable[[Array], Array]
 BlockReader = Callable[[list[Row], State], State]
 
 
-def forms(shape: NetworkShape, layout: Layout | None = None) -> dict[str, Callable[..., Array]]:
+def forms(
+  shape: NetworkShape, layout: Layout | None = None, branch: Branch | None = None
+) -> dict[str, Callable[..., Array]]:
   """Returns functions of queries, gains and first sources, by name.
 
   Args:
     shape: of the network.
     layout: of one device that the kernels are compiled for; default: the one at hand.
+    branch: turns what a sublayer reads into its output; default: `identity`.
   """
+  branch = identity if branch is None else branch
   direct = reader_by(None, layout)
   readers = {
-    "xla_stack": partial(block_by_reads, stack_reader),
-    "xla_no_stack": partial(block_by_reads, reader_by("reference", layout)),
-    "direct": partial(block_by_reads, direct),
-    "two_phase": partial(block_in_two_phases, direct, layout),
+    "xla_stack": partial(block_by_reads, stack_reader, branch),
+    "xla_no_stack": partial(block_by_reads, reader_by("reference", layout), branch),
+    "direct": partial(block_by_reads, direct, branch),
+    "two_phase": partial(block_in_two_phases, direct, branch, layout),
   }
   ends = {name: direct for name in readers}
   ends |= {"xla_stack": stack_reader, "xla_no_stack": reader_by("reference", layout)}
   walks = {name: partial(walk, shape, block, ends[name]) for name, block in readers.items()}
-  return walks | {"residual_norm": partial(plain_walk, shape)}
+  return walks | {"residual_norm": partial(plain_walk, shape, branch)}
 
 
 def least_streams(shape: NetworkShape) -> dict[str, tuple[int, int]]:
@@ -93,7 +97,7 @@ def walk(shape: NetworkShape, block: BlockReader, reader: Reader, queries, gains
   return state.sources[-1] if state.addend is None else state.addend
 
 
-def block_by_reads(reader: Reader, rows: list[Row], state: State) -> State:
+def block_by_reads(reader: Reader, branch: Branch, rows: list[Row], state: State) -> State:
   """One depth block, every sublayer reading all sources."""
   for index, row in enumerate(rows):
     y, sources = reader(row, state)
@@ -103,11 +107,11 @@ def block_by_reads(reader: Reader, rows: list[Row], state: State) -> State:
 
 
 def block_in_two_phases(
-  reader: Reader, layout: Layout | None, rows: list[Row], state: State
+  reader: Reader, branch: Branch, layout: Layout | None, rows: list[Row], state: State
 ) -> State:
   """One depth block in two phases where these move less, else by reads."""
   if not two_phase_moves_less(len(state.sources), len(rows)):
-    return block_by_reads(reader, rows, state)
+    return block_by_reads(reader, branch, rows, state)
   queries = jnp.stack([row.query for row in rows])
   read, threaded = depth_attention_block(
     Sources(_added(state)), queries, eps=EPS, return_sources=True, layout=layout
@@ -122,7 +126,7 @@ def block_in_two_phases(
   return State((*threaded.recent, running), addend)
 
 
-def plain_walk(shape: NetworkShape, queries, gains, sources) -> Array:
+def plain_walk(shape: NetworkShape, branch: Branch, queries, gains, sources) -> Array:
   """As many adds and norms of a plain residual; the queries are gains where there are none."""
   gains = queries if gains is None else gains
   (y,) = (total,) = sources
@@ -131,9 +135,14 @@ def plain_walk(shape: NetworkShape, queries, gains, sources) -> Array:
   return y
 
 
-def branch(y: Array) -> Array:
-  """The identity, opaque to XLA."""
+def identity(y: Array) -> Array:
+  """Returns y, opaque to XLA."""
   return jax.lax.optimization_barrier(y)
+
+
+def sign_flip(y: Array) -> Array:
+  """Returns −y, an array of its own like that of a branch; 2 streams in each direction."""
+  return jax.lax.optimization_barrier(-jax.lax.optimization_barrier(y))
 
 
 def stack_reader(row: Row, state: State) -> tuple[Array, tuple[Array, ...]]:
