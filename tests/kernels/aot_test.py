@@ -107,6 +107,9 @@ def test_bundles_are_counted_per_loop():
     "   0x7   :  { %s1 = smov 0 }",
   ]
   assert tpu_schedule.count_bundles(lines) == (3, 2)
+  clear = ["   0x8   : > { %5 = vst [vmem:[%s2] sm:$0xff] %v1 }"]
+  assert tpu_schedule.count_bundles(lines + 20 * clear) == (3, 2)
+  assert tpu_schedule.count_bundles(lines + 2 * clear) == (5, 2)
 
 
 @needs_libtpu

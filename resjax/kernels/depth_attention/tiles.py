@@ -133,7 +133,7 @@ class Pass:
       return terms | {
         "output": 2 * tile,
         "addend and sum": 4 * tile if self.adds else 0,
-        "scratch": 2 * stats_tokens * LANES * 4 + rows,
+        "scratch": (2 * stats_tokens + tiles.tokens) * LANES * 4 + rows,
       }
     return terms | {
       "cotangent of the output": 2 * tile,

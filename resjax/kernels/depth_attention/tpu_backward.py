@@ -252,8 +252,8 @@ def _d_mixed(plan: Plan, counts, inputs, outputs, scratch: _Scratch, rows, colum
       lambda lanes, _: store(scratch.d_mixed, here, lanes, load(d_out, rows, lanes))
     )
     return
-  weights = load(scratch.weights, columns, slice(None))
-  mix(plan, counts, inputs.slots, weights, scratch.mixed, rows)
+  weights = scratch.weights.at[columns]
+  mix(plan, counts, inputs.slots, weights, rows, scratch.mixed, here)
   inverse_rms = mixed_inverse_rms(plan, scratch.mixed)
 
   def dot(lanes, total):
@@ -291,7 +291,8 @@ def _d_logits(plan: Plan, counts, inputs: _Inputs, scratch: _Scratch, rows, colu
   scores = load(scratch.scores, here, every)
   mean = jnp.sum(weights * scores, axis=-1, keepdims=True)
   d_dot = weights * (scores - mean) * inverse_rms
-  return weights, d_dot, d_dot * inverse_rms * logits / plan.work.width
+  factors = weights, d_dot, d_dot * inverse_rms * logits / plan.work.width
+  return [factor.reshape(ROWS, LANES) for factor in factors]
 
 
 def _d_sources(plan: Plan, counts, inputs, outputs, scratch: _Scratch, factors, d_refs, rows):

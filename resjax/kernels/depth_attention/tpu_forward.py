@@ -39,10 +39,18 @@ class _Outputs(NamedTuple):
 
 
 class _Scratch(NamedTuple):
-  """On-chip memory: [tokens of a tile of statistics, LANES] with a slot per lane; [ROWS, D]."""
+  """On-chip memory.
+
+  Attributes:
+    squares, dots: [tokens of a tile of statistics, LANES], a slot per lane: |v|² and g · v, then
+      inverse RMS and logits.
+    weights: [tokens of a tile, LANES], a slot per lane.
+    mixed: [ROWS, D].
+  """
 
   squares: Any
   dots: Any
+  weights: Any
   mixed: Any
 
 
@@ -109,7 +117,8 @@ def _output_specs(plan: Plan, adds: bool) -> _Outputs:
 
 def _scratch_shapes(plan: Plan) -> _Scratch:
   columns = pltpu.VMEM((plan.stats_tokens, LANES), jnp.float32)
-  return _Scratch(columns, columns, pltpu.VMEM((ROWS, plan.work.width), jnp.float32))
+  weights = pltpu.VMEM((plan.tiles.tokens, LANES), jnp.float32)
+  return _Scratch(columns, columns, weights, pltpu.VMEM((ROWS, plan.work.width), jnp.float32))
 
 
 def _cost(plan: Plan, inputs: _Inputs, outputs: _Outputs) -> pl.CostEstimate:
@@ -129,18 +138,13 @@ def _kernel(plan: Plan, counts, inputs: _Inputs, outputs: _Outputs, scratch: _Sc
   if plan.work.num_recent:
     _prepare_last(plan, counts, inputs, outputs)
 
-  def rows_of_stats(rows):
-    start = pl.multiple_of(place * plan.tiles.tokens + rows.start, ROWS)
-    return pl.ds(start, ROWS)
-
-  def run(rows):
-    columns = rows_of_stats(rows)
-    _dot(plan, counts, inputs, scratch, rows, columns)
-    weights = _softmax(plan, counts, scratch, columns)
-    mix(plan, counts, inputs.slots, weights, scratch.mixed, rows)
-    _write(plan, inputs.out_norm_scale, scratch.mixed, outputs.out, rows)
-
-  plan.for_each_row_group(run)
+  # Three sweeps over the tile: in each all rows are independent, which hides latencies.
+  first = pl.multiple_of(place * plan.tiles.tokens, ROWS)
+  plan.for_each_row_group(
+    lambda rows: _dot(plan, counts, inputs, scratch, rows, pl.ds(first + rows.start, ROWS))
+  )
+  _softmax(plan, counts, scratch, first)
+  plan.for_each_row_group(lambda rows: _read(plan, counts, inputs, outputs, scratch, rows))
 
   @pl.when((place == plan.tiles_per_stats - 1) | (step == plan.grid[1] - 1))
   def _():
@@ -189,32 +193,46 @@ def _dot(plan: Plan, counts, inputs: _Inputs, scratch: _Scratch, rows, columns) 
   plan.for_each_group(counts, group)
 
 
-def _softmax(plan: Plan, counts, scratch: _Scratch, columns) -> Array:
-  """Turns squares into inverse RMS, dots into logits; returns the weights, a slot per lane."""
-  squares, dots = (load(ref, columns, slice(None)) for ref in (scratch.squares, scratch.dots))
-  inverse_rms = lax.rsqrt(squares / plan.work.width + plan.eps)
-  logits = jnp.where(plan.valid_lanes(counts), dots * inverse_rms, -jnp.inf)
-  store(scratch.squares, columns, slice(None), inverse_rms)
-  store(scratch.dots, columns, slice(None), logits)
-  weights = jnp.exp(logits - jnp.max(logits, axis=-1, keepdims=True))
-  return weights / jnp.sum(weights, axis=-1, keepdims=True)
+def _softmax(plan: Plan, counts, scratch: _Scratch, first) -> None:
+  """Turns squares into inverse RMS, dots into logits; writes the weights."""
+  size = min(plan.tiles.tokens, LANES)
+  valid = plan.valid_lanes(counts, size)
+  for start in range(0, plan.tiles.tokens, size):
+    rows = pl.ds(pl.multiple_of(first + start, ROWS), size)
+    inverse_rms = lax.rsqrt(scratch.squares[rows, :] / plan.work.width + plan.eps)
+    logits = jnp.where(valid, scratch.dots[rows, :] * inverse_rms, -jnp.inf)
+    scratch.squares[rows, :] = inverse_rms
+    scratch.dots[rows, :] = logits
+    weights = jnp.exp(logits - jnp.max(logits, axis=-1, keepdims=True))
+    total = jnp.sum(weights, axis=-1, keepdims=True)
+    scratch.weights[pl.ds(start, size), :] = weights / total
 
 
-def mix(plan: Plan, counts, slot_refs: tuple, weights: Array, mixed, rows) -> None:
-  """Writes h = Σ_n p_n v_n of a group of rows."""
-  here = pl.ds(0, ROWS)
+def _read(plan: Plan, counts, inputs: _Inputs, outputs: _Outputs, scratch: _Scratch, rows) -> None:
+  """Writes the output of a group of rows."""
+  weights = scratch.weights.at[rows]
+  one_group = not plan.work.num_banked and plan.work.num_recent <= plan.tiles.slots
+  if one_group and inputs.out_norm_scale is None:
+    mix(plan, counts, inputs.slots, weights, rows, outputs.out, rows)
+    return
+  mix(plan, counts, inputs.slots, weights, rows, scratch.mixed, pl.ds(0, ROWS))
+  _write(plan, inputs.out_norm_scale, scratch.mixed, outputs.out, rows)
+
+
+def mix(plan: Plan, counts, slot_refs: tuple, weights, rows, target, target_rows) -> None:
+  """Writes h = Σ_n p_n v_n of a group of rows; `target` is added to where slots are many."""
   if plan.work.num_banked:
-    mixed[...] = jnp.zeros_like(mixed)
+    target[target_rows, :] = jnp.zeros((ROWS, plan.work.width), target.dtype)
 
   def group(slots):
     spread = [tpu_plan.column(weights, slot) for slot in slots]
+    adds = plan.work.num_banked or slots.start > 0
 
     def chunk(lanes, _):
-      adds = plan.work.num_banked or slots.start > 0
-      total = load(mixed, here, lanes) if adds else tpu_plan.zero_chunk()
+      total = load(target, target_rows, lanes) if adds else 0.0
       for slot, weight in zip(slots, spread, strict=True):
         total += weight * load(slot_refs[slot], rows, lanes)
-      store(mixed, here, lanes, total)
+      store(target, target_rows, lanes, total)
 
     plan.for_each_chunk(chunk)
 

@@ -7,6 +7,7 @@ counted as if it ran, and compared with the cycles that the tile's copies take a
 
 import argparse
 import dataclasses
+import itertools
 import json
 import os
 import re
@@ -26,10 +27,13 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from resjax.kernels.depth_attention import mosaic_tpu, tiles
 from resjax.kernels.depth_attention.operands import Operands, Read, Stats
 from resjax.kernels.depth_attention.tiles import CHIPS, ROWS, Pass, TpuTiles
+from resjax.kernels.depth_attention.tpu_plan import Plan
 from resjax.sharding import Layout
 
 T, D, N = 8192, 2048, 8
 _BUNDLE = re.compile(r"^\s*0x([0-9a-f]+)\s+(?:[A-Z]{2})?:\s+(>*)\s*\{")
+_VECTOR = re.compile(r"= (v\w+)")
+_CLEARING = 16  # stores in a row
 # What libtpu asks a machine without a TPU about.
 ENVIRONMENT = {
   "JAX_PLATFORMS": "cpu",
@@ -83,7 +87,7 @@ class Schedule:
     name: of the pass.
     fused: see `Case`.
     tokens: per tile.
-    row_group_bundles: bundles of the loops over groups of 16 tokens, one round of each.
+    row_group_bundles: bundles per group of 16 tokens.
     tile_bundles: bundles of a tile.
     copy_cycles: cycles in which its bytes move at nominal bandwidth.
   """
@@ -92,8 +96,8 @@ class Schedule:
   name: str
   fused: bool
   tokens: int
-  row_group_bundles: int
-  tile_bundles: int
+  row_group_bundles: float
+  tile_bundles: float
   copy_cycles: float
 
   @property
@@ -152,17 +156,24 @@ def measure(chip: str, case: Case, tile_sizes: TpuTiles | None = None) -> Schedu
     outside, inside = count_bundles(found[0].read_text().splitlines())
   moved = case.streams * sizes.tokens * case.width * jnp.dtype(case.dtype).itemsize
   copy_cycles = moved / CHIPS[chip].bandwidth * CHIPS[chip].clock
-  total = outside + sizes.tokens // ROWS * inside
-  return Schedule(chip, case.name, case.fused, sizes.tokens, inside, total, copy_cycles)
+  rounds = sizes.tokens // ROWS
+  per_round = inside / Plan(_work(chip, case), sizes, 0.0).row_groups_at_once
+  total = outside + rounds * per_round
+  return Schedule(chip, case.name, case.fused, sizes.tokens, per_round, total, copy_cycles)
 
 
 def count_bundles(lines: Iterable[str]) -> tuple[int, int]:
   """Returns the bundles of a grid step outside of inner loops, and those of inner loops.
 
-  Every bundle stands on a line `address label: > {...}` with a `>` per loop around it.
+  Every bundle stands on a line `address label: > {...}` with a `>` per loop around it. What a
+  branch jumps over counts, unless it does nothing but clear memory: that runs once, or never.
   """
-  depths = [len(match[2]) for match in map(_BUNDLE.match, lines) if match]
-  return depths.count(1), sum(depth > 1 for depth in depths)
+  bundles = [(len(match[2]), match.string) for match in map(_BUNDLE.match, lines) if match]
+  runs = itertools.groupby(bundles, lambda b: b[0] == 1 and set(_VECTOR.findall(b[1])) == {"vst"})
+  lengths = [len(list(run)) for only_stores, run in runs if only_stores]
+  clearing = sum(length for length in lengths if length >= _CLEARING)
+  depths = [depth for depth, _ in bundles]
+  return depths.count(1) - clearing, sum(depth > 1 for depth in depths)
 
 
 def compile_kernel(
@@ -183,7 +194,10 @@ def compile_kernel(
     return forward.lower(operands).compile()
   slots = case.num_slots, case.num_tokens
   stats = Stats(*(array(*shape, dtype=jnp.float32) for shape in (slots, slots, slots[1:])))
-  operands, d_out = operands._replace(addend=None), array(*operands.like.shape, dtype=case.dtype)
+  operands, d_out = (
+    operands._replace(addend=None),
+    array(case.num_tokens, case.width, dtype=case.dtype),
+  )
   d_sources = (operands.bank, operands.recent) if case.fused else None
   backward = jax.jit(
     lambda *args: mosaic_tpu.backward(read, *args, tile_sizes), donate_argnums=(3,)
@@ -212,15 +226,18 @@ def _read(case: Case, layout: Layout) -> Read:
 
 
 def _work(chip: str, case: Case) -> Pass:
-  work = Pass.of(case.name, _read(case, Layout()), _operands(case), case.num_tokens)
-  return dataclasses.replace(work, chip=chip)
+  read = _read(case, Layout())
+  return Pass(
+    case.name, chip, case.num_tokens, case.width, case.num_banked,
+    case.num_slots - case.num_banked, case.dtype, read.adds, case.fused, read.threaded,
+  )  # fmt: skip
 
 
 def _line(s: Schedule) -> str:
   kind = "add+norm" if s.fused else "mix"
   return (
-    f"{s.chip:4} {s.name:8} {kind:8} {s.tokens:4} tokens: {s.tile_bundles:6} bundles "
-    f"({s.row_group_bundles} per {ROWS}), {s.copy_cycles:7.0f} copy cycles, ratio {s.ratio:.2f}"
+    f"{s.chip:4} {s.name:8} {kind:8} {s.tokens:4} tokens: {s.tile_bundles:6.0f} bundles "
+    f"({s.row_group_bundles:.0f} per {ROWS}), {s.copy_cycles:7.0f} copy cycles, ratio {s.ratio:.2f}"
   )
 
 
