@@ -170,7 +170,7 @@ def whole_example(num_banked, num_recent, tokens, dtype=np.float32, width=128):
     (6, 2, 2, True, (3, 11)),  # its second group is not touched
     (6, 2, 5, False, (3, 11)),
     # Two parts of the grid, each with several tiles: reads and writes of the bank overlap.
-    (2, 1, 2, True, (768,)),
+    (2, 1, 2, True, (512,)),
   ],
 )
 def test_add_norm_bank_and_threading_are_those_of_the_reference(
@@ -192,26 +192,25 @@ def test_add_norm_bank_and_threading_are_those_of_the_reference(
   assert_close(got[1], want[1], GRADIENT)
 
 
+@functools.partial(fast.jit, static_argnums=(0, 1))
+def apart_and_gradients(implementation, interpret, num_valid, last_valid, operands, d_out):
+  def read(query, bank, recent):
+    sources = Sources(recent, bank, num_valid)
+    options = {"implementation": implementation, "interpret": interpret}
+    return depth_attention(sources, query, last_valid=last_valid, **options)
+
+  out, vjp = jax.vjp(read, *operands)
+  return out, vjp(d_out)
+
+
 @pytest.mark.parametrize("last_valid", [False, True])
 def test_bank_that_is_not_threaded_and_a_last_source_that_holds_nothing(last_valid):
   (query, *_, bank, recent), (d_out, *_) = whole_example(5, 2, (3, 7))
-
-  @functools.partial(fast.jit, static_argnums=(0, 1))
-  def run(implementation, interpret, num_valid, last_valid, *arguments):
-    def read(query, bank, recent):
-      return depth_attention(
-        Sources(recent, bank, num_valid), query, last_valid=last_valid,
-        implementation=implementation, interpret=interpret,
-      )  # fmt: skip
-
-    out, vjp = jax.vjp(read, *arguments)
-    return out, vjp(d_out)
-
-  want = run("reference", False, 3, last_valid, query, bank, recent)
+  want = apart_and_gradients("reference", False, 3, last_valid, (query, bank, recent), d_out)
   bank = bank.at[3:].set(jnp.nan)
   if not last_valid:
     recent = (recent[0], recent[1] * jnp.nan)
-  got = run("mosaic_tpu", INTERPRET, 3, last_valid, query, bank, recent)
+  got = apart_and_gradients("mosaic_tpu", INTERPRET, 3, last_valid, (query, bank, recent), d_out)
   assert_close(got, want, GRADIENT)
   np.testing.assert_array_equal(got[1][1][3:], 0)
 

@@ -84,7 +84,7 @@ def backward(
       dimension_semantics=("parallel", "arbitrary"),
       vmem_limit_bytes=tiles.vmem_limit(plan.work),
     ),
-    cost_estimate=_cost(plan, inputs, outputs),
+    cost_estimate=_cost(plan, read.threaded, inputs, outputs),
     interpret=read.interpret,
     name="depth_attention_backward",
   )
@@ -177,9 +177,9 @@ def _scratch_shapes(plan: Plan, threaded: bool) -> _Scratch:
   return _Scratch(columns, columns, columns, scores, rows, rows, d_bank, semaphores)
 
 
-def _cost(plan: Plan, inputs: _Inputs, outputs: _Outputs) -> pl.CostEstimate:
+def _cost(plan: Plan, threaded: bool, inputs: _Inputs, outputs: _Outputs) -> pl.CostEstimate:
   tile = plan.work.num_tokens * plan.work.width * jnp.dtype(plan.work.dtype).itemsize
-  streams = plan.work.num_slots * (3 if inputs.d_recent else 2) + 1
+  streams = plan.work.num_slots * (3 if threaded else 2) + 1
   elements = plan.work.num_slots * plan.work.num_tokens * plan.work.width
   return pl.CostEstimate(
     flops=10 * elements,
