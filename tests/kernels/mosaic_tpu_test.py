@@ -215,7 +215,7 @@ def test_bank_that_is_not_threaded_and_a_last_source_that_holds_nothing(last_val
   np.testing.assert_array_equal(got[1][1][3:], 0)
 
 
-# Transformations. The interpreter of TPUs knows no `checkpoint` and no `vmap`, the plain one does.
+# Transformations. The interpreter of TPUs knows no `checkpoint`, the plain one does.
 
 
 def test_scan_with_a_bank_that_fills_and_recomputation():
@@ -243,7 +243,7 @@ def test_scan_with_a_bank_that_fills_and_recomputation():
 def test_vmap_over_tokens_is_a_leading_axis():
   (query, *_, bank, recent), _ = whole_example(2, 1, (3, 9))
 
-  def loss(query, bank, recent, interpret=True, implementation="mosaic_tpu"):
+  def loss(query, bank, recent, interpret=INTERPRET, implementation="mosaic_tpu"):
     options = {"implementation": implementation, "interpret": interpret}
     return jnp.sum(jnp.sin(depth_attention(Sources(recent, bank, 2), query, **options)))
 

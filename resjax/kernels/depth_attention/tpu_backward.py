@@ -64,7 +64,7 @@ class _Scratch(NamedTuple):
 
 
 def backward(
-  read: Read, operands: Operands, plan: Plan, stats: Stats, d_out: Array, d_sources: PyTree
+  read: Read, plan: Plan, operands: Operands, stats: Stats, d_out: Array, d_sources: PyTree
 ) -> Cotangents:
   """Runs the kernel on the rows of one device; see reference.py."""
   inputs = _inputs(read, operands, plan, stats, d_out, d_sources)

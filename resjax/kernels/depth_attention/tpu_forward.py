@@ -54,7 +54,7 @@ class _Scratch(NamedTuple):
   mixed: Any
 
 
-def forward(read: Read, operands: Operands, plan: Plan) -> tuple[Array, Array | None, Stats]:
+def forward(read: Read, plan: Plan, operands: Operands) -> tuple[Array, Array | None, Stats]:
   """Runs the kernel on the rows of one device; see reference.py."""
   inputs = _inputs(operands)
   outputs = _output_shapes(plan, read.adds)
