@@ -11,7 +11,7 @@ from jax.sharding import AxisType, Mesh
 
 from resjax.kernels.depth_attention import Sources, depth_attention, tpu_schedule
 from resjax.kernels.depth_attention.tiles import CHIPS
-from resjax.kernels.depth_attention.tpu_schedule import Case, compile_kernel
+from resjax.kernels.depth_attention.tpu_compile import ENVIRONMENT, Case, compile_kernel
 from resjax.sharding import MESH_AXES, Layout
 
 needs_libtpu = pytest.mark.skipif(
@@ -22,7 +22,7 @@ PASSES = "forward", "backward"
 
 @pytest.fixture(autouse=True)
 def no_tpu(monkeypatch):
-  for name, value in tpu_schedule.ENVIRONMENT.items():
+  for name, value in ENVIRONMENT.items():
     monkeypatch.setenv(name, value)
 
 

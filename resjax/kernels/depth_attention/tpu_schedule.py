@@ -17,62 +17,18 @@ import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-import jax
 import jax.numpy as jnp
 import matplotlib.pyplot as plt
 import numpy as np
-from jax.experimental import topologies
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from resjax.kernels.depth_attention import mosaic_tpu, tiles
-from resjax.kernels.depth_attention.operands import Operands, Read, Stats
-from resjax.kernels.depth_attention.tiles import CHIPS, ROWS, Pass, TpuTiles
+from resjax.kernels.depth_attention import tiles
+from resjax.kernels.depth_attention.tiles import CHIPS, ROWS, TpuTiles
+from resjax.kernels.depth_attention.tpu_compile import ENVIRONMENT, Case, compile_kernel, work_of
 from resjax.kernels.depth_attention.tpu_plan import Plan
-from resjax.sharding import Layout
 
-T, D, N = 8192, 2048, 8
 _BUNDLE = re.compile(r"^\s*0x([0-9a-f]+)\s+(?:[A-Z]{2})?:\s+(>*)\s*\{")
 _VECTOR = re.compile(r"= (v\w+)")
 _CLEARING = 16  # stores in a row
-# What libtpu asks a machine without a TPU about.
-ENVIRONMENT = {
-  "JAX_PLATFORMS": "cpu",
-  "TPU_SKIP_MDS_QUERY": "1",
-  "TPU_ACCELERATOR_TYPE": "v5litepod-16",
-  "TPU_WORKER_HOSTNAMES": "localhost",
-  "TPU_WORKER_ID": "0",
-  "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
-}
-
-
-@dataclasses.dataclass(frozen=True)
-class Case:
-  """A kernel to look at.
-
-  Attributes:
-    name: `forward` or `backward`.
-    fused: with the residual add and the following norm, sources threaded; or the mix alone.
-    num_tokens: T.
-    width: D.
-    num_slots: N.
-    num_banked: how many of them are in a bank; all hold a source.
-    dtype: of the sources.
-  """
-
-  name: str
-  fused: bool
-  num_tokens: int = T
-  width: int = D
-  num_slots: int = N
-  num_banked: int = 0
-  dtype: str = "bfloat16"
-
-  @property
-  def streams(self) -> int:
-    """Arrays [T, D] that are read or written."""
-    if self.name == "forward":
-      return self.num_slots + (3 if self.fused else 1)
-    return (3 if self.fused else 2) * self.num_slots + 1
 
 
 CASES = tuple(Case(name, fused) for name in ("forward", "backward") for fused in (False, True))
@@ -121,7 +77,7 @@ def main(out_dir: str | Path, chips: Sequence[str] = tuple(CHIPS)) -> list[Sched
     raise ValueError(f"chips={sorted(unknown)} are not known; allowed: {', '.join(CHIPS)}")
   out_dir = Path(out_dir)
   out_dir.mkdir(parents=True, exist_ok=True)
-  print(f"T={T} D={D} N={N} bfloat16: bundles and copy cycles per tile")
+  print(f"{_shape(CASES[0])}: bundles and copy cycles per tile")
   schedules = []
   for chip in chips:
     for case in CASES:
@@ -138,7 +94,7 @@ def measure(chip: str, case: Case, tile_sizes: TpuTiles | None = None) -> Schedu
   """Compiles one kernel in a process of its own, whose flags make libtpu write the schedule."""
   with tempfile.TemporaryDirectory() as folder:
     flags = f"--xla_jf_dump_to={folder} --xla_jf_dump_llo_text=true"
-    sizes = tile_sizes or tiles.choose(_work(chip, case))
+    sizes = tile_sizes or tiles.choose(work_of(chip, case))
     request = json.dumps([chip, dataclasses.asdict(case), dataclasses.asdict(sizes)])
     done = subprocess.run(
       [sys.executable, "-m", __spec__.name, "--compile", request],
@@ -157,7 +113,7 @@ def measure(chip: str, case: Case, tile_sizes: TpuTiles | None = None) -> Schedu
   moved = case.streams * sizes.tokens * case.width * jnp.dtype(case.dtype).itemsize
   copy_cycles = moved / CHIPS[chip].bandwidth * CHIPS[chip].clock
   rounds = sizes.tokens // ROWS
-  per_round = inside / Plan(_work(chip, case), sizes, 0.0).row_groups_at_once
+  per_round = inside / Plan(work_of(chip, case), sizes, 0.0).row_groups_at_once
   total = outside + rounds * per_round
   return Schedule(chip, case.name, case.fused, sizes.tokens, per_round, total, copy_cycles)
 
@@ -176,61 +132,8 @@ def count_bundles(lines: Iterable[str]) -> tuple[int, int]:
   return depths.count(1) - clearing, sum(depth > 1 for depth in depths)
 
 
-def compile_kernel(
-  chip: str, case: Case, tile_sizes: TpuTiles | None = None
-) -> jax.stages.Compiled:
-  """Compiles a kernel for a chip that need not be there."""
-  topology = topologies.get_topology_desc(CHIPS[chip].topology, "tpu")
-  mesh = Mesh(np.array(topology.devices[:1]), ("data",))
-  read = _read(case, Layout(mesh))
-
-  def array(*shape, dtype):
-    sharding = NamedSharding(mesh, PartitionSpec())
-    return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
-
-  operands = jax.tree.map(lambda a: array(*a.shape, dtype=a.dtype), _operands(case))
-  if case.name == "forward":
-    forward = jax.jit(lambda operands: mosaic_tpu.forward(read, operands, tile_sizes))
-    return forward.lower(operands).compile()
-  slots = case.num_slots, case.num_tokens
-  stats = Stats(*(array(*shape, dtype=jnp.float32) for shape in (slots, slots, slots[1:])))
-  operands, d_out = (
-    operands._replace(addend=None),
-    array(case.num_tokens, case.width, dtype=case.dtype),
-  )
-  d_sources = (operands.bank, operands.recent) if case.fused else None
-  backward = jax.jit(
-    lambda *args: mosaic_tpu.backward(read, *args, tile_sizes), donate_argnums=(3,)
-  )
-  return backward.lower(operands, stats, d_out, d_sources).compile()
-
-
-def _operands(case: Case) -> Operands:
-  source, row, counts, bank = (
-    jax.ShapeDtypeStruct(shape, dtype)
-    for shape, dtype in (
-      ((case.num_tokens, case.width), case.dtype),
-      ((case.width,), jnp.float32),
-      ((2,), jnp.int32),
-      ((case.num_banked, case.num_tokens, case.width), case.dtype),
-    )
-  )
-  recent = (source,) * (case.num_slots - case.num_banked)
-  addend, scale = (source if recent else None, row) if case.fused else (None, None)
-  return Operands(bank if case.num_banked else None, recent, counts, row, addend, scale)
-
-
-def _read(case: Case, layout: Layout) -> Read:
-  adds = case.fused and case.num_banked < case.num_slots
-  return Read(1, 1e-6, adds, case.fused, "mosaic_tpu", layout)
-
-
-def _work(chip: str, case: Case) -> Pass:
-  read = _read(case, Layout())
-  return Pass(
-    case.name, chip, case.num_tokens, case.width, case.num_banked,
-    case.num_slots - case.num_banked, case.dtype, read.adds, case.fused, read.threaded,
-  )  # fmt: skip
+def _shape(case: Case) -> str:
+  return f"T={case.num_tokens}, D={case.width}, N={case.num_slots}, {case.dtype}"
 
 
 def _line(s: Schedule) -> str:
@@ -252,7 +155,7 @@ def _plot(schedules: Sequence[Schedule], path: Path) -> None:
   axes.axhline(1.0, color="black", linewidth=0.8)
   axes.set_xticks(range(len(chips)), chips)
   axes.set_ylabel("compute / copy cycles")
-  axes.set_title(f"D={D}, N={N}, bfloat16")
+  axes.set_title(_shape(CASES[0]))
   axes.legend(fontsize="small")
   figure.savefig(path, dpi=150)
   plt.close(figure)
