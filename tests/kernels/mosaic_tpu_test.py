@@ -8,7 +8,10 @@ import numpy as np
 import pytest
 from jax.experimental.pallas import tpu as pltpu
 
-from resjax.kernels.depth_attention import Sources, depth_attention
+from resjax.kernels.depth_attention import Sources, depth_attention, mosaic_tpu
+from resjax.kernels.depth_attention import reference as reference_backend
+from resjax.kernels.depth_attention.operands import Operands, Read
+from resjax.kernels.depth_attention.tiles import TpuTiles
 from resjax.sharding import Layout, MeshConfig, make_mesh
 from tests.helpers import fast, reference
 from tests.helpers.compare import assert_close
@@ -213,6 +216,26 @@ def test_bank_that_is_not_threaded_and_a_last_source_that_holds_nothing(last_val
   got = apart_and_gradients("mosaic_tpu", INTERPRET, 3, last_valid, (query, bank, recent), d_out)
   assert_close(got, want, GRADIENT)
   np.testing.assert_array_equal(got[1][1][3:], 0)
+
+
+@pytest.mark.parametrize(
+  "sizes", [pytest.param(TpuTiles(64, 1), marks=pytest.mark.slow), TpuTiles(256, 2)]
+)
+def test_tiles_of_any_size(sizes):
+  (query, _, scale, addend, bank, recent), (d_out, *d_sources) = whole_example(2, 2, (300,))
+  counts = jnp.array([2, 1], jnp.int32)
+  read = Read(1, EPS, True, True, "mosaic_tpu", Layout(), INTERPRET)
+
+  def run(backend, *sizes):
+    operands = Operands(bank, recent, counts, query, addend, scale)
+    out, running, stats = backend.forward(read, operands, *sizes)
+    operands = operands._replace(recent=(*recent[:-1], running), addend=None)
+    return out, stats, backend.backward(read, operands, stats, d_out, tuple(d_sources), *sizes)
+
+  want = fast.jit(lambda: run(reference_backend))()
+  got = fast.jit(lambda: run(mosaic_tpu, sizes))()
+  assert_close(got[:2], want[:2], FORWARD)
+  assert_close(got[2], want[2], GRADIENT)
 
 
 # Transformations. The interpreter of TPUs knows no `checkpoint`, the plain one does.

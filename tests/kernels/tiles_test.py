@@ -49,7 +49,7 @@ def test_bytes_on_the_chip_are_those_counted_by_hand():
 def test_the_largest_tile_that_fits_is_chosen(chip, name):
   for width in (128, 2048, 7168):
     for slots in (1, 8, 16, 64):
-      asked = work(name, chip, width=width, slots=(0, slots), threaded=True)
+      asked = work(name, chip, 2**16, width, (0, slots), threaded=True)
       chosen = tiles.choose(asked)
       if chosen is None:
         assert not asked.fits(TpuTiles(16))
@@ -63,10 +63,11 @@ def test_few_tokens_have_small_tiles():
   assert tiles.choose(work(num_tokens=8192)).tokens == 256
   assert tiles.choose(work(num_tokens=1024)).tokens == 64
   assert tiles.choose(work(num_tokens=5)).tokens == 16
+  assert tiles.choose(work(chip="v5p")).tokens == 128  # two cores share the tiles
 
 
 def test_less_memory_has_smaller_tiles():
-  asked = work("backward", slots=(0, 16), width=4096)
+  asked = work("backward", num_tokens=2**16, slots=(0, 16), width=4096)
   sizes = [tiles.choose(dataclasses.replace(asked, chip=chip)).tokens for chip in ("v5e", "v5p")]
   assert sizes[0] == 2 * sizes[1]
 
