@@ -19,8 +19,8 @@ ROWS = 16  # rows of a register of 16-bit numbers
 TABLE = "tpu_tiles.json"
 _MIB = 2**20
 _TOKENS = (256, 128, 64, 32, 16)
-# Below this many tiles per core, reading the first and writing the last one, which overlap nothing, cost
-# more than the fixed part of more steps.
+# Below this many tiles per core, reading the first and writing the last one, which overlap nothing,
+# cost more than the fixed part of more steps.
 _MIN_TILES = 16
 # What registers that do not fit, and the copies' own descriptors, may take.
 _SPARE = 6 * _MIB
