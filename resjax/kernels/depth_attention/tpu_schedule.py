@@ -156,7 +156,7 @@ def _plot(schedules: Sequence[Schedule], path: Path) -> None:
   axes.set_xticks(range(len(chips)), chips)
   axes.set_ylabel("compute / copy cycles")
   axes.set_title(_shape(CASES[0]))
-  axes.legend(fontsize="small")
+  figure.legend(fontsize="small", loc="outside right center")
   figure.savefig(path, dpi=150)
   plt.close(figure)
 
