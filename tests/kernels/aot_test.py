@@ -11,7 +11,7 @@ from jax.sharding import AxisType, Mesh
 
 from resjax.kernels.depth_attention import Sources, depth_attention, tpu_schedule
 from resjax.kernels.depth_attention.tiles import CHIPS
-from resjax.kernels.depth_attention.tpu_schedule import Case, compile_kernel
+from resjax.kernels.depth_attention.tpu_compile import ENVIRONMENT, Case, compile_kernel
 from resjax.sharding import MESH_AXES, Layout
 
 needs_libtpu = pytest.mark.skipif(
@@ -22,7 +22,7 @@ PASSES = "forward", "backward"
 
 @pytest.fixture(autouse=True)
 def no_tpu(monkeypatch):
-  for name, value in tpu_schedule.ENVIRONMENT.items():
+  for name, value in ENVIRONMENT.items():
     monkeypatch.setenv(name, value)
 
 
@@ -107,6 +107,9 @@ def test_bundles_are_counted_per_loop():
     "   0x7   :  { %s1 = smov 0 }",
   ]
   assert tpu_schedule.count_bundles(lines) == (3, 2)
+  clear = ["   0x8   : > { %5 = vst [vmem:[%s2] sm:$0xff] %v1 }"]
+  assert tpu_schedule.count_bundles(lines + 20 * clear) == (3, 2)
+  assert tpu_schedule.count_bundles(lines + 2 * clear) == (5, 2)
 
 
 @needs_libtpu

@@ -8,7 +8,10 @@ import numpy as np
 import pytest
 from jax.experimental.pallas import tpu as pltpu
 
-from resjax.kernels.depth_attention import Sources, depth_attention
+from resjax.kernels.depth_attention import Sources, depth_attention, mosaic_tpu
+from resjax.kernels.depth_attention import reference as reference_backend
+from resjax.kernels.depth_attention.operands import Operands, Read
+from resjax.kernels.depth_attention.tiles import TpuTiles
 from resjax.sharding import Layout, MeshConfig, make_mesh
 from tests.helpers import fast, reference
 from tests.helpers.compare import assert_close
@@ -170,7 +173,7 @@ def whole_example(num_banked, num_recent, tokens, dtype=np.float32, width=128):
     (6, 2, 2, True, (3, 11)),  # its second group is not touched
     (6, 2, 5, False, (3, 11)),
     # Two parts of the grid, each with several tiles: reads and writes of the bank overlap.
-    (2, 1, 2, True, (768,)),
+    (2, 1, 2, True, (512,)),
   ],
 )
 def test_add_norm_bank_and_threading_are_those_of_the_reference(
@@ -192,31 +195,50 @@ def test_add_norm_bank_and_threading_are_those_of_the_reference(
   assert_close(got[1], want[1], GRADIENT)
 
 
+@functools.partial(fast.jit, static_argnums=(0, 1))
+def apart_and_gradients(implementation, interpret, num_valid, last_valid, operands, d_out):
+  def read(query, bank, recent):
+    sources = Sources(recent, bank, num_valid)
+    options = {"implementation": implementation, "interpret": interpret}
+    return depth_attention(sources, query, last_valid=last_valid, **options)
+
+  out, vjp = jax.vjp(read, *operands)
+  return out, vjp(d_out)
+
+
 @pytest.mark.parametrize("last_valid", [False, True])
 def test_bank_that_is_not_threaded_and_a_last_source_that_holds_nothing(last_valid):
   (query, *_, bank, recent), (d_out, *_) = whole_example(5, 2, (3, 7))
-
-  @functools.partial(fast.jit, static_argnums=(0, 1))
-  def run(implementation, interpret, num_valid, last_valid, *arguments):
-    def read(query, bank, recent):
-      return depth_attention(
-        Sources(recent, bank, num_valid), query, last_valid=last_valid,
-        implementation=implementation, interpret=interpret,
-      )  # fmt: skip
-
-    out, vjp = jax.vjp(read, *arguments)
-    return out, vjp(d_out)
-
-  want = run("reference", False, 3, last_valid, query, bank, recent)
+  want = apart_and_gradients("reference", False, 3, last_valid, (query, bank, recent), d_out)
   bank = bank.at[3:].set(jnp.nan)
   if not last_valid:
     recent = (recent[0], recent[1] * jnp.nan)
-  got = run("mosaic_tpu", INTERPRET, 3, last_valid, query, bank, recent)
+  got = apart_and_gradients("mosaic_tpu", INTERPRET, 3, last_valid, (query, bank, recent), d_out)
   assert_close(got, want, GRADIENT)
   np.testing.assert_array_equal(got[1][1][3:], 0)
 
 
-# Transformations. The interpreter of TPUs knows no `checkpoint` and no `vmap`, the plain one does.
+@pytest.mark.parametrize(
+  "sizes", [pytest.param(TpuTiles(64, 1), marks=pytest.mark.slow), TpuTiles(256, 2)]
+)
+def test_tiles_of_any_size(sizes):
+  (query, _, scale, addend, bank, recent), (d_out, *d_sources) = whole_example(2, 2, (300,))
+  counts = jnp.array([2, 1], jnp.int32)
+  read = Read(1, EPS, True, True, "mosaic_tpu", Layout(), INTERPRET)
+
+  def run(backend, *sizes):
+    operands = Operands(bank, recent, counts, query, addend, scale)
+    out, running, stats = backend.forward(read, operands, *sizes)
+    operands = operands._replace(recent=(*recent[:-1], running), addend=None)
+    return out, stats, backend.backward(read, operands, stats, d_out, tuple(d_sources), *sizes)
+
+  want = fast.jit(lambda: run(reference_backend))()
+  got = fast.jit(lambda: run(mosaic_tpu, sizes))()
+  assert_close(got[:2], want[:2], FORWARD)
+  assert_close(got[2], want[2], GRADIENT)
+
+
+# Transformations. The interpreter of TPUs knows no `checkpoint`, the plain one does.
 
 
 def test_scan_with_a_bank_that_fills_and_recomputation():
@@ -244,7 +266,7 @@ def test_scan_with_a_bank_that_fills_and_recomputation():
 def test_vmap_over_tokens_is_a_leading_axis():
   (query, *_, bank, recent), _ = whole_example(2, 1, (3, 9))
 
-  def loss(query, bank, recent, interpret=True, implementation="mosaic_tpu"):
+  def loss(query, bank, recent, interpret=INTERPRET, implementation="mosaic_tpu"):
     options = {"implementation": implementation, "interpret": interpret}
     return jnp.sum(jnp.sin(depth_attention(Sources(recent, bank, 2), query, **options)))
 

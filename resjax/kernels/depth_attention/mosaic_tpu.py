@@ -2,9 +2,11 @@
 
 import contextlib
 import math
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import use_abstract_mesh
 
 from resjax.kernels.depth_attention import tiles, tpu_backward, tpu_forward
 from resjax.kernels.depth_attention.operands import Cotangents, Operands, Read, Stats
@@ -28,8 +30,8 @@ def forward(
   read: Read, operands: Operands, tile_sizes: TpuTiles | None = None
 ) -> tuple[Array, Array | None, Stats]:
   """Runs the forward kernel with given or chosen tile sizes; see reference.py."""
-  with _device(read):
-    return tpu_forward.forward(read, operands, _plan("forward", read, operands, tile_sizes))
+  plan = _plan("forward", read, operands, tile_sizes)
+  return _call(read, tpu_forward.forward, plan)(operands)
 
 
 def backward(
@@ -42,8 +44,7 @@ def backward(
 ) -> Cotangents:
   """Runs the backward kernel with given or chosen tile sizes; see reference.py."""
   plan = _plan("backward", read, operands, tile_sizes)
-  with _device(read):
-    return tpu_backward.backward(read, operands, plan, stats, d_out, d_sources)
+  return _call(read, tpu_backward.backward, plan)(operands, stats, d_out, d_sources)
 
 
 def _plan(name: str, read: Read, operands: Operands, tile_sizes: TpuTiles | None) -> Plan:
@@ -51,9 +52,19 @@ def _plan(name: str, read: Read, operands: Operands, tile_sizes: TpuTiles | None
   return Plan(work, tile_sizes or tiles.choose(work), read.eps)
 
 
-def _device(read: Read):
-  """The kernels' compiler asks the mesh for the chip; around one device there is no `shard_map`."""
+def _call(read: Read, run: Callable, plan: Plan) -> Callable:
+  """Prepares a kernel for where it is called.
+
+  Its compiler asks the mesh for the chip, which around one device no `shard_map` has announced. It
+  runs once per element of a `vmap`: an axis of the grid for it would split the sums over tokens.
+  """
   mesh = read.layout.mesh
-  if mesh is None or mesh.size > 1:
-    return contextlib.nullcontext()
-  return jax.sharding.use_abstract_mesh(mesh.abstract_mesh)
+
+  @jax.custom_batching.sequential_vmap
+  def call(*arrays):
+    announced = mesh is None or mesh.size > 1
+    around = contextlib.nullcontext() if announced else use_abstract_mesh(mesh.abstract_mesh)
+    with around:
+      return run(read, plan, *arrays)
+
+  return call

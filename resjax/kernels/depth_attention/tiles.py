@@ -19,8 +19,8 @@ ROWS = 16  # rows of a register of 16-bit numbers
 TABLE = "tpu_tiles.json"
 _MIB = 2**20
 _TOKENS = (256, 128, 64, 32, 16)
-# Below this many tiles, reading the first and writing the last one, which overlap nothing, cost
-# more than the fixed part of more steps.
+# Below this many tiles per core, reading the first and writing the last one, which overlap nothing,
+# cost more than the fixed part of more steps.
 _MIN_TILES = 16
 # What registers that do not fit, and the copies' own descriptors, may take.
 _SPARE = 6 * _MIB
@@ -34,6 +34,7 @@ class Chip:
     vmem: on-chip memory of a core, bytes.
     bandwidth: of the memory of a core, bytes per second, nominal.
     clock: Hz; that of v6e and 7x is assumed.
+    cores: that share the grid of a kernel.
     topology: name of the smallest one that can be compiled for.
     kinds: what devices call themselves.
   """
@@ -41,15 +42,16 @@ class Chip:
   vmem: int
   bandwidth: float
   clock: float
+  cores: int
   topology: str
   kinds: tuple[str, ...]
 
 
 CHIPS = {
-  "v5e": Chip(128 * _MIB, 819e9, 1.5e9, "v5e:2x2", ("TPU v5 lite", "TPU v5e")),
-  "v5p": Chip(64 * _MIB, 2765e9 / 2, 1.75e9, "v5p:2x2x1", ("TPU v5", "TPU v5p")),
-  "v6e": Chip(128 * _MIB, 1640e9, 1.75e9, "v6e:2x2", ("TPU v6 lite", "TPU v6e")),
-  "7x": Chip(64 * _MIB, 7380e9 / 2, 1.75e9, "tpu7x:2x2x1", ("TPU7x", "TPU7")),
+  "v5e": Chip(128 * _MIB, 819e9, 1.5e9, 1, "v5e:2x2", ("TPU v5 lite", "TPU v5e")),
+  "v5p": Chip(64 * _MIB, 2765e9 / 2, 1.75e9, 2, "v5p:2x2x1", ("TPU v5", "TPU v5p")),
+  "v6e": Chip(128 * _MIB, 1640e9, 1.75e9, 1, "v6e:2x2", ("TPU v6 lite", "TPU v6e")),
+  "7x": Chip(64 * _MIB, 7380e9 / 2, 1.75e9, 1, "tpu7x:2x2x1", ("TPU7x", "TPU7")),
 }
 
 
@@ -133,7 +135,7 @@ class Pass:
       return terms | {
         "output": 2 * tile,
         "addend and sum": 4 * tile if self.adds else 0,
-        "scratch": 2 * stats_tokens * LANES * 4 + rows,
+        "scratch": (2 * stats_tokens + tiles.tokens) * LANES * 4 + rows,
       }
     return terms | {
       "cotangent of the output": 2 * tile,
@@ -142,6 +144,10 @@ class Pass:
       "cotangents of query and gain": 2 * (1 + self.normed) * row,
       "scratch": (3 * stats_tokens + ROWS) * LANES * 4 + 2 * rows,
     }
+
+  def are_enough(self, tiles: TpuTiles) -> bool:
+    """Returns whether tiles of these sizes keep every core busy."""
+    return tiles.tokens * _MIN_TILES * CHIPS[self.chip].cores <= self.num_tokens
 
   def fits(self, tiles: TpuTiles) -> bool:
     """Returns whether tiles of these sizes have room on the chip."""
@@ -158,12 +164,12 @@ def chip_of(layout: Layout) -> str:
 def choose(work: Pass) -> TpuTiles | None:
   """Returns the tuned tile sizes of a pass if there are any, else a guess; None if nothing fits."""
   tuned = _table().get(_key(work))
-  if tuned and work.fits(tuned) and tuned.tokens * _MIN_TILES <= work.num_tokens:
+  if tuned and work.fits(tuned) and work.are_enough(tuned):
     return tuned
   fitting = [tiles for tiles in map(TpuTiles, _TOKENS) if work.fits(tiles)]
   if not fitting:
     return None
-  enough = [tiles for tiles in fitting if tiles.tokens * _MIN_TILES <= work.num_tokens]
+  enough = [tiles for tiles in fitting if work.are_enough(tiles)]
   return enough[0] if enough else fitting[-1]
 
 

@@ -6,52 +6,26 @@ back to memory.
 """
 
 from functools import partial
-from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from resjax.kernels.depth_attention import tiles, tpu_plan
 from resjax.kernels.depth_attention.operands import Operands, Read, Stats
 from resjax.kernels.depth_attention.tiles import LANES, ROWS
-from resjax.kernels.depth_attention.tpu_plan import Plan, load, store
+from resjax.kernels.depth_attention.tpu_mixtures import Inputs, Outputs, Scratch, kernel
+from resjax.kernels.depth_attention.tpu_plan import Plan
 from resjax.typing import Array
 
 
-class _Inputs(NamedTuple):
-  """Arrays, their specs, or references to tiles of them."""
-
-  query: Any
-  out_norm_scale: Any
-  slots: tuple
-  addend: Any
-
-
-class _Outputs(NamedTuple):
-  out: Any
-  running: Any
-  inverse_rms: Any
-  logits: Any
-  lse: Any
-
-
-class _Scratch(NamedTuple):
-  """On-chip memory: [tokens of a tile of statistics, LANES] with a slot per lane; [ROWS, D]."""
-
-  squares: Any
-  dots: Any
-  mixed: Any
-
-
-def forward(read: Read, operands: Operands, plan: Plan) -> tuple[Array, Array | None, Stats]:
+def forward(read: Read, plan: Plan, operands: Operands) -> tuple[Array, Array | None, Stats]:
   """Runs the kernel on the rows of one device; see reference.py."""
   inputs = _inputs(operands)
   outputs = _output_shapes(plan, read.adds)
   call = pl.pallas_call(
-    partial(_kernel, plan),
+    partial(kernel, plan),
     out_shape=(outputs,),
     grid_spec=pltpu.PrefetchScalarGridSpec(
       num_scalar_prefetch=1,
@@ -74,10 +48,10 @@ def forward(read: Read, operands: Operands, plan: Plan) -> tuple[Array, Array | 
   return got.out, got.running, stats
 
 
-def _inputs(operands: Operands) -> _Inputs:
+def _inputs(operands: Operands) -> Inputs:
   banked = () if operands.bank is None else (operands.bank,) * len(operands.bank)
   scale = operands.out_norm_scale
-  return _Inputs(
+  return Inputs(
     tpu_plan.spread_rows(operands.query),
     None if scale is None else tpu_plan.spread_rows(scale),
     (*banked, *operands.recent),
@@ -85,8 +59,8 @@ def _inputs(operands: Operands) -> _Inputs:
   )
 
 
-def _input_specs(plan: Plan, inputs: _Inputs) -> _Inputs:
-  return _Inputs(
+def _input_specs(plan: Plan, inputs: Inputs) -> Inputs:
+  return Inputs(
     plan.row_spec(),
     None if inputs.out_norm_scale is None else plan.row_spec(),
     plan.slot_specs(),
@@ -94,25 +68,26 @@ def _input_specs(plan: Plan, inputs: _Inputs) -> _Inputs:
   )
 
 
-def _output_shapes(plan: Plan, adds: bool) -> _Outputs:
+def _output_shapes(plan: Plan, adds: bool) -> Outputs:
   tokens = jax.ShapeDtypeStruct((plan.work.num_tokens, plan.work.width), plan.work.dtype)
   slots, total = (
     jax.ShapeDtypeStruct((n, plan.padded_tokens), jnp.float32) for n in (plan.work.num_slots, 1)
   )
-  return _Outputs(tokens, tokens if adds else None, slots, slots, total)
+  return Outputs(tokens, tokens if adds else None, slots, slots, total)
 
 
-def _output_specs(plan: Plan, adds: bool) -> _Outputs:
+def _output_specs(plan: Plan, adds: bool) -> Outputs:
   tokens, slots = plan.tokens_spec(), plan.stats_spec(plan.work.num_slots)
-  return _Outputs(tokens, tokens if adds else None, slots, slots, plan.stats_spec(1))
+  return Outputs(tokens, tokens if adds else None, slots, slots, plan.stats_spec(1))
 
 
-def _scratch_shapes(plan: Plan) -> _Scratch:
+def _scratch_shapes(plan: Plan) -> Scratch:
   columns = pltpu.VMEM((plan.stats_tokens, LANES), jnp.float32)
-  return _Scratch(columns, columns, pltpu.VMEM((ROWS, plan.work.width), jnp.float32))
+  weights = pltpu.VMEM((plan.tiles.tokens, LANES), jnp.float32)
+  return Scratch(columns, columns, weights, pltpu.VMEM((ROWS, plan.work.width), jnp.float32))
 
 
-def _cost(plan: Plan, inputs: _Inputs, outputs: _Outputs) -> pl.CostEstimate:
+def _cost(plan: Plan, inputs: Inputs, outputs: Outputs) -> pl.CostEstimate:
   moved = inputs._replace(slots=outputs.out), outputs
   sources = (plan.work.num_slots - 1) * tpu_plan.num_bytes(outputs.out)
   elements = plan.work.num_slots * plan.work.num_tokens * plan.work.width
@@ -121,136 +96,3 @@ def _cost(plan: Plan, inputs: _Inputs, outputs: _Outputs) -> pl.CostEstimate:
     transcendentals=2 * plan.work.num_slots * plan.work.num_tokens,
     bytes_accessed=sources + tpu_plan.num_bytes(*moved),
   )
-
-
-def _kernel(plan: Plan, counts, inputs: _Inputs, outputs: _Outputs, scratch: _Scratch):
-  step = pl.program_id(1)
-  place = lax.rem(step, plan.tiles_per_stats)
-  if plan.work.num_recent:
-    _prepare_last(plan, counts, inputs, outputs)
-
-  def rows_of_stats(rows):
-    start = pl.multiple_of(place * plan.tiles.tokens + rows.start, ROWS)
-    return pl.ds(start, ROWS)
-
-  def run(rows):
-    columns = rows_of_stats(rows)
-    _dot(plan, counts, inputs, scratch, rows, columns)
-    weights = _softmax(plan, counts, scratch, columns)
-    mix(plan, counts, inputs.slots, weights, scratch.mixed, rows)
-    _write(plan, inputs.out_norm_scale, scratch.mixed, outputs.out, rows)
-
-  plan.for_each_row_group(run)
-
-  @pl.when((place == plan.tiles_per_stats - 1) | (step == plan.grid[1] - 1))
-  def _():
-    _write_stats(plan, scratch, outputs)
-
-
-def _prepare_last(plan: Plan, counts, inputs: _Inputs, outputs: _Outputs) -> None:
-  """Adds the addend to the last source; zeroes that one where it does not count."""
-  last, counted = inputs.slots[-1], counts[1] > 0
-  if inputs.addend is not None:
-
-    def add(rows):
-      def chunk(lanes, _):
-        total = load(last, rows, lanes) + load(inputs.addend, rows, lanes)
-        store(outputs.running, rows, lanes, total)
-        last[rows, lanes] = outputs.running[rows, lanes]
-
-      plan.for_each_chunk(chunk)
-
-    plan.for_each_row_group(add)
-
-  @pl.when(jnp.logical_not(counted))
-  def _():
-    last[...] = jnp.zeros_like(last)
-
-
-def _dot(plan: Plan, counts, inputs: _Inputs, scratch: _Scratch, rows, columns) -> None:
-  """Writes |v|² and g · v of every source to its lane."""
-  for ref in (scratch.squares, scratch.dots):
-    store(ref, columns, slice(None), tpu_plan.zero_chunk())
-
-  def group(slots):
-    def chunk(lanes, sums):
-      query, new = inputs.query[:, lanes], []
-      for slot, (square, dot) in zip(slots, sums, strict=True):
-        x = load(inputs.slots[slot], rows, lanes)
-        new.append((square + x * x, dot + x * query))
-      return new
-
-    zero = tpu_plan.zero_chunk()
-    sums = plan.for_each_chunk(chunk, [(zero, zero) for _ in slots])
-    squares, dots = zip(*sums, strict=True)
-    tpu_plan.put_columns(scratch.squares, columns, slots, squares)
-    tpu_plan.put_columns(scratch.dots, columns, slots, dots)
-
-  plan.for_each_group(counts, group)
-
-
-def _softmax(plan: Plan, counts, scratch: _Scratch, columns) -> Array:
-  """Turns squares into inverse RMS, dots into logits; returns the weights, a slot per lane."""
-  squares, dots = (load(ref, columns, slice(None)) for ref in (scratch.squares, scratch.dots))
-  inverse_rms = lax.rsqrt(squares / plan.work.width + plan.eps)
-  logits = jnp.where(plan.valid_lanes(counts), dots * inverse_rms, -jnp.inf)
-  store(scratch.squares, columns, slice(None), inverse_rms)
-  store(scratch.dots, columns, slice(None), logits)
-  weights = jnp.exp(logits - jnp.max(logits, axis=-1, keepdims=True))
-  return weights / jnp.sum(weights, axis=-1, keepdims=True)
-
-
-def mix(plan: Plan, counts, slot_refs: tuple, weights: Array, mixed, rows) -> None:
-  """Writes h = Σ_n p_n v_n of a group of rows."""
-  here = pl.ds(0, ROWS)
-  if plan.work.num_banked:
-    mixed[...] = jnp.zeros_like(mixed)
-
-  def group(slots):
-    spread = [tpu_plan.column(weights, slot) for slot in slots]
-
-    def chunk(lanes, _):
-      adds = plan.work.num_banked or slots.start > 0
-      total = load(mixed, here, lanes) if adds else tpu_plan.zero_chunk()
-      for slot, weight in zip(slots, spread, strict=True):
-        total += weight * load(slot_refs[slot], rows, lanes)
-      store(mixed, here, lanes, total)
-
-    plan.for_each_chunk(chunk)
-
-  plan.for_each_group(counts, group)
-
-
-def _write(plan: Plan, scale, mixed, out, rows) -> None:
-  """Writes h, normalised if there is a scale."""
-  here = pl.ds(0, ROWS)
-  inverse_rms = None if scale is None else mixed_inverse_rms(plan, mixed)
-
-  def chunk(lanes, _):
-    x = load(mixed, here, lanes)
-    store(out, rows, lanes, x if scale is None else x * inverse_rms * scale[:, lanes])
-
-  plan.for_each_chunk(chunk)
-
-
-def mixed_inverse_rms(plan: Plan, mixed) -> Array:
-  """Returns 1 / RMS(h) of every row [ROWS / 8, 8, 1]."""
-
-  def chunk(lanes, total):
-    x = load(mixed, pl.ds(0, ROWS), lanes)
-    return total + x * x
-
-  total = plan.for_each_chunk(chunk, tpu_plan.zero_chunk())
-  return lax.rsqrt(jnp.sum(total, axis=-1, keepdims=True) / plan.work.width + plan.eps)
-
-
-def _write_stats(plan: Plan, scratch: _Scratch, outputs: _Outputs) -> None:
-  """Turns statistics from a slot per lane to a token per lane."""
-  for start in range(0, plan.stats_tokens, LANES):
-    tokens, slots = pl.ds(start, LANES), slice(0, plan.work.num_slots)
-    inverse_rms, logits = (ref[tokens, :].T for ref in (scratch.squares, scratch.dots))
-    outputs.inverse_rms[:, tokens] = inverse_rms[slots]
-    outputs.logits[:, tokens] = logits[slots]
-    top = jnp.max(logits, axis=0, keepdims=True)
-    total = jnp.sum(jnp.exp(logits - top), axis=0, keepdims=True)
-    outputs.lse[:, tokens] = top + jnp.log(total)

@@ -18,7 +18,8 @@ from jax.experimental import pallas as pl
 from resjax.kernels.depth_attention.tiles import LANES, ROWS, SUBLANES, Pass, TpuTiles
 from resjax.typing import Array
 
-_UNROLLED_CHUNKS = 24
+_UNROLLED_CHUNKS = 24  # of a row, written out one after the other
+_PAIRED_CHUNKS = 256  # of all sources
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,6 +61,12 @@ class Plan:
     """Parts that may run on cores of their own, tiles of each; no two share statistics."""
     parts = 1 if self.num_tiles % (2 * self.tiles_per_stats) else 2
     return parts, self.num_tiles // parts
+
+  @property
+  def row_groups_at_once(self) -> int:
+    """Of two, one computes while the other waits for what crosses lanes; if the code is short."""
+    chunks = self.work.num_slots * self.work.width // LANES
+    return 2 if self.tiles.tokens >= 2 * ROWS and chunks <= _PAIRED_CHUNKS else 1
 
   def tile(self, part: Array, step: Array) -> Array:
     """Returns the index of a tile."""
@@ -128,7 +135,7 @@ class Plan:
     def body(index, _):
       run(pl.ds(pl.multiple_of(index * ROWS, ROWS), ROWS))
 
-    lax.fori_loop(0, self.tiles.tokens // ROWS, body, None)
+    lax.fori_loop(0, self.tiles.tokens // ROWS, body, None, unroll=self.row_groups_at_once)
 
   def clear_rows_past_end(self, tile: Array, refs: list[Any]) -> None:
     """Zeroes the rows of the last tile that belong to no token; they hold anything."""
@@ -146,13 +153,13 @@ class Plan:
             ref.dtype
           )
 
-  def valid_lanes(self, counts: Any) -> Array:
-    """Returns which lanes belong to slots that count: bool [ROWS / 8, 8, LANES]."""
-    lane = lane_index()
-    recent = (lane >= self.work.num_banked) & (lane < self.work.num_slots)
-    if self.work.num_recent:
-      recent &= (lane < self.work.num_slots - 1) | (counts[1] > 0)
-    return recent | (lane < jnp.minimum(counts[0], self.work.num_banked))
+  def valid_lanes(self, counts: Any, rows: int) -> Array:
+    """Returns which lanes belong to slots that count: bool [rows, LANES]."""
+    lane, work = lax.broadcasted_iota(jnp.int32, (rows, LANES), 1), self.work
+    recent = (lane >= work.num_banked) & (lane < work.num_slots)
+    if work.num_recent:
+      recent &= (lane < work.num_slots - 1) | (counts[1] > 0)
+    return recent | (lane < jnp.minimum(counts[0], work.num_banked))
 
 
 def load(ref: Any, rows: Any, lanes: Any) -> Array:
@@ -165,24 +172,21 @@ def store(ref: Any, rows: Any, lanes: Any, chunk: Array) -> None:
   ref[rows, lanes] = chunk.reshape(-1, LANES).astype(ref.dtype)
 
 
-def lane_index() -> Array:
-  """Returns the number of the lane [ROWS / 8, 8, LANES]."""
-  return lax.broadcasted_iota(jnp.int32, (ROWS // SUBLANES, SUBLANES, LANES), 2)
-
-
 def zero_chunk() -> Array:
   """Returns a chunk [ROWS / 8, 8, LANES] of zeros."""
   return jnp.zeros((ROWS // SUBLANES, SUBLANES, LANES), jnp.float32)
 
 
-def column(lanes: Array, slot: int) -> Array:
-  """Gives a whole chunk the number that a row holds on the lane of a slot."""
-  return jnp.broadcast_to(lanes[:, :, slot : slot + 1], lanes.shape)
+def column(lanes: Any, slot: int) -> Array:
+  """Gives a whole chunk the number that a row of [ROWS, LANES] holds on the lane of a slot."""
+  one = jnp.broadcast_to(lanes[:, slot : slot + 1], (ROWS, LANES))
+  return one.reshape(-1, SUBLANES, LANES)
 
 
 def put_columns(ref: Any, rows: Any, slots: range, chunks: list[Array]) -> None:
   """Writes the sums over channels of chunks to the lanes of their slots."""
-  lane, held = lane_index(), load(ref, rows, slice(None))
+  held = load(ref, rows, slice(None))
+  lane = lax.broadcasted_iota(jnp.int32, held.shape, 2)
   for slot, chunk in zip(slots, chunks, strict=True):
     held = jnp.where(lane == slot, jnp.sum(chunk, axis=-1, keepdims=True), held)
   store(ref, rows, slice(None), held)

@@ -7,6 +7,7 @@ counted as if it ran, and compared with the cycles that the tile's copies take a
 
 import argparse
 import dataclasses
+import itertools
 import json
 import os
 import re
@@ -16,59 +17,18 @@ import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-import jax
 import jax.numpy as jnp
 import matplotlib.pyplot as plt
 import numpy as np
-from jax.experimental import topologies
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from resjax.kernels.depth_attention import mosaic_tpu, tiles
-from resjax.kernels.depth_attention.operands import Operands, Read, Stats
-from resjax.kernels.depth_attention.tiles import CHIPS, ROWS, Pass, TpuTiles
-from resjax.sharding import Layout
+from resjax.kernels.depth_attention import tiles
+from resjax.kernels.depth_attention.tiles import CHIPS, ROWS, TpuTiles
+from resjax.kernels.depth_attention.tpu_compile import ENVIRONMENT, Case, compile_kernel, work_of
+from resjax.kernels.depth_attention.tpu_plan import Plan
 
-T, D, N = 8192, 2048, 8
 _BUNDLE = re.compile(r"^\s*0x([0-9a-f]+)\s+(?:[A-Z]{2})?:\s+(>*)\s*\{")
-# What libtpu asks a machine without a TPU about.
-ENVIRONMENT = {
-  "JAX_PLATFORMS": "cpu",
-  "TPU_SKIP_MDS_QUERY": "1",
-  "TPU_ACCELERATOR_TYPE": "v5litepod-16",
-  "TPU_WORKER_HOSTNAMES": "localhost",
-  "TPU_WORKER_ID": "0",
-  "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
-}
-
-
-@dataclasses.dataclass(frozen=True)
-class Case:
-  """A kernel to look at.
-
-  Attributes:
-    name: `forward` or `backward`.
-    fused: with the residual add and the following norm, sources threaded; or the mix alone.
-    num_tokens: T.
-    width: D.
-    num_slots: N.
-    num_banked: how many of them are in a bank; all hold a source.
-    dtype: of the sources.
-  """
-
-  name: str
-  fused: bool
-  num_tokens: int = T
-  width: int = D
-  num_slots: int = N
-  num_banked: int = 0
-  dtype: str = "bfloat16"
-
-  @property
-  def streams(self) -> int:
-    """Arrays [T, D] that are read or written."""
-    if self.name == "forward":
-      return self.num_slots + (3 if self.fused else 1)
-    return (3 if self.fused else 2) * self.num_slots + 1
+_VECTOR = re.compile(r"= (v\w+)")
+_CLEARING = 16  # stores in a row
 
 
 CASES = tuple(Case(name, fused) for name in ("forward", "backward") for fused in (False, True))
@@ -83,7 +43,7 @@ class Schedule:
     name: of the pass.
     fused: see `Case`.
     tokens: per tile.
-    row_group_bundles: bundles of the loops over groups of 16 tokens, one round of each.
+    row_group_bundles: bundles per group of 16 tokens.
     tile_bundles: bundles of a tile.
     copy_cycles: cycles in which its bytes move at nominal bandwidth.
   """
@@ -92,8 +52,8 @@ class Schedule:
   name: str
   fused: bool
   tokens: int
-  row_group_bundles: int
-  tile_bundles: int
+  row_group_bundles: float
+  tile_bundles: float
   copy_cycles: float
 
   @property
@@ -117,7 +77,7 @@ def main(out_dir: str | Path, chips: Sequence[str] = tuple(CHIPS)) -> list[Sched
     raise ValueError(f"chips={sorted(unknown)} are not known; allowed: {', '.join(CHIPS)}")
   out_dir = Path(out_dir)
   out_dir.mkdir(parents=True, exist_ok=True)
-  print(f"T={T} D={D} N={N} bfloat16: bundles and copy cycles per tile")
+  print(f"{_shape(CASES[0])}: bundles and copy cycles per tile")
   schedules = []
   for chip in chips:
     for case in CASES:
@@ -134,7 +94,7 @@ def measure(chip: str, case: Case, tile_sizes: TpuTiles | None = None) -> Schedu
   """Compiles one kernel in a process of its own, whose flags make libtpu write the schedule."""
   with tempfile.TemporaryDirectory() as folder:
     flags = f"--xla_jf_dump_to={folder} --xla_jf_dump_llo_text=true"
-    sizes = tile_sizes or tiles.choose(_work(chip, case))
+    sizes = tile_sizes or tiles.choose(work_of(chip, case))
     request = json.dumps([chip, dataclasses.asdict(case), dataclasses.asdict(sizes)])
     done = subprocess.run(
       [sys.executable, "-m", __spec__.name, "--compile", request],
@@ -152,75 +112,35 @@ def measure(chip: str, case: Case, tile_sizes: TpuTiles | None = None) -> Schedu
     outside, inside = count_bundles(found[0].read_text().splitlines())
   moved = case.streams * sizes.tokens * case.width * jnp.dtype(case.dtype).itemsize
   copy_cycles = moved / CHIPS[chip].bandwidth * CHIPS[chip].clock
-  total = outside + sizes.tokens // ROWS * inside
-  return Schedule(chip, case.name, case.fused, sizes.tokens, inside, total, copy_cycles)
+  rounds = sizes.tokens // ROWS
+  per_round = inside / Plan(work_of(chip, case), sizes, 0.0).row_groups_at_once
+  total = outside + rounds * per_round
+  return Schedule(chip, case.name, case.fused, sizes.tokens, per_round, total, copy_cycles)
 
 
 def count_bundles(lines: Iterable[str]) -> tuple[int, int]:
   """Returns the bundles of a grid step outside of inner loops, and those of inner loops.
 
-  Every bundle stands on a line `address label: > {...}` with a `>` per loop around it.
+  Every bundle stands on a line `address label: > {...}` with a `>` per loop around it. What a
+  branch jumps over counts, unless it does nothing but clear memory: that runs once, or never.
   """
-  depths = [len(match[2]) for match in map(_BUNDLE.match, lines) if match]
-  return depths.count(1), sum(depth > 1 for depth in depths)
+  bundles = [(len(match[2]), match.string) for match in map(_BUNDLE.match, lines) if match]
+  runs = itertools.groupby(bundles, lambda b: b[0] == 1 and set(_VECTOR.findall(b[1])) == {"vst"})
+  lengths = [len(list(run)) for only_stores, run in runs if only_stores]
+  clearing = sum(length for length in lengths if length >= _CLEARING)
+  depths = [depth for depth, _ in bundles]
+  return depths.count(1) - clearing, sum(depth > 1 for depth in depths)
 
 
-def compile_kernel(
-  chip: str, case: Case, tile_sizes: TpuTiles | None = None
-) -> jax.stages.Compiled:
-  """Compiles a kernel for a chip that need not be there."""
-  topology = topologies.get_topology_desc(CHIPS[chip].topology, "tpu")
-  mesh = Mesh(np.array(topology.devices[:1]), ("data",))
-  read = _read(case, Layout(mesh))
-
-  def array(*shape, dtype):
-    sharding = NamedSharding(mesh, PartitionSpec())
-    return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
-
-  operands = jax.tree.map(lambda a: array(*a.shape, dtype=a.dtype), _operands(case))
-  if case.name == "forward":
-    forward = jax.jit(lambda operands: mosaic_tpu.forward(read, operands, tile_sizes))
-    return forward.lower(operands).compile()
-  slots = case.num_slots, case.num_tokens
-  stats = Stats(*(array(*shape, dtype=jnp.float32) for shape in (slots, slots, slots[1:])))
-  operands, d_out = operands._replace(addend=None), array(*operands.like.shape, dtype=case.dtype)
-  d_sources = (operands.bank, operands.recent) if case.fused else None
-  backward = jax.jit(
-    lambda *args: mosaic_tpu.backward(read, *args, tile_sizes), donate_argnums=(3,)
-  )
-  return backward.lower(operands, stats, d_out, d_sources).compile()
-
-
-def _operands(case: Case) -> Operands:
-  source, row, counts, bank = (
-    jax.ShapeDtypeStruct(shape, dtype)
-    for shape, dtype in (
-      ((case.num_tokens, case.width), case.dtype),
-      ((case.width,), jnp.float32),
-      ((2,), jnp.int32),
-      ((case.num_banked, case.num_tokens, case.width), case.dtype),
-    )
-  )
-  recent = (source,) * (case.num_slots - case.num_banked)
-  addend, scale = (source if recent else None, row) if case.fused else (None, None)
-  return Operands(bank if case.num_banked else None, recent, counts, row, addend, scale)
-
-
-def _read(case: Case, layout: Layout) -> Read:
-  adds = case.fused and case.num_banked < case.num_slots
-  return Read(1, 1e-6, adds, case.fused, "mosaic_tpu", layout)
-
-
-def _work(chip: str, case: Case) -> Pass:
-  work = Pass.of(case.name, _read(case, Layout()), _operands(case), case.num_tokens)
-  return dataclasses.replace(work, chip=chip)
+def _shape(case: Case) -> str:
+  return f"T={case.num_tokens}, D={case.width}, N={case.num_slots}, {case.dtype}"
 
 
 def _line(s: Schedule) -> str:
   kind = "add+norm" if s.fused else "mix"
   return (
-    f"{s.chip:4} {s.name:8} {kind:8} {s.tokens:4} tokens: {s.tile_bundles:6} bundles "
-    f"({s.row_group_bundles} per {ROWS}), {s.copy_cycles:7.0f} copy cycles, ratio {s.ratio:.2f}"
+    f"{s.chip:4} {s.name:8} {kind:8} {s.tokens:4} tokens: {s.tile_bundles:6.0f} bundles "
+    f"({s.row_group_bundles:.0f} per {ROWS}), {s.copy_cycles:7.0f} copy cycles, ratio {s.ratio:.2f}"
   )
 
 
@@ -235,8 +155,8 @@ def _plot(schedules: Sequence[Schedule], path: Path) -> None:
   axes.axhline(1.0, color="black", linewidth=0.8)
   axes.set_xticks(range(len(chips)), chips)
   axes.set_ylabel("compute / copy cycles")
-  axes.set_title(f"D={D}, N={N}, bfloat16")
-  axes.legend(fontsize="small")
+  axes.set_title(_shape(CASES[0]))
+  figure.legend(fontsize="small", loc="outside right center")
   figure.savefig(path, dpi=150)
   plt.close(figure)
 
