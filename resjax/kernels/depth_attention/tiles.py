@@ -1,0 +1,205 @@
+"""Tile sizes of the kernels for TPUs, and how much on-chip memory they need."""
+
+import dataclasses
+import functools
+import importlib.resources
+import json
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from resjax.kernels.depth_attention.operands import Operands, Read
+from resjax.sharding import Layout
+
+LANES = 128  # channels of a register
+SUBLANES = 8  # rows of a register of 32-bit numbers
+ROWS = 16  # rows of a register of 16-bit numbers
+TABLE = "tpu_tiles.json"
+_MIB = 2**20
+_TOKENS = (256, 128, 64, 32, 16)
+# Below this many tiles, reading the first and writing the last one, which overlap nothing, cost
+# more than the fixed part of more steps.
+_MIN_TILES = 16
+# What registers that do not fit, and the copies' own descriptors, may take.
+_SPARE = 6 * _MIB
+
+
+@dataclasses.dataclass(frozen=True)
+class Chip:
+  """A kind of TPU.
+
+  Attributes:
+    vmem: on-chip memory of a core, bytes.
+    bandwidth: of the memory of a core, bytes per second, nominal.
+    clock: Hz; that of v6e and 7x is assumed.
+    topology: name of the smallest one that can be compiled for.
+    kinds: what devices call themselves.
+  """
+
+  vmem: int
+  bandwidth: float
+  clock: float
+  topology: str
+  kinds: tuple[str, ...]
+
+
+CHIPS = {
+  "v5e": Chip(128 * _MIB, 819e9, 1.5e9, "v5e:2x2", ("TPU v5 lite", "TPU v5e")),
+  "v5p": Chip(64 * _MIB, 2765e9 / 2, 1.75e9, "v5p:2x2x1", ("TPU v5", "TPU v5p")),
+  "v6e": Chip(128 * _MIB, 1640e9, 1.75e9, "v6e:2x2", ("TPU v6 lite", "TPU v6e")),
+  "7x": Chip(64 * _MIB, 7380e9 / 2, 1.75e9, "tpu7x:2x2x1", ("TPU7x", "TPU7")),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class TpuTiles:
+  """Tile sizes of a depth read on a TPU.
+
+  Attributes:
+    tokens: tokens per tile, all N sources of which lie on the chip at once.
+    slots: sources per group, whose code has no branches and whose factors stay in registers.
+  """
+
+  tokens: int
+  slots: int = 4
+
+  def __post_init__(self):
+    fits_stats = self.tokens % LANES == 0 or (self.tokens > 0 and LANES % self.tokens == 0)
+    if self.tokens < ROWS or self.tokens % ROWS or not fits_stats:
+      raise ValueError(
+        f"TpuTiles.tokens={self.tokens}; allowed: 16, 32, 64 and multiples of {LANES}"
+      )
+    if not 1 <= self.slots <= LANES:
+      raise ValueError(f"TpuTiles.slots={self.slots}; allowed: 1 to {LANES}")
+
+
+@dataclasses.dataclass(frozen=True)
+class Pass:
+  """A forward or a backward pass over the rows of one device, as far as tile sizes depend on it.
+
+  Attributes:
+    name: `forward` or `backward`.
+    chip: key of `CHIPS`.
+    num_tokens: T.
+    width: D.
+    num_banked: N_max.
+    num_recent: number of sources that are arrays of their own.
+    dtype: name of the dtype of the sources.
+    adds: whether there is an addend.
+    normed: whether a norm follows.
+    threaded: whether cotangents of sources are added to.
+  """
+
+  name: str
+  chip: str
+  num_tokens: int
+  width: int
+  num_banked: int
+  num_recent: int
+  dtype: str
+  adds: bool
+  normed: bool
+  threaded: bool
+
+  @classmethod
+  def of(cls, name: str, read: Read, operands: Operands, num_tokens: int) -> "Pass":
+    """Returns the pass of a read over `num_tokens` rows per device."""
+    like, num_recent = operands.like, len(operands.recent)
+    return cls(
+      name, chip_of(read.layout), num_tokens, like.shape[-1], operands.num_slots - num_recent,
+      num_recent, jnp.dtype(like.dtype).name, read.adds, operands.out_norm_scale is not None,
+      read.threaded,
+    )  # fmt: skip
+
+  @property
+  def num_slots(self) -> int:
+    """N, valid or not."""
+    return self.num_banked + self.num_recent
+
+  def vmem_bytes(self, tiles: TpuTiles) -> dict[str, int]:
+    """Returns the on-chip memory of each kind of array: one tile in use, one on its way."""
+    tile = tiles.tokens * self.width * jnp.dtype(self.dtype).itemsize
+    row, rows = (n * self.width * 4 for n in (SUBLANES, ROWS))
+    stats_tokens = max(LANES, tiles.tokens)
+    slots = -(-self.num_slots // SUBLANES) * SUBLANES
+    terms = {
+      "sources": 2 * self.num_slots * tile,
+      "query and gain": 2 * (1 + self.normed) * row,
+      "statistics": 2 * (2 * slots + SUBLANES) * stats_tokens * 4,
+    }
+    if self.name == "forward":
+      return terms | {
+        "output": 2 * tile,
+        "addend and sum": 4 * tile if self.adds else 0,
+        "scratch": 2 * stats_tokens * LANES * 4 + rows,
+      }
+    return terms | {
+      "cotangent of the output": 2 * tile,
+      "cotangents of sources": (4 if self.threaded else 2) * self.num_recent * tile,
+      "cotangent of the bank": (3 if self.threaded else 2) * self.num_banked * tile,
+      "cotangents of query and gain": 2 * (1 + self.normed) * row,
+      "scratch": (3 * stats_tokens + ROWS) * LANES * 4 + 2 * rows,
+    }
+
+  def fits(self, tiles: TpuTiles) -> bool:
+    """Returns whether tiles of these sizes have room on the chip."""
+    return sum(self.vmem_bytes(tiles).values()) + _SPARE <= CHIPS[self.chip].vmem
+
+
+def chip_of(layout: Layout) -> str:
+  """Returns the key of `CHIPS` of the devices of a mesh; v5e for what is no known TPU."""
+  device = jax.devices()[0] if layout.mesh is None else layout.mesh.devices.flat[0]
+  kind = device.device_kind
+  return next((name for name, chip in CHIPS.items() if kind in chip.kinds), "v5e")
+
+
+def choose(work: Pass) -> TpuTiles | None:
+  """Returns the tuned tile sizes of a pass if there are any, else a guess; None if nothing fits."""
+  tuned = _table().get(_key(work))
+  if tuned and work.fits(tuned) and tuned.tokens * _MIN_TILES <= work.num_tokens:
+    return tuned
+  fitting = [tiles for tiles in map(TpuTiles, _TOKENS) if work.fits(tiles)]
+  if not fitting:
+    return None
+  enough = [tiles for tiles in fitting if tiles.tokens * _MIN_TILES <= work.num_tokens]
+  return enough[0] if enough else fitting[-1]
+
+
+def obstacle(work: Pass) -> str | None:
+  """Returns why no tile fits on the chip, with its terms; or None."""
+  if choose(work):
+    return None
+  terms = work.vmem_bytes(TpuTiles(ROWS))
+  listed = ", ".join(f"{name} {size / _MIB:.1f}" for name, size in terms.items() if size)
+  return (
+    f"{ROWS} tokens of {work.num_slots} sources of width {work.width} need "
+    f"{sum(terms.values()) / _MIB:.1f} MiB on the chip in the {work.name} pass ({listed}), "
+    f"{work.chip} has {(CHIPS[work.chip].vmem - _SPARE) / _MIB:.0f}"
+  )
+
+
+def vmem_limit(work: Pass) -> int:
+  """Returns how many bytes of on-chip memory the compiler may give a kernel."""
+  return CHIPS[work.chip].vmem - _SPARE // 3
+
+
+def _key(work: Pass) -> tuple[Any, ...]:
+  return work.chip, work.name, _bucket(work.num_slots), work.width, work.dtype
+
+
+def _bucket(num_slots: int) -> int:
+  """Returns the power of two that N is rounded up to."""
+  return 2 ** math.ceil(math.log2(num_slots))
+
+
+@functools.cache
+def _table() -> dict[tuple[Any, ...], TpuTiles]:
+  """Returns the tuned tile sizes that come with the package."""
+  text = importlib.resources.files(__package__).joinpath(TABLE).read_text()
+  keys = "chip", "pass", "num_slots", "width", "dtype"
+  return {
+    tuple(entry[key] for key in keys): TpuTiles(entry["tokens"], entry["slots"])
+    for entry in json.loads(text)
+  }
