@@ -42,12 +42,12 @@ def backward(
   plan = BlockPlan.of("backward", read, operands, operands.like.shape[0])
   weights = jnp.exp(stats.logits - stats.lse[:, None])
   numbers = (
-    stats.inverse_rms[None],
     weights,
     jnp.where(weights > 0, stats.logits, 0),
     jnp.broadcast_to(d_lse[:, None], (plan.num_reads, LANES // ROWS, plan.work.num_tokens)),
   )
-  numbers = [_to_lanes(plan, x) for x in numbers]
+  numbers = [_to_lanes(plan, x, plan.padded_reads) for x in numbers]
+  numbers.insert(0, _to_lanes(plan, stats.inverse_rms[None], 1))
   return tpu_block_backward.backward(read, operands, plan, numbers, d_out, d_sources)
 
 
@@ -57,11 +57,10 @@ def _from_lanes(plan: BlockPlan, x: Array) -> Array:
   return x.reshape(*x.shape[:2], -1)[..., : plan.work.num_tokens]
 
 
-def _to_lanes(plan: BlockPlan, x: Array) -> Array:
+def _to_lanes(plan: BlockPlan, x: Array, padded_rows: int) -> Array:
   """Turns numbers [rows, n, T] into [groups of tokens, rows, (n, t)], zeros behind."""
   rows, slots, tokens = x.shape
-  more_rows = 0 if rows == 1 else plan.padded_reads - rows
   more_tokens = plan.row_groups * ROWS - tokens
-  x = jnp.pad(x, ((0, more_rows), (0, -slots % (LANES // ROWS)), (0, more_tokens)))
+  x = jnp.pad(x, ((0, padded_rows - rows), (0, -slots % (LANES // ROWS)), (0, more_tokens)))
   x = jnp.transpose(x.reshape(*x.shape[:2], -1, ROWS), (2, 0, 1, 3))
   return x.reshape(*x.shape[:2], -1)
