@@ -49,7 +49,7 @@ TOKENS = "batch", "tokens", None
 def compile_block(layout, num_banked, num_recent, num_reads, tokens, width, dtype=jnp.bfloat16):
   """Phase 1 with its gradients; sources threaded, their cotangents given and given back."""
 
-  def run(queries, bank, recent, num_valid, cotangents):
+  def run(queries, bank, recent, num_valid, d_read, d_sources):
     def read(queries, bank, recent):
       got, sources = depth_attention_block(
         Sources(recent, bank, num_valid), queries, return_sources=True, layout=layout
@@ -57,7 +57,7 @@ def compile_block(layout, num_banked, num_recent, num_reads, tokens, width, dtyp
       return got.out, got.lse, sources.bank, sources.recent
 
     out, vjp = jax.vjp(read, queries, bank, recent)
-    return out[:2], vjp(cotangents)
+    return out[:2], vjp((*d_read, *d_sources))
 
   source = array(layout, TOKENS, *tokens, width, dtype=dtype)
   bank = array(layout, (None, *TOKENS), num_banked, *tokens, width, dtype=dtype)
@@ -66,8 +66,8 @@ def compile_block(layout, num_banked, num_recent, num_reads, tokens, width, dtyp
   lse = array(layout, (None, *TOKENS[:2]), num_reads, *tokens, dtype=jnp.float32)
   queries = array(layout, (None, None), num_reads, width, dtype=jnp.float32)
   num_valid = array(layout, (), dtype=jnp.int32)
-  call = jax.jit(run, donate_argnums=(4,))
-  return call.lower(queries, *sources, num_valid, (reads, lse, *sources)).compile()
+  call = jax.jit(run, donate_argnums=(5,))
+  return call.lower(queries, *sources, num_valid, (reads, lse), sources).compile()
 
 
 def compile_merge(layout, adds, normed, tokens, width, dtype=jnp.bfloat16):
@@ -97,10 +97,10 @@ def num_kernels(compiled):
 @needs_libtpu
 @pytest.mark.parametrize("chip", CHIPS)
 def test_phase_1(chip):
-  compiled = compile_block(layout_of(chip), 5, 1, 4, (1, 8192), 1024)
+  compiled = compile_block(layout_of(chip), 5, 1, 4, (1, 8192), 2048)
   assert num_kernels(compiled) == 2
   # No copy of a source, nor of its cotangent.
-  assert compiled.memory_analysis().temp_size_in_bytes < 8192 * 1024 * 2
+  assert compiled.memory_analysis().temp_size_in_bytes < 8192 * 2048 * 2
 
 
 @needs_libtpu
