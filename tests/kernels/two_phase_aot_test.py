@@ -10,7 +10,6 @@ from jax.experimental import topologies
 from jax.sharding import AxisType, Mesh
 
 from resjax.kernels.depth_attention import (
-  BlockRead,
   Sources,
   depth_attention_block,
   depth_attention_merge,
@@ -151,7 +150,7 @@ def test_gradient_over_four_chips_exchanges_queries_and_gains_alone():
   layout = layout_of("v5e", data=2, sequence=2)
 
   def loss(queries, gain, bank, addends, num_valid):
-    read: BlockRead = depth_attention_block(Sources((), bank, num_valid), queries, layout=layout)
+    read = depth_attention_block(Sources((), bank, num_valid), queries, layout=layout)
     running, total = jnp.zeros_like(addends[0]), 0.0
     for s, query in enumerate(queries):
       y, running = depth_attention_merge(

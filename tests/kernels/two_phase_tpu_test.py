@@ -58,16 +58,11 @@ def block(implementation, interpret, threaded, num_valid, operands, cotangents):
   """Phase 1 and its gradients."""
 
   def read(queries, gains, bank, recent):
-    got, sources = depth_attention_block(
-      Sources(recent, bank, num_valid), queries, key_scales=gains, eps=EPS, return_sources=True,
-      implementation=implementation, interpret=interpret,
-    ) if threaded else (
-      depth_attention_block(
-        Sources(recent, bank, num_valid), queries, key_scales=gains, eps=EPS,
-        implementation=implementation, interpret=interpret,
-      ), None,
+    got = depth_attention_block(
+      Sources(recent, bank, num_valid), queries, key_scales=gains, eps=EPS,
+      return_sources=threaded, implementation=implementation, interpret=interpret,
     )  # fmt: skip
-    return got, (sources.bank, sources.recent) if threaded else None
+    return (got[0], (got[1].bank, got[1].recent)) if threaded else (got, None)
 
   got, vjp = jax.vjp(read, *operands)
   d_read, *d_sources = cotangents
