@@ -12,15 +12,15 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from resjax.kernels.depth_attention import tpu_rows
+from resjax.kernels.depth_attention import tiles
 from resjax.kernels.depth_attention.operands import Operands, Read
+from resjax.kernels.depth_attention.tiles import LANES, ROWS, SUBLANES
 from resjax.kernels.depth_attention.tpu_block_plan import (
   BlockPlan,
   matmul,
   matmul_transposed,
   over_slots,
 )
-from resjax.kernels.depth_attention.tpu_rows import LANES, ROWS, SUBLANES, VMEM_LIMIT
 from resjax.typing import Array
 
 
@@ -32,7 +32,7 @@ def forward(read: Read, operands: Operands, plan: BlockPlan) -> tuple[Array, ...
   """
   queries = plan.queries(operands.query)
   banked = [] if operands.bank is None else [operands.bank] * len(operands.bank)
-  out = jax.ShapeDtypeStruct((plan.num_reads, plan.num_tokens, plan.width), plan.dtype)
+  out = jax.ShapeDtypeStruct((plan.num_reads, plan.work.num_tokens, plan.work.width), plan.dtype)
   rows, groups = plan.padded_reads, plan.num_groups
   lanes = (1, groups), (rows, groups), (rows, 1)
   call = pl.pallas_call(
@@ -45,7 +45,7 @@ def forward(read: Read, operands: Operands, plan: BlockPlan) -> tuple[Array, ...
       out_specs=[plan.reads_spec(), *[plan.lanes_spec(*sizes) for sizes in lanes]],
     ),
     compiler_params=pltpu.CompilerParams(
-      dimension_semantics=("parallel", "arbitrary"), vmem_limit_bytes=VMEM_LIMIT
+      dimension_semantics=("parallel", "arbitrary"), vmem_limit_bytes=tiles.vmem_limit(plan.work)
     ),
     cost_estimate=_cost(plan),
     interpret=read.interpret,
@@ -55,25 +55,26 @@ def forward(read: Read, operands: Operands, plan: BlockPlan) -> tuple[Array, ...
 
 
 def _cost(plan: BlockPlan) -> pl.CostEstimate:
-  elements = plan.num_tokens * plan.width
+  elements = plan.work.num_tokens * plan.work.width
   return pl.CostEstimate(
-    flops=(4 * plan.num_reads + 2) * plan.num_slots * elements,
-    transcendentals=plan.num_reads * plan.num_slots * plan.num_tokens,
-    bytes_accessed=(plan.num_slots + plan.num_reads) * elements * jnp.dtype(plan.dtype).itemsize,
+    flops=(4 * plan.num_reads + 2) * plan.work.num_slots * elements,
+    transcendentals=plan.num_reads * plan.work.num_slots * plan.work.num_tokens,
+    bytes_accessed=(plan.work.num_slots + plan.num_reads) * elements * plan.dtype.itemsize,
   )
 
 
 def _kernel(plan: BlockPlan, counts, queries, *refs):
-  slots, (out, *stats) = refs[: plan.num_slots], refs[plan.num_slots :]
+  slots, (out, *stats) = refs[: plan.work.num_slots], refs[plan.work.num_slots :]
   tile = plan.tile(pl.program_id(0), pl.program_id(1))
-  plan.clear_what_holds_anything(counts, tile, slots, [])
+  plan.clear_empty_bank(counts, slots)
+  plan.clear_rows_past_end(tile, slots)
 
   def run(index, rows):
     squares, dots = _reduce(plan, queries, slots, rows)
     weights = _softmax(plan, counts, squares, dots, stats, index)
     _mix(plan, weights, slots, out, rows)
 
-  tpu_rows.for_each_row_group(plan.tokens, run)
+  plan.for_each_row_group(run)
 
 
 def _reduce(plan: BlockPlan, queries, slots, rows) -> tuple[list[Array], list[Array]]:
@@ -94,7 +95,7 @@ def _reduce(plan: BlockPlan, queries, slots, rows) -> tuple[list[Array], list[Ar
   zeros = jnp.zeros((LANES, LANES)), jnp.zeros((queries.shape[0], LANES))
   sums = plan.for_each_chunk(chunk, [zeros for _ in groups])
   # Sums over lanes, the result on lanes.
-  mean = jnp.full((SUBLANES, LANES), 1 / plan.width, jnp.float32)
+  mean = jnp.full((SUBLANES, LANES), 1 / plan.work.width, jnp.float32)
   squares = [matmul_transposed(mean, squares) for squares, _ in sums]
   return squares, [plan.sum_parts(dots) for _, dots in sums]
 
@@ -105,7 +106,7 @@ def _softmax(plan: BlockPlan, counts, squares, dots, stats, index) -> list[Array
   logits = []
   for group, (square, dot) in enumerate(zip(squares, dots, strict=True)):
     inverse_rms, lanes = lax.rsqrt(square + plan.eps)[:1], pl.ds(group * LANES, LANES)
-    logit = jnp.where(plan.valid_lanes(counts, group), dot * inverse_rms, -jnp.inf)
+    logit = jnp.where(plan.valid_slots(counts, group), dot * inverse_rms, -jnp.inf)
     inverse_rms_ref[index, :, lanes] = inverse_rms
     logits_ref[index, :, lanes] = logit
     logits.append(logit)

@@ -1,13 +1,12 @@
 """What both kernels of phase 1 for TPUs share: their grid, and how they see a tile.
 
 A tile of tokens is worked on in groups of `ROWS` tokens. Slots are taken in groups of `SLOTS`,
-whose rows together are a matrix [SLOTS · ROWS, D]: row (n, t) is token t of slot n.
-Numbers per read, source and token have the reads on rows and (n, t) on the lanes: [S, LANES].
+whose rows together are a matrix [SLOTS · ROWS, D]: row (n, t) is token t of slot n. Numbers per
+read, source and token have the reads on rows and (n, t) on the lanes: [S, LANES].
 """
 
 import dataclasses
 import functools
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -19,58 +18,54 @@ from jax.experimental.pallas import tpu as pltpu
 
 from resjax.kernels.depth_attention import tpu_rows
 from resjax.kernels.depth_attention.operands import Operands, Read
-from resjax.kernels.depth_attention.tpu_rows import LANES, ROWS, SUBLANES, VMEM_LIMIT
+from resjax.kernels.depth_attention.tiles import CHIPS, LANES, ROWS, SUBLANES, Pass, TpuTiles
+from resjax.kernels.depth_attention.tpu_plan import Plan
 from resjax.typing import Array
 
 SLOTS = LANES // ROWS
+_TOKENS = (128, 64, 32, ROWS)
+_MIN_TILES = 8
+_SPARE = 12 * 2**20  # for registers that do not fit
 _NN, _NT = (((1,), (0,)), ((), ())), (((1,), (1,)), ((), ()))
 
 
 @dataclasses.dataclass(frozen=True)
-class BlockPlan:
-  """Sizes of phase 1 that are known when a kernel is traced.
+class BlockPlan(Plan):
+  """How phase 1 is cut into tiles.
 
   Attributes:
-    num_tokens: T.
-    width: D.
     num_reads: S.
-    num_banked: N_max.
-    num_recent: number of sources that are arrays of their own.
-    dtype: of the sources.
-    eps: added to mean squares.
-    tokens: tokens per tile.
   """
 
-  num_tokens: int
-  width: int
   num_reads: int
-  num_banked: int
-  num_recent: int
-  dtype: Any
-  eps: float
-  tokens: int
 
   @classmethod
-  def of(cls, read: Read, operands: Operands, arrays: int) -> "BlockPlan":
-    """Returns the plan for rows [T, D], with the largest tile that fits.
-
-    Args:
-      read: of the block.
-      operands: of one device.
-      arrays: number of arrays [T, D] that are on the chip.
-    """
-    like, num_recent = operands.like, len(operands.recent)
-    num_tokens, width = math.prod(like.shape[:-1]), like.shape[-1]
-    num_banked = operands.num_slots - num_recent
-    sizes = num_tokens, width, len(operands.query), num_banked, num_recent
-    per_token = 2 * arrays * width * like.dtype.itemsize  # two buffers of each
-    fitting = (n for n in (128, 64, 32, ROWS) if n * per_token <= VMEM_LIMIT // 2)
-    return cls(*sizes, like.dtype, read.eps, next(fitting, 0))
+  def of(cls, name: str, read: Read, operands: Operands, num_tokens: int) -> "BlockPlan | None":
+    """Returns the plan of pass `name` with the largest tile that fits; None if none does."""
+    work = Pass.of(name, read, operands, num_tokens)
+    # A first tile is read and a last one written while nothing else happens.
+    sizes = [n for n in _TOKENS if n == ROWS or n * _MIN_TILES <= num_tokens]
+    plans = (cls(work, TpuTiles(n), read.eps, len(operands.query)) for n in sizes)
+    room = CHIPS[work.chip].vmem - _SPARE
+    return next((plan for plan in plans if plan.vmem_bytes <= room), None)
 
   @property
-  def num_slots(self) -> int:
-    """N, valid or not."""
-    return self.num_banked + self.num_recent
+  def vmem_bytes(self) -> int:
+    """On-chip memory: tiles in use and on their way, numbers per token, queries."""
+    work = self.work
+    arrays = 2 * (work.num_slots + self.num_reads)
+    if work.name == "backward":
+      arrays += (3 if work.threaded else 2) * work.num_banked
+      arrays += (4 if work.threaded else 2) * work.num_recent
+    tile = self.tiles.tokens * work.width * self.dtype.itemsize
+    numbers = (2 * self.num_groups + 1) * self.padded_reads + self.num_groups * SUBLANES
+    queries = 2 * 6 * self.padded_reads * work.width
+    return arrays * tile + 2 * numbers * LANES * 4 * self.tiles.tokens // ROWS + queries
+
+  @property
+  def dtype(self) -> Any:
+    """Of the sources."""
+    return jnp.dtype(self.work.dtype)
 
   @property
   def padded_reads(self) -> int:
@@ -80,22 +75,12 @@ class BlockPlan:
   @property
   def num_groups(self) -> int:
     """Number of groups of slots."""
-    return -(-self.num_slots // SLOTS)
-
-  @property
-  def num_tiles(self) -> int:
-    """Number of tiles of tokens."""
-    return -(-self.num_tokens // self.tokens)
-
-  @property
-  def grid(self) -> tuple[int, int]:
-    """Parts that may run on cores of their own, tiles of each."""
-    return tpu_rows.two_parts(self.num_tiles)
+    return -(-self.work.num_slots // SLOTS)
 
   @property
   def row_groups(self) -> int:
     """Number of groups of tokens, those of all tiles."""
-    return self.num_tiles * self.tokens // ROWS
+    return self.num_tiles * self.tiles.tokens // ROWS
 
   @property
   def compute_dtype(self) -> Any:
@@ -105,91 +90,56 @@ class BlockPlan:
   @property
   def chunk(self) -> int:
     """Channels that are worked on together."""
-    return 2 * LANES if self.width % (2 * LANES) == 0 else LANES
-
-  def tile(self, part: Array, step: Array) -> Array:
-    """Returns the index of a tile."""
-    return part * self.grid[1] + step
-
-  def tokens_spec(self) -> pl.BlockSpec:
-    """Tiles of [T, D]."""
-    return pl.BlockSpec((self.tokens, self.width), lambda p, i, _: (self.tile(p, i), 0))
+    return 2 * LANES if self.work.width % (2 * LANES) == 0 else LANES
 
   def reads_spec(self) -> pl.BlockSpec:
     """Tiles of [S, T, D]."""
-    shape = self.num_reads, self.tokens, self.width
+    shape = self.num_reads, self.tiles.tokens, self.work.width
     return pl.BlockSpec(shape, lambda p, i, _: (0, self.tile(p, i), 0))
 
   def whole_spec(self, rows: int) -> pl.BlockSpec:
     """All of [rows, D]."""
-    return pl.BlockSpec((rows, self.width), lambda p, i, _: (0, 0))
+    return pl.BlockSpec((rows, self.work.width), lambda p, i, _: (0, 0))
 
   def lanes_spec(self, rows: int, groups: int) -> pl.BlockSpec:
     """Tiles of numbers [groups of tokens, rows, groups of slots · LANES]."""
-    shape = self.tokens // ROWS, rows, groups * LANES
+    shape = self.tiles.tokens // ROWS, rows, groups * LANES
     return pl.BlockSpec(shape, lambda p, i, _: (self.tile(p, i), 0, 0))
 
   def lanes_shape(self, rows: int, groups: int) -> jax.ShapeDtypeStruct:
     """Of the array that `lanes_spec` has tiles of."""
     return jax.ShapeDtypeStruct((self.row_groups, rows, groups * LANES), jnp.float32)
 
-  def slot_specs(self) -> list[pl.BlockSpec]:
-    """Tiles of every slot: of [N_max, T, D] for those of the bank, then of [T, D]."""
-    return [*map(self._bank_spec, range(self.num_banked)), *[self.tokens_spec()] * self.num_recent]
-
-  def _bank_spec(self, slot: int) -> pl.BlockSpec:
-    # An index that stands still is not fetched again, so slots that hold nothing cost no bytes.
-    def index(p, i, counts):
-      valid = slot < counts[0]
-      return jnp.where(valid, slot, 0), jnp.where(valid, self.tile(p, i), 0), 0
-
-    return pl.BlockSpec((None, self.tokens, self.width), index)
-
-  def valid_lanes(self, counts: Any, group: int) -> Array:
+  def valid_slots(self, counts: Any, group: int) -> Array:
     """Returns which lanes of a group belong to slots that count: bool [1, LANES]."""
     slot = group * SLOTS + lax.div(lax.broadcasted_iota(jnp.int32, (1, LANES), 1), ROWS)
-    recent = (slot >= self.num_banked) & (slot < self.num_slots)
-    return recent | (slot < jnp.minimum(counts[0], self.num_banked))
+    recent = (slot >= self.work.num_banked) & (slot < self.work.num_slots)
+    return recent | (slot < jnp.minimum(counts[0], self.work.num_banked))
+
+  def for_each_row_group(self, run: Callable[[Array, Any], None]) -> None:
+    """Runs with the index of each group of tokens, and its rows."""
+    tpu_rows.for_each_row_group(self.tiles.tokens, run)
 
   def for_each_chunk(self, run: Callable[[Any, Any], Any], carry: Any = None) -> Any:
     """Folds `carry = run(lanes, carry)` over all chunks of channels."""
-    return tpu_rows.for_each_chunk(self.width, self.chunk, run, carry)
+    return tpu_rows.for_each_chunk(self.work.width, self.chunk, run, carry)
 
   def slots_chunk(self, slots: Any, group: int, rows: Any, lanes: Any) -> Array:
     """Returns a chunk [SLOTS · ROWS, chunk] of a group of slots."""
-    tiles = [ref[rows, lanes].astype(self.compute_dtype) for ref in _of_group(slots, group)]
+    tiles = [ref[rows, lanes].astype(self.compute_dtype) for ref in of_group(slots, group)]
     missing = SLOTS - len(tiles)
     if missing:
       tiles.append(jnp.zeros((missing * ROWS, self.chunk), self.compute_dtype))
     return jnp.concatenate(tiles)
 
-  def clear_what_holds_anything(self, counts: Any, tile: Array, slots: Any, others: Any) -> None:
-    """Zeroes rows behind the last token, and a bank of which nothing is valid.
-
-    What they hold may not be finite, and the matrix unit multiplies it with 0.
-
-    Args:
-      counts: of the operands.
-      tile: index of the tile of tokens.
-      slots: references [tokens, D], of every slot.
-      others: references [tokens, D] to whatever else has rows.
-    """
-    if self.num_banked and self.num_recent:
+  def clear_empty_bank(self, counts: Any, slots: Any) -> None:
+    """Zeroes a bank of which nothing is valid: the matrix unit multiplies what it holds with 0."""
+    if self.work.num_banked and self.work.num_recent:
 
       @pl.when(counts[0] == 0)
       def _():
-        for ref in slots[: self.num_banked]:
+        for ref in slots[: self.work.num_banked]:
           ref[...] = jnp.zeros_like(ref)
-
-    rest = self.num_tokens % self.tokens
-    if rest:
-
-      @pl.when((tile == self.num_tiles - 1) | (counts[0] < self.num_banked))
-      def _():
-        # A slot of the bank that holds nothing stands on tile 0, whose rows may be the last.
-        end = jnp.where(tile == self.num_tiles - 1, rest, self.tokens)
-        for ref in [*slots, *others]:
-          tpu_rows.clear_rows_from(ref, end)
 
   def queries(self, query: Array) -> Array:
     """Returns queries [S, D] as rows for the matrix unit, as many parts as are exact together."""
@@ -198,13 +148,14 @@ class BlockPlan:
       return rows
     parts = []
     for _ in range(3):
+      # A cast to bfloat16 and back may be compiled to nothing.
       part = lax.reduce_precision(rows, exponent_bits=8, mantissa_bits=7)
       parts.append(part.astype(jnp.bfloat16))
       rows -= part
     return jnp.concatenate(parts)
 
   def sum_parts(self, product: Array) -> Array:
-    """Adds what the parts of `queries` gave."""
+    """Adds what each part of some rows gave: [parts · S, ...] becomes [S, ...]."""
     size = self.padded_reads
     return sum(product[start : start + size] for start in range(0, len(product), size))
 
@@ -220,7 +171,8 @@ class BlockPlan:
     return jnp.where(diagonal, jnp.concatenate(rows), 0)
 
 
-def _of_group(slots: Any, group: int) -> Any:
+def of_group(slots: Any, group: int) -> Any:
+  """Returns the slots of a group."""
   return slots[group * SLOTS : (group + 1) * SLOTS]
 
 

@@ -1,9 +1,10 @@
 """The merge of two-phase depth attention on TPUs."""
 
+import jax.numpy as jnp
+
 from resjax.kernels.depth_attention import tpu_merge_backward, tpu_merge_forward
 from resjax.kernels.depth_attention.operands import Read
-from resjax.kernels.depth_attention.tpu_merge_plan import TOKENS, MergePlan
-from resjax.kernels.depth_attention.tpu_rows import VMEM_LIMIT
+from resjax.kernels.depth_attention.tpu_merge_plan import TOKENS, VMEM_LIMIT, MergePlan
 from resjax.kernels.depth_attention.two_phase_operands import (
   MergeCotangents,
   MergeOperands,
@@ -16,6 +17,8 @@ PLATFORM = "tpu"
 
 def obstacle(read: Read, operands: MergeOperands) -> str | None:
   """Returns why the kernels cannot run, or None."""
+  if operands.like.dtype == jnp.float16:
+    return "the running sum is float16, which TPUs do not load; bfloat16 and float32 they do"
   plan = MergePlan.of(read, operands)
   if plan.vmem_bytes > VMEM_LIMIT:
     return (

@@ -9,6 +9,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from resjax.kernels.depth_attention import tpu_rows
 from resjax.kernels.depth_attention.operands import Read
+from resjax.kernels.depth_attention.tiles import LANES, SUBLANES
 from resjax.kernels.depth_attention.tpu_merge_plan import (
   TOKENS,
   MergePlan,
@@ -20,7 +21,6 @@ from resjax.kernels.depth_attention.tpu_merge_plan import (
   sum_lanes,
   zeros,
 )
-from resjax.kernels.depth_attention.tpu_rows import LANES, SUBLANES
 from resjax.kernels.depth_attention.two_phase_operands import (
   MergeCotangents,
   MergeOperands,

@@ -10,6 +10,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from resjax.kernels.depth_attention import tpu_rows
 from resjax.kernels.depth_attention.operands import Read
+from resjax.kernels.depth_attention.tiles import LANES, ROWS, SUBLANES
 from resjax.kernels.depth_attention.tpu_merge_plan import (
   TOKENS,
   MergePlan,
@@ -21,7 +22,6 @@ from resjax.kernels.depth_attention.tpu_merge_plan import (
   sum_lanes,
   zeros,
 )
-from resjax.kernels.depth_attention.tpu_rows import LANES, ROWS, SUBLANES
 from resjax.kernels.depth_attention.two_phase_operands import MergeOperands, MergeStats
 from resjax.typing import Array
 

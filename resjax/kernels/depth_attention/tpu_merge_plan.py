@@ -16,11 +16,12 @@ from jax.experimental.pallas import tpu as pltpu
 
 from resjax.kernels.depth_attention import tpu_rows
 from resjax.kernels.depth_attention.operands import Read
-from resjax.kernels.depth_attention.tpu_rows import LANES, ROWS, SUBLANES, VMEM_LIMIT
+from resjax.kernels.depth_attention.tiles import LANES, ROWS, SUBLANES
 from resjax.kernels.depth_attention.two_phase_operands import MergeOperands, away_from_zero
 from resjax.typing import Array
 
 TOKENS = LANES  # of a tile
+VMEM_LIMIT = 48 * 2**20  # of 64 MiB on v5p and 7x
 
 
 @dataclasses.dataclass(frozen=True)

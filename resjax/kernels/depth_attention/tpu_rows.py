@@ -1,4 +1,4 @@
-"""How the kernels of two-phase depth attention for TPUs walk a tile: by groups of tokens, by chunks."""
+"""How the kernels of two-phase depth attention for TPUs walk a tile."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,10 +7,9 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
+from resjax.kernels.depth_attention.tiles import LANES, ROWS
 from resjax.typing import Array
 
-LANES, SUBLANES, ROWS = 128, 8, 16
-VMEM_LIMIT = 48 * 2**20  # of 64 MiB on v5p and 7x
 _UNROLLED = 16
 
 

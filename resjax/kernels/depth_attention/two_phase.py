@@ -78,7 +78,8 @@ def depth_attention_block(
     eps: added to the mean square of a source.
     return_sources: whether the sources are returned too, to be threaded as in `depth_attention`.
     layout: mesh, and how axes of [B, T, D] are split over it; default: one device.
-    implementation: name of a backend, or None, the best that can run on the platform of `layout`.
+    implementation: `reference` (any platform), `mosaic_tpu`, or None, the best that can run on
+      the platform of `layout`.
     interpret: runs a kernel in its interpreter on any platform; what the `interpret` of a Pallas
       call takes.
 
@@ -139,6 +140,9 @@ def depth_attention_merge(
   ds = β (⟨dh, u⟩ − ⟨dh, h⟩),  dout = (1 − β) dh,  dlse = −ds,  g = query ⊙ key_scale
   du = β dh + ds r g − ds s r² / D u,  dg = Σ_tokens ds r u
 
+  Where y is rounded to b bits, so is ⟨dh, h⟩: ds has a random error of 2^-b β |dh| |h|, which at
+  β near 1 is as large as ds itself, both being small.
+
   Args:
     out: of phase 1 for this query [..., D].
     lse: of phase 1 for this query [...].
@@ -151,7 +155,8 @@ def depth_attention_merge(
     last_valid: whether the running sum counts; may be traced. Where it does not it may hold
       anything.
     layout: mesh, and how axes of [B, T, D] are split over it; default: one device.
-    implementation: name of a backend, or None, the best that can run on the platform of `layout`.
+    implementation: `reference` (any platform), `mosaic_tpu`, or None, the best that can run on
+      the platform of `layout`.
     interpret: runs a kernel in its interpreter on any platform; what the `interpret` of a Pallas
       call takes.
 

@@ -3,7 +3,13 @@
 
 from functools import partial
 
-from resjax.kernels.depth_attention import backends, reference_block, reference_merge
+from resjax.kernels.depth_attention import (
+  backends,
+  reference_block,
+  reference_merge,
+  tpu_block,
+  tpu_merge,
+)
 from resjax.kernels.depth_attention.backends import FIRST, NO_TOKENS, SECOND, THIRD
 from resjax.kernels.depth_attention.operands import Cotangents, Operands, Read, Stats
 from resjax.kernels.depth_attention.two_phase_operands import (
@@ -15,8 +21,8 @@ from resjax.typing import Array, PyTree
 
 # Modules with `forward` and `backward` as in the references; kernels also have `PLATFORM` and
 # `obstacle`. In order of preference.
-BLOCK_BACKENDS = {"reference": reference_block}
-MERGE_BACKENDS = {"reference": reference_merge}
+BLOCK_BACKENDS = {"mosaic_tpu": tpu_block, "reference": reference_block}
+MERGE_BACKENDS = {"mosaic_tpu": tpu_merge, "reference": reference_merge}
 
 
 def block_forward(read: Read, operands: Operands) -> tuple[Array, Stats]:
@@ -25,7 +31,8 @@ def block_forward(read: Read, operands: Operands) -> tuple[Array, Stats]:
     return reference_block.forward(read, operands)
   run = partial(BLOCK_BACKENDS[read.implementation].forward, read)
   in_axes = (backends.operand_axes(operands),)
-  return backends.on_rows(read.layout, run, in_axes, (SECOND, _BLOCK_STATS))(operands)
+  call = backends.on_rows(read.layout, run, in_axes, (SECOND, _BLOCK_STATS))
+  return backends.first_order(call, operands)
 
 
 def block_backward(
@@ -48,7 +55,8 @@ def merge_forward(read: Read, operands: MergeOperands) -> tuple[Array, Array | N
     return reference_merge.forward(read, operands)
   run = partial(MERGE_BACKENDS[read.implementation].forward, read)
   out_axes = FIRST, FIRST if read.adds else None, _merge_stats_axes(operands)
-  return backends.on_rows(read.layout, run, (_merge_axes(operands),), out_axes)(operands)
+  call = backends.on_rows(read.layout, run, (_merge_axes(operands),), out_axes)
+  return backends.first_order(call, operands)
 
 
 def merge_backward(

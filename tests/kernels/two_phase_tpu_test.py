@@ -1,0 +1,279 @@
+"""The TPU kernels of both phases in the interpreter: it looks for races, memory starts as NaN."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental.pallas import tpu as pltpu
+
+from resjax.kernels.depth_attention import (
+  BlockRead,
+  Sources,
+  depth_attention_block,
+  depth_attention_merge,
+)
+from resjax.sharding import Layout, MeshConfig, make_mesh
+from tests.helpers import fast
+from tests.helpers.compare import assert_close, relative_errors
+
+EPS = 1e-6
+INTERPRET = pltpu.InterpretParams(detect_races=True, uninitialized_memory="nan")
+BFLOAT16, FORWARD, GRADIENT = 4e-3, 2e-6, 1e-5
+
+
+@pytest.fixture(autouse=True)
+def no_races(capfd):
+  """The interpreter prints the races that it finds."""
+  yield
+  assert "RACE" not in capfd.readouterr().out
+
+
+def normal(*shape, dtype=np.float32, seed=0):
+  return jnp.asarray(np.random.default_rng([seed, *shape]).normal(size=shape), dtype)
+
+
+def wide(tree):
+  """In float64, except for what counts."""
+  return jax.tree.map(lambda x: np.asarray(x, np.float64), tree)
+
+
+def block_example(num_reads, num_banked, num_recent, tokens, width=128, dtype=np.float32):
+  """Queries, gains, bank, recent sources; cotangents of `BlockRead` and of the sources."""
+
+  def sources(seed):
+    bank = normal(num_banked, *tokens, width, dtype=dtype, seed=seed) if num_banked else None
+    recent = [normal(*tokens, width, dtype=dtype, seed=seed + k + 1) for k in range(num_recent)]
+    return bank, tuple(recent)
+
+  queries = normal(num_reads, width) / np.float32(np.sqrt(width))
+  d_out = normal(num_reads, *tokens, width, dtype=dtype, seed=30)
+  d_read = BlockRead(d_out, normal(num_reads, *tokens, seed=31), None)
+  return (queries, normal(num_reads, width, seed=1), *sources(2)), (d_read, *sources(40))
+
+
+@functools.partial(fast.jit, static_argnums=(0, 1, 2))
+def block(implementation, interpret, threaded, num_valid, operands, cotangents):
+  """Phase 1 and its gradients."""
+
+  def read(queries, gains, bank, recent):
+    got = depth_attention_block(
+      Sources(recent, bank, num_valid), queries, key_scales=gains, eps=EPS,
+      return_sources=threaded, implementation=implementation, interpret=interpret,
+    )  # fmt: skip
+    return (got[0], (got[1].bank, got[1].recent)) if threaded else (got, None)
+
+  got, vjp = jax.vjp(read, *operands)
+  d_read, *d_sources = cotangents
+  d_read = d_read._replace(inverse_rms=jnp.zeros_like(got[0].inverse_rms))
+  return got[0], vjp((d_read, tuple(d_sources) if threaded else None))
+
+
+def in_float64(run, *trees):
+  with jax.enable_x64(True):
+    return run(*jax.tree.map(jnp.asarray, wide(trees)))
+
+
+@pytest.mark.parametrize(
+  ("num_reads", "num_banked", "num_recent", "num_valid", "tokens", "width", "dtype", "threaded"),
+  [
+    (1, 0, 1, 0, (), 128, np.float32, False),
+    (2, 0, 2, 0, (3, 11), 384, jnp.bfloat16, True),
+    (3, 9, 0, 5, (2, 7), 128, jnp.bfloat16, True),
+    pytest.param(8, 9, 0, 5, (2, 11), 128, jnp.bfloat16, True, marks=pytest.mark.slow),
+    (2, 5, 1, 0, (19,), 128, np.float32, True),  # the bank is empty
+    pytest.param(9, 3, 6, 2, (37,), 256, np.float32, False, marks=pytest.mark.slow),
+    # Two parts of the grid, each with several tiles: reads and writes of the bank overlap.
+    (2, 2, 1, 1, (768,), 128, jnp.bfloat16, True),
+    pytest.param(8, 8, 0, 8, (40,), 2048, jnp.bfloat16, True, marks=pytest.mark.slow),
+    pytest.param(2, 60, 4, 33, (19,), 128, jnp.bfloat16, True, marks=pytest.mark.slow),
+    pytest.param(4, 0, 3, 0, (19,), 7168, np.float32, False, marks=pytest.mark.slow),
+  ],
+)
+def test_phase_1_is_the_reference(
+  num_reads, num_banked, num_recent, num_valid, tokens, width, dtype, threaded
+):
+  operands, cotangents = block_example(num_reads, num_banked, num_recent, tokens, width, dtype)
+  reference = functools.partial(block, "reference", False, threaded, num_valid)
+  want, wants = in_float64(reference, operands, cotangents)
+  queries, gains, bank, recent = operands
+  if num_banked:
+    bank = bank.at[num_valid:].set(jnp.nan)
+  got, gradients = block(
+    "mosaic_tpu", INTERPRET, threaded, num_valid, (queries, gains, bank, recent), cotangents
+  )
+  exact = dtype == np.float32
+  assert_close(got.out, want.out, FORWARD if exact else BFLOAT16)
+  assert_close(got.lse, want.lse, FORWARD)
+  valid = np.r_[:num_valid, num_banked : num_banked + num_recent]
+  assert_close(got.inverse_rms[valid], want.inverse_rms[valid], FORWARD)
+  assert_close(gradients, wants, GRADIENT if exact else BFLOAT16)
+  if num_banked:  # nothing is added to what is not valid
+    passed = cotangents[1][num_valid:] if threaded else 0
+    np.testing.assert_array_equal(gradients[2][num_valid:], passed)
+
+
+@pytest.mark.parametrize("scale", [0.0, 1e4])
+def test_phase_1_at_equal_and_at_huge_logits(scale):
+  operands, cotangents = block_example(2, 0, 3, (17,))
+  operands = scale * operands[0], *operands[1:]
+  reference = functools.partial(block, "reference", False, False, 0)
+  want, wants = in_float64(reference, operands, cotangents)
+  got, gradients = block("mosaic_tpu", INTERPRET, False, 0, operands, cotangents)
+  assert_close((got.out, got.lse), (want.out, want.lse), FORWARD)
+  assert_close(gradients, wants, GRADIENT)
+
+
+def merge_example(tokens, width, dtype, adds, normed):
+  """Operands by name, and cotangents of the output and of the running sum."""
+  operands = {
+    "out": normal(*tokens, width, dtype=dtype, seed=1),
+    "lse": 1 + normal(*tokens, seed=2),
+    "running": normal(*tokens, width, dtype=dtype, seed=3),
+    "query": normal(width, seed=4) / np.float32(np.sqrt(width)),
+  }
+  if adds:
+    operands["addend"] = normal(*tokens, width, dtype=dtype, seed=5)
+  if normed:
+    operands["out_norm_scale"] = normal(width, seed=6)
+  return operands, tuple(normal(*tokens, width, dtype=dtype, seed=seed) for seed in (7, 8))
+
+
+@functools.partial(fast.jit, static_argnums=(0, 1))
+def merge(implementation, interpret, last_valid, operands, cotangents):
+  """A merge and its gradients."""
+
+  def run(operands):
+    return depth_attention_merge(
+      **operands, eps=EPS, last_valid=last_valid, implementation=implementation,
+      interpret=interpret,
+    )  # fmt: skip
+
+  got, vjp = jax.vjp(run, operands)
+  return got, vjp(cotangents)[0]
+
+
+@pytest.mark.parametrize(
+  ("tokens", "width", "dtype", "adds", "normed", "last_valid"),
+  [
+    ((), 128, np.float32, True, True, True),
+    ((2, 11), 384, jnp.bfloat16, True, True, True),
+    ((2, 11), 128, jnp.bfloat16, False, False, True),
+    pytest.param((3, 50), 128, np.float32, False, True, True, marks=pytest.mark.slow),
+    ((19,), 128, np.float32, True, True, False),
+    pytest.param((19,), 128, jnp.bfloat16, False, False, False, marks=pytest.mark.slow),
+    pytest.param((512,), 128, np.float32, True, True, True, marks=pytest.mark.slow),
+    pytest.param((40,), 2048, jnp.bfloat16, True, True, True, marks=pytest.mark.slow),
+    pytest.param((19,), 7168, np.float32, True, True, True, marks=pytest.mark.slow),
+  ],
+)
+def test_a_merge_is_the_reference(tokens, width, dtype, adds, normed, last_valid):
+  operands, cotangents = merge_example(tokens, width, dtype, adds, normed)
+  rounded = dict(operands)
+  if adds:  # the reverse pass takes the sum as it is rounded
+    rounded["running"] = (operands["running"] + operands["addend"]).astype(dtype)
+    rounded["addend"] = jnp.zeros_like(operands["addend"])
+  reference = functools.partial(merge, "reference", False, last_valid)
+  want, wants = in_float64(reference, rounded, cotangents)
+  if not last_valid:
+    operands["running"] = operands["running"] * jnp.nan
+  got, gradients = merge("mosaic_tpu", INTERPRET, last_valid, operands, cotangents)
+  exact = dtype == np.float32
+  assert_close(got[0], want[0], FORWARD if exact else BFLOAT16)
+  if last_valid:
+    np.testing.assert_array_equal(np.float64(got[1]), want[1])
+  # What is lost where the reverse pass has a rounded output is the same as in the reference.
+  _, rounded_gradients = merge("reference", False, last_valid, rounded, cotangents)
+  limits = relative_errors(rounded_gradients, wants)
+  for path, error in relative_errors(gradients, wants).items():
+    assert error <= (GRADIENT if exact else max(BFLOAT16, 1.1 * limits[path])), (path, error)
+
+
+def chain(layout, implementation, interpret, queries, bank, addends, gain):
+  """A depth block of as many sublayers as queries, its addends given."""
+  options = {"layout": layout, "implementation": implementation, "interpret": interpret}
+  phase1, sources = depth_attention_block(
+    Sources((), bank, 2), queries, return_sources=True, **options
+  )
+  running, total = jnp.zeros_like(addends[0]), 0.0
+  for s, query in enumerate(queries):
+    y, running = depth_attention_merge(
+      phase1.out[s], phase1.lse[s], running, query, addend=addends[s], out_norm_scale=gain,
+      last_valid=s > 0, **options,
+    )  # fmt: skip
+    total += jnp.sum(jnp.sin(y))
+  return total + jnp.sum(jnp.cos(sources.bank[:2])), y
+
+
+def test_tokens_over_eight_devices_are_those_of_one():
+  layout = Layout(make_mesh(MeshConfig(data=2, fsdp=2, sequence=2)))
+  operands = normal(2, 128), normal(3, 4, 6, 128, seed=1), normal(2, 4, 6, 128, seed=2)
+  operands = (*operands, normal(128, seed=3))
+
+  def gradients(*how):
+    return fast.jit(jax.grad(functools.partial(chain, *how), (0, 1, 2, 3), has_aux=True))
+
+  want = gradients(Layout(), "reference", False)(*operands)
+  tokens = layout.sharding(None, "batch", "tokens")
+  placed = operands[0], *jax.device_put(operands[1:3], tokens), operands[3]
+  # The plain interpreter is in the program, where its communication can be seen.
+  compiled = gradients(layout, "mosaic_tpu", True).lower(*placed).compile()
+  got = compiled(*placed)
+  assert_close(got, want, GRADIENT)
+  assert got[1].sharding.is_equivalent_to(layout.sharding("batch", "tokens"), 3)
+  assert got[0][1].sharding.is_equivalent_to(tokens, 4)
+  text = compiled.as_text()
+  assert "all-gather" not in text and "all-to-all" not in text
+  assert "collective-permute" not in text
+
+
+def test_scan_over_sublayers_with_recomputation():
+  operands = normal(3, 128), normal(3, 9, 128, seed=1), normal(3, 9, 128, seed=2)
+
+  @functools.partial(fast.jit, static_argnums=(0, 1))
+  def gradients(implementation, interpret, queries, bank, addends):
+    options = {"implementation": implementation, "interpret": interpret}
+
+    @jax.checkpoint
+    def step(running, xs):
+      s, out, lse, query, addend = xs
+      y, running = depth_attention_merge(
+        out, lse, running, query, addend=addend, last_valid=s > 0, **options
+      )
+      return running, jnp.sum(jnp.sin(y))
+
+    def loss(queries, bank, addends):
+      read = depth_attention_block(Sources((), bank, 2), queries, **options)
+      xs = jnp.arange(3), read.out, read.lse, queries, addends
+      running, sums = jax.lax.scan(step, jnp.zeros_like(addends[0]), xs)
+      return jnp.sum(sums) + jnp.sum(running**2)
+
+    return jax.value_and_grad(loss, (0, 1, 2))(queries, bank, addends)
+
+  want = gradients("reference", False, *operands)
+  assert_close(gradients("mosaic_tpu", True, *operands), want, GRADIENT)
+
+
+@pytest.mark.parametrize(
+  ("shape", "dtype", "words"),
+  [
+    ((128, 16, 16384), np.float32, ["on the chip"]),
+    ((2, 16, 128), np.float16, ["float16", "bfloat16"]),
+  ],
+)
+def test_what_a_chip_cannot_do_is_refused(shape, dtype, words):
+  source = jax.ShapeDtypeStruct(shape[1:], dtype)
+  queries = jax.ShapeDtypeStruct((8, shape[2]), np.float32)
+  run = functools.partial(depth_attention_block, implementation="mosaic_tpu", interpret=INTERPRET)
+  with pytest.raises(ValueError) as refused:
+    jax.eval_shape(run, [source] * shape[0], queries)
+  assert all(word in str(refused.value) for word in [*words, "mosaic_tpu"]), refused.value
+
+
+def test_a_merge_that_is_too_wide_is_refused():
+  array = jax.ShapeDtypeStruct((16, 65536), np.float32)
+  run = functools.partial(depth_attention_merge, implementation="mosaic_tpu", interpret=INTERPRET)
+  with pytest.raises(ValueError, match="of width 65536 need"):
+    numbers, query = (jax.ShapeDtypeStruct((n,), np.float32) for n in array.shape)
+    jax.eval_shape(run, array, numbers, array, query)
