@@ -8,6 +8,7 @@ from resjax.combinators.base import DepthState, check_flag, check_layer, check_o
 from resjax.combinators.depth_reader import DepthBlocks, DepthReader
 from resjax.combinators.numerics import rms_normalized
 from resjax.kernels.depth_attention import (
+  TWO_PHASE_PLATFORMS,
   Sources,
   depth_attention_block,
   depth_attention_merge,
@@ -105,8 +106,8 @@ class BlockAttnRes(DepthBlocks, _OutputReader):
     layers_per_block: layers summed into one source, 1..L. (The paper's figure counts sublayers.)
     rms_block: whether outputs are normalised before they are summed into a completed block.
     two_phase: whether a scan reads the complete sources once for all sites of a block, and merges
-      the running sum site by site: the same function, up to rounding. `auto`: on accelerators,
-      with one head, where that moves fewer bytes; `always` needs one head; `never`.
+      the running sum site by site: the same function, up to rounding. `auto`: on TPUs, which
+      have kernels for it, with one head, where that moves fewer bytes; `always` needs one head; `never`.
     num_heads: H, a divisor of D.
     eps: added to the mean square of a source, and with rms_block of an output; > 0.
     implementation: of the read, see `depth_attention`; `auto`: the best that can run.
@@ -154,7 +155,8 @@ class BlockAttnRes(DepthBlocks, _OutputReader):
     sublayers = self.layers_per_block * len(self.sites)
     on_average = (self.num_blocks + 1) / 2  # 1, 2, ... sources are complete before a block
     moves_less = two_phase_moves_less(on_average, sublayers)
-    return moves_less and self.num_heads == 1 and self.layout.platform != "cpu"
+    has_kernels = self.layout.platform in TWO_PHASE_PLATFORMS
+    return moves_less and has_kernels and self.num_heads == 1
 
   def close_block(self, state):
     """See `Combinator.close_block`: a sum of the running block becomes a source."""

@@ -1,5 +1,4 @@
-"""The backends of two-phase depth attention, called on the tokens of one device like those of
-`depth_attention`."""
+"""The backends of two-phase depth attention, called like those of `depth_attention`."""
 
 from functools import partial
 
@@ -23,6 +22,9 @@ from resjax.typing import Array, PyTree
 # `obstacle`. In order of preference.
 BLOCK_BACKENDS = {"mosaic_tpu": tpu_block, "reference": reference_block}
 MERGE_BACKENDS = {"mosaic_tpu": tpu_merge, "reference": reference_merge}
+TWO_PHASE_PLATFORMS = tuple(
+  backend.PLATFORM for name, backend in BLOCK_BACKENDS.items() if name != "reference"
+)
 
 
 def block_forward(read: Read, operands: Operands) -> tuple[Array, Stats]:
