@@ -107,7 +107,8 @@ class BlockAttnRes(DepthBlocks, _OutputReader):
     rms_block: whether outputs are normalised before they are summed into a completed block.
     two_phase: whether a scan reads the complete sources once for all sites of a block, and merges
       the running sum site by site: the same function, up to rounding. `auto`: on TPUs, which
-      have kernels for it, with one head, where that moves fewer bytes; `always` needs one head; `never`.
+      have kernels for it, with one head, where that moves fewer bytes; `always` needs one head;
+      `never`.
     num_heads: H, a divisor of D.
     eps: added to the mean square of a source, and with rms_block of an output; > 0.
     implementation: of the read, see `depth_attention`; `auto`: the best that can run.

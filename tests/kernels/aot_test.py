@@ -113,7 +113,6 @@ def test_bundles_are_counted_per_loop():
 
 
 @needs_libtpu
-@pytest.mark.slow
 @pytest.mark.parametrize("chip", ["v5e", "v5p", "v6e"])
 def test_memory_is_the_limit(chip, tmp_path):
   schedules = tpu_schedule.main(tmp_path, [chip])

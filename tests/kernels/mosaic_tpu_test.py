@@ -78,12 +78,20 @@ def test_values_and_gradients_are_those_of_numpy(count, width, dtype):
   check(*example(count, width, dtype=dtype), dtype)
 
 
+# The interpreter takes minutes for more than this many numbers per token.
+SIZES = [
+  (count, width)
+  for count in (1, 2, 5, 9, 16, 64)
+  for width in (128, 384, 1536, 2048, 7168)
+  if count * width <= 16 * 2048
+]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", [np.float32, jnp.bfloat16])
-@pytest.mark.parametrize("width", [128, 384, 1536, 2048, 7168])
-@pytest.mark.parametrize("count", [1, 2, 5, 9, 16, 64])
-def test_all_counts_and_widths(count, width, dtype):
-  check(*example(count, width, (19,), dtype), dtype)
+@pytest.mark.parametrize("size", SIZES, ids=str)
+def test_all_counts_and_widths(size):
+  dtype = (np.float32, jnp.bfloat16)[SIZES.index(size) % 2]
+  check(*example(*size, (19,), dtype), dtype)
 
 
 @pytest.mark.parametrize("tokens", [(), (3, 1, 5)])
