@@ -9,9 +9,10 @@ import pytest
 from jax.experimental import topologies
 from jax.sharding import AxisType, Mesh
 
-from resjax.kernels.depth_attention import Sources, depth_attention, tpu_schedule
-from resjax.kernels.depth_attention.tiles import CHIPS
-from resjax.kernels.depth_attention.tpu_compile import ENVIRONMENT, Case, compile_kernel
+from resjax.kernels.depth_attention import Sources, depth_attention
+from resjax.kernels.depth_attention.mosaic_tpu import schedule
+from resjax.kernels.depth_attention.mosaic_tpu.compile import ENVIRONMENT, Case, compile_kernel
+from resjax.kernels.depth_attention.mosaic_tpu.tiles import CHIPS
 from resjax.sharding import MESH_AXES, Layout
 
 needs_libtpu = pytest.mark.skipif(
@@ -106,20 +107,20 @@ def test_bundles_are_counted_per_loop():
     "   0x6   : > {}",
     "   0x7   :  { %s1 = smov 0 }",
   ]
-  assert tpu_schedule.count_bundles(lines) == (3, 2)
+  assert schedule.count_bundles(lines) == (3, 2)
   clear = ["   0x8   : > { %5 = vst [vmem:[%s2] sm:$0xff] %v1 }"]
-  assert tpu_schedule.count_bundles(lines + 20 * clear) == (3, 2)
-  assert tpu_schedule.count_bundles(lines + 2 * clear) == (5, 2)
+  assert schedule.count_bundles(lines + 20 * clear) == (3, 2)
+  assert schedule.count_bundles(lines + 2 * clear) == (5, 2)
 
 
 @needs_libtpu
 @pytest.mark.parametrize("chip", ["v5e", "v5p", "v6e"])
 def test_memory_is_the_limit(chip, tmp_path):
-  schedules = tpu_schedule.main(tmp_path, [chip])
+  schedules = schedule.main(tmp_path, [chip])
   assert len(schedules) == 4 and max(s.ratio for s in schedules) <= 1.0
-  assert {path.name for path in tmp_path.iterdir()} == {"tpu_schedule.json", "tpu_schedule.png"}
+  assert {path.name for path in tmp_path.iterdir()} == {"schedule.json", "schedule.png"}
 
 
 def test_a_chip_that_is_not_known_is_refused(tmp_path):
   with pytest.raises(ValueError, match="allowed: v5e, v5p, v6e, 7x"):
-    tpu_schedule.main(tmp_path, ["v4"])
+    schedule.main(tmp_path, ["v4"])

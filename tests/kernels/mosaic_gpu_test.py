@@ -8,13 +8,9 @@ import numpy as np
 import pytest
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from resjax.kernels.depth_attention import (
-  Sources,
-  backends,
-  depth_attention,
-  gpu_tiles,
-  mosaic_gpu,
-)
+from resjax.kernels.depth_attention import Sources, backends, depth_attention
+from resjax.kernels.depth_attention.mosaic_gpu import direct as mosaic_gpu
+from resjax.kernels.depth_attention.mosaic_gpu import tiles as gpu_tiles
 from resjax.kernels.depth_attention.operands import Operands, Read
 from resjax.sharding import Layout, MeshConfig, make_mesh
 from tests.helpers import reference
@@ -264,7 +260,7 @@ class Device:
   ],
 )
 def test_what_the_kernels_cannot_do(monkeypatch, capability, width, words):
-  monkeypatch.setattr(mosaic_gpu.gpu_call, "device", lambda layout: Device(capability))
+  monkeypatch.setattr(mosaic_gpu.call, "device", lambda layout: Device(capability))
   read = Read(1, EPS, False, False, "mosaic_gpu", Layout())
   obstacle = mosaic_gpu.obstacle(read, operands(2, 0, 3, width, BF16))
   assert (obstacle is None) == (words is None)

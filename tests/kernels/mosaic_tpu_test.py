@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 from jax.experimental.pallas import tpu as pltpu
 
-from resjax.kernels.depth_attention import Sources, depth_attention, mosaic_tpu
-from resjax.kernels.depth_attention import reference as reference_backend
+from resjax.kernels.depth_attention import Sources, depth_attention
+from resjax.kernels.depth_attention.mosaic_tpu import direct as mosaic_tpu
+from resjax.kernels.depth_attention.mosaic_tpu.tiles import TpuTiles
 from resjax.kernels.depth_attention.operands import Operands, Read
-from resjax.kernels.depth_attention.tiles import TpuTiles
+from resjax.kernels.depth_attention.reference import direct as reference_backend
 from resjax.sharding import Layout, MeshConfig, make_mesh
 from tests.helpers import fast, reference
 from tests.helpers.compare import assert_close

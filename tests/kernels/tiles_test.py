@@ -4,8 +4,8 @@ import dataclasses
 
 import pytest
 
-from resjax.kernels.depth_attention import tiles
-from resjax.kernels.depth_attention.tiles import CHIPS, Pass, TpuTiles
+from resjax.kernels.depth_attention.mosaic_tpu import tiles
+from resjax.kernels.depth_attention.mosaic_tpu.tiles import CHIPS, Pass, TpuTiles
 
 KIB = 2**10
 

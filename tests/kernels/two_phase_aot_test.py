@@ -9,12 +9,8 @@ import pytest
 from jax.experimental import topologies
 from jax.sharding import AxisType, Mesh
 
-from resjax.kernels.depth_attention import (
-  Sources,
-  depth_attention_block,
-  depth_attention_merge,
-)
-from resjax.kernels.depth_attention.tiles import CHIPS
+from resjax.kernels.depth_attention import Sources, depth_attention_block, depth_attention_merge
+from resjax.kernels.depth_attention.mosaic_tpu.tiles import CHIPS
 from resjax.sharding import MESH_AXES, Layout
 
 needs_libtpu = pytest.mark.skipif(

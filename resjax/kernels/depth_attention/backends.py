@@ -16,12 +16,14 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec
 
-from resjax.kernels.depth_attention import mosaic_gpu, mosaic_tpu, reference
+from resjax.kernels.depth_attention.mosaic_gpu import direct as mosaic_gpu
+from resjax.kernels.depth_attention.mosaic_tpu import direct as mosaic_tpu
 from resjax.kernels.depth_attention.operands import Cotangents, Operands, Read, Stats
+from resjax.kernels.depth_attention.reference import direct as reference
 from resjax.sharding import Layout
 from resjax.typing import Array, PyTree
 
-# Modules with `forward` and `backward` as in reference.py; kernels also have `PLATFORM` and
+# Modules with `forward` and `backward` as in reference/direct.py; kernels also have `PLATFORM` and
 # `obstacle`. In order of preference.
 BACKENDS = {"mosaic_tpu": mosaic_tpu, "mosaic_gpu": mosaic_gpu, "reference": reference}
 IMPLEMENTATIONS = tuple(BACKENDS)
@@ -65,7 +67,7 @@ def choose(
 
 
 def forward(read: Read, operands: Operands) -> tuple[Array, Array | None, Stats]:
-  """Runs the forward pass of the chosen backend, see reference.py."""
+  """Runs the forward pass of the chosen backend, see reference/direct.py."""
   if read.implementation == "reference":
     return reference.forward(read, operands)
   run = partial(BACKENDS[read.implementation].forward, read)
@@ -76,7 +78,7 @@ def forward(read: Read, operands: Operands) -> tuple[Array, Array | None, Stats]
 def backward(
   read: Read, operands: Operands, stats: Stats, d_out: Array, d_sources: PyTree
 ) -> Cotangents:
-  """Runs the reverse pass of the chosen backend, see reference.py."""
+  """Runs the reverse pass of the chosen backend, see reference/direct.py."""
   if read.implementation == "reference":
     return reference.backward(read, operands, stats, d_out, d_sources)
   run = partial(BACKENDS[read.implementation].backward, read)

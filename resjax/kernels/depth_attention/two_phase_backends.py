@@ -2,15 +2,13 @@
 
 from functools import partial
 
-from resjax.kernels.depth_attention import (
-  backends,
-  reference_block,
-  reference_merge,
-  tpu_block,
-  tpu_merge,
-)
+from resjax.kernels.depth_attention import backends
 from resjax.kernels.depth_attention.backends import FIRST, NO_TOKENS, SECOND, THIRD
+from resjax.kernels.depth_attention.mosaic_tpu import block as tpu_block
+from resjax.kernels.depth_attention.mosaic_tpu import merge as tpu_merge
 from resjax.kernels.depth_attention.operands import Cotangents, Operands, Read, Stats
+from resjax.kernels.depth_attention.reference import block as reference_block
+from resjax.kernels.depth_attention.reference import merge as reference_merge
 from resjax.kernels.depth_attention.two_phase_operands import (
   MergeCotangents,
   MergeOperands,
@@ -28,7 +26,7 @@ TWO_PHASE_PLATFORMS = tuple(
 
 
 def block_forward(read: Read, operands: Operands) -> tuple[Array, Stats]:
-  """Runs the forward pass of the chosen backend, see reference_block.py."""
+  """Runs the forward pass of the chosen backend, see reference/block.py."""
   if read.implementation == "reference":
     return reference_block.forward(read, operands)
   run = partial(BLOCK_BACKENDS[read.implementation].forward, read)
@@ -40,7 +38,7 @@ def block_forward(read: Read, operands: Operands) -> tuple[Array, Stats]:
 def block_backward(
   read: Read, operands: Operands, stats: Stats, d_out: Array, d_lse: Array, d_sources: PyTree
 ) -> Cotangents:
-  """Runs the reverse pass of the chosen backend, see reference_block.py."""
+  """Runs the reverse pass of the chosen backend, see reference/block.py."""
   if read.implementation == "reference":
     return reference_block.backward(read, operands, stats, d_out, d_lse, d_sources)
   run = partial(BLOCK_BACKENDS[read.implementation].backward, read)
@@ -52,7 +50,7 @@ def block_backward(
 
 
 def merge_forward(read: Read, operands: MergeOperands) -> tuple[Array, Array | None, MergeStats]:
-  """Runs the forward pass of the chosen backend, see reference_merge.py."""
+  """Runs the forward pass of the chosen backend, see reference/merge.py."""
   if read.implementation == "reference":
     return reference_merge.forward(read, operands)
   run = partial(MERGE_BACKENDS[read.implementation].forward, read)
@@ -69,7 +67,7 @@ def merge_backward(
   d_out: Array,
   d_running: Array,
 ) -> MergeCotangents:
-  """Runs the reverse pass of the chosen backend, see reference_merge.py."""
+  """Runs the reverse pass of the chosen backend, see reference/merge.py."""
   if read.implementation == "reference":
     return reference_merge.backward(read, operands, out, stats, d_out, d_running)
   run = partial(MERGE_BACKENDS[read.implementation].backward, read)

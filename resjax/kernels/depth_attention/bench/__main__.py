@@ -50,9 +50,9 @@ def main(argv: list[str] | None = None) -> None:
   """Runs what the flags ask for."""
   flags = _parse(argv)
   if flags.tpu_schedule:
-    from resjax.kernels.depth_attention import tpu_schedule
+    from resjax.kernels.depth_attention.mosaic_tpu import schedule
 
-    tpu_schedule.main(flags.out, flags.chips or CHIPS[:-1])
+    schedule.main(flags.out, flags.chips or CHIPS[:-1])
   if flags.network_bytes:
     from resjax.kernels.depth_attention.bench import network_bytes
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
-from resjax.kernels.depth_attention.tiles import LANES, ROWS
+from resjax.kernels.depth_attention.mosaic_tpu.tiles import LANES, ROWS
 from resjax.typing import Array
 
 _UNROLLED = 16

@@ -13,11 +13,9 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from resjax.kernels.depth_attention import tiles
-from resjax.kernels.depth_attention.operands import Cotangents, Operands, Read
-from resjax.kernels.depth_attention.tiles import LANES, ROWS
-from resjax.kernels.depth_attention.tpu_bank import BankTiles
-from resjax.kernels.depth_attention.tpu_block_plan import (
+from resjax.kernels.depth_attention.mosaic_tpu import tiles
+from resjax.kernels.depth_attention.mosaic_tpu.bank import BankTiles
+from resjax.kernels.depth_attention.mosaic_tpu.block_plan import (
   SLOTS,
   BlockPlan,
   matmul,
@@ -25,6 +23,8 @@ from resjax.kernels.depth_attention.tpu_block_plan import (
   of_group,
   over_slots,
 )
+from resjax.kernels.depth_attention.mosaic_tpu.tiles import LANES, ROWS
+from resjax.kernels.depth_attention.operands import Cotangents, Operands, Read
 from resjax.typing import Array, PyTree
 
 
@@ -56,7 +56,7 @@ def backward(
   d_out: Array,
   d_sources: PyTree,
 ) -> Cotangents:
-  """Runs the kernel on the rows of one device; see reference_block.py."""
+  """Runs the kernel on the rows of one device; see reference/block.py."""
   inputs = _inputs(operands, plan, numbers, d_out, d_sources)
   outputs = _output_shapes(plan)
   d_bank, semaphores = BankTiles.scratch_shapes(plan, read.threaded)

@@ -6,12 +6,12 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
-from resjax.kernels.depth_attention import tpu_plan
+from resjax.kernels.depth_attention.mosaic_tpu import direct_plan
+from resjax.kernels.depth_attention.mosaic_tpu.bank import BankTiles
+from resjax.kernels.depth_attention.mosaic_tpu.direct_plan import Plan, load, store
+from resjax.kernels.depth_attention.mosaic_tpu.mixtures import mix, mixed_inverse_rms
+from resjax.kernels.depth_attention.mosaic_tpu.tiles import LANES, ROWS
 from resjax.kernels.depth_attention.operands import Stats
-from resjax.kernels.depth_attention.tiles import LANES, ROWS
-from resjax.kernels.depth_attention.tpu_bank import BankTiles
-from resjax.kernels.depth_attention.tpu_mixtures import mix, mixed_inverse_rms
-from resjax.kernels.depth_attention.tpu_plan import Plan, load, store
 
 
 class Inputs(NamedTuple):
@@ -133,7 +133,7 @@ def _d_mixed(plan: Plan, counts, inputs, outputs, scratch: Scratch, rows, column
     d_normed = load(d_out, rows, lanes) * scale[:, lanes]
     return total + d_normed * load(scratch.mixed, here, lanes)
 
-  total = plan.for_each_chunk(dot, tpu_plan.zero_chunk())
+  total = plan.for_each_chunk(dot, direct_plan.zero_chunk())
   along = jnp.sum(total, axis=-1, keepdims=True) / plan.work.width * inverse_rms * inverse_rms
 
   def chunk(lanes, _):
@@ -147,7 +147,7 @@ def _d_mixed(plan: Plan, counts, inputs, outputs, scratch: Scratch, rows, column
 def _d_logits(plan: Plan, counts, inputs: Inputs, scratch: Scratch, rows, columns):
   """Returns the factors of dh, g and -v in the cotangent of a source, a slot per lane."""
   here, every = pl.ds(0, ROWS), slice(None)
-  store(scratch.scores, here, every, tpu_plan.zero_chunk())
+  store(scratch.scores, here, every, direct_plan.zero_chunk())
 
   def group(slots):
     def chunk(lanes, sums):
@@ -155,8 +155,8 @@ def _d_logits(plan: Plan, counts, inputs: Inputs, scratch: Scratch, rows, column
       pairs = zip(slots, sums, strict=True)
       return [total + d_mixed * load(inputs.slots[slot], rows, lanes) for slot, total in pairs]
 
-    sums = plan.for_each_chunk(chunk, [tpu_plan.zero_chunk() for _ in slots])
-    tpu_plan.put_columns(scratch.scores, here, slots, sums)
+    sums = plan.for_each_chunk(chunk, [direct_plan.zero_chunk() for _ in slots])
+    direct_plan.put_columns(scratch.scores, here, slots, sums)
 
   plan.for_each_group(counts, group)
   refs = scratch.weights, scratch.inverse_rms, scratch.logits
@@ -173,11 +173,11 @@ def _d_sources(plan: Plan, counts, inputs, outputs, scratch: Scratch, factors, d
   old, new = d_refs
 
   def group(slots):
-    spread = [[tpu_plan.column(factor, slot) for factor in factors] for slot in slots]
+    spread = [[direct_plan.column(factor, slot) for factor in factors] for slot in slots]
 
     def chunk(lanes, _):
       d_mixed, query = load(scratch.d_mixed, pl.ds(0, ROWS), lanes), inputs.query[:, lanes]
-      d_query = tpu_plan.zero_chunk()
+      d_query = direct_plan.zero_chunk()
       for slot, (weight, d_dot, shrink) in zip(slots, spread, strict=True):
         x = load(inputs.slots[slot], rows, lanes)
         d_x = weight * d_mixed + d_dot * query - shrink * x

@@ -1,8 +1,8 @@
 """The direct depth read on NVIDIA GPUs from Hopper on, in Pallas (Mosaic GPU)."""
 
-from resjax.kernels.depth_attention import gpu_call
-from resjax.kernels.depth_attention.gpu_backward import backward as backward
-from resjax.kernels.depth_attention.gpu_forward import forward as forward
+from resjax.kernels.depth_attention.mosaic_gpu import call
+from resjax.kernels.depth_attention.mosaic_gpu.direct_backward import backward as backward
+from resjax.kernels.depth_attention.mosaic_gpu.direct_forward import forward as forward
 from resjax.kernels.depth_attention.operands import Operands, Read
 
 PLATFORM = "gpu"
@@ -18,7 +18,7 @@ def obstacle(read: Read, operands: Operands) -> str | None:
     return f"the width {width} (config.model.d_model) is above {MAX_WIDTH}, what registers hold"
   if read.interpret:
     return None
-  device = gpu_call.device(read.layout)
+  device = call.device(read.layout)
   capability = getattr(device, "compute_capability", None)
   if capability is None:
     return f"the compute capability of {device.device_kind!r} is not known, it needs {HOPPER}"

@@ -14,11 +14,12 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from resjax.kernels.depth_attention import gpu_call, gpu_rows, gpu_tiles
-from resjax.kernels.depth_attention.gpu_call import row_of
-from resjax.kernels.depth_attention.gpu_ring import Stream, when
-from resjax.kernels.depth_attention.gpu_rows import LANES, Row, Sums, each
-from resjax.kernels.depth_attention.gpu_sweep import Sweep
+from resjax.kernels.depth_attention.mosaic_gpu import call, rows
+from resjax.kernels.depth_attention.mosaic_gpu import tiles as gpu_tiles
+from resjax.kernels.depth_attention.mosaic_gpu.call import row_of
+from resjax.kernels.depth_attention.mosaic_gpu.ring import Stream, when
+from resjax.kernels.depth_attention.mosaic_gpu.rows import LANES, Row, Sums, each
+from resjax.kernels.depth_attention.mosaic_gpu.sweep import Sweep
 from resjax.kernels.depth_attention.operands import Cotangents, Operands, Read, Stats
 from resjax.typing import Array, PyTree
 
@@ -31,26 +32,26 @@ def backward(
   read: Read, operands: Operands, stats: Stats, d_out: Array, d_sources: PyTree
 ) -> Cotangents:
   """Reverse pass; see `depth_attention` for the equations, `reference.backward` for the rest."""
-  folded = gpu_call.fold_operands(operands)
+  folded = call.fold_operands(operands)
   like = folded.like
   tiles = gpu_tiles.choose_backward(operands.like, operands.num_slots)
-  programs = gpu_call.num_programs(read, len(like), tiles)
+  programs = call.num_programs(read, len(like), tiles)
   partial_sum = jax.ShapeDtypeStruct((programs, *like.shape[1:]), jnp.float32)
   sources = jax.tree.map(
     lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), (folded.bank, folded.recent)
   )
   d_scale = None if folded.out_norm_scale is None else partial_sum
-  d = gpu_call.launch(
+  d = call.launch(
     read,
     functools.partial(_kernel, read, tiles.group, programs),
-    (folded, stats, *gpu_call.fold((d_out, d_sources))),
+    (folded, stats, *call.fold((d_out, d_sources))),
     Cotangents(*sources, partial_sum, d_scale),
     tiles=tiles,
     programs=programs,
     like=like,
     scratch=(plgpu.SMEM((3, LANES), jnp.float32),),
   )
-  d = gpu_call.unfold(d)
+  d = call.unfold(d)
   sums = jax.tree.map(lambda x: jnp.sum(x, axis=0), (d.query, d.out_norm_scale))
   return Cotangents(d.bank, d.recent, *sums)
 
@@ -62,11 +63,11 @@ def _kernel(read: Read, group: int, programs: int, inputs: PyTree, outputs: Cota
   norms = operands.out_norm_scale is not None
   num_sweeps = 3 if norms else 2
   kept = rows.shape[0] > operands.num_slots
-  streams = gpu_call.source_streams(operands) * (1 if kept else num_sweeps)
+  streams = call.source_streams(operands) * (1 if kept else num_sweeps)
   streams = (Stream(functools.partial(row_of, None, (d_out,), 0)), *streams)
-  ring = gpu_call.make_ring(rows, barriers, streams, tokens, programs)
+  ring = call.make_ring(rows, barriers, streams, tokens, programs)
   ring.start()
-  query = gpu_rows.load(operands.query)
+  query = rows.load(operands.query)
 
   def token_backward(step, totals):
     token = ring.token(step)
@@ -89,22 +90,22 @@ def _kernel(read: Read, group: int, programs: int, inputs: PyTree, outputs: Cota
     d_dot = weights * (scores - jnp.sum(weights * scores)) * inverse_rms
     numbers[_DOT] = d_dot
     numbers[_SHRINK] = d_dot * inverse_rms * jnp.where(counts, logits, 0.0) / (groups * LANES)
-    gpu_rows.synchronize()
+    rows.synchronize()
     write = functools.partial(_write, outputs, d_sources, token)
     return (_differentiate(writing, numbers, write, d_mixed, query, totals[0]), *totals[1:])
 
-  totals = (gpu_rows.zeros(groups),) * (2 if norms else 1)
+  totals = (rows.zeros(groups),) * (2 if norms else 1)
   totals = lax.fori_loop(jnp.int32(0), ring.steps, token_backward, totals)
-  program = gpu_call.program()
-  gpu_rows.store(outputs.query.at[program], totals[0])
+  program = call.program()
+  rows.store(outputs.query.at[program], totals[0])
   if norms:
-    gpu_rows.store(outputs.out_norm_scale.at[program], totals[1])
+    rows.store(outputs.out_norm_scale.at[program], totals[1])
 
 
 def _mix(sweep: Sweep, numbers: Any, groups: int) -> Row:
   """Returns Σ_n p_n v_n."""
-  gpu_rows.synchronize()
-  mixed = gpu_rows.zeros(groups)
+  rows.synchronize()
+  mixed = rows.zeros(groups)
   for slots in sweep.groups():
     for slot in slots:
       weight = numbers[_WEIGHT, slot]
@@ -116,7 +117,7 @@ def _mix(sweep: Sweep, numbers: Any, groups: int) -> Row:
 def _norm_backward(read: Read, x: Row, scale: Any, sums: Sums, d_out: Row) -> tuple[Row, Row]:
   """Cotangents of x and scale of x · r · scale, r the inverse RMS of the row x."""
   width = len(x) * x[0].size
-  d_normed = each(jnp.multiply, d_out, gpu_rows.load(scale))
+  d_normed = each(jnp.multiply, d_out, rows.load(scale))
   sums.put(0, each(jnp.multiply, x, x))
   sums.put(1, each(jnp.multiply, d_normed, x))
   sums.reduce()
@@ -168,10 +169,10 @@ def _differentiate(
 def _write(outputs: Cotangents, d_sources: PyTree, token: Array, slot: int, own: Row | None):
   """Writes the cotangent of a source: what it had before, if anything, and `own`, if any."""
   out = row_of(outputs.bank, outputs.recent, slot, token)
-  before = None if d_sources is None else gpu_rows.load(row_of(*d_sources, slot, token))
+  before = None if d_sources is None else rows.load(row_of(*d_sources, slot, token))
   if own is None:
-    own = gpu_rows.zeros(out.shape[0])
-  gpu_rows.store(out, own if before is None else each(jnp.add, before, own))
+    own = rows.zeros(out.shape[0])
+  rows.store(out, own if before is None else each(jnp.add, before, own))
 
 
 # One number per source, in the registers of one thread each.

@@ -16,7 +16,7 @@ from resjax.sharding import Layout
 LANES = 128  # channels of a register
 SUBLANES = 8  # rows of a register of 32-bit numbers
 ROWS = 16  # rows of a register of 16-bit numbers
-TABLE = "tpu_tiles.json"
+TABLE = "tiles.json"
 _MIB = 2**20
 _TOKENS = (256, 128, 64, 32, 16)
 # Below this many tiles per core, reading the first and writing the last one, which overlap nothing,

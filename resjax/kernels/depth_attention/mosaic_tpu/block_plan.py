@@ -16,10 +16,17 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from resjax.kernels.depth_attention import tpu_rows
+from resjax.kernels.depth_attention.mosaic_tpu import rows
+from resjax.kernels.depth_attention.mosaic_tpu.direct_plan import Plan
+from resjax.kernels.depth_attention.mosaic_tpu.tiles import (
+  CHIPS,
+  LANES,
+  ROWS,
+  SUBLANES,
+  Pass,
+  TpuTiles,
+)
 from resjax.kernels.depth_attention.operands import Operands, Read
-from resjax.kernels.depth_attention.tiles import CHIPS, LANES, ROWS, SUBLANES, Pass, TpuTiles
-from resjax.kernels.depth_attention.tpu_plan import Plan
 from resjax.typing import Array
 
 SLOTS = LANES // ROWS
@@ -118,11 +125,11 @@ class BlockPlan(Plan):
 
   def for_each_row_group(self, run: Callable[[Array, Any], None]) -> None:
     """Runs with the index of each group of tokens, and its rows."""
-    tpu_rows.for_each_row_group(self.tiles.tokens, run)
+    rows.for_each_row_group(self.tiles.tokens, run)
 
   def for_each_chunk(self, run: Callable[[Any, Any], Any], carry: Any = None) -> Any:
     """Folds `carry = run(lanes, carry)` over all chunks of channels."""
-    return tpu_rows.for_each_chunk(self.work.width, self.chunk, run, carry)
+    return rows.for_each_chunk(self.work.width, self.chunk, run, carry)
 
   def slots_chunk(self, slots: Any, group: int, rows: Any, lanes: Any) -> Array:
     """Returns a chunk [SLOTS · ROWS, chunk] of a group of slots."""

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
-from resjax.kernels.depth_attention.tiles import LANES, ROWS, SUBLANES, Pass, TpuTiles
+from resjax.kernels.depth_attention.mosaic_tpu.tiles import LANES, ROWS, SUBLANES, Pass, TpuTiles
 from resjax.typing import Array
 
 _UNROLLED_CHUNKS = 24  # of a row, written out one after the other

@@ -21,10 +21,15 @@ import jax.numpy as jnp
 import matplotlib.pyplot as plt
 import numpy as np
 
-from resjax.kernels.depth_attention import tiles
-from resjax.kernels.depth_attention.tiles import CHIPS, ROWS, TpuTiles
-from resjax.kernels.depth_attention.tpu_compile import ENVIRONMENT, Case, compile_kernel, work_of
-from resjax.kernels.depth_attention.tpu_plan import Plan
+from resjax.kernels.depth_attention.mosaic_tpu import tiles
+from resjax.kernels.depth_attention.mosaic_tpu.compile import (
+  ENVIRONMENT,
+  Case,
+  compile_kernel,
+  work_of,
+)
+from resjax.kernels.depth_attention.mosaic_tpu.direct_plan import Plan
+from resjax.kernels.depth_attention.mosaic_tpu.tiles import CHIPS, ROWS, TpuTiles
 
 _BUNDLE = re.compile(r"^\s*0x([0-9a-f]+)\s+(?:[A-Z]{2})?:\s+(>*)\s*\{")
 _VECTOR = re.compile(r"= (v\w+)")

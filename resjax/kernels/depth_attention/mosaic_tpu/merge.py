@@ -2,9 +2,9 @@
 
 import jax.numpy as jnp
 
-from resjax.kernels.depth_attention import tpu_merge_backward, tpu_merge_forward
+from resjax.kernels.depth_attention.mosaic_tpu import merge_backward, merge_forward
+from resjax.kernels.depth_attention.mosaic_tpu.merge_plan import TOKENS, VMEM_LIMIT, MergePlan
 from resjax.kernels.depth_attention.operands import Read
-from resjax.kernels.depth_attention.tpu_merge_plan import TOKENS, VMEM_LIMIT, MergePlan
 from resjax.kernels.depth_attention.two_phase_operands import (
   MergeCotangents,
   MergeOperands,
@@ -29,8 +29,8 @@ def obstacle(read: Read, operands: MergeOperands) -> str | None:
 
 
 def forward(read: Read, operands: MergeOperands) -> tuple[Array, Array | None, MergeStats]:
-  """Runs the forward kernel; see reference_merge.py."""
-  return tpu_merge_forward.forward(read, operands, MergePlan.of(read, operands))
+  """Runs the forward kernel; see reference/merge.py."""
+  return merge_forward.forward(read, operands, MergePlan.of(read, operands))
 
 
 def backward(
@@ -41,6 +41,6 @@ def backward(
   d_out: Array,
   d_running: Array,
 ) -> MergeCotangents:
-  """Runs the reverse kernel; see reference_merge.py."""
+  """Runs the reverse kernel; see reference/merge.py."""
   plan = MergePlan.of(read, operands)
-  return tpu_merge_backward.backward(read, operands, plan, out, stats, d_out, d_running)
+  return merge_backward.backward(read, operands, plan, out, stats, d_out, d_running)

@@ -12,16 +12,16 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from resjax.kernels.depth_attention import tiles, tpu_plan
+from resjax.kernels.depth_attention.mosaic_tpu import direct_plan, tiles
+from resjax.kernels.depth_attention.mosaic_tpu.direct_plan import Plan
+from resjax.kernels.depth_attention.mosaic_tpu.mixtures import Inputs, Outputs, Scratch, kernel
+from resjax.kernels.depth_attention.mosaic_tpu.tiles import LANES, ROWS
 from resjax.kernels.depth_attention.operands import Operands, Read, Stats
-from resjax.kernels.depth_attention.tiles import LANES, ROWS
-from resjax.kernels.depth_attention.tpu_mixtures import Inputs, Outputs, Scratch, kernel
-from resjax.kernels.depth_attention.tpu_plan import Plan
 from resjax.typing import Array
 
 
 def forward(read: Read, plan: Plan, operands: Operands) -> tuple[Array, Array | None, Stats]:
-  """Runs the kernel on the rows of one device; see reference.py."""
+  """Runs the kernel on the rows of one device; see reference/direct.py."""
   inputs = _inputs(operands)
   outputs = _output_shapes(plan, read.adds)
   call = pl.pallas_call(
@@ -52,8 +52,8 @@ def _inputs(operands: Operands) -> Inputs:
   banked = () if operands.bank is None else (operands.bank,) * len(operands.bank)
   scale = operands.out_norm_scale
   return Inputs(
-    tpu_plan.spread_rows(operands.query),
-    None if scale is None else tpu_plan.spread_rows(scale),
+    direct_plan.spread_rows(operands.query),
+    None if scale is None else direct_plan.spread_rows(scale),
     (*banked, *operands.recent),
     operands.addend,
   )
@@ -89,10 +89,10 @@ def _scratch_shapes(plan: Plan) -> Scratch:
 
 def _cost(plan: Plan, inputs: Inputs, outputs: Outputs) -> pl.CostEstimate:
   moved = inputs._replace(slots=outputs.out), outputs
-  sources = (plan.work.num_slots - 1) * tpu_plan.num_bytes(outputs.out)
+  sources = (plan.work.num_slots - 1) * direct_plan.num_bytes(outputs.out)
   elements = plan.work.num_slots * plan.work.num_tokens * plan.work.width
   return pl.CostEstimate(
     flops=6 * elements,
     transcendentals=2 * plan.work.num_slots * plan.work.num_tokens,
-    bytes_accessed=sources + tpu_plan.num_bytes(*moved),
+    bytes_accessed=sources + direct_plan.num_bytes(*moved),
   )

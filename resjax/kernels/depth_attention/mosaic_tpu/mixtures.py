@@ -6,9 +6,9 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
-from resjax.kernels.depth_attention import tpu_plan
-from resjax.kernels.depth_attention.tiles import LANES, ROWS
-from resjax.kernels.depth_attention.tpu_plan import Plan, load, store
+from resjax.kernels.depth_attention.mosaic_tpu import direct_plan
+from resjax.kernels.depth_attention.mosaic_tpu.direct_plan import Plan, load, store
+from resjax.kernels.depth_attention.mosaic_tpu.tiles import LANES, ROWS
 from resjax.typing import Array
 
 
@@ -90,7 +90,7 @@ def _prepare_last(plan: Plan, counts, inputs: Inputs, outputs: Outputs) -> None:
 def _dot(plan: Plan, counts, inputs: Inputs, scratch: Scratch, rows, columns) -> None:
   """Writes |v|² and g · v of every source to its lane."""
   for ref in (scratch.squares, scratch.dots):
-    store(ref, columns, slice(None), tpu_plan.zero_chunk())
+    store(ref, columns, slice(None), direct_plan.zero_chunk())
 
   def group(slots):
     def chunk(lanes, sums):
@@ -100,11 +100,11 @@ def _dot(plan: Plan, counts, inputs: Inputs, scratch: Scratch, rows, columns) ->
         new.append((square + x * x, dot + x * query))
       return new
 
-    zero = tpu_plan.zero_chunk()
+    zero = direct_plan.zero_chunk()
     sums = plan.for_each_chunk(chunk, [(zero, zero) for _ in slots])
     squares, dots = zip(*sums, strict=True)
-    tpu_plan.put_columns(scratch.squares, columns, slots, squares)
-    tpu_plan.put_columns(scratch.dots, columns, slots, dots)
+    direct_plan.put_columns(scratch.squares, columns, slots, squares)
+    direct_plan.put_columns(scratch.dots, columns, slots, dots)
 
   plan.for_each_group(counts, group)
 
@@ -141,7 +141,7 @@ def mix(plan: Plan, counts, slot_refs: tuple, weights, rows, target, target_rows
     target[target_rows, :] = jnp.zeros((ROWS, plan.work.width), target.dtype)
 
   def group(slots):
-    spread = [tpu_plan.column(weights, slot) for slot in slots]
+    spread = [direct_plan.column(weights, slot) for slot in slots]
     adds = plan.work.num_banked or slots.start > 0
 
     def chunk(lanes, _):
@@ -174,7 +174,7 @@ def mixed_inverse_rms(plan: Plan, mixed) -> Array:
     x = load(mixed, pl.ds(0, ROWS), lanes)
     return total + x * x
 
-  total = plan.for_each_chunk(chunk, tpu_plan.zero_chunk())
+  total = plan.for_each_chunk(chunk, direct_plan.zero_chunk())
   return lax.rsqrt(jnp.sum(total, axis=-1, keepdims=True) / plan.work.width + plan.eps)
 
 

@@ -7,10 +7,8 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from resjax.kernels.depth_attention import tpu_rows
-from resjax.kernels.depth_attention.operands import Read
-from resjax.kernels.depth_attention.tiles import LANES, SUBLANES
-from resjax.kernels.depth_attention.tpu_merge_plan import (
+from resjax.kernels.depth_attention.mosaic_tpu import rows
+from resjax.kernels.depth_attention.mosaic_tpu.merge_plan import (
   TOKENS,
   MergePlan,
   collect_scalars,
@@ -21,6 +19,8 @@ from resjax.kernels.depth_attention.tpu_merge_plan import (
   sum_lanes,
   zeros,
 )
+from resjax.kernels.depth_attention.mosaic_tpu.tiles import LANES, SUBLANES
+from resjax.kernels.depth_attention.operands import Read
 from resjax.kernels.depth_attention.two_phase_operands import (
   MergeCotangents,
   MergeOperands,
@@ -69,7 +69,7 @@ def backward(
   d_out: Array,
   d_running: Array,
 ) -> MergeCotangents:
-  """Runs the kernel on the rows of one device; see reference_merge.py."""
+  """Runs the kernel on the rows of one device; see reference/merge.py."""
   gain = plan.gain(operands.out_norm_scale) if plan.normed else None
   gains = (plan.rows_of(gain), plan.rows_of(1 / gain)) if plan.normed else (None, None)
   numbers = plan.pad(*[x for x in stats if x is not None])
@@ -133,14 +133,14 @@ def _kernel(plan: MergePlan, valid, inputs: _Inputs, outputs: _Outputs, numbers,
     @pl.when(plan.tile(part, step) == plan.num_tiles - 1)
     def _():
       for ref in (inputs.d_out, inputs.out, inputs.running):
-        tpu_rows.clear_rows_from(ref, rest)
+        rows.clear_rows_from(ref, rest)
 
   def run(_, rows):
     factors, d_logit = _factors(plan, counts, inputs, numbers, rows)
     put_scalars(d_lse, rows, [-d_logit])
     _write(plan, counts, inputs, outputs, factors, rows)
 
-  tpu_rows.for_each_row_group(TOKENS, run)
+  rows.for_each_row_group(TOKENS, run)
   collect_scalars(d_lse, outputs.lse)
 
 

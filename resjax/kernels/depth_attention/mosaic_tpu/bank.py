@@ -12,8 +12,8 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from resjax.kernels.depth_attention.tiles import ROWS
-from resjax.kernels.depth_attention.tpu_plan import Plan
+from resjax.kernels.depth_attention.mosaic_tpu.direct_plan import Plan
+from resjax.kernels.depth_attention.mosaic_tpu.tiles import ROWS
 from resjax.typing import Array
 
 

@@ -8,10 +8,8 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from resjax.kernels.depth_attention import tpu_rows
-from resjax.kernels.depth_attention.operands import Read
-from resjax.kernels.depth_attention.tiles import LANES, ROWS, SUBLANES
-from resjax.kernels.depth_attention.tpu_merge_plan import (
+from resjax.kernels.depth_attention.mosaic_tpu import rows
+from resjax.kernels.depth_attention.mosaic_tpu.merge_plan import (
   TOKENS,
   MergePlan,
   collect_scalars,
@@ -22,6 +20,8 @@ from resjax.kernels.depth_attention.tpu_merge_plan import (
   sum_lanes,
   zeros,
 )
+from resjax.kernels.depth_attention.mosaic_tpu.tiles import LANES, ROWS, SUBLANES
+from resjax.kernels.depth_attention.operands import Read
 from resjax.kernels.depth_attention.two_phase_operands import MergeOperands, MergeStats
 from resjax.typing import Array
 
@@ -52,7 +52,7 @@ class _Scratch(NamedTuple):
 def forward(
   read: Read, operands: MergeOperands, plan: MergePlan
 ) -> tuple[Array, Array | None, MergeStats]:
-  """Runs the kernel on the rows of one device; see reference_merge.py."""
+  """Runs the kernel on the rows of one device; see reference/merge.py."""
   gain = plan.rows_of(plan.gain(operands.out_norm_scale)) if plan.normed else None
   lse, query = plan.pad(operands.lse), plan.rows_of(operands.query)
   inputs = _Inputs(operands.out, lse, operands.running, query, operands.addend, gain)
@@ -103,7 +103,7 @@ def _kernel(plan: MergePlan, valid, inputs: _Inputs, outputs: _Outputs, *scratch
     put_scalars(scratch.numbers, rows, [inverse_rms, logit, log_odds, out_inverse_rms])
     _write(plan, scratch.mixed, inputs.gain, out_inverse_rms, outputs.out, rows)
 
-  tpu_rows.for_each_row_group(TOKENS, run)
+  rows.for_each_row_group(TOKENS, run)
   collect_scalars(scratch.numbers, outputs.numbers)
 
 

@@ -12,15 +12,15 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from resjax.kernels.depth_attention import tiles
-from resjax.kernels.depth_attention.operands import Operands, Read
-from resjax.kernels.depth_attention.tiles import LANES, ROWS, SUBLANES
-from resjax.kernels.depth_attention.tpu_block_plan import (
+from resjax.kernels.depth_attention.mosaic_tpu import tiles
+from resjax.kernels.depth_attention.mosaic_tpu.block_plan import (
   BlockPlan,
   matmul,
   matmul_transposed,
   over_slots,
 )
+from resjax.kernels.depth_attention.mosaic_tpu.tiles import LANES, ROWS, SUBLANES
+from resjax.kernels.depth_attention.operands import Operands, Read
 from resjax.typing import Array
 
 

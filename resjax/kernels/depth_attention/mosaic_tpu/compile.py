@@ -8,9 +8,9 @@ import numpy as np
 from jax.experimental import topologies
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from resjax.kernels.depth_attention import mosaic_tpu
+from resjax.kernels.depth_attention.mosaic_tpu import direct as mosaic_tpu
+from resjax.kernels.depth_attention.mosaic_tpu.tiles import CHIPS, Pass, TpuTiles
 from resjax.kernels.depth_attention.operands import Operands, Read, Stats
-from resjax.kernels.depth_attention.tiles import CHIPS, Pass, TpuTiles
 from resjax.sharding import Layout
 
 # What libtpu asks a machine without a TPU about.

@@ -12,19 +12,19 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from resjax.kernels.depth_attention import tiles, tpu_plan
+from resjax.kernels.depth_attention.mosaic_tpu import direct_plan, tiles
+from resjax.kernels.depth_attention.mosaic_tpu.bank import BankTiles
+from resjax.kernels.depth_attention.mosaic_tpu.cotangents import Inputs, Outputs, Scratch, kernel
+from resjax.kernels.depth_attention.mosaic_tpu.direct_plan import Plan
+from resjax.kernels.depth_attention.mosaic_tpu.tiles import LANES, ROWS, SUBLANES
 from resjax.kernels.depth_attention.operands import Cotangents, Operands, Read, Stats
-from resjax.kernels.depth_attention.tiles import LANES, ROWS, SUBLANES
-from resjax.kernels.depth_attention.tpu_bank import BankTiles
-from resjax.kernels.depth_attention.tpu_cotangents import Inputs, Outputs, Scratch, kernel
-from resjax.kernels.depth_attention.tpu_plan import Plan
 from resjax.typing import Array, PyTree
 
 
 def backward(
   read: Read, plan: Plan, operands: Operands, stats: Stats, d_out: Array, d_sources: PyTree
 ) -> Cotangents:
-  """Runs the kernel on the rows of one device; see reference.py."""
+  """Runs the kernel on the rows of one device; see reference/direct.py."""
   inputs = _inputs(read, operands, plan, stats, d_out, d_sources)
   outputs = _output_shapes(plan, operands)
   call = pl.pallas_call(
@@ -59,11 +59,11 @@ def _inputs(read: Read, operands: Operands, plan: Plan, stats: Stats, d_out, d_s
     rest = (0, -plan.work.num_tokens % ROWS)
     d_bank = jnp.zeros_like(bank) if d_bank is None else d_bank
     d_bank = jnp.pad(d_bank, ((0, 0), rest, (0, 0))) if rest[1] else d_bank
-  padded = Stats(*(tpu_plan.pad_tokens(jnp.atleast_2d(s), plan) for s in stats))
+  padded = Stats(*(direct_plan.pad_tokens(jnp.atleast_2d(s), plan) for s in stats))
   banked = () if bank is None else (bank,) * len(bank)
   return Inputs(
-    tpu_plan.spread_rows(operands.query),
-    None if scale is None else tpu_plan.spread_rows(scale),
+    direct_plan.spread_rows(operands.query),
+    None if scale is None else direct_plan.spread_rows(scale),
     padded,
     (*banked, *operands.recent),
     d_out,
@@ -142,5 +142,5 @@ def _cost(plan: Plan, threaded: bool, inputs: Inputs, outputs: Outputs) -> pl.Co
   return pl.CostEstimate(
     flops=10 * elements,
     transcendentals=plan.work.num_slots * plan.work.num_tokens,
-    bytes_accessed=streams * tile + tpu_plan.num_bytes(inputs.stats, outputs.query),
+    bytes_accessed=streams * tile + direct_plan.num_bytes(inputs.stats, outputs.query),
   )

@@ -4,10 +4,10 @@ import math
 
 import jax.numpy as jnp
 
-from resjax.kernels.depth_attention import tpu_block_backward, tpu_block_forward
+from resjax.kernels.depth_attention.mosaic_tpu import block_backward, block_forward
+from resjax.kernels.depth_attention.mosaic_tpu.block_plan import BlockPlan
+from resjax.kernels.depth_attention.mosaic_tpu.tiles import LANES, ROWS
 from resjax.kernels.depth_attention.operands import Cotangents, Operands, Read, Stats
-from resjax.kernels.depth_attention.tiles import LANES, ROWS
-from resjax.kernels.depth_attention.tpu_block_plan import BlockPlan
 from resjax.typing import Array, PyTree
 
 PLATFORM = "tpu"
@@ -27,9 +27,9 @@ def obstacle(read: Read, operands: Operands) -> str | None:
 
 
 def forward(read: Read, operands: Operands) -> tuple[Array, Stats]:
-  """Runs the forward kernel; see reference_block.py."""
+  """Runs the forward kernel; see reference/block.py."""
   plan = BlockPlan.of("forward", read, operands, operands.like.shape[0])
-  out, *numbers = tpu_block_forward.forward(read, operands, plan)
+  out, *numbers = block_forward.forward(read, operands, plan)
   inverse_rms, logits, lse = (_from_lanes(plan, x) for x in numbers)
   reads, slots = plan.num_reads, plan.work.num_slots
   return out, Stats(inverse_rms[0, :slots], logits[:reads, :slots], lse[:reads, 0])
@@ -38,7 +38,7 @@ def forward(read: Read, operands: Operands) -> tuple[Array, Stats]:
 def backward(
   read: Read, operands: Operands, stats: Stats, d_out: Array, d_lse: Array, d_sources: PyTree
 ) -> Cotangents:
-  """Runs the reverse kernel; see reference_block.py."""
+  """Runs the reverse kernel; see reference/block.py."""
   plan = BlockPlan.of("backward", read, operands, operands.like.shape[0])
   weights = jnp.exp(stats.logits - stats.lse[:, None])
   numbers = (
@@ -48,7 +48,7 @@ def backward(
   )
   numbers = [_to_lanes(plan, x, plan.padded_reads) for x in numbers]
   numbers.insert(0, _to_lanes(plan, stats.inverse_rms[None], 1))
-  return tpu_block_backward.backward(read, operands, plan, numbers, d_out, d_sources)
+  return block_backward.backward(read, operands, plan, numbers, d_out, d_sources)
 
 
 def _from_lanes(plan: BlockPlan, x: Array) -> Array:

@@ -8,10 +8,10 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import use_abstract_mesh
 
-from resjax.kernels.depth_attention import tiles, tpu_backward, tpu_forward
+from resjax.kernels.depth_attention.mosaic_tpu import direct_backward, direct_forward, tiles
+from resjax.kernels.depth_attention.mosaic_tpu.direct_plan import Plan
+from resjax.kernels.depth_attention.mosaic_tpu.tiles import Pass, TpuTiles
 from resjax.kernels.depth_attention.operands import Cotangents, Operands, Read, Stats
-from resjax.kernels.depth_attention.tiles import Pass, TpuTiles
-from resjax.kernels.depth_attention.tpu_plan import Plan
 from resjax.typing import Array, PyTree
 
 PLATFORM = "tpu"
@@ -29,9 +29,9 @@ def obstacle(read: Read, operands: Operands) -> str | None:
 def forward(
   read: Read, operands: Operands, tile_sizes: TpuTiles | None = None
 ) -> tuple[Array, Array | None, Stats]:
-  """Runs the forward kernel with given or chosen tile sizes; see reference.py."""
+  """Runs the forward kernel with given or chosen tile sizes; see reference/direct.py."""
   plan = _plan("forward", read, operands, tile_sizes)
-  return _call(read, tpu_forward.forward, plan)(operands)
+  return _call(read, direct_forward.forward, plan)(operands)
 
 
 def backward(
@@ -42,9 +42,9 @@ def backward(
   d_sources: PyTree,
   tile_sizes: TpuTiles | None = None,
 ) -> Cotangents:
-  """Runs the backward kernel with given or chosen tile sizes; see reference.py."""
+  """Runs the backward kernel with given or chosen tile sizes; see reference/direct.py."""
   plan = _plan("backward", read, operands, tile_sizes)
-  return _call(read, tpu_backward.backward, plan)(operands, stats, d_out, d_sources)
+  return _call(read, direct_backward.backward, plan)(operands, stats, d_out, d_sources)
 
 
 def _plan(name: str, read: Read, operands: Operands, tile_sizes: TpuTiles | None) -> Plan:

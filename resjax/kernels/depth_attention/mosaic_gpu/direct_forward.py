@@ -7,10 +7,11 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from resjax.kernels.depth_attention import gpu_call, gpu_rows, gpu_tiles
-from resjax.kernels.depth_attention.gpu_call import row_of
-from resjax.kernels.depth_attention.gpu_ring import Ring, Stream, when
-from resjax.kernels.depth_attention.gpu_rows import Row, Sums, each
+from resjax.kernels.depth_attention.mosaic_gpu import call, rows
+from resjax.kernels.depth_attention.mosaic_gpu import tiles as gpu_tiles
+from resjax.kernels.depth_attention.mosaic_gpu.call import row_of
+from resjax.kernels.depth_attention.mosaic_gpu.ring import Ring, Stream, when
+from resjax.kernels.depth_attention.mosaic_gpu.rows import Row, Sums, each
 from resjax.kernels.depth_attention.operands import Operands, Read, Stats
 from resjax.typing import Array
 
@@ -42,33 +43,33 @@ class Mix(NamedTuple):
 
 def forward(read: Read, operands: Operands) -> tuple[Array, Array | None, Stats]:
   """Reads; see `depth_attention` for the equations, `reference.forward` for the interface."""
-  folded = gpu_call.fold_operands(operands)
+  folded = call.fold_operands(operands)
   like = folded.like
   row = jax.ShapeDtypeStruct(like.shape, like.dtype)
   per_slot = jax.ShapeDtypeStruct((operands.num_slots, len(like)), jnp.float32)
   per_token = jax.ShapeDtypeStruct((len(like),), jnp.float32)
   outputs = Outputs(row, row if read.adds else None, Stats(per_slot, per_slot, per_token))
   tiles = gpu_tiles.choose_forward(operands.like, operands.num_slots)
-  programs = gpu_call.num_programs(read, len(like), tiles)
+  programs = call.num_programs(read, len(like), tiles)
   kernel = functools.partial(_kernel, read, tiles.group, programs)
-  result = gpu_call.launch(read, kernel, folded, outputs, tiles=tiles, programs=programs, like=like)
-  return *gpu_call.unfold((result.out, result.running)), result.stats
+  result = call.launch(read, kernel, folded, outputs, tiles=tiles, programs=programs, like=like)
+  return *call.unfold((result.out, result.running)), result.stats
 
 
 def _kernel(read: Read, group: int, programs: int, operands: Operands, outputs: Outputs, *shared):
   rows, barriers, sums = shared
-  streams = gpu_call.source_streams(operands)
+  streams = call.source_streams(operands)
   if read.adds:  # the last source is needed even if it does not count
     addend = Stream(functools.partial(row_of, None, (operands.addend,), 0))
     streams = (*streams[:-1], Stream(streams[-1].row), addend)
   tokens, groups, _ = operands.like.shape
-  ring = gpu_call.make_ring(rows, barriers, streams, tokens, programs)
+  ring = call.make_ring(rows, barriers, streams, tokens, programs)
   ring.start()
-  query = gpu_rows.load(operands.query)
+  query = rows.load(operands.query)
 
   def read_token(step, _):
     token = ring.token(step)
-    mix = Mix(jnp.float32(-jnp.inf), jnp.float32(0.0), gpu_rows.zeros(groups))
+    mix = Mix(jnp.float32(-jnp.inf), jnp.float32(0.0), rows.zeros(groups))
     for start in range(0, operands.num_slots, group):
       slots = range(start, min(start + group, operands.num_slots))
       if read.adds and slots[-1] == operands.num_slots - 1:
@@ -81,13 +82,13 @@ def _kernel(read: Read, group: int, programs: int, operands: Operands, outputs: 
     out = each(lambda x: x / mix.total, mix.mixed)
     if operands.out_norm_scale is not None:
       out = _norm(read, operands, sums, out)
-    gpu_rows.store(outputs.out.at[token], out)
+    rows.store(outputs.out.at[token], out)
 
   lax.fori_loop(jnp.int32(0), ring.steps, read_token, None)
 
 
 def _valid(operands: Operands, slot: int) -> Array | None:
-  return gpu_call.source_streams(operands)[slot].valid
+  return call.source_streams(operands)[slot].valid
 
 
 def _join(operands: Operands, outputs: Outputs, ring: Ring, step: Array) -> None:
@@ -97,7 +98,7 @@ def _join(operands: Operands, outputs: Outputs, ring: Ring, step: Array) -> None
   ring.wait(step, last + 1)
   running = each(jnp.add, ring.load(step, last), ring.load(step, last + 1))
   ring.store(step, last, running)
-  gpu_rows.store(outputs.running.at[ring.token(step)], running)
+  rows.store(outputs.running.at[ring.token(step)], running)
 
 
 def _score(
@@ -159,9 +160,9 @@ def _norm(read: Read, operands: Operands, sums: Sums, x: Row) -> Row:
   sums.put(0, each(jnp.multiply, x, x))
   sums.reduce()
   inverse_rms = lax.rsqrt(sums[0] / _width(operands) + read.eps)
-  scale = gpu_rows.load(operands.out_norm_scale)
+  scale = rows.load(operands.out_norm_scale)
   return each(lambda part, gain: part * inverse_rms * gain, x, scale)
 
 
 def _width(operands: Operands) -> int:
-  return operands.query.shape[0] * gpu_rows.LANES
+  return operands.query.shape[0] * rows.LANES

@@ -1,0 +1,1 @@
+"""Depth attention on NVIDIA GPUs, Hopper and newer, in Pallas (Mosaic GPU)."""

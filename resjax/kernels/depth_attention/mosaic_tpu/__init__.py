@@ -1,0 +1,1 @@
+"""Depth attention on TPUs, in Pallas."""
