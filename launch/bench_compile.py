@@ -9,7 +9,7 @@ Prints one JSON object. A topology needs the extra `tpu` and no TPU.
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -55,7 +55,30 @@ def main() -> None:
   print(json.dumps(report, indent=2))
 
 
-def _compile(name: str, num_layers: int, layers_per_block: int, devices) -> Mapping[str, float]:
+def _compile(*case) -> Mapping[str, float]:
+  step, arguments = training_step(*case)
+  jax.clear_caches()
+  start = time.perf_counter()
+  compiled = step.lower(*arguments).compile()
+  seconds = time.perf_counter() - start
+  return {
+    "seconds": seconds,
+    "instructions": compiled.as_text().count(" = "),
+    "temporary_bytes": compiled.memory_analysis().temp_size_in_bytes,
+  }
+
+
+def training_step(
+  name: str, num_layers: int, layers_per_block: int, devices: Sequence[jax.Device] | None
+) -> tuple[Callable, tuple]:
+  """Returns the jitted training step of a small decoder, and the shapes of its arguments.
+
+  Args:
+    name: of the combinator.
+    num_layers: L.
+    layers_per_block: of block_attn_res.
+    devices: to compile for; None: those that are there.
+  """
   run, layout = _run(name, num_layers, layers_per_block, devices)
   model = ModelDef(run.decoder, layout)
   optimizer = optim.make_optimizer(run.optim, run.train.steps, model.decayed_combinator_paths)
@@ -67,15 +90,7 @@ def _compile(name: str, num_layers: int, layers_per_block: int, devices) -> Mapp
   token_bytes = jax.ShapeDtypeStruct(
     (run.decoder.vocab_size,), jnp.int32, sharding=layout.sharding(None)
   )
-  jax.clear_caches()
-  start = time.perf_counter()
-  compiled = step.lower(abstract_state(model, optimizer), batch, token_bytes).compile()
-  seconds = time.perf_counter() - start
-  return {
-    "seconds": seconds,
-    "instructions": compiled.as_text().count(" = "),
-    "temporary_bytes": compiled.memory_analysis().temp_size_in_bytes,
-  }
+  return step, (abstract_state(model, optimizer), batch, token_bytes)
 
 
 def _run(name: str, num_layers: int, layers_per_block: int, devices) -> tuple[Run, Layout]:

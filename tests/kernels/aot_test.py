@@ -39,7 +39,7 @@ def check(chip, case):
 @pytest.mark.parametrize("name", PASSES)
 @pytest.mark.parametrize("chip", CHIPS)
 def test_add_norm_and_bank_threaded(chip, name):
-  check(chip, Case(name, True, 1024, num_banked=6))
+  check(chip, Case(name, True, num_tokens=1024, num_banked=6))
 
 
 @needs_libtpu
@@ -117,8 +117,8 @@ def test_bundles_are_counted_per_loop():
 @pytest.mark.parametrize("chip", ["v5e", "v5p", "v6e"])
 def test_memory_is_the_limit(chip, tmp_path):
   schedules = schedule.main(tmp_path, [chip])
-  assert len(schedules) == 4 and max(s.ratio for s in schedules) <= 1.0
-  assert {path.name for path in tmp_path.iterdir()} == {"schedule.json", "schedule.png"}
+  assert len(schedules) == 6 and max(s.ratio for s in schedules) <= 1.0
+  assert {path.name for path in tmp_path.iterdir()} == {"tpu_schedule.json", "tpu_schedule.png"}
 
 
 def test_a_chip_that_is_not_known_is_refused(tmp_path):

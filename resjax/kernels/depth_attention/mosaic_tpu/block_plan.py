@@ -50,9 +50,14 @@ class BlockPlan(Plan):
   def of(cls, name: str, read: Read, operands: Operands, num_tokens: int) -> "BlockPlan | None":
     """Returns the plan of pass `name` with the largest tile that fits; None if none does."""
     work = Pass.of(name, read, operands, num_tokens)
+    return cls.largest(work, len(operands.query), read.eps)
+
+  @classmethod
+  def largest(cls, work: Pass, num_reads: int, eps: float) -> "BlockPlan | None":
+    """Returns the plan of a pass with the largest tile that fits; None if none does."""
     # A first tile is read and a last one written while nothing else happens.
-    sizes = [n for n in _TOKENS if n == ROWS or n * _MIN_TILES <= num_tokens]
-    plans = (cls(work, TpuTiles(n), read.eps, len(operands.query)) for n in sizes)
+    sizes = [n for n in _TOKENS if n == ROWS or n * _MIN_TILES <= work.num_tokens]
+    plans = (cls(work, TpuTiles(n), eps, num_reads) for n in sizes)
     room = CHIPS[work.chip].vmem - _SPARE
     return next((plan for plan in plans if plan.vmem_bytes <= room), None)
 

@@ -1,6 +1,7 @@
 """The TPU kernels of depth attention compiled for chips that are not there; needs libtpu."""
 
 import dataclasses
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -8,6 +9,7 @@ import numpy as np
 from jax.experimental import topologies
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from resjax.kernels.depth_attention.mosaic_tpu import block
 from resjax.kernels.depth_attention.mosaic_tpu import direct as mosaic_tpu
 from resjax.kernels.depth_attention.mosaic_tpu.tiles import CHIPS, Pass, TpuTiles
 from resjax.kernels.depth_attention.operands import Operands, Read, Stats
@@ -30,7 +32,8 @@ class Case:
 
   Attributes:
     name: `forward` or `backward`.
-    fused: with the residual add and the following norm, sources threaded; or the mix alone.
+    fused: sources threaded, a direct read with the residual add and the following norm; or not.
+    num_reads: S, of phase 1 of a depth block; 0: a direct read.
     num_tokens: T.
     width: D.
     num_slots: N.
@@ -40,6 +43,7 @@ class Case:
 
   name: str
   fused: bool
+  num_reads: int = 0
   num_tokens: int = 8192
   width: int = 2048
   num_slots: int = 8
@@ -49,6 +53,9 @@ class Case:
   @property
   def streams(self) -> int:
     """Arrays [T, D] that are read or written."""
+    if self.num_reads:
+      passes = {"forward": 1, "backward": 3 if self.fused else 2}[self.name]
+      return passes * self.num_slots + self.num_reads
     if self.name == "forward":
       return self.num_slots + (3 if self.fused else 1)
     return (3 if self.fused else 2) * self.num_slots + 1
@@ -67,6 +74,8 @@ def compile_kernel(
     return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
 
   operands = jax.tree.map(lambda a: array(*a.shape, dtype=a.dtype), _operands(case))
+  if case.num_reads:
+    return _compile_block(case, read, operands, array)
   if case.name == "forward":
     forward = jax.jit(lambda operands: mosaic_tpu.forward(read, operands, tile_sizes))
     return forward.lower(operands).compile()
@@ -83,23 +92,37 @@ def compile_kernel(
   return backward.lower(operands, stats, d_out, d_sources).compile()
 
 
+def _compile_block(case: Case, read: Read, operands: Operands, array: Callable):
+  """Compiles a kernel of phase 1, whose tile sizes are its own choice."""
+  if case.name == "forward":
+    return jax.jit(lambda operands: block.forward(read, operands)).lower(operands).compile()
+  slots, reads = (case.num_slots, case.num_tokens), (case.num_reads, case.num_tokens)
+  shapes = slots, (case.num_reads, *slots), reads, reads
+  *stats, d_lse = (array(*shape, dtype=jnp.float32) for shape in shapes)
+  d_out = array(*reads, case.width, dtype=case.dtype)
+  d_sources = (operands.bank, operands.recent) if case.fused else None
+  backward = jax.jit(lambda *args: block.backward(read, *args), donate_argnums=(4,))
+  return backward.lower(operands, Stats(*stats), d_out, d_lse, d_sources).compile()
+
+
 def _operands(case: Case) -> Operands:
   source, row, counts, bank = (
     jax.ShapeDtypeStruct(shape, dtype)
     for shape, dtype in (
       ((case.num_tokens, case.width), case.dtype),
-      ((case.width,), jnp.float32),
+      ((case.num_reads, case.width) if case.num_reads else (case.width,), jnp.float32),
       ((2,), jnp.int32),
       ((case.num_banked, case.num_tokens, case.width), case.dtype),
     )
   )
   recent = (source,) * (case.num_slots - case.num_banked)
-  addend, scale = (source if recent else None, row) if case.fused else (None, None)
+  fused = case.fused and not case.num_reads
+  addend, scale = (source if recent else None, row) if fused else (None, None)
   return Operands(bank if case.num_banked else None, recent, counts, row, addend, scale)
 
 
 def _read(case: Case, layout: Layout) -> Read:
-  adds = case.fused and case.num_banked < case.num_slots
+  adds = case.fused and not case.num_reads and case.num_banked < case.num_slots
   return Read(1, 1e-6, adds, case.fused, "mosaic_tpu", layout)
 
 
@@ -108,5 +131,6 @@ def work_of(chip: str, case: Case) -> Pass:
   read = _read(case, Layout())
   return Pass(
     case.name, chip, case.num_tokens, case.width, case.num_banked,
-    case.num_slots - case.num_banked, case.dtype, read.adds, case.fused, read.threaded,
+    case.num_slots - case.num_banked, case.dtype, read.adds,
+    case.fused and not case.num_reads, read.threaded,
   )  # fmt: skip

@@ -22,6 +22,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 from resjax.kernels.depth_attention.mosaic_tpu import tiles
+from resjax.kernels.depth_attention.mosaic_tpu.block_plan import BlockPlan
 from resjax.kernels.depth_attention.mosaic_tpu.compile import (
   ENVIRONMENT,
   Case,
@@ -36,7 +37,11 @@ _VECTOR = re.compile(r"= (v\w+)")
 _CLEARING = 16  # stores in a row
 
 
-CASES = tuple(Case(name, fused) for name in ("forward", "backward") for fused in (False, True))
+CASES = (
+  *(Case(name, fused) for name in ("forward", "backward") for fused in (False, True)),
+  Case("forward", False, num_reads=8),
+  Case("backward", True, num_reads=8),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,6 +52,7 @@ class Schedule:
     chip: key of `CHIPS`.
     name: of the pass.
     fused: see `Case`.
+    num_reads: see `Case`.
     tokens: per tile.
     row_group_bundles: bundles per group of 16 tokens.
     tile_bundles: bundles of a tile.
@@ -56,6 +62,7 @@ class Schedule:
   chip: str
   name: str
   fused: bool
+  num_reads: int
   tokens: int
   row_group_bundles: float
   tile_bundles: float
@@ -99,7 +106,7 @@ def measure(chip: str, case: Case, tile_sizes: TpuTiles | None = None) -> Schedu
   """Compiles one kernel in a process of its own, whose flags make libtpu write the schedule."""
   with tempfile.TemporaryDirectory() as folder:
     flags = f"--xla_jf_dump_to={folder} --xla_jf_dump_llo_text=true"
-    sizes = tile_sizes or tiles.choose(work_of(chip, case))
+    sizes, at_once = _tiling(chip, case, tile_sizes)
     request = json.dumps([chip, dataclasses.asdict(case), dataclasses.asdict(sizes)])
     done = subprocess.run(
       [sys.executable, "-m", __spec__.name, "--compile", request],
@@ -107,20 +114,31 @@ def measure(chip: str, case: Case, tile_sizes: TpuTiles | None = None) -> Schedu
       capture_output=True,
       text=True,
     )
-    found = list(Path(folder).glob(f"*depth_attention_{case.name}*final_bundles.txt"))
+    kernel = f"depth_attention_{'block_' if case.num_reads else ''}{case.name}"
+    found = list(Path(folder).glob(f"*{kernel}*final_bundles.txt"))
     found = [path for path in found if "analysis" not in path.name]
     if done.returncode or len(found) != 1:
       raise ValueError(
-        f"libtpu wrote {len(found)} schedules of the {case.name} kernel for {chip}; it must be "
+        f"libtpu wrote {len(found)} schedules of {kernel} for {chip}; it must be "
         f"installed (the extra `tpu`):\n{done.stderr[-2000:]}"
       )
     outside, inside = count_bundles(found[0].read_text().splitlines())
   moved = case.streams * sizes.tokens * case.width * jnp.dtype(case.dtype).itemsize
   copy_cycles = moved / CHIPS[chip].bandwidth * CHIPS[chip].clock
   rounds = sizes.tokens // ROWS
-  per_round = inside / Plan(work_of(chip, case), sizes, 0.0).row_groups_at_once
+  per_round = inside / at_once
   total = outside + rounds * per_round
-  return Schedule(chip, case.name, case.fused, sizes.tokens, per_round, total, copy_cycles)
+  kind = chip, case.name, case.fused, case.num_reads
+  return Schedule(*kind, sizes.tokens, per_round, total, copy_cycles)
+
+
+def _tiling(chip: str, case: Case, sizes: TpuTiles | None) -> tuple[TpuTiles, int]:
+  """Returns tile sizes, and how many groups of tokens one round of the inner loop works on."""
+  work = work_of(chip, case)
+  if case.num_reads:
+    return BlockPlan.largest(work, case.num_reads, 0.0).tiles, 1
+  sizes = sizes or tiles.choose(work)
+  return sizes, Plan(work, sizes, 0.0).row_groups_at_once
 
 
 def count_bundles(lines: Iterable[str]) -> tuple[int, int]:
@@ -142,21 +160,26 @@ def _shape(case: Case) -> str:
 
 
 def _line(s: Schedule) -> str:
-  kind = "add+norm" if s.fused else "mix"
   return (
-    f"{s.chip:4} {s.name:8} {kind:8} {s.tokens:4} tokens: {s.tile_bundles:6.0f} bundles "
+    f"{s.chip:4} {_kind(s):22} {s.tokens:4} tokens: {s.tile_bundles:6.0f} bundles "
     f"({s.row_group_bundles:.0f} per {ROWS}), {s.copy_cycles:7.0f} copy cycles, ratio {s.ratio:.2f}"
   )
+
+
+def _kind(case: Case | Schedule) -> str:
+  if case.num_reads:
+    return f"phase 1, S={case.num_reads}, {case.name}"
+  return f"{case.name}, {'add + norm' if case.fused else 'mix'}"
 
 
 def _plot(schedules: Sequence[Schedule], path: Path) -> None:
   chips = list(dict.fromkeys(s.chip for s in schedules))
   figure, axes = plt.subplots(figsize=(7, 3.5), layout="constrained")
   for index, case in enumerate(CASES):
-    ratios = [s.ratio for s in schedules if (s.name, s.fused) == (case.name, case.fused)]
-    label = f"{case.name}, {'add + norm, threaded' if case.fused else 'mix alone'}"
+    ratios = [s.ratio for s in schedules if _kind(s) == _kind(case)]
     width = 0.8 / len(CASES)
-    axes.bar(np.arange(len(chips)) + (index - 1.5) * width, ratios, width, label=label)
+    place = np.arange(len(chips)) + (index - (len(CASES) - 1) / 2) * width
+    axes.bar(place, ratios, width, label=_kind(case))
   axes.axhline(1.0, color="black", linewidth=0.8)
   axes.set_xticks(range(len(chips)), chips)
   axes.set_ylabel("compute / copy cycles")
