@@ -10,7 +10,7 @@ from jax import lax
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from resjax.kernels.depth_attention.mosaic_gpu.ring import Ring, Stream
-from resjax.kernels.depth_attention.mosaic_gpu.rows import LANES, Sums
+from resjax.kernels.depth_attention.mosaic_gpu.row_ops import LANES, Sums
 from resjax.kernels.depth_attention.mosaic_gpu.tiles import GpuTiles
 from resjax.kernels.depth_attention.operands import Operands, Read
 from resjax.sharding import Layout

@@ -14,11 +14,11 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from resjax.kernels.depth_attention.mosaic_gpu import call, rows
+from resjax.kernels.depth_attention.mosaic_gpu import call, row_ops
 from resjax.kernels.depth_attention.mosaic_gpu import tiles as gpu_tiles
 from resjax.kernels.depth_attention.mosaic_gpu.call import row_of
 from resjax.kernels.depth_attention.mosaic_gpu.ring import Stream, when
-from resjax.kernels.depth_attention.mosaic_gpu.rows import LANES, Row, Sums, each
+from resjax.kernels.depth_attention.mosaic_gpu.row_ops import LANES, Row, Sums, each
 from resjax.kernels.depth_attention.mosaic_gpu.sweep import Sweep
 from resjax.kernels.depth_attention.operands import Cotangents, Operands, Read, Stats
 from resjax.typing import Array, PyTree
@@ -67,7 +67,7 @@ def _kernel(read: Read, group: int, programs: int, inputs: PyTree, outputs: Cota
   streams = (Stream(functools.partial(row_of, None, (d_out,), 0)), *streams)
   ring = call.make_ring(rows, barriers, streams, tokens, programs)
   ring.start()
-  query = rows.load(operands.query)
+  query = row_ops.load(operands.query)
 
   def token_backward(step, totals):
     token = ring.token(step)
@@ -90,22 +90,22 @@ def _kernel(read: Read, group: int, programs: int, inputs: PyTree, outputs: Cota
     d_dot = weights * (scores - jnp.sum(weights * scores)) * inverse_rms
     numbers[_DOT] = d_dot
     numbers[_SHRINK] = d_dot * inverse_rms * jnp.where(counts, logits, 0.0) / (groups * LANES)
-    rows.synchronize()
+    row_ops.synchronize()
     write = functools.partial(_write, outputs, d_sources, token)
     return (_differentiate(writing, numbers, write, d_mixed, query, totals[0]), *totals[1:])
 
-  totals = (rows.zeros(groups),) * (2 if norms else 1)
+  totals = (row_ops.zeros(groups),) * (2 if norms else 1)
   totals = lax.fori_loop(jnp.int32(0), ring.steps, token_backward, totals)
   program = call.program()
-  rows.store(outputs.query.at[program], totals[0])
+  row_ops.store(outputs.query.at[program], totals[0])
   if norms:
-    rows.store(outputs.out_norm_scale.at[program], totals[1])
+    row_ops.store(outputs.out_norm_scale.at[program], totals[1])
 
 
 def _mix(sweep: Sweep, numbers: Any, groups: int) -> Row:
   """Returns Σ_n p_n v_n."""
-  rows.synchronize()
-  mixed = rows.zeros(groups)
+  row_ops.synchronize()
+  mixed = row_ops.zeros(groups)
   for slots in sweep.groups():
     for slot in slots:
       weight = numbers[_WEIGHT, slot]
@@ -117,7 +117,7 @@ def _mix(sweep: Sweep, numbers: Any, groups: int) -> Row:
 def _norm_backward(read: Read, x: Row, scale: Any, sums: Sums, d_out: Row) -> tuple[Row, Row]:
   """Cotangents of x and scale of x · r · scale, r the inverse RMS of the row x."""
   width = len(x) * x[0].size
-  d_normed = each(jnp.multiply, d_out, rows.load(scale))
+  d_normed = each(jnp.multiply, d_out, row_ops.load(scale))
   sums.put(0, each(jnp.multiply, x, x))
   sums.put(1, each(jnp.multiply, d_normed, x))
   sums.reduce()
@@ -169,10 +169,10 @@ def _differentiate(
 def _write(outputs: Cotangents, d_sources: PyTree, token: Array, slot: int, own: Row | None):
   """Writes the cotangent of a source: what it had before, if anything, and `own`, if any."""
   out = row_of(outputs.bank, outputs.recent, slot, token)
-  before = None if d_sources is None else rows.load(row_of(*d_sources, slot, token))
+  before = None if d_sources is None else row_ops.load(row_of(*d_sources, slot, token))
   if own is None:
-    own = rows.zeros(out.shape[0])
-  rows.store(out, own if before is None else each(jnp.add, before, own))
+    own = row_ops.zeros(out.shape[0])
+  row_ops.store(out, own if before is None else each(jnp.add, before, own))
 
 
 # One number per source, in the registers of one thread each.

@@ -7,11 +7,11 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from resjax.kernels.depth_attention.mosaic_gpu import call, rows
+from resjax.kernels.depth_attention.mosaic_gpu import call, row_ops
 from resjax.kernels.depth_attention.mosaic_gpu import tiles as gpu_tiles
 from resjax.kernels.depth_attention.mosaic_gpu.call import row_of
 from resjax.kernels.depth_attention.mosaic_gpu.ring import Ring, Stream, when
-from resjax.kernels.depth_attention.mosaic_gpu.rows import Row, Sums, each
+from resjax.kernels.depth_attention.mosaic_gpu.row_ops import Row, Sums, each
 from resjax.kernels.depth_attention.operands import Operands, Read, Stats
 from resjax.typing import Array
 
@@ -65,11 +65,11 @@ def _kernel(read: Read, group: int, programs: int, operands: Operands, outputs: 
   tokens, groups, _ = operands.like.shape
   ring = call.make_ring(rows, barriers, streams, tokens, programs)
   ring.start()
-  query = rows.load(operands.query)
+  query = row_ops.load(operands.query)
 
   def read_token(step, _):
     token = ring.token(step)
-    mix = Mix(jnp.float32(-jnp.inf), jnp.float32(0.0), rows.zeros(groups))
+    mix = Mix(jnp.float32(-jnp.inf), jnp.float32(0.0), row_ops.zeros(groups))
     for start in range(0, operands.num_slots, group):
       slots = range(start, min(start + group, operands.num_slots))
       if read.adds and slots[-1] == operands.num_slots - 1:
@@ -82,7 +82,7 @@ def _kernel(read: Read, group: int, programs: int, operands: Operands, outputs: 
     out = each(lambda x: x / mix.total, mix.mixed)
     if operands.out_norm_scale is not None:
       out = _norm(read, operands, sums, out)
-    rows.store(outputs.out.at[token], out)
+    row_ops.store(outputs.out.at[token], out)
 
   lax.fori_loop(jnp.int32(0), ring.steps, read_token, None)
 
@@ -98,7 +98,7 @@ def _join(operands: Operands, outputs: Outputs, ring: Ring, step: Array) -> None
   ring.wait(step, last + 1)
   running = each(jnp.add, ring.load(step, last), ring.load(step, last + 1))
   ring.store(step, last, running)
-  rows.store(outputs.running.at[ring.token(step)], running)
+  row_ops.store(outputs.running.at[ring.token(step)], running)
 
 
 def _score(
@@ -160,9 +160,9 @@ def _norm(read: Read, operands: Operands, sums: Sums, x: Row) -> Row:
   sums.put(0, each(jnp.multiply, x, x))
   sums.reduce()
   inverse_rms = lax.rsqrt(sums[0] / _width(operands) + read.eps)
-  scale = rows.load(operands.out_norm_scale)
+  scale = row_ops.load(operands.out_norm_scale)
   return each(lambda part, gain: part * inverse_rms * gain, x, scale)
 
 
 def _width(operands: Operands) -> int:
-  return operands.query.shape[0] * rows.LANES
+  return operands.query.shape[0] * row_ops.LANES

@@ -9,8 +9,8 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from resjax.kernels.depth_attention.mosaic_gpu import rows
-from resjax.kernels.depth_attention.mosaic_gpu.rows import Row
+from resjax.kernels.depth_attention.mosaic_gpu import row_ops
+from resjax.kernels.depth_attention.mosaic_gpu.row_ops import Row
 from resjax.typing import Array
 
 
@@ -68,15 +68,15 @@ class Ring:
 
   def load(self, step: Array, position: int) -> Row:
     """Reads the row of a position that has arrived."""
-    return rows.load(self.rows.at[self._place(step, position)])
+    return row_ops.load(self.rows.at[self._place(step, position)])
 
   def store(self, step: Array, position: int, row: Row) -> None:
     """Replaces the row of a position that has arrived."""
-    rows.store(self.rows.at[self._place(step, position)], row)
+    row_ops.store(self.rows.at[self._place(step, position)], row)
 
   def release(self, step: Array, positions: range) -> None:
     """Gives up the rows of some positions, valid or not, once all threads have done with them."""
-    rows.synchronize()
+    row_ops.synchronize()
     for position in positions:
       self._fetch(step, position + self.rows.shape[0])
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from jax import lax
 
 from resjax.kernels.depth_attention.mosaic_gpu.ring import Ring
-from resjax.kernels.depth_attention.mosaic_gpu.rows import Row
+from resjax.kernels.depth_attention.mosaic_gpu.row_ops import Row
 from resjax.kernels.depth_attention.operands import Operands
 from resjax.typing import Array, PyTree
 

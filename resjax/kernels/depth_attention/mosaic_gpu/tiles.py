@@ -5,7 +5,7 @@ import math
 
 import jax.numpy as jnp
 
-from resjax.kernels.depth_attention.mosaic_gpu.rows import LANES, WARPS, part_size
+from resjax.kernels.depth_attention.mosaic_gpu.row_ops import LANES, WARPS, part_size
 from resjax.typing import Array
 
 # Of an SM of compute capability 9.0 and 10.0, in bytes. The driver keeps some for each program.

@@ -16,7 +16,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from resjax.kernels.depth_attention.mosaic_tpu import rows
+from resjax.kernels.depth_attention.mosaic_tpu import walks
 from resjax.kernels.depth_attention.mosaic_tpu.direct_plan import Plan
 from resjax.kernels.depth_attention.mosaic_tpu.tiles import (
   CHIPS,
@@ -130,11 +130,11 @@ class BlockPlan(Plan):
 
   def for_each_row_group(self, run: Callable[[Array, Any], None]) -> None:
     """Runs with the index of each group of tokens, and its rows."""
-    rows.for_each_row_group(self.tiles.tokens, run)
+    walks.for_each_row_group(self.tiles.tokens, run)
 
   def for_each_chunk(self, run: Callable[[Any, Any], Any], carry: Any = None) -> Any:
     """Folds `carry = run(lanes, carry)` over all chunks of channels."""
-    return rows.for_each_chunk(self.work.width, self.chunk, run, carry)
+    return walks.for_each_chunk(self.work.width, self.chunk, run, carry)
 
   def slots_chunk(self, slots: Any, group: int, rows: Any, lanes: Any) -> Array:
     """Returns a chunk [SLOTS · ROWS, chunk] of a group of slots."""

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from resjax.kernels.depth_attention.mosaic_tpu import rows
+from resjax.kernels.depth_attention.mosaic_tpu import walks
 from resjax.kernels.depth_attention.mosaic_tpu.merge_plan import (
   TOKENS,
   MergePlan,
@@ -133,14 +133,14 @@ def _kernel(plan: MergePlan, valid, inputs: _Inputs, outputs: _Outputs, numbers,
     @pl.when(plan.tile(part, step) == plan.num_tiles - 1)
     def _():
       for ref in (inputs.d_out, inputs.out, inputs.running):
-        rows.clear_rows_from(ref, rest)
+        walks.clear_rows_from(ref, rest)
 
   def run(_, rows):
     factors, d_logit = _factors(plan, counts, inputs, numbers, rows)
     put_scalars(d_lse, rows, [-d_logit])
     _write(plan, counts, inputs, outputs, factors, rows)
 
-  rows.for_each_row_group(TOKENS, run)
+  walks.for_each_row_group(TOKENS, run)
   collect_scalars(d_lse, outputs.lse)
 
 

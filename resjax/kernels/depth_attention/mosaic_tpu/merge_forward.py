@@ -8,7 +8,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from resjax.kernels.depth_attention.mosaic_tpu import rows
+from resjax.kernels.depth_attention.mosaic_tpu import walks
 from resjax.kernels.depth_attention.mosaic_tpu.merge_plan import (
   TOKENS,
   MergePlan,
@@ -103,7 +103,7 @@ def _kernel(plan: MergePlan, valid, inputs: _Inputs, outputs: _Outputs, *scratch
     put_scalars(scratch.numbers, rows, [inverse_rms, logit, log_odds, out_inverse_rms])
     _write(plan, scratch.mixed, inputs.gain, out_inverse_rms, outputs.out, rows)
 
-  rows.for_each_row_group(TOKENS, run)
+  walks.for_each_row_group(TOKENS, run)
   collect_scalars(scratch.numbers, outputs.numbers)
 
 

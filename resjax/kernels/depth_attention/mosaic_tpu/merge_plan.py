@@ -14,7 +14,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from resjax.kernels.depth_attention.mosaic_tpu import rows
+from resjax.kernels.depth_attention.mosaic_tpu import walks
 from resjax.kernels.depth_attention.mosaic_tpu.tiles import LANES, ROWS, SUBLANES
 from resjax.kernels.depth_attention.operands import Read
 from resjax.kernels.depth_attention.two_phase_operands import MergeOperands, away_from_zero
@@ -59,7 +59,7 @@ class MergePlan:
   @property
   def grid(self) -> tuple[int, int]:
     """Parts that may run on cores of their own, tiles of each."""
-    return rows.two_parts(self.num_tiles)
+    return walks.two_parts(self.num_tiles)
 
   @property
   def vmem_bytes(self) -> int:
@@ -113,7 +113,7 @@ class MergePlan:
 
   def for_each_chunk(self, run: Any, carry: Any = None) -> Any:
     """Folds `carry = run(lanes, carry)` over all chunks of LANES channels."""
-    return rows.for_each_chunk(self.width, LANES, run, carry)
+    return walks.for_each_chunk(self.width, LANES, run, carry)
 
   def compiler_params(self) -> pltpu.CompilerParams:
     """Parts on cores of their own, the tiles of a part one after another."""
