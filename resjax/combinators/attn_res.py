@@ -12,7 +12,6 @@ from resjax.kernels.depth_attention import (
   Sources,
   depth_attention_block,
   depth_attention_merge,
-  take,
   two_phase_moves_less,
 )
 from resjax.typing import Array
@@ -147,7 +146,7 @@ class BlockAttnRes(DepthBlocks, _OutputReader):
     reads, sources = depth_attention_block(
       sources, queries, key_scales=key_scales, return_sources=True, **self._kernel_options()
     )
-    return sources, (reads.out, reads.lse)
+    return sources, reads
 
   def _in_two_phases(self) -> bool:
     """Whether a scan reads complete sources once per block; see `two_phase_moves_less`."""
@@ -175,10 +174,9 @@ class BlockAttnRes(DepthBlocks, _OutputReader):
       sources, running = sources.pop()
       return {"x": h}, DepthState(sources, (running, *others))
     slot = within * len(self.sites) + self.sites.index(site)
-    (out, lse), opened = take(state.opened, slot)
-    h, running = depth_attention_merge(
-      out,
-      lse,
+    h, running, opened = depth_attention_merge(
+      state.opened,
+      slot,
       running,
       self._row(self.query, layer, site),
       key_scale=self._row(self.key_scale, layer, site),

@@ -50,7 +50,8 @@ def append_scan(
   `opened`, `shared` and `x`; blocks are opened again. A step that returns the bank of its last
   reader (`return_sources` of depth attention) adds to one cotangent of the bank in place. The
   cotangent of `opened` is handed from step to step and never zeroed: of each leaf [S, ...] a step
-  takes rows of its own (`take` of depth attention). No gradient flows through `out`.
+  uses rows of its own, and writes theirs (`depth_attention_merge`). No gradient flows through
+  `out`.
 
   Args:
     steps: what to run.

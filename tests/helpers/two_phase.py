@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from resjax.kernels.depth_attention import (
+  BlockRead,
   Sources,
   depth_attention,
   depth_attention_block,
@@ -62,14 +63,19 @@ def two_phase(queries, gains, sources, addends, out_gains, norm=True, num_banked
   )
   running, outs = jnp.full_like(addends[0], jnp.nan), []
   for s, query in enumerate(queries):
-    out, running = depth_attention_merge(
-      phase1.out[s], phase1.lse[s], running, query, key_scale=gains[s],
+    out, running, phase1 = depth_attention_merge(
+      phase1, s, running, query, key_scale=gains[s],
       addend=addends[s] if s > 1 else None, out_norm_scale=out_gains[s] if norm else None,
       eps=EPS, last_valid=s > 0, **options,
     )  # fmt: skip
     running = addends[1] if s == 0 and len(addends) > 1 else running
     outs.append(out)
   return jnp.stack(outs), running
+
+
+def one_read(out, lse):
+  """A `BlockRead` of one read."""
+  return BlockRead(out[None], lse[None], None)
 
 
 def numpy_block(queries, gains, sources, addends, out_gains, norm=True):

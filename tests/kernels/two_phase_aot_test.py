@@ -9,7 +9,12 @@ import pytest
 from jax.experimental import topologies
 from jax.sharding import AxisType, Mesh
 
-from resjax.kernels.depth_attention import Sources, depth_attention_block, depth_attention_merge
+from resjax.kernels.depth_attention import (
+  BlockRead,
+  Sources,
+  depth_attention_block,
+  depth_attention_merge,
+)
 from resjax.kernels.depth_attention.mosaic_tpu.tiles import CHIPS
 from resjax.sharding import MESH_AXES, Layout
 
@@ -70,19 +75,21 @@ def compile_merge(layout, adds, normed, tokens, width, dtype=jnp.bfloat16):
 
   def run(operands, last_valid, cotangents):
     def merge(operands):
-      return depth_attention_merge(**operands, last_valid=last_valid, layout=layout)
+      return depth_attention_merge(slot=2, **operands, last_valid=last_valid, layout=layout)
 
     out, vjp = jax.vjp(merge, operands)
-    return out, vjp(cotangents)
+    return out[:2], vjp(cotangents)
 
   source = array(layout, TOKENS, *tokens, width, dtype=dtype)
   row = array(layout, (None,), width, dtype=jnp.float32)
-  lse = array(layout, TOKENS[:2], *tokens, dtype=jnp.float32)
-  operands = {"out": source, "lse": lse, "running": source, "query": row}
+  lse = array(layout, (None, *TOKENS[:2]), 3, *tokens, dtype=jnp.float32)
+  reads = BlockRead(array(layout, (None, *TOKENS), 3, *tokens, width, dtype=dtype), lse, None)
+  operands = {"reads": reads, "running": source, "query": row}
   operands |= {"addend": source} if adds else {}
   operands |= {"out_norm_scale": row} if normed else {}
   last_valid = array(layout, (), dtype=jnp.bool_)
-  return jax.jit(run).lower(operands, last_valid, (source, source)).compile()
+  cotangents = source, source, reads
+  return jax.jit(run, donate_argnums=(2,)).lower(operands, last_valid, cotangents).compile()
 
 
 def num_kernels(compiled):
@@ -149,8 +156,8 @@ def test_gradient_over_four_chips_exchanges_queries_and_gains_alone():
     read = depth_attention_block(Sources((), bank, num_valid), queries, layout=layout)
     running, total = jnp.zeros_like(addends[0]), 0.0
     for s, query in enumerate(queries):
-      y, running = depth_attention_merge(
-        read.out[s], read.lse[s], running, query, addend=addends[s], out_norm_scale=gain,
+      y, running, read = depth_attention_merge(
+        read, s, running, query, addend=addends[s], out_norm_scale=gain,
         last_valid=s > 0, layout=layout,
       )  # fmt: skip
       total += jnp.sum(jnp.sin(y.astype(jnp.float32)))

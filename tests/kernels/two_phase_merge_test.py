@@ -8,13 +8,14 @@ import pytest
 from resjax.kernels.depth_attention import depth_attention_merge
 from tests.helpers import fast
 from tests.helpers.compare import assert_close, relative_errors
-from tests.helpers.two_phase import EPS, D, wide
+from tests.helpers.two_phase import EPS, D, one_read, wide
 
 
 def merge(out, lse, running, query, addend, out_gain):
-  return depth_attention_merge(
-    out, lse, running, query, addend=addend, out_norm_scale=out_gain, eps=EPS
+  y, u, _ = depth_attention_merge(
+    one_read(out, lse), 0, running, query, addend=addend, out_norm_scale=out_gain, eps=EPS
   )
+  return y, u
 
 
 def plain_merge(out, lse, running, query, addend, out_gain):
@@ -84,8 +85,11 @@ def test_a_running_sum_that_does_not_count_is_not_read(norm):
 
   @fast.jit
   def run(counts, running):
-    def read(*a):
-      return depth_attention_merge(*a[:4], out_norm_scale=gain, eps=EPS, last_valid=counts)
+    def read(out, lse, running, query):
+      y, u, _ = depth_attention_merge(
+        one_read(out, lse), 0, running, query, out_norm_scale=gain, eps=EPS, last_valid=counts
+      )
+      return y, u
 
     (y, _), vjp = jax.vjp(read, out, lse, running, query)
     return y, vjp(d)
@@ -125,16 +129,18 @@ def test_a_merge_keeps_no_result_of_phase_1(norm):
 @pytest.mark.parametrize(
   ("changes", "words"),
   [
-    ({"out": np.ones((2, D))}, ["out", "[2, 16]", "[3, 16]"]),
+    ({"reads": one_read(np.ones((2, D)), np.ones(2))}, ["reads.out", "[1, 2, 16]", "[1, 3, 16]"]),
     ({"addend": np.ones((3, D), np.float16)}, ["addend", "float16", "float64"]),
-    ({"lse": np.ones(2)}, ["lse", "(2,)", "(3,)"]),
+    ({"reads": one_read(np.ones((3, D)), np.ones(2))}, ["reads.lse", "(1, 2)", "(1, 3)"]),
+    ({"slot": 1}, ["slot=1", "1 reads", "0..0"]),
     ({"query": np.ones(D + 1)}, ["query", "(17,)"]),
     ({"key_scale": np.ones((1, D))}, ["key_scale", "(1, 16)"]),
     ({"out_norm_scale": np.ones(1)}, ["out_norm_scale", "(1,)"]),
   ],
 )
 def test_what_does_not_fit_a_merge_is_refused(changes, words):
-  arguments = {"out": np.ones((3, D)), "lse": np.ones(3), "running": np.ones((3, D))}
+  reads = one_read(np.ones((3, D)), np.ones(3))
+  arguments = {"reads": reads, "slot": 0, "running": np.ones((3, D))}
   with pytest.raises(ValueError) as refused:
     depth_attention_merge(**(arguments | {"query": np.ones(D)} | changes))
   assert all(word in str(refused.value) for word in words), refused.value

@@ -64,7 +64,7 @@ def test_zero_queries_give_the_mean():
   got = depth_attention_block(list(sources), jnp.zeros_like(gains), key_scales=gains)
   assert_close(got.out, np.stack([sources.mean(axis=0)] * 2), 1e-6)
   np.testing.assert_allclose(got.lse, np.log(5), rtol=1e-6)
-  h, _ = depth_attention_merge(got.out[1], got.lse[1], sources[0], jnp.zeros_like(gains[1]))
+  h, *_ = depth_attention_merge(got, 1, sources[0], jnp.zeros_like(gains[1]))
   assert_close(h, (sources.sum(axis=0) + sources[0]) / 6, 1e-6)
 
 
@@ -73,9 +73,7 @@ def test_sources_of_one_direction_have_equal_logits():
   scales = jnp.array([1.0, 2.0, 4.0])  # powers of two: the same bits after a norm
   same = scales[:, None, None, None] * sources
   first = depth_attention_block(same[:2], queries, key_scales=gains, eps=1e-30)
-  h, _ = depth_attention_merge(
-    first.out[1], first.lse[1], same[2], queries[1], key_scale=gains[1], eps=1e-30
-  )
+  h, *_ = depth_attention_merge(first, 1, same[2], queries[1], key_scale=gains[1], eps=1e-30)
   assert_close(h, 7 / 3 * sources[0], 1e-6)
 
 
@@ -90,9 +88,10 @@ def test_sources_are_threaded_through_depth_blocks():
       phase1, held = got if threads else (got, held)
       running = jnp.zeros_like(addends[0])
       for s, query in enumerate(queries_here):
-        y, running = depth_attention_merge(
-          phase1.out[s], phase1.lse[s], running, query, addend=addends[first + s], eps=EPS
+        y, running, merged = depth_attention_merge(
+          phase1, s, running, query, addend=addends[first + s], eps=EPS
         )
+        phase1 = merged if threads else phase1
         total += jnp.sum(jnp.sin(y))
       held = held.append(running)
     return total

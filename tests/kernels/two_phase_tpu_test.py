@@ -126,10 +126,14 @@ def test_phase_1_at_equal_and_at_huge_logits(scale):
 
 
 def merge_example(tokens, width, dtype, adds, normed):
-  """Operands by name, and cotangents of the output and of the running sum."""
+  """Operands by name, and cotangents of the output, the running sum, and the three reads."""
+
+  def reads(seed):
+    out = normal(3, *tokens, width, dtype=dtype, seed=seed)
+    return BlockRead(out, 1 + normal(3, *tokens, seed=seed + 1), None)
+
   operands = {
-    "out": normal(*tokens, width, dtype=dtype, seed=1),
-    "lse": 1 + normal(*tokens, seed=2),
+    "reads": reads(1),
     "running": normal(*tokens, width, dtype=dtype, seed=3),
     "query": normal(width, seed=4) / np.float32(np.sqrt(width)),
   }
@@ -137,7 +141,8 @@ def merge_example(tokens, width, dtype, adds, normed):
     operands["addend"] = normal(*tokens, width, dtype=dtype, seed=5)
   if normed:
     operands["out_norm_scale"] = normal(width, seed=6)
-  return operands, tuple(normal(*tokens, width, dtype=dtype, seed=seed) for seed in (7, 8))
+  d = (normal(*tokens, width, dtype=dtype, seed=seed) for seed in (7, 8))
+  return operands, (*d, reads(9))
 
 
 @functools.partial(fast.jit, static_argnums=(0, 1))
@@ -146,7 +151,7 @@ def merge(implementation, interpret, last_valid, operands, cotangents):
 
   def run(operands):
     return depth_attention_merge(
-      **operands, eps=EPS, last_valid=last_valid, implementation=implementation,
+      slot=1, **operands, eps=EPS, last_valid=last_valid, implementation=implementation,
       interpret=interpret,
     )  # fmt: skip
 
@@ -198,8 +203,8 @@ def chain(layout, implementation, interpret, queries, bank, addends, gain):
   )
   running, total = jnp.zeros_like(addends[0]), 0.0
   for s, query in enumerate(queries):
-    y, running = depth_attention_merge(
-      phase1.out[s], phase1.lse[s], running, query, addend=addends[s], out_norm_scale=gain,
+    y, running, phase1 = depth_attention_merge(
+      phase1, s, running, query, addend=addends[s], out_norm_scale=gain,
       last_valid=s > 0, **options,
     )  # fmt: skip
     total += jnp.sum(jnp.sin(y))
@@ -236,17 +241,18 @@ def test_scan_over_sublayers_with_recomputation():
     options = {"implementation": implementation, "interpret": interpret}
 
     @jax.checkpoint
-    def step(running, xs):
-      s, out, lse, query, addend = xs
-      y, running = depth_attention_merge(
-        out, lse, running, query, addend=addend, last_valid=s > 0, **options
+    def step(carry, xs):
+      running, read = carry
+      s, query, addend = xs
+      y, running, read = depth_attention_merge(
+        read, s, running, query, addend=addend, last_valid=s > 0, **options
       )
-      return running, jnp.sum(jnp.sin(y))
+      return (running, read), jnp.sum(jnp.sin(y))
 
     def loss(queries, bank, addends):
       read = depth_attention_block(Sources((), bank, 2), queries, **options)
-      xs = jnp.arange(3), read.out, read.lse, queries, addends
-      running, sums = jax.lax.scan(step, jnp.zeros_like(addends[0]), xs)
+      xs = jnp.arange(3), queries, addends
+      (running, _), sums = jax.lax.scan(step, (jnp.zeros_like(addends[0]), read), xs)
       return jnp.sum(sums) + jnp.sum(running**2)
 
     return jax.value_and_grad(loss, (0, 1, 2))(queries, bank, addends)
@@ -275,5 +281,7 @@ def test_a_merge_that_is_too_wide_is_refused():
   array = jax.ShapeDtypeStruct((16, 65536), np.float32)
   run = functools.partial(depth_attention_merge, implementation="mosaic_tpu", interpret=INTERPRET)
   with pytest.raises(ValueError, match="of width 65536 need"):
-    numbers, query = (jax.ShapeDtypeStruct((n,), np.float32) for n in array.shape)
-    jax.eval_shape(run, array, numbers, array, query)
+    query = jax.ShapeDtypeStruct((65536,), np.float32)
+    out, lse = (jax.ShapeDtypeStruct((1, *n), np.float32) for n in (array.shape, (16,)))
+    reads = BlockRead(out, lse, None)
+    jax.eval_shape(run, reads, 0, array, query)

@@ -112,8 +112,8 @@ def depth_attention_block(
 
 
 def depth_attention_merge(
-  out: Array,
-  lse: Array,
+  reads: BlockRead,
+  slot: Array | int,
   running: Array,
   query: Array,
   *,
@@ -125,11 +125,11 @@ def depth_attention_merge(
   layout: Layout | None = None,
   implementation: str | None = None,
   interpret: Any = False,
-) -> tuple[Array, Array]:
+) -> tuple[Array, Array, BlockRead]:
   """Phase 2: one read of phase 1 with the running sum of the depth block as its last source.
 
   u = running + addend,  s = query · (key_scale ⊙ RMS(u)),  β = 1 / (1 + exp(lse − s))
-  h = (1 − β) out + β u,  y = RMS(h) ⊙ out_norm_scale, or h without that
+  h = (1 − β) out + β u,  y = RMS(h) ⊙ out_norm_scale, or h without that; out, lse: row `slot`
 
   The reverse pass keeps u, y and 4 numbers per token, and does not read `out`:
   (1 − β) ⟨dh, u − out⟩ = ⟨dh, u⟩ − ⟨dh, h⟩ has no `out` in it. With the norm RMS(h) is
@@ -143,9 +143,13 @@ def depth_attention_merge(
   Where y is rounded to b bits, so is ⟨dh, h⟩: ds has a random error of 2^-b β |dh| |h|, which at
   β near 1 is as large as ds itself, both being small.
 
+  The reads are returned to be handed to the next merge, like threaded sources. The reverse pass
+  then writes the cotangent of its row into theirs, whatever stood there, and leaves the others: no
+  array of S rows is added up, and a row is merged once at most.
+
   Args:
-    out: of phase 1 for this query [..., D].
-    lse: of phase 1 for this query [...].
+    reads: of phase 1.
+    slot: which of them, 0..S-1; may be traced.
     running: sum of the depth block before the addend [..., D].
     query: pseudo-query [D], the one that phase 1 had.
     key_scale: gain of the key norm [D], the one that phase 1 had; None is 1.
@@ -162,21 +166,22 @@ def depth_attention_merge(
 
   Returns:
     y [..., D] in the dtype of `running`; u, to be used in its place, so that its cotangent is
-    accumulated.
+    accumulated; and the reads.
 
   Raises:
     ValueError: shapes or options do not fit, or the implementation cannot run, with the reason.
 
   Source: Attention Residuals, arXiv 2603.15031, section 4.
   """
-  _check_merge(out, lse, running, addend, query, key_scale, out_norm_scale)
+  _check_merge(reads, slot, running, addend, query, key_scale, out_norm_scale)
   scaled = query if key_scale is None else query * key_scale
-  valid = jnp.asarray(last_valid, jnp.int32).reshape(1)
-  lse = lse.astype(wide_dtype(running))
-  operands = MergeOperands(out, lse, running, valid, scaled, addend, out_norm_scale)
+  counts = jnp.stack([jnp.asarray(n, jnp.int32) for n in (last_valid, slot)])
+  lse = reads.lse.astype(wide_dtype(running))
+  operands = MergeOperands(reads.out, lse, running, counts, scaled, addend, out_norm_scale)
   read = _read(eps, addend is not None, True, layout, interpret)
   read = backends.choose(read, operands, implementation, two_phase_backends.MERGE_BACKENDS)
-  return _merge(read, operands)
+  y, running, out, lse = _merge(read, operands)
+  return y, running, reads._replace(out=out, lse=lse)
 
 
 def _read(eps, adds, threaded, layout, interpret) -> Read:
@@ -208,7 +213,7 @@ _block.defvjp(_block_forward, _block_backward)
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _merge(read: Read, operands: MergeOperands):
-  """Returns the output and the running sum."""
+  """Returns the output, the running sum, and out and lse of phase 1."""
   return _merge_forward(read, operands)[0]
 
 
@@ -216,12 +221,15 @@ def _merge_forward(read, operands):
   out, running, stats = two_phase_backends.merge_forward(read, operands)
   running = running if read.adds else operands.running
   kept = operands._replace(out=None, lse=None, running=running, addend=None)
-  return (out, running), (kept, out, stats)
+  return (out, running, operands.out, operands.lse), (kept, out, stats)
 
 
 def _merge_backward(read, residuals, cotangents):
   operands, out, stats = residuals
-  d = two_phase_backends.merge_backward(read, operands, out, stats, *cotangents)
+  d_out, d_running, *d_reads = cotangents
+  d = two_phase_backends.merge_backward(
+    read, operands, out, stats, d_out, d_running, tuple(d_reads)
+  )
   d_query, d_scale = d.query.astype(operands.query.dtype), d.out_norm_scale
   if d_scale is not None:
     d_scale = d_scale.astype(operands.out_norm_scale.dtype)
@@ -232,17 +240,20 @@ def _merge_backward(read, residuals, cotangents):
 _merge.defvjp(_merge_forward, _merge_backward)
 
 
-def _check_merge(out, lse, running, addend, query, key_scale, out_norm_scale) -> None:
+def _check_merge(reads, slot, running, addend, query, key_scale, out_norm_scale) -> None:
   """Refuses what does not fit together, naming the argument."""
-  shape, dtype = running.shape, running.dtype
-  for name, array in {"out": out, "addend": addend}.items():
-    if array is not None and (array.shape != shape or array.dtype != dtype):
+  shape, dtype, count = running.shape, running.dtype, len(reads.out)
+  pairs = {"reads.out": (reads.out, (count, *shape)), "addend": (addend, shape)}
+  for name, (array, needed) in pairs.items():
+    if array is not None and (array.shape != needed or array.dtype != dtype):
       raise ValueError(
-        f"{name} is {array.dtype}{list(array.shape)}; running is {dtype}{list(shape)}, and they "
-        "need one shape [..., D] and dtype"
+        f"{name} is {array.dtype}{list(array.shape)}; running is {dtype}{list(shape)}, with which "
+        f"it must be {dtype}{list(needed)}"
       )
-  if lse.shape != shape[:-1]:
-    raise ValueError(f"lse has shape {lse.shape}; running needs {shape[:-1]}")
+  if reads.lse.shape != (count, *shape[:-1]):
+    raise ValueError(f"reads.lse has shape {reads.lse.shape}; it needs {(count, *shape[:-1])}")
+  if isinstance(slot, int) and not 0 <= slot < count:
+    raise ValueError(f"slot={slot}; phase 1 has {count} reads, 0..{count - 1}")
   gains = {"query": query, "key_scale": key_scale, "out_norm_scale": out_norm_scale}
   for name, gain in gains.items():
     if gain is not None and gain.shape != shape[-1:]:

@@ -66,23 +66,24 @@ def merge_backward(
   stats: MergeStats,
   d_out: Array,
   d_running: Array,
+  d_reads: tuple[Array, Array],
 ) -> MergeCotangents:
   """Runs the reverse pass of the chosen backend, see reference/merge.py."""
   if read.implementation == "reference":
-    return reference_merge.backward(read, operands, out, stats, d_out, d_running)
+    return reference_merge.backward(read, operands, out, stats, d_out, d_running, d_reads)
   run = partial(MERGE_BACKENDS[read.implementation].backward, read)
   axes = _merge_axes(operands)
-  in_axes = axes, FIRST, _merge_stats_axes(operands), FIRST, FIRST
-  out_axes = MergeCotangents(FIRST, FIRST, FIRST, NO_TOKENS, axes.out_norm_scale)
+  in_axes = axes, FIRST, _merge_stats_axes(operands), FIRST, FIRST, (SECOND, SECOND)
+  out_axes = MergeCotangents(SECOND, SECOND, FIRST, NO_TOKENS, axes.out_norm_scale)
   call = backends.on_rows(read.layout, run, in_axes, out_axes)
-  return backends.first_order(call, operands, out, stats, d_out, d_running)
+  return backends.first_order(call, operands, out, stats, d_out, d_running, d_reads)
 
 
 _BLOCK_STATS = Stats(SECOND, THIRD, SECOND)
 
 
 def _merge_axes(operands: MergeOperands) -> MergeOperands:
-  fields = MergeOperands(FIRST, FIRST, FIRST, NO_TOKENS, NO_TOKENS, FIRST, NO_TOKENS)
+  fields = MergeOperands(SECOND, SECOND, FIRST, NO_TOKENS, NO_TOKENS, FIRST, NO_TOKENS)
   there = [None if x is None else axis for axis, x in zip(fields, operands, strict=True)]
   return MergeOperands(*there)
 

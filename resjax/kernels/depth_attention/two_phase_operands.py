@@ -15,10 +15,11 @@ class MergeOperands(NamedTuple):
   """The arrays of a merge.
 
   Attributes:
-    out: [..., D] of phase 1; None in a reverse pass, which does without.
-    lse: [...] of phase 1; None in a reverse pass.
+    out: [S, ..., D] of phase 1; None in a reverse pass, which does without.
+    lse: [S, ...] of phase 1; None in a reverse pass.
     running: [..., D], the sum of the depth block so far; in a reverse pass the addend is in it.
-    valid: int32 [1]: 1 if the running sum counts, else 0, and it may hold anything.
+    counts: int32 [2]: 1 if the running sum counts, else 0, and it may hold anything; and which
+      of the S reads is merged.
     query: [D], the gain of the key norm multiplied in.
     addend: [..., D] or None.
     out_norm_scale: [D] or None.
@@ -27,7 +28,7 @@ class MergeOperands(NamedTuple):
   out: Array | None
   lse: Array | None
   running: Array
-  valid: Array
+  counts: Array
   query: Array
   addend: Array | None
   out_norm_scale: Array | None
@@ -63,8 +64,8 @@ class MergeCotangents(NamedTuple):
   """What the reverse pass of a merge returns.
 
   Attributes:
-    out: [..., D] of phase 1.
-    lse: [...] of phase 1.
+    out: [S, ..., D] of phase 1.
+    lse: [S, ...] of phase 1.
     running: [..., D], of the running sum and of the addend.
     query: [D], summed over all tokens.
     out_norm_scale: [D], summed over all tokens, or None.

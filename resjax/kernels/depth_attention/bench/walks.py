@@ -17,6 +17,7 @@ from resjax.kernels.depth_attention import (
   depth_attention,
   depth_attention_block,
   depth_attention_merge,
+  take,
   two_phase_moves_less,
 )
 from resjax.kernels.depth_attention.arg_specs import NetworkShape
@@ -117,10 +118,12 @@ def block_in_two_phases(
     Sources(_added(state)), queries, eps=EPS, return_sources=True, layout=layout
   )
   gain, addend = rows[0].gain, None
-  running = branch(read.out[0] if gain is None else norm(read.out[0], gain))
-  for out, lse, row in list(zip(read.out, read.lse, rows, strict=True))[1:]:
-    y, running = depth_attention_merge(
-      out, lse, running, row.query, addend=addend, out_norm_scale=row.gain, eps=EPS, layout=layout
+  (first, _), kept = take(read[:2], 0)
+  read = read._replace(**dict(zip(("out", "lse"), kept, strict=True)))
+  running = branch(first if gain is None else norm(first, gain))
+  for slot, row in list(enumerate(rows))[1:]:
+    y, running, read = depth_attention_merge(
+      read, slot, running, row.query, addend=addend, out_norm_scale=row.gain, eps=EPS, layout=layout
     )
     addend = branch(y)
   return State((*threaded.recent, running), addend)

@@ -40,7 +40,8 @@ def backward(
   stats: MergeStats,
   d_out: Array,
   d_running: Array,
+  d_reads: tuple[Array, Array],
 ) -> MergeCotangents:
   """Runs the reverse kernel; see reference/merge.py."""
   plan = MergePlan.of(read, operands)
-  return merge_backward.backward(read, operands, plan, out, stats, d_out, d_running)
+  return merge_backward.backward(read, operands, plan, out, stats, d_out, d_running, d_reads)

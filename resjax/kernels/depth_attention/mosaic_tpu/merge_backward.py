@@ -3,7 +3,9 @@
 from functools import partial
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
+from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
@@ -33,6 +35,7 @@ class _Inputs(NamedTuple):
   """Arrays, their specs, or references to tiles of them; `inverse_gain` is 1 / gain."""
 
   d_running: Any
+  d_reads: Any
   d_out: Any
   out: Any
   running: Any
@@ -68,13 +71,18 @@ def backward(
   stats: MergeStats,
   d_out: Array,
   d_running: Array,
+  d_reads: tuple[Array, Array],
 ) -> MergeCotangents:
   """Runs the kernel on the rows of one device; see reference/merge.py."""
   gain = plan.gain(operands.out_norm_scale) if plan.normed else None
   gains = (plan.rows_of(gain), plan.rows_of(1 / gain)) if plan.normed else (None, None)
   numbers = plan.pad(*[x for x in stats if x is not None])
   query = plan.rows_of(operands.query)
-  inputs = _Inputs(d_running, d_out, out, operands.running, numbers, query, *gains)
+  d_first, d_lse = d_reads
+  # What the kernel leaves as it is consists of whole tiles.
+  past_end = -plan.num_tokens % TOKENS
+  d_first = jnp.pad(d_first, ((0, 0), (0, past_end), (0, 0))) if past_end else d_first
+  inputs = _Inputs(d_running, d_first, d_out, out, operands.running, numbers, query, *gains)
   tokens, row, total = plan.tokens_spec(), plan.row_spec(), plan.sum_spec()
   gain_specs = (row, row) if plan.normed else (None, None)
   rows = len(numbers)
@@ -82,16 +90,24 @@ def backward(
     partial(_kernel, plan),
     out_shape=(
       _Outputs(
-        plan.array(), plan.array(), plan.scalars(1), plan.sums(),
+        plan.array(), jax.ShapeDtypeStruct(d_first.shape, d_first.dtype), plan.scalars(1),
+        plan.sums(),
         plan.sums() if plan.normed else None,
       ),
     ),
     grid_spec=pltpu.PrefetchScalarGridSpec(
       num_scalar_prefetch=1,
       grid=plan.grid,
-      in_specs=(_Inputs(*[tokens] * 4, plan.scalars_spec(rows), row, *gain_specs),),
+      in_specs=(
+        _Inputs(
+          tokens, pl.BlockSpec(memory_space=pl.ANY), *[tokens] * 3, plan.scalars_spec(rows), row,
+          *gain_specs,
+        ),
+      ),
       out_specs=(
-        _Outputs(tokens, tokens, plan.scalars_spec(1), total, total if plan.normed else None),
+        _Outputs(
+          tokens, plan.read_spec(), plan.scalars_spec(1), total, total if plan.normed else None
+        ),
       ),
       scratch_shapes=[
         pltpu.VMEM((rows, TOKENS, LANES), jnp.float32),
@@ -104,16 +120,21 @@ def backward(
     interpret=read.interpret,
     name="depth_attention_merge_backward",
   )  # fmt: skip
-  (got,) = call(operands.valid, inputs)
+  (got,) = call(operands.counts, inputs)
   d_gain = jnp.sum(got.gain, axis=(0, 1)) if plan.normed else None
   d_query = jnp.sum(got.query, axis=(0, 1))
-  return MergeCotangents(got.out, got.lse[0, : plan.num_tokens], got.running, d_query, d_gain)
+  d_first = got.out[:, : plan.num_tokens]
+  d_lse = lax.dynamic_update_index_in_dim(
+    d_lse, got.lse[0, : plan.num_tokens], operands.counts[1], 0
+  )
+  return MergeCotangents(d_first, d_lse, got.running, d_query, d_gain)
 
 
 def _aliases(read: Read, plan: MergePlan) -> dict[int, int]:
-  """Turns the cotangent of the running sum, behind `valid`, into the new one."""
+  """Turns cotangents of the running sum and of phase 1, behind the counts, into the new ones."""
   # The interpreter returns what is aliased with the rows past the end of the last tile.
-  return {} if read.interpret and plan.num_tokens % TOKENS else {1: 0}
+  running = {} if read.interpret and plan.num_tokens % TOKENS else {1: 0}
+  return running | {2: 1}
 
 
 def _kernel(plan: MergePlan, valid, inputs: _Inputs, outputs: _Outputs, numbers, d_lse):

@@ -54,11 +54,12 @@ def forward(
 ) -> tuple[Array, Array | None, MergeStats]:
   """Runs the kernel on the rows of one device; see reference/merge.py."""
   gain = plan.rows_of(plan.gain(operands.out_norm_scale)) if plan.normed else None
-  lse, query = plan.pad(operands.lse), plan.rows_of(operands.query)
+  lse = lax.dynamic_index_in_dim(operands.lse, operands.counts[1], keepdims=False)
+  lse, query = plan.pad(lse), plan.rows_of(operands.query)
   inputs = _Inputs(operands.out, lse, operands.running, query, operands.addend, gain)
   tokens, row = plan.tokens_spec(), plan.row_spec()
   in_specs = _Inputs(
-    tokens, plan.scalars_spec(1), tokens, row,
+    plan.read_spec(), plan.scalars_spec(1), tokens, row,
     tokens if plan.adds else None, row if plan.normed else None,
   )  # fmt: skip
   call = pl.pallas_call(
@@ -82,7 +83,7 @@ def forward(
     interpret=read.interpret,
     name="depth_attention_merge_forward",
   )
-  (got,) = call(operands.valid, inputs)
+  (got,) = call(operands.counts, inputs)
   numbers = got.numbers[:, : plan.num_tokens]
   stats = MergeStats(*numbers[:3], numbers[3] if plan.normed else None)
   return got.out, got.running, stats

@@ -75,6 +75,11 @@ class MergePlan:
     """Tiles of [T, D]."""
     return pl.BlockSpec((TOKENS, self.width), lambda p, i, _: (self.tile(p, i), 0))
 
+  def read_spec(self) -> pl.BlockSpec:
+    """Tiles of the row of [S, T, D] that is merged."""
+    shape = None, TOKENS, self.width
+    return pl.BlockSpec(shape, lambda p, i, counts: (counts[1], self.tile(p, i), 0))
+
   def row_spec(self) -> pl.BlockSpec:
     """A row as [ROWS, D], which stays."""
     return pl.BlockSpec((ROWS, self.width), lambda p, i, _: (0, 0))

@@ -22,11 +22,12 @@ def forward(read: Read, operands: MergeOperands) -> tuple[Array, Array | None, M
   running = operands.running + operands.addend if read.adds else None
   if read.adds:
     operands = operands._replace(running=running)
-  valid, v = operands.valid[0] > 0, _running(operands)
+  (valid, slot), v = operands.counts, _running(operands)
+  first, lse = (jax.lax.dynamic_index_in_dim(x, slot, 0, False) for x in operands[:2])
   inverse_rms = jax.lax.rsqrt(jnp.mean(v**2, axis=-1) + read.eps)
   logit = jnp.sum(v * _wide(operands.query), axis=-1) * inverse_rms
-  log_odds = jnp.where(valid, logit - operands.lse, -jnp.inf)
-  out = _share(-log_odds) * _wide(operands.out) + _share(log_odds) * v
+  log_odds = jnp.where(valid > 0, logit - lse, -jnp.inf)
+  out = _share(-log_odds) * _wide(first) + _share(log_odds) * v
   out_inverse_rms = None
   if operands.out_norm_scale is not None:
     out_inverse_rms = jax.lax.rsqrt(jnp.mean(out**2, axis=-1) + read.eps)
@@ -42,6 +43,7 @@ def backward(
   stats: MergeStats,
   d_out: Array,
   d_running: Array,
+  d_reads: tuple[Array, Array],
 ) -> MergeCotangents:
   """Reverse pass; the result of phase 1 is not read.
 
@@ -52,6 +54,7 @@ def backward(
     stats: of the forward pass.
     d_out: cotangent of the output [..., D].
     d_running: cotangent of the returned running sum, to which that of this merge is added.
+    d_reads: cotangents of the returned out and lse of phase 1, of which this merge writes a row.
   """
   v, query, dtype = _running(operands), _wide(operands.query), operands.running.dtype
   d_mixed, along, d_scale = _mixed_backward(read, operands, out, stats, d_out)
@@ -61,10 +64,12 @@ def backward(
   shrink = d_dot * (stats.inverse_rms * stats.logit)[..., None] / v.shape[-1]
   d_v = share * d_mixed + d_dot * query - shrink * v
   d_query = jnp.sum(d_dot * v, axis=tuple(range(v.ndim - 1)))
-  d_first = (rest * d_mixed).astype(dtype)
-  return MergeCotangents(
-    d_first, -d_logit, (_wide(d_running) + d_v).astype(dtype), d_query, d_scale
+  rows, slot = ((rest * d_mixed).astype(dtype), -d_logit), operands.counts[1]
+  d_first, d_lse = (
+    jax.lax.dynamic_update_index_in_dim(d, row, slot, 0)
+    for d, row in zip(d_reads, rows, strict=True)
   )
+  return MergeCotangents(d_first, d_lse, (_wide(d_running) + d_v).astype(dtype), d_query, d_scale)
 
 
 def _mixed_backward(read, operands, out, stats, d_out):
@@ -82,7 +87,7 @@ def _mixed_backward(read, operands, out, stats, d_out):
 
 def _running(operands: MergeOperands) -> Array:
   """Returns the running sum; zero where it does not count."""
-  return _wide(jnp.where(operands.valid[0] > 0, operands.running, 0))
+  return _wide(jnp.where(operands.counts[0] > 0, operands.running, 0))
 
 
 def _gain(operands: MergeOperands) -> Array:
