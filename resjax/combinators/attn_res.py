@@ -8,7 +8,7 @@ from resjax.combinators.base import DepthState, check_flag, check_layer, check_o
 from resjax.combinators.depth_reader import DepthBlocks, DepthReader
 from resjax.combinators.numerics import rms_normalized
 from resjax.kernels.depth_attention import (
-  TWO_PHASE_PLATFORMS,
+  TWO_PHASE_IMPLEMENTATIONS,
   Sources,
   depth_attention_block,
   depth_attention_merge,
@@ -106,8 +106,8 @@ class BlockAttnRes(DepthBlocks, _OutputReader):
     rms_block: whether outputs are normalised before they are summed into a completed block.
     two_phase: whether a scan reads the complete sources once for all sites of a block, and merges
       the running sum site by site: the same function, up to rounding. `auto`: on TPUs, which
-      have kernels for it, with one head, where that moves fewer bytes; `always` needs one head;
-      `never`.
+      have kernels for it, with one head, where that moves fewer bytes; `always` needs one head,
+      and is plain JAX elsewhere; `never`.
     num_heads: H, a divisor of D.
     eps: added to the mean square of a source, and with rms_block of an output; > 0.
     implementation: of the read, see `depth_attention`; `auto`: the best that can run.
@@ -125,6 +125,9 @@ class BlockAttnRes(DepthBlocks, _OutputReader):
     check_option("two_phase", two_phase, two_phase in TWO_PHASE, ", ".join(TWO_PHASE))
     fits = two_phase != "always" or self.num_heads == 1
     check_option("two_phase", two_phase, fits, f"auto, never with num_heads={self.num_heads}")
+    fits = two_phase != "always" or self.implementation in ("auto", *TWO_PHASE_IMPLEMENTATIONS)
+    allowed = f"auto, never with implementation={self.implementation!r}"
+    check_option("two_phase", two_phase, fits, allowed)
     self.rms_block = rms_block
     self.two_phase = two_phase
 
@@ -155,8 +158,8 @@ class BlockAttnRes(DepthBlocks, _OutputReader):
     sublayers = self.layers_per_block * len(self.sites)
     on_average = (self.num_blocks + 1) / 2  # 1, 2, ... sources are complete before a block
     moves_less = two_phase_moves_less(on_average, sublayers)
-    has_kernels = self.layout.platform in TWO_PHASE_PLATFORMS
-    return moves_less and has_kernels and self.num_heads == 1
+    on_tpu = self.layout.platform == "tpu" and self.implementation in ("auto", "mosaic_tpu")
+    return moves_less and on_tpu and self.num_heads == 1
 
   def close_block(self, state):
     """See `Combinator.close_block`: a sum of the running block becomes a source."""

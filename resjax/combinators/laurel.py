@@ -173,12 +173,12 @@ class Laurel(Combinator):
 
 @recomputed
 def _joined(out: Array, terms: list[Array], weights: Array | None) -> Array:
-  """α o + β Σ terms, without weights o + Σ terms; in float32 or wider."""
-  wide = wide_dtype(out)
+  """α o + β Σ terms, without weights o + Σ terms; in float32 or wider, then as terms[0]."""
+  wide = wide_dtype(terms[0])
   branch, residual = out.astype(wide), sum(term.astype(wide) for term in terms)
   if weights is not None:
     branch, residual = weights[0] * branch, weights[1] * residual
-  return (branch + residual).astype(out.dtype)
+  return (branch + residual).astype(terms[0].dtype)
 
 
 @recomputed

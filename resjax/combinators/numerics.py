@@ -15,9 +15,10 @@ recomputed = functools.partial(jax.checkpoint, prevent_cse=False)
 
 @recomputed
 def scaled_add(scale: Array, x: Array, y: Array) -> Array:
-  """Returns scale · x + y [..., D] in the dtype of x and y; scale broadcasts against them."""
-  wide = wide_dtype(x)
-  return (scale.astype(wide) * x.astype(wide) + y.astype(wide)).astype(x.dtype)
+  """Returns scale · x + y [..., D] in the wider dtype of the two; scale broadcasts against them."""
+  dtype = jnp.promote_types(x.dtype, y.dtype)
+  wide = jnp.promote_types(dtype, jnp.float32)
+  return (scale.astype(wide) * x.astype(wide) + y.astype(wide)).astype(dtype)
 
 
 @recomputed

@@ -285,3 +285,18 @@ def test_a_merge_that_is_too_wide_is_refused():
     out, lse = (jax.ShapeDtypeStruct((1, *n), np.float32) for n in (array.shape, (16,)))
     reads = BlockRead(out, lse, None)
     jax.eval_shape(run, reads, 0, array, query)
+
+
+@pytest.mark.parametrize("passes", [block_example, merge_example], ids=["phase 1", "merge"])
+def test_vmap_is_one_call_after_another(passes):
+  if passes is block_example:
+    operands, cotangents = block_example(2, 2, 1, (5,))
+    run = functools.partial(block, "mosaic_tpu", INTERPRET, True, 2)
+  else:
+    operands, cotangents = merge_example((5,), 128, np.float32, True, True)
+    run = functools.partial(merge, "mosaic_tpu", INTERPRET, True)
+  twice = jax.tree.map(lambda a: jnp.stack([a, 2 * a]), (operands, cotangents))
+  got = jax.vmap(run)(*twice)
+  for index in range(2):
+    want = run(*jax.tree.map(lambda a, i=index: a[i], twice))
+    assert_close(jax.tree.map(lambda a, i=index: a[i], got), want, FORWARD)

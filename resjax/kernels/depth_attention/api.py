@@ -5,7 +5,6 @@ from functools import partial
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from resjax.kernels.depth_attention import backends
 from resjax.kernels.depth_attention.operands import Operands, Read
@@ -63,8 +62,8 @@ def depth_attention(
     last_valid: whether the last of `sources` (of `Sources.recent`) counts; may be traced.
     return_sources: whether the sources are returned too.
     layout: mesh, and how axes of [B, T, D] are split over it; default: one device.
-    implementation: `reference` (any platform), `mosaic_tpu`, or None, the best that can run on
-      the platform of `layout`.
+    implementation: `reference` (any platform), `mosaic_tpu`, `mosaic_gpu` (Hopper and newer), or
+      None, the best that can run on the platform of `layout`.
     interpret: runs a kernel in its interpreter on any platform; what the `interpret` of a Pallas
       call takes.
 
@@ -80,7 +79,7 @@ def depth_attention(
   if not isinstance(sources, Sources):
     sources = Sources(recent=tuple(sources))
   _check(sources, query, key_scale, addend, out_norm_scale, num_heads, return_sources)
-  counts = jnp.stack([jnp.asarray(n, jnp.int32) for n in (sources.num_valid, last_valid)])
+  counts = sources.counts(last_valid)
   scaled_query = query if key_scale is None else query * key_scale
   operands = Operands(sources.bank, sources.recent, counts, scaled_query, addend, out_norm_scale)
   read = Read(

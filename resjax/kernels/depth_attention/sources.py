@@ -94,6 +94,12 @@ class Sources:
       return recent
     return jnp.concatenate([jnp.arange(self.bank.shape[0]) < self.num_valid, recent])
 
+  def counts(self, last_valid: Array | bool = True) -> Array:
+    """Returns what backends are told, int32 [2]: valid slots of `bank`; whether the last counts."""
+    size = 0 if self.bank is None else self.bank.shape[0]
+    num_valid = jnp.minimum(self.num_valid, size)  # a kernel would read past the end
+    return jnp.stack([jnp.asarray(n, jnp.int32) for n in (num_valid, last_valid)])
+
   def check_alike(self) -> None:
     """Raises ValueError if there is no array at all, or they differ in shape or dtype."""
     arrays = [*self.recent, *([] if self.bank is None else [self.bank[0]])]

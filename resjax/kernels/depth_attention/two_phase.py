@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from resjax.kernels.depth_attention import backends, two_phase_backends
 from resjax.kernels.depth_attention.operands import Operands, Read
@@ -100,7 +101,7 @@ def depth_attention_block(
   if key_scales is not None and key_scales.shape != queries.shape:
     raise ValueError(f"key_scales has shape {key_scales.shape}; queries has {queries.shape}")
   scaled = queries if key_scales is None else queries * key_scales
-  counts = jnp.stack([jnp.asarray(n, jnp.int32) for n in (sources.num_valid, True)])
+  counts = sources.counts()
   operands = Operands(sources.bank, sources.recent, counts, scaled, None, None)
   read = _read(eps, False, return_sources, layout, interpret)
   read = backends.choose(read, operands, implementation, two_phase_backends.BLOCK_BACKENDS)
@@ -252,7 +253,7 @@ def _check_merge(reads, slot, running, addend, query, key_scale, out_norm_scale)
       )
   if reads.lse.shape != (count, *shape[:-1]):
     raise ValueError(f"reads.lse has shape {reads.lse.shape}; it needs {(count, *shape[:-1])}")
-  if isinstance(slot, int) and not 0 <= slot < count:
+  if isinstance(slot, int | np.integer) and not 0 <= slot < count:
     raise ValueError(f"slot={slot}; phase 1 has {count} reads, 0..{count - 1}")
   gains = {"query": query, "key_scale": key_scale, "out_norm_scale": out_norm_scale}
   for name, gain in gains.items():

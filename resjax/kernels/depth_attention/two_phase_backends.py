@@ -20,9 +20,7 @@ from resjax.typing import Array, PyTree
 # `obstacle`. In order of preference.
 BLOCK_BACKENDS = {"mosaic_tpu": tpu_block, "reference": reference_block}
 MERGE_BACKENDS = {"mosaic_tpu": tpu_merge, "reference": reference_merge}
-TWO_PHASE_PLATFORMS = tuple(
-  backend.PLATFORM for name, backend in BLOCK_BACKENDS.items() if name != "reference"
-)
+TWO_PHASE_IMPLEMENTATIONS = tuple(BLOCK_BACKENDS)
 
 
 def block_forward(read: Read, operands: Operands) -> tuple[Array, Stats]:

@@ -1,11 +1,13 @@
 """Phase 1 of two-phase depth attention on TPUs."""
 
 import math
+from functools import partial
 
 import jax.numpy as jnp
 
 from resjax.kernels.depth_attention.mosaic_tpu import block_backward, block_forward
 from resjax.kernels.depth_attention.mosaic_tpu.block_plan import BlockPlan
+from resjax.kernels.depth_attention.mosaic_tpu.call import prepared
 from resjax.kernels.depth_attention.mosaic_tpu.tiles import LANES, ROWS
 from resjax.kernels.depth_attention.operands import Cotangents, Operands, Read, Stats
 from resjax.typing import Array, PyTree
@@ -28,6 +30,18 @@ def obstacle(read: Read, operands: Operands) -> str | None:
 
 def forward(read: Read, operands: Operands) -> tuple[Array, Stats]:
   """Runs the forward kernel; see reference/block.py."""
+  return prepared(read, partial(_forward, read))(operands)
+
+
+def backward(
+  read: Read, operands: Operands, stats: Stats, d_out: Array, d_lse: Array, d_sources: PyTree
+) -> Cotangents:
+  """Runs the reverse kernel; see reference/block.py."""
+  run = partial(_backward, read)
+  return prepared(read, run)(operands, stats, d_out, d_lse, d_sources)
+
+
+def _forward(read: Read, operands: Operands) -> tuple[Array, Stats]:
   plan = BlockPlan.of("forward", read, operands, operands.like.shape[0])
   out, *numbers = block_forward.forward(read, operands, plan)
   inverse_rms, logits, lse = (_from_lanes(plan, x) for x in numbers)
@@ -35,10 +49,7 @@ def forward(read: Read, operands: Operands) -> tuple[Array, Stats]:
   return out, Stats(inverse_rms[0, :slots], logits[:reads, :slots], lse[:reads, 0])
 
 
-def backward(
-  read: Read, operands: Operands, stats: Stats, d_out: Array, d_lse: Array, d_sources: PyTree
-) -> Cotangents:
-  """Runs the reverse kernel; see reference/block.py."""
+def _backward(read, operands, stats, d_out, d_lse, d_sources) -> Cotangents:
   plan = BlockPlan.of("backward", read, operands, operands.like.shape[0])
   weights = jnp.exp(stats.logits - stats.lse[:, None])
   numbers = (

@@ -3,6 +3,7 @@
 import jax.numpy as jnp
 
 from resjax.kernels.depth_attention.mosaic_tpu import merge_backward, merge_forward
+from resjax.kernels.depth_attention.mosaic_tpu.call import prepared
 from resjax.kernels.depth_attention.mosaic_tpu.merge_plan import TOKENS, VMEM_LIMIT, MergePlan
 from resjax.kernels.depth_attention.operands import Read
 from resjax.kernels.depth_attention.two_phase_operands import (
@@ -30,7 +31,8 @@ def obstacle(read: Read, operands: MergeOperands) -> str | None:
 
 def forward(read: Read, operands: MergeOperands) -> tuple[Array, Array | None, MergeStats]:
   """Runs the forward kernel; see reference/merge.py."""
-  return merge_forward.forward(read, operands, MergePlan.of(read, operands))
+  plan = MergePlan.of(read, operands)
+  return prepared(read, lambda operands: merge_forward.forward(read, operands, plan))(operands)
 
 
 def backward(
@@ -44,4 +46,8 @@ def backward(
 ) -> MergeCotangents:
   """Runs the reverse kernel; see reference/merge.py."""
   plan = MergePlan.of(read, operands)
-  return merge_backward.backward(read, operands, plan, out, stats, d_out, d_running, d_reads)
+
+  def run(operands, *arrays):
+    return merge_backward.backward(read, operands, plan, *arrays)
+
+  return prepared(read, run)(operands, out, stats, d_out, d_running, d_reads)
