@@ -25,21 +25,25 @@ def test_every_registered_name_has_equations():
 
 @walks.first_cases()
 def test_float32_values(case):
-  check_values(case, toy.SITES)
+  check_values(case, toy.SITES, np.float32, 1e-6)
 
 
 @walks.first_cases()
 @pytest.mark.parametrize("sites", [THREE, ("mlp",)], ids="+".join)
-def test_float32_values_at_other_sites(case, sites):
-  check_values(case, sites)
+def test_float64_values_at_other_sites(case, sites):
+  with jax.enable_x64(True):
+    check_values(case, sites, np.float64, 1e-12)
 
 
-def check_values(case, sites):
+def check_values(case, sites, dtype, tolerance):
   made = toy.build(case.name, case.options, sites=sites)
-  layers, x = toy.layers(sites=sites), toy.embeddings()
+  layers, x = jax.tree.map(
+    jnp.asarray, (toy.layers(sites=sites, dtype=dtype), toy.embeddings(dtype=dtype))
+  )
   got = toy.by_hand(made, layers, x)
+  assert got.dtype == dtype
   params, layers, x = jax.tree.map(np.float64, (toy.parameters(made), layers, x))
-  assert_close(got, equations(case, params, layers, x, sites), 1e-6)
+  assert_close(got, equations(case, params, layers, x, sites), tolerance)
 
 
 @walks.first_cases()
