@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from resjax.kernels.depth_attention import take
+from resjax.kernels.depth_attention.bench.take import take
 
 READS = jnp.arange(12.0).reshape(3, 4), jnp.arange(3.0)
 

@@ -5,7 +5,6 @@ from resjax.kernels.depth_attention.backends import IMPLEMENTATIONS as IMPLEMENT
 from resjax.kernels.depth_attention.sources import Sources as Sources
 from resjax.kernels.depth_attention.sources import make_bank as make_bank
 from resjax.kernels.depth_attention.sources import store as store
-from resjax.kernels.depth_attention.take import take as take
 from resjax.kernels.depth_attention.two_phase import BlockRead as BlockRead
 from resjax.kernels.depth_attention.two_phase import depth_attention_block as depth_attention_block
 from resjax.kernels.depth_attention.two_phase import depth_attention_merge as depth_attention_merge

@@ -17,11 +17,11 @@ from resjax.kernels.depth_attention import (
   depth_attention,
   depth_attention_block,
   depth_attention_merge,
-  take,
   two_phase_moves_less,
 )
 from resjax.kernels.depth_attention.arg_specs import NetworkShape
 from resjax.kernels.depth_attention.bench.reads import EPS, norm, residual_norm, stack_read
+from resjax.kernels.depth_attention.bench.take import take
 from resjax.sharding import Layout
 from resjax.typing import Array
 
