@@ -29,7 +29,9 @@ def test_float32_values(case):
 
 
 @walks.first_cases()
-@pytest.mark.parametrize("sites", [THREE, ("mlp",)], ids="+".join)
+@pytest.mark.parametrize(
+  "sites", [THREE, pytest.param(("mlp",), marks=pytest.mark.slow)], ids="+".join
+)
 def test_float64_values_at_other_sites(case, sites):
   with jax.enable_x64(True):
     check_values(case, sites, np.float64, 1e-12)
