@@ -9,20 +9,18 @@ Prints one JSON object. A topology needs the extra `tpu` and no TPU.
 
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import jax
-import jax.numpy as jnp
 from absl import flags
 from jax.experimental import topologies
 
 from configs import base
 from launch import cli
-from resjax import experiment, optim
+from resjax import experiment
 from resjax.sharding import Layout, make_mesh
-from resjax.train.config import Run
-from resjax.train.state import ModelDef, abstract_state
-from resjax.train.step import make_train_step
+from resjax.train import program
+from resjax.train.program import Program
 
 _TOPOLOGY = flags.DEFINE_string("topology", "", "TPU topology such as v5e:2x4; empty: the CPU.")
 _ROUNDS = flags.DEFINE_integer("rounds", 5, "Compilations of each case.", lower_bound=1)
@@ -56,10 +54,10 @@ def main() -> None:
 
 
 def _compile(*case) -> Mapping[str, float]:
-  step, arguments = training_step(*case)
+  small = small_program(*case)
   jax.clear_caches()
   start = time.perf_counter()
-  compiled = step.lower(*arguments).compile()
+  compiled = small.lower_train_step().compile()
   seconds = time.perf_counter() - start
   return {
     "seconds": seconds,
@@ -68,10 +66,10 @@ def _compile(*case) -> Mapping[str, float]:
   }
 
 
-def training_step(
+def small_program(
   name: str, num_layers: int, layers_per_block: int, devices: Sequence[jax.Device] | None
-) -> tuple[Callable, tuple]:
-  """Returns the jitted training step of a small decoder, and the shapes of its arguments.
+) -> Program:
+  """Returns the programs of a small decoder.
 
   Args:
     name: of the combinator.
@@ -79,28 +77,12 @@ def training_step(
     layers_per_block: of block_attn_res.
     devices: to compile for; None: those that are there.
   """
-  run, layout = _run(name, num_layers, layers_per_block, devices)
-  model = ModelDef(run.decoder, layout)
-  optimizer = optim.make_optimizer(run.optim, run.train.steps, model.decayed_combinator_paths)
-  step = make_train_step(model, optimizer, optim.schedule(run.optim, run.train.steps), run.train)
-  rows = jax.ShapeDtypeStruct(
-    (run.train.batch_size, run.data.seq_len), jnp.int32, sharding=layout.sharding("batch", "tokens")
-  )
-  batch = {key: rows for key in ("inputs", "targets", "segment_ids", "positions")}
-  token_bytes = jax.ShapeDtypeStruct(
-    (run.decoder.vocab_size,), jnp.int32, sharding=layout.sharding(None)
-  )
-  return step, (abstract_state(model, optimizer), batch, token_bytes)
-
-
-def _run(name: str, num_layers: int, layers_per_block: int, devices) -> tuple[Run, Layout]:
   config = base.get_config()
   config.model.update(num_layers=num_layers, d_model=512, num_heads=4, num_kv_heads=4, mlp_dim=1536)
-  config.model.dtype = "bfloat16" if devices else "float32"
   config.model.residual.name = name
   config.model.residual.block_attn_res.layers_per_block = layers_per_block
-  run = experiment.build(config).with_vocab_size(config.data.tokenizer.vocab_size)
-  return run, Layout(make_mesh(run.mesh, devices))
+  run = experiment.build(config, devices).with_vocab_size(config.data.tokenizer.vocab_size)
+  return program.build(run, Layout(make_mesh(run.mesh, devices)))
 
 
 if __name__ == "__main__":

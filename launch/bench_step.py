@@ -20,12 +20,12 @@ from absl import flags
 
 from configs import base
 from launch import cli
-from resjax import experiment, optim
+from resjax import experiment
 from resjax.kernels.depth_attention.bench import timing
 from resjax.sharding import Layout, make_mesh
+from resjax.train import program
 from resjax.train.config import Run
-from resjax.train.state import ModelDef, init_state
-from resjax.train.step import make_train_step
+from resjax.train.state import init_state
 
 _LAYERS = flags.DEFINE_integer("layers", 24, "Layers.", lower_bound=1)
 _PER_BLOCK = flags.DEFINE_integer("layers_per_block", 3, "Layers of a depth block.", lower_bound=1)
@@ -84,11 +84,9 @@ def _run(name: str) -> Run:
 def _sampler(run: Run) -> tuple[Callable[[], float], int]:
   """Returns what takes a sample, and the number of parameters."""
   layout = Layout(make_mesh(run.mesh))
-  model = ModelDef(run.decoder, layout)
-  learning_rate = optim.schedule(run.optim, run.train.steps)
-  optimizer = optim.make_optimizer(run.optim, run.train.steps, model.decayed_combinator_paths)
-  step = make_train_step(model, optimizer, learning_rate, run.train)
-  state = init_state(model, optimizer, seed=0)
+  programs = program.build(run, layout)
+  step, model = programs.train_step, programs.model
+  state = init_state(model, programs.optimizer, seed=0)
   batch = layout.put(_random_batch(run))
   token_bytes = jnp.ones(run.decoder.vocab_size, jnp.int32)
 

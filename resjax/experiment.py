@@ -3,10 +3,11 @@
 import dataclasses
 import difflib
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
 from flax import nnx
 
 from resjax import combinators, optim
@@ -17,17 +18,18 @@ from resjax.train import workdir
 from resjax.train.config import Run, TrainConfig
 
 
-def build(config: Mapping[str, Any]) -> Run:
+def build(config: Mapping[str, Any], devices: Sequence[jax.Device] | None = None) -> Run:
   """Returns the run that a config describes; what can be checked before data exist, is.
 
   Args:
     config: the sections and keys of configs/base.py; a ConfigDict or its plain form.
+    devices: to run on; default: those that are here.
 
   Raises:
     ValueError: a setting that is unknown, missing, out of range, or does not fit the devices.
   """
-  run = _run(config if isinstance(config, dict) else config.to_dict())
-  _check(run, Layout(make_mesh(run.mesh)))
+  run = _run(config if isinstance(config, dict) else config.to_dict(), devices)
+  _check(run, Layout(make_mesh(run.mesh, devices)))
   return run
 
 
@@ -43,10 +45,10 @@ def load(folder: str) -> Run:
   return _run(config)
 
 
-def _run(values: Mapping[str, Any]) -> Run:
+def _run(values: Mapping[str, Any], devices: Sequence[jax.Device] | None = None) -> Run:
   data = to_dataclass(DataConfig, values["data"], "config.data")
   mesh = to_dataclass(MeshConfig, values["mesh"], "config.mesh")
-  decoder = _decoder(values["model"], data, Layout(make_mesh(mesh)))
+  decoder = _decoder(values["model"], data, Layout(make_mesh(mesh, devices)))
   return Run(
     workdir=values["workdir"],
     seed=values["seed"],

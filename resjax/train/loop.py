@@ -6,14 +6,14 @@ from pathlib import Path
 import jax
 from rich.console import Console
 
-from resjax import metrics, optim
+from resjax import metrics
 from resjax.analysis.plots import training_curves
 from resjax.data import pipeline, tokenizer
 from resjax.data.report import build_and_show
 from resjax.data.summary import DatasetSummary
 from resjax.models.flops import training_flops_per_token
 from resjax.sharding import Layout, make_mesh
-from resjax.train import init_from, report, workdir
+from resjax.train import init_from, program, report, workdir
 from resjax.train.checkpoint import Checkpoints, newest
 from resjax.train.config import Run
 from resjax.train.evaluate import evaluate, summary
@@ -21,8 +21,8 @@ from resjax.train.interrupt import Interrupted, StopRequest, stop_on_ctrl_c
 from resjax.train.logging import FILE_NAME, MetricLogger, read_metrics
 from resjax.train.progress import Progress
 from resjax.train.sample import sample_text
-from resjax.train.state import ModelDef, TrainState, abstract_state, first_state, init_state
-from resjax.train.step import Metrics, make_eval_step, make_train_step
+from resjax.train.state import TrainState, first_state, init_state
+from resjax.train.step import Metrics
 
 
 def train(run: Run, console: Console | None = None) -> None:
@@ -90,25 +90,21 @@ class Trainer:
     self.run, self.dataset, self.folder, self.checkpoints = run, dataset, folder, checkpoints
     self.origin, self.inheritance = origin, None
     self.layout = Layout(make_mesh(run.mesh))
-    self.model = ModelDef(run.decoder, self.layout)
+    self.program = program.build(run, self.layout)
+    self.model = self.program.model
     self.tokenizer = tokenizer.load(dataset.tokenizer)
     self.token_bytes = jax.device_put(self.tokenizer.token_bytes(), self.layout.sharding(None))
-    schedule = optim.schedule(run.optim, run.train.steps)
-    optimizer = optim.make_optimizer(
-      run.optim, run.train.steps, self.model.decayed_combinator_paths
-    )
-    self.train_step = make_train_step(self.model, optimizer, schedule, run.train)
-    self.eval_step = make_eval_step(self.model, run.train)
     self.batches = pipeline.train_batches(
       run.data, dataset, batch_size=run.train.batch_size, seed=run.seed
     )
     self.start = checkpoints.latest
-    self.state = self._first_state(optimizer)
+    self.state = self._first_state()
     self.throughput = metrics.Throughput()
 
-  def _first_state(self, optimizer) -> TrainState:
+  def _first_state(self) -> TrainState:
+    optimizer = self.program.optimizer
     if self.start is not None:
-      return self.checkpoints.restore(abstract_state(self.model, optimizer), self.batches)
+      return self.checkpoints.restore(self.program.state, self.batches)
     if self.origin is None:
       return init_state(self.model, optimizer, self.run.seed)
     params, self.inheritance = init_from.start(
@@ -134,7 +130,7 @@ class Trainer:
       pending = None
       for step in range((self.start or 0) + 1, config.steps + 1):
         batch = self.layout.put(next(self.batches))
-        self.state, device_metrics = self.train_step(self.state, batch, self.token_bytes)
+        self.state, device_metrics = self.program.train_step(self.state, batch, self.token_bytes)
         # The metrics of a step are fetched while the next one runs.
         self._record(pending)
         pending = step, device_metrics
@@ -191,7 +187,7 @@ class Trainer:
 
   def _evaluate(self, step: int) -> None:
     found = evaluate(
-      self.eval_step,
+      self.program.eval_step,
       self.state.params,
       self.dataset,
       self.layout,

@@ -18,7 +18,7 @@ def no_tpu(monkeypatch):
 @pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="libtpu is not installed")
 def test_block_attention_residuals_in_two_phases_on_eight_chips():
   devices = list(topologies.get_topology_desc("v5e:2x4", "tpu").devices)
-  step, arguments = bench_compile.training_step("block_attn_res", 12, 3, devices)
-  text = step.lower(*arguments).compile().as_text()
+  small = bench_compile.small_program("block_attn_res", 12, 3, devices)
+  text = small.lower_train_step().compile().as_text()
   for kernel in ("block_forward", "block_backward", "merge_forward", "merge_backward", "forward"):
     assert f"depth_attention_{kernel}" in text, kernel

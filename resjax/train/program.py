@@ -1,0 +1,70 @@
+"""The compiled programs of a run, for the devices that are here or for ones that are not."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from resjax import optim
+from resjax.sharding import Layout
+from resjax.train.config import Run
+from resjax.train.state import ModelDef, TrainState, abstract_state
+from resjax.train.step import make_eval_step, make_train_step
+from resjax.typing import Array
+
+BATCH = ("inputs", "targets", "segment_ids", "positions")
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+  """What a run executes on its devices, and the shapes and places of what goes into it.
+
+  Attributes:
+    model: without its parameters.
+    optimizer: of optax.
+    train_step: see `make_train_step`.
+    eval_step: see `make_eval_step`.
+    state: abstract `TrainState`.
+    batch: the abstract arrays of a training batch, [B, T] int32 each, B over all devices.
+    token_bytes: abstract [V] int32, the bytes that each token stands for.
+  """
+
+  model: ModelDef
+  optimizer: optax.GradientTransformation
+  train_step: Callable
+  eval_step: Callable
+  state: TrainState
+  batch: Mapping[str, Array]
+  token_bytes: Array
+
+  def lower_train_step(self) -> jax.stages.Lowered:
+    """Returns the training step as it is handed to the compiler."""
+    return self.train_step.lower(self.state, self.batch, self.token_bytes)
+
+
+def build(run: Run, layout: Layout) -> Program:
+  """Returns the programs of a run; nothing is compiled, no array is made.
+
+  Args:
+    run: with the vocabulary of its data.
+    layout: mesh and rules; its devices may be descriptions of absent ones.
+  """
+  model = ModelDef(run.decoder, layout)
+  optimizer = optim.make_optimizer(run.optim, run.train.steps, model.decayed_combinator_paths)
+  learning_rate = optim.schedule(run.optim, run.train.steps)
+  rows = _int32((run.train.batch_size, run.data.seq_len), layout, "batch", "tokens")
+  return Program(
+    model=model,
+    optimizer=optimizer,
+    train_step=make_train_step(model, optimizer, learning_rate, run.train),
+    eval_step=make_eval_step(model, run.train),
+    state=abstract_state(model, optimizer),
+    batch=dict.fromkeys(BATCH, rows),
+    token_bytes=_int32((run.decoder.vocab_size,), layout, None),
+  )
+
+
+def _int32(shape: tuple[int, ...], layout: Layout, *axes: str | None) -> jax.ShapeDtypeStruct:
+  return jax.ShapeDtypeStruct(shape, jnp.int32, sharding=layout.sharding(*axes))
