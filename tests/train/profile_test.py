@@ -81,8 +81,8 @@ def test_no_steps_no_files(tmp_path):
 
 
 def test_an_exception_in_between_ends_the_trace(tmp_path):
-  with pytest.raises(KeyError), Profiler(range(1, 3), tmp_path / "a", start=0) as profiler:
-    with profiler.step(1):
-      raise KeyError
+  profiler = Profiler(range(1, 3), tmp_path / "a", start=0)
+  with pytest.raises(KeyError), profiler, profiler.step(1):
+    raise KeyError
   run(Profiler(range(1, 3), tmp_path / "b", start=0), range(1, 3))
   assert annotated_steps(tmp_path / "b") == {1, 2}
