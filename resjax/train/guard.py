@@ -86,10 +86,13 @@ def choose(take: Array, new: PyTree, old: PyTree) -> PyTree:
   """Returns `new` where the step is taken, else `old`, bit by bit.
 
   A select is exact where a zeroed update is not: -0 + 0 is +0, devices flush subnormal sums to 0,
-  and a zeroed gradient still moves moments and counts. It is elementwise, so XLA puts it into the
-  loop that computes `new`, in the place of a donated `old`. optax.conditionally_mask also knows
-  the loss, but adds a zero update, counts skipped steps, and its `lax.cond` keeps the gradients
-  from fusing with the update.
+  and a zeroed gradient still moves moments and counts. It is elementwise, so it joins the loop
+  that computes `new`, in the place of a donated `old`: compiled for four v5e, peak memory and
+  bytes moved of a decoder's step stay what they are. XLA's CPU backend copies the moments.
+
+  Of optax, apply_if_finite and MultiSteps know the gradients only, and take a bad step in the end
+  or keep another gradient; conditionally_mask could know the loss, but adds a zero update and
+  counts skipped steps too.
   """
   return jax.tree.map(lambda a, b: jnp.where(take, a, b), new, old)
 

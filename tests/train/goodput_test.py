@@ -1,12 +1,14 @@
 """The account of a run's time: one process, several, and what a step waits for."""
 
 import json
+import timeit
 
 import pytest
 from rich.console import Console
 
 from resjax.train.goodput import Ledger, carried
 from resjax.train.step_time import StepTime
+from resjax.train.watchdog import Watchdog
 
 
 class Clock:
@@ -125,6 +127,22 @@ def test_a_run_without_checkpoint_starts_over():
   assert (found["step"], found["lost"], found["compile"]) == (2, 2.5, 20)
   assert carried([], None, 0.0) == {}
   assert carried([{"step": 1, "train/loss": 1.0}], 1, 0.0) == {}
+
+
+def test_costs_less_than_a_hundredth_of_a_short_step(tmp_path):
+  ledger = Ledger(on_phase=Watchdog(600.0, tmp_path / "stacks.txt").beat)
+  step_time = StepTime(ledger)
+
+  def account():
+    for name in ("input", "dispatch", "device", "log"):
+      with ledger.phase(name):
+        pass
+    step_time.add()
+    step_time.read()
+    ledger.record()
+
+  # A step of configs/tiny.py takes some tenths of a second on two cores.
+  assert min(timeit.repeat(account, number=100, repeat=5)) / 100 < 0.01 * 0.05
 
 
 def test_table_names_what_took_time():
