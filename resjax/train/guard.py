@@ -90,9 +90,8 @@ def choose(take: Array, new: PyTree, old: PyTree) -> PyTree:
   that computes `new`, in the place of a donated `old`: compiled for four v5e, peak memory and
   bytes moved of a decoder's step stay what they are. XLA's CPU backend copies the moments.
 
-  Of optax, apply_if_finite and MultiSteps know the gradients only, and take a bad step in the end
-  or keep another gradient; conditionally_mask could know the loss, but adds a zero update and
-  counts skipped steps too.
+  Of optax, apply_if_finite (which takes a bad step in the end) and MultiSteps (which holds one more
+  gradient) know no loss; conditionally_mask could, but adds a zero update and counts skipped steps.
   """
   return jax.tree.map(lambda a, b: jnp.where(take, a, b), new, old)
 
