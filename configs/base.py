@@ -19,6 +19,7 @@ def get_config(style: str = "llama") -> ConfigDict:
       "data": data(),
       "optim": optim(),
       "train": train(),
+      "health": health(),
       "mesh": mesh(),
     }
   )
@@ -218,6 +219,17 @@ def train() -> dict:
     "sample_tokens": 64,  # of the text sampled after the last step, as fit into a row; 0: none
     "tensorboard": False,  # needs the extra `tensorboard`
     "wandb_project": "",  # non-empty: log there too; needs the extra `wandb`
+  }
+
+
+def health() -> dict:
+  """What a run does about steps that would harm it, and about hanging."""
+  return {
+    "skip_nonfinite": True,  # leave out steps whose loss or gradient is NaN or infinite
+    "spike_window": 128,  # steps taken whose losses and gradient norms a new one is held against
+    "spike_sigma": 0.0,  # leave out steps above mean + spike_sigma · std of these; 0: none, else 6
+    "max_skipped": 10,  # steps in a row; then the run ends
+    "watchdog_seconds": 600.0,  # without progress until all stacks are written; 0: off
   }
 
 

@@ -59,6 +59,7 @@ def dataset(folder, fingerprint="a"):
     ({"model__norm_eps": 0.0}, ["config.model.norm_eps=0.0", "positive"]),
     ({"train__steps": 0}, ["config.train.steps=0", "at least 1"]),
     ({"optim__warmup_steps": 400}, ["config.optim.warmup_steps is 400", "config.train.steps"]),
+    ({"health__max_skipped": 0}, ["config.health.max_skipped=0", "at least 1"]),
     ({"mesh__data": 3}, ["config.mesh", "8 devices", "-1"]),
     ({"mesh__data": 1, "mesh__sequence": 8, "data__seq_len": 20}, ["config.data.seq_len=20"]),
     ({"data__validation_fraction": 0.0}, ["config.data.validation_fraction=0.0", "above 0"]),

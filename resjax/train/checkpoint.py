@@ -91,4 +91,4 @@ def restore_params(checkpoint: Path, abstract: PyTree) -> PyTree:
 
 def _rest(state: TrainState) -> dict[str, PyTree]:
   """What only training needs, apart from the parameters, which others read too."""
-  return {"step": state.step, "opt_state": state.opt_state}
+  return {"step": state.step, "opt_state": state.opt_state, "guard": state.guard}

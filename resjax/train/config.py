@@ -1,6 +1,7 @@
 """What a run is made of, checked before anything is built."""
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -51,6 +52,43 @@ class TrainConfig:
       raise ValueError(f"config.train.{name}={getattr(self, name)} must be at least {least}")
 
 
+# Values that the guard keeps, whatever the window, so that a run that resumes may change it.
+MAX_SPIKE_WINDOW = 1024
+
+
+@dataclasses.dataclass(frozen=True)
+class HealthConfig:
+  """Settings of the step guard and the watchdog; their meaning stands in configs/base.py.
+
+  Raises:
+    ValueError: a setting out of range.
+  """
+
+  skip_nonfinite: bool
+  spike_window: int
+  spike_sigma: float
+  max_skipped: int
+  watchdog_seconds: float
+
+  def __post_init__(self):
+    """Checks the ranges."""
+    ranges = {
+      "spike_window": (2 <= self.spike_window <= MAX_SPIKE_WINDOW, f"in 2..{MAX_SPIKE_WINDOW}"),
+      "spike_sigma": (self.spike_sigma >= 0, "0 (no test) or more"),
+      "max_skipped": (self.max_skipped >= 1, "at least 1"),
+      "watchdog_seconds": (self.watchdog_seconds >= 0, "0 (off) or more"),
+    }
+    for name, (fits, allowed) in ranges.items():
+      value = getattr(self, name)
+      if not (fits and math.isfinite(value)):
+        raise ValueError(f"config.health.{name}={value} must be finite and {allowed}")
+
+  @property
+  def guards_steps(self) -> bool:
+    """Whether any step may be skipped."""
+    return self.skip_nonfinite or self.spike_sigma > 0
+
+
 @dataclasses.dataclass(frozen=True)
 class Run:
   """Everything that a training run needs to know.
@@ -62,6 +100,7 @@ class Run:
     data: corpora, tokenizer, row length.
     optim: optimizer and schedule.
     train: the loop.
+    health: what keeps it from going wrong.
     mesh: devices per mesh axis.
     resolved: the whole config as plain JSON values, for the record.
   """
@@ -72,6 +111,7 @@ class Run:
   data: DataConfig
   optim: OptimizerConfig
   train: TrainConfig
+  health: HealthConfig
   mesh: MeshConfig
   resolved: Mapping[str, Any]
 

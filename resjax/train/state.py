@@ -12,6 +12,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from resjax.models.config import DecoderConfig
 from resjax.models.decoder import Decoder
 from resjax.sharding import Layout
+from resjax.train.guard import GuardState
 from resjax.typing import Array, PyTree
 
 
@@ -21,14 +22,17 @@ class TrainState:
   """What changes from step to step.
 
   Attributes:
-    step: number of finished steps, int32 scalar.
+    step: number of finished steps, int32 scalar. It says how much of the data was used, so it
+      counts skipped steps too; the counts in `opt_state`, and with them the learning rate, do not.
     params: nested dict of float32 arrays.
     opt_state: of optax.
+    guard: what the step guard remembers.
   """
 
   step: Array
   params: PyTree
   opt_state: PyTree
+  guard: GuardState
 
 
 class ModelDef:
@@ -104,6 +108,7 @@ def _sharding(path: tuple, variable: nnx.Variable, layout: Layout) -> NamedShard
 def abstract_state(model: ModelDef, optimizer: optax.GradientTransformation) -> TrainState:
   """Returns shapes, dtypes and shardings of the state; moments lie where their parameters lie."""
   opt_state = jax.eval_shape(optimizer.init, model.abstract)
+  step, guard = jax.eval_shape(_counters)
   if model.layout.mesh is not None:
     replicated = NamedSharding(model.layout.mesh, PartitionSpec())
     opt_state = optax.tree_utils.tree_map_params(
@@ -114,10 +119,12 @@ def abstract_state(model: ModelDef, optimizer: optax.GradientTransformation) -> 
       is_leaf=_is_masked,
       transform_non_params=lambda leaf: _placed(leaf, replicated),
     )
-    step = jax.ShapeDtypeStruct((), jnp.int32, sharding=replicated)
-  else:
-    step = jax.ShapeDtypeStruct((), jnp.int32)
-  return TrainState(step, model.abstract, opt_state)
+    step, guard = jax.tree.map(lambda leaf: _placed(leaf, replicated), (step, guard))
+  return TrainState(step, model.abstract, opt_state, guard)
+
+
+def _counters() -> tuple[Array, GuardState]:
+  return jnp.zeros((), jnp.int32), GuardState.zeros()
 
 
 def _is_masked(leaf) -> bool:
@@ -141,8 +148,9 @@ def first_state(
   abstract = abstract_state(model, optimizer)
 
   def create(params):
-    return jnp.zeros((), jnp.int32), optimizer.init(params)
+    return *_counters(), optimizer.init(params)
 
-  shardings = jax.tree.map(lambda leaf: leaf.sharding, (abstract.step, abstract.opt_state))
-  step, opt_state = jax.jit(create, out_shardings=shardings)(params)
-  return TrainState(step, params, opt_state)
+  planned = abstract.step, abstract.guard, abstract.opt_state
+  shardings = jax.tree.map(lambda leaf: leaf.sharding, planned)
+  step, guard, opt_state = jax.jit(create, out_shardings=shardings)(params)
+  return TrainState(step, params, opt_state, guard)

@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import optax
 
 from resjax.losses import LossSums, cross_entropy, sharded_cross_entropy
-from resjax.train.config import TrainConfig
+from resjax.train import guard
+from resjax.train.config import HealthConfig, TrainConfig
 from resjax.train.state import ModelDef, TrainState, abstract_state
 from resjax.typing import Array, PyTree
 
@@ -44,6 +45,7 @@ def make_train_step(
   optimizer: optax.GradientTransformation,
   learning_rate: optax.Schedule,
   config: TrainConfig,
+  health: HealthConfig | None = None,
 ) -> Callable[[TrainState, Batch, Array], tuple[TrainState, Metrics]]:
   """Returns train_step(state, batch, token_bytes) -> (state, metrics), jitted, state donated.
 
@@ -51,6 +53,17 @@ def make_train_step(
 
   The objective is Σ (nats + z_loss · z) / Σ tokens over the whole batch: with microbatches the
   sums are accumulated and divided once, so rows with padding weigh what they weigh without.
+
+  A step that `health` does not let through leaves parameters, moments and the optimizer's counts
+  as they are, bit by bit. Metrics: `sums` and `grad_norm` of the step, its `learning_rate`,
+  `skipped` (0 or 1), `skipped_total` and `skipped_in_a_row`, this step included.
+
+  Args:
+    model: the decoder.
+    optimizer: of `optim.make_optimizer`.
+    learning_rate: the optimizer's schedule, for the metrics.
+    config: loss and microbatches.
+    health: which steps are skipped; None: none.
   """
 
   def objective_sum(params, batch, token_bytes):
@@ -75,13 +88,20 @@ def make_train_step(
     tokens = jnp.maximum(sums.tokens, 1.0)
     gradients = jax.tree.map(lambda g: g / tokens, gradients)
     updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
+    new = optax.apply_updates(state.params, updates), opt_state
+    seen, grad_norm = state.guard, optax.tree.norm(gradients)
+    if health is not None and health.guards_steps:
+      take, seen = guard.judge(health, seen, sums.nats / tokens, grad_norm)
+      new = guard.choose(take, new, (state.params, state.opt_state))
     metrics = {
       "sums": sums,
-      "grad_norm": optax.tree.norm(gradients),
-      "learning_rate": learning_rate(state.step),
+      "grad_norm": grad_norm,
+      "learning_rate": learning_rate(state.step - state.guard.skipped),
+      "skipped": seen.skipped - state.guard.skipped,
+      "skipped_total": seen.skipped,
+      "skipped_in_a_row": seen.in_a_row,
     }
-    params = optax.apply_updates(state.params, updates)
-    return TrainState(state.step + 1, params, opt_state), metrics
+    return TrainState(state.step + 1, *new, seen), metrics
 
   shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract_state(model, optimizer))
   return jax.jit(train_step, donate_argnums=0, out_shardings=(shardings, None))

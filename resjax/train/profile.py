@@ -1,0 +1,110 @@
+"""A trace of a few steps for xprof, and what lies in device memory at the last of them."""
+
+import contextlib
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import jax
+
+from resjax.typing import PyTree
+
+ANNOTATION = "train"
+
+
+def parse_steps(text: str, steps: int) -> range:
+  """Returns the steps FIRST:LAST, both included, of --profile_steps; none for an empty text.
+
+  Args:
+    text: such as 10:13.
+    steps: of the whole run.
+
+  Raises:
+    ValueError: it is no such range, or no part of the run.
+  """
+  if not text:
+    return range(0)
+  found = re.fullmatch(r"(\d+):(\d+)", text)
+  if not found:
+    raise ValueError(f"--profile_steps={text!r} must be FIRST:LAST, such as 10:13")
+  first, last = map(int, found.groups())
+  if not 1 <= first <= last:
+    raise ValueError(f"--profile_steps={text} must have 1 <= FIRST <= LAST")
+  if last > steps:
+    raise ValueError(f"--profile_steps={text} ends after config.train.steps={steps}")
+  return range(first, last + 1)
+
+
+class Profiler:
+  """Traces the given steps; a context manager around all of them.
+
+    with Profiler(steps, folder, start=0, tell=print) as profiler:
+      for step in ...:
+        with profiler.step(step):
+          state, metrics = train_step(...)
+        profiler.end(step, metrics)
+
+  Args:
+    steps: of `parse_steps`.
+    folder: of the results; made when they are written.
+    start: steps done before this process began.
+    tell: prints a line; None: nobody is told, in all processes but the first.
+    process: number of this one.
+
+  Raises:
+    ValueError: the run resumes after the first of the steps.
+  """
+
+  def __init__(
+    self,
+    steps: range,
+    folder: Path,
+    *,
+    start: int,
+    tell: Callable[[str], None] | None = None,
+    process: int = 0,
+  ):
+    if steps and steps[0] <= start:
+      raise ValueError(
+        f"--profile_steps={steps[0]}:{steps[-1]} begins before step {start + 1}, the next one of "
+        "this run; choose later steps"
+      )
+    self._steps, self._folder, self._tell, self._process = steps, folder, tell, process
+    self._tracing = False
+
+  def __enter__(self) -> "Profiler":
+    return self
+
+  def __exit__(self, *exc: object) -> None:
+    if self._tracing:
+      self._stop()
+
+  @contextlib.contextmanager
+  def step(self, step: int) -> Iterator[None]:
+    """Around the work of a step; the first of the steps starts the trace."""
+    if step not in self._steps:
+      yield
+      return
+    if step == self._steps[0]:
+      jax.profiler.start_trace(self._folder)
+      self._tracing = True
+    with jax.profiler.StepTraceAnnotation(ANNOTATION, step_num=step):
+      yield
+
+  def end(self, step: int, result: PyTree) -> None:
+    """After the work of a step; after that of the last one, waits for its result and writes."""
+    if not self._tracing or step != self._steps[-1]:
+      return
+    jax.block_until_ready(result)
+    memory = self._folder / f"memory.{self._process}.pprof"
+    self._stop()
+    jax.profiler.save_device_memory_profile(memory)
+    if self._tell is not None:
+      self._tell(
+        f"profile of steps {self._steps[0]}..{step}: xprof --logdir={self._folder} (pip install "
+        f"xprof); device memory: pprof -http=: {memory} (go install github.com/google/pprof@latest)"
+      )
+
+  def _stop(self) -> None:
+    self._tracing = False
+    jax.profiler.stop_trace()

@@ -1,0 +1,111 @@
+"""A thread that shows where all threads stand when a run no longer goes on."""
+
+import faulthandler
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TextIO
+
+FILE_NAME = "stacks.txt"
+
+# Compiling, restoring and building what a run needs are one piece of work each, and may be long.
+_PATIENCE = {"init": 6.0, "compile": 6.0, "restore": 6.0}
+
+
+class Watchdog:
+  """Writes the stacks of all threads once per stall, and goes on waiting; a context manager.
+
+  A stall is a phase of the ledger, a step or a batch of an evaluation, that does not end within
+  its allowance: `seconds`, and 6 times that for init, compile and restore. While a C extension
+  holds the interpreter's lock no Python thread runs: then faulthandler's own thread writes the
+  stacks to standard error, once that lasted for the allowance.
+
+  Args:
+    seconds: config.health.watchdog_seconds; 0: off.
+    path: a file that stacks are appended to; None: standard error only.
+    phase: the first one.
+    stream: where stacks are written; None: standard error.
+    clock: seconds; for tests.
+  """
+
+  def __init__(
+    self,
+    seconds: float,
+    path: Path | None,
+    *,
+    phase: str = "init",
+    stream: TextIO | None = None,
+    clock: Callable[[], float] = time.monotonic,
+  ):
+    self._seconds, self._path, self._stream, self._clock = seconds, path, stream, clock
+    self._mark = phase, clock()
+    self._stalled = None
+    self._stop = threading.Event()
+    self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
+
+  def __enter__(self) -> "Watchdog":
+    if self._seconds:
+      self._thread.start()
+    return self
+
+  def __exit__(self, *exc: object) -> None:
+    self._stop.set()
+    if self._seconds:
+      self._thread.join()
+
+  def beat(self, phase: str) -> None:
+    """Says that something ended, and what goes on now; costs well below a microsecond."""
+    self._mark = phase, self._clock()  # one assignment: the thread sees the old or the new pair
+
+  def allowance(self, phase: str) -> float:
+    """Returns the seconds that a phase may take."""
+    return self._seconds * _PATIENCE.get(phase, 1.0)
+
+  def check(self) -> None:
+    """Writes the stacks if a stall is new, and one line when it is over."""
+    mark, now = self._mark, self._clock()
+    if self._stalled is not None and mark is not self._stalled:
+      self._write(f"watchdog: going on, {now - self._stalled[1]:.0f} s after the stall began\n")
+      self._stalled = None
+    phase, since = mark
+    waited, allowed = now - since, self.allowance(phase)
+    if waited <= allowed or mark is self._stalled:
+      return
+    self._stalled = mark
+    began = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(time.time() - waited))
+    self._write(
+      f"watchdog: nothing ended for {waited:.0f} s, since {began} in phase {phase!r}, which may "
+      f"take {allowed:g} s (config.health.watchdog_seconds={self._seconds:g}); still waiting; "
+      f"stacks of all threads:\n{_stacks()}"
+    )
+
+  def _watch(self) -> None:
+    interval = min(1.0, self._seconds / 10)
+    try:
+      while not self._stop.wait(interval):
+        self.check()
+        # Put off for as long as this thread gets to run.
+        faulthandler.dump_traceback_later(self.allowance(self._mark[0]), file=sys.__stderr__)
+    finally:
+      faulthandler.cancel_dump_traceback_later()
+
+  def _write(self, text: str) -> None:
+    # Standard error first: what hangs may be the file system of the workdir.
+    print(text, end="", file=self._stream or sys.stderr, flush=True)
+    if self._path is None:
+      return
+    try:
+      with self._path.open("a", encoding="utf-8") as file:
+        file.write(text)
+    except OSError as error:
+      print(f"watchdog: cannot write {self._path}: {error}", file=self._stream or sys.stderr)
+
+
+def _stacks() -> str:
+  with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as file:
+    faulthandler.dump_traceback(file, all_threads=True)
+    file.seek(0)
+    return file.read()
