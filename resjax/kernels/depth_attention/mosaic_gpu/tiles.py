@@ -29,6 +29,8 @@ class GpuTiles:
     group: sources whose sums over channels are taken together, 1 to 8 and below `rows`.
     summed_rows: rows that are summed together, a multiple of 4.
     programs_per_sm: programs that run on a streaming multiprocessor at a time, 1 or 2.
+    numbers: float32 numbers beside the rows and their sums.
+    further_rows: rows of shared memory for what else passes through, each 1 to 32.
 
   Raises:
     ValueError: a size is not allowed.
@@ -38,6 +40,8 @@ class GpuTiles:
   group: int
   summed_rows: int
   programs_per_sm: int
+  numbers: int = 3 * LANES
+  further_rows: tuple[int, ...] = ()
 
   def __post_init__(self):
     allowed = {
