@@ -20,6 +20,7 @@ from resjax.typing import Array, PyTree
 _PROGRAM = "program"
 # SMs of an H100, for which a kernel is lowered where there is no GPU.
 _ABSENT_SMS = 132
+_HOPPER = 9.0
 
 
 def num_programs(read: Read, tokens: int, tiles: GpuTiles) -> int:
@@ -34,6 +35,19 @@ def num_programs(read: Read, tokens: int, tiles: GpuTiles) -> int:
 def device(layout: Layout) -> jax.Device:
   """Returns a device of the kind that the program will run on."""
   return jax.devices()[0] if layout.mesh is None else layout.mesh.devices.flat[0]
+
+
+def obstacle(read: Read) -> str | None:
+  """Returns why no kernel can run on the GPU of a read, or None."""
+  if read.interpret:
+    return None
+  found = device(read.layout)
+  capability = getattr(found, "compute_capability", None)
+  if capability is None:
+    return f"the compute capability of {found.device_kind!r} is not known, it needs {_HOPPER}"
+  if float(capability) < _HOPPER:
+    return f"{found.device_kind!r} has compute capability {capability}, it needs {_HOPPER}"
+  return None
 
 
 def fold(rows: PyTree) -> PyTree:
@@ -145,6 +159,14 @@ def _scratch(tiles: GpuTiles, like: Array, numbers: tuple) -> Shared:
   return Shared(
     tuple(map(buffer, rings)), Sums.scratch(tiles.summed_rows, like.shape[-2]), numbers
   )
+
+
+def fresh_sources(read: Read, operands: Operands) -> PyTree:
+  """Returns shapes of the cotangents of bank and recent sources; none if those are threaded."""
+  if read.threaded:
+    return None, ()
+  sources = operands.bank, operands.recent
+  return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), sources)
 
 
 def program() -> Array:

@@ -37,17 +37,12 @@ def backward(
   tiles = gpu_tiles.choose_backward(operands.like, operands.num_slots)
   programs = call.num_programs(read, len(like), tiles)
   partial_sum = jax.ShapeDtypeStruct((programs, *like.shape[1:]), jnp.float32)
-  fresh = None, ()
-  if not read.threaded:
-    fresh = jax.tree.map(
-      lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), (folded.bank, folded.recent)
-    )
   d_scale = None if folded.out_norm_scale is None else partial_sum
   d, updated = call.launch(
     read,
     functools.partial(_kernel, read, tiles.group, programs),
     (folded, stats, call.fold(d_out)),
-    Cotangents(*fresh, partial_sum, d_scale),
+    Cotangents(*call.fresh_sources(read, folded), partial_sum, d_scale),
     tiles=tiles,
     programs=programs,
     like=like,

@@ -1,11 +1,12 @@
 """Walks of the reverse pass on NVIDIA GPUs over the sources of a token."""
 
 import dataclasses
+import functools
 from collections.abc import Callable
 
 from jax import lax
 
-from resjax.kernels.depth_attention.mosaic_gpu.ring import Ring
+from resjax.kernels.depth_attention.mosaic_gpu.ring import Ring, when
 from resjax.kernels.depth_attention.mosaic_gpu.row_ops import Row
 from resjax.kernels.depth_attention.operands import Operands
 from resjax.typing import Array, PyTree
@@ -49,6 +50,11 @@ class Sweep:
     """Waits until a source that counts has arrived; once in a sweep."""
     if not self.kept or self.index == 0:
       self.ring.wait(self.step, self._position(slot))
+
+  def wait_all(self, slots: range) -> None:
+    """Waits until those of some sources that count have arrived; once in a sweep."""
+    for slot in slots:
+      when(self.valid(slot), functools.partial(self.wait, slot))
 
   def load(self, slot: int) -> Row:
     """Waits for a source that counts, and reads it."""
