@@ -21,6 +21,8 @@ _PROGRAM = "program"
 # SMs of an H100, for which a kernel is lowered where there is no GPU.
 _ABSENT_SMS = 132
 _HOPPER = 9.0
+# A thread holds its share of up to four rows in registers.
+_MAX_WIDTH = 8192
 
 
 def num_programs(read: Read, tokens: int, tiles: GpuTiles) -> int:
@@ -47,6 +49,14 @@ def obstacle(read: Read) -> str | None:
     return f"the compute capability of {found.device_kind!r} is not known, it needs {_HOPPER}"
   if float(capability) < _HOPPER:
     return f"{found.device_kind!r} has compute capability {capability}, it needs {_HOPPER}"
+  return None
+
+
+def width_obstacle(like: Array) -> str | None:
+  """Returns why a kernel that has rows in registers cannot run on rows like these, or None."""
+  width = like.shape[-1]
+  if width > _MAX_WIDTH:
+    return f"the width {width} (config.model.d_model) is above {_MAX_WIDTH}, what registers hold"
   return None
 
 

@@ -6,13 +6,8 @@ from resjax.kernels.depth_attention.mosaic_gpu.direct_forward import forward as 
 from resjax.kernels.depth_attention.operands import Operands, Read
 
 PLATFORM = "gpu"
-# A thread holds its share of up to four rows in registers.
-MAX_WIDTH = 8192
 
 
 def obstacle(read: Read, operands: Operands) -> str | None:
   """Returns why the kernels cannot run, or None."""
-  width = operands.like.shape[-1]
-  if width > MAX_WIDTH:
-    return f"the width {width} (config.model.d_model) is above {MAX_WIDTH}, what registers hold"
-  return call.obstacle(read)
+  return call.width_obstacle(operands.like) or call.obstacle(read)

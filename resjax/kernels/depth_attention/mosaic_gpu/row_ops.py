@@ -67,6 +67,11 @@ def _layout(size: int) -> Any:
   return plgpu.Layout.WG_STRIDED((size, LANES), vec_size=size)
 
 
+def rounded(row: Row, dtype: Any) -> Row:
+  """Returns a row with the precision of a dtype."""
+  return tuple(part.astype(dtype).astype(jnp.float32) for part in row)
+
+
 def each(function: Callable, *rows: Row) -> Row:
   """Applies a function to the parts of rows."""
   return tuple(map(function, *rows))
