@@ -22,7 +22,6 @@ from resjax.typing import Array, PyTree
 # `obstacle`. In order of preference.
 BLOCK_BACKENDS = {"mosaic_tpu": tpu_block, "mosaic_gpu": gpu_block, "reference": reference_block}
 MERGE_BACKENDS = {"mosaic_tpu": tpu_merge, "mosaic_gpu": gpu_merge, "reference": reference_merge}
-TWO_PHASE_IMPLEMENTATIONS = tuple(BLOCK_BACKENDS)
 
 
 def block_forward(read: Read, operands: Operands) -> tuple[Array, Stats]:

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from resjax.kernels.depth_attention.mosaic_gpu import block_tiles, call, pairs, row_ops
+from resjax.kernels.depth_attention.mosaic_gpu import call, pairs, row_ops, two_phase_tiles
 from resjax.kernels.depth_attention.mosaic_gpu.call import Shared, row_of
 from resjax.kernels.depth_attention.mosaic_gpu.pairs import MAX_SOURCES
 from resjax.kernels.depth_attention.mosaic_gpu.ring import Ring, Stream, when
@@ -80,7 +80,9 @@ def backward(
   """Reverse pass; see `depth_attention_block`, reference/block.py."""
   folded = call.fold_operands(operands)
   like, num_reads = folded.like, len(operands.query)
-  tiles = block_tiles.choose_backward(operands.like, operands.num_slots, num_reads, read.threaded)
+  tiles = two_phase_tiles.choose_backward(
+    operands.like, operands.num_slots, num_reads, read.threaded
+  )
   programs, rows = call.num_programs(read, len(like), tiles), pairs.num_rows(num_reads)
   sums = jax.ShapeDtypeStruct((programs, *folded.query.shape), jnp.float32)
   sizes = (3, rows, MAX_SOURCES), (MAX_SOURCES,), (rows,), (rows,)

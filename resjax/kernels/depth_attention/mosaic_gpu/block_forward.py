@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from resjax.kernels.depth_attention.mosaic_gpu import block_tiles, call, pairs, row_ops
+from resjax.kernels.depth_attention.mosaic_gpu import call, pairs, row_ops, two_phase_tiles
 from resjax.kernels.depth_attention.mosaic_gpu.call import Shared
 from resjax.kernels.depth_attention.mosaic_gpu.sweep import Sweep
 from resjax.kernels.depth_attention.operands import Operands, Read, Stats
@@ -55,7 +55,7 @@ def forward(read: Read, operands: Operands) -> tuple[Array, Stats]:
   shapes = (slots, tokens), (num_reads, slots, tokens), (num_reads, tokens)
   stats = Stats(*(jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes))
   out = jax.ShapeDtypeStruct((num_reads, *like.shape), like.dtype)
-  tiles = block_tiles.choose_forward(operands.like, slots, num_reads)
+  tiles = two_phase_tiles.choose_forward(operands.like, slots, num_reads)
   programs = call.num_programs(read, tokens, tiles)
   sizes = (len(_Numbers._fields) - 1, rows, 32), (32,), (32,), (rows,)
   numbers = _Numbers(*(plgpu.SMEM(size, jnp.float32) for size in sizes))

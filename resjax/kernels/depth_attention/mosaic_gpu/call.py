@@ -166,9 +166,7 @@ def _scratch(tiles: GpuTiles, like: Array, numbers: tuple) -> Shared:
     return plgpu.SMEM((rows, *like.shape[-2:]), like.dtype), plgpu.Barrier(num_barriers=rows)
 
   rings = tiles.rows, *tiles.further_rows
-  return Shared(
-    tuple(map(buffer, rings)), Sums.scratch(tiles.summed_rows, like.shape[-2]), numbers
-  )
+  return Shared(tuple(map(buffer, rings)), Sums.scratch(tiles.summed_rows, like.shape[-2]), numbers)
 
 
 def fresh_sources(read: Read, operands: Operands) -> PyTree:

@@ -56,7 +56,13 @@ def backward(
 
 
 def _kernel(
-  read: Read, group: int, programs: int, inputs: PyTree, outputs: Cotangents, updated, shared: Shared
+  read: Read,
+  group: int,
+  programs: int,
+  inputs: PyTree,
+  outputs: Cotangents,
+  updated,
+  shared: Shared,
 ):
   (buffer,), sums, (numbers,) = shared
   operands, stats, d_out = inputs

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from resjax.kernels.depth_attention.mosaic_gpu import block_tiles, call, row_ops
+from resjax.kernels.depth_attention.mosaic_gpu import call, row_ops, two_phase_tiles
 from resjax.kernels.depth_attention.mosaic_gpu.call import Shared
 from resjax.kernels.depth_attention.mosaic_gpu.merge_forward import fold_operands, share
 from resjax.kernels.depth_attention.mosaic_gpu.ring import Ring, Stream, when
@@ -83,7 +83,7 @@ def backward(
   """Reverse pass; see `depth_attention_merge`, reference/merge.py."""
   folded = fold_operands(operands)
   like, gain = folded.like, folded.out_norm_scale
-  tiles = block_tiles.choose_merge(operands.like, num_streams=4)
+  tiles = two_phase_tiles.choose_merge(operands.like, num_streams=4)
   programs = call.num_programs(read, len(like), tiles)
   sums = jax.ShapeDtypeStruct((programs, *like.shape[1:]), jnp.float32)
   inverse_gain = None if gain is None else 1 / gain

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from resjax.kernels.depth_attention.mosaic_gpu import block_tiles, call, row_ops
+from resjax.kernels.depth_attention.mosaic_gpu import call, row_ops, two_phase_tiles
 from resjax.kernels.depth_attention.mosaic_gpu.call import Shared
 from resjax.kernels.depth_attention.mosaic_gpu.ring import Ring, Stream, when
 from resjax.kernels.depth_attention.mosaic_gpu.row_ops import Row, Sums, each
@@ -38,7 +38,7 @@ def forward(read: Read, operands: MergeOperands) -> tuple[Array, Array | None, M
   row = jax.ShapeDtypeStruct(like.shape, like.dtype)
   number = jax.ShapeDtypeStruct((len(like),), jnp.float32)
   stats = MergeStats(number, number, number, number if normed else None)
-  tiles = block_tiles.choose_merge(operands.like, num_streams=2 + read.adds)
+  tiles = two_phase_tiles.choose_merge(operands.like, num_streams=2 + read.adds)
   programs = call.num_programs(read, len(like), tiles)
   result, _ = call.launch(
     read,

@@ -1,7 +1,7 @@
 """Numbers of every pair of a read and a source of a token: a warp for a read, a lane for a source.
 
-As a table [S, 32], S rounded up to whole warpgroups; what lies past the reads and sources that there
-are may be anything. In shared memory a table is a reference of the same shape.
+As a table [S, 32], S rounded up to a multiple of the warps of a program. What lies past the reads
+and sources that there are may be anything. In shared memory a table has the same shape.
 """
 
 import functools

@@ -42,9 +42,7 @@ def choose_forward(like: Array, num_slots: int, num_reads: int) -> GpuTiles | No
   return None
 
 
-def choose_backward(
-  like: Array, num_slots: int, num_reads: int, threaded: bool
-) -> GpuTiles | None:
+def choose_backward(like: Array, num_slots: int, num_reads: int, threaded: bool) -> GpuTiles | None:
   """Returns the tile sizes of the reverse pass of phase 1, or None where a token has no room.
 
   The cotangents of all reads of a token stay. So do its sources if they fit; else they are read
