@@ -8,10 +8,10 @@ from resjax.combinators.base import DepthState, check_flag, check_layer, check_o
 from resjax.combinators.depth_reader import DepthBlocks, DepthReader
 from resjax.combinators.numerics import rms_normalized
 from resjax.kernels.depth_attention import (
-  TWO_PHASE_IMPLEMENTATIONS,
   Sources,
   depth_attention_block,
   depth_attention_merge,
+  has_block_kernel,
   two_phase_moves_less,
 )
 from resjax.typing import Array
@@ -105,9 +105,9 @@ class BlockAttnRes(DepthBlocks, _OutputReader):
     layers_per_block: layers summed into one source, 1..L. (The paper's figure counts sublayers.)
     rms_block: whether outputs are normalised before they are summed into a completed block.
     two_phase: whether a scan reads the complete sources once for all sites of a block, and merges
-      the running sum site by site: the same function, up to rounding. `auto`: on TPUs, which
-      have kernels for it, with one head, where that moves fewer bytes; `always` needs one head,
-      and is plain JAX elsewhere; `never`.
+      the running sum site by site: the same function, up to rounding. `auto`: where a kernel can
+      run for it, and it moves fewer bytes; `always` needs one head, and is plain JAX where no
+      kernel can run; `never`.
     num_heads: H, a divisor of D.
     eps: added to the mean square of a source, and with rms_block of an output; > 0.
     implementation: of the read, see `depth_attention`; `auto`: the best that can run.
@@ -125,9 +125,6 @@ class BlockAttnRes(DepthBlocks, _OutputReader):
     check_option("two_phase", two_phase, two_phase in TWO_PHASE, ", ".join(TWO_PHASE))
     fits = two_phase != "always" or self.num_heads == 1
     check_option("two_phase", two_phase, fits, f"auto, never with num_heads={self.num_heads}")
-    fits = two_phase != "always" or self.implementation in ("auto", *TWO_PHASE_IMPLEMENTATIONS)
-    allowed = f"auto, never with implementation={self.implementation!r}"
-    check_option("two_phase", two_phase, fits, allowed)
     self.rms_block = rms_block
     self.two_phase = two_phase
 
@@ -143,23 +140,23 @@ class BlockAttnRes(DepthBlocks, _OutputReader):
 
   def open_block(self, sources):
     """See `Combinator.open_block`: what its sites read of complete sources, in two phases."""
-    if not self._in_two_phases():
-      return sources, None
     queries, key_scales = (p[...].reshape(-1, self.d_model) for p in (self.query, self.key_scale))
+    if not self._in_two_phases(sources, queries):
+      return sources, None
     reads, sources = depth_attention_block(
       sources, queries, key_scales=key_scales, return_sources=True, **self._kernel_options()
     )
     return sources, reads
 
-  def _in_two_phases(self) -> bool:
+  def _in_two_phases(self, sources, queries) -> bool:
     """Whether a scan reads complete sources once per block; see `two_phase_moves_less`."""
     if self.two_phase != "auto":
       return self.two_phase == "always"
-    sublayers = self.layers_per_block * len(self.sites)
     on_average = (self.num_blocks + 1) / 2  # 1, 2, ... sources are complete before a block
-    moves_less = two_phase_moves_less(on_average, sublayers)
-    on_tpu = self.layout.platform == "tpu" and self.implementation in ("auto", "mosaic_tpu")
-    return moves_less and on_tpu and self.num_heads == 1
+    moves_less = two_phase_moves_less(on_average, len(queries))
+    options = self._kernel_options()
+    options.pop("eps")
+    return self.num_heads == 1 and moves_less and has_block_kernel(sources, queries, **options)
 
   def close_block(self, state):
     """See `Combinator.close_block`: a sum of the running block becomes a source."""

@@ -66,6 +66,16 @@ def choose(
   return dataclasses.replace(read, implementation=implementation)
 
 
+def has_kernel(
+  read: Read, operands: Any, implementation: str | None, backends: Mapping = BACKENDS
+) -> bool:
+  """Whether `choose` returns a kernel, not the reference; an unknown name has none."""
+  try:
+    return choose(read, operands, implementation, backends).implementation != "reference"
+  except ValueError:
+    return False
+
+
 def forward(read: Read, operands: Operands) -> tuple[Array, Array | None, Stats]:
   """Runs the forward pass of the chosen backend, see reference/direct.py."""
   if read.implementation == "reference":

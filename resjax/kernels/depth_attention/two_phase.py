@@ -79,8 +79,8 @@ def depth_attention_block(
     eps: added to the mean square of a source.
     return_sources: whether the sources are returned too, to be threaded as in `depth_attention`.
     layout: mesh, and how axes of [B, T, D] are split over it; default: one device.
-    implementation: `reference` (any platform), `mosaic_tpu`, or None, the best that can run on
-      the platform of `layout`.
+    implementation: `reference` (any platform), `mosaic_tpu`, `mosaic_gpu` (Hopper and newer), or
+      None, the best that can run on the platform of `layout`.
     interpret: runs a kernel in its interpreter on any platform; what the `interpret` of a Pallas
       call takes.
 
@@ -94,15 +94,7 @@ def depth_attention_block(
   """
   if not isinstance(sources, Sources):
     sources = Sources(recent=tuple(sources))
-  sources.check_alike()
-  width = sources.shape[-1]
-  if queries.ndim != 2 or queries.shape[1] != width or not len(queries):
-    raise ValueError(f"queries has shape {queries.shape}; the sources need (S, {width}), S >= 1")
-  if key_scales is not None and key_scales.shape != queries.shape:
-    raise ValueError(f"key_scales has shape {key_scales.shape}; queries has {queries.shape}")
-  scaled = queries if key_scales is None else queries * key_scales
-  counts = sources.counts()
-  operands = Operands(sources.bank, sources.recent, counts, scaled, None, None)
+  operands = _block_operands(sources, queries, key_scales)
   read = _read(eps, False, return_sources, layout, interpret)
   read = backends.choose(read, operands, implementation, two_phase_backends.BLOCK_BACKENDS)
   block_read, threaded = _block(read, operands)
@@ -110,6 +102,38 @@ def depth_attention_block(
     return block_read
   bank, recent = threaded
   return block_read, Sources(recent, bank, sources.num_valid)
+
+
+def has_block_kernel(
+  sources: Sources,
+  queries: Array,
+  *,
+  layout: Layout | None = None,
+  implementation: str | None = None,
+) -> bool:
+  """Whether `depth_attention_block`, sources threaded, takes a kernel and not the reference.
+
+  Args:
+    sources: as for `depth_attention_block`; their shapes are looked at.
+    queries: [S, D], the same.
+    layout: as for `depth_attention_block`.
+    implementation: as for `depth_attention_block`.
+  """
+  read = _read(0.0, False, True, layout, False)
+  operands = _block_operands(sources, queries, None)
+  return backends.has_kernel(read, operands, implementation, two_phase_backends.BLOCK_BACKENDS)
+
+
+def _block_operands(sources: Sources, queries: Array, key_scales: Array | None) -> Operands:
+  """Refuses what does not fit together, naming the argument."""
+  sources.check_alike()
+  width = sources.shape[-1]
+  if queries.ndim != 2 or queries.shape[1] != width or not len(queries):
+    raise ValueError(f"queries has shape {queries.shape}; the sources need (S, {width}), S >= 1")
+  if key_scales is not None and key_scales.shape != queries.shape:
+    raise ValueError(f"key_scales has shape {key_scales.shape}; queries has {queries.shape}")
+  scaled = queries if key_scales is None else queries * key_scales
+  return Operands(sources.bank, sources.recent, sources.counts(), scaled, None, None)
 
 
 def depth_attention_merge(
@@ -160,8 +184,8 @@ def depth_attention_merge(
     last_valid: whether the running sum counts; may be traced. Where it does not it may hold
       anything.
     layout: mesh, and how axes of [B, T, D] are split over it; default: one device.
-    implementation: `reference` (any platform), `mosaic_tpu`, or None, the best that can run on
-      the platform of `layout`.
+    implementation: `reference` (any platform), `mosaic_tpu`, `mosaic_gpu` (Hopper and newer), or
+      None, the best that can run on the platform of `layout`.
     interpret: runs a kernel in its interpreter on any platform; what the `interpret` of a Pallas
       call takes.
 

@@ -4,6 +4,8 @@ from functools import partial
 
 from resjax.kernels.depth_attention import backends
 from resjax.kernels.depth_attention.backends import FIRST, NO_TOKENS, SECOND, THIRD
+from resjax.kernels.depth_attention.mosaic_gpu import block as gpu_block
+from resjax.kernels.depth_attention.mosaic_gpu import merge as gpu_merge
 from resjax.kernels.depth_attention.mosaic_tpu import block as tpu_block
 from resjax.kernels.depth_attention.mosaic_tpu import merge as tpu_merge
 from resjax.kernels.depth_attention.operands import Cotangents, Operands, Read, Stats
@@ -18,9 +20,8 @@ from resjax.typing import Array, PyTree
 
 # Modules with `forward` and `backward` as in the references; kernels also have `PLATFORM` and
 # `obstacle`. In order of preference.
-BLOCK_BACKENDS = {"mosaic_tpu": tpu_block, "reference": reference_block}
-MERGE_BACKENDS = {"mosaic_tpu": tpu_merge, "reference": reference_merge}
-TWO_PHASE_IMPLEMENTATIONS = tuple(BLOCK_BACKENDS)
+BLOCK_BACKENDS = {"mosaic_tpu": tpu_block, "mosaic_gpu": gpu_block, "reference": reference_block}
+MERGE_BACKENDS = {"mosaic_tpu": tpu_merge, "mosaic_gpu": gpu_merge, "reference": reference_merge}
 
 
 def block_forward(read: Read, operands: Operands) -> tuple[Array, Stats]:

@@ -86,11 +86,6 @@ BAD_OPTIONS = (  # for 3 layers, D = 8
     {"two_phase": "always", "num_heads": 2},
     ["two_phase='always'", "auto, never", "num_heads=2"],
   ),
-  (
-    "block_attn_res",
-    {"two_phase": "always", "implementation": "mosaic_gpu"},
-    ["two_phase='always'", "auto, never", "implementation='mosaic_gpu'"],
-  ),
   ("attn_res", {"implementation": "triton"}, ["implementation='triton'", "auto", "reference"]),
   ("attn_res", {"eps": 0.0}, ["eps=0.0", "eps > 0"]),
   ("attn_res", {"num_heads": 3}, ["num_heads=3", "divisors of d_model=8"]),

@@ -16,7 +16,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from resjax.kernels.depth_attention.mosaic_gpu import call, row_ops
 from resjax.kernels.depth_attention.mosaic_gpu import tiles as gpu_tiles
-from resjax.kernels.depth_attention.mosaic_gpu.call import row_of
+from resjax.kernels.depth_attention.mosaic_gpu.call import Shared, row_of
 from resjax.kernels.depth_attention.mosaic_gpu.ring import Stream, when
 from resjax.kernels.depth_attention.mosaic_gpu.row_ops import LANES, Row, Sums, each
 from resjax.kernels.depth_attention.mosaic_gpu.sweep import Sweep
@@ -37,42 +37,48 @@ def backward(
   tiles = gpu_tiles.choose_backward(operands.like, operands.num_slots)
   programs = call.num_programs(read, len(like), tiles)
   partial_sum = jax.ShapeDtypeStruct((programs, *like.shape[1:]), jnp.float32)
-  sources = jax.tree.map(
-    lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), (folded.bank, folded.recent)
-  )
   d_scale = None if folded.out_norm_scale is None else partial_sum
-  d = call.launch(
+  d, updated = call.launch(
     read,
     functools.partial(_kernel, read, tiles.group, programs),
-    (folded, stats, *call.fold((d_out, d_sources))),
-    Cotangents(*sources, partial_sum, d_scale),
+    (folded, stats, call.fold(d_out)),
+    Cotangents(*call.fresh_sources(read, folded), partial_sum, d_scale),
     tiles=tiles,
     programs=programs,
     like=like,
-    scratch=(plgpu.SMEM((3, LANES), jnp.float32),),
+    name="depth_attention_backward",
+    updated=call.fold(d_sources),
+    numbers=(plgpu.SMEM((3, LANES), jnp.float32),),
   )
   d = call.unfold(d)
   sums = jax.tree.map(lambda x: jnp.sum(x, axis=0), (d.query, d.out_norm_scale))
-  return Cotangents(d.bank, d.recent, *sums)
+  return Cotangents(*(call.unfold(updated) if read.threaded else d[:2]), *sums)
 
 
-def _kernel(read: Read, group: int, programs: int, inputs: PyTree, outputs: Cotangents, *shared):
-  rows, barriers, sums, numbers = shared
-  operands, stats, d_out, d_sources = inputs
+def _kernel(
+  read: Read,
+  group: int,
+  programs: int,
+  inputs: PyTree,
+  outputs: Cotangents,
+  updated,
+  shared: Shared,
+):
+  (buffer,), sums, (numbers,) = shared
+  operands, stats, d_out = inputs
   tokens, groups, _ = operands.like.shape
   norms = operands.out_norm_scale is not None
   num_sweeps = 3 if norms else 2
-  kept = rows.shape[0] > operands.num_slots
+  kept = buffer[0].shape[0] > operands.num_slots
   streams = call.source_streams(operands) * (1 if kept else num_sweeps)
   streams = (Stream(functools.partial(row_of, None, (d_out,), 0)), *streams)
-  ring = call.make_ring(rows, barriers, streams, tokens, programs)
-  ring.start()
+  ring = call.make_ring(buffer, streams, tokens, programs)
   query = row_ops.load(operands.query)
 
   def token_backward(step, totals):
     token = ring.token(step)
     *mixing, scoring, writing = (
-      Sweep(operands, ring, step, group, kept, index, num_sweeps) for index in range(num_sweeps)
+      Sweep(operands, ring, step, group, kept, index, num_sweeps, 1) for index in range(num_sweeps)
     )
     inverse_rms = _column(stats.inverse_rms, token)
     logits = _column(stats.logits, token)
@@ -91,7 +97,7 @@ def _kernel(read: Read, group: int, programs: int, inputs: PyTree, outputs: Cota
     numbers[_DOT] = d_dot
     numbers[_SHRINK] = d_dot * inverse_rms * jnp.where(counts, logits, 0.0) / (groups * LANES)
     row_ops.synchronize()
-    write = functools.partial(_write, outputs, d_sources, token)
+    write = functools.partial(_write, read.threaded, updated or outputs[:2], token)
     return (_differentiate(writing, numbers, write, d_mixed, query, totals[0]), *totals[1:])
 
   totals = (row_ops.zeros(groups),) * (2 if norms else 1)
@@ -166,13 +172,13 @@ def _differentiate(
   return d_query
 
 
-def _write(outputs: Cotangents, d_sources: PyTree, token: Array, slot: int, own: Row | None):
+def _write(threaded: bool, d_sources: PyTree, token: Array, slot: int, own: Row | None):
   """Writes the cotangent of a source: what it had before, if anything, and `own`, if any."""
-  out = row_of(outputs.bank, outputs.recent, slot, token)
-  before = None if d_sources is None else row_ops.load(row_of(*d_sources, slot, token))
-  if own is None:
-    own = row_ops.zeros(out.shape[0])
-  row_ops.store(out, own if before is None else each(jnp.add, before, own))
+  out = row_of(*d_sources, slot, token)
+  if not threaded:
+    row_ops.store(out, row_ops.zeros(out.shape[0]) if own is None else own)
+  elif own is not None:
+    row_ops.store(out, each(jnp.add, row_ops.load(out), own))
 
 
 # One number per source, in the registers of one thread each.

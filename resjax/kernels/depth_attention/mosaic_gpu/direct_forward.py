@@ -9,7 +9,7 @@ from jax import lax
 
 from resjax.kernels.depth_attention.mosaic_gpu import call, row_ops
 from resjax.kernels.depth_attention.mosaic_gpu import tiles as gpu_tiles
-from resjax.kernels.depth_attention.mosaic_gpu.call import row_of
+from resjax.kernels.depth_attention.mosaic_gpu.call import Shared, row_of
 from resjax.kernels.depth_attention.mosaic_gpu.ring import Ring, Stream, when
 from resjax.kernels.depth_attention.mosaic_gpu.row_ops import Row, Sums, each
 from resjax.kernels.depth_attention.operands import Operands, Read, Stats
@@ -52,19 +52,29 @@ def forward(read: Read, operands: Operands) -> tuple[Array, Array | None, Stats]
   tiles = gpu_tiles.choose_forward(operands.like, operands.num_slots)
   programs = call.num_programs(read, len(like), tiles)
   kernel = functools.partial(_kernel, read, tiles.group, programs)
-  result = call.launch(read, kernel, folded, outputs, tiles=tiles, programs=programs, like=like)
+  result, _ = call.launch(
+    read,
+    kernel,
+    folded,
+    outputs,
+    tiles=tiles,
+    programs=programs,
+    like=like,
+    name="depth_attention_forward",
+  )
   return *call.unfold((result.out, result.running)), result.stats
 
 
-def _kernel(read: Read, group: int, programs: int, operands: Operands, outputs: Outputs, *shared):
-  rows, barriers, sums = shared
+def _kernel(
+  read: Read, group: int, programs: int, operands: Operands, outputs: Outputs, _, shared: Shared
+):
+  (buffer,), sums, _ = shared
   streams = call.source_streams(operands)
   if read.adds:  # the last source is needed even if it does not count
     addend = Stream(functools.partial(row_of, None, (operands.addend,), 0))
     streams = (*streams[:-1], Stream(streams[-1].row), addend)
   tokens, groups, _ = operands.like.shape
-  ring = call.make_ring(rows, barriers, streams, tokens, programs)
-  ring.start()
+  ring = call.make_ring(buffer, streams, tokens, programs)
   query = row_ops.load(operands.query)
 
   def read_token(step, _):

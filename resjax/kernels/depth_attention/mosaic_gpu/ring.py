@@ -70,6 +70,10 @@ class Ring:
     """Reads the row of a position that has arrived."""
     return row_ops.load(self.rows.at[self._place(step, position)])
 
+  def load_part(self, step: Array, position: int, index: Array) -> Array:
+    """Reads a part of the row of a position that has arrived."""
+    return row_ops.load_part(self.rows.at[self._place(step, position)], index)
+
   def store(self, step: Array, position: int, row: Row) -> None:
     """Replaces the row of a position that has arrived."""
     row_ops.store(self.rows.at[self._place(step, position)], row)

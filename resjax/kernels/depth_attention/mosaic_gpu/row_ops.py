@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
@@ -28,28 +29,47 @@ def part_size(groups: int) -> int:
   return next(size for size in (4, 2, 1) if groups % size == 0)
 
 
+def num_parts(groups: int) -> int:
+  """Returns how many parts rows [groups, 128] have."""
+  return groups // part_size(groups)
+
+
 def load(ref: Any) -> Row:
   """Reads a row [D / 128, 128] of shared or global memory, in float32."""
+  return tuple(load_part(ref, index) for index in range(num_parts(ref.shape[0])))
+
+
+def load_part(ref: Any, index: Array | int) -> Array:
+  """Reads a part of a row of shared or global memory, in float32."""
   size = part_size(ref.shape[0])
-  layout = plgpu.Layout.WG_STRIDED((size, LANES), vec_size=size)
-  starts = range(0, ref.shape[0], size)
-  parts = (plgpu.layout_cast(ref[pl.ds(start, size)], layout) for start in starts)
-  return tuple(part.astype(jnp.float32) for part in parts)
+  return plgpu.layout_cast(ref[pl.ds(index * size, size)], _layout(size)).astype(jnp.float32)
 
 
 def store(ref: Any, row: Row) -> None:
   """Writes a row to memory, in the dtype that is there."""
-  size = row[0].shape[0]
-  for i, part in enumerate(row):
-    ref[pl.ds(i * size, size)] = part.astype(ref.dtype)
+  for index, part in enumerate(row):
+    store_part(ref, index, part)
+
+
+def store_part(ref: Any, index: Array | int, part: Array) -> None:
+  """Writes a part of a row to memory, in the dtype that is there."""
+  ref[pl.ds(index * part.shape[0], part.shape[0])] = part.astype(ref.dtype)
 
 
 def zeros(groups: int) -> Row:
   """Returns a row of zeros."""
   size = part_size(groups)
-  layout = plgpu.Layout.WG_STRIDED((size, LANES), vec_size=size)
-  part = plgpu.layout_cast(jnp.zeros((size, LANES), jnp.float32), layout)
-  return (part,) * (groups // size)
+  part = plgpu.layout_cast(jnp.zeros((size, LANES), jnp.float32), _layout(size))
+  return (part,) * num_parts(groups)
+
+
+def _layout(size: int) -> Any:
+  return plgpu.Layout.WG_STRIDED((size, LANES), vec_size=size)
+
+
+def rounded(row: Row, dtype: Any) -> Row:
+  """Returns a row with the precision of a dtype."""
+  return tuple(part.astype(dtype).astype(jnp.float32) for part in row)
 
 
 def each(function: Callable, *rows: Row) -> Row:
@@ -57,6 +77,7 @@ def each(function: Callable, *rows: Row) -> Row:
   return tuple(map(function, *rows))
 
 
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Sums:
   """Sums over the channels of several rows at once, which costs little more than one.

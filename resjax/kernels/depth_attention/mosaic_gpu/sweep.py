@@ -1,11 +1,12 @@
 """Walks of the reverse pass on NVIDIA GPUs over the sources of a token."""
 
 import dataclasses
+import functools
 from collections.abc import Callable
 
 from jax import lax
 
-from resjax.kernels.depth_attention.mosaic_gpu.ring import Ring
+from resjax.kernels.depth_attention.mosaic_gpu.ring import Ring, when
 from resjax.kernels.depth_attention.mosaic_gpu.row_ops import Row
 from resjax.kernels.depth_attention.operands import Operands
 from resjax.typing import Array, PyTree
@@ -17,13 +18,14 @@ class Sweep:
 
   Attributes:
     operands: references.
-    ring: holds the cotangent of the output, then the sources: once if they are kept, else once
+    ring: holds `before` other rows of a token, then its sources: once if they are kept, else once
       for every sweep.
     step: of the program.
     group: sources between releases.
     kept: whether the sources stay in the ring until the last sweep.
     index: of the sweep.
     num_sweeps: over a token.
+    before: positions of the ring before the sources.
   """
 
   operands: Operands
@@ -33,6 +35,7 @@ class Sweep:
   kept: bool
   index: int
   num_sweeps: int
+  before: int = 0
 
   def groups(self) -> list[range]:
     """Returns the slots, in groups."""
@@ -41,22 +44,35 @@ class Sweep:
 
   def valid(self, slot: int) -> Array | None:
     """Returns whether a source counts; None: always."""
-    return self.ring.streams[1 + slot].valid
+    return self.ring.streams[self.before + slot].valid
 
-  def load(self, slot: int) -> Row:
-    """Reads a source that counts."""
+  def wait(self, slot: int) -> None:
+    """Waits until a source that counts has arrived; once in a sweep."""
     if not self.kept or self.index == 0:
       self.ring.wait(self.step, self._position(slot))
+
+  def wait_all(self, slots: range) -> None:
+    """Waits until those of some sources that count have arrived; once in a sweep."""
+    for slot in slots:
+      when(self.valid(slot), functools.partial(self.wait, slot))
+
+  def load(self, slot: int) -> Row:
+    """Waits for a source that counts, and reads it."""
+    self.wait(slot)
     return self.ring.load(self.step, self._position(slot))
+
+  def load_part(self, slot: int, index: Array) -> Array:
+    """Reads a part of a source that counts and has arrived."""
+    return self.ring.load_part(self.step, self._position(slot), index)
 
   def add(self, total: PyTree, slot: int, function: Callable) -> PyTree:
     """Returns function(total, source), or the total where the source does not count."""
+    return self.where_valid(slot, lambda total: function(total, self.load(slot)), total)
 
-    def add(total):
-      return function(total, self.load(slot))
-
+  def where_valid(self, slot: int, function: Callable, total: PyTree) -> PyTree:
+    """Returns function(total), or the total where a source does not count."""
     valid = self.valid(slot)
-    return add(total) if valid is None else lax.cond(valid, add, lambda total: total, total)
+    return function(total) if valid is None else lax.cond(valid, function, lambda t: t, total)
 
   def release(self, slots: range) -> None:
     """Gives up sources that no later sweep reads."""
@@ -64,4 +80,4 @@ class Sweep:
       self.ring.release(self.step, range(self._position(slots[0]), self._position(slots[-1]) + 1))
 
   def _position(self, slot):
-    return 1 + slot + (0 if self.kept else self.index * self.operands.num_slots)
+    return self.before + slot + (0 if self.kept else self.index * self.operands.num_slots)

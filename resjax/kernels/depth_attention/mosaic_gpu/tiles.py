@@ -18,6 +18,7 @@ REDUCTION_BYTES = 2048
 MAX_PROGRAMS = 2
 MAX_ROWS = 32  # barriers that one reference may hold
 MAX_GROUP = 8
+_NUMBERS = 3 * LANES  # three per source
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,6 +30,8 @@ class GpuTiles:
     group: sources whose sums over channels are taken together, 1 to 8 and below `rows`.
     summed_rows: rows that are summed together, a multiple of 4.
     programs_per_sm: programs that run on a streaming multiprocessor at a time, 1 or 2.
+    numbers: float32 numbers beside the rows and their sums.
+    further_rows: rows of shared memory for what else passes through, each 1 to 32.
 
   Raises:
     ValueError: a size is not allowed.
@@ -38,6 +41,8 @@ class GpuTiles:
   group: int
   summed_rows: int
   programs_per_sm: int
+  numbers: int = _NUMBERS
+  further_rows: tuple[int, ...] = ()
 
   def __post_init__(self):
     allowed = {
@@ -52,6 +57,10 @@ class GpuTiles:
           f"GpuTiles.{name}={getattr(self, name)}; allowed are {values[0]} to {values[-1]}"
           f"{f' in steps of {values.step}' if values.step > 1 else ''}"
         )
+    if not all(1 <= rows <= MAX_ROWS for rows in self.further_rows):
+      raise ValueError(
+        f"GpuTiles.further_rows={self.further_rows}; allowed are 1 to {MAX_ROWS} each"
+      )
 
   def shared_bytes(self, like: Array) -> int:
     """Returns the bytes of shared memory of one program.
@@ -59,7 +68,9 @@ class GpuTiles:
     Args:
       like: an array [..., D] of the shape and dtype of a source.
     """
-    return self.rows * row_bytes(like) + _fixed_bytes(like, self.summed_rows)
+    rings = self.rows, *self.further_rows
+    fixed = _fixed_bytes(like, self.summed_rows, self.numbers, len(rings))
+    return sum(rings) * row_bytes(like) + fixed
 
 
 def row_bytes(like: Array) -> int:
@@ -72,7 +83,7 @@ def choose_forward(like: Array, num_slots: int) -> GpuTiles:
 
   Half of the ring is under way while the other half is read, if there are that many rows.
   """
-  group = _even(num_slots, min(4, _rows(like, 8, MAX_PROGRAMS) // 2))
+  group = even(num_slots, min(4, _rows(like, 8, MAX_PROGRAMS) // 2))
   return _tiles(like, group, kept_rows=group + 1, summed_rows=_rounded(2 * group))
 
 
@@ -84,9 +95,9 @@ def choose_backward(like: Array, num_slots: int) -> GpuTiles:
   """
   kept_rows = num_slots + 1
   if kept_rows > _rows(like, 8, programs=1):
-    group = _even(num_slots, min(MAX_GROUP, _rows(like, 8, MAX_PROGRAMS) // 2))
+    group = even(num_slots, min(MAX_GROUP, _rows(like, 8, MAX_PROGRAMS) // 2))
     return _tiles(like, group, kept_rows=group + 1, summed_rows=_rounded(group))
-  group = _even(num_slots, MAX_GROUP)
+  group = even(num_slots, MAX_GROUP)
   return _tiles(like, group, kept_rows=kept_rows, summed_rows=_rounded(group))
 
 
@@ -98,20 +109,31 @@ def _tiles(like: Array, group: int, *, kept_rows: int, summed_rows: int) -> GpuT
 
 
 def _rows(like: Array, summed_rows: int, programs: int) -> int:
-  """Returns how many rows each of the programs of an SM may have in shared memory."""
-  free = SHARED_BYTES // programs - DRIVER_BYTES - _fixed_bytes(like, summed_rows)
-  return min(MAX_ROWS, free // row_bytes(like))
+  """Returns how many rows of one ring each of the programs of an SM may have."""
+  return min(MAX_ROWS, fitting_rows(like, summed_rows, _NUMBERS, 1, programs))
 
 
-def _fixed_bytes(like: Array, summed_rows: int) -> int:
-  """Returns what a program takes beside its rows: `Sums`, numbers per source, barriers."""
-  parts = summed_rows * part_size(like.shape[-1] // LANES) * LANES * 4
-  numbers = 3 * LANES * 4
-  small = (summed_rows * 4, numbers, MAX_ROWS * 8, REDUCTION_BYTES)
-  return sum(math.ceil(size / ALIGNMENT) * ALIGNMENT for size in (parts, *small)) + ALIGNMENT
+def fitting_rows(like: Array, summed_rows: int, numbers: int, rings: int, programs: int) -> int:
+  """Returns how many rows each of the programs of an SM has room for in shared memory."""
+  free = SHARED_BYTES // programs - DRIVER_BYTES
+  free -= _fixed_bytes(like, summed_rows, numbers, rings)
+  return max(0, free // row_bytes(like))
 
 
-def _even(count: int, most: int) -> int:
+def _fixed_bytes(like: Array, summed_rows: int, numbers: int, rings: int) -> int:
+  """Returns what a program takes beside its rows."""
+  terms = (
+    summed_rows * part_size(like.shape[-1] // LANES) * LANES * 4,  # `Sums.parts`
+    summed_rows * 4,  # `Sums.totals`
+    numbers * 4,
+    rings * MAX_ROWS * 8,  # barriers
+    REDUCTION_BYTES,
+    ALIGNMENT,
+  )
+  return sum(math.ceil(size / ALIGNMENT) * ALIGNMENT for size in terms)
+
+
+def even(count: int, most: int) -> int:
   """Returns the size of the fewest groups of at most `most` that hold `count`, evenly filled."""
   return math.ceil(count / math.ceil(count / most))
 

@@ -1,0 +1,208 @@
+"""Reverse pass of the merge on NVIDIA GPUs: reads no result of phase 1.
+
+The cotangent of the running sum is added to, and that of a row of phase 1 written, where those of
+the returned arrays lie.
+"""
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from resjax.kernels.depth_attention.mosaic_gpu import call, row_ops, two_phase_tiles
+from resjax.kernels.depth_attention.mosaic_gpu.call import Shared
+from resjax.kernels.depth_attention.mosaic_gpu.merge_forward import fold_operands, share
+from resjax.kernels.depth_attention.mosaic_gpu.ring import Ring, Stream, when
+from resjax.kernels.depth_attention.mosaic_gpu.row_ops import Sums
+from resjax.kernels.depth_attention.operands import Read
+from resjax.kernels.depth_attention.two_phase_operands import (
+  MergeCotangents,
+  MergeOperands,
+  MergeStats,
+)
+from resjax.typing import Array
+
+# Rows of a token in the ring.
+_D_OUT, _OUT, _RUNNING, _D_RUNNING = range(4)
+
+
+class _Inputs(NamedTuple):
+  """`inverse_gain` is 1 / out_norm_scale, [D / 128, 128], or None."""
+
+  operands: MergeOperands
+  out: Any
+  stats: MergeStats
+  d_out: Any
+  inverse_gain: Any
+
+
+class _Updated(NamedTuple):
+  """Cotangents of out and lse of phase 1, and of the running sum."""
+
+  out: Any
+  lse: Any
+  running: Any
+
+
+class _Sums(NamedTuple):
+  """Cotangents of query and output gain, summed over the tokens of a program: rows [D]."""
+
+  query: Any
+  gain: Any
+
+
+class _Factors(NamedTuple):
+  """Numbers of a token.
+
+  Attributes:
+    along: mean(dy ⊙ y).
+    rest: of the cotangent of phase 1, in that of h, the scale of the norm multiplied in.
+    share: of the cotangent of the running sum, the same.
+    d_dot: cotangent of ⟨u, query⟩.
+    shrink: what u is multiplied by.
+  """
+
+  along: Array
+  rest: Array
+  share: Array
+  d_dot: Array
+  shrink: Array
+
+
+def backward(
+  read: Read,
+  operands: MergeOperands,
+  out: Array,
+  stats: MergeStats,
+  d_out: Array,
+  d_running: Array,
+  d_reads: tuple[Array, Array],
+) -> MergeCotangents:
+  """Reverse pass; see `depth_attention_merge`, reference/merge.py."""
+  folded = fold_operands(operands)
+  like, gain = folded.like, folded.out_norm_scale
+  tiles = two_phase_tiles.choose_merge(operands.like, num_streams=4)
+  programs = call.num_programs(read, len(like), tiles)
+  sums = jax.ShapeDtypeStruct((programs, *like.shape[1:]), jnp.float32)
+  inverse_gain = None if gain is None else 1 / gain
+  d_first, d_lse = d_reads
+  d, updated = call.launch(
+    read,
+    functools.partial(_kernel, read, programs),
+    _Inputs(folded, call.fold(out), stats, call.fold(d_out), inverse_gain),
+    _Sums(sums, None if gain is None else sums),
+    tiles=tiles,
+    programs=programs,
+    like=like,
+    name="depth_attention_merge_backward",
+    updated=_Updated(call.fold(d_first), d_lse, call.fold(d_running)),
+  )
+  d_query, d_scale = call.unfold(jax.tree.map(lambda x: jnp.sum(x, axis=0), d))
+  first, running = call.unfold((updated.out, updated.running))
+  return MergeCotangents(first, updated.lse, running, d_query, d_scale)
+
+
+def _kernel(
+  read: Read, programs: int, inputs: _Inputs, outputs: _Sums, updated: _Updated, shared: Shared
+):
+  (buffer,), sums, _ = shared
+  operands = inputs.operands
+  tokens, groups, _ = operands.like.shape
+  normed = operands.out_norm_scale is not None
+  counts = operands.counts[0] > 0
+  rows = inputs.d_out, inputs.out, operands.running, updated.running
+  streams = tuple(
+    Stream(functools.partial(_row_of, ref), counts if index == _RUNNING else None)
+    for index, ref in enumerate(rows)
+  )
+  ring = call.make_ring(buffer, streams, tokens, programs)
+
+  def token_backward(step, totals):
+    when(counts, functools.partial(ring.wait, step, _RUNNING))
+    for position in (_D_OUT, _OUT, _D_RUNNING):
+      ring.wait(step, position)
+    token = ring.token(step)
+    factors, d_logit = _factors(read, inputs, ring, sums, step)
+    updated.lse[operands.counts[1], token] = -d_logit
+    totals = _write(inputs, updated, ring, step, factors, totals)
+    ring.release(step, range(len(streams)))
+    return totals
+
+  zeros = row_ops.zeros(groups)
+  totals = _Sums(zeros, zeros if normed else None)
+  totals = lax.fori_loop(jnp.int32(0), ring.steps, token_backward, totals)
+  for ref, total in zip(jax.tree.leaves(outputs), filter(None, totals), strict=True):
+    row_ops.store(ref.at[call.program()], total)
+
+
+def _row_of(ref: Any, token: Array) -> Any:
+  return ref.at[token]
+
+
+def _factors(
+  read: Read, inputs: _Inputs, ring: Ring, sums: Sums, step: Array
+) -> tuple[_Factors, Array]:
+  """Returns the factors of a token, and the cotangent of the logit of its running sum."""
+  operands, stats, token = inputs.operands, inputs.stats, ring.token(step)
+  width = operands.query.shape[0] * row_ops.LANES
+  _sum_products(inputs, ring, sums, step)
+  inverse_rms, log_odds = stats.inverse_rms[token], stats.log_odds[token]
+  part, rest, along = share(log_odds), share(-log_odds), sums[0]
+  if operands.out_norm_scale is None:
+    d_logit = part * (sums[1] - along)
+  else:
+    along, scale = along / width, stats.out_inverse_rms[token]
+    within = width * along * read.eps * scale * scale
+    d_logit = part * (scale * (sums[1] - along * sums[2]) - within)
+    part, rest = part * scale, rest * scale
+  d_dot = d_logit * inverse_rms
+  shrink = d_dot * inverse_rms * stats.logit[token] / width
+  return _Factors(along, rest, part, d_dot, shrink), d_logit
+
+
+def _sum_products(inputs: _Inputs, ring: Ring, sums: Sums, step: Array) -> None:
+  """Sums dy ⊙ y, dy ⊙ gain ⊙ u and y / gain ⊙ u; without a norm the first, and dy ⊙ u."""
+  products = []
+  for index in range(row_ops.num_parts(inputs.operands.query.shape[0])):
+    d_out, out = (ring.load_part(step, position, index) for position in (_D_OUT, _OUT))
+    u = _running_part(inputs, ring, step, index)
+    terms = [d_out * out]
+    if inputs.inverse_gain is None:
+      terms += [d_out * u]
+    else:
+      terms += [d_out * u * row_ops.load_part(inputs.operands.out_norm_scale, index)]
+      terms += [out * u * row_ops.load_part(inputs.inverse_gain, index)]
+    products.append(terms)
+  for index, row in enumerate(zip(*products, strict=True)):
+    sums.put(index, row)
+  sums.reduce()
+
+
+def _write(
+  inputs: _Inputs, updated: _Updated, ring: Ring, step: Array, factors: _Factors, totals: _Sums
+) -> _Sums:
+  """Writes the cotangents of a token; returns the totals with its part of them."""
+  operands, token, d_queries, d_gains = inputs.operands, ring.token(step), [], []
+  d_first = updated.out.at[operands.counts[1], token]
+  for index, d_query in enumerate(totals.query):
+    u = _running_part(inputs, ring, step, index)
+    d_mixed = ring.load_part(step, _D_OUT, index)
+    if inputs.inverse_gain is not None:
+      normed = ring.load_part(step, _OUT, index) * row_ops.load_part(inputs.inverse_gain, index)
+      d_gains.append(totals.gain[index] + d_mixed * normed)
+      d_mixed = d_mixed * row_ops.load_part(operands.out_norm_scale, index)
+      d_mixed -= factors.along * normed
+    row_ops.store_part(d_first, index, factors.rest * d_mixed)
+    d_running = ring.load_part(step, _D_RUNNING, index) + factors.share * d_mixed
+    d_running += factors.d_dot * row_ops.load_part(operands.query, index) - factors.shrink * u
+    row_ops.store_part(updated.running.at[token], index, d_running)
+    d_queries.append(d_query + factors.d_dot * u)
+  return _Sums(tuple(d_queries), tuple(d_gains) or None)
+
+
+def _running_part(inputs: _Inputs, ring: Ring, step: Array, index: int) -> Array:
+  """Returns a part of the running sum, 0 where it does not count."""
+  part = ring.load_part(step, _RUNNING, index)
+  return jnp.where(inputs.operands.counts[0] > 0, part, 0.0)
