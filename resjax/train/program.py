@@ -58,7 +58,7 @@ def build(run: Run, layout: Layout) -> Program:
   return Program(
     model=model,
     optimizer=optimizer,
-    train_step=make_train_step(model, optimizer, learning_rate, run.train),
+    train_step=make_train_step(model, optimizer, learning_rate, run.train, run.health),
     eval_step=make_eval_step(model, run.train),
     state=abstract_state(model, optimizer),
     batch=dict.fromkeys(BATCH, rows),
