@@ -10,19 +10,24 @@ STOPPED = 143  # exit code of a command that a signal stopped: 128 + SIGTERM
 EXIT = 'exit "$code"\n'
 
 
-def supervised(command: Sequence[str]) -> str:
-  """Returns a script that runs a command, hands SIGTERM on to it, and sets `code` to its exit code.
+def supervised(command: Sequence[str], hand_on: bool = True) -> str:
+  """Returns a script that runs a command and sets `code` to its exit code.
 
-  The trainer saves and exits with 0 when it is told to stop. So that a scheduler can tell this from
-  a run that is done, `code` is STOPPED then.
+  The trainer saves and exits with 0 when SIGTERM tells it to stop. So that a scheduler can tell
+  this from a run that is done, `code` is STOPPED then.
+
+  Args:
+    command: what to run.
+    hand_on: whether SIGTERM, which the script gets, is sent on to the command; not where the
+      scheduler sends it to all processes.
   """
+  send = 'if [ -n "$child" ]; then kill -TERM "$child" 2>/dev/null || true; fi'
   return f"""\
 stopped=0
 child=
-trap 'stopped=1; if [ -n "$child" ]; then kill -TERM "$child" 2>/dev/null || true; fi' TERM
+trap 'stopped=1{"; " + send if hand_on else ""}' TERM
 {shlex.join(command)} < /dev/null &
 child=$!
-if [ "$stopped" = 1 ]; then kill -TERM "$child" 2>/dev/null || true; fi
 while true; do
   code=0
   wait "$child" || code=$?

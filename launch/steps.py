@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import os
 import re
 import shlex
 import shutil
@@ -12,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from resjax.train.interrupt import Interrupted
 
+_PATIENCE_SECONDS = 10
 _END = "END_OF_TEXT"
 _INSTALL = {
   "gcloud": "the Google Cloud CLI, https://cloud.google.com/sdk/docs/install",
@@ -119,10 +121,31 @@ def require(programs: set[str]) -> None:
 
 
 def _run(step: Step) -> None:
-  capture = subprocess.PIPE if step.check else None
-  done = subprocess.run(step.argv, input=step.stdin, stdout=capture, text=True, check=True)
+  """Runs a step, with all that it starts in a group of its own, so that it ends as a whole."""
+  process = subprocess.Popen(
+    step.argv,
+    stdin=subprocess.PIPE,
+    stdout=subprocess.PIPE if step.check else None,
+    text=True,
+    start_new_session=True,
+  )
+  try:
+    printed, _ = process.communicate(step.stdin)
+  except KeyboardInterrupt:
+    _end(process)
+    raise
+  if process.returncode:
+    raise subprocess.CalledProcessError(process.returncode, step.argv)
   if step.check:
-    step.check(done.stdout)
+    step.check(printed)
+
+
+def _end(process: subprocess.Popen) -> None:
+  for number in (signal.SIGINT, signal.SIGKILL):
+    with contextlib.suppress(ProcessLookupError):
+      os.killpg(process.pid, number)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+      process.wait(_PATIENCE_SECONDS)
 
 
 def _undo(done: list[Step]) -> str:

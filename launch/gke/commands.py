@@ -80,15 +80,19 @@ def xpk_run(job: Job, cluster: Cluster) -> list[Step]:
     ValueError: xpk has no flag for it.
   """
   if not isinstance(job.nodes, TpuNodes):
-    raise ValueError("--xpk knows GPU nodes by other names; leave it out, or call xpk yourself")
-  if job.claims or job.queue:
-    raise ValueError("--xpk has its own queue and storage; leave out --queue and --claim")
+    raise ValueError("xpk calls GPU nodes by other names; leave out --xpk_cluster")
+  if job.claims or job.queue or job.service_account or job.namespace != "default":
+    raise ValueError(
+      "xpk has a queue, storage and account of its own; leave out --queue, --claim, "
+      "--service_account and --namespace, or --xpk_cluster"
+    )
   given = {"PYTHONUNBUFFERED": "1", "JAX_COORDINATOR_PORT": COORDINATOR_PORT, **job.environment}
   argv = (
     *("xpk", "workload", "create", f"--workload={job.name}", *cluster.where),
     f"--tpu-type={job.nodes.tpu.accelerator_type}",
     f"--num-slices={job.nodes.num_slices}",
     f"--docker-image={job.image}",
+    *(("--spot",) if job.spot else ()),
     *(f"--env={key}={value}" for key, value in given.items()),
     # exec: xpk sends SIGTERM to the shell that it runs this in, and that does not hand it on.
     f"--command=exec bash -c {one_line(supervised(job.command) + EXIT)}",
