@@ -96,7 +96,9 @@ def _start(
 
 def _print(number: int, process: subprocess.Popen) -> None:
   for line in process.stdout:
-    print(f"[{number}] {line.rstrip(chr(10))}", flush=True)
+    # At one go: `print` writes the line break by itself, and others would come between.
+    sys.stdout.write(f"[{number}] {line.removesuffix(chr(10))}\n")
+    sys.stdout.flush()
 
 
 def _wait(processes: Sequence[subprocess.Popen], grace: float) -> int:

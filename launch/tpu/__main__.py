@@ -9,6 +9,7 @@ or all of it, and again after each preemption: resume. Also: status, stop, delet
 the commands.
 """
 
+import getpass
 import re
 import tempfile
 from pathlib import Path
@@ -94,7 +95,7 @@ def _create() -> list[Step]:
 
 
 def _install() -> list[Step]:
-  bundle = Path(tempfile.gettempdir()) / f"{_NAME.value}.bundle"
+  bundle = Path(tempfile.gettempdir()) / f"{getpass.getuser()}-{_NAME.value}.bundle"
   return commands.install(_resource(), str(bundle), _PYTHON.value, _EXTRA.value)
 
 

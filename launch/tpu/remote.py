@@ -67,9 +67,9 @@ set -euo pipefail
 cd "$HOME"
 if {_ALIVE}; then
   kill -TERM "$pid"
-  for _ in $(seq {seconds}); do
+  for _ in $(seq {5 * seconds}); do
     [ -e "/proc/$pid" ] || break
-    sleep 1
+    sleep 0.2
   done
   if [ -e "/proc/$pid" ]; then kill -KILL -- "-$pid"; fi
 fi

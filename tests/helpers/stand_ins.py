@@ -10,7 +10,7 @@ import subprocess
 import sys
 
 ROOT = pathlib.Path(__file__).parents[2]
-_SYSTEM = "bash cat date git grep hostname kill mkdir nohup rm sed seq setsid sleep tail"
+_SYSTEM = "bash cat date git grep hostname ln mkdir nohup rm sed seq setsid sleep tail"
 _PROGRAM = """\
 #!{python} -IS
 import fcntl, json, os, re, subprocess, sys
@@ -95,3 +95,11 @@ class StandIns:
     process = self.start(module, *arguments, cwd=cwd)
     output, _ = process.communicate(timeout=60)
     return process.returncode, output
+
+
+def shellcheck(script: str) -> str:
+  """Returns what shellcheck says of a bash script; nothing if it has no complaint."""
+  program = shutil.which("shellcheck", path=pathlib.Path(sys.executable).parent)
+  command = [program, "--shell=bash", "-"]
+  done = subprocess.run(command, input=script, text=True, capture_output=True)
+  return done.stdout + done.stderr
