@@ -95,7 +95,8 @@ def _failure_policy(max_restarts: int) -> dict[str, Any]:
 
 
 def _job(hosts: int, pod: dict[str, Any]) -> dict[str, Any]:
-  disrupted = {"action": "FailJob", "onPodConditions": [{"type": "DisruptionTarget"}]}
+  condition = {"type": "DisruptionTarget", "status": "True"}
+  disrupted = {"action": "FailJob", "onPodConditions": [condition]}
   return {
     "completionMode": "Indexed",
     "parallelism": hosts,

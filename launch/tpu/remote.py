@@ -68,10 +68,10 @@ cd "$HOME"
 if {_ALIVE}; then
   kill -TERM "$pid"
   for _ in $(seq {5 * seconds}); do
-    [ -e "/proc/$pid" ] || break
+    grep -qsa {RUN}/command.sh "/proc/$pid/cmdline" || break
     sleep 0.2
   done
-  if [ -e "/proc/$pid" ]; then kill -KILL -- "-$pid"; fi
+  if {_ALIVE}; then kill -KILL -- "-$pid"; fi
 fi
 echo "$(hostname): stopped"
 """

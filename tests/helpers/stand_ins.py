@@ -10,7 +10,7 @@ import subprocess
 import sys
 
 ROOT = pathlib.Path(__file__).parents[2]
-_SYSTEM = "bash cat date git grep hostname ln mkdir nohup rm sed seq setsid sleep tail"
+_SYSTEM = "bash cat date git grep hostname ln mkdir nohup rm sed seq setsid sleep tail touch"
 _PROGRAM = """\
 #!{python} -IS
 import fcntl, json, os, re, subprocess, sys

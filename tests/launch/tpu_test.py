@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from tests.helpers.stand_ins import ROOT, StandIns
+from tests.helpers.stand_ins import ROOT, StandIns, shellcheck
 
 NAME = ("--name=run1", "--zone=us-west4-a")
 SLICE = ("--topology=v5litepod-16", "--poll_seconds=0")
@@ -223,3 +223,76 @@ def test_resume_after_preemptions(cloud, checkout):
   assert len(cloud.matching("queued-resources create")) == 2
   assert len(cloud.matching("queued-resources delete")) == 2  # after the preemption, at the end
   assert not cloud.state.exists() and launched.read_text() == "xx"
+
+
+def test_resume_gives_up_when_the_command_fails(cloud, checkout):
+  failing = ("--", "python", "-c", "raise SystemExit(5)")
+  code, output = launch(cloud, "resume", *NAME, *SLICE, *failing, cwd=checkout)
+  last = output.splitlines()[-1]
+  assert code == 1 and "error: the command ended with exit 5 on " in last
+  assert "python -m launch.tpu logs" in last and "python -m launch.tpu delete" in last
+  assert cloud.state.exists() and len(cloud.matching("queued-resources create")) == 1
+
+
+def test_resume_gives_up_after_three_tries_and_leaves_nothing(cloud, checkout):
+  cloud.answer("resources scp", 1)
+  code, output = launch(cloud, "resume", *NAME, *SLICE, "--", "true", cwd=checkout)
+  assert (
+    code == 1 and "try 2 of 3" in output and "go on with: python -m launch.tpu resume" in output
+  )
+  assert len(cloud.matching("queued-resources create")) == 3 and not cloud.state.exists()
+
+
+def test_resume_of_a_done_run_starts_nothing(cloud):
+  cloud.state.write_text("ACTIVE\n")
+  for home in cloud.homes:
+    (home / "resjax-run").mkdir()
+    (home / "resjax-run" / "exit_code").write_text("0\n")
+  code, output = launch(cloud, "resume", *NAME, *SLICE, "--", "true")
+  assert code == 0 and "the hosts are still up, to end them: python -m launch.tpu delete" in output
+  assert [call.argv[4] for call in cloud.calls] == ["list", "ssh"]
+
+
+def test_dry_run_is_a_shell_script_and_calls_nothing(cloud):
+  code, output = launch(cloud, "resume", *NAME, *SLICE, "--dry_run", *TRAIN, WORKDIR)
+  assert code == 0 and not cloud.calls
+  assert shellcheck(output) == ""
+
+
+@pytest.mark.parametrize(
+  ("arguments", "words"),
+  [
+    ((), "one word says what to do, of: create, install, run, "),
+    (("crate", *NAME), "'crate' is not known; choose one of: create"),
+    (("create", "--zone=z", *SLICE), "--name= must be up to 40"),
+    (("create", "--name=run_1", "--zone=z"), "--name=run_1 must be up to 40"),
+    (("create", "--name=run1", *SLICE), "--zone is missing"),
+    (("create", *NAME, "--topology=v5litepod-17"), "v5e has v5litepod-1, v5litepod-4"),
+    (("create", *NAME, "--topology=h100"), "--topology=h100 is not a TPU slice"),
+    (("create", *NAME, "--topology=tpu7x-8"), "not a Cloud TPU VM; see launch.gke"),
+    (("create", *NAME, *SLICE, "--tier=cheap"), "--tier"),
+    (("create", *NAME, *SLICE, "--bogus=1"), "bogus"),
+    (("create", *NAME, *SLICE, "--", "true"), "create runs no command"),
+    (("run", *NAME), "say what to run, for example: -- python -m launch.train"),
+    (("run", *NAME, *TRAIN), "config.workdir='runs/tiny' is on the disk of one host"),
+    (("run", *NAME, *TRAIN[:-1], "--config=no.py"), "--config=no.py: no such file"),
+    (("run", *NAME, "--env=A", "--", "true"), "--env=A is not KEY=VALUE"),
+  ],
+)
+def test_mistakes_are_one_line_and_call_nothing(cloud, arguments, words):
+  code, output = launch(cloud, *arguments)
+  assert code == 1 and not cloud.calls
+  assert output.startswith("error: ") and output.count("\n") == 1 and words in output
+
+
+def test_a_folder_that_hosts_share_may_hold_the_workdir(cloud):
+  shared = ("--shared_folder=/mnt/disk", *TRAIN, "--config.workdir=/mnt/disk/run1")
+  assert launch(cloud, "run", *NAME, "--dry_run", *shared)[0] == 0
+
+
+def test_gcloud_is_missing(cloud):
+  (cloud.folder / "bin" / "gcloud").unlink()
+  code, output = launch(cloud, "status", *NAME)
+  assert (code, output.count("\n")) == (1, 1)
+  assert "error: gcloud is not on PATH; install the Google Cloud CLI" in output
+  assert launch(cloud, "status", *NAME, "--dry_run")[0] == 0
