@@ -28,7 +28,8 @@ for answer in json.load(open(folder + "/answers")):
     seen = sum(bool(re.search(answer["pattern"], one, re.DOTALL)) for one in before)
     output = answer["outputs"][min(seen, len(answer["outputs"]) - 1)]
     if answer["run"]:
-      sys.exit(subprocess.call(["bash", "-c", answer["run"]], env=dict(os.environ, CALL=words)))
+      bash = ["bash", "-c", answer["run"], *call]
+      sys.exit(subprocess.call(bash, env=dict(os.environ, CALL=words)))
     if isinstance(output, int):
       print("said no", file=sys.stderr)
       sys.exit(output)
