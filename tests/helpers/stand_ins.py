@@ -91,6 +91,11 @@ class StandIns:
       stderr=subprocess.STDOUT,
     )
 
+  def bash(self, script: str, cwd: pathlib.Path = ROOT) -> subprocess.CompletedProcess:
+    """Runs a shell script that stops at the first failure."""
+    command = ["bash", "-euc", script]
+    return subprocess.run(command, cwd=cwd, env=self.environment(), text=True, capture_output=True)
+
   def run(self, module: str, *arguments: str, cwd: pathlib.Path = ROOT) -> tuple[int, str]:
     """Returns the exit code and the output of `python -m module arguments`."""
     process = self.start(module, *arguments, cwd=cwd)
