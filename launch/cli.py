@@ -17,19 +17,26 @@ def define_config(help_text: str) -> flags.FlagHolder:
   return config_flags.DEFINE_config_file("config", None, help_text, lock_config=True)
 
 
-def run(main: Callable[[], None]) -> NoReturn:
+def run(main: Callable[..., None], takes_words: bool = False) -> NoReturn:
   """Runs a command; mistakes print one line and exit with 1, an interruption exits with 130.
 
   --verbosity=1 shows where a mistake was noticed.
+
+  Args:
+    main: takes no arguments, or with `takes_words` the words of the command line that are no
+      flags, and what stands after `--`: two lists.
+    takes_words: whether there may be any.
   """
+  end = sys.argv.index("--") if takes_words and "--" in sys.argv else len(sys.argv)
+  arguments, after = sys.argv[:end], sys.argv[end + 1 :]
 
   def guarded(argv: list[str]) -> None:
     if not flags.FLAGS["verbosity"].present:
       logging.set_verbosity(logging.WARNING)  # libraries log every step as info
     try:
-      if len(argv) > 1:
+      if len(argv) > 1 and not takes_words:
         raise ValueError(f"unexpected argument {argv[1]!r}; settings look like --config.seed=1")
-      main()
+      main(*([argv[1:], after] if takes_words else []))
     except (ValueError, OSError) as error:
       if flags.FLAGS["verbosity"].value > 0:
         raise
@@ -38,7 +45,8 @@ def run(main: Callable[[], None]) -> NoReturn:
       print(str(stop) or "interrupted; the same command goes on where it can", file=sys.stderr)
       sys.exit(130)
 
-  app.run(guarded, flags_parser=_parse)
+  flags.FLAGS.set_gnu_getopt(takes_words)  # flags may follow words
+  app.run(guarded, argv=arguments, flags_parser=_parse)
 
 
 def config_value(holder: flags.FlagHolder):

@@ -1,0 +1,124 @@
+"""Trains on GKE with a JobSet; see launch/gke/README.md.
+
+  python -m launch.gke run --name=run1 --image=IMAGE --topology=v5litepod-16 --num_slices=2 \
+    -- python -m launch.train --config=FILE --config.workdir=gs://BUCKET/run1
+  python -m launch.gke logs --name=run1
+
+Also: status, delete. --dry_run prints the commands and the manifest. With --xpk_cluster=CLUSTER,
+run and delete are done by xpk.
+"""
+
+import re
+
+from absl import flags
+
+from launch import cli, steps, targets
+from launch.accelerators import tpu_slice
+from launch.gke import commands
+from launch.gke.jobset import GpuNodes, Job, TpuNodes
+from launch.steps import Step
+
+_NAME = flags.DEFINE_string("name", "", "Of the JobSet.")
+_NAMESPACE = flags.DEFINE_string("namespace", "default", "Of Kubernetes.")
+_IMAGE = flags.DEFINE_string("image", "", "Container image with the code and its packages.")
+_TOPOLOGY = flags.DEFINE_string("topology", "", "TPUs: for example v5litepod-16, or v5e:4x4.")
+_NUM_SLICES = flags.DEFINE_integer("num_slices", 1, "Slices that train together.", lower_bound=1)
+_GPU = flags.DEFINE_string("gpu", "", "GPUs: as in GKE, for example nvidia-h100-80gb.")
+_NUM_NODES = flags.DEFINE_integer("num_nodes", 1, "GPU nodes.", lower_bound=1)
+_GPUS = flags.DEFINE_integer("gpus_per_node", 8, "GPUs of each node.", lower_bound=1)
+_SPOT = flags.DEFINE_bool("spot", False, "On Spot VMs.")
+_QUEUE = flags.DEFINE_string("queue", "", "LocalQueue of Kueue.")
+_ACCOUNT = flags.DEFINE_string("service_account", "", "Of Kubernetes; it needs the gs:// paths.")
+_CLAIM = flags.DEFINE_multi_string("claim", [], "CLAIM=/PATH: a shared PersistentVolumeClaim.")
+_ENV = flags.DEFINE_multi_string("env", [], "KEY=VALUE for the command; may be repeated.")
+_RESTARTS = flags.DEFINE_integer("max_restarts", 10, "After failures; preemptions do not count.")
+_GRACE = flags.DEFINE_integer("grace_seconds", 120, "For the command to save when it is stopped.")
+_LINES = flags.DEFINE_integer("lines", 100, "Lines of log before those to come.")
+_SLICE = flags.DEFINE_string("slice", "0", "Slice whose log is followed: a number, or all.")
+_HOST = flags.DEFINE_string("host", "0", "Host of it whose log is followed: a number, or all.")
+_CLUSTER = flags.DEFINE_string("xpk_cluster", "", "GKE cluster, to run and delete with xpk.")
+_ZONE = flags.DEFINE_string("zone", "", "Of the cluster, for xpk; default: that of gcloud.")
+_PROJECT = flags.DEFINE_string("project", "", "Of the cluster, for xpk; default: that of gcloud.")
+_DRY_RUN = flags.DEFINE_bool("dry_run", False, "Print the commands instead of running them.")
+
+
+def main(words: list[str], command: list[str]) -> None:
+  """Does what the word on the command line says."""
+  verbs = {"run": _create, "logs": _logs, "status": _status, "delete": _delete}
+  verb = targets.choose(verbs, words)
+  if command and words[0] != "run":
+    raise ValueError(f"{words[0]} runs no command; leave out what follows --")
+  # The last part of the name of a pod, after those that the controllers add, has up to 63 letters.
+  if not re.fullmatch(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?", _NAME.value):
+    raise ValueError(f"--name={_NAME.value} must be up to 40 of a-z, 0-9 and -, first a letter")
+  steps.run(verb(*([command] if words[0] == "run" else [])), _again(), _DRY_RUN.value)
+
+
+def _again() -> str:
+  return targets.same_again("launch.gke")
+
+
+def _create(command: list[str]) -> list[Step]:
+  job = _job(command)
+  return commands.xpk_run(job, _cluster()) if _CLUSTER.value else commands.run(job)
+
+
+def _delete() -> list[Step]:
+  if _CLUSTER.value:
+    return [Step("delete the workload", commands.xpk_delete(_NAME.value, _cluster()))]
+  return [Step("delete the JobSet", commands.delete(_NAME.value, _NAMESPACE.value))]
+
+
+def _logs() -> list[Step]:
+  where = (_NAME.value, _NAMESPACE.value)
+  return [Step("follow the log", commands.logs(*where, _LINES.value, _SLICE.value, _HOST.value))]
+
+
+def _status() -> list[Step]:
+  return commands.status(_NAME.value, _NAMESPACE.value)
+
+
+def _cluster() -> commands.Cluster:
+  return commands.Cluster(_CLUSTER.value, _ZONE.value, _PROJECT.value)
+
+
+def _job(command: list[str]) -> Job:
+  targets.require_command(command)
+  claims = _claims()
+  otherwise = "mount a volume that all pods share, --claim=CLAIM=/PATH, and put it there"
+  targets.require_shared_workdir(command, list(claims.values()), otherwise)
+  if not _IMAGE.value:
+    raise ValueError("--image is missing; launch/gke/README.md says how to build one")
+  return Job(
+    name=_NAME.value,
+    namespace=_NAMESPACE.value,
+    nodes=_nodes(),
+    image=_IMAGE.value,
+    command=tuple(command),
+    environment=targets.environment(_ENV.value),
+    spot=_SPOT.value,
+    queue=_QUEUE.value,
+    service_account=_ACCOUNT.value,
+    claims=claims,
+    max_restarts=_RESTARTS.value,
+    grace_seconds=_GRACE.value,
+  )
+
+
+def _nodes() -> TpuNodes | GpuNodes:
+  if bool(_GPU.value) == bool(_TOPOLOGY.value):
+    raise ValueError("set one of --topology=v5litepod-16 (TPUs) and --gpu=nvidia-h100-80gb (GPUs)")
+  if _GPU.value:
+    return GpuNodes(_GPU.value, _NUM_NODES.value, _GPUS.value)
+  return TpuNodes(tpu_slice(_TOPOLOGY.value), _NUM_SLICES.value)
+
+
+def _claims() -> dict[str, str]:
+  for claim in _CLAIM.value:
+    if not re.fullmatch(r"[a-z0-9][-a-z0-9.]*=/.+", claim):
+      raise ValueError(f"--claim={claim} is not CLAIM=/PATH")
+  return dict(claim.split("=", 1) for claim in _CLAIM.value)
+
+
+if __name__ == "__main__":
+  cli.run(main, takes_words=True)

@@ -1,0 +1,1 @@
+"""Several processes of one program on this machine."""

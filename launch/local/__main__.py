@@ -1,0 +1,41 @@
+"""Runs several processes of one command on this machine, which find each other through JAX.
+
+python -m launch.local --num_processes=4 -- python -m launch.train --config=configs/tiny.py
+"""
+
+import os
+import shlex
+import sys
+
+from absl import flags
+
+from launch import cli, targets
+from launch.local import processes
+
+_NUM = flags.DEFINE_integer("num_processes", 2, "How many processes.", lower_bound=1)
+_PORT = flags.DEFINE_integer("port", 0, "Of the coordinator; 0: one that is free.", 0, 65535)
+_DEVICES = flags.DEFINE_integer(
+  "cpu_devices", 0, "CPU devices of each process; 0: as XLA_FLAGS says.", lower_bound=0
+)
+_GRACE = flags.DEFINE_float(
+  "grace_seconds", 30.0, "From one failing until the others are killed.", lower_bound=0.0
+)
+_DRY_RUN = flags.DEFINE_bool("dry_run", False, "Print the commands instead of running them.")
+
+
+def main(words: list[str], command: list[str]) -> None:
+  """Runs the command that follows `--`."""
+  if words:
+    raise ValueError(f"unexpected argument {words[0]!r}; the command follows --")
+  targets.require_command(command)
+  port = _PORT.value or processes.free_port()
+  if _DRY_RUN.value:
+    for added in processes.environments(_NUM.value, port, _DEVICES.value, {}):
+      print(shlex.join(["env", *(f"{key}={value}" for key, value in added.items()), *command]))
+    return
+  environments = processes.environments(_NUM.value, port, _DEVICES.value, os.environ)
+  sys.exit(processes.run(command, environments, _GRACE.value))
+
+
+if __name__ == "__main__":
+  cli.run(main, takes_words=True)

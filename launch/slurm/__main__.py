@@ -1,0 +1,120 @@
+"""Trains on a SLURM cluster; see launch/slurm/README.md. Run it on a login node.
+
+  python -m launch.slurm run --name=run1 --nodes=4 --gpus_per_node=8 --hours=24 \
+    --setup="source .venv/bin/activate" -- python -m launch.train --config=FILE
+  python -m launch.slurm logs --name=run1
+
+Also: status, delete. --dry_run prints the commands and the script.
+"""
+
+import os
+import re
+import shutil
+from pathlib import Path
+
+from absl import flags
+
+from launch import cli, steps, targets
+from launch.slurm.script import Job, script
+from launch.steps import Step
+
+_NAME = flags.DEFINE_string("name", "", "Of the job.")
+_NODES = flags.DEFINE_integer("nodes", 1, "How many nodes.", lower_bound=1)
+_GPUS = flags.DEFINE_integer("gpus_per_node", 8, "GPUs of each node.", lower_bound=1)
+_TASKS = flags.DEFINE_enum("processes", "gpu", ["gpu", "node"], "One process per GPU, or per node.")
+_CPUS = flags.DEFINE_integer("cpus_per_node", 0, "0: what the cluster gives.", lower_bound=0)
+_HOURS = flags.DEFINE_float("hours", 24.0, "Of one stay; the job goes on in the next.", 0.05)
+_PARTITION = flags.DEFINE_string("partition", "", "Default: the cluster's.")
+_ACCOUNT = flags.DEFINE_string("account", "", "Default: yours.")
+_LOGS = flags.DEFINE_string("log_folder", "runs/slurm", "Where NAME-JOB.log is written.")
+_SETUP = flags.DEFINE_string("setup", "", "A line of shell before the command.")
+_CONTAINER = flags.DEFINE_string("container", "", "Image for Apptainer.")
+_ENV = flags.DEFINE_multi_string("env", [], "KEY=VALUE for the command; may be repeated.")
+_GRACE = flags.DEFINE_integer("grace_seconds", 120, "To save before the limit.", lower_bound=1)
+_OPTION = flags.DEFINE_multi_string("option", [], "One more of sbatch: --option=--constraint=h100.")
+_LINES = flags.DEFINE_integer("lines", 100, "Lines of log before those to come.")
+_DRY_RUN = flags.DEFINE_bool("dry_run", False, "Print the commands instead of running them.")
+
+
+def main(words: list[str], command: list[str]) -> None:
+  """Does what the word on the command line says."""
+  verbs = {"run": _run, "logs": _logs, "status": _status, "delete": _delete}
+  verb = targets.choose(verbs, words)
+  if command and words[0] != "run":
+    raise ValueError(f"{words[0]} runs no command; leave out what follows --")
+  if not re.fullmatch(r"[A-Za-z0-9][\w.-]*", _NAME.value):
+    raise ValueError(f"--name={_NAME.value} must be of letters, digits, and ._- within")
+  todo = verb(*([command] if words[0] == "run" else []))
+  steps.run(todo, targets.same_again("launch.slurm"), _DRY_RUN.value)
+
+
+def _run(command: list[str]) -> list[Step]:
+  targets.require_command(command)
+  job = _job(command)
+  if job.container and not _DRY_RUN.value and shutil.which("apptainer") is None:
+    raise ValueError(f"--container={job.container} needs apptainer, which is not on PATH")
+  if not _DRY_RUN.value:
+    Path(_LOGS.value).mkdir(parents=True, exist_ok=True)  # sbatch makes none, and the job is lost
+
+  def must_be_free(output: str) -> None:
+    if output.strip():
+      raise ValueError(
+        f"--name={job.name} is job {', '.join(output.split())} already, and two of them would "
+        "write to one workdir; choose another --name, or delete it: "
+        f"python -m launch.slurm delete --name={job.name}"
+      )
+
+  return [
+    Step("look whether the name is free", _jobs("%i"), check=must_be_free),
+    Step("submit the job", ("sbatch",), stdin=script(job), undo=_cancel()),
+  ]
+
+
+def _job(command: list[str]) -> Job:
+  if _GRACE.value >= 60 * _HOURS.value * 60:
+    raise ValueError(f"--grace_seconds={_GRACE.value} is no less than --hours={_HOURS.value:g}")
+  return Job(
+    name=_NAME.value,
+    nodes=_NODES.value,
+    gpus=_GPUS.value,
+    tasks_per_node=_GPUS.value if _TASKS.value == "gpu" else 1,
+    cpus=_CPUS.value,
+    minutes=round(60 * _HOURS.value),
+    partition=_PARTITION.value,
+    account=_ACCOUNT.value,
+    folder=os.getcwd(),
+    log=f"{_LOGS.value}/%x-%j.log",
+    setup=_SETUP.value,
+    container=_CONTAINER.value,
+    command=tuple(command),
+    environment=targets.environment(_ENV.value),
+    grace_seconds=_GRACE.value,
+    options=tuple(_OPTION.value),
+  )
+
+
+def _jobs(columns: str) -> tuple[str, ...]:
+  return ("squeue", "--me", f"--name={_NAME.value}", "--noheader", f"--format={columns}")
+
+
+def _cancel() -> tuple[str, ...]:
+  return ("scancel", "--me", f"--name={_NAME.value}")
+
+
+def _logs() -> list[Step]:
+  found = sorted(Path(_LOGS.value).glob(f"{_NAME.value}-*.log"), key=os.path.getmtime)
+  if not found:
+    raise ValueError(f"no {_LOGS.value}/{_NAME.value}-*.log yet; see python -m launch.slurm status")
+  return [Step("follow the log", ("tail", f"--lines={_LINES.value}", "-F", str(found[-1])))]
+
+
+def _status() -> list[Step]:
+  return [Step("number, state, time, nodes or reason", _jobs("%i %T %M %R"))]
+
+
+def _delete() -> list[Step]:
+  return [Step("cancel the job, which saves first", _cancel())]
+
+
+if __name__ == "__main__":
+  cli.run(main, takes_words=True)

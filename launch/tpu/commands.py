@@ -1,0 +1,175 @@
+"""The gcloud commands for one queued resource."""
+
+import dataclasses
+import shlex
+from collections.abc import Sequence
+
+from launch.accelerators import TpuSlice
+from launch.steps import Step
+from launch.tpu import remote
+
+_GROUP = ("gcloud", "compute", "tpus", "queued-resources")
+ENDED = ("FAILED", "SUSPENDING", "SUSPENDED", "DELETING")
+_SCOPES = "https://www.googleapis.com/auth/cloud-platform"
+
+
+@dataclasses.dataclass(frozen=True)
+class Resource:
+  """A queued resource: one slice, or several that train together.
+
+  Attributes:
+    name: of the queued resource, and of its node or nodes.
+    zone: as `us-west4-a`.
+    project: empty: the one that gcloud is set to.
+    internal_ip: whether hosts are reached by their internal addresses.
+  """
+
+  name: str
+  zone: str
+  project: str
+  internal_ip: bool
+
+  @property
+  def where(self) -> tuple[str, ...]:
+    """Flags that all commands need."""
+    project = (f"--project={self.project}",) if self.project else ()
+    return (f"--zone={self.zone}", *project)
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+  """What to ask for.
+
+  Attributes:
+    tpu: the slice.
+    num_slices: how many of them.
+    tier: spot, on_demand or reserved.
+    runtime: software version of the VMs.
+    service_account: of the VMs; empty: the project's default.
+    network: of the VMs.
+    subnetwork: of the VMs; empty: that of the network.
+  """
+
+  tpu: TpuSlice
+  num_slices: int
+  tier: str
+  runtime: str
+  service_account: str
+  network: str
+  subnetwork: str
+
+
+def state(resource: Resource) -> tuple[str, ...]:
+  """Prints the state of the queued resource, nothing if there is none."""
+  name = f"name~/queuedResources/{resource.name}$"
+  return (*_GROUP, "list", *resource.where, f"--filter={name}", "--format=value(state.state)")
+
+
+def create(resource: Resource, request: Request, poll_seconds: float) -> list[Step]:
+  """Steps from nothing to hosts that are up."""
+
+  def must_be_free(output: str) -> None:
+    if output.strip():
+      raise ValueError(
+        f"--name={resource.name} exists already, its state is {output.strip()}; choose another "
+        f"--name, or delete it: {again('delete', resource)}"
+      )
+
+  return [
+    Step("look whether the name is free", state(resource), check=must_be_free),
+    Step("request the slice", _request(resource, request), undo=delete(resource)),
+    Step("wait until its hosts are up", ("bash", "-c", _wait(resource, poll_seconds))),
+  ]
+
+
+def install(resource: Resource, bundle: str, python: str, extra: str) -> list[Step]:
+  """Steps that bring the committed code of this checkout to all hosts and install it."""
+
+  def must_be_clean(output: str) -> None:
+    if output.strip():
+      first = output.strip().splitlines()[0].strip()
+      raise ValueError(f"hosts get the last commit, and this is not in it: {first}; commit it")
+
+  everywhere = (*resource.where, "--node=all", "--worker=all", *_address(resource))
+  copy = (*_GROUP, "scp", bundle, f"{resource.name}:{remote.BUNDLE}", *everywhere, "--quiet")
+  script = remote.install(python, extra)
+  return [
+    Step("look whether all is committed", ("git", "status", "--porcelain"), check=must_be_clean),
+    Step("pack the code", ("git", "bundle", "create", "--quiet", bundle, "HEAD")),
+    Step("copy it to all hosts", copy),
+    Step("install it on all hosts", ssh(resource, script)),
+  ]
+
+
+def start(resource: Resource, command: Sequence[str], environment: dict[str, str]) -> list[Step]:
+  """Steps that start a command on all hosts; if one of them fails, it ends on all."""
+  script = remote.start(command, environment)
+  return [Step("start it on all hosts", ssh(resource, script), undo=stop(resource, seconds=10))]
+
+
+def stop(resource: Resource, seconds: int) -> tuple[str, ...]:
+  """Lets the command save and end on all hosts, and kills it after `seconds`."""
+  return ssh(resource, remote.stop(seconds))
+
+
+def delete(resource: Resource) -> tuple[str, ...]:
+  """Deletes the queued resource with its hosts; it is no failure if there is none."""
+  command = (*_GROUP, "delete", resource.name, *resource.where, "--force", "--quiet")
+  gone = f'{{ left=$({shlex.join(state(resource))}) && [ -z "$left" ]; }}'
+  return ("bash", "-c", f"{shlex.join(command)} ||\n  {gone}\n")
+
+
+def ssh(resource: Resource, script: str, node: str = "all", worker: str = "all") -> tuple[str, ...]:
+  """Runs a script on hosts: `all`, or one number."""
+  hosts = (f"--node={node}", f"--worker={worker}", "--batch-size=all")
+  reach = (*resource.where, *hosts, *_address(resource))
+  return (*_GROUP, "ssh", resource.name, *reach, "--quiet", f"--command={script}")
+
+
+def _address(resource: Resource) -> tuple[str, ...]:
+  return ("--internal-ip",) if resource.internal_ip else ()
+
+
+def _request(resource: Resource, request: Request) -> tuple[str, ...]:
+  tier = {"spot": ("--spot",), "on_demand": (), "reserved": ("--reserved",)}[request.tier]
+  single = (f"--node-id={resource.name}",)
+  several = (f"--node-count={request.num_slices}", f"--node-prefix={resource.name}")
+  return (
+    *(*_GROUP, "create", resource.name, *resource.where),
+    f"--accelerator-type={request.tpu.accelerator_type}",
+    f"--runtime-version={request.runtime}",
+    *(single if request.num_slices == 1 else several),
+    *tier,
+    f"--network={request.network}",
+    *((f"--subnetwork={request.subnetwork}",) if request.subnetwork else ()),
+    *(("--internal-ips",) if resource.internal_ip else ()),
+    *((f"--service-account={request.service_account}",) if request.service_account else ()),
+    f"--scopes={_SCOPES}",  # so that hosts may read and write gs:// paths
+    "--quiet",
+  )
+
+
+def _wait(resource: Resource, poll_seconds: float) -> str:
+  describe = (*_GROUP, "describe", resource.name, *resource.where, "--format=yaml(state)")
+  return f"""\
+set -euo pipefail
+while true; do
+  state=$({shlex.join(state(resource))})
+  echo "$(date +%H:%M:%S) ${{state:-gone}}"
+  case "$state" in
+    ACTIVE) exit 0 ;;
+    {" | ".join(ENDED)} | '')
+      {shlex.join(describe)} >&2
+      exit 1
+      ;;
+  esac
+  sleep {poll_seconds:g}
+done
+"""
+
+
+def again(verb: str, resource: Resource) -> str:
+  """Returns the launcher's command for this resource."""
+  return shlex.join(
+    ["python", "-m", "launch.tpu", verb, f"--name={resource.name}", *resource.where]
+  )

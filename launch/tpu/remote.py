@@ -1,0 +1,102 @@
+"""Scripts for the hosts of a slice; they run in bash, in the user's home folder there."""
+
+import shlex
+from collections.abc import Mapping, Sequence
+
+from launch.shell import COORDINATOR_PORT, supervised
+
+BUNDLE = "resjax.bundle"  # the code, as a git bundle
+CODE = "resjax"
+VENV = "resjax-venv"
+RUN = "resjax-run"  # command.sh, its log, pid and exit_code
+STATUS = "resjax-status"
+_END = "END_OF_COMMAND"
+
+# By its command line: after a restart of the host the number may belong to another process.
+_ALIVE = f'pid=$(cat {RUN}/pid 2>/dev/null) && grep -qsa {RUN}/command.sh "/proc/$pid/cmdline"'
+_REFUSE = f"""\
+if {_ALIVE}; then
+  echo "$(hostname): a command is running already; end it with stop" >&2
+  exit 1
+fi
+"""
+
+
+def install(python: str, extra: str) -> str:
+  """Returns the script that unpacks the code and installs it with an extra of setup.cfg."""
+  target = shlex.quote(f"./{CODE}[{extra}]")
+  return f"""\
+set -euo pipefail
+cd "$HOME"
+{_REFUSE}
+rm -rf {CODE} {VENV}
+git clone --quiet {BUNDLE} {CODE}
+python3 -m pip install --quiet --user uv
+python3 -m uv venv --quiet --python {shlex.quote(python)} {VENV}
+python3 -m uv pip install --quiet --python {VENV} --editable {target}
+echo "$(hostname): $(git -C {CODE} rev-parse --short HEAD), $({VENV}/bin/python --version)"
+"""
+
+
+def start(command: Sequence[str], environment: Mapping[str, str]) -> str:
+  """Returns the script that starts a command in the code folder, for good: no terminal holds it."""
+  exports = {"JAX_COORDINATOR_PORT": str(COORDINATOR_PORT), **environment}
+  exported = "".join(f"export {key}={shlex.quote(value)}\n" for key, value in exports.items())
+  return f"""\
+set -euo pipefail
+cd "$HOME"
+{_REFUSE}
+mkdir -p {RUN}
+rm -f {RUN}/exit_code
+cat > {RUN}/command.sh <<'{_END}'
+{exported}export PYTHONUNBUFFERED=1 PATH="$HOME/{VENV}/bin:$PATH"
+cd "$HOME/{CODE}" || exit 1
+{supervised(command)}
+echo "$code" > "$HOME/{RUN}/exit_code"
+{_END}
+setsid nohup bash {RUN}/command.sh >> {RUN}/log 2>&1 < /dev/null &
+echo "$!" > {RUN}/pid
+echo "$(hostname): started"
+"""
+
+
+def stop(seconds: int) -> str:
+  """Returns the script that lets the command save and end, and kills it after `seconds`."""
+  return f"""\
+set -euo pipefail
+cd "$HOME"
+if {_ALIVE}; then
+  kill -TERM "$pid"
+  for _ in $(seq {5 * seconds}); do
+    grep -qsa {RUN}/command.sh "/proc/$pid/cmdline" || break
+    sleep 0.2
+  done
+  if {_ALIVE}; then kill -KILL -- "-$pid"; fi
+fi
+echo "$(hostname): stopped"
+"""
+
+
+def status() -> str:
+  """Returns the script that prints one line: STATUS host running | exit CODE | none, last log."""
+  return f"""\
+set -euo pipefail
+cd "$HOME"
+state=none
+if {_ALIVE}; then
+  state=running
+elif [ -e {RUN}/exit_code ]; then
+  state="exit $(cat {RUN}/exit_code)"
+elif [ -e {RUN}/pid ]; then
+  state="exit 137"
+fi
+echo "{STATUS} $(hostname) $state | $(tail -n 1 {RUN}/log 2>/dev/null || true)"
+"""
+
+
+def logs(lines: int) -> str:
+  """Returns the script that prints the end of the log and follows it."""
+  return f"""\
+set -euo pipefail
+tail -n {lines} -F "$HOME/{RUN}/log" 2>/dev/null | sed -u "s/^/[$(hostname)] /"
+"""

@@ -1,0 +1,298 @@
+"""Cloud TPU VMs: the exact gcloud calls, and what is left when one of them fails."""
+
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests.helpers.stand_ins import ROOT, StandIns, shellcheck
+
+NAME = ("--name=run1", "--zone=us-west4-a")
+SLICE = ("--topology=v5litepod-16", "--poll_seconds=0")
+TRAIN = ("--", "python", "-m", "launch.train", "--config=configs/tiny.py")
+WORKDIR = "--config.workdir=gs://bucket/run1"
+QUEUED = ["gcloud", "compute", "tpus", "queued-resources"]
+STATE = [
+  *(*QUEUED, "list", "--zone=us-west4-a"),
+  *("--filter=name~/queuedResources/run1$", "--format=value(state.state)"),
+]
+
+
+@pytest.fixture
+def cloud(tmp_path):
+  """gcloud that keeps one queued resource, in the file `state`, and four hosts, folders."""
+  tools = StandIns(tmp_path / "tools", "gcloud", "python3")
+  tools.state = tmp_path / "state"
+  tools.homes = [tmp_path / f"host{number}" for number in range(4)]
+  for home in tools.homes:
+    home.mkdir()
+  each = f"for host in {' '.join(map(str, tools.homes))}; do export HOME=$host; cd $host;"
+  tools.answer("queued-resources create", run=f"echo ACTIVE > {tools.state}")
+  tools.answer("queued-resources delete", run=f"rm {tools.state}")
+  tools.answer("queued-resources list", run=f"if [ -e {tools.state} ]; then cat {tools.state}; fi")
+  tools.answer(
+    "resources scp",
+    run=f"{each} cat $(grep -o '/[^ ]*bundle' <<< $CALL) > $host/resjax.bundle; done",
+  )
+  tools.answer("resources ssh", run=each + ' bash -c "${CALL##*--command=}" || exit 1; done')
+  python = f"mkdir -p resjax-venv/bin; ln -sf {sys.executable} resjax-venv/bin/python"
+  tools.answer("^python3 -m uv venv", run=python)
+  return tools
+
+
+@pytest.fixture
+def checkout(tmp_path):
+  """A committed copy of what the launcher needs, so that this one may be dirty."""
+  folder = tmp_path / "checkout"
+  for name in ("launch", "configs", "resjax"):
+    shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+  (folder / ".gitignore").write_text("__pycache__/\n")
+  identity = ["-c", "user.name=x", "-c", "user.email=x@example.com"]
+  for words in (["init", "--quiet"], ["add", "."], [*identity, "commit", "--quiet", "-mx"]):
+    subprocess.run(["git", *words], cwd=folder, check=True)
+  return folder
+
+
+def launch(cloud, *arguments, cwd=ROOT):
+  return cloud.run("launch.tpu", *arguments, cwd=cwd)
+
+
+def test_create_is_three_calls(cloud):
+  more = ("--tier=spot", "--project=p", "--service_account=a@b", "--network=n", "--subnetwork=s")
+  code, output = launch(cloud, "create", *NAME, *SLICE, *more)
+  assert code == 0, output
+  look, request, wait = [call.argv for call in cloud.calls]
+  state = [*STATE[:6], "--project=p", *STATE[6:]]
+  assert look == wait == state
+  assert request == [
+    *(*QUEUED, "create", "run1", "--zone=us-west4-a", "--project=p"),
+    *("--accelerator-type=v5litepod-16", "--runtime-version=v2-alpha-tpuv5-lite"),
+    *("--node-id=run1", "--spot", "--network=n", "--subnetwork=s", "--service-account=a@b"),
+    *("--scopes=https://www.googleapis.com/auth/cloud-platform", "--quiet"),
+  ]
+
+
+def test_create_of_several_slices(cloud):
+  more = ("--tier=reserved", "--num_slices=2", "--runtime_version=v", "--internal_ip")
+  code, output = launch(cloud, "create", *NAME, "--topology=v5p:4x4x4", *more)
+  assert code == 0, output
+  assert cloud.calls[1].argv[4:] == [
+    *("create", "run1", "--zone=us-west4-a", "--accelerator-type=v5p-128", "--runtime-version=v"),
+    *("--node-count=2", "--node-prefix=run1", "--reserved", "--network=default", "--internal-ips"),
+    *("--scopes=https://www.googleapis.com/auth/cloud-platform", "--quiet"),
+  ]
+
+
+def test_a_name_that_exists_is_left_alone(cloud):
+  cloud.state.write_text("PROVISIONING\n")
+  code, output = launch(cloud, "create", *NAME, *SLICE)
+  assert code == 1 and [call.argv for call in cloud.calls] == [STATE]
+  assert "--name=run1 exists already, its state is PROVISIONING" in output.splitlines()[-1]
+  assert "python -m launch.tpu delete --name=run1 --zone=us-west4-a" in output
+
+
+@pytest.mark.parametrize("failing", ["create run1", "list .*FAILED"])
+def test_what_create_made_is_deleted_when_it_fails(cloud, failing):
+  if failing.startswith("create"):
+    # as when the connection breaks: the request has arrived
+    cloud.answer("queued-resources create", run=f"echo ACTIVE > {cloud.state}; exit 1")
+  else:
+    cloud.answer("queued-resources create", run=f"echo FAILED > {cloud.state}")
+  code, output = launch(cloud, "create", *NAME, *SLICE)
+  assert code == 1 and not cloud.state.exists()
+  assert len(cloud.matching("delete run1 --zone=us-west4-a --force --quiet")) == 1
+  last = output.splitlines()[-1]
+  assert re.search(r"error: step [23] of 3 .* failed: .*; what was made is undone, nothing", last)
+  assert f"go on with: python -m launch.tpu create {' '.join(NAME)}" in last
+  assert ("describe" in cloud.calls[-2].argv) == failing.startswith("list")  # says why
+
+
+def test_a_request_that_never_arrived_leaves_nothing_to_delete(cloud):
+  cloud.answer("queued-resources create", 1)
+  code, output = launch(cloud, "create", *NAME, *SLICE)
+  assert code == 1 and "nothing is left running" in output
+
+
+def test_what_cannot_be_deleted_is_named(cloud):
+  cloud.answer("queued-resources create", run=f"echo FAILED > {cloud.state}")
+  cloud.answer("queued-resources delete", 1)
+  code, output = launch(cloud, "create", *NAME, *SLICE)
+  assert code == 1 and "something may be LEFT RUNNING, look and run: bash -c" in output
+
+
+def test_ctrl_c_while_waiting_deletes(cloud):
+  cloud.answer("queued-resources create", run=f"echo WAITING_FOR_RESOURCES > {cloud.state}")
+  process = cloud.start("launch.tpu", "create", *NAME, SLICE[0], "--poll_seconds=0.2")
+  while len(cloud.calls) < 4:
+    time.sleep(0.02)
+  process.send_signal(signal.SIGINT)
+  output, _ = process.communicate(timeout=30)
+  assert process.returncode == 130 and not cloud.state.exists()
+  assert "was interrupted; what was made is undone" in output.splitlines()[-1]
+
+
+def test_code_reaches_all_hosts_and_the_command_runs_there(cloud, checkout):
+  cloud.state.write_text("ACTIVE\n")
+  code, output = launch(cloud, "install", *NAME, "--extra=tpu,wandb", cwd=checkout)
+  assert code == 0, output
+  installs = [call.argv for call in cloud.matching("^python3 .* --editable")]
+  python = ["python3", "-m", "uv", "pip", "install", "--quiet", "--python", "resjax-venv"]
+  assert installs == 4 * [[*python, "--editable", "./resjax[tpu,wandb]"]]
+  for home in cloud.homes:
+    assert (home / "resjax" / "launch" / "train.py").exists()
+  program = "import os; print(os.environ['JAX_COORDINATOR_PORT'], os.environ['A'], os.getcwd())"
+  code, output = launch(cloud, "run", *NAME, "--env=A=b c", "--", "python", "-c", program)
+  assert code == 0, output
+  for home in cloud.homes:
+    while not (home / "resjax-run" / "exit_code").exists():
+      time.sleep(0.02)
+    assert (home / "resjax-run" / "log").read_text() == f"8476 b c {home}/resjax\n"
+  code, output = launch(cloud, "status", *NAME)
+  assert code == 0 and output.count(" exit 0 | 8476 b c ") == 4 and "\nACTIVE\n" in output
+
+
+@pytest.mark.parametrize("failing", ["git status", "git bundle", "resources scp", "resources ssh"])
+def test_install_fails_step_by_step(cloud, checkout, failing):
+  cloud.state.write_text("ACTIVE\n")
+  tools = StandIns(cloud.folder / "git", "git") if "git" in failing else cloud
+  tools.answer(failing, 1)
+  if tools is not cloud:
+    path = cloud.folder / "bin" / "git"
+    path.unlink()
+    path.symlink_to(tools.folder / "bin" / "git")
+  code, output = launch(cloud, "install", *NAME, cwd=checkout)
+  assert code == 1 and re.search(r"error: step \d of 4 .* failed: .*; go on with: ", output)
+  assert cloud.state.exists()  # `create` made it, not this command
+
+
+def test_code_that_is_not_committed_is_refused(cloud, checkout):
+  (checkout / "configs" / "mine.py").touch()
+  code, output = launch(cloud, "install", *NAME, cwd=checkout)
+  assert code == 1 and "this is not in it: ?? configs/mine.py; commit it" in output
+
+
+def test_a_start_that_fails_on_one_host_is_stopped_on_all(cloud):
+  for home in cloud.homes[:3]:
+    (home / "resjax").mkdir()
+  (cloud.homes[3] / "resjax-run").touch()  # where a folder must be
+  code, output = launch(cloud, "run", *NAME, "--", "sleep", "60")
+  assert code == 1 and "what was made is undone, nothing is left running" in output
+  for home in cloud.homes[:3]:
+    assert (home / "resjax-run" / "exit_code").read_text() == "143\n"
+
+
+def test_logs(cloud):
+  cloud.answer("resources ssh", "")
+  launch(cloud, "logs", *NAME, "--worker=all", "--lines=7")
+  (call,) = cloud.calls
+  assert call.argv[4:-1] == [
+    *("ssh", "run1", "--zone=us-west4-a", "--node=0", "--worker=all", "--batch-size=all", "--quiet")
+  ]
+  assert "tail -n 7 -F" in call.argv[-1]
+
+
+def test_stop_and_delete(cloud):
+  assert launch(cloud, "stop", *NAME)[0] == 0
+  cloud.state.write_text("ACTIVE\n")
+  assert launch(cloud, "delete", *NAME)[0] == 0 and not cloud.state.exists()
+  assert launch(cloud, "delete", *NAME)[0] == 0  # the second time there is nothing to delete
+
+
+def test_resume_after_preemptions(cloud, checkout):
+  """Preempted while it runs, and once more while it is installed; then it ends well."""
+  launched = cloud.folder / "launched"
+  program = (
+    "import os, time, pathlib; state, seen = map(pathlib.Path, os.environ['FILES'].split(':'));"
+    "first = os.getcwd().endswith('host0/resjax');"
+    "count = seen.read_text().count('x') if seen.exists() else 0;"
+    "first and seen.write_text('x' * (count + 1));"
+    "first and not count and state.write_text('SUSPENDED\\n');"
+    "time.sleep(0 if count else 60)"
+  )
+  more = (f"--env=FILES={cloud.state}:{launched}", "--delete_when_done", "--tier=spot")
+  command = ("resume", *NAME, *SLICE, *more, "--", "python", "-c", program)
+  for_each = f"for host in {' '.join(map(str, cloud.homes))}; do"
+  ends = "kill -KILL -- -$(cat $host/resjax-run/pid); rm -rf $host; mkdir $host"
+  cloud.answer("queued-resources delete", run=f"rm {cloud.state}; {for_each} {ends}; done; true")
+  code, output = launch(cloud, *command, cwd=checkout)
+  assert code == 0, output
+  assert len(cloud.matching("queued-resources create")) == 2
+  assert len(cloud.matching("queued-resources delete")) == 2  # after the preemption, at the end
+  assert not cloud.state.exists() and launched.read_text() == "xx"
+
+
+def test_resume_gives_up_when_the_command_fails(cloud, checkout):
+  failing = ("--", "python", "-c", "raise SystemExit(5)")
+  code, output = launch(cloud, "resume", *NAME, *SLICE, *failing, cwd=checkout)
+  last = output.splitlines()[-1]
+  assert code == 1 and "error: the command ended with exit 5 on " in last
+  assert "python -m launch.tpu logs" in last and "python -m launch.tpu delete" in last
+  assert cloud.state.exists() and len(cloud.matching("queued-resources create")) == 1
+
+
+def test_resume_gives_up_after_three_tries_and_leaves_nothing(cloud, checkout):
+  cloud.answer("resources scp", 1)
+  code, output = launch(cloud, "resume", *NAME, *SLICE, "--", "true", cwd=checkout)
+  assert (
+    code == 1 and "try 2 of 3" in output and "go on with: python -m launch.tpu resume" in output
+  )
+  assert len(cloud.matching("queued-resources create")) == 3 and not cloud.state.exists()
+
+
+def test_resume_of_a_done_run_starts_nothing(cloud):
+  cloud.state.write_text("ACTIVE\n")
+  for home in cloud.homes:
+    (home / "resjax-run").mkdir()
+    (home / "resjax-run" / "exit_code").write_text("0\n")
+  code, output = launch(cloud, "resume", *NAME, *SLICE, "--", "true")
+  assert code == 0 and "the hosts are still up, to end them: python -m launch.tpu delete" in output
+  assert [call.argv[4] for call in cloud.calls] == ["list", "ssh"]
+
+
+def test_dry_run_is_a_shell_script_and_calls_nothing(cloud):
+  code, output = launch(cloud, "resume", *NAME, *SLICE, "--dry_run", *TRAIN, WORKDIR)
+  assert code == 0 and not cloud.calls
+  assert shellcheck(output) == ""
+
+
+@pytest.mark.parametrize(
+  ("arguments", "words"),
+  [
+    ((), "one word says what to do, of: create, install, run, "),
+    (("crate", *NAME), "'crate' is not known; choose one of: create"),
+    (("create", "--zone=z", *SLICE), "--name= must be up to 40"),
+    (("create", "--name=run_1", "--zone=z"), "--name=run_1 must be up to 40"),
+    (("create", "--name=run1", *SLICE), "--zone is missing"),
+    (("create", *NAME, "--topology=v5litepod-17"), "v5e has v5litepod-1, v5litepod-4"),
+    (("create", *NAME, "--topology=h100"), "--topology=h100 is not a TPU slice"),
+    (("create", *NAME, "--topology=tpu7x-8"), "not a Cloud TPU VM; see launch.gke"),
+    (("create", *NAME, *SLICE, "--tier=cheap"), "--tier"),
+    (("create", *NAME, *SLICE, "--bogus=1"), "bogus"),
+    (("create", *NAME, *SLICE, "--", "true"), "create runs no command"),
+    (("run", *NAME), "say what to run, for example: -- python -m launch.train"),
+    (("run", *NAME, *TRAIN), "config.workdir='runs/tiny' is on the disk of one host"),
+    (("run", *NAME, *TRAIN[:-1], "--config=no.py"), "--config=no.py: no such file"),
+    (("run", *NAME, "--env=A", "--", "true"), "--env=A is not KEY=VALUE"),
+  ],
+)
+def test_mistakes_are_one_line_and_call_nothing(cloud, arguments, words):
+  code, output = launch(cloud, *arguments)
+  assert code == 1 and not cloud.calls
+  assert output.startswith("error: ") and output.count("\n") == 1 and words in output
+
+
+def test_a_folder_that_hosts_share_may_hold_the_workdir(cloud):
+  shared = ("--shared_folder=/mnt/disk", *TRAIN, "--config.workdir=/mnt/disk/run1")
+  assert launch(cloud, "run", *NAME, "--dry_run", *shared)[0] == 0
+
+
+def test_gcloud_is_missing(cloud):
+  (cloud.folder / "bin" / "gcloud").unlink()
+  code, output = launch(cloud, "status", *NAME)
+  assert (code, output.count("\n")) == (1, 1)
+  assert "error: gcloud is not on PATH; install the Google Cloud CLI" in output
+  assert launch(cloud, "status", *NAME, "--dry_run")[0] == 0
