@@ -7,15 +7,20 @@ import jax
 import numpy as np
 import pytest
 
-from configs import tiny
+from configs import base, tiny
 from resjax import experiment, optim
 from resjax.sharding import Layout, MeshConfig, make_mesh
 from resjax.train.checkpoint import Checkpoints
+from resjax.train.config import CheckpointConfig
 from resjax.train.state import ModelDef, abstract_state, init_state
 
 
 def numbers():
   return iter(grain.MapDataset.range(9).to_iter_dataset())
+
+
+def settings(**changes) -> CheckpointConfig:
+  return CheckpointConfig(**(base.checkpoint() | changes))
 
 
 @pytest.mark.parametrize("name", ["adamw", "muon"])
@@ -31,12 +36,13 @@ def test_state_comes_back(tmp_path, name):
   state = dataclasses.replace(state, opt_state=jax.tree.map(lambda x: x + 1, state.opt_state))
   batches = numbers()
   seen = [next(batches) for _ in range(3)]
-  with Checkpoints(tmp_path, keep_last=1) as checkpoints:
+  with Checkpoints(tmp_path, settings(), batch_size=8) as checkpoints:
     checkpoints.save(7, state, batches)
-  with Checkpoints(tmp_path, keep_last=1) as checkpoints:
+  with Checkpoints(tmp_path, settings(), batch_size=8) as checkpoints:
     assert checkpoints.latest == 7
     again = numbers()
-    restored = checkpoints.restore(abstract_state(model, optimizer), again)
+    step, restored = checkpoints.restore(abstract_state(model, optimizer), again)
+  assert step == 7
   assert jax.tree.structure(restored) == jax.tree.structure(state)
   for got, want in zip(jax.tree.leaves(restored), jax.tree.leaves(state), strict=True):
     np.testing.assert_array_equal(got, want)
