@@ -56,7 +56,11 @@ class Checkpoints:
       options=ocp.CheckpointManagerOptions(
         preservation_policy=policies.AnyPreservationPolicy(kept),
         cleanup_tmp_directories=True,
-        async_options=ocp.AsyncOptions(post_finalization_callback=self._list_files),
+        async_options=ocp.AsyncOptions(
+          post_finalization_callback=self._list_files,
+          # In the background, a folder that cannot be made is noticed after minutes.
+          create_directories_asynchronously=False,
+        ),
       ),
     )
 

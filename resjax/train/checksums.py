@@ -64,19 +64,8 @@ def _words(entry: Mapping[str, Any]) -> str:
   return f"{entry['dtype']}{entry['shape']}"
 
 
-def _checksums(arrays: Sequence[Array]) -> Array:
-  """Returns the checksums, uint32 [number of arrays, 2], on every device and process."""
-  meshes = {x.sharding.mesh for x in arrays if isinstance(x.sharding, NamedSharding)}
-  everywhere = NamedSharding(meshes.pop(), PartitionSpec()) if meshes else None
-  return _compiled(everywhere)(list(arrays))
-
-
-@functools.cache
-def _compiled(sharding: NamedSharding | None):
-  return jax.jit(lambda arrays: jnp.stack([_checksum(x) for x in arrays]), out_shardings=sharding)
-
-
-def _checksum(x: Array) -> Array:
+def of_array(x: Array) -> Array:
+  """Returns the two sums of an array, uint32 [2]."""
   bits = _bits(x)
   key = _mix(_index(bits.shape), *_MIXERS[0])
   mixed = _mix(bits ^ key, *_MIXERS[0]), _mix(bits + key, *_MIXERS[1])
@@ -86,6 +75,18 @@ def _checksum(x: Array) -> Array:
     mixed, (zero, zero), lambda a, b: (a[0] + b[0], a[1] + b[1]), tuple(range(bits.ndim))
   )
   return jnp.stack(sums)
+
+
+def _checksums(arrays: Sequence[Array]) -> Array:
+  """Returns the checksums, uint32 [number of arrays, 2], on every device and process."""
+  meshes = {x.sharding.mesh for x in arrays if isinstance(x.sharding, NamedSharding)}
+  everywhere = NamedSharding(meshes.pop(), PartitionSpec()) if meshes else None
+  return _compiled(everywhere)(list(arrays))
+
+
+@functools.cache
+def _compiled(sharding: NamedSharding | None):
+  return jax.jit(lambda arrays: jnp.stack([of_array(x) for x in arrays]), out_shardings=sharding)
 
 
 def _bits(x: Array) -> Array:
