@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -31,7 +31,7 @@ def record(tree: PyTree) -> Record:
   """
   leaves = jax.tree_util.tree_leaves_with_path(tree)
   arrays = [leaf for _, leaf in leaves]
-  sums = jax.device_get(_checksums(arrays))
+  sums = jax.device_get([_compiled(_everywhere(x))(x) for x in arrays])
   return {
     name: {**description, "checksum": f"{int(high):08x}{int(low):08x}"}
     for (name, description), (high, low) in zip(describe(tree).items(), sums, strict=True)
@@ -77,16 +77,17 @@ def of_array(x: Array) -> Array:
   return jnp.stack(sums)
 
 
-def _checksums(arrays: Sequence[Array]) -> Array:
-  """Returns the checksums, uint32 [number of arrays, 2], on every device and process."""
-  meshes = {x.sharding.mesh for x in arrays if isinstance(x.sharding, NamedSharding)}
-  everywhere = NamedSharding(meshes.pop(), PartitionSpec()) if meshes else None
-  return _compiled(everywhere)(list(arrays))
+def _everywhere(x: Array) -> NamedSharding | None:
+  """Returns the sharding of a result that every device and process of an array's mesh has."""
+  if not isinstance(x.sharding, NamedSharding):
+    return None
+  return NamedSharding(x.sharding.mesh, PartitionSpec())
 
 
 @functools.cache
 def _compiled(sharding: NamedSharding | None):
-  return jax.jit(lambda arrays: jnp.stack([of_array(x) for x in arrays]), out_shardings=sharding)
+  """Returns `of_array`, compiled once for all arrays of a kind: a model has few of them."""
+  return jax.jit(of_array, out_shardings=sharding)
 
 
 def _bits(x: Array) -> Array:

@@ -57,9 +57,9 @@ def fill(folder: epath.PathLike, *steps: int, **changes) -> None:
       checkpoints.save(step, small_state(step), batches)
 
 
-def assert_restores(checkpoints: Checkpoints, wanted: int) -> None:
+def assert_restores(checkpoints: Checkpoints, wanted: int, size: int = 64) -> None:
   """The state and the data of a step come back, on other devices."""
-  state, batches = small_state(wanted, MeshConfig(fsdp=2, tensor=2)), numbers()
+  state, batches = small_state(wanted, MeshConfig(fsdp=2, tensor=2), size), numbers()
   step, restored = checkpoints.restore(abstract(state), batches)
   assert step == wanted
   assert next(batches) == wanted
