@@ -31,7 +31,8 @@ def record(tree: PyTree) -> Record:
   """
   leaves = jax.tree_util.tree_leaves_with_path(tree)
   arrays = [leaf for _, leaf in leaves]
-  sums = jax.device_get([_compiled(_everywhere(x))(x) for x in arrays])
+  # One after the other: devices of a CPU that run several programs at once may lock up.
+  sums = [jax.device_get(_compiled(_everywhere(x))(x)) for x in arrays]
   return {
     name: {**description, "checksum": f"{int(high):08x}{int(low):08x}"}
     for (name, description), (high, low) in zip(describe(tree).items(), sums, strict=True)
