@@ -46,6 +46,7 @@ class Checkpoints:
     self.folder = absolute(folder)
     self.schedule = SaveSchedule(config)
     self._config, self._batch_size, self._say = config, batch_size, say
+    self._last = self.latest  # step that needs no saving; the same on all processes
     self._saving: int | None = None
     policies = ocp.checkpoint_managers.preservation_policy
     kept = [policies.LatestN(config.keep_last)]
@@ -94,7 +95,7 @@ class Checkpoints:
     Raises:
       ValueError: this save or the last one went wrong.
     """
-    if step in (self._saving, self.latest):
+    if step == self._last:
       return
     self.wait()
     items = _items(state)
@@ -104,7 +105,7 @@ class Checkpoints:
       **{ARRAYS: ocp.args.JsonSave(checksums.record(items)), "data": ocp.args.JsonSave(place)},
     )
     self.schedule.saved(step)
-    self._saving = step
+    self._saving = self._last = step
     with self._failing():
       self._manager.save(step, args=args, force=True)
 
@@ -128,7 +129,7 @@ class Checkpoints:
     try:
       yield
     except Exception as error:
-      step, self._saving = self._saving, None
+      step, self._saving, self._last = self._saving, None, None
       self._manager.reload()
       reason = (str(error).splitlines() or [type(error).__name__])[0]
       last = f"that of step {self.latest} is the last one" if self.latest else "there is none"
@@ -170,6 +171,7 @@ class Checkpoints:
         continue
       self._set_aside(damaged, step)
       batches.set_state(place)
+      self._last = step
       return step, state
     found = "; ".join(f"step {step}: {reason}" for step, reason in damaged.items())
     if self._config.strict:

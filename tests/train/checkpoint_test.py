@@ -73,6 +73,17 @@ def test_what_is_kept(tmp_path, changes, kept):
     assert_restores(checkpoints, 9)
 
 
+def test_a_step_is_saved_once(tmp_path):
+  fill(tmp_path, 5)
+  before = (tmp_path / "5" / "manifest.json").stat().st_mtime_ns
+  with opened(tmp_path) as checkpoints:
+    assert_restores(checkpoints, 5)
+    for step in (5, 6, 6):
+      checkpoints.save(step, small_state(step), numbers())
+  assert saved_steps(tmp_path) == [5, 6]
+  assert (tmp_path / "5" / "manifest.json").stat().st_mtime_ns == before
+
+
 def test_a_place_in_the_data_is_plain_json_and_fits_any_number_of_processes(tmp_path):
   fill(tmp_path, 5)
   place = json.loads((tmp_path / "5" / "data" / "metadata").read_text())
