@@ -33,6 +33,7 @@ def run(main: Callable[..., None], takes_words: bool = False) -> NoReturn:
   def guarded(argv: list[str]) -> None:
     if not flags.FLAGS["verbosity"].present:
       logging.set_verbosity(logging.WARNING)  # libraries log every step as info
+      _drop_repeated_reports()
     try:
       if len(argv) > 1 and not takes_words:
         raise ValueError(f"unexpected argument {argv[1]!r}; settings look like --config.seed=1")
@@ -47,6 +48,18 @@ def run(main: Callable[..., None], takes_words: bool = False) -> NoReturn:
 
   flags.FLAGS.set_gnu_getopt(takes_words)  # flags may follow words
   app.run(guarded, argv=arguments, flags_parser=_parse)
+
+
+def _drop_repeated_reports() -> None:
+  """A save that goes wrong is one error; what its threads print about it is left out."""
+  logging.get_absl_logger().addFilter(lambda record: "orbax" not in Path(record.pathname).parts)
+  usual = sys.excepthook
+
+  def hook(kind, error, trace) -> None:
+    if str(error) != "Event loop is closed":  # TensorStore, for writes after the first failure
+      usual(kind, error, trace)
+
+  sys.excepthook = hook
 
 
 def config_value(holder: flags.FlagHolder):

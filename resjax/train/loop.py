@@ -1,5 +1,6 @@
 """A training run from its data to its last evaluation."""
 
+import functools
 import math
 from pathlib import Path
 
@@ -14,7 +15,8 @@ from resjax.data.summary import DatasetSummary
 from resjax.models.flops import training_flops_per_token
 from resjax.sharding import Layout, make_mesh
 from resjax.train import init_from, program, report, workdir
-from resjax.train.checkpoint import Checkpoints, newest
+from resjax.train.checkpoint import Checkpoints
+from resjax.train.checkpoint_reader import newest
 from resjax.train.config import Run
 from resjax.train.evaluate import evaluate, summary
 from resjax.train.interrupt import Interrupted, StopRequest, stop_on_ctrl_c
@@ -48,7 +50,9 @@ def train(run: Run, console: Console | None = None) -> None:
     dataset = build_and_show(run.data, console)
     run = run.with_vocab_size(dataset.vocab_size)
     workdir.check(folder, run, dataset)
-    with Checkpoints(folder / "checkpoints", keep_last=run.train.keep_last) as checkpoints:
+    say = functools.partial(console.print, markup=False, highlight=False, soft_wrap=True)
+    settings = {"batch_size": run.train.batch_size, "say": say}
+    with Checkpoints(folder / "checkpoints", run.checkpoint, **settings) as checkpoints:
       trainer = Trainer(run, dataset, folder, checkpoints, origin)
       costs = report.model_costs(trainer.model, run)
       workdir.write(folder, run, dataset, costs)
@@ -104,7 +108,8 @@ class Trainer:
   def _first_state(self) -> TrainState:
     optimizer = self.program.optimizer
     if self.start is not None:
-      return self.checkpoints.restore(self.program.state, self.batches)
+      self.start, state = self.checkpoints.restore(self.program.state, self.batches)
+      return state
     if self.origin is None:
       return init_state(self.model, optimizer, self.run.seed)
     params, self.inheritance = init_from.start(
@@ -134,7 +139,7 @@ class Trainer:
         # The metrics of a step are fetched while the next one runs.
         self._record(pending)
         pending = step, device_metrics
-        if stop.asked or self._due(step, config.eval_every, config.checkpoint_every):
+        if stop.asked or self._due(step, config.eval_every) or self.checkpoints.due(step):
           self._record(pending)
           pending = None
           with self.throughput.paused():
@@ -148,7 +153,7 @@ class Trainer:
     """Evaluates and saves what is due after a step, all of whose metrics are recorded."""
     if self._due(step, self.run.train.eval_every):
       self._evaluate(step)
-    if stop.asked or self._due(step, self.run.train.checkpoint_every):
+    if stop.asked or self._due(step) or self.checkpoints.due(step):
       self.checkpoints.save(step, self.state, self.batches)
     if stop.asked and step < self.run.train.steps:
       raise Interrupted(f"stopped after step {step}, which is saved; the same command goes on")
