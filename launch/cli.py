@@ -1,7 +1,7 @@
 """What all commands share: the config flag, and mistakes of the user as one line."""
 
 import re
-import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
@@ -9,7 +9,8 @@ from typing import NoReturn
 from absl import app, flags, logging
 from ml_collections import config_flags
 
-from resjax.train.interrupt import Interrupted
+from resjax import distributed
+from resjax.train.interrupt import SIGINT_CODE, Interrupted
 
 
 def define_config(help_text: str) -> flags.FlagHolder:
@@ -18,9 +19,9 @@ def define_config(help_text: str) -> flags.FlagHolder:
 
 
 def run(main: Callable[[], None]) -> NoReturn:
-  """Runs a command; mistakes print one line and exit with 1, an interruption exits with 130.
+  """Runs a command; mistakes print one line and exit with 1, Ctrl-C exits with 130, SIGTERM with 0.
 
-  --verbosity=1 shows where a mistake was noticed.
+  --verbosity=1 shows where a mistake was noticed. Whatever ends one of several processes ends all.
   """
 
   def guarded(argv: list[str]) -> None:
@@ -30,13 +31,18 @@ def run(main: Callable[[], None]) -> NoReturn:
       if len(argv) > 1:
         raise ValueError(f"unexpected argument {argv[1]!r}; settings look like --config.seed=1")
       main()
-    except (ValueError, OSError) as error:
-      if flags.FLAGS["verbosity"].value > 0:
+    except Interrupted as stop:
+      distributed.end(str(stop), stop.code)
+    except KeyboardInterrupt:
+      distributed.end("interrupted; the same command goes on where it can", SIGINT_CODE)
+    except Exception as error:
+      mistake = isinstance(error, ValueError | OSError) and flags.FLAGS["verbosity"].value <= 0
+      if mistake:
+        _fail(error)
+      if not distributed.active():
         raise
-      _fail(error)
-    except (KeyboardInterrupt, Interrupted) as stop:
-      print(str(stop) or "interrupted; the same command goes on where it can", file=sys.stderr)
-      sys.exit(130)
+      traceback.print_exc()
+      _fail(f"{type(error).__name__}: {error}")
 
   app.run(guarded, flags_parser=_parse)
 
@@ -73,5 +79,4 @@ def _parse(argv: list[str]) -> list[str]:
 
 
 def _fail(message: object) -> NoReturn:
-  print(f"error: {' '.join(str(message).split())}", file=sys.stderr)
-  sys.exit(1)
+  distributed.end(f"error: {' '.join(str(message).split())}", 1)

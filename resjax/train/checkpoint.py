@@ -10,6 +10,18 @@ from resjax.train.state import TrainState
 from resjax.typing import PyTree
 
 
+class _Manager(ocp.CheckpointManager):
+  """Orbax's manager, which leaves it to the loop to ask about preemption.
+
+  Asked for a step, JAX's preemption service would take it for the loop's tick, see
+  `resjax.train.interrupt.StopRequest`.
+  """
+
+  def reached_preemption(self, step: int) -> bool:
+    del step
+    return False
+
+
 class Checkpoints:
   """The checkpoints of one workdir, newest last.
 
@@ -24,7 +36,7 @@ class Checkpoints:
   def __init__(self, folder: Path, *, keep_last: int):
     self.folder = folder
     options = ocp.CheckpointManagerOptions(max_to_keep=keep_last, cleanup_tmp_directories=True)
-    self._manager = ocp.CheckpointManager(folder.absolute(), options=options)
+    self._manager = _Manager(folder.absolute(), options=options)
 
   def __enter__(self) -> "Checkpoints":
     return self
