@@ -32,17 +32,18 @@ def run(main: Callable[[], None]) -> NoReturn:
         raise ValueError(f"unexpected argument {argv[1]!r}; settings look like --config.seed=1")
       main()
     except Interrupted as stop:
+      if stop.agreed:
+        distributed.shutdown()
       distributed.end(str(stop), stop.code)
     except KeyboardInterrupt:
       distributed.end("interrupted; the same command goes on where it can", SIGINT_CODE)
     except Exception as error:
-      mistake = isinstance(error, ValueError | OSError) and flags.FLAGS["verbosity"].value <= 0
-      if mistake:
-        _fail(error)
+      if isinstance(error, ValueError | OSError) and flags.FLAGS["verbosity"].value <= 0:
+        _fail(distributed.explain(error))
       if not distributed.active():
         raise
       traceback.print_exc()
-      _fail(f"{type(error).__name__}: {error}")
+      _fail(f"{type(error).__name__}: {distributed.explain(error)}")
 
   app.run(guarded, flags_parser=_parse)
 

@@ -7,6 +7,7 @@ private parts are used here and nowhere else.
 import contextlib
 import json
 import os
+import re
 import socket
 import sys
 import threading
@@ -23,6 +24,11 @@ _VARIABLES = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
 _END, _LEFT = "resjax/end", "resjax/left/"
 _POLL = 0.5  # seconds
 _GRACE = 10.0  # seconds that process 0, which the others hear through, stays after an end
+
+# Collectives on CPU and GPU, and the coordination service.
+_LOST = re.compile(
+  r"gloo|nccl|closed by peer|reset by peer|broken pipe|heartbeat|^UNAVAILABLE", re.I
+)
 
 _done = threading.Event()  # nobody has to be watched any more
 
@@ -127,6 +133,16 @@ def reached_sync_point(tick: int) -> bool:
       the highest that a process had reached.
   """
   return multihost_utils.reached_preemption_sync_point(tick)
+
+
+def explain(error: Exception) -> str:
+  """Returns the message of an error; what JAX says when another process is gone, in words."""
+  if active() and _LOST.search(str(error)):
+    return (
+      f"another process died, or the network between them ({_first_line(error)}); its log says "
+      "why; the same command in all processes goes on from the newest checkpoint"
+    )
+  return str(error)
 
 
 def end(message: str, code: int) -> NoReturn:

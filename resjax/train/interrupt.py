@@ -17,11 +17,12 @@ class Interrupted(Exception):
   Args:
     message: for the user.
     code: exit code: 0 after SIGTERM, 130 after Ctrl-C.
+    agreed: whether all processes stop here; else the others have to be told.
   """
 
-  def __init__(self, message: str, code: int):
+  def __init__(self, message: str, code: int, *, agreed: bool = False):
     super().__init__(message)
-    self.code = code
+    self.code, self.agreed = code, agreed
 
 
 @contextlib.contextmanager

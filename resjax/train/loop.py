@@ -40,14 +40,15 @@ def train(run: Run, console: Console | None = None) -> None:
     run = run.with_vocab_size(dataset.vocab_size)
     if first:
       workdir.check(folder, run, dataset)
-    with Checkpoints(folder / "checkpoints", keep_last=run.train.keep_last) as checkpoints:
+    checkpoints = Checkpoints(folder / "checkpoints", keep_last=run.train.keep_last)
+    with interrupt.stop_on_request() as stop, checkpoints:
       trainer = Trainer(run, dataset, checkpoints, origin)
       costs = report.model_costs(trainer.model, run)
       if first:
         workdir.write(folder, run, dataset, costs)
       report.show_model(trainer.model, run, costs, console)
       _show_start(trainer, console)
-      trainer.run_steps()
+      trainer.run_steps(stop)
     finish(trainer, console)
 
 

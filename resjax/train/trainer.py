@@ -13,7 +13,7 @@ from resjax.train.checkpoint import Checkpoints
 from resjax.train.compilation import compile_steps
 from resjax.train.config import Run
 from resjax.train.evaluate import evaluate
-from resjax.train.interrupt import Interrupted, StopRequest, stop_on_request
+from resjax.train.interrupt import Interrupted, StopRequest
 from resjax.train.logging import FILE_NAME, read_metrics
 from resjax.train.recorder import Recorder
 from resjax.train.state import TrainState, first_state, init_state
@@ -66,7 +66,7 @@ class Trainer:
     )
     return first_state(self.model, optimizer, params)
 
-  def run_steps(self) -> None:
+  def run_steps(self, stop: StopRequest) -> None:
     """Runs all remaining steps, and before them an evaluation that the last start still owes.
 
     After every step n come the metrics of n, then the evaluation of n, then the checkpoint of n, so
@@ -80,7 +80,7 @@ class Trainer:
     if done == steps and not owed:
       return
     recorder = Recorder(self.run, self.program, self.layout.mesh.devices, self.start)
-    with recorder, stop_on_request() as stop:
+    with recorder:
       compiled = compile_steps(self.program, stop)
       if compiled is None or stop.tick():
         self._stop(done, stop)
@@ -143,7 +143,7 @@ class Trainer:
     self.checkpoints.save(step, self.state, self.batches)
     self.checkpoints.wait()
     message = f"stopped after step {step}, which is saved; the same command goes on"
-    raise Interrupted(message, stop.code)
+    raise Interrupted(message, stop.code, agreed=True)
 
 
 def _agreed(checkpoints: Checkpoints) -> int | None:
