@@ -19,6 +19,7 @@ def get_config(style: str = "llama") -> ConfigDict:
       "data": data(),
       "optim": optim(),
       "train": train(),
+      "checkpoint": checkpoint(),
       "mesh": mesh(),
     }
   )
@@ -213,11 +214,21 @@ def train() -> dict:
     "log_every": 10,
     "eval_every": 200,  # steps; 0: only before the first and after the last
     "eval_rows": 128,  # rows of the validation split per evaluation; 0: all
-    "checkpoint_every": 200,
-    "keep_last": 2,  # checkpoints
     "sample_tokens": 64,  # of the text sampled after the last step, as fit into a row; 0: none
     "tensorboard": False,  # needs the extra `tensorboard`
     "wandb_project": "",  # non-empty: log there too; needs the extra `wandb`
+  }
+
+
+def checkpoint() -> dict:
+  """One is also saved after the last step, and when the run is stopped."""
+  return {
+    "every": 200,  # steps; 0: never by steps
+    "minutes": 0.0,  # since the last one, by the clock of process 0; 0: never by time
+    "keep_last": 2,  # the newest ones
+    "keep_every": 0,  # those of every so many steps stay for ever; 0: none
+    "verify": True,  # compare what is read with the checksums of what was saved
+    "strict": False,  # a damaged newest one: True refuses, False goes on from the one before it
   }
 
 

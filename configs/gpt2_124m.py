@@ -44,6 +44,6 @@ def get_config(residual: str = "standard") -> ConfigDict:
     loss_chunk=4096,
     eval_every=500,
     eval_rows=2048,
-    checkpoint_every=500,
   )
+  c.checkpoint.every = 500
   return c

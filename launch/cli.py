@@ -1,6 +1,7 @@
 """What all commands share: the config flag, and mistakes of the user as one line."""
 
 import re
+import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -27,6 +28,7 @@ def run(main: Callable[[], None]) -> NoReturn:
   def guarded(argv: list[str]) -> None:
     if not flags.FLAGS["verbosity"].present:
       logging.set_verbosity(logging.WARNING)  # libraries log every step as info
+      _drop_repeated_reports()
     try:
       if len(argv) > 1:
         raise ValueError(f"unexpected argument {argv[1]!r}; settings look like --config.seed=1")
@@ -46,6 +48,18 @@ def run(main: Callable[[], None]) -> NoReturn:
       _fail(f"{type(error).__name__}: {distributed.explain(error)}")
 
   app.run(guarded, flags_parser=_parse)
+
+
+def _drop_repeated_reports() -> None:
+  """A save that goes wrong is one error; what its threads print about it is left out."""
+  logging.get_absl_logger().addFilter(lambda record: "orbax" not in Path(record.pathname).parts)
+  usual = sys.excepthook
+
+  def hook(kind, error, trace) -> None:
+    if str(error) != "Event loop is closed":  # TensorStore, for writes after the first failure
+      usual(kind, error, trace)
+
+  sys.excepthook = hook
 
 
 def config_value(holder: flags.FlagHolder):

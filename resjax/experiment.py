@@ -15,7 +15,7 @@ from resjax.data.config import DataConfig
 from resjax.models.config import DecoderConfig, ResidualConfig
 from resjax.sharding import Layout, MeshConfig, make_mesh
 from resjax.train import workdir
-from resjax.train.config import Run, TrainConfig
+from resjax.train.config import CheckpointConfig, Run, TrainConfig
 
 
 def build(config: Mapping[str, Any], devices: Sequence[jax.Device] | None = None) -> Run:
@@ -56,6 +56,7 @@ def _run(values: Mapping[str, Any], devices: Sequence[jax.Device] | None = None)
     data=data,
     optim=to_dataclass(optim.OptimizerConfig, values["optim"], "config.optim"),
     train=to_dataclass(TrainConfig, values["train"], "config.train"),
+    checkpoint=to_dataclass(CheckpointConfig, values["checkpoint"], "config.checkpoint"),
     mesh=mesh,
     resolved={**values, "model": {**values["model"], "dtype": decoder.dtype}},
   )

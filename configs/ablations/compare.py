@@ -21,7 +21,8 @@ def get_config() -> ConfigDict:
   c.workdir = "runs/compare"
   c.model.update(d_model=64, mlp_dim=192)
   c.data.seq_len = 128
-  c.train.update(steps=300, checkpoint_every=100, keep_last=1)
+  c.train.steps = 300
+  c.checkpoint.update(every=100, keep_last=1)
   return c
 
 

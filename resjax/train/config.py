@@ -27,8 +27,6 @@ class TrainConfig:
   log_every: int
   eval_every: int
   eval_rows: int
-  checkpoint_every: int
-  keep_last: int
   sample_tokens: int
   tensorboard: bool
   wandb_project: str
@@ -36,19 +34,37 @@ class TrainConfig:
   def __post_init__(self):
     """Checks the ranges."""
     positive = ("steps", "batch_size", "microbatches", "loss_chunk", "log_every")
-    for name in (*positive, "checkpoint_every", "keep_last"):
-      self._check(name, 1)
+    for name in positive:
+      check_least(self, "config.train", name, 1)
     for name in ("z_loss", "eval_every", "eval_rows", "sample_tokens"):
-      self._check(name, 0)
+      check_least(self, "config.train", name, 0)
     if self.batch_size % self.microbatches:
       raise ValueError(
         f"config.train.batch_size={self.batch_size} is not divisible by "
         f"config.train.microbatches={self.microbatches}"
       )
 
-  def _check(self, name: str, least: int) -> None:
-    if getattr(self, name) < least:
-      raise ValueError(f"config.train.{name}={getattr(self, name)} must be at least {least}")
+
+@dataclasses.dataclass(frozen=True)
+class CheckpointConfig:
+  """Settings of the checkpoints; the meaning of each field stands in configs/base.py.
+
+  Raises:
+    ValueError: a setting out of range.
+  """
+
+  every: int
+  minutes: float
+  keep_last: int
+  keep_every: int
+  verify: bool
+  strict: bool
+
+  def __post_init__(self):
+    """Checks the ranges."""
+    for name in ("every", "minutes", "keep_every"):
+      check_least(self, "config.checkpoint", name, 0)
+    check_least(self, "config.checkpoint", "keep_last", 1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,6 +78,7 @@ class Run:
     data: corpora, tokenizer, row length.
     optim: optimizer and schedule.
     train: the loop.
+    checkpoint: when the state is saved, what is kept, what is checked.
     mesh: devices per mesh axis.
     resolved: the whole config as plain JSON values, for the record.
   """
@@ -72,6 +89,7 @@ class Run:
   data: DataConfig
   optim: OptimizerConfig
   train: TrainConfig
+  checkpoint: CheckpointConfig
   mesh: MeshConfig
   resolved: Mapping[str, Any]
 
@@ -79,3 +97,10 @@ class Run:
     """Returns the run with the vocabulary that its data turned out to have."""
     decoder = dataclasses.replace(self.decoder, vocab_size=vocab_size)
     return dataclasses.replace(self, decoder=decoder)
+
+
+def check_least(config: Any, section: str, name: str, least: float) -> None:
+  """Raises ValueError where a setting of a section is smaller than allowed."""
+  value = getattr(config, name)
+  if not value >= least:
+    raise ValueError(f"{section}.{name}={value} must be at least {least}")

@@ -8,7 +8,7 @@ from typing import Any
 from flax import nnx
 
 from resjax.train import workdir
-from resjax.train.checkpoint import newest, parameter_shapes, restore_params
+from resjax.train.checkpoint_reader import newest, parameter_shapes, restore_params
 from resjax.train.config import Run
 from resjax.train.state import ModelDef
 from resjax.typing import PyTree

@@ -1,6 +1,7 @@
 """A training run from its data to its last evaluation."""
 
 import contextlib
+import functools
 from pathlib import Path
 
 import jax
@@ -8,7 +9,8 @@ from rich.console import Console
 
 from resjax import distributed
 from resjax.train import init_from, interrupt, processes, report, workdir
-from resjax.train.checkpoint import Checkpoints, newest
+from resjax.train.checkpoint import Checkpoints
+from resjax.train.checkpoint_reader import newest
 from resjax.train.config import Run
 from resjax.train.finish import finish
 from resjax.train.trainer import Trainer
@@ -40,7 +42,10 @@ def train(run: Run, console: Console | None = None) -> None:
     run = run.with_vocab_size(dataset.vocab_size)
     if first:
       workdir.check(folder, run, dataset)
-    checkpoints = Checkpoints(folder / "checkpoints", keep_last=run.train.keep_last)
+    say = functools.partial(console.print, markup=False, highlight=False, soft_wrap=True)
+    checkpoints = Checkpoints(
+      folder / "checkpoints", run.checkpoint, batch_size=run.train.batch_size, say=say
+    )
     with interrupt.stop_on_request() as stop, checkpoints:
       trainer = Trainer(run, dataset, checkpoints, origin)
       costs = report.model_costs(trainer.model, run)

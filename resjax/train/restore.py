@@ -6,7 +6,7 @@ from resjax.data import tokenizer
 from resjax.data.tokenizer import Tokenizer
 from resjax.sharding import Layout, make_mesh
 from resjax.train import workdir
-from resjax.train.checkpoint import newest, restore_params
+from resjax.train.checkpoint_reader import newest, restore_params
 from resjax.train.config import Run
 from resjax.train.state import ModelDef
 from resjax.typing import PyTree
@@ -19,12 +19,12 @@ def restore_model(run: Run) -> tuple[ModelDef, PyTree, Tokenizer]:
     run: of `resjax.experiment.load`.
 
   Raises:
-    ValueError: the workdir has no checkpoint.
+    ValueError: the workdir has no checkpoint, or its newest is damaged.
   """
   folder = Path(run.workdir)
   checkpoint = newest(folder / "checkpoints")
   if checkpoint is None:
-    raise ValueError(f"{folder} has no checkpoint yet; train until config.train.checkpoint_every")
+    raise ValueError(f"{folder} has no checkpoint yet; train until config.checkpoint.every")
   words = tokenizer.load(folder / workdir.TOKENIZER)
   run = run.with_vocab_size(words.vocab_size)
   model = ModelDef(run.decoder, Layout(make_mesh(run.mesh)))

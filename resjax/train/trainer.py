@@ -58,7 +58,8 @@ class Trainer:
   def _first_state(self) -> TrainState:
     optimizer = self.program.optimizer
     if self.start is not None:
-      return self.checkpoints.restore(self.program.state, self.batches)
+      self.start, state = self.checkpoints.restore(self.program.state, self.batches)
+      return state
     if self.origin is None:
       return init_state(self.model, optimizer, self.run.seed)
     params, self.inheritance = init_from.start(
@@ -92,24 +93,26 @@ class Trainer:
         batch = self.layout.put(next(self.batches), self.run.train.batch_size)
         self.state, values = train_step(self.state, batch, self.token_bytes)
         recorder.step(step, values)
-        if stop.tick() or self._due(step, "eval_every", "checkpoint_every"):
+        if stop.tick() or self._eval_due(step) or self._save_due(step):
           recorder.flush()
           with recorder.throughput.paused():
             self._after(step, recorder, stop)
       self.checkpoints.wait()
 
-  def _due(self, step: int, *intervals: str) -> bool:
-    """Whether one of these settings of config.train names this step; the last step is in all."""
-    every = [getattr(self.run.train, name) for name in intervals]
-    return step == self.run.train.steps or any(n > 0 and step % n == 0 for n in every)
+  def _eval_due(self, step: int) -> bool:
+    every = self.run.train.eval_every
+    return step == self.run.train.steps or (every > 0 and step % every == 0)
+
+  def _save_due(self, step: int) -> bool:
+    return self.checkpoints.due(step) or step == self.run.train.steps
 
   def _after(self, step: int, recorder: Recorder, stop: StopRequest) -> None:
     """Evaluates and saves what is due after a step, all of whose metrics are recorded."""
     if stop.asked:
       self._stop(step, stop)
-    if self._due(step, "eval_every"):
+    if self._eval_due(step):
       self._evaluate(step, recorder, stop)
-    if self._due(step, "checkpoint_every"):
+    if self._save_due(step):
       self.checkpoints.save(step, self.state, self.batches)
 
   def _evaluate(self, step: int, recorder: Recorder, stop: StopRequest) -> None:
@@ -136,7 +139,7 @@ class Trainer:
       return True
     records = read_metrics(path) if path.exists() else []
     has = any(r["step"] == step and "validation/loss" in r for r in records)
-    return not has and (step == 0 or self._due(step, "eval_every"))
+    return not has and (step == 0 or self._eval_due(step))
 
   def _stop(self, step: int, stop: StopRequest) -> None:
     """Saves the state after a step and ends the run."""

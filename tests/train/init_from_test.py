@@ -18,7 +18,7 @@ from resjax.combinators import registry
 from resjax.models.config import ResidualConfig
 from resjax.sharding import Layout, MeshConfig, make_mesh
 from resjax.train import init_from, workdir
-from resjax.train.checkpoint import restore_params
+from resjax.train.checkpoint_reader import restore_params
 from resjax.train.logging import FILE_NAME, read_metrics
 from resjax.train.loop import train
 from resjax.train.state import ModelDef, first_state

@@ -116,7 +116,7 @@ def test_batches_are_the_same_rows_whatever_reads_them(root):
 
 @pytest.mark.slow
 def test_killed_process_ends_the_others_and_the_restart_equals_the_straight_run(root):
-  settings = {"train__steps": 60, "train__eval_every": 20, "train__checkpoint_every": 5}
+  settings = {"train__steps": 60, "train__eval_every": 20, "checkpoint__every": 5}
   first, second = ends(start_together(2, a_run(root, "undisturbed", **settings)))
   assert first[0] == second[0] == 0, first[1] + second[1]
   arguments = a_run(root, "killed", **settings)
@@ -146,7 +146,7 @@ def test_silent_process_ends_the_others(root):
 
 @pytest.mark.slow
 def test_sigterm_to_one_process_stops_all_at_one_step(root):
-  settings = {"train__steps": 400, "train__eval_every": 100, "train__checkpoint_every": 1000}
+  settings = {"train__steps": 400, "train__eval_every": 100, "checkpoint__every": 1000}
   arguments = a_run(root, "preempted", **settings)
   for receiver in (1, 0):
     processes = start_together(2, arguments)

@@ -18,8 +18,8 @@ SETTINGS = {
   "train__eval_every": 5,
   "train__eval_rows": 0,
   "train__microbatches": 8,
-  "train__checkpoint_every": 20,
-  "train__keep_last": 100,
+  "checkpoint__every": 20,
+  "checkpoint__keep_last": 100,
 }
 
 

@@ -1,0 +1,69 @@
+"""Checkpoints of a state that no model is needed for."""
+
+import grain
+import jax
+import jax.numpy as jnp
+import numpy as np
+from etils import epath
+
+from configs import base
+from resjax.sharding import Layout, MeshConfig, make_mesh
+from resjax.train.checkpoint import Checkpoints
+from resjax.train.config import CheckpointConfig
+from resjax.train.state import TrainState
+
+DATA = MeshConfig()  # all devices along `data`
+
+
+def settings(**changes) -> CheckpointConfig:
+  return CheckpointConfig(**(base.checkpoint() | changes))
+
+
+def opened(folder: epath.PathLike, **changes) -> Checkpoints:
+  """Checkpoints with some settings; what they say is in the list `said`."""
+  said = []
+  found = Checkpoints(folder, settings(**changes), batch_size=8, say=said.append)
+  found.said = said
+  return found
+
+
+def numbers(count: int = 1000) -> grain.DatasetIterator:
+  return iter(grain.MapDataset.range(count).to_iter_dataset())
+
+
+def small_state(step: int, mesh: MeshConfig = DATA, size: int = 64) -> TrainState:
+  """A state that its step decides, in several dtypes and layouts."""
+  layout = Layout(make_mesh(mesh))
+
+  def put(x, *axes):
+    return jax.device_put(x, layout.sharding(*axes))
+
+  w = np.random.default_rng(step).standard_normal((size, 64)).astype(np.float32)
+  params = {"layers": {"w": put(w, "embed_param", "mlp")}, "scale": put(w[0], None)}
+  moments = {"mu": put(jnp.asarray(-w, jnp.bfloat16), "embed_param", None)}
+  return TrainState(put(np.int32(step)), params, (moments, {"count": put(np.int32(step))}))
+
+
+def abstract(state: TrainState) -> TrainState:
+  return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state)
+
+
+def fill(folder: epath.PathLike, *steps: int, **changes) -> None:
+  """Saves the states of some steps, each after as many batches."""
+  batches = numbers()
+  with opened(folder, **changes) as checkpoints:
+    for step in steps:
+      batches.set_state({"next_index": step})
+      checkpoints.save(step, small_state(step), batches)
+
+
+def assert_restores(checkpoints: Checkpoints, wanted: int, size: int = 64) -> None:
+  """The state and the data of a step come back, on other devices."""
+  state, batches = small_state(wanted, MeshConfig(fsdp=2, tensor=2), size), numbers()
+  step, restored = checkpoints.restore(abstract(state), batches)
+  assert step == wanted
+  assert next(batches) == wanted
+  assert jax.tree.structure(restored) == jax.tree.structure(state)
+  for got, want in zip(jax.tree.leaves(restored), jax.tree.leaves(state), strict=True):
+    assert got.dtype == want.dtype and got.sharding == want.sharding
+    np.testing.assert_array_equal(got, want)
