@@ -87,7 +87,7 @@ def _sampler(run: Run) -> tuple[Callable[[], float], int]:
   programs = program.build(run, layout)
   step, model = programs.train_step, programs.model
   state = init_state(model, programs.optimizer, seed=0)
-  batch = layout.put(_random_batch(run))
+  batch = layout.put(_random_batch(run), run.train.batch_size)
   token_bytes = jnp.ones(run.decoder.vocab_size, jnp.int32)
 
   def sample() -> float:

@@ -2,6 +2,7 @@
 
 import re
 import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
@@ -9,7 +10,8 @@ from typing import NoReturn
 from absl import app, flags, logging
 from ml_collections import config_flags
 
-from resjax.train.interrupt import Interrupted
+from resjax import distributed
+from resjax.train.interrupt import SIGINT_CODE, Interrupted
 
 
 def define_config(help_text: str) -> flags.FlagHolder:
@@ -18,9 +20,9 @@ def define_config(help_text: str) -> flags.FlagHolder:
 
 
 def run(main: Callable[..., None], takes_words: bool = False) -> NoReturn:
-  """Runs a command; mistakes print one line and exit with 1, an interruption exits with 130.
+  """Runs a command; mistakes print one line and exit with 1, Ctrl-C exits with 130, SIGTERM with 0.
 
-  --verbosity=1 shows where a mistake was noticed.
+  --verbosity=1 shows where a mistake was noticed. Whatever ends one of several processes ends all.
 
   Args:
     main: takes no arguments, or with `takes_words` the words of the command line that are no
@@ -38,13 +40,19 @@ def run(main: Callable[..., None], takes_words: bool = False) -> NoReturn:
       if len(argv) > 1 and not takes_words:
         raise ValueError(f"unexpected argument {argv[1]!r}; settings look like --config.seed=1")
       main(*([argv[1:], after] if takes_words else []))
-    except (ValueError, OSError) as error:
-      if flags.FLAGS["verbosity"].value > 0:
+    except Interrupted as stop:
+      if stop.agreed:
+        distributed.shutdown()
+      distributed.end(str(stop), stop.code)
+    except KeyboardInterrupt:
+      distributed.end("interrupted; the same command goes on where it can", SIGINT_CODE)
+    except Exception as error:
+      if isinstance(error, ValueError | OSError) and flags.FLAGS["verbosity"].value <= 0:
+        _fail(distributed.explain(error))
+      if not distributed.active():
         raise
-      _fail(error)
-    except (KeyboardInterrupt, Interrupted) as stop:
-      print(str(stop) or "interrupted; the same command goes on where it can", file=sys.stderr)
-      sys.exit(130)
+      traceback.print_exc()
+      _fail(f"{type(error).__name__}: {distributed.explain(error)}")
 
   flags.FLAGS.set_gnu_getopt(takes_words)  # flags may follow words
   app.run(guarded, argv=arguments, flags_parser=_parse)
@@ -94,5 +102,4 @@ def _parse(argv: list[str]) -> list[str]:
 
 
 def _fail(message: object) -> NoReturn:
-  print(f"error: {' '.join(str(message).split())}", file=sys.stderr)
-  sys.exit(1)
+  distributed.end(f"error: {' '.join(str(message).split())}", 1)

@@ -33,7 +33,7 @@ from resjax.analysis import sweep
 from resjax.analysis.sweep import Result, SweepRun
 from resjax.train import workdir
 from resjax.train.config import Run
-from resjax.train.interrupt import Interrupted
+from resjax.train.interrupt import SIGINT_CODE, Interrupted
 from resjax.train.logging import FILE_NAME, read_metrics
 
 _CONFIG = cli.define_config("The sweep.")
@@ -113,10 +113,11 @@ def _run(run: SweepRun) -> str | None:
     code = process.wait()
   finally:
     signal.signal(signal.SIGINT, handler)
-  if code in (130, -signal.SIGINT):
+  if code in (SIGINT_CODE, -signal.SIGINT):
     raise Interrupted(
       f"the sweep stopped in run {run.name}; the same command goes on, with --collect it shows "
-      "what there is"
+      "what there is",
+      SIGINT_CODE,
     )
   if code < 0:
     return f"ended by signal {-code} ({signal.Signals(-code).name})"

@@ -3,18 +3,35 @@
   python -m launch.train --config=configs/tiny.py
   python -m launch.train --config=configs/tiny.py --config.model.residual.name=attn_res \
     --config.workdir=runs/attn_res
+
+The same command in several processes is one run, where they find each other: see
+`resjax.distributed.initialize`.
 """
 
+from absl import flags
+
 from launch import cli
-from resjax import experiment
+from resjax import distributed, experiment
 from resjax.train.loop import train
 
 _CONFIG = cli.define_config("What to train.")
+_BRINGUP = flags.DEFINE_integer(
+  "bringup_seconds", 300, "How long a process waits for the others at the start.", lower_bound=1
+)
+_HEARTBEAT = flags.DEFINE_integer(
+  "heartbeat_seconds",
+  100,
+  "A process without a sign of life for so long ends all others.",
+  lower_bound=1,
+)
 
 
 def main() -> None:
   """Trains the config of the command line."""
-  train(experiment.build(cli.config_value(_CONFIG)))
+  config = cli.config_value(_CONFIG)
+  distributed.initialize(bringup_seconds=_BRINGUP.value, heartbeat_seconds=_HEARTBEAT.value)
+  train(experiment.build(config))
+  distributed.shutdown()
 
 
 if __name__ == "__main__":

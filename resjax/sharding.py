@@ -96,9 +96,37 @@ class Layout:
       return x
     return jax.lax.with_sharding_constraint(x, self.sharding(*axes))
 
-  def put(self, rows: Mapping[str, np.ndarray]) -> Mapping[str, Array]:
-    """Puts the arrays [B, T] of a batch onto the mesh."""
-    return jax.device_put(rows, self.sharding("batch", "tokens"))
+  def rows(self, batch_size: int) -> np.ndarray:
+    """Returns which rows of a batch this process reads, ascending: those that its devices hold.
+
+    Devices of several processes may hold parts of the same row, or copies of it.
+    """
+    places = self.sharding("batch", None).addressable_devices_indices_map((batch_size, 1))
+    parts = [np.arange(batch_size)[rows] for rows, _ in places.values()]
+    return np.unique(np.concatenate(parts))
+
+  def put(self, rows: Mapping[str, np.ndarray], batch_size: int) -> Mapping[str, Array]:
+    """Puts a batch onto the mesh.
+
+    Args:
+      rows: arrays [b, T], of the rows that `rows` gives.
+      batch_size: B of the whole batch [B, T].
+    """
+    own, sharding = self.rows(batch_size), self.sharding("batch", "tokens")
+
+    def place(array: np.ndarray) -> Array:
+      def part(index):
+        wanted = np.arange(batch_size)[index[0]]
+        start = np.searchsorted(own, wanted[0])
+        return array[start : start + len(wanted), index[1]]
+
+      return jax.make_array_from_callback((batch_size, array.shape[1]), sharding, part)
+
+    return {name: place(array) for name, array in rows.items()}
+
+  def copy(self, array: np.ndarray) -> Array:
+    """Puts a copy of an array, the same in all processes, onto every device of the mesh."""
+    return jax.make_array_from_callback(array.shape, self.sharding(), lambda index: array[index])
 
   def num_shards(self, axis: str) -> int:
     """Returns into how many parts a logical axis is split."""

@@ -20,6 +20,7 @@ ALLOWED = {
   "_version": set(),
   "typing": set(),
   "sharding": {"typing"},
+  "distributed": set(),
   "kernels": {"typing", "sharding"},
   "nn": {"typing", "sharding", "kernels"},
   "combinators": {"typing", "sharding", "kernels"},

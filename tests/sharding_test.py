@@ -5,6 +5,7 @@ import re
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from flax import nnx
 from jax.sharding import AxisType, PartitionSpec
@@ -161,3 +162,18 @@ def test_stacked_parameters_have_an_axis_of_layers(layout):
   assert stacked.spec == PartitionSpec(None, ("fsdp",), ("tensor",))
   plain = layout.parameter_sharding("w", (16, 24), (None, None))
   assert plain.is_fully_replicated
+
+
+@pytest.mark.parametrize("sizes", [{"data": 8}, {"tensor": 4}, {"fsdp": 2, "sequence": 4}])
+def test_batches_lie_where_the_rules_say(sizes):
+  layout = Layout(make_mesh(MeshConfig(**{"data": -1} | sizes)))
+  assert list(layout.rows(16)) == list(range(16))  # of one process
+  batch = {"inputs": np.arange(16 * 8, dtype=np.int32).reshape(16, 8)}
+  placed = layout.put(batch, 16)["inputs"]
+  want = jax.device_put(batch["inputs"], layout.sharding("batch", "tokens"))
+  np.testing.assert_array_equal(placed, batch["inputs"])
+  assert placed.sharding == want.sharding
+  for shard, wanted in zip(placed.addressable_shards, want.addressable_shards, strict=True):
+    np.testing.assert_array_equal(shard.data, wanted.data)
+  table = layout.copy(np.arange(5))
+  assert table.sharding.is_fully_replicated and list(table) == list(range(5))

@@ -41,7 +41,7 @@ def build(config: DataConfig, progress: storage.Progress = storage.silent) -> Da
       corpora={
         name: _corpus_summary(corpora[name][1], rows[name][1], config.seq_len) for name in rows
       },
-      path=root / f"summary-{mark}.json",
+      path=_path(root, mark),
     )
     _save(summary)
   return summary
@@ -55,6 +55,29 @@ def _corpus_summary(text: Path, rows: Path, seq_len: int) -> CorpusSummary:
     fill = (packed["tokens"] - 1) / (packed["rows"] * seq_len)
     splits[split] = SplitSummary(**counts, **packed, fill=fill)
   return CorpusSummary(splits, of_text["dropped"], text, rows)
+
+
+def find(root: Path, fingerprint: str) -> DatasetSummary | None:
+  """Returns what was built under `root`, without a look at its sources; None if it is not there.
+
+  Args:
+    root: `DataConfig.root`.
+    fingerprint: of the summary that `build` gave, here or on another machine.
+  """
+  path = _path(root, fingerprint)
+  if not path.exists():
+    return None
+  values = json.loads(path.read_text())
+  values["tokenizer"], values["path"] = root / values["tokenizer"], path
+  for name, corpus in values["corpora"].items():
+    splits = {split: SplitSummary(**counts) for split, counts in corpus["splits"].items()}
+    text, rows = root / corpus["text"], root / corpus["rows"]
+    values["corpora"][name] = CorpusSummary(splits, corpus["dropped"], text, rows)
+  return DatasetSummary(**values)
+
+
+def _path(root: Path, fingerprint: str) -> Path:
+  return root / f"summary-{fingerprint}.json"
 
 
 def _save(summary: DatasetSummary) -> None:

@@ -20,6 +20,19 @@ from resjax.train.state import TrainState
 from resjax.typing import PyTree
 
 
+class _Manager(ocp.CheckpointManager):
+  """Orbax's manager, which leaves it to the loop to ask about preemption.
+
+  Asked for a step, JAX's preemption service would take it for the loop's tick, see
+  `resjax.train.interrupt.StopRequest`.
+  """
+
+  def reached_preemption(self, step: int) -> bool:
+    """Returns False."""
+    del step
+    return False
+
+
 class Checkpoints:
   """The checkpoints of one workdir, newest last.
 
@@ -52,7 +65,7 @@ class Checkpoints:
     kept = [policies.LatestN(config.keep_last)]
     if config.keep_every:
       kept.append(policies.EveryNSteps(config.keep_every))
-    self._manager = ocp.CheckpointManager(
+    self._manager = _Manager(
       self.folder,
       options=ocp.CheckpointManagerOptions(
         preservation_policy=policies.AnyPreservationPolicy(kept),

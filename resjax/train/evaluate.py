@@ -9,6 +9,7 @@ from resjax.data.summary import DatasetSummary
 from resjax.losses import LossSums
 from resjax.metrics import bits_per_byte
 from resjax.sharding import Layout
+from resjax.train.interrupt import StopRequest
 from resjax.train.step import Batch
 from resjax.typing import Array, PyTree
 
@@ -19,11 +20,12 @@ def evaluate(
   dataset: DatasetSummary,
   layout: Layout,
   token_bytes: Array,
+  stop: StopRequest,
   *,
   split: str,
   batch_size: int,
   max_rows: int,
-) -> dict[str, float]:
+) -> dict[str, float] | None:
   """Returns loss (nats per token), bits per byte and accuracy over rows of a split.
 
   Args:
@@ -32,14 +34,23 @@ def evaluate(
     dataset: the built data.
     layout: where batches lie.
     token_bytes: [V] bytes that each token stands for.
+    stop: is given a tick per batch.
     split: `train`, `validation` or `test`.
     batch_size: rows per step over all devices.
     max_rows: evenly spaced rows of the split; 0: all.
+
+  Returns:
+    the three under `loss`, `bits_per_byte`, `accuracy`; None if the run is to stop first.
   """
-  total = LossSums.zeros()
-  for rows in evaluation_batches(dataset, split, batch_size=batch_size, max_rows=max_rows):
-    total = total + eval_step(params, layout.put(rows), token_bytes)
-  return summary(jax.device_get(total))
+  options = {"batch_size": batch_size, "max_rows": max_rows, "rows": layout.rows(batch_size)}
+  total, running = LossSums.zeros(), LossSums.zeros()
+  for batch in evaluation_batches(dataset, split, **options):
+    before, running = running, eval_step(params, layout.put(batch, batch_size), token_bytes)
+    # Waits for the batch before, so that a stop need not wait for more than one.
+    total = total + jax.device_get(before)
+    if stop.tick():
+      return None
+  return summary(jax.device_get(total + jax.device_get(running)))
 
 
 def summary(sums: LossSums) -> dict[str, float]:

@@ -28,6 +28,7 @@ class Program:
     eval_step: see `make_eval_step`.
     state: abstract `TrainState`.
     batch: the abstract arrays of a training batch, [B, T] int32 each, B over all devices.
+    eval_batch: those of an evaluation batch, which has the rows of a microbatch.
     token_bytes: abstract [V] int32, the bytes that each token stands for.
   """
 
@@ -37,11 +38,16 @@ class Program:
   eval_step: Callable
   state: TrainState
   batch: Mapping[str, Array]
+  eval_batch: Mapping[str, Array]
   token_bytes: Array
 
   def lower_train_step(self) -> jax.stages.Lowered:
     """Returns the training step as it is handed to the compiler."""
     return self.train_step.lower(self.state, self.batch, self.token_bytes)
+
+  def lower_eval_step(self) -> jax.stages.Lowered:
+    """Returns the evaluation step as it is handed to the compiler."""
+    return self.eval_step.lower(self.state.params, self.eval_batch, self.token_bytes)
 
 
 def build(run: Run, layout: Layout) -> Program:
@@ -54,7 +60,9 @@ def build(run: Run, layout: Layout) -> Program:
   model = ModelDef(run.decoder, layout)
   optimizer = optim.make_optimizer(run.optim, run.train.steps, model.decayed_combinator_paths)
   learning_rate = optim.schedule(run.optim, run.train.steps)
-  rows = _int32((run.train.batch_size, run.data.seq_len), layout, "batch", "tokens")
+  batch_size, length = run.train.batch_size, run.data.seq_len
+  rows = _int32((batch_size, length), layout, "batch", "tokens")
+  eval_rows = _int32((batch_size // run.train.microbatches, length), layout, "batch", "tokens")
   return Program(
     model=model,
     optimizer=optimizer,
@@ -62,6 +70,7 @@ def build(run: Run, layout: Layout) -> Program:
     eval_step=make_eval_step(model, run.train),
     state=abstract_state(model, optimizer),
     batch=dict.fromkeys(BATCH, rows),
+    eval_batch=dict.fromkeys(BATCH, eval_rows),
     token_bytes=_int32((run.decoder.vocab_size,), layout, None),
   )
 

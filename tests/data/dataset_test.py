@@ -13,7 +13,7 @@ import pytest
 
 from resjax.data import packed_rows, splits, storage, text_corpus, tokenizer, vocabulary
 from resjax.data.config import SPLITS
-from resjax.data.dataset import build
+from resjax.data.dataset import build, find
 from resjax.data.packing import PADDING
 from resjax.data.pipeline import evaluation_batches
 from tests.data.conftest import make_texts, write_folder
@@ -84,6 +84,18 @@ def test_second_build_does_nothing(folder_config, tmp_path):
   assert build(config, lambda stage, done, total: stages.append(stage)) == first
   assert stages == []
   assert {path: path.stat().st_mtime_ns for path in before} == before
+
+
+def test_built_data_are_found_without_their_sources(folder_config, tmp_path):
+  config = folder_config({"a": make_texts(30), "b": make_texts(20, seed=1)})
+  summary, root = build(config), Path(config.root)
+  moved = tmp_path / "elsewhere"
+  root.rename(moved)
+  assert find(root, summary.fingerprint) is None
+  found = find(moved, summary.fingerprint)
+  assert found.tokenizer.is_file() and len(storage.read(found.corpora["a"].rows, "train")) > 0
+  moved.rename(root)
+  assert find(root, summary.fingerprint) == summary
 
 
 def test_what_changes_is_rebuilt(folder_config, tmp_path):

@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import socket
 import subprocess
 import sys
 import time
@@ -39,8 +40,9 @@ def command(root: pathlib.Path, workdir: pathlib.Path, *more: str) -> list[str]:
   return [sys.executable, "-m", "launch.train", "--config=configs/tiny.py", *flags, *more]
 
 
-def start(arguments: list[str]) -> subprocess.Popen:
+def start(arguments: list[str], **variables: object) -> subprocess.Popen:
   environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
+  environment.update({name: str(value) for name, value in variables.items()})
   return subprocess.Popen(
     arguments,
     cwd=REPOSITORY,
@@ -49,6 +51,29 @@ def start(arguments: list[str]) -> subprocess.Popen:
     stdout=subprocess.PIPE,
     stderr=subprocess.STDOUT,
   )
+
+
+def start_together(count: int, arguments: list[str], **variables: object) -> list[subprocess.Popen]:
+  """Starts the processes of one run."""
+  variables |= {"JAX_COORDINATOR_ADDRESS": f"localhost:{free_port()}", "JAX_NUM_PROCESSES": count}
+  return [start(arguments, **variables, JAX_PROCESS_ID=index) for index in range(count)]
+
+
+def free_port() -> int:
+  with socket.socket() as probe:
+    probe.bind(("", 0))
+    return probe.getsockname()[1]
+
+
+def ends(processes: list[subprocess.Popen], timeout: float = 240) -> list[tuple[int, str]]:
+  """Returns exit code and output of each process."""
+  deadline = time.monotonic() + timeout
+  try:
+    outputs = [p.communicate(timeout=max(deadline - time.monotonic(), 1))[0] for p in processes]
+  finally:
+    for process in processes:
+      process.kill()
+  return [(p.returncode, output) for p, output in zip(processes, outputs, strict=True)]
 
 
 def finish(arguments: list[str]) -> str:
@@ -70,6 +95,22 @@ def last_step(workdir: pathlib.Path) -> int:
   path = workdir / "metrics.jsonl"
   records = read_metrics(path) if path.exists() else []
   return records[-1]["step"] if records else -1
+
+
+SMALL = {
+  "data.seq_len": 32,
+  "model.num_layers": 2,
+  "model.d_model": 32,
+  "model.mlp_dim": 64,
+  "train.batch_size": 8,
+  "train.sample_tokens": 0,
+}
+
+
+def small_command(root: pathlib.Path, workdir: pathlib.Path, **settings: object) -> list[str]:
+  """Like `command`, of a model whose steps take milliseconds; a__b=c sets config.a.b."""
+  found = SMALL | {name.replace("__", "."): value for name, value in settings.items()}
+  return command(root, workdir, *[f"--config.{key}={value}" for key, value in found.items()])
 
 
 def write_text(folder: pathlib.Path) -> pathlib.Path:

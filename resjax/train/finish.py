@@ -1,0 +1,33 @@
+"""What a run leaves when it is done: curves, a sample, and where everything lies."""
+
+from pathlib import Path
+
+import jax
+from rich.console import Console
+
+from resjax.analysis.plots import training_curves
+from resjax.train import report
+from resjax.train.logging import FILE_NAME, read_metrics
+from resjax.train.sample import sample_text
+from resjax.train.trainer import Trainer
+
+
+def finish(trainer: Trainer, console: Console) -> None:
+  """Prints how far a run came, a sample, and where everything lies; draws the curves."""
+  run, folder = trainer.run, Path(trainer.run.workdir)
+  plot = folder / "plots" / "training.png"
+  if jax.process_index() == 0:
+    records = read_metrics(folder / FILE_NAME)
+    training_curves(records, f"{folder}  ({run.decoder.residual.name})", plot)
+    report.show_result(records, console)
+  num_tokens = min(run.train.sample_tokens, run.data.seq_len - 1)  # a row begins with one token
+  if num_tokens:
+    options = {"num_tokens": num_tokens, "temperature": 0.8, "seed": run.seed}
+    params = trainer.state.params  # of all processes, so that each one samples
+    text = sample_text(trainer.model, params, trainer.tokenizer, [""], **options)[0]
+    console.print("sample (temperature 0.8):")
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
+  console.print(f"metrics     {folder / FILE_NAME}", soft_wrap=True)
+  console.print(f"plots       {plot}", soft_wrap=True)
+  newest = trainer.checkpoints.folder / str(trainer.checkpoints.latest)
+  console.print(f"checkpoint  {newest}", soft_wrap=True)

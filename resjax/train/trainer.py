@@ -1,0 +1,165 @@
+"""One run in progress: its steps, and what is due after them."""
+
+from pathlib import Path
+
+import jax
+
+from resjax import distributed
+from resjax.data import pipeline, tokenizer
+from resjax.data.summary import DatasetSummary
+from resjax.sharding import Layout, make_mesh
+from resjax.train import init_from, program
+from resjax.train.checkpoint import Checkpoints
+from resjax.train.compilation import compile_steps
+from resjax.train.config import Run
+from resjax.train.evaluate import evaluate
+from resjax.train.interrupt import Interrupted, StopRequest
+from resjax.train.logging import FILE_NAME, read_metrics
+from resjax.train.recorder import Recorder
+from resjax.train.state import TrainState, first_state, init_state
+
+
+class Trainer:
+  """Model, state, data, and where the results go.
+
+  Args:
+    run: what to train, with the vocabulary of its data.
+    dataset: the built data.
+    checkpoints: of the workdir.
+    origin: the checkpoint of another run that this one starts from, or None.
+
+  Attributes:
+    start: step of the checkpoint that the run goes on from, or None.
+    inheritance: what came from `origin`, or None.
+    state: of the training.
+  """
+
+  def __init__(
+    self,
+    run: Run,
+    dataset: DatasetSummary,
+    checkpoints: Checkpoints,
+    origin: init_from.Parent | None = None,
+  ):
+    self.run, self.dataset, self.checkpoints = run, dataset, checkpoints
+    self.origin, self.inheritance = origin, None
+    self.layout = Layout(make_mesh(run.mesh))
+    self.program = program.build(run, self.layout)
+    self.model = self.program.model
+    self.tokenizer = tokenizer.load(dataset.tokenizer)
+    self.token_bytes = self.layout.copy(self.tokenizer.token_bytes())
+    size = run.train.batch_size
+    self.batches = pipeline.train_batches(
+      run.data, dataset, batch_size=size, seed=run.seed, rows=self.layout.rows(size)
+    )
+    self.start = _agreed(checkpoints)
+    self.state = self._first_state()
+
+  def _first_state(self) -> TrainState:
+    optimizer = self.program.optimizer
+    if self.start is not None:
+      self.start, state = self.checkpoints.restore(self.program.state, self.batches)
+      return state
+    if self.origin is None:
+      return init_state(self.model, optimizer, self.run.seed)
+    params, self.inheritance = init_from.start(
+      self.origin, self.model, self.run.seed, self.dataset.tokenizer
+    )
+    return first_state(self.model, optimizer, params)
+
+  def run_steps(self, stop: StopRequest) -> None:
+    """Runs all remaining steps, and before them an evaluation that the last start still owes.
+
+    After every step n come the metrics of n, then the evaluation of n, then the checkpoint of n, so
+    that a resumed run neither misses nor repeats a record. A stop leaves an evaluation out.
+
+    Raises:
+      Interrupted: a signal came; the state is saved.
+    """
+    done, steps = self.start or 0, self.run.train.steps
+    owed = distributed.first("owed", self._owes_evaluation)
+    if done == steps and not owed:
+      return
+    recorder = Recorder(self.run, self.program, self.layout.mesh.devices, self.start)
+    with recorder:
+      compiled = compile_steps(self.program, stop)
+      if compiled is None or stop.tick():
+        self._stop(done, stop)
+      train_step, self.eval_step = compiled
+      if owed:
+        self._evaluate(done, recorder, stop)
+      recorder.throughput.read()
+      for step in range(done + 1, steps + 1):
+        batch = self.layout.put(next(self.batches), self.run.train.batch_size)
+        self.state, values = train_step(self.state, batch, self.token_bytes)
+        recorder.step(step, values)
+        if stop.tick() or self._eval_due(step) or self._save_due(step):
+          recorder.flush()
+          with recorder.throughput.paused():
+            self._after(step, recorder, stop)
+      self.checkpoints.wait()
+
+  def _eval_due(self, step: int) -> bool:
+    every = self.run.train.eval_every
+    return step == self.run.train.steps or (every > 0 and step % every == 0)
+
+  def _save_due(self, step: int) -> bool:
+    return self.checkpoints.due(step) or step == self.run.train.steps
+
+  def _after(self, step: int, recorder: Recorder, stop: StopRequest) -> None:
+    """Evaluates and saves what is due after a step, all of whose metrics are recorded."""
+    if stop.asked:
+      self._stop(step, stop)
+    if self._eval_due(step):
+      self._evaluate(step, recorder, stop)
+    if self._save_due(step):
+      self.checkpoints.save(step, self.state, self.batches)
+
+  def _evaluate(self, step: int, recorder: Recorder, stop: StopRequest) -> None:
+    config = self.run.train
+    found = evaluate(
+      self.eval_step,
+      self.state.params,
+      self.dataset,
+      self.layout,
+      self.token_bytes,
+      stop,
+      split="validation",
+      batch_size=config.batch_size // config.microbatches,
+      max_rows=config.eval_rows,
+    )
+    if found is None:
+      self._stop(step, stop)
+    recorder.evaluation(step, found)
+
+  def _owes_evaluation(self) -> bool:
+    """Whether the evaluation of the step to go on from is due and not recorded."""
+    step, path = self.start or 0, Path(self.run.workdir) / FILE_NAME
+    if self.start is None:
+      return True
+    records = read_metrics(path) if path.exists() else []
+    has = any(r["step"] == step and "validation/loss" in r for r in records)
+    return not has and (step == 0 or self._eval_due(step))
+
+  def _stop(self, step: int, stop: StopRequest) -> None:
+    """Saves the state after a step and ends the run."""
+    self.checkpoints.save(step, self.state, self.batches)
+    self.checkpoints.wait()
+    message = f"stopped after step {step}, which is saved; the same command goes on"
+    raise Interrupted(message, stop.code, agreed=True)
+
+
+def _agreed(checkpoints: Checkpoints) -> int | None:
+  """Returns the step that process 0 goes on from.
+
+  Raises:
+    ValueError: another process sees other checkpoints.
+  """
+  newest = distributed.first("start", lambda: checkpoints.latest)
+  if checkpoints.latest != newest:
+    raise ValueError(
+      f"process {jax.process_index()} finds checkpoint {checkpoints.latest} in "
+      f"{checkpoints.folder}, process 0 finds {newest}; set config.workdir to a folder that all "
+      "hosts share"
+    )
+  return newest
