@@ -226,9 +226,12 @@ def health() -> dict:
   return {
     "skip_nonfinite": True,  # leave out steps whose loss or gradient is NaN or infinite
     "spike_window": 128,  # steps taken whose losses and gradient norms a new one is held against
-    "spike_sigma": 0.0,  # leave out steps above mean + spike_sigma · std of these; 0: none, else 6
+    "spike_sigma": 0.0,  # leave out steps above their mean + spike_sigma · std; 0: none; 6 is usual
     "max_skipped": 10,  # steps in a row; then the run ends
     "watchdog_seconds": 600.0,  # without progress until all stacks are written; 0: off
+  }
+
+
 def checkpoint() -> dict:
   """One is also saved after the last step, and when the run is stopped."""
   return {
