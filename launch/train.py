@@ -13,8 +13,12 @@ from absl import flags
 from launch import cli
 from resjax import distributed, experiment
 from resjax.train.loop import train
+from resjax.train.profile import parse_steps
 
 _CONFIG = cli.define_config("What to train.")
+_PROFILE = flags.DEFINE_string(
+  "profile_steps", "", "FIRST:LAST, such as 10:13: an xprof trace of these steps, and of memory."
+)
 _BRINGUP = flags.DEFINE_integer(
   "bringup_seconds", 300, "How long a process waits for the others at the start.", lower_bound=1
 )
@@ -30,7 +34,8 @@ def main() -> None:
   """Trains the config of the command line."""
   config = cli.config_value(_CONFIG)
   distributed.initialize(bringup_seconds=_BRINGUP.value, heartbeat_seconds=_HEARTBEAT.value)
-  train(experiment.build(config))
+  run = experiment.build(config)
+  train(run, profile_steps=parse_steps(_PROFILE.value, run.train.steps))
   distributed.shutdown()
 
 

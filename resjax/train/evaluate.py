@@ -9,6 +9,7 @@ from resjax.data.summary import DatasetSummary
 from resjax.losses import LossSums
 from resjax.metrics import bits_per_byte
 from resjax.sharding import Layout
+from resjax.train.goodput import Ledger
 from resjax.train.interrupt import StopRequest
 from resjax.train.step import Batch
 from resjax.typing import Array, PyTree
@@ -21,6 +22,7 @@ def evaluate(
   layout: Layout,
   token_bytes: Array,
   stop: StopRequest,
+  ledger: Ledger,
   *,
   split: str,
   batch_size: int,
@@ -35,6 +37,7 @@ def evaluate(
     layout: where batches lie.
     token_bytes: [V] bytes that each token stands for.
     stop: is given a tick per batch.
+    ledger: is given the time of each batch.
     split: `train`, `validation` or `test`.
     batch_size: rows per step over all devices.
     max_rows: evenly spaced rows of the split; 0: all.
@@ -45,9 +48,10 @@ def evaluate(
   options = {"batch_size": batch_size, "max_rows": max_rows, "rows": layout.rows(batch_size)}
   total, running = LossSums.zeros(), LossSums.zeros()
   for batch in evaluation_batches(dataset, split, **options):
-    before, running = running, eval_step(params, layout.put(batch, batch_size), token_bytes)
-    # Waits for the batch before, so that a stop need not wait for more than one.
-    total = total + jax.device_get(before)
+    with ledger.phase("eval"):
+      before, running = running, eval_step(params, layout.put(batch, batch_size), token_bytes)
+      # Waits for the batch before, so that a stop need not wait for more than one.
+      total = total + jax.device_get(before)
     if stop.tick():
       return None
   return summary(jax.device_get(total + jax.device_get(running)))

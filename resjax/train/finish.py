@@ -27,6 +27,7 @@ def finish(trainer: Trainer, console: Console) -> None:
     text = sample_text(trainer.model, params, trainer.tokenizer, [""], **options)[0]
     console.print("sample (temperature 0.8):")
     console.print(text, markup=False, highlight=False, soft_wrap=True)
+  console.print(trainer.ledger.table())
   console.print(f"metrics     {folder / FILE_NAME}", soft_wrap=True)
   console.print(f"plots       {plot}", soft_wrap=True)
   newest = trainer.checkpoints.folder / str(trainer.checkpoints.latest)

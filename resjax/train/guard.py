@@ -104,7 +104,6 @@ def check(
   grad_norm: float,
   skipped: int,
   in_a_row: int,
-  checkpoint: int | None,
 ) -> None:
   """Ends a run that goes nowhere.
 
@@ -115,24 +114,20 @@ def check(
     grad_norm: of the step.
     skipped: steps left out so far, this one included.
     in_a_row: steps left out up to this one without one taken between.
-    checkpoint: step of the last checkpoint, or None.
 
   Raises:
     ValueError: too many steps in a row were left out, or the step was taken with a loss or
       gradient norm that is not finite.
   """
-  saved = "there is no checkpoint"
-  if checkpoint is not None:
-    saved = f"the checkpoint of step {checkpoint} is the last one"
   values = f"loss {loss:.6g} and gradient norm {grad_norm:.6g}"
   if in_a_row >= config.max_skipped:
     raise ValueError(
       f"step {step} has {values} and is skipped as number {in_a_row} in a row, {skipped} in all; "
-      f"{saved}; lower config.optim.learning_rate, or raise config.health.max_skipped="
+      "lower config.optim.learning_rate, or raise config.health.max_skipped="
       f"{config.max_skipped} or config.health.spike_sigma={config.spike_sigma:g}"
     )
   if not in_a_row and not (math.isfinite(loss) and math.isfinite(grad_norm)):
     raise ValueError(
-      f"step {step} has {values}; {saved}; lower config.optim.learning_rate, or skip such steps "
-      "with config.health.skip_nonfinite=True"
+      f"step {step} has {values}; the newest checkpoint is from before it; lower "
+      "config.optim.learning_rate, or skip such steps with config.health.skip_nonfinite=True"
     )

@@ -13,14 +13,22 @@ from resjax.train.checkpoint import Checkpoints
 from resjax.train.checkpoint_reader import newest
 from resjax.train.config import Run
 from resjax.train.finish import finish
+from resjax.train.goodput import Ledger
 from resjax.train.trainer import Trainer
+from resjax.train.watchdog import FILE_NAME as STACKS
+from resjax.train.watchdog import Watchdog
 
 
-def train(run: Run, console: Console | None = None) -> None:
+def train(run: Run, console: Console | None = None, profile_steps: range = range(0)) -> None:
   """Trains a run to its last step, from its newest checkpoint if there is one.
 
-  Process 0 alone writes files, except checkpoints, and prints; see `Trainer.run_steps` for the
-  order of records and checkpoints.
+  Process 0 alone writes files, except checkpoints and profiles, and prints; see `Trainer.run_steps`
+  for the order of records and checkpoints.
+
+  Args:
+    run: what to train.
+    console: where to print.
+    profile_steps: of `profile.parse_steps`.
 
   Raises:
     Interrupted: SIGTERM or Ctrl-C came; the step in progress was saved.
@@ -31,29 +39,29 @@ def train(run: Run, console: Console | None = None) -> None:
   first = jax.process_index() == 0
   console = (console or Console()) if first else Console(quiet=True)
   folder = Path(run.workdir)
+  watchdog = Watchdog(run.health.watchdog_seconds, folder / STACKS if first else None)
+  ledger = Ledger(on_phase=watchdog.beat)
   with interrupt.stop_at_once(), contextlib.ExitStack() as claim:
-    processes.introduce(run)
-    if first:
-      workdir.create(run.workdir)
-      claim.enter_context(workdir.lock(folder))
-    # Before the data are built, which may take long.
-    origin = _origin(run, folder)
-    dataset = processes.build_data(run.data, console)
-    run = run.with_vocab_size(dataset.vocab_size)
-    if first:
-      workdir.check(folder, run, dataset)
-    say = functools.partial(console.print, markup=False, highlight=False, soft_wrap=True)
-    checkpoints = Checkpoints(
-      folder / "checkpoints", run.checkpoint, batch_size=run.train.batch_size, say=say
-    )
-    with interrupt.stop_on_request() as stop, checkpoints:
-      trainer = Trainer(run, dataset, checkpoints, origin)
-      costs = report.model_costs(trainer.model, run)
+    with ledger.phase("init"):
+      processes.introduce(run)
       if first:
-        workdir.write(folder, run, dataset, costs)
-      report.show_model(trainer.model, run, costs, console)
-      _show_start(trainer, console)
-      trainer.run_steps(stop)
+        workdir.create(run.workdir)
+        claim.enter_context(workdir.lock(folder))
+      # Before the data are built, which may take long.
+      origin = _origin(run, folder)
+      dataset = processes.build_data(run.data, console)
+      run = run.with_vocab_size(dataset.vocab_size)
+      if first:
+        workdir.check(folder, run, dataset)
+      say = functools.partial(console.print, markup=False, highlight=False, soft_wrap=True)
+      checkpoints = Checkpoints(
+        folder / "checkpoints", run.checkpoint, batch_size=run.train.batch_size, say=say
+      )
+    with interrupt.stop_on_request() as stop, checkpoints, watchdog:
+      with ledger.phase("init"):
+        trainer = Trainer(run, dataset, checkpoints, origin, ledger)
+        _show(trainer, console)
+      trainer.run_steps(stop, profile_steps)
     finish(trainer, console)
 
 
@@ -68,12 +76,17 @@ def _origin(run: Run, folder: Path) -> init_from.Parent | None:
   return init_from.find(found) if found else None
 
 
-def _show_start(trainer: Trainer, console: Console) -> None:
-  """Prints where a run starts from, if it does not start from nothing."""
+def _show(trainer: Trainer, console: Console) -> None:
+  """Writes what the run is into its folder; prints its model, and where it starts from."""
+  run, folder = trainer.run, Path(trainer.run.workdir)
+  costs = report.model_costs(trainer.model, run)
+  if jax.process_index() == 0:
+    workdir.write(folder, run, trainer.dataset, costs)
+  report.show_model(trainer.model, run, costs, console)
   if trainer.origin is not None:
-    changes = init_from.changes(trainer.origin, trainer.model, trainer.run)
+    changes = init_from.changes(trainer.origin, trainer.model, run)
     report.show_parent(trainer.origin, trainer.inheritance, changes, console)
   if trainer.start is not None:
-    steps = trainer.run.train.steps
+    steps = run.train.steps
     at_end = "; that is the last one, nothing to train" * (trainer.start >= steps)
     console.print(f"resuming after step {trainer.start} of {steps}{at_end}")

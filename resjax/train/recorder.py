@@ -1,19 +1,22 @@
 """What a run tells while it goes on: records, progress, throughput."""
 
-import math
 from collections.abc import Mapping
+from pathlib import Path
 
 import jax
 import numpy as np
 
 from resjax import metrics
 from resjax.models.flops import training_flops_per_token
+from resjax.train import guard
 from resjax.train.config import Run
 from resjax.train.evaluate import summary
-from resjax.train.logging import MetricLogger
+from resjax.train.goodput import Ledger, carried
+from resjax.train.logging import FILE_NAME, MetricLogger, read_metrics
 from resjax.train.program import Program
 from resjax.train.progress import Progress
 from resjax.train.step import Metrics
+from resjax.train.step_time import StepTime
 
 
 class Recorder:
@@ -24,11 +27,17 @@ class Recorder:
     program: of the run.
     devices: that it runs on.
     start: step that it goes on from, or None.
+    ledger: of the run; goes on from what earlier processes of the run recorded.
   """
 
-  def __init__(self, run: Run, program: Program, devices: np.ndarray, start: int | None):
-    self._run = run
+  def __init__(
+    self, run: Run, program: Program, devices: np.ndarray, start: int | None, ledger: Ledger
+  ):
+    self._run, self._ledger = run, ledger
     first = jax.process_index() == 0
+    path = Path(run.workdir) / FILE_NAME
+    if first and path.exists():  # before the logger drops what comes after the checkpoint
+      ledger.resume(carried(read_metrics(path), start))
     self._logger = MetricLogger(
       run.workdir,
       resume_step=start,
@@ -38,7 +47,7 @@ class Recorder:
       enabled=first,
     )
     self._progress = Progress(run.train.steps, start=start or 0, enabled=first)
-    self.throughput = metrics.Throughput()
+    self.throughput, self._step_time = metrics.Throughput(), StepTime(ledger)
     self._pending: tuple[int, Metrics] | None = None
     peak = metrics.peak_flops(devices.flat[0].device_kind, run.decoder.dtype)
     self._peak = peak and peak * devices.size
@@ -65,34 +74,56 @@ class Recorder:
 
   def evaluation(self, step: int, found: Mapping[str, float]) -> None:
     """Logs an evaluation."""
-    self._logger.log(step, {f"validation/{key}": value for key, value in found.items()})
+    record = {f"validation/{key}": value for key, value in found.items()}
+    self._logger.log(step, record | self._ledger.record())
     self._progress.message(
       f"step {step}  validation: {found['bits_per_byte']:.4f} bits per byte, "
       f"loss {found['loss']:.4f}, accuracy {found['accuracy']:.1%}"
     )
 
+  def account(self, step: int) -> None:
+    """Logs where the time went, before a checkpoint: what a restart repeats comes after it."""
+    self._logger.log(step, self._ledger.record())
+
+  def message(self, text: str) -> None:
+    """Shows a line."""
+    self._progress.message(text)
+
   def _record(self, pending: tuple[int, Metrics] | None) -> None:
     if pending is None:
       return
-    step, values = pending[0], jax.device_get(pending[1])
-    sums, norm = summary(values["sums"]), float(values["grad_norm"])
+    step = pending[0]
+    with self._ledger.phase("device"):
+      values = jax.device_get(pending[1])
     self.throughput.add(self._run.train.batch_size * self._run.data.seq_len)
-    finite = math.isfinite(sums["loss"]) and math.isfinite(norm)
-    last = step == self._run.train.steps
-    if finite and step % self._run.train.log_every and not last:
+    self._step_time.add()
+    with self._ledger.phase("log"):
+      self._log(step, values)
+
+  def _log(self, step: int, values: Metrics) -> None:
+    """Logs a step that is due or was skipped; ends a run that goes nowhere."""
+    sums, norm, skipped = summary(values["sums"]), float(values["grad_norm"]), values["skipped"]
+    due = step % self._run.train.log_every == 0 or step == self._run.train.steps
+    if not (due or skipped):
       self._progress.update(step)
-      return
-    speed, rate = self.throughput.read(), float(values["learning_rate"])
-    record = {f"train/{key}": value for key, value in sums.items()}
-    record["train/grad_norm"] = norm
-    record["train/learning_rate"] = rate
-    record["time/tokens_per_second"] = speed
-    record["time/mfu"] = metrics.mfu(self._flops, speed, self._peak)
-    self._logger.log(step, record)
-    shown = {"loss": sums["loss"], "bpb": sums["bits_per_byte"], "lr": rate, "tok/s": speed}
-    self._progress.update(step, shown)
-    if not finite:
-      raise ValueError(
-        f"step {step} has loss {sums['loss']} and gradient norm {norm}; the newest checkpoint is "
-        "from before it; lower config.optim.learning_rate"
-      )
+    else:
+      speed, rate = self.throughput.read(), float(values["learning_rate"])
+      record = {f"train/{key}": value for key, value in sums.items()}
+      record["train/grad_norm"] = norm
+      record["train/learning_rate"] = rate
+      record["train/skipped"] = int(values["skipped_total"])
+      record["time/tokens_per_second"] = speed
+      record["time/mfu"] = metrics.mfu(self._flops, speed, self._peak)
+      self._logger.log(step, record | self._step_time.read() | self._ledger.record())
+      shown = {"loss": sums["loss"], "bpb": sums["bits_per_byte"], "lr": rate, "tok/s": speed}
+      self._progress.update(step, shown)
+    if skipped:
+      self.message(f"step {step} is skipped: loss {sums['loss']:.4g}, gradient norm {norm:.4g}")
+    guard.check(
+      self._run.health,
+      step,
+      loss=sums["loss"],
+      grad_norm=norm,
+      skipped=int(values["skipped_total"]),
+      in_a_row=int(values["skipped_in_a_row"]),
+    )

@@ -1,5 +1,6 @@
 """One run in progress: its steps, and what is due after them."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import jax
@@ -13,10 +14,13 @@ from resjax.train.checkpoint import Checkpoints
 from resjax.train.compilation import compile_steps
 from resjax.train.config import Run
 from resjax.train.evaluate import evaluate
+from resjax.train.goodput import Ledger
 from resjax.train.interrupt import Interrupted, StopRequest
 from resjax.train.logging import FILE_NAME, read_metrics
+from resjax.train.profile import Profiler
 from resjax.train.recorder import Recorder
 from resjax.train.state import TrainState, first_state, init_state
+from resjax.train.step import Metrics
 
 
 class Trainer:
@@ -27,6 +31,7 @@ class Trainer:
     dataset: the built data.
     checkpoints: of the workdir.
     origin: the checkpoint of another run that this one starts from, or None.
+    ledger: of the time of the run.
 
   Attributes:
     start: step of the checkpoint that the run goes on from, or None.
@@ -39,9 +44,10 @@ class Trainer:
     run: Run,
     dataset: DatasetSummary,
     checkpoints: Checkpoints,
-    origin: init_from.Parent | None = None,
+    origin: init_from.Parent | None,
+    ledger: Ledger,
   ):
-    self.run, self.dataset, self.checkpoints = run, dataset, checkpoints
+    self.run, self.dataset, self.checkpoints, self.ledger = run, dataset, checkpoints, ledger
     self.origin, self.inheritance = origin, None
     self.layout = Layout(make_mesh(run.mesh))
     self.program = program.build(run, self.layout)
@@ -58,7 +64,8 @@ class Trainer:
   def _first_state(self) -> TrainState:
     optimizer = self.program.optimizer
     if self.start is not None:
-      self.start, state = self.checkpoints.restore(self.program.state, self.batches)
+      with self.ledger.phase("restore"):
+        self.start, state = self.checkpoints.restore(self.program.state, self.batches)
       return state
     if self.origin is None:
       return init_state(self.model, optimizer, self.run.seed)
@@ -67,37 +74,65 @@ class Trainer:
     )
     return first_state(self.model, optimizer, params)
 
-  def run_steps(self, stop: StopRequest) -> None:
+  def run_steps(self, stop: StopRequest, profile_steps: range) -> None:
     """Runs all remaining steps, and before them an evaluation that the last start still owes.
 
     After every step n come the metrics of n, then the evaluation of n, then the checkpoint of n, so
     that a resumed run neither misses nor repeats a record. A stop leaves an evaluation out.
 
+    Args:
+      stop: whether a signal came.
+      profile_steps: of `profile.parse_steps`.
+
     Raises:
       Interrupted: a signal came; the state is saved.
+      ValueError: the run resumes within the steps to profile; too many steps were skipped.
     """
     done, steps = self.start or 0, self.run.train.steps
     owed = distributed.first("owed", self._owes_evaluation)
     if done == steps and not owed:
       return
-    recorder = Recorder(self.run, self.program, self.layout.mesh.devices, self.start)
-    with recorder:
-      compiled = compile_steps(self.program, stop)
-      if compiled is None or stop.tick():
-        self._stop(done, stop)
-      train_step, self.eval_step = compiled
+    recorder = Recorder(self.run, self.program, self.layout.mesh.devices, self.start, self.ledger)
+    profiler = Profiler(
+      profile_steps,
+      Path(self.run.workdir) / "profile",
+      start=done,
+      tell=recorder.message,
+      process=jax.process_index(),
+    )
+    with recorder, profiler:
+      train_step = self._compiled(recorder, stop)
       if owed:
         self._evaluate(done, recorder, stop)
       recorder.throughput.read()
       for step in range(done + 1, steps + 1):
-        batch = self.layout.put(next(self.batches), self.run.train.batch_size)
-        self.state, values = train_step(self.state, batch, self.token_bytes)
+        with profiler.step(step):
+          values = self._step(train_step)
         recorder.step(step, values)
+        profiler.end(step, values)
         if stop.tick() or self._eval_due(step) or self._save_due(step):
           recorder.flush()
           with recorder.throughput.paused():
             self._after(step, recorder, stop)
-      self.checkpoints.wait()
+      with self.ledger.phase("save"):
+        self.checkpoints.wait()
+
+  def _compiled(self, recorder: Recorder, stop: StopRequest) -> Callable:
+    """Compiles the evaluation step, which is kept, and the training step, which is returned."""
+    with self.ledger.phase("compile"):
+      compiled = compile_steps(self.program, stop)
+    if compiled is None or stop.tick():
+      self._stop(self.start or 0, recorder, stop)
+    train_step, self.eval_step = compiled
+    return train_step
+
+  def _step(self, train_step: Callable) -> Metrics:
+    """Starts one training step; its metrics may not be there yet."""
+    with self.ledger.phase("input"):
+      batch = self.layout.put(next(self.batches), self.run.train.batch_size)
+    with self.ledger.phase("dispatch"):
+      self.state, values = train_step(self.state, batch, self.token_bytes)
+    return values
 
   def _eval_due(self, step: int) -> bool:
     every = self.run.train.eval_every
@@ -109,10 +144,15 @@ class Trainer:
   def _after(self, step: int, recorder: Recorder, stop: StopRequest) -> None:
     """Evaluates and saves what is due after a step, all of whose metrics are recorded."""
     if stop.asked:
-      self._stop(step, stop)
+      self._stop(step, recorder, stop)
     if self._eval_due(step):
       self._evaluate(step, recorder, stop)
     if self._save_due(step):
+      self._save(step, recorder)
+
+  def _save(self, step: int, recorder: Recorder) -> None:
+    recorder.account(step)
+    with self.ledger.phase("save"):
       self.checkpoints.save(step, self.state, self.batches)
 
   def _evaluate(self, step: int, recorder: Recorder, stop: StopRequest) -> None:
@@ -124,12 +164,13 @@ class Trainer:
       self.layout,
       self.token_bytes,
       stop,
+      self.ledger,
       split="validation",
       batch_size=config.batch_size // config.microbatches,
       max_rows=config.eval_rows,
     )
     if found is None:
-      self._stop(step, stop)
+      self._stop(step, recorder, stop)
     recorder.evaluation(step, found)
 
   def _owes_evaluation(self) -> bool:
@@ -141,9 +182,9 @@ class Trainer:
     has = any(r["step"] == step and "validation/loss" in r for r in records)
     return not has and (step == 0 or self._eval_due(step))
 
-  def _stop(self, step: int, stop: StopRequest) -> None:
+  def _stop(self, step: int, recorder: Recorder, stop: StopRequest) -> None:
     """Saves the state after a step and ends the run."""
-    self.checkpoints.save(step, self.state, self.batches)
+    self._save(step, recorder)
     self.checkpoints.wait()
     message = f"stopped after step {step}, which is saved; the same command goes on"
     raise Interrupted(message, stop.code, agreed=True)
