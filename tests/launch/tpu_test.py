@@ -44,10 +44,10 @@ def cloud(tmp_path):
   return tools
 
 
-@pytest.fixture
-def checkout(tmp_path):
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory):
   """A committed copy of what the launcher needs, so that this one may be dirty."""
-  folder = tmp_path / "checkout"
+  folder = tmp_path_factory.mktemp("checkout")
   for name in ("launch", "configs", "resjax"):
     shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
   (folder / ".gitignore").write_text("__pycache__/\n")
@@ -172,6 +172,7 @@ def test_install_fails_step_by_step(cloud, checkout, failing):
 def test_code_that_is_not_committed_is_refused(cloud, checkout):
   (checkout / "configs" / "mine.py").touch()
   code, output = launch(cloud, "install", *NAME, cwd=checkout)
+  (checkout / "configs" / "mine.py").unlink()
   assert code == 1 and "this is not in it: ?? configs/mine.py; commit it" in output
 
 
@@ -202,8 +203,7 @@ def test_stop_and_delete(cloud):
   assert launch(cloud, "delete", *NAME)[0] == 0  # the second time there is nothing to delete
 
 
-def test_resume_after_preemptions(cloud, checkout):
-  """Preempted while it runs, and once more while it is installed; then it ends well."""
+def test_resume_after_a_preemption(cloud, checkout):
   launched = cloud.folder / "launched"
   program = (
     "import os, time, pathlib; state, seen = map(pathlib.Path, os.environ['FILES'].split(':'));"
@@ -225,6 +225,7 @@ def test_resume_after_preemptions(cloud, checkout):
   assert not cloud.state.exists() and launched.read_text() == "xx"
 
 
+@pytest.mark.slow
 def test_resume_gives_up_when_the_command_fails(cloud, checkout):
   failing = ("--", "python", "-c", "raise SystemExit(5)")
   code, output = launch(cloud, "resume", *NAME, *SLICE, *failing, cwd=checkout)
@@ -234,6 +235,7 @@ def test_resume_gives_up_when_the_command_fails(cloud, checkout):
   assert cloud.state.exists() and len(cloud.matching("queued-resources create")) == 1
 
 
+@pytest.mark.slow
 def test_resume_gives_up_after_three_tries_and_leaves_nothing(cloud, checkout):
   cloud.answer("resources scp", 1)
   code, output = launch(cloud, "resume", *NAME, *SLICE, "--", "true", cwd=checkout)
@@ -296,3 +298,17 @@ def test_gcloud_is_missing(cloud):
   assert (code, output.count("\n")) == (1, 1)
   assert "error: gcloud is not on PATH; install the Google Cloud CLI" in output
   assert launch(cloud, "status", *NAME, "--dry_run")[0] == 0
+
+
+def test_resume_says_at_once_that_it_cannot_look_and_later_looks_again(cloud):
+  cloud.answer("queued-resources list", 1)
+  code, output = launch(cloud, "resume", *NAME, *SLICE, "--", "true")
+  assert code == 1 and len(cloud.calls) == 1 and output.count("\n") == 1
+  cloud.answer("queued-resources list", "ACTIVE\n")
+  answers = "".join(f"resjax-status host{number} exit 0 | done\n" for number in range(4))
+  running = answers.replace("exit 0", "running")
+  cloud.answer("resources ssh", running, 1, answers.split("\n", 1)[1], answers)
+  code, output = launch(cloud, "resume", *NAME, *SLICE, "--", "true")
+  assert code == 0
+  assert "looking, try 1 of 60: gcloud" in output
+  assert "looking, try 2 of 60: 3 of 4 hosts answered" in output
