@@ -43,20 +43,19 @@ def run(command: Sequence[str], environments: Sequence[dict[str, str]], grace: f
   """Runs a command once per environment; returns the exit code of the first that failed, or 0.
 
   Lines of output begin with the number of the process. SIGTERM and Ctrl-C are handed on to all,
-  and a second Ctrl-C kills them. When one fails, the others get SIGTERM, and are killed if they are
-  still there after `grace` seconds.
+  which then have the time that they need to save; a second Ctrl-C kills them. When one fails, the
+  others get SIGTERM, and are killed if they are still there after `grace` seconds.
 
   Raises:
     ValueError: the command cannot be started.
   """
   processes: list[subprocess.Popen] = []
-  interrupts = 0
+  signals: list[int] = []
 
   def hand_on(number: int, _) -> None:
-    nonlocal interrupts
-    interrupts += number == signal.SIGINT
+    signals.append(number)
     for process in processes:
-      _kill(process) if interrupts > 1 else process.send_signal(number)
+      _kill(process) if signals.count(signal.SIGINT) > 1 else process.send_signal(number)
 
   before = {number: signal.signal(number, hand_on) for number in (signal.SIGINT, signal.SIGTERM)}
   try:
@@ -64,7 +63,7 @@ def run(command: Sequence[str], environments: Sequence[dict[str, str]], grace: f
     printers = [threading.Thread(target=_print, args=item) for item in enumerate(processes)]
     for printer in printers:
       printer.start()
-    code = _wait(processes, grace)
+    code = _wait(processes, grace, signals)
     for process, printer in zip(processes, printers, strict=True):
       _kill(process)  # what a process left behind holds its output open
       printer.join()
@@ -101,12 +100,12 @@ def _print(number: int, process: subprocess.Popen) -> None:
     sys.stdout.flush()
 
 
-def _wait(processes: Sequence[subprocess.Popen], grace: float) -> int:
-  """Waits until all have ended; ends the others when one has failed."""
+def _wait(processes: Sequence[subprocess.Popen], grace: float, signals: Sequence[int]) -> int:
+  """Waits until all have ended; ends the others when one has failed without having been told to."""
   code, deadline = 0, float("inf")
   while any(process.poll() is None for process in processes):
     failed = [number for number, process in enumerate(processes) if process.poll()]
-    if failed and not code:
+    if failed and not code and not signals:
       code = _exit_code(processes[failed[0]].returncode)
       print(f"process {failed[0]} failed with exit code {code}", file=sys.stderr, flush=True)
       for process in processes:

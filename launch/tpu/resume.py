@@ -1,7 +1,6 @@
 """Keeps a command running on a slice that may be preempted at any time."""
 
 import re
-import subprocess
 import time
 from collections.abc import Callable, Sequence
 
@@ -11,7 +10,8 @@ from launch.steps import Step
 from launch.tpu import commands, remote
 from launch.tpu.commands import Resource
 
-_TRIES = 3  # in a row: hosts may be preempted while they are set up, or not answer for a while
+# In a row: hosts may be preempted while they are set up; the network may be away for a while.
+_LIMITS = {"setting up": 3, "looking": 60}
 _LINE = re.compile(rf"{remote.STATUS} (\S+) (running|none|exit (\d+))")
 
 
@@ -38,30 +38,48 @@ def keep_running(
   Raises:
     ValueError: the command failed on a host, or nothing could be started several times in a row.
   """
-  tries = 0
+  failures = dict.fromkeys(_LIMITS, 0)
+  looked = False
   while True:
-    state = steps.output(commands.state(resource)).strip()
-    missing: list[Step] = []
-    if state in ("FAILED", "SUSPENDED"):
-      missing = [Step("delete what preemption left", commands.delete(resource))]
-    if state in ("FAILED", "SUSPENDED", ""):
-      missing += [*create(), *install(), *start()]
+    doing = "looking"
     try:
-      if state == "ACTIVE":
-        found = _status(resource, hosts)
-        if is_done(resource, found):
-          return
-        if "running" not in found:
-          missing = [*(install() if "none" in found else ()), *start()]
-      print(f"{time.strftime('%H:%M:%S')} {resource.name}: {state or 'none'}", flush=True)
+      missing = _missing(resource, hosts, create, install, start)
+      if missing is None:
+        return
+      looked, doing = True, "setting up"
       steps.run(missing, go_on)
-      tries = 0
-    except (ValueError, subprocess.TimeoutExpired) as error:
-      tries += 1
-      if tries == _TRIES or isinstance(error, CommandFailed):
+      failures = dict.fromkeys(_LIMITS, 0)
+    except CommandFailed:
+      raise
+    except ValueError as error:
+      failures[doing] += 1
+      if failures[doing] == _LIMITS[doing] or not looked:
         raise
-      print(f"try {tries} of {_TRIES}: {error}", flush=True)
+      print(f"{doing}, try {failures[doing]} of {_LIMITS[doing]}: {error}", flush=True)
     time.sleep(poll_seconds)
+
+
+def _missing(
+  resource: Resource,
+  hosts: int,
+  create: Callable[[], list[Step]],
+  install: Callable[[], list[Step]],
+  start: Callable[[], list[Step]],
+) -> list[Step] | None:
+  """Returns the steps until the command runs, none while it does; None when it is done."""
+  state = steps.output(commands.state(resource)).strip()
+  print(f"{time.strftime('%H:%M:%S')} {resource.name}: {state or 'none'}", flush=True)
+  if state in ("FAILED", "SUSPENDED", ""):
+    delete = [Step("delete what preemption left", commands.delete(resource))]
+    return [*(delete if state else ()), *create(), *install(), *start()]
+  if state != "ACTIVE":  # on its way up or down
+    return []
+  found = _status(resource, hosts)
+  if is_done(resource, found):
+    return None
+  if "running" in found:
+    return []
+  return [*(install() if "none" in found else ()), *start()]
 
 
 class CommandFailed(ValueError):

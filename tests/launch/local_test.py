@@ -42,11 +42,11 @@ def finish(process):
   return process.returncode, output
 
 
-def wait_until_up(process, num=3):
-  lines = []
-  while sum(" up " in line for line in lines) < num:
-    lines.append(process.stdout.readline())
-  return lines
+def wait_until(process, word):
+  """Reads on until all three have said it."""
+  seen = 0
+  while seen < 3:
+    seen += word in process.stdout.readline()
 
 
 def test_all_succeed_and_find_each_other():
@@ -85,18 +85,26 @@ def test_those_that_do_not_stop_are_killed():
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
 def test_signals_reach_all_once(number, code):
   process = start("while True: time.sleep(0.05)")
-  wait_until_up(process)
+  wait_until(process, " up ")
   process.send_signal(number)
   returned, output = finish(process)
   assert returned == code
   assert sorted(output.splitlines())[:3] == [f"[{one}] saved after {number:d}" for one in range(3)]
 
 
+def test_one_that_has_saved_early_does_not_end_the_others():
+  slow = "def stop(*_):\n  time.sleep(1.5 if me else 0)\n  print('saved')\n  sys.exit(130)"
+  program = f"{slow}\nsignal.signal(signal.SIGINT, stop)\nprint('ready')\ntime.sleep(60)"
+  process = start(program, "--grace_seconds=0")
+  wait_until(process, "ready")
+  process.send_signal(signal.SIGINT)
+  code, output = finish(process)
+  assert code == 130 and output.count("saved") == 3
+
+
 def test_a_second_ctrl_c_ends_all():
   process = start("signal.signal(signal.SIGINT, signal.SIG_IGN)\nprint('deaf')\ntime.sleep(60)")
-  lines = wait_until_up(process)
-  while sum("deaf" in line for line in lines) < 3:
-    lines.append(process.stdout.readline())
+  wait_until(process, "deaf")
   process.send_signal(signal.SIGINT)
   time.sleep(0.2)
   assert process.poll() is None

@@ -62,6 +62,7 @@ def test_one_process_per_node(cluster):
   assert "export JAX_LOCAL_DEVICE_IDS=0,1,2,3\n" in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("local", ["", "0,1,2,3"])
 def test_jax_takes_one_gpu_per_task_unless_it_is_told_otherwise(local):
   program = (

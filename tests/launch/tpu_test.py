@@ -1,15 +1,12 @@
 """Cloud TPU VMs: the exact gcloud calls, and what is left when one of them fails."""
 
 import re
-import shutil
 import signal
-import subprocess
-import sys
 import time
 
 import pytest
 
-from tests.helpers.stand_ins import ROOT, StandIns, shellcheck
+from tests.helpers.stand_ins import ROOT, StandIns
 
 NAME = ("--name=run1", "--zone=us-west4-a")
 SLICE = ("--topology=v5litepod-16", "--poll_seconds=0")
@@ -20,41 +17,6 @@ STATE = [
   *(*QUEUED, "list", "--zone=us-west4-a"),
   *("--filter=name~/queuedResources/run1$", "--format=value(state.state)"),
 ]
-
-
-@pytest.fixture
-def cloud(tmp_path):
-  """gcloud that keeps one queued resource, in the file `state`, and four hosts, folders."""
-  tools = StandIns(tmp_path / "tools", "gcloud", "python3")
-  tools.state = tmp_path / "state"
-  tools.homes = [tmp_path / f"host{number}" for number in range(4)]
-  for home in tools.homes:
-    home.mkdir()
-  each = f"for host in {' '.join(map(str, tools.homes))}; do export HOME=$host; cd $host;"
-  tools.answer("queued-resources create", run=f"echo ACTIVE > {tools.state}")
-  tools.answer("queued-resources delete", run=f"rm {tools.state}")
-  tools.answer("queued-resources list", run=f"if [ -e {tools.state} ]; then cat {tools.state}; fi")
-  tools.answer(
-    "resources scp",
-    run=f"{each} cat $(grep -o '/[^ ]*bundle' <<< $CALL) > $host/resjax.bundle; done",
-  )
-  tools.answer("resources ssh", run=each + ' bash -c "${CALL##*--command=}" || exit 1; done')
-  python = f"mkdir -p resjax-venv/bin; ln -sf {sys.executable} resjax-venv/bin/python"
-  tools.answer("^python3 -m uv venv", run=python)
-  return tools
-
-
-@pytest.fixture
-def checkout(tmp_path):
-  """A committed copy of what the launcher needs, so that this one may be dirty."""
-  folder = tmp_path / "checkout"
-  for name in ("launch", "configs", "resjax"):
-    shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
-  (folder / ".gitignore").write_text("__pycache__/\n")
-  identity = ["-c", "user.name=x", "-c", "user.email=x@example.com"]
-  for words in (["init", "--quiet"], ["add", "."], [*identity, "commit", "--quiet", "-mx"]):
-    subprocess.run(["git", *words], cwd=folder, check=True)
-  return folder
 
 
 def launch(cloud, *arguments, cwd=ROOT):
@@ -172,6 +134,7 @@ def test_install_fails_step_by_step(cloud, checkout, failing):
 def test_code_that_is_not_committed_is_refused(cloud, checkout):
   (checkout / "configs" / "mine.py").touch()
   code, output = launch(cloud, "install", *NAME, cwd=checkout)
+  (checkout / "configs" / "mine.py").unlink()
   assert code == 1 and "this is not in it: ?? configs/mine.py; commit it" in output
 
 
@@ -200,63 +163,6 @@ def test_stop_and_delete(cloud):
   cloud.state.write_text("ACTIVE\n")
   assert launch(cloud, "delete", *NAME)[0] == 0 and not cloud.state.exists()
   assert launch(cloud, "delete", *NAME)[0] == 0  # the second time there is nothing to delete
-
-
-def test_resume_after_preemptions(cloud, checkout):
-  """Preempted while it runs, and once more while it is installed; then it ends well."""
-  launched = cloud.folder / "launched"
-  program = (
-    "import os, time, pathlib; state, seen = map(pathlib.Path, os.environ['FILES'].split(':'));"
-    "first = os.getcwd().endswith('host0/resjax');"
-    "count = seen.read_text().count('x') if seen.exists() else 0;"
-    "first and seen.write_text('x' * (count + 1));"
-    "first and not count and state.write_text('SUSPENDED\\n');"
-    "time.sleep(0 if count else 60)"
-  )
-  more = (f"--env=FILES={cloud.state}:{launched}", "--delete_when_done", "--tier=spot")
-  command = ("resume", *NAME, *SLICE, *more, "--", "python", "-c", program)
-  for_each = f"for host in {' '.join(map(str, cloud.homes))}; do"
-  ends = "kill -KILL -- -$(cat $host/resjax-run/pid); rm -rf $host; mkdir $host"
-  cloud.answer("queued-resources delete", run=f"rm {cloud.state}; {for_each} {ends}; done; true")
-  code, output = launch(cloud, *command, cwd=checkout)
-  assert code == 0, output
-  assert len(cloud.matching("queued-resources create")) == 2
-  assert len(cloud.matching("queued-resources delete")) == 2  # after the preemption, at the end
-  assert not cloud.state.exists() and launched.read_text() == "xx"
-
-
-def test_resume_gives_up_when_the_command_fails(cloud, checkout):
-  failing = ("--", "python", "-c", "raise SystemExit(5)")
-  code, output = launch(cloud, "resume", *NAME, *SLICE, *failing, cwd=checkout)
-  last = output.splitlines()[-1]
-  assert code == 1 and "error: the command ended with exit 5 on " in last
-  assert "python -m launch.tpu logs" in last and "python -m launch.tpu delete" in last
-  assert cloud.state.exists() and len(cloud.matching("queued-resources create")) == 1
-
-
-def test_resume_gives_up_after_three_tries_and_leaves_nothing(cloud, checkout):
-  cloud.answer("resources scp", 1)
-  code, output = launch(cloud, "resume", *NAME, *SLICE, "--", "true", cwd=checkout)
-  assert (
-    code == 1 and "try 2 of 3" in output and "go on with: python -m launch.tpu resume" in output
-  )
-  assert len(cloud.matching("queued-resources create")) == 3 and not cloud.state.exists()
-
-
-def test_resume_of_a_done_run_starts_nothing(cloud):
-  cloud.state.write_text("ACTIVE\n")
-  for home in cloud.homes:
-    (home / "resjax-run").mkdir()
-    (home / "resjax-run" / "exit_code").write_text("0\n")
-  code, output = launch(cloud, "resume", *NAME, *SLICE, "--", "true")
-  assert code == 0 and "the hosts are still up, to end them: python -m launch.tpu delete" in output
-  assert [call.argv[4] for call in cloud.calls] == ["list", "ssh"]
-
-
-def test_dry_run_is_a_shell_script_and_calls_nothing(cloud):
-  code, output = launch(cloud, "resume", *NAME, *SLICE, "--dry_run", *TRAIN, WORKDIR)
-  assert code == 0 and not cloud.calls
-  assert shellcheck(output) == ""
 
 
 @pytest.mark.parametrize(

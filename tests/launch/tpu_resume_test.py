@@ -1,0 +1,84 @@
+"""A command that is kept running on Cloud TPU VMs."""
+
+import pytest
+
+from tests.helpers.stand_ins import ROOT, shellcheck
+
+RESUME = ("resume", "--name=run1", "--zone=us-west4-a", "--topology=v5litepod-16")
+RESUME += ("--poll_seconds=0",)
+
+
+def launch(cloud, *arguments, cwd=ROOT):
+  return cloud.run("launch.tpu", *arguments, cwd=cwd)
+
+
+def test_resume_after_a_preemption(cloud, checkout):
+  launched = cloud.folder / "launched"
+  program = (
+    "import os, time, pathlib; state, seen = map(pathlib.Path, os.environ['FILES'].split(':'));"
+    "first = os.getcwd().endswith('host0/resjax');"
+    "count = seen.read_text().count('x') if seen.exists() else 0;"
+    "first and seen.write_text('x' * (count + 1));"
+    "first and not count and state.write_text('SUSPENDED\\n');"
+    "time.sleep(0 if count else 60)"
+  )
+  more = (f"--env=FILES={cloud.state}:{launched}", "--delete_when_done", "--tier=spot")
+  command = (*RESUME, *more, "--", "python", "-c", program)
+  for_each = f"for host in {' '.join(map(str, cloud.homes))}; do"
+  ends = "kill -KILL -- -$(cat $host/resjax-run/pid); rm -rf $host; mkdir $host"
+  cloud.answer("queued-resources delete", run=f"rm {cloud.state}; {for_each} {ends}; done; true")
+  code, output = launch(cloud, *command, cwd=checkout)
+  assert code == 0, output
+  assert len(cloud.matching("queued-resources create")) == 2
+  assert len(cloud.matching("queued-resources delete")) == 2  # after the preemption, at the end
+  assert not cloud.state.exists() and launched.read_text() == "xx"
+
+
+@pytest.mark.slow
+def test_resume_gives_up_when_the_command_fails(cloud, checkout):
+  failing = ("--", "python", "-c", "raise SystemExit(5)")
+  code, output = launch(cloud, *RESUME, *failing, cwd=checkout)
+  last = output.splitlines()[-1]
+  assert code == 1 and "error: the command ended with exit 5 on " in last
+  assert "python -m launch.tpu logs" in last and "python -m launch.tpu delete" in last
+  assert cloud.state.exists() and len(cloud.matching("queued-resources create")) == 1
+
+
+@pytest.mark.slow
+def test_resume_gives_up_after_three_tries_and_leaves_nothing(cloud, checkout):
+  cloud.answer("resources scp", 1)
+  code, output = launch(cloud, *RESUME, "--", "true", cwd=checkout)
+  assert (
+    code == 1 and "try 2 of 3" in output and "go on with: python -m launch.tpu resume" in output
+  )
+  assert len(cloud.matching("queued-resources create")) == 3 and not cloud.state.exists()
+
+
+def test_resume_of_a_done_run_starts_nothing(cloud):
+  cloud.state.write_text("ACTIVE\n")
+  for home in cloud.homes:
+    (home / "resjax-run").mkdir()
+    (home / "resjax-run" / "exit_code").write_text("0\n")
+  code, output = launch(cloud, *RESUME, "--", "true")
+  assert code == 0 and "the hosts are still up, to end them: python -m launch.tpu delete" in output
+  assert [call.argv[4] for call in cloud.calls] == ["list", "ssh"]
+
+
+def test_dry_run_is_a_shell_script_and_calls_nothing(cloud):
+  code, output = launch(cloud, *RESUME, "--dry_run", "--", "true")
+  assert code == 0 and not cloud.calls
+  assert shellcheck(output) == ""
+
+
+def test_resume_says_at_once_that_it_cannot_look_and_later_looks_again(cloud):
+  cloud.answer("queued-resources list", 1)
+  code, output = launch(cloud, *RESUME, "--", "true")
+  assert code == 1 and len(cloud.calls) == 1 and output.count("\n") == 1
+  cloud.answer("queued-resources list", "ACTIVE\n")
+  answers = "".join(f"resjax-status host{number} exit 0 | done\n" for number in range(4))
+  running = answers.replace("exit 0", "running")
+  cloud.answer("resources ssh", running, 1, answers.split("\n", 1)[1], answers)
+  code, output = launch(cloud, *RESUME, "--", "true")
+  assert code == 0
+  assert "looking, try 1 of 60: gcloud" in output
+  assert "looking, try 2 of 60: 3 of 4 hosts answered" in output
