@@ -201,7 +201,7 @@ def test_tiles_fit_into_shared_memory(count, width, dtype, threaded):
   assert all(merges)
   for tiles in filter(None, (forward, backward, *merges)):
     rows = tiles.rows + sum(tiles.further_rows)
-    own = rows * width * jnp.dtype(dtype).itemsize + 4 * tiles.numbers
+    own = rows * width * jnp.dtype(dtype).itemsize + 4 * sum(tiles.numbers)
     assert own < tiles.shared_bytes(like) <= 228 * 1024 // tiles.programs_per_sm - 1024
   if forward is not None:
     assert forward.rows >= count
