@@ -85,7 +85,8 @@ def backward(
   )
   programs, rows = call.num_programs(read, len(like), tiles), pairs.num_rows(num_reads)
   sums = jax.ShapeDtypeStruct((programs, *folded.query.shape), jnp.float32)
-  sizes = (3, rows, MAX_SOURCES), (MAX_SOURCES,), (rows,), (rows,)
+  _, *others = tiles.numbers
+  sizes = (3, rows, MAX_SOURCES), *((size,) for size in others)
   d, updated = call.launch(
     read,
     functools.partial(_kernel, read.threaded, tiles.group, programs),

@@ -14,6 +14,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from resjax.kernels.depth_attention.mosaic_gpu import call, pairs, row_ops, two_phase_tiles
 from resjax.kernels.depth_attention.mosaic_gpu.call import Shared
+from resjax.kernels.depth_attention.mosaic_gpu.pairs import MAX_SOURCES
 from resjax.kernels.depth_attention.mosaic_gpu.sweep import Sweep
 from resjax.kernels.depth_attention.operands import Operands, Read, Stats
 from resjax.typing import Array
@@ -57,7 +58,8 @@ def forward(read: Read, operands: Operands) -> tuple[Array, Stats]:
   out = jax.ShapeDtypeStruct((num_reads, *like.shape), like.dtype)
   tiles = two_phase_tiles.choose_forward(operands.like, slots, num_reads)
   programs = call.num_programs(read, tokens, tiles)
-  sizes = (len(_Numbers._fields) - 1, rows, 32), (32,), (32,), (rows,)
+  _, *others = tiles.numbers
+  sizes = (3, rows, MAX_SOURCES), *((size,) for size in others)
   numbers = _Numbers(*(plgpu.SMEM(size, jnp.float32) for size in sizes))
   result, _ = call.launch(
     read,

@@ -18,7 +18,7 @@ REDUCTION_BYTES = 2048
 MAX_PROGRAMS = 2
 MAX_ROWS = 32  # barriers that one reference may hold
 MAX_GROUP = 8
-_NUMBERS = 3 * LANES  # three per source
+_NUMBERS = (3 * LANES,)  # three per source
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,7 +30,7 @@ class GpuTiles:
     group: sources whose sums over channels are taken together, 1 to 8 and below `rows`.
     summed_rows: rows that are summed together, a multiple of 4.
     programs_per_sm: programs that run on a streaming multiprocessor at a time, 1 or 2.
-    numbers: float32 numbers beside the rows and their sums.
+    numbers: sizes of the float32 arrays beside the rows and their sums.
     further_rows: rows of shared memory for what else passes through, each 1 to 32.
 
   Raises:
@@ -41,7 +41,7 @@ class GpuTiles:
   group: int
   summed_rows: int
   programs_per_sm: int
-  numbers: int = _NUMBERS
+  numbers: tuple[int, ...] = _NUMBERS
   further_rows: tuple[int, ...] = ()
 
   def __post_init__(self):
@@ -113,19 +113,21 @@ def _rows(like: Array, summed_rows: int, programs: int) -> int:
   return min(MAX_ROWS, fitting_rows(like, summed_rows, _NUMBERS, 1, programs))
 
 
-def fitting_rows(like: Array, summed_rows: int, numbers: int, rings: int, programs: int) -> int:
+def fitting_rows(
+  like: Array, summed_rows: int, numbers: tuple[int, ...], rings: int, programs: int
+) -> int:
   """Returns how many rows each of the programs of an SM has room for in shared memory."""
   free = SHARED_BYTES // programs - DRIVER_BYTES
   free -= _fixed_bytes(like, summed_rows, numbers, rings)
   return max(0, free // row_bytes(like))
 
 
-def _fixed_bytes(like: Array, summed_rows: int, numbers: int, rings: int) -> int:
+def _fixed_bytes(like: Array, summed_rows: int, numbers: tuple[int, ...], rings: int) -> int:
   """Returns what a program takes beside its rows."""
   terms = (
     summed_rows * part_size(like.shape[-1] // LANES) * LANES * 4,  # `Sums.parts`
     summed_rows * 4,  # `Sums.totals`
-    numbers * 4,
+    *(size * 4 for size in numbers),
     rings * MAX_ROWS * 8,  # barriers
     REDUCTION_BYTES,
     ALIGNMENT,

@@ -16,16 +16,16 @@ from resjax.typing import Array
 _BLOCK_SUMS, _MERGE_SUMS = 2 * MAX_GROUP, 4
 
 
-def forward_numbers(num_reads: int) -> int:
+def forward_numbers(num_reads: int) -> tuple[int, ...]:
   """Numbers of a token in the forward pass: three tables, two per source, one per read."""
   rows = pairs.num_rows(num_reads)
-  return 3 * rows * MAX_SOURCES + 2 * MAX_SOURCES + rows
+  return 3 * rows * MAX_SOURCES, MAX_SOURCES, MAX_SOURCES, rows
 
 
-def backward_numbers(num_reads: int) -> int:
+def backward_numbers(num_reads: int) -> tuple[int, ...]:
   """Numbers of a token in the reverse pass: three tables, one per source, two per read."""
   rows = pairs.num_rows(num_reads)
-  return 3 * rows * MAX_SOURCES + MAX_SOURCES + 2 * rows
+  return 3 * rows * MAX_SOURCES, MAX_SOURCES, rows, rows
 
 
 def choose_forward(like: Array, num_slots: int, num_reads: int) -> GpuTiles | None:
@@ -57,9 +57,10 @@ def choose_backward(like: Array, num_slots: int, num_reads: int, threaded: bool)
     if rows >= stay and max(least) <= MAX_ROWS:
       sizes = _spread(rows, least, (2 * least[0], 2 * num_reads, num_slots))
       return GpuTiles(sizes[0], group, _BLOCK_SUMS, programs, numbers, sizes[1:])
-  group = min(group, (rows - num_reads - 1) // (rings - 1))
-  if group < 1 or num_reads > MAX_ROWS:
+  most = min(group, (rows - num_reads - 1) // (rings - 1))
+  if most < 1 or num_reads > MAX_ROWS:
     return None
+  group = even(num_slots, most)
   sizes = _spread(rows, (group + 1, num_reads, group)[:rings], (num_slots, num_reads, num_slots))
   return GpuTiles(sizes[0], group, _BLOCK_SUMS, 1, numbers, sizes[1:])
 
@@ -72,9 +73,9 @@ def choose_merge(like: Array, num_streams: int) -> GpuTiles | None:
     num_streams: rows of a token that are read.
   """
   for programs, stay in ((MAX_PROGRAMS, 2 * num_streams), (1, num_streams)):
-    rows = fitting_rows(like, _MERGE_SUMS, 0, 1, programs)
+    rows = fitting_rows(like, _MERGE_SUMS, (), 1, programs)
     if rows >= stay:
-      return GpuTiles(min(rows, 4 * num_streams), 1, _MERGE_SUMS, programs, 0)
+      return GpuTiles(min(rows, 4 * num_streams), 1, _MERGE_SUMS, programs, ())
   return None
 
 
