@@ -26,6 +26,7 @@ from resjax.sharding import Layout, MeshConfig, make_mesh
 from resjax.train import checksums, manifest
 from resjax.train.checkpoint import Checkpoints
 from resjax.train.config import CheckpointConfig
+from resjax.train.guard import GuardState
 from resjax.train.state import TrainState
 
 _MEGABYTES = flags.DEFINE_integer("megabytes", 500, "Size of the state.", lower_bound=1)
@@ -97,7 +98,7 @@ def _state() -> TrainState:
   keys = jax.random.split(jax.random.key(0), _ARRAYS.value)
   arrays = {f"array_{number}": create(key) for number, key in enumerate(keys)}
   step = jax.device_put(jnp.zeros((), jnp.int32), layout.sharding())
-  return jax.block_until_ready(TrainState(step, arrays, ()))
+  return jax.block_until_ready(TrainState(step, arrays, (), GuardState.zeros()))
 
 
 if __name__ == "__main__":

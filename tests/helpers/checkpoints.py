@@ -10,6 +10,7 @@ from configs import base
 from resjax.sharding import Layout, MeshConfig, make_mesh
 from resjax.train.checkpoint import Checkpoints
 from resjax.train.config import CheckpointConfig
+from resjax.train.guard import GuardState
 from resjax.train.state import TrainState
 
 DATA = MeshConfig()  # all devices along `data`
@@ -43,7 +44,8 @@ def small_state(step: int, mesh: MeshConfig = DATA, size: int = 64) -> TrainStat
   params = {"layers": {"w": put(w, "embed_param", "mlp")}, "scale": put(w[0], None)}
   moments = {"mu": put((-w).astype(jnp.bfloat16), "embed_param", None)}
   count = np.array(step, np.int32)
-  return TrainState(put(count), params, (moments, {"count": put(count)}))
+  guard = jax.tree.map(lambda leaf: put(np.asarray(leaf + step)), GuardState.zeros())
+  return TrainState(put(count), params, (moments, {"count": put(count)}), guard)
 
 
 def abstract(state: TrainState) -> TrainState:
