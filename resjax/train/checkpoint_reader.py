@@ -53,9 +53,7 @@ def restore_params(checkpoint: epath.PathLike, abstract: PyTree) -> PyTree:
   folder = absolute(checkpoint)
   try:
     manifest.check(folder, "params/")
-    manifest.check(folder, f"{ARRAYS}/")
-    with ocp.Checkpointer(ocp.JsonCheckpointHandler()) as checkpointer:
-      recorded = checkpointer.restore(folder / ARRAYS)
+    recorded = checksums_of(folder)
     with ocp.StandardCheckpointer() as checkpointer:
       params = checkpointer.restore(folder / "params", abstract)
     compare({"params": params}, recorded)
@@ -65,6 +63,14 @@ def restore_params(checkpoint: epath.PathLike, abstract: PyTree) -> PyTree:
       "that trained it, which goes on from the one before it"
     ) from None
   return params
+
+
+def checksums_of(checkpoint: epath.PathLike) -> checksums.Record:
+  """Returns the checksums of the arrays of a checkpoint, as they were when it was saved."""
+  folder = absolute(checkpoint)
+  manifest.check(folder, f"{ARRAYS}/")
+  with ocp.Checkpointer(ocp.JsonCheckpointHandler()) as checkpointer:
+    return checkpointer.restore(folder / ARRAYS)
 
 
 def compare(tree: PyTree, recorded: checksums.Record) -> None:
