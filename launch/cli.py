@@ -61,13 +61,13 @@ def run(main: Callable[..., None], takes_words: bool = False) -> NoReturn:
 def _drop_repeated_reports() -> None:
   """A save that goes wrong is one error; what its threads print about it is left out."""
   logging.get_absl_logger().addFilter(lambda record: "orbax" not in Path(record.pathname).parts)
-  usual = sys.excepthook
+  usual = sys.unraisablehook
 
-  def hook(kind, error, trace) -> None:
-    if str(error) != "Event loop is closed":  # TensorStore, for writes after the first failure
-      usual(kind, error, trace)
+  def hook(report) -> None:
+    if str(report.exc_value) != "Event loop is closed":  # TensorStore, after the first failure
+      usual(report)
 
-  sys.excepthook = hook
+  sys.unraisablehook = hook
 
 
 def config_value(holder: flags.FlagHolder):

@@ -110,6 +110,19 @@ def test_bits_that_go_wrong_before_they_are_written_are_noticed(good, tmp_path):
     assert "arrays are not those that were saved" in checkpoints.said[0]
 
 
+@pytest.mark.parametrize("kind", DAMAGES)
+def test_killed_before_the_last_files_were_listed(good, tmp_path, kind):
+  """They alone are then not vouched for; nothing of what is restored lies in them."""
+  shutil.copytree(good, tmp_path / "run")
+  (tmp_path / "run" / "20" / manifest.FILE_NAME).unlink()
+  manifest.write(epath.Path(tmp_path / "run" / "20"), root=False)
+  for name in ("_CHECKPOINT_METADATA", "commit_success.txt"):
+    damage(tmp_path / "run" / "20" / name, kind)
+  with opened(tmp_path / "run") as checkpoints:
+    assert_restores(checkpoints, 20)
+    assert not checkpoints.said
+
+
 def test_without_verify_only_sizes_are_compared(good, tmp_path):
   shutil.copytree(good, tmp_path / "run")
   damage(tmp_path / "run" / "20" / "params" / "_sharding", "flipped")
