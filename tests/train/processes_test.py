@@ -115,6 +115,17 @@ def test_batches_are_the_same_rows_whatever_reads_them(root):
 
 
 @pytest.mark.slow
+def test_tasks_of_slurm_find_each_other(root):
+  arguments = [sys.executable, "-m", "tests.helpers.batch_process", str(root), "1"]
+  job = {"SLURM_JOB_ID": 7, "SLURM_STEP_NODELIST": "localhost", "SLURM_NTASKS": 2}
+  job |= {"JAX_COORDINATOR_PORT": free_port()}
+  job |= {"XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
+  found = ends([start(arguments, **job, SLURM_PROCID=i, SLURM_LOCALID=i) for i in range(2)])
+  assert [code for code, _ in found] == [0, 0], found
+  assert "mesh|data|0,1,2,3|" in found[0][1] and "mesh|data|4,5,6,7|" in found[1][1]
+
+
+@pytest.mark.slow
 def test_killed_process_ends_the_others_and_the_restart_equals_the_straight_run(root):
   settings = {"train__steps": 60, "train__eval_every": 20, "checkpoint__every": 5}
   first, second = ends(start_together(2, a_run(root, "undisturbed", **settings)))
