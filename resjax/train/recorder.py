@@ -8,6 +8,7 @@ import numpy as np
 
 from resjax import metrics
 from resjax.models.flops import training_flops_per_token
+from resjax.train.checkpoint import Checkpoints
 from resjax.train.config import Run
 from resjax.train.evaluate import summary
 from resjax.train.logging import MetricLogger
@@ -22,12 +23,20 @@ class Recorder:
   Args:
     run: what is trained.
     program: of the run.
+    checkpoints: of the run.
     devices: that it runs on.
     start: step that it goes on from, or None.
   """
 
-  def __init__(self, run: Run, program: Program, devices: np.ndarray, start: int | None):
-    self._run = run
+  def __init__(
+    self,
+    run: Run,
+    program: Program,
+    checkpoints: Checkpoints,
+    devices: np.ndarray,
+    start: int | None,
+  ):
+    self._run, self._checkpoints = run, checkpoints
     first = jax.process_index() == 0
     self._logger = MetricLogger(
       run.workdir,
@@ -93,6 +102,6 @@ class Recorder:
     self._progress.update(step, shown)
     if not finite:
       raise ValueError(
-        f"step {step} has loss {sums['loss']} and gradient norm {norm}; the newest checkpoint is "
-        "from before it; lower config.optim.learning_rate"
+        f"step {step} has loss {sums['loss']} and gradient norm {norm}; the checkpoint of step "
+        f"{self._checkpoints.latest} is the last one; lower config.optim.learning_rate"
       )

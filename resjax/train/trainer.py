@@ -80,8 +80,8 @@ class Trainer:
     owed = distributed.first("owed", self._owes_evaluation)
     if done == steps and not owed:
       return
-    recorder = Recorder(self.run, self.program, self.layout.mesh.devices, self.start)
-    with recorder:
+    devices = self.layout.mesh.devices
+    with Recorder(self.run, self.program, self.checkpoints, devices, self.start) as recorder:
       compiled = compile_steps(self.program, stop)
       if compiled is None or stop.tick():
         self._stop(done, stop)
