@@ -78,7 +78,7 @@ class Trainer:
     """
     done, steps = self.start or 0, self.run.train.steps
     owed = distributed.first("owed", self._owes_evaluation)
-    if done == steps and not owed:
+    if done >= steps and not owed:
       return
     devices = self.layout.mesh.devices
     with Recorder(self.run, self.program, self.checkpoints, devices, self.start) as recorder:
