@@ -8,6 +8,7 @@ import contextlib
 import json
 import os
 import re
+import signal
 import socket
 import sys
 import threading
@@ -30,7 +31,7 @@ _LOST = re.compile(
   r"gloo|nccl|closed by peer|reset by peer|broken pipe|heartbeat|^UNAVAILABLE", re.I
 )
 
-_done = threading.Event()  # nobody has to be watched any more
+_up = threading.Event()  # this process and the others have found each other
 
 
 def initialize(*, bringup_seconds: int, heartbeat_seconds: int) -> None:
@@ -64,12 +65,13 @@ def initialize(*, bringup_seconds: int, heartbeat_seconds: int) -> None:
         f"{_who(place)} cannot join the others: {_first_line(error)}; check that nothing else uses "
         "the coordinator's port, or set another JAX_COORDINATOR_ADDRESS or JAX_COORDINATOR_PORT"
       ) from None
+  _up.set()
   threading.Thread(target=_watch, daemon=True).start()
 
 
 def active() -> bool:
   """Returns whether this process is one of several."""
-  return runtime.global_state.client is not None
+  return _up.is_set()
 
 
 def shutdown() -> None:
@@ -78,7 +80,7 @@ def shutdown() -> None:
     return
   gather("finish", None)
   first("finished", lambda: None)
-  _done.set()
+  _up.clear()
   jax.distributed.shutdown()
 
 
@@ -94,7 +96,7 @@ def first(name: str, make: Callable[[], Any]) -> Any:
   client, key = runtime.global_state.client, f"resjax/first/{name}"
   if jax.process_index() == 0:
     client.key_value_set(key, json.dumps(make()))
-  while (found := _read(key)) is None:
+  while (found := _read(client, key)) is None:
     time.sleep(_POLL)
   return json.loads(found)
 
@@ -162,9 +164,10 @@ def end(message: str, code: int) -> NoReturn:
 
 def _watch() -> None:
   """Ends this process when another one has ended; its main thread may be waiting for that one."""
-  own = runtime.global_state.process_id
-  while not _done.wait(_POLL):
-    notice = json.loads(_read(_END) or "null")
+  own, client = runtime.global_state.process_id, runtime.global_state.client
+  while active():
+    time.sleep(_POLL)
+    notice = json.loads(_read(client, _END) or "null")
     if notice and notice["process"] != own:
       # What this process is about to say itself comes first.
       time.sleep(_POLL)
@@ -176,7 +179,7 @@ def _watch() -> None:
 def _leave(code: int) -> NoReturn:
   state = runtime.global_state
   with contextlib.suppress(RuntimeError):
-    if state.client is not None:
+    if active():
       state.client.key_value_set(f"{_LEFT}{state.process_id}", "", allow_overwrite=True)
       deadline = time.monotonic() + _GRACE
       while state.process_id == 0 and time.monotonic() < deadline:
@@ -188,9 +191,9 @@ def _leave(code: int) -> NoReturn:
   os._exit(code)
 
 
-def _read(key: str) -> str | None:
+def _read(client: Any, key: str) -> str | None:
   try:
-    return runtime.global_state.client.key_value_try_get(key)
+    return client.key_value_try_get(key)
   except RuntimeError:  # not there yet; where the service is gone, JAX ends this process
     return None
 
@@ -240,9 +243,11 @@ def _deadline(seconds: int, place: dict[str, Any]) -> Iterator[None]:
   timer = threading.Timer(seconds, give_up)
   timer.daemon = True
   timer.start()
+  before = signal.signal(signal.SIGINT, signal.SIG_DFL)  # Python would hear it when JAX returns
   try:
     yield
   finally:
+    signal.signal(signal.SIGINT, before)
     timer.cancel()
 
 

@@ -96,38 +96,31 @@ def choose(take: Array, new: PyTree, old: PyTree) -> PyTree:
   return jax.tree.map(lambda a, b: jnp.where(take, a, b), new, old)
 
 
-def check(
-  config: HealthConfig,
-  step: int,
-  *,
-  loss: float,
-  grad_norm: float,
-  skipped: int,
-  in_a_row: int,
-) -> None:
-  """Ends a run that goes nowhere.
+def problem(
+  config: HealthConfig, *, loss: float, grad_norm: float, skipped: int, in_a_row: int
+) -> str | None:
+  """Returns why a run goes nowhere, the end of a line; None where it may go on.
+
+  Too many steps in a row were left out, or a step was taken with a loss or gradient norm that is
+  not finite.
 
   Args:
     config: of the guard.
-    step: whose values these are.
     loss: of the step.
     grad_norm: of the step.
     skipped: steps left out so far, this one included.
     in_a_row: steps left out up to this one without one taken between.
-
-  Raises:
-    ValueError: too many steps in a row were left out, or the step was taken with a loss or
-      gradient norm that is not finite.
   """
   values = f"loss {loss:.6g} and gradient norm {grad_norm:.6g}"
   if in_a_row >= config.max_skipped:
-    raise ValueError(
-      f"step {step} has {values} and is skipped as number {in_a_row} in a row, {skipped} in all; "
-      "lower config.optim.learning_rate, or raise config.health.max_skipped="
-      f"{config.max_skipped} or config.health.spike_sigma={config.spike_sigma:g}"
+    return (
+      f"{values} and is skipped as number {in_a_row} in a row, {skipped} in all; lower "
+      f"config.optim.learning_rate, or raise config.health.max_skipped={config.max_skipped} or "
+      f"config.health.spike_sigma={config.spike_sigma:g}"
     )
   if not in_a_row and not (math.isfinite(loss) and math.isfinite(grad_norm)):
-    raise ValueError(
-      f"step {step} has {values}; the newest checkpoint is from before it; lower "
-      "config.optim.learning_rate, or skip such steps with config.health.skip_nonfinite=True"
+    return (
+      f"{values}; lower config.optim.learning_rate, or skip such steps with "
+      "config.health.skip_nonfinite=True"
     )
+  return None

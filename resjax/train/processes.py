@@ -22,11 +22,13 @@ _ALIKE = ("resjax", "jax", "jaxlib", "libtpu")
 
 
 def introduce(run: Run) -> None:
-  """Prints what this process is, a line per process, and checks that all are alike.
+  """Prints what each of several processes is, and checks that they are alike.
 
   Raises:
     ValueError: a process has another config or another version of a package.
   """
+  if jax.process_count() == 1:
+    return
   own = {name: _version(name) for name in _ALIKE} | {"config": _hash(run.resolved)}
   host = socket.gethostname()
   devices = jax.local_devices()

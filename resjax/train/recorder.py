@@ -9,6 +9,7 @@ import numpy as np
 from resjax import metrics
 from resjax.models.flops import training_flops_per_token
 from resjax.train import guard
+from resjax.train.checkpoint import Checkpoints
 from resjax.train.config import Run
 from resjax.train.evaluate import summary
 from resjax.train.goodput import Ledger, carried
@@ -25,15 +26,22 @@ class Recorder:
   Args:
     run: what is trained.
     program: of the run.
+    checkpoints: of the run.
     devices: that it runs on.
     start: step that it goes on from, or None.
     ledger: of the run; goes on from what earlier processes of the run recorded.
   """
 
   def __init__(
-    self, run: Run, program: Program, devices: np.ndarray, start: int | None, ledger: Ledger
+    self,
+    run: Run,
+    program: Program,
+    checkpoints: Checkpoints,
+    devices: np.ndarray,
+    start: int | None,
+    ledger: Ledger,
   ):
-    self._run, self._ledger = run, ledger
+    self._run, self._checkpoints, self._ledger = run, checkpoints, ledger
     first = jax.process_index() == 0
     path = Path(run.workdir) / FILE_NAME
     if first and path.exists():  # before the logger drops what comes after the checkpoint
@@ -119,11 +127,16 @@ class Recorder:
       self._progress.update(step, shown)
     if skipped:
       self.message(f"step {step} is skipped: loss {sums['loss']:.4g}, gradient norm {norm:.4g}")
-    guard.check(
+    problem = guard.problem(
       self._run.health,
-      step,
       loss=sums["loss"],
       grad_norm=norm,
       skipped=int(values["skipped_total"]),
       in_a_row=int(values["skipped_in_a_row"]),
     )
+    if problem:
+      saved = self._checkpoints.latest
+      last = "no checkpoint is there"
+      if saved is not None:
+        last = f"the checkpoint of step {saved} is the last one"
+      raise ValueError(f"step {step} has {problem}; {last}")

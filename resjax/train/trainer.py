@@ -90,9 +90,10 @@ class Trainer:
     """
     done, steps = self.start or 0, self.run.train.steps
     owed = distributed.first("owed", self._owes_evaluation)
-    if done == steps and not owed:
+    if done >= steps and not owed:
       return
-    recorder = Recorder(self.run, self.program, self.layout.mesh.devices, self.start, self.ledger)
+    devices = self.layout.mesh.devices
+    recorder = Recorder(self.run, self.program, self.checkpoints, devices, self.start, self.ledger)
     profiler = Profiler(
       profile_steps,
       Path(self.run.workdir) / "profile",

@@ -76,14 +76,12 @@ def test_two_processes_train_as_one(root, alone):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-  "mesh", [{}, {"mesh__fsdp": 4, "mesh__data": 1}, {"mesh__tensor": 2}, {"mesh__sequence": 2}]
-)
-def test_four_processes_train_as_one(root, alone, mesh):
-  name = "four" + "".join(mesh)
-  found = ends(start_together(4, a_run(root, name, **mesh)))
+def test_four_processes_train_as_one(root, alone):
+  # Two processes read the same rows, and each holds the half of their tokens.
+  mesh = {"mesh__data": 1, "mesh__fsdp": 2, "mesh__sequence": 2}
+  found = ends(start_together(4, a_run(root, "four", **mesh)))
   assert [code for code, _ in found] == [0] * 4, found
-  assert_as_alone(numbers(root / name), alone)
+  assert_as_alone(numbers(root / "four"), alone)
 
 
 @pytest.mark.slow
@@ -112,6 +110,17 @@ def test_batches_are_the_same_rows_whatever_reads_them(root):
       assert sorted(rows) == sorted("01234567" * copies)
     scattered = [rows for name, rows, _ in several if name == "scattered"]
     assert (scattered[0] == "0,1,4,5") == (count == 2)
+
+
+@pytest.mark.slow
+def test_tasks_of_slurm_find_each_other(root):
+  arguments = [sys.executable, "-m", "tests.helpers.batch_process", str(root), "1"]
+  job = {"SLURM_JOB_ID": 7, "SLURM_STEP_NODELIST": "localhost", "SLURM_NTASKS": 2}
+  job |= {"JAX_COORDINATOR_PORT": free_port()}
+  job |= {"XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
+  found = ends([start(arguments, **job, SLURM_PROCID=i, SLURM_LOCALID=i) for i in range(2)])
+  assert [code for code, _ in found] == [0, 0], found
+  assert "mesh|data|0,1,2,3|" in found[0][1] and "mesh|data|4,5,6,7|" in found[1][1]
 
 
 @pytest.mark.slow

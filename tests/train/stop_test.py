@@ -100,6 +100,7 @@ def test_sigterm_20_of_20_times(root, monkeypatch):
   assert without_time(root / name) == without_time(root / "straight")
 
 
+@pytest.mark.slow
 def test_stop_while_the_data_are_built(root):
   process = start([*a_run(root, "early"), f"--config.data.root={root / 'other'}"])
   wait_for(process, (root / "early" / ".lock").exists)

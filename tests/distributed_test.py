@@ -1,0 +1,61 @@
+"""How a process finds its place among others; with real ones in tests/train/processes_test.py."""
+
+import pytest
+
+from resjax import distributed
+
+ADDRESS = "JAX_COORDINATOR_ADDRESS"
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch):
+  for name in (ADDRESS, "JAX_NUM_PROCESSES", "JAX_PROCESS_ID", "SLURM_STEP_NODELIST"):
+    monkeypatch.delenv(name, raising=False)
+
+
+def initialize():
+  distributed.initialize(bringup_seconds=1, heartbeat_seconds=10)
+
+
+@pytest.mark.parametrize(
+  ("variables", "message"),
+  [
+    ({ADDRESS: "a:1"}, "JAX_NUM_PROCESSES and JAX_PROCESS_ID are not"),
+    ({"JAX_NUM_PROCESSES": "2"}, "JAX_COORDINATOR_ADDRESS and JAX_PROCESS_ID is missing"),
+    ({ADDRESS: "a:1", "JAX_NUM_PROCESSES": "2"}, "JAX_PROCESS_ID is missing"),
+    ({ADDRESS: "a:1", "JAX_NUM_PROCESSES": "2", "JAX_PROCESS_ID": "2"}, "JAX_PROCESS_ID=2 and"),
+    ({ADDRESS: "a:1", "JAX_NUM_PROCESSES": "x", "JAX_PROCESS_ID": "0"}, "must be numbers"),
+    ({ADDRESS: "a", "JAX_NUM_PROCESSES": "2", "JAX_PROCESS_ID": "0"}, "'a' must be HOST:PORT"),
+  ],
+)
+def test_an_incomplete_environment_is_named(monkeypatch, variables, message):
+  for name, value in variables.items():
+    monkeypatch.setenv(name, value)
+  with pytest.raises(ValueError, match=message):
+    initialize()
+  assert not distributed.active()
+
+
+def test_one_process_stays_alone(monkeypatch):
+  initialize()
+  # JAX would give the one task of a node the first of its GPUs alone.
+  for name, value in {
+    "JOB_ID": 7,
+    "STEP_NODELIST": "a",
+    "NTASKS": 1,
+    "PROCID": 0,
+    "LOCALID": 0,
+  }.items():
+    monkeypatch.setenv(f"SLURM_{name}", str(value))
+  initialize()
+  for name, value in {ADDRESS: "a:1", "JAX_NUM_PROCESSES": "1", "JAX_PROCESS_ID": "0"}.items():
+    monkeypatch.setenv(name, value)
+  initialize()
+  assert not distributed.active()
+  assert distributed.first("name", lambda: 3) == 3
+  assert distributed.gather("name", 4) == [4]
+  distributed.shutdown()
+
+
+def test_errors_of_one_process_are_left_as_they_are():
+  assert distributed.explain(ValueError("Gloo: closed by peer")) == "Gloo: closed by peer"
