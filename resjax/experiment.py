@@ -13,7 +13,7 @@ from flax import nnx
 from resjax import combinators, optim
 from resjax.data.config import DataConfig
 from resjax.models.config import DecoderConfig, ResidualConfig
-from resjax.sharding import Layout, MeshConfig, make_mesh
+from resjax.sharding import Layout, MeshConfig, Rules, ShardingConfig, make_layout
 from resjax.train import workdir
 from resjax.train.config import Run, TrainConfig
 
@@ -29,7 +29,7 @@ def build(config: Mapping[str, Any], devices: Sequence[jax.Device] | None = None
     ValueError: a setting that is unknown, missing, out of range, or does not fit the devices.
   """
   run = _run(config if isinstance(config, dict) else config.to_dict(), devices)
-  _check(run, Layout(make_mesh(run.mesh, devices)))
+  _check(run, make_layout(run.mesh, run.sharding, devices))
   return run
 
 
@@ -48,7 +48,8 @@ def load(folder: str) -> Run:
 def _run(values: Mapping[str, Any], devices: Sequence[jax.Device] | None = None) -> Run:
   data = to_dataclass(DataConfig, values["data"], "config.data")
   mesh = to_dataclass(MeshConfig, values["mesh"], "config.mesh")
-  decoder = _decoder(values["model"], data, Layout(make_mesh(mesh, devices)))
+  sharding = _sharding(values["sharding"])
+  decoder = _decoder(values["model"], data, make_layout(mesh, sharding, devices))
   return Run(
     workdir=values["workdir"],
     seed=values["seed"],
@@ -57,8 +58,19 @@ def _run(values: Mapping[str, Any], devices: Sequence[jax.Device] | None = None)
     optim=to_dataclass(optim.OptimizerConfig, values["optim"], "config.optim"),
     train=to_dataclass(TrainConfig, values["train"], "config.train"),
     mesh=mesh,
+    sharding=sharding,
     resolved={**values, "model": {**values["model"], "dtype": decoder.dtype}},
   )
+
+
+def _sharding(values: Mapping[str, Any]) -> ShardingConfig:
+  sets = {key: rules for key, rules in values.items() if key != "name"}
+  name = values["name"]
+  if name not in sets:
+    near = difflib.get_close_matches(name, sets, 1)
+    hint = f"did you mean {near[0]!r}?" if near else f"allowed: {', '.join(sets)}"
+    raise ValueError(f"config.sharding.name={name!r} is no set of rules; {hint}")
+  return ShardingConfig(name, to_dataclass(Rules, sets[name], f"config.sharding.{name}"))
 
 
 def _decoder(values: Mapping[str, Any], data: DataConfig, layout: Layout) -> DecoderConfig:

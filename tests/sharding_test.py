@@ -10,8 +10,8 @@ from flax import nnx
 from jax.sharding import AxisType, PartitionSpec
 
 from resjax.models.decoder import Decoder
-from resjax.sharding import MESH_AXES, Layout, MeshConfig, make_mesh
-from tests.helpers import decoders, fast, walks
+from resjax.sharding import LOGICAL_AXES, MESH_AXES, Layout, MeshConfig, make_mesh
+from tests.helpers import decoders, fast, layouts, walks
 from tests.helpers.compare import assert_close
 
 T = 11  # no other axis is as long
@@ -21,7 +21,7 @@ SIZES = {"vocab_size": 32, "init_std": 0.1}
 
 @pytest.fixture(scope="module")
 def layout():
-  return Layout(make_mesh(MeshConfig(data=2, fsdp=2, tensor=2)))
+  return layouts.layout(data=2, fsdp=2, tensor=2)
 
 
 def loss(graphdef, state, tokens):
@@ -134,7 +134,7 @@ def test_constrain_splits_activations(layout):
 
 
 def test_number_of_shards_and_specs(layout):
-  counts = {axis: layout.num_shards(axis) for axis, _ in layout.rules}
+  counts = {axis: layout.num_shards(axis) for axis in LOGICAL_AXES}
   assert counts == {
     "batch": 4, "tokens": 1, "embed": 1, "layers": 1, "embed_param": 2, "vocab": 2, "heads": 2,
     "mlp": 2,

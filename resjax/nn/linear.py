@@ -19,7 +19,7 @@ def linear(
   Args:
     d_in: size of the last axis of x.
     d_out: size of the last axis of y.
-    axes: logical axes of W, see `resjax.sharding.RULES`.
+    axes: logical axes of W, see `resjax.sharding.Rules`.
     bias: whether there is a b, zero at init.
     std: standard deviation of W at init.
     dtype: of the activations.

@@ -7,7 +7,7 @@ from typing import Any
 from resjax.data.config import DataConfig
 from resjax.models.config import DecoderConfig
 from resjax.optim import OptimizerConfig
-from resjax.sharding import MeshConfig
+from resjax.sharding import MeshConfig, ShardingConfig
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,6 +63,7 @@ class Run:
     optim: optimizer and schedule.
     train: the loop.
     mesh: devices per mesh axis.
+    sharding: which mesh axes split what.
     resolved: the whole config as plain JSON values, for the record.
   """
 
@@ -73,6 +74,7 @@ class Run:
   optim: OptimizerConfig
   train: TrainConfig
   mesh: MeshConfig
+  sharding: ShardingConfig
   resolved: Mapping[str, Any]
 
   def with_vocab_size(self, vocab_size: int) -> "Run":

@@ -12,7 +12,7 @@ from resjax.data import pipeline, tokenizer
 from resjax.data.report import build_and_show
 from resjax.data.summary import DatasetSummary
 from resjax.models.flops import training_flops_per_token
-from resjax.sharding import Layout, make_mesh
+from resjax.sharding import make_layout
 from resjax.train import init_from, program, report, workdir
 from resjax.train.checkpoint import Checkpoints, newest
 from resjax.train.config import Run
@@ -89,7 +89,7 @@ class Trainer:
   ):
     self.run, self.dataset, self.folder, self.checkpoints = run, dataset, folder, checkpoints
     self.origin, self.inheritance = origin, None
-    self.layout = Layout(make_mesh(run.mesh))
+    self.layout = make_layout(run.mesh, run.sharding)
     self.program = program.build(run, self.layout)
     self.model = self.program.model
     self.tokenizer = tokenizer.load(dataset.tokenizer)

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from resjax.kernels.self_attention import causal_attention
-from resjax.sharding import Layout, MeshConfig, make_mesh
-from tests.helpers import reference
+from resjax.sharding import Layout
+from tests.helpers import layouts, reference
 from tests.helpers.compare import assert_close
 
 
@@ -56,7 +56,7 @@ def test_splash_is_xla(window):
 
 
 def test_splash_on_a_mesh_is_xla():
-  layout = Layout(make_mesh(MeshConfig(data=2, tensor=2), jax.devices()[:4]))
+  layout = layouts.layout(devices=jax.devices()[:4], data=2, tensor=2)
   q, k, v, segment_ids = example(128)
   call = functools.partial(splash, layout=layout)
   assert_close(jax.jit(call)(q, k, v, segment_ids), xla(q, k, v, segment_ids), 1e-5)
