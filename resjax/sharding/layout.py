@@ -41,10 +41,18 @@ class Layout:
     return NamedSharding(self.mesh, self.spec(*axes))
 
   def constrain(self, x: Array, *axes: str | None) -> Array:
-    """Asks the compiler to lay out `x` by its logical axes."""
+    """Asks the compiler to lay out `x` by its logical axes.
+
+    An axis that does not divide stays whole: the one token of a step of decoding. Sizes of training
+    are checked before, see `resjax.train.divisibility`.
+    """
     if self.mesh is None or self.mesh.size == 1:
       return x
-    return jax.lax.with_sharding_constraint(x, self.sharding(*axes))
+    split = [
+      axis if axis and size % self.num_shards(axis) == 0 else None
+      for axis, size in zip(axes, x.shape, strict=True)
+    ]
+    return jax.lax.with_sharding_constraint(x, self.sharding(*split))
 
   def put(self, rows: Mapping[str, np.ndarray]) -> Mapping[str, Array]:
     """Puts the arrays [B, T] of a batch onto the mesh."""

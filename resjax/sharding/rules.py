@@ -89,9 +89,7 @@ def _mesh_axes(axis: str, names: object) -> tuple[str, ...]:
     if name not in MESH_AXES:
       near = difflib.get_close_matches(str(name), MESH_AXES, 1, cutoff=0.4)
       hint = f"did you mean {near[0]!r}?" if near else f"allowed: {', '.join(MESH_AXES)}"
-      raise ValueError(
-        f"config.sharding: {axis}={tuple(names)!r}: {name!r} is not a mesh axis; {hint}"
-      )
+      raise ValueError(f"config.sharding: {axis}={names!r}: {name!r} is not a mesh axis; {hint}")
   if len(set(names)) < len(names):
-    raise ValueError(f"config.sharding: {axis}={tuple(names)!r} has a mesh axis twice")
+    raise ValueError(f"config.sharding: {axis}={names!r} has a mesh axis twice")
   return tuple(names)
