@@ -181,7 +181,10 @@ def _project_backward(saved: tuple[Array, Array], grad: Array) -> tuple[Array, A
   # head gradient to bf16.
   hidden, head = saved
   grad = grad.astype(hidden.dtype)
-  d_hidden = jnp.einsum("...tv,vd->...td", grad, head.astype(hidden.dtype))
+  # A sum over V, of which devices may hold parts: in fp32, rounded once.
+  d_hidden = jnp.einsum(
+    "...tv,vd->...td", grad, head.astype(hidden.dtype), preferred_element_type=jnp.float32
+  ).astype(hidden.dtype)
   d_head = jnp.einsum("...tv,...td->vd", grad, hidden, preferred_element_type=jnp.float32)
   return d_hidden, d_head
 
