@@ -59,7 +59,8 @@ def num_slices(devices: Sequence[jax.Device]) -> int:
   """Returns the number of TPU slices of these devices; 1 on other platforms."""
   if devices[0].platform != "tpu":
     return 1
-  return len({device.slice_index for device in devices})
+  # Descriptions of the absent devices of one slice have no such attribute.
+  return len({getattr(device, "slice_index", 0) for device in devices})
 
 
 def _sizes(config: MeshConfig, num_devices: int) -> dict[str, int]:
