@@ -14,7 +14,7 @@ from resjax import combinators, optim
 from resjax.data.config import DataConfig
 from resjax.models.config import DecoderConfig, ResidualConfig
 from resjax.sharding import Layout, MeshConfig, Rules, ShardingConfig, make_layout
-from resjax.train import workdir
+from resjax.train import divisibility, workdir
 from resjax.train.config import Run, TrainConfig
 
 
@@ -95,18 +95,7 @@ def _check(run: Run, layout: Layout) -> None:
       f"config.data.validation_fraction={run.data.validation_fraction} leaves nothing to evaluate "
       "on; set it above 0"
     )
-  parts = layout.num_shards("batch") * train.microbatches
-  if train.batch_size % parts:
-    raise ValueError(
-      f"config.train.batch_size={train.batch_size} is not divisible by {parts}, the devices along "
-      f"config.mesh.data and config.mesh.fsdp ({layout.num_shards('batch')}) times "
-      f"config.train.microbatches ({train.microbatches})"
-    )
-  if run.data.seq_len % layout.num_shards("tokens"):
-    raise ValueError(
-      f"config.data.seq_len={run.data.seq_len} is not divisible by "
-      f"config.mesh.sequence={layout.num_shards('tokens')}"
-    )
+  divisibility.check(run.with_vocab_size(run.data.tokenizer.vocab_limit), layout)
 
 
 def _check_combinator(decoder: DecoderConfig) -> None:

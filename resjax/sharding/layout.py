@@ -64,21 +64,6 @@ class Layout:
       return 1
     return math.prod(self.mesh.shape[mesh_axis] for mesh_axis in self.rules.axes(axis))
 
-  def parameter_sharding(self, path: str, shape: tuple[int, ...], axes: tuple) -> NamedSharding:
-    """Returns the sharding of a parameter; a stacked one has an axis `layers` before its own.
-
-    Raises:
-      ValueError: an axis is not divisible by the devices that split it.
-    """
-    axes = ("layers",) * (len(shape) - len(axes)) + tuple(axes)
-    for axis, size in zip(axes, shape, strict=True):
-      if axis and size % self.num_shards(axis):
-        raise ValueError(
-          f"{path}: axis {axis!r} of size {size} is not divisible by {self.num_shards(axis)}, the "
-          f"devices along {', '.join(self.rules.axes(axis))}; change config.mesh or that size"
-        )
-    return self.sharding(*axes)
-
 
 def make_layout(
   mesh: MeshConfig, sharding: ShardingConfig, devices: Sequence[jax.Device] | None = None
