@@ -79,7 +79,7 @@ class Attention(nnx.Module):
     self.num_heads, self.num_kv_heads, self.head_dim = num_heads, num_kv_heads, head_dim
     self.rope_theta, self.window = rope_theta, window
     self.implementation, self.layout = implementation, layout
-    common = {"bias": bias, "dtype": dtype, "rngs": rngs}
+    common = {"bias": bias, "dtype": dtype, "layout": layout, "rngs": rngs}
     inward = ("embed_param", "heads")
     self.q_proj = Linear(d_model, num_heads * head_dim, inward, std=std, **common)
     self.k_proj = Linear(d_model, num_kv_heads * head_dim, inward, std=std, **common)

@@ -1,12 +1,15 @@
 """Linear maps with logical axes, whose products are summed in float32 over devices too."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
-from resjax.typing import Array, wide_dtype
+from resjax.sharding import Layout
+from resjax.typing import Array, rounded, wide_dtype
 
 PRODUCT = "product"  # name of a linear map's result, for policies of recomputation
 
@@ -14,9 +17,8 @@ PRODUCT = "product"  # name of a linear map's result, for policies of recomputat
 class Linear(nnx.Module):
   """y = x W + b with W [d_in, d_out] ~ N(0, std²) and b = 0 at init, in float32.
 
-  Factors are multiplied in `dtype` and summed in float32 or wider, results rounded to `dtype` once.
-  Where devices hold parts of a sum (W_o and W_down under tensor parallelism, gradients of W over
-  rows and tokens), these parts are added in float32 as well.
+  Computed in `dtype`. Where devices hold parts of a sum (over heads or F under tensor parallelism,
+  over rows and tokens in the gradients of W and b) the parts are float32, and so is their sum.
 
   Args:
     d_in: size of the last axis of x.
@@ -25,6 +27,7 @@ class Linear(nnx.Module):
     bias: whether there is a b.
     std: standard deviation of W at init.
     dtype: of the activations.
+    layout: of the activations.
     rngs: source of the initial values.
   """
 
@@ -37,45 +40,55 @@ class Linear(nnx.Module):
     bias: bool,
     std: float,
     dtype: jax.typing.DTypeLike,
+    layout: Layout,
     rngs: nnx.Rngs,
   ):
     init = nnx.initializers.normal(std)
     self.dtype = dtype
+    self.split = _is_split(layout, axes[0]), _is_split(layout, axes[1])
     self.kernel = nnx.Param(init(rngs.params(), (d_in, d_out)), axes=axes)
     self.bias = nnx.Param(jnp.zeros(d_out), axes=axes[1:]) if bias else None
 
   def __call__(self, x: Array) -> Array:
     """Maps [..., d_in] to [..., d_out]."""
     bias = None if self.bias is None else self.bias[...]
-    y = _affine(x.astype(self.dtype), self.kernel[...], bias)
-    # By its name: a policy that saves dots would keep the float32 before the rounding.
+    y = _affine(x.astype(self.dtype), self.kernel[...], bias, self.split)
+    # By its name: a policy that saves dots would keep what is not yet rounded.
     return checkpoint_name(y, PRODUCT)
 
 
-def matmul(x: Array, y: Array, axes: tuple[tuple[int, ...], tuple[int, ...]]) -> Array:
-  """Returns the product of x and y, summed over these axes of each, in float32 or wider."""
-  return lax.dot_general(x, y, (axes, ((), ())), preferred_element_type=wide_dtype(x))
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
+def _affine(x: Array, kernel: Array, bias: Array | None, split: tuple[bool, bool]) -> Array:
+  """x W + b; `split` tells whether devices hold parts of sums over d_in and over d_out."""
+  y = _product(x, kernel.astype(x.dtype), ((x.ndim - 1,), (0,)), split[0])
+  return y if bias is None else y + bias.astype(y.dtype)
 
 
-@jax.custom_vjp
-def _affine(x: Array, kernel: Array, bias: Array | None) -> Array:
-  y = matmul(x, kernel.astype(x.dtype), ((x.ndim - 1,), (0,)))
-  return (y if bias is None else y + bias).astype(x.dtype)
+def _affine_forward(x: Array, kernel: Array, bias: Array | None, split: tuple[bool, bool]):
+  return _affine(x, kernel, bias, split), (x, kernel, bias)
 
 
-def _affine_forward(x: Array, kernel: Array, bias: Array | None):
-  return _affine(x, kernel, bias), (x, kernel, bias)
-
-
-def _affine_backward(saved, grad: Array):
-  # JAX's own rule would multiply float32 by bfloat16, at a fraction of the speed, or round the
-  # gradient of W before devices add theirs.
+def _affine_backward(split: tuple[bool, bool], saved, grad: Array):
+  # JAX's own rule would round the gradients of W and b before devices add theirs.
   x, kernel, bias = saved
-  rows = tuple(range(x.ndim - 1))
-  d_x = matmul(grad, kernel.astype(x.dtype), ((x.ndim - 1,), (1,))).astype(x.dtype)
-  d_kernel = matmul(x, grad, (rows, rows)).astype(kernel.dtype)
-  d_bias = None if bias is None else jnp.sum(grad, rows, wide_dtype(grad)).astype(bias.dtype)
-  return d_x, d_kernel, d_bias
+  rows, wide = tuple(range(x.ndim - 1)), wide_dtype(grad)
+  d_x = _product(grad, kernel.astype(x.dtype), ((x.ndim - 1,), (1,)), split[1])
+  d_kernel = lax.dot_general(x, grad, ((rows, rows), ((), ())), preferred_element_type=wide)
+  d_bias = None if bias is None else jnp.sum(grad, rows, wide).astype(bias.dtype)
+  return d_x, d_kernel.astype(kernel.dtype), d_bias
 
 
 _affine.defvjp(_affine_forward, _affine_backward)
+
+
+def _product(x: Array, w: Array, axes: tuple[tuple[int], tuple[int]], split: bool) -> Array:
+  """Returns the product of x and w over these axes, in their dtype."""
+  if not split:  # units of multiplication sum in float32 by themselves
+    return lax.dot_general(x, w, (axes, ((), ())))
+  wide = lax.dot_general(x, w, (axes, ((), ())), preferred_element_type=wide_dtype(x))
+  return rounded(wide, x.dtype)
+
+
+def _is_split(layout: Layout, axis: str) -> bool:
+  """Whether devices hold parts of an axis of activations; `axis` is that of the parameter."""
+  return layout.num_shards("embed" if axis == "embed_param" else axis) > 1

@@ -40,7 +40,7 @@ class MLP(nnx.Module):
     layout: Layout,
     rngs: nnx.Rngs,
   ):
-    common = {"bias": bias, "dtype": dtype, "rngs": rngs}
+    common = {"bias": bias, "dtype": dtype, "layout": layout, "rngs": rngs}
     inward = ("embed_param", "mlp")
     self.layout = layout
     gated = name == "swiglu"

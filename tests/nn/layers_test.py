@@ -139,6 +139,7 @@ def test_initial_values_have_the_standard_deviation_asked_for():
     bias=True,
     std=0.03,
     dtype="bfloat16",
+    layout=Layout(),
     rngs=rngs,
   )
   table = Embedding(

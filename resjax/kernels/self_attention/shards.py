@@ -7,7 +7,7 @@ import jax
 from jax import lax
 
 from resjax.sharding import Layout
-from resjax.typing import Array, PyTree, wide_dtype
+from resjax.typing import Array, PyTree, rounded, wide_dtype
 
 
 def on_shards(
@@ -59,7 +59,8 @@ def _gathered_forward(x: Array, axes: tuple[str, ...]) -> tuple[Array, None]:
 def _gathered_backward(axes: tuple[str, ...], _: None, grad: Array) -> tuple[Array]:
   # JAX's own rule would sum in the dtype of x.
   wide = grad.astype(wide_dtype(grad))
-  return (lax.psum_scatter(wide, axes, scatter_dimension=1, tiled=True).astype(grad.dtype),)
+  total = lax.psum_scatter(wide, axes, scatter_dimension=1, tiled=True)
+  return (rounded(total, grad.dtype),)
 
 
 _gathered.defvjp(_gathered_forward, _gathered_backward)
