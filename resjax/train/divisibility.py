@@ -25,7 +25,7 @@ _PARAMETER_AXES = {
 
 @dataclasses.dataclass(frozen=True)
 class Parameter:
-  """Shape and logical axes of a parameter; one that is stacked has `layers` before its own."""
+  """Shape and logical axes of a parameter; one that is stacked has `layers` first."""
 
   shape: tuple[int, ...]
   axes: tuple[str | None, ...]
@@ -35,7 +35,8 @@ class Parameter:
     """Returns those of a variable; one without axes is whole on every device."""
     shape = tuple(variable.shape)
     own = variable.get_metadata().get("axes", (None,) * len(shape))
-    return cls(shape, ("layers",) * (len(shape) - len(own)) + tuple(own))
+    stacked = ("layers", *[None] * len(shape))[: len(shape) - len(own)]
+    return cls(shape, (*stacked, *own))
 
 
 def check(run: Run, layout: Layout) -> None:

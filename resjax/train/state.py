@@ -1,7 +1,7 @@
 """The state of training, and how it comes to life on a mesh."""
 
 import dataclasses
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 import jax
 import jax.numpy as jnp
@@ -89,6 +89,10 @@ class ModelDef:
       only: paths such as combinator/query of those to make, whose values do not depend on the
         choice; None: all.
     """
+    return self.init_program(only)(jax.random.key(seed))
+
+  def init_program(self, only: Collection[str] | None = None) -> Callable[[Array], PyTree]:
+    """Returns what makes fresh parameters of a key, jitted; see `init`."""
 
     def choose(tree):
       flat = nnx.traversals.flatten_mapping(tree, sep="/")
@@ -100,7 +104,7 @@ class ModelDef:
       return choose(nnx.to_pure_dict(nnx.state(model)))
 
     shardings = jax.tree.map(lambda leaf: leaf.sharding, choose(self.abstract))
-    return jax.jit(create, out_shardings=shardings)(jax.random.key(seed))
+    return jax.jit(create, out_shardings=shardings)
 
 
 def abstract_state(model: ModelDef, optimizer: optax.GradientTransformation) -> TrainState:
