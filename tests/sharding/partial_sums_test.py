@@ -8,7 +8,7 @@ import pytest
 from jax.sharding import PartitionSpec
 
 from configs import tiny
-from resjax import combinators, experiment
+from resjax import experiment
 from resjax.sharding import make_layout
 from resjax.train import program
 from tests.helpers import hlo
@@ -20,13 +20,13 @@ MESHES = {
 QUICK = [("standard", "fsdp_tp"), ("block_attn_res", "long_context")]
 
 
+SLOW = [("standard", "long_context"), ("block_attn_res", "fsdp_tp")]
+SLOW += [(name, "long_context") for name in ("mhc", "muddformer", "deep_delta", "highway")]
+
+
 def walk():
-  pairs = [(name, rules) for rules in MESHES for name in ("standard", "block_attn_res")]
-  pairs += [
-    (name, "long_context") for name in combinators.names() if (name, "fsdp_tp") not in pairs
-  ]
-  marks = {False: pytest.mark.slow, True: ()}
-  return [pytest.param(*p, marks=marks[p in QUICK], id="-".join(p)) for p in pairs]
+  quick = [pytest.param(*p, id="-".join(p)) for p in QUICK]
+  return quick + [pytest.param(*p, marks=pytest.mark.slow, id="-".join(p)) for p in SLOW]
 
 
 def lowered_step(name, rules):
@@ -35,7 +35,6 @@ def lowered_step(name, rules):
   c.model.update(positions="learned", norm="layernorm", tied_embeddings=False, remat="full")
   c.model.short_swa.window = 4
   c.model.residual.name, c.sharding.name = name, rules
-  c.model.depth = "loop" if name in ("elc", "unet_skips") else "scan"
   c.data.seq_len = 64
   c.mesh.update(**MESHES[rules])
   run = experiment.build(c).with_vocab_size(512)
