@@ -22,6 +22,7 @@ def get_config(style: str = "llama") -> ConfigDict:
       "health": health(),
       "checkpoint": checkpoint(),
       "mesh": mesh(),
+      "sharding": sharding(),
     }
   )
   styles = {"gpt2": gpt2_style, "llama": llama_style}
@@ -246,3 +247,30 @@ def checkpoint() -> dict:
 
 def mesh() -> dict:
   return {"data": -1, "fsdp": 1, "tensor": 1, "sequence": 1}  # -1: all remaining devices
+
+
+def sharding() -> dict:
+  """The name of a set of rules, and each set under its name: logical axis -> mesh axes.
+
+  The mesh axes of a rule split that axis, the outermost first; () leaves it whole.
+
+    dp            rows over `data`; every device holds all parameters.
+    fsdp          rows over `data` and `fsdp`; parameters, their gradients and moments over `fsdp`.
+    fsdp_tp       fsdp; heads, MLP width and vocabulary over `tensor`.
+    long_context  fsdp_tp; the tokens of a row over `sequence`, and parameters over it too.
+  """
+  dp = {
+    "batch": ("data",),  # B
+    "tokens": (),  # T
+    "embed": (),  # D of activations
+    "layers": (),  # L of parameters
+    "embed_param": (),  # D of parameters
+    "vocab": (),  # V
+    "heads": (),  # H and K, in parameters times C
+    "mlp": (),  # F
+  }
+  fsdp = dp | {"batch": ("data", "fsdp"), "embed_param": ("fsdp",)}
+  fsdp_tp = fsdp | dict.fromkeys(("vocab", "heads", "mlp"), ("tensor",))
+  long_context = fsdp_tp | {"tokens": ("sequence",), "embed_param": ("fsdp", "sequence")}
+  sets = {"dp": dp, "fsdp": fsdp, "fsdp_tp": fsdp_tp, "long_context": long_context}
+  return {"name": "fsdp_tp", **sets}

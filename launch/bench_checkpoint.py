@@ -22,7 +22,7 @@ from etils import epath
 
 from configs import base
 from launch import cli
-from resjax.sharding import Layout, MeshConfig, make_mesh
+from resjax.sharding import MeshConfig, Rules, ShardingConfig, make_layout
 from resjax.train import checksums, manifest
 from resjax.train.checkpoint import Checkpoints
 from resjax.train.config import CheckpointConfig
@@ -86,7 +86,8 @@ def _seconds(work) -> float:
 
 
 def _state() -> TrainState:
-  layout = Layout(make_mesh(MeshConfig(data=1, fsdp=-1)))
+  rules = ShardingConfig("fsdp", Rules(**base.sharding()["fsdp"]))
+  layout = make_layout(MeshConfig(data=1, fsdp=-1), rules)
   rows = _MEGABYTES.value * 10**6 // (4 * COLUMNS * _ARRAYS.value)
   rows = -(-rows // jax.device_count()) * jax.device_count()
 

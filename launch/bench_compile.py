@@ -18,7 +18,7 @@ from jax.experimental import topologies
 from configs import base
 from launch import cli
 from resjax import experiment
-from resjax.sharding import Layout, make_mesh
+from resjax.sharding import make_layout
 from resjax.train import program
 from resjax.train.program import Program
 
@@ -82,7 +82,7 @@ def small_program(
   config.model.residual.name = name
   config.model.residual.block_attn_res.layers_per_block = layers_per_block
   run = experiment.build(config, devices).with_vocab_size(config.data.tokenizer.vocab_size)
-  return program.build(run, Layout(make_mesh(run.mesh, devices)))
+  return program.build(run, make_layout(run.mesh, run.sharding, devices))
 
 
 if __name__ == "__main__":

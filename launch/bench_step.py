@@ -22,7 +22,7 @@ from configs import base
 from launch import cli
 from resjax import experiment
 from resjax.kernels.depth_attention.bench import timing
-from resjax.sharding import Layout, make_mesh
+from resjax.sharding import make_layout
 from resjax.train import program
 from resjax.train.config import Run
 from resjax.train.state import init_state
@@ -83,7 +83,7 @@ def _run(name: str) -> Run:
 
 def _sampler(run: Run) -> tuple[Callable[[], float], int]:
   """Returns what takes a sample, and the number of parameters."""
-  layout = Layout(make_mesh(run.mesh))
+  layout = make_layout(run.mesh, run.sharding)
   programs = program.build(run, layout)
   step, model = programs.train_step, programs.model
   state = init_state(model, programs.optimizer, seed=0)

@@ -6,16 +6,25 @@
 
 The same command in several processes is one run, where they find each other: see
 `resjax.distributed.initialize`.
+  python -m launch.train --config=configs/tiny.py --dry_run   (what it would do; writes nothing)
 """
 
+import jax
 from absl import flags
 
 from launch import cli
 from resjax import distributed, experiment
+from resjax.train.dry_run import dry_run
 from resjax.train.loop import train
 from resjax.train.profile import parse_steps
 
 _CONFIG = cli.define_config("What to train.")
+_DRY_RUN = flags.DEFINE_bool(
+  "dry_run",
+  False,
+  "Prints settings, parameters with shardings, FLOPs, bytes per device and rows per process; "
+  "builds no data and writes nothing.",
+)
 _PROFILE = flags.DEFINE_string(
   "profile_steps", "", "FIRST:LAST, such as 10:13: an xprof trace of these steps, and of memory."
 )
@@ -31,11 +40,15 @@ _HEARTBEAT = flags.DEFINE_integer(
 
 
 def main() -> None:
-  """Trains the config of the command line."""
+  """Trains the config of the command line, or tells what that would be."""
   config = cli.config_value(_CONFIG)
   distributed.initialize(bringup_seconds=_BRINGUP.value, heartbeat_seconds=_HEARTBEAT.value)
   run = experiment.build(config)
-  train(run, profile_steps=parse_steps(_PROFILE.value, run.train.steps))
+  profile_steps = parse_steps(_PROFILE.value, run.train.steps)
+  if not _DRY_RUN.value:
+    train(run, profile_steps=profile_steps)
+  elif jax.process_index() == 0:
+    dry_run(run)
   distributed.shutdown()
 
 

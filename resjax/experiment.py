@@ -13,8 +13,8 @@ from flax import nnx
 from resjax import combinators, optim
 from resjax.data.config import DataConfig
 from resjax.models.config import DecoderConfig, ResidualConfig
-from resjax.sharding import Layout, MeshConfig, make_mesh
-from resjax.train import workdir
+from resjax.sharding import Layout, MeshConfig, Rules, ShardingConfig, make_layout
+from resjax.train import divisibility, workdir
 from resjax.train.config import CheckpointConfig, HealthConfig, Run, TrainConfig
 
 
@@ -29,7 +29,7 @@ def build(config: Mapping[str, Any], devices: Sequence[jax.Device] | None = None
     ValueError: a setting that is unknown, missing, out of range, or does not fit the devices.
   """
   run = _run(config if isinstance(config, dict) else config.to_dict(), devices)
-  _check(run, Layout(make_mesh(run.mesh, devices)))
+  _check(run, make_layout(run.mesh, run.sharding, devices))
   return run
 
 
@@ -48,7 +48,8 @@ def load(folder: str) -> Run:
 def _run(values: Mapping[str, Any], devices: Sequence[jax.Device] | None = None) -> Run:
   data = to_dataclass(DataConfig, values["data"], "config.data")
   mesh = to_dataclass(MeshConfig, values["mesh"], "config.mesh")
-  decoder = _decoder(values["model"], data, Layout(make_mesh(mesh, devices)))
+  sharding = _sharding(values["sharding"])
+  decoder = _decoder(values["model"], data, make_layout(mesh, sharding, devices))
   return Run(
     workdir=values["workdir"],
     seed=values["seed"],
@@ -59,8 +60,19 @@ def _run(values: Mapping[str, Any], devices: Sequence[jax.Device] | None = None)
     health=to_dataclass(HealthConfig, values["health"], "config.health"),
     checkpoint=to_dataclass(CheckpointConfig, values["checkpoint"], "config.checkpoint"),
     mesh=mesh,
+    sharding=sharding,
     resolved={**values, "model": {**values["model"], "dtype": decoder.dtype}},
   )
+
+
+def _sharding(values: Mapping[str, Any]) -> ShardingConfig:
+  sets = {key: rules for key, rules in values.items() if key != "name"}
+  name = values["name"]
+  if name not in sets:
+    near = difflib.get_close_matches(name, sets, 1)
+    hint = f"did you mean {near[0]!r}?" if near else f"allowed: {', '.join(sets)}"
+    raise ValueError(f"config.sharding.name={name!r} is no set of rules; {hint}")
+  return ShardingConfig(name, to_dataclass(Rules, sets[name], f"config.sharding.{name}"))
 
 
 def _decoder(values: Mapping[str, Any], data: DataConfig, layout: Layout) -> DecoderConfig:
@@ -85,18 +97,7 @@ def _check(run: Run, layout: Layout) -> None:
       f"config.data.validation_fraction={run.data.validation_fraction} leaves nothing to evaluate "
       "on; set it above 0"
     )
-  parts = layout.num_shards("batch") * train.microbatches
-  if train.batch_size % parts:
-    raise ValueError(
-      f"config.train.batch_size={train.batch_size} is not divisible by {parts}, the devices along "
-      f"config.mesh.data and config.mesh.fsdp ({layout.num_shards('batch')}) times "
-      f"config.train.microbatches ({train.microbatches})"
-    )
-  if run.data.seq_len % layout.num_shards("tokens"):
-    raise ValueError(
-      f"config.data.seq_len={run.data.seq_len} is not divisible by "
-      f"config.mesh.sequence={layout.num_shards('tokens')}"
-    )
+  divisibility.check(run.with_vocab_size(run.data.tokenizer.vocab_limit), layout)
 
 
 def _check_combinator(decoder: DecoderConfig) -> None:

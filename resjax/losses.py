@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 
-from resjax.typing import Array
+from resjax.typing import Array, rounded
 
 
 @jax.tree_util.register_dataclass
@@ -181,9 +181,12 @@ def _project_backward(saved: tuple[Array, Array], grad: Array) -> tuple[Array, A
   # head gradient to bf16.
   hidden, head = saved
   grad = grad.astype(hidden.dtype)
-  d_hidden = jnp.einsum("...tv,vd->...td", grad, head.astype(hidden.dtype))
+  # A sum over V, of which devices may hold parts.
+  d_hidden = jnp.einsum(
+    "...tv,vd->...td", grad, head.astype(hidden.dtype), preferred_element_type=jnp.float32
+  )
   d_head = jnp.einsum("...tv,...td->vd", grad, hidden, preferred_element_type=jnp.float32)
-  return d_hidden, d_head
+  return rounded(d_hidden, hidden.dtype), d_head
 
 
 _project.defvjp(_project_forward, _project_backward)

@@ -27,3 +27,14 @@ PyTree = Any
 def wide_dtype(x: Array) -> jnp.dtype:
   """Returns the dtype in which values of `x` are summed: float32 or wider."""
   return jnp.promote_types(x.dtype, jnp.float32)
+
+
+def rounded(x: Array, dtype: jax.typing.DTypeLike) -> Array:
+  """Returns x, a sum that devices hold parts of, in `dtype`; the parts are added as wide as x is.
+
+  A cast alone would let compilers (TPU) round the parts first and add in the narrow type.
+  """
+  if jnp.finfo(dtype).bits >= jnp.finfo(x.dtype).bits:
+    return x.astype(dtype)
+  info = jnp.finfo(dtype)
+  return jax.lax.reduce_precision(x, info.nexp, info.nmant).astype(dtype)

@@ -61,7 +61,20 @@ def dataset(folder, fingerprint="a"):
     ({"optim__warmup_steps": 400}, ["config.optim.warmup_steps is 400", "config.train.steps"]),
     ({"health__max_skipped": 0}, ["config.health.max_skipped=0", "at least 1"]),
     ({"mesh__data": 3}, ["config.mesh", "8 devices", "-1"]),
-    ({"mesh__data": 1, "mesh__sequence": 8, "data__seq_len": 20}, ["config.data.seq_len=20"]),
+    (
+      {"sharding__name": "long_context", "mesh__data": 1, "mesh__sequence": 8, "data__seq_len": 20},
+      ["config.data.seq_len=20", "by 8", "config.mesh.sequence"],
+    ),
+    (
+      {"mesh__data": 1, "mesh__sequence": 8},
+      ["config.mesh.sequence=8", "'fsdp_tp'", "8 devices would compute the same"],
+    ),
+    ({"sharding__name": "fspd"}, ["config.sharding.name='fspd'", "did you mean 'fsdp'?"]),
+    (
+      {"sharding__fsdp_tp__tokens": ("seq",)},
+      ["config.sharding", "tokens=('seq',)", "did you mean 'sequence'?"],
+    ),
+    ({"sharding__fsdp_tp__mlp": ("fsdp",)}, ["config.sharding", "batch and mlp", "'fsdp'"]),
     ({"data__validation_fraction": 0.0}, ["config.data.validation_fraction=0.0", "above 0"]),
     ({"data__tokenizer__name": "words"}, ["config.data.tokenizer.name", "bpe, byte"]),
   ],

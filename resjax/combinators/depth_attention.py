@@ -62,10 +62,12 @@ class DepthAttention(Combinator):
     width, head_width = self.d_model, self.d_model // num_heads
     shape = (self.num_layers, width, num_heads, head_width)
     init = nnx.initializers.normal(1 / math.sqrt(width))
-    self.query = nnx.Param(init(rngs.params(), shape))
-    self.key = nnx.Param(init(rngs.params(), shape))
-    self.value = nnx.Param(init(rngs.params(), shape))
-    self.output = nnx.Param(jnp.zeros((self.num_layers, num_heads, head_width, width)))
+    inward = {"axes": ("embed_param", None, None)}
+    self.query = nnx.Param(init(rngs.params(), shape), **inward)
+    self.key = nnx.Param(init(rngs.params(), shape), **inward)
+    self.value = nnx.Param(init(rngs.params(), shape), **inward)
+    output = jnp.zeros((self.num_layers, num_heads, head_width, width))
+    self.output = nnx.Param(output, axes=(None, None, "embed_param"))
 
   def init(self, x, tokens=None):
     """See `Combinator.init`."""

@@ -48,7 +48,7 @@ class Highway(Standard):
     if granularity == "channel":
       self.decayed_parameters = ("weight",)
     per_site = (self.num_layers, len(self.sites))
-    self.weight = nnx.Param(jnp.zeros((*per_site, self.d_model, width)))
+    self.weight = nnx.Param(jnp.zeros((*per_site, self.d_model, width)), axes=("embed_param", None))
     self.bias = nnx.Param(jnp.full((*per_site, width), bias_init))
 
   def write(self, state, layer, site, out, *, normed=None, tape=None):

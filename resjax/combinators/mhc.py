@@ -40,7 +40,7 @@ class _Constrained(ResidualStreams):
       projection = jax.random.normal(rngs.params(), shape) / math.sqrt(streams * self.d_model)
       # Streams that are written alike stay equal. Reads tell them apart from the first step on.
       projection = projection.at[..., streams : 2 * streams].set(0)
-    self.projection = nnx.Param(projection)
+    self.projection = nnx.Param(projection, axes=("embed_param", None))
     self.bias = nnx.Param(bias.reshape(*sites, -1))
     self.scale = nnx.Param(jnp.full((*sites, 3), 0.01))
 

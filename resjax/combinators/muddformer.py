@@ -74,7 +74,7 @@ class MUDDFormer(LayerMixer):
     else:
       self.per_layer = ("hidden",)
       size = _hidden_size(depth)
-      self.hidden = nnx.Param(draw(rngs.params(), (depth, width, size)))
+      self.hidden = nnx.Param(draw(rngs.params(), (depth, width, size)), axes=("embed_param", None))
       self.output = nnx.Param(jnp.zeros((self.rows.size, size, _C)))
     size = _hidden_size(depth + 1)
     self.final_hidden = nnx.Param(draw(rngs.params(), (width, size)))

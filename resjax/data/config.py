@@ -68,6 +68,11 @@ class TokenizerConfig:
     _require(large, "tokenizer.vocab_size", self.vocab_size, at_least)
     _require(self.train_bytes > 0, "tokenizer.train_bytes", self.train_bytes, "at least 1")
 
+  @property
+  def vocab_limit(self) -> int:
+    """V, or what it may grow to: known before the data are built."""
+    return BYTE_VOCAB if self.name == "byte" else self.vocab_size
+
 
 @dataclasses.dataclass(frozen=True)
 class DataConfig:

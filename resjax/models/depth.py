@@ -25,6 +25,7 @@ from jax import lax
 from resjax.combinators.base import Combinator, DepthState, TokenContext, Views
 from resjax.kernels.depth_attention import Sources
 from resjax.models.append_scan import Steps, append_scan
+from resjax.nn.linear import PRODUCT
 from resjax.typing import Array, PyTree
 
 Branch = Callable[[PyTree, str, Views, PyTree], tuple[Views, Array]]
@@ -33,7 +34,7 @@ Remat = Literal["none", "full", "dots"]
 
 _POLICIES = {
   "full": jax.checkpoint_policies.nothing_saveable,
-  "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+  "dots": jax.checkpoint_policies.save_only_these_names(PRODUCT),
 }
 REMAT = ("none", *_POLICIES)
 
@@ -61,7 +62,7 @@ def run(
       gradients flow to those of a floating type.
     tokens: for combinators that mix tokens, see `Combinator.init`.
     remat: what a layer keeps for the reverse pass. `none`: all; `full`: its inputs; `dots`: its
-      inputs and the results of its matrix products with parameters.
+      inputs and the results of its linear maps.
     unroll: a Python loop over layers instead of a scan; for tests and very few layers.
 
   Returns:

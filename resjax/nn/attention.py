@@ -7,7 +7,7 @@ from flax import nnx
 
 from resjax.kernels.self_attention import causal_attention, masked_attention
 from resjax.nn.kv_cache import KeyValues
-from resjax.nn.linear import linear
+from resjax.nn.linear import Linear
 from resjax.nn.norm import norm
 from resjax.nn.rope import rope
 from resjax.sharding import Layout
@@ -79,12 +79,12 @@ class Attention(nnx.Module):
     self.num_heads, self.num_kv_heads, self.head_dim = num_heads, num_kv_heads, head_dim
     self.rope_theta, self.window = rope_theta, window
     self.implementation, self.layout = implementation, layout
-    common = {"bias": bias, "dtype": dtype, "rngs": rngs}
+    common = {"bias": bias, "dtype": dtype, "layout": layout, "rngs": rngs}
     inward = ("embed_param", "heads")
-    self.q_proj = linear(d_model, num_heads * head_dim, inward, std=std, **common)
-    self.k_proj = linear(d_model, num_kv_heads * head_dim, inward, std=std, **common)
-    self.v_proj = linear(d_model, num_kv_heads * head_dim, inward, std=value_std, **common)
-    self.o_proj = linear(num_heads * head_dim, d_model, inward[::-1], std=out_std, **common)
+    self.q_proj = Linear(d_model, num_heads * head_dim, inward, std=std, **common)
+    self.k_proj = Linear(d_model, num_kv_heads * head_dim, inward, std=std, **common)
+    self.v_proj = Linear(d_model, num_kv_heads * head_dim, inward, std=value_std, **common)
+    self.o_proj = Linear(num_heads * head_dim, d_model, inward[::-1], std=out_std, **common)
     heads = {"eps": norm_eps, "bias": False, "dtype": dtype, "rngs": rngs}
     self.q_norm = norm("rmsnorm", head_dim, **heads) if qk_norm else None
     self.k_norm = norm("rmsnorm", head_dim, **heads) if qk_norm else None

@@ -1,37 +1,94 @@
-"""Linear maps with logical axes."""
+"""Linear maps with logical axes, whose products are summed in float32 over devices too."""
+
+import functools
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
+from jax import lax
+from jax.ad_checkpoint import checkpoint_name
+
+from resjax.sharding import Layout
+from resjax.typing import Array, rounded, wide_dtype
+
+PRODUCT = "product"  # name of a linear map's result, for policies of recomputation
 
 
-def linear(
-  d_in: int,
-  d_out: int,
-  axes: tuple[str, str],
-  *,
-  bias: bool,
-  std: float,
-  dtype: jax.typing.DTypeLike,
-  rngs: nnx.Rngs,
-) -> nnx.Linear:
-  """Returns y = x W + b with W [d_in, d_out] ~ N(0, std²), float32, computed in `dtype`.
+class Linear(nnx.Module):
+  """y = x W + b with W [d_in, d_out] ~ N(0, std²) and b = 0 at init, in float32.
+
+  Computed in `dtype`. Where devices hold parts of a sum (over heads or F under tensor parallelism,
+  over rows and tokens in the gradients of W and b) the parts are float32, and so is their sum.
 
   Args:
     d_in: size of the last axis of x.
     d_out: size of the last axis of y.
-    axes: logical axes of W, see `resjax.sharding.RULES`.
-    bias: whether there is a b, zero at init.
+    axes: logical axes of W, see `resjax.sharding.Rules`.
+    bias: whether there is a b.
     std: standard deviation of W at init.
     dtype: of the activations.
+    layout: of the activations.
     rngs: source of the initial values.
   """
-  return nnx.Linear(
-    d_in,
-    d_out,
-    use_bias=bias,
-    dtype=dtype,
-    kernel_init=nnx.initializers.normal(std),
-    kernel_metadata={"axes": axes},
-    bias_metadata={"axes": axes[1:]} if bias else {},
-    rngs=rngs,
-  )
+
+  def __init__(
+    self,
+    d_in: int,
+    d_out: int,
+    axes: tuple[str, str],
+    *,
+    bias: bool,
+    std: float,
+    dtype: jax.typing.DTypeLike,
+    layout: Layout,
+    rngs: nnx.Rngs,
+  ):
+    init = nnx.initializers.normal(std)
+    self.dtype = dtype
+    self.split = _is_split(layout, axes[0]), _is_split(layout, axes[1])
+    self.kernel = nnx.Param(init(rngs.params(), (d_in, d_out)), axes=axes)
+    self.bias = nnx.Param(jnp.zeros(d_out), axes=axes[1:]) if bias else None
+
+  def __call__(self, x: Array) -> Array:
+    """Maps [..., d_in] to [..., d_out]."""
+    bias = None if self.bias is None else self.bias[...]
+    y = _affine(x.astype(self.dtype), self.kernel[...], bias, self.split)
+    # By its name: a policy that saves dots would keep what is not yet rounded.
+    return checkpoint_name(y, PRODUCT)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
+def _affine(x: Array, kernel: Array, bias: Array | None, split: tuple[bool, bool]) -> Array:
+  """x W + b; `split` tells whether devices hold parts of sums over d_in and over d_out."""
+  y = _product(x, kernel.astype(x.dtype), ((x.ndim - 1,), (0,)), split[0])
+  return y if bias is None else y + bias.astype(y.dtype)
+
+
+def _affine_forward(x: Array, kernel: Array, bias: Array | None, split: tuple[bool, bool]):
+  return _affine(x, kernel, bias, split), (x, kernel, bias)
+
+
+def _affine_backward(split: tuple[bool, bool], saved, grad: Array):
+  # JAX's own rule would round the gradients of W and b before devices add theirs.
+  x, kernel, bias = saved
+  rows, wide = tuple(range(x.ndim - 1)), wide_dtype(grad)
+  d_x = _product(grad, kernel.astype(x.dtype), ((x.ndim - 1,), (1,)), split[1])
+  d_kernel = lax.dot_general(x, grad, ((rows, rows), ((), ())), preferred_element_type=wide)
+  d_bias = None if bias is None else jnp.sum(grad, rows, wide).astype(bias.dtype)
+  return d_x, d_kernel.astype(kernel.dtype), d_bias
+
+
+_affine.defvjp(_affine_forward, _affine_backward)
+
+
+def _product(x: Array, w: Array, axes: tuple[tuple[int], tuple[int]], split: bool) -> Array:
+  """Returns the product of x and w over these axes, in their dtype."""
+  if not split:  # units of multiplication sum in float32 by themselves
+    return lax.dot_general(x, w, (axes, ((), ())))
+  wide = lax.dot_general(x, w, (axes, ((), ())), preferred_element_type=wide_dtype(x))
+  return rounded(wide, x.dtype)
+
+
+def _is_split(layout: Layout, axis: str) -> bool:
+  """Whether devices hold parts of an axis of activations; `axis` is that of the parameter."""
+  return layout.num_shards("embed" if axis == "embed_param" else axis) > 1

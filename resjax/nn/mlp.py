@@ -3,7 +3,7 @@
 import jax
 from flax import nnx
 
-from resjax.nn.linear import linear
+from resjax.nn.linear import Linear
 from resjax.sharding import Layout
 from resjax.typing import Array
 
@@ -40,13 +40,13 @@ class MLP(nnx.Module):
     layout: Layout,
     rngs: nnx.Rngs,
   ):
-    common = {"bias": bias, "dtype": dtype, "rngs": rngs}
+    common = {"bias": bias, "dtype": dtype, "layout": layout, "rngs": rngs}
     inward = ("embed_param", "mlp")
     self.layout = layout
     gated = name == "swiglu"
-    self.gate_proj = linear(d_model, mlp_dim, inward, std=std, **common) if gated else None
-    self.up_proj = linear(d_model, mlp_dim, inward, std=std, **common)
-    self.down_proj = linear(mlp_dim, d_model, inward[::-1], std=out_std, **common)
+    self.gate_proj = Linear(d_model, mlp_dim, inward, std=std, **common) if gated else None
+    self.up_proj = Linear(d_model, mlp_dim, inward, std=std, **common)
+    self.down_proj = Linear(mlp_dim, d_model, inward[::-1], std=out_std, **common)
 
   def __call__(self, x: Array) -> Array:
     """Maps [B, T, D] to [B, T, D]."""

@@ -38,9 +38,13 @@ def norm(
     dtype: of the result.
     rngs: required by flax; the initial values are constants.
   """
+  common = {"epsilon": eps, "dtype": dtype, "promote_dtype": _as_they_are, "rngs": rngs}
   if name == "rmsnorm":
-    return nnx.RMSNorm(width, epsilon=eps, dtype=dtype, rngs=rngs)
+    return nnx.RMSNorm(width, **common)
   # The fast variance E[x²] − E[x]² cancels badly when the mean is large.
-  return nnx.LayerNorm(
-    width, epsilon=eps, use_bias=bias, dtype=dtype, use_fast_variance=False, rngs=rngs
-  )
+  return nnx.LayerNorm(width, use_bias=bias, use_fast_variance=False, **common)
+
+
+def _as_they_are(arrays: tuple, **_) -> tuple:
+  """Leaves gains in float32, and so the sums over tokens that are their gradients."""
+  return arrays

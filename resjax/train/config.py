@@ -8,7 +8,7 @@ from typing import Any
 from resjax.data.config import DataConfig
 from resjax.models.config import DecoderConfig
 from resjax.optim import OptimizerConfig
-from resjax.sharding import MeshConfig
+from resjax.sharding import MeshConfig, ShardingConfig
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,6 +119,7 @@ class Run:
     health: what keeps it from going wrong.
     checkpoint: when the state is saved, what is kept, what is checked.
     mesh: devices per mesh axis.
+    sharding: which mesh axes split what.
     resolved: the whole config as plain JSON values, for the record.
   """
 
@@ -131,6 +132,7 @@ class Run:
   health: HealthConfig
   checkpoint: CheckpointConfig
   mesh: MeshConfig
+  sharding: ShardingConfig
   resolved: Mapping[str, Any]
 
   def with_vocab_size(self, vocab_size: int) -> "Run":

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from resjax.data import tokenizer
 from resjax.data.tokenizer import Tokenizer
-from resjax.sharding import Layout, make_mesh
+from resjax.sharding import make_layout
 from resjax.train import workdir
 from resjax.train.checkpoint_reader import newest, restore_params
 from resjax.train.config import Run
@@ -27,5 +27,5 @@ def restore_model(run: Run) -> tuple[ModelDef, PyTree, Tokenizer]:
     raise ValueError(f"{folder} has no checkpoint yet; train until config.checkpoint.every")
   words = tokenizer.load(folder / workdir.TOKENIZER)
   run = run.with_vocab_size(words.vocab_size)
-  model = ModelDef(run.decoder, Layout(make_mesh(run.mesh)))
+  model = ModelDef(run.decoder, make_layout(run.mesh, run.sharding))
   return model, restore_params(checkpoint, model.abstract), words

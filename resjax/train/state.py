@@ -1,7 +1,7 @@
 """The state of training, and how it comes to life on a mesh."""
 
 import dataclasses
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +12,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 from resjax.models.config import DecoderConfig
 from resjax.models.decoder import Decoder
 from resjax.sharding import Layout
+from resjax.train import divisibility
+from resjax.train.divisibility import Parameter
 from resjax.train.guard import GuardState
 from resjax.typing import Array, PyTree
 
@@ -44,6 +46,9 @@ class ModelDef:
 
   Attributes:
     abstract: the parameters as nested dict of `ShapeDtypeStruct` with shardings.
+
+  Raises:
+    ValueError: sizes of parameters that do not divide over their devices.
   """
 
   def __init__(self, config: DecoderConfig, layout: Layout):
@@ -51,13 +56,18 @@ class ModelDef:
     model = nnx.eval_shape(lambda: Decoder(config, layout=layout, rngs=nnx.Rngs(0)))
     self._graphdef, self._template = nnx.split(model)
     self.combinator = model.combinator
-    shapes = nnx.to_flat_state(self._template)
-    shardings = {path: _sharding(path, variable, layout) for path, variable in shapes}
+    flat = nnx.to_flat_state(self._template)
+    parameters = {path: Parameter.of(variable) for path, variable in flat}
+    if layout.mesh is not None:
+      named = {"/".join(map(str, path)): found for path, found in parameters.items()}
+      divisibility.refuse(divisibility.failures(named, layout))
+
+    def abstract(path, variable):
+      split = layout.sharding(*parameters[path].axes) if layout.mesh is not None else None
+      return jax.ShapeDtypeStruct(variable.shape, variable.dtype, sharding=split)
+
     self.abstract = nnx.traversals.unflatten_mapping(
-      {
-        path: jax.ShapeDtypeStruct(variable.shape, variable.dtype, sharding=shardings[path])
-        for path, variable in shapes
-      }
+      {path: abstract(path, variable) for path, variable in flat}
     )
 
   def leaves(self) -> list[jax.ShapeDtypeStruct]:
@@ -83,6 +93,10 @@ class ModelDef:
       only: paths such as combinator/query of those to make, whose values do not depend on the
         choice; None: all.
     """
+    return self.init_program(only)(jax.random.key(seed))
+
+  def init_program(self, only: Collection[str] | None = None) -> Callable[[Array], PyTree]:
+    """Returns what makes fresh parameters of a key, jitted; see `init`."""
 
     def choose(tree):
       flat = nnx.traversals.flatten_mapping(tree, sep="/")
@@ -94,15 +108,7 @@ class ModelDef:
       return choose(nnx.to_pure_dict(nnx.state(model)))
 
     shardings = jax.tree.map(lambda leaf: leaf.sharding, choose(self.abstract))
-    return jax.jit(create, out_shardings=shardings)(jax.random.key(seed))
-
-
-def _sharding(path: tuple, variable: nnx.Variable, layout: Layout) -> NamedSharding | None:
-  if layout.mesh is None:
-    return None
-  metadata = variable.get_metadata()
-  axes = metadata.get("axes", (None,) * len(variable.shape))
-  return layout.parameter_sharding("/".join(map(str, path)), variable.shape, axes)
+    return jax.jit(create, out_shardings=shardings)
 
 
 def abstract_state(model: ModelDef, optimizer: optax.GradientTransformation) -> TrainState:

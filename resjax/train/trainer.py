@@ -8,7 +8,7 @@ import jax
 from resjax import distributed
 from resjax.data import pipeline, tokenizer
 from resjax.data.summary import DatasetSummary
-from resjax.sharding import Layout, make_mesh
+from resjax.sharding import make_layout
 from resjax.train import init_from, program
 from resjax.train.checkpoint import Checkpoints
 from resjax.train.compilation import compile_steps
@@ -49,7 +49,7 @@ class Trainer:
   ):
     self.run, self.dataset, self.checkpoints, self.ledger = run, dataset, checkpoints, ledger
     self.origin, self.inheritance = origin, None
-    self.layout = Layout(make_mesh(run.mesh))
+    self.layout = make_layout(run.mesh, run.sharding)
     self.program = program.build(run, self.layout)
     self.model = self.program.model
     self.tokenizer = tokenizer.load(dataset.tokenizer)

@@ -17,6 +17,7 @@ from configs import tiny
 from resjax import distributed, experiment
 from resjax.data import dataset, pipeline
 from resjax.sharding import MESH_AXES, Layout
+from tests.helpers import layouts
 
 BATCH_SIZE = 8
 MESHES = {
@@ -46,7 +47,7 @@ def main() -> None:
 
 
 def _show(name: str, mesh: Mesh, run, built) -> None:
-  layout = Layout(mesh)
+  layout = Layout(mesh, layouts.sharding("long_context").rules)
   rows = layout.rows(BATCH_SIZE)
   batches = pipeline.train_batches(run.data, built, batch_size=BATCH_SIZE, seed=0, rows=rows)
   copy = jax.jit(lambda tree: tree, out_shardings=layout.sharding())

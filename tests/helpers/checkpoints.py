@@ -7,11 +7,12 @@ import numpy as np
 from etils import epath
 
 from configs import base
-from resjax.sharding import Layout, MeshConfig, make_mesh
+from resjax.sharding import MeshConfig, make_layout
 from resjax.train.checkpoint import Checkpoints
 from resjax.train.config import CheckpointConfig
 from resjax.train.guard import GuardState
 from resjax.train.state import TrainState
+from tests.helpers import layouts
 
 DATA = MeshConfig()  # all devices along `data`
 
@@ -34,7 +35,7 @@ def numbers(count: int = 1000) -> grain.DatasetIterator:
 
 def small_state(step: int, mesh: MeshConfig = DATA, size: int = 64) -> TrainState:
   """A state that its step decides, in several dtypes and layouts."""
-  layout = Layout(make_mesh(mesh))
+  layout = make_layout(mesh, layouts.sharding())
 
   def put(x, *axes):
     sharding = layout.sharding(*axes)

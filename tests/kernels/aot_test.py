@@ -14,6 +14,7 @@ from resjax.kernels.depth_attention.mosaic_tpu import schedule
 from resjax.kernels.depth_attention.mosaic_tpu.compile import ENVIRONMENT, Case, compile_kernel
 from resjax.kernels.depth_attention.mosaic_tpu.tiles import CHIPS
 from resjax.sharding import MESH_AXES, Layout
+from tests.helpers import layouts
 
 needs_libtpu = pytest.mark.skipif(
   importlib.util.find_spec("libtpu") is None, reason="libtpu is not installed"
@@ -72,7 +73,7 @@ def test_other_sizes(chip, name, sizes):
 def test_gradient_over_four_chips_exchanges_the_query_alone():
   devices = topologies.get_topology_desc(CHIPS["v5e"].topology, "tpu").devices
   mesh = Mesh(np.array(devices).reshape(2, 2, 1, 1), MESH_AXES, axis_types=(AxisType.Auto,) * 4)
-  layout = Layout(mesh)
+  layout = Layout(mesh, layouts.sharding("long_context").rules)
 
   def loss(query, bank, recent, num_valid):
     h = depth_attention(Sources((recent,), bank, num_valid), query, layout=layout)

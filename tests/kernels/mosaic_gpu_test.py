@@ -12,8 +12,8 @@ from resjax.kernels.depth_attention import Sources, backends, depth_attention
 from resjax.kernels.depth_attention.mosaic_gpu import direct as mosaic_gpu
 from resjax.kernels.depth_attention.mosaic_gpu import tiles as gpu_tiles
 from resjax.kernels.depth_attention.operands import Operands, Read
-from resjax.sharding import Layout, MeshConfig, make_mesh
-from tests.helpers import reference
+from resjax.sharding import Layout
+from tests.helpers import layouts, reference
 from tests.helpers.compare import assert_close
 
 EPS = 1e-6
@@ -60,7 +60,7 @@ def test_every_variant_lowers_for_cuda(width, dtype):
 
 
 def test_a_device_lowers_the_kernels_for_its_own_tokens():
-  layout = Layout(make_mesh(MeshConfig(data=2, fsdp=2, sequence=2)))
+  layout = layouts.layout("long_context", data=2, fsdp=2, sequence=2)
   read = Read(1, EPS, False, False, "mosaic_gpu", layout)
   inputs = operands(3, 2, 0, 128, BF16)
   bank = jax.ShapeDtypeStruct((2, 4, 10, 128), BF16)

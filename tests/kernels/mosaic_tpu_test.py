@@ -13,8 +13,8 @@ from resjax.kernels.depth_attention.mosaic_tpu import direct as mosaic_tpu
 from resjax.kernels.depth_attention.mosaic_tpu.tiles import TpuTiles
 from resjax.kernels.depth_attention.operands import Operands, Read
 from resjax.kernels.depth_attention.reference import direct as reference_backend
-from resjax.sharding import Layout, MeshConfig, make_mesh
-from tests.helpers import fast, reference
+from resjax.sharding import Layout
+from tests.helpers import fast, layouts, reference
 from tests.helpers.compare import assert_close
 
 EPS = 1e-6
@@ -300,7 +300,7 @@ def test_second_derivative_is_refused():
 
 
 def test_tokens_over_eight_devices_are_those_of_one():
-  layout = Layout(make_mesh(MeshConfig(data=2, fsdp=2, sequence=2)))
+  layout = layouts.layout("long_context", data=2, fsdp=2, sequence=2)
   (query, *_, bank, recent), _ = whole_example(2, 1, (4, 6))
   tokens = layout.sharding("batch", "tokens"), layout.sharding(None, "batch", "tokens")
 

@@ -1,5 +1,4 @@
 import functools
-from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -7,8 +6,8 @@ import numpy as np
 import pytest
 
 from resjax.kernels.self_attention import causal_attention
-from resjax.sharding import Layout, MeshConfig, make_mesh
-from tests.helpers import reference
+from resjax.sharding import Layout
+from tests.helpers import layouts, reference
 from tests.helpers.compare import assert_close
 
 
@@ -56,15 +55,38 @@ def test_splash_is_xla(window):
 
 
 def test_splash_on_a_mesh_is_xla():
-  layout = Layout(make_mesh(MeshConfig(data=2, tensor=2), jax.devices()[:4]))
+  layout = layouts.layout(devices=jax.devices()[:4], data=2, tensor=2)
   q, k, v, segment_ids = example(128)
   call = functools.partial(splash, layout=layout)
   assert_close(jax.jit(call)(q, k, v, segment_ids), xla(q, k, v, segment_ids), 1e-5)
 
 
+@pytest.mark.parametrize("implementation, window", [("splash", None), ("splash", 200), ("xla", 9)])
+def test_a_split_sequence_changes_nothing(implementation, window):
+  layout = layouts.layout("long_context", devices=jax.devices()[:4], tensor=2, sequence=2)
+  q, k, v, segment_ids = example(256)
+  call = {"splash": splash, "xla": xla}[implementation]
+  d = jnp.asarray(np.random.default_rng(1).normal(size=q.shape), jnp.float32)
+
+  def both(layout, q, k, v):
+    out, vjp = jax.vjp(lambda *a: call(*a, segment_ids, window=window, layout=layout), q, k, v)
+    return out, vjp(d)
+
+  want = both(Layout(), q, k, v)
+  assert_close(jax.jit(functools.partial(both, layout))(q, k, v), want, 1e-5)
+
+
+def test_cudnn_takes_whole_rows_alone():
+  split = layouts.layout("long_context", sequence=2)
+  layout = type("Faked", (Layout,), {"platform": "gpu"})(split.mesh, split.rules)
+  *qkv, segment_ids = example(128)
+  with pytest.raises(ValueError, match=r"'cudnn' cannot run: .*config\.mesh\.sequence splits rows"):
+    causal_attention(*qkv, segment_ids, layout=layout, implementation="cudnn")
+
+
 def faked(platform):
   """A layout that says that it is on another platform."""
-  return SimpleNamespace(platform=platform, mesh=None)
+  return type("Faked", (Layout,), {"platform": platform})()
 
 
 def test_cudnn_takes_narrow_even_heads():

@@ -17,6 +17,7 @@ from resjax.kernels.depth_attention import (
 )
 from resjax.kernels.depth_attention.mosaic_tpu.tiles import CHIPS
 from resjax.sharding import MESH_AXES, Layout
+from tests.helpers import layouts
 
 needs_libtpu = pytest.mark.skipif(
   importlib.util.find_spec("libtpu") is None, reason="libtpu is not installed"
@@ -36,7 +37,8 @@ def no_tpu(monkeypatch):
 def layout_of(chip, data=1, sequence=1):
   devices = topologies.get_topology_desc(CHIPS[chip].topology, "tpu").devices
   grid = np.array(devices[: data * sequence]).reshape(data, 1, 1, sequence)
-  return Layout(Mesh(grid, MESH_AXES, axis_types=(AxisType.Auto,) * 4))
+  mesh = Mesh(grid, MESH_AXES, axis_types=(AxisType.Auto,) * 4)
+  return Layout(mesh, layouts.sharding("long_context").rules)
 
 
 def array(layout, axes, *shape, dtype=jnp.bfloat16):

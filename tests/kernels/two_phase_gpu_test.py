@@ -17,8 +17,8 @@ from resjax.kernels.depth_attention.mosaic_gpu import block, call, merge, two_ph
 from resjax.kernels.depth_attention.mosaic_gpu.tiles import GpuTiles
 from resjax.kernels.depth_attention.operands import Operands, Read
 from resjax.kernels.depth_attention.two_phase_operands import MergeOperands
-from resjax.sharding import Layout, MeshConfig, make_mesh
-from tests.helpers import two_phase_kernels
+from resjax.sharding import Layout
+from tests.helpers import layouts, two_phase_kernels
 from tests.helpers.compare import assert_close
 from tests.helpers.two_phase_kernels import (
   FORWARD,
@@ -136,7 +136,7 @@ def gpus(monkeypatch):
 
 
 def test_a_device_lowers_the_kernels_for_its_own_tokens(gpus):
-  layout = Layout(make_mesh(MeshConfig(data=2, fsdp=2, sequence=2)))
+  layout = layouts.layout("long_context", data=2, fsdp=2, sequence=2)
   arrays = shaped(2, 128), shaped(3, 4, 10, 128), shaped(2, 4, 10, 128), shaped(128)
   gradients = jax.grad(functools.partial(chain, layout, None, False), (0, 1, 2, 3), has_aux=True)
   text = jax.jit(gradients).trace(*arrays).lower(lowering_platforms=("cuda",)).as_text()

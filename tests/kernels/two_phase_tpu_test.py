@@ -14,8 +14,8 @@ from resjax.kernels.depth_attention import (
   depth_attention_block,
   depth_attention_merge,
 )
-from resjax.sharding import Layout, MeshConfig, make_mesh
-from tests.helpers import fast
+from resjax.sharding import Layout
+from tests.helpers import fast, layouts
 from tests.helpers.compare import assert_close
 from tests.helpers.two_phase_kernels import (
   FORWARD,
@@ -94,7 +94,7 @@ def test_a_merge_is_the_reference(tokens, width, dtype, adds, normed, last_valid
 
 
 def test_tokens_over_eight_devices_are_those_of_one():
-  layout = Layout(make_mesh(MeshConfig(data=2, fsdp=2, sequence=2)))
+  layout = layouts.layout("long_context", data=2, fsdp=2, sequence=2)
   operands = normal(2, 128), normal(3, 4, 6, 128, seed=1), normal(2, 4, 6, 128, seed=2)
   operands = (*operands, normal(128, seed=3))
 

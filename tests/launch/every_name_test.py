@@ -7,11 +7,10 @@ import pytest
 
 from configs import tiny
 from resjax import experiment, optim
-from resjax.sharding import Layout, MeshConfig, make_mesh
 from resjax.train.logging import read_metrics
 from resjax.train.state import ModelDef, init_state
 from resjax.train.step import make_train_step
-from tests.helpers import fast, walks
+from tests.helpers import fast, layouts, walks
 from tests.helpers.runs import command, finish, write_text
 
 V, T, B, STEPS = 32, 8, 8, 4
@@ -43,7 +42,7 @@ def batch(layout):
 @walks.names("muddformer", "deepnorm", "x0_residual")
 def test_trains(name):
   run = narrow(name)
-  layout = Layout(make_mesh(MeshConfig(), jax.devices()[:1]))
+  layout = layouts.layout(devices=jax.devices()[:1])
   model = ModelDef(run.decoder, layout)
   optimizer = optim.make_optimizer(run.optim, STEPS, model.decayed_combinator_paths)
   step = make_train_step(model, optimizer, optim.schedule(run.optim, STEPS), run.train)

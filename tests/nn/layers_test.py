@@ -7,7 +7,7 @@ import pytest
 from flax import nnx
 
 from resjax.nn.embed import Embedding
-from resjax.nn.linear import linear
+from resjax.nn.linear import Linear
 from resjax.nn.mlp import MLP
 from resjax.nn.norm import norm
 from resjax.nn.rope import rope
@@ -132,13 +132,14 @@ def test_embedding(max_positions):
 
 def test_initial_values_have_the_standard_deviation_asked_for():
   rngs = nnx.Rngs(0)
-  made = linear(
+  made = Linear(
     200,
     300,
     ("embed_param", "mlp"),
     bias=True,
     std=0.03,
     dtype="bfloat16",
+    layout=Layout(),
     rngs=rngs,
   )
   table = Embedding(

@@ -13,11 +13,11 @@ import pytest
 
 from configs import tiny
 from resjax import experiment, optim
-from resjax.sharding import Layout, MeshConfig, make_mesh
 from resjax.train import manifest
 from resjax.train.checkpoint import Checkpoints
 from resjax.train.checkpoint_reader import newest, saved_steps
 from resjax.train.state import ModelDef, abstract_state, init_state
+from tests.helpers import layouts
 from tests.helpers.checkpoints import (
   abstract,
   assert_restores,
@@ -35,7 +35,7 @@ def test_state_comes_back(tmp_path, name):
   c.optim.name = name
   c.model.update(num_layers=2, d_model=32, mlp_dim=64)
   run = experiment.build(c).with_vocab_size(64)
-  model = ModelDef(run.decoder, Layout(make_mesh(MeshConfig(data=2, fsdp=2, tensor=2))))
+  model = ModelDef(run.decoder, layouts.layout(data=2, fsdp=2, tensor=2))
   optimizer = optim.make_optimizer(run.optim, 300)
   state = init_state(model, optimizer, seed=0)
   # Moments of a fresh state are zero: any would do.

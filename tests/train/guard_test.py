@@ -9,13 +9,13 @@ import pytest
 
 from configs import tiny
 from resjax import experiment, optim
-from resjax.sharding import Layout, MeshConfig, make_mesh
 from resjax.train import guard
 from resjax.train import step as step_module
 from resjax.train.config import MAX_SPIKE_WINDOW, HealthConfig
 from resjax.train.guard import GuardState
 from resjax.train.state import ModelDef, abstract_state, init_state
 from resjax.train.step import make_train_step
+from tests.helpers import layouts
 
 V, T, B = 64, 16, 8
 NONFINITE = HealthConfig(True, 128, 0.0, 10, 0.0)
@@ -111,7 +111,7 @@ class Trainer:
     run = experiment.build(c).with_vocab_size(V)
     config = dataclasses.replace(run.train, microbatches=microbatches)
     devices = jax.devices() if mesh else jax.devices()[:1]
-    self.model = ModelDef(run.decoder, Layout(make_mesh(MeshConfig(**mesh or {}), devices)))
+    self.model = ModelDef(run.decoder, layouts.layout(devices=devices, **mesh or {}))
     self.optimizer = optim.make_optimizer(run.optim, 100)
     schedule = optim.schedule(run.optim, 100)
     with pytest.MonkeyPatch.context() as patch:

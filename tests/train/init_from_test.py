@@ -16,14 +16,13 @@ from configs import base, tiny
 from resjax import combinators, experiment, optim
 from resjax.combinators import registry
 from resjax.models.config import ResidualConfig
-from resjax.sharding import Layout, MeshConfig, make_mesh
 from resjax.train import init_from, workdir
 from resjax.train.checkpoint_reader import restore_params
 from resjax.train.logging import FILE_NAME, read_metrics
 from resjax.train.loop import train
 from resjax.train.state import ModelDef, first_state
 from resjax.train.step import loss_sums, make_train_step
-from tests.helpers import walks
+from tests.helpers import layouts, walks
 from tests.helpers.runs import write_text
 
 STEPS, B, T = 3, 8, 32
@@ -82,7 +81,7 @@ def model_def(name, options=None):
   decoder = experiment.build(c).with_vocab_size(257).decoder
   options = base.residual()[name] if options is None else options
   decoder = dataclasses.replace(decoder, residual=ResidualConfig(name, options))
-  return ModelDef(decoder, Layout(make_mesh(MeshConfig(), jax.devices()[:1])))
+  return ModelDef(decoder, layouts.layout(devices=jax.devices()[:1]))
 
 
 def batch():

@@ -8,10 +8,10 @@ import pytest
 
 from configs import tiny
 from resjax import experiment, optim
-from resjax.sharding import Layout, MeshConfig, make_mesh
 from resjax.train.checkpoint import Checkpoints
 from resjax.train.state import ModelDef, TrainState, abstract_state, init_state
 from resjax.train.step import make_train_step
+from tests.helpers import layouts
 from tests.helpers.checkpoints import numbers, settings
 
 STEPS = 2  # on every mesh
@@ -27,8 +27,7 @@ class Machine:
     config.data.seq_len, config.train.batch_size = 16, 8
     config.optim.warmup_steps = 1
     run = experiment.build(config).with_vocab_size(64)
-    mesh = make_mesh(MeshConfig(**{"data": -1, **axes}), jax.devices()[:devices])
-    self.layout = Layout(mesh)
+    self.layout = layouts.layout(devices=jax.devices()[:devices], **axes)
     self.model = ModelDef(run.decoder, self.layout)
     self.optimizer = optim.make_optimizer(run.optim, 100)
     schedule = optim.schedule(run.optim, 100)
@@ -43,7 +42,7 @@ class Machine:
     batch = {"inputs": tokens[0], "targets": tokens[1], "segment_ids": ones}
     batch["positions"] = np.broadcast_to(np.arange(16, dtype=np.int32), (8, 16))
     token_bytes = jax.device_put(np.ones(64, np.int32), self.layout.sharding(None))
-    state, metrics = self._step(state, self.layout.put(batch), token_bytes)
+    state, metrics = self._step(state, self.layout.put(batch, 8), token_bytes)
     sums = jax.device_get(metrics["sums"])
     return state, float(sums.nats / sums.tokens)
 

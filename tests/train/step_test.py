@@ -10,9 +10,9 @@ import pytest
 
 from configs import tiny
 from resjax import experiment, optim
-from resjax.sharding import Layout, MeshConfig, make_mesh
 from resjax.train.state import ModelDef, abstract_state, init_state
 from resjax.train.step import make_eval_step, make_train_step
+from tests.helpers import layouts
 
 V, T, B = 64, 16, 8
 KEYS = ("inputs", "targets", "segment_ids", "positions")
@@ -28,7 +28,7 @@ def setup(mesh=None, optimizer="adamw", **train):
   run = experiment.build(c).with_vocab_size(V)
   run = dataclasses.replace(run, train=dataclasses.replace(run.train, **train))
   devices = jax.devices() if mesh else jax.devices()[:1]
-  layout = Layout(make_mesh(MeshConfig(**mesh or {}), devices))
+  layout = layouts.layout(devices=devices, **mesh or {})
   model = ModelDef(run.decoder, layout)
   optimizer = optim.make_optimizer(run.optim, 100)
   step = make_train_step(model, optimizer, optim.schedule(run.optim, 100), run.train)

@@ -186,8 +186,7 @@ def on_rows(layout: Layout, fn: Callable, in_axes: PyTree, out_axes: PyTree) -> 
 
 
 def _token_axes(layout: Layout) -> tuple[str, ...]:
-  rules = dict(layout.rules)
-  return (*rules["batch"], *rules["tokens"])
+  return (*layout.rules.batch, *layout.rules.tokens)
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))

@@ -1,16 +1,16 @@
-"""Causal self-attention over packed rows, through the best existing kernel of the platform."""
+"""Which implementation of causal self-attention runs, and those that XLA and cuDNN have."""
 
 import functools
 
 import jax
 import jax.numpy as jnp
-from jax.experimental.pallas.ops.tpu import splash_attention as splash
 
+from resjax.kernels.self_attention.shards import on_shards
+from resjax.kernels.self_attention.splash import LANES, splash_attention
 from resjax.sharding import Layout
 from resjax.typing import Array
 
 IMPLEMENTATIONS = ("xla", "cudnn", "splash")
-_TPU_LANES = 128
 _CUDNN_WIDTH = 128
 
 
@@ -32,7 +32,7 @@ def causal_attention(
     k: keys [B, T, K, C]; H is a multiple of K, head h reads key head h // (H / K).
     v: values [B, T, K, C].
     segment_ids: [B, T]; tokens attend within one segment.
-    layout: tells the platform, and how B and H are split over devices.
+    layout: tells the platform, and how B, T and H are split over devices.
     window: token t attends to t - window + 1..t alone; at least 1. None: all earlier tokens.
     implementation: `splash` (TPU), `cudnn` (NVIDIA, 16-bit), `xla` (any), or `auto`.
     interpret: runs `splash` in the Pallas interpreter, on any platform.
@@ -48,13 +48,26 @@ def causal_attention(
   elif not interpret:
     _check(implementation, layout, q, k)
   if implementation == "splash":
-    return _splash(q, k, v, segment_ids, layout, window, interpret)
-  mask = segment_ids[:, None, :, None] == segment_ids[:, None, None, :]
+    options = {"layout": layout, "window": window, "interpret": interpret}
+    return splash_attention(q, k, v, segment_ids, **options)
+  attend = functools.partial(_masked_rows, window=window, implementation=implementation)
+  if layout.num_shards("tokens") > 1:
+    return on_shards(attend, layout)(q, k, v, segment_ids)
+  return attend(q, k, v, segment_ids, segment_ids)
+
+
+def _masked_rows(
+  q, k, v, query_ids, key_ids, first=0, operand=None, *, window: int | None, implementation: str
+) -> Array:
+  """Attention of queries first, first + 1, ... to all keys."""
+  mask = query_ids[:, None, :, None] == key_ids[:, None, None, :]
+  query, key = first + jnp.arange(q.shape[1])[:, None], jnp.arange(k.shape[1])
+  mask &= key <= query
   if window is not None:
-    index = jnp.arange(q.shape[1])
-    mask &= index[None, :] > index[:, None] - window
+    mask &= key > query - window
+  causal = implementation == "cudnn"  # said to it as well, it skips the keys that no query sees
   return jax.nn.dot_product_attention(
-    q, k, v, mask=mask, is_causal=True, implementation=implementation
+    q, k, v, mask=mask, is_causal=causal, implementation=implementation
   )
 
 
@@ -94,19 +107,29 @@ def _obstacle(name: str, layout: Layout, q: Array, k: Array) -> str | None:
   needed = {"splash": "tpu", "cudnn": "gpu", "xla": platform}[name]
   if platform != needed:
     return f"it needs platform {needed!r}, the mesh is on {platform!r}"
-  if name == "splash" and q.shape[1] % _TPU_LANES:
-    return f"the row length {q.shape[1]} (config.data.seq_len) is no multiple of {_TPU_LANES}"
   if name == "splash":
-    for axis, size in (("batch", q.shape[0]), ("heads", q.shape[2]), ("heads", k.shape[2])):
-      if size % layout.num_shards(axis):
-        return f"{size} {axis} do not divide over {layout.num_shards(axis)} devices"
-    if layout.num_shards("tokens") > 1:
-      return "it needs whole rows, config.mesh.sequence splits them"
-  return _cudnn_obstacle(q) if name == "cudnn" else None
+    return _splash_obstacle(layout, q, k)
+  return _cudnn_obstacle(layout, q) if name == "cudnn" else None
 
 
-def _cudnn_obstacle(q: Array) -> str | None:
+def _splash_obstacle(layout: Layout, q: Array, k: Array) -> str | None:
+  length, parts = q.shape[1], layout.num_shards("tokens")
+  if length % (LANES * parts):
+    among = f" times {parts} (config.mesh.sequence)" if parts > 1 else ""
+    return f"the row length {length} (config.data.seq_len) is no multiple of {LANES}{among}"
+  for axis, size in (("batch", q.shape[0]), ("heads", q.shape[2]), ("heads", k.shape[2])):
+    if size % layout.num_shards(axis):
+      return f"{size} {axis} do not divide over {layout.num_shards(axis)} devices"
+  return None
+
+
+def _cudnn_obstacle(layout: Layout, q: Array) -> str | None:
   """The conditions of cuDNN's fused attention; widths up to 256 need a Hopper, so they are left."""
+  if layout.num_shards("tokens") > 1:
+    return (
+      "its causal mask starts at the first key, and where config.mesh.sequence splits rows the "
+      "queries of a device start later"
+    )
   length, width = q.shape[1], q.shape[-1]
   if q.dtype not in (jnp.bfloat16, jnp.float16):
     return f"it needs 16-bit activations, config.model.dtype gives {q.dtype}"
@@ -115,44 +138,3 @@ def _cudnn_obstacle(q: Array) -> str | None:
   if length % 2:
     return f"the row length {length} (config.data.seq_len) is odd"
   return None
-
-
-def _splash(q, k, v, segment_ids, layout: Layout, window: int | None, interpret: bool) -> Array:
-  attend = functools.partial(_splash_rows, window=window, interpret=interpret)
-  if layout.mesh is not None and layout.mesh.size > 1:
-    heads = layout.spec("batch", None, "heads", None)
-    attend = jax.shard_map(
-      attend,
-      mesh=layout.mesh,
-      in_specs=(heads, heads, heads, layout.spec("batch", None)),
-      out_specs=heads,
-      check_vma=False,  # the kernel's outputs carry no such annotation
-    )
-  return attend(q * q.shape[-1] ** -0.5, k, v, segment_ids)
-
-
-def _splash_rows(q, k, v, segment_ids, *, window: int | None, interpret: bool) -> Array:
-  """Splash attention of the rows and heads of one device."""
-  length, num_heads = q.shape[1], q.shape[2]
-  tile = next(t for t in (512, 256, _TPU_LANES) if length % t == 0)
-  square = (length, length)
-  mask = (
-    splash.CausalMask(square) if window is None else splash.LocalMask(square, (window - 1, 0), 0)
-  )
-  kernel = splash.make_splash_mha(
-    splash.MultiHeadMask([mask] * num_heads),
-    head_shards=1,
-    q_seq_shards=1,
-    block_sizes=splash.BlockSizes(
-      block_q=tile, block_kv=tile, block_kv_compute=tile,
-      block_q_dkv=tile, block_kv_dkv=tile, block_kv_dkv_compute=tile,
-      block_q_dq=tile, block_kv_dq=tile,
-    ),
-    interpret=interpret,
-  )  # fmt: skip
-
-  def one_row(q, k, v, ids):  # [T, H, C] -> [H, T, C] and back
-    out = kernel(*(a.swapaxes(0, 1) for a in (q, k, v)), splash.SegmentIds(ids, ids))
-    return out.swapaxes(0, 1)
-
-  return jax.vmap(one_row)(q, k, v, segment_ids)

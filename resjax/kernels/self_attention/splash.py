@@ -1,0 +1,64 @@
+"""Splash attention, the TPU kernel that ships with JAX."""
+
+import jax
+from jax.experimental.pallas.ops.tpu import splash_attention as splash
+from jax.sharding import NamedSharding, PartitionSpec
+
+from resjax.kernels.self_attention.shards import on_shards
+from resjax.sharding import Layout
+from resjax.typing import Array
+
+LANES = 128
+
+
+def splash_attention(
+  q: Array,
+  k: Array,
+  v: Array,
+  segment_ids: Array,
+  *,
+  layout: Layout,
+  window: int | None,
+  interpret: bool,
+) -> Array:
+  """Arguments and result as in `causal_attention`."""
+  queries, heads = layout.num_shards("tokens"), layout.num_shards("heads")
+  kernel = _kernel(q.shape[1], q.shape[2], queries, heads, window, interpret)
+  q = q * q.shape[-1] ** -0.5
+  if layout.mesh is None or layout.mesh.size == 1:
+    return _rows(q, k, v, segment_ids, segment_ids, 0, kernel)
+  spec = layout.spec("heads", "tokens")
+  spec = kernel.manual_sharding_spec(NamedSharding(layout.mesh, PartitionSpec(*spec)))
+  return on_shards(_rows, layout, kernel, spec)(q, k, v, segment_ids)
+
+
+def _kernel(length, num_heads, query_shards, head_shards, window, interpret):
+  """Returns the kernel for T tokens and H heads in all; its mask information is split like them."""
+  tile = next(t for t in (512, 256, LANES) if length // query_shards % t == 0)
+  square = (length, length)
+  mask = (
+    splash.CausalMask(square, shard_count=query_shards)
+    if window is None
+    else splash.LocalMask(square, (window - 1, 0), 0, shard_count=query_shards)
+  )
+  return splash.make_splash_mha(
+    splash.MultiHeadMask([mask] * num_heads),
+    head_shards=head_shards,
+    q_seq_shards=query_shards,
+    block_sizes=splash.BlockSizes(
+      block_q=tile, block_kv=tile, block_kv_compute=tile,
+      block_q_dkv=tile, block_kv_dkv=tile, block_kv_dkv_compute=tile,
+      block_q_dq=tile, block_kv_dq=tile,
+    ),
+    interpret=interpret,
+  )  # fmt: skip
+
+
+def _rows(q, k, v, query_ids, key_ids, first, kernel) -> Array:
+  """Attention of the rows, queries and heads of one device; the kernel knows `first` itself."""
+
+  def one_row(q, k, v, query_ids, key_ids):  # [T, H, C] -> [H, T, C] and back
+    ids = splash.SegmentIds(query_ids, key_ids)
+    return kernel(*(a.swapaxes(0, 1) for a in (q, k, v)), ids).swapaxes(0, 1)
+
+  return jax.vmap(one_row)(q, k, v, query_ids, key_ids)

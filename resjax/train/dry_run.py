@@ -1,0 +1,118 @@
+"""What a run would do, told without data, arrays or files."""
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import jax
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from resjax.sharding import Layout, make_layout
+from resjax.train import program, report
+from resjax.train.config import Run
+from resjax.typing import Array, PyTree
+
+
+def dry_run(run: Run, console: Console | None = None) -> None:
+  """Prints the settings, parameters and their shardings, costs, bytes per device, rows per process.
+
+  The vocabulary is as large as the tokenizer may become; nothing is written, built or compiled.
+
+  Raises:
+    ValueError: the run does not fit the devices.
+  """
+  console = console or Console()
+  run = run.with_vocab_size(run.data.tokenizer.vocab_limit)
+  layout = make_layout(run.mesh, run.sharding)
+  planned = program.build(run, layout)
+  lines = [f"{key} = {value!r}" for key, value in settings(run.resolved)]
+  console.print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)
+  report.show_model(planned.model, run, report.model_costs(planned.model, run), console)
+  _show_step(run, planned, layout, console)
+
+
+def settings(resolved: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+  """Yields config.KEY and value of each setting; of combinators and sets of rules, the chosen."""
+  chosen = {
+    ("model", "residual"): resolved["model"]["residual"]["name"],
+    ("sharding",): resolved["sharding"]["name"],
+  }
+
+  def walk(values, path):
+    for key, value in values.items():
+      if path in chosen and key not in ("name", chosen[path]):
+        continue
+      if isinstance(value, Mapping) and value:
+        yield from walk(value, (*path, key))
+      else:
+        yield ".".join(("config", *path, key)), value
+
+  return walk(resolved, ())
+
+
+def bytes_per_device(tree: PyTree) -> int:
+  """Returns the bytes that abstract arrays with shardings take on each device."""
+  return sum(
+    math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
+    for leaf in jax.tree.leaves(tree)
+  )
+
+
+def rows_per_process(rows: Array) -> dict[int, list[tuple[int, int]]]:
+  """Returns by process the ranges [first, end) of rows of an abstract batch that it holds."""
+  found: dict[int, set[tuple[int, int]]] = {}
+  for device, index in rows.sharding.devices_indices_map(rows.shape).items():
+    found.setdefault(device.process_index, set()).add(index[0].indices(rows.shape[0])[:2])
+  return {process: _joined(sorted(ranges)) for process, ranges in sorted(found.items())}
+
+
+def _joined(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
+  """Joins ranges that touch."""
+  joined = ranges[:1]
+  for first, end in ranges[1:]:
+    if first == joined[-1][1]:
+      joined[-1] = joined[-1][0], end
+    else:
+      joined.append((first, end))
+  return joined
+
+
+def _show_step(run: Run, planned: program.Program, layout: Layout, console: Console) -> None:
+  state, batch = planned.state, planned.batch
+  parts = {
+    "parameters": state.params,
+    "gradients": state.params,  # as wide, and as they lie
+    "optimizer": state.opt_state,
+    "batch": batch,
+  }
+  table = Table(title="bytes per device", box=box.SIMPLE_HEAD, pad_edge=False)
+  for heading in ("what", "bytes", "of all devices' distinct"):
+    table.add_column(heading, justify="left" if heading == "what" else "right")
+  for name, tree in parts.items():
+    whole = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
+    table.add_row(name, f"{bytes_per_device(tree):,}", f"{whole:,}")
+  total = sum(bytes_per_device(tree) for tree in parts.values())
+  table.add_row("total", f"{total:,}", "")
+  console.print(table)
+  tokens = run.train.batch_size * run.data.seq_len
+  flops = tokens * report.model_costs(planned.model, run)["training_flops_per_token"]
+  shape = " × ".join(f"{axis} {size}" for axis, size in layout.mesh.shape.items())
+  lines = [
+    f"{layout.mesh.size} devices: {shape}; activations and temporaries come on top, launch.aot "
+    "tells them",
+    f"{flops / 1e12:,.3f} TFLOP per step of {tokens:,} tokens, "
+    f"{flops / layout.mesh.size / 1e12:,.3f} per device",
+    f"vocabulary {run.decoder.vocab_size:,}" + _vocabulary_note(run),
+  ]
+  for process, ranges in rows_per_process(batch["inputs"]).items():
+    rows = ", ".join(f"{first}..{end - 1}" for first, end in ranges)
+    lines.append(f"process {process}: rows {rows} of the first {run.train.batch_size}")
+  console.print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)
+
+
+def _vocabulary_note(run: Run) -> str:
+  if run.data.tokenizer.name == "byte":
+    return ""
+  return " (config.data.tokenizer.vocab_size; a small corpus gives fewer, and fewer bytes)"
