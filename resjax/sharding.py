@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import jax
 import numpy as np
+from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from resjax.typing import Array
@@ -57,9 +58,17 @@ def make_mesh(config: MeshConfig, devices: Sequence[jax.Device] | None = None) -
       f"config.mesh={asked} does not fit {len(devices)} devices: the axes must multiply to that "
       "number; one axis may be -1 (all that remain)"
     )
-  return jax.make_mesh(
-    tuple(sizes.values()), MESH_AXES, (AxisType.Auto,) * len(MESH_AXES), devices=devices
-  )
+  types = (AxisType.Auto,) * len(MESH_AXES)
+  slices = len({getattr(device, "slice_index", 0) for device in devices})
+  if slices == 1:
+    return jax.make_mesh(tuple(sizes.values()), MESH_AXES, types, devices=devices)
+  if sizes["data"] % slices:
+    raise ValueError(
+      f"config.mesh.data={sizes['data']} is not divisible by the {slices} slices, which it joins"
+    )
+  within = sizes | {"data": sizes["data"] // slices}
+  grid = mesh_utils.create_hybrid_device_mesh(tuple(within.values()), (slices, 1, 1, 1), devices)
+  return Mesh(grid, MESH_AXES, axis_types=types)
 
 
 @dataclasses.dataclass(frozen=True)
