@@ -13,7 +13,9 @@ cheapest recomputation and the most rows per chip that fit, the batch staying as
 import dataclasses
 import json
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import jax
 from absl import flags
@@ -42,11 +44,7 @@ def main() -> None:
   if not _TOPOLOGY.value:
     raise ValueError("no topology; give one, for example --topology=v5e-256")
   target = topology.describe(_TOPOLOGY.value, _SLICES.value)
-  run = experiment.build(config, target.devices)
-  tokenizer = run.data.tokenizer
-  # A small corpus may give fewer tokens than that: then the real program is a little smaller.
-  run = run.with_vocab_size(BYTE_VOCAB if tokenizer.name == "byte" else tokenizer.vocab_size)
-  layout = Layout(make_mesh(run.mesh, target.devices))
+  run, layout = build(config, target.devices)
   console = Console(stderr=_JSON.value)
   fits, report = (_search if _SEARCH.value else _once)(run, layout, target, console)
   text = json.dumps(_head(run, layout, target) | report, indent=2)
@@ -57,6 +55,18 @@ def main() -> None:
     Path(_OUT.value).write_text(text + "\n")
   if not fits:
     sys.exit(1)
+
+
+def build(config: Mapping[str, Any], devices: Sequence[jax.Device]) -> tuple[Run, Layout]:
+  """Returns what launch.train would run on these devices.
+
+  Its data need not be there: the vocabulary is the one that the config asks for, while a small
+  corpus may give fewer tokens.
+  """
+  run = experiment.build(config, devices)
+  tokenizer = run.data.tokenizer
+  run = run.with_vocab_size(BYTE_VOCAB if tokenizer.name == "byte" else tokenizer.vocab_size)
+  return run, Layout(make_mesh(run.mesh, devices))
 
 
 def _once(run: Run, layout: Layout, target: Topology, console: Console) -> tuple[bool, dict]:

@@ -32,7 +32,7 @@ def show_report(report: Report, target: Topology, console: Console) -> None:
   """Prints memory, work, exchanges and compile time of a step."""
   _show_memory(report.memory, target, console)
   flops = report.flops
-  table = _table("work of a step on one device", "TFLOP")
+  table = _table("work of a step on one device, TFLOP", "")
   table.add_row("the model's formula, nothing recomputed", _tera(flops.model))
   table.add_row("matrix products as compiled, loops times their trips", _tera(flops.matrices))
   table.add_row("the compiler's count, the body of a loop once", _tera(flops.compiler))
@@ -41,7 +41,7 @@ def show_report(report: Report, target: Topology, console: Console) -> None:
   _show_collectives(report, console)
   _say(
     f"lowered in {report.lower_seconds:.1f} s, compiled in {report.compile_seconds:.1f} s, "
-    f"{report.cpu_seconds:.1f} s of CPU time",
+    f"{report.cpu_seconds:.1f} s of CPU time; program {report.fingerprint}",
     console,
   )
 
@@ -49,7 +49,7 @@ def show_report(report: Report, target: Topology, console: Console) -> None:
 def show_refusal(error: DoesNotFitError, changes: Sequence[str], console: Console) -> None:
   """Prints what is missing and what to change."""
   given = error.arguments
-  table = _table("HBM of one device", "GiB")
+  table = _table("HBM of one device, GiB", "")
   for name, size in (
     ("parameters", given.parameters),
     ("optimizer moments", given.optimizer),
@@ -78,7 +78,7 @@ def show_try(one: Try, console: Console) -> None:
 
 def _show_memory(memory: Memory, target: Topology, console: Console) -> None:
   given, chip = memory.arguments, target.generation
-  table = _table("HBM of one device", "GiB")
+  table = _table("HBM of one device, GiB", "")
   for name, size in (
     ("parameters", given.parameters),
     ("optimizer moments", given.optimizer),
@@ -116,6 +116,7 @@ def _show_collectives(report: Report, console: Console) -> None:
 
 def _table(title: str, *columns: str) -> Table:
   table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+  table.show_header = any(columns)
   table.add_column("")
   for column in columns:
     table.add_column(column, justify="right")

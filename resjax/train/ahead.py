@@ -1,6 +1,7 @@
 """The training step compiled ahead of time, for devices that need not be there: what it needs."""
 
 import dataclasses
+import hashlib
 import math
 import re
 import time
@@ -101,6 +102,7 @@ class Report:
     lower_seconds: until the program was handed to the compiler.
     compile_seconds: wall time of the compiler.
     cpu_seconds: of both, over all threads.
+    fingerprint: of the program as it was handed to the compiler.
   """
 
   memory: Memory
@@ -111,6 +113,7 @@ class Report:
   lower_seconds: float
   compile_seconds: float
   cpu_seconds: float
+  fingerprint: str
 
 
 class DoesNotFitError(Exception):
@@ -170,7 +173,13 @@ def compile_step(run: Run, layout: Layout) -> Report:
     lower_seconds=lower_seconds,
     compile_seconds=compile_seconds,
     cpu_seconds=time.process_time() - cpu,
+    fingerprint=fingerprint(lowered),
   )
+
+
+def fingerprint(lowered: jax.stages.Lowered) -> str:
+  """Returns a hash of a program without the places in the source that it comes from."""
+  return hashlib.sha256(lowered.as_text().encode()).hexdigest()[:16]
 
 
 def count_arguments(programs: Program) -> Arguments:
