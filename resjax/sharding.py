@@ -67,7 +67,10 @@ def make_mesh(config: MeshConfig, devices: Sequence[jax.Device] | None = None) -
       f"config.mesh.data={sizes['data']} is not divisible by the {slices} slices, which it joins"
     )
   within = sizes | {"data": sizes["data"] // slices}
-  grid = mesh_utils.create_hybrid_device_mesh(tuple(within.values()), (slices, 1, 1, 1), devices)
+  # Split, as jax.make_mesh does for one slice: 64 devices of 16 × 16 are no whole axes of it.
+  grid = mesh_utils.create_hybrid_device_mesh(
+    tuple(within.values()), (slices, 1, 1, 1), devices, allow_split_physical_axes=True
+  )
   return Mesh(grid, MESH_AXES, axis_types=types)
 
 

@@ -139,9 +139,9 @@ def _smaller_chunks(run: Run, layout: Layout) -> str | None:
 def _more_fsdp(layout: Layout, error: DoesNotFitError, num_slices: int) -> str | None:
   shape = layout.mesh.shape
   factor = shape["data"] // num_slices
-  if factor < 2:
-    return None
   held = error.arguments.parameters + error.arguments.optimizer
+  if factor < 2 or held < error.shortfall / 100:
+    return None
   return (
     f"--config.mesh.data={num_slices} --config.mesh.fsdp={shape['fsdp'] * factor}: parameters and "
     f"moments {held / GIB:.1f} -> {held / factor / GIB:.1f} GiB, and gradients with them"

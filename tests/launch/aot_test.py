@@ -142,10 +142,10 @@ def test_a_large_step_does_not_fit(tmp_path):
   assert report["available"] == 15.75 * topology.GIB
   (words,) = [line for line in done.stdout.splitlines() if line.startswith("does not fit")]
   assert f"{report['shortfall'] / topology.GIB:.2f} GiB too much" in words
-  assert [change.split("=")[0] for change in report["changes"][:3]] == [
+  # Parameters of 10 MB are not the reason, so no larger fsdp is suggested.
+  assert [change.split("=")[0] for change in report["changes"][:-1]] == [
     "--config.train.microbatches",
     "--config.model.remat",
-    "--config.mesh.data",
   ]
   assert all(change in done.stdout for change in report["changes"])
 
