@@ -27,8 +27,8 @@ from resjax import experiment
 from resjax.data.config import BYTE_VOCAB
 from resjax.sharding import Layout, make_mesh
 from resjax.train import ahead, fit
-from resjax.train.ahead import DoesNotFitError
 from resjax.train.config import Run
+from resjax.train.step_memory import GIB, DoesNotFitError
 
 _CONFIG = cli.define_config("What would be trained.")
 _TOPOLOGY = flags.DEFINE_string("topology", "", "Slice, such as v5e-256, v5p-512 or v6e:16x16.")
@@ -87,10 +87,12 @@ def _search(run: Run, layout: Layout, target: Topology, console: Console) -> tup
     tries.append(one)
   best = fit.best(tries)
   if best is None:
-    return False, _refused(run, layout, target, tries[-1].outcome, console)
+    last = tries[-1]  # full recomputation, one row
+    return False, _refused(last.run, layout, target, last.outcome, console)
   aot_table.show_report(best.outcome, target, console)
   console.print(f"use {best.flags}", soft_wrap=True, highlight=False)
-  return True, {"fits": True, "flags": best.flags, **dataclasses.asdict(best.outcome)}
+  found = {"fits": True, "flags": best.flags, "tries": {one.flags: one.fits for one in tries}}
+  return True, found | dataclasses.asdict(best.outcome)
 
 
 def _refused(
@@ -117,7 +119,7 @@ def _head(run: Run, layout: Layout, target: Topology) -> dict:
     "mesh": dict(layout.mesh.shape),
     "residual": run.decoder.residual.name,
     "jax": jax.__version__,
-    "hbm_available": target.generation.available * topology.GIB,
+    "hbm_available": target.generation.available * GIB,
   }
 
 

@@ -6,11 +6,12 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from launch.topology import GIB, Topology
+from launch.topology import Topology
 from resjax.sharding import Layout
-from resjax.train.ahead import DoesNotFitError, Memory, Report
+from resjax.train.ahead import Report
 from resjax.train.config import Run
 from resjax.train.fit import Try
+from resjax.train.step_memory import GIB, DoesNotFitError, Memory
 
 
 def show_target(run: Run, layout: Layout, target: Topology, console: Console) -> None:

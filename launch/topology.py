@@ -15,8 +15,6 @@ from jax.experimental import topologies
 
 from resjax.kernels.depth_attention.mosaic_tpu.compile import ENVIRONMENT
 
-GIB = 2**30
-
 
 @dataclasses.dataclass(frozen=True)
 class Generation:

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 import numpy as np
 from jax.sharding import Mesh
 
-from resjax.analysis.hlo import Computation, Instruction, Module, Visit
+from resjax.analysis.hlo import Computation, Instruction, Module
+from resjax.analysis.hlo_visits import Visit, visits
 
 KINDS = (
   "all-gather", "all-reduce", "reduce-scatter", "all-to-all", "ragged-all-to-all",
@@ -73,7 +74,7 @@ def _exchanges(module: Module) -> Iterator[tuple[Visit, Instruction]]:
   parts have the same channel; in a computation that is not fused they never do.
   """
   fused, caller = set(), 0
-  for number, visit in enumerate(module.visits()):
+  for number, visit in enumerate(visits(module)):
     caller = caller if visit.fused else number
     for line in visit.computation.instructions.values():
       if line.opcode.removesuffix("-start") not in KINDS and not _sends(line):

@@ -8,6 +8,7 @@ import math
 import re
 
 from resjax.analysis.hlo import Computation, Instruction, Module
+from resjax.analysis.hlo_visits import visits
 
 _LABELS = re.compile(r"dim_labels=(\w+)_(\w+)->(\w+)")
 _CONTRACTED = re.compile(r"lhs_contracting_dims=\{([\d,]*)\}")
@@ -25,7 +26,7 @@ def matrix_flops(module: Module, *, loops: bool = True) -> int:
   """
   return sum(
     _flops(visit.computation, line) * (visit.times if loops else 1)
-    for visit in module.visits()
+    for visit in visits(module)
     for line in visit.computation.instructions.values()
   )
 

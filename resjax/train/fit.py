@@ -4,8 +4,9 @@ import dataclasses
 from collections.abc import Callable, Iterator
 
 from resjax.sharding import Layout
-from resjax.train.ahead import GIB, DoesNotFitError, Report
+from resjax.train.ahead import Report
 from resjax.train.config import Run
+from resjax.train.step_memory import GIB, DoesNotFitError
 
 REMAT = ("none", "dots", "full")  # from the least to the most that is computed again
 
@@ -15,12 +16,14 @@ class Try:
   """One compilation of a search.
 
   Attributes:
+    run: with the settings that were tried.
     remat: what a layer recomputes.
     rows: per device and microbatch.
     microbatches: that make up the batch.
     outcome: the compiled step, or why it does not fit.
   """
 
+  run: Run
   remat: str
   rows: int
   microbatches: int
@@ -74,9 +77,9 @@ def _try(run: Run, remat: str, rows: int, microbatches: int, attempt) -> Try:
     train=dataclasses.replace(run.train, microbatches=microbatches),
   )
   try:
-    return Try(remat, rows, microbatches, attempt(changed))
+    return Try(changed, remat, rows, microbatches, attempt(changed))
   except DoesNotFitError as error:
-    return Try(remat, rows, microbatches, error)
+    return Try(changed, remat, rows, microbatches, error)
 
 
 def suggestions(run: Run, layout: Layout, error: DoesNotFitError, num_slices: int = 1) -> list[str]:

@@ -15,7 +15,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from launch import topology
 from resjax.kernels.depth_attention.mosaic_tpu.compile import ENVIRONMENT
-from resjax.train import ahead
+from resjax.train.step_memory import GIB, refusal
 
 REPOSITORY = Path(__file__).parents[2]
 needs_libtpu = pytest.mark.skipif(
@@ -109,8 +109,8 @@ def test_available_memory_is_what_the_compiler_says(no_tpu, name):
   )
   with pytest.raises(jax.errors.JaxRuntimeError) as error:
     jax.jit(jnp.sin).lower(large).compile()
-  needed, available = ahead.refusal(str(error.value))
-  assert available / topology.GIB == target.generation.available < target.generation.hbm
+  needed, available = refusal(str(error.value))
+  assert available / GIB == target.generation.available < target.generation.hbm
   assert needed == 2 * 2**38
 
 
@@ -139,9 +139,9 @@ def test_a_large_step_does_not_fit(tmp_path):
   assert done.returncode == 1, done.stderr
   report = json.loads(out.read_text())
   assert report["shortfall"] == report["required"] - report["available"] > 0
-  assert report["available"] == 15.75 * topology.GIB
+  assert report["available"] == 15.75 * GIB
   (words,) = [line for line in done.stdout.splitlines() if line.startswith("does not fit")]
-  assert f"{report['shortfall'] / topology.GIB:.2f} GiB too much" in words
+  assert f"{report['shortfall'] / GIB:.2f} GiB too much" in words
   # Parameters of 10 MB are not the reason, so no larger fsdp is suggested.
   assert [change.split("=")[0] for change in report["changes"][:-1]] == [
     "--config.train.microbatches",

@@ -10,7 +10,7 @@ from configs import tiny
 from launch import aot
 from resjax import experiment
 from resjax.train import ahead, fit, loop, program
-from resjax.train.ahead import GIB, Arguments, DoesNotFitError
+from resjax.train.step_memory import GIB, Arguments, DoesNotFitError, refusal
 from tests.data.conftest import make_texts, write_folder
 
 ROWS = 64
@@ -120,7 +120,7 @@ def test_report_of_a_step():
   ],
 )
 def test_refusals(message, sizes):
-  found = ahead.refusal(message)
+  found = refusal(message)
   assert found == (sizes and pytest.approx([size * GIB for size in sizes]))
 
 
