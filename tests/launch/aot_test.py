@@ -15,6 +15,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from launch import topology
 from resjax.kernels.depth_attention.mosaic_tpu.compile import ENVIRONMENT
+from resjax.sharding import MeshConfig, make_mesh
 from resjax.train.step_memory import GIB, refusal
 
 REPOSITORY = Path(__file__).parents[2]
@@ -112,6 +113,16 @@ def test_available_memory_is_what_the_compiler_says(no_tpu, name):
   needed, available = refusal(str(error.value))
   assert available / GIB == target.generation.available < target.generation.hbm
   assert needed == 2 * 2**38
+
+
+@needs_libtpu
+@pytest.mark.parametrize("fsdp", [16, 64, 256])  # 64 are no whole axes of 16 × 16 chips
+def test_data_is_the_outer_axis_over_slices(no_tpu, fsdp):
+  devices = topology.describe("v5e-256", num_slices=2).devices
+  mesh = make_mesh(MeshConfig(data=-1, fsdp=fsdp), devices)
+  slices = np.vectorize(lambda device: device.slice_index)(mesh.devices)
+  assert slices.shape == (512 // fsdp, fsdp, 1, 1)
+  assert {*slices[: 256 // fsdp].flat} == {0} and {*slices[256 // fsdp :].flat} == {1}
 
 
 @needs_libtpu
