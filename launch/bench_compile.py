@@ -13,16 +13,17 @@ from collections.abc import Mapping, Sequence
 
 import jax
 from absl import flags
-from jax.experimental import topologies
 
 from configs import base
-from launch import cli
+from launch import cli, topology
 from resjax import experiment
 from resjax.sharding import make_layout
 from resjax.train import program
 from resjax.train.program import Program
 
-_TOPOLOGY = flags.DEFINE_string("topology", "", "TPU topology such as v5e:2x4; empty: the CPU.")
+_TOPOLOGY = flags.DEFINE_string(
+  "topology", "", "TPU topology such as v5e:2x4 or v5e-8; empty: the CPU."
+)
 _ROUNDS = flags.DEFINE_integer("rounds", 5, "Compilations of each case.", lower_bound=1)
 
 _CASES = {
@@ -36,7 +37,7 @@ def main() -> None:
   """Prints seconds, instructions and temporary bytes of each case, and the ratios of seconds."""
   devices = None
   if _TOPOLOGY.value:
-    devices = list(topologies.get_topology_desc(_TOPOLOGY.value, platform="tpu").devices)
+    devices = topology.describe(_TOPOLOGY.value).devices
   found = {name: [] for name in _CASES}
   for _ in range(_ROUNDS.value):
     for name, case in _CASES.items():

@@ -52,8 +52,9 @@ def test_configs_are_data_only():
 def test_has_a_docstring_with_its_command_and_builds(module):
   path = f"{module.replace('.', '/')}.py"
   assert f"--config={path}" in importlib.import_module(module).__doc__
-  run = experiment.build(_load(module))
-  assert run.workdir.startswith("runs/")
+  config = _load(module)
+  config.mesh.update(data=-1, fsdp=1)  # some are made for more devices than there are
+  assert experiment.build(config).workdir.startswith("runs/")
 
 
 def test_a_combinator_can_be_the_argument_of_gpt2_124m():
@@ -74,6 +75,24 @@ def test_gpt2_124m_is_gpt2():
     "layernorm",
     "gelu",
   )
+
+
+@pytest.mark.parametrize(
+  ("module", "parameters", "tokens"),
+  [("llama_1p3b", 1.35e9, 26.8e9), ("llama_7b", 6.74e9, 134e9)],
+)
+def test_llama_configs_have_their_sizes(module, parameters, tokens):
+  config = _load(f"configs.{module}", "gate")
+  assert config.model.residual.name == "gate"
+  m, train = config.model, config.train
+  layer = 4 * m.d_model**2 + 3 * m.d_model * m.mlp_dim
+  embeddings = 2 * config.data.tokenizer.vocab_size * m.d_model
+  assert m.num_layers * layer + embeddings == pytest.approx(parameters, rel=0.01)
+  seen = train.steps * train.batch_size * config.data.seq_len
+  assert seen == pytest.approx(tokens, rel=0.01)
+  # Every slice that the docstring names gives each device whole rows in each microbatch.
+  assert all(train.batch_size % (chips * train.microbatches) == 0 for chips in (256, 512))
+  assert m.num_layers == 8 * m.residual.block_attn_res.layers_per_block
 
 
 @pytest.mark.parametrize(("module", "size"), RUNS)

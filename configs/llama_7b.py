@@ -1,0 +1,37 @@
+"""A Llama-like decoder of 6.7B parameters with Block Attention Residuals, on 134B tokens of text.
+
+Argument: the residual combinator, `block_attn_res` by default.
+
+  python -m launch.train --config=configs/llama_7b.py --config.data.corpora.web.source=FOLDER
+  python -m launch.aot --config=configs/llama_7b.py --topology=v5p-512
+
+FOLDER holds Parquet files with a column `text`; see configs/gpt2_124m.py for other files.
+
+Hardware: 256 chips of v5e, v5p or v6e (v5e-256, v5p-512, v6e-256), or two slices of v5e-256 as it
+is; a device holds a 64th of parameters and moments, 1.2 GiB. What `launch.aot` says of each slice
+stands in docs/measurements.md.
+Time: 42.9 GFLOP per token of training times 134B tokens is 5.8e21 FLOP; at an assumed 40% MFU that
+is 3.3 days on v5e-256 (256 × 197 TFLOP/s), 1.7 on two such slices, 1.4 on v5p-512 (256 × 459) and
+0.7 on v6e-256 (256 × 918). An estimate from FLOPs and data-sheet peaks, not a measurement.
+Expect: not run here. Compare bits per byte between combinators: the tokenizer is learned from the
+corpus.
+
+Sizes as in public decoders of 7B: 32 layers of 4096, 32 heads of 128, MLP of 11008, rows of 4096
+tokens, 4.2M tokens per step; the vocabulary of 32,768 divides over any `tensor`.
+"""
+
+from ml_collections import ConfigDict
+
+from configs import llama_1p3b
+
+
+def get_config(residual: str = "block_attn_res") -> ConfigDict:
+  c = llama_1p3b.get_config(residual)
+  c.workdir = "runs/llama_7b"
+  c.model.update(num_layers=32, d_model=4096, num_heads=32, num_kv_heads=32, mlp_dim=11008)
+  c.model.residual.block_attn_res.layers_per_block = 4  # 8 depth blocks
+  c.data.seq_len = 4096
+  c.optim.update(warmup_steps=2000)  # 8.4B tokens of warm-up
+  c.train.update(steps=32_000, batch_size=1024, microbatches=2)  # × 4,194,304 tokens = 134B
+  c.mesh.update(data=-1, fsdp=64)  # data: all remaining devices, slices among them
+  return c

@@ -1,0 +1,127 @@
+"""Compiles the training step for a TPU slice that need not be there: does it fit, what does it do.
+
+  python -m launch.aot --config=configs/llama_1p3b.py --topology=v5e-256
+  python -m launch.aot --config=configs/llama_7b.py --topology=v5e:16x16 --num_slices=2
+  python -m launch.aot --config=configs/llama_7b.py --topology=v6e-256 --search
+
+The program is the one that launch.train runs with the same settings. Needs the extra `tpu` and no
+TPU. Prints a table, with --json one JSON object, and writes that to --out. A config that does not
+fit: what is missing and what to change; exit code 1. --search bisects over compilations for the
+cheapest recomputation and the most rows per chip that fit, the batch staying as it is.
+"""
+
+import dataclasses
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+from absl import flags
+from rich.console import Console
+
+from launch import aot_table, cli, topology
+from launch.topology import Topology
+from resjax import experiment
+from resjax.data.config import BYTE_VOCAB
+from resjax.sharding import Layout, make_layout
+from resjax.train import ahead, fit
+from resjax.train.config import Run
+from resjax.train.step_memory import GIB, DoesNotFitError
+
+_CONFIG = cli.define_config("What would be trained.")
+_TOPOLOGY = flags.DEFINE_string("topology", "", "Slice, such as v5e-256, v5p-512 or v6e:16x16.")
+_SLICES = flags.DEFINE_integer("num_slices", 1, "Slices; config.mesh.data joins.", lower_bound=1)
+_SEARCH = flags.DEFINE_bool("search", False, "Find the recomputation and the microbatch that fit.")
+_JSON = flags.DEFINE_bool("json", False, "Print JSON instead of a table.")
+_OUT = flags.DEFINE_string("out", "", "File for the JSON.")
+
+
+def main() -> None:
+  """Prints the report, or why the config does not fit."""
+  config = cli.config_value(_CONFIG)
+  if not _TOPOLOGY.value:
+    raise ValueError("no topology; give one, for example --topology=v5e-256")
+  target = topology.describe(_TOPOLOGY.value, _SLICES.value)
+  run, layout = build(config, target.devices)
+  console = Console(stderr=_JSON.value)
+  fits, report = (_search if _SEARCH.value else _once)(run, layout, target, console)
+  text = json.dumps(_head(run, layout, target) | report, indent=2)
+  if _JSON.value:
+    print(text)
+  if _OUT.value:
+    Path(_OUT.value).parent.mkdir(parents=True, exist_ok=True)
+    Path(_OUT.value).write_text(text + "\n")
+  if not fits:
+    sys.exit(1)
+
+
+def build(config: Mapping[str, Any], devices: Sequence[jax.Device]) -> tuple[Run, Layout]:
+  """Returns what launch.train would run on these devices.
+
+  Its data need not be there: the vocabulary is the one that the config asks for, while a small
+  corpus may give fewer tokens.
+  """
+  run = experiment.build(config, devices)
+  tokenizer = run.data.tokenizer
+  run = run.with_vocab_size(BYTE_VOCAB if tokenizer.name == "byte" else tokenizer.vocab_size)
+  return run, make_layout(run.mesh, run.sharding, devices)
+
+
+def _once(run: Run, layout: Layout, target: Topology, console: Console) -> tuple[bool, dict]:
+  aot_table.show_target(run, layout, target, console)
+  try:
+    report = ahead.compile_step(run, layout)
+  except DoesNotFitError as error:
+    return False, _refused(run, layout, target, error, console)
+  aot_table.show_report(report, target, console)
+  return True, {"fits": True, **dataclasses.asdict(report)}
+
+
+def _search(run: Run, layout: Layout, target: Topology, console: Console) -> tuple[bool, dict]:
+  aot_table.show_target(run, layout, target, console)
+  tries = []
+  for one in fit.search(run, layout, lambda run: ahead.compile_step(run, layout)):
+    aot_table.show_try(one, console)
+    tries.append(one)
+  best = fit.best(tries)
+  if best is None:
+    last = tries[-1]  # full recomputation, one row
+    return False, _refused(last.run, layout, target, last.outcome, console)
+  aot_table.show_report(best.outcome, target, console)
+  console.print(f"use {best.flags}", soft_wrap=True, highlight=False)
+  found = {"fits": True, "flags": best.flags, "tries": {one.flags: one.fits for one in tries}}
+  return True, found | dataclasses.asdict(best.outcome)
+
+
+def _refused(
+  run: Run, layout: Layout, target: Topology, error: DoesNotFitError, console: Console
+) -> dict:
+  changes = fit.suggestions(run, layout, error, target.num_slices)
+  aot_table.show_refusal(error, changes, console)
+  return {
+    "fits": False,
+    "required": error.required,
+    "available": error.available,
+    "shortfall": error.shortfall,
+    "arguments": dataclasses.asdict(error.arguments),
+    "changes": changes,
+  }
+
+
+def _head(run: Run, layout: Layout, target: Topology) -> dict:
+  return {
+    "topology": target.name,
+    "num_slices": target.num_slices,
+    "devices": layout.mesh.size,
+    "device_kind": target.devices[0].device_kind,
+    "mesh": dict(layout.mesh.shape),
+    "residual": run.decoder.residual.name,
+    "jax": jax.__version__,
+    "hbm_available": target.generation.available * GIB,
+  }
+
+
+if __name__ == "__main__":
+  cli.run(main)
