@@ -7,7 +7,7 @@ from flax import nnx
 
 from resjax.kernels.self_attention import causal_attention, masked_attention
 from resjax.nn.kv_cache import KeyValues
-from resjax.nn.linear import Linear
+from resjax.nn.linear import Linear, shared
 from resjax.nn.norm import norm
 from resjax.nn.rope import rope
 from resjax.sharding import Layout
@@ -158,6 +158,8 @@ class Attention(nnx.Module):
     return self._heads(self.v_proj(x_v), self.num_kv_heads)
 
   def _project(self, x_q, x_k, x_v, positions, residual):
+    views = {id(x): shared(x, self.layout, "heads") for x in (x_q, x_k, x_v)}
+    x_q, x_k, x_v = (views[id(x)] for x in (x_q, x_k, x_v))
     q = self._heads(self.q_proj(x_q), self.num_heads)
     k = self._heads(self.k_proj(x_k), self.num_kv_heads)
     v = self.values(x_v)

@@ -52,27 +52,55 @@ class Linear(nnx.Module):
   def __call__(self, x: Array) -> Array:
     """Maps [..., d_in] to [..., d_out]."""
     bias = None if self.bias is None else self.bias[...]
-    y = _affine(x.astype(self.dtype), self.kernel[...], bias, self.split)
+    y = _affine(x, self.kernel[...], bias, self.dtype, self.split)
     # By its name: a policy that saves dots would keep what is not yet rounded.
     return checkpoint_name(y, PRODUCT)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
-def _affine(x: Array, kernel: Array, bias: Array | None, split: tuple[bool, bool]) -> Array:
+def shared(x: Array, layout: Layout, axis: str) -> Array:
+  """Returns x for several maps to `axis`: its gradients are added before devices add their parts.
+
+  Where devices hold parts of `axis`, x is float32 or wider, and rounded in each map.
+  """
+  return _widened(x) if _is_split(layout, axis) else x
+
+
+@jax.custom_vjp
+def _widened(x: Array) -> Array:
+  return x.astype(wide_dtype(x))
+
+
+def _widened_forward(x: Array) -> tuple[Array, Array]:
+  return _widened(x), jnp.empty(0, x.dtype)
+
+
+def _widened_backward(like: Array, grad: Array) -> tuple[Array]:
+  return (rounded(grad, like.dtype),)
+
+
+_widened.defvjp(_widened_forward, _widened_backward)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
+def _affine(
+  x: Array, kernel: Array, bias: Array | None, dtype: str, split: tuple[bool, bool]
+) -> Array:
   """x W + b; `split` tells whether devices hold parts of sums over d_in and over d_out."""
-  y = _product(x, kernel.astype(x.dtype), ((x.ndim - 1,), (0,)), split[0])
-  return y if bias is None else y + bias.astype(y.dtype)
+  return _affine_forward(x, kernel, bias, dtype, split)[0]
 
 
-def _affine_forward(x: Array, kernel: Array, bias: Array | None, split: tuple[bool, bool]):
-  return _affine(x, kernel, bias, split), (x, kernel, bias)
+def _affine_forward(x: Array, kernel: Array, bias: Array | None, dtype, split):
+  like, x = jnp.empty(0, x.dtype), x.astype(dtype)
+  y = _product(x, kernel.astype(dtype), ((x.ndim - 1,), (0,)), split[0], dtype)
+  y = y if bias is None else y + bias.astype(dtype)
+  return y, (x, like, kernel, bias)
 
 
-def _affine_backward(split: tuple[bool, bool], saved, grad: Array):
+def _affine_backward(dtype, split, saved, grad: Array):
   # JAX's own rule would round the gradients of W and b before devices add theirs.
-  x, kernel, bias = saved
+  x, like, kernel, bias = saved
   rows, wide = tuple(range(x.ndim - 1)), wide_dtype(grad)
-  d_x = _product(grad, kernel.astype(x.dtype), ((x.ndim - 1,), (1,)), split[1])
+  d_x = _product(grad, kernel.astype(dtype), ((x.ndim - 1,), (1,)), split[1], like.dtype)
   d_kernel = lax.dot_general(x, grad, ((rows, rows), ((), ())), preferred_element_type=wide)
   d_bias = None if bias is None else jnp.sum(grad, rows, wide).astype(bias.dtype)
   return d_x, d_kernel.astype(kernel.dtype), d_bias
@@ -81,12 +109,18 @@ def _affine_backward(split: tuple[bool, bool], saved, grad: Array):
 _affine.defvjp(_affine_forward, _affine_backward)
 
 
-def _product(x: Array, w: Array, axes: tuple[tuple[int], tuple[int]], split: bool) -> Array:
-  """Returns the product of x and w over these axes, in their dtype."""
+def _product(
+  x: Array,
+  w: Array,
+  axes: tuple[tuple[int], tuple[int]],
+  split: bool,
+  dtype: jax.typing.DTypeLike,
+) -> Array:
+  """Returns the product of x and w over these axes, in `dtype`."""
   if not split:  # units of multiplication sum in float32 by themselves
-    return lax.dot_general(x, w, (axes, ((), ())))
+    return lax.dot_general(x, w, (axes, ((), ()))).astype(dtype)
   wide = lax.dot_general(x, w, (axes, ((), ())), preferred_element_type=wide_dtype(x))
-  return rounded(wide, x.dtype)
+  return rounded(wide, dtype)
 
 
 def _is_split(layout: Layout, axis: str) -> bool:

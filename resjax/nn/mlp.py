@@ -3,7 +3,7 @@
 import jax
 from flax import nnx
 
-from resjax.nn.linear import Linear
+from resjax.nn.linear import Linear, shared
 from resjax.sharding import Layout
 from resjax.typing import Array
 
@@ -50,6 +50,7 @@ class MLP(nnx.Module):
 
   def __call__(self, x: Array) -> Array:
     """Maps [B, T, D] to [B, T, D]."""
+    x = shared(x, self.layout, "mlp")
     hidden = self.up_proj(x)
     if self.gate_proj is None:
       hidden = jax.nn.gelu(hidden, approximate=True)
