@@ -32,6 +32,7 @@ _LOST = re.compile(
 )
 
 _up = threading.Event()  # this process and the others have found each other
+_watcher: threading.Thread  # of `_watch`, from then on
 
 
 def initialize(*, bringup_seconds: int, heartbeat_seconds: int) -> None:
@@ -66,7 +67,9 @@ def initialize(*, bringup_seconds: int, heartbeat_seconds: int) -> None:
         "the coordinator's port, or set another JAX_COORDINATOR_ADDRESS or JAX_COORDINATOR_PORT"
       ) from None
   _up.set()
-  threading.Thread(target=_watch, daemon=True).start()
+  global _watcher
+  _watcher = threading.Thread(target=_watch, daemon=True)
+  _watcher.start()
 
 
 def active() -> bool:
@@ -81,6 +84,7 @@ def shutdown() -> None:
   gather("finish", None)
   first("finished", lambda: None)
   _up.clear()
+  _watcher.join()  # Python aborts when it finishes while a thread is inside the client
   jax.distributed.shutdown()
 
 

@@ -185,13 +185,14 @@ def test_process_with_another_config_is_named(root):
   place = {"JAX_COORDINATOR_ADDRESS": f"localhost:{free_port()}", "JAX_NUM_PROCESSES": 3}
   seeds = (0, 0, 1)
   processes = [
-    start(a_run(root, "odd", seed=seed), **place, JAX_PROCESS_ID=index)
+    start(a_run(root, "odd", seed=seed, train__batch_size=9), **place, JAX_PROCESS_ID=index)
     for index, seed in enumerate(seeds)
   ]
   for code, output in ends(processes):
     assert code == 1
     errors = [line for line in output.splitlines() if "another config" in line]
-    assert errors and f"process 2 on {socket.gethostname()} has another config" in errors[0]
+    assert errors, output
+    assert f"process 2 on {socket.gethostname()} has another config" in errors[0]
     assert "Traceback" not in output
   assert not (root / "odd").exists()
 

@@ -73,6 +73,7 @@ def evaluated(workdir: pathlib.Path) -> set[int]:
   return {record["step"] for record in records if "validation/loss" in record}
 
 
+@pytest.mark.slow
 def test_stops_in_compilation_and_evaluation(root):
   assert stop_in_compilation(root, "short") == 0
   assert 0 not in evaluated(root / "short")
