@@ -149,7 +149,8 @@ def test_silent_process_ends_the_others(root):
   processes = start_together(2, [*arguments, "--heartbeat_seconds=10"])
   wait_for(processes[0], lambda: last_step(root / "silent") >= 5)
   processes[1].send_signal(signal.SIGSTOP)
-  (code, output), _ = ends(processes[:1], timeout=60), processes[1].kill()
+  [(code, output)] = ends(processes[:1], timeout=60)
+  processes[1].kill()
   assert code not in (0, None) and "stopped sending heartbeats" in output
 
 
