@@ -10,6 +10,8 @@ import numpy as np
 from etils import epath
 from jax.experimental import multihost_utils
 
+from resjax import locations
+
 FILE_NAME = "manifest.json"
 
 # Name of a file, relative to the checkpoint, to its bytes and SHA-256.
@@ -36,8 +38,7 @@ def write(folder: epath.Path, *, root: bool) -> None:
   with concurrent.futures.ThreadPoolExecutor(_THREADS) as threads:
     files.update(zip(new, threads.map(lambda name: _entry(folder / name), new), strict=True))
   content = {"files": files, "sha256": _digest(files)}
-  (folder / _PARTIAL).write_text(json.dumps(content, indent=1))
-  (folder / _PARTIAL).replace(folder / FILE_NAME)
+  locations.write_text(folder / FILE_NAME, json.dumps(content, indent=1))
 
 
 def check(folder: epath.Path, within: str = "", *, contents: bool = True) -> None:
