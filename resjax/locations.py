@@ -11,7 +11,8 @@ import os
 import pathlib
 import re
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import fsspec
 from etils import epath
@@ -105,7 +106,13 @@ def version(place: Location) -> str | None:
     found = system.info(name)
   except FileNotFoundError:
     return None
-  return str(found.get("generation") or found.get("ETag") or found.get("mtime"))
+  return version_of(found)
+
+
+def version_of(info: Mapping[str, Any]) -> str:
+  """Returns the same from what fsspec tells about an object."""
+  known = (info.get(key) for key in ("generation", "ETag", "etag", "mtime", "last_modified"))
+  return str(next((value for value in known if value), None))
 
 
 @contextlib.contextmanager

@@ -40,9 +40,10 @@ class Failure(Exception):
 
 
 class FakeGcs(ThreadingHTTPServer):
-  """The server; buckets exist once they are named.
+  """The server.
 
   Attributes:
+    buckets: names of those that exist.
     objects: (bucket, name) to `Object`.
     requests: (method, path) of every request, in order.
   """
@@ -50,8 +51,9 @@ class FakeGcs(ThreadingHTTPServer):
   daemon_threads = True
   request_queue_size = 128
 
-  def __init__(self):
+  def __init__(self, *buckets: str):
     super().__init__(("127.0.0.1", 0), _Handler)
+    self.buckets = set(buckets)
     self.objects: dict[tuple[str, str], Object] = {}
     self.requests: list[tuple[str, str]] = []
     self.uploads: dict[str, tuple[str, str, dict, bytearray]] = {}
@@ -81,17 +83,23 @@ class FakeGcs(ThreadingHTTPServer):
       raise Failure(404, f"No such object: {'/'.join(key)}")
     return self.objects[key]
 
-  def check(self, key: tuple[str, str], query: dict[str, str], missing: int = 0) -> None:
+  def check(self, key: tuple[str, str], query: dict[str, str]) -> None:
     """Applies the preconditions of a request."""
-    now = self.objects[key].generation if key in self.objects else missing
+    now = self.objects[key].generation if key in self.objects else 0
     if "ifGenerationMatch" in query and int(query["ifGenerationMatch"]) != now:
       raise Failure(412, "conditionNotMet")
     if "ifGenerationNotMatch" in query and int(query["ifGenerationNotMatch"]) == now:
       raise Failure(304, "notModified")
 
-  def put(self, key: tuple[str, str], data: bytes, query: dict[str, str]) -> dict:
+  def find(self, bucket: str) -> dict:
+    if bucket not in self.buckets:
+      raise Failure(404, "The specified bucket does not exist.")
+    return {"kind": "storage#bucket", "id": bucket, "name": bucket}
+
+  def put(self, key: tuple[str, str], data: bytes, query: dict[str, str] | None = None) -> dict:
     with self.lock:
-      self.check(key, query)
+      self.find(key[0])
+      self.check(key, query or {})
       updated = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
       self.objects[key] = Object(data, next(self.generations), updated)
       return self.resource(key)
@@ -118,6 +126,7 @@ class FakeGcs(ThreadingHTTPServer):
     prefix, delimiter = query.get("prefix", ""), query.get("delimiter")
     first, stop = query.get("startOffset", ""), query.get("endOffset")
     after, limit = query.get("pageToken", ""), int(query.get("maxResults", 1000))
+    self.find(bucket)
     found: dict[str, bool] = {}  # name or prefix to whether it is an object
     with self.lock:
       for name in self.names(f"{bucket}/{prefix}"):
@@ -200,7 +209,7 @@ class _Handler(BaseHTTPRequestHandler):
     elif bucket := self._match(_LISTING):
       self._send(200, self.server.listing(bucket[0], self.query))
     elif bucket := self._match(_BUCKET):
-      self._send(200, {"kind": "storage#bucket", "id": bucket[0], "name": bucket[0]})
+      self._send(200, self.server.find(bucket[0]))
     else:
       raise Failure(501, f"the fake has no GET {self.path}")
 
@@ -284,9 +293,9 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 @contextlib.contextmanager
-def serve() -> Iterator[FakeGcs]:
+def serve(*buckets: str) -> Iterator[FakeGcs]:
   """Runs a server in a thread."""
-  with FakeGcs() as server:
+  with FakeGcs(*buckets) as server:
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
     thread.start()
     try:
