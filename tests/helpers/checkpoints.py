@@ -43,7 +43,7 @@ def small_state(step: int, mesh: MeshConfig = DATA, size: int = 64) -> TrainStat
   params = {"layers": {"w": put(w, "embed_param", "mlp")}, "scale": put(w[0], None)}
   moments = {"mu": put((-w).astype(jnp.bfloat16), "embed_param", None)}
   count = np.array(step, np.int32)
-  return TrainState(put(count), params, (moments, {"count": put(count)}))
+  return TrainState(put(count), params, (moments, {"count": put(count)}), ())
 
 
 def abstract(state: TrainState) -> TrainState:
