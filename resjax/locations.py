@@ -109,6 +109,17 @@ def version(place: Location) -> str | None:
   return version_of(found)
 
 
+def size_and_digest(place: Location) -> tuple[int, str]:
+  """Returns the bytes of an object, and the checksum that gs:// keeps of them.
+
+  Raises:
+    FileNotFoundError: there is no such object.
+  """
+  system, name = fsspec.core.url_to_fs(str(place))
+  found = system.info(name)
+  return found["size"], f"crc32c {found['crc32c']}"
+
+
 def version_of(info: Mapping[str, Any]) -> str:
   """Returns the same from what fsspec tells about an object."""
   known = (info.get(key) for key in ("generation", "ETag", "etag", "mtime", "last_modified"))

@@ -5,8 +5,6 @@ import uuid
 
 import pytest
 
-from tests.helpers import fake_gcs
-
 os.environ["JAX_PLATFORMS"] = "cpu"
 _DEVICES = "--xla_force_host_platform_device_count=8"
 if _DEVICES not in os.environ.get("XLA_FLAGS", ""):
@@ -16,6 +14,8 @@ if _DEVICES not in os.environ.get("XLA_FLAGS", ""):
 @pytest.fixture(scope="session")
 def gcs_server():
   """One for all: clients keep what they learned about it."""
+  from tests.helpers import fake_gcs  # what it needs, few tests do
+
   with fake_gcs.serve() as server:
     yield server
 

@@ -1,4 +1,8 @@
-"""The files of a checkpoint with their sizes and SHA-256, listed in a file beside them."""
+"""The files of a checkpoint with sizes and digests, listed in a file beside them.
+
+The digest is SHA-256, or in an object store the CRC-32C that it keeps of each object, so that
+nothing has to be read back.
+"""
 
 import concurrent.futures
 import hashlib
@@ -14,7 +18,7 @@ from resjax import locations
 
 FILE_NAME = "manifest.json"
 
-# Name of a file, relative to the checkpoint, to its bytes and SHA-256.
+# Name of a file, relative to the checkpoint, to its bytes and digest.
 Files = Mapping[str, tuple[int, str]]
 
 _PARTIAL = f".{FILE_NAME}.partial"
@@ -106,6 +110,8 @@ def _explain(folder: epath.Path, name: str, size: int) -> str:
 
 
 def _entry(path: epath.Path) -> tuple[int, str]:
+  if not locations.is_local(path):
+    return locations.size_and_digest(path)
   size, digest = 0, hashlib.sha256()
   with path.open("rb") as file:
     while chunk := file.read(_CHUNK):

@@ -86,8 +86,10 @@ class Recorder:
     Raises:
       ValueError: another process writes the same records.
     """
-    self._logger.log(step, self._ledger.record())
-    self._logger.flush()
+    record = self._ledger.record()
+    with self._ledger.phase("log"):
+      self._logger.log(step, record)
+      self._logger.flush()
 
   def message(self, text: str) -> None:
     """Shows a line."""

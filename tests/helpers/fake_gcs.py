@@ -20,6 +20,8 @@ import uuid
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+import google_crc32c
+
 _OBJECT = re.compile(r"(?:/download)?/storage/v1/b/([^/]+)/o/([^/]+)")
 _LISTING = re.compile(r"/storage/v1/b/([^/]+)/o/?")
 _UPLOAD = re.compile(r"/upload/storage/v1/b/([^/]+)/o/?")
@@ -120,6 +122,7 @@ class FakeGcs(ThreadingHTTPServer):
       "storageClass": "STANDARD",
       "etag": str(found.generation),
       "md5Hash": base64.b64encode(hashlib.md5(found.data).digest()).decode(),
+      "crc32c": base64.b64encode(google_crc32c.Checksum(found.data).digest()).decode(),
     }
 
   def listing(self, bucket: str, query: dict[str, str]) -> dict:
@@ -180,14 +183,8 @@ class _Handler(BaseHTTPRequestHandler):
       self._send(code, {"error": {"code": code, "message": message}})
 
   def _read(self) -> bytes:
-    if self.headers.get("Transfer-Encoding") != "chunked":
-      return self.rfile.read(int(self.headers.get("Content-Length") or 0))
-    parts = []
-    while size := int(self.rfile.readline(), 16):
-      parts.append(self.rfile.read(size))
-      self.rfile.readline()
-    self.rfile.readline()
-    return b"".join(parts)
+    assert "Transfer-Encoding" not in self.headers
+    return self.rfile.read(int(self.headers.get("Content-Length") or 0))
 
   def _send(self, code: int, content: dict | bytes = b"", **headers: object) -> None:
     body = content if isinstance(content, bytes) else json.dumps(content).encode()

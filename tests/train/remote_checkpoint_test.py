@@ -62,5 +62,18 @@ def test_a_damaged_one_is_set_aside(gcs, folder):
 def test_a_bucket_that_cannot_be_written_is_refused(gcs, bucket):
   workdir.create(f"gs://{bucket}/run")
   assert gcs.names(f"{bucket}/") == []
-  with pytest.raises(ValueError, match=r"cannot write to gs://missing/run \(.*check that the bucke"):
+  with pytest.raises(ValueError, match=r"cannot write to gs://missing/run \(.*check that"):
     workdir.create("gs://missing/run")
+
+
+def test_the_list_of_files_reads_no_array_back(gcs, folder):
+  fill(folder, 10)
+  bucket = folder.parts[2]
+  # TensorStore reads what it merges, from another address than gcsfs does.
+  read = [path for _, path in gcs.requests if path.startswith(f"/download/storage/v1/b/{bucket}/")]
+  listed = json.loads((folder / "10" / "manifest.json").read_text())["files"]
+  data = [name for name in listed if "/d/" in name]
+  assert data and not [path for path in read if "%2Fd%2F" in path]
+  size, digest = listed[data[0]]
+  found = gcs.resource((bucket, f"run/checkpoints/10/{data[0]}"))
+  assert (size, digest) == (int(found["size"]), f"crc32c {found['crc32c']}")
