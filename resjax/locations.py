@@ -17,6 +17,9 @@ from typing import Any
 import fsspec
 from etils import epath
 
+# epath imports TensorFlow where it is installed, and decides so at its first use.
+os.environ.setdefault("EPATH_USE_TF", "false")
+
 # Local ones are plain `pathlib` paths; epath's have the same methods.
 Location = pathlib.Path | epath.Path
 
@@ -61,7 +64,6 @@ def _prepare(scheme: str, setting: str) -> None:
   for module in modules:
     if not _installed(module):
       raise ValueError(f"{setting} needs {module}: {install}")
-  os.environ["EPATH_USE_TF"] = "false"  # epath would import TensorFlow where it is installed
   # Listings would be kept, but TensorStore and other processes write beside fsspec.
   for name in {"gs": ("gs", "gcs")}.get(scheme, (scheme,)):
     fsspec.config.conf.setdefault(name, {})["use_listings_cache"] = False

@@ -99,13 +99,13 @@ def _find_remote(place: Location) -> Found:
   elif system.isdir(root):
     base, is_folder, infos = place, True, system.find(root, detail=True)
   else:
-    bucket = root.partition("/")[0]
+    bucket = str(place).split("/")[2]
     base, is_folder, infos = place.__class__(f"{scheme}://{bucket}"), False, {}
     if glob.has_magic(root):
       infos = system.glob(root, detail=True)
   files = []
   for name in sorted(infos):
-    path, info = place.__class__(f"{scheme}://{name}"), infos[name]
+    path, info = place.__class__(f"{scheme}://{name.lstrip('/')}"), infos[name]
     relative = path.relative_to(base)
     hidden = any(part.startswith(".") or part in _SKIPPED_FOLDERS for part in relative.parts)
     is_file = info["type"] == "file" and not name.endswith("/")
