@@ -84,7 +84,8 @@ def is_local(place: Location) -> bool:
 def write_text(place: Location, text: str) -> None:
   """Writes a file, at once or not at all; makes its folder when missing."""
   if not is_local(place):
-    place.write_text(text, encoding="utf-8")
+    system, name = fsspec.core.url_to_fs(str(place))
+    system.pipe_file(name, text.encode())  # one request; `open` makes two
     return
   place.parent.mkdir(parents=True, exist_ok=True)
   partial = place.with_name(f".{place.name}.partial")
@@ -98,7 +99,7 @@ def append_text(place: Location, text: str) -> None:
     with place.open("a", encoding="utf-8") as file:
       file.write(text)
   else:
-    place.write_text((place.read_text() if place.exists() else "") + text)
+    write_text(place, (place.read_text() if place.exists() else "") + text)
 
 
 def version(place: Location) -> str | None:
