@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 def get_config(style: str = "llama") -> ConfigDict:
   config = ConfigDict(
     {
-      "workdir": "runs/base",  # metrics, checkpoints, plots and the resolved config go here
+      "workdir": "runs/base",  # metrics, checkpoints, plots, the resolved config; may be gs://
       "seed": 0,  # of the parameters and of the data order
       "model": model(),
       "data": data(),
@@ -161,7 +161,7 @@ def llama_style(m: ConfigDict) -> None:
 
 def data() -> dict:
   return {
-    "root": "data",  # built corpora live here, shared by all runs
+    "root": "data",  # built corpora live here, shared by all runs; may be gs://
     "seq_len": 1024,  # T
     "corpora": {"stdlib": corpus()},
     "tokenizer": {

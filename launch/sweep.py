@@ -19,7 +19,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -67,7 +66,7 @@ def main() -> None:
   if not _COLLECT.value:
     errors |= _run_all([run for run in chosen if run.name not in errors], console)
   results = [_collect(run, errors.get(run.name)) for run in runs]
-  folder = Path(config.workdir)
+  folder = workdir.place(config.workdir)
   sweep.show(results, console)
   files = sweep.save(results, folder)
   files.append(sweep.plot(results, module.get("CURVES"), f"{folder}  ({path})", folder))
@@ -143,7 +142,7 @@ def _check(run: SweepRun) -> str | None:
     wanted = _settings(_build(run.config.to_dict()))
   except Exception as error:  # whatever is wrong with one combinator: the other runs go on
     return " ".join(str(error).split()) or type(error).__name__
-  folder = Path(run.config.workdir)
+  folder = workdir.place(run.config.workdir)
   if not (folder / workdir.RECORD).exists():
     return None
   found = _settings(experiment.load(str(folder)))
@@ -170,7 +169,7 @@ def _settings(run: Run) -> dict[str, Any]:
 
 
 def _collect(run: SweepRun, error: str | None = None) -> Result:
-  folder = Path(run.config.workdir)
+  folder = workdir.place(run.config.workdir)
   records = read_metrics(folder / FILE_NAME) if (folder / FILE_NAME).exists() else []
   costs = workdir.read(folder)["costs"] if (folder / workdir.RECORD).exists() else {}
   return sweep.result(run, records, costs, error)

@@ -4,7 +4,6 @@ import dataclasses
 import difflib
 import typing
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -39,7 +38,7 @@ def load(folder: str) -> Run:
   Raises:
     ValueError: the folder holds no run.
   """
-  config = {**workdir.read(Path(folder))["config"], "workdir": folder}
+  config = {**workdir.read(workdir.place(folder))["config"], "workdir": folder}
   config["mesh"] = dataclasses.asdict(MeshConfig())
   config["model"] = {**config["model"], "attention": "auto"}
   return _run(config)

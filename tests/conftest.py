@@ -1,8 +1,36 @@
-"""Eight CPU devices for every test, set before anything imports JAX."""
+"""Eight CPU devices for every test, set before anything imports JAX; buckets of a fake GCS."""
 
 import os
+import uuid
+
+import pytest
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 _DEVICES = "--xla_force_host_platform_device_count=8"
 if _DEVICES not in os.environ.get("XLA_FLAGS", ""):
   os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_DEVICES}".strip()
+
+
+@pytest.fixture(scope="session")
+def gcs_server():
+  """One for all: clients keep what they learned about it."""
+  from tests.helpers import fake_gcs  # what it needs, few tests do
+
+  with fake_gcs.serve() as server:
+    yield server
+
+
+@pytest.fixture
+def gcs(gcs_server, monkeypatch):
+  """The server, with the environment that leads there."""
+  for name, value in gcs_server.environment.items():
+    monkeypatch.setenv(name, value)
+  return gcs_server
+
+
+@pytest.fixture
+def bucket(gcs):
+  """Name of a new bucket."""
+  name = f"bucket-{uuid.uuid4().hex[:8]}"
+  gcs.buckets.add(name)
+  return name

@@ -1,11 +1,12 @@
 """Plots of runs; every figure says what it shows and of what."""
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+
+from resjax.locations import Location
 
 # Okabe and Ito's palette, which readers with any colour vision can tell apart.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
@@ -17,7 +18,7 @@ FINAL = "validation loss at the end (bits per byte)"
 Records = Sequence[Mapping[str, Any]]
 
 
-def training_curves(records: Records, title: str, path: Path) -> None:
+def training_curves(records: Records, title: str, path: Location) -> None:
   """Draws training loss and validation bits per byte over steps into a PNG file.
 
   Args:
@@ -36,7 +37,7 @@ def training_curves(records: Records, title: str, path: Path) -> None:
 
 
 def sweep_dots(
-  panels: Mapping[str, Mapping[str, float | None]], reference: str, title: str, path: Path
+  panels: Mapping[str, Mapping[str, float | None]], reference: str, title: str, path: Location
 ) -> None:
   """Draws numbers of runs as dots, one panel per kind, the reference as a line, into a PNG file.
 
@@ -71,7 +72,7 @@ def sweep_curves(
   levels: Mapping[str, float],
   across: str,
   title: str,
-  path: Path,
+  path: Location,
 ) -> None:
   """Draws curves of bits per byte, and single runs as horizontal lines, into a PNG file.
 
@@ -98,10 +99,11 @@ def sweep_curves(
   save(figure, path)
 
 
-def save(figure: Figure, path: Path) -> None:
+def save(figure: Figure, path: Location) -> None:
   """Writes a figure as PNG, without a display."""
   path.parent.mkdir(parents=True, exist_ok=True)
-  FigureCanvasAgg(figure).print_png(path)
+  with path.open("wb") as file:
+    FigureCanvasAgg(figure).print_png(file)
 
 
 def _curve(axes, records: Records, key: str, colour: str, label: str, **style) -> None:

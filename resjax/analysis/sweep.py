@@ -3,11 +3,11 @@
 import csv
 import dataclasses
 import difflib
+import io
 import json
 import re
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -15,7 +15,9 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from resjax import locations
 from resjax.analysis import plots
+from resjax.locations import Location
 
 DONE = "done"
 # Label of a panel of the plot to the attribute of a result.
@@ -115,7 +117,7 @@ def _override(config: ConfigDict, name: str, overrides: Mapping[str, Any]) -> Co
     config.update_from_flattened_dict(overrides)
   except TypeError as error:
     raise ValueError(f"run {name!r}: {error}") from None
-  config.workdir = str(Path(config.workdir) / name)
+  config.workdir = str(locations.path(config.workdir, "config.workdir") / name)
   return config
 
 
@@ -199,22 +201,23 @@ def _number(value: float | None, form: str) -> str:
   return "" if value is None else format(value, form)
 
 
-def save(results: Sequence[Result], folder: Path) -> list[Path]:
+def save(results: Sequence[Result], folder: Location) -> list[Location]:
   """Writes results.json and results.csv into a folder, made when missing; returns their paths."""
   folder.mkdir(parents=True, exist_ok=True)
   rows = [dataclasses.asdict(r) | {"delta_bits_per_byte": r.delta(results[0])} for r in results]
   as_json, as_csv = folder / "results.json", folder / "results.csv"
   as_json.write_text(json.dumps({"reference": results[0].name, "runs": rows}, indent=2) + "\n")
-  with as_csv.open("w", newline="", encoding="utf-8") as file:
-    writer = csv.DictWriter(file, fieldnames=list(rows[0]))
-    writer.writeheader()
-    writer.writerows(row | {"overrides": json.dumps(row["overrides"])} for row in rows)
+  table = io.StringIO()
+  writer = csv.DictWriter(table, fieldnames=list(rows[0]))
+  writer.writeheader()
+  writer.writerows(row | {"overrides": json.dumps(row["overrides"])} for row in rows)
+  as_csv.write_bytes(table.getvalue().encode())
   return [as_json, as_csv]
 
 
 def plot(
-  results: Sequence[Result], curves: tuple[str, str] | None, title: str, folder: Path
-) -> Path | None:
+  results: Sequence[Result], curves: tuple[str, str] | None, title: str, folder: Location
+) -> Location | None:
   """Draws all finished runs into sweep.png; None if there are none.
 
   Bits per byte over a setting, or what each run reached and cost: bits per byte, parameters,

@@ -24,7 +24,7 @@ class CorpusConfig:
   """One corpus of a mixture.
 
   Attributes:
-    source: `python-stdlib`; or a file, folder or glob; or `tfds:NAME[/CONFIG]`.
+    source: `python-stdlib`; or a file, folder or glob, also of gs://; or `tfds:NAME[/CONFIG]`.
     format: one of `FORMATS`; `auto` goes by the file ending.
     field: field of JSONL, column of Parquet, feature of a TFDS builder that holds the text.
     weight: share of the training rows, relative to the other corpora.
@@ -79,7 +79,8 @@ class DataConfig:
   """What to train on, and how it is cut into rows.
 
   Attributes:
-    root: folder of built corpora, tokenizers and rows, shared by all runs.
+    root: folder of built corpora, tokenizers and rows, shared by all runs. Of one at gs:// every
+      machine keeps a copy, see `resjax.data.mirror.local`.
     seq_len: T, tokens in a row.
     corpora: name to `CorpusConfig` (or to a mapping with its fields); kept as pairs sorted by name.
     tokenizer: how text becomes tokens.

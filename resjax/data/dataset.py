@@ -2,10 +2,10 @@
 
 import dataclasses
 import json
-import os
 from pathlib import Path
 
-from resjax.data import packed_rows, storage, text_corpus, tokenizer, vocabulary
+from resjax import locations
+from resjax.data import mirror, packed_rows, storage, text_corpus, tokenizer, vocabulary
 from resjax.data.config import DataConfig
 from resjax.data.summary import CorpusSummary, DatasetSummary, SplitSummary
 
@@ -24,7 +24,9 @@ def build(config: DataConfig, progress: storage.Progress = storage.silent) -> Da
   Raises:
     ValueError: a corpus is missing, empty or malformed; names the setting.
   """
-  root = Path(config.root)
+  root = mirror.local(config.root)
+  for name, corpus in config.corpora:  # before any is read, which may take hours
+    locations.path(corpus.source, f"config.data.corpora.{name}.source")
   with storage.exclusive(root):
     corpora = {name: text_corpus.build(name, config, progress) for name, _ in config.corpora}
     learned = vocabulary.build(config, corpora, progress)
@@ -41,9 +43,9 @@ def build(config: DataConfig, progress: storage.Progress = storage.silent) -> Da
       corpora={
         name: _corpus_summary(corpora[name][1], rows[name][1], config.seq_len) for name in rows
       },
-      path=_path(root, mark),
+      path=root / _name(mark),
     )
-    _save(summary)
+    _save(summary, config.root)
   return summary
 
 
@@ -57,36 +59,43 @@ def _corpus_summary(text: Path, rows: Path, seq_len: int) -> CorpusSummary:
   return CorpusSummary(splits, of_text["dropped"], text, rows)
 
 
-def find(root: Path, fingerprint: str) -> DatasetSummary | None:
+def find(root: str, fingerprint: str) -> DatasetSummary | None:
   """Returns what was built under `root`, without a look at its sources; None if it is not there.
+
+  Of a root in an object store, rows and tokenizer are copied to this machine; the text is not.
 
   Args:
     root: `DataConfig.root`.
     fingerprint: of the summary that `build` gave, here or on another machine.
   """
-  path = _path(root, fingerprint)
-  if not path.exists():
+  path = mirror.fetch_file(root, _name(fingerprint))
+  if path is None:
     return None
   values = json.loads(path.read_text())
-  values["tokenizer"], values["path"] = root / values["tokenizer"], path
+  here = mirror.local(root)
+  values["tokenizer"], values["path"] = _fetched(root, values["tokenizer"]), path
   for name, corpus in values["corpora"].items():
     splits = {split: SplitSummary(**counts) for split, counts in corpus["splits"].items()}
-    text, rows = root / corpus["text"], root / corpus["rows"]
+    text, rows = here / corpus["text"], _fetched(root, corpus["rows"])
     values["corpora"][name] = CorpusSummary(splits, corpus["dropped"], text, rows)
   return DatasetSummary(**values)
 
 
-def _path(root: Path, fingerprint: str) -> Path:
-  return root / f"summary-{fingerprint}.json"
+def _fetched(root: str, name: str) -> Path:
+  """Returns a path of a summary, after its folder, KIND/NAME-FINGERPRINT, is on this machine."""
+  here = mirror.local(root)
+  with storage.exclusive(here):
+    mirror.fetch(root, "/".join(Path(name).parts[:2]), here / name)
+  return here / name
 
 
-def _save(summary: DatasetSummary) -> None:
+def _name(fingerprint: str) -> str:
+  return f"summary-{fingerprint}.json"
+
+
+def _save(summary: DatasetSummary, root: str) -> None:
   """Writes the summary with paths relative to its own folder."""
-  if summary.path.exists():
-    return
-  root = summary.path.parent
+  here = summary.path.parent
   values = dataclasses.asdict(summary)
-  text = json.dumps(values, indent=2, default=lambda path: str(path.relative_to(root)))
-  partial = summary.path.with_name(f".{summary.path.name}.partial")
-  partial.write_text(text + "\n")
-  os.replace(partial, summary.path)
+  text = json.dumps(values, indent=2, default=lambda path: str(path.relative_to(here)))
+  mirror.write_file(root, summary.path.name, text + "\n")

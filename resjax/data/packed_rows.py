@@ -116,9 +116,8 @@ def build(
     the fingerprint of the rows, and where their records lie.
   """
   mark = storage.fingerprint(str(PackedRows.VERSION), corpus[0], vocabulary[0], config.seq_len)
-  folder = Path(config.root) / "rows" / f"{name}-{mark}"
 
-  def make() -> PackedRows:
+  def make(folder: Path) -> PackedRows:
     return PackedRows(
       folder=folder,
       name=name,
@@ -128,4 +127,4 @@ def build(
       progress=progress,
     )
 
-  return mark, storage.prepare(folder, PackedRows, make)
+  return mark, storage.prepare(config.root, f"rows/{name}-{mark}", PackedRows, make)

@@ -1,11 +1,14 @@
 """Readers of text, JSONL and Parquet files: one document at a time, bounded memory."""
 
+import contextlib
 import dataclasses
 import gzip
+import io
 import json
 from collections.abc import Iterator
-from pathlib import Path
-from typing import IO
+from typing import TextIO
+
+from resjax.locations import Location
 
 MAX_PIECE = 1 << 20  # characters; a longer text file becomes several documents
 _BATCH_ROWS = 256  # of a Parquet file in memory
@@ -19,7 +22,7 @@ class Document:
   text: str | None
 
 
-def read_text(path: Path, name: str, piece: int = MAX_PIECE) -> Iterator[Document]:
+def read_text(path: Location, name: str, piece: int = MAX_PIECE) -> Iterator[Document]:
   """Yields the file as one document, or cut at line ends into pieces of about `piece` characters.
 
   Newlines stay as they are. Reading stops at the first byte that is not UTF-8.
@@ -39,7 +42,7 @@ def read_text(path: Path, name: str, piece: int = MAX_PIECE) -> Iterator[Documen
       part += 1
 
 
-def read_jsonl(path: Path, name: str, field: str, knob: str) -> Iterator[Document]:
+def read_jsonl(path: Location, name: str, field: str, knob: str) -> Iterator[Document]:
   """Yields the string under `field` of every line that is not blank; null reads as empty.
 
   Raises:
@@ -52,7 +55,7 @@ def read_jsonl(path: Path, name: str, field: str, knob: str) -> Iterator[Documen
         yield Document(f"{name}:{number}", _valid(_field(line, field, at, knob)))
 
 
-def _lines(file: IO[str], path: Path) -> Iterator[str]:
+def _lines(file: TextIO, path: Location) -> Iterator[str]:
   try:
     yield from file
   except UnicodeDecodeError as error:
@@ -74,7 +77,7 @@ def _field(line: str, field: str, at: str, knob: str) -> str:
   return text or ""
 
 
-def read_parquet(path: Path, name: str, field: str, knob: str) -> Iterator[Document]:
+def read_parquet(path: Location, name: str, field: str, knob: str) -> Iterator[Document]:
   """Yields the strings in column `field`; null reads as empty.
 
   Raises:
@@ -83,11 +86,11 @@ def read_parquet(path: Path, name: str, field: str, knob: str) -> Iterator[Docum
   import pyarrow as pa
   import pyarrow.parquet as pq
 
-  try:
-    file = pq.ParquetFile(path)
-  except pa.ArrowInvalid as error:
-    raise ValueError(f"{path} is not a Parquet file; set {knob}.format") from error
-  with file:
+  with path.open("rb") as raw:
+    try:
+      file = pq.ParquetFile(raw)
+    except pa.ArrowInvalid as error:
+      raise ValueError(f"{path} is not a Parquet file; set {knob}.format") from error
     schema = file.schema_arrow
     if field not in schema.names:
       raise ValueError(f"{path} has no column {field!r}; it has {schema.names}; set {knob}.field")
@@ -101,9 +104,13 @@ def read_parquet(path: Path, name: str, field: str, knob: str) -> Iterator[Docum
         number += 1
 
 
-def _open(path: Path, newline: str | None = "\n") -> IO[str]:
-  opener = gzip.open if path.suffix == ".gz" else open
-  return opener(path, "rt", encoding="utf-8", newline=newline)
+@contextlib.contextmanager
+def _open(path: Location, newline: str | None = "\n") -> Iterator[TextIO]:
+  with contextlib.ExitStack() as stack:
+    raw = stack.enter_context(path.open("rb"))
+    if path.suffix == ".gz":
+      raw = stack.enter_context(gzip.GzipFile(fileobj=raw))
+    yield stack.enter_context(io.TextIOWrapper(raw, encoding="utf-8", newline=newline))
 
 
 def _valid(text: str) -> str | None:

@@ -1,23 +1,21 @@
 """Where documents come from: the standard library, files, or another TFDS dataset."""
 
 import dataclasses
-import glob
-import os
 import sys
 import sysconfig
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from resjax.data import readers
+from resjax.data import files, readers
 from resjax.data.config import CorpusConfig
+from resjax.data.files import File, Found
 from resjax.data.readers import Document
 
 STDLIB = "python-stdlib"
 TFDS = "tfds:"
 
 _ENDINGS = {"jsonl": (".jsonl", ".ndjson", ".jsonl.gz", ".json.gz"), "parquet": (".parquet", ".pq")}
-_SKIPPED_FOLDERS = {"__pycache__", "site-packages", "dist-packages"}
 _PIECES = 100  # that a corpus of one text file is cut into
 _MIN_PIECE = 4096  # characters
 
@@ -51,65 +49,54 @@ def open_source(name: str, corpus: CorpusConfig) -> Source:
 
 def _stdlib() -> Source:
   base = Path(sysconfig.get_path("stdlib"))
-  paths = [path for path in _walk(base) if path.suffix == ".py"]
-  if not paths:
+  found = files.under(base, ".py")
+  if not found:
     raise ValueError(f"{STDLIB}: no .py files under {base}; name other text in config.data.corpora")
 
   def documents() -> Iterator[Document]:
-    for path in paths:
-      yield from readers.read_text(path, str(path.relative_to(base)))
+    for file in found:
+      yield from readers.read_text(file.path, file.name)
 
-  return Source([STDLIB, sys.version, _stamps(paths, base)], documents)
+  return Source([STDLIB, sys.version, _stamps(found)], documents)
 
 
 def _files(corpus: CorpusConfig, knob: str) -> Source:
-  base, paths = _find(corpus, knob)
-  kind, paths = _choose_format(corpus, paths, knob)
-  alone = len(paths) == 1
-  piece = min(max(paths[0].stat().st_size // _PIECES, _MIN_PIECE), readers.MAX_PIECE)
+  found = files.find(corpus.source, f"{knob}.source")
+  if not found.files:
+    what = "a folder without files" if found.is_folder else "no file or folder, and matches none"
+    kinds = f"allowed: {STDLIB}, a file, folder or glob of text, {TFDS}NAME[/CONFIG]"
+    raise ValueError(f"{knob}.source: {corpus.source} is {what}; {kinds}")
+  kind, chosen = _choose_format(corpus, found, knob)
+  alone = len(chosen) == 1
+  piece = min(max(chosen[0].size // _PIECES, _MIN_PIECE), readers.MAX_PIECE)
 
   def documents() -> Iterator[Document]:
-    for path in paths:
-      name = os.path.relpath(path, base)
+    for file in chosen:
       if kind == "text":
-        yield from readers.read_text(path, name, piece if alone else readers.MAX_PIECE)
+        yield from readers.read_text(file.path, file.name, piece if alone else readers.MAX_PIECE)
       elif kind == "jsonl":
-        yield from readers.read_jsonl(path, name, corpus.field, knob)
+        yield from readers.read_jsonl(file.path, file.name, corpus.field, knob)
       else:
-        yield from readers.read_parquet(path, name, corpus.field, knob)
+        yield from readers.read_parquet(file.path, file.name, corpus.field, knob)
 
-  return Source([str(base), kind, corpus.field, _stamps(paths, base)], documents)
-
-
-def _find(corpus: CorpusConfig, knob: str) -> tuple[Path, list[Path]]:
-  """Returns (folder that the names are relative to, sorted files)."""
-  source = Path(corpus.source).expanduser().absolute()
-  if source.is_dir():
-    base, paths = source, list(_walk(source))
-  else:
-    base = source.parent if source.is_file() else Path.cwd()
-    pattern = glob.escape(str(source)) if source.is_file() else str(source)
-    paths = [Path(p) for p in sorted(glob.glob(pattern, recursive=True)) if os.path.isfile(p)]
-  if not paths:
-    what = "a folder without files" if source.is_dir() else "no file or folder, and matches none"
-    kinds = f"allowed: {STDLIB}, a file, folder or glob of text, {TFDS}NAME[/CONFIG]"
-    raise ValueError(f"{knob}.source: {source} is {what}; {kinds}")
-  return base, paths
+  return Source([str(found.base), kind, corpus.field, _stamps(chosen)], documents)
 
 
-def _choose_format(corpus: CorpusConfig, paths: list[Path], knob: str) -> tuple[str, list[Path]]:
+def _choose_format(corpus: CorpusConfig, found: Found, knob: str) -> tuple[str, list[File]]:
   """Returns (format, the files in it); `auto` wants one kind beside any text files."""
-  by_kind = {kind: [p for p in paths if p.name.endswith(ends)] for kind, ends in _ENDINGS.items()}
+  by_kind = {
+    kind: [file for file in found.files if file.name.endswith(ends)]
+    for kind, ends in _ENDINGS.items()
+  }
   if corpus.format == "auto":
-    present = [kind for kind, found in by_kind.items() if found]
+    present = [kind for kind, chosen in by_kind.items() if chosen]
     if len(present) > 1:
-      both = " and ".join(f"{kind} ({by_kind[kind][0].name})" for kind in present)
+      both = " and ".join(f"{kind} ({by_kind[kind][0].path.name})" for kind in present)
       raise ValueError(f"{knob}.source holds {both}; choose with {knob}.format")
     kind = present[0] if present else "text"
-    return kind, by_kind.get(kind, paths)
-  in_folder = Path(corpus.source).expanduser().is_dir()
-  if not in_folder or corpus.format == "text":
-    return corpus.format, paths
+    return kind, by_kind.get(kind, found.files)
+  if not found.is_folder or corpus.format == "text":
+    return corpus.format, found.files
   if not by_kind[corpus.format]:
     ends = ", ".join(_ENDINGS[corpus.format])
     raise ValueError(f"{knob}.source: no {ends} files under {corpus.source}; set {knob}.format")
@@ -157,14 +144,5 @@ def _decode(raw: bytes) -> str | None:
     return None
 
 
-def _walk(base: Path) -> Iterator[Path]:
-  """Yields the files under `base` in a fixed order: no hidden ones, no installed packages."""
-  for folder, subfolders, names in os.walk(base):
-    kept = (s for s in subfolders if not s.startswith(".") and s not in _SKIPPED_FOLDERS)
-    subfolders[:] = sorted(kept)
-    yield from (Path(folder, name) for name in sorted(names) if not name.startswith("."))
-
-
-def _stamps(paths: list[Path], base: Path) -> list[tuple[str, int, int]]:
-  stats = [(os.path.relpath(path, base), os.stat(path)) for path in paths]
-  return [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]
+def _stamps(found: list[File]) -> list[tuple[str, int, Any]]:
+  return [(file.name, file.size, file.version) for file in found]

@@ -14,6 +14,8 @@ from typing import Any
 import tensorflow_datasets as tfds
 from absl import logging
 
+from resjax.data import mirror
+
 Progress = Callable[[str, int, int], None]
 """Called as progress(stage, done, total); total 0: not known."""
 
@@ -80,17 +82,26 @@ def built(folder: Path, cls: type[ArrayRecordBuilder]) -> Path:
   return folder / cls.name / str(cls.VERSION)
 
 
-def prepare(folder: Path, cls: type[ArrayRecordBuilder], make: Callable[[], Any]) -> Path:
-  """Builds what `make()` describes unless it is there; returns where its records lie.
+def prepare(
+  root: str, name: str, cls: type[ArrayRecordBuilder], make: Callable[[Path], Any]
+) -> Path:
+  """Builds what `make(folder)` describes unless it is there; returns where its records lie.
 
   TFDS writes into a folder beside the final one and renames it last. The caller holds
   `exclusive`, so that such a folder found here was left by a killed process.
+
+  Args:
+    root: `DataConfig.root`.
+    name: of the folder, relative to the root.
+    cls: of what `make` returns.
+    make: takes the folder on this machine.
   """
+  folder = mirror.local(root) / name
   path = built(folder, cls)
-  if not path.exists():
-    shutil.rmtree(folder, ignore_errors=True)
-    make().download_and_prepare()
+  if not mirror.fetch(root, name, path):
+    make(folder).download_and_prepare()
     shutil.rmtree(folder / "downloads")  # TFDS makes it; nothing was downloaded
+  mirror.publish(root, name)
   return path
 
 

@@ -93,9 +93,8 @@ def build(
   corpus = dict(config.corpora)[name]
   source = open_source(name, corpus)
   mark = identity(corpus, source, config)
-  folder = Path(config.root) / "corpora" / f"{name}-{mark}"
 
-  def make() -> TextCorpus:
+  def make(folder: Path) -> TextCorpus:
     return TextCorpus(folder=folder, name=name, source=source, config=config, progress=progress)
 
-  return mark, storage.prepare(folder, TextCorpus, make)
+  return mark, storage.prepare(config.root, f"corpora/{name}-{mark}", TextCorpus, make)

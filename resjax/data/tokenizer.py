@@ -1,16 +1,16 @@
 """Byte-level tokenizers: a BPE learned from the corpora, and plain bytes."""
 
 import json
-import os
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
+from resjax import locations
 from resjax.data.config import BYTE_VOCAB
+from resjax.locations import Location
 
 END_OF_TEXT = "<|endoftext|>"
 
@@ -43,7 +43,7 @@ class Tokenizer(Protocol):
     """Returns int32 [V]: the UTF-8 bytes that each token stands for, 0 for end of text."""
     ...
 
-  def save(self, path: Path) -> None:
+  def save(self, path: Location) -> None:
     """Writes the tokenizer to the file `path`, at once or not at all."""
     ...
 
@@ -67,9 +67,9 @@ class ByteTokenizer:
     """Returns int32 [257]."""
     return np.array([1] * 256 + [0], np.int32)
 
-  def save(self, path: Path) -> None:
+  def save(self, path: Location) -> None:
     """Writes `path`; there is nothing to store but the name."""
-    _write(path, json.dumps({"name": "byte"}))
+    locations.write_text(path, json.dumps({"name": "byte"}))
 
 
 class BpeTokenizer:
@@ -101,9 +101,9 @@ class BpeTokenizer:
       sizes[index] = 0 if index == self.eot_id else len(token)
     return sizes
 
-  def save(self, path: Path) -> None:
+  def save(self, path: Location) -> None:
     """Writes `path` in the format of the `tokenizers` library."""
-    _write(path, self._model.to_str())
+    locations.write_text(path, self._model.to_str())
 
 
 def train_bpe(texts: Iterable[str], vocab_size: int) -> BpeTokenizer:
@@ -123,9 +123,9 @@ def train_bpe(texts: Iterable[str], vocab_size: int) -> BpeTokenizer:
   return BpeTokenizer(model)
 
 
-def load(path: Path) -> Tokenizer:
+def load(path: Location) -> Tokenizer:
   """Returns the tokenizer that was saved to `path`."""
-  text = Path(path).read_text(encoding="utf-8")
+  text = path.read_text(encoding="utf-8")
   if json.loads(text).get("name") == "byte":
     return ByteTokenizer()
   return BpeTokenizer(tokenizers.Tokenizer.from_str(text))
@@ -135,10 +135,3 @@ def _chunks(texts: Iterable[str]) -> Iterator[str]:
   for text in texts:
     for start in range(0, len(text), _CHUNK):
       yield text[start : start + _CHUNK]
-
-
-def _write(path: Path, text: str) -> None:
-  path.parent.mkdir(parents=True, exist_ok=True)
-  partial = path.with_name(f".{path.name}.partial")
-  partial.write_text(text, encoding="utf-8")
-  os.replace(partial, path)

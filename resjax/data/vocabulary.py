@@ -5,7 +5,7 @@ from pathlib import Path
 
 import grain
 
-from resjax.data import storage
+from resjax.data import mirror, storage
 from resjax.data.config import DataConfig
 from resjax.data.tokenizer import ByteTokenizer, train_bpe
 
@@ -33,14 +33,16 @@ def build(
   else:
     learned_from = sorted(fingerprint for fingerprint, _ in corpora.values())
     mark = storage.fingerprint(settings, learned_from, _VERSION)
-  path = Path(config.root) / "tokenizers" / f"{settings.name}-{mark}" / "tokenizer.json"
-  if not path.exists():
+  name = f"tokenizers/{settings.name}-{mark}"
+  path = mirror.local(config.root) / name / "tokenizer.json"
+  if not mirror.fetch(config.root, name, path):
     if settings.name == "byte":
       ByteTokenizer().save(path)
     else:
       records = [records for _, (_, records) in sorted(corpora.items())]
       texts = sample(records, settings.train_bytes, progress)
       train_bpe(texts, settings.vocab_size).save(path)
+  mirror.publish(config.root, name)
   return mark, path
 
 

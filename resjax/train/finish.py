@@ -1,12 +1,10 @@
 """What a run leaves when it is done: curves, a sample, and where everything lies."""
 
-from pathlib import Path
-
 import jax
 from rich.console import Console
 
 from resjax.analysis.plots import training_curves
-from resjax.train import report
+from resjax.train import report, workdir
 from resjax.train.logging import FILE_NAME, read_metrics
 from resjax.train.sample import sample_text
 from resjax.train.trainer import Trainer
@@ -14,7 +12,7 @@ from resjax.train.trainer import Trainer
 
 def finish(trainer: Trainer, console: Console) -> None:
   """Prints how far a run came, a sample, and where everything lies; draws the curves."""
-  run, folder = trainer.run, Path(trainer.run.workdir)
+  run, folder = trainer.run, workdir.place(trainer.run.workdir)
   plot = folder / "plots" / "training.png"
   if jax.process_index() == 0:
     records = read_metrics(folder / FILE_NAME)

@@ -2,11 +2,12 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 from flax import nnx
 
+from resjax import locations
+from resjax.locations import Location
 from resjax.train import workdir
 from resjax.train.checkpoint_reader import newest, parameter_shapes, restore_params
 from resjax.train.config import Run
@@ -29,8 +30,8 @@ class Parent:
     workdir: of its run.
   """
 
-  checkpoint: Path
-  workdir: Path
+  checkpoint: Location
+  workdir: Location
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +56,8 @@ def find(path: str) -> Parent:
   Raises:
     ValueError: there is none.
   """
-  folder = Path(path).absolute()
+  folder = locations.path(path, "config.train.init_from", writable=True)
+  folder = folder.absolute() if locations.is_local(folder) else folder
   if (folder / "params").is_dir():
     return Parent(folder, folder.parents[1])
   checkpoint = newest(folder / "checkpoints")
@@ -68,7 +70,7 @@ def find(path: str) -> Parent:
 
 
 def start(
-  parent: Parent, model: ModelDef, seed: int, tokenizer: Path
+  parent: Parent, model: ModelDef, seed: int, tokenizer: Location
 ) -> tuple[PyTree, Inheritance]:
   """Returns a model's first parameters, read straight to where they lie, and their origin.
 

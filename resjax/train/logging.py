@@ -4,13 +4,17 @@ import importlib
 import json
 import math
 import os
-import pathlib
+import tempfile
 import uuid
 from collections.abc import Mapping
 from types import ModuleType
 from typing import Any, Protocol
 
 import numpy as np
+
+from resjax import locations
+from resjax.locations import Location
+from resjax.train import record_file
 
 FILE_NAME = "metrics.jsonl"
 
@@ -30,9 +34,9 @@ class Sink(Protocol):
 class MetricLogger:
   """Writes records to `metrics.jsonl` in the workdir, the source of truth, and to other sinks.
 
-  A record is one line, {"step": n, name: value, ...}, flushed at once. JSON has no NaN or
-  infinity: they become null. Records of one step may be several (training, evaluation); log those
-  of step n before the checkpoint of step n, and a resumed run neither misses nor repeats one.
+  A record is one line, {"step": n, name: value, ...}. JSON has no NaN or infinity: they become
+  null. Records of one step may be several (training, evaluation); log those of step n and `flush`
+  before the checkpoint of step n, and a resumed run neither misses nor repeats one.
 
   Args:
     workdir: a folder, made where missing.
@@ -61,7 +65,7 @@ class MetricLogger:
     self._last_step = 0 if resume_step is None else resume_step
     if not enabled:
       return
-    folder = pathlib.Path(workdir)
+    folder = locations.path(workdir)
     folder.mkdir(parents=True, exist_ok=True)
     # The optional packages first: where one is missing, nothing has been touched.
     others: list[Sink] = []
@@ -69,7 +73,8 @@ class MetricLogger:
       others.append(TensorBoardSink(folder, resume_step))
     if wandb_project:
       others.append(WandbSink(folder, resume_step, wandb_project, config))
-    self._sinks = [JsonlSink(folder / FILE_NAME, resume_step), *others]
+    self._records = JsonlSink(folder / FILE_NAME, resume_step)
+    self._sinks = [self._records, *others]
 
   def __enter__(self) -> "MetricLogger":
     return self
@@ -98,6 +103,15 @@ class MetricLogger:
     for sink in self._sinks:
       sink.log(step, plain)
 
+  def flush(self) -> None:
+    """Returns when all records are in `metrics.jsonl`.
+
+    Raises:
+      ValueError: another process writes there.
+    """
+    if self._sinks:
+      self._records.flush()
+
   def close(self) -> None:
     """Closes all sinks."""
     sinks, self._sinks = self._sinks, []
@@ -106,15 +120,20 @@ class MetricLogger:
 
 
 class JsonlSink:
-  """One JSON object per line, flushed."""
+  """One JSON object per line."""
 
-  def __init__(self, path: pathlib.Path, resume_step: int | None):
-    _truncate(path, -1 if resume_step is None else resume_step)
-    self._file = path.open("a", encoding="utf-8")
+  def __init__(self, path: Location, resume_step: int | None):
+    last_step = -1 if resume_step is None else resume_step
+    old = _records(path) if path.exists() else []
+    kept = [line for line, record in old if record["step"] <= last_step]
+    self._file = record_file.opened(path, kept)
 
   def log(self, step: int, metrics: Mapping[str, Scalar]) -> None:
-    """Appends one line."""
-    self._file.write(json.dumps({"step": step, **metrics}, allow_nan=False) + "\n")
+    """Adds one line."""
+    self._file.add(json.dumps({"step": step, **metrics}, allow_nan=False))
+
+  def flush(self) -> None:
+    """Returns when all lines are there."""
     self._file.flush()
 
   def close(self) -> None:
@@ -125,7 +144,7 @@ class JsonlSink:
 class TensorBoardSink:
   """Event files, by tensorboardX; numbers only."""
 
-  def __init__(self, folder: pathlib.Path, resume_step: int | None):
+  def __init__(self, folder: Location, resume_step: int | None):
     module = _optional("tensorboardX", "tensorboard", "config.train.tensorboard")
     # TensorBoard then hides what an earlier attempt wrote from this step on.
     purge = 0 if resume_step is None else resume_step + 1
@@ -152,17 +171,18 @@ class WandbSink:
   """
 
   def __init__(
-    self, folder: pathlib.Path, resume_step: int | None, project: str, config: Mapping[str, Any]
+    self, folder: Location, resume_step: int | None, project: str, config: Mapping[str, Any]
   ):
     module = _optional("wandb", "wandb", "config.train.wandb_project")
     path = folder / "wandb_id"
     if resume_step is None or not path.exists():
       path.write_text(uuid.uuid4().hex[:8], encoding="utf-8")
+    local = folder if locations.is_local(folder) else tempfile.mkdtemp(prefix="wandb-")
     self._run = module.init(
       project=project,
       id=path.read_text(encoding="utf-8").strip(),
       resume="allow",
-      dir=str(folder),
+      dir=str(local),
       config=dict(config),
       allow_val_change=True,  # more steps, another interval
     )
@@ -182,10 +202,10 @@ def read_metrics(path: str | os.PathLike) -> list[dict[str, Scalar]]:
   Raises:
     ValueError: a line before the last is no record.
   """
-  return [record for _, record in _records(pathlib.Path(path))]
+  return [record for _, record in _records(locations.path(path))]
 
 
-def _records(path: pathlib.Path) -> list[tuple[str, dict[str, Scalar]]]:
+def _records(path: Location) -> list[tuple[str, dict[str, Scalar]]]:
   """Lines with their records."""
   # A crash may leave half a character too; only "\n" ends a line.
   lines = path.read_bytes().decode("utf-8", errors="replace").removesuffix("\n").split("\n")
@@ -200,19 +220,6 @@ def _records(path: pathlib.Path) -> list[tuple[str, dict[str, Scalar]]]:
       raise ValueError(f"line {number} of {path} is no record; delete or repair it") from None
     pairs.append((line, record))
   return pairs
-
-
-def _truncate(path: pathlib.Path, last_step: int) -> None:
-  """Keeps the records up to `last_step`: the old file or the new one exists at any time."""
-  if not path.exists():
-    return
-  kept = [line for line, record in _records(path) if record["step"] <= last_step]
-  temporary = path.with_name(path.name + ".tmp")
-  with temporary.open("w", encoding="utf-8") as file:
-    file.writelines(line + "\n" for line in kept)
-    file.flush()
-    os.fsync(file.fileno())
-  temporary.replace(path)
 
 
 def _scalar(name: str, value: Any) -> Scalar:

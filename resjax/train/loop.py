@@ -2,12 +2,12 @@
 
 import contextlib
 import functools
-from pathlib import Path
 
 import jax
 from rich.console import Console
 
 from resjax import distributed
+from resjax.locations import Location
 from resjax.train import init_from, interrupt, processes, report, workdir
 from resjax.train.checkpoint import Checkpoints
 from resjax.train.checkpoint_reader import newest
@@ -38,7 +38,7 @@ def train(run: Run, console: Console | None = None, profile_steps: range = range
   """
   first = jax.process_index() == 0
   console = (console or Console()) if first else Console(quiet=True)
-  folder = Path(run.workdir)
+  folder = workdir.place(run.workdir)
   watchdog = Watchdog(run.health.watchdog_seconds, folder / STACKS if first else None)
   ledger = Ledger(on_phase=watchdog.beat)
   with interrupt.stop_at_once(), contextlib.ExitStack() as claim:
@@ -65,7 +65,7 @@ def train(run: Run, console: Console | None = None, profile_steps: range = range
     finish(trainer, console)
 
 
-def _origin(run: Run, folder: Path) -> init_from.Parent | None:
+def _origin(run: Run, folder: Location) -> init_from.Parent | None:
   """Returns the checkpoint that all processes start from; a run that resumes needs none."""
 
   def find() -> str | None:
@@ -78,7 +78,7 @@ def _origin(run: Run, folder: Path) -> init_from.Parent | None:
 
 def _show(trainer: Trainer, console: Console) -> None:
   """Writes what the run is into its folder; prints its model, and where it starts from."""
-  run, folder = trainer.run, Path(trainer.run.workdir)
+  run, folder = trainer.run, workdir.place(trainer.run.workdir)
   costs = report.model_costs(trainer.model, run)
   if jax.process_index() == 0:
     workdir.write(folder, run, trainer.dataset, costs)

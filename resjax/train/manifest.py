@@ -1,4 +1,8 @@
-"""The files of a checkpoint with their sizes and SHA-256, listed in a file beside them."""
+"""The files of a checkpoint with sizes and digests, listed in a file beside them.
+
+The digest is SHA-256, or in an object store the CRC-32C that it keeps of each object, so that
+nothing has to be read back.
+"""
 
 import concurrent.futures
 import hashlib
@@ -10,9 +14,11 @@ import numpy as np
 from etils import epath
 from jax.experimental import multihost_utils
 
+from resjax import locations
+
 FILE_NAME = "manifest.json"
 
-# Name of a file, relative to the checkpoint, to its bytes and SHA-256.
+# Name of a file, relative to the checkpoint, to its bytes and digest.
 Files = Mapping[str, tuple[int, str]]
 
 _PARTIAL = f".{FILE_NAME}.partial"
@@ -36,8 +42,7 @@ def write(folder: epath.Path, *, root: bool) -> None:
   with concurrent.futures.ThreadPoolExecutor(_THREADS) as threads:
     files.update(zip(new, threads.map(lambda name: _entry(folder / name), new), strict=True))
   content = {"files": files, "sha256": _digest(files)}
-  (folder / _PARTIAL).write_text(json.dumps(content, indent=1))
-  (folder / _PARTIAL).replace(folder / FILE_NAME)
+  locations.write_text(folder / FILE_NAME, json.dumps(content, indent=1))
 
 
 def check(folder: epath.Path, within: str = "", *, contents: bool = True) -> None:
@@ -105,6 +110,8 @@ def _explain(folder: epath.Path, name: str, size: int) -> str:
 
 
 def _entry(path: epath.Path) -> tuple[int, str]:
+  if not locations.is_local(path):
+    return locations.size_and_digest(path)
   size, digest = 0, hashlib.sha256()
   with path.open("rb") as file:
     while chunk := file.read(_CHUNK):

@@ -6,7 +6,6 @@ import json
 import socket
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 import jax
 from rich.console import Console
@@ -70,7 +69,7 @@ def build_data(config: DataConfig, console: Console) -> DatasetSummary:
   """
   built = build_and_show(config, console) if jax.process_index() == 0 else None
   mark = distributed.first("data", lambda: built.fingerprint)
-  summary = built or dataset.find(Path(config.root), mark) or dataset.build(config)
+  summary = built or dataset.find(config.root, mark) or dataset.build(config)
   if summary.fingerprint != mark:
     raise ValueError(
       f"process {jax.process_index()} on {socket.gethostname()} has built other data than process "

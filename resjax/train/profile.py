@@ -3,10 +3,11 @@
 import contextlib
 import re
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import jax
 
+from resjax import locations
+from resjax.locations import Location
 from resjax.typing import PyTree
 
 ANNOTATION = "train"
@@ -58,7 +59,7 @@ class Profiler:
   def __init__(
     self,
     steps: range,
-    folder: Path,
+    folder: Location,
     *,
     start: int,
     tell: Callable[[str], None] | None = None,
@@ -70,13 +71,13 @@ class Profiler:
         "this run; choose later steps"
       )
     self._steps, self._folder, self._tell, self._process = steps, folder, tell, process
-    self._tracing = False
+    self._tracing: contextlib.ExitStack | None = None
 
   def __enter__(self) -> "Profiler":
     return self
 
   def __exit__(self, *exc: object) -> None:
-    if self._tracing:
+    if self._tracing is not None:
       self._stop()
 
   @contextlib.contextmanager
@@ -86,25 +87,33 @@ class Profiler:
       yield
       return
     if step == self._steps[0]:
-      jax.profiler.start_trace(self._folder)
-      self._tracing = True
+      self._start()
     with jax.profiler.StepTraceAnnotation(ANNOTATION, step_num=step):
       yield
 
   def end(self, step: int, result: PyTree) -> None:
     """After the work of a step; after that of the last one, waits for its result and writes."""
-    if not self._tracing or step != self._steps[-1]:
+    if self._tracing is None or step != self._steps[-1]:
       return
     jax.block_until_ready(result)
-    memory = self._folder / f"memory.{self._process}.pprof"
+    name = f"memory.{self._process}.pprof"
+    jax.profiler.save_device_memory_profile(self._local / name)
     self._stop()
-    jax.profiler.save_device_memory_profile(memory)
     if self._tell is not None:
       self._tell(
         f"profile of steps {self._steps[0]}..{step}: xprof --logdir={self._folder} (pip install "
-        f"xprof); device memory: pprof -http=: {memory} (go install github.com/google/pprof@latest)"
+        f"xprof); device memory: pprof -http=: {self._folder / name} (go install "
+        "github.com/google/pprof@latest)"
       )
 
+  def _start(self) -> None:
+    with contextlib.ExitStack() as stack:
+      self._local = stack.enter_context(locations.written_locally(self._folder))
+      self._local.mkdir(parents=True, exist_ok=True)
+      jax.profiler.start_trace(self._local)
+      stack.callback(jax.profiler.stop_trace)
+      self._tracing = stack.pop_all()
+
   def _stop(self) -> None:
-    self._tracing = False
-    jax.profiler.stop_trace()
+    tracing, self._tracing = self._tracing, None
+    tracing.close()

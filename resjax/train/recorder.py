@@ -1,14 +1,13 @@
 """What a run tells while it goes on: records, progress, throughput."""
 
 from collections.abc import Mapping
-from pathlib import Path
 
 import jax
 import numpy as np
 
 from resjax import metrics
 from resjax.models.flops import training_flops_per_token
-from resjax.train import guard
+from resjax.train import guard, workdir
 from resjax.train.checkpoint import Checkpoints
 from resjax.train.config import Run
 from resjax.train.evaluate import summary
@@ -43,7 +42,7 @@ class Recorder:
   ):
     self._run, self._checkpoints, self._ledger = run, checkpoints, ledger
     first = jax.process_index() == 0
-    path = Path(run.workdir) / FILE_NAME
+    path = workdir.place(run.workdir) / FILE_NAME
     if first and path.exists():  # before the logger drops what comes after the checkpoint
       ledger.resume(carried(read_metrics(path), start))
     self._logger = MetricLogger(
@@ -90,8 +89,15 @@ class Recorder:
     )
 
   def account(self, step: int) -> None:
-    """Logs where the time went, before a checkpoint: what a restart repeats comes after it."""
-    self._logger.log(step, self._ledger.record())
+    """Logs where the time went, before a checkpoint: what a restart repeats comes after it.
+
+    Raises:
+      ValueError: another process writes the same records.
+    """
+    record = self._ledger.record()
+    with self._ledger.phase("log"):
+      self._logger.log(step, record)
+      self._logger.flush()
 
   def message(self, text: str) -> None:
     """Shows a line."""

@@ -1,7 +1,5 @@
 """A trained model from the workdir of its run."""
 
-from pathlib import Path
-
 from resjax.data import tokenizer
 from resjax.data.tokenizer import Tokenizer
 from resjax.sharding import make_layout
@@ -21,7 +19,7 @@ def restore_model(run: Run) -> tuple[ModelDef, PyTree, Tokenizer]:
   Raises:
     ValueError: the workdir has no checkpoint, or its newest is damaged.
   """
-  folder = Path(run.workdir)
+  folder = workdir.place(run.workdir)
   checkpoint = newest(folder / "checkpoints")
   if checkpoint is None:
     raise ValueError(f"{folder} has no checkpoint yet; train until config.checkpoint.every")

@@ -1,7 +1,6 @@
 """One run in progress: its steps, and what is due after them."""
 
 from collections.abc import Callable
-from pathlib import Path
 
 import jax
 
@@ -9,7 +8,7 @@ from resjax import distributed
 from resjax.data import pipeline, tokenizer
 from resjax.data.summary import DatasetSummary
 from resjax.sharding import make_layout
-from resjax.train import init_from, program
+from resjax.train import init_from, program, workdir
 from resjax.train.checkpoint import Checkpoints
 from resjax.train.compilation import compile_steps
 from resjax.train.config import Run
@@ -96,7 +95,7 @@ class Trainer:
     recorder = Recorder(self.run, self.program, self.checkpoints, devices, self.start, self.ledger)
     profiler = Profiler(
       profile_steps,
-      Path(self.run.workdir) / "profile",
+      workdir.place(self.run.workdir) / "profile",
       start=done,
       tell=recorder.message,
       process=jax.process_index(),
@@ -176,7 +175,7 @@ class Trainer:
 
   def _owes_evaluation(self) -> bool:
     """Whether the evaluation of the step to go on from is due and not recorded."""
-    step, path = self.start or 0, Path(self.run.workdir) / FILE_NAME
+    step, path = self.start or 0, workdir.place(self.run.workdir) / FILE_NAME
     if self.start is None:
       return True
     records = read_metrics(path) if path.exists() else []

@@ -6,8 +6,10 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import TextIO
+
+from resjax import locations
+from resjax.locations import Location
 
 FILE_NAME = "stacks.txt"
 
@@ -34,7 +36,7 @@ class Watchdog:
   def __init__(
     self,
     seconds: float,
-    path: Path | None,
+    path: Location | None,
     *,
     phase: str = "init",
     stream: TextIO | None = None,
@@ -98,9 +100,8 @@ class Watchdog:
     if self._path is None:
       return
     try:
-      with self._path.open("a", encoding="utf-8") as file:
-        file.write(text)
-    except OSError as error:
+      locations.append_text(self._path, text)
+    except Exception as error:  # of an object store, whatever its library raises
       print(f"watchdog: cannot write {self._path}: {error}", file=self._stream or sys.stderr)
 
 

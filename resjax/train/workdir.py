@@ -5,18 +5,20 @@ import dataclasses
 import fcntl
 import importlib.metadata
 import json
-import os
 import platform
 import subprocess
 import sys
 import tempfile
+import uuid
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
 
+from resjax import locations
 from resjax.data.summary import DatasetSummary
+from resjax.locations import Location
 from resjax.train.config import Run
 
 RECORD = "run.json"
@@ -29,18 +31,30 @@ _PACKAGES = (
 _FREE_MODEL_FIELDS = ("attention", "depth", "remat")
 
 
-def create(path: str) -> Path:
+def place(path: str) -> Location:
+  """Returns the folder of a run, local or gs://.
+
+  Raises:
+    ValueError: it is neither, or what reads gs:// is not installed.
+  """
+  return locations.path(path, "config.workdir", writable=True)
+
+
+def create(path: str) -> Location:
   """Makes the folder and proves that files can be written there.
 
   Raises:
     ValueError: they cannot.
   """
-  folder = Path(path)
+  folder = place(path)
+  if not locations.is_local(folder):
+    _try_writing(folder)
+    return folder
   try:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "checkpoints").mkdir(exist_ok=True)
-    for place in (folder, folder / "checkpoints"):
-      with tempfile.TemporaryFile(dir=place):
+    for where in (folder, folder / "checkpoints"):
+      with tempfile.TemporaryFile(dir=where):
         pass
   except OSError as error:
     raise ValueError(
@@ -50,13 +64,32 @@ def create(path: str) -> Path:
   return folder
 
 
+def _try_writing(folder: Location) -> None:
+  probe = folder / f".probe-{uuid.uuid4().hex}"
+  try:
+    probe.write_text("")
+    probe.unlink()
+  except Exception as error:  # of whatever library reaches the store
+    reason = (str(error).splitlines() or [type(error).__name__])[0]
+    raise ValueError(
+      f"cannot write to {folder} ({reason}); check that the bucket exists and that this machine's "
+      "account may create and delete objects there, or set another config.workdir"
+    ) from None
+
+
 @contextlib.contextmanager
-def lock(folder: Path) -> Iterator[None]:
+def lock(folder: Location) -> Iterator[None]:
   """Keeps other trainers out of the folder; a dead process holds nothing.
+
+  On an object store nothing can hold a lock that a dead process lets go of: there, whoever trained
+  before notices at its next checkpoint that another process writes the records, and ends.
 
   Raises:
     ValueError: another process trains there.
   """
+  if not locations.is_local(folder):
+    yield
+    return
   with open(folder / ".lock", "w") as file:
     try:
       fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -67,7 +100,7 @@ def lock(folder: Path) -> Iterator[None]:
     yield
 
 
-def check(folder: Path, run: Run, dataset: DatasetSummary) -> None:
+def check(folder: Location, run: Run, dataset: DatasetSummary) -> None:
   """Checks that the folder holds no other run.
 
   Raises:
@@ -95,7 +128,7 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
   ]
 
 
-def write(folder: Path, run: Run, dataset: DatasetSummary, costs: Mapping[str, float]) -> None:
+def write(folder: Location, run: Run, dataset: DatasetSummary, costs: Mapping[str, float]) -> None:
   """Writes config, identity, costs and environment, and keeps a copy of the tokenizer."""
   content = {
     "config": run.resolved,
@@ -104,18 +137,11 @@ def write(folder: Path, run: Run, dataset: DatasetSummary, costs: Mapping[str, f
     "costs": costs,
     "environment": _environment(),
   }
-  _replace(folder / RECORD, json.dumps(content, indent=2) + "\n")
-  _replace(folder / TOKENIZER, dataset.tokenizer.read_text())
+  locations.write_text(folder / RECORD, json.dumps(content, indent=2) + "\n")
+  locations.write_text(folder / TOKENIZER, dataset.tokenizer.read_text())
 
 
-def _replace(path: Path, text: str) -> None:
-  """Writes a file at once or not at all."""
-  partial = path.with_name(f".{path.name}.partial")
-  partial.write_text(text)
-  os.replace(partial, path)
-
-
-def read(folder: Path) -> Mapping[str, Any]:
+def read(folder: Location) -> Mapping[str, Any]:
   """Returns the record of a run.
 
   Raises:

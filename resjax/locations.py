@@ -1,0 +1,148 @@
+"""Where the paths of settings lead: to the local disk, or to an object store such as gs://.
+
+An object store has no folders, appends or locks, and a rename there copies. An object that is
+written appears at once or not at all.
+"""
+
+import contextlib
+import functools
+import importlib.util
+import os
+import pathlib
+import re
+import tempfile
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import fsspec
+from etils import epath
+
+# epath imports TensorFlow where it is installed, and decides so at its first use.
+os.environ.setdefault("EPATH_USE_TF", "false")
+
+# Local ones are plain `pathlib` paths; epath's have the same methods.
+Location = pathlib.Path | epath.Path
+
+# Scheme to the modules that read it and the command that installs them. Orbax needs the second one.
+_NEEDED = {
+  "gs": (("gcsfs", "google.cloud.storage"), "pip install 'resjax[gcs]'"),
+  "s3": (("s3fs",), "pip install s3fs"),
+  "az": (("adlfs",), "pip install adlfs"),
+  "hf": (("huggingface_hub",), "pip install huggingface_hub"),
+}
+_WRITABLE = ("gs",)  # of those, where Orbax writes checkpoints
+
+
+def path(text: str | os.PathLike, knob: str = "path", *, writable: bool = False) -> Location:
+  """Returns the place that a setting names.
+
+  Args:
+    text: local, or of an object store that epath knows: gs://BUCKET/NAME.
+    knob: name of the setting, for messages.
+    writable: whether checkpoints or built data go there.
+
+  Raises:
+    ValueError: no such object store is known, its package is missing, or it is not written to.
+  """
+  found = re.match(r"(\w\w+):/", str(text))
+  if not found:
+    return pathlib.Path(text)
+  scheme = found[1]
+  known = [f"{name}://" for name in (_WRITABLE if writable else _NEEDED)]
+  if not re.match(r"\w+://[^/]", str(text)) or f"{scheme}://" not in known:
+    raise ValueError(
+      f"{knob}={str(text)!r} is neither local nor {' or '.join(known)}BUCKET/NAME; mount it (for "
+      "instance with gcsfuse) and give the local folder"
+    )
+  _prepare(scheme, f"{knob}={str(text)!r}")
+  return epath.Path(text)
+
+
+@functools.cache
+def _prepare(scheme: str, setting: str) -> None:
+  modules, install = _NEEDED[scheme]
+  for module in modules:
+    if not _installed(module):
+      raise ValueError(f"{setting} needs {module}: {install}")
+  # Listings would be kept, but TensorStore and other processes write beside fsspec.
+  for name in {"gs": ("gs", "gcs")}.get(scheme, (scheme,)):
+    fsspec.config.conf.setdefault(name, {})["use_listings_cache"] = False
+
+
+def _installed(module: str) -> bool:
+  try:
+    return importlib.util.find_spec(module) is not None
+  except ModuleNotFoundError:  # a parent package is missing
+    return False
+
+
+def is_local(place: Location) -> bool:
+  """Returns whether a place is on a disk of this machine, as far as its path tells."""
+  return "://" not in str(place)
+
+
+def write_text(place: Location, text: str) -> None:
+  """Writes a file, at once or not at all; makes its folder when missing."""
+  if not is_local(place):
+    system, name = fsspec.core.url_to_fs(str(place))
+    system.pipe_file(name, text.encode())  # one request; `open` makes two
+    return
+  place.parent.mkdir(parents=True, exist_ok=True)
+  partial = place.with_name(f".{place.name}.partial")
+  partial.write_text(text, encoding="utf-8")
+  os.replace(partial, place)
+
+
+def append_text(place: Location, text: str) -> None:
+  """Adds to the end of a small file, made when missing; an object is written anew."""
+  if is_local(place):
+    with place.open("a", encoding="utf-8") as file:
+      file.write(text)
+  else:
+    write_text(place, (place.read_text() if place.exists() else "") + text)
+
+
+def version(place: Location) -> str | None:
+  """Returns what changes whenever an object is written; None: there is none."""
+  system, name = fsspec.core.url_to_fs(str(place))
+  try:
+    found = system.info(name)
+  except FileNotFoundError:
+    return None
+  return version_of(found)
+
+
+def size_and_digest(place: Location) -> tuple[int, str]:
+  """Returns the bytes of an object, and the checksum that gs:// keeps of them.
+
+  Raises:
+    FileNotFoundError: there is no such object.
+  """
+  system, name = fsspec.core.url_to_fs(str(place))
+  found = system.info(name)
+  return found["size"], f"crc32c {found['crc32c']}"
+
+
+def version_of(info: Mapping[str, Any]) -> str:
+  """Returns the same from what fsspec tells about an object."""
+  known = (info.get(key) for key in ("generation", "ETag", "etag", "mtime", "last_modified"))
+  return str(next((value for value in known if value), None))
+
+
+@contextlib.contextmanager
+def written_locally(folder: Location) -> Iterator[pathlib.Path]:
+  """Gives a local folder for what cannot write elsewhere; its files are in `folder` afterwards."""
+  if is_local(folder):
+    yield folder
+    return
+  with tempfile.TemporaryDirectory() as name:
+    yield pathlib.Path(name)
+    upload(pathlib.Path(name), folder)
+
+
+def upload(source: pathlib.Path, target: Location) -> None:
+  """Copies the files of a local folder."""
+  system, name = fsspec.core.url_to_fs(str(target))
+  files = sorted(path for path in source.rglob("*") if path.is_file())
+  names = [f"{name}/{path.relative_to(source).as_posix()}" for path in files]
+  system.put([str(path) for path in files], names)

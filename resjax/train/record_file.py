@@ -1,0 +1,103 @@
+"""A text file that grows by lines: on a disk they are appended, in an object store rewritten."""
+
+import os
+import time
+from collections.abc import Callable, Iterable
+
+from resjax import locations
+from resjax.locations import Location
+
+_SHARE = 0.01  # of the time, that uploading between two flushes may take
+_LEAST = 10.0  # seconds between two of those
+
+
+class LocalLines:
+  """Lines on a disk, each one there at once.
+
+  Args:
+    path: of the file.
+    kept: its first lines; whatever else it held is dropped.
+  """
+
+  def __init__(self, path: Location, kept: Iterable[str]):
+    # The old file or the new one exists at any time.
+    temporary = path.with_name(path.name + ".tmp")
+    with temporary.open("w", encoding="utf-8") as file:
+      file.writelines(line + "\n" for line in kept)
+      file.flush()
+      os.fsync(file.fileno())
+    temporary.replace(path)
+    self._file = path.open("a", encoding="utf-8")
+
+  def add(self, line: str) -> None:
+    """Appends a line."""
+    self._file.write(line + "\n")
+    self._file.flush()
+
+  def flush(self) -> None:
+    """Does nothing: all is there."""
+
+  def close(self) -> None:
+    """Closes the file."""
+    self._file.close()
+
+
+class RemoteLines:
+  """Lines in an object, which is written as a whole.
+
+  That happens when `flush` is called, and between as seldom as keeps it below 1 % of the time.
+
+  Args:
+    path: of the object.
+    kept: its first lines; whatever else it held is dropped.
+    clock: seconds; for tests.
+  """
+
+  def __init__(
+    self, path: Location, kept: Iterable[str], *, clock: Callable[[], float] = time.monotonic
+  ):
+    self._path, self._clock = path, clock
+    self._lines = [line + "\n" for line in kept]
+    self._version = locations.version(path)
+    self._pending = True
+    self.flush()
+
+  def add(self, line: str) -> None:
+    """Adds a line.
+
+    Raises:
+      ValueError: another process writes there.
+    """
+    self._lines.append(line + "\n")
+    self._pending = True
+    if self._clock() >= self._next:
+      self.flush()
+
+  def flush(self) -> None:
+    """Writes all lines, if there are new ones.
+
+    Raises:
+      ValueError: another process writes there.
+    """
+    if not self._pending:
+      return
+    began = self._clock()
+    if locations.version(self._path) != self._version:
+      self._pending = False
+      raise ValueError(
+        f"another process writes {self._path} since it was last written here, so that run goes on "
+        "there; if both were started on purpose, give this one another config.workdir"
+      )
+    locations.write_text(self._path, "".join(self._lines))
+    self._version, self._pending = locations.version(self._path), False
+    ended = self._clock()
+    self._next = ended + max((ended - began) / _SHARE, _LEAST)
+
+  def close(self) -> None:
+    """Writes what is new."""
+    self.flush()
+
+
+def opened(path: Location, kept: Iterable[str]) -> LocalLines | RemoteLines:
+  """Returns the file at a place, with no other lines than those kept."""
+  return (LocalLines if locations.is_local(path) else RemoteLines)(path, kept)

@@ -1,0 +1,137 @@
+"""Corpora in an object store, and built data that machines share through one."""
+
+import gzip
+import io
+import json
+import re
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from resjax.data import dataset, mirror
+from resjax.data.config import CorpusConfig, DataConfig, TokenizerConfig
+from resjax.data.sources import open_source
+from tests.data.conftest import make_texts, write_folder
+
+TEXTS = make_texts(12)
+
+
+def texts(bucket, name, **settings):
+  source = open_source("c", CorpusConfig(f"gs://{bucket}/{name}", **settings))
+  return [document.text for document in source.documents()]
+
+
+@pytest.fixture
+def filled(gcs, bucket):
+  """A bucket with text, JSONL and Parquet, and what no corpus holds."""
+  for number, text in enumerate(TEXTS):
+    gcs.put((bucket, f"text/{number % 3}/{number:02}.txt"), text.encode())
+  for name in ("text/.hidden.txt", "text/__pycache__/x.txt", "text/", "text/1/"):
+    gcs.put((bucket, name), b"")
+  lines = "".join(json.dumps({"body": text}) + "\n" for text in TEXTS).encode()
+  gcs.put((bucket, "json/plain.jsonl"), lines)
+  gcs.put((bucket, "json/packed.jsonl.gz"), gzip.compress(lines))
+  raw = io.BytesIO()
+  pq.write_table(pa.table({"text": TEXTS, "number": list(range(12))}), raw, row_group_size=5)
+  gcs.put((bucket, "table/rows.parquet"), raw.getvalue())
+  return bucket
+
+
+def test_documents_are_those_of_the_same_files_on_a_disk(filled, tmp_path):
+  for number, text in enumerate(TEXTS):
+    folder = tmp_path / "text" / str(number % 3)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{number:02}.txt").write_text(text, newline="")
+  local = open_source("c", CorpusConfig(str(tmp_path / "text")))
+  remote = open_source("c", CorpusConfig(f"gs://{filled}/text"))
+  assert list(remote.documents()) == list(local.documents())
+  assert list(remote.documents()) == list(remote.documents())
+
+
+@pytest.mark.parametrize(
+  ("name", "settings"),
+  [
+    ("json/plain.jsonl", {"field": "body"}),
+    ("json/packed.jsonl.gz", {"field": "body"}),
+    ("table", {}),
+    ("table/*.parquet", {"format": "parquet"}),
+  ],
+)
+def test_every_format_is_read(filled, name, settings):
+  assert texts(filled, name, **settings) == TEXTS
+
+
+def test_globs_and_folders_choose(filled):
+  assert texts(filled, "text/1/*.txt") == TEXTS[1::3]
+  assert texts(filled, "text/**/*4.txt") == [TEXTS[4]]
+  assert texts(filled, "json", field="body") == TEXTS * 2
+  assert texts(filled, "text/0/03.txt") == [TEXTS[3]]
+
+
+def test_a_new_version_of_a_file_is_another_corpus(gcs, filled):
+  def identity():
+    return open_source("c", CorpusConfig(f"gs://{filled}/text")).identity
+
+  before = identity()
+  assert identity() == before
+  gcs.put((filled, "text/0/00.txt"), TEXTS[0].encode())
+  assert identity() != before
+
+
+def test_what_is_not_there_is_named(filled):
+  wanted = f"config.data.corpora.c.source: gs://{filled}/tex is no file or folder"
+  with pytest.raises(ValueError, match=re.escape(wanted)):
+    texts(filled, "tex")
+
+
+@pytest.fixture
+def config(bucket, tmp_path):
+  source = write_folder(tmp_path / "text", make_texts(40))
+  settings = TokenizerConfig("bpe", 300, 10_000)
+  corpora = {"a": {"source": str(source)}}
+  return DataConfig(f"gs://{bucket}/data", 16, corpora, settings, 0.1, 0.1)
+
+
+def records(summary):
+  """Bytes of everything that training reads."""
+  folders = [corpus.rows for corpus in summary.corpora.values()]
+  files = [path for folder in folders for path in sorted(folder.iterdir())]
+  return [path.read_bytes() for path in (*files, summary.tokenizer)]
+
+
+def test_another_machine_reads_what_one_has_built(gcs, bucket, config, tmp_path, monkeypatch):
+  monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "first"))
+  first = dataset.build(config)
+  assert first.path.is_relative_to(tmp_path / "first/resjax/gs" / bucket / "data")
+  requests = len(gcs.requests)
+  assert dataset.build(config) == first
+  assert not [name for method, name in gcs.requests[requests:] if method != "GET"]
+  monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "second"))
+  assert dataset.find(config.root, "0" * 12) is None
+  second = dataset.find(config.root, first.fingerprint)
+  assert second.path.is_relative_to(tmp_path / "second") and records(second) == records(first)
+  assert not second.corpora["a"].text.exists()
+  third = dataset.build(config)  # as process 0 of a machine that was preempted
+  assert third == second and third.corpora["a"].text.exists()
+  assert not [name for method, name in gcs.requests[requests:] if method != "GET"]
+
+
+def test_a_machine_that_died_while_it_published_goes_on(gcs, bucket, config, tmp_path, monkeypatch):
+  monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "first"))
+  whole = dataset.build(config)
+  rows = f"data/rows/{whole.corpora['a'].rows.parts[-3]}"
+  for name in gcs.names(f"{bucket}/{rows}"):
+    if name.endswith(("files.json", "features.json")):  # the list comes last
+      del gcs.objects[bucket, name]
+  monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "second"))
+  root = mirror.local(config.root)
+  (root / rows.removeprefix("data/") / "packed_rows").mkdir(
+    parents=True
+  )  # left by a kill
+  assert records(dataset.build(config))[-2:] == records(whole)[-2:]
+  assert gcs.get((bucket, f"{rows}.files.json")).data
+  del gcs.objects[bucket, f"{rows}/packed_rows/1.0.0/features.json"]
+  monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "third"))
+  with pytest.raises(ValueError, match=r"rows/a-\w+ is damaged: its files are not those of gs://"):
+    dataset.find(config.root, whole.fingerprint)
