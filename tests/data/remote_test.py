@@ -126,9 +126,7 @@ def test_a_machine_that_died_while_it_published_goes_on(gcs, bucket, config, tmp
       del gcs.objects[bucket, name]
   monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "second"))
   root = mirror.local(config.root)
-  (root / rows.removeprefix("data/") / "packed_rows").mkdir(
-    parents=True
-  )  # left by a kill
+  (root / rows.removeprefix("data/") / "packed_rows").mkdir(parents=True)  # left by a kill
   assert records(dataset.build(config))[-2:] == records(whole)[-2:]
   assert gcs.get((bucket, f"{rows}.files.json")).data
   del gcs.objects[bucket, f"{rows}/packed_rows/1.0.0/features.json"]
