@@ -13,9 +13,7 @@ cheapest recomputation and the most rows per chip that fit, the batch staying as
 import dataclasses
 import json
 import sys
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import jax
 from absl import flags
@@ -24,14 +22,12 @@ from rich.console import Console
 from launch import aot_table, cli, topology
 from launch.topology import Topology
 from resjax import experiment
-from resjax.data.config import BYTE_VOCAB
-from resjax.sharding import Layout, make_layout
+from resjax.sharding import Layout
 from resjax.train import ahead, fit
 from resjax.train.config import Run
 from resjax.train.step_memory import GIB, DoesNotFitError
 
 _CONFIG = cli.define_config("What would be trained.")
-_TOPOLOGY = flags.DEFINE_string("topology", "", "Slice, such as v5e-256, v5p-512 or v6e:16x16.")
 _SLICES = flags.DEFINE_integer("num_slices", 1, "Slices; config.mesh.data joins.", lower_bound=1)
 _SEARCH = flags.DEFINE_bool("search", False, "Find the recomputation and the microbatch that fit.")
 _JSON = flags.DEFINE_bool("json", False, "Print JSON instead of a table.")
@@ -41,10 +37,10 @@ _OUT = flags.DEFINE_string("out", "", "File for the JSON.")
 def main() -> None:
   """Prints the report, or why the config does not fit."""
   config = cli.config_value(_CONFIG)
-  if not _TOPOLOGY.value:
+  if not topology.FLAG.value:
     raise ValueError("no topology; give one, for example --topology=v5e-256")
-  target = topology.describe(_TOPOLOGY.value, _SLICES.value)
-  run, layout = build(config, target.devices)
+  target = topology.describe(topology.FLAG.value, _SLICES.value)
+  run, layout = experiment.build_ahead(config, target.devices)
   console = Console(stderr=_JSON.value)
   fits, report = (_search if _SEARCH.value else _once)(run, layout, target, console)
   text = json.dumps(_head(run, layout, target) | report, indent=2)
@@ -55,18 +51,6 @@ def main() -> None:
     Path(_OUT.value).write_text(text + "\n")
   if not fits:
     sys.exit(1)
-
-
-def build(config: Mapping[str, Any], devices: Sequence[jax.Device]) -> tuple[Run, Layout]:
-  """Returns what launch.train would run on these devices.
-
-  Its data need not be there: the vocabulary is the one that the config asks for, while a small
-  corpus may give fewer tokens.
-  """
-  run = experiment.build(config, devices)
-  tokenizer = run.data.tokenizer
-  run = run.with_vocab_size(BYTE_VOCAB if tokenizer.name == "byte" else tokenizer.vocab_size)
-  return run, make_layout(run.mesh, run.sharding, devices)
 
 
 def _once(run: Run, layout: Layout, target: Topology, console: Console) -> tuple[bool, dict]:

@@ -17,13 +17,9 @@ from absl import flags
 from configs import base
 from launch import cli, topology
 from resjax import experiment
-from resjax.sharding import make_layout
 from resjax.train import program
 from resjax.train.program import Program
 
-_TOPOLOGY = flags.DEFINE_string(
-  "topology", "", "TPU topology such as v5e:2x4 or v5e-8; empty: the CPU."
-)
 _ROUNDS = flags.DEFINE_integer("rounds", 5, "Compilations of each case.", lower_bound=1)
 
 _CASES = {
@@ -36,8 +32,8 @@ _CASES = {
 def main() -> None:
   """Prints seconds, instructions and temporary bytes of each case, and the ratios of seconds."""
   devices = None
-  if _TOPOLOGY.value:
-    devices = topology.describe(_TOPOLOGY.value).devices
+  if topology.FLAG.value:
+    devices = topology.describe(topology.FLAG.value).devices
   found = {name: [] for name in _CASES}
   for _ in range(_ROUNDS.value):
     for name, case in _CASES.items():
@@ -45,7 +41,7 @@ def main() -> None:
   best = {name: min(results, key=lambda r: r["seconds"]) for name, results in found.items()}
   seconds = {name: result["seconds"] for name, result in best.items()}
   report = {
-    "target": _TOPOLOGY.value or "cpu",
+    "target": topology.FLAG.value or "cpu",
     "jax": jax.__version__,
     "cases": best,
     "block_attn_res over standard": seconds["block_attn_res-24"] / seconds["standard-24"],
@@ -82,8 +78,7 @@ def small_program(
   config.model.update(num_layers=num_layers, d_model=512, num_heads=4, num_kv_heads=4, mlp_dim=1536)
   config.model.residual.name = name
   config.model.residual.block_attn_res.layers_per_block = layers_per_block
-  run = experiment.build(config, devices).with_vocab_size(config.data.tokenizer.vocab_size)
-  return program.build(run, make_layout(run.mesh, run.sharding, devices))
+  return program.build(*experiment.build_ahead(config, devices))
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 
-from resjax.train.interrupt import Interrupted
+from resjax.train.interrupt import SIGINT_CODE, Interrupted
 
 _PATIENCE_SECONDS = 10
 _END = "END_OF_TEXT"
@@ -94,7 +94,8 @@ def run(steps: Sequence[Step], go_on: str, dry_run: bool = False) -> None:
         why = f"failed: {_reason(error)}"
         raise ValueError(f"{title} {why}{_undo(done)}; go on with: {go_on}") from None
       except KeyboardInterrupt:
-        raise Interrupted(f"{title} was interrupted{_undo(done)}; go on with: {go_on}") from None
+        message = f"{title} was interrupted{_undo(done)}; go on with: {go_on}"
+        raise Interrupted(message, SIGINT_CODE) from None
 
 
 def output(argv: Sequence[str]) -> str:

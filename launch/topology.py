@@ -11,6 +11,7 @@ import os
 import re
 
 import jax
+from absl import flags
 from jax.experimental import topologies
 
 from resjax.kernels.depth_attention.mosaic_tpu.compile import ENVIRONMENT
@@ -34,6 +35,8 @@ class Generation:
   hbm: float
   available: float
 
+
+FLAG = flags.DEFINE_string("topology", "", "TPU slice: v5e-256, v5p-512 or v6e:16x16, say.")
 
 _FLAT = ("2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16")
 _CUBES = (

@@ -51,6 +51,7 @@ def initialize(*, bringup_seconds: int, heartbeat_seconds: int) -> None:
   place = _place()
   if place is None:
     return
+  _check_port(place)
   # SIGTERM is left to Python until `listen_for_preemption`.
   jax.config.update("jax_enable_preemption_service", False)
   with _deadline(bringup_seconds, place):
@@ -62,10 +63,7 @@ def initialize(*, bringup_seconds: int, heartbeat_seconds: int) -> None:
         heartbeat_timeout_seconds=heartbeat_seconds,
       )
     except RuntimeError as error:
-      raise ValueError(
-        f"{_who(place)} cannot join the others: {_first_line(error)}; check that nothing else uses "
-        "the coordinator's port, or set another JAX_COORDINATOR_ADDRESS or JAX_COORDINATOR_PORT"
-      ) from None
+      raise ValueError(_cannot_join(place, _first_line(error))) from None
   _up.set()
   global _watcher
   _watcher = threading.Thread(target=_watch, daemon=True)
@@ -225,6 +223,19 @@ def _place() -> dict[str, Any] | None:
   return found if int(count) > 1 else None
 
 
+def _check_port(place: dict[str, Any]) -> None:
+  """Raises ValueError where process 0 could not serve the others; JAX would fail less gently."""
+  if place.get("process_id") != 0:
+    return
+  port = int(place["coordinator_address"].rpartition(":")[2])
+  with socket.socket() as probe:
+    probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a run that has just ended
+    try:
+      probe.bind(("", port))
+    except OSError as error:
+      raise ValueError(_cannot_join(place, error.strerror or str(error))) from None
+
+
 def _cluster() -> type[clusters.ClusterEnv] | None:
   """Returns the cluster that `jax.distributed.initialize` would detect."""
   known = [kind for kind in clusters.ClusterEnv._cluster_types if not kind.opt_in_only_method]
@@ -253,6 +264,13 @@ def _deadline(seconds: int, place: dict[str, Any]) -> Iterator[None]:
   finally:
     signal.signal(signal.SIGINT, before)
     timer.cancel()
+
+
+def _cannot_join(place: dict[str, Any], reason: str) -> str:
+  return (
+    f"{_who(place)} cannot join the others: {reason}; check that nothing else uses the "
+    "coordinator's port, or set another JAX_COORDINATOR_ADDRESS or JAX_COORDINATOR_PORT"
+  )
 
 
 def _who(place: dict[str, Any]) -> str:

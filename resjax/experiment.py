@@ -32,6 +32,24 @@ def build(config: Mapping[str, Any], devices: Sequence[jax.Device] | None = None
   return run
 
 
+def build_ahead(
+  config: Mapping[str, Any], devices: Sequence[jax.Device] | None = None
+) -> tuple[Run, Layout]:
+  """Returns the run of a config and its layout, without data: the vocabulary is the largest that
+  its tokenizer may have, while a small corpus may give fewer tokens.
+
+  Args:
+    config: as in `build`.
+    devices: to run on, also absent ones; default: those that are here.
+
+  Raises:
+    ValueError: as in `build`.
+  """
+  run = build(config, devices)
+  layout = make_layout(run.mesh, run.sharding, devices)
+  return run.with_vocab_size(run.data.tokenizer.vocab_limit), layout
+
+
 def load(folder: str) -> Run:
   """Returns the run whose record lies in a workdir, for the devices that are here.
 

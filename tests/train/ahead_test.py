@@ -7,7 +7,6 @@ import pytest
 from rich.console import Console
 
 from configs import tiny
-from launch import aot
 from resjax import experiment
 from resjax.train import ahead, fit, loop, program
 from resjax.train.step_memory import GIB, Arguments, DoesNotFitError, refusal
@@ -30,7 +29,7 @@ def small(**changes):
 
 
 def built(**changes):
-  return aot.build(small(**changes), jax.devices())
+  return experiment.build_ahead(small(**changes), jax.devices())
 
 
 def fingerprint(**changes):
