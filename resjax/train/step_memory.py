@@ -24,7 +24,7 @@ class Arguments:
 
   Attributes:
     parameters: float32.
-    optimizer: moments.
+    optimizer: moments, and what the step guard remembers.
     batch: rows of tokens, the step and the table of bytes per token.
   """
 
@@ -90,7 +90,8 @@ def count_arguments(programs: Program) -> Arguments:
   """Returns the bytes of one device that hold what a step is given."""
   state = programs.state
   others = state.step, dict(programs.batch), programs.token_bytes
-  return Arguments(*(_shard_bytes(tree) for tree in (state.params, state.opt_state, others)))
+  moments = state.opt_state, state.guard
+  return Arguments(*(_shard_bytes(tree) for tree in (state.params, moments, others)))
 
 
 def refusal(message: str) -> tuple[float, float] | None:
