@@ -68,7 +68,9 @@ class _Constrained(ResidualStreams):
 
   def coefficients(self, streams, layer, site):
     """See `ResidualStreams.coefficients`."""
+    # Whole first: split over D, the products of all tokens would be exchanged instead.
     projection = self._row(self.projection, layer, site)
+    projection = self.layout.constrain(projection, *[None] * projection.ndim)
     bias, scale = self._row(self.bias, layer, site), self._row(self.scale, layer, site)
     count = self.num_streams
     sizes = np.array([count, count, len(bias) - 2 * count])
