@@ -37,7 +37,7 @@ def sizes():
   return {"num_layers": toy.L, "d_model": toy.D, "rngs": nnx.Rngs(0)}
 
 
-@walks.first_cases()
+@walks.one_case_each()
 def test_python_loop_of_depth_run_is_the_loop_by_hand(case):
   check_loop(case, "none")
 
@@ -58,7 +58,7 @@ def test_scan_with_remat_is_the_loop_by_hand(case):
   check_scan(case, "full")
 
 
-@walks.first_cases(SCANNED)
+@walks.one_case_each(SCANNED)
 @pytest.mark.parametrize("remat", ["none", "dots"])
 def test_scan_is_the_loop_by_hand(case, remat):
   check_scan(case, remat)

@@ -5,6 +5,7 @@ import numpy as np
 
 from tests.helpers import toy, walks
 
+MIX_TOKENS = ("deep_delta",)
 LAYERS, X = toy.layers(), toy.embeddings()[:1]
 
 
@@ -15,14 +16,14 @@ def dependence(case, branch):
   return np.abs(jacobian).max(axis=(1, 2, 4))
 
 
-@walks.first_cases()
+@walks.one_case_each(all_of=MIX_TOKENS)
 def test_causal(case):
   d = dependence(case, toy.branch)
   assert (d[np.triu_indices(toy.T, 1)] == 0).all()
   assert (d[np.tril_indices(toy.T)] > 0).all()
 
 
-@walks.first_cases()
+@walks.one_case_each(all_of=MIX_TOKENS)
 def test_combinators_without_a_cache_are_token_local(case):
   d = dependence(case, toy.token_local_branch)
   mixes_tokens = toy.build(case.name, case.options).decode_cache(1, "float32") is not None

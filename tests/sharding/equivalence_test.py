@@ -26,12 +26,13 @@ MESHES = {
   "long_context": {"data": 1, "fsdp": 2, "tensor": 2, "sequence": 2},
 }
 QUICK = [("standard", "fsdp_tp"), ("standard", "long_context"), ("block_attn_res", "long_context")]
-EVERY_SET = ("standard", "block_attn_res", "mhc", "muddformer", "deep_delta")
+EVERY_SET = ("standard", "block_attn_res", "mhc", "muddformer")
 
 
 def walk():
   pairs = [(name, rules) for name in EVERY_SET for rules in MESHES]
   pairs += [(name, "fsdp_tp") for name in combinators.names() if name not in EVERY_SET]
+  pairs.append(("deep_delta", "long_context"))  # convolutions over tokens
   marks = {False: pytest.mark.slow, True: ()}
   return [pytest.param(*p, marks=marks[p in QUICK], id="-".join(p)) for p in pairs]
 
