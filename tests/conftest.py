@@ -1,6 +1,7 @@
 """Eight CPU devices for every test, set before anything imports JAX; buckets of a fake GCS."""
 
 import os
+import signal
 import sys
 import uuid
 
@@ -10,6 +11,10 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 _DEVICES = "--xla_force_host_platform_device_count=8"
 if _DEVICES not in os.environ.get("XLA_FLAGS", ""):
   os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_DEVICES}".strip()
+
+# What runs in the background ignores Ctrl-C, and so would the processes that tests start.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+  signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
