@@ -40,7 +40,11 @@ def make_mesh(config: MeshConfig, devices: Sequence[jax.Device] | None = None) -
   slices = num_slices(devices)
   types = (AxisType.Auto,) * len(MESH_AXES)
   if slices == 1:
-    return jax.make_mesh(tuple(sizes.values()), MESH_AXES, types, devices=devices)
+    # Split: 16 devices along an axis are no whole axes of a slice of 4 × 8 × 8.
+    grid = mesh_utils.create_device_mesh(
+      tuple(sizes.values()), devices, allow_split_physical_axes=True
+    )
+    return Mesh(grid, MESH_AXES, axis_types=types)
   if sizes["data"] % slices:
     raise ValueError(
       f"config.mesh.data={sizes['data']} is not divisible by the {slices} slices of "
@@ -49,7 +53,6 @@ def make_mesh(config: MeshConfig, devices: Sequence[jax.Device] | None = None) -
       f"config.mesh.data to a multiple of {slices}"
     )
   within = sizes | {"data": sizes["data"] // slices}
-  # Split, as jax.make_mesh does for one slice: 64 devices of 16 × 16 are no whole axes of it.
   grid = mesh_utils.create_hybrid_device_mesh(
     tuple(within.values()),
     (slices, *[1] * (len(MESH_AXES) - 1)),
