@@ -38,7 +38,7 @@ def mlp_mixer(name):
   return params, lambda p: mlp_mixer_linen.loss(model, {"params": p}, PATCHES, LABELS)
 
 
-@walks.names("standard", "block_attn_res", "deep_cross_attention", "deep_delta", "rezero", "mhc")
+@walks.names("standard", "block_attn_res", "deep_cross_attention", "deep_delta", "rezero")
 def test_vision_transformer_learns_with_every_combinator(name):
   check_learns(vision_transformer, name)
 

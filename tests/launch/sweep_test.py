@@ -101,6 +101,7 @@ def test_a_failing_run_does_not_end_the_sweep(sweep_file, tmp_path):
   _assert_one_line_error(other, "run 'good'", f"config.optim.learning_rate={usual}, not 1.0")
 
 
+@pytest.mark.slow
 def test_ctrl_c_stops_and_goes_on(sweep_file, tmp_path):
   settings = [f"--config={sweep_file}", "--config.train.log_every=1", "--only=later"]
   long = "--config.train.steps=1000000"

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from resjax.models import depth
-from tests.helpers import decoders, fast, toy
+from tests.helpers import decoders, fast, toy, walks
 from tests.helpers.compare import assert_close
 
 
-@pytest.mark.parametrize("name", ["attn_res", "block_attn_res"])
+@walks.names("block_attn_res", among=("attn_res", "block_attn_res"))
 def test_twice_the_layers_take_twice_the_memory(name):
   bytes_24, bytes_48 = (
     {remat: decoders.training_bytes(name, remat, n) for remat in depth.REMAT} for n in (24, 48)

@@ -66,7 +66,7 @@ def whole():
   return one_step()
 
 
-@pytest.mark.parametrize("microbatches", [2, 8])
+@pytest.mark.parametrize("microbatches", [2, pytest.param(8, marks=pytest.mark.slow)])
 def test_microbatches_weigh_by_tokens(whole, microbatches):
   state, metrics = one_step(microbatches=microbatches)
   assert metrics["sums"].tokens == whole[1]["sums"].tokens
@@ -88,6 +88,7 @@ def test_sharded_step_is_the_step_of_one_device(whole, mesh):
   assert relative(*moments) < 1e-5
 
 
+@pytest.mark.slow
 def test_sharded_step_of_muon_is_the_step_of_one_device():
   mesh = {"data": 2, "fsdp": 2, "tensor": 2}
   start = init_state(*setup(optimizer="muon")[1:3], seed=0).params
@@ -97,7 +98,7 @@ def test_sharded_step_of_muon_is_the_step_of_one_device():
   assert relative(*changes) < 450e-6
 
 
-@pytest.mark.parametrize("name", ["adamw", "muon"])
+@pytest.mark.parametrize("name", ["adamw", pytest.param("muon", marks=pytest.mark.slow)])
 def test_state_is_made_and_stays_where_it_belongs(name):
   _run, model, optimizer, step = setup({"data": 2, "fsdp": 2, "tensor": 2}, optimizer=name)
   state = init_state(model, optimizer, seed=0)

@@ -80,8 +80,8 @@ def _case(name, num_streams=4, standard_at_init=True, **options):
 
 
 CASES = (
-  _case("mhc"),
   _case("mhc", sinkhorn_iterations=3, num_streams=3, init="identity"),
+  _case("mhc"),
   _case("mhc", init="one_hot", num_streams=2, standard_at_init=False),
   _case("mhc", num_streams=1),
   _case("mhc_lite"),
