@@ -7,10 +7,11 @@ import uuid
 
 import pytest
 
+from tests.helpers import xla
+
 os.environ["JAX_PLATFORMS"] = "cpu"
-_DEVICES = "--xla_force_host_platform_device_count=8"
-if _DEVICES not in os.environ.get("XLA_FLAGS", ""):
-  os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_DEVICES}".strip()
+if xla.devices(8) not in os.environ.get("XLA_FLAGS", ""):
+  os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {xla.devices(8)}".strip()
 
 # What runs in the background ignores Ctrl-C, and so would the processes that tests start.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:

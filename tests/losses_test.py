@@ -10,6 +10,7 @@ import optax
 import pytest
 
 from resjax import losses
+from tests.helpers import xla
 
 EPS = np.finfo(np.float32).eps
 FIELDS = ("nats", "z", "tokens", "bytes", "correct")
@@ -243,11 +244,7 @@ print("checked")
 
 
 def test_shards_keep_their_tokens_and_reduce_the_head_gradient_once():
-  env = {
-    **os.environ,
-    "JAX_PLATFORMS": "cpu",
-    "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
-  }
+  env = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": xla.devices(8)}
   command = [sys.executable, "-c", SHARDED]
   done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
   assert done.stdout == "checked\n", done.stderr[-3000:]

@@ -10,6 +10,7 @@ import time
 import numpy as np
 
 from resjax.train.logging import read_metrics
+from tests.helpers import xla
 
 REPOSITORY = pathlib.Path(__file__).parents[2]
 STEPS = 30
@@ -41,7 +42,7 @@ def command(root: pathlib.Path, workdir: pathlib.Path, *more: str) -> list[str]:
 
 
 def start(arguments: list[str], **variables: object) -> subprocess.Popen:
-  environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
+  environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": xla.QUICK}
   environment.update({name: str(value) for name, value in variables.items()})
   return subprocess.Popen(
     arguments,

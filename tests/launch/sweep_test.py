@@ -17,6 +17,7 @@ from configs import tiny
 from configs.ablations import cut_layer
 from resjax.analysis import sweep
 from tests.data.conftest import make_texts, write_folder
+from tests.helpers import xla
 
 ROOT = Path(__file__).parents[2]
 CUT_LAYER = "--config=configs/ablations/cut_layer.py"
@@ -58,7 +59,7 @@ def _command(*arguments):
 
 
 def _environment():
-  one_device = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "", "COLUMNS": "80"}
+  one_device = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": xla.QUICK, "COLUMNS": "80"}
   return os.environ | one_device | {"PYTHONPATH": str(ROOT)}
 
 

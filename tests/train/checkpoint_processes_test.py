@@ -10,6 +10,7 @@ import sys
 import pytest
 
 from resjax.train.checkpoint_reader import saved_steps
+from tests.helpers import xla
 from tests.helpers.checkpoints import assert_restores, fill, opened
 
 REPOSITORY = pathlib.Path(__file__).parents[2]
@@ -20,8 +21,7 @@ def together(folder: pathlib.Path, count: int, start: int, last: int) -> list[di
   with socket.socket() as free:
     free.bind(("localhost", 0))
     port = free.getsockname()[1]
-  flags = f"--xla_force_host_platform_device_count={8 // count}"
-  environment = {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
+  environment = {**os.environ, "XLA_FLAGS": xla.devices(8 // count), "JAX_PLATFORMS": "cpu"}
   command = [sys.executable, "-m", "tests.helpers.checkpoint_process", str(folder), str(port)]
   processes = [
     subprocess.Popen(

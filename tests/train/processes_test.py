@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from resjax.train.logging import read_metrics
+from tests.helpers import xla
 from tests.helpers.runs import (
   ends,
   finish,
@@ -89,8 +90,7 @@ def test_batches_are_the_same_rows_whatever_reads_them(root):
   arguments = [sys.executable, "-m", "tests.helpers.batch_process", str(root), "5"]
 
   def read(count):
-    flags = f"--xla_force_host_platform_device_count={4 // count}"
-    found = ends(start_together(count, arguments, XLA_FLAGS=flags))
+    found = ends(start_together(count, arguments, XLA_FLAGS=xla.devices(4 // count)))
     assert [code for code, _ in found] == [0] * count, found
     lines = [line.split("|") for _, output in found for line in output.splitlines()]
     return [line[1:] for line in lines if line[0] == "mesh"]
@@ -117,7 +117,7 @@ def test_tasks_of_slurm_find_each_other(root):
   arguments = [sys.executable, "-m", "tests.helpers.batch_process", str(root), "1"]
   job = {"SLURM_JOB_ID": 7, "SLURM_STEP_NODELIST": "localhost", "SLURM_NTASKS": 2}
   job |= {"JAX_COORDINATOR_PORT": free_port()}
-  job |= {"XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
+  job |= {"XLA_FLAGS": xla.devices(2)}
   found = ends([start(arguments, **job, SLURM_PROCID=i, SLURM_LOCALID=i) for i in range(2)])
   assert [code for code, _ in found] == [0, 0], found
   assert "mesh|data|0,1,2,3|" in found[0][1] and "mesh|data|4,5,6,7|" in found[1][1]
