@@ -107,10 +107,8 @@ def write(name: str, folder: pathlib.Path) -> dict[str, np.ndarray]:
   import torch
 
   _, _, dtype, shard = MODELS[name]
-  candidates = (build(name, seed) for seed in range(100))
-  model, found = next(
-    pair for pair in ((m, reference(m)) for m in candidates) if is_telling(pair[1])
-  )
+  models = (build(name, seed) for seed in range(100))
+  model, found = next((model, found) for model in models if is_telling(found := reference(model)))
   stored = model.to(getattr(torch, dtype))
   stored.save_pretrained(folder, **({"max_shard_size": shard} if shard else {}))
   np.savez_compressed(folder / "reference.npz", **found)
