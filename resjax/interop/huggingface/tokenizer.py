@@ -1,0 +1,79 @@
+"""Tokenizers of folders, and folders' files of tokenizers."""
+
+import json
+import os
+import pathlib
+
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers
+
+from resjax.data.pretrained_tokenizer import MAIN, PretrainedTokenizer
+from resjax.data.tokenizer import END_OF_TEXT, ByteTokenizer, Tokenizer
+from resjax.interop.huggingface.files import read_json
+
+_FILES = (
+  MAIN,
+  "tokenizer_config.json",
+  "special_tokens_map.json",
+  "added_tokens.json",
+  "chat_template.jinja",
+)
+
+
+def tokenizer(folder: str | os.PathLike) -> PretrainedTokenizer:
+  """Returns the tokenizer of a folder, from its tokenizer.json.
+
+  Raises:
+    ValueError: no tokenizer.json or config.json, a damaged one, or more tokens than embeddings.
+  """
+  folder = pathlib.Path(folder)
+  config = read_json(folder / "config.json")
+  if not (folder / MAIN).is_file():
+    raise ValueError(f"{folder} has no {MAIN}; save it with a fast tokenizer of transformers")
+  if not isinstance(config.get("vocab_size"), int):
+    raise ValueError(f"{folder / 'config.json'} has no vocab_size")
+  paths = [folder / name for name in _FILES]
+  files = {path.name: path.read_text(encoding="utf-8") for path in paths if path.is_file()}
+  ids = {name: config.get(name) for name in ("bos_token_id", "eos_token_id")}
+  try:
+    return PretrainedTokenizer(files, config["vocab_size"], ids)
+  except ValueError as error:
+    raise ValueError(f"{folder}: {error}") from None
+
+
+def special_ids(words: Tokenizer | None) -> dict[str, object]:
+  """Returns the special tokens of config.json."""
+  names = "bos_token_id", "eos_token_id", "pad_token_id"
+  if isinstance(words, PretrainedTokenizer):
+    return dict.fromkeys(names) | words.ids
+  end = None if words is None else words.eot_id
+  return dict(zip(names, (end, end, None), strict=True))
+
+
+def tokenizer_files(words: Tokenizer | None) -> dict[str, str]:
+  """Returns the files of a tokenizer by name; those of a pretrained one as they were."""
+  if words is None:
+    return {}
+  if isinstance(words, PretrainedTokenizer):
+    return words.files
+  model = _bytes_as_bpe() if isinstance(words, ByteTokenizer) else words.model
+  settings = {
+    "tokenizer_class": "PreTrainedTokenizerFast",
+    "bos_token": END_OF_TEXT,
+    "eos_token": END_OF_TEXT,
+    "clean_up_tokenization_spaces": False,
+  }
+  return {MAIN: model.to_str(), "tokenizer_config.json": json.dumps(settings, indent=2) + "\n"}
+
+
+def _bytes_as_bpe() -> tokenizers.Tokenizer:
+  """Returns a byte-level BPE without merges, whose token b is byte b."""
+  # GPT-2's spelling of bytes: those that print stand for themselves, the others follow from 256 on.
+  own = {*range(33, 127), *range(161, 173), *range(174, 256)}
+  others = [byte for byte in range(256) if byte not in own]
+  vocabulary = {chr(byte if byte in own else 256 + others.index(byte)): byte for byte in range(256)}
+  model = tokenizers.Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+  model.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+  model.decoder = decoders.ByteLevel()
+  model.add_special_tokens([END_OF_TEXT])
+  return model
