@@ -13,7 +13,7 @@ from resjax.analysis.probing import ProbeConfig, probe_batch
 from resjax.analysis.summary import Totals
 from resjax.models.decoder import Decoder
 from resjax.sharding import Layout
-from resjax.typing import Array
+from resjax.typing import Array, PyTree
 
 _KEYS = ("inputs", "segment_ids", "positions")
 
@@ -58,17 +58,19 @@ def measure(
       f"the text of {corpus!r} has no token with a next one in its segment; give a text of at "
       "least two tokens"
     )
+  layout = decoder.layout
   graphdef, state = nnx.split(decoder)
-  table = counts, frequency_deciles(counts)
+  table = _copied((counts, frequency_deciles(counts)), layout)
 
-  @functools.partial(jax.jit, out_shardings=_everywhere(decoder.layout))
-  def step(state, batch, table, key):
+  @functools.partial(jax.jit, out_shardings=_everywhere(layout))
+  def step(state, batch, table, number):
+    key = jax.random.fold_in(jax.random.key(seed), number)
     return probe_batch(nnx.merge(graphdef, state), batch, *table, key, config)
 
   totals = Totals()
-  keys = jax.random.split(jax.random.key(seed), len(batches))
-  for batch, key in zip(batches, keys, strict=True):
-    totals.add(jax.device_get(step(state, place(batch), table, key)))
+  for number, batch in enumerate(batches):
+    number = _copied(np.array(number, np.int32), layout)
+    totals.add(jax.device_get(step(state, place(batch), table, number)))
   options = {"num_bootstrap": num_bootstrap, "level": level, "seed": seed}
   return totals.alignment(model, corpus, config, decoder.combinator, **options)
 
@@ -89,3 +91,8 @@ def _placed(batch: Mapping[str, np.ndarray], layout: Layout, batch_size: int):
 def _everywhere(layout: Layout):
   """The sharding of results that every process can read."""
   return None if layout.mesh is None else layout.sharding()
+
+
+def _copied(arrays: PyTree, layout: Layout) -> PyTree:
+  """Arrays that are the same in every process, onto all devices."""
+  return arrays if layout.mesh is None else jax.tree.map(layout.copy, arrays)
