@@ -23,7 +23,8 @@ def loss_sums(
   hidden = decoder(batch["inputs"], batch["segment_ids"], batch["positions"])
   weights = (batch["segment_ids"] != 0).astype(jnp.float32)
   arguments = hidden, decoder.head, batch["targets"], weights
-  options = {"chunk_size": chunk_size, "token_bytes": token_bytes}
+  softcap = decoder.config.logit_softcap
+  options = {"chunk_size": chunk_size, "token_bytes": token_bytes, "softcap": softcap}
   mesh = decoder.layout.mesh
   if mesh is None or mesh.size == 1:
     return cross_entropy(*arguments, **options)
