@@ -52,6 +52,10 @@ class AttenuatedPath(Combinator):
     """See `Combinator.final`."""
     return self.inner.final(state)
 
+  def final_after(self, state, layer, site):
+    """See `Combinator.final_after`."""
+    return self.inner.final_after(state, layer, site)
+
 
 def attenuate(decoder: Decoder, factors: Array) -> Decoder:
   """Returns the decoder with factors [L, sites] on its residual path; it shares its parameters.

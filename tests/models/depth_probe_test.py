@@ -4,8 +4,6 @@ import functools
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-import pytest
 
 from resjax.combinators.base import OUTPUT
 from resjax.models import depth
