@@ -32,7 +32,7 @@ def byte_level():
 
 
 def test_byte_level_text_and_bytes():
-  made = PretrainedTokenizer(byte_level().to_str(), eot_id=0, vocab_size=400)
+  made = PretrainedTokenizer({"tokenizer.json": byte_level().to_str()}, 400, {"bos_token_id": 0})
   texts = [*make_texts(20, seed=1), "a  b", "<end> \u2581"]
   sizes = made.token_bytes()
   assert sizes.shape == (400,) and sizes[0] == 0 and not sizes[301:].any()
@@ -43,7 +43,7 @@ def test_byte_level_text_and_bytes():
 
 
 def test_words_with_a_space_before_them(tmp_path):
-  made = of_folder(str(pretrained.folder(tmp_path)), pretrained.V)
+  made = of_folder(pretrained.folder(tmp_path))
   assert made.eot_id == 0 and made.vocab_size == pretrained.V
   sizes = made.token_bytes()
   for text, ids in zip(TEXTS[:2], made.encode_batch(TEXTS[:2]), strict=True):
@@ -53,13 +53,13 @@ def test_words_with_a_space_before_them(tmp_path):
 
 
 def test_saved_and_loaded(tmp_path):
-  made = of_folder(str(pretrained.folder(tmp_path)), pretrained.V)
+  made = of_folder(pretrained.folder(tmp_path))
   made.save(tmp_path / "copy.json")
   again = tokenizer.load(tmp_path / "copy.json")
   assert (again.vocab_size, again.eot_id) == (made.vocab_size, made.eot_id)
   for a, b in zip(made.encode_batch(TEXTS), again.encode_batch(TEXTS), strict=True):
     np.testing.assert_array_equal(a, b)
-  assert again.spelled == made.spelled
+  assert again.record == made.record
 
 
 @pytest.mark.parametrize(
@@ -71,17 +71,19 @@ def test_what_begins_a_document(tmp_path, ids, eot):
   config.update(bos_token_id=ids[0], eos_token_id=ids[1])
   (folder / "config.json").write_text(json.dumps(config))
   if eot is None:
-    with pytest.raises(ValueError, match="must have bos_token_id or eos_token_id"):
-      of_folder(str(folder), pretrained.V)
+    with pytest.raises(ValueError, match="bos_token_id=None and eos_token_id=None; one of them must"):
+      of_folder(folder)
   else:
-    assert of_folder(str(folder), pretrained.V).eot_id == eot
+    assert of_folder(folder).eot_id == eot
 
 
 def test_more_tokens_than_rows(tmp_path):
   folder = pretrained.folder(tmp_path)
-  message = "tokenizer.json has tokens up to 49, the embedding 40 rows"
+  config = json.loads((folder / "config.json").read_text())
+  (folder / "config.json").write_text(json.dumps(config | {"vocab_size": 40}))
+  message = "tokenizer.json has token 49, but the embedding has 40 rows"
   with pytest.raises(ValueError, match=re.escape(message)) as error:
-    of_folder(str(folder), 40)
+    of_folder(folder)
   assert "\n" not in str(error.value)
 
 
@@ -89,7 +91,7 @@ def test_more_tokens_than_rows(tmp_path):
   ("name", "content", "words"),
   [
     ("tokenizer.json", None, "has no tokenizer.json"),
-    ("tokenizer.json", "{}", "is no tokenizer that can be read"),
+    ("tokenizer.json", "{}", "cannot be read"),
     ("config.json", None, "has no config.json"),
     ("config.json", "[", "is no JSON object"),
   ],
@@ -100,7 +102,7 @@ def test_damaged_folders(tmp_path, name, content, words):
   if content is not None:
     (folder / name).write_text(content)
   with pytest.raises(ValueError, match=words) as error:
-    of_folder(str(folder), pretrained.V)
+    of_folder(folder)
   assert "\n" not in str(error.value)
 
 
@@ -111,7 +113,7 @@ def test_data_are_built_with_it(folder_config, tmp_path):
   config = folder_config({"a": texts}, **{"validation_fraction": 0.3})
   summary = dataset.build(type(config)(**(vars(config) | {"tokenizer": settings})))
   assert summary.vocab_size == pretrained.V
-  assert tokenizer.load(summary.tokenizer).spelled == of_folder(str(folder), pretrained.V).spelled
+  assert tokenizer.load(summary.tokenizer).record == of_folder(folder).record
 
 
 @pytest.mark.parametrize(("name", "folder"), [("pretrained", ""), ("byte", "x")])
