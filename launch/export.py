@@ -1,4 +1,4 @@
-"""Writes a checkpoint of a run, the newest if it is not named, as a folder that transformers and vLLM load.
+"""Writes a checkpoint of a run as a folder that transformers and vLLM load.
 
 python -m launch.export --checkpoint=runs/tiny --out=exported/tiny
 """
