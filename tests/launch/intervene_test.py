@@ -40,11 +40,19 @@ def test_a_hugging_face_folder(tmp_path):
   ("flags", "words"),
   [
     ([], "no model; give the folder of a run, for example --checkpoint=runs/tiny, or --hf"),
-    (["--checkpoint=nowhere"], "--checkpoint='nowhere' has no checkpoint"),
+    pytest.param(
+      *(["--checkpoint=nowhere"], "--checkpoint='nowhere' has no checkpoint"),
+      marks=pytest.mark.slow,
+    ),
     (["--hf=nowhere"], "nowhere has no config.json"),
-    (["--hf=a", "--checkpoint=b"], "several models; give one --checkpoint or one --hf"),
-    (["--hf=a", "--alphas=0,b"], "--alphas=0,b must be numbers"),
-    (["--hf=a", "--out="], "no file for the figures"),
+    pytest.param(
+      *(["--hf=a", "--checkpoint=b"], "several models; give one --checkpoint or one --hf"),
+      marks=pytest.mark.slow,
+    ),
+    pytest.param(
+      *(["--hf=a", "--alphas=0,b"], "--alphas=0,b must be numbers"), marks=pytest.mark.slow
+    ),
+    pytest.param(*(["--hf=a", "--out="], "no file for the figures"), marks=pytest.mark.slow),
     (["--hf=a", "--out=/dev/null/x.json"], "--out=/dev/null/x.json cannot be written"),
   ],
 )
