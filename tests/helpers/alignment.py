@@ -100,11 +100,10 @@ def of_token(decoder, h, this, following, final=None):
   return found
 
 
-def trajectories(decoder, batch, members, every="site", kl=lambda t: True):
-  """Reading -> name -> means [P] over the (row, position) of `members`."""
-  found, tokens = states(decoder, batch), np.asarray(batch["inputs"])
-  sites = len(decoder.combinator.sites)
-  step = sites if every == "layer" else 1
+def trajectories(decoder, found, batch, members, every="site", kl=lambda t: True):
+  """Reading -> name -> means [P] over the (row, position) of `members`; found: `states`."""
+  tokens = np.asarray(batch["inputs"])
+  step = len(decoder.combinator.sites) if every == "layer" else 1
   last = found["read"][-1]
   finals = {
     place: softmax(np.float64(decoder.head) @ norm(decoder, last[place])) for place in members
