@@ -1,6 +1,8 @@
 """The tokenizer of a pretrained model, from its tokenizer.json."""
 
 import json
+import os
+import pathlib
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
@@ -10,6 +12,13 @@ from resjax import locations
 from resjax.locations import Location
 
 MAIN = "tokenizer.json"
+_FILES = (
+  MAIN,
+  "tokenizer_config.json",
+  "special_tokens_map.json",
+  "added_tokens.json",
+  "chat_template.jinja",
+)
 
 
 class PretrainedTokenizer:
@@ -66,15 +75,50 @@ class PretrainedTokenizer:
       sizes[index] = 0 if added.special else len(added.content.encode())
     return sizes
 
+  @property
+  def record(self) -> str:
+    """All there is, as JSON."""
+    fields = {"name": "pretrained", "files": self.files, "ids": self.ids}
+    return json.dumps(fields | {"vocab_size": self.vocab_size})
+
   def save(self, path: Location) -> None:
-    """Writes `path`, one file with all there is."""
-    record = {"name": "pretrained", "files": self.files, "ids": self.ids}
-    locations.write_text(path, json.dumps(record | {"vocab_size": self.vocab_size}))
+    """Writes `record` to the file `path`."""
+    locations.write_text(path, self.record)
 
   @classmethod
   def from_record(cls, record: Mapping) -> "PretrainedTokenizer":
     """Returns the tokenizer that `save` wrote."""
     return cls(record["files"], record["vocab_size"], record["ids"])
+
+
+def of_folder(folder: str | os.PathLike) -> PretrainedTokenizer:
+  """Returns the tokenizer of a Hugging Face folder, from tokenizer.json and config.json.
+
+  Raises:
+    ValueError: a missing or damaged file, or more tokens than embeddings.
+  """
+  folder = pathlib.Path(folder)
+  config = _config(folder / "config.json")
+  if not (folder / MAIN).is_file():
+    raise ValueError(f"{folder} has no {MAIN}; save it with a fast tokenizer of transformers")
+  if not isinstance(config.get("vocab_size"), int):
+    raise ValueError(f"{folder / 'config.json'} has no vocab_size")
+  paths = [folder / name for name in _FILES]
+  files = {path.name: path.read_text(encoding="utf-8") for path in paths if path.is_file()}
+  ids = {name: config.get(name) for name in ("bos_token_id", "eos_token_id")}
+  try:
+    return PretrainedTokenizer(files, config["vocab_size"], ids)
+  except ValueError as error:
+    raise ValueError(f"{folder}: {error}") from None
+
+
+def _config(path: pathlib.Path) -> Mapping[str, object]:
+  if not path.is_file():
+    raise ValueError(f"{path.parent} has no {path.name}")
+  try:
+    return dict(json.loads(path.read_text(encoding="utf-8")))
+  except (ValueError, TypeError) as error:
+    raise ValueError(f"{path} is no JSON object: {error}") from None
 
 
 def _eot_id(ids: Mapping[str, object], vocab_size: int) -> int:

@@ -44,6 +44,11 @@ def decoder(config, *, random=True, **kwargs):
   return nnx.merge(graphdef, jax.tree.map_with_path(move, state))
 
 
+def shapes(config):
+  """The decoder with shapes for parameters."""
+  return nnx.eval_shape(lambda: Decoder(config, rngs=nnx.Rngs(0)))
+
+
 def tokens(config, batch=2, length=12, seed=0):
   rng = np.random.default_rng(seed)
   return jnp.asarray(rng.integers(0, config.vocab_size, (batch, length)))

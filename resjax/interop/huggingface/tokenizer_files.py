@@ -1,44 +1,12 @@
-"""Tokenizers of folders, and folders' files of tokenizers."""
+"""The files of tokenizers in folders."""
 
 import json
-import os
-import pathlib
 
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
 from resjax.data.pretrained_tokenizer import MAIN, PretrainedTokenizer
 from resjax.data.tokenizer import END_OF_TEXT, ByteTokenizer, Tokenizer
-from resjax.interop.huggingface.files import read_json
-
-_FILES = (
-  MAIN,
-  "tokenizer_config.json",
-  "special_tokens_map.json",
-  "added_tokens.json",
-  "chat_template.jinja",
-)
-
-
-def tokenizer(folder: str | os.PathLike) -> PretrainedTokenizer:
-  """Returns the tokenizer of a folder, from its tokenizer.json.
-
-  Raises:
-    ValueError: no tokenizer.json or config.json, a damaged one, or more tokens than embeddings.
-  """
-  folder = pathlib.Path(folder)
-  config = read_json(folder / "config.json")
-  if not (folder / MAIN).is_file():
-    raise ValueError(f"{folder} has no {MAIN}; save it with a fast tokenizer of transformers")
-  if not isinstance(config.get("vocab_size"), int):
-    raise ValueError(f"{folder / 'config.json'} has no vocab_size")
-  paths = [folder / name for name in _FILES]
-  files = {path.name: path.read_text(encoding="utf-8") for path in paths if path.is_file()}
-  ids = {name: config.get(name) for name in ("bos_token_id", "eos_token_id")}
-  try:
-    return PretrainedTokenizer(files, config["vocab_size"], ids)
-  except ValueError as error:
-    raise ValueError(f"{folder}: {error}") from None
 
 
 def special_ids(words: Tokenizer | None) -> dict[str, object]:
