@@ -1,0 +1,45 @@
+"""What was measured survives being written and read."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+
+from resjax.analysis.alignment import (
+  METRICS,
+  READINGS,
+  Alignment,
+  DepthWeights,
+  Group,
+  Position,
+  Switch,
+)
+
+
+def example(depth_weights=None):
+  rng = np.random.default_rng(0)
+  metrics = {name: rng.normal(size=3) for name in METRICS}
+  metrics["branch_norm"][0] = np.nan
+  groups = {
+    "all": Group(90, 30, metrics, Switch(2, 1, None, 0.95, 200, 0.96)),
+    "decile_3": Group(0, 0, {name: np.full(3, np.nan) for name in METRICS}, None),
+  }
+  places = (Position(-1, "embedding"), Position(0, "mlp"), Position(1, "mlp"))
+  return Alignment("a", "b", 10, places, dict.fromkeys(READINGS, groups), depth_weights)
+
+
+@pytest.mark.parametrize("with_weights", [False, True])
+def test_json_and_back_is_the_same(with_weights):
+  weights = DepthWeights((Position(0, "mlp"),), ("embedding", "x"), np.array([[0.25, 0.75]]))
+  given = example(weights if with_weights else None)
+  back = Alignment.from_json(given.to_json())
+  assert list(back.readings) == list(READINGS)
+  np.testing.assert_equal(dataclasses.asdict(back), dataclasses.asdict(given))
+
+
+def test_json_has_no_nan():
+  text = example().to_json()
+  assert "NaN" not in text
+  groups = json.loads(text)["readings"]["closed"]
+  assert groups["all"]["metrics"]["branch_norm"][0] is None
