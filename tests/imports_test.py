@@ -45,6 +45,7 @@ ALLOWED = {
 }
 ALLOWED["train"] = set(ALLOWED) - {"_version"}
 ALLOWED["experiment"] = set(ALLOWED) - {"_version"}
+ALLOWED["subjects"] = set(ALLOWED) - {"_version"}
 ALLOWED["__init__"] = {"_version"}
 
 

@@ -4,7 +4,7 @@ import dataclasses
 import math
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 FORMATS = ("auto", "text", "jsonl", "parquet")
 TOKENIZERS = ("bpe", "byte")
@@ -17,6 +17,19 @@ _NAME = re.compile(r"[a-z][a-z0-9_-]*")
 def _require(ok: bool, path: str, value: Any, allowed: str) -> None:
   if not ok:
     raise ValueError(f"config.data.{path} is {value!r}; {allowed}")
+
+
+class Knobs(NamedTuple):
+  """What the settings of a corpus are called, for messages."""
+
+  source: str
+  format: str
+  field: str
+
+  @classmethod
+  def of(cls, name: str) -> "Knobs":
+    """Returns those of the corpus called `name` of a config."""
+    return cls(*[f"config.data.corpora.{name}.{setting}" for setting in cls._fields])
 
 
 @dataclasses.dataclass(frozen=True)

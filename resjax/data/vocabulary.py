@@ -47,16 +47,20 @@ def build(
 
 
 def sample(
-  corpora: list[Path], num_bytes: int, progress: storage.Progress = storage.silent
+  corpora: list[Path],
+  num_bytes: float,
+  progress: storage.Progress = storage.silent,
+  *,
+  split: str = "train",
 ) -> Iterator[str]:
-  """Yields training documents in random but fixed order until `num_bytes` are read.
+  """Yields documents of a split in random but fixed order until `num_bytes` are read.
 
   The next document comes from the corpus that has given the fewest bytes, whatever the weights of
   the mixture, so that changing a weight does not change the vocabulary.
   """
   streams = []
   for records in corpora:
-    documents = grain.MapDataset.source(storage.read(records, "train")).seed(0).shuffle()
+    documents = grain.MapDataset.source(storage.read(records, split)).seed(0).shuffle()
     streams.append(map(documents.__getitem__, range(len(documents))))
   given = [0] * len(streams)
   done = 0

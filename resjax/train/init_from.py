@@ -6,11 +6,11 @@ from typing import Any
 
 from flax import nnx
 
-from resjax import locations
 from resjax.locations import Location
-from resjax.train import workdir
-from resjax.train.checkpoint_reader import newest, parameter_shapes, restore_params
+from resjax.train import restore, workdir
+from resjax.train.checkpoint_reader import parameter_shapes, restore_params
 from resjax.train.config import Run
+from resjax.train.restore import Saved
 from resjax.train.state import ModelDef
 from resjax.typing import PyTree
 
@@ -19,19 +19,6 @@ Shapes = Mapping[str, tuple[int, ...]]
 _RESIDUAL = "config.model.residual."
 _NEW_SITE = "config.model.short_swa was {'window': 0,"
 _ONLY_AT_INIT = ("config.model.init_std", "config.model.scaled_output_init")
-
-
-@dataclasses.dataclass(frozen=True)
-class Parent:
-  """A checkpoint to start from.
-
-  Attributes:
-    checkpoint: its folder.
-    workdir: of its run.
-  """
-
-  checkpoint: Location
-  workdir: Location
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,30 +34,17 @@ class Inheritance:
   new: Shapes
 
 
-def find(path: str) -> Parent:
-  """Returns the checkpoint that config.train.init_from names.
-
-  Args:
-    path: a workdir, of which the newest checkpoint is meant, or a checkpoint in one.
+def find(path: str) -> Saved:
+  """Returns the checkpoint that config.train.init_from names: of a workdir the newest, or itself.
 
   Raises:
     ValueError: there is none.
   """
-  folder = locations.path(path, "config.train.init_from", writable=True)
-  folder = folder.absolute() if locations.is_local(folder) else folder
-  if (folder / "params").is_dir():
-    return Parent(folder, folder.parents[1])
-  checkpoint = newest(folder / "checkpoints")
-  if checkpoint is None:
-    raise ValueError(
-      f"config.train.init_from={path!r} has no checkpoint; give the workdir of a trained run, or a "
-      "checkpoint of one, WORKDIR/checkpoints/STEP"
-    )
-  return Parent(checkpoint, folder)
+  return restore.find(path, "config.train.init_from")
 
 
 def start(
-  parent: Parent, model: ModelDef, seed: int, tokenizer: Location
+  parent: Saved, model: ModelDef, seed: int, tokenizer: Location
 ) -> tuple[PyTree, Inheritance]:
   """Returns a model's first parameters, read straight to where they lie, and their origin.
 
@@ -136,7 +110,7 @@ def match(theirs: Shapes, ours: Shapes) -> Inheritance:
   return Inheritance(taken, {path: shape for path, shape in ours.items() if path not in taken})
 
 
-def changes(parent: Parent, model: ModelDef, run: Run) -> list[str]:
+def changes(parent: Saved, model: ModelDef, run: Run) -> list[str]:
   """Returns why a model is not the function that its parent is, a line per reason; none: it is.
 
   Args:

@@ -14,6 +14,7 @@ from resjax.train.checkpoint_reader import newest
 from resjax.train.config import Run
 from resjax.train.finish import finish
 from resjax.train.goodput import Ledger
+from resjax.train.restore import Saved
 from resjax.train.trainer import Trainer
 from resjax.train.watchdog import FILE_NAME as STACKS
 from resjax.train.watchdog import Watchdog
@@ -65,7 +66,7 @@ def train(run: Run, console: Console | None = None, profile_steps: range = range
     finish(trainer, console)
 
 
-def _origin(run: Run, folder: Location) -> init_from.Parent | None:
+def _origin(run: Run, folder: Location) -> Saved | None:
   """Returns the checkpoint that all processes start from; a run that resumes needs none."""
 
   def find() -> str | None:

@@ -11,7 +11,8 @@ from resjax.analysis.plots import Records
 from resjax.models.flops import training_flops_per_token
 from resjax.optim import parameter_rows
 from resjax.train.config import Run
-from resjax.train.init_from import Inheritance, Parent
+from resjax.train.init_from import Inheritance
+from resjax.train.restore import Saved
 from resjax.train.state import ModelDef
 
 
@@ -49,7 +50,7 @@ def show_model(model: ModelDef, run: Run, costs: Mapping[str, float], console: C
 
 
 def show_parent(
-  parent: Parent, inheritance: Inheritance, changes: Sequence[str], console: Console
+  parent: Saved, inheritance: Inheritance, changes: Sequence[str], console: Console
 ) -> None:
   """Prints what a run takes from another one, what is new, and whether the function changes."""
   taken, new = inheritance.taken, inheritance.new

@@ -18,6 +18,7 @@ from resjax.train.interrupt import Interrupted, StopRequest
 from resjax.train.logging import FILE_NAME, read_metrics
 from resjax.train.profile import Profiler
 from resjax.train.recorder import Recorder
+from resjax.train.restore import Saved
 from resjax.train.state import TrainState, first_state, init_state
 from resjax.train.step import Metrics
 
@@ -43,7 +44,7 @@ class Trainer:
     run: Run,
     dataset: DatasetSummary,
     checkpoints: Checkpoints,
-    origin: init_from.Parent | None,
+    origin: Saved | None,
     ledger: Ledger,
   ):
     self.run, self.dataset, self.checkpoints, self.ledger = run, dataset, checkpoints, ledger

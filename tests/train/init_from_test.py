@@ -1,7 +1,6 @@
 """A run that starts from another one's parameters goes on with the function that it learned."""
 
 import dataclasses
-import io
 import shutil
 from pathlib import Path
 
@@ -10,22 +9,21 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from rich.console import Console
 
-from configs import base, tiny
+from configs import base
 from resjax import combinators, experiment, optim
 from resjax.combinators import registry
 from resjax.models.config import ResidualConfig
 from resjax.train import init_from, workdir
 from resjax.train.checkpoint_reader import restore_params
 from resjax.train.logging import FILE_NAME, read_metrics
-from resjax.train.loop import train
+from resjax.train.restore import Saved
 from resjax.train.state import ModelDef, first_state
 from resjax.train.step import loss_sums, make_train_step
 from tests.helpers import layouts, walks
 from tests.helpers.runs import write_text
+from tests.helpers.trained import STEPS, B, T, run, settings
 
-STEPS, B, T = 3, 8, 32
 SIZES = {"num_layers": 3, "d_model": 32, "sites": ("attention", "mlp")}
 CLAIMED = [
   name
@@ -34,28 +32,6 @@ CLAIMED = [
     name, **SIZES, rngs=nnx.Rngs(0), **base.residual()[name]
   ).equals_standard_at_init
 ]
-
-
-def settings(root, workdir, name, **train):
-  c = tiny.get_config()
-  c.workdir = str(workdir)
-  c.mesh.update(data=4, fsdp=2)
-  # Reads that are means of up to 7 sources: eps must be small beside their mean square.
-  c.model.update(num_layers=3, d_model=32, mlp_dim=64, norm_eps=1e-12)
-  c.model.residual.name = name
-  c.data.update(root=str(root / "data"), seq_len=T, validation_fraction=0.2)
-  c.data.corpora.stdlib.source = str(root / "text")
-  c.data.tokenizer.name = "byte"
-  c.optim.update(learning_rate=1e-2, warmup_steps=1)
-  c.train.update(steps=STEPS, batch_size=B, eval_rows=16, sample_tokens=0, **train)
-  return c
-
-
-def run(config) -> str:
-  """Trains a config and returns what it printed."""
-  printed = io.StringIO()
-  train(experiment.build(config), Console(file=printed, width=200))
-  return printed.getvalue()
 
 
 def evaluations(workdir):
@@ -68,7 +44,7 @@ def root(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def parent(root) -> init_from.Parent:
+def parent(root) -> Saved:
   """A trained run with `standard`; no norm, bias or kernel is as at init."""
   run(settings(root, root / "parent", "standard"))
   return init_from.find(str(root / "parent"))

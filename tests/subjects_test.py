@@ -1,0 +1,103 @@
+"""A run becomes a subject: its parameters, its tokenizer, and text in its tokens."""
+
+import dataclasses
+import re
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from flax import nnx
+
+from resjax import subjects
+from resjax.data.tokenizer import ByteTokenizer
+from resjax.losses import cross_entropy
+from resjax.train.logging import FILE_NAME, read_metrics
+from tests.helpers import decoders, fast, layouts
+from tests.helpers.runs import write_text
+from tests.helpers.trained import STEPS, T, run, settings
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory) -> Path:
+  root = write_text(tmp_path_factory.mktemp("subjects"))
+  run(settings(root, root / "gated", "gate"))
+  return root
+
+
+@pytest.fixture(scope="module")
+def subject(root):
+  return subjects.from_workdir(str(root / "gated"))
+
+
+def loss(subject, text):
+  """Nats per token, by the decoder of the subject alone."""
+  graphdef, state = nnx.split(subject.decoder)
+
+  @fast.jit
+  def nats(state, batch):
+    decoder = nnx.merge(graphdef, state)
+    hidden = decoder(batch["inputs"], batch["segment_ids"], batch["positions"])
+    weights = batch["segment_ids"] != 0
+    return cross_entropy(hidden, decoder.head, batch["targets"], weights, chunk_size=10**4).nats
+
+  batches = map(subject.decoder.layout.split, text.batches)
+  return float(sum(nats(state, batch) for batch in batches)) / text.num_tokens
+
+
+def test_its_loss_on_its_validation_split_is_that_of_the_run(root, subject):
+  assert subject.name == f"gated, step {STEPS}" and subject.seq_len == T
+  assert subject.decoder.layout.mesh.size == 8
+  text = subjects.read_text(subject, str(root / "gated"), max_tokens=10**6)
+  assert text.name == "gated, validation"
+  assert text.batches[0]["inputs"].shape == (8, T)
+  records = read_metrics(root / "gated" / FILE_NAME)
+  evaluated = [r["validation/loss"] for r in records if "validation/loss" in r]
+  # The run evaluates 16 of the rows, cut from documents in another order.
+  assert abs(loss(subject, text) - evaluated[-1]) < 0.1 < evaluated[0] - evaluated[-1]
+
+
+def test_a_checkpoint_on_one_device_gives_the_same(root, subject):
+  layout = layouts.layout(devices=jax.devices()[:1])
+  checkpoint = str(root / "gated" / "checkpoints" / str(STEPS))
+  alone = subjects.from_workdir(checkpoint, layout)
+  assert alone.name == subject.name and alone.decoder.layout.mesh.size == 1
+  text = subjects.read_text(subject, str(root / "text"), max_tokens=300)
+  assert text.num_tokens == 300 and text.name == str(root / "text")
+  np.testing.assert_allclose(loss(alone, text), loss(subject, text), rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+  ("content", "words"), [("", "holds no text"), (" \n", "holds no text"), ("x", "is one token")]
+)
+def test_text_that_is_too_short(subject, tmp_path, content, words):
+  (tmp_path / "short.txt").write_text(content)
+  with pytest.raises(ValueError, match=rf"short\.txt {words}"):
+    subjects.read_text(subject, str(tmp_path / "short.txt"), max_tokens=10)
+
+
+def test_a_tokenizer_that_the_embedding_does_not_hold(subject):
+  small = decoders.decoder(decoders.config(), random=False)  # 31 rows
+  with pytest.raises(ValueError, match="the tokenizer of it has 257 tokens, its embedding 31 rows"):
+    dataclasses.replace(subject, name="it", decoder=small)
+
+
+def test_rows_longer_than_learned_positions(subject):
+  small = decoders.decoder(decoders.config("gpt2", vocab_size=257), random=False)
+  it = subjects.Subject("it", small, ByteTokenizer(), 32)
+  with pytest.raises(ValueError, match=r"33 tokens are longer than the 32 learned .* --seq_len"):
+    subjects.read_text(it, "python-stdlib", max_tokens=10, seq_len=33)
+
+
+def test_no_checkpoint(tmp_path):
+  message = re.escape(f"--checkpoint={str(tmp_path)!r} has no checkpoint")
+  with pytest.raises(ValueError, match=message):
+    subjects.from_workdir(str(tmp_path))
+
+
+def test_data_that_are_no_longer_there(root, subject, tmp_path):
+  (tmp_path / "run.json").write_text(
+    (root / "gated" / "run.json").read_text().replace(str(root / "data"), "elsewhere")
+  )
+  with pytest.raises(ValueError, match=r"are not under config\.data\.root='elsewhere'"):
+    subjects.read_text(subject, str(tmp_path), max_tokens=10)
