@@ -6,7 +6,7 @@ from html import escape
 
 # From white to dark blue: linear in the share of it, so that twice as dark is twice as probable.
 _WHITE, _BLUE = (255, 255, 255), (0, 72, 130)
-_DARK = 0.52  # share of blue from which white text has the better contrast
+_DARK = 0.725  # share of blue from which white text has the better contrast, 4.5 : 1 or more
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,9 +26,22 @@ class Cell:
   is_next: bool
 
 
-def heat_table(
-  tokens: Sequence[str], columns: Sequence[str], cells: Sequence[Sequence[Cell]], name: str
-) -> str:
+@dataclasses.dataclass(frozen=True)
+class HeatText:
+  """A text and what every depth position decodes its tokens to.
+
+  Attributes:
+    tokens: of the text, visible.
+    columns: names of the depth positions.
+    cells: of each token, in the order of the columns.
+  """
+
+  tokens: Sequence[str]
+  columns: Sequence[str]
+  cells: Sequence[Sequence[Cell]]
+
+
+def heat_table(heat: HeatText, name: str) -> str:
   """Returns the table: a row per token, a column per depth position, the probability as shade.
 
   A cell that decodes to the next token has a solid frame and bold text, one that decodes to the
@@ -36,21 +49,21 @@ def heat_table(
   stay in sight.
 
   Args:
-    tokens: of the text, visible.
-    columns: names of the depth positions.
-    cells: of each token, in the order of the columns.
+    heat: what to show.
     name: of the table, for readers who hear it.
   """
-  head = "".join(f'<th scope="col">{escape(column)}</th>' for column in ("input token", *columns))
+  head = "".join(
+    f'<th scope="col">{escape(column)}</th>' for column in ("input token", *heat.columns)
+  )
   rows = [
     f'<tr><th scope="row"><bdi>{escape(token)}</bdi></th>{"".join(map(_cell, row))}</tr>'
-    for token, row in zip(tokens, cells, strict=True)
+    for token, row in zip(heat.tokens, heat.cells, strict=True)
   ]
   return (
-    f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(name)}">'
+    f'{_LEGEND}\n<div class="scroll" tabindex="0" role="region" aria-label="{escape(name)}">'
     f'<table class="heat"><thead><tr>{head}</tr></thead>\n<tbody>\n'
     + "\n".join(rows)
-    + f"\n</tbody></table></div>\n{_LEGEND}"
+    + "\n</tbody></table></div>"
   )
 
 

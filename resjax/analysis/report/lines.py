@@ -4,14 +4,15 @@ A panel is small enough to be read on a telephone and says itself what it is of.
 """
 
 import dataclasses
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-SIZE = (6.4, 4.2)  # inches
-LABEL = 9  # points
+SIZE = (5.0, 3.8)  # inches: letters are still legible where it is 370 pixels wide
+LABEL = 8.5  # points
 _GREY = "#595959"
 
 # Okabe and Ito's hues, darkened until text in them has a contrast of 5 : 1 on white.
@@ -44,30 +45,47 @@ class Line:
   hollow: bool = False
 
 
-def panel(title: str, subtitle: str, size: tuple[float, float] = SIZE) -> tuple[Figure, Axes]:
+def panel(
+  title: str, subtitle: str, size: tuple[float, float] = SIZE, note: str = ""
+) -> tuple[Figure, Axes]:
   """Returns an empty panel.
 
   Args:
     title: what it shows.
     subtitle: of what: model, corpus, number of tokens.
     size: inches.
+    note: one more line.
   """
-  figure = Figure(figsize=size, layout="constrained")
+  characters = int(size[0] * 72 / (0.56 * LABEL))
+  header = textwrap.wrap(subtitle, characters) + textwrap.wrap(note, characters)
+  height = (20 + 1.3 * LABEL * len(header)) / 72  # inches
+  figure = Figure(figsize=size, dpi=150)
+  figure.set_layout_engine("constrained", rect=(0, 0, 1, 1 - height / size[1]))
+  top = {"x": 0.08 / size[0], "va": "top", "ha": "left"}
+  figure.text(y=1 - 5 / 72 / size[1], s=title, fontsize=12, fontweight="bold", **top)
+  below = 1 - 21 / 72 / size[1]
+  figure.text(y=below, s="\n".join(header), fontsize=LABEL, color=_GREY, linespacing=1.25, **top)
   axes = figure.subplots()
-  figure.suptitle(title, x=0.01, ha="left", fontsize=12, fontweight="bold")
-  axes.set_title(subtitle, loc="left", fontsize=LABEL, color=_GREY)
   axes.spines[["top", "right"]].set_visible(False)
   return figure, axes
 
 
-def draw(axes: Axes, lines: Sequence[Line]) -> None:
-  """Draws lines, each with its label at its end; axes and scales must be set before."""
+def draw(axes: Axes, lines: Sequence[Line], setup: Callable[[Axes], None]) -> None:
+  """Draws lines, each with its label at its end.
+
+  Args:
+    axes: whose horizontal limits are set.
+    lines: what to draw.
+    setup: sets scale and limits of the vertical axis.
+  """
   axes.grid(axis="y", alpha=0.25)
   for line in lines:
     style = STYLES[line.style % len(STYLES)]
     face = {"markerfacecolor": "white", "linewidth": 1} if line.hollow else {"linewidth": 1.8}
-    every = max(1, len(line.x) // 14)
+    every = max(1, len(line.x) // 12)
     axes.plot(line.x, line.y, **style, **face, markersize=5, markevery=every, label=line.label)
+  setup(axes)
+  axes.get_ylim()  # works out the limits, which places of labels depend on
   _label_ends(axes, [line for line in lines if np.isfinite(line.y).any()])
 
 
@@ -85,7 +103,7 @@ def _label_ends(axes: Axes, lines: Sequence[Line]) -> None:
     axes.annotate(
       line.label,
       xy=point,
-      xytext=(1.03, height),
+      xytext=(1.02, height),
       textcoords="axes fraction",
       va="center",
       fontsize=LABEL,
