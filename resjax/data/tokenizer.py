@@ -20,6 +20,17 @@ _PIECES = r" ?\p{L}+| ?\p{N}{1,3}| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _CHUNK = 1 << 16  # characters; long texts inflate the memory of training
 
 
+def _byte_alphabet() -> dict[str, int]:
+  """Returns the byte of each character of byte-level BPE: its own, or the next that has none."""
+  characters = sorted(pre_tokenizers.ByteLevel.alphabet())
+  own = {character: ord(character) for character in characters if ord(character) < 256}
+  rest = sorted(set(range(256)) - set(own.values()))
+  return own | dict(zip(characters[len(own) :], rest, strict=True))
+
+
+_ALPHABET = _byte_alphabet()
+
+
 class Tokenizer(Protocol):
   """Text to tokens and back, without loss for any Unicode text.
 
@@ -37,6 +48,10 @@ class Tokenizer(Protocol):
 
   def decode(self, ids: Iterable[int]) -> str:
     """Returns the text of `ids`, end of text spelled out; bytes that are no UTF-8 become U+FFFD."""
+    ...
+
+  def piece(self, token: int) -> bytes:
+    """Returns the bytes of text that a token below V stands for, end of text spelled out."""
     ...
 
   def token_bytes(self) -> np.ndarray:
@@ -62,6 +77,10 @@ class ByteTokenizer:
     """Returns the text of `ids`."""
     parts = (END_OF_TEXT.encode() if i == self.eot_id else bytes([i]) for i in ids)
     return b"".join(parts).decode(errors="replace")
+
+  def piece(self, token: int) -> bytes:
+    """Returns the byte."""
+    return END_OF_TEXT.encode() if token == self.eot_id else bytes([token])
 
   def token_bytes(self) -> np.ndarray:
     """Returns int32 [257]."""
@@ -93,6 +112,13 @@ class BpeTokenizer:
   def decode(self, ids: Iterable[int]) -> str:
     """Returns the text of `ids`."""
     return self._model.decode([int(i) for i in ids], skip_special_tokens=False)
+
+  def piece(self, token: int) -> bytes:
+    """Returns the bytes that the characters of a token spell."""
+    characters = self._model.id_to_token(int(token))
+    if token == self.eot_id:
+      return characters.encode()
+    return bytes(_ALPHABET[character] for character in characters)
 
   def token_bytes(self) -> np.ndarray:
     """Returns int32 [V]; the byte alphabet spells each byte as one character."""
