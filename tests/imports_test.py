@@ -25,7 +25,7 @@ ALLOWED = {
   "kernels": {"typing", "sharding"},
   "nn": {"typing", "sharding", "kernels"},
   "combinators": {"typing", "sharding", "kernels"},
-  "models": {"typing", "sharding", "kernels", "nn", "combinators"},
+  "models": {"typing", "sharding", "kernels", "nn", "combinators", "losses"},
   "data": {"typing", "locations"},
   "losses": {"typing"},
   "metrics": {"typing"},

@@ -77,13 +77,13 @@ def test_text_that_is_too_short(subject, tmp_path, content, words):
 
 
 def test_a_tokenizer_that_the_embedding_does_not_hold(subject):
-  small = decoders.decoder(decoders.config(), random=False)  # 31 rows
+  small = decoders.shapes(decoders.config())  # 31 rows
   with pytest.raises(ValueError, match="the tokenizer of it has 257 tokens, its embedding 31 rows"):
     dataclasses.replace(subject, name="it", decoder=small)
 
 
 def test_rows_longer_than_learned_positions(subject):
-  small = decoders.decoder(decoders.config("gpt2", vocab_size=257), random=False)
+  small = decoders.shapes(decoders.config("gpt2", vocab_size=257))
   it = subjects.Subject("it", small, ByteTokenizer(), 32)
   with pytest.raises(ValueError, match=r"33 tokens are longer than the 32 learned .* --seq_len"):
     subjects.read_text(it, "python-stdlib", max_tokens=10, seq_len=33)

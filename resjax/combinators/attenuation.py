@@ -57,6 +57,10 @@ class AttenuatedStream(Standard):
     attenuated = state.attenuated + out
     return attenuated if ends else _WithinLayer(state.stream + out, attenuated)
 
+  def final_after(self, state, layer, site):
+    """See `Combinator.final_after`: within a layer what it would leave, attenuated."""
+    return state.attenuated if isinstance(state, _WithinLayer) else state
+
   @abc.abstractmethod
   def _alpha(self, layer: int | Array, site: str, normed: Views | None) -> Array:
     """Returns α, broadcasting against [B, T, D]; with scope `layer` asked at the first site."""

@@ -14,6 +14,7 @@ from resjax.typing import Array, PyTree
 
 Views = Mapping[str, Array]
 Strategy = Literal["carry", "depth_blocks", "history", "loop"]
+OUTPUT = "output"  # the place of the last read, that of `Combinator.final`
 
 
 @jax.tree_util.register_dataclass
@@ -152,6 +153,37 @@ class Combinator(nnx.Module):
   @abc.abstractmethod
   def final(self, state: PyTree) -> Array:
     """Returns the output of all layers [B, T, D], before the final norm."""
+
+  def final_after(self, state: PyTree, layer: int | Array, site: str) -> Array:
+    """Returns the output [B, T, D] that the layers would have if they ended after a site.
+
+    After the last site of the last layer it is that of `final`. Where `final` mixes sources, those
+    that are not there yet are left out; each combinator says how.
+
+    Args:
+      state: what `write` returned for the site; a scan over layers has not closed its depth block.
+      layer: 0..L-1; may be traced.
+      site: one of `sites`.
+    """
+    return self.final(state)
+
+  def source_names(self) -> tuple[str, ...]:
+    """Returns the names of the N sources that `depth_weights` weighs; empty without any."""
+    return ()
+
+  def depth_weights(self, state: PyTree, layer: int | Array, site: str) -> Array | None:
+    """Returns how much a site reads of every source, for plots: no gradient, one mean over heads.
+
+    Args:
+      state: what `read` sees at the site.
+      layer: 0..L-1, may be traced; L for the last read.
+      site: one of `sites`, or `OUTPUT` for the last read.
+
+    Returns:
+      [N, ...], broadcasts against [N, B, T]; 0 for sources that are not there yet. None: the site
+      weighs no sources.
+    """
+    return None
 
   def open_block(self, sources: Sources) -> tuple[Sources, PyTree]:
     """Returns the sources, and what all sites of a depth block together make of them, or None.

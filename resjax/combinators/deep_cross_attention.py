@@ -111,8 +111,15 @@ class DeepCrossAttention(LayerMixer):
 
   def final(self, state):
     """See `Combinator.final`."""
+    return self._output_grn(state.sources)
+
+  def final_after(self, state, layer, site):
+    """See `Combinator.final_after`: the GRN of the output over the g that there are."""
+    return self._output_grn(self._ended(state, site))
+
+  def _output_grn(self, sources: Sources) -> Array:
     query = self.final_query[...] if self.version == 3 else None
-    return self._grn(state.sources, self.final_bias[...], query)
+    return self._grn(sources, sources.in_slot_order(self.final_bias[...]), query)
 
   def num_parameters(self):
     """4 Σ_{i<L} n_i + n_L, times 1 or D, and in version 3 (4 L + 1) D."""

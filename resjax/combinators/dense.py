@@ -55,6 +55,12 @@ class DenseFormer(LayerMixer):
     """See `Combinator.final`."""
     return self._average(state.sources, self.num_layers)
 
+  def final_after(self, state, layer, site):
+    """See `Combinator.final_after`: after a layer its Y, within one the stream."""
+    if site != self.sites[-1]:
+      return state.running.stream
+    return self._average(state.sources, layer + 1)
+
   def _average(self, sources: Sources, i: int | Array) -> Array:
     """Returns Y_i."""
     weights = self.rows.row(self.weight[...], i) + self.rows.newest_of_empty(i)

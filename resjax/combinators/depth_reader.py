@@ -88,10 +88,17 @@ class DepthBlocks(Combinator):
 
   def _close_if_ended(self, state: DepthState, layer: int | Array, site: str) -> DepthState:
     """Closes the block after the last site of its last layer, unless a scan does so."""
+    return self.close_block(state) if self._closes(layer, site) else state
+
+  def _closes(self, layer: int | Array, site: str) -> bool:
+    """Whether `write` closes the block."""
     if not isinstance(layer, int) or site != self.sites[-1]:
-      return state
-    ended = (layer + 1) % self.layers_per_block == 0 or layer + 1 == self.num_layers
-    return self.close_block(state) if ended else state
+      return False
+    return (layer + 1) % self.layers_per_block == 0 or layer + 1 == self.num_layers
+
+  def final_after(self, state: DepthState, layer: int | Array, site: str) -> Array:
+    """See `Combinator.final_after`: the running block counts as completed."""
+    return self.final(state if self._closes(layer, site) else self.close_block(state))
 
 
 def check_num_heads(num_heads: int, d_model: int) -> None:

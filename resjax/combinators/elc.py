@@ -81,10 +81,12 @@ class ELC(LayerMixer):
 
   def _choose(self, sources: Sources, i: int | Array) -> Array:
     """Returns x̂_i."""
-    logits = self.rows.row(self.logits[...], i)
-    exists = jnp.arange(self.num_layers + 1) <= i
-    weights = jax.nn.softmax(jnp.where(exists, logits, -jnp.inf))
-    return depth_sum(sources, sources.in_slot_order(weights))
+    return depth_sum(sources, sources.in_slot_order(self._shares(i, i)))
+
+  def _shares(self, i: int | Array, newest: int | Array) -> Array:
+    """Returns softmax(a_i) over the sources up to the newest one [N], 0 for the others."""
+    exists = jnp.arange(self.num_layers + 1) <= newest
+    return jax.nn.softmax(jnp.where(exists, self.rows.row(self.logits[...], i), -jnp.inf))
 
   def _output(self, running):
     y = super()._output(running)
@@ -97,6 +99,13 @@ class ELC(LayerMixer):
     if self.weighted_output:
       return self._choose(state.sources, self.num_layers)
     return self._output(state.running)
+
+  def final_after(self, state, layer, site):
+    """See `Combinator.final_after`; a weighted output is a softmax over the y that there are."""
+    if not self.weighted_output:
+      return self._output(state.running)
+    sources = self._ended(state, site)
+    return depth_sum(sources, sources.in_slot_order(self._shares(self.num_layers, layer + 1)))
 
   def num_parameters(self):
     """L (L + 1) / 2 − 1, and L + 1 for a weighted output."""

@@ -78,6 +78,12 @@ class LayerMixer(Combinator):
       return DepthState(state.sources, running)
     return DepthState(self._append(state.sources, self._output(running)), running)
 
+  def _ended(self, state: DepthState, site: str) -> Sources:
+    """Returns the sources after a site, if its layer ended there."""
+    if site == self.sites[-1]:
+      return state.sources
+    return self._append(state.sources, self._output(state.running))
+
   def state_bytes_per_token(self, itemsize):
     """(L + 1) D values of sources and D or 2 D of the stream."""
     return (self.num_layers + 2 + self._splits) * self.d_model * itemsize

@@ -102,8 +102,17 @@ class MUDDFormer(LayerMixer):
 
   def final(self, state):
     """See `Combinator.final`."""
-    params = (self.final_hidden[...], self.final_output[...], self.final_bias[...])
-    return _dynamic_sums(self.eps, state.sources, state.running.stream, *params)[0]
+    return self._last_mix(state.sources, state.running.stream, self.num_layers + 1)
+
+  def final_after(self, state, layer, site):
+    """See `Combinator.final_after`: the last mix, whose weights go by the age of a source."""
+    return self._last_mix(self._ended(state, site), state.running.stream, layer + 2)
+
+  def _last_mix(self, sources: Sources, newest: Array, count: int | Array) -> Array:
+    """Returns the mix of the output, over `count` sources with the weights of the newest ones."""
+    missing = self.num_layers + 1 - count
+    newest_first = [jnp.roll(p[...], -missing, 0) for p in (self.final_output, self.final_bias)]
+    return _dynamic_sums(self.eps, sources, newest, self.final_hidden[...], *newest_first)[0]
 
   def _mixes(self) -> list[tuple[int, int, int]]:
     """(sources, hidden size, views) of every mix, the output last."""

@@ -63,6 +63,10 @@ class UNetSkips(Combinator):
     """See `Combinator.final`."""
     return state.sources.from_end()
 
+  def final_after(self, state, layer, site):
+    """See `Combinator.final_after`: the stream."""
+    return self.final(state) if state.running is None else state.running
+
   def _enter(self, sources: Sources, layer: int | Array) -> Array:
     """Returns the stream before a layer; the reverse pass keeps the sources as they are."""
     skip = layer - (self.num_layers - self.num_skips)

@@ -95,6 +95,18 @@ class X0Residual(Combinator):
       return state.running
     return scaled_add(-self.backout_scale[...], state.sources.at(1), state.running)
 
+  def final_after(self, state, layer, site):
+    """See `Combinator.final_after`: `backout` begins where there is a stream of mid-depth."""
+    if not self.backout:
+      return state.running
+    ended = layer if site == self.sites[-1] else layer - 1  # the last whole layer
+    if isinstance(layer, int):
+      return self.final(state) if ended >= self._middle else state.running
+    # As a scan leaves the middle layer, its stream is no source yet.
+    middle = jnp.where(layer == self._middle, state.running, state.sources.at(1))
+    scale = jnp.where(ended >= self._middle, -self.backout_scale[...], 0)
+    return scaled_add(scale, middle, state.running)
+
   def num_parameters(self):
     """2 L, and 1 with `backout`."""
     return 2 * self.num_layers + self.backout

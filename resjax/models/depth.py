@@ -10,10 +10,11 @@ loop that gives the same values and gradients.
   depth_blocks  the same, where only the last layer of a depth block appends; what the layers
                 of a block carry among them is kept once per layer, like a `carry`.
 
-`run_keeping` is the same with an output per layer, for decoding with a cache.
+`run_keeping` is the same with an output per layer, for decoding with a cache; `run_probed` lets a
+probe look at what stands where in every layer.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Literal, NamedTuple
 
@@ -22,7 +23,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import lax
 
-from resjax.combinators.base import Combinator, DepthState, TokenContext, Views
+from resjax.combinators.base import OUTPUT, Combinator, DepthState, TokenContext, Views
 from resjax.kernels.depth_attention import Sources
 from resjax.models.append_scan import Steps, append_scan
 from resjax.nn.linear import PRODUCT
@@ -30,6 +31,7 @@ from resjax.typing import Array, PyTree
 
 Branch = Callable[[PyTree, str, Views, PyTree], tuple[Views, Array]]
 KeepingBranch = Callable[[PyTree, str, Views, PyTree], tuple[Views, Array, PyTree]]
+Probe = Callable[[Sequence["Visit"], PyTree], PyTree]
 Remat = Literal["none", "full", "dots"]
 
 _POLICIES = {
@@ -37,6 +39,38 @@ _POLICIES = {
   "dots": jax.checkpoint_policies.save_only_these_names(PRODUCT),
 }
 REMAT = ("none", *_POLICIES)
+
+
+class Visit(NamedTuple):
+  """What came and went at a site.
+
+  Attributes:
+    combinator: for this layer.
+    layer: 0..L-1; may be traced.
+    site: its name.
+    before: the depth state that the site read.
+    views: what it read.
+    out: the output of its branch [B, T, D].
+    after: the depth state with it.
+    kept: what else the branch returned.
+  """
+
+  combinator: Combinator
+  layer: int | Array
+  site: str
+  before: PyTree
+  views: Views
+  out: Array
+  after: PyTree
+  kept: PyTree
+
+  def closed(self) -> Array:
+    """Returns the output [B, T, D] that the layers would have if they ended after the site."""
+    return self.combinator.final_after(self.after, self.layer, self.site)
+
+  def depth_weights(self) -> Array | None:
+    """Returns `Combinator.depth_weights` of the read."""
+    return self.combinator.depth_weights(self.before, self.layer, self.site)
 
 
 def run(
@@ -76,7 +110,8 @@ def run(
   def keep_nothing(layer, site, views, context):
     return *branch(layer, site, views, context), None
 
-  state, _ = _drive(combinator, layers, x, keep_nothing, context, tokens, remat, unroll)
+  options = {"tokens": tokens, "remat": remat, "unroll": unroll}
+  state, _ = _drive(combinator, layers, x, keep_nothing, _kept, context, **options)
   return combinator.final(state)
 
 
@@ -110,8 +145,58 @@ def run_keeping(
   Raises:
     ValueError: `layers` has another number of layers than the combinator.
   """
-  state, kept = _drive(combinator, layers, x, branch, context, tokens, "none", unroll)
+  options = {"tokens": tokens, "remat": "none", "unroll": unroll}
+  state, kept = _drive(combinator, layers, x, branch, _kept, context, **options)
   return combinator.final(state), lax.stop_gradient(kept), combinator.next_cache(state)
+
+
+def run_probed(
+  combinator: Combinator,
+  layers: PyTree,
+  x: Array,
+  branch: KeepingBranch,
+  probe: Probe,
+  *,
+  context: PyTree = None,
+  seen: PyTree = None,
+  tokens: TokenContext | None = None,
+  unroll: bool = False,
+) -> tuple[Array, Array | None, PyTree]:
+  """`run` without gradients, where a probe looks at every layer and gives what is to be kept of it.
+
+  What the probe returns is stacked over layers, so it should have summed over tokens or width.
+
+  Args:
+    combinator: see `run`.
+    layers: see `run`.
+    x: embeddings [B, T, D].
+    branch: see `run_keeping`.
+    probe: probe(visits, seen) gets the visits to the sites of a layer, in order, and returns a
+      pytree of arrays. A pure function that closes over no array.
+    context: see `run`.
+    seen: arrays that every probe may read.
+    tokens: for combinators that mix tokens, see `Combinator.init`.
+    unroll: see `run`.
+
+  Returns:
+    The combinator's final read [B, T, D]; its `depth_weights` for that read; and what the probe
+    returned, with leading axis L.
+
+  Raises:
+    ValueError: as `run`.
+  """
+
+  def branch_of(layer, site, views, contexts):
+    return branch(layer, site, views, contexts["branch"])
+
+  def collect(visits, contexts):
+    return probe(visits, contexts["probe"])
+
+  contexts = {"branch": context, "probe": seen}
+  options = {"tokens": tokens, "remat": "none", "unroll": unroll}
+  state, probed = _drive(combinator, layers, x, branch_of, collect, contexts, **options)
+  weights = combinator.depth_weights(state, combinator.num_layers, OUTPUT)
+  return combinator.final(state), weights, probed
 
 
 def first_views(
@@ -128,12 +213,16 @@ def first_views(
   first = jax.tree.map(lambda leaf: leaf[0], layers)
   state = combinator.init(x, tokens)
   for earlier in combinator.sites[: combinator.sites.index(site)]:
-    state, _ = _sublayer(combinator, branch, first, state, 0, earlier, context)
+    state = _sublayer(combinator, branch, first, state, 0, earlier, context).after
   return combinator.read(state, 0, site)[0]
 
 
-def _drive(combinator, layers, x, branch, context, tokens, remat, unroll):
-  """Returns the depth state after the last layer, and what branches kept."""
+def _kept(visits, context):
+  return {visit.site: visit.kept for visit in visits}
+
+
+def _drive(combinator, layers, x, branch, collect, context, *, tokens, remat, unroll):
+  """Returns the depth state after the last layer, and what `collect` made of each layer."""
   if remat not in REMAT:
     raise ValueError(f"config.model.remat={remat!r} is not known; allowed: {', '.join(REMAT)}")
   if combinator.strategy == "loop" and not unroll:
@@ -150,7 +239,7 @@ def _drive(combinator, layers, x, branch, context, tokens, remat, unroll):
       raise ValueError(
         f"a stacked parameter has {leaf.shape[0]} layers, its combinator {combinator.num_layers}"
       )
-  step = partial(_layer, graphdef, branch, remat)
+  step = partial(_layer, graphdef, branch, collect, remat)
   strategy = _loop if unroll else _STRATEGIES[combinator.strategy]
   return strategy(combinator, step, combinator.init(x, tokens), shared, stack, context)
 
@@ -162,22 +251,23 @@ class _Stack(NamedTuple):
   rows: PyTree  # the combinator's `per_layer` parameters
 
 
-def _sublayer(combinator, branch, layer, state, index, site, context):
-  """Returns the depth state after a site, and what its branch kept."""
+def _sublayer(combinator, branch, layer, state, index, site, context) -> Visit:
   views, tape = combinator.read(state, index, site)
   normed, out, kept = branch(layer, site, views, context)
-  return combinator.write(state, index, site, out, normed=normed, tape=tape), kept
+  after = combinator.write(state, index, site, out, normed=normed, tape=tape)
+  return Visit(combinator, index, site, state, views, out, after, kept)
 
 
-def _layer(graphdef, branch, remat, index, state, shared, one: _Stack, context):
-  """Returns the depth state after layer `index`, and by site what its branches kept."""
+def _layer(graphdef, branch, collect, remat, index, state, shared, one: _Stack, context):
+  """Returns the depth state after layer `index`, and what `collect` makes of its visits."""
 
   def sublayers(state, shared, one, context):
     combinator = nnx.merge(graphdef, jax.tree.map(lambda row: row[None], one.rows), shared)
-    kept = {}
+    visits = []
     for site in combinator.sites:
-      state, kept[site] = _sublayer(combinator, branch, one.layers, state, index, site, context)
-    return state, kept
+      visits.append(_sublayer(combinator, branch, one.layers, state, index, site, context))
+      state = visits[-1].after
+    return state, collect(visits, context)
 
   if remat != "none":
     sublayers = jax.checkpoint(sublayers, policy=_POLICIES[remat], prevent_cse=False)
