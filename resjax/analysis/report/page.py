@@ -74,9 +74,13 @@ def _model(one: Results, number: int, embed: Embed) -> str:
     parts.append(f"<details><summary>Of what the next site reads</summary>{figures}</details>")
   elif others:
     parts.append("<p>What the next site reads is the same state: one reading is shown.</p>")
-  weights = list(sections.depth_attention(alignment, prefix))
-  if weights:
-    parts += ["<h3>Depth attention</h3>", embed(weights)]
+  for title, drawn in (
+    ("Depth attention", sections.depth_attention(alignment, prefix)),
+    ("Cuts of the residual path", sections.cuts(one, prefix)),
+  ):
+    figures = list(drawn)
+    if figures:
+      parts += [f"<h3>{title}</h3>", embed(figures)]
   if one.heat is not None:
     name = f"What {alignment.model} decodes a text to, by depth"
     parts += ["<h3>A text, position by position</h3>", heat_table(one.heat, name)]

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from resjax.analysis.alignment import Alignment
 from resjax.analysis.report.heat_table import Cell, HeatText
+from resjax.analysis.sensitivity import Sensitivity
 
 
 @dataclasses.dataclass(frozen=True)
@@ -15,10 +16,12 @@ class Results:
   Attributes:
     alignment: its figures along depth.
     heat: what a sample text decodes to; None: no text.
+    sensitivities: what it loses where its residual path is cut.
   """
 
   alignment: Alignment
   heat: HeatText | None = None
+  sensitivities: Sequence[Sensitivity] = ()
 
 
 def to_json(results: Sequence[Results]) -> str:
@@ -27,6 +30,7 @@ def to_json(results: Sequence[Results]) -> str:
     {
       "alignment": json.loads(one.alignment.to_json()),
       "heat": None if one.heat is None else dataclasses.asdict(one.heat),
+      "sensitivities": [json.loads(found.to_json()) for found in one.sensitivities],
     }
     for one in results
   ]
@@ -39,6 +43,7 @@ def from_json(text: str) -> list[Results]:
     Results(
       alignment=Alignment.from_json(json.dumps(one["alignment"])),
       heat=None if one["heat"] is None else _heat(one["heat"]),
+      sensitivities=[Sensitivity.from_json(json.dumps(found)) for found in one["sensitivities"]],
     )
     for one in json.loads(text)["models"]
   ]

@@ -8,7 +8,9 @@ from matplotlib.figure import Figure
 
 from resjax.analysis.alignment import READINGS, Alignment
 from resjax.analysis.report import axis, controls, trajectories
+from resjax.analysis.report.cuts import curves
 from resjax.analysis.report.depth_map import depth_map
+from resjax.analysis.report.results import Results
 from resjax.analysis.report.trajectories import TRAJECTORIES
 
 _READINGS = {
@@ -87,6 +89,20 @@ def depth_attention(alignment: Alignment, prefix: str) -> Iterator[Drawn]:
     caption = "How much each site reads of each source."
     name, title = f"{prefix}depth_attention", "Depth attention"
     yield Drawn(name, figure, title, caption, describe(alignment), wide=True)
+
+
+def cuts(one: Results, prefix: str) -> Iterator[Drawn]:
+  """Draws what a model loses where its residual path is cut."""
+  group = next(iter(one.alignment.readings.values()))["all"]
+  for number, found in enumerate(one.sensitivities, 1):
+    yield Drawn(
+      f"{prefix}cuts_{number}",
+      curves(found, one.alignment, group.switch),
+      "Loss when a layer is cut",
+      "What the model loses when one layer's sites leave alpha x + f(x), without training; linear "
+      "below 0.1 nats. A point that is missing is a loss that is not finite.",
+      f"Model: {found.model}; corpus: {found.corpus}; n = {found.num_tokens:,} tokens.",
+    )
 
 
 def of_all(alignments: Sequence[Alignment]) -> Iterator[Drawn]:
