@@ -185,9 +185,10 @@ def data() -> dict:
     "seq_len": 1024,  # T
     "corpora": {"stdlib": corpus()},
     "tokenizer": {
-      "name": "bpe",  # bpe (byte level, trained on the corpora) | byte
-      "vocab_size": 8192,  # V of bpe; byte always has 257
+      "name": "bpe",  # bpe (byte level, trained on the corpora) | byte | pretrained
+      "vocab_size": 8192,  # V of bpe, rows of a pretrained embedding; byte always has 257
       "train_bytes": 20_000_000,  # text that bpe learns its merges from
+      "folder": "",  # of pretrained: a Hugging Face folder with tokenizer.json and config.json
     },
     "validation_fraction": 0.02,  # of the documents, by hash
     "test_fraction": 0.02,
@@ -223,8 +224,9 @@ def optim() -> dict:
 
 def train() -> dict:
   return {
-    # Workdir of another run, or a checkpoint in one, whose parameters this run starts from; "":
-    # none. A combinator that is neutral at init continues a `standard` run. Reads that are means
+    # Workdir of another run, a checkpoint in one, or a Hugging Face folder, whose parameters this
+    # run starts from (configs/finetune.py has the other settings that it needs); "": none. A
+    # combinator that is neutral at init continues a `standard` run. Reads that are means
     # (AttnRes) are 1/n times the stream: for the same function, model.norm_eps must be small
     # beside its mean square / n², say 1e-12, in both runs.
     "init_from": "",

@@ -51,8 +51,8 @@ def load() -> list[Subject]:
   """
   if not CHECKPOINTS.value and not FOLDERS.value:
     raise ValueError(
-      "no model; give the folder of a run, for example --checkpoint=runs/tiny, or of a Hugging Face "
-      "model with --hf"
+      "no model; give the folder of a run, for example --checkpoint=runs/tiny, or --hf with that "
+      "of a Hugging Face model"
     )
   place = layout()
   return [subjects.from_workdir(path, place) for path in CHECKPOINTS.value] + [

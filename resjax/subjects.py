@@ -1,17 +1,20 @@
 """Trained models ready to be measured, and the text that they are measured on."""
 
 import dataclasses
+import pathlib
 
 from resjax import experiment, locations
-from resjax.data import measured_text
+from resjax.data import measured_text, pretrained_tokenizer
 from resjax.data.config import CorpusConfig, Knobs
 from resjax.data.measured_text import MeasuredText
 from resjax.data.tokenizer import Tokenizer
+from resjax.interop import huggingface
 from resjax.models.decoder import Decoder
 from resjax.sharding import Layout
 from resjax.train import restore, workdir
 
 _KNOBS = Knobs("--data", "--data_format", "--data_field")
+_USUAL_ROW = 1024  # tokens; pretrained models may take far longer ones
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,6 +61,22 @@ def from_workdir(path: str, layout: Layout | None = None, knob: str = "--checkpo
   model, params, tokenizer = restore.restore_model(run, saved, layout)
   name = f"{saved.workdir.name}, step {saved.step}"
   return Subject(name, model.bind(params), tokenizer, run.data.seq_len)
+
+
+def from_huggingface(path: str, layout: Layout | None = None) -> Subject:
+  """Returns the model of a Hugging Face folder.
+
+  Args:
+    path: with config.json, safetensors and tokenizer.json.
+    layout: where the parameters go; default: the first device.
+
+  Raises:
+    ValueError: the folder, its architecture or a file is not what it should be.
+  """
+  decoder = huggingface.load(path, layout=layout)
+  tokenizer = pretrained_tokenizer.of_folder(path, decoder.config.vocab_size)
+  name = pathlib.Path(path).absolute().name
+  return Subject(name, decoder, tokenizer, min(decoder.config.max_positions, _USUAL_ROW))
 
 
 def read_text(

@@ -30,7 +30,7 @@ ALLOWED = {
   "losses": {"typing"},
   "metrics": {"typing"},
   "optim": {"typing"},
-  "interop": {"typing", "sharding", "nn", "combinators", "models"},
+  "interop": {"typing", "locations", "sharding", "kernels", "nn", "combinators", "models", "data"},
   "analysis": {
     "typing",
     "locations",

@@ -9,6 +9,7 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from resjax import locations
+from resjax.data import pretrained_tokenizer
 from resjax.data.config import BYTE_VOCAB
 from resjax.locations import Location
 
@@ -152,8 +153,11 @@ def train_bpe(texts: Iterable[str], vocab_size: int) -> BpeTokenizer:
 def load(path: Location) -> Tokenizer:
   """Returns the tokenizer that was saved to `path`."""
   text = path.read_text(encoding="utf-8")
-  if json.loads(text).get("name") == "byte":
+  fields = json.loads(text)
+  if fields.get("name") == "byte":
     return ByteTokenizer()
+  if fields.get("name") == pretrained_tokenizer.NAME:
+    return pretrained_tokenizer.of_json(fields)
   return BpeTokenizer(tokenizers.Tokenizer.from_str(text))
 
 

@@ -1,13 +1,14 @@
 """The tokenizer of a data config, trained on an even share of every corpus."""
 
+import functools
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import grain
 
-from resjax.data import mirror, storage
-from resjax.data.config import DataConfig
-from resjax.data.tokenizer import ByteTokenizer, train_bpe
+from resjax.data import mirror, pretrained_tokenizer, storage
+from resjax.data.config import DataConfig, TokenizerConfig
+from resjax.data.tokenizer import BpeTokenizer, ByteTokenizer, train_bpe
 
 _VERSION = 1  # of what the same config and corpora give
 
@@ -29,21 +30,28 @@ def build(
   """
   settings = config.tokenizer
   if settings.name == "byte":
-    mark = storage.fingerprint("byte", _VERSION)
+    mark, make = storage.fingerprint("byte", _VERSION), ByteTokenizer
+  elif settings.name == "pretrained":
+    found = pretrained_tokenizer.of_folder(settings.folder, settings.vocab_size)
+    mark, make = storage.fingerprint(found.spelled, _VERSION), lambda: found
   else:
     learned_from = sorted(fingerprint for fingerprint, _ in corpora.values())
-    mark = storage.fingerprint(settings, learned_from, _VERSION)
+    learning = settings.vocab_size, settings.train_bytes
+    mark = storage.fingerprint(*learning, learned_from, _VERSION)
+    records = [records for _, (_, records) in sorted(corpora.items())]
+    make = functools.partial(_learn, settings, records, progress)
   name = f"tokenizers/{settings.name}-{mark}"
   path = mirror.local(config.root) / name / "tokenizer.json"
   if not mirror.fetch(config.root, name, path):
-    if settings.name == "byte":
-      ByteTokenizer().save(path)
-    else:
-      records = [records for _, (_, records) in sorted(corpora.items())]
-      texts = sample(records, settings.train_bytes, progress)
-      train_bpe(texts, settings.vocab_size).save(path)
+    make().save(path)
   mirror.publish(config.root, name)
   return mark, path
+
+
+def _learn(
+  settings: TokenizerConfig, records: list[Path], progress: storage.Progress
+) -> BpeTokenizer:
+  return train_bpe(sample(records, settings.train_bytes, progress), settings.vocab_size)
 
 
 def sample(

@@ -72,10 +72,9 @@ class Layer(nnx.Module):
         for sublayer, given in _sublayers(config, combinator)
       }
     )
-    self.post_norms = None
-    if config.post_norm:
-      names = [sublayer for sublayer, _ in _sublayers(config, combinator)]
-      self.post_norms = nnx.Dict({name: decoder_norm(config, rngs) for name in names})
+    names = [sublayer for sublayer, _ in _sublayers(config, combinator)]
+    after = {name: decoder_norm(config, rngs) for name in names} if config.post_norm else {}
+    self.post_norms = nnx.Dict(after)
 
   def __call__(
     self,
@@ -161,7 +160,7 @@ class Layer(nnx.Module):
     for sublayer in _PARTS.get(site, (site,)):
       normed = self._normed(sublayer, views)
       out = run(sublayer, normed)
-      if self.post_norms is not None:
+      if sublayer in self.post_norms:
         out = self.post_norms[sublayer](out)
       out = self.layout.constrain(out, "batch", "tokens", "embed")
       seen, total = normed | seen, out if total is None else total + out

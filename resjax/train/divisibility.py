@@ -1,12 +1,8 @@
 """Whether every size divides over the devices that split it, found before data are built."""
 
-import dataclasses
 from collections.abc import Mapping
 
-from flax import nnx
-
-from resjax.models.config import DecoderConfig
-from resjax.models.decoder import Decoder
+from resjax.models.parameters import Parameter, parameters
 from resjax.sharding import Layout
 from resjax.train.config import Run
 
@@ -21,22 +17,6 @@ _PARAMETER_AXES = {
   "heads": ("H·C or K·C", "config.model.num_heads or num_kv_heads"),
   "mlp": ("F", "config.model.mlp_dim"),
 }
-
-
-@dataclasses.dataclass(frozen=True)
-class Parameter:
-  """Shape and logical axes of a parameter; one that is stacked has `layers` first."""
-
-  shape: tuple[int, ...]
-  axes: tuple[str | None, ...]
-
-  @classmethod
-  def of(cls, variable: nnx.Variable) -> "Parameter":
-    """Returns those of a variable; one without axes is whole on every device."""
-    shape = tuple(variable.shape)
-    own = variable.get_metadata().get("axes", (None,) * len(shape))
-    stacked = ("layers", *[None] * len(shape))[: len(shape) - len(own)]
-    return cls(shape, (*stacked, *own))
 
 
 def check(run: Run, layout: Layout) -> None:
@@ -55,13 +35,6 @@ def refuse(found: list[str]) -> None:
   """Raises a ValueError with all that was found, if anything was."""
   if found:
     raise ValueError("; ".join(found))
-
-
-def parameters(config: DecoderConfig, layout: Layout) -> dict[str, Parameter]:
-  """Returns every parameter of a decoder by its path; no array is made."""
-  model = nnx.eval_shape(lambda: Decoder(config, layout=layout, rngs=nnx.Rngs(0)))
-  flat = nnx.to_flat_state(nnx.state(model))
-  return {"/".join(map(str, path)): Parameter.of(variable) for path, variable in flat}
 
 
 def failures(found: Mapping[str, Parameter], layout: Layout) -> list[str]:

@@ -4,17 +4,12 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from flax import nnx
-
 from resjax.locations import Location
-from resjax.train import restore, workdir
-from resjax.train.checkpoint_reader import parameter_shapes, restore_params
+from resjax.train import workdir
 from resjax.train.config import Run
-from resjax.train.restore import Saved
+from resjax.train.parents import KNOB, Parent, Shapes, flat, nested
 from resjax.train.state import ModelDef
 from resjax.typing import PyTree
-
-Shapes = Mapping[str, tuple[int, ...]]
 
 _RESIDUAL = "config.model.residual."
 _NEW_SITE = "config.model.short_swa was {'window': 0,"
@@ -34,22 +29,13 @@ class Inheritance:
   new: Shapes
 
 
-def find(path: str) -> Saved:
-  """Returns the checkpoint that config.train.init_from names: of a workdir the newest, or itself.
-
-  Raises:
-    ValueError: there is none.
-  """
-  return restore.find(path, "config.train.init_from")
-
-
 def start(
-  parent: Saved, model: ModelDef, seed: int, tokenizer: Location
+  parent: Parent, model: ModelDef, seed: int, tokenizer: Location
 ) -> tuple[PyTree, Inheritance]:
   """Returns a model's first parameters, read straight to where they lie, and their origin.
 
   Args:
-    parent: of `find`.
+    parent: of `parents.find`.
     model: to start.
     seed: of the initial values of new parameters.
     tokenizer: file of the model's data.
@@ -57,27 +43,22 @@ def start(
   Raises:
     ValueError: the parent has another tokenizer, or its parameters do not fit.
   """
-  kept = parent.workdir / workdir.TOKENIZER
-  if not kept.exists():
+  if parent.tokenizer(model.config.vocab_size) != tokenizer.read_text():
     raise ValueError(
-      f"config.train.init_from: {kept} is missing; give a workdir, or a checkpoint that lies in one"
+      f"{KNOB}: the tokenizer of {parent.source} is not that of this run; set config.data.corpora "
+      "and config.data.tokenizer as they are there, or take configs/finetune.py"
     )
-  if kept.read_text() != tokenizer.read_text():
-    raise ValueError(
-      f"config.train.init_from: the tokenizer of {parent.workdir} is not that of this run; set "
-      "config.data.corpora and config.data.tokenizer as they are there"
-    )
-  wanted = _flat(model.abstract)
+  wanted = flat(model.abstract)
   shapes = {path: leaf.shape for path, leaf in wanted.items()}
-  inheritance = match(parameter_shapes(parent.checkpoint), shapes)
+  inheritance = match(parent.shapes(model.config), shapes)
   abstract = {theirs: wanted[ours] for ours, theirs in inheritance.taken.items()}
-  found = _flat(restore_params(parent.checkpoint, _nested(abstract)))
-  params, used = _flat(model.init(seed, inheritance.new)), set()
+  found = parent.read(abstract, model.layout)
+  params, used = flat(model.init(seed, inheritance.new)), set()
   for ours, theirs in inheritance.taken.items():
     # A step donates its parameters: no two of them may be one array.
     params[ours] = found[theirs].copy() if theirs in used else found[theirs]
     used.add(theirs)
-  return _nested(params), inheritance
+  return nested(params), inheritance
 
 
 def match(theirs: Shapes, ours: Shapes) -> Inheritance:
@@ -104,24 +85,24 @@ def match(theirs: Shapes, ours: Shapes) -> Inheritance:
   if wrong:
     more = f"; and {len(wrong) - 3} more" if len(wrong) > 3 else ""
     raise ValueError(
-      f"config.train.init_from: the parameters do not fit: {'; '.join(wrong[:3])}{more}; set "
+      f"{KNOB}: the parameters do not fit: {'; '.join(wrong[:3])}{more}; set "
       "config.model as it is there, or start from a run with residual.name=standard"
     )
   return Inheritance(taken, {path: shape for path, shape in ours.items() if path not in taken})
 
 
-def changes(parent: Saved, model: ModelDef, run: Run) -> list[str]:
+def changes(parent: Parent, model: ModelDef, run: Run) -> list[str]:
   """Returns why a model is not the function that its parent is, a line per reason; none: it is.
 
   Args:
-    parent: of `find`.
+    parent: of `parents.find`.
     model: started from it.
     run: of the model.
 
   Raises:
     ValueError: the record of the parent's run is damaged.
   """
-  old, new = workdir.read(parent.workdir)["identity"], workdir.identity(run)
+  old, new = parent.identity(run.decoder), workdir.model_identity(run.decoder)
   reasons = workdir.differences(_select(old, _is_function), _select(new, _is_function))
   was, name = old.get(f"{_RESIDUAL}name"), run.decoder.residual.name
   neutral = was == "standard" and model.combinator.equals_standard_at_init
@@ -150,11 +131,3 @@ def _x_norm(path: str) -> str:
   if parts[:2] == ["layers", "norms"] and parts[3] in ("q", "k", "v"):
     parts[3] = "x"
   return "/".join(parts)
-
-
-def _flat(tree: PyTree) -> dict[str, PyTree]:
-  return nnx.traversals.flatten_mapping(tree, sep="/")
-
-
-def _nested(flat: Mapping[str, PyTree]) -> PyTree:
-  return nnx.traversals.unflatten_mapping(flat, sep="/")

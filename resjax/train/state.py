@@ -11,9 +11,9 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from resjax.models.config import DecoderConfig
 from resjax.models.decoder import Decoder
+from resjax.models.parameters import Parameter
 from resjax.sharding import Layout
 from resjax.train import divisibility
-from resjax.train.divisibility import Parameter
 from resjax.train.guard import GuardState
 from resjax.typing import Array, PyTree
 

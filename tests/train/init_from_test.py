@@ -14,10 +14,9 @@ from configs import base
 from resjax import combinators, experiment, optim
 from resjax.combinators import registry
 from resjax.models.config import ResidualConfig
-from resjax.train import init_from, workdir
+from resjax.train import init_from, parents, workdir
 from resjax.train.checkpoint_reader import restore_params
 from resjax.train.logging import FILE_NAME, read_metrics
-from resjax.train.restore import Saved
 from resjax.train.state import ModelDef, first_state
 from resjax.train.step import loss_sums, make_train_step
 from tests.helpers import layouts, walks
@@ -44,10 +43,10 @@ def root(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def parent(root) -> Saved:
+def parent(root) -> parents.FromRun:
   """A trained run with `standard`; no norm, bias or kernel is as at init."""
   run(settings(root, root / "parent", "standard"))
-  return init_from.find(str(root / "parent"))
+  return parents.find(str(root / "parent"))
 
 
 def model_def(name, options=None):
@@ -73,14 +72,14 @@ def loss(model, params):
 
 
 def started(model, parent):
-  return init_from.start(parent, model, 0, parent.workdir / workdir.TOKENIZER)
+  return init_from.start(parent, model, 0, parent.saved.workdir / workdir.TOKENIZER)
 
 
 @pytest.fixture(scope="module")
 def learned(parent):
   """The parent's parameters and its loss."""
   model = model_def("standard")
-  params = restore_params(parent.checkpoint, model.abstract)
+  params = restore_params(parent.source, model.abstract)
   fresh = model.init(0)
   for new, old in zip(jax.tree.leaves(params), jax.tree.leaves(fresh), strict=True):
     assert not np.array_equal(new, old)
@@ -136,14 +135,14 @@ def test_norms_of_views_start_as_the_norm_of_the_stream(parent, learned, monkeyp
 
 
 def test_run_starts_from_a_workdir_and_resumes_without_it(root, parent):
-  moved = shutil.copytree(parent.workdir, root / "moved")
+  moved = shutil.copytree(parent.saved.workdir, root / "moved")
   child = settings(root, root / "child", "block_attn_res", init_from=str(moved))
   printed = run(child)
   assert f"starting from {moved}/checkpoints/{STEPS}" in printed
   assert "new, as at init: combinator/query  3 × 2 × 32" in printed
   assert "the function is the parent's" in printed
   np.testing.assert_allclose(
-    evaluations(root / "child")[0], evaluations(parent.workdir)[-1], rtol=1e-5
+    evaluations(root / "child")[0], evaluations(parent.saved.workdir)[-1], rtol=1e-5
   )
   shutil.rmtree(moved)
   child.train.steps = STEPS + 1
@@ -156,7 +155,7 @@ def test_run_starts_from_a_workdir_and_resumes_without_it(root, parent):
 
 
 def test_a_checkpoint_is_a_parent_too(parent):
-  assert init_from.find(str(parent.checkpoint)) == parent
+  assert parents.find(str(parent.source)) == parent
 
 
 @pytest.mark.parametrize(
