@@ -1,7 +1,6 @@
 """The tokenizer of a Hugging Face folder."""
 
 import json
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -9,11 +8,11 @@ import numpy as np
 import tokenizers
 
 from resjax import locations
+from resjax.data import pieces
 from resjax.locations import Location
 
 NAME = "pretrained"
 FILE, CONFIG = "tokenizer.json", "config.json"
-_BYTE = re.compile(r"<0x[0-9A-F]{2}>")  # a byte that is no character, in SentencePiece
 
 
 class PretrainedTokenizer:
@@ -36,6 +35,10 @@ class PretrainedTokenizer:
       raise ValueError(f"{where} is no tokenizer that can be read: {error}") from None
     self._model.encode_special_tokens = True  # text that spells a special token stays text
     self._json, self.eot_id, self.vocab_size = text, eot_id, vocab_size
+    # Byte-level alphabets spell each byte as one character.
+    per_byte = '"ByteLevel"' in json.dumps(json.loads(text).get("decoder"))
+    self._bytes_of = pieces.of_byte_level if per_byte else pieces.of_sentencepiece
+    self._added = self._model.get_added_tokens_decoder()
     largest = max([eot_id, *self._model.get_vocab().values()])
     if largest >= vocab_size:
       raise ValueError(
@@ -52,17 +55,22 @@ class PretrainedTokenizer:
     """Returns the text of `ids`, special tokens spelled out; rows without a token are nothing."""
     return self._model.decode([int(i) for i in ids], skip_special_tokens=False)
 
+  def piece(self, token: int) -> bytes:
+    """Returns the bytes that a token stands for; none for a row without a token."""
+    if token in self._added:
+      return self._added[token].content.encode()
+    spelled = self._model.id_to_token(int(token))
+    return b"" if spelled is None else self._bytes_of(spelled)
+
   def token_bytes(self) -> np.ndarray:
     """Returns int32 [V]: the UTF-8 bytes of each token; 0 for special ones and without a token.
 
     Tokenizers that put a space before a text count it as a byte.
     """
     sizes = np.zeros(self.vocab_size, np.int32)
-    # Byte-level alphabets spell each byte as one character.
-    per_byte = '"ByteLevel"' in json.dumps(json.loads(self._json).get("decoder"))
     for token, index in self._model.get_vocab(with_added_tokens=False).items():
-      sizes[index] = len(token) if per_byte else _num_bytes(token)
-    for index, added in self._model.get_added_tokens_decoder().items():
+      sizes[index] = len(self._bytes_of(token))
+    for index, added in self._added.items():
       sizes[index] = 0 if added.special else len(added.content.encode())
     sizes[self.eot_id] = 0
     return sizes
@@ -76,10 +84,6 @@ class PretrainedTokenizer:
   def save(self, path: Location) -> None:
     """Writes `spelled` to the file `path`."""
     locations.write_text(path, self.spelled)
-
-
-def _num_bytes(token: str) -> int:
-  return 1 if _BYTE.fullmatch(token) else len(token.replace("\u2581", " ").encode())
 
 
 def of_json(fields: Mapping[str, Any]) -> PretrainedTokenizer:

@@ -9,7 +9,7 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from resjax import locations
-from resjax.data import pretrained_tokenizer
+from resjax.data import pieces, pretrained_tokenizer
 from resjax.data.config import BYTE_VOCAB
 from resjax.locations import Location
 
@@ -19,17 +19,6 @@ END_OF_TEXT = "<|endoftext|>"
 # and whitespace, of which the last character stays with the word that follows.
 _PIECES = r" ?\p{L}+| ?\p{N}{1,3}| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _CHUNK = 1 << 16  # characters; long texts inflate the memory of training
-
-
-def _byte_alphabet() -> dict[str, int]:
-  """Returns the byte of each character of byte-level BPE: its own, or the next that has none."""
-  characters = sorted(pre_tokenizers.ByteLevel.alphabet())
-  own = {character: ord(character) for character in characters if ord(character) < 256}
-  rest = sorted(set(range(256)) - set(own.values()))
-  return own | dict(zip(characters[len(own) :], rest, strict=True))
-
-
-_ALPHABET = _byte_alphabet()
 
 
 class Tokenizer(Protocol):
@@ -116,10 +105,8 @@ class BpeTokenizer:
 
   def piece(self, token: int) -> bytes:
     """Returns the bytes that the characters of a token spell."""
-    characters = self._model.id_to_token(int(token))
-    if token == self.eot_id:
-      return characters.encode()
-    return bytes(_ALPHABET[character] for character in characters)
+    spelled = self._model.id_to_token(int(token))
+    return spelled.encode() if token == self.eot_id else pieces.of_byte_level(spelled)
 
   def token_bytes(self) -> np.ndarray:
     """Returns int32 [V]; the byte alphabet spells each byte as one character."""
