@@ -35,7 +35,7 @@ _TEXT = flags.DEFINE_string(
 )
 _EVERY = flags.DEFINE_enum("every", "layer", EVERY, "What a depth position comes after.")
 _READINGS = flags.DEFINE_list(
-  "readings", READINGS, "closed: the state as if the layers ended there; read: what comes next reads."
+  "readings", READINGS, "closed: as if the layers ended there; read: what the next site reads."
 )
 _SENSITIVITIES = flags.DEFINE_multi_string(
   "sensitivity", [], "JSON file of launch.intervene, of one of the models."

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from resjax.combinators.base import DepthState, check_flag, check_layer, check_option
+from resjax.combinators.base import OUTPUT, DepthState, check_flag, check_layer, check_option
 from resjax.combinators.depth_reader import DepthBlocks, DepthReader
 from resjax.combinators.numerics import rms_normalized
 from resjax.kernels.depth_attention import (
@@ -31,6 +31,13 @@ class _OutputReader(DepthReader):
     """See `Combinator.final`."""
     query, key_scale = self.final_query[...], self.final_key_scale[...]
     return self._attend_with(query, key_scale, state.sources)[0]
+
+  def depth_weights(self, state, layer, site):
+    """See `Combinator.depth_weights`; the output reads too."""
+    if site != OUTPUT:
+      return super().depth_weights(state, layer, site)
+    rows = self._softmax_with(self.final_query[...] * self.final_key_scale[...], state.sources)
+    return state.sources.in_source_order(rows, len(self.source_names()))
 
   def num_parameters(self) -> int:
     """2 D (L · sites + 1): query and key gain of every reader."""
@@ -163,10 +170,22 @@ class BlockAttnRes(DepthBlocks, _OutputReader):
     sources = state.sources.append(state.running[-1])
     return DepthState(sources, jax.tree.map(jnp.zeros_like, state.running))
 
+  def _has_started(self, layer, site):
+    """Whether the running block has written before a site."""
+    return (layer % self.layers_per_block != 0) | (site != self.sites[0])
+
+  def depth_weights(self, state, layer, site):
+    """See `Combinator.depth_weights`; the running sum has the place of its block."""
+    if site == OUTPUT:
+      return super().depth_weights(state, layer, site)
+    sources = state.sources.append(state.running[0])
+    rows = self._softmax(sources, layer, site, self._has_started(layer, site))
+    return sources.in_source_order(rows, len(self.source_names()))
+
   def read(self, state, layer, site):
     """See `Combinator.read`; the tape is the state with the sources for the next reader."""
     within = layer % self.layers_per_block
-    started = (within != 0) | (site != self.sites[0])
+    started = self._has_started(layer, site)
     running, *others = state.running
     if state.opened is None:
       sources = state.sources.append(running)

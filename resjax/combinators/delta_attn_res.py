@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from resjax.combinators.base import DepthState, check_flag, check_layer, check_option
+from resjax.combinators.base import OUTPUT, DepthState, check_flag, check_layer, check_option
 from resjax.combinators.depth_reader import DepthBlocks, DepthReader
 from resjax.combinators.numerics import project, recomputed, scaled_add
 from resjax.kernels.depth_attention import Sources
@@ -48,11 +48,27 @@ class _DeltaReader(DepthReader):
     own = ("gate_bias", "gate_weight", "alpha", "null")
     self.per_layer += tuple(name for name in own if hasattr(self, name))
 
+  def source_names(self) -> tuple[str, ...]:
+    """See `Combinator.source_names`."""
+    return super().source_names() + ("null",) * self.null_source
+
+  def depth_weights(self, state, layer, site):
+    """See `Combinator.depth_weights`."""
+    if not self.null_source or site == OUTPUT:
+      return super().depth_weights(state, layer, site)
+    sources = self._with_null(state.sources, layer, site)
+    rows = self._softmax(sources, layer, site)
+    ordered = state.sources.in_source_order(rows[:-1], len(self.source_names()) - 1)
+    return jnp.concatenate([ordered, rows[-1:]])
+
+  def _with_null(self, sources: Sources, layer, site) -> Sources:
+    null = self._row(self.null, layer, site).astype(sources.groups()[0].dtype)
+    return sources.append(jnp.broadcast_to(null, sources.shape))
+
   def _routed(self, sources: Sources, stream: Array, layer, site) -> tuple[Array, Sources]:
     """Returns h for the stream x, and the sources for the next reader."""
     if self.null_source:
-      null = self._row(self.null, layer, site).astype(stream.dtype)
-      sources = sources.append(jnp.broadcast_to(null, stream.shape))
+      sources = self._with_null(sources, layer, site)
     routed, sources = self._attend(sources, layer, site)
     if self.null_source:
       sources, _ = sources.pop()

@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from resjax.combinators.base import check_option
+from resjax.combinators.base import OUTPUT, check_option
 from resjax.combinators.layer_mixing import LayerMixer
 from resjax.combinators.ragged import RaggedRows
 from resjax.kernels.depth_attention import Sources, depth_sum
@@ -61,10 +61,23 @@ class DenseFormer(LayerMixer):
       return state.running.stream
     return self._average(state.sources, layer + 1)
 
+  def source_names(self):
+    """See `Combinator.source_names`."""
+    return self._layer_names()
+
+  def depth_weights(self, state, layer, site):
+    """See `Combinator.depth_weights`; the same for all tokens."""
+    if site not in (self.sites[0], OUTPUT):
+      return None
+    return self._weights(layer)[:, None, None]
+
   def _average(self, sources: Sources, i: int | Array) -> Array:
     """Returns Y_i."""
-    weights = self.rows.row(self.weight[...], i) + self.rows.newest_of_empty(i)
-    return depth_sum(sources, sources.in_slot_order(weights))
+    return depth_sum(sources, sources.in_slot_order(self._weights(i)))
+
+  def _weights(self, i: int | Array) -> Array:
+    """Returns the weights of Y_i [N]."""
+    return self.rows.row(self.weight[...], i) + self.rows.newest_of_empty(i)
 
   def num_parameters(self):
     """Σ_i ⌈(i + 1) / dilation⌉ over i = period, 2 · period, .. ≤ L."""

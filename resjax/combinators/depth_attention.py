@@ -94,6 +94,20 @@ class DepthAttention(Combinator):
     """See `Combinator.final`."""
     return state.running
 
+  def source_names(self):
+    """See `Combinator.source_names`."""
+    return ("embedding", *(f"layer {layer}" for layer in range(self.num_layers)))
+
+  def depth_weights(self, state, layer, site):
+    """See `Combinator.depth_weights`; the first site of a layer reads."""
+    if site != self.sites[0]:
+      return None
+    query, key = (self._layer_row(p, layer) for p in (self.query, self.key))
+    sources, count = state.sources.latest(self.window), self.num_layers + 1
+    rows = jnp.mean(_softmax(self.eps, sources, state.running, query, key)[0], axis=-1)
+    first = layer + 1 - sources.num_valid - len(sources.recent)
+    return jnp.roll(sources.in_source_order(rows, count), first, axis=0)
+
   def num_parameters(self):
     """4 L D²."""
     return 4 * self.num_layers * self.d_model**2
@@ -115,19 +129,24 @@ def _attend(
   window: int, eps: float, sources: Sources, x: Array, query, key, value, output
 ) -> Array:
   """Returns W_O Σ_j softmax_j(q · k_j / √C) v_j [..., D] over the latest sources [..., D]."""
-  sources = sources.latest(window)
+  weights, slots, inverse_rms = _softmax(eps, sources.latest(window), x, query, key)
+  value, output = (w.astype(x.dtype) for w in (value, output))
+  mixed = _exact("n...h,n...d->...hd", weights * inverse_rms, slots).astype(x.dtype)
+  v = jnp.einsum("...hd,dhc->...hc", mixed, value)
+  return jnp.einsum("...hc,hcd->...d", v, output)
+
+
+def _softmax(eps: float, sources: Sources, x: Array, query, key) -> tuple[Array, Array, Array]:
+  """Returns the weights [slots, ..., H], and what they weigh: slots [slots, ..., D] and 1 / RMS."""
   wide = wide_dtype(x)
-  query, key, value, output = (w.astype(x.dtype) for w in (query, key, value, output))
+  query, key = (w.astype(x.dtype) for w in (query, key))
   slots = jnp.concatenate(sources.groups()).astype(wide)
   inverse_rms = jax.lax.rsqrt(jnp.mean(slots * slots, axis=-1, keepdims=True) + eps)
   q = jnp.einsum("...d,dhc->...hc", rms_normalized(x, eps).astype(x.dtype), query)
   q = jnp.einsum("...hc,dhc->...hd", q, key, preferred_element_type=wide)
   logits = _exact("...hd,n...d->n...h", q, slots) * inverse_rms / math.sqrt(query.shape[-1])
   valid = sources.valid().reshape(-1, *(1,) * (logits.ndim - 1))
-  weights = jax.nn.softmax(jnp.where(valid, logits, -jnp.inf), axis=0)
-  mixed = _exact("n...h,n...d->...hd", weights * inverse_rms, slots).astype(x.dtype)
-  v = jnp.einsum("...hd,dhc->...hc", mixed, value)
-  return jnp.einsum("...hc,hcd->...d", v, output)
+  return jax.nn.softmax(jnp.where(valid, logits, -jnp.inf), axis=0), slots, inverse_rms
 
 
 def _exact(equation: str, *operands: Array) -> Array:

@@ -1,11 +1,12 @@
 """What systems that attend over depth share: a pseudo-query per site, and depth blocks."""
 
+import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from resjax.combinators.base import Combinator, DepthState, check_option
+from resjax.combinators.base import OUTPUT, Combinator, DepthState, check_option
 from resjax.kernels.depth_attention import IMPLEMENTATIONS, Sources, depth_attention
-from resjax.typing import Array
+from resjax.typing import Array, wide_dtype
 
 
 class DepthReader(Combinator):
@@ -39,6 +40,40 @@ class DepthReader(Combinator):
     per_site = (self.num_layers, len(self.sites), self.d_model)
     self.query = nnx.Param(jnp.zeros(per_site))  # zero: a uniform mean
     self.key_scale = nnx.Param(jnp.ones(per_site))
+
+  def source_names(self) -> tuple[str, ...]:
+    """See `Combinator.source_names`."""
+    return ("embedding", *self._written())
+
+  def _written(self) -> tuple[str, ...]:
+    """Returns the names of the sources that sites write."""
+    return tuple(f"{layer} {site}" for layer in range(self.num_layers) for site in self.sites)
+
+  def depth_weights(self, state: DepthState, layer: int | Array, site: str) -> Array | None:
+    """See `Combinator.depth_weights`."""
+    if site == OUTPUT:
+      return None
+    rows = self._softmax(state.sources, layer, site)
+    return state.sources.in_source_order(rows, len(self.source_names()))
+
+  def _softmax(self, sources: Sources, layer, site, last_valid=True) -> Array:
+    """Returns the weights of the slots [slots, ...] at a site."""
+    query, key_scale = (self._row(p, layer, site) for p in (self.query, self.key_scale))
+    return self._softmax_with(query * key_scale, sources, last_valid)
+
+  def _softmax_with(self, query: Array, sources: Sources, last_valid=True) -> Array:
+    valid = sources.valid()
+    valid = valid.at[-1].set(valid[-1] & last_valid)
+    logits = jnp.concatenate([self._logits(query, group) for group in sources.groups()])
+    valid = valid.reshape(-1, *(1,) * (logits.ndim - 1))
+    return jnp.mean(jax.nn.softmax(jnp.where(valid, logits, -jnp.inf), axis=0), axis=-1)
+
+  def _logits(self, query: Array, group: Array) -> Array:
+    """Returns w · RMS(v) per head [n, ..., H] for sources [n, ..., D]."""
+    wide = group.astype(wide_dtype(group))
+    per_head = (wide * query).reshape(*wide.shape[:-1], self.num_heads, -1)
+    mean_square = jnp.mean(wide * wide, axis=-1, keepdims=True)
+    return jnp.sum(per_head, axis=-1) * jax.lax.rsqrt(mean_square + self.eps)
 
   def _attend(self, sources: Sources, layer, site, last_valid=True) -> tuple[Array, Sources]:
     """Returns what a site reads, and the sources for the next reader (`return_sources`)."""
@@ -80,6 +115,9 @@ class DepthBlocks(Combinator):
     in_range = 1 <= layers_per_block <= self.num_layers
     check_option("layers_per_block", layers_per_block, in_range, f"1..{self.num_layers} (layers)")
     self.layers_per_block = layers_per_block
+
+  def _written(self) -> tuple[str, ...]:
+    return tuple(f"block {number}" for number in range(self.num_blocks))
 
   @property
   def num_blocks(self) -> int:

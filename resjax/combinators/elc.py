@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from resjax.combinators.base import check_flag, check_option
+from resjax.combinators.base import OUTPUT, check_flag, check_option
 from resjax.combinators.layer_mixing import LayerMixer
 from resjax.combinators.numerics import standardized
 from resjax.combinators.ragged import RaggedRows
@@ -99,6 +99,16 @@ class ELC(LayerMixer):
     if self.weighted_output:
       return self._choose(state.sources, self.num_layers)
     return self._output(state.running)
+
+  def source_names(self):
+    """See `Combinator.source_names`."""
+    return self._layer_names()
+
+  def depth_weights(self, state, layer, site):
+    """See `Combinator.depth_weights`; the same for all tokens."""
+    if site != self.sites[0] and not (site == OUTPUT and self.weighted_output):
+      return None
+    return self._shares(layer, layer)[:, None, None]
 
   def final_after(self, state, layer, site):
     """See `Combinator.final_after`; a weighted output is a softmax over the y that there are."""

@@ -78,6 +78,10 @@ class LayerMixer(Combinator):
       return DepthState(state.sources, running)
     return DepthState(self._append(state.sources, self._output(running)), running)
 
+  def _layer_names(self) -> tuple[str, ...]:
+    """Names of the embedding and the outputs of the layers."""
+    return ("embedding", *(f"layer {layer}" for layer in range(self.num_layers)))
+
   def _ended(self, state: DepthState, site: str) -> Sources:
     """Returns the sources after a site, if its layer ended there."""
     if site == self.sites[-1]:

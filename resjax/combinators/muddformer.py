@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from resjax.combinators.base import check_option
+from resjax.combinators.base import OUTPUT, check_option
 from resjax.combinators.layer_mixing import LayerMixer
 from resjax.combinators.numerics import project, rms_normalized
 from resjax.combinators.ragged import RaggedRows
@@ -91,14 +91,38 @@ class MUDDFormer(LayerMixer):
       _check_int(layer)
       if layer == 0:
         return dict.fromkeys(_VIEWS, newest)
-      hidden, output = self.hidden[layer - 1][...], self.output[layer - 1][...]
-      bias = self.rows.row(self.bias[...], layer)[: layer + 1]
-    else:
-      hidden = self._layer_row(self.hidden, layer)
-      output = self.rows.row(self.output[...], layer)
-      bias = self.rows.row(self.bias[...], layer) + self.rows.newest_of_empty(layer)[:, None]
-    mixed = _dynamic_sums(self.eps, state.sources, newest, hidden, output, bias)
+    mixed = _dynamic_sums(self.eps, state.sources, newest, *self._weights_of(layer))
     return dict(zip(_VIEWS, mixed, strict=True))
+
+  def _weights_of(self, layer: int | Array) -> tuple[Array, Array, Array]:
+    """Returns W1, W2 and b of a layer; with `faithful` not of the first one."""
+    bias = self.rows.row(self.bias[...], layer)
+    if self.row_sizes == "faithful":
+      return self.hidden[layer - 1][...], self.output[layer - 1][...], bias[: layer + 1]
+    output = self.rows.row(self.output[...], layer)
+    return (
+      self._layer_row(self.hidden, layer),
+      output,
+      bias + self.rows.newest_of_empty(layer)[:, None],
+    )
+
+  def source_names(self):
+    """See `Combinator.source_names`."""
+    return self._layer_names()
+
+  def depth_weights(self, state, layer, site):
+    """See `Combinator.depth_weights`; those of view x, of any sign."""
+    newest, count = state.running.stream, self.num_layers + 1
+    if site == OUTPUT:
+      params = self.final_hidden[...], self.final_output[...], self.final_bias[...]
+    elif site != self.sites[0]:
+      return None
+    elif self.row_sizes == "faithful" and layer == 0:
+      return jnp.broadcast_to(jnp.eye(count)[0][:, None, None], (count, *newest.shape[:-1]))
+    else:
+      params = self._weights_of(layer)
+    weights = _dynamic_weights(self.eps, newest, *params)[..., -1]
+    return jnp.pad(weights, ((0, count - len(weights)), (0, 0), (0, 0)))
 
   def final(self, state):
     """See `Combinator.final`."""
@@ -160,9 +184,13 @@ def _dynamic_sums(
     output: W2 [n, H, C].
     bias: b [n, C].
   """
+  weights = sources.in_slot_order(_dynamic_weights(eps, newest, hidden, output, bias))
+  return tuple(depth_sum(sources, weights[..., c, None]) for c in range(bias.shape[-1]))
+
+
+def _dynamic_weights(eps: float, newest: Array, hidden: Array, output: Array, bias: Array) -> Array:
+  """Returns the weights of the sources [n, ..., C], in their order."""
   normed = rms_normalized(newest, eps)
   inner = jax.nn.gelu(project("...d,dh->...h", normed, hidden), approximate=False)
   weights = project("...h,nhc->n...c", inner, output)
-  weights += bias.reshape(len(bias), *(1,) * (newest.ndim - 1), -1)
-  weights = sources.in_slot_order(weights)
-  return tuple(depth_sum(sources, weights[..., c, None]) for c in range(bias.shape[-1]))
+  return weights + bias.reshape(len(bias), *(1,) * (newest.ndim - 1), -1)

@@ -29,6 +29,22 @@ class _Rows(NamedTuple):
   past: dict[str, KeyValues] | None = None  # of a `DecodeCache`
 
 
+class Probed(NamedTuple):
+  """What a decoder with a probe gives.
+
+  Attributes:
+    embedded: what the layers start from [B, T, D].
+    output: what they end with [B, T, D], before the final norm.
+    weights: `Combinator.depth_weights` of the last read, or None.
+    layers: what the probe returned, with leading axis L.
+  """
+
+  embedded: Array
+  output: Array
+  weights: Array | None
+  layers: PyTree
+
+
 class Decoder(nnx.Module):
   """Embedding, L layers through a combinator, final norm, output embedding.
 
@@ -77,6 +93,42 @@ class Decoder(nnx.Module):
       segment_ids: [B, T]; attention stays within a segment. Default: one segment per row.
       positions: [B, T]; default 0..T-1.
     """
+    rows, x, branch, options = self._stack(tokens, segment_ids, positions)
+    y = depth.run(
+      self.combinator,
+      rows,
+      x,
+      lambda *arguments: branch(*arguments)[:2],
+      remat=self.config.remat,
+      **options,
+    )
+    return self.final_norm(y)
+
+  def probe(
+    self,
+    probe: depth.Probe,
+    seen: PyTree,
+    tokens: Array,
+    segment_ids: Array | None = None,
+    positions: Array | None = None,
+  ) -> Probed:
+    """Runs the layers with a probe that looks at each of them; no gradients.
+
+    Args:
+      probe: see `depth.run_probed`.
+      seen: arrays that it may read.
+      tokens: as in a call.
+      segment_ids: as in a call.
+      positions: as in a call.
+    """
+    rows, x, branch, options = self._stack(tokens, segment_ids, positions)
+    y, weights, probed = depth.run_probed(
+      self.combinator, rows, x, branch, probe, seen=seen, **options
+    )
+    return Probed(x, y, weights, probed)
+
+  def _stack(self, tokens: Array, segment_ids: Array | None, positions: Array | None) -> tuple:
+    """Returns what `depth` runs: stacked layers, embeddings, branch and options."""
     if segment_ids is None:
       segment_ids = jnp.ones_like(tokens)
     if positions is None:
@@ -94,17 +146,8 @@ class Decoder(nnx.Module):
     x = self._embedded(tokens, positions)
     token_context = combinators.TokenContext(segment_ids)
     context = self._context(graphdef, rows, x, branch, context, token_context)
-    y = depth.run(
-      self.combinator,
-      rows,
-      x,
-      lambda *arguments: branch(*arguments)[:2],
-      context=context,
-      tokens=token_context,
-      remat=self.config.remat,
-      unroll=self.config.depth == "loop",
-    )
-    return self.final_norm(y)
+    unroll = self.config.depth == "loop"
+    return rows, x, branch, {"context": context, "tokens": token_context, "unroll": unroll}
 
   def empty_cache(self, batch_size: int, size: int) -> DecodeCache:
     """Returns the cache before the first of at most `size` tokens, see `DecodeCache.empty`."""
@@ -201,9 +244,17 @@ class Decoder(nnx.Module):
     """The output embedding [V, D]; the token embedding itself if they are tied."""
     return (self.embed if self.output is None else self.output).embedding[...]
 
-  def logits(self, hidden: Array) -> Array:
-    """Maps hidden states [..., D] to float32 logits [..., V], capped where the config says so."""
-    head, cap = self.head.astype(hidden.dtype), self.config.logit_softcap
+  def logits(self, hidden: Array, head: Array | None = None) -> Array:
+    """Maps hidden states [..., D] to float32 logits [..., V], capped where the config says so.
+
+    Args:
+      hidden: after the final norm.
+      head: [V, D] where it is at hand, else that of the decoder.
+    """
+    head, cap = (
+      (self.head if head is None else head).astype(hidden.dtype),
+      self.config.logit_softcap,
+    )
     logits = jnp.einsum("...d,vd->...v", hidden, head, preferred_element_type=jnp.float32)
     return cap * jnp.tanh(logits / cap) if cap else logits
 

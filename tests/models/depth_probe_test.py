@@ -4,15 +4,43 @@ import functools
 
 import jax
 import jax.numpy as jnp
+import pytest
 
+from resjax import combinators
 from resjax.combinators.base import OUTPUT
 from resjax.models import depth
-from tests.helpers import fast, toy, walks
+from tests.helpers import fast, toy
 from tests.helpers.compare import assert_close
-from tests.helpers.systems import CASES
 
-LAYERS, X = toy.layers(), jnp.asarray(toy.embeddings())
-SCANNED = tuple(case for case in CASES if not case.loop_only)
+L = 3
+LAYERS, X = toy.layers(L), jnp.asarray(toy.embeddings())
+# Options that change what is left out where the layers end early; name -> options.
+OPTIONS = [(name, {}) for name in combinators.names() if name != "block_attn_res"] + [
+  ("attenuation", {"layers": (0, -1), "scope": "layer"}),
+  ("block_attn_res", {"layers_per_block": 2}),
+  ("block_attn_res", {"layers_per_block": 2, "rms_block": True, "num_heads": 2}),
+  ("block_attn_res", {"layers_per_block": 2, "two_phase": "always"}),
+  ("deep_cross_attention", {"last": 1}),
+  ("deep_delta", {"value_width": 2, "compressor": "token"}),
+  ("delta_attn_res", {"null_source": True}),
+  ("delta_block_attn_res", {"layers_per_block": 2, "null_source": True}),
+  ("denseformer", {"period": 2}),
+  ("depth_attention", {"window": 2}),
+  ("elc", {"variant": "zero", "weighted_output": True}),
+  ("laurel", {"variant": "rw+lr+pa"}),
+  ("x0_residual", {"backout": True}),
+]
+QUICK = ("standard", "attenuation", "block_attn_res", "denseformer", "elc", "x0_residual")
+
+
+def walk(systems):
+  marks = {False: pytest.mark.slow, True: ()}
+  names = ["-".join([name, *map(str, options.values())]) for name, options in systems]
+  marked = [
+    pytest.param(*one, id=name, marks=marks[one[0] in QUICK and bool(one[1])])
+    for name, one in zip(names, systems, strict=True)
+  ]
+  return pytest.mark.parametrize("name, options", marked)
 
 
 def probe(visits, seen):
@@ -37,10 +65,10 @@ def probed(made, layers, x, **options):
   return depth.run_probed(made, layers, x, keeping, probe, seen=seen, **options)
 
 
-def by_hand(made):
+def by_hand(made, x):
   """The same by the loop of the protocol's docstring."""
   branch = functools.partial(toy.branch, pre_norm=made.pre_norm)
-  state, found = made.init(X), []
+  state, found = made.init(x), []
   for layer in range(made.num_layers):
     row, here = jax.tree.map(lambda leaf, i=layer: leaf[i], LAYERS), {}
     for site in made.sites:
@@ -55,26 +83,20 @@ def by_hand(made):
   return made.final(state), made.depth_weights(state, made.num_layers, OUTPUT), stacked
 
 
-@functools.cache
-def expected(case):
-  made = toy.build(case.name, case.options)
-  return made, by_hand(made)
-
-
-@walks.one_case_each(all_of=("block_attn_res", "x0_residual", "elc", "deep_cross_attention"))
-def test_closed_after_the_last_site_is_the_output(case):
-  made, (y, _, found) = expected(case)
-  assert_close(found[made.sites[-1]]["closed"][-1], y, 1e-6)
-
-
-@walks.one_case_each(SCANNED)
-def test_probes_of_a_scan_see_what_a_loop_sees(case):
-  made, want = expected(case)
-  got = fast.jit(lambda x: probed(made, LAYERS, x))(X)
+def check(name, options, **how):
+  made = toy.build(name, options, num_layers=L)
+  want = fast.jit(functools.partial(by_hand, made))(X)
+  got = fast.jit(lambda x: probed(made, LAYERS, x, **how))(X)
   assert_close(got, want, 1e-5)
+  output, _, found = want
+  assert_close(found[made.sites[-1]]["closed"][-1], output, 1e-6)
 
 
-@walks.first_cases()
-def test_probes_of_the_python_loop_see_what_a_loop_by_hand_sees(case):
-  made, want = expected(case)
-  assert_close(probed(made, LAYERS, X, unroll=True), want, 1e-5)
+@walk(OPTIONS)
+def test_probes_of_a_scan_see_what_a_loop_by_hand_sees(name, options):
+  check(name, options)
+
+
+@walk([("standard", {}), ("elc", {}), ("muddformer", {"row_sizes": "faithful"})])
+def test_probes_of_the_python_loop_see_what_a_loop_by_hand_sees(name, options):
+  check(name, options, unroll=True)

@@ -82,6 +82,22 @@ class Sources:
     recent = lax.dynamic_slice_in_dim(rows, self.num_valid, len(self.recent))
     return jnp.concatenate([rows[: self.bank.shape[0]], recent])
 
+  def in_source_order(self, rows: Array, count: int) -> Array:
+    """Orders one row per slot like the sources, counted from the first one.
+
+    Args:
+      rows: [slots, ...], one per slot: those of `bank` first, then `recent`.
+      count: N, of sources at the end of depth.
+
+    Returns:
+      [N, ...]; 0 for sources that are not there yet.
+    """
+    size = 0 if self.bank is None else self.bank.shape[0]
+    filled = (self.valid() * 1).astype(rows.dtype).reshape(-1, *(1,) * (rows.ndim - 1)) * rows
+    ordered = jnp.zeros((count, *rows.shape[1:]), rows.dtype).at[:size].set(filled[:size])
+    start = 0 if self.bank is None else self.num_valid
+    return lax.dynamic_update_slice_in_dim(ordered, filled[size:], start, 0)
+
   def groups(self) -> tuple[Array, ...]:
     """Returns arrays [n, ..., D] that hold all slots, the bank first."""
     bank = () if self.bank is None else (self.bank,)

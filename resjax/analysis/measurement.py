@@ -1,0 +1,91 @@
+"""Measures how hidden states of a decoder turn from the input token to the next one along depth."""
+
+import functools
+from collections.abc import Iterable, Mapping
+
+import jax
+import numpy as np
+from flax import nnx
+
+from resjax.analysis.alignment import Alignment
+from resjax.analysis.groups import frequency_deciles, next_counts
+from resjax.analysis.probing import ProbeConfig, probe_batch
+from resjax.analysis.summary import Totals
+from resjax.models.decoder import Decoder
+from resjax.sharding import Layout
+from resjax.typing import Array
+
+_KEYS = ("inputs", "segment_ids", "positions")
+
+
+def measure(
+  decoder: Decoder,
+  batches: Iterable[Mapping[str, np.ndarray]],
+  *,
+  batch_size: int,
+  model: str,
+  corpus: str,
+  config: ProbeConfig | None = None,
+  seed: int = 0,
+  num_bootstrap: int = 1000,
+  level: float = 0.95,
+) -> Alignment:
+  """Returns the figures of a decoder on some text; the same for any sharding and any processes.
+
+  The batches are read twice: for the frequencies of tokens, and for the figures.
+
+  Args:
+    decoder: any, sharded or not.
+    batches: rows of this process as `resjax.data.pipeline.evaluation_batches` gives them: dicts
+      with `inputs`, `segment_ids` (0: padding) and `positions`, int32 [b, T], all of one shape.
+    batch_size: B, rows of a batch over all processes.
+    model: name of the model.
+    corpus: name of the text.
+    config: what is looked at; None: the defaults.
+    seed: of shuffled targets and of the bootstrap.
+    num_bootstrap: resamples of rows for the confidence interval of the switch.
+    level: of that interval.
+
+  Raises:
+    ValueError: no token has a next one in its segment.
+  """
+  config = ProbeConfig() if config is None else config
+  batches = [{key: np.asarray(batch[key], np.int32) for key in _KEYS} for batch in batches]
+  place = functools.partial(_placed, layout=decoder.layout, batch_size=batch_size)
+  counts = _count(decoder, map(place, batches))
+  if not counts.sum():
+    raise ValueError(
+      f"the text of {corpus!r} has no token with a next one in its segment; give a text of at "
+      "least two tokens"
+    )
+  graphdef, state = nnx.split(decoder)
+  table = counts, frequency_deciles(counts)
+
+  @functools.partial(jax.jit, out_shardings=_everywhere(decoder.layout))
+  def step(state, batch, table, key):
+    return probe_batch(nnx.merge(graphdef, state), batch, *table, key, config)
+
+  totals = Totals()
+  keys = jax.random.split(jax.random.key(seed), len(batches))
+  for batch, key in zip(batches, keys, strict=True):
+    totals.add(jax.device_get(step(state, place(batch), table, key)))
+  options = {"num_bootstrap": num_bootstrap, "level": level, "seed": seed}
+  return totals.alignment(model, corpus, config, decoder.combinator, **options)
+
+
+def _count(decoder: Decoder, batches: Iterable[Mapping[str, Array]]) -> np.ndarray:
+  count = functools.partial(next_counts, vocab_size=decoder.config.vocab_size)
+  count = jax.jit(count, out_shardings=_everywhere(decoder.layout))
+  total = np.zeros(decoder.config.vocab_size, np.int32)
+  for batch in batches:
+    total += jax.device_get(count(batch["inputs"], batch["segment_ids"]))
+  return total
+
+
+def _placed(batch: Mapping[str, np.ndarray], layout: Layout, batch_size: int):
+  return batch if layout.mesh is None else layout.put(batch, batch_size)
+
+
+def _everywhere(layout: Layout):
+  """The sharding of results that every process can read."""
+  return None if layout.mesh is None else layout.sharding()

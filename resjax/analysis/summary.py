@@ -1,0 +1,144 @@
+"""From sums over batches to the figures of a model."""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from resjax.analysis.alignment import (
+  GROUPS,
+  Alignment,
+  DepthWeights,
+  Group,
+  Position,
+  Switch,
+)
+from resjax.analysis.lens import PER_TOKEN
+from resjax.analysis.probing import ProbeConfig, ProbeSums
+from resjax.analysis.switch_layer import switch_layer
+from resjax.combinators.base import OUTPUT, Combinator
+
+_RENAMED = {"input_first": "top1_is_input", "next_first": "top1_is_target"}
+_DROPPED = ("input_nats",)
+_LOG_RANKS = tuple(PER_TOKEN.index(f"{name}_log_rank") for name in ("next", "input", "foil"))
+
+
+class Totals:
+  """Adds up the `ProbeSums` of batches, in float64; what the bootstrap needs it keeps by row."""
+
+  def __init__(self):
+    self._tokens, self._log_ranks = [], {}  # per batch
+    self._sums: dict = {}
+
+  def add(self, sums: ProbeSums) -> None:
+    """Adds the sums of a batch, numpy arrays on the host."""
+    self._tokens.append(np.float64(sums.tokens))
+    for reading, found in sums.readings.items():
+      rows = np.float64(found[:, _LOG_RANKS])
+      self._log_ranks.setdefault(reading, []).append(rows)
+      self._add(reading, np.float64(found).sum(axis=-1))
+      self._add(f"{reading} kl", np.float64(sums.kl[reading]).sum(axis=-1))
+    self._add("branch", np.float64(sums.branch).sum(axis=-1))
+    self._add("kl_tokens", np.float64(sums.kl_tokens).sum(axis=-1))
+    for site, weights in sums.depth_weights.items():
+      self._add(f"{site} weights", np.float64(weights))
+
+  def _add(self, name: str, values: np.ndarray) -> None:
+    self._sums[name] = self._sums.get(name, 0.0) + values
+
+  def alignment(
+    self,
+    model: str,
+    corpus: str,
+    config: ProbeConfig,
+    combinator: Combinator,
+    *,
+    num_bootstrap: int,
+    level: float,
+    seed: int,
+  ) -> Alignment:
+    """Returns the figures.
+
+    Args:
+      model: name of the model.
+      corpus: name of the text.
+      config: what was looked at.
+      combinator: of the model.
+      num_bootstrap: see `switch_layer`.
+      level: see `switch_layer`.
+      seed: see `switch_layer`.
+    """
+    options = {"num_bootstrap": num_bootstrap, "level": level, "seed": seed}
+    tokens = np.concatenate(self._tokens, axis=-1)
+    used = tokens[0] > 0  # not the rows that fill up the last batch
+    log_ranks = {
+      reading: np.concatenate(rows, axis=-1)[..., used] for reading, rows in self._log_ranks.items()
+    }
+    return Alignment(
+      model=model,
+      corpus=corpus,
+      num_rows=int(used.sum()),
+      positions=config.positions(combinator),
+      readings={
+        reading: self._groups(reading, rows, tokens[:, used], options)
+        for reading, rows in log_ranks.items()
+      },
+      depth_weights=self._depth_weights(combinator, tokens[0].sum()),
+    )
+
+  def _groups(self, reading, log_ranks, tokens, options) -> Mapping[str, Group]:
+    found = {}
+    names = [name for name in GROUPS if name != "shuffled"][: len(tokens)]
+    for index, name in enumerate(names):
+      metrics = self._means(reading, index, tokens[index].sum())
+      switch = switch_layer(log_ranks[:, :, index], tokens[index], **options)
+      found[name] = self._group(index, tokens, _own(metrics), switch)
+    metrics = self._means(reading, 0, tokens[0].sum())
+    foil_first = log_ranks[:, [2, 1, 0], 0]
+    switch = switch_layer(foil_first, tokens[0], **options)
+    return found | {"shuffled": self._group(0, tokens, _shuffled(metrics), switch)}
+
+  def _group(self, index: int, tokens, metrics, switch: Switch | None) -> Group:
+    num_kl_tokens = int(self._sums["kl_tokens"][index])
+    return Group(int(tokens[index].sum()), num_kl_tokens, metrics, switch)
+
+  def _means(self, reading: str, index: int, count: float) -> dict[str, np.ndarray]:
+    """Means of one group by name [P]."""
+    means = dict(zip(PER_TOKEN, _mean(self._sums[reading][..., index].T, count), strict=True))
+    kl = _mean(self._sums[f"{reading} kl"][:, index], self._sums["kl_tokens"][index])
+    branch = _mean(self._sums["branch"][:, index], count)
+    return means | {"kl_to_final": kl, "branch_norm": np.concatenate([[np.nan], branch])}
+
+  def _depth_weights(self, combinator: Combinator, count: float) -> DepthWeights | None:
+    readers, rows = [], []
+    sums = {
+      name.removesuffix(" weights"): rows
+      for name, rows in self._sums.items()
+      if name.endswith(" weights")
+    }
+    for layer in range(combinator.num_layers):
+      for site in combinator.sites:
+        if site in sums:
+          readers.append(Position(layer, site))
+          rows.append(sums[site][layer])
+    if OUTPUT in sums:
+      readers.append(Position(combinator.num_layers, OUTPUT))
+      rows.append(sums[OUTPUT])
+    if not rows:
+      return None
+    return DepthWeights(tuple(readers), combinator.source_names(), _mean(np.stack(rows), count))
+
+
+def _mean(sums: np.ndarray, count: float) -> np.ndarray:
+  return sums / count if count else np.full(sums.shape, np.nan)
+
+
+def _own(metrics: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+  """Metrics of a group of tokens, by their names in `alignment.METRICS`."""
+  kept = {name: v for name, v in metrics.items() if not name.startswith("foil_")}
+  return {_RENAMED.get(name, name): v for name, v in kept.items() if name not in _DROPPED}
+
+
+def _shuffled(metrics: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+  """The same with the shuffled target for the next token; without what needs its embedding."""
+  kept = {name: v for name, v in metrics.items() if name.startswith(("foil_", "input_"))}
+  return _own({name.replace("foil_", "next_"): v for name, v in kept.items()})

@@ -1,0 +1,92 @@
+"""What `depth_weights` says of a read is what the read does."""
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from resjax.combinators.base import OUTPUT
+from tests.helpers import fast, toy, walks
+from tests.helpers.systems import CASES
+
+LAYERS, X = toy.layers(), jnp.asarray(toy.embeddings())
+MIXED = ("attn_res", "block_attn_res", "denseformer", "elc", "muddformer")
+ADDED = ("delta_attn_res", "delta_block_attn_res")
+PROJECTED = ("depth_attention",)
+OTHERS = {"num_heads", "null_source", "output_gate"}  # a mean over heads is no read; gates scale it
+
+
+def cases(*names):
+  return tuple(case for case in CASES if case.name in names)
+
+
+class Read(NamedTuple):
+  weights: np.ndarray  # [N, B, T]
+  sources: np.ndarray  # what is weighed [n, B, T, D]
+  read: np.ndarray  # what comes of it [B, T, D]
+
+
+@functools.cache
+def readers(case):
+  """(layer, site) -> `Read` of all that read sources, by a loop by hand."""
+  return jax.tree.map(np.asarray, fast.jit(functools.partial(reads, case))(X))
+
+
+def reads(case, x):
+  made = toy.build(case.name, case.options)
+  branch = functools.partial(toy.branch, pre_norm=made.pre_norm)
+  shape, found, state = (len(made.source_names()), *x.shape[:2]), {}, made.init(x)
+
+  def look(layer, site, read):
+    weights = made.depth_weights(state, layer, site)
+    if weights is None:
+      return
+    sources = list(state.sources.recent)
+    if case.name == "block_attn_res" and site != OUTPUT:
+      sources.append(state.running[0])  # the sum of the running block
+    if case.name in ADDED:
+      running = state.running
+      read = read - (running if case.name == "delta_attn_res" else running[0])
+    found[layer, site] = Read(jnp.broadcast_to(weights, shape), jnp.stack(sources), read)
+
+  for layer in range(made.num_layers):
+    row = jax.tree.map(lambda leaf, i=layer: leaf[i], LAYERS)
+    for site in made.sites:
+      views, tape = made.read(state, layer, site)
+      look(layer, site, views["x"])
+      normed, out = branch(row, site, views, None)
+      state = made.write(state, layer, site, out, normed=normed, tape=tape)
+  look(made.num_layers, OUTPUT, made.final(state))
+  return found
+
+
+@walks.first_cases(cases(*MIXED, *ADDED, *PROJECTED))
+def test_weights_of_a_softmax_add_up_and_later_sources_have_none(case):
+  found = readers(case)
+  assert found
+  for place, one in found.items():
+    later = one.weights[len(one.sources) :]
+    assert (later == 0).all() or case.options.get("null_source"), place
+    if case.name not in ("denseformer", "muddformer"):
+      np.testing.assert_allclose(one.weights.sum(axis=0), 1, rtol=1e-5, err_msg=str(place))
+
+
+@walks.first_cases([case for case in cases(*MIXED, *ADDED) if not OTHERS & set(case.options)])
+def test_weighted_sources_are_what_is_read(case):
+  for place, one in readers(case).items():
+    mixed = np.einsum("nbt,nbtd->btd", one.weights[: len(one.sources)], np.float64(one.sources))
+    np.testing.assert_allclose(mixed, one.read, atol=3e-6, rtol=1e-5, err_msg=str(place))
+
+
+def test_a_null_source_comes_last():
+  case = next(case for case in cases("delta_attn_res") if case.options.get("null_source"))
+  assert toy.build(case.name, case.options).source_names()[-1] == "null"
+  for one in readers(case).values():
+    assert (one.weights[len(one.sources) : -1] == 0).all() and (one.weights[-1] > 0).all()
+
+
+def test_systems_that_weigh_no_sources_have_no_weights():
+  made = toy.build("standard", {})
+  assert made.source_names() == () and made.depth_weights(X, 0, "mlp") is None
