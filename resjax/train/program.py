@@ -56,7 +56,7 @@ class Program:
 
   def lower_alignment_step(self) -> jax.stages.Lowered:
     """Returns the step that measures the alignment, likewise."""
-    number = jax.ShapeDtypeStruct((), jnp.int32, sharding=self.token_bytes.sharding)
+    number = jax.ShapeDtypeStruct((), jnp.int32, sharding=self.model.layout.sharding())
     arguments = self.state.params, self.alignment_batch, self.token_bytes, number
     return self.alignment_step.lower(*arguments)
 

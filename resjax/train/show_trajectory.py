@@ -33,9 +33,14 @@ def show(found: Alignment, console: Console) -> None:
   group = found.readings["closed"]["all"]
   ranks = {name: np.exp(group.metrics[f"{name}_log_rank"]) for name in ("input", "next")}
   worst = max(2.0, *ranks["input"], *ranks["next"])
-  table = Table(title="what the states decode to", box=box.SIMPLE_HEAD, pad_edge=False)
+  table = Table(
+    title="what the states decode to: input token i, next token n",
+    box=box.SIMPLE_HEAD,
+    pad_edge=False,
+    padding=(0, 1, 0, 0),
+  )
   table.add_column("after", no_wrap=True)
-  for heading in ("rank of input", "of next", "p(input)", "p(next)"):
+  for heading in ("rank i", "rank n", "p(i)", "p(n)"):
     table.add_column(heading, justify="right", no_wrap=True)
   table.add_column(_scale_heading(worst), no_wrap=True)
   for i, position in enumerate(found.positions):
@@ -71,7 +76,7 @@ def _scale_heading(worst: float) -> str:
 
 
 def _scale(input_rank: float, next_rank: float, worst: float) -> str:
-  """A line of dots from the worst rank to the first, i the input token, n the next one, * both."""
+  """A line from the worst rank to the first, i the input token, n the next one, * both."""
   line = ["·"] * _WIDTH
   for letter, rank in (("i", input_rank), ("n", next_rank)):
     place = round((1 - np.log(rank) / np.log(worst)) * (_WIDTH - 1))

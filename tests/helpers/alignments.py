@@ -18,12 +18,17 @@ SITES = ("attention", "mlp")
 
 
 def alignment(
-  model="tiny, step 300", corpus="tiny, validation", num_layers=6, depth_weights=False, seed=0
+  model="tiny, step 300",
+  corpus="tiny, validation",
+  num_layers=6,
+  sites=SITES,
+  depth_weights=False,
+  seed=0,
 ) -> Alignment:
-  """One with a position after every site; its switch is at 0.6 of the depth."""
+  """One with a position after each of some sites; its switch is at 0.6 of the depth."""
   positions = (
     Position(-1, "embedding"),
-    *(Position(layer, site) for layer in range(num_layers) for site in SITES),
+    *(Position(layer, site) for layer in range(num_layers) for site in sites),
   )
   rng = np.random.default_rng(seed)
   readings = {
