@@ -14,6 +14,7 @@ import dataclasses
 from collections.abc import Sequence
 
 import jax
+import numpy as np
 from absl import flags
 from rich import box
 from rich.console import Console
@@ -21,12 +22,14 @@ from rich.table import Table
 
 from launch import cli, subjects
 from resjax import locations
-from resjax.analysis.alignment import READINGS, Alignment
+from resjax.analysis.alignment import READINGS
+from resjax.analysis.heat_map import heat_map
 from resjax.analysis.measurement import measure
 from resjax.analysis.probing import EVERY, ProbeConfig
 from resjax.analysis.report import axis, heat_text, writing
 from resjax.analysis.report.results import Results
 from resjax.analysis.sensitivity import Sensitivity
+from resjax.data.measured_text import MeasuredText
 from resjax.subjects import Subject
 
 _OUT = flags.DEFINE_string("out", "runs/analysis", "Folder for page, plots and numbers.")
@@ -35,11 +38,15 @@ _TEXT = flags.DEFINE_string(
 )
 _EVERY = flags.DEFINE_enum("every", "layer", EVERY, "What a depth position comes after.")
 _READINGS = flags.DEFINE_list(
-  "readings", READINGS, "closed: as if the layers ended there; read: what the next site reads."
+  "readings",
+  list(READINGS),
+  "closed: as if the layers ended there; read: what the next site reads.",
 )
 _SENSITIVITIES = flags.DEFINE_multi_string(
   "sensitivity", [], "JSON file of launch.intervene, of one of the models."
 )
+
+_SHOWN = 48  # tokens of the data in the table of a text
 
 
 def main() -> None:
@@ -79,7 +86,31 @@ def _results(subject: Subject, config: ProbeConfig, own: Sequence[Sensitivity]) 
     corpus=text.name,
     config=config,
   )
-  return Results(alignment, heat_text.heat_text(subject, _TEXT.value, text, config.every), own)
+  tokens = _shown_tokens(subject, text)
+  cells = heat_map(subject.decoder, tokens, config.every)
+  return Results(alignment, heat_text.in_words(cells, tokens, subject.tokenizer), own)
+
+
+def _shown_tokens(subject: Subject, text: MeasuredText) -> np.ndarray:
+  """Returns the tokens of --text behind an end of text, or those that the data begin with.
+
+  Raises:
+    ValueError: --text is too short or too long.
+  """
+  if _TEXT.value is None:
+    first = text.batches[0]
+    return first["inputs"][0, : min(_SHOWN, int((first["segment_ids"][0] != 0).sum()))]
+  tokens = subject.tokenizer.encode_batch([_TEXT.value])[0]
+  if len(tokens) < 2:
+    raise ValueError(
+      f"--text={_TEXT.value!r} is one token of {subject.name}; give a text of two tokens or more"
+    )
+  if len(tokens) >= subject.seq_len:
+    raise ValueError(
+      f"--text is {len(tokens)} tokens of {subject.name}, whose rows have {subject.seq_len}, the "
+      "end of text before it included; give a shorter text"
+    )
+  return np.concatenate([[subject.tokenizer.eot_id], tokens])
 
 
 def show(results: Sequence[Results], console: Console) -> None:
@@ -89,14 +120,12 @@ def show(results: Sequence[Results], console: Console) -> None:
     table.add_column(heading, overflow="fold")
   for one in results:
     groups = next(iter(one.alignment.readings.values()))
-    switches = [_switch(one.alignment, groups[name].switch) for name in ("all", "shuffled")]
+    switches = [
+      axis.switch_text(one.alignment, groups[name].switch) for name in ("all", "shuffled")
+    ]
     layers = str(axis.num_layers(one.alignment))
     table.add_row(one.alignment.model, layers, f"{groups['all'].num_tokens:,}", *switches)
   console.print(table)
-
-
-def _switch(alignment: Alignment, switch) -> str:
-  return axis.switch_text(alignment, switch)
 
 
 def _sensitivity(path: str) -> Sensitivity:

@@ -43,11 +43,11 @@ def show(found: Alignment, console: Console) -> None:
   for heading in ("rank i", "rank n", "p(i)", "p(n)"):
     table.add_column(heading, justify="right", no_wrap=True)
   table.add_column(_scale_heading(worst), no_wrap=True)
-  for i, position in enumerate(found.positions):
+  for i, name in enumerate(axis.names(found.positions)):
     each = [ranks["input"][i], ranks["next"][i]]
     shares = [group.metrics[f"{name}_probability"][i] for name in ("input", "next")]
     cells = [f"{rank:,.1f}" for rank in each] + [f"{share:.3f}" for share in shares]
-    table.add_row(axis.name(found, position), *cells, _scale(*each, worst))
+    table.add_row(name, *cells, _scale(*each, worst))
   console.print(table)
   console.print(
     f"rank: geometric mean over {group.num_tokens:,} tokens of the {found.corpus} split; "

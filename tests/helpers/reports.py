@@ -29,7 +29,7 @@ def results() -> list[Results]:
 
 def heat(one) -> HeatText:
   """Cells that come round to every token, probability and kind."""
-  columns = [axis.name(one, position) for position in one.positions]
+  columns = axis.names(one.positions)
   cells = [
     [
       Cell(

@@ -75,7 +75,7 @@ def test_the_end_shows_the_trajectory(run, root):
     assert "switch to the next token" in output and "of the validation split" in output
     rows = [line for line in output.splitlines() if "···" in line]
     assert [row.split()[:2] for row in rows[1:]] == [["layer", str(n)] for n in range(3)]
-    assert all("*" in row or {"i", "n"} <= set(row.rpartition(" ")[2]) for row in rows)
+    assert all("*" in row or {"i", "n"} <= set(row.split()[-1]) for row in rows)
   for name in ("alignment", "alignment_steps"):
     path = root / "run" / "plots" / f"{name}.png"
     assert str(path) in run[1]

@@ -1,5 +1,7 @@
 """Depth as an axis: where positions lie, what they are called, where the switch is drawn."""
 
+from collections.abc import Sequence
+
 import numpy as np
 from matplotlib.axes import Axes
 
@@ -11,7 +13,7 @@ _BAND = {"color": "#777777", "alpha": 0.18, "linewidth": 0}
 
 def places(alignment: Alignment) -> np.ndarray:
   """Returns [P] layers completed at each depth position: 0 at the embedding, L at the end."""
-  sites = _sites(alignment)
+  sites = _sites(alignment.positions)
   found = [
     0.0 if p.layer < 0 else p.layer + (sites.index(p.site) + 1) / len(sites)
     for p in alignment.positions
@@ -24,12 +26,12 @@ def num_layers(alignment: Alignment) -> int:
   return alignment.positions[-1].layer + 1
 
 
-def name(alignment: Alignment, position: Position) -> str:
-  """Returns what a depth position is called: `embedding`, `layer 3`, or `layer 3 mlp`."""
-  if position.layer < 0:
-    return "embedding"
-  site = f" {position.site}" * (len(_sites(alignment)) > 1)
-  return f"layer {position.layer}{site}"
+def names(positions: Sequence[Position]) -> list[str]:
+  """Returns what depth positions are called: `embedding`, `layer 3`, or `layer 3 mlp`."""
+  by_site = len(_sites(positions)) > 1
+  return [
+    "embedding" if p.layer < 0 else f"layer {p.layer}{f' {p.site}' * by_site}" for p in positions
+  ]
 
 
 def switch_text(alignment: Alignment, switch: Switch | None) -> str:
@@ -38,8 +40,9 @@ def switch_text(alignment: Alignment, switch: Switch | None) -> str:
     return "no tokens"
   if switch.index is None:
     return "no switch"
+  called = names(alignment.positions)
   lower, at, upper = (
-    "nowhere" if index is None else name(alignment, alignment.positions[index])
+    "nowhere" if index is None else called[index]
     for index in (switch.lower, switch.index, switch.upper)
   )
   between = " to ".join(end.removeprefix("layer ") for end in dict.fromkeys((lower, upper)))
@@ -77,5 +80,5 @@ def draw_switch(axes: Axes, alignment: Alignment, switch: Switch | None) -> None
   axes.axvline(x[switch.index], color="#555555", linewidth=1)
 
 
-def _sites(alignment: Alignment) -> list[str]:
-  return [position.site for position in alignment.positions if position.layer == 0]
+def _sites(positions: Sequence[Position]) -> list[str]:
+  return [position.site for position in positions if position.layer == 0]
