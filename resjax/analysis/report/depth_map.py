@@ -23,7 +23,7 @@ def depth_map(alignment: Alignment) -> Figure | None:
   image = axes.imshow(values, cmap="Blues", vmin=0, vmax=1, aspect="auto")
   _ticks(axes.set_xticks, weights.sources, rotation=90)
   _ticks(axes.set_yticks, readers)
-  axes.set_xlabel("source (layer and site that wrote it)")
+  axes.set_xlabel("source")
   axes.set_ylabel("reader (layer and site)")
   made.colorbar(image, ax=axes, label="weight, mean over tokens; grey: none", shrink=0.7)
   if len(weights.sources) <= _MOST_NUMBERS:

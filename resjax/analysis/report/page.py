@@ -24,7 +24,8 @@ _LEAD = (
   "<p>The state after each layer is decoded by the final norm and the output embedding, as if the "
   "layers ended there (a lens). Early states decode to the <em>input token</em>, late ones to the "
   "<em>next token</em>. The <em>switch</em> is the first depth position from which on the next "
-  "token has the better rank; its interval comes from resampling rows of the corpus.</p>\n"
+  "token has a better mean log-rank than the input token and than a random token that is as "
+  "frequent; its interval comes from resampling rows of the corpus.</p>\n"
   '<p>The same figures as PNG files lie in <a href="plots">plots</a>, all numbers in '
   '<a href="results.json">results.json</a>.</p>'
 )

@@ -11,7 +11,7 @@ from resjax.analysis.alignment import Alignment, Group
 from resjax.analysis.report import axis, lines
 from resjax.analysis.report.lines import Line
 
-INPUT, NEXT, THIRD, FOURTH = 1, 0, 2, 3  # styles that keep their meaning in all figures
+INPUT, NEXT, THIRD, FOURTH, CONTROL = 1, 0, 2, 3, 4  # styles that keep their meaning in all figures
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,6 +43,7 @@ class Trajectory:
     curves: its lines.
     meaning: what the figure shows, for the text below it.
     setup: of the vertical axis.
+    control: whether the shuffled target is drawn too.
   """
 
   title: str
@@ -50,6 +51,7 @@ class Trajectory:
   curves: tuple[Curve, ...]
   meaning: str
   setup: Callable[[Axes], None] = lambda axes: axes.set_ylim(bottom=0)
+  control: bool = False
 
 
 def _logarithmic(axes: Axes) -> None:
@@ -64,7 +66,7 @@ def _ranks(axes: Axes) -> None:
 
 
 def _shares(axes: Axes) -> None:
-  axes.set_ylim(0, 1)
+  axes.set_ylim(bottom=0)
   axes.yaxis.set_major_formatter("{x:.0%}")
 
 
@@ -81,9 +83,10 @@ TRAJECTORIES: Mapping[str, Trajectory] = {
       Curve("next_log_rank", "next token", NEXT, np.exp),
     ),
     "Rank of the input token and of the next token among all tokens when the state is decoded by "
-    "final norm and output embedding. The switch is where the next token comes first and stays "
-    "first.",
+    "final norm and output embedding; and of a random token, drawn by its frequency. The switch is "
+    "where the next token comes before both and stays there.",
     _ranks,
+    control=True,
   ),
   "probability": Trajectory(
     "Probability under the lens",
@@ -92,7 +95,8 @@ TRAJECTORIES: Mapping[str, Trajectory] = {
       Curve("input_probability", "input token", INPUT),
       Curve("next_probability", "next token", NEXT),
     ),
-    "Probability that the lens gives to the input token and to the next token.",
+    "Probability that the lens gives to the input token, to the next token and to a random one.",
+    control=True,
   ),
   "top1": Trajectory(
     "What the lens puts first",
@@ -163,6 +167,10 @@ def figure(alignment: Alignment, trajectory: Trajectory, reading: str) -> Figure
   for curve in trajectory.curves:
     y = curve.value(group.metrics[curve.metric])
     chosen.append(Line(curve.label, x, y, curve.style, curve.hollow))
+  if trajectory.control and "shuffled" in alignment.readings[reading]:
+    last, control = trajectory.curves[-1], alignment.readings[reading]["shuffled"]
+    y = last.value(control.metrics[last.metric])
+    chosen.append(Line("random token", x, y, CONTROL, hollow=True))
   axis.layer_axis(axes, axis.num_layers(alignment))
   axes.set_ylabel(trajectory.unit)
   lines.draw(axes, chosen, trajectory.setup)
