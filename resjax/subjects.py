@@ -4,7 +4,7 @@ import dataclasses
 import pathlib
 
 from resjax import experiment, locations
-from resjax.data import measured_text, pretrained_tokenizer
+from resjax.data import measured_text
 from resjax.data.config import CorpusConfig, Knobs
 from resjax.data.measured_text import MeasuredText
 from resjax.data.tokenizer import Tokenizer
@@ -73,8 +73,8 @@ def from_huggingface(path: str, layout: Layout | None = None) -> Subject:
   Raises:
     ValueError: the folder, its architecture or a file is not what it should be.
   """
+  tokenizer = huggingface.tokenizer(path)
   decoder = huggingface.load(path, layout=layout)
-  tokenizer = pretrained_tokenizer.of_folder(path, decoder.config.vocab_size)
   name = pathlib.Path(path).absolute().name
   return Subject(name, decoder, tokenizer, min(decoder.config.max_positions, _USUAL_ROW))
 

@@ -7,15 +7,13 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from flax import nnx
 
 from resjax import subjects
 from resjax.data.tokenizer import ByteTokenizer
-from resjax.losses import cross_entropy
-from resjax.train.logging import FILE_NAME, read_metrics
-from tests.helpers import decoders, fast, layouts
+from tests.helpers import decoders, fast, layouts, pretrained
+from tests.helpers.losses import nats_per_token
 from tests.helpers.runs import write_text
-from tests.helpers.trained import STEPS, T, run, settings
+from tests.helpers.trained import STEPS, T, evaluations, run, settings
 
 
 @pytest.fixture(scope="module")
@@ -31,18 +29,7 @@ def subject(root):
 
 
 def loss(subject, text):
-  """Nats per token, by the decoder of the subject alone."""
-  graphdef, state = nnx.split(subject.decoder)
-
-  @fast.jit
-  def nats(state, batch):
-    decoder = nnx.merge(graphdef, state)
-    hidden = decoder(batch["inputs"], batch["segment_ids"], batch["positions"])
-    weights = batch["segment_ids"] != 0
-    return cross_entropy(hidden, decoder.head, batch["targets"], weights, chunk_size=10**4).nats
-
-  batches = map(subject.decoder.layout.split, text.batches)
-  return float(sum(nats(state, batch) for batch in batches)) / text.num_tokens
+  return nats_per_token(subject.decoder, text.batches, fast.COMPILER_OPTIONS)
 
 
 def test_its_loss_on_its_validation_split_is_that_of_the_run(root, subject):
@@ -51,8 +38,7 @@ def test_its_loss_on_its_validation_split_is_that_of_the_run(root, subject):
   text = subjects.read_text(subject, str(root / "gated"), max_tokens=10**6)
   assert text.name == "gated, validation"
   assert text.batches[0]["inputs"].shape == (8, T)
-  records = read_metrics(root / "gated" / FILE_NAME)
-  evaluated = [r["validation/loss"] for r in records if "validation/loss" in r]
+  evaluated = evaluations(root / "gated")
   # The run evaluates 16 of the rows, cut from documents in another order.
   assert abs(loss(subject, text) - evaluated[-1]) < 0.1 < evaluated[0] - evaluated[-1]
 
@@ -101,3 +87,26 @@ def test_data_that_are_no_longer_there(root, subject, tmp_path):
   )
   with pytest.raises(ValueError, match=r"are not under config\.data\.root='elsewhere'"):
     subjects.read_text(subject, str(tmp_path), max_tokens=10)
+
+
+@pytest.mark.parametrize("layout", [None, layouts.layout(data=4, fsdp=2)])
+def test_a_hugging_face_folder(tmp_path, layout):
+  folder = pretrained.folder(tmp_path, "gemma2")
+  reference = np.load(folder / "reference.npz")
+  it = subjects.from_huggingface(str(folder), layout)
+  assert (it.name, it.seq_len) == ("gemma2", it.decoder.config.max_positions)
+  rows = reference["tokens"]
+  logits = it.decoder.logits(it.decoder(rows))
+  np.testing.assert_allclose(logits, reference["logits"], atol=1e-4)
+  (tmp_path / "text.txt").write_text("the gate of a layer")
+  text = subjects.read_text(it, str(tmp_path / "text.txt"), max_tokens=100, seq_len=16)
+  ids = it.tokenizer.encode_batch(["the gate of a layer"])[0]
+  assert text.batches[0]["inputs"].shape == (8, 16)
+  assert text.batches[0]["inputs"][0, : len(ids) + 1].tolist() == [0, *ids]
+
+
+def test_a_folder_without_tokenizer(tmp_path):
+  folder = pretrained.folder(tmp_path)
+  (folder / "tokenizer.json").unlink()
+  with pytest.raises(ValueError, match=r"llama has no tokenizer\.json"):
+    subjects.from_huggingface(str(folder))

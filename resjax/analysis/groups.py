@@ -76,7 +76,8 @@ def group_weights(of: Asked, deciles: Array | None) -> Array:
   this, following, _ = of.ids
   member = [jnp.ones_like(of.counted), this != following]
   if deciles is not None:
-    member += [deciles[following] == number for number in range(len(DECILES))]
+    decile = jnp.take(deciles, following)
+    member += [decile == number for number in range(len(DECILES))]
   return jnp.stack([one & of.counted for one in member]).astype(jnp.float32)
 
 

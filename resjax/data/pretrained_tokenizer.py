@@ -1,8 +1,9 @@
-"""The tokenizer of a Hugging Face folder."""
+"""The tokenizer of a pretrained model, from its tokenizer.json."""
 
 import json
+import os
+import pathlib
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import tokenizers
@@ -11,119 +12,139 @@ from resjax import locations
 from resjax.data import pieces
 from resjax.locations import Location
 
-NAME = "pretrained"
-FILE, CONFIG = "tokenizer.json", "config.json"
+MAIN = "tokenizer.json"
+_FILES = (
+  MAIN,
+  "tokenizer_config.json",
+  "special_tokens_map.json",
+  "added_tokens.json",
+  "chat_template.jinja",
+)
 
 
 class PretrainedTokenizer:
-  """A tokenizer of the `tokenizers` library, beside an embedding that may have more rows.
+  """A tokenizer of the `tokenizers` library for a model with V rows of embeddings.
+
+  Text that spells a special token stays text.
 
   Args:
-    text: its tokenizer.json.
-    eot_id: stands before every document and after the last.
-    vocab_size: V, rows of the embedding.
-    where: the file, for messages.
+    files: its files by name, among them tokenizer.json; kept as they are.
+    vocab_size: V, at least the tokens that it has.
+    ids: bos_token_id and eos_token_id of the model, numbers, lists of numbers, or None.
+
+  Attributes:
+    eot_id: bos_token_id if there is one, else the first eos_token_id.
 
   Raises:
-    ValueError: it cannot be read, or has tokens that the embedding has not.
+    ValueError: a damaged file, more tokens than V, or neither of the two ids.
   """
 
-  def __init__(self, text: str, *, eot_id: int, vocab_size: int, where: str = FILE):
+  def __init__(self, files: Mapping[str, str], vocab_size: int, ids: Mapping[str, object]):
     try:
-      self._model = tokenizers.Tokenizer.from_str(text)
-    except Exception as error:  # the library has no class of its own
-      raise ValueError(f"{where} is no tokenizer that can be read: {error}") from None
-    self._model.encode_special_tokens = True  # text that spells a special token stays text
-    self._json, self.eot_id, self.vocab_size = text, eot_id, vocab_size
-    # Byte-level alphabets spell each byte as one character.
-    per_byte = '"ByteLevel"' in json.dumps(json.loads(text).get("decoder"))
-    self._bytes_of = pieces.of_byte_level if per_byte else pieces.of_sentencepiece
-    self._added = self._model.get_added_tokens_decoder()
-    largest = max([eot_id, *self._model.get_vocab().values()])
+      model = tokenizers.Tokenizer.from_str(files[MAIN])
+    except Exception as error:  # the library has no class of its own for it
+      raise ValueError(f"{MAIN} cannot be read: {error}") from None
+    largest = max(model.get_vocab().values(), default=-1)
     if largest >= vocab_size:
       raise ValueError(
-        f"{where} has tokens up to {largest}, the embedding {vocab_size} rows; give the "
-        "tokenizer that the model was trained with"
+        f"{MAIN} has token {largest}, but the embedding has {vocab_size} rows (vocab_size in "
+        "config.json): they belong to different models"
       )
+    model.encode_special_tokens = True
+    model.no_truncation()
+    model.no_padding()
+    self.files, self.ids = dict(files), dict(ids)
+    self.vocab_size, self.eot_id = vocab_size, _eot_id(ids, vocab_size)
+    by_byte = _is_byte_level(json.loads(files[MAIN]))
+    self._bytes_of = pieces.of_byte_level if by_byte else pieces.of_sentencepiece
+    self._model, self._added = model, model.get_added_tokens_decoder()
 
   def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
-    """Returns the tokens of each text, int32, without what templates add."""
+    """Returns the tokens of each text, int32, without those that begin or end one."""
     encodings = self._model.encode_batch_fast(list(texts), add_special_tokens=False)
     return [np.array(encoding.ids, np.int32) for encoding in encodings]
 
   def decode(self, ids: Iterable[int]) -> str:
-    """Returns the text of `ids`, special tokens spelled out; rows without a token are nothing."""
+    """Returns the text of `ids`, special tokens spelled out."""
     return self._model.decode([int(i) for i in ids], skip_special_tokens=False)
 
   def piece(self, token: int) -> bytes:
-    """Returns the bytes that a token stands for; none for a row without a token."""
+    """Returns the bytes that a token stands for; none for an unused row."""
     if token in self._added:
       return self._added[token].content.encode()
     spelled = self._model.id_to_token(int(token))
     return b"" if spelled is None else self._bytes_of(spelled)
 
   def token_bytes(self) -> np.ndarray:
-    """Returns int32 [V]: the UTF-8 bytes of each token; 0 for special ones and without a token.
-
-    Tokenizers that put a space before a text count it as a byte.
-    """
+    """Returns int32 [V]: the UTF-8 bytes of each token; 0 for special ones and unused rows."""
     sizes = np.zeros(self.vocab_size, np.int32)
-    for token, index in self._model.get_vocab(with_added_tokens=False).items():
+    for token, index in self._model.get_vocab().items():
       sizes[index] = len(self._bytes_of(token))
     for index, added in self._added.items():
       sizes[index] = 0 if added.special else len(added.content.encode())
-    sizes[self.eot_id] = 0
     return sizes
 
   @property
-  def spelled(self) -> str:
-    """All of it, as JSON that `of_json` reads."""
-    sizes = {"eot_id": self.eot_id, "vocab_size": self.vocab_size}
-    return json.dumps({"name": NAME, **sizes, "tokenizer": self._json})
+  def record(self) -> str:
+    """All there is, as JSON."""
+    fields = {"name": "pretrained", "files": self.files, "ids": self.ids}
+    return json.dumps(fields | {"vocab_size": self.vocab_size})
 
   def save(self, path: Location) -> None:
-    """Writes `spelled` to the file `path`."""
-    locations.write_text(path, self.spelled)
+    """Writes `record` to the file `path`."""
+    locations.write_text(path, self.record)
+
+  @classmethod
+  def from_record(cls, record: Mapping) -> "PretrainedTokenizer":
+    """Returns the tokenizer that `save` wrote."""
+    return cls(record["files"], record["vocab_size"], record["ids"])
 
 
-def of_json(fields: Mapping[str, Any]) -> PretrainedTokenizer:
-  """Returns what `PretrainedTokenizer.save` wrote."""
-  sizes = {name: fields[name] for name in ("eot_id", "vocab_size")}
-  return PretrainedTokenizer(fields["tokenizer"], **sizes)
-
-
-def of_folder(folder: str, vocab_size: int) -> PretrainedTokenizer:
-  """Returns the tokenizer of a Hugging Face folder.
-
-  A document begins with `bos_token_id` of config.json, or where there is none `eos_token_id`.
-
-  Args:
-    folder: with tokenizer.json and config.json.
-    vocab_size: V, rows of the embedding.
+def of_folder(folder: str | os.PathLike) -> PretrainedTokenizer:
+  """Returns the tokenizer of a Hugging Face folder, from tokenizer.json and config.json.
 
   Raises:
-    ValueError: a file is missing, or not what it should be.
+    ValueError: a missing or damaged file, or more tokens than embeddings.
   """
-  place = locations.path(folder, "--hf")
-  config = _config(place / CONFIG)
-  eot = config.get("bos_token_id")
-  eot = config.get("eos_token_id") if eot is None else eot
-  eot = eot[0] if isinstance(eot, list) and eot else eot
-  if not isinstance(eot, int):
-    raise ValueError(
-      f"{place / CONFIG} must have bos_token_id or eos_token_id, the token that begins a document"
-    )
-  if not (place / FILE).exists():
-    raise ValueError(f"{place} has no {FILE}; save one with the `fast` tokenizer of transformers")
-  spelled = (place / FILE).read_text(encoding="utf-8")
-  where = str(place / FILE)
-  return PretrainedTokenizer(spelled, eot_id=eot, vocab_size=vocab_size, where=where)
+  folder = pathlib.Path(folder)
+  config = _config(folder / "config.json")
+  if not (folder / MAIN).is_file():
+    raise ValueError(f"{folder} has no {MAIN}; save it with a fast tokenizer of transformers")
+  if not isinstance(config.get("vocab_size"), int):
+    raise ValueError(f"{folder / 'config.json'} has no vocab_size")
+  paths = [folder / name for name in _FILES]
+  files = {path.name: path.read_text(encoding="utf-8") for path in paths if path.is_file()}
+  ids = {name: config.get(name) for name in ("bos_token_id", "eos_token_id")}
+  try:
+    return PretrainedTokenizer(files, config["vocab_size"], ids)
+  except ValueError as error:
+    raise ValueError(f"{folder}: {error}") from None
 
 
-def _config(path: Location) -> Mapping[str, Any]:
-  if not path.exists():
-    raise ValueError(f"{path.parent} has no {CONFIG}")
+def _config(path: pathlib.Path) -> Mapping[str, object]:
+  if not path.is_file():
+    raise ValueError(f"{path.parent} has no {path.name}")
   try:
     return dict(json.loads(path.read_text(encoding="utf-8")))
   except (ValueError, TypeError) as error:
     raise ValueError(f"{path} is no JSON object: {error}") from None
+
+
+def _eot_id(ids: Mapping[str, object], vocab_size: int) -> int:
+  given = ids.get("bos_token_id"), ids.get("eos_token_id")
+  given = [i[0] if isinstance(i, list) and i else i for i in given]
+  known = [i for i in given if isinstance(i, int) and 0 <= i < vocab_size]
+  if not known:
+    raise ValueError(
+      f"config.json has bos_token_id={given[0]!r} and eos_token_id={given[1]!r}; one of them must "
+      f"be a token, 0..{vocab_size - 1}: it stands before every text"
+    )
+  return known[0]
+
+
+def _is_byte_level(content: Mapping) -> bool:
+  """Whether each character of a token stands for one byte (GPT-2, Llama 3, Qwen)."""
+  parts = [content.get("pre_tokenizer") or {}, content.get("decoder") or {}]
+  for part in parts:
+    parts += part.get("pretokenizers", []) + part.get("decoders", [])
+  return any(part.get("type") == "ByteLevel" for part in parts)

@@ -8,6 +8,7 @@ import grain
 
 from resjax.data import mirror, pretrained_tokenizer, storage
 from resjax.data.config import DataConfig, TokenizerConfig
+from resjax.data.pretrained_tokenizer import PretrainedTokenizer
 from resjax.data.tokenizer import BpeTokenizer, ByteTokenizer, train_bpe
 
 _VERSION = 1  # of what the same config and corpora give
@@ -32,8 +33,8 @@ def build(
   if settings.name == "byte":
     mark, make = storage.fingerprint("byte", _VERSION), ByteTokenizer
   elif settings.name == "pretrained":
-    found = pretrained_tokenizer.of_folder(settings.folder, settings.vocab_size)
-    mark, make = storage.fingerprint(found.spelled, _VERSION), lambda: found
+    found = _pretrained(settings)
+    mark, make = storage.fingerprint(found.record, _VERSION), lambda: found
   else:
     learned_from = sorted(fingerprint for fingerprint, _ in corpora.values())
     learning = settings.vocab_size, settings.train_bytes
@@ -46,6 +47,16 @@ def build(
     make().save(path)
   mirror.publish(config.root, name)
   return mark, path
+
+
+def _pretrained(settings: TokenizerConfig) -> PretrainedTokenizer:
+  found = pretrained_tokenizer.of_folder(settings.folder)
+  if found.vocab_size != settings.vocab_size:
+    raise ValueError(
+      f"config.data.tokenizer.vocab_size is {settings.vocab_size}, but config.json of "
+      f"{settings.folder} has {found.vocab_size}; set that"
+    )
+  return found
 
 
 def _learn(

@@ -251,11 +251,9 @@ class Decoder(nnx.Module):
       hidden: after the final norm.
       head: [V, D] where it is at hand, else that of the decoder.
     """
-    head, cap = (
-      (self.head if head is None else head).astype(hidden.dtype),
-      self.config.logit_softcap,
-    )
+    head = (self.head if head is None else head).astype(hidden.dtype)
     logits = jnp.einsum("...d,vd->...v", hidden, head, preferred_element_type=jnp.float32)
+    cap = self.config.logit_softcap
     return cap * jnp.tanh(logits / cap) if cap else logits
 
 

@@ -43,7 +43,7 @@ def start(
   Raises:
     ValueError: the parent has another tokenizer, or its parameters do not fit.
   """
-  if parent.tokenizer(model.config.vocab_size) != tokenizer.read_text():
+  if parent.tokenizer() != tokenizer.read_text():
     raise ValueError(
       f"{KNOB}: the tokenizer of {parent.source} is not that of this run; set config.data.corpora "
       "and config.data.tokenizer as they are there, or take configs/finetune.py"

@@ -9,7 +9,6 @@ import jax
 from flax import nnx
 
 from resjax import locations
-from resjax.data import pretrained_tokenizer
 from resjax.interop import huggingface
 from resjax.locations import Location
 from resjax.models.config import DecoderConfig
@@ -32,11 +31,8 @@ class Parent(Protocol):
     """Where they are; `find` finds the parent again there."""
     ...
 
-  def tokenizer(self, vocab_size: int) -> str:
+  def tokenizer(self) -> str:
     """Returns what lies in the tokenizer file of a run with these tokens.
-
-    Args:
-      vocab_size: V of the run.
 
     Raises:
       ValueError: there is no tokenizer.
@@ -67,7 +63,7 @@ class FromRun:
     """See `Parent`."""
     return self.saved.checkpoint
 
-  def tokenizer(self, vocab_size: int) -> str:
+  def tokenizer(self) -> str:
     """See `Parent`."""
     kept = self.saved.workdir / workdir.TOKENIZER
     if not kept.exists():
@@ -103,9 +99,9 @@ class FromHuggingFace:
     """See `Parent`."""
     return self.folder
 
-  def tokenizer(self, vocab_size: int) -> str:
+  def tokenizer(self) -> str:
     """See `Parent`."""
-    return pretrained_tokenizer.of_folder(str(self.folder), vocab_size).spelled
+    return huggingface.tokenizer(self.folder).record
 
   def shapes(self, config: DecoderConfig) -> Shapes:
     """See `Parent`."""

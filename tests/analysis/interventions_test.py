@@ -14,9 +14,9 @@ from resjax.analysis.sensitivity import Sensitivity
 from resjax.combinators import Attenuation
 from resjax.data.measured_text import measured_text
 from resjax.data.tokenizer import ByteTokenizer
-from resjax.models.loss import loss_sums
 from tests.data.conftest import make_texts
 from tests.helpers import decoders, layouts, reference
+from tests.helpers.losses import nats_per_token
 
 SIZES = {"vocab_size": 257, "max_positions": 16}
 ALPHAS = (0.0, 0.25, 1.0)
@@ -32,15 +32,7 @@ def made(style="llama", **changes):
 
 
 def untouched(decoder, text, options=None):
-  """Nats per token of a decoder by the plain program of training and evaluation."""
-  graphdef, state = nnx.split(decoder)
-
-  def nats(state, batch):
-    return loss_sums(nnx.merge(graphdef, state), batch, None, 1024).nats
-
-  loss = jax.jit(nats, compiler_options=options)
-  total = sum(float(loss(state, decoder.layout.split(batch))) for batch in text.batches)
-  return total / text.num_tokens
+  return nats_per_token(decoder, text.batches, options)
 
 
 def test_alpha_1_is_the_untouched_model_bit_for_bit():

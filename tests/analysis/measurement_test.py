@@ -1,7 +1,5 @@
 """What is measured is what float64 numpy finds in stored activations, on any devices."""
 
-import functools
-
 import jax
 import numpy as np
 import pytest
@@ -12,7 +10,9 @@ from resjax.analysis.groups import frequency_deciles
 from resjax.analysis.measurement import measure
 from resjax.analysis.probing import ProbeConfig
 from resjax.combinators.base import OUTPUT
-from tests.helpers import alignment, decoders
+from resjax.sharding import Layout
+from resjax.train.state import ModelDef
+from tests.helpers import alignment, decoders, layouts
 
 T = 16
 SYSTEMS = {
@@ -20,6 +20,10 @@ SYSTEMS = {
   "attn_res": {},
   "block_attn_res": {"layers_per_block": 2},
   "muddformer": {},
+}
+MESHES = {
+  "fsdp_tp": {"data": 2, "fsdp": 2, "tensor": 2},
+  "long_context": {"data": 1, "fsdp": 2, "tensor": 2, "sequence": 2},
 }
 
 
@@ -65,3 +69,100 @@ def test_figures_are_those_of_numpy_on_stored_activations(name, style):
     assert group.num_tokens == len(members)
     assert group.num_kl_tokens == sum(t % 4 == 2 for _, t in members)
     check(group, want[reading])
+
+
+def test_distinct_tokens_and_deciles_are_groups_of_their_own():
+  decoder, rows = model("standard"), batch()
+  found = measured(decoder, [rows]).readings["closed"]
+  tokens, members = rows["inputs"], alignment.counted(rows)
+  following = {(b, t): tokens[b, t + 1] for b, t in members}
+  counts = np.bincount(list(following.values()), minlength=31)
+  deciles = frequency_deciles(counts)
+  wanted = {"distinct": [place for place in members if tokens[place] != following[place]]}
+  for number in range(10):
+    wanted[f"decile_{number}"] = [p for p in members if deciles[following[p]] == number]
+  assert 0 < len(wanted["distinct"]) < len(members)
+  for name, places in wanted.items():
+    assert found[name].num_tokens == len(places)
+    if name in ("distinct", "decile_4") and places:
+      want = alignment.trajectories(decoder, rows, places, kl=lambda t: t % 4 == 2)["closed"]
+      check(found[name], want)
+    if not places:
+      assert found[name].switch is None and np.isnan(found[name].metrics["entropy"]).all()
+
+
+def test_batches_add_up_and_fill_up_rows_do_not_count():
+  decoder, rows = model("standard"), batch(6)
+  parts = [{key: value[i : i + 4] for key, value in rows.items()} for i in (0, 4)]
+  padding = {key: np.zeros((2, T), np.int32) for key in rows}
+  parts[1] = {key: np.concatenate([value, padding[key]]) for key, value in parts[1].items()}
+  whole, split = measured(decoder, [rows]), measured(decoder, parts)
+  assert whole.num_rows == split.num_rows == 6
+  for name in ("all", "decile_3"):
+    one, other = (found.readings["closed"][name] for found in (whole, split))
+    assert one.switch == other.switch and one.num_tokens == other.num_tokens
+    for metric in METRICS:
+      np.testing.assert_allclose(one.metrics[metric], other.metrics[metric], rtol=1e-5, atol=1e-6)
+
+
+def test_depth_weights_are_means_over_tokens():
+  decoder, rows = model("block_attn_res"), batch()
+  found = measured(decoder, [rows], config=ProbeConfig()).depth_weights
+  stored = alignment.states(decoder, rows)["weights"]
+  assert found.sources == ("embedding", "block 0", "block 1")
+  assert [(p.layer, p.site) for p in found.readers] == list(stored)
+  assert found.readers[-1].site == OUTPUT
+  for row, weights in zip(found.weights, stored.values(), strict=True):
+    want = np.mean([weights[:, b, t] for b, t in alignment.counted(rows)], axis=0)
+    np.testing.assert_allclose(row, want, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+  "name, rules",
+  [("standard", "fsdp_tp")]
+  + [
+    pytest.param(name, rules, marks=pytest.mark.slow)
+    for name, rules in (("standard", "long_context"), ("block_attn_res", "long_context"))
+  ],
+)
+def test_eight_devices_find_what_one_finds(name, rules):
+  config = decoders.config("llama", name, SYSTEMS[name], vocab_size=32)
+  rows, params = batch(8, 32), nnx.to_pure_dict(nnx.state(decoders.decoder(config)))
+  found = []
+  for layout in (Layout(), layouts.layout(rules, **MESHES[rules])):
+    made = ModelDef(config, layout)
+    if layout.mesh is not None:
+      params = jax.device_put(params, jax.tree.map(lambda leaf: leaf.sharding, made.abstract))
+    options = {"config": ProbeConfig(readings=READINGS, chunk_size=4, kl_every=2)}
+    found.append(measured(made.bind(params), [rows], **options))
+  one, eight = found
+  for reading in READINGS:
+    for name, group in one.readings[reading].items():
+      other = eight.readings[reading][name]
+      assert (other.num_tokens, other.num_kl_tokens) == (group.num_tokens, group.num_kl_tokens)
+      assert other.switch == group.switch
+      for metric, values in group.metrics.items():
+        np.testing.assert_allclose(other.metrics[metric], values, rtol=1e-5, atol=1e-5)
+  if one.depth_weights is not None:
+    np.testing.assert_allclose(eight.depth_weights.weights, one.depth_weights.weights, atol=1e-6)
+
+
+def test_a_text_without_a_next_token_is_refused():
+  rows = {key: value[:, :1] for key, value in batch().items()}
+  with pytest.raises(ValueError, match="the text of 'b' has no token with a next one"):
+    measured(model("standard"), [rows])
+
+
+@pytest.mark.parametrize(
+  "changes, message",
+  [
+    ({"every": "head"}, "every='head' must be one of layer, site"),
+    ({"readings": ("open",)}, r"readings=\('open',\) must be some of closed, read"),
+    ({"readings": ()}, r"readings=\(\) must be some of closed, read"),
+    ({"chunk_size": 0}, "chunk_size=0 must be at least 1"),
+    ({"kl_every": -1}, "kl_every=-1 must be 0"),
+  ],
+)
+def test_probes_that_cannot_be_are_refused(changes, message):
+  with pytest.raises(ValueError, match=message):
+    ProbeConfig(**changes)

@@ -6,6 +6,7 @@ from rich.console import Console
 
 from configs import tiny
 from resjax import experiment
+from resjax.train.logging import FILE_NAME, read_metrics
 from resjax.train.loop import train
 
 STEPS, B, T = 3, 8, 32
@@ -32,3 +33,7 @@ def run(config) -> str:
   printed = io.StringIO()
   train(experiment.build(config), Console(file=printed, width=200))
   return printed.getvalue()
+
+
+def evaluations(workdir):
+  return [r["validation/loss"] for r in read_metrics(workdir / FILE_NAME) if "validation/loss" in r]

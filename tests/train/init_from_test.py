@@ -16,12 +16,11 @@ from resjax.combinators import registry
 from resjax.models.config import ResidualConfig
 from resjax.train import init_from, parents, workdir
 from resjax.train.checkpoint_reader import restore_params
-from resjax.train.logging import FILE_NAME, read_metrics
 from resjax.train.state import ModelDef, first_state
 from resjax.train.step import loss_sums, make_train_step
 from tests.helpers import layouts, walks
 from tests.helpers.runs import write_text
-from tests.helpers.trained import STEPS, B, T, run, settings
+from tests.helpers.trained import STEPS, B, T, evaluations, run, settings
 
 SIZES = {"num_layers": 3, "d_model": 32, "sites": ("attention", "mlp")}
 CLAIMED = [
@@ -31,10 +30,6 @@ CLAIMED = [
     name, **SIZES, rngs=nnx.Rngs(0), **base.residual()[name]
   ).equals_standard_at_init
 ]
-
-
-def evaluations(workdir):
-  return [r["validation/loss"] for r in read_metrics(workdir / FILE_NAME) if "validation/loss" in r]
 
 
 @pytest.fixture(scope="module")

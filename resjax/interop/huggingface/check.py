@@ -50,7 +50,7 @@ def check(
       found[full] = tensor
   rows = [
     (name, expected.get(name, "nothing"), found[name].shape if name in found else "nothing")
-    for name in {**expected, **found}
+    for name in sorted({**expected, **found})
     if name not in found or name not in expected or found[name].shape != expected[name]
   ]
   if rows:

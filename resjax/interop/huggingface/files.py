@@ -17,16 +17,17 @@ _DTYPES = ("F64", "F32", "F16", "BF16")
 
 @dataclasses.dataclass(frozen=True)
 class Stored:
-  """Where a tensor lies, and its shape."""
+  """Where a tensor lies, its name there, and its shape."""
 
   file: pathlib.Path
+  name: str
   shape: tuple[int, ...]
 
-  def slice_of(self, name: str, index: Index) -> np.ndarray:
-    """Returns a slice of the tensor of this name, in its own dtype."""
+  def slice(self, index: Index) -> np.ndarray:
+    """Returns a slice of the tensor, in its own dtype."""
     # Opened anew: pages of a file that stays open would count as memory of the process.
     with safetensors.safe_open(self.file, framework="numpy") as opened:
-      return opened.get_slice(name)[tuple(index)]
+      return opened.get_slice(self.name)[tuple(index)]
 
 
 def read_json(path: pathlib.Path) -> Mapping[str, Any]:
@@ -61,7 +62,7 @@ def stored_tensors(folder: pathlib.Path) -> dict[str, Stored]:
           part = opened.get_slice(name)
           if part.get_dtype() not in _DTYPES:
             raise ValueError(f"{file}: {name} is {part.get_dtype()}; allowed: {', '.join(_DTYPES)}")
-          found[name] = Stored(file, tuple(part.get_shape()))
+          found[name] = Stored(file, name, tuple(part.get_shape()))
     except safetensors.SafetensorError as error:
       raise ValueError(f"{file} is damaged or cut off: {error}") from None
   return found

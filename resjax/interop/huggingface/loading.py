@@ -17,7 +17,7 @@ from resjax.interop.huggingface.settings import Settings
 from resjax.interop.huggingface.tensors import Tensor
 from resjax.models.config import DecoderConfig
 from resjax.models.decoder import Decoder
-from resjax.models.parameters import Parameter
+from resjax.models.parameters import Parameter, failures, refuse
 from resjax.sharding import Layout
 from resjax.typing import Array
 
@@ -56,8 +56,8 @@ def load(
     param_dtype: of the parameters.
 
   Raises:
-    ValueError: as in `read_config`; damaged files; a table of the tensors that are missing, extra
-      or of another shape.
+    ValueError: as in `read_config`; sizes that do not divide over the devices; damaged files; a
+      table of the tensors that are missing, extra or of another shape.
   """
   folder, layout = pathlib.Path(folder), Layout() if layout is None else layout
   if dtype == "auto":
@@ -69,6 +69,7 @@ def load(
     "/".join(map(str, path)): Parameter.of(variable)
     for path, variable in nnx.to_flat_state(template)
   }
+  refuse(failures(parameters, layout))
   tensors = family.tensors_of(parameters)
   stored = check(folder, family, config, parameters, stored_tensors(folder))
   loaded = {
@@ -121,11 +122,10 @@ def _parameter(
 
 def _read(tensor, name, shape, axes, stored, config, layout) -> Array:
   """Returns the parameter of one layer, in the dtype of its file."""
-  slice_of = functools.partial(stored[name].slice_of, name)
   return jax.make_array_from_callback(
     shape,
     _sharding(layout, axes),
-    lambda index: tensor.read(slice_of, shape, index, config),
+    lambda index: tensor.read(stored[name].slice, shape, index, config),
   )
 
 

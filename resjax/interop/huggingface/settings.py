@@ -9,7 +9,7 @@ from resjax.nn.rope import RopeScaling
 _HARMLESS = frozenset(
   (
     "_attn_implementation", "_attn_implementation_internal", "_commit_hash", "_name_or_path",
-    "_num_labels", "architectures", "attention_dropout", "attn_pdrop", "auto_map",
+    "_num_labels", "architectures", "attention_dropout", "attn_pdrop",
     "bad_words_ids", "begin_suppress_tokens", "bos_token", "bos_token_id",
     "cache_implementation", "chunk_size_feed_forward", "classifier_dropout",
     "decoder_start_token_id", "dtype", "embd_pdrop", "eos_token", "eos_token_id",

@@ -22,6 +22,7 @@ class Family:
     tensors: all that any of its models has.
     prefix: of the names, without which some files have them.
     buffers: ends of the names of tensors that are no parameters.
+    whole_heads: whether D must be a multiple of H, whatever C is.
   """
 
   model_type: str
@@ -31,6 +32,7 @@ class Family:
   tensors: tuple[Tensor, ...]
   prefix: str
   buffers: tuple[str, ...] = ()
+  whole_heads: bool = False
 
   def decoder_config(self, settings: Settings, dtype: str = "float32") -> DecoderConfig:
     """Returns the config of a decoder.

@@ -98,4 +98,5 @@ GEMMA2 = Family(
   ),
   prefix="model.",
   buffers=(".rotary_emb.inv_freq",),
+  whole_heads=True,
 )

@@ -165,7 +165,7 @@ _SHARED = {
   "buffers": (".rotary_emb.inv_freq",),
 }
 
-LLAMA = Family("llama", "LlamaForCausalLM", _read_llama, _write_llama, **_SHARED)
+LLAMA = Family("llama", "LlamaForCausalLM", _read_llama, _write_llama, **_SHARED, whole_heads=True)
 MISTRAL = Family("mistral", "MistralForCausalLM", _read_mistral, _write_mistral, **_SHARED)
 QWEN2 = Family("qwen2", "Qwen2ForCausalLM", _read_qwen2, _write_qwen2, **_SHARED)
 QWEN3 = Family("qwen3", "Qwen3ForCausalLM", _read_qwen3, _write_qwen3, **_SHARED)

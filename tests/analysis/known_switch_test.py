@@ -1,0 +1,98 @@
+"""A decoder that is built to copy the input token up to a layer and to say the next one from there.
+
+Tokens follow one another in a cycle. D = 2 V: the embedding of a token is one in the first half,
+and the output embedding one in both. MLPs read the first half; from layer s on they write the next
+token into the second half, twice as strong as the first.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from resjax.analysis.alignment import READINGS
+from resjax.analysis.groups import frequency_deciles
+from resjax.analysis.measurement import measure
+from resjax.analysis.probing import ProbeConfig, probe_batch
+from resjax.analysis.summary import Totals
+from tests.helpers import decoders
+
+V, L, ROWS, T = 12, 4, 6, 16
+CONFIG = ProbeConfig(readings=READINGS)
+
+
+def decoder(name, switch):
+  """Layers below `switch` write nothing."""
+  config = decoders.config(
+    "gpt2", name, {"layers_per_block": 2} if name == "block_attn_res" else {}, bias=False,
+    positions="rope", norm="rmsnorm", vocab_size=V, num_layers=L, d_model=2 * V, mlp_dim=V,
+    tied_embeddings=False,
+  )  # fmt: skip
+  made = decoders.decoder(config, random=False)
+  one, none = np.eye(V, dtype=np.float32), np.zeros((V, V), np.float32)
+  made.embed.embedding[...] = np.concatenate([one, none], axis=1)
+  made.output.embedding[...] = np.concatenate([one, one], axis=1)
+  mlp, attention = made.layers.mlp, made.layers.attention
+  attention.o_proj.kernel[...] = np.zeros_like(attention.o_proj.kernel[...])
+  mlp.up_proj.kernel[...] = np.tile(np.concatenate([one, none]), (L, 1, 1))
+  written = 2 * np.concatenate([none, np.roll(one, 1, axis=1)], axis=1)
+  writes = (np.arange(L) >= switch)[:, None, None]
+  mlp.down_proj.kernel[...] = np.where(writes, written, 0).astype(np.float32)
+  return made
+
+
+def batch():
+  """Rows of the cycle, each from another token on, the second one of two documents."""
+  tokens = (np.arange(ROWS)[:, None] * 5 + np.arange(T)) % V
+  segment_ids, positions = np.ones_like(tokens), np.tile(np.arange(T), (ROWS, 1))
+  segment_ids[1, 9:], positions[1, 9:] = 2, np.arange(T - 9)
+  tokens[1, 9:] = (tokens[1, 9:] + 3) % V
+  found = {"inputs": tokens, "segment_ids": segment_ids, "positions": positions}
+  return {key: np.asarray(value, np.int32) for key, value in found.items()}
+
+
+def check(found, switch):
+  for groups in found.readings.values():
+    for name, group in groups.items():
+      if name == "shuffled":
+        assert group.switch.index is None and group.switch.share == 0
+      elif group.num_tokens:
+        index = switch + 1  # positions start at the embedding
+        assert group.switch.index == index and found.positions[index].layer == switch
+        assert (group.switch.lower, group.switch.upper) == (index, index)
+    metrics = groups["all"].metrics
+    np.testing.assert_array_equal(metrics["top1_is_input"], np.arange(L + 1) <= switch)
+    np.testing.assert_array_equal(metrics["top1_is_target"], np.arange(L + 1) > switch)
+
+
+@pytest.mark.parametrize("name", ["standard", "block_attn_res"])
+def test_the_switch_is_measured_where_it_is(name):
+  graphdef, _ = nnx.split(decoder(name, 0))
+  counts = np.full(V, 10, np.int32)
+  deciles = frequency_deciles(counts)
+
+  rows = jax.tree.map(jnp.asarray, batch())
+
+  @jax.jit
+  def step(state, key):
+    return probe_batch(nnx.merge(graphdef, state), rows, counts, deciles, key, CONFIG)
+
+  for switch in range(L):
+    made, totals = decoder(name, switch), Totals()
+    for key in jax.random.split(jax.random.key(switch), 2):
+      totals.add(jax.device_get(step(nnx.state(made), key)))
+    options = {"num_bootstrap": 100, "level": 0.95, "seed": 0}
+    check(totals.alignment("a", "b", CONFIG, made.combinator, **options), switch)
+
+
+def test_measure_finds_it_and_no_switch_where_there_is_none():
+  check(measured(decoder("standard", 2)), 2)
+  groups = measured(decoder("standard", L)).readings["closed"]
+  for group in groups.values():
+    assert group.switch is None or group.switch.index is None
+  np.testing.assert_array_equal(groups["all"].metrics["top1_is_input"], 1)
+
+
+def measured(made):
+  return measure(made, [batch()], batch_size=ROWS, model="a", corpus="b", config=CONFIG)

@@ -1,0 +1,52 @@
+"""The switch layer of rows whose answer is known."""
+
+import numpy as np
+
+from resjax.analysis.switch_layer import switch_layer
+
+ROWS = 40
+TOKENS = np.full(ROWS, 10.0)
+
+
+def rows(target, other=1.0, third=2.0, noise=0.0):
+  """Sums [P, 3, rows] where the target has these mean log-ranks along depth."""
+  rng = np.random.default_rng(0)
+  means = np.stack([np.array([t, other, third]) for t in target])
+  return 10 * (means[..., None] + noise * rng.normal(size=(*means.shape, ROWS)))
+
+
+def test_it_is_where_the_target_comes_first_for_good():
+  for place in range(6):
+    target = [3.0] * place + [0.5] * (5 - place)
+    found = switch_layer(rows(target), TOKENS)
+    want = None if place == 5 else place
+    assert (found.index, found.lower, found.upper) == (want, want, want)
+    assert found.share == (place < 5)
+
+
+def test_a_crossing_that_does_not_last_is_none():
+  assert switch_layer(rows([3, 0.5, 3, 0.5, 0.5]), TOKENS).index == 3
+  assert switch_layer(rows([3, 0.5, 0.5, 3]), TOKENS).index is None
+
+
+def test_a_target_no_better_than_the_third_token_has_no_switch():
+  assert switch_layer(rows([3, 0.5, 0.5], third=0.4), TOKENS).index is None
+
+
+def test_the_interval_covers_what_rows_differ_in_and_is_the_same_again():
+  noisy = rows([3, 1.05, 0.95, 0.5], noise=0.5)
+  found = switch_layer(noisy, TOKENS)
+  assert found.lower < found.upper and found.lower <= found.index <= found.upper
+  assert found == switch_layer(noisy, TOKENS)
+  assert (found.level, found.num_bootstrap) == (0.95, 1000)
+  narrow = switch_layer(noisy, TOKENS, level=0.01)
+  assert narrow.upper - narrow.lower <= found.upper - found.lower
+
+
+def test_an_interval_may_reach_to_nowhere():
+  found = switch_layer(rows([3, 3, 0.98], noise=0.5), TOKENS)
+  assert found.upper is None and 0 < found.share < 1
+
+
+def test_no_tokens_have_no_switch():
+  assert switch_layer(rows([3, 0.5]), np.zeros(ROWS)) is None
