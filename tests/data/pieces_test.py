@@ -16,7 +16,7 @@ TEXT = " the river\n\tétoile 日本 😀"
 def byte_level(tmp_path_factory):
   path = tmp_path_factory.mktemp("bpe") / "tokenizer.json"
   tokenizer.train_bpe(make_texts(100), 300).save(path)
-  return PretrainedTokenizer(path.read_text(), eot_id=0, vocab_size=310)
+  return PretrainedTokenizer({"tokenizer.json": path.read_text()}, 310, {"bos_token_id": 0})
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +31,7 @@ def sentencepiece():
   made.normalizer = normalizers.Replace(" ", "▁")
   made.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback()])
   made.add_special_tokens(["<s>"])
-  return PretrainedTokenizer(made.to_str(), eot_id=1, vocab_size=300)
+  return PretrainedTokenizer({"tokenizer.json": made.to_str()}, 300, {"bos_token_id": 1})
 
 
 @pytest.mark.parametrize("name", ["byte_level", "sentencepiece"])
