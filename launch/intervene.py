@@ -4,8 +4,8 @@
   python -m launch.intervene --hf=FOLDER --data=text.jsonl --layers=-3,-2,-1 --sites=mlp --out=FILE
 
 At each chosen layer the sites of --sites become x ← alpha x + f(x), all others stay as they are.
-Prints the loss of every layer and alpha, and writes the figures as JSON, which launch.analyze
-draws. A fine-tune from such a cut is configs/ablations/finetune_cuts.py.
+Prints loss and switch of every layer and alpha, and writes the figures as JSON, which
+`launch.analyze --sensitivity=FILE` draws. configs/ablations/finetune_cuts.py trains from such cuts.
 """
 
 import pathlib
@@ -19,6 +19,7 @@ from rich.table import Table
 
 from launch import cli, subjects
 from resjax import locations
+from resjax.analysis.alignment import Alignment
 from resjax.analysis.interventions import sensitivity
 from resjax.analysis.sensitivity import Sensitivity
 from resjax.locations import Location
@@ -27,6 +28,7 @@ from resjax.subjects import Subject
 _ALPHAS = flags.DEFINE_list("alphas", ["0", "0.25", "0.5"], "Factors of the stream at a cut.")
 _LAYERS = flags.DEFINE_list("layers", [], "To cut, negative ones from the end; default: each.")
 _SITES = flags.DEFINE_list("sites", [], "Of a layer, cut together; default: all.")
+_ALIGNMENT = flags.DEFINE_bool("alignment", True, "Also measures the alignment; slower.")
 _OUT = flags.DEFINE_string("out", None, "JSON file for the figures.")
 
 
@@ -57,19 +59,15 @@ def _measure(subject: Subject, alphas: list[float], layers: list[int]) -> Sensit
       alphas=alphas,
       layers=layers,
       sites=_SITES.value,
+      alignment=_ALIGNMENT.value,
       progress=lambda done, total: bar.update(task, completed=done, total=total),
     )
 
 
 def show(found: Sensitivity, console: Console) -> None:
-  """Prints the loss of every layer and alpha, above that of the model as it is."""
-  table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-  table.add_column("layer", justify="right")
-  for alpha in found.alphas:
-    table.add_column(f"alpha {alpha:g}", justify="right", no_wrap=True)
-  for layer, row in zip(found.layers, found.loss - found.baseline_loss, strict=True):
-    table.add_row(str(layer), *[f"{difference:+.4f}" for difference in row])
-  console.print(table)
+  """Prints loss and switch of every layer and alpha, the loss above that of the model as it is."""
+  difference = found.loss - found.baseline_loss
+  console.print(_table(found, [[f"{value:+.4f}" for value in row] for row in difference]))
   console.print(
     f"{found.model} ({found.residual}) on {found.num_tokens:,} tokens of {found.corpus}: loss "
     f"{found.baseline_loss:.4f} nats per token; above it with x ← alpha x + f(x) at "
@@ -78,6 +76,35 @@ def show(found: Sensitivity, console: Console) -> None:
     highlight=False,
     soft_wrap=True,
   )
+  if found.baseline_alignment is not None:
+    rows = [[_switch(alignment) for alignment in row] for row in found.alignments]
+    console.print(_table(found, rows))
+    console.print(
+      f"switch: after which layer the next token stays before the input token; "
+      f"{_switch(found.baseline_alignment)} in the model as it is",
+      markup=False,
+      soft_wrap=True,
+    )
+
+
+def _table(found: Sensitivity, rows: list[list[str]]) -> Table:
+  table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+  table.add_column("layer", justify="right")
+  for alpha in found.alphas:
+    table.add_column(f"alpha {alpha:g}", justify="right", no_wrap=True)
+  for layer, row in zip(found.layers, rows, strict=True):
+    table.add_row(str(layer), *row)
+  return table
+
+
+def _switch(alignment: Alignment) -> str:
+  """Returns the layer of the switch; `-` where there is none."""
+  (groups,) = alignment.readings.values()
+  switch = groups["all"].switch
+  if switch is None or switch.index is None:
+    return "-"
+  layer = alignment.positions[switch.index].layer
+  return "embedding" if layer < 0 else str(layer)
 
 
 def _out() -> Location:

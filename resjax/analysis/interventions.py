@@ -1,5 +1,6 @@
 """What a trained model loses where its residual path is attenuated, without training."""
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable, Sequence
@@ -8,7 +9,9 @@ import jax
 import numpy as np
 from flax import nnx
 
+from resjax.analysis.alignment import Alignment
 from resjax.analysis.attenuated import attenuate, check_supported, cut_factors
+from resjax.analysis.measurement import Meter
 from resjax.analysis.sensitivity import Sensitivity
 from resjax.data.measured_text import MeasuredText
 from resjax.models.decoder import Decoder
@@ -18,7 +21,7 @@ from resjax.typing import Array
 _LOSS_CHUNK = 1024  # tokens per data shard whose logits exist at one time
 
 Progress = Callable[[int, int], None]
-"""Called as progress(done, total) after every evaluation of the text."""
+"""Called as progress(done, total) after every cut."""
 
 
 def sensitivity(
@@ -29,22 +32,25 @@ def sensitivity(
   alphas: Sequence[float],
   layers: Sequence[int] = (),
   sites: Sequence[str] = (),
+  alignment: bool = True,
   progress: Progress = lambda done, total: None,
 ) -> Sensitivity:
-  """Returns the loss of a decoder with its residual path cut at each layer by each alpha.
+  """Returns loss and alignment of a decoder, its residual path cut at each layer by each alpha.
 
   A cut is x ← α x + f(x) at the chosen sites of one layer, so with two sites that layer multiplies
-  its input by α² in all. One compiled program serves all cuts; α = 1 is the model as it is, of
-  which there is another.
+  its input by α² in all. All cuts share one compiled program for the loss and one for the
+  alignment; α = 1 is the model as it is.
 
   Args:
     decoder: any of `resjax.analysis.attenuated.SUPPORTED`, pretrained ones included.
     text: to evaluate on.
     model: name of the decoder, for titles.
-    alphas: factors of the stream, at least 0; 1 is the decoder as it is.
+    alphas: factors of the stream, at least 0.
     layers: to cut, 0..L-1, negative ones from the end; empty: each.
     sites: of those layers that cut together; empty: all.
-    progress: told of every evaluation.
+    alignment: whether to measure it, after every layer, of states that are closed there. It costs
+      as many output heads per cut as there are layers.
+    progress: told of every cut.
 
   Raises:
     ValueError: the residual path is no single stream; a layer, site or alpha that does not exist.
@@ -52,13 +58,17 @@ def sensitivity(
   check_supported(decoder)
   layers, sites, alphas = _chosen(decoder, layers, sites, alphas)
   evaluate = _evaluation(decoder, text)
-  baseline = evaluate(None)
-  loss = np.full((len(layers), len(alphas)), baseline)
-  cuts = [cut for cut in np.ndindex(loss.shape) if alphas[cut[1]] != 1]
-  progress(1, 1 + len(cuts))
-  for done, (layer, alpha) in enumerate(cuts, 2):
-    loss[layer, alpha] = evaluate(cut_factors(decoder, layers[layer], sites, alphas[alpha]))
-    progress(done, 1 + len(cuts))
+  align = _aligning(decoder, text, model) if alignment else None
+  baseline, as_it_is = evaluate(None), align(1.0, 0, sites) if align else None
+  loss, rows, total = np.full((len(layers), len(alphas)), baseline), [], len(layers) * len(alphas)
+  for place, layer in enumerate(layers):
+    rows.append([])
+    for index, alpha in enumerate(alphas):
+      if alpha != 1:
+        loss[place, index] = evaluate(cut_factors(decoder, layer, sites, alpha))
+      if align:
+        rows[-1].append(as_it_is if alpha == 1 else align(alpha, layer, sites))
+      progress(place * len(alphas) + index + 1, total)
   return Sensitivity(
     model=model,
     corpus=text.name,
@@ -69,6 +79,8 @@ def sensitivity(
     alphas=alphas,
     baseline_loss=baseline,
     loss=loss,
+    baseline_alignment=as_it_is,
+    alignments=tuple(map(tuple, rows)) if align else (),
   )
 
 
@@ -121,3 +133,22 @@ def _evaluation(decoder: Decoder, text: MeasuredText) -> Callable[[np.ndarray | 
     return math.fsum(map(float, jax.device_get(sums))) / text.num_tokens
 
   return evaluate
+
+
+def _aligning(decoder: Decoder, text: MeasuredText, model: str) -> Callable[..., Alignment]:
+  """Returns the alignment of a text, all tokens in one group, as a function of a cut."""
+  layout, batch_size = decoder.layout, len(text.batches[0]["inputs"])
+  rows = slice(None) if layout.mesh is None else layout.rows(batch_size)
+  batches = [{name: array[rows] for name, array in batch.items()} for batch in text.batches]
+  ones = np.ones((decoder.combinator.num_layers, len(decoder.combinator.sites)), np.float32)
+  meter = Meter(attenuate(decoder, ones), batches, batch_size=batch_size, corpus=text.name)
+
+  def align(alpha: float, layer: int, sites: tuple[str, ...]) -> Alignment:
+    cut = attenuate(decoder, cut_factors(decoder, layer, sites, alpha))
+    found = meter.measure(
+      cut, f"{model}, alpha {alpha:g} at layer {layer}" if alpha != 1 else model
+    )
+    readings = {name: {"all": groups["all"]} for name, groups in found.readings.items()}
+    return dataclasses.replace(found, readings=readings)
+
+  return align

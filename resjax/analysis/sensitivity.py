@@ -3,13 +3,17 @@
 import dataclasses
 import json
 import math
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
+
+from resjax.analysis.alignment import Alignment
 
 
 @dataclasses.dataclass(frozen=True)
 class Sensitivity:
-  """Loss of one model on one corpus, its residual path cut at one layer at a time.
+  """Loss, and alignment, of one model on one corpus, its residual path cut at one layer at a time.
 
   Attributes:
     model: its name.
@@ -21,6 +25,8 @@ class Sensitivity:
     alphas: factors α, ascending.
     baseline_loss: of the model as it is, nats per token.
     loss: [layers, alphas] float64, nats per token; NaN or infinite where the model overflows.
+    baseline_alignment: of the model as it is, all tokens in one group; None: not measured.
+    alignments: of every cut, by layer and alpha; () where they were not measured.
   """
 
   model: str
@@ -32,13 +38,19 @@ class Sensitivity:
   alphas: tuple[float, ...]
   baseline_loss: float
   loss: np.ndarray
+  baseline_alignment: Alignment | None = None
+  alignments: tuple[tuple[Alignment, ...], ...] = ()
 
   def to_json(self) -> str:
     """Returns it as JSON; what is not finite is null."""
-    fields = dataclasses.asdict(self)
+    names = [field.name for field in dataclasses.fields(self)]
+    fields = {name: getattr(self, name) for name in names}
     fields["loss"] = [[_finite(loss) for loss in row] for row in self.loss.tolist()]
     fields["baseline_loss"] = _finite(self.baseline_loss)
-    return json.dumps(fields, indent=1, allow_nan=False) + "\n"
+    if self.baseline_alignment is not None:
+      fields["baseline_alignment"] = _plain(self.baseline_alignment)
+      fields["alignments"] = [[_plain(one) for one in row] for row in self.alignments]
+    return json.dumps(fields, allow_nan=False) + "\n"
 
   @classmethod
   def from_json(cls, text: str) -> "Sensitivity":
@@ -48,7 +60,19 @@ class Sensitivity:
       fields[name] = tuple(fields[name])
     fields["baseline_loss"] = float(np.array(fields["baseline_loss"], np.float64))
     fields["loss"] = np.array(fields["loss"], np.float64)
+    if fields["baseline_alignment"] is not None:
+      fields["baseline_alignment"] = _alignment(fields["baseline_alignment"])
+    rows = fields["alignments"]
+    fields["alignments"] = tuple(tuple(_alignment(one) for one in row) for row in rows)
     return cls(**fields)
+
+
+def _plain(alignment: Alignment) -> Mapping[str, Any]:
+  return json.loads(alignment.to_json())
+
+
+def _alignment(fields: Mapping[str, Any]) -> Alignment:
+  return Alignment.from_json(json.dumps(fields))
 
 
 def _finite(value: float) -> float | None:

@@ -78,7 +78,7 @@ def test_a_cut_of_whole_layers_is_refused(name):
 
 
 def test_the_decoder_itself_stays_as_it_is():
-  decoder = decoders.decoder(decoders.config())
+  decoder = decoders.shapes(decoders.config())
   before = decoder.combinator
   changed = attenuate(decoder, np.zeros((3, 2)))
   assert decoder.combinator is before and type(changed.combinator) is AttenuatedPath

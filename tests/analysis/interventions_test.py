@@ -1,6 +1,7 @@
 """Sensitivity curves: against a decoder in float64 numpy, and the combinator of the paper."""
 
 import dataclasses
+import functools
 import logging
 
 import jax
@@ -10,6 +11,7 @@ from flax import nnx
 
 from resjax.analysis.attenuated import attenuate
 from resjax.analysis.interventions import sensitivity
+from resjax.analysis.measurement import measure
 from resjax.analysis.sensitivity import Sensitivity
 from resjax.combinators import Attenuation
 from resjax.data.measured_text import measured_text
@@ -27,8 +29,13 @@ def text(max_tokens=50, batch_size=2):
   return measured_text("words", make_texts(9), ByteTokenizer(), **options)
 
 
+@functools.cache
 def made(style="llama", **changes):
   return decoders.decoder(decoders.config(style, **(SIZES | changes)))
+
+
+def losses(decoder, text, **options):
+  return sensitivity(decoder, text, model="it", alignment=False, **options)
 
 
 def untouched(decoder, text, options=None):
@@ -37,15 +44,21 @@ def untouched(decoder, text, options=None):
 
 def test_alpha_1_is_the_untouched_model_bit_for_bit():
   decoder = made(dtype="bfloat16")
-  found = sensitivity(decoder, text(), model="it", alphas=(0.9, 1.0), layers=(0, 2))
+  found = losses(decoder, text(), alphas=(1.0, 0.9, 1.0), layers=(-1, 0, 2))
   want = untouched(decoder, text())
+  assert (found.layers, found.alphas) == ((0, 2), (0.9, 1.0))
   assert found.baseline_loss == want
   assert (found.loss[:, 1] == want).all() and (found.loss[:, 0] != want).all()
 
 
 @pytest.mark.parametrize(
   ("style", "changes"),
-  [("llama", {}), ("gpt2", {}), ("llama", {"dtype": "bfloat16"}), ("llama", {"depth": "loop"})],
+  [
+    ("llama", {"dtype": "bfloat16"}),
+    ("gpt2", {}),
+    pytest.param("llama", {}, marks=pytest.mark.slow),
+    pytest.param("llama", {"depth": "loop"}, marks=pytest.mark.slow),
+  ],
 )
 def test_factors_of_1_are_no_factors_bit_for_bit(style, changes):
   """Of the arithmetic that the program asks for: compilers may leave out bfloat16 roundings."""
@@ -89,7 +102,7 @@ def gpt2_loss(params, batch, factors):
 @pytest.mark.parametrize("sites", [("attention", "mlp"), ("mlp",)])
 def test_every_layer_and_alpha_in_numpy(sites):
   decoder, words = made("gpt2"), text()
-  found = sensitivity(decoder, words, model="it", alphas=ALPHAS, sites=sites)
+  found = losses(decoder, words, alphas=ALPHAS, sites=sites)
   assert (found.layers, found.sites, found.alphas) == ((0, 1, 2), sites, ALPHAS)
   assert (found.model, found.corpus, found.num_tokens) == ("it", "words", 50)
   params = nnx.to_pure_dict(nnx.state(decoder))
@@ -105,31 +118,55 @@ def test_every_layer_and_alpha_in_numpy(sites):
 
 def test_a_cut_is_the_combinator_of_the_paper_bit_for_bit():
   decoder, words = made(dtype="bfloat16"), text()
-  found = sensitivity(decoder, words, model="it", alphas=(0.25,), sites=("attention",))
-  for layer in range(3):
-    sizes = {"num_layers": 3, "d_model": 16}
-    cut = nnx.merge(*nnx.split(decoder))
-    cut.combinator = Attenuation(layers=layer, alpha=0.25, cut_sites=("attention",), **sizes)
-    assert found.loss[layer, 0] == untouched(cut, words)
+  found = losses(decoder, words, alphas=(0.25,), sites=("attention",))
+  cut = nnx.merge(*nnx.split(decoder))
+  cut.combinator = Attenuation(
+    num_layers=3, d_model=16, layers=1, alpha=0.25, cut_sites=("attention",)
+  )
+  assert found.loss[1, 0] == untouched(cut, words)
 
 
 def test_one_program_serves_all_layers_and_alphas(caplog):
-  decoder, told = made(), []
+  decoder, words, told = made(), text(100), []
   with jax.log_compiles(), caplog.at_level(logging.WARNING):
     found = sensitivity(
-      decoder, text(100), model="it", alphas=ALPHAS, progress=lambda *now: told.append(now)
+      decoder, words, model="it", alphas=ALPHAS, progress=lambda *now: told.append(now)
     )
-  assert found.loss.shape == (3, 3) and len(text(100).batches) == 4
-  programs = [r.getMessage() for r in caplog.records if "Compiling jit(nats)" in r.getMessage()]
-  assert len(programs) == 2  # of all cuts, and of the decoder as it is
-  assert told == [(done, 7) for done in range(1, 8)]
+  assert found.loss.shape == (3, 3) and len(words.batches) == 4
+  assert [len(row) for row in found.alignments] == [3, 3, 3]
+  programs = [r.getMessage() for r in caplog.records]
+  counts = [sum(f"Compiling jit({name})" in p for p in programs) for name in ("nats", "step")]
+  assert counts == [2, 1]  # loss: of all cuts, and of the decoder as it is; alignment: of all
+  assert told == [(done, 9) for done in range(1, 10)]
 
 
+@pytest.mark.slow
+def test_alignment_is_that_of_the_combinator_of_the_paper():
+  decoder, words = made(), text(100)
+  found = sensitivity(decoder, words, model="it", alphas=(0.25, 1.0), layers=(1,))
+  cut = nnx.merge(*nnx.split(decoder))
+  cut.combinator = Attenuation(num_layers=3, d_model=16, layers=1, alpha=0.25)
+  options = {"batch_size": 2, "model": "it", "corpus": "words"}
+  ((got, same),) = found.alignments
+  assert same is found.baseline_alignment and got.model == "it, alpha 0.25 at layer 1"
+  for alignment, model in ((got, cut), (same, decoder)):
+    want = measure(model, words.batches, **options)
+    assert alignment.positions == want.positions
+    group, expected = alignment.readings["closed"]["all"], want.readings["closed"]["all"]
+    assert group.switch == expected.switch
+    for name, values in expected.metrics.items():
+      np.testing.assert_allclose(group.metrics[name], values, rtol=1e-5, atol=1e-6, err_msg=name)
+  read_again = Sensitivity.from_json(found.to_json())
+  assert read_again.to_json() == found.to_json()
+  assert read_again.alignments[0][0].positions == got.positions
+
+
+@pytest.mark.slow
 def test_eight_devices_give_the_same():
   config = decoders.config(**(SIZES | {"vocab_size": 264}))
   alone, words = decoders.decoder(config), text(100, batch_size=8)
   split = decoders.decoder(config, layout=layouts.layout(data=2, fsdp=2, tensor=2))
-  found = [sensitivity(d, words, model="it", alphas=(0.5,)) for d in (alone, split)]
+  found = [losses(d, words, alphas=(0.5,)) for d in (alone, split)]
   np.testing.assert_allclose(found[1].loss, found[0].loss, rtol=1e-5)
 
 
@@ -155,10 +192,5 @@ def test_json_is_the_same_again():
 def test_what_is_not_there(chosen, words):
   decoder = decoders.shapes(decoders.config(**SIZES))
   with pytest.raises(ValueError, match=words) as error:
-    sensitivity(decoder, text(), model="it", **({"alphas": ALPHAS} | chosen))
+    losses(decoder, text(), **({"alphas": ALPHAS} | chosen))
   assert "\n" not in str(error.value)
-
-
-def test_negative_layers_count_from_the_end():
-  found = sensitivity(made(), text(), model="it", alphas=(0.5, 0.0, 0.5), layers=(-1, 0, 2))
-  assert (found.layers, found.alphas) == ((0, 2), (0.0, 0.5))

@@ -16,7 +16,7 @@ from resjax.interop.huggingface.check import expected_shapes
 from resjax.interop.huggingface.express import express
 from resjax.interop.huggingface.families import Family
 from resjax.interop.huggingface.files import INDEX, SINGLE
-from resjax.interop.huggingface.tokenizer import special_ids, tokenizer_files
+from resjax.interop.huggingface.tokenizer_files import special_ids, tokenizer_files
 from resjax.models.config import DecoderConfig
 from resjax.models.decoder import Decoder
 from resjax.models.parameters import Parameter
