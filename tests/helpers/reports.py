@@ -19,8 +19,10 @@ def results() -> list[Results]:
   first = alignment(NAMES[0], num_layers=2, depth_weights=True)
   loss = np.array([[5.0, 4.5, 3.01], [3.5, 3.2, 2.99]])
   loss[0, 0] = np.nan
+  alphas = (0.0, 0.25, 1.0)
+  moved = tuple(tuple(alignment(num_layers=2, seed=layer) for _ in alphas) for layer in (0, 1))
   cuts = Sensitivity(
-    NAMES[0], first.corpus, 500, "standard", (0, 1), SITES, (0.0, 0.25, 1.0), 3.0, loss
+    NAMES[0], first.corpus, 500, "standard", (0, 1), SITES, alphas, 3.0, loss, first, moved
   )
   second = alignment(NAMES[1], num_layers=3, seed=1)
   second = dataclasses.replace(second, readings={"closed": second.readings["closed"]})

@@ -12,7 +12,7 @@ from resjax.analysis.sensitivity import Sensitivity
 _SMALL = 0.1  # nats, below which the scale is linear
 
 
-def curves(found: Sensitivity, alignment: Alignment, switch: Switch | None) -> Figure:
+def loss_curves(found: Sensitivity, alignment: Alignment, switch: Switch | None) -> Figure:
   """Draws the loss above that of the whole model over the layer that is cut, a line per alpha.
 
   Args:
@@ -33,6 +33,37 @@ def curves(found: Sensitivity, alignment: Alignment, switch: Switch | None) -> F
   lines.draw(axes, chosen, _setup)
   axis.draw_switch(axes, alignment, switch)
   return made
+
+
+def switch_curves(found: Sensitivity) -> Figure | None:
+  """Draws where the switch is over the layer that is cut, a line per alpha; None: not measured."""
+  whole = found.baseline_alignment
+  if whole is None:
+    return None
+  subtitle = f"{found.model}  |  {found.corpus}  |  n = {found.num_tokens:,} tokens"
+  note = f"{' and '.join(found.sites)} cut; uncut: {axis.switch_text(whole, _switch(whole))}"
+  made, axes = lines.panel("The switch when a layer is cut", subtitle, note=note)
+  x = np.array(found.layers) + 1.0
+  heights = np.array([[_height(one) for one in row] for row in found.alignments])
+  labels = [f"alpha {alpha:g}" for alpha in found.alphas]
+  chosen = [Line(label, x, heights[:, i], i) for i, label in enumerate(labels)]
+  chosen.append(Line("uncut", x, np.full(len(x), _height(whole)), len(labels), hollow=True))
+  depth = axis.num_layers(whole)
+  axis.layer_axis(axes, depth)
+  axes.set_xlabel("layer that is cut")
+  axes.set_ylabel("switch: layers completed")
+  lines.draw(axes, chosen, lambda axes: axes.set_ylim(-0.02 * depth, 1.02 * depth))
+  return made
+
+
+def _switch(alignment: Alignment) -> Switch:
+  return next(iter(alignment.readings.values()))["all"].switch
+
+
+def _height(alignment: Alignment) -> float:
+  """Layers completed at the switch; NaN: there is none."""
+  index = _switch(alignment).index
+  return np.nan if index is None else axis.places(alignment)[index]
 
 
 def _setup(axes: Axes) -> None:

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 
 from resjax.analysis.alignment import READINGS, Alignment
 from resjax.analysis.report import axis, controls, trajectories
-from resjax.analysis.report.cuts import curves
+from resjax.analysis.report.cuts import loss_curves, switch_curves
 from resjax.analysis.report.depth_map import depth_map
 from resjax.analysis.report.results import Results
 from resjax.analysis.report.trajectories import TRAJECTORIES
@@ -92,17 +92,23 @@ def depth_attention(alignment: Alignment, prefix: str) -> Iterator[Drawn]:
 
 
 def cuts(one: Results, prefix: str) -> Iterator[Drawn]:
-  """Draws what a model loses where its residual path is cut."""
+  """Draws what a model loses where its residual path is cut, and where it switches then."""
   group = next(iter(one.alignment.readings.values()))["all"]
   for number, found in enumerate(one.sensitivities, 1):
+    note = f"Model: {found.model}; corpus: {found.corpus}; n = {found.num_tokens:,} tokens."
     yield Drawn(
       f"{prefix}cuts_{number}",
-      curves(found, one.alignment, group.switch),
+      loss_curves(found, one.alignment, group.switch),
       "Loss when a layer is cut",
       "What the model loses when one layer's sites leave alpha x + f(x), without training; linear "
       "below 0.1 nats. A point that is missing is a loss that is not finite.",
-      f"Model: {found.model}; corpus: {found.corpus}; n = {found.num_tokens:,} tokens.",
+      note,
     )
+    figure = switch_curves(found)
+    if figure is not None:
+      caption = "Where the switch is in each of these models; a point that is missing: nowhere."
+      title = "The switch when a layer is cut"
+      yield Drawn(f"{prefix}cuts_{number}_switch", figure, title, caption, note)
 
 
 def of_all(alignments: Sequence[Alignment]) -> Iterator[Drawn]:

@@ -66,7 +66,7 @@ def test_every_figure_is_there_and_says_what_it_is_of(page, folder, given):
   for prefix in ("1_", "1_read_", "2_"):
     wanted = ("rank", "probability", "top1", "nats", "cosine", "projection", "energy", "norm")
     assert {f"{prefix}{key}" for key in (*wanted, "controls_switch", "controls_rank")} <= {*names}
-  assert {"1_depth_attention", "1_cuts_1", "overlay_rank_next_token"} <= {*names}
+  assert {"1_depth_attention", "1_cuts_1", "1_cuts_1_switch", "overlay_rank_next_token"} <= {*names}
   assert not {"2_depth_attention", "2_cuts_1", "2_read_rank"} & {*names}
   for name, image in zip(names, page.all("img"), strict=True):
     models = reports.NAMES if name.startswith("overlay") else [reports.NAMES[int(name[0]) - 1]]
