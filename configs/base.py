@@ -238,6 +238,10 @@ def train() -> dict:
     "log_every": 10,
     "eval_every": 200,  # steps; 0: only before the first and after the last
     "eval_rows": 128,  # rows of the validation split per evaluation; 0: all
+    # Where does the model switch from the input token to the next one? Ranks and probabilities of
+    # both after every layer, at first, every so many steps and at last; 0: never.
+    "alignment_every": 0,
+    "alignment_rows": 16,  # rows of the validation split for it; a row costs L output heads
     "sample_tokens": 64,  # of the text sampled after the last step, as fit into a row; 0: none
     "tensorboard": False,  # needs the extra `tensorboard`
     "wandb_project": "",  # non-empty: log there too; needs the extra `wandb`

@@ -21,6 +21,6 @@ def get_config() -> ConfigDict:
   c.data.seq_len = 256
   c.data.tokenizer.update(vocab_size=4096, train_bytes=8_000_000)
   c.optim.update(learning_rate=4e-3, warmup_steps=20)
-  c.train.update(steps=300, batch_size=8, eval_every=100, eval_rows=64)
+  c.train.update(steps=300, batch_size=8, eval_every=100, eval_rows=64, alignment_every=100)
   c.checkpoint.every = 50
   return c

@@ -11,6 +11,7 @@ import os
 import pathlib
 import re
 import tempfile
+import uuid
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -79,6 +80,43 @@ def _installed(module: str) -> bool:
 def is_local(place: Location) -> bool:
   """Returns whether a place is on a disk of this machine, as far as its path tells."""
   return "://" not in str(place)
+
+
+def make_folder(folder: Location, knob: str) -> None:
+  """Makes a folder and proves that files can be written there.
+
+  Args:
+    folder: local or of an object store.
+    knob: name of the setting that holds it, for messages.
+
+  Raises:
+    ValueError: they cannot.
+  """
+  if not is_local(folder):
+    _try_writing(folder, knob)
+    return
+  try:
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryFile(dir=folder):
+      pass
+  except OSError as error:
+    raise ValueError(
+      f"cannot write to {folder} ({error.strerror or error}); set {knob} to a folder that can be "
+      "written"
+    ) from None
+
+
+def _try_writing(folder: Location, knob: str) -> None:
+  probe = folder / f".probe-{uuid.uuid4().hex}"
+  try:
+    probe.write_text("")
+    probe.unlink()
+  except Exception as error:  # of whatever library reaches the store
+    reason = (str(error).splitlines() or [type(error).__name__])[0]
+    raise ValueError(
+      f"cannot write to {folder} ({reason}); check that the bucket exists and that this machine's "
+      f"account may create and delete objects there, or set another {knob}"
+    ) from None
 
 
 def write_text(place: Location, text: str) -> None:

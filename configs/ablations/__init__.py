@@ -26,5 +26,5 @@ def short_tiny() -> ConfigDict:
   """The tiny model for as many steps as 2 CPU cores do in a minute or two."""
   config = tiny.get_config()
   config.optim.warmup_steps = 10
-  config.train.update(steps=80, batch_size=8, eval_every=0)
+  config.train.update(steps=80, batch_size=8, eval_every=0, alignment_every=0)
   return config

@@ -9,6 +9,7 @@ import numpy as np
 import tokenizers
 
 from resjax import locations
+from resjax.data import pieces
 from resjax.locations import Location
 
 MAIN = "tokenizer.json"
@@ -54,7 +55,9 @@ class PretrainedTokenizer:
     model.no_padding()
     self.files, self.ids = dict(files), dict(ids)
     self.vocab_size, self.eot_id = vocab_size, _eot_id(ids, vocab_size)
-    self._model = model
+    by_byte = _is_byte_level(json.loads(files[MAIN]))
+    self._bytes_of = pieces.of_byte_level if by_byte else pieces.of_sentencepiece
+    self._model, self._added = model, model.get_added_tokens_decoder()
 
   def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
     """Returns the tokens of each text, int32, without those that begin or end one."""
@@ -65,13 +68,19 @@ class PretrainedTokenizer:
     """Returns the text of `ids`, special tokens spelled out."""
     return self._model.decode([int(i) for i in ids], skip_special_tokens=False)
 
+  def piece(self, token: int) -> bytes:
+    """Returns the bytes that a token stands for; none for an unused row."""
+    if token in self._added:
+      return self._added[token].content.encode()
+    spelled = self._model.id_to_token(int(token))
+    return b"" if spelled is None else self._bytes_of(spelled)
+
   def token_bytes(self) -> np.ndarray:
     """Returns int32 [V]: the UTF-8 bytes of each token; 0 for special ones and unused rows."""
     sizes = np.zeros(self.vocab_size, np.int32)
-    size = len if _is_byte_level(json.loads(self.files[MAIN])) else _spelled_size
     for token, index in self._model.get_vocab().items():
-      sizes[index] = size(token)
-    for index, added in self._model.get_added_tokens_decoder().items():
+      sizes[index] = len(self._bytes_of(token))
+    for index, added in self._added.items():
       sizes[index] = 0 if added.special else len(added.content.encode())
     return sizes
 
@@ -139,10 +148,3 @@ def _is_byte_level(content: Mapping) -> bool:
   for part in parts:
     parts += part.get("pretokenizers", []) + part.get("decoders", [])
   return any(part.get("type") == "ByteLevel" for part in parts)
-
-
-def _spelled_size(token: str) -> int:
-  """Bytes of a token of SentencePiece: ▁ is a space, <0x0A> one byte."""
-  if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
-    return 1
-  return len(token.replace("▁", " ").encode())

@@ -9,6 +9,7 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from resjax import locations
+from resjax.data import pieces
 from resjax.data.config import BYTE_VOCAB
 from resjax.data.pretrained_tokenizer import PretrainedTokenizer
 from resjax.locations import Location
@@ -40,6 +41,10 @@ class Tokenizer(Protocol):
     """Returns the text of `ids`, end of text spelled out; bytes that are no UTF-8 become U+FFFD."""
     ...
 
+  def piece(self, token: int) -> bytes:
+    """Returns the bytes of text that a token below V stands for, end of text spelled out."""
+    ...
+
   def token_bytes(self) -> np.ndarray:
     """Returns int32 [V]: the UTF-8 bytes that each token stands for, 0 for end of text."""
     ...
@@ -63,6 +68,10 @@ class ByteTokenizer:
     """Returns the text of `ids`."""
     parts = (END_OF_TEXT.encode() if i == self.eot_id else bytes([i]) for i in ids)
     return b"".join(parts).decode(errors="replace")
+
+  def piece(self, token: int) -> bytes:
+    """Returns the byte."""
+    return END_OF_TEXT.encode() if token == self.eot_id else bytes([token])
 
   def token_bytes(self) -> np.ndarray:
     """Returns int32 [257]."""
@@ -94,6 +103,11 @@ class BpeTokenizer:
   def decode(self, ids: Iterable[int]) -> str:
     """Returns the text of `ids`."""
     return self.model.decode([int(i) for i in ids], skip_special_tokens=False)
+
+  def piece(self, token: int) -> bytes:
+    """Returns the bytes that the characters of a token spell."""
+    spelled = self._model.id_to_token(int(token))
+    return spelled.encode() if token == self.eot_id else pieces.of_byte_level(spelled)
 
   def token_bytes(self) -> np.ndarray:
     """Returns int32 [V]; the byte alphabet spells each byte as one character."""

@@ -10,8 +10,11 @@ from resjax.train.program import Program
 _POLL = 0.1  # seconds
 
 
-def compile_steps(program: Program, stop: StopRequest) -> tuple[Callable, Callable] | None:
-  """Returns training step and evaluation step, compiled; None if the run is to stop first.
+def compile_steps(
+  program: Program, stop: StopRequest, *, alignment: bool
+) -> tuple[Callable, ...] | None:
+  """Returns the steps of training and evaluation, compiled, and where it is asked for that of the
+  alignment; None if the run is to stop first.
 
   XLA cannot be interrupted: after None it goes on in the background until the process ends. Several
   processes finish compiling before they agree to stop.
@@ -20,7 +23,9 @@ def compile_steps(program: Program, stop: StopRequest) -> tuple[Callable, Callab
 
   def work():
     try:
-      steps = program.lower_train_step(), program.lower_eval_step()
+      steps = [program.lower_train_step(), program.lower_eval_step()]
+      if alignment:
+        steps.append(program.lower_alignment_step())
       result.append(tuple(step.compile() for step in steps))
     except BaseException as error:
       result.append(error)

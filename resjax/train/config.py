@@ -28,16 +28,18 @@ class TrainConfig:
   log_every: int
   eval_every: int
   eval_rows: int
+  alignment_every: int
+  alignment_rows: int
   sample_tokens: int
   tensorboard: bool
   wandb_project: str
 
   def __post_init__(self):
     """Checks the ranges."""
-    positive = ("steps", "batch_size", "microbatches", "loss_chunk", "log_every")
+    positive = ("steps", "batch_size", "microbatches", "loss_chunk", "log_every", "alignment_rows")
     for name in positive:
       check_least(self, "config.train", name, 1)
-    for name in ("z_loss", "eval_every", "eval_rows", "sample_tokens"):
+    for name in ("z_loss", "eval_every", "eval_rows", "alignment_every", "sample_tokens"):
       check_least(self, "config.train", name, 0)
     if self.batch_size % self.microbatches:
       raise ValueError(

@@ -1,23 +1,28 @@
-"""What a run leaves when it is done: curves, a sample, and where everything lies."""
+"""What a run leaves when it is done: curves, trajectory, sample, and where everything lies."""
 
 import jax
 from rich.console import Console
 
 from resjax.analysis.plots import training_curves
-from resjax.train import report, workdir
+from resjax.train import report, show_trajectory, workdir
 from resjax.train.logging import FILE_NAME, read_metrics
 from resjax.train.sample import sample_text
 from resjax.train.trainer import Trainer
 
 
 def finish(trainer: Trainer, console: Console) -> None:
-  """Prints how far a run came, a sample, and where everything lies; draws the curves."""
+  """Prints how far a run came, what its states decode to, a sample, and where everything lies."""
   run, folder = trainer.run, workdir.place(trainer.run.workdir)
   plot = folder / "plots" / "training.png"
+  files = [plot]
   if jax.process_index() == 0:
     records = read_metrics(folder / FILE_NAME)
     training_curves(records, f"{folder}  ({run.decoder.residual.name})", plot)
     report.show_result(records, console)
+    found = show_trajectory.alignments(records, run)
+    if found:
+      show_trajectory.show(found[-1], console)
+      files += show_trajectory.draw(found, plot.parent)
   num_tokens = min(run.train.sample_tokens, run.data.seq_len - 1)  # a row begins with one token
   if num_tokens:
     options = {"num_tokens": num_tokens, "temperature": 0.8, "seed": run.seed}
@@ -27,6 +32,7 @@ def finish(trainer: Trainer, console: Console) -> None:
     console.print(text, markup=False, highlight=False, soft_wrap=True)
   console.print(trainer.ledger.table())
   console.print(f"metrics     {folder / FILE_NAME}", soft_wrap=True)
-  console.print(f"plots       {plot}", soft_wrap=True)
+  for file in files:
+    console.print(f"plot        {file}", soft_wrap=True)
   newest = trainer.checkpoints.folder / str(trainer.checkpoints.latest)
   console.print(f"checkpoint  {newest}", soft_wrap=True)

@@ -11,10 +11,11 @@ from resjax import optim
 from resjax.sharding import Layout
 from resjax.train.config import Run
 from resjax.train.state import ModelDef, TrainState, abstract_state
-from resjax.train.step import make_eval_step, make_train_step
+from resjax.train.step import make_alignment_step, make_eval_step, make_train_step
 from resjax.typing import Array
 
 BATCH = ("inputs", "targets", "segment_ids", "positions")
+PROBED = ("inputs", "segment_ids", "positions")  # what `probe_batch` looks at
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,9 +27,11 @@ class Program:
     optimizer: of optax.
     train_step: see `make_train_step`.
     eval_step: see `make_eval_step`.
+    alignment_step: see `make_alignment_step`.
     state: abstract `TrainState`.
     batch: the abstract arrays of a training batch, [B, T] int32 each, B over all devices.
     eval_batch: those of an evaluation batch, which has the rows of a microbatch.
+    alignment_batch: those of a batch of which the alignment is measured: at most as many rows.
     token_bytes: abstract [V] int32, the bytes that each token stands for.
   """
 
@@ -36,9 +39,11 @@ class Program:
   optimizer: optax.GradientTransformation
   train_step: Callable
   eval_step: Callable
+  alignment_step: Callable
   state: TrainState
   batch: Mapping[str, Array]
   eval_batch: Mapping[str, Array]
+  alignment_batch: Mapping[str, Array]
   token_bytes: Array
 
   def lower_train_step(self) -> jax.stages.Lowered:
@@ -48,6 +53,12 @@ class Program:
   def lower_eval_step(self) -> jax.stages.Lowered:
     """Returns the evaluation step as it is handed to the compiler."""
     return self.eval_step.lower(self.state.params, self.eval_batch, self.token_bytes)
+
+  def lower_alignment_step(self) -> jax.stages.Lowered:
+    """Returns the step that measures the alignment, likewise."""
+    number = jax.ShapeDtypeStruct((), jnp.int32, sharding=self.model.layout.sharding())
+    arguments = self.state.params, self.alignment_batch, self.token_bytes, number
+    return self.alignment_step.lower(*arguments)
 
 
 def build(run: Run, layout: Layout) -> Program:
@@ -63,14 +74,19 @@ def build(run: Run, layout: Layout) -> Program:
   batch_size, length = run.train.batch_size, run.data.seq_len
   rows = _int32((batch_size, length), layout, "batch", "tokens")
   eval_rows = _int32((batch_size // run.train.microbatches, length), layout, "batch", "tokens")
+  shards = layout.num_shards("batch")
+  few = min(eval_rows.shape[0], -(-run.train.alignment_rows // shards) * shards)
+  alignment_rows = _int32((few, length), layout, "batch", "tokens")
   return Program(
     model=model,
     optimizer=optimizer,
     train_step=make_train_step(model, optimizer, learning_rate, run.train, run.health),
     eval_step=make_eval_step(model, run.train),
+    alignment_step=make_alignment_step(model, run.train),
     state=abstract_state(model, optimizer),
     batch=dict.fromkeys(BATCH, rows),
     eval_batch=dict.fromkeys(BATCH, eval_rows),
+    alignment_batch=dict.fromkeys(PROBED, alignment_rows),
     token_bytes=_int32((run.decoder.vocab_size,), layout, None),
   )
 

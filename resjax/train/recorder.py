@@ -6,8 +6,10 @@ import jax
 import numpy as np
 
 from resjax import metrics
+from resjax.analysis.alignment import Alignment
+from resjax.analysis.report import axis
 from resjax.models.flops import training_flops_per_token
-from resjax.train import guard, workdir
+from resjax.train import guard, trajectory, workdir
 from resjax.train.checkpoint import Checkpoints
 from resjax.train.config import Run
 from resjax.train.evaluate import summary
@@ -87,6 +89,13 @@ class Recorder:
       f"step {step}  validation: {found['bits_per_byte']:.4f} bits per byte, "
       f"loss {found['loss']:.4f}, accuracy {found['accuracy']:.1%}"
     )
+
+  def alignment(self, step: int, found: Alignment) -> None:
+    """Logs where the model switches from the input token to the next one."""
+    self._logger.log(step, trajectory.to_record(found) | self._ledger.record())
+    switch = found.readings["closed"]["all"].switch
+    where = axis.switch_text(found, switch)
+    self._progress.message(f"step {step}  switch to the next token: {where}")
 
   def account(self, step: int) -> None:
     """Logs where the time went, before a checkpoint: what a restart repeats comes after it.

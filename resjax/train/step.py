@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from resjax.analysis.probing import ProbeConfig, ProbeSums, probe_batch
 from resjax.losses import LossSums
 from resjax.models import loss
 from resjax.train import guard
@@ -108,6 +109,29 @@ def make_eval_step(
     return loss_sums(model, params, batch, token_bytes, config.loss_chunk)
 
   return jax.jit(eval_step)
+
+
+def alignment_probes(config: TrainConfig) -> ProbeConfig:
+  """Returns what is looked at in training: the state after each layer."""
+  return ProbeConfig(every="layer", readings=("closed",), chunk_size=config.loss_chunk)
+
+
+def make_alignment_step(
+  model: ModelDef, config: TrainConfig
+) -> Callable[[PyTree, Batch, Array, Array], ProbeSums]:
+  """Returns alignment_step(params, batch, counts, number) -> sums that each process can read.
+
+  Jitted. `counts` [V] are those of `resjax.analysis.groups.next_counts`; `number` is that of the
+  batch.
+  """
+  probes = alignment_probes(config)
+
+  def alignment_step(params, batch, counts, number):
+    key = jax.random.fold_in(jax.random.key(0), number)
+    return probe_batch(model.bind(params), batch, counts, None, key, probes)
+
+  everywhere = None if model.layout.mesh is None else model.layout.sharding()
+  return jax.jit(alignment_step, out_shardings=everywhere)
 
 
 def _split(batch: Batch, parts: int) -> Batch:

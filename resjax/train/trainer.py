@@ -1,6 +1,6 @@
 """One run in progress: its steps, and what is due after them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import jax
 
@@ -9,6 +9,7 @@ from resjax.data import pipeline, tokenizer
 from resjax.data.summary import DatasetSummary
 from resjax.sharding import make_layout
 from resjax.train import init_from, program, workdir
+from resjax.train.alignment import AlignmentMeter
 from resjax.train.checkpoint import Checkpoints
 from resjax.train.compilation import compile_steps
 from resjax.train.config import Run
@@ -58,6 +59,7 @@ class Trainer:
     self.batches = pipeline.train_batches(
       run.data, dataset, batch_size=size, seed=run.seed, rows=self.layout.rows(size)
     )
+    self._meter: AlignmentMeter | None = None
     self.start = _agreed(checkpoints)
     self.state = self._first_state()
 
@@ -77,8 +79,9 @@ class Trainer:
   def run_steps(self, stop: StopRequest, profile_steps: range) -> None:
     """Runs all remaining steps, and before them an evaluation that the last start still owes.
 
-    After every step n come the metrics of n, then the evaluation of n, then the checkpoint of n, so
-    that a resumed run neither misses nor repeats a record. A stop leaves an evaluation out.
+    After every step n come the metrics of n, then evaluation and alignment of n, then the
+    checkpoint of n, so that a resumed run neither misses nor repeats a record. A stop leaves an
+    evaluation out.
 
     Args:
       stop: whether a signal came.
@@ -89,7 +92,7 @@ class Trainer:
       ValueError: the run resumes within the steps to profile; too many steps were skipped.
     """
     done, steps = self.start or 0, self.run.train.steps
-    owed = distributed.first("owed", self._owes_evaluation)
+    owed = distributed.first("owed", self._owed)
     if done >= steps and not owed:
       return
     devices = self.layout.mesh.devices
@@ -103,15 +106,14 @@ class Trainer:
     )
     with recorder, profiler:
       train_step = self._compiled(recorder, stop)
-      if owed:
-        self._evaluate(done, recorder, stop)
+      self._measure(done, owed, recorder, stop)
       recorder.throughput.read()
       for step in range(done + 1, steps + 1):
         with profiler.step(step):
           values = self._step(train_step)
         recorder.step(step, values)
         profiler.end(step, values)
-        if stop.tick() or self._eval_due(step) or self._save_due(step):
+        if stop.tick() or self._due(step) or self._save_due(step):
           recorder.flush()
           with recorder.throughput.paused():
             self._after(step, recorder, stop)
@@ -119,12 +121,13 @@ class Trainer:
         self.checkpoints.wait()
 
   def _compiled(self, recorder: Recorder, stop: StopRequest) -> Callable:
-    """Compiles the evaluation step, which is kept, and the training step, which is returned."""
+    """Compiles the other steps, which are kept, and the training step, which is returned."""
     with self.ledger.phase("compile"):
-      compiled = compile_steps(self.program, stop)
+      alignment = self.run.train.alignment_every > 0
+      compiled = compile_steps(self.program, stop, alignment=alignment)
     if compiled is None or stop.tick():
       self._stop(self.start or 0, recorder, stop)
-    train_step, self.eval_step = compiled
+    train_step, self.eval_step, *self.alignment_steps = compiled
     return train_step
 
   def _step(self, train_step: Callable) -> Metrics:
@@ -135,9 +138,14 @@ class Trainer:
       self.state, values = train_step(self.state, batch, self.token_bytes)
     return values
 
-  def _eval_due(self, step: int) -> bool:
-    every = self.run.train.eval_every
-    return step == self.run.train.steps or (every > 0 and step % every == 0)
+  def _due(self, step: int) -> list[str]:
+    """Returns what is measured after a step: names of metrics up to the slash."""
+    train, ends = self.run.train, step in (0, self.run.train.steps)
+    due = {
+      "validation": ends or _divides(train.eval_every, step),
+      "alignment": train.alignment_every > 0 and (ends or _divides(train.alignment_every, step)),
+    }
+    return [name for name, is_due in due.items() if is_due]
 
   def _save_due(self, step: int) -> bool:
     return self.checkpoints.due(step) or step == self.run.train.steps
@@ -146,10 +154,15 @@ class Trainer:
     """Evaluates and saves what is due after a step, all of whose metrics are recorded."""
     if stop.asked:
       self._stop(step, recorder, stop)
-    if self._eval_due(step):
-      self._evaluate(step, recorder, stop)
+    self._measure(step, self._due(step), recorder, stop)
     if self._save_due(step):
       self._save(step, recorder)
+
+  def _measure(
+    self, step: int, names: Sequence[str], recorder: Recorder, stop: StopRequest
+  ) -> None:
+    for name in names:
+      {"validation": self._evaluate, "alignment": self._align}[name](step, recorder, stop)
 
   def _save(self, step: int, recorder: Recorder) -> None:
     recorder.account(step)
@@ -174,14 +187,21 @@ class Trainer:
       self._stop(step, recorder, stop)
     recorder.evaluation(step, found)
 
-  def _owes_evaluation(self) -> bool:
-    """Whether the evaluation of the step to go on from is due and not recorded."""
+  def _align(self, step: int, recorder: Recorder, stop: StopRequest) -> None:
+    if self._meter is None:
+      arguments = self.run, self.program, self.dataset, self.layout, self.ledger
+      self._meter = AlignmentMeter(*arguments)
+    found = self._meter.measure(*self.alignment_steps, self.state.params, stop)
+    if found is None:
+      self._stop(step, recorder, stop)
+    recorder.alignment(step, found)
+
+  def _owed(self) -> list[str]:
+    """Returns what is due after the step to go on from and not recorded."""
     step, path = self.start or 0, workdir.place(self.run.workdir) / FILE_NAME
-    if self.start is None:
-      return True
-    records = read_metrics(path) if path.exists() else []
-    has = any(r["step"] == step and "validation/loss" in r for r in records)
-    return not has and (step == 0 or self._eval_due(step))
+    records = read_metrics(path) if self.start is not None and path.exists() else []
+    names = [name for record in records if record["step"] == step for name in record]
+    return [due for due in self._due(step) if not any(n.startswith(f"{due}/") for n in names)]
 
   def _stop(self, step: int, recorder: Recorder, stop: StopRequest) -> None:
     """Saves the state after a step and ends the run."""
@@ -189,6 +209,10 @@ class Trainer:
     self.checkpoints.wait()
     message = f"stopped after step {step}, which is saved; the same command goes on"
     raise Interrupted(message, stop.code, agreed=True)
+
+
+def _divides(every: int, step: int) -> bool:
+  return every > 0 and step % every == 0
 
 
 def _agreed(checkpoints: Checkpoints) -> int | None:

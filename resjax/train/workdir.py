@@ -8,8 +8,6 @@ import json
 import platform
 import subprocess
 import sys
-import tempfile
-import uuid
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -48,34 +46,10 @@ def create(path: str) -> Location:
     ValueError: they cannot.
   """
   folder = place(path)
-  if not locations.is_local(folder):
-    _try_writing(folder)
-    return folder
-  try:
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "checkpoints").mkdir(exist_ok=True)
-    for where in (folder, folder / "checkpoints"):
-      with tempfile.TemporaryFile(dir=where):
-        pass
-  except OSError as error:
-    raise ValueError(
-      f"cannot write to {folder} ({error.strerror or error}); set config.workdir to a folder "
-      "that can be written"
-    ) from None
+  locations.make_folder(folder, "config.workdir")
+  if locations.is_local(folder):
+    locations.make_folder(folder / "checkpoints", "config.workdir")
   return folder
-
-
-def _try_writing(folder: Location) -> None:
-  probe = folder / f".probe-{uuid.uuid4().hex}"
-  try:
-    probe.write_text("")
-    probe.unlink()
-  except Exception as error:  # of whatever library reaches the store
-    reason = (str(error).splitlines() or [type(error).__name__])[0]
-    raise ValueError(
-      f"cannot write to {folder} ({reason}); check that the bucket exists and that this machine's "
-      "account may create and delete objects there, or set another config.workdir"
-    ) from None
 
 
 @contextlib.contextmanager

@@ -43,6 +43,7 @@ def test_round_trip_and_byte_counts_on_any_unicode(any_tokenizer):
     assert any_tokenizer.decode(ids) == text
     assert sizes[ids].sum() == len(text.encode())
     assert any_tokenizer.eot_id not in ids
+    assert b"".join(map(any_tokenizer.piece, ids)) == text.encode()
 
 
 def test_end_of_text_and_broken_bytes_decode(any_tokenizer):
@@ -50,6 +51,7 @@ def test_end_of_text_and_broken_bytes_decode(any_tokenizer):
   ids = [eot, *any_tokenizer.encode_batch(["hé"])[0], eot]
   assert any_tokenizer.decode(ids) == "<|endoftext|>hé<|endoftext|>"
   assert any_tokenizer.token_bytes()[eot] == 0
+  assert any_tokenizer.piece(eot) == b"<|endoftext|>"
   first_byte = any_tokenizer.encode_batch(["\U0010ffff"])[0][:1]  # lead byte of four
   assert any_tokenizer.decode(first_byte) == "\ufffd"
 

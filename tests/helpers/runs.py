@@ -32,6 +32,7 @@ def command(root: pathlib.Path, workdir: pathlib.Path, *more: str) -> list[str]:
     "train.log_every": 1,
     "train.eval_every": 5,
     "train.eval_rows": 8,
+    "train.alignment_every": 0,
     "checkpoint.every": 10,
     "checkpoint.keep_last": 5,
     "train.sample_tokens": 8,

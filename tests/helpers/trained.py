@@ -23,7 +23,8 @@ def settings(root, workdir, name, **train):
   c.data.corpora.stdlib.source = str(root / "text")
   c.data.tokenizer.name = "byte"
   c.optim.update(learning_rate=1e-2, warmup_steps=1)
-  c.train.update(steps=STEPS, batch_size=B, eval_rows=16, sample_tokens=0, **train)
+  c.train.update(steps=STEPS, batch_size=B, eval_rows=16, sample_tokens=0, alignment_every=0)
+  c.train.update(**train)
   return c
 
 

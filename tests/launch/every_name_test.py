@@ -58,15 +58,18 @@ def test_trains(name):
 
 
 def check_command(name, folder):
-  """Two steps of the command, evaluated and sampled from."""
+  """Two steps of the command, evaluated, measured and sampled from."""
   write_text(folder)
   settings = {"model.residual.name": name, "train.steps": 2, "optim.warmup_steps": 1}
+  settings["train.alignment_every"] = 2
   flags = [f"--config.{key}={value}" for key, value in settings.items()]
   output = finish(command(folder, folder / "run", *flags))
   assert f"in the combinator {name!r}" in " ".join(output.split())
   records = read_metrics(folder / "run" / "metrics.jsonl")
   losses = [r["validation/loss"] for r in records if "validation/loss" in r]
   assert len(losses) == 2 and losses[1] < losses[0]
+  ranks = [r["alignment/next_log_rank/2"] for r in records if "alignment/num_rows" in r]
+  assert len(ranks) == 2 and ranks[1] < ranks[0]
 
 
 @pytest.mark.parametrize("name", ONE_PER_STRATEGY)

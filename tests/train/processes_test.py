@@ -24,6 +24,7 @@ from tests.helpers.runs import (
 )
 
 STEPS = 12
+MEASURED = {"train__alignment_every": 6}
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +57,7 @@ def numbers(workdir: pathlib.Path) -> dict[tuple[int, str], float]:
 
 @pytest.fixture(scope="module")
 def alone(root) -> dict:
-  finish(a_run(root, "alone"))
+  finish(a_run(root, "alone", **MEASURED))
   return numbers(root / "alone")
 
 
@@ -64,11 +65,15 @@ def assert_as_alone(found: dict, alone: dict) -> None:
   # fp32 sums over 256 tokens in another order, carried through 12 steps.
   assert found.keys() == alone.keys()
   for key, value in alone.items():
-    np.testing.assert_allclose(found[key], value, rtol=2e-6, atol=1e-7, err_msg=str(key))
+    # Of 32 tokens in each of 16 rows some may change places with others of the same logit.
+    rtol = 1e-3 if key[1].startswith("alignment/") else 2e-6
+    assert (found[key] is None) == (value is None), key
+    if value is not None:
+      np.testing.assert_allclose(found[key], value, rtol=rtol, atol=1e-7, err_msg=str(key))
 
 
 def test_two_processes_train_as_one(root, alone):
-  first, second = ends(start_together(2, a_run(root, "two")))
+  first, second = ends(start_together(2, a_run(root, "two", **MEASURED)))
   assert first[0] == second[0] == 0, first[1] + second[1]
   assert_as_alone(numbers(root / "two"), alone)
   assert "process 0 of 2" in first[1] and "1 of 2 devices" in first[1]
@@ -79,7 +84,7 @@ def test_two_processes_train_as_one(root, alone):
 @pytest.mark.slow
 def test_four_processes_train_as_one(root, alone):
   # Two processes read the same rows, and each holds the half of their tokens.
-  mesh = {"mesh__data": 1, "mesh__fsdp": 2, "mesh__sequence": 2}
+  mesh = {"mesh__data": 1, "mesh__fsdp": 2, "mesh__sequence": 2, **MEASURED}
   found = ends(start_together(4, a_run(root, "four", **mesh)))
   assert [code for code, _ in found] == [0] * 4, found
   assert_as_alone(numbers(root / "four"), alone)

@@ -1,0 +1,160 @@
+"""Where do trained models switch from the input token to the next one? Measures and reports it.
+
+  python -m launch.analyze --checkpoint=runs/tiny --out=runs/tiny/analysis
+  python -m launch.analyze --checkpoint=runs/a --checkpoint=runs/b --data=python-stdlib
+  python -m launch.analyze --hf=FOLDER --data=text.jsonl --text="The cat sat on the" --every=site
+
+Decodes the state after every layer with the final norm and the output embedding. Writes into --out
+report.html, one page that needs no network, the same figures as PNG files in plots/, and all
+numbers in results.json. Several models are laid over each other by relative depth. Figures of
+launch.intervene join with --sensitivity=FILE.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+from absl import flags
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from launch import cli, subjects
+from resjax import locations
+from resjax.analysis.alignment import READINGS
+from resjax.analysis.heat_map import heat_map
+from resjax.analysis.measurement import measure
+from resjax.analysis.probing import EVERY, ProbeConfig
+from resjax.analysis.report import axis, heat_text, writing
+from resjax.analysis.report.results import Results
+from resjax.analysis.sensitivity import Sensitivity
+from resjax.data.measured_text import MeasuredText
+from resjax.subjects import Subject
+
+_OUT = flags.DEFINE_string("out", "runs/analysis", "Folder for page, plots and numbers.")
+_TEXT = flags.DEFINE_string(
+  "text", None, "Shown token by token at every depth; default: how the text of --data begins."
+)
+_EVERY = flags.DEFINE_enum("every", "layer", EVERY, "What a depth position comes after.")
+_READINGS = flags.DEFINE_list(
+  "readings",
+  list(READINGS),
+  "closed: as if the layers ended there; read: what the next site reads.",
+)
+_SENSITIVITIES = flags.DEFINE_multi_string(
+  "sensitivity", [], "JSON file of launch.intervene, of one of the models."
+)
+
+_SHOWN = 48  # tokens of the data in the table of a text
+
+
+def main() -> None:
+  """Measures the models of the command line and writes the report."""
+  first, console = jax.process_index() == 0, Console(stderr=True)
+  config = ProbeConfig(every=_EVERY.value, readings=tuple(_READINGS.value))
+  if _TEXT.value is not None and not _TEXT.value.strip():
+    raise ValueError("--text is empty; give a text of two tokens or more, or leave it out")
+  found = [_sensitivity(path) for path in _SENSITIVITIES.value]
+  models = _named_apart(subjects.load())
+  _check_owners(found, models)
+  folder = locations.path(_OUT.value, "--out", writable=True)
+  if first:
+    locations.make_folder(folder, "--out")
+  results = []
+  for subject in models:
+    with console.status(f"measuring {subject.name}") if first else Console(quiet=True).status(""):
+      own = [one for one in found if one.model == subject.name]
+      results.append(_results(subject, config, own))
+  if first:
+    with console.status("drawing"):
+      files = writing.write(results, folder)
+    show(results, Console())
+    for file in files:
+      print(file)
+
+
+def _results(subject: Subject, config: ProbeConfig, own: Sequence[Sensitivity]) -> Results:
+  text = subjects.read_text(subject)
+  layout, size = subject.decoder.layout, len(text.batches[0]["inputs"])
+  rows = layout.rows(size)
+  alignment = measure(
+    subject.decoder,
+    [{name: array[rows] for name, array in batch.items()} for batch in text.batches],
+    batch_size=size,
+    model=subject.name,
+    corpus=text.name,
+    config=config,
+  )
+  tokens = _shown_tokens(subject, text)
+  cells = heat_map(subject.decoder, tokens, config.every)
+  return Results(alignment, heat_text.in_words(cells, tokens, subject.tokenizer), own)
+
+
+def _shown_tokens(subject: Subject, text: MeasuredText) -> np.ndarray:
+  """Returns the tokens of --text behind an end of text, or those that the data begin with.
+
+  Raises:
+    ValueError: --text is too short or too long.
+  """
+  if _TEXT.value is None:
+    first = text.batches[0]
+    return first["inputs"][0, : min(_SHOWN, int((first["segment_ids"][0] != 0).sum()))]
+  tokens = subject.tokenizer.encode_batch([_TEXT.value])[0]
+  if len(tokens) < 2:
+    raise ValueError(
+      f"--text={_TEXT.value!r} is one token of {subject.name}; give a text of two tokens or more"
+    )
+  if len(tokens) >= subject.seq_len:
+    raise ValueError(
+      f"--text is {len(tokens)} tokens of {subject.name}, whose rows have {subject.seq_len}, the "
+      "end of text before it included; give a shorter text"
+    )
+  return np.concatenate([[subject.tokenizer.eot_id], tokens])
+
+
+def show(results: Sequence[Results], console: Console) -> None:
+  """Prints where each model switches."""
+  table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+  for heading in ("model", "layers", "tokens", "switch", "shuffled next"):
+    table.add_column(heading, overflow="fold")
+  for one in results:
+    groups = next(iter(one.alignment.readings.values()))
+    switches = [
+      axis.switch_text(one.alignment, groups[name].switch) for name in ("all", "shuffled")
+    ]
+    layers = str(axis.num_layers(one.alignment))
+    table.add_row(one.alignment.model, layers, f"{groups['all'].num_tokens:,}", *switches)
+  console.print(table)
+
+
+def _sensitivity(path: str) -> Sensitivity:
+  place = locations.path(path, "--sensitivity")
+  try:
+    return Sensitivity.from_json(place.read_text(encoding="utf-8"))
+  except (OSError, ValueError, TypeError, KeyError, AttributeError):
+    raise ValueError(f"--sensitivity={path} is no file that launch.intervene wrote") from None
+
+
+def _named_apart(models: Sequence[Subject]) -> list[Subject]:
+  """Returns models with names that differ: a number follows one that came before."""
+  found: list[Subject] = []
+  for subject in models:
+    same = sum(subject.name == other.name for other in models[: len(found)])
+    name = f"{subject.name} ({same + 1})" if same else subject.name
+    found.append(dataclasses.replace(subject, name=name))
+  return found
+
+
+def _check_owners(found: Sequence[Sensitivity], models: Sequence[Subject]) -> None:
+  names = [subject.name for subject in models]
+  for one in found:
+    if one.model not in names:
+      raise ValueError(
+        f"--sensitivity: figures of {one.model!r}, but the models are {', '.join(names)}; measure "
+        "them with launch.intervene"
+      )
+
+
+if __name__ == "__main__":
+  cli.run(main)

@@ -1,0 +1,1 @@
+"""A page, plots and a JSON file that show where models switch from input to next token."""

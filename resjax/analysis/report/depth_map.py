@@ -1,0 +1,40 @@
+"""The depth-attention map: how much each site reads of each source."""
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from resjax.analysis.alignment import Alignment
+from resjax.analysis.report import axis, lines
+
+_MOST_NUMBERS = 16  # sources up to which each cell has its number
+_MOST_LABELS = 30
+
+
+def depth_map(alignment: Alignment) -> Figure | None:
+  """Draws the mean weight of each source in each read; None where nothing is weighed."""
+  weights = alignment.depth_weights
+  if weights is None:
+    return None
+  readers = ["output" if r.site == "output" else f"{r.layer} {r.site}" for r in weights.readers]
+  subtitle = axis.subtitle(alignment, next(iter(alignment.readings.values()))["all"])
+  made, axes = lines.panel("Depth attention", subtitle, size=(7.6, 6.6))
+  values = np.where(weights.weights > 0, weights.weights, np.nan)
+  axes.set_facecolor("#E4E4E4")  # sources that are not there yet
+  image = axes.imshow(values, cmap="Blues", vmin=0, vmax=1, aspect="auto")
+  _ticks(axes.set_xticks, weights.sources, rotation=90)
+  _ticks(axes.set_yticks, readers)
+  axes.set_xlabel("source")
+  axes.set_ylabel("reader (layer and site)")
+  made.colorbar(image, ax=axes, label="weight, mean over tokens; grey: none", shrink=0.7)
+  if len(weights.sources) <= _MOST_NUMBERS:
+    for (row, column), value in np.ndenumerate(values):
+      if np.isfinite(value):
+        colour = "#FFFFFF" if value > 0.55 else "#000000"
+        axes.text(column, row, f"{value:.2f}".lstrip("0"), ha="center", va="center", fontsize=7.5,
+                  color=colour)  # fmt: skip
+  return made
+
+
+def _ticks(set_ticks, names, **style) -> None:
+  step = -(-len(names) // _MOST_LABELS)
+  set_ticks(range(0, len(names), step), names[::step], fontsize=lines.LABEL, **style)

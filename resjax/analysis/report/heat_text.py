@@ -1,0 +1,32 @@
+"""The heat map of a text in words."""
+
+import numpy as np
+
+from resjax.analysis.heat_map import HeatMap
+from resjax.analysis.report import axis
+from resjax.analysis.report.heat_table import Cell, HeatText
+from resjax.analysis.report.pieces import visible
+from resjax.data.tokenizer import Tokenizer
+
+
+def in_words(found: HeatMap, tokens: np.ndarray, tokenizer: Tokenizer) -> HeatText:
+  """Returns the cells of a heat map, each token as its visible text.
+
+  Args:
+    found: the map.
+    tokens: of the text [T].
+    tokenizer: of the model.
+  """
+
+  def word(token: int) -> str:
+    return visible(tokenizer.piece(int(token)))
+
+  following = [*map(int, tokens[1:]), None]
+  cells = [
+    [
+      Cell(word(first), float(p), bool(first == token), bool(first == after))
+      for first, p in zip(found.tokens[:, t], found.probabilities[:, t], strict=True)
+    ]
+    for t, (token, after) in enumerate(zip(map(int, tokens), following, strict=True))
+  ]
+  return HeatText([word(token) for token in tokens], axis.names(found.positions), cells)

@@ -1,0 +1,27 @@
+"""The files of a report: the page, a folder of PNGs, and one JSON file."""
+
+from collections.abc import Sequence
+
+from resjax import locations
+from resjax.analysis import plots
+from resjax.analysis.report.page import page
+from resjax.analysis.report.results import Results, to_json
+from resjax.analysis.report.sections import Drawn
+from resjax.locations import Location
+
+PAGE, PLOTS, NUMBERS = "report.html", "plots", "results.json"
+
+
+def write(results: Sequence[Results], folder: Location) -> list[Location]:
+  """Writes a report into a folder; returns the paths of page, plots and JSON file.
+
+  The page comes last and at once: where it is, it is whole, and so is what it points to.
+  """
+
+  def save(drawn: Drawn) -> None:
+    plots.save(drawn.figure, folder / PLOTS / f"{drawn.name}.png")
+
+  html = page(results, save)
+  locations.write_text(folder / NUMBERS, to_json(results))
+  locations.write_text(folder / PAGE, html)
+  return [folder / PAGE, folder / PLOTS, folder / NUMBERS]

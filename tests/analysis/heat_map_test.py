@@ -1,0 +1,70 @@
+"""The heat map is the lens of a loop by hand; its last column is what the model predicts."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from resjax.analysis.heat_map import heat_map
+from resjax.analysis.report.heat_text import in_words
+from resjax.data.tokenizer import ByteTokenizer
+from tests.helpers import decoders, layouts
+
+TOKENS = np.arange(11, dtype=np.int32) * 7 % 31
+
+
+def closed_states(decoder, tokens):
+  """The embedding, and the layers closed after each site, of `standard`: a plain loop."""
+  row = jnp.asarray(tokens)[None]
+  x = decoder.embed(row, jnp.arange(len(tokens))[None])
+  graphdef, layers = nnx.split(decoder.layers)
+  context = {"segment_ids": jnp.ones_like(row), "positions": jnp.arange(len(tokens))[None]}
+  states = [x]
+  for index in range(decoder.config.num_layers):
+    layer = nnx.merge(graphdef, jax.tree.map(lambda leaf, i=index: leaf[i], layers))
+    for site in decoder.combinator.sites:
+      x = x + layer(site, {"x": x}, context, None)[1]
+      states.append(x)
+  return states
+
+
+@pytest.mark.parametrize("every", ["layer", "site"])
+def test_equals_a_loop_by_hand(every):
+  decoder = decoders.decoder(decoders.config())
+  found = heat_map(decoder, TOKENS, every)
+  states = closed_states(decoder, TOKENS)[:: 1 if every == "site" else 2]
+  assert found.tokens.shape == found.probabilities.shape == (len(states), len(TOKENS))
+  for index, state in enumerate(states):
+    logits = decoder.logits(decoder.final_norm(state))[0]
+    np.testing.assert_array_equal(found.tokens[index], jnp.argmax(logits, axis=-1))
+    wanted = jnp.max(jax.nn.softmax(logits), axis=-1)
+    np.testing.assert_allclose(found.probabilities[index], wanted, rtol=1e-5)
+
+
+def test_the_last_column_is_the_prediction_on_any_devices():
+  config = decoders.config(residual="block_attn_res", options={"layers_per_block": 2})
+  alone = decoders.decoder(config)
+  found = heat_map(alone, TOKENS)
+  logits = alone.logits(alone(jnp.asarray(TOKENS)[None]))[0]
+  np.testing.assert_array_equal(found.tokens[-1], jnp.argmax(logits, axis=-1))
+  wanted = jnp.max(jax.nn.softmax(logits), axis=-1)
+  np.testing.assert_allclose(found.probabilities[-1], wanted, rtol=1e-5)
+  split = decoders.decoder(config, layout=layouts.layout("long_context", data=2, sequence=4))
+  both = heat_map(split, TOKENS)
+  np.testing.assert_array_equal(both.tokens, found.tokens)
+  np.testing.assert_allclose(both.probabilities, found.probabilities, rtol=1e-4)
+
+
+def test_in_words():
+  decoder = decoders.decoder(decoders.config(vocab_size=257))
+  tokens = np.array([256, *b"a\n\xc3"], np.int32)
+  found = heat_map(decoder, tokens)
+  words = in_words(found, tokens, ByteTokenizer())
+  assert words.tokens == ["<|endoftext|>", "a", "↵", "\\xc3"]
+  assert words.columns == ["embedding", "layer 0", "layer 1", "layer 2"]
+  for t, row in enumerate(words.cells):
+    for p, cell in enumerate(row):
+      assert cell.probability == found.probabilities[p, t]
+      assert cell.is_input == (found.tokens[p, t] == tokens[t])
+      assert cell.is_next == (t + 1 < len(tokens) and found.tokens[p, t] == tokens[t + 1])

@@ -1,0 +1,19 @@
+"""One report for the tests of its files and of how it looks."""
+
+import pytest
+
+from resjax.analysis.report import writing
+from tests.helpers import reports
+
+
+@pytest.fixture(scope="session")
+def given():
+  return reports.results()
+
+
+@pytest.fixture(scope="session")
+def folder(given, tmp_path_factory):
+  folder = tmp_path_factory.mktemp("report")
+  written = writing.write(given, folder)
+  assert written == [folder / "report.html", folder / "plots", folder / "results.json"]
+  return folder
