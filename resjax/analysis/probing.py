@@ -14,7 +14,7 @@ from resjax.analysis.groups import asked, group_weights
 from resjax.analysis.lens import Lens, Seen, grouped
 from resjax.combinators.base import OUTPUT, Combinator
 from resjax.models.decoder import Decoder, Probed
-from resjax.models.depth import Visit
+from resjax.models.depth_strategies import Visit
 from resjax.typing import Array, PyTree
 
 EVERY = ("layer", "site")

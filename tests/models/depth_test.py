@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from resjax.models import depth
+from resjax.models import depth, depth_strategies
 from tests.helpers import decoders, fast, toy, walks
 from tests.helpers.compare import assert_close
 
@@ -15,9 +15,10 @@ from tests.helpers.compare import assert_close
 @walks.names("block_attn_res", among=("attn_res", "block_attn_res"))
 def test_twice_the_layers_take_twice_the_memory(name):
   bytes_24, bytes_48 = (
-    {remat: decoders.training_bytes(name, remat, n) for remat in depth.REMAT} for n in (24, 48)
+    {remat: decoders.training_bytes(name, remat, n) for remat in depth_strategies.REMAT}
+    for n in (24, 48)
   )
-  for remat in depth.REMAT:
+  for remat in depth_strategies.REMAT:
     assert bytes_48[remat] <= 2.2 * bytes_24[remat], remat
   stream = 256 * 64 * 4
   assert 24 * stream < bytes_24["full"] < bytes_24["dots"] < bytes_24["none"]
