@@ -20,6 +20,7 @@ from tests.helpers import fast
 FOLDER = pathlib.Path(__file__).parents[2] / "golden" / "huggingface"
 NAMES = sorted(path.parent.name for path in FOLDER.glob("*/config.json"))
 PROMPT = 6
+SLOW = pytest.mark.slow
 
 
 @functools.cache
@@ -76,7 +77,14 @@ def test_every_family_is_there():
   )
 
 
-@pytest.mark.parametrize("name", NAMES)
+# One of each family; the others are slow.
+EACH = pytest.mark.parametrize(
+  "name",
+  [pytest.param(name, marks=() if name in huggingface.FAMILIES else SLOW) for name in NAMES],
+)
+
+
+@EACH
 def test_logits_and_greedy_tokens_are_those_of_transformers(name):
   decoder, found = huggingface.load(FOLDER / name), reference(name)
   difference, kl, wrong = compare(decoder, found)

@@ -43,7 +43,7 @@ def copied(tmp_path):
   [
     ("llama", {"data": 1, "fsdp": 4, "tensor": 2}),
     ("gpt_neox", {"data": 2, "fsdp": 2, "tensor": 2}),
-    ("gpt2", {"data": 1, "fsdp": 8}),
+    pytest.param("gpt2", {"data": 1, "fsdp": 8}, marks=pytest.mark.slow),
   ],
 )
 def test_shards_are_slices_of_the_same_parameters(name, mesh):
@@ -231,6 +231,7 @@ def big(folder, layers):
   return max(path.stat().st_size for path in folder.glob("*.safetensors"))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_peak_of_the_host_is_what_stays_and_a_shard(tmp_path):
   shard = big(tmp_path / "big", 6)
