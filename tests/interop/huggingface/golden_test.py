@@ -77,14 +77,13 @@ def test_every_family_is_there():
   )
 
 
-# One of each family; the others are slow.
-EACH = pytest.mark.parametrize(
-  "name",
-  [pytest.param(name, marks=() if name in huggingface.FAMILIES else SLOW) for name in NAMES],
-)
+def walk(quick):
+  """All models, those that are not `quick` as slow."""
+  marked = [pytest.param(name, marks=() if name in quick else SLOW) for name in NAMES]
+  return pytest.mark.parametrize("name", marked)
 
 
-@EACH
+@walk(huggingface.FAMILIES)
 def test_logits_and_greedy_tokens_are_those_of_transformers(name):
   decoder, found = huggingface.load(FOLDER / name), reference(name)
   difference, kl, wrong = compare(decoder, found)

@@ -42,7 +42,7 @@ def copied(tmp_path):
   "name, mesh",
   [
     ("llama", {"data": 1, "fsdp": 4, "tensor": 2}),
-    ("gpt_neox", {"data": 2, "fsdp": 2, "tensor": 2}),
+    pytest.param("gpt_neox", {"data": 2, "fsdp": 2, "tensor": 2}, marks=pytest.mark.slow),
     pytest.param("gpt2", {"data": 1, "fsdp": 8}, marks=pytest.mark.slow),
   ],
 )
@@ -75,6 +75,10 @@ def test_dtypes():
     same = array.astype(jnp.bfloat16) if path.endswith("scale") else array
     np.testing.assert_array_equal(same, flat(narrow)[path])
   assert plain.config.dtype == "float32"
+
+
+@pytest.mark.slow
+def test_activations_in_bfloat16():
   activations = huggingface.load(FOLDER / "gemma", dtype="bfloat16")
   got = logits(activations, reference("gemma")["tokens"])
   assert 1e-4 < np.abs(got - reference("gemma")["logits"]).max() < 0.2
