@@ -42,11 +42,20 @@ def model() -> dict:
     "mlp_dim": 3072,  # F
     "positions": "rope",  # rope | learned
     "rope_theta": 10000.0,
+    "rope_fraction": 1.0,  # of each head that is rotated, its first part
+    "rope_scaling": rope_scaling(),
     "norm": "rmsnorm",  # rmsnorm | layernorm
     "norm_eps": 1e-6,
-    "mlp": "swiglu",  # swiglu | gelu
-    "bias": False,  # in linear layers and LayerNorm
+    "post_norm": False,  # also a norm of what each sublayer gives, before the combinator gets it
+    "mlp": "swiglu",  # swiglu | geglu | gelu (both tanh approximation) | gelu_exact
+    "bias": "none",  # none | qkv | attention (and its output) | all (and the MLP, and LayerNorm)
+    "parallel": False,  # attention and MLP read the same, and are one site `parallel`
     "qk_norm": False,  # RMSNorm of queries and keys per head
+    "query_pre_attn_scalar": 0.0,  # scores are q · k over the root of this; 0: of head_dim
+    "windows": (0,),  # tokens that one sees, itself included; 0: all. In turns, layer by layer
+    "attention_softcap": 0.0,  # c: scores become c · tanh(score / c); 0: they stay
+    "logit_softcap": 0.0,  # the same for the logits
+    "embed_scale": False,  # token embeddings times the root of d_model
     "value_residual": "none",  # none | learned | fixed: values mixed with those of the first layer
     "short_swa": short_swa(),
     "tied_embeddings": True,
@@ -57,6 +66,17 @@ def model() -> dict:
     "remat": "full",  # none | full | dots: what a layer recomputes in the backward pass
     "depth": "scan",  # scan (the combinator's strategy) | loop (plain Python loop)
     "residual": residual(),
+  }
+
+
+def rope_scaling() -> dict:
+  """Longer wavelengths for rows longer than those of pretraining."""
+  return {
+    "kind": "none",  # none | linear | llama3 (by wavelength)
+    "factor": 1.0,  # on the wavelengths
+    "low_freq_factor": 1.0,  # llama3: turns in original_max_positions below which all of it counts
+    "high_freq_factor": 4.0,  # llama3: turns above which none of it counts
+    "original_max_positions": 0,  # llama3: tokens of a row in pretraining
   }
 
 
@@ -152,11 +172,11 @@ def residual() -> dict:
 
 
 def gpt2_style(m: ConfigDict) -> None:
-  m.positions, m.norm, m.mlp, m.bias, m.norm_eps = "learned", "layernorm", "gelu", True, 1e-5
+  m.positions, m.norm, m.mlp, m.bias, m.norm_eps = "learned", "layernorm", "gelu", "all", 1e-5
 
 
 def llama_style(m: ConfigDict) -> None:
-  m.positions, m.norm, m.mlp, m.bias = "rope", "rmsnorm", "swiglu", False
+  m.positions, m.norm, m.mlp, m.bias = "rope", "rmsnorm", "swiglu", "none"
 
 
 def data() -> dict:
@@ -165,9 +185,10 @@ def data() -> dict:
     "seq_len": 1024,  # T
     "corpora": {"stdlib": corpus()},
     "tokenizer": {
-      "name": "bpe",  # bpe (byte level, trained on the corpora) | byte
-      "vocab_size": 8192,  # V of bpe; byte always has 257
+      "name": "bpe",  # bpe (byte level, trained on the corpora) | byte | pretrained
+      "vocab_size": 8192,  # V of bpe, rows of a pretrained embedding; byte always has 257
       "train_bytes": 20_000_000,  # text that bpe learns its merges from
+      "folder": "",  # of pretrained: a Hugging Face folder with tokenizer.json and config.json
     },
     "validation_fraction": 0.02,  # of the documents, by hash
     "test_fraction": 0.02,
@@ -203,8 +224,9 @@ def optim() -> dict:
 
 def train() -> dict:
   return {
-    # Workdir of another run, or a checkpoint in one, whose parameters this run starts from; "":
-    # none. A combinator that is neutral at init continues a `standard` run. Reads that are means
+    # Workdir of another run, a checkpoint in one, or a Hugging Face folder, whose parameters this
+    # run starts from (configs/finetune.py has the other settings that it needs); "": none. A
+    # combinator that is neutral at init continues a `standard` run. Reads that are means
     # (AttnRes) are 1/n times the stream: for the same function, model.norm_eps must be small
     # beside its mean square / n², say 1e-12, in both runs.
     "init_from": "",

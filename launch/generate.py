@@ -10,10 +10,10 @@ from launch import cli
 from resjax import experiment
 from resjax.data.tokenizer import END_OF_TEXT
 from resjax.models.sampling import check_options
-from resjax.train.restore import restore_model
+from resjax.train import restore
 from resjax.train.sample import sample_text
 
-_WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run.")
+_WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run, or a checkpoint in it.")
 _PROMPTS = flags.DEFINE_multi_string("prompt", [""], "How a text begins; may be given repeatedly.")
 _NUM_TOKENS = flags.DEFINE_integer("num_tokens", 64, "Length of a continuation.", lower_bound=1)
 _TEMPERATURE = flags.DEFINE_float("temperature", 0.8, "0 takes the most probable token.")
@@ -29,7 +29,9 @@ def main() -> None:
   if _WORKDIR.value is None:
     raise ValueError("no run; give its folder, for example --workdir=runs/tiny")
   check_options(_TEMPERATURE.value, _TOP_K.value, _TOP_P.value)
-  model, params, tokenizer = restore_model(experiment.load(_WORKDIR.value))
+  saved = restore.find(_WORKDIR.value, "--workdir")
+  run = experiment.load(str(saved.workdir))
+  model, params, tokenizer = restore.restore_model(run, saved)
   prompts = [prompt for prompt in _PROMPTS.value for _ in range(_SAMPLES.value)]
   texts = sample_text(
     model,

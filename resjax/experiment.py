@@ -11,9 +11,10 @@ from flax import nnx
 
 from resjax import combinators, optim
 from resjax.data.config import DataConfig
+from resjax.interop import huggingface
 from resjax.models.config import DecoderConfig, ResidualConfig
 from resjax.sharding import Layout, MeshConfig, Rules, ShardingConfig, make_layout
-from resjax.train import divisibility, workdir
+from resjax.train import divisibility, parents, workdir
 from resjax.train.config import CheckpointConfig, HealthConfig, Run, TrainConfig
 
 
@@ -63,6 +64,7 @@ def load(folder: str) -> Run:
 
 
 def _run(values: Mapping[str, Any], devices: Sequence[jax.Device] | None = None) -> Run:
+  values = _filled(values)
   data = to_dataclass(DataConfig, values["data"], "config.data")
   mesh = to_dataclass(MeshConfig, values["mesh"], "config.mesh")
   sharding = _sharding(values["sharding"])
@@ -80,6 +82,41 @@ def _run(values: Mapping[str, Any], devices: Sequence[jax.Device] | None = None)
     sharding=sharding,
     resolved={**values, "model": {**values["model"], "dtype": decoder.dtype}},
   )
+
+
+def _filled(values: Mapping[str, Any]) -> Mapping[str, Any]:
+  """Returns the config, what is None in model and tokenizer as its Hugging Face folder has it."""
+  model, tokenizer = values["model"], values["data"]["tokenizer"]
+  open_settings = [f"config.model.{key}" for key in _none(model)]
+  open_settings += [f"config.data.tokenizer.{key}" for key in _none(tokenizer)]
+  folder = values["train"]["init_from"]
+  if not open_settings:
+    return values
+  if not parents.is_huggingface(folder):
+    raise ValueError(
+      f"{open_settings[0]} is not set, and config.train.init_from={folder!r} is no Hugging Face "
+      "folder, whose config.json would have it; set one of them"
+    )
+  theirs = dataclasses.asdict(huggingface.read_config(folder))
+  data = {**values["data"], "tokenizer": _with_values(tokenizer, theirs)}
+  return {**values, "model": _with_values(model, theirs), "data": data}
+
+
+def _none(values: Mapping[str, Any]) -> list[str]:
+  """Returns the keys whose value, or one in it, is None."""
+  inside = {key: value for key, value in values.items() if isinstance(value, Mapping)}
+  return [key for key, value in values.items() if value is None] + [
+    f"{key}.{inner}" for key, value in inside.items() for inner in _none(value)
+  ]
+
+
+def _with_values(values: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns the settings, each that is None as it is given."""
+  found = {key: given[key] if value is None else value for key, value in values.items()}
+  for key, value in values.items():
+    if isinstance(value, Mapping) and _none(value):
+      found[key] = _with_values(value, given[key])
+  return found
 
 
 def _sharding(values: Mapping[str, Any]) -> ShardingConfig:

@@ -23,8 +23,11 @@ FILES = sorted(
 MODULES = [".".join(path.with_suffix("").parts) for path in FILES]
 SWEEPS = [name for name in MODULES if name.startswith("configs.ablations.")]
 SIZES = ("tiny", "gpt2_124m")
-RUNS = [(name, size) for name in SWEEPS for size in SIZES if name != "configs.ablations.compare"]
-RUNS.append(("configs.ablations.compare", None))
+WITHOUT_SIZE = ("configs.ablations.compare", "configs.ablations.finetune_cuts")
+RUNS = [(name, size) for name in SWEEPS for size in SIZES if name not in WITHOUT_SIZE]
+RUNS += [(name, None) for name in WITHOUT_SIZE]
+FOLDER = str(ROOT / "tests" / "golden" / "huggingface" / "gemma2")
+RUNS.append(("configs.ablations.finetune_cuts", FOLDER))
 # All others start from one of these.
 BASES = [("base", "llama"), ("tiny", None), ("gpt2_124m", "attn_res")]
 
@@ -52,7 +55,7 @@ def test_configs_are_data_only():
 def test_has_a_docstring_with_its_command_and_builds(module):
   path = f"{module.replace('.', '/')}.py"
   assert f"--config={path}" in importlib.import_module(module).__doc__
-  config = _load(module)
+  config = _load(module, FOLDER if module == "configs.finetune" else None)
   config.mesh.update(data=-1, fsdp=1)  # some are made for more devices than there are
   assert experiment.build(config).workdir.startswith("runs/")
 

@@ -25,12 +25,12 @@ ALLOWED = {
   "kernels": {"typing", "sharding"},
   "nn": {"typing", "sharding", "kernels"},
   "combinators": {"typing", "sharding", "kernels"},
-  "models": {"typing", "sharding", "kernels", "nn", "combinators"},
+  "models": {"typing", "sharding", "kernels", "nn", "combinators", "losses"},
   "data": {"typing", "locations"},
   "losses": {"typing"},
   "metrics": {"typing"},
   "optim": {"typing"},
-  "interop": {"typing", "sharding", "nn", "combinators", "models"},
+  "interop": {"typing", "locations", "sharding", "kernels", "nn", "combinators", "models", "data"},
   "analysis": {
     "typing",
     "locations",
@@ -45,6 +45,7 @@ ALLOWED = {
 }
 ALLOWED["train"] = set(ALLOWED) - {"_version"}
 ALLOWED["experiment"] = set(ALLOWED) - {"_version"}
+ALLOWED["subjects"] = set(ALLOWED) - {"_version"}
 ALLOWED["__init__"] = {"_version"}
 
 

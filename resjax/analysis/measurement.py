@@ -49,30 +49,57 @@ def measure(
   Raises:
     ValueError: no token has a next one in its segment.
   """
-  config = ProbeConfig() if config is None else config
-  batches = [{key: np.asarray(batch[key], np.int32) for key in _KEYS} for batch in batches]
-  place = functools.partial(_placed, layout=decoder.layout, batch_size=batch_size)
-  counts = _count(decoder, map(place, batches))
-  if not counts.sum():
-    raise ValueError(
-      f"the text of {corpus!r} has no token with a next one in its segment; give a text of at "
-      "least two tokens"
-    )
-  layout = decoder.layout
-  graphdef, state = nnx.split(decoder)
-  table = _copied((counts, frequency_deciles(counts)), layout)
+  meter = Meter(decoder, batches, batch_size=batch_size, corpus=corpus, config=config, seed=seed)
+  return meter.measure(decoder, model, num_bootstrap=num_bootstrap, level=level)
 
-  @functools.partial(jax.jit, out_shardings=_everywhere(layout))
-  def step(state, batch, table, number):
-    key = jax.random.fold_in(jax.random.key(seed), number)
-    return probe_batch(nnx.merge(graphdef, state), batch, *table, key, config)
 
-  totals = Totals()
-  for number, batch in enumerate(batches):
-    number = _copied(np.array(number, np.int32), layout)
-    totals.add(jax.device_get(step(state, place(batch), table, number)))
-  options = {"num_bootstrap": num_bootstrap, "level": level, "seed": seed}
-  return totals.alignment(model, corpus, config, decoder.combinator, **options)
+class Meter:
+  """`measure` for decoders that differ in their arrays alone: what is compiled for one serves all.
+
+  The arguments, and what it raises, are those of `measure`.
+  """
+
+  def __init__(
+    self,
+    decoder: Decoder,
+    batches: Iterable[Mapping[str, np.ndarray]],
+    *,
+    batch_size: int,
+    corpus: str,
+    config: ProbeConfig | None = None,
+    seed: int = 0,
+  ):
+    self._config = config = ProbeConfig() if config is None else config
+    self._corpus, self._seed = corpus, seed
+    self._batches = [{key: np.asarray(batch[key], np.int32) for key in _KEYS} for batch in batches]
+    self._place = functools.partial(_placed, layout=decoder.layout, batch_size=batch_size)
+    counts = _count(decoder, map(self._place, self._batches))
+    if not counts.sum():
+      raise ValueError(
+        f"the text of {corpus!r} has no token with a next one in its segment; give a text of at "
+        "least two tokens"
+      )
+    graphdef, _ = nnx.split(decoder)
+    self._copy = functools.partial(_copied, layout=decoder.layout)
+    self._table = self._copy((counts, frequency_deciles(counts)))
+
+    @functools.partial(jax.jit, out_shardings=_everywhere(decoder.layout))
+    def step(state, batch, table, number):
+      key = jax.random.fold_in(jax.random.key(seed), number)
+      return probe_batch(nnx.merge(graphdef, state), batch, *table, key, config)
+
+    self._step = step
+
+  def measure(
+    self, decoder: Decoder, model: str, *, num_bootstrap: int = 1000, level: float = 0.95
+  ) -> Alignment:
+    """Returns the figures of a decoder; arguments as in the function `measure`."""
+    state, totals = nnx.state(decoder), Totals()
+    for number, batch in enumerate(self._batches):
+      number = self._copy(np.array(number, np.int32))
+      totals.add(jax.device_get(self._step(state, self._place(batch), self._table, number)))
+    options = {"num_bootstrap": num_bootstrap, "level": level, "seed": self._seed}
+    return totals.alignment(model, self._corpus, self._config, decoder.combinator, **options)
 
 
 def _count(decoder: Decoder, batches: Iterable[Mapping[str, Array]]) -> np.ndarray:

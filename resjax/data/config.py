@@ -4,10 +4,10 @@ import dataclasses
 import math
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 FORMATS = ("auto", "text", "jsonl", "parquet")
-TOKENIZERS = ("bpe", "byte")
+TOKENIZERS = ("bpe", "byte", "pretrained")
 SPLITS = ("train", "validation", "test")
 BYTE_VOCAB = 257  # the 256 bytes and the end of text
 
@@ -17,6 +17,19 @@ _NAME = re.compile(r"[a-z][a-z0-9_-]*")
 def _require(ok: bool, path: str, value: Any, allowed: str) -> None:
   if not ok:
     raise ValueError(f"config.data.{path} is {value!r}; {allowed}")
+
+
+class Knobs(NamedTuple):
+  """What the settings of a corpus are called, for messages."""
+
+  source: str
+  format: str
+  field: str
+
+  @classmethod
+  def of(cls, name: str) -> "Knobs":
+    """Returns those of the corpus called `name` of a config."""
+    return cls(*[f"config.data.corpora.{name}.{setting}" for setting in cls._fields])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,21 +65,27 @@ class TokenizerConfig:
 
   Attributes:
     name: one of `TOKENIZERS`.
-    vocab_size: V that `bpe` may grow to (a small corpus gives fewer); `byte` has `BYTE_VOCAB`.
+    vocab_size: V that `bpe` may grow to (a small corpus gives fewer), or that the embedding beside
+      a `pretrained` one has; `byte` has `BYTE_VOCAB`.
     train_bytes: bytes of text that `bpe` learns its merges from.
+    folder: of a `pretrained` one, with tokenizer.json and config.json.
   """
 
   name: str = "bpe"
   vocab_size: int = 8192
   train_bytes: int = 20_000_000
+  folder: str = ""
 
   def __post_init__(self):
     one_of = f"allowed: {', '.join(TOKENIZERS)}"
     _require(self.name in TOKENIZERS, "tokenizer.name", self.name, one_of)
-    large = self.name == "byte" or self.vocab_size >= BYTE_VOCAB
+    large = self.name != "bpe" or self.vocab_size >= BYTE_VOCAB
     at_least = f"bpe needs at least {BYTE_VOCAB}: 256 bytes and the end of text"
     _require(large, "tokenizer.vocab_size", self.vocab_size, at_least)
     _require(self.train_bytes > 0, "tokenizer.train_bytes", self.train_bytes, "at least 1")
+    named = bool(self.folder) == (self.name == "pretrained")
+    needs = "tokenizer.name='pretrained' needs the folder of a Hugging Face model, others none"
+    _require(named, "tokenizer.folder", self.folder, needs)
 
   @property
   def vocab_limit(self) -> int:

@@ -81,6 +81,15 @@ def find(root: str, fingerprint: str) -> DatasetSummary | None:
   return DatasetSummary(**values)
 
 
+def fetch_texts(root: str, summary: DatasetSummary) -> list[Path]:
+  """Returns where the documents of all corpora lie, copied to this machine; [] if they do not."""
+  here = mirror.local(root)
+  found = [
+    _fetched(root, str(corpus.text.relative_to(here))) for corpus in summary.corpora.values()
+  ]
+  return found if all(path.exists() for path in found) else []
+
+
 def _fetched(root: str, name: str) -> Path:
   """Returns a path of a summary, after its folder, KIND/NAME-FINGERPRINT, is on this machine."""
   here = mirror.local(root)

@@ -8,6 +8,7 @@ import json
 from collections.abc import Iterator
 from typing import TextIO
 
+from resjax.data.config import Knobs
 from resjax.locations import Location
 
 MAX_PIECE = 1 << 20  # characters; a longer text file becomes several documents
@@ -42,17 +43,17 @@ def read_text(path: Location, name: str, piece: int = MAX_PIECE) -> Iterator[Doc
       part += 1
 
 
-def read_jsonl(path: Location, name: str, field: str, knob: str) -> Iterator[Document]:
+def read_jsonl(path: Location, name: str, field: str, knobs: Knobs) -> Iterator[Document]:
   """Yields the string under `field` of every line that is not blank; null reads as empty.
 
   Raises:
-    ValueError: a line is no JSON object or lacks the field; names file, line and `knob`.
+    ValueError: a line is no JSON object or lacks the field; names file, line and the setting.
   """
   with _open(path) as file:
     for number, line in enumerate(_lines(file, path), 1):
       if line.strip():
         at = f"{path}:{number}"
-        yield Document(f"{name}:{number}", _valid(_field(line, field, at, knob)))
+        yield Document(f"{name}:{number}", _valid(_field(line, field, at, knobs)))
 
 
 def _lines(file: TextIO, path: Location) -> Iterator[str]:
@@ -62,22 +63,22 @@ def _lines(file: TextIO, path: Location) -> Iterator[str]:
     raise ValueError(f"{path} is not UTF-8 text, so not JSONL: {error.reason}") from error
 
 
-def _field(line: str, field: str, at: str, knob: str) -> str:
+def _field(line: str, field: str, at: str, knobs: Knobs) -> str:
   try:
     record = json.loads(line)
   except json.JSONDecodeError as error:
-    raise ValueError(f"{at} is not JSON: {error.msg}; {knob}.format says jsonl") from error
+    raise ValueError(f"{at} is not JSON: {error.msg}; {knobs.format} says jsonl") from error
   if not isinstance(record, dict):
     raise ValueError(f"{at} is not a JSON object but a {type(record).__name__}")
   if field not in record:
-    raise ValueError(f"{at} has no field {field!r}; it has {sorted(record)}; set {knob}.field")
+    raise ValueError(f"{at} has no field {field!r}; it has {sorted(record)}; set {knobs.field}")
   text = record[field]
   if not isinstance(text, str | None):
-    raise ValueError(f"{at}: {field!r} is a {type(text).__name__}, not text; set {knob}.field")
+    raise ValueError(f"{at}: {field!r} is a {type(text).__name__}, not text; set {knobs.field}")
   return text or ""
 
 
-def read_parquet(path: Location, name: str, field: str, knob: str) -> Iterator[Document]:
+def read_parquet(path: Location, name: str, field: str, knobs: Knobs) -> Iterator[Document]:
   """Yields the strings in column `field`; null reads as empty.
 
   Raises:
@@ -90,13 +91,13 @@ def read_parquet(path: Location, name: str, field: str, knob: str) -> Iterator[D
     try:
       file = pq.ParquetFile(raw)
     except pa.ArrowInvalid as error:
-      raise ValueError(f"{path} is not a Parquet file; set {knob}.format") from error
+      raise ValueError(f"{path} is not a Parquet file; set {knobs.format}") from error
     schema = file.schema_arrow
     if field not in schema.names:
-      raise ValueError(f"{path} has no column {field!r}; it has {schema.names}; set {knob}.field")
+      raise ValueError(f"{path} has no column {field!r}; it has {schema.names}; set {knobs.field}")
     kind = schema.field(field).type
     if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
-      raise ValueError(f"{path}: column {field!r} holds {kind}, not text; set {knob}.field")
+      raise ValueError(f"{path}: column {field!r} holds {kind}, not text; set {knobs.field}")
     number = 0
     for batch in file.iter_batches(batch_size=_BATCH_ROWS, columns=[field]):
       for text in batch.column(0).to_pylist():

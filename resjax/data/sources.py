@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from resjax.data import files, readers
-from resjax.data.config import CorpusConfig
+from resjax.data.config import CorpusConfig, Knobs
 from resjax.data.files import File, Found
 from resjax.data.readers import Document
 
@@ -33,25 +33,24 @@ class Source:
   documents: Callable[[], Iterator[Document]]
 
 
-def open_source(name: str, corpus: CorpusConfig) -> Source:
-  """Finds the documents of the corpus called `name`.
+def open_source(knobs: Knobs, corpus: CorpusConfig) -> Source:
+  """Finds the documents of a corpus, whose settings are called `knobs`.
 
   Raises:
     ValueError: there are none, or not in the format asked for.
   """
   if corpus.source == STDLIB:
     return _stdlib()
-  knob = f"config.data.corpora.{name}"
   if corpus.source.startswith(TFDS):
-    return _tfds(corpus, knob)
-  return _files(corpus, knob)
+    return _tfds(corpus, knobs)
+  return _files(corpus, knobs)
 
 
 def _stdlib() -> Source:
   base = Path(sysconfig.get_path("stdlib"))
   found = files.under(base, ".py")
   if not found:
-    raise ValueError(f"{STDLIB}: no .py files under {base}; name other text in config.data.corpora")
+    raise ValueError(f"{STDLIB}: no .py files under {base}; name other text")
 
   def documents() -> Iterator[Document]:
     for file in found:
@@ -60,13 +59,13 @@ def _stdlib() -> Source:
   return Source([STDLIB, sys.version, _stamps(found)], documents)
 
 
-def _files(corpus: CorpusConfig, knob: str) -> Source:
-  found = files.find(corpus.source, f"{knob}.source")
+def _files(corpus: CorpusConfig, knobs: Knobs) -> Source:
+  found = files.find(corpus.source, knobs.source)
   if not found.files:
     what = "a folder without files" if found.is_folder else "no file or folder, and matches none"
     kinds = f"allowed: {STDLIB}, a file, folder or glob of text, {TFDS}NAME[/CONFIG]"
-    raise ValueError(f"{knob}.source: {corpus.source} is {what}; {kinds}")
-  kind, chosen = _choose_format(corpus, found, knob)
+    raise ValueError(f"{knobs.source}: {corpus.source} is {what}; {kinds}")
+  kind, chosen = _choose_format(corpus, found, knobs)
   alone = len(chosen) == 1
   piece = min(max(chosen[0].size // _PIECES, _MIN_PIECE), readers.MAX_PIECE)
 
@@ -75,14 +74,14 @@ def _files(corpus: CorpusConfig, knob: str) -> Source:
       if kind == "text":
         yield from readers.read_text(file.path, file.name, piece if alone else readers.MAX_PIECE)
       elif kind == "jsonl":
-        yield from readers.read_jsonl(file.path, file.name, corpus.field, knob)
+        yield from readers.read_jsonl(file.path, file.name, corpus.field, knobs)
       else:
-        yield from readers.read_parquet(file.path, file.name, corpus.field, knob)
+        yield from readers.read_parquet(file.path, file.name, corpus.field, knobs)
 
   return Source([str(found.base), kind, corpus.field, _stamps(chosen)], documents)
 
 
-def _choose_format(corpus: CorpusConfig, found: Found, knob: str) -> tuple[str, list[File]]:
+def _choose_format(corpus: CorpusConfig, found: Found, knobs: Knobs) -> tuple[str, list[File]]:
   """Returns (format, the files in it); `auto` wants one kind beside any text files."""
   by_kind = {
     kind: [file for file in found.files if file.name.endswith(ends)]
@@ -92,18 +91,18 @@ def _choose_format(corpus: CorpusConfig, found: Found, knob: str) -> tuple[str, 
     present = [kind for kind, chosen in by_kind.items() if chosen]
     if len(present) > 1:
       both = " and ".join(f"{kind} ({by_kind[kind][0].path.name})" for kind in present)
-      raise ValueError(f"{knob}.source holds {both}; choose with {knob}.format")
+      raise ValueError(f"{knobs.source} holds {both}; choose with {knobs.format}")
     kind = present[0] if present else "text"
     return kind, by_kind.get(kind, found.files)
   if not found.is_folder or corpus.format == "text":
     return corpus.format, found.files
   if not by_kind[corpus.format]:
     ends = ", ".join(_ENDINGS[corpus.format])
-    raise ValueError(f"{knob}.source: no {ends} files under {corpus.source}; set {knob}.format")
+    raise ValueError(f"{knobs.source}: no {ends} files under {corpus.source}; set {knobs.format}")
   return corpus.format, by_kind[corpus.format]
 
 
-def _tfds(corpus: CorpusConfig, knob: str) -> Source:
+def _tfds(corpus: CorpusConfig, knobs: Knobs) -> Source:
   """The `train` split only, so that the dataset's own held-out splits stay held out."""
   import tensorflow_datasets as tfds
 
@@ -112,19 +111,21 @@ def _tfds(corpus: CorpusConfig, knob: str) -> Source:
     builder = tfds.builder(name)
     builder.download_and_prepare(file_format="array_record")
   except tfds.core.registered.DatasetNotFoundError as error:
-    raise ValueError(f"{knob}.source: TFDS knows no dataset {name!r}") from error
+    raise ValueError(f"{knobs.source}: TFDS knows no dataset {name!r}") from error
   except ModuleNotFoundError as error:
     needs = f"TFDS {name} needs the package {error.name!r}; install it"
-    raise ValueError(f"{knob}.source: {needs}") from error
+    raise ValueError(f"{knobs.source}: {needs}") from error
   if builder.info.file_format.value != "array_record":
     here = f"{builder.data_path} holds {builder.info.file_format.value}"
-    raise ValueError(f"{knob}.source: {here}; only array_record is read: prepare it anew")
+    raise ValueError(f"{knobs.source}: {here}; only array_record is read: prepare it anew")
   for kind, have in (("split", builder.info.splits), ("feature", builder.info.features)):
     wanted = "train" if kind == "split" else corpus.field
     if wanted not in have:
-      raise ValueError(f"{knob}: TFDS {name} has no {kind} {wanted!r}; it has {sorted(have)}")
+      raise ValueError(
+        f"{knobs.source}: TFDS {name} has no {kind} {wanted!r}; it has {sorted(have)}"
+      )
   if not isinstance(builder.info.features[corpus.field], tfds.features.Text):
-    raise ValueError(f"{knob}.field: feature {corpus.field!r} of TFDS {name} is not text")
+    raise ValueError(f"{knobs.field}: feature {corpus.field!r} of TFDS {name} is not text")
   records = builder.as_data_source("train")
 
   def documents() -> Iterator[Document]:

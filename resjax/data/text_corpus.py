@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow_datasets as tfds
 
 from resjax.data import storage
-from resjax.data.config import SPLITS, CorpusConfig, DataConfig
+from resjax.data.config import SPLITS, CorpusConfig, DataConfig, Knobs
 from resjax.data.sources import Source, open_source
 from resjax.data.splits import PROGRESS_EVERY, Plan, make_plan
 
@@ -91,7 +91,7 @@ def build(
     its fingerprint, and where its records lie.
   """
   corpus = dict(config.corpora)[name]
-  source = open_source(name, corpus)
+  source = open_source(Knobs.of(name), corpus)
   mark = identity(corpus, source, config)
 
   def make(folder: Path) -> TextCorpus:

@@ -10,6 +10,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from resjax import locations
 from resjax.data.config import BYTE_VOCAB
+from resjax.data.pretrained_tokenizer import PretrainedTokenizer
 from resjax.locations import Location
 
 END_OF_TEXT = "<|endoftext|>"
@@ -76,34 +77,34 @@ class BpeTokenizer:
   """Byte-pair encoding of UTF-8 bytes (Sennrich et al. 2016; byte level: Radford et al. 2019).
 
   Args:
-    model: a byte-level BPE with the special token `<|endoftext|>`.
+    model: a byte-level BPE with the special token `<|endoftext|>`; kept as an attribute.
   """
 
   def __init__(self, model: tokenizers.Tokenizer):
     model.encode_special_tokens = True  # text that spells a special token stays text
-    self._model = model
+    self.model = model
     self.vocab_size = model.get_vocab_size()
     self.eot_id = model.token_to_id(END_OF_TEXT)
 
   def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
     """Returns the tokens of each text, int32; texts are spread over the CPU's cores."""
-    encodings = self._model.encode_batch_fast(texts, add_special_tokens=False)
+    encodings = self.model.encode_batch_fast(texts, add_special_tokens=False)
     return [np.array(encoding.ids, np.int32) for encoding in encodings]
 
   def decode(self, ids: Iterable[int]) -> str:
     """Returns the text of `ids`."""
-    return self._model.decode([int(i) for i in ids], skip_special_tokens=False)
+    return self.model.decode([int(i) for i in ids], skip_special_tokens=False)
 
   def token_bytes(self) -> np.ndarray:
     """Returns int32 [V]; the byte alphabet spells each byte as one character."""
     sizes = np.zeros(self.vocab_size, np.int32)
-    for token, index in self._model.get_vocab().items():
+    for token, index in self.model.get_vocab().items():
       sizes[index] = 0 if index == self.eot_id else len(token)
     return sizes
 
   def save(self, path: Location) -> None:
     """Writes `path` in the format of the `tokenizers` library."""
-    locations.write_text(path, self._model.to_str())
+    locations.write_text(path, self.model.to_str())
 
 
 def train_bpe(texts: Iterable[str], vocab_size: int) -> BpeTokenizer:
@@ -126,8 +127,11 @@ def train_bpe(texts: Iterable[str], vocab_size: int) -> BpeTokenizer:
 def load(path: Location) -> Tokenizer:
   """Returns the tokenizer that was saved to `path`."""
   text = path.read_text(encoding="utf-8")
-  if json.loads(text).get("name") == "byte":
+  record = json.loads(text)
+  if record.get("name") == "byte":
     return ByteTokenizer()
+  if record.get("name") == "pretrained":
+    return PretrainedTokenizer.from_record(record)
   return BpeTokenizer(tokenizers.Tokenizer.from_str(text))
 
 

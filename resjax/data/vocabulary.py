@@ -1,13 +1,15 @@
 """The tokenizer of a data config, trained on an even share of every corpus."""
 
+import functools
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import grain
 
-from resjax.data import mirror, storage
-from resjax.data.config import DataConfig
-from resjax.data.tokenizer import ByteTokenizer, train_bpe
+from resjax.data import mirror, pretrained_tokenizer, storage
+from resjax.data.config import DataConfig, TokenizerConfig
+from resjax.data.pretrained_tokenizer import PretrainedTokenizer
+from resjax.data.tokenizer import BpeTokenizer, ByteTokenizer, train_bpe
 
 _VERSION = 1  # of what the same config and corpora give
 
@@ -29,34 +31,55 @@ def build(
   """
   settings = config.tokenizer
   if settings.name == "byte":
-    mark = storage.fingerprint("byte", _VERSION)
+    mark, make = storage.fingerprint("byte", _VERSION), ByteTokenizer
+  elif settings.name == "pretrained":
+    found = _pretrained(settings)
+    mark, make = storage.fingerprint(found.record, _VERSION), lambda: found
   else:
     learned_from = sorted(fingerprint for fingerprint, _ in corpora.values())
-    mark = storage.fingerprint(settings, learned_from, _VERSION)
+    learning = settings.vocab_size, settings.train_bytes
+    mark = storage.fingerprint(*learning, learned_from, _VERSION)
+    records = [records for _, (_, records) in sorted(corpora.items())]
+    make = functools.partial(_learn, settings, records, progress)
   name = f"tokenizers/{settings.name}-{mark}"
   path = mirror.local(config.root) / name / "tokenizer.json"
   if not mirror.fetch(config.root, name, path):
-    if settings.name == "byte":
-      ByteTokenizer().save(path)
-    else:
-      records = [records for _, (_, records) in sorted(corpora.items())]
-      texts = sample(records, settings.train_bytes, progress)
-      train_bpe(texts, settings.vocab_size).save(path)
+    make().save(path)
   mirror.publish(config.root, name)
   return mark, path
 
 
+def _pretrained(settings: TokenizerConfig) -> PretrainedTokenizer:
+  found = pretrained_tokenizer.of_folder(settings.folder)
+  if found.vocab_size != settings.vocab_size:
+    raise ValueError(
+      f"config.data.tokenizer.vocab_size is {settings.vocab_size}, but config.json of "
+      f"{settings.folder} has {found.vocab_size}; set that"
+    )
+  return found
+
+
+def _learn(
+  settings: TokenizerConfig, records: list[Path], progress: storage.Progress
+) -> BpeTokenizer:
+  return train_bpe(sample(records, settings.train_bytes, progress), settings.vocab_size)
+
+
 def sample(
-  corpora: list[Path], num_bytes: int, progress: storage.Progress = storage.silent
+  corpora: list[Path],
+  num_bytes: float,
+  progress: storage.Progress = storage.silent,
+  *,
+  split: str = "train",
 ) -> Iterator[str]:
-  """Yields training documents in random but fixed order until `num_bytes` are read.
+  """Yields documents of a split in random but fixed order until `num_bytes` are read.
 
   The next document comes from the corpus that has given the fewest bytes, whatever the weights of
   the mixture, so that changing a weight does not change the vocabulary.
   """
   streams = []
   for records in corpora:
-    documents = grain.MapDataset.source(storage.read(records, "train")).seed(0).shuffle()
+    documents = grain.MapDataset.source(storage.read(records, split)).seed(0).shuffle()
     streams.append(map(documents.__getitem__, range(len(documents))))
   given = [0] * len(streams)
   done = 0

@@ -1,15 +1,18 @@
 """The shape of a decoder, checked."""
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from typing import Any
 
-from resjax.kernels.self_attention import IMPLEMENTATIONS
+from resjax.kernels.self_attention import IMPLEMENTATIONS, Scores
 from resjax.models.depth import REMAT
 from resjax.nn.mlp import MLPS
 from resjax.nn.norm import NORMS
+from resjax.nn.rope import SCALINGS, Rope, RopeScaling
 
 DTYPES = ("bfloat16", "float16", "float32", "float64")
+BIASES = ("none", "qkv", "attention", "all")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,11 +50,20 @@ class DecoderConfig:
   mlp_dim: int
   positions: str
   rope_theta: float
+  rope_fraction: float
+  rope_scaling: RopeScaling
   norm: str
   norm_eps: float
+  post_norm: bool
   mlp: str
-  bias: bool
+  bias: str
+  parallel: bool
   qk_norm: bool
+  query_pre_attn_scalar: float
+  windows: tuple[int, ...]
+  attention_softcap: float
+  logit_softcap: float
+  embed_scale: bool
   value_residual: str
   short_swa: ShortSWAConfig
   tied_embeddings: bool
@@ -70,6 +82,7 @@ class DecoderConfig:
     self._choice("positions", ("rope", "learned"))
     self._choice("norm", NORMS)
     self._choice("mlp", MLPS)
+    self._choice("bias", BIASES)
     self._choice("value_residual", ("none", "learned", "fixed"))
     self._choice("dtype", DTYPES)
     self._choice("attention", ("auto", *IMPLEMENTATIONS))
@@ -81,20 +94,43 @@ class DecoderConfig:
       object.__setattr__(self, "head_dim", self.d_model // self.num_heads)
     for name in ("head_dim", "norm_eps", "rope_theta"):
       self._check(name, getattr(self, name) > 0, "positive")
-    self._check("init_std", self.init_std >= 0, "0 or positive")
+    for name in ("init_std", "query_pre_attn_scalar", "attention_softcap", "logit_softcap"):
+      self._check(name, getattr(self, name) >= 0, "0 or positive")
     groups = self.num_heads % self.num_kv_heads == 0
     self._check("num_kv_heads", groups, f"a divisor of num_heads={self.num_heads}")
-    even = self.positions != "rope" or self.head_dim % 2 == 0
-    self._check("head_dim", even, "even with positions='rope'")
+    self._check_windows()
+    self._check_rope()
     self._check_short_swa()
+
+  def _check_windows(self) -> None:
+    windows = self.windows
+    ok = isinstance(windows, tuple | list) and 0 < len(windows) <= self.num_layers
+    sizes = ok and all(isinstance(size, int) and size >= 0 for size in windows)
+    self._check("windows", sizes, f"1..num_layers={self.num_layers} integers, 0 or positive")
+    object.__setattr__(self, "windows", tuple(windows))
+
+  def _check_rope(self) -> None:
+    if self.positions != "rope":
+      return
+    self._check("head_dim", self.head_dim % 2 == 0, "even with positions='rope'")
+    width = Rope(self.rope_theta, self.rope_fraction).width(self.head_dim)
+    even = 0 < self.rope_fraction <= 1 and width > 0 and width % 2 == 0
+    self._check("rope_fraction", even, f"in (0, 1] and rotate an even part of {self.head_dim}")
+    scaling = self.rope_scaling
+    ordered = 0 < scaling.low_freq_factor < scaling.high_freq_factor
+    needed = scaling.kind != "llama3" or scaling.original_max_positions > 0
+    for name, ok, allowed in (
+      ("kind", scaling.kind in SCALINGS, f"one of {', '.join(SCALINGS)}"),
+      ("factor", scaling.factor > 0, "positive"),
+      ("low_freq_factor", ordered, f"between 0 and high_freq_factor={scaling.high_freq_factor}"),
+      ("original_max_positions", needed, "positive with kind='llama3'"),
+    ):
+      self._check(f"rope_scaling.{name}", ok, allowed)
 
   def _check_short_swa(self) -> None:
     short = self.short_swa
     for name in ("window", "num_heads"):
-      if getattr(short, name) < 0:
-        raise ValueError(
-          f"config.model.short_swa.{name}={getattr(short, name)!r} must be 0 or positive"
-        )
+      self._check(f"short_swa.{name}", getattr(short, name) >= 0, "0 or positive")
     heads, parts = self.short_swa_heads, 2 if self.positions == "rope" else 1
     if short.window and self.d_model % (heads * parts):
       raise ValueError(
@@ -104,7 +140,8 @@ class DecoderConfig:
 
   def _check(self, name: str, ok: bool, allowed: str) -> None:
     if not ok:
-      raise ValueError(f"config.model.{name}={getattr(self, name)!r} must be {allowed}")
+      value = functools.reduce(getattr, name.split("."), self)
+      raise ValueError(f"config.model.{name}={value!r} must be {allowed}")
 
   def _choice(self, name: str, allowed: tuple[str, ...]) -> None:
     self._check(name, getattr(self, name) in allowed, f"one of {', '.join(allowed)}")
@@ -112,7 +149,31 @@ class DecoderConfig:
   @property
   def sites(self) -> tuple[str, ...]:
     """The sites of a layer, in order."""
-    return ("short_swa",) * (self.short_swa.window > 0) + ("attention", "mlp")
+    rest = () if self.parallel else ("mlp",)
+    return (*("short_swa",) * (self.short_swa.window > 0), self.attention_site, *rest)
+
+  @property
+  def attention_site(self) -> str:
+    """The site of the attention."""
+    return "parallel" if self.parallel else "attention"
+
+  @property
+  def layer_windows(self) -> tuple[int, ...]:
+    """The window of the attention of each layer, 0 for none."""
+    return tuple(self.windows[i % len(self.windows)] for i in range(self.num_layers))
+
+  @property
+  def rotation(self) -> Rope | None:
+    """The rotary embedding; None without one."""
+    if self.positions != "rope":
+      return None
+    return Rope(self.rope_theta, self.rope_fraction, self.rope_scaling)
+
+  @property
+  def scores(self) -> Scores:
+    """What the attention does with its scores."""
+    squared = self.query_pre_attn_scalar
+    return Scores(squared**-0.5 if squared else None, self.attention_softcap)
 
   @property
   def short_swa_heads(self) -> int:

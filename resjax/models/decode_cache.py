@@ -26,14 +26,19 @@ class TokensInCache(NamedTuple):
   positions: Array
   masks: dict[str, Array]
 
+  def near(self, mask: Array, window: Array | int) -> Array:
+    """Returns a mask over all slots [B, T, S] without what lies before a window; 0: as it is."""
+    slots = self.length + jnp.arange(mask.shape[1])[:, None]
+    return mask & ((jnp.arange(mask.shape[2]) > slots - window) | (window == 0))
+
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class DecodeCache:
   """Keys and values of all layers, and what else decoding needs of earlier tokens.
 
-  A row is one document, padding before it or after it. Stores per token and layer 2 K C values;
-  `short_swa` 2 D values for each of the last window - 1 tokens.
+  A row is one document, padding before it or after it. Stores per token and layer 2 K C values,
+  whatever the attention's windows are; `short_swa` 2 D for each of the last window - 1 tokens.
 
   Attributes:
     past: by attention site, [L, B, slots, K, C].
@@ -66,7 +71,7 @@ class DecodeCache:
       raise ValueError(
         f"size={size} is out of range; allowed: 1..{config.max_positions} (config.data.seq_len)"
       )
-    heads = {"attention": (size, config.num_kv_heads, config.head_dim)}
+    heads = {config.attention_site: (size, config.num_kv_heads, config.head_dim)}
     if config.short_swa.window:
       width = config.d_model // config.short_swa_heads
       earlier = min(config.short_swa.window - 1, size)

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from resjax import combinators
+from resjax.kernels.self_attention import Window
 from resjax.models import depth
 from resjax.models.config import DecoderConfig
 from resjax.models.decode_cache import DecodeCache
@@ -24,7 +25,8 @@ class _Rows(NamedTuple):
 
   layer: PyTree  # parameters of a `Layer`
   value_weights: Array | None  # of the value residual, [2]
-  past: dict[str, KeyValues] | None  # of a `DecodeCache`
+  window: Array | None  # of the attention, its index among the different ones
+  past: dict[str, KeyValues] | None = None  # of a `DecodeCache`
 
 
 class Probed(NamedTuple):
@@ -137,9 +139,10 @@ class Decoder(nnx.Module):
 
     def branch(row, site, views, context):
       layer = nnx.merge(graphdef, row.layer)
-      return *layer(site, views, context["tokens"], _value_residual(row, context)), None
+      extras = _value_residual(row, context), self._window(row)
+      return *layer(site, views, context["tokens"], *extras), None
 
-    rows = _Rows(layers, self._value_weights(), None)
+    rows = _Rows(layers, self._value_weights(), self._window_indices())
     x = self._embedded(tokens, positions)
     token_context = combinators.TokenContext(segment_ids)
     context = self._context(graphdef, rows, x, branch, context, token_context)
@@ -170,10 +173,10 @@ class Decoder(nnx.Module):
 
     def branch(row, site, views, context):
       layer = nnx.merge(graphdef, row.layer)
-      residual = _value_residual(row, context)
-      return layer.decode(site, views, row.past, context["tokens"], residual)
+      extras = _value_residual(row, context), self._window(row)
+      return layer.decode(site, views, row.past, context["tokens"], *extras)
 
-    rows = _Rows(layers, self._value_weights(), cache.past)
+    rows = _Rows(layers, self._value_weights(), self._window_indices(), cache.past)
     x = self._embedded(tokens, place.positions)
     token_context = combinators.TokenContext(segment_ids, cache.combinator)
     context = self._context(graphdef, rows, x, branch, place, token_context)
@@ -200,6 +203,15 @@ class Decoder(nnx.Module):
       later = self.value_weights[...]
     return jnp.concatenate([jnp.array([[1.0, 0.0]]), later])
 
+  def _window(self, row: _Rows) -> Window:
+    return Window(tuple(dict.fromkeys(self.config.layer_windows)), row.window)
+
+  def _window_indices(self) -> Array | None:
+    """Which of the different windows each layer has [L]; None: there is one."""
+    windows = self.config.layer_windows
+    sizes = list(dict.fromkeys(windows))
+    return jnp.array([sizes.index(size) for size in windows]) if len(sizes) > 1 else None
+
   def _check_length(self, length: int) -> None:
     longest = self.config.max_positions
     if self.config.positions == "learned" and length > longest:
@@ -214,7 +226,13 @@ class Decoder(nnx.Module):
     @functools.partial(jax.checkpoint, prevent_cse=False)
     def first_values(rows, x, context, token_context):
       views = depth.first_views(
-        self.combinator, rows, x, branch, "attention", context=context, tokens=token_context
+        self.combinator,
+        rows,
+        x,
+        branch,
+        self.config.attention_site,
+        context=context,
+        tokens=token_context,
       )
       first = nnx.merge(graphdef, jax.tree.map(lambda leaf: leaf[0], rows.layer))
       return first.values(views)
@@ -227,14 +245,16 @@ class Decoder(nnx.Module):
     return (self.embed if self.output is None else self.output).embedding[...]
 
   def logits(self, hidden: Array, head: Array | None = None) -> Array:
-    """Maps hidden states [..., D] to float32 logits [..., V].
+    """Maps hidden states [..., D] to float32 logits [..., V], capped where the config says so.
 
     Args:
       hidden: after the final norm.
       head: [V, D] where it is at hand, else that of the decoder.
     """
     head = (self.head if head is None else head).astype(hidden.dtype)
-    return jnp.einsum("...d,vd->...v", hidden, head, preferred_element_type=jnp.float32)
+    logits = jnp.einsum("...d,vd->...v", hidden, head, preferred_element_type=jnp.float32)
+    cap = self.config.logit_softcap
+    return cap * jnp.tanh(logits / cap) if cap else logits
 
 
 def _embedding(
@@ -244,6 +264,7 @@ def _embedding(
     config.vocab_size,
     config.d_model,
     max_positions=max_positions,
+    scaled=config.embed_scale,
     std=config.init_std,
     dtype=config.dtype,
     layout=layout,

@@ -2,14 +2,16 @@
 
 from resjax.combinators import Combinator
 from resjax.models.config import DecoderConfig
+from resjax.nn.mlp import is_gated
 
 
 def forward_flops_per_token(config: DecoderConfig, combinator: Combinator, seq_len: int) -> float:
   """Returns the forward FLOPs per token, a multiply-add counting as two.
 
-  2 · (matrix parameters of all layers + V D) + 2 L H C T (scores and values over T / 2 earlier
-  tokens on average) + those of the combinator. Norms and activations are left out. `short_swa` adds
-  L layers of 4 D² parameters, and scores and values over w − w² / 2T tokens, w = min(window, T).
+  2 · (matrix parameters of all layers + V D) + 4 H C Σ_l (w_l − w_l² / 2T) + those of the
+  combinator: scores and values over the tokens that one sees on average, w = min(window, T), and
+  w = T without a window. Norms and activations are left out. `short_swa` adds L layers of 4 D²
+  parameters and D-wide scores and values in its window.
 
   Args:
     config: the decoder.
@@ -19,15 +21,19 @@ def forward_flops_per_token(config: DecoderConfig, combinator: Combinator, seq_l
   heads = config.num_heads * config.head_dim
   kv_heads = config.num_kv_heads * config.head_dim
   attention = config.d_model * (2 * heads + 2 * kv_heads)
-  mlp = (3 if config.mlp == "swiglu" else 2) * config.d_model * config.mlp_dim
+  mlp = (3 if is_gated(config.mlp) else 2) * config.d_model * config.mlp_dim
   matrices = config.num_layers * (attention + mlp) + config.vocab_size * config.d_model
-  scores = 2 * config.num_layers * heads * seq_len
+  scores = 4 * heads * sum(_seen(window, seq_len) for window in config.layer_windows)
   if config.short_swa.window:
-    window = min(config.short_swa.window, seq_len)
     matrices += config.num_layers * 4 * config.d_model**2
-    tokens = window - window**2 / (2 * seq_len)
-    scores += 4 * config.num_layers * config.d_model * tokens
+    scores += 4 * config.num_layers * config.d_model * _seen(config.short_swa.window, seq_len)
   return 2 * matrices + scores + combinator.flops_per_token()
+
+
+def _seen(window: int, seq_len: int) -> float:
+  """Returns how many tokens one sees on average; window 0: all earlier ones."""
+  size = min(window or seq_len, seq_len)
+  return size - size**2 / (2 * seq_len)
 
 
 def training_flops_per_token(config: DecoderConfig, combinator: Combinator, seq_len: int) -> float:

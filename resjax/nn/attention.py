@@ -5,11 +5,18 @@ import dataclasses
 import jax
 from flax import nnx
 
-from resjax.kernels.self_attention import causal_attention, masked_attention
+from resjax.kernels.self_attention import (
+  ALL_EARLIER,
+  PLAIN,
+  Scores,
+  Window,
+  causal_attention,
+  masked_attention,
+)
 from resjax.nn.kv_cache import KeyValues
 from resjax.nn.linear import Linear, shared
 from resjax.nn.norm import norm
-from resjax.nn.rope import rope
+from resjax.nn.rope import Rope, rope
 from resjax.sharding import Layout
 from resjax.typing import Array, wide_dtype
 
@@ -37,19 +44,22 @@ class ValueResidual:
 class Attention(nnx.Module):
   """W_o softmax(q kᵀ / √C) v with q = W_q x_q, k = W_k x_k, v = W_v x_v, grouped-query form.
 
+  What else scores may be, see `resjax.kernels.self_attention.Scores`.
+
   Args:
     d_model: D.
     num_heads: H.
     num_kv_heads: K; H is a multiple of K.
     head_dim: C.
-    rope_theta: base of the rotary embedding; None: no rotation.
+    rotation: the rotary embedding; None: no rotation.
     qk_norm: RMSNorm of every query and key head before the rotation.
     norm_eps: of that norm.
     bias: whether the linear maps have biases.
+    qkv_bias: whether those of q, k and v have, whatever `bias` says.
     std: standard deviation of W_q and W_k at init.
     value_std: of W_v.
     out_std: of W_o.
-    window: a token sees itself and the window - 1 tokens before it; None: all earlier ones.
+    scores: scale and soft cap.
     implementation: see `resjax.kernels.self_attention.causal_attention`.
     dtype: of the activations.
     layout: of the activations.
@@ -63,28 +73,31 @@ class Attention(nnx.Module):
     num_kv_heads: int,
     head_dim: int,
     *,
-    rope_theta: float | None,
+    rotation: Rope | None,
     qk_norm: bool,
     norm_eps: float,
     bias: bool,
+    qkv_bias: bool = False,
     std: float,
     value_std: float,
     out_std: float,
-    window: int | None = None,
+    scores: Scores = PLAIN,
     implementation: str,
     dtype: jax.typing.DTypeLike,
     layout: Layout,
     rngs: nnx.Rngs,
   ):
     self.num_heads, self.num_kv_heads, self.head_dim = num_heads, num_kv_heads, head_dim
-    self.rope_theta, self.window = rope_theta, window
+    self.rotation, self.scores = rotation, scores
     self.implementation, self.layout = implementation, layout
-    common = {"bias": bias, "dtype": dtype, "layout": layout, "rngs": rngs}
+    common = {"dtype": dtype, "layout": layout, "rngs": rngs}
     inward = ("embed_param", "heads")
-    self.q_proj = Linear(d_model, num_heads * head_dim, inward, std=std, **common)
-    self.k_proj = Linear(d_model, num_kv_heads * head_dim, inward, std=std, **common)
-    self.v_proj = Linear(d_model, num_kv_heads * head_dim, inward, std=value_std, **common)
-    self.o_proj = Linear(num_heads * head_dim, d_model, inward[::-1], std=out_std, **common)
+    into = common | {"bias": bias or qkv_bias}
+    self.q_proj = Linear(d_model, num_heads * head_dim, inward, std=std, **into)
+    self.k_proj = Linear(d_model, num_kv_heads * head_dim, inward, std=std, **into)
+    self.v_proj = Linear(d_model, num_kv_heads * head_dim, inward, std=value_std, **into)
+    out = common | {"bias": bias}
+    self.o_proj = Linear(num_heads * head_dim, d_model, inward[::-1], std=out_std, **out)
     heads = {"eps": norm_eps, "bias": False, "dtype": dtype, "rngs": rngs}
     self.q_norm = norm("rmsnorm", head_dim, **heads) if qk_norm else None
     self.k_norm = norm("rmsnorm", head_dim, **heads) if qk_norm else None
@@ -97,6 +110,7 @@ class Attention(nnx.Module):
     *,
     segment_ids: Array,
     positions: Array,
+    window: Window = ALL_EARLIER,
     residual: ValueResidual | None = None,
   ) -> Array:
     """Maps three normalised views [B, T, D] (often the same one) to [B, T, D].
@@ -107,6 +121,7 @@ class Attention(nnx.Module):
       x_v: what values are made of.
       segment_ids: [B, T].
       positions: [B, T].
+      window: how many of the last tokens a token sees.
       residual: what is mixed into the values; None: nothing.
     """
     q, k, v = self._project(x_q, x_k, x_v, positions, residual)
@@ -116,7 +131,8 @@ class Attention(nnx.Module):
       v,
       segment_ids,
       layout=self.layout,
-      window=self.window,
+      window=window,
+      scores=self.scores,
       implementation=self.implementation,
     )
     return self._output(out)
@@ -128,7 +144,7 @@ class Attention(nnx.Module):
     x_v: Array,
     past: KeyValues,
     *,
-    length: Array,
+    length: Array | None,
     mask: Array,
     positions: Array,
     residual: ValueResidual | None = None,
@@ -140,7 +156,7 @@ class Attention(nnx.Module):
       x_k: what keys are made of.
       x_v: what values are made of.
       past: keys and values of earlier tokens [B, S, K, C], see `KeyValues`.
-      length: number of earlier tokens; may be traced.
+      length: number of earlier tokens; may be traced. None: `past` has just the last ones.
       mask: which of the extended keys each token sees, bool [B, T, keys].
       positions: [B, T].
       residual: see `__call__`.
@@ -150,8 +166,8 @@ class Attention(nnx.Module):
     """
     q, k, v = self._project(x_q, x_k, x_v, positions, residual)
     new = KeyValues(k, v)
-    seen = past.joined(new) if self.window else past.stored(new, length)
-    return self._output(masked_attention(q, seen.keys, seen.values, mask)), new
+    seen = past.joined(new) if length is None else past.stored(new, length)
+    return self._output(masked_attention(q, seen.keys, seen.values, mask, self.scores)), new
 
   def values(self, x_v: Array) -> Array:
     """Returns W_v x_v [B, T, K, C]."""
@@ -167,8 +183,8 @@ class Attention(nnx.Module):
       v = residual.mix(v)
     if self.q_norm is not None:
       q, k = self.q_norm(q), self.k_norm(k)
-    if self.rope_theta is not None:
-      q, k = (rope(a, positions, theta=self.rope_theta) for a in (q, k))
+    if self.rotation is not None:
+      q, k = (rope(a, positions, self.rotation) for a in (q, k))
     return q, k, v
 
   def _output(self, out: Array) -> Array:

@@ -9,12 +9,13 @@ from resjax.typing import Array
 
 
 class Embedding(nnx.Module):
-  """x_t = E[token_t] (+ P[position_t]).
+  """x_t = s E[token_t] (+ P[position_t]), s = 1 or √D, rounded to the dtype of the result.
 
   Args:
     vocab_size: V.
     d_model: D.
     max_positions: rows of P; 0: no position table (rotary positions act in attention).
+    scaled: whether s = √D, as in Gemma (arXiv 2403.08295).
     std: standard deviation of both tables at init.
     dtype: of the result.
     layout: of the activations.
@@ -27,13 +28,14 @@ class Embedding(nnx.Module):
     d_model: int,
     *,
     max_positions: int,
+    scaled: bool = False,
     std: float,
     dtype: jax.typing.DTypeLike,
     layout: Layout,
     rngs: nnx.Rngs,
   ):
     init = nnx.initializers.normal(std)
-    self.dtype, self.layout = dtype, layout
+    self.dtype, self.layout, self.scaled = dtype, layout, scaled
     self.embedding = nnx.Param(
       init(rngs.params(), (vocab_size, d_model)), axes=("vocab", "embed_param")
     )
@@ -43,6 +45,8 @@ class Embedding(nnx.Module):
   def __call__(self, tokens: Array, positions: Array) -> Array:
     """Maps tokens and positions [B, T] to [B, T, D]."""
     x = self._rows(self.embedding, "vocab", tokens)
+    if self.scaled:
+      x = x * jnp.asarray(x.shape[-1] ** 0.5, x.dtype)
     return x if self.positions is None else x + self._rows(self.positions, None, positions)
 
   def _rows(self, parameter: nnx.Param, axis: str | None, index: Array) -> Array:

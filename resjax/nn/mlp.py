@@ -1,5 +1,7 @@
 """Position-wise feed-forward layers."""
 
+import functools
+
 import jax
 from flax import nnx
 
@@ -7,14 +9,32 @@ from resjax.nn.linear import Linear, shared
 from resjax.sharding import Layout
 from resjax.typing import Array
 
-MLPS = ("swiglu", "gelu")
+_gelu_tanh = functools.partial(jax.nn.gelu, approximate=True)
+_gelu_exact = functools.partial(jax.nn.gelu, approximate=False)
+
+# Name -> activation, whether there is a gate.
+_KINDS = {
+  "swiglu": (jax.nn.silu, True),
+  "geglu": (_gelu_tanh, True),
+  "gelu": (_gelu_tanh, False),
+  "gelu_exact": (_gelu_exact, False),
+}
+MLPS = tuple(_KINDS)
+
+
+def is_gated(name: str) -> bool:
+  """Whether an MLP of this name has a W_gate."""
+  return _KINDS[name][1]
 
 
 class MLP(nnx.Module):
-  """swiglu: W_down (silu(W_gate x) ⊙ W_up x);  gelu: W_down gelu(W_up x), tanh approximation.
+  """W_down (act(W_gate x) ⊙ W_up x) where there is a gate, else W_down act(W_up x).
+
+  swiglu: silu, gate;  geglu: gelu, gate;  gelu, gelu_exact: no gate. The gelu of `geglu` and `gelu`
+  is the tanh approximation.
 
   Args:
-    name: `swiglu` or `gelu`.
+    name: one of `MLPS`.
     d_model: D.
     mlp_dim: F.
     bias: whether the linear maps have biases.
@@ -24,7 +44,7 @@ class MLP(nnx.Module):
     layout: of the activations.
     rngs: source of the initial values.
 
-  Source: GLU variants, arXiv 2002.05202; GPT-2.
+  Source: GLU variants, arXiv 2002.05202; GPT-2 (tanh); Pythia (exact), arXiv 2304.01373.
   """
 
   def __init__(
@@ -43,7 +63,7 @@ class MLP(nnx.Module):
     common = {"bias": bias, "dtype": dtype, "layout": layout, "rngs": rngs}
     inward = ("embed_param", "mlp")
     self.layout = layout
-    gated = name == "swiglu"
+    self.activation, gated = _KINDS[name]
     self.gate_proj = Linear(d_model, mlp_dim, inward, std=std, **common) if gated else None
     self.up_proj = Linear(d_model, mlp_dim, inward, std=std, **common)
     self.down_proj = Linear(mlp_dim, d_model, inward[::-1], std=out_std, **common)
@@ -53,8 +73,8 @@ class MLP(nnx.Module):
     x = shared(x, self.layout, "mlp")
     hidden = self.up_proj(x)
     if self.gate_proj is None:
-      hidden = jax.nn.gelu(hidden, approximate=True)
+      hidden = self.activation(hidden)
     else:
-      hidden = jax.nn.silu(self.gate_proj(x)) * hidden
+      hidden = self.activation(self.gate_proj(x)) * hidden
     hidden = self.layout.constrain(hidden, "batch", "tokens", "mlp")
     return self.down_proj(hidden)

@@ -5,6 +5,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
@@ -81,6 +82,14 @@ class Layout:
       return jax.make_array_from_callback((batch_size, array.shape[1]), sharding, part)
 
     return {name: place(array) for name, array in rows.items()}
+
+  def split(self, batch: Mapping[str, np.ndarray]) -> Mapping[str, Array]:
+    """Puts a batch onto the mesh of which every process holds all rows [B, T]."""
+    if self.mesh is None:
+      return {name: jnp.asarray(array) for name, array in batch.items()}
+    batch_size = next(iter(batch.values())).shape[0]
+    rows = self.rows(batch_size)
+    return self.put({name: array[rows] for name, array in batch.items()}, batch_size)
 
   def copy(self, array: np.ndarray) -> Array:
     """Puts a copy of an array, the same in all processes, onto every device of the mesh."""

@@ -113,6 +113,6 @@ def _show_step(run: Run, planned: program.Program, layout: Layout, console: Cons
 
 
 def _vocabulary_note(run: Run) -> str:
-  if run.data.tokenizer.name == "byte":
+  if run.data.tokenizer.name != "bpe":
     return ""
   return " (config.data.tokenizer.vocab_size; a small corpus gives fewer, and fewer bytes)"

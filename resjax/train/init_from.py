@@ -4,34 +4,16 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from flax import nnx
-
-from resjax import locations
 from resjax.locations import Location
 from resjax.train import workdir
-from resjax.train.checkpoint_reader import newest, parameter_shapes, restore_params
 from resjax.train.config import Run
+from resjax.train.parents import KNOB, Parent, Shapes, flat, nested
 from resjax.train.state import ModelDef
 from resjax.typing import PyTree
-
-Shapes = Mapping[str, tuple[int, ...]]
 
 _RESIDUAL = "config.model.residual."
 _NEW_SITE = "config.model.short_swa was {'window': 0,"
 _ONLY_AT_INIT = ("config.model.init_std", "config.model.scaled_output_init")
-
-
-@dataclasses.dataclass(frozen=True)
-class Parent:
-  """A checkpoint to start from.
-
-  Attributes:
-    checkpoint: its folder.
-    workdir: of its run.
-  """
-
-  checkpoint: Location
-  workdir: Location
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,35 +29,13 @@ class Inheritance:
   new: Shapes
 
 
-def find(path: str) -> Parent:
-  """Returns the checkpoint that config.train.init_from names.
-
-  Args:
-    path: a workdir, of which the newest checkpoint is meant, or a checkpoint in one.
-
-  Raises:
-    ValueError: there is none.
-  """
-  folder = locations.path(path, "config.train.init_from", writable=True)
-  folder = folder.absolute() if locations.is_local(folder) else folder
-  if (folder / "params").is_dir():
-    return Parent(folder, folder.parents[1])
-  checkpoint = newest(folder / "checkpoints")
-  if checkpoint is None:
-    raise ValueError(
-      f"config.train.init_from={path!r} has no checkpoint; give the workdir of a trained run, or a "
-      "checkpoint of one, WORKDIR/checkpoints/STEP"
-    )
-  return Parent(checkpoint, folder)
-
-
 def start(
   parent: Parent, model: ModelDef, seed: int, tokenizer: Location
 ) -> tuple[PyTree, Inheritance]:
   """Returns a model's first parameters, read straight to where they lie, and their origin.
 
   Args:
-    parent: of `find`.
+    parent: of `parents.find`.
     model: to start.
     seed: of the initial values of new parameters.
     tokenizer: file of the model's data.
@@ -83,27 +43,22 @@ def start(
   Raises:
     ValueError: the parent has another tokenizer, or its parameters do not fit.
   """
-  kept = parent.workdir / workdir.TOKENIZER
-  if not kept.exists():
+  if parent.tokenizer() != tokenizer.read_text():
     raise ValueError(
-      f"config.train.init_from: {kept} is missing; give a workdir, or a checkpoint that lies in one"
+      f"{KNOB}: the tokenizer of {parent.source} is not that of this run; set config.data.corpora "
+      "and config.data.tokenizer as they are there, or take configs/finetune.py"
     )
-  if kept.read_text() != tokenizer.read_text():
-    raise ValueError(
-      f"config.train.init_from: the tokenizer of {parent.workdir} is not that of this run; set "
-      "config.data.corpora and config.data.tokenizer as they are there"
-    )
-  wanted = _flat(model.abstract)
+  wanted = flat(model.abstract)
   shapes = {path: leaf.shape for path, leaf in wanted.items()}
-  inheritance = match(parameter_shapes(parent.checkpoint), shapes)
+  inheritance = match(parent.shapes(model.config), shapes)
   abstract = {theirs: wanted[ours] for ours, theirs in inheritance.taken.items()}
-  found = _flat(restore_params(parent.checkpoint, _nested(abstract)))
-  params, used = _flat(model.init(seed, inheritance.new)), set()
+  found = parent.read(abstract, model.layout)
+  params, used = flat(model.init(seed, inheritance.new)), set()
   for ours, theirs in inheritance.taken.items():
     # A step donates its parameters: no two of them may be one array.
     params[ours] = found[theirs].copy() if theirs in used else found[theirs]
     used.add(theirs)
-  return _nested(params), inheritance
+  return nested(params), inheritance
 
 
 def match(theirs: Shapes, ours: Shapes) -> Inheritance:
@@ -130,7 +85,7 @@ def match(theirs: Shapes, ours: Shapes) -> Inheritance:
   if wrong:
     more = f"; and {len(wrong) - 3} more" if len(wrong) > 3 else ""
     raise ValueError(
-      f"config.train.init_from: the parameters do not fit: {'; '.join(wrong[:3])}{more}; set "
+      f"{KNOB}: the parameters do not fit: {'; '.join(wrong[:3])}{more}; set "
       "config.model as it is there, or start from a run with residual.name=standard"
     )
   return Inheritance(taken, {path: shape for path, shape in ours.items() if path not in taken})
@@ -140,14 +95,14 @@ def changes(parent: Parent, model: ModelDef, run: Run) -> list[str]:
   """Returns why a model is not the function that its parent is, a line per reason; none: it is.
 
   Args:
-    parent: of `find`.
+    parent: of `parents.find`.
     model: started from it.
     run: of the model.
 
   Raises:
     ValueError: the record of the parent's run is damaged.
   """
-  old, new = workdir.read(parent.workdir)["identity"], workdir.identity(run)
+  old, new = parent.identity(run.decoder), workdir.model_identity(run.decoder)
   reasons = workdir.differences(_select(old, _is_function), _select(new, _is_function))
   was, name = old.get(f"{_RESIDUAL}name"), run.decoder.residual.name
   neutral = was == "standard" and model.combinator.equals_standard_at_init
@@ -176,11 +131,3 @@ def _x_norm(path: str) -> str:
   if parts[:2] == ["layers", "norms"] and parts[3] in ("q", "k", "v"):
     parts[3] = "x"
   return "/".join(parts)
-
-
-def _flat(tree: PyTree) -> dict[str, PyTree]:
-  return nnx.traversals.flatten_mapping(tree, sep="/")
-
-
-def _nested(flat: Mapping[str, PyTree]) -> PyTree:
-  return nnx.traversals.unflatten_mapping(flat, sep="/")

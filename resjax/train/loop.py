@@ -8,12 +8,13 @@ from rich.console import Console
 
 from resjax import distributed
 from resjax.locations import Location
-from resjax.train import init_from, interrupt, processes, report, workdir
+from resjax.train import init_from, interrupt, parents, processes, report, workdir
 from resjax.train.checkpoint import Checkpoints
 from resjax.train.checkpoint_reader import newest
 from resjax.train.config import Run
 from resjax.train.finish import finish
 from resjax.train.goodput import Ledger
+from resjax.train.parents import Parent
 from resjax.train.trainer import Trainer
 from resjax.train.watchdog import FILE_NAME as STACKS
 from resjax.train.watchdog import Watchdog
@@ -65,15 +66,15 @@ def train(run: Run, console: Console | None = None, profile_steps: range = range
     finish(trainer, console)
 
 
-def _origin(run: Run, folder: Location) -> init_from.Parent | None:
-  """Returns the checkpoint that all processes start from; a run that resumes needs none."""
+def _origin(run: Run, folder: Location) -> Parent | None:
+  """Returns what all processes start from; a run that resumes needs none."""
 
   def find() -> str | None:
     starts = newest(folder / "checkpoints") is None
-    return str(init_from.find(run.train.init_from).checkpoint) if starts else None
+    return str(parents.find(run.train.init_from).source) if starts else None
 
   found = distributed.first("origin", find) if run.train.init_from else None
-  return init_from.find(found) if found else None
+  return parents.find(found) if found else None
 
 
 def _show(trainer: Trainer, console: Console) -> None:

@@ -11,7 +11,8 @@ from resjax.analysis.plots import Records
 from resjax.models.flops import training_flops_per_token
 from resjax.optim import parameter_rows
 from resjax.train.config import Run
-from resjax.train.init_from import Inheritance, Parent
+from resjax.train.init_from import Inheritance
+from resjax.train.parents import Parent
 from resjax.train.state import ModelDef
 
 
@@ -53,7 +54,7 @@ def show_parent(
 ) -> None:
   """Prints what a run takes from another one, what is new, and whether the function changes."""
   taken, new = inheritance.taken, inheritance.new
-  lines = [f"starting from {parent.checkpoint}: {len(taken)} parameters taken, {len(new)} new"]
+  lines = [f"starting from {parent.source}: {len(taken)} parameters taken, {len(new)} new"]
   lines += [f"  new, as at init: {path}  {_shape(shape)}" for path, shape in new.items()]
   lines.append(
     f"the function changes: {'; '.join(changes)}" if changes else "the function is the parent's"

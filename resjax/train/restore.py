@@ -1,8 +1,12 @@
 """A trained model from the workdir of its run."""
 
+import dataclasses
+
+from resjax import locations
 from resjax.data import tokenizer
 from resjax.data.tokenizer import Tokenizer
-from resjax.sharding import make_layout
+from resjax.locations import Location
+from resjax.sharding import Layout, make_layout
 from resjax.train import workdir
 from resjax.train.checkpoint_reader import newest, restore_params
 from resjax.train.config import Run
@@ -10,20 +14,62 @@ from resjax.train.state import ModelDef
 from resjax.typing import PyTree
 
 
-def restore_model(run: Run) -> tuple[ModelDef, PyTree, Tokenizer]:
-  """Returns the model of a run, its newest parameters, and its tokenizer, also of one that goes on.
+@dataclasses.dataclass(frozen=True)
+class Saved:
+  """A checkpoint of a run.
+
+  Attributes:
+    checkpoint: its folder.
+    workdir: of its run.
+  """
+
+  checkpoint: Location
+  workdir: Location
+
+  @property
+  def step(self) -> int:
+    """Of the run, after which it was saved."""
+    return int(self.checkpoint.name)
+
+
+def find(path: str, knob: str) -> Saved:
+  """Returns the checkpoint that a setting names.
+
+  Args:
+    path: a workdir, of which the newest checkpoint is meant, or a checkpoint in one.
+    knob: name of the setting, for messages.
+
+  Raises:
+    ValueError: there is none.
+  """
+  folder = locations.path(path, knob, writable=True)
+  folder = folder.absolute() if locations.is_local(folder) else folder
+  if (folder / "params").is_dir():
+    return Saved(folder, folder.parents[1])
+  checkpoint = newest(folder / "checkpoints")
+  if checkpoint is None:
+    raise ValueError(
+      f"{knob}={path!r} has no checkpoint; give the workdir of a trained run, or a checkpoint of "
+      "one, WORKDIR/checkpoints/STEP"
+    )
+  return Saved(checkpoint, folder)
+
+
+def restore_model(
+  run: Run, saved: Saved, layout: Layout | None = None
+) -> tuple[ModelDef, PyTree, Tokenizer]:
+  """Returns the model of a run, its parameters, and its tokenizer, also of a run that goes on.
 
   Args:
     run: of `resjax.experiment.load`.
+    saved: of `find`.
+    layout: where the parameters go; default: all devices, as the rules of the run say.
 
   Raises:
-    ValueError: the workdir has no checkpoint, or its newest is damaged.
+    ValueError: the checkpoint is damaged.
   """
-  folder = workdir.place(run.workdir)
-  checkpoint = newest(folder / "checkpoints")
-  if checkpoint is None:
-    raise ValueError(f"{folder} has no checkpoint yet; train until config.checkpoint.every")
-  words = tokenizer.load(folder / workdir.TOKENIZER)
+  words = tokenizer.load(saved.workdir / workdir.TOKENIZER)
   run = run.with_vocab_size(words.vocab_size)
-  model = ModelDef(run.decoder, make_layout(run.mesh, run.sharding))
-  return model, restore_params(checkpoint, model.abstract), words
+  layout = make_layout(run.mesh, run.sharding) if layout is None else layout
+  model = ModelDef(run.decoder, layout)
+  return model, restore_params(saved.checkpoint, model.abstract), words

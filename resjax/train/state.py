@@ -11,9 +11,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from resjax.models.config import DecoderConfig
 from resjax.models.decoder import Decoder
+from resjax.models.parameters import Parameter, failures, refuse
 from resjax.sharding import Layout
-from resjax.train import divisibility
-from resjax.train.divisibility import Parameter
 from resjax.train.guard import GuardState
 from resjax.typing import Array, PyTree
 
@@ -60,7 +59,7 @@ class ModelDef:
     parameters = {path: Parameter.of(variable) for path, variable in flat}
     if layout.mesh is not None:
       named = {"/".join(map(str, path)): found for path, found in parameters.items()}
-      divisibility.refuse(divisibility.failures(named, layout))
+      refuse(failures(named, layout))
 
     def abstract(path, variable):
       split = layout.sharding(*parameters[path].axes) if layout.mesh is not None else None

@@ -6,7 +6,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from resjax.losses import LossSums, cross_entropy, sharded_cross_entropy
+from resjax.losses import LossSums
+from resjax.models import loss
 from resjax.train import guard
 from resjax.train.config import HealthConfig, TrainConfig
 from resjax.train.state import ModelDef, TrainState, abstract_state
@@ -28,16 +29,7 @@ def loss_sums(
     token_bytes: [V] bytes that each token stands for.
     chunk_size: tokens whose logits exist at one time.
   """
-  decoder = model.bind(params)
-  hidden = decoder(batch["inputs"], batch["segment_ids"], batch["positions"])
-  weights = (batch["segment_ids"] != 0).astype(jnp.float32)
-  arguments = hidden, decoder.head, batch["targets"], weights
-  options = {"chunk_size": chunk_size, "token_bytes": token_bytes}
-  mesh = model.layout.mesh
-  if mesh is None or mesh.size == 1:
-    return cross_entropy(*arguments, **options)
-  spec = model.layout.spec("batch", "tokens")
-  return sharded_cross_entropy(*arguments, mesh=mesh, spec=spec, **options)
+  return loss.loss_sums(model.bind(params), batch, token_bytes, chunk_size)
 
 
 def make_train_step(

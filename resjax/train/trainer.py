@@ -16,6 +16,7 @@ from resjax.train.evaluate import evaluate
 from resjax.train.goodput import Ledger
 from resjax.train.interrupt import Interrupted, StopRequest
 from resjax.train.logging import FILE_NAME, read_metrics
+from resjax.train.parents import Parent
 from resjax.train.profile import Profiler
 from resjax.train.recorder import Recorder
 from resjax.train.state import TrainState, first_state, init_state
@@ -29,7 +30,7 @@ class Trainer:
     run: what to train, with the vocabulary of its data.
     dataset: the built data.
     checkpoints: of the workdir.
-    origin: the checkpoint of another run that this one starts from, or None.
+    origin: what this run starts from, or None.
     ledger: of the time of the run.
 
   Attributes:
@@ -43,7 +44,7 @@ class Trainer:
     run: Run,
     dataset: DatasetSummary,
     checkpoints: Checkpoints,
-    origin: init_from.Parent | None,
+    origin: Parent | None,
     ledger: Ledger,
   ):
     self.run, self.dataset, self.checkpoints, self.ledger = run, dataset, checkpoints, ledger

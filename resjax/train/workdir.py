@@ -19,6 +19,7 @@ import jax
 from resjax import locations
 from resjax.data.summary import DatasetSummary
 from resjax.locations import Location
+from resjax.models.config import DecoderConfig
 from resjax.train.config import Run
 
 RECORD = "run.json"
@@ -162,20 +163,25 @@ def read(folder: Location) -> Mapping[str, Any]:
 
 def identity(run: Run) -> dict[str, Any]:
   """Returns what decides parameters and data order: setting to value, as JSON has it."""
-  model = dataclasses.asdict(run.decoder)
+  data = dataclasses.asdict(run.data)
+  del data["root"]
+  found = model_identity(run.decoder)
+  found |= {f"config.data.{key}": value for key, value in data.items()}
+  found |= {"config.seed": run.seed, "config.train.batch_size": run.train.batch_size}
+  found |= {"config.optim.name": run.optim.name, "config.train.init_from": run.train.init_from}
+  return json.loads(json.dumps(found))
+
+
+def model_identity(decoder: DecoderConfig) -> dict[str, Any]:
+  """Returns what decides the function of a decoder, of its data left out, likewise."""
+  model = dataclasses.asdict(decoder)
   residual = model.pop("residual")
   model["residual.name"] = residual["name"]
   for key, value in residual["options"].items():
     model[f"residual.{residual['name']}.{key}"] = value
   for key in (*_FREE_MODEL_FIELDS, "vocab_size", "max_positions"):  # the last two are the data's
     del model[key]
-  data = dataclasses.asdict(run.data)
-  del data["root"]
-  found = {f"config.model.{key}": value for key, value in model.items()}
-  found |= {f"config.data.{key}": value for key, value in data.items()}
-  found |= {"config.seed": run.seed, "config.train.batch_size": run.train.batch_size}
-  found |= {"config.optim.name": run.optim.name, "config.train.init_from": run.train.init_from}
-  return json.loads(json.dumps(found))
+  return json.loads(json.dumps({f"config.model.{key}": value for key, value in model.items()}))
 
 
 def _environment() -> dict[str, Any]:

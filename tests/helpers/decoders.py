@@ -8,6 +8,7 @@ from flax import nnx
 from configs import base
 from resjax.models.config import DecoderConfig, ResidualConfig, ShortSWAConfig
 from resjax.models.decoder import Decoder
+from resjax.nn.rope import RopeScaling
 from tests.helpers import fast
 
 STYLES = ("gpt2", "llama")
@@ -21,6 +22,7 @@ def config(style="llama", residual="standard", options=None, **changes):
   }  # fmt: skip
   chosen = fields.pop("residual")[residual] | (options or {})
   fields["short_swa"] = ShortSWAConfig(**fields["short_swa"])
+  fields["rope_scaling"] = RopeScaling(**fields["rope_scaling"])
   return DecoderConfig(**fields | changes, residual=ResidualConfig(residual, chosen))
 
 
@@ -40,6 +42,11 @@ def decoder(config, *, random=True, **kwargs):
     return a + jnp.asarray(0.2 * fan_in**-0.5 * rng.normal(size=a.shape), a.dtype)
 
   return nnx.merge(graphdef, jax.tree.map_with_path(move, state))
+
+
+def shapes(config):
+  """The decoder with shapes for parameters."""
+  return nnx.eval_shape(lambda: Decoder(config, rngs=nnx.Rngs(0)))
 
 
 def tokens(config, batch=2, length=12, seed=0):

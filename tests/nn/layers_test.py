@@ -10,7 +10,7 @@ from resjax.nn.embed import Embedding
 from resjax.nn.linear import Linear
 from resjax.nn.mlp import MLP
 from resjax.nn.norm import norm
-from resjax.nn.rope import rope
+from resjax.nn.rope import Rope, RopeScaling, rope
 from resjax.sharding import Layout
 from tests.helpers.compare import assert_close
 
@@ -35,7 +35,7 @@ def test_rope_multiplies_complex_numbers(positions, theta):
   angles = t[:, :, None, None] * theta ** (-2.0 * np.arange(4) / 8)
   turned = half * np.exp(1j * angles)
   want = np.concatenate([turned.real, turned.imag], axis=-1)
-  got = rope(jnp.asarray(x), jnp.asarray(t), theta=theta)
+  got = rope(jnp.asarray(x), jnp.asarray(t), Rope(theta))
   # A float32 angle is right to eps times itself.
   assert_close(got, want, 1e-6 if t.max() < 10 else 1e-4)
 
@@ -44,16 +44,40 @@ def test_rope_scores_depend_on_the_distance_alone():
   q, k = np.random.default_rng(0).normal(size=(2, 1, 1, 1, 16)).astype(np.float32)
 
   def score(at, to):
-    turned = (rope(jnp.asarray(a), jnp.full((1, 1), t), theta=1e4) for a, t in ((q, at), (k, to)))
+    turned = (rope(jnp.asarray(a), jnp.full((1, 1), t), Rope(1e4)) for a, t in ((q, at), (k, to)))
     return float(jnp.sum(next(turned) * next(turned)))
 
   np.testing.assert_allclose(score(3, 1), score(40, 38), rtol=1e-4)
   assert abs(score(3, 1) - score(3, 2)) > 1e-3
 
 
+@pytest.mark.parametrize(
+  "scaling", [RopeScaling(), RopeScaling("linear", 3.0), RopeScaling("llama3", 8.0, 1.0, 4.0, 64)]
+)
+def test_rope_turns_a_part_of_a_head_by_scaled_angles(scaling):
+  x = np.random.default_rng(0).normal(size=(1, 5, 2, 12)).astype(np.float32)
+  t = np.array([[0, 1, 2, 3, 30]])
+  frequencies = 100.0 ** (-np.arange(4) / 4)
+  if scaling.kind == "linear":
+    frequencies /= 3
+  if scaling.kind == "llama3":  # in wavelengths, as the paper's code has it
+    for i, frequency in enumerate(frequencies):
+      length = 2 * np.pi / frequency
+      if length > 64 / 1.0:
+        frequencies[i] = frequency / 8
+      elif length >= 64 / 4.0:
+        smooth = (64 / length - 1.0) / (4.0 - 1.0)
+        frequencies[i] = (1 - smooth) * frequency / 8 + smooth * frequency
+    assert len({*frequencies, *100.0 ** (-np.arange(4) / 4)}) > 4
+  turned = (x[..., :4] + 1j * x[..., 4:8]) * np.exp(1j * t[:, :, None, None] * frequencies)
+  want = np.concatenate([turned.real, turned.imag, x[..., 8:]], axis=-1)
+  rotation = Rope(100.0, 0.67, scaling)
+  assert_close(rope(jnp.asarray(x), jnp.asarray(t), rotation), want, 1e-5)
+
+
 def test_rope_keeps_the_dtype():
   x = jnp.ones((1, 2, 1, 4), jnp.bfloat16)
-  assert rope(x, jnp.zeros((1, 2), int), theta=1e4).dtype == jnp.bfloat16
+  assert rope(x, jnp.zeros((1, 2), int), Rope(1e4)).dtype == jnp.bfloat16
 
 
 @pytest.mark.parametrize("offset", [0.0, 1000.0])

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
+from resjax.models.parameters import Parameter, failures
 from resjax.sharding import LOGICAL_AXES, Layout, MeshConfig, Rules, ShardingConfig, make_layout
-from resjax.train.divisibility import Parameter, failures
 from resjax.train.state import ModelDef
 from tests.helpers import decoders, layouts
 

@@ -31,7 +31,7 @@ def walk():
 
 def lowered_step(name, rules):
   c = tiny.get_config()
-  c.model.update(num_layers=4, d_model=64, mlp_dim=96, dtype="bfloat16", bias=True)
+  c.model.update(num_layers=4, d_model=64, mlp_dim=96, dtype="bfloat16", bias="all")
   c.model.update(positions="learned", norm="layernorm", tied_embeddings=False, remat="full")
   c.model.short_swa.window = 4
   c.model.residual.name, c.sharding.name = name, rules

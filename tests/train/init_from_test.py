@@ -1,7 +1,6 @@
 """A run that starts from another one's parameters goes on with the function that it learned."""
 
 import dataclasses
-import io
 import shutil
 from pathlib import Path
 
@@ -10,22 +9,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from rich.console import Console
 
-from configs import base, tiny
+from configs import base
 from resjax import combinators, experiment, optim
 from resjax.combinators import registry
 from resjax.models.config import ResidualConfig
-from resjax.train import init_from, workdir
+from resjax.train import init_from, parents, workdir
 from resjax.train.checkpoint_reader import restore_params
-from resjax.train.logging import FILE_NAME, read_metrics
-from resjax.train.loop import train
 from resjax.train.state import ModelDef, first_state
 from resjax.train.step import loss_sums, make_train_step
 from tests.helpers import layouts, walks
 from tests.helpers.runs import write_text
+from tests.helpers.trained import STEPS, B, T, evaluations, run, settings
 
-STEPS, B, T = 3, 8, 32
 SIZES = {"num_layers": 3, "d_model": 32, "sites": ("attention", "mlp")}
 CLAIMED = [
   name
@@ -36,42 +32,16 @@ CLAIMED = [
 ]
 
 
-def settings(root, workdir, name, **train):
-  c = tiny.get_config()
-  c.workdir = str(workdir)
-  c.mesh.update(data=4, fsdp=2)
-  # Reads that are means of up to 7 sources: eps must be small beside their mean square.
-  c.model.update(num_layers=3, d_model=32, mlp_dim=64, norm_eps=1e-12)
-  c.model.residual.name = name
-  c.data.update(root=str(root / "data"), seq_len=T, validation_fraction=0.2)
-  c.data.corpora.stdlib.source = str(root / "text")
-  c.data.tokenizer.name = "byte"
-  c.optim.update(learning_rate=1e-2, warmup_steps=1)
-  c.train.update(steps=STEPS, batch_size=B, eval_rows=16, sample_tokens=0, **train)
-  return c
-
-
-def run(config) -> str:
-  """Trains a config and returns what it printed."""
-  printed = io.StringIO()
-  train(experiment.build(config), Console(file=printed, width=200))
-  return printed.getvalue()
-
-
-def evaluations(workdir):
-  return [r["validation/loss"] for r in read_metrics(workdir / FILE_NAME) if "validation/loss" in r]
-
-
 @pytest.fixture(scope="module")
 def root(tmp_path_factory) -> Path:
   return write_text(tmp_path_factory.mktemp("init_from"))
 
 
 @pytest.fixture(scope="module")
-def parent(root) -> init_from.Parent:
+def parent(root) -> parents.FromRun:
   """A trained run with `standard`; no norm, bias or kernel is as at init."""
   run(settings(root, root / "parent", "standard"))
-  return init_from.find(str(root / "parent"))
+  return parents.find(str(root / "parent"))
 
 
 def model_def(name, options=None):
@@ -97,14 +67,14 @@ def loss(model, params):
 
 
 def started(model, parent):
-  return init_from.start(parent, model, 0, parent.workdir / workdir.TOKENIZER)
+  return init_from.start(parent, model, 0, parent.saved.workdir / workdir.TOKENIZER)
 
 
 @pytest.fixture(scope="module")
 def learned(parent):
   """The parent's parameters and its loss."""
   model = model_def("standard")
-  params = restore_params(parent.checkpoint, model.abstract)
+  params = restore_params(parent.source, model.abstract)
   fresh = model.init(0)
   for new, old in zip(jax.tree.leaves(params), jax.tree.leaves(fresh), strict=True):
     assert not np.array_equal(new, old)
@@ -160,14 +130,14 @@ def test_norms_of_views_start_as_the_norm_of_the_stream(parent, learned, monkeyp
 
 
 def test_run_starts_from_a_workdir_and_resumes_without_it(root, parent):
-  moved = shutil.copytree(parent.workdir, root / "moved")
+  moved = shutil.copytree(parent.saved.workdir, root / "moved")
   child = settings(root, root / "child", "block_attn_res", init_from=str(moved))
   printed = run(child)
   assert f"starting from {moved}/checkpoints/{STEPS}" in printed
   assert "new, as at init: combinator/query  3 × 2 × 32" in printed
   assert "the function is the parent's" in printed
   np.testing.assert_allclose(
-    evaluations(root / "child")[0], evaluations(parent.workdir)[-1], rtol=1e-5
+    evaluations(root / "child")[0], evaluations(parent.saved.workdir)[-1], rtol=1e-5
   )
   shutil.rmtree(moved)
   child.train.steps = STEPS + 1
@@ -180,7 +150,7 @@ def test_run_starts_from_a_workdir_and_resumes_without_it(root, parent):
 
 
 def test_a_checkpoint_is_a_parent_too(parent):
-  assert init_from.find(str(parent.checkpoint)) == parent
+  assert parents.find(str(parent.source)) == parent
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,16 @@ import functools
 
 import jax
 import jax.numpy as jnp
+from jax import lax
+from jax.sharding import PartitionSpec
 
+from resjax.kernels.self_attention.scores import (
+  ALL_EARLIER,
+  PLAIN,
+  Scores,
+  Window,
+  softcapped_attention,
+)
 from resjax.kernels.self_attention.shards import on_shards
 from resjax.kernels.self_attention.splash import LANES, splash_attention
 from resjax.sharding import Layout
@@ -21,11 +30,14 @@ def causal_attention(
   segment_ids: Array,
   *,
   layout: Layout,
-  window: int | None = None,
+  window: Window = ALL_EARLIER,
+  scores: Scores = PLAIN,
   implementation: str = "auto",
   interpret: bool = False,
 ) -> Array:
   """softmax(q kᵀ / √C) v over the token itself and earlier ones of the same segment.
+
+  A soft cap on what is not `splash` materialises the scores [B, H, T, T].
 
   Args:
     q: queries [B, T, H, C].
@@ -33,7 +45,8 @@ def causal_attention(
     v: values [B, T, K, C].
     segment_ids: [B, T]; tokens attend within one segment.
     layout: tells the platform, and how B, T and H are split over devices.
-    window: token t attends to t - window + 1..t alone; at least 1. None: all earlier tokens.
+    window: how many of the last tokens a token sees.
+    scores: scale and soft cap.
     implementation: `splash` (TPU), `cudnn` (NVIDIA, 16-bit), `xla` (any), or `auto`.
     interpret: runs `splash` in the Pallas interpreter, on any platform.
 
@@ -44,34 +57,38 @@ def causal_attention(
     ValueError: the implementation does not exist or cannot run here, with the reason.
   """
   if implementation == "auto":
-    implementation = _best(layout, q, k)
+    implementation = _best(layout, q, k, scores)
   elif not interpret:
-    _check(implementation, layout, q, k)
+    _check(implementation, layout, q, k, scores)
   if implementation == "splash":
-    options = {"layout": layout, "window": window, "interpret": interpret}
-    return splash_attention(q, k, v, segment_ids, **options)
-  attend = functools.partial(_masked_rows, window=window, implementation=implementation)
+    options = {"layout": layout, "scores": scores, "interpret": interpret}
+    kernels = [functools.partial(splash_attention, window=n, **options) for n in window.sizes]
+    if window.index is None:
+      return kernels[0](q, k, v, segment_ids)
+    return lax.switch(window.index, kernels, q, k, v, segment_ids)
+  attend = functools.partial(_masked_rows, scores=scores, implementation=implementation)
   if layout.num_shards("tokens") > 1:
-    return on_shards(attend, layout)(q, k, v, segment_ids)
-  return attend(q, k, v, segment_ids, segment_ids)
+    mapped = on_shards(attend, layout, jnp.asarray(window.size), PartitionSpec())
+    return mapped(q, k, v, segment_ids)
+  return attend(q, k, v, segment_ids, segment_ids, 0, window.size)
 
 
 def _masked_rows(
-  q, k, v, query_ids, key_ids, first=0, operand=None, *, window: int | None, implementation: str
+  q, k, v, query_ids, key_ids, first, window: Array, *, scores: Scores, implementation: str
 ) -> Array:
   """Attention of queries first, first + 1, ... to all keys."""
   mask = query_ids[:, None, :, None] == key_ids[:, None, None, :]
   query, key = first + jnp.arange(q.shape[1])[:, None], jnp.arange(k.shape[1])
-  mask &= key <= query
-  if window is not None:
-    mask &= key > query - window
+  mask &= (key <= query) & ((key > query - window) | (window == 0))
+  if scores.softcap:
+    return softcapped_attention(q, k, v, mask, scores)
   causal = implementation == "cudnn"  # said to it as well, it skips the keys that no query sees
   return jax.nn.dot_product_attention(
-    q, k, v, mask=mask, is_causal=causal, implementation=implementation
+    q, k, v, mask=mask, is_causal=causal, scale=scores.scale, implementation=implementation
   )
 
 
-def masked_attention(q: Array, k: Array, v: Array, mask: Array) -> Array:
+def masked_attention(q: Array, k: Array, v: Array, mask: Array, scores: Scores = PLAIN) -> Array:
   """softmax(q kᵀ / √C) v over the keys that a mask lets a query see; what decoding needs.
 
   Args:
@@ -79,27 +96,31 @@ def masked_attention(q: Array, k: Array, v: Array, mask: Array) -> Array:
     k: keys [B, S, K, C]; H is a multiple of K.
     v: values [B, S, K, C].
     mask: bool [B, T, S]; every query sees a key.
+    scores: scale and soft cap.
 
   Returns:
     [B, T, H, C] in the dtype of q.
   """
-  return jax.nn.dot_product_attention(q, k, v, mask=mask[:, None], implementation="xla")
+  mask = mask[:, None]
+  if scores.softcap:
+    return softcapped_attention(q, k, v, mask, scores)
+  return jax.nn.dot_product_attention(q, k, v, mask=mask, scale=scores.scale, implementation="xla")
 
 
-def _best(layout: Layout, q: Array, k: Array) -> str:
+def _best(layout: Layout, q: Array, k: Array, scores: Scores) -> str:
   for name in ("splash", "cudnn"):
-    if _obstacle(name, layout, q, k) is None:
+    if _obstacle(name, layout, q, k, scores) is None:
       return name
   return "xla"
 
 
-def _check(name: str, layout: Layout, q: Array, k: Array) -> None:
-  obstacle = _obstacle(name, layout, q, k)
+def _check(name: str, layout: Layout, q: Array, k: Array, scores: Scores) -> None:
+  obstacle = _obstacle(name, layout, q, k, scores)
   if obstacle:
     raise ValueError(f"config.model.attention={name!r} cannot run: {obstacle}; use 'auto'")
 
 
-def _obstacle(name: str, layout: Layout, q: Array, k: Array) -> str | None:
+def _obstacle(name: str, layout: Layout, q: Array, k: Array, scores: Scores) -> str | None:
   """Returns why an implementation cannot run, or None."""
   if name not in IMPLEMENTATIONS:
     return f"the names are auto, {', '.join(IMPLEMENTATIONS)}"
@@ -109,7 +130,7 @@ def _obstacle(name: str, layout: Layout, q: Array, k: Array) -> str | None:
     return f"it needs platform {needed!r}, the mesh is on {platform!r}"
   if name == "splash":
     return _splash_obstacle(layout, q, k)
-  return _cudnn_obstacle(layout, q) if name == "cudnn" else None
+  return _cudnn_obstacle(layout, q, scores) if name == "cudnn" else None
 
 
 def _splash_obstacle(layout: Layout, q: Array, k: Array) -> str | None:
@@ -123,8 +144,10 @@ def _splash_obstacle(layout: Layout, q: Array, k: Array) -> str | None:
   return None
 
 
-def _cudnn_obstacle(layout: Layout, q: Array) -> str | None:
+def _cudnn_obstacle(layout: Layout, q: Array, scores: Scores) -> str | None:
   """The conditions of cuDNN's fused attention; widths up to 256 need a Hopper, so they are left."""
+  if scores.softcap:
+    return f"it has no soft cap, config.model.attention_softcap is {scores.softcap}"
   if layout.num_shards("tokens") > 1:
     return (
       "its causal mask starts at the first key, and where config.mesh.sequence splits rows the "

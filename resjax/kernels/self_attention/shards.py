@@ -22,7 +22,7 @@ def on_shards(
   Args:
     attend: attend(q, k, v, query ids, key ids, index of the first query, operand), of one device.
     layout: mesh and rules; B, T, H and K divide.
-    operand: what else `attend` takes.
+    operand: what else `attend` takes; None: nothing.
     operand_spec: how that lies on the mesh.
   """
   axes = layout.rules.tokens if layout.num_shards("tokens") > 1 else ()

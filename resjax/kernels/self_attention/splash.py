@@ -4,6 +4,7 @@ import jax
 from jax.experimental.pallas.ops.tpu import splash_attention as splash
 from jax.sharding import NamedSharding, PartitionSpec
 
+from resjax.kernels.self_attention.scores import Scores
 from resjax.kernels.self_attention.shards import on_shards
 from resjax.sharding import Layout
 from resjax.typing import Array
@@ -18,13 +19,14 @@ def splash_attention(
   segment_ids: Array,
   *,
   layout: Layout,
-  window: int | None,
+  window: int,
+  scores: Scores,
   interpret: bool,
 ) -> Array:
-  """Arguments and result as in `causal_attention`."""
+  """Arguments and result as in `causal_attention`; a window of 0 is all earlier tokens."""
   queries, heads = layout.num_shards("tokens"), layout.num_shards("heads")
-  kernel = _kernel(q.shape[1], q.shape[2], queries, heads, window, interpret)
-  q = q * q.shape[-1] ** -0.5
+  kernel = _kernel(q.shape[1], q.shape[2], queries, heads, window, scores.softcap, interpret)
+  q = q * scores.scale_for(q.shape[-1])
   if layout.mesh is None or layout.mesh.size == 1:
     return _rows(q, k, v, segment_ids, segment_ids, 0, kernel)
   spec = layout.spec("heads", "tokens")
@@ -32,19 +34,20 @@ def splash_attention(
   return on_shards(_rows, layout, kernel, spec)(q, k, v, segment_ids)
 
 
-def _kernel(length, num_heads, query_shards, head_shards, window, interpret):
+def _kernel(length, num_heads, query_shards, head_shards, window, softcap, interpret):
   """Returns the kernel for T tokens and H heads in all; its mask information is split like them."""
   tile = next(t for t in (512, 256, LANES) if length // query_shards % t == 0)
   square = (length, length)
   mask = (
-    splash.CausalMask(square, shard_count=query_shards)
-    if window is None
-    else splash.LocalMask(square, (window - 1, 0), 0, shard_count=query_shards)
+    splash.LocalMask(square, (window - 1, 0), 0, shard_count=query_shards)
+    if window
+    else splash.CausalMask(square, shard_count=query_shards)
   )
   return splash.make_splash_mha(
     splash.MultiHeadMask([mask] * num_heads),
     head_shards=head_shards,
     q_seq_shards=query_shards,
+    attn_logits_soft_cap=softcap or None,
     block_sizes=splash.BlockSizes(
       block_q=tile, block_kv=tile, block_kv_compute=tile,
       block_q_dkv=tile, block_kv_dkv=tile, block_kv_dkv_compute=tile,

@@ -1,0 +1,61 @@
+"""A short fine-tune of a trained model with its residual path cut at one layer, layer by layer.
+
+Argument: a Hugging Face folder, or the workdir of a run with `standard`, as in configs/finetune.py.
+
+  python -m launch.sweep --config=configs/ablations/finetune_cuts.py:FOLDER \
+    --config.data.corpora.stdlib.source=TEXT
+
+What a cut costs without training shows `python -m launch.intervene --hf=FOLDER --data=TEXT`. All
+runs start from the same parameters and see the same batches; `standard` shows what the training
+itself brings, `gate` what a learned factor per layer and site finds. Without an argument: the tiny
+model, from its initial values.
+
+Hardware: that of the model. Time: 2 runs of 200 steps, and one for each layer and alpha.
+Expect: what remains of the loss that launch.intervene shows; late cuts are said to recover (arXiv
+2602.14760; not measured here).
+"""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+from ml_collections import ConfigDict
+
+from configs import ablations, finetune
+
+ALPHAS = (0.0, 0.5)
+# The plot: horizontal axis, and what tells its lines apart; other runs are horizontal lines.
+CURVES = ("model.residual.attenuation.layers", "model.residual.attenuation.alpha")
+_NUM_LAYERS = ("num_hidden_layers", "n_layer")  # in a config.json
+
+
+def get_config(folder: str = "") -> ConfigDict:
+  c = finetune.get_config(folder) if folder else ablations.get_config("tiny")
+  if folder and c.model.num_layers is None:
+    c.model.num_layers = _num_layers(Path(folder, "config.json"))
+  c.workdir = f"runs/finetune_cuts_{Path(folder).absolute().name if folder else 'tiny'}"
+  c.optim.warmup_steps = 20
+  c.train.update(steps=200, eval_every=0, sample_tokens=0)
+  return c
+
+
+def _num_layers(path: Path) -> int | None:
+  if not path.is_file():
+    raise ValueError(f"{path.parent} has neither run.json nor config.json")
+  values = json.loads(path.read_text(encoding="utf-8"))
+  return next((values[name] for name in _NUM_LAYERS if name in values), None)
+
+
+def sweep(config: ConfigDict) -> Iterator[tuple[str, dict]]:
+  yield "standard", {"model.residual.name": "standard"}
+  yield "gate", {"model.residual.name": "gate"}
+  for alpha in ALPHAS:
+    for layer in range(config.model.num_layers):
+      yield (
+        f"cut-layer{layer}-alpha{alpha:g}",
+        {
+          "model.residual.name": "attenuation",
+          "model.residual.attenuation.layers": (layer,),
+          "model.residual.attenuation.alpha": alpha,
+        },
+      )

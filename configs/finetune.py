@@ -1,0 +1,79 @@
+"""Goes on with a trained model: one of Hugging Face, or of a run, also under another combinator.
+
+Argument: a Hugging Face folder, or the workdir of a run.
+
+  python -m launch.train --config=configs/finetune.py:FOLDER --config.model.residual.name=gate \
+    --config.data.corpora.stdlib.source=TEXT
+
+Sizes and choices of the model are those of the folder, the tokenizer too; of a run also its corpora
+and row length. A combinator that is neutral at init (gate, attn_res, ...) starts with the function
+of the model; `attenuation` cuts it at once.
+
+Hardware: that of the model. Time: 1000 steps.
+Expect: the first evaluation is that of the pretrained model, or of its cut.
+"""
+
+import json
+from pathlib import Path
+
+from ml_collections import ConfigDict, config_dict
+
+from configs import base
+
+# What a folder does not decide: how the model is computed, and what it has for new parameters.
+OURS = (
+  "attention",
+  "depth",
+  "dtype",
+  "init_std",
+  "remat",
+  "residual",
+  "scaled_output_init",
+  "short_swa",
+  "value_residual",
+)
+LEARNING_RATE = 3e-5
+
+
+def get_config(folder: str = "") -> ConfigDict:
+  c = base.get_config()
+  record = Path(folder, "run.json")
+  if folder and record.is_file():
+    _like_run(c, json.loads(record.read_text(encoding="utf-8"))["config"])
+  else:
+    _like_folder(c, folder)
+  c.workdir = f"runs/finetune_{Path(folder).absolute().name}" if folder else "runs/finetune"
+  c.train.init_from = folder
+  c.optim.update(learning_rate=LEARNING_RATE, warmup_steps=100)
+  return c
+
+
+def _like_folder(c: ConfigDict, folder: str) -> None:
+  """Leaves open what resjax.experiment reads from the folder's config.json."""
+  _open(c.model, [key for key in c.model if key not in OURS])
+  c.data.tokenizer.update(name="pretrained", folder=folder)
+  _open(c.data.tokenizer, ["vocab_size"])
+
+
+def _open(section: ConfigDict, keys: list[str]) -> None:
+  for key in keys:
+    if isinstance(section[key], ConfigDict):
+      _open(section[key], list(section[key]))
+    else:
+      kind = type(section[key])
+      del section[key]
+      section[key] = config_dict.placeholder(kind)
+
+
+def _like_run(c: ConfigDict, theirs: dict) -> None:
+  """Takes model and data of a run, but for its combinator."""
+  _copy(c.model, {key: value for key, value in theirs["model"].items() if key != "residual"})
+  c.data = ConfigDict(theirs["data"])
+
+
+def _copy(section: ConfigDict, values: dict) -> None:
+  for key, value in values.items():
+    if isinstance(value, dict):
+      _copy(section[key], value)
+    else:
+      section[key] = tuple(value) if isinstance(value, list) else value  # JSON has no tuples

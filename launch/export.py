@@ -1,0 +1,40 @@
+"""Writes a checkpoint of a run as a folder that transformers and vLLM load.
+
+python -m launch.export --checkpoint=runs/tiny --out=exported/tiny
+"""
+
+from absl import flags
+
+from launch import cli
+from resjax import experiment
+from resjax.interop import huggingface
+from resjax.interop.huggingface.exporting import DTYPES
+from resjax.train import restore
+
+_CHECKPOINT = flags.DEFINE_string("checkpoint", None, "Folder of the run, or a checkpoint in it.")
+_OUT = flags.DEFINE_string("out", None, "Folder to write; must not be there yet.")
+_DTYPE = flags.DEFINE_enum("dtype", "float32", DTYPES, "Of the tensors.")
+_SHARD_GB = flags.DEFINE_float("shard_gb", 5.0, "Largest file, in 10^9 bytes.", lower_bound=1e-6)
+
+
+def main() -> None:
+  """Writes the folder and says what it is."""
+  if _CHECKPOINT.value is None or _OUT.value is None:
+    raise ValueError("give both, for example --checkpoint=runs/tiny --out=exported/tiny")
+  saved = restore.find(_CHECKPOINT.value, "--checkpoint")
+  run = experiment.load(str(saved.workdir))
+  huggingface.express(run.decoder)  # before anything is read
+  model, params, tokenizer = restore.restore_model(run, saved)
+  huggingface.export(
+    model.bind(params),
+    _OUT.value,
+    tokenizer=tokenizer,
+    dtype=_DTYPE.value,
+    shard_bytes=int(_SHARD_GB.value * 1e9),
+  )
+  family, _ = huggingface.express(model.config)
+  print(f"{_OUT.value}: {family.architecture}, {_DTYPE.value}")
+
+
+if __name__ == "__main__":
+  cli.run(main)

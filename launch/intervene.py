@@ -1,0 +1,142 @@
+"""Cuts the residual path of a trained model, layer by layer, without training: what does it lose?
+
+  python -m launch.intervene --checkpoint=runs/tiny --alphas=0,0.25,0.5 --out=runs/tiny/cuts.json
+  python -m launch.intervene --hf=FOLDER --data=text.jsonl --layers=-3,-2,-1 --sites=mlp --out=FILE
+
+At each chosen layer the sites of --sites become x ← alpha x + f(x), all others stay as they are.
+Prints loss and switch of every layer and alpha, and writes the figures as JSON, which
+`launch.analyze --sensitivity=FILE` draws. configs/ablations/finetune_cuts.py trains from such cuts.
+
+The same command in several processes measures together: see `resjax.distributed.initialize`.
+"""
+
+import pathlib
+
+import jax
+from absl import flags
+from rich import box
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from launch import cli, subjects
+from resjax import distributed, locations
+from resjax.analysis.alignment import Alignment
+from resjax.analysis.interventions import sensitivity
+from resjax.analysis.sensitivity import Sensitivity
+from resjax.locations import Location
+from resjax.subjects import Subject
+
+_ALPHAS = flags.DEFINE_list("alphas", ["0", "0.25", "0.5"], "Factors of the stream at a cut.")
+_LAYERS = flags.DEFINE_list("layers", [], "To cut, negative ones from the end; default: each.")
+_SITES = flags.DEFINE_list("sites", [], "Of a layer, cut together; default: all.")
+_ALIGNMENT = flags.DEFINE_bool("alignment", True, "Also measures the alignment; slower.")
+_OUT = flags.DEFINE_string("out", None, "JSON file for the figures.")
+
+_BRINGUP, _HEARTBEAT = 300, 100  # seconds that several processes wait for each other
+
+
+def main() -> None:
+  """Measures the model of the command line."""
+  distributed.initialize(bringup_seconds=_BRINGUP, heartbeat_seconds=_HEARTBEAT)
+  out = _out()
+  alphas, layers = _numbers(_ALPHAS, float), _numbers(_LAYERS, int)
+  if len(subjects.CHECKPOINTS.value) + len(subjects.FOLDERS.value) > 1:
+    raise ValueError("several models; give one --checkpoint or one --hf")
+  (subject,) = subjects.load()
+  found = _measure(subject, alphas, layers)
+  if jax.process_index() == 0:
+    locations.write_text(out, found.to_json())
+    console = Console()
+    show(found, console)
+    console.print(str(out), markup=False, highlight=False, soft_wrap=True)
+  distributed.shutdown()
+
+
+def _measure(subject: Subject, alphas: list[float], layers: list[int]) -> Sensitivity:
+  text = subjects.read_text(subject)
+  console = Console(stderr=True, quiet=jax.process_index() != 0)
+  with Progress(console=console, transient=True) as bar:
+    task = bar.add_task("evaluating", total=None)
+    return sensitivity(
+      subject.decoder,
+      text,
+      model=subject.name,
+      alphas=alphas,
+      layers=layers,
+      sites=_SITES.value,
+      alignment=_ALIGNMENT.value,
+      progress=lambda done, total: bar.update(task, completed=done, total=total),
+    )
+
+
+def show(found: Sensitivity, console: Console) -> None:
+  """Prints loss and switch of every layer and alpha, the loss above that of the model as it is."""
+  difference = found.loss - found.baseline_loss
+  console.print(_table(found, [[f"{value:+.4f}" for value in row] for row in difference]))
+  console.print(
+    f"{found.model} ({found.residual}) on {found.num_tokens:,} tokens of {found.corpus}: loss "
+    f"{found.baseline_loss:.4f} nats per token; above it with x ← alpha x + f(x) at "
+    f"{' and '.join(found.sites)} of one layer",
+    markup=False,
+    highlight=False,
+    soft_wrap=True,
+  )
+  if found.baseline_alignment is not None:
+    rows = [[_switch(alignment) for alignment in row] for row in found.alignments]
+    console.print(_table(found, rows))
+    console.print(
+      f"switch: after which layer the next token stays before the input token; "
+      f"{_switch(found.baseline_alignment)} in the model as it is",
+      markup=False,
+      soft_wrap=True,
+    )
+
+
+def _table(found: Sensitivity, rows: list[list[str]]) -> Table:
+  table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+  table.add_column("layer", justify="right")
+  for alpha in found.alphas:
+    table.add_column(f"alpha {alpha:g}", justify="right", no_wrap=True)
+  for layer, row in zip(found.layers, rows, strict=True):
+    table.add_row(str(layer), *row)
+  return table
+
+
+def _switch(alignment: Alignment) -> str:
+  """Returns the layer of the switch; `-` where there is none."""
+  (groups,) = alignment.readings.values()
+  switch = groups["all"].switch
+  if switch is None or switch.index is None:
+    return "-"
+  layer = alignment.positions[switch.index].layer
+  return "embedding" if layer < 0 else str(layer)
+
+
+def _out() -> Location:
+  """Returns the file of --out, in a folder that is there."""
+  if not _OUT.value:
+    raise ValueError("no file for the figures; give one, for example --out=runs/cuts.json")
+  out = locations.path(_OUT.value, "--out", writable=True)
+  if isinstance(out, pathlib.Path):
+    try:
+      out.parent.mkdir(parents=True, exist_ok=True)
+      if out.is_dir():
+        raise IsADirectoryError(0, "it is a folder")
+    except OSError as error:
+      raise ValueError(f"--out={out} cannot be written ({error.strerror})") from None
+  return out
+
+
+def _numbers(flag: flags.FlagHolder, kind: type) -> list:
+  try:
+    return [kind(item) for item in flag.value]
+  except ValueError:
+    given = ",".join(flag.value)
+    raise ValueError(
+      f"--{flag.name}={given} must be numbers with commas between them, such as 0,1"
+    ) from None
+
+
+if __name__ == "__main__":
+  cli.run(main)

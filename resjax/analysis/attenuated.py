@@ -1,0 +1,102 @@
+"""A decoder whose residual path is attenuated, its parameters untouched."""
+
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from resjax import combinators
+from resjax.combinators import Combinator
+from resjax.models.decoder import Decoder
+from resjax.typing import Array, wide_dtype
+
+# Combinators with one stream that every site adds to: x ← g(a ⊙ x + s ⊙ f) without x in a and s.
+SUPPORTED = ("standard", "attenuation", "gate", "rezero", "layerscale", "deepnorm")
+
+
+class AttenuatedPath(Combinator):
+  """A combinator in which a site adds to α[layer, site] x, where it added to x.
+
+  `standard` becomes x ← α x + f(x), which is `Attenuation` with a factor per layer and site. Of the
+  others in `SUPPORTED` the stream is multiplied before their own rule sees it, in float32 or wider;
+  what the branch reads stays as it was.
+
+  Args:
+    inner: the combinator, see `check_supported`.
+    factors: α [L, sites], may be traced: one program serves all.
+  """
+
+  def __init__(self, inner: Combinator, factors: Array):
+    super().__init__(
+      num_layers=inner.num_layers, d_model=inner.d_model, sites=inner.sites, layout=inner.layout
+    )
+    self.inner, self.factors = inner, nnx.Variable(factors)
+    self.strategy, self.pre_norm = inner.strategy, inner.pre_norm
+    # Of the supported ones either all parameters are per layer or none is.
+    self.per_layer = ("factors", "inner") if inner.per_layer else ("factors",)
+
+  def init(self, x, tokens=None):
+    """See `Combinator.init`."""
+    return self.inner.init(x, tokens)
+
+  def read(self, state, layer, site):
+    """See `Combinator.read`."""
+    return self.inner.read(state, layer, site)
+
+  def write(self, state, layer, site, out, *, normed=None, tape=None):
+    """See `Combinator.write`."""
+    stream = self._row(self.factors, layer, site) * state.astype(wide_dtype(state))
+    written = self.inner.write(stream, layer, site, out, normed=normed, tape=tape)
+    return written.astype(jnp.promote_types(state.dtype, out.dtype))
+
+  def final(self, state):
+    """See `Combinator.final`."""
+    return self.inner.final(state)
+
+  def final_after(self, state, layer, site):
+    """See `Combinator.final_after`."""
+    return self.inner.final_after(state, layer, site)
+
+
+def attenuate(decoder: Decoder, factors: Array) -> Decoder:
+  """Returns the decoder with factors [L, sites] on its residual path; it shares its parameters.
+
+  Args:
+    decoder: not changed.
+    factors: α of each layer and site, 1 leaves it as it is.
+
+  Raises:
+    ValueError: see `check_supported`.
+  """
+  check_supported(decoder)
+  changed = nnx.merge(*nnx.split(decoder))
+  changed.combinator = AttenuatedPath(changed.combinator, jnp.asarray(factors, jnp.float32))
+  return changed
+
+
+def check_supported(decoder: Decoder) -> None:
+  """Checks that the residual path of a decoder is one stream.
+
+  Raises:
+    ValueError: it is not, or its sites leave the stream as it was for the later ones of a layer.
+  """
+  combinator, name = decoder.combinator, decoder.config.residual.name
+  allowed = f"it is defined for {', '.join(SUPPORTED)}"
+  if type(combinator) not in [combinators.get(supported) for supported in SUPPORTED]:
+    raise ValueError(
+      f"attenuating the residual path of residual.name={name!r} is not defined, which has more "
+      f"than one stream or reads it where it writes; {allowed}"
+    )
+  if getattr(combinator, "scope", "sublayer") != "sublayer":
+    raise ValueError(
+      f"attenuating the residual path of {name!r} with scope={combinator.scope!r} is not defined, "
+      "because later sites of a layer read another stream than the one that it leaves; "
+      f"{allowed}, with scope='sublayer'"
+    )
+
+
+def cut_factors(decoder: Decoder, layer: int, sites: tuple[str, ...], alpha: float) -> np.ndarray:
+  """Returns the factors [L, sites] of a cut at one layer: alpha at these sites, 1 elsewhere."""
+  combinator = decoder.combinator
+  factors = np.ones((combinator.num_layers, len(combinator.sites)), np.float32)
+  factors[layer, [site in sites for site in combinator.sites]] = alpha
+  return factors

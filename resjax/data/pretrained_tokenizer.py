@@ -1,0 +1,148 @@
+"""The tokenizer of a pretrained model, from its tokenizer.json."""
+
+import json
+import os
+import pathlib
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+import tokenizers
+
+from resjax import locations
+from resjax.locations import Location
+
+MAIN = "tokenizer.json"
+_FILES = (
+  MAIN,
+  "tokenizer_config.json",
+  "special_tokens_map.json",
+  "added_tokens.json",
+  "chat_template.jinja",
+)
+
+
+class PretrainedTokenizer:
+  """A tokenizer of the `tokenizers` library for a model with V rows of embeddings.
+
+  Text that spells a special token stays text.
+
+  Args:
+    files: its files by name, among them tokenizer.json; kept as they are.
+    vocab_size: V, at least the tokens that it has.
+    ids: bos_token_id and eos_token_id of the model, numbers, lists of numbers, or None.
+
+  Attributes:
+    eot_id: bos_token_id if there is one, else the first eos_token_id.
+
+  Raises:
+    ValueError: a damaged file, more tokens than V, or neither of the two ids.
+  """
+
+  def __init__(self, files: Mapping[str, str], vocab_size: int, ids: Mapping[str, object]):
+    try:
+      model = tokenizers.Tokenizer.from_str(files[MAIN])
+    except Exception as error:  # the library has no class of its own for it
+      raise ValueError(f"{MAIN} cannot be read: {error}") from None
+    largest = max(model.get_vocab().values(), default=-1)
+    if largest >= vocab_size:
+      raise ValueError(
+        f"{MAIN} has token {largest}, but the embedding has {vocab_size} rows (vocab_size in "
+        "config.json): they belong to different models"
+      )
+    model.encode_special_tokens = True
+    model.no_truncation()
+    model.no_padding()
+    self.files, self.ids = dict(files), dict(ids)
+    self.vocab_size, self.eot_id = vocab_size, _eot_id(ids, vocab_size)
+    self._model = model
+
+  def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
+    """Returns the tokens of each text, int32, without those that begin or end one."""
+    encodings = self._model.encode_batch_fast(list(texts), add_special_tokens=False)
+    return [np.array(encoding.ids, np.int32) for encoding in encodings]
+
+  def decode(self, ids: Iterable[int]) -> str:
+    """Returns the text of `ids`, special tokens spelled out."""
+    return self._model.decode([int(i) for i in ids], skip_special_tokens=False)
+
+  def token_bytes(self) -> np.ndarray:
+    """Returns int32 [V]: the UTF-8 bytes of each token; 0 for special ones and unused rows."""
+    sizes = np.zeros(self.vocab_size, np.int32)
+    size = len if _is_byte_level(json.loads(self.files[MAIN])) else _spelled_size
+    for token, index in self._model.get_vocab().items():
+      sizes[index] = size(token)
+    for index, added in self._model.get_added_tokens_decoder().items():
+      sizes[index] = 0 if added.special else len(added.content.encode())
+    return sizes
+
+  @property
+  def record(self) -> str:
+    """All there is, as JSON."""
+    fields = {"name": "pretrained", "files": self.files, "ids": self.ids}
+    return json.dumps(fields | {"vocab_size": self.vocab_size})
+
+  def save(self, path: Location) -> None:
+    """Writes `record` to the file `path`."""
+    locations.write_text(path, self.record)
+
+  @classmethod
+  def from_record(cls, record: Mapping) -> "PretrainedTokenizer":
+    """Returns the tokenizer that `save` wrote."""
+    return cls(record["files"], record["vocab_size"], record["ids"])
+
+
+def of_folder(folder: str | os.PathLike) -> PretrainedTokenizer:
+  """Returns the tokenizer of a Hugging Face folder, from tokenizer.json and config.json.
+
+  Raises:
+    ValueError: a missing or damaged file, or more tokens than embeddings.
+  """
+  folder = pathlib.Path(folder)
+  config = _config(folder / "config.json")
+  if not (folder / MAIN).is_file():
+    raise ValueError(f"{folder} has no {MAIN}; save it with a fast tokenizer of transformers")
+  if not isinstance(config.get("vocab_size"), int):
+    raise ValueError(f"{folder / 'config.json'} has no vocab_size")
+  paths = [folder / name for name in _FILES]
+  files = {path.name: path.read_text(encoding="utf-8") for path in paths if path.is_file()}
+  ids = {name: config.get(name) for name in ("bos_token_id", "eos_token_id")}
+  try:
+    return PretrainedTokenizer(files, config["vocab_size"], ids)
+  except ValueError as error:
+    raise ValueError(f"{folder}: {error}") from None
+
+
+def _config(path: pathlib.Path) -> Mapping[str, object]:
+  if not path.is_file():
+    raise ValueError(f"{path.parent} has no {path.name}")
+  try:
+    return dict(json.loads(path.read_text(encoding="utf-8")))
+  except (ValueError, TypeError) as error:
+    raise ValueError(f"{path} is no JSON object: {error}") from None
+
+
+def _eot_id(ids: Mapping[str, object], vocab_size: int) -> int:
+  given = ids.get("bos_token_id"), ids.get("eos_token_id")
+  given = [i[0] if isinstance(i, list) and i else i for i in given]
+  known = [i for i in given if isinstance(i, int) and 0 <= i < vocab_size]
+  if not known:
+    raise ValueError(
+      f"config.json has bos_token_id={given[0]!r} and eos_token_id={given[1]!r}; one of them must "
+      f"be a token, 0..{vocab_size - 1}: it stands before every text"
+    )
+  return known[0]
+
+
+def _is_byte_level(content: Mapping) -> bool:
+  """Whether each character of a token stands for one byte (GPT-2, Llama 3, Qwen)."""
+  parts = [content.get("pre_tokenizer") or {}, content.get("decoder") or {}]
+  for part in parts:
+    parts += part.get("pretokenizers", []) + part.get("decoders", [])
+  return any(part.get("type") == "ByteLevel" for part in parts)
+
+
+def _spelled_size(token: str) -> int:
+  """Bytes of a token of SentencePiece: ▁ is a space, <0x0A> one byte."""
+  if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
+    return 1
+  return len(token.replace("▁", " ").encode())

@@ -1,0 +1,102 @@
+"""Gemma and Gemma 2, whose gains are stored as what they have above 1."""
+
+from typing import Any
+
+from resjax.interop.huggingface.families.family import Family, rope_settings
+from resjax.interop.huggingface.families.llama import (
+  size_settings,
+  sizes,
+  tensors,
+  window_settings,
+  windows_of,
+)
+from resjax.interop.huggingface.settings import Settings
+from resjax.models.config import DecoderConfig
+
+_TANH = "gelu_pytorch_tanh"
+
+
+def _common(settings: Settings, activations: dict[str, str]) -> dict[str, Any]:
+  settings.expect("use_bidirectional_attention", False)
+  settings.take("hidden_act", None)
+  name = "hidden_activation" if settings.take("hidden_activation", None) else "hidden_act"
+  biased = settings.take("attention_bias", False)
+  return sizes(settings, head_dim=256) | {
+    **settings.rope(),
+    "mlp": settings.choose(name, _TANH, activations),
+    "bias": "attention" if biased else "none",
+    "embed_scale": True,
+    "tied_embeddings": settings.take("tie_word_embeddings", True),
+  }
+
+
+def _write_common(config: DecoderConfig) -> dict[str, Any]:
+  return size_settings(config) | {
+    **rope_settings(config),
+    "hidden_act": _TANH,
+    "hidden_activation": _TANH,
+    "attention_bias": config.bias == "attention",
+  }
+
+
+def _read_gemma(settings: Settings) -> dict[str, Any]:
+  # The first files said gelu and meant its tanh approximation.
+  return _common(settings, {_TANH: "geglu", "gelu_new": "geglu", "gelu": "geglu"})
+
+
+def _read_gemma2(settings: Settings) -> dict[str, Any]:
+  layers = settings.take("num_hidden_layers")
+  return _common(settings, {_TANH: "geglu", "gelu_new": "geglu"}) | {
+    "post_norm": True,
+    "query_pre_attn_scalar": float(settings.take("query_pre_attn_scalar", 256)),
+    "windows": windows_of(
+      settings, settings.nullable("sliding_window", 4096), [i % 2 == 0 for i in range(layers)]
+    ),
+    "attention_softcap": float(settings.nullable("attn_logit_softcapping", 50.0)),
+    "logit_softcap": float(settings.nullable("final_logit_softcapping", 30.0)),
+  }
+
+
+def _write_gemma2(config: DecoderConfig) -> dict[str, Any]:
+  scalar = config.query_pre_attn_scalar or config.head_dim
+  return (
+    _write_common(config)
+    | window_settings(config)
+    | {
+      "query_pre_attn_scalar": int(scalar) if scalar == int(scalar) else scalar,
+      "attn_logit_softcapping": config.attention_softcap or None,
+      "final_logit_softcapping": config.logit_softcap or None,
+    }
+  )
+
+
+GEMMA = Family(
+  model_type="gemma",
+  architecture="GemmaForCausalLM",
+  read=_read_gemma,
+  write=_write_common,
+  tensors=tensors(
+    {"input_layernorm": "norms/attention/x", "post_attention_layernorm": "norms/mlp/x"}, offset=1.0
+  ),
+  prefix="model.",
+  buffers=(".rotary_emb.inv_freq",),
+)
+
+GEMMA2 = Family(
+  model_type="gemma2",
+  architecture="Gemma2ForCausalLM",
+  read=_read_gemma2,
+  write=_write_gemma2,
+  tensors=tensors(
+    {
+      "input_layernorm": "norms/attention/x",
+      "post_attention_layernorm": "post_norms/attention",
+      "pre_feedforward_layernorm": "norms/mlp/x",
+      "post_feedforward_layernorm": "post_norms/mlp",
+    },
+    offset=1.0,
+  ),
+  prefix="model.",
+  buffers=(".rotary_emb.inv_freq",),
+  whole_heads=True,
+)

@@ -1,0 +1,81 @@
+"""The tensors of a folder, in one file or in many, read slice by slice."""
+
+import dataclasses
+import json
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import safetensors
+
+from resjax.interop.huggingface.tensors import Index
+
+INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
+_DTYPES = ("F64", "F32", "F16", "BF16")
+
+
+@dataclasses.dataclass(frozen=True)
+class Stored:
+  """Where a tensor lies, its name there, and its shape."""
+
+  file: pathlib.Path
+  name: str
+  shape: tuple[int, ...]
+
+  def slice(self, index: Index) -> np.ndarray:
+    """Returns a slice of the tensor, in its own dtype."""
+    # Opened anew: pages of a file that stays open would count as memory of the process.
+    with safetensors.safe_open(self.file, framework="numpy") as opened:
+      return opened.get_slice(self.name)[tuple(index)]
+
+
+def read_json(path: pathlib.Path) -> Mapping[str, Any]:
+  """Returns the object in a JSON file.
+
+  Raises:
+    ValueError: the file is missing or holds something else.
+  """
+  try:
+    values = json.loads(path.read_text(encoding="utf-8"))
+  except FileNotFoundError:
+    raise ValueError(f"{path.parent} has no {path.name}") from None
+  except (UnicodeDecodeError, json.JSONDecodeError) as error:
+    raise ValueError(f"{path} is no JSON: {error}") from None
+  if not isinstance(values, dict):
+    raise ValueError(f"{path} must hold an object, not a {type(values).__name__}")
+  return values
+
+
+def stored_tensors(folder: pathlib.Path) -> dict[str, Stored]:
+  """Returns what lies in the safetensors files of a folder, by name; only headers are read.
+
+  Raises:
+    ValueError: there are no such files, the index names an absent one, or one is damaged.
+  """
+  found = {}
+  for file in _files(folder):
+    try:
+      with safetensors.safe_open(file, framework="numpy") as opened:
+        names = opened.keys()
+        for name in names:
+          part = opened.get_slice(name)
+          if part.get_dtype() not in _DTYPES:
+            raise ValueError(f"{file}: {name} is {part.get_dtype()}; allowed: {', '.join(_DTYPES)}")
+          found[name] = Stored(file, name, tuple(part.get_shape()))
+    except safetensors.SafetensorError as error:
+      raise ValueError(f"{file} is damaged or cut off: {error}") from None
+  return found
+
+
+def _files(folder: pathlib.Path) -> list[pathlib.Path]:
+  if not (folder / INDEX).is_file():
+    if not (folder / SINGLE).is_file():
+      raise ValueError(f"{folder} has neither {SINGLE} nor {INDEX}; other formats are not read")
+    return [folder / SINGLE]
+  index = read_json(folder / INDEX).get("weight_map", {})
+  files = [folder / name for name in sorted(set(index.values()))]
+  absent = [file.name for file in files if not file.is_file()]
+  if absent:
+    raise ValueError(f"{folder / INDEX} names files that are absent: {', '.join(absent)}")
+  return files

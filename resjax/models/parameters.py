@@ -1,0 +1,75 @@
+"""The parameters of a decoder, before any of them exists."""
+
+import dataclasses
+from collections.abc import Mapping
+
+from flax import nnx
+
+from resjax.models.config import DecoderConfig
+from resjax.models.decoder import Decoder
+from resjax.sharding import Layout
+
+# Logical axis of a parameter -> its letter, and the setting that decides its size.
+SPLIT_AXES = {
+  "layers": ("L", "config.model.num_layers"),
+  "embed_param": ("D", "config.model.d_model"),
+  "vocab": (
+    "V",
+    "config.data.tokenizer.vocab_size, or keep V whole by the rule vocab=() of config.sharding",
+  ),
+  "heads": ("H·C or K·C", "config.model.num_heads or num_kv_heads"),
+  "mlp": ("F", "config.model.mlp_dim"),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Parameter:
+  """Shape and logical axes of a parameter; one that is stacked has `layers` first."""
+
+  shape: tuple[int, ...]
+  axes: tuple[str | None, ...]
+
+  @classmethod
+  def of(cls, variable: nnx.Variable) -> "Parameter":
+    """Returns those of a variable; one without axes is whole on every device."""
+    shape = tuple(variable.shape)
+    own = variable.get_metadata().get("axes", (None,) * len(shape))
+    stacked = ("layers", *[None] * len(shape))[: len(shape) - len(own)]
+    return cls(shape, (*stacked, *own))
+
+
+def parameters(config: DecoderConfig, layout: Layout) -> dict[str, Parameter]:
+  """Returns every parameter of a decoder by its path; no array is made."""
+  model = nnx.eval_shape(lambda: Decoder(config, layout=layout, rngs=nnx.Rngs(0)))
+  flat = nnx.to_flat_state(nnx.state(model))
+  return {"/".join(map(str, path)): Parameter.of(variable) for path, variable in flat}
+
+
+def failures(found: Mapping[str, Parameter], layout: Layout) -> list[str]:
+  """Returns a line for each size of an axis of parameters that does not divide."""
+  paths: dict[tuple[str, int], list[str]] = {}
+  for path, parameter in found.items():
+    for axis, size in zip(parameter.axes, parameter.shape, strict=True):
+      if axis and size % layout.num_shards(axis):
+        paths.setdefault((axis, size), []).append(path)
+  lines = []
+  for (axis, size), where in paths.items():
+    letter, knob = SPLIT_AXES[axis]
+    more = f" and {len(where) - 1} more" if len(where) > 1 else ""
+    lines.append(
+      not_divisible(f"{letter}={size} of {where[0]}{more}", axis, layout) + f"; change {knob}"
+    )
+  return lines
+
+
+def refuse(found: list[str]) -> None:
+  """Raises a ValueError with all that was found, if anything was."""
+  if found:
+    raise ValueError("; ".join(found))
+
+
+def not_divisible(what: str, axis: str, layout: Layout, times: int = 1) -> str:
+  """Returns that something does not divide, and what it is divided by."""
+  factors = [(name, layout.mesh.shape[name]) for name in layout.rules.axes(axis)]
+  factors = " × ".join(f"config.mesh.{name}={size}" for name, size in factors)
+  return f"{what} is not divisible by {layout.num_shards(axis) * times}, that is {factors}"

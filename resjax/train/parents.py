@@ -1,0 +1,163 @@
+"""What a run can start from: a checkpoint of another run, or a Hugging Face folder."""
+
+import dataclasses
+import pathlib
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import jax
+from flax import nnx
+
+from resjax import locations
+from resjax.interop import huggingface
+from resjax.locations import Location
+from resjax.models.config import DecoderConfig
+from resjax.models.decoder import Decoder
+from resjax.sharding import Layout
+from resjax.train import restore, workdir
+from resjax.train.checkpoint_reader import parameter_shapes, restore_params
+from resjax.train.restore import Saved
+from resjax.typing import Array, PyTree
+
+Shapes = Mapping[str, tuple[int, ...]]
+KNOB = "config.train.init_from"
+
+
+class Parent(Protocol):
+  """Parameters by path, and the tokens and the function that they were trained with."""
+
+  @property
+  def source(self) -> Location:
+    """Where they are; `find` finds the parent again there."""
+    ...
+
+  def tokenizer(self) -> str:
+    """Returns what lies in the tokenizer file of a run with these tokens.
+
+    Raises:
+      ValueError: there is no tokenizer.
+    """
+    ...
+
+  def shapes(self, config: DecoderConfig) -> Shapes:
+    """Returns path to shape of the parameters, for a decoder that uses them."""
+    ...
+
+  def read(self, wanted: Mapping[str, jax.ShapeDtypeStruct], layout: Layout) -> Mapping[str, Array]:
+    """Returns path to array, each of the shape and where its sharding puts it."""
+    ...
+
+  def identity(self, config: DecoderConfig) -> Mapping[str, Any]:
+    """Returns setting to value of the model, see `workdir.model_identity`."""
+    ...
+
+
+@dataclasses.dataclass(frozen=True)
+class FromRun:
+  """A checkpoint of another run."""
+
+  saved: Saved
+
+  @property
+  def source(self) -> Location:
+    """See `Parent`."""
+    return self.saved.checkpoint
+
+  def tokenizer(self) -> str:
+    """See `Parent`."""
+    kept = self.saved.workdir / workdir.TOKENIZER
+    if not kept.exists():
+      raise ValueError(
+        f"{KNOB}: {kept} is missing; give a workdir, or a checkpoint that lies in one"
+      )
+    return kept.read_text()
+
+  def shapes(self, config: DecoderConfig) -> Shapes:
+    """See `Parent`."""
+    return parameter_shapes(self.saved.checkpoint)
+
+  def read(self, wanted: Mapping[str, jax.ShapeDtypeStruct], layout: Layout) -> Mapping[str, Array]:
+    """See `Parent`."""
+    return flat(restore_params(self.saved.checkpoint, nested(wanted)))
+
+  def identity(self, config: DecoderConfig) -> Mapping[str, Any]:
+    """See `Parent`."""
+    return workdir.read(self.saved.workdir)["identity"]
+
+
+@dataclasses.dataclass(frozen=True)
+class FromHuggingFace:
+  """A folder with config.json, safetensors and tokenizer.json.
+
+  Rows of learned positions that the data of the run do not reach are left out.
+  """
+
+  folder: pathlib.Path
+
+  @property
+  def source(self) -> Location:
+    """See `Parent`."""
+    return self.folder
+
+  def tokenizer(self) -> str:
+    """See `Parent`."""
+    return huggingface.tokenizer(self.folder).record
+
+  def shapes(self, config: DecoderConfig) -> Shapes:
+    """See `Parent`."""
+    theirs = huggingface.read_config(self.folder)
+    reached = min(theirs.max_positions, config.max_positions)
+    theirs = dataclasses.replace(theirs, max_positions=reached)
+    model = nnx.eval_shape(lambda: Decoder(theirs, rngs=nnx.Rngs(0)))
+    return {path: leaf.shape for path, leaf in _parameters(model).items()}
+
+  def read(self, wanted: Mapping[str, jax.ShapeDtypeStruct], layout: Layout) -> Mapping[str, Array]:
+    """See `Parent`."""
+    found = _parameters(huggingface.load(self.folder, layout=layout))
+    return {path: _first_rows(found[path], leaf) for path, leaf in wanted.items()}
+
+  def identity(self, config: DecoderConfig) -> Mapping[str, Any]:
+    """See `Parent`; activations have the dtype that they are asked to have."""
+    return workdir.model_identity(huggingface.read_config(self.folder, dtype=config.dtype))
+
+
+def find(path: str) -> FromRun | FromHuggingFace:
+  """Returns what config.train.init_from names.
+
+  Args:
+    path: a workdir, of which the newest checkpoint is meant, a checkpoint in one, or a Hugging Face
+      folder.
+
+  Raises:
+    ValueError: it is none of them.
+  """
+  if is_huggingface(path):
+    return FromHuggingFace(pathlib.Path(path))
+  return FromRun(restore.find(path, KNOB))
+
+
+def is_huggingface(path: str) -> bool:
+  """Returns whether a path is that of a Hugging Face folder."""
+  place = locations.path(path, KNOB)
+  return bool(path) and locations.is_local(place) and (place / "config.json").is_file()
+
+
+def flat(tree: PyTree) -> dict[str, PyTree]:
+  """Returns path such as layers/mlp/up_proj/kernel to leaf."""
+  return nnx.traversals.flatten_mapping(tree, sep="/")
+
+
+def nested(leaves: Mapping[str, PyTree]) -> PyTree:
+  """The inverse of `flat`."""
+  return nnx.traversals.unflatten_mapping(leaves, sep="/")
+
+
+def _parameters(model: Decoder) -> dict[str, Any]:
+  return flat(nnx.to_pure_dict(nnx.state(model)))
+
+
+def _first_rows(array: Array, wanted: jax.ShapeDtypeStruct) -> Array:
+  if array.shape == wanted.shape:
+    return array
+  cut = jax.jit(lambda whole: whole[: wanted.shape[0]], out_shardings=wanted.sharding)
+  return cut(array)

@@ -1,0 +1,122 @@
+"""Tokenizers of Hugging Face folders: text and back, bytes, what comes before a document."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers, trainers
+
+from resjax.data import dataset, tokenizer
+from resjax.data.config import TokenizerConfig
+from resjax.data.pretrained_tokenizer import PretrainedTokenizer, of_folder
+from tests.data.conftest import make_texts
+from tests.helpers import pretrained
+
+TEXTS = ["depth width", "the gate of a layer", "<s>"]
+
+
+def byte_level():
+  """A byte-level BPE as GPT-2's, with an added token of two spaces that is not special."""
+  made = tokenizers.Tokenizer(models.BPE())
+  made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+  made.decoder = decoders.ByteLevel()
+  alphabet = pre_tokenizers.ByteLevel.alphabet()
+  trainer = trainers.BpeTrainer(
+    vocab_size=300, special_tokens=["<end>"], initial_alphabet=alphabet, show_progress=False
+  )
+  made.train_from_iterator(make_texts(50), trainer)
+  made.add_tokens(["  "])
+  return made
+
+
+def test_byte_level_text_and_bytes():
+  made = PretrainedTokenizer({"tokenizer.json": byte_level().to_str()}, 400, {"bos_token_id": 0})
+  texts = [*make_texts(20, seed=1), "a  b", "<end> \u2581"]
+  sizes = made.token_bytes()
+  assert sizes.shape == (400,) and sizes[0] == 0 and not sizes[301:].any()
+  for text, ids in zip(texts, made.encode_batch(texts), strict=True):
+    assert made.decode(ids) == text and ids.dtype == np.int32
+    assert sizes[ids].sum() == len(text.encode()) and 0 not in ids
+  assert 300 in made.encode_batch(["a  b"])[0]  # the added one
+
+
+def test_words_with_a_space_before_them(tmp_path):
+  made = of_folder(pretrained.folder(tmp_path))
+  assert made.eot_id == 0 and made.vocab_size == pretrained.V
+  sizes = made.token_bytes()
+  for text, ids in zip(TEXTS[:2], made.encode_batch(TEXTS[:2]), strict=True):
+    assert made.decode(ids) == text
+    assert sizes[ids].sum() == len(text) + 1  # the space before it
+    assert 0 not in ids  # no template
+
+
+def test_saved_and_loaded(tmp_path):
+  made = of_folder(pretrained.folder(tmp_path))
+  made.save(tmp_path / "copy.json")
+  again = tokenizer.load(tmp_path / "copy.json")
+  assert (again.vocab_size, again.eot_id) == (made.vocab_size, made.eot_id)
+  for a, b in zip(made.encode_batch(TEXTS), again.encode_batch(TEXTS), strict=True):
+    np.testing.assert_array_equal(a, b)
+  assert again.record == made.record
+
+
+@pytest.mark.parametrize(
+  ("ids", "eot"), [((5, 6), 5), ((None, 6), 6), ((None, [7, 8]), 7), ((None, None), None)]
+)
+def test_what_begins_a_document(tmp_path, ids, eot):
+  folder = pretrained.folder(tmp_path)
+  config = json.loads((folder / "config.json").read_text())
+  config.update(bos_token_id=ids[0], eos_token_id=ids[1])
+  (folder / "config.json").write_text(json.dumps(config))
+  if eot is None:
+    with pytest.raises(ValueError, match="bos_token_id=None and eos_token_id=None; one of"):
+      of_folder(folder)
+  else:
+    assert of_folder(folder).eot_id == eot
+
+
+def test_more_tokens_than_rows(tmp_path):
+  folder = pretrained.folder(tmp_path)
+  config = json.loads((folder / "config.json").read_text())
+  (folder / "config.json").write_text(json.dumps(config | {"vocab_size": 40}))
+  message = "tokenizer.json has token 49, but the embedding has 40 rows"
+  with pytest.raises(ValueError, match=re.escape(message)) as error:
+    of_folder(folder)
+  assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+  ("name", "content", "words"),
+  [
+    ("tokenizer.json", None, "has no tokenizer.json"),
+    ("tokenizer.json", "{}", "cannot be read"),
+    ("config.json", None, "has no config.json"),
+    ("config.json", "[", "is no JSON object"),
+  ],
+)
+def test_damaged_folders(tmp_path, name, content, words):
+  folder = pretrained.folder(tmp_path)
+  (folder / name).unlink()
+  if content is not None:
+    (folder / name).write_text(content)
+  with pytest.raises(ValueError, match=words) as error:
+    of_folder(folder)
+  assert "\n" not in str(error.value)
+
+
+def test_data_are_built_with_it(folder_config, tmp_path):
+  folder = pretrained.folder(tmp_path)
+  settings = TokenizerConfig("pretrained", pretrained.V, folder=str(folder))
+  texts = [f"depth width {word}" for word in ("gate", "norm", "query", "layer", "token", "stream")]
+  config = folder_config({"a": texts}, **{"validation_fraction": 0.3})
+  summary = dataset.build(type(config)(**(vars(config) | {"tokenizer": settings})))
+  assert summary.vocab_size == pretrained.V
+  assert tokenizer.load(summary.tokenizer).record == of_folder(folder).record
+
+
+@pytest.mark.parametrize(("name", "folder"), [("pretrained", ""), ("byte", "x")])
+def test_a_folder_for_pretrained_ones_alone(name, folder):
+  with pytest.raises(ValueError, match=r"config\.data\.tokenizer\.folder is"):
+    TokenizerConfig(name, 300, folder=folder)

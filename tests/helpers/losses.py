@@ -1,0 +1,18 @@
+"""The loss of a decoder by the plain program of training and evaluation."""
+
+import jax
+from flax import nnx
+
+from resjax.models.loss import loss_sums
+
+
+def nats_per_token(decoder, batches, options=None):
+  """Of all batches, dicts of `split_rows`, of one shape."""
+  graphdef, state = nnx.split(decoder)
+
+  def sums(state, batch):
+    return loss_sums(nnx.merge(graphdef, state), batch, None, 1024)
+
+  program = jax.jit(sums, compiler_options=options)
+  found = [program(state, decoder.layout.split(batch)) for batch in batches]
+  return sum(float(s.nats) for s in found) / sum(float(s.tokens) for s in found)

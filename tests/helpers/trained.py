@@ -1,0 +1,38 @@
+"""Runs of a few steps in this process."""
+
+import io
+
+from rich.console import Console
+
+from configs import tiny
+from resjax import experiment
+from resjax.train.logging import FILE_NAME, read_metrics
+from resjax.train.loop import train
+
+STEPS, B, T = 3, 8, 32
+
+
+def settings(root, workdir, name, **train):
+  c = tiny.get_config()
+  c.workdir = str(workdir)
+  c.mesh.update(data=4, fsdp=2)
+  # Reads that are means of up to 7 sources: eps must be small beside their mean square.
+  c.model.update(num_layers=3, d_model=32, mlp_dim=64, norm_eps=1e-12)
+  c.model.residual.name = name
+  c.data.update(root=str(root / "data"), seq_len=T, validation_fraction=0.2)
+  c.data.corpora.stdlib.source = str(root / "text")
+  c.data.tokenizer.name = "byte"
+  c.optim.update(learning_rate=1e-2, warmup_steps=1)
+  c.train.update(steps=STEPS, batch_size=B, eval_rows=16, sample_tokens=0, **train)
+  return c
+
+
+def run(config) -> str:
+  """Trains a config and returns what it printed."""
+  printed = io.StringIO()
+  train(experiment.build(config), Console(file=printed, width=200))
+  return printed.getvalue()
+
+
+def evaluations(workdir):
+  return [r["validation/loss"] for r in read_metrics(workdir / FILE_NAME) if "validation/loss" in r]

@@ -1,0 +1,107 @@
+"""Models that transformers made and saved: same logits, same greedy texts.
+
+The folders are written by tests/golden/huggingface/make.py. transformers_test.py does the same with
+models made afresh.
+"""
+
+import functools
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from resjax.interop import huggingface
+from resjax.models.sampling import generate
+from tests.helpers import fast
+
+FOLDER = pathlib.Path(__file__).parents[2] / "golden" / "huggingface"
+NAMES = sorted(path.parent.name for path in FOLDER.glob("*/config.json"))
+PROMPT = 6
+
+
+@functools.cache
+def reference(name):
+  with np.load(FOLDER / name / "reference.npz") as arrays:
+    return dict(arrays)
+
+
+def logits(decoder, rows):
+  """Logits of whole rows, without a cache."""
+  graphdef, state = nnx.split(decoder)
+
+  @fast.jit
+  def run(state, rows):
+    model = nnx.merge(graphdef, state)
+    return model.logits(model(rows))
+
+  return np.asarray(run(state, jnp.asarray(rows)))
+
+
+def divergence(got, want):
+  """KL of the distribution of one set of logits from that of another, per token, in float64."""
+  p, q = (
+    np.float64(a) - np.logaddexp.reduce(np.float64(a), -1, keepdims=True) for a in (want, got)
+  )
+  return np.sum(np.exp(p) * (p - q), axis=-1)
+
+
+def compare(decoder, found):
+  """Largest difference of logits, largest KL, and how many of the greedy tokens differ."""
+  tokens, greedy = found["tokens"], found["greedy"]
+  padded = np.pad(tokens, ((0, 0), (0, greedy.shape[1] - tokens.shape[1])))
+  both = logits(decoder, np.concatenate([padded, greedy]))
+  got, along = both[: len(tokens), : tokens.shape[1]], both[len(tokens) :]
+  wrong = np.sum(np.argmax(along[:, PROMPT - 1 : -1], axis=-1) != greedy[:, PROMPT:])
+  return np.abs(got - found["logits"]).max(), divergence(got, found["logits"]).max(), wrong
+
+
+def cached_greedy(decoder, prompt, count):
+  graphdef, state = nnx.split(decoder)
+
+  @fast.jit
+  def run(state, prompt):
+    model = nnx.merge(graphdef, state)
+    return generate(model, prompt, count, temperature=0, key=jax.random.key(0))
+
+  return np.asarray(run(state, jnp.asarray(prompt)))
+
+
+def test_every_family_is_there():
+  configs = [huggingface.read_config(FOLDER / name) for name in NAMES]
+  assert {huggingface.express(config)[0].model_type for config in configs} == set(
+    huggingface.FAMILIES
+  )
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_logits_and_greedy_tokens_are_those_of_transformers(name):
+  decoder, found = huggingface.load(FOLDER / name), reference(name)
+  difference, kl, wrong = compare(decoder, found)
+  assert difference <= 1e-4
+  assert kl <= 1e-6
+  assert wrong == 0
+  greedy = found["greedy"]
+  count = greedy.shape[1] - PROMPT
+  assert count == 64
+  np.testing.assert_array_equal(cached_greedy(decoder, greedy[:, :PROMPT], count), greedy)
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt_neox"])
+def test_rotated_pairs_in_another_order_are_not_the_same_model(name):
+  """The layout of Meta's own checkpoints: pairs side by side, not half a head apart."""
+  decoder = huggingface.load(FOLDER / name)
+  rotation, width = decoder.config.rotation, decoder.config.head_dim
+  turned = rotation.width(width)
+  order = np.arange(width)
+  order[:turned] = np.arange(turned).reshape(2, -1).T.ravel()
+  for linear in (decoder.layers.attention.q_proj, decoder.layers.attention.k_proj):
+    kernel = linear.kernel[...]
+    heads = kernel.reshape(*kernel.shape[:-1], -1, width)
+    linear.kernel[...] = heads[..., order].reshape(kernel.shape)
+  difference, kl, wrong = compare(decoder, reference(name))
+  assert difference > 1e-2
+  assert kl > 1e-4
+  assert wrong > 0

@@ -1,0 +1,245 @@
+"""Where parameters come to lie, how much memory that takes, and what damaged folders get."""
+
+import json
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from safetensors.numpy import load_file, save_file
+
+from resjax.interop import huggingface
+from tests.helpers import layouts
+from tests.interop.huggingface.golden_test import FOLDER, logits, reference
+
+ROOT = pathlib.Path(__file__).parents[3]
+
+
+def flat(decoder):
+  state = nnx.to_flat_state(nnx.state(decoder))
+  return {"/".join(map(str, path)): variable[...] for path, variable in state}
+
+
+@pytest.fixture
+def copied(tmp_path):
+  """copied(name): a copy of a golden folder, to be damaged."""
+
+  def copy(name):
+    return pathlib.Path(shutil.copytree(FOLDER / name, tmp_path / name))
+
+  return copy
+
+
+# GPT-2 and GPT-NeoX hold q, k and v in one tensor: slices of parts, and of parts of heads.
+@pytest.mark.parametrize(
+  "name, mesh",
+  [
+    ("llama", {"data": 1, "fsdp": 4, "tensor": 2}),
+    ("gpt_neox", {"data": 2, "fsdp": 2, "tensor": 2}),
+    ("gpt2", {"data": 1, "fsdp": 8}),
+  ],
+)
+def test_shards_are_slices_of_the_same_parameters(name, mesh):
+  layout = layouts.layout("fsdp" if mesh.get("tensor", 1) == 1 else "fsdp_tp", **mesh)
+  if layout.num_shards("vocab") > 1:
+    with pytest.raises(ValueError, match="V=61 of embed/embedding"):
+      huggingface.load(FOLDER / name, layout=layout)
+    rules = {**layout.rules.__dict__, "vocab": ()}
+    layout = type(layout)(layout.mesh, type(layout.rules)(**rules))
+  whole, split = (huggingface.load(FOLDER / name, layout=at) for at in (None, layout))
+  for path, array in flat(split).items():
+    np.testing.assert_array_equal(array, flat(whole)[path])
+  kernel = split.layers.attention.q_proj.kernel[...]
+  assert kernel.sharding == layout.sharding("layers", "embed_param", "heads")
+  assert len({str(shard.index) for shard in kernel.addressable_shards}) > 1
+  tokens = np.tile(reference(name)["tokens"], (4, 1))
+  got = logits(split, jax.device_put(tokens, layout.sharding("batch", "tokens")))
+  assert np.abs(got[:2] - reference(name)["logits"]).max() <= 1e-4
+
+
+def test_dtypes():
+  plain, narrow = (
+    huggingface.load(FOLDER / "gemma", param_dtype=d) for d in ("float32", "bfloat16")
+  )
+  assert {a.dtype for a in flat(plain).values()} == {jnp.dtype("float32")}
+  assert {a.dtype for a in flat(narrow).values()} == {jnp.dtype("bfloat16")}
+  # The file is bfloat16: matrices are exactly what it holds, gains are that plus one, rounded.
+  for path, array in flat(plain).items():
+    same = array.astype(jnp.bfloat16) if path.endswith("scale") else array
+    np.testing.assert_array_equal(same, flat(narrow)[path])
+  assert plain.config.dtype == "float32"
+  activations = huggingface.load(FOLDER / "gemma", dtype="bfloat16")
+  got = logits(activations, reference("gemma")["tokens"])
+  assert 1e-4 < np.abs(got - reference("gemma")["logits"]).max() < 0.2
+
+
+def test_names_without_the_prefix_and_with_buffers(copied):
+  """As the first GPT-2 checkpoints have them."""
+  folder = copied("gpt2")
+  tensors = load_file(folder / "model.safetensors")
+  tensors = {name.removeprefix("transformer."): a for name, a in tensors.items()}
+  tensors["h.0.attn.bias"] = np.ones((1, 1, 96, 96), np.float32)
+  tensors["lm_head.weight"] = tensors["wte.weight"]
+  save_file(tensors, folder / "model.safetensors")
+  want = flat(huggingface.load(FOLDER / "gpt2"))
+  for path, array in flat(huggingface.load(folder)).items():
+    np.testing.assert_array_equal(array, want[path])
+
+
+def test_one_table_of_all_that_does_not_fit(copied):
+  folder = copied("qwen3")
+  tensors = load_file(folder / "model.safetensors")
+  del tensors["model.layers.1.mlp.up_proj.weight"]
+  tensors["model.layers.7.mlp.up_proj.weight"] = np.ones((2, 3), np.float32)
+  tensors["model.layers.0.self_attn.q_norm.weight"] = np.ones(5, np.float32)
+  save_file(tensors, folder / "model.safetensors")
+  with pytest.raises(ValueError) as caught:
+    huggingface.load(folder)
+  lines = [re.sub(" +", " ", line.strip()) for line in str(caught.value).splitlines()]
+  assert lines == [
+    f"{folder}: 3 tensors are not those of config.json; nothing was loaded",
+    "model.layers.0.self_attn.q_norm.weight expected (8,) found (5,);",
+    "model.layers.1.mlp.up_proj.weight expected (36, 24) found nothing;",
+    "model.layers.7.mlp.up_proj.weight expected nothing found (2, 3);",
+  ]
+
+
+def without_config(folder):
+  (folder / "config.json").unlink()
+
+
+def with_setting(**values):
+  def change(folder):
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+  return change
+
+
+def truncated(folder):
+  path = folder / "model.safetensors"
+  path.write_bytes(path.read_bytes()[:-100])
+
+
+def without_a_shard(folder):
+  (folder / "model-00002-of-00002.safetensors").unlink()
+
+
+def without_weights(folder):
+  (folder / "model.safetensors").unlink()
+
+
+def with_integers(folder):
+  tensors = load_file(folder / "model.safetensors")
+  tensors["model.norm.weight"] = tensors["model.norm.weight"].astype(np.int8)
+  save_file(tensors, folder / "model.safetensors")
+
+
+@pytest.mark.parametrize(
+  "name, damage, message",
+  [
+    ("qwen3", without_config, r"qwen3 has no config.json$"),
+    ("qwen3", truncated, r"qwen3/model.safetensors is damaged or cut off: .*"),
+    ("mistral", without_a_shard, r"names files that are absent: model-00002-of-00002.safetensors"),
+    ("qwen3", without_weights, r"has neither model.safetensors nor model.safetensors.index.json"),
+    ("qwen3", with_integers, r"model.norm.weight is I8; allowed: F64, F32, F16, BF16"),
+    (
+      "qwen3",
+      with_setting(model_type="mamba"),
+      r"model_type='mamba' is not supported; allowed: llama, mistral, .*gemma2, gpt2, gpt_neox$",
+    ),
+    (
+      "qwen3",
+      with_setting(architectures=["Qwen3ForSequenceClassification"]),
+      r"architecture 'Qwen3ForSequenceClassification' is not supported; allowed: Llama.*",
+    ),
+  ],
+)
+def test_damage_is_one_line(copied, name, damage, message):
+  folder = copied(name)
+  damage(folder)
+  with pytest.raises(ValueError, match=message) as caught:
+    huggingface.load(folder)
+  assert "\n" not in str(caught.value)
+
+
+MEASURED = """
+import ctypes, gc, sys, threading, time
+import jax
+from flax import nnx
+from resjax.interop import huggingface
+
+def resident():
+  with open("/proc/self/status") as file:
+    return next(int(line.split()[1]) * 1024 for line in file if line.startswith("VmRSS"))
+
+def load():
+  return huggingface.load(sys.argv[1], param_dtype="bfloat16")
+
+load()  # compiled programs stay
+gc.collect()
+ctypes.CDLL(None).malloc_trim(0)
+before, peak, done = resident(), 0, False
+
+def watch():
+  global peak
+  while not done:
+    peak = max(peak, resident())
+    time.sleep(0.001)
+
+watcher = threading.Thread(target=watch)
+watcher.start()
+decoder = load()
+done = True
+watcher.join()
+print(before, peak, sum(leaf.nbytes for leaf in jax.tree.leaves(nnx.state(decoder))))
+"""
+
+
+def big(folder, layers):
+  """A folder of shards of one layer each, 34 MB, and one of the embedding."""
+  config = json.loads((FOLDER / "llama" / "config.json").read_text())
+  config |= {
+    "hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": layers, "head_dim": 128,
+    "num_attention_heads": 8, "num_key_value_heads": 8, "vocab_size": 4096, "attention_bias": False,
+    "tie_word_embeddings": True,
+  }  # fmt: skip
+  folder.mkdir()
+  (folder / "config.json").write_text(json.dumps(config))
+  shapes = {f"self_attn.{n}_proj": (1024, 1024) for n in "qkvo"}
+  shapes |= {"mlp.gate_proj": (4096, 1024), "mlp.up_proj": (4096, 1024)}
+  shapes |= {"mlp.down_proj": (1024, 4096), "input_layernorm": (1024,)}
+  shapes |= {"post_attention_layernorm": (1024,)}
+  files = {"model.embed_tokens.weight": (4096, 1024), "model.norm.weight": (1024,)}
+  shards = [files] + [
+    {f"model.layers.{layer}.{name}.weight": shape for name, shape in shapes.items()}
+    for layer in range(layers)
+  ]
+  index = {}
+  for number, names in enumerate(shards):
+    file = f"model-{number}.safetensors"
+    save_file({n: np.ones(shape, jnp.bfloat16) for n, shape in names.items()}, folder / file)
+    index |= dict.fromkeys(names, file)
+  (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
+  return max(path.stat().st_size for path in folder.glob("*.safetensors"))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_peak_of_the_host_is_what_stays_and_a_shard(tmp_path):
+  shard = big(tmp_path / "big", 6)
+  arguments = [sys.executable, "-c", MEASURED, tmp_path / "big"]
+  environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": "", "PYTHONPATH": str(ROOT)}
+  # What glibc always does with more than 32 MB: it gives back at once what is freed.
+  environment["MALLOC_MMAP_THRESHOLD_"] = str(2**20)
+  done = subprocess.run(arguments, env=environment, capture_output=True, text=True, timeout=300)
+  assert done.returncode == 0, done.stderr[-2000:]
+  before, peak, kept = map(int, done.stdout.split())
+  assert kept > 5 * shard
+  assert peak - before <= kept + 1.3 * shard
