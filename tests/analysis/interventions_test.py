@@ -55,7 +55,7 @@ def test_alpha_1_is_the_untouched_model_bit_for_bit():
   ("style", "changes"),
   [
     ("llama", {"dtype": "bfloat16"}),
-    ("gpt2", {}),
+    pytest.param("gpt2", {}, marks=pytest.mark.slow),
     pytest.param("llama", {}, marks=pytest.mark.slow),
     pytest.param("llama", {"depth": "loop"}, marks=pytest.mark.slow),
   ],
@@ -99,7 +99,9 @@ def gpt2_loss(params, batch, factors):
   return np.sum((log_normaliser - right) * (segments != 0))
 
 
-@pytest.mark.parametrize("sites", [("attention", "mlp"), ("mlp",)])
+@pytest.mark.parametrize(
+  "sites", [("mlp",), pytest.param(("attention", "mlp"), marks=pytest.mark.slow)]
+)
 def test_every_layer_and_alpha_in_numpy(sites):
   decoder, words = made("gpt2"), text()
   found = losses(decoder, words, alphas=ALPHAS, sites=sites)
@@ -116,6 +118,7 @@ def test_every_layer_and_alpha_in_numpy(sites):
   assert len(np.unique(np.round(want, 3))) == 7  # 3 layers at two alphas, and the model as it is
 
 
+@pytest.mark.slow
 def test_a_cut_is_the_combinator_of_the_paper_bit_for_bit():
   decoder, words = made(dtype="bfloat16"), text()
   found = losses(decoder, words, alphas=(0.25,), sites=("attention",))
