@@ -35,7 +35,7 @@ class Seen(NamedTuple):
     weights: of the tokens in every group [G, B, T].
     rows: input embedding of the token, output embedding of the next, [B, T, D] each.
     norm: parameters of the final norm.
-    head: output embedding [V, D] in the dtype of the activations.
+    head: output embedding [V, D].
   """
 
   ids: Array
@@ -71,14 +71,18 @@ class Lens:
     """
     decoder = self._decoder
     dtype, constrain = decoder.config.dtype, decoder.layout.constrain
-    head = constrain(decoder.head.astype(dtype), "vocab", None)
-    table = constrain(decoder.embed.embedding[...].astype(dtype), "vocab", None)
-    rows = tuple(
-      constrain(jnp.take(of, index, axis=0), "batch", "tokens", "embed")
-      for of, index in ((table, ids[0]), (head, ids[1]))
+
+    def rows(table, index):
+      found = jnp.take(constrain(table, "vocab", "embed"), index, axis=0).astype(dtype)
+      return constrain(found, "batch", "tokens", "embed")
+
+    return Seen(
+      ids=ids,
+      weights=weights,
+      rows=(rows(decoder.embed.embedding[...], ids[0]), rows(decoder.head, ids[1])),
+      norm=jax.tree.leaves(nnx.state(decoder.final_norm)),
+      head=constrain(decoder.head, "vocab", None),
     )
-    norm = jax.tree.leaves(nnx.state(decoder.final_norm))
-    return Seen(ids, weights, rows, norm, head)
 
   def normed(self, hidden: Array, seen: Seen) -> Array:
     """Returns final_norm(h) [..., D] for h [..., D]."""
@@ -154,7 +158,7 @@ def _lens(logits: Array, ids: Array) -> dict[str, Array]:
   for name, token in zip(ASKED, ids, strict=True):
     # A comparison, not a gather: V may be split over devices.
     own = jnp.sum(jnp.where(numbers == token[..., None], logits, 0.0), axis=-1)
-    rank = 1.0 + jnp.sum(logits > own[..., None], axis=-1)
+    rank = 1.0 + jnp.sum(jnp.where(logits > own[..., None], 1.0, 0.0), axis=-1)
     found |= {
       f"{name}_rank": rank,
       f"{name}_log_rank": jnp.log(rank),

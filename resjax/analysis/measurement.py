@@ -13,7 +13,7 @@ from resjax.analysis.probing import ProbeConfig, probe_batch
 from resjax.analysis.summary import Totals
 from resjax.models.decoder import Decoder
 from resjax.sharding import Layout
-from resjax.typing import Array
+from resjax.typing import Array, PyTree
 
 _KEYS = ("inputs", "segment_ids", "positions")
 
@@ -80,10 +80,12 @@ class Meter:
         "least two tokens"
       )
     graphdef, _ = nnx.split(decoder)
-    self._table = counts, frequency_deciles(counts)
+    self._copy = functools.partial(_copied, layout=decoder.layout)
+    self._table = self._copy((counts, frequency_deciles(counts)))
 
     @functools.partial(jax.jit, out_shardings=_everywhere(decoder.layout))
-    def step(state, batch, table, key):
+    def step(state, batch, table, number):
+      key = jax.random.fold_in(jax.random.key(seed), number)
       return probe_batch(nnx.merge(graphdef, state), batch, *table, key, config)
 
     self._step = step
@@ -93,9 +95,9 @@ class Meter:
   ) -> Alignment:
     """Returns the figures of a decoder; arguments as in the function `measure`."""
     state, totals = nnx.state(decoder), Totals()
-    keys = jax.random.split(jax.random.key(self._seed), len(self._batches))
-    for batch, key in zip(self._batches, keys, strict=True):
-      totals.add(jax.device_get(self._step(state, self._place(batch), self._table, key)))
+    for number, batch in enumerate(self._batches):
+      number = self._copy(np.array(number, np.int32))
+      totals.add(jax.device_get(self._step(state, self._place(batch), self._table, number)))
     options = {"num_bootstrap": num_bootstrap, "level": level, "seed": self._seed}
     return totals.alignment(model, self._corpus, self._config, decoder.combinator, **options)
 
@@ -116,3 +118,8 @@ def _placed(batch: Mapping[str, np.ndarray], layout: Layout, batch_size: int):
 def _everywhere(layout: Layout):
   """The sharding of results that every process can read."""
   return None if layout.mesh is None else layout.sharding()
+
+
+def _copied(arrays: PyTree, layout: Layout) -> PyTree:
+  """Arrays that are the same in every process, onto all devices."""
+  return arrays if layout.mesh is None else jax.tree.map(layout.copy, arrays)

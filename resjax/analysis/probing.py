@@ -41,7 +41,7 @@ class ProbeConfig:
 
   every: str = "layer"
   readings: tuple[str, ...] = ("closed",)
-  chunk_size: int = 1024
+  chunk_size: int = 512
   kl_every: int = 0
 
   def __post_init__(self):
@@ -192,9 +192,12 @@ class _Probe:
       "branch": _stack([self._branch_norm(part, seen) for part in ends]),
       "weights": {visit.site: _total(visit.depth_weights(), seen) for visit in visits},
     }
-    for reading in self._config.readings:
-      states = [_state(part, reading) for part in ends]
-      found[reading] = _stack([self.look(state, seen) for state in states])
+    readings = self._config.readings
+    states = jnp.stack([_state(part, reading) for reading in readings for part in ends])
+    looks = lax.map(functools.partial(self.look, seen=seen), states)  # one program for all of them
+    split = jax.tree.map(lambda a: a.reshape(len(readings), len(ends), *a.shape[1:]), looks)
+    for index, reading in enumerate(readings):
+      found[reading] = jax.tree.map(lambda a, i=index: a[i], split)
     return found
 
   def _branch_norm(self, visits: Sequence[Visit], seen: Seen) -> Array:

@@ -66,7 +66,9 @@ def check(found, switch):
     np.testing.assert_array_equal(metrics["top1_is_target"], np.arange(L + 1) > switch)
 
 
-@pytest.mark.parametrize("name", ["standard", "block_attn_res"])
+@pytest.mark.parametrize(
+  "name", ["standard", pytest.param("block_attn_res", marks=pytest.mark.slow)]
+)
 def test_the_switch_is_measured_where_it_is(name):
   graphdef, _ = nnx.split(decoder(name, 0))
   counts = np.full(V, 10, np.int32)
@@ -86,6 +88,7 @@ def test_the_switch_is_measured_where_it_is(name):
     check(totals.alignment("a", "b", CONFIG, made.combinator, **options), switch)
 
 
+@pytest.mark.slow
 def test_measure_finds_it_and_no_switch_where_there_is_none():
   check(measured(decoder("standard", 2)), 2)
   groups = measured(decoder("standard", L)).readings["closed"]

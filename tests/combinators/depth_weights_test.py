@@ -6,9 +6,10 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from resjax.combinators.base import OUTPUT
-from tests.helpers import fast, toy, walks
+from tests.helpers import fast, toy
 from tests.helpers.systems import CASES
 
 LAYERS, X = toy.layers(), jnp.asarray(toy.embeddings())
@@ -16,6 +17,8 @@ MIXED = ("attn_res", "block_attn_res", "denseformer", "elc", "muddformer")
 ADDED = ("delta_attn_res", "delta_block_attn_res")
 PROJECTED = ("depth_attention",)
 OTHERS = {"num_heads", "null_source", "output_gate"}  # a mean over heads is no read; gates scale it
+
+QUICK = ("block_attn_res-layers_per_block=2", "denseformer-dilation=2-period=2")
 
 
 def cases(*names):
@@ -62,7 +65,18 @@ def reads(case, x):
   return found
 
 
-@walks.first_cases(cases(*MIXED, *ADDED, *PROJECTED))
+def walk(chosen):
+  """One case of `QUICK`, the others are slow."""
+  return pytest.mark.parametrize(
+    "case",
+    [
+      pytest.param(case, id=str(case), marks=() if str(case) in QUICK else pytest.mark.slow)
+      for case in chosen
+    ],
+  )
+
+
+@walk(cases(*MIXED, *ADDED, *PROJECTED))
 def test_weights_of_a_softmax_add_up_and_later_sources_have_none(case):
   found = readers(case)
   assert found
@@ -73,13 +87,14 @@ def test_weights_of_a_softmax_add_up_and_later_sources_have_none(case):
       np.testing.assert_allclose(one.weights.sum(axis=0), 1, rtol=1e-5, err_msg=str(place))
 
 
-@walks.first_cases([case for case in cases(*MIXED, *ADDED) if not OTHERS & set(case.options)])
+@walk([case for case in cases(*MIXED, *ADDED) if not OTHERS & set(case.options)])
 def test_weighted_sources_are_what_is_read(case):
   for place, one in readers(case).items():
     mixed = np.einsum("nbt,nbtd->btd", one.weights[: len(one.sources)], np.float64(one.sources))
     np.testing.assert_allclose(mixed, one.read, atol=3e-6, rtol=1e-5, err_msg=str(place))
 
 
+@pytest.mark.slow
 def test_a_null_source_comes_last():
   case = next(case for case in cases("delta_attn_res") if case.options.get("null_source"))
   assert toy.build(case.name, case.options).source_names()[-1] == "null"

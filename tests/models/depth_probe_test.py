@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from resjax import combinators
 from resjax.combinators.base import OUTPUT
 from resjax.models import depth
 from tests.helpers import fast, toy
@@ -14,12 +13,14 @@ from tests.helpers.compare import assert_close
 
 L = 3
 LAYERS, X = toy.layers(L), jnp.asarray(toy.embeddings())
-# Options that change what is left out where the layers end early; name -> options.
-OPTIONS = [(name, {}) for name in combinators.names() if name != "block_attn_res"] + [
+# What is left out where the layers end early, and what weighs sources; name, options.
+OPTIONS = [
   ("attenuation", {"layers": (0, -1), "scope": "layer"}),
+  ("attn_res", {}),
   ("block_attn_res", {"layers_per_block": 2}),
   ("block_attn_res", {"layers_per_block": 2, "rms_block": True, "num_heads": 2}),
   ("block_attn_res", {"layers_per_block": 2, "two_phase": "always"}),
+  ("deep_cross_attention", {}),
   ("deep_cross_attention", {"last": 1}),
   ("deep_delta", {"value_width": 2, "compressor": "token"}),
   ("delta_attn_res", {"null_source": True}),
@@ -27,17 +28,21 @@ OPTIONS = [(name, {}) for name in combinators.names() if name != "block_attn_res
   ("denseformer", {"period": 2}),
   ("depth_attention", {"window": 2}),
   ("elc", {"variant": "zero", "weighted_output": True}),
+  ("elc", {"variant": "base"}),
+  ("hyper_connections", {}),
   ("laurel", {"variant": "rw+lr+pa"}),
+  ("muddformer", {}),
+  ("unet_skips", {}),
   ("x0_residual", {"backout": True}),
 ]
-QUICK = ("standard", "attenuation", "block_attn_res", "denseformer", "elc", "x0_residual")
+QUICK = ("attenuation-(0, -1)-layer", "block_attn_res-2", "elc-zero-True", "x0_residual-True")
 
 
 def walk(systems):
   marks = {False: pytest.mark.slow, True: ()}
   names = ["-".join([name, *map(str, options.values())]) for name, options in systems]
   marked = [
-    pytest.param(*one, id=name, marks=marks[one[0] in QUICK and bool(one[1])])
+    pytest.param(*one, id=name, marks=marks[name in QUICK])
     for name, one in zip(names, systems, strict=True)
   ]
   return pytest.mark.parametrize("name, options", marked)
@@ -97,6 +102,6 @@ def test_probes_of_a_scan_see_what_a_loop_by_hand_sees(name, options):
   check(name, options)
 
 
-@walk([("standard", {}), ("elc", {}), ("muddformer", {"row_sizes": "faithful"})])
+@walk([("standard", {}), ("muddformer", {"row_sizes": "faithful"})])
 def test_probes_of_the_python_loop_see_what_a_loop_by_hand_sees(name, options):
   check(name, options, unroll=True)

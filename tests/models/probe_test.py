@@ -1,0 +1,38 @@
+"""The lens at the last position is the decoder's own prediction, for every combinator."""
+
+import jax.numpy as jnp
+import numpy as np
+
+from resjax.analysis.lens import Lens
+from tests.helpers import decoders, fast, walks
+
+
+@walks.names("denseformer")
+def test_lens_at_the_last_position_gives_the_logits_of_the_decoder(name):
+  check(name, {}, "scan")
+  if name == "muddformer":
+    check(name, {"row_sizes": "faithful"}, "loop")
+
+
+def check(name, options, depth):
+  config = decoders.config("llama", name, options, depth=depth)
+  tokens, decoder = decoders.tokens(config), decoders.decoder(config)
+
+  def logits(tokens):
+    lens = Lens(decoder, 8)
+    weights = jnp.ones((1, *tokens.shape))
+    seen = lens.seen(jnp.stack([tokens] * 3), weights)
+
+    def probe(visits, seen):
+      return lens.logits(lens.normed(visits[-1].closed(), seen), seen)
+
+    run = decoder.probe(probe, seen, tokens)
+    last = lens.logits(lens.normed(run.output, seen), seen)
+    return run.layers, last, decoder.logits(decoder(tokens))
+
+  layers, last, want = fast.jit(logits)(tokens)
+  assert layers.shape == (config.num_layers, *want.shape)
+  for got in (layers[-1], last):
+    np.testing.assert_allclose(got, want, atol=1e-5)
+  if name != "rezero":  # its layers are
+    assert np.abs(layers[0] - want).max() > 1e-2
