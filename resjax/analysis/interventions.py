@@ -144,7 +144,8 @@ def _aligning(decoder: Decoder, text: MeasuredText, model: str) -> Callable[...,
   meter = Meter(attenuate(decoder, ones), batches, batch_size=batch_size, corpus=text.name)
 
   def align(alpha: float, layer: int, sites: tuple[str, ...]) -> Alignment:
-    cut = attenuate(decoder, cut_factors(decoder, layer, sites, alpha))
+    factors = cut_factors(decoder, layer, sites, alpha)
+    cut = attenuate(decoder, factors if layout.mesh is None else layout.copy(factors))
     found = meter.measure(
       cut, f"{model}, alpha {alpha:g} at layer {layer}" if alpha != 1 else model
     )

@@ -49,7 +49,7 @@ def depth_read_gradients(w, gamma, values, eps, dh, num_heads=1):
   return dg * gamma, dg * w, dvalues
 
 
-def causal_attention(q, k, v, segment_ids, window=None):
+def causal_attention(q, k, v, segment_ids, window=None, scale=None, softcap=0.0):
   """Attention over (the last few) earlier tokens of the same segment; [B, T, heads, C]."""
   batch, length, num_heads, width = q.shape
   group = num_heads // k.shape[2]
@@ -59,7 +59,9 @@ def causal_attention(q, k, v, segment_ids, window=None):
       for t in range(length):
         start = 0 if window is None else max(0, t - window + 1)
         seen = [s for s in range(start, t + 1) if segment_ids[b, s] == segment_ids[b, t]]
-        logits = np.array([q[b, t, h] @ k[b, s, h // group] for s in seen]) / np.sqrt(width)
+        logits = np.array([q[b, t, h] @ k[b, s, h // group] for s in seen])
+        logits = logits * (width**-0.5 if scale is None else scale)
+        logits = softcap * np.tanh(logits / softcap) if softcap else logits
         p = np.exp(logits - logits.max())
         out[b, t, h] = sum(x * v[b, s, h // group] for x, s in zip(p / p.sum(), seen, strict=True))
   return out

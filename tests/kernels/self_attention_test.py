@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from resjax.kernels.self_attention import Window, causal_attention
+from resjax.kernels.self_attention import Scores, Window, causal_attention
 from resjax.sharding import Layout
 from tests.helpers import layouts, reference
 from tests.helpers.compare import assert_close
@@ -52,6 +52,44 @@ def test_splash_is_xla(window):
   d = jnp.asarray(np.random.default_rng(1).normal(size=q.shape), jnp.float32)
   assert_close(got, want, 1e-5)
   assert_close(got_vjp(d), want_vjp(d), 1e-5)
+
+
+CAPPED = Scores(scale=0.4, softcap=1.5)
+
+
+def test_caps_and_scales_are_numpy():
+  q, k, v, segment_ids = example(16)
+  wide = (np.asarray(a, np.float64) for a in (q, k, v))
+  want = reference.causal_attention(*wide, segment_ids, 5, scale=0.4, softcap=1.5)
+  window = Window((0, 5), jnp.asarray(1))
+  assert_close(xla(q, k, v, segment_ids, window=window, scores=CAPPED), want, 1e-6)
+  wide = (np.asarray(a, np.float64) for a in (q, k, v))
+  want = reference.causal_attention(*wide, segment_ids, scale=0.4)
+  assert_close(xla(q, k, v, segment_ids, scores=Scores(0.4)), want, 1e-6)
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_splash_takes_caps_and_the_window_of_a_layer(index):
+  q, k, v, segment_ids = example(256)
+
+  def both(call, q, k, v, index):
+    window = Window((0, 9), index)
+    out, vjp = jax.vjp(lambda *a: call(*a, segment_ids, window=window, scores=CAPPED), q, k, v)
+    return out, vjp(jnp.cos(jnp.arange(out.size)).reshape(out.shape))
+
+  want, got = (
+    jax.jit(functools.partial(both, call))(q, k, v, jnp.asarray(index)) for call in (xla, splash)
+  )
+  assert_close(got, want, 1e-5)
+
+
+def test_cudnn_has_no_cap_and_auto_takes_another():
+  *qkv, segment_ids = example(128)
+  qkv = [a.astype("bfloat16") for a in qkv]
+  with pytest.raises(ValueError, match=r"no soft cap, .*attention_softcap is 1\.5; use"):
+    causal_attention(*qkv, segment_ids, layout=faked("gpu"), scores=CAPPED, implementation="cudnn")
+  got = causal_attention(*qkv, segment_ids, layout=faked("gpu"), scores=CAPPED)
+  np.testing.assert_array_equal(got, xla(*qkv, segment_ids, scores=CAPPED))
 
 
 def test_splash_on_a_mesh_is_xla():

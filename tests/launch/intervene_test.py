@@ -36,19 +36,33 @@ def test_a_hugging_face_folder(tmp_path):
   assert lines[-1] == str(out)
 
 
+def check_mistake(tmp_path, flags, words):
+  code, output = run(f"--out={tmp_path / 'out.json'}", *flags)
+  assert code == 1 and output.startswith("error: ") and output.count("\n") == 1, output
+  assert words in output
+
+
 @pytest.mark.parametrize(
   ("flags", "words"),
   [
     ([], "no model; give the folder of a run, for example --checkpoint=runs/tiny, or --hf"),
-    (["--checkpoint=nowhere"], "--checkpoint='nowhere' has no checkpoint"),
     (["--hf=nowhere"], "nowhere has no config.json"),
-    (["--hf=a", "--checkpoint=b"], "several models; give one --checkpoint or one --hf"),
-    (["--hf=a", "--alphas=0,b"], "--alphas=0,b must be numbers"),
-    (["--hf=a", "--out="], "no file for the figures"),
     (["--hf=a", "--out=/dev/null/x.json"], "--out=/dev/null/x.json cannot be written"),
   ],
 )
 def test_mistakes(tmp_path, flags, words):
-  code, output = run(f"--out={tmp_path / 'out.json'}", *flags)
-  assert code == 1 and output.startswith("error: ") and output.count("\n") == 1, output
-  assert words in output
+  check_mistake(tmp_path, flags, words)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  ("flags", "words"),
+  [
+    (["--checkpoint=nowhere"], "--checkpoint='nowhere' has no checkpoint"),
+    (["--hf=a", "--checkpoint=b"], "several models; give one --checkpoint or one --hf"),
+    (["--hf=a", "--alphas=0,b"], "--alphas=0,b must be numbers"),
+    (["--hf=a", "--out="], "no file for the figures"),
+  ],
+)
+def test_other_mistakes(tmp_path, flags, words):
+  check_mistake(tmp_path, flags, words)

@@ -10,7 +10,7 @@ from resjax.nn.embed import Embedding
 from resjax.nn.linear import Linear
 from resjax.nn.mlp import MLP
 from resjax.nn.norm import norm
-from resjax.nn.rope import Rope, rope
+from resjax.nn.rope import Rope, RopeScaling, rope
 from resjax.sharding import Layout
 from tests.helpers.compare import assert_close
 
@@ -49,6 +49,30 @@ def test_rope_scores_depend_on_the_distance_alone():
 
   np.testing.assert_allclose(score(3, 1), score(40, 38), rtol=1e-4)
   assert abs(score(3, 1) - score(3, 2)) > 1e-3
+
+
+@pytest.mark.parametrize(
+  "scaling", [RopeScaling(), RopeScaling("linear", 3.0), RopeScaling("llama3", 8.0, 1.0, 4.0, 64)]
+)
+def test_rope_turns_a_part_of_a_head_by_scaled_angles(scaling):
+  x = np.random.default_rng(0).normal(size=(1, 5, 2, 12)).astype(np.float32)
+  t = np.array([[0, 1, 2, 3, 30]])
+  frequencies = 100.0 ** (-np.arange(4) / 4)
+  if scaling.kind == "linear":
+    frequencies /= 3
+  if scaling.kind == "llama3":  # in wavelengths, as the paper's code has it
+    for i, frequency in enumerate(frequencies):
+      length = 2 * np.pi / frequency
+      if length > 64 / 1.0:
+        frequencies[i] = frequency / 8
+      elif length >= 64 / 4.0:
+        smooth = (64 / length - 1.0) / (4.0 - 1.0)
+        frequencies[i] = (1 - smooth) * frequency / 8 + smooth * frequency
+    assert len({*frequencies, *100.0 ** (-np.arange(4) / 4)}) > 4
+  turned = (x[..., :4] + 1j * x[..., 4:8]) * np.exp(1j * t[:, :, None, None] * frequencies)
+  want = np.concatenate([turned.real, turned.imag, x[..., 8:]], axis=-1)
+  rotation = Rope(100.0, 0.67, scaling)
+  assert_close(rope(jnp.asarray(x), jnp.asarray(t), rotation), want, 1e-5)
 
 
 def test_rope_keeps_the_dtype():

@@ -40,9 +40,12 @@ def walk():
 def config(name):
   # A vocabulary for the two devices along `tensor`; weights that amplify no rounding.
   sizes = {"vocab_size": 32, "init_std": 0.1}
-  if name == "standard":  # learned positions, an output embedding, a window
-    sizes |= {"positions": "learned", "tied_embeddings": False}
+  if name == "standard":  # learned positions, an output embedding, windows, caps, more norms
+    sizes |= {"positions": "learned", "tied_embeddings": False, "post_norm": True, "bias": "qkv"}
+    sizes |= {"windows": (4, 0), "attention_softcap": 1.0, "logit_softcap": 2.0}
     sizes["short_swa"] = ShortSWAConfig(3, 2)
+  if name == "block_attn_res":  # attention and MLP as one site, a part of each head rotated
+    sizes |= {"parallel": True, "rope_fraction": 0.5}
   return decoders.config("llama", name, **sizes)
 
 

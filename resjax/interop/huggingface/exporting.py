@@ -63,7 +63,7 @@ def export(
     whole = pathlib.Path(scratch) / "whole"
     whole.mkdir()
     _write_json(whole / "config.json", settings | ids)
-    _write_json(whole / "generation_config.json", {name: i for name, i in ids.items() if i})
+    _write_json(whole / "generation_config.json", {k: v for k, v in ids.items() if v is not None})
     for name, text in tokenizer_files(tokenizer).items():
       (whole / name).write_text(text, encoding="utf-8")
     _write_tensors(decoder, family, whole, np.dtype(jax.numpy.dtype(dtype)), shard_bytes)

@@ -1,0 +1,211 @@
+"""config.json files as they are published, and settings that no decoder here has."""
+
+import json
+import math
+
+import pytest
+
+from resjax.interop import huggingface
+from resjax.models.parameters import parameters
+from resjax.nn.rope import RopeScaling
+from resjax.sharding import Layout
+
+# What the files of these models say, shortened by what does not matter.
+PUBLISHED = {
+  "openai-community/gpt2": {
+    "activation_function": "gelu_new", "architectures": ["GPT2LMHeadModel"], "attn_pdrop": 0.1,
+    "bos_token_id": 50256, "embd_pdrop": 0.1, "eos_token_id": 50256, "initializer_range": 0.02,
+    "layer_norm_epsilon": 1e-05, "model_type": "gpt2", "n_ctx": 1024, "n_embd": 768, "n_head": 12,
+    "n_layer": 12, "n_positions": 1024, "resid_pdrop": 0.1, "summary_activation": None,
+    "summary_first_dropout": 0.1, "summary_proj_to_labels": True, "summary_type": "cls_index",
+    "summary_use_proj": True, "vocab_size": 50257,
+    "task_specific_params": {"text-generation": {"do_sample": True, "max_length": 50}},
+  },
+  "EleutherAI/pythia-70m": {
+    "architectures": ["GPTNeoXForCausalLM"], "bos_token_id": 0, "eos_token_id": 0,
+    "hidden_act": "gelu", "hidden_size": 512, "initializer_range": 0.02, "intermediate_size": 2048,
+    "layer_norm_eps": 1e-05, "max_position_embeddings": 2048, "model_type": "gpt_neox",
+    "num_attention_heads": 8, "num_hidden_layers": 6, "rotary_emb_base": 10000, "rotary_pct": 0.25,
+    "tie_word_embeddings": False, "torch_dtype": "float16", "transformers_version": "4.24.0",
+    "use_cache": True, "use_parallel_residual": True, "vocab_size": 50304,
+  },
+  "huggyllama/llama-7b": {
+    "architectures": ["LlamaForCausalLM"], "bos_token_id": 1, "eos_token_id": 2,
+    "hidden_act": "silu", "hidden_size": 4096, "initializer_range": 0.02,
+    "intermediate_size": 11008, "max_position_embeddings": 2048, "max_sequence_length": 2048,
+    "model_type": "llama", "num_attention_heads": 32, "num_hidden_layers": 32, "pad_token_id": 0,
+    "rms_norm_eps": 1e-06, "tie_word_embeddings": False, "torch_dtype": "float16",
+    "transformers_version": "4.29.0.dev0", "use_cache": True, "vocab_size": 32000,
+  },
+  "meta-llama/Llama-3.2-1B": {
+    "architectures": ["LlamaForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
+    "bos_token_id": 128000, "eos_token_id": 128001, "head_dim": 64, "hidden_act": "silu",
+    "hidden_size": 2048, "initializer_range": 0.02, "intermediate_size": 8192,
+    "max_position_embeddings": 131072, "mlp_bias": False, "model_type": "llama",
+    "num_attention_heads": 32, "num_hidden_layers": 16, "num_key_value_heads": 8,
+    "pretraining_tp": 1, "rms_norm_eps": 1e-05, "rope_theta": 500000.0,
+    "rope_scaling": {
+      "factor": 32.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0,
+      "original_max_position_embeddings": 8192, "rope_type": "llama3",
+    },
+    "tie_word_embeddings": True, "torch_dtype": "bfloat16", "vocab_size": 128256,
+  },
+  "mistralai/Mistral-7B-v0.1": {
+    "architectures": ["MistralForCausalLM"], "bos_token_id": 1, "eos_token_id": 2,
+    "hidden_act": "silu", "hidden_size": 4096, "initializer_range": 0.02,
+    "intermediate_size": 14336, "max_position_embeddings": 32768, "model_type": "mistral",
+    "num_attention_heads": 32, "num_hidden_layers": 32, "num_key_value_heads": 8,
+    "rms_norm_eps": 1e-05, "rope_theta": 10000.0, "sliding_window": 4096,
+    "tie_word_embeddings": False, "torch_dtype": "bfloat16", "vocab_size": 32000,
+  },
+  "Qwen/Qwen2.5-0.5B": {
+    "architectures": ["Qwen2ForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 151643,
+    "eos_token_id": 151643, "hidden_act": "silu", "hidden_size": 896, "initializer_range": 0.02,
+    "intermediate_size": 4864, "max_position_embeddings": 32768, "max_window_layers": 24,
+    "model_type": "qwen2", "num_attention_heads": 14, "num_hidden_layers": 24,
+    "num_key_value_heads": 2, "rms_norm_eps": 1e-06, "rope_theta": 1000000.0,
+    "sliding_window": 32768, "tie_word_embeddings": True, "torch_dtype": "bfloat16",
+    "use_mrope": False, "use_sliding_window": False, "vocab_size": 151936,
+  },
+  "Qwen/Qwen3-0.6B-Base": {
+    "architectures": ["Qwen3ForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
+    "bos_token_id": 151643, "eos_token_id": 151643, "head_dim": 128, "hidden_act": "silu",
+    "hidden_size": 1024, "initializer_range": 0.02, "intermediate_size": 3072,
+    "max_position_embeddings": 32768, "max_window_layers": 28, "model_type": "qwen3",
+    "num_attention_heads": 16, "num_hidden_layers": 28, "num_key_value_heads": 8,
+    "rms_norm_eps": 1e-06, "rope_scaling": None, "rope_theta": 1000000, "sliding_window": None,
+    "tie_word_embeddings": True, "use_sliding_window": False, "vocab_size": 151936,
+  },
+  "google/gemma-2b": {
+    "architectures": ["GemmaForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
+    "bos_token_id": 2, "eos_token_id": 1, "head_dim": 256, "hidden_act": "gelu",
+    "hidden_activation": None, "hidden_size": 2048, "initializer_range": 0.02,
+    "intermediate_size": 16384, "max_position_embeddings": 8192, "model_type": "gemma",
+    "num_attention_heads": 8, "num_hidden_layers": 18, "num_key_value_heads": 1, "pad_token_id": 0,
+    "rms_norm_eps": 1e-06, "rope_scaling": None, "rope_theta": 10000.0, "vocab_size": 256000,
+  },
+  "google/gemma-2-2b": {
+    "architectures": ["Gemma2ForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
+    "attn_logit_softcapping": 50.0, "bos_token_id": 2, "cache_implementation": "hybrid",
+    "eos_token_id": 1, "final_logit_softcapping": 30.0, "head_dim": 256,
+    "hidden_act": "gelu_pytorch_tanh", "hidden_activation": "gelu_pytorch_tanh",
+    "hidden_size": 2304, "initializer_range": 0.02, "intermediate_size": 9216,
+    "max_position_embeddings": 8192, "model_type": "gemma2", "num_attention_heads": 8,
+    "num_hidden_layers": 26, "num_key_value_heads": 4, "pad_token_id": 0,
+    "query_pre_attn_scalar": 256, "rms_norm_eps": 1e-06, "rope_theta": 10000.0,
+    "sliding_window": 4096, "torch_dtype": "float32", "use_cache": True, "vocab_size": 256000,
+  },
+}  # fmt: skip
+# Parameters as published, embeddings once where they are tied.
+SIZES = {
+  "openai-community/gpt2": 124_439_808,
+  "EleutherAI/pythia-70m": 70_426_624,
+  "huggyllama/llama-7b": 6_738_415_616,
+  "meta-llama/Llama-3.2-1B": 1_235_814_400,
+  "mistralai/Mistral-7B-v0.1": 7_241_732_096,
+  "Qwen/Qwen2.5-0.5B": 494_032_768,
+  "Qwen/Qwen3-0.6B-Base": 596_049_920,
+  "google/gemma-2b": 2_506_172_416,
+  "google/gemma-2-2b": 2_614_341_888,
+}
+LLAMA3 = RopeScaling("llama3", 32.0, 1.0, 4.0, 8192)
+CHOICES = {
+  "openai-community/gpt2": {"mlp": "gelu", "bias": "all", "tied_embeddings": True, "mlp_dim": 3072},
+  "EleutherAI/pythia-70m": {"mlp": "gelu_exact", "parallel": True, "rope_fraction": 0.25},
+  "huggyllama/llama-7b": {"num_kv_heads": 32, "head_dim": 128, "bias": "none"},
+  "meta-llama/Llama-3.2-1B": {"rope_scaling": LLAMA3, "tied_embeddings": True},
+  "mistralai/Mistral-7B-v0.1": {"windows": (4096,), "num_kv_heads": 8},
+  "Qwen/Qwen2.5-0.5B": {"bias": "qkv", "windows": (0,), "rope_theta": 1e6},
+  "Qwen/Qwen3-0.6B-Base": {"qk_norm": True, "head_dim": 128, "bias": "none", "windows": (0,)},
+  "google/gemma-2b": {"mlp": "geglu", "embed_scale": True, "tied_embeddings": True},
+  "google/gemma-2-2b": {
+    "windows": (4096, 0), "attention_softcap": 50.0, "logit_softcap": 30.0, "post_norm": True,
+    "query_pre_attn_scalar": 256.0,
+  },
+}  # fmt: skip
+
+
+def write(folder, values):
+  (folder / "config.json").write_text(json.dumps(values))
+  return folder
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_files(name, tmp_path):
+  config = huggingface.read_config(write(tmp_path, PUBLISHED[name]))
+  assert {key: getattr(config, key) for key in CHOICES[name]} == CHOICES[name]
+  found = parameters(config, Layout()).values()
+  assert sum(math.prod(parameter.shape) for parameter in found) == SIZES[name]
+  family, settings = huggingface.express(config)
+  assert huggingface.read_config(write(tmp_path, settings)).layer_windows == config.layer_windows
+  assert family.model_type == PUBLISHED[name]["model_type"]
+
+
+def test_old_and_new_spellings_are_the_same(tmp_path):
+  base = PUBLISHED["meta-llama/Llama-3.2-1B"]
+  old = huggingface.read_config(write(tmp_path, base))
+  new = {key: value for key, value in base.items() if not key.startswith("rope_")}
+  new["rope_parameters"] = base["rope_scaling"] | {"rope_theta": base["rope_theta"]}
+  assert huggingface.read_config(write(tmp_path, new)) == old
+  older = base | {"rope_scaling": {"type": "linear", "factor": 2.0}}
+  assert huggingface.read_config(write(tmp_path, older)).rope_scaling == RopeScaling("linear", 2.0)
+
+
+def test_windows_of_some_layers(tmp_path):
+  base = PUBLISHED["Qwen/Qwen2.5-0.5B"] | {"num_hidden_layers": 4}
+  change = {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 3}
+  config = huggingface.read_config(write(tmp_path, base | change))
+  assert config.layer_windows == (0, 0, 0, 9)
+  change["layer_types"] = ["sliding_attention", "full_attention"] * 2
+  config = huggingface.read_config(write(tmp_path, base | change))
+  assert config.windows == (9, 0)
+
+
+@pytest.mark.parametrize(
+  "name, change, message",
+  [
+    ("openai-community/gpt2", {"scale_attn_by_inverse_layer_idx": True}, "True .*allowed: False"),
+    ("openai-community/gpt2", {"activation_function": "relu"}, "'relu' .*allowed: gelu_new, "),
+    ("EleutherAI/pythia-70m", {"attention_bias": False}, "attention_bias=False is not supported"),
+    ("huggyllama/llama-7b", {"mlp_bias": True}, "mlp_bias=True is not supported; allowed: False"),
+    ("huggyllama/llama-7b", {"hidden_act": "gelu"}, "hidden_act='gelu' is not supported"),
+    (
+      "huggyllama/llama-7b",
+      {"rope_scaling": {"type": "yarn", "factor": 2.0}},
+      "rope_type='yarn' is not supported; allowed: default, linear, llama3",
+    ),
+    (
+      "huggyllama/llama-7b",
+      {"rope_scaling": {"type": "linear"}},
+      "rope_scaling.factor=None is not supported",
+    ),
+    (
+      "huggyllama/llama-7b",
+      {"quantization_config": {"bits": 4}},
+      "quantization_config=.* is not known for model_type='llama', and may change",
+    ),
+    ("huggyllama/llama-7b", {"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5 is not"),
+    (
+      "google/gemma-2-2b",
+      {"use_bidirectional_attention": True},
+      "use_bidirectional_attention=True",
+    ),
+    ("google/gemma-2-2b", {"layer_types": ["linear_attention"] * 26}, "'linear_attention' is not"),
+    ("google/gemma-2-2b", {"layer_types": ["full_attention"]}, "one for each of 26 layers"),
+    ("google/gemma-2-2b", {"hidden_size": None}, "has no hidden_size"),
+    ("Qwen/Qwen2.5-0.5B", {"num_attention_heads": 13}, "d_model=896 must be divisible"),
+    ("Qwen/Qwen2.5-0.5B", {"moe_layers": 3}, "moe_layers=3 is not known"),
+  ],
+)
+def test_what_would_change_the_function_is_refused_by_name(name, change, message, tmp_path):
+  folder = write(tmp_path, PUBLISHED[name] | change)
+  with pytest.raises(ValueError, match=message) as caught:
+    huggingface.read_config(folder)
+  assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("text, message", [("{", "is no JSON"), ("[]", "must hold an object")])
+def test_no_object(text, message, tmp_path):
+  (tmp_path / "config.json").write_text(text)
+  with pytest.raises(ValueError, match=message):
+    huggingface.read_config(tmp_path)

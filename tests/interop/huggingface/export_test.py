@@ -1,0 +1,138 @@
+"""Folders that come back as the same bits, and decoders that no family expresses."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+from flax import nnx
+from safetensors.numpy import load_file
+
+from resjax.data.tokenizer import ByteTokenizer, train_bpe
+from resjax.interop import huggingface
+from resjax.models.config import ShortSWAConfig
+from tests.helpers import decoders, layouts
+from tests.interop.huggingface.golden_test import FOLDER, NAMES
+
+
+def assert_same(decoder, other):
+  ours, theirs = (nnx.to_pure_dict(nnx.state(model)) for model in (decoder, other))
+  jax.tree.map(np.testing.assert_array_equal, ours, theirs)
+
+
+def stored(folder):
+  tensors = {}
+  for path in folder.glob("*.safetensors"):
+    tensors |= load_file(path)
+  return tensors
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_tensors_are_those_that_transformers_wrote(name, tmp_path):
+  want = stored(FOLDER / name)
+  decoder, dtype = huggingface.load(FOLDER / name), str(next(iter(want.values())).dtype)
+  huggingface.export(decoder, tmp_path / "out", dtype=dtype, shard_bytes=15_000)
+  got = stored(tmp_path / "out")
+  assert set(got) == set(want)
+  for path, tensor in want.items():
+    assert got[path].dtype == tensor.dtype
+    # Gains that are stored less 1 were rounded when 1 was added.
+    atol = 2**-24 if name == "gemma2" and "norm" in path else 0
+    np.testing.assert_allclose(np.float64(got[path]), np.float64(tensor), rtol=0, atol=atol)
+  assert huggingface.read_config(tmp_path / "out") == decoder.config
+  files = sorted(path.name for path in (tmp_path / "out").glob("*.safetensors"))
+  assert len(files) > 1 and files[0] == f"model-00001-of-{len(files):05}.safetensors"
+  assert max((tmp_path / "out" / file).stat().st_size for file in files) < 20_000
+  index = json.loads((tmp_path / "out" / "model.safetensors.index.json").read_text())
+  assert sorted(set(index["weight_map"].values())) == files
+  assert index["metadata"]["total_size"] == sum(tensor.nbytes for tensor in want.values())
+
+
+@pytest.mark.parametrize("style, changes", [("llama", {}), ("gpt2", {"num_kv_heads": 4})])
+def test_our_own_decoders_come_back_bit_equal(style, changes, tmp_path):
+  decoder = decoders.decoder(decoders.config(style, **changes))
+  huggingface.export(decoder, tmp_path / "out")
+  assert_same(decoder, huggingface.load(tmp_path / "out"))
+
+
+# The two styles of configs/base.py, with what they allow.
+@pytest.mark.parametrize(
+  "style, changes, family",
+  [
+    ("llama", {}, "llama"),
+    ("llama", {"bias": "attention"}, "llama"),
+    ("llama", {"qk_norm": True, "tied_embeddings": False}, "qwen3"),
+    ("llama", {"num_heads": 3, "num_kv_heads": 1, "head_dim": 6}, "mistral"),
+    ("llama", {"windows": (4,)}, "mistral"),
+    ("llama", {"windows": (4, 0), "bias": "qkv"}, "qwen2"),
+    ("gpt2", {"num_kv_heads": 4}, "gpt2"),
+    ("gpt2", {"num_kv_heads": 4, "query_pre_attn_scalar": 1.0}, "gpt2"),
+    ("gpt2", {"num_kv_heads": 4, "positions": "rope", "mlp": "gelu_exact"}, "gpt_neox"),
+  ],
+)
+def test_the_family_of_our_own_decoders(style, changes, family):
+  assert huggingface.express(decoders.config(style, **changes))[0].model_type == family
+
+
+def test_gains_that_were_rounded_once_come_back_bit_equal(tmp_path):
+  decoder = huggingface.load(FOLDER / "gemma2")
+  huggingface.export(decoder, tmp_path / "out")
+  assert_same(decoder, huggingface.load(tmp_path / "out"))
+
+
+def test_a_sharded_decoder_in_bfloat16(tmp_path):
+  layout = layouts.layout("fsdp", data=1, fsdp=8)
+  split, whole = (huggingface.load(FOLDER / "mistral", layout=at) for at in (layout, None))
+  huggingface.export(split, tmp_path / "split", dtype="bfloat16")
+  huggingface.export(whole, tmp_path / "whole", dtype="bfloat16")
+  paths = [tmp_path / name / "model.safetensors" for name in ("split", "whole")]
+  assert paths[0].read_bytes() == paths[1].read_bytes()
+  assert_same(whole, huggingface.load(tmp_path / "whole"))  # it came from bfloat16
+
+
+@pytest.mark.parametrize(
+  "changes, message",
+  [
+    ({"residual": "gate"}, "nearest, llama: config.model.residual='gate', there 'standard'$"),
+    ({"value_residual": "fixed"}, "llama: config.model.value_residual='fixed', there 'none'$"),
+    ({"short_swa": ShortSWAConfig(4)}, "llama: config.model.short_swa=4, there 0$"),
+    ({"windows": (4, 8, 0)}, r"config.model.windows=\(4, 8, 0\), there"),
+    ({"parallel": True}, "config.model.parallel=True, there False"),
+    ({"logit_softcap": 3.0}, "llama: config.model.logit_softcap=3.0, there 0.0$"),
+    ({"rope_fraction": 0.5}, "llama: config.model.rope_fraction=0.5, there 1.0$"),
+  ],
+)
+def test_what_no_family_has_is_refused(changes, message):
+  with pytest.raises(ValueError, match=message) as caught:
+    huggingface.express(decoders.config("llama", **changes))
+  assert "\n" not in str(caught.value)
+
+
+def test_other_refusals(tmp_path):
+  decoder = huggingface.load(FOLDER / "gpt2")
+  decoder.config = decoders.config("gpt2", "gate")
+  with pytest.raises(ValueError, match="residual='gate', there 'standard'"):
+    huggingface.export(decoder, tmp_path / "out")
+  assert not list(tmp_path.iterdir())
+  with pytest.raises(ValueError, match="dtype='int8' is not supported; allowed: float32, bfloat16"):
+    huggingface.export(decoder, tmp_path / "out", dtype="int8")
+  (tmp_path / "kept").write_text("mine")
+  with pytest.raises(ValueError, match="exists and is not an empty folder; give another one"):
+    huggingface.export(decoder, tmp_path)
+  assert (tmp_path / "kept").read_text() == "mine"
+
+
+def test_tokenizers_of_our_own_go_along(tmp_path):
+  texts = ["import os\n", "hélo wörld \x00\x7f\xad\u2028", " def f(x):\n    return x"] * 3
+  for words in (ByteTokenizer(), train_bpe(texts, 300)):
+    config = decoders.config(vocab_size=words.vocab_size)
+    folder = tmp_path / type(words).__name__
+    huggingface.export(decoders.decoder(config, random=False), folder, tokenizer=words)
+    read = huggingface.tokenizer(folder)
+    for ours, theirs in zip(words.encode_batch(texts), read.encode_batch(texts), strict=True):
+      np.testing.assert_array_equal(ours, theirs)
+      assert read.decode(theirs) == words.decode(ours)
+    np.testing.assert_array_equal(read.token_bytes(), words.token_bytes())
+    assert read.eot_id == words.eot_id
+    settings = json.loads((folder / "generation_config.json").read_text())
+    assert settings == {"bos_token_id": words.eot_id, "eos_token_id": words.eot_id}
