@@ -29,7 +29,7 @@ def closed_states(decoder, tokens):
   return states
 
 
-@pytest.mark.parametrize("every", ["layer", "site"])
+@pytest.mark.parametrize("every", [pytest.param("layer", marks=pytest.mark.slow), "site"])
 def test_equals_a_loop_by_hand(every):
   decoder = decoders.decoder(decoders.config())
   found = heat_map(decoder, TOKENS, every)
@@ -42,6 +42,7 @@ def test_equals_a_loop_by_hand(every):
     np.testing.assert_allclose(found.probabilities[index], wanted, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_last_column_is_the_prediction_on_any_devices():
   config = decoders.config(residual="block_attn_res", options={"layers_per_block": 2})
   alone = decoders.decoder(config)
