@@ -46,7 +46,7 @@ def report(root, checkpoint):
   output, _ = process.communicate(timeout=300)
   assert process.returncode == 0, output
   models = [f"--checkpoint={checkpoint}", f"--hf={folder}"]
-  more = [f"--data={text}", "--tokens=256", "--text=depth width", "--every=site"]
+  more = [f"--data={text}", "--tokens=128", "--text=depth width", "--every=site"]
   code, output = run(*models, *more, f"--sensitivity={root / 'cuts.json'}", f"--out={root / 'out'}")
   assert code == 0, output
   return output
@@ -68,7 +68,7 @@ def test_what_is_written(root, report):
   run, llama = found
   assert run.heat.tokens[0] == "<|endoftext|>" and "".join(run.heat.tokens[1:]) == "depth␣width"
   assert llama.heat.tokens[0] == "<s>" and "".join(llama.heat.tokens[1:]).endswith("width")
-  assert run.alignment.readings["closed"]["all"].num_tokens == 256 - 256 // trained.T
+  assert run.alignment.readings["closed"]["all"].num_tokens == 128 - 128 // trained.T
   assert len(llama.sensitivities) == 1 and not run.sensitivities
   page = (out / "report.html").read_text()
   assert f"<h2>run, step {STEPS}</h2>" in page and "<h2>llama</h2>" in page
@@ -88,8 +88,8 @@ MISTAKES = [
   (["--hf={root}/text"], ["text", "config.json"]),
   (["--hf={root}/llama"], ["no text", "--data"]),
   ([*LLAMA, "--text= "], ["--text is empty"]),
-  ([*LLAMA, "--text=gate"], ["--text='gate'", "one token", "two tokens"]),
-  ([*LLAMA, "--text=" + 40 * "gate "], ["40 tokens", "llama", "shorter"]),
+  ([*LLAMA, "--text=s"], ["--text='s'", "one token", "two tokens"]),
+  ([*LLAMA, "--text=" + 40 * "gate "], ["121 tokens of llama", "96", "shorter"]),
   ([*LLAMA, "--out=/dev/null/x"], ["cannot write to /dev/null/x", "--out"]),
   (["--hf={root}/llama", "--data=nowhere/x"], ["--data", "nowhere/x"]),
   ([*LLAMA, "--readings=shut"], ["shut", "closed, read"]),
@@ -128,6 +128,7 @@ def refusals(root):
   return [json.loads(line[1:]) for line in output.splitlines() if line.startswith("=")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", range(len(MISTAKES)))
 def test_mistakes_are_one_line_and_leave_nothing(root, refusals, number):
   said = refusals[number]
@@ -136,6 +137,7 @@ def test_mistakes_are_one_line_and_leave_nothing(root, refusals, number):
   assert not list((root / "refused" / str(number)).rglob("*"))
 
 
+@pytest.mark.slow
 def test_a_good_command_after_them(root, refusals):
   assert refusals[-1] is None
   (found,) = results.from_json((root / "good" / "results.json").read_text())
