@@ -22,7 +22,7 @@ from rich.table import Table
 
 from launch import cli, subjects
 from resjax import locations
-from resjax.analysis.alignment import READINGS
+from resjax.analysis.alignment import READINGS, Alignment
 from resjax.analysis.heat_map import heat_map
 from resjax.analysis.measurement import measure
 from resjax.analysis.probing import EVERY, ProbeConfig
@@ -51,21 +51,27 @@ _SHOWN = 48  # tokens of the data in the table of a text
 
 def main() -> None:
   """Measures the models of the command line and writes the report."""
-  first, console = jax.process_index() == 0, Console(stderr=True)
+  first = jax.process_index() == 0
+  console = Console(stderr=True, quiet=not first)
   config = ProbeConfig(every=_EVERY.value, readings=tuple(_READINGS.value))
   if _TEXT.value is not None and not _TEXT.value.strip():
     raise ValueError("--text is empty; give a text of two tokens or more, or leave it out")
   found = [_sensitivity(path) for path in _SENSITIVITIES.value]
   models = _named_apart(subjects.load())
   _check_owners(found, models)
+  texts = [subjects.read_text(subject) for subject in models]
+  shown = [_shown_tokens(subject, text) for subject, text in zip(models, texts, strict=True)]
   folder = locations.path(_OUT.value, "--out", writable=True)
   if first:
     locations.make_folder(folder, "--out")
   results = []
-  for subject in models:
-    with console.status(f"measuring {subject.name}") if first else Console(quiet=True).status(""):
-      own = [one for one in found if one.model == subject.name]
-      results.append(_results(subject, config, own))
+  for subject, text, tokens in zip(models, texts, shown, strict=True):
+    with console.status(f"measuring {subject.name}"):
+      alignment = _alignment(subject, text, config)
+      cells = heat_map(subject.decoder, tokens, config.every)
+    heat = heat_text.in_words(cells, tokens, subject.tokenizer)
+    own = [one for one in found if one.model == subject.name]
+    results.append(Results(alignment, heat, own))
   if first:
     with console.status("drawing"):
       files = writing.write(results, folder)
@@ -74,11 +80,10 @@ def main() -> None:
       print(file)
 
 
-def _results(subject: Subject, config: ProbeConfig, own: Sequence[Sensitivity]) -> Results:
-  text = subjects.read_text(subject)
+def _alignment(subject: Subject, text: MeasuredText, config: ProbeConfig) -> Alignment:
   layout, size = subject.decoder.layout, len(text.batches[0]["inputs"])
   rows = layout.rows(size)
-  alignment = measure(
+  return measure(
     subject.decoder,
     [{name: array[rows] for name, array in batch.items()} for batch in text.batches],
     batch_size=size,
@@ -86,9 +91,6 @@ def _results(subject: Subject, config: ProbeConfig, own: Sequence[Sensitivity]) 
     corpus=text.name,
     config=config,
   )
-  tokens = _shown_tokens(subject, text)
-  cells = heat_map(subject.decoder, tokens, config.every)
-  return Results(alignment, heat_text.in_words(cells, tokens, subject.tokenizer), own)
 
 
 def _shown_tokens(subject: Subject, text: MeasuredText) -> np.ndarray:

@@ -16,9 +16,15 @@ from tests.helpers.trained import STEPS
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
   root = write_text(tmp_path_factory.mktemp("analyze"))
-  trained.run(trained.settings(root, root / "run", "attn_res"))
   pretrained.folder(root)  # llama
   return root
+
+
+@pytest.fixture(scope="module")
+def checkpoint(root):
+  """The folder of a run."""
+  trained.run(trained.settings(root, root / "run", "attn_res"))
+  return root / "run"
 
 
 def command(*flags):
@@ -32,20 +38,21 @@ def run(*flags):
 
 
 @pytest.fixture(scope="module")
-def report(root):
+def report(root, checkpoint):
   """Of a run and a pretrained model together, with cuts of the latter."""
   text, folder = root / "text" / "0.txt", root / "llama"
   cuts = [sys.executable, "-m", "launch.intervene", f"--hf={folder}", f"--data={text}"]
   process = start([*map(str, cuts), "--tokens=64", "--alphas=0", f"--out={root / 'cuts.json'}"])
   output, _ = process.communicate(timeout=300)
   assert process.returncode == 0, output
-  models = [f"--checkpoint={root / 'run'}", f"--hf={folder}"]
-  more = [f"--data={text}", "--tokens=256", "--text=depth width", "--every=site"]
+  models = [f"--checkpoint={checkpoint}", f"--hf={folder}"]
+  more = [f"--data={text}", "--tokens=128", "--text=depth width", "--every=site"]
   code, output = run(*models, *more, f"--sensitivity={root / 'cuts.json'}", f"--out={root / 'out'}")
   assert code == 0, output
   return output
 
 
+@pytest.mark.slow
 def test_what_is_written(root, report):
   out = root / "out"
   assert report.splitlines()[-3:] == [
@@ -61,31 +68,34 @@ def test_what_is_written(root, report):
   run, llama = found
   assert run.heat.tokens[0] == "<|endoftext|>" and "".join(run.heat.tokens[1:]) == "depth␣width"
   assert llama.heat.tokens[0] == "<s>" and "".join(llama.heat.tokens[1:]).endswith("width")
-  assert run.alignment.readings["closed"]["all"].num_tokens == 256 - 256 // trained.T
+  assert run.alignment.readings["closed"]["all"].num_tokens == 128 - 128 // trained.T
   assert len(llama.sensitivities) == 1 and not run.sensitivities
   page = (out / "report.html").read_text()
   assert f"<h2>run, step {STEPS}</h2>" in page and "<h2>llama</h2>" in page
 
 
+@pytest.mark.slow
 def test_numbers_are_json_that_others_read(root, report):
   found = json.loads((root / "out" / "results.json").read_text())
   group = found["models"][0]["alignment"]["readings"]["closed"]["all"]
   assert len(group["metrics"]["next_rank"]) == 1 + 2 * 3
 
 
+LLAMA = ("--hf={root}/llama", "--data={root}/text/0.txt")
 MISTAKES = [
   ([], ["no model", "--checkpoint", "--hf"]),
   (["--checkpoint={root}/text"], ["--checkpoint", "text", "no checkpoint"]),
   (["--hf={root}/text"], ["text", "config.json"]),
   (["--hf={root}/llama"], ["no text", "--data"]),
-  (["--checkpoint={root}/run", "--text= "], ["--text is empty"]),
-  (["--checkpoint={root}/run", "--text=x"], ["--text='x'", "one token", "two tokens"]),
-  (["--checkpoint={root}/run", "--text=" + 40 * "x"], ["40 tokens", "32", "shorter"]),
-  (["--checkpoint={root}/run", "--out=/dev/null/x"], ["cannot write to /dev/null/x", "--out"]),
-  (["--checkpoint={root}/run", "--data=nowhere/x"], ["--data", "nowhere/x"]),
-  (["--checkpoint={root}/run", "--readings=shut"], ["shut", "closed, read"]),
-  (["--checkpoint={root}/run", "--sensitivity={root}/run/run.json"], ["launch.intervene"]),
+  ([*LLAMA, "--text= "], ["--text is empty"]),
+  ([*LLAMA, "--text=s"], ["--text='s'", "one token", "two tokens"]),
+  ([*LLAMA, "--text=" + 40 * "gate "], ["121 tokens of llama", "96", "shorter"]),
+  ([*LLAMA, "--out=/dev/null/x"], ["cannot write to /dev/null/x", "--out"]),
+  (["--hf={root}/llama", "--data=nowhere/x"], ["--data", "nowhere/x"]),
+  ([*LLAMA, "--readings=shut"], ["shut", "closed, read"]),
+  ([*LLAMA, "--sensitivity={root}/llama/config.json"], ["launch.intervene"]),
 ]
+GOOD = [*LLAMA, "--tokens=64", "--readings=closed", "--text=depth width", "--out={root}/good"]
 # All in one process: each would spend seconds on its start.
 ONE_AFTER_ANOTHER = """
 import json, sys
@@ -98,9 +108,9 @@ for arguments in json.loads(sys.argv[1]):
   flags.FLAGS(["analyze", *arguments])
   try:
     analyze.main()
-    print(json.dumps(None))
+    print("=", json.dumps(None))
   except ValueError as error:
-    print(json.dumps(str(error)))
+    print("=", json.dumps(str(error)))
 """
 
 
@@ -111,12 +121,14 @@ def refusals(root):
   for number, flags in enumerate(cases):
     if not any(flag.startswith("--out") for flag in flags):
       flags.append(f"--out={root / 'refused' / str(number)}")
+  cases.append([flag.format(root=root) for flag in GOOD])
   process = start([sys.executable, "-c", ONE_AFTER_ANOTHER, json.dumps(cases)])
   output, _ = process.communicate(timeout=300)
   assert process.returncode == 0, output
-  return [json.loads(line) for line in output.splitlines()]
+  return [json.loads(line[1:]) for line in output.splitlines() if line.startswith("=")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", range(len(MISTAKES)))
 def test_mistakes_are_one_line_and_leave_nothing(root, refusals, number):
   said = refusals[number]
@@ -125,14 +137,24 @@ def test_mistakes_are_one_line_and_leave_nothing(root, refusals, number):
   assert not list((root / "refused" / str(number)).rglob("*"))
 
 
+@pytest.mark.slow
+def test_a_good_command_after_them(root, refusals):
+  assert refusals[-1] is None
+  (found,) = results.from_json((root / "good" / "results.json").read_text())
+  assert found.heat.tokens[0] == "<s>" and "".join(found.heat.tokens[1:]).endswith("width")
+  assert len(list((root / "good" / "plots").glob("1_*.png"))) == 10
+  assert (root / "good" / "report.html").exists()
+
+
 def test_a_mistake_on_the_command_line():
   code, output = run("--checkpoint=nowhere")
   assert code == 1
   assert output.startswith("error: --checkpoint='nowhere'") and output.count("\n") == 1, output
 
 
-def test_ctrl_c_leaves_no_half_page(root, tmp_path):
-  flags = [f"--checkpoint={root / 'run'}", "--tokens=64", f"--out={tmp_path / 'out'}"]
+@pytest.mark.slow
+def test_ctrl_c_leaves_no_half_page(checkpoint, tmp_path):
+  flags = [f"--checkpoint={checkpoint}", "--tokens=64", f"--out={tmp_path / 'out'}"]
   process = start(command(*flags))
   deadline = time.monotonic() + 120
   while not (tmp_path / "out" / "plots").exists():  # it draws

@@ -46,11 +46,13 @@ def by_step(root):
   return [(r["step"], r) for r in records if "alignment/num_rows" in r]
 
 
+@pytest.mark.slow
 def test_every_k_steps_once_and_at_the_ends(run, root):
   # 3 was the last step of the first part.
   assert [step for step, _ in by_step(root)] == [0, 2, 3, 4, 6]
 
 
+@pytest.mark.slow
 def test_it_is_what_measure_finds(run, root):
   saved = restore.find(str(root / "run"), "--checkpoint")
   loaded = experiment.load(str(root / "run"))
@@ -69,6 +71,7 @@ def test_it_is_what_measure_finds(run, root):
   assert group.switch.num_bootstrap == theirs.switch.num_bootstrap
 
 
+@pytest.mark.slow
 def test_the_end_shows_the_trajectory(run, root):
   for output in run:
     assert "what the states decode to" in output

@@ -45,7 +45,7 @@ def switch_text(alignment: Alignment, switch: Switch | None) -> str:
     "nowhere" if index is None else called[index]
     for index in (switch.lower, switch.index, switch.upper)
   )
-  between = " to ".join(end.removeprefix("layer ") for end in dict.fromkeys((lower, upper)))
+  between = " to ".join(end.removeprefix("layer ") for end in (lower, upper))
   return f"after {at} ({switch.level:.0%}: {between})"
 
 

@@ -121,7 +121,8 @@ def of_all(alignments: Sequence[Alignment]) -> Iterator[Drawn]:
     figure = trajectories.overlay(alignments, trajectory, curve, reading)
     title = f"{trajectory.title}: {curve.label}"
     name = f"overlay_{key}_{curve.label.replace(', ', '_').replace(' ', '_')}"
-    yield Drawn(name, figure, title, trajectory.meaning, note)
+    caption = f"{title}, of each model. What that is stands under the same figure of one model."
+    yield Drawn(name, figure, title, caption, note)
 
 
 def readings_differ(alignment: Alignment) -> bool:
