@@ -106,7 +106,7 @@ class BpeTokenizer:
 
   def piece(self, token: int) -> bytes:
     """Returns the bytes that the characters of a token spell."""
-    spelled = self._model.id_to_token(int(token))
+    spelled = self.model.id_to_token(int(token))
     return spelled.encode() if token == self.eot_id else pieces.of_byte_level(spelled)
 
   def token_bytes(self) -> np.ndarray:

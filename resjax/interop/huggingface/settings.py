@@ -14,9 +14,9 @@ _HARMLESS = frozenset(
     "cache_implementation", "chunk_size_feed_forward", "classifier_dropout",
     "decoder_start_token_id", "dtype", "embd_pdrop", "eos_token", "eos_token_id",
     "finetuning_task", "forced_bos_token_id", "forced_eos_token_id", "gradient_checkpointing",
-    "hidden_dropout", "id2label", "initializer_range", "is_decoder",
+    "hidden_dropout", "id2label", "initializer_range", "is_decoder", "is_llama_config",
     "keys_to_ignore_at_inference", "label2id", "max_length", "max_sequence_length",
-    "model_type", "n_ctx", "name_or_path", "num_labels", "output_attentions",
+    "model_type", "n_ctx", "name_or_path", "neftune_noise_alpha", "num_labels", "output_attentions",
     "output_hidden_states", "pad_token_id", "prefix", "pretraining_tp", "problem_type",
     "resid_pdrop", "return_dict", "sep_token_id", "summary_activation", "summary_first_dropout",
     "summary_proj_to_labels", "summary_type", "summary_use_proj", "suppress_tokens",
@@ -90,7 +90,7 @@ class Settings:
     """
     base, fraction = names or ("rope_theta", "partial_rotary_factor")
     given = self.take("rope_parameters", {})
-    given = dict(self.take("rope_scaling", given))
+    given = dict(self.take("rope_scaling", {}) or given)
     theta = given.pop("rope_theta", self.take(base, 10000.0))
     part = given.pop("partial_rotary_factor", self.take(fraction, default_fraction))
     if names is None and part != 1:

@@ -50,6 +50,15 @@ PUBLISHED = {
     },
     "tie_word_embeddings": True, "torch_dtype": "bfloat16", "vocab_size": 128256,
   },
+  "HuggingFaceTB/SmolLM2-135M": {
+    "architectures": ["LlamaForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
+    "bos_token_id": 0, "eos_token_id": 0, "hidden_act": "silu", "hidden_size": 576,
+    "initializer_range": 0.041666666666666664, "intermediate_size": 1536, "is_llama_config": True,
+    "max_position_embeddings": 8192, "model_type": "llama", "num_attention_heads": 9,
+    "num_hidden_layers": 30, "num_key_value_heads": 3, "pad_token_id": None, "pretraining_tp": 1,
+    "rms_norm_eps": 1e-05, "rope_interleaved": False, "rope_scaling": None, "rope_theta": 100000,
+    "tie_word_embeddings": True, "torch_dtype": "bfloat16", "use_cache": True, "vocab_size": 49152,
+  },
   "mistralai/Mistral-7B-v0.1": {
     "architectures": ["MistralForCausalLM"], "bos_token_id": 1, "eos_token_id": 2,
     "hidden_act": "silu", "hidden_size": 4096, "initializer_range": 0.02,
@@ -95,6 +104,18 @@ PUBLISHED = {
     "query_pre_attn_scalar": 256, "rms_norm_eps": 1e-06, "rope_theta": 10000.0,
     "sliding_window": 4096, "torch_dtype": "float32", "use_cache": True, "vocab_size": 256000,
   },
+  "google/gemma-2-9b": {
+    "architectures": ["Gemma2ForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
+    "attn_logit_softcapping": 50.0, "bos_token_id": 2, "cache_implementation": "hybrid",
+    "eos_token_id": 1, "final_logit_softcapping": 30.0, "head_dim": 256,
+    "hidden_act": "gelu_pytorch_tanh", "hidden_activation": "gelu_pytorch_tanh",
+    "hidden_size": 3584, "initializer_range": 0.02, "intermediate_size": 14336,
+    "max_position_embeddings": 8192, "model_type": "gemma2", "num_attention_heads": 16,
+    "num_hidden_layers": 42, "num_key_value_heads": 8, "pad_token_id": 0,
+    "query_pre_attn_scalar": 256, "rms_norm_eps": 1e-06, "rope_theta": 10000.0,
+    "sliding_window": 4096, "sliding_window_size": 4096, "torch_dtype": "float32",
+    "use_cache": True, "vocab_size": 256000,
+  },
 }  # fmt: skip
 # Parameters as published, embeddings once where they are tied.
 SIZES = {
@@ -102,11 +123,13 @@ SIZES = {
   "EleutherAI/pythia-70m": 70_426_624,
   "huggyllama/llama-7b": 6_738_415_616,
   "meta-llama/Llama-3.2-1B": 1_235_814_400,
+  "HuggingFaceTB/SmolLM2-135M": 134_515_008,
   "mistralai/Mistral-7B-v0.1": 7_241_732_096,
   "Qwen/Qwen2.5-0.5B": 494_032_768,
   "Qwen/Qwen3-0.6B-Base": 596_049_920,
   "google/gemma-2b": 2_506_172_416,
   "google/gemma-2-2b": 2_614_341_888,
+  "google/gemma-2-9b": 9_241_705_984,
 }
 LLAMA3 = RopeScaling("llama3", 32.0, 1.0, 4.0, 8192)
 CHOICES = {
@@ -114,6 +137,7 @@ CHOICES = {
   "EleutherAI/pythia-70m": {"mlp": "gelu_exact", "parallel": True, "rope_fraction": 0.25},
   "huggyllama/llama-7b": {"num_kv_heads": 32, "head_dim": 128, "bias": "none"},
   "meta-llama/Llama-3.2-1B": {"rope_scaling": LLAMA3, "tied_embeddings": True},
+  "HuggingFaceTB/SmolLM2-135M": {"num_kv_heads": 3, "init_std": 1 / 24, "rope_theta": 1e5},
   "mistralai/Mistral-7B-v0.1": {"windows": (4096,), "num_kv_heads": 8},
   "Qwen/Qwen2.5-0.5B": {"bias": "qkv", "windows": (0,), "rope_theta": 1e6},
   "Qwen/Qwen3-0.6B-Base": {"qk_norm": True, "head_dim": 128, "bias": "none", "windows": (0,)},
@@ -122,6 +146,7 @@ CHOICES = {
     "windows": (4096, 0), "attention_softcap": 50.0, "logit_softcap": 30.0, "post_norm": True,
     "query_pre_attn_scalar": 256.0,
   },
+  "google/gemma-2-9b": {"windows": (4096, 0), "mlp": "geglu", "tied_embeddings": True},
 }  # fmt: skip
 
 
@@ -147,6 +172,7 @@ def test_old_and_new_spellings_are_the_same(tmp_path):
   new = {key: value for key, value in base.items() if not key.startswith("rope_")}
   new["rope_parameters"] = base["rope_scaling"] | {"rope_theta": base["rope_theta"]}
   assert huggingface.read_config(write(tmp_path, new)) == old
+  assert huggingface.read_config(write(tmp_path, new | {"rope_scaling": {}})) == old
   older = base | {"rope_scaling": {"type": "linear", "factor": 2.0}}
   assert huggingface.read_config(write(tmp_path, older)).rope_scaling == RopeScaling("linear", 2.0)
 
