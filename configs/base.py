@@ -97,7 +97,7 @@ def residual() -> dict:
     "attenuation": {
       "layers": (-1,),
       "alpha": 0.5,
-      "cut_sites": ("attention", "mlp"),
+      "cut_sites": (),  # of attention, mlp, parallel, short_swa; (): all that the model has
       "scope": "sublayer",  # sublayer | layer
     },
     "gate": {

@@ -84,7 +84,7 @@ class Attenuation(AttenuatedStream):
   Args:
     layers: layers to cut, 0..L-1; negative ones count from the end. One int is a cut at one layer.
     alpha: factor of the stream at the cut, at least 0; 0 removes it, 1 is `standard`.
-    cut_sites: the sites of those layers that cut; None is all, as scope `layer` needs it.
+    cut_sites: the sites of those layers that cut; () is all, as scope `layer` needs it.
     scope: `sublayer` or `layer`.
 
   Raises:
@@ -98,13 +98,13 @@ class Attenuation(AttenuatedStream):
     *,
     layers: tuple[int, ...] | int = (-1,),
     alpha: float = 0.5,
-    cut_sites: tuple[str, ...] | None = None,
+    cut_sites: tuple[str, ...] = (),
     rngs: nnx.Rngs | None = None,
     **options,
   ):
     super().__init__(**options)
     layers = (layers,) if isinstance(layers, int) else tuple(layers)
-    cut_sites = self.sites if cut_sites is None else tuple(cut_sites)
+    cut_sites = tuple(cut_sites) or self.sites
     for layer in layers:
       in_range = -self.num_layers <= layer < self.num_layers
       allowed = f"{-self.num_layers}..{self.num_layers - 1} for {self.num_layers} layers"

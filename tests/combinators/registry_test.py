@@ -66,8 +66,7 @@ def test_config_lists_the_options_of_every_combinator_with_their_defaults():
     options = combinators.options(name)
     assert set(defaults) == set(options), name
     for key, default in options.items():
-      # None stands for all sites in code; the config spells them out.
-      assert defaults[key] == (toy.SITES if default is None else default), (name, key)
+      assert defaults[key] == default, (name, key)
 
 
 def test_default_cut_sites_of_code_and_config_are_the_same_cut():

@@ -8,7 +8,7 @@ import pytest
 
 from resjax import experiment
 from resjax.interop import huggingface
-from resjax.train.restore import restore_model
+from resjax.train import restore
 from tests.helpers import runs
 from tests.interop.huggingface.golden_test import logits
 
@@ -31,7 +31,8 @@ def test_a_run_becomes_a_folder(trained, tmp_path):
   said = runs.finish([*COMMAND, f"--checkpoint={trained}", f"--out={out}", "--shard_gb=0.00005"])
   assert said == f"{out}: LlamaForCausalLM, float32\n"
   assert (out / "model.safetensors.index.json").exists()
-  model, params, words = restore_model(experiment.load(str(trained)))
+  saved = restore.find(str(trained), "--checkpoint")
+  model, params, words = restore.restore_model(experiment.load(str(trained)), saved)
   read = huggingface.tokenizer(out)
   tokens = words.encode_batch(["depth width layer"])[0][None]
   np.testing.assert_array_equal(read.encode_batch(["depth width layer"])[0][None], tokens)

@@ -52,8 +52,7 @@ def test_cached_decoding_with_all_options(name):
 
 @pytest.mark.parametrize("name", combinators.names())
 def test_every_combinator_takes_a_parallel_site_and_post_norms(name):
-  options = {"cut_sites": ("parallel",)} if name == "attenuation" else None
-  config = decoders.config("llama", name, options, **ALL)
+  config = decoders.config("llama", name, **ALL)
   model = nnx.eval_shape(lambda: decoders.decoder(config, random=False))
   assert model.combinator.sites == ("parallel",)
   assert set(model.layers.norms) == set(model.layers.post_norms) == {"attention", "mlp"}

@@ -3,12 +3,16 @@
 import pathlib
 from collections.abc import Mapping
 
+import numpy as np
+
 from resjax.interop.huggingface.families import Family
 from resjax.interop.huggingface.files import Stored
 from resjax.models.config import DecoderConfig
 from resjax.models.parameters import Parameter
 
 _LONGEST = 40  # lines of a table
+_BLOCK = 1 << 22  # values of a tensor that are compared at once
+_DTYPES = ("F64", "F32", "F16", "BF16")
 
 
 def expected_shapes(
@@ -38,7 +42,8 @@ def check(
   Left out are buffers, and an output embedding in a file whose config ties it to the input's.
 
   Raises:
-    ValueError: a table of what is missing, extra, or of another shape.
+    ValueError: a table of what is missing, extra, or of another shape; a dtype that is none of
+      floating-point numbers; an output embedding that should be the input's and differs.
   """
   expected = expected_shapes(family, config, parameters)
   heads = {tensor.theirs for tensor in family.tensors if tensor.ours == "output/embedding"}
@@ -54,7 +59,30 @@ def check(
   ]
   if rows:
     raise ValueError(_table(folder, rows))
+  for tensor in found.values():
+    if tensor.dtype not in _DTYPES:
+      allowed = ", ".join(_DTYPES)
+      raise ValueError(f"{tensor.file}: {tensor.name} is {tensor.dtype}; allowed: {allowed}")
+  for head in heads & stored.keys() - found.keys():
+    _check_tied(stored[head], found[_embedding(family)])
   return found
+
+
+def _embedding(family: Family) -> str:
+  return next(tensor.theirs for tensor in family.tensors if tensor.ours == "embed/embedding")
+
+
+def _check_tied(head: Stored, embedding: Stored) -> None:
+  """Raises a ValueError unless both hold the same; transformers 4 ties them then, 5 does not."""
+  size, width = embedding.shape
+  rows = max(1, _BLOCK // width)
+  blocks = [(slice(i, min(i + rows, size)), slice(None)) for i in range(0, size, rows)]
+  same = (np.array_equal(head.slice(block), embedding.slice(block)) for block in blocks)
+  if head.shape != embedding.shape or not all(same):
+    raise ValueError(
+      f"{head.file}: {head.name} differs from {embedding.name}, and config.json ties them; set "
+      "tie_word_embeddings to false there, or remove the tensor"
+    )
 
 
 def _with_prefix(name: str, family: Family) -> str:

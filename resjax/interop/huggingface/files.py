@@ -12,16 +12,16 @@ import safetensors
 from resjax.interop.huggingface.tensors import Index
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
-_DTYPES = ("F64", "F32", "F16", "BF16")
 
 
 @dataclasses.dataclass(frozen=True)
 class Stored:
-  """Where a tensor lies, its name there, and its shape."""
+  """Where a tensor lies, its name there, its shape, and its dtype as the format spells it."""
 
   file: pathlib.Path
   name: str
   shape: tuple[int, ...]
+  dtype: str
 
   def slice(self, index: Index) -> np.ndarray:
     """Returns a slice of the tensor, in its own dtype."""
@@ -60,9 +60,7 @@ def stored_tensors(folder: pathlib.Path) -> dict[str, Stored]:
         names = opened.keys()
         for name in names:
           part = opened.get_slice(name)
-          if part.get_dtype() not in _DTYPES:
-            raise ValueError(f"{file}: {name} is {part.get_dtype()}; allowed: {', '.join(_DTYPES)}")
-          found[name] = Stored(file, name, tuple(part.get_shape()))
+          found[name] = Stored(file, name, tuple(part.get_shape()), part.get_dtype())
     except safetensors.SafetensorError as error:
       raise ValueError(f"{file} is damaged or cut off: {error}") from None
   return found

@@ -9,20 +9,20 @@ from resjax.nn.rope import RopeScaling
 _HARMLESS = frozenset(
   (
     "_attn_implementation", "_attn_implementation_internal", "_commit_hash", "_name_or_path",
-    "_num_labels", "architectures", "attention_dropout", "attn_pdrop",
-    "bad_words_ids", "begin_suppress_tokens", "bos_token", "bos_token_id",
+    "_num_labels", "architectures", "attention_dropout", "attention_probs_dropout_prob",
+    "attn_pdrop", "bad_words_ids", "begin_suppress_tokens", "bos_token", "bos_token_id",
     "cache_implementation", "chunk_size_feed_forward", "classifier_dropout",
-    "decoder_start_token_id", "dtype", "embd_pdrop", "eos_token", "eos_token_id",
-    "finetuning_task", "forced_bos_token_id", "forced_eos_token_id", "gradient_checkpointing",
-    "hidden_dropout", "id2label", "initializer_range", "is_decoder",
-    "keys_to_ignore_at_inference", "label2id", "max_length", "max_sequence_length",
-    "model_type", "n_ctx", "name_or_path", "num_labels", "output_attentions",
-    "output_hidden_states", "pad_token_id", "prefix", "pretraining_tp", "problem_type",
-    "resid_pdrop", "return_dict", "sep_token_id", "summary_activation", "summary_first_dropout",
-    "summary_proj_to_labels", "summary_type", "summary_use_proj", "suppress_tokens",
-    "task_specific_params", "tf_legacy_loss", "tokenizer_class", "torch_dtype", "torchscript",
-    "transformers.js_config", "transformers_version", "unsloth_version", "use_bfloat16",
-    "use_cache",
+    "decoder_start_token_id", "dtype", "embd_pdrop", "eos_token", "eos_token_id", "finetuning_task",
+    "forced_bos_token_id", "forced_eos_token_id", "gradient_checkpointing", "hidden_dropout",
+    "hidden_dropout_prob", "id2label", "initializer_range", "is_decoder", "is_llama_config",
+    "keys_to_ignore_at_inference", "label2id", "max_length", "max_sequence_length", "model_type",
+    "n_ctx", "n_special", "name_or_path", "neftune_noise_alpha", "num_labels", "output_attentions",
+    "output_hidden_states", "output_past", "pad_token_id", "predict_special_tokens", "prefix",
+    "pretraining_tp", "problem_type", "resid_pdrop", "return_dict", "sep_token_id",
+    "summary_activation", "summary_first_dropout", "summary_proj_to_labels", "summary_type",
+    "summary_use_proj", "suppress_tokens", "task_specific_params", "tf_legacy_loss",
+    "tokenizer_class", "torch_dtype", "torchscript", "transformers.js_config",
+    "transformers_version", "unsloth_version", "use_bfloat16", "use_cache",
   )
 )  # fmt: skip
 _NEEDED = object()
@@ -90,7 +90,7 @@ class Settings:
     """
     base, fraction = names or ("rope_theta", "partial_rotary_factor")
     given = self.take("rope_parameters", {})
-    given = dict(self.take("rope_scaling", given))
+    given = dict(self.take("rope_scaling", {}) or given)
     theta = given.pop("rope_theta", self.take(base, 10000.0))
     part = given.pop("partial_rotary_factor", self.take(fraction, default_fraction))
     if names is None and part != 1:

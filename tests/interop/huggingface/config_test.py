@@ -21,6 +21,21 @@ PUBLISHED = {
     "summary_use_proj": True, "vocab_size": 50257,
     "task_specific_params": {"text-generation": {"do_sample": True, "max_length": 50}},
   },
+  "openai-community/gpt2-medium": {
+    "activation_function": "gelu_new", "architectures": ["GPT2LMHeadModel"], "attn_pdrop": 0.1,
+    "bos_token_id": 50256, "embd_pdrop": 0.1, "eos_token_id": 50256, "initializer_range": 0.02,
+    "layer_norm_epsilon": 1e-05, "model_type": "gpt2", "n_ctx": 1024, "n_embd": 1024, "n_head": 16,
+    "n_layer": 24, "n_positions": 1024, "n_special": 0, "predict_special_tokens": True,
+    "resid_pdrop": 0.1, "summary_type": "cls_index", "vocab_size": 50257,
+  },
+  "EleutherAI/gpt-neox-20b": {
+    "architectures": ["GPTNeoXForCausalLM"], "attention_probs_dropout_prob": 0, "bos_token_id": 0,
+    "eos_token_id": 0, "hidden_act": "gelu_fast", "hidden_dropout_prob": 0, "hidden_size": 6144,
+    "initializer_range": 0.02, "intermediate_size": 24576, "layer_norm_eps": 1e-05,
+    "max_position_embeddings": 2048, "model_type": "gpt_neox", "num_attention_heads": 64,
+    "num_hidden_layers": 44, "rotary_emb_base": 10000, "rotary_pct": 0.25,
+    "tie_word_embeddings": False, "torch_dtype": "float16", "use_cache": True, "vocab_size": 50432,
+  },
   "EleutherAI/pythia-70m": {
     "architectures": ["GPTNeoXForCausalLM"], "bos_token_id": 0, "eos_token_id": 0,
     "hidden_act": "gelu", "hidden_size": 512, "initializer_range": 0.02, "intermediate_size": 2048,
@@ -49,6 +64,15 @@ PUBLISHED = {
       "original_max_position_embeddings": 8192, "rope_type": "llama3",
     },
     "tie_word_embeddings": True, "torch_dtype": "bfloat16", "vocab_size": 128256,
+  },
+  "HuggingFaceTB/SmolLM2-135M": {
+    "architectures": ["LlamaForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
+    "bos_token_id": 0, "eos_token_id": 0, "hidden_act": "silu", "hidden_size": 576,
+    "initializer_range": 0.041666666666666664, "intermediate_size": 1536, "is_llama_config": True,
+    "max_position_embeddings": 8192, "model_type": "llama", "num_attention_heads": 9,
+    "num_hidden_layers": 30, "num_key_value_heads": 3, "pad_token_id": None, "pretraining_tp": 1,
+    "rms_norm_eps": 1e-05, "rope_interleaved": False, "rope_scaling": None, "rope_theta": 100000,
+    "tie_word_embeddings": True, "torch_dtype": "bfloat16", "use_cache": True, "vocab_size": 49152,
   },
   "mistralai/Mistral-7B-v0.1": {
     "architectures": ["MistralForCausalLM"], "bos_token_id": 1, "eos_token_id": 2,
@@ -95,25 +119,44 @@ PUBLISHED = {
     "query_pre_attn_scalar": 256, "rms_norm_eps": 1e-06, "rope_theta": 10000.0,
     "sliding_window": 4096, "torch_dtype": "float32", "use_cache": True, "vocab_size": 256000,
   },
+  "google/gemma-2-9b": {
+    "architectures": ["Gemma2ForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
+    "attn_logit_softcapping": 50.0, "bos_token_id": 2, "cache_implementation": "hybrid",
+    "eos_token_id": 1, "final_logit_softcapping": 30.0, "head_dim": 256,
+    "hidden_act": "gelu_pytorch_tanh", "hidden_activation": "gelu_pytorch_tanh",
+    "hidden_size": 3584, "initializer_range": 0.02, "intermediate_size": 14336,
+    "max_position_embeddings": 8192, "model_type": "gemma2", "num_attention_heads": 16,
+    "num_hidden_layers": 42, "num_key_value_heads": 8, "pad_token_id": 0,
+    "query_pre_attn_scalar": 256, "rms_norm_eps": 1e-06, "rope_theta": 10000.0,
+    "sliding_window": 4096, "sliding_window_size": 4096, "torch_dtype": "float32",
+    "use_cache": True, "vocab_size": 256000,
+  },
 }  # fmt: skip
 # Parameters as published, embeddings once where they are tied.
 SIZES = {
   "openai-community/gpt2": 124_439_808,
+  "openai-community/gpt2-medium": 354_823_168,
+  "EleutherAI/gpt-neox-20b": 20_554_567_680,
   "EleutherAI/pythia-70m": 70_426_624,
   "huggyllama/llama-7b": 6_738_415_616,
   "meta-llama/Llama-3.2-1B": 1_235_814_400,
+  "HuggingFaceTB/SmolLM2-135M": 134_515_008,
   "mistralai/Mistral-7B-v0.1": 7_241_732_096,
   "Qwen/Qwen2.5-0.5B": 494_032_768,
   "Qwen/Qwen3-0.6B-Base": 596_049_920,
   "google/gemma-2b": 2_506_172_416,
   "google/gemma-2-2b": 2_614_341_888,
+  "google/gemma-2-9b": 9_241_705_984,
 }
 LLAMA3 = RopeScaling("llama3", 32.0, 1.0, 4.0, 8192)
 CHOICES = {
   "openai-community/gpt2": {"mlp": "gelu", "bias": "all", "tied_embeddings": True, "mlp_dim": 3072},
+  "openai-community/gpt2-medium": {"num_layers": 24, "head_dim": 64},
+  "EleutherAI/gpt-neox-20b": {"mlp": "gelu", "parallel": True, "tied_embeddings": False},
   "EleutherAI/pythia-70m": {"mlp": "gelu_exact", "parallel": True, "rope_fraction": 0.25},
   "huggyllama/llama-7b": {"num_kv_heads": 32, "head_dim": 128, "bias": "none"},
   "meta-llama/Llama-3.2-1B": {"rope_scaling": LLAMA3, "tied_embeddings": True},
+  "HuggingFaceTB/SmolLM2-135M": {"num_kv_heads": 3, "init_std": 1 / 24, "rope_theta": 1e5},
   "mistralai/Mistral-7B-v0.1": {"windows": (4096,), "num_kv_heads": 8},
   "Qwen/Qwen2.5-0.5B": {"bias": "qkv", "windows": (0,), "rope_theta": 1e6},
   "Qwen/Qwen3-0.6B-Base": {"qk_norm": True, "head_dim": 128, "bias": "none", "windows": (0,)},
@@ -122,6 +165,7 @@ CHOICES = {
     "windows": (4096, 0), "attention_softcap": 50.0, "logit_softcap": 30.0, "post_norm": True,
     "query_pre_attn_scalar": 256.0,
   },
+  "google/gemma-2-9b": {"windows": (4096, 0), "mlp": "geglu", "tied_embeddings": True},
 }  # fmt: skip
 
 
@@ -147,6 +191,12 @@ def test_old_and_new_spellings_are_the_same(tmp_path):
   new = {key: value for key, value in base.items() if not key.startswith("rope_")}
   new["rope_parameters"] = base["rope_scaling"] | {"rope_theta": base["rope_theta"]}
   assert huggingface.read_config(write(tmp_path, new)) == old
+  assert huggingface.read_config(write(tmp_path, new | {"rope_scaling": {}})) == old
+  neox = PUBLISHED["EleutherAI/pythia-70m"]
+  both = huggingface.read_config(
+    write(tmp_path, neox | {"partial_rotary_factor": 0.25, "rope_theta": 10000})
+  )
+  assert both == huggingface.read_config(write(tmp_path, neox))
   older = base | {"rope_scaling": {"type": "linear", "factor": 2.0}}
   assert huggingface.read_config(write(tmp_path, older)).rope_scaling == RopeScaling("linear", 2.0)
 
@@ -167,6 +217,7 @@ def test_windows_of_some_layers(tmp_path):
     ("openai-community/gpt2", {"scale_attn_by_inverse_layer_idx": True}, "True .*allowed: False"),
     ("openai-community/gpt2", {"activation_function": "relu"}, "'relu' .*allowed: gelu_new, "),
     ("EleutherAI/pythia-70m", {"attention_bias": False}, "attention_bias=False is not supported"),
+    ("EleutherAI/pythia-70m", {"partial_rotary_factor": 0.5}, "0.5 is not .*allowed: 0.25"),
     ("huggyllama/llama-7b", {"mlp_bias": True}, "mlp_bias=True is not supported; allowed: False"),
     ("huggyllama/llama-7b", {"hidden_act": "gelu"}, "hidden_act='gelu' is not supported"),
     (

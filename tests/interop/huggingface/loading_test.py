@@ -89,7 +89,7 @@ def test_names_without_the_prefix_and_with_buffers(copied):
   folder = copied("gpt2")
   tensors = load_file(folder / "model.safetensors")
   tensors = {name.removeprefix("transformer."): a for name, a in tensors.items()}
-  tensors["h.0.attn.bias"] = np.ones((1, 1, 96, 96), np.float32)
+  tensors["h.0.attn.bias"] = np.ones((1, 1, 96, 96), bool)
   tensors["lm_head.weight"] = tensors["wte.weight"]
   save_file(tensors, folder / "model.safetensors")
   want = flat(huggingface.load(FOLDER / "gpt2"))
@@ -146,9 +146,17 @@ def with_integers(folder):
   save_file(tensors, folder / "model.safetensors")
 
 
+def with_another_head(folder):
+  tensors = load_file(folder / "model.safetensors")
+  head = tensors["transformer.wte.weight"].copy()
+  head[-1, -1] += 1
+  save_file(tensors | {"lm_head.weight": head}, folder / "model.safetensors")
+
+
 @pytest.mark.parametrize(
   "name, damage, message",
   [
+    ("gpt2", with_another_head, r"lm_head.weight differs from transformer.wte.weight, and config"),
     ("qwen3", without_config, r"qwen3 has no config.json$"),
     ("qwen3", truncated, r"qwen3/model.safetensors is damaged or cut off: .*"),
     ("mistral", without_a_shard, r"names files that are absent: model-00002-of-00002.safetensors"),

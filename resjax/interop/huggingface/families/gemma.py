@@ -46,6 +46,7 @@ def _read_gemma(settings: Settings) -> dict[str, Any]:
 
 def _read_gemma2(settings: Settings) -> dict[str, Any]:
   layers = settings.take("num_hidden_layers")
+  settings.take("sliding_window_size", None)  # the first files have it besides sliding_window
   return _common(settings, {_TANH: "geglu", "gelu_new": "geglu"}) | {
     "post_norm": True,
     "query_pre_attn_scalar": float(settings.take("query_pre_attn_scalar", 256)),

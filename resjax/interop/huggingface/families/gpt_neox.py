@@ -17,6 +17,9 @@ _ACTIVATIONS = {
 
 def _read(settings: Settings) -> dict[str, Any]:
   settings.expect("attention_bias", True)
+  # transformers 4 also writes, and does not read, what other families call them.
+  settings.expect("rope_theta", settings.take("rotary_emb_base", 10000))
+  settings.expect("partial_rotary_factor", settings.take("rotary_pct", 0.25))
   heads = settings.take("num_attention_heads")
   return settings.rope(0.25, names=("rotary_emb_base", "rotary_pct")) | {
     "vocab_size": settings.take("vocab_size"),
