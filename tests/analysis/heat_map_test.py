@@ -1,5 +1,7 @@
 """The heat map is the lens of a loop by hand; its last column is what the model predicts."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,6 +9,7 @@ import pytest
 from flax import nnx
 
 from resjax.analysis.heat_map import heat_map
+from resjax.analysis.report.heat_table import Cell
 from resjax.analysis.report.heat_text import in_words
 from resjax.data.tokenizer import ByteTokenizer
 from tests.helpers import decoders, layouts
@@ -42,6 +45,14 @@ def test_equals_a_loop_by_hand(every):
     np.testing.assert_allclose(found.probabilities[index], wanted, rtol=1e-5)
 
 
+def test_learned_positions_need_not_reach_beyond_the_text():
+  decoder = decoders.decoder(decoders.config("gpt2", max_positions=len(TOKENS)))
+  found = heat_map(decoder, TOKENS)
+  logits = decoder.logits(decoder(jnp.asarray(TOKENS)[None]))[0]
+  wanted = jnp.max(jax.nn.softmax(logits), axis=-1)
+  np.testing.assert_allclose(found.probabilities[-1], wanted, rtol=1e-5)
+
+
 def test_the_last_column_is_the_prediction_on_any_devices():
   config = decoders.config(residual="block_attn_res", options={"layers_per_block": 2})
   alone = decoders.decoder(config)
@@ -68,3 +79,6 @@ def test_in_words():
       assert cell.probability == found.probabilities[p, t]
       assert cell.is_input == (found.tokens[p, t] == tokens[t])
       assert cell.is_next == (t + 1 < len(tokens) and found.tokens[p, t] == tokens[t + 1])
+  broken = dataclasses.replace(found, probabilities=np.full_like(found.probabilities, np.nan))
+  cells = in_words(broken, tokens, ByteTokenizer()).cells
+  assert {cell for row in cells for cell in row} == {Cell("NaN", 0.0, False, False)}
