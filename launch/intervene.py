@@ -8,8 +8,6 @@ Prints loss and switch of every layer and alpha, and writes the figures as JSON,
 `launch.analyze --sensitivity=FILE` draws. configs/ablations/finetune_cuts.py trains from such cuts.
 """
 
-import pathlib
-
 import jax
 from absl import flags
 from rich import box
@@ -41,9 +39,9 @@ def main() -> None:
   (subject,) = subjects.load()
   found = _measure(subject, alphas, layers)
   if jax.process_index() == 0:
-    locations.write_text(out, found.to_json())
     console = Console()
     show(found, console)
+    locations.write_text(out, found.to_json())
     console.print(str(out), markup=False, highlight=False, soft_wrap=True)
 
 
@@ -108,17 +106,13 @@ def _switch(alignment: Alignment) -> str:
 
 
 def _out() -> Location:
-  """Returns the file of --out, in a folder that is there."""
+  """Returns the file of --out, in a folder that can be written."""
   if not _OUT.value:
     raise ValueError("no file for the figures; give one, for example --out=runs/cuts.json")
   out = locations.path(_OUT.value, "--out", writable=True)
-  if isinstance(out, pathlib.Path):
-    try:
-      out.parent.mkdir(parents=True, exist_ok=True)
-      if out.is_dir():
-        raise IsADirectoryError(0, "it is a folder")
-    except OSError as error:
-      raise ValueError(f"--out={out} cannot be written ({error.strerror})") from None
+  locations.make_folder(out.parent, "--out")
+  if out.is_dir():
+    raise ValueError(f"--out={out} is a folder; give a file, for example {out / 'cuts.json'}")
   return out
 
 

@@ -47,7 +47,7 @@ def check_mistake(tmp_path, flags, words):
   [
     ([], "no model; give the folder of a run, for example --checkpoint=runs/tiny, or --hf"),
     (["--hf=nowhere"], "nowhere has no config.json"),
-    (["--hf=a", "--out=/dev/null/x.json"], "--out=/dev/null/x.json cannot be written"),
+    (["--hf=a", "--out=/dev/null/x.json"], "cannot write to /dev/null (File exists); set --out"),
   ],
 )
 def test_mistakes(tmp_path, flags, words):
