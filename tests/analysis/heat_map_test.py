@@ -45,14 +45,6 @@ def test_equals_a_loop_by_hand(every):
     np.testing.assert_allclose(found.probabilities[index], wanted, rtol=1e-5)
 
 
-def test_learned_positions_need_not_reach_beyond_the_text():
-  decoder = decoders.decoder(decoders.config("gpt2", max_positions=len(TOKENS)))
-  found = heat_map(decoder, TOKENS)
-  logits = decoder.logits(decoder(jnp.asarray(TOKENS)[None]))[0]
-  wanted = jnp.max(jax.nn.softmax(logits), axis=-1)
-  np.testing.assert_allclose(found.probabilities[-1], wanted, rtol=1e-5)
-
-
 def test_the_last_column_is_the_prediction_on_any_devices():
   config = decoders.config(residual="block_attn_res", options={"layers_per_block": 2})
   alone = decoders.decoder(config)
@@ -65,6 +57,14 @@ def test_the_last_column_is_the_prediction_on_any_devices():
   both = heat_map(split, TOKENS)
   np.testing.assert_array_equal(both.tokens, found.tokens)
   np.testing.assert_allclose(both.probabilities, found.probabilities, rtol=1e-4)
+
+
+def test_learned_positions_need_not_reach_beyond_the_text():
+  decoder = decoders.decoder(decoders.config("gpt2", max_positions=len(TOKENS)))
+  found = heat_map(decoder, TOKENS)
+  logits = decoder.logits(decoder(jnp.asarray(TOKENS)[None]))[0]
+  wanted = jnp.max(jax.nn.softmax(logits), axis=-1)
+  np.testing.assert_allclose(found.probabilities[-1], wanted, rtol=1e-5)
 
 
 def test_in_words():

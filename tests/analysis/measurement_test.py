@@ -58,15 +58,16 @@ def check(group, want):
 
 
 @functools.cache
-def subject(name, style="llama"):
+def subject(name, style):
   """A decoder, the text, what was measured, and what a loop stored."""
   decoder, rows = model(name, style, tied_embeddings=name != "attn_res"), batch()
   return decoder, rows, measured(decoder, [rows]), alignment.states(decoder, rows)
 
 
-def by_numpy(name, members, style="llama", **options):
+@functools.cache
+def by_numpy(name, style, every="site"):
   decoder, rows, _, stored = subject(name, style)
-  return alignment.trajectories(decoder, stored, rows, members, kl=lambda t: t % 4 == 2, **options)
+  return alignment.Trajectories(decoder, stored, rows, every=every, kl=lambda t: t % 4 == 2)
 
 
 @pytest.mark.parametrize(
@@ -78,29 +79,27 @@ def by_numpy(name, members, style="llama", **options):
   ],
 )
 def test_figures_are_those_of_numpy_on_stored_activations(name, style):
-  _, rows, found, _ = subject(name, style)
-  members = alignment.counted(rows)
-  want = by_numpy(name, members, style)
+  found, want = subject(name, style)[2], by_numpy(name, style)
   for reading in READINGS:
     group = found.readings[reading]["all"]
-    assert group.num_tokens == len(members)
-    assert group.num_kl_tokens == sum(t % 4 == 2 for _, t in members)
-    check(group, want[reading])
+    assert group.num_tokens == len(want.members)
+    assert group.num_kl_tokens == sum(t % 4 == 2 for _, t in want.members)
+    check(group, want.means(reading, want.members))
 
 
 @pytest.mark.slow
 def test_positions_after_layers_are_some_of_those_after_sites():
-  decoder, rows, _, _ = subject("block_attn_res")
+  decoder, rows, _, _ = subject("block_attn_res", "llama")
   config = ProbeConfig(every="layer", readings=READINGS, kl_every=4)
   found = measured(decoder, [rows], config=config)
-  want = by_numpy("block_attn_res", alignment.counted(rows), every="layer")
+  want = by_numpy("block_attn_res", "llama", every="layer")
   assert [p.layer for p in found.positions] == [-1, 0, 1, 2]
   for reading in READINGS:
-    check(found.readings[reading]["all"], want[reading])
+    check(found.readings[reading]["all"], want.means(reading, want.members))
 
 
 def test_distinct_tokens_and_deciles_are_groups_of_their_own():
-  _, rows, found, _ = subject("block_attn_res")
+  _, rows, found, _ = subject("block_attn_res", "llama")
   found, tokens, members = found.readings["closed"], rows["inputs"], alignment.counted(rows)
   following = {(b, t): tokens[b, t + 1] for b, t in members}
   counts = np.bincount(list(following.values()), minlength=31)
@@ -112,7 +111,7 @@ def test_distinct_tokens_and_deciles_are_groups_of_their_own():
   for name, places in wanted.items():
     assert found[name].num_tokens == len(places)
     if places:
-      check(found[name], by_numpy("block_attn_res", places)["closed"])
+      check(found[name], by_numpy("block_attn_res", "llama").means("closed", places))
     else:
       assert found[name].switch is None and np.isnan(found[name].metrics["entropy"]).all()
 
@@ -133,7 +132,7 @@ def test_batches_add_up_and_fill_up_rows_do_not_count():
 
 
 def test_depth_weights_are_means_over_tokens():
-  _, rows, found, stored = subject("block_attn_res")
+  _, rows, found, stored = subject("block_attn_res", "llama")
   found, stored = found.depth_weights, stored["weights"]
   assert found.sources == ("embedding", "block 0", "block 1")
   assert [(p.layer, p.site) for p in found.readers] == list(stored)
@@ -143,13 +142,10 @@ def test_depth_weights_are_means_over_tokens():
     np.testing.assert_allclose(row, want, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   "name, rules",
-  [("standard", "fsdp_tp")]
-  + [
-    pytest.param(name, rules, marks=pytest.mark.slow)
-    for name, rules in (("standard", "long_context"), ("block_attn_res", "long_context"))
-  ],
+  [("standard", "fsdp_tp"), ("standard", "long_context"), ("block_attn_res", "long_context")],
 )
 def test_eight_devices_find_what_one_finds(name, rules):
   config = decoders.config("llama", name, SYSTEMS[name], vocab_size=32)

@@ -1,11 +1,13 @@
 """Alignment of a small decoder in float64 numpy, from activations that a plain loop stored."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
 from resjax.combinators import TokenContext
 from resjax.combinators.base import OUTPUT
+from tests.helpers import fast
 
 
 def states(decoder, batch):
@@ -13,6 +15,12 @@ def states(decoder, batch):
 
   closed [M + 1], read [M + 1], branch [M] of [B, T, D]; weights: (layer, site) -> [N, B, T].
   """
+  graphdef, state = nnx.split(decoder)
+  found = fast.jit(lambda state, batch: _states(nnx.merge(graphdef, state), batch))(state, batch)
+  return jax.tree.map(np.float64, found)
+
+
+def _states(decoder, batch):
   c = decoder.combinator
   context = {key: batch[key] for key in ("segment_ids", "positions")}
   x = decoder.embed(batch["inputs"], batch["positions"])
@@ -24,7 +32,7 @@ def states(decoder, batch):
     weights = c.depth_weights(state, layer, site)
     if weights is not None:
       shape = len(weights), *batch["inputs"].shape
-      found["weights"][layer, site] = np.broadcast_to(np.float64(weights), shape)
+      found["weights"][layer, site] = jnp.broadcast_to(weights, shape)
 
   for index in range(c.num_layers):
     layer = nnx.merge(graphdef, jax.tree.map(lambda leaf, i=index: leaf[i], stacked))
@@ -38,7 +46,7 @@ def states(decoder, batch):
       found["closed"].append(c.final_after(state, index, site))
   weigh(c.num_layers, OUTPUT)
   found["read"].append(c.final(state))
-  return {k: v if k == "weights" else [np.float64(a) for a in v] for k, v in found.items()}
+  return found
 
 
 def norm(decoder, x):
@@ -70,11 +78,8 @@ def counted(batch):
   ]
 
 
-def of_token(decoder, h, this, following, final=None):
-  """The metrics of one hidden state h [D]; `final` is the last prediction [V]."""
-  table = np.float64(decoder.embed.embedding[...])
-  head = np.float64(decoder.head)
-  n = norm(decoder, h)
+def of_token(table, head, h, n, this, following, final=None):
+  """The metrics of one hidden state h [D], n with the norm; `final` is the last prediction [V]."""
   logits = head @ n
   p = softmax(logits)
   found = {"entropy": -np.sum(p * np.log(p))}
@@ -100,26 +105,38 @@ def of_token(decoder, h, this, following, final=None):
   return found
 
 
-def trajectories(decoder, found, batch, members, every="site", kl=lambda t: True):
-  """Reading -> name -> means [P] over the (row, position) of `members`; found: `states`."""
-  tokens = np.asarray(batch["inputs"])
-  step = len(decoder.combinator.sites) if every == "layer" else 1
-  last = found["read"][-1]
-  finals = {
-    place: softmax(np.float64(decoder.head) @ norm(decoder, last[place])) for place in members
-  }
-  result = {}
-  for reading in ("closed", "read"):
-    result[reading] = {}
-    for h in found[reading][::step]:
-      rows = [
-        of_token(decoder, h[b, t], tokens[b, t], tokens[b, t + 1], finals[b, t] if kl(t) else None)
-        for b, t in members
-      ]
+class Trajectories:
+  """Metrics of every token that counts, by reading and position; `found` is that of `states`.
+
+  `kl(t)` says whether the token at position t of a row has its KL taken.
+  """
+
+  def __init__(self, decoder, found, batch, *, every="site", kl=lambda t: True):
+    tokens, self.members = np.asarray(batch["inputs"]), counted(batch)
+    step = len(decoder.combinator.sites) if every == "layer" else 1
+    table, head = np.float64(decoder.embed.embedding[...]), np.float64(decoder.head)
+    last = norm(decoder, found["read"][-1])
+    finals = {at: softmax(head @ last[at]) for at in self.members if kl(at[1])}
+    pairs = {(b, t): (tokens[b, t], tokens[b, t + 1]) for b, t in self.members}
+
+    def position(h):
+      n = norm(decoder, h)
+      return {
+        at: of_token(table, head, h[at], n[at], *pairs[at], finals.get(at)) for at in self.members
+      }
+
+    self._found = {
+      reading: [position(h) for h in found[reading][::step]] for reading in ("closed", "read")
+    }
+    branches = [sum(found["branch"][i : i + step]) for i in range(0, len(found["branch"]), step)]
+    self._norms = [np.linalg.norm(out, axis=-1) for out in branches]
+
+  def means(self, reading, members):
+    """Name -> means [P] over the (row, position) of `members`."""
+    found = {"branch_norm": [np.nan, *(np.mean([n[at] for at in members]) for n in self._norms)]}
+    for position in self._found[reading]:
+      rows = [position[at] for at in members]
       for name in {name for row in rows for name in row}:
         mean = np.mean([row[name] for row in rows if name in row])
-        result[reading].setdefault(name, []).append(mean)
-    branches = [sum(found["branch"][i : i + step]) for i in range(0, len(found["branch"]), step)]
-    norms = [np.mean([np.linalg.norm(out[place]) for place in members]) for out in branches]
-    result[reading]["branch_norm"] = [np.nan, *norms]
-  return result
+        found.setdefault(name, []).append(mean)
+    return found
