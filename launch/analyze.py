@@ -100,8 +100,8 @@ def _shown_tokens(subject: Subject, text: MeasuredText) -> np.ndarray:
     ValueError: --text is too short or too long.
   """
   if _TEXT.value is None:
-    first = text.batches[0]
-    return first["inputs"][0, : min(_SHOWN, int((first["segment_ids"][0] != 0).sum()))]
+    row, segments = (text.batches[0][name][0] for name in ("inputs", "segment_ids"))
+    return row[segments == segments[0]][:_SHOWN]  # of the first document
   tokens = subject.tokenizer.encode_batch([_TEXT.value])[0]
   if len(tokens) < 2:
     raise ValueError(

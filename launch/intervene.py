@@ -10,8 +10,6 @@ Prints loss and switch of every layer and alpha, and writes the figures as JSON,
 The same command in several processes measures together: see `resjax.distributed.initialize`.
 """
 
-import pathlib
-
 import jax
 from absl import flags
 from rich import box
@@ -46,9 +44,9 @@ def main() -> None:
   (subject,) = subjects.load()
   found = _measure(subject, alphas, layers)
   if jax.process_index() == 0:
-    locations.write_text(out, found.to_json())
     console = Console()
     show(found, console)
+    locations.write_text(out, found.to_json())
     console.print(str(out), markup=False, highlight=False, soft_wrap=True)
   distributed.shutdown()
 
@@ -114,17 +112,13 @@ def _switch(alignment: Alignment) -> str:
 
 
 def _out() -> Location:
-  """Returns the file of --out, in a folder that is there."""
+  """Returns the file of --out, in a folder that can be written."""
   if not _OUT.value:
     raise ValueError("no file for the figures; give one, for example --out=runs/cuts.json")
   out = locations.path(_OUT.value, "--out", writable=True)
-  if isinstance(out, pathlib.Path):
-    try:
-      out.parent.mkdir(parents=True, exist_ok=True)
-      if out.is_dir():
-        raise IsADirectoryError(0, "it is a folder")
-    except OSError as error:
-      raise ValueError(f"--out={out} cannot be written ({error.strerror})") from None
+  locations.make_folder(out.parent, "--out")
+  if out.is_dir():
+    raise ValueError(f"--out={out} is a folder; give a file, for example {out / 'cuts.json'}")
   return out
 
 

@@ -93,9 +93,9 @@ def read_text(
 
   Args:
     subject: to measure.
-    data: the workdir of a run, for the validation split of its corpora (documents in random but
-      fixed order); or `python-stdlib`, a file, folder or glob of text, JSONL or Parquet, or
-      tfds:NAME[/CONFIG].
+    data: the workdir of a run or a checkpoint in it, for the validation split of its corpora
+      (documents in random but fixed order); or `python-stdlib`, a file, folder or glob of text,
+      JSONL or Parquet, or tfds:NAME[/CONFIG].
     max_tokens: after so many targets the text ends.
     batch_size: rows at a time; raised to what the devices of the subject can share.
     seq_len: T; 0: the subject's.
@@ -109,8 +109,10 @@ def read_text(
   _check_length(subject, seq_len)
   shards = subject.decoder.layout.num_shards("batch")
   place = locations.path(data, "--data")
+  if (place / "params").is_dir():  # not the text that the files of a checkpoint hold
+    place = restore.find(data, "--data").workdir
   if (place / workdir.RECORD).exists():
-    name, texts = f"{place.name}, validation", _texts_of_run(data)
+    name, texts = f"{place.name}, validation", _texts_of_run(str(place))
   else:
     name = data
     texts = measured_text.texts_of_source(CorpusConfig(data, form, field), _KNOBS)

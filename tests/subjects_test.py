@@ -54,6 +54,8 @@ def test_a_checkpoint_on_one_device_gives_the_same(root, subject):
   assert alone.name == subject.name and alone.decoder.layout.mesh.size == 1
   text = subjects.read_text(subject, str(root / "text"), max_tokens=300)
   assert text.num_tokens == 300 and text.name == str(root / "text")
+  of_run = subjects.read_text(subject, checkpoint, max_tokens=300)
+  assert of_run.num_tokens == 300 and of_run.name == "gated, validation"
   np.testing.assert_allclose(loss(alone, text), loss(subject, text), rtol=1e-5)
 
 

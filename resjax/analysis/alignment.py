@@ -154,12 +154,12 @@ class Alignment:
   depth_weights: DepthWeights | None
 
   def to_json(self) -> str:
-    """Returns it as JSON; NaN is null."""
+    """Returns it as JSON; what is not finite is null."""
     return json.dumps(_plain(dataclasses.asdict(self)), allow_nan=False)
 
   @classmethod
   def from_json(cls, text: str) -> "Alignment":
-    """Returns what `to_json` wrote; floats are the same to the last bit."""
+    """Returns what `to_json` wrote; finite floats are the same to the last bit, null is NaN."""
     fields = json.loads(text)
     weights = fields["depth_weights"]
     return cls(
@@ -180,7 +180,7 @@ def _plain(value: Any) -> Any:
     return {key: _plain(item) for key, item in value.items()}
   if isinstance(value, list | tuple):
     return [_plain(item) for item in value]
-  return None if isinstance(value, float) and math.isnan(value) else value
+  return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _positions(items: list[dict]) -> tuple[Position, ...]:

@@ -46,7 +46,8 @@ def heat_map(decoder: Decoder, tokens: np.ndarray, every: str = "layer") -> Heat
   batch = {
     "inputs": row,
     "segment_ids": (np.arange(size) < length).astype(np.int32),
-    "positions": np.arange(size, dtype=np.int32),
+    # Not beyond the text: there may be no learned positions, and NaN behind a mask is still NaN.
+    "positions": np.minimum(np.arange(size, dtype=np.int32), length - 1),
   }
   copies = layout.num_shards("batch")  # one row cannot be split
   batch = layout.split({name: np.tile(array, (copies, 1)) for name, array in batch.items()})

@@ -149,16 +149,19 @@ def chunk(x: Array, axis: int, chunks: int, index: Array | int) -> Array:
 
 
 def _lens(logits: Array, ids: Array) -> dict[str, Array]:
-  """`LENS` of ids [3, B, t] and the entropy, from logits [B, t, V]; ranks from 1, best of ties."""
+  """`LENS` of ids [3, B, t] and the entropy, from logits [B, t, V].
+
+  Ranks count from 1, best of ties; V + 1 where logits are NaN.
+  """
   # What has the size of the logits is used in sums alone, so that it need not exist beside them.
   normaliser = jax.nn.logsumexp(logits, axis=-1)
   p = jnp.exp(logits - normaliser[..., None])
-  found = {"entropy": normaliser - jnp.sum(p * logits, axis=-1)}
+  found = {"entropy": jnp.sum(p * (normaliser[..., None] - logits), axis=-1)}
   numbers = jnp.arange(logits.shape[-1], dtype=ids.dtype)
   for name, token in zip(ASKED, ids, strict=True):
     # A comparison, not a gather: V may be split over devices.
     own = jnp.sum(jnp.where(numbers == token[..., None], logits, 0.0), axis=-1)
-    rank = 1.0 + jnp.sum(jnp.where(logits > own[..., None], 1.0, 0.0), axis=-1)
+    rank = 1.0 + jnp.sum(jnp.where(logits <= own[..., None], 0.0, 1.0), axis=-1)
     found |= {
       f"{name}_rank": rank,
       f"{name}_log_rank": jnp.log(rank),

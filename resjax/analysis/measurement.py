@@ -32,7 +32,8 @@ def measure(
 ) -> Alignment:
   """Returns the figures of a decoder on some text; the same for any sharding and any processes.
 
-  The batches are read twice: for the frequencies of tokens, and for the figures.
+  The batches are kept, for they are looked at twice: for the frequencies of tokens, and for the
+  figures.
 
   Args:
     decoder: any, sharded or not.

@@ -42,7 +42,7 @@ def switch_layer(
   drawn = rng.multinomial(count, np.full(count, 1 / count), size=num_bootstrap)
   # Means compare like sums: all three are over the same tokens.
   whole = _first(np.sum(rows, axis=-1)[..., None])[0]
-  places = np.sort(_first(np.einsum("pkr,nr->pkn", rows, drawn)))
+  places = np.sort(_first(rows @ drawn.T.astype(rows.dtype)))
   tail = (1 - level) / 2
   lower = places[int(np.floor(tail * (num_bootstrap - 1)))]
   upper = places[int(np.ceil((1 - tail) * (num_bootstrap - 1)))]

@@ -38,8 +38,10 @@ def test_json_and_back_is_the_same(with_weights):
   np.testing.assert_equal(dataclasses.asdict(back), dataclasses.asdict(given))
 
 
-def test_json_has_no_nan():
-  text = example().to_json()
-  assert "NaN" not in text
-  groups = json.loads(text)["readings"]["closed"]
-  assert groups["all"]["metrics"]["branch_norm"][0] is None
+def test_json_has_finite_numbers_only():
+  given = example()
+  given.readings["closed"]["all"].metrics["hidden_norm"][1] = np.inf  # a cut may overflow
+  text = given.to_json()
+  assert "NaN" not in text and "Infinity" not in text
+  metrics = json.loads(text)["readings"]["closed"]["all"]["metrics"]
+  assert metrics["branch_norm"][0] is None and metrics["hidden_norm"][1] is None

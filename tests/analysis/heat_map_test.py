@@ -1,5 +1,7 @@
 """The heat map is the lens of a loop by hand; its last column is what the model predicts."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,6 +9,7 @@ import pytest
 from flax import nnx
 
 from resjax.analysis.heat_map import heat_map
+from resjax.analysis.report.heat_table import Cell
 from resjax.analysis.report.heat_text import in_words
 from resjax.data.tokenizer import ByteTokenizer
 from tests.helpers import decoders, layouts
@@ -59,6 +62,14 @@ def test_the_last_column_is_the_prediction_on_any_devices():
   np.testing.assert_allclose(both.probabilities, found.probabilities, rtol=1e-4)
 
 
+def test_learned_positions_need_not_reach_beyond_the_text():
+  decoder = decoders.decoder(decoders.config("gpt2", max_positions=len(TOKENS)))
+  found = heat_map(decoder, TOKENS)
+  logits = decoder.logits(decoder(jnp.asarray(TOKENS)[None]))[0]
+  wanted = jnp.max(jax.nn.softmax(logits), axis=-1)
+  np.testing.assert_allclose(found.probabilities[-1], wanted, rtol=1e-5)
+
+
 def test_in_words():
   decoder = decoders.decoder(decoders.config(vocab_size=257))
   tokens = np.array([256, *b"a\n\xc3"], np.int32)
@@ -71,3 +82,6 @@ def test_in_words():
       assert cell.probability == found.probabilities[p, t]
       assert cell.is_input == (found.tokens[p, t] == tokens[t])
       assert cell.is_next == (t + 1 < len(tokens) and found.tokens[p, t] == tokens[t + 1])
+  broken = dataclasses.replace(found, probabilities=np.full_like(found.probabilities, np.nan))
+  cells = in_words(broken, tokens, ByteTokenizer()).cells
+  assert {cell for row in cells for cell in row} == {Cell("NaN", 0.0, False, False)}

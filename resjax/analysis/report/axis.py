@@ -41,6 +41,8 @@ def switch_text(alignment: Alignment, switch: Switch | None) -> str:
   if switch.index is None:
     return "no switch"
   called = names(alignment.positions)
+  if alignment.num_rows == 1:
+    return f"after {called[switch.index]} (one row: no interval)"
   lower, at, upper = (
     "nowhere" if index is None else called[index]
     for index in (switch.lower, switch.index, switch.upper)

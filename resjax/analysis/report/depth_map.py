@@ -18,9 +18,13 @@ def depth_map(alignment: Alignment) -> Figure | None:
   readers = ["output" if r.site == "output" else f"{r.layer} {r.site}" for r in weights.readers]
   subtitle = axis.subtitle(alignment, next(iter(alignment.readings.values()))["all"])
   made, axes = lines.panel("Depth attention", subtitle, size=(7.6, 6.6))
-  values = np.where(weights.weights > 0, weights.weights, np.nan)
+  values = np.where(weights.weights != 0, weights.weights, np.nan)
+  most = max(1.0, np.abs(weights.weights).max())
+  scale = {"cmap": "Blues", "vmin": 0, "vmax": most}
+  if (weights.weights < 0).any():  # not all are a softmax
+    scale = {"cmap": "PuOr", "vmin": -most, "vmax": most}
   axes.set_facecolor("#E4E4E4")  # sources that are not there yet
-  image = axes.imshow(values, cmap="Blues", vmin=0, vmax=1, aspect="auto")
+  image = axes.imshow(values, **scale, aspect="auto")
   _ticks(axes.set_xticks, weights.sources, rotation=90)
   _ticks(axes.set_yticks, readers)
   axes.set_xlabel("source")
@@ -29,7 +33,7 @@ def depth_map(alignment: Alignment) -> Figure | None:
   if len(weights.sources) <= _MOST_NUMBERS:
     for (row, column), value in np.ndenumerate(values):
       if np.isfinite(value):
-        colour = "#FFFFFF" if value > 0.55 else "#000000"
+        colour = "#FFFFFF" if abs(value) > 0.55 * most else "#000000"
         axes.text(column, row, f"{value:.2f}".lstrip("0"), ha="center", va="center", fontsize=7.5,
                   color=colour)  # fmt: skip
   return made

@@ -13,7 +13,7 @@ def in_words(found: HeatMap, tokens: np.ndarray, tokenizer: Tokenizer) -> HeatTe
   """Returns the cells of a heat map, each token as its visible text.
 
   Args:
-    found: the map.
+    found: the map; where its probability is NaN, so is the word.
     tokens: of the text [T].
     tokenizer: of the model.
   """
@@ -21,10 +21,15 @@ def in_words(found: HeatMap, tokens: np.ndarray, tokenizer: Tokenizer) -> HeatTe
   def word(token: int) -> str:
     return visible(tokenizer.piece(int(token)))
 
+  def cell(first: int, p: float, token: int, after: int | None) -> Cell:
+    if np.isnan(p):
+      return Cell("NaN", 0.0, False, False)
+    return Cell(word(first), float(p), bool(first == token), bool(first == after))
+
   following = [*map(int, tokens[1:]), None]
   cells = [
     [
-      Cell(word(first), float(p), bool(first == token), bool(first == after))
+      cell(first, p, token, after)
       for first, p in zip(found.tokens[:, t], found.probabilities[:, t], strict=True)
     ]
     for t, (token, after) in enumerate(zip(map(int, tokens), following, strict=True))

@@ -61,7 +61,7 @@ def panel(
   height = (20 + 1.3 * LABEL * len(header)) / 72  # inches
   figure = Figure(figsize=size, dpi=150)
   figure.set_layout_engine("constrained", rect=(0, 0, 1, 1 - height / size[1]))
-  top = {"x": 0.08 / size[0], "va": "top", "ha": "left"}
+  top = {"x": 0.08 / size[0], "va": "top", "ha": "left", "parse_math": False}  # names may have $
   figure.text(y=1 - 5 / 72 / size[1], s=title, fontsize=12, fontweight="bold", **top)
   below = 1 - 21 / 72 / size[1]
   figure.text(y=below, s="\n".join(header), fontsize=LABEL, color=_GREY, linespacing=1.25, **top)
@@ -109,6 +109,7 @@ def _label_ends(axes: Axes, lines: Sequence[Line]) -> None:
       fontsize=LABEL,
       color=STYLES[line.style % len(STYLES)]["color"],
       annotation_clip=False,
+      parse_math=False,
       arrowprops={"arrowstyle": "-", "color": "#BBBBBB", "linewidth": 0.7, "shrinkB": 3},
     )
 

@@ -21,7 +21,7 @@ def write(results: Sequence[Results], folder: Location) -> list[Location]:
   def save(drawn: Drawn) -> None:
     plots.save(drawn.figure, folder / PLOTS / f"{drawn.name}.png")
 
+  locations.write_text(folder / NUMBERS, to_json(results))  # first: nothing else is hard to repeat
   html = page(results, save)
-  locations.write_text(folder / NUMBERS, to_json(results))
   locations.write_text(folder / PAGE, html)
   return [folder / PAGE, folder / PLOTS, folder / NUMBERS]

@@ -1,0 +1,27 @@
+"""What is said of the switch, and names that matplotlib would take for formulas."""
+
+import dataclasses
+
+from resjax.analysis.report import axis, trajectories
+from resjax.analysis.report.trajectories import TRAJECTORIES
+from tests.helpers.alignments import alignment
+
+
+def test_one_row_has_no_interval():
+  given = alignment(sites=("mlp",))
+  switch = given.readings["closed"]["all"].switch
+  at = f"after {axis.names(given.positions)[switch.index]} ("
+  assert axis.switch_text(given, switch).startswith(f"{at}95%: ")
+  given = dataclasses.replace(given, num_rows=1)
+  assert axis.switch_text(given, switch) == f"{at}one row: no interval)"
+
+
+def test_dollars_in_names_are_dollars(tmp_path):
+  given = alignment(model=r"$\model$", corpus="$a_{$")
+  rank = TRAJECTORIES["rank"]
+  drawn = (
+    trajectories.figure(given, rank, "closed"),
+    trajectories.overlay([given, given], rank, rank.curves[1], "closed"),
+  )
+  for number, figure in enumerate(drawn):
+    figure.savefig(tmp_path / f"{number}.png")
