@@ -19,7 +19,8 @@ COMMAND = [sys.executable, "-m", "launch.export"]
 def trained(tmp_path_factory):
   """The workdir of a run of two steps."""
   root = runs.write_text(tmp_path_factory.mktemp("run"))
-  settings = {"train__steps": 2, "train__eval_every": 0, "model__residual__name": "standard"}
+  settings = {"train__steps": 2, "optim__warmup_steps": 1, "train__eval_every": 0}
+  settings["model__residual__name"] = "standard"
   runs.finish(runs.small_command(root, root / "work", **settings))
   return root / "work"
 
