@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator
 
 from resjax.analysis.alignment import Alignment, Group
 from resjax.analysis.report import axis, lines
@@ -56,6 +57,7 @@ class Trajectory:
 
 def _logarithmic(axes: Axes) -> None:
   axes.set_yscale("log")
+  axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
   axes.yaxis.set_major_formatter("{x:,g}")
   axes.yaxis.set_minor_formatter("")
 
