@@ -76,10 +76,14 @@ def draw_switch(axes: Axes, alignment: Alignment, switch: Switch | None) -> None
   if switch is None or switch.index is None:
     return
   x = places(alignment)
-  lower = x[0] if switch.lower is None else x[switch.lower]
-  upper = x[-1] if switch.upper is None else x[switch.upper]
-  axes.axvspan(lower, upper, **_BAND)
+  axes.axvspan(*interval(x, switch), **_BAND)
   axes.axvline(x[switch.index], color="#555555", linewidth=1)
+
+
+def interval(x: np.ndarray, switch: Switch) -> tuple[float, float]:
+  """Returns the confidence interval of a switch on an axis [P]; nowhere is its end."""
+  lower, upper = (x[-1 if end is None else end] for end in (switch.lower, switch.upper))
+  return lower, upper
 
 
 def _sites(positions: Sequence[Position]) -> list[str]:

@@ -57,9 +57,6 @@ def _draw_switch(axes: Axes, x: np.ndarray, row: int, group: Group) -> None:
     words = "no tokens" if switch is None else "no switch"
     axes.text(x[0], row, words, va="center", fontsize=lines.LABEL, style="italic")
     return
-  ends = (
-    x[0] if switch.lower is None else x[switch.lower],
-    x[-1] if switch.upper is None else x[switch.upper],
-  )
+  ends = axis.interval(x, switch)
   axes.plot(ends, [row, row], color=lines.STYLES[0]["color"], linewidth=2, marker="|", markersize=9)
   axes.plot(x[switch.index], row, color=lines.STYLES[0]["color"], marker="o", markersize=7)
