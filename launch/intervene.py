@@ -6,6 +6,8 @@
 At each chosen layer the sites of --sites become x ← alpha x + f(x), all others stay as they are.
 Prints loss and switch of every layer and alpha, and writes the figures as JSON, which
 `launch.analyze --sensitivity=FILE` draws. configs/ablations/finetune_cuts.py trains from such cuts.
+
+The same command in several processes measures together: see `resjax.distributed.initialize`.
 """
 
 import pathlib
@@ -18,7 +20,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from launch import cli, subjects
-from resjax import locations
+from resjax import distributed, locations
 from resjax.analysis.alignment import Alignment
 from resjax.analysis.interventions import sensitivity
 from resjax.analysis.sensitivity import Sensitivity
@@ -31,9 +33,12 @@ _SITES = flags.DEFINE_list("sites", [], "Of a layer, cut together; default: all.
 _ALIGNMENT = flags.DEFINE_bool("alignment", True, "Also measures the alignment; slower.")
 _OUT = flags.DEFINE_string("out", None, "JSON file for the figures.")
 
+_BRINGUP, _HEARTBEAT = 300, 100  # seconds that several processes wait for each other
+
 
 def main() -> None:
   """Measures the model of the command line."""
+  distributed.initialize(bringup_seconds=_BRINGUP, heartbeat_seconds=_HEARTBEAT)
   out = _out()
   alphas, layers = _numbers(_ALPHAS, float), _numbers(_LAYERS, int)
   if len(subjects.CHECKPOINTS.value) + len(subjects.FOLDERS.value) > 1:
@@ -45,6 +50,7 @@ def main() -> None:
     console = Console()
     show(found, console)
     console.print(str(out), markup=False, highlight=False, soft_wrap=True)
+  distributed.shutdown()
 
 
 def _measure(subject: Subject, alphas: list[float], layers: list[int]) -> Sensitivity:

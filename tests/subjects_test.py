@@ -15,6 +15,8 @@ from tests.helpers.losses import nats_per_token
 from tests.helpers.runs import write_text
 from tests.helpers.trained import STEPS, T, evaluations, run, settings
 
+SMALL = decoders.shapes(decoders.config("gpt2", vocab_size=257))
+
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory) -> Path:
@@ -32,6 +34,7 @@ def loss(subject, text):
   return nats_per_token(subject.decoder, text.batches, fast.COMPILER_OPTIONS)
 
 
+@pytest.mark.slow
 def test_its_loss_on_its_validation_split_is_that_of_the_run(root, subject):
   assert subject.name == f"gated, step {STEPS}" and subject.seq_len == T
   assert subject.decoder.layout.mesh.size == 8
@@ -43,6 +46,7 @@ def test_its_loss_on_its_validation_split_is_that_of_the_run(root, subject):
   assert abs(loss(subject, text) - evaluated[-1]) < 0.1 < evaluated[0] - evaluated[-1]
 
 
+@pytest.mark.slow
 def test_a_checkpoint_on_one_device_gives_the_same(root, subject):
   layout = layouts.layout(devices=jax.devices()[:1])
   checkpoint = str(root / "gated" / "checkpoints" / str(STEPS))
@@ -56,21 +60,22 @@ def test_a_checkpoint_on_one_device_gives_the_same(root, subject):
 @pytest.mark.parametrize(
   ("content", "words"), [("", "holds no text"), (" \n", "holds no text"), ("x", "is one token")]
 )
-def test_text_that_is_too_short(subject, tmp_path, content, words):
+def test_text_that_is_too_short(tmp_path, content, words):
+  it = subjects.Subject("it", SMALL, ByteTokenizer(), 32)
   (tmp_path / "short.txt").write_text(content)
   with pytest.raises(ValueError, match=rf"short\.txt {words}"):
-    subjects.read_text(subject, str(tmp_path / "short.txt"), max_tokens=10)
+    subjects.read_text(it, str(tmp_path / "short.txt"), max_tokens=10)
 
 
-def test_a_tokenizer_that_the_embedding_does_not_hold(subject):
+def test_a_tokenizer_that_the_embedding_does_not_hold():
   small = decoders.shapes(decoders.config())  # 31 rows
+  it = subjects.Subject("it", SMALL, ByteTokenizer(), 32)
   with pytest.raises(ValueError, match="the tokenizer of it has 257 tokens, its embedding 31 rows"):
-    dataclasses.replace(subject, name="it", decoder=small)
+    dataclasses.replace(it, decoder=small)
 
 
-def test_rows_longer_than_learned_positions(subject):
-  small = decoders.shapes(decoders.config("gpt2", vocab_size=257))
-  it = subjects.Subject("it", small, ByteTokenizer(), 32)
+def test_rows_longer_than_learned_positions():
+  it = subjects.Subject("it", SMALL, ByteTokenizer(), 32)
   with pytest.raises(ValueError, match=r"33 tokens are longer than the 32 learned .* --seq_len"):
     subjects.read_text(it, "python-stdlib", max_tokens=10, seq_len=33)
 
@@ -81,6 +86,7 @@ def test_no_checkpoint(tmp_path):
     subjects.from_workdir(str(tmp_path))
 
 
+@pytest.mark.slow
 def test_data_that_are_no_longer_there(root, subject, tmp_path):
   (tmp_path / "run.json").write_text(
     (root / "gated" / "run.json").read_text().replace(str(root / "data"), "elsewhere")
@@ -89,8 +95,9 @@ def test_data_that_are_no_longer_there(root, subject, tmp_path):
     subjects.read_text(subject, str(tmp_path), max_tokens=10)
 
 
-@pytest.mark.parametrize("layout", [None, layouts.layout(data=4, fsdp=2)])
-def test_a_hugging_face_folder(tmp_path, layout):
+@pytest.mark.parametrize("mesh", [{}, pytest.param({"data": 4, "fsdp": 2}, marks=pytest.mark.slow)])
+def test_a_hugging_face_folder(tmp_path, mesh):
+  layout = layouts.layout(**mesh) if mesh else None
   folder = pretrained.folder(tmp_path, "gemma2")
   reference = np.load(folder / "reference.npz")
   it = subjects.from_huggingface(str(folder), layout)

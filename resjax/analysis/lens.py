@@ -81,7 +81,7 @@ class Lens:
       weights=weights,
       rows=(rows(decoder.embed.embedding[...], ids[0]), rows(decoder.head, ids[1])),
       norm=jax.tree.leaves(nnx.state(decoder.final_norm)),
-      head=constrain(decoder.head, "vocab", None),
+      head=constrain(decoder.head.astype(dtype), "vocab", None),
     )
 
   def normed(self, hidden: Array, seen: Seen) -> Array:
@@ -149,7 +149,7 @@ def chunk(x: Array, axis: int, chunks: int, index: Array | int) -> Array:
 
 
 def _lens(logits: Array, ids: Array) -> dict[str, Array]:
-  """`LENS` of ids [3, B, t] and the entropy, from logits [B, t, V]; ranks count from 1."""
+  """`LENS` of ids [3, B, t] and the entropy, from logits [B, t, V]; ranks from 1, best of ties."""
   # What has the size of the logits is used in sums alone, so that it need not exist beside them.
   normaliser = jax.nn.logsumexp(logits, axis=-1)
   p = jnp.exp(logits - normaliser[..., None])

@@ -41,7 +41,7 @@ class ProbeConfig:
 
   every: str = "layer"
   readings: tuple[str, ...] = ("closed",)
-  chunk_size: int = 512
+  chunk_size: int = 256
   kl_every: int = 0
 
   def __post_init__(self):

@@ -30,8 +30,8 @@ def text(max_tokens=50, batch_size=2):
 
 
 @functools.cache
-def made(style="llama", **changes):
-  return decoders.decoder(decoders.config(style, **(SIZES | changes)))
+def made(style, **changes):
+  return decoders.drawn(decoders.config(style, **(SIZES | changes)))
 
 
 def losses(decoder, text, **options):
@@ -43,7 +43,7 @@ def untouched(decoder, text, options=None):
 
 
 def test_alpha_1_is_the_untouched_model_bit_for_bit():
-  decoder = made(dtype="bfloat16")
+  decoder = made("llama", dtype="bfloat16")
   found = losses(decoder, text(), alphas=(1.0, 0.9, 1.0), layers=(-1, 0, 2))
   want = untouched(decoder, text())
   assert (found.layers, found.alphas) == ((0, 2), (0.9, 1.0))
@@ -55,7 +55,7 @@ def test_alpha_1_is_the_untouched_model_bit_for_bit():
   ("style", "changes"),
   [
     ("llama", {"dtype": "bfloat16"}),
-    ("gpt2", {}),
+    pytest.param("gpt2", {}, marks=pytest.mark.slow),
     pytest.param("llama", {}, marks=pytest.mark.slow),
     pytest.param("llama", {"depth": "loop"}, marks=pytest.mark.slow),
   ],
@@ -99,7 +99,9 @@ def gpt2_loss(params, batch, factors):
   return np.sum((log_normaliser - right) * (segments != 0))
 
 
-@pytest.mark.parametrize("sites", [("attention", "mlp"), ("mlp",)])
+@pytest.mark.parametrize(
+  "sites", [("mlp",), pytest.param(("attention", "mlp"), marks=pytest.mark.slow)]
+)
 def test_every_layer_and_alpha_in_numpy(sites):
   decoder, words = made("gpt2"), text()
   found = losses(decoder, words, alphas=ALPHAS, sites=sites)
@@ -116,8 +118,9 @@ def test_every_layer_and_alpha_in_numpy(sites):
   assert len(np.unique(np.round(want, 3))) == 7  # 3 layers at two alphas, and the model as it is
 
 
+@pytest.mark.slow
 def test_a_cut_is_the_combinator_of_the_paper_bit_for_bit():
-  decoder, words = made(dtype="bfloat16"), text()
+  decoder, words = made("llama", dtype="bfloat16"), text()
   found = losses(decoder, words, alphas=(0.25,), sites=("attention",))
   cut = nnx.merge(*nnx.split(decoder))
   cut.combinator = Attenuation(
@@ -127,7 +130,7 @@ def test_a_cut_is_the_combinator_of_the_paper_bit_for_bit():
 
 
 def test_one_program_serves_all_layers_and_alphas(caplog):
-  decoder, words, told = made(), text(100), []
+  decoder, words, told = made("llama"), text(100), []
   with jax.log_compiles(), caplog.at_level(logging.WARNING):
     found = sensitivity(
       decoder, words, model="it", alphas=ALPHAS, progress=lambda *now: told.append(now)
@@ -142,7 +145,7 @@ def test_one_program_serves_all_layers_and_alphas(caplog):
 
 @pytest.mark.slow
 def test_alignment_is_that_of_the_combinator_of_the_paper():
-  decoder, words = made(), text(100)
+  decoder, words = made("llama"), text(100)
   found = sensitivity(decoder, words, model="it", alphas=(0.25, 1.0), layers=(1,))
   cut = nnx.merge(*nnx.split(decoder))
   cut.combinator = Attenuation(num_layers=3, d_model=16, layers=1, alpha=0.25)

@@ -49,6 +49,19 @@ def shapes(config):
   return nnx.eval_shape(lambda: Decoder(config, rngs=nnx.Rngs(0)))
 
 
+def drawn(config):
+  """The decoder with every parameter drawn by numpy: nothing is compiled to make it."""
+  graphdef, state = nnx.split(nnx.eval_shape(lambda: Decoder(config, rngs=nnx.Rngs(0))))
+  rng = np.random.default_rng(0)
+
+  def draw(path, leaf):
+    name = jax.tree_util.keystr(path, simple=True, separator="/")
+    centre = 1.0 if "scale" in name else 0.0
+    return jnp.asarray(centre + 0.3 * rng.normal(size=leaf.shape), leaf.dtype)
+
+  return nnx.merge(graphdef, jax.tree.map_with_path(draw, state))
+
+
 def tokens(config, batch=2, length=12, seed=0):
   rng = np.random.default_rng(seed)
   return jnp.asarray(rng.integers(0, config.vocab_size, (batch, length)))

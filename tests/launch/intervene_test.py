@@ -47,7 +47,6 @@ def check_mistake(tmp_path, flags, words):
   [
     ([], "no model; give the folder of a run, for example --checkpoint=runs/tiny, or --hf"),
     (["--hf=nowhere"], "nowhere has no config.json"),
-    (["--hf=a", "--out=/dev/null/x.json"], "--out=/dev/null/x.json cannot be written"),
   ],
 )
 def test_mistakes(tmp_path, flags, words):
@@ -62,6 +61,7 @@ def test_mistakes(tmp_path, flags, words):
     (["--hf=a", "--checkpoint=b"], "several models; give one --checkpoint or one --hf"),
     (["--hf=a", "--alphas=0,b"], "--alphas=0,b must be numbers"),
     (["--hf=a", "--out="], "no file for the figures"),
+    (["--hf=a", "--out=/dev/null/x.json"], "--out=/dev/null/x.json cannot be written"),
   ],
 )
 def test_other_mistakes(tmp_path, flags, words):

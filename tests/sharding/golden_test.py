@@ -3,7 +3,8 @@
   python -m tests.sharding.golden_test      (writes the files anew; look at the difference)
 
 The decoder has every kind of parameter: biases, learned positions, an output embedding, norms of
-queries and keys, a site with a window, a value residual, and the matrices of a combinator.
+queries and keys and after sublayers, a site with a window, a value residual, and the matrices of a
+combinator.
 Activations are what `Layout.constrain` and `jax.shard_map` are asked for while the training loss is
 traced, each under the function that asks.
 """
@@ -41,7 +42,8 @@ def test_shardings_are_the_golden_ones(name):
 
 def test_the_decoder_has_every_kind_of_parameter():
   paths = json.loads((FOLDER / "fsdp_tp.json").read_text())["parameters"]
-  for kind in ("embed/positions", "output/embedding", "q_norm", "bias", "short_swa", "combinator"):
+  kinds = ("embed/positions", "output/embedding", "q_norm", "bias", "short_swa", "post_norms")
+  for kind in (*kinds, "combinator"):
     assert any(kind in path for path in paths), kind
   assert "value_weights" in paths
 
@@ -59,7 +61,8 @@ def config():
   return decoders.config(
     "gpt2", "muddformer", vocab_size=32, d_model=32, num_heads=4, num_kv_heads=2, mlp_dim=48,
     positions="learned", tied_embeddings=False, qk_norm=True, value_residual="learned",
-    short_swa=ShortSWAConfig(window=4, num_heads=2), dtype="bfloat16",
+    short_swa=ShortSWAConfig(window=4, num_heads=2), dtype="bfloat16", post_norm=True,
+    windows=(4, 0),
   )  # fmt: skip
 
 

@@ -47,10 +47,10 @@ def settings(root, folder, name, **train):
 @pytest.mark.parametrize(
   ("family", "name", "options"),
   [
-    ("gemma2", "standard", {}),
+    pytest.param("gemma2", "standard", {}, marks=pytest.mark.slow),
     ("gemma2", "gate", {"granularity": "channel"}),
     ("gpt2", "attenuation", {"layers": (1,), "alpha": 1.0}),
-    ("gpt_neox", "gate", {}),
+    pytest.param("gpt_neox", "gate", {}, marks=pytest.mark.slow),
   ],
 )
 def test_neutral_init_continues_the_pretrained_model(root, tmp_path, family, name, options):
@@ -72,6 +72,7 @@ def test_neutral_init_continues_the_pretrained_model(root, tmp_path, family, nam
   assert nats_per_token(model.bind(params), text.batches) == pytest.approx(want, rel=1e-6)
 
 
+@pytest.mark.slow
 def test_the_trainer_starts_with_its_loss(root, tmp_path):
   folder = pretrained.folder(tmp_path, "gpt2")  # 96 learned positions, of which 32 are used
   config = settings(root, folder, "gate")

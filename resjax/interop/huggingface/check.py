@@ -44,9 +44,8 @@ def check(
   heads = {tensor.theirs for tensor in family.tensors if tensor.ours == "output/embedding"}
   found = {}
   for name, tensor in stored.items():
-    full = name if name in expected | dict.fromkeys(heads) else _with_prefix(name, family)
-    is_buffer = full.endswith(family.buffers) if family.buffers else False
-    if full in expected or not (is_buffer or full in heads):
+    full = name if name in heads else _with_prefix(name, family)
+    if full in expected or not (full in heads or full.endswith(family.buffers)):
       found[full] = tensor
   rows = [
     (name, expected.get(name, "nothing"), found[name].shape if name in found else "nothing")

@@ -55,6 +55,10 @@ def export(
     raise ValueError(f"dtype={dtype!r} is not supported; allowed: {', '.join(DTYPES)}")
   if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
     raise ValueError(f"{folder} exists and is not an empty folder; give another one")
+  if jax.process_count() > 1:
+    raise ValueError(
+      f"{jax.process_count()} processes hold the decoder; export from one of its own"
+    )
   family, settings = express(decoder.config)
   ids = special_ids(tokenizer)
   settings |= {"architectures": [family.architecture], "torch_dtype": dtype, "use_cache": True}

@@ -12,7 +12,7 @@ from resjax.data.tokenizer import ByteTokenizer, train_bpe
 from resjax.interop import huggingface
 from resjax.models.config import ShortSWAConfig
 from tests.helpers import decoders, layouts
-from tests.interop.huggingface.golden_test import FOLDER, NAMES
+from tests.interop.huggingface.golden_test import FOLDER, walk
 
 
 def assert_same(decoder, other):
@@ -27,7 +27,7 @@ def stored(folder):
   return tensors
 
 
-@pytest.mark.parametrize("name", NAMES)
+@walk(("llama", "gpt2", "gpt_neox", "gemma2"))  # one of each table
 def test_tensors_are_those_that_transformers_wrote(name, tmp_path):
   want = stored(FOLDER / name)
   decoder, dtype = huggingface.load(FOLDER / name), str(next(iter(want.values())).dtype)
@@ -50,7 +50,7 @@ def test_tensors_are_those_that_transformers_wrote(name, tmp_path):
 
 @pytest.mark.parametrize("style, changes", [("llama", {}), ("gpt2", {"num_kv_heads": 4})])
 def test_our_own_decoders_come_back_bit_equal(style, changes, tmp_path):
-  decoder = decoders.decoder(decoders.config(style, **changes))
+  decoder = decoders.drawn(decoders.config(style, **changes))
   huggingface.export(decoder, tmp_path / "out")
   assert_same(decoder, huggingface.load(tmp_path / "out"))
 
@@ -80,6 +80,7 @@ def test_gains_that_were_rounded_once_come_back_bit_equal(tmp_path):
   assert_same(decoder, huggingface.load(tmp_path / "out"))
 
 
+@pytest.mark.slow
 def test_a_sharded_decoder_in_bfloat16(tmp_path):
   layout = layouts.layout("fsdp", data=1, fsdp=8)
   split, whole = (huggingface.load(FOLDER / "mistral", layout=at) for at in (layout, None))
@@ -127,7 +128,7 @@ def test_tokenizers_of_our_own_go_along(tmp_path):
   for words in (ByteTokenizer(), train_bpe(texts, 300)):
     config = decoders.config(vocab_size=words.vocab_size)
     folder = tmp_path / type(words).__name__
-    huggingface.export(decoders.decoder(config, random=False), folder, tokenizer=words)
+    huggingface.export(decoders.drawn(config), folder, tokenizer=words)
     read = huggingface.tokenizer(folder)
     for ours, theirs in zip(words.encode_batch(texts), read.encode_batch(texts), strict=True):
       np.testing.assert_array_equal(ours, theirs)

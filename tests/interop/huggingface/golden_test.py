@@ -20,6 +20,7 @@ from tests.helpers import fast
 FOLDER = pathlib.Path(__file__).parents[2] / "golden" / "huggingface"
 NAMES = sorted(path.parent.name for path in FOLDER.glob("*/config.json"))
 PROMPT = 6
+SLOW = pytest.mark.slow
 
 
 @functools.cache
@@ -76,7 +77,13 @@ def test_every_family_is_there():
   )
 
 
-@pytest.mark.parametrize("name", NAMES)
+def walk(quick):
+  """All models, those that are not `quick` as slow."""
+  marked = [pytest.param(name, marks=() if name in quick else SLOW) for name in NAMES]
+  return pytest.mark.parametrize("name", marked)
+
+
+@walk(huggingface.FAMILIES)
 def test_logits_and_greedy_tokens_are_those_of_transformers(name):
   decoder, found = huggingface.load(FOLDER / name), reference(name)
   difference, kl, wrong = compare(decoder, found)

@@ -42,8 +42,8 @@ def copied(tmp_path):
   "name, mesh",
   [
     ("llama", {"data": 1, "fsdp": 4, "tensor": 2}),
-    ("gpt_neox", {"data": 2, "fsdp": 2, "tensor": 2}),
-    ("gpt2", {"data": 1, "fsdp": 8}),
+    pytest.param("gpt_neox", {"data": 2, "fsdp": 2, "tensor": 2}, marks=pytest.mark.slow),
+    pytest.param("gpt2", {"data": 1, "fsdp": 8}, marks=pytest.mark.slow),
   ],
 )
 def test_shards_are_slices_of_the_same_parameters(name, mesh):
@@ -75,6 +75,10 @@ def test_dtypes():
     same = array.astype(jnp.bfloat16) if path.endswith("scale") else array
     np.testing.assert_array_equal(same, flat(narrow)[path])
   assert plain.config.dtype == "float32"
+
+
+@pytest.mark.slow
+def test_activations_in_bfloat16():
   activations = huggingface.load(FOLDER / "gemma", dtype="bfloat16")
   got = logits(activations, reference("gemma")["tokens"])
   assert 1e-4 < np.abs(got - reference("gemma")["logits"]).max() < 0.2
@@ -231,6 +235,7 @@ def big(folder, layers):
   return max(path.stat().st_size for path in folder.glob("*.safetensors"))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_peak_of_the_host_is_what_stays_and_a_shard(tmp_path):
   shard = big(tmp_path / "big", 6)

@@ -86,7 +86,7 @@ def test_what_is_saved_in_a_workdir_comes_back(kind, tmp_path):
 def test_files_are_copied_verbatim(tmp_path):
   (tmp_path / "in").mkdir()
   folder = write(tmp_path / "in", sentence_piece(), 300, bos_token_id=1, eos_token_id=[2, 5])
-  decoder = our_decoders.decoder(our_decoders.config(vocab_size=300), random=False)
+  decoder = our_decoders.drawn(our_decoders.config(vocab_size=300))
   words = huggingface.tokenizer(folder)
   huggingface.export(decoder, tmp_path / "out", tokenizer=words)
   for name in ("tokenizer.json", "tokenizer_config.json"):

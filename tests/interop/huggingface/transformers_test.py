@@ -64,7 +64,7 @@ def test_made_afresh_and_back(name, tmp_path):
   ],
 )  # fmt: skip
 def test_our_own_decoders(style, changes, tmp_path):
-  decoder = decoders.decoder(decoders.config(style, **changes))
+  decoder = decoders.drawn(decoders.config(style, **changes))
   huggingface.export(decoder, tmp_path / "ours")
   tokens = decoders.tokens(decoder.config)
   want = logits(decoder, tokens)
@@ -77,7 +77,7 @@ def test_our_tokenizers(kind, tmp_path):
   texts = ["import os\n", "hélo wörld \x00\x7f", " def f(x):\n    return x"]
   words = ByteTokenizer() if kind == "byte" else train_bpe(texts * 5, 300)
   config = decoders.config(vocab_size=words.vocab_size)
-  huggingface.export(decoders.decoder(config, random=False), tmp_path / "ours", tokenizer=words)
+  huggingface.export(decoders.drawn(config), tmp_path / "ours", tokenizer=words)
   loaded = transformers.AutoTokenizer.from_pretrained(tmp_path / "ours")
   for text, ids in zip(texts, words.encode_batch(texts), strict=True):
     assert loaded(text)["input_ids"] == list(ids)

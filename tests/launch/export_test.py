@@ -1,0 +1,55 @@
+"""launch.export writes what a run learned, and answers mistakes with one line."""
+
+import json
+import sys
+
+import numpy as np
+import pytest
+
+from resjax import experiment
+from resjax.interop import huggingface
+from resjax.train.restore import restore_model
+from tests.helpers import runs
+from tests.interop.huggingface.golden_test import logits
+
+pytestmark = pytest.mark.slow
+COMMAND = [sys.executable, "-m", "launch.export"]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+  """The workdir of a run of two steps."""
+  root = runs.write_text(tmp_path_factory.mktemp("run"))
+  settings = {"train__steps": 2, "optim__warmup_steps": 1, "train__eval_every": 0}
+  settings["model__residual__name"] = "standard"
+  runs.finish(runs.small_command(root, root / "work", **settings))
+  return root / "work"
+
+
+def test_a_run_becomes_a_folder(trained, tmp_path):
+  out = tmp_path / "deep" / "out"
+  said = runs.finish([*COMMAND, f"--checkpoint={trained}", f"--out={out}", "--shard_gb=0.00005"])
+  assert said == f"{out}: LlamaForCausalLM, float32\n"
+  assert (out / "model.safetensors.index.json").exists()
+  model, params, words = restore_model(experiment.load(str(trained)))
+  read = huggingface.tokenizer(out)
+  tokens = words.encode_batch(["depth width layer"])[0][None]
+  np.testing.assert_array_equal(read.encode_batch(["depth width layer"])[0][None], tokens)
+  want = logits(model.bind(params), tokens)
+  np.testing.assert_array_equal(logits(huggingface.load(out), tokens), want)
+  assert json.loads((out / "config.json").read_text())["eos_token_id"] == words.eot_id
+
+
+@pytest.mark.parametrize(
+  "flags, words",
+  [
+    ([], "give both, for example --checkpoint=runs/tiny --out=exported/tiny"),
+    (["--checkpoint={trained}", "--out={trained}"], "exists and is not an empty folder"),
+  ],
+)
+def test_mistakes(trained, flags, words):
+  process = runs.start([*COMMAND, *(flag.format(trained=trained) for flag in flags)])
+  output, _ = process.communicate(timeout=120)
+  assert process.returncode == 1
+  assert output.startswith("error: ") and output.count("\n") == 1, output
+  assert words in output
