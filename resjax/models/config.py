@@ -113,9 +113,7 @@ class DecoderConfig:
     if self.positions != "rope":
       return
     self._check("head_dim", self.head_dim % 2 == 0, "even with positions='rope'")
-    width = Rope(self.rope_theta, self.rope_fraction).width(self.head_dim)
-    even = 0 < self.rope_fraction <= 1 and width > 0 and width % 2 == 0
-    self._check("rope_fraction", even, f"in (0, 1] and rotate an even part of {self.head_dim}")
+    self._check_rotated_part(self.head_dim)
     scaling = self.rope_scaling
     ordered = 0 < scaling.low_freq_factor < scaling.high_freq_factor
     needed = scaling.kind != "llama3" or scaling.original_max_positions > 0
@@ -137,6 +135,13 @@ class DecoderConfig:
         f"config.model.short_swa.num_heads={heads} must divide d_model={self.d_model} into heads"
         + (" of even width with positions='rope'" if parts == 2 else "")
       )
+    if short.window and parts == 2:
+      self._check_rotated_part(self.d_model // heads)
+
+  def _check_rotated_part(self, head_dim: int) -> None:
+    width = Rope(self.rope_theta, self.rope_fraction).width(head_dim)
+    even = 0 < self.rope_fraction <= 1 and width > 0 and width % 2 == 0
+    self._check("rope_fraction", even, f"in (0, 1] and rotate an even part of {head_dim}")
 
   def _check(self, name: str, ok: bool, allowed: str) -> None:
     if not ok:

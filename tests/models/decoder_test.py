@@ -178,7 +178,7 @@ def test_rezero_chooses_whether_layers_have_pre_norms(pre_norm):
     ({"num_kv_heads": 3}, "num_kv_heads=3 must be a divisor of num_heads=4"),
     ({"head_dim": 5}, "head_dim=5 must be even"),
     ({"norm": "batchnorm"}, "norm='batchnorm' must be one of rmsnorm, layernorm"),
-    ({"mlp": "relu"}, "mlp='relu' must be one of swiglu, gelu"),
+    ({"mlp": "relu"}, "mlp='relu' must be one of swiglu, geglu"),
     ({"positions": "none"}, "positions='none' must be one of rope, learned"),
     ({"dtype": "int8"}, "dtype='int8' must be one of bfloat16"),
     ({"remat": "half"}, "remat='half' must be one of none, full, dots"),

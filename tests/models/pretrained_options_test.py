@@ -192,6 +192,10 @@ def test_flops_of_windows_and_gates():
     ({"windows": (-1,)}, r"windows=\(-1,\) must be"),
     ({"rope_fraction": 0.3}, r"rope_fraction=0.3 must be in \(0, 1\] and rotate an even part of 4"),
     ({"rope_fraction": 1.5}, "rope_fraction=1.5 must be"),
+    (
+      {"rope_fraction": 0.5, "short_swa": ShortSWAConfig(3, 8)},
+      r"rope_fraction=0.5 must be in \(0, 1\] and rotate an even part of 2",
+    ),
     ({"attention_softcap": -1.0}, "attention_softcap=-1.0 must be 0 or positive"),
     ({"logit_softcap": -1.0}, "logit_softcap=-1.0 must be 0 or positive"),
     ({"query_pre_attn_scalar": -1.0}, "query_pre_attn_scalar=-1.0 must be 0 or positive"),

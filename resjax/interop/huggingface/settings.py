@@ -118,7 +118,9 @@ class Settings:
     names = known[kind]
     for name in (*names, *given):
       if (name in names) != (name in given):
-        raise self.refusal(f"rope_scaling.{name}", given.get(name), f"{', '.join(names)} of {kind}")
+        raise self.refusal(
+          f"rope_scaling.{name}", given.get(name), f"{', '.join(names) or 'nothing'} with {kind}"
+        )
     fields = {names[name]: value for name, value in given.items()}
     return RopeScaling(kind="none" if kind == "default" else kind, **fields)
 

@@ -246,5 +246,8 @@ def test_peak_of_the_host_is_what_stays_and_a_shard(tmp_path):
   done = subprocess.run(arguments, env=environment, capture_output=True, text=True, timeout=300)
   assert done.returncode == 0, done.stderr[-2000:]
   before, peak, kept = map(int, done.stdout.split())
+  print(
+    f"peak {(peak - before) / 1e6:.0f} MB, stays {kept / 1e6:.0f} MB, shard {shard / 1e6:.0f} MB"
+  )
   assert kept > 5 * shard
   assert peak - before <= kept + 1.3 * shard
