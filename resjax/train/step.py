@@ -113,7 +113,7 @@ def make_eval_step(
 
 def alignment_probes(config: TrainConfig) -> ProbeConfig:
   """Returns what is looked at in training: the state after each layer."""
-  return ProbeConfig(every="layer", readings=("closed",), chunk_size=config.loss_chunk)
+  return ProbeConfig(every="layer", readings=("closed",))
 
 
 def make_alignment_step(

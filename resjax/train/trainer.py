@@ -127,7 +127,8 @@ class Trainer:
       compiled = compile_steps(self.program, stop, alignment=alignment)
     if compiled is None or stop.tick():
       self._stop(self.start or 0, recorder, stop)
-    train_step, self.eval_step, *self.alignment_steps = compiled
+    train_step, self.eval_step, *more = compiled
+    self.alignment_step = more[0] if more else None
     return train_step
 
   def _step(self, train_step: Callable) -> Metrics:
@@ -191,7 +192,7 @@ class Trainer:
     if self._meter is None:
       arguments = self.run, self.program, self.dataset, self.layout, self.ledger
       self._meter = AlignmentMeter(*arguments)
-    found = self._meter.measure(*self.alignment_steps, self.state.params, stop)
+    found = self._meter.measure(self.alignment_step, self.state.params, stop)
     if found is None:
       self._stop(step, recorder, stop)
     recorder.alignment(step, found)

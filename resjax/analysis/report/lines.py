@@ -13,6 +13,14 @@ from matplotlib.figure import Figure
 
 SIZE = (5.0, 3.8)  # inches: letters are still legible where it is 370 pixels wide
 LABEL = 8.5  # points
+_LEADER = {
+  "arrowstyle": "-",
+  "color": "#BBBBBB",
+  "linewidth": 0.7,
+  "shrinkB": 3,
+  "relpos": (0, 0.5),
+}
+_LABEL_CHARACTERS = 20  # in a line of a label
 _GREY = "#595959"
 
 # Okabe and Ito's hues, darkened until text in them has a contrast of 5 : 1 on white.
@@ -57,6 +65,7 @@ def panel(
     note: one more line.
   """
   characters = int(size[0] * 72 / (0.56 * LABEL))
+  subtitle = subtitle.replace("n = ", "n\u00a0=\u00a0")  # is not broken there
   header = textwrap.wrap(subtitle, characters) + textwrap.wrap(note, characters)
   height = (20 + 1.3 * LABEL * len(header)) / 72  # inches
   figure = Figure(figsize=size, dpi=150)
@@ -97,11 +106,14 @@ def _label_ends(axes: Axes, lines: Sequence[Line]) -> None:
   points = [(line.x[end], line.y[end]) for line, end in zip(lines, ends, strict=True)]
   to_fraction = axes.transData + axes.transAxes.inverted()
   heights = np.clip([to_fraction.transform(point)[1] for point in points], 0, 1)
-  # Two lines of text, in parts of the height of the axes.
-  gap = 1.35 * LABEL / 72 / (0.68 * axes.figure.get_figheight())
-  for line, point, height in zip(lines, points, apart(heights, gap), strict=True):
+  labels = [textwrap.fill(line.label, _LABEL_CHARACTERS) for line in lines]
+  texts = np.array([1.15 * (label.count("\n") + 1) + 0.2 for label in labels])
+  # In parts of the height of the axes.
+  sizes = texts * LABEL / 72 / (0.68 * axes.figure.get_figheight())
+  placed = zip(lines, labels, points, apart(heights, sizes), strict=True)
+  for line, label, point, height in placed:
     axes.annotate(
-      line.label,
+      label,
       xy=point,
       xytext=(1.02, height),
       textcoords="axes fraction",
@@ -110,17 +122,28 @@ def _label_ends(axes: Axes, lines: Sequence[Line]) -> None:
       color=STYLES[line.style % len(STYLES)]["color"],
       annotation_clip=False,
       parse_math=False,
-      arrowprops={"arrowstyle": "-", "color": "#BBBBBB", "linewidth": 0.7, "shrinkB": 3},
+      arrowprops={
+        "arrowstyle": "-",
+        "color": "#BBBBBB",
+        "linewidth": 0.7,
+        "shrinkB": 3,
+        "relpos": (0, 0.5),
+      },
     )
 
 
-def apart(heights: np.ndarray, gap: float) -> np.ndarray:
-  """Returns heights in 0..1, in the same order and at least a gap apart, as near as may be.
+def apart(heights: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+  """Returns middles of labels in the order of `heights` that do not overlap, as near as may be.
 
-  Where they do not fit, they are spread evenly and leave 0..1.
+  They lie in 0..1; where they do not fit, they are as close as they can be and leave it at the top.
+
+  Args:
+    heights: where the middles should be, in 0..1.
+    sizes: of the labels.
   """
   order = np.argsort(heights, kind="stable")
-  least = gap * np.arange(len(heights))
+  ordered = sizes[order]
+  least = np.concatenate([[0.0], np.cumsum((ordered[1:] + ordered[:-1]) / 2)])
   # Heights less their least places must not decrease: isotonic regression by pooling neighbours.
   pools: list[list[float]] = []
   for value in heights[order] - least:
@@ -129,7 +152,6 @@ def apart(heights: np.ndarray, gap: float) -> np.ndarray:
       last = pools.pop()
       pools[-1] += last
   moved = np.concatenate([[np.mean(pool)] * len(pool) for pool in pools])
-  highest = 1 - least[-1]
   found = np.empty_like(heights)
-  found[order] = np.clip(moved, min(0, highest), max(0, highest)) + least
+  found[order] = np.clip(moved, 0, max(0, 1 - least[-1])) + least
   return found
