@@ -15,7 +15,7 @@ from resjax.train.config import Run
 from resjax.train.goodput import Ledger
 from resjax.train.interrupt import StopRequest
 from resjax.train.program import PROBED, Program
-from resjax.train.step import alignment_probes
+from resjax.train.step import ALIGNMENT_PROBES
 from resjax.typing import PyTree
 
 SPLIT = "validation"
@@ -39,7 +39,6 @@ class AlignmentMeter:
     self, run: Run, program: Program, dataset: DatasetSummary, layout: Layout, ledger: Ledger
   ):
     self._program, self._layout, self._ledger = program, layout, ledger
-    self._probes = alignment_probes(run.train)
     self._names = {"model": run.workdir, "corpus": SPLIT}
     size = program.alignment_batch["inputs"].shape[0]
     rows = evaluation_batches(dataset, SPLIT, batch_size=size, max_rows=run.train.alignment_rows)
@@ -66,4 +65,6 @@ class AlignmentMeter:
         return None
     options = {"num_bootstrap": _NUM_BOOTSTRAP, "level": _LEVEL, "seed": _SEED}
     combinator = self._program.model.combinator
-    return totals.alignment(**self._names, config=self._probes, combinator=combinator, **options)
+    return totals.alignment(
+      **self._names, config=ALIGNMENT_PROBES, combinator=combinator, **options
+    )

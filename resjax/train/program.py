@@ -82,7 +82,7 @@ def build(run: Run, layout: Layout) -> Program:
     optimizer=optimizer,
     train_step=make_train_step(model, optimizer, learning_rate, run.train, run.health),
     eval_step=make_eval_step(model, run.train),
-    alignment_step=make_alignment_step(model, run.train),
+    alignment_step=make_alignment_step(model),
     state=abstract_state(model, optimizer),
     batch=dict.fromkeys(BATCH, rows),
     eval_batch=dict.fromkeys(BATCH, eval_rows),

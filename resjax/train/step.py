@@ -17,6 +17,9 @@ from resjax.typing import Array, PyTree
 Batch = Mapping[str, Array]
 Metrics = Mapping[str, Array]
 
+# What is looked at in training: the state after each layer.
+ALIGNMENT_PROBES = ProbeConfig(every="layer", readings=("closed",))
+
 
 def loss_sums(
   model: ModelDef, params: PyTree, batch: Batch, token_bytes: Array, chunk_size: int
@@ -111,24 +114,18 @@ def make_eval_step(
   return jax.jit(eval_step)
 
 
-def alignment_probes(config: TrainConfig) -> ProbeConfig:
-  """Returns what is looked at in training: the state after each layer."""
-  return ProbeConfig(every="layer", readings=("closed",))
-
-
 def make_alignment_step(
-  model: ModelDef, config: TrainConfig
+  model: ModelDef,
 ) -> Callable[[PyTree, Batch, Array, Array], ProbeSums]:
   """Returns alignment_step(params, batch, counts, number) -> sums that each process can read.
 
   Jitted. `counts` [V] are those of `resjax.analysis.groups.next_counts`; `number` is that of the
   batch.
   """
-  probes = alignment_probes(config)
 
   def alignment_step(params, batch, counts, number):
     key = jax.random.fold_in(jax.random.key(0), number)
-    return probe_batch(model.bind(params), batch, counts, None, key, probes)
+    return probe_batch(model.bind(params), batch, counts, None, key, ALIGNMENT_PROBES)
 
   everywhere = None if model.layout.mesh is None else model.layout.sharding()
   return jax.jit(alignment_step, out_shardings=everywhere)
