@@ -7,7 +7,8 @@
 Decodes the state after every layer with the final norm and the output embedding. Writes into --out
 report.html, one page that needs no network, the same figures as PNG files in plots/, and all
 numbers in results.json. Several models are laid over each other by relative depth. Figures of
-launch.intervene join with --sensitivity=FILE.
+launch.intervene join with --sensitivity=FILE. The same command in several processes measures
+together, see `resjax.distributed.initialize`.
 """
 
 import dataclasses
@@ -21,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from launch import cli, subjects
-from resjax import locations
+from resjax import distributed, locations
 from resjax.analysis.alignment import READINGS, Alignment
 from resjax.analysis.heat_map import heat_map
 from resjax.analysis.measurement import measure
@@ -51,6 +52,7 @@ _SHOWN = 48  # tokens of the data in the table of a text
 
 def main() -> None:
   """Measures the models of the command line and writes the report."""
+  subjects.join()
   first = jax.process_index() == 0
   console = Console(stderr=True, quiet=not first)
   config = ProbeConfig(every=_EVERY.value, readings=tuple(_READINGS.value))
@@ -78,6 +80,7 @@ def main() -> None:
     show(results, Console())
     for file in files:
       print(file)
+  distributed.shutdown()
 
 
 def _alignment(subject: Subject, text: MeasuredText, config: ProbeConfig) -> Alignment:

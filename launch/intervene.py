@@ -31,12 +31,10 @@ _SITES = flags.DEFINE_list("sites", [], "Of a layer, cut together; default: all.
 _ALIGNMENT = flags.DEFINE_bool("alignment", True, "Also measures the alignment; slower.")
 _OUT = flags.DEFINE_string("out", None, "JSON file for the figures.")
 
-_BRINGUP, _HEARTBEAT = 300, 100  # seconds that several processes wait for each other
-
 
 def main() -> None:
   """Measures the model of the command line."""
-  distributed.initialize(bringup_seconds=_BRINGUP, heartbeat_seconds=_HEARTBEAT)
+  subjects.join()
   out = _out()
   alphas, layers = _numbers(_ALPHAS, float), _numbers(_LAYERS, int)
   if len(subjects.CHECKPOINTS.value) + len(subjects.FOLDERS.value) > 1:

@@ -26,6 +26,8 @@ class Subject:
     decoder: with its parameters, where its layout puts them.
     tokenizer: its tokens are those of the decoder's embedding, which may have more rows.
     seq_len: T of the rows that it was trained on, or as many as are usual to measure it on.
+    start_rows: whether every row begins with the token that starts documents: pretrained models
+      were trained on rows that do, and some (Gemma) go astray without.
 
   Raises:
     ValueError: the tokenizer has tokens that the embedding has not.
@@ -35,6 +37,7 @@ class Subject:
   decoder: Decoder
   tokenizer: Tokenizer
   seq_len: int
+  start_rows: bool = False
 
   def __post_init__(self):
     known, rows = self.tokenizer.vocab_size, self.decoder.config.vocab_size
@@ -76,7 +79,8 @@ def from_huggingface(path: str, layout: Layout | None = None) -> Subject:
   tokenizer = huggingface.tokenizer(path)
   decoder = huggingface.load(path, layout=layout)
   name = pathlib.Path(path).absolute().name
-  return Subject(name, decoder, tokenizer, min(decoder.config.max_positions, _USUAL_ROW))
+  seq_len = min(decoder.config.max_positions, _USUAL_ROW)
+  return Subject(name, decoder, tokenizer, seq_len, start_rows=True)
 
 
 def read_text(
@@ -123,6 +127,7 @@ def read_text(
     seq_len=seq_len,
     batch_size=-(-batch_size // shards) * shards,
     max_tokens=max_tokens,
+    start_rows=subject.start_rows,
   )
 
 

@@ -70,6 +70,7 @@ def measured_text(
   seq_len: int,
   batch_size: int,
   max_tokens: int,
+  start_rows: bool = False,
 ) -> MeasuredText:
   """Returns the first tokens of some texts, packed into rows as in training.
 
@@ -80,6 +81,8 @@ def measured_text(
     seq_len: T.
     batch_size: B; the last batch is filled up with padding.
     max_tokens: after so many targets the text ends.
+    start_rows: whether the first token of every row is the one that starts documents, also where a
+      document goes on. The targets are the same.
 
   Raises:
     ValueError: no text, or less than two tokens of it.
@@ -89,7 +92,9 @@ def measured_text(
   num_batches = -(-num_tokens // (seq_len * batch_size))
   padded = np.full(num_batches * batch_size * seq_len + 1, PADDING, np.int32)
   padded[: len(stream)] = stream
-  rows = np.lib.stride_tricks.sliding_window_view(padded, seq_len + 1)[::seq_len]
+  rows = np.lib.stride_tricks.sliding_window_view(padded, seq_len + 1)[::seq_len].copy()
+  if start_rows:
+    rows[:, 0] = tokenizer.eot_id
   split = [split_rows(part, tokenizer.eot_id) for part in np.split(rows, num_batches)]
   return MeasuredText(name, num_tokens, tuple(split))
 

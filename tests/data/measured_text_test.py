@@ -14,9 +14,9 @@ KNOBS = Knobs("--data", "--data_format", "--data_field")
 BYTES = ByteTokenizer()
 
 
-def measured(texts, max_tokens=10**6, seq_len=16, batch_size=2):
+def measured(texts, max_tokens=10**6, seq_len=16, batch_size=2, **more):
   options = {"seq_len": seq_len, "batch_size": batch_size, "max_tokens": max_tokens}
-  return measured_text("mine", iter(texts), BYTES, **options)
+  return measured_text("mine", iter(texts), BYTES, **options, **more)
 
 
 def joined(found, name):
@@ -35,6 +35,18 @@ def test_all_of_a_text_is_packed_as_in_training():
     got = joined(found, name)
     np.testing.assert_array_equal(got[: len(array)], array)
     assert not got[len(array) :].any()  # padding
+
+
+def test_every_row_may_begin_with_the_token_that_starts_documents():
+  texts = make_texts(30)
+  plain, started = measured(texts), measured(texts, start_rows=True)
+  assert started.num_tokens == plain.num_tokens
+  for name in ("targets", "segment_ids", "positions"):
+    np.testing.assert_array_equal(joined(started, name), joined(plain, name))
+  got, want = joined(started, "inputs"), joined(plain, "inputs")
+  np.testing.assert_array_equal(got[:, 1:], want[:, 1:])
+  first = got[joined(plain, "segment_ids")[:, 0] != 0, 0]
+  assert (first == BYTES.eot_id).all() and not (want[: len(first), 0] == BYTES.eot_id).all()
 
 
 @pytest.mark.parametrize("max_tokens", [2, 16, 33])
