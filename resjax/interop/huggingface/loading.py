@@ -142,5 +142,5 @@ def _with_layer(stack: Array, part: Array, layer: int, offset: float) -> Array:
 
 def _sharding(layout: Layout, axes: tuple[str | None, ...]) -> Sharding:
   if layout.mesh is None:
-    return SingleDeviceSharding(jax.devices()[0])
+    return SingleDeviceSharding(jax.local_devices()[0])
   return layout.sharding(*axes)
