@@ -34,6 +34,7 @@ class PretrainedTokenizer:
 
   Attributes:
     eot_id: bos_token_id if there is one, else the first eos_token_id.
+    end_ids: it, and every eos_token_id.
 
   Raises:
     ValueError: a damaged file, more tokens than V, or neither of the two ids.
@@ -54,7 +55,8 @@ class PretrainedTokenizer:
     model.no_truncation()
     model.no_padding()
     self.files, self.ids = dict(files), dict(ids)
-    self.vocab_size, self.eot_id = vocab_size, _eot_id(ids, vocab_size)
+    self.vocab_size, self.end_ids = vocab_size, _end_ids(ids, vocab_size)
+    self.eot_id = self.end_ids[0]
     by_byte = _is_byte_level(json.loads(files[MAIN]))
     self._bytes_of = pieces.of_byte_level if by_byte else pieces.of_sentencepiece
     self._model, self._added = model, model.get_added_tokens_decoder()
@@ -130,16 +132,17 @@ def _config(path: pathlib.Path) -> Mapping[str, object]:
     raise ValueError(f"{path} is no JSON object: {error}") from None
 
 
-def _eot_id(ids: Mapping[str, object], vocab_size: int) -> int:
-  given = ids.get("bos_token_id"), ids.get("eos_token_id")
-  given = [i[0] if isinstance(i, list) and i else i for i in given]
+def _end_ids(ids: Mapping[str, object], vocab_size: int) -> tuple[int, ...]:
+  """Returns the tokens, each once, that begin or end a text: those that begin one first."""
+  begin, end = ids.get("bos_token_id"), ids.get("eos_token_id")
+  given = [i for value in (begin, end) for i in (value if isinstance(value, list) else [value])]
   known = [i for i in given if isinstance(i, int) and 0 <= i < vocab_size]
   if not known:
     raise ValueError(
-      f"config.json has bos_token_id={given[0]!r} and eos_token_id={given[1]!r}; one of them must "
-      f"be a token, 0..{vocab_size - 1}: it stands before every text"
+      f"config.json has bos_token_id={begin!r} and eos_token_id={end!r}; one of them must be a "
+      f"token, 0..{vocab_size - 1}: it stands before every text"
     )
-  return known[0]
+  return tuple(dict.fromkeys(known))
 
 
 def _is_byte_level(content: Mapping) -> bool:

@@ -28,10 +28,12 @@ class Tokenizer(Protocol):
   Attributes:
     vocab_size: V.
     eot_id: token that stands before every document and after the last; no text encodes to it.
+    end_ids: tokens at which a sampled text is over, `eot_id` the first of them.
   """
 
   vocab_size: int
   eot_id: int
+  end_ids: tuple[int, ...]
 
   def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
     """Returns the tokens of each text, int32."""
@@ -59,6 +61,7 @@ class ByteTokenizer:
 
   vocab_size = BYTE_VOCAB
   eot_id = 256
+  end_ids = (eot_id,)
 
   def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
     """Returns the UTF-8 bytes of each text, int32."""
@@ -94,6 +97,7 @@ class BpeTokenizer:
     self.model = model
     self.vocab_size = model.get_vocab_size()
     self.eot_id = model.token_to_id(END_OF_TEXT)
+    self.end_ids = (self.eot_id,)
 
   def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
     """Returns the tokens of each text, int32; texts are spread over the CPU's cores."""

@@ -47,7 +47,7 @@ def sample_text(
   rows = np.full((len(prompts), lengths.max()), tokenizer.eot_id, np.int32)
   for row, tokens in zip(rows, encoded, strict=True):
     row[len(row) - len(tokens) :] = tokens
-  stops = (tokenizer.eot_id, _stop_token(tokenizer, stop))
+  stops = (*tokenizer.end_ids, _stop_token(tokenizer, stop))
 
   def run(params, rows, lengths, key):
     options = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "stop": stops}

@@ -63,18 +63,26 @@ def test_saved_and_loaded(tmp_path):
 
 
 @pytest.mark.parametrize(
-  ("ids", "eot"), [((5, 6), 5), ((None, 6), 6), ((None, [7, 8]), 7), ((None, None), None)]
+  ("ids", "ends"),
+  [
+    ((5, 6), (5, 6)),
+    ((5, 5), (5,)),
+    ((None, 6), (6,)),
+    ((4, [7, 8]), (4, 7, 8)),
+    ((None,) * 2, None),
+  ],
 )
-def test_what_begins_a_document(tmp_path, ids, eot):
+def test_what_begins_and_ends_a_document(tmp_path, ids, ends):
   folder = pretrained.folder(tmp_path)
   config = json.loads((folder / "config.json").read_text())
   config.update(bos_token_id=ids[0], eos_token_id=ids[1])
   (folder / "config.json").write_text(json.dumps(config))
-  if eot is None:
+  if ends is None:
     with pytest.raises(ValueError, match="bos_token_id=None and eos_token_id=None; one of"):
       of_folder(folder)
   else:
-    assert of_folder(folder).eot_id == eot
+    words = of_folder(folder)
+    assert (words.eot_id, words.end_ids) == (ends[0], ends)
 
 
 def test_more_tokens_than_rows(tmp_path):
