@@ -25,7 +25,7 @@ CONFIG = ProbeConfig(readings=READINGS)
 def decoder(name, switch):
   """Layers below `switch` write nothing."""
   config = decoders.config(
-    "gpt2", name, {"layers_per_block": 2} if name == "block_attn_res" else {}, bias=False,
+    "gpt2", name, {"layers_per_block": 2} if name == "block_attn_res" else {}, bias="none",
     positions="rope", norm="rmsnorm", vocab_size=V, num_layers=L, d_model=2 * V, mlp_dim=V,
     tied_embeddings=False,
   )  # fmt: skip

@@ -39,3 +39,14 @@ def test_gradient_reaches_the_window_only():
 
   gradient = jax.grad(total)(jnp.asarray(ALL))
   np.testing.assert_array_equal(gradient[:, 0], [0, 0, 1, 1, 0])
+
+
+@pytest.mark.parametrize("in_bank", [None, 1, 3])
+def test_rows_of_slots_in_the_order_of_sources_are_those_in_the_order_of_slots(in_bank):
+  count = 4  # of five, the last one is not there yet
+  recent = tuple(ALL[in_bank or 0 : count])
+  bank = None if in_bank is None else make_bank(tuple(ALL[:in_bank]), 5)
+  sources = Sources(recent, bank, in_bank or 0)
+  rows = jnp.arange(1.0, 6.0)[:, None]
+  ordered = jax.jit(lambda s: s.in_source_order(s.in_slot_order(rows), 5))(sources)
+  np.testing.assert_array_equal(ordered[:, 0], [1, 2, 3, 4, 0])

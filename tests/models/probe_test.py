@@ -2,6 +2,7 @@
 
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from resjax.analysis.lens import Lens
 from tests.helpers import decoders, fast, walks
@@ -14,8 +15,21 @@ def test_lens_at_the_last_position_gives_the_logits_of_the_decoder(name):
     check(name, {"row_sizes": "faithful"}, "loop")
 
 
-def check(name, options, depth):
-  config = decoders.config("llama", name, options, depth=depth)
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  "changes",
+  [
+    {"post_norm": True, "logit_softcap": 3.0, "embed_scale": True, "windows": (0, 4)},
+    {"parallel": True, "norm": "layernorm", "bias": "all", "tied_embeddings": False},
+  ],
+  ids=["gemma2", "neox"],
+)
+def test_it_does_so_with_the_options_of_pretrained_families(changes):
+  check("standard", {}, "scan", **changes)
+
+
+def check(name, options, depth, **changes):
+  config = decoders.config("llama", name, options, depth=depth, **changes)
   tokens, decoder = decoders.tokens(config), decoders.decoder(config)
 
   def logits(tokens):
