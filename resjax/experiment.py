@@ -146,11 +146,6 @@ def _check(run: Run, layout: Layout) -> None:
   train = run.train
   _check_combinator(run.decoder)
   optim.schedule(run.optim, train.steps)
-  if train.alignment_every and run.data.seq_len < 2:
-    raise ValueError(
-      f"config.data.seq_len={run.data.seq_len} holds no next token; set it to at least 2, or "
-      "config.train.alignment_every=0"
-    )
   if "validation" not in run.data.splits:
     raise ValueError(
       f"config.data.validation_fraction={run.data.validation_fraction} leaves nothing to evaluate "

@@ -59,7 +59,6 @@ def dataset(folder, fingerprint="a"):
     ({"model__norm_eps": 0.0}, ["config.model.norm_eps=0.0", "positive"]),
     ({"train__steps": 0}, ["config.train.steps=0", "at least 1"]),
     ({"train__alignment_every": -1}, ["config.train.alignment_every=-1", "at least 0"]),
-    ({"data__seq_len": 1}, ["config.data.seq_len=1", "config.train.alignment_every=0"]),
     ({"train__alignment_rows": 0}, ["config.train.alignment_rows=0", "at least 1"]),
     ({"optim__warmup_steps": 400}, ["config.optim.warmup_steps is 400", "config.train.steps"]),
     ({"health__max_skipped": 0}, ["config.health.max_skipped=0", "at least 1"]),

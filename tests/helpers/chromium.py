@@ -112,6 +112,8 @@ def page(folder: Path):
   os.close(theirs_out)
   try:
     yield Page(send, receive)
+    os.write(send, json.dumps({"id": 0, "method": "Browser.close"}).encode() + b"\0")
+    process.wait(_TIMEOUT)
   finally:
     process.kill()
     process.wait()

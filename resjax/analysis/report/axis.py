@@ -58,11 +58,25 @@ def subtitle(alignment: Alignment, group: Group) -> str:
 
 def layer_axis(axes: Axes, layers: int) -> None:
   """Labels the horizontal axis with layers, each where it has been completed."""
+  axes.set_xticks(*_ticks(layers))
+  axes.set_xlim(*_limits(layers))
+  axes.set_xlabel("after layer (emb.: the embedding)")
+
+
+def layer_heights(axes: Axes, layers: int) -> None:
+  """Labels the vertical axis in the same way."""
+  axes.set_yticks(*_ticks(layers))
+  axes.set_ylim(*_limits(layers))
+
+
+def _ticks(layers: int) -> tuple[list[int], list[str]]:
   step = -(-layers // _MOST_TICKS)
   shown = range((layers - 1) % step, layers, step)  # the last one always
-  axes.set_xticks([0, *(layer + 1 for layer in shown)], ["emb.", *map(str, shown)])
-  axes.set_xlim(-0.02 * layers, 1.02 * layers)
-  axes.set_xlabel("after layer (emb.: the embedding)")
+  return [0, *(layer + 1 for layer in shown)], ["emb.", *map(str, shown)]
+
+
+def _limits(layers: int) -> tuple[float, float]:
+  return -0.02 * layers, 1.02 * layers
 
 
 def relative_axis(axes: Axes) -> None:

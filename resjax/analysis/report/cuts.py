@@ -51,8 +51,8 @@ def switch_curves(found: Sensitivity) -> Figure | None:
   depth = axis.num_layers(whole)
   axis.layer_axis(axes, depth)
   axes.set_xlabel("layer that is cut")
-  axes.set_ylabel("switch: layers completed")
-  lines.draw(axes, chosen, lambda axes: axes.set_ylim(-0.02 * depth, 1.02 * depth))
+  axes.set_ylabel("switch after layer")
+  lines.draw(axes, chosen, lambda axes: axis.layer_heights(axes, depth))
   return made
 
 
