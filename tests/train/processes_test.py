@@ -84,8 +84,8 @@ def test_two_processes_train_as_one(root, alone):
 @pytest.mark.slow
 def test_four_processes_train_as_one(root, alone):
   # Two processes read the same rows, and each holds the half of their tokens.
-  mesh = {"mesh__data": 1, "mesh__fsdp": 2, "mesh__sequence": 2, **MEASURED}
-  found = ends(start_together(4, a_run(root, "four", **mesh)))
+  mesh = {"mesh__data": 1, "mesh__fsdp": 2, "mesh__sequence": 2, "sharding__name": "long_context"}
+  found = ends(start_together(4, a_run(root, "four", **mesh, **MEASURED)))
   assert [code for code, _ in found] == [0] * 4, found
   assert_as_alone(numbers(root / "four"), alone)
 
