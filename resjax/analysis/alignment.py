@@ -22,7 +22,7 @@ LENS_METRICS = (
   "top1_is_input",
   "top1_is_target",
 )
-GEOMETRY_METRICS = (
+STATE_METRICS = (  # of one state, without the prediction
   "cosine_input",
   "cosine_next",
   "cosine_input_normed",
@@ -31,8 +31,8 @@ GEOMETRY_METRICS = (
   "projection_next",
   "energy_share",
   "hidden_norm",
-  "branch_norm",
 )
+GEOMETRY_METRICS = (*STATE_METRICS, "branch_norm")
 METRICS = LENS_METRICS + GEOMETRY_METRICS
 DECILES = tuple(f"decile_{number}" for number in range(10))
 GROUPS = ("all", "distinct", *DECILES, "shuffled")

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import lax
 
+from resjax.analysis.alignment import STATE_METRICS
 from resjax.models.decoder import Decoder
 from resjax.sharding import Layout
 from resjax.typing import Array, wide_dtype
@@ -16,14 +17,7 @@ LENS = ("rank", "log_rank", "probability", "nats", "first")
 PER_TOKEN = (
   *(f"{name}_{what}" for name in ASKED for what in LENS),
   "entropy",
-  "cosine_input",
-  "cosine_next",
-  "cosine_input_normed",
-  "cosine_next_normed",
-  "projection_input",
-  "projection_next",
-  "energy_share",
-  "hidden_norm",
+  *STATE_METRICS,
 )
 
 

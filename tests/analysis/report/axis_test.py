@@ -2,6 +2,8 @@
 
 import dataclasses
 
+from matplotlib.text import Text
+
 from resjax.analysis.report import axis, trajectories
 from resjax.analysis.report.trajectories import TRAJECTORIES
 from tests.helpers.alignments import alignment
@@ -25,3 +27,5 @@ def test_dollars_in_names_are_dollars(tmp_path):
   )
   for number, figure in enumerate(drawn):
     figure.savefig(tmp_path / f"{number}.png")
+    named = [text for text in figure.findobj(Text) if "$" in text.get_text()]
+    assert named and not any(text.get_parse_math() for text in named)
