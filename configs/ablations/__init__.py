@@ -4,6 +4,8 @@ get_config(size)  what all runs share: `tiny` (default) or `gpt2_124m`
 sweep(config)     yields (name, overrides); sees the config after the command line's overrides
 """
 
+from collections.abc import Iterable, Iterator
+
 from ml_collections import ConfigDict
 
 from configs import base, gpt2_124m, tiny
@@ -28,3 +30,17 @@ def short_tiny() -> ConfigDict:
   config.optim.warmup_steps = 10
   config.train.update(steps=80, batch_size=8, eval_every=0, alignment_every=0)
   return config
+
+
+def cuts(config: ConfigDict, alphas: Iterable[float]) -> Iterator[tuple[str, dict]]:
+  """Yields the runs that cut the residual path at one layer, every layer × alpha."""
+  for alpha in alphas:
+    for layer in range(config.model.num_layers):
+      yield (
+        f"cut-layer{layer}-alpha{alpha:g}",
+        {
+          "model.residual.name": "attenuation",
+          "model.residual.attenuation.layers": (layer,),
+          "model.residual.attenuation.alpha": alpha,
+        },
+      )

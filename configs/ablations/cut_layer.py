@@ -38,13 +38,4 @@ def sweep(config: ConfigDict) -> Iterator[tuple[str, dict]]:
   for granularity in GRANULARITIES:
     overrides = {"model.residual.name": "gate", "model.residual.gate.granularity": granularity}
     yield f"gate-{granularity}", overrides
-  for alpha in ALPHAS:
-    for layer in range(config.model.num_layers):
-      yield (
-        f"cut-layer{layer}-alpha{alpha:g}",
-        {
-          "model.residual.name": "attenuation",
-          "model.residual.attenuation.layers": (layer,),
-          "model.residual.attenuation.alpha": alpha,
-        },
-      )
+  yield from ablations.cuts(config, ALPHAS)

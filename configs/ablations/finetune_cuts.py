@@ -49,13 +49,4 @@ def _num_layers(path: Path) -> int | None:
 def sweep(config: ConfigDict) -> Iterator[tuple[str, dict]]:
   yield "standard", {"model.residual.name": "standard"}
   yield "gate", {"model.residual.name": "gate"}
-  for alpha in ALPHAS:
-    for layer in range(config.model.num_layers):
-      yield (
-        f"cut-layer{layer}-alpha{alpha:g}",
-        {
-          "model.residual.name": "attenuation",
-          "model.residual.attenuation.layers": (layer,),
-          "model.residual.attenuation.alpha": alpha,
-        },
-      )
+  yield from ablations.cuts(config, ALPHAS)

@@ -52,12 +52,11 @@ def heat_map(decoder: Decoder, tokens: np.ndarray, every: str = "layer") -> Heat
   copies = layout.num_shards("batch")  # one row cannot be split
   batch = layout.split({name: np.tile(array, (copies, 1)) for name, array in batch.items()})
   graphdef, state = nnx.split(decoder)
-  everywhere = None if layout.mesh is None else layout.sharding()
 
   def run(state, batch):
     return _first(nnx.merge(graphdef, state), batch, every)
 
-  found = jax.device_get(jax.jit(run, out_shardings=everywhere)(state, batch))
+  found = jax.device_get(jax.jit(run, out_shardings=layout.everywhere)(state, batch))
   positions = ProbeConfig(every=every).positions(decoder.combinator)
   return HeatMap(positions, *(values[:, 0, :length] for values in found))
 

@@ -118,9 +118,8 @@ def _evaluation(decoder: Decoder, text: MeasuredText) -> Callable[[np.ndarray | 
   layout = decoder.layout
   graphdef, state = nnx.split(decoder)
   batches = [layout.split(batch) for batch in text.batches]
-  everywhere = None if layout.mesh is None else layout.sharding()  # so that each process can read
 
-  @functools.partial(jax.jit, out_shardings=everywhere)
+  @functools.partial(jax.jit, out_shardings=layout.everywhere)
   def nats(state, batch, factors: Array | None) -> Array:
     model = nnx.merge(graphdef, state)
     model = model if factors is None else attenuate(model, factors)

@@ -84,7 +84,7 @@ class Meter:
     self._copy = functools.partial(_copied, layout=decoder.layout)
     self._table = self._copy((counts, frequency_deciles(counts)))
 
-    @functools.partial(jax.jit, out_shardings=_everywhere(decoder.layout))
+    @functools.partial(jax.jit, out_shardings=decoder.layout.everywhere)
     def step(state, batch, table, number):
       key = jax.random.fold_in(jax.random.key(seed), number)
       return probe_batch(nnx.merge(graphdef, state), batch, *table, key, config)
@@ -105,7 +105,7 @@ class Meter:
 
 def _count(decoder: Decoder, batches: Iterable[Mapping[str, Array]]) -> np.ndarray:
   count = functools.partial(next_counts, vocab_size=decoder.config.vocab_size)
-  count = jax.jit(count, out_shardings=_everywhere(decoder.layout))
+  count = jax.jit(count, out_shardings=decoder.layout.everywhere)
   total = np.zeros(decoder.config.vocab_size, np.int32)
   for batch in batches:
     total += jax.device_get(count(batch["inputs"], batch["segment_ids"]))
@@ -114,11 +114,6 @@ def _count(decoder: Decoder, batches: Iterable[Mapping[str, Array]]) -> np.ndarr
 
 def _placed(batch: Mapping[str, np.ndarray], layout: Layout, batch_size: int):
   return batch if layout.mesh is None else layout.put(batch, batch_size)
-
-
-def _everywhere(layout: Layout):
-  """The sharding of results that every process can read."""
-  return None if layout.mesh is None else layout.sharding()
 
 
 def _copied(arrays: PyTree, layout: Layout) -> PyTree:

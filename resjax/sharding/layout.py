@@ -41,6 +41,11 @@ class Layout:
     """Returns the sharding of an array with these logical axes; needs a mesh."""
     return NamedSharding(self.mesh, self.spec(*axes))
 
+  @property
+  def everywhere(self) -> NamedSharding | None:
+    """Where results go that every process reads; None without a mesh."""
+    return None if self.mesh is None else self.sharding()
+
   def constrain(self, x: Array, *axes: str | None) -> Array:
     """Asks the compiler to lay out `x` by its logical axes.
 

@@ -53,8 +53,7 @@ def sample_text(
     options = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "stop": stops}
     return generate(model.bind(params), rows, num_tokens, lengths=lengths, key=key, **options)
 
-  everywhere = None if model.layout.mesh is None else model.layout.sharding()
-  sample = jax.jit(run, out_shardings=everywhere)  # so that each process can read it
+  sample = jax.jit(run, out_shardings=model.layout.everywhere)  # so that each process can read it
   sampled = np.asarray(sample(params, rows, lengths, jax.random.key(seed)))
   return [tokenizer.decode(_until(row, stops)) for row in sampled[:, rows.shape[1] :]]
 

@@ -127,8 +127,7 @@ def make_alignment_step(
     key = jax.random.fold_in(jax.random.key(0), number)
     return probe_batch(model.bind(params), batch, counts, None, key, ALIGNMENT_PROBES)
 
-  everywhere = None if model.layout.mesh is None else model.layout.sharding()
-  return jax.jit(alignment_step, out_shardings=everywhere)
+  return jax.jit(alignment_step, out_shardings=model.layout.everywhere)
 
 
 def _split(batch: Batch, parts: int) -> Batch:
