@@ -170,8 +170,9 @@ def test_a_training_step_in_two_phases_lowers_for_cuda(gpus):
   config = base.get_config()
   config.model.attention = "xla"
   gpus.setattr(base, "get_config", lambda: config)
-  step, arguments = bench_compile.training_step("block_attn_res", 12, 3, jax.devices())
-  text = step.trace(*arguments).lower(lowering_platforms=("cuda",)).as_text()
+  small = bench_compile.small_program("block_attn_res", 12, 3, jax.devices())
+  traced = small.train_step.trace(small.state, small.batch, small.token_bytes)
+  text = traced.lower(lowering_platforms=("cuda",)).as_text()
   for kernel in ("block_forward", "merge_forward", "forward"):
     assert f"depth_attention_{kernel}" in text, kernel
   assert text.count("custom_call @mosaic_gpu") == 12
