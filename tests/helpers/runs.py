@@ -28,7 +28,7 @@ def command(root: pathlib.Path, workdir: pathlib.Path, *more: str) -> list[str]:
     "model.d_model": 64,
     "model.mlp_dim": 256,
     "train.steps": STEPS,
-    "train.batch_size": 32,  # a step long enough to be killed in
+    "train.batch_size": 8,
     "train.log_every": 1,
     "train.eval_every": 5,
     "train.eval_rows": 8,
