@@ -52,7 +52,7 @@ _SHOWN = 48  # tokens of the data in the table of a text
 
 def main() -> None:
   """Measures the models of the command line and writes the report."""
-  subjects.join()
+  cli.join()
   first = jax.process_index() == 0
   console = Console(stderr=True, quiet=not first)
   config = ProbeConfig(every=_EVERY.value, readings=tuple(_READINGS.value))
