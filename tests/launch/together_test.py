@@ -53,9 +53,8 @@ def check(found, want, where=""):
 
 
 def test_analyze(root):
-  models = [f"--checkpoint={root / 'run'}", f"--hf={root / 'llama'}"]
   text = [f"--data={root / 'text' / '0.txt'}", "--tokens=128", "--batch_size=4", "--seq_len=32"]
-  arguments = command("analyze", *models, *text, "--text=depth width")
+  arguments = command("analyze", f"--hf={root / 'llama'}", *text, "--text=depth width")
   outs = [f"--out={root / name}" for name in ("first", "second")]
   printed = together(arguments, [[out, "--fsdp=2"] for out in outs])
   assert str(root / "first" / "report.html") in printed[0] and "llama" in printed[0]
