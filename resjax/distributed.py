@@ -79,7 +79,7 @@ def refuse_several(command: str) -> None:
   if _place() is not None:
     raise ValueError(
       f"{command} runs in one process, and this is one of several; start it once, without "
-      f"{', '.join(_VARIABLES)} and without srun or mpirun"
+      f"{', '.join(_VARIABLES)}, srun or mpirun"
     )
 
 
