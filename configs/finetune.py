@@ -1,6 +1,6 @@
 """Goes on with a trained model: one of Hugging Face, or of a run, also under another combinator.
 
-Argument: a Hugging Face folder, or the workdir of a run.
+Argument: a Hugging Face folder, or the workdir of a run or a checkpoint in it.
 
   python -m launch.train --config=configs/finetune.py:FOLDER --config.model.residual.name=gate \
     --config.data.corpora.stdlib.source=TEXT
@@ -33,19 +33,38 @@ OURS = (
   "value_residual",
 )
 LEARNING_RATE = 3e-5
+RECORD = "run.json"  # of a run, in its workdir
 
 
 def get_config(folder: str = "") -> ConfigDict:
   c = base.get_config()
-  record = Path(folder, "run.json")
-  if folder and record.is_file():
-    _like_run(c, json.loads(record.read_text(encoding="utf-8"))["config"])
+  workdir = _workdir(folder) if folder else None
+  if workdir:
+    _like_run(c, json.loads((workdir / RECORD).read_text(encoding="utf-8"))["config"])
   else:
     _like_folder(c, folder)
-  c.workdir = f"runs/finetune_{Path(folder).absolute().name}" if folder else "runs/finetune"
+  name = (workdir or Path(folder)).absolute().name
+  c.workdir = f"runs/finetune_{name}" if folder else "runs/finetune"
   c.train.init_from = folder
   c.optim.update(learning_rate=LEARNING_RATE, warmup_steps=100)
   return c
+
+
+def _workdir(folder: str) -> Path | None:
+  """Returns the workdir that a folder is, or is a checkpoint of; None: it is of Hugging Face."""
+  place = Path(folder).absolute()
+  if (place / RECORD).is_file():
+    return place
+  if (place / "config.json").is_file():
+    return None
+  workdir = place.parent.parent  # of WORKDIR/checkpoints/STEP
+  if not (workdir / RECORD).is_file():
+    raise ValueError(
+      f"{folder} is no Hugging Face folder (it has no config.json), no workdir of a run (no "
+      f"{RECORD}) and no checkpoint in one; give one of them as in --config=configs/finetune.py:"
+      "runs/tiny"
+    )
+  return workdir
 
 
 def _like_folder(c: ConfigDict, folder: str) -> None:

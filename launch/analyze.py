@@ -52,7 +52,7 @@ _SHOWN = 48  # tokens of the data in the table of a text
 
 def main() -> None:
   """Measures the models of the command line and writes the report."""
-  subjects.join()
+  cli.join()
   first = jax.process_index() == 0
   console = Console(stderr=True, quiet=not first)
   config = ProbeConfig(every=_EVERY.value, readings=tuple(_READINGS.value))
@@ -71,7 +71,8 @@ def main() -> None:
     with console.status(f"measuring {subject.name}"):
       alignment = _alignment(subject, text, config)
       cells = heat_map(subject.decoder, tokens, config.every)
-    heat = heat_text.in_words(cells, tokens, subject.tokenizer)
+    source = text.name if _TEXT.value is None else "a text of the command line"
+    heat = heat_text.in_words(cells, tokens, subject.tokenizer, source)
     own = [one for one in found if one.model == subject.name]
     results.append(Results(alignment, heat, own))
   if first:

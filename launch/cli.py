@@ -13,6 +13,8 @@ from ml_collections import config_flags
 from resjax import distributed
 from resjax.train.interrupt import SIGINT_CODE, Interrupted
 
+_BRINGUP, _HEARTBEAT = 300, 100  # seconds that several processes wait for each other
+
 
 def define_config(help_text: str) -> flags.FlagHolder:
   """Defines --config=FILE[:ARGUMENT], and --config.KEY=VALUE for each of its settings."""
@@ -56,6 +58,11 @@ def run(main: Callable[..., None], takes_words: bool = False) -> NoReturn:
 
   flags.FLAGS.set_gnu_getopt(takes_words)  # flags may follow words
   app.run(guarded, argv=arguments, flags_parser=_parse)
+
+
+def join() -> None:
+  """Joins the other processes of the command, if there are any; before any device is touched."""
+  distributed.initialize(bringup_seconds=_BRINGUP, heartbeat_seconds=_HEARTBEAT)
 
 
 def _drop_repeated_reports() -> None:

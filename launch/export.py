@@ -1,12 +1,14 @@
 """Writes a checkpoint of a run as a folder that transformers and vLLM load.
 
 python -m launch.export --checkpoint=runs/tiny --out=exported/tiny
+
+In one process, whose host or devices hold the whole model.
 """
 
 from absl import flags
 
 from launch import cli
-from resjax import experiment
+from resjax import distributed, experiment
 from resjax.interop import huggingface
 from resjax.interop.huggingface.exporting import DTYPES
 from resjax.train import restore
@@ -21,9 +23,11 @@ def main() -> None:
   """Writes the folder and says what it is."""
   if _CHECKPOINT.value is None or _OUT.value is None:
     raise ValueError("give both, for example --checkpoint=runs/tiny --out=exported/tiny")
+  distributed.refuse_several("launch.export")
   saved = restore.find(_CHECKPOINT.value, "--checkpoint")
   run = experiment.load(str(saved.workdir))
-  huggingface.express(run.decoder)  # before anything is read
+  huggingface.express(run.decoder)  # before the parameters are read
+  huggingface.check_target(_OUT.value, "--out")
   model, params, tokenizer = restore.restore_model(run, saved)
   huggingface.export(
     model.bind(params),

@@ -1,13 +1,15 @@
 """Samples text from the newest checkpoint of a run.
 
 python -m launch.generate --workdir=runs/tiny --prompt="import os" --prompt="def main" --top_k=40
+
+The same command in several processes samples together, see `resjax.distributed.initialize`.
 """
 
 import jax
 from absl import flags
 
 from launch import cli
-from resjax import experiment
+from resjax import distributed, experiment
 from resjax.data.tokenizer import END_OF_TEXT
 from resjax.models.sampling import check_options
 from resjax.train import restore
@@ -28,6 +30,7 @@ def main() -> None:
   """Prints each prompt with its continuations."""
   if _WORKDIR.value is None:
     raise ValueError("no run; give its folder, for example --workdir=runs/tiny")
+  cli.join()
   check_options(_TEMPERATURE.value, _TOP_K.value, _TOP_P.value)
   saved = restore.find(_WORKDIR.value, "--workdir")
   run = experiment.load(str(saved.workdir))
@@ -48,6 +51,7 @@ def main() -> None:
   if jax.process_index() == 0:
     pairs = zip(prompts, texts, strict=True)
     print("\n----\n".join(prompt + text for prompt, text in pairs))
+  distributed.shutdown()
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ _OUT = flags.DEFINE_string("out", None, "JSON file for the figures.")
 
 def main() -> None:
   """Measures the model of the command line."""
-  subjects.join()
+  cli.join()
   out = _out()
   alphas, layers = _numbers(_ALPHAS, float), _numbers(_LAYERS, int)
   if len(subjects.CHECKPOINTS.value) + len(subjects.FOLDERS.value) > 1:
@@ -114,7 +114,8 @@ def _out() -> Location:
   if not _OUT.value:
     raise ValueError("no file for the figures; give one, for example --out=runs/cuts.json")
   out = locations.path(_OUT.value, "--out", writable=True)
-  locations.make_folder(out.parent, "--out")
+  if jax.process_index() == 0:
+    locations.make_folder(out.parent, "--out")
   if out.is_dir():
     raise ValueError(f"--out={out} is a folder; give a file, for example {out / 'cuts.json'}")
   return out

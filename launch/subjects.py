@@ -3,7 +3,7 @@
 from absl import flags
 
 from configs import base
-from resjax import distributed, subjects
+from resjax import subjects
 from resjax.data.config import FORMATS
 from resjax.data.measured_text import MeasuredText
 from resjax.sharding import Layout, MeshConfig, Rules, ShardingConfig, make_layout
@@ -34,14 +34,6 @@ _MESH = {
   axis: flags.DEFINE_integer(axis, 1, f"Devices along mesh axis {axis}; `data` has the rest.")
   for axis in ("fsdp", "tensor")
 }
-
-
-_BRINGUP, _HEARTBEAT = 300, 100  # seconds that several processes wait for each other
-
-
-def join() -> None:
-  """Joins the other processes of the command, if there are any; before any device is touched."""
-  distributed.initialize(bringup_seconds=_BRINGUP, heartbeat_seconds=_HEARTBEAT)
 
 
 def layout() -> Layout:

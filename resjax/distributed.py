@@ -70,6 +70,19 @@ def initialize(*, bringup_seconds: int, heartbeat_seconds: int) -> None:
   _watcher.start()
 
 
+def refuse_several(command: str) -> None:
+  """Raises a ValueError where this process was started as one of several.
+
+  Args:
+    command: what is for one process alone.
+  """
+  if _place() is not None:
+    raise ValueError(
+      f"{command} runs in one process, and this is one of several; start it once, without "
+      f"{', '.join(_VARIABLES)}, srun or mpirun"
+    )
+
+
 def active() -> bool:
   """Returns whether this process is one of several."""
   return _up.is_set()

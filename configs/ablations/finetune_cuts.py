@@ -1,6 +1,6 @@
 """A short fine-tune of a trained model with its residual path cut at one layer, layer by layer.
 
-Argument: a Hugging Face folder, or the workdir of a run with `standard`, as in configs/finetune.py.
+Argument: a Hugging Face folder, or a run with `standard`, as in configs/finetune.py.
 
   python -m launch.sweep --config=configs/ablations/finetune_cuts.py:FOLDER \
     --config.data.corpora.stdlib.source=TEXT
@@ -33,15 +33,14 @@ def get_config(folder: str = "") -> ConfigDict:
   c = finetune.get_config(folder) if folder else ablations.get_config("tiny")
   if folder and c.model.num_layers is None:
     c.model.num_layers = _num_layers(Path(folder, "config.json"))
-  c.workdir = f"runs/finetune_cuts_{Path(folder).absolute().name if folder else 'tiny'}"
+  own = "runs/finetune_cuts_tiny"
+  c.workdir = c.workdir.replace("finetune", "finetune_cuts", 1) if folder else own
   c.optim.warmup_steps = 20
   c.train.update(steps=200, eval_every=0, sample_tokens=0)
   return c
 
 
 def _num_layers(path: Path) -> int | None:
-  if not path.is_file():
-    raise ValueError(f"{path.parent} has neither run.json nor config.json")
   values = json.loads(path.read_text(encoding="utf-8"))
   return next((values[name] for name in _NUM_LAYERS if name in values), None)
 

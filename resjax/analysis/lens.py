@@ -29,7 +29,7 @@ class Seen(NamedTuple):
     weights: of the tokens in every group [G, B, T].
     rows: input embedding of the token, output embedding of the next, [B, T, D] each.
     norm: parameters of the final norm.
-    head: output embedding [V, D].
+    head: output embedding, transposed [D, V], in the dtype of the activations.
   """
 
   ids: Array
@@ -70,12 +70,14 @@ class Lens:
       found = jnp.take(constrain(table, "vocab", "embed"), index, axis=0).astype(dtype)
       return constrain(found, "batch", "tokens", "embed")
 
+    # Cast and turned while it is split: gathered otherwise, compilers keep more copies of it.
+    head = constrain(decoder.head.astype(dtype).T, "embed_param", "vocab")
     return Seen(
       ids=ids,
       weights=weights,
       rows=(rows(decoder.embed.embedding[...], ids[0]), rows(decoder.head, ids[1])),
       norm=jax.tree.leaves(nnx.state(decoder.final_norm)),
-      head=constrain(decoder.head.astype(dtype), "vocab", None),
+      head=constrain(head, None, "vocab"),
     )
 
   def normed(self, hidden: Array, seen: Seen) -> Array:
@@ -84,7 +86,7 @@ class Lens:
 
   def logits(self, normed: Array, seen: Seen) -> Array:
     """Returns logits [..., V] of normalised hidden states [..., D]."""
-    return self._decoder.logits(normed, seen.head)
+    return self._decoder.logits(normed, seen.head.T)
 
   def sums(self, hidden: Array, seen: Seen) -> Array:
     """Returns Σ over the tokens of each row and group of `PER_TOKEN`, float32 [K, G, B].

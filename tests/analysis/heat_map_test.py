@@ -74,7 +74,7 @@ def test_in_words():
   decoder = decoders.decoder(decoders.config(vocab_size=257))
   tokens = np.array([256, *b"a\n\xc3"], np.int32)
   found = heat_map(decoder, tokens)
-  words = in_words(found, tokens, ByteTokenizer())
+  words = in_words(found, tokens, ByteTokenizer(), "a.txt")
   assert words.tokens == ["<|endoftext|>", "a", "↵", "\\xc3"]
   assert words.columns == ["embedding", "layer 0", "layer 1", "layer 2"]
   for t, row in enumerate(words.cells):
@@ -83,5 +83,5 @@ def test_in_words():
       assert cell.is_input == (found.tokens[p, t] == tokens[t])
       assert cell.is_next == (t + 1 < len(tokens) and found.tokens[p, t] == tokens[t + 1])
   broken = dataclasses.replace(found, probabilities=np.full_like(found.probabilities, np.nan))
-  cells = in_words(broken, tokens, ByteTokenizer()).cells
+  cells = in_words(broken, tokens, ByteTokenizer(), "a.txt").cells
   assert {cell for row in cells for cell in row} == {Cell("NaN", 0.0, False, False)}

@@ -18,15 +18,15 @@ from resjax.analysis.probing import ProbeConfig, probe_batch
 from resjax.analysis.summary import Totals
 from tests.helpers import decoders
 
-V, L, ROWS, T = 12, 4, 6, 16
+V, ROWS, T = 12, 6, 16
 CONFIG = ProbeConfig(readings=READINGS)
 
 
-def decoder(name, switch):
+def decoder(name, num_layers, switch):
   """Layers below `switch` write nothing."""
   config = decoders.config(
     "gpt2", name, {"layers_per_block": 2} if name == "block_attn_res" else {}, bias="none",
-    positions="rope", norm="rmsnorm", vocab_size=V, num_layers=L, d_model=2 * V, mlp_dim=V,
+    positions="rope", norm="rmsnorm", vocab_size=V, num_layers=num_layers, d_model=2 * V, mlp_dim=V,
     tied_embeddings=False,
   )  # fmt: skip
   made = decoders.decoder(config, random=False)
@@ -35,9 +35,9 @@ def decoder(name, switch):
   made.output.embedding[...] = np.concatenate([one, one], axis=1)
   mlp, attention = made.layers.mlp, made.layers.attention
   attention.o_proj.kernel[...] = np.zeros_like(attention.o_proj.kernel[...])
-  mlp.up_proj.kernel[...] = np.tile(np.concatenate([one, none]), (L, 1, 1))
+  mlp.up_proj.kernel[...] = np.tile(np.concatenate([one, none]), (num_layers, 1, 1))
   written = 2 * np.concatenate([none, np.roll(one, 1, axis=1)], axis=1)
-  writes = (np.arange(L) >= switch)[:, None, None]
+  writes = (np.arange(num_layers) >= switch)[:, None, None]
   mlp.down_proj.kernel[...] = np.where(writes, written, 0).astype(np.float32)
   return made
 
@@ -53,24 +53,28 @@ def batch():
 
 
 def check(found, switch):
+  """The switch is after layer `switch`, or nowhere where that is the number of layers."""
+  places = np.arange(len(found.positions))
+  nowhere = switch == places[-1]
   for groups in found.readings.values():
     for name, group in groups.items():
-      if name == "shuffled":
+      if name == "shuffled" or (nowhere and group.num_tokens):
         assert group.switch.index is None and group.switch.share == 0
       elif group.num_tokens:
         index = switch + 1  # positions start at the embedding
         assert group.switch.index == index and found.positions[index].layer == switch
         assert (group.switch.lower, group.switch.upper) == (index, index)
     metrics = groups["all"].metrics
-    np.testing.assert_array_equal(metrics["top1_is_input"], np.arange(L + 1) <= switch)
-    np.testing.assert_array_equal(metrics["top1_is_target"], np.arange(L + 1) > switch)
+    np.testing.assert_array_equal(metrics["top1_is_input"], places <= switch)
+    np.testing.assert_array_equal(metrics["top1_is_target"], places > switch)
 
 
 @pytest.mark.parametrize(
-  "name", ["standard", pytest.param("block_attn_res", marks=pytest.mark.slow)]
+  ("name", "num_layers"),
+  [("standard", 12), pytest.param("block_attn_res", 4, marks=pytest.mark.slow)],
 )
-def test_the_switch_is_measured_where_it_is(name):
-  graphdef, _ = nnx.split(decoder(name, 0))
+def test_the_switch_is_measured_where_it_is(name, num_layers):
+  graphdef, _ = nnx.split(decoder(name, num_layers, 0))
   counts = np.full(V, 10, np.int32)
   deciles = frequency_deciles(counts)
 
@@ -80,8 +84,8 @@ def test_the_switch_is_measured_where_it_is(name):
   def step(state, key):
     return probe_batch(nnx.merge(graphdef, state), rows, counts, deciles, key, CONFIG)
 
-  for switch in range(L):
-    made, totals = decoder(name, switch), Totals()
+  for switch in range(num_layers + 1):
+    made, totals = decoder(name, num_layers, switch), Totals()
     for key in jax.random.split(jax.random.key(switch), 2):
       totals.add(jax.device_get(step(nnx.state(made), key)))
     options = {"num_bootstrap": 100, "level": 0.95, "seed": 0}
@@ -89,12 +93,9 @@ def test_the_switch_is_measured_where_it_is(name):
 
 
 @pytest.mark.slow
-def test_measure_finds_it_and_no_switch_where_there_is_none():
-  check(measured(decoder("standard", 2)), 2)
-  groups = measured(decoder("standard", L)).readings["closed"]
-  for group in groups.values():
-    assert group.switch is None or group.switch.index is None
-  np.testing.assert_array_equal(groups["all"].metrics["top1_is_input"], 1)
+@pytest.mark.parametrize("switch", [2, 4])
+def test_measure_finds_it_and_no_switch_where_there_is_none(switch):
+  check(measured(decoder("standard", 4, switch)), switch)
 
 
 def measured(made):

@@ -8,11 +8,15 @@ import jax.numpy as jnp
 import pytest
 from flax import nnx
 
+from configs import base
+from resjax import experiment
 from resjax.analysis import hlo
 from resjax.analysis.matrix_flops import matrix_flops
 from resjax.analysis.probing import ProbeConfig, probe_batch
 from resjax.losses import cross_entropy
 from resjax.models.decoder import Decoder
+from resjax.sharding import make_layout
+from resjax.train import program
 from tests.helpers import decoders
 
 # The sizes of GPT-2 medium; B and T like no other axis.
@@ -56,6 +60,33 @@ walk = pytest.mark.parametrize(
 def test_probes_take_at_most_a_fifth_more_memory(name, style, dtype):
   plain, probed = (total_bytes(step) for step in compiled(name, style, dtype))
   assert probed <= 1.2 * plain
+
+
+@pytest.mark.parametrize(
+  "name, style, dtype",
+  [
+    ("standard", "llama", "bfloat16"),
+    pytest.param("standard", "gpt2", "float32", marks=pytest.mark.slow),
+    pytest.param("block_attn_res", "llama", "bfloat16", marks=pytest.mark.slow),
+  ],
+)
+def test_the_same_beside_the_evaluation_step_of_a_sharded_run(name, style, dtype):
+  programs = sharded(name, style, dtype)
+  plain, probed = programs.lower_eval_step(), programs.lower_alignment_step()
+  assert total_bytes(probed.compile()) <= 1.2 * total_bytes(plain.compile())
+
+
+def sharded(name, style, dtype):
+  """What a run has compiled whose parameters are split over eight devices, a row each."""
+  config = base.get_config(style)
+  config.model.update(num_layers=L, d_model=D, num_heads=H, num_kv_heads=H, mlp_dim=4 * D)
+  config.model.update(dtype=dtype)
+  config.model.residual.name = name
+  config.data.seq_len = 1024
+  config.mesh.update(data=1, fsdp=8)
+  config.train.update(batch_size=8)
+  run = experiment.build(config).with_vocab_size(V)
+  return program.build(run, make_layout(run.mesh, run.sharding))
 
 
 def total_bytes(step):

@@ -41,4 +41,4 @@ def heat(one) -> HeatText:
     ]
     for row in range(len(TOKENS))
   ]
-  return HeatText(list(TOKENS), columns, cells)
+  return HeatText(list(TOKENS), columns, cells, one.corpus)

@@ -60,7 +60,7 @@ def test_what_is_written(root, report):
   ]
   names = {path.name for path in (out / "plots").glob("*")}
   assert {"1_rank.png", "1_depth_attention.png", "1_read_rank.png", "2_cuts_1.png"} <= names
-  assert {"overlay_rank_next_token.png", "2_norm.png"} <= names
+  assert {"overlay_rank_next_token.png", "2_norm.png", "1_heat.png", "2_heat.png"} <= names
   assert not {"2_depth_attention.png", "2_read_rank.png"} & names  # of `standard`: the same state
   found = results.from_json((out / "results.json").read_text())
   assert [one.alignment.model for one in found] == [f"run, step {STEPS}", "llama"]
@@ -142,7 +142,7 @@ def test_a_good_command_after_them(root, refusals):
   assert refusals[-1] is None
   (found,) = results.from_json((root / "good" / "results.json").read_text())
   assert found.heat.tokens[0] == "<s>" and "".join(found.heat.tokens[1:]).endswith("width")
-  assert len(list((root / "good" / "plots").glob("1_*.png"))) == 10
+  assert len(list((root / "good" / "plots").glob("1_*.png"))) == 11
   assert (root / "good" / "report.html").exists()
 
 

@@ -1,6 +1,7 @@
 """launch.export writes what a run learned, and answers mistakes with one line."""
 
 import json
+import shutil
 import sys
 
 import numpy as np
@@ -41,16 +42,35 @@ def test_a_run_becomes_a_folder(trained, tmp_path):
   assert json.loads((out / "config.json").read_text())["eos_token_id"] == words.eot_id
 
 
+@pytest.fixture(scope="module")
+def damaged(trained, tmp_path_factory):
+  """A copy of the workdir whose parameters cannot be read."""
+  copy = shutil.copytree(trained, tmp_path_factory.mktemp("damaged") / "work")
+  shutil.rmtree(copy / "checkpoints" / "2" / "params" / "d")
+  return copy
+
+
 @pytest.mark.parametrize(
   "flags, words",
   [
     ([], "give both, for example --checkpoint=runs/tiny --out=exported/tiny"),
-    (["--checkpoint={trained}", "--out={trained}"], "exists and is not an empty folder"),
+    (["--checkpoint={damaged}", "--out={damaged}"], "not an empty folder; set --out to another"),
+    (["--checkpoint={damaged}", "--out=/dev/null/x"], "cannot write to /dev/null"),
+    (["--checkpoint={damaged}", "--out={damaged}/new"], "damaged"),
   ],
 )
-def test_mistakes(trained, flags, words):
-  process = runs.start([*COMMAND, *(flag.format(trained=trained) for flag in flags)])
+def test_mistakes(damaged, flags, words):
+  """Those of --out are found before parameters are read."""
+  process = runs.start([*COMMAND, *(flag.format(damaged=damaged) for flag in flags)])
   output, _ = process.communicate(timeout=120)
   assert process.returncode == 1
   assert output.startswith("error: ") and output.count("\n") == 1, output
   assert words in output
+  assert not (damaged / "new").exists()
+
+
+def test_several_processes_are_refused(tmp_path):
+  arguments = [*COMMAND, f"--checkpoint={tmp_path}", f"--out={tmp_path / 'out'}"]
+  for code, output in runs.ends(runs.start_together(2, arguments), timeout=120):
+    assert code == 1 and output.count("\n") == 1, output
+    assert output.startswith("error: launch.export runs in one process"), output

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import re
 import shutil
+import sys
 from pathlib import Path
 
 import jax
@@ -20,7 +21,7 @@ from resjax.train import init_from, parents
 from resjax.train.state import ModelDef
 from tests.helpers import layouts, pretrained
 from tests.helpers.losses import nats_per_token
-from tests.helpers.runs import write_text
+from tests.helpers.runs import start, write_text
 from tests.helpers.trained import evaluations, run
 
 T, B = 32, 8
@@ -131,10 +132,20 @@ def test_a_run_is_gone_on_with_too(root, tmp_path):
   record["model"]["residual"]["name"] = "mhc"
   record["data"]["seq_len"] = 77
   (tmp_path / "run.json").write_text(json.dumps({"config": record}))
-  config = finetune.get_config(str(tmp_path))
-  assert config.model.windows == (4, 0) and config.model.num_layers == 3
-  assert config.data.seq_len == 77 and config.model.residual.name == "standard"
-  assert config.train.init_from == str(tmp_path)
+  for given in (tmp_path, tmp_path / "checkpoints" / "20"):
+    config = finetune.get_config(str(given))
+    assert config.model.windows == (4, 0) and config.model.num_layers == 3
+    assert config.data.seq_len == 77 and config.model.residual.name == "standard"
+    assert config.train.init_from == str(given)
+    assert config.workdir == f"runs/finetune_{tmp_path.name}"
+
+
+def test_a_folder_that_is_nothing_to_start_from(tmp_path):
+  command = [sys.executable, "-m", "launch.train", f"--config=configs/finetune.py:{tmp_path}"]
+  process = start(command)
+  output, _ = process.communicate(timeout=120)
+  assert process.returncode == 1 and output.count("\n") == 1, output
+  assert f"{tmp_path} is no Hugging Face folder (it has no config.json), no workdir" in output
 
 
 def test_positions_beyond_the_learned_ones(root, tmp_path):

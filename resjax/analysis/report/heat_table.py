@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from html import escape
 
 # From white to dark blue: linear in the share of it, so that twice as dark is twice as probable.
-_WHITE, _BLUE = (255, 255, 255), (0, 72, 130)
-_DARK = 0.725  # share of blue from which white text has the better contrast, 4.5 : 1 or more
+WHITE, BLUE = (255, 255, 255), (0, 72, 130)
+DARK = 0.725  # share of blue from which white text has the better contrast, 4.5 : 1 or more
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,11 +34,13 @@ class HeatText:
     tokens: of the text, visible.
     columns: names of the depth positions.
     cells: of each token, in the order of the columns.
+    corpus: where the text is from.
   """
 
   tokens: Sequence[str]
   columns: Sequence[str]
   cells: Sequence[Sequence[Cell]]
+  corpus: str
 
 
 def heat_table(heat: HeatText, name: str) -> str:
@@ -68,7 +70,7 @@ def heat_table(heat: HeatText, name: str) -> str:
 
 
 def _cell(cell: Cell) -> str:
-  kinds = ["dark" if cell.probability >= _DARK else "light"]
+  kinds = ["dark" if cell.probability >= DARK else "light"]
   kinds += ["next"] * cell.is_next + ["input"] * (cell.is_input and not cell.is_next)
   return (
     f'<td class="{" ".join(kinds)}" style="background:{_shade(cell.probability)}" '
@@ -77,12 +79,12 @@ def _cell(cell: Cell) -> str:
 
 
 def _shade(probability: float) -> str:
-  parts = (round(w + (b - w) * probability) for w, b in zip(_WHITE, _BLUE, strict=True))
+  parts = (round(w + (b - w) * probability) for w, b in zip(WHITE, BLUE, strict=True))
   return f"#{''.join(f'{part:02x}' for part in parts)}"
 
 
 def _key(probability: float) -> str:
-  kind = "dark" if probability >= _DARK else "light"
+  kind = "dark" if probability >= DARK else "light"
   shade = _shade(probability)
   return f'<span class="key {kind}" style="background:{shade}">{probability:g}</span>'
 

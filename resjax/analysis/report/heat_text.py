@@ -9,13 +9,14 @@ from resjax.analysis.report.pieces import visible
 from resjax.data.tokenizer import Tokenizer
 
 
-def in_words(found: HeatMap, tokens: np.ndarray, tokenizer: Tokenizer) -> HeatText:
+def in_words(found: HeatMap, tokens: np.ndarray, tokenizer: Tokenizer, corpus: str) -> HeatText:
   """Returns the cells of a heat map, each token as its visible text.
 
   Args:
     found: the map; where its probability is NaN, so is the word.
     tokens: of the text [T].
     tokenizer: of the model.
+    corpus: where the text is from.
   """
 
   def word(token: int) -> str:
@@ -34,4 +35,5 @@ def in_words(found: HeatMap, tokens: np.ndarray, tokenizer: Tokenizer) -> HeatTe
     ]
     for t, (token, after) in enumerate(zip(map(int, tokens), following, strict=True))
   ]
-  return HeatText([word(token) for token in tokens], axis.names(found.positions), cells)
+  words = [word(token) for token in tokens]
+  return HeatText(words, axis.names(found.positions), cells, corpus)

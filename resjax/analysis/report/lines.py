@@ -122,13 +122,7 @@ def _label_ends(axes: Axes, lines: Sequence[Line]) -> None:
       color=STYLES[line.style % len(STYLES)]["color"],
       annotation_clip=False,
       parse_math=False,
-      arrowprops={
-        "arrowstyle": "-",
-        "color": "#BBBBBB",
-        "linewidth": 0.7,
-        "shrinkB": 3,
-        "relpos": (0, 0.5),
-      },
+      arrowprops=_LEADER,
     )
 
 

@@ -51,4 +51,4 @@ def from_json(text: str) -> list[Results]:
 
 def _heat(fields: dict) -> HeatText:
   cells = [[Cell(**cell) for cell in row] for row in fields["cells"]]
-  return HeatText(fields["tokens"], fields["columns"], cells)
+  return HeatText(fields["tokens"], fields["columns"], cells, fields["corpus"])

@@ -11,6 +11,7 @@ import numpy as np
 from flax import nnx
 from safetensors.numpy import save_file
 
+from resjax import locations
 from resjax.data.tokenizer import Tokenizer
 from resjax.interop.huggingface.check import expected_shapes
 from resjax.interop.huggingface.express import express
@@ -50,11 +51,9 @@ def export(
     ValueError: no family of transformers expresses the decoder, the folder is not empty, or an
       option is out of range.
   """
-  folder = pathlib.Path(folder)
   if dtype not in DTYPES:
     raise ValueError(f"dtype={dtype!r} is not supported; allowed: {', '.join(DTYPES)}")
-  if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
-    raise ValueError(f"{folder} exists and is not an empty folder; give another one")
+  folder = check_target(folder)
   if jax.process_count() > 1:
     raise ValueError(
       f"{jax.process_count()} processes hold the decoder; export from one of its own"
@@ -62,7 +61,6 @@ def export(
   family, settings = express(decoder.config)
   ids = special_ids(tokenizer)
   settings |= {"architectures": [family.architecture], "torch_dtype": dtype, "use_cache": True}
-  folder.parent.mkdir(parents=True, exist_ok=True)
   with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as scratch:
     whole = pathlib.Path(scratch) / "whole"
     whole.mkdir()
@@ -72,6 +70,23 @@ def export(
       (whole / name).write_text(text, encoding="utf-8")
     _write_tensors(decoder, family, whole, np.dtype(jax.numpy.dtype(dtype)), shard_bytes)
     os.replace(whole, folder)
+
+
+def check_target(folder: str | os.PathLike, knob: str = "folder") -> pathlib.Path:
+  """Returns a folder as a path that `export` can write; makes its parents when missing.
+
+  Args:
+    folder: see `export`.
+    knob: name of the setting that holds it, for messages.
+
+  Raises:
+    ValueError: it is there and not empty, or cannot be written.
+  """
+  folder = pathlib.Path(folder)
+  if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
+    raise ValueError(f"{folder} exists and is not an empty folder; set {knob} to another one")
+  locations.make_folder(folder.parent, knob)
+  return folder
 
 
 def _write_tensors(decoder, family: Family, folder, dtype: np.dtype, shard_bytes: int) -> None:

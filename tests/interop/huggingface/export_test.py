@@ -118,7 +118,7 @@ def test_other_refusals(tmp_path):
   with pytest.raises(ValueError, match="dtype='int8' is not supported; allowed: float32, bfloat16"):
     huggingface.export(decoder, tmp_path / "out", dtype="int8")
   (tmp_path / "kept").write_text("mine")
-  with pytest.raises(ValueError, match="exists and is not an empty folder; give another one"):
+  with pytest.raises(ValueError, match="exists and is not an empty folder; set folder to another"):
     huggingface.export(decoder, tmp_path)
   assert (tmp_path / "kept").read_text() == "mine"
 
