@@ -12,7 +12,6 @@ from flax import nnx
 
 from resjax import combinators
 from resjax.models import depth
-from tests.helpers import fast
 
 B, T, D, F, L = 2, 4, 8, 12, 5
 SITES = ("attention", "mlp")
@@ -127,5 +126,5 @@ def value_and_gradients(forward, combinator, layers, x):
 def jitted(forward, combinator, layers, x):
   """`value_and_gradients`, compiled."""
   graphdef, state = nnx.split(combinator)
-  compute = fast.jit(lambda s, *a: value_and_gradients(forward, nnx.merge(graphdef, s), *a))
+  compute = jax.jit(lambda s, *a: value_and_gradients(forward, nnx.merge(graphdef, s), *a))
   return compute(state, layers, x)

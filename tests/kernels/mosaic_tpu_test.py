@@ -14,7 +14,7 @@ from resjax.kernels.depth_attention.mosaic_tpu.tiles import TpuTiles
 from resjax.kernels.depth_attention.operands import Operands, Read
 from resjax.kernels.depth_attention.reference import direct as reference_backend
 from resjax.sharding import Layout
-from tests.helpers import fast, layouts, reference
+from tests.helpers import layouts, reference
 from tests.helpers.compare import assert_close
 
 EPS = 1e-6
@@ -42,7 +42,7 @@ def no_races(capfd):
   assert "RACE" not in capfd.readouterr().out
 
 
-@fast.jit
+@jax.jit
 def read_and_gradients(query, gain, values, dh):
   h, vjp = jax.vjp(lambda q, g, v: kernel(list(v), q, key_scale=g), query, gain, values)
   return h, vjp(dh)
@@ -153,7 +153,7 @@ def whole(implementation, interpret, num_valid, last_valid, operands):
   return out, sources.bank, sources.recent
 
 
-@functools.partial(fast.jit, static_argnums=(0, 1))
+@functools.partial(jax.jit, static_argnums=(0, 1))
 def whole_and_gradients(implementation, interpret, num_valid, last_valid, operands, cotangents):
   read = functools.partial(whole, implementation, interpret, num_valid, last_valid)
   out, vjp = jax.vjp(read, operands)
@@ -204,7 +204,7 @@ def test_add_norm_bank_and_threading_are_those_of_the_reference(
   assert_close(got[1], want[1], GRADIENT)
 
 
-@functools.partial(fast.jit, static_argnums=(0, 1))
+@functools.partial(jax.jit, static_argnums=(0, 1))
 def apart_and_gradients(implementation, interpret, num_valid, last_valid, operands, d_out):
   def read(query, bank, recent):
     sources = Sources(recent, bank, num_valid)
@@ -241,8 +241,8 @@ def test_tiles_of_any_size(sizes):
     operands = operands._replace(recent=(*recent[:-1], running), addend=None)
     return out, stats, backend.backward(read, operands, stats, d_out, tuple(d_sources), *sizes)
 
-  want = fast.jit(lambda: run(reference_backend))()
-  got = fast.jit(lambda: run(mosaic_tpu, sizes))()
+  want = jax.jit(lambda: run(reference_backend))()
+  got = jax.jit(lambda: run(mosaic_tpu, sizes))()
   assert_close(got[:2], want[:2], FORWARD)
   assert_close(got[2], want[2], GRADIENT)
 
@@ -253,7 +253,7 @@ def test_tiles_of_any_size(sizes):
 def test_scan_with_a_bank_that_fills_and_recomputation():
   (query, *_, bank, _), _ = whole_example(4, 0, (9,))
 
-  @functools.partial(fast.jit, static_argnums=(0, 1))
+  @functools.partial(jax.jit, static_argnums=(0, 1))
   def gradients(implementation, interpret, query, bank):
     @jax.checkpoint
     def step(x, num_valid):
@@ -284,7 +284,7 @@ def test_vmap_over_tokens_is_a_leading_axis():
 
   plain = functools.partial(loss, interpret=False, implementation="reference")
   got, want = (
-    fast.jit(jax.value_and_grad(fn, (0, 1, 2)))(query, bank, recent) for fn in (batched, plain)
+    jax.jit(jax.value_and_grad(fn, (0, 1, 2)))(query, bank, recent) for fn in (batched, plain)
   )
   assert_close(got, want, GRADIENT)
 
@@ -313,7 +313,7 @@ def test_tokens_over_eight_devices_are_those_of_one():
 
   def gradients(layout, interpret):
     fn = functools.partial(loss, layout=layout, interpret=interpret)
-    return fast.jit(jax.grad(fn, (0, 1, 2), has_aux=True))
+    return jax.jit(jax.grad(fn, (0, 1, 2), has_aux=True))
 
   want = gradients(Layout(), False)(query, bank, recent)
   placed = query, *jax.device_put((bank, recent), (tokens[1], (tokens[0],)))

@@ -10,7 +10,7 @@ from flax import nnx
 
 from resjax import combinators
 from resjax.models.decoder import Decoder
-from tests.helpers import decoders, fast, walks
+from tests.helpers import decoders, walks
 from tests.helpers.compare import assert_close
 
 names = pytest.mark.parametrize("name", combinators.names())
@@ -117,7 +117,7 @@ def test_loop_and_remat_are_the_scan():
 
   want = jax.value_and_grad(functools.partial(loss, depth="loop"))(state)
   for remat in ("none", "full"):
-    got = fast.jit(jax.value_and_grad(functools.partial(loss, remat=remat)))(state)
+    got = jax.jit(jax.value_and_grad(functools.partial(loss, remat=remat)))(state)
     assert_close(got, want, 1e-5)
 
 
