@@ -102,6 +102,12 @@ def by_hand(combinator, layers, x, branch=branch):
   return combinator.final(last)
 
 
+def compiled_by_hand(combinator, layers, x):
+  """`by_hand`, in one program: less to compile than one for every operation and shape."""
+  graphdef, state = nnx.split(combinator)
+  return jax.jit(lambda state, *rest: by_hand(nnx.merge(graphdef, state), *rest))(state, layers, x)
+
+
 def run(combinator, layers, x, branch=branch, **options):
   branch = functools.partial(branch, pre_norm=combinator.pre_norm)
   return depth.run(combinator, layers, x, branch, **options)

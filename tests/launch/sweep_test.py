@@ -17,7 +17,7 @@ from configs import tiny
 from configs.ablations import cut_layer
 from resjax.analysis import sweep
 from tests.data.conftest import make_texts, write_folder
-from tests.helpers import xla
+from tests.helpers import forks, xla
 
 ROOT = Path(__file__).parents[2]
 CUT_LAYER = "--config=configs/ablations/cut_layer.py"
@@ -68,10 +68,11 @@ def _run(*arguments):
   return subprocess.run(_command(*arguments), **options)
 
 
-def _assert_one_line_error(result, *parts):
-  assert result.returncode == 1
-  assert result.stderr.startswith("error: ") and result.stderr.count("\n") == 1
-  assert all(part in result.stderr for part in parts), result.stderr
+def _assert_mistake(outcome, *parts):
+  code, output = outcome
+  assert code == 1
+  assert output.startswith("error: ") and output.count("\n") == 1
+  assert all(part in output for part in parts), output
 
 
 def _results(folder):
@@ -98,8 +99,8 @@ def test_a_failing_run_does_not_end_the_sweep(sweep_file, tmp_path):
   assert (tmp_path / "out" / "good" / "run.json").stat() == record  # not started again
 
   other = _run(f"--config={sweep_file}", "--collect", "--config.optim.learning_rate=1")
-  usual = tiny.get_config().optim.learning_rate
-  _assert_one_line_error(other, "run 'good'", f"config.optim.learning_rate={usual}, not 1.0")
+  wanted = f"config.optim.learning_rate={tiny.get_config().optim.learning_rate}, not 1.0"
+  _assert_mistake((other.returncode, other.stderr), "run 'good'", wanted)
 
 
 @pytest.mark.slow
@@ -155,10 +156,11 @@ def _parsed(argv):
 def test_mistakes_are_one_line(sweep_file):
   typo = sweep_file.with_name("typo.py")
   typo.write_text(sweep_file.read_text().replace('"seed"', '"sed"'))
-  _assert_one_line_error(_run(f"--config={typo}"), "run 'later'", "'sed'", "did you mean 'seed'?")
-  _assert_one_line_error(_run(CUT_LAYER, "--only=standart"), "--only=standart", "standard")
-  _assert_one_line_error(_run("--config=configs/tiny.py"), "configs/tiny.py", "sweep(config)")
-  both = _run(CUT_LAYER, "--collect", "--print_commands")
-  _assert_one_line_error(both, "--collect", "--print_commands")
-  impossible = _run(CUT_LAYER, "--config.model.num_heads=3")
-  _assert_one_line_error(impossible, "run 'standard'", "num_heads=3")
+  with forks.command("launch.sweep") as run:
+    _assert_mistake(run(f"--config={typo}"), "run 'later'", "'sed'", "did you mean 'seed'?")
+    _assert_mistake(run(CUT_LAYER, "--only=standart"), "--only=standart", "standard")
+    _assert_mistake(run("--config=configs/tiny.py"), "configs/tiny.py", "sweep(config)")
+    both = run(CUT_LAYER, "--collect", "--print_commands")
+    _assert_mistake(both, "--collect", "--print_commands")
+    impossible = run(CUT_LAYER, "--config.model.num_heads=3")
+    _assert_mistake(impossible, "run 'standard'", "num_heads=3")
