@@ -16,7 +16,7 @@ import vision_transformer_nnx
 from flax import nnx
 
 from resjax import combinators
-from tests.helpers import walks
+from tests.helpers import walks, xla
 
 EXAMPLES = Path(__file__).parents[1] / "docs" / "examples"
 SIZES = {"num_layers": 3, "d_model": 8}
@@ -66,7 +66,7 @@ def check_learns(example, name):
 @pytest.mark.parametrize("file", ["vision_transformer_nnx.py", "mlp_mixer_linen.py"])
 def test_examples_run_and_classify(file, tmp_path):
   command = [sys.executable, EXAMPLES / file, "--combinator=gate", "--steps=60"]
-  env = {**os.environ, "XLA_FLAGS": "", "PYTHONPATH": os.pathsep.join(sys.path)}
+  env = {**os.environ, "XLA_FLAGS": xla.QUICK, "PYTHONPATH": os.pathsep.join(sys.path)}
   done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
   found = re.search(r"^gate: test accuracy ([0-9.]+)%$", done.stdout, re.MULTILINE)
   assert found and float(found[1]) > 50, done.stdout + done.stderr  # chance is 10 %

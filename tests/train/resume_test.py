@@ -149,7 +149,9 @@ def test_generate_reads_the_checkpoint(root, straight):
   arguments = [sys.executable, "-m", "launch.generate", f"--workdir={straight}"]
   output = finish([*arguments, "--prompt=depth", "--num_tokens=8", "--temperature=0"])
   assert output.startswith("depth") and len(output) > len("depth")
-  rows = finish([*arguments, "--prompt=depth", "--prompt=a", "--top_k=5", "--stop=e"])
+  rows = finish(
+    [*arguments, "--prompt=depth", "--prompt=a", "--num_tokens=16", "--top_k=5", "--stop=e"]
+  )
   first, second = rows.split("\n----\n")
   assert first.startswith("depth") and second.startswith("a")
   assert "e" not in first.removeprefix("depth") + second
