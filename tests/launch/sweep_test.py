@@ -54,6 +54,12 @@ def sweep_file(tmp_path):
   return path
 
 
+@pytest.fixture(scope="module")
+def forked():
+  with forks.command("launch.sweep", COLUMNS=80) as run:
+    yield run
+
+
 def _command(*arguments):
   return [sys.executable, "-m", "launch.sweep", *map(str, arguments)]
 
@@ -80,7 +86,7 @@ def _results(folder):
   return {run["name"]: run for run in found}
 
 
-def test_a_failing_run_does_not_end_the_sweep(sweep_file, tmp_path):
+def test_a_failing_run_does_not_end_the_sweep(sweep_file, tmp_path, forked):
   first = _run(f"--config={sweep_file}", "--only=bad,impossible,good")
   assert first.returncode == 1
   results = _results(tmp_path / "out")
@@ -94,13 +100,13 @@ def test_a_failing_run_does_not_end_the_sweep(sweep_file, tmp_path):
   assert (tmp_path / "out" / "sweep.png").exists()
 
   record = (tmp_path / "out" / "good" / "run.json").stat()
-  again = _run(f"--config={sweep_file}", "--only=good")
-  assert again.returncode == 0 and "run 1 of 1: good is done" in again.stdout
+  code, output = forked(f"--config={sweep_file}", "--only=good")
+  assert code == 0 and "run 1 of 1: good is done" in output
   assert (tmp_path / "out" / "good" / "run.json").stat() == record  # not started again
 
-  other = _run(f"--config={sweep_file}", "--collect", "--config.optim.learning_rate=1")
+  other = forked(f"--config={sweep_file}", "--collect", "--config.optim.learning_rate=1")
   wanted = f"config.optim.learning_rate={tiny.get_config().optim.learning_rate}, not 1.0"
-  _assert_mistake((other.returncode, other.stderr), "run 'good'", wanted)
+  _assert_mistake(other, "run 'good'", wanted)
 
 
 @pytest.mark.slow
@@ -125,20 +131,21 @@ def test_ctrl_c_stops_and_goes_on(sweep_file, tmp_path):
   assert _results(tmp_path / "out")["later"]["status"] == "partial"
 
 
-def test_printed_commands_are_the_runs():
+def test_printed_commands_are_the_runs(forked):
   mine = [
     "--config.train.steps=5000",
     "--config.data.root=my folder",
     "--config.workdir=else where",
   ]
-  result = _run(CUT_LAYER, *mine, "--print_commands", "--only=standard,cut-layer5-alpha0.25")
-  assert result.returncode == 0 and result.stderr == ""
+  printing = "--print_commands", "--only=standard,cut-layer5-alpha0.25"
+  code, output = forked(CUT_LAYER, *mine, *printing)
+  assert code == 0
   config = cut_layer.get_config()
   config.update_from_flattened_dict(
     {"train.steps": 5000, "data.root": "my folder", "workdir": "else where"}
   )
   wanted = {run.name: run.config for run in sweep.expand(config, cut_layer.sweep(config))}
-  lines = [shlex.split(line) for line in result.stdout.splitlines()]
+  lines = [shlex.split(line) for line in output.splitlines()]
   assert len(lines) == 2
   for line, name in zip(lines, ("standard", "cut-layer5-alpha0.25"), strict=True):
     assert line[:3] == ["python", "-m", "launch.train"]
@@ -153,14 +160,13 @@ def _parsed(argv):
   return values.config.to_dict()
 
 
-def test_mistakes_are_one_line(sweep_file):
+def test_mistakes_are_one_line(sweep_file, forked):
   typo = sweep_file.with_name("typo.py")
   typo.write_text(sweep_file.read_text().replace('"seed"', '"sed"'))
-  with forks.command("launch.sweep") as run:
-    _assert_mistake(run(f"--config={typo}"), "run 'later'", "'sed'", "did you mean 'seed'?")
-    _assert_mistake(run(CUT_LAYER, "--only=standart"), "--only=standart", "standard")
-    _assert_mistake(run("--config=configs/tiny.py"), "configs/tiny.py", "sweep(config)")
-    both = run(CUT_LAYER, "--collect", "--print_commands")
-    _assert_mistake(both, "--collect", "--print_commands")
-    impossible = run(CUT_LAYER, "--config.model.num_heads=3")
-    _assert_mistake(impossible, "run 'standard'", "num_heads=3")
+  _assert_mistake(forked(f"--config={typo}"), "run 'later'", "'sed'", "did you mean 'seed'?")
+  _assert_mistake(forked(CUT_LAYER, "--only=standart"), "--only=standart", "standard")
+  _assert_mistake(forked("--config=configs/tiny.py"), "configs/tiny.py", "sweep(config)")
+  both = forked(CUT_LAYER, "--collect", "--print_commands")
+  _assert_mistake(both, "--collect", "--print_commands")
+  impossible = forked(CUT_LAYER, "--config.model.num_heads=3")
+  _assert_mistake(impossible, "run 'standard'", "num_heads=3")
