@@ -16,7 +16,7 @@ import vision_transformer_nnx
 from flax import nnx
 
 from resjax import combinators
-from tests.helpers import fast, walks
+from tests.helpers import walks, xla
 
 EXAMPLES = Path(__file__).parents[1] / "docs" / "examples"
 SIZES = {"num_layers": 3, "d_model": 8}
@@ -33,7 +33,7 @@ def vision_transformer(name):
 def mlp_mixer(name):
   """Likewise."""
   model = mlp_mixer_linen.MlpMixer(name, hidden=12, **SIZES)
-  init = fast.jit(model.init)
+  init = jax.jit(model.init)
   params = init(jax.random.key(0), PATCHES[:1])["params"]
   return params, lambda p: mlp_mixer_linen.loss(model, {"params": p}, PATCHES, LABELS)
 
@@ -50,7 +50,7 @@ def test_mlp_mixer_learns_with_every_combinator(name):
 
 def check_learns(example, name):
   params, loss = example(name)
-  step = fast.jit(jax.value_and_grad(loss))
+  step = jax.jit(jax.value_and_grad(loss))
   losses = []
   for _ in range(16):
     value, gradients = step(params)
@@ -66,7 +66,7 @@ def check_learns(example, name):
 @pytest.mark.parametrize("file", ["vision_transformer_nnx.py", "mlp_mixer_linen.py"])
 def test_examples_run_and_classify(file, tmp_path):
   command = [sys.executable, EXAMPLES / file, "--combinator=gate", "--steps=60"]
-  env = {**os.environ, "XLA_FLAGS": "", "PYTHONPATH": os.pathsep.join(sys.path)}
+  env = {**os.environ, "XLA_FLAGS": xla.QUICK, "PYTHONPATH": os.pathsep.join(sys.path)}
   done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
   found = re.search(r"^gate: test accuracy ([0-9.]+)%$", done.stdout, re.MULTILINE)
   assert found and float(found[1]) > 50, done.stdout + done.stderr  # chance is 10 %

@@ -10,7 +10,7 @@ import pytest
 
 from resjax import subjects
 from resjax.data.tokenizer import ByteTokenizer
-from tests.helpers import decoders, fast, layouts, pretrained
+from tests.helpers import decoders, layouts, pretrained
 from tests.helpers.losses import nats_per_token
 from tests.helpers.runs import write_text
 from tests.helpers.trained import STEPS, T, evaluations, run, settings
@@ -31,7 +31,7 @@ def subject(root):
 
 
 def loss(subject, text):
-  return nats_per_token(subject.decoder, text.batches, fast.COMPILER_OPTIONS)
+  return nats_per_token(subject.decoder, text.batches)
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from resjax.combinators.base import OUTPUT
-from tests.helpers import fast, toy
+from tests.helpers import toy
 from tests.helpers.systems import CASES
 
 LAYERS, X = toy.layers(), jnp.asarray(toy.embeddings())
@@ -37,7 +37,7 @@ class Read(NamedTuple):
 @functools.cache
 def readers(case):
   """(layer, site) -> `Read` of all that read sources, by a loop by hand."""
-  return jax.tree.map(np.asarray, fast.jit(functools.partial(reads, case))(X))
+  return jax.tree.map(np.asarray, jax.jit(functools.partial(reads, case))(X))
 
 
 def reads(case, x):

@@ -42,7 +42,7 @@ def check_values(case, sites, dtype, tolerance):
   layers, x = jax.tree.map(
     jnp.asarray, (toy.layers(sites=sites, dtype=dtype), toy.embeddings(dtype=dtype))
   )
-  got = toy.by_hand(made, layers, x)
+  got = toy.compiled_by_hand(made, layers, x)
   assert got.dtype == dtype
   params, layers, x = jax.tree.map(np.float64, (toy.parameters(made), layers, x))
   assert_close(got, equations(case, params, layers, x, sites), tolerance)

@@ -34,7 +34,7 @@ def largest_gain(matrices):
 @constrained
 @pytest.mark.parametrize("num_streams", [2, 4])
 def test_rows_and_columns_sum_to_one(name, num_streams):
-  made = toy.build(name, {"num_streams": num_streams})
+  made = toy.build(name, {"num_streams": num_streams}, num_layers=2)
   made.scale[...] *= 0.1  # 20 iterations are enough for logits of about 1, not for any
   tolerance = {"mhc": 1e-3, "mhc_lite": 1e-6}[name]  # columns of Sinkhorn converge, rows are last
   for mix in mixes(made):
@@ -60,7 +60,7 @@ def test_sinkhorn_survives_logits_whose_exponential_overflows():
 
 @constrained
 def test_one_stream_mixes_nothing(name):
-  assert all((mix == 1).all() for mix in mixes(toy.build(name, {"num_streams": 1})))
+  assert all((mix == 1).all() for mix in mixes(toy.build(name, {"num_streams": 1}, num_layers=2)))
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
@@ -84,7 +84,7 @@ def test_one_stream_whose_output_gain_alone_has_moved_is_a_scaled_add(dynamic):
   ],
 )
 def test_streams_are_equal_at_init_and_part_with_the_first_update(name, options):
-  made = toy.build(name, options, random=False)
+  made = toy.build(name, options, num_layers=2, random=False)
   assert spread(made) < 1e-6
   _, (gradients, _, _) = toy.value_and_gradients(toy.by_hand, made, LAYERS, X)
   state = nnx.state(made)

@@ -6,13 +6,18 @@ import numpy as np
 from tests.helpers import toy, walks
 
 MIX_TOKENS = ("deep_delta",)
-LAYERS, X = toy.layers(), toy.embeddings()[:1]
+NUM_LAYERS = 3
+LAYERS, X = toy.layers(NUM_LAYERS), toy.embeddings()[:1]
+
+
+def made(case):
+  return toy.build(case.name, case.options, num_layers=NUM_LAYERS)
 
 
 def dependence(case, branch):
   """[T, T]: largest |d output of token t / d input of token s|."""
-  made = toy.build(case.name, case.options)
-  jacobian = jax.jacrev(lambda x: toy.by_hand(made, LAYERS, x, branch)[0])(X)
+  combinator = made(case)
+  jacobian = jax.jit(jax.jacrev(lambda x: toy.by_hand(combinator, LAYERS, x, branch)[0]))(X)
   return np.abs(jacobian).max(axis=(1, 2, 4))
 
 
@@ -26,6 +31,6 @@ def test_causal(case):
 @walks.one_case_each(all_of=MIX_TOKENS)
 def test_combinators_without_a_cache_are_token_local(case):
   d = dependence(case, toy.token_local_branch)
-  mixes_tokens = toy.build(case.name, case.options).decode_cache(1, "float32") is not None
+  mixes_tokens = made(case).decode_cache(1, "float32") is not None
   assert (d.diagonal() > 0).all()
   assert (d[~np.eye(toy.T, dtype=bool)] > 0).any() == mixes_tokens

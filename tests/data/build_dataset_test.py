@@ -8,33 +8,28 @@ from rich.console import Console
 
 from resjax.data.report import build_and_show
 from tests.data.conftest import make_texts, write_folder
+from tests.helpers import forks
 
 ROOT = Path(__file__).parents[2]
 
 
-def _run(tmp_path, *arguments):
+def _run(*arguments):
   command = [sys.executable, "-m", "launch.build_dataset", *arguments]
-  command += [f"--config.data.root={tmp_path / 'root'}"] if arguments else []
   environment = os.environ | {"JAX_PLATFORMS": "cpu", "COLUMNS": "80"}
   return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment)
 
 
-def _source(path):
-  return ["--config=configs/base.py", f"--config.data.corpora.stdlib.source={path}"]
-
-
-def _assert_one_line_error(result, *parts):
-  assert result.returncode == 1
-  assert result.stderr.startswith("error: ") and result.stderr.count("\n") == 1
-  assert all(part in result.stderr for part in parts), result.stderr
-  assert result.stdout == ""
+def _config(tmp_path, *settings):
+  root = f"data.root={tmp_path / 'root'}"
+  return ["--config=configs/base.py", *(f"--config.{setting}" for setting in (root, *settings))]
 
 
 def test_builds_a_folder_and_shows_counts(tmp_path):
   texts = make_texts(60)
   folder = write_folder(tmp_path / "text", [*texts, texts[0]])
-  options = ["--config.data.tokenizer.name=byte", "--config.data.seq_len=32"]
-  result = _run(tmp_path, *_source(folder), *options)
+  source = f"data.corpora.stdlib.source={folder}"
+  arguments = _config(tmp_path, source, "data.tokenizer.name=byte", "data.seq_len=32")
+  result = _run(*arguments)
   assert result.returncode == 0 and result.stderr == ""
   assert "packing stdlib train" in result.stdout
   assert "stdlib: dropped 1 duplicate, 0 empty, 0 undecodable" in result.stdout
@@ -42,18 +37,23 @@ def test_builds_a_folder_and_shows_counts(tmp_path):
   documents = {row[1]: int(row[2]) for row in rows if row[0] == "stdlib"}
   assert documents.keys() == {"train", "validation", "test"}
   assert sum(documents.values()) == 60
-  again = _run(tmp_path, *_source(folder), *options)
+  again = _run(*arguments)
   assert again.returncode == 0 and "packing" not in again.stdout
 
 
 def test_mistakes_are_one_line(tmp_path):
-  missing = _run(tmp_path, *_source(tmp_path / "nope"))
-  _assert_one_line_error(missing, "config.data.corpora.stdlib.source", str(tmp_path / "nope"))
-  typo = _run(tmp_path, "--config=configs/base.py", "--config.data.seq_length=8")
-  _assert_one_line_error(typo, "seq_length", '"seq_len"')
-  value = _run(tmp_path, "--config=configs/base.py", "--config.data.seq_len=1")
-  _assert_one_line_error(value, "config.data.seq_len is 1")
-  _assert_one_line_error(_run(tmp_path), "--config=")
+  source = "data.corpora.stdlib.source"
+  with forks.command("launch.build_dataset") as run:
+    for arguments, *words in (
+      (_config(tmp_path, f"{source}={tmp_path}/nope"), f"config.{source}", f"{tmp_path}/nope"),
+      (_config(tmp_path, "data.seq_length=8"), "seq_length", '"seq_len"'),
+      (_config(tmp_path, "data.seq_len=1"), "config.data.seq_len is 1"),
+      ([], "--config="),
+    ):
+      code, output = run(*arguments)
+      assert code == 1
+      assert output.startswith("error: ") and output.count("\n") == 1
+      assert all(word in output for word in words), output
 
 
 def test_bar_on_a_terminal(folder_config):

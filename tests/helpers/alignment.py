@@ -7,7 +7,6 @@ from flax import nnx
 
 from resjax.combinators import TokenContext
 from resjax.combinators.base import OUTPUT
-from tests.helpers import fast
 
 
 def states(decoder, batch):
@@ -16,7 +15,7 @@ def states(decoder, batch):
   closed [M + 1], read [M + 1], branch [M] of [B, T, D]; weights: (layer, site) -> [N, B, T].
   """
   graphdef, state = nnx.split(decoder)
-  found = fast.jit(lambda state, batch: _states(nnx.merge(graphdef, state), batch))(state, batch)
+  found = jax.jit(lambda state, batch: _states(nnx.merge(graphdef, state), batch))(state, batch)
   return jax.tree.map(np.float64, found)
 
 

@@ -9,7 +9,6 @@ from configs import base
 from resjax.models.config import DecoderConfig, ResidualConfig, ShortSWAConfig
 from resjax.models.decoder import Decoder
 from resjax.nn.rope import RopeScaling
-from tests.helpers import fast
 
 STYLES = ("gpt2", "llama")
 
@@ -80,7 +79,7 @@ def training_bytes(name, remat, num_layers):
     return jnp.mean(nnx.merge(graphdef, state)(tokens) ** 2)
 
   tokens = jax.ShapeDtypeStruct((1, 256), jnp.int32)
-  compiled = fast.jit(jax.grad(loss)).lower(state, tokens).compile()
+  compiled = jax.jit(jax.grad(loss)).lower(state, tokens).compile()
   return compiled.memory_analysis().temp_size_in_bytes
 
 

@@ -15,7 +15,7 @@ def partitioned(lowered, folder) -> str:
   Later passes of a backend narrow or widen types as they see fit.
   """
   options = {"xla_dump_to": str(folder), "xla_dump_hlo_pass_re": "spmd-partitioning"}
-  lowered.compile(compiler_options=options | {"xla_backend_optimization_level": 0})
+  lowered.compile(compiler_options=options)
   (path,) = folder.glob("*train_step*after_spmd-partitioning*.txt")
   return path.read_text()
 

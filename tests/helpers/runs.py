@@ -22,7 +22,7 @@ def command(root: pathlib.Path, workdir: pathlib.Path, *more: str) -> list[str]:
     "data.root": root / "data",
     "data.corpora.stdlib.source": root / "text",
     "data.tokenizer.name": "byte",
-    "data.seq_len": 128,
+    "data.seq_len": 32,
     "data.validation_fraction": 0.2,
     "model.num_layers": 3,
     "model.d_model": 64,
@@ -42,13 +42,17 @@ def command(root: pathlib.Path, workdir: pathlib.Path, *more: str) -> list[str]:
   return [sys.executable, "-m", "launch.train", "--config=configs/tiny.py", *flags, *more]
 
 
+def environment(**variables: object) -> dict[str, str]:
+  """Of a process with one device."""
+  plain = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": xla.QUICK}
+  return plain | {name: str(value) for name, value in variables.items()}
+
+
 def start(arguments: list[str], **variables: object) -> subprocess.Popen:
-  environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": xla.QUICK}
-  environment.update({name: str(value) for name, value in variables.items()})
   return subprocess.Popen(
     arguments,
     cwd=REPOSITORY,
-    env=environment,
+    env=environment(**variables),
     text=True,
     stdout=subprocess.PIPE,
     stderr=subprocess.STDOUT,
@@ -100,11 +104,9 @@ def last_step(workdir: pathlib.Path) -> int:
 
 
 SMALL = {
-  "data.seq_len": 32,
   "model.num_layers": 2,
   "model.d_model": 32,
   "model.mlp_dim": 64,
-  "train.batch_size": 8,
   "train.sample_tokens": 0,
 }
 

@@ -12,7 +12,6 @@ from flax import nnx
 
 from resjax import combinators
 from resjax.models import depth
-from tests.helpers import fast
 
 B, T, D, F, L = 2, 4, 8, 12, 5
 SITES = ("attention", "mlp")
@@ -103,6 +102,12 @@ def by_hand(combinator, layers, x, branch=branch):
   return combinator.final(last)
 
 
+def compiled_by_hand(combinator, layers, x):
+  """`by_hand`, in one program: less to compile than one for every operation and shape."""
+  graphdef, state = nnx.split(combinator)
+  return jax.jit(lambda state, *rest: by_hand(nnx.merge(graphdef, state), *rest))(state, layers, x)
+
+
 def run(combinator, layers, x, branch=branch, **options):
   branch = functools.partial(branch, pre_norm=combinator.pre_norm)
   return depth.run(combinator, layers, x, branch, **options)
@@ -127,5 +132,5 @@ def value_and_gradients(forward, combinator, layers, x):
 def jitted(forward, combinator, layers, x):
   """`value_and_gradients`, compiled."""
   graphdef, state = nnx.split(combinator)
-  compute = fast.jit(lambda s, *a: value_and_gradients(forward, nnx.merge(graphdef, s), *a))
+  compute = jax.jit(lambda s, *a: value_and_gradients(forward, nnx.merge(graphdef, s), *a))
   return compute(state, layers, x)

@@ -12,7 +12,6 @@ from resjax.kernels.depth_attention import (
   depth_attention_block,
   depth_attention_merge,
 )
-from tests.helpers import fast
 from tests.helpers.compare import assert_close, relative_errors
 
 EPS = 1e-6
@@ -42,7 +41,7 @@ def block_example(num_reads, num_banked, num_recent, tokens, width=128, dtype=np
   return (queries, normal(num_reads, width, seed=1), *sources(2)), (d_read, *sources(40))
 
 
-@functools.partial(fast.jit, static_argnums=(0, 1, 2))
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
 def block(implementation, interpret, threaded, num_valid, operands, cotangents):
   """Phase 1 and its gradients."""
 
@@ -84,7 +83,7 @@ def merge_example(tokens, width, dtype, adds, normed):
   return operands, (*d, reads(9))
 
 
-@functools.partial(fast.jit, static_argnums=(0, 1))
+@functools.partial(jax.jit, static_argnums=(0, 1))
 def merge(implementation, interpret, last_valid, operands, cotangents):
   """A merge and its gradients."""
 

@@ -26,7 +26,7 @@ from resjax.kernels.depth_attention.bench import (
   torch_arms,
   walks,
 )
-from tests.helpers import fast, reference
+from tests.helpers import reference
 from tests.helpers.compare import assert_close
 
 
@@ -131,7 +131,7 @@ def test_all_forms_of_a_network_are_one_function():
     def loss(*inputs):
       return jnp.mean(jnp.sin(forms[name](*inputs)))
 
-    return fast.jit(jax.grad(loss, (0, 1, 2)))(*inputs)
+    return jax.jit(jax.grad(loss, (0, 1, 2)))(*inputs)
 
   want = grad("xla_stack")
   for name in ("xla_no_stack", "two_phase"):
@@ -142,7 +142,6 @@ def report(out, *flags):
   """Runs the command with small programs; returns what it writes."""
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(timing, "MIN_LOOP_SECONDS", 1e-3)
-    patch.setattr(jax, "jit", fast.jit)
     command.main(["--out", str(out), "--repeats=2", *flags])
   assert (out / "bench.png").read_bytes().startswith(b"\x89PNG")
   found = json.loads((out / "bench.json").read_text())

@@ -14,7 +14,7 @@ from resjax.kernels.depth_attention.mosaic_tpu.tiles import TpuTiles
 from resjax.kernels.depth_attention.operands import Operands, Read
 from resjax.kernels.depth_attention.reference import direct as reference_backend
 from resjax.sharding import Layout
-from tests.helpers import fast, layouts, reference
+from tests.helpers import layouts, reference
 from tests.helpers.compare import assert_close
 
 EPS = 1e-6
@@ -46,7 +46,7 @@ def read_list(query, gain, values):
   return kernel(list(values), query, key_scale=gain)
 
 
-@functools.partial(fast.jit, static_argnames="read")
+@functools.partial(jax.jit, static_argnames="read")
 def read_and_gradients(query, gain, values, dh, read=read_list):
   h, vjp = jax.vjp(read, query, gain, values)
   return h, vjp(dh)
@@ -169,7 +169,7 @@ def whole(implementation, interpret, num_valid, last_valid, operands):
   return out, sources.bank, sources.recent
 
 
-@functools.partial(fast.jit, static_argnums=(0, 1))
+@functools.partial(jax.jit, static_argnums=(0, 1))
 def whole_and_gradients(implementation, interpret, num_valid, last_valid, operands, cotangents):
   read = functools.partial(whole, implementation, interpret, num_valid, last_valid)
   out, vjp = jax.vjp(read, operands)
@@ -220,7 +220,7 @@ def test_add_norm_bank_and_threading_are_those_of_the_reference(
   assert_close(got[1], want[1], GRADIENT)
 
 
-@functools.partial(fast.jit, static_argnums=(0, 1))
+@functools.partial(jax.jit, static_argnums=(0, 1))
 def apart_and_gradients(implementation, interpret, num_valid, last_valid, operands, d_out):
   def read(query, bank, recent):
     sources = Sources(recent, bank, num_valid)
@@ -257,8 +257,8 @@ def test_tiles_of_any_size(sizes):
     operands = operands._replace(recent=(*recent[:-1], running), addend=None)
     return out, stats, backend.backward(read, operands, stats, d_out, tuple(d_sources), *sizes)
 
-  want = fast.jit(lambda: run(reference_backend))()
-  got = fast.jit(lambda: run(mosaic_tpu, sizes))()
+  want = jax.jit(lambda: run(reference_backend))()
+  got = jax.jit(lambda: run(mosaic_tpu, sizes))()
   assert_close(got[:2], want[:2], FORWARD)
   assert_close(got[2], want[2], GRADIENT)
 
@@ -269,7 +269,7 @@ def test_tiles_of_any_size(sizes):
 def test_scan_with_a_bank_that_fills_and_recomputation():
   (query, *_, bank, _), _ = whole_example(4, 0, (9,))
 
-  @functools.partial(fast.jit, static_argnums=(0, 1))
+  @functools.partial(jax.jit, static_argnums=(0, 1))
   def gradients(implementation, interpret, query, bank):
     @jax.checkpoint
     def step(x, num_valid):
@@ -300,7 +300,7 @@ def test_vmap_over_tokens_is_a_leading_axis():
 
   plain = functools.partial(loss, interpret=False, implementation="reference")
   got, want = (
-    fast.jit(jax.value_and_grad(fn, (0, 1, 2)))(query, bank, recent) for fn in (batched, plain)
+    jax.jit(jax.value_and_grad(fn, (0, 1, 2)))(query, bank, recent) for fn in (batched, plain)
   )
   assert_close(got, want, GRADIENT)
 
@@ -329,7 +329,7 @@ def test_tokens_over_eight_devices_are_those_of_one():
 
   def gradients(layout, interpret):
     fn = functools.partial(loss, layout=layout, interpret=interpret)
-    return fast.jit(jax.grad(fn, (0, 1, 2), has_aux=True))
+    return jax.jit(jax.grad(fn, (0, 1, 2), has_aux=True))
 
   want = gradients(Layout(), False)(query, bank, recent)
   placed = query, *jax.device_put((bank, recent), (tokens[1], (tokens[0],)))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from resjax.kernels.depth_attention import BlockRead, Sources, depth_attention_block
-from tests.helpers import fast, reference
+from tests.helpers import reference
 from tests.helpers.compare import assert_close
 from tests.helpers.two_phase import EPS, TOKENS, D, as_sources, example, rounded, wide
 
@@ -33,7 +33,7 @@ def test_phase_1_in_narrow_dtypes(count, num_banked, dtype, forward, gradient):
   d_out = jnp.asarray(rng.normal(size=(8, *TOKENS, D)), dtype)
   d_lse = jnp.asarray(rng.normal(size=(8, *TOKENS)), jnp.float32)
 
-  @fast.jit
+  @jax.jit
   def run(inputs, d_out, d_lse):
     got, vjp = jax.vjp(lambda *a: block(*a, num_banked), *inputs)
     return got, vjp(BlockRead(d_out, d_lse, jnp.zeros_like(got.inverse_rms)))
@@ -53,7 +53,7 @@ def test_slots_that_are_not_valid_are_not_read(num_valid):
   queries, gains, sources, d_out, _ = rounded(example(5, 2), jnp.float32)
   poisoned = sources.at[num_valid:].set(jnp.nan)
 
-  @fast.jit
+  @jax.jit
   def run(count, queries, gains, bank):  # a traced count, as in a scan
     def read(*a):
       return depth_attention_block(Sources((), a[2], count), a[0], key_scales=a[1])

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from resjax.kernels.depth_attention import depth_attention_merge
-from tests.helpers import fast
 from tests.helpers.compare import assert_close, relative_errors
 from tests.helpers.two_phase import EPS, D, one_read, wide
 
@@ -47,7 +46,7 @@ def merge_errors(inputs, d):
     outputs, vjp = jax.vjp(fn, *inputs)
     return outputs, vjp(d)
 
-  run = fast.jit(run, static_argnums=0)
+  run = jax.jit(run, static_argnums=0)
   got, gradients = run(merge, inputs, d)
   with jax.enable_x64(True):
     want, wants = run(plain_merge, *jax.tree.map(jnp.asarray, wide((inputs, d))))
@@ -83,7 +82,7 @@ def test_a_merge_at_any_share_in_float32(lse, norm):
 def test_a_running_sum_that_does_not_count_is_not_read(norm):
   (out, lse, running, query, _, gain), d = merge_example(jnp.float32, norm, 0.0)
 
-  @fast.jit
+  @jax.jit
   def run(counts, running):
     def read(out, lse, running, query):
       y, u, _ = depth_attention_merge(

@@ -11,7 +11,6 @@ from resjax.kernels.depth_attention import (
   depth_attention_merge,
   two_phase_moves_less,
 )
-from tests.helpers import fast
 from tests.helpers.compare import assert_close
 from tests.helpers.two_phase import (
   EPS,
@@ -26,7 +25,7 @@ from tests.helpers.two_phase import (
 
 
 def outputs_and_gradients(block, inputs, **options):
-  @fast.jit
+  @jax.jit
   def run(inputs, d):
     outs, vjp = jax.vjp(lambda *a: block(*a, **options), *inputs)
     return outs[0], vjp(d)
@@ -99,7 +98,7 @@ def test_sources_are_threaded_through_depth_blocks():
   with jax.enable_x64(True):
     inputs = jax.tree.map(jnp.asarray, (queries, sources, addends))
     got, want = (
-      fast.jit(jax.grad(lambda *a, t=t: loss(t, *a), (0, 1, 2)))(*inputs) for t in (True, False)
+      jax.jit(jax.grad(lambda *a, t=t: loss(t, *a), (0, 1, 2)))(*inputs) for t in (True, False)
     )
   assert_close(got, want, 1e-13)
 
@@ -114,7 +113,7 @@ def test_second_derivatives_of_the_reference():
   with jax.enable_x64(True):
     x, along = jnp.asarray(sources[0]), jnp.asarray(addends[0])
     got, want = (
-      fast.jit(lambda x, d, b=b: jax.jvp(jax.grad(lambda x: loss(b, x)), (x,), (d,))[1])(x, along)
+      jax.jit(lambda x, d, b=b: jax.jvp(jax.grad(lambda x: loss(b, x)), (x,), (d,))[1])(x, along)
       for b in (two_phase, direct)
     )
   assert_close(got, want, 1e-12)

@@ -15,7 +15,7 @@ from resjax.kernels.depth_attention import (
   depth_attention_merge,
 )
 from resjax.sharding import Layout
-from tests.helpers import fast, layouts
+from tests.helpers import layouts
 from tests.helpers.compare import assert_close
 from tests.helpers.two_phase_kernels import (
   FORWARD,
@@ -99,7 +99,7 @@ def test_tokens_over_eight_devices_are_those_of_one():
   operands = (*operands, normal(128, seed=3))
 
   def gradients(*how):
-    return fast.jit(jax.grad(functools.partial(chain, *how), (0, 1, 2, 3), has_aux=True))
+    return jax.jit(jax.grad(functools.partial(chain, *how), (0, 1, 2, 3), has_aux=True))
 
   want = gradients(Layout(), "reference", False)(*operands)
   tokens = layout.sharding(None, "batch", "tokens")
@@ -118,7 +118,7 @@ def test_tokens_over_eight_devices_are_those_of_one():
 def test_scan_over_sublayers_with_recomputation():
   operands = normal(3, 128), normal(3, 9, 128, seed=1), normal(3, 9, 128, seed=2)
 
-  @functools.partial(fast.jit, static_argnums=(0, 1))
+  @functools.partial(jax.jit, static_argnums=(0, 1))
   def gradients(implementation, interpret, queries, bank, addends):
     options = {"implementation": implementation, "interpret": interpret}
 

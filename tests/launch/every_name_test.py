@@ -10,7 +10,7 @@ from resjax import experiment, optim
 from resjax.train.logging import read_metrics
 from resjax.train.state import ModelDef, init_state
 from resjax.train.step import make_train_step
-from tests.helpers import fast, layouts, walks
+from tests.helpers import layouts, walks
 from tests.helpers.runs import command, finish, write_text
 
 V, T, B, STEPS = 32, 8, 8, 4
@@ -47,7 +47,7 @@ def test_trains(name):
   optimizer = optim.make_optimizer(run.optim, STEPS, model.decayed_combinator_paths)
   step = make_train_step(model, optimizer, optim.schedule(run.optim, STEPS), run.train)
   arguments = init_state(model, optimizer, run.seed), batch(layout), jnp.ones(V, jnp.int32)
-  step = step.lower(*arguments).compile(compiler_options=fast.COMPILER_OPTIONS)
+  step = step.lower(*arguments).compile()
   state, losses = arguments[0], []
   for _ in range(STEPS):
     state, metrics = step(state, *arguments[1:])

@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from resjax.analysis.sensitivity import Sensitivity
-from tests.helpers import pretrained
+from tests.helpers import forks, pretrained
 from tests.helpers.runs import start, write_text
 
 
@@ -36,8 +36,14 @@ def test_a_hugging_face_folder(tmp_path):
   assert lines[-1] == str(out)
 
 
-def check_mistake(tmp_path, flags, words):
-  code, output = run(f"--out={tmp_path / 'out.json'}", *flags)
+@pytest.fixture(scope="module")
+def forked():
+  with forks.command("launch.intervene") as run:
+    yield run
+
+
+def check_mistake(forked, tmp_path, flags, words):
+  code, output = forked(f"--out={tmp_path / 'out.json'}", *flags)
   assert code == 1 and output.startswith("error: ") and output.count("\n") == 1, output
   assert words in output
 
@@ -49,8 +55,8 @@ def check_mistake(tmp_path, flags, words):
     (["--hf=nowhere"], "nowhere has no config.json"),
   ],
 )
-def test_mistakes(tmp_path, flags, words):
-  check_mistake(tmp_path, flags, words)
+def test_mistakes(forked, tmp_path, flags, words):
+  check_mistake(forked, tmp_path, flags, words)
 
 
 @pytest.mark.slow
@@ -64,5 +70,5 @@ def test_mistakes(tmp_path, flags, words):
     (["--hf=a", "--out=/dev/null/x.json"], "cannot write to /dev/null (File exists); set --out"),
   ],
 )
-def test_other_mistakes(tmp_path, flags, words):
-  check_mistake(tmp_path, flags, words)
+def test_other_mistakes(forked, tmp_path, flags, words):
+  check_mistake(forked, tmp_path, flags, words)

@@ -17,7 +17,7 @@ from configs import tiny
 from configs.ablations import cut_layer
 from resjax.analysis import sweep
 from tests.data.conftest import make_texts, write_folder
-from tests.helpers import xla
+from tests.helpers import forks, xla
 
 ROOT = Path(__file__).parents[2]
 CUT_LAYER = "--config=configs/ablations/cut_layer.py"
@@ -54,6 +54,12 @@ def sweep_file(tmp_path):
   return path
 
 
+@pytest.fixture(scope="module")
+def forked():
+  with forks.command("launch.sweep", COLUMNS=80) as run:
+    yield run
+
+
 def _command(*arguments):
   return [sys.executable, "-m", "launch.sweep", *map(str, arguments)]
 
@@ -68,10 +74,11 @@ def _run(*arguments):
   return subprocess.run(_command(*arguments), **options)
 
 
-def _assert_one_line_error(result, *parts):
-  assert result.returncode == 1
-  assert result.stderr.startswith("error: ") and result.stderr.count("\n") == 1
-  assert all(part in result.stderr for part in parts), result.stderr
+def _assert_mistake(outcome, *parts):
+  code, output = outcome
+  assert code == 1
+  assert output.startswith("error: ") and output.count("\n") == 1
+  assert all(part in output for part in parts), output
 
 
 def _results(folder):
@@ -79,7 +86,7 @@ def _results(folder):
   return {run["name"]: run for run in found}
 
 
-def test_a_failing_run_does_not_end_the_sweep(sweep_file, tmp_path):
+def test_a_failing_run_does_not_end_the_sweep(sweep_file, tmp_path, forked):
   first = _run(f"--config={sweep_file}", "--only=bad,impossible,good")
   assert first.returncode == 1
   results = _results(tmp_path / "out")
@@ -93,13 +100,13 @@ def test_a_failing_run_does_not_end_the_sweep(sweep_file, tmp_path):
   assert (tmp_path / "out" / "sweep.png").exists()
 
   record = (tmp_path / "out" / "good" / "run.json").stat()
-  again = _run(f"--config={sweep_file}", "--only=good")
-  assert again.returncode == 0 and "run 1 of 1: good is done" in again.stdout
+  code, output = forked(f"--config={sweep_file}", "--only=good")
+  assert code == 0 and "run 1 of 1: good is done" in output
   assert (tmp_path / "out" / "good" / "run.json").stat() == record  # not started again
 
-  other = _run(f"--config={sweep_file}", "--collect", "--config.optim.learning_rate=1")
-  usual = tiny.get_config().optim.learning_rate
-  _assert_one_line_error(other, "run 'good'", f"config.optim.learning_rate={usual}, not 1.0")
+  other = forked(f"--config={sweep_file}", "--collect", "--config.optim.learning_rate=1")
+  wanted = f"config.optim.learning_rate={tiny.get_config().optim.learning_rate}, not 1.0"
+  _assert_mistake(other, "run 'good'", wanted)
 
 
 @pytest.mark.slow
@@ -124,20 +131,21 @@ def test_ctrl_c_stops_and_goes_on(sweep_file, tmp_path):
   assert _results(tmp_path / "out")["later"]["status"] == "partial"
 
 
-def test_printed_commands_are_the_runs():
+def test_printed_commands_are_the_runs(forked):
   mine = [
     "--config.train.steps=5000",
     "--config.data.root=my folder",
     "--config.workdir=else where",
   ]
-  result = _run(CUT_LAYER, *mine, "--print_commands", "--only=standard,cut-layer5-alpha0.25")
-  assert result.returncode == 0 and result.stderr == ""
+  printing = "--print_commands", "--only=standard,cut-layer5-alpha0.25"
+  code, output = forked(CUT_LAYER, *mine, *printing)
+  assert code == 0
   config = cut_layer.get_config()
   config.update_from_flattened_dict(
     {"train.steps": 5000, "data.root": "my folder", "workdir": "else where"}
   )
   wanted = {run.name: run.config for run in sweep.expand(config, cut_layer.sweep(config))}
-  lines = [shlex.split(line) for line in result.stdout.splitlines()]
+  lines = [shlex.split(line) for line in output.splitlines()]
   assert len(lines) == 2
   for line, name in zip(lines, ("standard", "cut-layer5-alpha0.25"), strict=True):
     assert line[:3] == ["python", "-m", "launch.train"]
@@ -152,13 +160,13 @@ def _parsed(argv):
   return values.config.to_dict()
 
 
-def test_mistakes_are_one_line(sweep_file):
+def test_mistakes_are_one_line(sweep_file, forked):
   typo = sweep_file.with_name("typo.py")
   typo.write_text(sweep_file.read_text().replace('"seed"', '"sed"'))
-  _assert_one_line_error(_run(f"--config={typo}"), "run 'later'", "'sed'", "did you mean 'seed'?")
-  _assert_one_line_error(_run(CUT_LAYER, "--only=standart"), "--only=standart", "standard")
-  _assert_one_line_error(_run("--config=configs/tiny.py"), "configs/tiny.py", "sweep(config)")
-  both = _run(CUT_LAYER, "--collect", "--print_commands")
-  _assert_one_line_error(both, "--collect", "--print_commands")
-  impossible = _run(CUT_LAYER, "--config.model.num_heads=3")
-  _assert_one_line_error(impossible, "run 'standard'", "num_heads=3")
+  _assert_mistake(forked(f"--config={typo}"), "run 'later'", "'sed'", "did you mean 'seed'?")
+  _assert_mistake(forked(CUT_LAYER, "--only=standart"), "--only=standart", "standard")
+  _assert_mistake(forked("--config=configs/tiny.py"), "configs/tiny.py", "sweep(config)")
+  both = forked(CUT_LAYER, "--collect", "--print_commands")
+  _assert_mistake(both, "--collect", "--print_commands")
+  impossible = forked(CUT_LAYER, "--config.model.num_heads=3")
+  _assert_mistake(impossible, "run 'standard'", "num_heads=3")

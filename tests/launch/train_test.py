@@ -4,12 +4,19 @@ import pathlib
 
 import pytest
 
+from tests.helpers import forks
 from tests.helpers.runs import command, finish, start, write_text
 
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory) -> pathlib.Path:
   return write_text(tmp_path_factory.mktemp("train"))
+
+
+@pytest.fixture(scope="module")
+def train():
+  with forks.command("launch.train") as run:
+    yield run
 
 
 @pytest.mark.parametrize(
@@ -24,10 +31,9 @@ def root(tmp_path_factory) -> pathlib.Path:
     (["--config.workdir=/dev/null/run"], ["cannot write to /dev/null/run", "config.workdir"]),
   ],
 )
-def test_mistakes(root, tmp_path, flags, words):
-  process = start(command(root, tmp_path / "run", *flags))
-  output, _ = process.communicate(timeout=120)
-  assert process.returncode == 1
+def test_mistakes(root, tmp_path, train, flags, words):
+  code, output = train(*command(root, tmp_path / "run", *flags)[3:])
+  assert code == 1
   assert output.startswith("error: ") and output.count("\n") == 1, output
   for word in words:
     assert word in output
@@ -45,11 +51,12 @@ def test_a_config_that_is_not_there(root, tmp_path):
 
 
 def test_divergence_stops_the_run_and_keeps_the_last_good_checkpoint(root, tmp_path):
+  long = "--config.data.seq_len=128"  # a step takes longer than a save
   steps = ["--config.train.steps=10", "--config.checkpoint.every=5"]
-  finish(command(root, tmp_path / "run", *steps))
+  finish(command(root, tmp_path / "run", long, *steps))
   diverging = ["--config.optim.learning_rate=1e30", "--config.optim.clip_norm=0"]
   more = ["--config.train.steps=30", "--config.checkpoint.every=1"]
-  process = start(command(root, tmp_path / "run", *diverging, *more))
+  process = start(command(root, tmp_path / "run", long, *diverging, *more))
   output, _ = process.communicate(timeout=120)
   assert process.returncode == 1
   last = output.splitlines()[-1]

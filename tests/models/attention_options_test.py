@@ -10,7 +10,7 @@ from flax import nnx
 
 from resjax import combinators
 from resjax.models.config import ShortSWAConfig
-from tests.helpers import decoders, fast, reference
+from tests.helpers import decoders, reference
 from tests.helpers.compare import assert_close
 
 BOTH = {"short_swa": ShortSWAConfig(window=3, num_heads=2), "value_residual": "learned"}
@@ -70,7 +70,7 @@ def example(**changes):
 @pytest.mark.parametrize("changes", [{"value_residual": "fixed"}, BOTH])
 def test_numpy(changes):
   config, model, parameters, tokens = example(**changes)
-  assert_close(fast.jit(model)(tokens), in_numpy(parameters, config, tokens), 1e-5)
+  assert_close(jax.jit(model)(tokens), in_numpy(parameters, config, tokens), 1e-5)
 
 
 @pytest.mark.parametrize("depth, remat", [("scan", "none"), ("scan", "full")])
@@ -82,7 +82,7 @@ def test_gradients_reach_the_first_values_through_all_layers(depth, remat):
   def total(state):
     return jnp.sum(nnx.merge(graphdef, state)(tokens) * d)
 
-  gradients = nnx.to_pure_dict(fast.jit(jax.grad(total))(state))
+  gradients = nnx.to_pure_dict(jax.jit(jax.grad(total))(state))
 
   def slope(array, index):
     values = []
@@ -115,7 +115,7 @@ def test_gradients_of_growing_states_are_those_of_the_loop(name):
     return jnp.mean(model.logits(model(tokens)) ** 2)
 
   scan, loop = (
-    fast.jit(jax.value_and_grad(functools.partial(total, depth=depth)))(state)
+    jax.jit(jax.value_and_grad(functools.partial(total, depth=depth)))(state)
     for depth in ("scan", "loop")
   )
   assert_close(scan, loop, 1e-5)
@@ -127,7 +127,7 @@ def test_a_fresh_short_swa_changes_nothing(style):
   short = ShortSWAConfig(window=4)
   plain = decoders.decoder(decoders.config(style), random=False)
   added = decoders.decoder(decoders.config(style, short_swa=short), random=False)
-  np.testing.assert_array_equal(fast.jit(added)(tokens), fast.jit(plain)(tokens))
+  np.testing.assert_array_equal(jax.jit(added)(tokens), jax.jit(plain)(tokens))
   assert not added.layers.short_swa.o_proj.kernel[...].any()
   short = ShortSWAConfig(window=4, zero_init=False)
   other = decoders.decoder(decoders.config(style, short_swa=short), random=False)

@@ -10,7 +10,7 @@ from flax import nnx
 
 from resjax.models.config import ShortSWAConfig
 from resjax.models.sampling import generate
-from tests.helpers import decoders, fast, walks
+from tests.helpers import decoders, walks
 from tests.helpers.compare import assert_close
 
 EXTRAS = {"short_swa": ShortSWAConfig(window=3), "value_residual": "learned"}
@@ -18,7 +18,7 @@ EXTRAS = {"short_swa": ShortSWAConfig(window=3), "value_residual": "learned"}
 
 def compiled(model, method="__call__"):
   graphdef, state = nnx.split(model)
-  call = fast.jit(lambda state, *rest: getattr(nnx.merge(graphdef, state), method)(*rest))
+  call = jax.jit(lambda state, *rest: getattr(nnx.merge(graphdef, state), method)(*rest))
   return functools.partial(call, state)
 
 
@@ -78,7 +78,7 @@ def test_64_greedy_tokens_are_those_of_the_whole_row(name):
   model = decoders.decoder(config)
   prompt = decoders.tokens(config, batch=6, length=5)
 
-  @fast.jit
+  @jax.jit
   def uncached(row):  # what stands behind a token does not reach it
     return model.logits(model(row))
 
@@ -86,7 +86,7 @@ def test_64_greedy_tokens_are_those_of_the_whole_row(name):
   want[:, :5] = prompt
   for position in range(5, 69):
     want[:, position] = np.argmax(uncached(want)[:, position - 1], axis=-1)
-  greedy = fast.jit(lambda p: generate(model, p, 64, temperature=0, key=jax.random.key(0)))
+  greedy = jax.jit(lambda p: generate(model, p, 64, temperature=0, key=jax.random.key(0)))
   np.testing.assert_array_equal(greedy(prompt), want)
   # No fixed point of a model that ignores its input.
   assert max(len(set(row)) for row in want[:, 5:]) > 3

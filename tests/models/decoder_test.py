@@ -10,7 +10,7 @@ from flax import nnx
 
 from resjax import combinators
 from resjax.models.decoder import Decoder
-from tests.helpers import decoders, fast, walks
+from tests.helpers import decoders, walks
 from tests.helpers.compare import assert_close
 
 names = pytest.mark.parametrize("name", combinators.names())
@@ -27,7 +27,7 @@ def test_no_token_sees_later_ones_in_gpt2_style(name):
 
 
 def check_causal(style, name):
-  config = decoders.config(style, name, depth="loop")  # nothing to compile
+  config = decoders.config(style, name, depth="loop")
   model = decoders.decoder(config)
   tokens = decoders.tokens(config, batch=1, length=6)
   positions = jnp.broadcast_to(jnp.arange(6), tokens.shape)
@@ -37,7 +37,7 @@ def check_causal(style, name):
   def output(embedded):
     return nnx.merge(graphdef, embedded, rest)(tokens)[0].sum(axis=-1)
 
-  gradients = jax.tree.leaves(jax.jacrev(output)(embedded))[0]  # [T, 1, T, D]
+  gradients = jax.tree.leaves(jax.jit(jax.jacrev(output))(embedded))[0]  # [T, 1, T, D]
   reach = np.abs(gradients).max(axis=(1, 3))
   assert (reach[np.triu_indices(6, 1)] == 0).all()
   assert (reach[np.tril_indices(6)] > 0).all()
@@ -115,9 +115,9 @@ def test_loop_and_remat_are_the_scan():
     model.config = dataclasses.replace(config, **changes)
     return jnp.mean(jax.nn.log_softmax(model.logits(model(tokens)))[..., 0])
 
-  want = jax.value_and_grad(functools.partial(loss, depth="loop"))(state)
+  want = jax.jit(jax.value_and_grad(functools.partial(loss, depth="loop")))(state)
   for remat in ("none", "full"):
-    got = fast.jit(jax.value_and_grad(functools.partial(loss, remat=remat)))(state)
+    got = jax.jit(jax.value_and_grad(functools.partial(loss, remat=remat)))(state)
     assert_close(got, want, 1e-5)
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from resjax.combinators.base import OUTPUT
 from resjax.models import depth
-from tests.helpers import fast, toy
+from tests.helpers import toy
 from tests.helpers.compare import assert_close
 
 L = 3
@@ -90,8 +90,8 @@ def by_hand(made, x):
 
 def check(name, options, **how):
   made = toy.build(name, options, num_layers=L)
-  want = fast.jit(functools.partial(by_hand, made))(X)
-  got = fast.jit(lambda x: probed(made, LAYERS, x, **how))(X)
+  want = jax.jit(functools.partial(by_hand, made))(X)
+  got = jax.jit(lambda x: probed(made, LAYERS, x, **how))(X)
   assert_close(got, want, 1e-5)
   output, _, found = want
   assert_close(found[made.sites[-1]]["closed"][-1], output, 1e-6)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from resjax.models import depth, depth_strategies
-from tests.helpers import decoders, fast, toy, walks
+from tests.helpers import decoders, toy, walks
 from tests.helpers.compare import assert_close
 
 
@@ -57,8 +57,8 @@ def test_context_reaches_every_branch_and_so_do_its_gradients(name):
     return jnp.sum(depth.run(made, layers, x, branch, context=context, **options) ** 2)
 
   scale = jnp.asarray(np.linspace(0.5, 1.5, toy.D), jnp.float32)
-  want = fast.jit(jax.value_and_grad(functools.partial(total, unroll=True)))(scale)
-  got = fast.jit(jax.value_and_grad(total))(scale)
+  want = jax.jit(jax.value_and_grad(functools.partial(total, unroll=True)))(scale)
+  got = jax.jit(jax.value_and_grad(total))(scale)
   assert_close(got, want, 1e-5)
   assert np.abs(want[1]).min() > 0.1
 
@@ -75,7 +75,7 @@ def test_what_branches_keep_is_stacked_over_layers(name):
   def run(layers, **options):
     return depth.run_keeping(made, layers, x, branch, **options)
 
-  (y, kept, cache), want = fast.jit(run)(layers), run(layers, unroll=True)
+  (y, kept, cache), want = jax.jit(run)(layers), run(layers, unroll=True)
   assert cache is None and kept["mlp"] is None
   assert_close((y, kept), want[:2], 1e-5)
   np.testing.assert_array_equal(kept["attention"]["gain"], layers["attention"]["gain"])

@@ -20,7 +20,7 @@ from resjax.nn.rope import RopeScaling
 from resjax.sharding import Layout
 from resjax.train.state import ModelDef
 from resjax.train.step import loss_sums
-from tests.helpers import decoders, fast
+from tests.helpers import decoders
 from tests.helpers.compare import assert_close
 from tests.models.decode_test import cached_and_whole
 
@@ -69,7 +69,7 @@ def test_a_parallel_site_reads_once_and_adds_both_branches():
   place = {"segment_ids": jnp.ones_like(tokens), "positions": positions}
   graphdef, state = nnx.split(model.layers)
 
-  @fast.jit
+  @jax.jit
   def both():
     x = model.embed(tokens, positions)
     for index in range(2):
@@ -95,7 +95,7 @@ def test_gradients_of_the_scan_are_those_of_the_loop(name, remat):
     return jnp.mean(model.logits(model(tokens)) ** 2)
 
   scan, loop = (
-    fast.jit(jax.value_and_grad(functools.partial(total, changes=changes)))(state)
+    jax.jit(jax.value_and_grad(functools.partial(total, changes=changes)))(state)
     for changes in ({}, {"depth": "loop", "remat": "none"})
   )
   assert_close(scan, loop, 1e-5)
@@ -107,7 +107,7 @@ def test_a_window_as_long_as_the_row_is_none():
   graphdef, state = nnx.split(decoders.drawn(plain))
   tokens = decoders.tokens(plain, length=12)
 
-  @fast.jit
+  @jax.jit
   def hidden(state):
     found = []
     for config in (plain, long, dataclasses.replace(plain, windows=(11, 3))):
@@ -131,7 +131,7 @@ def test_the_loss_is_that_of_the_capped_logits():
   rows = {"inputs": tokens[:, :-1], "targets": tokens[:, 1:], "segment_ids": ones}
   rows["positions"] = jnp.broadcast_to(jnp.arange(12), ones.shape)
 
-  @fast.jit
+  @jax.jit
   def run(params):
     decoder = model.bind(params)
     hidden = decoder(rows["inputs"])

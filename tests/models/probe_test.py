@@ -1,11 +1,12 @@
 """The lens at the last position is the decoder's own prediction, for every combinator."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from resjax.analysis.lens import Lens
-from tests.helpers import decoders, fast, walks
+from tests.helpers import decoders, walks
 
 
 @walks.names("denseformer")
@@ -44,7 +45,7 @@ def check(name, options, depth, **changes):
     last = lens.logits(lens.normed(run.output, seen), seen)
     return run.layers, last, decoder.logits(decoder(tokens))
 
-  layers, last, want = fast.jit(logits)(tokens)
+  layers, last, want = jax.jit(logits)(tokens)
   assert layers.shape == (config.num_layers, *want.shape)
   for got in (layers[-1], last):
     np.testing.assert_allclose(got, want, atol=1e-5)

@@ -7,7 +7,7 @@ import pytest
 
 from resjax.models.decoder import Decoder
 from resjax.models.sampling import generate, restrict
-from tests.helpers import decoders, fast
+from tests.helpers import decoders
 
 CONFIG = decoders.config("gpt2")
 MODEL = decoders.decoder(CONFIG)
@@ -16,7 +16,7 @@ KEY = jax.random.key(0)
 
 
 def test_sampling_is_a_function_of_the_key():
-  sample = fast.jit(lambda key: generate(MODEL, PROMPT, 8, key=key))
+  sample = jax.jit(lambda key: generate(MODEL, PROMPT, 8, key=key))
   once, again, other = sample(KEY), sample(KEY), sample(jax.random.key(1))
   np.testing.assert_array_equal(once, again)
   assert (once != other).any()
@@ -28,7 +28,7 @@ def test_sampling_is_a_function_of_the_key():
 def test_next_token_frequencies_are_the_tempered_softmax(temperature):
   rows = 4096
   prompt = jnp.tile(PROMPT[:1], (rows, 1))
-  sample = fast.jit(lambda p: generate(MODEL, p, 1, temperature=temperature, key=KEY)[:, -1])
+  sample = jax.jit(lambda p: generate(MODEL, p, 1, temperature=temperature, key=KEY)[:, -1])
   got = sample(prompt)
   logits = np.float64(MODEL.logits(MODEL(PROMPT[:1]))[0, -1]) / temperature
   p = np.exp(logits - logits.max())
@@ -39,7 +39,7 @@ def test_next_token_frequencies_are_the_tempered_softmax(temperature):
 
 def test_low_temperature_approaches_greedy():
   continued = functools.partial(generate, MODEL, num_tokens=5, key=KEY)
-  greedy, cold = (fast.jit(lambda p, t=t: continued(p, temperature=t)) for t in (0, 1e-4))
+  greedy, cold = (jax.jit(lambda p, t=t: continued(p, temperature=t)) for t in (0, 1e-4))
   np.testing.assert_array_equal(cold(PROMPT), greedy(PROMPT))
 
 
@@ -50,19 +50,19 @@ def test_no_new_tokens_is_the_prompt():
 def test_prompts_of_different_length_are_each_alone():
   padded = PROMPT.at[0, :2].set(7)
   greedy = functools.partial(generate, MODEL, num_tokens=6, temperature=0, key=KEY)
-  got = fast.jit(lambda p: greedy(p, lengths=jnp.array([2, 4])))(padded)
-  alone = fast.jit(greedy)
+  got = jax.jit(lambda p: greedy(p, lengths=jnp.array([2, 4])))(padded)
+  alone = jax.jit(greedy)
   np.testing.assert_array_equal(got[:, :4], padded)
   np.testing.assert_array_equal(got[:1, 4:], alone(PROMPT[:1, 2:])[:, 2:])
   np.testing.assert_array_equal(got[1:], alone(PROMPT[1:]))
 
 
 def test_rows_end_at_the_stop_token():
-  free = np.asarray(fast.jit(lambda p: generate(MODEL, p, 12, key=KEY))(PROMPT))
+  free = np.asarray(jax.jit(lambda p: generate(MODEL, p, 12, key=KEY))(PROMPT))
   new = free[:, 4:]
   stop = int(new[0, 3])
-  got = fast.jit(lambda p: generate(MODEL, p, 12, key=KEY, stop=(stop,)))(PROMPT)
-  also = fast.jit(lambda p: generate(MODEL, p, 12, key=KEY, stop=(stop, int(new[0, 1]))))(PROMPT)
+  got = jax.jit(lambda p: generate(MODEL, p, 12, key=KEY, stop=(stop,)))(PROMPT)
+  also = jax.jit(lambda p: generate(MODEL, p, 12, key=KEY, stop=(stop, int(new[0, 1]))))(PROMPT)
   np.testing.assert_array_equal(also[0, 4:6], new[0, :2])
   assert (np.asarray(also)[0, 6:] == stop).all()  # ended by the second, filled with the first
   for row, whole in zip(np.asarray(got)[:, 4:], new, strict=True):
@@ -83,11 +83,11 @@ def test_the_loop_ends_when_all_rows_have_stopped(monkeypatch):
 
   monkeypatch.setattr(Decoder, "decode", counted)
   first = functools.partial(generate, MODEL, PROMPT[:1], temperature=0, key=KEY)
-  tokens = np.asarray(fast.jit(lambda: first(num_tokens=12))())[0, 4:]
+  tokens = np.asarray(jax.jit(lambda: first(num_tokens=12))())[0, 4:]
   jax.effects_barrier()
   assert len(runs) == 12  # the prompt and all tokens but the last
   runs.clear()
-  fast.jit(lambda: first(num_tokens=12, stop=(int(tokens[2]),)))().block_until_ready()
+  jax.jit(lambda: first(num_tokens=12, stop=(int(tokens[2]),)))().block_until_ready()
   jax.effects_barrier()
   assert len(runs) == 1 + list(tokens).index(tokens[2])
 
@@ -134,7 +134,7 @@ def test_restrict_by_hand(k, p, want):
 def test_sampled_tokens_are_among_those_that_stay():
   logits = np.asarray(MODEL.logits(MODEL(PROMPT))[:, -1])
   rows = jnp.repeat(PROMPT, 200, axis=0)
-  sample = fast.jit(lambda p: generate(MODEL, p, 1, top_k=3, temperature=3.0, key=KEY)[:, -1])
+  sample = jax.jit(lambda p: generate(MODEL, p, 1, top_k=3, temperature=3.0, key=KEY)[:, -1])
   for found, row in zip(np.asarray(sample(rows)).reshape(2, 200), logits, strict=True):
     assert set(found) == set(np.argsort(-row)[:3])
 

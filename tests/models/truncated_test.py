@@ -6,7 +6,7 @@ from flax import nnx
 
 from resjax import combinators
 from resjax.models.decoder import Decoder
-from tests.helpers import decoders, fast, walks
+from tests.helpers import decoders, walks
 from tests.helpers.compare import assert_close
 
 L = 3
@@ -49,7 +49,7 @@ def test_closed_is_the_output_of_the_first_layers(name):
   whole = decoders.drawn(config(name, L))
   tokens = decoders.tokens(whole.config)
 
-  @fast.jit
+  @jax.jit
   def closed(state):
     decoder = nnx.merge(nnx.graphdef(whole), state)
     found = decoder.probe(lambda visits, seen: visits[-1].closed(), None, tokens).layers
@@ -60,6 +60,6 @@ def test_closed_is_the_output_of_the_first_layers(name):
   for layer in range(L - 1):  # the last one is the decoder itself
     ended = truncated(whole, layer + 1)
     graphdef, state = nnx.split(ended)
-    want = fast.jit(lambda state, graphdef=graphdef: nnx.merge(graphdef, state)(tokens))(state)
+    want = jax.jit(lambda state, graphdef=graphdef: nnx.merge(graphdef, state)(tokens))(state)
     assert_close(found[layer], want, 1e-5)
   assert not jnp.allclose(found[0], found[-1], atol=0.1)

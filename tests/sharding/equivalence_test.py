@@ -15,7 +15,7 @@ from resjax.models.sampling import generate
 from resjax.sharding import Layout
 from resjax.train.state import ModelDef
 from resjax.train.step import loss_sums
-from tests.helpers import decoders, fast, layouts
+from tests.helpers import decoders, layouts
 from tests.helpers.compare import assert_close
 
 T = 22  # no other axis is as long, nor as long as half of it
@@ -74,7 +74,7 @@ def compiled(name, layout):
   if layout.mesh is not None:
     params = jax.device_put(params, jax.tree.map(lambda leaf: leaf.sharding, model.abstract))
     rows = layout.put(rows, len(rows["inputs"]))
-  return fast.jit(jax.value_and_grad(loss)).lower(params, rows).compile(), (params, rows)
+  return jax.jit(jax.value_and_grad(loss)).lower(params, rows).compile(), (params, rows)
 
 
 @functools.cache
@@ -120,7 +120,7 @@ def test_a_split_sequence_generates_the_same_tokens(name, length):
     if layout.mesh is not None:
       params = jax.device_put(params, jax.tree.map(lambda leaf: leaf.sharding, model.abstract))
     options = {"key": jax.random.key(0), "temperature": 0.0}
-    run = fast.jit(lambda params, rows: generate(model.bind(params), rows, 6, **options))
+    run = jax.jit(lambda params, rows: generate(model.bind(params), rows, 6, **options))
     return run(params, prompts[:, :length])
 
   split = layouts.layout("long_context", **MESHES["long_context"])

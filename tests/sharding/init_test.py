@@ -4,7 +4,7 @@ import jax
 import pytest
 
 from resjax.train.state import ModelDef
-from tests.helpers import decoders, fast, layouts
+from tests.helpers import decoders, layouts
 
 
 @pytest.mark.parametrize("name", ["highway", "depth_attention"])  # the largest parameters
@@ -14,7 +14,7 @@ def test_no_device_holds_more_than_its_part_while_parameters_are_made(name):
   model = ModelDef(decoders.config("llama", name, **sizes, positions="learned"), layout)
   whole = sum(4 * leaf.size for leaf in model.leaves())
   lowered = model.init_program().lower(jax.random.key(0))
-  memory = lowered.compile(compiler_options=fast.COMPILER_OPTIONS).memory_analysis()
+  memory = lowered.compile().memory_analysis()
   # Norms, and what a combinator does not split, are small.
   assert whole / 8 <= memory.output_size_in_bytes < 1.1 * whole / 8
   # Random numbers of one part, before and after they are made normal.

@@ -78,5 +78,5 @@ def test_rows_of_processes():
 
 def test_the_command(tmp_path):
   output = finish(command(tmp_path, tmp_path / "run", "--dry_run"))
-  assert "vocabulary 257" in output and "process 0: rows 0..31 of the first 32" in output
+  assert "vocabulary 257" in output and "process 0: rows 0..7 of the first 8" in output
   assert list(tmp_path.iterdir()) == []

@@ -12,6 +12,7 @@ import orbax.checkpoint as ocp
 import pytest
 
 from resjax.train.logging import read_metrics
+from tests.helpers import forks
 from tests.helpers.runs import STEPS, command, finish, last_step, start, wait_for, write_text
 
 
@@ -148,10 +149,18 @@ def test_generate_reads_the_checkpoint(root, straight):
   arguments = [sys.executable, "-m", "launch.generate", f"--workdir={straight}"]
   output = finish([*arguments, "--prompt=depth", "--num_tokens=8", "--temperature=0"])
   assert output.startswith("depth") and len(output) > len("depth")
-  rows = finish([*arguments, "--prompt=depth", "--prompt=a", "--top_k=5", "--stop=e"])
+  rows = finish(
+    [*arguments, "--prompt=depth", "--prompt=a", "--num_tokens=16", "--top_k=5", "--stop=e"]
+  )
   first, second = rows.split("\n----\n")
   assert first.startswith("depth") and second.startswith("a")
   assert "e" not in first.removeprefix("depth") + second
+
+
+@pytest.fixture(scope="module")
+def generate():
+  with forks.command("launch.generate") as run:
+    yield run
 
 
 @pytest.mark.parametrize(
@@ -163,8 +172,7 @@ def test_generate_reads_the_checkpoint(root, straight):
     ("--stop=ab", "stop='ab' is 2 tokens; it must be one"),
   ],
 )
-def test_generate_refuses_in_one_line(straight, flag, words):
-  process = start([sys.executable, "-m", "launch.generate", f"--workdir={straight}", flag])
-  output, _ = process.communicate(timeout=120)
-  assert process.returncode == 1
+def test_generate_refuses_in_one_line(straight, generate, flag, words):
+  code, output = generate(f"--workdir={straight}", flag)
+  assert code == 1
   assert output.startswith("error: ") and output.count("\n") == 1 and words in output

@@ -47,8 +47,8 @@ def batch(model, padded=True):
   return jax.device_put(rows, model.layout.sharding("batch", "tokens"))
 
 
-def one_step(mesh=None, **changes):
-  _run, model, optimizer, step = setup(mesh, **changes)
+def one_step(made):
+  _run, model, optimizer, step = made
   state = init_state(model, optimizer, seed=0)
   state, metrics = step(state, batch(model), jnp.ones(V, jnp.int32))
   return jax.device_get((state, metrics))
@@ -62,13 +62,19 @@ def relative(a, b):
 
 
 @pytest.fixture(scope="module")
-def whole():
-  return one_step()
+def plain():
+  """Compiled once for all that change nothing."""
+  return setup()
+
+
+@pytest.fixture(scope="module")
+def whole(plain):
+  return one_step(plain)
 
 
 @pytest.mark.parametrize("microbatches", [2, pytest.param(8, marks=pytest.mark.slow)])
 def test_microbatches_weigh_by_tokens(whole, microbatches):
-  state, metrics = one_step(microbatches=microbatches)
+  state, metrics = one_step(setup(microbatches=microbatches))
   assert metrics["sums"].tokens == whole[1]["sums"].tokens
   assert relative(metrics, whole[1]) < 1e-6
   # The first moment is (1 - b1) · gradient, clipped alike.
@@ -82,7 +88,7 @@ def test_microbatches_weigh_by_tokens(whole, microbatches):
   ids=["data", "fsdp", "mixed"],
 )
 def test_sharded_step_is_the_step_of_one_device(whole, mesh):
-  state, metrics = one_step(mesh)
+  state, metrics = one_step(setup(mesh))
   assert relative(metrics, whole[1]) < 1e-5
   moments = [jax.tree.leaves(optax_state) for optax_state in (state.opt_state, whole[0].opt_state)]
   assert relative(*moments) < 1e-5
@@ -92,7 +98,7 @@ def test_sharded_step_is_the_step_of_one_device(whole, mesh):
 def test_sharded_step_of_muon_is_the_step_of_one_device():
   mesh = {"data": 2, "fsdp": 2, "tensor": 2}
   start = init_state(*setup(optimizer="muon")[1:3], seed=0).params
-  states = [one_step(mesh=m, optimizer="muon")[0] for m in (mesh, None)]
+  states = [one_step(setup(m, "muon"))[0] for m in (mesh, None)]
   changes = [jax.tree.map(lambda new, old: new - old, state.params, start) for state in states]
   # Gradients agree to 1e-6; five Newton-Schulz iterations of slope 3.4 at zero make it 450 times.
   assert relative(*changes) < 450e-6
@@ -129,13 +135,13 @@ def test_parameters_do_not_depend_on_the_mesh():
 
 
 def test_same_seed_same_step_bit_by_bit(whole):
-  again = one_step()
+  again = one_step(setup())
   for a, b in zip(jax.tree.leaves(again), jax.tree.leaves(whole), strict=True):
     np.testing.assert_array_equal(a, b)
 
 
-def test_rows_of_padding_change_nothing():
-  _run, model, optimizer, step = setup()
+def test_rows_of_padding_change_nothing(plain):
+  _run, model, optimizer, step = plain
   full = batch(model, padded=False)
   emptied = {key: rows.at[4:].set(0) for key, rows in full.items()}
   garbage = {**emptied, "inputs": full["inputs"], "targets": full["targets"]}
@@ -147,15 +153,15 @@ def test_rows_of_padding_change_nothing():
   assert results[0][1]["sums"].tokens == 4 * T
 
 
-def test_evaluation_agrees_with_the_loss_of_the_step(whole):
-  run, model, optimizer, _ = setup()
+def test_evaluation_agrees_with_the_loss_of_the_step(plain, whole):
+  run, model, optimizer, _ = plain
   params = init_state(model, optimizer, seed=0).params
   sums = make_eval_step(model, run.train)(params, batch(model), jnp.ones(V, jnp.int32))
   assert relative(jax.device_get(sums), whole[1]["sums"]) < 1e-6
 
 
-def test_loss_falls_on_a_batch_that_repeats():
-  _run, model, optimizer, step = setup()
+def test_loss_falls_on_a_batch_that_repeats(plain):
+  _run, model, optimizer, step = plain
   state, rows = init_state(model, optimizer, seed=0), batch(model)
   losses = []
   for _ in range(50):

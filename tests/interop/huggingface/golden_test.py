@@ -15,7 +15,6 @@ from flax import nnx
 
 from resjax.interop import huggingface
 from resjax.models.sampling import generate
-from tests.helpers import fast
 
 FOLDER = pathlib.Path(__file__).parents[2] / "golden" / "huggingface"
 NAMES = sorted(path.parent.name for path in FOLDER.glob("*/config.json"))
@@ -33,7 +32,7 @@ def logits(decoder, rows):
   """Logits of whole rows, without a cache."""
   graphdef, state = nnx.split(decoder)
 
-  @fast.jit
+  @jax.jit
   def run(state, rows):
     model = nnx.merge(graphdef, state)
     return model.logits(model(rows))
@@ -62,7 +61,7 @@ def compare(decoder, found):
 def cached_greedy(decoder, prompt, count):
   graphdef, state = nnx.split(decoder)
 
-  @fast.jit
+  @jax.jit
   def run(state, prompt):
     model = nnx.merge(graphdef, state)
     return generate(model, prompt, count, temperature=0, key=jax.random.key(0))
