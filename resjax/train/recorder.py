@@ -150,6 +150,7 @@ class Recorder:
       in_a_row=int(values["skipped_in_a_row"]),
     )
     if problem:
+      self._checkpoints.wait()  # the newest one may still be on its way to the disk
       saved = self._checkpoints.latest
       last = "no checkpoint is there"
       if saved is not None:
