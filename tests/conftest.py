@@ -43,3 +43,12 @@ def bucket(gcs):
   name = f"bucket-{uuid.uuid4().hex[:8]}"
   gcs.buckets.add(name)
   return name
+
+
+@pytest.fixture
+def no_tpu(monkeypatch):
+  """What libtpu asks a machine without a TPU about."""
+  from resjax.kernels.depth_attention.mosaic_tpu.compile import ENVIRONMENT  # few tests need it
+
+  for name, value in ENVIRONMENT.items():
+    monkeypatch.setenv(name, value)

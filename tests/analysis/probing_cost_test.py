@@ -18,6 +18,7 @@ from resjax.models.decoder import Decoder
 from resjax.sharding import make_layout
 from resjax.train import program
 from tests.helpers import decoders
+from tests.helpers.memory import total_bytes
 
 # The sizes of GPT-2 medium; B and T like no other axis.
 L, V, D, H, B, T = 24, 50257, 1024, 16, 3, 896
@@ -87,11 +88,6 @@ def sharded(name, style, dtype):
   config.train.update(batch_size=8)
   run = experiment.build(config).with_vocab_size(V)
   return program.build(run, make_layout(run.mesh, run.sharding))
-
-
-def total_bytes(step):
-  stats = step.memory_analysis()
-  return sum(getattr(stats, f"{kind}_size_in_bytes") for kind in ("argument", "output", "temp"))
 
 
 @walk

@@ -1,7 +1,5 @@
 """The TPU kernels compiled for chips that are not there; needs libtpu (the extra `tpu`)."""
 
-import importlib.util
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,21 +9,14 @@ from jax.sharding import AxisType, Mesh
 
 from resjax.kernels.depth_attention import Sources, depth_attention
 from resjax.kernels.depth_attention.mosaic_tpu import schedule
-from resjax.kernels.depth_attention.mosaic_tpu.compile import ENVIRONMENT, Case, compile_kernel
+from resjax.kernels.depth_attention.mosaic_tpu.compile import Case, compile_kernel
 from resjax.kernels.depth_attention.mosaic_tpu.tiles import CHIPS
 from resjax.sharding import MESH_AXES, Layout
 from tests.helpers import layouts
+from tests.helpers.libtpu import needs_libtpu
 
-needs_libtpu = pytest.mark.skipif(
-  importlib.util.find_spec("libtpu") is None, reason="libtpu is not installed"
-)
+pytestmark = pytest.mark.usefixtures("no_tpu")
 PASSES = "forward", "backward"
-
-
-@pytest.fixture(autouse=True)
-def no_tpu(monkeypatch):
-  for name, value in ENVIRONMENT.items():
-    monkeypatch.setenv(name, value)
 
 
 def check(chip, case):

@@ -1,7 +1,5 @@
 """The TPU kernels of both phases compiled for chips that are not there; needs libtpu."""
 
-import importlib.util
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -18,20 +16,9 @@ from resjax.kernels.depth_attention import (
 from resjax.kernels.depth_attention.mosaic_tpu.tiles import CHIPS
 from resjax.sharding import MESH_AXES, Layout
 from tests.helpers import layouts
+from tests.helpers.libtpu import needs_libtpu
 
-needs_libtpu = pytest.mark.skipif(
-  importlib.util.find_spec("libtpu") is None, reason="libtpu is not installed"
-)
-
-
-@pytest.fixture(autouse=True)
-def no_tpu(monkeypatch):
-  """What libtpu asks a machine without a TPU about."""
-  monkeypatch.setenv("TPU_SKIP_MDS_QUERY", "1")
-  monkeypatch.setenv("TPU_ACCELERATOR_TYPE", "v5litepod-16")
-  monkeypatch.setenv("TPU_WORKER_HOSTNAMES", "localhost")
-  monkeypatch.setenv("TPU_WORKER_ID", "0")
-  monkeypatch.setenv("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
+pytestmark = pytest.mark.usefixtures("no_tpu")
 
 
 def layout_of(chip, data=1, sequence=1):

@@ -1,21 +1,15 @@
 """A whole sharded training step compiled for TPUs that are not there; needs the extra `tpu`."""
 
-import importlib.util
-
 import pytest
 from jax.experimental import topologies
 
 from launch import bench_compile
-from resjax.kernels.depth_attention.mosaic_tpu.compile import ENVIRONMENT
+from tests.helpers.libtpu import needs_libtpu
+
+pytestmark = pytest.mark.usefixtures("no_tpu")
 
 
-@pytest.fixture(autouse=True)
-def no_tpu(monkeypatch):
-  for name, value in ENVIRONMENT.items():
-    monkeypatch.setenv(name, value)
-
-
-@pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="libtpu is not installed")
+@needs_libtpu
 def test_block_attention_residuals_in_two_phases_on_eight_chips():
   devices = list(topologies.get_topology_desc("v5e:2x4", "tpu").devices)
   small = bench_compile.small_program("block_attn_res", 12, 3, devices)

@@ -14,14 +14,11 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from launch import topology
-from resjax.kernels.depth_attention.mosaic_tpu.compile import ENVIRONMENT
 from resjax.sharding import MeshConfig, make_mesh
 from resjax.train.step_memory import GIB, refusal
+from tests.helpers.libtpu import needs_libtpu
 
 REPOSITORY = Path(__file__).parents[2]
-needs_libtpu = pytest.mark.skipif(
-  importlib.util.find_spec("libtpu") is None, reason="libtpu is not installed"
-)
 
 
 def aot(*flags, config="configs/tiny.py"):
@@ -30,12 +27,6 @@ def aot(*flags, config="configs/tiny.py"):
   return subprocess.run(
     command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=False
   )
-
-
-@pytest.fixture
-def no_tpu(monkeypatch):
-  for name, value in ENVIRONMENT.items():
-    monkeypatch.setenv(name, value)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """The compile benchmark runs, and the program that it compiles has the size it should have."""
 
-import importlib.util
 import json
 import os
 import subprocess
@@ -8,6 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from tests.helpers.libtpu import needs_libtpu
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -39,6 +40,6 @@ def test_cpu():
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs the extra `tpu`")
+@needs_libtpu
 def test_tpu_that_is_not_there():
   check(measured("--topology=v5e:2x4", "--rounds=1"))

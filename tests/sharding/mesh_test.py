@@ -1,6 +1,5 @@
 """Meshes; slices of TPUs lie along `data`."""
 
-import importlib.util
 from types import SimpleNamespace
 
 import jax
@@ -8,12 +7,8 @@ import pytest
 from jax.experimental import topologies
 from jax.sharding import AxisType
 
-from resjax.kernels.depth_attention.mosaic_tpu.compile import ENVIRONMENT
 from resjax.sharding import MESH_AXES, MeshConfig, make_mesh
-
-needs_libtpu = pytest.mark.skipif(
-  importlib.util.find_spec("libtpu") is None, reason="libtpu is not installed"
-)
+from tests.helpers.libtpu import needs_libtpu
 
 
 @pytest.mark.parametrize(
@@ -65,9 +60,7 @@ def test_other_axes_than_data_do_not_join_slices(sizes):
 
 @needs_libtpu
 @pytest.mark.parametrize("sizes", [{"fsdp": 4}, {"data": 4, "fsdp": 2}, {"data": 2, "tensor": 4}])
-def test_data_is_outermost_over_slices(monkeypatch, sizes):
-  for name, value in ENVIRONMENT.items():
-    monkeypatch.setenv(name, value)
+def test_data_is_outermost_over_slices(no_tpu, sizes):
   devices = topologies.get_topology_desc("v5e:2x2", "tpu", num_slices=2).devices
   mesh = make_mesh(MeshConfig(**sizes), devices)
   assert set(mesh.axis_types) == {AxisType.Auto}
