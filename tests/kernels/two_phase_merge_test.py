@@ -60,9 +60,15 @@ def merge_errors(inputs, d):
 def test_a_merge_in_bfloat16(lse, norm):
   outputs, gradients = merge_errors(*merge_example(jnp.bfloat16, norm, lse))
   assert max(outputs.values()) <= 4e-3, outputs
-  # What goes through the logit is the difference of two products with arrays of 8 bits, which at
-  # a share β of the running sum is 1 − β of either.
-  through_logit = 8e-3 * (1 + np.exp(-lse))
+  assert max(gradients.values()) <= 4e-3, gradients
+
+
+def test_a_merge_in_bfloat16_where_the_running_sum_has_almost_all_of_the_weight():
+  share = 0.993
+  _, gradients = merge_errors(*merge_example(jnp.bfloat16, True, np.log(1 / share - 1)))
+  # What goes through the logit is the difference of two products with arrays of 12 bits, which is
+  # 1 − β of either.
+  through_logit = 2**-12 / (1 - share)
   for path, error in gradients.items():
     assert error <= (through_logit if path in ("['lse']", "['query']") else 4e-3), gradients
 
@@ -72,7 +78,7 @@ def test_a_merge_in_bfloat16(lse, norm):
 def test_a_merge_at_any_share_in_float32(lse, norm):
   outputs, gradients = merge_errors(*merge_example(jnp.float32, norm, lse))
   assert max(outputs.values()) <= 2e-6, outputs
-  # As above; the gradient itself is 1 − β of what it is composed of.
+  # The gradient itself is 1 − β of what it is composed of.
   scaled = {"['lse']": np.exp(-max(lse, -30.0)), "['query']": np.exp(-max(lse, -30.0))}
   for path, error in gradients.items():
     assert error <= 1e-5 + 1e-6 * scaled.get(path, 0.0), gradients

@@ -74,6 +74,7 @@ NETWORK = NetworkShape(32, 8, 65536, 2048, normed=False)
 SMALL_NETWORK = NetworkShape(4, 2, 64, 128, normed=False)
 BYTES_NETWORK = NetworkShape(64, 8, 8192, 2048)
 BLOCK_SUBLAYERS = 8
+LOW_BITS = 0.25  # streams of low_bits.py, four bits of a bfloat16 number
 
 
 def block_of(read: ReadShape, block_sublayers: int = BLOCK_SUBLAYERS) -> NetworkShape:
@@ -150,33 +151,34 @@ def direct_backward(shape: NetworkShape) -> int:
   return sum(3 * n + 1 for n, _ in _direct_reads(shape))
 
 
-def two_phase_forward(shape: NetworkShape) -> int:
-  """Σ over depth blocks: c + S for phase 1, 5 per merge; the first one of a block has 3.
+def two_phase_forward(shape: NetworkShape) -> float:
+  """Σ over depth blocks: c + S for phase 1, 5 1/4 per merge; the first one of a block has 3 1/4.
 
   Phase 1: c completed sources in, S outputs out, and where the last output of the block before
   joins its sum, 2: that output in, the sum out. A merge, of every sublayer but the first: phase-1
-  output, running sum and addend in, running sum and output out; the first one has no addend.
+  output, running sum and addend in, running sum and output out, and low bits of the output, of
+  which bfloat16 has a quarter of an array; the first one has no addend.
   """
   total = shape.final_read * (
     read_forward(_final_sources(shape)) + 2 * _adds(shape, shape.num_sublayers)
   )
   for block, (completed, size) in enumerate(_blocks(shape)):
     merges = size - 1
-    total += completed + size + 5 * merges - 2 * (merges > 0)
+    total += completed + size + (5 + LOW_BITS) * merges - 2 * (merges > 0)
     total += 2 * _adds(shape, block * shape.block_sublayers)
   return total
 
 
-def two_phase_backward(shape: NetworkShape) -> int:
-  """Σ over depth blocks: 3c + S for phase 1, 6 per merge, 1 for the norm of the first sublayer.
+def two_phase_backward(shape: NetworkShape) -> float:
+  """Σ over depth blocks: 3c + S for phase 1, 6 1/4 per merge, 1 for the first sublayer's norm.
 
   Phase 1: c sources, their cotangents so far and S output cotangents in, c cotangents out. A
-  merge: output, its cotangent, running sum and its cotangent so far in, cotangents of the running
-  sum and of the phase-1 output out.
+  merge: output and its low bits, its cotangent, running sum and its cotangent so far in, cotangents
+  of the running sum and of the phase-1 output out.
   """
   total = shape.final_read * (3 * _final_sources(shape) + 1)
   for completed, size in _blocks(shape):
-    total += 3 * completed + size + 6 * (size - 1) + shape.normed
+    total += 3 * completed + size + (6 + LOW_BITS) * (size - 1) + shape.normed
   return total
 
 

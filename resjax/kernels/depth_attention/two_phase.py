@@ -39,9 +39,9 @@ def two_phase_moves_less(num_sources: int, num_sublayers: int) -> bool:
   two phases: c + S (phase 1), and 5 (S − 1): result of phase 1, running sum, addend; sum, output
   direct:     c + 1, and (c + 4) (S − 1): sources, running sum, addend; sum, output
 
-  The difference is (S − 1) (c − 2). In the reverse pass, sources threaded, it is 3 (S − 1) (c − 1)
-  (phase 1: 3 c + S, a merge 6; direct 3 (c + 1) + 1 and 3 c + 1), so where the forward pass gains,
-  that does too.
+  The difference is (S − 1) (c − 2), less (S − 1) / 4 in bfloat16 (low_bits.py). In the reverse
+  pass, sources threaded, it is 3 (S − 1) (c − 1) (phase 1: 3 c + S, a merge 6; direct 3 (c + 1) + 1
+  and 3 c + 1), less the same, so where the forward pass gains, that does too.
 
   Args:
     num_sources: c, completed sources, the embedding among them.
@@ -156,7 +156,8 @@ def depth_attention_merge(
   u = running + addend,  s = query · (key_scale ⊙ RMS(u)),  β = 1 / (1 + exp(lse − s))
   h = (1 − β) out + β u,  y = RMS(h) ⊙ out_norm_scale, or h without that; out, lse: row `slot`
 
-  The reverse pass keeps u, y and 4 numbers per token, and does not read `out`:
+  The reverse pass keeps u, y and 4 numbers per token (in bfloat16 also four more bits of every
+  element of y, see low_bits.py), and does not read `out`:
   (1 − β) ⟨dh, u − out⟩ = ⟨dh, u⟩ − ⟨dh, h⟩ has no `out` in it. With the norm RMS(h) is
   y / out_norm_scale, and so that this can be taken, a gain nearer to zero than 1e-19 (6e-5 in
   float16, 1e-154 in float64) counts as that; r = 1/sqrt(mean(u²) + eps), ρ that of h:
@@ -165,8 +166,8 @@ def depth_attention_merge(
   ds = β (⟨dh, u⟩ − ⟨dh, h⟩),  dout = (1 − β) dh,  dlse = −ds,  g = query ⊙ key_scale
   du = β dh + ds r g − ds s r² / D u,  dg = Σ_tokens ds r u
 
-  Where y is rounded to b bits, so is ⟨dh, h⟩: ds has a random error of 2^-b β |dh| |h|, which at
-  β near 1 is as large as ds itself, both being small.
+  With b bits of y, ⟨dh, h⟩ has as many: ds has a random error of 2^-b β |dh| |h|, which at β near
+  1 is as large as ds itself, both being small. b is 12 in bfloat16, 11 in float16.
 
   The reads are returned to be handed to the next merge, like threaded sources. The reverse pass
   then writes the cotangent of its row into theirs, whatever stood there, and leaves the others: no

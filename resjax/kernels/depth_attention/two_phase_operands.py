@@ -45,19 +45,24 @@ class MergeOperands(NamedTuple):
 
 
 class MergeStats(NamedTuple):
-  """Numbers per token [...] that the reverse pass of a merge keeps, in float32 or wider.
+  """What the reverse pass of a merge keeps beside arrays that are there anyway.
+
+  Numbers per token [...] in float32 or wider, but for the last.
 
   Attributes:
     inverse_rms: of the running sum; anything finite where that does not count.
     logit: of the running sum; anything finite where that does not count.
     log_odds: log(β / (1 − β)), β the share of the running sum; -inf where that does not count.
     out_inverse_rms: of the output before its norm; None without one.
+    low_bits: words [..., W] of what the output lost in rounding, see low_bits.py; in what order,
+      and of which 16-bit dtype, is the backend's own; None where that needs none.
   """
 
   inverse_rms: Array
   logit: Array
   log_odds: Array
   out_inverse_rms: Array | None
+  low_bits: Array | None
 
 
 class MergeCotangents(NamedTuple):

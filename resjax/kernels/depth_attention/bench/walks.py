@@ -69,7 +69,7 @@ def forms(
   return walks | {"residual_norm": partial(plain_walk, shape, branch)}
 
 
-def least_streams(shape: NetworkShape) -> dict[str, tuple[int, int]]:
+def least_streams(shape: NetworkShape) -> dict[str, tuple[float, float]]:
   """Returns the least traffic of every form, forward and backward; XLA has that of `direct`."""
   direct = arg_specs.direct_forward(shape), arg_specs.direct_backward(shape)
   reads = shape.num_sublayers + shape.final_read

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from resjax.kernels.depth_attention import low_bits
 from resjax.kernels.depth_attention.mosaic_gpu import call, row_ops, two_phase_tiles
 from resjax.kernels.depth_attention.mosaic_gpu.call import Shared
 from resjax.kernels.depth_attention.mosaic_gpu.merge_forward import fold_operands, share
@@ -24,8 +25,8 @@ from resjax.kernels.depth_attention.two_phase_operands import (
 )
 from resjax.typing import Array
 
-# Rows of a token in the ring.
-_D_OUT, _OUT, _RUNNING, _D_RUNNING = range(4)
+# Rows of a token in the ring, the last one where there are words.
+_D_OUT, _OUT, _RUNNING, _D_RUNNING, _WORDS = range(5)
 
 
 class _Inputs(NamedTuple):
@@ -83,7 +84,8 @@ def backward(
   """Reverse pass; see `depth_attention_merge`, reference/merge.py."""
   folded = fold_operands(operands)
   like, gain = folded.like, folded.out_norm_scale
-  tiles = two_phase_tiles.choose_merge(operands.like, num_streams=4)
+  num_streams = 4 if stats.low_bits is None else 5
+  tiles = two_phase_tiles.choose_merge(operands.like, num_streams)
   programs = call.num_programs(read, len(like), tiles)
   sums = jax.ShapeDtypeStruct((programs, *like.shape[1:]), jnp.float32)
   inverse_gain = None if gain is None else 1 / gain
@@ -112,17 +114,17 @@ def _kernel(
   tokens, groups, _ = operands.like.shape
   normed = operands.out_norm_scale is not None
   counts = operands.counts[0] > 0
-  rows = inputs.d_out, inputs.out, operands.running, updated.running
+  rows = inputs.d_out, inputs.out, operands.running, updated.running, inputs.stats.low_bits
   streams = tuple(
     Stream(functools.partial(_row_of, ref), counts if index == _RUNNING else None)
     for index, ref in enumerate(rows)
+    if ref is not None
   )
   ring = call.make_ring(buffer, streams, tokens, programs)
 
   def token_backward(step, totals):
-    when(counts, functools.partial(ring.wait, step, _RUNNING))
-    for position in (_D_OUT, _OUT, _D_RUNNING):
-      ring.wait(step, position)
+    for position, stream in enumerate(streams):
+      when(stream.valid, functools.partial(ring.wait, step, position))
     token = ring.token(step)
     factors, d_logit = _factors(read, inputs, ring, sums, step)
     updated.lse[operands.counts[1], token] = -d_logit
@@ -166,7 +168,7 @@ def _sum_products(inputs: _Inputs, ring: Ring, sums: Sums, step: Array) -> None:
   """Sums dy ⊙ y, dy ⊙ gain ⊙ u and y / gain ⊙ u; without a norm the first, and dy ⊙ u."""
   products = []
   for index in range(row_ops.num_parts(inputs.operands.query.shape[0])):
-    d_out, out = (ring.load_part(step, position, index) for position in (_D_OUT, _OUT))
+    d_out, out = ring.load_part(step, _D_OUT, index), _out_part(inputs, ring, step, index)
     u = _running_part(inputs, ring, step, index)
     terms = [d_out * out]
     if inputs.inverse_gain is None:
@@ -190,7 +192,7 @@ def _write(
     u = _running_part(inputs, ring, step, index)
     d_mixed = ring.load_part(step, _D_OUT, index)
     if inputs.inverse_gain is not None:
-      normed = ring.load_part(step, _OUT, index) * row_ops.load_part(inputs.inverse_gain, index)
+      normed = _out_part(inputs, ring, step, index) * row_ops.load_part(inputs.inverse_gain, index)
       d_gains.append(totals.gain[index] + d_mixed * normed)
       d_mixed = d_mixed * row_ops.load_part(operands.out_norm_scale, index)
       d_mixed -= factors.along * normed
@@ -200,6 +202,15 @@ def _write(
     row_ops.store_part(updated.running.at[token], index, d_running)
     d_queries.append(d_query + factors.d_dot * u)
   return _Sums(tuple(d_queries), tuple(d_gains) or None)
+
+
+def _out_part(inputs: _Inputs, ring: Ring, step: Array, index: int) -> Array:
+  """Returns a part of the output before its rounding, as far as it was kept."""
+  out = ring.load_part(step, _OUT, index)
+  if inputs.stats.low_bits is None:
+    return out
+  word, number = divmod(index, low_bits.NUMBERS)
+  return low_bits.restore(out, row_ops.load_words(ring.at(step, _WORDS), word, len(out)), number)
 
 
 def _running_part(inputs: _Inputs, ring: Ring, step: Array, index: int) -> Array:

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from resjax.kernels.depth_attention import low_bits
 from resjax.kernels.depth_attention.mosaic_gpu import call, row_ops, two_phase_tiles
 from resjax.kernels.depth_attention.mosaic_gpu.call import Shared
 from resjax.kernels.depth_attention.mosaic_gpu.ring import Ring, Stream, when
@@ -37,7 +38,7 @@ def forward(read: Read, operands: MergeOperands) -> tuple[Array, Array | None, M
   like, normed = folded.like, operands.out_norm_scale is not None
   row = jax.ShapeDtypeStruct(like.shape, like.dtype)
   number = jax.ShapeDtypeStruct((len(like),), jnp.float32)
-  stats = MergeStats(number, number, number, number if normed else None)
+  stats = MergeStats(number, number, number, number if normed else None, _words(like))
   tiles = two_phase_tiles.choose_merge(operands.like, num_streams=2 + read.adds)
   programs = call.num_programs(read, len(like), tiles)
   result, _ = call.launch(
@@ -94,8 +95,27 @@ def _kernel(
     if operands.out_norm_scale is not None:
       h = _norm(read, operands, stats.out_inverse_rms.at[token], sums, h)
     row_ops.store(outputs.out.at[token], h)
+    if stats.low_bits is not None:
+      _store_low_bits(stats.low_bits.at[token], h, outputs.out.dtype)
 
   lax.fori_loop(jnp.int32(0), ring.steps, merge_token, None)
+
+
+def _words(like: Array) -> jax.ShapeDtypeStruct | None:
+  """Returns the shape [T, W / 128, 128] of what rounding takes from the output, or None."""
+  if not low_bits.are_kept(like.dtype):
+    return None
+  tokens, groups, lanes = like.shape
+  rows = low_bits.num_words(row_ops.num_parts(groups)) * row_ops.part_size(groups)
+  return jax.ShapeDtypeStruct((tokens, rows, lanes), like.dtype)
+
+
+def _store_low_bits(ref: Any, h: Row, dtype: Any) -> None:
+  """Writes words of what rounding takes from a row, up to `low_bits.NUMBERS` parts in each."""
+  steps = each(low_bits.lost, h, row_ops.rounded(h, dtype))
+  for index in range(low_bits.num_words(len(steps))):
+    start = index * low_bits.NUMBERS
+    row_ops.store_words(ref, index, low_bits.pack(steps[start : start + low_bits.NUMBERS]))
 
 
 def _streams(read: Read, operands: MergeOperands) -> tuple[Stream, ...]:

@@ -19,7 +19,7 @@ class Stream:
   """Where a row of each token lies in global memory.
 
   Attributes:
-    row: token -> reference of the row [D / 128, 128].
+    row: token -> reference of the row [D / 128, 128], or of one with fewer channels.
     valid: whether there is a row; None: always.
   """
 
@@ -68,15 +68,19 @@ class Ring:
 
   def load(self, step: Array, position: int) -> Row:
     """Reads the row of a position that has arrived."""
-    return row_ops.load(self.rows.at[self._place(step, position)])
+    return row_ops.load(self.at(step, position))
 
   def load_part(self, step: Array, position: int, index: Array) -> Array:
     """Reads a part of the row of a position that has arrived."""
-    return row_ops.load_part(self.rows.at[self._place(step, position)], index)
+    return row_ops.load_part(self.at(step, position), index)
+
+  def at(self, step: Array, position: int) -> Any:
+    """Returns the reference of the row of a position that has arrived."""
+    return self.rows.at[self._place(step, position)]
 
   def store(self, step: Array, position: int, row: Row) -> None:
     """Replaces the row of a position that has arrived."""
-    row_ops.store(self.rows.at[self._place(step, position)], row)
+    row_ops.store(self.at(step, position), row)
 
   def release(self, step: Array, positions: range) -> None:
     """Gives up the rows of some positions, valid or not, once all threads have done with them."""
@@ -95,7 +99,8 @@ class Ring:
     def copy():
       place = self._place(step, position)
       source = stream.row(self.token(step))
-      plgpu.copy_gmem_to_smem(source, self.rows.at[place], self.barriers.at[place])
+      row = self.rows.at[place, pl.ds(0, source.shape[0])]
+      plgpu.copy_gmem_to_smem(source, row, self.barriers.at[place])
 
     exists = step < self.steps
     when(exists if stream.valid is None else exists & stream.valid, copy)

@@ -1,5 +1,6 @@
 """The reverse kernel of the merge for TPUs: reads nothing of phase 1."""
 
+from collections.abc import Iterator
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -9,6 +10,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from resjax.kernels.depth_attention import low_bits
 from resjax.kernels.depth_attention.mosaic_tpu import walks
 from resjax.kernels.depth_attention.mosaic_tpu.merge_plan import (
   TOKENS,
@@ -39,6 +41,7 @@ class _Inputs(NamedTuple):
   d_out: Any
   out: Any
   running: Any
+  words: Any
   numbers: Any
   query: Any
   gain: Any
@@ -76,13 +79,15 @@ def backward(
   """Runs the kernel on the rows of one device; see reference/merge.py."""
   gain = plan.gain(operands.out_norm_scale) if plan.normed else None
   gains = (plan.rows_of(gain), plan.rows_of(1 / gain)) if plan.normed else (None, None)
-  numbers = plan.pad(*[x for x in stats if x is not None])
+  numbers = plan.pad(*[x for x in stats[:-1] if x is not None])
   query = plan.rows_of(operands.query)
   d_first, d_lse = d_reads
   # What the kernel leaves as it is consists of whole tiles.
   past_end = -plan.num_tokens % TOKENS
   d_first = jnp.pad(d_first, ((0, 0), (0, past_end), (0, 0))) if past_end else d_first
-  inputs = _Inputs(d_running, d_first, d_out, out, operands.running, numbers, query, *gains)
+  inputs = _Inputs(
+    d_running, d_first, d_out, out, operands.running, stats.low_bits, numbers, query, *gains
+  )
   tokens, row, total = plan.tokens_spec(), plan.row_spec(), plan.sum_spec()
   gain_specs = (row, row) if plan.normed else (None, None)
   rows = len(numbers)
@@ -100,8 +105,8 @@ def backward(
       grid=plan.grid,
       in_specs=(
         _Inputs(
-          tokens, pl.BlockSpec(memory_space=pl.ANY), *[tokens] * 3, plan.scalars_spec(rows), row,
-          *gain_specs,
+          tokens, pl.BlockSpec(memory_space=pl.ANY), *[tokens] * 3, plan.words_spec(),
+          plan.scalars_spec(rows), row, *gain_specs,
         ),
       ),
       out_specs=(
@@ -153,8 +158,9 @@ def _kernel(plan: MergePlan, valid, inputs: _Inputs, outputs: _Outputs, numbers,
 
     @pl.when(plan.tile(part, step) == plan.num_tiles - 1)
     def _():
-      for ref in (inputs.d_out, inputs.out, inputs.running):
-        walks.clear_rows_from(ref, rest)
+      for ref in (inputs.d_out, inputs.out, inputs.running, inputs.words):
+        if ref is not None:
+          walks.clear_rows_from(ref, rest)
 
   def run(_, rows):
     factors, d_logit = _factors(plan, counts, inputs, numbers, rows)
@@ -170,17 +176,21 @@ def _factors(plan: MergePlan, counts, inputs: _Inputs, numbers, rows) -> tuple[_
   inverse_rms, logit, log_odds = (numbers[index, rows, :] for index in range(3))
   part, rest = share(log_odds), share(-log_odds)
 
-  def chunk(lanes, sums):
-    along, first, second = sums
-    u = jnp.where(counts, load(inputs.running, rows, lanes), 0)
-    d_out, out = load(inputs.d_out, rows, lanes), load(inputs.out, rows, lanes)
-    along += d_out * out
-    if not plan.normed:
-      return along, first + d_out * u, second
-    first += inputs.gain[:, lanes] * d_out * u
-    return along, first, second + out * inputs.inverse_gain[:, lanes] * u
+  def word(word, chunks, sums):
+    for lanes, out in _outs(inputs, rows, word, chunks):
+      along, first, second = sums
+      u = jnp.where(counts, load(inputs.running, rows, lanes), 0)
+      d_out = load(inputs.d_out, rows, lanes)
+      along += d_out * out
+      if plan.normed:
+        first += inputs.gain[:, lanes] * d_out * u
+        second += out * inputs.inverse_gain[:, lanes] * u
+      else:
+        first += d_out * u
+      sums = along, first, second
+    return sums
 
-  along, first, second = map(sum_lanes, plan.for_each_chunk(chunk, (zeros(),) * 3))
+  along, first, second = map(sum_lanes, plan.for_each_word(word, (zeros(),) * 3))
   if plan.normed:
     along, scale = along / plan.width, numbers[3, rows, :]
     d_logit = scale * (first - along * second) - plan.width * along * plan.eps * scale * scale
@@ -196,20 +206,29 @@ def _factors(plan: MergePlan, counts, inputs: _Inputs, numbers, rows) -> tuple[_
 def _write(plan: MergePlan, counts, inputs: _Inputs, outputs: _Outputs, f: _Factors, rows) -> None:
   """Writes the cotangents of a group of tokens; adds to those of query and gain."""
 
-  def chunk(lanes, _):
-    u = jnp.where(counts, load(inputs.running, rows, lanes), 0)
-    d_mixed = load(inputs.d_out, rows, lanes)
-    if plan.normed:
-      normed = load(inputs.out, rows, lanes) * inputs.inverse_gain[:, lanes]
-      outputs.gain[:, lanes] += _fold(d_mixed * normed)
-      d_mixed = inputs.gain[:, lanes] * d_mixed - f.along * normed
-    outputs.out[rows, lanes] = (f.rest * d_mixed).astype(outputs.out.dtype)
-    d_running = load(inputs.d_running, rows, lanes) + f.share * d_mixed
-    d_running += f.d_dot * inputs.query[:, lanes] - f.shrink * u
-    outputs.running[rows, lanes] = d_running.astype(outputs.running.dtype)
-    outputs.query[:, lanes] += _fold(f.d_dot * u)
+  def word(word, chunks, _):
+    for lanes, out in _outs(inputs, rows, word, chunks):
+      u = jnp.where(counts, load(inputs.running, rows, lanes), 0)
+      d_mixed = load(inputs.d_out, rows, lanes)
+      if plan.normed:
+        normed = out * inputs.inverse_gain[:, lanes]
+        outputs.gain[:, lanes] += _fold(d_mixed * normed)
+        d_mixed = inputs.gain[:, lanes] * d_mixed - f.along * normed
+      outputs.out[rows, lanes] = (f.rest * d_mixed).astype(outputs.out.dtype)
+      d_running = load(inputs.d_running, rows, lanes) + f.share * d_mixed
+      d_running += f.d_dot * inputs.query[:, lanes] - f.shrink * u
+      outputs.running[rows, lanes] = d_running.astype(outputs.running.dtype)
+      outputs.query[:, lanes] += _fold(f.d_dot * u)
 
-  plan.for_each_chunk(chunk)
+  plan.for_each_word(word)
+
+
+def _outs(inputs: _Inputs, rows, word, chunks) -> Iterator[tuple[Any, Array]]:
+  """Yields lanes and output of each chunk that shares a word, before its rounding."""
+  words = None if inputs.words is None else inputs.words[rows, word].astype(jnp.int32)
+  for index, lanes in enumerate(chunks):
+    out = load(inputs.out, rows, lanes)
+    yield lanes, out if words is None else low_bits.restore(out, words, index)
 
 
 def _fold(x: Array) -> Array:

@@ -8,6 +8,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from resjax.kernels.depth_attention import low_bits
 from resjax.kernels.depth_attention.mosaic_tpu import walks
 from resjax.kernels.depth_attention.mosaic_tpu.merge_plan import (
   TOKENS,
@@ -41,6 +42,7 @@ class _Outputs(NamedTuple):
   out: Any
   numbers: Any
   running: Any
+  words: Any
 
 
 class _Scratch(NamedTuple):
@@ -65,13 +67,19 @@ def forward(
   call = pl.pallas_call(
     partial(_kernel, plan),
     out_shape=(
-      _Outputs(plan.array(), plan.scalars(SUBLANES), plan.array() if plan.adds else None),
+      _Outputs(
+        plan.array(), plan.scalars(SUBLANES), plan.array() if plan.adds else None, plan.words()
+      ),
     ),
     grid_spec=pltpu.PrefetchScalarGridSpec(
       num_scalar_prefetch=1,
       grid=plan.grid,
       in_specs=(in_specs,),
-      out_specs=(_Outputs(tokens, plan.scalars_spec(SUBLANES), tokens if plan.adds else None),),
+      out_specs=(
+        _Outputs(
+          tokens, plan.scalars_spec(SUBLANES), tokens if plan.adds else None, plan.words_spec()
+        ),
+      ),
       scratch_shapes=[
         pltpu.VMEM((1, TOKENS, LANES), jnp.float32),
         pltpu.VMEM((TOKENS, LANES), jnp.float32),
@@ -85,7 +93,7 @@ def forward(
   )
   (got,) = call(operands.counts, inputs)
   numbers = got.numbers[:, : plan.num_tokens]
-  stats = MergeStats(*numbers[:3], numbers[3] if plan.normed else None)
+  stats = MergeStats(*numbers[:3], numbers[3] if plan.normed else None, got.words)
   return got.out, got.running, stats
 
 
@@ -102,7 +110,7 @@ def _kernel(plan: MergePlan, valid, inputs: _Inputs, outputs: _Outputs, *scratch
     total = _mix(plan, counts, inputs.out, running, log_odds, scratch.mixed, rows)
     out_inverse_rms = lax.rsqrt(total / plan.width + plan.eps)
     put_scalars(scratch.numbers, rows, [inverse_rms, logit, log_odds, out_inverse_rms])
-    _write(plan, scratch.mixed, inputs.gain, out_inverse_rms, outputs.out, rows)
+    _write(plan, scratch.mixed, inputs.gain, out_inverse_rms, outputs, rows)
 
   walks.for_each_row_group(TOKENS, run)
   collect_scalars(scratch.numbers, outputs.numbers)
@@ -137,12 +145,19 @@ def _mix(plan: MergePlan, counts, out, running, log_odds, mixed, rows) -> Array:
   return sum_lanes(plan.for_each_chunk(chunk, zeros()))
 
 
-def _write(plan: MergePlan, mixed, gain, inverse_rms, out, rows) -> None:
-  """Writes h, normalised if there is a gain."""
+def _write(plan: MergePlan, mixed, gain, inverse_rms, outputs: _Outputs, rows) -> None:
+  """Writes h, normalised if there is a gain, and what rounding takes from it."""
 
-  def chunk(lanes, _):
-    h = mixed[:, lanes]
-    h = h if gain is None else h * inverse_rms * gain[:, lanes]
-    out[rows, lanes] = h.astype(out.dtype)
+  def word(word, chunks, _):
+    steps = []
+    for lanes in chunks:
+      h = mixed[:, lanes]
+      h = h if gain is None else h * inverse_rms * gain[:, lanes]
+      rounded = h.astype(plan.dtype)
+      outputs.out[rows, lanes] = rounded
+      if outputs.words is not None:
+        steps.append(low_bits.lost(h, rounded.astype(jnp.float32)))
+    if steps:
+      outputs.words[rows, word] = low_bits.pack(steps)
 
-  plan.for_each_chunk(chunk)
+  plan.for_each_word(word)

@@ -14,6 +14,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from resjax.kernels.depth_attention import low_bits
 from resjax.kernels.depth_attention.mosaic_tpu import walks
 from resjax.kernels.depth_attention.mosaic_tpu.tiles import LANES, ROWS, SUBLANES
 from resjax.kernels.depth_attention.operands import Read
@@ -62,10 +63,17 @@ class MergePlan:
     return walks.two_parts(self.num_tiles)
 
   @property
+  def word_width(self) -> int:
+    """Words per token of what rounding takes from the output; 0 where that is not kept."""
+    chunks = self.width // LANES
+    return low_bits.num_words(chunks) * LANES if low_bits.are_kept(self.dtype) else 0
+
+  @property
   def vmem_bytes(self) -> int:
     """On-chip memory of the reverse pass, the larger one: six arrays, twice; gains and sums."""
     tiles = 2 * 6 * TOKENS * self.width * jnp.dtype(self.dtype).itemsize
-    return tiles + 2 * 5 * SUBLANES * self.width * 4
+    words = 2 * TOKENS * self.word_width * 2
+    return tiles + words + 2 * 5 * SUBLANES * self.width * 4
 
   def tile(self, part: Array, step: Array) -> Array:
     """Returns the index of a tile."""
@@ -74,6 +82,12 @@ class MergePlan:
   def tokens_spec(self) -> pl.BlockSpec:
     """Tiles of [T, D]."""
     return pl.BlockSpec((TOKENS, self.width), lambda p, i, _: (self.tile(p, i), 0))
+
+  def words_spec(self) -> pl.BlockSpec | None:
+    """Tiles of words [T, W], or None."""
+    if not self.word_width:
+      return None
+    return pl.BlockSpec((TOKENS, self.word_width), lambda p, i, _: (self.tile(p, i), 0))
 
   def read_spec(self) -> pl.BlockSpec:
     """Tiles of the row of [S, T, D] that is merged."""
@@ -95,6 +109,12 @@ class MergePlan:
   def array(self) -> jax.ShapeDtypeStruct:
     """Shape of [T, D]."""
     return jax.ShapeDtypeStruct((self.num_tokens, self.width), self.dtype)
+
+  def words(self) -> jax.ShapeDtypeStruct | None:
+    """Shape of words [T, W], or None."""
+    if not self.word_width:
+      return None
+    return jax.ShapeDtypeStruct((self.num_tokens, self.word_width), jnp.int16)
 
   def scalars(self, rows: int) -> jax.ShapeDtypeStruct:
     """Shape of numbers per token."""
@@ -120,6 +140,25 @@ class MergePlan:
     """Folds `carry = run(lanes, carry)` over all chunks of LANES channels."""
     return walks.for_each_chunk(self.width, LANES, run, carry)
 
+  def for_each_word(self, run: Any, carry: Any = None) -> Any:
+    """Folds `carry = run(word, chunks, carry)` over groups of chunks that share a word.
+
+    `word` are its lanes, of [T, W]; `chunks` those of up to `low_bits.NUMBERS` chunks.
+    """
+
+    def group(lanes, carry):
+      first, word = lanes.start, lanes.start // low_bits.NUMBERS
+      if not isinstance(first, int):
+        first, word = pl.multiple_of(first, span), pl.multiple_of(word, LANES)
+      chunks = [pl.ds(first + start, LANES) for start in range(0, lanes.size, LANES)]
+      return run(pl.ds(word, LANES), chunks, carry)
+
+    span = low_bits.NUMBERS * LANES
+    whole = self.width - self.width % span
+    if whole:
+      carry = walks.for_each_chunk(whole, span, group, carry, unrolled=4)
+    return group(pl.ds(whole, self.width - whole), carry) if self.width > whole else carry
+
   def compiler_params(self) -> pltpu.CompilerParams:
     """Parts on cores of their own, the tiles of a part one after another."""
     return pltpu.CompilerParams(
@@ -127,13 +166,14 @@ class MergePlan:
     )
 
   def cost(self, arrays: int, flops: int) -> pl.CostEstimate:
-    """Declares that `arrays` [T, D] are moved, with `flops` per element."""
+    """Declares that `arrays` [T, D] and the words are moved, with `flops` per element."""
     elements = self.num_tokens * self.width
     size = jnp.dtype(self.dtype).itemsize
+    words = self.num_tokens * self.word_width * 2
     return pl.CostEstimate(
       flops=flops * elements,
       transcendentals=self.num_tokens,
-      bytes_accessed=arrays * size * elements,
+      bytes_accessed=arrays * size * elements + words,
     )
 
 

@@ -10,8 +10,6 @@ from jax.experimental import pallas as pl
 from resjax.kernels.depth_attention.mosaic_tpu.tiles import LANES, ROWS
 from resjax.typing import Array
 
-_UNROLLED = 16
-
 
 def for_each_row_group(tokens: int, run: Callable[[Array, Any], None]) -> None:
   """Runs with the index of each group of `ROWS` tokens of a tile, and its rows."""
@@ -23,11 +21,11 @@ def for_each_row_group(tokens: int, run: Callable[[Array, Any], None]) -> None:
 
 
 def for_each_chunk(
-  width: int, chunk: int, run: Callable[[Any, Any], Any], carry: Any = None
+  width: int, chunk: int, run: Callable[[Any, Any], Any], carry: Any = None, unrolled: int = 16
 ) -> Any:
-  """Folds `carry = run(lanes, carry)` over all chunks of channels."""
+  """Folds `carry = run(lanes, carry)` over all chunks of channels, up to `unrolled` in a step."""
   count = width // chunk
-  unrolled = max(n for n in range(1, _UNROLLED + 1) if count % n == 0)
+  unrolled = max(n for n in range(1, unrolled + 1) if count % n == 0)
 
   def span(index, carry):
     for offset in range(unrolled):
@@ -42,12 +40,13 @@ def for_each_chunk(
 def clear_rows_from(ref: Any, end: Array | int) -> None:
   """Zeroes the rows [tokens, D] from `end` on."""
   tokens, width = ref.shape
+  wide = jnp.int32 if jnp.issubdtype(ref.dtype, jnp.integer) else jnp.float32
 
   def clear(_, rows):
     row = rows.start + lax.broadcasted_iota(jnp.int32, (ROWS, LANES), 0)
     for start in range(0, width, LANES):
       lanes = pl.ds(start, LANES)
-      kept = jnp.where(row < end, ref[rows, lanes].astype(jnp.float32), 0)
+      kept = jnp.where(row < end, ref[rows, lanes].astype(wide), 0)
       ref[rows, lanes] = kept.astype(ref.dtype)
 
   for_each_row_group(tokens, clear)

@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 
+from resjax.kernels.depth_attention import low_bits
 from resjax.kernels.depth_attention.operands import Read
 from resjax.kernels.depth_attention.two_phase_operands import (
   MergeCotangents,
@@ -32,8 +33,10 @@ def forward(read: Read, operands: MergeOperands) -> tuple[Array, Array | None, M
   if operands.out_norm_scale is not None:
     out_inverse_rms = jax.lax.rsqrt(jnp.mean(out**2, axis=-1) + read.eps)
     out = out * out_inverse_rms[..., None] * _gain(operands)
-  stats = MergeStats(inverse_rms, logit, log_odds, out_inverse_rms)
-  return out.astype(operands.running.dtype), running, stats
+  dtype = operands.running.dtype
+  words = _low_bits(out) if low_bits.are_kept(dtype) else None
+  stats = MergeStats(inverse_rms, logit, log_odds, out_inverse_rms, words)
+  return out.astype(dtype), running, stats
 
 
 def backward(
@@ -74,7 +77,7 @@ def backward(
 
 def _mixed_backward(read, operands, out, stats, d_out):
   """Returns the cotangent of h, its dot product ⟨dh, h⟩ with h, and the cotangent of the gain."""
-  out, d_out = _wide(out), _wide(d_out)
+  out, d_out = _restored(out, stats.low_bits), _wide(d_out)
   if operands.out_norm_scale is None:
     return d_out, jnp.sum(d_out * out, axis=-1), None
   inverse_rms, gain = stats.out_inverse_rms, _gain(operands)
@@ -83,6 +86,27 @@ def _mixed_backward(read, operands, out, stats, d_out):
   d_scale = jnp.sum(d_out * normed, axis=tuple(range(out.ndim - 1)))
   d_mixed = inverse_rms[..., None] * (gain * d_out - along[..., None] * normed)
   return d_mixed, out.shape[-1] * along * read.eps * inverse_rms**2, d_scale
+
+
+def _low_bits(out: Array) -> Array:
+  """Returns words of what rounding takes from the output: its quarters joined, the last padded."""
+  # XLA may drop a conversion there and back, but not this.
+  rounded = jax.lax.reduce_precision(out, exponent_bits=8, mantissa_bits=7)
+  return low_bits.pack(_quarters(low_bits.lost(out, rounded)))
+
+
+def _restored(out: Array, words: Array | None) -> Array:
+  """Returns the output before its rounding, as far as it was kept."""
+  if words is None:
+    return _wide(out)
+  words, quarters = words.astype(jnp.int32), _quarters(_wide(out))
+  parts = [low_bits.restore(part, words, index) for index, part in enumerate(quarters)]
+  return jnp.concatenate(parts, axis=-1)[..., : out.shape[-1]]
+
+
+def _quarters(x: Array) -> list[Array]:
+  padding = [(0, 0)] * (x.ndim - 1) + [(0, -x.shape[-1] % low_bits.NUMBERS)]
+  return jnp.split(jnp.pad(x, padding), low_bits.NUMBERS, axis=-1)
 
 
 def _running(operands: MergeOperands) -> Array:
