@@ -109,7 +109,7 @@ def test_bundles_are_counted_per_loop():
 @pytest.mark.parametrize("chip", ["v5e", "v5p", "v6e"])
 def test_memory_is_the_limit(chip, tmp_path):
   schedules = schedule.main(tmp_path, [chip])
-  assert len(schedules) == 6 and max(s.ratio for s in schedules) <= 1.0
+  assert len(schedules) == 8 and max(s.ratio for s in schedules) <= 1.0
   assert {path.name for path in tmp_path.iterdir()} == {"tpu_schedule.json", "tpu_schedule.png"}
 
 

@@ -75,7 +75,10 @@ def check(query, gain, values, dh, dtype=np.float32, read=read_list):
     (2, 2048, jnp.bfloat16),
     (5, 128, np.float32),
     (9, 128, jnp.bfloat16),
+    (16, 128, jnp.bfloat16),
     pytest.param(64, 128, jnp.bfloat16, marks=pytest.mark.slow),
+    (2, 1536, np.float32),
+    (1, 7168, jnp.bfloat16),
     pytest.param(2, 7168, np.float32, marks=pytest.mark.slow),
   ],
 )
@@ -99,12 +102,16 @@ def test_all_counts_and_widths(size):
   check(*example(*size, (19,), dtype), dtype)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
   ("count", "width", "dtype"),
-  [(64, 1536, np.float32), (64, 2048, jnp.bfloat16), (16, 7168, np.float32)],
+  [
+    (64, 128, jnp.bfloat16),
+    pytest.param(64, 1536, np.float32, marks=pytest.mark.slow),
+    pytest.param(64, 2048, jnp.bfloat16, marks=pytest.mark.slow),
+    pytest.param(16, 7168, np.float32, marks=pytest.mark.slow),
+  ],
 )
-def test_many_wide_sources_in_a_bank(count, width, dtype):
+def test_many_sources_in_a_bank(count, width, dtype):
   def read_bank(query, gain, bank):
     return kernel(Sources((), bank, count), query, key_scale=gain)
 

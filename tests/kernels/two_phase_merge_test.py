@@ -121,14 +121,17 @@ def test_a_gain_of_zero_has_a_gradient(dtype):
 
 
 @pytest.mark.parametrize("norm", [False, True])
-def test_a_merge_keeps_no_result_of_phase_1(norm):
-  inputs, _ = merge_example(jnp.float32, norm, 0.0)
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
+def test_a_merge_keeps_no_result_of_phase_1(dtype, norm):
+  inputs, _ = merge_example(dtype, norm, 0.0)
   (y, u), vjp = jax.vjp(merge, *inputs)
   kept = jax.tree.leaves(vjp)
-  wide_ones = [np.asarray(leaf) for leaf in kept if leaf.shape == y.shape]
-  assert sorted(map(np.sum, wide_ones)) == sorted(map(np.sum, map(np.asarray, (y, u))))
+  wide_ones = [np.float64(leaf) for leaf in kept if leaf.shape == y.shape]
+  assert sorted(map(np.sum, wide_ones)) == sorted(map(np.sum, map(np.float64, (y, u))))
   per_token = [leaf for leaf in kept if leaf.shape == y.shape[:-1]]
   assert len(per_token) == 3 + norm
+  others = [leaf.nbytes for leaf in kept if leaf.ndim > 1 and leaf.shape != y.shape]
+  assert others == ([y.nbytes / 4] if dtype == jnp.bfloat16 else [])
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,7 @@ from resjax.kernels.depth_attention.mosaic_tpu.compile import (
   work_of,
 )
 from resjax.kernels.depth_attention.mosaic_tpu.direct_plan import Plan
+from resjax.kernels.depth_attention.mosaic_tpu.merge_plan import TOKENS
 from resjax.kernels.depth_attention.mosaic_tpu.tiles import CHIPS, ROWS, TpuTiles
 
 _BUNDLE = re.compile(r"^\s*0x([0-9a-f]+)\s+(?:[A-Z]{2})?:\s+(>*)\s*\{")
@@ -39,8 +40,10 @@ _CLEARING = 16  # stores in a row
 
 CASES = (
   *(Case(name, fused) for name in ("forward", "backward") for fused in (False, True)),
-  Case("forward", False, num_reads=8),
-  Case("backward", True, num_reads=8),
+  Case("forward", False, "block"),
+  Case("backward", True, "block"),
+  Case("forward", True, "merge"),
+  Case("backward", True, "merge"),
 )
 
 
@@ -52,6 +55,7 @@ class Schedule:
     chip: key of `CHIPS`.
     name: of the pass.
     fused: see `Case`.
+    kind: see `Case`.
     num_reads: see `Case`.
     tokens: per tile.
     row_group_bundles: bundles per group of 16 tokens.
@@ -62,6 +66,7 @@ class Schedule:
   chip: str
   name: str
   fused: bool
+  kind: str
   num_reads: int
   tokens: int
   row_group_bundles: float
@@ -106,7 +111,7 @@ def measure(chip: str, case: Case, tile_sizes: TpuTiles | None = None) -> Schedu
   """Compiles one kernel in a process of its own, whose flags make libtpu write the schedule."""
   with tempfile.TemporaryDirectory() as folder:
     flags = f"--xla_jf_dump_to={folder} --xla_jf_dump_llo_text=true"
-    sizes, at_once = _tiling(chip, case, tile_sizes)
+    sizes = _tile_sizes(chip, case, tile_sizes)
     request = json.dumps([chip, dataclasses.asdict(case), dataclasses.asdict(sizes)])
     done = subprocess.run(
       [sys.executable, "-m", __spec__.name, "--compile", request],
@@ -114,7 +119,7 @@ def measure(chip: str, case: Case, tile_sizes: TpuTiles | None = None) -> Schedu
       capture_output=True,
       text=True,
     )
-    kernel = f"depth_attention_{'block_' if case.num_reads else ''}{case.name}"
+    kernel = f"depth_attention_{'' if case.kind == 'direct' else f'{case.kind}_'}{case.name}"
     found = list(Path(folder).glob(f"*{kernel}*final_bundles.txt"))
     found = [path for path in found if "analysis" not in path.name]
     if done.returncode or len(found) != 1:
@@ -126,19 +131,27 @@ def measure(chip: str, case: Case, tile_sizes: TpuTiles | None = None) -> Schedu
   moved = case.streams * sizes.tokens * case.width * jnp.dtype(case.dtype).itemsize
   copy_cycles = moved / CHIPS[chip].bandwidth * CHIPS[chip].clock
   rounds = sizes.tokens // ROWS
-  per_round = inside / at_once
+  per_round = inside / _row_groups_at_once(chip, case, sizes)
   total = outside + rounds * per_round
-  kind = chip, case.name, case.fused, case.num_reads
+  kind = chip, case.name, case.fused, case.kind, case.num_reads
   return Schedule(*kind, sizes.tokens, per_round, total, copy_cycles)
 
 
-def _tiling(chip: str, case: Case, sizes: TpuTiles | None) -> tuple[TpuTiles, int]:
-  """Returns tile sizes, and how many groups of tokens one round of the inner loop works on."""
+def _tile_sizes(chip: str, case: Case, sizes: TpuTiles | None) -> TpuTiles:
+  """Returns the sizes given, or those that the kernel chooses."""
+  if case.kind == "merge":
+    return TpuTiles(TOKENS)
   work = work_of(chip, case)
-  if case.num_reads:
-    return BlockPlan.largest(work, case.num_reads, 0.0).tiles, 1
-  sizes = sizes or tiles.choose(work)
-  return sizes, Plan(work, sizes, 0.0).row_groups_at_once
+  if case.kind == "block":
+    return BlockPlan.largest(work, case.num_reads, 0.0).tiles
+  return sizes or tiles.choose(work)
+
+
+def _row_groups_at_once(chip: str, case: Case, sizes: TpuTiles) -> int:
+  """Returns how many groups of tokens one round of the inner loop works on."""
+  if case.kind != "direct":
+    return 1
+  return Plan(work_of(chip, case), sizes, 0.0).row_groups_at_once
 
 
 def count_bundles(lines: Iterable[str]) -> tuple[int, int]:
@@ -167,8 +180,10 @@ def _line(s: Schedule) -> str:
 
 
 def _kind(case: Case | Schedule) -> str:
-  if case.num_reads:
+  if case.kind == "block":
     return f"phase 1, S={case.num_reads}, {case.name}"
+  if case.kind == "merge":
+    return f"merge, {case.name}"
   return f"{case.name}, {'add + norm' if case.fused else 'mix'}"
 
 
