@@ -18,8 +18,9 @@ def numbers(exponents, count=4096):
 def there_and_back(*arrays):
   """Packs and restores arrays; also returns them rounded."""
   rounded = [jax.lax.reduce_precision(x, 8, 7) for x in arrays]
-  words = low_bits.pack([low_bits.lost(*pair) for pair in zip(arrays, rounded, strict=True)])
-  assert words.dtype == jnp.int16
+  dtype = jnp.int8 if len(arrays) <= 2 else jnp.int16
+  words = low_bits.pack([low_bits.lost(*pair) for pair in zip(arrays, rounded, strict=True)], dtype)
+  assert words.dtype == dtype
   words = words.astype(jnp.int32)
   return [low_bits.restore(r, words, index) for index, r in enumerate(rounded)], rounded
 
@@ -59,6 +60,7 @@ def test_nan_stays_nan():
 
 
 def test_words_take_a_quarter():
-  assert [low_bits.num_words(n) for n in (1, 4, 5, 16)] == [1, 1, 2, 4]
+  assert [low_bits.num_words(n, jnp.int16) for n in (1, 4, 5, 16)] == [1, 1, 2, 4]
+  assert [low_bits.num_words(n, jnp.int8) for n in (1, 4, 5, 16)] == [1, 2, 3, 8]
   kept = {d: low_bits.are_kept(jnp.dtype(d)) for d in ("bfloat16", "float16", "float32")}
   assert kept == {"bfloat16": True, "float16": False, "float32": False}

@@ -111,6 +111,10 @@ def test_a_merge_lowers_for_cuda(width, dtype, adds, normed):
   assert kernels(forward, operands) == (1, 0)
   out, running, stats = jax.eval_shape(forward, operands)
   assert (running is not None) == adds and stats.log_odds.shape == (TOKENS,)
+  if dtype == BF16:
+    assert stats.low_bits.size == TOKENS * width // 2 and stats.low_bits.dtype == jnp.int8
+  else:
+    assert stats.low_bits is None
   d_reads = operands.out, operands.lse
   operands = operands._replace(out=None, lse=None, addend=None)
   arguments = operands, out, stats, out, out, d_reads
@@ -198,7 +202,11 @@ def test_tiles_fit_into_shared_memory(count, width, dtype, threaded):
   like = shaped(5, width, dtype=dtype)
   forward = two_phase_tiles.choose_forward(like, count, 8)
   backward = two_phase_tiles.choose_backward(like, count, 8, threaded)
-  merges = [two_phase_tiles.choose_merge(like, streams) for streams in (2, 3, 4)]
+  words = (), (), (width // 2, 8)  # of the reverse pass: four tokens ahead, and barriers
+  merges = [
+    two_phase_tiles.choose_merge(like, streams, numbers)
+    for streams, numbers in zip((2, 3, 4), words, strict=True)
+  ]
   assert all(merges)
   for tiles in filter(None, (forward, backward, *merges)):
     rows = tiles.rows + sum(tiles.further_rows)

@@ -1,5 +1,7 @@
 """The merge of two-phase depth attention."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -63,14 +65,34 @@ def test_a_merge_in_bfloat16(lse, norm):
   assert max(gradients.values()) <= 4e-3, gradients
 
 
-def test_a_merge_in_bfloat16_where_the_running_sum_has_almost_all_of_the_weight():
-  share = 0.993
-  _, gradients = merge_errors(*merge_example(jnp.bfloat16, True, np.log(1 / share - 1)))
-  # What goes through the logit is the difference of two products with arrays of 12 bits, which is
-  # 1 − β of either.
-  through_logit = 2**-12 / (1 - share)
-  for path, error in gradients.items():
-    assert error <= (through_logit if path in ("['lse']", "['query']") else 4e-3), gradients
+@pytest.mark.parametrize("norm", [False, True])
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.95, 0.993])
+def test_what_rounding_the_output_takes_from_the_gradient_of_the_logit(share, norm):
+  """Of twelve bits, and in a difference that is 1 − β of what it is composed of."""
+  (*others, addend, gain), d = merge_example(jnp.bfloat16, norm, np.log(1 / share - 1), 1024)
+  _, gradients = merge_errors((*others, jnp.zeros_like(addend), gain), d)
+  assert max(gradients["['lse']"], gradients["['query']"]) <= 2**-12 / (1 - share), gradients
+
+
+def test_second_derivatives_of_a_merge_in_bfloat16():
+  (out, lse, running, query, addend, gain), _ = merge_example(jnp.bfloat16, True, 0.0)
+  along = jnp.asarray(np.random.default_rng(6).normal(size=query.shape), jnp.float32)
+
+  def loss(fn, query):
+    y, _ = fn(out, lse, running, query, jnp.zeros_like(addend), gain)
+    return jnp.sum(jnp.sin(y.astype(lse.dtype)))
+
+  @functools.partial(jax.jit, static_argnums=0)
+  def second(fn, query):
+    return jax.grad(lambda query: jax.grad(functools.partial(loss, fn))(query) @ along)(query)
+
+  got = second(merge, query)
+  with jax.enable_x64(True):
+    out, lse, running, query, addend, gain, along = map(
+      jnp.asarray, wide((out, lse, running, query, addend, gain, along))
+    )
+    want = second(plain_merge, query)
+  assert_close(got, want, 8e-3)
 
 
 @pytest.mark.parametrize("norm", [False, True])

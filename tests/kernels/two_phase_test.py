@@ -119,12 +119,13 @@ def test_second_derivatives_of_the_reference():
   assert_close(got, want, 1e-12)
 
 
+@pytest.mark.parametrize("low_bits", [0, 0.25])
 @pytest.mark.parametrize("num_sublayers", [1, 2, 8, 12])
 @pytest.mark.parametrize("num_sources", range(1, 10))
-def test_the_rule_counts_arrays(num_sources, num_sublayers):
+def test_the_rule_counts_arrays(num_sources, num_sublayers, low_bits):
   direct_arrays, phases = 0, num_sources + num_sublayers
   for sublayer in range(num_sublayers):
     reads = num_sources + (2 if sublayer else 0)  # running sum and addend
     direct_arrays += reads + (2 if sublayer else 1)
-    phases += 5 if sublayer else 0
+    phases += 5 + low_bits if sublayer else 0
   assert two_phase_moves_less(num_sources, num_sublayers) == (phases < direct_arrays)

@@ -20,6 +20,7 @@ from tests.helpers.compare import assert_close
 from tests.helpers.two_phase_kernels import (
   FORWARD,
   GRADIENT,
+  NARROW,
   block,
   block_example,
   chain,
@@ -90,6 +91,7 @@ def test_phase_1_at_equal_and_at_huge_logits(scale):
     ((19,), 128, np.float32, True, True, False),
     pytest.param((19,), 128, jnp.bfloat16, False, False, False, marks=pytest.mark.slow),
     pytest.param((512,), 128, np.float32, True, True, True, marks=pytest.mark.slow),
+    ((130,), 640, jnp.bfloat16, True, True, True),  # the last word is not full
     ((5,), 1536, jnp.bfloat16, True, True, True),
     ((5,), 2048, jnp.bfloat16, True, True, True),
     pytest.param((5,), 7168, jnp.bfloat16, True, True, True, marks=pytest.mark.slow),
@@ -100,21 +102,24 @@ def test_a_merge_is_the_reference(tokens, width, dtype, adds, normed, last_valid
   check_merge("mosaic_tpu", INTERPRET, tokens, width, dtype, adds, normed, last_valid)
 
 
-def test_tokens_over_eight_devices_are_those_of_one():
+@pytest.mark.parametrize("dtype", [np.float32, jnp.bfloat16])
+def test_tokens_over_eight_devices_are_those_of_one(dtype):
   layout = layouts.layout("long_context", data=2, fsdp=2, sequence=2)
-  operands = normal(2, 128), normal(3, 4, 6, 128, seed=1), normal(2, 4, 6, 128, seed=2)
-  operands = (*operands, normal(128, seed=3))
+  bank, addends = (normal(n, 4, 6, 128, dtype=dtype, seed=n) for n in (3, 2))
+  operands = normal(2, 128), bank, addends, normal(128, seed=3)
 
   def gradients(*how):
     return jax.jit(jax.grad(functools.partial(chain, *how), (0, 1, 2, 3), has_aux=True))
 
-  want = gradients(Layout(), "reference", False)(*operands)
+  # In bfloat16 a chain of reads is rounded elsewhere in the reference.
+  how = ("reference", False) if dtype == np.float32 else ("mosaic_tpu", True)
+  want = gradients(Layout(), *how)(*operands)
   tokens = layout.sharding(None, "batch", "tokens")
   placed = operands[0], *jax.device_put(operands[1:3], tokens), operands[3]
   # The plain interpreter is in the program, where its communication can be seen.
   compiled = gradients(layout, "mosaic_tpu", True).lower(*placed).compile()
   got = compiled(*placed)
-  assert_close(got, want, GRADIENT)
+  assert_close(got, want, GRADIENT if dtype == np.float32 else 1e-3)
   assert got[1].sharding.is_equivalent_to(layout.sharding("batch", "tokens"), 3)
   assert got[0][1].sharding.is_equivalent_to(tokens, 4)
   text = compiled.as_text()
@@ -122,8 +127,10 @@ def test_tokens_over_eight_devices_are_those_of_one():
   assert "collective-permute" not in text
 
 
-def test_scan_over_sublayers_with_recomputation():
-  operands = normal(3, 128), normal(3, 9, 128, seed=1), normal(3, 9, 128, seed=2)
+@pytest.mark.parametrize("dtype", [np.float32, jnp.bfloat16])
+def test_scan_over_sublayers_with_recomputation(dtype):
+  bank, addends = (normal(3, 9, 128, dtype=dtype, seed=seed) for seed in (1, 2))
+  operands = normal(3, 128), bank, addends
 
   @functools.partial(jax.jit, static_argnums=(0, 1))
   def gradients(implementation, interpret, queries, bank, addends):
@@ -147,7 +154,8 @@ def test_scan_over_sublayers_with_recomputation():
     return jax.value_and_grad(loss, (0, 1, 2))(queries, bank, addends)
 
   want = gradients("reference", False, *operands)
-  assert_close(gradients("mosaic_tpu", True, *operands), want, GRADIENT)
+  got = gradients("mosaic_tpu", True, *operands)
+  assert_close(got, want, GRADIENT if dtype == np.float32 else NARROW)
 
 
 @pytest.mark.parametrize(

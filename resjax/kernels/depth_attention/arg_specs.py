@@ -74,7 +74,7 @@ NETWORK = NetworkShape(32, 8, 65536, 2048, normed=False)
 SMALL_NETWORK = NetworkShape(4, 2, 64, 128, normed=False)
 BYTES_NETWORK = NetworkShape(64, 8, 8192, 2048)
 BLOCK_SUBLAYERS = 8
-LOW_BITS = 0.25  # streams of low_bits.py, four bits of a bfloat16 number
+LOW_BITS = 0.25  # streams of low_bits.py, four bits of a bfloat16 number, in full words
 
 
 def block_of(read: ReadShape, block_sublayers: int = BLOCK_SUBLAYERS) -> NetworkShape:

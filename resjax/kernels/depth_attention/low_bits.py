@@ -1,8 +1,8 @@
-"""What a number loses when it is rounded to bfloat16: the next four of its bits, four to a word.
+"""What a number loses when it is rounded to bfloat16: the next four of its bits, packed in words.
 
 The reverse pass of a merge takes a difference of two products with its output, for which the 8 bits
 of bfloat16 are too few where the running sum has most of the weight. Written beside the output,
-these cost a quarter of an array.
+these cost a quarter of an array where all words are full.
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,6 @@ import jax.numpy as jnp
 
 from resjax.typing import Array
 
-NUMBERS = 4  # of a word
 _BITS = 4
 _STILL_LOST = 16 - _BITS
 
@@ -22,9 +21,14 @@ def are_kept(dtype: jnp.dtype) -> bool:
   return dtype == jnp.bfloat16
 
 
-def num_words(count: int) -> int:
+def per_word(dtype: jnp.dtype) -> int:
+  """Returns how many numbers a word of an integer dtype holds."""
+  return jnp.iinfo(dtype).bits // _BITS
+
+
+def num_words(count: int, dtype: jnp.dtype) -> int:
   """Returns how many words `count` numbers take."""
-  return -(-count // NUMBERS)
+  return -(-count // per_word(dtype))
 
 
 def lost(x: Array, rounded: Array) -> Array:
@@ -35,18 +39,18 @@ def lost(x: Array, rounded: Array) -> Array:
 
   Args:
     x: float32.
-    rounded: x rounded to bfloat16, in float32.
+    rounded: x rounded to bfloat16, in float32; of the same sign, as zero too.
   """
   difference = _bits(x) - _bits(rounded)
   return jnp.minimum((difference + (1 << _STILL_LOST - 1)) >> _STILL_LOST, 7)
 
 
-def pack(steps: Sequence[Array]) -> Array:
-  """Joins up to `NUMBERS` arrays of `lost` to int16 words."""
+def pack(steps: Sequence[Array], dtype: jnp.dtype) -> Array:
+  """Joins up to `per_word(dtype)` arrays of `lost` to words of an integer dtype."""
   word = steps[-1] << _BITS * (len(steps) - 1)
   for index, step in enumerate(steps[:-1]):
     word |= (step & 2**_BITS - 1) << _BITS * index
-  return word.astype(jnp.int16)
+  return word.astype(dtype)
 
 
 def restore(rounded: Array, words: Array, index: int) -> Array:

@@ -54,8 +54,8 @@ class MergeStats(NamedTuple):
     logit: of the running sum; anything finite where that does not count.
     log_odds: log(β / (1 − β)), β the share of the running sum; -inf where that does not count.
     out_inverse_rms: of the output before its norm; None without one.
-    low_bits: words [..., W] of what the output lost in rounding, see low_bits.py; in what order,
-      and of which 16-bit dtype, is the backend's own; None where that needs none.
+    low_bits: words [..., W] or [..., W / 128, 128] of what the output lost in rounding, see
+      low_bits.py; their order and dtype are the backend's own; None where that needs none.
   """
 
   inverse_rms: Array

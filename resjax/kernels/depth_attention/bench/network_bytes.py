@@ -28,7 +28,8 @@ from resjax.sharding import Layout, MeshConfig, make_mesh
 
 TOPOLOGIES = {"v5e": "v5e:2x2", "v5p": "v5p:2x2x1", "v6e": "v6e:2x2", "7x": "tpu7x:2x2x1"}
 # On-chip memory in MiB that XLA may not plan with: it would move arrays of this network there ahead
-# of a kernel that reads them, and count their bytes twice.
+# of a kernel that reads them, and count their bytes twice. What is left to it is less than the
+# smallest one, words of low_bits.py, 8 MiB.
 RESERVED = {"v5e": 122, "v5p": 58, "v6e": 122, "7x": 58}
 
 BRANCH_STREAMS = 4  # of `sign_flip`, forward and reverse pass

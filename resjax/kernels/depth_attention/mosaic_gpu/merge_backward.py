@@ -5,11 +5,13 @@ the returned arrays lie.
 """
 
 import functools
+import math
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from resjax.kernels.depth_attention import low_bits
 from resjax.kernels.depth_attention.mosaic_gpu import call, row_ops, two_phase_tiles
@@ -25,8 +27,9 @@ from resjax.kernels.depth_attention.two_phase_operands import (
 )
 from resjax.typing import Array
 
-# Rows of a token in the ring, the last one where there are words.
-_D_OUT, _OUT, _RUNNING, _D_RUNNING, _WORDS = range(5)
+# Rows of a token in the ring.
+_D_OUT, _OUT, _RUNNING, _D_RUNNING = range(4)
+_WORD_ROWS = 4  # of the ring of words
 
 
 class _Inputs(NamedTuple):
@@ -52,6 +55,13 @@ class _Sums(NamedTuple):
 
   query: Any
   gain: Any
+
+
+class _Rings(NamedTuple):
+  """Of rows [D / 128, 128], and of words of low_bits.py, if there are any."""
+
+  rows: Ring
+  words: Ring | None
 
 
 class _Factors(NamedTuple):
@@ -84,8 +94,8 @@ def backward(
   """Reverse pass; see `depth_attention_merge`, reference/merge.py."""
   folded = fold_operands(operands)
   like, gain = folded.like, folded.out_norm_scale
-  num_streams = 4 if stats.low_bits is None else 5
-  tiles = two_phase_tiles.choose_merge(operands.like, num_streams)
+  word_buffer, sizes = _word_buffer(stats.low_bits)
+  tiles = two_phase_tiles.choose_merge(operands.like, num_streams=4, numbers=sizes)
   programs = call.num_programs(read, len(like), tiles)
   sums = jax.ShapeDtypeStruct((programs, *like.shape[1:]), jnp.float32)
   inverse_gain = None if gain is None else 1 / gain
@@ -100,6 +110,7 @@ def backward(
     like=like,
     name="depth_attention_merge_backward",
     updated=_Updated(call.fold(d_first), d_lse, call.fold(d_running)),
+    numbers=word_buffer,
   )
   d_query, d_scale = call.unfold(jax.tree.map(lambda x: jnp.sum(x, axis=0), d))
   first, running = call.unfold((updated.out, updated.running))
@@ -109,27 +120,29 @@ def backward(
 def _kernel(
   read: Read, programs: int, inputs: _Inputs, outputs: _Sums, updated: _Updated, shared: Shared
 ):
-  (buffer,), sums, _ = shared
+  (buffer,), sums, word_buffer = shared
   operands = inputs.operands
   tokens, groups, _ = operands.like.shape
   normed = operands.out_norm_scale is not None
   counts = operands.counts[0] > 0
-  rows = inputs.d_out, inputs.out, operands.running, updated.running, inputs.stats.low_bits
+  rows = inputs.d_out, inputs.out, operands.running, updated.running
   streams = tuple(
     Stream(functools.partial(_row_of, ref), counts if index == _RUNNING else None)
     for index, ref in enumerate(rows)
-    if ref is not None
   )
-  ring = call.make_ring(buffer, streams, tokens, programs)
+  ring, words = call.make_ring(buffer, streams, tokens, programs), None
+  if word_buffer:
+    word_stream = Stream(functools.partial(_row_of, inputs.stats.low_bits))
+    words = call.make_ring(word_buffer, (word_stream,), tokens, programs)
+  rings = _Rings(ring, words)
 
   def token_backward(step, totals):
-    for position, stream in enumerate(streams):
-      when(stream.valid, functools.partial(ring.wait, step, position))
-    token = ring.token(step)
-    factors, d_logit = _factors(read, inputs, ring, sums, step)
-    updated.lse[operands.counts[1], token] = -d_logit
-    totals = _write(inputs, updated, ring, step, factors, totals)
-    ring.release(step, range(len(streams)))
+    _wait(rings, step)
+    factors, d_logit = _factors(read, inputs, rings, sums, step)
+    updated.lse[operands.counts[1], ring.token(step)] = -d_logit
+    totals = _write(inputs, updated, rings, step, factors, totals)
+    for each in filter(None, rings):
+      each.release(step, range(len(each.streams)))
     return totals
 
   zeros = row_ops.zeros(groups)
@@ -139,17 +152,33 @@ def _kernel(
     row_ops.store(ref.at[call.program()], total)
 
 
+def _word_buffer(words: Array | None) -> tuple[tuple, tuple[int, ...]]:
+  """Returns what a ring of rows of words [T, W / 128, 128] takes, and its size in float32."""
+  if words is None:
+    return (), ()
+  rows = plgpu.SMEM((_WORD_ROWS, *words.shape[1:]), words.dtype)
+  size = math.prod(rows.shape) * words.dtype.itemsize // 4
+  return (rows, plgpu.Barrier(num_barriers=_WORD_ROWS)), (size, 2 * _WORD_ROWS)
+
+
 def _row_of(ref: Any, token: Array) -> Any:
   return ref.at[token]
 
 
+def _wait(rings: _Rings, step: Array) -> None:
+  """Waits for all rows of a token that count."""
+  for ring in filter(None, rings):
+    for position, stream in enumerate(ring.streams):
+      when(stream.valid, functools.partial(ring.wait, step, position))
+
+
 def _factors(
-  read: Read, inputs: _Inputs, ring: Ring, sums: Sums, step: Array
+  read: Read, inputs: _Inputs, rings: _Rings, sums: Sums, step: Array
 ) -> tuple[_Factors, Array]:
   """Returns the factors of a token, and the cotangent of the logit of its running sum."""
-  operands, stats, token = inputs.operands, inputs.stats, ring.token(step)
+  operands, stats, token = inputs.operands, inputs.stats, rings.rows.token(step)
   width = operands.query.shape[0] * row_ops.LANES
-  _sum_products(inputs, ring, sums, step)
+  _sum_products(inputs, rings, sums, step)
   inverse_rms, log_odds = stats.inverse_rms[token], stats.log_odds[token]
   part, rest, along = share(log_odds), share(-log_odds), sums[0]
   if operands.out_norm_scale is None:
@@ -164,12 +193,12 @@ def _factors(
   return _Factors(along, rest, part, d_dot, shrink), d_logit
 
 
-def _sum_products(inputs: _Inputs, ring: Ring, sums: Sums, step: Array) -> None:
+def _sum_products(inputs: _Inputs, rings: _Rings, sums: Sums, step: Array) -> None:
   """Sums dy ⊙ y, dy ⊙ gain ⊙ u and y / gain ⊙ u; without a norm the first, and dy ⊙ u."""
   products = []
   for index in range(row_ops.num_parts(inputs.operands.query.shape[0])):
-    d_out, out = ring.load_part(step, _D_OUT, index), _out_part(inputs, ring, step, index)
-    u = _running_part(inputs, ring, step, index)
+    d_out, out = rings.rows.load_part(step, _D_OUT, index), _out_part(rings, step, index)
+    u = _running_part(inputs, rings.rows, step, index)
     terms = [d_out * out]
     if inputs.inverse_gain is None:
       terms += [d_out * u]
@@ -183,16 +212,17 @@ def _sum_products(inputs: _Inputs, ring: Ring, sums: Sums, step: Array) -> None:
 
 
 def _write(
-  inputs: _Inputs, updated: _Updated, ring: Ring, step: Array, factors: _Factors, totals: _Sums
+  inputs: _Inputs, updated: _Updated, rings: _Rings, step: Array, factors: _Factors, totals: _Sums
 ) -> _Sums:
   """Writes the cotangents of a token; returns the totals with its part of them."""
-  operands, token, d_queries, d_gains = inputs.operands, ring.token(step), [], []
+  operands, ring, d_queries, d_gains = inputs.operands, rings.rows, [], []
+  token = ring.token(step)
   d_first = updated.out.at[operands.counts[1], token]
   for index, d_query in enumerate(totals.query):
     u = _running_part(inputs, ring, step, index)
     d_mixed = ring.load_part(step, _D_OUT, index)
     if inputs.inverse_gain is not None:
-      normed = _out_part(inputs, ring, step, index) * row_ops.load_part(inputs.inverse_gain, index)
+      normed = _out_part(rings, step, index) * row_ops.load_part(inputs.inverse_gain, index)
       d_gains.append(totals.gain[index] + d_mixed * normed)
       d_mixed = d_mixed * row_ops.load_part(operands.out_norm_scale, index)
       d_mixed -= factors.along * normed
@@ -204,13 +234,14 @@ def _write(
   return _Sums(tuple(d_queries), tuple(d_gains) or None)
 
 
-def _out_part(inputs: _Inputs, ring: Ring, step: Array, index: int) -> Array:
+def _out_part(rings: _Rings, step: Array, index: int) -> Array:
   """Returns a part of the output before its rounding, as far as it was kept."""
-  out = ring.load_part(step, _OUT, index)
-  if inputs.stats.low_bits is None:
+  out = rings.rows.load_part(step, _OUT, index)
+  if rings.words is None:
     return out
-  word, number = divmod(index, low_bits.NUMBERS)
-  return low_bits.restore(out, row_ops.load_words(ring.at(step, _WORDS), word, len(out)), number)
+  word, number = divmod(index, low_bits.per_word(rings.words.rows.dtype))
+  words = row_ops.load_words(rings.words.at(step, 0), word, len(out))
+  return low_bits.restore(out, words, number)
 
 
 def _running_part(inputs: _Inputs, ring: Ring, step: Array, index: int) -> Array:

@@ -22,6 +22,7 @@ from resjax.typing import Array
 
 # Rows of a token in the ring.
 _FIRST, _RUNNING, _ADDEND = range(3)
+_WORD = jnp.int8  # the narrowest: at few widths is the number of parts a multiple of four
 
 
 class Outputs(NamedTuple):
@@ -106,16 +107,15 @@ def _words(like: Array) -> jax.ShapeDtypeStruct | None:
   if not low_bits.are_kept(like.dtype):
     return None
   tokens, groups, lanes = like.shape
-  rows = low_bits.num_words(row_ops.num_parts(groups)) * row_ops.part_size(groups)
-  return jax.ShapeDtypeStruct((tokens, rows, lanes), like.dtype)
+  rows = low_bits.num_words(row_ops.num_parts(groups), _WORD) * row_ops.part_size(groups)
+  return jax.ShapeDtypeStruct((tokens, rows, lanes), _WORD)
 
 
 def _store_low_bits(ref: Any, h: Row, dtype: Any) -> None:
-  """Writes words of what rounding takes from a row, up to `low_bits.NUMBERS` parts in each."""
-  steps = each(low_bits.lost, h, row_ops.rounded(h, dtype))
-  for index in range(low_bits.num_words(len(steps))):
-    start = index * low_bits.NUMBERS
-    row_ops.store_words(ref, index, low_bits.pack(steps[start : start + low_bits.NUMBERS]))
+  """Writes words of what rounding takes from a row, each of as many parts as it holds."""
+  steps, count = each(low_bits.lost, h, row_ops.rounded(h, dtype)), low_bits.per_word(_WORD)
+  for index, start in enumerate(range(0, len(steps), count)):
+    row_ops.store_part(ref, index, low_bits.pack(steps[start : start + count], _WORD))
 
 
 def _streams(read: Read, operands: MergeOperands) -> tuple[Stream, ...]:

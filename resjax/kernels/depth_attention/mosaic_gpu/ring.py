@@ -19,7 +19,7 @@ class Stream:
   """Where a row of each token lies in global memory.
 
   Attributes:
-    row: token -> reference of the row [D / 128, 128], or of one with fewer channels.
+    row: token -> reference of the row [D / 128, 128].
     valid: whether there is a row; None: always.
   """
 
@@ -99,8 +99,7 @@ class Ring:
     def copy():
       place = self._place(step, position)
       source = stream.row(self.token(step))
-      row = self.rows.at[place, pl.ds(0, source.shape[0])]
-      plgpu.copy_gmem_to_smem(source, row, self.barriers.at[place])
+      plgpu.copy_gmem_to_smem(source, self.rows.at[place], self.barriers.at[place])
 
     exists = step < self.steps
     when(exists if stream.valid is None else exists & stream.valid, copy)

@@ -12,7 +12,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
@@ -46,8 +45,8 @@ def load_part(ref: Any, index: Array | int) -> Array:
 
 
 def load_words(ref: Any, index: int, size: int) -> Array:
-  """Reads a part [size, 128] of what `store_words` wrote, in int32."""
-  return lax.bitcast_convert_type(_load_part(ref, index, size), jnp.int16).astype(jnp.int32)
+  """Reads a part [size, 128] of a row of words, in int32."""
+  return _load_part(ref, index, size).astype(jnp.int32)
 
 
 def _load_part(ref, index, size):
@@ -63,12 +62,6 @@ def store(ref: Any, row: Row) -> None:
 def store_part(ref: Any, index: Array | int, part: Array) -> None:
   """Writes a part of a row to memory, in the dtype that is there."""
   ref[pl.ds(index * part.shape[0], part.shape[0])] = part.astype(ref.dtype)
-
-
-def store_words(ref: Any, index: int, words: Array) -> None:
-  """Writes a part of int16 to a row of bfloat16, bit by bit: asynchronous copies move one dtype."""
-  size = words.shape[0]
-  ref[pl.ds(index * size, size)] = lax.bitcast_convert_type(words, ref.dtype)
 
 
 def zeros(groups: int) -> Row:

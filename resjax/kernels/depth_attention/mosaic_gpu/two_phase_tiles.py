@@ -65,17 +65,18 @@ def choose_backward(like: Array, num_slots: int, num_reads: int, threaded: bool)
   return GpuTiles(sizes[0], group, _BLOCK_SUMS, 1, numbers, sizes[1:])
 
 
-def choose_merge(like: Array, num_streams: int) -> GpuTiles | None:
+def choose_merge(like: Array, num_streams: int, numbers: tuple[int, ...] = ()) -> GpuTiles | None:
   """Returns the tile sizes of a merge, or None where a token has no room.
 
   Args:
     like: an array [..., D] of the shape and dtype of the running sum.
     num_streams: rows of a token that are read.
+    numbers: sizes of what else is in shared memory, in float32.
   """
   for programs, stay in ((MAX_PROGRAMS, 2 * num_streams), (1, num_streams)):
-    rows = fitting_rows(like, _MERGE_SUMS, (), 1, programs)
+    rows = fitting_rows(like, _MERGE_SUMS, numbers, 1, programs)
     if rows >= stay:
-      return GpuTiles(min(rows, 4 * num_streams), 1, _MERGE_SUMS, programs, ())
+      return GpuTiles(min(rows, 4 * num_streams), 1, _MERGE_SUMS, programs, numbers)
   return None
 
 

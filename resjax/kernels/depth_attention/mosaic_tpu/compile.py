@@ -36,7 +36,7 @@ class Case:
     fused: sources threaded, a direct read or a merge with the residual add and the following norm;
       or not.
     kind: `direct` read, `block`, phase 1 of a depth block, or `merge`, phase 2.
-    num_reads: S, of a depth block.
+    num_reads: S, of a depth block; 0: a direct read.
     num_tokens: T.
     width: D.
     num_slots: N.
@@ -47,7 +47,7 @@ class Case:
   name: str
   fused: bool
   kind: str = "direct"
-  num_reads: int = 8
+  num_reads: int = 0
   num_tokens: int = 8192
   width: int = 2048
   num_slots: int = 8
@@ -75,16 +75,18 @@ def compile_kernel(
   topology = topologies.get_topology_desc(CHIPS[chip].topology, "tpu")
   mesh = Mesh(np.array(topology.devices[:1]), ("data",))
   read = _read(case, Layout(mesh))
-  compile_case = {"direct": _compile_direct, "block": _compile_block, "merge": _compile_merge}
 
   def array(*shape, dtype):
     sharding = NamedSharding(mesh, PartitionSpec())
     return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
 
-  return compile_case[case.kind](case, read, array, tile_sizes)
+  if case.kind == "direct":
+    return _compile_direct(case, read, array, tile_sizes)
+  return {"block": _compile_block, "merge": _compile_merge}[case.kind](case, read, array)
 
 
 def _compile_direct(case: Case, read: Read, array: Callable, tile_sizes: TpuTiles | None):
+  """Compiles a kernel of a direct read."""
   operands = _operands(case, array)
   if case.name == "forward":
     forward = jax.jit(lambda operands: direct.forward(read, operands, tile_sizes))
@@ -98,7 +100,7 @@ def _compile_direct(case: Case, read: Read, array: Callable, tile_sizes: TpuTile
   return backward.lower(operands, stats, d_out, d_sources).compile()
 
 
-def _compile_block(case: Case, read: Read, array: Callable, _):
+def _compile_block(case: Case, read: Read, array: Callable):
   """Compiles a kernel of phase 1, whose tile sizes are its own choice."""
   operands = _operands(case, array)
   if case.name == "forward":
@@ -112,7 +114,7 @@ def _compile_block(case: Case, read: Read, array: Callable, _):
   return backward.lower(operands, Stats(*stats), d_out, d_lse, d_sources).compile()
 
 
-def _compile_merge(case: Case, read: Read, array: Callable, _):
+def _compile_merge(case: Case, read: Read, array: Callable):
   """Compiles a kernel of phase 2, which has tiles of one size."""
   rows = case.num_tokens, case.width
   source, row = array(*rows, dtype=case.dtype), array(case.width, dtype=jnp.float32)

@@ -176,7 +176,7 @@ def _factors(plan: MergePlan, counts, inputs: _Inputs, numbers, rows) -> tuple[_
   inverse_rms, logit, log_odds = (numbers[index, rows, :] for index in range(3))
   part, rest = share(log_odds), share(-log_odds)
 
-  def word(word, chunks, sums):
+  def run(word, chunks, sums):
     for lanes, out in _outs(inputs, rows, word, chunks):
       along, first, second = sums
       u = jnp.where(counts, load(inputs.running, rows, lanes), 0)
@@ -190,7 +190,7 @@ def _factors(plan: MergePlan, counts, inputs: _Inputs, numbers, rows) -> tuple[_
       sums = along, first, second
     return sums
 
-  along, first, second = map(sum_lanes, plan.for_each_word(word, (zeros(),) * 3))
+  along, first, second = map(sum_lanes, plan.for_each_word(run, (zeros(),) * 3))
   if plan.normed:
     along, scale = along / plan.width, numbers[3, rows, :]
     d_logit = scale * (first - along * second) - plan.width * along * plan.eps * scale * scale
@@ -206,7 +206,7 @@ def _factors(plan: MergePlan, counts, inputs: _Inputs, numbers, rows) -> tuple[_
 def _write(plan: MergePlan, counts, inputs: _Inputs, outputs: _Outputs, f: _Factors, rows) -> None:
   """Writes the cotangents of a group of tokens; adds to those of query and gain."""
 
-  def word(word, chunks, _):
+  def run(word, chunks, _):
     for lanes, out in _outs(inputs, rows, word, chunks):
       u = jnp.where(counts, load(inputs.running, rows, lanes), 0)
       d_mixed = load(inputs.d_out, rows, lanes)
@@ -220,7 +220,7 @@ def _write(plan: MergePlan, counts, inputs: _Inputs, outputs: _Outputs, f: _Fact
       outputs.running[rows, lanes] = d_running.astype(outputs.running.dtype)
       outputs.query[:, lanes] += _fold(f.d_dot * u)
 
-  plan.for_each_word(word)
+  plan.for_each_word(run)
 
 
 def _outs(inputs: _Inputs, rows, word, chunks) -> Iterator[tuple[Any, Array]]:

@@ -12,6 +12,7 @@ from resjax.kernels.depth_attention import low_bits
 from resjax.kernels.depth_attention.mosaic_tpu import walks
 from resjax.kernels.depth_attention.mosaic_tpu.merge_plan import (
   TOKENS,
+  WORD,
   MergePlan,
   collect_scalars,
   load,
@@ -148,7 +149,7 @@ def _mix(plan: MergePlan, counts, out, running, log_odds, mixed, rows) -> Array:
 def _write(plan: MergePlan, mixed, gain, inverse_rms, outputs: _Outputs, rows) -> None:
   """Writes h, normalised if there is a gain, and what rounding takes from it."""
 
-  def word(word, chunks, _):
+  def run(word, chunks, _):
     steps = []
     for lanes in chunks:
       h = mixed[:, lanes]
@@ -158,6 +159,6 @@ def _write(plan: MergePlan, mixed, gain, inverse_rms, outputs: _Outputs, rows) -
       if outputs.words is not None:
         steps.append(low_bits.lost(h, rounded.astype(jnp.float32)))
     if steps:
-      outputs.words[rows, word] = low_bits.pack(steps)
+      outputs.words[rows, word] = low_bits.pack(steps, WORD)
 
-  plan.for_each_word(word)
+  plan.for_each_word(run)

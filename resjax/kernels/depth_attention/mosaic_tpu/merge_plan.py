@@ -22,6 +22,10 @@ from resjax.kernels.depth_attention.two_phase_operands import MergeOperands, awa
 from resjax.typing import Array
 
 TOKENS = LANES  # of a tile
+WORD = jnp.int16  # tiles of it have as many rows as those of bfloat16
+_CHUNKS = low_bits.per_word(WORD)
+_WORD_FLOPS = 8  # per element, about, to write or to read the words
+_SCALARS = 5  # per token, at most, in rows of their own
 VMEM_LIMIT = 48 * 2**20  # of 64 MiB on v5p and 7x
 
 
@@ -65,15 +69,20 @@ class MergePlan:
   @property
   def word_width(self) -> int:
     """Words per token of what rounding takes from the output; 0 where that is not kept."""
-    chunks = self.width // LANES
-    return low_bits.num_words(chunks) * LANES if low_bits.are_kept(self.dtype) else 0
+    if not low_bits.are_kept(self.dtype):
+      return 0
+    return low_bits.num_words(self.width // LANES, WORD) * LANES
 
   @property
   def vmem_bytes(self) -> int:
-    """On-chip memory of the reverse pass, the larger one: six arrays, twice; gains and sums."""
+    """On-chip memory of the reverse pass, the larger one.
+
+    Six arrays and the words, twice; gains and sums; numbers per token on all lanes.
+    """
     tiles = 2 * 6 * TOKENS * self.width * jnp.dtype(self.dtype).itemsize
-    words = 2 * TOKENS * self.word_width * 2
-    return tiles + words + 2 * 5 * SUBLANES * self.width * 4
+    words = 2 * TOKENS * self.word_width * jnp.dtype(WORD).itemsize
+    numbers = _SCALARS * TOKENS * LANES * 4
+    return tiles + words + 2 * 5 * SUBLANES * self.width * 4 + numbers
 
   def tile(self, part: Array, step: Array) -> Array:
     """Returns the index of a tile."""
@@ -114,7 +123,7 @@ class MergePlan:
     """Shape of words [T, W], or None."""
     if not self.word_width:
       return None
-    return jax.ShapeDtypeStruct((self.num_tokens, self.word_width), jnp.int16)
+    return jax.ShapeDtypeStruct((self.num_tokens, self.word_width), WORD)
 
   def scalars(self, rows: int) -> jax.ShapeDtypeStruct:
     """Shape of numbers per token."""
@@ -143,20 +152,20 @@ class MergePlan:
   def for_each_word(self, run: Any, carry: Any = None) -> Any:
     """Folds `carry = run(word, chunks, carry)` over groups of chunks that share a word.
 
-    `word` are its lanes, of [T, W]; `chunks` those of up to `low_bits.NUMBERS` chunks.
+    `word` are its lanes, of [T, W]; `chunks` those of the chunks, as many as a word holds.
     """
 
     def group(lanes, carry):
-      first, word = lanes.start, lanes.start // low_bits.NUMBERS
+      first, word = lanes.start, lanes.start // _CHUNKS
       if not isinstance(first, int):
         first, word = pl.multiple_of(first, span), pl.multiple_of(word, LANES)
       chunks = [pl.ds(first + start, LANES) for start in range(0, lanes.size, LANES)]
       return run(pl.ds(word, LANES), chunks, carry)
 
-    span = low_bits.NUMBERS * LANES
+    span = _CHUNKS * LANES
     whole = self.width - self.width % span
     if whole:
-      carry = walks.for_each_chunk(whole, span, group, carry, unrolled=4)
+      carry = walks.for_each_chunk(whole, span, group, carry, at_once=4)
     return group(pl.ds(whole, self.width - whole), carry) if self.width > whole else carry
 
   def compiler_params(self) -> pltpu.CompilerParams:
@@ -169,7 +178,8 @@ class MergePlan:
     """Declares that `arrays` [T, D] and the words are moved, with `flops` per element."""
     elements = self.num_tokens * self.width
     size = jnp.dtype(self.dtype).itemsize
-    words = self.num_tokens * self.word_width * 2
+    words = self.num_tokens * self.word_width * jnp.dtype(WORD).itemsize
+    flops += _WORD_FLOPS if words else 0
     return pl.CostEstimate(
       flops=flops * elements,
       transcendentals=self.num_tokens,

@@ -40,10 +40,10 @@ _CLEARING = 16  # stores in a row
 
 CASES = (
   *(Case(name, fused) for name in ("forward", "backward") for fused in (False, True)),
-  Case("forward", False, "block"),
-  Case("backward", True, "block"),
-  Case("forward", True, "merge"),
-  Case("backward", True, "merge"),
+  Case("forward", False, "block", num_reads=8),
+  Case("backward", True, "block", num_reads=8),
+  Case("forward", True, "merge", num_reads=8),
+  Case("backward", True, "merge", num_reads=8),
 )
 
 

@@ -21,11 +21,11 @@ def for_each_row_group(tokens: int, run: Callable[[Array, Any], None]) -> None:
 
 
 def for_each_chunk(
-  width: int, chunk: int, run: Callable[[Any, Any], Any], carry: Any = None, unrolled: int = 16
+  width: int, chunk: int, run: Callable[[Any, Any], Any], carry: Any = None, at_once: int = 16
 ) -> Any:
-  """Folds `carry = run(lanes, carry)` over all chunks of channels, up to `unrolled` in a step."""
+  """Folds `carry = run(lanes, carry)` over all chunks of channels, up to `at_once` in a step."""
   count = width // chunk
-  unrolled = max(n for n in range(1, unrolled + 1) if count % n == 0)
+  unrolled = max(n for n in range(1, at_once + 1) if count % n == 0)
 
   def span(index, carry):
     for offset in range(unrolled):

@@ -13,6 +13,8 @@ from resjax.kernels.depth_attention.two_phase_operands import (
 )
 from resjax.typing import Array, wide_dtype
 
+_WORD = jnp.int16
+
 
 def forward(read: Read, operands: MergeOperands) -> tuple[Array, Array | None, MergeStats]:
   """Merges; see `depth_attention_merge` for the equations.
@@ -90,23 +92,30 @@ def _mixed_backward(read, operands, out, stats, d_out):
 
 def _low_bits(out: Array) -> Array:
   """Returns words of what rounding takes from the output: its quarters joined, the last padded."""
-  # XLA may drop a conversion there and back, but not this.
-  rounded = jax.lax.reduce_precision(out, exponent_bits=8, mantissa_bits=7)
-  return low_bits.pack(_quarters(low_bits.lost(out, rounded)))
+  return low_bits.pack(_quarters(low_bits.lost(out, _rounded(out))), _WORD)
 
 
 def _restored(out: Array, words: Array | None) -> Array:
   """Returns the output before its rounding, as far as it was kept."""
+  out = _wide(out)
   if words is None:
-    return _wide(out)
-  words, quarters = words.astype(jnp.int32), _quarters(_wide(out))
+    return out
+  words, quarters = words.astype(jnp.int32), _quarters(_rounded(out))
   parts = [low_bits.restore(part, words, index) for index, part in enumerate(quarters)]
-  return jnp.concatenate(parts, axis=-1)[..., : out.shape[-1]]
+  restored = jnp.concatenate(parts, axis=-1)[..., : out.shape[-1]]
+  # What is put together from bits has no derivative, but the output has one.
+  return out + jax.lax.stop_gradient(restored - out)
+
+
+def _rounded(x: Array) -> Array:
+  """Rounds to bfloat16; XLA may drop a conversion there and back, but not this."""
+  return jax.lax.reduce_precision(x, exponent_bits=8, mantissa_bits=7)
 
 
 def _quarters(x: Array) -> list[Array]:
-  padding = [(0, 0)] * (x.ndim - 1) + [(0, -x.shape[-1] % low_bits.NUMBERS)]
-  return jnp.split(jnp.pad(x, padding), low_bits.NUMBERS, axis=-1)
+  count = low_bits.per_word(_WORD)
+  padding = [(0, 0)] * (x.ndim - 1) + [(0, -x.shape[-1] % count)]
+  return jnp.split(jnp.pad(x, padding), count, axis=-1)
 
 
 def _running(operands: MergeOperands) -> Array:
