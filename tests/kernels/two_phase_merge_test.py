@@ -74,6 +74,26 @@ def test_what_rounding_the_output_takes_from_the_gradient_of_the_logit(share, no
   assert max(gradients["['lse']"], gradients["['query']"]) <= 2**-12 / (1 - share), gradients
 
 
+# Not in a norm of a sum that is much the longer one: dh is then at right angles to u, nearly.
+@pytest.mark.parametrize("norm", [False, True])
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+@pytest.mark.parametrize(
+  ("of_sum", "of_read"), [(10, 1), (1, 10), (1, 1e4), (1e10, 1e10), (1e-10, 1e-10)]
+)
+def test_a_merge_of_short_and_long_rows(of_sum, of_read, dtype, norm):
+  (out, lse, running, query, addend, gain), d = merge_example(dtype, norm, 0.0)
+
+  def times(x, scale):
+    return (x.astype(jnp.float32) * scale).astype(dtype)
+
+  rows = times(out, of_read), times(running, of_sum), times(addend, of_sum)
+  inputs = rows[0], lse, rows[1], query, rows[2], gain
+  outputs, gradients = merge_errors(inputs, d)
+  exact = dtype == jnp.float32
+  assert max(outputs.values()) <= (2e-6 if exact else 4e-3), outputs
+  assert max(gradients.values()) <= (1e-5 if exact else 4e-3), gradients
+
+
 def test_second_derivatives_of_a_merge_in_bfloat16():
   (out, lse, running, query, addend, gain), _ = merge_example(jnp.bfloat16, True, 0.0)
   along = jnp.asarray(np.random.default_rng(6).normal(size=query.shape), jnp.float32)
