@@ -38,15 +38,26 @@ def lost(x: Array, rounded: Array) -> Array:
   whatever the exponent. Half a step up to the next one, 8, becomes 7.
 
   Args:
-    x: float32.
-    rounded: x rounded to bfloat16, in float32; of the same sign, as zero too.
+    x: float32 [...].
+    rounded: x rounded to bfloat16, in float32 [...]; of the same sign, as zero too.
+
+  Returns:
+    int32 [...].
   """
   difference = _bits(x) - _bits(rounded)
   return jnp.minimum((difference + (1 << _STILL_LOST - 1)) >> _STILL_LOST, 7)
 
 
 def pack(steps: Sequence[Array], dtype: jnp.dtype) -> Array:
-  """Joins up to `per_word(dtype)` arrays of `lost` to words of an integer dtype."""
+  """Joins numbers of several arrays to words: Σ_i (steps_i mod 16) 16^i.
+
+  Args:
+    steps: of `lost`, up to `per_word(dtype)` arrays [...].
+    dtype: of the words, an integer one.
+
+  Returns:
+    [...] in `dtype`.
+  """
   word = steps[-1] << _BITS * (len(steps) - 1)
   for index, step in enumerate(steps[:-1]):
     word |= (step & 2**_BITS - 1) << _BITS * index
@@ -57,9 +68,12 @@ def restore(rounded: Array, words: Array, index: int) -> Array:
   """Returns x to 12 bits.
 
   Args:
-    rounded: as given to `lost`.
-    words: of `pack`, in int32.
+    rounded: float32 [...], as given to `lost`.
+    words: of `pack`, in int32 [...].
     index: of the array in the words.
+
+  Returns:
+    float32 [...].
   """
   step = (words << 32 - _BITS * (index + 1)) >> 32 - _BITS
   return jax.lax.bitcast_convert_type(_bits(rounded) + (step << _STILL_LOST), jnp.float32)

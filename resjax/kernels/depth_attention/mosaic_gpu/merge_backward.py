@@ -130,24 +130,24 @@ def _kernel(
     Stream(functools.partial(_row_of, ref), counts if index == _RUNNING else None)
     for index, ref in enumerate(rows)
   )
-  ring, words = call.make_ring(buffer, streams, tokens, programs), None
+  rings = _Rings(call.make_ring(buffer, streams, tokens, programs), None)
   if word_buffer:
     word_stream = Stream(functools.partial(_row_of, inputs.stats.low_bits))
-    words = call.make_ring(word_buffer, (word_stream,), tokens, programs)
-  rings = _Rings(ring, words)
+    rings = rings._replace(words=call.make_ring(word_buffer, (word_stream,), tokens, programs))
 
   def token_backward(step, totals):
     _wait(rings, step)
     factors, d_logit = _factors(read, inputs, rings, sums, step)
-    updated.lse[operands.counts[1], ring.token(step)] = -d_logit
+    updated.lse[operands.counts[1], rings.rows.token(step)] = -d_logit
     totals = _write(inputs, updated, rings, step, factors, totals)
-    for each in filter(None, rings):
-      each.release(step, range(len(each.streams)))
+    row_ops.synchronize()
+    for ring in filter(None, rings):
+      ring.refill(step, range(len(ring.streams)))
     return totals
 
   zeros = row_ops.zeros(groups)
   totals = _Sums(zeros, zeros if normed else None)
-  totals = lax.fori_loop(jnp.int32(0), ring.steps, token_backward, totals)
+  totals = lax.fori_loop(jnp.int32(0), rings.rows.steps, token_backward, totals)
   for ref, total in zip(jax.tree.leaves(outputs), filter(None, totals), strict=True):
     row_ops.store(ref.at[call.program()], total)
 

@@ -85,6 +85,10 @@ class Ring:
   def release(self, step: Array, positions: range) -> None:
     """Gives up the rows of some positions, valid or not, once all threads have done with them."""
     row_ops.synchronize()
+    self.refill(step, positions)
+
+  def refill(self, step: Array, positions: range) -> None:
+    """Copies what comes next to the rows of some positions, which no thread needs any more."""
     for position in positions:
       self._fetch(step, position + self.rows.shape[0])
 
