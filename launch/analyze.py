@@ -21,8 +21,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from launch import cli, subjects
-from resjax import distributed, locations
+from launch import cli, model_flags
+from resjax import locations, processes
 from resjax.analysis.alignment import READINGS, Alignment
 from resjax.analysis.heat_map import heat_map
 from resjax.analysis.measurement import measure
@@ -30,8 +30,8 @@ from resjax.analysis.probing import EVERY, ProbeConfig
 from resjax.analysis.report import axis, heat_text, writing
 from resjax.analysis.report.results import Results
 from resjax.analysis.sensitivity import Sensitivity
-from resjax.data.measured_text import MeasuredText
-from resjax.subjects import Subject
+from resjax.data.eval_text import MeasuredText
+from resjax.measured_models import Subject
 
 _OUT = flags.DEFINE_string("out", "runs/analysis", "Folder for page, plots and numbers.")
 _TEXT = flags.DEFINE_string(
@@ -59,9 +59,9 @@ def main() -> None:
   if _TEXT.value is not None and not _TEXT.value.strip():
     raise ValueError("--text is empty; give a text of two tokens or more, or leave it out")
   found = [_sensitivity(path) for path in _SENSITIVITIES.value]
-  models = _named_apart(subjects.load())
+  models = _named_apart(model_flags.load())
   _check_owners(found, models)
-  texts = [subjects.read_text(subject) for subject in models]
+  texts = [model_flags.read_text(subject) for subject in models]
   shown = [_shown_tokens(subject, text) for subject, text in zip(models, texts, strict=True)]
   folder = locations.path(_OUT.value, "--out", writable=True)
   if first:
@@ -81,7 +81,7 @@ def main() -> None:
     show(results, Console())
     for file in files:
       print(file)
-  distributed.shutdown()
+  processes.shutdown()
 
 
 def _alignment(subject: Subject, text: MeasuredText, config: ProbeConfig) -> Alignment:

@@ -19,13 +19,13 @@ import jax
 from absl import flags
 from rich.console import Console
 
-from launch import aot_table, cli, topology
-from launch.topology import Topology
+from launch import cli, topology
 from resjax import experiment
+from resjax.aot import absent_devices, compile_step, suggest_settings, table
+from resjax.aot.absent_devices import Topology
+from resjax.aot.memory import GIB, DoesNotFitError
 from resjax.sharding import Layout
-from resjax.train import ahead, fit
 from resjax.train.config import Run
-from resjax.train.step_memory import GIB, DoesNotFitError
 
 _CONFIG = cli.define_config("What would be trained.")
 _SLICES = flags.DEFINE_integer("num_slices", 1, "Slices; config.mesh.data joins.", lower_bound=1)
@@ -39,7 +39,7 @@ def main() -> None:
   config = cli.config_value(_CONFIG)
   if not topology.FLAG.value:
     raise ValueError("no topology; give one, for example --topology=v5e-256")
-  target = topology.describe(topology.FLAG.value, _SLICES.value)
+  target = absent_devices.describe(topology.FLAG.value, _SLICES.value)
   run, layout = experiment.build_ahead(config, target.devices)
   console = Console(stderr=_JSON.value)
   fits, report = (_search if _SEARCH.value else _once)(run, layout, target, console)
@@ -54,26 +54,28 @@ def main() -> None:
 
 
 def _once(run: Run, layout: Layout, target: Topology, console: Console) -> tuple[bool, dict]:
-  aot_table.show_target(run, layout, target, console)
+  table.show_target(run, layout, target, console)
   try:
-    report = ahead.compile_step(run, layout)
+    report = compile_step.compile_step(run, layout)
   except DoesNotFitError as error:
     return False, _refused(run, layout, target, error, console)
-  aot_table.show_report(report, target, console)
+  table.show_report(report, target, console)
   return True, {"fits": True, **dataclasses.asdict(report)}
 
 
 def _search(run: Run, layout: Layout, target: Topology, console: Console) -> tuple[bool, dict]:
-  aot_table.show_target(run, layout, target, console)
+  table.show_target(run, layout, target, console)
   tries = []
-  for one in fit.search(run, layout, lambda run: ahead.compile_step(run, layout)):
-    aot_table.show_try(one, console)
+  for one in suggest_settings.search(
+    run, layout, lambda run: compile_step.compile_step(run, layout)
+  ):
+    table.show_try(one, console)
     tries.append(one)
-  best = fit.best(tries)
+  best = suggest_settings.best(tries)
   if best is None:
     last = tries[-1]  # full recomputation, one row
     return False, _refused(last.run, layout, target, last.outcome, console)
-  aot_table.show_report(best.outcome, target, console)
+  table.show_report(best.outcome, target, console)
   console.print(f"use {best.flags}", soft_wrap=True, highlight=False)
   found = {"fits": True, "flags": best.flags, "tries": {one.flags: one.fits for one in tries}}
   return True, found | dataclasses.asdict(best.outcome)
@@ -82,8 +84,8 @@ def _search(run: Run, layout: Layout, target: Topology, console: Console) -> tup
 def _refused(
   run: Run, layout: Layout, target: Topology, error: DoesNotFitError, console: Console
 ) -> dict:
-  changes = fit.suggestions(run, layout, error, target.num_slices)
-  aot_table.show_refusal(error, changes, console)
+  changes = suggest_settings.suggestions(run, layout, error, target.num_slices)
+  table.show_refusal(error, changes, console)
   return {
     "fits": False,
     "required": error.required,

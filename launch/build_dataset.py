@@ -8,8 +8,8 @@ accelerators, and lets one look at the counts before anything is trained.
 
 from launch import cli
 from resjax import experiment
+from resjax.data.build_table import build_and_show
 from resjax.data.config import DataConfig
-from resjax.data.report import build_and_show
 
 _CONFIG = cli.define_config("What to build.")
 

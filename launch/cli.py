@@ -10,8 +10,8 @@ from typing import NoReturn
 from absl import app, flags, logging
 from ml_collections import config_flags
 
-from resjax import distributed
-from resjax.train.interrupt import SIGINT_CODE, Interrupted
+from resjax import processes
+from resjax.processes.signals import SIGINT_CODE, Interrupted
 
 _BRINGUP, _HEARTBEAT = 300, 100  # seconds that several processes wait for each other
 
@@ -44,17 +44,17 @@ def run(main: Callable[..., None], takes_words: bool = False) -> NoReturn:
       main(*([argv[1:], after] if takes_words else []))
     except Interrupted as stop:
       if stop.agreed:
-        distributed.shutdown()
-      distributed.end(str(stop), stop.code)
+        processes.shutdown()
+      processes.end(str(stop), stop.code)
     except KeyboardInterrupt:
-      distributed.end("interrupted; the same command goes on where it can", SIGINT_CODE)
+      processes.end("interrupted; the same command goes on where it can", SIGINT_CODE)
     except Exception as error:
       if isinstance(error, ValueError | OSError) and flags.FLAGS["verbosity"].value <= 0:
-        _fail(distributed.explain(error))
-      if not distributed.active():
+        _fail(processes.explain(error))
+      if not processes.active():
         raise
       traceback.print_exc()
-      _fail(f"{type(error).__name__}: {distributed.explain(error)}")
+      _fail(f"{type(error).__name__}: {processes.explain(error)}")
 
   flags.FLAGS.set_gnu_getopt(takes_words)  # flags may follow words
   app.run(guarded, argv=arguments, flags_parser=_parse)
@@ -62,7 +62,7 @@ def run(main: Callable[..., None], takes_words: bool = False) -> NoReturn:
 
 def join() -> None:
   """Joins the other processes of the command, if there are any; before any device is touched."""
-  distributed.initialize(bringup_seconds=_BRINGUP, heartbeat_seconds=_HEARTBEAT)
+  processes.initialize(bringup_seconds=_BRINGUP, heartbeat_seconds=_HEARTBEAT)
 
 
 def _drop_repeated_reports() -> None:
@@ -109,4 +109,4 @@ def _parse(argv: list[str]) -> list[str]:
 
 
 def _fail(message: object) -> NoReturn:
-  distributed.end(f"error: {' '.join(str(message).split())}", 1)
+  processes.end(f"error: {' '.join(str(message).split())}", 1)

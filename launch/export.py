@@ -8,7 +8,7 @@ In one process, whose host or devices hold the whole model.
 from absl import flags
 
 from launch import cli
-from resjax import distributed, experiment
+from resjax import experiment, processes
 from resjax.interop import huggingface
 from resjax.interop.huggingface.exporting import DTYPES
 from resjax.train import restore
@@ -23,7 +23,7 @@ def main() -> None:
   """Writes the folder and says what it is."""
   if _CHECKPOINT.value is None or _OUT.value is None:
     raise ValueError("give both, for example --checkpoint=runs/tiny --out=exported/tiny")
-  distributed.refuse_several("launch.export")
+  processes.refuse_several("launch.export")
   saved = restore.find(_CHECKPOINT.value, "--checkpoint")
   run = experiment.load(str(saved.workdir))
   huggingface.express(run.decoder)  # before the parameters are read

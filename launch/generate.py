@@ -9,7 +9,7 @@ import jax
 from absl import flags
 
 from launch import cli
-from resjax import distributed, experiment
+from resjax import experiment, processes
 from resjax.data.tokenizer import END_OF_TEXT
 from resjax.models.sampling import check_options
 from resjax.train import restore
@@ -51,7 +51,7 @@ def main() -> None:
   if jax.process_index() == 0:
     pairs = zip(prompts, texts, strict=True)
     print("\n----\n".join(prompt + text for prompt, text in pairs))
-  distributed.shutdown()
+  processes.shutdown()
 
 
 if __name__ == "__main__":

@@ -17,13 +17,13 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from launch import cli, subjects
-from resjax import distributed, locations
+from launch import cli, model_flags
+from resjax import locations, processes
 from resjax.analysis.alignment import Alignment
 from resjax.analysis.interventions import sensitivity
 from resjax.analysis.sensitivity import Sensitivity
 from resjax.locations import Location
-from resjax.subjects import Subject
+from resjax.measured_models import Subject
 
 _ALPHAS = flags.DEFINE_list("alphas", ["0", "0.25", "0.5"], "Factors of the stream at a cut.")
 _LAYERS = flags.DEFINE_list("layers", [], "To cut, negative ones from the end; default: each.")
@@ -37,20 +37,20 @@ def main() -> None:
   cli.join()
   out = _out()
   alphas, layers = _numbers(_ALPHAS, float), _numbers(_LAYERS, int)
-  if len(subjects.CHECKPOINTS.value) + len(subjects.FOLDERS.value) > 1:
+  if len(model_flags.CHECKPOINTS.value) + len(model_flags.FOLDERS.value) > 1:
     raise ValueError("several models; give one --checkpoint or one --hf")
-  (subject,) = subjects.load()
+  (subject,) = model_flags.load()
   found = _measure(subject, alphas, layers)
   if jax.process_index() == 0:
     console = Console()
     show(found, console)
     locations.write_text(out, found.to_json())
     console.print(str(out), markup=False, highlight=False, soft_wrap=True)
-  distributed.shutdown()
+  processes.shutdown()
 
 
 def _measure(subject: Subject, alphas: list[float], layers: list[int]) -> Sensitivity:
-  text = subjects.read_text(subject)
+  text = model_flags.read_text(subject)
   console = Console(stderr=True, quiet=jax.process_index() != 0)
   with Progress(console=console, transient=True) as bar:
     task = bar.add_task("evaluating", total=None)

@@ -28,12 +28,12 @@ from rich.console import Console
 
 from launch import cli
 from resjax import experiment
-from resjax.analysis import sweep
-from resjax.analysis.sweep import Result, SweepRun
+from resjax.analysis import sweep_table
+from resjax.analysis.sweep_table import Result, SweepRun
+from resjax.processes.signals import SIGINT_CODE, Interrupted
+from resjax.records.metrics_log import FILE_NAME, read_metrics
 from resjax.train import workdir
 from resjax.train.config import Run
-from resjax.train.interrupt import SIGINT_CODE, Interrupted
-from resjax.train.logging import FILE_NAME, read_metrics
 
 _CONFIG = cli.define_config("The sweep.")
 _PRINT = flags.DEFINE_bool("print_commands", False, "Only print one command per run.")
@@ -52,7 +52,7 @@ def main() -> None:
   module = runpy.run_path(path)
   if "sweep" not in module:
     raise ValueError(f"{path} has no sweep(config); choose one of configs/ablations")
-  runs = sweep.expand(config, module["sweep"](config))
+  runs = sweep_table.expand(config, module["sweep"](config))
   chosen = _chosen(runs, _ONLY.value)
   refused = {run.name: error for run in runs if (error := _check(run)) is not None}
   errors = {run.name: refused[run.name] for run in chosen if run.name in refused}
@@ -67,9 +67,9 @@ def main() -> None:
     errors |= _run_all([run for run in chosen if run.name not in errors], console)
   results = [_collect(run, errors.get(run.name)) for run in runs]
   folder = workdir.place(config.workdir)
-  sweep.show(results, console)
-  files = sweep.save(results, folder)
-  files.append(sweep.plot(results, module.get("CURVES"), f"{folder}  ({path})", folder))
+  sweep_table.show(results, console)
+  files = sweep_table.save(results, folder)
+  files.append(sweep_table.plot(results, module.get("CURVES"), f"{folder}  ({path})", folder))
   for file in filter(None, files):
     console.print(str(file), soft_wrap=True)
   if errors:
@@ -89,7 +89,7 @@ def _run_all(runs: list[SweepRun], console: Console) -> dict[str, str]:
   errors = {}
   for number, run in enumerate(runs, 1):
     title = f"run {number} of {len(runs)}: {run.name}"
-    if _collect(run).status == sweep.DONE:
+    if _collect(run).status == sweep_table.DONE:
       console.print(f"{title} is done")
       continue
     console.rule(title)
@@ -172,7 +172,7 @@ def _collect(run: SweepRun, error: str | None = None) -> Result:
   folder = workdir.place(run.config.workdir)
   records = read_metrics(folder / FILE_NAME) if (folder / FILE_NAME).exists() else []
   costs = workdir.read(folder)["costs"] if (folder / workdir.RECORD).exists() else {}
-  return sweep.result(run, records, costs, error)
+  return sweep_table.result(run, records, costs, error)
 
 
 if __name__ == "__main__":

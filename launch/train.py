@@ -13,7 +13,7 @@ import jax
 from absl import flags
 
 from launch import cli
-from resjax import distributed, experiment
+from resjax import experiment, processes
 from resjax.train.dry_run import dry_run
 from resjax.train.loop import train
 from resjax.train.profile import parse_steps
@@ -42,14 +42,14 @@ _HEARTBEAT = flags.DEFINE_integer(
 def main() -> None:
   """Trains the config of the command line, or tells what that would be."""
   config = cli.config_value(_CONFIG)
-  distributed.initialize(bringup_seconds=_BRINGUP.value, heartbeat_seconds=_HEARTBEAT.value)
+  processes.initialize(bringup_seconds=_BRINGUP.value, heartbeat_seconds=_HEARTBEAT.value)
   run = experiment.build(config)
   profile_steps = parse_steps(_PROFILE.value, run.train.steps)
   if not _DRY_RUN.value:
     train(run, profile_steps=profile_steps)
   elif jax.process_index() == 0:
     dry_run(run)
-  distributed.shutdown()
+  processes.shutdown()
 
 
 if __name__ == "__main__":

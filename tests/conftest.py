@@ -48,7 +48,7 @@ def bucket(gcs):
 @pytest.fixture
 def no_tpu(monkeypatch):
   """What libtpu asks a machine without a TPU about."""
-  from resjax.kernels.depth_attention.mosaic_tpu.compile import ENVIRONMENT  # few tests need it
+  from resjax.aot.absent_devices import ENVIRONMENT  # few tests need it
 
   for name, value in ENVIRONMENT.items():
     monkeypatch.setenv(name, value)

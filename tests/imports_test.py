@@ -13,23 +13,27 @@ ROOT = Path(__file__).parents[1]
 FORBIDDEN = {"tensorflow", "torch", "transformers", "tokamax", "sklearn"}
 
 # Times published kernels beside those of resjax; imports nothing of theirs before it runs them.
-TORCH_ARMS = ROOT / "resjax" / "kernels" / "depth_attention" / "bench" / "torch_arms.py"
+TORCH_ARMS = ROOT / "launch" / "bench" / "kernels" / "torch_arms.py"
 
 # Part of resjax -> the other parts that it may import.
 ALLOWED = {
   "_version": set(),
   "typing": set(),
-  "sharding": {"typing"},
-  "distributed": set(),
+  "ranges": set(),
   "locations": set(),
-  "kernels": {"typing", "sharding"},
+  "hardware": set(),
+  "sharding": {"typing"},
+  "processes": {"locations"},
+  "records": {"locations"},
+  "checkpoint": {"typing", "ranges", "locations"},
+  "kernels": {"typing", "hardware", "sharding"},
   "nn": {"typing", "sharding", "kernels"},
   "combinators": {"typing", "sharding", "kernels"},
   "models": {"typing", "sharding", "kernels", "nn", "combinators", "losses"},
-  "data": {"typing", "locations"},
+  "data": {"typing", "ranges", "locations"},
   "losses": {"typing"},
-  "metrics": {"typing"},
-  "optim": {"typing"},
+  "metrics": {"typing", "hardware"},
+  "optim": {"typing", "ranges"},
   "interop": {"typing", "locations", "sharding", "kernels", "nn", "combinators", "models", "data"},
   "analysis": {
     "typing",
@@ -43,9 +47,11 @@ ALLOWED = {
     "metrics",
   },
 }
-ALLOWED["train"] = set(ALLOWED) - {"_version"}
-ALLOWED["experiment"] = set(ALLOWED) - {"_version"}
-ALLOWED["subjects"] = set(ALLOWED) - {"_version"}
+BASE = set(ALLOWED) - {"_version"}
+ALLOWED["train"] = BASE
+ALLOWED["aot"] = BASE | {"train"}
+ALLOWED["experiment"] = BASE | {"train"}
+ALLOWED["measured_models"] = BASE | {"train", "experiment"}
 ALLOWED["__init__"] = {"_version"}
 
 

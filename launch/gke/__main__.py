@@ -12,11 +12,11 @@ import re
 
 from absl import flags
 
-from launch import cli, steps, targets
+from launch import cli, launcher_args, shell_steps
 from launch.accelerators import tpu_slice
 from launch.gke import commands
 from launch.gke.jobset import GpuNodes, Job, TpuNodes
-from launch.steps import Step
+from launch.shell_steps import Step
 
 _NAME = flags.DEFINE_string("name", "", "Of the JobSet.")
 _NAMESPACE = flags.DEFINE_string("namespace", "default", "Of Kubernetes.")
@@ -45,17 +45,17 @@ _DRY_RUN = flags.DEFINE_bool("dry_run", False, "Print the commands instead of ru
 def main(words: list[str], command: list[str]) -> None:
   """Does what the word on the command line says."""
   verbs = {"run": _create, "logs": _logs, "status": _status, "delete": _delete}
-  verb = targets.choose(verbs, words)
+  verb = launcher_args.choose(verbs, words)
   if command and words[0] != "run":
     raise ValueError(f"{words[0]} runs no command; leave out what follows --")
   # The last part of the name of a pod, after those that the controllers add, has up to 63 letters.
   if not re.fullmatch(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?", _NAME.value):
     raise ValueError(f"--name={_NAME.value} must be up to 40 of a-z, 0-9 and -, first a letter")
-  steps.run(verb(*([command] if words[0] == "run" else [])), _again(), _DRY_RUN.value)
+  shell_steps.run(verb(*([command] if words[0] == "run" else [])), _again(), _DRY_RUN.value)
 
 
 def _again() -> str:
-  return targets.same_again("launch.gke")
+  return launcher_args.same_again("launch.gke")
 
 
 def _create(command: list[str]) -> list[Step]:
@@ -83,10 +83,10 @@ def _cluster() -> commands.Cluster:
 
 
 def _job(command: list[str]) -> Job:
-  targets.require_command(command)
+  launcher_args.require_command(command)
   claims = _claims()
   otherwise = "mount a volume that all pods share, --claim=CLAIM=/PATH, and put it there"
-  targets.require_shared_workdir(command, list(claims.values()), otherwise)
+  launcher_args.require_shared_workdir(command, list(claims.values()), otherwise)
   if not _IMAGE.value:
     raise ValueError("--image is missing; launch/gke/README.md says how to build one")
   return Job(
@@ -95,7 +95,7 @@ def _job(command: list[str]) -> Job:
     nodes=_nodes(),
     image=_IMAGE.value,
     command=tuple(command),
-    environment=targets.environment(_ENV.value),
+    environment=launcher_args.environment(_ENV.value),
     spot=_SPOT.value,
     queue=_QUEUE.value,
     service_account=_ACCOUNT.value,

@@ -6,7 +6,7 @@ import yaml
 
 from launch.gke.jobset import Job, TpuNodes, manifest, selector
 from launch.shell import COORDINATOR_PORT, EXIT, one_line, supervised
-from launch.steps import Step
+from launch.shell_steps import Step
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,7 +9,7 @@ import sys
 
 from absl import flags
 
-from launch import cli, targets
+from launch import cli, launcher_args
 from launch.local import processes
 
 _NUM = flags.DEFINE_integer("num_processes", 2, "How many processes.", lower_bound=1)
@@ -27,7 +27,7 @@ def main(words: list[str], command: list[str]) -> None:
   """Runs the command that follows `--`."""
   if words:
     raise ValueError(f"unexpected argument {words[0]!r}; the command follows --")
-  targets.require_command(command)
+  launcher_args.require_command(command)
   port = _PORT.value or processes.free_port()
   if _DRY_RUN.value:
     for added in processes.environments(_NUM.value, port, _DEVICES.value, {}):

@@ -14,9 +14,9 @@ from pathlib import Path
 
 from absl import flags
 
-from launch import cli, steps, targets
+from launch import cli, launcher_args, shell_steps
+from launch.shell_steps import Step
 from launch.slurm.script import Job, script
-from launch.steps import Step
 
 _NAME = flags.DEFINE_string("name", "", "Of the job.")
 _NODES = flags.DEFINE_integer("nodes", 1, "How many nodes.", lower_bound=1)
@@ -39,17 +39,17 @@ _DRY_RUN = flags.DEFINE_bool("dry_run", False, "Print the commands instead of ru
 def main(words: list[str], command: list[str]) -> None:
   """Does what the word on the command line says."""
   verbs = {"run": _run, "logs": _logs, "status": _status, "delete": _delete}
-  verb = targets.choose(verbs, words)
+  verb = launcher_args.choose(verbs, words)
   if command and words[0] != "run":
     raise ValueError(f"{words[0]} runs no command; leave out what follows --")
   if not re.fullmatch(r"[A-Za-z0-9][\w.-]*", _NAME.value):
     raise ValueError(f"--name={_NAME.value} must be of letters, digits, and ._- within")
   todo = verb(*([command] if words[0] == "run" else []))
-  steps.run(todo, targets.same_again("launch.slurm"), _DRY_RUN.value)
+  shell_steps.run(todo, launcher_args.same_again("launch.slurm"), _DRY_RUN.value)
 
 
 def _run(command: list[str]) -> list[Step]:
-  targets.require_command(command)
+  launcher_args.require_command(command)
   job = _job(command)
   if job.container and not _DRY_RUN.value and shutil.which("apptainer") is None:
     raise ValueError(f"--container={job.container} needs apptainer, which is not on PATH")
@@ -87,7 +87,7 @@ def _job(command: list[str]) -> Job:
     setup=_SETUP.value,
     container=_CONTAINER.value,
     command=tuple(command),
-    environment=targets.environment(_ENV.value),
+    environment=launcher_args.environment(_ENV.value),
     grace_seconds=_GRACE.value,
     options=tuple(_OPTION.value),
   )

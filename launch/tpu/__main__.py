@@ -16,9 +16,9 @@ from pathlib import Path
 
 from absl import flags
 
-from launch import cli, steps, targets
+from launch import cli, launcher_args, shell_steps
 from launch.accelerators import tpu_slice
-from launch.steps import Step
+from launch.shell_steps import Step
 from launch.tpu import commands, remote, resume
 
 _NAME = flags.DEFINE_string("name", "", "Of the queued resource and its nodes.")
@@ -59,14 +59,14 @@ def main(words: list[str], command: list[str]) -> None:
     "stop": lambda: _run([Step("stop it", commands.stop(_resource(), _STOP.value))]),
     "delete": lambda: _run([Step("delete the hosts", commands.delete(_resource()))]),
   }
-  verb = targets.choose(verbs, words)
+  verb = launcher_args.choose(verbs, words)
   if command and words[0] not in ("run", "resume"):
     raise ValueError(f"{words[0]} runs no command; leave out what follows --")
   verb()
 
 
 def _run(todo: list[Step]) -> None:
-  steps.run(todo, targets.same_again("launch.tpu"), _DRY_RUN.value)
+  shell_steps.run(todo, launcher_args.same_again("launch.tpu"), _DRY_RUN.value)
 
 
 def _resource() -> commands.Resource:
@@ -102,10 +102,10 @@ def _install() -> list[Step]:
 
 
 def _start(command: list[str]) -> list[Step]:
-  targets.require_command(command)
+  launcher_args.require_command(command)
   otherwise = "say which folder all hosts share, --shared_folder=/PATH, and put it there"
-  targets.require_shared_workdir(command, [_SHARED.value], otherwise)
-  return commands.start(_resource(), command, targets.environment(_ENV.value))
+  launcher_args.require_shared_workdir(command, [_SHARED.value], otherwise)
+  return commands.start(_resource(), command, launcher_args.environment(_ENV.value))
 
 
 def _logs() -> tuple[str, ...]:
@@ -134,7 +134,7 @@ def _resume(command: list[str]) -> None:
     create=_create,
     install=_install,
     start=lambda: _start(command),
-    go_on=targets.same_again("launch.tpu"),
+    go_on=launcher_args.same_again("launch.tpu"),
     poll_seconds=_POLL.value,
   )
   if _DELETE.value:

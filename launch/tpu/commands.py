@@ -5,7 +5,7 @@ import shlex
 from collections.abc import Sequence
 
 from launch.accelerators import TpuSlice
-from launch.steps import Step
+from launch.shell_steps import Step
 from launch.tpu import remote
 
 _GROUP = ("gcloud", "compute", "tpus", "queued-resources")

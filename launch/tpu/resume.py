@@ -4,9 +4,9 @@ import re
 import time
 from collections.abc import Callable, Sequence
 
-from launch import steps
+from launch import shell_steps
 from launch.shell import STOPPED
-from launch.steps import Step
+from launch.shell_steps import Step
 from launch.tpu import commands, remote
 from launch.tpu.commands import Resource
 
@@ -47,7 +47,7 @@ def keep_running(
       if missing is None:
         return
       looked, doing = True, "setting up"
-      steps.run(missing, go_on)
+      shell_steps.run(missing, go_on)
       failures = dict.fromkeys(_LIMITS, 0)
     except CommandFailed:
       raise
@@ -67,7 +67,7 @@ def _missing(
   start: Callable[[], list[Step]],
 ) -> list[Step] | None:
   """Returns the steps until the command runs, none while it does; None when it is done."""
-  state = steps.output(commands.state(resource)).strip()
+  state = shell_steps.output(commands.state(resource)).strip()
   print(f"{time.strftime('%H:%M:%S')} {resource.name}: {state or 'none'}", flush=True)
   if state in ("FAILED", "SUSPENDED", ""):
     delete = [Step("delete what preemption left", commands.delete(resource))]
@@ -109,7 +109,7 @@ def is_done(resource: Resource, found: Sequence[str]) -> bool:
 
 def _status(resource: Resource, hosts: int) -> list[str]:
   """Of each host: running, none, or exit CODE."""
-  text = steps.output(commands.ssh(resource, remote.status()))
+  text = shell_steps.output(commands.ssh(resource, remote.status()))
   found = [line[2] for line in _LINE.finditer(text)]
   if len(found) != hosts:
     raise ValueError(f"{len(found)} of {hosts} hosts answered")

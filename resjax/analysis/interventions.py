@@ -10,10 +10,10 @@ import numpy as np
 from flax import nnx
 
 from resjax.analysis.alignment import Alignment
-from resjax.analysis.attenuated import attenuate, check_supported, cut_factors
 from resjax.analysis.measurement import Meter
+from resjax.analysis.path_intervention import attenuate, check_supported, cut_factors
 from resjax.analysis.sensitivity import Sensitivity
-from resjax.data.measured_text import MeasuredText
+from resjax.data.eval_text import MeasuredText
 from resjax.models.decoder import Decoder
 from resjax.models.loss import loss_sums
 from resjax.typing import Array
@@ -42,7 +42,7 @@ def sensitivity(
   alignment; α = 1 is the model as it is.
 
   Args:
-    decoder: any of `resjax.analysis.attenuated.SUPPORTED`, pretrained ones included.
+    decoder: any of `resjax.analysis.path_intervention.SUPPORTED`, pretrained ones included.
     text: to evaluate on.
     model: name of the decoder, for titles.
     alphas: factors of the stream, at least 0.

@@ -10,10 +10,10 @@ from resjax.analysis.groups import next_counts
 from resjax.analysis.summary import Totals
 from resjax.data.pipeline import evaluation_batches
 from resjax.data.summary import DatasetSummary
+from resjax.processes.signals import StopRequest
+from resjax.records.time_ledger import Ledger
 from resjax.sharding import Layout
 from resjax.train.config import Run
-from resjax.train.goodput import Ledger
-from resjax.train.interrupt import StopRequest
 from resjax.train.program import PROBED, Program
 from resjax.train.step import ALIGNMENT_PROBES
 from resjax.typing import PyTree

@@ -3,8 +3,8 @@
 import threading
 from collections.abc import Callable
 
-from resjax import distributed
-from resjax.train.interrupt import StopRequest
+from resjax import processes
+from resjax.processes.signals import StopRequest
 from resjax.train.program import Program
 
 _POLL = 0.1  # seconds
@@ -34,7 +34,7 @@ def compile_steps(
   thread.start()
   while thread.is_alive():
     thread.join(_POLL)
-    if stop.asked and not distributed.active():
+    if stop.asked and not processes.active():
       return None
   if isinstance(result[0], BaseException):
     raise result[0]

@@ -5,9 +5,11 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from resjax.checkpoint.config import CheckpointConfig
 from resjax.data.config import DataConfig
 from resjax.models.config import DecoderConfig
 from resjax.optim import OptimizerConfig
+from resjax.ranges import check_least
 from resjax.sharding import MeshConfig, ShardingConfig
 
 
@@ -46,28 +48,6 @@ class TrainConfig:
         f"config.train.batch_size={self.batch_size} is not divisible by "
         f"config.train.microbatches={self.microbatches}"
       )
-
-
-@dataclasses.dataclass(frozen=True)
-class CheckpointConfig:
-  """Settings of the checkpoints; the meaning of each field stands in configs/base.py.
-
-  Raises:
-    ValueError: a setting out of range.
-  """
-
-  every: int
-  minutes: float
-  keep_last: int
-  keep_every: int
-  verify: bool
-  strict: bool
-
-  def __post_init__(self):
-    """Checks the ranges."""
-    for name in ("every", "minutes", "keep_every"):
-      check_least(self, "config.checkpoint", name, 0)
-    check_least(self, "config.checkpoint", "keep_last", 1)
 
 
 # Values that the guard keeps, whatever the window, so that a run that resumes may change it.
@@ -141,10 +121,3 @@ class Run:
     """Returns the run with the vocabulary that its data turned out to have."""
     decoder = dataclasses.replace(self.decoder, vocab_size=vocab_size)
     return dataclasses.replace(self, decoder=decoder)
-
-
-def check_least(config: Any, section: str, name: str, least: float) -> None:
-  """Raises ValueError where a setting of a section is smaller than allowed."""
-  value = getattr(config, name)
-  if not value >= least:
-    raise ValueError(f"{section}.{name}={value} must be at least {least}")

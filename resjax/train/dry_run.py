@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from resjax.sharding import Layout, make_layout
-from resjax.train import program, report
+from resjax.train import program, run_tables
 from resjax.train.config import Run
 from resjax.typing import Array, PyTree
 
@@ -29,7 +29,7 @@ def dry_run(run: Run, console: Console | None = None) -> None:
   planned = program.build(run, layout)
   lines = [f"{key} = {value!r}" for key, value in settings(run.resolved)]
   console.print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)
-  report.show_model(planned.model, run, report.model_costs(planned.model, run), console)
+  run_tables.show_model(planned.model, run, run_tables.model_costs(planned.model, run), console)
   _show_step(run, planned, layout, console)
 
 
@@ -97,7 +97,7 @@ def _show_step(run: Run, planned: program.Program, layout: Layout, console: Cons
   table.add_row("total", f"{total:,}", "")
   console.print(table)
   tokens = run.train.batch_size * run.data.seq_len
-  flops = tokens * report.model_costs(planned.model, run)["training_flops_per_token"]
+  flops = tokens * run_tables.model_costs(planned.model, run)["training_flops_per_token"]
   shape = " × ".join(f"{axis} {size}" for axis, size in layout.mesh.shape.items())
   lines = [
     f"{layout.mesh.size} devices: {shape}; activations and temporaries come on top, launch.aot "

@@ -8,9 +8,9 @@ from resjax.data.pipeline import evaluation_batches
 from resjax.data.summary import DatasetSummary
 from resjax.losses import LossSums
 from resjax.metrics import bits_per_byte
+from resjax.processes.signals import StopRequest
+from resjax.records.time_ledger import Ledger
 from resjax.sharding import Layout
-from resjax.train.goodput import Ledger
-from resjax.train.interrupt import StopRequest
 from resjax.train.step import Batch
 from resjax.typing import Array, PyTree
 

@@ -6,18 +6,19 @@ import functools
 import jax
 from rich.console import Console
 
-from resjax import distributed
+from resjax import processes
+from resjax.checkpoint.manager import Checkpoints
+from resjax.checkpoint.reader import newest
 from resjax.locations import Location
-from resjax.train import init_from, interrupt, parents, processes, report, workdir
-from resjax.train.checkpoint import Checkpoints
-from resjax.train.checkpoint_reader import newest
+from resjax.processes import signals
+from resjax.processes.watchdog import FILE_NAME as STACKS
+from resjax.processes.watchdog import Watchdog
+from resjax.records.time_ledger import Ledger
+from resjax.train import common_start, init_from, parents, run_tables, workdir
 from resjax.train.config import Run
-from resjax.train.finish import finish
-from resjax.train.goodput import Ledger
+from resjax.train.end_of_run import finish
 from resjax.train.parents import Parent
 from resjax.train.trainer import Trainer
-from resjax.train.watchdog import FILE_NAME as STACKS
-from resjax.train.watchdog import Watchdog
 
 
 def train(run: Run, console: Console | None = None, profile_steps: range = range(0)) -> None:
@@ -42,15 +43,15 @@ def train(run: Run, console: Console | None = None, profile_steps: range = range
   folder = workdir.place(run.workdir)
   watchdog = Watchdog(run.health.watchdog_seconds, folder / STACKS if first else None)
   ledger = Ledger(on_phase=watchdog.beat)
-  with interrupt.stop_at_once(), contextlib.ExitStack() as claim:
+  with signals.stop_at_once(), contextlib.ExitStack() as claim:
     with ledger.phase("init"):
-      processes.introduce(run)
+      common_start.introduce(run)
       if first:
         workdir.create(run.workdir)
         claim.enter_context(workdir.lock(folder))
       # Before the data are built, which may take long.
       origin = _origin(run, folder)
-      dataset = processes.build_data(run.data, console)
+      dataset = common_start.build_data(run.data, console)
       run = run.with_vocab_size(dataset.vocab_size)
       if first:
         workdir.check(folder, run, dataset)
@@ -58,7 +59,7 @@ def train(run: Run, console: Console | None = None, profile_steps: range = range
       checkpoints = Checkpoints(
         folder / "checkpoints", run.checkpoint, batch_size=run.train.batch_size, say=say
       )
-    with interrupt.stop_on_request() as stop, checkpoints, watchdog:
+    with signals.stop_on_request() as stop, checkpoints, watchdog:
       with ledger.phase("init"):
         trainer = Trainer(run, dataset, checkpoints, origin, ledger)
         _show(trainer, console)
@@ -73,20 +74,20 @@ def _origin(run: Run, folder: Location) -> Parent | None:
     starts = newest(folder / "checkpoints") is None
     return str(parents.find(run.train.init_from).source) if starts else None
 
-  found = distributed.first("origin", find) if run.train.init_from else None
+  found = processes.first("origin", find) if run.train.init_from else None
   return parents.find(found) if found else None
 
 
 def _show(trainer: Trainer, console: Console) -> None:
   """Writes what the run is into its folder; prints its model, and where it starts from."""
   run, folder = trainer.run, workdir.place(trainer.run.workdir)
-  costs = report.model_costs(trainer.model, run)
+  costs = run_tables.model_costs(trainer.model, run)
   if jax.process_index() == 0:
     workdir.write(folder, run, trainer.dataset, costs)
-  report.show_model(trainer.model, run, costs, console)
+  run_tables.show_model(trainer.model, run, costs, console)
   if trainer.origin is not None:
     changes = init_from.changes(trainer.origin, trainer.model, run)
-    report.show_parent(trainer.origin, trainer.inheritance, changes, console)
+    run_tables.show_parent(trainer.origin, trainer.inheritance, changes, console)
   if trainer.start is not None:
     steps = run.train.steps
     at_end = "; that is the last one, nothing to train" * (trainer.start >= steps)

@@ -9,13 +9,13 @@ import jax
 from flax import nnx
 
 from resjax import locations
+from resjax.checkpoint.reader import parameter_shapes, restore_params
 from resjax.interop import huggingface
 from resjax.locations import Location
 from resjax.models.config import DecoderConfig
 from resjax.models.decoder import Decoder
 from resjax.sharding import Layout
 from resjax.train import restore, workdir
-from resjax.train.checkpoint_reader import parameter_shapes, restore_params
 from resjax.train.restore import Saved
 from resjax.typing import Array, PyTree
 

@@ -6,19 +6,20 @@ import jax
 import numpy as np
 
 from resjax import metrics
+from resjax.analysis import alignment_record
 from resjax.analysis.alignment import Alignment
 from resjax.analysis.report import axis
+from resjax.checkpoint.manager import Checkpoints
 from resjax.models.flops import training_flops_per_token
-from resjax.train import guard, trajectory, workdir
-from resjax.train.checkpoint import Checkpoints
+from resjax.records.metrics_log import FILE_NAME, MetricLogger, read_metrics
+from resjax.records.progress import Progress
+from resjax.records.step_time import StepTime
+from resjax.records.time_ledger import Ledger, carried
+from resjax.train import guard, workdir
 from resjax.train.config import Run
 from resjax.train.evaluate import summary
-from resjax.train.goodput import Ledger, carried
-from resjax.train.logging import FILE_NAME, MetricLogger, read_metrics
 from resjax.train.program import Program
-from resjax.train.progress import Progress
 from resjax.train.step import Metrics
-from resjax.train.step_time import StepTime
 
 
 class Recorder:
@@ -92,7 +93,7 @@ class Recorder:
 
   def alignment(self, step: int, found: Alignment) -> None:
     """Logs where the model switches from the input token to the next one."""
-    self._logger.log(step, trajectory.to_record(found) | self._ledger.record())
+    self._logger.log(step, alignment_record.to_record(found) | self._ledger.record())
     switch = found.readings["closed"]["all"].switch
     where = axis.switch_text(found, switch)
     self._progress.message(f"step {step}  switch to the next token: {where}")

@@ -3,12 +3,12 @@
 import dataclasses
 
 from resjax import locations
+from resjax.checkpoint.reader import newest, restore_params
 from resjax.data import tokenizer
 from resjax.data.tokenizer import Tokenizer
 from resjax.locations import Location
 from resjax.sharding import Layout, make_layout
 from resjax.train import workdir
-from resjax.train.checkpoint_reader import newest, restore_params
 from resjax.train.config import Run
 from resjax.train.state import ModelDef
 from resjax.typing import PyTree

@@ -4,19 +4,19 @@ from collections.abc import Callable, Sequence
 
 import jax
 
-from resjax import distributed
+from resjax import processes
+from resjax.checkpoint.manager import Checkpoints
 from resjax.data import pipeline, tokenizer
 from resjax.data.summary import DatasetSummary
+from resjax.processes.signals import Interrupted, StopRequest
+from resjax.records.metrics_log import FILE_NAME, read_metrics
+from resjax.records.time_ledger import Ledger
 from resjax.sharding import make_layout
 from resjax.train import init_from, program, workdir
 from resjax.train.alignment import AlignmentMeter
-from resjax.train.checkpoint import Checkpoints
 from resjax.train.compilation import compile_steps
 from resjax.train.config import Run
 from resjax.train.evaluate import evaluate
-from resjax.train.goodput import Ledger
-from resjax.train.interrupt import Interrupted, StopRequest
-from resjax.train.logging import FILE_NAME, read_metrics
 from resjax.train.parents import Parent
 from resjax.train.profile import Profiler
 from resjax.train.recorder import Recorder
@@ -92,7 +92,7 @@ class Trainer:
       ValueError: the run resumes within the steps to profile; too many steps were skipped.
     """
     done, steps = self.start or 0, self.run.train.steps
-    owed = distributed.first("owed", self._owed)
+    owed = processes.first("owed", self._owed)
     if done >= steps and not owed:
       return
     devices = self.layout.mesh.devices
@@ -222,7 +222,7 @@ def _agreed(checkpoints: Checkpoints) -> int | None:
   Raises:
     ValueError: another process sees other checkpoints.
   """
-  newest = distributed.first("start", lambda: checkpoints.latest)
+  newest = processes.first("start", lambda: checkpoints.latest)
   if checkpoints.latest != newest:
     raise ValueError(
       f"process {jax.process_index()} finds checkpoint {checkpoints.latest} in "

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from resjax.analysis.attenuated import attenuate
 from resjax.analysis.interventions import sensitivity
 from resjax.analysis.measurement import measure
+from resjax.analysis.path_intervention import attenuate
 from resjax.analysis.sensitivity import Sensitivity
 from resjax.combinators import Attenuation
-from resjax.data.measured_text import measured_text
+from resjax.data.eval_text import measured_text
 from resjax.data.tokenizer import ByteTokenizer
 from tests.data.conftest import make_texts
 from tests.helpers import decoders, layouts, reference

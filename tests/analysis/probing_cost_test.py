@@ -10,9 +10,9 @@ from flax import nnx
 
 from configs import base
 from resjax import experiment
-from resjax.analysis import hlo
-from resjax.analysis.matrix_flops import matrix_flops
 from resjax.analysis.probing import ProbeConfig, probe_batch
+from resjax.aot import hlo
+from resjax.aot.matrix_flops import matrix_flops
 from resjax.losses import cross_entropy
 from resjax.models.decoder import Decoder
 from resjax.sharding import make_layout

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from resjax.data.report import build_and_show
+from resjax.data.build_table import build_and_show
 from tests.data.conftest import make_texts, write_folder
 from tests.helpers import forks
 

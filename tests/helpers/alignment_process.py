@@ -10,7 +10,7 @@ import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
 
-from resjax import distributed
+from resjax import processes
 from resjax.analysis.alignment import Alignment
 from resjax.analysis.measurement import measure
 from resjax.analysis.probing import ProbeConfig
@@ -52,12 +52,12 @@ def measured(layout: Layout, rows: np.ndarray) -> Alignment:
 
 def main() -> None:
   """The processes split the rows; from four on, some hold parts of the same ones."""
-  distributed.initialize(bringup_seconds=60, heartbeat_seconds=30)
+  processes.initialize(bringup_seconds=60, heartbeat_seconds=30)
   devices = np.array(jax.devices())
   shape = (2, 1, 1, len(devices) // 2)
   layout = Layout(Mesh(devices.reshape(shape), MESH_AXES), layouts.sharding("long_context").rules)
   print("json", measured(layout, layout.rows(ROWS)).to_json(), sep="|", flush=True)
-  distributed.shutdown()
+  processes.shutdown()
 
 
 if __name__ == "__main__":

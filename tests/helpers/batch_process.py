@@ -14,7 +14,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from configs import tiny
-from resjax import distributed, experiment
+from resjax import experiment, processes
 from resjax.data import dataset, pipeline
 from resjax.sharding import MESH_AXES, Layout
 from tests.helpers import layouts
@@ -31,7 +31,7 @@ MESHES = {
 
 
 def main() -> None:
-  distributed.initialize(bringup_seconds=60, heartbeat_seconds=30)
+  processes.initialize(bringup_seconds=60, heartbeat_seconds=30)
   config = tiny.get_config()
   config.data.root, config.data.seq_len = f"{sys.argv[1]}/data", 32
   config.data.corpora.stdlib.source = f"{sys.argv[1]}/text"
@@ -43,7 +43,7 @@ def main() -> None:
     _show(name, Mesh(devices.reshape(shape), MESH_AXES), run, built)
   # Devices of a process need not be neighbours in a mesh.
   _show("scattered", Mesh(devices[[0, 2, 1, 3]].reshape(4, 1, 1, 1), MESH_AXES), run, built)
-  distributed.shutdown()
+  processes.shutdown()
 
 
 def _show(name: str, mesh: Mesh, run, built) -> None:

@@ -11,7 +11,7 @@ import sys
 
 import jax
 
-from resjax.train.save_schedule import SaveSchedule
+from resjax.checkpoint.schedule import SaveSchedule
 from tests.helpers.checkpoints import assert_restores, numbers, opened, settings, small_state
 
 

@@ -6,7 +6,7 @@ from rich.console import Console
 
 from configs import tiny
 from resjax import experiment
-from resjax.train.logging import FILE_NAME, read_metrics
+from resjax.records.metrics_log import FILE_NAME, read_metrics
 from resjax.train.loop import train
 
 STEPS, B, T = 3, 8, 32

@@ -7,9 +7,9 @@ import pytest
 from jax.experimental import topologies
 from jax.sharding import AxisType, Mesh
 
+from launch.bench.kernels import tpu_schedule
+from launch.bench.kernels.tpu_compile import Case, compile_kernel
 from resjax.kernels.depth_attention import Sources, depth_attention
-from resjax.kernels.depth_attention.mosaic_tpu import schedule
-from resjax.kernels.depth_attention.mosaic_tpu.compile import Case, compile_kernel
 from resjax.kernels.depth_attention.mosaic_tpu.tiles import CHIPS
 from resjax.sharding import MESH_AXES, Layout
 from tests.helpers import layouts
@@ -99,20 +99,20 @@ def test_bundles_are_counted_per_loop():
     "   0x6   : > {}",
     "   0x7   :  { %s1 = smov 0 }",
   ]
-  assert schedule.count_bundles(lines) == (3, 2)
+  assert tpu_schedule.count_bundles(lines) == (3, 2)
   clear = ["   0x8   : > { %5 = vst [vmem:[%s2] sm:$0xff] %v1 }"]
-  assert schedule.count_bundles(lines + 20 * clear) == (3, 2)
-  assert schedule.count_bundles(lines + 2 * clear) == (5, 2)
+  assert tpu_schedule.count_bundles(lines + 20 * clear) == (3, 2)
+  assert tpu_schedule.count_bundles(lines + 2 * clear) == (5, 2)
 
 
 @needs_libtpu
 @pytest.mark.parametrize("chip", ["v5e", "v5p", "v6e"])
 def test_memory_is_the_limit(chip, tmp_path):
-  schedules = schedule.main(tmp_path, [chip])
+  schedules = tpu_schedule.main(tmp_path, [chip])
   assert len(schedules) == 8 and max(s.ratio for s in schedules) <= 1.0
   assert {path.name for path in tmp_path.iterdir()} == {"tpu_schedule.json", "tpu_schedule.png"}
 
 
 def test_a_chip_that_is_not_known_is_refused(tmp_path):
   with pytest.raises(ValueError, match="allowed: v5e, v5p, v6e, 7x"):
-    schedule.main(tmp_path, ["v4"])
+    tpu_schedule.main(tmp_path, ["v4"])

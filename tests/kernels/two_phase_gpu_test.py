@@ -9,10 +9,10 @@ import pytest
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from configs import base
-from launch import bench_compile
+from launch.bench import compile
+from launch.bench.kernels import arg_specs, networks, walks
 from resjax.combinators.attn_res import BlockAttnRes
-from resjax.kernels.depth_attention import Sources, arg_specs
-from resjax.kernels.depth_attention.bench import networks, walks
+from resjax.kernels.depth_attention import Sources
 from resjax.kernels.depth_attention.mosaic_gpu import block, call, merge, two_phase_tiles
 from resjax.kernels.depth_attention.mosaic_gpu.tiles import GpuTiles
 from resjax.kernels.depth_attention.operands import Operands, Read
@@ -174,7 +174,7 @@ def test_a_training_step_in_two_phases_lowers_for_cuda(gpus):
   config = base.get_config()
   config.model.attention = "xla"
   gpus.setattr(base, "get_config", lambda: config)
-  small = bench_compile.small_program("block_attn_res", 12, 3, jax.devices())
+  small = compile.small_program("block_attn_res", 12, 3, jax.devices())
   traced = small.train_step.trace(small.state, small.batch, small.token_bytes)
   text = traced.lower(lowering_platforms=("cuda",)).as_text()
   for kernel in ("block_forward", "merge_forward", "forward"):

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from launch import topology
+from resjax.aot import absent_devices
+from resjax.aot.memory import GIB, refusal
 from resjax.sharding import MeshConfig, make_mesh
-from resjax.train.step_memory import GIB, refusal
 from tests.helpers.libtpu import needs_libtpu
 
 REPOSITORY = Path(__file__).parents[2]
@@ -42,19 +42,19 @@ def aot(*flags, config="configs/tiny.py"):
   ],
 )
 def test_names_of_slices(name, full):
-  assert topology.resolve(name) == full
+  assert absent_devices.resolve(name) == full
 
 
 @pytest.mark.parametrize("name", ["v5e-250", "v9:2x2", "v5e:16", "h100"])
 def test_an_unknown_slice_lists_those_that_are_known(name):
   with pytest.raises(ValueError, match=rf"--topology={name} is not known; allowed: .*v5p-512.*v6e"):
-    topology.resolve(name)
+    absent_devices.resolve(name)
 
 
 def test_without_libtpu_the_extra_is_named(monkeypatch):
   monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
   with pytest.raises(ValueError, match=r"needs libtpu.*\[tpu\]"):
-    topology.describe("v5e-256")
+    absent_devices.describe("v5e-256")
 
 
 @pytest.mark.parametrize(
@@ -89,10 +89,10 @@ def test_slices_that_cannot_be_are_one_line(flags, message):
 
 
 @needs_libtpu
-@pytest.mark.parametrize("name", topology.GENERATIONS)
+@pytest.mark.parametrize("name", absent_devices.GENERATIONS)
 def test_available_memory_is_what_the_compiler_says(no_tpu, name):
   shape = "2x2x1" if name in ("v5p", "tpu7x") else "2x2"
-  target = topology.describe(f"{name}:{shape}")
+  target = absent_devices.describe(f"{name}:{shape}")
   mesh = Mesh(np.array(target.devices), ("data",))
   large = jax.ShapeDtypeStruct(
     (len(target.devices) * 2**16, 2**20),
@@ -109,7 +109,7 @@ def test_available_memory_is_what_the_compiler_says(no_tpu, name):
 @needs_libtpu
 @pytest.mark.parametrize("fsdp", [16, 64, 256])  # 64 are no whole axes of 16 × 16 chips
 def test_data_is_the_outer_axis_over_slices(no_tpu, fsdp):
-  devices = topology.describe("v5e-256", num_slices=2).devices
+  devices = absent_devices.describe("v5e-256", num_slices=2).devices
   mesh = make_mesh(MeshConfig(data=-1, fsdp=fsdp), devices)
   slices = np.vectorize(lambda device: device.slice_index)(mesh.devices)
   assert slices.shape == (512 // fsdp, fsdp, 1, 1)

@@ -7,7 +7,7 @@ import pytest
 
 from configs import tiny
 from resjax import experiment, optim
-from resjax.train.logging import read_metrics
+from resjax.records.metrics_log import read_metrics
 from resjax.train.state import ModelDef, init_state
 from resjax.train.step import make_train_step
 from tests.helpers import layouts, walks

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from resjax import locations
-from resjax.train.logging import read_metrics
+from resjax.records.metrics_log import read_metrics
 from tests.helpers import runs
 
 KEYS = ("train/loss", "train/grad_norm", "validation/loss")

@@ -9,13 +9,15 @@ from rich.console import Console
 
 from configs import base, tiny
 from resjax import experiment
+from resjax.analysis.alignment_record import METRICS, of_record, to_record
 from resjax.analysis.measurement import measure
+from resjax.analysis.report import alignment_table
+from resjax.aot import compile_step
 from resjax.data import dataset
 from resjax.data.pipeline import evaluation_batches
+from resjax.records.metrics_log import read_metrics
 from resjax.sharding import make_layout
-from resjax.train import ahead, program, restore, show_trajectory
-from resjax.train.logging import read_metrics
-from resjax.train.trajectory import METRICS, of_record, to_record
+from resjax.train import program, restore
 from tests.helpers import trained
 from tests.helpers.alignments import alignment
 from tests.helpers.runs import write_text
@@ -89,7 +91,7 @@ def test_the_training_program_is_the_same_and_off_is_the_default(root):
   prints = []
   for every in (0, EVERY):
     built, layout = experiment.build_ahead(config(root, alignment_every=every), jax.devices())
-    prints.append(ahead.fingerprint(program.build(built, layout).lower_train_step()))
+    prints.append(compile_step.fingerprint(program.build(built, layout).lower_train_step()))
   assert prints[0] == prints[1]
   assert base.get_config().train.alignment_every == 0 < tiny.get_config().train.alignment_every
 
@@ -117,7 +119,7 @@ def test_records_and_back():
 
 
 def test_the_table_fits_eighty_columns(capsys):
-  show_trajectory.show(alignment(num_layers=12, sites=("mlp",)), Console(width=80))
+  alignment_table.show(alignment(num_layers=12, sites=("mlp",)), Console(width=80))
   lines = capsys.readouterr().out.splitlines()
   assert len([line for line in lines if "···" in line]) == 13 and "…" not in "".join(lines)
   assert max(map(len, lines[:-1])) <= 80

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from configs import base, finetune
-from resjax import experiment, subjects
+from resjax import experiment, measured_models
 from resjax.data import dataset
 from resjax.data.pipeline import evaluation_batches
 from resjax.interop import huggingface
@@ -66,8 +66,8 @@ def test_neutral_init_continues_the_pretrained_model(root, tmp_path, family, nam
     parents.find(str(folder)), model, seed=0, tokenizer=data.tokenizer
   )
   assert all(path.startswith("combinator/") for path in inheritance.new)
-  text = subjects.read_text(
-    subjects.from_huggingface(str(folder)), str(root / "text"), max_tokens=200, seq_len=T
+  text = measured_models.read_text(
+    measured_models.from_huggingface(str(folder)), str(root / "text"), max_tokens=200, seq_len=T
   )
   want = nats_per_token(huggingface.load(folder, layout=layout), text.batches)
   assert nats_per_token(model.bind(params), text.batches) == pytest.approx(want, rel=1e-6)
@@ -86,7 +86,7 @@ def test_the_trainer_starts_with_its_loss(root, tmp_path):
   assert first == pytest.approx(want, rel=1e-6) and last != first
   # Resumed and loaded without the folder.
   shutil.move(folder, tmp_path / "gone")
-  again = subjects.from_workdir(config.workdir)
+  again = measured_models.from_workdir(config.workdir)
   assert again.decoder.combinator.num_parameters() == 6 and again.tokenizer.vocab_size == 61
   assert again.decoder.config.max_positions == T
 

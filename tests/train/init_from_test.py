@@ -12,10 +12,10 @@ from flax import nnx
 
 from configs import base
 from resjax import combinators, experiment, optim
+from resjax.checkpoint.reader import restore_params
 from resjax.combinators import registry
 from resjax.models.config import ResidualConfig
 from resjax.train import init_from, parents, workdir
-from resjax.train.checkpoint_reader import restore_params
 from resjax.train.state import ModelDef, first_state
 from resjax.train.step import loss_sums, make_train_step
 from tests.helpers import layouts, walks

@@ -9,7 +9,7 @@ import traceback
 import numpy as np
 import pytest
 
-from resjax.train.checkpoint_reader import saved_steps
+from resjax.checkpoint.reader import saved_steps
 from tests.helpers.checkpoints import assert_restores, numbers, opened, small_state
 
 KILLS = 50

@@ -9,7 +9,7 @@ import sys
 import numpy as np
 import pytest
 
-from resjax.train.logging import read_metrics
+from resjax.records.metrics_log import read_metrics
 from tests.helpers import xla
 from tests.helpers.runs import (
   ends,

@@ -8,7 +8,7 @@ import pytest
 
 from configs import tiny
 from resjax import experiment, optim
-from resjax.train.checkpoint import Checkpoints
+from resjax.checkpoint.manager import Checkpoints
 from resjax.train.state import ModelDef, TrainState, abstract_state, init_state
 from resjax.train.step import make_train_step
 from tests.helpers import layouts

@@ -2,7 +2,7 @@
 
 from functools import partial
 
-from resjax.kernels.depth_attention import backends, low_bits
+from resjax.kernels.depth_attention import backends, bf16_remainder
 from resjax.kernels.depth_attention.backends import FIRST, NO_TOKENS, SECOND, THIRD
 from resjax.kernels.depth_attention.mosaic_gpu import block as gpu_block
 from resjax.kernels.depth_attention.mosaic_gpu import merge as gpu_merge
@@ -89,7 +89,7 @@ def _merge_axes(operands: MergeOperands) -> MergeOperands:
 
 def _merge_stats_axes(operands: MergeOperands) -> MergeStats:
   has_norm = operands.out_norm_scale is not None
-  has_low_bits = low_bits.are_kept(operands.like.dtype)
+  has_low_bits = bf16_remainder.are_kept(operands.like.dtype)
   return MergeStats(
     FIRST, FIRST, FIRST, FIRST if has_norm else None, FIRST if has_low_bits else None
   )

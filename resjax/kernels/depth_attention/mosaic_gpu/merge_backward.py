@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from resjax.kernels.depth_attention import low_bits
+from resjax.kernels.depth_attention import bf16_remainder
 from resjax.kernels.depth_attention.mosaic_gpu import call, row_ops, two_phase_tiles
 from resjax.kernels.depth_attention.mosaic_gpu.call import Shared
 from resjax.kernels.depth_attention.mosaic_gpu.merge_forward import fold_operands, share
@@ -239,9 +239,9 @@ def _out_part(rings: _Rings, step: Array, index: int) -> Array:
   out = rings.rows.load_part(step, _OUT, index)
   if rings.words is None:
     return out
-  word, number = divmod(index, low_bits.per_word(rings.words.rows.dtype))
+  word, number = divmod(index, bf16_remainder.per_word(rings.words.rows.dtype))
   words = row_ops.load_words(rings.words.at(step, 0), word, len(out))
-  return low_bits.restore(out, words, number)
+  return bf16_remainder.restore(out, words, number)
 
 
 def _running_part(inputs: _Inputs, ring: Ring, step: Array, index: int) -> Array:

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from resjax.kernels.depth_attention import low_bits
+from resjax.kernels.depth_attention import bf16_remainder
 from resjax.kernels.depth_attention.mosaic_gpu import call, row_ops, two_phase_tiles
 from resjax.kernels.depth_attention.mosaic_gpu.call import Shared
 from resjax.kernels.depth_attention.mosaic_gpu.ring import Ring, Stream, when
@@ -104,18 +104,21 @@ def _kernel(
 
 def _words(like: Array) -> jax.ShapeDtypeStruct | None:
   """Returns the shape [T, W / 128, 128] of what rounding takes from the output, or None."""
-  if not low_bits.are_kept(like.dtype):
+  if not bf16_remainder.are_kept(like.dtype):
     return None
   tokens, groups, lanes = like.shape
-  rows = low_bits.num_words(row_ops.num_parts(groups), _WORD) * row_ops.part_size(groups)
+  rows = bf16_remainder.num_words(row_ops.num_parts(groups), _WORD) * row_ops.part_size(groups)
   return jax.ShapeDtypeStruct((tokens, rows, lanes), _WORD)
 
 
 def _store_low_bits(ref: Any, h: Row, dtype: Any) -> None:
   """Writes words of what rounding takes from a row, each of as many parts as it holds."""
-  steps, count = each(low_bits.lost, h, row_ops.rounded(h, dtype)), low_bits.per_word(_WORD)
+  steps, count = (
+    each(bf16_remainder.lost, h, row_ops.rounded(h, dtype)),
+    bf16_remainder.per_word(_WORD),
+  )
   for index, start in enumerate(range(0, len(steps), count)):
-    row_ops.store_part(ref, index, low_bits.pack(steps[start : start + count], _WORD))
+    row_ops.store_part(ref, index, bf16_remainder.pack(steps[start : start + count], _WORD))
 
 
 def _streams(read: Read, operands: MergeOperands) -> tuple[Stream, ...]:

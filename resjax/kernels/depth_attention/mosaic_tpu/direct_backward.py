@@ -14,7 +14,12 @@ from jax.experimental.pallas import tpu as pltpu
 
 from resjax.kernels.depth_attention.mosaic_tpu import direct_plan, tiles
 from resjax.kernels.depth_attention.mosaic_tpu.bank import BankTiles
-from resjax.kernels.depth_attention.mosaic_tpu.cotangents import Inputs, Outputs, Scratch, kernel
+from resjax.kernels.depth_attention.mosaic_tpu.direct_backward_tile import (
+  Inputs,
+  Outputs,
+  Scratch,
+  kernel,
+)
 from resjax.kernels.depth_attention.mosaic_tpu.direct_plan import Plan
 from resjax.kernels.depth_attention.mosaic_tpu.tiles import LANES, ROWS, SUBLANES
 from resjax.kernels.depth_attention.operands import Cotangents, Operands, Read, Stats

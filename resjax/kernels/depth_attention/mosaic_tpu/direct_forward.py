@@ -13,8 +13,13 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from resjax.kernels.depth_attention.mosaic_tpu import direct_plan, tiles
+from resjax.kernels.depth_attention.mosaic_tpu.direct_forward_tile import (
+  Inputs,
+  Outputs,
+  Scratch,
+  kernel,
+)
 from resjax.kernels.depth_attention.mosaic_tpu.direct_plan import Plan
-from resjax.kernels.depth_attention.mosaic_tpu.mixtures import Inputs, Outputs, Scratch, kernel
 from resjax.kernels.depth_attention.mosaic_tpu.tiles import LANES, ROWS
 from resjax.kernels.depth_attention.operands import Operands, Read, Stats
 from resjax.typing import Array

@@ -10,7 +10,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from resjax.kernels.depth_attention import low_bits
+from resjax.kernels.depth_attention import bf16_remainder
 from resjax.kernels.depth_attention.mosaic_tpu import walks
 from resjax.kernels.depth_attention.mosaic_tpu.merge_plan import (
   TOKENS,
@@ -228,7 +228,7 @@ def _outs(inputs: _Inputs, rows, word, chunks) -> Iterator[tuple[Any, Array]]:
   words = None if inputs.words is None else inputs.words[rows, word].astype(jnp.int32)
   for index, lanes in enumerate(chunks):
     out = load(inputs.out, rows, lanes)
-    yield lanes, out if words is None else low_bits.restore(out, words, index)
+    yield lanes, out if words is None else bf16_remainder.restore(out, words, index)
 
 
 def _fold(x: Array) -> Array:

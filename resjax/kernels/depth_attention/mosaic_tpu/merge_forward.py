@@ -8,7 +8,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from resjax.kernels.depth_attention import low_bits
+from resjax.kernels.depth_attention import bf16_remainder
 from resjax.kernels.depth_attention.mosaic_tpu import walks
 from resjax.kernels.depth_attention.mosaic_tpu.merge_plan import (
   TOKENS,
@@ -157,8 +157,8 @@ def _write(plan: MergePlan, mixed, gain, inverse_rms, outputs: _Outputs, rows) -
       rounded = h.astype(plan.dtype)
       outputs.out[rows, lanes] = rounded
       if outputs.words is not None:
-        steps.append(low_bits.lost(h, rounded.astype(jnp.float32)))
+        steps.append(bf16_remainder.lost(h, rounded.astype(jnp.float32)))
     if steps:
-      outputs.words[rows, word] = low_bits.pack(steps, WORD)
+      outputs.words[rows, word] = bf16_remainder.pack(steps, WORD)
 
   plan.for_each_word(run)

@@ -14,7 +14,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from resjax.kernels.depth_attention import low_bits
+from resjax.kernels.depth_attention import bf16_remainder
 from resjax.kernels.depth_attention.mosaic_tpu import walks
 from resjax.kernels.depth_attention.mosaic_tpu.tiles import LANES, ROWS, SUBLANES
 from resjax.kernels.depth_attention.operands import Read
@@ -23,7 +23,7 @@ from resjax.typing import Array
 
 TOKENS = LANES  # of a tile
 WORD = jnp.int16  # tiles of it have as many rows as those of bfloat16
-_CHUNKS = low_bits.per_word(WORD)
+_CHUNKS = bf16_remainder.per_word(WORD)
 _WORD_FLOPS = 8  # per element, about, to write or to read the words
 _SCALARS = 5  # per token, at most, in rows of their own
 VMEM_LIMIT = 48 * 2**20  # of 64 MiB on v5p and 7x
@@ -69,9 +69,9 @@ class MergePlan:
   @property
   def word_width(self) -> int:
     """Words per token of what rounding takes from the output; 0 where that is not kept."""
-    if not low_bits.are_kept(self.dtype):
+    if not bf16_remainder.are_kept(self.dtype):
       return 0
-    return low_bits.num_words(self.width // LANES, WORD) * LANES
+    return bf16_remainder.num_words(self.width // LANES, WORD) * LANES
 
   @property
   def vmem_bytes(self) -> int:

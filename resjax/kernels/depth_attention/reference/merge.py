@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from resjax.kernels.depth_attention import low_bits
+from resjax.kernels.depth_attention import bf16_remainder
 from resjax.kernels.depth_attention.operands import Read
 from resjax.kernels.depth_attention.two_phase_operands import (
   MergeCotangents,
@@ -36,7 +36,7 @@ def forward(read: Read, operands: MergeOperands) -> tuple[Array, Array | None, M
     out_inverse_rms = jax.lax.rsqrt(jnp.mean(out**2, axis=-1) + read.eps)
     out = out * out_inverse_rms[..., None] * _gain(operands)
   dtype = operands.running.dtype
-  words = _low_bits(out) if low_bits.are_kept(dtype) else None
+  words = _low_bits(out) if bf16_remainder.are_kept(dtype) else None
   stats = MergeStats(inverse_rms, logit, log_odds, out_inverse_rms, words)
   return out.astype(dtype), running, stats
 
@@ -92,7 +92,7 @@ def _mixed_backward(read, operands, out, stats, d_out):
 
 def _low_bits(out: Array) -> Array:
   """Returns words of what rounding takes from the output: its quarters joined, the last padded."""
-  return low_bits.pack(_quarters(low_bits.lost(out, _rounded(out))), _WORD)
+  return bf16_remainder.pack(_quarters(bf16_remainder.lost(out, _rounded(out))), _WORD)
 
 
 def _restored(out: Array, words: Array | None) -> Array:
@@ -101,7 +101,7 @@ def _restored(out: Array, words: Array | None) -> Array:
   if words is None:
     return out
   words, quarters = words.astype(jnp.int32), _quarters(_rounded(out))
-  parts = [low_bits.restore(part, words, index) for index, part in enumerate(quarters)]
+  parts = [bf16_remainder.restore(part, words, index) for index, part in enumerate(quarters)]
   restored = jnp.concatenate(parts, axis=-1)[..., : out.shape[-1]]
   # What is put together from bits has no derivative, but the output has one.
   return out + jax.lax.stop_gradient(restored - out)
@@ -113,7 +113,7 @@ def _rounded(x: Array) -> Array:
 
 
 def _quarters(x: Array) -> list[Array]:
-  count = low_bits.per_word(_WORD)
+  count = bf16_remainder.per_word(_WORD)
   padding = [(0, 0)] * (x.ndim - 1) + [(0, -x.shape[-1] % count)]
   return jnp.split(jnp.pad(x, padding), count, axis=-1)
 

@@ -1,0 +1,29 @@
+"""Runs one benchmark: `python -m launch.bench WHAT [FLAGS]`; `WHAT --help` names its flags."""
+
+import runpy
+import sys
+
+BENCHMARKS = {
+  "kernels": "device time of the depth-attention kernels; bytes and schedules of compiled ones",
+  "step": "time of a dense training step, block_attn_res against standard",
+  "train": "MFU and input wait of a run on a GPU; a killed run must end in the same bits",
+  "compile": "compile time and memory of the training step",
+  "checkpoint": "how long saving a state holds up the caller; restoring; verifying",
+}
+
+
+def main() -> None:
+  """Runs the benchmark that the first word names, or prints what there is."""
+  what, *rest = sys.argv[1:] or [""]
+  if what in ("", "-h", "-help", "--help"):
+    lines = [f"  {name:12}{text}" for name, text in BENCHMARKS.items()]
+    print("\n".join(["usage: python -m launch.bench WHAT [FLAGS]", "", *lines]))
+    sys.exit(0 if what else 1)
+  if what not in BENCHMARKS:
+    sys.exit(f"error: {what!r} is not a benchmark; allowed: {', '.join(BENCHMARKS)}")
+  sys.argv = [f"launch.bench.{what}", *rest]
+  runpy.run_module(f"launch.bench.{what}", run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+  main()

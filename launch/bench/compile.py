@@ -1,0 +1,86 @@
+"""Compile time and memory of the training step: block_attn_res against standard, depth doubled.
+
+  python -m launch.bench.compile                        (for the CPU)
+  python -m launch.bench.compile --topology=v5e:2x4     (for a TPU that need not be there)
+
+Every case is compiled `--rounds` times, the cases taking turns, and its fastest time counts.
+Prints one JSON object. A topology needs the extra `tpu` and no TPU.
+"""
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+
+import jax
+from absl import flags
+
+from configs import base
+from launch import cli, topology
+from resjax import experiment
+from resjax.aot import absent_devices
+from resjax.train import program
+from resjax.train.program import Program
+
+_ROUNDS = flags.DEFINE_integer("rounds", 5, "Compilations of each case.", lower_bound=1)
+
+_CASES = {
+  "standard-24": ("standard", 24, 3),
+  "block_attn_res-24": ("block_attn_res", 24, 3),
+  "block_attn_res-48": ("block_attn_res", 48, 3),
+}
+
+
+def main() -> None:
+  """Prints seconds, instructions and temporary bytes of each case, and the ratios of seconds."""
+  devices = None
+  if topology.FLAG.value:
+    devices = absent_devices.describe(topology.FLAG.value).devices
+  found = {name: [] for name in _CASES}
+  for _ in range(_ROUNDS.value):
+    for name, case in _CASES.items():
+      found[name].append(_compile(*case, devices))
+  best = {name: min(results, key=lambda r: r["seconds"]) for name, results in found.items()}
+  seconds = {name: result["seconds"] for name, result in best.items()}
+  report = {
+    "target": topology.FLAG.value or "cpu",
+    "jax": jax.__version__,
+    "cases": best,
+    "block_attn_res over standard": seconds["block_attn_res-24"] / seconds["standard-24"],
+    "twice the layers": seconds["block_attn_res-48"] / seconds["block_attn_res-24"],
+  }
+  print(json.dumps(report, indent=2))
+
+
+def _compile(*case) -> Mapping[str, float]:
+  small = small_program(*case)
+  jax.clear_caches()
+  start = time.perf_counter()
+  compiled = small.lower_train_step().compile()
+  seconds = time.perf_counter() - start
+  return {
+    "seconds": seconds,
+    "instructions": compiled.as_text().count(" = "),
+    "temporary_bytes": compiled.memory_analysis().temp_size_in_bytes,
+  }
+
+
+def small_program(
+  name: str, num_layers: int, layers_per_block: int, devices: Sequence[jax.Device] | None
+) -> Program:
+  """Returns the programs of a small decoder.
+
+  Args:
+    name: of the combinator.
+    num_layers: L.
+    layers_per_block: of block_attn_res.
+    devices: to compile for; None: those that are there.
+  """
+  config = base.get_config()
+  config.model.update(num_layers=num_layers, d_model=512, num_heads=4, num_kv_heads=4, mlp_dim=1536)
+  config.model.residual.name = name
+  config.model.residual.block_attn_res.layers_per_block = layers_per_block
+  return program.build(*experiment.build_ahead(config, devices))
+
+
+if __name__ == "__main__":
+  cli.run(main)

@@ -1,0 +1,127 @@
+"""Times depth attention and what competes with it on the device at hand.
+
+  python -m launch.bench.kernels --out runs/bench
+
+writes bench.json and bench.png into --out. Two tools need no accelerator:
+  --network-bytes   traffic of a whole residual network, as the compiler reports it
+  --tpu-schedule    compute against memory cycles of the TPU kernels, from the compiler's schedule
+Both compile for a TPU that need not be there (the extra `tpu`).
+"""
+
+import argparse
+import dataclasses
+import json
+import os
+import sys
+from pathlib import Path
+
+import jax
+
+from launch.bench.kernels import arg_specs, bench_table, suites
+
+CHIPS = ["v5e", "v5p", "v6e", "7x", "cpu"]
+
+
+class _Parser(argparse.ArgumentParser):
+  """Mistakes are one line."""
+
+  def error(self, message):
+    self.exit(1, f"error: {message}\n")
+
+
+def _parse(argv: list[str] | None) -> argparse.Namespace:
+  parser = _Parser(prog="launch.bench.kernels", description=__doc__,
+                   formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
+  add = parser.add_argument
+  add("--out", type=Path, default=Path("runs/bench"), help="folder of the results")
+  add("--suites", type=_names(list(suites.SUITES)), default=list(suites.SUITES))
+  add("--arms", type=_names(suites.arm_names()), default=suites.arm_names())
+  add("--shapes", type=_shapes(arg_specs.parse_read), help="of reads and blocks, TxDxN,TxDxN")
+  add("--networks", type=_shapes(arg_specs.parse_network), help="LxSxTxD: sublayers, per block")
+  add("--repeats", type=_positive, default=20, help="samples of every arm")
+  add("--network-bytes", action="store_true", help="see above")
+  add("--tpu-schedule", action="store_true", help="see above")
+  add("--chips", type=_names(CHIPS), help="to compile for; default: all, bytes: v5e")
+  return parser.parse_args(argv)
+
+
+def main(argv: list[str] | None = None) -> None:
+  """Runs what the flags ask for."""
+  flags = _parse(argv)
+  if flags.tpu_schedule:
+    from launch.bench.kernels import tpu_schedule
+
+    tpu_schedule.main(flags.out, flags.chips or CHIPS[:-1])
+  if flags.network_bytes:
+    from launch.bench.kernels import network_bytes
+
+    shape = flags.networks[0] if flags.networks else arg_specs.BYTES_NETWORK
+    shape = dataclasses.replace(shape, normed=True)
+    for chip in flags.chips or CHIPS[:1]:
+      try:
+        layout = network_bytes.target(chip)
+      except ValueError as mistake:
+        sys.exit(f"error: {mistake}")
+      network_bytes.main(flags.out, chip, layout, shape, flags.arms)
+  if not flags.tpu_schedule and not flags.network_bytes:
+    _measure(flags)
+
+
+def _measure(flags: argparse.Namespace) -> None:
+  """Runs the suites, prints a table per shape, and writes what is there after each."""
+  # Leaves memory for torch; read when the first device is asked for.
+  os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+  device = jax.devices()[0]
+  small = device.platform == "cpu"
+  shapes = flags.shapes or (arg_specs.SMALL_READS if small else arg_specs.READS)
+  networks = flags.networks or [arg_specs.SMALL_NETWORK if small else arg_specs.NETWORK]
+  title = f"{device.device_kind}, JAX {jax.__version__}, {flags.repeats} samples each"
+  if small:
+    title += "; a trial on a CPU: says nothing about the kernels"
+  print(title)
+  todo = {"read": shapes, "block": [arg_specs.block_of(s) for s in shapes], "network": networks}
+  about = {"device": device.device_kind, "platform": device.platform, "jax": jax.__version__}
+  records = []
+  for suite in flags.suites:
+    for shape in todo[suite]:
+      found = suites.run(suite, shape, flags.arms, flags.repeats)
+      print(f"\n{suite} {shape}\n{bench_table.table(found)}", flush=True)
+      records += found
+      _write(flags.out, about, records, title)
+
+
+def _write(out: Path, about: dict, records: list, title: str) -> None:
+  out.mkdir(parents=True, exist_ok=True)
+  bench_table.plot(records, title, out / "bench.png")
+  content = json.dumps(about | {"command": sys.argv[1:], "records": records}, indent=1)
+  (out / "bench.json").write_text(content)
+
+
+def _positive(text: str) -> int:
+  if not text.isdigit() or int(text) < 1:
+    raise argparse.ArgumentTypeError(f"{text!r} is not a positive integer")
+  return int(text)
+
+
+def _names(allowed: list[str]):
+  def parse(text: str) -> list[str]:
+    unknown = [name for name in text.split(",") if name not in allowed]
+    if unknown:
+      raise argparse.ArgumentTypeError(f"{unknown[0]!r} is unknown; allowed: {', '.join(allowed)}")
+    return text.split(",")
+
+  return parse
+
+
+def _shapes(parse_one):
+  def parse(text: str) -> list:
+    try:
+      return [parse_one(part) for part in text.split(",")]
+    except ValueError as mistake:
+      raise argparse.ArgumentTypeError(str(mistake)) from None
+
+  return parse
+
+
+if __name__ == "__main__":
+  main()

@@ -1,0 +1,114 @@
+"""Traffic of the residual network as the compiler reports it, forward and reverse pass together.
+
+Kernels count at the cost that they declare, everything else at the operands and results of XLA's
+fusions. A branch flips the sign between two barriers, which cost nothing and no fusion crosses: its
+output and the cotangent of its input are arrays of their own, as those of a matrix product would
+be. That takes 4 streams per sublayer, which are not the residual path's and are subtracted. With
+the identity instead, two cotangents of a sublayer would be one array, which a kernel that adds into
+one of them would have to copy. Nothing is recomputed.
+"""
+
+import dataclasses
+import json
+import time
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import topologies
+from jax.sharding import SingleDeviceSharding
+
+from launch.bench.kernels import arg_specs, cases, walks
+from launch.bench.kernels.arg_specs import NetworkShape
+from resjax.sharding import Layout, MeshConfig, make_mesh
+
+TOPOLOGIES = {"v5e": "v5e:2x2", "v5p": "v5p:2x2x1", "v6e": "v6e:2x2", "7x": "tpu7x:2x2x1"}
+# On-chip memory in MiB that XLA may not plan with: it would move arrays of this network there ahead
+# of a kernel that reads them, and count their bytes twice. What is left to it is less than the
+# smallest one, words of low_bits.py, 8 MiB.
+RESERVED = {"v5e": 122, "v5p": 58, "v6e": 122, "7x": 58}
+
+BRANCH_STREAMS = 4  # of `sign_flip`, forward and reverse pass
+
+
+@dataclasses.dataclass(frozen=True)
+class Traffic:
+  """What one form of the network moves, in streams per sublayer.
+
+  Attributes:
+    arm: its name.
+    reported: by the compiler, without the branches.
+    least: by the formulas of arg_specs.py for a fused form of its kind.
+    temporary: what the program holds beside arguments and results, in streams of the whole network.
+    seconds: of the compilation.
+  """
+
+  arm: str
+  reported: float
+  least: float
+  temporary: float
+  seconds: float
+
+
+def main(out: Path, chip: str, layout: Layout, shape: NetworkShape, chosen: Sequence[str]) -> None:
+  """Prints a line per form as it is compiled, and writes network_bytes_CHIP.json into `out`."""
+  about = {"target": chip, "jax": jax.__version__, "shape": dataclasses.asdict(shape)}
+  print(f"{chip}, network {shape}: streams of 2 T D bytes per sublayer, forward + backward")
+  print(f"{'arm':16}{'reported':>10}{'least':>8}{'temporary':>11}{'compiled in':>13}")
+  rows = []
+  least = walks.least_streams(shape)
+  reserved = RESERVED.get(chip)
+  options = {"xla_tpu_scoped_vmem_limit_kib": str(reserved * 1024)} if reserved else None
+  for name, form in walks.forms(shape, layout, walks.sign_flip).items():
+    if name in chosen:
+      row = _traffic(name, sum(least[name]), form, shape, layout, options)
+      print(
+        f"{row.arm:16}{row.reported:10.2f}{row.least:8.2f}{row.temporary:11.1f}"
+        f"{row.seconds:11.1f} s",
+        flush=True,
+      )
+      rows.append(dataclasses.asdict(row))
+  out.mkdir(parents=True, exist_ok=True)
+  (out / f"network_bytes_{chip}.json").write_text(json.dumps(about | {"rows": rows}, indent=1))
+
+
+def target(chip: str) -> Layout:
+  """Returns a layout of one device to compile for: a TPU that need not be there, or the CPU.
+
+  Raises:
+    ValueError: the chip is unknown, or libtpu is missing.
+  """
+  if chip == "cpu":
+    return Layout(make_mesh(MeshConfig(), jax.devices("cpu")[:1]))
+  if chip not in TOPOLOGIES:
+    raise ValueError(f"chip {chip!r} is unknown; allowed: cpu, {', '.join(TOPOLOGIES)}")
+  if find_spec("libtpu") is None:
+    raise ValueError(f"compiling for {chip} needs libtpu: pip install -e '.[tpu]', or --chips=cpu")
+  devices = topologies.get_topology_desc(TOPOLOGIES[chip], platform="tpu").devices
+  return Layout(make_mesh(MeshConfig(), devices[:1]))
+
+
+def _traffic(name, least, form, shape: NetworkShape, layout: Layout, options) -> Traffic:
+  sharding = SingleDeviceSharding(layout.mesh.devices.flat[0])
+
+  def array(*sizes: int, dtype: Any = jnp.float32) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(sizes, dtype, sharding=sharding)
+
+  rows = array(shape.num_sublayers + 1, shape.d_model)
+  tokens = array(shape.num_tokens, shape.d_model, dtype=jnp.dtype(cases.DTYPE))
+
+  def both(inputs, d_out):
+    out, pullback = jax.vjp(form, *inputs)
+    return out, pullback(d_out)
+
+  start = time.perf_counter()
+  compiled = jax.jit(both).lower((rows, rows, (tokens,)), tokens).compile(options)
+  seconds = time.perf_counter() - start
+  stream = arg_specs.stream_bytes(shape.num_tokens, shape.d_model, cases.DTYPE)
+  per_sublayer = stream * shape.num_sublayers
+  moved = compiled.cost_analysis()["bytes accessed"] / per_sublayer - BRANCH_STREAMS
+  held = compiled.memory_analysis().temp_size_in_bytes / stream
+  return Traffic(name, moved, least / shape.num_sublayers, held, seconds)

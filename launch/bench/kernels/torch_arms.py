@@ -1,0 +1,180 @@
+"""Published kernels, through torch in the same process; nothing here is imported until it is used.
+
+The arrays are shared with JAX, not copied. Times are those of CUDA events.
+"""
+
+import dataclasses
+import importlib
+from collections.abc import Callable
+from importlib.util import find_spec
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from launch.bench.kernels.arg_specs import NetworkShape
+from launch.bench.kernels.reads import EPS
+from resjax.typing import Array, PyTree
+
+WARM_UP, RUNS = 3, 10
+
+
+@dataclasses.dataclass(frozen=True)
+class TorchArm:
+  """A published kernel.
+
+  Attributes:
+    package: its name on PyPI.
+    module: that has the function.
+    function: its name there.
+    call: takes the function, the shape and tensors as in the JAX arms; returns the output.
+    arrange: turns the tensors of the JAX arms into those that get a gradient.
+    split: turns their gradients into the cotangents of the JAX arms.
+  """
+
+  package: str
+  module: str
+  function: str
+  call: Callable[..., Any]
+  arrange: Callable[..., tuple]
+  split: Callable[..., PyTree]
+
+  def obstacle(self) -> str | None:
+    """Returns why it cannot run here, or None."""
+    if find_spec("torch") is None or find_spec(self.module.split(".")[0]) is None:
+      return f"not installed: {self.package} (the extra 'bench' has it)"
+    import torch
+
+    if not torch.cuda.is_available():
+      return "torch finds no NVIDIA GPU"
+    return None
+
+
+def _fla_call(fused_attnres, shape, query, gain, *sources):
+  return fused_attnres(query, sources, gain, rms_eps=EPS)
+
+
+def _liger_call(liger_attn_res, shape, query, gain, stacked):
+  return liger_attn_res(stacked, query, gain, EPS)
+
+
+def _stacked(query, gain, sources):
+  """It needs a stack; the stack is made before the time runs."""
+  import torch
+
+  return query, gain, torch.stack([source[None] for source in sources])
+
+
+def _flash_call(function, shape: NetworkShape, queries, x):
+  from torch import nn
+
+  layers = [nn.Identity() for _ in range(shape.num_sublayers)]
+  return function.apply(x[None], queries, layers, shape.block_sublayers, EPS)[0]
+
+
+READ_ARMS = {
+  "fla": TorchArm(
+    "fla-core",
+    "fla.ops.attnres",
+    "fused_attnres",
+    _fla_call,
+    lambda query, gain, sources: (query, gain, *sources),
+    lambda query, gain, *sources: (query, gain, sources),
+  ),
+  "liger": TorchArm(
+    "liger-kernel",
+    "liger_kernel.transformers.functional",
+    "liger_attn_res",
+    _liger_call,
+    _stacked,
+    lambda query, gain, stacked: (query, gain, tuple(stacked[:, 0])),
+  ),
+}
+NETWORK_ARMS = {
+  "flash_attn_res": TorchArm(
+    "flash-attn-res",
+    "flash_attn_res.experimental.autograd",
+    "BlockAttentionResiduals",
+    _flash_call,
+    lambda queries, gains, sources: (queries, *sources),
+    lambda queries, x: (queries, None, (x,)),
+  ),
+}
+
+
+def run(arm: TorchArm, shape, inputs: tuple[PyTree, ...], d_out: Array, direction: str):
+  """Returns a function of no argument that does the work of a case in torch.
+
+  It returns what the JAX case returns: the output, the cotangents, or both, as torch tensors.
+
+  Args:
+    arm: the kernel.
+    shape: of the suite.
+    inputs: of the JAX arms.
+    d_out: cotangent of the output.
+    direction: a key of `cases.DIRECTIONS`.
+  """
+  import torch
+
+  function = getattr(importlib.import_module(arm.module), arm.function)
+  tensors, gradient = jax.tree.map(to_torch, inputs), to_torch(d_out)
+  leaves = [leaf.clone().requires_grad_() for leaf in arm.arrange(*tensors)]
+
+  def forward():
+    return arm.call(function, shape, *leaves).view_as(gradient)
+
+  def pull_back(out, keep=False):
+    gradients = torch.autograd.grad(out, leaves, gradient, retain_graph=keep)
+    return arm.split(*gradients)
+
+  def both():
+    out = forward()
+    return out, pull_back(out)
+
+  if direction == "both":
+    return both
+  if direction == "backward":
+    out = forward()
+    return lambda: pull_back(out, keep=True)
+  return torch.no_grad()(forward)
+
+
+def sampler(work: Callable[[], PyTree]) -> Callable[[], float]:
+  """Returns a sampler of seconds per run, from CUDA events around several runs."""
+  from torch import cuda
+
+  for _ in range(WARM_UP):  # compiles and tunes
+    work()
+
+  def sample() -> float:
+    start, end = (cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    for _ in range(RUNS):
+      work()
+    end.record()
+    end.synchronize()
+    return start.elapsed_time(end) / 1e3 / RUNS
+
+  return sample
+
+
+def to_torch(array: Array) -> Any:
+  """Returns a tensor that shares the memory of an array."""
+  import torch
+
+  return torch.from_dlpack(array)
+
+
+def to_jax(tensors: PyTree) -> PyTree:
+  """Returns arrays that share the memory of tensors; None stays."""
+  return jax.tree.map(lambda tensor: jnp.from_dlpack(tensor.detach().contiguous()), tensors)
+
+
+def peak_bytes(work: Callable[[], PyTree]) -> int:
+  """Returns the most that torch held during a run, the arguments included."""
+  from torch import cuda
+
+  cuda.reset_peak_memory_stats()
+  work()
+  cuda.synchronize()
+  return cuda.max_memory_allocated()

@@ -1,0 +1,151 @@
+"""The TPU kernels of depth attention compiled for chips that are not there; needs libtpu."""
+
+import dataclasses
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import topologies
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from launch.bench.kernels import arg_specs
+from resjax.kernels.depth_attention.mosaic_tpu import block, direct, merge
+from resjax.kernels.depth_attention.mosaic_tpu.tiles import CHIPS, Pass, TpuTiles
+from resjax.kernels.depth_attention.operands import Operands, Read, Stats
+from resjax.kernels.depth_attention.two_phase_operands import MergeOperands
+from resjax.sharding import Layout
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+  """A kernel to look at.
+
+  Attributes:
+    name: `forward` or `backward`.
+    fused: sources threaded, a direct read or a merge with the residual add and the following norm;
+      or not.
+    kind: `direct` read, `block`, phase 1 of a depth block, or `merge`, phase 2.
+    num_reads: S, of a depth block; 0: a direct read.
+    num_tokens: T.
+    width: D.
+    num_slots: N.
+    num_banked: how many of them are in a bank; all hold a source.
+    dtype: of the sources.
+  """
+
+  name: str
+  fused: bool
+  kind: str = "direct"
+  num_reads: int = 0
+  num_tokens: int = 8192
+  width: int = 2048
+  num_slots: int = 8
+  num_banked: int = 0
+  dtype: str = "bfloat16"
+
+  @property
+  def streams(self) -> float:
+    """Arrays [T, D] that are read or written."""
+    if self.kind == "merge":
+      low_bits = arg_specs.LOW_BITS * (self.dtype == "bfloat16")
+      return low_bits + (6 if self.name == "backward" else 5 if self.fused else 3)
+    if self.kind == "block":
+      passes = {"forward": 1, "backward": 3 if self.fused else 2}[self.name]
+      return passes * self.num_slots + self.num_reads
+    if self.name == "forward":
+      return self.num_slots + (3 if self.fused else 1)
+    return (3 if self.fused else 2) * self.num_slots + 1
+
+
+def compile_kernel(
+  chip: str, case: Case, tile_sizes: TpuTiles | None = None
+) -> jax.stages.Compiled:
+  """Compiles a kernel for a chip that need not be there."""
+  topology = topologies.get_topology_desc(CHIPS[chip].topology, "tpu")
+  mesh = Mesh(np.array(topology.devices[:1]), ("data",))
+  read = _read(case, Layout(mesh))
+
+  def array(*shape, dtype):
+    sharding = NamedSharding(mesh, PartitionSpec())
+    return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
+
+  if case.kind == "direct":
+    return _compile_direct(case, read, array, tile_sizes)
+  return {"block": _compile_block, "merge": _compile_merge}[case.kind](case, read, array)
+
+
+def _compile_direct(case: Case, read: Read, array: Callable, tile_sizes: TpuTiles | None):
+  """Compiles a kernel of a direct read."""
+  operands = _operands(case, array)
+  if case.name == "forward":
+    forward = jax.jit(lambda operands: direct.forward(read, operands, tile_sizes))
+    return forward.lower(operands).compile()
+  slots = case.num_slots, case.num_tokens
+  stats = Stats(*(array(*shape, dtype=jnp.float32) for shape in (slots, slots, slots[1:])))
+  operands = operands._replace(addend=None)
+  d_out = array(case.num_tokens, case.width, dtype=case.dtype)
+  d_sources = (operands.bank, operands.recent) if case.fused else None
+  backward = jax.jit(lambda *args: direct.backward(read, *args, tile_sizes), donate_argnums=(3,))
+  return backward.lower(operands, stats, d_out, d_sources).compile()
+
+
+def _compile_block(case: Case, read: Read, array: Callable):
+  """Compiles a kernel of phase 1, whose tile sizes are its own choice."""
+  operands = _operands(case, array)
+  if case.name == "forward":
+    return jax.jit(lambda operands: block.forward(read, operands)).lower(operands).compile()
+  slots, reads = (case.num_slots, case.num_tokens), (case.num_reads, case.num_tokens)
+  shapes = slots, (case.num_reads, *slots), reads, reads
+  *stats, d_lse = (array(*shape, dtype=jnp.float32) for shape in shapes)
+  d_out = array(*reads, case.width, dtype=case.dtype)
+  d_sources = (operands.bank, operands.recent) if case.fused else None
+  backward = jax.jit(lambda *args: block.backward(read, *args), donate_argnums=(4,))
+  return backward.lower(operands, Stats(*stats), d_out, d_lse, d_sources).compile()
+
+
+def _compile_merge(case: Case, read: Read, array: Callable):
+  """Compiles a kernel of phase 2, which has tiles of one size."""
+  rows = case.num_tokens, case.width
+  source, row = array(*rows, dtype=case.dtype), array(case.width, dtype=jnp.float32)
+  reads = array(case.num_reads, *rows, dtype=case.dtype)
+  lse = array(case.num_reads, case.num_tokens, dtype=jnp.float32)
+  addend, scale = (source, row) if case.fused else (None, None)
+  counts = array(2, dtype=jnp.int32)
+  operands = MergeOperands(reads, lse, source, counts, row, addend, scale)
+  if case.name == "forward":
+    return jax.jit(lambda operands: merge.forward(read, operands)).lower(operands).compile()
+  out, _, stats = jax.tree.map(
+    lambda a: array(*a.shape, dtype=a.dtype),
+    jax.eval_shape(lambda operands: merge.forward(read, operands), operands),
+  )
+  backward = jax.jit(lambda *args: merge.backward(read, *args), donate_argnums=(4, 5))
+  operands = operands._replace(out=None, lse=None, addend=None)
+  return backward.lower(operands, out, stats, source, source, (reads, lse)).compile()
+
+
+def _operands(case: Case, array: Callable) -> Operands:
+  source = array(case.num_tokens, case.width, dtype=case.dtype)
+  scale = array(case.width, dtype=jnp.float32)
+  query = array(case.num_reads, case.width, dtype=jnp.float32) if case.kind == "block" else scale
+  bank = array(case.num_banked, case.num_tokens, case.width, dtype=case.dtype)
+  recent = (source,) * (case.num_slots - case.num_banked)
+  fused = case.fused and case.kind == "direct"
+  addend, scale = (source if recent else None, scale) if fused else (None, None)
+  counts = array(2, dtype=jnp.int32)
+  return Operands(bank if case.num_banked else None, recent, counts, query, addend, scale)
+
+
+def _read(case: Case, layout: Layout) -> Read:
+  adds = case.fused and case.kind != "block" and case.num_banked < case.num_slots
+  return Read(1, 1e-6, adds, case.fused, "mosaic_tpu", layout)
+
+
+def work_of(chip: str, case: Case) -> Pass:
+  """Returns the pass of a case on a chip."""
+  read = _read(case, Layout())
+  return Pass(
+    case.name, chip, case.num_tokens, case.width, case.num_banked,
+    case.num_slots - case.num_banked, case.dtype, read.adds,
+    case.fused and case.kind == "direct", read.threaded,
+  )  # fmt: skip

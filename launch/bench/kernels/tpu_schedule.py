@@ -1,0 +1,217 @@
+"""Compute against memory time of the TPU kernels, from the compiler's final schedule; needs no TPU.
+
+The kernels are compiled for absent chips by libtpu, which writes the instruction bundles of a
+kernel, one a cycle. Those of one tile of tokens are counted, with what is skipped by a branch
+counted as if it ran, and compared with the cycles that the tile's copies take at nominal bandwidth.
+"""
+
+import argparse
+import dataclasses
+import itertools
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import jax.numpy as jnp
+import matplotlib.pyplot as plt
+import numpy as np
+
+from launch.bench.kernels.tpu_compile import Case, compile_kernel, work_of
+from resjax.aot.absent_devices import ENVIRONMENT
+from resjax.kernels.depth_attention.mosaic_tpu import tiles
+from resjax.kernels.depth_attention.mosaic_tpu.block_plan import BlockPlan
+from resjax.kernels.depth_attention.mosaic_tpu.direct_plan import Plan
+from resjax.kernels.depth_attention.mosaic_tpu.merge_plan import TOKENS
+from resjax.kernels.depth_attention.mosaic_tpu.tiles import CHIPS, ROWS, TpuTiles
+
+_BUNDLE = re.compile(r"^\s*0x([0-9a-f]+)\s+(?:[A-Z]{2})?:\s+(>*)\s*\{")
+_VECTOR = re.compile(r"= (v\w+)")
+_CLEARING = 16  # stores in a row
+
+
+CASES = (
+  *(Case(name, fused) for name in ("forward", "backward") for fused in (False, True)),
+  Case("forward", False, "block", num_reads=8),
+  Case("backward", True, "block", num_reads=8),
+  Case("forward", True, "merge", num_reads=8),
+  Case("backward", True, "merge", num_reads=8),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Schedule:
+  """What one tile of tokens costs.
+
+  Attributes:
+    chip: key of `CHIPS`.
+    name: of the pass.
+    fused: see `Case`.
+    kind: see `Case`.
+    num_reads: see `Case`.
+    tokens: per tile.
+    row_group_bundles: bundles per group of 16 tokens.
+    tile_bundles: bundles of a tile.
+    copy_cycles: cycles in which its bytes move at nominal bandwidth.
+  """
+
+  chip: str
+  name: str
+  fused: bool
+  kind: str
+  num_reads: int
+  tokens: int
+  row_group_bundles: float
+  tile_bundles: float
+  copy_cycles: float
+
+  @property
+  def ratio(self) -> float:
+    """Compute over memory time; up to 1 the memory is the limit."""
+    return self.tile_bundles / self.copy_cycles
+
+
+def main(out_dir: str | Path, chips: Sequence[str] = tuple(CHIPS)) -> list[Schedule]:
+  """Compiles, prints a table, and writes `tpu_schedule.json` and `tpu_schedule.png`.
+
+  Args:
+    out_dir: folder, made if missing.
+    chips: keys of `CHIPS`.
+
+  Raises:
+    ValueError: a chip is not known, or libtpu compiled nothing.
+  """
+  unknown = set(chips) - set(CHIPS)
+  if unknown:
+    raise ValueError(f"chips={sorted(unknown)} are not known; allowed: {', '.join(CHIPS)}")
+  out_dir = Path(out_dir)
+  out_dir.mkdir(parents=True, exist_ok=True)
+  print(f"{_shape(CASES[0])}: bundles and copy cycles per tile")
+  schedules = []
+  for chip in chips:
+    for case in CASES:
+      schedule = measure(chip, case)
+      schedules.append(schedule)
+      print(_line(schedule), flush=True)
+  rows = [dataclasses.asdict(s) | {"ratio": s.ratio} for s in schedules]
+  (out_dir / "tpu_schedule.json").write_text(json.dumps(rows, indent=1) + "\n")
+  _plot(schedules, out_dir / "tpu_schedule.png")
+  return schedules
+
+
+def measure(chip: str, case: Case, tile_sizes: TpuTiles | None = None) -> Schedule:
+  """Compiles one kernel in a process of its own, whose flags make libtpu write the schedule."""
+  with tempfile.TemporaryDirectory() as folder:
+    flags = f"--xla_jf_dump_to={folder} --xla_jf_dump_llo_text=true"
+    sizes = _tile_sizes(chip, case, tile_sizes)
+    request = json.dumps([chip, dataclasses.asdict(case), dataclasses.asdict(sizes)])
+    done = subprocess.run(
+      [sys.executable, "-m", __spec__.name, "--compile", request],
+      env=os.environ | ENVIRONMENT | {"LIBTPU_INIT_ARGS": flags},
+      capture_output=True,
+      text=True,
+    )
+    kernel = f"depth_attention_{'' if case.kind == 'direct' else f'{case.kind}_'}{case.name}"
+    found = list(Path(folder).glob(f"*{kernel}*final_bundles.txt"))
+    found = [path for path in found if "analysis" not in path.name]
+    if done.returncode or len(found) != 1:
+      raise ValueError(
+        f"libtpu wrote {len(found)} schedules of {kernel} for {chip}; it must be "
+        f"installed (the extra `tpu`):\n{done.stderr[-2000:]}"
+      )
+    outside, inside = count_bundles(found[0].read_text().splitlines())
+  moved = case.streams * sizes.tokens * case.width * jnp.dtype(case.dtype).itemsize
+  copy_cycles = moved / CHIPS[chip].bandwidth * CHIPS[chip].clock
+  rounds = sizes.tokens // ROWS
+  per_round = inside / _row_groups_at_once(chip, case, sizes)
+  total = outside + rounds * per_round
+  kind = chip, case.name, case.fused, case.kind, case.num_reads
+  return Schedule(*kind, sizes.tokens, per_round, total, copy_cycles)
+
+
+def _tile_sizes(chip: str, case: Case, sizes: TpuTiles | None) -> TpuTiles:
+  """Returns the sizes given, or those that the kernel chooses."""
+  if case.kind == "merge":
+    return TpuTiles(TOKENS)
+  work = work_of(chip, case)
+  if case.kind == "block":
+    return BlockPlan.largest(work, case.num_reads, 0.0).tiles
+  return sizes or tiles.choose(work)
+
+
+def _row_groups_at_once(chip: str, case: Case, sizes: TpuTiles) -> int:
+  """Returns how many groups of tokens one round of the inner loop works on."""
+  if case.kind != "direct":
+    return 1
+  return Plan(work_of(chip, case), sizes, 0.0).row_groups_at_once
+
+
+def count_bundles(lines: Iterable[str]) -> tuple[int, int]:
+  """Returns the bundles of a grid step outside of inner loops, and those of inner loops.
+
+  Every bundle stands on a line `address label: > {...}` with a `>` per loop around it. What a
+  branch jumps over counts, unless it does nothing but clear memory: that runs once, or never.
+  """
+  bundles = [(len(match[2]), match.string) for match in map(_BUNDLE.match, lines) if match]
+  runs = itertools.groupby(bundles, lambda b: b[0] == 1 and set(_VECTOR.findall(b[1])) == {"vst"})
+  lengths = [len(list(run)) for only_stores, run in runs if only_stores]
+  clearing = sum(length for length in lengths if length >= _CLEARING)
+  depths = [depth for depth, _ in bundles]
+  return depths.count(1) - clearing, sum(depth > 1 for depth in depths)
+
+
+def _shape(case: Case) -> str:
+  return f"T={case.num_tokens}, D={case.width}, N={case.num_slots}, {case.dtype}"
+
+
+def _line(s: Schedule) -> str:
+  return (
+    f"{s.chip:4} {_kind(s):22} {s.tokens:4} tokens: {s.tile_bundles:6.0f} bundles "
+    f"({s.row_group_bundles:.0f} per {ROWS}), {s.copy_cycles:7.0f} copy cycles, ratio {s.ratio:.2f}"
+  )
+
+
+def _kind(case: Case | Schedule) -> str:
+  if case.kind == "block":
+    return f"phase 1, S={case.num_reads}, {case.name}"
+  if case.kind == "merge":
+    return f"merge, {case.name}"
+  return f"{case.name}, {'add + norm' if case.fused else 'mix'}"
+
+
+def _plot(schedules: Sequence[Schedule], path: Path) -> None:
+  chips = list(dict.fromkeys(s.chip for s in schedules))
+  figure, axes = plt.subplots(figsize=(7, 3.5), layout="constrained")
+  for index, case in enumerate(CASES):
+    ratios = [s.ratio for s in schedules if _kind(s) == _kind(case)]
+    width = 0.8 / len(CASES)
+    place = np.arange(len(chips)) + (index - (len(CASES) - 1) / 2) * width
+    axes.bar(place, ratios, width, label=_kind(case))
+  axes.axhline(1.0, color="black", linewidth=0.8)
+  axes.set_xticks(range(len(chips)), chips)
+  axes.set_ylabel("compute / copy cycles")
+  axes.set_title(_shape(CASES[0]))
+  figure.legend(fontsize="small", loc="outside right center")
+  figure.savefig(path, dpi=150)
+  plt.close(figure)
+
+
+def _parse() -> argparse.Namespace:
+  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+  parser.add_argument("--out", default="tpu_schedule", help="folder of the JSON and the plot")
+  parser.add_argument("--chips", nargs="+", default=list(CHIPS), choices=list(CHIPS))
+  parser.add_argument("--compile", help=argparse.SUPPRESS)
+  return parser.parse_args()
+
+
+if __name__ == "__main__":
+  _args = _parse()
+  if _args.compile:
+    _chip, _case, _sizes = json.loads(_args.compile)
+    compile_kernel(_chip, Case(**_case), TpuTiles(**_sizes))
+  else:
+    main(_args.out, _args.chips)

@@ -1,0 +1,181 @@
+"""The residual path of a run of sublayers with Block AttnRes, in every form that is measured.
+
+A branch is next to nothing, behind a barrier that keeps XLA from fusing across it, as a matrix
+product would. The reads are softmax mixtures (and norms) of each other, so XLA can remove none.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from launch.bench.kernels import arg_specs
+from launch.bench.kernels.arg_specs import NetworkShape
+from launch.bench.kernels.reads import EPS, norm, residual_norm, stack_read
+from launch.bench.kernels.take import take
+from resjax.kernels.depth_attention import (
+  Sources,
+  depth_attention,
+  depth_attention_block,
+  depth_attention_merge,
+  two_phase_moves_less,
+)
+from resjax.sharding import Layout
+from resjax.typing import Array
+
+
+class Row(NamedTuple):
+  """Parameters of one read: query [D], and gain [D] of the norm that follows, or None."""
+
+  query: Array
+  gain: Array | None
+
+
+class State(NamedTuple):
+  """Sources [T, D], and what joins the last of them at the next read, or None."""
+
+  sources: tuple[Array, ...]
+  addend: Array | None
+
+
+Reader = Callable[[Row, State], tuple[Array, tuple[Array, ...]]]
+Branch = Callable[[Array], Array]
+BlockReader = Callable[[list[Row], State], State]
+
+
+def forms(
+  shape: NetworkShape, layout: Layout | None = None, branch: Branch | None = None
+) -> dict[str, Callable[..., Array]]:
+  """Returns functions of queries, gains and first sources, by name.
+
+  Args:
+    shape: of the network.
+    layout: of one device that the kernels are compiled for; default: the one at hand.
+    branch: turns what a sublayer reads into its output; default: `identity`.
+  """
+  branch = identity if branch is None else branch
+  direct = reader_by(None, layout)
+  readers = {
+    "xla_stack": partial(block_by_reads, stack_reader, branch),
+    "xla_no_stack": partial(block_by_reads, reader_by("reference", layout), branch),
+    "direct": partial(block_by_reads, direct, branch),
+    "two_phase": partial(block_in_two_phases, direct, branch, layout),
+  }
+  ends = {name: direct for name in readers}
+  ends |= {"xla_stack": stack_reader, "xla_no_stack": reader_by("reference", layout)}
+  walks = {name: partial(walk, shape, block, ends[name]) for name, block in readers.items()}
+  return walks | {"residual_norm": partial(plain_walk, shape, branch)}
+
+
+def least_streams(shape: NetworkShape) -> dict[str, tuple[float, float]]:
+  """Returns the least traffic of every form, forward and backward; XLA has that of `direct`."""
+  direct = arg_specs.direct_forward(shape), arg_specs.direct_backward(shape)
+  reads = shape.num_sublayers + shape.final_read
+  return {
+    "xla_stack": direct,
+    "xla_no_stack": direct,
+    "direct": direct,
+    "two_phase": (arg_specs.two_phase_forward(shape), arg_specs.two_phase_backward(shape)),
+    "residual_norm": (
+      reads * arg_specs.residual_forward(),
+      reads * arg_specs.residual_backward(),
+    ),
+  }
+
+
+def walk(shape: NetworkShape, block: BlockReader, reader: Reader, queries, gains, sources) -> Array:
+  """Returns the last read of the network, or the output of its last sublayer."""
+  gains = [None] * len(queries) if gains is None else gains
+  rows = [Row(*row) for row in zip(queries, gains, strict=True)]
+  state = State(sources, None)
+  for start in range(0, shape.num_sublayers, shape.block_sublayers):
+    stop = min(start + shape.block_sublayers, shape.num_sublayers)
+    state = block(rows[start:stop], state)
+  if shape.final_read:
+    return reader(rows[-1], state)[0]
+  return state.sources[-1] if state.addend is None else state.addend
+
+
+def block_by_reads(reader: Reader, branch: Branch, rows: list[Row], state: State) -> State:
+  """One depth block, every sublayer reading all sources."""
+  for index, row in enumerate(rows):
+    y, sources = reader(row, state)
+    out = branch(y)
+    state = State((*sources, out), None) if index == 0 else State(sources, out)
+  return state
+
+
+def block_in_two_phases(
+  reader: Reader, branch: Branch, layout: Layout | None, rows: list[Row], state: State
+) -> State:
+  """One depth block in two phases where these move less, else by reads."""
+  if not two_phase_moves_less(len(state.sources), len(rows)):
+    return block_by_reads(reader, branch, rows, state)
+  queries = jnp.stack([row.query for row in rows])
+  read, threaded = depth_attention_block(
+    Sources(_added(state)), queries, eps=EPS, return_sources=True, layout=layout
+  )
+  gain, addend = rows[0].gain, None
+  (first, _), kept = take(read[:2], 0)
+  read = read._replace(**dict(zip(("out", "lse"), kept, strict=True)))
+  running = branch(first if gain is None else norm(first, gain))
+  for slot, row in list(enumerate(rows))[1:]:
+    y, running, read = depth_attention_merge(
+      read, slot, running, row.query, addend=addend, out_norm_scale=row.gain, eps=EPS, layout=layout
+    )
+    addend = branch(y)
+  return State((*threaded.recent, running), addend)
+
+
+def plain_walk(shape: NetworkShape, branch: Branch, queries, gains, sources) -> Array:
+  """As many adds and norms of a plain residual; the queries are gains where there are none."""
+  gains = queries if gains is None else gains
+  (y,) = (total,) = sources
+  for gain in gains[: shape.num_sublayers + shape.final_read]:
+    y, total = residual_norm(gain, total, branch(y))
+  return y
+
+
+def identity(y: Array) -> Array:
+  """Returns y, opaque to XLA."""
+  return jax.lax.optimization_barrier(y)
+
+
+def sign_flip(y: Array) -> Array:
+  """Returns −y, an array of its own like that of a branch; 2 streams in each direction."""
+  return jax.lax.optimization_barrier(-jax.lax.optimization_barrier(y))
+
+
+def stack_reader(row: Row, state: State) -> tuple[Array, tuple[Array, ...]]:
+  """Add, read and norm as three steps, the read over a stack."""
+  sources = _added(state)
+  h = stack_read(row.query, jnp.ones_like(row.query), sources)
+  return h if row.gain is None else norm(h, row.gain), sources
+
+
+def reader_by(implementation: str | None, layout: Layout | None) -> Reader:
+  """Returns the reads of `depth_attention`: add and norm inside, sources threaded through."""
+
+  def read(row: Row, state: State) -> tuple[Array, tuple[Array, ...]]:
+    y, threaded = depth_attention(
+      Sources(state.sources),
+      row.query,
+      addend=state.addend,
+      out_norm_scale=row.gain,
+      eps=EPS,
+      return_sources=True,
+      layout=layout,
+      implementation=implementation,
+    )
+    return y, threaded.recent
+
+  return read
+
+
+def _added(state: State) -> tuple[Array, ...]:
+  """Returns the sources with the addend in the last one."""
+  if state.addend is None:
+    return state.sources
+  return (*state.sources[:-1], state.sources[-1] + state.addend)

@@ -1,0 +1,115 @@
+"""Time of a dense decoder's training step: block_attn_res against standard, taking turns.
+
+  python -m launch.bench.step                                   (1.2B parameters, one 80 GB GPU)
+  python -m launch.bench.step --layers=2 --d_model=128 --rows=1 --seq_len=64   (for trying it out)
+
+A step is forward, reverse pass and AdamW on random tokens. Both models are held at once; a sample
+is the wall time of `--steps` steps in a row over their number, in which launching them is hidden.
+Prints one JSON object, and writes it to --out.
+"""
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl import flags
+
+from configs import base
+from launch import cli
+from launch.bench.kernels import timing
+from resjax import experiment
+from resjax.sharding import make_layout
+from resjax.train import program
+from resjax.train.config import Run
+from resjax.train.state import init_state
+
+_LAYERS = flags.DEFINE_integer("layers", 24, "Layers.", lower_bound=1)
+_PER_BLOCK = flags.DEFINE_integer("layers_per_block", 3, "Layers of a depth block.", lower_bound=1)
+_WIDTH = flags.DEFINE_integer("d_model", 2048, "Width; a multiple of 128.", lower_bound=128)
+_ROWS = flags.DEFINE_integer("rows", 4, "Rows of a batch.", lower_bound=1)
+_LENGTH = flags.DEFINE_integer("seq_len", 2048, "Tokens of a row.", lower_bound=2)
+_REMAT = flags.DEFINE_enum("remat", "full", ["none", "full", "dots"], "What is recomputed.")
+_STEPS = flags.DEFINE_integer("steps", 3, "Steps of a sample.", lower_bound=1)
+_REPEATS = flags.DEFINE_integer("repeats", 20, "Samples of each.", lower_bound=1)
+_OUT = flags.DEFINE_string("out", "runs/bench", "Folder of bench_step.json.")
+
+HEAD = 128
+NAMES = ("standard", "block_attn_res")
+
+
+def main() -> None:
+  """Prints milliseconds per step of each combinator, and their ratio."""
+  samplers, parameters = {}, {}
+  for name in NAMES:
+    run = _run(name)
+    samplers[name], parameters[name] = _sampler(run)
+  found = timing.interleaved(samplers, _REPEATS.value)
+  cases = {name: timing.summary(seconds) for name, seconds in found.items()}
+  medians = {name: case["median_ms"] for name, case in cases.items()}
+  report = {
+    "device": jax.devices()[0].device_kind,
+    "devices": jax.device_count(),
+    "jax": jax.__version__,
+    "flags": {flag.name: flag.value for flag in (_LAYERS, _PER_BLOCK, _WIDTH, _ROWS, _LENGTH)}
+    | {"remat": _REMAT.value},
+    "parameters": parameters,
+    "cases": cases,
+    "block_attn_res over standard": medians["block_attn_res"] / medians["standard"],
+  }
+  out = Path(_OUT.value)
+  out.mkdir(parents=True, exist_ok=True)
+  text = json.dumps(report, indent=2)
+  (out / "bench_step.json").write_text(text)
+  print(text)
+
+
+def _run(name: str) -> Run:
+  config = base.get_config()
+  heads = _WIDTH.value // HEAD
+  config.model.update(num_layers=_LAYERS.value, d_model=_WIDTH.value, num_heads=heads)
+  # 8/3 D, rounded to the lanes of an accelerator: three matrices as large as the usual two.
+  config.model.update(num_kv_heads=heads, mlp_dim=-(-_WIDTH.value * 8 // 3 // HEAD) * HEAD)
+  config.model.remat = _REMAT.value
+  config.model.residual.name = name
+  config.model.residual.block_attn_res.layers_per_block = _PER_BLOCK.value
+  config.data.seq_len = _LENGTH.value
+  config.train.batch_size = _ROWS.value
+  return experiment.build(config).with_vocab_size(config.data.tokenizer.vocab_size)
+
+
+def _sampler(run: Run) -> tuple[Callable[[], float], int]:
+  """Returns what takes a sample, and the number of parameters."""
+  layout = make_layout(run.mesh, run.sharding)
+  programs = program.build(run, layout)
+  step, model = programs.train_step, programs.model
+  state = init_state(model, programs.optimizer, seed=0)
+  batch = layout.put(_random_batch(run), run.train.batch_size)
+  token_bytes = jnp.ones(run.decoder.vocab_size, jnp.int32)
+
+  def sample() -> float:
+    nonlocal state
+    start = time.perf_counter()
+    for _ in range(_STEPS.value):
+      state, metrics = step(state, batch, token_bytes)
+    jax.block_until_ready((state, metrics))
+    return (time.perf_counter() - start) / _STEPS.value
+
+  sample()  # compiles
+  return sample, sum(leaf.size for leaf in model.leaves())
+
+
+def _random_batch(run: Run) -> dict[str, np.ndarray]:
+  shape = run.train.batch_size, run.data.seq_len
+  tokens = np.random.default_rng(0).integers(run.decoder.vocab_size, size=(2, *shape))
+  inputs, targets = tokens.astype(np.int32)
+  positions = np.broadcast_to(np.arange(shape[1], dtype=np.int32), shape)
+  ones = np.ones(shape, np.int32)
+  return {"inputs": inputs, "targets": targets, "segment_ids": ones, "positions": positions}
+
+
+if __name__ == "__main__":
+  cli.run(main)

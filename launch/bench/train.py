@@ -1,0 +1,155 @@
+"""Trains for a while: how fast, how much of it waits, and whether a killed run is the same run.
+
+  python -m launch.bench.train                (1.35B parameters, one GPU of 80 GB or more)
+  python -m launch.bench.train --steps=12 -- --config=configs/tiny.py     (for trying it out)
+
+What follows `--` are arguments of launch.train. First a run of `--steps` steps gives model FLOP
+utilisation, tokens per second, and the shares of a step's time that wait for data and that metrics
+and progress take: medians over the records after its first third. Then, with XLA's deterministic
+operations, one run of 16 steps goes through, and another one is killed with SIGKILL after step 10
+and started again; every loss and every array of the last checkpoint must be the same bits. Prints
+one JSON object, and writes it to --out; exit code 1 where they are not the same.
+"""
+
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from absl import flags
+
+from launch import cli
+from resjax.checkpoint import reader
+from resjax.records.metrics_log import FILE_NAME, read_metrics
+from resjax.train import workdir
+
+_STEPS = flags.DEFINE_integer("steps", 60, "Steps of the timed run.", lower_bound=6)
+_OUT = flags.DEFINE_string("out", "runs/bench", "Folder of bench_train.json and of the runs.")
+
+DEFAULT = (
+  "--config=configs/llama_1p3b.py:standard",
+  "--config.mesh.fsdp=1",
+  "--config.train.batch_size=32",
+  "--config.train.microbatches=4",
+  "--config.data.corpora.web.source=python-stdlib",
+  "--config.data.corpora.web.format=auto",
+)
+DETERMINISTIC = "--xla_gpu_deterministic_ops=true"
+SHORT, KILLED_AFTER, SAVE_EVERY = 16, 10, 4  # steps
+
+Records = Sequence[Mapping[str, float]]
+
+
+def main(words: list[str], after: list[str]) -> None:
+  """Prints what the runs gave.
+
+  Raises:
+    ValueError: a run failed, or the killed run came to another result.
+  """
+  if words:
+    raise ValueError(f"unexpected argument {words[0]!r}; those of launch.train come after --")
+  arguments = after or list(DEFAULT)
+  out = Path(_OUT.value)
+  folder = out / "bench_train"
+  shutil.rmtree(folder, ignore_errors=True)
+  folder.mkdir(parents=True)
+  timed = _train(folder / "timed", arguments, steps=_STEPS.value, save_every=0)
+  report = {
+    "arguments": arguments,
+    "environment": workdir.read(folder / "timed")["environment"],
+    "steps": _STEPS.value,
+    "timed": _speed(timed),
+    "killed": _killed(folder, arguments),
+  }
+  text = json.dumps(report, indent=2)
+  (out / "bench_train.json").write_text(text)
+  print(text)
+  if not all(report["killed"][key] for key in ("same_losses", "same_state")):
+    raise ValueError(f"the killed run differs from the one that went through: {folder}")
+
+
+def _speed(records: Records) -> dict[str, float]:
+  """Returns medians over the steps after the first third; shares are of the time of a step."""
+  steps = [record for record in records if "time/tokens_per_second" in record]
+  steps = [record for record in steps if record["step"] > _STEPS.value // 3]
+  names = ("tokens_per_second", "mfu", "input", "dispatch", "device", "input_share")
+  found = {}
+  for name in names:
+    values = [record[f"time/{name}"] for record in steps]
+    found[name] = None if None in values else statistics.median(values)
+  first, last = steps[0], steps[-1]
+  logged, trained = (
+    sum(last[f"goodput/{row}"] - first[f"goodput/{row}"] for row in rows)
+    for rows in (("log",), ("log", "step", "input"))
+  )
+  return found | {"log_share": logged / trained}
+
+
+def _killed(folder: Path, arguments: Sequence[str]) -> dict:
+  """Compares a run that is killed and started again with one that goes through."""
+  xla_flags = f"{os.environ.get('XLA_FLAGS', '')} {DETERMINISTIC}".strip()
+  options = {"steps": SHORT, "save_every": SAVE_EVERY, "XLA_FLAGS": xla_flags}
+  straight = _train(folder / "straight", arguments, **options)
+  killed = folder / "killed"
+  process = _start(killed, arguments, **options)
+  while (seen := _last_step(killed)) < KILLED_AFTER and process.poll() is None:
+    time.sleep(0.01)
+  if process.poll() is not None:
+    raise ValueError(f"the run to be killed ended by itself, with exit code {process.returncode}")
+  process.kill()
+  process.wait()
+  again = _train(killed, arguments, **options)
+  states = [
+    reader.checksums_of(reader.newest(folder / name / "checkpoints"))
+    for name in ("straight", "killed")
+  ]
+  return {
+    "xla_flags": xla_flags,
+    "killed_after_step": seen,
+    "arrays": len(states[0]),
+    "same_losses": _losses(again) == _losses(straight),
+    "same_state": states[0] == states[1],
+  }
+
+
+def _losses(records: Records) -> list:
+  return [(r["step"], key, r[key]) for r in records for key in sorted(r) if key.endswith("/loss")]
+
+
+def _last_step(folder: Path) -> int:
+  path = folder / FILE_NAME
+  records = read_metrics(path) if path.exists() else []
+  return records[-1]["step"] if records else -1
+
+
+def _train(folder: Path, arguments: Sequence[str], **options) -> Records:
+  code = _start(folder, arguments, **options).wait()
+  if code:
+    raise ValueError(f"launch.train ended with exit code {code}, for the reason above")
+  return read_metrics(folder / FILE_NAME)
+
+
+def _start(
+  folder: Path, arguments: Sequence[str], *, steps: int, save_every: int, **environment: str
+) -> subprocess.Popen:
+  settings = {
+    "workdir": folder,
+    "train.steps": steps,
+    "train.log_every": 1,
+    "train.eval_every": 0,
+    "train.sample_tokens": 0,
+    "optim.warmup_steps": 2,
+    "checkpoint.every": save_every,
+  }
+  own = [f"--config.{key}={value}" for key, value in settings.items()]
+  command = [sys.executable, "-m", "launch.train", *arguments, *own]
+  return subprocess.Popen(command, env={**os.environ, **environment}, stdout=sys.stderr)
+
+
+if __name__ == "__main__":
+  cli.run(main, takes_words=True)

@@ -1,0 +1,194 @@
+"""Steps of a launcher: plain commands that are printed, or run in order and undone on failure."""
+
+import contextlib
+import dataclasses
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+
+from resjax.processes.signals import SIGINT_CODE, Interrupted
+
+_PATIENCE_SECONDS = 10
+_END = "END_OF_TEXT"
+_INSTALL = {
+  "gcloud": "the Google Cloud CLI, https://cloud.google.com/sdk/docs/install",
+  "kubectl": "it with `gcloud components install kubectl gke-gcloud-auth-plugin`",
+  "xpk": "it with `pip install xpk`",
+  "sbatch": "nothing: run this command on a login node of the cluster",
+  "squeue": "nothing: run this command on a login node of the cluster",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+  """One command.
+
+  Attributes:
+    what: what it does, in words.
+    argv: the command and its arguments.
+    stdin: what it reads.
+    undo: the command that takes back what this one made, whole or in part; empty: makes nothing.
+    check: raises ValueError if the standard output, which it is given, forbids going on.
+  """
+
+  what: str
+  argv: tuple[str, ...]
+  stdin: str = ""
+  undo: tuple[str, ...] = ()
+  check: Callable[[str], None] | None = None
+
+
+def text(step: Step) -> str:
+  """Returns a step as lines of a shell script."""
+  command = _command(step.argv)
+  if step.stdin:
+    command += f" <<'{_END}'\n{step.stdin.rstrip()}\n{_END}"
+  lines = [f"# {step.what}", command]
+  if step.undo:
+    undo = _command(step.undo).replace("\n", "\n# ")
+    lines.append(f"# undone by: {undo}")
+  return "\n".join(lines)
+
+
+def _command(argv: Sequence[str]) -> str:
+  """A command line in which scripts stand as they are, not quoted into one line."""
+  return " ".join(_script(word) if "\n" in word else shlex.quote(word) for word in argv)
+
+
+def _script(word: str) -> str:
+  flag, script = re.fullmatch(r"(--[\w-]+=)?(.*)", word, re.DOTALL).groups(default="")
+  return f"{flag}\"$(cat <<'{_END}'\n{script.rstrip()}\n{_END}\n)\""
+
+
+def run(steps: Sequence[Step], go_on: str, dry_run: bool = False) -> None:
+  """Runs steps in order; when one fails or is interrupted, undoes those that made something.
+
+  Args:
+    go_on: the command that goes on after a failure.
+    dry_run: only print them.
+
+  Raises:
+    ValueError: a program is missing, or a step failed; says which, and what to do.
+    Interrupted: Ctrl-C or SIGTERM.
+  """
+  if dry_run:
+    print("\n\n".join(text(step) for step in steps))
+    return
+  require({step.argv[0] for step in steps})
+  done: list[Step] = []
+  with _sigterm_is_ctrl_c():
+    for number, step in enumerate(steps, 1):
+      title = f"step {number} of {len(steps)} ({step.what})"
+      print(f"[{number}/{len(steps)}] {step.what}\n  $ {_first_line(step.argv)}", flush=True)
+      done.append(step)
+      try:
+        _run(step)
+      except ValueError as error:  # the check comes after the step has ended well
+        raise ValueError(f"{error}{_undo(done)}") from None
+      except (subprocess.CalledProcessError, OSError) as error:
+        why = f"failed: {_reason(error)}"
+        raise ValueError(f"{title} {why}{_undo(done)}; go on with: {go_on}") from None
+      except KeyboardInterrupt:
+        message = f"{title} was interrupted{_undo(done)}; go on with: {go_on}"
+        raise Interrupted(message, SIGINT_CODE) from None
+
+
+def output(argv: Sequence[str]) -> str:
+  """Returns the standard output of a command that changes nothing.
+
+  Raises:
+    ValueError: it is missing or failed.
+  """
+  require({argv[0]})
+  done = subprocess.run(argv, capture_output=True, text=True)
+  if done.returncode:
+    raise ValueError(f"{_first_line(argv)}: {_last_line(done.stderr)}")
+  return done.stdout
+
+
+def require(programs: set[str]) -> None:
+  """Raises ValueError if a program is not on PATH."""
+  for program in sorted(programs):
+    if shutil.which(program) is None:
+      hint = _INSTALL.get(program, "it")
+      raise ValueError(
+        f"{program} is not on PATH; install {hint}, or print the commands with --dry_run"
+      )
+
+
+def _run(step: Step) -> None:
+  """Runs a step, with all that it starts in a group of its own, so that it ends as a whole."""
+  process = subprocess.Popen(
+    step.argv,
+    stdin=subprocess.PIPE,
+    stdout=subprocess.PIPE if step.check else None,
+    text=True,
+    start_new_session=True,
+  )
+  try:
+    printed, _ = process.communicate(step.stdin)
+  except KeyboardInterrupt:
+    _end(process)
+    raise
+  if process.returncode:
+    raise subprocess.CalledProcessError(process.returncode, step.argv)
+  if step.check:
+    step.check(printed)
+
+
+def _end(process: subprocess.Popen) -> None:
+  for number in (signal.SIGINT, signal.SIGKILL):
+    with contextlib.suppress(ProcessLookupError):
+      os.killpg(process.pid, number)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+      process.wait(_PATIENCE_SECONDS)
+
+
+def _undo(done: list[Step]) -> str:
+  """Undoes steps, the last one first; returns what became of them, in words."""
+  made = [step for step in reversed(done) if step.undo]
+  if not made:
+    return ""
+  # What is started now inherits it, so that a second Ctrl-C does not leave things running.
+  before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+  left = []
+  for step in made:
+    print(f"undo: {step.what}\n  $ {_first_line(step.undo)}", file=sys.stderr, flush=True)
+    if subprocess.run(step.undo, stdin=subprocess.DEVNULL).returncode:
+      left.append(shlex.join(step.undo))
+  signal.signal(signal.SIGINT, before)
+  if left:
+    return f"; something may be LEFT RUNNING, look and run: {' && '.join(left)}"
+  return "; what was made is undone, nothing is left running"
+
+
+@contextlib.contextmanager
+def _sigterm_is_ctrl_c() -> Iterator[None]:
+  def interrupt(*_) -> None:
+    raise KeyboardInterrupt
+
+  before = signal.signal(signal.SIGTERM, interrupt)
+  try:
+    yield
+  finally:
+    signal.signal(signal.SIGTERM, before)
+
+
+def _reason(error: subprocess.CalledProcessError | OSError) -> str:
+  if isinstance(error, OSError):
+    return str(error)
+  return f"exit code {error.returncode} of {error.cmd[0]}, which says why above"
+
+
+def _first_line(argv: Sequence[str]) -> str:
+  first, *rest = shlex.join(argv).splitlines()
+  return f"{first} ..." if rest else first
+
+
+def _last_line(text: str) -> str:
+  return (text.strip().splitlines() or ["failed without a word"])[-1]

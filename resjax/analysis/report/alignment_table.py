@@ -1,0 +1,88 @@
+"""Where a run's model switches from input to next token, for the terminal and as plots."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from resjax.analysis import plots
+from resjax.analysis.alignment import Alignment
+from resjax.analysis.alignment_record import of_record
+from resjax.analysis.plots import Records
+from resjax.analysis.report import axis, trajectories
+from resjax.analysis.report.trajectories import TRAJECTORIES
+from resjax.locations import Location
+
+_WIDTH = 32  # characters of the scale of ranks
+_MOST_STEPS = 6  # lines in the plot over steps
+
+
+def alignments(records: Records, workdir: str, corpus: str, site: str) -> list[Alignment]:
+  """Returns the alignments that the records of a run hold, in the order of its steps.
+
+  Args:
+    records: of metrics.jsonl.
+    workdir: of the run, by which its model is called.
+    corpus: the text on which the alignment was measured.
+    site: the last site of a layer.
+  """
+  found = [of_record(r, f"{workdir}, step {r['step']}", corpus, site) for r in records]
+  return [one for one in found if one is not None]
+
+
+def show(found: Alignment, console: Console) -> None:
+  """Prints ranks and probabilities of input and next token after every layer."""
+  group = found.readings["closed"]["all"]
+  ranks = {name: np.exp(group.metrics[f"{name}_log_rank"]) for name in ("input", "next")}
+  worst = max(2.0, *ranks["input"], *ranks["next"])
+  table = Table(
+    title="what the states decode to: input token i, next token n",
+    box=box.SIMPLE_HEAD,
+    pad_edge=False,
+    padding=(0, 1, 0, 0),
+  )
+  table.add_column("after", no_wrap=True)
+  for heading in ("rank i", "rank n", "p(i)", "p(n)"):
+    table.add_column(heading, justify="right", no_wrap=True)
+  table.add_column(_scale_heading(worst), no_wrap=True)
+  for i, name in enumerate(axis.names(found.positions)):
+    each = [ranks["input"][i], ranks["next"][i]]
+    shares = [group.metrics[f"{name}_probability"][i] for name in ("input", "next")]
+    cells = [f"{rank:,.1f}" for rank in each] + [f"{share:.3f}" for share in shares]
+    table.add_row(name, *cells, _scale(*each, worst))
+  console.print(table)
+  console.print(
+    f"rank: geometric mean over {group.num_tokens:,} tokens of the {found.corpus} split; "
+    f"switch to the next token: {axis.switch_text(found, group.switch)}",
+    markup=False,
+    highlight=False,
+    soft_wrap=True,
+  )
+
+
+def draw(found: Sequence[Alignment], folder: Location) -> list[Location]:
+  """Draws the last alignment over the layers, and some of all steps, into PNG files."""
+  rank = TRAJECTORIES["rank"]
+  files = [folder / "alignment.png"]
+  plots.save(trajectories.figure(found[-1], rank, "closed"), files[0])
+  if len(found) > 1:
+    files.append(folder / "alignment_steps.png")
+    shown = np.unique(np.linspace(0, len(found) - 1, _MOST_STEPS).round().astype(int))
+    some = [found[index] for index in shown]
+    plots.save(trajectories.overlay(some, rank, rank.curves[1], "closed"), files[1])
+  return files
+
+
+def _scale_heading(worst: float) -> str:
+  return f"{worst:,.0f}".ljust(_WIDTH - 1) + "1"
+
+
+def _scale(input_rank: float, next_rank: float, worst: float) -> str:
+  """A line from the worst rank to the first, i the input token, n the next one, * both."""
+  line = ["·"] * _WIDTH
+  for letter, rank in (("i", input_rank), ("n", next_rank)):
+    place = round((1 - np.log(rank) / np.log(worst)) * (_WIDTH - 1))
+    line[place] = letter if line[place] == "·" else "*"
+  return "".join(line)

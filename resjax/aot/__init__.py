@@ -1,0 +1,1 @@
+"""The training step compiled for devices that need not be there."""

@@ -1,0 +1,193 @@
+"""What a compiled step exchanges between devices: kinds, sizes, mesh axes, ICI or DCN."""
+
+import collections
+import dataclasses
+import itertools
+import math
+import re
+from collections.abc import Iterator
+
+import numpy as np
+from jax.sharding import Mesh
+
+from resjax.aot.hlo import Computation, Instruction, Module
+from resjax.aot.hlo_visits import Visit, visits
+
+KINDS = (
+  "all-gather", "all-reduce", "reduce-scatter", "all-to-all", "ragged-all-to-all",
+  "collective-permute", "collective-broadcast",
+)  # fmt: skip
+_CHANNEL = re.compile(r"channel_id=(\d+)")
+_LISTS = re.compile(r"(?:replica_groups|source_target_pairs)=\{(\{[\d,{}]*\})\}")
+_IOTA = r"\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?"
+_MESH = re.compile(
+  r"replica_groups=mesh\[(?P<sizes>[^\]]*)\](?:, device_ids=\((?P<ids>.*?)\))? "
+  r"\{(?P<along>[^}]*)\}"
+)
+_DCN = re.compile(r"_xla_megascale_transfer_type=\"(\w+)\"")
+_DCN_KINDS = {"ONE_TO_ONE": "collective-permute"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Collective:
+  """Exchanges of one kind and size over the same mesh axes.
+
+  Attributes:
+    kind: one of `KINDS`.
+    axes: the mesh axes along which devices exchange; `?` if the program does not tell.
+    network: `ICI` within a slice, `DCN` between slices, `` on other platforms than TPUs.
+    num_bytes: of one exchange on one device: the larger of what it puts in and what it gets out.
+    times: exchanges in a step; those in a branch of a conditional count every time.
+  """
+
+  kind: str
+  axes: tuple[str, ...]
+  network: str
+  num_bytes: int
+  times: int
+
+
+def collectives(module: Module, mesh: Mesh) -> list[Collective]:
+  """Returns what a step exchanges, the largest sums of bytes first.
+
+  Args:
+    module: the compiled step.
+    mesh: that it was compiled for.
+  """
+  found = collections.Counter()
+  for visit, line in _exchanges(module):
+    dcn = _DCN.search(line.attributes)
+    if dcn:
+      kind = _DCN_KINDS.get(dcn[1], dcn[1].lower().replace("_", "-"))
+      key = kind, _slice_axes(mesh), "DCN", _num_bytes(visit.computation, line)
+    else:
+      key = _kind(visit, line), *_where(line, mesh), _num_bytes(visit.computation, line)
+    found[key] += visit.times
+  rows = [Collective(*key, times) for key, times in found.items()]
+  return sorted(rows, key=lambda row: row.num_bytes * row.times, reverse=True)
+
+
+def _exchanges(module: Module) -> Iterator[tuple[Visit, Instruction]]:
+  """Yields every exchange once.
+
+  The TPU compiler spreads one exchange over several fusions, to run while others compute. Its
+  parts have the same channel; in a computation that is not fused they never do.
+  """
+  fused, caller = set(), 0
+  for number, visit in enumerate(visits(module)):
+    caller = caller if visit.fused else number
+    for line in visit.computation.instructions.values():
+      if line.opcode.removesuffix("-start") not in KINDS and not _sends(line):
+        continue
+      if visit.fused:
+        channel = caller, line.opcode, _CHANNEL.search(line.attributes)[1]
+        if channel in fused:
+          continue
+        fused.add(channel)
+      yield visit, line
+
+
+def _sends(line: Instruction) -> bool:
+  return line.opcode == "send" and _DCN.search(line.attributes) is not None
+
+
+def _kind(visit: Visit, line: Instruction) -> str:
+  """Returns the kind; a fused all-reduce of which a slice is kept is a reduce-scatter."""
+  kind = line.opcode.removesuffix("-start")
+  root = visit.computation.instructions[visit.computation.root]
+  if visit.fused and kind == "all-reduce" and root.opcode == "dynamic-slice":
+    return "reduce-scatter"
+  return kind
+
+
+def _num_bytes(computation: Computation, line: Instruction) -> int:
+  """Returns the bytes of the larger side; the result of a `start` holds operands, then results."""
+  lines = computation.instructions
+  given = sum(lines[name].num_bytes for name in line.operands if name in lines)
+  if line.opcode == "send":
+    return given
+  if line.opcode.endswith("-start"):
+    count = len(line.operands)
+    results = line.arrays[count : 2 * count]
+    return max(given, sum(bits * math.prod(sizes) for bits, sizes in results) // 8)
+  return max(line.num_bytes, given)
+
+
+def _where(line: Instruction, mesh: Mesh) -> tuple[tuple[str, ...], str]:
+  """Returns the mesh axes along which the members of a group differ, and their network."""
+  places = list(np.ndindex(mesh.devices.shape))
+  devices = list(mesh.devices.flat)
+  members = groups(line.attributes, len(devices))
+  if members is None:
+    return ("?",), ""
+  differ, crosses = set(), False
+  for group in members:
+    for axis, numbers in enumerate(zip(*[places[number] for number in group], strict=True)):
+      if len(set(numbers)) > 1:
+        differ.add(mesh.axis_names[axis])
+    crosses |= len({_slice(devices[number]) for number in group}) > 1
+  axes = tuple(axis for axis in mesh.axis_names if axis in differ)
+  if devices[0].platform != "tpu":
+    return axes, ""
+  return axes, "DCN" if crosses else "ICI"
+
+
+def _slice(device) -> int:
+  return getattr(device, "slice_index", 0)
+
+
+def _slice_axes(mesh: Mesh) -> tuple[str, ...]:
+  """Returns the mesh axes along which the slice changes."""
+  slices = np.vectorize(_slice)(mesh.devices)
+  changes = [np.any(slices != slices.take([0], axis)) for axis in range(slices.ndim)]
+  return tuple(itertools.compress(mesh.axis_names, changes))
+
+
+def groups(attributes: str, num_devices: int) -> list[list[int]] | None:
+  """Returns the groups of devices that exchange, None if they are written in an unknown way.
+
+  Args:
+    attributes: of an exchange; groups as lists, as a reshaped and transposed count, or as axes of
+      a mesh of the compiler's own.
+    num_devices: of the program, all of which exchange where no groups are given.
+  """
+  if found := _LISTS.search(attributes):
+    lists = [part.strip("{}") for part in found[1].split("},{")]
+    return [_integers(part) for part in lists if part]
+  if found := re.search(rf"replica_groups={_IOTA}", attributes):
+    return _iota(*found.groups()).tolist()
+  if found := _MESH.search(attributes):
+    return _mesh_groups(**found.groupdict())
+  if re.search(r"replica_groups=(?!\{\})|source_target_pairs=", attributes):
+    return None
+  return [list(range(num_devices))]
+
+
+def _mesh_groups(sizes: str, ids: str | None, along: str) -> list[list[int]]:
+  """Groups along axes of a mesh such as 'a'=4,'b'=2, or along parts of axes, 'a':(2)2."""
+  chosen = re.findall(r"'(\w+)'(?::\((\d+)\)(\d+))?", along)
+  shape, apart, together = [], [], []
+  for name, size in re.findall(r"'(\w+)'=(\d+)", sizes):
+    parts = [(int(low or 1), int(n or size)) for axis, low, n in chosen if axis == name]
+    cuts = {1, int(size)} | {low for low, _ in parts} | {low * n for low, n in parts}
+    for low, high in itertools.pairwise(sorted(cuts)):
+      inside = any(first <= low < first * n for first, n in parts)
+      (together if inside else apart).append(len(shape))
+      shape.append(high // low)
+  numbers = np.arange(math.prod(shape))
+  if ids:
+    iota = re.fullmatch(r"\[([\d,]+)\](?:T\(([\d,]+)\))?", ids)
+    numbers = _iota(str(numbers.size), *iota.groups()) if iota else np.array(_integers(ids))
+  size = math.prod(shape[axis] for axis in together)
+  return numbers.reshape(shape).transpose(apart + together).reshape(-1, size).tolist()
+
+
+def _iota(shape: str, sizes: str, order: str | None) -> np.ndarray:
+  """The numbers from 0 on, reshaped to `sizes`, transposed, reshaped to `shape`."""
+  axes = _integers(order) if order else None
+  numbers = np.arange(math.prod(_integers(sizes))).reshape(_integers(sizes))
+  return numbers.transpose(axes).reshape(_integers(shape))
+
+
+def _integers(text: str) -> list[int]:
+  return [int(number) for number in text.split(",")]

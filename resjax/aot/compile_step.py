@@ -1,0 +1,104 @@
+"""The training step compiled ahead of time, for devices that need not be there: what it needs."""
+
+import dataclasses
+import hashlib
+import time
+
+import jax
+
+from resjax.aot import hlo
+from resjax.aot.collectives import Collective, collectives
+from resjax.aot.hlo_visits import unknown_loops
+from resjax.aot.matrix_flops import matrix_flops
+from resjax.aot.memory import DoesNotFitError, Memory, count_arguments, measure, refusal
+from resjax.models.flops import training_flops_per_token
+from resjax.sharding import Layout
+from resjax.train import program
+from resjax.train.config import Run
+
+
+@dataclasses.dataclass(frozen=True)
+class Flops:
+  """Floating-point operations of a step on one device.
+
+  Attributes:
+    model: 3 × forward by the model's formula; nothing recomputed.
+    matrices: of the matrix products in the compiled program times the trips of their loops, what is
+      recomputed included; of kernels what they say of themselves (splash attention: nothing).
+    compiler: the compiler's own count, which has the body of each loop once.
+  """
+
+  model: float
+  matrices: float
+  compiler: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+  """A compiled step.
+
+  Attributes:
+    memory: of one device.
+    flops: of one device.
+    bytes_accessed: of one device by the compiler's count, the body of each loop once.
+    collectives: what devices exchange.
+    unknown_loops: loops that count once because their trips could not be read.
+    lower_seconds: until the program was handed to the compiler.
+    compile_seconds: wall time of the compiler.
+    cpu_seconds: of both, over all threads.
+    fingerprint: of the program as it was handed to the compiler.
+  """
+
+  memory: Memory
+  flops: Flops
+  bytes_accessed: float
+  collectives: tuple[Collective, ...]
+  unknown_loops: tuple[str, ...]
+  lower_seconds: float
+  compile_seconds: float
+  cpu_seconds: float
+  fingerprint: str
+
+
+def compile_step(run: Run, layout: Layout) -> Report:
+  """Compiles the training step of a run and reads what it needs.
+
+  Args:
+    run: with the vocabulary of its data.
+    layout: mesh and rules; its devices may be descriptions of absent ones.
+
+  Raises:
+    DoesNotFitError: a device has too little memory.
+  """
+  programs = program.build(run, layout)
+  wall, cpu = time.perf_counter(), time.process_time()
+  lowered = programs.lower_train_step()
+  lower_seconds = time.perf_counter() - wall
+  arguments = count_arguments(programs)
+  try:
+    compiled = lowered.compile()
+  except jax.errors.JaxRuntimeError as error:
+    sizes = refusal(str(error))
+    if sizes is None:
+      raise
+    raise DoesNotFitError(arguments, *sizes) from None
+  compile_seconds = time.perf_counter() - wall - lower_seconds
+  module, costs = hlo.parse(compiled.as_text()), compiled.cost_analysis()
+  tokens = run.train.batch_size * run.data.seq_len / layout.mesh.size
+  per_token = training_flops_per_token(run.decoder, programs.model.combinator, run.data.seq_len)
+  return Report(
+    memory=measure(arguments, compiled),
+    flops=Flops(per_token * tokens, matrix_flops(module), costs["flops"]),
+    bytes_accessed=costs["bytes accessed"],
+    collectives=tuple(collectives(module, layout.mesh)),
+    unknown_loops=tuple(unknown_loops(module)),
+    lower_seconds=lower_seconds,
+    compile_seconds=compile_seconds,
+    cpu_seconds=time.process_time() - cpu,
+    fingerprint=fingerprint(lowered),
+  )
+
+
+def fingerprint(lowered: jax.stages.Lowered) -> str:
+  """Returns a hash of a program without the places in the source that it comes from."""
+  return hashlib.sha256(lowered.as_text().encode()).hexdigest()[:16]

@@ -1,0 +1,166 @@
+"""What to change in a run that does not fit, and the search for settings that do."""
+
+import dataclasses
+from collections.abc import Callable, Iterator
+
+from resjax.aot.compile_step import Report
+from resjax.aot.memory import GIB, DoesNotFitError
+from resjax.sharding import Layout
+from resjax.train.config import Run
+
+REMAT = ("none", "dots", "full")  # from the least to the most that is computed again
+
+
+@dataclasses.dataclass(frozen=True)
+class Try:
+  """One compilation of a search.
+
+  Attributes:
+    run: with the settings that were tried.
+    remat: what a layer recomputes.
+    rows: per device and microbatch.
+    microbatches: that make up the batch.
+    outcome: the compiled step, or why it does not fit.
+  """
+
+  run: Run
+  remat: str
+  rows: int
+  microbatches: int
+  outcome: Report | DoesNotFitError
+
+  @property
+  def fits(self) -> bool:
+    """Whether it does."""
+    return isinstance(self.outcome, Report)
+
+  @property
+  def flags(self) -> str:
+    """The settings as flags of launch.train."""
+    return f"--config.model.remat={self.remat} --config.train.microbatches={self.microbatches}"
+
+
+def search(run: Run, layout: Layout, attempt: Callable[[Run], Report]) -> Iterator[Try]:
+  """Yields what was tried, bisecting, until the cheapest recomputation and most rows are found.
+
+  The batch stays as it is. The first of `REMAT` under which a row per device fits is taken, and
+  under it the largest number of rows that divides those of a device. The best of the tries that fit
+  is `best(tries)`.
+
+  Args:
+    run: with the vocabulary of its data.
+    layout: mesh and rules.
+    attempt: compiles a run; raises DoesNotFitError.
+  """
+  rows_per_device = run.train.batch_size // layout.num_shards("batch")
+  choices = [rows for rows in range(1, rows_per_device + 1) if rows_per_device % rows == 0]
+  for remat in REMAT:
+    fits, too_many = -1, len(choices)
+    while too_many - fits > 1:
+      middle = (fits + too_many) // 2
+      one = _try(run, remat, choices[middle], rows_per_device // choices[middle], attempt)
+      yield one
+      fits, too_many = (middle, too_many) if one.fits else (fits, middle)
+    if fits >= 0:
+      return
+
+
+def best(tries: list[Try]) -> Try | None:
+  """Returns the try of a search with the most rows that fits, None if none does."""
+  return max((one for one in tries if one.fits), key=lambda one: one.rows, default=None)
+
+
+def _try(run: Run, remat: str, rows: int, microbatches: int, attempt) -> Try:
+  changed = dataclasses.replace(
+    run,
+    decoder=dataclasses.replace(run.decoder, remat=remat),
+    train=dataclasses.replace(run.train, microbatches=microbatches),
+  )
+  try:
+    return Try(changed, remat, rows, microbatches, attempt(changed))
+  except DoesNotFitError as error:
+    return Try(changed, remat, rows, microbatches, error)
+
+
+def suggestions(run: Run, layout: Layout, error: DoesNotFitError, num_slices: int = 1) -> list[str]:
+  """Returns what to change so that a run fits, what helps most first.
+
+  Args:
+    run: that does not fit.
+    layout: mesh and rules.
+    error: the compiler's refusal.
+    num_slices: that the mesh spans; `data` joins them.
+  """
+  fsdp, parts = _more_fsdp(layout, error, num_slices), []
+  if error.arguments.total >= error.available:  # no other change of the layout can help
+    parts = [fsdp]
+  else:
+    parts = [_more_microbatches(run, layout, error), _more_remat(run), _smaller_chunks(run, layout)]
+    parts += [fsdp, _tensor(run, layout)]
+  parts.append("chips with more HBM, or more of them with config.mesh.fsdp raised in proportion")
+  return [part for part in parts if part is not None]
+
+
+def _more_microbatches(run: Run, layout: Layout, error: DoesNotFitError) -> str | None:
+  now = run.train.microbatches
+  per_device = run.train.batch_size // layout.num_shards("batch")
+  larger = [m for m in range(now + 1, per_device + 1) if per_device % m == 0]
+  if not larger:
+    return None
+  temporaries = error.required - error.arguments.total
+  room = error.available - error.arguments.total
+  enough = [m for m in larger if temporaries * now / m <= room]
+  chosen = (enough or larger[-1:])[0]
+  return (
+    f"--config.train.microbatches={chosen}: {per_device // chosen} rows per device at a time "
+    f"instead of {per_device // now}; temporaries {temporaries / GIB:.1f} -> about "
+    f"{temporaries * now / chosen / GIB:.1f} GiB"
+  )
+
+
+def _more_remat(run: Run) -> str | None:
+  if run.decoder.remat == "full":
+    return None
+  return "--config.model.remat=full: a layer keeps its input alone, a third more computing"
+
+
+def _smaller_chunks(run: Run, layout: Layout) -> str | None:
+  """Logits and their cotangent are float32, [loss_chunk, V] of each shard of the tokens."""
+  rows = run.train.batch_size // layout.num_shards("batch") // run.train.microbatches
+  shards = layout.num_shards("vocab")
+  chunk = min(run.train.loss_chunk, rows * run.data.seq_len)
+  now = 2 * 4 * chunk * run.decoder.vocab_size // shards
+  smaller = max(rows, chunk // 4)
+  if now < GIB / 4 or smaller == chunk:
+    return None
+  return (
+    f"--config.train.loss_chunk={smaller}: logits of {now / GIB:.1f} -> "
+    f"{now * smaller / chunk / GIB:.1f} GiB"
+  )
+
+
+def _more_fsdp(layout: Layout, error: DoesNotFitError, num_slices: int) -> str | None:
+  shape = layout.mesh.shape
+  factor = shape["data"] // num_slices
+  held = error.arguments.parameters + error.arguments.optimizer
+  if factor < 2 or held < error.shortfall / 100:
+    return None
+  return (
+    f"--config.mesh.data={num_slices} --config.mesh.fsdp={shape['fsdp'] * factor}: parameters and "
+    f"moments {held / GIB:.1f} -> {held / factor / GIB:.1f} GiB, and gradients with them"
+  )
+
+
+def _tensor(run: Run, layout: Layout) -> str | None:
+  """Splits each row's activations over two devices, where a row is all that a device has."""
+  decoder, shape = run.decoder, layout.mesh.shape
+  rows = run.train.batch_size // layout.num_shards("batch") // run.train.microbatches
+  sizes = decoder.num_heads, decoder.num_kv_heads, decoder.mlp_dim, decoder.vocab_size
+  tensor = 2 * shape["tensor"]
+  if rows > 1 or shape["fsdp"] % 2 or any(size % tensor for size in sizes):
+    return None
+  return (
+    f"--config.mesh.tensor={tensor} --config.mesh.fsdp={shape['fsdp'] // 2} "
+    f"--config.train.microbatches={2 * run.train.microbatches}: heads, MLP and vocabulary of a row "
+    f"on {tensor} devices"
+  )

@@ -1,0 +1,136 @@
+"""What launch.aot shows on the terminal."""
+
+from collections.abc import Sequence
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from resjax.aot.absent_devices import Topology
+from resjax.aot.compile_step import Report
+from resjax.aot.memory import GIB, DoesNotFitError, Memory
+from resjax.aot.suggest_settings import Try
+from resjax.sharding import Layout
+from resjax.train.config import Run
+
+
+def show_target(run: Run, layout: Layout, target: Topology, console: Console) -> None:
+  """Prints what is compiled for what."""
+  decoder, train = run.decoder, run.train
+  slices = f"{target.num_slices} slices of " * (target.num_slices > 1)
+  mesh = " × ".join(f"{axis} {size}" for axis, size in layout.mesh.shape.items() if size > 1)
+  rows = train.batch_size // layout.num_shards("batch") // train.microbatches
+  _say(
+    f"{decoder.residual.name}, {decoder.num_layers} layers of {decoder.d_model}, rows of "
+    f"{run.data.seq_len} tokens, for {slices}{target.name}: {layout.mesh.size} devices "
+    f"({target.devices[0].device_kind}), {mesh or 'one device'}; {rows} rows per device and "
+    f"microbatch, {train.microbatches} microbatches, remat {decoder.remat}",
+    console,
+  )
+
+
+def show_report(report: Report, target: Topology, console: Console) -> None:
+  """Prints memory, work, exchanges and compile time of a step."""
+  _show_memory(report.memory, target, console)
+  flops = report.flops
+  table = _table("work of a step on one device, TFLOP", "")
+  table.add_row("the model's formula, nothing recomputed", _tera(flops.model))
+  table.add_row("matrix products as compiled, loops times their trips", _tera(flops.matrices))
+  table.add_row("the compiler's count, the body of a loop once", _tera(flops.compiler))
+  console.print(table)
+  _say(f"bytes accessed, the body of a loop once: {report.bytes_accessed / GIB:.2f} GiB", console)
+  _show_collectives(report, console)
+  _say(
+    f"lowered in {report.lower_seconds:.1f} s, compiled in {report.compile_seconds:.1f} s, "
+    f"{report.cpu_seconds:.1f} s of CPU time; program {report.fingerprint}",
+    console,
+  )
+
+
+def show_refusal(error: DoesNotFitError, changes: Sequence[str], console: Console) -> None:
+  """Prints what is missing and what to change."""
+  given = error.arguments
+  table = _table("HBM of one device, GiB", "")
+  for name, size in (
+    ("parameters", given.parameters),
+    ("optimizer moments", given.optimizer),
+    ("batch", given.batch),
+    ("temporaries and output", error.required - given.total),
+    ("needed", error.required),
+    ("available", error.available),
+    ("too much", error.shortfall),
+  ):
+    table.add_row(name, _gib(size))
+  console.print(table)
+  _say(f"does not fit: {error}. What to change, one after the other:", console)
+  for number, change in enumerate(changes, 1):
+    _say(f"  {number}. {change}", console)
+
+
+def show_try(one: Try, console: Console) -> None:
+  """Prints one try of a search."""
+  used = one.outcome.memory.total if one.fits else one.outcome.required
+  _say(
+    f"remat {one.remat}, {one.rows} rows per device, {one.microbatches} microbatches: "
+    f"{used / GIB:.2f} GiB, {'fits' if one.fits else 'does not fit'}",
+    console,
+  )
+
+
+def _show_memory(memory: Memory, target: Topology, console: Console) -> None:
+  given, chip = memory.arguments, target.generation
+  table = _table("HBM of one device, GiB", "")
+  for name, size in (
+    ("parameters", given.parameters),
+    ("optimizer moments", given.optimizer),
+    ("batch", given.batch),
+    ("padding of these", memory.padding),
+    ("temporaries", memory.temporaries),
+    ("output, not donated", memory.output),
+    ("generated code", memory.code),
+    ("needed", memory.total),
+    (f"available of {chip.hbm:g}", chip.available * GIB),
+  ):
+    table.add_row(name, _gib(size))
+  console.print(table)
+  _say(
+    f"fits; output of {memory.donated / GIB:.2f} GiB takes the place of donated arguments", console
+  )
+
+
+def _show_collectives(report: Report, console: Console) -> None:
+  columns = ("network", "MiB each", "times", "GiB in a step")
+  table = _table("what devices exchange in a step", *columns)
+  table.columns[0].header = "kind, mesh axes"
+  for row in report.collectives:
+    table.add_row(
+      f"{row.kind} over {', '.join(row.axes) or 'itself'}",
+      row.network,
+      f"{row.num_bytes / 2**20:.3f}",
+      f"{row.times:,}",
+      _gib(row.num_bytes * row.times),
+    )
+  console.print(table)
+  if report.unknown_loops:
+    _say(f"loops that count once, their trips are unknown: {report.unknown_loops}", console)
+
+
+def _table(title: str, *columns: str) -> Table:
+  table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+  table.show_header = any(columns)
+  table.add_column("")
+  for column in columns:
+    table.add_column(column, justify="right")
+  return table
+
+
+def _say(text: str, console: Console) -> None:
+  console.print(text, soft_wrap=True, highlight=False, markup=False)
+
+
+def _gib(size: float) -> str:
+  return f"{size / GIB:.3f}"
+
+
+def _tera(flops: float) -> str:
+  return f"{flops / 1e12:.3f}"

@@ -1,0 +1,66 @@
+"""When a checkpoint is due: by steps and by time, agreed between all processes."""
+
+import time
+from collections.abc import Callable
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+from resjax.checkpoint.config import CheckpointConfig
+
+
+def of_process_0(number: int) -> int:
+  """Returns what process 0 gave; all processes call it together."""
+  if jax.process_count() == 1:
+    return number
+  return int(multihost_utils.broadcast_one_to_all(np.int32(number)))
+
+
+class SaveSchedule:
+  """Tells after which steps to save; every process asks after the same steps.
+
+  Steps need no agreement. For time the clock of process 0 decides, and the others must know before
+  they go on. So that not every step waits for that, process 0 says after how many steps all meet
+  again: those of half the time that is left, at the speed since the last save, and no more than
+  have passed since then. An interval of n steps costs about 2 log2(n) meetings.
+
+  Args:
+    config: intervals.
+    clock: seconds.
+    agree: of a number to that of process 0.
+  """
+
+  def __init__(
+    self,
+    config: CheckpointConfig,
+    clock: Callable[[], float] = time.monotonic,
+    agree: Callable[[int], int] = of_process_0,
+  ):
+    self._config, self._clock, self._agree = config, clock, agree
+    self._begin: tuple[int, float] | None = None  # step and time since which `minutes` count
+    self._meeting, self._overdue = 0, False
+
+  def due(self, step: int) -> bool:
+    """Returns whether to save after a step; the same answer until `saved`, asked again."""
+    if self._config.minutes and not self._overdue:
+      self._meet(step)
+    every = self._config.every
+    return self._overdue or (every > 0 and step % every == 0)
+
+  def saved(self, step: int) -> None:
+    """Takes note that a save began after a step."""
+    self._begin, self._meeting, self._overdue = (step, self._clock()), step + 1, False
+
+  def _meet(self, step: int) -> None:
+    if self._begin is None:
+      self.saved(step)
+    if step < self._meeting:
+      return
+    begin, start = self._begin
+    steps, passed = step - begin, self._clock() - start
+    left = self._config.minutes * 60 - passed
+    # Not further than was measured: the first steps seem fast, as they wait for nothing.
+    wait = max(1, int(min(steps, left / 2 * steps / max(passed, 1e-9)))) if left > 0 else 0
+    wait = self._agree(wait)
+    self._meeting, self._overdue = step + wait, wait == 0

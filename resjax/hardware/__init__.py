@@ -1,0 +1,1 @@
+"""Facts about chips and slices, each once."""

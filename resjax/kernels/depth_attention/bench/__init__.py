@@ -1,1 +1,0 @@
-"""Measures depth attention; `python -m resjax.kernels.depth_attention.bench --help`."""

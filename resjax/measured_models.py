@@ -1,0 +1,157 @@
+"""Trained models ready to be measured, and the text that they are measured on."""
+
+import dataclasses
+import pathlib
+
+from resjax import experiment, locations
+from resjax.data import eval_text
+from resjax.data.config import CorpusConfig, Knobs
+from resjax.data.eval_text import MeasuredText
+from resjax.data.tokenizer import Tokenizer
+from resjax.interop import huggingface
+from resjax.models.decoder import Decoder
+from resjax.sharding import Layout
+from resjax.train import restore, workdir
+
+_KNOBS = Knobs("--data", "--data_format", "--data_field")
+_USUAL_ROW = 1024  # tokens; pretrained models may take far longer ones
+
+
+@dataclasses.dataclass(frozen=True)
+class Subject:
+  """A decoder with the tokenizer that it was trained with.
+
+  Attributes:
+    name: for titles.
+    decoder: with its parameters, where its layout puts them.
+    tokenizer: its tokens are those of the decoder's embedding, which may have more rows.
+    seq_len: T of the rows that it was trained on, or as many as are usual to measure it on.
+    start_rows: whether every row begins with the token that starts documents: pretrained models
+      were trained on rows that do, and some (Gemma) go astray without.
+
+  Raises:
+    ValueError: the tokenizer has tokens that the embedding has not.
+  """
+
+  name: str
+  decoder: Decoder
+  tokenizer: Tokenizer
+  seq_len: int
+  start_rows: bool = False
+
+  def __post_init__(self):
+    known, rows = self.tokenizer.vocab_size, self.decoder.config.vocab_size
+    if known > rows:
+      raise ValueError(
+        f"the tokenizer of {self.name} has {known} tokens, its embedding {rows} rows; give the "
+        "tokenizer that the model was trained with"
+      )
+
+
+def from_workdir(path: str, layout: Layout | None = None, knob: str = "--checkpoint") -> Subject:
+  """Returns the model that a run trained.
+
+  Args:
+    path: a workdir, of which the newest checkpoint is meant, or a checkpoint in one.
+    layout: where the parameters go; default: all devices, as the rules of the run say.
+    knob: name of the setting that holds the path, for messages.
+
+  Raises:
+    ValueError: there is no checkpoint, or it is damaged.
+  """
+  saved = restore.find(path, knob)
+  run = experiment.load(str(saved.workdir))
+  model, params, tokenizer = restore.restore_model(run, saved, layout)
+  name = f"{saved.workdir.name}, step {saved.step}"
+  return Subject(name, model.bind(params), tokenizer, run.data.seq_len)
+
+
+def from_huggingface(path: str, layout: Layout | None = None) -> Subject:
+  """Returns the model of a Hugging Face folder.
+
+  Args:
+    path: with config.json, safetensors and tokenizer.json.
+    layout: where the parameters go; default: the first device.
+
+  Raises:
+    ValueError: the folder, its architecture or a file is not what it should be.
+  """
+  tokenizer = huggingface.tokenizer(path)
+  decoder = huggingface.load(path, layout=layout)
+  name = pathlib.Path(path).absolute().name
+  seq_len = min(decoder.config.max_positions, _USUAL_ROW)
+  return Subject(name, decoder, tokenizer, seq_len, start_rows=True)
+
+
+def read_text(
+  subject: Subject,
+  data: str,
+  *,
+  max_tokens: int,
+  batch_size: int = 8,
+  seq_len: int = 0,
+  form: str = "auto",
+  field: str = "text",
+) -> MeasuredText:
+  """Returns the first tokens of a corpus, by the tokenizer of a subject.
+
+  Args:
+    subject: to measure.
+    data: the workdir of a run or a checkpoint in it, for the validation split of its corpora
+      (documents in random but fixed order); or `python-stdlib`, a file, folder or glob of text,
+      JSONL or Parquet, or tfds:NAME[/CONFIG].
+    max_tokens: after so many targets the text ends.
+    batch_size: rows at a time; raised to what the devices of the subject can share.
+    seq_len: T; 0: the subject's.
+    form: of files, one of `resjax.data.config.FORMATS`.
+    field: of JSONL, column of Parquet, feature of a TFDS builder.
+
+  Raises:
+    ValueError: there is no text there, or less than two tokens of it.
+  """
+  seq_len = seq_len or subject.seq_len
+  _check_length(subject, seq_len)
+  shards = subject.decoder.layout.num_shards("batch")
+  place = locations.path(data, "--data")
+  if (place / "params").is_dir():  # not the text that the files of a checkpoint hold
+    place = restore.find(data, "--data").workdir
+  if (place / workdir.RECORD).exists():
+    name, texts = f"{place.name}, validation", _texts_of_run(str(place))
+  else:
+    name = data
+    texts = eval_text.texts_of_source(CorpusConfig(data, form, field), _KNOBS)
+  return eval_text.measured_text(
+    name,
+    texts,
+    subject.tokenizer,
+    seq_len=seq_len,
+    batch_size=-(-batch_size // shards) * shards,
+    max_tokens=max_tokens,
+    start_rows=subject.start_rows,
+  )
+
+
+def _check_length(subject: Subject, seq_len: int) -> None:
+  config, shards = subject.decoder.config, subject.decoder.layout.num_shards("tokens")
+  if config.positions == "learned" and seq_len > config.max_positions:
+    raise ValueError(
+      f"rows of {seq_len} tokens are longer than the {config.max_positions} learned positions of "
+      f"{subject.name}; set --seq_len to at most that"
+    )
+  if seq_len % shards:
+    raise ValueError(
+      f"rows of {seq_len} tokens do not divide over the {shards} devices that share a row; set "
+      "--seq_len to a multiple"
+    )
+
+
+def _texts_of_run(folder: str):
+  """Returns the documents of the validation split of a run's corpora."""
+  run, record = experiment.load(folder), workdir.read(workdir.place(folder))
+  texts = eval_text.texts_of_dataset(run.data, record["data_fingerprint"], "validation")
+  if texts is None:
+    raise ValueError(
+      f"the corpora of {folder} are not under config.data.root={run.data.root!r} of that run, "
+      "where they were built; run from the folder that it was trained from, or give --data a text"
+    )
+  return texts

@@ -1,0 +1,26 @@
+"""Several processes as one run: bring-up, agreement, signals, and a watchdog."""
+
+from resjax.processes.agreement import (
+  active,
+  end,
+  explain,
+  first,
+  gather,
+  listen_for_preemption,
+  reached_sync_point,
+  shutdown,
+)
+from resjax.processes.bring_up import initialize, refuse_several
+
+__all__ = [
+  "active",
+  "end",
+  "explain",
+  "first",
+  "gather",
+  "initialize",
+  "listen_for_preemption",
+  "reached_sync_point",
+  "refuse_several",
+  "shutdown",
+]

@@ -1,0 +1,176 @@
+"""Messages between the processes of a run: what they agree on, and how the end of one ends all.
+
+The coordination service of JAX runs beside process 0. It has no public interface for messages, so
+this module uses its private parts.
+"""
+
+import contextlib
+import json
+import os
+import re
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import jax
+from jax._src import distributed as runtime
+from jax.experimental import multihost_utils
+
+_END, _LEFT = "resjax/end", "resjax/left/"
+_POLL = 0.5  # seconds
+# Process 0 stays for so many seconds after an end, because the others hear of it through process 0.
+_GRACE = 10.0
+
+# What collectives on CPUs and GPUs and the coordination service say when a process is gone.
+_LOST = re.compile(
+  r"gloo|nccl|closed by peer|reset by peer|broken pipe|heartbeat|^UNAVAILABLE", re.I
+)
+
+_joined = threading.Event()  # is set while this process and the others have found each other
+_watcher: threading.Thread  # runs `_watch` while `_joined` is set
+
+
+def joined() -> None:
+  """Notes that this process has joined the others, and begins to watch for their ends."""
+  _joined.set()
+  global _watcher
+  _watcher = threading.Thread(target=_watch, daemon=True)
+  _watcher.start()
+
+
+def active() -> bool:
+  """Returns whether this process is one of several."""
+  return _joined.is_set()
+
+
+def shutdown() -> None:
+  """Leaves the others when all have finished."""
+  if not active():
+    return
+  gather("finish", None)
+  first("finished", lambda: None)
+  _joined.clear()
+  _watcher.join()  # Python aborts when it finishes while a thread is inside the client
+  jax.distributed.shutdown()
+
+
+def first(name: str, make: Callable[[], Any]) -> Any:
+  """Returns on all processes what `make()` gives on process 0; the others wait for it.
+
+  Args:
+    name: used once in a run.
+    make: called on process 0 alone; its result is JSON.
+  """
+  if not active():
+    return make()
+  client, key = runtime.global_state.client, f"resjax/first/{name}"
+  if jax.process_index() == 0:
+    client.key_value_set(key, json.dumps(make()))
+  while (found := _read(client, key)) is None:
+    time.sleep(_POLL)
+  return json.loads(found)
+
+
+def gather(name: str, value: Any) -> list[Any] | None:
+  """Returns the JSON values of all processes in their order, on process 0; None on the others.
+
+  Args:
+    name: used once in a run.
+    value: of this process.
+  """
+  if not active():
+    return [value]
+  client, folder = runtime.global_state.client, f"resjax/gather/{name}/"
+  client.key_value_set(f"{folder}{jax.process_index()}", json.dumps(value))
+  if jax.process_index() != 0:
+    return None
+  while len(found := client.key_value_dir_get(folder)) < jax.process_count():
+    time.sleep(_POLL)
+  values = {int(key.rsplit("/", 1)[1]): json.loads(text) for key, text in found}
+  return [values[index] for index in range(jax.process_count())]
+
+
+def listen_for_preemption() -> None:
+  """Gives SIGTERM to JAX's preemption service from now on, see `reached_sync_point`."""
+  if runtime.global_state.preemption_sync_manager is None:
+    jax.config.update("jax_enable_preemption_service", True)
+    runtime.global_state.initialize_preemption_sync_manager()
+
+
+def reached_sync_point(tick: int) -> bool:
+  """Returns whether this is the tick at which all processes stop, because one got SIGTERM.
+
+  Args:
+    tick: 1, 2, 3, ... in every process alike: JAX answers True at one number alone, the one after
+      the highest that a process had reached.
+  """
+  return multihost_utils.reached_preemption_sync_point(tick)
+
+
+def explain(error: Exception) -> str:
+  """Returns the message of an error; what JAX says when another process is gone, in words."""
+  if active() and _LOST.search(str(error)):
+    return (
+      f"another process died, or the network between them ({first_line(error)}); its log says "
+      "why; the same command in all processes goes on from the newest checkpoint"
+    )
+  return str(error)
+
+
+def end(message: str, code: int) -> NoReturn:
+  """Prints a line and ends this process, and through it all others, with an exit code.
+
+  It ends at once: a compilation in the background would not let Python finish, and JAX's own
+  shutdown waits for processes that will not come.
+  """
+  print(message, file=sys.stderr)
+  if active():
+    notice = {"process": runtime.global_state.process_id, "message": message, "code": code}
+    notice["host"] = socket.gethostname()
+    with contextlib.suppress(RuntimeError):  # another one was first, or the service is gone
+      runtime.global_state.client.key_value_set(_END, json.dumps(notice))
+  _leave(code)
+
+
+def _watch() -> None:
+  """Ends this process when another one has ended; its main thread may be waiting for that one."""
+  own, client = runtime.global_state.process_id, runtime.global_state.client
+  while active():
+    time.sleep(_POLL)
+    notice = json.loads(_read(client, _END) or "null")
+    if notice and notice["process"] != own:
+      # What this process is about to say itself comes first.
+      time.sleep(_POLL)
+      who = f"process {notice['process']} on {notice['host']}"
+      print(f"process {own} ends with {who}, which says: {notice['message']}", file=sys.stderr)
+      _leave(notice["code"])
+
+
+def _leave(code: int) -> NoReturn:
+  state = runtime.global_state
+  with contextlib.suppress(RuntimeError):
+    if active():
+      state.client.key_value_set(f"{_LEFT}{state.process_id}", "", allow_overwrite=True)
+      deadline = time.monotonic() + _GRACE
+      while state.process_id == 0 and time.monotonic() < deadline:
+        if len(state.client.key_value_dir_get(_LEFT)) == state.num_processes:
+          break
+        time.sleep(_POLL / 5)
+  sys.stdout.flush()
+  sys.stderr.flush()
+  os._exit(code)
+
+
+def _read(client: Any, key: str) -> str | None:
+  try:
+    return client.key_value_try_get(key)
+  except RuntimeError:  # not there yet; where the service is gone, JAX ends this process
+    return None
+
+
+def first_line(error: Exception) -> str:
+  """Returns the first line of an error's message."""
+  return str(error).strip().split("\n")[0]

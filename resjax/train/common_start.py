@@ -1,0 +1,91 @@
+"""What several processes settle before they train: that they are alike, and who builds the data."""
+
+import hashlib
+import importlib.metadata
+import json
+import socket
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+import jax
+from rich.console import Console
+
+from resjax import processes
+from resjax.data import dataset
+from resjax.data.build_table import build_and_show
+from resjax.data.config import DataConfig
+from resjax.data.summary import DatasetSummary
+from resjax.train.config import Run
+
+_ALIKE = ("resjax", "jax", "jaxlib", "libtpu")
+
+
+def introduce(run: Run) -> None:
+  """Prints what each of several processes is, and checks that they are alike.
+
+  Raises:
+    ValueError: a process has another config or another version of a package.
+  """
+  if jax.process_count() == 1:
+    return
+  own = {name: _version(name) for name in _ALIKE} | {"config": _hash(run.resolved)}
+  host = socket.gethostname()
+  devices = jax.local_devices()
+  print(
+    f"process {jax.process_index()} of {jax.process_count()} on {host}: {len(devices)} of "
+    f"{jax.device_count()} devices ({devices[0].device_kind}); "
+    + ", ".join(f"{name} {value}" for name, value in own.items() if value),
+    flush=True,
+  )
+  found = processes.gather("identity", {"host": host, "identity": own})
+  problem = processes.first("alike", lambda: _odd_one(found))
+  if problem:
+    raise ValueError(problem)
+
+
+def _odd_one(processes: Sequence[Mapping]) -> str | None:
+  """Returns who differs from most others in what, in one line; None if nobody does."""
+  for key in processes[0]["identity"]:
+    values = [process["identity"][key] for process in processes]
+    usual = Counter(values).most_common(1)[0][0]  # of process 0 where two are as common
+    for index, value in enumerate(values):
+      if value != usual:
+        what = "another config" if key == "config" else f"another {key}"
+        knob = "the same --config flags" if key == "config" else "the same packages"
+        return (
+          f"process {index} on {processes[index]['host']} has {what} than the others: {value}, not "
+          f"{usual}; start all processes with {knob}"
+        )
+  return None
+
+
+def build_data(config: DataConfig, console: Console) -> DatasetSummary:
+  """Returns the data of a run: process 0 builds, then the others read what it has built.
+
+  A process that does not see them, because its host has a disk of its own, builds them too.
+
+  Raises:
+    ValueError: a corpus is missing, empty or malformed; a process has built other data.
+  """
+  built = build_and_show(config, console) if jax.process_index() == 0 else None
+  mark = processes.first("data", lambda: built.fingerprint)
+  summary = built or dataset.find(config.root, mark) or dataset.build(config)
+  if summary.fingerprint != mark:
+    raise ValueError(
+      f"process {jax.process_index()} on {socket.gethostname()} has built other data than process "
+      "0: the files of config.data.corpora have other sizes or times there; set config.data.root "
+      "to a folder that all hosts share, or copy that of process 0"
+    )
+  return summary
+
+
+def _version(package: str) -> str | None:
+  try:
+    return importlib.metadata.version(package)
+  except importlib.metadata.PackageNotFoundError:
+    return None
+
+
+def _hash(config: Mapping) -> str:
+  canonical = json.dumps(config, sort_keys=True).encode()
+  return hashlib.blake2b(canonical, digest_size=6).hexdigest()

@@ -1,0 +1,98 @@
+"""Text to measure on: the stream of training, its first tokens, the same every time."""
+
+import numpy as np
+import pytest
+
+from resjax.data import dataset
+from resjax.data.config import CorpusConfig, Knobs
+from resjax.data.eval_text import measured_text, texts_of_dataset, texts_of_source
+from resjax.data.packing import RowCutter, split_rows
+from resjax.data.tokenizer import ByteTokenizer
+from tests.data.conftest import make_texts, write_folder
+
+KNOBS = Knobs("--data", "--data_format", "--data_field")
+BYTES = ByteTokenizer()
+
+
+def measured(texts, max_tokens=10**6, seq_len=16, batch_size=2, **more):
+  options = {"seq_len": seq_len, "batch_size": batch_size, "max_tokens": max_tokens}
+  return measured_text("mine", iter(texts), BYTES, **options, **more)
+
+
+def joined(found, name):
+  return np.concatenate([batch[name] for batch in found.batches])
+
+
+def test_all_of_a_text_is_packed_as_in_training():
+  texts = make_texts(30)
+  found = measured(texts)
+  cutter = RowCutter(16, BYTES.eot_id)
+  rows = np.concatenate([cutter.push(BYTES.encode_batch(texts)), cutter.finish()])
+  want = split_rows(rows, BYTES.eot_id)
+  assert {batch["inputs"].shape for batch in found.batches} == {(2, 16)}
+  assert found.num_tokens == np.sum(joined(found, "segment_ids") != 0) == cutter.num_tokens - 1
+  for name, array in want.items():
+    got = joined(found, name)
+    np.testing.assert_array_equal(got[: len(array)], array)
+    assert not got[len(array) :].any()  # padding
+
+
+def test_every_row_may_begin_with_the_token_that_starts_documents():
+  texts = make_texts(30)
+  plain, started = measured(texts), measured(texts, start_rows=True)
+  assert started.num_tokens == plain.num_tokens
+  for name in ("targets", "segment_ids", "positions"):
+    np.testing.assert_array_equal(joined(started, name), joined(plain, name))
+  got, want = joined(started, "inputs"), joined(plain, "inputs")
+  np.testing.assert_array_equal(got[:, 1:], want[:, 1:])
+  first = got[joined(plain, "segment_ids")[:, 0] != 0, 0]
+  assert (first == BYTES.eot_id).all() and not (want[: len(first), 0] == BYTES.eot_id).all()
+
+
+@pytest.mark.parametrize("max_tokens", [2, 16, 33])
+def test_at_most_so_many_tokens(max_tokens):
+  texts = make_texts(30)
+  found, whole = measured(texts, max_tokens), measured(texts)
+  assert found.num_tokens == np.sum(joined(found, "segment_ids") != 0) == max_tokens
+  for name in ("inputs", "targets"):
+    got, want = joined(found, name).reshape(-1), joined(whole, name).reshape(-1)
+    np.testing.assert_array_equal(got[:max_tokens], want[:max_tokens])
+
+
+def test_no_more_text_is_read_than_is_needed():
+  def endless():
+    while True:
+      yield "some words " * 1000
+
+  assert measured(endless(), max_tokens=100).num_tokens == 100
+
+
+@pytest.mark.parametrize(("texts", "words"), [([], "no text"), (["a"], "one token of text")])
+def test_too_short(texts, words):
+  with pytest.raises(ValueError, match=f"mine .*{words}; measuring needs two tokens") as error:
+    measured(texts)
+  assert "\n" not in str(error.value)
+
+
+def test_documents_without_text_are_left_out(tmp_path):
+  write_folder(tmp_path, ["one", "  \n", "", "two"])
+  (tmp_path / "9.txt").write_bytes(b"\xff")
+  assert list(texts_of_source(CorpusConfig(str(tmp_path)), KNOBS)) == ["one", "two"]
+
+
+def test_messages_name_the_flags(tmp_path):
+  (tmp_path / "a.jsonl").write_text('{"body": "x"}\n')
+  for source, words in [("nowhere/x", "--data: nowhere/x is no file"), (tmp_path, "--data_field")]:
+    with pytest.raises(ValueError, match=words):
+      list(texts_of_source(CorpusConfig(str(source)), KNOBS))
+
+
+def test_documents_of_a_built_split_in_fixed_order(folder_config):
+  texts = make_texts(60)
+  config = folder_config({"a": texts[:30], "b": texts[30:]})
+  summary = dataset.build(config)
+  found = list(texts_of_dataset(config, summary.fingerprint, "validation"))
+  count = sum(corpus.splits["validation"].documents for corpus in summary.corpora.values())
+  assert len(set(found)) == len(found) == count > 2 and set(found) <= set(texts)
+  assert found == list(texts_of_dataset(config, summary.fingerprint, "validation"))
+  assert texts_of_dataset(config, "0" * 12, "validation") is None

@@ -1,0 +1,29 @@
+"""The benchmark of a training step runs, and reports both systems."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).parents[2]
+
+
+@pytest.mark.slow
+def test_a_small_decoder(tmp_path):
+  sizes = ["--layers=2", "--layers_per_block=1", "--d_model=128", "--rows=1", "--seq_len=32"]
+  command = [sys.executable, "-m", "launch.bench.step", *sizes, "--repeats=2", f"--out={tmp_path}"]
+  environment = {**os.environ, "XLA_FLAGS": "", "JAX_PLATFORMS": "cpu"}
+  done = subprocess.run(
+    command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=False
+  )
+  assert done.returncode == 0, done.stderr
+  report = json.loads((tmp_path / "bench_step.json").read_text())
+  assert report == json.loads(done.stdout)
+  standard, block = (report["cases"][name]["median_ms"] for name in ("standard", "block_attn_res"))
+  assert report["block_attn_res over standard"] == pytest.approx(block / standard)
+  # A query and a key gain for each of 4 sublayers and the output.
+  parameters = report["parameters"]
+  assert parameters["block_attn_res"] - parameters["standard"] == 2 * 5 * 128
