@@ -152,3 +152,28 @@ def test_every_module_imports_and_brings_no_other_framework(loaded):
     name = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
     assert name in modules
   assert not modules & FORBIDDEN
+
+
+COMBINATORS = """
+import json, sys, time
+start = time.process_time()
+import resjax
+from resjax import combinators
+print(json.dumps([time.process_time() - start, sorted(sys.modules)]))
+"""
+
+
+def test_importing_combinators_is_quick_and_loads_no_kernel():
+  command = [sys.executable, "-c", COMBINATORS]
+  env = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
+  seconds = []
+  for _ in range(3):  # the quickest of three, on a machine that does other things too
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr[-3000:]
+    taken, modules = json.loads(done.stdout)
+    seconds.append(taken)
+  assert min(seconds) < 1.2
+  kernels = ("jax.experimental.pallas", "jax.experimental.mosaic", "matplotlib")
+  assert not [name for name in modules if name.startswith(kernels)]
+  own = "resjax.kernels.depth_attention.mosaic_"
+  assert not [name for name in modules if name.startswith(own)]

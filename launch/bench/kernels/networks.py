@@ -8,8 +8,7 @@ import jax.numpy as jnp
 from launch.bench.kernels import reads, walks
 from launch.bench.kernels.arg_specs import NetworkShape, ReadShape
 from launch.bench.kernels.cases import Arm, random_arrays
-from resjax.kernels.depth_attention import depth_attention_block
-from resjax.kernels.depth_attention.two_phase_backends import BLOCK_BACKENDS
+from resjax.kernels.depth_attention import IMPLEMENTATIONS, depth_attention_block
 from resjax.typing import Array
 
 NAMES = ("xla_stack", "xla_no_stack", "direct", "two_phase", "residual_norm")
@@ -48,4 +47,4 @@ def _phase_1(shape: NetworkShape, sources: tuple[Array, ...]) -> str:
   def trace(name: str) -> None:
     jax.eval_shape(partial(depth_attention_block, implementation=name), sources, queries)
 
-  return reads.first_that_runs(BLOCK_BACKENDS, trace)
+  return reads.first_that_runs(IMPLEMENTATIONS, trace)

@@ -10,7 +10,7 @@ from launch.bench.kernels import arg_specs
 from launch.bench.kernels.arg_specs import ReadShape
 from launch.bench.kernels.cases import DTYPE, Arm, random_arrays
 from resjax.kernels.depth_attention import depth_attention
-from resjax.kernels.depth_attention.backends import BACKENDS
+from resjax.kernels.depth_attention.backends import IMPLEMENTATIONS
 from resjax.typing import Array
 
 EPS = 1e-6
@@ -67,7 +67,7 @@ def best_implementation(shape: ReadShape) -> str:
   row = jax.ShapeDtypeStruct((shape.d_model,), jnp.float32)
   source = jax.ShapeDtypeStruct((shape.num_tokens, shape.d_model), jnp.dtype(DTYPE))
   abstract = row, row, (source,) * shape.num_sources
-  return first_that_runs(BACKENDS, lambda name: jax.eval_shape(_read_by(name), *abstract))
+  return first_that_runs(IMPLEMENTATIONS, lambda name: jax.eval_shape(_read_by(name), *abstract))
 
 
 def first_that_runs(backends: Iterable[str], trace: Callable[[str], Any]) -> str:

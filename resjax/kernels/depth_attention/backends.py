@@ -6,9 +6,11 @@ over tokens of the cotangents of query and output gain.
 """
 
 import dataclasses
+import importlib
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
+from types import ModuleType
 from typing import Any
 
 import jax
@@ -16,32 +18,42 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec
 
-from resjax.kernels.depth_attention.mosaic_gpu import direct as mosaic_gpu
-from resjax.kernels.depth_attention.mosaic_tpu import direct as mosaic_tpu
 from resjax.kernels.depth_attention.operands import Cotangents, Operands, Read, Stats
 from resjax.kernels.depth_attention.reference import direct as reference
 from resjax.sharding import Layout
 from resjax.typing import Array, PyTree
 
-# Modules with `forward` and `backward` as in reference/direct.py; kernels also have `PLATFORM` and
-# `obstacle`. In order of preference.
-BACKENDS = {"mosaic_tpu": mosaic_tpu, "mosaic_gpu": mosaic_gpu, "reference": reference}
-IMPLEMENTATIONS = tuple(BACKENDS)
+# The folders of kernels in order of preference, and the platform on which each of them runs.
+KERNELS = {"mosaic_tpu": "tpu", "mosaic_gpu": "gpu"}
+IMPLEMENTATIONS = (*KERNELS, "reference")
 LANES = 128
 MAX_SOURCES = 128
 
 
+def kernel(name: str, operation: str) -> ModuleType:
+  """Imports and returns a kernel, whose Pallas dialect no other platform has to load.
+
+  Args:
+    name: one of `KERNELS`.
+    operation: `direct`, `block` or `merge`.
+
+  Returns:
+    A module with `forward` and `backward` as in reference/, and `obstacle`.
+  """
+  return importlib.import_module(f"{__package__}.{name}.{operation}")
+
+
 def choose(
-  read: Read, operands: Any, implementation: str | None, backends: Mapping = BACKENDS
+  read: Read, operands: Any, implementation: str | None, operation: str = "direct"
 ) -> Read:
   """Returns the read with the backend that runs it.
 
   Args:
     read: without a backend.
     operands: `Operands`, or others that have its properties.
-    implementation: a name among `backends`, or None, the first that can run; `reference` for
+    implementation: one of `IMPLEMENTATIONS`, or None, the first that can run; `reference` for
       several devices and no mesh.
-    backends: name -> module, `reference` among them.
+    operation: `direct`, `block` or `merge`.
 
   Raises:
     ValueError: there is no such backend, or it cannot run here.
@@ -50,14 +62,15 @@ def choose(
     if read.layout.mesh is None and jax.device_count() > 1 and not read.interpret:
       # XLA cannot partition a kernel; without a mesh nothing says how tokens are split.
       return dataclasses.replace(read, implementation="reference")
-    name = next(name for name in backends if _obstacle(backends, name, read, operands) is None)
+    runs = (name for name in IMPLEMENTATIONS if _obstacle(name, operation, read, operands) is None)
+    name = next(runs)
     return dataclasses.replace(read, implementation=name)
-  if implementation not in backends:
+  if implementation not in IMPLEMENTATIONS:
     raise ValueError(
       f"implementation={implementation!r} of depth attention is not known; allowed: "
-      f"{', '.join(backends)}, or None for the best"
+      f"{', '.join(IMPLEMENTATIONS)}, or None for the best"
     )
-  obstacle = _obstacle(backends, implementation, read, operands)
+  obstacle = _obstacle(implementation, operation, read, operands)
   if obstacle:
     raise ValueError(
       f"implementation={implementation!r} of depth attention cannot run: {obstacle}; "
@@ -66,12 +79,10 @@ def choose(
   return dataclasses.replace(read, implementation=implementation)
 
 
-def has_kernel(
-  read: Read, operands: Any, implementation: str | None, backends: Mapping = BACKENDS
-) -> bool:
+def has_kernel(read: Read, operands: Any, implementation: str | None, operation: str) -> bool:
   """Whether `choose` returns a kernel, not the reference; an unknown name has none."""
   try:
-    return choose(read, operands, implementation, backends).implementation != "reference"
+    return choose(read, operands, implementation, operation).implementation != "reference"
   except ValueError:
     return False
 
@@ -80,7 +91,7 @@ def forward(read: Read, operands: Operands) -> tuple[Array, Array | None, Stats]
   """Runs the forward pass of the chosen backend, see reference/direct.py."""
   if read.implementation == "reference":
     return reference.forward(read, operands)
-  run = partial(BACKENDS[read.implementation].forward, read)
+  run = partial(kernel(read.implementation, "direct").forward, read)
   out_axes = FIRST, FIRST if read.adds else None, _STATS
   return first_order(on_rows(read.layout, run, (operand_axes(operands),), out_axes), operands)
 
@@ -91,7 +102,7 @@ def backward(
   """Runs the reverse pass of the chosen backend, see reference/direct.py."""
   if read.implementation == "reference":
     return reference.backward(read, operands, stats, d_out, d_sources)
-  run = partial(BACKENDS[read.implementation].backward, read)
+  run = partial(kernel(read.implementation, "direct").backward, read)
   axes = operand_axes(operands)
   sources = axes.bank, axes.recent
   in_axes = axes, _STATS, FIRST, sources if read.threaded else None
@@ -100,13 +111,13 @@ def backward(
   return first_order(call, operands, stats, d_out, d_sources)
 
 
-def _obstacle(backends: Mapping, name: str, read: Read, operands: Any) -> str | None:
+def _obstacle(name: str, operation: str, read: Read, operands: Any) -> str | None:
   """Returns why a backend cannot run, or None."""
   if name == "reference":
     return None
-  backend, layout, like = backends[name], read.layout, operands.like
-  if layout.platform != backend.PLATFORM and not read.interpret:
-    return f"it needs platform {backend.PLATFORM!r}, the mesh is on {layout.platform!r}"
+  layout, like = read.layout, operands.like
+  if layout.platform != KERNELS[name] and not read.interpret:
+    return f"it needs platform {KERNELS[name]!r}, the mesh is on {layout.platform!r}"
   if read.num_heads > 1:
     return f"it has one head, not num_heads={read.num_heads}"
   if like.dtype not in (jnp.bfloat16, jnp.float16, jnp.float32):
@@ -115,7 +126,7 @@ def _obstacle(backends: Mapping, name: str, read: Read, operands: Any) -> str | 
     return f"the width {like.shape[-1]} (config.model.d_model) is no multiple of {LANES}"
   if operands.num_slots > MAX_SOURCES:
     return f"there are {operands.num_slots} sources, it takes up to {MAX_SOURCES}"
-  return _sharding_obstacle(layout, like) or backend.obstacle(read, operands)
+  return _sharding_obstacle(layout, like) or kernel(name, operation).obstacle(read, operands)
 
 
 def _sharding_obstacle(layout: Layout, like: Array) -> str | None:

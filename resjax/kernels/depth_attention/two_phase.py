@@ -96,7 +96,7 @@ def depth_attention_block(
     sources = Sources(recent=tuple(sources))
   operands = _block_operands(sources, queries, key_scales)
   read = _read(eps, False, return_sources, layout, interpret)
-  read = backends.choose(read, operands, implementation, two_phase_backends.BLOCK_BACKENDS)
+  read = backends.choose(read, operands, implementation, "block")
   block_read, threaded = _block(read, operands)
   if not return_sources:
     return block_read
@@ -121,7 +121,7 @@ def has_block_kernel(
   """
   read = _read(0.0, False, True, layout, False)
   operands = _block_operands(sources, queries, None)
-  return backends.has_kernel(read, operands, implementation, two_phase_backends.BLOCK_BACKENDS)
+  return backends.has_kernel(read, operands, implementation, "block")
 
 
 def _block_operands(sources: Sources, queries: Array, key_scales: Array | None) -> Operands:
@@ -205,7 +205,7 @@ def depth_attention_merge(
   lse = reads.lse.astype(wide_dtype(running))
   operands = MergeOperands(reads.out, lse, running, counts, scaled, addend, out_norm_scale)
   read = _read(eps, addend is not None, True, layout, interpret)
-  read = backends.choose(read, operands, implementation, two_phase_backends.MERGE_BACKENDS)
+  read = backends.choose(read, operands, implementation, "merge")
   y, running, out, lse = _merge(read, operands)
   return y, running, reads._replace(out=out, lse=lse)
 

@@ -4,10 +4,6 @@ from functools import partial
 
 from resjax.kernels.depth_attention import backends, bf16_remainder
 from resjax.kernels.depth_attention.backends import FIRST, NO_TOKENS, SECOND, THIRD
-from resjax.kernels.depth_attention.mosaic_gpu import block as gpu_block
-from resjax.kernels.depth_attention.mosaic_gpu import merge as gpu_merge
-from resjax.kernels.depth_attention.mosaic_tpu import block as tpu_block
-from resjax.kernels.depth_attention.mosaic_tpu import merge as tpu_merge
 from resjax.kernels.depth_attention.operands import Cotangents, Operands, Read, Stats
 from resjax.kernels.depth_attention.reference import block as reference_block
 from resjax.kernels.depth_attention.reference import merge as reference_merge
@@ -18,17 +14,12 @@ from resjax.kernels.depth_attention.two_phase_operands import (
 )
 from resjax.typing import Array, PyTree
 
-# Modules with `forward` and `backward` as in the references; kernels also have `PLATFORM` and
-# `obstacle`. In order of preference.
-BLOCK_BACKENDS = {"mosaic_tpu": tpu_block, "mosaic_gpu": gpu_block, "reference": reference_block}
-MERGE_BACKENDS = {"mosaic_tpu": tpu_merge, "mosaic_gpu": gpu_merge, "reference": reference_merge}
-
 
 def block_forward(read: Read, operands: Operands) -> tuple[Array, Stats]:
   """Runs the forward pass of the chosen backend, see reference/block.py."""
   if read.implementation == "reference":
     return reference_block.forward(read, operands)
-  run = partial(BLOCK_BACKENDS[read.implementation].forward, read)
+  run = partial(backends.kernel(read.implementation, "block").forward, read)
   in_axes = (backends.operand_axes(operands),)
   call = backends.on_rows(read.layout, run, in_axes, (SECOND, _BLOCK_STATS))
   return backends.first_order(call, operands)
@@ -40,7 +31,7 @@ def block_backward(
   """Runs the reverse pass of the chosen backend, see reference/block.py."""
   if read.implementation == "reference":
     return reference_block.backward(read, operands, stats, d_out, d_lse, d_sources)
-  run = partial(BLOCK_BACKENDS[read.implementation].backward, read)
+  run = partial(backends.kernel(read.implementation, "block").backward, read)
   axes = backends.operand_axes(operands)
   sources = axes.bank, axes.recent
   in_axes = axes, _BLOCK_STATS, SECOND, SECOND, sources if read.threaded else None
@@ -52,7 +43,7 @@ def merge_forward(read: Read, operands: MergeOperands) -> tuple[Array, Array | N
   """Runs the forward pass of the chosen backend, see reference/merge.py."""
   if read.implementation == "reference":
     return reference_merge.forward(read, operands)
-  run = partial(MERGE_BACKENDS[read.implementation].forward, read)
+  run = partial(backends.kernel(read.implementation, "merge").forward, read)
   out_axes = FIRST, FIRST if read.adds else None, _merge_stats_axes(operands)
   call = backends.on_rows(read.layout, run, (_merge_axes(operands),), out_axes)
   return backends.first_order(call, operands)
@@ -70,7 +61,7 @@ def merge_backward(
   """Runs the reverse pass of the chosen backend, see reference/merge.py."""
   if read.implementation == "reference":
     return reference_merge.backward(read, operands, out, stats, d_out, d_running, d_reads)
-  run = partial(MERGE_BACKENDS[read.implementation].backward, read)
+  run = partial(backends.kernel(read.implementation, "merge").backward, read)
   axes = _merge_axes(operands)
   in_axes = axes, FIRST, _merge_stats_axes(operands), FIRST, FIRST, (SECOND, SECOND)
   out_axes = MergeCotangents(SECOND, SECOND, FIRST, NO_TOKENS, axes.out_norm_scale)

@@ -6,8 +6,6 @@ from resjax.kernels.depth_attention.mosaic_gpu.block_forward import forward as f
 from resjax.kernels.depth_attention.mosaic_gpu.pairs import MAX_SOURCES
 from resjax.kernels.depth_attention.operands import Operands, Read
 
-PLATFORM = "gpu"
-
 
 def obstacle(read: Read, operands: Operands) -> str | None:
   """Returns why the kernels cannot run, or None."""

@@ -5,8 +5,6 @@ from resjax.kernels.depth_attention.mosaic_gpu.direct_backward import backward a
 from resjax.kernels.depth_attention.mosaic_gpu.direct_forward import forward as forward
 from resjax.kernels.depth_attention.operands import Operands, Read
 
-PLATFORM = "gpu"
-
 
 def obstacle(read: Read, operands: Operands) -> str | None:
   """Returns why the kernels cannot run, or None."""

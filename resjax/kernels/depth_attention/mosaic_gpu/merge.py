@@ -6,8 +6,6 @@ from resjax.kernels.depth_attention.mosaic_gpu.merge_forward import forward as f
 from resjax.kernels.depth_attention.operands import Read
 from resjax.kernels.depth_attention.two_phase_operands import MergeOperands
 
-PLATFORM = "gpu"
-
 
 def obstacle(read: Read, operands: MergeOperands) -> str | None:
   """Returns why the kernels cannot run, or None."""

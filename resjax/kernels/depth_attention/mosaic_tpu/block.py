@@ -12,8 +12,6 @@ from resjax.kernels.depth_attention.mosaic_tpu.tiles import LANES, ROWS
 from resjax.kernels.depth_attention.operands import Cotangents, Operands, Read, Stats
 from resjax.typing import Array, PyTree
 
-PLATFORM = "tpu"
-
 
 def obstacle(read: Read, operands: Operands) -> str | None:
   """Returns why the kernels cannot run, or None."""

@@ -13,8 +13,6 @@ from resjax.kernels.depth_attention.two_phase_operands import (
 )
 from resjax.typing import Array
 
-PLATFORM = "tpu"
-
 
 def obstacle(read: Read, operands: MergeOperands) -> str | None:
   """Returns why the kernels cannot run, or None."""
