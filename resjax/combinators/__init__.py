@@ -25,8 +25,8 @@ from resjax.combinators.registry import build as build
 from resjax.combinators.registry import get as get
 from resjax.combinators.registry import names as names
 from resjax.combinators.registry import options as options
-from resjax.combinators.scaled import LayerScale as LayerScale
-from resjax.combinators.scaled import ReZero as ReZero
+from resjax.combinators.rezero_layerscale import LayerScale as LayerScale
+from resjax.combinators.rezero_layerscale import ReZero as ReZero
 from resjax.combinators.standard import Standard as Standard
 from resjax.combinators.unet_skips import UNetSkips as UNetSkips
 from resjax.combinators.x0_residual import X0Residual as X0Residual

@@ -21,7 +21,7 @@ from resjax.combinators.hyper_connections import HyperConnections
 from resjax.combinators.laurel import Laurel
 from resjax.combinators.mhc import MHC, MHCLite
 from resjax.combinators.muddformer import MUDDFormer
-from resjax.combinators.scaled import LayerScale, ReZero
+from resjax.combinators.rezero_layerscale import LayerScale, ReZero
 from resjax.combinators.standard import Standard
 from resjax.combinators.unet_skips import UNetSkips
 from resjax.combinators.x0_residual import X0Residual
