@@ -65,10 +65,6 @@ class AttenuatedStream(Standard):
   def _alpha(self, layer: int | Array, site: str, normed: Views | None) -> Array:
     """Returns α, broadcasting against [B, T, D]; with scope `layer` asked at the first site."""
 
-  def flops_per_token(self):
-    """2 L · sites · D, with either scope."""
-    return 2 * self.num_sublayers * self.d_model
-
 
 class Attenuation(AttenuatedStream):
   """x ← α[layer, site] x + f(x), with constant α: a cut of the residual path.

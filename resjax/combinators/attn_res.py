@@ -39,10 +39,6 @@ class _OutputReader(DepthReader):
     rows = self._softmax_with(self.final_query[...] * self.final_key_scale[...], state.sources)
     return state.sources.in_source_order(rows, len(self.source_names()))
 
-  def num_parameters(self) -> int:
-    """2 D (L · sites + 1): query and key gain of every reader."""
-    return 2 * self.d_model * (self.num_sublayers + 1)
-
 
 class AttnRes(_OutputReader):
   """h_i = Σ_j softmax_j(w_i · γ_i ⊙ RMS(v_j)) v_j over the embedding and all earlier outputs.
@@ -82,14 +78,6 @@ class AttnRes(_OutputReader):
     """See `Combinator.write`."""
     check_layer(layer, state.sources)
     return DepthState(tape.sources.append(out))
-
-  def state_bytes_per_token(self, itemsize):
-    """(L · sites + 1) D values."""
-    return (self.num_sublayers + 1) * self.d_model * itemsize
-
-  def flops_per_token(self):
-    """6 D Σ_n n over the 1..L · sites + 1 sources of the readers."""
-    return sum(self._read_flops(n) for n in range(1, self.num_sublayers + 2))
 
 
 class BlockAttnRes(DepthBlocks, _OutputReader):
@@ -211,16 +199,3 @@ class BlockAttnRes(DepthBlocks, _OutputReader):
     running = jax.tree.map(jnp.add, tape.running, outs)
     state = DepthState(tape.sources, running, tape.opened)
     return self._close_if_ended(state, layer, site)
-
-  def state_bytes_per_token(self, itemsize):
-    """(⌈L / layers_per_block⌉ + 2) D values, with rms_block D more."""
-    return (self.num_blocks + 2 + self.rms_block) * self.d_model * itemsize
-
-  def flops_per_token(self):
-    """6 D per source and reader, D per write, with rms_block 5 D."""
-    reads = self._read_flops(self.num_blocks + 1)
-    for sublayer in range(self.num_sublayers):
-      layer, site = divmod(sublayer, len(self.sites))
-      block, layer = divmod(layer, self.layers_per_block)
-      reads += self._read_flops(block + 1 + (layer > 0 or site > 0))
-    return reads + (5 if self.rms_block else 1) * self.num_sublayers * self.d_model

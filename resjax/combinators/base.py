@@ -8,6 +8,7 @@ from typing import Any, Literal
 import jax
 from flax import nnx
 
+from resjax.combinators import costs
 from resjax.kernels.depth_attention import Sources
 from resjax.sharding import Layout
 from resjax.typing import Array, PyTree
@@ -205,20 +206,21 @@ class Combinator(nnx.Module):
     return ("x",)
 
   def num_parameters(self) -> int:
-    """Returns the number of parameters, from the documented formula."""
-    return 0
+    """Returns the number of parameters, see `resjax.combinators.costs`."""
+    return costs.num_parameters(self)
 
-  def state_bytes_per_token(self, itemsize: int) -> int:
-    """Returns the bytes of the depth state after the last layer, per token.
-
-    Args:
-      itemsize: bytes of one activation value.
-    """
-    return self.d_model * itemsize
+  def state_bytes_per_token(self, dtype: jax.typing.DTypeLike) -> int:
+    """Returns the bytes of the depth state after the last layer for one token in this dtype."""
+    return costs.state_bytes_per_token(self, dtype)
 
   def flops_per_token(self) -> int:
-    """Returns the forward FLOPs of all reads and writes, per token."""
-    return 0
+    """Returns the forward FLOPs of all reads and writes for one token.
+
+    They are counted from the trace of `read`, `write` and `final` (`resjax.combinators.costs` says
+    how). A combinator that runs a kernel of its own, into which the count cannot look, overrides
+    this method.
+    """
+    return costs.flops_per_token(self)
 
   def decode_cache(self, batch_size: int, dtype: jax.typing.DTypeLike) -> PyTree:
     """Returns what must survive from token to token in decoding, before the first token.

@@ -120,20 +120,3 @@ class DeepCrossAttention(LayerMixer):
   def _output_grn(self, sources: Sources) -> Array:
     query = self.final_query[...] if self.version == 3 else None
     return self._grn(sources, sources.in_slot_order(self.final_bias[...]), query)
-
-  def num_parameters(self):
-    """4 Σ_{i<L} n_i + n_L, times 1 or D, and in version 3 (4 L + 1) D."""
-    biases = len(_VIEWS) * self.rows.size + self._num_slots
-    queries = (len(_VIEWS) * self.num_layers + 1) * self.d_model if self.version == 3 else 0
-    return biases * (1 if self.version == 1 else self.d_model) + queries
-
-  def state_bytes_per_token(self, itemsize):
-    """(L + 3) D values; with k: (k + 4) D."""
-    return (self._num_slots + 2) * self.d_model * itemsize
-
-  def flops_per_token(self):
-    """2 D or 6 D per source and GRN, D per addition."""
-    reads = len(_VIEWS) * self.rows.size + self._num_slots
-    per_read = 6 if self.version == 3 else 2
-    summed = self.num_layers if self.last else 0
-    return (per_read * reads + summed) * self.d_model + self._write_flops()

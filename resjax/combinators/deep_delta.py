@@ -246,31 +246,6 @@ class DeepDelta(Combinator):
       v = _SIGMOID_SCALE * jax.nn.sigmoid(v + self._row(self.value_bias, layer, site))
     return jnp.moveaxis(v, -1, 0)[..., None]
 
-  def num_parameters(self):
-    """β and v of every sublayer, compressors of sites (or layers) and output, expansion."""
-    width = self.value_width * self.d_model
-    update = self.d_model + 1 + width + (self.value_width if self.value == "sigmoid" else 0)
-    compressor = {
-      "none": 0,
-      "channel": width,
-      "token": self.kernel_size * width + self.value_width,
-    }[self.compressor]
-    compressors = 1 + (self.num_layers if self.shared_compressor else self.num_sublayers)
-    expansion = self.kernel_size * width if self.embedding_expansion else 0
-    return self.num_sublayers * update + compressors * compressor + expansion
-
-  def state_bytes_per_token(self, itemsize):
-    """R D values."""
-    return self.value_width * self.d_model * itemsize
-
-  def flops_per_token(self):
-    """5 D + 6 R D per sublayer; compressors and expansion 2 R D per tap."""
-    width = self.value_width * self.d_model
-    taps = {"none": 0, "channel": 1, "token": self.kernel_size}[self.compressor]
-    compressors = (self.num_sublayers + 1) * 2 * taps * width
-    expansion = 2 * self.kernel_size * width if self.embedding_expansion else 0
-    return self.num_sublayers * (5 * self.d_model + 6 * width) + compressors + expansion
-
 
 @recomputed
 def _strength(context: Array, weight: Array, bias: Array) -> Array:

@@ -51,14 +51,6 @@ class DeepNorm(Standard):
     gain, bias = (self._row(p, layer, site) for p in (self.norm_scale, self.norm_bias))
     return _normed_sum(jnp.asarray(self.alpha), self.eps, state, out, gain, bias)
 
-  def num_parameters(self):
-    """2 L · sites · D."""
-    return 2 * self.num_sublayers * self.d_model
-
-  def flops_per_token(self):
-    """9 D per site: 2 for α x + f, 4 for mean and variance, 3 for scale, gain and bias."""
-    return 9 * self.num_sublayers * self.d_model
-
 
 @recomputed
 def _normed_sum(alpha: Array, eps: float, x: Array, out: Array, gain: Array, bias: Array) -> Array:

@@ -85,18 +85,6 @@ class _DeltaReader(DepthReader):
       return jax.nn.sigmoid(bias)
     return _gate_of(stream, self._row(self.gate_weight, layer, site), bias)
 
-  def num_parameters(self) -> int:
-    """Per sublayer 2 D; scalar and alpha 1 more, vector D² + D; the null source D."""
-    width = self.d_model
-    gate = {"none": 0, "scalar": 1, "vector": width * (width + 1), "alpha": 1}[self.output_gate]
-    return self.num_sublayers * (2 * width + gate + width * self.null_source)
-
-  def _routed_flops(self, num_sources: int) -> int:
-    """6 D per source; the gated sum 2 D, with a vector gate 2 D² + 4 D, without a gate D."""
-    width = self.d_model
-    scale = {"none": 1, "scalar": 2, "vector": 2 * width + 4, "alpha": 2}[self.output_gate]
-    return self._read_flops(num_sources + self.null_source) + scale * width
-
 
 @recomputed
 def _gate_of(x: Array, weight: Array, bias: Array) -> Array:
@@ -171,15 +159,6 @@ class DeltaAttnRes(_DeltaReader):
     """See `Combinator.final`."""
     return state.running
 
-  def state_bytes_per_token(self, itemsize):
-    """(L · sites + 2) D values."""
-    return (self.num_sublayers + 2) * self.d_model * itemsize
-
-  def flops_per_token(self):
-    """6 D per source and reader, the gated sums, D per write."""
-    reads = sum(self._routed_flops(n) for n in range(1, self.num_sublayers + 1))
-    return reads + self.num_sublayers * self.d_model
-
 
 class DeltaBlockAttnRes(DepthBlocks, _DeltaReader):
   """h_i = x + g_i ⊙ depth attention over [embedding, Δ_b of completed blocks],  x ← x + f(h_i).
@@ -243,13 +222,3 @@ class DeltaBlockAttnRes(DepthBlocks, _DeltaReader):
   def final(self, state):
     """See `Combinator.final`."""
     return state.running[0]
-
-  def state_bytes_per_token(self, itemsize):
-    """(⌈L / layers_per_block⌉ + 3) D values."""
-    return (self.num_blocks + 3) * self.d_model * itemsize
-
-  def flops_per_token(self):
-    """6 D per source and reader, the gated sums, 2 D per write."""
-    layers = range(self.num_layers)
-    reads = sum(self._routed_flops(1 + layer // self.layers_per_block) for layer in layers)
-    return len(self.sites) * reads + 2 * self.num_sublayers * self.d_model

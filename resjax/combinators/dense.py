@@ -78,11 +78,3 @@ class DenseFormer(LayerMixer):
   def _weights(self, i: int | Array) -> Array:
     """Returns the weights of Y_i [N]."""
     return self.rows.row(self.weight[...], i) + self.rows.newest_of_empty(i)
-
-  def num_parameters(self):
-    """Σ_i ⌈(i + 1) / dilation⌉ over i = period, 2 · period, .. ≤ L."""
-    return self.rows.size
-
-  def flops_per_token(self):
-    """2 D per weight, D per write."""
-    return 2 * self.rows.size * self.d_model + self._write_flops()

@@ -108,22 +108,6 @@ class DepthAttention(Combinator):
     first = layer + 1 - sources.num_valid - len(sources.recent)
     return jnp.roll(sources.in_source_order(rows, count), first, axis=0)
 
-  def num_parameters(self):
-    """4 L D²."""
-    return 4 * self.num_layers * self.d_model**2
-
-  def state_bytes_per_token(self, itemsize):
-    """(L + 2) D values."""
-    return (self.num_layers + 2) * self.d_model * itemsize
-
-  def flops_per_token(self):
-    """Per layer 8 D² + (4 H + 2) D per source + 4 D, D per write."""
-    width = self.d_model
-    sources = sum(min(layer + 1, self.window) for layer in range(self.num_layers))
-    per_layer = 8 * width**2 + 4 * width
-    per_source = (4 * self.num_heads + 2) * width
-    return self.num_layers * per_layer + sources * per_source + self.num_sublayers * width
-
 
 def _attend(
   window: int, eps: float, sources: Sources, x: Array, query, key, value, output

@@ -96,10 +96,6 @@ class DepthReader(Combinator):
     implementation = None if self.implementation == "auto" else self.implementation
     return {"eps": self.eps, "layout": self.layout, "implementation": implementation}
 
-  def _read_flops(self, num_sources: int) -> int:
-    """6 D per source: square-sum, dot product and weighted sum."""
-    return 6 * num_sources * self.d_model
-
 
 class DepthBlocks(Combinator):
   """A combinator that completes a source after every `layers_per_block` layers, and at the end.

@@ -116,12 +116,3 @@ class ELC(LayerMixer):
       return self._output(state.running)
     sources = self._ended(state, site)
     return depth_sum(sources, sources.in_slot_order(self._shares(self.num_layers, layer + 1)))
-
-  def num_parameters(self):
-    """L (L + 1) / 2 − 1, and L + 1 for a weighted output."""
-    return self.rows.size
-
-  def flops_per_token(self):
-    """2 D per weight, the first layer's included, D per addition, 5 D per normalised output."""
-    normalised = self.num_layers if self.variant == "normalized" else 0
-    return (2 * (self.rows.size + 1) + 5 * normalised) * self.d_model + self._write_flops()

@@ -85,22 +85,6 @@ class Gate(AttenuatedStream):
     of_input = _of_token if self.granularity == "token" else _of_channel
     return of_input(normed["x"], self._row(self.weight, layer, site), bias)
 
-  def num_parameters(self):
-    """layer: L · G; depth_mixture: L; token: L · G (D + 1); channel: 2 L · G · D."""
-    gates = self.num_layers * self._gates_per_layer
-    return {
-      "layer": gates,
-      "depth_mixture": self.num_layers,
-      "token": gates * (self.d_model + 1),
-      "channel": 2 * gates * self.d_model,
-    }[self.granularity]
-
-  def flops_per_token(self):
-    """2 L · sites · D, and L · G · D times 0, 0, 2, 3."""
-    per_value = {"layer": 0, "depth_mixture": 0, "token": 2, "channel": 3}[self.granularity]
-    gates = self.num_layers * self._gates_per_layer
-    return super().flops_per_token() + per_value * gates * self.d_model
-
 
 @recomputed
 def _of_token(x: Array, weight: Array, bias: Array) -> Array:

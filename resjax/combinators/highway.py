@@ -55,16 +55,6 @@ class Highway(Standard):
     """See `Combinator.write`."""
     return _gated(state, out, *(self._row(p, layer, site) for p in (self.weight, self.bias)))
 
-  def num_parameters(self):
-    """L · sites (D + 1) times 1 (token) or D (channel)."""
-    per_output = self.num_sublayers * (self.d_model + 1)
-    return per_output * (self.d_model if self.granularity == "channel" else 1)
-
-  def flops_per_token(self):
-    """L · sites times 5 D (token) or 2 D² + 4 D (channel)."""
-    d = self.d_model
-    return self.num_sublayers * (2 * d * d + 4 * d if self.granularity == "channel" else 5 * d)
-
 
 @recomputed
 def _gated(x: Array, out: Array, weight: Array, bias: Array) -> Array:

@@ -86,20 +86,6 @@ class HyperConnections(ResidualStreams):
       beta = beta.reshape(*beta.shape, *per_token) + scale[1] * moved[:, -1]
     return alpha[:, 0], jnp.swapaxes(alpha[:, 1:], 0, 1), beta
 
-  def num_parameters(self):
-    """L · sites R (R + 2); dynamic: L · sites (D (R + 2) + R (R + 2) + 2)."""
-    static = self.num_streams * (self.num_streams + 2)
-    dynamic = self.d_model * (self.num_streams + 2) + 2 if self.dynamic else 0
-    return self.num_sublayers * (static + dynamic)
-
-  def flops_per_token(self):
-    """Streams; dynamic: D (2 R (R + 2) + 4 R) per site, 2 R with rmsnorm."""
-    norm = {"layernorm": 4, "rmsnorm": 2}[self.norm]
-    per_value = 2 * (self.num_streams + 2) + norm if self.dynamic else 0
-    return super().flops_per_token() + (
-      self.num_sublayers * self.num_streams * self.d_model * per_value
-    )
-
 
 @partial(jax.checkpoint, prevent_cse=False, static_argnums=(0, 1))
 def _normed_projection(centred: bool, eps: float, streams, weight):

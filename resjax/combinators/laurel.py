@@ -148,28 +148,6 @@ class Laurel(Combinator):
   def _low_rank(self, x, layer, site) -> Array:
     return _low_rank(x, self._row(self.down, layer, site), self._row(self.up, layer, site))
 
-  def num_parameters(self):
-    """See the class: 2 (rw), k (pa), 2 r D per map."""
-    maps = self.rows.size if self._map_per_stream else self.num_sublayers
-    gammas = self.rows.size if "pa" in self.parts else 0
-    weights = 2 * self.num_sublayers if "rw" in self.parts else 0
-    return weights + gammas + (2 * self.rank * self.d_model * maps if self._has_maps else 0)
-
-  def state_bytes_per_token(self, itemsize):
-    """D values; with `pa` (L · sites + 1) D."""
-    streams = self.num_sublayers + 1 if "pa" in self.parts else 1
-    return streams * self.d_model * itemsize
-
-  def flops_per_token(self):
-    """See the class."""
-    maps = self.rows.size if self._map_per_stream else self.num_sublayers
-    per_value = self.num_sublayers * (3 if "rw" in self.parts else 1)
-    if self._has_maps:
-      per_value += maps * (4 * self.rank + 1)
-    if "pa" in self.parts and not self._map_per_stream:
-      per_value += 2 * self.rows.size
-    return per_value * self.d_model
-
 
 @recomputed
 def _joined(out: Array, terms: list[Array], weights: Array | None) -> Array:

@@ -87,12 +87,3 @@ class LayerMixer(Combinator):
     if site == self.sites[-1]:
       return state.sources
     return self._append(state.sources, self._output(state.running))
-
-  def state_bytes_per_token(self, itemsize):
-    """(L + 1) D values of sources and D or 2 D of the stream."""
-    return (self.num_layers + 2 + self._splits) * self.d_model * itemsize
-
-  def _write_flops(self) -> int:
-    """D per addition: one per site; one less where the mix is left out; both sums where split."""
-    per_layer = len(self.sites) if self.output_has_mix else len(self.sites) - 1
-    return self.num_layers * per_layer * (1 + self._splits) * self.d_model

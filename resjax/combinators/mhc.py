@@ -83,17 +83,6 @@ class _Constrained(ResidualStreams):
     eye = jnp.eye(count, dtype=mix.dtype).reshape(count, count, *(1,) * (mix.ndim - 2))
     return jax.nn.sigmoid(pre), jnp.where(first, eye, mix), 2 * jax.nn.sigmoid(post)
 
-  def num_parameters(self):
-    """L · sites ((R D + 1) K + 3), K logits."""
-    logits = 2 * self.num_streams + len(self._identity_logits())
-    return self.num_sublayers * ((self.num_streams * self.d_model + 1) * logits + 3)
-
-  def flops_per_token(self):
-    """Streams, and R D (2 K + 2) per site for the projection to K logits and the norm."""
-    logits = 2 * self.num_streams + len(self._identity_logits())
-    per_site = self.num_streams * self.d_model * (2 * logits + 2)
-    return super().flops_per_token() + self.num_sublayers * per_site
-
 
 class MHC(_Constrained):
   """x = Σ_s p_s H_s;  H_r ← Σ_s M_rs H_s + b_r f(x), M doubly stochastic, with R streams H_s.

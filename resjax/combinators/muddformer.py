@@ -138,24 +138,6 @@ class MUDDFormer(LayerMixer):
     newest_first = [jnp.roll(p[...], -missing, 0) for p in (self.final_output, self.final_bias)]
     return _dynamic_sums(self.eps, sources, newest, self.final_hidden[...], *newest_first)[0]
 
-  def _mixes(self) -> list[tuple[int, int, int]]:
-    """(sources, hidden size, views) of every mix, the output last."""
-    depth = self.num_layers
-    size = {n: _hidden_size(depth if self.row_sizes == "stacked" else n) for n in range(depth + 1)}
-    layers = [(n, size[n], _C) for n in range(2, depth + 1)]
-    return [*layers, (depth + 1, _hidden_size(depth + 1), 1)]
-
-  def num_parameters(self):
-    """Σ over mixes of D H + (H + 1) C n, and D H of the unused row if stacked."""
-    unused = self.d_model * _hidden_size(self.num_layers) if self.row_sizes == "stacked" else 0
-    return unused + sum(self.d_model * h + (h + 1) * c * n for n, h, c in self._mixes())
-
-  def flops_per_token(self):
-    """2 D H + 2 H C n + 2 C n D per mix, D per write."""
-    width = self.d_model
-    reads = sum(2 * width * h + 2 * h * c * n + 2 * c * n * width for n, h, c in self._mixes())
-    return reads + self._write_flops()
-
 
 def _hidden_size(num_sources: int) -> int:
   """4 per source, rounded up to a multiple of 64 that is larger."""

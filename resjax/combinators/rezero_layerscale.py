@@ -24,10 +24,6 @@ class _ScaledBranch(Standard):
   def _scale(self, layer: int | Array, site: str) -> Array:
     """Returns s, one number or [D]."""
 
-  def flops_per_token(self):
-    """2 L · sites · D."""
-    return 2 * self.num_sublayers * self.d_model
-
 
 class ReZero(_ScaledBranch):
   """x ← x + α f(x), with a learned number α that starts at 0: the identity map at init.
@@ -64,10 +60,6 @@ class ReZero(_ScaledBranch):
     alpha = self._layer_row(self.alpha, layer)
     return alpha[self.sites.index(site)] if self.granularity == "sublayer" else alpha
 
-  def num_parameters(self):
-    """layer: L; sublayer: L · sites."""
-    return self.num_sublayers if self.granularity == "sublayer" else self.num_layers
-
 
 class LayerScale(_ScaledBranch):
   """x ← x + λ ⊙ f(norm(x)), with a learned λ [D] per site that starts small.
@@ -95,10 +87,6 @@ class LayerScale(_ScaledBranch):
 
   def _scale(self, layer, site):
     return self._row(self.scale, layer, site)
-
-  def num_parameters(self):
-    """L · sites · D."""
-    return self.num_sublayers * self.d_model
 
 
 def _by_depth(num_layers: int) -> float:

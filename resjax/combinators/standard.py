@@ -37,7 +37,3 @@ class Standard(Combinator):
   def final(self, state):
     """See `Combinator.final`."""
     return state
-
-  def flops_per_token(self):
-    """L · sites · D."""
-    return self.num_sublayers * self.d_model

@@ -69,15 +69,6 @@ class ResidualStreams(Combinator):
     """See `Combinator.final`."""
     return jnp.sum(state.astype(wide_dtype(state)), axis=0).astype(state.dtype)
 
-  def state_bytes_per_token(self, itemsize):
-    """R D values."""
-    return self.num_streams * self.d_model * itemsize
-
-  def flops_per_token(self):
-    """D (L · sites (2 R + 2 R (R + 1)) + R − 1): reads, writes and the final sum."""
-    per_site = 2 * self.num_streams * (self.num_streams + 2)
-    return self.d_model * (self.num_sublayers * per_site + self.num_streams - 1)
-
 
 def one_hot_reads(num_sublayers: int, num_streams: int) -> Array:
   """Returns [sublayers, R], one at stream i mod R for sublayer i and zero elsewhere."""

@@ -83,15 +83,3 @@ class UNetSkips(Combinator):
       prevent_cse=False,
     )
     return add(sources, weight)
-
-  def num_parameters(self):
-    """⌊L/2⌋."""
-    return self.num_skips
-
-  def state_bytes_per_token(self, itemsize):
-    """(L + 1) D values."""
-    return (self.num_layers + 1) * self.d_model * itemsize
-
-  def flops_per_token(self):
-    """D L · sites + 2 D ⌊L/2⌋."""
-    return (self.num_sublayers + 2 * self.num_skips) * self.d_model

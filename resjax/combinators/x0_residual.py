@@ -107,19 +107,6 @@ class X0Residual(Combinator):
     scale = jnp.where(ended >= self._middle, -self.backout_scale[...], 0)
     return scaled_add(scale, middle, state.running)
 
-  def num_parameters(self):
-    """2 L, and 1 with `backout`."""
-    return 2 * self.num_layers + self.backout
-
-  def state_bytes_per_token(self, itemsize):
-    """2 D values; with `backout` one or two more D, the number of halves."""
-    halves = 1 + (self._middle < self.num_layers - 1)
-    return (2 + self.backout * halves) * self.d_model * itemsize
-
-  def flops_per_token(self):
-    """3 D L + D L · sites, and 2 D with `backout`."""
-    return (3 * self.num_layers + self.num_sublayers + 2 * self.backout) * self.d_model
-
 
 @recomputed
 def _mix(sources: Sources, x: Array, stream_scale: Array, embedding_scale: Array) -> Array:

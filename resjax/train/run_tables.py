@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 
-import jax.numpy as jnp
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -18,11 +17,11 @@ from resjax.train.state import ModelDef
 
 def model_costs(model: ModelDef, run: Run) -> dict[str, float]:
   """Returns what a model costs: sizes, depth state in bytes and training FLOPs per token."""
-  combinator, itemsize = model.combinator, jnp.dtype(run.decoder.dtype).itemsize
+  combinator = model.combinator
   return {
     "parameters": sum(leaf.size for leaf in model.leaves()),
     "combinator_parameters": combinator.num_parameters(),
-    "state_bytes_per_token": combinator.state_bytes_per_token(itemsize),
+    "state_bytes_per_token": combinator.state_bytes_per_token(run.decoder.dtype),
     "training_flops_per_token": training_flops_per_token(run.decoder, combinator, run.data.seq_len),
   }
 

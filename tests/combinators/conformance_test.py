@@ -124,7 +124,7 @@ def test_state_bytes_are_those_of_the_last_state(case):
   made = toy.build(case.name, case.options)
   *_, last = toy.states_by_hand(made, LAYERS, X)
   held = sum(leaf.nbytes for leaf in jax.tree.leaves(last) if isinstance(leaf, jax.Array))
-  assert made.state_bytes_per_token(X.itemsize) * toy.B * toy.T == held
+  assert made.state_bytes_per_token(X.dtype) * toy.B * toy.T == held
 
 
 @walk

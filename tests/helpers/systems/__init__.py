@@ -43,5 +43,5 @@ _FAMILIES = (
 EQUATIONS = functools.reduce(dict.__or__, (family.EQUATIONS for family in _FAMILIES))
 CASES = tuple(case for family in _FAMILIES for case in family.CASES)
 STANDARD_AT_INIT = tuple(case for case in CASES if case.standard_at_init)
-FLOPS = functools.reduce(dict.__or__, (family.FLOPS for family in _FAMILIES))
+COSTS = functools.reduce(dict.__or__, (family.COSTS for family in _FAMILIES))
 BAD_OPTIONS = tuple(bad for family in _FAMILIES for bad in family.BAD_OPTIONS)

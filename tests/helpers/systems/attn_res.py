@@ -1,7 +1,7 @@
 """Attention Residuals."""
 
 from tests.helpers.reference import depth_read, rms
-from tests.helpers.systems.common import Case, sublayers
+from tests.helpers.systems.common import Case, Costs, D, sublayers
 
 
 def attn_res(params, weights, x, sites, *, num_heads=1, eps=1e-6):
@@ -67,13 +67,29 @@ CASES = (
   ),
 )
 
-FLOPS = {  # L = 2, D = 3, two sites; a source and reader costs 18, a stream D per operation
-  ("attn_res",): 18 * (1 + 2 + 3 + 4 + 5),
-  ("attn_res", ("num_heads", 3)): 18 * (1 + 2 + 3 + 4 + 5),
-  ("block_attn_res", ("layers_per_block", 1)): 18 * (1 + 2 + 2 + 3 + 3) + 4 * 3,
-  ("block_attn_res", ("layers_per_block", 2)): 18 * (1 + 2 + 2 + 2 + 2) + 4 * 3,
-  ("block_attn_res", ("layers_per_block", 2), ("rms_block", True)): (
-    18 * (1 + 2 + 2 + 2 + 2) + 4 * (3 + 6 + 3 + 3)  # add; square-sum, scale, add
+
+def read(num_sources, num_empty=0):
+  """FLOPs of a read: per source square, sum, product with the query, sum, weight; one sum of all.
+
+  A running sum in which nothing is yet is zero for all tokens, and costs its weight and the sum.
+  """
+  return (6 * num_sources - 1 + 2 * num_empty) * D
+
+
+_PARAMETERS = 2 * D * 5  # of four sublayers and the output
+COSTS = {  # L = 2, two sites; the output reads last
+  ("attn_res",): Costs(_PARAMETERS, 5 * D, sum(map(read, (1, 2, 3, 4, 5)))),
+  ("attn_res", ("num_heads", 3)): Costs(_PARAMETERS, 5 * D, sum(map(read, (1, 2, 3, 4, 5)))),
+  ("block_attn_res", ("layers_per_block", 1)): Costs(
+    _PARAMETERS, 4 * D, read(1, 1) + read(2) + read(2, 1) + read(3) + read(3) + 4 * D
+  ),
+  ("block_attn_res", ("layers_per_block", 2)): Costs(
+    _PARAMETERS, 3 * D, read(1, 1) + 3 * read(2) + read(2) + 4 * D
+  ),
+  ("block_attn_res", ("layers_per_block", 2), ("rms_block", True)): Costs(
+    _PARAMETERS,
+    4 * D,
+    read(1, 1) + 3 * read(2) + read(2) + 4 * (1 + 2 + 1 + 1) * D,  # add; square-sum, scale, add
   ),
 }
 

@@ -2,13 +2,30 @@
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.polynomial import Polynomial
 
 from tests.helpers.reference import rms
 
 EPS = 1e-6  # of the branches' norms
+D = Polynomial([0, 1])  # the width, in costs counted by hand
+
+
+class Costs(NamedTuple):
+  """What a combinator of 2 layers with two sites costs, counted by hand.
+
+  Attributes:
+    parameters: their number, a polynomial in D.
+    state: values of the last depth state per token, a polynomial in D.
+    flops: the terms in D and D² of the FLOPs per token. What is done to a few numbers per token,
+      whatever D is, may come on top.
+  """
+
+  parameters: Polynomial | int
+  state: Polynomial
+  flops: Polynomial
 
 
 @dataclasses.dataclass(frozen=True, eq=False)  # hashed by identity

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from tests.helpers.systems.common import Case, sigmoid, sublayers
+from tests.helpers.systems.common import Case, Costs, D, sigmoid, sublayers
 
 
 def short_conv(x, taps):
@@ -95,12 +95,22 @@ CASES = (
   _case("pool", "taps", **TOKEN, shared_compressor=True, kernel_size=2),
 )
 
-FLOPS = {  # L = 2, D = 3, two sites: an update costs 15 + 18 R, a compressor 6 R per tap
-  ("deep_delta", *PLAIN_WIDTH.items()): 4 * 33,
-  ("deep_delta",): 4 * 87 + 5 * 24 + 4 * 24,
-  ("deep_delta", *CHANNEL.items()): 4 * 51 + 5 * 12,
-  ("deep_delta", *TOKEN.items()): 4 * 51 + 5 * 4 * 12,
-  ("deep_delta", ("compressor", "token"), ("kernel_size", 2)): 4 * 87 + 5 * 2 * 24 + 2 * 24,
+# L = 2, two sites: an update has D + 1 + R D parameters and costs (5 + 6 R) D; a compressor sums R
+# terms per tap, the expansion makes R sums of a term per tap.
+COSTS = {
+  ("deep_delta", *PLAIN_WIDTH.items()): Costs(4 * (2 * D + 1), D, 4 * 11 * D),
+  ("deep_delta",): Costs(
+    4 * (5 * D + 1) + 5 * 4 * D + 16 * D, 4 * D, 4 * 29 * D + 5 * 7 * D + 4 * 7 * D
+  ),
+  ("deep_delta", *CHANNEL.items()): Costs(
+    4 * (3 * D + 1) + 5 * 2 * D, 2 * D, 4 * 17 * D + 5 * 3 * D
+  ),
+  ("deep_delta", *TOKEN.items()): Costs(
+    4 * (3 * D + 1) + 5 * (8 * D + 2), 2 * D, 4 * 17 * D + 5 * 15 * D
+  ),
+  ("deep_delta", ("compressor", "token"), ("kernel_size", 2)): Costs(
+    4 * (5 * D + 1) + 5 * (8 * D + 4) + 8 * D, 4 * D, 4 * 29 * D + 5 * 15 * D + 4 * 3 * D
+  ),
 }
 
 BAD_OPTIONS = (  # for 3 layers

@@ -1,8 +1,8 @@
 """Delta Attention Residuals."""
 
 from tests.helpers.reference import depth_read
-from tests.helpers.systems.attn_res import FIRST
-from tests.helpers.systems.common import Case, sigmoid, sublayers
+from tests.helpers.systems.attn_res import FIRST, read
+from tests.helpers.systems.common import Case, Costs, D, sigmoid, sublayers
 
 
 def delta_read(params, at, values, x, output_gate, null_source, num_heads, eps):
@@ -87,15 +87,26 @@ CASES = (
   _blocks(2, {"output_gate": "scalar", "null_source": True}, dead={}),
 )
 
-_FULL, _BLOCK = 18 * (1 + 2 + 3 + 4), 18 * (1 + 1 + 2 + 2)
-FLOPS = {  # L = 2, D = 3, two sites; a source and reader costs 18, a stream D per operation
-  ("delta_attn_res",): _FULL + 4 * (3 + 3),
-  ("delta_attn_res", ("output_gate", "scalar")): _FULL + 4 * (6 + 3),
-  ("delta_attn_res", ("output_gate", "alpha")): _FULL + 4 * (6 + 3),
-  ("delta_attn_res", ("output_gate", "vector")): _FULL + 4 * (18 + 3 + 3 + 6 + 3),
-  ("delta_attn_res", ("null_source", True)): 18 * (2 + 3 + 4 + 5) + 4 * (3 + 3),
-  ("delta_block_attn_res", ("layers_per_block", 1)): _BLOCK + 4 * (3 + 6),
-  ("delta_block_attn_res", ("layers_per_block", 2)): 18 * 4 + 4 * (3 + 6),
+_FULL, _BLOCK = sum(map(read, (1, 2, 3, 4))), sum(map(read, (1, 1, 2, 2)))
+_QUERIES = 4 * 2 * D
+COSTS = {  # L = 2, two sites; the gated sum costs 2 D, also with gate 1, an addition D
+  ("delta_attn_res",): Costs(_QUERIES, 6 * D, _FULL + 4 * (2 + 1) * D),
+  ("delta_attn_res", ("output_gate", "scalar")): Costs(
+    _QUERIES + 4, 6 * D, _FULL + 4 * (2 + 1) * D
+  ),
+  ("delta_attn_res", ("output_gate", "alpha")): Costs(_QUERIES + 4, 6 * D, _FULL + 4 * (2 + 1) * D),
+  ("delta_attn_res", ("output_gate", "vector")): Costs(
+    _QUERIES + 4 * (D**2 + D), 6 * D, _FULL + 4 * (2 * D**2 + D + 2 * D + D)
+  ),
+  ("delta_attn_res", ("null_source", True)): Costs(  # the same for all tokens
+    _QUERIES + 4 * D, 6 * D, sum(read(n, 1) for n in (1, 2, 3, 4)) + 4 * (2 + 1) * D
+  ),
+  ("delta_block_attn_res", ("layers_per_block", 1)): Costs(
+    _QUERIES, 5 * D, _BLOCK + 4 * (2 + 2) * D
+  ),
+  ("delta_block_attn_res", ("layers_per_block", 2)): Costs(
+    _QUERIES, 4 * D, 4 * read(1) + 4 * (2 + 2) * D
+  ),
 }
 
 _GATES = ["none, scalar, vector, alpha"]

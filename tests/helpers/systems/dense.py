@@ -1,6 +1,6 @@
 """DenseFormer."""
 
-from tests.helpers.systems.common import Case, num_layers, run_branch
+from tests.helpers.systems.common import Case, Costs, D, num_layers, run_branch
 
 
 def denseformer(params, weights, x, sites, *, dilation=1, period=1):
@@ -32,10 +32,12 @@ CASES = tuple(
   )
 )
 
-FLOPS = {  # L = 2, D = 3, two sites; 4 writes
-  ("denseformer",): 6 * (2 + 3) + 4 * 3,
-  ("denseformer", ("dilation", 2)): 6 * (1 + 2) + 4 * 3,
-  ("denseformer", ("period", 2)): 6 * 3 + 4 * 3,
+# L = 2, two sites; sums of 1, 2 and 3 sources, those with weight 0 included; 4 writes.
+_FLOPS = (1 + 3 + 5 + 4) * D
+COSTS = {
+  ("denseformer",): Costs(2 + 3, 4 * D, _FLOPS),
+  ("denseformer", ("dilation", 2)): Costs(1 + 2, 4 * D, _FLOPS),
+  ("denseformer", ("period", 2)): Costs(3, 4 * D, _FLOPS),
 }
 
 BAD_OPTIONS = (  # for 3 layers

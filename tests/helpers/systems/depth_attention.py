@@ -3,7 +3,7 @@
 import numpy as np
 
 from tests.helpers.reference import rms
-from tests.helpers.systems.common import Case, sublayers
+from tests.helpers.systems.common import Case, Costs, D, sublayers
 
 
 def depth_attention(params, weights, x, sites, *, window, num_heads, eps=1e-6):
@@ -46,9 +46,14 @@ def _case(window, num_heads):
 
 CASES = tuple(_case(*options) for options in ((1, 2), (2, 4), (3, 1), (8, 2)))
 
-FLOPS = {  # L = 2, D = 3, two sites: projections; norm of x and add; per source; writes
-  ("depth_attention", ("num_heads", 1)): 2 * (4 * 18 + 12) + (1 + 2) * (6 + 6 + 6) + 4 * 3,
-  ("depth_attention", ("num_heads", 3), ("window", 1)): 2 * (4 * 18 + 12 + 42) + 4 * 3,
+# L = 2, two sites: projections; norm of x and add; per source its norm, logits and mix; writes.
+COSTS = {
+  ("depth_attention", ("num_heads", 1)): Costs(
+    2 * 4 * D**2, 4 * D, 2 * (4 * 2 * D**2 + 4 * D) + (1 + 2) * (2 + 4) * D + 4 * D
+  ),
+  ("depth_attention", ("num_heads", 3), ("window", 1)): Costs(
+    2 * 4 * D**2, 4 * D, 2 * (4 * 2 * D**2 + 4 * D + (2 + 4 * 3) * D) + 4 * D
+  ),
 }
 
 BAD_OPTIONS = (  # for 3 layers, D = 8

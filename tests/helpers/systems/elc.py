@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from tests.helpers.systems.common import Case, num_layers, run_branch
+from tests.helpers.systems.common import Case, Costs, D, num_layers, run_branch
 
 
 def choice(logits, outputs):
@@ -39,11 +39,13 @@ CASES = tuple(
   for weighted in (False, True)
 )
 
-FLOPS = {  # L = 2, D = 3, two sites; layers read 1 and 2 sources
-  ("elc",): 6 * (1 + 2) + 3 * 2,
-  ("elc", ("weighted_output", True)): 6 * (1 + 2 + 3) + 3 * 2,
-  ("elc", ("variant", "zero")): 6 * (1 + 2) + 3 * 4,
-  ("elc", ("variant", "normalized")): 6 * (1 + 2) + 3 * 4 + 15 * 2,
+# L = 2, two sites; layers read 1 and 2 sources, one of them without a choice; the stream, and where
+# it is kept apart the output; an output is normalised after each layer and at the end.
+COSTS = {
+  ("elc",): Costs(2, 4 * D, (1 + 3 + 2) * D),
+  ("elc", ("weighted_output", True)): Costs(2 + 3, 4 * D, (1 + 3 + 2 + 5) * D),
+  ("elc", ("variant", "zero")): Costs(2, 5 * D, (1 + 3 + 2 * 3) * D),
+  ("elc", ("variant", "normalized")): Costs(2, 5 * D, (1 + 3 + 2 * 3 + 3 * 5) * D),
 }
 
 BAD_OPTIONS = (  # for 3 layers

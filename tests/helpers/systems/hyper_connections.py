@@ -3,7 +3,7 @@
 import numpy as np
 
 from tests.helpers.reference import rms
-from tests.helpers.systems.common import Case, sublayers
+from tests.helpers.systems.common import Case, Costs, D, sublayers
 
 
 def layernorm(h, eps):
@@ -44,12 +44,18 @@ CASES = (
   Case("hyper_connections", {"num_streams": 1, "dynamic": False}, **_FRESH),
 )
 
-# L = 2, D = 3, two sites. R = 2: read 12, two new streams of three terms 36, the final sum 3;
-# dynamic: two streams of 3 values with four logits 48, and LayerNorm 24 or RMS 12.
-FLOPS = {
-  ("hyper_connections", ("num_streams", 2), ("dynamic", False)): 4 * (12 + 36) + 3,
-  ("hyper_connections", ("num_streams", 2)): 4 * (12 + 36 + 48 + 24) + 3,
-  ("hyper_connections", ("num_streams", 2), ("norm", "rmsnorm")): 4 * (12 + 36 + 48 + 12) + 3,
+# L = 2, two sites. R = 2: a read of two terms 3, two new streams of three terms 10, the final sum
+# 1; dynamic: two streams with four logits 16, and LayerNorm 8 or RMS 4.
+COSTS = {
+  ("hyper_connections", ("num_streams", 2), ("dynamic", False)): Costs(
+    4 * (2 + 4 + 2), 2 * D, 4 * (3 + 10) * D + D
+  ),
+  ("hyper_connections", ("num_streams", 2)): Costs(
+    4 * (2 + 4 + 2 + 4 * D + 2), 2 * D, 4 * (3 + 10 + 16 + 8) * D + D
+  ),
+  ("hyper_connections", ("num_streams", 2), ("norm", "rmsnorm")): Costs(
+    4 * (2 + 4 + 2 + 4 * D + 2), 2 * D, 4 * (3 + 10 + 16 + 4) * D + D
+  ),
 }
 
 BAD_OPTIONS = (

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from tests.helpers.systems.common import Case, sublayers
+from tests.helpers.systems.common import Case, Costs, D, sublayers
 
 
 def laurel(params, weights, x, sites, *, variant="rw+lr", rank=4, num_previous=3, normalize="none"):
@@ -61,13 +61,19 @@ CASES = (  # the stream of more maps with random parameters grows beyond 1000
   ),
 )
 
-FLOPS = {  # L = 2, D = 3, two sites; 1 + 2 + 2 + 2 streams for k = 2
-  ("laurel", ("variant", "rw"), ("rank", 1)): 4 * 9,
-  ("laurel", ("variant", "lr"), ("rank", 2)): 4 * (3 + 12 + 12 + 3),
-  ("laurel", ("variant", "pa"), ("rank", 2), ("num_previous", 2)): 4 * (3 + 24 + 3) + 7 * 6,
-  ("laurel", ("variant", "pa"), ("rank", 0), ("num_previous", 2)): 4 * 3 + 7 * 6,
-  ("laurel", ("variant", "rw+lr"), ("rank", 1)): 4 * (9 + 12 + 3),
-  ("laurel", ("variant", "rw+lr+pa"), ("rank", 1), ("num_previous", 2)): 4 * 9 + 7 * (12 + 3),
+# L = 2, two sites; r: a map costs 4 r D. For k = 2 there are 1 + 2 + 2 + 2 streams, and the sum
+# over them takes k at every sublayer, with weight 0 where there is no second one.
+COSTS = {
+  ("laurel", ("variant", "rw"), ("rank", 1)): Costs(4 * 2, D, 4 * 3 * D),
+  ("laurel", ("variant", "lr"), ("rank", 2)): Costs(4 * 2 * 2 * D, D, 4 * (4 * 2 + 2) * D),
+  ("laurel", ("variant", "pa"), ("rank", 2), ("num_previous", 2)): Costs(
+    4 * 2 * 2 * D + 7, 5 * D, 4 * (3 + 4 * 2 + 2) * D
+  ),
+  ("laurel", ("variant", "pa"), ("rank", 0), ("num_previous", 2)): Costs(7, 5 * D, 4 * (3 + 2) * D),
+  ("laurel", ("variant", "rw+lr"), ("rank", 1)): Costs(4 * (2 + 2 * D), D, 4 * (4 + 1 + 3) * D),
+  ("laurel", ("variant", "rw+lr+pa"), ("rank", 1), ("num_previous", 2)): Costs(
+    4 * 2 + 7 * (2 * D + 1), 5 * D, 4 * (2 * (4 + 1) + 3) * D
+  ),
 }
 
 BAD_OPTIONS = (

@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 
 from tests.helpers.reference import rms
-from tests.helpers.systems.common import Case, sigmoid, sublayers
+from tests.helpers.systems.common import Case, Costs, D, sigmoid, sublayers
 
 
 def sinkhorn(matrix, iterations):
@@ -91,12 +91,16 @@ CASES = (
 )
 
 
-# L = 2, D = 3, two sites: read, new streams, projection to all logits, norm; final sum.
-FLOPS = {
-  ("mhc",): 4 * (24 + 120 + 576 + 24) + 9,
-  ("mhc", ("num_streams", 2)): 4 * (12 + 36 + 96 + 12) + 3,
-  ("mhc_lite",): 4 * (24 + 120 + 768 + 24) + 9,
-  ("mhc_lite", ("num_streams", 3)): 4 * (18 + 72 + 216 + 18) + 6,
+# L = 2, two sites: read, new streams, projection to all logits, norm; final sum.
+COSTS = {
+  ("mhc",): Costs(4 * ((4 * D + 1) * 24 + 3), 4 * D, 4 * (7 + 36 + 192 + 8) * D + 3 * D),
+  ("mhc", ("num_streams", 2)): Costs(
+    4 * ((2 * D + 1) * 8 + 3), 2 * D, 4 * (3 + 10 + 32 + 4) * D + D
+  ),
+  ("mhc_lite",): Costs(4 * ((4 * D + 1) * 32 + 3), 4 * D, 4 * (7 + 36 + 256 + 8) * D + 3 * D),
+  ("mhc_lite", ("num_streams", 3)): Costs(
+    4 * ((3 * D + 1) * 12 + 3), 3 * D, 4 * (5 + 21 + 72 + 6) * D + 2 * D
+  ),
 }
 
 BAD_OPTIONS = (

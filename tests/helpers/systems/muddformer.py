@@ -5,7 +5,7 @@ import math
 import numpy as np
 
 from tests.helpers.reference import rms
-from tests.helpers.systems.common import Case, num_layers, run_branch
+from tests.helpers.systems.common import Case, Costs, D, num_layers, run_branch
 
 erf = np.vectorize(math.erf)
 
@@ -60,11 +60,19 @@ CASES = (
   Case("muddformer", {"row_sizes": "faithful"}, loop_only=True, **_FRESH),
 )
 
-_FINAL = 2 * 3 * 64 + 2 * 64 * 3 + 2 * 3 * 3
-_LAYER = 2 * 3 * 64 + 2 * 64 * 4 * 2 + 2 * 4 * 2 * 3
-FLOPS = {  # L = 2, D = 3, two sites; layer 1 mixes 2 sources 4 times, the output 3; 4 writes
-  ("muddformer",): _LAYER + _FINAL + 4 * 3,
-  ("muddformer", ("row_sizes", "faithful")): _LAYER + _FINAL + 4 * 3,
+# L = 2, two sites; norm, hidden layer and four sums (one for the output) of 1, 2 and 3 sources; 4
+# writes. The weights themselves are numbers per source, not per channel.
+_HIDDEN = 64
+_LAYER = _HIDDEN * D + (_HIDDEN + 1) * 4 * 2
+_FINAL = _HIDDEN * D + (_HIDDEN + 1) * 3
+_NORMED = (3 + 2 * _HIDDEN) * D
+COSTS = {
+  ("muddformer",): Costs(
+    _HIDDEN * D + _LAYER + _FINAL, 4 * D, 3 * _NORMED + (4 * 1 + 4 * 3 + 5 + 4) * D
+  ),
+  ("muddformer", ("row_sizes", "faithful")): Costs(
+    _LAYER + _FINAL, 4 * D, 2 * _NORMED + (4 * 3 + 5 + 4) * D
+  ),
 }
 
 BAD_OPTIONS = (  # for 3 layers

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from tests.helpers.systems.common import Case, num_layers, sigmoid, sublayers
+from tests.helpers.systems.common import Case, Costs, D, num_layers, sigmoid, sublayers
 
 
 def standard(params, weights, x, sites):
@@ -82,17 +82,17 @@ CASES = (
   ),
 )
 
-FLOPS = {  # L = 2, D = 3, two sites
-  ("standard",): 4 * 3,
-  ("attenuation",): 4 * 6,
-  ("attenuation", ("scope", "layer")): 2 * (2 * 3 + 3 + 3),  # two sums at the first site
-  ("gate", ("granularity", "layer")): 4 * 6,
-  ("gate", ("granularity", "depth_mixture")): 4 * 6,
-  ("gate", ("granularity", "token")): 4 * 12,
-  ("gate", ("granularity", "channel")): 4 * 15,
-  ("gate", ("granularity", "layer"), ("scope", "layer")): 2 * 12,
-  ("gate", ("granularity", "token"), ("scope", "layer")): 2 * (6 + 12),
-  ("gate", ("granularity", "channel"), ("scope", "layer")): 2 * (9 + 12),
+COSTS = {  # L = 2, two sites
+  ("standard",): Costs(0, D, 4 * D),
+  ("attenuation",): Costs(0, D, 4 * 2 * D),
+  ("attenuation", ("scope", "layer")): Costs(0, D, 2 * (2 + 1 + 1) * D),  # first site: two sums
+  ("gate", ("granularity", "layer")): Costs(4, D, 4 * 2 * D),
+  ("gate", ("granularity", "depth_mixture")): Costs(2, D, 4 * 2 * D),
+  ("gate", ("granularity", "token")): Costs(4 * (D + 1), D, 4 * (2 + 2) * D),
+  ("gate", ("granularity", "channel")): Costs(4 * 2 * D, D, 4 * (3 + 2) * D),
+  ("gate", ("granularity", "layer"), ("scope", "layer")): Costs(2, D, 2 * 4 * D),
+  ("gate", ("granularity", "token"), ("scope", "layer")): Costs(2 * (D + 1), D, 2 * (2 + 4) * D),
+  ("gate", ("granularity", "channel"), ("scope", "layer")): Costs(2 * 2 * D, D, 2 * (3 + 4) * D),
 }
 
 BAD_OPTIONS = (  # for 3 layers

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from tests.helpers.systems.common import Case, num_layers, sigmoid, sublayers
+from tests.helpers.systems.common import Case, Costs, D, num_layers, sigmoid, sublayers
 
 
 def rezero(params, weights, x, sites, *, granularity="layer", pre_norm=False):
@@ -52,13 +52,13 @@ CASES = (
   Case("deepnorm", {"alpha": 1.0, "eps": 0.1}, learns_at_init=("norm_scale", "norm_bias")),
 )
 
-FLOPS = {  # L = 2, D = 3, two sites
-  ("rezero",): 4 * 6,
-  ("rezero", ("granularity", "sublayer")): 4 * 6,
-  ("layerscale",): 4 * 6,
-  ("highway",): 4 * (2 * 9 + 3 + 9),  # product, bias, mix
-  ("highway", ("granularity", "token")): 4 * (6 + 9),
-  ("deepnorm",): 4 * (6 + 12 + 9),
+COSTS = {  # L = 2, two sites
+  ("rezero",): Costs(2, D, 4 * 2 * D),
+  ("rezero", ("granularity", "sublayer")): Costs(4, D, 4 * 2 * D),
+  ("layerscale",): Costs(4 * D, D, 4 * 2 * D),
+  ("highway",): Costs(4 * (D**2 + D), D, 4 * (2 * D**2 + D + 3 * D)),  # product, bias, mix
+  ("highway", ("granularity", "token")): Costs(4 * (D + 1), D, 4 * (2 * D + 3 * D)),
+  ("deepnorm",): Costs(4 * 2 * D, D, 4 * (2 + 4 + 3) * D),
 }
 
 BAD_OPTIONS = (  # for 3 layers

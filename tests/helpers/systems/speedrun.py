@@ -1,6 +1,6 @@
 """Speedrun practice: the embedding in every layer, backout, U-Net skips."""
 
-from tests.helpers.systems.common import Case, num_layers, sublayers
+from tests.helpers.systems.common import Case, Costs, D, num_layers, sublayers
 
 
 def x0_residual(params, weights, x, sites, *, init="standard", backout=False):
@@ -44,10 +44,10 @@ CASES = (
   Case("unet_skips", standard_at_init=True, learns_at_init=("weight",)),
 )
 
-FLOPS = {  # L = 2, D = 3, two sites
-  ("x0_residual",): 2 * 9 + 4 * 3,
-  ("x0_residual", ("backout", True)): 2 * 9 + 4 * 3 + 6,
-  ("unet_skips",): 4 * 3 + 6,
+COSTS = {  # L = 2, two sites
+  ("x0_residual",): Costs(2 * 2, 2 * D, (2 * 3 + 4) * D),
+  ("x0_residual", ("backout", True)): Costs(2 * 2 + 1, 3 * D, (2 * 3 + 4 + 2) * D),
+  ("unet_skips",): Costs(1, 3 * D, (4 + 2) * D),
 }
 
 BAD_OPTIONS = (  # for 3 layers
