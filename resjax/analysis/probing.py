@@ -14,7 +14,7 @@ from resjax.analysis.groups import asked, group_weights
 from resjax.analysis.lens import Lens, Seen, grouped
 from resjax.combinators.base import OUTPUT, Combinator
 from resjax.models.decoder import Decoder, Probed
-from resjax.models.depth_strategies import Visit
+from resjax.models.depth import SiteVisit
 from resjax.typing import Array, PyTree
 
 EVERY = ("layer", "site")
@@ -167,7 +167,7 @@ def _total(weights: Array | None, seen: Seen) -> Array | None:
 
 
 class _Probe:
-  """A `depth.Probe`: readings of the positions of one layer, branch norms and depth weights."""
+  """A `depth.Collect`: readings of the positions of one layer, branch norms and depth weights."""
 
   def __init__(self, lens: Lens, config: ProbeConfig, num_positions: int):
     self._lens, self._config, self._num_positions = lens, config, num_positions
@@ -184,7 +184,7 @@ class _Probe:
     cut = lax.slice_in_dim(x, 0, whole, axis=1)
     return cut.reshape(x.shape[0], -1, every, *x.shape[2:])[:, :, every // 2]
 
-  def __call__(self, visits: Sequence[Visit], seen: Seen) -> dict:
+  def __call__(self, visits: Sequence[SiteVisit], seen: Seen) -> dict:
     """Returns readings and branch norms by position of the layer, depth weights by site."""
     by_site = self._config.every == "site"
     ends = [[visit] for visit in visits] if by_site else [visits]
@@ -200,11 +200,11 @@ class _Probe:
       found[reading] = jax.tree.map(lambda a, i=index: a[i], split)
     return found
 
-  def _branch_norm(self, visits: Sequence[Visit], seen: Seen) -> Array:
+  def _branch_norm(self, visits: Sequence[SiteVisit], seen: Seen) -> Array:
     written = sum(visit.out.astype(jnp.float32) for visit in visits)
     return grouped(jnp.sqrt(jnp.sum(written * written, axis=-1)), seen.weights)
 
 
-def _state(visits: Sequence[Visit], reading: str) -> Array:
+def _state(visits: Sequence[SiteVisit], reading: str) -> Array:
   """What stands behind the last visit, or what the first one reads."""
   return visits[-1].closed() if reading == "closed" else visits[0].views["x"]

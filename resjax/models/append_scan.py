@@ -21,16 +21,16 @@ class Steps(NamedTuple):
   """What a scan runs: pure functions that close over no array.
 
   Attributes:
-    step: step(bank, opened, position, running, shared, x, context) returns (bank, opened, sources,
-      running, out), bank and opened as they were. It may read bank[:position.num_valid] alone; the
-      sources of steps that end no block are dropped.
+    step: step(position, context, bank, opened, running, shared, x) returns
+      ((bank, opened, sources, running), out), bank and opened as they were. It may read
+      bank[:position.num_valid] alone; the sources of steps that end no block are dropped.
     open_block: open_block(bank, num_valid, shared, rows) returns (bank, opened), what the steps of
       a block share of the sources that are complete before it; `rows` are those of its steps.
       `opened` is None where there is nothing of the kind.
     every: steps per block.
   """
 
-  step: Callable[..., tuple[Array, PyTree, tuple[Array, ...], PyTree, PyTree]]
+  step: Callable[..., tuple[tuple[Array, PyTree, tuple[Array, ...], PyTree], PyTree]]
   open_block: Callable[..., tuple[Array, PyTree]]
   every: int
 
@@ -70,8 +70,9 @@ def append_scan(
   bank = make_bank(sources, len(sources))
   sizes = _Sizes(len(sources), 0, steps.every, jax.tree.leaves(xs)[0].shape[0])
   opened = _nothing(steps, sizes, bank, shared, rows)
-  carried = bank, opened, sizes.at(0), running, shared, first, context
-  _, _, appended, _, _ = jax.eval_shape(steps.step, *carried)
+  (_, _, appended, _), _ = jax.eval_shape(
+    steps.step, sizes.at(0), context, bank, opened, running, shared, first
+  )
   sizes = sizes._replace(appended=len(appended))
   bank, running, outs = _append_scan(steps, sizes, sources, running, shared, xs, rows, context)
   return bank, sizes.bank, running, outs
@@ -81,13 +82,13 @@ class Position(NamedTuple):
   """Where a step of `append_scan` stands.
 
   Attributes:
-    index: of the step.
+    step: the number of the step.
     num_valid: number of sources that it may read; its block appends to the slot of that number.
     starts_block: whether it is the first step of its block.
     ends_block: whether it is the last step of its block.
   """
 
-  index: Array
+  step: Array
   num_valid: Array
   starts_block: Array
   ends_block: Array
@@ -120,7 +121,7 @@ class _Sizes(NamedTuple):
 
 def _open(steps: Steps, sizes: _Sizes, position: Position, bank, shared, rows):
   """Opens the block of a step: returns (bank, opened)."""
-  block = sizes.rows_of_block(rows, position.index)
+  block = sizes.rows_of_block(rows, position.step)
   return steps.open_block(bank, position.num_valid, shared, block)
 
 
@@ -146,9 +147,8 @@ def _append_scan(steps: Steps, sizes: _Sizes, sources, running, shared, xs, rows
     i, x = indexed
     position = sizes.at(i)
     opened = _reopened(steps, sizes, position, position.starts_block, opened, bank, shared, rows)
-    bank, opened, appended, running, out = steps.step(
-      bank, opened, position, running, shared, x, context
-    )
+    outputs, out = steps.step(position, context, bank, opened, running, shared, x)
+    bank, opened, appended, running = outputs
     # Before the block ends these slots are not valid, and are written again.
     return (store(bank, position.num_valid, appended), opened, running), out
 
@@ -164,13 +164,8 @@ def _append_scan_forward(steps: Steps, sizes: _Sizes, sources, running, shared, 
     i, x = indexed
     position = sizes.at(i)
     opened = _reopened(steps, sizes, position, position.starts_block, opened, bank, shared, rows)
-
-    def differentiable(bank, opened, running, shared, x):
-      *outputs, out = steps.step(bank, opened, position, running, shared, x, context)
-      return tuple(outputs), out
-
     arguments = bank, opened, running, shared, x
-    outputs, vjp, out = jax.vjp(differentiable, *arguments, has_aux=True)
+    outputs, vjp, out = jax.vjp(partial(steps.step, position, context), *arguments, has_aux=True)
     bank, opened, appended, running = outputs
     # What the reverse pass can hand in again is not kept once per step.
     for index in (0, 1, 3, 4):

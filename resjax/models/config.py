@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from resjax.kernels.self_attention import IMPLEMENTATIONS, Scores
-from resjax.models.depth_strategies import REMAT
+from resjax.models.depth import REMAT
 from resjax.nn.mlp import MLPS
 from resjax.nn.norm import NORMS
 from resjax.nn.rope import SCALINGS, Rope, RopeScaling

@@ -13,13 +13,25 @@ from resjax.nn.kv_cache import KeyValues
 from resjax.typing import Array, PyTree
 
 
-class TokensInCache(NamedTuple):
-  """Where T new tokens stand.
+class TokensInRows(NamedTuple):
+  """Where the tokens of whole rows stand.
 
   Attributes:
-    length: number of earlier slots, scalar.
-    positions: [B, T].
-    masks: which keys the tokens see, by attention site: bool [B, T, keys].
+    positions: the position of each token in its document [B, T].
+    segment_ids: the document that each token belongs to [B, T]; 0 is padding.
+  """
+
+  positions: Array
+  segment_ids: Array
+
+
+class TokensInCache(NamedTuple):
+  """Where T new tokens stand that follow those of a cache.
+
+  Attributes:
+    length: the number of slots that earlier tokens fill, a scalar.
+    positions: the position of each new token in its row [B, T], padding not counted.
+    masks: which keys the new tokens see, by attention site: bool [B, T, keys].
   """
 
   length: Array
@@ -27,7 +39,12 @@ class TokensInCache(NamedTuple):
   masks: dict[str, Array]
 
   def near(self, mask: Array, window: Array | int) -> Array:
-    """Returns a mask over all slots [B, T, S] without what lies before a window; 0: as it is."""
+    """Returns a mask [B, T, S] over all slots without the keys that lie before a window.
+
+    Args:
+      mask: bool [B, T, S].
+      window: how many of the last tokens a token sees; 0: all of them.
+    """
     slots = self.length + jnp.arange(mask.shape[1])[:, None]
     return mask & ((jnp.arange(mask.shape[2]) > slots - window) | (window == 0))
 

@@ -1,17 +1,19 @@
 """A decoder whose residual path is a combinator."""
 
 import functools
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
 from resjax import combinators
+from resjax.combinators.base import OUTPUT
 from resjax.kernels.self_attention import Window
 from resjax.models import depth
 from resjax.models.config import DecoderConfig
-from resjax.models.decode_cache import DecodeCache
+from resjax.models.decode_cache import DecodeCache, TokensInCache, TokensInRows
 from resjax.models.layer import Layer, decoder_norm
 from resjax.nn.attention import ValueResidual
 from resjax.nn.embed import Embedding
@@ -21,22 +23,30 @@ from resjax.typing import Array, PyTree
 
 
 class _Rows(NamedTuple):
-  """What differs from layer to layer; leading axis L, or none for one layer."""
+  """What differs from layer to layer: arrays with a leading axis L, or one layer's row of them."""
 
-  layer: PyTree  # parameters of a `Layer`
-  value_weights: Array | None  # of the value residual, [2]
-  window: Array | None  # of the attention, its index among the different ones
-  past: dict[str, KeyValues] | None = None  # of a `DecodeCache`
+  layer: PyTree  # the parameters of a `Layer`
+  value_weights: Array | None  # those of the value residual [2]
+  window: Array | None  # the attention's window, as index into the different ones
+  past: dict[str, KeyValues]  # the keys and values of a `DecodeCache`; empty without one
+
+
+class _Context(NamedTuple):
+  """What the branches of all layers read."""
+
+  first_values: Array | None  # the values of the first layer [B, T, K, C], for the value residual
+  tokens: TokensInRows | TokensInCache
+  seen: PyTree = None  # what a probe reads
 
 
 class Probed(NamedTuple):
-  """What a decoder with a probe gives.
+  """What a run of a decoder with a probe returns.
 
   Attributes:
-    embedded: what the layers start from [B, T, D].
-    output: what they end with [B, T, D], before the final norm.
+    embedded: the embeddings that the layers start from [B, T, D].
+    output: the output of the layers [B, T, D], before the final norm.
     weights: `Combinator.depth_weights` of the last read, or None.
-    layers: what the probe returned, with leading axis L.
+    layers: what the probe returned, with a leading axis L.
   """
 
   embedded: Array
@@ -48,13 +58,13 @@ class Probed(NamedTuple):
 class Decoder(nnx.Module):
   """Embedding, L layers through a combinator, final norm, output embedding.
 
-  With `value_residual`, attention of layer l has the values λ₁ v_l + λ₂ v_0, where v_0 are those of
-  the first layer: weights [L - 1, 2] in all, 0.5 at init or fixed at it.
+  With `value_residual`, the attention of layer l has the values λ₁ v_l + λ₂ v_0, where v_0 are
+  those of the first layer. The weights λ, [L - 1, 2] in all, are 0.5 at init, or fixed at 0.5.
 
   Args:
-    config: sizes and choices.
-    layout: mesh and sharding rules of the activations; default: none.
-    rngs: source of the initial values.
+    config: the sizes and choices of the decoder.
+    layout: the mesh and sharding rules of the activations; default: no mesh.
+    rngs: the source of the initial values.
 
   Source: GPT-2 and Llama styles; pre-norm, arXiv 2002.04745. Value residual: arXiv 2410.17897.
   """
@@ -89,65 +99,107 @@ class Decoder(nnx.Module):
     """Returns the final normalised hidden states [B, T, D].
 
     Args:
-      tokens: [B, T], integers below V.
-      segment_ids: [B, T]; attention stays within a segment. Default: one segment per row.
-      positions: [B, T]; default 0..T-1.
+      tokens: the token numbers [B, T], integers below V.
+      segment_ids: the segment of each token [B, T]; attention stays within a segment. Default: one
+        segment per row.
+      positions: the position of each token in its segment [B, T]; default: 0..T-1.
     """
-    rows, x, branch, options = self._stack(tokens, segment_ids, positions)
-    y = depth.run(
+    place = self._place(tokens, segment_ids, positions)
+    state, _ = depth.run_layers(
       self.combinator,
-      rows,
-      x,
-      lambda *arguments: branch(*arguments)[:2],
+      **self._stack(tokens, place, combinators.TokenContext(place.segment_ids)),
       remat=self.config.remat,
-      **options,
     )
-    return self.final_norm(y)
+    return self.final_norm(self.combinator.final(state))
 
   def probe(
     self,
-    probe: depth.Probe,
+    probe: depth.Collect,
     seen: PyTree,
     tokens: Array,
     segment_ids: Array | None = None,
     positions: Array | None = None,
   ) -> Probed:
-    """Runs the layers with a probe that looks at each of them; no gradients.
+    """Runs the layers with a probe that looks at each of them; without gradients.
 
     Args:
-      probe: see `depth.run_probed`.
-      seen: arrays that it may read.
-      tokens: as in a call.
-      segment_ids: as in a call.
-      positions: as in a call.
+      probe: a pure function that closes over no array: probe(visits, seen) gets the visits to the
+        sites of a layer, in their order, and returns a pytree of arrays.
+      seen: arrays that the probe may read.
+      tokens: see `__call__`.
+      segment_ids: see `__call__`.
+      positions: see `__call__`.
     """
-    rows, x, branch, options = self._stack(tokens, segment_ids, positions)
-    y, weights, probed = depth.run_probed(
-      self.combinator, rows, x, branch, probe, seen=seen, **options
-    )
-    return Probed(x, y, weights, probed)
 
-  def _stack(self, tokens: Array, segment_ids: Array | None, positions: Array | None) -> tuple:
-    """Returns what `depth` runs: stacked layers, embeddings, branch and options."""
+    def collect(visits: Sequence[depth.SiteVisit], context: _Context) -> PyTree:
+      return probe(visits, context.seen)
+
+    place = self._place(tokens, segment_ids, positions)
+    stack = self._stack(tokens, place, combinators.TokenContext(place.segment_ids))
+    stack["context"] = stack["context"]._replace(seen=seen)
+    state, probed = depth.run_layers(self.combinator, **stack, collect=collect)
+    weights = self.combinator.depth_weights(state, self.config.num_layers, OUTPUT)
+    return Probed(stack["x"], self.combinator.final(state), weights, probed)
+
+  def _place(
+    self, tokens: Array, segment_ids: Array | None, positions: Array | None
+  ) -> TokensInRows:
+    """Returns where the tokens of whole rows stand, by default one segment per row."""
     if segment_ids is None:
       segment_ids = jnp.ones_like(tokens)
     if positions is None:
       self._check_length(tokens.shape[1])
       positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
-    context = {"segment_ids": segment_ids, "positions": positions}
+    return TokensInRows(positions, segment_ids)
+
+  def _stack(
+    self,
+    tokens: Array,
+    place: TokensInRows | TokensInCache,
+    token_context: combinators.TokenContext,
+    past: dict[str, KeyValues] | None = None,
+  ) -> dict[str, Any]:
+    """Returns the arguments of `depth.run_layers` for these tokens [B, T]."""
     graphdef, layers = nnx.split(self.layers)
+    windows = tuple(dict.fromkeys(self.config.layer_windows))
 
-    def branch(row, site, views, context):
+    def branch(row: _Rows, site: str, views: combinators.Views, context: _Context) -> tuple:
+      residual = None
+      if row.value_weights is not None:
+        residual = ValueResidual(row.value_weights, context.first_values)
       layer = nnx.merge(graphdef, row.layer)
-      extras = _value_residual(row, context), self._window(row)
-      return *layer(site, views, context["tokens"], *extras), None
+      return layer(site, views, context.tokens, row.past, residual, Window(windows, row.window))
 
-    rows = _Rows(layers, self._value_weights(), self._window_indices())
-    x = self._embedded(tokens, positions)
-    token_context = combinators.TokenContext(segment_ids)
-    context = self._context(graphdef, rows, x, branch, context, token_context)
-    unroll = self.config.depth == "loop"
-    return rows, x, branch, {"context": context, "tokens": token_context, "unroll": unroll}
+    @functools.partial(jax.checkpoint, prevent_cse=False)
+    def first_values(
+      rows: _Rows, x: Array, context: _Context, tokens: combinators.TokenContext
+    ) -> Array:
+      views = depth.first_views(
+        self.combinator,
+        rows,
+        x,
+        branch,
+        self.config.attention_site,
+        context=context,
+        tokens=tokens,
+      )
+      first = nnx.merge(graphdef, jax.tree.map(lambda leaf: leaf[0], rows.layer))
+      return first.values(views)
+
+    rows = _Rows(layers, self._value_weights(), self._window_indices(), past or {})
+    x = self.embed(tokens, place.positions)
+    x = self.layout.constrain(x, "batch", "tokens", "embed")
+    context = _Context(None, place)
+    if rows.value_weights is not None:
+      context = _Context(first_values(rows, x, context, token_context), place)
+    return {
+      "layers": rows,
+      "x": x,
+      "branch": branch,
+      "context": context,
+      "tokens": token_context,
+      "unroll": self.config.depth == "loop",
+    }
 
   def empty_cache(self, batch_size: int, size: int) -> DecodeCache:
     """Returns the cache before the first of at most `size` tokens, see `DecodeCache.empty`."""
@@ -156,46 +208,30 @@ class Decoder(nnx.Module):
   def decode(
     self, tokens: Array, cache: DecodeCache, segment_ids: Array | None = None
   ) -> tuple[Array, DecodeCache]:
-    """Runs tokens that follow those of a cache: a whole prompt, or the next one.
+    """Runs tokens that follow those of a cache: a whole prompt, or the next token.
 
     Args:
-      tokens: [B, T]; as many as fit into the cache.
-      cache: of earlier tokens; not changed.
-      segment_ids: [B, T]; 1, or 0 for padding. Default: no padding.
+      tokens: the token numbers [B, T]; as many as fit into the cache.
+      cache: what earlier tokens left; it is not changed.
+      segment_ids: 1 for a token, 0 for padding [B, T]. Default: no padding.
 
     Returns:
       The final normalised hidden states [B, T, D], and the cache with the new tokens.
     """
     if segment_ids is None:
       segment_ids = jnp.ones_like(tokens)
-    place = cache.place(segment_ids)
-    graphdef, layers = nnx.split(self.layers)
 
-    def branch(row, site, views, context):
-      layer = nnx.merge(graphdef, row.layer)
-      extras = _value_residual(row, context), self._window(row)
-      return layer.decode(site, views, row.past, context["tokens"], *extras)
+    def keep(visits: Sequence[depth.SiteVisit], _: _Context) -> dict[str, KeyValues | None]:
+      return {visit.site: visit.kept[0] for visit in visits}
 
-    rows = _Rows(layers, self._value_weights(), self._window_indices(), cache.past)
-    x = self._embedded(tokens, place.positions)
     token_context = combinators.TokenContext(segment_ids, cache.combinator)
-    context = self._context(graphdef, rows, x, branch, place, token_context)
-    y, new, combinator_cache = depth.run_keeping(
-      self.combinator,
-      rows,
-      x,
-      branch,
-      context=context,
-      tokens=token_context,
-      unroll=self.config.depth == "loop",
-    )
-    return self.final_norm(y), cache.advance(segment_ids, new, combinator_cache)
-
-  def _embedded(self, tokens: Array, positions: Array) -> Array:
-    return self.layout.constrain(self.embed(tokens, positions), "batch", "tokens", "embed")
+    stack = self._stack(tokens, cache.place(segment_ids), token_context, cache.past)
+    state, new = depth.run_layers(self.combinator, **stack, collect=keep)
+    hidden = self.final_norm(self.combinator.final(state))
+    return hidden, cache.advance(segment_ids, new, self.combinator.next_cache(state))
 
   def _value_weights(self) -> Array | None:
-    """Weights of own and first values in every layer [L, 2]; the first layer has its own."""
+    """Returns the weights of own and first values in every layer [L, 2]; None: no residual."""
     if self.config.value_residual == "none":
       return None
     later = jnp.full((self.config.num_layers - 1, 2), 0.5)
@@ -203,11 +239,8 @@ class Decoder(nnx.Module):
       later = self.value_weights[...]
     return jnp.concatenate([jnp.array([[1.0, 0.0]]), later])
 
-  def _window(self, row: _Rows) -> Window:
-    return Window(tuple(dict.fromkeys(self.config.layer_windows)), row.window)
-
   def _window_indices(self) -> Array | None:
-    """Which of the different windows each layer has [L]; None: there is one."""
+    """Returns which of the different windows each layer has [L]; None: all have the same."""
     windows = self.config.layer_windows
     sizes = list(dict.fromkeys(windows))
     return jnp.array([sizes.index(size) for size in windows]) if len(sizes) > 1 else None
@@ -217,39 +250,17 @@ class Decoder(nnx.Module):
     if self.config.positions == "learned" and length > longest:
       raise ValueError(f"{length} tokens are more than the {longest} learned positions")
 
-  def _context(self, graphdef, rows: _Rows, x, branch, tokens, token_context) -> dict:
-    """Returns what all branches read: where the tokens stand, and the values of the first layer."""
-    context = {"tokens": tokens, "first_values": None}
-    if rows.value_weights is None:
-      return context
-
-    @functools.partial(jax.checkpoint, prevent_cse=False)
-    def first_values(rows, x, context, token_context):
-      views = depth.first_views(
-        self.combinator,
-        rows,
-        x,
-        branch,
-        self.config.attention_site,
-        context=context,
-        tokens=token_context,
-      )
-      first = nnx.merge(graphdef, jax.tree.map(lambda leaf: leaf[0], rows.layer))
-      return first.values(views)
-
-    return context | {"first_values": first_values(rows, x, context, token_context)}
-
   @property
   def head(self) -> Array:
-    """The output embedding [V, D]; the token embedding itself if they are tied."""
+    """The output embedding [V, D]; the token embedding itself if both are tied."""
     return (self.embed if self.output is None else self.output).embedding[...]
 
   def logits(self, hidden: Array, head: Array | None = None) -> Array:
     """Maps hidden states [..., D] to float32 logits [..., V], capped where the config says so.
 
     Args:
-      hidden: after the final norm.
-      head: [V, D] where it is at hand, else that of the decoder.
+      hidden: hidden states after the final norm [..., D].
+      head: an output embedding [V, D]; default: that of the decoder.
     """
     head = (self.head if head is None else head).astype(hidden.dtype)
     logits = jnp.einsum("...d,vd->...v", hidden, head, preferred_element_type=jnp.float32)
@@ -270,9 +281,3 @@ def _embedding(
     layout=layout,
     rngs=rngs,
   )
-
-
-def _value_residual(row: _Rows, context: dict) -> ValueResidual | None:
-  if row.value_weights is None:
-    return None
-  return ValueResidual(row.value_weights, context["first_values"])

@@ -1,25 +1,68 @@
 """Running a stack of layers through a combinator.
 
-A layer is, for each site, read, branch, write. `run` repeats it over L stacked layers: as a scan
-whose treatment of the depth state the combinator chooses (`Combinator.strategy`, see
-`resjax.models.depth_strategies`), or as a Python loop that gives the same values and gradients.
-`run_keeping` is the same with an output per layer, for decoding with a cache; `run_probed` lets a
-probe look at what stands where in every layer.
+A layer is, for each of its sites, a read, a branch and a write. `run_layers` repeats that over L
+stacked layers: as a scan whose treatment of the depth state the combinator chooses by
+`Combinator.strategy` (see `resjax.models.depth_strategies`), or as a Python loop with the same
+values and gradients. It can also collect something of every layer: what the branches keep for
+decoding, or what a probe measures. `run` is the short form for models that want the output alone.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Literal
+from functools import partial
+from typing import Any, Literal, NamedTuple
 
 import jax
+from flax import nnx
 from jax import lax
 
-from resjax.combinators.base import OUTPUT, Combinator, TokenContext, Views
-from resjax.models.depth_strategies import Visit, drive, visit
+from resjax.combinators.base import Combinator, TokenContext, Views
+from resjax.models.depth_strategies import STRATEGIES, Stack, loop
+from resjax.nn.linear import PRODUCT
 from resjax.typing import Array, PyTree
 
-Branch = Callable[[PyTree, str, Views, PyTree], tuple[Views, Array]]
-KeepingBranch = Callable[[PyTree, str, Views, PyTree], tuple[Views, Array, PyTree]]
-Probe = Callable[[Sequence[Visit], PyTree], PyTree]
+_POLICIES = {
+  "full": jax.checkpoint_policies.nothing_saveable,
+  "dots": jax.checkpoint_policies.save_only_these_names(PRODUCT),
+}
+REMAT = ("none", *_POLICIES)
+
+
+class SiteVisit(NamedTuple):
+  """What one site of one layer read, computed and wrote.
+
+  Attributes:
+    combinator: the combinator, with this layer's row of its `per_layer` parameters.
+    layer: the number of the layer, 0..L-1; may be traced.
+    site: the name of the site.
+    before: the depth state that the site read.
+    views: the views that `Combinator.read` gave, [B, T, D] each.
+    out: the output of the branch [B, T, D].
+    after: the depth state after `Combinator.write`.
+    kept: what the branch returned after its output, in a tuple that may be empty.
+  """
+
+  combinator: Combinator
+  layer: int | Array
+  site: str
+  before: PyTree
+  views: Views
+  out: Array
+  after: PyTree
+  kept: tuple[PyTree, ...]
+
+  def closed(self) -> Array:
+    """Returns the output [B, T, D] that the layers would have if they ended after this site."""
+    return self.combinator.final_after(self.after, self.layer, self.site)
+
+  def depth_weights(self) -> Array | None:
+    """Returns the weights of the sources in this read, see `Combinator.depth_weights`."""
+    return self.combinator.depth_weights(self.before, self.layer, self.site)
+
+
+# branch(layer parameters, site, views, context) -> normalised views, output, and what it keeps.
+Branch = Callable[[PyTree, str, Views, PyTree], tuple[Any, ...]]
+# collect(visits of one layer, context) -> pytree of arrays.
+Collect = Callable[[Sequence[SiteVisit], PyTree], PyTree]
 Remat = Literal["none", "full", "dots"]
 
 
@@ -44,10 +87,10 @@ def run(
       returns the normalised views and the output [B, T, D].
     context: arrays that every branch may read (positions, segment ids, values of the first layer);
       gradients flow to those of a floating type.
-    tokens: for combinators that mix tokens, see `Combinator.init`.
+    tokens: what combinators that mix tokens must know of them, see `Combinator.init`.
     remat: what a layer keeps for the reverse pass. `none`: all; `full`: its inputs; `dots`: its
       inputs and the results of its linear maps.
-    unroll: a Python loop over layers instead of a scan; for tests and very few layers.
+    unroll: whether a Python loop runs the layers instead of a scan; for tests and very few layers.
 
   Returns:
     The combinator's final read [B, T, D].
@@ -56,116 +99,109 @@ def run(
     ValueError: `layers` has another number of layers than the combinator, remat is unknown, or
       the combinator cannot be scanned.
   """
-
-  def keep_nothing(layer, site, views, context):
-    return *branch(layer, site, views, context), None
-
-  options = {"tokens": tokens, "remat": remat, "unroll": unroll}
-  state, _ = drive(combinator, layers, x, keep_nothing, _kept, context, **options)
+  state, _ = run_layers(
+    combinator, layers, x, branch, context=context, tokens=tokens, remat=remat, unroll=unroll
+  )
   return combinator.final(state)
 
 
-def run_keeping(
+def run_layers(
   combinator: Combinator,
   layers: PyTree,
   x: Array,
-  branch: KeepingBranch,
+  branch: Branch,
+  collect: Collect | None = None,
   *,
   context: PyTree = None,
   tokens: TokenContext | None = None,
+  remat: Remat = "none",
   unroll: bool = False,
-) -> tuple[Array, dict[str, PyTree], PyTree]:
-  """`run` for decoding: branches return a third thing, which is kept for the tokens that follow.
-
-  What earlier tokens left in a layer is part of `layers`. No gradient flows through what is kept.
+) -> tuple[PyTree, PyTree]:
+  """Does what `run` does up to the final read, and collects something of every layer.
 
   Args:
     combinator: see `run`.
     layers: see `run`.
     x: embeddings [B, T, D].
-    branch: as in `run`, with a third output, a pytree of arrays or None.
-    context: see `run`.
-    tokens: for combinators that mix tokens, see `Combinator.init`.
+    branch: as in `run`; what it returns after the output is found in `SiteVisit.kept`.
+    collect: a pure function that closes over no array: collect(visits, context) gets the visits to
+      the sites of a layer, in their order, and returns a pytree of arrays. These are stacked over
+      layers, so a probe sums over tokens or width first. Default: nothing is collected.
+    context: arrays that `branch` and `collect` may read, see `run`.
+    tokens: see `run`.
+    remat: see `run`.
     unroll: see `run`.
 
   Returns:
-    The combinator's final read [B, T, D]; by site what its branches kept, with leading axis L; and
-    the combinator's `next_cache`.
+    The depth state after the last layer; and what `collect` returned, with a leading axis L and
+    without gradients.
 
   Raises:
-    ValueError: `layers` has another number of layers than the combinator.
+    ValueError: see `run`.
   """
-  options = {"tokens": tokens, "remat": "none", "unroll": unroll}
-  state, kept = drive(combinator, layers, x, branch, _kept, context, **options)
-  return combinator.final(state), lax.stop_gradient(kept), combinator.next_cache(state)
+  if remat not in REMAT:
+    raise ValueError(f"config.model.remat={remat!r} is not known; allowed: {', '.join(REMAT)}")
+  if combinator.strategy == "loop" and not unroll:
+    raise ValueError(
+      "the layers of this combinator differ in shape and cannot be scanned; "
+      "set config.model.depth='loop'"
+    )
+  graphdef, rows, shared = nnx.split(
+    combinator, lambda path, _: path[0] in combinator.per_layer, ...
+  )
+  stack = Stack(layers, rows)
+  for leaf in jax.tree.leaves(stack):
+    if leaf.shape[0] != combinator.num_layers:
+      raise ValueError(
+        f"a stacked parameter has {leaf.shape[0]} layers, its combinator {combinator.num_layers}"
+      )
+  layer = partial(_layer, graphdef, branch, collect)
+  if remat != "none":
+    # The loop numbers the layers by Python ints, which combinators may look up.
+    static = (0,) if unroll else ()
+    layer = jax.checkpoint(layer, policy=_POLICIES[remat], prevent_cse=False, static_argnums=static)
+  strategy = loop if unroll else STRATEGIES[combinator.strategy]
+  state, found = strategy(combinator, layer, combinator.init(x, tokens), shared, stack, context)
+  return state, lax.stop_gradient(found)
 
 
-def run_probed(
-  combinator: Combinator,
-  layers: PyTree,
-  x: Array,
-  branch: KeepingBranch,
-  probe: Probe,
-  *,
-  context: PyTree = None,
-  seen: PyTree = None,
-  tokens: TokenContext | None = None,
-  unroll: bool = False,
-) -> tuple[Array, Array | None, PyTree]:
-  """`run` without gradients, where a probe looks at every layer and gives what is to be kept of it.
-
-  What the probe returns is stacked over layers, so it should have summed over tokens or width.
-
-  Args:
-    combinator: see `run`.
-    layers: see `run`.
-    x: embeddings [B, T, D].
-    branch: see `run_keeping`.
-    probe: probe(visits, seen) gets the visits to the sites of a layer, in order, and returns a
-      pytree of arrays. A pure function that closes over no array.
-    context: see `run`.
-    seen: arrays that every probe may read.
-    tokens: for combinators that mix tokens, see `Combinator.init`.
-    unroll: see `run`.
-
-  Returns:
-    The combinator's final read [B, T, D]; its `depth_weights` for that read; and what the probe
-    returned, with leading axis L.
-
-  Raises:
-    ValueError: as `run`.
-  """
-
-  def branch_of(layer, site, views, contexts):
-    return branch(layer, site, views, contexts["branch"])
-
-  def collect(visits, contexts):
-    return probe(visits, contexts["probe"])
-
-  contexts = {"branch": context, "probe": seen}
-  options = {"tokens": tokens, "remat": "none", "unroll": unroll}
-  state, probed = drive(combinator, layers, x, branch_of, collect, contexts, **options)
-  weights = combinator.depth_weights(state, combinator.num_layers, OUTPUT)
-  return combinator.final(state), weights, probed
+def _layer(
+  graphdef: nnx.GraphDef,
+  branch: Branch,
+  collect: Collect | None,
+  index: int | Array,
+  state: PyTree,
+  shared: PyTree,
+  row: Stack,
+  context: PyTree,
+) -> tuple[PyTree, PyTree]:
+  """Returns the depth state after layer `index`, and what `collect` made of its visits."""
+  combinator = nnx.merge(graphdef, jax.tree.map(lambda leaf: leaf[None], row.combinator), shared)
+  visits = []
+  for site in combinator.sites:
+    views, tape = combinator.read(state, index, site)
+    normed, out, *kept = branch(row.layers, site, views, context)
+    after = combinator.write(state, index, site, out, normed=normed, tape=tape)
+    visits.append(SiteVisit(combinator, index, site, state, views, out, after, tuple(kept)))
+    state = after
+  return state, None if collect is None else collect(visits, context)
 
 
 def first_views(
   combinator: Combinator,
   layers: PyTree,
   x: Array,
-  branch: KeepingBranch,
+  branch: Branch,
   site: str,
   *,
   context: PyTree = None,
   tokens: TokenContext | None = None,
 ) -> Views:
-  """Returns the views that a site of the first layer reads; arguments as in `run_keeping`."""
+  """Returns the views [B, T, D] that a site of the first layer reads; arguments as in `run`."""
   first = jax.tree.map(lambda leaf: leaf[0], layers)
   state = combinator.init(x, tokens)
   for earlier in combinator.sites[: combinator.sites.index(site)]:
-    state = visit(combinator, branch, first, state, 0, earlier, context).after
+    views, tape = combinator.read(state, 0, earlier)
+    normed, out, *_ = branch(first, earlier, views, context)
+    state = combinator.write(state, 0, earlier, out, normed=normed, tape=tape)
   return combinator.read(state, 0, site)[0]
-
-
-def _kept(visits, context):
-  return {visit.site: visit.kept for visit in visits}

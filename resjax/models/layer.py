@@ -1,37 +1,42 @@
 """The branches of one layer of a decoder."""
 
-from collections.abc import Callable
+from collections.abc import Mapping
+from typing import Any
 
 from flax import nnx
 
 from resjax import combinators
 from resjax.kernels.self_attention import ALL_EARLIER, Window
 from resjax.models.config import DecoderConfig
-from resjax.models.decode_cache import TokensInCache
+from resjax.models.decode_cache import TokensInCache, TokensInRows
 from resjax.nn.attention import Attention, ValueResidual
 from resjax.nn.kv_cache import KeyValues
 from resjax.nn.mlp import MLP
-from resjax.nn.norm import Identity, norm
+from resjax.nn.norm import Identity, Norm, norm
 from resjax.sharding import Layout
 from resjax.typing import Array
 
-_PARTS = {"parallel": ("attention", "mlp")}  # sublayers of a site that has several
+# The sublayers of a site that has several; every other site is its only sublayer.
+_PARTS = {"parallel": ("attention", "mlp")}
 
 
 class Layer(nnx.Module):
-  """Sublayers, and a pre-norm for every view that one uses, if asked for also a norm of its output.
+  """The sublayers of a layer with their norms; `__call__` runs the branch of one site.
 
-  Sites are `attention` and `mlp`, or `parallel`, whose branch is the sum of both (GPT-J, GPT-NeoX,
-  arXiv 2204.06745), each with norms of its own; and, if the config has a window for it,
-  `short_swa`: causal attention over the last few tokens (arXiv 2603.16039), with as many key as
-  query heads.
+  The sites are `attention` and `mlp`; or `parallel`, whose branch is the sum of both (GPT-J,
+  GPT-NeoX, arXiv 2204.06745), each with norms of its own. If the config has a window for it, the
+  site `short_swa` comes first: causal attention over the last few tokens (arXiv 2603.16039), with
+  as many key heads as query heads. A sublayer has a pre-norm for every view that it uses, and a
+  norm of its output if `config.post_norm` asks for one.
 
   Args:
-    config: sizes and choices.
+    config: the sizes and choices of the decoder.
     combinator: tells which views a site is given, and whether branches have pre-norms.
-    layout: of the activations.
-    rngs: source of the initial values.
+    layout: the mesh and sharding rules of the activations.
+    rngs: the source of the initial values.
   """
+
+  short_swa: Attention  # exists where config.short_swa.window > 0
 
   def __init__(
     self,
@@ -42,7 +47,7 @@ class Layer(nnx.Module):
   ):
     self.layout, self.short_window = layout, Window((config.short_swa.window,))
     gain = combinator.branch_init_gain
-    common = {
+    common: dict[str, Any] = {
       "out_std": config.output_std * gain,
       "dtype": config.dtype,
       "layout": layout,
@@ -60,10 +65,14 @@ class Layer(nnx.Module):
     }
     sizes = config.num_heads, config.num_kv_heads, config.head_dim
     self.attention = Attention(config.d_model, *sizes, scores=config.scores, **attends)
-    inner = {"bias": config.bias == "all", "std": config.init_std * gain}
+    inner: dict[str, Any] = {"bias": config.bias == "all", "std": config.init_std * gain}
     self.mlp = MLP(config.mlp, config.d_model, config.mlp_dim, **inner, **common)
-    # After the others: they start the same with and without it. Norms start as constants.
-    self.short_swa = _short_swa(config, attends) if config.short_swa.window else None
+    # Drawn after the others, which start the same with and without it. Norms start as constants.
+    if config.short_swa.window:
+      heads = config.short_swa_heads
+      if config.short_swa.zero_init:
+        attends["out_std"] = 0.0
+      self.short_swa = Attention(config.d_model, heads, heads, config.d_model // heads, **attends)
     self.norms = nnx.Dict(
       {
         sublayer: nnx.Dict(
@@ -80,106 +89,79 @@ class Layer(nnx.Module):
     self,
     site: str,
     views: combinators.Views,
-    context: dict[str, Array],
+    tokens: TokensInRows | TokensInCache,
+    past: Mapping[str, KeyValues],
     residual: ValueResidual | None = None,
     window: Window = ALL_EARLIER,
-  ) -> tuple[combinators.Views, Array]:
+  ) -> tuple[combinators.Views, Array, KeyValues | None]:
     """Runs the branch of a site.
 
     Args:
       site: one of the config's `sites`.
       views: what the combinator lets the site read, [B, T, D] each.
-      context: `segment_ids` and `positions`, [B, T].
-      residual: for the values of `attention`.
-      window: of `attention`.
+      tokens: where the T tokens stand, alone in their rows or behind those of a cache.
+      past: the keys and values in the cache, by attention site; empty without a cache.
+      residual: what is mixed into the values of `attention`; None: nothing.
+      window: how many of the last tokens `attention` sees.
 
     Returns:
-      The normalised views, and the output of the branch [B, T, D].
+      The normalised views, the first sublayer's where sublayers differ; the output of the branch
+      [B, T, D]; and, with a cache and an attention, the keys and values of the T tokens.
     """
-
-    def run(sublayer: str, normed: combinators.Views) -> Array:
+    seen: dict[str, Array] = {}
+    total, new = None, None
+    for sublayer in _PARTS.get(site, (site,)):
+      normed = self._normed(sublayer, views)
       if sublayer == "mlp":
-        return self.mlp(normed["x"])
-      if sublayer == "short_swa":
-        return self.short_swa(*_qkv(normed), window=self.short_window, **context)
-      return self.attention(*_qkv(normed), window=window, residual=residual, **context)
-
-    return self._branch(site, views, run)
-
-  def decode(
-    self,
-    site: str,
-    views: combinators.Views,
-    past: dict[str, KeyValues],
-    context: TokensInCache,
-    residual: ValueResidual | None = None,
-    window: Window = ALL_EARLIER,
-  ) -> tuple[combinators.Views, Array, KeyValues | None]:
-    """Runs the branch of a site for tokens that follow those in a cache.
-
-    Args:
-      site: one of the config's `sites`.
-      views: what the combinator lets the site read, [B, T, D] each.
-      past: keys and values of earlier tokens, by site.
-      context: where the tokens stand.
-      residual: for the values of `attention`.
-      window: of `attention`.
-
-    Returns:
-      The normalised views, the output of the branch [B, T, D], and the new keys and values.
-    """
-    new = None
-
-    def run(sublayer: str, normed: combinators.Views) -> Array:
-      nonlocal new
-      if sublayer == "mlp":
-        return self.mlp(normed["x"])
-      views, mask, positions = _qkv(normed), context.masks[site], context.positions
-      if sublayer == "short_swa":
-        options = {"length": None, "mask": mask}
-        out, new = self.short_swa.decode(*views, past[site], positions=positions, **options)
+        out = self.mlp(normed["x"])
+      elif isinstance(tokens, TokensInCache):
+        out, new = self._decode(sublayer, normed, tokens, site, past[site], residual, window)
+      elif sublayer == "short_swa":
+        out = self.short_swa(*_qkv(normed), **tokens._asdict(), window=self.short_window)
       else:
-        options = {"length": context.length, "mask": context.near(mask, window.size)}
-        out, new = self.attention.decode(
-          *views, past[site], positions=positions, residual=residual, **options
-        )
-      return out
+        out = self.attention(*_qkv(normed), **tokens._asdict(), window=window, residual=residual)
+      if sublayer in self.post_norms:
+        out = self.post_norms[sublayer](out)
+      out = self.layout.constrain(out, "batch", "tokens", "embed")
+      seen, total = normed | seen, out if total is None else total + out
+    assert total is not None  # every site has a sublayer
+    return seen, total, new
 
-    return *self._branch(site, views, run), new
+  def _decode(
+    self,
+    sublayer: str,
+    normed: dict[str, Array],
+    tokens: TokensInCache,
+    site: str,
+    past: KeyValues,
+    residual: ValueResidual | None,
+    window: Window,
+  ) -> tuple[Array, KeyValues]:
+    """Returns the output [B, T, D] of an attention, and the keys and values of the T tokens."""
+    mask, positions = tokens.masks[site], tokens.positions
+    if sublayer == "short_swa":
+      return self.short_swa.decode(*_qkv(normed), past, length=None, mask=mask, positions=positions)
+    return self.attention.decode(
+      *_qkv(normed),
+      past,
+      length=tokens.length,
+      mask=tokens.near(mask, window.size),
+      positions=positions,
+      residual=residual,
+    )
 
   def values(self, views: combinators.Views) -> Array:
     """Returns the values [B, T, K, C] that `attention` has for these views."""
     return self.attention.values(_qkv(self._normed("attention", views))[2])
 
-  def _branch(
-    self, site: str, views: combinators.Views, run: Callable[[str, combinators.Views], Array]
-  ) -> tuple[combinators.Views, Array]:
-    """Returns the normalised views of a site, the first sublayer's where they differ, and the sum
-    of what `run` gives for its sublayers."""
-    seen, total = {}, None
-    for sublayer in _PARTS.get(site, (site,)):
-      normed = self._normed(sublayer, views)
-      out = run(sublayer, normed)
-      if sublayer in self.post_norms:
-        out = self.post_norms[sublayer](out)
-      out = self.layout.constrain(out, "batch", "tokens", "embed")
-      seen, total = normed | seen, out if total is None else total + out
-    return seen, total
-
-  def _normed(self, sublayer: str, views: combinators.Views) -> combinators.Views:
+  def _normed(self, sublayer: str, views: combinators.Views) -> dict[str, Array]:
+    """Returns the views that a sublayer uses, each through its pre-norm."""
     return {name: norm(views[name]) for name, norm in self.norms[sublayer].items()}
 
 
-def _short_swa(config: DecoderConfig, options: dict) -> Attention:
-  heads = config.short_swa_heads
-  if config.short_swa.zero_init:
-    options = options | {"out_std": 0.0}
-  return Attention(config.d_model, heads, heads, config.d_model // heads, **options)
-
-
-def _qkv(normed: combinators.Views) -> list[Array]:
-  x = normed.get("x")
-  return [normed.get(name, x) for name in "qkv"]
+def _qkv(normed: dict[str, Array]) -> list[Array]:
+  """Returns what queries, keys and values are made of: x where there is no view of their own."""
+  return [normed[name if name in normed else "x"] for name in "qkv"]
 
 
 def _sublayers(
@@ -194,16 +176,19 @@ def _sublayers(
 
 
 def _used_views(given: tuple[str, ...], sublayer: str) -> tuple[str, ...]:
-  """Attention takes q, k and v where it is given them; whatever else there is, is not used."""
+  """Returns the views that a sublayer uses of those that its site is given.
+
+  An attention uses q, k and v, and x in place of those that are not given; an MLP uses x alone.
+  """
   named = tuple(view for view in "qkv" if view in given) if sublayer != "mlp" else ()
   return named if len(named) == len("qkv") else (*named, "x")
 
 
-def _pre_norm(config, combinator: combinators.Combinator, rngs: nnx.Rngs):
+def _pre_norm(config: DecoderConfig, combinator: combinators.Combinator, rngs: nnx.Rngs) -> Norm:
   return decoder_norm(config, rngs) if combinator.pre_norm else Identity()
 
 
-def decoder_norm(config: DecoderConfig, rngs: nnx.Rngs) -> nnx.Module:
+def decoder_norm(config: DecoderConfig, rngs: nnx.Rngs) -> Norm:
   """Returns a norm over D of the config's kind."""
   return norm(
     config.norm,

@@ -1,4 +1,6 @@
-"""Norms over the model width."""
+"""Norms over the last axis, the model width D or the head width C."""
+
+from typing import Any
 
 import jax
 from flax import nnx
@@ -9,11 +11,14 @@ NORMS = ("rmsnorm", "layernorm")
 
 
 class Identity(nnx.Module):
-  """Stands where a branch has no norm, because its combinator normalises after the add."""
+  """Takes the place of the norm in a branch whose combinator normalises after the addition."""
 
   def __call__(self, x: Array) -> Array:
     """Returns x."""
     return x
+
+
+Norm = nnx.RMSNorm | nnx.LayerNorm | Identity
 
 
 def norm(
@@ -24,7 +29,7 @@ def norm(
   bias: bool,
   dtype: jax.typing.DTypeLike,
   rngs: nnx.Rngs,
-) -> nnx.Module:
+) -> Norm:
   """Returns a norm of the last axis with a learned gain, one at init; statistics in float32.
 
   rmsnorm:    x / sqrt(mean(x²) + eps) ⊙ scale
@@ -33,18 +38,23 @@ def norm(
   Args:
     name: `rmsnorm` or `layernorm`.
     width: size of the last axis.
-    eps: added to the mean square.
+    eps: the number that is added to the mean square or the variance.
     bias: whether a layernorm has a bias.
-    dtype: of the result.
+    dtype: the dtype of the result.
     rngs: required by flax; the initial values are constants.
   """
-  common = {"epsilon": eps, "dtype": dtype, "promote_dtype": _as_they_are, "rngs": rngs}
+  common: dict[str, Any] = {
+    "epsilon": eps,
+    "dtype": dtype,
+    "promote_dtype": _as_they_are,
+    "rngs": rngs,
+  }
   if name == "rmsnorm":
     return nnx.RMSNorm(width, **common)
   # The fast variance E[x²] − E[x]² cancels badly when the mean is large.
   return nnx.LayerNorm(width, use_bias=bias, use_fast_variance=False, **common)
 
 
-def _as_they_are(arrays: tuple, **_) -> tuple:
-  """Leaves gains in float32, and so the sums over tokens that are their gradients."""
+def _as_they_are(arrays: tuple, **_: Any) -> tuple:
+  """Keeps gains in float32, and with them their gradients, which are sums over all tokens."""
   return arrays

@@ -1,6 +1,7 @@
 """One training step and one evaluation step, as pure functions."""
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -8,32 +9,18 @@ import optax
 
 from resjax.analysis.probing import ProbeConfig, ProbeSums, probe_batch
 from resjax.losses import LossSums
-from resjax.models import loss
+from resjax.models.loss import loss_sums
 from resjax.train import guard
 from resjax.train.config import HealthConfig, TrainConfig
 from resjax.train.state import ModelDef, TrainState, abstract_state
 from resjax.typing import Array, PyTree
 
 Batch = Mapping[str, Array]
-Metrics = Mapping[str, Array]
+Metrics = Mapping[str, Any]
+Gradient = Callable[[PyTree, Batch, Array], tuple[PyTree, LossSums]]
 
 # What is looked at in training: the state after each layer.
 ALIGNMENT_PROBES = ProbeConfig(every="layer", readings=("closed",))
-
-
-def loss_sums(
-  model: ModelDef, params: PyTree, batch: Batch, token_bytes: Array, chunk_size: int
-) -> LossSums:
-  """Returns the loss sums of a batch.
-
-  Args:
-    model: the decoder.
-    params: its parameters.
-    batch: `inputs`, `targets`, `segment_ids`, `positions`, [B, T] each; segment 0 is padding.
-    token_bytes: [V] bytes that each token stands for.
-    chunk_size: tokens whose logits exist at one time.
-  """
-  return loss.loss_sums(model.bind(params), batch, token_bytes, chunk_size)
 
 
 def make_train_step(
@@ -62,25 +49,17 @@ def make_train_step(
     health: which steps are skipped; None: none.
   """
 
-  def objective_sum(params, batch, token_bytes):
-    sums = loss_sums(model, params, batch, token_bytes, config.loss_chunk)
+  def objective_sum(params: PyTree, batch: Batch, token_bytes: Array) -> tuple[Array, LossSums]:
+    sums = loss_sums(model.bind(params), batch, token_bytes, config.loss_chunk)
     return sums.nats + config.z_loss * sums.z, sums
 
   gradient = jax.grad(objective_sum, has_aux=True)
 
-  def accumulated(params, batch, token_bytes):
-    if config.microbatches == 1:
-      return gradient(params, batch, token_bytes)
+  if config.microbatches > 1:
+    gradient = _accumulated(gradient, config.microbatches)
 
-    def body(total, microbatch):
-      new = gradient(params, microbatch, token_bytes)
-      return jax.tree.map(jnp.add, total, new), None
-
-    zeros = jax.tree.map(jnp.zeros_like, params), LossSums.zeros()
-    return jax.lax.scan(body, zeros, _split(batch, config.microbatches))[0]
-
-  def train_step(state: TrainState, batch: Batch, token_bytes: Array):
-    gradients, sums = accumulated(state.params, batch, token_bytes)
+  def train_step(state: TrainState, batch: Batch, token_bytes: Array) -> tuple[TrainState, Metrics]:
+    gradients, sums = gradient(state.params, batch, token_bytes)
     tokens = jnp.maximum(sums.tokens, 1.0)
     gradients = jax.tree.map(lambda g: g / tokens, gradients)
     updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
@@ -109,7 +88,7 @@ def make_eval_step(
   """Returns eval_step(params, batch, token_bytes) -> loss sums, jitted."""
 
   def eval_step(params, batch, token_bytes):
-    return loss_sums(model, params, batch, token_bytes, config.loss_chunk)
+    return loss_sums(model.bind(params), batch, token_bytes, config.loss_chunk)
 
   return jax.jit(eval_step)
 
@@ -128,6 +107,20 @@ def make_alignment_step(
     return probe_batch(model.bind(params), batch, counts, None, key, ALIGNMENT_PROBES)
 
   return jax.jit(alignment_step, out_shardings=model.layout.everywhere)
+
+
+def _accumulated(gradient: Gradient, parts: int) -> Gradient:
+  """Returns a function that adds the gradients and loss sums of the microbatches of a batch."""
+
+  def accumulated(params: PyTree, batch: Batch, token_bytes: Array) -> tuple[PyTree, LossSums]:
+    def body(total: PyTree, microbatch: Batch) -> tuple[PyTree, None]:
+      new = gradient(params, microbatch, token_bytes)
+      return jax.tree.map(jnp.add, total, new), None
+
+    zeros = jax.tree.map(jnp.zeros_like, params), LossSums.zeros()
+    return jax.lax.scan(body, zeros, _split(batch, parts))[0]
+
+  return accumulated
 
 
 def _split(batch: Batch, parts: int) -> Batch:

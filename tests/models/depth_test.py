@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from resjax.models import depth, depth_strategies
+from resjax.models import depth
 from tests.helpers import decoders, toy, walks
 from tests.helpers.compare import assert_close
 
@@ -15,10 +15,9 @@ from tests.helpers.compare import assert_close
 @walks.names("block_attn_res", among=("attn_res", "block_attn_res"))
 def test_twice_the_layers_take_twice_the_memory(name):
   bytes_24, bytes_48 = (
-    {remat: decoders.training_bytes(name, remat, n) for remat in depth_strategies.REMAT}
-    for n in (24, 48)
+    {remat: decoders.training_bytes(name, remat, n) for remat in depth.REMAT} for n in (24, 48)
   )
-  for remat in depth_strategies.REMAT:
+  for remat in depth.REMAT:
     assert bytes_48[remat] <= 2.2 * bytes_24[remat], remat
   stream = 256 * 64 * 4
   assert 24 * stream < bytes_24["full"] < bytes_24["dots"] < bytes_24["none"]
@@ -72,8 +71,12 @@ def test_what_branches_keep_is_stacked_over_layers(name):
     normed, out = toy.branch(layer, site, views)
     return normed, out, None if site == "mlp" else {"out": out, "gain": layer[site]["gain"]}
 
+  def keep(visits, context):
+    return {visit.site: visit.kept[0] for visit in visits}
+
   def run(layers, **options):
-    return depth.run_keeping(made, layers, x, branch, **options)
+    state, kept = depth.run_layers(made, layers, x, branch, keep, **options)
+    return made.final(state), kept, made.next_cache(state)
 
   (y, kept, cache), want = jax.jit(run)(layers), run(layers, unroll=True)
   assert cache is None and kept["mlp"] is None

@@ -16,10 +16,10 @@ from resjax import combinators
 from resjax.losses import cross_entropy
 from resjax.models.config import ShortSWAConfig
 from resjax.models.flops import forward_flops_per_token
+from resjax.models.loss import loss_sums
 from resjax.nn.rope import RopeScaling
 from resjax.sharding import Layout
 from resjax.train.state import ModelDef
-from resjax.train.step import loss_sums
 from tests.helpers import decoders
 from tests.helpers.compare import assert_close
 from tests.models.decode_test import cached_and_whole
@@ -137,7 +137,7 @@ def test_the_loss_is_that_of_the_capped_logits():
     hidden = decoder(rows["inputs"])
     weights = ones.astype(jnp.float32)
     plain = cross_entropy(hidden, decoder.head, rows["targets"], weights, chunk_size=8)
-    got = loss_sums(model, params, rows, jnp.ones(config.vocab_size), 8)
+    got = loss_sums(decoder, rows, jnp.ones(config.vocab_size), 8)
     return got, plain, decoder.logits(hidden)
 
   got, plain, logits = run(params)

@@ -11,10 +11,10 @@ from flax import nnx
 
 from resjax import combinators
 from resjax.models.config import ShortSWAConfig
+from resjax.models.loss import loss_sums
 from resjax.models.sampling import generate
 from resjax.sharding import Layout
 from resjax.train.state import ModelDef
-from resjax.train.step import loss_sums
 from tests.helpers import decoders, layouts
 from tests.helpers.compare import assert_close
 
@@ -66,7 +66,7 @@ def compiled(name, layout):
   model = ModelDef(config(name), layout)
 
   def loss(params, rows):
-    sums = loss_sums(model, params, rows, jnp.ones(32, jnp.int32), 16)
+    sums = loss_sums(model.bind(params), rows, jnp.ones(32, jnp.int32), 16)
     return (sums.nats + 0.1 * sums.z) / sums.tokens
 
   params = nnx.to_pure_dict(nnx.state(decoders.decoder(config(name))))

@@ -9,7 +9,6 @@ Activations are what `Layout.constrain` and `jax.shard_map` are asked for while 
 traced, each under the function that asks.
 """
 
-import functools
 import inspect
 import json
 import pathlib
@@ -20,9 +19,9 @@ import pytest
 from flax import nnx
 
 from resjax.models.config import ShortSWAConfig
+from resjax.models.loss import loss_sums
 from resjax.sharding import Layout
 from resjax.train.state import ModelDef
-from resjax.train.step import loss_sums
 from tests.helpers import decoders, layouts
 
 FOLDER = pathlib.Path(__file__).parents[1] / "golden" / "sharding"
@@ -85,7 +84,10 @@ def activations(model):
   try:
     rows = jax.ShapeDtypeStruct((8, 32), jnp.int32)
     batch = dict.fromkeys(("inputs", "targets", "segment_ids", "positions"), rows)
-    loss = functools.partial(loss_sums, model, chunk_size=16)
+
+    def loss(params, batch, token_bytes):
+      return loss_sums(model.bind(params), batch, token_bytes, 16)
+
     jax.eval_shape(loss, model.abstract, batch, jax.ShapeDtypeStruct((32,), jnp.int32))
   finally:
     Layout.constrain, jax.shard_map = constrain, shard_map

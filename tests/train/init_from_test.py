@@ -15,9 +15,10 @@ from resjax import combinators, experiment, optim
 from resjax.checkpoint.reader import restore_params
 from resjax.combinators import registry
 from resjax.models.config import ResidualConfig
+from resjax.models.loss import loss_sums
 from resjax.train import init_from, parents, workdir
 from resjax.train.state import ModelDef, first_state
-from resjax.train.step import loss_sums, make_train_step
+from resjax.train.step import make_train_step
 from tests.helpers import layouts, walks
 from tests.helpers.runs import write_text
 from tests.helpers.trained import STEPS, B, T, evaluations, run, settings
@@ -62,7 +63,10 @@ def batch():
 
 
 def loss(model, params):
-  nats = jax.jit(lambda params: loss_sums(model, params, batch(), jnp.ones(257), B * T).nats)
+  @jax.jit
+  def nats(params):
+    return loss_sums(model.bind(params), batch(), jnp.ones(257), B * T).nats
+
   return float(nats(params))
 
 
