@@ -125,9 +125,9 @@ def markdown(verdicts: Sequence[Verdict]) -> str:
     "# Faults and the tests that tell them",
     "",
     "Written by `python -m tests.faults --slow --table docs/faults.md`. Each fault is one changed",
-    "line, listed in `tests/faults/*.toml`; it is applied to a copy of the checkout, and the last",
-    "column names a test that fails with the fault and passes without it. A run ends with the first",
-    "such test, there may be others.",
+    "line, listed in `tests/faults/*.toml`. It is applied to a copy of the checkout; the last",
+    "column names a test that fails with it and passes without it. A run ends with the first such",
+    "test, there may be others.",
     "",
     f"{len(verdicts)} faults; {fast} are caught by `make test`, {slow} by the slow tests alone, "
     f"{len(verdicts) - fast - slow} by none.",

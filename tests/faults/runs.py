@@ -120,7 +120,7 @@ class Runner:
     if not tests:
       return list(verdicts)
     with self._copy() as copy:
-      outcome = self._pytest(copy, tests, self._limit)
+      outcome = self._pytest(copy, ["--continue-on-collection-errors", *tests], self._limit)
     alike = {test for _, test, _ in outcome.failures}
     unknown = outcome.code not in (0, 1, 2) and not alike
     return [
