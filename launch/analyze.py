@@ -23,11 +23,12 @@ from rich.table import Table
 
 from launch import cli, model_flags
 from resjax import locations, processes
+from resjax.analysis import depth_positions
 from resjax.analysis.alignment import READINGS, Alignment
 from resjax.analysis.heat_map import heat_map
 from resjax.analysis.measurement import measure
 from resjax.analysis.probing import EVERY, ProbeConfig
-from resjax.analysis.report import axis, heat_text, writing
+from resjax.analysis.report import heat_text, writing
 from resjax.analysis.report.results import Results
 from resjax.analysis.sensitivity import Sensitivity
 from resjax.data.eval_text import MeasuredText
@@ -127,9 +128,10 @@ def show(results: Sequence[Results], console: Console) -> None:
   for one in results:
     groups = next(iter(one.alignment.readings.values()))
     switches = [
-      axis.switch_text(one.alignment, groups[name].switch) for name in ("all", "shuffled")
+      depth_positions.switch_text(one.alignment, groups[name].switch)
+      for name in ("all", "shuffled")
     ]
-    layers = str(axis.num_layers(one.alignment))
+    layers = str(depth_positions.num_layers(one.alignment))
     table.add_row(one.alignment.model, layers, f"{groups['all'].num_tokens:,}", *switches)
   console.print(table)
 

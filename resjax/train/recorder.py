@@ -6,9 +6,8 @@ import jax
 import numpy as np
 
 from resjax import metrics
-from resjax.analysis import alignment_record
+from resjax.analysis import alignment_record, depth_positions
 from resjax.analysis.alignment import Alignment
-from resjax.analysis.report import axis
 from resjax.checkpoint.manager import Checkpoints
 from resjax.models.flops import training_flops_per_token
 from resjax.records.metrics_log import FILE_NAME, MetricLogger, read_metrics
@@ -95,7 +94,7 @@ class Recorder:
     """Logs where the model switches from the input token to the next one."""
     self._logger.log(step, alignment_record.to_record(found) | self._ledger.record())
     switch = found.readings["closed"]["all"].switch
-    where = axis.switch_text(found, switch)
+    where = depth_positions.switch_text(found, switch)
     self._progress.message(f"step {step}  switch to the next token: {where}")
 
   def account(self, step: int) -> None:

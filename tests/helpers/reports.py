@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 
-from resjax.analysis.report import axis
+from resjax.analysis import depth_positions
 from resjax.analysis.report.heat_table import Cell, HeatText
 from resjax.analysis.report.results import Results
 from resjax.analysis.sensitivity import Sensitivity
@@ -31,7 +31,7 @@ def results() -> list[Results]:
 
 def heat(one) -> HeatText:
   """Cells that come round to every token, probability and kind."""
-  columns = axis.names(one.positions)
+  columns = depth_positions.names(one.positions)
   cells = [
     [
       Cell(

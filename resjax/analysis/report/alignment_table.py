@@ -7,11 +7,11 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from resjax.analysis import plots
+from resjax.analysis import depth_positions, plots
 from resjax.analysis.alignment import Alignment
 from resjax.analysis.alignment_record import of_record
 from resjax.analysis.plots import Records
-from resjax.analysis.report import axis, trajectories
+from resjax.analysis.report import trajectories
 from resjax.analysis.report.trajectories import TRAJECTORIES
 from resjax.locations import Location
 
@@ -47,7 +47,7 @@ def show(found: Alignment, console: Console) -> None:
   for heading in ("rank i", "rank n", "p(i)", "p(n)"):
     table.add_column(heading, justify="right", no_wrap=True)
   table.add_column(_scale_heading(worst), no_wrap=True)
-  for i, name in enumerate(axis.names(found.positions)):
+  for i, name in enumerate(depth_positions.names(found.positions)):
     each = [ranks["input"][i], ranks["next"][i]]
     shares = [group.metrics[f"{name}_probability"][i] for name in ("input", "next")]
     cells = [f"{rank:,.1f}" for rank in each] + [f"{share:.3f}" for share in shares]
@@ -55,7 +55,7 @@ def show(found: Alignment, console: Console) -> None:
   console.print(table)
   console.print(
     f"rank: geometric mean over {group.num_tokens:,} tokens of the {found.corpus} split; "
-    f"switch to the next token: {axis.switch_text(found, group.switch)}",
+    f"switch to the next token: {depth_positions.switch_text(found, group.switch)}",
     markup=False,
     highlight=False,
     soft_wrap=True,

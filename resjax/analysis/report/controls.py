@@ -4,6 +4,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from resjax.analysis import depth_positions
 from resjax.analysis.alignment import DECILES, Alignment, Group
 from resjax.analysis.report import axis, lines
 from resjax.analysis.report.lines import Line
@@ -23,15 +24,17 @@ _RANKS = ("all", "distinct", DECILES[0], DECILES[-1], "shuffled")
 def switches(alignment: Alignment, reading: str) -> Figure:
   """Draws the switch of each group of tokens as a dot with its confidence interval."""
   groups = alignment.readings[reading]
-  made, axes = lines.panel("The switch by group of tokens", axis.subtitle(alignment, groups["all"]))
-  x = axis.places(alignment)
+  made, axes = lines.panel(
+    "The switch by group of tokens", depth_positions.subtitle(alignment, groups["all"])
+  )
+  x = depth_positions.places(alignment)
   for row, group in enumerate(groups.values()):
     _draw_switch(axes, x, row, group)
   names = [f"{NAMES[name]}  (n = {group.num_tokens:,})" for name, group in groups.items()]
   axes.set_yticks(range(len(groups)), names, fontsize=lines.LABEL)
   axes.set_ylim(len(groups) - 0.5, -0.5)
   axes.grid(axis="x", alpha=0.25)
-  axis.layer_axis(axes, axis.num_layers(alignment))
+  axis.layer_axis(axes, depth_positions.num_layers(alignment))
   return made
 
 
@@ -39,13 +42,13 @@ def ranks(alignment: Alignment, reading: str) -> Figure:
   """Draws the rank of the next token for some groups of tokens over depth."""
   groups, trajectory = alignment.readings[reading], TRAJECTORIES["rank"]
   made, axes = lines.panel(
-    "Rank of the next token by group", axis.subtitle(alignment, groups["all"])
+    "Rank of the next token by group", depth_positions.subtitle(alignment, groups["all"])
   )
-  x, chosen = axis.places(alignment), []
+  x, chosen = depth_positions.places(alignment), []
   for style, name in enumerate(_RANKS):
     y = np.exp(groups[name].metrics["next_log_rank"])
     chosen.append(Line(NAMES[name], x, y, style))
-  axis.layer_axis(axes, axis.num_layers(alignment))
+  axis.layer_axis(axes, depth_positions.num_layers(alignment))
   axes.set_ylabel(trajectory.unit)
   lines.draw(axes, chosen, trajectory.setup)
   return made
@@ -57,6 +60,6 @@ def _draw_switch(axes: Axes, x: np.ndarray, row: int, group: Group) -> None:
     words = "no tokens" if switch is None else "no switch"
     axes.text(x[0], row, words, va="center", fontsize=lines.LABEL, style="italic")
     return
-  ends = axis.interval(x, switch)
+  ends = depth_positions.interval(x, switch)
   axes.plot(ends, [row, row], color=lines.STYLES[0]["color"], linewidth=2, marker="|", markersize=9)
   axes.plot(x[switch.index], row, color=lines.STYLES[0]["color"], marker="o", markersize=7)

@@ -4,6 +4,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from resjax.analysis import depth_positions
 from resjax.analysis.alignment import Alignment, Switch
 from resjax.analysis.report import axis, lines
 from resjax.analysis.report.lines import Line
@@ -27,7 +28,7 @@ def loss_curves(found: Sensitivity, alignment: Alignment, switch: Switch | None)
   above = np.where(np.isfinite(found.loss), found.loss - found.baseline_loss, np.nan)
   labels = [f"alpha {alpha:g}" for alpha in found.alphas]
   chosen = [Line(label, x, above[:, i], i) for i, label in enumerate(labels)]
-  axis.layer_axis(axes, axis.num_layers(alignment))
+  axis.layer_axis(axes, depth_positions.num_layers(alignment))
   axes.set_xlabel("layer that is cut")
   axes.set_ylabel("loss above uncut (nats per token)")
   lines.draw(axes, chosen, _setup)
@@ -41,14 +42,16 @@ def switch_curves(found: Sensitivity) -> Figure | None:
   if whole is None:
     return None
   subtitle = f"{found.model}  |  {found.corpus}  |  n = {found.num_tokens:,} tokens"
-  note = f"{' and '.join(found.sites)} cut; uncut: {axis.switch_text(whole, _switch(whole))}"
+  note = (
+    f"{' and '.join(found.sites)} cut; uncut: {depth_positions.switch_text(whole, _switch(whole))}"
+  )
   made, axes = lines.panel("The switch when a layer is cut", subtitle, note=note)
   x = np.array(found.layers) + 1.0
   heights = np.array([[_height(one) for one in row] for row in found.alignments])
   labels = [f"alpha {alpha:g}" for alpha in found.alphas]
   chosen = [Line(label, x, heights[:, i], i) for i, label in enumerate(labels)]
   chosen.append(Line("uncut", x, np.full(len(x), _height(whole)), len(labels), hollow=True))
-  depth = axis.num_layers(whole)
+  depth = depth_positions.num_layers(whole)
   axis.layer_axis(axes, depth)
   axes.set_xlabel("layer that is cut")
   axes.set_ylabel("switch after layer")
@@ -63,7 +66,7 @@ def _switch(alignment: Alignment) -> Switch:
 def _height(alignment: Alignment) -> float:
   """Layers completed at the switch; NaN: there is none."""
   index = _switch(alignment).index
-  return np.nan if index is None else axis.places(alignment)[index]
+  return np.nan if index is None else depth_positions.places(alignment)[index]
 
 
 def _setup(axes: Axes) -> None:

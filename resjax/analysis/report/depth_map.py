@@ -3,8 +3,9 @@
 import numpy as np
 from matplotlib.figure import Figure
 
+from resjax.analysis import depth_positions
 from resjax.analysis.alignment import Alignment
-from resjax.analysis.report import axis, lines
+from resjax.analysis.report import lines
 
 _MOST_NUMBERS = 16  # sources up to which each cell has its number
 _MOST_LABELS = 30
@@ -16,7 +17,7 @@ def depth_map(alignment: Alignment) -> Figure | None:
   if weights is None:
     return None
   readers = ["output" if r.site == "output" else f"{r.layer} {r.site}" for r in weights.readers]
-  subtitle = axis.subtitle(alignment, next(iter(alignment.readings.values()))["all"])
+  subtitle = depth_positions.subtitle(alignment, next(iter(alignment.readings.values()))["all"])
   made, axes = lines.panel("Depth attention", subtitle, size=(7.6, 6.6))
   values = np.where(weights.weights != 0, weights.weights, np.nan)
   most = max(1.0, np.abs(weights.weights).max())

@@ -2,8 +2,8 @@
 
 import numpy as np
 
+from resjax.analysis import depth_positions
 from resjax.analysis.heat_map import HeatMap
-from resjax.analysis.report import axis
 from resjax.analysis.report.heat_table import Cell, HeatText
 from resjax.analysis.report.pieces import visible
 from resjax.data.tokenizer import Tokenizer
@@ -36,4 +36,4 @@ def in_words(found: HeatMap, tokens: np.ndarray, tokenizer: Tokenizer, corpus: s
     for t, (token, after) in enumerate(zip(map(int, tokens), following, strict=True))
   ]
   words = [word(token) for token in tokens]
-  return HeatText(words, axis.names(found.positions), cells, corpus)
+  return HeatText(words, depth_positions.names(found.positions), cells, corpus)

@@ -11,8 +11,9 @@ import matplotlib
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
+from resjax.analysis import depth_positions
 from resjax.analysis.alignment import READINGS, Alignment
-from resjax.analysis.report import axis, sections
+from resjax.analysis.report import sections
 from resjax.analysis.report.heat_table import heat_table
 from resjax.analysis.report.results import Results
 from resjax.analysis.report.sections import Drawn
@@ -109,10 +110,16 @@ def _facts(alignment: Alignment) -> list[str]:
   """Cells of the summary behind the name."""
   closed, read = (alignment.readings.get(reading) for reading in READINGS)
   some = closed or read
-  cells = [str(axis.num_layers(alignment)), alignment.corpus, f"{some['all'].num_tokens:,}"]
+  cells = [
+    str(depth_positions.num_layers(alignment)),
+    alignment.corpus,
+    f"{some['all'].num_tokens:,}",
+  ]
   for groups, name in ((closed, "all"), (read, "all"), (some, "shuffled")):
     known = groups is not None and name in groups
-    cells.append(axis.switch_text(alignment, groups[name].switch) if known else "not measured")
+    cells.append(
+      depth_positions.switch_text(alignment, groups[name].switch) if known else "not measured"
+    )
   return cells
 
 

@@ -6,8 +6,9 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from matplotlib.figure import Figure
 
+from resjax.analysis import depth_positions
 from resjax.analysis.alignment import READINGS, Alignment
-from resjax.analysis.report import axis, controls, trajectories
+from resjax.analysis.report import controls, trajectories
 from resjax.analysis.report.cuts import loss_curves, switch_curves
 from resjax.analysis.report.depth_map import depth_map
 from resjax.analysis.report.results import Results
@@ -143,5 +144,5 @@ def _read(reading: str) -> str:
 def describe(alignment: Alignment) -> str:
   """Returns model, corpus and number of tokens in a sentence."""
   tokens = next(iter(alignment.readings.values()))["all"].num_tokens
-  depth = f"{axis.num_layers(alignment)} layers"
+  depth = f"{depth_positions.num_layers(alignment)} layers"
   return f"Model: {alignment.model} ({depth}); corpus: {alignment.corpus}; n = {tokens:,} tokens."

@@ -8,6 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator
 
+from resjax.analysis import depth_positions
 from resjax.analysis.alignment import Alignment, Group
 from resjax.analysis.report import axis, lines
 from resjax.analysis.report.lines import Line
@@ -163,9 +164,11 @@ TRAJECTORIES: Mapping[str, Trajectory] = {
 def figure(alignment: Alignment, trajectory: Trajectory, reading: str) -> Figure:
   """Draws one model over its layers, with its switch."""
   group = alignment.readings[reading]["all"]
-  switch = f"switch: {axis.switch_text(alignment, group.switch)}"
-  made, axes = lines.panel(trajectory.title, axis.subtitle(alignment, group), note=switch)
-  x, chosen = axis.places(alignment), []
+  switch = f"switch: {depth_positions.switch_text(alignment, group.switch)}"
+  made, axes = lines.panel(
+    trajectory.title, depth_positions.subtitle(alignment, group), note=switch
+  )
+  x, chosen = depth_positions.places(alignment), []
   for curve in trajectory.curves:
     y = curve.value(group.metrics[curve.metric])
     chosen.append(Line(curve.label, x, y, curve.style, curve.hollow))
@@ -173,7 +176,7 @@ def figure(alignment: Alignment, trajectory: Trajectory, reading: str) -> Figure
     last, control = trajectory.curves[-1], alignment.readings[reading]["shuffled"]
     y = last.value(control.metrics[last.metric])
     chosen.append(Line("random token", x, y, CONTROL, hollow=True))
-  axis.layer_axis(axes, axis.num_layers(alignment))
+  axis.layer_axis(axes, depth_positions.num_layers(alignment))
   axes.set_ylabel(trajectory.unit)
   lines.draw(axes, chosen, trajectory.setup)
   axis.draw_switch(axes, alignment, group.switch)
@@ -188,7 +191,7 @@ def overlay(
   made, axes = lines.panel(f"{trajectory.title}: {curve.label}", _common(alignments, groups))
   chosen = []
   for style, (alignment, group) in enumerate(zip(alignments, groups, strict=True)):
-    x = axis.places(alignment) / axis.num_layers(alignment)
+    x = depth_positions.places(alignment) / depth_positions.num_layers(alignment)
     chosen.append(Line(alignment.model, x, curve.value(group.metrics[curve.metric]), style))
   axis.relative_axis(axes)
   axes.set_ylabel(trajectory.unit)

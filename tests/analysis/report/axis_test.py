@@ -1,10 +1,11 @@
-"""What is said of the switch, and names that matplotlib would take for formulas."""
+"""The switch in words, and names that matplotlib would take for formulas."""
 
 import dataclasses
 
 from matplotlib.text import Text
 
-from resjax.analysis.report import axis, trajectories
+from resjax.analysis import depth_positions
+from resjax.analysis.report import trajectories
 from resjax.analysis.report.trajectories import TRAJECTORIES
 from tests.helpers.alignments import alignment
 
@@ -12,10 +13,10 @@ from tests.helpers.alignments import alignment
 def test_one_row_has_no_interval():
   given = alignment(sites=("mlp",))
   switch = given.readings["closed"]["all"].switch
-  at = f"after {axis.names(given.positions)[switch.index]} ("
-  assert axis.switch_text(given, switch).startswith(f"{at}95%: ")
+  at = f"after {depth_positions.names(given.positions)[switch.index]} ("
+  assert depth_positions.switch_text(given, switch).startswith(f"{at}95%: ")
   given = dataclasses.replace(given, num_rows=1)
-  assert axis.switch_text(given, switch) == f"{at}one row: no interval)"
+  assert depth_positions.switch_text(given, switch) == f"{at}one row: no interval)"
 
 
 def test_dollars_in_names_are_dollars(tmp_path):

@@ -1,0 +1,67 @@
+"""Positions in depth in words and numbers: what they are called, and how far down they lie."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from resjax.analysis.alignment import Alignment, Group, Position, Switch
+
+
+def places(alignment: Alignment) -> np.ndarray:
+  """Returns [P] layers completed at each depth position: 0 at the embedding, L at the end."""
+  sites = _sites(alignment.positions)
+  found = [
+    0.0 if p.layer < 0 else p.layer + (sites.index(p.site) + 1) / len(sites)
+    for p in alignment.positions
+  ]
+  return np.array(found)
+
+
+def num_layers(alignment: Alignment) -> int:
+  """Returns the number of layers of the model."""
+  return alignment.positions[-1].layer + 1
+
+
+def names(positions: Sequence[Position]) -> list[str]:
+  """Returns what depth positions are called: `embedding`, `layer 3`, or `layer 3 mlp`."""
+  by_site = len(_sites(positions)) > 1
+  return [
+    "embedding" if p.layer < 0 else f"layer {p.layer}{f' {p.site}' * by_site}" for p in positions
+  ]
+
+
+def switch_text(alignment: Alignment, switch: Switch | None) -> str:
+  """Returns the switch and its interval in words, such as `after layer 3 (95%: 2 to 5)`."""
+  if switch is None:
+    return "no tokens"
+  if switch.index is None:
+    return "no switch"
+  called = names(alignment.positions)
+  if alignment.num_rows == 1:
+    return f"after {called[switch.index]} (one row: no interval)"
+  lower, at, upper = (
+    "nowhere" if index is None else called[index]
+    for index in (switch.lower, switch.index, switch.upper)
+  )
+  between = " to ".join(end.removeprefix("layer ") for end in (lower, upper))
+  return f"after {at} ({switch.level:.0%}: {between})"
+
+
+def subtitle(alignment: Alignment, group: Group) -> str:
+  """Returns one line that tells the model, the corpus and the number of tokens."""
+  return f"{alignment.model}  |  {alignment.corpus}  |  n = {group.num_tokens:,} tokens"
+
+
+def interval(x: np.ndarray, switch: Switch) -> tuple[float, float]:
+  """Returns the confidence interval of a switch on an axis.
+
+  Args:
+    x: [P] coordinates of the depth positions; a bound that is nowhere in depth becomes the last.
+    switch: whose interval it is.
+  """
+  lower, upper = (x[-1 if end is None else end] for end in (switch.lower, switch.upper))
+  return lower, upper
+
+
+def _sites(positions: Sequence[Position]) -> list[str]:
+  return [position.site for position in positions if position.layer == 0]
