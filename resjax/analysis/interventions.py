@@ -126,9 +126,8 @@ def _evaluation(decoder: Decoder, text: MeasuredText) -> Callable[[np.ndarray | 
     return loss_sums(model, batch, None, _LOSS_CHUNK).nats
 
   def evaluate(factors: np.ndarray | None) -> float:
-    if factors is not None and layout.mesh is not None:
-      factors = layout.copy(factors)
-    sums = [nats(state, batch, factors) for batch in batches]
+    placed = None if factors is None else layout.copy(factors)
+    sums = [nats(state, batch, placed) for batch in batches]
     return math.fsum(map(float, jax.device_get(sums))) / text.num_tokens
 
   return evaluate
@@ -137,14 +136,14 @@ def _evaluation(decoder: Decoder, text: MeasuredText) -> Callable[[np.ndarray | 
 def _aligning(decoder: Decoder, text: MeasuredText, model: str) -> Callable[..., Alignment]:
   """Returns the alignment of a text, all tokens in one group, as a function of a cut."""
   layout, batch_size = decoder.layout, len(text.batches[0]["inputs"])
-  rows = slice(None) if layout.mesh is None else layout.rows(batch_size)
+  rows = layout.rows(batch_size)
   batches = [{name: array[rows] for name, array in batch.items()} for batch in text.batches]
   ones = np.ones((decoder.combinator.num_layers, len(decoder.combinator.sites)), np.float32)
   meter = Meter(attenuate(decoder, ones), batches, batch_size=batch_size, corpus=text.name)
 
   def align(alpha: float, layer: int, sites: tuple[str, ...]) -> Alignment:
     factors = cut_factors(decoder, layer, sites, alpha)
-    cut = attenuate(decoder, factors if layout.mesh is None else layout.copy(factors))
+    cut = attenuate(decoder, layout.copy(factors))
     found = meter.measure(
       cut, f"{model}, alpha {alpha:g} at layer {layer}" if alpha != 1 else model
     )

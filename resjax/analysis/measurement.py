@@ -12,8 +12,7 @@ from resjax.analysis.groups import frequency_deciles, next_counts
 from resjax.analysis.probing import ProbeConfig, probe_batch
 from resjax.analysis.summary import Totals
 from resjax.models.decoder import Decoder
-from resjax.sharding import Layout
-from resjax.typing import Array, PyTree
+from resjax.typing import Array
 
 _KEYS = ("inputs", "segment_ids", "positions")
 
@@ -73,7 +72,7 @@ class Meter:
     self._config = config = ProbeConfig() if config is None else config
     self._corpus, self._seed = corpus, seed
     self._batches = [{key: np.asarray(batch[key], np.int32) for key in _KEYS} for batch in batches]
-    self._place = functools.partial(_placed, layout=decoder.layout, batch_size=batch_size)
+    self._place = functools.partial(decoder.layout.put, batch_size=batch_size)
     counts = _count(decoder, map(self._place, self._batches))
     if not counts.sum():
       raise ValueError(
@@ -81,8 +80,8 @@ class Meter:
         "least two tokens"
       )
     graphdef, _ = nnx.split(decoder)
-    self._copy = functools.partial(_copied, layout=decoder.layout)
-    self._table = self._copy((counts, frequency_deciles(counts)))
+    self._copy = decoder.layout.copy
+    self._table = self._copy(counts), self._copy(frequency_deciles(counts))
 
     @functools.partial(jax.jit, out_shardings=decoder.layout.everywhere)
     def step(state, batch, table, number):
@@ -110,12 +109,3 @@ def _count(decoder: Decoder, batches: Iterable[Mapping[str, Array]]) -> np.ndarr
   for batch in batches:
     total += jax.device_get(count(batch["inputs"], batch["segment_ids"]))
   return total
-
-
-def _placed(batch: Mapping[str, np.ndarray], layout: Layout, batch_size: int):
-  return batch if layout.mesh is None else layout.put(batch, batch_size)
-
-
-def _copied(arrays: PyTree, layout: Layout) -> PyTree:
-  """Arrays that are the same in every process, onto all devices."""
-  return arrays if layout.mesh is None else jax.tree.map(layout.copy, arrays)

@@ -1,6 +1,7 @@
 """The next-token loss of a decoder."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import jax.numpy as jnp
 
@@ -15,18 +16,22 @@ def loss_sums(
   """Returns the loss sums of a batch.
 
   Args:
-    decoder: with its parameters.
-    batch: `inputs`, `targets`, `segment_ids`, `positions`, [B, T] each; segment 0 is padding.
-    token_bytes: [V] bytes that each token stands for; None: they are not counted.
-    chunk_size: tokens whose logits exist at one time.
+    decoder: the decoder with its parameters.
+    batch: `inputs`, `targets`, `segment_ids` and `positions`, [B, T] each; segment 0 is padding.
+    token_bytes: how many UTF-8 bytes each token stands for [V]; None: bytes are not counted.
+    chunk_size: the number of tokens whose logits exist at one time.
   """
   hidden = decoder(batch["inputs"], batch["segment_ids"], batch["positions"])
   weights = (batch["segment_ids"] != 0).astype(jnp.float32)
   arguments = hidden, decoder.head, batch["targets"], weights
   softcap = decoder.config.logit_softcap
-  options = {"chunk_size": chunk_size, "token_bytes": token_bytes, "softcap": softcap}
-  mesh = decoder.layout.mesh
-  if mesh is None or mesh.size == 1:
+  options: dict[str, Any] = {
+    "chunk_size": chunk_size,
+    "token_bytes": token_bytes,
+    "softcap": softcap,
+  }
+  layout = decoder.layout
+  if not layout.spans_devices:
     return cross_entropy(*arguments, **options)
-  spec = decoder.layout.spec("batch", "tokens")
-  return sharded_cross_entropy(*arguments, mesh=mesh, spec=spec, **options)
+  spec = layout.spec("batch", "tokens")
+  return sharded_cross_entropy(*arguments, mesh=layout.mesh, spec=spec, **options)

@@ -1,8 +1,9 @@
-"""Where the arrays of a run lie: a mesh, and rules from logical axes to its axes."""
+"""Where the arrays of a run lie: on a mesh, by rules from logical axes to its axes."""
 
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,49 +11,72 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from resjax.sharding.mesh import MeshConfig, make_mesh
-from resjax.sharding.rules import Rules, ShardingConfig
+from resjax.sharding.rules import WHOLE, Rules, ShardingConfig
 from resjax.typing import Array
+
+# JAX's own form of no mesh: it has no axis and no device, and is `empty`.
+NO_MESH = Mesh(np.empty((), dtype=object), ())
 
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-  """A mesh and the rules that map logical axes to it; without a mesh it constrains nothing.
+  """A mesh, and the rules that say which of its axes split which logical axis.
+
+  Without a mesh (`Layout()`) nothing is split, and arrays lie where JAX puts them. A model that
+  somebody else places has such a layout.
 
   Attributes:
-    mesh: or None, for a model on one device.
-    rules: what splits which axis; None without a mesh.
+    mesh: the devices by mesh axis; `NO_MESH` without any.
+    rules: which mesh axes split which logical axis.
   """
 
-  mesh: Mesh | None = None
-  rules: Rules | None = None
+  mesh: Mesh = NO_MESH
+  rules: Rules = WHOLE
+
+  @property
+  def has_mesh(self) -> bool:
+    """Whether there is a mesh, if only one of a single device."""
+    return not self.mesh.empty
+
+  @property
+  def spans_devices(self) -> bool:
+    """Whether there is a mesh of several devices."""
+    return self.mesh.size > 1
+
+  @property
+  def device(self) -> jax.Device:
+    """One of the devices that the program will run on; they are all of one kind."""
+    return self.mesh.devices.flat[0] if self.has_mesh else jax.devices()[0]
 
   @property
   def platform(self) -> str:
     """`tpu`, `gpu` or `cpu`: where the program will run, not where it is compiled."""
-    if self.mesh is None:
-      return jax.default_backend()
-    return self.mesh.devices.flat[0].platform
+    return self.device.platform
 
   def spec(self, *axes: str | None) -> PartitionSpec:
     """Returns the partition of an array with these logical axes."""
     return PartitionSpec(*[(self.rules.axes(axis) or None) if axis else None for axis in axes])
 
-  def sharding(self, *axes: str | None) -> NamedSharding:
-    """Returns the sharding of an array with these logical axes; needs a mesh."""
-    return NamedSharding(self.mesh, self.spec(*axes))
+  def sharding(self, *axes: str | None) -> NamedSharding | None:
+    """Returns the sharding of an array with these logical axes; None without a mesh."""
+    return NamedSharding(self.mesh, self.spec(*axes)) if self.has_mesh else None
 
   @property
   def everywhere(self) -> NamedSharding | None:
-    """Where results go that every process reads; None without a mesh."""
-    return None if self.mesh is None else self.sharding()
+    """The sharding of results that every process reads; None without a mesh."""
+    return self.sharding()
 
   def constrain(self, x: Array, *axes: str | None) -> Array:
     """Asks the compiler to lay out `x` by its logical axes.
 
-    An axis that does not divide stays whole: the one token of a step of decoding. Sizes of training
-    are checked before, see `resjax.train.divisibility`.
+    An axis whose size does not divide over its devices stays whole, such as the single token of a
+    step of decoding. The sizes of training are checked before, by `resjax.train.divisibility`.
+
+    Args:
+      x: an activation.
+      axes: the logical axis of each of its axes; None: it stays whole.
     """
-    if self.mesh is None or self.mesh.size == 1:
+    if not self.spans_devices:
       return x
     split = [
       axis if axis and size % self.num_shards(axis) == 0 else None
@@ -61,25 +85,31 @@ class Layout:
     return jax.lax.with_sharding_constraint(x, self.sharding(*split))
 
   def rows(self, batch_size: int) -> np.ndarray:
-    """Returns which rows of a batch this process reads, ascending: those that its devices hold.
+    """Returns the numbers of the rows of a batch that the devices of this process hold, ascending.
 
     Devices of several processes may hold parts of the same row, or copies of it.
     """
-    places = self.sharding("batch", None).addressable_devices_indices_map((batch_size, 1))
-    parts = [np.arange(batch_size)[rows] for rows, _ in places.values()]
+    sharding = self.sharding("batch", None)
+    if sharding is None:
+      return np.arange(batch_size)
+    places = sharding.addressable_devices_indices_map((batch_size, 1))
+    parts = [np.arange(batch_size)[place[0]] for place in places.values() if place is not None]
     return np.unique(np.concatenate(parts))
 
   def put(self, rows: Mapping[str, np.ndarray], batch_size: int) -> Mapping[str, Array]:
-    """Puts a batch onto the mesh.
+    """Returns a batch on the devices of the mesh.
 
     Args:
-      rows: arrays [b, T], of the rows that `rows` gives.
+      rows: arrays [b, T]: the rows that `Layout.rows` gives for this process.
       batch_size: B of the whole batch [B, T].
     """
     own, sharding = self.rows(batch_size), self.sharding("batch", "tokens")
 
     def place(array: np.ndarray) -> Array:
-      def part(index):
+      if sharding is None:
+        return jnp.asarray(array)
+
+      def part(index: Any) -> np.ndarray:  # a slice for each axis
         wanted = np.arange(batch_size)[index[0]]
         start = np.searchsorted(own, wanted[0])
         return array[start : start + len(wanted), index[1]]
@@ -89,21 +119,20 @@ class Layout:
     return {name: place(array) for name, array in rows.items()}
 
   def split(self, batch: Mapping[str, np.ndarray]) -> Mapping[str, Array]:
-    """Puts a batch onto the mesh of which every process holds all rows [B, T]."""
-    if self.mesh is None:
-      return {name: jnp.asarray(array) for name, array in batch.items()}
+    """Returns a batch [B, T], of which every process holds all rows, on the devices of the mesh."""
     batch_size = next(iter(batch.values())).shape[0]
     rows = self.rows(batch_size)
     return self.put({name: array[rows] for name, array in batch.items()}, batch_size)
 
   def copy(self, array: np.ndarray) -> Array:
-    """Puts a copy of an array, the same in all processes, onto every device of the mesh."""
-    return jax.make_array_from_callback(array.shape, self.sharding(), lambda index: array[index])
+    """Returns an array, the same one in all processes, with a copy on every device of the mesh."""
+    sharding = self.sharding()
+    if sharding is None:
+      return jnp.asarray(array)
+    return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
 
   def num_shards(self, axis: str) -> int:
-    """Returns into how many parts a logical axis is split."""
-    if self.mesh is None:
-      return 1
+    """Returns the number of parts that a logical axis is split into."""
     return math.prod(self.mesh.shape[mesh_axis] for mesh_axis in self.rules.axes(axis))
 
 
@@ -113,9 +142,9 @@ def make_layout(
   """Returns the layout of a run.
 
   Args:
-    mesh: devices per mesh axis.
+    mesh: the number of devices along each mesh axis.
     sharding: the rules.
-    devices: default all devices of all processes.
+    devices: the devices; default: all devices of all processes.
 
   Raises:
     ValueError: the mesh does not fit the devices, or the rules leave some of them idle.

@@ -13,7 +13,14 @@ MESH_AXES = ("data", "fsdp", "tensor", "sequence")
 
 @dataclasses.dataclass(frozen=True)
 class MeshConfig:
-  """Number of devices per mesh axis; one of them may be -1: all that remain."""
+  """The number of devices along each mesh axis; one of them may be -1: all that remain.
+
+  Attributes:
+    data: copies of the model, each with its own rows.
+    fsdp: devices that have rows of their own, and share one copy of the parameters.
+    tensor: devices that share the heads and the inner width of MLPs.
+    sequence: devices that share the tokens of a row.
+  """
 
   data: int = -1
   fsdp: int = 1
@@ -24,12 +31,12 @@ class MeshConfig:
 def make_mesh(config: MeshConfig, devices: Sequence[jax.Device] | None = None) -> Mesh:
   """Returns a mesh with the axes `MESH_AXES`, all in Auto mode.
 
-  The last axes have the nearest neighbours. TPU slices, which a slower network joins, lie along
-  `data`: its devices of one slice are neighbours.
+  Devices along the last axes are the nearest neighbours. TPU slices, which a slower network joins,
+  lie along `data`, where the devices of one slice are neighbours.
 
   Args:
-    config: devices per axis.
-    devices: default all devices of all processes.
+    config: the number of devices along each axis.
+    devices: the devices; default: all devices of all processes.
 
   Raises:
     ValueError: the axes do not multiply to the number of devices, or another axis than `data`
@@ -40,7 +47,8 @@ def make_mesh(config: MeshConfig, devices: Sequence[jax.Device] | None = None) -
   slices = num_slices(devices)
   types = (AxisType.Auto,) * len(MESH_AXES)
   if slices == 1:
-    # Split: 16 devices along an axis are no whole axes of a slice of 4 × 8 × 8.
+    # Physical axes may be split: 16 devices along a mesh axis are no whole axes of a slice of
+    # 4 × 8 × 8.
     grid = mesh_utils.create_device_mesh(
       tuple(sizes.values()), devices, allow_split_physical_axes=True
     )
@@ -66,12 +74,12 @@ def num_slices(devices: Sequence[jax.Device]) -> int:
   """Returns the number of TPU slices of these devices; 1 on other platforms."""
   if devices[0].platform != "tpu":
     return 1
-  # Descriptions of the absent devices of one slice have no such attribute.
+  # Absent devices of a single slice are described without this attribute.
   return len({getattr(device, "slice_index", 0) for device in devices})
 
 
 def _sizes(config: MeshConfig, num_devices: int) -> dict[str, int]:
-  """Returns the devices per axis, none of them open."""
+  """Returns the number of devices along each axis, where -1 is replaced by what remains."""
   asked = dict(zip(MESH_AXES, dataclasses.astuple(config), strict=True))
   open_axes = [axis for axis, n in asked.items() if n == -1]
   known = math.prod(n for n in asked.values() if n != -1)

@@ -1,4 +1,4 @@
-"""The rules of a run: which mesh axes split which logical axis."""
+"""Sharding rules: which mesh axes split which logical axis."""
 
 import dataclasses
 import difflib
@@ -6,7 +6,7 @@ import itertools
 
 from resjax.sharding.mesh import MESH_AXES
 
-# Logical axes that one array may have; a mesh axis can split only one of them.
+# Sets of logical axes that one array may have; a mesh axis can split only one axis of each set.
 _TOGETHER = (
   ("batch", "tokens", "embed"),
   ("batch", "tokens", "heads"),
@@ -20,17 +20,17 @@ _TOGETHER = (
 
 @dataclasses.dataclass(frozen=True)
 class Rules:
-  """For each logical axis, the mesh axes that split it, the outermost first; none: it stays whole.
+  """For each logical axis the mesh axes that split it, the outermost first; none: it stays whole.
 
   Attributes:
-    batch: B of activations.
-    tokens: T of activations.
-    embed: D of activations.
-    layers: L of stacked parameters.
-    embed_param: D of parameters.
-    vocab: V of the embeddings.
-    heads: H·C and K·C of parameters, H and K of activations.
-    mlp: F of parameters and activations.
+    batch: what splits B of activations.
+    tokens: what splits T of activations.
+    embed: what splits D of activations.
+    layers: what splits L of stacked parameters.
+    embed_param: what splits D of parameters.
+    vocab: what splits V of the embeddings.
+    heads: what splits H·C and K·C of parameters, H and K of activations.
+    mlp: what splits F of parameters and activations.
 
   Raises:
     ValueError: a mesh axis that does not exist, or that would split one array twice.
@@ -45,7 +45,7 @@ class Rules:
   heads: tuple[str, ...]
   mlp: tuple[str, ...]
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     """Checks the mesh axes; lists, as JSON has them, become tuples."""
     for axis in LOGICAL_AXES:
       object.__setattr__(self, axis, _mesh_axes(axis, getattr(self, axis)))
@@ -64,7 +64,7 @@ class Rules:
 
   @property
   def used(self) -> set[str]:
-    """The mesh axes that split anything."""
+    """The mesh axes that split any logical axis."""
     return {name for axis in LOGICAL_AXES for name in self.axes(axis)}
 
 
@@ -73,14 +73,19 @@ LOGICAL_AXES = tuple(field.name for field in dataclasses.fields(Rules))
 
 @dataclasses.dataclass(frozen=True)
 class ShardingConfig:
-  """A set of rules and its name."""
+  """A set of rules.
+
+  Attributes:
+    name: its name in config.sharding.
+    rules: the rules.
+  """
 
   name: str
   rules: Rules
 
 
 def _mesh_axes(axis: str, names: object) -> tuple[str, ...]:
-  """Returns the mesh axes of one rule, checked."""
+  """Returns the mesh axes that the rule of a logical axis names, checked."""
   if isinstance(names, str) or not isinstance(names, tuple | list):
     raise ValueError(
       f"config.sharding: {axis}={names!r} must be a tuple of mesh axes, such as ('fsdp',) or ()"
@@ -93,3 +98,6 @@ def _mesh_axes(axis: str, names: object) -> tuple[str, ...]:
   if len(set(names)) < len(names):
     raise ValueError(f"config.sharding: {axis}={names!r} has a mesh axis twice")
   return tuple(names)
+
+
+WHOLE = Rules(**dict.fromkeys(LOGICAL_AXES, ()))  # splits nothing

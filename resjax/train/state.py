@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 from flax import nnx
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding
 
 from resjax.models.config import DecoderConfig
 from resjax.models.decoder import Decoder
@@ -57,12 +57,11 @@ class ModelDef:
     self.combinator = model.combinator
     flat = nnx.to_flat_state(self._template)
     parameters = {path: Parameter.of(variable) for path, variable in flat}
-    if layout.mesh is not None:
-      named = {"/".join(map(str, path)): found for path, found in parameters.items()}
-      refuse(failures(named, layout))
+    named = {"/".join(map(str, path)): found for path, found in parameters.items()}
+    refuse(failures(named, layout))
 
     def abstract(path, variable):
-      split = layout.sharding(*parameters[path].axes) if layout.mesh is not None else None
+      split = layout.sharding(*parameters[path].axes)
       return jax.ShapeDtypeStruct(variable.shape, variable.dtype, sharding=split)
 
     self.abstract = nnx.traversals.unflatten_mapping(
@@ -114,17 +113,16 @@ def abstract_state(model: ModelDef, optimizer: optax.GradientTransformation) -> 
   """Returns shapes, dtypes and shardings of the state; moments lie where their parameters lie."""
   opt_state = jax.eval_shape(optimizer.init, model.abstract)
   step, guard = jax.eval_shape(_counters)
-  if model.layout.mesh is not None:
-    replicated = NamedSharding(model.layout.mesh, PartitionSpec())
-    opt_state = optax.tree_utils.tree_map_params(
-      optimizer,
-      lambda leaf, param: leaf if _is_masked(leaf) else _placed(leaf, param.sharding),
-      opt_state,
-      model.abstract,
-      is_leaf=_is_masked,
-      transform_non_params=lambda leaf: _placed(leaf, replicated),
-    )
-    step, guard = jax.tree.map(lambda leaf: _placed(leaf, replicated), (step, guard))
+  replicated = model.layout.sharding()
+  opt_state = optax.tree_utils.tree_map_params(
+    optimizer,
+    lambda leaf, param: leaf if _is_masked(leaf) else _placed(leaf, param.sharding),
+    opt_state,
+    model.abstract,
+    is_leaf=_is_masked,
+    transform_non_params=lambda leaf: _placed(leaf, replicated),
+  )
+  step, guard = jax.tree.map(lambda leaf: _placed(leaf, replicated), (step, guard))
   return TrainState(step, model.abstract, opt_state, guard)
 
 
@@ -137,7 +135,7 @@ def _is_masked(leaf) -> bool:
   return isinstance(leaf, optax.MaskedNode)
 
 
-def _placed(leaf: jax.ShapeDtypeStruct, sharding: NamedSharding) -> jax.ShapeDtypeStruct:
+def _placed(leaf: jax.ShapeDtypeStruct, sharding: NamedSharding | None) -> jax.ShapeDtypeStruct:
   return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
 
 

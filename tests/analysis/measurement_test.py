@@ -153,7 +153,7 @@ def test_eight_devices_find_what_one_finds(name, rules):
   found = []
   for layout in (Layout(), layouts.layout(rules, **MESHES[rules])):
     made = ModelDef(config, layout)
-    if layout.mesh is not None:
+    if layout.has_mesh:
       params = jax.device_put(params, jax.tree.map(lambda leaf: leaf.sharding, made.abstract))
     options = {"config": ProbeConfig(readings=READINGS, chunk_size=4, kl_every=2)}
     found.append(measured(made.bind(params), [rows], **options))

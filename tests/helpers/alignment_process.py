@@ -39,7 +39,7 @@ def measured(layout: Layout, rows: np.ndarray) -> Alignment:
   """Measures the rows of all processes, of which this one has some."""
   config = decoders.config("llama", "block_attn_res", {"layers_per_block": 2}, vocab_size=V)
   params, made = nnx.to_pure_dict(nnx.state(decoders.decoder(config))), ModelDef(config, layout)
-  if layout.mesh is not None:
+  if layout.has_mesh:
     params = jax.tree.map(
       lambda a, to: jax.make_array_from_callback(a.shape, to.sharding, np.asarray(a).__getitem__),
       params,

@@ -71,7 +71,7 @@ def compiled(name, layout):
 
   params = nnx.to_pure_dict(nnx.state(decoders.decoder(config(name))))
   rows = batch()
-  if layout.mesh is not None:
+  if layout.has_mesh:
     params = jax.device_put(params, jax.tree.map(lambda leaf: leaf.sharding, model.abstract))
     rows = layout.put(rows, len(rows["inputs"]))
   return jax.jit(jax.value_and_grad(loss)).lower(params, rows).compile(), (params, rows)
@@ -117,7 +117,7 @@ def test_a_split_sequence_generates_the_same_tokens(name, length):
   def tokens(layout):
     model = ModelDef(config(name), layout)
     params = nnx.to_pure_dict(nnx.state(decoders.decoder(config(name))))
-    if layout.mesh is not None:
+    if layout.has_mesh:
       params = jax.device_put(params, jax.tree.map(lambda leaf: leaf.sharding, model.abstract))
     options = {"key": jax.random.key(0), "temperature": 0.0}
     run = jax.jit(lambda params, rows: generate(model.bind(params), rows, 6, **options))

@@ -141,6 +141,4 @@ def _with_layer(stack: Array, part: Array, layer: int, offset: float) -> Array:
 
 
 def _sharding(layout: Layout, axes: tuple[str | None, ...]) -> Sharding:
-  if layout.mesh is None:
-    return SingleDeviceSharding(jax.local_devices()[0])
-  return layout.sharding(*axes)
+  return layout.sharding(*axes) or SingleDeviceSharding(jax.local_devices()[0])

@@ -59,7 +59,7 @@ def choose(
     ValueError: there is no such backend, or it cannot run here.
   """
   if implementation is None:
-    if read.layout.mesh is None and jax.device_count() > 1 and not read.interpret:
+    if not read.layout.has_mesh and jax.device_count() > 1 and not read.interpret:
       # XLA cannot partition a kernel; without a mesh nothing says how tokens are split.
       return dataclasses.replace(read, implementation="reference")
     runs = (name for name in IMPLEMENTATIONS if _obstacle(name, operation, read, operands) is None)
@@ -130,7 +130,7 @@ def _obstacle(name: str, operation: str, read: Read, operands: Any) -> str | Non
 
 
 def _sharding_obstacle(layout: Layout, like: Array) -> str | None:
-  if not _is_sharded(layout):
+  if not layout.spans_devices:
     return None
   if like.ndim != 3:
     return f"sources of shape {like.shape} on a mesh, it splits [B, T, D]"
@@ -140,10 +140,6 @@ def _sharding_obstacle(layout: Layout, like: Array) -> str | None:
     if size % layout.num_shards(axis):
       return f"axis {axis!r} of size {size} does not divide over {layout.num_shards(axis)} devices"
   return None
-
-
-def _is_sharded(layout: Layout) -> bool:
-  return layout.mesh is not None and layout.mesh.size > 1
 
 
 # Where the token axes of an array begin: [..., D]; [N, ..., D]; [S, N, ...]; it has none, and is
@@ -178,12 +174,12 @@ def on_rows(layout: Layout, fn: Callable, in_axes: PyTree, out_axes: PyTree) -> 
 
     def unfold(axis, x):
       if axis < 0:
-        return lax.psum(x, _token_axes(layout)) if _is_sharded(layout) else x
+        return lax.psum(x, _token_axes(layout)) if layout.spans_devices else x
       return x.reshape(*x.shape[:axis], *tokens, *x.shape[axis + 1 :])
 
     return jax.tree.map(unfold, out_axes, fn(*jax.tree.map(fold, in_axes, trees)))
 
-  if not _is_sharded(layout):
+  if not layout.spans_devices:
     return local
 
   def spec(axis):

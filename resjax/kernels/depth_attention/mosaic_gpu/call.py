@@ -14,7 +14,6 @@ from resjax.kernels.depth_attention.mosaic_gpu.ring import Ring, Stream
 from resjax.kernels.depth_attention.mosaic_gpu.row_ops import LANES, Sums
 from resjax.kernels.depth_attention.mosaic_gpu.tiles import GpuTiles
 from resjax.kernels.depth_attention.operands import Operands, Read
-from resjax.sharding import Layout
 from resjax.typing import Array, PyTree
 
 _PROGRAM = "program"
@@ -30,20 +29,15 @@ def num_programs(read: Read, tokens: int, tiles: GpuTiles) -> int:
 
   The interpreter runs them one after another, so it is a GPU of one streaming multiprocessor.
   """
-  sms = 1 if read.interpret else getattr(device(read.layout), "core_count", _ABSENT_SMS)
+  sms = 1 if read.interpret else getattr(read.layout.device, "core_count", _ABSENT_SMS)
   return min(tokens, tiles.programs_per_sm * sms)
-
-
-def device(layout: Layout) -> jax.Device:
-  """Returns a device of the kind that the program will run on."""
-  return jax.devices()[0] if layout.mesh is None else layout.mesh.devices.flat[0]
 
 
 def obstacle(read: Read) -> str | None:
   """Returns why no kernel can run on the GPU of a read, or None."""
   if read.interpret:
     return None
-  found = device(read.layout)
+  found = read.layout.device
   capability = getattr(found, "compute_capability", None)
   if capability is None:
     return f"the compute capability of {found.device_kind!r} is not known, it needs {_HOPPER}"

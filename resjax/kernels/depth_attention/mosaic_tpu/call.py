@@ -12,9 +12,9 @@ from resjax.kernels.depth_attention.operands import Read
 def prepared(read: Read, run: Callable) -> Callable:
   """Returns `run` ready to be called on the rows of one device.
 
-  The compiler of a kernel asks the mesh for the chip, which around one device no `shard_map` has
-  announced. It runs once per element of a `vmap`: an axis of the grid for it would split the sums
-  over tokens.
+  The compiler of a kernel asks the mesh in context for the chip. A `shard_map` sets that mesh, but
+  around a mesh of one device there is none, so the call sets it. It runs once per element of a
+  `vmap`: an axis of the grid for it would split the sums over tokens.
 
   Args:
     read: says where it runs.
@@ -24,9 +24,8 @@ def prepared(read: Read, run: Callable) -> Callable:
 
   @jax.custom_batching.sequential_vmap
   def call(*arrays):
-    announced = mesh is None or mesh.size > 1
-    around = contextlib.nullcontext() if announced else use_abstract_mesh(mesh.abstract_mesh)
-    with around:
+    alone = mesh.size == 1
+    with use_abstract_mesh(mesh.abstract_mesh) if alone else contextlib.nullcontext():
       return run(*arrays)
 
   return call

@@ -7,7 +7,6 @@ import json
 import math
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 
 from resjax.kernels.depth_attention.operands import Operands, Read
@@ -156,8 +155,7 @@ class Pass:
 
 def chip_of(layout: Layout) -> str:
   """Returns the key of `CHIPS` of the devices of a mesh; v5e for what is no known TPU."""
-  device = jax.devices()[0] if layout.mesh is None else layout.mesh.devices.flat[0]
-  kind = device.device_kind
+  kind = layout.device.device_kind
   return next((name for name, chip in CHIPS.items() if kind in chip.kinds), "v5e")
 
 
