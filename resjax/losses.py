@@ -1,4 +1,4 @@
-"""Next-token cross-entropy in chunks: the logits of all tokens never exist at one time."""
+"""Next-token cross-entropy in chunks of tokens, so that never all logits exist at one time."""
 
 import dataclasses
 import functools
@@ -14,15 +14,15 @@ from resjax.typing import Array, rounded
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class LossSums:
-  """Sums over tokens, fp32 scalars; those of microbatches, chunks and hosts add.
+  """Sums over tokens with weights w, float32 scalars; those of parts of a batch can be added.
 
   Attributes:
-    nats: Σ w · CE, in nats.
-    z: Σ w · lse², with lse the log of the softmax normaliser; a small multiple in the loss keeps
-      the normaliser near 1 (Chowdhery et al. 2022, arXiv:2204.02311, §5).
+    nats: Σ w · CE, the cross-entropy in nats.
+    z: Σ w · lse², with lse the log of the softmax normaliser; a small multiple of it in the loss
+      keeps the normaliser near 1 (Chowdhery et al. 2022, arXiv:2204.02311, §5).
     tokens: Σ w.
-    bytes: UTF-8 bytes of the targets with w > 0; 0 without a `token_bytes` table.
-    correct: Σ w over targets that have the largest logit.
+    bytes: the UTF-8 bytes of the targets with w > 0; 0 without a `token_bytes` table.
+    correct: Σ w over the targets that have the largest logit.
   """
 
   nats: Array
@@ -36,7 +36,7 @@ class LossSums:
 
   @classmethod
   def zeros(cls) -> "LossSums":
-    """The sums over no token."""
+    """Returns the sums over no token."""
     return cls(*[jnp.zeros((), jnp.float32)] * len(dataclasses.fields(cls)))
 
 
@@ -50,22 +50,22 @@ def cross_entropy(
   token_bytes: Array | None = None,
   softcap: float = 0.0,
 ) -> LossSums:
-  """Sums of the cross-entropy of softmax(hidden @ headᵀ) against `targets`.
+  """Returns the sums of the cross-entropy of softmax(hidden @ headᵀ) against targets.
 
   A scan runs over chunks of T and recomputes a chunk's logits in the backward pass. A chunk takes
-  every n-th position of every row, so that a batch axis and a token axis sharded over a mesh stay
-  sharded as they are. Products run in the dtype of `hidden` with fp32 accumulation; logits,
-  statistics and the sum of the head's gradient over chunks are fp32.
+  every n-th position of every row, so that a batch axis and a token axis that are split over a mesh
+  stay split as they are. Products run in the dtype of `hidden` with float32 accumulation; logits,
+  statistics and the sum of the head's gradient over chunks are float32.
 
   Args:
-    hidden: [..., T, D] final states, in the dtype of the products.
-    head: [V, D] output embedding, any float dtype.
-    targets: [..., T] int32 token numbers. One outside 0..V-1 makes `nats` NaN if its weight is
-      not 0, and is ignored otherwise.
-    weights: [..., T] weight of each target; 0 leaves it out.
-    chunk_size: tokens, over all leading axes, whose logits exist at one time. At least one
-      position of each row.
-    token_bytes: [V] UTF-8 bytes of each token.
+    hidden: the final hidden states [..., T, D], in the dtype of the products.
+    head: the output embedding [V, D], of any float dtype.
+    targets: the token numbers [..., T], int32. One outside 0..V-1 makes `nats` NaN if its weight
+      is not 0, and is ignored otherwise.
+    weights: the weight of each target [..., T]; 0 leaves it out.
+    chunk_size: the number of tokens, over all leading axes, whose logits exist at one time; a
+      chunk has at least one position of each row.
+    token_bytes: the number of UTF-8 bytes of each token [V]; None: bytes are not counted.
     softcap: c > 0 replaces the logits by c · tanh(logits / c) (Gemma 2, arXiv:2408.00118, §2).
 
   Raises:
@@ -74,13 +74,14 @@ def cross_entropy(
   _check(hidden, head, targets, weights, chunk_size, token_bytes, softcap)
   chunks, length = _chunking(targets.shape, chunk_size)
   split = [_strided(a, targets.ndim - 1, chunks, length) for a in (hidden, targets, weights)]
-  # The scan sums the gradient of what it closes over in that dtype, hence fp32.
+  # The scan sums the gradient of what it closes over in the dtype of that, hence float32.
   head = head.astype(jnp.float32)
 
   # Inside a scan nothing can merge the recomputation with the forward pass.
   @functools.partial(jax.checkpoint, prevent_cse=False)
   def body(carry: None, chunk: list[Array]) -> tuple[None, LossSums]:
-    return carry, _chunk_sums(*chunk, head, token_bytes, softcap)
+    hidden, targets, weights = chunk
+    return carry, _chunk_sums(hidden, targets, weights, head, token_bytes, softcap)
 
   sums = jax.lax.scan(body, None, split)[1]
   return jax.tree.map(jnp.sum, sums)
@@ -98,18 +99,25 @@ def sharded_cross_entropy(
   token_bytes: Array | None = None,
   softcap: float = 0.0,
 ) -> LossSums:
-  """`cross_entropy` in which each shard of the tokens scans its own chunks.
+  """Does what `cross_entropy` does on a mesh: each shard of the tokens scans its own chunks.
 
-  The head is gathered once before the scan over chunks, and its gradient reduced once after it;
-  the compiler alone puts a reduction of [V, D] into every step of the backward scan. Mesh axes
-  that `spec` does not name (tensor parallelism over V) stay with the compiler.
+  The head is gathered once before the scan over chunks, and its gradient is reduced once after it;
+  the compiler alone would put a reduction of [V, D] into every step of the backward scan. Mesh axes
+  that `spec` does not name (tensor parallelism over V) are left to the compiler.
 
   Args:
-    mesh: the mesh that the arrays live on.
+    hidden: see `cross_entropy`.
+    head: see `cross_entropy`.
+    targets: see `cross_entropy`.
+    weights: see `cross_entropy`.
+    mesh: the mesh that the arrays lie on.
     spec: how the axes of `targets` lie on it, such as P(("data", "fsdp"), "sequence").
-    chunk_size: tokens of one shard whose logits exist at one time.
+    chunk_size: the number of tokens of one shard whose logits exist at one time.
+    token_bytes: see `cross_entropy`.
+    softcap: see `cross_entropy`.
 
-  The other arguments, and what it raises, are those of `cross_entropy`.
+  Raises:
+    ValueError: see `cross_entropy`.
   """
   sums = functools.partial(
     cross_entropy, chunk_size=chunk_size, token_bytes=token_bytes, softcap=softcap
@@ -119,8 +127,8 @@ def sharded_cross_entropy(
     return sums(hidden, head, targets, weights)
 
   def local(hidden: Array, head: Array, targets: Array, weights: Array) -> LossSums:
-    # Marked as differing between shards here, outside the scan: the transpose of this is the
-    # one reduction of the gradient.
+    # The head is marked here, outside the scan, as differing between shards: the transpose of
+    # this mark is the one reduction of its gradient.
     head = jax.lax.pcast(head, axes, to="varying")
     return jax.lax.psum(sums(hidden, head, targets, weights), axes)
 
@@ -129,7 +137,7 @@ def sharded_cross_entropy(
   mapped = jax.shard_map(
     local, mesh=mesh, in_specs=specs, out_specs=PartitionSpec(), axis_names=set(axes)
   )
-  # Cast first: the reduction of the gradient then runs in fp32 too.
+  # The cast comes first, so that the gradient is reduced in float32 too.
   return mapped(hidden, head.astype(jnp.float32), targets, weights)
 
 
@@ -141,12 +149,14 @@ def _chunk_sums(
   token_bytes: Array | None,
   softcap: float,
 ) -> LossSums:
+  """Returns the sums over one chunk, see `cross_entropy`."""
   logits = _project(hidden, head)
   if softcap:
     logits = softcap * jnp.tanh(logits / softcap)
   vocab = head.shape[0]
   lse = jax.nn.logsumexp(logits, axis=-1)
-  # A comparison, not a gather: its transpose is no scatter, and V may be sharded.
+  # The target's logit is found by a comparison, not by a gather: V may be split over devices, and
+  # the transpose is no scatter.
   hit = jnp.arange(vocab, dtype=jnp.int32) == targets[..., None]
   ce = lse - jnp.sum(jnp.where(hit, logits, 0.0), axis=-1)
   ce = jnp.where((targets >= 0) & (targets < vocab), ce, jnp.nan)
@@ -167,7 +177,7 @@ def _chunk_sums(
 
 @jax.custom_vjp
 def _project(hidden: Array, head: Array) -> Array:
-  """[..., t, D] and [V, D] fp32 to fp32 logits [..., t, V], multiplied in the dtype of `hidden`."""
+  """Maps [..., t, D] and [V, D] float32 to float32 logits, multiplied in the dtype of `hidden`."""
   head = head.astype(hidden.dtype)
   return jnp.einsum("...td,vd->...tv", hidden, head, preferred_element_type=jnp.float32)
 
@@ -177,11 +187,11 @@ def _project_forward(hidden: Array, head: Array) -> tuple[Array, tuple[Array, Ar
 
 
 def _project_backward(saved: tuple[Array, Array], grad: Array) -> tuple[Array, Array]:
-  # JAX's own rule would multiply fp32 by bf16, at a fraction of the speed, and round the chunk's
-  # head gradient to bf16.
+  # JAX's own rule would multiply float32 by bfloat16, at a fraction of the speed, and round the
+  # chunk's part of the head's gradient to bfloat16.
   hidden, head = saved
   grad = grad.astype(hidden.dtype)
-  # A sum over V, of which devices may hold parts.
+  # This is a sum over V, of which each device may hold a part.
   d_hidden = jnp.einsum(
     "...tv,vd->...td", grad, head.astype(hidden.dtype), preferred_element_type=jnp.float32
   )
@@ -193,7 +203,7 @@ _project.defvjp(_project_forward, _project_backward)
 
 
 def _chunking(shape: tuple[int, ...], chunk_size: int) -> tuple[int, int]:
-  """Number of chunks, and positions of each row in a chunk."""
+  """Returns the number of chunks, and how many positions of each row a chunk has."""
   *rows, tokens = shape
   length = max(1, min(tokens, chunk_size // max(1, math.prod(rows))))
   chunks = max(1, -(-tokens // length))
@@ -201,7 +211,17 @@ def _chunking(shape: tuple[int, ...], chunk_size: int) -> tuple[int, int]:
 
 
 def _strided(x: Array, axis: int, chunks: int, length: int) -> Array:
-  """Pads `axis` with zeros to chunks · length; chunk i holds positions i, i + chunks, ..."""
+  """Splits an axis, padded with zeros, into chunks; chunk i has positions i, i + chunks, ...
+
+  Args:
+    x: [..., T, ...].
+    axis: the place of T.
+    chunks: the number of chunks.
+    length: the number of positions in a chunk.
+
+  Returns:
+    [chunks, ..., length, ...].
+  """
   widths = [(0, 0)] * x.ndim
   widths[axis] = (0, chunks * length - x.shape[axis])
   shape = (*x.shape[:axis], length, chunks, *x.shape[axis + 1 :])

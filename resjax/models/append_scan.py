@@ -1,13 +1,13 @@
 """A scan over layers that appends to a bank of sources, in memory linear in its steps.
 
-A reverse pass keeps what every step saw. A bank in the carry of a `lax.scan` would be kept once per
-step, O(steps²) memory, recomputation or not. Here the final bank alone is kept: every step reads
-its valid part, and what lies behind is not looked at.
+A reverse pass needs what every step saw. If the bank were in the carry of a `lax.scan`, it would be
+kept once per step, which is O(steps²) memory, with recomputation or without. Here only the final
+bank is kept: a step reads the part of it that was valid for it, and ignores the rest.
 """
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,12 +22,12 @@ class Steps(NamedTuple):
 
   Attributes:
     step: step(position, context, bank, opened, running, shared, x) returns
-      ((bank, opened, sources, running), out), bank and opened as they were. It may read
+      ((bank, opened, sources, running), out), with bank and opened as they were. It may read
       bank[:position.num_valid] alone; the sources of steps that end no block are dropped.
-    open_block: open_block(bank, num_valid, shared, rows) returns (bank, opened), what the steps of
-      a block share of the sources that are complete before it; `rows` are those of its steps.
-      `opened` is None where there is nothing of the kind.
-    every: steps per block.
+    open_block: open_block(bank, num_valid, shared, rows) returns (bank, opened), where `opened` is
+      what the steps of a block together make of the sources that are complete before it, or None;
+      `rows` are the rows of these steps.
+    every: the number of steps in a block.
   """
 
   step: Callable[..., tuple[tuple[Array, PyTree, tuple[Array, ...], PyTree], PyTree]]
@@ -44,9 +44,9 @@ def append_scan(
   rows: PyTree,
   context: PyTree,
 ) -> tuple[Array, int, PyTree, PyTree]:
-  """A scan that appends sources to a bank after every `every` steps, and after the last one.
+  """Runs a scan that appends sources to a bank after every block of steps, and after the last step.
 
-  In reverse mode it keeps one bank, and for each step what the step keeps besides the bank,
+  For the reverse pass it keeps one bank, and of each step what the step keeps besides the bank,
   `opened`, `shared` and `x`; blocks are opened again. A step that returns the bank of its last
   reader (`return_sources` of depth attention) adds to one cotangent of the bank in place. The
   cotangent of `opened` is handed from step to step and never zeroed: of each leaf [S, ...] a step
@@ -56,11 +56,11 @@ def append_scan(
   Args:
     steps: what to run.
     sources: the first sources, each [B, T, D].
-    running: pytree of arrays carried from step to step.
-    shared: pytree of arrays that all steps read.
-    xs: pytree of arrays with a leading axis, one row per step.
-    rows: the same, for `open_block`; a last block that is shorter gets the last row repeatedly.
-    context: pytree of arrays without gradient.
+    running: a pytree of arrays that is carried from step to step.
+    shared: a pytree of arrays that all steps read.
+    xs: a pytree of arrays whose leading axis has one row per step.
+    rows: the same for `open_block`; a last block that is shorter gets the last row repeatedly.
+    context: a pytree of arrays without gradient.
 
   Returns:
     The bank [N, B, T, D], all of it valid; N; `running` after the last step; and the stacked `out`
@@ -83,28 +83,28 @@ class Position(NamedTuple):
 
   Attributes:
     step: the number of the step.
-    num_valid: number of sources that it may read; its block appends to the slot of that number.
-    starts_block: whether it is the first step of its block.
-    ends_block: whether it is the last step of its block.
+    num_valid: how many sources the step may read; its block appends to the slot of that number.
+    starts_block: whether the step is the first one of its block.
+    ends_block: whether the step is the last one of its block.
   """
 
-  step: Array
-  num_valid: Array
-  starts_block: Array
-  ends_block: Array
+  step: Array | int
+  num_valid: Array | int
+  starts_block: Array | bool
+  ends_block: Array | bool
 
 
 class _Sizes(NamedTuple):
-  """Numbers of sources at the start and appended by a block; steps per block and in all."""
+  """The sizes of a scan."""
 
-  start: int
-  appended: int
-  every: int
-  steps: int
+  start: int  # number of the first sources
+  appended: int  # number of sources that a block appends
+  every: int  # steps in a block
+  steps: int  # steps in all
 
   @property
   def bank(self) -> int:
-    """Number of sources at the end."""
+    """The number of sources at the end, N."""
     return self.start + -(-self.steps // self.every) * self.appended
 
   def at(self, i: Array | int) -> Position:
@@ -119,21 +119,30 @@ class _Sizes(NamedTuple):
     return jax.tree.map(lambda leaf: leaf[jnp.minimum(block, self.steps - 1)], rows)
 
 
-def _open(steps: Steps, sizes: _Sizes, position: Position, bank, shared, rows):
+def _open(
+  steps: Steps, sizes: _Sizes, position: Position, bank: Array, shared: PyTree, rows: PyTree
+) -> tuple[Array, PyTree]:
   """Opens the block of a step: returns (bank, opened)."""
   block = sizes.rows_of_block(rows, position.step)
   return steps.open_block(bank, position.num_valid, shared, block)
 
 
-def _nothing(steps: Steps, sizes: _Sizes, bank, shared, rows) -> PyTree:
-  """Returns zeros like what opening a block gives."""
+def _nothing(steps: Steps, sizes: _Sizes, bank: Array, shared: PyTree, rows: PyTree) -> PyTree:
+  """Returns zeros in the shape of what opening a block gives."""
   opening = partial(_open, steps, sizes, sizes.at(0))
   _, opened = jax.eval_shape(opening, bank, shared, rows)
   return jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), opened)
 
 
-def _reopened(steps: Steps, sizes: _Sizes, position: Position, when, opened, *arrays) -> PyTree:
-  """Returns what opening the block of a step gives, if it is time to, else `opened`."""
+def _reopened(
+  steps: Steps,
+  sizes: _Sizes,
+  position: Position,
+  when: Array | bool,
+  opened: PyTree,
+  *arrays: PyTree,
+) -> PyTree:
+  """Returns what opening the block of a step gives where `when` is true, else `opened`."""
   if not jax.tree.leaves(opened):
     return opened
   opening = partial(_open, steps, sizes, position)
@@ -141,8 +150,19 @@ def _reopened(steps: Steps, sizes: _Sizes, position: Position, when, opened, *ar
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _append_scan(steps: Steps, sizes: _Sizes, sources, running, shared, xs, rows, context):
-  def body(carry, indexed):
+def _append_scan(
+  steps: Steps,
+  sizes: _Sizes,
+  sources: tuple[Array, ...],
+  running: PyTree,
+  shared: PyTree,
+  xs: PyTree,
+  rows: PyTree,
+  context: PyTree,
+) -> tuple[Array, PyTree, PyTree]:
+  """Returns the bank, `running` after the last step, and the stacked `out` of all steps."""
+
+  def body(carry: PyTree, indexed: tuple[Array, PyTree]) -> tuple[PyTree, PyTree]:
     bank, opened, running = carry
     i, x = indexed
     position = sizes.at(i)
@@ -158,16 +178,26 @@ def _append_scan(steps: Steps, sizes: _Sizes, sources, running, shared, xs, rows
   return bank, running, outs
 
 
-def _append_scan_forward(steps: Steps, sizes: _Sizes, sources, running, shared, xs, rows, context):
-  def body(carry, indexed):
+def _append_scan_forward(
+  steps: Steps,
+  sizes: _Sizes,
+  sources: tuple[Array, ...],
+  running: PyTree,
+  shared: PyTree,
+  xs: PyTree,
+  rows: PyTree,
+  context: PyTree,
+) -> tuple[tuple[Array, PyTree, PyTree], PyTree]:
+  def body(carry: PyTree, indexed: tuple[Array, PyTree]) -> tuple[PyTree, PyTree]:
     bank, opened, running = carry
     i, x = indexed
     position = sizes.at(i)
     opened = _reopened(steps, sizes, position, position.starts_block, opened, bank, shared, rows)
     arguments = bank, opened, running, shared, x
+    vjp: Any
     outputs, vjp, out = jax.vjp(partial(steps.step, position, context), *arguments, has_aux=True)
     bank, opened, appended, running = outputs
-    # What the reverse pass can hand in again is not kept once per step.
+    # The reverse pass hands these arguments in again, so they are not kept once per step.
     for index in (0, 1, 3, 4):
       vjp.args_res[index] = None
     return (store(bank, position.num_valid, appended), opened, running), (vjp, out)
@@ -178,11 +208,16 @@ def _append_scan_forward(steps: Steps, sizes: _Sizes, sources, running, shared, 
   return (bank, running, outs), (vjps, bank, shared, xs, rows)
 
 
-def _append_scan_backward(steps: Steps, sizes: _Sizes, residuals, cotangents):
+def _append_scan_backward(
+  steps: Steps,
+  sizes: _Sizes,
+  residuals: PyTree,
+  cotangents: tuple[Array, PyTree, PyTree],
+) -> tuple[tuple[Array, ...], PyTree, PyTree, PyTree, PyTree, None]:
   vjps, bank, shared, xs, rows = residuals
   d_bank, d_running, _ = cotangents
 
-  def body(carry, indexed):
+  def body(carry: PyTree, indexed: tuple[Array, Any, PyTree]) -> tuple[PyTree, PyTree]:
     opened, d_bank, d_opened, d_running, d_shared, d_rows = carry
     i, vjp, x = indexed
     position = sizes.at(i)
@@ -191,16 +226,17 @@ def _append_scan_backward(steps: Steps, sizes: _Sizes, residuals, cotangents):
     slots = [position.num_valid + k for k in range(sizes.appended)]
     d_slots = [lax.dynamic_index_in_dim(d_bank, slot, keepdims=False) for slot in slots]
     d_appended = tuple(jnp.where(position.ends_block, d_slot, 0) for d_slot in d_slots)
-    # Slots that the step could not read keep what later steps left there; no step reads it.
+    # The cotangents of slots that the step could not read stay as later steps left them; the steps
+    # before do not read them.
     d_bank, d_opened, d_running, d_shared_step, d_x = vjp((d_bank, d_opened, d_appended, d_running))
     d_shared = jax.tree.map(jnp.add, d_shared, d_shared_step)
     d_bank, d_shared, d_rows = closed(position, d_opened, d_bank, d_shared, d_rows)
     return (opened, d_bank, d_opened, d_running, d_shared, d_rows), d_x
 
-  def closed(position, d_opened, *collected):
-    """Adds the cotangents of what opened the block of a step, if that is its first one."""
+  def closed(position: Position, d_opened: PyTree, *collected: PyTree) -> tuple[PyTree, ...]:
+    """Adds the cotangents of what opened the block of a step, if the step is its first one."""
 
-    def close():
+    def close() -> tuple[PyTree, ...]:
       d_bank, d_shared, d_rows = collected
       _, vjp = jax.vjp(partial(_open, steps, sizes, position), bank, shared, rows)
       d_bank, *others = vjp((d_bank, d_opened))

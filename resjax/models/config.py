@@ -1,4 +1,4 @@
-"""The shape of a decoder, checked."""
+"""The description of a decoder: frozen dataclasses that check themselves."""
 
 import dataclasses
 import functools
@@ -17,7 +17,12 @@ BIASES = ("none", "qkv", "attention", "all")
 
 @dataclasses.dataclass(frozen=True)
 class ResidualConfig:
-  """A combinator by name, and its options."""
+  """A combinator.
+
+  Attributes:
+    name: its name in `resjax.combinators`.
+    options: the arguments of its class that are its own.
+  """
 
   name: str = "standard"
   options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -25,7 +30,13 @@ class ResidualConfig:
 
 @dataclasses.dataclass(frozen=True)
 class ShortSWAConfig:
-  """Causal attention over a short window, a site before the attention; window 0: no such site."""
+  """The site `short_swa` before the attention: causal attention over a short window.
+
+  Attributes:
+    window: how many of the last tokens a token sees; 0: there is no such site.
+    num_heads: the number of query heads and of key heads; 0: as many as the attention has.
+    zero_init: whether the output projection starts as zero.
+  """
 
   window: int = 0
   num_heads: int = 0
@@ -34,7 +45,7 @@ class ShortSWAConfig:
 
 @dataclasses.dataclass(frozen=True)
 class DecoderConfig:
-  """Sizes and choices of a decoder; the meaning of each field stands in configs/base.py.
+  """The sizes and choices of a decoder; configs/base.py says what each field means.
 
   Raises:
     ValueError: a size or choice that no decoder can have.
@@ -75,7 +86,7 @@ class DecoderConfig:
   depth: str
   residual: ResidualConfig
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     """Fills in head_dim and checks every field."""
     for name in ("vocab_size", "num_layers", "d_model", "num_heads", "num_kv_heads", "mlp_dim"):
       self._check(name, getattr(self, name) >= 1, "at least 1")

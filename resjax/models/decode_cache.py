@@ -1,4 +1,4 @@
-"""What the tokens of a row leave for those that follow."""
+"""What the tokens of a row leave for those that follow, in decoding."""
 
 import dataclasses
 from typing import NamedTuple
@@ -52,16 +52,17 @@ class TokensInCache(NamedTuple):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class DecodeCache:
-  """Keys and values of all layers, and what else decoding needs of earlier tokens.
+  """The keys and values of all layers, and what else decoding needs of earlier tokens.
 
-  A row is one document, padding before it or after it. Stores per token and layer 2 K C values,
-  whatever the attention's windows are; `short_swa` 2 D for each of the last window - 1 tokens.
+  A row is one document, with padding before it or after it. The attention stores 2 K C values per
+  token and layer, whatever its windows are; `short_swa` stores 2 D values for each of the last
+  window - 1 tokens.
 
   Attributes:
-    past: by attention site, [L, B, slots, K, C].
-    segment_ids: [B, S]; 0: padding, or nothing yet.
-    length: number of slots that are used, scalar.
-    combinator: see `Combinator.decode_cache`.
+    past: the keys and values by attention site, [L, B, slots, K, C].
+    segment_ids: 1 for a token, 0 for padding and for slots without a token yet [B, S].
+    length: the number of slots that are filled, a scalar.
+    combinator: what the combinator keeps, see `Combinator.decode_cache`.
   """
 
   past: dict[str, KeyValues]
@@ -76,13 +77,13 @@ class DecodeCache:
     """Returns the cache before the first token.
 
     Args:
-      config: of the decoder.
+      config: the decoder.
       combinator: its residual system.
-      batch_size: B.
-      size: S, the most tokens of a row, padding included; 1..max_positions.
+      batch_size: the number of rows B.
+      size: the most tokens of a row S, padding included; 1..max_positions.
 
     Raises:
-      ValueError: a size out of range.
+      ValueError: the size is out of range.
     """
     if not 1 <= size <= config.max_positions:
       raise ValueError(
@@ -105,7 +106,8 @@ class DecodeCache:
     """Returns where T new tokens stand.
 
     Args:
-      segment_ids: [B, T]; 1, or 0 for padding. The first token that is none has position 0.
+      segment_ids: 1 for a token, 0 for padding [B, T]. The first token of a row that is no padding
+        has position 0.
     """
     count = segment_ids.shape[1]
     real = jnp.cumsum(segment_ids > 0, axis=1)
@@ -114,14 +116,13 @@ class DecodeCache:
     masks = {}
     for site, past in self.past.items():
       size = past.keys.shape[-3]
-      if site == "short_swa":  # its keys are the last `size` ones and the new ones
-        keys = self.length - size + jnp.arange(size + count)
-        near = (keys >= 0) & (keys > slots[:, None] - size - 1)
-      else:
-        keys, near = jnp.arange(size), True
+      short = site == "short_swa"  # whose keys are the last `size` ones and the new ones
+      keys = self.length - size + jnp.arange(size + count) if short else jnp.arange(size)
       ids = jnp.take(self._segment_ids_with(segment_ids), keys, axis=1, mode="clip")
       same = segment_ids[:, :, None] == ids[:, None, :]
-      masks[site] = same & (keys <= slots[:, None]) & near
+      masks[site] = same & (keys <= slots[:, None])
+      if short:
+        masks[site] &= (keys >= 0) & (keys > slots[:, None] - size - 1)
     return TokensInCache(self.length, jnp.maximum(earlier + real - 1, 0), masks)
 
   def advance(
@@ -130,9 +131,9 @@ class DecodeCache:
     """Returns the cache after T tokens.
 
     Args:
-      segment_ids: [B, T].
-      new: their keys and values, by attention site: [L, B, T, K, C].
-      combinator: see `Combinator.next_cache`.
+      segment_ids: 1 for a token, 0 for padding [B, T].
+      new: the keys and values of these tokens, by attention site: [L, B, T, K, C].
+      combinator: what the combinator keeps, see `Combinator.next_cache`.
     """
     past = {
       site: old.pushed(new[site]) if site == "short_swa" else old.stored(new[site], self.length)
@@ -142,5 +143,6 @@ class DecodeCache:
     return DecodeCache(past, segments, self.length + segment_ids.shape[1], combinator)
 
   def _segment_ids_with(self, segment_ids: Array) -> Array:
+    """Returns the segments of all slots [B, S] with those of T new tokens [B, T]."""
     new = segment_ids.astype(self.segment_ids.dtype)
     return lax.dynamic_update_slice_in_dim(self.segment_ids, new, self.length, axis=1)

@@ -165,7 +165,7 @@ class Decoder(nnx.Module):
 
     def branch(row: _Rows, site: str, views: combinators.Views, context: _Context) -> tuple:
       residual = None
-      if row.value_weights is not None:
+      if row.value_weights is not None and context.first_values is not None:
         residual = ValueResidual(row.value_weights, context.first_values)
       layer = nnx.merge(graphdef, row.layer)
       return layer(site, views, context.tokens, row.past, residual, Window(windows, row.window))

@@ -9,14 +9,14 @@ decoding, or what a probe measures. `run` is the short form for models that want
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 from flax import nnx
 from jax import lax
 
 from resjax.combinators.base import Combinator, TokenContext, Views
-from resjax.models.depth_strategies import STRATEGIES, Stack, loop
+from resjax.models.depth_strategies import STRATEGIES, LayerStep, Stack, loop
 from resjax.nn.linear import PRODUCT
 from resjax.typing import Array, PyTree
 
@@ -63,7 +63,6 @@ class SiteVisit(NamedTuple):
 Branch = Callable[[PyTree, str, Views, PyTree], tuple[Any, ...]]
 # collect(visits of one layer, context) -> pytree of arrays.
 Collect = Callable[[Sequence[SiteVisit], PyTree], PyTree]
-Remat = Literal["none", "full", "dots"]
 
 
 def run(
@@ -74,7 +73,7 @@ def run(
   *,
   context: PyTree = None,
   tokens: TokenContext | None = None,
-  remat: Remat = "none",
+  remat: str = "none",
   unroll: bool = False,
 ) -> Array:
   """Runs L layers through a combinator: init, L times (read, branch, write), final.
@@ -88,8 +87,8 @@ def run(
     context: arrays that every branch may read (positions, segment ids, values of the first layer);
       gradients flow to those of a floating type.
     tokens: what combinators that mix tokens must know of them, see `Combinator.init`.
-    remat: what a layer keeps for the reverse pass. `none`: all; `full`: its inputs; `dots`: its
-      inputs and the results of its linear maps.
+    remat: one of `REMAT`: what a layer keeps for the reverse pass. `none`: all; `full`: its inputs;
+      `dots`: its inputs and the results of its linear maps.
     unroll: whether a Python loop runs the layers instead of a scan; for tests and very few layers.
 
   Returns:
@@ -114,7 +113,7 @@ def run_layers(
   *,
   context: PyTree = None,
   tokens: TokenContext | None = None,
-  remat: Remat = "none",
+  remat: str = "none",
   unroll: bool = False,
 ) -> tuple[PyTree, PyTree]:
   """Does what `run` does up to the final read, and collects something of every layer.
@@ -146,16 +145,15 @@ def run_layers(
       "the layers of this combinator differ in shape and cannot be scanned; "
       "set config.model.depth='loop'"
     )
-  graphdef, rows, shared = nnx.split(
-    combinator, lambda path, _: path[0] in combinator.per_layer, ...
-  )
+  graphdef, *parts = nnx.split(combinator, lambda path, _: path[0] in combinator.per_layer, ...)
+  rows, shared = parts
   stack = Stack(layers, rows)
   for leaf in jax.tree.leaves(stack):
     if leaf.shape[0] != combinator.num_layers:
       raise ValueError(
         f"a stacked parameter has {leaf.shape[0]} layers, its combinator {combinator.num_layers}"
       )
-  layer = partial(_layer, graphdef, branch, collect)
+  layer: LayerStep = partial(_layer, graphdef, branch, collect)
   if remat != "none":
     # The loop numbers the layers by Python ints, which combinators may look up.
     static = (0,) if unroll else ()

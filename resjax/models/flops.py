@@ -1,4 +1,4 @@
-"""Floating-point operations of a decoder."""
+"""The floating-point operations of a decoder."""
 
 from resjax.combinators import Combinator
 from resjax.models.config import DecoderConfig
@@ -6,17 +6,18 @@ from resjax.nn.mlp import is_gated
 
 
 def forward_flops_per_token(config: DecoderConfig, combinator: Combinator, seq_len: int) -> float:
-  """Returns the forward FLOPs per token, a multiply-add counting as two.
+  """Returns the forward FLOPs per token; a multiply-add counts as two.
 
-  2 · (matrix parameters of all layers + V D) + 4 H C Σ_l (w_l − w_l² / 2T) + those of the
-  combinator: scores and values over the tokens that one sees on average, w = min(window, T), and
-  w = T without a window. Norms and activations are left out. `short_swa` adds L layers of 4 D²
-  parameters and D-wide scores and values in its window.
+  2 · (matrix parameters of all layers + V D) + 4 H C Σ_l (w_l − w_l² / 2T) + combinator
+
+  The second term is scores and values over the tokens that a token sees on average, where w_l is
+  min(window of layer l, T), or T without a window. Norms and activations are left out. `short_swa`
+  adds 4 D² parameters to every layer, and scores and values of width D in its window.
 
   Args:
     config: the decoder.
     combinator: its residual system.
-    seq_len: T.
+    seq_len: the number of tokens in a row T.
   """
   heads = config.num_heads * config.head_dim
   kv_heads = config.num_kv_heads * config.head_dim
@@ -31,11 +32,19 @@ def forward_flops_per_token(config: DecoderConfig, combinator: Combinator, seq_l
 
 
 def _seen(window: int, seq_len: int) -> float:
-  """Returns how many tokens one sees on average; window 0: all earlier ones."""
+  """Returns how many tokens a token sees on average; window 0: all earlier ones."""
   size = min(window or seq_len, seq_len)
   return size - size**2 / (2 * seq_len)
 
 
 def training_flops_per_token(config: DecoderConfig, combinator: Combinator, seq_len: int) -> float:
-  """Returns 3 × forward: the backward pass costs two forwards; recomputation is not counted."""
+  """Returns the FLOPs of training per token: three times those of the forward pass.
+
+  The backward pass costs as much as two forward passes; recomputation is not counted.
+
+  Args:
+    config: the decoder.
+    combinator: its residual system.
+    seq_len: the number of tokens in a row T.
+  """
   return 3 * forward_flops_per_token(config, combinator, seq_len)

@@ -159,9 +159,10 @@ class Layer(nnx.Module):
     return {name: norm(views[name]) for name, norm in self.norms[sublayer].items()}
 
 
-def _qkv(normed: dict[str, Array]) -> list[Array]:
+def _qkv(normed: dict[str, Array]) -> tuple[Array, Array, Array]:
   """Returns what queries, keys and values are made of: x where there is no view of their own."""
-  return [normed[name if name in normed else "x"] for name in "qkv"]
+  q, k, v = (normed[name if name in normed else "x"] for name in "qkv")
+  return q, k, v
 
 
 def _sublayers(

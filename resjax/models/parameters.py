@@ -9,7 +9,7 @@ from resjax.models.config import DecoderConfig
 from resjax.models.decoder import Decoder
 from resjax.sharding import Layout
 
-# Logical axis of a parameter -> its letter, and the setting that decides its size.
+# Logical axis of a parameter -> the letter of its size, and the setting that decides it.
 SPLIT_AXES = {
   "layers": ("L", "config.model.num_layers"),
   "embed_param": ("D", "config.model.d_model"),
@@ -24,14 +24,19 @@ SPLIT_AXES = {
 
 @dataclasses.dataclass(frozen=True)
 class Parameter:
-  """Shape and logical axes of a parameter; one that is stacked has `layers` first."""
+  """The shape of a parameter, and the logical axis of each of its axes.
+
+  Attributes:
+    shape: the sizes; a parameter that is stacked over layers has L first.
+    axes: the logical axes, see `resjax.sharding.Rules`; None: the axis is never split.
+  """
 
   shape: tuple[int, ...]
   axes: tuple[str | None, ...]
 
   @classmethod
   def of(cls, variable: nnx.Variable) -> "Parameter":
-    """Returns those of a variable; one without axes is whole on every device."""
+    """Returns shape and axes of a variable; a variable without axes is never split."""
     shape = tuple(variable.shape)
     own = variable.get_metadata().get("axes", (None,) * len(shape))
     stacked = ("layers", *[None] * len(shape))[: len(shape) - len(own)]
@@ -46,7 +51,7 @@ def parameters(config: DecoderConfig, layout: Layout) -> dict[str, Parameter]:
 
 
 def failures(found: Mapping[str, Parameter], layout: Layout) -> list[str]:
-  """Returns a line for each size of an axis of parameters that does not divide."""
+  """Returns a line for every size of a parameter's axis that does not divide over its devices."""
   paths: dict[tuple[str, int], list[str]] = {}
   for path, parameter in found.items():
     for axis, size in zip(parameter.axes, parameter.shape, strict=True):
@@ -63,13 +68,20 @@ def failures(found: Mapping[str, Parameter], layout: Layout) -> list[str]:
 
 
 def refuse(found: list[str]) -> None:
-  """Raises a ValueError with all that was found, if anything was."""
+  """Raises a ValueError that has all lines, if there are any."""
   if found:
     raise ValueError("; ".join(found))
 
 
 def not_divisible(what: str, axis: str, layout: Layout, times: int = 1) -> str:
-  """Returns that something does not divide, and what it is divided by."""
-  factors = [(name, layout.mesh.shape[name]) for name in layout.rules.axes(axis)]
-  factors = " × ".join(f"config.mesh.{name}={size}" for name, size in factors)
+  """Returns the line that says that a size does not divide.
+
+  Args:
+    what: the setting or parameter, and its size.
+    axis: the logical axis that the size is of.
+    layout: the mesh and the rules.
+    times: what the size must be divisible by besides the number of devices.
+  """
+  names = layout.rules.axes(axis)
+  factors = " × ".join(f"config.mesh.{name}={layout.mesh.shape[name]}" for name in names)
   return f"{what} is not divisible by {layout.num_shards(axis) * times}, that is {factors}"

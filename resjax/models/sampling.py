@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from resjax.models.config import DecoderConfig
 from resjax.models.decode_cache import DecodeCache
 from resjax.models.decoder import Decoder
 from resjax.typing import Array
@@ -25,22 +26,22 @@ def generate(
 ) -> Array:
   """Continues prompts by sampling p(v) ∝ exp(logit_v / temperature), token by token.
 
-  The prompts run once and fill a cache; every later token runs alone. One compiled loop, which ends
-  early when all rows have stopped.
+  The prompts run once and fill a cache; every later token runs alone. All of it is one compiled
+  loop, which ends early when all rows have stopped.
 
   Args:
     decoder: the model.
-    prompt: tokens [B, P], P ≥ 1; shorter prompts have padding, of any token, on their left.
-    num_tokens: how many to append; P + num_tokens is at most the decoder's max_positions.
-    key: of the random numbers.
-    lengths: tokens of each prompt without padding [B], each in 1..P; None: P.
-    temperature: 0 takes the most probable token.
-    top_k: only the k most probable tokens, see `restrict`; 0: all.
-    top_p: of those only the most probable that sum to p, see `restrict`; 1: all.
-    stop: tokens after each of which a row ends; the result has the first of them behind it.
+    prompt: the tokens [B, P], P ≥ 1; shorter prompts have padding, of any token, on their left.
+    num_tokens: how many tokens to append; P + num_tokens is at most the decoder's max_positions.
+    key: the key of the random numbers.
+    lengths: the number of tokens of each prompt without its padding [B], each in 1..P; None: P.
+    temperature: the temperature; 0 takes the most probable token.
+    top_k: k, only the k most probable tokens are sampled, see `restrict`; 0: all.
+    top_p: p, of these only the most probable that sum to p, see `restrict`; 1: all.
+    stop: the tokens that end a row; what follows in the row is the first of them, repeated.
 
   Returns:
-    [B, P + num_tokens].
+    The tokens of prompts and continuations [B, P + num_tokens].
 
   Raises:
     ValueError: an empty prompt, a row that is too long, or an option out of range.
@@ -71,11 +72,11 @@ def generate(
 
 
 class _State(NamedTuple):
-  """Tokens [B, P + num_tokens], of which `length` are there; which rows stopped [B]; the cache."""
+  """The state of the loop."""
 
-  length: Array
-  rows: Array
-  stopped: Array
+  length: Array  # the number of tokens that are there, a scalar
+  rows: Array  # the tokens [B, P + num_tokens]
+  stopped: Array  # which rows have ended, bool [B]
   cache: DecodeCache
 
   def extended(self, token: Array, stop: tuple[int, ...]) -> "_State":
@@ -89,7 +90,13 @@ class _State(NamedTuple):
     return _State(self.length + 1, rows, stopped, self.cache)
 
 
-def _prefill(decoder, prompt, lengths, num_tokens, stop) -> tuple[_State, Array]:
+def _prefill(
+  decoder: Decoder,
+  prompt: Array,
+  lengths: Array | None,
+  num_tokens: int,
+  stop: tuple[int, ...],
+) -> tuple[_State, Array]:
   """Returns the state after the prompts, and their hidden states [B, P, D]."""
   batch, start = prompt.shape
   lengths = jnp.full(batch, start) if lengths is None else lengths
@@ -102,13 +109,13 @@ def _prefill(decoder, prompt, lengths, num_tokens, stop) -> tuple[_State, Array]
 
 
 def restrict(logits: Array, top_k: int = 0, top_p: float = 1.0) -> Array:
-  """Returns logits with -inf for tokens that are not to be sampled.
+  """Returns logits [..., V] with -inf for tokens that are not to be sampled.
 
-  The k largest stay; of these, the fewest largest whose probabilities (renormalised over the k) sum
-  to at least p, hence always one. Ties with the smallest that stays, stay.
+  The k largest logits stay; of these, the fewest largest whose probabilities (renormalised over the
+  k) sum to at least p, hence always one. Logits equal to the smallest one that stays, stay too.
 
   Args:
-    logits: [..., V].
+    logits: the logits [..., V].
     top_k: k; 0: all.
     top_p: p; 1: all.
 
@@ -140,7 +147,15 @@ def _tempered(logits: Array, temperature: float) -> Array:
   return logits / temperature if temperature else logits
 
 
-def _check(config, start, num_tokens, temperature, top_k, top_p, stop) -> None:
+def _check(
+  config: DecoderConfig,
+  start: int,
+  num_tokens: int,
+  temperature: float,
+  top_k: int,
+  top_p: float,
+  stop: tuple[int, ...],
+) -> None:
   longest = config.max_positions
   if not (start >= 1 and num_tokens >= 0 and start + num_tokens <= longest):
     raise ValueError(

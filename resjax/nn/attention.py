@@ -1,6 +1,7 @@
 """Multi-head causal self-attention."""
 
 import dataclasses
+from typing import Any
 
 import jax
 from flax import nnx
@@ -15,7 +16,7 @@ from resjax.kernels.self_attention import (
 )
 from resjax.nn.kv_cache import KeyValues
 from resjax.nn.linear import Linear, shared
-from resjax.nn.norm import norm
+from resjax.nn.norm import Identity, norm
 from resjax.nn.rope import Rope, rope
 from resjax.sharding import Layout
 from resjax.typing import Array, wide_dtype
@@ -23,11 +24,11 @@ from resjax.typing import Array, wide_dtype
 
 @dataclasses.dataclass(frozen=True)
 class ValueResidual:
-  """v ← λ₁ v + λ₂ v₁, with the values v₁ of the first layer.
+  """v ← λ₁ v + λ₂ v₁, where v₁ are the values of the first layer.
 
   Attributes:
-    weights: λ₁ and λ₂ [2].
-    first: v₁ [B, T, K, C].
+    weights: the weights λ₁ and λ₂ [2].
+    first: the values v₁ [B, T, K, C].
 
   Source: ResFormer, arXiv 2410.17897.
   """
@@ -36,7 +37,7 @@ class ValueResidual:
   first: Array
 
   def mix(self, v: Array) -> Array:
-    """Returns the mixed values [B, T, K, C], summed in float32 or wider, in the dtype of v."""
+    """Returns the mixed values [B, T, K, C] in the dtype of v; the sum is in float32 or wider."""
     own, first = self.weights.astype(wide_dtype(v))
     return (own * v + first * self.first).astype(v.dtype)
 
@@ -44,26 +45,26 @@ class ValueResidual:
 class Attention(nnx.Module):
   """W_o softmax(q kᵀ / √C) v with q = W_q x_q, k = W_k x_k, v = W_v x_v, grouped-query form.
 
-  What else scores may be, see `resjax.kernels.self_attention.Scores`.
+  `resjax.kernels.self_attention.Scores` describes what else can be done with the scores.
 
   Args:
-    d_model: D.
-    num_heads: H.
-    num_kv_heads: K; H is a multiple of K.
-    head_dim: C.
-    rotation: the rotary embedding; None: no rotation.
-    qk_norm: RMSNorm of every query and key head before the rotation.
-    norm_eps: of that norm.
+    d_model: the model width D.
+    num_heads: the number of query heads H.
+    num_kv_heads: the number of key and value heads K; H is a multiple of K.
+    head_dim: the width of a head C.
+    rotation: the rotary embedding of queries and keys; None: no rotation.
+    qk_norm: whether every query and key head goes through an RMSNorm before the rotation.
+    norm_eps: the eps of that norm.
     bias: whether the linear maps have biases.
-    qkv_bias: whether those of q, k and v have, whatever `bias` says.
-    std: standard deviation of W_q and W_k at init.
-    value_std: of W_v.
-    out_std: of W_o.
-    scores: scale and soft cap.
-    implementation: see `resjax.kernels.self_attention.causal_attention`.
-    dtype: of the activations.
-    layout: of the activations.
-    rngs: source of the initial values.
+    qkv_bias: whether those of q, k and v have biases, whatever `bias` says.
+    std: the standard deviation of W_q and W_k at init.
+    value_std: the standard deviation of W_v at init.
+    out_std: the standard deviation of W_o at init.
+    scores: scale and soft cap of the scores.
+    implementation: the kernel, see `resjax.kernels.self_attention.causal_attention`.
+    dtype: the dtype of the activations.
+    layout: the mesh and sharding rules of the activations.
+    rngs: the source of the initial values.
   """
 
   def __init__(
@@ -90,7 +91,7 @@ class Attention(nnx.Module):
     self.num_heads, self.num_kv_heads, self.head_dim = num_heads, num_kv_heads, head_dim
     self.rotation, self.scores = rotation, scores
     self.implementation, self.layout = implementation, layout
-    common = {"dtype": dtype, "layout": layout, "rngs": rngs}
+    common: dict[str, Any] = {"dtype": dtype, "layout": layout, "rngs": rngs}
     inward = ("embed_param", "heads")
     into = common | {"bias": bias or qkv_bias}
     self.q_proj = Linear(d_model, num_heads * head_dim, inward, std=std, **into)
@@ -98,9 +99,9 @@ class Attention(nnx.Module):
     self.v_proj = Linear(d_model, num_kv_heads * head_dim, inward, std=value_std, **into)
     out = common | {"bias": bias}
     self.o_proj = Linear(num_heads * head_dim, d_model, inward[::-1], std=out_std, **out)
-    heads = {"eps": norm_eps, "bias": False, "dtype": dtype, "rngs": rngs}
-    self.q_norm = norm("rmsnorm", head_dim, **heads) if qk_norm else None
-    self.k_norm = norm("rmsnorm", head_dim, **heads) if qk_norm else None
+    heads: dict[str, Any] = {"eps": norm_eps, "bias": False, "dtype": dtype, "rngs": rngs}
+    self.q_norm = norm("rmsnorm", head_dim, **heads) if qk_norm else Identity()
+    self.k_norm = norm("rmsnorm", head_dim, **heads) if qk_norm else Identity()
 
   def __call__(
     self,
@@ -113,14 +114,14 @@ class Attention(nnx.Module):
     window: Window = ALL_EARLIER,
     residual: ValueResidual | None = None,
   ) -> Array:
-    """Maps three normalised views [B, T, D] (often the same one) to [B, T, D].
+    """Maps three normalised views, often one and the same, to the output [B, T, D].
 
     Args:
-      x_q: what queries are made of.
-      x_k: what keys are made of.
-      x_v: what values are made of.
-      segment_ids: [B, T].
-      positions: [B, T].
+      x_q: what queries are made of [B, T, D].
+      x_k: what keys are made of [B, T, D].
+      x_v: what values are made of [B, T, D].
+      segment_ids: the segment of each token [B, T]; tokens attend within their segment.
+      positions: the position of each token for the rotation [B, T].
       window: how many of the last tokens a token sees.
       residual: what is mixed into the values; None: nothing.
     """
@@ -149,20 +150,21 @@ class Attention(nnx.Module):
     positions: Array,
     residual: ValueResidual | None = None,
   ) -> tuple[Array, KeyValues]:
-    """Maps the views of T tokens that follow `length` others.
+    """Does what `__call__` does for T tokens that follow earlier ones.
 
     Args:
-      x_q: [B, T, D], and so are x_k and x_v, see `__call__`.
-      x_k: what keys are made of.
-      x_v: what values are made of.
-      past: keys and values of earlier tokens [B, S, K, C], see `KeyValues`.
-      length: number of earlier tokens; may be traced. None: `past` has just the last ones.
-      mask: which of the extended keys each token sees, bool [B, T, keys].
-      positions: [B, T].
+      x_q: what queries are made of [B, T, D].
+      x_k: what keys are made of [B, T, D].
+      x_v: what values are made of [B, T, D].
+      past: the keys and values of earlier tokens [B, S, K, C], see `KeyValues`.
+      length: the number of slots of `past` that are filled, after which the new ones go; may be
+        traced. None: `past` is full, and the new ones go behind it.
+      mask: which keys each token sees, with the new ones in their place, bool [B, T, keys].
+      positions: the position of each token for the rotation [B, T].
       residual: see `__call__`.
 
     Returns:
-      [B, T, D], and the new keys and values [B, T, K, C].
+      The output [B, T, D], and the new keys and values [B, T, K, C].
     """
     q, k, v = self._project(x_q, x_k, x_v, positions, residual)
     new = KeyValues(k, v)
@@ -170,10 +172,18 @@ class Attention(nnx.Module):
     return self._output(masked_attention(q, seen.keys, seen.values, mask, self.scores)), new
 
   def values(self, x_v: Array) -> Array:
-    """Returns W_v x_v [B, T, K, C]."""
+    """Returns the values W_v x_v [B, T, K, C] of a view [B, T, D]."""
     return self._heads(self.v_proj(x_v), self.num_kv_heads)
 
-  def _project(self, x_q, x_k, x_v, positions, residual):
+  def _project(
+    self,
+    x_q: Array,
+    x_k: Array,
+    x_v: Array,
+    positions: Array,
+    residual: ValueResidual | None,
+  ) -> tuple[Array, Array, Array]:
+    """Returns queries [B, T, H, C], keys and values [B, T, K, C], as the kernel takes them."""
     views = {id(x): shared(x, self.layout, "heads") for x in (x_q, x_k, x_v)}
     x_q, x_k, x_v = (views[id(x)] for x in (x_q, x_k, x_v))
     q = self._heads(self.q_proj(x_q), self.num_heads)
@@ -181,15 +191,16 @@ class Attention(nnx.Module):
     v = self.values(x_v)
     if residual is not None:
       v = residual.mix(v)
-    if self.q_norm is not None:
-      q, k = self.q_norm(q), self.k_norm(k)
+    q, k = self.q_norm(q), self.k_norm(k)
     if self.rotation is not None:
-      q, k = (rope(a, positions, self.rotation) for a in (q, k))
+      q, k = rope(q, positions, self.rotation), rope(k, positions, self.rotation)
     return q, k, v
 
   def _output(self, out: Array) -> Array:
+    """Maps the heads [B, T, H, C] to the output [B, T, D]."""
     return self.o_proj(out.reshape(*out.shape[:2], -1))
 
   def _heads(self, x: Array, num: int) -> Array:
+    """Splits [B, T, num · C] into heads [B, T, num, C]."""
     x = x.reshape(*x.shape[:2], num, self.head_dim)
     return self.layout.constrain(x, "batch", "tokens", "heads", None)

@@ -9,17 +9,17 @@ from resjax.typing import Array
 
 
 class Embedding(nnx.Module):
-  """x_t = s E[token_t] (+ P[position_t]), s = 1 or √D, rounded to the dtype of the result.
+  """x_t = s E[token_t] (+ P[position_t]) with s = 1 or √D, rounded to the dtype of the result.
 
   Args:
-    vocab_size: V.
-    d_model: D.
-    max_positions: rows of P; 0: no position table (rotary positions act in attention).
+    vocab_size: the size of the vocabulary V.
+    d_model: the model width D.
+    max_positions: the number of rows of P; 0: no P, because positions are rotary, in attention.
     scaled: whether s = √D, as in Gemma (arXiv 2403.08295).
-    std: standard deviation of both tables at init.
-    dtype: of the result.
-    layout: of the activations.
-    rngs: source of the initial values.
+    std: the standard deviation of both tables at init.
+    dtype: the dtype of the result.
+    layout: the mesh and sharding rules of the activations.
+    rngs: the source of the initial values.
   """
 
   def __init__(
@@ -50,7 +50,10 @@ class Embedding(nnx.Module):
     return x if self.positions is None else x + self._rows(self.positions, None, positions)
 
   def _rows(self, parameter: nnx.Param, axis: str | None, index: Array) -> Array:
-    # Whole rows first: split over D, the lookup of all tokens would be made on every device.
+    """Returns the rows [B, T, D] of a table [axis, D] that an index [B, T] names."""
+    # The table is gathered over D first: if it stayed split there, every device would look up
+    # all tokens.
     table = self.layout.constrain(parameter[...], axis, "embed")
-    # Looked up before the cast: the gradient of a frequent token is a long sum, in float32.
+    # The cast comes after the lookup, so that the gradient of a frequent token, which is a long
+    # sum, is summed in float32.
     return jnp.take(table, index, axis=0).astype(self.dtype)

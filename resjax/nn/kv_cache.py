@@ -1,4 +1,4 @@
-"""Keys and values of earlier tokens, for decoding."""
+"""The keys and values of earlier tokens, for decoding."""
 
 import dataclasses
 
@@ -12,14 +12,14 @@ from resjax.typing import Array
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class KeyValues:
-  """Keys and values of S tokens of one attention, or of those of L layers.
+  """The keys and values of S tokens in one attention, or in the attentions of L layers.
 
-  A full attention keeps S slots, written from the first on. One with a window keeps the last S
-  tokens in order, so that a new one pushes the oldest out.
+  A full attention has S slots, which are filled from the first on. An attention with a short window
+  keeps the last S tokens in their order, so that a new one pushes the oldest out.
 
   Attributes:
-    keys: [..., B, S, K, C], rotated and normalised as the scores need them.
-    values: [..., B, S, K, C].
+    keys: the keys [..., B, S, K, C], normalised and rotated as the scores need them.
+    values: the values [..., B, S, K, C].
   """
 
   keys: Array
@@ -27,22 +27,22 @@ class KeyValues:
 
   @classmethod
   def empty(cls, shape: tuple[int, ...], dtype: jax.typing.DTypeLike) -> "KeyValues":
-    """Returns zeros of shape [..., B, S, K, C]."""
+    """Returns keys and values that are zeros of a shape [..., B, S, K, C]."""
     return cls(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype))
 
   def stored(self, new: "KeyValues", slot: Array | int) -> "KeyValues":
-    """Returns S slots, those from `slot` on with the T tokens of `new`."""
+    """Returns these S slots with the T tokens of `new` in those from `slot` on."""
 
-    def store(old, new):
+    def store(old: Array, new: Array) -> Array:
       return lax.dynamic_update_slice_in_dim(old, new, slot, old.ndim - 3)
 
     return jax.tree.map(store, self, new)
 
   def joined(self, new: "KeyValues") -> "KeyValues":
-    """Returns S + T tokens, those of `new` last."""
+    """Returns S + T tokens: these, and behind them those of `new`."""
     return jax.tree.map(lambda *parts: jnp.concatenate(parts, axis=-3), self, new)
 
   def pushed(self, new: "KeyValues") -> "KeyValues":
-    """Returns the last S tokens of `joined`."""
+    """Returns the last S of the tokens of `joined`."""
     count = new.keys.shape[-3]
     return jax.tree.map(lambda a: a[..., count:, :, :], self.joined(new))

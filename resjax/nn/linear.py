@@ -11,24 +11,25 @@ from jax.ad_checkpoint import checkpoint_name
 from resjax.sharding import Layout
 from resjax.typing import Array, rounded, wide_dtype
 
-PRODUCT = "product"  # name of a linear map's result, for policies of recomputation
+PRODUCT = "product"  # the name of every linear map's result, for policies of recomputation
 
 
 class Linear(nnx.Module):
-  """y = x W + b with W [d_in, d_out] ~ N(0, std²) and b = 0 at init, in float32.
+  """y = x W + b with W [d_in, d_out] ~ N(0, std²) and b = 0 at init, both float32.
 
-  Computed in `dtype`. Where devices hold parts of a sum (over heads or F under tensor parallelism,
-  over rows and tokens in the gradients of W and b) the parts are float32, and so is their sum.
+  The product is computed in `dtype`. Where every device holds a part of a sum (over heads or F
+  under tensor parallelism, over rows and tokens in the gradients of W and b), the parts and their
+  sum are float32.
 
   Args:
-    d_in: size of the last axis of x.
-    d_out: size of the last axis of y.
-    axes: logical axes of W, see `resjax.sharding.Rules`.
+    d_in: the size of the last axis of x.
+    d_out: the size of the last axis of y.
+    axes: the logical axes of W, see `resjax.sharding.Rules`.
     bias: whether there is a b.
-    std: standard deviation of W at init.
-    dtype: of the activations.
-    layout: of the activations.
-    rngs: source of the initial values.
+    std: the standard deviation of W at init.
+    dtype: the dtype of the activations.
+    layout: the mesh and sharding rules of the activations.
+    rngs: the source of the initial values.
   """
 
   def __init__(
@@ -50,17 +51,20 @@ class Linear(nnx.Module):
     self.bias = nnx.Param(jnp.zeros(d_out), axes=axes[1:]) if bias else None
 
   def __call__(self, x: Array) -> Array:
-    """Maps [..., d_in] to [..., d_out]."""
+    """Maps x [..., d_in] to y [..., d_out]."""
     bias = None if self.bias is None else self.bias[...]
     y = _affine(x, self.kernel[...], bias, self.dtype, self.split)
-    # By its name: a policy that saves dots would keep what is not yet rounded.
+    # Policies find the result by its name: one that saves all dots would save the wide product,
+    # before it is rounded.
     return checkpoint_name(y, PRODUCT)
 
 
 def shared(x: Array, layout: Layout, axis: str) -> Array:
-  """Returns x for several maps to `axis`: its gradients are added before devices add their parts.
+  """Returns x as several maps to `axis` should take it, so that devices add its gradient once.
 
-  Where devices hold parts of `axis`, x is float32 or wider, and rounded in each map.
+  Where `axis` is split over devices, the gradient of x is a sum over devices for every map. Here x
+  becomes float32 or wider, and each map rounds it; so the gradients of all maps are added first, in
+  float32, and devices add the result.
   """
   return _widened(x) if _is_split(layout, axis) else x
 
@@ -89,15 +93,22 @@ def _affine(
   return _affine_forward(x, kernel, bias, dtype, split)[0]
 
 
-def _affine_forward(x: Array, kernel: Array, bias: Array | None, dtype, split):
+def _affine_forward(
+  x: Array, kernel: Array, bias: Array | None, dtype: str, split: tuple[bool, bool]
+) -> tuple[Array, tuple[Array, Array, Array, Array | None]]:
   like, x = jnp.empty(0, x.dtype), x.astype(dtype)
   y = _product(x, kernel.astype(dtype), ((x.ndim - 1,), (0,)), split[0], dtype)
   y = y if bias is None else y + bias.astype(dtype)
   return y, (x, like, kernel, bias)
 
 
-def _affine_backward(dtype, split, saved, grad: Array):
-  # JAX's own rule would round the gradients of W and b before devices add theirs.
+def _affine_backward(
+  dtype: str,
+  split: tuple[bool, bool],
+  saved: tuple[Array, Array, Array, Array | None],
+  grad: Array,
+) -> tuple[Array, Array, Array | None]:
+  # JAX's own rule would round each device's gradients of W and b before they are added.
   x, like, kernel, bias = saved
   rows, wide = tuple(range(x.ndim - 1)), wide_dtype(grad)
   d_x = _product(grad, kernel.astype(dtype), ((x.ndim - 1,), (1,)), split[1], like.dtype)
@@ -112,17 +123,17 @@ _affine.defvjp(_affine_forward, _affine_backward)
 def _product(
   x: Array,
   w: Array,
-  axes: tuple[tuple[int], tuple[int]],
+  axes: tuple[tuple[int, ...], tuple[int, ...]],
   split: bool,
   dtype: jax.typing.DTypeLike,
 ) -> Array:
   """Returns the product of x and w over these axes, in `dtype`."""
-  if not split:  # units of multiplication sum in float32 by themselves
+  if not split:  # within a device, matrix units sum in float32 by themselves
     return lax.dot_general(x, w, (axes, ((), ()))).astype(dtype)
   wide = lax.dot_general(x, w, (axes, ((), ())), preferred_element_type=wide_dtype(x))
   return rounded(wide, dtype)
 
 
 def _is_split(layout: Layout, axis: str) -> bool:
-  """Whether devices hold parts of an axis of activations; `axis` is that of the parameter."""
+  """Returns whether the axis of activations that a parameter's axis meets is split over devices."""
   return layout.num_shards("embed" if axis == "embed_param" else axis) > 1

@@ -1,6 +1,8 @@
 """Position-wise feed-forward layers."""
 
 import functools
+from collections.abc import Callable
+from typing import Any
 
 import jax
 from flax import nnx
@@ -12,8 +14,8 @@ from resjax.typing import Array
 _gelu_tanh = functools.partial(jax.nn.gelu, approximate=True)
 _gelu_exact = functools.partial(jax.nn.gelu, approximate=False)
 
-# Name -> activation, whether there is a gate.
-_KINDS = {
+# Name -> activation, and whether there is a gate.
+_KINDS: dict[str, tuple[Callable[[Array], Array], bool]] = {
   "swiglu": (jax.nn.silu, True),
   "geglu": (_gelu_tanh, True),
   "gelu": (_gelu_tanh, False),
@@ -23,26 +25,26 @@ MLPS = tuple(_KINDS)
 
 
 def is_gated(name: str) -> bool:
-  """Whether an MLP of this name has a W_gate."""
+  """Returns whether the MLP of this name has a W_gate."""
   return _KINDS[name][1]
 
 
 class MLP(nnx.Module):
   """W_down (act(W_gate x) ⊙ W_up x) where there is a gate, else W_down act(W_up x).
 
-  swiglu: silu, gate;  geglu: gelu, gate;  gelu, gelu_exact: no gate. The gelu of `geglu` and `gelu`
-  is the tanh approximation.
+  `swiglu` has silu and a gate, `geglu` gelu and a gate; `gelu` and `gelu_exact` have no gate. The
+  gelu of `geglu` and `gelu` is the tanh approximation.
 
   Args:
     name: one of `MLPS`.
-    d_model: D.
-    mlp_dim: F.
+    d_model: the model width D.
+    mlp_dim: the inner width F.
     bias: whether the linear maps have biases.
-    std: standard deviation of W_gate and W_up at init.
-    out_std: of W_down.
-    dtype: of the activations.
-    layout: of the activations.
-    rngs: source of the initial values.
+    std: the standard deviation of W_gate and W_up at init.
+    out_std: the standard deviation of W_down at init.
+    dtype: the dtype of the activations.
+    layout: the mesh and sharding rules of the activations.
+    rngs: the source of the initial values.
 
   Source: GLU variants, arXiv 2002.05202; GPT-2 (tanh); Pythia (exact), arXiv 2304.01373.
   """
@@ -60,7 +62,7 @@ class MLP(nnx.Module):
     layout: Layout,
     rngs: nnx.Rngs,
   ):
-    common = {"bias": bias, "dtype": dtype, "layout": layout, "rngs": rngs}
+    common: dict[str, Any] = {"bias": bias, "dtype": dtype, "layout": layout, "rngs": rngs}
     inward = ("embed_param", "mlp")
     self.layout = layout
     self.activation, gated = _KINDS[name]
@@ -69,7 +71,7 @@ class MLP(nnx.Module):
     self.down_proj = Linear(mlp_dim, d_model, inward[::-1], std=out_std, **common)
 
   def __call__(self, x: Array) -> Array:
-    """Maps [B, T, D] to [B, T, D]."""
+    """Maps x [B, T, D] to the output [B, T, D]."""
     x = shared(x, self.layout, "mlp")
     hidden = self.up_proj(x)
     if self.gate_proj is None:

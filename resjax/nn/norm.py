@@ -37,7 +37,7 @@ def norm(
 
   Args:
     name: `rmsnorm` or `layernorm`.
-    width: size of the last axis.
+    width: the size of the last axis.
     eps: the number that is added to the mean square or the variance.
     bias: whether a layernorm has a bias.
     dtype: the dtype of the result.

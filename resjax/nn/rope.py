@@ -14,10 +14,17 @@ SCALINGS = ("none", "linear", "llama3")
 class RopeScaling:
   """How wavelengths are stretched for rows that are longer than those of pretraining.
 
-  linear: all by `factor` (position interpolation, arXiv 2306.15595). llama3: those longer than
-  n / low_freq_factor by `factor`, those shorter than n / high_freq_factor not at all, and the
-  frequencies between them by a share of both that is linear in n / wavelength, with
-  n = original_max_positions (Llama 3.1, arXiv 2407.21783).
+  `linear` stretches all wavelengths by `factor` (position interpolation, arXiv 2306.15595).
+  `llama3` (Llama 3.1, arXiv 2407.21783), with n = original_max_positions, stretches those longer
+  than n / low_freq_factor by `factor`, leaves those shorter than n / high_freq_factor as they are,
+  and interpolates between both frequencies linearly in n / wavelength for the others.
+
+  Attributes:
+    kind: one of `SCALINGS`.
+    factor: by how much wavelengths are stretched.
+    low_freq_factor: see `llama3`.
+    high_freq_factor: see `llama3`.
+    original_max_positions: the length of the rows of pretraining in tokens, for `llama3`.
   """
 
   kind: str = "none"
@@ -29,12 +36,12 @@ class RopeScaling:
 
 @dataclasses.dataclass(frozen=True)
 class Rope:
-  """Frequencies of a rotation.
+  """The frequencies of a rotation.
 
   Attributes:
-    theta: base of the wavelengths.
-    fraction: of each head that is rotated, its first part.
-    scaling: of the wavelengths.
+    theta: the base of the wavelengths.
+    fraction: the part of each head that is rotated, which is its first part.
+    scaling: how the wavelengths are stretched.
   """
 
   theta: float
@@ -42,11 +49,11 @@ class Rope:
   scaling: RopeScaling = RopeScaling()
 
   def width(self, head_dim: int) -> int:
-    """Returns how many values of a head are rotated."""
+    """Returns the number of values of a head that are rotated, W."""
     return int(head_dim * self.fraction)
 
   def frequencies(self, head_dim: int) -> np.ndarray:
-    """Returns the angle per position of each pair, float32 [width / 2]."""
+    """Returns the angle per position of each pair, in radians, float32 [W / 2]."""
     width, scaling = self.width(head_dim), self.scaling
     plain = self.theta ** -(np.arange(0, width, 2) / width)
     if scaling.kind == "none":
@@ -62,15 +69,15 @@ class Rope:
 def rope(x: Array, positions: Array, rotation: Rope) -> Array:
   """Rotates the pairs (x_i, x_{i + W/2}) of every head by position · frequency_i.
 
-  With frequency_i = theta^(−2i/W) unless scaled; W values of a head are rotated, its first ones.
+  The first W values of a head are rotated; frequency_i = theta^(−2i/W) unless it is scaled.
 
   Args:
     x: queries or keys [B, T, H, C].
-    positions: [B, T], integers.
-    rotation: W, even, and the frequencies.
+    positions: the positions of the tokens, integers [B, T].
+    rotation: the frequencies, and W, which is even.
 
   Returns:
-    [B, T, H, C] in the dtype of x; angles are float32.
+    The rotated x [B, T, H, C] in its dtype; angles are computed in float32.
 
   Source: RoFormer, arXiv 2104.09864, in the half-split layout of Llama checkpoints.
   """

@@ -19,7 +19,7 @@ Batch = Mapping[str, Array]
 Metrics = Mapping[str, Any]
 Gradient = Callable[[PyTree, Batch, Array], tuple[PyTree, LossSums]]
 
-# What is looked at in training: the state after each layer.
+# In training, the alignment of the state after each layer is measured.
 ALIGNMENT_PROBES = ProbeConfig(every="layer", readings=("closed",))
 
 
@@ -30,23 +30,24 @@ def make_train_step(
   config: TrainConfig,
   health: HealthConfig | None = None,
 ) -> Callable[[TrainState, Batch, Array], tuple[TrainState, Metrics]]:
-  """Returns train_step(state, batch, token_bytes) -> (state, metrics), jitted, state donated.
+  """Returns train_step(state, batch, token_bytes) -> (state, metrics), jitted.
 
-  The new state lies where the old one does, whatever layout the optimizer's updates have.
+  The old state is donated. The new one is placed on the devices as the old one was, wherever the
+  optimizer's updates are.
 
   The objective is Σ (nats + z_loss · z) / Σ tokens over the whole batch: with microbatches the
-  sums are accumulated and divided once, so rows with padding weigh what they weigh without.
+  sums are accumulated and divided once, so that a token weighs the same in every microbatch.
 
   A step that `health` does not let through leaves parameters, moments and the optimizer's counts
-  as they are, bit by bit. Metrics: `sums` and `grad_norm` of the step, its `learning_rate`,
-  `skipped` (0 or 1), `skipped_total` and `skipped_in_a_row`, this step included.
+  as they are, bit by bit. The metrics are `sums` and `grad_norm` of the step, its `learning_rate`,
+  `skipped` (0 or 1), and `skipped_total` and `skipped_in_a_row` with this step counted.
 
   Args:
-    model: the decoder.
-    optimizer: of `optim.make_optimizer`.
+    model: the decoder without its parameters.
+    optimizer: what `optim.make_optimizer` returns.
     learning_rate: the optimizer's schedule, for the metrics.
-    config: loss and microbatches.
-    health: which steps are skipped; None: none.
+    config: the settings of the loss and of microbatches.
+    health: tells which steps are skipped; None: no step is.
   """
 
   def objective_sum(params: PyTree, batch: Batch, token_bytes: Array) -> tuple[Array, LossSums]:
@@ -87,7 +88,7 @@ def make_eval_step(
 ) -> Callable[[PyTree, Batch, Array], LossSums]:
   """Returns eval_step(params, batch, token_bytes) -> loss sums, jitted."""
 
-  def eval_step(params, batch, token_bytes):
+  def eval_step(params: PyTree, batch: Batch, token_bytes: Array) -> LossSums:
     return loss_sums(model.bind(params), batch, token_bytes, config.loss_chunk)
 
   return jax.jit(eval_step)
@@ -96,13 +97,13 @@ def make_eval_step(
 def make_alignment_step(
   model: ModelDef,
 ) -> Callable[[PyTree, Batch, Array, Array], ProbeSums]:
-  """Returns alignment_step(params, batch, counts, number) -> sums that each process can read.
+  """Returns alignment_step(params, batch, counts, number) -> sums, jitted.
 
-  Jitted. `counts` [V] are those of `resjax.analysis.groups.next_counts`; `number` is that of the
-  batch.
+  Every process can read the sums. `counts` [V] is what `resjax.analysis.groups.next_counts` gives,
+  and `number` the number of the batch, from which random numbers are made.
   """
 
-  def alignment_step(params, batch, counts, number):
+  def alignment_step(params: PyTree, batch: Batch, counts: Array, number: Array) -> ProbeSums:
     key = jax.random.fold_in(jax.random.key(0), number)
     return probe_batch(model.bind(params), batch, counts, None, key, ALIGNMENT_PROBES)
 
@@ -124,7 +125,10 @@ def _accumulated(gradient: Gradient, parts: int) -> Gradient:
 
 
 def _split(batch: Batch, parts: int) -> Batch:
-  """[B, ...] to [parts, B / parts, ...]; neighbours go to different parts, so shards stay local."""
+  """Splits a batch [B, ...] into microbatches [parts, B / parts, ...].
+
+  Neighbouring rows go to different parts, so that every device keeps the rows that it has.
+  """
   return jax.tree.map(
     lambda x: x.reshape(x.shape[0] // parts, parts, *x.shape[1:]).swapaxes(0, 1), batch
   )

@@ -1,4 +1,4 @@
-"""Which implementation of causal self-attention runs, and those that XLA and cuDNN have."""
+"""Causal self-attention: the choice of an implementation, and those of XLA and cuDNN."""
 
 import functools
 
@@ -20,7 +20,7 @@ from resjax.sharding import Layout
 from resjax.typing import Array
 
 IMPLEMENTATIONS = ("xla", "cudnn", "splash")
-_CUDNN_WIDTH = 128
+_CUDNN_WIDTH = 128  # the widest head that cuDNN takes on every GPU
 
 
 def causal_attention(
@@ -35,23 +35,24 @@ def causal_attention(
   implementation: str = "auto",
   interpret: bool = False,
 ) -> Array:
-  """softmax(q kᵀ / √C) v over the token itself and earlier ones of the same segment.
+  """softmax(q kᵀ / √C) v over the token itself and the earlier ones of its segment.
 
-  A soft cap on what is not `splash` materialises the scores [B, H, T, T].
+  With a soft cap, all implementations but `splash` materialise the scores [B, H, T, T].
 
   Args:
-    q: queries [B, T, H, C].
-    k: keys [B, T, K, C]; H is a multiple of K, head h reads key head h // (H / K).
-    v: values [B, T, K, C].
-    segment_ids: [B, T]; tokens attend within one segment.
+    q: the queries [B, T, H, C].
+    k: the keys [B, T, K, C]; H is a multiple of K, and head h reads key head h // (H / K).
+    v: the values [B, T, K, C].
+    segment_ids: the segment of each token [B, T]; tokens attend within their segment.
     layout: tells the platform, and how B, T and H are split over devices.
     window: how many of the last tokens a token sees.
     scores: scale and soft cap.
-    implementation: `splash` (TPU), `cudnn` (NVIDIA, 16-bit), `xla` (any), or `auto`.
-    interpret: runs `splash` in the Pallas interpreter, on any platform.
+    implementation: `splash` (TPU), `cudnn` (NVIDIA GPU, 16-bit activations), `xla` (any platform),
+      or `auto`, the first of these that can run.
+    interpret: whether `splash` runs in the Pallas interpreter, on any platform.
 
   Returns:
-    [B, T, H, C] in the dtype of q.
+    The output of the heads [B, T, H, C] in the dtype of q.
 
   Raises:
     ValueError: the implementation does not exist or cannot run here, with the reason.
@@ -61,8 +62,12 @@ def causal_attention(
   elif not interpret:
     _check(implementation, layout, q, k, scores)
   if implementation == "splash":
-    options = {"layout": layout, "scores": scores, "interpret": interpret}
-    kernels = [functools.partial(splash_attention, window=n, **options) for n in window.sizes]
+    kernels = [
+      functools.partial(
+        splash_attention, layout=layout, window=size, scores=scores, interpret=interpret
+      )
+      for size in window.sizes
+    ]
     if window.index is None:
       return kernels[0](q, k, v, segment_ids)
     return lax.switch(window.index, kernels, q, k, v, segment_ids)
@@ -74,32 +79,60 @@ def causal_attention(
 
 
 def _masked_rows(
-  q, k, v, query_ids, key_ids, first, window: Array, *, scores: Scores, implementation: str
+  q: Array,
+  k: Array,
+  v: Array,
+  query_ids: Array,
+  key_ids: Array,
+  first: Array | int,
+  window: Array | int,
+  *,
+  scores: Scores,
+  implementation: str,
 ) -> Array:
-  """Attention of queries first, first + 1, ... to all keys."""
+  """Returns the attention of queries number first, first + 1, ... of their rows to all keys.
+
+  Args:
+    q: some of the queries of each row [B, t, H, C].
+    k: all keys [B, T, K, C].
+    v: all values [B, T, K, C].
+    query_ids: the segments of the queries [B, t].
+    key_ids: the segments of the keys [B, T].
+    first: the place in its row of the first query.
+    window: how many of the last tokens a token sees; 0: all.
+    scores: scale and soft cap.
+    implementation: `xla` or `cudnn`.
+  """
   mask = query_ids[:, None, :, None] == key_ids[:, None, None, :]
   query, key = first + jnp.arange(q.shape[1])[:, None], jnp.arange(k.shape[1])
   mask &= (key <= query) & ((key > query - window) | (window == 0))
   if scores.softcap:
     return softcapped_attention(q, k, v, mask, scores)
-  causal = implementation == "cudnn"  # said to it as well, it skips the keys that no query sees
+  # cuDNN gets the causal mask in words too, so that it skips the keys that no query sees.
+  cudnn = implementation == "cudnn"
   return jax.nn.dot_product_attention(
-    q, k, v, mask=mask, is_causal=causal, scale=scores.scale, implementation=implementation
+    q,
+    k,
+    v,
+    mask=mask,
+    is_causal=cudnn,
+    scale=scores.scale,
+    implementation="cudnn" if cudnn else "xla",
   )
 
 
 def masked_attention(q: Array, k: Array, v: Array, mask: Array, scores: Scores = PLAIN) -> Array:
-  """softmax(q kᵀ / √C) v over the keys that a mask lets a query see; what decoding needs.
+  """softmax(q kᵀ / √C) v over the keys that a mask lets a query see, for decoding.
 
   Args:
-    q: queries [B, T, H, C].
-    k: keys [B, S, K, C]; H is a multiple of K.
-    v: values [B, S, K, C].
-    mask: bool [B, T, S]; every query sees a key.
+    q: the queries [B, T, H, C].
+    k: the keys [B, S, K, C]; H is a multiple of K.
+    v: the values [B, S, K, C].
+    mask: which keys a query sees, bool [B, T, S]; every query sees at least one.
     scores: scale and soft cap.
 
   Returns:
-    [B, T, H, C] in the dtype of q.
+    The output of the heads [B, T, H, C] in the dtype of q.
   """
   mask = mask[:, None]
   if scores.softcap:
@@ -108,6 +141,7 @@ def masked_attention(q: Array, k: Array, v: Array, mask: Array, scores: Scores =
 
 
 def _best(layout: Layout, q: Array, k: Array, scores: Scores) -> str:
+  """Returns the first implementation that can run."""
   for name in ("splash", "cudnn"):
     if _obstacle(name, layout, q, k, scores) is None:
       return name
@@ -115,6 +149,7 @@ def _best(layout: Layout, q: Array, k: Array, scores: Scores) -> str:
 
 
 def _check(name: str, layout: Layout, q: Array, k: Array, scores: Scores) -> None:
+  """Raises a ValueError unless the named implementation can run."""
   obstacle = _obstacle(name, layout, q, k, scores)
   if obstacle:
     raise ValueError(f"config.model.attention={name!r} cannot run: {obstacle}; use 'auto'")
@@ -134,6 +169,7 @@ def _obstacle(name: str, layout: Layout, q: Array, k: Array, scores: Scores) -> 
 
 
 def _splash_obstacle(layout: Layout, q: Array, k: Array) -> str | None:
+  """Returns which size splash attention cannot run with, or None."""
   length, parts = q.shape[1], layout.num_shards("tokens")
   if length % (LANES * parts):
     among = f" times {parts} (config.mesh.sequence)" if parts > 1 else ""
@@ -145,7 +181,10 @@ def _splash_obstacle(layout: Layout, q: Array, k: Array) -> str | None:
 
 
 def _cudnn_obstacle(layout: Layout, q: Array, scores: Scores) -> str | None:
-  """The conditions of cuDNN's fused attention; widths up to 256 need a Hopper, so they are left."""
+  """Returns why cuDNN's fused attention cannot run, or None.
+
+  Heads up to 256 wide would run on Hopper GPUs alone, so they are left to XLA.
+  """
   if scores.softcap:
     return f"it has no soft cap, config.model.attention_softcap is {scores.softcap}"
   if layout.num_shards("tokens") > 1:

@@ -10,10 +10,10 @@ from resjax.typing import Array, wide_dtype
 
 @dataclasses.dataclass(frozen=True)
 class Scores:
-  """softmax(cap(scale · q kᵀ)).
+  """The scale and the soft cap in softmax(cap(scale · q kᵀ)).
 
   Attributes:
-    scale: None: 1 / √C.
+    scale: the factor on q kᵀ; None: 1 / √C.
     softcap: c > 0: cap(s) = c · tanh(s / c) (Gemma 2, arXiv 2408.00118, §2); 0: cap(s) = s.
   """
 
@@ -21,17 +21,19 @@ class Scores:
   softcap: float = 0.0
 
   def scale_for(self, head_dim: int) -> float:
-    """Returns the scale for heads of width C."""
+    """Returns the scale for heads of width `head_dim`."""
     return head_dim**-0.5 if self.scale is None else self.scale
 
 
 @dataclasses.dataclass(frozen=True)
 class Window:
-  """Token t attends to t - size + 1..t alone; size 0: to all earlier tokens.
+  """A window of `size` tokens: token t attends to tokens t - size + 1..t; size 0: to all of 0..t.
+
+  Layers of a scan are one program, so a layer chooses its window by an index that may be traced.
 
   Attributes:
-    sizes: the different sizes that layers have.
-    index: which of them this layer has, an integer that may be traced; None: the only one.
+    sizes: the different sizes that the layers have, in tokens.
+    index: which of them this layer has, an integer; None: the only one.
   """
 
   sizes: tuple[int, ...] = (0,)
@@ -39,7 +41,7 @@ class Window:
 
   @property
   def size(self) -> Array | int:
-    """That of this layer."""
+    """The size of this layer's window, in tokens."""
     return self.sizes[0] if self.index is None else jnp.asarray(self.sizes)[self.index]
 
 
@@ -48,17 +50,17 @@ ALL_EARLIER = Window()
 
 
 def softcapped_attention(q: Array, k: Array, v: Array, mask: Array, scores: Scores) -> Array:
-  """Attention in plain operations, for scores with a soft cap; statistics in float32 or wider.
+  """Attention in plain operations, for scores with a soft cap; softmax in float32 or wider.
 
   Args:
-    q: queries [B, T, H, C].
-    k: keys [B, S, K, C]; H is a multiple of K.
-    v: values [B, S, K, C].
-    mask: bool [B, 1, T, S]; every query sees a key.
+    q: the queries [B, T, H, C].
+    k: the keys [B, S, K, C]; H is a multiple of K.
+    v: the values [B, S, K, C].
+    mask: which keys a query sees, bool [B, 1, T, S]; every query sees at least one.
     scores: scale and soft cap.
 
   Returns:
-    [B, T, H, C] in the dtype of q.
+    The output of the heads [B, T, H, C] in the dtype of q.
   """
   batch, length, num_heads, width = q.shape
   grouped = q.reshape(batch, length, k.shape[2], num_heads // k.shape[2], width)

@@ -1,4 +1,4 @@
-"""Attention on a mesh: a device has some rows, heads and queries, and all keys of its rows."""
+"""Attention on a mesh: each device has some rows, heads and queries, and all keys of its rows."""
 
 import functools
 from collections.abc import Callable
@@ -11,23 +11,28 @@ from resjax.typing import Array, PyTree, rounded, wide_dtype
 
 
 def on_shards(
-  attend: Callable, layout: Layout, operand: PyTree = None, operand_spec: PyTree = None
-) -> Callable:
-  """Returns attend(q, k, v, segment_ids) -> [B, T, H, C] over all devices.
+  attend: Callable[..., Array],
+  layout: Layout,
+  operand: PyTree = None,
+  operand_spec: PyTree = None,
+) -> Callable[[Array, Array, Array, Array], Array]:
+  """Returns a function of q, k, v and segment_ids that runs on all devices of a mesh.
 
-  Where `tokens` is split, a device keeps its queries and gathers the keys and values of all tokens
-  in their own dtype; their gradients are summed over devices in float32 and scattered back. Later
-  queries see more keys, so the last device has the most work.
+  The function takes and returns arrays as `causal_attention` does. Where `tokens` is split, a
+  device keeps its queries and gathers the keys and values of all tokens in their own dtype; their
+  gradients are summed over devices in float32 and scattered back. Later queries see more keys, so
+  the last device has the most work.
 
   Args:
-    attend: attend(q, k, v, query ids, key ids, index of the first query, operand), of one device.
-    layout: mesh and rules; B, T, H and K divide.
+    attend: the attention on one device, called as attend(q, k, v, segments of the queries, segments
+      of the keys, place of the first query in its row, operand).
+    layout: the mesh and the rules; B, T, H and K must divide.
     operand: what else `attend` takes; None: nothing.
-    operand_spec: how that lies on the mesh.
+    operand_spec: how the operand lies on the mesh.
   """
   axes = layout.rules.tokens if layout.num_shards("tokens") > 1 else ()
 
-  def local(q, k, v, segment_ids, operand):
+  def local(q: Array, k: Array, v: Array, segment_ids: Array, operand: PyTree) -> Array:
     if not axes:
       return attend(q, k, v, segment_ids, segment_ids, 0, operand)
     k, v = _gathered(k, axes), _gathered(v, axes)
@@ -48,7 +53,7 @@ def on_shards(
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
 def _gathered(x: Array, axes: tuple[str, ...]) -> Array:
-  """[B, T / shards, K, C] to [B, T, K, C]."""
+  """Gathers the tokens of all devices: [B, T / shards, K, C] to [B, T, K, C]."""
   return lax.all_gather(x, axes, axis=1, tiled=True)
 
 

@@ -7,9 +7,9 @@ from jax.sharding import NamedSharding, PartitionSpec
 from resjax.kernels.self_attention.scores import Scores
 from resjax.kernels.self_attention.shards import on_shards
 from resjax.sharding import Layout
-from resjax.typing import Array
+from resjax.typing import Array, PyTree
 
-LANES = 128
+LANES = 128  # row lengths are multiples of it
 
 
 def splash_attention(
@@ -23,19 +23,41 @@ def splash_attention(
   scores: Scores,
   interpret: bool,
 ) -> Array:
-  """Arguments and result as in `causal_attention`; a window of 0 is all earlier tokens."""
+  """Does what `causal_attention` does, by splash attention.
+
+  Args:
+    q: see `causal_attention`.
+    k: see `causal_attention`.
+    v: see `causal_attention`.
+    segment_ids: see `causal_attention`.
+    layout: see `causal_attention`.
+    window: how many of the last tokens a token sees; 0: all.
+    scores: see `causal_attention`.
+    interpret: see `causal_attention`.
+  """
   queries, heads = layout.num_shards("tokens"), layout.num_shards("heads")
   kernel = _kernel(q.shape[1], q.shape[2], queries, heads, window, scores.softcap, interpret)
   q = q * scores.scale_for(q.shape[-1])
-  if layout.mesh is None or layout.mesh.size == 1:
+  if not layout.spans_devices:
     return _rows(q, k, v, segment_ids, segment_ids, 0, kernel)
   spec = layout.spec("heads", "tokens")
   spec = kernel.manual_sharding_spec(NamedSharding(layout.mesh, PartitionSpec(*spec)))
   return on_shards(_rows, layout, kernel, spec)(q, k, v, segment_ids)
 
 
-def _kernel(length, num_heads, query_shards, head_shards, window, softcap, interpret):
-  """Returns the kernel for T tokens and H heads in all; its mask information is split like them."""
+def _kernel(
+  length: int,
+  num_heads: int,
+  query_shards: int,
+  head_shards: int,
+  window: int,
+  softcap: float,
+  interpret: bool,
+) -> PyTree:
+  """Returns the kernel for T tokens and H heads in all, a pytree that is called like a function.
+
+  Its arrays describe the mask, and are split over devices as the tokens and heads are.
+  """
   tile = next(t for t in (512, 256, LANES) if length // query_shards % t == 0)
   square = (length, length)
   mask = (
@@ -57,10 +79,22 @@ def _kernel(length, num_heads, query_shards, head_shards, window, softcap, inter
   )  # fmt: skip
 
 
-def _rows(q, k, v, query_ids, key_ids, first, kernel) -> Array:
-  """Attention of the rows, queries and heads of one device; the kernel knows `first` itself."""
+def _rows(
+  q: Array,
+  k: Array,
+  v: Array,
+  query_ids: Array,
+  key_ids: Array,
+  first: Array | int,
+  kernel: PyTree,
+) -> Array:
+  """Returns the attention of the rows, queries and heads of one device, see `on_shards`.
 
-  def one_row(q, k, v, query_ids, key_ids):  # [T, H, C] -> [H, T, C] and back
+  The kernel's part of the mask tells it the place of the first query, so `first` is not used.
+  """
+
+  def one_row(q: Array, k: Array, v: Array, query_ids: Array, key_ids: Array) -> Array:
+    # The kernel wants heads before tokens, [H, T, C].
     ids = splash.SegmentIds(query_ids, key_ids)
     return kernel(*(a.swapaxes(0, 1) for a in (q, k, v)), ids).swapaxes(0, 1)
 
