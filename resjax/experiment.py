@@ -133,7 +133,10 @@ def _sharding(values: Mapping[str, Any]) -> ShardingConfig:
 def _decoder(values: Mapping[str, Any], data: DataConfig, layout: Layout) -> DecoderConfig:
   values = dict(values)
   residual = values.pop("residual")
-  combinators.get(residual["name"])
+  try:
+    combinators.get(residual["name"])
+  except ValueError as error:
+    raise ValueError(f"config.model.residual.name: {error}") from None
   if values["dtype"] == "auto":
     values["dtype"] = "float32" if layout.platform == "cpu" else "bfloat16"
   values["vocab_size"] = 1  # not known before the data are built

@@ -4,6 +4,7 @@ from resjax.combinators.attenuation import Attenuation as Attenuation
 from resjax.combinators.attn_res import AttnRes as AttnRes
 from resjax.combinators.attn_res import BlockAttnRes as BlockAttnRes
 from resjax.combinators.base import Combinator as Combinator
+from resjax.combinators.base import SourceCombinator as SourceCombinator
 from resjax.combinators.base import TokenContext as TokenContext
 from resjax.combinators.base import Views as Views
 from resjax.combinators.deep_cross_attention import DeepCrossAttention as DeepCrossAttention
@@ -25,6 +26,7 @@ from resjax.combinators.registry import build as build
 from resjax.combinators.registry import get as get
 from resjax.combinators.registry import names as names
 from resjax.combinators.registry import options as options
+from resjax.combinators.registry import register as register
 from resjax.combinators.rezero_layerscale import LayerScale as LayerScale
 from resjax.combinators.rezero_layerscale import ReZero as ReZero
 from resjax.combinators.standard import Standard as Standard

@@ -1,16 +1,15 @@
 """Attenuated residual paths: a fixed cut, and what it shares with a learned gate."""
 
 import abc
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
 
-from resjax.combinators.base import Views, check_option
+from resjax.combinators.base import Layer, Views, check_option
 from resjax.combinators.numerics import scaled_add
 from resjax.combinators.standard import Standard
-from resjax.typing import Array
+from resjax.typing import Array, PyTree
 
 SCOPES = ("sublayer", "layer")
 
@@ -37,16 +36,16 @@ class AttenuatedStream(Standard):
     scope: `sublayer` or `layer`, what α is for.
   """
 
-  def __init__(self, *, scope: str = "sublayer", **sizes):
-    super().__init__(**sizes)
+  def __init__(self, *, scope: str = "sublayer", **options: Any):
+    super().__init__(**options)
     check_option("scope", scope, scope in SCOPES, ", ".join(SCOPES))
     self.scope = scope
 
-  def read(self, state, layer, site):
+  def read(self, state: PyTree, layer, site) -> tuple[Views, Any]:
     """See `Combinator.read`."""
     return {"x": state.stream if isinstance(state, _WithinLayer) else state}, None
 
-  def write(self, state, layer, site, out, *, normed=None, tape=None):
+  def write(self, state: PyTree, layer, site, out, *, normed=None, tape=None) -> PyTree:
     """See `Combinator.write`."""
     starts, ends = site == self.sites[0], site == self.sites[-1]
     if self.scope == "sublayer":
@@ -57,12 +56,12 @@ class AttenuatedStream(Standard):
     attenuated = state.attenuated + out
     return attenuated if ends else _WithinLayer(state.stream + out, attenuated)
 
-  def final_after(self, state, layer, site):
+  def final_after(self, state: PyTree, layer, site) -> Array:
     """See `Combinator.final_after`: within a layer what it would leave, attenuated."""
     return state.attenuated if isinstance(state, _WithinLayer) else state
 
   @abc.abstractmethod
-  def _alpha(self, layer: int | Array, site: str, normed: Views | None) -> Array:
+  def _alpha(self, layer: Layer, site: str, normed: Views | None) -> Array:
     """Returns α, broadcasting against [B, T, D]; with scope `layer` asked at the first site."""
 
 
@@ -95,8 +94,7 @@ class Attenuation(AttenuatedStream):
     layers: tuple[int, ...] | int = (-1,),
     alpha: float = 0.5,
     cut_sites: tuple[str, ...] = (),
-    rngs: nnx.Rngs | None = None,
-    **options,
+    **options: Any,
   ):
     super().__init__(**options)
     layers = (layers,) if isinstance(layers, int) else tuple(layers)
@@ -117,5 +115,5 @@ class Attenuation(AttenuatedStream):
     self.equals_standard_at_init = bool(np.all(factors == 1))
     self.factors = tuple(map(tuple, factors.tolist()))  # static: not a parameter
 
-  def _alpha(self, layer, site, normed):
+  def _alpha(self, layer: Layer, site: str, normed: Views | None) -> Array:
     return jnp.asarray(self.factors)[layer, self.sites.index(site)]

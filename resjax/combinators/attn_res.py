@@ -1,10 +1,20 @@
 """Attention Residuals: depth attention over all earlier outputs, or over sums of blocks of them."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from resjax.combinators.base import OUTPUT, DepthState, check_flag, check_layer, check_option
+from resjax.combinators.base import (
+  OUTPUT,
+  DepthState,
+  Layer,
+  Views,
+  check_flag,
+  check_layer,
+  check_option,
+)
 from resjax.combinators.depth_reader import DepthBlocks, DepthReader
 from resjax.combinators.numerics import rms_normalized
 from resjax.kernels.depth_attention import (
@@ -14,7 +24,7 @@ from resjax.kernels.depth_attention import (
   has_block_kernel,
   two_phase_moves_less,
 )
-from resjax.typing import Array
+from resjax.typing import Array, PyTree
 
 TWO_PHASE = ("auto", "always", "never")
 
@@ -22,7 +32,7 @@ TWO_PHASE = ("auto", "always", "never")
 class _OutputReader(DepthReader):
   """A pseudo-query and key gain for the output too: every read replaces the residual stream."""
 
-  def __init__(self, **options):
+  def __init__(self, **options: Any):
     super().__init__(**options)
     self.final_query = nnx.Param(jnp.zeros(self.d_model))
     self.final_key_scale = nnx.Param(jnp.ones(self.d_model))
@@ -32,7 +42,7 @@ class _OutputReader(DepthReader):
     query, key_scale = self.final_query[...], self.final_key_scale[...]
     return self._attend_with(query, key_scale, state.sources)[0]
 
-  def depth_weights(self, state, layer, site):
+  def depth_weights(self, state: DepthState, layer, site) -> Array | None:
     """See `Combinator.depth_weights`; the output reads too."""
     if site != OUTPUT:
       return super().depth_weights(state, layer, site)
@@ -63,18 +73,16 @@ class AttnRes(_OutputReader):
   Source: Attention Residuals (Full), arXiv 2603.15031; with heads, arXiv 2607.27230.
   """
 
-  strategy = "history"
-
-  def init(self, x, tokens=None):
+  def init(self, x, tokens=None) -> DepthState:
     """See `Combinator.init`."""
     return DepthState(Sources(recent=(x,)))
 
-  def read(self, state, layer, site):
+  def read(self, state: DepthState, layer, site) -> tuple[Views, Any]:
     """See `Combinator.read`; the tape is the state with the sources for the next reader."""
     h, sources = self._attend(state.sources, layer, site)
     return {"x": h}, DepthState(sources)
 
-  def write(self, state, layer, site, out, *, normed=None, tape=None):
+  def write(self, state: DepthState, layer, site, out, *, normed=None, tape=None) -> DepthState:
     """See `Combinator.write`."""
     check_layer(layer, state.sources)
     return DepthState(tape.sources.append(out))
@@ -114,7 +122,7 @@ class BlockAttnRes(DepthBlocks, _OutputReader):
     github.com/kimmichtank/rms-block-attnres, whose blocks are 4 sublayers.
   """
 
-  def __init__(self, *, rms_block: bool = False, two_phase: str = "auto", **options):
+  def __init__(self, *, rms_block: bool = False, two_phase: str = "auto", **options: Any):
     super().__init__(**options)
     check_flag("rms_block", rms_block)
     check_option("two_phase", two_phase, two_phase in TWO_PHASE, ", ".join(TWO_PHASE))
@@ -122,28 +130,25 @@ class BlockAttnRes(DepthBlocks, _OutputReader):
     check_option("two_phase", two_phase, fits, f"auto, never with num_heads={self.num_heads}")
     self.rms_block = rms_block
     self.two_phase = two_phase
+    self.equals_standard_at_init = not rms_block
 
-  @property
-  def equals_standard_at_init(self) -> bool:
-    """Without rms_block."""
-    return not self.rms_block
-
-  def init(self, x, tokens=None):
+  def init(self, x, tokens=None) -> DepthState:
     """See `Combinator.init`; sums of the running block: first what sites read, last the source."""
     sums = (jnp.zeros_like(x),) * (2 if self.rms_block else 1)
     return DepthState(Sources(recent=(x,)), sums)
 
-  def open_block(self, sources):
+  def open_block(self, sources: Sources) -> tuple[Sources, PyTree]:
     """See `Combinator.open_block`: what its sites read of complete sources, in two phases."""
     queries, key_scales = (p[...].reshape(-1, self.d_model) for p in (self.query, self.key_scale))
     if not self._in_two_phases(sources, queries):
       return sources, None
-    reads, sources = depth_attention_block(
+    returned: Any = depth_attention_block(  # a pair, because of return_sources
       sources, queries, key_scales=key_scales, return_sources=True, **self._kernel_options()
     )
+    reads, sources = returned
     return sources, reads
 
-  def _in_two_phases(self, sources, queries) -> bool:
+  def _in_two_phases(self, sources: Sources, queries: Array) -> bool:
     """Whether a scan reads complete sources once per block; see `two_phase_moves_less`."""
     if self.two_phase != "auto":
       return self.two_phase == "always"
@@ -153,16 +158,16 @@ class BlockAttnRes(DepthBlocks, _OutputReader):
     options.pop("eps")
     return self.num_heads == 1 and moves_less and has_block_kernel(sources, queries, **options)
 
-  def close_block(self, state):
+  def close_block(self, state: DepthState) -> DepthState:
     """See `Combinator.close_block`: a sum of the running block becomes a source."""
     sources = state.sources.append(state.running[-1])
     return DepthState(sources, jax.tree.map(jnp.zeros_like, state.running))
 
-  def _has_started(self, layer, site):
+  def _has_started(self, layer: Layer, site: str) -> bool | Array:
     """Whether the running block has written before a site."""
     return (layer % self.layers_per_block != 0) | (site != self.sites[0])
 
-  def depth_weights(self, state, layer, site):
+  def depth_weights(self, state: DepthState, layer, site) -> Array | None:
     """See `Combinator.depth_weights`; the running sum has the place of its block."""
     if site == OUTPUT:
       return super().depth_weights(state, layer, site)
@@ -170,7 +175,7 @@ class BlockAttnRes(DepthBlocks, _OutputReader):
     rows = self._softmax(sources, layer, site, self._has_started(layer, site))
     return sources.in_source_order(rows, len(self.source_names()))
 
-  def read(self, state, layer, site):
+  def read(self, state: DepthState, layer, site) -> tuple[Views, Any]:
     """See `Combinator.read`; the tape is the state with the sources for the next reader."""
     within = layer % self.layers_per_block
     started = self._has_started(layer, site)
@@ -192,7 +197,7 @@ class BlockAttnRes(DepthBlocks, _OutputReader):
     )
     return {"x": h}, DepthState(state.sources, (running, *others), opened)
 
-  def write(self, state, layer, site, out, *, normed=None, tape=None):
+  def write(self, state: DepthState, layer, site, out, *, normed=None, tape=None) -> DepthState:
     """See `Combinator.write`; an integer layer at the end of a block completes its source."""
     check_layer(layer, state.sources)
     outs = (out, rms_normalized(out, self.eps).astype(out.dtype)) if self.rms_block else (out,)

@@ -1,9 +1,10 @@
-"""The combinator protocol: what a site reads, and what becomes of what it writes."""
+"""The combinator protocol: what a site reads from the depth state, and how it writes to it."""
 
 import abc
 import dataclasses
+import inspect
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import jax
 from flax import nnx
@@ -14,20 +15,22 @@ from resjax.sharding import Layout
 from resjax.typing import Array, PyTree
 
 Views = Mapping[str, Array]
+Layer = int | Array  # the index of a layer: a Python int in a loop, a traced scalar in a scan
 Strategy = Literal["carry", "depth_blocks", "history", "loop"]
-OUTPUT = "output"  # the place of the last read, that of `Combinator.final`
+OUTPUT = "output"  # stands for the site of `Combinator.final`, the last read
+SIZES = ("num_layers", "d_model", "sites", "layout", "rngs")  # of every combinator, not options
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class DepthState:
-  """The depth state of a combinator whose sources grow in number from layer to layer.
+  """The depth state of a `SourceCombinator`, whose sources grow in number from layer to layer.
 
   Attributes:
-    sources: what depth mixers read.
-    running: pytree of fixed shape, carried from site to site (a running sum, a stream).
-    opened: what `Combinator.open_block` made of the complete sources for the running depth block;
-      None in a loop that does not call it.
+    sources: the arrays that depth mixers read.
+    running: pytree of fixed shape that sites hand on to the next site, such as a running sum.
+    opened: what `SourceCombinator.open_block` returned for the depth block that is running; None
+      in a Python loop, which does not call it.
   """
 
   sources: Sources
@@ -38,11 +41,12 @@ class DepthState:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class TokenContext:
-  """What a combinator that mixes tokens must know of them; the others ignore it.
+  """What a combinator that mixes tokens has to know about them; the others ignore it.
 
   Attributes:
-    segment_ids: [B, T]; tokens mix within a segment. None: one segment per row.
-    cache: in cached decoding what earlier tokens left, see `Combinator.decode_cache`; else None.
+    segment_ids: [B, T]; tokens mix within a segment only. None means one segment per row.
+    cache: in decoding with a cache what earlier tokens left, see `Combinator.decode_cache`;
+      otherwise None.
   """
 
   segment_ids: Array | None = None
@@ -50,9 +54,9 @@ class TokenContext:
 
 
 class Combinator(nnx.Module):
-  """Base of all residual combinators.
+  """The base class of all residual combinators.
 
-  A decoder, or any other model with layers, drives it like this:
+  A decoder, or any other model with layers, drives a combinator c like this:
 
     state = c.init(x)                              # x: [B, T, D]
     for layer in range(c.num_layers):
@@ -64,28 +68,36 @@ class Combinator(nnx.Module):
     y = c.final(state)                             # [B, T, D]
 
   `resjax.models.depth.run` is that loop as a scan. Leading axes are free: [..., D] works wherever
-  [B, T, D] is written, as long as all calls agree; only a combinator with a `decode_cache` mixes
-  tokens and needs [B, T, D]. A branch that wants views q, k and v (`view_names`) takes views["x"]
-  for those that are not there.
+  [B, T, D] is written, as long as all calls agree. Only a combinator that mixes tokens, which is
+  one with a `decode_cache`, needs [B, T, D].
+
+  A subclass implements `init`, `read`, `write` and `final`. If it has options, its `__init__` takes
+  them as keywords with defaults, passes all other keywords on to this class, and raises a
+  ValueError for a value that is out of range. `help` and `inspect.signature` of the class list both
+  together. Costs are derived from the class and are not declared. Subclasses annotate what is
+  particular to them, such as the type of their state; all other types are those given here.
 
   Attributes:
     num_layers: L.
     d_model: D.
-    sites: names of the sites of a layer, in the order in which they run.
-    layout: the mesh that kernels run on; default: one device.
-    strategy: how a scan over layers treats the state. `carry`: fixed shape, any scan will do.
-      `history`: a `DepthState` whose sources grow in every layer. `depth_blocks`: a `DepthState`
-      whose sources grow after every `layers_per_block` layers. The last two need integer layers
-      outside `resjax.models.depth`. `loop`: no scan, the parameters of layers differ in shape.
-    pre_norm: whether branches normalise what they read. If not, `write` normalises (post-norm).
-    branch_init_gain: factor on the initial value, output and MLP kernels of the branches.
+    sites: the names of the sites of a layer, in the order in which they run.
+    layout: the mesh on which kernels run. The default is one device.
+    strategy: how a scan over layers treats the state. `carry` means a state of fixed shape.
+      `history` and `depth_blocks` belong to a `SourceCombinator`, see there. `loop` means that the
+      parameters of layers differ in shape, so that only a Python loop can run them.
+    pre_norm: whether the model normalises what a branch reads. A combinator that sets it to False
+      normalises in `write` (post-norm), or needs no norm.
+    branch_init_gain: a factor by which the model multiplies the initial value, output and MLP
+      kernels of its branches. Post-norm systems choose it by depth.
     equals_standard_at_init: whether a fresh combinator computes what `standard` computes, up to
-      the eps of norms, when every site starts with a scale-free pre-norm.
-    decayed_parameters: names of the parameters that take weight decay; the others never do.
-    per_layer: names of the parameters with a leading axis L of which layer i uses row i alone. A
-      scan hands each layer a combinator that has just its row of them (leading axis 1), so that
-      their gradients stay per layer and sharded rows are gathered when they are needed.
+      the eps of norms, in a model where every branch begins with a scale-free norm.
+    decayed_parameters: the names of the parameters that take weight decay; the others never do.
+    per_layer: the names of the parameters that have a leading axis L and of which layer i uses row
+      i alone. A scan hands each layer a combinator that has just its row of them, with a leading
+      axis of 1. Thus their gradients stay per layer, and sharded rows are gathered when needed.
   """
+
+  __signature__: ClassVar[inspect.Signature]
 
   strategy: Strategy = "carry"
   pre_norm: bool = True
@@ -93,7 +105,6 @@ class Combinator(nnx.Module):
   equals_standard_at_init: bool = True
   decayed_parameters: tuple[str, ...] = ()
   per_layer: tuple[str, ...] = ()
-  layers_per_block: int = 1
 
   def __init__(
     self,
@@ -102,8 +113,9 @@ class Combinator(nnx.Module):
     d_model: int,
     sites: tuple[str, ...] = ("attention", "mlp"),
     layout: Layout | None = None,
+    rngs: nnx.Rngs | None = None,
   ):
-    """Checks and keeps the sizes that every combinator has."""
+    """Checks and keeps what every combinator has; rngs are for subclasses that draw values."""
     if num_layers < 1 or d_model < 1:
       raise ValueError(
         f"num_layers={num_layers} and d_model={d_model} must be at least 1; "
@@ -116,24 +128,38 @@ class Combinator(nnx.Module):
     self.sites = tuple(sites)
     self.layout = Layout() if layout is None else layout
 
+  def __init_subclass__(cls, **kwargs: Any) -> None:
+    """Gives the class a signature with the keywords of all its `__init__` methods."""
+    super().__init_subclass__(**kwargs)
+    found: dict[str, inspect.Parameter] = {}
+    for base in cls.__mro__:
+      if "__init__" in vars(base):
+        _, *own = inspect.signature(vars(base)["__init__"]).parameters.values()
+        named = [parameter for parameter in own if parameter.kind is not parameter.VAR_KEYWORD]
+        found |= {parameter.name: parameter for parameter in named if parameter.name not in found}
+        if named == own:  # nothing is passed on
+          break
+    order = sorted(found.values(), key=lambda p: (p.kind, p.default is not p.empty))
+    cls.__signature__ = inspect.Signature(order)
+
   @abc.abstractmethod
   def init(self, x: Array, tokens: TokenContext | None = None) -> PyTree:
     """Returns the depth state before the first site.
 
     Args:
       x: embeddings [B, T, D].
-      tokens: for combinators that mix tokens; None: one segment per row, no cache.
+      tokens: for combinators that mix tokens. None means one segment per row, and no cache.
     """
 
   @abc.abstractmethod
-  def read(self, state: PyTree, layer: int | Array, site: str) -> tuple[Views, Any]:
+  def read(self, state: PyTree, layer: Layer, site: str) -> tuple[Views, Any]:
     """Returns what a site reads: views [B, T, D] by `view_names`, and a tape for `write`."""
 
   @abc.abstractmethod
   def write(
     self,
     state: PyTree,
-    layer: int | Array,
+    layer: Layer,
     site: str,
     out: Array,
     *,
@@ -146,34 +172,43 @@ class Combinator(nnx.Module):
       state: the state that `read` saw.
       layer: 0..L-1; may be traced.
       site: one of `sites`.
-      out: the branch's output [B, T, D].
-      normed: the normalised views that the branch saw, those that it did not use left out.
+      out: the output of the branch [B, T, D].
+      normed: the normalised views that the branch saw, without those that it did not use.
       tape: the second output of the matching `read`.
     """
 
   @abc.abstractmethod
   def final(self, state: PyTree) -> Array:
-    """Returns the output of all layers [B, T, D], before the final norm."""
+    """Returns the output of all layers [B, T, D], before the final norm of the model."""
 
-  def final_after(self, state: PyTree, layer: int | Array, site: str) -> Array:
+  def final_after(self, state: PyTree, layer: Layer, site: str) -> Array:
     """Returns the output [B, T, D] that the layers would have if they ended after a site.
 
-    After the last site of the last layer it is that of `final`. Where `final` mixes sources, those
-    that are not there yet are left out; each combinator says how.
+    After the last site of the last layer it equals `final`. Where `final` mixes sources, those that
+    do not exist yet are left out; each combinator says how.
 
     Args:
-      state: what `write` returned for the site; a scan over layers has not closed its depth block.
+      state: what `write` returned for the site. A scan over layers has not yet closed the depth
+        block of the layer.
       layer: 0..L-1; may be traced.
       site: one of `sites`.
     """
     return self.final(state)
 
+  def view_names(self, site: str) -> tuple[str, ...]:
+    """Returns the names of the views that `read` gives a site.
+
+    The view x is always there. The views q, k and v are there where a system gives queries, keys
+    and values other inputs than x; an attention at another site takes x for all three.
+    """
+    return ("x",)
+
   def source_names(self) -> tuple[str, ...]:
-    """Returns the names of the N sources that `depth_weights` weighs; empty without any."""
+    """Returns the names of the N sources that `depth_weights` weighs, or none."""
     return ()
 
-  def depth_weights(self, state: PyTree, layer: int | Array, site: str) -> Array | None:
-    """Returns how much a site reads of every source, for plots: no gradient, one mean over heads.
+  def depth_weights(self, state: PyTree, layer: Layer, site: str) -> Array | None:
+    """Returns how much a site reads of every source, for plots: the mean over heads.
 
     Args:
       state: what `read` sees at the site.
@@ -181,29 +216,25 @@ class Combinator(nnx.Module):
       site: one of `sites`, or `OUTPUT` for the last read.
 
     Returns:
-      [N, ...], broadcasts against [N, B, T]; 0 for sources that are not there yet. None: the site
-      weighs no sources.
+      [N, ...], which broadcasts against [N, B, T] and is 0 for sources that do not exist yet; None
+      if the site weighs no sources.
     """
     return None
 
-  def open_block(self, sources: Sources) -> tuple[Sources, PyTree]:
-    """Returns the sources, and what all sites of a depth block together make of them, or None.
+  def decode_cache(self, batch_size: int, dtype: jax.typing.DTypeLike) -> PyTree:
+    """Returns what later tokens need of earlier ones, before the first token.
 
-    A scan calls it before the first layer of a block, where `per_layer` parameters have a row for
-    each layer of the block, and hands the result to its sites as `DepthState.opened`.
+    A combinator that mixes nothing across tokens needs nothing, which is None.
 
     Args:
-      sources: those complete before the block.
+      batch_size: B.
+      dtype: of the activations.
     """
-    return sources, None
+    return None
 
-  def close_block(self, state: DepthState) -> DepthState:
-    """Returns the state after a depth block, its sources appended (`history`: already there)."""
-    return state
-
-  def view_names(self, site: str) -> tuple[str, ...]:
-    """Returns the names of the views that `read` gives a site: x, and q, k, v where they differ."""
-    return ("x",)
+  def next_cache(self, state: PyTree) -> PyTree:
+    """Returns the cache for the tokens that follow, from the state after the last layer."""
+    return None
 
   def num_parameters(self) -> int:
     """Returns the number of parameters, see `resjax.combinators.costs`."""
@@ -216,40 +247,58 @@ class Combinator(nnx.Module):
   def flops_per_token(self) -> int:
     """Returns the forward FLOPs of all reads and writes for one token.
 
-    They are counted from the trace of `read`, `write` and `final` (`resjax.combinators.costs` says
-    how). A combinator that runs a kernel of its own, into which the count cannot look, overrides
-    this method.
+    They are counted from a trace of `read`, `write` and `final`, see `resjax.combinators.costs`. A
+    combinator that runs a kernel of its own, into which the count cannot look, overrides this.
     """
     return costs.flops_per_token(self)
 
-  def decode_cache(self, batch_size: int, dtype: jax.typing.DTypeLike) -> PyTree:
-    """Returns what must survive from token to token in decoding, before the first token.
-
-    None: nothing, because all mixing is within a token.
-
-    Args:
-      batch_size: B.
-      dtype: of the activations.
-    """
-    return None
-
-  def next_cache(self, state: PyTree) -> PyTree:
-    """Returns the cache for the tokens that follow, from the state after the last layer."""
-    return None
-
   @property
   def num_sublayers(self) -> int:
-    """L times the number of sites."""
+    """The number of layers times the number of sites."""
     return self.num_layers * len(self.sites)
 
-  def _row(self, parameter: nnx.Variable, layer: int | Array, site: str) -> Array:
-    """Returns parameter[layer, site] of a [L or 1, sites, ...] parameter."""
+  def _row(self, parameter: nnx.Variable, layer: Layer, site: str) -> Array:
+    """Returns parameter[layer, site] of a parameter [L or 1, sites, ...]."""
     return self._layer_row(parameter, layer)[self.sites.index(site)]
 
-  def _layer_row(self, parameter: nnx.Variable, layer: int | Array) -> Array:
-    """Returns parameter[layer]; a parameter with one row is already that layer's."""
+  def _layer_row(self, parameter: nnx.Variable, layer: Layer) -> Array:
+    """Returns parameter[layer]; a parameter with one row already belongs to that layer."""
     value = parameter[...]
     return value[0] if value.shape[0] == 1 else value[layer]
+
+
+class SourceCombinator(Combinator):
+  """A combinator that keeps sources: its state is a `DepthState`.
+
+  With strategy `history`, the default, every layer may append sources. With `depth_blocks` sources
+  are appended after every `layers_per_block` layers. Both need integer layers outside
+  `resjax.models.depth`. An option may make the state one of fixed shape; then a subclass sets
+  `strategy` to `carry`.
+
+  Attributes:
+    layers_per_block: the number of layers in a depth block; 1 for `history`.
+  """
+
+  strategy: Strategy = "history"
+  layers_per_block: int = 1
+
+  def open_block(self, sources: Sources) -> tuple[Sources, PyTree]:
+    """Returns the sources, and what all sites of a depth block together make of them, or None.
+
+    A scan calls it before the first layer of a block, where `per_layer` parameters have a row for
+    each layer of the block. It hands the result to the sites of the block in `DepthState.opened`.
+
+    Args:
+      sources: those that are complete before the block.
+    """
+    return sources, None
+
+  def close_block(self, state: DepthState) -> DepthState:
+    """Returns the state after a depth block with the block's sources appended.
+
+    With `history` they already are, because `write` appends them.
+    """
+    return state
 
 
 def check_option(name: str, value: Any, ok: bool, allowed: str) -> None:
@@ -263,8 +312,8 @@ def check_flag(name: str, value: Any) -> None:
   check_option(name, value, isinstance(value, bool), "True, False")
 
 
-def check_layer(layer: int | Array, sources: Sources) -> None:
-  """Raises a ValueError where sources cannot grow: under a trace, without a bank of `depth.run`."""
+def check_layer(layer: Layer, sources: Sources) -> None:
+  """Raises a ValueError if sources cannot grow: under a trace outside of `depth.run`."""
   if not isinstance(layer, int) and sources.bank is None:
     raise ValueError(
       f"layer={layer!r} is traced, but the sources grow from layer to layer; "

@@ -8,7 +8,7 @@ import functools
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +17,9 @@ from jax.extend import core
 
 from resjax.sharding import Layout
 from resjax.typing import Array
+
+if TYPE_CHECKING:
+  from resjax.combinators.base import Combinator
 
 # These only move, choose or convert values.
 _MOVES = """
@@ -31,23 +34,23 @@ _REDUCTIONS = frozenset(("reduce_max", "reduce_min", "reduce_prod", "reduce_sum"
 _OPAQUE = frozenset(("conv_general_dilated", "ffi_call", "pallas_call", "pure_callback", "while"))
 
 
-def num_parameters(combinator: nnx.Module) -> int:
-  """Returns the number of values in all parameters of a combinator, which may be abstract."""
+def num_parameters(combinator: "Combinator") -> int:
+  """Returns the number of values in all parameters of a combinator."""
   return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(nnx.state(combinator, nnx.Param)))
 
 
-def state_bytes_per_token(combinator: nnx.Module, dtype: jax.typing.DTypeLike) -> int:
+def state_bytes_per_token(combinator: "Combinator", dtype: jax.typing.DTypeLike) -> int:
   """Returns the bytes of the depth state after the last layer for one token.
 
   Args:
-    combinator: a `Combinator`, which may be abstract.
+    combinator: its parameters may be abstract.
     dtype: of the activations.
   """
   *state, _ = _one_token(combinator, dtype).out_avals
   return sum(leaf.size * leaf.dtype.itemsize for leaf in state if leaf.ndim)
 
 
-def flops_per_token(combinator: nnx.Module) -> int:
+def flops_per_token(combinator: "Combinator") -> int:
   """Returns the forward FLOPs per token of all reads and writes and of the final read.
 
   A product of matrices [m, k] and [k, n] counts 2 m k n, a sum over n values n − 1, and every other
@@ -56,7 +59,7 @@ def flops_per_token(combinator: nnx.Module) -> int:
   reference that it replaces.
 
   Args:
-    combinator: a `Combinator`, which may be abstract.
+    combinator: its parameters may be abstract.
 
   Raises:
     ValueError: a read or write runs an operation into which the count cannot look.
@@ -66,7 +69,7 @@ def flops_per_token(combinator: nnx.Module) -> int:
   return _count(closed.jaxpr, [False] * num_shared + [True, True])
 
 
-def _one_token(combinator: nnx.Module, dtype: jax.typing.DTypeLike) -> core.ClosedJaxpr:
+def _one_token(combinator: "Combinator", dtype: jax.typing.DTypeLike) -> core.ClosedJaxpr:
   """Returns all layers as a function of parameters, embedding and one output for all branches.
 
   It returns the last depth state and the final read.
@@ -129,7 +132,8 @@ def _flops(equation: core.JaxprEqn, depends: Sequence[bool]) -> int:
       most = max(_count(part, [True] * len(part.invars)) for part in inner)
       return most * params.get("length", 1)
     return _count(inner[0], depends)
-  made, first = equation.outvars[0].aval, equation.invars[0].aval
+  made: Any = equation.outvars[0].aval
+  first: Any = equation.invars[0].aval
   if name in _FREE or not jnp.issubdtype(made.dtype, jnp.inexact):
     return 0
   if name == "dot_general":

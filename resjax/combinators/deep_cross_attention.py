@@ -1,9 +1,11 @@
 """DeepCrossAttention: queries, keys, values and residual base from mixes of their own."""
 
+from typing import Any
+
 import jax.numpy as jnp
 from flax import nnx
 
-from resjax.combinators.base import DepthState, check_option
+from resjax.combinators.base import DepthState, Layer, Views, check_option
 from resjax.combinators.layer_mixing import LayerMixer
 from resjax.combinators.ragged import RaggedRows
 from resjax.kernels.depth_attention import Sources, depth_sum, gated_depth_sum
@@ -47,8 +49,8 @@ class DeepCrossAttention(LayerMixer):
 
   output_has_mix = False
 
-  def __init__(self, *, version: int = 3, last: int = 0, rngs: nnx.Rngs, **sizes):
-    super().__init__(**sizes)
+  def __init__(self, *, version: int = 3, last: int = 0, rngs: nnx.Rngs, **options: Any):
+    super().__init__(**options)
     check_option("version", version, version in (1, 2, 3), "1, 2, 3")
     check_option("last", last, 0 <= last < self.num_layers, f"0..{self.num_layers - 1} (layers)")
     self.version = version
@@ -79,7 +81,7 @@ class DeepCrossAttention(LayerMixer):
     kept = min(layer, self.last)
     return (0, *summed, *range(self._num_slots - kept, self._num_slots))
 
-  def init(self, x, tokens=None):
+  def init(self, x, tokens=None) -> DepthState:
     """See `Combinator.init`; slots of k-DCA that hold nothing are zero and have no weight."""
     if not self.last:
       return super().init(x, tokens)
@@ -92,11 +94,11 @@ class DeepCrossAttention(LayerMixer):
     x, summed, oldest, *newer = sources.recent
     return Sources(recent=(x, summed + oldest, *newer, output))
 
-  def view_names(self, site):
+  def view_names(self, site) -> tuple[str, ...]:
     """See `Combinator.view_names`."""
     return _VIEWS if site == self.sites[0] else ("x",)
 
-  def _mix(self, state, layer):
+  def _mix(self, state: DepthState, layer: Layer) -> Views:
     bias = state.sources.in_slot_order(self.rows.row(self.bias[...], layer))
     query = self._layer_row(self.query, layer) if self.version == 3 else (None,) * len(_VIEWS)
     return {
@@ -109,11 +111,11 @@ class DeepCrossAttention(LayerMixer):
       return depth_sum(sources, bias)
     return gated_depth_sum(sources, bias, query)
 
-  def final(self, state):
+  def final(self, state: DepthState) -> Array:
     """See `Combinator.final`."""
     return self._output_grn(state.sources)
 
-  def final_after(self, state, layer, site):
+  def final_after(self, state: DepthState, layer, site) -> Array:
     """See `Combinator.final_after`: the GRN of the output over the g that there are."""
     return self._output_grn(self._ended(state, site))
 

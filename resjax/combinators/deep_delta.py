@@ -2,13 +2,14 @@
 
 import dataclasses
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import lax
 
-from resjax.combinators.base import Combinator, TokenContext, check_flag, check_option
+from resjax.combinators.base import Combinator, TokenContext, Views, check_flag, check_option
 from resjax.combinators.delta_cache import DeltaCache
 from resjax.combinators.numerics import recomputed
 from resjax.combinators.short_conv import expand, pool
@@ -102,9 +103,9 @@ class DeepDelta(Combinator):
     beta_init: float = 1.0,
     eps: float = 1e-5,
     rngs: nnx.Rngs,
-    **sizes,
+    **options: Any,
   ):
-    super().__init__(**sizes)
+    super().__init__(**options)
     check_option("value_width", value_width, value_width >= 1, "value_width >= 1")
     allowed = COMPRESSORS[:1] if value_width == 1 else COMPRESSORS[1:]
     given = f"{' or '.join(map(repr, allowed))} with value_width={value_width}"
@@ -161,7 +162,7 @@ class DeepDelta(Combinator):
     """Filters [kernel_size, R, D] that return the current token."""
     return jnp.zeros((self.kernel_size, self.value_width, self.d_model)).at[0].set(1.0)
 
-  def init(self, x, tokens=None):
+  def init(self, x, tokens=None) -> DeltaState:
     """See `Combinator.init`."""
     tokens = TokenContext() if tokens is None else tokens
     cache, segment_ids = tokens.cache, tokens.segment_ids
@@ -176,7 +177,7 @@ class DeepDelta(Combinator):
     mixes_later = self.compressor == "token" or cache is not None
     return DeltaState(stream, segment_ids if mixes_later else None, cache)
 
-  def read(self, state, layer, site):
+  def read(self, state: DeltaState, layer, site) -> tuple[Views, Any]:
     """See `Combinator.read`; the tape is x_in."""
     if self.compressor == "none":
       return {"x": state.x[0]}, state.x[0]
@@ -184,7 +185,7 @@ class DeepDelta(Combinator):
     x = pool(state.x, self._filters(layer, site), state.segment_ids, past)
     return {"x": x}, x
 
-  def write(self, state, layer, site, out, *, normed=None, tape=None):
+  def write(self, state: DeltaState, layer, site, out, *, normed=None, tape=None) -> DeltaState:
     """See `Combinator.write`; needs `normed` and `tape`."""
     if normed is None or tape is None:
       raise ValueError("combinator 'deep_delta' needs write(..., normed=views, tape=tape)")
@@ -199,7 +200,7 @@ class DeepDelta(Combinator):
       cache = cache.with_read(self._sublayer(layer, site), state.x)
     return DeltaState(x, state.segment_ids, cache)
 
-  def final(self, state):
+  def final(self, state: DeltaState) -> Array:
     """See `Combinator.final`: one more compressor."""
     if self.compressor == "none":
       return state.x[0]

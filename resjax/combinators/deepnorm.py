@@ -1,5 +1,7 @@
 """DeepNorm: post-norm with a heavier stream and lighter branches."""
 
+from typing import Any
+
 import jax.numpy as jnp
 from flax import nnx
 
@@ -35,7 +37,7 @@ class DeepNorm(Standard):
   equals_standard_at_init = False
   per_layer = ("norm_scale", "norm_bias")
 
-  def __init__(self, *, alpha: float = 0.0, eps: float = 1e-5, **options):
+  def __init__(self, *, alpha: float = 0.0, eps: float = 1e-5, **options: Any):
     super().__init__(**options)
     check_option("alpha", alpha, 0 <= alpha < float("inf"), "alpha >= 0")
     check_option("eps", eps, eps > 0, "eps > 0")
@@ -46,7 +48,7 @@ class DeepNorm(Standard):
     self.norm_scale = nnx.Param(jnp.ones(per_site))
     self.norm_bias = nnx.Param(jnp.zeros(per_site))
 
-  def write(self, state, layer, site, out, *, normed=None, tape=None):
+  def write(self, state: Array, layer, site, out, *, normed=None, tape=None) -> Array:
     """See `Combinator.write`."""
     gain, bias = (self._row(p, layer, site) for p in (self.norm_scale, self.norm_bias))
     return _normed_sum(jnp.asarray(self.alpha), self.eps, state, out, gain, bias)

@@ -1,10 +1,12 @@
 """Delta Attention Residuals: depth attention added to the residual stream that it reads from."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from resjax.combinators.base import OUTPUT, DepthState, check_flag, check_layer, check_option
+from resjax.combinators.base import OUTPUT, DepthState, Views, check_flag, check_layer, check_option
 from resjax.combinators.depth_reader import DepthBlocks, DepthReader
 from resjax.combinators.numerics import project, recomputed, scaled_add
 from resjax.kernels.depth_attention import Sources
@@ -24,7 +26,7 @@ class _DeltaReader(DepthReader):
     output_gate: str = "none",
     null_source: bool = False,
     rngs: nnx.Rngs | None = None,
-    **options,
+    **options: Any,
   ):
     super().__init__(**options)
     check_flag("null_source", null_source)
@@ -52,7 +54,7 @@ class _DeltaReader(DepthReader):
     """See `Combinator.source_names`."""
     return super().source_names() + ("null",) * self.null_source
 
-  def depth_weights(self, state, layer, site):
+  def depth_weights(self, state: DepthState, layer, site) -> Array | None:
     """See `Combinator.depth_weights`."""
     if not self.null_source or site == OUTPUT:
       return super().depth_weights(state, layer, site)
@@ -139,23 +141,21 @@ class DeltaAttnRes(_DeltaReader):
     github.com/wdlctc/delta-attention-residuals-code; with heads, arXiv 2607.27230.
   """
 
-  strategy = "history"
-
-  def init(self, x, tokens=None):
+  def init(self, x, tokens=None) -> DepthState:
     """See `Combinator.init`."""
     return DepthState(Sources(recent=(x,)), x)
 
-  def read(self, state, layer, site):
+  def read(self, state: DepthState, layer, site) -> tuple[Views, Any]:
     """See `Combinator.read`; the tape is the state with the sources for the next reader."""
     h, sources = self._routed(state.sources, state.running, layer, site)
     return {"x": h}, DepthState(sources, state.running)
 
-  def write(self, state, layer, site, out, *, normed=None, tape=None):
+  def write(self, state: DepthState, layer, site, out, *, normed=None, tape=None) -> DepthState:
     """See `Combinator.write`."""
     check_layer(layer, state.sources)
     return DepthState(tape.sources.append(out), state.running + out)
 
-  def final(self, state):
+  def final(self, state: DepthState) -> Array:
     """See `Combinator.final`."""
     return state.running
 
@@ -193,32 +193,31 @@ class DeltaBlockAttnRes(DepthBlocks, _DeltaReader):
   Source: Delta Attention Residuals (Block), arXiv 2605.18855; see `delta_attn_res`.
   """
 
-  @property
-  def equals_standard_at_init(self) -> bool:
-    """With output_gate `alpha`."""
-    return self.output_gate == "alpha"
+  def __init__(self, **options: Any):
+    super().__init__(**options)
+    self.equals_standard_at_init = self.output_gate == "alpha"
 
-  def init(self, x, tokens=None):
+  def init(self, x, tokens=None) -> DepthState:
     """See `Combinator.init`; carried: the stream, and the sum of the running block."""
     return DepthState(Sources(recent=(x,)), (x, jnp.zeros_like(x)))
 
-  def close_block(self, state):
+  def close_block(self, state: DepthState) -> DepthState:
     """See `Combinator.close_block`: the sum of the running block becomes a source."""
     stream, delta = state.running
     return DepthState(state.sources.append(delta), (stream, jnp.zeros_like(delta)))
 
-  def read(self, state, layer, site):
+  def read(self, state: DepthState, layer, site) -> tuple[Views, Any]:
     """See `Combinator.read`; the tape is the state with the sources for the next reader."""
     h, sources = self._routed(state.sources, state.running[0], layer, site)
     return {"x": h}, DepthState(sources, state.running)
 
-  def write(self, state, layer, site, out, *, normed=None, tape=None):
+  def write(self, state: DepthState, layer, site, out, *, normed=None, tape=None) -> DepthState:
     """See `Combinator.write`; an integer layer at the end of a block completes its source."""
     check_layer(layer, state.sources)
     stream, delta = state.running
     state = DepthState(tape.sources, (stream + out, delta + out))
     return self._close_if_ended(state, layer, site)
 
-  def final(self, state):
+  def final(self, state: DepthState) -> Array:
     """See `Combinator.final`."""
     return state.running[0]

@@ -5,6 +5,7 @@ import dataclasses
 import jax
 from jax import lax
 
+from resjax.combinators.base import Layer
 from resjax.combinators.short_conv import after
 from resjax.typing import Array
 
@@ -27,20 +28,22 @@ class DeltaCache:
   final: Array | None = None
 
   def with_embeddings(self, x: Array) -> "DeltaCache":
-    """Returns the cache after new embeddings [B, T, D]; needs embedding expansion."""
+    """Returns the cache after new embeddings [B, T, D]."""
+    if self.embeddings is None:
+      return self
     return dataclasses.replace(self, embeddings=_last(self.embeddings, x))
 
-  def read(self, sublayer: int | Array) -> Array | None:
+  def read(self, sublayer: Layer) -> Array | None:
     """Returns X of the past tokens as a sublayer read it [R, B, P, D]; None: nobody asks."""
     if self.reads is None:
       return None
     return lax.dynamic_index_in_dim(self.reads, sublayer, keepdims=False)
 
-  def with_read(self, sublayer: int | Array, x: Array) -> "DeltaCache":
+  def with_read(self, sublayer: Layer, x: Array) -> "DeltaCache":
     """Returns the cache after a sublayer read the new tokens' X [R, B, T, D]."""
     if self.reads is None:
       return self
-    last = _last(self.read(sublayer), x)
+    last = _last(lax.dynamic_index_in_dim(self.reads, sublayer, keepdims=False), x)
     reads = lax.dynamic_update_index_in_dim(self.reads, last, sublayer, 0)
     return dataclasses.replace(self, reads=reads)
 

@@ -1,10 +1,12 @@
 """DenseFormer: static weighted averages of the outputs of all earlier layers."""
 
+from typing import Any
+
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from resjax.combinators.base import OUTPUT, check_option
+from resjax.combinators.base import OUTPUT, DepthState, Layer, Views, check_option
 from resjax.combinators.layer_mixing import LayerMixer
 from resjax.combinators.ragged import RaggedRows
 from resjax.kernels.depth_attention import Sources, depth_sum
@@ -35,8 +37,8 @@ class DenseFormer(LayerMixer):
   initialiser of all linear maps; here they start one-hot and are not decayed.
   """
 
-  def __init__(self, *, dilation: int = 1, period: int = 1, rngs: nnx.Rngs | None = None, **sizes):
-    super().__init__(**sizes)
+  def __init__(self, *, dilation: int = 1, period: int = 1, **options: Any):
+    super().__init__(**options)
     allowed = f"1..{self.num_layers} (layers)"
     check_option("dilation", dilation, 1 <= dilation <= self.num_layers, allowed)
     check_option("period", period, 1 <= period <= self.num_layers, allowed)
@@ -48,33 +50,33 @@ class DenseFormer(LayerMixer):
     self.rows = RaggedRows.of(columns, num_sources)
     self.weight = nnx.Param(jnp.asarray(self.rows.pack(np.eye(num_sources))))
 
-  def _mix(self, state, layer):
+  def _mix(self, state: DepthState, layer: Layer) -> Views:
     return {"x": self._average(state.sources, layer)}
 
-  def final(self, state):
+  def final(self, state: DepthState) -> Array:
     """See `Combinator.final`."""
     return self._average(state.sources, self.num_layers)
 
-  def final_after(self, state, layer, site):
+  def final_after(self, state: DepthState, layer, site) -> Array:
     """See `Combinator.final_after`: after a layer its Y, within one the stream."""
     if site != self.sites[-1]:
       return state.running.stream
     return self._average(state.sources, layer + 1)
 
-  def source_names(self):
+  def source_names(self) -> tuple[str, ...]:
     """See `Combinator.source_names`."""
     return self._layer_names()
 
-  def depth_weights(self, state, layer, site):
+  def depth_weights(self, state: DepthState, layer, site) -> Array | None:
     """See `Combinator.depth_weights`; the same for all tokens."""
     if site not in (self.sites[0], OUTPUT):
       return None
     return self._weights(layer)[:, None, None]
 
-  def _average(self, sources: Sources, i: int | Array) -> Array:
+  def _average(self, sources: Sources, i: Layer) -> Array:
     """Returns Y_i."""
     return depth_sum(sources, sources.in_slot_order(self._weights(i)))
 
-  def _weights(self, i: int | Array) -> Array:
+  def _weights(self, i: Layer) -> Array:
     """Returns the weights of Y_i [N]."""
     return self.rows.row(self.weight[...], i) + self.rows.newest_of_empty(i)

@@ -1,19 +1,26 @@
 """Attention along depth with projected queries, keys and values, at the start of every layer."""
 
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from resjax.combinators.base import Combinator, DepthState, check_layer, check_option
+from resjax.combinators.base import (
+  DepthState,
+  SourceCombinator,
+  Views,
+  check_layer,
+  check_option,
+)
 from resjax.combinators.depth_reader import check_num_heads
 from resjax.combinators.numerics import rms_normalized
 from resjax.kernels.depth_attention import Sources
 from resjax.typing import Array, wide_dtype
 
 
-class DepthAttention(Combinator):
+class DepthAttention(SourceCombinator):
   """x ← x + W_O Σ_j softmax_j(q · k_j / √C) v_j at the start of each layer, then x ← x + f(x).
 
   q = W_Q RMS(x), k_j = W_K RMS(y_j), v_j = W_V RMS(y_j) over the last `window` layer outputs y_j:
@@ -45,14 +52,13 @@ class DepthAttention(Combinator):
   Source: residual-stream duality (Transformer²), arXiv 2603.16039.
   """
 
-  strategy = "history"
   per_layer = ("query", "key", "value", "output")
   decayed_parameters = per_layer
 
   def __init__(
-    self, *, window: int = 8, num_heads: int = 4, eps: float = 1e-6, rngs: nnx.Rngs, **sizes
+    self, *, window: int = 8, num_heads: int = 4, eps: float = 1e-6, rngs: nnx.Rngs, **options: Any
   ):
-    super().__init__(**sizes)
+    super().__init__(**options)
     check_option("window", window, window >= 1, "window >= 1")
     check_num_heads(num_heads, self.d_model)
     check_option("eps", eps, eps > 0, "eps > 0")
@@ -62,18 +68,18 @@ class DepthAttention(Combinator):
     width, head_width = self.d_model, self.d_model // num_heads
     shape = (self.num_layers, width, num_heads, head_width)
     init = nnx.initializers.normal(1 / math.sqrt(width))
-    inward = {"axes": ("embed_param", None, None)}
-    self.query = nnx.Param(init(rngs.params(), shape), **inward)
-    self.key = nnx.Param(init(rngs.params(), shape), **inward)
-    self.value = nnx.Param(init(rngs.params(), shape), **inward)
+    axes = ("embed_param", None, None)
+    self.query = nnx.Param(init(rngs.params(), shape), axes=axes)
+    self.key = nnx.Param(init(rngs.params(), shape), axes=axes)
+    self.value = nnx.Param(init(rngs.params(), shape), axes=axes)
     output = jnp.zeros((self.num_layers, num_heads, head_width, width))
     self.output = nnx.Param(output, axes=(None, None, "embed_param"))
 
-  def init(self, x, tokens=None):
+  def init(self, x, tokens=None) -> DepthState:
     """See `Combinator.init`."""
     return DepthState(Sources(recent=(x,)), x)
 
-  def read(self, state, layer, site):
+  def read(self, state: DepthState, layer, site) -> tuple[Views, Any]:
     """See `Combinator.read`; the tape is the stream, at the first site with what was read."""
     x = state.running
     if site == self.sites[0]:
@@ -83,22 +89,22 @@ class DepthAttention(Combinator):
       x = x + recomputed(self.window, self.eps, state.sources, x, *weights)
     return {"x": x}, x
 
-  def write(self, state, layer, site, out, *, normed=None, tape=None):
+  def write(self, state: DepthState, layer, site, out, *, normed=None, tape=None) -> DepthState:
     """See `Combinator.write`; the last site of a layer completes a source."""
     check_layer(layer, state.sources)
     x = tape + out
     ends_layer = site == self.sites[-1]
     return DepthState(state.sources.append(x) if ends_layer else state.sources, x)
 
-  def final(self, state):
+  def final(self, state: DepthState) -> Array:
     """See `Combinator.final`."""
     return state.running
 
-  def source_names(self):
+  def source_names(self) -> tuple[str, ...]:
     """See `Combinator.source_names`."""
     return ("embedding", *(f"layer {layer}" for layer in range(self.num_layers)))
 
-  def depth_weights(self, state, layer, site):
+  def depth_weights(self, state: DepthState, layer, site) -> Array | None:
     """See `Combinator.depth_weights`; the first site of a layer reads."""
     if site != self.sites[0]:
       return None

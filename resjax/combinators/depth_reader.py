@@ -1,15 +1,24 @@
 """What systems that attend over depth share: a pseudo-query per site, and depth blocks."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from resjax.combinators.base import OUTPUT, Combinator, DepthState, check_option
+from resjax.combinators.base import (
+  OUTPUT,
+  DepthState,
+  Layer,
+  SourceCombinator,
+  Strategy,
+  check_option,
+)
 from resjax.kernels.depth_attention import IMPLEMENTATIONS, Sources, depth_attention
 from resjax.typing import Array, wide_dtype
 
 
-class DepthReader(Combinator):
+class DepthReader(SourceCombinator):
   """A combinator with one pseudo-query and key gain per site.
 
   Args:
@@ -18,7 +27,7 @@ class DepthReader(Combinator):
     implementation: of `depth_attention`; `auto`: the best that can run.
   """
 
-  per_layer = ("query", "key_scale")
+  per_layer: tuple[str, ...] = ("query", "key_scale")
 
   def __init__(
     self,
@@ -26,10 +35,9 @@ class DepthReader(Combinator):
     num_heads: int = 1,
     eps: float = 1e-6,
     implementation: str = "auto",
-    rngs: nnx.Rngs | None = None,
-    **sizes,
+    **options: Any,
   ):
-    super().__init__(**sizes)
+    super().__init__(**options)
     check_num_heads(num_heads, self.d_model)
     check_option("eps", eps, eps > 0, "eps > 0")
     known = implementation in ("auto", *IMPLEMENTATIONS)
@@ -49,7 +57,7 @@ class DepthReader(Combinator):
     """Returns the names of the sources that sites write."""
     return tuple(f"{layer} {site}" for layer in range(self.num_layers) for site in self.sites)
 
-  def depth_weights(self, state: DepthState, layer: int | Array, site: str) -> Array | None:
+  def depth_weights(self, state: DepthState, layer: Layer, site: str) -> Array | None:
     """See `Combinator.depth_weights`."""
     if site == OUTPUT:
       return None
@@ -97,16 +105,16 @@ class DepthReader(Combinator):
     return {"eps": self.eps, "layout": self.layout, "implementation": implementation}
 
 
-class DepthBlocks(Combinator):
+class DepthBlocks(SourceCombinator):
   """A combinator that completes a source after every `layers_per_block` layers, and at the end.
 
   Args:
     layers_per_block: layers of one depth block, 1..L; the last block may be shorter.
   """
 
-  strategy = "depth_blocks"
+  strategy: Strategy = "depth_blocks"
 
-  def __init__(self, *, layers_per_block: int = 3, **options):
+  def __init__(self, *, layers_per_block: int = 3, **options: Any):
     super().__init__(**options)
     in_range = 1 <= layers_per_block <= self.num_layers
     check_option("layers_per_block", layers_per_block, in_range, f"1..{self.num_layers} (layers)")
@@ -120,17 +128,17 @@ class DepthBlocks(Combinator):
     """Number of depth blocks, a shorter last one included."""
     return -(-self.num_layers // self.layers_per_block)
 
-  def _close_if_ended(self, state: DepthState, layer: int | Array, site: str) -> DepthState:
+  def _close_if_ended(self, state: DepthState, layer: Layer, site: str) -> DepthState:
     """Closes the block after the last site of its last layer, unless a scan does so."""
     return self.close_block(state) if self._closes(layer, site) else state
 
-  def _closes(self, layer: int | Array, site: str) -> bool:
+  def _closes(self, layer: Layer, site: str) -> bool:
     """Whether `write` closes the block."""
     if not isinstance(layer, int) or site != self.sites[-1]:
       return False
     return (layer + 1) % self.layers_per_block == 0 or layer + 1 == self.num_layers
 
-  def final_after(self, state: DepthState, layer: int | Array, site: str) -> Array:
+  def final_after(self, state: DepthState, layer: Layer, site: str) -> Array:
     """See `Combinator.final_after`: the running block counts as completed."""
     return self.final(state if self._closes(layer, site) else self.close_block(state))
 

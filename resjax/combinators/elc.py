@@ -1,11 +1,13 @@
 """ELC-BERT: every layer chooses which earlier layers it reads."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from resjax.combinators.base import OUTPUT, check_flag, check_option
+from resjax.combinators.base import OUTPUT, DepthState, Layer, Views, check_flag, check_option
 from resjax.combinators.layer_mixing import LayerMixer
 from resjax.combinators.numerics import standardized
 from resjax.combinators.ragged import RaggedRows
@@ -56,10 +58,9 @@ class ELC(LayerMixer):
     variant: str = "base",
     weighted_output: bool = False,
     eps: float = 1e-6,
-    rngs: nnx.Rngs | None = None,
-    **sizes,
+    **options: Any,
   ):
-    super().__init__(**sizes)
+    super().__init__(**options)
     allowed = ("base", "zero", "normalized")
     check_option("variant", variant, variant in allowed, ", ".join(allowed))
     check_flag("weighted_output", weighted_output)
@@ -76,14 +77,14 @@ class ELC(LayerMixer):
       np.fill_diagonal(logits[: self.num_layers], 1.0)  # the newest source of every layer
     self.logits = nnx.Param(jnp.asarray(self.rows.pack(logits)))
 
-  def _mix(self, state, layer):
+  def _mix(self, state: DepthState, layer: Layer) -> Views:
     return {"x": self._choose(state.sources, layer)}
 
-  def _choose(self, sources: Sources, i: int | Array) -> Array:
+  def _choose(self, sources: Sources, i: Layer) -> Array:
     """Returns x̂_i."""
     return depth_sum(sources, sources.in_slot_order(self._shares(i, i)))
 
-  def _shares(self, i: int | Array, newest: int | Array) -> Array:
+  def _shares(self, i: Layer, newest: int | Array) -> Array:
     """Returns softmax(a_i) over the sources up to the newest one [N], 0 for the others."""
     exists = jnp.arange(self.num_layers + 1) <= newest
     return jax.nn.softmax(jnp.where(exists, self.rows.row(self.logits[...], i), -jnp.inf))
@@ -94,23 +95,23 @@ class ELC(LayerMixer):
       return y
     return standardized(y, self.eps).astype(y.dtype)
 
-  def final(self, state):
+  def final(self, state: DepthState) -> Array:
     """See `Combinator.final`."""
     if self.weighted_output:
       return self._choose(state.sources, self.num_layers)
     return self._output(state.running)
 
-  def source_names(self):
+  def source_names(self) -> tuple[str, ...]:
     """See `Combinator.source_names`."""
     return self._layer_names()
 
-  def depth_weights(self, state, layer, site):
+  def depth_weights(self, state: DepthState, layer, site) -> Array | None:
     """See `Combinator.depth_weights`; the same for all tokens."""
     if site != self.sites[0] and not (site == OUTPUT and self.weighted_output):
       return None
     return self._shares(layer, layer)[:, None, None]
 
-  def final_after(self, state, layer, site):
+  def final_after(self, state: DepthState, layer, site) -> Array:
     """See `Combinator.final_after`; a weighted output is a softmax over the y that there are."""
     if not self.weighted_output:
       return self._output(state.running)

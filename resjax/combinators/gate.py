@@ -1,11 +1,13 @@
 """A learned gate on the residual path."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
 from resjax.combinators.attenuation import AttenuatedStream
-from resjax.combinators.base import check_option
+from resjax.combinators.base import Layer, Views, check_option
 from resjax.combinators.numerics import recomputed
 from resjax.typing import Array
 
@@ -48,8 +50,7 @@ class Gate(AttenuatedStream):
     *,
     granularity: str = "layer",
     kappa: float = 1.0,
-    rngs: nnx.Rngs | None = None,
-    **options,
+    **options: Any,
   ):
     super().__init__(**options)
     known = granularity in GRANULARITIES
@@ -73,7 +74,7 @@ class Gate(AttenuatedStream):
   def _gates_per_layer(self) -> int:
     return len(self.sites) if self.scope == "sublayer" else 1
 
-  def _alpha(self, layer, site, normed):
+  def _alpha(self, layer: Layer, site: str, normed: Views | None) -> Array:
     if self.granularity == "depth_mixture":
       share = jax.nn.softmax(self.bias[...])[layer]
       return 1.0 - self.kappa * (share - 1.0 / self.num_layers)

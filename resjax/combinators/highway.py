@@ -1,5 +1,7 @@
 """Highway networks: a gate that weighs the stream against the branch."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -38,7 +40,7 @@ class Highway(Standard):
   equals_standard_at_init = False
   per_layer = ("weight", "bias")
 
-  def __init__(self, *, granularity: str = "channel", bias_init: float = -2.0, **options):
+  def __init__(self, *, granularity: str = "channel", bias_init: float = -2.0, **options: Any):
     super().__init__(**options)
     known = granularity in GRANULARITIES
     check_option("granularity", granularity, known, ", ".join(GRANULARITIES))
@@ -51,7 +53,7 @@ class Highway(Standard):
     self.weight = nnx.Param(jnp.zeros((*per_site, self.d_model, width)), axes=("embed_param", None))
     self.bias = nnx.Param(jnp.full((*per_site, width), bias_init))
 
-  def write(self, state, layer, site, out, *, normed=None, tape=None):
+  def write(self, state: Array, layer, site, out, *, normed=None, tape=None) -> Array:
     """See `Combinator.write`."""
     return _gated(state, out, *(self._row(p, layer, site) for p in (self.weight, self.bias)))
 

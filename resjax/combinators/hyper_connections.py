@@ -1,6 +1,7 @@
 """Hyper-Connections: several residual streams, read, mixed and written with free coefficients."""
 
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +10,7 @@ from flax import nnx
 from resjax.combinators.base import check_flag, check_option
 from resjax.combinators.numerics import project
 from resjax.combinators.streams import ResidualStreams, one_hot_reads
-from resjax.typing import wide_dtype
+from resjax.typing import Array, wide_dtype
 
 _NORMS = ("layernorm", "rmsnorm")
 
@@ -52,8 +53,7 @@ class HyperConnections(ResidualStreams):
     dynamic: bool = True,
     norm: str = "layernorm",
     eps: float = 1e-6,
-    rngs: nnx.Rngs | None = None,
-    **options,
+    **options: Any,
   ):
     super().__init__(**options)
     check_flag("dynamic", dynamic)
@@ -72,7 +72,7 @@ class HyperConnections(ResidualStreams):
       self.per_layer += ("weight", "scale")
       self.decayed_parameters = ("weight",)
 
-  def coefficients(self, streams, layer, site):
+  def coefficients(self, streams: Array, layer, site) -> tuple[Array, Array, Array]:
     """See `ResidualStreams.coefficients`."""
     wide = wide_dtype(streams)
     alpha = self._row(self.alpha, layer, site).astype(wide)

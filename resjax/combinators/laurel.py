@@ -2,23 +2,30 @@
 
 import functools
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from resjax.combinators.base import Combinator, DepthState, check_layer, check_option
+from resjax.combinators.base import (
+  DepthState,
+  SourceCombinator,
+  Views,
+  check_layer,
+  check_option,
+)
 from resjax.combinators.numerics import recomputed
 from resjax.combinators.ragged import RaggedRows
 from resjax.kernels.depth_attention import Sources
-from resjax.typing import Array, wide_dtype
+from resjax.typing import Array, PyTree, wide_dtype
 
 VARIANTS = ("rw", "lr", "pa", "rw+lr", "rw+pa", "rw+lr+pa")
 NORMALIZE = ("none", "softmax")
 
 
-class Laurel(Combinator):
+class Laurel(SourceCombinator):
   """x_{i+1} = α_i f(x_i) + β_i (x_i + Σ_j γ_ij B_ij A_ij x_{i−j}) at every sublayer i.
 
   `rw`  learned numbers α, β; elsewhere they are 1
@@ -57,10 +64,9 @@ class Laurel(Combinator):
     rank: int = 4,
     num_previous: int = 3,
     normalize: str = "none",
-    rngs: nnx.Rngs | None = None,
-    **sizes,
+    **options: Any,
   ):
-    super().__init__(**sizes)
+    super().__init__(**options)
     check_option("variant", variant, variant in VARIANTS, ", ".join(VARIANTS))
     self.parts = tuple(variant.split("+"))
     least = 0 if "pa" in self.parts and "lr" not in self.parts else 1
@@ -70,13 +76,13 @@ class Laurel(Combinator):
     weighs = normalize == "none" or "rw" in self.parts
     check_option("normalize", normalize, weighs, f"none with variant={variant!r}")
     self.rank, self.normalize = rank, normalize
+    self.strategy = "history" if "pa" in self.parts else "carry"
     self.equals_standard_at_init = "rw" not in self.parts or normalize == "none"
     if "rw" in self.parts:
       fill = 1.0 if normalize == "none" else 0.0
       self.mix = nnx.Param(jnp.full((self.num_layers, len(self.sites), 2), fill))  # α, β
       self.per_layer += ("mix",)
     if "pa" in self.parts:
-      self.strategy = "history"
       behind = [range(min(num_previous, i + 1)) for i in range(self.num_sublayers)]
       self.rows = RaggedRows.of(behind, num_previous)
       self.gamma = nnx.Param(jnp.full(self.rows.size, 1.0 if rank else 0.0))
@@ -92,7 +98,7 @@ class Laurel(Combinator):
     return {"lr", "pa"} <= set(self.parts)
 
   def _make_maps(self) -> None:
-    shape = (self.num_layers, len(self.sites))
+    shape: tuple[int, ...] = (self.num_layers, len(self.sites))
     if self._map_per_stream:
       shape = (self.rows.size,)
     else:
@@ -102,15 +108,15 @@ class Laurel(Combinator):
     self.down = nnx.Param(jnp.broadcast_to(down, (*shape, *down.shape)))
     self.up = nnx.Param(jnp.zeros((*shape, self.rank, self.d_model)))
 
-  def init(self, x, tokens=None):
+  def init(self, x, tokens=None) -> PyTree:
     """See `Combinator.init`."""
     return DepthState(Sources(recent=(x,))) if "pa" in self.parts else x
 
-  def read(self, state, layer, site):
+  def read(self, state: PyTree, layer, site) -> tuple[Views, Any]:
     """See `Combinator.read`."""
     return {"x": self._stream(state)}, None
 
-  def write(self, state, layer, site, out, *, normed=None, tape=None):
+  def write(self, state: PyTree, layer, site, out, *, normed=None, tape=None) -> PyTree:
     """See `Combinator.write`."""
     if "pa" in self.parts:
       check_layer(layer, state.sources)
@@ -118,7 +124,7 @@ class Laurel(Combinator):
     stream = _joined(out, [self._stream(state), *self._terms(state, layer, site)], weights)
     return DepthState(state.sources.append(stream)) if "pa" in self.parts else stream
 
-  def final(self, state):
+  def final(self, state: PyTree) -> Array:
     """See `Combinator.final`."""
     return self._stream(state)
 

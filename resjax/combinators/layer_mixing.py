@@ -1,11 +1,17 @@
 """What combinators share that mix the outputs of whole layers at the start of a layer."""
 
 import abc
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from resjax.combinators.base import Combinator, DepthState, Views, check_layer
+from resjax.combinators.base import (
+  DepthState,
+  Layer,
+  SourceCombinator,
+  Views,
+  check_layer,
+)
 from resjax.kernels.depth_attention import Sources
 from resjax.typing import Array
 
@@ -22,7 +28,7 @@ class LayerStream(NamedTuple):
   output: Array | None = None
 
 
-class LayerMixer(Combinator):
+class LayerMixer(SourceCombinator):
   """The first site of a layer reads mixes of the embedding and the outputs of earlier layers.
 
   The other sites read a stream that starts at the mix and to which every site adds. After the
@@ -33,12 +39,11 @@ class LayerMixer(Combinator):
     output_has_mix: whether a layer's output is its stream, not the sum of its branches alone.
   """
 
-  strategy = "history"
   stream_has_mix: bool = True
   output_has_mix: bool = True
 
   @abc.abstractmethod
-  def _mix(self, state: DepthState, layer: int | Array) -> Views:
+  def _mix(self, state: DepthState, layer: Layer) -> Views:
     """Returns the views of the first site of a layer."""
 
   def _output(self, running: LayerStream) -> Array:
@@ -48,7 +53,7 @@ class LayerMixer(Combinator):
   def _append(self, sources: Sources, output: Array) -> Sources:
     return sources.append(output)
 
-  def init(self, x, tokens=None):
+  def init(self, x, tokens=None) -> DepthState:
     """See `Combinator.init`."""
     return DepthState(Sources(recent=(x,)), self._first_running(x))
 
@@ -59,14 +64,14 @@ class LayerMixer(Combinator):
   def _splits(self) -> bool:
     return self.stream_has_mix and not self.output_has_mix
 
-  def read(self, state, layer, site):
+  def read(self, state: DepthState, layer, site) -> tuple[Views, Any]:
     """See `Combinator.read`; the tape is the stream that `write` adds to, None at its start."""
     if site != self.sites[0]:
       return {"x": state.running.stream}, state.running.stream
     views = self._mix(state, layer)
     return views, views["x"] if self.stream_has_mix else None
 
-  def write(self, state, layer, site, out, *, normed=None, tape=None):
+  def write(self, state: DepthState, layer, site, out, *, normed=None, tape=None) -> DepthState:
     """See `Combinator.write`; the last site of a layer appends its output to the sources."""
     if self.strategy == "history":
       check_layer(layer, state.sources)

@@ -4,6 +4,7 @@ import abc
 import itertools
 import math
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +26,7 @@ class _Constrained(ResidualStreams):
   per_layer = ("projection", "bias", "scale")
   decayed_parameters = ("projection",)
 
-  def __init__(self, *, init: str = "uniform", eps: float = 1e-6, rngs: nnx.Rngs, **options):
+  def __init__(self, *, init: str = "uniform", eps: float = 1e-6, rngs: nnx.Rngs, **options: Any):
     super().__init__(**options)
     check_option("init", init, init in _INITS, ", ".join(_INITS))
     check_option("eps", eps, eps > 0, "eps > 0")
@@ -66,7 +67,7 @@ class _Constrained(ResidualStreams):
     parts = [jnp.broadcast_to(part, (sublayers, part.shape[-1])) for part in (pre, post, res)]
     return jnp.concatenate(parts, axis=-1)
 
-  def coefficients(self, streams, layer, site):
+  def coefficients(self, streams: Array, layer, site) -> tuple[Array, Array, Array]:
     """See `ResidualStreams.coefficients`."""
     # Whole first: split over D, the products of all tokens would be exchanged instead.
     projection = self._row(self.projection, layer, site)
@@ -125,7 +126,7 @@ class MHC(_Constrained):
   Source: mHC, arXiv 2512.24880.
   """
 
-  def __init__(self, *, sinkhorn_iterations: int = 20, **options):
+  def __init__(self, *, sinkhorn_iterations: int = 20, **options: Any):
     super().__init__(**options)
     in_range = sinkhorn_iterations >= 1
     check_option("sinkhorn_iterations", sinkhorn_iterations, in_range, "sinkhorn_iterations >= 1")
@@ -161,7 +162,7 @@ class MHCLite(_Constrained):
   Source: mHC-lite, arXiv 2601.05732.
   """
 
-  def __init__(self, *, num_streams: int = 4, **options):
+  def __init__(self, *, num_streams: int = 4, **options: Any):
     allowed = "1..4 (R! permutations)"
     check_option("num_streams", num_streams, 1 <= num_streams <= 4, allowed)
     super().__init__(num_streams=num_streams, **options)

@@ -1,13 +1,14 @@
 """MUDDFormer: multiway dynamic dense connections."""
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from resjax.combinators.base import OUTPUT, check_option
+from resjax.combinators.base import OUTPUT, DepthState, Layer, Views, check_option
 from resjax.combinators.layer_mixing import LayerMixer
 from resjax.combinators.numerics import project, rms_normalized
 from resjax.combinators.ragged import RaggedRows
@@ -49,10 +50,12 @@ class MUDDFormer(LayerMixer):
   widths grow with depth, which is a matter of the model; their PrePostNorm form is left out.
   """
 
-  decayed_parameters = ("hidden", "output", "final_hidden", "final_output")
+  decayed_parameters: tuple[str, ...] = ("hidden", "output", "final_hidden", "final_output")
 
-  def __init__(self, *, row_sizes: str = "stacked", eps: float = 1e-6, rngs: nnx.Rngs, **sizes):
-    super().__init__(**sizes)
+  def __init__(
+    self, *, row_sizes: str = "stacked", eps: float = 1e-6, rngs: nnx.Rngs, **options: Any
+  ):
+    super().__init__(**options)
     allowed = ("stacked", "faithful")
     check_option("row_sizes", row_sizes, row_sizes in allowed, ", ".join(allowed))
     check_option("eps", eps, eps > 0, "eps > 0")
@@ -69,8 +72,8 @@ class MUDDFormer(LayerMixer):
         self.decayed_parameters = ("final_hidden", "final_output")
       counts = range(2, depth + 1)
       shapes = [(width, _hidden_size(n)) for n in counts]
-      self.hidden = nnx.List([nnx.Param(draw(rngs.params(), shape)) for shape in shapes])
-      self.output = nnx.List([nnx.Param(jnp.zeros((n, _hidden_size(n), _C))) for n in counts])
+      self.hidden: Any = nnx.List([nnx.Param(draw(rngs.params(), shape)) for shape in shapes])
+      self.output: Any = nnx.List([nnx.Param(jnp.zeros((n, _hidden_size(n), _C))) for n in counts])
     else:
       self.per_layer = ("hidden",)
       size = _hidden_size(depth)
@@ -81,11 +84,11 @@ class MUDDFormer(LayerMixer):
     self.final_output = nnx.Param(jnp.zeros((depth + 1, size, 1)))
     self.final_bias = nnx.Param(jnp.asarray(np.eye(depth + 1)[:, -1:]))
 
-  def view_names(self, site):
+  def view_names(self, site) -> tuple[str, ...]:
     """See `Combinator.view_names`."""
     return _VIEWS if site == self.sites[0] else ("x",)
 
-  def _mix(self, state, layer):
+  def _mix(self, state: DepthState, layer: Layer) -> Views:
     newest = state.running.stream
     if self.row_sizes == "faithful":
       _check_int(layer)
@@ -94,7 +97,7 @@ class MUDDFormer(LayerMixer):
     mixed = _dynamic_sums(self.eps, state.sources, newest, *self._weights_of(layer))
     return dict(zip(_VIEWS, mixed, strict=True))
 
-  def _weights_of(self, layer: int | Array) -> tuple[Array, Array, Array]:
+  def _weights_of(self, layer: Layer) -> tuple[Array, Array, Array]:
     """Returns W1, W2 and b of a layer; with `faithful` not of the first one."""
     bias = self.rows.row(self.bias[...], layer)
     if self.row_sizes == "faithful":
@@ -106,11 +109,11 @@ class MUDDFormer(LayerMixer):
       bias + self.rows.newest_of_empty(layer)[:, None],
     )
 
-  def source_names(self):
+  def source_names(self) -> tuple[str, ...]:
     """See `Combinator.source_names`."""
     return self._layer_names()
 
-  def depth_weights(self, state, layer, site):
+  def depth_weights(self, state: DepthState, layer, site) -> Array | None:
     """See `Combinator.depth_weights`; those of view x, of any sign."""
     newest, count = state.running.stream, self.num_layers + 1
     if site == OUTPUT:
@@ -124,11 +127,11 @@ class MUDDFormer(LayerMixer):
     weights = _dynamic_weights(self.eps, newest, *params)[..., -1]
     return jnp.pad(weights, ((0, count - len(weights)), (0, 0), (0, 0)))
 
-  def final(self, state):
+  def final(self, state: DepthState) -> Array:
     """See `Combinator.final`."""
     return self._last_mix(state.sources, state.running.stream, self.num_layers + 1)
 
-  def final_after(self, state, layer, site):
+  def final_after(self, state: DepthState, layer, site) -> Array:
     """See `Combinator.final_after`: the last mix, whose weights go by the age of a source."""
     return self._last_mix(self._ended(state, site), state.running.stream, layer + 2)
 
@@ -144,7 +147,7 @@ def _hidden_size(num_sources: int) -> int:
   return (4 * num_sources // 64 + 1) * 64
 
 
-def _check_int(layer: int | Array) -> None:
+def _check_int(layer: Layer) -> None:
   if not isinstance(layer, int):
     raise ValueError(
       f"layer={layer!r} is traced, but row_sizes='faithful' has layers of different shape; "

@@ -2,12 +2,14 @@
 
 import difflib
 import inspect
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from flax import nnx
 
 from resjax.combinators.attenuation import Attenuation
 from resjax.combinators.attn_res import AttnRes, BlockAttnRes
-from resjax.combinators.base import Combinator
+from resjax.combinators.base import SIZES, Combinator
 from resjax.combinators.deep_cross_attention import DeepCrossAttention
 from resjax.combinators.deep_delta import DeepDelta
 from resjax.combinators.deepnorm import DeepNorm
@@ -26,6 +28,8 @@ from resjax.combinators.standard import Standard
 from resjax.combinators.unet_skips import UNetSkips
 from resjax.combinators.x0_residual import X0Residual
 from resjax.sharding import Layout
+
+Class = TypeVar("Class", bound=type[Combinator])
 
 _REGISTRY: dict[str, type[Combinator]] = {
   "standard": Standard,
@@ -54,37 +58,62 @@ _REGISTRY: dict[str, type[Combinator]] = {
 }
 
 
+def register(name: str) -> Callable[[Class], Class]:
+  """Returns a class decorator that makes a combinator of your own known under a name.
+
+    @combinators.register("halved")
+    class Halved(combinators.Standard):
+      ...
+
+    combinators.build("halved", num_layers=12, d_model=768, rngs=nnx.Rngs(0))
+
+  Args:
+    name: a Python identifier that no other class has; a class that is defined again, as in a
+      notebook, takes its own place.
+
+  Raises:
+    ValueError: the name is taken or no identifier, or what is decorated is not a `Combinator`.
+  """
+
+  def add(cls: Class) -> Class:
+    if not (isinstance(name, str) and name.isidentifier()):
+      raise ValueError(f"{name!r} cannot name a combinator; allowed: a Python identifier")
+    if not (isinstance(cls, type) and issubclass(cls, Combinator)):
+      raise ValueError(f"{cls!r} cannot be registered; allowed: subclasses of Combinator")
+    known = _REGISTRY.get(name)
+    if known and (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
+      raise ValueError(
+        f"the combinator name {name!r} belongs to {known.__module__}.{known.__qualname__}; "
+        "choose another name"
+      )
+    _REGISTRY[name] = cls
+    return cls
+
+  return add
+
+
 def names() -> tuple[str, ...]:
   """Returns the names of all combinators."""
   return tuple(_REGISTRY)
 
 
 def get(name: str) -> type[Combinator]:
-  """Returns the class registered under `name`.
+  """Returns the class that is registered under a name.
 
   Raises:
-    ValueError: no such combinator.
+    ValueError: there is no such combinator.
   """
   if name not in _REGISTRY:
     near = difflib.get_close_matches(name, _REGISTRY, 1)
     hint = f"did you mean {near[0]!r}? " if near else ""
-    raise ValueError(
-      f"config.model.residual.name={name!r} is not a combinator; {hint}"
-      f"registered: {', '.join(_REGISTRY)}"
-    )
+    raise ValueError(f"{name!r} is not a combinator; {hint}registered: {', '.join(_REGISTRY)}")
   return _REGISTRY[name]
 
 
-def options(name: str) -> dict[str, object]:
-  """Returns the options of a combinator with their defaults; sizes, sites and rngs left out."""
-  found = {}
-  for cls in get(name).__mro__:
-    if not issubclass(cls, Combinator) or cls.__init__ is Combinator.__init__:
-      break
-    for key, parameter in inspect.signature(cls.__init__).parameters.items():
-      if parameter.kind is parameter.KEYWORD_ONLY and key != "rngs":
-        found.setdefault(key, parameter.default)
-  return found
+def options(name: str) -> dict[str, Any]:
+  """Returns the options of a combinator with their defaults, without `base.SIZES`."""
+  parameters = inspect.signature(get(name)).parameters
+  return {key: p.default for key, p in parameters.items() if key not in SIZES}
 
 
 def build(
@@ -95,7 +124,7 @@ def build(
   sites: tuple[str, ...] = ("attention", "mlp"),
   layout: Layout | None = None,
   rngs: nnx.Rngs,
-  **kwargs,
+  **kwargs: Any,
 ) -> Combinator:
   """Returns a fresh combinator.
 
@@ -103,15 +132,15 @@ def build(
     name: one of `names()`.
     num_layers: L.
     d_model: D.
-    sites: names of the sites of a layer, in order.
-    layout: mesh and sharding rules, for combinators that run kernels; default: one device.
-    rngs: source of random initial values, for combinators that have any.
+    sites: the names of the sites of a layer, in order.
+    layout: mesh and sharding rules, for combinators that run kernels; the default is one device.
+    rngs: the source of initial values, for combinators that draw any.
     **kwargs: the combinator's own options, see `options(name)`.
 
   Raises:
-    ValueError: an unknown name or option, or an option out of range.
+    ValueError: the name or an option is unknown, or an option is out of range.
   """
-  cls = get(name)
+  cls: Any = get(name)
   for key in kwargs:
     if key not in options(name):
       allowed = ", ".join(options(name)) or "none"

@@ -1,11 +1,12 @@
 """Branches with a learned scale: one number, or one per channel."""
 
 import abc
+from typing import Any
 
 import jax.numpy as jnp
 from flax import nnx
 
-from resjax.combinators.base import check_flag, check_option
+from resjax.combinators.base import Layer, check_flag, check_option
 from resjax.combinators.numerics import scaled_add
 from resjax.combinators.standard import Standard
 from resjax.typing import Array
@@ -16,12 +17,12 @@ class _ScaledBranch(Standard):
 
   equals_standard_at_init = False
 
-  def write(self, state, layer, site, out, *, normed=None, tape=None):
+  def write(self, state: Array, layer, site, out, *, normed=None, tape=None) -> Array:
     """See `Combinator.write`."""
     return scaled_add(self._scale(layer, site), out, state)
 
   @abc.abstractmethod
-  def _scale(self, layer: int | Array, site: str) -> Array:
+  def _scale(self, layer: Layer, site: str) -> Array:
     """Returns s, one number or [D]."""
 
 
@@ -46,7 +47,7 @@ class ReZero(_ScaledBranch):
 
   per_layer = ("alpha",)
 
-  def __init__(self, *, granularity: str = "layer", pre_norm: bool = False, **options):
+  def __init__(self, *, granularity: str = "layer", pre_norm: bool = False, **options: Any):
     super().__init__(**options)
     known = granularity in ("layer", "sublayer")
     check_option("granularity", granularity, known, "layer, sublayer")
@@ -56,7 +57,7 @@ class ReZero(_ScaledBranch):
     per_site = (len(self.sites),) if granularity == "sublayer" else ()
     self.alpha = nnx.Param(jnp.zeros((self.num_layers, *per_site)))
 
-  def _scale(self, layer, site):
+  def _scale(self, layer: Layer, site: str) -> Array:
     alpha = self._layer_row(self.alpha, layer)
     return alpha[self.sites.index(site)] if self.granularity == "sublayer" else alpha
 
@@ -79,13 +80,13 @@ class LayerScale(_ScaledBranch):
 
   per_layer = ("scale",)
 
-  def __init__(self, *, init_value: float = 0.0, **options):
+  def __init__(self, *, init_value: float = 0.0, **options: Any):
     super().__init__(**options)
     check_option("init_value", init_value, 0 <= init_value < float("inf"), "init_value >= 0")
     per_site = (self.num_layers, len(self.sites), self.d_model)
     self.scale = nnx.Param(jnp.full(per_site, init_value or _by_depth(self.num_layers)))
 
-  def _scale(self, layer, site):
+  def _scale(self, layer: Layer, site: str) -> Array:
     return self._row(self.scale, layer, site)
 
 

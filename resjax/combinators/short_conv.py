@@ -48,7 +48,8 @@ def pool(
   taps, rows, width = filters.shape
   filters = filters.reshape(taps, rows, *(1,) * (x.ndim - 2), width)
   pooled = [jnp.sum(weight * known, axis=0) for weight in filters]
-  y = sum(shift(row, steps, segment_ids) for steps, row in enumerate(pooled))
+  first, *others = (shift(row, steps, segment_ids) for steps, row in enumerate(pooled))
+  y = sum(others, start=first)
   return (y if past is None else y[..., past.shape[-2] :, :]).astype(x.dtype)
 
 

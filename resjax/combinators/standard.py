@@ -1,8 +1,9 @@
 """The plain residual add."""
 
-from flax import nnx
+from typing import Any
 
-from resjax.combinators.base import Combinator
+from resjax.combinators.base import Combinator, Views
+from resjax.typing import Array
 
 
 class Standard(Combinator):
@@ -19,21 +20,18 @@ class Standard(Combinator):
   Source: He et al., arXiv 1512.03385; pre-norm form arXiv 2002.04745.
   """
 
-  def __init__(self, *, rngs: nnx.Rngs | None = None, **sizes):
-    super().__init__(**sizes)
-
-  def init(self, x, tokens=None):
+  def init(self, x, tokens=None) -> Array:
     """See `Combinator.init`."""
     return x
 
-  def read(self, state, layer, site):
+  def read(self, state: Array, layer, site) -> tuple[Views, Any]:
     """See `Combinator.read`."""
     return {"x": state}, None
 
-  def write(self, state, layer, site, out, *, normed=None, tape=None):
+  def write(self, state: Array, layer, site, out, *, normed=None, tape=None) -> Array:
     """See `Combinator.write`."""
     return state + out
 
-  def final(self, state):
+  def final(self, state: Array) -> Array:
     """See `Combinator.final`."""
     return state

@@ -1,11 +1,12 @@
 """What the systems with several residual streams share."""
 
 import abc
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from resjax.combinators.base import Combinator, check_option
+from resjax.combinators.base import Combinator, Layer, Views, check_option
 from resjax.kernels.depth_attention import Sources, depth_sum
 from resjax.typing import Array, wide_dtype
 
@@ -27,15 +28,13 @@ class ResidualStreams(Combinator):
     ValueError: num_streams out of range.
   """
 
-  def __init__(self, *, num_streams: int = 4, **sizes):
-    super().__init__(**sizes)
+  def __init__(self, *, num_streams: int = 4, **options: Any):
+    super().__init__(**options)
     check_option("num_streams", num_streams, num_streams >= 1, "num_streams >= 1")
     self.num_streams = num_streams
 
   @abc.abstractmethod
-  def coefficients(
-    self, streams: Array, layer: int | Array, site: str
-  ) -> tuple[Array, Array, Array]:
+  def coefficients(self, streams: Array, layer: Layer, site: str) -> tuple[Array, Array, Array]:
     """Returns the coefficients of a site.
 
     Args:
@@ -48,24 +47,24 @@ class ResidualStreams(Combinator):
       own if it differs from token to token.
     """
 
-  def init(self, x, tokens=None):
+  def init(self, x, tokens=None) -> Array:
     """See `Combinator.init`."""
     return jnp.broadcast_to(x, (self.num_streams, *x.shape))
 
-  def read(self, state, layer, site):
+  def read(self, state: Array, layer, site) -> tuple[Views, Any]:
     """See `Combinator.read`; the tape has M and b."""
     read, mix, write = self.coefficients(state, layer, site)
     sources = Sources(bank=state, num_valid=self.num_streams)
     return {"x": depth_sum(sources, read[..., None])}, (mix, write)
 
-  def write(self, state, layer, site, out, *, normed=None, tape=None):
+  def write(self, state: Array, layer, site, out, *, normed=None, tape=None) -> Array:
     """See `Combinator.write`; needs the tape."""
     mix, write = tape
     sources = Sources((out,), state, self.num_streams)
     weights = jnp.concatenate([mix, write[:, None]], axis=1)  # a new stream per row
     return jax.vmap(depth_sum, (None, 0))(sources, weights[..., None])
 
-  def final(self, state):
+  def final(self, state: Array) -> Array:
     """See `Combinator.final`."""
     return jnp.sum(state.astype(wide_dtype(state)), axis=0).astype(state.dtype)
 

@@ -1,16 +1,24 @@
 """U-Net skips: layers of the second half read what the first half left, in reverse order."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from resjax.combinators.base import Combinator, DepthState, check_layer
+from resjax.combinators.base import (
+  DepthState,
+  Layer,
+  SourceCombinator,
+  Views,
+  check_layer,
+)
 from resjax.combinators.numerics import scaled_add
 from resjax.kernels.depth_attention import Sources
 from resjax.typing import Array
 
 
-class UNetSkips(Combinator):
+class UNetSkips(SourceCombinator):
   """Before layer l of the last ⌊L/2⌋: x ← x + w_l x_(L−1−l), the stream after layer L−1−l.
 
   Every site: x ← x + f(x). Layers of the first half push their output, those of the second half pop
@@ -29,10 +37,8 @@ class UNetSkips(Combinator):
   Source: the released code of modded-nanogpt; no paper.
   """
 
-  strategy = "history"
-
-  def __init__(self, *, rngs: nnx.Rngs | None = None, **sizes):
-    super().__init__(**sizes)
+  def __init__(self, **options: Any):
+    super().__init__(**options)
     if self.num_layers < 2:
       raise ValueError(f"num_layers={self.num_layers} has no second half; allowed: at least 2")
     self.weight = nnx.Param(jnp.zeros(self.num_skips))
@@ -42,16 +48,16 @@ class UNetSkips(Combinator):
     """⌊L/2⌋."""
     return self.num_layers // 2
 
-  def init(self, x, tokens=None):
+  def init(self, x, tokens=None) -> DepthState:
     """See `Combinator.init`."""
     return DepthState(Sources(recent=(x,)))
 
-  def read(self, state, layer, site):
+  def read(self, state: DepthState, layer, site) -> tuple[Views, Any]:
     """See `Combinator.read`; the tape is the stream that the site adds to."""
     x = self._enter(state.sources, layer) if site == self.sites[0] else state.running
     return {"x": x}, x
 
-  def write(self, state, layer, site, out, *, normed=None, tape=None):
+  def write(self, state: DepthState, layer, site, out, *, normed=None, tape=None) -> DepthState:
     """See `Combinator.write`; between layers the stream is the last source."""
     check_layer(layer, state.sources)
     x = tape + out
@@ -59,15 +65,15 @@ class UNetSkips(Combinator):
       return DepthState(state.sources.append(x))
     return DepthState(state.sources, x)
 
-  def final(self, state):
+  def final(self, state: DepthState) -> Array:
     """See `Combinator.final`."""
     return state.sources.from_end()
 
-  def final_after(self, state, layer, site):
+  def final_after(self, state: DepthState, layer, site) -> Array:
     """See `Combinator.final_after`: the stream."""
     return self.final(state) if state.running is None else state.running
 
-  def _enter(self, sources: Sources, layer: int | Array) -> Array:
+  def _enter(self, sources: Sources, layer: Layer) -> Array:
     """Returns the stream before a layer; the reverse pass keeps the sources as they are."""
     skip = layer - (self.num_layers - self.num_skips)
     place = self.num_layers - layer  # source i is the stream after i layers

@@ -1,10 +1,19 @@
 """The embedding mixed into the stream before every layer, and half of the network taken out."""
 
+from typing import Any
+
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from resjax.combinators.base import Combinator, DepthState, check_flag, check_layer, check_option
+from resjax.combinators.base import (
+  DepthState,
+  SourceCombinator,
+  Views,
+  check_flag,
+  check_layer,
+  check_option,
+)
 from resjax.combinators.numerics import recomputed, scaled_add
 from resjax.kernels.depth_attention import Sources
 from resjax.typing import Array, wide_dtype
@@ -12,7 +21,7 @@ from resjax.typing import Array, wide_dtype
 INITS = ("standard", "nanochat")
 
 
-class X0Residual(Combinator):
+class X0Residual(SourceCombinator):
   """Before layer l: x ← λ_l x + μ_l x0, with x0 the embedding; every site: x ← x + f(x).
 
   With `backout` the output is x − b x_mid, where x_mid leaves layer ⌊L/2⌋ (counted from 0).
@@ -41,19 +50,19 @@ class X0Residual(Combinator):
     *,
     init: str = "standard",
     backout: bool = False,
-    rngs: nnx.Rngs | None = None,
-    **sizes,
+    **options: Any,
   ):
-    super().__init__(**sizes)
+    super().__init__(**options)
     check_option("init", init, init in INITS, ", ".join(INITS))
     check_flag("backout", backout)
     as_released = init == "nanochat"
     self.equals_standard_at_init = not as_released
     self.backout = backout
-    stream, embedding = ((1.15, 1.05), (0.20, 0.05)) if as_released else ((1, 1), (0, 0))
+    stream, embedding = (1.0, 1.0), (0.0, 0.0)
+    if as_released:
+      stream, embedding = (1.15, 1.05), (0.20, 0.05)
     self.stream_scale = nnx.Param(_linear(*stream, self.num_layers))
     self.embedding_scale = nnx.Param(_linear(*embedding, self.num_layers))
-    self.strategy = "history"  # x0 is a source so that a scan keeps it once, not once per layer
     if backout:
       self.backout_scale = nnx.Param(jnp.asarray(0.2 if as_released else 0.0))
       self.strategy = "depth_blocks"
@@ -63,11 +72,11 @@ class X0Residual(Combinator):
   def _middle(self) -> int:
     return self.num_layers // 2
 
-  def init(self, x, tokens=None):
+  def init(self, x, tokens=None) -> DepthState:
     """See `Combinator.init`."""
     return DepthState(Sources(recent=(x,)), x)
 
-  def read(self, state, layer, site):
+  def read(self, state: DepthState, layer, site) -> tuple[Views, Any]:
     """See `Combinator.read`; the tape is the stream that the site adds to."""
     x = state.running
     if site == self.sites[0]:
@@ -75,7 +84,7 @@ class X0Residual(Combinator):
       x = _mix(state.sources, x, *scales)
     return {"x": x}, x
 
-  def write(self, state, layer, site, out, *, normed=None, tape=None):
+  def write(self, state: DepthState, layer, site, out, *, normed=None, tape=None) -> DepthState:
     """See `Combinator.write`; with `backout` an integer layer at the end of a half is kept."""
     state = DepthState(state.sources, tape + out)
     if not self.backout:
@@ -85,17 +94,17 @@ class X0Residual(Combinator):
     ends_half = ends_layer and layer in (self._middle, self.num_layers - 1)
     return self.close_block(state) if ends_half else state
 
-  def close_block(self, state):
+  def close_block(self, state: DepthState) -> DepthState:
     """See `Combinator.close_block`: with `backout` the stream becomes a source."""
     return DepthState(state.sources.append(state.running), state.running) if self.backout else state
 
-  def final(self, state):
+  def final(self, state: DepthState) -> Array:
     """See `Combinator.final`."""
     if not self.backout:
       return state.running
     return scaled_add(-self.backout_scale[...], state.sources.at(1), state.running)
 
-  def final_after(self, state, layer, site):
+  def final_after(self, state: DepthState, layer, site) -> Array:
     """See `Combinator.final_after`: `backout` begins where there is a stream of mid-depth."""
     if not self.backout:
       return state.running

@@ -1,5 +1,10 @@
 """Bad options are refused with what was given and what is allowed."""
 
+import dataclasses
+import inspect
+import pydoc
+import re
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -7,7 +12,10 @@ from flax import nnx
 
 from configs import base
 from resjax import combinators
-from tests.helpers import toy
+from resjax.combinators import Standard, registry
+from resjax.combinators.base import SIZES
+from resjax.models.config import ResidualConfig
+from tests.helpers import decoders, toy
 from tests.helpers.systems import BAD_OPTIONS
 
 
@@ -18,8 +26,8 @@ def build(name, num_layers=3, **options):
 @pytest.mark.parametrize(
   "name, options, message",
   [
-    ("atn_res", {}, ["name='atn_res'", "did you mean 'attn_res'", "block_attn_res"]),
-    ("zzz", {}, ["name='zzz'", "registered: standard, attenuation"]),
+    ("atn_res", {}, ["'atn_res' is not", "did you mean 'attn_res'", "block_attn_res"]),
+    ("zzz", {}, ["'zzz' is not a combinator", "registered: standard, attenuation"]),
     ("standard", {"num_layers": 0}, ["num_layers=0", "at least 1", "config.model.num_layers"]),
     ("standard", {"sites": ("mlp", "mlp")}, ["('mlp', 'mlp')", "different names"]),
     ("standard", {"sites": ()}, ["sites=()", "one or more"]),
@@ -66,7 +74,7 @@ def test_config_lists_the_options_of_every_combinator_with_their_defaults():
     options = combinators.options(name)
     assert set(defaults) == set(options), name
     for key, default in options.items():
-      assert defaults[key] == default, (name, key)
+      assert defaults[key] == default and type(defaults[key]) is type(default), (name, key)
 
 
 def test_default_cut_sites_of_code_and_config_are_the_same_cut():
@@ -75,9 +83,60 @@ def test_default_cut_sites_of_code_and_config_are_the_same_cut():
   assert by_code.factors == by_config.factors == ((1, 1), (1, 1), (0.5, 0.5))
 
 
-def test_options_leave_out_sizes():
+def test_signatures_name_sizes_and_all_options_with_types():
   for name in combinators.names():
-    assert not set(combinators.options(name)) & {"num_layers", "d_model", "sites", "rngs"}
+    parameters = inspect.signature(combinators.get(name)).parameters
+    assert set(parameters) == {*combinators.options(name), *SIZES}, name
+    for parameter in parameters.values():
+      assert parameter.kind is parameter.KEYWORD_ONLY
+      assert parameter.annotation is not parameter.empty, (name, parameter)
+
+
+def test_help_shows_options_and_defaults():
+  text = pydoc.render_doc(combinators.BlockAttnRes, renderer=pydoc.plaintext)
+  call = re.search(r"class BlockAttnRes\(.*\n \|  (BlockAttnRes\(.*\))", text)[1]
+  for part in ("num_layers: int,", "layers_per_block: int = 3", "num_heads: int = 1", "eps: float"):
+    assert part in call
+  assert "kwargs" not in call and "options" not in call
+
+
+@pytest.fixture
+def own_registry(monkeypatch):
+  monkeypatch.setattr(registry, "_REGISTRY", dict(registry._REGISTRY))
+
+
+class Halved(Standard):
+  def __init__(self, *, factor: float = 0.5, **options):
+    super().__init__(**options)
+    self.factor = factor
+
+  def write(self, state, layer, site, out, *, normed=None, tape=None):
+    return state + self.factor * out
+
+
+def test_a_registered_class_is_built_by_name_alone_and_in_a_decoder(own_registry):
+  assert combinators.register("halved")(Halved) is Halved
+  assert combinators.register("halved")(Halved) is Halved  # a cell of a notebook, run again
+  assert combinators.options("halved") == {"factor": 0.5} and "halved" in combinators.names()
+  x = jnp.ones((1, 2, toy.D))
+  assert (build("halved").write(x, 0, "mlp", x) == 1.5).all()
+  assert (build("halved", factor=1.0).write(x, 0, "mlp", x) == 2).all()
+  config = decoders.config()
+  config = dataclasses.replace(config, residual=ResidualConfig("halved", {"factor": 0.25}))
+  assert decoders.decoder(config).combinator.factor == 0.25
+
+
+@pytest.mark.parametrize(
+  "name, cls, message",
+  [
+    ("standard", Halved, r"'standard' belongs to .*\.Standard; choose another"),
+    ("half-life", Halved, "'half-life' cannot name a combinator; allowed: a Python identifier"),
+    ("mine", nnx.Linear, "Linear.* cannot be registered; allowed: subclasses of Combinator"),
+  ],
+)
+def test_what_cannot_be_registered_is_refused(own_registry, name, cls, message):
+  with pytest.raises(ValueError, match=message):
+    combinators.register(name)(cls)
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ class BlockRead(NamedTuple):
   inverse_rms: Array
 
 
-def two_phase_moves_less(num_sources: int, num_sublayers: int) -> bool:
+def two_phase_moves_less(num_sources: float, num_sublayers: int) -> bool:
   """Whether two phases move fewer bytes through memory than a direct read at every sublayer.
 
   In arrays [..., D] read or written by the forward pass of a depth block, with c completed sources

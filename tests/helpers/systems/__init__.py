@@ -1,43 +1,17 @@
 """Residual systems by family: equations in float64 numpy, cases, costs by hand, bad options.
 
-Written from the papers, sharing no code with the library. A new family is one module here, and
-every test of tests/combinators walks it.
+They are written from the papers and share no code with the library. A new family is one module in
+this folder; it is found here, and every test of tests/combinators walks it.
 """
 
 import functools
+import importlib
+import pkgutil
 
-from tests.helpers.systems import (
-  attn_res,
-  dca,
-  deep_delta,
-  delta_attn_res,
-  dense,
-  depth_attention,
-  elc,
-  hyper_connections,
-  laurel,
-  mhc,
-  muddformer,
-  plain,
-  scaled,
-  speedrun,
-)
-
-_FAMILIES = (
-  plain,
-  scaled,
-  speedrun,
-  laurel,
-  attn_res,
-  delta_attn_res,
-  depth_attention,
-  hyper_connections,
-  mhc,
-  deep_delta,
-  dense,
-  elc,
-  dca,
-  muddformer,
+_FAMILIES = tuple(
+  importlib.import_module(f"{__name__}.{module.name}")
+  for module in pkgutil.iter_modules(__path__)
+  if module.name != "common"
 )
 
 EQUATIONS = functools.reduce(dict.__or__, (family.EQUATIONS for family in _FAMILIES))
