@@ -24,7 +24,6 @@ from resjax import experiment
 from resjax.aot import absent_devices, compile_step, suggest_settings, table
 from resjax.aot.absent_devices import Topology
 from resjax.aot.memory import GIB, DoesNotFitError
-from resjax.sharding import Layout
 from resjax.train.config import Run
 
 _CONFIG = cli.define_config("What would be trained.")
@@ -40,10 +39,10 @@ def main() -> None:
   if not topology.FLAG.value:
     raise ValueError("no topology; give one, for example --topology=v5e-256")
   target = absent_devices.describe(topology.FLAG.value, _SLICES.value)
-  run, layout = experiment.build_ahead(config, target.devices)
+  run = experiment.build(config, target.devices)
   console = Console(stderr=_JSON.value)
-  fits, report = (_search if _SEARCH.value else _once)(run, layout, target, console)
-  text = json.dumps(_head(run, layout, target) | report, indent=2)
+  fits, report = (_search if _SEARCH.value else _once)(run, target, console)
+  text = json.dumps(_head(run, target) | report, indent=2)
   if _JSON.value:
     print(text)
   if _OUT.value:
@@ -53,38 +52,34 @@ def main() -> None:
     sys.exit(1)
 
 
-def _once(run: Run, layout: Layout, target: Topology, console: Console) -> tuple[bool, dict]:
-  table.show_target(run, layout, target, console)
+def _once(run: Run, target: Topology, console: Console) -> tuple[bool, dict]:
+  table.show_target(run, target, console)
   try:
-    report = compile_step.compile_step(run, layout)
+    report = compile_step.compile_step(run)
   except DoesNotFitError as error:
-    return False, _refused(run, layout, target, error, console)
+    return False, _refused(run, target, error, console)
   table.show_report(report, target, console)
   return True, {"fits": True, **dataclasses.asdict(report)}
 
 
-def _search(run: Run, layout: Layout, target: Topology, console: Console) -> tuple[bool, dict]:
-  table.show_target(run, layout, target, console)
+def _search(run: Run, target: Topology, console: Console) -> tuple[bool, dict]:
+  table.show_target(run, target, console)
   tries = []
-  for one in suggest_settings.search(
-    run, layout, lambda run: compile_step.compile_step(run, layout)
-  ):
+  for one in suggest_settings.search(run, compile_step.compile_step):
     table.show_try(one, console)
     tries.append(one)
   best = suggest_settings.best(tries)
   if best is None:
     last = tries[-1]  # full recomputation, one row
-    return False, _refused(last.run, layout, target, last.outcome, console)
+    return False, _refused(last.run, target, last.outcome, console)
   table.show_report(best.outcome, target, console)
   console.print(f"use {best.flags}", soft_wrap=True, highlight=False)
   found = {"fits": True, "flags": best.flags, "tries": {one.flags: one.fits for one in tries}}
   return True, found | dataclasses.asdict(best.outcome)
 
 
-def _refused(
-  run: Run, layout: Layout, target: Topology, error: DoesNotFitError, console: Console
-) -> dict:
-  changes = suggest_settings.suggestions(run, layout, error, target.num_slices)
+def _refused(run: Run, target: Topology, error: DoesNotFitError, console: Console) -> dict:
+  changes = suggest_settings.suggestions(run, error, target.num_slices)
   table.show_refusal(error, changes, console)
   return {
     "fits": False,
@@ -96,13 +91,13 @@ def _refused(
   }
 
 
-def _head(run: Run, layout: Layout, target: Topology) -> dict:
+def _head(run: Run, target: Topology) -> dict:
   return {
     "topology": target.name,
     "num_slices": target.num_slices,
-    "devices": layout.mesh.size,
+    "devices": run.layout.mesh.size,
     "device_kind": target.devices[0].device_kind,
-    "mesh": dict(layout.mesh.shape),
+    "mesh": dict(run.layout.mesh.shape),
     "residual": run.decoder.residual.name,
     "jax": jax.__version__,
     "hbm_available": target.generation.available * GIB,

@@ -20,56 +20,44 @@ from resjax.train.config import HealthConfig, Run, TrainConfig
 
 
 def build(config: Mapping[str, Any], devices: Sequence[jax.Device] | None = None) -> Run:
-  """Returns the run that a config describes; what can be checked before data exist, is.
+  """Returns the run that a config describes, after every check that needs no data.
+
+  Its vocabulary is the largest that its tokenizer may have, because a small corpus may give fewer
+  tokens; `Run.with_vocab_size` says what the data turned out to have.
 
   Args:
     config: the sections and keys of configs/base.py; a ConfigDict or its plain form.
-    devices: to run on; default: those that are here.
+    devices: the devices that the run is for, which may be descriptions of absent ones; default:
+      all devices of all processes.
 
   Raises:
-    ValueError: a setting that is unknown, missing, out of range, or does not fit the devices.
+    ValueError: a setting is unknown, missing or out of range, or does not fit the devices.
   """
-  run = _run(config if isinstance(config, dict) else config.to_dict(), devices)
-  _check(run, make_layout(run.mesh, run.sharding, devices))
+  values = _filled(config if isinstance(config, dict) else config.to_dict())
+  mesh = to_dataclass(MeshConfig, values["mesh"], "config.mesh")
+  run = _run(values, make_layout(mesh, _sharding(values["sharding"]), devices))
+  _check(run)
   return run
 
 
-def build_ahead(
-  config: Mapping[str, Any], devices: Sequence[jax.Device] | None = None
-) -> tuple[Run, Layout]:
-  """Returns the run of a config and its layout, without data: the vocabulary is the largest that
-  its tokenizer may have, while a small corpus may give fewer tokens.
+def load(folder: str, layout: Layout | None = None) -> Run:
+  """Returns the run whose record lies in a workdir.
 
   Args:
-    config: as in `build`.
-    devices: to run on, also absent ones; default: those that are here.
-
-  Raises:
-    ValueError: as in `build`.
-  """
-  run = build(config, devices)
-  layout = make_layout(run.mesh, run.sharding, devices)
-  return run.with_vocab_size(run.data.tokenizer.vocab_limit), layout
-
-
-def load(folder: str) -> Run:
-  """Returns the run whose record lies in a workdir, for the devices that are here.
+    folder: the workdir.
+    layout: where its arrays go; default: all devices, by the rules that the run was trained with.
 
   Raises:
     ValueError: the folder holds no run.
   """
-  config = {**workdir.read(workdir.place(folder))["config"], "workdir": folder}
-  config["mesh"] = dataclasses.asdict(MeshConfig())
-  config["model"] = {**config["model"], "attention": "auto"}
-  return _run(config)
+  values = _filled({**workdir.read(workdir.place(folder))["config"], "workdir": folder})
+  values["model"] = {**values["model"], "attention": "auto"}
+  return _run(values, layout or make_layout(MeshConfig(), _sharding(values["sharding"])))
 
 
-def _run(values: Mapping[str, Any], devices: Sequence[jax.Device] | None = None) -> Run:
-  values = _filled(values)
+def _run(values: Mapping[str, Any], layout: Layout) -> Run:
   data = to_dataclass(DataConfig, values["data"], "config.data")
-  mesh = to_dataclass(MeshConfig, values["mesh"], "config.mesh")
-  sharding = _sharding(values["sharding"])
-  decoder = _decoder(values["model"], data, make_layout(mesh, sharding, devices))
+  decoder = _decoder(values["model"], data, layout)
   return Run(
     workdir=values["workdir"],
     seed=values["seed"],
@@ -79,20 +67,19 @@ def _run(values: Mapping[str, Any], devices: Sequence[jax.Device] | None = None)
     train=to_dataclass(TrainConfig, values["train"], "config.train"),
     health=to_dataclass(HealthConfig, values["health"], "config.health"),
     checkpoint=to_dataclass(CheckpointConfig, values["checkpoint"], "config.checkpoint"),
-    mesh=mesh,
-    sharding=sharding,
+    layout=layout,
     resolved={**values, "model": {**values["model"], "dtype": decoder.dtype}},
   )
 
 
-def _filled(values: Mapping[str, Any]) -> Mapping[str, Any]:
+def _filled(values: Mapping[str, Any]) -> dict[str, Any]:
   """Returns the config, what is None in model and tokenizer as its Hugging Face folder has it."""
   model, tokenizer = values["model"], values["data"]["tokenizer"]
   open_settings = [f"config.model.{key}" for key in _none(model)]
   open_settings += [f"config.data.tokenizer.{key}" for key in _none(tokenizer)]
   folder = values["train"]["init_from"]
   if not open_settings:
-    return values
+    return dict(values)
   if not parents.is_huggingface(folder):
     raise ValueError(
       f"{open_settings[0]} is not set, and config.train.init_from={folder!r} is no Hugging Face "
@@ -139,23 +126,22 @@ def _decoder(values: Mapping[str, Any], data: DataConfig, layout: Layout) -> Dec
     raise ValueError(f"config.model.residual.name: {error}") from None
   if values["dtype"] == "auto":
     values["dtype"] = "float32" if layout.platform == "cpu" else "bfloat16"
-  values["vocab_size"] = 1  # not known before the data are built
+  values["vocab_size"] = data.tokenizer.vocab_limit
   values["max_positions"] = data.seq_len
   values["residual"] = ResidualConfig(residual["name"], residual[residual["name"]])
   return to_dataclass(DecoderConfig, values, "config.model")
 
 
-def _check(run: Run, layout: Layout) -> None:
+def _check(run: Run) -> None:
   """Raises now what would otherwise go wrong after minutes: options, schedule, divisibility."""
-  train = run.train
   _check_combinator(run.decoder)
-  optim.schedule(run.optim, train.steps)
+  optim.schedule(run.optim, run.train.steps)
   if "validation" not in run.data.splits:
     raise ValueError(
       f"config.data.validation_fraction={run.data.validation_fraction} leaves nothing to evaluate "
       "on; set it above 0"
     )
-  divisibility.check(run.with_vocab_size(run.data.tokenizer.vocab_limit), layout)
+  divisibility.check(run)
 
 
 def _check_combinator(decoder: DecoderConfig) -> None:

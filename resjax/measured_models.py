@@ -2,6 +2,7 @@
 
 import dataclasses
 import pathlib
+from collections.abc import Iterable
 
 from resjax import experiment, locations
 from resjax.data import eval_text
@@ -60,8 +61,8 @@ def from_workdir(path: str, layout: Layout | None = None, knob: str = "--checkpo
     ValueError: there is no checkpoint, or it is damaged.
   """
   saved = restore.find(path, knob)
-  run = experiment.load(str(saved.workdir))
-  model, params, tokenizer = restore.restore_model(run, saved, layout)
+  run = experiment.load(str(saved.workdir), layout)
+  model, params, tokenizer = restore.restore_model(run, saved)
   name = f"{saved.workdir.name}, step {saved.step}"
   return Subject(name, model.bind(params), tokenizer, run.data.seq_len)
 
@@ -116,7 +117,7 @@ def read_text(
   if (place / "params").is_dir():  # not the text that the files of a checkpoint hold
     place = restore.find(data, "--data").workdir
   if (place / workdir.RECORD).exists():
-    name, texts = f"{place.name}, validation", _texts_of_run(str(place))
+    name, texts = f"{place.name}, validation", _texts_of_run(str(place), subject.decoder.layout)
   else:
     name = data
     texts = eval_text.texts_of_source(CorpusConfig(data, form, field), _KNOBS)
@@ -145,9 +146,9 @@ def _check_length(subject: Subject, seq_len: int) -> None:
     )
 
 
-def _texts_of_run(folder: str):
+def _texts_of_run(folder: str, layout: Layout) -> Iterable[str]:
   """Returns the documents of the validation split of a run's corpora."""
-  run, record = experiment.load(folder), workdir.read(workdir.place(folder))
+  run, record = experiment.load(folder, layout), workdir.read(workdir.place(folder))
   texts = eval_text.texts_of_dataset(run.data, record["data_fingerprint"], "validation")
   if texts is None:
     raise ValueError(

@@ -79,7 +79,7 @@ def small_program(
   config.model.update(num_layers=num_layers, d_model=512, num_heads=4, num_kv_heads=4, mlp_dim=1536)
   config.model.residual.name = name
   config.model.residual.block_attn_res.layers_per_block = layers_per_block
-  return program.build(*experiment.build_ahead(config, devices))
+  return program.build(experiment.build(config, devices))
 
 
 if __name__ == "__main__":

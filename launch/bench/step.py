@@ -22,7 +22,6 @@ from configs import base
 from launch import cli
 from launch.bench.kernels import timing
 from resjax import experiment
-from resjax.sharding import make_layout
 from resjax.train import program
 from resjax.train.config import Run
 from resjax.train.state import init_state
@@ -78,16 +77,15 @@ def _run(name: str) -> Run:
   config.model.residual.block_attn_res.layers_per_block = _PER_BLOCK.value
   config.data.seq_len = _LENGTH.value
   config.train.batch_size = _ROWS.value
-  return experiment.build(config).with_vocab_size(config.data.tokenizer.vocab_size)
+  return experiment.build(config)
 
 
 def _sampler(run: Run) -> tuple[Callable[[], float], int]:
   """Returns what takes a sample, and the number of parameters."""
-  layout = make_layout(run.mesh, run.sharding)
-  programs = program.build(run, layout)
+  programs = program.build(run)
   step, model = programs.train_step, programs.model
   state = init_state(model, programs.optimizer, seed=0)
-  batch = layout.put(_random_batch(run), run.train.batch_size)
+  batch = run.layout.put(_random_batch(run), run.train.batch_size)
   token_bytes = jnp.ones(run.decoder.vocab_size, jnp.int32)
 
   def sample() -> float:

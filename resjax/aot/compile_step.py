@@ -12,7 +12,6 @@ from resjax.aot.hlo_visits import unknown_loops
 from resjax.aot.matrix_flops import matrix_flops
 from resjax.aot.memory import DoesNotFitError, Memory, count_arguments, measure, refusal
 from resjax.models.flops import training_flops_per_token
-from resjax.sharding import Layout
 from resjax.train import program
 from resjax.train.config import Run
 
@@ -60,17 +59,16 @@ class Report:
   fingerprint: str
 
 
-def compile_step(run: Run, layout: Layout) -> Report:
+def compile_step(run: Run) -> Report:
   """Compiles the training step of a run and reads what it needs.
 
   Args:
-    run: with the vocabulary of its data.
-    layout: mesh and rules; its devices may be descriptions of absent ones.
+    run: what would be trained; the devices of its layout may be descriptions of absent ones.
 
   Raises:
     DoesNotFitError: a device has too little memory.
   """
-  programs = program.build(run, layout)
+  programs = program.build(run)
   wall, cpu = time.perf_counter(), time.process_time()
   lowered = programs.lower_train_step()
   lower_seconds = time.perf_counter() - wall
@@ -84,13 +82,13 @@ def compile_step(run: Run, layout: Layout) -> Report:
     raise DoesNotFitError(arguments, *sizes) from None
   compile_seconds = time.perf_counter() - wall - lower_seconds
   module, costs = hlo.parse(compiled.as_text()), compiled.cost_analysis()
-  tokens = run.train.batch_size * run.data.seq_len / layout.mesh.size
+  tokens = run.train.batch_size * run.data.seq_len / run.layout.mesh.size
   per_token = training_flops_per_token(run.decoder, programs.model.combinator, run.data.seq_len)
   return Report(
     memory=measure(arguments, compiled),
     flops=Flops(per_token * tokens, matrix_flops(module), costs["flops"]),
     bytes_accessed=costs["bytes accessed"],
-    collectives=tuple(collectives(module, layout.mesh)),
+    collectives=tuple(collectives(module, run.layout.mesh)),
     unknown_loops=tuple(unknown_loops(module)),
     lower_seconds=lower_seconds,
     compile_seconds=compile_seconds,

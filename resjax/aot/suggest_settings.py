@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator
 
 from resjax.aot.compile_step import Report
 from resjax.aot.memory import GIB, DoesNotFitError
-from resjax.sharding import Layout
 from resjax.train.config import Run
 
 REMAT = ("none", "dots", "full")  # from the least to the most that is computed again
@@ -40,7 +39,7 @@ class Try:
     return f"--config.model.remat={self.remat} --config.train.microbatches={self.microbatches}"
 
 
-def search(run: Run, layout: Layout, attempt: Callable[[Run], Report]) -> Iterator[Try]:
+def search(run: Run, attempt: Callable[[Run], Report]) -> Iterator[Try]:
   """Yields what was tried, bisecting, until the cheapest recomputation and most rows are found.
 
   The batch stays as it is. The first of `REMAT` under which a row per device fits is taken, and
@@ -48,11 +47,10 @@ def search(run: Run, layout: Layout, attempt: Callable[[Run], Report]) -> Iterat
   is `best(tries)`.
 
   Args:
-    run: with the vocabulary of its data.
-    layout: mesh and rules.
+    run: what would be trained.
     attempt: compiles a run; raises DoesNotFitError.
   """
-  rows_per_device = run.train.batch_size // layout.num_shards("batch")
+  rows_per_device = run.train.batch_size // run.layout.num_shards("batch")
   choices = [rows for rows in range(1, rows_per_device + 1) if rows_per_device % rows == 0]
   for remat in REMAT:
     fits, too_many = -1, len(choices)
@@ -82,28 +80,27 @@ def _try(run: Run, remat: str, rows: int, microbatches: int, attempt) -> Try:
     return Try(changed, remat, rows, microbatches, error)
 
 
-def suggestions(run: Run, layout: Layout, error: DoesNotFitError, num_slices: int = 1) -> list[str]:
+def suggestions(run: Run, error: DoesNotFitError, num_slices: int = 1) -> list[str]:
   """Returns what to change so that a run fits, what helps most first.
 
   Args:
-    run: that does not fit.
-    layout: mesh and rules.
+    run: the run that does not fit.
     error: the compiler's refusal.
     num_slices: that the mesh spans; `data` joins them.
   """
-  fsdp, parts = _more_fsdp(layout, error, num_slices), []
+  fsdp, parts = _more_fsdp(run, error, num_slices), []
   if error.arguments.total >= error.available:  # no other change of the layout can help
     parts = [fsdp]
   else:
-    parts = [_more_microbatches(run, layout, error), _more_remat(run), _smaller_chunks(run, layout)]
-    parts += [fsdp, _tensor(run, layout)]
+    parts = [_more_microbatches(run, error), _more_remat(run), _smaller_chunks(run)]
+    parts += [fsdp, _tensor(run)]
   parts.append("chips with more HBM, or more of them with config.mesh.fsdp raised in proportion")
   return [part for part in parts if part is not None]
 
 
-def _more_microbatches(run: Run, layout: Layout, error: DoesNotFitError) -> str | None:
+def _more_microbatches(run: Run, error: DoesNotFitError) -> str | None:
   now = run.train.microbatches
-  per_device = run.train.batch_size // layout.num_shards("batch")
+  per_device = run.train.batch_size // run.layout.num_shards("batch")
   larger = [m for m in range(now + 1, per_device + 1) if per_device % m == 0]
   if not larger:
     return None
@@ -124,10 +121,10 @@ def _more_remat(run: Run) -> str | None:
   return "--config.model.remat=full: a layer keeps its input alone, a third more computing"
 
 
-def _smaller_chunks(run: Run, layout: Layout) -> str | None:
+def _smaller_chunks(run: Run) -> str | None:
   """Logits and their cotangent are float32, [loss_chunk, V] of each shard of the tokens."""
-  rows = run.train.batch_size // layout.num_shards("batch") // run.train.microbatches
-  shards = layout.num_shards("vocab")
+  rows = run.train.batch_size // run.layout.num_shards("batch") // run.train.microbatches
+  shards = run.layout.num_shards("vocab")
   chunk = min(run.train.loss_chunk, rows * run.data.seq_len)
   now = 2 * 4 * chunk * run.decoder.vocab_size // shards
   smaller = max(rows, chunk // 4)
@@ -139,8 +136,8 @@ def _smaller_chunks(run: Run, layout: Layout) -> str | None:
   )
 
 
-def _more_fsdp(layout: Layout, error: DoesNotFitError, num_slices: int) -> str | None:
-  shape = layout.mesh.shape
+def _more_fsdp(run: Run, error: DoesNotFitError, num_slices: int) -> str | None:
+  shape = run.layout.mesh.shape
   factor = shape["data"] // num_slices
   held = error.arguments.parameters + error.arguments.optimizer
   if factor < 2 or held < error.shortfall / 100:
@@ -151,10 +148,10 @@ def _more_fsdp(layout: Layout, error: DoesNotFitError, num_slices: int) -> str |
   )
 
 
-def _tensor(run: Run, layout: Layout) -> str | None:
+def _tensor(run: Run) -> str | None:
   """Splits each row's activations over two devices, where a row is all that a device has."""
-  decoder, shape = run.decoder, layout.mesh.shape
-  rows = run.train.batch_size // layout.num_shards("batch") // run.train.microbatches
+  decoder, shape = run.decoder, run.layout.mesh.shape
+  rows = run.train.batch_size // run.layout.num_shards("batch") // run.train.microbatches
   sizes = decoder.num_heads, decoder.num_kv_heads, decoder.mlp_dim, decoder.vocab_size
   tensor = 2 * shape["tensor"]
   if rows > 1 or shape["fsdp"] % 2 or any(size % tensor for size in sizes):

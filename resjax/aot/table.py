@@ -10,19 +10,18 @@ from resjax.aot.absent_devices import Topology
 from resjax.aot.compile_step import Report
 from resjax.aot.memory import GIB, DoesNotFitError, Memory
 from resjax.aot.suggest_settings import Try
-from resjax.sharding import Layout
 from resjax.train.config import Run
 
 
-def show_target(run: Run, layout: Layout, target: Topology, console: Console) -> None:
+def show_target(run: Run, target: Topology, console: Console) -> None:
   """Prints what is compiled for what."""
   decoder, train = run.decoder, run.train
   slices = f"{target.num_slices} slices of " * (target.num_slices > 1)
-  mesh = " × ".join(f"{axis} {size}" for axis, size in layout.mesh.shape.items() if size > 1)
-  rows = train.batch_size // layout.num_shards("batch") // train.microbatches
+  mesh = " × ".join(f"{axis} {size}" for axis, size in run.layout.mesh.shape.items() if size > 1)
+  rows = train.batch_size // run.layout.num_shards("batch") // train.microbatches
   _say(
     f"{decoder.residual.name}, {decoder.num_layers} layers of {decoder.d_model}, rows of "
-    f"{run.data.seq_len} tokens, for {slices}{target.name}: {layout.mesh.size} devices "
+    f"{run.data.seq_len} tokens, for {slices}{target.name}: {run.layout.mesh.size} devices "
     f"({target.devices[0].device_kind}), {mesh or 'one device'}; {rows} rows per device and "
     f"microbatch, {train.microbatches} microbatches, remat {decoder.remat}",
     console,

@@ -10,7 +10,7 @@ from resjax.data.config import DataConfig
 from resjax.models.config import DecoderConfig
 from resjax.optim import OptimizerConfig
 from resjax.ranges import check_least
-from resjax.sharding import MeshConfig, ShardingConfig
+from resjax.sharding import Layout
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,14 +94,14 @@ class Run:
   Attributes:
     workdir: folder of this run: metrics, checkpoints, plots, resolved config.
     seed: of the parameters and of the data order.
-    decoder: the model; its vocab_size is that of the tokenizer, 1 before the data are built.
+    decoder: the model; before the data are built, its vocabulary is the largest that the
+      tokenizer may have.
     data: corpora, tokenizer, row length.
     optim: optimizer and schedule.
     train: the loop.
     health: what keeps it from going wrong.
     checkpoint: when the state is saved, what is kept, what is checked.
-    mesh: devices per mesh axis.
-    sharding: which mesh axes split what.
+    layout: the mesh of its devices, and which mesh axes split what.
     resolved: the whole config as plain JSON values, for the record.
   """
 
@@ -113,8 +113,7 @@ class Run:
   train: TrainConfig
   health: HealthConfig
   checkpoint: CheckpointConfig
-  mesh: MeshConfig
-  sharding: ShardingConfig
+  layout: Layout
   resolved: Mapping[str, Any]
 
   def with_vocab_size(self, vocab_size: int) -> "Run":

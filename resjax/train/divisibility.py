@@ -1,25 +1,24 @@
 """Whether every size divides over the devices that split it, found before data are built."""
 
 from resjax.models.parameters import SPLIT_AXES, failures, not_divisible, parameters, refuse
-from resjax.sharding import Layout
 from resjax.train.config import Run
 
 
-def check(run: Run, layout: Layout) -> None:
+def check(run: Run) -> None:
   """Checks a run whose vocabulary is that of its data, or as large as its tokenizer may become.
 
   Raises:
-    ValueError: sizes that do not divide, all of them in one line.
+    ValueError: some sizes do not divide; all of them are named in one line.
   """
-  found = [*_activations(run, layout)]
+  layout, found = run.layout, _activations(run)
   if any(layout.num_shards(axis) > 1 for axis in SPLIT_AXES):
     found += failures(parameters(run.decoder, layout), layout)
   refuse(found)
 
 
-def _activations(run: Run, layout: Layout) -> list[str]:
+def _activations(run: Run) -> list[str]:
   """Returns a line for each size of the batch and of its heads that does not divide."""
-  train, model = run.train, run.decoder
+  train, model, layout = run.train, run.decoder, run.layout
   lines = []
   if train.batch_size % (layout.num_shards("batch") * train.microbatches):
     what = f"config.train.batch_size={train.batch_size}"

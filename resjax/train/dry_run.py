@@ -9,7 +9,6 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from resjax.sharding import Layout, make_layout
 from resjax.train import program, run_tables
 from resjax.train.config import Run
 from resjax.typing import Array, PyTree
@@ -19,18 +18,13 @@ def dry_run(run: Run, console: Console | None = None) -> None:
   """Prints the settings, parameters and their shardings, costs, bytes per device, rows per process.
 
   The vocabulary is as large as the tokenizer may become; nothing is written, built or compiled.
-
-  Raises:
-    ValueError: the run does not fit the devices.
   """
   console = console or Console()
-  run = run.with_vocab_size(run.data.tokenizer.vocab_limit)
-  layout = make_layout(run.mesh, run.sharding)
-  planned = program.build(run, layout)
+  planned = program.build(run)
   lines = [f"{key} = {value!r}" for key, value in settings(run.resolved)]
   console.print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)
   run_tables.show_model(planned.model, run, run_tables.model_costs(planned.model, run), console)
-  _show_step(run, planned, layout, console)
+  _show_step(run, planned, console)
 
 
 def settings(resolved: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -79,7 +73,7 @@ def _joined(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
   return joined
 
 
-def _show_step(run: Run, planned: program.Program, layout: Layout, console: Console) -> None:
+def _show_step(run: Run, planned: program.Program, console: Console) -> None:
   state, batch = planned.state, planned.batch
   parts = {
     "parameters": state.params,
@@ -98,12 +92,12 @@ def _show_step(run: Run, planned: program.Program, layout: Layout, console: Cons
   console.print(table)
   tokens = run.train.batch_size * run.data.seq_len
   flops = tokens * run_tables.model_costs(planned.model, run)["training_flops_per_token"]
-  shape = " × ".join(f"{axis} {size}" for axis, size in layout.mesh.shape.items())
+  mesh = run.layout.mesh
+  shape = " × ".join(f"{axis} {size}" for axis, size in mesh.shape.items())
   lines = [
-    f"{layout.mesh.size} devices: {shape}; activations and temporaries come on top, launch.aot "
-    "tells them",
+    f"{mesh.size} devices: {shape}; activations and temporaries come on top, launch.aot tells them",
     f"{flops / 1e12:,.3f} TFLOP per step of {tokens:,} tokens, "
-    f"{flops / layout.mesh.size / 1e12:,.3f} per device",
+    f"{flops / mesh.size / 1e12:,.3f} per device",
     f"vocabulary {run.decoder.vocab_size:,}" + _vocabulary_note(run),
   ]
   for process, ranges in rows_per_process(batch["inputs"]).items():

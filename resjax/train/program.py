@@ -61,13 +61,14 @@ class Program:
     return self.alignment_step.lower(*arguments)
 
 
-def build(run: Run, layout: Layout) -> Program:
+def build(run: Run) -> Program:
   """Returns the programs of a run; nothing is compiled, no array is made.
 
   Args:
-    run: with the vocabulary of its data.
-    layout: mesh and rules; its devices may be descriptions of absent ones.
+    run: what is trained, with the vocabulary of its data; the devices of its layout may be
+      descriptions of absent ones.
   """
+  layout = run.layout
   model = ModelDef(run.decoder, layout)
   optimizer = optim.make_optimizer(run.optim, run.train.steps, model.decayed_combinator_paths)
   learning_rate = optim.schedule(run.optim, run.train.steps)

@@ -7,7 +7,6 @@ from resjax.checkpoint.reader import newest, restore_params
 from resjax.data import tokenizer
 from resjax.data.tokenizer import Tokenizer
 from resjax.locations import Location
-from resjax.sharding import Layout, make_layout
 from resjax.train import workdir
 from resjax.train.config import Run
 from resjax.train.state import ModelDef
@@ -55,21 +54,17 @@ def find(path: str, knob: str) -> Saved:
   return Saved(checkpoint, folder)
 
 
-def restore_model(
-  run: Run, saved: Saved, layout: Layout | None = None
-) -> tuple[ModelDef, PyTree, Tokenizer]:
+def restore_model(run: Run, saved: Saved) -> tuple[ModelDef, PyTree, Tokenizer]:
   """Returns the model of a run, its parameters, and its tokenizer, also of a run that goes on.
 
   Args:
-    run: of `resjax.experiment.load`.
-    saved: of `find`.
-    layout: where the parameters go; default: all devices, as the rules of the run say.
+    run: what `resjax.experiment.load` returns; the parameters go where its layout puts them.
+    saved: what `find` returns.
 
   Raises:
     ValueError: the checkpoint is damaged.
   """
   words = tokenizer.load(saved.workdir / workdir.TOKENIZER)
   run = run.with_vocab_size(words.vocab_size)
-  layout = make_layout(run.mesh, run.sharding) if layout is None else layout
-  model = ModelDef(run.decoder, layout)
+  model = ModelDef(run.decoder, run.layout)
   return model, restore_params(saved.checkpoint, model.abstract), words

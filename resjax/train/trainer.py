@@ -11,7 +11,6 @@ from resjax.data.summary import DatasetSummary
 from resjax.processes.signals import Interrupted, StopRequest
 from resjax.records.metrics_log import FILE_NAME, read_metrics
 from resjax.records.time_ledger import Ledger
-from resjax.sharding import make_layout
 from resjax.train import init_from, program, workdir
 from resjax.train.alignment import AlignmentMeter
 from resjax.train.compilation import compile_steps
@@ -50,8 +49,8 @@ class Trainer:
   ):
     self.run, self.dataset, self.checkpoints, self.ledger = run, dataset, checkpoints, ledger
     self.origin, self.inheritance = origin, None
-    self.layout = make_layout(run.mesh, run.sharding)
-    self.program = program.build(run, self.layout)
+    self.layout = run.layout
+    self.program = program.build(run)
     self.model = self.program.model
     self.tokenizer = tokenizer.load(dataset.tokenizer)
     self.token_bytes = self.layout.copy(self.tokenizer.token_bytes())

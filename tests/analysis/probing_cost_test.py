@@ -15,7 +15,6 @@ from resjax.aot import hlo
 from resjax.aot.matrix_flops import matrix_flops
 from resjax.losses import cross_entropy
 from resjax.models.decoder import Decoder
-from resjax.sharding import make_layout
 from resjax.train import program
 from tests.helpers import decoders
 from tests.helpers.memory import total_bytes
@@ -87,7 +86,7 @@ def sharded(name, style, dtype):
   config.mesh.update(data=1, fsdp=8)
   config.train.update(batch_size=8)
   run = experiment.build(config).with_vocab_size(V)
-  return program.build(run, make_layout(run.mesh, run.sharding))
+  return program.build(run)
 
 
 @walk

@@ -31,12 +31,12 @@ def small(**changes):
 
 
 def built(**changes):
-  return experiment.build_ahead(small(**changes), jax.devices())
+  return experiment.build(small(**changes), jax.devices())
 
 
 def fingerprint(**changes):
   """Of the program that launch.aot compiles."""
-  return compile_step.fingerprint(program.build(*built(**changes)).lower_train_step())
+  return compile_step.fingerprint(program.build(built(**changes)).lower_train_step())
 
 
 class Stop(Exception):
@@ -81,9 +81,9 @@ def test_the_fingerprint_changes_with_what_changes_the_program():
 
 
 def test_report_of_a_step():
-  run, layout = built()
-  report = compile_step.compile_step(run, layout)
-  model = program.build(run, layout).model
+  run = built()
+  report = compile_step.compile_step(run)
+  model = program.build(run).model
   sharded = sum(leaf.size * 4 // (4 if any(leaf.sharding.spec) else 1) for leaf in model.leaves())
   given = report.memory.arguments
   assert given.parameters == sharded
@@ -135,39 +135,37 @@ def test_what_does_not_fit_names_the_shortfall():
   assert "20.00 GiB of HBM per device, 16.00 GiB are available: 4.00 GiB" in str(refused(1, 20))
 
 
-def flags_of(run, layout, error):
-  return [line.split(":")[0] for line in suggest_settings.suggestions(run, layout, error)[:-1]]
+def flags_of(run, error):
+  return [line.split(":")[0] for line in suggest_settings.suggestions(run, error)[:-1]]
 
 
 def test_suggestions_are_only_what_is_not_so_yet():
   error = refused(1, 40)
-  assert flags_of(*built(), error) == [
+  assert flags_of(built(), error) == [
     # 37 GiB of temporaries have 13: a third of the rows, so the next divisor, 4 rows to 1
     "--config.train.microbatches=8",
     "--config.model.remat=full",
     "--config.mesh.data=1 --config.mesh.fsdp=8",
   ]
   tight = {"model.remat": "full", "mesh.data": 1, "mesh.fsdp": 8, "train.microbatches": 8}
-  assert flags_of(*built(**tight), error) == []  # 257 tokens do not divide over two devices
+  assert flags_of(built(**tight), error) == []  # 257 tokens do not divide over two devices
   tight["data.tokenizer.name"] = "bpe"
-  assert flags_of(*built(**tight), error) == [
+  assert flags_of(built(**tight), error) == [
     "--config.mesh.tensor=2 --config.mesh.fsdp=4 --config.train.microbatches=16"
   ]
 
 
 def test_suggestions_for_large_logits():
   many = {"data.tokenizer.name": "bpe", "data.tokenizer.vocab_size": 2**20, "train.loss_chunk": 64}
-  run, layout = built(**many, **{"model.remat": "full", "mesh.data": 1, "mesh.fsdp": 8})
+  run = built(**many, **{"model.remat": "full", "mesh.data": 1, "mesh.fsdp": 8})
   (found,) = [
-    line
-    for line in suggest_settings.suggestions(run, layout, refused(1, 40))
-    if "loss_chunk" in line
+    line for line in suggest_settings.suggestions(run, refused(1, 40)) if "loss_chunk" in line
   ]
   assert found == "--config.train.loss_chunk=16: logits of 0.5 -> 0.1 GiB"
 
 
 def test_parameters_that_fill_the_memory_need_more_devices():
-  found = suggest_settings.suggestions(*built(), refused(8, 40))
+  found = suggest_settings.suggestions(built(), refused(8, 40))
   assert found[0] == (
     "--config.mesh.data=1 --config.mesh.fsdp=8: parameters and moments 24.0 -> 12.0 GiB, and "
     "gradients with them"
@@ -188,17 +186,17 @@ SEARCHES = [
 @pytest.mark.parametrize(("limit", "expected"), SEARCHES)
 def test_search_finds_the_cheapest_and_largest_that_fit(limit, expected):
   costs = {"none": 100, "dots": 40, "full": 10}  # of a row
-  run, layout = built()
+  run = built()
 
   def attempt(changed):
-    rows = changed.train.batch_size // changed.train.microbatches // layout.num_shards("batch")
+    rows = changed.train.batch_size // changed.train.microbatches // run.layout.num_shards("batch")
     assert changed.train.batch_size == ROWS
     if rows * costs[changed.decoder.remat] > limit:
       raise refused(1, 40)
     return dataclasses.replace(report, cpu_seconds=rows)
 
   report = compile_step.Report(None, None, 0.0, (), (), 0.0, 0.0, 0.0, "")
-  tries = list(suggest_settings.search(run, layout, attempt))
+  tries = list(suggest_settings.search(run, attempt))
   best = suggest_settings.best(tries)
   assert (best and (best.remat, best.rows)) == expected
   assert len(tries) <= 3 * 3  # four divisors of eight rows, bisected, under three policies

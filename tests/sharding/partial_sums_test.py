@@ -9,7 +9,6 @@ from jax.sharding import PartitionSpec
 
 from configs import tiny
 from resjax import experiment
-from resjax.sharding import make_layout
 from resjax.train import program
 from tests.helpers import hlo
 
@@ -38,7 +37,7 @@ def lowered_step(name, rules):
   c.data.seq_len = 64
   c.mesh.update(**MESHES[rules])
   run = experiment.build(c).with_vocab_size(512)
-  return program.build(run, make_layout(run.mesh, run.sharding)).lower_train_step()
+  return program.build(run).lower_train_step()
 
 
 @pytest.mark.parametrize("name, rules", walk())

@@ -2,7 +2,6 @@
 
 import dataclasses
 
-import jax
 import numpy as np
 import pytest
 from rich.console import Console
@@ -16,7 +15,6 @@ from resjax.aot import compile_step
 from resjax.data import dataset
 from resjax.data.pipeline import evaluation_batches
 from resjax.records.metrics_log import read_metrics
-from resjax.sharding import make_layout
 from resjax.train import program, restore
 from tests.helpers import trained
 from tests.helpers.alignments import alignment
@@ -90,16 +88,15 @@ def test_the_end_shows_the_trajectory(run, root):
 def test_the_training_program_is_the_same_and_off_is_the_default(root):
   prints = []
   for every in (0, EVERY):
-    built, layout = experiment.build_ahead(config(root, alignment_every=every), jax.devices())
-    prints.append(compile_step.fingerprint(program.build(built, layout).lower_train_step()))
+    built = experiment.build(config(root, alignment_every=every))
+    prints.append(compile_step.fingerprint(program.build(built).lower_train_step()))
   assert prints[0] == prints[1]
   assert base.get_config().train.alignment_every == 0 < tiny.get_config().train.alignment_every
 
 
 def test_a_batch_has_as_many_rows_as_devices_share(root):
   built = experiment.build(config(root, batch_size=64, alignment_rows=9)).with_vocab_size(257)
-  layout = make_layout(built.mesh, built.sharding)
-  assert program.build(built, layout).alignment_batch["inputs"].shape == (16, trained.T)
+  assert program.build(built).alignment_batch["inputs"].shape == (16, trained.T)
 
 
 def test_records_and_back():

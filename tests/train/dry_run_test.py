@@ -9,7 +9,6 @@ from rich.console import Console
 
 from configs import tiny
 from resjax import experiment
-from resjax.sharding import make_layout
 from resjax.train import program
 from resjax.train.dry_run import bytes_per_device, dry_run, rows_per_process
 from resjax.train.state import init_state
@@ -53,7 +52,7 @@ def test_it_tells_everything_and_writes_nothing(tmp_path):
 
 def test_bytes_are_those_that_the_devices_hold(tmp_path):
   run = run_of(tmp_path, fsdp=2, tensor=2).with_vocab_size(64)
-  planned = program.build(run, make_layout(run.mesh, run.sharding))
+  planned = program.build(run)
   state = init_state(planned.model, planned.optimizer, 0)
   for abstract, real in ((planned.state.params, state.params), (planned.state, state)):
     shards = [leaf.addressable_shards for leaf in jax.tree.leaves(real)]
