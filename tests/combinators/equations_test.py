@@ -10,7 +10,7 @@ import pytest
 from resjax import combinators
 from tests.helpers import toy, walks
 from tests.helpers.compare import assert_close
-from tests.helpers.systems import EQUATIONS
+from tests.helpers.systems import CASES, EQUATIONS
 
 THREE = ("short_swa", "attention", "mlp")
 
@@ -37,11 +37,16 @@ def test_float64_values_at_other_sites(case, sites):
     check_values(case, sites, np.float64, 1e-12)
 
 
-def check_values(case, sites, dtype, tolerance):
-  made = toy.build(case.name, case.options, sites=sites)
-  layers, x = jax.tree.map(
-    jnp.asarray, (toy.layers(sites=sites, dtype=dtype), toy.embeddings(dtype=dtype))
-  )
+# Twenty Sinkhorn iterations take a minute to compile; mhc_lite has all else that mhc has.
+@walks.other_forms(tuple(case for case in CASES if case.name != "mhc"))
+def test_float32_values_of_other_forms_in_a_shallow_network(case):
+  check_values(case, toy.SITES, np.float32, 1e-6, num_layers=3)
+
+
+def check_values(case, sites, dtype, tolerance, num_layers=toy.L):
+  made = toy.build(case.name, case.options, sites=sites, num_layers=num_layers)
+  layers = toy.layers(num_layers, sites=sites, dtype=dtype)
+  layers, x = jax.tree.map(jnp.asarray, (layers, toy.embeddings(dtype=dtype)))
   got = toy.compiled_by_hand(made, layers, x)
   assert got.dtype == dtype
   params, layers, x = jax.tree.map(np.float64, (toy.parameters(made), layers, x))

@@ -12,6 +12,7 @@ caught where a test fails that passes without the fault. The exit code is 1 if o
 import argparse
 import concurrent.futures
 import re
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -43,6 +44,8 @@ def main(argv: Sequence[str] | None = None) -> int:
   if wrong or flags.check:
     print(f"{len(chosen)} faults, {len(wrong)} problems")
     return 1 if wrong else 0
+  for number in (signal.SIGINT, signal.SIGTERM):  # what runs in the background ignores Ctrl-C
+    signal.signal(number, signal.default_int_handler)
   options = {"limit": flags.limit, "workers": flags.workers, "slow": flags.slow}
   runner = Runner(faults.ROOT, **options, named_only=flags.named_only)
   try:

@@ -24,6 +24,7 @@ class Fault:
     new: the code that takes its place.
     breaks: one sentence about what goes wrong.
     tests: test files or folders to try first, relative to the root.
+    select: which of their tests, as an expression of pytest's option -k; empty: all.
   """
 
   name: str
@@ -32,6 +33,7 @@ class Fault:
   new: str
   breaks: str
   tests: tuple[str, ...]
+  select: str = ""
 
 
 def load(folder: Path = HERE) -> list[Fault]:

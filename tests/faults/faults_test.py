@@ -1,4 +1,4 @@
-"""Every fault of the lists can be applied, and the command tells what is caught from what is not."""
+"""Every fault can be applied, and the command tells what is caught from what is not."""
 
 import dataclasses
 import subprocess

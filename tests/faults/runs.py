@@ -135,7 +135,7 @@ class Runner:
     ]
 
   def _stages(self, fault: Fault) -> Iterator[tuple[str, list[str]]]:
-    yield "named", ["-m", "not slow", *fault.tests]
+    yield "named", ["-m", "not slow", *(["-k", fault.select] if fault.select else []), *fault.tests]
     if self._named_only:
       return
     spread = ["-n", str(self._workers), "--dist=loadfile"]

@@ -20,6 +20,20 @@ def first_cases(selected=CASES):
   return pytest.mark.parametrize("case", marked)
 
 
+def other_forms(selected=CASES):
+  """Of the cases that are not the first of their name those that show another form of a system.
+
+  A form is an option's word or flag, or whether its number is zero, that no case before has.
+  """
+  first, chosen = _first(selected), []
+  seen = {form for case in first for form in _forms(case)}
+  for case in selected:
+    if case not in first and not _forms(case) <= seen:
+      chosen.append(case)
+      seen |= _forms(case)
+  return pytest.mark.parametrize("case", chosen, ids=str)
+
+
 def one_case_each(selected=CASES, *, all_of=()):
   """The first case of every name, for what options hardly change; all of some names, as slow."""
   first = _first(selected)
@@ -36,6 +50,13 @@ def names(*quick, among=_ALL):
 
 def _first(selected):
   return list({case.name: case for case in reversed(selected)}.values())
+
+
+def _forms(case):
+  return {
+    (case.name, key, value if isinstance(value, str) else bool(value))
+    for key, value in case.options.items()
+  }
 
 
 def _param(value, name, is_quick):

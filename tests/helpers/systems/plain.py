@@ -63,7 +63,7 @@ EQUATIONS = {"standard": standard, "attenuation": attenuation, "gate": gate}
 CASES = (
   Case("standard", standard_at_init=True),
   Case("attenuation", {"layers": -1, "alpha": 0.7}),
-  Case("attenuation", {"layers": (0, 3), "alpha": 0.0, "cut_sites": ("mlp",)}),
+  Case("attenuation", {"layers": (0, 2), "alpha": 0.0, "cut_sites": ("mlp",)}),
   Case("attenuation", {"layers": 1, "alpha": 1.0}, standard_at_init=True),
   Case("attenuation", {"layers": (1, -1), "alpha": 0.4, "scope": "layer"}),
   *(
