@@ -117,3 +117,20 @@ def test_two_slices():
     Collective("all-reduce", ("data",), "DCN", 4096, 1),
     Collective("collective-permute", ("data",), "DCN", 4096, 1),
   ]
+
+
+# Only the start of an exchange in two instructions has bytes: the larger of operand and result.
+STARTED = """HloModule jit_f
+
+ENTRY %main (p: f32[8,32]) -> f32[32,32] {
+  %p = f32[8,32]{1,0} parameter(0)
+  %s = (f32[8,32]{1,0}, f32[32,32]{1,0}) all-gather-start(%p), channel_id=1, \
+replica_groups={{0,1,2,3},{4,5,6,7}}, dimensions={0}
+  ROOT %d = f32[32,32]{1,0} all-gather-done(%s)
+}
+"""
+
+
+def test_an_exchange_in_two_instructions_counts_once_and_whole(mesh):
+  found = collectives(hlo.parse(STARTED), mesh)
+  assert found == [Collective("all-gather", ("fsdp",), "", 32 * 32 * 4, 1)]

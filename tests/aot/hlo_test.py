@@ -95,6 +95,20 @@ def test_flops_of_products_are_those_of_xla():
   assert matrix_flops(hlo.parse(step.as_text())) == step.cost_analysis()["flops"] == 2 * M * K * N
 
 
+CONTRACTED = """HloModule jit_f
+
+ENTRY %main (x: f32[8,4,5], w: f32[4,5,7]) -> f32[8,7] {
+  %x = f32[8,4,5]{2,1,0} parameter(0)
+  %w = f32[4,5,7]{2,1,0} parameter(1)
+  ROOT %d = f32[8,7]{1,0} dot(%x, %w), lhs_contracting_dims={1,2}, rhs_contracting_dims={0,1}
+}
+"""
+
+
+def test_flops_of_a_product_over_two_axes():
+  assert matrix_flops(hlo.parse(CONTRACTED)) == 2 * 8 * 7 * 4 * 5
+
+
 # As the compiler for TPUs writes: a product with batch axes as a padded convolution, attributes
 # with line breaks, an estimate of a kernel, and a loop whose bound is carried.
 TPU = (PROGRAMS / "tpu_loop.txt").read_text()

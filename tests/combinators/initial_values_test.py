@@ -25,3 +25,10 @@ def test_laurel_starts_with_orthogonal_columns_of_the_paper():
   made = toy.build("laurel", {"variant": "lr", "rank": 2}, random=False)
   for down in toy.parameters(made)["down"].reshape(-1, toy.D, 2):
     np.testing.assert_allclose(down.T @ down, np.eye(2) / 4, atol=1e-6)  # D / r times 1 / (r D)
+
+
+def test_deepnorm_starts_its_branches_with_the_gain_of_the_paper():
+  for num_layers in (1, 18):
+    made = toy.build("deepnorm", {}, num_layers=num_layers, random=False)
+    np.testing.assert_allclose(made.alpha, (2 * num_layers) ** 0.25)
+    np.testing.assert_allclose(made.branch_init_gain, (8 * num_layers) ** -0.25)
