@@ -30,8 +30,6 @@ def main(argv: Sequence[str] | None = None) -> int:
   listed = faults.load()
   try:
     chosen = faults.choose(listed, flags.only)
-    if flags.table and len(chosen) < len(listed):
-      raise ValueError("--table writes the table of all faults; leave out --only")
   except ValueError as error:
     print(f"error: {error}", file=sys.stderr)
     return 1
@@ -58,7 +56,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 130
   print(_summary(verdicts))
   if flags.table:
-    flags.table.write_text(markdown(verdicts), encoding="utf-8")
+    earlier = flags.table.read_text(encoding="utf-8") if flags.table.exists() else ""
+    flags.table.write_text(markdown(listed, verdicts, earlier), encoding="utf-8")
   return 0 if all(verdict.caught for verdict in verdicts) else 1
 
 
@@ -120,31 +119,47 @@ def _summary(verdicts: Sequence[Verdict]) -> str:
   return "\n".join(lines)
 
 
-def markdown(verdicts: Sequence[Verdict]) -> str:
-  """Returns the page of docs: the counts and a table with a row per fault."""
-  fast = sum(verdict.caught and verdict.stage != "slow" for verdict in verdicts)
-  slow = sum(verdict.caught and verdict.stage == "slow" for verdict in verdicts)
+def markdown(listed: Sequence[Fault], verdicts: Sequence[Verdict], earlier: str = "") -> str:
+  """Returns the page of docs: the counts and a table with a row per fault.
+
+  Args:
+    listed: all faults, in the order of the rows.
+    verdicts: those of some of them.
+    earlier: the page as it was, for the last column of the others.
+  """
+  known = dict(re.findall(r"^\| (\S+/\S+) \|.*\| ([^|]*) \|$", earlier, re.MULTILINE))
+  known |= {verdict.fault.name: _by(verdict) for verdict in verdicts}
+  rows = [(fault, known.get(fault.name, "not tried")) for fault in listed]
+  slow = sum(by.endswith("(slow)") for _, by in rows)
+  fast = sum(by.startswith("`") for _, by in rows) - slow
   lines = [
     "# Faults and the tests that tell them",
     "",
     "Written by `python -m tests.faults --slow --table docs/faults.md`. Each fault is one changed",
     "line, listed in `tests/faults/*.toml`. It is applied to a copy of the checkout; the last",
     "column names a test that fails with it and passes without it. A run ends with the first such",
-    "test, there may be others.",
+    "test, there may be others. With `--only` the rows of the other faults stay as they are.",
     "",
-    f"{len(verdicts)} faults; {fast} are caught by `make test`, {slow} by the slow tests alone, "
-    f"{len(verdicts) - fast - slow} by none.",
+    f"{len(rows)} faults: {fast} are caught by `make test`, {slow} by the slow tests alone, "
+    f"{len(rows) - fast - slow} by none.",
     "",
     "| fault | file | what it breaks | caught by |",
     "| --- | --- | --- | --- |",
   ]
-  for verdict in verdicts:
-    test = re.sub(r"\[.*", "", verdict.test)
-    by = f"`{test}`" if verdict.caught else verdict.status
-    by += " (slow)" if verdict.stage == "slow" and verdict.caught else ""
-    fault = verdict.fault
-    lines.append(f"| {fault.name} | `{fault.file}` | {fault.breaks} | {by} |".replace("||", "| |"))
+  lines += [f"| {one.name} | `{one.file}` | {one.breaks} | {by} |" for one, by in rows]
   return "\n".join(lines) + "\n"
+
+
+def _by(verdict: Verdict) -> str:
+  """Returns the last column: the test without its parameters, or why there is none."""
+  if not verdict.caught:
+    return verdict.status
+  test = verdict.test.partition("[")[0]
+  return (
+    f"`{test}`"
+    + " at import" * ("import" in verdict.status)
+    + " (slow)" * (verdict.stage == "slow")
+  )
 
 
 if __name__ == "__main__":

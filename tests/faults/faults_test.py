@@ -156,5 +156,15 @@ def test_what_is_printed_fits_80_columns():
   reason = "AssertionError: " + 100 * "x"
   verdict = runs.Verdict(DOUBLE, "caught", "a_test.py::test_" + 100 * "x", "named", reason)
   assert max(map(len, command.text(verdict).splitlines())) <= 80
-  rows = command.markdown([verdict]).splitlines()
-  assert "1 faults; 1 are caught by `make test`, 0 by the slow tests alone, 0 by none." in rows
+
+
+def test_the_table_keeps_the_rows_of_faults_that_were_not_tried():
+  other, gone = (dataclasses.replace(DOUBLE, name=f"folder/{name}") for name in ("other", "gone"))
+  caught = runs.Verdict(DOUBLE, "caught", "a_test.py::test_a[1-x]", "named")
+  page = command.markdown([DOUBLE, other, gone], [caught])
+  assert "| folder/name | `double.py` | It breaks. | `a_test.py::test_a` |" in page.splitlines()
+  assert "3 faults: 1 are caught by `make test`, 0 by the slow tests alone, 2 by none." in page
+  slow = runs.Verdict(other, "caught", "b_test.py::test_b", "slow")
+  page = command.markdown([DOUBLE, other], [slow], earlier=page)
+  assert "2 faults: 1 are caught by `make test`, 1 by the slow tests alone, 0 by none." in page
+  assert "test_a` |" in page and "`b_test.py::test_b` (slow) |" in page and "gone" not in page

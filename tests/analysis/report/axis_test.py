@@ -2,6 +2,7 @@
 
 import dataclasses
 
+from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from resjax.analysis import depth_positions
@@ -17,6 +18,15 @@ def test_one_row_has_no_interval():
   assert depth_positions.switch_text(given, switch).startswith(f"{at}95%: ")
   given = dataclasses.replace(given, num_rows=1)
   assert depth_positions.switch_text(given, switch) == f"{at}one row: no interval)"
+
+
+def test_the_last_layer_has_its_number():
+  for layers in (1, 9, 20, 48):
+    axes = Figure().subplots()
+    axis.layer_axis(axes, layers)
+    shown = [label.get_text() for label in axes.get_xticklabels()]
+    assert shown[0] == "emb." and shown[-1] == str(layers - 1) and len(shown) <= 10
+    assert list(axes.get_xticks()) == [0, *(int(name) + 1 for name in shown[1:])]
 
 
 def test_dollars_in_names_are_dollars(tmp_path):
