@@ -149,3 +149,28 @@ def test_options_that_make_the_state_grow_refuse_a_traced_layer(name, options):
   _, tape = made.read(state, 0, "attention")
   with pytest.raises(ValueError, match=r"layer=.* is traced.*resjax\.models\.depth\.run"):
     jax.jit(lambda layer: made.write(state, layer, "attention", x, tape=tape))(0)
+
+
+# What the papers decay, or where they do not say, matrices that multiply the stream or a view.
+DECAYED = {
+  "highway": {"weight"},
+  "laurel": {"down", "up"},
+  "depth_attention": {"query", "key", "value", "output"},
+  "hyper_connections": {"weight"},
+  "mhc": {"projection"},
+  "mhc_lite": {"projection"},
+  "deep_delta": {"beta_weight", "value_weight"},
+  "muddformer": {"hidden", "output", "final_hidden", "final_output"},
+}
+
+
+@pytest.mark.parametrize("name", combinators.names())
+def test_decayed_parameters(name):
+  made = nnx.eval_shape(lambda: build(name))
+  assert set(made.decayed_parameters) == DECAYED.get(name, set())
+
+
+def test_the_gate_of_delta_attention_residuals_is_decayed():
+  for name in ("delta_attn_res", "delta_block_attn_res"):
+    made = nnx.eval_shape(lambda name=name: build(name, output_gate="vector"))
+    assert set(made.decayed_parameters) == {"gate_weight"}

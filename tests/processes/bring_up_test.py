@@ -3,6 +3,7 @@
 import pytest
 
 from resjax import processes
+from resjax.processes import agreement
 
 ADDRESS = "JAX_COORDINATOR_ADDRESS"
 
@@ -70,3 +71,26 @@ def test_what_is_for_one_process_refuses_several(monkeypatch):
 
 def test_errors_of_one_process_are_left_as_they_are():
   assert processes.explain(ValueError("Gloo: closed by peer")) == "Gloo: closed by peer"
+
+
+class Client:
+  """Keys and values of processes, listed as their service does, in the order of the texts."""
+
+  def __init__(self, found):
+    self.found = found
+
+  def key_value_set(self, key, value):
+    self.found[key] = value
+
+  def key_value_dir_get(self, folder):
+    return sorted(item for item in self.found.items() if item[0].startswith(folder))
+
+
+def test_values_are_gathered_in_the_order_of_processes(monkeypatch):
+  count = 12
+  others = {f"resjax/gather/name/{index}": str(index) for index in range(1, count)}
+  monkeypatch.setattr(agreement.runtime.global_state, "client", Client(others))
+  monkeypatch.setattr(distributed, "active", lambda: True)
+  monkeypatch.setattr(agreement.jax, "process_count", lambda: count)
+  monkeypatch.setattr(agreement.jax, "process_index", lambda: 0)
+  assert processes.gather("name", 0) == list(range(count))

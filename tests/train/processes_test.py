@@ -5,11 +5,15 @@ import pathlib
 import signal
 import socket
 import sys
+from types import SimpleNamespace
 
+import jax
 import numpy as np
 import pytest
 
+from resjax import processes
 from resjax.records.metrics_log import read_metrics
+from resjax.train.common_start import introduce
 from tests.helpers import xla
 from tests.helpers.runs import (
   ends,
@@ -201,6 +205,18 @@ def test_process_with_another_config_is_named(root):
     assert f"process 2 on {socket.gethostname()} has another config" in errors[0]
     assert "Traceback" not in output
   assert not (root / "odd").exists()
+
+
+@pytest.mark.parametrize("odd", range(3))
+def test_the_process_that_differs_from_most_is_named(monkeypatch, odd):
+  found = [
+    {"host": f"host{index}", "identity": {"jax": "1", "config": "b" if index == odd else "a"}}
+    for index in range(3)
+  ]
+  monkeypatch.setattr(jax, "process_count", lambda: 3)
+  monkeypatch.setattr(processes, "gather", lambda name, value: found)
+  with pytest.raises(ValueError, match=f"process {odd} on host{odd} has another config .* not a;"):
+    introduce(SimpleNamespace(resolved={}))
 
 
 @pytest.mark.slow
