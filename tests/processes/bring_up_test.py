@@ -90,7 +90,7 @@ def test_values_are_gathered_in_the_order_of_processes(monkeypatch):
   count = 12
   others = {f"resjax/gather/name/{index}": str(index) for index in range(1, count)}
   monkeypatch.setattr(agreement.runtime.global_state, "client", Client(others))
-  monkeypatch.setattr(distributed, "active", lambda: True)
+  monkeypatch.setattr(agreement, "active", lambda: True)
   monkeypatch.setattr(agreement.jax, "process_count", lambda: count)
   monkeypatch.setattr(agreement.jax, "process_index", lambda: 0)
   assert processes.gather("name", 0) == list(range(count))

@@ -6,7 +6,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from resjax.analysis import depth_positions
-from resjax.analysis.report import trajectories
+from resjax.analysis.report import axis, trajectories
 from resjax.analysis.report.trajectories import TRAJECTORIES
 from tests.helpers.alignments import alignment
 
