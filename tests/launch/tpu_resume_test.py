@@ -76,7 +76,7 @@ def test_resume_says_at_once_that_it_cannot_look_and_later_looks_again(cloud):
   assert code == 1 and len(cloud.calls) == 1 and output.count("\n") == 1
   cloud.answer("queued-resources list", "ACTIVE\n")
   answers = "".join(f"resjax-status host{number} exit 0 | done\n" for number in range(4))
-  running = answers.replace("exit 0", "running")
+  running = answers.replace("host0 exit 0", "host0 running")  # the others are done
   cloud.answer("resources ssh", running, 1, answers.split("\n", 1)[1], answers)
   code, output = launch(cloud, *RESUME, "--", "true")
   assert code == 0
