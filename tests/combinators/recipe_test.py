@@ -1,0 +1,87 @@
+"""docs/new_combinator.md, followed to the letter."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import jax.numpy as jnp
+import pytest
+
+from resjax import combinators
+from resjax.combinators import registry
+from tests.helpers import xla
+
+ROOT = Path(__file__).parents[2]
+OWN, RECIPE = (ROOT / "docs" / "new_combinator.md").read_text().split("## In resjax")
+BLOCK = re.compile(r"^(?:`([\w/.]+)`[^\n]*\n\n)?```(python|diff)\n(.*?)^```", re.M | re.S)
+NAME = "leaky"
+
+
+def test_a_class_of_ones_own(monkeypatch):
+  monkeypatch.setattr(registry, "_REGISTRY", dict(registry._REGISTRY))
+  names = {}
+  for _, _, block in BLOCK.findall(OWN):
+    exec(block, names)
+  assert combinators.options("halved") == {"factor": 0.5}
+  x = jnp.ones((2, 16, 64))
+  assert (names["made"].write(names["state"], 0, "mlp", x) == 0.5).all()
+  assert names["made"].flops_per_token() == 12 * 2 * 2 * 64
+
+
+def follow(root):
+  """Makes every edit of the recipe in a copy; a diff adds lines behind the one that it shows."""
+  path, edits = None, 0
+  for named, kind, block in BLOCK.findall(RECIPE):
+    path = root / named if named else path
+    if kind == "python":
+      assert not path.exists()
+      path.write_text(block)
+    else:
+      lines = block.splitlines(keepends=True)
+      old, new = ([line[1:] for line in lines if line[0] in signs] for signs in (" ", " +"))
+      text = path.read_text()
+      assert text.count("".join(old)) == 1, block
+      path.write_text(text.replace("".join(old), "".join(new)))
+    edits += 1
+  return edits
+
+
+@pytest.fixture(scope="module")
+def copied(tmp_path_factory):
+  """A copy of the checkout that has the new system."""
+  root = tmp_path_factory.mktemp("checkout")
+  for folder in ("resjax", "configs", "tests"):
+    shutil.copytree(ROOT / folder, root / folder, ignore=shutil.ignore_patterns("__pycache__"))
+  for file in ("setup.cfg", "pyproject.toml", "ruff.toml"):
+    shutil.copy(ROOT / file, root)
+  assert follow(root) == 5
+  return root
+
+
+def run(copied, *command):
+  env = {**os.environ, "XLA_FLAGS": xla.QUICK, "PYTHONPATH": os.fspath(copied)}
+  return subprocess.run(
+    [sys.executable, "-m", *command], cwd=copied, env=env, capture_output=True, text=True
+  )
+
+
+def test_the_recipe_passes_the_conformance_tests(copied):
+  # The parametrised tests of the new name, and those that compare lists of all names.
+  chosen = f"{NAME} or every_registered or config_lists or signatures"
+  ignored = [f"--ignore={path}" for path in ("tests/combinators/recipe_test.py",)]
+  done = run(
+    copied, "pytest", "-q", "-p", "no:cacheprovider", "-m", "not slow", "-k", chosen, *ignored,
+    "tests/combinators",
+  )  # fmt: skip
+  assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]
+  assert int(re.search(r"(\d+) passed", done.stdout)[1]) >= 20, done.stdout[-500:]
+
+
+def test_the_recipe_passes_the_linter(copied):
+  pytest.importorskip("ruff")
+  for command in ("check", "format --check"):
+    done = run(copied, "ruff", *command.split(), "resjax", "configs", "tests/helpers/systems")
+    assert done.returncode == 0, done.stdout
