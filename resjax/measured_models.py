@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from resjax import experiment, locations
 from resjax.data import eval_text
-from resjax.data.config import CorpusConfig, Knobs
+from resjax.data.config import CorpusConfig, SettingNames
 from resjax.data.eval_text import MeasuredText
 from resjax.data.tokenizer import Tokenizer
 from resjax.interop import huggingface
@@ -14,7 +14,7 @@ from resjax.models.decoder import Decoder
 from resjax.sharding import Layout
 from resjax.train import restore, workdir
 
-_KNOBS = Knobs("--data", "--data_format", "--data_field")
+_SETTINGS = SettingNames("--data", "--data_format", "--data_field")
 _USUAL_ROW = 1024  # tokens; pretrained models may take far longer ones
 
 
@@ -120,7 +120,7 @@ def read_text(
     name, texts = f"{place.name}, validation", _texts_of_run(str(place), subject.decoder.layout)
   else:
     name = data
-    texts = eval_text.texts_of_source(CorpusConfig(data, form, field), _KNOBS)
+    texts = eval_text.texts_of_source(CorpusConfig(data, form, field), _SETTINGS)
   return eval_text.measured_text(
     name,
     texts,

@@ -1,1 +1,1 @@
-"""From text to batches: corpora, tokenizer, packed rows, and the input pipeline."""
+"""From text to batches: corpora, tokenizers, packed rows, and the input pipeline."""

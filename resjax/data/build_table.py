@@ -1,21 +1,28 @@
-"""Shows a build: progress while it runs, then a table of what there is."""
+"""Shows a build of data: its progress while it runs, then a table of the result."""
 
 import time
 
 from rich import box
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import (
+  BarColumn,
+  MofNCompleteColumn,
+  Progress,
+  TaskID,
+  TextColumn,
+  TimeElapsedColumn,
+)
 from rich.table import Table
 
 from resjax.data.config import DataConfig
 from resjax.data.dataset import build
 from resjax.data.summary import DatasetSummary
 
-_EVERY = 10.0  # seconds between two lines on something that is no terminal
+_SECONDS_BETWEEN_LINES = 10.0  # Of progress, where the output is not a terminal.
 
 
 def build_and_show(config: DataConfig, console: Console | None = None) -> DatasetSummary:
-  """Builds `config` as `resjax.data.dataset.build` does, showing progress and summary."""
+  """Builds the data of `config` if needed, and shows the progress and the summary."""
   console = console or Console()
   if console.is_terminal:
     with _bar(console) as bar:
@@ -27,7 +34,7 @@ def build_and_show(config: DataConfig, console: Console | None = None) -> Datase
 
 
 def show(summary: DatasetSummary, console: Console) -> None:
-  """Prints counts per corpus and split, what was dropped, and where the data lie."""
+  """Prints counts per corpus and split, dropped documents, and where the data lie."""
   table = Table(
     title=f"data: rows of {summary.seq_len} tokens, vocabulary {summary.vocab_size:,}",
     box=box.SIMPLE_HEAD,
@@ -63,11 +70,11 @@ def _bar(console: Console) -> Progress:
 
 
 class _BarProgress:
-  """One bar per stage."""
+  """Shows one progress bar per stage."""
 
   def __init__(self, bar: Progress):
     self._bar = bar
-    self._tasks = {}
+    self._tasks: dict[str, TaskID] = {}
 
   def __call__(self, stage: str, done: int, total: int) -> None:
     if stage not in self._tasks:
@@ -76,7 +83,7 @@ class _BarProgress:
 
 
 class _LineProgress:
-  """A line when a stage starts, and now and then while it lasts."""
+  """Prints a line when a stage starts, and then at most one every few seconds."""
 
   def __init__(self, console: Console):
     self._console = console
@@ -84,7 +91,7 @@ class _LineProgress:
 
   def __call__(self, stage: str, done: int, total: int) -> None:
     now = time.monotonic()
-    if stage == self._stage and now - self._printed < _EVERY:
+    if stage == self._stage and now - self._printed < _SECONDS_BETWEEN_LINES:
       return
     share = f" {done / total:.0%}" if total and stage == self._stage else ""
     self._console.print(f"{stage}{share}", highlight=False)

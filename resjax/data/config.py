@@ -1,4 +1,4 @@
-"""Settings of the data: the frozen form of `config.data`."""
+"""The settings of the training data: the frozen form of `config.data`."""
 
 import dataclasses
 import math
@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 FORMATS = ("auto", "text", "jsonl", "parquet")
 TOKENIZERS = ("bpe", "byte", "pretrained")
 SPLITS = ("train", "validation", "test")
-BYTE_VOCAB = 257  # the 256 bytes and the end of text
+BYTE_VOCAB = 257  # The 256 bytes and the end of text.
 
-_NAME = re.compile(r"[a-z][a-z0-9_-]*")
+_CORPUS_NAME = re.compile(r"[a-z][a-z0-9_-]*")
 
 
 def _require(ok: bool, path: str, value: Any, allowed: str) -> None:
@@ -19,16 +19,16 @@ def _require(ok: bool, path: str, value: Any, allowed: str) -> None:
     raise ValueError(f"config.data.{path} is {value!r}; {allowed}")
 
 
-class Knobs(NamedTuple):
-  """What the settings of a corpus are called, for messages."""
+class SettingNames(NamedTuple):
+  """The full names of the settings of one corpus, which error messages tell the user to change."""
 
   source: str
   format: str
   field: str
 
   @classmethod
-  def of(cls, name: str) -> "Knobs":
-    """Returns those of the corpus called `name` of a config."""
+  def of_corpus(cls, name: str) -> "SettingNames":
+    """Returns the names that the settings of the corpus `name` have in a config."""
     return cls(*[f"config.data.corpora.{name}.{setting}" for setting in cls._fields])
 
 
@@ -39,8 +39,8 @@ class CorpusConfig:
   Attributes:
     source: `python-stdlib`; or a file, folder or glob, also of gs://; or `tfds:NAME[/CONFIG]`.
     format: one of `FORMATS`; `auto` goes by the file ending.
-    field: field of JSONL, column of Parquet, feature of a TFDS builder that holds the text.
-    weight: share of the training rows, relative to the other corpora.
+    field: the JSONL field, Parquet column, or TFDS feature that holds the text.
+    weight: the share of the training rows, relative to the other corpora.
   """
 
   source: str
@@ -65,10 +65,10 @@ class TokenizerConfig:
 
   Attributes:
     name: one of `TOKENIZERS`.
-    vocab_size: V that `bpe` may grow to (a small corpus gives fewer), or that the embedding beside
-      a `pretrained` one has; `byte` has `BYTE_VOCAB`.
-    train_bytes: bytes of text that `bpe` learns its merges from.
-    folder: of a `pretrained` one, with tokenizer.json and config.json.
+    vocab_size: V. `bpe` may grow to this size, and a small corpus gives fewer tokens; the embedding
+      of a `pretrained` model has this many rows; `byte` ignores it and has `BYTE_VOCAB` tokens.
+    train_bytes: the number of bytes of text that `bpe` learns its merges from.
+    folder: the folder with tokenizer.json and config.json of a `pretrained` tokenizer.
   """
 
   name: str = "bpe"
@@ -89,27 +89,28 @@ class TokenizerConfig:
 
   @property
   def vocab_limit(self) -> int:
-    """V, or what it may grow to: known before the data are built."""
+    """The largest V that the tokenizer can have, which is known before the data are built."""
     return BYTE_VOCAB if self.name == "byte" else self.vocab_size
 
 
 @dataclasses.dataclass(frozen=True)
 class DataConfig:
-  """What to train on, and how it is cut into rows.
+  """What to train on, and how the text is cut into rows.
 
   Attributes:
-    root: folder of built corpora, tokenizers and rows, shared by all runs. Of one at gs:// every
-      machine keeps a copy, see `resjax.data.mirror.local`.
-    seq_len: T, tokens in a row.
-    corpora: name to `CorpusConfig` (or to a mapping with its fields); kept as pairs sorted by name.
+    root: the folder of built corpora, tokenizers and rows, which all runs share. Of a root at gs://
+      every machine keeps a copy, see `resjax.data.mirror.local`.
+    seq_len: T, the number of tokens in a row.
+    corpora: pairs of a name and a `CorpusConfig`, sorted by name. The constructor also takes a
+      mapping from names to `CorpusConfig`s, or to mappings with their fields.
     tokenizer: how text becomes tokens.
-    validation_fraction: share of the documents, by hash; 0: no such split.
-    test_fraction: likewise.
+    validation_fraction: the share of the documents, chosen by hash; 0 builds no validation split.
+    test_fraction: the same for the test split.
   """
 
   root: str
   seq_len: int
-  corpora: Mapping[str, Any] | tuple[tuple[str, CorpusConfig], ...]
+  corpora: tuple[tuple[str, CorpusConfig], ...]
   tokenizer: TokenizerConfig
   validation_fraction: float = 0.02
   test_fraction: float = 0.02
@@ -137,7 +138,7 @@ class DataConfig:
 
 def _corpus(name: str, value: Any) -> CorpusConfig:
   allowed = "lower-case letters, digits, - and _, a letter first (it names folders)"
-  _require(bool(_NAME.fullmatch(name)), "corpora", name, f"names may hold {allowed}")
+  _require(bool(_CORPUS_NAME.fullmatch(name)), "corpora", name, f"names may hold {allowed}")
   if not isinstance(value, CorpusConfig):
     fields = [f.name for f in dataclasses.fields(CorpusConfig)]
     for key in value:

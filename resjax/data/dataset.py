@@ -1,35 +1,38 @@
-"""Builds everything that a data config asks for, in order: text, tokenizer, rows."""
+"""Builds the data of a config in order, text, tokenizer and rows, and finds built data again."""
 
 import dataclasses
 import json
 from pathlib import Path
 
 from resjax import locations
-from resjax.data import mirror, packed_rows, storage, text_corpus, tokenizer, vocabulary
+from resjax.data import mirror, storage, tokenizer
 from resjax.data.config import DataConfig
 from resjax.data.summary import CorpusSummary, DatasetSummary, SplitSummary
 
 
 def build(config: DataConfig, progress: storage.Progress = storage.silent) -> DatasetSummary:
-  """Builds what is missing under `config.root`, and returns at once when nothing is.
+  """Builds the data that are missing under `config.root`; returns at once when nothing is missing.
 
   Each part lies in a folder named by a fingerprint of all that decides its content (files with
-  their sizes and times, settings, the part it is made from), and appears there only when it is
-  complete. One process builds at a time; others wait for it.
+  their sizes and times, settings, the parts it is made from), and appears there only when it is
+  complete. One process builds at a time, and others wait for it.
 
   Args:
-    config: what to build.
-    progress: called as progress(stage, done, total); total 0: not known.
+    config: the data to build.
+    progress: is told what is being built.
 
   Raises:
-    ValueError: a corpus is missing, empty or malformed; names the setting.
+    ValueError: A corpus is missing, empty or malformed.
   """
+  # Imported here because the modules that build import TFDS, which training need not do.
+  from resjax.data import packed_rows, text_corpus, tokenizer_training
+
   root = mirror.local(config.root)
-  for name, corpus in config.corpora:  # before any is read, which may take hours
+  for name, corpus in config.corpora:  # Checked before any corpus is read, which may take hours.
     locations.path(corpus.source, f"config.data.corpora.{name}.source")
   with storage.exclusive(root):
     corpora = {name: text_corpus.build(name, config, progress) for name, _ in config.corpora}
-    learned = vocabulary.build(config, corpora, progress)
+    learned = tokenizer_training.build(config, corpora, progress)
     rows = {
       name: packed_rows.build(name, config, corpus, learned, progress)
       for name, corpus in corpora.items()
@@ -60,13 +63,13 @@ def _corpus_summary(text: Path, rows: Path, seq_len: int) -> CorpusSummary:
 
 
 def find(root: str, fingerprint: str) -> DatasetSummary | None:
-  """Returns what was built under `root`, without a look at its sources; None if it is not there.
+  """Returns the summary of built data without a look at their sources; None if there are none.
 
   Of a root in an object store, rows and tokenizer are copied to this machine; the text is not.
 
   Args:
     root: `DataConfig.root`.
-    fingerprint: of the summary that `build` gave, here or on another machine.
+    fingerprint: the fingerprint of the summary that `build` returned, here or elsewhere.
   """
   path = mirror.fetch_file(root, _name(fingerprint))
   if path is None:
@@ -82,7 +85,7 @@ def find(root: str, fingerprint: str) -> DatasetSummary | None:
 
 
 def fetch_texts(root: str, summary: DatasetSummary) -> list[Path]:
-  """Returns where the documents of all corpora lie, copied to this machine; [] if they do not."""
+  """Copies the documents of all corpora to this machine; returns their folders, [] if one lacks."""
   here = mirror.local(root)
   found = [
     _fetched(root, str(corpus.text.relative_to(here))) for corpus in summary.corpora.values()
@@ -91,7 +94,7 @@ def fetch_texts(root: str, summary: DatasetSummary) -> list[Path]:
 
 
 def _fetched(root: str, name: str) -> Path:
-  """Returns a path of a summary, after its folder, KIND/NAME-FINGERPRINT, is on this machine."""
+  """Copies the folder KIND/NAME-FINGERPRINT that holds a path of a summary; returns the path."""
   here = mirror.local(root)
   with storage.exclusive(here):
     mirror.fetch(root, "/".join(Path(name).parts[:2]), here / name)

@@ -1,29 +1,29 @@
-"""The first tokens of some text in batches, to measure a model on; nothing is built or kept."""
+"""The first tokens of a text in batches, to measure a model on; nothing is written to disk."""
 
 import dataclasses
-import math
+import sys
 from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from resjax.data import dataset, vocabulary
-from resjax.data.config import CorpusConfig, DataConfig, Knobs
+from resjax.data import dataset, tokenizer_training
+from resjax.data.config import CorpusConfig, DataConfig, SettingNames
 from resjax.data.packing import PADDING, split_rows
 from resjax.data.pipeline import Batch
 from resjax.data.sources import open_source
 from resjax.data.tokenizer import Tokenizer
 
-_CHARACTERS = 1 << 18  # tokenized at once, and the rest of the last document
+_CHARACTERS = 1 << 18  # One call of the tokenizer gets documents up to this many characters.
 
 
 @dataclasses.dataclass(frozen=True)
 class MeasuredText:
-  """Text as a model is given it.
+  """A text in the batches that a model is given.
 
   Attributes:
-    name: of the corpus.
-    num_tokens: targets, of all batches.
-    batches: dicts of `split_rows`, [B, T] int32 each, all of one shape; segment 0 is padding.
+    name: the name of the corpus.
+    num_tokens: the number of targets in all batches.
+    batches: dicts as `split_rows` returns them, with int32 arrays [B, T]; segment 0 is padding.
   """
 
   name: str
@@ -31,35 +31,35 @@ class MeasuredText:
   batches: tuple[Batch, ...]
 
 
-def texts_of_source(corpus: CorpusConfig, knobs: Knobs) -> Iterator[str]:
+def texts_of_source(corpus: CorpusConfig, settings: SettingNames) -> Iterator[str]:
   """Yields the documents of a source in its order, without those that hold no text.
 
   Args:
-    corpus: where they are.
-    knobs: what its settings are called.
+    corpus: the source and its format.
+    settings: the names of the settings of the corpus, for messages.
 
   Raises:
-    ValueError: there are none, or not in the format asked for.
+    ValueError: There are no documents, or none in the format asked for.
   """
-  for document in open_source(knobs, corpus).documents():
+  for document in open_source(settings, corpus).documents():
     if document.text and document.text.strip():
       yield document.text
 
 
 def texts_of_dataset(config: DataConfig, fingerprint: str, split: str) -> Iterator[str] | None:
-  """Returns the documents of a built split in random but fixed order, as many bytes of each corpus.
+  """Returns the documents of a built split in random but fixed order, with equal shares of bytes.
 
   Args:
-    config: of the data.
-    fingerprint: of what was built.
+    config: the settings of the data.
+    fingerprint: the fingerprint of the built data.
     split: `train`, `validation` or `test`.
 
   Returns:
-    The texts; None where what was built is not under `config.root`.
+    The texts, or None if the built data are not under `config.root`.
   """
   summary = dataset.find(config.root, fingerprint)
   records = dataset.fetch_texts(config.root, summary) if summary else None
-  return vocabulary.sample(records, math.inf, split=split) if records else None
+  return tokenizer_training.sample(records, sys.maxsize, split=split) if records else None
 
 
 def measured_text(
@@ -75,17 +75,17 @@ def measured_text(
   """Returns the first tokens of some texts, packed into rows as in training.
 
   Args:
-    name: of the corpus.
-    texts: its documents.
-    tokenizer: of the model.
+    name: the name of the corpus.
+    texts: the documents of the corpus.
+    tokenizer: the tokenizer of the model.
     seq_len: T.
     batch_size: B; the last batch is filled up with padding.
-    max_tokens: after so many targets the text ends.
-    start_rows: whether the first token of every row is the one that starts documents, also where a
-      document goes on. The targets are the same.
+    max_tokens: the number of targets after which the text ends.
+    start_rows: whether the first token of every row is replaced by the one that starts documents,
+      also where a document continues. The targets stay the same.
 
   Raises:
-    ValueError: no text, or less than two tokens of it.
+    ValueError: There is no text, or it has less than two tokens.
   """
   stream = _stream(name, texts, tokenizer, max_tokens)
   num_tokens = len(stream) - 1
@@ -100,23 +100,25 @@ def measured_text(
 
 
 def _stream(name: str, texts: Iterable[str], tokenizer: Tokenizer, max_tokens: int) -> np.ndarray:
-  """Returns [eot] doc [eot] doc ... [eot], or its first max_tokens + 1 tokens."""
+  """Returns the stream [eot] doc [eot] doc ... [eot], or its first max_tokens + 1 tokens."""
   eot = np.array([tokenizer.eot_id], np.int32)
-  parts, size, of_text = [], 0, 0
+  parts: list[np.ndarray] = []
+  size = text_size = 0
   for document in _encoded(texts, tokenizer):
     parts += [eot, document]
     size += 1 + len(document)
-    of_text += len(document)
+    text_size += len(document)
     if size > max_tokens:
       break
-  if of_text < 2:
+  if text_size < 2:
     found = "holds no text" if not parts else "is one token of text"
     raise ValueError(f"{name} {found}; measuring needs two tokens or more: give a longer text")
   return np.concatenate([*parts, eot])[: max_tokens + 1]
 
 
 def _encoded(texts: Iterable[str], tokenizer: Tokenizer) -> Iterator[np.ndarray]:
-  some, size = [], 0
+  some: list[str] = []
+  size = 0
   for text in texts:
     some.append(text)
     size += len(text)

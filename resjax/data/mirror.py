@@ -1,6 +1,6 @@
-"""Built data under a root in an object store: every machine works on a copy of its own.
+"""Built data in an object store, of which every machine keeps and reads a copy on its disk.
 
-Rows are read in random order, one by one, and ArrayRecord writes to disks only.
+Rows are read one by one in random order, and ArrayRecord can write to disks alone.
 """
 
 import json
@@ -13,20 +13,20 @@ import fsspec
 from resjax import locations
 from resjax.locations import Location
 
-_PARTIAL = ".partial-"  # before the name of a folder whose copy is not complete
+_PARTIAL = ".partial-"  # Prefix of the name of a folder while it is being copied.
 
 
 def local(root: str) -> Path:
-  """Returns the folder of this machine for what lies under a root.
+  """Returns the folder on this machine that holds the data of a root.
 
-  That is the root itself, or where it is gs://BUCKET/NAME, resjax/gs/BUCKET/NAME in the user's
-  cache, $XDG_CACHE_HOME or ~/.cache.
+  A local root is this folder itself. For gs://BUCKET/NAME it is resjax/gs/BUCKET/NAME in the cache
+  of the user, which is $XDG_CACHE_HOME or ~/.cache.
 
   Args:
     root: `DataConfig.root`.
 
   Raises:
-    ValueError: it is neither local nor gs://, or what reads gs:// is not installed.
+    ValueError: The root is neither local nor gs://, or the package for gs:// is not installed.
   """
   place = _place(root)
   if locations.is_local(place):
@@ -36,18 +36,18 @@ def local(root: str) -> Path:
 
 
 def fetch(root: str, name: str, proof: Path) -> bool:
-  """Copies a folder to this machine unless it is here; returns whether it is here now.
+  """Copies a folder to this machine unless it is here, and returns whether it is here now.
 
-  The caller holds `storage.exclusive`: what is here without its proof was left by a killed process,
-  and is removed.
+  The caller holds `storage.exclusive`, so a folder without its proof was left by a process that was
+  killed; it is removed.
 
   Args:
     root: `DataConfig.root`.
-    name: of the folder, relative to the root.
-    proof: what is in the folder here if and only if all of it is.
+    name: the folder, relative to the root.
+    proof: a path in the folder on this machine that exists if and only if the folder is complete.
 
   Raises:
-    ValueError: the folder there is damaged.
+    ValueError: The folder in the object store is damaged.
   """
   if proof.exists():
     return True
@@ -62,8 +62,8 @@ def fetch(root: str, name: str, proof: Path) -> bool:
   try:
     system.get([f"{source}/{file}" for file in sizes], [str(partial / file) for file in sizes])
     found = {file: (partial / file).stat().st_size for file in sizes}
-  except FileNotFoundError as error:
-    found = str(error)
+  except FileNotFoundError:
+    found = {}
   if found != sizes:
     raise ValueError(
       f"{place / name} is damaged: its files are not those of {_list(place, name)}; delete both, "
@@ -74,11 +74,13 @@ def fetch(root: str, name: str, proof: Path) -> bool:
 
 
 def publish(root: str, name: str) -> None:
-  """Copies a complete folder of this machine to the root, unless it is there; its list comes last.
+  """Copies a complete folder of this machine to the root unless it is there.
+
+  The list of its files is written last.
 
   Args:
     root: `DataConfig.root`.
-    name: of the folder, relative to the root.
+    name: the folder, relative to the root.
   """
   place, folder = _place(root), local(root) / name
   if locations.is_local(place) or _list(place, name).exists():
@@ -90,7 +92,7 @@ def publish(root: str, name: str) -> None:
 
 
 def fetch_file(root: str, name: str) -> Path | None:
-  """Returns a small file of the root, copied to this machine unless it is here; None: it is not."""
+  """Returns a small file, copied from the root if it is not here; None if it is nowhere."""
   source, path = _place(root) / name, local(root) / name
   if not path.exists() and source.exists():
     locations.write_text(path, source.read_text())
@@ -98,7 +100,7 @@ def fetch_file(root: str, name: str) -> Path | None:
 
 
 def write_file(root: str, name: str, text: str) -> None:
-  """Writes a small file here and to the root, unless it is there."""
+  """Writes a small file on this machine and to the root, unless it is there."""
   for place in (local(root) / name, _place(root) / name):
     if not place.exists():
       locations.write_text(place, text)
@@ -109,5 +111,5 @@ def _place(root: str) -> Location:
 
 
 def _list(place: Location, name: str) -> Location:
-  """The files of a folder with their sizes; it exists if and only if all of them do."""
+  """Returns the path of the list of a folder's files, which exists once all files do."""
   return place / f"{name}.files.json"

@@ -1,4 +1,4 @@
-"""A packed corpus as a TFDS dataset: its shards follow the shards of the text."""
+"""A tokenized corpus in rows of equal length, as a TFDS data set with the shards of its text."""
 
 import functools
 from collections.abc import Iterator, Mapping, Sequence
@@ -8,25 +8,26 @@ from typing import Any
 import numpy as np
 import tensorflow_datasets as tfds
 
-from resjax.data import storage
+from resjax.data import array_records, storage
 from resjax.data.config import DataConfig
 from resjax.data.packing import RowCutter
 from resjax.data.tokenizer import Tokenizer, load
 
-_BATCH_BYTES = 1 << 20  # of text that is tokenized at once
+# One call of the tokenizer gets documents up to one of these limits.
+_BATCH_BYTES = 1 << 20
 _BATCH_DOCUMENTS = 1024
 
 
-class PackedRows(storage.ArrayRecordBuilder, skip_registration=True):
+class PackedRows(array_records.ArrayRecordBuilder, skip_registration=True):  # type: ignore[call-arg]
   """Rows {"tokens": int32 [T+1]} of one corpus under one tokenizer.
 
   Args:
-    folder: where it is built.
-    name: of the corpus.
-    records: of its `TextCorpus`.
-    tokenizer: encodes the documents.
+    folder: the folder to build in.
+    name: the name of the corpus.
+    records: the folder of the records of its `TextCorpus`.
+    tokenizer: the tokenizer that encodes the documents.
     seq_len: T.
-    progress: told of the bytes of text packed.
+    progress: is told the number of bytes of text packed.
   """
 
   def __init__(
@@ -48,7 +49,7 @@ class PackedRows(storage.ArrayRecordBuilder, skip_registration=True):
     tokens = tfds.features.Tensor(shape=shape, dtype=np.int32, encoding="bytes")
     return self._info_of("A corpus packed into rows of tokens.", {"tokens": tokens})
 
-  def _shard_iterators_per_split(self, dl_manager) -> Mapping[str, Sequence[Any]]:
+  def _shard_iterators_per_split(self, dl_manager: Any) -> Mapping[str, Sequence[Any]]:
     del dl_manager
     self.info.metadata["splits"] = {}
     shards = {}
@@ -64,7 +65,7 @@ class PackedRows(storage.ArrayRecordBuilder, skip_registration=True):
   def _rows(
     self, split: str, cutter: RowCutter, start: int, stop: int
   ) -> Iterator[tuple[int, dict[str, np.ndarray]]]:
-    """Yields the rows that documents `start` to `stop` of `split` fill."""
+    """Yields the rows that documents `start` to `stop` of `split` fill, each with its number."""
     documents = storage.read(self._records, split)
     summary = self.info.metadata["splits"].setdefault(split, {"rows": 0})
     total = storage.metadata(self._records)["splits"][split]["bytes"]
@@ -84,7 +85,8 @@ class PackedRows(storage.ArrayRecordBuilder, skip_registration=True):
 
 
 def _batches(documents: Sequence[dict[str, Any]], start: int, stop: int) -> Iterator[list[bytes]]:
-  batch, size = [], 0
+  batch: list[bytes] = []
+  size = 0
   for index in range(start, stop):
     text = documents[index]["text"]
     batch.append(text)
@@ -100,31 +102,31 @@ def build(
   name: str,
   config: DataConfig,
   corpus: tuple[str, Path],
-  vocabulary: tuple[str, Path],
+  tokenizer: tuple[str, Path],
   progress: storage.Progress = storage.silent,
 ) -> tuple[str, Path]:
   """Packs a built corpus with a built tokenizer unless it is packed.
 
   Args:
-    name: of the corpus.
+    name: the name of the corpus.
     config: T and the folder of built data.
-    corpus: fingerprint and records.
-    vocabulary: fingerprint and file of the tokenizer.
-    progress: told of the bytes of text packed.
+    corpus: the fingerprint of the corpus, and the folder of its records.
+    tokenizer: the fingerprint of the tokenizer, and its file.
+    progress: is told the number of bytes of text packed.
 
   Returns:
-    the fingerprint of the rows, and where their records lie.
+    The fingerprint of the rows, and the folder of their records.
   """
-  mark = storage.fingerprint(str(PackedRows.VERSION), corpus[0], vocabulary[0], config.seq_len)
+  mark = storage.fingerprint(str(PackedRows.VERSION), corpus[0], tokenizer[0], config.seq_len)
 
   def make(folder: Path) -> PackedRows:
     return PackedRows(
       folder=folder,
       name=name,
       records=corpus[1],
-      tokenizer=load(vocabulary[1]),
+      tokenizer=load(tokenizer[1]),
       seq_len=config.seq_len,
       progress=progress,
     )
 
-  return mark, storage.prepare(config.root, f"rows/{name}-{mark}", PackedRows, make)
+  return mark, array_records.prepare(config.root, f"rows/{name}-{mark}", PackedRows, make)

@@ -1,10 +1,10 @@
-"""Packing: documents become one stream of tokens, the stream becomes rows of equal length."""
+"""Packing: documents become one stream of tokens, and the stream becomes rows of equal length."""
 
 from collections.abc import Iterable
 
 import numpy as np
 
-PADDING = -1  # behind the end of the stream, in the last row only
+PADDING = -1  # Fills the last row behind the end of the stream.
 
 
 class RowCutter:
@@ -12,11 +12,11 @@ class RowCutter:
 
   With inputs = row[:-1] and targets = row[1:], every token but the first `eot` is a target
   exactly once, whatever the length of the documents; only the last row has padding. Documents
-  keep their order: rows are shuffled when they are read.
+  keep their order here; rows are shuffled when they are read.
 
   Args:
     seq_len: T.
-    eot_id: stands before every document and after the last.
+    eot_id: the token that stands before every document and after the last.
   """
 
   def __init__(self, seq_len: int, eot_id: int):
@@ -25,7 +25,7 @@ class RowCutter:
     self.num_tokens = 0
 
   def push(self, documents: Iterable[np.ndarray]) -> np.ndarray:
-    """Returns the rows [n, T+1] that are full after `documents`."""
+    """Adds documents to the stream, and returns the rows [n, T+1] that they complete."""
     parts = [self._rest]
     for document in documents:
       parts += [self._eot, document]
@@ -41,28 +41,28 @@ class RowCutter:
 
   def finish(self) -> np.ndarray:
     """Closes the stream and returns the last rows [n, T+1], padded with `PADDING`."""
-    rows = self.push([np.zeros(0, np.int32)])  # the closing end of text
+    rows = self.push([np.zeros(0, np.int32)])  # Adds the end of text that closes the stream.
     rest, self._rest = self._rest, self._rest[:0]
-    if len(rest) < 2:  # the overlap alone: its token has been a target
+    if len(rest) < 2:  # Only the overlap is left, whose token has been a target.
       return rows
     padding = np.full(self._seq_len + 1 - len(rest), PADDING, np.int32)
     return np.concatenate([rows, np.concatenate([rest, padding])[None]])
 
 
 def split_rows(tokens: np.ndarray, eot_id: int) -> dict[str, np.ndarray]:
-  """Turns stored rows into what a model is trained on.
+  """Turns stored rows into inputs and targets, with the segments and positions of the inputs.
 
-  A segment is a document or the part of it in this row, its leading end of text included; the
-  first target behind a document is the next end of text. Positions count from the start of the
-  segment, so they stay below T: a document cut by a row's end continues at position 0.
+  A segment is a document, or the part of it in this row, and includes the end of text before it.
+  The last token of a document has the next end of text as target. Positions count from the start
+  of the segment, so they stay below T: a document cut by a row's end continues at position 0.
 
   Args:
-    tokens: [B, T+1] rows of `RowCutter`.
+    tokens: rows of `RowCutter` [B, T+1].
     eot_id: the token that starts a document.
 
   Returns:
-    `inputs`, `targets`, `segment_ids` (1, 2, ... in a row; 0: padding, weighs nothing in the
-    loss) and `positions`, all [B, T] int32; padding is 0 in all four.
+    `inputs`, `targets`, `segment_ids` (1, 2, ... in each row; 0 marks padding, which has no weight
+    in the loss) and `positions`, each int32 [B, T]. Padding is 0 in all four.
   """
   inputs, targets = tokens[:, :-1], tokens[:, 1:]
   valid = targets != PADDING

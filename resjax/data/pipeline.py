@@ -1,4 +1,4 @@
-"""Batches of built data for training and evaluation, the same whatever the number of processes."""
+"""Batches of built data for training and evaluation, which any number of processes can share."""
 
 import functools
 import hashlib
@@ -15,7 +15,7 @@ from resjax.data.summary import DatasetSummary
 
 Batch = dict[str, np.ndarray]
 
-_READ = grain.ReadOptions(num_threads=4, prefetch_buffer_size=8)  # batches
+_READ = grain.ReadOptions(num_threads=4, prefetch_buffer_size=8)  # The buffer holds batches.
 
 
 def train_batches(
@@ -28,27 +28,26 @@ def train_batches(
 ) -> grain.DatasetIterator:
   """Returns an endless iterator over training batches, shuffled anew in every epoch.
 
-  Global batch s is a pure function of (weights, dataset, batch_size, seed, s): each corpus is
-  shuffled as a whole and repeated, the corpora take turns in proportion to their weights. Each
-  process reads its own rows of it. Nothing is built, and no source of text is looked at. Reading
-  uses threads, never processes.
+  Global batch s is a pure function of (weights, dataset, batch_size, seed, s). Each corpus is
+  shuffled as a whole and repeated, and the corpora take turns in proportion to their weights. Each
+  process reads its own rows of a batch, with threads and never with processes.
 
-  The state of the iterator is the number of batches taken: what `get_state` returns fits
-  `set_state` whatever the rows are. Grain's Orbax handler (`grain.checkpoint.CheckpointSave`)
-  stores a file per process and refuses another number of processes.
+  The state of the iterator is the number of batches taken, so that `set_state` takes it from an
+  iterator over other rows too. Grain's Orbax handler (`grain.checkpoint.CheckpointSave`) stores a
+  file per process and refuses another number of processes.
 
   Args:
     config: the weights of the corpora.
-    dataset: what `resjax.data.dataset.build` gave for `config`.
-    batch_size: rows per step over all processes.
-    seed: of the order.
-    rows: which rows of each batch this process reads, of 0 to batch_size - 1; None: all.
+    dataset: the summary that `resjax.data.dataset.build` returned for `config`.
+    batch_size: the number of rows per step over all processes.
+    seed: the seed of the order.
+    rows: the rows of each batch that this process reads, of 0 to batch_size - 1; None reads all.
 
   Returns:
-    iterator over dicts of `split_rows`: [number of rows, T] int32 each.
+    An iterator over dicts as `split_rows` returns them, with int32 arrays [number of rows, T].
 
   Raises:
-    ValueError: a row is not in the batch, or the corpora of `config` are not those of `dataset`.
+    ValueError: A row is not in the batch, or the corpora of `config` are not those of `dataset`.
   """
   chosen = _chosen(batch_size, rows)
   weights = {name: corpus.weight for name, corpus in config.corpora}
@@ -67,7 +66,7 @@ def train_batches(
 
 
 class _Batches:
-  """Batch s of a stream of rows: of rows s·B to s·B + B - 1 those at `chosen`, [number, T+1]."""
+  """The batches of a stream of rows; batch s has those of rows s·B to s·B + B - 1 at `chosen`."""
 
   def __init__(self, stream: grain.MapDataset, batch_size: int, chosen: Sequence[int]):
     self._stream, self._batch_size, self._chosen = stream, batch_size, chosen
@@ -88,20 +87,20 @@ def evaluation_batches(
   max_rows: int = 0,
   rows: Sequence[int] | None = None,
 ) -> Iterator[Batch]:
-  """Yields every row of `split` once, all corpora in order of name, the last batch padded.
+  """Yields every row of `split` once, with the corpora in order of name and the last batch padded.
 
   Args:
-    dataset: what `resjax.data.dataset.build` gave.
+    dataset: the summary that `resjax.data.dataset.build` returned.
     split: `train`, `validation` or `test`.
-    batch_size: rows per batch over all processes; each gets the same number of batches.
-    max_rows: if not 0 and fewer than there are, take this many, evenly spaced over all.
-    rows: which rows of each batch this process reads, of 0 to batch_size - 1; None: all.
+    batch_size: the number of rows per batch over all processes; each gets as many batches.
+    max_rows: the number of rows to take, evenly spaced over the split; 0 takes all.
+    rows: the rows of each batch that this process reads, of 0 to batch_size - 1; None reads all.
 
   Returns:
-    iterator over dicts of `split_rows`; rows that fill up the last batch have segment id 0.
+    An iterator over dicts as `split_rows` returns them; added rows of padding have segment id 0.
 
   Raises:
-    ValueError: the split is not built, max_rows is negative, or a row is not in the batch.
+    ValueError: The split is not built, max_rows is negative, or a row is not in the batch.
   """
   chosen = _chosen(batch_size, rows)
   if split not in dataset.splits:
@@ -132,7 +131,7 @@ def _read_padded(
     yield split_rows(tokens, eot_id)
 
 
-@functools.cache  # the fingerprint in the path stands for the content
+@functools.cache  # The path holds a fingerprint of the content, so the content never changes.
 def _eot_id(path: Path) -> int:
   return tokenizer.load(path).eot_id
 
@@ -147,6 +146,6 @@ def _chosen(batch_size: int, rows: Sequence[int] | None) -> Sequence[int]:
 
 
 def _seed(seed: int, name: str) -> int:
-  """A seed per corpus, so that one corpus's order does not depend on the others."""
+  """Returns the seed of one corpus, so that its order does not depend on the other corpora."""
   digest = hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=4).digest()
   return int.from_bytes(digest, "big")

@@ -1,15 +1,16 @@
-"""The tokenizer of a pretrained model, from its tokenizer.json."""
+"""The tokenizer of a pretrained model, read from its tokenizer.json."""
 
 import json
 import os
 import pathlib
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import tokenizers
 
 from resjax import locations
-from resjax.data import pieces
+from resjax.data.token_spelling import from_byte_level, from_sentencepiece
 from resjax.locations import Location
 
 MAIN = "tokenizer.json"
@@ -28,22 +29,22 @@ class PretrainedTokenizer:
   Text that spells a special token stays text.
 
   Args:
-    files: its files by name, among them tokenizer.json; kept as they are.
-    vocab_size: V, at least the tokens that it has.
-    ids: bos_token_id and eos_token_id of the model, numbers, lists of numbers, or None.
+    files: the contents of its files by name, among them tokenizer.json; they are kept as they are.
+    vocab_size: V, at least the number of its tokens.
+    ids: bos_token_id and eos_token_id of the model: numbers, lists of numbers, or None.
 
   Attributes:
     eot_id: bos_token_id if there is one, else the first eos_token_id.
-    end_ids: it, and every eos_token_id.
+    end_ids: `eot_id`, and every eos_token_id.
 
   Raises:
-    ValueError: a damaged file, more tokens than V, or neither of the two ids.
+    ValueError: A file is damaged, there are more tokens than V, or neither id is given.
   """
 
   def __init__(self, files: Mapping[str, str], vocab_size: int, ids: Mapping[str, object]):
     try:
       model = tokenizers.Tokenizer.from_str(files[MAIN])
-    except Exception as error:  # the library has no class of its own for it
+    except Exception as error:  # The library raises Exception itself.
       raise ValueError(f"{MAIN} cannot be read: {error}") from None
     largest = max(model.get_vocab().values(), default=-1)
     if largest >= vocab_size:
@@ -58,27 +59,27 @@ class PretrainedTokenizer:
     self.vocab_size, self.end_ids = vocab_size, _end_ids(ids, vocab_size)
     self.eot_id = self.end_ids[0]
     by_byte = _is_byte_level(json.loads(files[MAIN]))
-    self._bytes_of = pieces.of_byte_level if by_byte else pieces.of_sentencepiece
+    self._bytes_of = from_byte_level if by_byte else from_sentencepiece
     self._model, self._added = model, model.get_added_tokens_decoder()
 
   def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
-    """Returns the tokens of each text, int32, without those that begin or end one."""
+    """Returns the tokens of each text, int32, without tokens that begin or end a text."""
     encodings = self._model.encode_batch_fast(list(texts), add_special_tokens=False)
     return [np.array(encoding.ids, np.int32) for encoding in encodings]
 
   def decode(self, ids: Iterable[int]) -> str:
-    """Returns the text of `ids`, special tokens spelled out."""
+    """Returns the text of `ids`, with special tokens spelled out."""
     return self._model.decode([int(i) for i in ids], skip_special_tokens=False)
 
   def piece(self, token: int) -> bytes:
-    """Returns the bytes that a token stands for; none for an unused row."""
+    """Returns the bytes that a token stands for; no bytes for an unused row of the embedding."""
     if token in self._added:
       return self._added[token].content.encode()
     spelled = self._model.id_to_token(int(token))
     return b"" if spelled is None else self._bytes_of(spelled)
 
   def token_bytes(self) -> np.ndarray:
-    """Returns int32 [V]: the UTF-8 bytes of each token; 0 for special ones and unused rows."""
+    """Returns int32 [V]: the UTF-8 bytes of each token; 0 for special tokens and unused rows."""
     sizes = np.zeros(self.vocab_size, np.int32)
     for token, index in self._model.get_vocab().items():
       sizes[index] = len(self._bytes_of(token))
@@ -88,7 +89,7 @@ class PretrainedTokenizer:
 
   @property
   def record(self) -> str:
-    """All there is, as JSON."""
+    """All arguments of the constructor, as JSON."""
     fields = {"name": "pretrained", "files": self.files, "ids": self.ids}
     return json.dumps(fields | {"vocab_size": self.vocab_size})
 
@@ -102,11 +103,11 @@ class PretrainedTokenizer:
     return cls(record["files"], record["vocab_size"], record["ids"])
 
 
-def of_folder(folder: str | os.PathLike) -> PretrainedTokenizer:
-  """Returns the tokenizer of a Hugging Face folder, from tokenizer.json and config.json.
+def load_pretrained(folder: str | os.PathLike) -> PretrainedTokenizer:
+  """Returns the tokenizer of a Hugging Face folder, read from tokenizer.json and config.json.
 
   Raises:
-    ValueError: a missing or damaged file, or more tokens than embeddings.
+    ValueError: A file is missing or damaged, or there are more tokens than rows of the embedding.
   """
   folder = pathlib.Path(folder)
   config = _config(folder / "config.json")
@@ -123,7 +124,7 @@ def of_folder(folder: str | os.PathLike) -> PretrainedTokenizer:
     raise ValueError(f"{folder}: {error}") from None
 
 
-def _config(path: pathlib.Path) -> Mapping[str, object]:
+def _config(path: pathlib.Path) -> Mapping[str, Any]:
   if not path.is_file():
     raise ValueError(f"{path.parent} has no {path.name}")
   try:
@@ -133,7 +134,7 @@ def _config(path: pathlib.Path) -> Mapping[str, object]:
 
 
 def _end_ids(ids: Mapping[str, object], vocab_size: int) -> tuple[int, ...]:
-  """Returns the tokens, each once, that begin or end a text: those that begin one first."""
+  """Returns the tokens that begin or end a text, each once, those that begin a text first."""
   begin, end = ids.get("bos_token_id"), ids.get("eos_token_id")
   given = [i for value in (begin, end) for i in (value if isinstance(value, list) else [value])]
   known = [i for i in given if isinstance(i, int) and 0 <= i < vocab_size]
@@ -146,7 +147,7 @@ def _end_ids(ids: Mapping[str, object], vocab_size: int) -> tuple[int, ...]:
 
 
 def _is_byte_level(content: Mapping) -> bool:
-  """Whether each character of a token stands for one byte (GPT-2, Llama 3, Qwen)."""
+  """Returns whether each character of a token stands for one byte (GPT-2, Llama 3, Qwen)."""
   parts = [content.get("pre_tokenizer") or {}, content.get("decoder") or {}]
   for part in parts:
     parts += part.get("pretokenizers", []) + part.get("decoders", [])

@@ -1,4 +1,4 @@
-"""Readers of text, JSONL and Parquet files: one document at a time, bounded memory."""
+"""Readers of text, JSONL and Parquet files, one document at a time in bounded memory."""
 
 import contextlib
 import dataclasses
@@ -8,16 +8,16 @@ import json
 from collections.abc import Iterator
 from typing import TextIO
 
-from resjax.data.config import Knobs
+from resjax.data.config import SettingNames
 from resjax.locations import Location
 
-MAX_PIECE = 1 << 20  # characters; a longer text file becomes several documents
-_BATCH_ROWS = 256  # of a Parquet file in memory
+MAX_PIECE = 1 << 20  # Characters; a longer text file becomes several documents.
+_BATCH_ROWS = 256  # Rows of a Parquet file that are in memory at a time.
 
 
 @dataclasses.dataclass(frozen=True)
 class Document:
-  """A text and where it came from; `text` is None if it is not valid Unicode."""
+  """A text and the place it came from; `text` is None where it is not valid Unicode."""
 
   id: str
   text: str | None
@@ -26,7 +26,7 @@ class Document:
 def read_text(path: Location, name: str, piece: int = MAX_PIECE) -> Iterator[Document]:
   """Yields the file as one document, or cut at line ends into pieces of about `piece` characters.
 
-  Newlines stay as they are. Reading stops at the first byte that is not UTF-8.
+  Newlines stay as they are. A document that is not UTF-8 has no text and is the last one.
   """
   with _open(path, newline="") as file:
     part = 0
@@ -43,17 +43,17 @@ def read_text(path: Location, name: str, piece: int = MAX_PIECE) -> Iterator[Doc
       part += 1
 
 
-def read_jsonl(path: Location, name: str, field: str, knobs: Knobs) -> Iterator[Document]:
-  """Yields the string under `field` of every line that is not blank; null reads as empty.
+def read_jsonl(path: Location, name: str, field: str, settings: SettingNames) -> Iterator[Document]:
+  """Yields the string under `field` of every line that is not blank; null counts as empty.
 
   Raises:
-    ValueError: a line is no JSON object or lacks the field; names file, line and the setting.
+    ValueError: A line is not a JSON object or lacks the field.
   """
   with _open(path) as file:
     for number, line in enumerate(_lines(file, path), 1):
       if line.strip():
         at = f"{path}:{number}"
-        yield Document(f"{name}:{number}", _valid(_field(line, field, at, knobs)))
+        yield Document(f"{name}:{number}", _valid(_field(line, field, at, settings)))
 
 
 def _lines(file: TextIO, path: Location) -> Iterator[str]:
@@ -63,26 +63,28 @@ def _lines(file: TextIO, path: Location) -> Iterator[str]:
     raise ValueError(f"{path} is not UTF-8 text, so not JSONL: {error.reason}") from error
 
 
-def _field(line: str, field: str, at: str, knobs: Knobs) -> str:
+def _field(line: str, field: str, at: str, settings: SettingNames) -> str:
   try:
     record = json.loads(line)
   except json.JSONDecodeError as error:
-    raise ValueError(f"{at} is not JSON: {error.msg}; {knobs.format} says jsonl") from error
+    raise ValueError(f"{at} is not JSON: {error.msg}; {settings.format} says jsonl") from error
   if not isinstance(record, dict):
     raise ValueError(f"{at} is not a JSON object but a {type(record).__name__}")
   if field not in record:
-    raise ValueError(f"{at} has no field {field!r}; it has {sorted(record)}; set {knobs.field}")
+    raise ValueError(f"{at} has no field {field!r}; it has {sorted(record)}; set {settings.field}")
   text = record[field]
   if not isinstance(text, str | None):
-    raise ValueError(f"{at}: {field!r} is a {type(text).__name__}, not text; set {knobs.field}")
+    raise ValueError(f"{at}: {field!r} is a {type(text).__name__}, not text; set {settings.field}")
   return text or ""
 
 
-def read_parquet(path: Location, name: str, field: str, knobs: Knobs) -> Iterator[Document]:
-  """Yields the strings in column `field`; null reads as empty.
+def read_parquet(
+  path: Location, name: str, field: str, settings: SettingNames
+) -> Iterator[Document]:
+  """Yields the strings in column `field`; null counts as empty.
 
   Raises:
-    ValueError: the file is not Parquet, or lacks a text column of that name.
+    ValueError: The file is not Parquet, or has no text column of that name.
   """
   import pyarrow as pa
   import pyarrow.parquet as pq
@@ -91,13 +93,15 @@ def read_parquet(path: Location, name: str, field: str, knobs: Knobs) -> Iterato
     try:
       file = pq.ParquetFile(raw)
     except pa.ArrowInvalid as error:
-      raise ValueError(f"{path} is not a Parquet file; set {knobs.format}") from error
+      raise ValueError(f"{path} is not a Parquet file; set {settings.format}") from error
     schema = file.schema_arrow
     if field not in schema.names:
-      raise ValueError(f"{path} has no column {field!r}; it has {schema.names}; set {knobs.field}")
+      raise ValueError(
+        f"{path} has no column {field!r}; it has {schema.names}; set {settings.field}"
+      )
     kind = schema.field(field).type
     if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
-      raise ValueError(f"{path}: column {field!r} holds {kind}, not text; set {knobs.field}")
+      raise ValueError(f"{path}: column {field!r} holds {kind}, not text; set {settings.field}")
     number = 0
     for batch in file.iter_batches(batch_size=_BATCH_ROWS, columns=[field]):
       for text in batch.column(0).to_pylist():
@@ -115,7 +119,7 @@ def _open(path: Location, newline: str | None = "\n") -> Iterator[TextIO]:
 
 
 def _valid(text: str) -> str | None:
-  """JSON can spell half a surrogate pair, which no UTF-8 file can hold."""
+  """Returns the text, or None if JSON spelled half a surrogate pair, which UTF-8 cannot hold."""
   try:
     text.encode()
   except UnicodeEncodeError:

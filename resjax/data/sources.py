@@ -1,4 +1,4 @@
-"""Where documents come from: the standard library, files, or another TFDS dataset."""
+"""Where documents come from: the standard library of Python, files, or another TFDS data set."""
 
 import dataclasses
 import sys
@@ -7,17 +7,18 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from resjax.data import files, readers
-from resjax.data.config import CorpusConfig, Knobs
-from resjax.data.files import File, Found
+from resjax.data import corpus_files, readers
+from resjax.data.config import CorpusConfig, SettingNames
+from resjax.data.corpus_files import File, FoundFiles
 from resjax.data.readers import Document
 
 STDLIB = "python-stdlib"
 TFDS = "tfds:"
 
 _ENDINGS = {"jsonl": (".jsonl", ".ndjson", ".jsonl.gz", ".json.gz"), "parquet": (".parquet", ".pq")}
-_PIECES = 100  # that a corpus of one text file is cut into
-_MIN_PIECE = 4096  # characters
+# A corpus of one text file is cut into so many documents, if each has enough characters.
+_PIECES = 100
+_MIN_PIECE = 4096
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,32 +26,36 @@ class Source:
   """Documents in a fixed order.
 
   Attributes:
-    identity: JSON-like; changes when the documents may have changed.
-    documents: starts reading from the first document, as often as it is called.
+    identity: a JSON-like value that changes when the documents may have changed.
+    documents: returns an iterator from the first document on, each time it is called.
   """
 
   identity: Any
   documents: Callable[[], Iterator[Document]]
 
 
-def open_source(knobs: Knobs, corpus: CorpusConfig) -> Source:
-  """Finds the documents of a corpus, whose settings are called `knobs`.
+def open_source(settings: SettingNames, corpus: CorpusConfig) -> Source:
+  """Finds the documents of a corpus.
+
+  Args:
+    settings: the names of the settings of the corpus, for messages.
+    corpus: the source and its format.
 
   Raises:
-    ValueError: there are none, or not in the format asked for.
+    ValueError: There are no documents, or none in the format asked for.
   """
   if corpus.source == STDLIB:
     return _stdlib()
   if corpus.source.startswith(TFDS):
-    return _tfds(corpus, knobs)
-  return _files(corpus, knobs)
+    return _tfds(corpus, settings)
+  return _files(corpus, settings)
 
 
 def _stdlib() -> Source:
   base = Path(sysconfig.get_path("stdlib"))
-  found = files.under(base, ".py")
+  found = corpus_files.under(base, ".py")
   if not found:
-    raise ValueError(f"{STDLIB}: no .py files under {base}; name other text")
+    raise ValueError(f"{STDLIB}: no .py files under {base}; name another source")
 
   def documents() -> Iterator[Document]:
     for file in found:
@@ -59,13 +64,13 @@ def _stdlib() -> Source:
   return Source([STDLIB, sys.version, _stamps(found)], documents)
 
 
-def _files(corpus: CorpusConfig, knobs: Knobs) -> Source:
-  found = files.find(corpus.source, knobs.source)
+def _files(corpus: CorpusConfig, settings: SettingNames) -> Source:
+  found = corpus_files.find(corpus.source, settings.source)
   if not found.files:
     what = "a folder without files" if found.is_folder else "no file or folder, and matches none"
     kinds = f"allowed: {STDLIB}, a file, folder or glob of text, {TFDS}NAME[/CONFIG]"
-    raise ValueError(f"{knobs.source}: {corpus.source} is {what}; {kinds}")
-  kind, chosen = _choose_format(corpus, found, knobs)
+    raise ValueError(f"{settings.source}: {corpus.source} is {what}; {kinds}")
+  kind, chosen = _choose_format(corpus, found, settings)
   alone = len(chosen) == 1
   piece = min(max(chosen[0].size // _PIECES, _MIN_PIECE), readers.MAX_PIECE)
 
@@ -74,15 +79,17 @@ def _files(corpus: CorpusConfig, knobs: Knobs) -> Source:
       if kind == "text":
         yield from readers.read_text(file.path, file.name, piece if alone else readers.MAX_PIECE)
       elif kind == "jsonl":
-        yield from readers.read_jsonl(file.path, file.name, corpus.field, knobs)
+        yield from readers.read_jsonl(file.path, file.name, corpus.field, settings)
       else:
-        yield from readers.read_parquet(file.path, file.name, corpus.field, knobs)
+        yield from readers.read_parquet(file.path, file.name, corpus.field, settings)
 
   return Source([str(found.base), kind, corpus.field, _stamps(chosen)], documents)
 
 
-def _choose_format(corpus: CorpusConfig, found: Found, knobs: Knobs) -> tuple[str, list[File]]:
-  """Returns (format, the files in it); `auto` wants one kind beside any text files."""
+def _choose_format(
+  corpus: CorpusConfig, found: FoundFiles, settings: SettingNames
+) -> tuple[str, list[File]]:
+  """Returns the format and the files in it; `auto` refuses a folder with JSONL and Parquet."""
   by_kind = {
     kind: [file for file in found.files if file.name.endswith(ends)]
     for kind, ends in _ENDINGS.items()
@@ -91,19 +98,21 @@ def _choose_format(corpus: CorpusConfig, found: Found, knobs: Knobs) -> tuple[st
     present = [kind for kind, chosen in by_kind.items() if chosen]
     if len(present) > 1:
       both = " and ".join(f"{kind} ({by_kind[kind][0].path.name})" for kind in present)
-      raise ValueError(f"{knobs.source} holds {both}; choose with {knobs.format}")
+      raise ValueError(f"{settings.source} holds {both}; choose with {settings.format}")
     kind = present[0] if present else "text"
     return kind, by_kind.get(kind, found.files)
   if not found.is_folder or corpus.format == "text":
     return corpus.format, found.files
   if not by_kind[corpus.format]:
     ends = ", ".join(_ENDINGS[corpus.format])
-    raise ValueError(f"{knobs.source}: no {ends} files under {corpus.source}; set {knobs.format}")
+    raise ValueError(
+      f"{settings.source}: no {ends} files under {corpus.source}; set {settings.format}"
+    )
   return corpus.format, by_kind[corpus.format]
 
 
-def _tfds(corpus: CorpusConfig, knobs: Knobs) -> Source:
-  """The `train` split only, so that the dataset's own held-out splits stay held out."""
+def _tfds(corpus: CorpusConfig, settings: SettingNames) -> Source:
+  """Returns the documents of the split `train` alone: the other splits stay held out."""
   import tensorflow_datasets as tfds
 
   name = corpus.source.removeprefix(TFDS)
@@ -111,21 +120,21 @@ def _tfds(corpus: CorpusConfig, knobs: Knobs) -> Source:
     builder = tfds.builder(name)
     builder.download_and_prepare(file_format="array_record")
   except tfds.core.registered.DatasetNotFoundError as error:
-    raise ValueError(f"{knobs.source}: TFDS knows no dataset {name!r}") from error
+    raise ValueError(f"{settings.source}: TFDS knows no dataset {name!r}") from error
   except ModuleNotFoundError as error:
     needs = f"TFDS {name} needs the package {error.name!r}; install it"
-    raise ValueError(f"{knobs.source}: {needs}") from error
+    raise ValueError(f"{settings.source}: {needs}") from error
   if builder.info.file_format.value != "array_record":
     here = f"{builder.data_path} holds {builder.info.file_format.value}"
-    raise ValueError(f"{knobs.source}: {here}; only array_record is read: prepare it anew")
+    raise ValueError(f"{settings.source}: {here}; only array_record is read: prepare it anew")
   for kind, have in (("split", builder.info.splits), ("feature", builder.info.features)):
     wanted = "train" if kind == "split" else corpus.field
     if wanted not in have:
       raise ValueError(
-        f"{knobs.source}: TFDS {name} has no {kind} {wanted!r}; it has {sorted(have)}"
+        f"{settings.source}: TFDS {name} has no {kind} {wanted!r}; it has {sorted(have)}"
       )
   if not isinstance(builder.info.features[corpus.field], tfds.features.Text):
-    raise ValueError(f"{knobs.field}: feature {corpus.field!r} of TFDS {name} is not text")
+    raise ValueError(f"{settings.field}: feature {corpus.field!r} of TFDS {name} is not text")
   records = builder.as_data_source("train")
 
   def documents() -> Iterator[Document]:

@@ -1,4 +1,4 @@
-"""Which split a document belongs to: by the hash of its text, each text once."""
+"""The split of each document: the hash of its text decides, and duplicates are dropped."""
 
 import dataclasses
 import hashlib
@@ -10,18 +10,18 @@ from resjax.data.config import SPLITS, DataConfig
 from resjax.data.sources import Source
 
 DROPPED = -1
-PROGRESS_EVERY = 256  # documents between two calls of progress
-_SHARD_BYTES = 64 << 20  # of text; one shard is in memory while it is written
+PROGRESS_EVERY = 256  # Documents between two calls of progress.
+_SHARD_BYTES = 64 << 20  # Bytes of text; one shard is in memory while it is written.
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
+class SplitPlan:
   """What becomes of each document of a source.
 
   Attributes:
-    split: [documents read], index into `SPLITS`, or -1: dropped.
-    size: [documents read], bytes of UTF-8.
-    dropped: reason to count: `duplicate`, `empty`, `undecodable`.
+    split: the index into `SPLITS` of each document [documents read], `DROPPED` where it has none.
+    size: the bytes of UTF-8 of each document [documents read].
+    dropped: the number of dropped documents by reason: `duplicate`, `empty`, `undecodable`.
   """
 
   split: np.ndarray
@@ -40,28 +40,32 @@ class Plan:
     return lengths
 
 
-def make_plan(
+def plan_splits(
   name: str, source: Source, config: DataConfig, progress: storage.Progress = storage.silent
-) -> Plan:
+) -> SplitPlan:
   """Reads the source once and decides the split of each document.
 
-  A document's place in [0, 1) is the hash of its text: below `test_fraction` it is test, then
-  validation, then train; adding documents moves no other. Only where that leaves a split empty
-  do its nearest neighbours move, so that each split has a document. The first of exact duplicates
-  is kept. Memory: 150 to 200 bytes per document.
+  The hash of its text gives a document a place in [0, 1). Places below `test_fraction` are the test
+  split, the next `validation_fraction` are validation, the rest is train, so that new documents
+  move no other. Where this leaves a split empty, it gets the documents nearest to it, so that each
+  split has one. Of exact duplicates the first is kept. The plan takes 150 to 200 bytes of memory
+  per document.
 
   Raises:
-    ValueError: fewer documents than splits.
+    ValueError: The source has fewer usable documents than there are splits.
   """
   seen: set[bytes] = set()
   places, sizes = [], []
   dropped = dict.fromkeys(("duplicate", "empty", "undecodable"), 0)
   for number, document in enumerate(source.documents()):
-    place = _place(document.text, seen)
+    place, size = _place(document.text, seen), 0
     if isinstance(place, str):
       dropped[place] += 1
-    places.append(DROPPED if isinstance(place, str) else place)
-    sizes.append(0 if isinstance(place, str) else len(document.text.encode()))
+      place = DROPPED
+    elif document.text:
+      size = len(document.text.encode())
+    places.append(place)
+    sizes.append(size)
     if number % PROGRESS_EVERY == 0:
       progress(f"reading {name}", number, 0)
   if len(seen) < len(config.splits):
@@ -69,11 +73,11 @@ def make_plan(
     need = f"the splits {', '.join(config.splits)} need {len(config.splits)}"
     knob = f"give config.data.corpora.{name}.source more documents"
     raise ValueError(f"config.data.corpora.{name} has {found}; {need}; {knob}")
-  return Plan(_assign(np.array(places), config), np.array(sizes, np.int64), dropped)
+  return SplitPlan(_assign(np.array(places), config), np.array(sizes, np.int64), dropped)
 
 
 def _place(text: str | None, seen: set[bytes]) -> float | str:
-  """Returns the place in [0, 1), noted in `seen`, or why the document is dropped."""
+  """Returns the place of a document in [0, 1), or the reason to drop it; notes its hash."""
   if text is None:
     return "undecodable"
   if not text.strip():
@@ -86,7 +90,7 @@ def _place(text: str | None, seen: set[bytes]) -> float | str:
 
 
 def _assign(places: np.ndarray, config: DataConfig) -> np.ndarray:
-  """Cuts the documents, sorted by their place in [0, 1), into test, validation, train."""
+  """Returns the split of each document: in order of place come test, validation and train."""
   split = np.full(len(places), DROPPED, np.int8)
   order = np.argsort(places, kind="stable")
   order = order[np.searchsorted(places[order], 0.0) :]

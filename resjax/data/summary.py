@@ -12,11 +12,11 @@ class SplitSummary:
   """Counts of one split of one corpus.
 
   Attributes:
-    documents: without duplicates and empty ones.
-    bytes: of UTF-8 text.
-    tokens: of the packed stream, every end of text included.
-    rows: of T + 1 tokens that overlap by one.
-    fill: share of the rows' T targets that are no padding.
+    documents: the number of documents, without duplicates and empty ones.
+    bytes: the number of bytes of their UTF-8 text.
+    tokens: the number of tokens of the packed stream, every end of text included.
+    rows: the number of rows of T + 1 tokens, which overlap by one token.
+    fill: the share of the targets of the rows, T each, that are not padding.
   """
 
   documents: int
@@ -27,13 +27,13 @@ class SplitSummary:
 
   @property
   def bytes_per_token(self) -> float:
-    """Bytes of text over tokens of text; the end of text, one per document and one, has none."""
+    """Bytes per token of text; the ends of text, one more than documents, are not counted."""
     return self.bytes / (self.tokens - self.documents - 1)
 
 
 @dataclasses.dataclass(frozen=True)
 class CorpusSummary:
-  """One corpus: its splits, what was dropped and why, and where text and rows lie."""
+  """One corpus: its splits, dropped documents by reason, and the folders of text and rows."""
 
   splits: Mapping[str, SplitSummary]
   dropped: Mapping[str, int]
@@ -46,11 +46,11 @@ class DatasetSummary:
   """All corpora of a data config.
 
   Attributes:
-    fingerprint: of the rows of all corpora; a run that resumes must find the same.
+    fingerprint: names the rows of all corpora; a run that resumes must find the same.
     seq_len: T.
-    vocab_size: V that the tokenizer reached.
-    tokenizer: file to `resjax.data.tokenizer.load`.
-    corpora: name to summary, sorted by name.
+    vocab_size: V, the number of tokens that the tokenizer has.
+    tokenizer: the file that `resjax.data.tokenizer.load` reads.
+    corpora: the summary of each corpus by name, sorted.
     path: the JSON file of this summary.
   """
 

@@ -1,4 +1,4 @@
-"""A corpus as a TFDS dataset: documents without duplicates, in splits by hash."""
+"""A corpus as a TFDS data set: its documents without duplicates, in splits by hash."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -7,23 +7,23 @@ from typing import Any
 import numpy as np
 import tensorflow_datasets as tfds
 
-from resjax.data import storage
-from resjax.data.config import SPLITS, CorpusConfig, DataConfig, Knobs
+from resjax.data import array_records, storage
+from resjax.data.config import SPLITS, CorpusConfig, DataConfig, SettingNames
 from resjax.data.sources import Source, open_source
-from resjax.data.splits import PROGRESS_EVERY, Plan, make_plan
+from resjax.data.splits import PROGRESS_EVERY, SplitPlan, plan_splits
 
 
-class TextCorpus(storage.ArrayRecordBuilder, skip_registration=True):
+class TextCorpus(array_records.ArrayRecordBuilder, skip_registration=True):  # type: ignore[call-arg]
   """Documents {"id", "text"} of one source, in the order of the source.
 
-  Building reads the source once to plan the splits and once more for each split.
+  A build reads the source once to plan the splits, and once more for each split.
 
   Args:
-    folder: where it is built.
-    name: of the corpus.
+    folder: the folder to build in.
+    name: the name of the corpus.
     source: its documents.
     config: the fractions of the splits.
-    progress: told of the documents read and written.
+    progress: is told the numbers of documents read and written.
   """
 
   def __init__(
@@ -43,9 +43,9 @@ class TextCorpus(storage.ArrayRecordBuilder, skip_registration=True):
     features = {"id": tfds.features.Text(), "text": tfds.features.Text()}
     return self._info_of("Documents of one corpus, without duplicates.", features)
 
-  def _shard_iterators_per_split(self, dl_manager) -> Mapping[str, Sequence[Any]]:
+  def _shard_iterators_per_split(self, dl_manager: Any) -> Mapping[str, Sequence[Any]]:
     del dl_manager
-    plan = make_plan(self._corpus, self._source, self._config, self._progress)
+    plan = plan_splits(self._corpus, self._source, self._config, self._progress)
     self.info.metadata["dropped"] = plan.dropped
     self.info.metadata["splits"] = {
       split: {
@@ -57,10 +57,10 @@ class TextCorpus(storage.ArrayRecordBuilder, skip_registration=True):
     shards = {}
     for split in self._config.splits:
       examples = self._examples(plan, split)
-      shards[split] = [storage.take(examples, length) for length in plan.shards(split)]
+      shards[split] = [array_records.take(examples, length) for length in plan.shards(split)]
     return shards
 
-  def _examples(self, plan: Plan, split: str) -> Iterator[tuple[int, dict[str, str]]]:
+  def _examples(self, plan: SplitPlan, split: str) -> Iterator[tuple[int, dict[str, str]]]:
     wanted = SPLITS.index(split)
     total, done = int(np.sum(plan.split == wanted)), 0
     for number, document in enumerate(self._source.documents()):
@@ -76,7 +76,7 @@ class TextCorpus(storage.ArrayRecordBuilder, skip_registration=True):
 
 
 def identity(corpus: CorpusConfig, source: Source, config: DataConfig) -> str:
-  """Returns the fingerprint of what decides the records (the weight does not)."""
+  """Returns the fingerprint of all that decides the records; the weight of a corpus does not."""
   fractions = [config.validation_fraction, config.test_fraction]
   version = str(TextCorpus.VERSION)
   return storage.fingerprint(version, corpus.source, source.identity, fractions)
@@ -88,13 +88,13 @@ def build(
   """Builds the corpus called `name` of `config` unless it is built.
 
   Returns:
-    its fingerprint, and where its records lie.
+    The fingerprint of the corpus, and the folder of its records.
   """
   corpus = dict(config.corpora)[name]
-  source = open_source(Knobs.of(name), corpus)
+  source = open_source(SettingNames.of_corpus(name), corpus)
   mark = identity(corpus, source, config)
 
   def make(folder: Path) -> TextCorpus:
     return TextCorpus(folder=folder, name=name, source=source, config=config, progress=progress)
 
-  return mark, storage.prepare(config.root, f"corpora/{name}-{mark}", TextCorpus, make)
+  return mark, array_records.prepare(config.root, f"corpora/{name}-{mark}", TextCorpus, make)

@@ -1,4 +1,4 @@
-"""Byte-level tokenizers: a BPE learned from the corpora, and plain bytes."""
+"""Tokenizers: byte-level BPE learned from the corpora, plain bytes, and those of trained models."""
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
@@ -9,26 +9,26 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from resjax import locations
-from resjax.data import pieces
 from resjax.data.config import BYTE_VOCAB
 from resjax.data.pretrained_tokenizer import PretrainedTokenizer
+from resjax.data.token_spelling import from_byte_level
 from resjax.locations import Location
 
 END_OF_TEXT = "<|endoftext|>"
 
-# No merge crosses these pieces: words with their leading space, up to three digits, punctuation,
-# and whitespace, of which the last character stays with the word that follows.
-_PIECES = r" ?\p{L}+| ?\p{N}{1,3}| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-_CHUNK = 1 << 16  # characters; long texts inflate the memory of training
+# Merges stay inside these parts of a text: a word with its leading space, up to three digits,
+# punctuation, and whitespace, of which the last character stays with the word that follows.
+_PARTS = r" ?\p{L}+| ?\p{N}{1,3}| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+_CHUNK = 1 << 16  # Characters; longer texts would take much memory while merges are learned.
 
 
 class Tokenizer(Protocol):
-  """Text to tokens and back, without loss for any Unicode text.
+  """Turns any Unicode text into tokens and back, without loss.
 
   Attributes:
     vocab_size: V.
-    eot_id: token that stands before every document and after the last; no text encodes to it.
-    end_ids: tokens at which a sampled text is over, `eot_id` the first of them.
+    eot_id: the token that stands before every document and after the last; no text encodes to it.
+    end_ids: the tokens at which a sampled text ends; `eot_id` is the first of them.
   """
 
   vocab_size: int
@@ -57,11 +57,11 @@ class Tokenizer(Protocol):
 
 
 class ByteTokenizer:
-  """Token b is byte b; token 256 is the end of text."""
+  """The tokenizer whose token b is byte b; token 256 is the end of text."""
 
   vocab_size = BYTE_VOCAB
   eot_id = 256
-  end_ids = (eot_id,)
+  end_ids: tuple[int, ...] = (eot_id,)
 
   def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
     """Returns the UTF-8 bytes of each text, int32."""
@@ -73,7 +73,7 @@ class ByteTokenizer:
     return b"".join(parts).decode(errors="replace")
 
   def piece(self, token: int) -> bytes:
-    """Returns the byte."""
+    """Returns the byte that the token is, or the end of text spelled out."""
     return END_OF_TEXT.encode() if token == self.eot_id else bytes([token])
 
   def token_bytes(self) -> np.ndarray:
@@ -81,7 +81,7 @@ class ByteTokenizer:
     return np.array([1] * 256 + [0], np.int32)
 
   def save(self, path: Location) -> None:
-    """Writes `path`; there is nothing to store but the name."""
+    """Writes the name of the tokenizer to `path`; there is nothing else to store."""
     locations.write_text(path, json.dumps({"name": "byte"}))
 
 
@@ -90,18 +90,23 @@ class BpeTokenizer:
 
   Args:
     model: a byte-level BPE with the special token `<|endoftext|>`; kept as an attribute.
+
+  Raises:
+    ValueError: The model has no such token.
   """
 
   def __init__(self, model: tokenizers.Tokenizer):
-    model.encode_special_tokens = True  # text that spells a special token stays text
-    self.model = model
-    self.vocab_size = model.get_vocab_size()
-    self.eot_id = model.token_to_id(END_OF_TEXT)
-    self.end_ids = (self.eot_id,)
+    model.encode_special_tokens = True  # Text that spells a special token stays text.
+    eot_id = model.token_to_id(END_OF_TEXT)
+    if eot_id is None:
+      raise ValueError(f"the tokenizer has no token {END_OF_TEXT}")
+    self.model, self.vocab_size = model, model.get_vocab_size()
+    self.eot_id: int = eot_id
+    self.end_ids: tuple[int, ...] = (eot_id,)
 
   def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
-    """Returns the tokens of each text, int32; texts are spread over the CPU's cores."""
-    encodings = self.model.encode_batch_fast(texts, add_special_tokens=False)
+    """Returns the tokens of each text, int32; all cores of the CPU share the work."""
+    encodings = self.model.encode_batch_fast(list(texts), add_special_tokens=False)
     return [np.array(encoding.ids, np.int32) for encoding in encodings]
 
   def decode(self, ids: Iterable[int]) -> str:
@@ -110,25 +115,25 @@ class BpeTokenizer:
 
   def piece(self, token: int) -> bytes:
     """Returns the bytes that the characters of a token spell."""
-    spelled = self.model.id_to_token(int(token))
-    return spelled.encode() if token == self.eot_id else pieces.of_byte_level(spelled)
+    spelling = self.model.id_to_token(int(token)) or ""
+    return spelling.encode() if token == self.eot_id else from_byte_level(spelling)
 
   def token_bytes(self) -> np.ndarray:
-    """Returns int32 [V]; the byte alphabet spells each byte as one character."""
+    """Returns int32 [V]: the number of characters of each token, each of which spells a byte."""
     sizes = np.zeros(self.vocab_size, np.int32)
     for token, index in self.model.get_vocab().items():
       sizes[index] = 0 if index == self.eot_id else len(token)
     return sizes
 
   def save(self, path: Location) -> None:
-    """Writes `path` in the format of the `tokenizers` library."""
+    """Writes the file `path` in the format of the `tokenizers` library."""
     locations.write_text(path, self.model.to_str())
 
 
 def train_bpe(texts: Iterable[str], vocab_size: int) -> BpeTokenizer:
   """Learns merges from `texts` until the vocabulary has `vocab_size` tokens or merges run out."""
   model = tokenizers.Tokenizer(models.BPE())
-  split = pre_tokenizers.Split(tokenizers.Regex(_PIECES), "isolated")
+  split = pre_tokenizers.Split(tokenizers.Regex(_PARTS), "isolated")
   to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
   model.pre_tokenizer = pre_tokenizers.Sequence([split, to_bytes])
   model.decoder = decoders.ByteLevel()

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from resjax.data import packed_rows, splits, storage, text_corpus, tokenizer, vocabulary
+from resjax.data import packed_rows, splits, storage, text_corpus, tokenizer, tokenizer_training
 from resjax.data.config import SPLITS
 from resjax.data.dataset import build, find
 from resjax.data.packing import PADDING
@@ -130,11 +130,11 @@ def test_small_shards_give_the_same_rows(folder_config, monkeypatch, tmp_path):
 def test_tokenizer_samples_corpora_evenly(folder_config):
   config = folder_config({"big": make_texts(400), "small": make_texts(400, 1, words=4)})
   paths = [text_corpus.build(name, config)[1] for name in ("big", "small")]
-  texts = list(vocabulary.sample(paths, 8000))
+  texts = list(tokenizer_training.sample(paths, 8000))
   share = sum(len(t.encode()) for t in texts if t.startswith("0."))
   assert 3000 < share < 5000 and 8000 <= sum(len(t.encode()) for t in texts) < 8500
-  assert texts == list(vocabulary.sample(paths, 8000))
-  assert len(list(vocabulary.sample(paths, 10**9))) == sum(
+  assert texts == list(tokenizer_training.sample(paths, 8000))
+  assert len(list(tokenizer_training.sample(paths, 10**9))) == sum(
     storage.metadata(path)["splits"]["train"]["documents"] for path in paths
   )
 

@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 
 from resjax.data import dataset
-from resjax.data.config import CorpusConfig, Knobs
+from resjax.data.config import CorpusConfig, SettingNames
 from resjax.data.eval_text import measured_text, texts_of_dataset, texts_of_source
 from resjax.data.packing import RowCutter, split_rows
 from resjax.data.tokenizer import ByteTokenizer
 from tests.data.conftest import make_texts, write_folder
 
-KNOBS = Knobs("--data", "--data_format", "--data_field")
+SETTINGS = SettingNames("--data", "--data_format", "--data_field")
 BYTES = ByteTokenizer()
 
 
@@ -77,14 +77,14 @@ def test_too_short(texts, words):
 def test_documents_without_text_are_left_out(tmp_path):
   write_folder(tmp_path, ["one", "  \n", "", "two"])
   (tmp_path / "9.txt").write_bytes(b"\xff")
-  assert list(texts_of_source(CorpusConfig(str(tmp_path)), KNOBS)) == ["one", "two"]
+  assert list(texts_of_source(CorpusConfig(str(tmp_path)), SETTINGS)) == ["one", "two"]
 
 
 def test_messages_name_the_flags(tmp_path):
   (tmp_path / "a.jsonl").write_text('{"body": "x"}\n')
   for source, words in [("nowhere/x", "--data: nowhere/x is no file"), (tmp_path, "--data_field")]:
     with pytest.raises(ValueError, match=words):
-      list(texts_of_source(CorpusConfig(str(source)), KNOBS))
+      list(texts_of_source(CorpusConfig(str(source)), SETTINGS))
 
 
 def test_documents_of_a_built_split_in_fixed_order(folder_config):

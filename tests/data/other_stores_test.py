@@ -7,7 +7,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from fsspec.registry import _registry
 
 from resjax import locations
-from resjax.data.config import CorpusConfig, Knobs
+from resjax.data.config import CorpusConfig, SettingNames
 from resjax.data.sources import open_source
 
 
@@ -35,7 +35,9 @@ def test_documents_of_another_store(s3):
   for number in range(4):
     s3.pipe(f"s3://bucket/text/{number}.txt", f"document {number}".encode())
   for source in ("s3://bucket/text", "s3://bucket/text/*.txt", "s3://bucket/te*/*.txt"):
-    documents = open_source(Knobs.of("c"), CorpusConfig(source)).documents()
+    documents = open_source(SettingNames.of_corpus("c"), CorpusConfig(source)).documents()
     assert [document.text for document in documents] == [f"document {n}" for n in range(4)]
-  (document,) = open_source(Knobs.of("c"), CorpusConfig("s3://bucket/text/2.txt")).documents()
+  (document,) = open_source(
+    SettingNames.of_corpus("c"), CorpusConfig("s3://bucket/text/2.txt")
+  ).documents()
   assert document.text == "document 2"

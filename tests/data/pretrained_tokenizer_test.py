@@ -10,7 +10,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from resjax.data import dataset, tokenizer
 from resjax.data.config import TokenizerConfig
-from resjax.data.pretrained_tokenizer import PretrainedTokenizer, of_folder
+from resjax.data.pretrained_tokenizer import PretrainedTokenizer, load_pretrained
 from tests.data.conftest import make_texts
 from tests.helpers import pretrained
 
@@ -43,7 +43,7 @@ def test_byte_level_text_and_bytes():
 
 
 def test_words_with_a_space_before_them(tmp_path):
-  made = of_folder(pretrained.folder(tmp_path))
+  made = load_pretrained(pretrained.folder(tmp_path))
   assert made.eot_id == 0 and made.vocab_size == pretrained.V
   sizes = made.token_bytes()
   for text, ids in zip(TEXTS[:2], made.encode_batch(TEXTS[:2]), strict=True):
@@ -53,7 +53,7 @@ def test_words_with_a_space_before_them(tmp_path):
 
 
 def test_saved_and_loaded(tmp_path):
-  made = of_folder(pretrained.folder(tmp_path))
+  made = load_pretrained(pretrained.folder(tmp_path))
   made.save(tmp_path / "copy.json")
   again = tokenizer.load(tmp_path / "copy.json")
   assert (again.vocab_size, again.eot_id) == (made.vocab_size, made.eot_id)
@@ -79,9 +79,9 @@ def test_what_begins_and_ends_a_document(tmp_path, ids, ends):
   (folder / "config.json").write_text(json.dumps(config))
   if ends is None:
     with pytest.raises(ValueError, match="bos_token_id=None and eos_token_id=None; one of"):
-      of_folder(folder)
+      load_pretrained(folder)
   else:
-    words = of_folder(folder)
+    words = load_pretrained(folder)
     assert (words.eot_id, words.end_ids) == (ends[0], ends)
 
 
@@ -91,7 +91,7 @@ def test_more_tokens_than_rows(tmp_path):
   (folder / "config.json").write_text(json.dumps(config | {"vocab_size": 40}))
   message = "tokenizer.json has token 49, but the embedding has 40 rows"
   with pytest.raises(ValueError, match=re.escape(message)) as error:
-    of_folder(folder)
+    load_pretrained(folder)
   assert "\n" not in str(error.value)
 
 
@@ -110,7 +110,7 @@ def test_damaged_folders(tmp_path, name, content, words):
   if content is not None:
     (folder / name).write_text(content)
   with pytest.raises(ValueError, match=words) as error:
-    of_folder(folder)
+    load_pretrained(folder)
   assert "\n" not in str(error.value)
 
 
@@ -121,7 +121,7 @@ def test_data_are_built_with_it(folder_config, tmp_path):
   config = folder_config({"a": texts}, **{"validation_fraction": 0.3})
   summary = dataset.build(type(config)(**(vars(config) | {"tokenizer": settings})))
   assert summary.vocab_size == pretrained.V
-  assert tokenizer.load(summary.tokenizer).record == of_folder(folder).record
+  assert tokenizer.load(summary.tokenizer).record == load_pretrained(folder).record
 
 
 @pytest.mark.parametrize(("name", "folder"), [("pretrained", ""), ("byte", "x")])

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from resjax.data import dataset, mirror
-from resjax.data.config import CorpusConfig, DataConfig, Knobs, TokenizerConfig
+from resjax.data.config import CorpusConfig, DataConfig, SettingNames, TokenizerConfig
 from resjax.data.sources import open_source
 from tests.data.conftest import make_texts, write_folder
 
@@ -18,7 +18,9 @@ TEXTS = make_texts(12)
 
 
 def texts(bucket, name, **settings):
-  source = open_source(Knobs.of("c"), CorpusConfig(f"gs://{bucket}/{name}", **settings))
+  source = open_source(
+    SettingNames.of_corpus("c"), CorpusConfig(f"gs://{bucket}/{name}", **settings)
+  )
   return [document.text for document in source.documents()]
 
 
@@ -43,8 +45,8 @@ def test_documents_are_those_of_the_same_files_on_a_disk(filled, tmp_path):
     folder = tmp_path / "text" / str(number % 3)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{number:02}.txt").write_text(text, newline="")
-  local = open_source(Knobs.of("c"), CorpusConfig(str(tmp_path / "text")))
-  remote = open_source(Knobs.of("c"), CorpusConfig(f"gs://{filled}/text"))
+  local = open_source(SettingNames.of_corpus("c"), CorpusConfig(str(tmp_path / "text")))
+  remote = open_source(SettingNames.of_corpus("c"), CorpusConfig(f"gs://{filled}/text"))
   assert list(remote.documents()) == list(local.documents())
   assert list(remote.documents()) == list(remote.documents())
 
@@ -71,7 +73,7 @@ def test_globs_and_folders_choose(filled):
 
 def test_a_new_version_of_a_file_is_another_corpus(gcs, filled):
   def identity():
-    return open_source(Knobs.of("c"), CorpusConfig(f"gs://{filled}/text")).identity
+    return open_source(SettingNames.of_corpus("c"), CorpusConfig(f"gs://{filled}/text")).identity
 
   before = identity()
   assert identity() == before

@@ -10,12 +10,14 @@ import pytest
 import tensorflow_datasets as tfds
 
 from resjax.data import readers
-from resjax.data.config import CorpusConfig, Knobs
+from resjax.data.config import CorpusConfig, SettingNames
 from resjax.data.sources import open_source
 
 
 def _texts(source, **options):
-  documents = open_source(Knobs.of("mine"), CorpusConfig(str(source), **options)).documents()
+  documents = open_source(
+    SettingNames.of_corpus("mine"), CorpusConfig(str(source), **options)
+  ).documents()
   return [document.text for document in documents]
 
 
@@ -26,11 +28,14 @@ def _fails(message, source, **options):
 
 
 def test_standard_library_is_the_running_one():
-  source = open_source(Knobs.of("stdlib"), CorpusConfig("python-stdlib"))
+  source = open_source(SettingNames.of_corpus("stdlib"), CorpusConfig("python-stdlib"))
   ids = {document.id for document in source.documents()}
   assert {"argparse.py#0", "json/decoder.py#0"} <= ids
   assert not any("site-packages" in i or "__pycache__" in i for i in ids)
-  assert source.identity == open_source(Knobs.of("stdlib"), CorpusConfig("python-stdlib")).identity
+  assert (
+    source.identity
+    == open_source(SettingNames.of_corpus("stdlib"), CorpusConfig("python-stdlib")).identity
+  )
   assert sys.version in source.identity
 
 
@@ -161,7 +166,7 @@ def test_identity_follows_the_files(tmp_path):
   (tmp_path / "a.txt").write_text("one")
 
   def identity():
-    return open_source(Knobs.of("x"), CorpusConfig(str(tmp_path))).identity
+    return open_source(SettingNames.of_corpus("x"), CorpusConfig(str(tmp_path))).identity
 
   first = identity()
   assert identity() == first

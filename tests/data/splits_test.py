@@ -4,7 +4,7 @@ import pytest
 from resjax.data.config import SPLITS
 from resjax.data.readers import Document
 from resjax.data.sources import Source
-from resjax.data.splits import make_plan
+from resjax.data.splits import plan_splits
 from tests.data.conftest import make_texts
 
 
@@ -12,7 +12,7 @@ def _plan(texts, config):
   def documents():
     return (Document(str(i), text) for i, text in enumerate(texts))
 
-  return make_plan("mine", Source("x", documents), config)
+  return plan_splits("mine", Source("x", documents), config)
 
 
 def test_adding_documents_moves_none(folder_config):

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow_datasets as tfds
 
-from resjax.data import splits, storage, text_corpus
+from resjax.data import array_records, splits, storage, text_corpus
 from resjax.data.config import SPLITS
 from resjax.data.readers import Document
 from resjax.data.sources import Source
@@ -65,7 +65,7 @@ def test_source_that_changes_while_it_is_read_is_refused(folder_config, tmp_path
   )
   with pytest.raises(ValueError, match=re.escape("of corpus a changed while it was read")):
     builder.download_and_prepare()
-  assert not storage.built(tmp_path / "x", text_corpus.TextCorpus).exists()
+  assert not array_records.records_folder(tmp_path / "x", text_corpus.TextCorpus).exists()
 
 
 def test_weight_does_not_rebuild_but_files_and_fractions_do(folder_config):

@@ -20,10 +20,10 @@ class File:
   """A file of a corpus.
 
   Attributes:
-    path: where it is.
-    name: relative to the folder that was searched.
-    size: bytes.
-    version: JSON-like; changes when the file may have changed.
+    path: the path of the file.
+    name: its path relative to the folder that was searched.
+    size: its size in bytes.
+    version: a JSON-like value that changes when the file may have changed.
   """
 
   path: Location
@@ -33,13 +33,13 @@ class File:
 
 
 @dataclasses.dataclass(frozen=True)
-class Found:
-  """What a path names.
+class FoundFiles:
+  """The files that a path names.
 
   Attributes:
     base: the folder that names are relative to.
     is_folder: whether the path is a folder.
-    files: sorted; none where there is nothing.
+    files: the files, sorted; the list is empty where nothing is found.
   """
 
   base: Location
@@ -47,35 +47,37 @@ class Found:
   files: list[File]
 
 
-def find(source: str, knob: str) -> Found:
-  """Returns the files that a path names: itself, all of a folder, or those of a glob.
+def find(source: str, setting: str) -> FoundFiles:
+  """Returns the files that a path names: one file, all files of a folder, or those of a glob.
 
   Hidden files and installed packages are left out of folders.
 
   Args:
-    source: local or of an object store.
-    knob: name of the setting, for messages.
+    source: a path on this machine or in an object store.
+    setting: the name of the setting that holds the path, for messages.
 
   Raises:
-    ValueError: no such object store is known, or its package is missing.
+    ValueError: The kind of object store is not known, or its package is missing.
   """
-  place = locations.path(source, knob)
+  place = locations.path(source, setting)
   return _find_local(place) if locations.is_local(place) else _find_remote(place)
 
 
 def under(base: Path, ending: str = "") -> list[File]:
-  """Returns the files under a local folder whose names end so."""
+  """Returns the files under a local folder whose names have this ending."""
   return [_local(path, base) for path in _walk(base) if path.name.endswith(ending)]
 
 
-def _find_local(place: Path) -> Found:
+def _find_local(place: Path) -> FoundFiles:
   place = place.expanduser().absolute()
   if place.is_dir():
-    return Found(place, True, under(place))
+    return FoundFiles(place, True, under(place))
   base = place.parent if place.is_file() else Path.cwd()
   pattern = glob.escape(str(place)) if place.is_file() else str(place)
   names = sorted(glob.glob(pattern, recursive=True))
-  return Found(base, False, [_local(Path(name), base) for name in names if os.path.isfile(name)])
+  return FoundFiles(
+    base, False, [_local(Path(name), base) for name in names if os.path.isfile(name)]
+  )
 
 
 def _local(path: Path, base: Path) -> File:
@@ -90,8 +92,8 @@ def _walk(base: Path) -> Iterator[Path]:
     yield from (Path(folder, name) for name in sorted(names) if not name.startswith("."))
 
 
-def _find_remote(place: Location) -> Found:
-  """One listing gives names, sizes and versions of all."""
+def _find_remote(place: Location) -> FoundFiles:
+  """Finds files in an object store; one listing gives the names, sizes and versions of all."""
   scheme = str(place).partition("://")[0]
   system, root = fsspec.core.url_to_fs(str(place))
   if system.isfile(root):
@@ -111,4 +113,4 @@ def _find_remote(place: Location) -> Found:
     is_file = info["type"] == "file" and not name.endswith("/")
     if is_file and not (hidden and is_folder):
       files.append(File(path, relative.as_posix(), info["size"], locations.version_of(info)))
-  return Found(base, is_folder, files)
+  return FoundFiles(base, is_folder, files)

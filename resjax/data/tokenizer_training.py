@@ -1,7 +1,7 @@
-"""The tokenizer of a data config, trained on an even share of every corpus."""
+"""Builds the tokenizer of a data config; BPE is learned from an equal share of every corpus."""
 
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import grain
@@ -9,9 +9,9 @@ import grain
 from resjax.data import mirror, pretrained_tokenizer, storage
 from resjax.data.config import DataConfig, TokenizerConfig
 from resjax.data.pretrained_tokenizer import PretrainedTokenizer
-from resjax.data.tokenizer import BpeTokenizer, ByteTokenizer, train_bpe
+from resjax.data.tokenizer import BpeTokenizer, ByteTokenizer, Tokenizer, train_bpe
 
-_VERSION = 1  # of what the same config and corpora give
+_VERSION = 1  # Grows when the same config and corpora would give another tokenizer.
 
 
 def build(
@@ -22,14 +22,15 @@ def build(
   """Builds the tokenizer of `config` unless it is built.
 
   Args:
-    config: names the tokenizer and the folder.
-    corpora: name to (fingerprint, records) of the built corpora.
-    progress: told of the bytes of text read.
+    config: the tokenizer to build, and the folder of built data.
+    corpora: the fingerprint and the folder of records of each built corpus, by name.
+    progress: is told the number of bytes of text read.
 
   Returns:
-    its fingerprint, and the file.
+    The fingerprint of the tokenizer, and its file.
   """
   settings = config.tokenizer
+  make: Callable[[], Tokenizer]
   if settings.name == "byte":
     mark, make = storage.fingerprint("byte", _VERSION), ByteTokenizer
   elif settings.name == "pretrained":
@@ -50,7 +51,7 @@ def build(
 
 
 def _pretrained(settings: TokenizerConfig) -> PretrainedTokenizer:
-  found = pretrained_tokenizer.of_folder(settings.folder)
+  found = pretrained_tokenizer.load_pretrained(settings.folder)
   if found.vocab_size != settings.vocab_size:
     raise ValueError(
       f"config.data.tokenizer.vocab_size is {settings.vocab_size}, but config.json of "
@@ -67,15 +68,15 @@ def _learn(
 
 def sample(
   corpora: list[Path],
-  num_bytes: float,
+  num_bytes: int,
   progress: storage.Progress = storage.silent,
   *,
   split: str = "train",
 ) -> Iterator[str]:
-  """Yields documents of a split in random but fixed order until `num_bytes` are read.
+  """Yields documents of a split in random but fixed order until they have `num_bytes`.
 
-  The next document comes from the corpus that has given the fewest bytes, whatever the weights of
-  the mixture, so that changing a weight does not change the vocabulary.
+  The next document comes from the corpus that has given the fewest bytes so far. The weights of the
+  mixture do not matter, so that a change of a weight does not change the tokenizer.
   """
   streams = []
   for records in corpora:

@@ -5,8 +5,8 @@ import tokenizers
 from tokenizers import decoders, models, normalizers
 
 from resjax.data import tokenizer
-from resjax.data.pieces import of_byte_level, of_sentencepiece
 from resjax.data.pretrained_tokenizer import PretrainedTokenizer
+from resjax.data.token_spelling import from_byte_level, from_sentencepiece
 from tests.data.conftest import make_texts
 
 TEXT = " the river\n\tétoile 日本 😀"
@@ -45,7 +45,7 @@ def test_pieces_in_a_row_are_the_text(name, request):
 
 
 def test_spellings():
-  assert of_byte_level("Ġthe") == b" the" and of_byte_level("Ċ") == b"\n"
-  assert of_byte_level("<|完|>") == "<|完|>".encode()
-  assert of_sentencepiece("▁the") == b" the" and of_sentencepiece("<0x0A>") == b"\n"
-  assert of_sentencepiece("<0x0a>") == b"<0x0a>"
+  assert from_byte_level("Ġthe") == b" the" and from_byte_level("Ċ") == b"\n"
+  assert from_byte_level("<|完|>") == "<|完|>".encode()
+  assert from_sentencepiece("▁the") == b" the" and from_sentencepiece("<0x0A>") == b"\n"
+  assert from_sentencepiece("<0x0a>") == b"<0x0a>"
