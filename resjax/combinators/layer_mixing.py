@@ -75,6 +75,8 @@ class LayerMixer(SourceCombinator):
     """See `Combinator.write`; the last site of a layer appends its output to the sources."""
     if self.strategy == "history":
       check_layer(layer, state.sources)
+    if normed is not None:
+      self._check_used(site, normed)
     output = None
     if self._splits:
       output = out if site == self.sites[0] else state.running.output + out
@@ -82,6 +84,16 @@ class LayerMixer(SourceCombinator):
     if site != self.sites[-1]:
       return DepthState(state.sources, running)
     return DepthState(self._append(state.sources, self._output(running)), running)
+
+  def _check_used(self, site: str, normed: Views) -> None:
+    """Refuses a branch that ignores q, k or v, whose parameters would then never learn."""
+    offered = self.view_names(site)
+    unused = [view for view in offered if view != "x" and view not in normed]
+    if unused:
+      raise ValueError(
+        f"site {site!r} is given the views {', '.join(offered)}, and its branch leaves out "
+        f"{', '.join(unused)}; attend with q, k and v, or take a combinator whose only view is x"
+      )
 
   def _layer_names(self) -> tuple[str, ...]:
     """Names of the embedding and the outputs of the layers."""

@@ -73,6 +73,19 @@ def test_parameters_of_muddformer_at_2_8b_by_hand(row_sizes, number):
   assert sum(leaf.size for leaf in jax.tree.leaves(nnx.state(made))) == number
 
 
+@pytest.mark.parametrize("name", ["muddformer", DCA])
+def test_a_branch_that_ignores_queries_is_refused(name):
+  made = toy.build(name, {})
+  state = made.init(X)
+  views, tape = made.read(state, 0, "attention")
+  with pytest.raises(ValueError, match=r"'attention' is given the views q, k, v, x, .* q, k, v;"):
+    made.write(state, 0, "attention", X, normed={"x": views["x"]}, tape=tape)
+  used = {view: views[view] for view in "qkv"}
+  state = made.write(state, 0, "attention", X, normed=used, tape=tape)
+  views, tape = made.read(state, 0, "mlp")
+  made.write(state, 0, "mlp", X, normed=views, tape=tape)
+
+
 def test_layers_of_different_shape_need_the_loop():
   made = toy.build("muddformer", {"row_sizes": "faithful"})
   with pytest.raises(ValueError, match=r"cannot be scanned; set config\.model\.depth='loop'"):
