@@ -1,4 +1,4 @@
-"""Residual combinators: what a sublayer reads from the depth state, and what it leaves there."""
+"""Residual combinators: what a sublayer reads from the depth state, and how it writes to it."""
 
 from resjax.combinators.attenuation import Attenuation as Attenuation
 from resjax.combinators.attn_res import AttnRes as AttnRes

@@ -1,4 +1,4 @@
-"""Attenuated residual paths: a fixed cut, and what it shares with a learned gate."""
+"""Attenuated residual paths: the stream is multiplied by a constant, or by a learned gate."""
 
 import abc
 from typing import Any, NamedTuple
@@ -15,11 +15,11 @@ SCOPES = ("sublayer", "layer")
 
 
 class _WithinLayer(NamedTuple):
-  """The state between the sites of a layer that attenuates as a whole; both [B, T, D].
+  """The state between the sites of a layer with scope `layer`; both arrays are [B, T, D].
 
   Attributes:
-    stream: x_in + outputs, which later sites read.
-    attenuated: α x_in + outputs, which the layer leaves.
+    stream: x_in plus the outputs so far, which later sites read.
+    attenuated: α x_in plus the outputs so far, which becomes the stream after the layer.
   """
 
   stream: Array
@@ -27,13 +27,13 @@ class _WithinLayer(NamedTuple):
 
 
 class AttenuatedStream(Standard):
-  """x ← α x + f(x) at every site; or, once per layer, x ← α x + [layer(x) − x].
+  """x ← α x + f(x) at every site, or x ← α x + [layer(x) − x] once per layer.
 
-  In the second form the sites of a layer see the stream as it was, plus what earlier sites of the
+  In the second form a site reads the stream without the factor, plus what earlier sites of its
   layer added.
 
   Args:
-    scope: `sublayer` or `layer`, what α is for.
+    scope: `sublayer` for a factor at every site, `layer` for one factor per layer.
   """
 
   def __init__(self, *, scope: str = "sublayer", **options: Any):
@@ -57,16 +57,16 @@ class AttenuatedStream(Standard):
     return attenuated if ends else _WithinLayer(state.stream + out, attenuated)
 
   def final_after(self, state: PyTree, layer, site) -> Array:
-    """See `Combinator.final_after`: within a layer what it would leave, attenuated."""
+    """See `Combinator.final_after`: within a layer it is the attenuated stream."""
     return state.attenuated if isinstance(state, _WithinLayer) else state
 
   @abc.abstractmethod
   def _alpha(self, layer: Layer, site: str, normed: Views | None) -> Array:
-    """Returns α, broadcasting against [B, T, D]; with scope `layer` asked at the first site."""
+    """Returns α, which broadcasts against [B, T, D]. Scope `layer` asks at the first site alone."""
 
 
 class Attenuation(AttenuatedStream):
-  """x ← α[layer, site] x + f(x), with constant α: a cut of the residual path.
+  """x ← α[layer, site] x + f(x), with constant α: the residual path is cut.
 
   α is `alpha` at the chosen layers and sites and 1 elsewhere. With scope `sublayer` each site
   attenuates the stream that it adds to, so two sites multiply the input of a layer by alpha² in
@@ -74,12 +74,12 @@ class Attenuation(AttenuatedStream):
   alpha once, and its later sites see the stream without the cut. The paper's public pages do not
   say which of them it cuts.
 
-  Stores x, D values per token. Parameters: none. FLOPs: 2 D per site and token.
+  State: x, D values per token. Parameters: none.
 
   Args:
     layers: layers to cut, 0..L-1; negative ones count from the end. One int is a cut at one layer.
     alpha: factor of the stream at the cut, at least 0; 0 removes it, 1 is `standard`.
-    cut_sites: the sites of those layers that cut; () is all, as scope `layer` needs it.
+    cut_sites: the sites of those layers that cut; () means all, which scope `layer` needs.
     scope: `sublayer` or `layer`.
 
   Raises:
@@ -113,7 +113,7 @@ class Attenuation(AttenuatedStream):
     for layer in layers:
       factors[layer, [site in cut_sites for site in per_layer]] = alpha
     self.equals_standard_at_init = bool(np.all(factors == 1))
-    self.factors = tuple(map(tuple, factors.tolist()))  # static: not a parameter
+    self.factors = tuple(map(tuple, factors.tolist()))  # constants, not parameters
 
   def _alpha(self, layer: Layer, site: str, normed: Views | None) -> Array:
     return jnp.asarray(self.factors)[layer, self.sites.index(site)]

@@ -30,7 +30,7 @@ TWO_PHASE = ("auto", "always", "never")
 
 
 class _OutputReader(DepthReader):
-  """A pseudo-query and key gain for the output too: every read replaces the residual stream."""
+  """A reader that has a pseudo-query and a key gain for the output too."""
 
   def __init__(self, **options: Any):
     super().__init__(**options)
@@ -43,7 +43,7 @@ class _OutputReader(DepthReader):
     return self._attend_with(query, key_scale, state.sources)[0]
 
   def depth_weights(self, state: DepthState, layer, site) -> Array | None:
-    """See `Combinator.depth_weights`; the output reads too."""
+    """See `Combinator.depth_weights`. The output reads too."""
     if site != OUTPUT:
       return super().depth_weights(state, layer, site)
     rows = self._softmax_with(self.final_query[...] * self.final_key_scale[...], state.sources)
@@ -53,19 +53,19 @@ class _OutputReader(DepthReader):
 class AttnRes(_OutputReader):
   """h_i = Σ_j softmax_j(w_i · γ_i ⊙ RMS(v_j)) v_j over the embedding and all earlier outputs.
 
-  Sources v_0 = x and v_j = the output of sublayer j; every sublayer i and the output have their
-  own query w_i [D] and key gain γ_i [D]. The first reader has one source, so its parameters get
-  no gradient. With H heads each has C = D / H consecutive channels: its logits take the dot
-  product over these, RMS(v) stays that of all D, and its softmax mixes these channels of v.
+  Sources are v_0 = x and v_j, the output of sublayer j. Every sublayer i and the output have a
+  query w_i [D] and a key gain γ_i [D] of their own. The first reader has one source, so that its
+  parameters get no gradient. With H heads each has C = D / H consecutive channels: its logits take
+  the dot product over these, RMS(v) stays that of all D, and its softmax mixes these channels of v.
 
-  Stores all N = L · sites + 1 sources: N D values per token. Parameters: 2 D N, whatever H is;
+  State: all N = L · sites + 1 sources: N D values per token. Parameters: 2 D N, whatever H is;
   queries zero and gains one at init, which makes every read a uniform mean and, under scale-free
-  pre-norms, the network a `standard` one. FLOPs: 6 D per source, reader and token.
+  pre-norms, the network a `standard` one.
 
   Args:
     num_heads: H, a divisor of D; 1 is Full Attention Residuals, more is Multi-Head (MHAR).
     eps: added to the mean square of a source in its norm; > 0.
-    implementation: of the read, see `depth_attention`; `auto`: the best that can run.
+    implementation: of the read, see `depth_attention`; `auto` takes the best that can run.
 
   Raises:
     ValueError: num_heads or eps out of range.
@@ -78,7 +78,7 @@ class AttnRes(_OutputReader):
     return DepthState(Sources(recent=(x,)))
 
   def read(self, state: DepthState, layer, site) -> tuple[Views, Any]:
-    """See `Combinator.read`; the tape is the state with the sources for the next reader."""
+    """See `Combinator.read`. The tape holds the sources for the next reader."""
     h, sources = self._attend(state.sources, layer, site)
     return {"x": h}, DepthState(sources)
 
@@ -99,21 +99,20 @@ class BlockAttnRes(DepthBlocks, _OutputReader):
   the running sum stay raw. A last block that is shorter counts as completed. Its uniform mean is
   not parallel to the stream, so a fresh network is not `standard`.
 
-  Stores N + 1 = ⌈L / layers_per_block⌉ + 1 sources and the running sum: (N + 2) D values per
-  token, with rms_block (N + 3) D. Parameters: 2 D (L · sites + 1), init as in `attn_res`, hence
-  equal to `standard` at init without rms_block. FLOPs: 6 D per source, reader and token, and D
-  per write, with rms_block 5 D.
+  State: N + 1 = ⌈L / layers_per_block⌉ + 1 sources and the running sum: (N + 2) D values per token,
+  with rms_block (N + 3) D. Parameters: 2 D (L · sites + 1), init as in `attn_res`, hence equal to
+  `standard` at init without rms_block.
 
   Args:
     layers_per_block: layers summed into one source, 1..L. (The paper's figure counts sublayers.)
     rms_block: whether outputs are normalised before they are summed into a completed block.
-    two_phase: whether a scan reads the complete sources once for all sites of a block, and merges
-      the running sum site by site: the same function, up to rounding. `auto`: where a kernel can
-      run for it, and it moves fewer bytes; `always` needs one head, and is plain JAX where no
-      kernel can run; `never`.
+    two_phase: whether a scan reads the complete sources once for all sites of a block, and then
+      merges the running sum site by site; the function is the same up to rounding. `auto` does so
+      where a kernel can run and moves fewer bytes. `always` needs one head, and uses plain JAX
+      where no kernel can run. `never` reads all sources at every site.
     num_heads: H, a divisor of D.
     eps: added to the mean square of a source, and with rms_block of an output; > 0.
-    implementation: of the read, see `depth_attention`; `auto`: the best that can run.
+    implementation: of the read, see `depth_attention`; `auto` takes the best that can run.
 
   Raises:
     ValueError: layers_per_block, two_phase, num_heads or eps out of range.
@@ -133,12 +132,12 @@ class BlockAttnRes(DepthBlocks, _OutputReader):
     self.equals_standard_at_init = not rms_block
 
   def init(self, x, tokens=None) -> DepthState:
-    """See `Combinator.init`; sums of the running block: first what sites read, last the source."""
+    """See `Combinator.init`. Sites read the first running sum; the last one becomes the source."""
     sums = (jnp.zeros_like(x),) * (2 if self.rms_block else 1)
     return DepthState(Sources(recent=(x,)), sums)
 
   def open_block(self, sources: Sources) -> tuple[Sources, PyTree]:
-    """See `Combinator.open_block`: what its sites read of complete sources, in two phases."""
+    """See `Combinator.open_block`. This is the first of two phases, the reads of all sites."""
     queries, key_scales = (p[...].reshape(-1, self.d_model) for p in (self.query, self.key_scale))
     if not self._in_two_phases(sources, queries):
       return sources, None
@@ -149,26 +148,26 @@ class BlockAttnRes(DepthBlocks, _OutputReader):
     return sources, reads
 
   def _in_two_phases(self, sources: Sources, queries: Array) -> bool:
-    """Whether a scan reads complete sources once per block; see `two_phase_moves_less`."""
+    """Returns whether a scan reads complete sources once per block, see `two_phase`."""
     if self.two_phase != "auto":
       return self.two_phase == "always"
-    on_average = (self.num_blocks + 1) / 2  # 1, 2, ... sources are complete before a block
+    on_average = (self.num_blocks + 1) / 2  # before the blocks 1, 2, ... sources are complete
     moves_less = two_phase_moves_less(on_average, len(queries))
     options = self._kernel_options()
     options.pop("eps")
     return self.num_heads == 1 and moves_less and has_block_kernel(sources, queries, **options)
 
   def close_block(self, state: DepthState) -> DepthState:
-    """See `Combinator.close_block`: a sum of the running block becomes a source."""
+    """See `Combinator.close_block`. A sum of the running block becomes a source."""
     sources = state.sources.append(state.running[-1])
     return DepthState(sources, jax.tree.map(jnp.zeros_like, state.running))
 
   def _has_started(self, layer: Layer, site: str) -> bool | Array:
-    """Whether the running block has written before a site."""
+    """Returns whether the running block has written before a site."""
     return (layer % self.layers_per_block != 0) | (site != self.sites[0])
 
   def depth_weights(self, state: DepthState, layer, site) -> Array | None:
-    """See `Combinator.depth_weights`; the running sum has the place of its block."""
+    """See `Combinator.depth_weights`. The running sum has the place of its block."""
     if site == OUTPUT:
       return super().depth_weights(state, layer, site)
     sources = state.sources.append(state.running[0])
@@ -176,7 +175,7 @@ class BlockAttnRes(DepthBlocks, _OutputReader):
     return sources.in_source_order(rows, len(self.source_names()))
 
   def read(self, state: DepthState, layer, site) -> tuple[Views, Any]:
-    """See `Combinator.read`; the tape is the state with the sources for the next reader."""
+    """See `Combinator.read`. The tape holds the sources for the next reader."""
     within = layer % self.layers_per_block
     started = self._has_started(layer, site)
     running, *others = state.running
@@ -198,7 +197,7 @@ class BlockAttnRes(DepthBlocks, _OutputReader):
     return {"x": h}, DepthState(state.sources, (running, *others), opened)
 
   def write(self, state: DepthState, layer, site, out, *, normed=None, tape=None) -> DepthState:
-    """See `Combinator.write`; an integer layer at the end of a block completes its source."""
+    """See `Combinator.write`. The last integer layer of a block closes it."""
     check_layer(layer, state.sources)
     outs = (out, rms_normalized(out, self.eps).astype(out.dtype)) if self.rms_block else (out,)
     running = jax.tree.map(jnp.add, tape.running, outs)

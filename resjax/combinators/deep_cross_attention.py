@@ -1,4 +1,4 @@
-"""DeepCrossAttention: queries, keys, values and residual base from mixes of their own."""
+"""DeepCrossAttention: queries, keys, values and residual base are mixes of their own."""
 
 from typing import Any
 
@@ -29,16 +29,15 @@ class DeepCrossAttention(LayerMixer):
   the last k; else all of them. That saves reads, and state in decoding; in training a scan keeps
   the k + 2 sources of every layer, more than the L + 1 of all.
 
-  Stores N = L + 1 sources, or k + 2, and the layer's stream and output: (N + 2) D values per
+  State: N = L + 1 sources, or k + 2, and the layer's stream and output: (N + 2) D values per
   token. With n_i ≤ N the sources of layer i, and L itself for the output, parameters are
   Σ_{i<L} 4 n_i + n_L times 1 (version 1) or D (2, 3), and in version 3 (4 L + 1) D for w. b is one
   at init, the plain sum, hence `standard`; w is N(0, 0.02² / D), with which a read of version 3 is
-  the plain sum up to about 1 %: at w = 0 the relu never lets a gradient through. FLOPs per source,
-  GRN and token: 2 D in versions 1 and 2, 6 D in version 3; D per addition.
+  the plain sum up to about 1 %: at w = 0 the relu never lets a gradient through.
 
   Args:
     version: 1, 2 or 3.
-    last: k of k-DCA, 0..L − 1; 0 is no limit.
+    last: k of k-DCA, 0..L − 1; 0 means that all sources are kept apart.
 
   Raises:
     ValueError: version or last out of range.
@@ -74,7 +73,7 @@ class DeepCrossAttention(LayerMixer):
     return self.last + 2 if self.last else self.num_layers + 1
 
   def _slots(self, layer: int) -> tuple[int, ...]:
-    """Slots that hold the sources of a layer; with k: g_0, the sum, the last k in order."""
+    """Returns the slots that hold the sources of a layer: g_0, with k the sum, then the last."""
     if not self.last:
       return tuple(range(layer + 1))
     summed = (1,) if layer > self.last else ()
@@ -82,13 +81,13 @@ class DeepCrossAttention(LayerMixer):
     return (0, *summed, *range(self._num_slots - kept, self._num_slots))
 
   def init(self, x, tokens=None) -> DepthState:
-    """See `Combinator.init`; slots of k-DCA that hold nothing are zero and have no weight."""
+    """See `Combinator.init`. Slots of k-DCA that hold nothing yet are zero and have no weight."""
     if not self.last:
       return super().init(x, tokens)
     empty = (jnp.zeros_like(x),) * (self.last + 1)
     return DepthState(Sources(recent=(x, *empty)), self._first_running(x))
 
-  def _append(self, sources, output):
+  def _append(self, sources: Sources, output: Array) -> Sources:
     if not self.last:
       return sources.append(output)
     x, summed, oldest, *newer = sources.recent
@@ -116,7 +115,7 @@ class DeepCrossAttention(LayerMixer):
     return self._output_grn(state.sources)
 
   def final_after(self, state: DepthState, layer, site) -> Array:
-    """See `Combinator.final_after`: the GRN of the output over the g that there are."""
+    """See `Combinator.final_after`. The GRN of the output takes the g that exist."""
     return self._output_grn(self._ended(state, site))
 
   def _output_grn(self, sources: Sources) -> Array:

@@ -1,4 +1,4 @@
-"""Deep Delta Learning: a sublayer's output is a direction, along which the stream is rewritten."""
+"""Deep Delta Learning: a sublayer's output is a direction along which the stream is rewritten."""
 
 import dataclasses
 import math
@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import lax
 
-from resjax.combinators.base import Combinator, TokenContext, Views, check_flag, check_option
+from resjax.combinators.base import Combinator, Layer, TokenContext, Views, check_flag, check_option
 from resjax.combinators.delta_cache import DeltaCache
 from resjax.combinators.numerics import recomputed
 from resjax.combinators.short_conv import expand, pool
@@ -27,9 +27,10 @@ class DeltaState:
 
   Attributes:
     x: X [R, B, T, D].
-    segment_ids: what X's tokens mix by, [B, T], or [B, P + T] with a cache; None: not needed.
-    cache: in cached decoding the cache that these tokens were given, its reads and embeddings
-      replaced by those for the tokens that follow; else None.
+    segment_ids: the segments of X's tokens [B, T], or [B, P + T] with a cache; None if no token
+      is mixed later.
+    cache: in decoding with a cache what the tokens that follow need, as far as it is known;
+      otherwise None.
   """
 
   x: Array
@@ -54,12 +55,10 @@ class DeepDelta(Combinator):
   and X starts as R copies of the embedding, or (embedding_expansion) as R short causal
   convolutions of it, X_rd = Σ_s e_srd x_d of s tokens before. Taps do not cross segments.
 
-  Stores X, R D values per token (and segment ids, where given and needed). In decoding the token
+  State: X, R D values per token (and segment ids, where given and needed). In decoding the token
   compressor keeps kernel_size − 1 past X per sublayer and for the output, the expansion as many
-  embeddings, the others nothing. Parameters: D (R + 1) + 1 per sublayer (R more with a
-  sigmoid v); per compressor R D (channel) or (kernel_size D + 1) R (token); kernel_size R D for
-  the expansion. FLOPs per token: 5 D + 6 R D per sublayer; 2 R D per compressor (channel), or as
-  much per tap (token); 2 R D per tap of the expansion.
+  embeddings, the others nothing. Parameters: D (R + 1) + 1 per sublayer (R more with a sigmoid v);
+  per compressor R D (channel) or (kernel_size D + 1) R (token); kernel_size R D for the expansion.
 
   Init: w_β, W_v ~ N(0, 1/(4 D)), b_β by beta_init; compressors average over R and look at the
   current token alone; the expansion copies. Not equal to `standard`: nothing adds o.
@@ -88,7 +87,8 @@ class DeepDelta(Combinator):
   """
 
   equals_standard_at_init = False
-  # Plain linear maps; decay would pull compressors away from the mean and expansions from a copy.
+  # These are plain linear maps. Decay would pull compressors away from a mean, expansions from a
+  # copy.
   decayed_parameters = ("beta_weight", "value_weight")
 
   def __init__(
@@ -143,7 +143,7 @@ class DeepDelta(Combinator):
       self.per_layer += ("value_bias",)
 
   def _make_compressors(self) -> None:
-    """One per site, or per layer, and one for the output."""
+    """Makes a compressor for every site or layer, and one for the output."""
     per_site = (self.num_layers, 1 if self.shared_compressor else len(self.sites))
     if self.compressor == "channel":
       mean = jnp.full((self.value_width, self.d_model), 1 / self.value_width)
@@ -159,7 +159,7 @@ class DeepDelta(Combinator):
       self.per_layer += ("pool", "taps")
 
   def _identity_taps(self) -> Array:
-    """Filters [kernel_size, R, D] that return the current token."""
+    """Returns filters [kernel_size, R, D] that give the current token."""
     return jnp.zeros((self.kernel_size, self.value_width, self.d_model)).at[0].set(1.0)
 
   def init(self, x, tokens=None) -> DeltaState:
@@ -178,7 +178,7 @@ class DeepDelta(Combinator):
     return DeltaState(stream, segment_ids if mixes_later else None, cache)
 
   def read(self, state: DeltaState, layer, site) -> tuple[Views, Any]:
-    """See `Combinator.read`; the tape is x_in."""
+    """See `Combinator.read`. The tape is x_in."""
     if self.compressor == "none":
       return {"x": state.x[0]}, state.x[0]
     past = None if state.cache is None else state.cache.read(self._sublayer(layer, site))
@@ -186,7 +186,7 @@ class DeepDelta(Combinator):
     return {"x": x}, x
 
   def write(self, state: DeltaState, layer, site, out, *, normed=None, tape=None) -> DeltaState:
-    """See `Combinator.write`; needs `normed` and `tape`."""
+    """See `Combinator.write`. It needs `normed` and `tape`."""
     if normed is None or tape is None:
       raise ValueError("combinator 'deep_delta' needs write(..., normed=views, tape=tape)")
     context = normed["x"]
@@ -201,14 +201,14 @@ class DeepDelta(Combinator):
     return DeltaState(x, state.segment_ids, cache)
 
   def final(self, state: DeltaState) -> Array:
-    """See `Combinator.final`: one more compressor."""
+    """See `Combinator.final`. The output has a compressor too."""
     if self.compressor == "none":
       return state.x[0]
     past = None if state.cache is None else state.cache.final
     return pool(state.x, self._final_filters(), state.segment_ids, past)
 
-  def decode_cache(self, batch_size, dtype):
-    """See `Combinator.decode_cache`; zeros, None if no option mixes tokens."""
+  def decode_cache(self, batch_size, dtype) -> DeltaCache | None:
+    """See `Combinator.decode_cache`. It is None if no option mixes tokens."""
     if not self.embedding_expansion and self.compressor != "token":
       return None
     past = (batch_size, self.kernel_size - 1)
@@ -219,15 +219,16 @@ class DeepDelta(Combinator):
       reads = jnp.zeros((self.num_sublayers, *final.shape), dtype)
     return DeltaCache(jnp.zeros(past, jnp.int32), embeddings, reads, final)
 
-  def next_cache(self, state):
+  def next_cache(self, state: DeltaState) -> DeltaCache | None:
     """See `Combinator.next_cache`."""
-    return None if state.cache is None else state.cache.closed(state.segment_ids, state.x)
+    cache, segment_ids = state.cache, state.segment_ids
+    return None if cache is None or segment_ids is None else cache.closed(segment_ids, state.x)
 
-  def _sublayer(self, layer, site):
+  def _sublayer(self, layer: Layer, site: str) -> Layer:
     return layer * len(self.sites) + self.sites.index(site)
 
-  def _filters(self, layer, site) -> Array:
-    """Compressor of a sublayer as filters [taps, R, D]."""
+  def _filters(self, layer: Layer, site: str) -> Array:
+    """Returns the compressor of a sublayer as filters [taps, R, D]."""
     index = 0 if self.shared_compressor else self.sites.index(site)
     if self.compressor == "channel":
       return self._layer_row(self.mix, layer)[index][None]
@@ -239,8 +240,8 @@ class DeepDelta(Combinator):
       return self.final_mix[...][None]
     return self.final_pool[...][:, None] * self.final_taps[...]
 
-  def _value(self, layer, site, context: Array, x_in: Array) -> Array:
-    """v [R, ..., 1]."""
+  def _value(self, layer: Layer, site: str, context: Array, x_in: Array) -> Array:
+    """Returns v [R, ..., 1]."""
     linear = self.value == "linear"
     v = _values(context if linear else x_in, self._row(self.value_weight, layer, site))
     if not linear:
@@ -250,23 +251,23 @@ class DeepDelta(Combinator):
 
 @recomputed
 def _strength(context: Array, weight: Array, bias: Array) -> Array:
-  """β = 2 σ(w · context + b) [..., 1], in float32 or wider."""
+  """Returns β = 2 σ(w · context + b) [..., 1] in float32 or wider."""
   logit = jnp.sum(weight * context.astype(wide_dtype(context)), axis=-1, keepdims=True)
   return 2.0 * jax.nn.sigmoid(logit + bias)
 
 
 @recomputed
 def _values(x: Array, weight: Array) -> Array:
-  """x Wᵀ [..., R], in float32 or wider."""
+  """Returns x Wᵀ [..., R] in float32 or wider."""
   wide = x.astype(wide_dtype(x))
   return jnp.einsum("rd,...d->...r", weight, wide, precision=lax.Precision.HIGHEST)
 
 
 @recomputed
 def delta_update(x: Array, out: Array, beta: Array, value: Array, eps: float) -> Array:
-  """X + β k (vᵀ − kᵀX) with k = o / sqrt(‖o‖² + eps²), in float32 or wider.
+  """Returns X + β k (vᵀ − kᵀX) with k = o / sqrt(‖o‖² + eps²), computed in float32 or wider.
 
-  The paper's form of k; o = 0 gives k = 0, which leaves X as it is.
+  This is the paper's form of k; o = 0 gives k = 0, which leaves X as it is.
 
   Args:
     x: X [R, ..., D].

@@ -20,8 +20,7 @@ class DeepNorm(Standard):
   decoder (`branch_init_gain`) but not queries and keys. The paper has no other scaling of outputs:
   config.model.scaled_output_init=False is its initialisation.
 
-  Stores x, D values per token. Parameters: 2 L · sites · D, gains one and biases zero at init.
-  FLOPs: 9 D per site and token.
+  State: x, D values per token. Parameters: 2 L · sites · D, gains one and biases zero at init.
 
   Args:
     alpha: factor of the stream, at least 0; 0 chooses (L · sites)^{1/4}.
@@ -56,7 +55,7 @@ class DeepNorm(Standard):
 
 @recomputed
 def _normed_sum(alpha: Array, eps: float, x: Array, out: Array, gain: Array, bias: Array) -> Array:
-  """LN(α x + o), in float32 or wider."""
+  """Returns LN(α x + o), computed in float32 or wider."""
   wide = wide_dtype(x)
   total = alpha * x.astype(wide) + out.astype(wide)
   return (standardized(total, eps) * gain + bias).astype(x.dtype)

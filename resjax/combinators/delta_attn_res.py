@@ -6,7 +6,15 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from resjax.combinators.base import OUTPUT, DepthState, Views, check_flag, check_layer, check_option
+from resjax.combinators.base import (
+  OUTPUT,
+  DepthState,
+  Layer,
+  Views,
+  check_flag,
+  check_layer,
+  check_option,
+)
 from resjax.combinators.depth_reader import DepthBlocks, DepthReader
 from resjax.combinators.numerics import project, recomputed, scaled_add
 from resjax.kernels.depth_attention import Sources
@@ -18,7 +26,7 @@ _QUERY_STD = 0.02
 
 
 class _DeltaReader(DepthReader):
-  """h = x + g ⊙ depth attention over the sources, and a null source; see `DeltaAttnRes`."""
+  """A reader that adds what it reads to a stream, see `DeltaAttnRes`."""
 
   def __init__(
     self,
@@ -41,7 +49,7 @@ class _DeltaReader(DepthReader):
       self.gate_weight = nnx.Param(jnp.zeros((*per_channel, self.d_model)))
       self.decayed_parameters = ("gate_weight",)
     if output_gate == "alpha":
-      # h = x for any query, and at zero queries neither α nor they would ever learn.
+      # With α = 0 and queries at zero neither of them would ever get a gradient.
       draw = nnx.initializers.normal(_QUERY_STD)
       self.query = nnx.Param(draw(_needed(rngs).params(), per_channel))
       self.alpha = nnx.Param(jnp.zeros(per_site))
@@ -63,11 +71,13 @@ class _DeltaReader(DepthReader):
     ordered = state.sources.in_source_order(rows[:-1], len(self.source_names()) - 1)
     return jnp.concatenate([ordered, rows[-1:]])
 
-  def _with_null(self, sources: Sources, layer, site) -> Sources:
+  def _with_null(self, sources: Sources, layer: Layer, site: str) -> Sources:
     null = self._row(self.null, layer, site).astype(sources.groups()[0].dtype)
     return sources.append(jnp.broadcast_to(null, sources.shape))
 
-  def _routed(self, sources: Sources, stream: Array, layer, site) -> tuple[Array, Sources]:
+  def _routed(
+    self, sources: Sources, stream: Array, layer: Layer, site: str
+  ) -> tuple[Array, Sources]:
     """Returns h for the stream x, and the sources for the next reader."""
     if self.null_source:
       sources = self._with_null(sources, layer, site)
@@ -76,7 +86,7 @@ class _DeltaReader(DepthReader):
       sources, _ = sources.pop()
     return scaled_add(self._gate(stream, layer, site), routed, stream), sources
 
-  def _gate(self, stream: Array, layer, site) -> Array:
+  def _gate(self, stream: Array, layer: Layer, site: str) -> Array:
     """Returns g: a scalar, or one number per channel and token."""
     if self.output_gate == "none":
       return jnp.ones(())
@@ -90,7 +100,7 @@ class _DeltaReader(DepthReader):
 
 @recomputed
 def _gate_of(x: Array, weight: Array, bias: Array) -> Array:
-  """σ(x W + b) [..., D]."""
+  """Returns σ(x W + b) [..., D]."""
   return jax.nn.sigmoid(project("...d,dg->...g", x, weight) + bias)
 
 
@@ -104,8 +114,8 @@ class DeltaAttnRes(_DeltaReader):
   """h_i = x + g_i ⊙ Σ_j softmax_j(w_i · γ_i ⊙ RMS(v_j)) v_j,  x ← x + f(h_i).
 
   Sources v_0 = the embedding and v_j = the output of sublayer j, as in `attn_res`, but the read is
-  added to the ordinary stream x. No read at the output. With gate g the read interpolates between
-  the stream and the routed one, (1 − g) x + g (x + Σ ...):
+  added to the ordinary stream x. The output reads nothing. With gate g the read interpolates
+  between the stream and the routed one, (1 − g) x + g (x + Σ ...):
 
   `none`    g = 1
   `scalar`  g = σ(b),          b: [L, sites], init -2
@@ -114,14 +124,12 @@ class DeltaAttnRes(_DeltaReader):
 
   A null source is one learned vector [D] per site, init 0, that takes part in the softmax.
 
-  Stores the N = L · sites + 1 sources and x: (N + 1) D values per token. Parameters: 2 D per
+  State: the N = L · sites + 1 sources and x: (N + 1) D values per token. Parameters: 2 D per
   sublayer, queries zero and gains one at init, and those of gate and null source. The sources sum
   to x, so that their uniform mean is x / n and h = x (1 + g / n): under scale-free pre-norms a
   fresh network is a `standard` one, but not an identity on h; with `alpha` it is, for any query.
   There queries start as N(0, 0.02²): behind α = 0 they get no gradient, and α gets none from a read
   parallel to x. Of query, gain and a scalar gate only the query learns in the first step.
-  FLOPs: 6 D per source, reader and token; the sum with x D, gated 2 D, with a vector gate
-  2 D² + 4 D; D per write.
 
   The authors' code skips the very first read (h = x, here x (1 + g), the same after the pre-norm
   unless g is a vector), and its global initialiser overwrites the zero queries with noise of std
@@ -132,7 +140,7 @@ class DeltaAttnRes(_DeltaReader):
     null_source: whether the softmax has a null source.
     num_heads: H, a divisor of D; heads as in `attn_res`.
     eps: added to the mean square of a source in its norm; > 0.
-    implementation: of the read, see `depth_attention`; `auto`: the best that can run.
+    implementation: of the read, see `depth_attention`; `auto` takes the best that can run.
 
   Raises:
     ValueError: output_gate, num_heads or eps out of range.
@@ -146,7 +154,7 @@ class DeltaAttnRes(_DeltaReader):
     return DepthState(Sources(recent=(x,)), x)
 
   def read(self, state: DepthState, layer, site) -> tuple[Views, Any]:
-    """See `Combinator.read`; the tape is the state with the sources for the next reader."""
+    """See `Combinator.read`. The tape holds the sources for the next reader."""
     h, sources = self._routed(state.sources, state.running, layer, site)
     return {"x": h}, DepthState(sources, state.running)
 
@@ -168,10 +176,10 @@ class DeltaBlockAttnRes(DepthBlocks, _DeltaReader):
   without a null source their queries get no gradient. Gates, null source and heads are those of
   `delta_attn_res`.
 
-  Stores N + 1 = ⌈L / layers_per_block⌉ + 1 sources, x, and the sum of the running block: (N + 3) D
+  State: N + 1 = ⌈L / layers_per_block⌉ + 1 sources, x, and the sum of the running block: (N + 3) D
   values per token. Parameters and init as in `delta_attn_res`. The completed sources do not sum to
   x, so a fresh network is a `standard` one with output_gate `alpha` only, where α = 0 makes it one
-  exactly. FLOPs: those of `delta_attn_res` for fewer sources, and 2 D per write.
+  exactly.
 
   The authors' code differs: it stores x minus the previous *difference*, not minus x at the start
   of the block, so that its third source is x_0 + Δ_2, its fourth Δ_1 + Δ_3; and it appends a
@@ -185,7 +193,7 @@ class DeltaBlockAttnRes(DepthBlocks, _DeltaReader):
     null_source: whether the softmax has a null source.
     num_heads: H, a divisor of D.
     eps: added to the mean square of a source in its norm; > 0.
-    implementation: of the read, see `depth_attention`; `auto`: the best that can run.
+    implementation: of the read, see `depth_attention`; `auto` takes the best that can run.
 
   Raises:
     ValueError: layers_per_block, output_gate, num_heads or eps out of range.
@@ -198,21 +206,21 @@ class DeltaBlockAttnRes(DepthBlocks, _DeltaReader):
     self.equals_standard_at_init = self.output_gate == "alpha"
 
   def init(self, x, tokens=None) -> DepthState:
-    """See `Combinator.init`; carried: the stream, and the sum of the running block."""
+    """See `Combinator.init`. Sites hand on the stream and the sum of the running block."""
     return DepthState(Sources(recent=(x,)), (x, jnp.zeros_like(x)))
 
   def close_block(self, state: DepthState) -> DepthState:
-    """See `Combinator.close_block`: the sum of the running block becomes a source."""
+    """See `Combinator.close_block`. The sum of the running block becomes a source."""
     stream, delta = state.running
     return DepthState(state.sources.append(delta), (stream, jnp.zeros_like(delta)))
 
   def read(self, state: DepthState, layer, site) -> tuple[Views, Any]:
-    """See `Combinator.read`; the tape is the state with the sources for the next reader."""
+    """See `Combinator.read`. The tape holds the sources for the next reader."""
     h, sources = self._routed(state.sources, state.running[0], layer, site)
     return {"x": h}, DepthState(sources, state.running)
 
   def write(self, state: DepthState, layer, site, out, *, normed=None, tape=None) -> DepthState:
-    """See `Combinator.write`; an integer layer at the end of a block completes its source."""
+    """See `Combinator.write`. The last integer layer of a block closes it."""
     check_layer(layer, state.sources)
     stream, delta = state.running
     state = DepthState(tape.sources, (stream + out, delta + out))

@@ -1,4 +1,4 @@
-"""What tokens leave for the short convolutions of `DeepDelta`, in cached decoding."""
+"""What the short convolutions of `DeepDelta` keep of earlier tokens in decoding with a cache."""
 
 import dataclasses
 
@@ -13,7 +13,7 @@ from resjax.typing import Array
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class DeltaCache:
-  """What the last P = kernel_size − 1 tokens leave for those that follow.
+  """What the tokens that follow need of the last P = kernel_size − 1 tokens.
 
   Attributes:
     segment_ids: [B, P]; 0 where there was no token.
@@ -34,7 +34,7 @@ class DeltaCache:
     return dataclasses.replace(self, embeddings=_last(self.embeddings, x))
 
   def read(self, sublayer: Layer) -> Array | None:
-    """Returns X of the past tokens as a sublayer read it [R, B, P, D]; None: nobody asks."""
+    """Returns X of the past tokens as a sublayer read it [R, B, P, D]; None if not kept."""
     if self.reads is None:
       return None
     return lax.dynamic_index_in_dim(self.reads, sublayer, keepdims=False)

@@ -21,10 +21,10 @@ class DenseFormer(LayerMixer):
   and sum. With dilation k only j ≡ i (mod k) take part; with period p only Y_i with i ≡ 0 (mod p)
   are averages, the others are X_i. The paper writes k × p.
 
-  Stores X_0..X_L and the stream: (L + 2) D values per token. Parameters: ⌈(i + 1) / k⌉ scalars
-  for each average, L (L + 3) / 2 for 1 × 1; one-hot at j = i at init, which is `standard`. FLOPs:
-  2 D per weight and token, D per write. What takes no part has weight zero and is read all the
-  same, so dilation and period do not make this implementation faster.
+  State: X_0..X_L and the stream: (L + 2) D values per token. Parameters: ⌈(i + 1) / k⌉ scalars for
+  each average, L (L + 3) / 2 for 1 × 1; one-hot at j = i at init, which is `standard`. A source
+  that takes no part has weight zero and is read all the same, so dilation and period do not make
+  this implementation faster.
 
   Args:
     dilation: k, 1..L.
@@ -58,7 +58,7 @@ class DenseFormer(LayerMixer):
     return self._average(state.sources, self.num_layers)
 
   def final_after(self, state: DepthState, layer, site) -> Array:
-    """See `Combinator.final_after`: after a layer its Y, within one the stream."""
+    """See `Combinator.final_after`. After a layer it is Y, within a layer the stream."""
     if site != self.sites[-1]:
       return state.running.stream
     return self._average(state.sources, layer + 1)
@@ -68,7 +68,7 @@ class DenseFormer(LayerMixer):
     return self._layer_names()
 
   def depth_weights(self, state: DepthState, layer, site) -> Array | None:
-    """See `Combinator.depth_weights`; the same for all tokens."""
+    """See `Combinator.depth_weights`. They are the same for all tokens."""
     if site not in (self.sites[0], OUTPUT):
       return None
     return self._weights(layer)[:, None, None]

@@ -7,13 +7,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from resjax.combinators.base import (
-  DepthState,
-  SourceCombinator,
-  Views,
-  check_layer,
-  check_option,
-)
+from resjax.combinators.base import DepthState, SourceCombinator, Views, check_layer, check_option
 from resjax.combinators.depth_reader import check_num_heads
 from resjax.combinators.numerics import rms_normalized
 from resjax.kernels.depth_attention import Sources
@@ -29,16 +23,19 @@ class DepthAttention(SourceCombinator):
   without gain. All mixing is within a token. In the first layer, and with window 1 in all, the
   softmax has one source, so W_Q and W_K get no gradient.
 
+  It does not use the kernel `resjax.kernels.depth_attention`, whose sources have no projections: it
+  is plain JAX and has the name of the idea.
+
   This is the depth-axis read of the residual-stream duality, which calls it the same operator as
   sliding-window attention along the sequence. There h^(ℓ-K)..h^(ℓ) are window = K + 1 outputs, and
   neither norms nor heads are given. It stands for Vertical Attention (Kojima et al., OpenReview
   A6uabXKiXc), small attention modules over earlier layers at the start of each: its formulas are
   not published where we could read them, so this is not a reproduction.
 
-  Stores the L + 1 outputs and x: (L + 2) D values per token. Parameters: 4 L D², W_Q, W_K and W_V
-  normal with std 1/√D and W_O zero at init, hence equal to `standard`. FLOPs per layer and token:
-  8 D² + (4 H + 2) D per source + 4 D; D per write. Keys and values are never formed: W_K is
-  applied to the query and W_V after the mix, which costs 4 H D per source instead of 4 D².
+  State: the L + 1 outputs and x: (L + 2) D values per token. Parameters: 4 L D², W_Q, W_K and W_V
+  normal with std 1/√D and W_O zero at init, hence equal to `standard`. Keys and values are never
+  formed: W_K is applied to the query and W_V after the mix, which costs 4 H D per source instead of
+  4 D².
 
   Args:
     window: number of the latest layer outputs that a layer reads, x included; at least 1.
@@ -80,17 +77,17 @@ class DepthAttention(SourceCombinator):
     return DepthState(Sources(recent=(x,)), x)
 
   def read(self, state: DepthState, layer, site) -> tuple[Views, Any]:
-    """See `Combinator.read`; the tape is the stream, at the first site with what was read."""
+    """See `Combinator.read`. The tape is the stream, to which the first site has added its read."""
     x = state.running
     if site == self.sites[0]:
       weights = [self._layer_row(getattr(self, name), layer) for name in self.per_layer]
-      # Copies of the sources in float32, and the slice of the bank, are not kept.
+      # The reverse pass keeps neither float32 copies of the sources nor the slice of the bank.
       recomputed = jax.checkpoint(_attend, prevent_cse=False, static_argnums=(0, 1))
       x = x + recomputed(self.window, self.eps, state.sources, x, *weights)
     return {"x": x}, x
 
   def write(self, state: DepthState, layer, site, out, *, normed=None, tape=None) -> DepthState:
-    """See `Combinator.write`; the last site of a layer completes a source."""
+    """See `Combinator.write`. The last site of a layer appends a source."""
     check_layer(layer, state.sources)
     x = tape + out
     ends_layer = site == self.sites[-1]
@@ -105,7 +102,7 @@ class DepthAttention(SourceCombinator):
     return ("embedding", *(f"layer {layer}" for layer in range(self.num_layers)))
 
   def depth_weights(self, state: DepthState, layer, site) -> Array | None:
-    """See `Combinator.depth_weights`; the first site of a layer reads."""
+    """See `Combinator.depth_weights`. Only the first site of a layer reads sources."""
     if site != self.sites[0]:
       return None
     query, key = (self._layer_row(p, layer) for p in (self.query, self.key))
@@ -115,18 +112,18 @@ class DepthAttention(SourceCombinator):
     return jnp.roll(sources.in_source_order(rows, count), first, axis=0)
 
 
-def _attend(
-  window: int, eps: float, sources: Sources, x: Array, query, key, value, output
-) -> Array:
+def _attend(window: int, eps: float, sources: Sources, x: Array, *params: Array) -> Array:
   """Returns W_O Σ_j softmax_j(q · k_j / √C) v_j [..., D] over the latest sources [..., D]."""
+  query, key, value, output = (w.astype(x.dtype) for w in params)
   weights, slots, inverse_rms = _softmax(eps, sources.latest(window), x, query, key)
-  value, output = (w.astype(x.dtype) for w in (value, output))
   mixed = _exact("n...h,n...d->...hd", weights * inverse_rms, slots).astype(x.dtype)
   v = jnp.einsum("...hd,dhc->...hc", mixed, value)
   return jnp.einsum("...hc,hcd->...d", v, output)
 
 
-def _softmax(eps: float, sources: Sources, x: Array, query, key) -> tuple[Array, Array, Array]:
+def _softmax(
+  eps: float, sources: Sources, x: Array, query: Array, key: Array
+) -> tuple[Array, Array, Array]:
   """Returns the weights [slots, ..., H], and what they weigh: slots [slots, ..., D] and 1 / RMS."""
   wide = wide_dtype(x)
   query, key = (w.astype(x.dtype) for w in (query, key))
@@ -140,5 +137,5 @@ def _softmax(eps: float, sources: Sources, x: Array, query, key) -> tuple[Array,
 
 
 def _exact(equation: str, *operands: Array) -> Array:
-  """A product that rounds no softmax weight to bfloat16, as a TPU would."""
+  """Returns an einsum that does not round softmax weights to bfloat16, as TPUs do by default."""
   return jnp.einsum(equation, *operands, precision="highest")

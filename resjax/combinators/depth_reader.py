@@ -1,4 +1,4 @@
-"""What systems that attend over depth share: a pseudo-query per site, and depth blocks."""
+"""Base classes of the systems that attend over depth: pseudo-queries, and depth blocks."""
 
 from typing import Any
 
@@ -17,6 +17,8 @@ from resjax.combinators.base import (
 from resjax.kernels.depth_attention import IMPLEMENTATIONS, Sources, depth_attention
 from resjax.typing import Array, wide_dtype
 
+Flag = bool | Array
+
 
 class DepthReader(SourceCombinator):
   """A combinator with one pseudo-query and key gain per site.
@@ -24,18 +26,13 @@ class DepthReader(SourceCombinator):
   Args:
     num_heads: H, a divisor of D.
     eps: added to the mean square of a source in its norm; > 0.
-    implementation: of `depth_attention`; `auto`: the best that can run.
+    implementation: of `depth_attention`; `auto` takes the best that can run.
   """
 
   per_layer: tuple[str, ...] = ("query", "key_scale")
 
   def __init__(
-    self,
-    *,
-    num_heads: int = 1,
-    eps: float = 1e-6,
-    implementation: str = "auto",
-    **options: Any,
+    self, *, num_heads: int = 1, eps: float = 1e-6, implementation: str = "auto", **options: Any
   ):
     super().__init__(**options)
     check_num_heads(num_heads, self.d_model)
@@ -46,7 +43,7 @@ class DepthReader(SourceCombinator):
     self.eps = eps
     self.implementation = implementation
     per_site = (self.num_layers, len(self.sites), self.d_model)
-    self.query = nnx.Param(jnp.zeros(per_site))  # zero: a uniform mean
+    self.query = nnx.Param(jnp.zeros(per_site))  # at zero every read is a uniform mean
     self.key_scale = nnx.Param(jnp.ones(per_site))
 
   def source_names(self) -> tuple[str, ...]:
@@ -64,12 +61,12 @@ class DepthReader(SourceCombinator):
     rows = self._softmax(state.sources, layer, site)
     return state.sources.in_source_order(rows, len(self.source_names()))
 
-  def _softmax(self, sources: Sources, layer, site, last_valid=True) -> Array:
+  def _softmax(self, sources: Sources, layer: Layer, site: str, last_valid: Flag = True) -> Array:
     """Returns the weights of the slots [slots, ...] at a site."""
     query, key_scale = (self._row(p, layer, site) for p in (self.query, self.key_scale))
     return self._softmax_with(query * key_scale, sources, last_valid)
 
-  def _softmax_with(self, query: Array, sources: Sources, last_valid=True) -> Array:
+  def _softmax_with(self, query: Array, sources: Sources, last_valid: Flag = True) -> Array:
     valid = sources.valid()
     valid = valid.at[-1].set(valid[-1] & last_valid)
     logits = jnp.concatenate([self._logits(query, group) for group in sources.groups()])
@@ -83,12 +80,16 @@ class DepthReader(SourceCombinator):
     mean_square = jnp.mean(wide * wide, axis=-1, keepdims=True)
     return jnp.sum(per_head, axis=-1) * jax.lax.rsqrt(mean_square + self.eps)
 
-  def _attend(self, sources: Sources, layer, site, last_valid=True) -> tuple[Array, Sources]:
+  def _attend(
+    self, sources: Sources, layer: Layer, site: str, last_valid: Flag = True
+  ) -> tuple[Array, Sources]:
     """Returns what a site reads, and the sources for the next reader (`return_sources`)."""
     query, key_scale = (self._row(p, layer, site) for p in (self.query, self.key_scale))
     return self._attend_with(query, key_scale, sources, last_valid)
 
-  def _attend_with(self, query, key_scale, sources: Sources, last_valid=True):
+  def _attend_with(
+    self, query: Array, key_scale: Array, sources: Sources, last_valid: Flag = True
+  ) -> Any:
     return depth_attention(
       sources,
       query,
@@ -99,7 +100,7 @@ class DepthReader(SourceCombinator):
       **self._kernel_options(),
     )
 
-  def _kernel_options(self) -> dict:
+  def _kernel_options(self) -> dict[str, Any]:
     """Returns the options that every read has."""
     implementation = None if self.implementation == "auto" else self.implementation
     return {"eps": self.eps, "layout": self.layout, "implementation": implementation}
@@ -125,7 +126,7 @@ class DepthBlocks(SourceCombinator):
 
   @property
   def num_blocks(self) -> int:
-    """Number of depth blocks, a shorter last one included."""
+    """The number of depth blocks, which counts a shorter last one."""
     return -(-self.num_layers // self.layers_per_block)
 
   def _close_if_ended(self, state: DepthState, layer: Layer, site: str) -> DepthState:
@@ -133,17 +134,17 @@ class DepthBlocks(SourceCombinator):
     return self.close_block(state) if self._closes(layer, site) else state
 
   def _closes(self, layer: Layer, site: str) -> bool:
-    """Whether `write` closes the block."""
+    """Returns whether `write` closes the block after a site."""
     if not isinstance(layer, int) or site != self.sites[-1]:
       return False
     return (layer + 1) % self.layers_per_block == 0 or layer + 1 == self.num_layers
 
   def final_after(self, state: DepthState, layer: Layer, site: str) -> Array:
-    """See `Combinator.final_after`: the running block counts as completed."""
+    """See `Combinator.final_after`. The running block counts as completed."""
     return self.final(state if self._closes(layer, site) else self.close_block(state))
 
 
 def check_num_heads(num_heads: int, d_model: int) -> None:
-  """Refuses heads that do not share the channels evenly."""
+  """Raises a ValueError if the heads cannot share the channels evenly."""
   divides = num_heads >= 1 and d_model % num_heads == 0
   check_option("num_heads", num_heads, divides, f"divisors of d_model={d_model}")

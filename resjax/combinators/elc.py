@@ -8,7 +8,7 @@ import numpy as np
 from flax import nnx
 
 from resjax.combinators.base import OUTPUT, DepthState, Layer, Views, check_flag, check_option
-from resjax.combinators.layer_mixing import LayerMixer
+from resjax.combinators.layer_mixing import LayerMixer, LayerStream
 from resjax.combinators.numerics import standardized
 from resjax.combinators.ragged import RaggedRows
 from resjax.kernels.depth_attention import Sources, depth_sum
@@ -30,11 +30,10 @@ class ELC(LayerMixer):
   authors train a masked encoder with norms after attention and MLP weights that shrink with depth;
   here the branches are the decoder's, and since mixing is within a token they may be causal.
 
-  Stores y_0..y_L and the stream, D more where its sum is kept apart: (L + 2) D values per token
-  in `base`, else (L + 3) D. Parameters: i + 1 logits for layers i = 1..L−1, L (L + 1) / 2 − 1 in
-  all (the first layer has one source and no choice), and L + 1 for the weighted output. At init
-  logits are zero, in `base` one for the newest source; never `standard`. FLOPs: 2 D per source,
-  reader and token, D per addition, 5 D per normalised output.
+  State: y_0..y_L and the stream, D more where its sum is kept apart: (L + 2) D values per token in
+  `base`, else (L + 3) D. Parameters: i + 1 logits for layers i = 1..L−1, L (L + 1) / 2 − 1 in all
+  (the first layer has one source and no choice), and L + 1 for the weighted output. At init logits
+  are zero, in `base` one for the newest source; never `standard`.
 
   Args:
     variant: `base`, `zero` or `normalized`.
@@ -53,12 +52,7 @@ class ELC(LayerMixer):
   output_has_mix = False
 
   def __init__(
-    self,
-    *,
-    variant: str = "base",
-    weighted_output: bool = False,
-    eps: float = 1e-6,
-    **options: Any,
+    self, *, variant: str = "base", weighted_output: bool = False, eps: float = 1e-6, **options: Any
   ):
     super().__init__(**options)
     allowed = ("base", "zero", "normalized")
@@ -85,11 +79,11 @@ class ELC(LayerMixer):
     return depth_sum(sources, sources.in_slot_order(self._shares(i, i)))
 
   def _shares(self, i: Layer, newest: int | Array) -> Array:
-    """Returns softmax(a_i) over the sources up to the newest one [N], 0 for the others."""
+    """Returns softmax(a_i) [N] over the sources up to the newest one, and 0 for the others."""
     exists = jnp.arange(self.num_layers + 1) <= newest
     return jax.nn.softmax(jnp.where(exists, self.rows.row(self.logits[...], i), -jnp.inf))
 
-  def _output(self, running):
+  def _output(self, running: LayerStream) -> Array:
     y = super()._output(running)
     if self.variant != "normalized":
       return y
@@ -106,13 +100,13 @@ class ELC(LayerMixer):
     return self._layer_names()
 
   def depth_weights(self, state: DepthState, layer, site) -> Array | None:
-    """See `Combinator.depth_weights`; the same for all tokens."""
+    """See `Combinator.depth_weights`. They are the same for all tokens."""
     if site != self.sites[0] and not (site == OUTPUT and self.weighted_output):
       return None
     return self._shares(layer, layer)[:, None, None]
 
   def final_after(self, state: DepthState, layer, site) -> Array:
-    """See `Combinator.final_after`; a weighted output is a softmax over the y that there are."""
+    """See `Combinator.final_after`. A weighted output is a softmax over the y that exist."""
     if not self.weighted_output:
       return self._output(state.running)
     sources = self._ended(state, site)

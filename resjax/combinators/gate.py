@@ -22,17 +22,16 @@ class Gate(AttenuatedStream):
   `token`          α = 2 σ(w · n + b),               w: [L, G, D], b: [L, G], init 0
   `channel`        α = 2 σ(w ⊙ n + b),               w, b: [L, G, D], init 0
 
-  n is the normalised input of the branch. With scope `sublayer` every site has a gate, G = sites.
-  With scope `layer` there is one gate, G = 1, for x ← α x + [layer(x) − x]: n is the input of the
-  first site, and later sites see the stream without the gate.
+  n is the normalised input of the branch. With scope `sublayer` every site has a gate, so that G is
+  the number of sites. With scope `layer` there is one gate, G = 1, for x ← α x + [layer(x) − x]: n
+  is the input of the first site, and later sites see the stream without the gate.
 
   α is exactly 1 at init, so a fresh gate is `standard`, and lies in (0, 2): it can attenuate the
   stream or keep it longer. In `depth_mixture` the layers compete for one unit of attenuation,
   which can concentrate on a single layer.
-  The paper publishes no parametrisation; these are ours.
+  The paper publishes no parametrisation; these are our own.
 
-  Stores x, D values per token. FLOPs: 2 D per site and token, and for every gate and token
-  0 (layer, depth_mixture), 2 D (token), 3 D (channel).
+  State: x, D values per token.
 
   Args:
     granularity: `layer`, `depth_mixture`, `token` or `channel`.
@@ -45,13 +44,7 @@ class Gate(AttenuatedStream):
   Source: Residual Connections and the Causal Shift, arXiv 2602.14760.
   """
 
-  def __init__(
-    self,
-    *,
-    granularity: str = "layer",
-    kappa: float = 1.0,
-    **options: Any,
-  ):
+  def __init__(self, *, granularity: str = "layer", kappa: float = 1.0, **options: Any):
     super().__init__(**options)
     known = granularity in GRANULARITIES
     check_option("granularity", granularity, known, ", ".join(GRANULARITIES))
@@ -59,7 +52,7 @@ class Gate(AttenuatedStream):
     self.granularity = granularity
     self.kappa = kappa
     if granularity == "depth_mixture":
-      self.bias = nnx.Param(jnp.zeros(self.num_layers))  # every layer needs the whole softmax
+      self.bias = nnx.Param(jnp.zeros(self.num_layers))  # not per layer: the softmax needs all
       return
     per_gate = (self.num_layers, self._gates_per_layer)
     self.per_layer = ("bias",)
@@ -89,11 +82,11 @@ class Gate(AttenuatedStream):
 
 @recomputed
 def _of_token(x: Array, weight: Array, bias: Array) -> Array:
-  """2 σ(w · x + b) [..., 1]."""
+  """Returns 2 σ(w · x + b) [..., 1]."""
   return 2.0 * jax.nn.sigmoid(jnp.sum(weight * x.astype(bias.dtype), axis=-1, keepdims=True) + bias)
 
 
 @recomputed
 def _of_channel(x: Array, weight: Array, bias: Array) -> Array:
-  """2 σ(w ⊙ x + b) [..., D]."""
+  """Returns 2 σ(w ⊙ x + b) [..., D]."""
   return 2.0 * jax.nn.sigmoid(weight * x.astype(bias.dtype) + bias)

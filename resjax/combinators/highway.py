@@ -20,12 +20,11 @@ class Highway(Standard):
   `token`    g is one number per token,   W: [D],     b: one number, per site
   `channel`  g is one number per channel, W: [D, D],  b: [D],        per site; the paper's form
 
-  The gate reads the stream itself, not its norm. `token` is the cheap form, 1/D of the parameters.
+  The gate reads the stream itself, not its norm. `token` has 1/D of the parameters of `channel`.
 
-  Stores x, D values per token. Parameters: L · sites (D + 1) (token), L · sites (D² + D) (channel);
+  State: x, D values per token. Parameters: L · sites (D + 1) (token), L · sites (D² + D) (channel);
   W starts at zero, so that at first b alone decides (the paper draws W), b at `bias_init`, which
-  must be negative: at first mostly the stream passes. FLOPs per site and token: 5 D (token),
-  2 D² + 4 D (channel). W of `channel` takes weight decay.
+  must be negative: at first mostly the stream passes. W of `channel` takes weight decay.
 
   Args:
     granularity: `token` or `channel`.
@@ -60,7 +59,7 @@ class Highway(Standard):
 
 @recomputed
 def _gated(x: Array, out: Array, weight: Array, bias: Array) -> Array:
-  """(1 − g) x + g o with g = σ(x W + b), in float32 or wider."""
+  """Returns (1 − g) x + g o with g = σ(x W + b), computed in float32 or wider."""
   wide = wide_dtype(x)
   stream = x.astype(wide)
   gate = jax.nn.sigmoid(project("...d,dg->...g", stream, weight) + bias)

@@ -23,13 +23,11 @@ class HyperConnections(ResidualStreams):
   with W_α [D, R+1], W_β [D] and scalars s_α, s_β per site. `norm` has no gain or bias: a gain is
   part of W. Starts from R copies of the embedding, ends with the sum of the streams.
 
-  Stores R D values per token. Parameters: L · sites R (R + 2), if dynamic
+  State: R D values per token. Parameters: L · sites R (R + 2), if dynamic
   L · sites (D (R + 2) + R (R + 2) + 2). At init sublayer i reads stream i mod R, streams are not
   mixed, β is 1, W is 0 and s_α = s_β = 0.01: all streams are the stream of `standard`. With R = 1
   the two gains of the stream (read, kept) and that of the output remain to be learned, and the
-  authors found that to be worse than `standard`. FLOPs per site and token: D (2 R + 2 R (R + 1)),
-  if dynamic D (2 R (R + 2) + 4 R) more (2 R with rmsnorm), and D (R − 1) for the output; what is
-  done to the coefficients alone is left out.
+  authors found that to be worse than `standard`.
 
   The authors decay W, not α, β and s. They also multiply the initial standard deviation of the
   output projections by √R, against the sum over streams; with a scale-free final norm that is a
@@ -48,12 +46,7 @@ class HyperConnections(ResidualStreams):
   """
 
   def __init__(
-    self,
-    *,
-    dynamic: bool = True,
-    norm: str = "layernorm",
-    eps: float = 1e-6,
-    **options: Any,
+    self, *, dynamic: bool = True, norm: str = "layernorm", eps: float = 1e-6, **options: Any
   ):
     super().__init__(**options)
     check_flag("dynamic", dynamic)
@@ -88,8 +81,8 @@ class HyperConnections(ResidualStreams):
 
 
 @partial(jax.checkpoint, prevent_cse=False, static_argnums=(0, 1))
-def _normed_projection(centred: bool, eps: float, streams, weight):
-  """norm(H) W [R, ..., K]: a norm without gain scales rows, so it follows the product."""
+def _normed_projection(centred: bool, eps: float, streams: Array, weight: Array) -> Array:
+  """Returns norm(H) W [R, ..., K]. A norm without gain scales rows, so it follows the product."""
   wide = streams.astype(wide_dtype(streams))
   product = project("r...d,dk->r...k", streams, weight)
   if centred:

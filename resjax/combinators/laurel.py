@@ -2,6 +2,7 @@
 
 import functools
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -11,6 +12,7 @@ from flax import nnx
 
 from resjax.combinators.base import (
   DepthState,
+  Layer,
   SourceCombinator,
   Views,
   check_layer,
@@ -34,11 +36,10 @@ class Laurel(SourceCombinator):
         B_ij = B_i, or with rank 0 the identity
   `rw+lr`, `rw+pa` and `rw+lr+pa` put these together; with `lr` and `pa` every j has its own map.
 
-  Stores x, D values per token; with `pa` the embedding and the streams after all sublayers,
+  State: x, D values per token; with `pa` the embedding and the streams after all sublayers,
   (L · sites + 1) D (a scan keeps each stream once; the sum reads the last k). Parameters per
   sublayer: 2 (rw), 2 r D (lr), 2 r D + k (pa), 2 r k D + k (lr and pa), less for the first k − 1
-  sublayers, which have fewer streams behind them. FLOPs per site and token: D, 2 D (rw), 4 r D per
-  map, and D per map or 2 D per stream that is added.
+  sublayers, which have fewer streams behind them.
 
   A starts column-orthogonal, A[d, c] = 1/√(r D) where d mod r = c, as in the paper's language
   models; B at zero, γ at one, or γ at zero for the identity; α = β = 1, or ½ with softmax. Hence a
@@ -128,15 +129,15 @@ class Laurel(SourceCombinator):
     """See `Combinator.final`."""
     return self._stream(state)
 
-  def _stream(self, state) -> Array:
+  def _stream(self, state: PyTree) -> Array:
     return state.sources.from_end() if "pa" in self.parts else state
 
-  def _weights(self, layer, site) -> Array:
+  def _weights(self, layer: Layer, site: str) -> Array:
     weights = self._row(self.mix, layer, site)
     return jax.nn.softmax(weights) if self.normalize == "softmax" else weights
 
-  def _terms(self, state, layer, site):
-    """Yields what is added to the stream, [B, T, D] each."""
+  def _terms(self, state: PyTree, layer: Layer, site: str) -> Iterator[Array]:
+    """Yields the arrays [B, T, D] that are added to the stream."""
     if "pa" not in self.parts:
       if "lr" in self.parts:
         yield self._low_rank(state, layer, site)
@@ -151,13 +152,13 @@ class Laurel(SourceCombinator):
     for back in range(self.rows.width):
       yield _low_rank(state.sources.from_end(back), down[back], gamma[back] * up[back])
 
-  def _low_rank(self, x, layer, site) -> Array:
+  def _low_rank(self, x: Array, layer: Layer, site: str) -> Array:
     return _low_rank(x, self._row(self.down, layer, site), self._row(self.up, layer, site))
 
 
 @recomputed
 def _joined(out: Array, terms: list[Array], weights: Array | None) -> Array:
-  """α o + β Σ terms, without weights o + Σ terms; in float32 or wider, then as terms[0]."""
+  """Returns α o + β Σ terms, or o + Σ terms without weights, in the dtype of the terms."""
   wide = wide_dtype(terms[0])
   branch, residual = out.astype(wide), sum(term.astype(wide) for term in terms)
   if weights is not None:
@@ -167,7 +168,7 @@ def _joined(out: Array, terms: list[Array], weights: Array | None) -> Array:
 
 @recomputed
 def _weighted_latest(sources: Sources, weights: Array) -> Array:
-  """Σ_j w_j x_{i−j}, in float32 or wider."""
+  """Returns Σ_j w_j x_{i−j}, added in float32 or wider."""
   newest = sources.from_end()
   wide = wide_dtype(newest)
   mixed = sum(w * sources.from_end(back).astype(wide) for back, w in enumerate(weights))
@@ -175,7 +176,7 @@ def _weighted_latest(sources: Sources, weights: Array) -> Array:
 
 
 def _low_rank(x: Array, down: Array, up: Array) -> Array:
-  """x A B, in the dtype of x with sums in float32 or wider."""
+  """Returns x A B in the dtype of x; sums are in float32 or wider."""
   wide = wide_dtype(x)
   product = functools.partial(jnp.matmul, preferred_element_type=wide)
   return product(product(x, down.astype(x.dtype)).astype(x.dtype), up.astype(x.dtype)).astype(
@@ -184,6 +185,6 @@ def _low_rank(x: Array, down: Array, up: Array) -> Array:
 
 
 def _column_orthogonal(width: int, rank: int) -> Array:
-  """[D, r]: 1/√(r D) where the row is the column modulo r, else 0."""
+  """Returns [D, r] with 1/√(r D) where the row equals the column modulo r, and 0 elsewhere."""
   kept = np.arange(width)[:, None] % rank == np.arange(rank)
   return jnp.asarray(kept / math.sqrt(rank * width))

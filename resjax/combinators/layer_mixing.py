@@ -1,23 +1,17 @@
-"""What combinators share that mix the outputs of whole layers at the start of a layer."""
+"""The base class of combinators that mix the outputs of whole layers at the start of a layer."""
 
 import abc
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from resjax.combinators.base import (
-  DepthState,
-  Layer,
-  SourceCombinator,
-  Views,
-  check_layer,
-)
+from resjax.combinators.base import DepthState, Layer, SourceCombinator, Views, check_layer
 from resjax.kernels.depth_attention import Sources
 from resjax.typing import Array
 
 
 class LayerStream(NamedTuple):
-  """What the sites of a layer hand on.
+  """What the sites of a layer hand on to the next site.
 
   Attributes:
     stream: what the next site reads, [B, T, D].
@@ -32,7 +26,7 @@ class LayerMixer(SourceCombinator):
   """The first site of a layer reads mixes of the embedding and the outputs of earlier layers.
 
   The other sites read a stream that starts at the mix and to which every site adds. After the
-  last site the layer's output becomes a source. What follows the last layer is in `final`.
+  last site the layer's output becomes a source. `final` mixes what follows the last layer.
 
   Attributes:
     stream_has_mix: whether the stream starts at the mix, not at the first branch's output.
@@ -65,14 +59,14 @@ class LayerMixer(SourceCombinator):
     return self.stream_has_mix and not self.output_has_mix
 
   def read(self, state: DepthState, layer, site) -> tuple[Views, Any]:
-    """See `Combinator.read`; the tape is the stream that `write` adds to, None at its start."""
+    """See `Combinator.read`. The tape is the stream that `write` adds to, or None at its start."""
     if site != self.sites[0]:
       return {"x": state.running.stream}, state.running.stream
     views = self._mix(state, layer)
     return views, views["x"] if self.stream_has_mix else None
 
   def write(self, state: DepthState, layer, site, out, *, normed=None, tape=None) -> DepthState:
-    """See `Combinator.write`; the last site of a layer appends its output to the sources."""
+    """See `Combinator.write`. The last site of a layer appends its output to the sources."""
     if self.strategy == "history":
       check_layer(layer, state.sources)
     if normed is not None:
@@ -96,7 +90,7 @@ class LayerMixer(SourceCombinator):
       )
 
   def _layer_names(self) -> tuple[str, ...]:
-    """Names of the embedding and the outputs of the layers."""
+    """Returns the names of the embedding and of the outputs of the layers."""
     return ("embedding", *(f"layer {layer}" for layer in range(self.num_layers)))
 
   def _ended(self, state: DepthState, site: str) -> Sources:

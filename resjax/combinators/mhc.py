@@ -21,7 +21,7 @@ _FAR = -8.0  # logit of what an identity-like mix leaves out
 
 
 class _Constrained(ResidualStreams):
-  """p = σ(z_pre), b = 2 σ(z_post), M = doubly stochastic(z_res) of z = a ⊙ RMS(vec H) φ + bias."""
+  """Streams with p = σ(z_pre), b = 2 σ(z_post) and a doubly stochastic M(z_res), see `MHC`."""
 
   per_layer = ("projection", "bias", "scale")
   decayed_parameters = ("projection",)
@@ -39,7 +39,7 @@ class _Constrained(ResidualStreams):
       projection = jnp.zeros(shape)
     else:
       projection = jax.random.normal(rngs.params(), shape) / math.sqrt(streams * self.d_model)
-      # Streams that are written alike stay equal. Reads tell them apart from the first step on.
+      # Streams that are written alike stay equal until the reads have told them apart.
       projection = projection.at[..., streams : 2 * streams].set(0)
     self.projection = nnx.Param(projection, axes=("embed_param", None))
     self.bias = nnx.Param(bias.reshape(*sites, -1))
@@ -51,7 +51,7 @@ class _Constrained(ResidualStreams):
 
   @abc.abstractmethod
   def _doubly_stochastic(self, logits: Array) -> Array:
-    """Maps z_res, flat [..] in front and [...] behind, to M [R, R, ...]."""
+    """Maps z_res [K', ...], whose first axis is flat, to M [R, R, ...]."""
 
   def _initial_bias(self, init: str) -> Array:
     """Returns [L · sites, K]."""
@@ -69,7 +69,7 @@ class _Constrained(ResidualStreams):
 
   def coefficients(self, streams: Array, layer, site) -> tuple[Array, Array, Array]:
     """See `ResidualStreams.coefficients`."""
-    # Whole first: split over D, the products of all tokens would be exchanged instead.
+    # The devices first gather φ, since with φ split over D they would exchange a product per token.
     projection = self._row(self.projection, layer, site)
     projection = self.layout.constrain(projection, *[None] * projection.ndim)
     bias, scale = self._row(self.bias, layer, site), self._row(self.scale, layer, site)
@@ -79,7 +79,7 @@ class _Constrained(ResidualStreams):
     logits = scale * _normed_projection(self.eps, streams, projection) + bias
     pre, post, res = jnp.split(jnp.moveaxis(logits, -1, 0), [count, 2 * count])
     mix = self._doubly_stochastic(res)
-    # The first site mixes copies. Its gradient would be rounding errors, which Adam scales up.
+    # The first site mixes copies, so its gradient would be rounding errors, which Adam scales up.
     first = (layer == 0) & (site == self.sites[0])
     eye = jnp.eye(count, dtype=mix.dtype).reshape(count, count, *(1,) * (mix.ndim - 2))
     return jax.nn.sigmoid(pre), jnp.where(first, eye, mix), 2 * jax.nn.sigmoid(post)
@@ -98,7 +98,7 @@ class MHC(_Constrained):
   copies, so its logits of M have no effect and get no gradient; those of the last site have none
   but for what Sinkhorn leaves, as its columns are summed.
 
-  Stores R D values per token. Parameters: L · sites ((R D + 1) (R² + 2 R) + 3). At init a = 0.01
+  State: R D values per token. Parameters: L · sites ((R D + 1) (R² + 2 R) + 3). At init a = 0.01
   (the one value that the paper gives) and, by `init`,
     uniform   bias 0: p = 1/2, b = 1, M = 1/R.
     identity  p = 1/R, b = 1, M about I (its logits 0 on the diagonal, -8 off it).
@@ -107,8 +107,6 @@ class MHC(_Constrained):
   In the first two φ is normal with variance 1 / (R D) but 0 for b, so that all streams are the
   stream of `standard` until the first update; with φ = 0 they would stay equal for ever. They
   part slowly: at first their reads differ by a φ alone.
-  FLOPs per site and token: D (2 R + 2 R (R + 1)) and R D (2 (R² + 2 R) + 2), and D (R − 1) for the
-  output; what is done to the coefficients alone is left out.
 
   DeepSeek's released code differs from the paper: it begins with a softmax over rows and a small
   constant, ends with columns, uses the transpose of M, adds a constant to p, and reads the output
@@ -132,10 +130,10 @@ class MHC(_Constrained):
     check_option("sinkhorn_iterations", sinkhorn_iterations, in_range, "sinkhorn_iterations >= 1")
     self.sinkhorn_iterations = sinkhorn_iterations
 
-  def _identity_logits(self):
+  def _identity_logits(self) -> np.ndarray:
     return np.where(np.eye(self.num_streams) == 1, 0.0, _FAR).reshape(-1)
 
-  def _doubly_stochastic(self, logits):
+  def _doubly_stochastic(self, logits: Array) -> Array:
     square = logits.reshape(self.num_streams, self.num_streams, *logits.shape[1:])
     return _sinkhorn(self.sinkhorn_iterations, square)
 
@@ -148,8 +146,7 @@ class MHCLite(_Constrained):
   for `identity` and `one_hot` the logit of the identity permutation is 0, of the others -8. The
   logits of M of the first and the last site have no effect.
 
-  Stores R D values per token. Parameters: L · sites ((R D + 1) (R! + 2 R) + 3). FLOPs per site and
-  token: D (2 R + 2 R (R + 1)) and R D (2 (R! + 2 R) + 2), and D (R − 1) for the output.
+  State: R D values per token. Parameters: L · sites ((R D + 1) (R! + 2 R) + 3).
 
   Args:
     num_streams: R, 1..4: with 5, each site would project 5 D values to 120 permutations.
@@ -167,20 +164,20 @@ class MHCLite(_Constrained):
     check_option("num_streams", num_streams, 1 <= num_streams <= 4, allowed)
     super().__init__(num_streams=num_streams, **options)
 
-  def _identity_logits(self):
+  def _identity_logits(self) -> np.ndarray:
     return np.where(np.arange(math.factorial(self.num_streams)) == 0, 0.0, _FAR)
 
-  def _doubly_stochastic(self, logits):
+  def _doubly_stochastic(self, logits: Array) -> Array:
     orders = list(itertools.permutations(range(self.num_streams)))  # the identity is the first
     permutations = jnp.eye(self.num_streams, dtype=logits.dtype)[np.array(orders)]
     shares = jax.nn.softmax(logits, axis=0)
-    # Rounded to bfloat16, the default on TPU, shares would not sum to 1.
+    # The default on TPUs would round the shares to bfloat16, and they would not sum to 1.
     return jnp.tensordot(permutations, shares, (0, 0), precision=jax.lax.Precision.HIGHEST)
 
 
 @partial(jax.checkpoint, prevent_cse=False, static_argnums=0)
 def _normed_projection(eps: float, streams: Array, weight: Array) -> Array:
-  """RMS(vec H) φ [..., K]: the norm is one scalar per token, so it follows the product."""
+  """Returns RMS(vec H) φ [..., K]. The norm is a scalar per token, so it follows the product."""
   product = jnp.sum(project("r...d,rdk->r...k", streams, weight), axis=0)
   wide = streams.astype(wide_dtype(streams))
   mean_square = jnp.mean(wide * wide, axis=(0, -1))
@@ -189,7 +186,7 @@ def _normed_projection(eps: float, streams: Array, weight: Array) -> Array:
 
 @partial(jax.checkpoint, prevent_cse=False, static_argnums=0)
 def _sinkhorn(iterations: int, logits: Array) -> Array:
-  """Sinkhorn(exp(logits)) of [R, R, ...]; sums of logarithms neither overflow nor vanish."""
+  """Sinkhorn(exp(logits)) of [R, R, ...]; in logarithms nothing overflows or vanishes."""
   for _ in range(iterations):
     logits -= jax.nn.logsumexp(logits, axis=0, keepdims=True)  # columns
     logits -= jax.nn.logsumexp(logits, axis=1, keepdims=True)  # rows

@@ -32,12 +32,11 @@ class MUDDFormer(LayerMixer):
   gradient. W2 and b have no weights for sources that are not there. For the output n = L + 1,
   C = 1, in both.
 
-  Stores X_0..X_L and the stream: (L + 2) D values per token. Parameters, n from 2 to L:
-  faithful Σ_n (D H_n + 4 n H_n), stacked L D H + 4 H Σ_n n, and both
-  4 Σ_n n + D H' + (H' + 1)(L + 1), H' of the output. At init W1 is N(0, 1 / D), W2 zero and b
-  one-hot at j = i, which is `standard`. For L = 32, D = 2560 (2.8B) that is 8.8M faithful, 16.6M
-  stacked; the paper speaks of 0.23 %, which the rounding of H exceeds. FLOPs per mix and token:
-  2 D H + 2 H C n + 2 C n D.
+  State: X_0..X_L and the stream: (L + 2) D values per token. Parameters, n from 2 to L: faithful
+  Σ_n (D H_n + 4 n H_n), stacked L D H + 4 H Σ_n n, and both 4 Σ_n n + D H' + (H' + 1)(L + 1), H' of
+  the output. At init W1 is N(0, 1 / D), W2 zero and b one-hot at j = i, which is `standard`. With
+  L = 32 and D = 2560 (2.8B) that is 8.8M faithful, 16.6M stacked; the paper speaks of 0.23 %, which
+  the rounding of H exceeds.
 
   Args:
     row_sizes: `stacked`, or `faithful`, the paper's sizes; it needs config.model.depth='loop'.
@@ -68,7 +67,7 @@ class MUDDFormer(LayerMixer):
     draw = nnx.initializers.normal(width**-0.5)
     if row_sizes == "faithful":
       self.strategy = "loop"
-      if depth == 1:  # no mix but that of the output
+      if depth == 1:  # only the output mixes
         self.decayed_parameters = ("final_hidden", "final_output")
       counts = range(2, depth + 1)
       shapes = [(width, _hidden_size(n)) for n in counts]
@@ -98,7 +97,7 @@ class MUDDFormer(LayerMixer):
     return dict(zip(_VIEWS, mixed, strict=True))
 
   def _weights_of(self, layer: Layer) -> tuple[Array, Array, Array]:
-    """Returns W1, W2 and b of a layer; with `faithful` not of the first one."""
+    """Returns W1, W2 and b of a layer. With `faithful` the first layer has none."""
     bias = self.rows.row(self.bias[...], layer)
     if self.row_sizes == "faithful":
       return self.hidden[layer - 1][...], self.output[layer - 1][...], bias[: layer + 1]
@@ -114,7 +113,7 @@ class MUDDFormer(LayerMixer):
     return self._layer_names()
 
   def depth_weights(self, state: DepthState, layer, site) -> Array | None:
-    """See `Combinator.depth_weights`; those of view x, of any sign."""
+    """See `Combinator.depth_weights`. They are those of view x and may be negative."""
     newest, count = state.running.stream, self.num_layers + 1
     if site == OUTPUT:
       params = self.final_hidden[...], self.final_output[...], self.final_bias[...]
@@ -132,7 +131,7 @@ class MUDDFormer(LayerMixer):
     return self._last_mix(state.sources, state.running.stream, self.num_layers + 1)
 
   def final_after(self, state: DepthState, layer, site) -> Array:
-    """See `Combinator.final_after`: the last mix, whose weights go by the age of a source."""
+    """See `Combinator.final_after`. The weights of the last mix belong to the newest sources."""
     return self._last_mix(self._ended(state, site), state.running.stream, layer + 2)
 
   def _last_mix(self, sources: Sources, newest: Array, count: int | Array) -> Array:
@@ -143,7 +142,7 @@ class MUDDFormer(LayerMixer):
 
 
 def _hidden_size(num_sources: int) -> int:
-  """4 per source, rounded up to a multiple of 64 that is larger."""
+  """Returns the next multiple of 64 above 4 per source."""
   return (4 * num_sources // 64 + 1) * 64
 
 
@@ -159,7 +158,7 @@ def _check_int(layer: Layer) -> None:
 def _dynamic_sums(
   eps: float, sources: Sources, newest: Array, hidden: Array, output: Array, bias: Array
 ) -> tuple[Array, ...]:
-  """Returns C sums of all sources; the reverse pass keeps the arguments alone.
+  """Returns C sums of all sources. The reverse pass keeps the arguments alone.
 
   Args:
     eps: of the norm.

@@ -1,4 +1,4 @@
-"""Arithmetic of combinators: inside float32 or wider on every device, whatever the activations."""
+"""Arithmetic of combinators. It runs in float32 or wider, whatever dtype activations have."""
 
 import functools
 
@@ -8,8 +8,8 @@ from jax import lax
 
 from resjax.typing import Array, wide_dtype
 
-# The reverse pass computes again what these make of their arguments: it keeps those alone, in the
-# dtype of the activations, and no float32 copies.
+# The reverse pass computes such a function again from its arguments. Thus it keeps these alone, in
+# the dtype of the activations, and no float32 copies.
 recomputed = functools.partial(jax.checkpoint, prevent_cse=False)
 
 
@@ -38,5 +38,6 @@ def standardized(x: Array, eps: float) -> Array:
 def project(equation: str, x: Array, weight: Array) -> Array:
   """Returns jnp.einsum(equation, x, weight) in float32 or wider."""
   wide = wide_dtype(x)
-  # The papers' tfloat32, or three bfloat16 passes; one pass would round the weight to 8 bits.
+  # This is tfloat32, as in the papers, or three bfloat16 passes on TPUs. A single pass would round
+  # the weight to 8 bits.
   return jnp.einsum(equation, x.astype(wide), weight.astype(wide), precision=lax.Precision.HIGH)

@@ -1,4 +1,4 @@
-"""Weights whose number grows with depth, packed into one parameter."""
+"""Packed weights of layers that have different numbers of sources."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from resjax.typing import Array
 
 @dataclasses.dataclass(frozen=True)
 class RaggedRows:
-  """Rows of different length, packed: row i has one weight for each source in columns[i].
+  """Packs rows of different length: row i has one weight for each source in columns[i].
 
   A padded [L, N] array would hold weights that no layer uses.
 
@@ -25,12 +25,12 @@ class RaggedRows:
 
   @classmethod
   def of(cls, columns: Sequence[Sequence[int]], width: int) -> "RaggedRows":
-    """Makes one from any sequences."""
+    """Returns rows whose columns are any sequences."""
     return cls(tuple(map(tuple, columns)), width)
 
   @property
   def size(self) -> int:
-    """Number of packed weights."""
+    """The number of packed weights."""
     return sum(map(len, self.columns))
 
   def row(self, packed: Array, index: int | Array) -> Array:
@@ -43,15 +43,15 @@ class RaggedRows:
     Returns:
       [N, ...], zero where the row has no weight.
     """
-    if not self.size:  # nothing to take from
+    if not self.size:
       return jnp.zeros((self.width, *packed.shape[1:]), packed.dtype)
     return jnp.take(packed, jnp.asarray(self._places())[index], 0, mode="fill", fill_value=0)
 
   def newest_of_empty(self, index: int | Array) -> Array:
-    """Weight one for source `index` if that row has no weights: it is no mix, but the newest.
+    """Returns weight one for source `index` if row `index` has no weights, else zeros.
 
     Args:
-      index: of the row, whose newest source has the same number; may be traced.
+      index: of the row, and of its newest source, which it then reads alone; may be traced.
 
     Returns:
       [N], one-hot or zero.
@@ -66,7 +66,7 @@ class RaggedRows:
     )
 
   def _places(self) -> np.ndarray:
-    """Index into the packed weights [rows, N]; past their end where there is none."""
+    """Returns the places of the weights [rows, N], and a place behind them where there is none."""
     places = np.full((len(self.columns), self.width), self.size, np.int32)
     start = 0
     for row, columns in zip(places, self.columns, strict=True):

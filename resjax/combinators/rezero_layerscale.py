@@ -13,7 +13,7 @@ from resjax.typing import Array
 
 
 class _ScaledBranch(Standard):
-  """x ← x + s ⊙ f(x)."""
+  """x ← x + s ⊙ f(x), where a subclass gives s."""
 
   equals_standard_at_init = False
 
@@ -32,8 +32,7 @@ class ReZero(_ScaledBranch):
   In the paper the sublayers of a layer share one α, and the network has no norms but the final one.
   SkipInit (arXiv 2002.10444) is the same equation with one α per branch.
 
-  Stores x, D values per token. Parameters: L (`layer`) or L · sites (`sublayer`), init 0. FLOPs:
-  2 D per site and token.
+  State: x, D values per token. Parameters: L (`layer`) or L · sites (`sublayer`), init 0.
 
   Args:
     granularity: `layer` (one α for all sites of a layer) or `sublayer` (one per site).
@@ -65,8 +64,7 @@ class ReZero(_ScaledBranch):
 class LayerScale(_ScaledBranch):
   """x ← x + λ ⊙ f(norm(x)), with a learned λ [D] per site that starts small.
 
-  Stores x, D values per token. Parameters: L · sites · D, all `init_value` at init. FLOPs: 2 D per
-  site and token.
+  State: x, D values per token. Parameters: L · sites · D, all `init_value` at init.
 
   Args:
     init_value: of λ, at least 0; 0 chooses it by depth as the paper does: 0.1 up to 18 layers, 1e-5

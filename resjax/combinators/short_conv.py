@@ -10,7 +10,7 @@ from resjax.typing import Array, wide_dtype
 def expand(
   x: Array, filters: Array, segment_ids: Array | None = None, past: Array | None = None
 ) -> Array:
-  """y_r = Σ_s filters_sr ⊙ shift(x, s): R short convolutions of one row.
+  """Returns y_r = Σ_s filters_sr ⊙ shift(x, s): R short convolutions of one row.
 
   Args:
     x: [B, T, D].
@@ -31,9 +31,9 @@ def expand(
 def pool(
   x: Array, filters: Array, segment_ids: Array | None = None, past: Array | None = None
 ) -> Array:
-  """y = Σ_s shift(Σ_r filters_sr ⊙ x_r, s): the sum of R rows, each with a short convolution.
+  """Returns y = Σ_s shift(Σ_r filters_sr ⊙ x_r, s), a sum of R short convolutions.
 
-  The sum over r comes first, so that single rows are shifted, never all of x.
+  The sum over r comes first, so that single rows are shifted and never all of x.
 
   Args:
     x: [R, B, T, D]; with one tap and no past any [R, ..., D].
@@ -54,7 +54,7 @@ def pool(
 
 
 def shift(x: Array, steps: int, segment_ids: Array | None = None) -> Array:
-  """y_t = x_{t − steps}, and zero where that is no token or one of another segment.
+  """Returns y_t = x_{t − steps}, or zero where there is no such token in the segment of t.
 
   Args:
     x: [B, T, D].

@@ -9,13 +9,12 @@ from resjax.typing import Array
 class Standard(Combinator):
   """x ← x + f(x): every site reads and adds to one stream.
 
-  Stores x, D values per token. Parameters: none. FLOPs: D per site and token.
+  State: x, D values per token. Parameters: none.
 
   Args:
     num_layers: L.
     d_model: D.
     sites: site names of a layer.
-    rngs: unused; part of every combinator's signature.
 
   Source: He et al., arXiv 1512.03385; pre-norm form arXiv 2002.04745.
   """

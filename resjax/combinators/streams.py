@@ -1,4 +1,4 @@
-"""What the systems with several residual streams share."""
+"""The base class of the systems with several residual streams."""
 
 import abc
 from typing import Any
@@ -52,16 +52,16 @@ class ResidualStreams(Combinator):
     return jnp.broadcast_to(x, (self.num_streams, *x.shape))
 
   def read(self, state: Array, layer, site) -> tuple[Views, Any]:
-    """See `Combinator.read`; the tape has M and b."""
+    """See `Combinator.read`. The tape holds M and b."""
     read, mix, write = self.coefficients(state, layer, site)
     sources = Sources(bank=state, num_valid=self.num_streams)
     return {"x": depth_sum(sources, read[..., None])}, (mix, write)
 
   def write(self, state: Array, layer, site, out, *, normed=None, tape=None) -> Array:
-    """See `Combinator.write`; needs the tape."""
+    """See `Combinator.write`. It needs the tape."""
     mix, write = tape
     sources = Sources((out,), state, self.num_streams)
-    weights = jnp.concatenate([mix, write[:, None]], axis=1)  # a new stream per row
+    weights = jnp.concatenate([mix, write[:, None]], axis=1)  # row r makes stream r
     return jax.vmap(depth_sum, (None, 0))(sources, weights[..., None])
 
   def final(self, state: Array) -> Array:

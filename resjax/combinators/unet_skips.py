@@ -6,13 +6,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from resjax.combinators.base import (
-  DepthState,
-  Layer,
-  SourceCombinator,
-  Views,
-  check_layer,
-)
+from resjax.combinators.base import DepthState, Layer, SourceCombinator, Views, check_layer
 from resjax.combinators.numerics import scaled_add
 from resjax.kernels.depth_attention import Sources
 from resjax.typing import Array
@@ -24,9 +18,8 @@ class UNetSkips(SourceCombinator):
   Every site: x ← x + f(x). Layers of the first half push their output, those of the second half pop
   the latest; if L is odd the middle layer does neither.
 
-  Stores the embedding and the stream after every layer, (L + 1) D values per token. Parameters:
-  w [⌊L/2⌋], zero at init, which is `standard`; the released code starts at one. FLOPs per token: D
-  per site, 2 D per skip.
+  State: the embedding and the stream after every layer, (L + 1) D values per token. Parameters:
+  w [⌊L/2⌋], zero at init, which is `standard`; the released code starts at one.
 
   Args:
     num_layers: L, at least 2.
@@ -45,7 +38,7 @@ class UNetSkips(SourceCombinator):
 
   @property
   def num_skips(self) -> int:
-    """⌊L/2⌋."""
+    """The number of layers that read a skip, ⌊L/2⌋."""
     return self.num_layers // 2
 
   def init(self, x, tokens=None) -> DepthState:
@@ -53,12 +46,12 @@ class UNetSkips(SourceCombinator):
     return DepthState(Sources(recent=(x,)))
 
   def read(self, state: DepthState, layer, site) -> tuple[Views, Any]:
-    """See `Combinator.read`; the tape is the stream that the site adds to."""
+    """See `Combinator.read`. The tape is the stream that the site adds to."""
     x = self._enter(state.sources, layer) if site == self.sites[0] else state.running
     return {"x": x}, x
 
   def write(self, state: DepthState, layer, site, out, *, normed=None, tape=None) -> DepthState:
-    """See `Combinator.write`; between layers the stream is the last source."""
+    """See `Combinator.write`. Between layers the stream is the last source."""
     check_layer(layer, state.sources)
     x = tape + out
     if site == self.sites[-1]:
@@ -70,7 +63,7 @@ class UNetSkips(SourceCombinator):
     return state.sources.from_end()
 
   def final_after(self, state: DepthState, layer, site) -> Array:
-    """See `Combinator.final_after`: the stream."""
+    """See `Combinator.final_after`. It is the stream."""
     return self.final(state) if state.running is None else state.running
 
   def _enter(self, sources: Sources, layer: Layer) -> Array:
@@ -79,7 +72,7 @@ class UNetSkips(SourceCombinator):
     place = self.num_layers - layer  # source i is the stream after i layers
     if not isinstance(layer, int):
       weight = jnp.where(skip < 0, 0, self.weight[...][jnp.maximum(skip, 0)])
-      place = jnp.minimum(place, layer)  # in the first half the other one is not there yet
+      place = jnp.minimum(place, layer)  # in the first half that source does not exist yet
     elif skip < 0:
       return sources.from_end()
     else:

@@ -1,4 +1,4 @@
-"""The embedding mixed into the stream before every layer, and half of the network taken out."""
+"""The embedding is mixed into the stream before every layer; the output may take mid-depth out."""
 
 from typing import Any
 
@@ -26,9 +26,8 @@ class X0Residual(SourceCombinator):
 
   With `backout` the output is x − b x_mid, where x_mid leaves layer ⌊L/2⌋ (counted from 0).
 
-  Stores x and x0, 2 D values per token, and with `backout` the stream after each half, 4 D (3 D
-  where ⌊L/2⌋ is the last layer). Parameters: λ, μ [L], and b. FLOPs per token: 3 D per layer, D per
-  site, 2 D for `backout`.
+  State: x and x0, 2 D values per token, and with `backout` the stream after each half, 4 D (3 D
+  where ⌊L/2⌋ is the last layer). Parameters: λ, μ [L], and b.
 
   Init `standard`: λ = 1, μ = 0, b = 0. Init `nanochat`: λ from 1.15 to 1.05 and μ from 0.20 to 0.05
   linearly in depth, b = 0.2; these numbers are for a normalised embedding, as that code has.
@@ -45,13 +44,7 @@ class X0Residual(SourceCombinator):
 
   per_layer = ("stream_scale", "embedding_scale")
 
-  def __init__(
-    self,
-    *,
-    init: str = "standard",
-    backout: bool = False,
-    **options: Any,
-  ):
+  def __init__(self, *, init: str = "standard", backout: bool = False, **options: Any):
     super().__init__(**options)
     check_option("init", init, init in INITS, ", ".join(INITS))
     check_flag("backout", backout)
@@ -77,7 +70,7 @@ class X0Residual(SourceCombinator):
     return DepthState(Sources(recent=(x,)), x)
 
   def read(self, state: DepthState, layer, site) -> tuple[Views, Any]:
-    """See `Combinator.read`; the tape is the stream that the site adds to."""
+    """See `Combinator.read`. The tape is the stream that the site adds to."""
     x = state.running
     if site == self.sites[0]:
       scales = (self._layer_row(p, layer) for p in (self.stream_scale, self.embedding_scale))
@@ -85,7 +78,7 @@ class X0Residual(SourceCombinator):
     return {"x": x}, x
 
   def write(self, state: DepthState, layer, site, out, *, normed=None, tape=None) -> DepthState:
-    """See `Combinator.write`; with `backout` an integer layer at the end of a half is kept."""
+    """See `Combinator.write`. With `backout` the last integer layer of a half closes it."""
     state = DepthState(state.sources, tape + out)
     if not self.backout:
       return state
@@ -95,7 +88,7 @@ class X0Residual(SourceCombinator):
     return self.close_block(state) if ends_half else state
 
   def close_block(self, state: DepthState) -> DepthState:
-    """See `Combinator.close_block`: with `backout` the stream becomes a source."""
+    """See `Combinator.close_block`. With `backout` the stream becomes a source."""
     return DepthState(state.sources.append(state.running), state.running) if self.backout else state
 
   def final(self, state: DepthState) -> Array:
@@ -105,13 +98,13 @@ class X0Residual(SourceCombinator):
     return scaled_add(-self.backout_scale[...], state.sources.at(1), state.running)
 
   def final_after(self, state: DepthState, layer, site) -> Array:
-    """See `Combinator.final_after`: `backout` begins where there is a stream of mid-depth."""
+    """See `Combinator.final_after`. `backout` begins where a stream of mid-depth exists."""
     if not self.backout:
       return state.running
     ended = layer if site == self.sites[-1] else layer - 1  # the last whole layer
     if isinstance(layer, int):
       return self.final(state) if ended >= self._middle else state.running
-    # As a scan leaves the middle layer, its stream is no source yet.
+    # When a scan has run the middle layer, its stream is not yet a source.
     middle = jnp.where(layer == self._middle, state.running, state.sources.at(1))
     scale = jnp.where(ended >= self._middle, -self.backout_scale[...], 0)
     return scaled_add(scale, middle, state.running)
@@ -119,7 +112,7 @@ class X0Residual(SourceCombinator):
 
 @recomputed
 def _mix(sources: Sources, x: Array, stream_scale: Array, embedding_scale: Array) -> Array:
-  """λ x + μ x0."""
+  """Returns λ x + μ x0."""
   wide = wide_dtype(x)
   mixed = stream_scale * x.astype(wide) + embedding_scale * sources.at(0).astype(wide)
   return mixed.astype(x.dtype)
