@@ -11,6 +11,7 @@ from configs import tiny
 from resjax import experiment
 from resjax.nn import attention
 from resjax.train import program
+from tests.imports_test import ALLOWED
 
 ROOT = Path(__file__).parents[2]
 # Combinator, mark of its own lines in the document, most calls.
@@ -30,7 +31,7 @@ def call_path(name, monkeypatch):
   c = tiny.get_config()
   c.model.residual.name = name
   c.model.update(num_layers=4, d_model=8, num_heads=2, num_kv_heads=1, mlp_dim=8)
-  programs = program.build(*experiment.build_ahead(c, jax.devices()[:1]))
+  programs = program.build(experiment.build(c, jax.devices()[:1]))
   paths = []
 
   def record(q, *args, **options):
@@ -61,3 +62,20 @@ def documented(mark):
   text = (ROOT / "docs" / "architecture.md").read_text()
   lines = re.findall(r"^   ([ cb]) (\S+\.py) +(\S+)  +\S.*$", text, re.MULTILINE)
   return [(path, name) for who, path, name in lines if who in (" ", mark)]
+
+
+def test_the_files_that_the_document_names_exist():
+  text = (ROOT / "docs" / "architecture.md").read_text()
+  named = set(re.findall(r"(?:resjax|configs|launch|tests)/[\w/]+(?:\.py|/)(?![\w/])", text))
+  assert len(named) > 15
+  assert [path for path in sorted(named) if "NAME" not in path and not (ROOT / path).exists()] == []
+
+
+def test_rooms_of_the_document_are_in_the_order_of_imports():
+  text = (ROOT / "docs" / "architecture.md").read_text().partition("## Rooms")[2]
+  lines = [line[1:37].split() for line in text.splitlines() if line.startswith(" ")]
+  height = {room.strip("/"): -number for number, rooms in enumerate(lines) for room in rooms}
+  parts = set(ALLOWED) - {"_version", "__init__"}
+  assert parts <= set(height)
+  for part in parts:
+    assert all(height[part] > height[other] for other in ALLOWED[part]), part
