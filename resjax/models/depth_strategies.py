@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import lax
 
-from resjax.combinators.base import Combinator, DepthState
+from resjax.combinators.base import Combinator, DepthState, SourceCombinator
 from resjax.kernels.depth_attention import Sources
 from resjax.models.append_scan import Position, Steps, append_scan
 from resjax.typing import Array, PyTree
@@ -65,6 +65,8 @@ def _carry(
   stack: Stack,
   context: PyTree,
 ) -> tuple[PyTree, PyTree]:
+  """Runs the layers in a scan that carries the state."""
+
   def body(state: PyTree, indexed: tuple[Array, Stack]) -> tuple[PyTree, PyTree]:
     index, row = indexed
     return layer(index, state, shared, row, context)
@@ -73,13 +75,15 @@ def _carry(
 
 
 def _append(
-  combinator: Combinator,
+  combinator: SourceCombinator,
   layer: LayerStep,
   state: DepthState,
   shared: PyTree,
   stack: Stack,
   context: PyTree,
 ) -> tuple[DepthState, PyTree]:
+  """Runs the layers in a scan that appends the sources of the state to a bank."""
+
   def open_block(
     bank: Array, num_valid: int | Array, shared: tuple[PyTree, PyTree], rows: PyTree
   ) -> tuple[Array, PyTree]:
@@ -134,4 +138,8 @@ def _merged(smooth: PyTree, constant: PyTree) -> PyTree:
   return jax.tree.map(either, smooth, constant, is_leaf=lambda a: a is None)
 
 
-STRATEGIES = {"carry": _carry, "depth_blocks": _append, "history": _append}
+STRATEGIES: dict[str, Callable[..., tuple[PyTree, PyTree]]] = {
+  "carry": _carry,
+  "depth_blocks": _append,
+  "history": _append,
+}
