@@ -22,7 +22,7 @@ from rich.console import Console
 from launch import cli, topology
 from resjax import experiment
 from resjax.aot import absent_devices, compile_step, suggest_settings, table
-from resjax.aot.absent_devices import Topology
+from resjax.aot.absent_devices import AbsentSlices
 from resjax.aot.memory import GIB, DoesNotFitError
 from resjax.train.config import Run
 
@@ -52,7 +52,7 @@ def main() -> None:
     sys.exit(1)
 
 
-def _once(run: Run, target: Topology, console: Console) -> tuple[bool, dict]:
+def _once(run: Run, target: AbsentSlices, console: Console) -> tuple[bool, dict]:
   table.show_target(run, target, console)
   try:
     report = compile_step.compile_step(run)
@@ -62,7 +62,7 @@ def _once(run: Run, target: Topology, console: Console) -> tuple[bool, dict]:
   return True, {"fits": True, **dataclasses.asdict(report)}
 
 
-def _search(run: Run, target: Topology, console: Console) -> tuple[bool, dict]:
+def _search(run: Run, target: AbsentSlices, console: Console) -> tuple[bool, dict]:
   table.show_target(run, target, console)
   tries = []
   for one in suggest_settings.search(run, compile_step.compile_step):
@@ -78,7 +78,7 @@ def _search(run: Run, target: Topology, console: Console) -> tuple[bool, dict]:
   return True, found | dataclasses.asdict(best.outcome)
 
 
-def _refused(run: Run, target: Topology, error: DoesNotFitError, console: Console) -> dict:
+def _refused(run: Run, target: AbsentSlices, error: DoesNotFitError, console: Console) -> dict:
   changes = suggest_settings.suggestions(run, error, target.num_slices)
   table.show_refusal(error, changes, console)
   return {
@@ -91,16 +91,16 @@ def _refused(run: Run, target: Topology, error: DoesNotFitError, console: Consol
   }
 
 
-def _head(run: Run, target: Topology) -> dict:
+def _head(run: Run, target: AbsentSlices) -> dict:
   return {
-    "topology": target.name,
+    "topology": target.tpu.name,
     "num_slices": target.num_slices,
     "devices": run.layout.mesh.size,
     "device_kind": target.devices[0].device_kind,
     "mesh": dict(run.layout.mesh.shape),
     "residual": run.decoder.residual.name,
     "jax": jax.__version__,
-    "hbm_available": target.generation.available * GIB,
+    "hbm_available": target.tpu.generation.chip.available_memory * GIB,
   }
 
 

@@ -6,36 +6,12 @@ import time
 from collections.abc import Callable, Iterator
 
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
-# Dense bf16 matrix FLOP/s of one JAX device, by `device_kind`.
-# Source: "Peak compute per chip (BF16)" of each version in the Cloud TPU documentation. A v4 or v5p
-# chip is one device, a TPU7x chip is two.
-_TPU_PEAK = {
-  "TPU v4": 275e12,
-  "TPU v5 lite": 197e12,
-  "TPU v5e": 197e12,
-  "TPU v5": 459e12,
-  "TPU v5p": 459e12,
-  "TPU v6 lite": 918e12,
-  "TPU v6e": 918e12,
-  "TPU7x": 2307e12 / 2,
-}
-# By the start of `device_kind`; the longest that fits counts. Sources: NVIDIA's data sheets of the
-# A100, H100, H200, GH200, HGX B200 and GB200; half of the figures that they give "with sparsity".
-_NVIDIA_PEAK = {
-  "NVIDIA A100": 312e12,
-  "NVIDIA H100": 989.4e12,
-  "NVIDIA H100 PCIe": 756e12,
-  "NVIDIA H100 NVL": 835.5e12,
-  "NVIDIA H200": 989.4e12,
-  "NVIDIA H200 NVL": 835.5e12,
-  "NVIDIA GH200": 989.4e12,
-  "NVIDIA B200": 2250e12,
-  "NVIDIA GB200": 2500e12,
-}
+from resjax.hardware import chips
 
 
-def peak_flops(device_kind: str, dtype: object) -> float | None:
+def peak_flops(device_kind: str, dtype: DTypeLike) -> float | None:
   """Dense matrix FLOP/s of one JAX device, by the vendor's data sheet.
 
   Args:
@@ -47,12 +23,11 @@ def peak_flops(device_kind: str, dtype: object) -> float | None:
     everywhere, float16 has the same one on GPUs.
   """
   name = jnp.dtype(dtype).name
-  if device_kind in _TPU_PEAK:
-    return _TPU_PEAK[device_kind] if name == "bfloat16" else None
-  kinds = [kind for kind in _NVIDIA_PEAK if device_kind.startswith(kind)]
-  if not kinds or name not in ("bfloat16", "float16"):
-    return None
-  return _NVIDIA_PEAK[max(kinds, key=len)]
+  if tpu := chips.find_tpu(device_kind):
+    return chips.TPU_CHIPS[tpu].device_flops if name == "bfloat16" else None
+  if gpu := chips.find_gpu(device_kind):
+    return chips.GPU_CHIPS[gpu].peak_flops if name in ("bfloat16", "float16") else None
+  return None
 
 
 def mfu(flops_per_token: float, tokens_per_second: float, peak_flops: float | None) -> float | None:

@@ -13,10 +13,10 @@ import re
 from absl import flags
 
 from launch import cli, launcher_args, shell_steps
-from launch.accelerators import tpu_slice
 from launch.gke import commands
 from launch.gke.jobset import GpuNodes, Job, TpuNodes
 from launch.shell_steps import Step
+from resjax.hardware import slices
 
 _NAME = flags.DEFINE_string("name", "", "Of the JobSet.")
 _NAMESPACE = flags.DEFINE_string("namespace", "default", "Of Kubernetes.")
@@ -110,7 +110,7 @@ def _nodes() -> TpuNodes | GpuNodes:
     raise ValueError("set one of --topology=v5litepod-16 (TPUs) and --gpu=nvidia-h100-80gb (GPUs)")
   if _GPU.value:
     return GpuNodes(_GPU.value, _NUM_NODES.value, _GPUS.value)
-  return TpuNodes(tpu_slice(_TOPOLOGY.value), _NUM_SLICES.value)
+  return TpuNodes(slices.resolve(_TOPOLOGY.value), _NUM_SLICES.value)
 
 
 def _claims() -> dict[str, str]:

@@ -86,10 +86,15 @@ def xpk_run(job: Job, cluster: Cluster) -> list[Step]:
       "xpk has a queue, storage and account of its own; leave out --queue, --claim, "
       "--service_account and --namespace, or --xpk_cluster"
     )
+  tpu = job.nodes.tpu
+  # xpk takes a shape in place of the number: v5p-4x8x16.
+  tpu_type = tpu.accelerator_type
+  if not tpu.is_default_shape:
+    tpu_type = f"{tpu.generation.accelerator}-{tpu.shape}"
   given = {"PYTHONUNBUFFERED": "1", "JAX_COORDINATOR_PORT": COORDINATOR_PORT, **job.environment}
   argv = (
     *("xpk", "workload", "create", f"--workload={job.name}", *cluster.where),
-    f"--tpu-type={job.nodes.tpu.accelerator_type}",
+    f"--tpu-type={tpu_type}",
     f"--num-slices={job.nodes.num_slices}",
     f"--docker-image={job.image}",
     *(("--spot",) if job.spot else ()),

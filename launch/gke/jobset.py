@@ -4,8 +4,8 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from launch.accelerators import CHIPS_PER_HOST, TpuSlice
 from launch.shell import COORDINATOR_PORT, EXIT, supervised
+from resjax.hardware.slices import TpuSlice
 
 _JOB = "hosts"  # name of the replicated job: pods are called NAME-hosts-SLICE-HOST-...
 _INDEX = "batch.kubernetes.io/job-completion-index"
@@ -70,7 +70,7 @@ def manifest(job: Job) -> dict[str, Any]:
   if tpus:  # a slice is a node pool: one Job each
     topology = "alpha.jobset.sigs.k8s.io/exclusive-topology"
     metadata["annotations"] = {topology: "cloud.google.com/gke-nodepool"}
-  hosts = job.nodes.tpu.nodes if tpus else job.nodes.num_nodes
+  hosts = job.nodes.tpu.hosts if tpus else job.nodes.num_nodes
   replicated = {
     "name": _JOB,
     "replicas": job.nodes.num_slices if tpus else 1,
@@ -141,10 +141,10 @@ def _accelerators(nodes: TpuNodes | GpuNodes) -> tuple[dict[str, str], str, int]
   if isinstance(nodes, GpuNodes):
     return {"cloud.google.com/gke-accelerator": nodes.accelerator}, "nvidia.com/gpu", nodes.gpus
   labels = {
-    "cloud.google.com/gke-tpu-accelerator": nodes.tpu.gke_accelerator,
+    "cloud.google.com/gke-tpu-accelerator": nodes.tpu.generation.gke_accelerator,
     "cloud.google.com/gke-tpu-topology": nodes.tpu.shape,
   }
-  return labels, "google.com/tpu", min(nodes.tpu.chips, CHIPS_PER_HOST)
+  return labels, "google.com/tpu", nodes.tpu.host_chips
 
 
 def environment(job: Job) -> list[dict[str, Any]]:

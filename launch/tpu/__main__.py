@@ -17,9 +17,9 @@ from pathlib import Path
 from absl import flags
 
 from launch import cli, launcher_args, shell_steps
-from launch.accelerators import tpu_slice
 from launch.shell_steps import Step
 from launch.tpu import commands, remote, resume
+from resjax.hardware import slices
 
 _NAME = flags.DEFINE_string("name", "", "Of the queued resource and its nodes.")
 _ZONE = flags.DEFINE_string("zone", "", "For example us-west4-a.")
@@ -78,14 +78,14 @@ def _resource() -> commands.Resource:
 
 
 def _request() -> commands.Request:
-  tpu = tpu_slice(_TOPOLOGY.value)
-  if not tpu.runtime:
+  tpu = slices.resolve(_TOPOLOGY.value)
+  if not tpu.generation.runtime:
     raise ValueError(f"--topology={_TOPOLOGY.value} is not a Cloud TPU VM; see launch.gke")
   return commands.Request(
     tpu=tpu,
     num_slices=_NUM_SLICES.value,
     tier=_TIER.value,
-    runtime=_RUNTIME.value or tpu.runtime,
+    runtime=_RUNTIME.value or tpu.generation.runtime,
     service_account=_ACCOUNT.value,
     network=_NETWORK.value,
     subnetwork=_SUBNETWORK.value,

@@ -4,9 +4,9 @@ import dataclasses
 import shlex
 from collections.abc import Sequence
 
-from launch.accelerators import TpuSlice
 from launch.shell_steps import Step
 from launch.tpu import remote
+from resjax.hardware.slices import TpuSlice
 
 _GROUP = ("gcloud", "compute", "tpus", "queued-resources")
 ENDED = ("FAILED", "SUSPENDING", "SUSPENDED", "DELETING")
@@ -136,7 +136,7 @@ def _request(resource: Resource, request: Request) -> tuple[str, ...]:
   several = (f"--node-count={request.num_slices}", f"--node-prefix={resource.name}")
   return (
     *(*_GROUP, "create", resource.name, *resource.where),
-    f"--accelerator-type={request.tpu.accelerator_type}",
+    *_slice(request.tpu),
     f"--runtime-version={request.runtime}",
     *(single if request.num_slices == 1 else several),
     *tier,
@@ -147,6 +147,13 @@ def _request(resource: Resource, request: Request) -> tuple[str, ...]:
     f"--scopes={_SCOPES}",  # so that hosts may read and write gs:// paths
     "--quiet",
   )
+
+
+def _slice(tpu: TpuSlice) -> tuple[str, ...]:
+  """An accelerator type has the most compact shape; every other shape must be asked for."""
+  if tpu.is_default_shape:
+    return (f"--accelerator-type={tpu.accelerator_type}",)
+  return (f"--type={tpu.generation.accelerator}", f"--topology={tpu.shape}")
 
 
 def _wait(resource: Resource, poll_seconds: float) -> str:

@@ -6,14 +6,14 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from resjax.aot.absent_devices import Topology
+from resjax.aot.absent_devices import AbsentSlices
 from resjax.aot.compile_step import Report
 from resjax.aot.memory import GIB, DoesNotFitError, Memory
 from resjax.aot.suggest_settings import Try
 from resjax.train.config import Run
 
 
-def show_target(run: Run, target: Topology, console: Console) -> None:
+def show_target(run: Run, target: AbsentSlices, console: Console) -> None:
   """Prints what is compiled for what."""
   decoder, train = run.decoder, run.train
   slices = f"{target.num_slices} slices of " * (target.num_slices > 1)
@@ -21,14 +21,14 @@ def show_target(run: Run, target: Topology, console: Console) -> None:
   rows = train.batch_size // run.layout.num_shards("batch") // train.microbatches
   _say(
     f"{decoder.residual.name}, {decoder.num_layers} layers of {decoder.d_model}, rows of "
-    f"{run.data.seq_len} tokens, for {slices}{target.name}: {run.layout.mesh.size} devices "
+    f"{run.data.seq_len} tokens, for {slices}{target.tpu.name}: {run.layout.mesh.size} devices "
     f"({target.devices[0].device_kind}), {mesh or 'one device'}; {rows} rows per device and "
     f"microbatch, {train.microbatches} microbatches, remat {decoder.remat}",
     console,
   )
 
 
-def show_report(report: Report, target: Topology, console: Console) -> None:
+def show_report(report: Report, target: AbsentSlices, console: Console) -> None:
   """Prints memory, work, exchanges and compile time of a step."""
   _show_memory(report.memory, target, console)
   flops = report.flops
@@ -76,8 +76,8 @@ def show_try(one: Try, console: Console) -> None:
   )
 
 
-def _show_memory(memory: Memory, target: Topology, console: Console) -> None:
-  given, chip = memory.arguments, target.generation
+def _show_memory(memory: Memory, target: AbsentSlices, console: Console) -> None:
+  given, chip = memory.arguments, target.tpu.generation.chip
   table = _table("HBM of one device, GiB", "")
   for name, size in (
     ("parameters", given.parameters),
@@ -88,7 +88,7 @@ def _show_memory(memory: Memory, target: Topology, console: Console) -> None:
     ("output, not donated", memory.output),
     ("generated code", memory.code),
     ("needed", memory.total),
-    (f"available of {chip.hbm:g}", chip.available * GIB),
+    (f"available of {chip.device_memory:g}", chip.available_memory * GIB),
   ):
     table.add_row(name, _gib(size))
   console.print(table)

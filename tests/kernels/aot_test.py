@@ -4,13 +4,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.experimental import topologies
 from jax.sharding import AxisType, Mesh
 
 from launch.bench.kernels import tpu_schedule
 from launch.bench.kernels.tpu_compile import Case, compile_kernel
+from resjax.aot import absent_devices
+from resjax.hardware.chips import TPU_CHIPS
 from resjax.kernels.depth_attention import Sources, depth_attention
-from resjax.kernels.depth_attention.mosaic_tpu.tiles import CHIPS
 from resjax.sharding import MESH_AXES, Layout
 from tests.helpers import layouts
 from tests.helpers.libtpu import needs_libtpu
@@ -29,7 +29,7 @@ def check(chip, case):
 
 @needs_libtpu
 @pytest.mark.parametrize("name", PASSES)
-@pytest.mark.parametrize("chip", CHIPS)
+@pytest.mark.parametrize("chip", TPU_CHIPS)
 def test_add_norm_and_bank_threaded(chip, name):
   check(chip, Case(name, True, num_tokens=1024, num_banked=6))
 
@@ -37,7 +37,7 @@ def test_add_norm_and_bank_threaded(chip, name):
 @needs_libtpu
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PASSES)
-@pytest.mark.parametrize("chip", CHIPS)
+@pytest.mark.parametrize("chip", TPU_CHIPS)
 @pytest.mark.parametrize(
   "sizes",
   [
@@ -62,7 +62,7 @@ def test_other_sizes(chip, name, sizes):
 
 @needs_libtpu
 def test_gradient_over_four_chips_exchanges_the_query_alone():
-  devices = topologies.get_topology_desc(CHIPS["v5e"].topology, "tpu").devices
+  devices = absent_devices.describe("v5e:2x2").devices
   mesh = Mesh(np.array(devices).reshape(2, 2, 1, 1), MESH_AXES, axis_types=(AxisType.Auto,) * 4)
   layout = Layout(mesh, layouts.sharding("long_context").rules)
 
@@ -114,5 +114,5 @@ def test_memory_is_the_limit(chip, tmp_path):
 
 
 def test_a_chip_that_is_not_known_is_refused(tmp_path):
-  with pytest.raises(ValueError, match="allowed: v5e, v5p, v6e, 7x"):
-    tpu_schedule.main(tmp_path, ["v4"])
+  with pytest.raises(ValueError, match="allowed: v4, v5e, v5p, v6e, tpu7x"):
+    tpu_schedule.main(tmp_path, ["v3"])

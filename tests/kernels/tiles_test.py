@@ -4,8 +4,9 @@ import dataclasses
 
 import pytest
 
+from resjax.hardware.chips import TPU_CHIPS
 from resjax.kernels.depth_attention.mosaic_tpu import tiles
-from resjax.kernels.depth_attention.mosaic_tpu.tiles import CHIPS, Pass, TpuTiles
+from resjax.kernels.depth_attention.mosaic_tpu.tiles import Pass, TpuTiles
 
 KIB = 2**10
 
@@ -44,7 +45,7 @@ def test_bytes_on_the_chip_are_those_counted_by_hand():
   assert threaded["cotangent of the bank"] == 3 * 6 * tile * KIB
 
 
-@pytest.mark.parametrize("chip", CHIPS)
+@pytest.mark.parametrize("chip", TPU_CHIPS)
 @pytest.mark.parametrize("name", ["forward", "backward"])
 def test_the_largest_tile_that_fits_is_chosen(chip, name):
   for width in (128, 2048, 7168):
@@ -95,5 +96,5 @@ def test_tuned_sizes_come_before_the_guess_and_only_where_they_fit(monkeypatch):
 
 def test_the_table_that_comes_with_the_package_is_readable():
   for (chip, name, slots, width, dtype), sizes in tiles._table().items():
-    assert chip in CHIPS and name in ("forward", "backward") and slots & (slots - 1) == 0
+    assert chip in TPU_CHIPS and name in ("forward", "backward") and slots & (slots - 1) == 0
     assert work(name, chip, width=width, slots=(0, slots), dtype=dtype).fits(sizes)

@@ -4,16 +4,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.experimental import topologies
 from jax.sharding import AxisType, Mesh
 
+from resjax.aot import absent_devices
+from resjax.hardware import slices
+from resjax.hardware.chips import TPU_CHIPS
 from resjax.kernels.depth_attention import (
   BlockRead,
   Sources,
   depth_attention_block,
   depth_attention_merge,
 )
-from resjax.kernels.depth_attention.mosaic_tpu.tiles import CHIPS
 from resjax.sharding import MESH_AXES, Layout
 from tests.helpers import layouts
 from tests.helpers.libtpu import needs_libtpu
@@ -22,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("no_tpu")
 
 
 def layout_of(chip, data=1, sequence=1):
-  devices = topologies.get_topology_desc(CHIPS[chip].topology, "tpu").devices
+  devices = absent_devices.describe(slices.GENERATIONS[chip].host).devices
   grid = np.array(devices[: data * sequence]).reshape(data, 1, 1, sequence)
   mesh = Mesh(grid, MESH_AXES, axis_types=(AxisType.Auto,) * 4)
   return Layout(mesh, layouts.sharding("long_context").rules)
@@ -86,7 +87,7 @@ def num_kernels(compiled):
 
 
 @needs_libtpu
-@pytest.mark.parametrize("chip", CHIPS)
+@pytest.mark.parametrize("chip", TPU_CHIPS)
 def test_phase_1(chip):
   compiled = compile_block(layout_of(chip), 5, 1, 4, (1, 8192), 2048)
   assert num_kernels(compiled) == 2
@@ -95,7 +96,7 @@ def test_phase_1(chip):
 
 
 @needs_libtpu
-@pytest.mark.parametrize("chip", CHIPS)
+@pytest.mark.parametrize("chip", TPU_CHIPS)
 def test_a_merge(chip):
   compiled = compile_merge(layout_of(chip), True, True, (1, 512), 1024)
   assert num_kernels(compiled) == 2
@@ -103,7 +104,7 @@ def test_a_merge(chip):
 
 @needs_libtpu
 @pytest.mark.slow
-@pytest.mark.parametrize("chip", CHIPS)
+@pytest.mark.parametrize("chip", TPU_CHIPS)
 @pytest.mark.parametrize(
   "sizes",
   [
@@ -121,7 +122,7 @@ def test_other_sizes_of_phase_1(chip, sizes):
 
 @needs_libtpu
 @pytest.mark.slow
-@pytest.mark.parametrize("chip", CHIPS)
+@pytest.mark.parametrize("chip", TPU_CHIPS)
 @pytest.mark.parametrize(
   "sizes",
   [

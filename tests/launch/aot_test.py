@@ -15,6 +15,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from resjax.aot import absent_devices
 from resjax.aot.memory import GIB, refusal
+from resjax.hardware.slices import GENERATIONS
 from resjax.sharding import MeshConfig, make_mesh
 from tests.helpers.libtpu import needs_libtpu
 
@@ -29,28 +30,6 @@ def aot(*flags, config="configs/tiny.py"):
   )
 
 
-@pytest.mark.parametrize(
-  ("name", "full"),
-  [
-    ("v5e-256", "v5e:16x16"),
-    ("v5litepod-16", "v5e:4x4"),
-    ("v5p-8", "v5p:2x2x1"),
-    ("v5p-512", "v5p:4x8x8"),  # TensorCores: 256 chips
-    ("v6e-256", "v6e:16x16"),
-    ("v5p:8x8x8", "v5p:8x8x8"),
-    ("tpu7x:4x4x4", "tpu7x:4x4x4"),
-  ],
-)
-def test_names_of_slices(name, full):
-  assert absent_devices.resolve(name) == full
-
-
-@pytest.mark.parametrize("name", ["v5e-250", "v9:2x2", "v5e:16", "h100"])
-def test_an_unknown_slice_lists_those_that_are_known(name):
-  with pytest.raises(ValueError, match=rf"--topology={name} is not known; allowed: .*v5p-512.*v6e"):
-    absent_devices.resolve(name)
-
-
 def test_without_libtpu_the_extra_is_named(monkeypatch):
   monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
   with pytest.raises(ValueError, match=r"needs libtpu.*\[tpu\]"):
@@ -61,7 +40,8 @@ def test_without_libtpu_the_extra_is_named(monkeypatch):
   ("flags", "message"),
   [
     ([], "error: no topology; give one, for example --topology=v5e-256"),
-    (["--topology=v5e:4by4"], "error: --topology=v5e:4by4 is not known"),
+    (["--topology=v5e:4by4"], "error: --topology=v5e:4by4 is not a TPU slice; give an"),
+    (["--topology=v5e:3x3"], "error: --topology=v5e:3x3 is not a TPU slice; v5e has v5litepod-1"),
   ],
 )
 def test_mistakes_are_one_line(flags, message):
@@ -74,7 +54,6 @@ def test_mistakes_are_one_line(flags, message):
 @pytest.mark.parametrize(
   ("flags", "message"),
   [
-    (["--topology=v5e:3x3"], "a slice is made of hosts of 2x2 chips"),
     (["--topology=v5e-16", "--config.mesh.fsdp=5"], "does not fit 16 devices"),
     (
       ["--topology=v5e-4", "--num_slices=2", "--config.mesh.data=1", "--config.mesh.fsdp=8"],
@@ -89,10 +68,9 @@ def test_slices_that_cannot_be_are_one_line(flags, message):
 
 
 @needs_libtpu
-@pytest.mark.parametrize("name", absent_devices.GENERATIONS)
-def test_available_memory_is_what_the_compiler_says(no_tpu, name):
-  shape = "2x2x1" if name in ("v5p", "tpu7x") else "2x2"
-  target = absent_devices.describe(f"{name}:{shape}")
+@pytest.mark.parametrize("generation", GENERATIONS.values(), ids=GENERATIONS)
+def test_available_memory_is_what_the_compiler_says(no_tpu, generation):
+  target = absent_devices.describe(generation.host)
   mesh = Mesh(np.array(target.devices), ("data",))
   large = jax.ShapeDtypeStruct(
     (len(target.devices) * 2**16, 2**20),
@@ -102,7 +80,7 @@ def test_available_memory_is_what_the_compiler_says(no_tpu, name):
   with pytest.raises(jax.errors.JaxRuntimeError) as error:
     jax.jit(jnp.sin).lower(large).compile()
   needed, available = refusal(str(error.value))
-  assert available / GIB == target.generation.available < target.generation.hbm
+  assert available / GIB == generation.chip.available_memory < generation.chip.device_memory
   assert needed == 2 * 2**38
 
 

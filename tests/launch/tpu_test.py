@@ -49,6 +49,11 @@ def test_create_of_several_slices(cloud):
   ]
 
 
+def test_create_of_a_shape_that_is_not_the_default_of_its_type(cloud):
+  assert launch(cloud, "create", *NAME, "--topology=v5p:4x8x16")[0] == 0
+  assert cloud.calls[1].argv[7:9] == ["--type=v5p", "--topology=4x8x16"]
+
+
 def test_a_name_that_exists_is_left_alone(cloud):
   cloud.state.write_text("PROVISIONING\n")
   code, output = launch(cloud, "create", *NAME, *SLICE)
@@ -173,7 +178,7 @@ def test_stop_and_delete(cloud):
     (("create", "--zone=z", *SLICE), "--name= must be up to 40"),
     (("create", "--name=run_1", "--zone=z"), "--name=run_1 must be up to 40"),
     (("create", "--name=run1", *SLICE), "--zone is missing"),
-    (("create", *NAME, "--topology=v5litepod-17"), "v5e has v5litepod-1, v5litepod-4"),
+    (("create", *NAME, "--topology=v5litepod-17"), "v5e has v5litepod-1 (1x1), v5litepod-4 (2x2)"),
     (("create", *NAME, "--topology=h100"), "--topology=h100 is not a TPU slice"),
     (("create", *NAME, "--topology=tpu7x-8"), "not a Cloud TPU VM; see launch.gke"),
     (("create", *NAME, *SLICE, "--tier=cheap"), "--tier"),

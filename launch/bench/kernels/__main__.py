@@ -18,8 +18,9 @@ from pathlib import Path
 import jax
 
 from launch.bench.kernels import arg_specs, bench_table, suites
+from resjax.hardware.chips import TPU_CHIPS
 
-CHIPS = ["v5e", "v5p", "v6e", "7x", "cpu"]
+CHIPS = [*TPU_CHIPS, "cpu"]
 
 
 class _Parser(argparse.ArgumentParser):
@@ -57,7 +58,7 @@ def main(argv: list[str] | None = None) -> None:
 
     shape = flags.networks[0] if flags.networks else arg_specs.BYTES_NETWORK
     shape = dataclasses.replace(shape, normed=True)
-    for chip in flags.chips or CHIPS[:1]:
+    for chip in flags.chips or ["v5e"]:
       try:
         layout = network_bytes.target(chip)
       except ValueError as mistake:

@@ -18,18 +18,19 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.experimental import topologies
 from jax.sharding import SingleDeviceSharding
 
 from launch.bench.kernels import arg_specs, cases, walks
 from launch.bench.kernels.arg_specs import NetworkShape
+from resjax.aot import absent_devices
+from resjax.hardware import slices
+from resjax.hardware.chips import TPU_CHIPS
 from resjax.sharding import Layout, MeshConfig, make_mesh
 
-TOPOLOGIES = {"v5e": "v5e:2x2", "v5p": "v5p:2x2x1", "v6e": "v6e:2x2", "7x": "tpu7x:2x2x1"}
-# On-chip memory in MiB that XLA may not plan with: it would move arrays of this network there ahead
-# of a kernel that reads them, and count their bytes twice. What is left to it is less than the
-# smallest one, words of low_bits.py, 8 MiB.
-RESERVED = {"v5e": 122, "v5p": 58, "v6e": 122, "7x": 58}
+# On-chip memory in MiB that is left for XLA to plan with. With more XLA would move arrays of this
+# network there ahead of a kernel that reads them, and count their bytes twice; the smallest such
+# array, the remainders of the outputs of a depth block, has 8 MiB.
+PLANNED = 6
 
 BRANCH_STREAMS = 4  # of `sign_flip`, forward and reverse pass
 
@@ -60,8 +61,9 @@ def main(out: Path, chip: str, layout: Layout, shape: NetworkShape, chosen: Sequ
   print(f"{'arm':16}{'reported':>10}{'least':>8}{'temporary':>11}{'compiled in':>13}")
   rows = []
   least = walks.least_streams(shape)
-  reserved = RESERVED.get(chip)
-  options = {"xla_tpu_scoped_vmem_limit_kib": str(reserved * 1024)} if reserved else None
+  options = None
+  if chip in TPU_CHIPS:
+    options = {"xla_tpu_scoped_vmem_limit_kib": str(TPU_CHIPS[chip].vmem // 1024 - PLANNED * 1024)}
   for name, form in walks.forms(shape, layout, walks.sign_flip).items():
     if name in chosen:
       row = _traffic(name, sum(least[name]), form, shape, layout, options)
@@ -83,11 +85,12 @@ def target(chip: str) -> Layout:
   """
   if chip == "cpu":
     return Layout(make_mesh(MeshConfig(), jax.devices("cpu")[:1]))
-  if chip not in TOPOLOGIES:
-    raise ValueError(f"chip {chip!r} is unknown; allowed: cpu, {', '.join(TOPOLOGIES)}")
+  if chip not in slices.GENERATIONS:
+    allowed = ", ".join(slices.GENERATIONS)
+    raise ValueError(f"chip {chip!r} is unknown; allowed: cpu, {allowed}")
   if find_spec("libtpu") is None:
     raise ValueError(f"compiling for {chip} needs libtpu: pip install -e '.[tpu]', or --chips=cpu")
-  devices = topologies.get_topology_desc(TOPOLOGIES[chip], platform="tpu").devices
+  devices = absent_devices.describe(slices.GENERATIONS[chip].host).devices
   return Layout(make_mesh(MeshConfig(), devices[:1]))
 
 

@@ -6,12 +6,13 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.experimental import topologies
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from launch.bench.kernels import arg_specs
+from resjax.aot import absent_devices
+from resjax.hardware import slices
 from resjax.kernels.depth_attention.mosaic_tpu import block, direct, merge
-from resjax.kernels.depth_attention.mosaic_tpu.tiles import CHIPS, Pass, TpuTiles
+from resjax.kernels.depth_attention.mosaic_tpu.tiles import Pass, TpuTiles
 from resjax.kernels.depth_attention.operands import Operands, Read, Stats
 from resjax.kernels.depth_attention.two_phase_operands import MergeOperands
 from resjax.sharding import Layout
@@ -62,8 +63,8 @@ def compile_kernel(
   chip: str, case: Case, tile_sizes: TpuTiles | None = None
 ) -> jax.stages.Compiled:
   """Compiles a kernel for a chip that need not be there."""
-  topology = topologies.get_topology_desc(CHIPS[chip].topology, "tpu")
-  mesh = Mesh(np.array(topology.devices[:1]), ("data",))
+  devices = absent_devices.describe(slices.GENERATIONS[chip].host).devices
+  mesh = Mesh(np.array(devices[:1]), ("data",))
   read = _read(case, Layout(mesh))
 
   def array(*shape, dtype):

@@ -23,11 +23,12 @@ import numpy as np
 
 from launch.bench.kernels.tpu_compile import Case, compile_kernel, work_of
 from resjax.aot.absent_devices import ENVIRONMENT
+from resjax.hardware.chips import TPU_CHIPS
 from resjax.kernels.depth_attention.mosaic_tpu import tiles
 from resjax.kernels.depth_attention.mosaic_tpu.block_plan import BlockPlan
 from resjax.kernels.depth_attention.mosaic_tpu.direct_plan import Plan
 from resjax.kernels.depth_attention.mosaic_tpu.merge_plan import TOKENS
-from resjax.kernels.depth_attention.mosaic_tpu.tiles import CHIPS, ROWS, TpuTiles
+from resjax.kernels.depth_attention.mosaic_tpu.tiles import ROWS, TpuTiles
 
 _BUNDLE = re.compile(r"^\s*0x([0-9a-f]+)\s+(?:[A-Z]{2})?:\s+(>*)\s*\{")
 _VECTOR = re.compile(r"= (v\w+)")
@@ -48,7 +49,7 @@ class Schedule:
   """What one tile of tokens costs.
 
   Attributes:
-    chip: key of `CHIPS`.
+    chip: key of `TPU_CHIPS`.
     name: of the pass.
     fused: see `Case`.
     kind: see `Case`.
@@ -75,19 +76,19 @@ class Schedule:
     return self.tile_bundles / self.copy_cycles
 
 
-def main(out_dir: str | Path, chips: Sequence[str] = tuple(CHIPS)) -> list[Schedule]:
+def main(out_dir: str | Path, chips: Sequence[str] = tuple(TPU_CHIPS)) -> list[Schedule]:
   """Compiles, prints a table, and writes `tpu_schedule.json` and `tpu_schedule.png`.
 
   Args:
     out_dir: folder, made if missing.
-    chips: keys of `CHIPS`.
+    chips: keys of `TPU_CHIPS`.
 
   Raises:
     ValueError: a chip is not known, or libtpu compiled nothing.
   """
-  unknown = set(chips) - set(CHIPS)
+  unknown = set(chips) - set(TPU_CHIPS)
   if unknown:
-    raise ValueError(f"chips={sorted(unknown)} are not known; allowed: {', '.join(CHIPS)}")
+    raise ValueError(f"chips={sorted(unknown)} are not known; allowed: {', '.join(TPU_CHIPS)}")
   out_dir = Path(out_dir)
   out_dir.mkdir(parents=True, exist_ok=True)
   print(f"{_shape(CASES[0])}: bundles and copy cycles per tile")
@@ -125,7 +126,7 @@ def measure(chip: str, case: Case, tile_sizes: TpuTiles | None = None) -> Schedu
       )
     outside, inside = count_bundles(found[0].read_text().splitlines())
   moved = case.streams * sizes.tokens * case.width * jnp.dtype(case.dtype).itemsize
-  copy_cycles = moved / CHIPS[chip].bandwidth * CHIPS[chip].clock
+  copy_cycles = moved / TPU_CHIPS[chip].core_bandwidth * TPU_CHIPS[chip].clock
   rounds = sizes.tokens // ROWS
   per_round = inside / _row_groups_at_once(chip, case, sizes)
   total = outside + rounds * per_round
@@ -203,7 +204,7 @@ def _plot(schedules: Sequence[Schedule], path: Path) -> None:
 def _parse() -> argparse.Namespace:
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
   parser.add_argument("--out", default="tpu_schedule", help="folder of the JSON and the plot")
-  parser.add_argument("--chips", nargs="+", default=list(CHIPS), choices=list(CHIPS))
+  parser.add_argument("--chips", nargs="+", default=list(TPU_CHIPS), choices=list(TPU_CHIPS))
   parser.add_argument("--compile", help=argparse.SUPPRESS)
   return parser.parse_args()
 

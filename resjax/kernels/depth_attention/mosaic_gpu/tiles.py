@@ -5,12 +5,12 @@ import math
 
 import jax.numpy as jnp
 
+from resjax.hardware.chips import GPU_CHIPS, GPU_DRIVER_BYTES
 from resjax.kernels.depth_attention.mosaic_gpu.row_ops import LANES, WARPS, part_size
 from resjax.typing import Array
 
-# Of an SM of compute capability 9.0 and 10.0, in bytes. The driver keeps some for each program.
-SHARED_BYTES = 228 * 1024
-DRIVER_BYTES = 1024
+# The kernels run on chips of compute capability 9.0 and 10.0, whose shared memory is equal.
+SHARED_BYTES = GPU_CHIPS["NVIDIA H100"].shared_bytes
 ALIGNMENT = 1024
 # What the compiler sets aside for reductions.
 REDUCTION_BYTES = 2048
@@ -117,7 +117,7 @@ def fitting_rows(
   like: Array, summed_rows: int, numbers: tuple[int, ...], rings: int, programs: int
 ) -> int:
   """Returns how many rows each of the programs of an SM has room for in shared memory."""
-  free = SHARED_BYTES // programs - DRIVER_BYTES
+  free = SHARED_BYTES // programs - GPU_DRIVER_BYTES
   free -= _fixed_bytes(like, summed_rows, numbers, rings)
   return max(0, free // row_bytes(like))
 

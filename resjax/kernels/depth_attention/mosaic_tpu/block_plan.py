@@ -16,10 +16,10 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from resjax.hardware.chips import TPU_CHIPS
 from resjax.kernels.depth_attention.mosaic_tpu import walks
 from resjax.kernels.depth_attention.mosaic_tpu.direct_plan import Plan
 from resjax.kernels.depth_attention.mosaic_tpu.tiles import (
-  CHIPS,
   LANES,
   ROWS,
   SUBLANES,
@@ -58,7 +58,7 @@ class BlockPlan(Plan):
     # A first tile is read and a last one written while nothing else happens.
     sizes = [n for n in _TOKENS if n == ROWS or n * _MIN_TILES <= work.num_tokens]
     plans = (cls(work, TpuTiles(n), eps, num_reads) for n in sizes)
-    room = CHIPS[work.chip].vmem - _SPARE
+    room = TPU_CHIPS[work.chip].vmem - _SPARE
     return next((plan for plan in plans if plan.vmem_bytes <= room), None)
 
   @property

@@ -9,6 +9,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
+from resjax.hardware.chips import TPU_CHIPS, find_tpu
 from resjax.kernels.depth_attention.operands import Operands, Read
 from resjax.sharding import Layout
 
@@ -23,35 +24,6 @@ _TOKENS = (256, 128, 64, 32, 16)
 _MIN_TILES = 16
 # What registers that do not fit, and the copies' own descriptors, may take.
 _SPARE = 6 * _MIB
-
-
-@dataclasses.dataclass(frozen=True)
-class Chip:
-  """A kind of TPU.
-
-  Attributes:
-    vmem: on-chip memory of a core, bytes.
-    bandwidth: of the memory of a core, bytes per second, nominal.
-    clock: Hz; that of v6e and 7x is assumed.
-    cores: that share the grid of a kernel.
-    topology: name of the smallest one that can be compiled for.
-    kinds: what devices call themselves.
-  """
-
-  vmem: int
-  bandwidth: float
-  clock: float
-  cores: int
-  topology: str
-  kinds: tuple[str, ...]
-
-
-CHIPS = {
-  "v5e": Chip(128 * _MIB, 819e9, 1.5e9, 1, "v5e:2x2", ("TPU v5 lite", "TPU v5e")),
-  "v5p": Chip(64 * _MIB, 2765e9 / 2, 1.75e9, 2, "v5p:2x2x1", ("TPU v5", "TPU v5p")),
-  "v6e": Chip(128 * _MIB, 1640e9, 1.75e9, 1, "v6e:2x2", ("TPU v6 lite", "TPU v6e")),
-  "7x": Chip(64 * _MIB, 7380e9 / 2, 1.75e9, 1, "tpu7x:2x2x1", ("TPU7x", "TPU7")),
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,7 +54,7 @@ class Pass:
 
   Attributes:
     name: `forward` or `backward`.
-    chip: key of `CHIPS`.
+    chip: key of `TPU_CHIPS`.
     num_tokens: T.
     width: D.
     num_banked: N_max.
@@ -146,17 +118,16 @@ class Pass:
 
   def are_enough(self, tiles: TpuTiles) -> bool:
     """Returns whether tiles of these sizes keep every core busy."""
-    return tiles.tokens * _MIN_TILES * CHIPS[self.chip].cores <= self.num_tokens
+    return tiles.tokens * _MIN_TILES * TPU_CHIPS[self.chip].device_cores <= self.num_tokens
 
   def fits(self, tiles: TpuTiles) -> bool:
     """Returns whether tiles of these sizes have room on the chip."""
-    return sum(self.vmem_bytes(tiles).values()) + _SPARE <= CHIPS[self.chip].vmem
+    return sum(self.vmem_bytes(tiles).values()) + _SPARE <= TPU_CHIPS[self.chip].vmem
 
 
 def chip_of(layout: Layout) -> str:
-  """Returns the key of `CHIPS` of the devices of a mesh; v5e for what is no known TPU."""
-  kind = layout.device.device_kind
-  return next((name for name, chip in CHIPS.items() if kind in chip.kinds), "v5e")
+  """Returns the key of `TPU_CHIPS` of the devices of a mesh; v5e for what is no known TPU."""
+  return find_tpu(layout.device.device_kind) or "v5e"
 
 
 def choose(work: Pass) -> TpuTiles | None:
@@ -180,13 +151,13 @@ def obstacle(work: Pass) -> str | None:
   return (
     f"{ROWS} tokens of {work.num_slots} sources of width {work.width} need "
     f"{sum(terms.values()) / _MIB:.1f} MiB on the chip in the {work.name} pass ({listed}), "
-    f"{work.chip} has {(CHIPS[work.chip].vmem - _SPARE) / _MIB:.0f}"
+    f"{work.chip} has {(TPU_CHIPS[work.chip].vmem - _SPARE) / _MIB:.0f}"
   )
 
 
 def vmem_limit(work: Pass) -> int:
   """Returns how many bytes of on-chip memory the compiler may give a kernel."""
-  return CHIPS[work.chip].vmem - _SPARE // 3
+  return TPU_CHIPS[work.chip].vmem - _SPARE // 3
 
 
 def _key(work: Pass) -> tuple[Any, ...]:
