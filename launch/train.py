@@ -5,7 +5,7 @@
     --config.workdir=runs/attn_res
 
 The same command in several processes is one run, where they find each other: see
-`resjax.distributed.initialize`.
+`resjax.processes.initialize`.
   python -m launch.train --config=configs/tiny.py --dry_run   (what it would do; writes nothing)
 """
 
@@ -13,10 +13,7 @@ import jax
 from absl import flags
 
 from launch import cli
-from resjax import experiment, processes
-from resjax.train.dry_run import dry_run
-from resjax.train.loop import train
-from resjax.train.profile import parse_steps
+from resjax import processes
 
 _CONFIG = cli.define_config("What to train.")
 _DRY_RUN = flags.DEFINE_bool(
@@ -42,6 +39,12 @@ _HEARTBEAT = flags.DEFINE_integer(
 def main() -> None:
   """Trains the config of the command line, or tells what that would be."""
   config = cli.config_value(_CONFIG)
+  # --help and mistakes on the command line need nothing of this, which takes a second to import.
+  from resjax import experiment
+  from resjax.train.dry_run import dry_run
+  from resjax.train.loop import train
+  from resjax.train.profile import parse_steps
+
   processes.initialize(bringup_seconds=_BRINGUP.value, heartbeat_seconds=_HEARTBEAT.value)
   run = experiment.build(config)
   profile_steps = parse_steps(_PROFILE.value, run.train.steps)

@@ -145,7 +145,7 @@ def _aligning(decoder: Decoder, text: MeasuredText, model: str) -> Callable[...,
     factors = cut_factors(decoder, layer, sites, alpha)
     cut = attenuate(decoder, layout.copy(factors))
     found = meter.measure(
-      cut, f"{model}, alpha {alpha:g} at layer {layer}" if alpha != 1 else model
+      nnx.state(cut), f"{model}, alpha {alpha:g} at layer {layer}" if alpha != 1 else model
     )
     readings = {name: {"all": groups["all"]} for name, groups in found.readings.items()}
     return dataclasses.replace(found, readings=readings)

@@ -1,7 +1,9 @@
 """Measures how hidden states of a decoder turn from the input token to the next one along depth."""
 
+import contextlib
 import functools
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
 
 import jax
 import numpy as np
@@ -9,12 +11,13 @@ from flax import nnx
 
 from resjax.analysis.alignment import Alignment
 from resjax.analysis.groups import frequency_deciles, next_counts
-from resjax.analysis.probing import ProbeConfig, probe_batch
+from resjax.analysis.probing import PROBED, ProbeConfig, ProbeSums, probe_batch
 from resjax.analysis.summary import Totals
 from resjax.models.decoder import Decoder
-from resjax.typing import Array
+from resjax.sharding import Layout
+from resjax.typing import Array, PyTree
 
-_KEYS = ("inputs", "segment_ids", "positions")
+ProbeStep = Callable[..., ProbeSums]  # see `make_probe_step`
 
 
 def measure(
@@ -50,13 +53,53 @@ def measure(
     ValueError: no token has a next one in its segment.
   """
   meter = Meter(decoder, batches, batch_size=batch_size, corpus=corpus, config=config, seed=seed)
-  return meter.measure(decoder, model, num_bootstrap=num_bootstrap, level=level)
+  return meter.measure(nnx.state(decoder), model, num_bootstrap=num_bootstrap, level=level)
+
+
+def make_probe_step(
+  bind: Callable[[PyTree], Decoder], layout: Layout, config: ProbeConfig, seed: int = 0
+) -> ProbeStep:
+  """Returns probe_step(state, batch, counts, deciles, number) -> sums that every process can read.
+
+  It is jitted. `state` is what `bind` turns into a decoder, `counts` and `deciles` are those of
+  `probe_batch`, and `number` is the number of the batch.
+
+  Args:
+    bind: makes a decoder of its arrays.
+    layout: the layout of the decoder.
+    config: what is looked at.
+    seed: the seed of shuffled targets.
+  """
+
+  @functools.partial(jax.jit, out_shardings=layout.everywhere)
+  def probe_step(
+    state: PyTree,
+    batch: Mapping[str, Array],
+    counts: Array,
+    deciles: Array | None,
+    number: Array,
+  ) -> ProbeSums:
+    key = jax.random.fold_in(jax.random.key(seed), number)
+    return probe_batch(bind(state), batch, counts, deciles, key, config)
+
+  return probe_step
 
 
 class Meter:
-  """`measure` for decoders that differ in their arrays alone: what is compiled for one serves all.
+  """Measures one text on decoders that differ in their arrays alone, all with one program.
 
-  The arguments, and what it raises, are those of `measure`.
+  Args:
+    decoder: a decoder with their structure; its arrays are not read, and may be abstract.
+    batches: as in `measure`, as are the next three.
+    batch_size: B.
+    corpus: name of the text.
+    config: what is looked at; None: the defaults.
+    seed: of shuffled targets and of the bootstrap.
+    step: what `make_probe_step` returns for the same config and seed, compiled or not; None: one
+      that takes the `nnx.State` of a decoder.
+
+  Raises:
+    ValueError: no token has a next one in its segment.
   """
 
   def __init__(
@@ -68,10 +111,11 @@ class Meter:
     corpus: str,
     config: ProbeConfig | None = None,
     seed: int = 0,
+    step: ProbeStep | None = None,
   ):
     self._config = config = ProbeConfig() if config is None else config
-    self._corpus, self._seed = corpus, seed
-    self._batches = [{key: np.asarray(batch[key], np.int32) for key in _KEYS} for batch in batches]
+    self._corpus, self._seed, self._combinator = corpus, seed, decoder.combinator
+    self._batches = [{key: np.asarray(batch[key], np.int32) for key in PROBED} for batch in batches]
     self._place = functools.partial(decoder.layout.put, batch_size=batch_size)
     counts = _count(decoder, map(self._place, self._batches))
     if not counts.sum():
@@ -79,27 +123,40 @@ class Meter:
         f"the text of {corpus!r} has no token with a next one in its segment; give a text of at "
         "least two tokens"
       )
-    graphdef, _ = nnx.split(decoder)
     self._copy = decoder.layout.copy
-    self._table = self._copy(counts), self._copy(frequency_deciles(counts))
-
-    @functools.partial(jax.jit, out_shardings=decoder.layout.everywhere)
-    def step(state, batch, table, number):
-      key = jax.random.fold_in(jax.random.key(seed), number)
-      return probe_batch(nnx.merge(graphdef, state), batch, *table, key, config)
-
+    deciles = self._copy(frequency_deciles(counts)) if config.deciles else None
+    self._table = self._copy(counts), deciles
+    if step is None:
+      merge = functools.partial(nnx.merge, nnx.split(decoder)[0])
+      step = make_probe_step(merge, decoder.layout, config, seed)
     self._step = step
 
   def measure(
-    self, decoder: Decoder, model: str, *, num_bootstrap: int = 1000, level: float = 0.95
+    self,
+    state: PyTree,
+    model: str,
+    *,
+    num_bootstrap: int = 1000,
+    level: float = 0.95,
+    around_batch: Callable[[], AbstractContextManager] = contextlib.nullcontext,
   ) -> Alignment:
-    """Returns the figures of a decoder; arguments as in the function `measure`."""
-    state, totals = nnx.state(decoder), Totals()
+    """Returns the figures of a decoder.
+
+    Args:
+      state: the arrays of the decoder, in the form that the step takes.
+      model: name of the model.
+      num_bootstrap: resamples of rows for the confidence interval of the switch.
+      level: of that interval.
+      around_batch: gives the context in which a batch is measured; it may end the measurement by
+        raising.
+    """
+    totals = Totals()
     for number, batch in enumerate(self._batches):
-      number = self._copy(np.array(number, np.int32))
-      totals.add(jax.device_get(self._step(state, self._place(batch), self._table, number)))
+      with around_batch():
+        index = self._copy(np.array(number, np.int32))
+        totals.add(jax.device_get(self._step(state, self._place(batch), *self._table, index)))
     options = {"num_bootstrap": num_bootstrap, "level": level, "seed": self._seed}
-    return totals.alignment(model, self._corpus, self._config, decoder.combinator, **options)
+    return totals.alignment(model, self._corpus, self._config, self._combinator, **options)
 
 
 def _count(decoder: Decoder, batches: Iterable[Mapping[str, Array]]) -> np.ndarray:

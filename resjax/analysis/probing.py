@@ -18,6 +18,7 @@ from resjax.models.depth import SiteVisit
 from resjax.typing import Array, PyTree
 
 EVERY = ("layer", "site")
+PROBED = ("inputs", "segment_ids", "positions")  # the arrays of a batch that are read
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,6 +35,7 @@ class ProbeConfig:
       known after the last layer only, so the states of these tokens are kept at all depths, and
       their logits computed again. 0: the power of two that keeps at most one [B, T, D] of them;
       1: every token.
+    deciles: whether tokens are grouped by the frequency of the next one, too.
 
   Raises:
     ValueError: a field out of range.
@@ -43,6 +45,7 @@ class ProbeConfig:
   readings: tuple[str, ...] = ("closed",)
   chunk_size: int = 256
   kl_every: int = 0
+  deciles: bool = True
 
   def __post_init__(self):
     """Checks every field."""

@@ -1,6 +1,7 @@
 """Evaluation on a held-out split."""
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 import jax
 
@@ -8,11 +9,11 @@ from resjax.data.pipeline import evaluation_batches
 from resjax.data.summary import DatasetSummary
 from resjax.losses import LossSums
 from resjax.metrics import bits_per_byte
-from resjax.processes.signals import StopRequest
-from resjax.records.time_ledger import Ledger
 from resjax.sharding import Layout
 from resjax.train.step import Batch
 from resjax.typing import Array, PyTree
+
+SPLIT = "validation"  # what runs in progress are evaluated on
 
 
 def evaluate(
@@ -21,39 +22,34 @@ def evaluate(
   dataset: DatasetSummary,
   layout: Layout,
   token_bytes: Array,
-  stop: StopRequest,
-  ledger: Ledger,
+  around_batch: Callable[[], AbstractContextManager],
   *,
-  split: str,
   batch_size: int,
   max_rows: int,
-) -> dict[str, float] | None:
-  """Returns loss (nats per token), bits per byte and accuracy over rows of a split.
+) -> dict[str, float]:
+  """Returns the loss (nats per token), bits per byte and accuracy over rows of the split.
 
   Args:
-    eval_step: of `make_eval_step`.
-    params: of the model.
+    eval_step: what `make_eval_step` returns, compiled or not.
+    params: the parameters of the model.
     dataset: the built data.
-    layout: where batches lie.
-    token_bytes: [V] bytes that each token stands for.
-    stop: is given a tick per batch.
-    ledger: is given the time of each batch.
-    split: `train`, `validation` or `test`.
-    batch_size: rows per step over all devices.
-    max_rows: evenly spaced rows of the split; 0: all.
+    layout: says which devices hold which part of a batch.
+    token_bytes: [V], the number of bytes that each token stands for.
+    around_batch: gives the context in which a batch is evaluated; it may end the evaluation by
+      raising.
+    batch_size: the number of rows per step over all devices.
+    max_rows: so many evenly spaced rows of the split are read; 0: all.
 
   Returns:
-    the three under `loss`, `bits_per_byte`, `accuracy`; None if the run is to stop first.
+    A dict with the keys `loss`, `bits_per_byte` and `accuracy`.
   """
   options = {"batch_size": batch_size, "max_rows": max_rows, "rows": layout.rows(batch_size)}
   total, running = LossSums.zeros(), LossSums.zeros()
-  for batch in evaluation_batches(dataset, split, **options):
-    with ledger.phase("eval"):
+  for batch in evaluation_batches(dataset, SPLIT, **options):
+    with around_batch():
       before, running = running, eval_step(params, layout.put(batch, batch_size), token_bytes)
-      # Waits for the batch before, so that a stop need not wait for more than one.
+      # This waits for the batch before, so that a stop need not wait for more than one.
       total = total + jax.device_get(before)
-    if stop.tick():
-      return None
   return summary(jax.device_get(total + jax.device_get(running)))
 
 

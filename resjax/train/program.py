@@ -8,14 +8,17 @@ import jax.numpy as jnp
 import optax
 
 from resjax import optim
+from resjax.analysis.measurement import ProbeStep, make_probe_step
+from resjax.analysis.probing import PROBED, ProbeConfig
 from resjax.sharding import Layout
 from resjax.train.config import Run
 from resjax.train.state import ModelDef, TrainState, abstract_state
-from resjax.train.step import make_alignment_step, make_eval_step, make_train_step
+from resjax.train.step import make_eval_step, make_train_step
 from resjax.typing import Array
 
 BATCH = ("inputs", "targets", "segment_ids", "positions")
-PROBED = ("inputs", "segment_ids", "positions")  # what `probe_batch` looks at
+# The alignment of a run in progress: the state after each layer, all tokens together.
+ALIGNMENT_PROBES = ProbeConfig(every="layer", readings=("closed",), deciles=False)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,7 +30,7 @@ class Program:
     optimizer: of optax.
     train_step: see `make_train_step`.
     eval_step: see `make_eval_step`.
-    alignment_step: see `make_alignment_step`.
+    alignment_step: see `make_probe_step`; it takes the parameters and `ALIGNMENT_PROBES`.
     state: abstract `TrainState`.
     batch: the abstract arrays of a training batch, [B, T] int32 each, B over all devices.
     eval_batch: those of an evaluation batch, which has the rows of a microbatch.
@@ -39,7 +42,7 @@ class Program:
   optimizer: optax.GradientTransformation
   train_step: Callable
   eval_step: Callable
-  alignment_step: Callable
+  alignment_step: ProbeStep
   state: TrainState
   batch: Mapping[str, Array]
   eval_batch: Mapping[str, Array]
@@ -57,8 +60,8 @@ class Program:
   def lower_alignment_step(self) -> jax.stages.Lowered:
     """Returns the step that measures the alignment, likewise."""
     number = jax.ShapeDtypeStruct((), jnp.int32, sharding=self.model.layout.sharding())
-    arguments = self.state.params, self.alignment_batch, self.token_bytes, number
-    return self.alignment_step.lower(*arguments)
+    counts = self.token_bytes  # in shape and place
+    return self.alignment_step.lower(self.state.params, self.alignment_batch, counts, None, number)
 
 
 def build(run: Run) -> Program:
@@ -83,7 +86,7 @@ def build(run: Run) -> Program:
     optimizer=optimizer,
     train_step=make_train_step(model, optimizer, learning_rate, run.train, run.health),
     eval_step=make_eval_step(model, run.train),
-    alignment_step=make_alignment_step(model),
+    alignment_step=make_probe_step(model.bind, layout, ALIGNMENT_PROBES),
     state=abstract_state(model, optimizer),
     batch=dict.fromkeys(BATCH, rows),
     eval_batch=dict.fromkeys(BATCH, eval_rows),

@@ -1,12 +1,12 @@
 """What a run tells on the terminal before its first step and after its last."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from resjax.analysis.plots import Records
 from resjax.models.flops import training_flops_per_token
 from resjax.optim import parameter_rows
 from resjax.train.config import Run
@@ -61,7 +61,7 @@ def show_parent(
   console.print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)
 
 
-def show_result(records: Records, console: Console) -> None:
+def show_result(records: Sequence[Mapping[str, Any]], console: Console) -> None:
   """Prints the first and the last evaluation, and how far they are apart."""
   evaluations = [r for r in records if r.get("validation/bits_per_byte") is not None]
   if not evaluations:

@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from resjax.analysis.probing import ProbeConfig, ProbeSums, probe_batch
 from resjax.losses import LossSums
 from resjax.models.loss import loss_sums
 from resjax.train import guard
@@ -18,9 +17,6 @@ from resjax.typing import Array, PyTree
 Batch = Mapping[str, Array]
 Metrics = Mapping[str, Any]
 Gradient = Callable[[PyTree, Batch, Array], tuple[PyTree, LossSums]]
-
-# In training, the alignment of the state after each layer is measured.
-ALIGNMENT_PROBES = ProbeConfig(every="layer", readings=("closed",))
 
 
 def make_train_step(
@@ -92,22 +88,6 @@ def make_eval_step(
     return loss_sums(model.bind(params), batch, token_bytes, config.loss_chunk)
 
   return jax.jit(eval_step)
-
-
-def make_alignment_step(
-  model: ModelDef,
-) -> Callable[[PyTree, Batch, Array, Array], ProbeSums]:
-  """Returns alignment_step(params, batch, counts, number) -> sums, jitted.
-
-  Every process can read the sums. `counts` [V] is what `resjax.analysis.groups.next_counts` gives,
-  and `number` the number of the batch, from which random numbers are made.
-  """
-
-  def alignment_step(params: PyTree, batch: Batch, counts: Array, number: Array) -> ProbeSums:
-    key = jax.random.fold_in(jax.random.key(0), number)
-    return probe_batch(model.bind(params), batch, counts, None, key, ALIGNMENT_PROBES)
-
-  return jax.jit(alignment_step, out_shardings=model.layout.everywhere)
 
 
 def _accumulated(gradient: Gradient, parts: int) -> Gradient:

@@ -1,21 +1,24 @@
 """One run in progress: its steps, and what is due after them."""
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import jax
 
 from resjax import processes
+from resjax.analysis.measurement import Meter
 from resjax.checkpoint.manager import Checkpoints
-from resjax.data import pipeline, tokenizer
+from resjax.data import tokenizer
+from resjax.data.pipeline import evaluation_batches, train_batches
 from resjax.data.summary import DatasetSummary
 from resjax.processes.signals import Interrupted, StopRequest
 from resjax.records.metrics_log import FILE_NAME, read_metrics
 from resjax.records.time_ledger import Ledger
 from resjax.train import init_from, program, workdir
-from resjax.train.alignment import AlignmentMeter
 from resjax.train.compilation import compile_steps
 from resjax.train.config import Run
-from resjax.train.evaluate import evaluate
+from resjax.train.evaluate import SPLIT, evaluate
 from resjax.train.parents import Parent
 from resjax.train.profile import Profiler
 from resjax.train.recorder import Recorder
@@ -55,10 +58,10 @@ class Trainer:
     self.tokenizer = tokenizer.load(dataset.tokenizer)
     self.token_bytes = self.layout.copy(self.tokenizer.token_bytes())
     size = run.train.batch_size
-    self.batches = pipeline.train_batches(
+    self.batches = train_batches(
       run.data, dataset, batch_size=size, seed=run.seed, rows=self.layout.rows(size)
     )
-    self._meter: AlignmentMeter | None = None
+    self._meter: Meter | None = None
     self.start = _agreed(checkpoints)
     self.state = self._first_state()
 
@@ -177,24 +180,39 @@ class Trainer:
       self.dataset,
       self.layout,
       self.token_bytes,
-      stop,
-      self.ledger,
-      split="validation",
+      partial(self._batch, step, recorder, stop),
       batch_size=config.batch_size // config.microbatches,
       max_rows=config.eval_rows,
     )
-    if found is None:
-      self._stop(step, recorder, stop)
     recorder.evaluation(step, found)
 
   def _align(self, step: int, recorder: Recorder, stop: StopRequest) -> None:
     if self._meter is None:
-      arguments = self.run, self.program, self.dataset, self.layout, self.ledger
-      self._meter = AlignmentMeter(*arguments)
-    found = self._meter.measure(self.alignment_step, self.state.params, stop)
-    if found is None:
-      self._stop(step, recorder, stop)
+      self._meter = self._make_meter()
+    around = partial(self._batch, step, recorder, stop)
+    found = self._meter.measure(self.state.params, self.run.workdir, around_batch=around)
     recorder.alignment(step, found)
+
+  def _make_meter(self) -> Meter:
+    """Returns what measures the alignment, always on the same few rows of the split."""
+    size = self.program.alignment_batch["inputs"].shape[0]
+    rows, max_rows = self.layout.rows(size), self.run.train.alignment_rows
+    return Meter(
+      self.model.bind(self.program.state.params),
+      evaluation_batches(self.dataset, SPLIT, batch_size=size, max_rows=max_rows, rows=rows),
+      batch_size=size,
+      corpus=SPLIT,
+      config=program.ALIGNMENT_PROBES,
+      step=self.alignment_step,
+    )
+
+  @contextlib.contextmanager
+  def _batch(self, step: int, recorder: Recorder, stop: StopRequest) -> Iterator[None]:
+    """Is around each batch that is evaluated after a step; ends the run if that is asked for."""
+    with self.ledger.phase("eval"):
+      yield
+    if stop.tick():
+      self._stop(step, recorder, stop)
 
   def _owed(self) -> list[str]:
     """Returns what is due after the step to go on from and not recorded."""

@@ -138,7 +138,7 @@ def test_one_program_serves_all_layers_and_alphas(caplog):
   assert found.loss.shape == (3, 3) and len(words.batches) == 4
   assert [len(row) for row in found.alignments] == [3, 3, 3]
   programs = [r.getMessage() for r in caplog.records]
-  counts = [sum(f"Compiling jit({name})" in p for p in programs) for name in ("nats", "step")]
+  counts = [sum(f"Compiling jit({name})" in p for p in programs) for name in ("nats", "probe_step")]
   assert counts == [2, 1]  # loss: of all cuts, and of the decoder as it is; alignment: of all
   assert told == [(done, 9) for done in range(1, 10)]
 

@@ -7,6 +7,7 @@ from flax import nnx
 
 from resjax.combinators import TokenContext
 from resjax.combinators.base import OUTPUT
+from resjax.models.decode_cache import TokensInRows
 
 
 def states(decoder, batch):
@@ -21,7 +22,7 @@ def states(decoder, batch):
 
 def _states(decoder, batch):
   c = decoder.combinator
-  context = {key: batch[key] for key in ("segment_ids", "positions")}
+  tokens = TokensInRows(batch["positions"], batch["segment_ids"])
   x = decoder.embed(batch["inputs"], batch["positions"])
   state = c.init(x, TokenContext(batch["segment_ids"]))
   graphdef, stacked = nnx.split(decoder.layers)
@@ -38,7 +39,7 @@ def _states(decoder, batch):
     for site in c.sites:
       views, tape = c.read(state, index, site)
       weigh(index, site)
-      normed, out = layer(site, views, context)
+      normed, out, _ = layer(site, views, tokens, {})
       state = c.write(state, index, site, out, normed=normed, tape=tape)
       found["read"].append(views["x"])
       found["branch"].append(out)
