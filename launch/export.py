@@ -26,7 +26,7 @@ def main() -> None:
   processes.refuse_several("launch.export")
   saved = restore.find(_CHECKPOINT.value, "--checkpoint")
   run = experiment.load(str(saved.workdir))
-  huggingface.express(run.decoder)  # before the parameters are read
+  huggingface.find_family(run.decoder)  # before the parameters are read
   huggingface.check_target(_OUT.value, "--out")
   model, params, tokenizer = restore.restore_model(run, saved)
   huggingface.export(
@@ -36,7 +36,7 @@ def main() -> None:
     dtype=_DTYPE.value,
     shard_bytes=int(_SHARD_GB.value * 1e9),
   )
-  family, _ = huggingface.express(model.config)
+  family, _ = huggingface.find_family(model.config)
   print(f"{_OUT.value}: {family.architecture}, {_DTYPE.value}")
 
 

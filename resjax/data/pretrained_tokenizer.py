@@ -110,7 +110,7 @@ def load_pretrained(folder: str | os.PathLike) -> PretrainedTokenizer:
     ValueError: A file is missing or damaged, or there are more tokens than rows of the embedding.
   """
   folder = pathlib.Path(folder)
-  config = _config(folder / "config.json")
+  config = read_json(folder / "config.json")
   if not (folder / MAIN).is_file():
     raise ValueError(f"{folder} has no {MAIN}; save it with a fast tokenizer of transformers")
   if not isinstance(config.get("vocab_size"), int):
@@ -124,13 +124,21 @@ def load_pretrained(folder: str | os.PathLike) -> PretrainedTokenizer:
     raise ValueError(f"{folder}: {error}") from None
 
 
-def _config(path: pathlib.Path) -> Mapping[str, Any]:
-  if not path.is_file():
-    raise ValueError(f"{path.parent} has no {path.name}")
+def read_json(path: pathlib.Path) -> dict[str, Any]:
+  """Returns the object in a JSON file.
+
+  Raises:
+    ValueError: The file is missing, or holds something else.
+  """
   try:
-    return dict(json.loads(path.read_text(encoding="utf-8")))
-  except (ValueError, TypeError) as error:
+    values = json.loads(path.read_text(encoding="utf-8"))
+  except FileNotFoundError:
+    raise ValueError(f"{path.parent} has no {path.name}") from None
+  except (UnicodeDecodeError, json.JSONDecodeError) as error:
     raise ValueError(f"{path} is no JSON object: {error}") from None
+  if not isinstance(values, dict):
+    raise ValueError(f"{path} must hold an object, not a {type(values).__name__}")
+  return values
 
 
 def _end_ids(ids: Mapping[str, object], vocab_size: int) -> tuple[int, ...]:

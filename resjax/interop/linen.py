@@ -1,4 +1,4 @@
-"""Combinators in Flax Linen models, through `flax.nnx.bridge`."""
+"""Residual combinators in Flax Linen models, through `flax.nnx.bridge`."""
 
 from typing import Any
 
@@ -14,19 +14,19 @@ def combinator(name: str, **sizes_and_options: Any) -> combinators.Combinator:
       @linen.compact
       def __call__(self, x):
         c = combinator("attn_res", num_layers=12, d_model=768)
-        state = c.init(x)  # and on as in `resjax.combinators.Combinator`
+        state = c.init(x)  # The rest is as in `resjax.combinators.Combinator`.
 
-  The parameters lie in the collection `params` of that module under `combinator`; their key is
-  `params` too. Call it once, in a compact method, and loop over layers in Python.
+  The parameters lie in the collection `params` of that module under `combinator`, and are drawn
+  with the key `params`. Call it once, in a compact method, and loop over layers in Python.
 
   Args:
     name: one of `combinators.names()`.
-    **sizes_and_options: as for `combinators.build`, without rngs.
+    **sizes_and_options: the arguments of `combinators.build`, without rngs.
 
   Raises:
-    ValueError: an unknown name or option, or an option out of range.
+    ValueError: The name or an option is unknown, or an option is out of range.
   """
   lifted = nnx.bridge.to_linen(combinators.build, name, name="combinator", **sizes_and_options)
-  # One call that returns the bound object itself: lifting every read and write by its own call
-  # would make the combinator anew each time.
+  # One call returns the bound combinator itself. If each read and write were a call of its own,
+  # each would make the combinator anew.
   return lifted(nnx_method=lambda bound: bound)

@@ -1,10 +1,12 @@
-"""Decoders to folders that transformers and vLLM load."""
+"""Writes decoders as Hugging Face folders, which transformers and vLLM load."""
 
+import dataclasses
 import json
 import os
 import pathlib
 import tempfile
 from collections.abc import Iterator
+from typing import Any
 
 import jax
 import numpy as np
@@ -13,10 +15,10 @@ from safetensors.numpy import save_file
 
 from resjax import locations
 from resjax.data.tokenizer import Tokenizer
-from resjax.interop.huggingface.check import expected_shapes
-from resjax.interop.huggingface.express import express
-from resjax.interop.huggingface.families import Family
-from resjax.interop.huggingface.files import INDEX, SINGLE
+from resjax.interop.huggingface.families import FAMILIES, Family
+from resjax.interop.huggingface.settings import Settings
+from resjax.interop.huggingface.stored_tensors import INDEX, SINGLE
+from resjax.interop.huggingface.tensor_check import expected_shapes
 from resjax.interop.huggingface.tokenizer_files import special_ids, tokenizer_files
 from resjax.models.config import DecoderConfig
 from resjax.models.decoder import Decoder
@@ -24,6 +26,11 @@ from resjax.models.parameters import Parameter
 from resjax.typing import Array
 
 DTYPES = ("float32", "bfloat16", "float16")
+
+# The options that do not decide which function a trained decoder computes, and those that decide
+# it only together with rotary positions.
+_FREE = ("dtype", "attention", "remat", "depth", "init_std", "scaled_output_init")
+_ROPE = ("rope_theta", "rope_fraction", "rope_scaling")
 
 
 def export(
@@ -34,21 +41,21 @@ def export(
   dtype: str = "float32",
   shard_bytes: int = 5_000_000_000,
 ) -> None:
-  """Writes a decoder with plain residuals as a folder of Hugging Face, at once or not at all.
+  """Writes a decoder with plain residuals as a Hugging Face folder, as a whole or not at all.
 
-  config.json, generation_config.json, model.safetensors (or shards and their index), and the files
-  of the tokenizer, those of a pretrained one as they were. Beside the decoder the host holds one
-  shard.
+  The folder holds config.json, generation_config.json, model.safetensors (or shards and their
+  index), and the files of the tokenizer; the files of a pretrained tokenizer stay as they were.
+  Beside the decoder the host holds one shard.
 
   Args:
-    decoder: the model; of one process.
-    folder: local, not there yet, or empty.
-    tokenizer: of the model; None: no files, no special tokens.
-    dtype: of the tensors.
-    shard_bytes: the largest file; a larger tensor has one of its own.
+    decoder: the model, all of which this process must hold.
+    folder: a local folder that is empty or does not exist.
+    tokenizer: the tokenizer of the model; None writes no files and no special tokens.
+    dtype: the dtype of the tensors.
+    shard_bytes: the size of the largest file; a larger tensor gets a file of its own.
 
   Raises:
-    ValueError: no family of transformers expresses the decoder, the folder is not empty, or an
+    ValueError: No family of transformers expresses the decoder, the folder is not empty, or an
       option is out of range.
   """
   if dtype not in DTYPES:
@@ -58,7 +65,7 @@ def export(
     raise ValueError(
       f"{jax.process_count()} processes hold the decoder; export from one of its own"
     )
-  family, settings = express(decoder.config)
+  family, settings = find_family(decoder.config)
   ids = special_ids(tokenizer)
   settings |= {"architectures": [family.architecture], "torch_dtype": dtype, "use_cache": True}
   with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as scratch:
@@ -72,24 +79,82 @@ def export(
     os.replace(whole, folder)
 
 
-def check_target(folder: str | os.PathLike, knob: str = "folder") -> pathlib.Path:
-  """Returns a folder as a path that `export` can write; makes its parents when missing.
+def find_family(config: DecoderConfig) -> tuple[Family, dict[str, Any]]:
+  """Returns the family that expresses a decoder, and the settings of its config.json.
 
-  Args:
-    folder: see `export`.
-    knob: name of the setting that holds it, for messages.
+  A family expresses a decoder if the settings that it writes, read again, give the same function.
 
   Raises:
-    ValueError: it is there and not empty, or cannot be written.
+    ValueError: No family expresses the decoder; the message names the options that differ.
+  """
+  found = {}
+  for family in FAMILIES.values():
+    settings = {"model_type": family.model_type, **family.write(config)}
+    obstacles = _obstacles(family, settings, config)
+    if not obstacles:
+      return family, settings | {"initializer_range": config.init_std}
+    found[family.model_type] = obstacles
+  nearest = min(found, key=lambda name: len(found[name]))
+  raise ValueError(
+    f"no family that transformers knows expresses this decoder; in the way of the nearest, "
+    f"{nearest}: {'; '.join(found[nearest])}"
+  )
+
+
+def _obstacles(family: Family, settings: dict[str, Any], config: DecoderConfig) -> list[str]:
+  """Returns a phrase for each option of a decoder that a family does not express."""
+  lines = []
+  if family.whole_heads and config.d_model % config.num_heads:
+    lines.append(
+      f"config.model.num_heads={config.num_heads} must divide config.model.d_model={config.d_model}"
+    )
+  try:
+    back = family.decoder_config(Settings(settings, "config.json"))
+  except ValueError as error:
+    return [*lines, str(error)]
+  ours, theirs = _function(config), _function(back)
+  return lines + [
+    f"config.model.{name}={ours[name]!r}, there {theirs[name]!r}"
+    for name in ours
+    if name in theirs and ours[name] != theirs[name]
+  ]
+
+
+def _function(config: DecoderConfig) -> dict[str, Any]:
+  """Returns the options that decide which function a decoder computes, each in one spelling."""
+  fields = {f.name: getattr(config, f.name) for f in dataclasses.fields(config)}
+  without = _FREE + (_ROPE if config.positions == "learned" else ())
+  chosen = {name: value for name, value in fields.items() if name not in without}
+  chosen["residual"] = config.residual.name
+  chosen["short_swa"] = config.short_swa.window
+  chosen["windows"] = config.layer_windows
+  chosen["query_pre_attn_scalar"] = config.query_pre_attn_scalar or float(config.head_dim)
+  if config.positions == "rope" and config.rope_scaling.kind != "llama3":
+    scaling = config.rope_scaling
+    chosen["rope_scaling"] = scaling.kind, 1.0 if scaling.kind == "none" else scaling.factor
+  return chosen
+
+
+def check_target(folder: str | os.PathLike, setting: str = "folder") -> pathlib.Path:
+  """Returns the path of a folder that `export` can write, and makes its missing parents.
+
+  Args:
+    folder: a local folder that is empty or does not exist.
+    setting: the name of the setting that holds the folder, for messages.
+
+  Raises:
+    ValueError: The folder is not empty, or cannot be written.
   """
   folder = pathlib.Path(folder)
   if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
-    raise ValueError(f"{folder} exists and is not an empty folder; set {knob} to another one")
-  locations.make_folder(folder.parent, knob)
+    raise ValueError(f"{folder} exists and is not an empty folder; set {setting} to another one")
+  locations.make_folder(folder.parent, setting)
   return folder
 
 
-def _write_tensors(decoder, family: Family, folder, dtype: np.dtype, shard_bytes: int) -> None:
+def _write_tensors(
+  decoder: Decoder, family: Family, folder: pathlib.Path, dtype: np.dtype, shard_bytes: int
+) -> None:
   flat = nnx.to_flat_state(nnx.state(decoder))
   arrays = {"/".join(map(str, path)): variable for path, variable in flat}
   parameters = {path: Parameter.of(variable) for path, variable in arrays.items()}
@@ -97,7 +162,7 @@ def _write_tensors(decoder, family: Family, folder, dtype: np.dtype, shard_bytes
   shapes = expected_shapes(family, decoder.config, parameters)
   sizes = {name: int(np.prod(shape)) * dtype.itemsize for name, shape in shapes.items()}
   shards = list(_shards(sizes, shard_bytes))
-  where = {}
+  where: dict[str, str] = {}
   for number, names in enumerate(shards, 1):
     file = SINGLE if len(shards) == 1 else f"model-{number:05}-of-{len(shards):05}.safetensors"
     tensors = {
@@ -112,7 +177,8 @@ def _write_tensors(decoder, family: Family, folder, dtype: np.dtype, shard_bytes
 
 def _shards(sizes: dict[str, int], limit: int) -> Iterator[list[str]]:
   """Yields the names of the tensors of each file."""
-  names, size = [], 0
+  names: list[str] = []
+  size = 0
   for name, more in sizes.items():
     if names and size + more > limit:
       yield names
@@ -130,16 +196,15 @@ def _tensor(
   values: dict[str, Array],
   dtype: np.dtype,
 ) -> np.ndarray:
-  """Returns the tensor of a name, made of all parameters that it holds."""
+  """Returns the tensor called `name`, made of all parameters that it holds."""
   target = np.empty(shape, dtype)
   for tensor in family.tensors_of(values):
-    if not tensor.stacked:
-      layers = [None] if tensor.theirs == name else []
-    else:
-      layers = [i for i in range(config.num_layers) if tensor.theirs.format(i) == name]
-    for layer in layers:
-      value = values[tensor.ours] if layer is None else values[tensor.ours][layer]
+    value = values[tensor.path]
+    if not tensor.stacked and tensor.name == name:
       tensor.write(target, np.asarray(value), config)
+    for layer in range(config.num_layers) if tensor.stacked else ():
+      if tensor.name.format(layer) == name:
+        tensor.write(target, np.asarray(value[layer]), config)
   return target
 
 

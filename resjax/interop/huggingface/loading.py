@@ -1,4 +1,4 @@
-"""Parameters from files to where they belong, one tensor at a time."""
+"""Loads decoders from Hugging Face folders, one tensor at a time, straight to the devices."""
 
 import functools
 import os
@@ -10,10 +10,11 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import Sharding, SingleDeviceSharding
 
-from resjax.interop.huggingface.check import check
+from resjax.data.pretrained_tokenizer import read_json
 from resjax.interop.huggingface.families import FAMILIES, Family
-from resjax.interop.huggingface.files import Stored, read_json, stored_tensors
 from resjax.interop.huggingface.settings import Settings
+from resjax.interop.huggingface.stored_tensors import StoredTensor, stored_tensors
+from resjax.interop.huggingface.tensor_check import check_tensors
 from resjax.interop.huggingface.tensors import Tensor
 from resjax.models.config import DecoderConfig
 from resjax.models.decoder import Decoder
@@ -25,14 +26,15 @@ Folder = str | os.PathLike
 
 
 def read_config(folder: Folder, *, dtype: str = "float32") -> DecoderConfig:
-  """Returns the decoder that the config.json of a folder describes.
+  """Returns the config of the decoder that the config.json of a folder describes.
 
   Args:
-    folder: local, as `save_pretrained` of transformers writes it.
-    dtype: of the activations.
+    folder: a local folder, as `save_pretrained` of transformers writes it.
+    dtype: the dtype of the activations.
 
   Raises:
-    ValueError: no config.json, another architecture, or a setting that the decoder does not have.
+    ValueError: There is no config.json, or the decoder does not support its architecture or one of
+      its settings.
   """
   return _family_and_config(pathlib.Path(folder), dtype)[1]
 
@@ -44,22 +46,21 @@ def load(
   dtype: str = "auto",
   param_dtype: jax.typing.DTypeLike = "float32",
 ) -> Decoder:
-  """Returns the decoder of a folder, each device's share of its parameters read straight to it.
+  """Returns the decoder of a folder; every device reads its own share of the parameters.
 
-  At any time the host holds one tensor besides what the devices hold. Nothing is read before all
-  names and shapes are known to fit.
+  The host holds one tensor at a time. Nothing is read before all names and shapes are known to fit.
 
   Args:
-    folder: local, with config.json and model.safetensors, or shards and their index.
-    layout: mesh and rules; default: the first device.
-    dtype: of the activations; auto: float32 on CPU, else bfloat16.
-    param_dtype: of the parameters.
+    folder: a local folder with config.json and model.safetensors, or shards and their index.
+    layout: the mesh and its rules; None uses the first device.
+    dtype: the dtype of the activations; `auto` is float32 on CPUs and bfloat16 elsewhere.
+    param_dtype: the dtype of the parameters.
 
   Raises:
-    ValueError: as in `read_config`; sizes that do not divide over the devices; damaged files; a
-      table of the tensors that are missing, extra or of another shape.
+    ValueError: See `read_config`; also if sizes do not divide over the devices, a file is damaged,
+      or tensors are missing, extra or of another shape (the message is a table of them).
   """
-  folder, layout = pathlib.Path(folder), Layout() if layout is None else layout
+  folder, layout = pathlib.Path(folder), layout or Layout()
   if dtype == "auto":
     dtype = "float32" if layout.platform == "cpu" else "bfloat16"
   family, config = _family_and_config(folder, dtype)
@@ -71,9 +72,9 @@ def load(
   }
   refuse(failures(parameters, layout))
   tensors = family.tensors_of(parameters)
-  stored = check(folder, family, config, parameters, stored_tensors(folder))
+  stored = check_tensors(folder, family, config, parameters, stored_tensors(folder))
   loaded = {
-    tensor.ours: _parameter(tensor, parameters[tensor.ours], stored, config, layout, param_dtype)
+    tensor.path: _parameter(tensor, parameters[tensor.path], stored, config, layout, param_dtype)
     for tensor in tensors
   }
   nnx.replace_by_pure_dict(template, nnx.traversals.unflatten_mapping(loaded, sep="/"))
@@ -100,32 +101,40 @@ def _family_and_config(folder: pathlib.Path, dtype: str) -> tuple[Family, Decode
 def _parameter(
   tensor: Tensor,
   parameter: Parameter,
-  stored: Mapping[str, Stored],
+  stored: Mapping[str, StoredTensor],
   config: DecoderConfig,
   layout: Layout,
   dtype: jax.typing.DTypeLike,
 ) -> Array:
-  """Returns one parameter, of all layers if it is stacked."""
+  """Returns one parameter, stacked over all layers if each layer has one."""
   if not tensor.stacked:
-    part = _read(tensor, tensor.theirs, parameter.shape, parameter.axes, stored, config, layout)
+    part = _read(tensor, tensor.name, parameter.shape, parameter.axes, stored, config, layout)
     return _finished(part, tensor.offset, dtype)
   shape, axes = parameter.shape[1:], parameter.axes[1:]
   whole = _sharding(layout, parameter.axes)
   stack = jax.jit(functools.partial(jnp.zeros, parameter.shape, dtype), out_shardings=whole)()
   for layer in range(config.num_layers):
-    name = tensor.theirs.format(layer)
+    name = tensor.name.format(layer)
     part = _read(tensor, name, shape, axes, stored, config, layout)
-    # Waited for: else the tensors of many layers would be in memory at one time.
+    # Waits for the copy: otherwise the tensors of many layers would be in memory at one time.
     stack = jax.block_until_ready(_with_layer(stack, part, layer, tensor.offset))
   return stack
 
 
-def _read(tensor, name, shape, axes, stored, config, layout) -> Array:
+def _read(
+  tensor: Tensor,
+  name: str,
+  shape: tuple[int, ...],
+  axes: tuple[str | None, ...],
+  stored: Mapping[str, StoredTensor],
+  config: DecoderConfig,
+  layout: Layout,
+) -> Array:
   """Returns the parameter of one layer, in the dtype of its file."""
   return jax.make_array_from_callback(
     shape,
     _sharding(layout, axes),
-    lambda index: tensor.read(stored[name].slice, shape, index, config),
+    lambda index: tensor.read(stored[name].slice, shape, index or (), config),
   )
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from resjax.nn.rope import RopeScaling
 
-# What does not change the function of a model at inference.
+# Settings that do not change what a model computes at inference.
 _HARMLESS = frozenset(
   (
     "_attn_implementation", "_attn_implementation_internal", "_commit_hash", "_name_or_path",
@@ -25,52 +25,53 @@ _HARMLESS = frozenset(
     "transformers_version", "unsloth_version", "use_bfloat16", "use_cache",
   )
 )  # fmt: skip
-_NEEDED = object()
+_REQUIRED = object()
 
 
 class Settings:
-  """A config.json of which every setting must be asked for.
+  """The settings of a config.json, which refuses settings that no caller has taken.
 
   Args:
-    values: what the file holds.
-    where: the file, for messages.
+    values: the settings by name.
+    where: the path of the file, for messages.
   """
 
   def __init__(self, values: Mapping[str, Any], where: str):
-    self._values, self._where, self._used = values, where, set()
+    self._values, self._where = values, where
+    self._used: set[str] = set()
 
-  def take(self, name: str, default: Any = _NEEDED) -> Any:
-    """Returns a setting; `default` where it is missing or null.
+  def take(self, name: str, default: Any = _REQUIRED) -> Any:
+    """Returns a setting, or `default` if it is missing or null.
 
     Raises:
-      ValueError: it is missing and has no default.
+      ValueError: The setting is missing and has no default.
     """
     self._used.add(name)
     value = self._values.get(name)
-    if value is None and default is _NEEDED:
+    if value is None and default is _REQUIRED:
       raise ValueError(f"{self._where} has no {name}")
     return default if value is None else value
 
   def default(self, name: str, value: Any) -> None:
-    """Sets what a setting is where it is missing or null."""
+    """Sets the value of a setting that is missing or null."""
     if self._values.get(name) is None:
       self._values = {**self._values, name: value}
 
   def nullable(self, name: str, default: Any) -> Any:
-    """Returns a setting; `default` where it is missing, 0 where it is null."""
+    """Returns a setting, `default` if it is missing, or 0 if it is null."""
     return self.take(name, 0 if name in self._values else default)
 
   def expect(self, name: str, *allowed: Any) -> None:
-    """Raises a ValueError unless a setting is missing, null, or one of `allowed`."""
+    """Raises ValueError unless a setting is missing, null, or one of `allowed`."""
     value = self.take(name, allowed[0])
     if value not in allowed:
       raise self.refusal(name, value, ", ".join(repr(a) for a in allowed))
 
   def choose(self, name: str, default: str, choices: Mapping[str, str]) -> str:
-    """Returns what `choices` has for a setting.
+    """Returns the entry of `choices` for the value of a setting.
 
     Raises:
-      ValueError: it has nothing for it.
+      ValueError: `choices` has no such entry.
     """
     value = self.take(name, default)
     if value not in choices:
@@ -78,15 +79,17 @@ class Settings:
     return choices[value]
 
   def refusal(self, name: str, value: Any, allowed: str) -> ValueError:
-    """Returns the error that a setting is none that this decoder has."""
+    """Returns the error for a value that this decoder does not support."""
     return ValueError(f"{self._where}: {name}={value!r} is not supported; allowed: {allowed}")
 
-  def rope(self, default_fraction: float = 1.0, names: tuple[str, str] | None = None) -> dict:
-    """Returns the fields of a decoder config about rotary positions, in old and new spelling.
+  def rope(
+    self, default_fraction: float = 1.0, names: tuple[str, str] | None = None
+  ) -> dict[str, Any]:
+    """Returns the fields of `DecoderConfig` for rotary positions, from old or new spelling.
 
     Args:
-      default_fraction: of each head that is rotated; 1: the family has no other.
-      names: what the family calls base and fraction.
+      default_fraction: the share of each head that is rotated, where the file does not say.
+      names: the names of base and fraction; None for families that rotate whole heads.
     """
     base, fraction = names or ("rope_theta", "partial_rotary_factor")
     given = self.take("rope_parameters", {})
@@ -100,8 +103,8 @@ class Settings:
     scaling = self._scaling(kind, given)
     return {"rope_theta": float(theta), "rope_fraction": float(part), "rope_scaling": scaling}
 
-  def _scaling(self, kind: str, given: dict) -> RopeScaling:
-    known = {
+  def _scaling(self, kind: str, given: dict[str, Any]) -> RopeScaling:
+    known: dict[str, dict[str, str]] = {
       "default": {},
       "linear": {"factor": "factor"},
       "llama3": {
@@ -125,7 +128,7 @@ class Settings:
     return RopeScaling(kind="none" if kind == "default" else kind, **fields)
 
   def finish(self) -> None:
-    """Raises a ValueError if the file has a setting that nobody asked for, unless it is off."""
+    """Raises ValueError if the file has a setting that no caller took, unless it is off."""
     for name, value in self._values.items():
       if name not in self._used | _HARMLESS and value is not None and value is not False:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""How the tensors of a file and the parameters of a decoder correspond."""
+"""How the tensors of a file correspond to the parameters of a decoder."""
 
 import dataclasses
 from collections.abc import Callable
@@ -12,12 +12,12 @@ Index = tuple[slice, ...]
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-  """A tensor that holds several parameters side by side along their last axis.
+  """The place of a parameter in a tensor that holds several, side by side along their last axis.
 
   Attributes:
-    index: which of them.
-    count: how many there are.
-    per_head: whether they alternate from head to head.
+    index: the number of the parameter among those of the tensor.
+    count: how many parameters the tensor holds.
+    per_head: whether the parameters alternate from head to head.
   """
 
   index: int
@@ -27,18 +27,18 @@ class Part:
 
 @dataclasses.dataclass(frozen=True)
 class Tensor:
-  """One parameter and where it lies in a file.
+  """One parameter of a decoder, and the tensor of a file that holds it.
 
   Attributes:
-    theirs: name of the tensor; {} stands for the layer.
-    ours: path of the parameter; under `layers` it is stacked.
-    transposed: whether their last axis is our first.
-    offset: ours is theirs plus this.
-    part: where theirs holds several of ours; None: it is ours alone.
+    name: the name of the tensor; {} stands for the number of the layer.
+    path: the path of the parameter; under `layers` it is stacked over the layers.
+    transposed: whether the last axis of the parameter is the first one of the tensor.
+    offset: the number to add to the tensor to get the parameter.
+    part: the place in a tensor that holds several parameters; None if it holds this one alone.
   """
 
-  theirs: str
-  ours: str
+  name: str
+  path: str
   transposed: bool = False
   offset: float = 0.0
   part: Part | None = None
@@ -46,10 +46,10 @@ class Tensor:
   @property
   def stacked(self) -> bool:
     """Whether each layer has a tensor of its own."""
-    return "{}" in self.theirs
+    return "{}" in self.name
 
-  def their_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Returns the shape of the tensor for a parameter of one layer of this shape."""
+  def stored_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Returns the shape of the tensor, given that of the parameter of one layer."""
     *rest, last = shape
     last *= self.part.count if self.part else 1
     return (last, *rest) if self.transposed else (*rest, last)
@@ -61,19 +61,19 @@ class Tensor:
     index: Index,
     config: DecoderConfig,
   ) -> np.ndarray:
-    """Returns a slice of the parameter of one layer, `offset` not yet added.
+    """Returns a slice of the parameter of one layer, without `offset`.
 
     Args:
       slice_of: reads a slice of the tensor.
-      shape: of the parameter.
-      index: of the slice.
-      config: of the decoder.
+      shape: the shape of the parameter.
+      index: the slice of the parameter to return.
+      config: the config of the decoder.
     """
     *rest, last = (slice(*s.indices(n)[:2]) for s, n in zip(index, shape, strict=True))
     if self.part is None:
       return self._oriented(slice_of, rest, last)
     width, part = self._width(shape, config), self.part
-    first, end = last.start // width, -(-last.stop // width)  # heads
+    first, end = last.start // width, -(-last.stop // width)  # These are numbers of heads.
     if end - first == 1:
       start = (first * part.count + part.index) * width - first * width
       return self._oriented(slice_of, rest, slice(start + last.start, start + last.stop))
@@ -84,7 +84,7 @@ class Tensor:
     return found[..., last.start - first * width : last.stop - first * width]
 
   def write(self, target: np.ndarray, value: np.ndarray, config: DecoderConfig) -> None:
-    """Writes the parameter of one layer into its tensor, or into its part of it."""
+    """Writes the parameter of one layer into the tensor `target`, or into its part of it."""
     value = value - np.float32(self.offset) if self.offset else value
     target = np.moveaxis(target, 0, -1) if self.transposed else target
     if self.part is None:
@@ -95,10 +95,14 @@ class Tensor:
       start = (head * part.count + part.index) * width
       target[..., start : start + width] = value[..., head * width : (head + 1) * width]
 
-  def _oriented(self, slice_of, rest: list[slice], last: slice) -> np.ndarray:
+  def _oriented(
+    self, slice_of: Callable[[Index], np.ndarray], rest: list[slice], last: slice
+  ) -> np.ndarray:
+    """Reads a slice of the tensor, with its axes in the order of the parameter."""
     if self.transposed:
       return np.moveaxis(slice_of((last, *rest)), 0, -1)
     return slice_of((*rest, last))
 
   def _width(self, shape: tuple[int, ...], config: DecoderConfig) -> int:
-    return config.head_dim if self.part.per_head else shape[-1]
+    """Returns how many values of one parameter lie side by side."""
+    return config.head_dim if self.part and self.part.per_head else shape[-1]

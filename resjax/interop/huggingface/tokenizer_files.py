@@ -1,4 +1,4 @@
-"""The files of tokenizers in folders."""
+"""The tokenizer files of a Hugging Face folder."""
 
 import json
 
@@ -6,25 +6,25 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
 from resjax.data.pretrained_tokenizer import MAIN, PretrainedTokenizer
-from resjax.data.tokenizer import END_OF_TEXT, ByteTokenizer, Tokenizer
+from resjax.data.tokenizer import END_OF_TEXT, BpeTokenizer, Tokenizer
 
 
-def special_ids(words: Tokenizer | None) -> dict[str, object]:
-  """Returns the special tokens of config.json."""
+def special_ids(tokenizer: Tokenizer | None) -> dict[str, object]:
+  """Returns the special tokens that config.json names."""
   names = "bos_token_id", "eos_token_id", "pad_token_id"
-  if isinstance(words, PretrainedTokenizer):
-    return dict.fromkeys(names) | words.ids
-  end = None if words is None else words.eot_id
+  if isinstance(tokenizer, PretrainedTokenizer):
+    return dict.fromkeys(names) | tokenizer.ids
+  end = None if tokenizer is None else tokenizer.eot_id
   return dict(zip(names, (end, end, None), strict=True))
 
 
-def tokenizer_files(words: Tokenizer | None) -> dict[str, str]:
-  """Returns the files of a tokenizer by name; those of a pretrained one as they were."""
-  if words is None:
+def tokenizer_files(tokenizer: Tokenizer | None) -> dict[str, str]:
+  """Returns the files of a tokenizer by name; those of a pretrained one stay as they were."""
+  if tokenizer is None:
     return {}
-  if isinstance(words, PretrainedTokenizer):
-    return words.files
-  model = _bytes_as_bpe() if isinstance(words, ByteTokenizer) else words.model
+  if isinstance(tokenizer, PretrainedTokenizer):
+    return tokenizer.files
+  model = tokenizer.model if isinstance(tokenizer, BpeTokenizer) else _bytes_as_bpe()
   settings = {
     "tokenizer_class": "PreTrainedTokenizerFast",
     "bos_token": END_OF_TEXT,
@@ -36,7 +36,7 @@ def tokenizer_files(words: Tokenizer | None) -> dict[str, str]:
 
 def _bytes_as_bpe() -> tokenizers.Tokenizer:
   """Returns a byte-level BPE without merges, whose token b is byte b."""
-  # GPT-2's spelling of bytes: those that print stand for themselves, the others follow from 256 on.
+  # GPT-2 spells printable bytes as themselves, and the others as the characters from 256 on.
   own = {*range(33, 127), *range(161, 173), *range(174, 256)}
   others = [byte for byte in range(256) if byte not in own]
   vocabulary = {chr(byte if byte in own else 256 + others.index(byte)): byte for byte in range(256)}

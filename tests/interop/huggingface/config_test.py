@@ -180,7 +180,7 @@ def test_published_files(name, tmp_path):
   assert {key: getattr(config, key) for key in CHOICES[name]} == CHOICES[name]
   found = parameters(config, Layout()).values()
   assert sum(math.prod(parameter.shape) for parameter in found) == SIZES[name]
-  family, settings = huggingface.express(config)
+  family, settings = huggingface.find_family(config)
   assert huggingface.read_config(write(tmp_path, settings)).layer_windows == config.layer_windows
   assert family.model_type == PUBLISHED[name]["model_type"]
 

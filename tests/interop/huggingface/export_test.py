@@ -71,7 +71,7 @@ def test_our_own_decoders_come_back_bit_equal(style, changes, tmp_path):
   ],
 )
 def test_the_family_of_our_own_decoders(style, changes, family):
-  assert huggingface.express(decoders.config(style, **changes))[0].model_type == family
+  assert huggingface.find_family(decoders.config(style, **changes))[0].model_type == family
 
 
 def test_gains_that_were_rounded_once_come_back_bit_equal(tmp_path):
@@ -105,7 +105,7 @@ def test_a_sharded_decoder_in_bfloat16(tmp_path):
 )
 def test_what_no_family_has_is_refused(changes, message):
   with pytest.raises(ValueError, match=message) as caught:
-    huggingface.express(decoders.config("llama", **changes))
+    huggingface.find_family(decoders.config("llama", **changes))
   assert "\n" not in str(caught.value)
 
 

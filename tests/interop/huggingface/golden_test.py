@@ -71,7 +71,7 @@ def cached_greedy(decoder, prompt, count):
 
 def test_every_family_is_there():
   configs = [huggingface.read_config(FOLDER / name) for name in NAMES]
-  assert {huggingface.express(config)[0].model_type for config in configs} == set(
+  assert {huggingface.find_family(config)[0].model_type for config in configs} == set(
     huggingface.FAMILIES
   )
 

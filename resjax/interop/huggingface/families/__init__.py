@@ -1,12 +1,11 @@
-"""The families of models that are read and written, each with one table of tensors."""
+"""The families of models that can be read and written, each with its tables of names."""
 
 from resjax.interop.huggingface.families.family import Family
 from resjax.interop.huggingface.families.gemma import GEMMA, GEMMA2
-from resjax.interop.huggingface.families.gpt2 import GPT2
-from resjax.interop.huggingface.families.gpt_neox import GPT_NEOX
+from resjax.interop.huggingface.families.gpt import GPT2, GPT_NEOX
 from resjax.interop.huggingface.families.llama import LLAMA, MISTRAL, QWEN2, QWEN3
 
-# The first that can express a decoder is the one that it is written as.
+# A decoder is written as the first family that can express it.
 FAMILIES = {
   family.model_type: family
   for family in (LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA, GEMMA2, GPT2, GPT_NEOX)

@@ -1,4 +1,4 @@
-"""What a family of models is."""
+"""What a family of models is, and what the families share."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -12,17 +12,17 @@ from resjax.nn.rope import RopeScaling
 
 @dataclasses.dataclass(frozen=True)
 class Family:
-  """Models that share a config.json format and names of tensors.
+  """Models that share the format of config.json and the names of tensors.
 
   Attributes:
-    model_type: its name in config.json.
-    architecture: the class of transformers.
-    read: settings of config.json to the fields of `decoder_config`.
-    write: the inverse; what it cannot express, reading it again shows.
-    tensors: all that any of its models has.
-    prefix: of the names, without which some files have them.
-    buffers: ends of the names of tensors that are no parameters.
-    whole_heads: whether D must be a multiple of H, whatever C is.
+    model_type: the name of the family in config.json.
+    architecture: the class of its models in transformers.
+    read: returns fields of `DecoderConfig` for the settings of config.json.
+    write: the inverse; what the family cannot express shows when the settings are read again.
+    tensors: all tensors that a model of the family may have.
+    prefix: the beginning of most names of tensors, which some files leave out.
+    buffers: the endings of names of tensors that are not parameters.
+    whole_heads: whether D must be a multiple of H, whatever the head width C is.
   """
 
   model_type: str
@@ -38,24 +38,24 @@ class Family:
     """Returns the config of a decoder.
 
     Args:
-      settings: of config.json.
-      dtype: of the activations.
+      settings: the settings of config.json.
+      dtype: the dtype of the activations.
 
     Raises:
-      ValueError: a setting that the decoder does not have.
+      ValueError: A setting has a value that the decoder does not support.
     """
-    fields = self.read(settings)
+    fields = _COMMON_FIELDS | self.read(settings)
     fields["init_std"] = float(settings.take("initializer_range", 0.02))
     settings.finish()
-    return DecoderConfig(**_PLAIN | fields, dtype=dtype)
+    return DecoderConfig(**fields, dtype=dtype)
 
   def tensors_of(self, parameters: Mapping[str, Any]) -> tuple[Tensor, ...]:
-    """Returns the tensors of a decoder with these parameters, by path."""
-    return tuple(tensor for tensor in self.tensors if tensor.ours in parameters)
+    """Returns the tensors of a decoder, given its parameters by path."""
+    return tuple(tensor for tensor in self.tensors if tensor.path in parameters)
 
 
-# What most families have; fields that are missing here each of them gives.
-_PLAIN = {
+# The fields of `DecoderConfig` that are the same in most families; each family sets the others.
+_COMMON_FIELDS: dict[str, Any] = {
   "positions": "rope",
   "rope_theta": 10000.0,
   "rope_fraction": 1.0,
@@ -79,7 +79,25 @@ _PLAIN = {
 }
 
 
-def pattern(windows: list[int]) -> tuple[int, ...]:
+def read_fields(
+  settings: Settings, names: Mapping[str, str], defaults: Mapping[str, Any]
+) -> dict[str, Any]:
+  """Returns fields of `DecoderConfig`, given the field of each setting.
+
+  A setting that is missing has its default; without one, `Settings.take` refuses the file.
+  """
+  return {
+    field: settings.take(name, defaults[name]) if name in defaults else settings.take(name)
+    for name, field in names.items()
+  }
+
+
+def write_fields(config: DecoderConfig, names: Mapping[str, str]) -> dict[str, Any]:
+  """Returns the settings of config.json, the inverse of `read_fields`."""
+  return {name: getattr(config, field) for name, field in names.items()}
+
+
+def shortest_pattern(windows: list[int]) -> tuple[int, ...]:
   """Returns the shortest run of windows that, repeated, gives those of all layers."""
   for period in range(1, len(windows)):
     if all(size == windows[i % period] for i, size in enumerate(windows)):
@@ -88,7 +106,7 @@ def pattern(windows: list[int]) -> tuple[int, ...]:
 
 
 def rope_settings(config: DecoderConfig) -> dict[str, Any]:
-  """Returns the settings of rotary positions, in the spelling that every version reads."""
+  """Returns the settings of rotary positions, in the spelling that every transformers reads."""
   scaling = config.rope_scaling
   values = None
   if scaling.kind == "linear":

@@ -1,14 +1,14 @@
-"""Gemma and Gemma 2, whose gains are stored as what they have above 1."""
+"""Gemma and Gemma 2, which store the gains of norms less 1."""
 
 from typing import Any
 
-from resjax.interop.huggingface.families.family import Family, rope_settings
+from resjax.interop.huggingface.families.family import Family, rope_settings, write_fields
 from resjax.interop.huggingface.families.llama import (
-  size_settings,
-  sizes,
-  tensors,
-  window_settings,
-  windows_of,
+  NAMES,
+  llama_tensors,
+  read_sizes,
+  read_windows,
+  write_windows,
 )
 from resjax.interop.huggingface.settings import Settings
 from resjax.models.config import DecoderConfig
@@ -21,17 +21,16 @@ def _common(settings: Settings, activations: dict[str, str]) -> dict[str, Any]:
   settings.take("hidden_act", None)
   name = "hidden_activation" if settings.take("hidden_activation", None) else "hidden_act"
   biased = settings.take("attention_bias", False)
-  return sizes(settings, head_dim=256) | {
+  return read_sizes(settings, head_dim=256, tied=True) | {
     **settings.rope(),
     "mlp": settings.choose(name, _TANH, activations),
     "bias": "attention" if biased else "none",
     "embed_scale": True,
-    "tied_embeddings": settings.take("tie_word_embeddings", True),
   }
 
 
 def _write_common(config: DecoderConfig) -> dict[str, Any]:
-  return size_settings(config) | {
+  return write_fields(config, NAMES) | {
     **rope_settings(config),
     "hidden_act": _TANH,
     "hidden_activation": _TANH,
@@ -40,17 +39,17 @@ def _write_common(config: DecoderConfig) -> dict[str, Any]:
 
 
 def _read_gemma(settings: Settings) -> dict[str, Any]:
-  # The first files said gelu and meant its tanh approximation.
+  # The first files say gelu and mean its tanh approximation.
   return _common(settings, {_TANH: "geglu", "gelu_new": "geglu", "gelu": "geglu"})
 
 
 def _read_gemma2(settings: Settings) -> dict[str, Any]:
   layers = settings.take("num_hidden_layers")
-  settings.take("sliding_window_size", None)  # the first files have it besides sliding_window
+  settings.take("sliding_window_size", None)  # Also in the first files.
   return _common(settings, {_TANH: "geglu", "gelu_new": "geglu"}) | {
     "post_norm": True,
     "query_pre_attn_scalar": float(settings.take("query_pre_attn_scalar", 256)),
-    "windows": windows_of(
+    "windows": read_windows(
       settings, settings.nullable("sliding_window", 4096), [i % 2 == 0 for i in range(layers)]
     ),
     "attention_softcap": float(settings.nullable("attn_logit_softcapping", 50.0)),
@@ -62,7 +61,7 @@ def _write_gemma2(config: DecoderConfig) -> dict[str, Any]:
   scalar = config.query_pre_attn_scalar or config.head_dim
   return (
     _write_common(config)
-    | window_settings(config)
+    | write_windows(config)
     | {
       "query_pre_attn_scalar": int(scalar) if scalar == int(scalar) else scalar,
       "attn_logit_softcapping": config.attention_softcap or None,
@@ -76,7 +75,7 @@ GEMMA = Family(
   architecture="GemmaForCausalLM",
   read=_read_gemma,
   write=_write_common,
-  tensors=tensors(
+  tensors=llama_tensors(
     {"input_layernorm": "norms/attention/x", "post_attention_layernorm": "norms/mlp/x"}, offset=1.0
   ),
   prefix="model.",
@@ -88,7 +87,7 @@ GEMMA2 = Family(
   architecture="Gemma2ForCausalLM",
   read=_read_gemma2,
   write=_write_gemma2,
-  tensors=tensors(
+  tensors=llama_tensors(
     {
       "input_layernorm": "norms/attention/x",
       "post_attention_layernorm": "post_norms/attention",

@@ -1,54 +1,53 @@
-"""Llama and its relatives: Mistral, Qwen2, Qwen3."""
+"""Llama and the families with its names of settings and tensors: Mistral, Qwen2, Qwen3."""
 
 from typing import Any
 
-from resjax.interop.huggingface.families.family import Family, pattern, rope_settings
+from resjax.interop.huggingface.families.family import (
+  Family,
+  read_fields,
+  rope_settings,
+  shortest_pattern,
+  write_fields,
+)
 from resjax.interop.huggingface.settings import Settings
 from resjax.interop.huggingface.tensors import Tensor
 from resjax.models.config import DecoderConfig
 
 _SLIDING, _FULL = "sliding_attention", "full_attention"
+# The settings and the fields of `DecoderConfig` that they become.
+NAMES = {
+  "vocab_size": "vocab_size",
+  "max_position_embeddings": "max_positions",
+  "num_hidden_layers": "num_layers",
+  "hidden_size": "d_model",
+  "num_attention_heads": "num_heads",
+  "num_key_value_heads": "num_kv_heads",
+  "head_dim": "head_dim",
+  "intermediate_size": "mlp_dim",
+  "rms_norm_eps": "norm_eps",
+  "tie_word_embeddings": "tied_embeddings",
+}
 
 
-def sizes(settings: Settings, head_dim: int = 0) -> dict[str, Any]:
-  """Returns the sizes of a decoder in Llama's spelling; `head_dim` where the file has none."""
-  return {
-    "vocab_size": settings.take("vocab_size"),
-    "max_positions": settings.take("max_position_embeddings"),
-    "num_layers": settings.take("num_hidden_layers"),
-    "d_model": settings.take("hidden_size"),
-    "num_heads": settings.take("num_attention_heads"),
-    "num_kv_heads": settings.take("num_key_value_heads"),
-    "head_dim": settings.take("head_dim", head_dim),
-    "mlp_dim": settings.take("intermediate_size"),
-    "norm": "rmsnorm",
-    "norm_eps": settings.take("rms_norm_eps", 1e-6),
-  }
-
-
-def size_settings(config: DecoderConfig) -> dict[str, Any]:
-  """The inverse of `sizes`."""
-  return {
-    "vocab_size": config.vocab_size,
-    "max_position_embeddings": config.max_positions,
-    "num_hidden_layers": config.num_layers,
-    "hidden_size": config.d_model,
-    "num_attention_heads": config.num_heads,
-    "num_key_value_heads": config.num_kv_heads,
-    "head_dim": config.head_dim,
-    "intermediate_size": config.mlp_dim,
-    "rms_norm_eps": config.norm_eps,
-    "tie_word_embeddings": config.tied_embeddings,
-  }
-
-
-def windows_of(settings: Settings, size: int, default: list[bool]) -> tuple[int, ...]:
-  """Returns the windows of layers of which some have one.
+def read_sizes(settings: Settings, head_dim: int = 0, tied: bool = False) -> dict[str, Any]:
+  """Returns the sizes of a decoder, its norm and whether its embeddings are tied.
 
   Args:
-    settings: of config.json, whose layer_types say which.
-    size: of the window.
-    default: which layers have one where there are no layer_types.
+    settings: the settings of config.json.
+    head_dim: the head width where the file has none; 0 stands for D / H.
+    tied: whether the embeddings are tied where the file does not say.
+  """
+  defaults = {"head_dim": head_dim, "rms_norm_eps": 1e-6, "tie_word_embeddings": tied}
+  return read_fields(settings, NAMES, defaults) | {"norm": "rmsnorm"}
+
+
+def read_windows(settings: Settings, size: int, default: list[bool]) -> tuple[int, ...]:
+  """Returns the attention windows of the layers, as a pattern that repeats.
+
+  Args:
+    settings: the settings of config.json, whose layer_types say which layers have a window.
+    size: the size of the window.
+    default: whether each layer has a window, for a file without layer_types.
   """
   types = settings.take("layer_types", [_SLIDING if slides else _FULL for slides in default])
   for kind in types:
@@ -56,11 +55,11 @@ def windows_of(settings: Settings, size: int, default: list[bool]) -> tuple[int,
       raise settings.refusal("layer_types", kind, f"{_SLIDING}, {_FULL}")
   if len(types) != len(default):
     raise settings.refusal("layer_types", types, f"one for each of {len(default)} layers")
-  return pattern([size if kind == _SLIDING else 0 for kind in types])
+  return shortest_pattern([size if kind == _SLIDING else 0 for kind in types])
 
 
-def window_settings(config: DecoderConfig) -> dict[str, Any]:
-  """The inverse of `windows_of`, with the size of the window."""
+def write_windows(config: DecoderConfig) -> dict[str, Any]:
+  """Returns the size of the window and the layer_types, the inverse of `read_windows`."""
   return {
     "sliding_window": max(config.windows) or None,
     "layer_types": [_SLIDING if size else _FULL for size in config.layer_windows],
@@ -68,20 +67,18 @@ def window_settings(config: DecoderConfig) -> dict[str, Any]:
 
 
 def _common(settings: Settings, head_dim: int = 0) -> dict[str, Any]:
-  return sizes(settings, head_dim) | {
-    **settings.rope(),
-    "mlp": settings.choose("hidden_act", "silu", {"silu": "swiglu", "swish": "swiglu"}),
-    "tied_embeddings": settings.take("tie_word_embeddings", False),
-  }
+  activations = {"silu": "swiglu", "swish": "swiglu"}
+  mlp = settings.choose("hidden_act", "silu", activations)
+  return read_sizes(settings, head_dim) | settings.rope() | {"mlp": mlp}
 
 
 def _write_common(config: DecoderConfig) -> dict[str, Any]:
-  return size_settings(config) | rope_settings(config) | {"hidden_act": "silu"}
+  return write_fields(config, NAMES) | rope_settings(config) | {"hidden_act": "silu"}
 
 
 def _read_llama(settings: Settings) -> dict[str, Any]:
   settings.expect("mlp_bias", False)
-  settings.default("num_key_value_heads", settings.take("num_attention_heads"))  # Llama 1
+  settings.default("num_key_value_heads", settings.take("num_attention_heads"))  # As in Llama 1.
   biased = settings.take("attention_bias", False)
   return _common(settings) | {"bias": "attention" if biased else "none"}
 
@@ -103,11 +100,11 @@ def _qwen_windows(settings: Settings) -> tuple[int, ...]:
   size = settings.nullable("sliding_window", 4096)
   if not settings.take("use_sliding_window", False):
     size = 0
-  return windows_of(settings, size, [bool(size) and i >= first for i in range(layers)])
+  return read_windows(settings, size, [bool(size) and i >= first for i in range(layers)])
 
 
 def _qwen_window_settings(config: DecoderConfig) -> dict[str, Any]:
-  return window_settings(config) | {"use_sliding_window": max(config.windows) > 0}
+  return write_windows(config) | {"use_sliding_window": max(config.windows) > 0}
 
 
 def _read_qwen2(settings: Settings) -> dict[str, Any]:
@@ -132,12 +129,12 @@ def _write_qwen3(config: DecoderConfig) -> dict[str, Any]:
   return settings | {"attention_bias": config.bias == "attention"}
 
 
-def tensors(norms: dict[str, str], offset: float = 0.0) -> tuple[Tensor, ...]:
+def llama_tensors(norms: dict[str, str], offset: float = 0.0) -> tuple[Tensor, ...]:
   """Returns the tensors of a family with Llama's names.
 
   Args:
-    norms: names of the norms of a layer to their paths.
-    offset: of the gains, which ours are theirs plus.
+    norms: the path of each norm of a layer, by the name of its tensor.
+    offset: the number to add to the stored gains of the norms.
   """
   layer = "model.layers.{}."
   rows = [
@@ -148,9 +145,9 @@ def tensors(norms: dict[str, str], offset: float = 0.0) -> tuple[Tensor, ...]:
   for name, path in norms.items():
     rows.append(Tensor(f"{layer}{name}.weight", f"layers/{path}/scale", offset=offset))
   for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
-    ours = f"layers/attention/{name}"
-    rows.append(Tensor(f"{layer}self_attn.{name}.weight", f"{ours}/kernel", transposed=True))
-    rows.append(Tensor(f"{layer}self_attn.{name}.bias", f"{ours}/bias"))
+    path = f"layers/attention/{name}"
+    rows.append(Tensor(f"{layer}self_attn.{name}.weight", f"{path}/kernel", transposed=True))
+    rows.append(Tensor(f"{layer}self_attn.{name}.bias", f"{path}/bias"))
   for name in ("gate_proj", "up_proj", "down_proj"):
     rows.append(Tensor(f"{layer}mlp.{name}.weight", f"layers/mlp/{name}/kernel", transposed=True))
   for name in ("q_norm", "k_norm"):
@@ -158,9 +155,10 @@ def tensors(norms: dict[str, str], offset: float = 0.0) -> tuple[Tensor, ...]:
   return tuple(rows)
 
 
-_NORMS = {"input_layernorm": "norms/attention/x", "post_attention_layernorm": "norms/mlp/x"}
-_SHARED = {
-  "tensors": tensors(_NORMS),
+_SHARED: dict[str, Any] = {
+  "tensors": llama_tensors(
+    {"input_layernorm": "norms/attention/x", "post_attention_layernorm": "norms/mlp/x"}
+  ),
   "prefix": "model.",
   "buffers": (".rotary_emb.inv_freq",),
 }

@@ -1,22 +1,20 @@
-"""The tensors of a folder, in one file or in many, read slice by slice."""
+"""The tensors in the safetensors files of a folder, which are read slice by slice."""
 
 import dataclasses
-import json
 import pathlib
-from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 import safetensors
 
+from resjax.data.pretrained_tokenizer import read_json
 from resjax.interop.huggingface.tensors import Index
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 
 
 @dataclasses.dataclass(frozen=True)
-class Stored:
-  """Where a tensor lies, its name there, its shape, and its dtype as the format spells it."""
+class StoredTensor:
+  """A tensor in a file: its name there, its shape, and its dtype as safetensors spells it."""
 
   file: pathlib.Path
   name: str
@@ -25,33 +23,16 @@ class Stored:
 
   def slice(self, index: Index) -> np.ndarray:
     """Returns a slice of the tensor, in its own dtype."""
-    # Opened anew: pages of a file that stays open would count as memory of the process.
+    # The file is opened anew: if it stayed open, its pages would count as memory of the process.
     with safetensors.safe_open(self.file, framework="numpy") as opened:
       return opened.get_slice(self.name)[tuple(index)]
 
 
-def read_json(path: pathlib.Path) -> Mapping[str, Any]:
-  """Returns the object in a JSON file.
+def stored_tensors(folder: pathlib.Path) -> dict[str, StoredTensor]:
+  """Returns the tensors in the safetensors files of a folder, by name; only headers are read.
 
   Raises:
-    ValueError: the file is missing or holds something else.
-  """
-  try:
-    values = json.loads(path.read_text(encoding="utf-8"))
-  except FileNotFoundError:
-    raise ValueError(f"{path.parent} has no {path.name}") from None
-  except (UnicodeDecodeError, json.JSONDecodeError) as error:
-    raise ValueError(f"{path} is no JSON: {error}") from None
-  if not isinstance(values, dict):
-    raise ValueError(f"{path} must hold an object, not a {type(values).__name__}")
-  return values
-
-
-def stored_tensors(folder: pathlib.Path) -> dict[str, Stored]:
-  """Returns what lies in the safetensors files of a folder, by name; only headers are read.
-
-  Raises:
-    ValueError: there are no such files, the index names an absent one, or one is damaged.
+    ValueError: There are no such files, the index names an absent one, or one is damaged.
   """
   found = {}
   for file in _files(folder):
@@ -60,7 +41,7 @@ def stored_tensors(folder: pathlib.Path) -> dict[str, Stored]:
         names = opened.keys()
         for name in names:
           part = opened.get_slice(name)
-          found[name] = Stored(file, name, tuple(part.get_shape()), part.get_dtype())
+          found[name] = StoredTensor(file, name, tuple(part.get_shape()), part.get_dtype())
     except safetensors.SafetensorError as error:
       raise ValueError(f"{file} is damaged or cut off: {error}") from None
   return found

@@ -1,4 +1,4 @@
-"""Whether the tensors of a folder are those of a decoder: one table of what they are not."""
+"""Checks that the tensors of a folder are those of a decoder, and lists the ones that are not."""
 
 import pathlib
 from collections.abc import Mapping
@@ -6,12 +6,12 @@ from collections.abc import Mapping
 import numpy as np
 
 from resjax.interop.huggingface.families import Family
-from resjax.interop.huggingface.files import Stored
+from resjax.interop.huggingface.stored_tensors import StoredTensor
 from resjax.models.config import DecoderConfig
 from resjax.models.parameters import Parameter
 
-_LONGEST = 40  # lines of a table
-_BLOCK = 1 << 22  # values of a tensor that are compared at once
+_MOST_LINES = 40  # Of the list of tensors that do not fit.
+_BLOCK = 1 << 22  # The number of values of a tensor that are compared at a time.
 _DTYPES = ("F64", "F32", "F16", "BF16")
 
 
@@ -19,34 +19,35 @@ def expected_shapes(
   family: Family, config: DecoderConfig, parameters: Mapping[str, Parameter]
 ) -> dict[str, tuple[int, ...]]:
   """Returns the shape of every tensor of a decoder, by name."""
-  expected = {}
+  expected: dict[str, tuple[int, ...]] = {}
   for tensor in family.tensors_of(parameters):
-    shape = parameters[tensor.ours].shape
+    shape = parameters[tensor.path].shape
     if tensor.stacked:
-      theirs = tensor.their_shape(shape[1:])
-      expected |= {tensor.theirs.format(layer): theirs for layer in range(config.num_layers)}
+      stored = tensor.stored_shape(shape[1:])
+      expected |= {tensor.name.format(layer): stored for layer in range(config.num_layers)}
     else:
-      expected[tensor.theirs] = tensor.their_shape(shape)
+      expected[tensor.name] = tensor.stored_shape(shape)
   return expected
 
 
-def check(
+def check_tensors(
   folder: pathlib.Path,
   family: Family,
   config: DecoderConfig,
   parameters: Mapping[str, Parameter],
-  stored: Mapping[str, Stored],
-) -> dict[str, Stored]:
+  stored: Mapping[str, StoredTensor],
+) -> dict[str, StoredTensor]:
   """Returns the tensors that a decoder needs, by their full names.
 
-  Left out are buffers, and an output embedding in a file whose config ties it to the input's.
+  Buffers are left out, and so is the output embedding if the config ties it to the input's.
 
   Raises:
-    ValueError: a table of what is missing, extra, or of another shape; a dtype that is none of
-      floating-point numbers; an output embedding that should be the input's and differs.
+    ValueError: Tensors are missing, extra, or of another shape (the message is a table of them); a
+      dtype is not one of floating-point numbers; or an output embedding that the config ties to
+      the input's differs from it.
   """
   expected = expected_shapes(family, config, parameters)
-  heads = {tensor.theirs for tensor in family.tensors if tensor.ours == "output/embedding"}
+  heads = {tensor.name for tensor in family.tensors if tensor.path == "output/embedding"}
   found = {}
   for name, tensor in stored.items():
     full = name if name in heads else _with_prefix(name, family)
@@ -69,11 +70,11 @@ def check(
 
 
 def _embedding(family: Family) -> str:
-  return next(tensor.theirs for tensor in family.tensors if tensor.ours == "embed/embedding")
+  return next(tensor.name for tensor in family.tensors if tensor.path == "embed/embedding")
 
 
-def _check_tied(head: Stored, embedding: Stored) -> None:
-  """Raises a ValueError unless both hold the same; transformers 4 ties them then, 5 does not."""
+def _check_tied(head: StoredTensor, embedding: StoredTensor) -> None:
+  """Raises ValueError if both differ; transformers 4 would tie them nevertheless, 5 would not."""
   size, width = embedding.shape
   rows = max(1, _BLOCK // width)
   blocks = [(slice(i, min(i + rows, size)), slice(None)) for i in range(0, size, rows)]
@@ -91,9 +92,9 @@ def _with_prefix(name: str, family: Family) -> str:
 
 def _table(folder: pathlib.Path, rows: list[tuple]) -> str:
   lines = [f"{folder}: {len(rows)} tensors are not those of config.json; nothing was loaded"]
-  width = max(len(name) for name, *_ in rows[:_LONGEST])
-  for name, expected, found in rows[:_LONGEST]:
+  width = max(len(name) for name, *_ in rows[:_MOST_LINES])
+  for name, expected, found in rows[:_MOST_LINES]:
     lines.append(f"  {name:{width}}  expected {expected!s:16} found {found};")
-  if len(rows) > _LONGEST:
-    lines.append(f"  and {len(rows) - _LONGEST} more")
+  if len(rows) > _MOST_LINES:
+    lines.append(f"  and {len(rows) - _MOST_LINES} more")
   return "\n".join(lines)

@@ -1,0 +1,190 @@
+"""GPT-2 and GPT-NeoX (and with it Pythia), which store queries, keys and values in one tensor."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from resjax.interop.huggingface.families.family import (
+  Family,
+  read_fields,
+  rope_settings,
+  write_fields,
+)
+from resjax.interop.huggingface.settings import Settings
+from resjax.interop.huggingface.tensors import Part, Tensor
+from resjax.models.config import DecoderConfig
+
+_ACTIVATIONS = {
+  "gelu_new": "gelu",
+  "gelu_pytorch_tanh": "gelu",
+  "gelu_fast": "gelu",
+  "gelu": "gelu_exact",
+}
+# The settings of each family and the fields of `DecoderConfig` that they become.
+_GPT2_NAMES = {
+  "vocab_size": "vocab_size",
+  "n_positions": "max_positions",
+  "n_embd": "d_model",
+  "n_layer": "num_layers",
+  "n_head": "num_heads",
+  "n_inner": "mlp_dim",
+  "layer_norm_epsilon": "norm_eps",
+  "tie_word_embeddings": "tied_embeddings",
+}
+_NEOX_NAMES = {
+  "vocab_size": "vocab_size",
+  "max_position_embeddings": "max_positions",
+  "hidden_size": "d_model",
+  "num_hidden_layers": "num_layers",
+  "num_attention_heads": "num_heads",
+  "intermediate_size": "mlp_dim",
+  "layer_norm_eps": "norm_eps",
+  "use_parallel_residual": "parallel",
+  "tie_word_embeddings": "tied_embeddings",
+}
+
+
+def _read_common(
+  settings: Settings, names: Mapping[str, str], defaults: Mapping[str, Any]
+) -> dict[str, Any]:
+  fields = read_fields(settings, names, defaults)
+  more = {"num_kv_heads": fields["num_heads"], "head_dim": 0, "norm": "layernorm", "bias": "all"}
+  return fields | more
+
+
+def _read_gpt2(settings: Settings) -> dict[str, Any]:
+  settings.expect("scale_attn_by_inverse_layer_idx", False)
+  settings.expect("add_cross_attention", False)
+  settings.take("reorder_and_upcast_attn", False)  # It changes the rounding alone.
+  defaults = {
+    "vocab_size": 50257,
+    "n_positions": 1024,
+    "n_embd": 768,
+    "n_layer": 12,
+    "n_head": 12,
+    "n_inner": 4 * settings.take("n_embd", 768),
+    "layer_norm_epsilon": 1e-5,
+    "tie_word_embeddings": True,
+  }
+  return _read_common(settings, _GPT2_NAMES, defaults) | {
+    "positions": "learned",
+    "mlp": settings.choose("activation_function", "gelu_new", _ACTIVATIONS),
+    "query_pre_attn_scalar": 0.0 if settings.take("scale_attn_weights", True) else 1.0,
+  }
+
+
+def _write_gpt2(config: DecoderConfig) -> dict[str, Any]:
+  return write_fields(config, _GPT2_NAMES) | {
+    "activation_function": "gelu" if config.mlp == "gelu_exact" else "gelu_new",
+    "scale_attn_weights": config.query_pre_attn_scalar != 1,
+  }
+
+
+def _read_neox(settings: Settings) -> dict[str, Any]:
+  settings.expect("attention_bias", True)
+  # transformers 4 also writes these two under the names of other families, and does not read them.
+  settings.expect("rope_theta", settings.take("rotary_emb_base", 10000))
+  settings.expect("partial_rotary_factor", settings.take("rotary_pct", 0.25))
+  defaults = {
+    "layer_norm_eps": 1e-5,
+    "use_parallel_residual": True,
+    "tie_word_embeddings": False,
+  }
+  return _read_common(settings, _NEOX_NAMES, defaults) | {
+    **settings.rope(0.25, names=("rotary_emb_base", "rotary_pct")),
+    "mlp": settings.choose("hidden_act", "gelu", _ACTIVATIONS),
+  }
+
+
+def _write_neox(config: DecoderConfig) -> dict[str, Any]:
+  return write_fields(config, _NEOX_NAMES) | {
+    "hidden_act": "gelu_new" if config.mlp == "gelu" else "gelu",
+    "attention_bias": True,
+    "rotary_emb_base": config.rope_theta,
+    "rotary_pct": config.rope_fraction,
+    "rope_scaling": rope_settings(config)["rope_scaling"],
+  }
+
+
+def _tensors(
+  embeddings: Mapping[str, str],
+  fused: str,
+  maps: Mapping[str, str],
+  norms: Mapping[str, str],
+  *,
+  transposed: bool,
+  per_head: bool,
+) -> tuple[Tensor, ...]:
+  """Returns the tensors of a family.
+
+  Args:
+    embeddings: the path of the parameter in each tensor of an embedding.
+    fused: the name of the map to queries, keys and values, without its ending.
+    maps: the path of each other linear map, by the name of its tensors without their endings.
+    norms: the same for the norms.
+    transposed: whether the kernels of maps are stored as [out, in].
+    per_head: whether queries, keys and values alternate from head to head.
+  """
+  rows = [Tensor(name, path) for name, path in embeddings.items()]
+  for ending, leaf, turned in (("weight", "kernel", transposed), ("bias", "bias", False)):
+    for part, letter in enumerate("qkv"):
+      path, where = f"layers/attention/{letter}_proj/{leaf}", Part(part, 3, per_head)
+      rows.append(Tensor(f"{fused}.{ending}", path, turned, part=where))
+    rows += [Tensor(f"{name}.{ending}", f"{path}/{leaf}", turned) for name, path in maps.items()]
+  for ending, leaf in (("weight", "scale"), ("bias", "bias")):
+    rows += [Tensor(f"{name}.{ending}", f"{path}/{leaf}") for name, path in norms.items()]
+  return tuple(rows)
+
+
+GPT2 = Family(
+  model_type="gpt2",
+  architecture="GPT2LMHeadModel",
+  read=_read_gpt2,
+  write=_write_gpt2,
+  tensors=_tensors(
+    {
+      "transformer.wte.weight": "embed/embedding",
+      "transformer.wpe.weight": "embed/positions",
+      "lm_head.weight": "output/embedding",
+    },
+    "transformer.h.{}.attn.c_attn",
+    {
+      "transformer.h.{}.attn.c_proj": "layers/attention/o_proj",
+      "transformer.h.{}.mlp.c_fc": "layers/mlp/up_proj",
+      "transformer.h.{}.mlp.c_proj": "layers/mlp/down_proj",
+    },
+    {
+      "transformer.h.{}.ln_1": "layers/norms/attention/x",
+      "transformer.h.{}.ln_2": "layers/norms/mlp/x",
+      "transformer.ln_f": "final_norm",
+    },
+    transposed=False,
+    per_head=False,
+  ),
+  prefix="transformer.",
+  buffers=(".attn.bias", ".attn.masked_bias"),
+)
+
+GPT_NEOX = Family(
+  model_type="gpt_neox",
+  architecture="GPTNeoXForCausalLM",
+  read=_read_neox,
+  write=_write_neox,
+  tensors=_tensors(
+    {"gpt_neox.embed_in.weight": "embed/embedding", "embed_out.weight": "output/embedding"},
+    "gpt_neox.layers.{}.attention.query_key_value",
+    {
+      "gpt_neox.layers.{}.attention.dense": "layers/attention/o_proj",
+      "gpt_neox.layers.{}.mlp.dense_h_to_4h": "layers/mlp/up_proj",
+      "gpt_neox.layers.{}.mlp.dense_4h_to_h": "layers/mlp/down_proj",
+    },
+    {
+      "gpt_neox.layers.{}.input_layernorm": "layers/norms/attention/x",
+      "gpt_neox.layers.{}.post_attention_layernorm": "layers/norms/mlp/x",
+      "gpt_neox.final_layer_norm": "final_norm",
+    },
+    transposed=True,
+    per_head=True,
+  ),
+  prefix="gpt_neox.",
+  buffers=(".attention.bias", ".attention.masked_bias", ".rotary_emb.inv_freq"),
+)
