@@ -110,6 +110,11 @@ def test_platform_decides_the_activation_type():
   assert experiment.build(config(model__dtype="bfloat16")).decoder.dtype == "bfloat16"
 
 
+def test_rows_have_as_many_positions_as_tokens():
+  run = experiment.build(config(data__seq_len=48, model__positions="learned"))
+  assert run.decoder.max_positions == run.data.seq_len == 48
+
+
 def test_both_styles_build():
   for style in ("gpt2", "llama"):
     c = base.get_config(style)

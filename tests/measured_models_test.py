@@ -7,9 +7,11 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from flax import nnx
 
 from resjax import measured_models
 from resjax.data.tokenizer import ByteTokenizer
+from resjax.models.decoder import Decoder
 from tests.helpers import decoders, layouts, pretrained
 from tests.helpers.losses import nats_per_token
 from tests.helpers.runs import write_text
@@ -80,6 +82,16 @@ def test_rows_longer_than_learned_positions():
   it = measured_models.Subject("it", SMALL, ByteTokenizer(), 32)
   with pytest.raises(ValueError, match=r"33 tokens are longer than the 32 learned .* --seq_len"):
     measured_models.read_text(it, "python-stdlib", max_tokens=10, seq_len=33)
+
+
+def test_a_batch_divides_over_the_devices(tmp_path):
+  layout = layouts.layout(data=4, fsdp=2)
+  made = nnx.eval_shape(lambda: Decoder(SMALL.config, layout=layout, rngs=nnx.Rngs(0)))
+  it = subjects.Subject("it", made, ByteTokenizer(), 8)
+  (tmp_path / "text.txt").write_text("the gate of a layer")
+  for asked, rows in ((1, 8), (8, 8), (9, 16)):
+    text = subjects.read_text(it, str(tmp_path / "text.txt"), max_tokens=99, batch_size=asked)
+    assert {len(batch["inputs"]) for batch in text.batches} == {rows}
 
 
 def test_no_checkpoint(tmp_path):

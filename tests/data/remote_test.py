@@ -131,7 +131,12 @@ def test_a_machine_that_died_while_it_published_goes_on(gcs, bucket, config, tmp
   (root / rows.removeprefix("data/") / "packed_rows").mkdir(parents=True)  # left by a kill
   assert records(dataset.build(config))[-2:] == records(whole)[-2:]
   assert gcs.get((bucket, f"{rows}.files.json")).data
-  del gcs.objects[bucket, f"{rows}/packed_rows/1.0.0/features.json"]
+  features = bucket, f"{rows}/packed_rows/1.0.0/features.json"
+  gcs.put(features, gcs.get(features).data[:-1])
+  damaged = r"rows/a-\w+ is damaged: its files are not those of gs://"
   monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "third"))
-  with pytest.raises(ValueError, match=r"rows/a-\w+ is damaged: its files are not those of gs://"):
+  with pytest.raises(ValueError, match=damaged):
+    dataset.find(config.root, whole.fingerprint)
+  del gcs.objects[features]
+  with pytest.raises(ValueError, match=damaged):
     dataset.find(config.root, whole.fingerprint)

@@ -39,6 +39,13 @@ def test_small_corpora_fill_every_split(folder_config, count, seed):
   assert min(counts) >= 1 and sum(counts) == count
 
 
+def test_splits_have_the_sizes_of_their_fractions(folder_config):
+  config = folder_config({"a": ["x"]}, validation_fraction=0.3, test_fraction=0.1)
+  split = _plan(make_texts(400), config).split
+  for name, share in (("train", 0.6), ("validation", 0.3), ("test", 0.1)):
+    assert abs(np.mean(split == SPLITS.index(name)) - share) < 0.05
+
+
 def test_extreme_fractions_leave_something_to_train_on(folder_config):
   config = folder_config({"a": ["x"]}, validation_fraction=0.999, test_fraction=0.0)
   assert np.sum(_plan(make_texts(30), config).split == SPLITS.index("train")) == 1

@@ -111,13 +111,19 @@ def test_code_reaches_all_hosts_and_the_command_runs_there(cloud, checkout):
   assert installs == 4 * [[*python, "--editable", "./resjax[tpu,wandb]"]]
   for home in cloud.homes:
     assert (home / "resjax" / "launch" / "train.py").exists()
-  program = "import os; print(os.environ['JAX_COORDINATOR_PORT'], os.environ['A'], os.getcwd())"
+  for home in cloud.homes:  # as an earlier command leaves it
+    (home / "resjax-run").mkdir()
+    (home / "resjax-run" / "exit_code").write_text("5\n")
+  program = (
+    "import os; print(os.environ['JAX_COORDINATOR_PORT'], os.environ['A'], os.getcwd(),"
+    "os.path.exists('../resjax-run/exit_code'))"
+  )
   code, output = launch(cloud, "run", *NAME, "--env=A=b c", "--", "python", "-c", program)
   assert code == 0, output
   for home in cloud.homes:
     while not (home / "resjax-run" / "exit_code").exists():
       time.sleep(0.02)
-    assert (home / "resjax-run" / "log").read_text() == f"8476 b c {home}/resjax\n"
+    assert (home / "resjax-run" / "log").read_text() == f"8476 b c {home}/resjax False\n"
   code, output = launch(cloud, "status", *NAME)
   assert code == 0 and output.count(" exit 0 | 8476 b c ") == 4 and "\nACTIVE\n" in output
 
@@ -199,6 +205,9 @@ def test_mistakes_are_one_line_and_call_nothing(cloud, arguments, words):
 def test_a_folder_that_hosts_share_may_hold_the_workdir(cloud):
   shared = ("--shared_folder=/mnt/disk", *TRAIN, "--config.workdir=/mnt/disk/run1")
   assert launch(cloud, "run", *NAME, "--dry_run", *shared)[0] == 0
+  beside = (*shared[:-1], "--config.workdir=/mnt/disk2/run1")
+  code, output = launch(cloud, "run", *NAME, "--dry_run", *beside)
+  assert code == 1 and "config.workdir='/mnt/disk2/run1' is on the disk of one host" in output
 
 
 def test_gcloud_is_missing(cloud):

@@ -1,5 +1,6 @@
 """Where parameters come to lie, how much memory that takes, and what damaged folders get."""
 
+import itertools
 import json
 import os
 import pathlib
@@ -7,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +18,7 @@ from flax import nnx
 from safetensors.numpy import load_file, save_file
 
 from resjax.interop import huggingface
+from resjax.interop.huggingface.tensors import Part, Tensor
 from tests.helpers import layouts
 from tests.interop.huggingface.golden_test import FOLDER, logits, reference
 
@@ -35,6 +38,19 @@ def copied(tmp_path):
     return pathlib.Path(shutil.copytree(FOLDER / name, tmp_path / name))
 
   return copy
+
+
+@pytest.mark.parametrize("per_head", [False, True])
+def test_any_slice_of_a_part_is_read(per_head):
+  count, width = 3, 4
+  ours = np.arange(2 * count * 2 * width).reshape(2, count, 2, width)  # [D, q k v, heads, C]
+  theirs = (np.moveaxis(ours, 1, 2) if per_head else ours).reshape(2, -1)
+  config = SimpleNamespace(head_dim=width)
+  for part, start, stop in itertools.product(range(count), range(8), range(1, 9)):
+    if start < stop:
+      tensor = Tensor("theirs", "ours", part=Part(part, count, per_head))
+      found = tensor.read(theirs.__getitem__, (2, 8), (slice(None), slice(start, stop)), config)
+      np.testing.assert_array_equal(found, ours[:, part].reshape(2, 8)[:, start:stop])
 
 
 # GPT-2 and GPT-NeoX hold q, k and v in one tensor: slices of parts, and of parts of heads.
