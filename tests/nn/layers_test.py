@@ -154,6 +154,24 @@ def test_embedding(max_positions):
   np.testing.assert_array_equal(layer(jnp.asarray(tokens), jnp.asarray(positions)), want)
 
 
+@pytest.mark.parametrize("bias", [False, True])
+def test_linear_map_and_its_gradients(bias):
+  made = Linear(
+    D, F, ("embed_param", "mlp"), bias=bias, std=1.0, dtype="float32", layout=Layout(),
+    rngs=nnx.Rngs(0),
+  )  # fmt: skip
+  made, params = randomised(made)
+  cotangent = np.random.default_rng(2).normal(size=(2, 5, F)).astype(np.float32)
+  graphdef, state = nnx.split(made)
+  y, vjp = jax.vjp(lambda state, x: nnx.merge(graphdef, state)(x), state, X)
+  d_params, d_x = vjp(jnp.asarray(cotangent))
+  assert_close(y, X @ params["kernel"] + params.get("bias", 0), 1e-6)
+  assert_close(d_x, cotangent @ params["kernel"].T, 1e-6)
+  want = {"bias": cotangent.sum(axis=(0, 1))} if bias else {}
+  want |= {"kernel": np.einsum("btd,btf->df", X, cotangent)}
+  assert_close(nnx.to_pure_dict(d_params), want, 1e-6)
+
+
 def test_initial_values_have_the_standard_deviation_asked_for():
   rngs = nnx.Rngs(0)
   made = Linear(
