@@ -87,10 +87,10 @@ def test_rows_longer_than_learned_positions():
 def test_a_batch_divides_over_the_devices(tmp_path):
   layout = layouts.layout(data=4, fsdp=2)
   made = nnx.eval_shape(lambda: Decoder(SMALL.config, layout=layout, rngs=nnx.Rngs(0)))
-  it = subjects.Subject("it", made, ByteTokenizer(), 8)
+  it = measured_models.Subject("it", made, ByteTokenizer(), 8)
   (tmp_path / "text.txt").write_text("the gate of a layer")
   for asked, rows in ((1, 8), (8, 8), (9, 16)):
-    text = subjects.read_text(it, str(tmp_path / "text.txt"), max_tokens=99, batch_size=asked)
+    text = measured_models.read_text(it, str(tmp_path / "text.txt"), max_tokens=99, batch_size=asked)
     assert {len(batch["inputs"]) for batch in text.batches} == {rows}
 
 
