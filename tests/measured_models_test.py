@@ -90,7 +90,8 @@ def test_a_batch_divides_over_the_devices(tmp_path):
   it = measured_models.Subject("it", made, ByteTokenizer(), 8)
   (tmp_path / "text.txt").write_text("the gate of a layer")
   for asked, rows in ((1, 8), (8, 8), (9, 16)):
-    text = measured_models.read_text(it, str(tmp_path / "text.txt"), max_tokens=99, batch_size=asked)
+    file = str(tmp_path / "text.txt")
+    text = measured_models.read_text(it, file, max_tokens=99, batch_size=asked)
     assert {len(batch["inputs"]) for batch in text.batches} == {rows}
 
 
