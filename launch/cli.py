@@ -1,4 +1,4 @@
-"""What all commands share: the config flag, and mistakes of the user as one line."""
+"""What all commands share: the config flag, `--help`, and the user's mistakes as one line each."""
 
 import re
 import sys
@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import NoReturn
 
 from absl import app, flags, logging
-from ml_collections import config_flags
+from ml_collections import ConfigDict, config_flags
 
 from resjax import processes
 from resjax.processes.signals import SIGINT_CODE, Interrupted
 
-_BRINGUP, _HEARTBEAT = 300, 100  # seconds that several processes wait for each other
+# Seconds for which processes wait for each other: at the start, and for a sign of life.
+_BRINGUP, _HEARTBEAT = 300, 100
+_HELP = {"-h", "--h", "-help", "--help", "-helpshort", "--helpshort"}
 
 
 def define_config(help_text: str) -> flags.FlagHolder:
@@ -22,14 +24,16 @@ def define_config(help_text: str) -> flags.FlagHolder:
 
 
 def run(main: Callable[..., None], takes_words: bool = False) -> NoReturn:
-  """Runs a command; mistakes print one line and exit with 1, Ctrl-C exits with 130, SIGTERM with 0.
+  """Runs a command and ends the process.
 
-  --verbosity=1 shows where a mistake was noticed. Whatever ends one of several processes ends all.
+  A mistake of the user prints one line and exits with 1, and with --verbosity=1 also where it was
+  noticed. Ctrl-C exits with 130, SIGTERM with 0. If one of several processes ends, all of them end.
+  --help prints the docstring and the flags of the command, and exits with 0.
 
   Args:
-    main: takes no arguments, or with `takes_words` the words of the command line that are no
-      flags, and what stands after `--`: two lists.
-    takes_words: whether there may be any.
+    main: the command. It takes no arguments, or with `takes_words` two lists: the words of the
+      command line that are no flags, and what follows `--`.
+    takes_words: whether the command line may hold words that are no flags.
   """
   end = sys.argv.index("--") if takes_words and "--" in sys.argv else len(sys.argv)
   arguments, after = sys.argv[:end], sys.argv[end + 1 :]
@@ -56,28 +60,22 @@ def run(main: Callable[..., None], takes_words: bool = False) -> NoReturn:
       traceback.print_exc()
       _fail(f"{type(error).__name__}: {processes.explain(error)}")
 
+  def parse(argv: list[str]) -> list[str]:
+    if _HELP & set(argv[1:]):
+      print(_help(sys.modules[main.__module__].__doc__ or ""))
+      sys.exit(0)
+    return _parse(argv)
+
   flags.FLAGS.set_gnu_getopt(takes_words)  # flags may follow words
-  app.run(guarded, argv=arguments, flags_parser=_parse)
+  app.run(guarded, argv=arguments, flags_parser=parse)
 
 
 def join() -> None:
-  """Joins the other processes of the command, if there are any; before any device is touched."""
+  """Joins the other processes of the command, if there are any, before any device is touched."""
   processes.initialize(bringup_seconds=_BRINGUP, heartbeat_seconds=_HEARTBEAT)
 
 
-def _drop_repeated_reports() -> None:
-  """A save that goes wrong is one error; what its threads print about it is left out."""
-  logging.get_absl_logger().addFilter(lambda record: "orbax" not in Path(record.pathname).parts)
-  usual = sys.unraisablehook
-
-  def hook(report) -> None:
-    if str(report.exc_value) != "Event loop is closed":  # TensorStore, after the first failure
-      usual(report)
-
-  sys.unraisablehook = hook
-
-
-def config_value(holder: flags.FlagHolder):
+def config_value(holder: flags.FlagHolder) -> ConfigDict:
   """Returns the config of the command line.
 
   Raises:
@@ -88,8 +86,39 @@ def config_value(holder: flags.FlagHolder):
   return holder.value
 
 
+def _help(documentation: str) -> str:
+  """Returns the help text of a command: its documentation, and the flags that it defines itself."""
+  lines = [documentation.strip(), "", "flags:"]
+  for module, found in flags.FLAGS.flags_by_module_dict().items():
+    if module == sys.argv[0] or module.split(".")[0] == "launch":
+      lines += [_flag_help(flag) for flag in found]
+  if "config" in flags.FLAGS:
+    lines.append("  --config.KEY=VALUE\n      Another value of a setting; see configs/base.py.")
+  lines.append("  --verbosity=1\n      Mistakes are reported with their traceback.")
+  return "\n".join(lines)
+
+
+def _flag_help(flag: flags.Flag) -> str:
+  default = flag.default_as_str.strip("'") if flag.default not in (None, []) else ""
+  name = f"[no]{flag.name}" if flag.boolean else f"{flag.name}={default}"
+  usual = f" (default: {default})" if flag.boolean and flag.default else ""
+  return f"  --{name}\n      {' '.join(flag.help.split()).replace('.;', ';')}{usual}"
+
+
+def _drop_repeated_reports() -> None:
+  """Leaves out what threads print about a failed save, which is reported as one error anyway."""
+  logging.get_absl_logger().addFilter(lambda record: "orbax" not in Path(record.pathname).parts)
+  usual = sys.unraisablehook
+
+  def hook(report: "sys.UnraisableHookArgs") -> None:
+    if str(report.exc_value) != "Event loop is closed":  # TensorStore, after the first failure
+      usual(report)
+
+  sys.unraisablehook = hook
+
+
 def _parse(argv: list[str]) -> list[str]:
-  """Parses the command line; what cannot be parsed is one line too."""
+  """Parses the flags; a command line that cannot be parsed is reported in one line too."""
   for arg in argv:
     path = re.match(r"--?config=([^:]+)", arg)
     if path and not Path(path[1]).is_file():

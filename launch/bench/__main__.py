@@ -13,16 +13,19 @@ BENCHMARKS = {
 
 
 def main() -> None:
-  """Runs the benchmark that the first word names, or prints what there is."""
+  """Runs the benchmark that the first word names, or prints which benchmarks there are."""
   what, *rest = sys.argv[1:] or [""]
-  if what in ("", "-h", "-help", "--help"):
-    lines = [f"  {name:12}{text}" for name, text in BENCHMARKS.items()]
-    print("\n".join(["usage: python -m launch.bench WHAT [FLAGS]", "", *lines]))
-    sys.exit(0 if what else 1)
-  if what not in BENCHMARKS:
+  lines = [f"  {name:12}{text}" for name, text in BENCHMARKS.items()]
+  usage = "\n".join(["usage: python -m launch.bench WHAT [FLAGS]", "", *lines])
+  if what in ("-h", "-help", "--help"):
+    print(usage)
+  elif not what:
+    sys.exit(usage)
+  elif what not in BENCHMARKS:
     sys.exit(f"error: {what!r} is not a benchmark; allowed: {', '.join(BENCHMARKS)}")
-  sys.argv = [f"launch.bench.{what}", *rest]
-  runpy.run_module(f"launch.bench.{what}", run_name="__main__", alter_sys=True)
+  else:
+    sys.argv = [f"launch.bench.{what}", *rest]
+    runpy.run_module(f"launch.bench.{what}", run_name="__main__", alter_sys=True)
 
 
 if __name__ == "__main__":

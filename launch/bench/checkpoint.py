@@ -1,7 +1,7 @@
 """What a checkpoint costs: how long saving holds up the caller, and all of it; reading; checking.
 
-  python -m launch.bench.checkpoint                       (500 MB, in a temporary folder)
-  python -m launch.bench.checkpoint --megabytes=8 --folder=runs/bench
+  python -m launch.bench checkpoint                       (500 MB, in a temporary folder)
+  python -m launch.bench checkpoint --megabytes=8 --folder=runs/bench
 
 The state is float32 arrays of random bits, sharded over all devices, which nothing compresses. The
 first save compiles the checksums and is told apart. Prints one JSON object.

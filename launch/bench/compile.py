@@ -1,7 +1,7 @@
 """Compile time and memory of the training step: block_attn_res against standard, depth doubled.
 
-  python -m launch.bench.compile                        (for the CPU)
-  python -m launch.bench.compile --topology=v5e:2x4     (for a TPU that need not be there)
+  python -m launch.bench compile                        (for the CPU)
+  python -m launch.bench compile --topology=v5e:2x4     (for a TPU that need not be there)
 
 Every case is compiled `--rounds` times, the cases taking turns, and its fastest time counts.
 Prints one JSON object. A topology needs the extra `tpu` and no TPU.

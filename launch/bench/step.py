@@ -1,7 +1,7 @@
 """Time of a dense decoder's training step: block_attn_res against standard, taking turns.
 
-  python -m launch.bench.step                                   (1.2B parameters, one 80 GB GPU)
-  python -m launch.bench.step --layers=2 --d_model=128 --rows=1 --seq_len=64   (for trying it out)
+  python -m launch.bench step                                   (1.2B parameters, one 80 GB GPU)
+  python -m launch.bench step --layers=2 --d_model=128 --rows=1 --seq_len=64   (for trying it out)
 
 A step is forward, reverse pass and AdamW on random tokens. Both models are held at once; a sample
 is the wall time of `--steps` steps in a row over their number, in which launching them is hidden.

@@ -1,7 +1,7 @@
 """Trains for a while: how fast, how much of it waits, and whether a killed run is the same run.
 
-  python -m launch.bench.train                (1.35B parameters, one GPU of 80 GB or more)
-  python -m launch.bench.train --steps=12 -- --config=configs/tiny.py     (for trying it out)
+  python -m launch.bench train                (1.35B parameters, one GPU of 80 GB or more)
+  python -m launch.bench train --steps=12 -- --config=configs/tiny.py     (for trying it out)
 
 What follows `--` are arguments of launch.train. First a run of `--steps` steps gives model FLOP
 utilisation, tokens per second, and the shares of a step's time that wait for data and that metrics

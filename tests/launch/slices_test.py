@@ -62,7 +62,7 @@ def test_libtpu_knows_every_slice_by_its_number(no_tpu, generation):
     assert len(target.devices) == target.tpu.devices, name
     assert len({device.process_index for device in target.devices}) == target.tpu.hosts, name
     assert target.devices[0].device_kind in generation.chip.device_kinds
-    coordinates = {device.coords for device in target.devices}
+    coordinates = {tuple(device.coords) for device in target.devices}
     assert len(coordinates) == target.tpu.chips
     sides = [1 + max(axis) for axis in zip(*coordinates, strict=True)]
     assert sides[: target.tpu.shape.count("x") + 1] == [int(n) for n in target.tpu.shape.split("x")]

@@ -1,6 +1,6 @@
 """Times depth attention and what competes with it on the device at hand.
 
-  python -m launch.bench.kernels --out runs/bench
+  python -m launch.bench kernels --out runs/bench
 
 writes bench.json and bench.png into --out. Two tools need no accelerator:
   --network-bytes   traffic of a whole residual network, as the compiler reports it
@@ -31,7 +31,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _parse(argv: list[str] | None) -> argparse.Namespace:
-  parser = _Parser(prog="launch.bench.kernels", description=__doc__,
+  parser = _Parser(prog="python -m launch.bench kernels", description=__doc__,
                    formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
   add = parser.add_argument
   add("--out", type=Path, default=Path("runs/bench"), help="folder of the results")

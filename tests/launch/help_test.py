@@ -1,0 +1,110 @@
+"""`--help` of every command: its documentation, its own flags, and exit code 0."""
+
+import ast
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+
+from launch.bench.__main__ import BENCHMARKS
+from tests.helpers import runs
+from tests.helpers.stand_ins import ROOT
+
+# Runs each command of the standard input in a fork of one process that has imported what most
+# commands import.
+PROGRAM = """
+import json, os, runpy, sys, tempfile, warnings
+from launch import cli
+from resjax import measured_models
+from resjax.analysis import measurement, sweep_table
+warnings.simplefilter("ignore")
+for line in sys.stdin:
+  module, *arguments = json.loads(line)
+  with tempfile.TemporaryFile() as output:
+    child = os.fork()
+    if child == 0:
+      os.dup2(output.fileno(), 1)
+      os.dup2(output.fileno(), 2)
+      sys.argv = [module, *arguments]
+      runpy.run_module(module, run_name="__main__", alter_sys=True)
+      sys.exit(0)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    output.seek(0)
+    print(json.dumps([code, output.read().decode()]), flush=True)
+"""
+FILES = [path for path in (ROOT / "launch").rglob("*.py") if "cli.run(" in path.read_text()]
+FILES = [path for path in FILES if path.name != "cli.py"]
+BENCH = ROOT / "launch" / "bench"
+
+
+def words(path):
+  """The words behind `python -m` that run the command of a file."""
+  parts = path.relative_to(ROOT).with_suffix("").parts
+  if path.is_relative_to(BENCH):
+    return ["launch.bench", parts[-1]]
+  return [".".join(part for part in parts if part != "__main__")]
+
+
+COMMANDS = {" ".join(words(path)): path for path in sorted(FILES)}
+DEFINED = re.compile(r"flags\.DEFINE_\w+\(\s*(?:#[^\n]*\n\s*)?\"(\w+)\"")
+
+
+@pytest.fixture(scope="module")
+def run():
+  """A function of the words of a command: its exit code, and what it printed."""
+  process = subprocess.Popen(
+    [sys.executable, "-c", PROGRAM],
+    cwd=runs.REPOSITORY,
+    env=runs.environment(),
+    text=True,
+    stdin=subprocess.PIPE,
+    stdout=subprocess.PIPE,
+  )
+
+  def ask(*arguments):
+    process.stdin.write(json.dumps(arguments) + "\n")
+    process.stdin.flush()
+    return json.loads(process.stdout.readline())
+
+  with process:
+    yield ask
+    process.stdin.close()
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help(run, command):
+  code, output = run(*command.split(), "--help")
+  assert code == 0, output
+  text = COMMANDS[command].read_text()
+  assert output.startswith(ast.get_docstring(ast.parse(text)))
+  flags = DEFINED.findall(text) + ["config"] * ("define_config" in text)
+  if "model_flags" in text:
+    flags += ["checkpoint", "hf", "data", "fsdp"]
+  assert flags
+  for name in flags:
+    assert re.search(rf"^  --(\[no\])?{name}\b", output, re.MULTILINE), name
+  assert "grain" not in output and "stderrthreshold" not in output
+
+
+def test_every_command_is_walked():
+  names = {command.split(".", 1)[1] for command in COMMANDS}
+  single = "train sweep build_dataset aot analyze intervene generate export tpu gke slurm local"
+  assert {*single.split(), *(f"bench {name}" for name in BENCHMARKS if name != "kernels")} == names
+
+
+def test_short_form(run):
+  assert run("launch.train", "-h") == run("launch.train", "--config=configs/tiny.py", "--help")
+
+
+def test_benchmarks(run):
+  code, listed = run("launch.bench", "--help")
+  assert code == 0 and all(f"  {name} " in listed for name in BENCHMARKS)
+  code, output = run("launch.bench")
+  assert code == 1 and output == listed
+  code, output = run("launch.bench", "kernel")
+  assert code == 1
+  assert output == f"error: 'kernel' is not a benchmark; allowed: {', '.join(BENCHMARKS)}\n"
+  code, output = run("launch.bench", "kernels", "--help")
+  assert code == 0 and "--network-bytes" in output and "python -m launch.bench kernels" in output
