@@ -24,7 +24,7 @@ from resjax import experiment
 from resjax.aot import absent_devices, compile_step, suggest_settings, table
 from resjax.aot.absent_devices import AbsentSlices
 from resjax.aot.memory import GIB, DoesNotFitError
-from resjax.train.config import Run
+from resjax.runs.config import Run
 
 _CONFIG = cli.define_config("What would be trained.")
 _SLICES = flags.DEFINE_integer("num_slices", 1, "Slices; config.mesh.data joins.", lower_bound=1)

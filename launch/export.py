@@ -11,7 +11,7 @@ from launch import cli
 from resjax import experiment, processes
 from resjax.interop import huggingface
 from resjax.interop.huggingface.exporting import DTYPES
-from resjax.train import restore
+from resjax.runs import restore
 
 _CHECKPOINT = flags.DEFINE_string("checkpoint", None, "Folder of the run, or a checkpoint in it.")
 _OUT = flags.DEFINE_string("out", None, "Folder to write; must not be there yet.")

@@ -12,8 +12,8 @@ from launch import cli
 from resjax import experiment, processes
 from resjax.data.tokenizer import END_OF_TEXT
 from resjax.models.sampling import check_options
-from resjax.train import restore
-from resjax.train.sample import sample_text
+from resjax.runs import restore
+from resjax.runs.sample import sample_text
 
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run, or a checkpoint in it.")
 _PROMPTS = flags.DEFINE_multi_string("prompt", [""], "How a text begins; may be given repeatedly.")

@@ -32,8 +32,8 @@ from resjax.analysis import sweep_table
 from resjax.analysis.sweep_table import Result, SweepRun
 from resjax.processes.signals import SIGINT_CODE, Interrupted
 from resjax.records.metrics_log import FILE_NAME, read_metrics
-from resjax.train import workdir
-from resjax.train.config import Run
+from resjax.runs import workdir
+from resjax.runs.config import Run
 
 _CONFIG = cli.define_config("The sweep.")
 _PRINT = flags.DEFINE_bool("print_commands", False, "Only print one command per run.")

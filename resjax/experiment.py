@@ -14,9 +14,9 @@ from resjax.checkpoint.config import CheckpointConfig
 from resjax.data.config import DataConfig
 from resjax.interop import huggingface
 from resjax.models.config import DecoderConfig, ResidualConfig
+from resjax.runs import divisibility, parents, workdir
+from resjax.runs.config import HealthConfig, Run, TrainConfig
 from resjax.sharding import Layout, MeshConfig, Rules, ShardingConfig, make_layout
-from resjax.train import divisibility, parents, workdir
-from resjax.train.config import HealthConfig, Run, TrainConfig
 
 
 def build(config: Mapping[str, Any], devices: Sequence[jax.Device] | None = None) -> Run:

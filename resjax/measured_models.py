@@ -11,8 +11,8 @@ from resjax.data.eval_text import MeasuredText
 from resjax.data.tokenizer import Tokenizer
 from resjax.interop import huggingface
 from resjax.models.decoder import Decoder
+from resjax.runs import restore, workdir
 from resjax.sharding import Layout
-from resjax.train import restore, workdir
 
 _SETTINGS = SettingNames("--data", "--data_format", "--data_field")
 _USUAL_ROW = 1024  # tokens; pretrained models may take far longer ones

@@ -6,7 +6,7 @@ import pytest
 from configs import base, tiny
 from resjax import experiment
 from resjax.data.summary import DatasetSummary
-from resjax.train import workdir
+from resjax.runs import workdir
 
 
 def config(**changes):

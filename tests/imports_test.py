@@ -48,10 +48,11 @@ ALLOWED = {
   },
 }
 BASE = set(ALLOWED) - {"_version"}
-ALLOWED["train"] = BASE
-ALLOWED["aot"] = BASE | {"train"}
-ALLOWED["experiment"] = BASE | {"train"}
-ALLOWED["measured_models"] = BASE | {"train", "experiment"}
+ALLOWED["runs"] = BASE
+ALLOWED["train"] = BASE | {"runs"}
+ALLOWED["aot"] = BASE | {"runs", "train"}
+ALLOWED["experiment"] = BASE | {"runs"}
+ALLOWED["measured_models"] = BASE | {"runs", "experiment"}
 ALLOWED["__init__"] = {"_version"}
 
 
@@ -154,26 +155,44 @@ def test_every_module_imports_and_brings_no_other_framework(loaded):
   assert not modules & FORBIDDEN
 
 
-COMBINATORS = """
+IMPORT = """
 import json, sys, time
 start = time.process_time()
-import resjax
-from resjax import combinators
+{statement}
 print(json.dumps([time.process_time() - start, sorted(sys.modules)]))
 """
 
 
-def test_importing_combinators_is_quick_and_loads_no_kernel():
-  command = [sys.executable, "-c", COMBINATORS]
+def quickest(statement):
+  """CPU seconds of some imports, the fewest of three processes, and the modules they load."""
+  command = [sys.executable, "-c", IMPORT.format(statement=statement)]
   env = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
   seconds = []
-  for _ in range(3):  # the quickest of three, on a machine that does other things too
+  for _ in range(3):  # the machine may do other things too
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr[-3000:]
     taken, modules = json.loads(done.stdout)
     seconds.append(taken)
-  assert min(seconds) < 1.2
+  return min(seconds), modules
+
+
+def test_importing_combinators_is_quick_and_loads_no_kernel():
+  seconds, modules = quickest("import resjax; from resjax import combinators")
+  assert seconds < 1.2
   kernels = ("jax.experimental.pallas", "jax.experimental.mosaic", "matplotlib")
   assert not [name for name in modules if name.startswith(kernels)]
   own = "resjax.kernels.depth_attention.mosaic_"
   assert not [name for name in modules if name.startswith(own)]
+
+
+def test_the_training_command_is_quick_to_import():
+  seconds, modules = quickest("import launch.train")
+  assert seconds < 2
+  heavy = {"matplotlib", "tensorflow_datasets", "grain", "orbax", "jax.experimental.mosaic.gpu"}
+  assert not heavy & set(modules)
+
+
+def test_training_loads_nothing_that_draws():
+  seconds, modules = quickest("import launch.train, resjax.experiment, resjax.train.loop")
+  assert seconds < 3
+  assert not {"matplotlib", "tensorflow_datasets", "jax.experimental.mosaic.gpu"} & set(modules)

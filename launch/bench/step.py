@@ -22,8 +22,8 @@ from configs import base
 from launch import cli
 from launch.bench.kernels import timing
 from resjax import experiment
+from resjax.runs.config import Run
 from resjax.train import program
-from resjax.train.config import Run
 from resjax.train.state import init_state
 
 _LAYERS = flags.DEFINE_integer("layers", 24, "Layers.", lower_bound=1)

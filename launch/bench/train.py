@@ -26,7 +26,7 @@ from absl import flags
 from launch import cli
 from resjax.checkpoint import reader
 from resjax.records.metrics_log import FILE_NAME, read_metrics
-from resjax.train import workdir
+from resjax.runs import workdir
 
 _STEPS = flags.DEFINE_integer("steps", 60, "Steps of the timed run.", lower_bound=6)
 _OUT = flags.DEFINE_string("out", "runs/bench", "Folder of bench_train.json and of the runs.")

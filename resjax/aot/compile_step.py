@@ -12,8 +12,8 @@ from resjax.aot.hlo_visits import unknown_loops
 from resjax.aot.matrix_flops import matrix_flops
 from resjax.aot.memory import DoesNotFitError, Memory, count_arguments, measure, refusal
 from resjax.models.flops import training_flops_per_token
+from resjax.runs.config import Run
 from resjax.train import program
-from resjax.train.config import Run
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 
 from resjax.aot.compile_step import Report
 from resjax.aot.memory import GIB, DoesNotFitError
-from resjax.train.config import Run
+from resjax.runs.config import Run
 
 REMAT = ("none", "dots", "full")  # from the least to the most that is computed again
 

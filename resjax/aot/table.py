@@ -10,7 +10,7 @@ from resjax.aot.absent_devices import AbsentSlices
 from resjax.aot.compile_step import Report
 from resjax.aot.memory import GIB, DoesNotFitError, Memory
 from resjax.aot.suggest_settings import Try
-from resjax.train.config import Run
+from resjax.runs.config import Run
 
 
 def show_target(run: Run, target: AbsentSlices, console: Console) -> None:

@@ -70,7 +70,7 @@ class Layout:
     """Asks the compiler to lay out `x` by its logical axes.
 
     An axis whose size does not divide over its devices stays whole, such as the single token of a
-    step of decoding. The sizes of training are checked before, by `resjax.train.divisibility`.
+    step of decoding. The sizes of training are checked before, by `resjax.runs.divisibility`.
 
     Args:
       x: an activation.

@@ -15,7 +15,7 @@ from resjax.data import dataset
 from resjax.data.build_table import build_and_show
 from resjax.data.config import DataConfig
 from resjax.data.summary import DatasetSummary
-from resjax.train.config import Run
+from resjax.runs.config import Run
 
 _ALIKE = ("resjax", "jax", "jaxlib", "libtpu")
 

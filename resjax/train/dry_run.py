@@ -9,8 +9,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from resjax.runs.config import Run
 from resjax.train import program, run_tables
-from resjax.train.config import Run
 from resjax.typing import Array, PyTree
 
 

@@ -5,10 +5,11 @@ from rich.console import Console
 
 from resjax.locations import Location
 from resjax.records.metrics_log import FILE_NAME, read_metrics
-from resjax.train import run_tables, workdir
-from resjax.train.config import Run
+from resjax.runs import workdir
+from resjax.runs.config import Run
+from resjax.runs.sample import sample_text
+from resjax.train import run_tables
 from resjax.train.evaluate import SPLIT
-from resjax.train.sample import sample_text
 from resjax.train.trainer import Trainer
 
 

@@ -6,7 +6,7 @@ import math
 import jax
 import jax.numpy as jnp
 
-from resjax.train.config import MAX_SPIKE_WINDOW, HealthConfig
+from resjax.runs.config import MAX_SPIKE_WINDOW, HealthConfig
 from resjax.typing import Array, PyTree
 
 

@@ -14,10 +14,11 @@ from resjax.processes import signals
 from resjax.processes.watchdog import FILE_NAME as STACKS
 from resjax.processes.watchdog import Watchdog
 from resjax.records.time_ledger import Ledger
-from resjax.train import common_start, init_from, parents, run_tables, workdir
-from resjax.train.config import Run
+from resjax.runs import init_from, parents, workdir
+from resjax.runs.config import Run
+from resjax.runs.parents import Parent
+from resjax.train import common_start, run_tables
 from resjax.train.end_of_run import finish
-from resjax.train.parents import Parent
 from resjax.train.trainer import Trainer
 
 

@@ -10,9 +10,10 @@ import optax
 from resjax import optim
 from resjax.analysis.measurement import ProbeStep, make_probe_step
 from resjax.analysis.probing import PROBED, ProbeConfig
+from resjax.models.model_def import ModelDef
+from resjax.runs.config import Run
 from resjax.sharding import Layout
-from resjax.train.config import Run
-from resjax.train.state import ModelDef, TrainState, abstract_state
+from resjax.train.state import TrainState, abstract_state
 from resjax.train.step import make_eval_step, make_train_step
 from resjax.typing import Array
 

@@ -14,8 +14,9 @@ from resjax.records.metrics_log import FILE_NAME, MetricLogger, read_metrics
 from resjax.records.progress import Progress
 from resjax.records.step_time import StepTime
 from resjax.records.time_ledger import Ledger, carried
-from resjax.train import guard, workdir
-from resjax.train.config import Run
+from resjax.runs import workdir
+from resjax.runs.config import Run
+from resjax.train import guard
 from resjax.train.evaluate import summary
 from resjax.train.program import Program
 from resjax.train.step import Metrics

@@ -8,11 +8,11 @@ from rich.console import Console
 from rich.table import Table
 
 from resjax.models.flops import training_flops_per_token
+from resjax.models.model_def import ModelDef
 from resjax.optim import parameter_rows
-from resjax.train.config import Run
-from resjax.train.init_from import Inheritance
-from resjax.train.parents import Parent
-from resjax.train.state import ModelDef
+from resjax.runs.config import Run
+from resjax.runs.init_from import Inheritance
+from resjax.runs.parents import Parent
 
 
 def model_costs(model: ModelDef, run: Run) -> dict[str, float]:

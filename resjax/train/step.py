@@ -9,9 +9,10 @@ import optax
 
 from resjax.losses import LossSums
 from resjax.models.loss import loss_sums
+from resjax.models.model_def import ModelDef
+from resjax.runs.config import HealthConfig, TrainConfig
 from resjax.train import guard
-from resjax.train.config import HealthConfig, TrainConfig
-from resjax.train.state import ModelDef, TrainState, abstract_state
+from resjax.train.state import TrainState, abstract_state
 from resjax.typing import Array, PyTree
 
 Batch = Mapping[str, Array]

@@ -15,11 +15,12 @@ from resjax.data.summary import DatasetSummary
 from resjax.processes.signals import Interrupted, StopRequest
 from resjax.records.metrics_log import FILE_NAME, read_metrics
 from resjax.records.time_ledger import Ledger
-from resjax.train import init_from, program, workdir
+from resjax.runs import init_from, workdir
+from resjax.runs.config import Run
+from resjax.runs.parents import Parent
+from resjax.train import program
 from resjax.train.compilation import compile_steps
-from resjax.train.config import Run
 from resjax.train.evaluate import SPLIT, evaluate
-from resjax.train.parents import Parent
 from resjax.train.profile import Profiler
 from resjax.train.recorder import Recorder
 from resjax.train.state import TrainState, first_state, init_state

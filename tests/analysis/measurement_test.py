@@ -12,8 +12,8 @@ from resjax.analysis.groups import frequency_deciles
 from resjax.analysis.measurement import measure
 from resjax.analysis.probing import ProbeConfig
 from resjax.combinators.base import OUTPUT
+from resjax.models.model_def import ModelDef
 from resjax.sharding import Layout
-from resjax.train.state import ModelDef
 from tests.helpers import alignment, decoders, layouts
 
 T = 16

@@ -16,7 +16,8 @@ from resjax import experiment, optim
 from resjax.checkpoint import manifest
 from resjax.checkpoint.manager import Checkpoints
 from resjax.checkpoint.reader import newest, saved_steps
-from resjax.train.state import ModelDef, abstract_state, init_state
+from resjax.models.model_def import ModelDef
+from resjax.train.state import abstract_state, init_state
 from tests.helpers import layouts
 from tests.helpers.checkpoints import (
   abstract,

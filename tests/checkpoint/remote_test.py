@@ -7,7 +7,7 @@ import pytest
 
 from resjax import locations
 from resjax.checkpoint.reader import newest, saved_steps
-from resjax.train import workdir
+from resjax.runs import workdir
 from tests.helpers.checkpoints import assert_restores, fill, numbers, opened, small_state
 
 

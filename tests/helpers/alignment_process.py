@@ -14,8 +14,8 @@ from resjax import processes
 from resjax.analysis.alignment import Alignment
 from resjax.analysis.measurement import measure
 from resjax.analysis.probing import ProbeConfig
+from resjax.models.model_def import ModelDef
 from resjax.sharding import MESH_AXES, Layout
-from resjax.train.state import ModelDef
 from tests.helpers import decoders, layouts
 
 ROWS, T, V = 8, 16, 32

@@ -7,8 +7,9 @@ import pytest
 
 from configs import tiny
 from resjax import experiment, optim
+from resjax.models.model_def import ModelDef
 from resjax.records.metrics_log import read_metrics
-from resjax.train.state import ModelDef, init_state
+from resjax.train.state import init_state
 from resjax.train.step import make_train_step
 from tests.helpers import layouts, walks
 from tests.helpers.runs import command, finish, write_text

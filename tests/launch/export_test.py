@@ -9,7 +9,7 @@ import pytest
 
 from resjax import experiment
 from resjax.interop import huggingface
-from resjax.train import restore
+from resjax.runs import restore
 from tests.helpers import runs
 from tests.interop.huggingface.golden_test import logits
 

@@ -17,9 +17,9 @@ from resjax.losses import cross_entropy
 from resjax.models.config import ShortSWAConfig
 from resjax.models.flops import forward_flops_per_token
 from resjax.models.loss import loss_sums
+from resjax.models.model_def import ModelDef
 from resjax.nn.rope import RopeScaling
 from resjax.sharding import Layout
-from resjax.train.state import ModelDef
 from tests.helpers import decoders
 from tests.helpers.compare import assert_close
 from tests.models.decode_test import cached_and_whole

@@ -12,9 +12,9 @@ from flax import nnx
 from resjax import combinators
 from resjax.models.config import ShortSWAConfig
 from resjax.models.loss import loss_sums
+from resjax.models.model_def import ModelDef
 from resjax.models.sampling import generate
 from resjax.sharding import Layout
-from resjax.train.state import ModelDef
 from tests.helpers import decoders, layouts
 from tests.helpers.compare import assert_close
 

@@ -20,8 +20,8 @@ from flax import nnx
 
 from resjax.models.config import ShortSWAConfig
 from resjax.models.loss import loss_sums
+from resjax.models.model_def import ModelDef
 from resjax.sharding import Layout
-from resjax.train.state import ModelDef
 from tests.helpers import decoders, layouts
 
 FOLDER = pathlib.Path(__file__).parents[1] / "golden" / "sharding"

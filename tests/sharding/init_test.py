@@ -3,7 +3,7 @@
 import jax
 import pytest
 
-from resjax.train.state import ModelDef
+from resjax.models.model_def import ModelDef
 from tests.helpers import decoders, layouts
 
 

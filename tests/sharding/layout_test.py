@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
+from resjax.models.model_def import ModelDef
 from resjax.models.parameters import Parameter, failures
 from resjax.sharding import LOGICAL_AXES, Layout, MeshConfig, Rules, ShardingConfig, make_layout
-from resjax.train.state import ModelDef
 from tests.helpers import decoders, layouts
 
 

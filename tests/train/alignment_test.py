@@ -15,7 +15,8 @@ from resjax.aot import compile_step
 from resjax.data import dataset
 from resjax.data.pipeline import evaluation_batches
 from resjax.records.metrics_log import read_metrics
-from resjax.train import program, restore
+from resjax.runs import restore
+from resjax.train import program
 from tests.helpers import trained
 from tests.helpers.alignments import alignment
 from tests.helpers.runs import write_text

@@ -17,8 +17,8 @@ from resjax.data import dataset
 from resjax.data.pipeline import evaluation_batches
 from resjax.interop import huggingface
 from resjax.models.config import ResidualConfig
-from resjax.train import init_from, parents
-from resjax.train.state import ModelDef
+from resjax.models.model_def import ModelDef
+from resjax.runs import init_from, parents
 from tests.helpers import layouts, pretrained
 from tests.helpers.losses import nats_per_token
 from tests.helpers.runs import start, write_text

@@ -9,8 +9,9 @@ from rich.console import Console
 
 from resjax import experiment
 from resjax.data.config import BYTE_VOCAB
+from resjax.runs import workdir
 from resjax.sharding import layout as layout_module
-from resjax.train import loop, program, workdir
+from resjax.train import loop, program
 from resjax.train.dry_run import dry_run
 from tests.helpers import layouts, trained
 from tests.helpers.runs import write_text

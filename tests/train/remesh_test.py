@@ -9,7 +9,8 @@ import pytest
 from configs import tiny
 from resjax import experiment, optim
 from resjax.checkpoint.manager import Checkpoints
-from resjax.train.state import ModelDef, TrainState, abstract_state, init_state
+from resjax.models.model_def import ModelDef
+from resjax.train.state import TrainState, abstract_state, init_state
 from resjax.train.step import make_train_step
 from tests.helpers import layouts
 from tests.helpers.checkpoints import numbers, settings

@@ -10,7 +10,8 @@ import pytest
 
 from configs import tiny
 from resjax import experiment, optim
-from resjax.train.state import ModelDef, abstract_state, init_state
+from resjax.models.model_def import ModelDef
+from resjax.train.state import abstract_state, init_state
 from resjax.train.step import make_eval_step, make_train_step
 from tests.helpers import layouts
 

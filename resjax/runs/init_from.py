@@ -5,10 +5,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from resjax.locations import Location
-from resjax.train import workdir
-from resjax.train.config import Run
-from resjax.train.parents import KNOB, Parent, Shapes, flat, nested
-from resjax.train.state import ModelDef
+from resjax.models.model_def import ModelDef
+from resjax.runs import workdir
+from resjax.runs.config import Run
+from resjax.runs.parents import KNOB, Parent, Shapes, flat, nested
 from resjax.typing import PyTree
 
 _RESIDUAL = "config.model.residual."

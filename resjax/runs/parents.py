@@ -14,9 +14,9 @@ from resjax.interop import huggingface
 from resjax.locations import Location
 from resjax.models.config import DecoderConfig
 from resjax.models.decoder import Decoder
+from resjax.runs import restore, workdir
+from resjax.runs.restore import Saved
 from resjax.sharding import Layout
-from resjax.train import restore, workdir
-from resjax.train.restore import Saved
 from resjax.typing import Array, PyTree
 
 Shapes = Mapping[str, tuple[int, ...]]

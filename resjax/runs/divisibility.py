@@ -1,7 +1,7 @@
 """Whether every size divides over the devices that split it, found before data are built."""
 
 from resjax.models.parameters import SPLIT_AXES, failures, not_divisible, parameters, refuse
-from resjax.train.config import Run
+from resjax.runs.config import Run
 
 
 def check(run: Run) -> None:

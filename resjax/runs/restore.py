@@ -7,9 +7,9 @@ from resjax.checkpoint.reader import newest, restore_params
 from resjax.data import tokenizer
 from resjax.data.tokenizer import Tokenizer
 from resjax.locations import Location
-from resjax.train import workdir
-from resjax.train.config import Run
-from resjax.train.state import ModelDef
+from resjax.models.model_def import ModelDef
+from resjax.runs import workdir
+from resjax.runs.config import Run
 from resjax.typing import PyTree
 
 

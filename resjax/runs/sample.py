@@ -6,8 +6,8 @@ import jax
 import numpy as np
 
 from resjax.data.tokenizer import END_OF_TEXT, Tokenizer
+from resjax.models.model_def import ModelDef
 from resjax.models.sampling import generate
-from resjax.train.state import ModelDef
 from resjax.typing import PyTree
 
 

@@ -18,7 +18,7 @@ from resjax import locations
 from resjax.data.summary import DatasetSummary
 from resjax.locations import Location
 from resjax.models.config import DecoderConfig
-from resjax.train.config import Run
+from resjax.runs.config import Run
 
 RECORD = "run.json"
 TOKENIZER = "tokenizer.json"

@@ -16,8 +16,9 @@ from resjax.checkpoint.reader import restore_params
 from resjax.combinators import registry
 from resjax.models.config import ResidualConfig
 from resjax.models.loss import loss_sums
-from resjax.train import init_from, parents, workdir
-from resjax.train.state import ModelDef, first_state
+from resjax.models.model_def import ModelDef
+from resjax.runs import init_from, parents, workdir
+from resjax.train.state import first_state
 from resjax.train.step import make_train_step
 from tests.helpers import layouts, walks
 from tests.helpers.runs import write_text
