@@ -256,3 +256,15 @@ def test_sharded_without_sharded_axes_is_the_plain_one():
   for spec in (jax.sharding.PartitionSpec(), jax.sharding.PartitionSpec("data")):
     got = losses.sharded_cross_entropy(*args, mesh=mesh, spec=spec, chunk_size=12)
     assert got == losses.cross_entropy(*args, chunk_size=12)
+
+
+def test_sums_of_devices_are_the_sum_of_the_whole():
+  mesh = jax.sharding.Mesh(np.array(jax.devices()).reshape(2, 4), ("data", "sequence"))
+  args = example(rows=(4,), tokens=16)
+  spec = jax.sharding.PartitionSpec("data", "sequence")
+  sizes = jnp.arange(257) % 7
+  options = {"chunk_size": 12, "token_bytes": sizes}
+  sums = functools.partial(losses.sharded_cross_entropy, mesh=mesh, spec=spec, **options)
+  got, want = jax.jit(sums)(*args), losses.cross_entropy(*args, **options)
+  for field in FIELDS:
+    np.testing.assert_allclose(getattr(got, field), getattr(want, field), rtol=1e-6)

@@ -92,10 +92,18 @@ def test_a_place_in_the_data_is_plain_json_and_fits_any_number_of_processes(tmp_
   assert [path.name for path in (tmp_path / "5" / "data").glob("*process*")] == []
 
 
-def test_another_batch_size_is_refused(tmp_path):
+def test_the_newest_checkpoint_has_the_highest_step(tmp_path):
+  assert newest(tmp_path) is None
+  for step in (9, 100, 12):
+    (tmp_path / str(step)).mkdir()
+  assert saved_steps(tmp_path) == [9, 12, 100] and newest(tmp_path).name == "100"
+
+
+@pytest.mark.parametrize("rows", [4, 16])
+def test_another_batch_size_is_refused(tmp_path, rows):
   fill(tmp_path, 5)
-  with Checkpoints(tmp_path, settings(), batch_size=16) as checkpoints:
-    words = r"checkpoint 5 .* batches of 8 rows; config.train.batch_size=16 would read other data"
+  with Checkpoints(tmp_path, settings(), batch_size=rows) as checkpoints:
+    words = rf"checkpoint 5 .* batches of 8 rows; config.train.batch_size={rows} would read other"
     with pytest.raises(ValueError, match=words):
       checkpoints.restore(abstract(small_state(5)), numbers())
 

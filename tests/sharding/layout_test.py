@@ -87,6 +87,8 @@ def test_rules_that_leave_devices_idle_are_refused():
     ({"tokens": ("sequence", "sequence")}, "has a mesh axis twice"),
     ({"tokens": ("tensor",)}, "tokens and heads are axes of one array, and 'tensor' cannot"),
     ({"embed": ("tensor",)}, "vocab and embed are axes of one array"),
+    ({"batch": ("data",), "mlp": ("fsdp",)}, "embed_param and mlp are axes of one array"),
+    ({"batch": ("data",), "heads": ("fsdp",)}, "embed_param and heads are axes of one array"),
   ],
 )
 def test_rules_that_cannot_be_are_refused(rule, message):

@@ -3,11 +3,12 @@
 from types import SimpleNamespace
 
 import jax
+import numpy as np
 import pytest
 from jax.experimental import topologies
 from jax.sharding import AxisType
 
-from resjax.sharding import MESH_AXES, MeshConfig, make_mesh
+from resjax.sharding import MESH_AXES, MeshConfig, make_mesh, mesh
 from tests.helpers.libtpu import needs_libtpu
 
 
@@ -56,6 +57,20 @@ def test_other_axes_than_data_do_not_join_slices(sizes):
   with pytest.raises(ValueError, match=r"config.mesh.data=1 .*2 slices of 4 devices") as raised:
     make_mesh(MeshConfig(**sizes), devices)
   assert "fsdp × tensor × sequence = 8" in str(raised.value) and "\n" not in str(raised.value)
+
+
+def test_data_alone_is_split_over_slices(monkeypatch):
+  asked = []
+
+  def hybrid(within, across, devices, **_):
+    asked.append((within, across))
+    return np.array(devices).reshape(np.multiply(within, across))
+
+  monkeypatch.setattr(mesh, "num_slices", lambda devices: 2)
+  monkeypatch.setattr(mesh.mesh_utils, "create_hybrid_device_mesh", hybrid)
+  made = make_mesh(MeshConfig(data=4, fsdp=2))
+  assert asked == [((2, 2, 1, 1), (2, 1, 1, 1))]
+  assert made.shape == {"data": 4, "fsdp": 2, "tensor": 1, "sequence": 1}
 
 
 @needs_libtpu
