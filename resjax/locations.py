@@ -1,7 +1,7 @@
-"""Where the paths of settings lead: to the local disk, or to an object store such as gs://.
+"""Files on the local disk or in an object store such as gs://, by the path that a setting gives.
 
-An object store has no folders, appends or locks, and a rename there copies. An object that is
-written appears at once or not at all.
+An object store has no folders, no locks, and no way to append to an object; a rename there copies.
+An object that is written appears as a whole or not at all.
 """
 
 import contextlib
@@ -13,37 +13,37 @@ import re
 import tempfile
 import uuid
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import fsspec
 from etils import epath
 
-# epath imports TensorFlow where it is installed, and decides so at its first use.
+# At its first use epath would import TensorFlow where that is installed.
 os.environ.setdefault("EPATH_USE_TF", "false")
 
-# Local ones are plain `pathlib` paths; epath's have the same methods.
-Location = pathlib.Path | epath.Path
+# A local path is a plain `pathlib` path; those of epath have the same methods.
+Location: TypeAlias = pathlib.Path | epath.Path
 
-# Scheme to the modules that read it and the command that installs them. Orbax needs the second one.
+# The modules that a scheme needs, and the command that installs them. Orbax needs the second one.
 _NEEDED = {
   "gs": (("gcsfs", "google.cloud.storage"), "pip install 'resjax[gcs]'"),
   "s3": (("s3fs",), "pip install s3fs"),
   "az": (("adlfs",), "pip install adlfs"),
   "hf": (("huggingface_hub",), "pip install huggingface_hub"),
 }
-_WRITABLE = ("gs",)  # of those, where Orbax writes checkpoints
+_WRITABLE = ("gs",)  # the schemes of stores where Orbax writes checkpoints
 
 
 def path(text: str | os.PathLike, knob: str = "path", *, writable: bool = False) -> Location:
-  """Returns the place that a setting names.
+  """Returns the location that a setting names.
 
   Args:
-    text: local, or of an object store that epath knows: gs://BUCKET/NAME.
-    knob: name of the setting, for messages.
+    text: a local path, or that of an object: gs://BUCKET/NAME.
+    knob: the name of the setting, for messages.
     writable: whether checkpoints or built data go there.
 
   Raises:
-    ValueError: no such object store is known, its package is missing, or it is not written to.
+    ValueError: the object store is not known, its package is missing, or resjax cannot write there.
   """
   found = re.match(r"(\w\w+):/", str(text))
   if not found:
@@ -65,7 +65,7 @@ def _prepare(scheme: str, setting: str) -> None:
   for module in modules:
     if not _installed(module):
       raise ValueError(f"{setting} needs {module}: {install}")
-  # Listings would be kept, but TensorStore and other processes write beside fsspec.
+  # fsspec would keep listings, and miss what TensorStore and other processes write.
   for name in {"gs": ("gs", "gcs")}.get(scheme, (scheme,)):
     fsspec.config.conf.setdefault(name, {})["use_listings_cache"] = False
 
@@ -78,7 +78,7 @@ def _installed(module: str) -> bool:
 
 
 def is_local(place: Location) -> bool:
-  """Returns whether a place is on a disk of this machine, as far as its path tells."""
+  """Returns whether a location is on a disk of this machine, as far as its path tells."""
   return "://" not in str(place)
 
 
@@ -86,11 +86,11 @@ def make_folder(folder: Location, knob: str) -> None:
   """Makes a folder and proves that files can be written there.
 
   Args:
-    folder: local or of an object store.
-    knob: name of the setting that holds it, for messages.
+    folder: the folder, local or of an object store.
+    knob: the name of the setting that holds it, for messages.
 
   Raises:
-    ValueError: they cannot.
+    ValueError: no file can be written there.
   """
   if not is_local(folder):
     _try_writing(folder, knob)
@@ -111,7 +111,7 @@ def _try_writing(folder: Location, knob: str) -> None:
   try:
     probe.write_text("")
     probe.unlink()
-  except Exception as error:  # of whatever library reaches the store
+  except Exception as error:  # the library of the store may raise anything
     reason = (str(error).splitlines() or [type(error).__name__])[0]
     raise ValueError(
       f"cannot write to {folder} ({reason}); check that the bucket exists and that this machine's "
@@ -120,7 +120,7 @@ def _try_writing(folder: Location, knob: str) -> None:
 
 
 def write_text(place: Location, text: str) -> None:
-  """Writes a file, at once or not at all; makes its folder when missing."""
+  """Writes a file, which appears as a whole or not at all, and makes its folder where missing."""
   if not is_local(place):
     system, name = fsspec.core.url_to_fs(str(place))
     system.pipe_file(name, text.encode())  # one request; `open` makes two
@@ -132,7 +132,7 @@ def write_text(place: Location, text: str) -> None:
 
 
 def append_text(place: Location, text: str) -> None:
-  """Adds to the end of a small file, made when missing; an object is written anew."""
+  """Adds to the end of a small file, which it makes where missing; an object is written anew."""
   if is_local(place):
     with place.open("a", encoding="utf-8") as file:
       file.write(text)
@@ -141,7 +141,7 @@ def append_text(place: Location, text: str) -> None:
 
 
 def version(place: Location) -> str | None:
-  """Returns what changes whenever an object is written; None: there is none."""
+  """Returns the version of an object, another one after each write; None if there is no object."""
   system, name = fsspec.core.url_to_fs(str(place))
   try:
     found = system.info(name)
@@ -151,7 +151,7 @@ def version(place: Location) -> str | None:
 
 
 def size_and_digest(place: Location) -> tuple[int, str]:
-  """Returns the bytes of an object, and the checksum that gs:// keeps of them.
+  """Returns the number of bytes of an object, and the checksum that gs:// keeps of it.
 
   Raises:
     FileNotFoundError: there is no such object.
@@ -162,14 +162,14 @@ def size_and_digest(place: Location) -> tuple[int, str]:
 
 
 def version_of(info: Mapping[str, Any]) -> str:
-  """Returns the same from what fsspec tells about an object."""
+  """Returns the version of an object, as `version` does, from what fsspec tells about it."""
   known = (info.get(key) for key in ("generation", "ETag", "etag", "mtime", "last_modified"))
   return str(next((value for value in known if value), None))
 
 
 @contextlib.contextmanager
 def written_locally(folder: Location) -> Iterator[pathlib.Path]:
-  """Gives a local folder for what cannot write elsewhere; its files are in `folder` afterwards."""
+  """Gives a local folder to code that cannot write elsewhere; its files are moved to `folder`."""
   if is_local(folder):
     yield folder
     return
@@ -179,7 +179,7 @@ def written_locally(folder: Location) -> Iterator[pathlib.Path]:
 
 
 def upload(source: pathlib.Path, target: Location) -> None:
-  """Copies the files of a local folder."""
+  """Copies the files of a local folder, and of the folders in it, into another folder."""
   system, name = fsspec.core.url_to_fs(str(target))
   files = sorted(path for path in source.rglob("*") if path.is_file())
   names = [f"{name}/{path.relative_to(source).as_posix()}" for path in files]

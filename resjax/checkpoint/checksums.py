@@ -1,8 +1,8 @@
-"""Checksums of arrays, taken where they lie: the same on every mesh, sharding and host."""
+"""Checksums of arrays, computed on their devices; they do not depend on mesh, sharding or host."""
 
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -12,26 +12,28 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from resjax.typing import Array, PyTree
 
-# Path of an array to its dtype, shape and checksum (16 hex digits), as JSON has it.
+# The dtype, shape and checksum (16 hex digits) of each array, by its path, as JSON has them.
 Record = Mapping[str, Mapping[str, Any]]
 
-# Odd multipliers of two mixers of 32 bits (MurmurHash3 fmix32; lowbias32 of C. Wellons).
+# The odd multipliers of two mixers of 32 bits: MurmurHash3's fmix32, and lowbias32 by C. Wellons.
 _MIXERS = ((0x85EBCA6B, 0xC2B2AE35), (0x7FEB352D, 0x846CA68B))
 
 
 def record(tree: PyTree) -> Record:
-  """Returns dtype, shape and checksum of every array of a tree; waits until they are computed.
+  """Returns the dtype, shape and checksum of every array of a tree, when they are computed.
 
-  checksum = (Σ_i mix_1(x_i ^ key_i), Σ_i mix_2(x_i + key_i)) mod 2^32, where x_i are the bits of
-  element i, key_i is its index in the whole array, mixed, and both mixers are bijective: whatever
-  changes one element changes both sums. Nothing is gathered, nothing large is copied.
+  checksum = (Σ_i mix_1(x_i ^ key_i), Σ_i mix_2(x_i + key_i)) mod 2^32
+
+  x_i are the bits of element i, and key_i is its index in the whole array, mixed. Both mixers are
+  bijective, so a change of one element changes both sums. No array is gathered, and nothing large
+  is copied.
 
   Args:
     tree: arrays of any sharding, of 1, 2, 4 or 8 bytes an element.
   """
   leaves = jax.tree_util.tree_leaves_with_path(tree)
   arrays = [leaf for _, leaf in leaves]
-  # One after the other: devices of a CPU that run several programs at once may lock up.
+  # The programs run one after the other: several at once may block each other on CPU devices.
   sums = [jax.device_get(_compiled(_everywhere(x))(x)) for x in arrays]
   return {
     name: {**description, "checksum": f"{int(high):08x}{int(low):08x}"}
@@ -40,7 +42,7 @@ def record(tree: PyTree) -> Record:
 
 
 def describe(tree: PyTree) -> dict[str, dict[str, Any]]:
-  """Returns path to dtype and shape of a tree of arrays or of their abstract values."""
+  """Returns the dtype and shape of each array of a tree by its path; arrays may be abstract."""
   return {
     jax.tree_util.keystr(path, simple=True, separator="/"): {
       "dtype": str(leaf.dtype),
@@ -51,7 +53,7 @@ def describe(tree: PyTree) -> dict[str, dict[str, Any]]:
 
 
 def differences(saved: Record, wanted: PyTree) -> list[str]:
-  """Returns in words where the arrays of a record are not those of an abstract tree."""
+  """Returns a line for each array that differs between a record and an abstract tree."""
   there = {path: _words(entry) for path, entry in saved.items()}
   here = {path: _words(entry) for path, entry in describe(wanted).items()}
   return [
@@ -66,12 +68,12 @@ def _words(entry: Mapping[str, Any]) -> str:
 
 
 def of_array(x: Array) -> Array:
-  """Returns the two sums of an array, uint32 [2]."""
+  """Returns the two sums of the checksum of an array, uint32 [2]."""
   bits = _bits(x)
   key = _mix(_index(bits.shape), *_MIXERS[0])
   mixed = _mix(bits ^ key, *_MIXERS[0]), _mix(bits + key, *_MIXERS[1])
   zero = jnp.zeros((), jnp.uint32)
-  # One reduction of both: two of them would make XLA write out what they share.
+  # A single reduction gives both sums: two would make XLA write what they share to memory.
   sums = jax.lax.reduce(
     mixed, (zero, zero), lambda a, b: (a[0] + b[0], a[1] + b[1]), tuple(range(bits.ndim))
   )
@@ -79,20 +81,20 @@ def of_array(x: Array) -> Array:
 
 
 def _everywhere(x: Array) -> NamedSharding | None:
-  """Returns the sharding of a result that every device and process of an array's mesh has."""
+  """Returns a sharding with a copy on every device of an array's mesh; None if it has no mesh."""
   if not isinstance(x.sharding, NamedSharding):
     return None
   return NamedSharding(x.sharding.mesh, PartitionSpec())
 
 
 @functools.cache
-def _compiled(sharding: NamedSharding | None):
-  """Returns `of_array`, compiled once for all arrays of a kind: a model has few of them."""
+def _compiled(sharding: NamedSharding | None) -> Callable[[Array], Array]:
+  """Returns `of_array`, jitted, with a result of this sharding."""
   return jax.jit(of_array, out_shardings=sharding)
 
 
 def _bits(x: Array) -> Array:
-  """Returns the bits of each element as uint32; an element of 8 bytes is two along a last axis."""
+  """Returns the bits of each element as uint32; an element of 8 bytes becomes two."""
   if x.dtype == jnp.bool_:
     return x.astype(jnp.uint32)
   width = min(np.dtype(x.dtype).itemsize, 4)
@@ -109,7 +111,7 @@ def _index(shape: tuple[int, ...]) -> Array:
 
 
 def _mix(x: Array, first: int, second: int) -> Array:
-  """Returns x with its bits mixed; no two x have the same."""
+  """Returns x with its bits mixed; different x give different results."""
   x = (x ^ (x >> 16)) * jnp.uint32(first)
   x = (x ^ (x >> 13)) * jnp.uint32(second)
   return x ^ (x >> 16)

@@ -1,4 +1,4 @@
-"""Settings of the checkpoints of a run."""
+"""The settings of checkpoints."""
 
 import dataclasses
 
@@ -7,10 +7,10 @@ from resjax.ranges import check_least
 
 @dataclasses.dataclass(frozen=True)
 class CheckpointConfig:
-  """Settings of the checkpoints; the meaning of each field stands in configs/base.py.
+  """The settings of checkpoints; configs/base.py says what each field means.
 
   Raises:
-    ValueError: a setting out of range.
+    ValueError: a setting is out of range.
   """
 
   every: int
@@ -20,8 +20,6 @@ class CheckpointConfig:
   verify: bool
   strict: bool
 
-  def __post_init__(self):
-    """Checks the ranges."""
-    for name in ("every", "minutes", "keep_every"):
-      check_least(self, "config.checkpoint", name, 0)
-    check_least(self, "config.checkpoint", "keep_last", 1)
+  def __post_init__(self) -> None:
+    least = {"every": 0, "minutes": 0, "keep_every": 0, "keep_last": 1}
+    check_least(self, "config.checkpoint", least)

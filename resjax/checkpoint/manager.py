@@ -1,4 +1,4 @@
-"""Checkpoints of a run: train state and place in the data, written in the background."""
+"""The checkpoints of a run: its state and its place in the data, written in the background."""
 
 import contextlib
 import dataclasses
@@ -18,14 +18,14 @@ from resjax.checkpoint.reader import ARRAYS, absolute, compare, saved_steps
 from resjax.checkpoint.schedule import SaveSchedule
 from resjax.typing import PyTree
 
-State = TypeVar("State")  # a dataclass of pytrees of arrays, one field of which is `params`
+State = TypeVar("State", bound=Any)  # a dataclass of pytrees of arrays, with a field `params`
 
 
 class _Manager(ocp.CheckpointManager):
-  """Orbax's manager, which leaves it to the loop to ask about preemption.
+  """Orbax's manager, which does not ask JAX's preemption service whether a run is to stop.
 
-  Asked for a step, JAX's preemption service would take it for the loop's tick, see
-  `resjax.processes.signals.StopRequest`.
+  The training loop asks it after each tick (see `resjax.processes.signals.StopRequest`), and the
+  service would take the question of the manager for another tick.
   """
 
   def reached_preemption(self, step: int) -> bool:
@@ -35,18 +35,19 @@ class _Manager(ocp.CheckpointManager):
 
 
 class Checkpoints:
-  """The checkpoints of one workdir, newest last.
+  """The checkpoints of one workdir; a context manager, which waits for the last one at its end.
 
-  Saving copies the state to the host and returns; writing goes on in the background and becomes
-  visible as a whole or not at all. What a killed process left half-written is removed on start.
-  Beside the arrays a checkpoint holds their checksums, taken on the devices; the place in the
-  data; and a list of its files. All processes make the same calls.
+  Saving copies the state to the host and returns. Writing goes on in the background, and the
+  checkpoint appears as a whole or not at all. What a killed process left half-written is removed at
+  the start of the next one. Beside the arrays a checkpoint holds their checksums, computed on the
+  devices, the place in the data, and a manifest of its files. All processes make the same calls.
 
   Args:
-    folder: where they lie; made when missing.
-    config: when to save, how many to keep, what to check.
-    batch_size: rows of a step over all processes, of which the place in the data is a multiple.
-    say: takes a line about what was found damaged.
+    folder: the folder of the checkpoints, which is made where missing.
+    config: says when to save, how many checkpoints to keep, and what to check.
+    batch_size: the number of rows of a step over all processes; the place in the data is counted in
+      such batches.
+    say: is called with a line about each damaged checkpoint.
   """
 
   def __init__(
@@ -60,7 +61,7 @@ class Checkpoints:
     self.folder = absolute(folder)
     self.schedule = SaveSchedule(config)
     self._config, self._batch_size, self._say = config, batch_size, say
-    self._last = self.latest  # step that needs no saving; the same on all processes
+    self._last = self.latest  # the step that needs no saving; it is the same in all processes
     self._saving: int | None = None
     policies = ocp.checkpoint_managers.preservation_policy
     kept = [policies.LatestN(config.keep_last)]
@@ -73,7 +74,7 @@ class Checkpoints:
         cleanup_tmp_directories=True,
         async_options=ocp.AsyncOptions(
           post_finalization_callback=self._list_files,
-          # In the background, a folder that cannot be made is noticed after minutes.
+          # In the background it would take minutes to notice that a folder cannot be made.
           create_directories_asynchronously=False,
         ),
       ),
@@ -82,7 +83,7 @@ class Checkpoints:
   def __enter__(self) -> "Checkpoints":
     return self
 
-  def __exit__(self, *exc) -> None:
+  def __exit__(self, *exc: object) -> None:
     try:
       self.wait()
     finally:
@@ -90,30 +91,30 @@ class Checkpoints:
 
   @property
   def latest(self) -> int | None:
-    """Step of the newest checkpoint that is on disk, or None."""
+    """The step of the newest checkpoint that is on disk; None if there is none."""
     return max(saved_steps(self.folder), default=None)
 
   def due(self, step: int) -> bool:
-    """Returns whether to save after a step; all processes ask, after the same steps.
+    """Returns whether to save after a step; all processes ask after the same steps.
 
     Raises:
-      ValueError: the last save went wrong.
+      ValueError: the last save failed.
     """
     if self._saving is not None and not self._manager.is_saving_in_progress():
       self.wait()
     return self.schedule.due(step)
 
   def save(self, step: int, state: Any, batches: grain.DatasetIterator) -> None:
-    """Starts to save the state after `step` steps, and the iterator's place; once per step.
+    """Begins to save a state and the place in the data, unless that of this step is saved already.
 
     Args:
-      step: number of finished steps.
+      step: the number of finished steps.
       state: a dataclass of pytrees of arrays; its field `params` is saved as an item of its own,
         because other programs read the parameters alone.
-      batches: the iterator whose place is saved.
+      batches: the iterator over the data, whose place is saved.
 
     Raises:
-      ValueError: this save or the last one went wrong.
+      ValueError: this save or the last one failed.
     """
     if step == self._last:
       return
@@ -133,7 +134,7 @@ class Checkpoints:
     """Returns when everything is on disk.
 
     Raises:
-      ValueError: the last save went wrong.
+      ValueError: the last save failed.
     """
     if self._saving is None:
       return
@@ -145,7 +146,7 @@ class Checkpoints:
 
   @contextlib.contextmanager
   def _failing(self) -> Iterator[None]:
-    """Makes one line of whatever goes wrong in a save; what is on disk counts, nothing else."""
+    """Turns any error of a save into a ValueError of one line, and forgets the failed save."""
     try:
       yield
     except Exception as error:
@@ -159,26 +160,27 @@ class Checkpoints:
       ) from error
 
   def _list_files(self) -> None:
-    """Runs in the background of process 0 when all is written, before it becomes visible."""
+    """Writes the manifest; runs in the background of process 0, before a checkpoint appears."""
     final = self.folder / str(self._saving)
     path_class = ocp.path.atomicity_defaults.get_default_temporary_path_class(final)
     manifest.write(path_class.from_final(final).get(), root=False)
 
   def restore(self, abstract: State, batches: grain.DatasetIterator) -> tuple[int, State]:
-    """Returns the newest good checkpoint, and moves the iterator to its place.
+    """Reads the newest checkpoint that is not damaged, and moves the iterator to its place.
 
-    Newer ones that are damaged are named and renamed to damaged-STEP, so that their steps can be
-    saved again and nothing is lost that could still be of use.
+    Newer ones, which are damaged, are reported and renamed to damaged-STEP, so that their steps can
+    be saved again while what is left of them is kept.
 
     Args:
-      abstract: shapes, dtypes and shardings; any mesh and number of processes.
-      batches: iterator of the batch size that was saved.
+      abstract: the shapes, dtypes and shardings of the state, for any mesh and number of processes.
+      batches: the iterator over the data, with the batch size that was saved.
 
     Returns:
-      its step, and its state laid out like `abstract`.
+      The step of the checkpoint, and its state with the shardings of `abstract`.
 
     Raises:
-      ValueError: it does not fit; it is damaged and config.checkpoint.strict; none is good.
+      ValueError: the checkpoint does not fit; or it is damaged, and config.checkpoint.strict is
+        set or there is no other one.
     """
     damaged: dict[int, str] = {}
     for step in sorted(saved_steps(self.folder), reverse=True):
@@ -250,6 +252,6 @@ class Checkpoints:
 
 
 def _items(state: Any) -> dict[str, PyTree]:
-  """Returns the parts of a state; the parameters apart from all else, as others read them too."""
+  """Returns the items of a checkpoint: the parameters, which others read too, and all the rest."""
   rest = {field.name: getattr(state, field.name) for field in dataclasses.fields(state)}
   return {"params": rest.pop("params"), "optimizer": rest}

@@ -1,7 +1,7 @@
-"""The files of a checkpoint with sizes and digests, listed in a file beside them.
+"""The manifest of a checkpoint: a file that lists the other files, with sizes and digests.
 
-The digest is SHA-256, or in an object store the CRC-32C that it keeps of each object, so that
-nothing has to be read back.
+The digest is SHA-256. In an object store it is the CRC-32C that the store keeps of each object, so
+that no object has to be read back.
 """
 
 import concurrent.futures
@@ -18,24 +18,24 @@ from resjax import locations
 
 FILE_NAME = "manifest.json"
 
-# Name of a file, relative to the checkpoint, to its bytes and digest.
+# The size in bytes and the digest of each file, by its name relative to the checkpoint.
 Files = Mapping[str, tuple[int, str]]
 
 _PARTIAL = f".{FILE_NAME}.partial"
-_CHUNK = 1 << 22  # bytes read at one time
-_THREADS = 8  # hashing lets go of the interpreter
+_CHUNK = 1 << 22  # bytes that are read at a time
+_THREADS = 8  # hashing releases the interpreter's lock
 
 
 class Damaged(ValueError):
-  """A checkpoint is not what was written."""
+  """A checkpoint is not as it was written."""
 
 
 def write(folder: epath.Path, *, root: bool) -> None:
-  """Lists what a checkpoint holds; where it has a list already, adds what that lacks.
+  """Writes the manifest of a checkpoint, or adds the files that it lacks.
 
   Args:
-    folder: of the checkpoint; nobody else writes there.
-    root: also the files outside its subfolders; Orbax writes them after all others.
+    folder: the folder of the checkpoint, where nobody else writes.
+    root: whether files outside its subfolders are listed, which Orbax writes after all others.
   """
   files = dict(read(folder)) if (folder / FILE_NAME).exists() else {}
   new = [name for name in _names(folder) if name not in files and (root or "/" in name)]
@@ -46,15 +46,15 @@ def write(folder: epath.Path, *, root: bool) -> None:
 
 
 def check(folder: epath.Path, within: str = "", *, contents: bool = True) -> None:
-  """Compares a checkpoint with its list; several processes share the work and the outcome.
+  """Compares a checkpoint with its manifest; several processes share the work and the result.
 
   Args:
-    folder: of the checkpoint.
-    within: prefix of the files to compare.
-    contents: whether to read them; else only sizes are compared.
+    folder: the folder of the checkpoint.
+    within: the prefix of the names of the files to compare.
+    contents: whether to read the files; if not, only their sizes are compared.
 
   Raises:
-    Damaged: a file, or the list, is not what was written.
+    Damaged: a file, or the manifest, is not as it was written.
   """
   files = {name: entry for name, entry in sorted(read(folder).items()) if name.startswith(within)}
   names = list(files)
@@ -68,10 +68,10 @@ def check(folder: epath.Path, within: str = "", *, contents: bool = True) -> Non
 
 
 def read(folder: epath.Path) -> Files:
-  """Returns what a checkpoint must hold.
+  """Returns the files that a checkpoint must have.
 
   Raises:
-    Damaged: the list is missing or is not what was written.
+    Damaged: the manifest is missing, or is not as it was written.
   """
   try:
     content = json.loads((folder / FILE_NAME).read_text())
@@ -87,6 +87,8 @@ def read(folder: epath.Path) -> Files:
 
 
 def _first_damage(folder: epath.Path, files: Files, contents: bool) -> str | None:
+  """Returns the name of the first file that is not as it was written; None if there is none."""
+
   def intact(name: str) -> bool:
     path, (size, digest) = folder / name, files[name]
     try:
@@ -100,6 +102,7 @@ def _first_damage(folder: epath.Path, files: Files, contents: bool) -> str | Non
 
 
 def _explain(folder: epath.Path, name: str, size: int) -> str:
+  """Returns in words what is wrong with a file."""
   try:
     found, _ = _entry(folder / name)
   except FileNotFoundError:
@@ -110,6 +113,7 @@ def _explain(folder: epath.Path, name: str, size: int) -> str:
 
 
 def _entry(path: epath.Path) -> tuple[int, str]:
+  """Returns the size and the digest of a file."""
   if not locations.is_local(path):
     return locations.size_and_digest(path)
   size, digest = 0, hashlib.sha256()
@@ -125,6 +129,7 @@ def _digest(files: Files) -> str:
 
 
 def _names(folder: epath.Path, within: str = "") -> Iterator[str]:
+  """Yields the names of all files of a checkpoint but the manifest, in order."""
   for path in sorted(folder.iterdir()):
     if path.is_dir():
       yield from _names(path, f"{within}{path.name}/")

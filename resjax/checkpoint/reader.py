@@ -1,4 +1,4 @@
-"""Reads the checkpoints of a workdir, also while a trainer writes there."""
+"""Reads checkpoints, also of a run that is going on and writes others."""
 
 from pathlib import Path
 
@@ -10,30 +10,30 @@ from resjax.checkpoint import checksums, manifest
 from resjax.checkpoint.manifest import Damaged
 from resjax.typing import PyTree
 
-ARRAYS = "arrays"  # item of a checkpoint: the checksums of the others
+ARRAYS = "arrays"  # the item of a checkpoint that holds the checksums of the arrays of the others
 
 
 def absolute(folder: epath.PathLike) -> epath.Path:
-  """Returns the path as Orbax needs it; that of an object store stays as it is."""
+  """Returns an absolute path, as Orbax needs it; that of an object store is one already."""
   path = epath.Path(folder)
   return path if "://" in str(path) else epath.Path(Path(folder).absolute())
 
 
 def saved_steps(folder: epath.PathLike) -> list[int]:
-  """Returns the steps of the checkpoints on disk, of those as a whole, in order."""
+  """Returns the steps of the complete checkpoints in a folder, in order."""
   path = absolute(folder)
   found = ocp.path.step.standard_name_format().find_all(path) if path.is_dir() else []
   return sorted(step.step for step in found)
 
 
 def newest(folder: epath.PathLike) -> epath.Path | None:
-  """Returns the newest checkpoint in a folder of them, or None."""
+  """Returns the newest checkpoint in a folder of checkpoints; None if there is none."""
   steps = saved_steps(folder)
   return absolute(folder) / str(steps[-1]) if steps else None
 
 
 def parameter_shapes(checkpoint: epath.PathLike) -> dict[str, tuple[int, ...]]:
-  """Returns path to shape of the parameters of a checkpoint, without reading them."""
+  """Returns the shape of each parameter of a checkpoint by its path, without reading arrays."""
   with ocp.StandardCheckpointer() as checkpointer:
     tree = checkpointer.metadata(absolute(checkpoint) / "params").item_metadata.tree
   leaves = nnx.traversals.flatten_mapping(tree, sep="/")
@@ -44,11 +44,11 @@ def restore_params(checkpoint: epath.PathLike, abstract: PyTree) -> PyTree:
   """Returns the parameters of a checkpoint.
 
   Args:
-    checkpoint: of `newest`.
-    abstract: shapes, dtypes and shardings of all of them, or of some.
+    checkpoint: the folder of the checkpoint.
+    abstract: the shapes, dtypes and shardings of all of its parameters, or of some.
 
   Raises:
-    ValueError: they are damaged.
+    ValueError: the checkpoint is damaged.
   """
   folder = absolute(checkpoint)
   try:
@@ -66,7 +66,7 @@ def restore_params(checkpoint: epath.PathLike, abstract: PyTree) -> PyTree:
 
 
 def checksums_of(checkpoint: epath.PathLike) -> checksums.Record:
-  """Returns the checksums of the arrays of a checkpoint, as they were when it was saved."""
+  """Returns the checksums that the arrays of a checkpoint had when it was saved."""
   folder = absolute(checkpoint)
   manifest.check(folder, f"{ARRAYS}/")
   with ocp.Checkpointer(ocp.JsonCheckpointHandler()) as checkpointer:
@@ -74,7 +74,7 @@ def checksums_of(checkpoint: epath.PathLike) -> checksums.Record:
 
 
 def compare(tree: PyTree, recorded: checksums.Record) -> None:
-  """Raises Damaged where an array that was read is not one that was saved."""
+  """Raises Damaged where an array that was read is not the one that was saved."""
   found = checksums.record(tree)
   wrong = [path for path in found if found[path] != recorded.get(path)]
   if wrong:

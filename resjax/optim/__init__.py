@@ -1,4 +1,4 @@
-"""The optimizer: its settings, its schedule, and what it does with each parameter."""
+"""The optimizer: its settings, its learning rate, and what it does with each parameter."""
 
 from resjax.optim.config import OptimizerConfig as OptimizerConfig
 from resjax.optim.optimizer import make_optimizer as make_optimizer

@@ -1,7 +1,8 @@
-"""Settings of the optimizer."""
+"""The settings of the optimizer."""
 
 import dataclasses
-import math
+
+from resjax.ranges import check_ranges
 
 _NAMES = ("adamw", "muon")
 _SCHEDULES = ("cosine", "wsd", "constant")
@@ -9,23 +10,24 @@ _SCHEDULES = ("cosine", "wsd", "constant")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
-  """Settings of `config.optim`.
+  """The settings of `config.optim`.
 
   Attributes:
-    name: adamw | muon, which is Muon for the matrices of the layers and AdamW for all else.
-    learning_rate: the peak.
-    schedule: cosine | wsd | constant, after the warm-up.
-    warmup_steps: steps of the linear warm-up, the last of which has the peak.
-    decay_fraction: share of all steps in the final decay of wsd.
-    final_fraction: of the peak, at the last step of cosine and wsd.
-    b1: decay rate of Adam's mean of gradients.
-    b2: decay rate of Adam's mean of squared gradients.
-    eps: added to the root of the latter.
-    weight_decay: times the learning rate, is taken off a decayed parameter in every step.
-    muon_momentum: decay rate of Muon's mean of gradients.
-    combinator_lr_multiplier: factor on the learning rate of the combinator's parameters; 0: they
-      stay as they are.
-    clip_norm: largest global norm of a gradient; 0: no clipping.
+    name: adamw, or muon: Muon for the matrices of the layers and AdamW for all else.
+    learning_rate: the peak of the learning rate.
+    schedule: cosine, wsd or constant: what follows the warm-up.
+    warmup_steps: the number of steps of the linear warm-up; the last of them has the peak.
+    decay_fraction: the share of all steps that the final decay of wsd takes.
+    final_fraction: the learning rate of the last step of cosine and wsd, as a share of the peak.
+    b1: the decay rate of Adam's mean of gradients.
+    b2: the decay rate of Adam's mean of squared gradients.
+    eps: is added to the root of the latter.
+    weight_decay: in every step this share, times the learning rate, is taken off a decayed
+      parameter.
+    muon_momentum: the decay rate of Muon's mean of gradients.
+    combinator_lr_multiplier: a factor on the learning rate of the combinator's parameters; 0: they
+      do not change.
+    clip_norm: the largest global norm of a gradient; 0: no clipping.
 
   Raises:
     ValueError: a setting is out of range.
@@ -45,11 +47,11 @@ class OptimizerConfig:
   combinator_lr_multiplier: float
   clip_norm: float
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     for name, choices in {"name": _NAMES, "schedule": _SCHEDULES}.items():
       value, allowed = getattr(self, name), " | ".join(choices)
       if value not in choices:
-        raise ValueError(f"config.optim.{name} is {value!r}; allowed: {allowed}")
+        raise ValueError(f"config.optim.{name}={value!r} is not known; allowed: {allowed}")
     ranges = {
       "learning_rate": (self.learning_rate > 0, "positive"),
       "warmup_steps": (self.warmup_steps >= 0, "0 or more"),
@@ -63,7 +65,4 @@ class OptimizerConfig:
       "combinator_lr_multiplier": (self.combinator_lr_multiplier >= 0, "0 or more"),
       "clip_norm": (self.clip_norm >= 0, "0 (no clipping) or more"),
     }
-    for name, (fits, allowed) in ranges.items():
-      value = getattr(self, name)
-      if not (fits and math.isfinite(value)):
-        raise ValueError(f"config.optim.{name} is {value}; it must be finite and {allowed}")
+    check_ranges(self, "config.optim", ranges)

@@ -1,4 +1,4 @@
-"""AdamW, or Muon for the matrices of the layers, by the table of parameters."""
+"""The optimizer: AdamW, or Muon for the matrices of the layers and AdamW for all else."""
 
 import math
 from collections.abc import Collection
@@ -13,7 +13,7 @@ from resjax.optim.schedules import schedule
 from resjax.optim.table import column
 from resjax.typing import PyTree
 
-# The last two axes are the matrix; the layers before them are orthogonalised one by one.
+# The last two axes are those of the matrix; the matrices of the layers are orthogonalised apart.
 _STACKED = MuonDimensionNumbers(reduction_axis=-2, output_axis=-1)
 _MUON_RMS = 0.2
 
@@ -21,20 +21,28 @@ _MUON_RMS = 0.2
 def make_optimizer(
   config: OptimizerConfig, steps: int, decayed_combinator_paths: Collection[str] = ()
 ) -> optax.GradientTransformation:
-  """Clipping by global norm, then AdamW or Muon, as `parameter_rows` says for each parameter.
+  """Returns the optimizer: gradients are clipped by their global norm, then each parameter moves.
 
-  θ ← θ - lr · m · (u + weight_decay · θ), the last term for decayed parameters only; m is 1, or
-  config.optim.combinator_lr_multiplier for the combinator.
+  θ ← θ - lr · m · (u + weight_decay · θ)
 
-  `adam`  u = m̂ / (√v̂ + eps); Loshchilov & Hutter 2019, arXiv:1711.05101
-  `muon`  u = 0.2 √max(d_in, d_out) · orthogonalised Nesterov momentum, of each layer's matrix
-          alone; Jordan et al. 2024. The factor gives u the root mean square that Adam's has, so
-          that both share learning rate and weight decay; Liu et al. 2025, arXiv:2502.16982.
+  The last term is there for decayed parameters only, m is 1 or, for the combinator,
+  config.optim.combinator_lr_multiplier, and u is
 
-  Stores two moments per parameter (adam) or one (muon).
+  `adam`  m̂ / (√v̂ + eps); Loshchilov & Hutter 2019, arXiv:1711.05101
+  `muon`  0.2 √max(d_in, d_out) · orthogonalised Nesterov momentum, of each layer's matrix alone;
+          Jordan et al. 2024. The factor gives u the root mean square that Adam's has, so that both
+          share learning rate and weight decay; Liu et al. 2025, arXiv:2502.16982.
+
+  `parameter_rows` says which parameter is treated how. Adam stores two moments of a parameter, Muon
+  one.
+
+  Args:
+    config: the settings of the optimizer.
+    steps: the number of steps of the run.
+    decayed_combinator_paths: see `parameter_rows`.
 
   Raises:
-    ValueError: as `schedule`; and, from the transformation's `init`, as `parameter_rows`.
+    ValueError: `schedule` raises it; and the `init` of the result raises it as `parameter_rows`.
   """
   of_table = partial(
     column, config=config, decayed_combinator_paths=tuple(decayed_combinator_paths)
@@ -42,7 +50,7 @@ def make_optimizer(
   updates = {"adam": optax.scale_by_adam(b1=config.b1, b2=config.b2, eps=config.eps)}
   if config.name == "muon":
     updates["muon"] = _muon(config.muon_momentum)
-  # Always the same parts: a run that resumes may turn clipping on or off.
+  # The chain has the same parts with and without clipping: a resumed run may change that.
   clip = optax.clip_by_global_norm(config.clip_norm) if config.clip_norm else optax.identity()
   return optax.chain(
     clip,
@@ -54,12 +62,12 @@ def make_optimizer(
 
 
 def _muon(momentum: float) -> optax.GradientTransformation:
-  """The update of `optax.contrib.muon`, without its Adam for the others (which is Nesterov's)."""
+  """Returns the update of `optax.contrib.muon` without its Adam, which is Nesterov's."""
 
-  def every_matrix(updates):
+  def every_matrix(updates: PyTree) -> PyTree:
     return jax.tree.map(lambda _: _STACKED, updates)
 
-  def match_rms(updates, _):
+  def match_rms(updates: PyTree, _: PyTree) -> PyTree:
     return jax.tree.map(lambda u: _MUON_RMS * math.sqrt(max(u.shape[-2:])) * u, updates)
 
   orthogonalise = scale_by_muon(beta=momentum, weight_dimension_numbers=every_matrix)

@@ -1,4 +1,4 @@
-"""The learning rate from step to step."""
+"""The schedule of the learning rate."""
 
 import optax
 
@@ -6,14 +6,18 @@ from resjax.optim.config import OptimizerConfig
 
 
 def schedule(config: OptimizerConfig, steps: int) -> optax.Schedule:
-  """Learning rate of step 0..steps-1.
+  """Returns the learning rate as a function of the number of finished steps, 0..steps-1.
 
-  Warm-up: peak · (step + 1) / warmup_steps. Then, so that the last step has the final rate:
-  a half cosine (cosine); the peak and a linear decay over the last decay_fraction · steps steps
-  (wsd, Hu et al. 2024, arXiv:2404.06395); the peak (constant).
+  During the warm-up it is peak · (step + 1) / warmup_steps. Then follows, so that the last step has
+  the final rate: a half cosine (cosine); the peak and a linear decay over the last
+  decay_fraction · steps steps (wsd, Hu et al. 2024, arXiv:2404.06395); or the peak (constant).
+
+  Args:
+    config: the settings of the optimizer.
+    steps: the number of steps of the run.
 
   Raises:
-    ValueError: warm-up and decay do not fit into the steps.
+    ValueError: the warm-up and the decay do not fit into the steps.
   """
   if steps < 1:
     raise ValueError(f"config.train.steps is {steps}; it must be at least 1")
@@ -22,7 +26,7 @@ def schedule(config: OptimizerConfig, steps: int) -> optax.Schedule:
     raise ValueError(
       f"config.optim.warmup_steps is {warmup}, more than the {steps} of config.train.steps"
     )
-  # The step that first has the peak; what follows starts there.
+  # `top` is the first step with the peak, where the rest of the schedule starts.
   top, last = max(warmup - 1, 0), steps - 1
   stable = optax.constant_schedule(peak)
   parts, boundaries = [stable], []

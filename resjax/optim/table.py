@@ -1,4 +1,4 @@
-"""What the optimizer does with each parameter: one table, by path, never by number of axes."""
+"""What the optimizer does with each parameter, decided by its path, never by its number of axes."""
 
 from collections.abc import Collection
 from typing import NamedTuple
@@ -12,14 +12,14 @@ _DECAYED_LEAVES = ("kernel", "embedding")
 
 
 class ParameterRow(NamedTuple):
-  """One parameter, as the table of parameters shows it.
+  """A parameter, and what the optimizer does with it.
 
   Attributes:
-    path: such as layers/attention/q_proj/kernel.
-    shape: of the array.
-    update: adam | muon.
+    path: its path, such as layers/attention/q_proj/kernel.
+    shape: the shape of its array.
+    update: adam or muon: the rule that updates it.
     decayed: whether it takes weight decay.
-    lr_multiplier: factor on the learning rate.
+    lr_multiplier: a factor on its learning rate.
   """
 
   path: str
@@ -32,19 +32,22 @@ class ParameterRow(NamedTuple):
 def parameter_rows(
   params: PyTree, config: OptimizerConfig, decayed_combinator_paths: Collection[str] = ()
 ) -> list[ParameterRow]:
-  """Returns the table.
+  """Returns a row for each parameter, in the order of their paths.
 
-  `update`         with config.optim.name = muon, muon for what is named `kernel` under `layers`
-                   (stacked matrices [L, d_in, d_out]); adam for all else: embeddings, output
-                   head, norms, biases, combinator.
-  `decayed`        what is named `kernel` or `embedding`; of a combinator, what
-                   `decayed_combinator_paths` names.
-  `lr_multiplier`  config.optim.combinator_lr_multiplier for parameters of a combinator, else 1.
+  `update` is muon, with config.optim.name=muon, for a parameter that is named `kernel` and lies
+  under `layers`: stacked matrices [L, d_in, d_out]. It is adam for all others: embeddings, output
+  head, norms, biases, and the combinator.
+
+  `decayed` are the parameters that are named `kernel` or `embedding`, and those of the combinator
+  that `decayed_combinator_paths` names.
+
+  `lr_multiplier` is config.optim.combinator_lr_multiplier for the parameters of the combinator, and
+  1 for all others.
 
   Args:
-    params: nested dicts of arrays.
-    config: of the optimizer.
-    decayed_combinator_paths: full paths of parameters of a combinator, or of folders of them.
+    params: the parameters, nested dicts of arrays.
+    config: the settings of the optimizer.
+    decayed_combinator_paths: full paths of parameters of the combinator, or of folders of them.
 
   Raises:
     ValueError: one of `decayed_combinator_paths` names no parameter.
@@ -52,7 +55,7 @@ def parameter_rows(
   leaves = jax.tree_util.tree_leaves_with_path(params)
   paths = [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in leaves]
   for folder in decayed_combinator_paths:
-    # Optax also asks about a placeholder, which has no parameters.
+    # Optax also asks about a placeholder, which has no parameters and therefore no paths.
     if paths and not any(_lies_in(path, folder) for path in paths):
       raise ValueError(f"decayed_combinator_paths: {folder!r} names none of {', '.join(paths)}")
   return [
@@ -72,7 +75,9 @@ def column(
   return jax.tree.unflatten(jax.tree.structure(params), [getattr(row, name) for row in rows])
 
 
-def _row(path: str, shape, config: OptimizerConfig, decayed: Collection[str]) -> ParameterRow:
+def _row(
+  path: str, shape: tuple[int, ...], config: OptimizerConfig, decayed: Collection[str]
+) -> ParameterRow:
   *folders, name = path.split("/")
   if "combinator" in folders:
     is_decayed = any(_lies_in(path, folder) for folder in decayed)

@@ -1,4 +1,4 @@
-"""Several processes as one run: bring-up, agreement, signals, and a watchdog."""
+"""Several processes as one run: how they meet, agree, stop and end, and a watchdog for each."""
 
 from resjax.processes.agreement import (
   active,

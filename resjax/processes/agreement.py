@@ -1,7 +1,7 @@
-"""Messages between the processes of a run: what they agree on, and how the end of one ends all.
+"""Messages between the processes of a run: they agree on values, and when one ends, all end.
 
-The coordination service of JAX runs beside process 0. It has no public interface for messages, so
-this module uses its private parts.
+JAX's coordination service, which process 0 hosts, carries the messages. It has no public interface
+for them, so this module uses its private parts.
 """
 
 import contextlib
@@ -21,10 +21,10 @@ from jax.experimental import multihost_utils
 
 _END, _LEFT = "resjax/end", "resjax/left/"
 _POLL = 0.5  # seconds
-# Process 0 stays for so many seconds after an end, because the others hear of it through process 0.
+# Process 0 waits for so many seconds before it ends, because the others hear of that through it.
 _GRACE = 10.0
 
-# What collectives on CPUs and GPUs and the coordination service say when a process is gone.
+# Parts of the messages of collectives and of the coordination service when a process is gone.
 _LOST = re.compile(
   r"gloo|nccl|closed by peer|reset by peer|broken pipe|heartbeat|^UNAVAILABLE", re.I
 )
@@ -47,7 +47,7 @@ def active() -> bool:
 
 
 def shutdown() -> None:
-  """Leaves the others when all have finished."""
+  """Waits until all processes have finished, and leaves them."""
   if not active():
     return
   gather("finish", None)
@@ -58,15 +58,15 @@ def shutdown() -> None:
 
 
 def first(name: str, make: Callable[[], Any]) -> Any:
-  """Returns on all processes what `make()` gives on process 0; the others wait for it.
+  """Returns in all processes what `make()` returns in process 0; the others wait for it.
 
   Args:
-    name: used once in a run.
-    make: called on process 0 alone; its result is JSON.
+    name: the name of the message, which may be used once in a run.
+    make: is called in process 0 alone; its result can be written as JSON.
   """
   if not active():
     return make()
-  client, key = runtime.global_state.client, f"resjax/first/{name}"
+  client, key = _client(), f"resjax/first/{name}"
   if jax.process_index() == 0:
     client.key_value_set(key, json.dumps(make()))
   while (found := _read(client, key)) is None:
@@ -75,15 +75,15 @@ def first(name: str, make: Callable[[], Any]) -> Any:
 
 
 def gather(name: str, value: Any) -> list[Any] | None:
-  """Returns the JSON values of all processes in their order, on process 0; None on the others.
+  """Returns the values of all processes in their order, in process 0; None in the others.
 
   Args:
-    name: used once in a run.
-    value: of this process.
+    name: the name of the message, which may be used once in a run.
+    value: the value of this process, which can be written as JSON.
   """
   if not active():
     return [value]
-  client, folder = runtime.global_state.client, f"resjax/gather/{name}/"
+  client, folder = _client(), f"resjax/gather/{name}/"
   client.key_value_set(f"{folder}{jax.process_index()}", json.dumps(value))
   if jax.process_index() != 0:
     return None
@@ -94,24 +94,24 @@ def gather(name: str, value: Any) -> list[Any] | None:
 
 
 def listen_for_preemption() -> None:
-  """Gives SIGTERM to JAX's preemption service from now on, see `reached_sync_point`."""
+  """Lets JAX's preemption service handle SIGTERM from now on; see `reached_sync_point`."""
   if runtime.global_state.preemption_sync_manager is None:
     jax.config.update("jax_enable_preemption_service", True)
     runtime.global_state.initialize_preemption_sync_manager()
 
 
 def reached_sync_point(tick: int) -> bool:
-  """Returns whether this is the tick at which all processes stop, because one got SIGTERM.
+  """Returns whether all processes stop after this tick, because one of them got SIGTERM.
 
   Args:
-    tick: 1, 2, 3, ... in every process alike: JAX answers True at one number alone, the one after
-      the highest that a process had reached.
+    tick: counts 1, 2, 3, ... in every process alike. JAX answers True at one number alone: the one
+      after the highest that any process had reached.
   """
   return multihost_utils.reached_preemption_sync_point(tick)
 
 
 def explain(error: Exception) -> str:
-  """Returns the message of an error; what JAX says when another process is gone, in words."""
+  """Returns the message of an error; a plain one where JAX means that another process is gone."""
   if active() and _LOST.search(str(error)):
     return (
       f"another process died, or the network between them ({first_line(error)}); its log says "
@@ -121,28 +121,28 @@ def explain(error: Exception) -> str:
 
 
 def end(message: str, code: int) -> NoReturn:
-  """Prints a line and ends this process, and through it all others, with an exit code.
+  """Prints a line, and ends this process and all others with an exit code.
 
-  It ends at once: a compilation in the background would not let Python finish, and JAX's own
-  shutdown waits for processes that will not come.
+  Python does not shut down in order: it would wait for a compilation in the background, and JAX for
+  processes that will not come.
   """
   print(message, file=sys.stderr)
   if active():
     notice = {"process": runtime.global_state.process_id, "message": message, "code": code}
     notice["host"] = socket.gethostname()
-    with contextlib.suppress(RuntimeError):  # another one was first, or the service is gone
-      runtime.global_state.client.key_value_set(_END, json.dumps(notice))
+    with contextlib.suppress(RuntimeError):  # another process was first, or the service is gone
+      _client().key_value_set(_END, json.dumps(notice))
   _leave(code)
 
 
 def _watch() -> None:
-  """Ends this process when another one has ended; its main thread may be waiting for that one."""
-  own, client = runtime.global_state.process_id, runtime.global_state.client
+  """Ends this process when another one has ended, for which its main thread may be waiting."""
+  own, client = runtime.global_state.process_id, _client()
   while active():
     time.sleep(_POLL)
     notice = json.loads(_read(client, _END) or "null")
     if notice and notice["process"] != own:
-      # What this process is about to say itself comes first.
+      # This process may have a message of its own, which comes first.
       time.sleep(_POLL)
       who = f"process {notice['process']} on {notice['host']}"
       print(f"process {own} ends with {who}, which says: {notice['message']}", file=sys.stderr)
@@ -153,10 +153,10 @@ def _leave(code: int) -> NoReturn:
   state = runtime.global_state
   with contextlib.suppress(RuntimeError):
     if active():
-      state.client.key_value_set(f"{_LEFT}{state.process_id}", "", allow_overwrite=True)
+      _client().key_value_set(f"{_LEFT}{state.process_id}", "", allow_overwrite=True)
       deadline = time.monotonic() + _GRACE
       while state.process_id == 0 and time.monotonic() < deadline:
-        if len(state.client.key_value_dir_get(_LEFT)) == state.num_processes:
+        if len(_client().key_value_dir_get(_LEFT)) == state.num_processes:
           break
         time.sleep(_POLL / 5)
   sys.stdout.flush()
@@ -164,10 +164,14 @@ def _leave(code: int) -> NoReturn:
   os._exit(code)
 
 
+def _client() -> Any:
+  return runtime.global_state.client
+
+
 def _read(client: Any, key: str) -> str | None:
   try:
     return client.key_value_try_get(key)
-  except RuntimeError:  # not there yet; where the service is gone, JAX ends this process
+  except RuntimeError:  # the key is not there yet; if the service is gone, JAX ends this process
     return None
 
 

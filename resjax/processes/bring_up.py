@@ -1,4 +1,4 @@
-"""How the processes of a run find each other."""
+"""How the processes of a run find each other at their start."""
 
 import contextlib
 import os
@@ -17,14 +17,15 @@ _VARIABLES = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
 
 
 def initialize(*, bringup_seconds: int, heartbeat_seconds: int) -> None:
-  """Joins the other processes of the run, if there are any; before any device is touched.
+  """Joins the other processes of the run, if there are any; called before any device is used.
 
-  They are found through JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID, or else by
-  JAX (SLURM, TPU pods, Kubernetes jobs, Open MPI). A run of one process stays alone.
+  The environment variables JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID tell where
+  they are, or else JAX finds them (SLURM, TPU pods, Kubernetes jobs, Open MPI). A run of one
+  process does nothing here.
 
   Args:
-    bringup_seconds: how long to wait until all are there.
-    heartbeat_seconds: a process without a sign of life for so long ends all others.
+    bringup_seconds: how long to wait until all processes are there.
+    heartbeat_seconds: when a process gives no sign of life for so long, all others end.
 
   Raises:
     ValueError: a variable is missing or wrong, or the coordinator's port is taken.
@@ -33,13 +34,13 @@ def initialize(*, bringup_seconds: int, heartbeat_seconds: int) -> None:
   if place is None:
     return
   _check_port(place)
-  # SIGTERM is left to Python until `listen_for_preemption`.
+  # Python handles SIGTERM until `listen_for_preemption` is called.
   jax.config.update("jax_enable_preemption_service", False)
   with _deadline(bringup_seconds, place):
     try:
       jax.distributed.initialize(
         **place,
-        # JAX aborts with a stack trace at its own limit, so that one comes later.
+        # At its own limit JAX aborts with a stack trace, so it must be later than ours.
         initialization_timeout=bringup_seconds + 60,
         heartbeat_timeout_seconds=heartbeat_seconds,
       )
@@ -52,7 +53,7 @@ def refuse_several(command: str) -> None:
   """Raises a ValueError where this process was started as one of several.
 
   Args:
-    command: what is for one process alone.
+    command: the name of a command that must run in a single process.
   """
   if _place() is not None:
     raise ValueError(
@@ -62,17 +63,19 @@ def refuse_several(command: str) -> None:
 
 
 def _place() -> dict[str, Any] | None:
-  """Returns what tells this process its place among several; None if it is alone."""
-  given = [os.environ.get(name) for name in _VARIABLES]
-  if given[1] is None and given[2] is None:
+  """Returns arguments of `jax.distributed.initialize`; None if this process is alone.
+
+  They are empty where JAX finds them itself.
+  """
+  address, count, index = (os.environ.get(name) for name in _VARIABLES)
+  if count is None and index is None:
     cluster = _cluster()
-    if cluster is None and given[0] is not None:
+    if cluster is None and address is not None:
       raise ValueError(f"{_VARIABLES[0]} is set, but {_VARIABLES[1]} and {_VARIABLES[2]} are not")
     return {} if cluster is not None and cluster.get_process_count() > 1 else None
-  if None in given:
-    missing = " and ".join(n for n, value in zip(_VARIABLES, given, strict=True) if value is None)
+  if address is None or count is None or index is None:
+    missing = " and ".join(name for name in _VARIABLES if os.environ.get(name) is None)
     raise ValueError(f"{missing} is missing; several processes need {', '.join(_VARIABLES)}")
-  address, count, index = given
   if not (count.isdecimal() and index.isdecimal() and int(index) < int(count)):
     raise ValueError(
       f"JAX_PROCESS_ID={index} and JAX_NUM_PROCESSES={count} must be numbers, the first one from 0 "
@@ -85,12 +88,13 @@ def _place() -> dict[str, Any] | None:
 
 
 def _check_port(place: dict[str, Any]) -> None:
-  """Raises ValueError where process 0 could not serve the others; JAX would fail less gently."""
+  """Raises ValueError where process 0 cannot open its port; JAX would abort with a stack trace."""
   if place.get("process_id") != 0:
     return
   port = int(place["coordinator_address"].rpartition(":")[2])
   with socket.socket() as probe:
-    probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a run that has just ended
+    # The port of a run that has just ended counts as free.
+    probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
       probe.bind(("", port))
     except OSError as error:
@@ -105,9 +109,9 @@ def _cluster() -> type[clusters.ClusterEnv] | None:
 
 @contextlib.contextmanager
 def _deadline(seconds: int, place: dict[str, Any]) -> Iterator[None]:
-  """Ends the process with a line that says what to check, unless it is left in time."""
+  """Ends the process with a line that says what to check, unless the context is left in time."""
 
-  def give_up():
+  def give_up() -> None:
     agreement.end(
       f"error: {_who(place)}: not all processes were there after {seconds} s; check that each one "
       "was started, that all have the same JAX_COORDINATOR_ADDRESS and JAX_NUM_PROCESSES, that no "
@@ -119,7 +123,8 @@ def _deadline(seconds: int, place: dict[str, Any]) -> Iterator[None]:
   timer = threading.Timer(seconds, give_up)
   timer.daemon = True
   timer.start()
-  before = signal.signal(signal.SIGINT, signal.SIG_DFL)  # Python would hear it when JAX returns
+  # With its usual handler Python would react to Ctrl-C only when JAX returns.
+  before = signal.signal(signal.SIGINT, signal.SIG_DFL)
   try:
     yield
   finally:

@@ -1,23 +1,24 @@
-"""Signals: how a run is asked to stop, and when it does."""
+"""How SIGTERM and Ctrl-C stop a run."""
 
 import contextlib
 import os
 import signal
 import sys
 from collections.abc import Iterator
+from typing import NoReturn
 
 from resjax import processes
 
-SIGINT_CODE = 130  # as shells have it
+SIGINT_CODE = 130  # the exit code that shells give a command that Ctrl-C ended
 
 
 class Interrupted(Exception):
   """A signal stopped the run, and nothing is lost.
 
   Args:
-    message: for the user.
-    code: exit code: 0 after SIGTERM, 130 after Ctrl-C.
-    agreed: whether all processes stop here; else the others have to be told.
+    message: the message for the user.
+    code: the exit code: 0 after SIGTERM, 130 after Ctrl-C.
+    agreed: whether all processes stop here; if not, the others have to be told.
   """
 
   def __init__(self, message: str, code: int, *, agreed: bool = False):
@@ -27,9 +28,9 @@ class Interrupted(Exception):
 
 @contextlib.contextmanager
 def stop_at_once() -> Iterator[None]:
-  """SIGTERM raises `Interrupted`: nothing is there yet that could be saved, or all is saved."""
+  """Lets SIGTERM raise `Interrupted`, while there is nothing to save, or all is saved."""
 
-  def handler(*_):
+  def handler(*_: object) -> NoReturn:
     raise Interrupted("stopped; nothing had to be saved; the same command goes on", 0)
 
   with _handlers({signal.SIGTERM: handler}):
@@ -37,20 +38,24 @@ def stop_at_once() -> Iterator[None]:
 
 
 class StopRequest:
-  """Whether SIGTERM or Ctrl-C has come, here or in another process.
+  """Tells whether SIGTERM or Ctrl-C has come, here or in another process.
 
-  One process notes its signal. Several hand it to JAX's preemption service, which tells all of them
-  to stop at one tick.
+  A single process notes its signal itself. Several hand it to JAX's preemption service, which tells
+  all of them to stop at the same tick.
+
+  Attributes:
+    asked: whether the run is to stop.
+    code: the exit code that the signal asks for.
   """
 
-  def __init__(self):
+  def __init__(self) -> None:
     self.asked, self.code = False, 0
     self._ticks = 0
 
   def tick(self) -> bool:
-    """Counts a step or a batch of an evaluation; returns whether to stop after it.
+    """Counts a step or a batch of an evaluation, and returns whether to stop after it.
 
-    All processes call this alike, from the first tick on.
+    All processes call this equally often.
     """
     self._ticks += 1
     if processes.active():
@@ -58,7 +63,7 @@ class StopRequest:
     return self.asked
 
   def on_signal(self, number: int, frame: object) -> None:
-    """Handles SIGTERM and the first Ctrl-C; leaves the next one to Python."""
+    """Handles SIGTERM and the first Ctrl-C, and leaves the second Ctrl-C to Python."""
     del frame
     if number == signal.SIGINT:
       self.code = SIGINT_CODE
@@ -72,16 +77,17 @@ class StopRequest:
 
 @contextlib.contextmanager
 def stop_on_request() -> Iterator[StopRequest]:
-  """Turns SIGTERM and the first Ctrl-C in this context into a request."""
+  """Turns SIGTERM and the first Ctrl-C in this context into a request, which it gives."""
   request = StopRequest()
   with _handlers({signal.SIGINT: request.on_signal, signal.SIGTERM: request.on_signal}):
     if processes.active():
-      processes.listen_for_preemption()  # takes SIGTERM
+      processes.listen_for_preemption()  # from now on JAX handles SIGTERM
     yield request
 
 
 @contextlib.contextmanager
 def _handlers(handlers: dict) -> Iterator[None]:
+  """Sets signal handlers in this context, by number."""
   before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
   try:
     yield

@@ -1,4 +1,4 @@
-"""A thread that shows where all threads stand when a run no longer goes on."""
+"""A thread that prints the stacks of all threads when a run no longer goes on."""
 
 import faulthandler
 import sys
@@ -13,24 +13,24 @@ from resjax.locations import Location
 
 FILE_NAME = "stacks.txt"
 
-# Compiling, restoring and building what a run needs are one piece of work each, and may be long.
+# These phases are one long piece of work each, so they may take so many times the usual allowance.
 _PATIENCE = {"init": 6.0, "compile": 6.0, "restore": 6.0}
 
 
 class Watchdog:
-  """Writes the stacks of all threads once per stall, and goes on waiting; a context manager.
+  """Writes the stacks of all threads once per stall, and lets the run go on; a context manager.
 
-  A stall is a phase of the ledger, a step or a batch of an evaluation, that does not end within
-  its allowance: `seconds`, and 6 times that for init, compile and restore. While a C extension
-  holds the interpreter's lock no Python thread runs: then faulthandler's own thread writes the
-  stacks to standard error, once that lasted for the allowance.
+  A run is stalled when a phase of its ledger, such as a step or a batch of an evaluation, takes
+  longer than allowed: `seconds`, and 6 times that for init, compile and restore. No Python thread
+  runs while a C extension holds the interpreter's lock; if that lasts longer than allowed,
+  faulthandler's own thread writes the stacks to standard error.
 
   Args:
-    seconds: config.health.watchdog_seconds; 0: off.
-    path: a file that stacks are appended to; None: standard error only.
-    phase: the first one.
+    seconds: config.health.watchdog_seconds; 0: there is no watchdog.
+    path: the file that stacks are appended to; None: they go to the stream alone.
+    phase: the phase in which the run begins.
     stream: where stacks are written; None: standard error.
-    clock: seconds; for tests.
+    clock: returns seconds; for tests.
   """
 
   def __init__(
@@ -44,7 +44,7 @@ class Watchdog:
   ):
     self._seconds, self._path, self._stream, self._clock = seconds, path, stream, clock
     self._mark = phase, clock()
-    self._stalled = None
+    self._stalled: tuple[str, float] | None = None
     self._stop = threading.Event()
     self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
 
@@ -59,15 +59,16 @@ class Watchdog:
       self._thread.join()
 
   def beat(self, phase: str) -> None:
-    """Says that something ended, and what goes on now; costs well below a microsecond."""
-    self._mark = phase, self._clock()  # one assignment: the thread sees the old or the new pair
+    """Takes note that a phase begins; this takes well below a microsecond."""
+    # A single assignment, so that the thread sees the old pair or the new one.
+    self._mark = phase, self._clock()
 
   def allowance(self, phase: str) -> float:
     """Returns the seconds that a phase may take."""
     return self._seconds * _PATIENCE.get(phase, 1.0)
 
   def check(self) -> None:
-    """Writes the stacks if a stall is new, and one line when it is over."""
+    """Writes the stacks when a stall is noticed, and one line when it is over."""
     mark, now = self._mark, self._clock()
     if self._stalled is not None and mark is not self._stalled:
       self._write(f"watchdog: going on, {now - self._stalled[1]:.0f} s after the stall began\n")
@@ -89,19 +90,20 @@ class Watchdog:
     try:
       while not self._stop.wait(interval):
         self.check()
-        # Put off for as long as this thread gets to run.
-        faulthandler.dump_traceback_later(self.allowance(self._mark[0]), file=sys.__stderr__)
+        # The dump is put off again and again, as long as this thread runs at all.
+        if sys.__stderr__ is not None:
+          faulthandler.dump_traceback_later(self.allowance(self._mark[0]), file=sys.__stderr__)
     finally:
       faulthandler.cancel_dump_traceback_later()
 
   def _write(self, text: str) -> None:
-    # Standard error first: what hangs may be the file system of the workdir.
+    # The stream comes first, because the file system of the workdir may be what hangs.
     print(text, end="", file=self._stream or sys.stderr, flush=True)
     if self._path is None:
       return
     try:
       locations.append_text(self._path, text)
-    except Exception as error:  # of an object store, whatever its library raises
+    except Exception as error:  # the library of an object store may raise anything
       print(f"watchdog: cannot write {self._path}: {error}", file=self._stream or sys.stderr)
 
 

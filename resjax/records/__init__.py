@@ -1,1 +1,1 @@
-"""What a run writes down and shows while it goes on: metrics, progress, time."""
+"""What a run records and shows while it goes on: metrics, progress, and where its time goes."""

@@ -1,4 +1,4 @@
-"""A text file that grows by lines: on a disk they are appended, in an object store rewritten."""
+"""A text file that grows line by line, on a disk or in an object store."""
 
 import os
 import time
@@ -7,20 +7,20 @@ from collections.abc import Callable, Iterable
 from resjax import locations
 from resjax.locations import Location
 
-_SHARE = 0.01  # of the time, that uploading between two flushes may take
-_LEAST = 10.0  # seconds between two of those
+_SHARE = 0.01  # the share of the time that writing between two calls of `flush` may take
+_LEAST = 10.0  # seconds between two such writes, at least
 
 
 class LocalLines:
-  """Lines on a disk, each one there at once.
+  """A file on a disk, where each line is as soon as it is added.
 
   Args:
-    path: of the file.
-    kept: its first lines; whatever else it held is dropped.
+    path: the path of the file.
+    kept: the first lines; whatever else the file held is dropped.
   """
 
   def __init__(self, path: Location, kept: Iterable[str]):
-    # The old file or the new one exists at any time.
+    # At any time either the old file or the new one exists.
     temporary = path.with_name(path.name + ".tmp")
     with temporary.open("w", encoding="utf-8") as file:
       file.writelines(line + "\n" for line in kept)
@@ -35,7 +35,7 @@ class LocalLines:
     self._file.flush()
 
   def flush(self) -> None:
-    """Does nothing: all is there."""
+    """Does nothing, because all lines are in the file."""
 
   def close(self) -> None:
     """Closes the file."""
@@ -43,14 +43,14 @@ class LocalLines:
 
 
 class RemoteLines:
-  """Lines in an object, which is written as a whole.
+  """An object of lines, which is written as a whole.
 
-  That happens when `flush` is called, and between as seldom as keeps it below 1 % of the time.
+  It is written when `flush` is called, and in between as often as takes at most 1 % of the time.
 
   Args:
-    path: of the object.
-    kept: its first lines; whatever else it held is dropped.
-    clock: seconds; for tests.
+    path: the path of the object.
+    kept: the first lines; whatever else the object held is dropped.
+    clock: returns seconds; for tests.
   """
 
   def __init__(
@@ -66,7 +66,7 @@ class RemoteLines:
     """Adds a line.
 
     Raises:
-      ValueError: another process writes there.
+      ValueError: another process writes the same object.
     """
     self._lines.append(line + "\n")
     self._pending = True
@@ -77,7 +77,7 @@ class RemoteLines:
     """Writes all lines, if there are new ones.
 
     Raises:
-      ValueError: another process writes there.
+      ValueError: another process writes the same object.
     """
     if not self._pending:
       return
@@ -94,10 +94,10 @@ class RemoteLines:
     self._next = ended + max((ended - began) / _SHARE, _LEAST)
 
   def close(self) -> None:
-    """Writes what is new."""
+    """Writes all lines, if there are new ones."""
     self.flush()
 
 
 def opened(path: Location, kept: Iterable[str]) -> LocalLines | RemoteLines:
-  """Returns the file at a place, with no other lines than those kept."""
+  """Returns the file of a path, with no other lines than those that are kept."""
   return (LocalLines if locations.is_local(path) else RemoteLines)(path, kept)

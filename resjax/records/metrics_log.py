@@ -1,4 +1,4 @@
-"""The record of a run: `metrics.jsonl`, and TensorBoard and Weights & Biases beside it."""
+"""The metrics of a run in `metrics.jsonl`, and also in TensorBoard and Weights & Biases."""
 
 import importlib
 import json
@@ -22,30 +22,31 @@ Scalar = bool | int | float | str | None
 
 
 class Sink(Protocol):
-  """Something that takes the records of a run."""
+  """A place that the records of a run are written to."""
 
   def log(self, step: int, metrics: Mapping[str, Scalar]) -> None:
-    """Takes one record; steps never decrease."""
+    """Writes one record; steps never decrease."""
 
   def close(self) -> None:
-    """Writes out what is held back."""
+    """Writes whatever has been held back."""
 
 
 class MetricLogger:
   """Writes records to `metrics.jsonl` in the workdir, the source of truth, and to other sinks.
 
-  A record is one line, {"step": n, name: value, ...}. JSON has no NaN or infinity: they become
-  null. Records of one step may be several (training, evaluation); log those of step n and `flush`
-  before the checkpoint of step n, and a resumed run neither misses nor repeats one.
+  A record is one line, {"step": n, name: value, ...}. JSON has no NaN or infinity, which become
+  null. A step may have several records, of training and of evaluation. A resumed run neither misses
+  nor repeats a record if those of step n are logged, and `flush` is called, before the checkpoint
+  of step n is saved.
 
   Args:
-    workdir: a folder, made where missing.
-    resume_step: step of the restored checkpoint; later records are dropped. None: no checkpoint,
-      the record starts empty.
-    tensorboard: also write event files to `tensorboard` in the workdir.
-    wandb_project: where not empty, also log to this project of Weights & Biases.
-    config: resolved settings, for Weights & Biases.
-    enabled: False writes nothing, for all processes but the first.
+    workdir: the folder of the run, which is made where missing.
+    resume_step: the step of the restored checkpoint: later records are dropped. None: there is no
+      checkpoint, and the file starts empty.
+    tensorboard: whether event files are written to `tensorboard` in the workdir.
+    wandb_project: the project of Weights & Biases that is logged to; empty: none.
+    config: the settings of the run, for Weights & Biases.
+    enabled: False writes nothing, as in all processes but the first.
 
   Raises:
     ValueError: a chosen sink is not installed, or an old record cannot be read.
@@ -67,7 +68,7 @@ class MetricLogger:
       return
     folder = locations.path(workdir)
     folder.mkdir(parents=True, exist_ok=True)
-    # The optional packages first: where one is missing, nothing has been touched.
+    # The optional packages come first: where one is missing, no file has been touched.
     others: list[Sink] = []
     if tensorboard:
       others.append(TensorBoardSink(folder, resume_step))
@@ -83,14 +84,15 @@ class MetricLogger:
     self.close()
 
   def log(self, step: int, metrics: Mapping[str, Any]) -> None:
-    """Records the metrics after `step` steps.
+    """Writes one record.
 
     Args:
-      step: not below that of the last record.
-      metrics: name such as train/loss to a number, a string, or an array of one element.
+      step: the number of finished steps, at least that of the last record.
+      metrics: numbers, strings or arrays of one element, by name, such as train/loss.
 
     Raises:
-      ValueError: the step goes back, a value is no scalar, or a metric is named `step`.
+      ValueError: the step is smaller than the last one, a value is no scalar, or a metric is named
+        `step`.
     """
     if not self._sinks:
       return
@@ -107,7 +109,7 @@ class MetricLogger:
     """Returns when all records are in `metrics.jsonl`.
 
     Raises:
-      ValueError: another process writes there.
+      ValueError: another process writes the same file.
     """
     if self._sinks:
       self._records.flush()
@@ -120,7 +122,7 @@ class MetricLogger:
 
 
 class JsonlSink:
-  """One JSON object per line."""
+  """A file with one JSON object per line."""
 
   def __init__(self, path: Location, resume_step: int | None):
     last_step = -1 if resume_step is None else resume_step
@@ -133,7 +135,7 @@ class JsonlSink:
     self._file.add(json.dumps({"step": step, **metrics}, allow_nan=False))
 
   def flush(self) -> None:
-    """Returns when all lines are there."""
+    """Returns when all lines are in the file."""
     self._file.flush()
 
   def close(self) -> None:
@@ -142,13 +144,13 @@ class JsonlSink:
 
 
 class TensorBoardSink:
-  """Event files, by tensorboardX; numbers only."""
+  """Event files of TensorBoard, which have the numbers of the records; tensorboardX writes them."""
 
   def __init__(self, folder: Location, resume_step: int | None):
     module = _optional("tensorboardX", "tensorboard", "config.train.tensorboard")
-    # TensorBoard then hides what an earlier attempt wrote from this step on.
+    # From this step on TensorBoard hides what an earlier process wrote.
     purge = 0 if resume_step is None else resume_step + 1
-    # The name has a time in seconds; the suffix keeps apart what restarts within one.
+    # File names have the time in seconds; the suffix tells processes of the same second apart.
     self._writer = module.SummaryWriter(
       logdir=str(folder / "tensorboard"), purge_step=purge, filename_suffix=f".{purge}"
     )
@@ -160,14 +162,14 @@ class TensorBoardSink:
         self._writer.add_scalar(name, value, step)
 
   def close(self) -> None:
-    """Writes out and closes the event file."""
+    """Writes the last numbers and closes the event file."""
     self._writer.close()
 
 
 class WandbSink:
   """A run of Weights & Biases, which a resumed run continues.
 
-  Its number is kept in `wandb_id` in the workdir. It ignores steps that it already has.
+  The file `wandb_id` in the workdir keeps its number. It ignores steps that it already has.
   """
 
   def __init__(
@@ -184,7 +186,7 @@ class WandbSink:
       resume="allow",
       dir=str(local),
       config=dict(config),
-      allow_val_change=True,  # more steps, another interval
+      allow_val_change=True,  # a resumed run may have more steps or another interval
     )
 
   def log(self, step: int, metrics: Mapping[str, Scalar]) -> None:
@@ -196,18 +198,18 @@ class WandbSink:
     self._run.finish()
 
 
-def read_metrics(path: str | os.PathLike) -> list[dict[str, Scalar]]:
-  """Records of a `metrics.jsonl`, in order; a half-written last line is left out.
+def read_metrics(path: str | os.PathLike) -> list[dict[str, Any]]:
+  """Returns the records of a `metrics.jsonl` in order, without a half-written last line.
 
   Raises:
-    ValueError: a line before the last is no record.
+    ValueError: a line before the last one is no record.
   """
   return [record for _, record in _records(locations.path(path))]
 
 
-def _records(path: Location) -> list[tuple[str, dict[str, Scalar]]]:
-  """Lines with their records."""
-  # A crash may leave half a character too; only "\n" ends a line.
+def _records(path: Location) -> list[tuple[str, dict[str, Any]]]:
+  """Returns the lines of a file, each with its record."""
+  # A crash may leave half a character, too. Lines end with "\n" alone.
   lines = path.read_bytes().decode("utf-8", errors="replace").removesuffix("\n").split("\n")
   pairs = []
   for number, line in enumerate(lines, 1):

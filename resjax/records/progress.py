@@ -1,25 +1,25 @@
-"""What the terminal shows of a run: a bar on a terminal, one line per log elsewhere."""
+"""The progress of a run: a bar on a terminal, lines of text elsewhere."""
 
 import math
 import sys
 from collections.abc import Mapping
-from typing import TextIO
+from typing import Any, TextIO
 
 from rich import console as rich_console
 from rich import progress as rich_progress
 
 
 class Progress:
-  """Shows steps and metrics; use as a context manager.
+  """Shows the steps and metrics of a run; a context manager.
 
-  On a terminal a bar with the metrics and the time left, elsewhere lines such as
+  A terminal shows a bar with the metrics and the time left. Anything else gets lines such as
   `step 100/1000  loss 3.412  bpb 1.920  lr 6.0e-4  tok/s 12.3k`.
 
   Args:
-    steps: of the whole run.
-    start: steps already done by an earlier process.
+    steps: the number of steps of the whole run.
+    start: the number of steps that earlier processes have done.
     stream: where to write; None: standard output.
-    enabled: False shows nothing, for all processes but the first.
+    enabled: False shows nothing, as in all processes but the first.
   """
 
   def __init__(
@@ -28,7 +28,7 @@ class Progress:
     self._steps = steps
     self._stream = stream or sys.stdout
     self._enabled = enabled
-    self._bar = None
+    self._bar: rich_progress.Progress | None = None
     console = rich_console.Console(file=self._stream)
     if enabled and self._stream.isatty() and not console.is_dumb_terminal:
       self._bar = rich_progress.Progress(
@@ -52,23 +52,23 @@ class Progress:
       self._bar.stop()
 
   def update(self, step: int, metrics: Mapping[str, float] | None = None) -> None:
-    """Shows that `step` steps are done.
+    """Shows how far the run has come.
 
     Args:
-      step: number of finished steps.
-      metrics: short label such as loss, bpb, lr, tok/s to value; without, only a bar moves.
+      step: the number of finished steps.
+      metrics: numbers by a short label, such as loss, bpb, lr, tok/s; None: only a bar moves.
     """
     if not self._enabled:
       return
     summary = "  ".join(f"{k} {format_number(v)}" for k, v in (metrics or {}).items())
     if self._bar:
-      fields = {"summary": summary} if metrics else {}
+      fields: dict[str, Any] = {"summary": summary} if metrics else {}
       self._bar.update(self._task, completed=step, **fields)
     elif metrics:
       self._print(f"step {step}/{self._steps}  {summary}")
 
   def message(self, text: str) -> None:
-    """Prints text as it is, above the bar where there is one."""
+    """Prints a text as it is, above the bar where there is one."""
     if self._bar:
       self._bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
     elif self._enabled:
@@ -79,7 +79,7 @@ class Progress:
 
 
 def format_number(value: float) -> str:
-  """Four digits, with k, M, G, T from 1000 on, and as 6.0e-4 below 0.01."""
+  """Returns a number in four digits, from 1000 on with k, M, G or T, below 0.01 like 6.0e-4."""
   value = float(value)
   if not math.isfinite(value) or value == 0:
     return f"{value:.4g}"
@@ -87,7 +87,7 @@ def format_number(value: float) -> str:
     mantissa, exponent = f"{value:.1e}".split("e")
     return f"{mantissa}e{int(exponent)}"
   for unit in ("", "k", "M", "G"):
-    # 999.95 would round to 1000.
+    # From 999.95 on, the number would be rounded to 1000.
     if abs(value) < 999.95:
       return f"{value:.1f}{unit}" if unit else f"{value:#.4g}".removesuffix(".")
     value /= 1000

@@ -1,4 +1,4 @@
-"""What a step waits for: its data, the host that starts it, or the device."""
+"""The time of a step, divided by what it waits for: data, the host, or the device."""
 
 from resjax.records.time_ledger import Ledger
 
@@ -6,17 +6,17 @@ _PARTS = ("input", "dispatch", "device")
 
 
 class StepTime:
-  """Mean seconds of a step since the last reading, from the ledger's phases of these names.
+  """Gives the mean seconds of a step since the last reading, from three phases of the ledger.
 
-  `input`     getting a batch and starting its way to the devices.
-  `dispatch`  the call of the step; the device works on after it.
-  `device`    waiting for the metrics of the step before: nearly all of a step where the device is
-              the bottleneck, nearly nothing where the data are.
+  `input`     The loop gets a batch and sends it to the devices.
+  `dispatch`  The loop calls the step, which the device carries out later.
+  `device`    The loop waits for the metrics of the step before: nearly the whole time where the
+              device is the bottleneck, and nearly no time where the data are.
 
-  Compilation, evaluations and saving are phases of their own and stay out.
+  Compilation, evaluations and saving are phases of their own and do not count.
 
   Args:
-    ledger: of the run.
+    ledger: the ledger of the run.
   """
 
   def __init__(self, ledger: Ledger):
@@ -29,7 +29,7 @@ class StepTime:
     self._steps += 1
 
   def read(self) -> dict[str, float]:
-    """Returns time/input, time/dispatch, time/device, and time/input_share of their sum."""
+    """Returns time/input, time/dispatch, time/device, and time/input_share: the first's share."""
     now, steps = self._ledger.phases(), max(self._steps, 1)
     seconds = {part: (now[part] - self._before[part]) / steps for part in _PARTS}
     self._steps, self._before = 0, now

@@ -1,4 +1,4 @@
-"""Where the time of a run goes, over all its restarts."""
+"""An account of where the time of a run goes, over all processes that took part in it."""
 
 import contextlib
 import time
@@ -8,10 +8,10 @@ from typing import Any
 from rich import box
 from rich.table import Table
 
-# What a process does, one thing at a time; the rest of its time is `other`.
+# A process is in one of these phases at a time; the rest of its time counts as `other`.
 PHASES = ("init", "compile", "restore", "input", "dispatch", "device", "eval", "save", "log")
 
-# A row of the account, what it means, and the phases it adds up.
+# The rows of the account: what each one means, and the phases that it adds up.
 _ROWS = {
   "step": ("training steps", ("dispatch", "device")),
   "input": ("waiting for data", ("input",)),
@@ -25,25 +25,26 @@ _ROWS = {
   "lost": ("steps that were repeated after a restart", ()),
   "down": ("after the last record of a process, until the next one", ()),
 }
-# What a restart repeats.
+# The rows of what a restart repeats.
 _REPEATED = ("step", "input", "eval")
 _TIME = "goodput/unix_time"
 
 
 class Ledger:
-  """Counts the seconds of a run by what it does.
+  """Counts the seconds of a run by what it does in them.
 
     ledger = Ledger(carried(records, resume_step))
     with ledger.phase("input"):
       batch = next(batches)
 
-  Phases nest: while an inner one lasts, the outer one stands still. One thread only.
+  Phases may be nested: the clock of the outer one stands still while the inner one lasts. One
+  thread alone may use a ledger.
 
   Args:
-    earlier: of `carried`: seconds per row of the processes before this one.
-    on_phase: called with the name of the phase at each change, such as `Watchdog.beat`.
-    clock: seconds; for tests.
-    wall: seconds since 1970; for tests.
+    earlier: what `carried` returns: the seconds per row of earlier processes of the run.
+    on_phase: is called with the name of the phase at each change; an example is `Watchdog.beat`.
+    clock: returns seconds; for tests.
+    wall: returns seconds since 1970; for tests.
   """
 
   def __init__(
@@ -62,10 +63,10 @@ class Ledger:
 
   @contextlib.contextmanager
   def phase(self, name: str) -> Iterator[None]:
-    """Time in this context counts for a phase.
+    """Counts the time in this context for a phase.
 
     Raises:
-      ValueError: it is not one of PHASES.
+      ValueError: the name is not one of `PHASES`.
     """
     if name not in self._phases:
       raise ValueError(f"phase {name!r} is not known; allowed: {', '.join(PHASES)}")
@@ -80,7 +81,7 @@ class Ledger:
       self._on_phase(self._stack[-1])
 
   def resume(self, earlier: Mapping[str, float]) -> None:
-    """Adds the account of the processes before this one, where it is known only now."""
+    """Takes the account of earlier processes of the run, where it is known only now."""
     self._earlier = dict(earlier)
 
   def phases(self) -> dict[str, float]:
@@ -89,7 +90,7 @@ class Ledger:
     return dict(self._phases)
 
   def rows(self) -> dict[str, float]:
-    """Returns the seconds per row of the account, over all processes of the run."""
+    """Returns the seconds of each row of the account, over all processes of the run."""
     spent = self.phases()
     return {
       row: self._earlier.get(row, 0.0) + sum(spent[name] for name in names)
@@ -97,16 +98,16 @@ class Ledger:
     }
 
   def record(self) -> dict[str, float]:
-    """Returns goodput/ROW in seconds, for metrics.jsonl.
+    """Returns the seconds of each row as goodput/ROW, for metrics.jsonl.
 
-    Where each evaluation's record and one just before each checkpoint have it too, a run that
-    resumes from there knows exactly what it repeats.
+    A resumed run knows exactly what it repeats if each evaluation has such a record, and if one is
+    written just before each checkpoint.
     """
     found = {f"goodput/{row}": round(seconds, 6) for row, seconds in self.rows().items()}
     return {**found, _TIME: round(self._wall(), 3)}
 
   def table(self) -> Table:
-    """Returns the account as a table: seconds, and share of all."""
+    """Returns the account as a table of seconds and of their share of the whole."""
     rows = self.rows()
     total = sum(rows.values())
     table = Table(title="where the time went", box=box.SIMPLE_HEAD, show_footer=True)
@@ -127,15 +128,16 @@ class Ledger:
 def carried(
   records: Sequence[Mapping[str, Any]], resume_step: int | None, now: float | None = None
 ) -> dict[str, float]:
-  """Returns the account that a process goes on from.
+  """Returns the account that a new process of a run goes on from.
 
-  It is that of the last record, whatever process wrote it; steps, waiting for data and evaluations
-  after the checkpoint count as lost, the time since that record as down.
+  It is the account of the last record, with two changes: what was spent on steps, on waiting for
+  data and on evaluations after the checkpoint counts as lost, and the time since that record counts
+  as down.
 
   Args:
-    records: of metrics.jsonl, before what comes after the checkpoint is dropped.
-    resume_step: step of the restored checkpoint; None: from the start.
-    now: seconds since 1970; None: now.
+    records: the records of metrics.jsonl, with those after the checkpoint.
+    resume_step: the step of the restored checkpoint; None: the run starts anew.
+    now: seconds since 1970; None: the present time.
   """
   known = [record for record in records if _TIME in record]
   if not known:

@@ -1,7 +1,6 @@
-"""What a run is made of, checked before anything is built."""
+"""The settings of a run, checked before anything is built."""
 
 import dataclasses
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,16 +8,16 @@ from resjax.checkpoint.config import CheckpointConfig
 from resjax.data.config import DataConfig
 from resjax.models.config import DecoderConfig
 from resjax.optim import OptimizerConfig
-from resjax.ranges import check_least
+from resjax.ranges import check_least, check_ranges
 from resjax.sharding import Layout
 
 
 @dataclasses.dataclass(frozen=True)
 class TrainConfig:
-  """Settings of the loop; the meaning of each field stands in configs/base.py.
+  """The settings of the training loop; configs/base.py says what each field means.
 
   Raises:
-    ValueError: a setting out of range.
+    ValueError: a setting is out of range.
   """
 
   init_from: str
@@ -36,13 +35,10 @@ class TrainConfig:
   tensorboard: bool
   wandb_project: str
 
-  def __post_init__(self):
-    """Checks the ranges."""
+  def __post_init__(self) -> None:
     positive = ("steps", "batch_size", "microbatches", "loss_chunk", "log_every", "alignment_rows")
-    for name in positive:
-      check_least(self, "config.train", name, 1)
-    for name in ("z_loss", "eval_every", "eval_rows", "alignment_every", "sample_tokens"):
-      check_least(self, "config.train", name, 0)
+    others = ("z_loss", "eval_every", "eval_rows", "alignment_every", "sample_tokens")
+    check_least(self, "config.train", dict.fromkeys(positive, 1) | dict.fromkeys(others, 0))
     if self.batch_size % self.microbatches:
       raise ValueError(
         f"config.train.batch_size={self.batch_size} is not divisible by "
@@ -50,16 +46,16 @@ class TrainConfig:
       )
 
 
-# Values that the guard keeps, whatever the window, so that a run that resumes may change it.
+# The guard keeps so many values whatever the window is, so that a resumed run may change it.
 MAX_SPIKE_WINDOW = 1024
 
 
 @dataclasses.dataclass(frozen=True)
 class HealthConfig:
-  """Settings of the step guard and the watchdog; their meaning stands in configs/base.py.
+  """The settings of the step guard and the watchdog; configs/base.py says what each field means.
 
   Raises:
-    ValueError: a setting out of range.
+    ValueError: a setting is out of range.
   """
 
   skip_nonfinite: bool
@@ -68,18 +64,14 @@ class HealthConfig:
   max_skipped: int
   watchdog_seconds: float
 
-  def __post_init__(self):
-    """Checks the ranges."""
+  def __post_init__(self) -> None:
     ranges = {
       "spike_window": (2 <= self.spike_window <= MAX_SPIKE_WINDOW, f"in 2..{MAX_SPIKE_WINDOW}"),
       "spike_sigma": (self.spike_sigma >= 0, "0 (no test) or more"),
       "max_skipped": (self.max_skipped >= 1, "at least 1"),
       "watchdog_seconds": (self.watchdog_seconds >= 0, "0 (off) or more"),
     }
-    for name, (fits, allowed) in ranges.items():
-      value = getattr(self, name)
-      if not (fits and math.isfinite(value)):
-        raise ValueError(f"config.health.{name}={value} must be finite and {allowed}")
+    check_ranges(self, "config.health", ranges)
 
   @property
   def guards_steps(self) -> bool:
@@ -92,17 +84,17 @@ class Run:
   """Everything that a training run needs to know.
 
   Attributes:
-    workdir: folder of this run: metrics, checkpoints, plots, resolved config.
-    seed: of the parameters and of the data order.
+    workdir: the folder of the run: metrics, checkpoints, plots, and the config.
+    seed: the seed of the initial parameters and of the order of the data.
     decoder: the model; before the data are built, its vocabulary is the largest that the
       tokenizer may have.
-    data: corpora, tokenizer, row length.
-    optim: optimizer and schedule.
-    train: the loop.
-    health: what keeps it from going wrong.
-    checkpoint: when the state is saved, what is kept, what is checked.
-    layout: the mesh of its devices, and which mesh axes split what.
-    resolved: the whole config as plain JSON values, for the record.
+    data: the corpora, the tokenizer, and the length of rows.
+    optim: the optimizer and the learning rate.
+    train: the training loop.
+    health: which steps are skipped, and when a run counts as stalled.
+    checkpoint: when the state is saved, what is kept, and what is checked.
+    layout: the mesh of devices, and which of its axes split which logical axis.
+    resolved: the whole config as plain JSON values, for the record of the run.
   """
 
   workdir: str

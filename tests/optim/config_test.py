@@ -34,5 +34,6 @@ def test_fields_are_those_of_the_base_config():
   ],
 )
 def test_settings_out_of_range(name, value):
-  with pytest.raises(ValueError, match=rf"config\.optim\.{name} is"):
+  reason = "is not known; allowed: " if isinstance(value, str) else "must be finite and "
+  with pytest.raises(ValueError, match=rf"config\.optim\.{name}={value!r} {reason}\w"):
     config(**{name: value})
