@@ -28,7 +28,7 @@ from resjax.analysis.alignment import READINGS, Alignment
 from resjax.analysis.heat_map import heat_map
 from resjax.analysis.measurement import measure
 from resjax.analysis.probing import EVERY, ProbeConfig
-from resjax.analysis.report import heat_text, writing
+from resjax.analysis.report import heat_table, page
 from resjax.analysis.report.results import Results
 from resjax.analysis.sensitivity import Sensitivity
 from resjax.data.eval_text import MeasuredText
@@ -73,12 +73,12 @@ def main() -> None:
       alignment = _alignment(subject, text, config)
       cells = heat_map(subject.decoder, tokens, config.every)
     source = text.name if _TEXT.value is None else "a text of the command line"
-    heat = heat_text.in_words(cells, tokens, subject.tokenizer, source)
+    heat = heat_table.in_words(cells, tokens, subject.tokenizer, source)
     own = [one for one in found if one.model == subject.name]
     results.append(Results(alignment, heat, own))
   if first:
     with console.status("drawing"):
-      files = writing.write(results, folder)
+      files = page.write(results, folder)
     show(results, Console())
     for file in files:
       print(file)

@@ -1,1 +1,1 @@
-"""Looking at runs and models."""
+"""Measuring models and runs: what their hidden states decode to, and plots and reports of it."""

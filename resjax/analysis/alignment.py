@@ -1,4 +1,4 @@
-"""How hidden states turn from the input token to the next one along depth: the measured figures."""
+"""The alignment of a model: how its hidden states turn from the input token to the next token."""
 
 import dataclasses
 import json
@@ -22,7 +22,7 @@ LENS_METRICS = (
   "top1_is_input",
   "top1_is_target",
 )
-STATE_METRICS = (  # of one state, without the prediction
+STATE_METRICS = (
   "cosine_input",
   "cosine_next",
   "cosine_input_normed",
@@ -40,11 +40,11 @@ GROUPS = ("all", "distinct", *DECILES, "shuffled")
 
 @dataclasses.dataclass(frozen=True)
 class Position:
-  """A place in depth: what stands there after a site.
+  """A position along depth: the embedding, or the place behind a site of a layer.
 
   Attributes:
-    layer: 0..L-1; -1 at the embedding.
-    site: of that layer, such as `attention`; `embedding` before the first layer.
+    layer: 0..L-1, or -1 at the embedding.
+    site: the site of the layer, such as `attention`; `embedding` before the first layer.
   """
 
   layer: int
@@ -53,15 +53,17 @@ class Position:
 
 @dataclasses.dataclass(frozen=True)
 class Switch:
-  """Where the next token comes before the input token and stays there; see `switch_layer`.
+  """The depth position from which on the next token ranks before the input token.
+
+  `resjax.analysis.switch_layer` defines it. None stands for nowhere in depth.
 
   Attributes:
-    index: of the depth position; None: nowhere.
-    lower: lower bound of the confidence interval of `index`; None: nowhere.
-    upper: its upper bound; None: nowhere.
-    level: of the interval, such as 0.95.
-    num_bootstrap: resamples of the rows.
-    share: of the resamples that have a switch, 0..1.
+    index: the index of the depth position, or None.
+    lower: the lower bound of the confidence interval of `index`, or None.
+    upper: the upper bound of the interval, or None.
+    level: the confidence level of the interval, such as 0.95.
+    num_bootstrap: the number of resamples of the rows.
+    share: the share of the resamples that have a switch, 0..1.
   """
 
   index: int | None
@@ -77,10 +79,10 @@ class Group:
   """Means over the tokens of one group.
 
   Attributes:
-    num_tokens: that were counted.
-    num_kl_tokens: of those, the ones that `kl_to_final` is the mean of.
-    metrics: name to means [P], one per depth position, float64; NaN where nothing was counted.
-    switch: of these tokens; None where there are no tokens.
+    num_tokens: the number of tokens.
+    num_kl_tokens: the number of those tokens that `kl_to_final` is the mean of.
+    metrics: the means of each metric, float64 [P], one per depth position; NaN without tokens.
+    switch: the switch of these tokens; None if there are no tokens.
   """
 
   num_tokens: int
@@ -91,12 +93,12 @@ class Group:
 
 @dataclasses.dataclass(frozen=True)
 class DepthWeights:
-  """How much of each source the sites read, means over tokens (and heads).
+  """The mean weight, over tokens and heads, with which each site reads each source.
 
   Attributes:
-    readers: the sites that read, in order of depth; Position(L, "output") is the last read.
-    sources: names of what they read, such as `embedding` or `3 mlp`.
-    weights: [readers, sources], float64; 0 where the source comes later than the reader.
+    readers: the sites that read, in order of depth; Position(L, "output") is the final read.
+    sources: the names of the sources, such as `embedding` or `3 mlp`.
+    weights: float64 [readers, sources]; 0 where the source comes later than the reader.
   """
 
   readers: tuple[Position, ...]
@@ -106,44 +108,44 @@ class DepthWeights:
 
 @dataclasses.dataclass(frozen=True)
 class Alignment:
-  """The figures of one model on one corpus.
+  """The alignment of one model, measured on one corpus.
 
-  P depth positions: the embedding, then one after every layer, or one after every site. Two
-  readings of a position: `closed`, the state after it closed as if the layers ended there
-  (`Combinator.final_after`); `read`, what the next site reads, view x, and at the last position the
-  output of the layers. At the embedding `closed` is the embedding itself.
+  The P depth positions are the embedding, and then the places behind every layer or every site. A
+  hidden state h is read at a position in two ways. `closed` is the state as if the layers ended
+  there (`Combinator.final_after`), and the embedding itself at the first position. `read` is what
+  the next site reads (its view x), and the output of the layers at the last position.
 
-  Groups of tokens, in `GROUPS`: `all`; `distinct`, those whose next token is another one;
-  `decile_0` (most frequent) .. `decile_9`, by how often the next token occurs in the corpus, about
-  a tenth of the tokens each; `shuffled`, all tokens, but `next` in the names of the metrics is a
-  token drawn by its frequency. The last has only the metrics that need no embedding of it.
+  The metrics are means over groups of tokens, named in `GROUPS`. `all` has all tokens, and
+  `distinct` those that differ from their next token. `decile_0` (most frequent) to `decile_9` hold
+  about a tenth of the tokens each, by how often the next token occurs in the corpus. `shuffled` has
+  all tokens, but a token drawn by its frequency takes the place of the next token, and metrics that
+  need its embedding are left out. A token counts if its next token lies in the same segment.
 
-  A token counts when the one behind it lies in the same segment.
-
-  Metrics, means over tokens, by the lens softmax(head · final_norm(h)) (ranks from 1, nats):
-    input_rank, next_rank              rank of the input token, of the next token
-    input_log_rank, next_log_rank      its logarithm
+  These metrics come from the lens, the prediction softmax(head · final_norm(h)). Ranks count from 1
+  and logarithms are natural:
+    input_rank, next_rank              the rank of the input token and of the next token
+    input_log_rank, next_log_rank      the logarithm of these ranks
     input_probability, next_probability
-    next_nats                          −ln of the latter: the loss of the lens
+    next_nats                          -ln(next_probability), the loss of the lens
     entropy
     kl_to_final                        KL(final prediction ‖ lens), over every n-th token
-    top1_is_input, top1_is_target      share of tokens where it has rank 1
-  and of h itself, with e the input embedding of the token and u the output embedding of the next:
+    top1_is_input, top1_is_target      the share of tokens for which that token has rank 1
+  And these come from h, the input embedding e of the token and the output embedding u of the next:
     cosine_input, cosine_next          cos(h, e), cos(h, u)
-    cosine_input_normed, cosine_next_normed   the same of final_norm(h)
+    cosine_input_normed, cosine_next_normed   cos(final_norm(h), e), cos(final_norm(h), u)
     projection_input, projection_next  ⟨h, e/‖e‖⟩, ⟨h, u/‖u‖⟩
-    energy_share                       ‖P h‖² / ‖h‖², P onto the span of e and u
+    energy_share                       ‖P h‖² / ‖h‖², where P projects onto the span of e and u
     hidden_norm                        ‖h‖
-    branch_norm                        ‖Σ outputs of the sites since the position before‖; at the
-                                       embedding NaN
+    branch_norm                        ‖Σ outputs of the sites since the position before‖, and NaN
+                                       at the embedding
 
   Attributes:
-    model: its name.
-    corpus: its name.
-    num_rows: rows of tokens that were read.
-    positions: P, in order.
-    readings: `closed` and `read`, or one of them, to groups by name.
-    depth_weights: of combinators that weigh sources; None for the others.
+    model: the name of the model.
+    corpus: the name of the corpus.
+    num_rows: the number of rows of tokens that were read.
+    positions: the P depth positions, in order.
+    readings: the groups by name, for each reading that was measured.
+    depth_weights: the weights of sources; None for a combinator that has none.
   """
 
   model: str
@@ -154,13 +156,17 @@ class Alignment:
   depth_weights: DepthWeights | None
 
   def to_json(self) -> str:
-    """Returns it as JSON; what is not finite is null."""
-    return json.dumps(_plain(dataclasses.asdict(self)), allow_nan=False)
+    """Returns the alignment as JSON, in which numbers that are not finite are null."""
+    return json.dumps(to_plain(self), allow_nan=False)
 
   @classmethod
   def from_json(cls, text: str) -> "Alignment":
-    """Returns what `to_json` wrote; finite floats are the same to the last bit, null is NaN."""
-    fields = json.loads(text)
+    """Returns the alignment that `to_json` wrote; null becomes NaN, other floats keep every bit."""
+    return cls.from_plain(json.loads(text))
+
+  @classmethod
+  def from_plain(cls, fields: Mapping[str, Any]) -> "Alignment":
+    """Returns the alignment that `to_plain` turned into dicts."""
     weights = fields["depth_weights"]
     return cls(
       **{name: fields[name] for name in ("model", "corpus", "num_rows")},
@@ -173,25 +179,28 @@ class Alignment:
     )
 
 
-def _plain(value: Any) -> Any:
+def to_plain(value: Any) -> Any:
+  """Returns dataclasses, arrays and tuples as dicts and lists, with None for inf and NaN."""
+  if dataclasses.is_dataclass(value) and not isinstance(value, type):
+    return {field.name: to_plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
   if isinstance(value, np.ndarray):
-    return _plain(value.tolist())
-  if isinstance(value, dict):
-    return {key: _plain(item) for key, item in value.items()}
+    return to_plain(value.tolist())
+  if isinstance(value, Mapping):
+    return {key: to_plain(item) for key, item in value.items()}
   if isinstance(value, list | tuple):
-    return [_plain(item) for item in value]
+    return [to_plain(item) for item in value]
   return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _positions(items: list[dict]) -> tuple[Position, ...]:
+def _positions(items: list[dict[str, Any]]) -> tuple[Position, ...]:
   return tuple(Position(**item) for item in items)
 
 
 def _array(values: list) -> np.ndarray:
-  return np.array(values, np.float64)  # None becomes NaN
+  return np.array(values, np.float64)  # None becomes NaN.
 
 
-def _group(fields: dict) -> Group:
+def _group(fields: dict[str, Any]) -> Group:
   switch = fields["switch"]
   return Group(
     num_tokens=fields["num_tokens"],
@@ -201,7 +210,7 @@ def _group(fields: dict) -> Group:
   )
 
 
-def _depth_weights(fields: dict) -> DepthWeights:
+def _depth_weights(fields: dict[str, Any]) -> DepthWeights:
   return DepthWeights(
     _positions(fields["readers"]), tuple(fields["sources"]), _array(fields["weights"])
   )

@@ -1,4 +1,4 @@
-"""Which tokens count, in which groups, and the tokens that they are asked about."""
+"""The tokens that an alignment counts, the groups they are in, and the candidates of the lens."""
 
 from typing import NamedTuple
 
@@ -10,12 +10,12 @@ from resjax.analysis.alignment import DECILES
 from resjax.typing import Array
 
 
-class Asked(NamedTuple):
-  """The tokens that a batch is asked about.
+class Candidates(NamedTuple):
+  """The tokens whose rank and probability the lens gives, for each token of a batch.
 
   Attributes:
-    ids: [3, B, T]: the token itself, the next one, and one drawn by its frequency.
-    counted: bool [B, T]: whether the next token lies in the same segment.
+    ids: the token itself, the next one, and one drawn by its frequency [3, B, T].
+    counted: whether the next token lies in the same segment, bool [B, T].
   """
 
   ids: Array
@@ -23,7 +23,7 @@ class Asked(NamedTuple):
 
 
 def next_tokens(tokens: Array, segment_ids: Array) -> tuple[Array, Array]:
-  """Returns the next token of every position, and where it lies in the same segment, [B, T] each.
+  """Returns the next token of every token, and whether it lies in the same segment, [B, T] each.
 
   Args:
     tokens: [B, T].
@@ -35,7 +35,7 @@ def next_tokens(tokens: Array, segment_ids: Array) -> tuple[Array, Array]:
 
 
 def next_counts(tokens: Array, segment_ids: Array, vocab_size: int) -> Array:
-  """Returns how often each token is a next one that counts, int32 [V].
+  """Returns how often each token of the vocabulary is a next token that counts, int32 [V].
 
   Args:
     tokens: [B, T].
@@ -46,49 +46,52 @@ def next_counts(tokens: Array, segment_ids: Array, vocab_size: int) -> Array:
   return jnp.zeros(vocab_size, jnp.int32).at[following].add(counted.astype(jnp.int32))
 
 
-def asked(tokens: Array, segment_ids: Array, counts: Array, key: Array) -> Asked:
-  """Returns what a batch is asked about.
+def candidates(tokens: Array, segment_ids: Array, counts: Array, key: Array) -> Candidates:
+  """Returns the candidates of a batch.
 
-  The third token is the shuffled target: it comes as often as it does in the corpus and has
-  nothing to do with its place. It is the same however the batch lies on devices.
+  The third candidate, the shuffled target, is drawn as often as it occurs in the corpus, and does
+  not depend on its place or on how the batch is split over devices.
 
   Args:
     tokens: [B, T].
     segment_ids: [B, T]; 0 is padding.
-    counts: [V] of `next_counts` over the corpus, their sum below 2³¹.
-    key: of the random numbers.
+    counts: the `next_counts` of the corpus [V], whose sum is below 2³¹.
+    key: the key of the random numbers.
   """
   following, counted = next_tokens(tokens, segment_ids)
   upto = jnp.cumsum(counts)
   drawn = jax.random.randint(key, tokens.shape, 0, jnp.maximum(upto[-1], 1))
-  foil = jnp.searchsorted(upto, drawn, side="right")
-  foil = jnp.minimum(foil, len(counts) - 1)  # where nothing was counted
-  return Asked(jnp.stack([tokens, following, foil]).astype(jnp.int32), counted)
+  shuffled = jnp.searchsorted(upto, drawn, side="right")
+  shuffled = jnp.minimum(shuffled, len(counts) - 1)  # Stays in V if nothing was counted.
+  return Candidates(jnp.stack([tokens, following, shuffled]).astype(jnp.int32), counted)
 
 
-def group_weights(of: Asked, deciles: Array | None) -> Array:
-  """Returns which tokens are in `all`, `distinct` and, with a table, each decile, 0 or 1 [G, B, T].
+def group_weights(batch: Candidates, deciles: Array | None) -> Array:
+  """Returns 1 for the tokens of each group and 0 for the others, float32 [G, B, T].
+
+  The groups are `all`, `distinct` and, if `deciles` are given, each decile.
 
   Args:
-    of: the batch.
-    deciles: [V] of `frequency_deciles`, or None.
+    batch: the candidates of the batch.
+    deciles: the `frequency_deciles` of the vocabulary [V], or None.
   """
-  this, following, _ = of.ids
-  member = [jnp.ones_like(of.counted), this != following]
+  this, following, _ = batch.ids
+  member = [jnp.ones_like(batch.counted), this != following]
   if deciles is not None:
     decile = jnp.take(deciles, following)
     member += [decile == number for number in range(len(DECILES))]
-  return jnp.stack([one & of.counted for one in member]).astype(jnp.float32)
+  return jnp.stack([one & batch.counted for one in member]).astype(jnp.float32)
 
 
 def frequency_deciles(counts: np.ndarray) -> np.ndarray:
-  """Returns the decile of each token by how often it comes: 0 the most frequent .. 9; int32 [V].
+  """Returns the decile of each token by its frequency, from 0 for the most frequent, int32 [V].
 
-  Each has about a tenth of all occurrences: tokens in order of frequency, the more frequent and of
-  equal ones the lower number first, are in the decile in which their middle occurrence lies.
+  Each decile has about a tenth of all occurrences. All occurrences are put in order, those of more
+  frequent tokens first and of equally frequent ones the lower number first; the decile in which the
+  middle occurrence of a token lies is its decile.
 
   Args:
-    counts: [V].
+    counts: how often each token occurs [V].
   """
   order = np.argsort(-counts.astype(np.int64), kind="stable")
   ordered = counts[order].astype(np.float64)

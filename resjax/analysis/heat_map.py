@@ -1,6 +1,7 @@
-"""What every depth position of a decoder puts first at every token of one short text."""
+"""The token that every depth position of a decoder predicts at every token of a short text."""
 
 import dataclasses
+from collections.abc import Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -8,22 +9,23 @@ import numpy as np
 from flax import nnx
 
 from resjax.analysis.alignment import Position
-from resjax.analysis.lens import Lens
+from resjax.analysis.lens import Lens, LensInputs
 from resjax.analysis.probing import ProbeConfig
 from resjax.models.decoder import Decoder
-from resjax.typing import Array
+from resjax.models.depth import SiteVisit
+from resjax.typing import Array, PyTree
 
-_MULTIPLE = 128  # of tokens, which attention kernels like
+_MULTIPLE = 128  # Of tokens; attention kernels are fast for such lengths.
 
 
 @dataclasses.dataclass(frozen=True)
 class HeatMap:
-  """The most probable token under the lens, closed reading.
+  """The most probable tokens under the lens, by the closed reading.
 
   Attributes:
-    positions: P depth positions, in order.
-    tokens: ids [P, T].
-    probabilities: of them [P, T].
+    positions: the P depth positions, in order.
+    tokens: the most probable token for each token of the text [P, T].
+    probabilities: the probabilities of these tokens [P, T].
   """
 
   positions: tuple[Position, ...]
@@ -32,12 +34,12 @@ class HeatMap:
 
 
 def heat_map(decoder: Decoder, tokens: np.ndarray, every: str = "layer") -> HeatMap:
-  """Returns the map of one text; the same for any sharding and any processes.
+  """Returns the heat map of one text, which is the same for any sharding and any processes.
 
   Args:
-    decoder: any, sharded or not.
-    tokens: of the text [T].
-    every: a depth position after every `layer`, or after every `site`.
+    decoder: any decoder, sharded or not.
+    tokens: the tokens of the text [T].
+    every: `layer` or `site`: the depth positions are the places behind each of these.
   """
   layout, length = decoder.layout, len(tokens)
   size = -(-length // _MULTIPLE) * _MULTIPLE
@@ -46,38 +48,39 @@ def heat_map(decoder: Decoder, tokens: np.ndarray, every: str = "layer") -> Heat
   batch = {
     "inputs": row,
     "segment_ids": (np.arange(size) < length).astype(np.int32),
-    # Not beyond the text: there may be no learned positions, and NaN behind a mask is still NaN.
+    # Padding has the last position of the text: beyond it there may be no learned positions, and
+    # their NaN would pass through masks.
     "positions": np.minimum(np.arange(size, dtype=np.int32), length - 1),
   }
-  copies = layout.num_shards("batch")  # one row cannot be split
-  batch = layout.split({name: np.tile(array, (copies, 1)) for name, array in batch.items()})
+  copies = layout.num_shards("batch")  # One row cannot be split.
+  rows = layout.split({name: np.tile(array, (copies, 1)) for name, array in batch.items()})
   graphdef, state = nnx.split(decoder)
 
-  def run(state, batch):
-    return _first(nnx.merge(graphdef, state), batch, every)
+  def run(state: PyTree, rows: Mapping[str, Array]) -> tuple[Array, Array]:
+    return _most_probable(nnx.merge(graphdef, state), rows, every)
 
-  found = jax.device_get(jax.jit(run, out_shardings=layout.everywhere)(state, batch))
+  found = jax.device_get(jax.jit(run, out_shardings=layout.everywhere)(state, rows))
   positions = ProbeConfig(every=every).positions(decoder.combinator)
   return HeatMap(positions, *(values[:, 0, :length] for values in found))
 
 
-def _first(decoder: Decoder, batch, every: str) -> tuple[Array, Array]:
-  """Returns ids and probabilities of what each position puts first, [P, B, T] each."""
+def _most_probable(decoder: Decoder, batch: Mapping[str, Array], every: str) -> tuple[Array, Array]:
+  """Returns the most probable tokens and their probabilities, [P, B, T] each."""
   lens = Lens(decoder, chunk_size=1)
-  inputs = batch["inputs"]
-  seen = lens.seen(jnp.stack([inputs] * 3), jnp.zeros((1, *inputs.shape)))
+  tokens = batch["inputs"]
+  inputs = lens.inputs(jnp.stack([tokens] * 3), jnp.zeros((1, *tokens.shape)))
 
-  def look(hidden, seen):
-    log_p = jax.nn.log_softmax(lens.logits(lens.normed(hidden, seen), seen))
+  def look(hidden: Array, inputs: LensInputs) -> tuple[Array, Array]:
+    log_p = jax.nn.log_softmax(lens.logits(lens.normed(hidden, inputs), inputs))
     return jnp.argmax(log_p, axis=-1).astype(jnp.int32), jnp.exp(jnp.max(log_p, axis=-1))
 
-  def probe(visits, seen):
+  def probe(visits: Sequence[SiteVisit], inputs: LensInputs) -> tuple[Array, Array]:
     ends = visits if every == "site" else visits[-1:]
-    found = [look(visit.closed(), seen) for visit in ends]
+    found = [look(visit.closed(), inputs) for visit in ends]
     return jax.tree.map(lambda *parts: jnp.stack(parts), *found)
 
-  run = decoder.probe(probe, seen, inputs, batch["segment_ids"], batch["positions"])
-  start = look(run.embedded, seen)
+  run = decoder.probe(probe, inputs, tokens, batch["segment_ids"], batch["positions"])
+  start = look(run.embedded, inputs)
   return jax.tree.map(
     lambda first, rest: jnp.concatenate([first[None], rest.reshape(-1, *rest.shape[2:])]),
     start,

@@ -1,9 +1,9 @@
-"""What a trained model loses where its residual path is attenuated, without training."""
+"""Measures what a trained model loses when its residual path is attenuated, without training."""
 
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import jax
 import numpy as np
@@ -16,12 +16,12 @@ from resjax.analysis.sensitivity import Sensitivity
 from resjax.data.eval_text import MeasuredText
 from resjax.models.decoder import Decoder
 from resjax.models.loss import loss_sums
-from resjax.typing import Array
+from resjax.typing import Array, PyTree
 
-_LOSS_CHUNK = 1024  # tokens per data shard whose logits exist at one time
+_LOSS_CHUNK = 1024  # Tokens per data shard whose logits exist at a time.
 
 Progress = Callable[[int, int], None]
-"""Called as progress(done, total) after every cut."""
+"""A function that is called as progress(done, total) after every cut."""
 
 
 def sensitivity(
@@ -35,39 +35,40 @@ def sensitivity(
   alignment: bool = True,
   progress: Progress = lambda done, total: None,
 ) -> Sensitivity:
-  """Returns loss and alignment of a decoder, its residual path cut at each layer by each alpha.
+  """Returns the loss and the alignment of a decoder for cuts at each layer with each alpha.
 
-  A cut is x ← α x + f(x) at the chosen sites of one layer, so with two sites that layer multiplies
-  its input by α² in all. All cuts share one compiled program for the loss and one for the
-  alignment; α = 1 is the model as it is.
+  A cut is x ← α x + f(x) at the chosen sites of one layer, so a layer with two sites multiplies its
+  input by α². All cuts share one compiled program for the loss and one for the alignment. A cut
+  with α = 1 is the model as it is.
 
   Args:
-    decoder: any of `resjax.analysis.path_intervention.SUPPORTED`, pretrained ones included.
-    text: to evaluate on.
-    model: name of the decoder, for titles.
-    alphas: factors of the stream, at least 0.
-    layers: to cut, 0..L-1, negative ones from the end; empty: each.
-    sites: of those layers that cut together; empty: all.
-    alignment: whether to measure it, after every layer, of states that are closed there. It costs
+    decoder: a decoder with a combinator of `resjax.analysis.path_intervention.SUPPORTED`.
+    text: the text to evaluate on.
+    model: the name of the decoder, for titles.
+    alphas: the factors of the stream, at least 0.
+    layers: the layers to cut, 0..L-1, or negative from the end; empty chooses all.
+    sites: the sites of a layer to cut together; empty chooses all.
+    alignment: whether to measure the alignment, by the closed reading after every layer. It costs
       as many output heads per cut as there are layers.
-    progress: told of every cut.
+    progress: is told of every cut.
 
   Raises:
-    ValueError: the residual path is no single stream; a layer, site or alpha that does not exist.
+    ValueError: The residual path is not a single stream, or a layer, site or alpha is out of range.
   """
   check_supported(decoder)
   layers, sites, alphas = _chosen(decoder, layers, sites, alphas)
   evaluate = _evaluation(decoder, text)
   align = _aligning(decoder, text, model) if alignment else None
-  baseline, as_it_is = evaluate(None), align(1.0, 0, sites) if align else None
-  loss, rows, total = np.full((len(layers), len(alphas)), baseline), [], len(layers) * len(alphas)
+  baseline, uncut = evaluate(None), align(1.0, 0, sites) if align else None
+  loss, total = np.full((len(layers), len(alphas)), baseline), len(layers) * len(alphas)
+  rows: list[list[Alignment]] = []
   for place, layer in enumerate(layers):
     rows.append([])
     for index, alpha in enumerate(alphas):
       if alpha != 1:
         loss[place, index] = evaluate(cut_factors(decoder, layer, sites, alpha))
       if align:
-        rows[-1].append(as_it_is if alpha == 1 else align(alpha, layer, sites))
+        rows[-1].append(uncut if uncut and alpha == 1 else align(alpha, layer, sites))
       progress(place * len(alphas) + index + 1, total)
   return Sensitivity(
     model=model,
@@ -79,7 +80,7 @@ def sensitivity(
     alphas=alphas,
     baseline_loss=baseline,
     loss=loss,
-    baseline_alignment=as_it_is,
+    baseline_alignment=uncut,
     alignments=tuple(map(tuple, rows)) if align else (),
   )
 
@@ -87,7 +88,7 @@ def sensitivity(
 def _chosen(
   decoder: Decoder, layers: Sequence[int], sites: Sequence[str], alphas: Sequence[float]
 ) -> tuple[tuple[int, ...], tuple[str, ...], tuple[float, ...]]:
-  """Returns what is cut, checked: layers in order of depth, sites in order, alphas ascending."""
+  """Checks what to cut, and returns it in order: layers and sites by depth, alphas ascending."""
   depth, known = decoder.combinator.num_layers, decoder.combinator.sites
   for layer in layers:
     if not -depth <= layer < depth:
@@ -110,17 +111,17 @@ def _chosen(
 
 
 def _evaluation(decoder: Decoder, text: MeasuredText) -> Callable[[np.ndarray | None], float]:
-  """Returns the loss of a text, nats per token, as a function of the factors [L, sites].
+  """Returns a function from factors [L, sites] to the loss of a text in nats per token.
 
-  None is the decoder as it is, a program of its own: where compilers see factors, they round
-  bfloat16 in other places.
+  For None it evaluates the decoder as it is, in a program of its own: compilers round bfloat16 at
+  other places where a program has factors.
   """
   layout = decoder.layout
   graphdef, state = nnx.split(decoder)
   batches = [layout.split(batch) for batch in text.batches]
 
   @functools.partial(jax.jit, out_shardings=layout.everywhere)
-  def nats(state, batch, factors: Array | None) -> Array:
+  def nats(state: PyTree, batch: Mapping[str, Array], factors: Array | None) -> Array:
     model = nnx.merge(graphdef, state)
     model = model if factors is None else attenuate(model, factors)
     return loss_sums(model, batch, None, _LOSS_CHUNK).nats
@@ -134,7 +135,7 @@ def _evaluation(decoder: Decoder, text: MeasuredText) -> Callable[[np.ndarray | 
 
 
 def _aligning(decoder: Decoder, text: MeasuredText, model: str) -> Callable[..., Alignment]:
-  """Returns the alignment of a text, all tokens in one group, as a function of a cut."""
+  """Returns a function from alpha, layer and sites of a cut to the alignment, of all tokens."""
   layout, batch_size = decoder.layout, len(text.batches[0]["inputs"])
   rows = layout.rows(batch_size)
   batches = [{name: array[rows] for name, array in batch.items()} for batch in text.batches]

@@ -1,5 +1,6 @@
-"""What hidden states say of their token and the next one: the logit lens, and their geometry."""
+"""The logit lens: what hidden states predict, and how they lie to the embeddings of two tokens."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -12,42 +13,45 @@ from resjax.models.decoder import Decoder
 from resjax.sharding import Layout
 from resjax.typing import Array, wide_dtype
 
-ASKED = ("input", "next", "foil")
-LENS = ("rank", "log_rank", "probability", "nats", "first")
+# The tokens whose rank and probability the lens gives: the token at a position, the next one, and
+# one that is drawn at random.
+CANDIDATES = ("input", "next", "shuffled")
+_PER_CANDIDATE = ("rank", "log_rank", "probability", "nats", "first")
 PER_TOKEN = (
-  *(f"{name}_{what}" for name in ASKED for what in LENS),
+  *(f"{name}_{metric}" for name in CANDIDATES for metric in _PER_CANDIDATE),
   "entropy",
   *STATE_METRICS,
 )
 
 
-class Seen(NamedTuple):
-  """The arrays that the lens reads.
+class LensInputs(NamedTuple):
+  """The arrays that the lens reads for one batch.
 
   Attributes:
-    ids: tokens to ask about [3, B, T], see `ASKED`.
-    weights: of the tokens in every group [G, B, T].
-    rows: input embedding of the token, output embedding of the next, [B, T, D] each.
-    norm: parameters of the final norm.
-    head: output embedding, transposed [D, V], in the dtype of the activations.
+    ids: the `CANDIDATES` of each token [3, B, T].
+    weights: the weight of each token in each group [G, B, T].
+    embeddings: the input embeddings of the tokens and the output embeddings of the next ones,
+      [B, T, D] each.
+    norm: the parameters of the final norm.
+    head: the output embedding, transposed [D, V], in the dtype of the activations.
   """
 
   ids: Array
   weights: Array
-  rows: tuple[Array, Array]
+  embeddings: tuple[Array, Array]
   norm: list[Array]
   head: Array
 
 
 class Lens:
-  """softmax(head · final_norm(h)) of hidden states h, by the decoder's own norm and logits.
+  """The prediction softmax(head · final_norm(h)) of hidden states h, made by the decoder itself.
 
-  Logits exist for one chunk of tokens at a time, every n-th position of every row, so that batch
-  and token axes stay split over devices as they are. The numbers of positions of a chunk divide T.
+  Logits exist for one chunk of tokens at a time. A chunk has every n-th position of every row, so
+  that the batch and token axes stay split over devices as they are.
 
   Args:
-    decoder: its config, layout and norm are looked at; arrays are in what `seen` returns.
-    chunk_size: tokens of one shard whose logits exist at one time.
+    decoder: the decoder; the arrays of its head and norm are taken by `inputs`.
+    chunk_size: the number of tokens of one shard whose logits exist at a time.
   """
 
   def __init__(self, decoder: Decoder, chunk_size: int):
@@ -56,78 +60,111 @@ class Lens:
     self._decoder = decoder
     self._chunk_size = chunk_size
 
-  def seen(self, ids: Array, weights: Array) -> Seen:
-    """Returns the arrays for a batch; the head is gathered once.
-
-    Args:
-      ids: see `Seen`.
-      weights: see `Seen`.
-    """
+  def inputs(self, ids: Array, weights: Array) -> LensInputs:
+    """Returns the arrays for a batch, given `ids` and `weights`; the head is gathered once."""
     decoder = self._decoder
     dtype, constrain = decoder.config.dtype, decoder.layout.constrain
 
-    def rows(table, index):
+    def embedded(table: Array, index: Array) -> Array:
       found = jnp.take(constrain(table, "vocab", "embed"), index, axis=0).astype(dtype)
       return constrain(found, "batch", "tokens", "embed")
 
-    # Cast and turned while it is split: gathered otherwise, compilers keep more copies of it.
+    # The head is cast and transposed while it is split over devices: compilers keep more copies of
+    # it if it is gathered first.
     head = constrain(decoder.head.astype(dtype).T, "embed_param", "vocab")
-    return Seen(
+    return LensInputs(
       ids=ids,
       weights=weights,
-      rows=(rows(decoder.embed.embedding[...], ids[0]), rows(decoder.head, ids[1])),
+      embeddings=(embedded(decoder.embed.embedding[...], ids[0]), embedded(decoder.head, ids[1])),
       norm=jax.tree.leaves(nnx.state(decoder.final_norm)),
       head=constrain(head, None, "vocab"),
     )
 
-  def normed(self, hidden: Array, seen: Seen) -> Array:
+  def normed(self, hidden: Array, inputs: LensInputs) -> Array:
     """Returns final_norm(h) [..., D] for h [..., D]."""
-    return nnx.merge(self._graphdef, jax.tree.unflatten(self._tree, seen.norm))(hidden)
+    return nnx.merge(self._graphdef, jax.tree.unflatten(self._tree, inputs.norm))(hidden)
 
-  def logits(self, normed: Array, seen: Seen) -> Array:
+  def logits(self, normed: Array, inputs: LensInputs) -> Array:
     """Returns logits [..., V] of normalised hidden states [..., D]."""
-    return self._decoder.logits(normed, seen.head.T)
+    return self._decoder.logits(normed, inputs.head.T)
 
-  def sums(self, hidden: Array, seen: Seen) -> Array:
-    """Returns Σ over the tokens of each row and group of `PER_TOKEN`, float32 [K, G, B].
+  def sums(self, hidden: Array, inputs: LensInputs) -> Array:
+    """Returns the sums of the K metrics `PER_TOKEN` over the tokens of each row and group.
 
     Args:
-      hidden: [B, T, D].
-      seen: the batch.
+      hidden: the hidden states [B, T, D].
+      inputs: the arrays of the batch.
+
+    Returns:
+      The sums, float32 [K, G, B].
     """
     chunks = num_chunks(hidden.shape[:2], self._chunk_size, self._decoder.layout)
 
-    def body(total, index):
-      part = [
-        chunk(a, axis, chunks, index)
-        for a, axis in ((hidden, 1), (seen.ids, 2), (seen.rows[0], 1), (seen.rows[1], 1))
-      ]
-      found = self._per_token(*part, seen)
+    def body(total: Array, index: Array) -> tuple[Array, None]:
+      states, *embeddings = (chunk(a, 1, chunks, index) for a in (hidden, *inputs.embeddings))
+      normed = self.normed(states, inputs)
+      ids = chunk(inputs.ids, 2, chunks, index)
+      found = _prediction(self.logits(normed, inputs), ids) | _geometry(states, normed, *embeddings)
       values = jnp.stack([found[name] for name in PER_TOKEN])
-      weights = chunk(seen.weights, 2, chunks, index)
+      weights = chunk(inputs.weights, 2, chunks, index)
       return total + grouped(jnp.where(weights[0] > 0, values, 0.0), weights), None
 
-    shape = len(PER_TOKEN), seen.weights.shape[0], hidden.shape[0]
+    shape = len(PER_TOKEN), inputs.weights.shape[0], hidden.shape[0]
     return lax.scan(body, jnp.zeros(shape), jnp.arange(chunks))[0]
 
-  def _per_token(self, hidden, ids, input_row, next_row, seen) -> dict[str, Array]:
-    normed = self.normed(hidden, seen)
-    found = _lens(self.logits(normed, seen), ids)
-    return found | _geometry(hidden, normed, input_row, next_row)
+
+def kl_sums(
+  logits: Callable[[Array], Array],
+  final: Array,
+  states: Array,
+  weights: Array,
+  chunk_size: int,
+  layout: Layout,
+) -> Array:
+  """Returns Σ KL(softmax(final) ‖ softmax(state)) over the tokens of each row and group, in nats.
+
+  Logits of the final states and of one depth position exist for one chunk of tokens at a time.
+
+  Args:
+    logits: maps normalised states [..., D] to logits [..., V].
+    final: the normalised states after the last layer [B, S, D].
+    states: the normalised states at P depth positions [P, B, S, D].
+    weights: the weight of each token in each group [G, B, S].
+    chunk_size: the number of tokens of one shard in a chunk.
+    layout: how B and S are split over devices.
+
+  Returns:
+    The sums, float32 [P, G, B].
+  """
+  chunks = num_chunks(final.shape[:2], chunk_size, layout)
+
+  def body(total: Array, index: Array) -> tuple[Array, None]:
+    last = jax.nn.log_softmax(logits(chunk(final, 1, chunks, index)))
+    own = chunk(weights, 2, chunks, index)
+
+    def position(_: None, state: Array) -> tuple[None, Array]:
+      log_p = jax.nn.log_softmax(logits(chunk(state, 1, chunks, index)))
+      kl = jnp.sum(jnp.exp(last) * (last - log_p), axis=-1)
+      return None, grouped(jnp.where(own[0] > 0, kl, 0.0), own)
+
+    return total + lax.scan(position, None, states)[1], None
+
+  shape = states.shape[0], *weights.shape[:2]
+  return lax.scan(body, jnp.zeros(shape), jnp.arange(chunks))[0]
 
 
 def grouped(values: Array, weights: Array) -> Array:
-  """Returns Σ_t values · weights [..., G, B], for values [..., B, T] and weights [G, B, T]."""
+  """Returns Σ_t values · weights [..., G, B], given values [..., B, T] and weights [G, B, T]."""
   return jnp.einsum("...bt,gbt->...gb", values, weights, precision=lax.Precision.HIGHEST)
 
 
-def num_chunks(shape: tuple[int, int], chunk_size: int, layout: Layout) -> int:
-  """Returns into how many chunks [B, T] tokens are cut, a divisor of T on each shard.
+def num_chunks(shape: tuple[int, ...], chunk_size: int, layout: Layout) -> int:
+  """Returns the number of chunks of [B, T] tokens, a divisor of T on each shard.
 
   Args:
     shape: (B, T).
-    chunk_size: tokens of one shard in a chunk; at least one position of every row.
-    layout: how B and T are split.
+    chunk_size: the most tokens of one shard in a chunk, which has one position of a row or more.
+    layout: how B and T are split over devices.
   """
   rows, length = shape
   if length % layout.num_shards("tokens") == 0:
@@ -139,23 +176,27 @@ def num_chunks(shape: tuple[int, int], chunk_size: int, layout: Layout) -> int:
 
 
 def chunk(x: Array, axis: int, chunks: int, index: Array | int) -> Array:
-  """Returns positions index, index + chunks, ... of an axis."""
+  """Returns the positions index, index + chunks, ... of an axis."""
   shape = (*x.shape[:axis], x.shape[axis] // chunks, chunks, *x.shape[axis + 1 :])
   return lax.dynamic_index_in_dim(x.reshape(shape), index, axis + 1, keepdims=False)
 
 
-def _lens(logits: Array, ids: Array) -> dict[str, Array]:
-  """`LENS` of ids [3, B, t] and the entropy, from logits [B, t, V].
+def _prediction(logits: Array, ids: Array) -> dict[str, Array]:
+  """Returns the metrics of the candidates and the entropy of the prediction, [B, t] each.
 
-  Ranks count from 1, best of ties; V + 1 where logits are NaN.
+  Ranks count from 1, the best rank of a tie; they are V + 1 where logits are NaN.
+
+  Args:
+    logits: [B, t, V].
+    ids: the candidates [3, B, t].
   """
-  # What has the size of the logits is used in sums alone, so that it need not exist beside them.
+  # Arrays as large as the logits are used in sums alone, so that compilers need not store them.
   normaliser = jax.nn.logsumexp(logits, axis=-1)
   p = jnp.exp(logits - normaliser[..., None])
   found = {"entropy": jnp.sum(p * (normaliser[..., None] - logits), axis=-1)}
   numbers = jnp.arange(logits.shape[-1], dtype=ids.dtype)
-  for name, token in zip(ASKED, ids, strict=True):
-    # A comparison, not a gather: V may be split over devices.
+  for name, token in zip(CANDIDATES, ids, strict=True):
+    # This is a comparison, not a gather, because V may be split over devices.
     own = jnp.sum(jnp.where(numbers == token[..., None], logits, 0.0), axis=-1)
     rank = 1.0 + jnp.sum(jnp.where(logits <= own[..., None], 0.0, 1.0), axis=-1)
     found |= {
@@ -168,14 +209,14 @@ def _lens(logits: Array, ids: Array) -> dict[str, Array]:
   return found
 
 
-def _geometry(hidden, normed, input_row, next_row) -> dict[str, Array]:
-  """Directions and lengths of h and final_norm(h), all [B, t, D]."""
+def _geometry(hidden: Array, normed: Array, input_row: Array, next_row: Array) -> dict[str, Array]:
+  """Returns `STATE_METRICS`, [B, t] each, given h, final_norm(h), e and u, [B, t, D] each."""
   wide = wide_dtype(hidden)
   h, n, e, u = (x.astype(wide) for x in (hidden, normed, input_row, next_row))
   e, u = _unit(e), _unit(u)
   along_e, along_u = _dot(h, e), _dot(h, u)
   rest = u - _dot(u, e)[..., None] * e
-  # Equal up to rounding, e and u span a line.
+  # If e and u are equal up to rounding, they span a line.
   spans = _dot(rest, rest) > 1e-6
   along_rest = jnp.where(spans, _dot(h, _unit(rest)), 0.0)
   return {

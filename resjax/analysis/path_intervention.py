@@ -1,4 +1,4 @@
-"""A decoder whose residual path is attenuated, its parameters untouched."""
+"""Attenuates the residual path of a decoder and leaves its parameters as they are."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -9,20 +9,21 @@ from resjax.combinators import Combinator
 from resjax.models.decoder import Decoder
 from resjax.typing import Array, wide_dtype
 
-# Combinators with one stream that every site adds to: x ← g(a ⊙ x + s ⊙ f) without x in a and s.
+# The combinators with one stream to which every site adds: x ← g(a ⊙ x + s ⊙ f), where a and s do
+# not depend on x.
 SUPPORTED = ("standard", "attenuation", "gate", "rezero", "layerscale", "deepnorm")
 
 
 class AttenuatedPath(Combinator):
-  """A combinator in which a site adds to α[layer, site] x, where it added to x.
+  """A combinator in which a site adds its output to α[layer, site] x in place of x.
 
-  `standard` becomes x ← α x + f(x), which is `Attenuation` with a factor per layer and site. Of the
-  others in `SUPPORTED` the stream is multiplied before their own rule sees it, in float32 or wider;
-  what the branch reads stays as it was.
+  `standard` becomes x ← α x + f(x), which is `Attenuation` with a factor per layer and site. The
+  other combinators in `SUPPORTED` apply their own rule to the stream times α, in float32 or wider.
+  What a branch reads does not change.
 
   Args:
-    inner: the combinator, see `check_supported`.
-    factors: α [L, sites], may be traced: one program serves all.
+    inner: the combinator to attenuate, see `check_supported`.
+    factors: α [L, sites]; they may be traced, so that one program serves all factors.
   """
 
   def __init__(self, inner: Combinator, factors: Array):
@@ -31,7 +32,7 @@ class AttenuatedPath(Combinator):
     )
     self.inner, self.factors = inner, nnx.Variable(factors)
     self.strategy, self.pre_norm = inner.strategy, inner.pre_norm
-    # Of the supported ones either all parameters are per layer or none is.
+    # A supported combinator has parameters per layer alone, or none of them.
     self.per_layer = ("factors", "inner") if inner.per_layer else ("factors",)
 
   def init(self, x, tokens=None):
@@ -57,15 +58,15 @@ class AttenuatedPath(Combinator):
     return self.inner.final_after(state, layer, site)
 
 
-def attenuate(decoder: Decoder, factors: Array) -> Decoder:
-  """Returns the decoder with factors [L, sites] on its residual path; it shares its parameters.
+def attenuate(decoder: Decoder, factors: Array | np.ndarray) -> Decoder:
+  """Returns a decoder with the same parameters and factors on its residual path.
 
   Args:
-    decoder: not changed.
-    factors: α of each layer and site, 1 leaves it as it is.
+    decoder: the decoder, which is not changed.
+    factors: α of each layer and site [L, sites]; 1 leaves a site as it is.
 
   Raises:
-    ValueError: see `check_supported`.
+    ValueError: See `check_supported`.
   """
   check_supported(decoder)
   changed = nnx.merge(*nnx.split(decoder))
@@ -77,7 +78,8 @@ def check_supported(decoder: Decoder) -> None:
   """Checks that the residual path of a decoder is one stream.
 
   Raises:
-    ValueError: it is not, or its sites leave the stream as it was for the later ones of a layer.
+    ValueError: It has several streams, or the later sites of a layer do not read what the earlier
+      ones wrote.
   """
   combinator, name = decoder.combinator, decoder.config.residual.name
   allowed = f"it is defined for {', '.join(SUPPORTED)}"
@@ -86,16 +88,17 @@ def check_supported(decoder: Decoder) -> None:
       f"attenuating the residual path of residual.name={name!r} is not defined, which has more "
       f"than one stream or reads it where it writes; {allowed}"
     )
-  if getattr(combinator, "scope", "sublayer") != "sublayer":
+  scope = getattr(combinator, "scope", "sublayer")
+  if scope != "sublayer":
     raise ValueError(
-      f"attenuating the residual path of {name!r} with scope={combinator.scope!r} is not defined, "
+      f"attenuating the residual path of {name!r} with scope={scope!r} is not defined, "
       "because later sites of a layer read another stream than the one that it leaves; "
       f"{allowed}, with scope='sublayer'"
     )
 
 
 def cut_factors(decoder: Decoder, layer: int, sites: tuple[str, ...], alpha: float) -> np.ndarray:
-  """Returns the factors [L, sites] of a cut at one layer: alpha at these sites, 1 elsewhere."""
+  """Returns the factors [L, sites] of a cut: alpha at some sites of one layer, 1 elsewhere."""
   combinator = decoder.combinator
   factors = np.ones((combinator.num_layers, len(combinator.sites)), np.float32)
   factors[layer, [site in sites for site in combinator.sites]] = alpha

@@ -1,14 +1,15 @@
-"""Plots of runs; every figure says what it shows and of what."""
+"""Plots of runs and of sweeps, as PNG files."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from resjax.locations import Location
 
-# Okabe and Ito's palette, which readers with any colour vision can tell apart.
+# The palette of Okabe and Ito, whose colours can be told apart with any colour vision.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 DASHES = ("-", "--", ":", "-.", (0, (8, 2, 1, 2, 1, 2)), (0, (1, 4)))
@@ -22,9 +23,9 @@ def training_curves(records: Records, title: str, path: Location) -> None:
   """Draws training loss and validation bits per byte over steps into a PNG file.
 
   Args:
-    records: of `read_metrics`.
-    title: what run it is.
-    path: of the file; its folder is made when missing.
+    records: the records of a run, see `resjax.records.metrics_log.read_metrics`.
+    title: the title of the figure.
+    path: the file to write; its folder is made if it is missing.
   """
   figure = Figure(figsize=(10, 4), layout="constrained")
   left, right = figure.subplots(1, 2)
@@ -39,14 +40,14 @@ def training_curves(records: Records, title: str, path: Location) -> None:
 def sweep_dots(
   panels: Mapping[str, Mapping[str, float | None]], reference: str, title: str, path: Location
 ) -> None:
-  """Draws numbers of runs as dots, one panel per kind, the reference as a line, into a PNG file.
+  """Draws results of runs as dots, one panel per kind of result, into a PNG file.
 
   Args:
-    panels: label with unit to name of a run to its number (None: no dot), in the order of the
-      plot; all panels have the same runs.
-    reference: name of the run to compare with; no line where it has no number.
-    title: what sweep it is.
-    path: of the file.
+    panels: for each label of a panel the results of the runs by name, None for a run that has no
+      such result; all panels have the same runs.
+    reference: the name of the run whose results are marked by a line.
+    title: the title of the figure.
+    path: the file to write.
   """
   runs = max(map(len, panels.values()))
   size = (2 + 3.2 * len(panels), 1.6 + 0.28 * runs)
@@ -60,7 +61,7 @@ def sweep_dots(
       axes.legend(loc="lower left", bbox_to_anchor=(0, 1), frameon=False)
     axes.plot(list(values.values()), list(values), color=COLOURS[0], marker="o", linestyle="")
     axes.set_xlabel(label)
-    axes.locator_params(axis="x", nbins=4)  # more long numbers would run into each other
+    axes.locator_params(axis="x", nbins=4)  # More labels would overlap.
     axes.grid(alpha=0.3)
   axes.invert_yaxis()
   figure.suptitle(title)
@@ -77,11 +78,11 @@ def sweep_curves(
   """Draws curves of bits per byte, and single runs as horizontal lines, into a PNG file.
 
   Args:
-    curves: label to points (x, bits per byte).
-    levels: name of a run to its bits per byte; the first is the reference.
-    across: what x is.
-    title: what sweep it is.
-    path: of the file.
+    curves: for each label the points (x, bits per byte).
+    levels: the bits per byte of the single runs, by name.
+    across: the label of the horizontal axis.
+    title: the title of the figure.
+    path: the file to write.
   """
   figure = Figure(figsize=(9, 5), layout="constrained")
   axes = figure.subplots()
@@ -106,7 +107,7 @@ def save(figure: Figure, path: Location) -> None:
     FigureCanvasAgg(figure).print_png(file)
 
 
-def _curve(axes, records: Records, key: str, colour: str, label: str, **style) -> None:
+def _curve(axes: Axes, records: Records, key: str, colour: str, label: str, **style: Any) -> None:
   points = [(r["step"], r[key]) for r in records if r.get(key) is not None]
   axes.plot(*zip(*points, strict=True) if points else ([], []), color=colour, **style)
   axes.set_xlabel("step")

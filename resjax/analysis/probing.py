@@ -1,4 +1,4 @@
-"""Sums along depth over the tokens of one batch: a pure function with fixed shapes, for jit."""
+"""Probes of a decoder: a jittable function that sums metrics over the tokens of one batch."""
 
 import dataclasses
 import functools
@@ -9,9 +9,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from resjax.analysis.alignment import READINGS, Position
-from resjax.analysis.divergence import kl_sums
-from resjax.analysis.groups import asked, group_weights
-from resjax.analysis.lens import Lens, Seen, grouped
+from resjax.analysis.groups import candidates, group_weights
+from resjax.analysis.lens import Lens, LensInputs, grouped, kl_sums
 from resjax.combinators.base import OUTPUT, Combinator
 from resjax.models.decoder import Decoder, Probed
 from resjax.models.depth import SiteVisit
@@ -23,22 +22,21 @@ PROBED = ("inputs", "segment_ids", "positions")  # the arrays of a batch that ar
 
 @dataclasses.dataclass(frozen=True)
 class ProbeConfig:
-  """What is looked at.
+  """What the probes of a decoder measure.
 
-  Every depth position and reading costs one output head per token; the rest is little beside it.
+  Every depth position and reading costs one output head per token; all else costs little.
 
   Attributes:
-    every: a depth position after every `layer`, or after every `site`.
+    every: `layer` or `site`: the depth positions are the places behind each of these.
     readings: `closed`, `read`, or both.
-    chunk_size: tokens of one shard whose logits exist at one time.
-    kl_every: `kl_to_final` is taken over every n-th position of a row. The final prediction is
-      known after the last layer only, so the states of these tokens are kept at all depths, and
-      their logits computed again. 0: the power of two that keeps at most one [B, T, D] of them;
-      1: every token.
-    deciles: whether tokens are grouped by the frequency of the next one, too.
+    chunk_size: the number of tokens of one shard whose logits exist at a time.
+    kl_every: n; `kl_to_final` is a mean over every n-th token of a row. The final prediction is
+      known only after the last layer, so the states of these tokens are kept at all depths and
+      their logits are computed again. 0 chooses the power of two that keeps at most [B, T, D].
+    deciles: whether to group the tokens by the frequency of the next token, too.
 
   Raises:
-    ValueError: a field out of range.
+    ValueError: A field is out of range.
   """
 
   every: str = "layer"
@@ -50,7 +48,7 @@ class ProbeConfig:
   def __post_init__(self):
     """Checks every field."""
     self._check("every", self.every in EVERY, f"one of {', '.join(EVERY)}")
-    known = set(self.readings) <= set(READINGS) and self.readings
+    known = bool(self.readings) and set(self.readings) <= set(READINGS)
     self._check("readings", known, f"some of {', '.join(READINGS)}")
     self._check("chunk_size", self.chunk_size >= 1, "at least 1")
     self._check("kl_every", self.kl_every >= 0, "0 (automatic) or positive")
@@ -60,7 +58,7 @@ class ProbeConfig:
       raise ValueError(f"probe: {name}={getattr(self, name)!r} must be {allowed}")
 
   def positions(self, combinator: Combinator) -> tuple[Position, ...]:
-    """Returns the depth positions for a combinator, in order."""
+    """Returns the depth positions of a combinator, in order."""
     sites = combinator.sites if self.every == "site" else combinator.sites[-1:]
     layers = range(combinator.num_layers)
     return (
@@ -69,7 +67,7 @@ class ProbeConfig:
     )
 
   def stride(self, num_positions: int, length: int) -> int:
-    """Returns n of `kl_every` for P positions and rows of T tokens."""
+    """Returns the n of `kl_every`, given the number P of positions and the length T of rows."""
     kept = num_positions * len(self.readings)
     return min(self.kl_every or 2 ** (kept - 1).bit_length(), length)
 
@@ -77,16 +75,16 @@ class ProbeConfig:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class ProbeSums:
-  """Sums over the tokens of each row of a batch, P depth positions, G groups; those of rows add.
+  """The sums of metrics over the tokens of each row of a batch, at P positions and for G groups.
 
   Attributes:
-    tokens: how many there are [G, B].
-    kl_tokens: how many `kl` is over [G, B].
-    readings: reading to sums of `lens.PER_TOKEN` [P, K, G, B].
-    kl: reading to sums of KL(final prediction ‖ lens) [P, G, B].
-    branch: sums of the norms of what was written since the position before [P - 1, G, B].
-    depth_weights: of the sites that weigh sources, summed over tokens [L, N]; that of the last
-      read is [N].
+    tokens: the number of tokens [G, B].
+    kl_tokens: the number of tokens that `kl` sums over [G, B].
+    readings: the sums of the K metrics `lens.PER_TOKEN` for each reading [P, K, G, B].
+    kl: the sums of KL(final prediction ‖ lens) for each reading [P, G, B].
+    branch: the sums of norms of all that was written since the position before [P - 1, G, B].
+    depth_weights: the weights of sources summed over tokens, for each site that has weights
+      [L, N], and for the final read [N].
   """
 
   tokens: Array
@@ -105,23 +103,22 @@ def probe_batch(
   key: Array,
   config: ProbeConfig,
 ) -> ProbeSums:
-  """Runs the decoder once and sums what its probes see.
+  """Runs the decoder once and returns the sums of the metrics.
 
-  Nothing of the size of all layers' states or logits exists: a probe runs inside the scan over
-  depth and sums over tokens, chunk by chunk.
+  The states or logits of all layers never exist together: a probe runs inside the scan over depth
+  and sums over tokens chunk by chunk.
 
   Args:
-    decoder: any, sharded or not.
-    batch: `inputs`, `segment_ids`, `positions`, [B, T] each; segment 0 is padding.
-    counts: [V], how often each token is a next one in the corpus (`next_counts`); shuffled targets
-      are drawn by it.
-    deciles: [V] of `frequency_deciles`; None: no groups by frequency.
-    key: of the random numbers, another one for every batch.
-    config: what is looked at.
+    decoder: any decoder, sharded or not.
+    batch: `inputs`, `segment_ids` and `positions`, [B, T] each; segment 0 is padding.
+    counts: the `next_counts` of the corpus [V], by which shuffled targets are drawn.
+    deciles: the `frequency_deciles` of the vocabulary [V]; None leaves out the groups by frequency.
+    key: the key of the random numbers, a different one for every batch.
+    config: what to measure.
   """
-  of = asked(batch["inputs"], batch["segment_ids"], counts, key)
+  chosen = candidates(batch["inputs"], batch["segment_ids"], counts, key)
   lens = Lens(decoder, config.chunk_size)
-  seen = lens.seen(of.ids, group_weights(of, deciles))
+  seen = lens.inputs(chosen.ids, group_weights(chosen, deciles))
   probe = _Probe(lens, config, len(config.positions(decoder.combinator)))
   run = decoder.probe(probe, seen, batch["inputs"], batch["segment_ids"], batch["positions"])
   found = {
@@ -131,8 +128,8 @@ def probe_batch(
   final = lens.normed(probe.sample(run.output), seen)
   kl_weights = jnp.moveaxis(probe.sample(jnp.moveaxis(seen.weights, 0, -1)), -1, 0)
 
-  def kl(states):
-    logits = functools.partial(lens.logits, seen=seen)
+  def kl(states: Array) -> Array:
+    logits = functools.partial(lens.logits, inputs=seen)
     return kl_sums(logits, final, states, kl_weights, config.chunk_size, decoder.layout)
 
   weights = run.layers["weights"] | {OUTPUT: _total(run.weights, seen)}
@@ -146,17 +143,19 @@ def probe_batch(
   )
 
 
-def _with_end(reading: str, probe: "_Probe", run: Probed, seen: Seen, layers: PyTree) -> PyTree:
-  """Joins what was found in the layers and at the end of depth outside of them: [P, ...]."""
+def _with_end(
+  reading: str, probe: "_Probe", run: Probed, inputs: LensInputs, layers: PyTree
+) -> PyTree:
+  """Joins the sums inside the layers with those at the embedding or at the output [P, ...]."""
   if reading == "closed":
-    parts = [_stack([probe.look(run.embedded, seen)]), _flat(layers)]
+    parts = [_stack([probe.look(run.embedded, inputs)]), _flat(layers)]
   else:
-    parts = [_flat(layers), _stack([probe.look(run.output, seen)])]
+    parts = [_flat(layers), _stack([probe.look(run.output, inputs)])]
   return jax.tree.map(lambda *rows: jnp.concatenate(rows), *parts)
 
 
 def _flat(per_layer: PyTree) -> PyTree:
-  """[L, positions of a layer, ...] to [P - 1, ...]."""
+  """Turns arrays [L, positions of a layer, ...] into arrays [P - 1, ...]."""
   return jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), per_layer)
 
 
@@ -164,9 +163,9 @@ def _stack(parts: list[PyTree]) -> PyTree:
   return jax.tree.map(lambda *rows: jnp.stack(rows), *parts)
 
 
-def _total(weights: Array | None, seen: Seen) -> Array | None:
-  """Sums depth weights [N, B, T] over the tokens that count."""
-  return None if weights is None else jnp.sum(weights * seen.weights[0], axis=(1, 2))
+def _total(weights: Array | None, inputs: LensInputs) -> Array | None:
+  """Sums depth weights [N, B, T] over the tokens that count, to [N]."""
+  return None if weights is None else jnp.sum(weights * inputs.weights[0], axis=(1, 2))
 
 
 class _Probe:
@@ -175,39 +174,40 @@ class _Probe:
   def __init__(self, lens: Lens, config: ProbeConfig, num_positions: int):
     self._lens, self._config, self._num_positions = lens, config, num_positions
 
-  def look(self, hidden: Array, seen: Seen) -> dict[str, Array]:
-    """Returns the sums of hidden states [B, T, D], and the normalised states that are kept."""
-    sample = self._lens.normed(self.sample(hidden), seen)
-    return {"sums": self._lens.sums(hidden, seen), "sample": sample}
+  def look(self, hidden: Array, inputs: LensInputs) -> dict[str, Array]:
+    """Returns the sums of hidden states [B, T, D], and the normalised states to keep."""
+    sample = self._lens.normed(self.sample(hidden), inputs)
+    return {"sums": self._lens.sums(hidden, inputs), "sample": sample}
 
   def sample(self, x: Array) -> Array:
-    """Returns positions n/2, n/2 + n, ... of [B, T, ...]."""
+    """Returns the tokens n/2, n/2 + n, ... of each row of [B, T, ...]."""
     every = self._config.stride(self._num_positions, x.shape[1])
     whole = x.shape[1] // every * every
     cut = lax.slice_in_dim(x, 0, whole, axis=1)
     return cut.reshape(x.shape[0], -1, every, *x.shape[2:])[:, :, every // 2]
 
-  def __call__(self, visits: Sequence[SiteVisit], seen: Seen) -> dict:
-    """Returns readings and branch norms by position of the layer, depth weights by site."""
+  def __call__(self, visits: Sequence[SiteVisit], inputs: LensInputs) -> dict[str, PyTree]:
+    """Returns the sums for the positions of one layer, and its depth weights by site."""
     by_site = self._config.every == "site"
     ends = [[visit] for visit in visits] if by_site else [visits]
     found = {
-      "branch": _stack([self._branch_norm(part, seen) for part in ends]),
-      "weights": {visit.site: _total(visit.depth_weights(), seen) for visit in visits},
+      "branch": _stack([self._branch_norm(part, inputs) for part in ends]),
+      "weights": {visit.site: _total(visit.depth_weights(), inputs) for visit in visits},
     }
     readings = self._config.readings
     states = jnp.stack([_state(part, reading) for reading in readings for part in ends])
-    looks = lax.map(functools.partial(self.look, seen=seen), states)  # one program for all of them
+    # One program serves all states of the layer.
+    looks = lax.map(functools.partial(self.look, inputs=inputs), states)
     split = jax.tree.map(lambda a: a.reshape(len(readings), len(ends), *a.shape[1:]), looks)
     for index, reading in enumerate(readings):
       found[reading] = jax.tree.map(lambda a, i=index: a[i], split)
     return found
 
-  def _branch_norm(self, visits: Sequence[SiteVisit], seen: Seen) -> Array:
+  def _branch_norm(self, visits: Sequence[SiteVisit], inputs: LensInputs) -> Array:
     written = sum(visit.out.astype(jnp.float32) for visit in visits)
-    return grouped(jnp.sqrt(jnp.sum(written * written, axis=-1)), seen.weights)
+    return grouped(jnp.sqrt(jnp.sum(written * written, axis=-1)), inputs.weights)
 
 
 def _state(visits: Sequence[SiteVisit], reading: str) -> Array:
-  """What stands behind the last visit, or what the first one reads."""
+  """Returns the state closed behind the last visit, or view x of the first visit."""
   return visits[-1].closed() if reading == "closed" else visits[0].views["x"]

@@ -1,32 +1,34 @@
-"""How the loss of a model depends on where its residual path is cut, and by how much."""
+"""The sensitivity of a model: how its loss grows where its residual path is attenuated."""
 
 import dataclasses
 import json
-import math
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from resjax.analysis.alignment import Alignment
+from resjax.analysis.alignment import Alignment, to_plain
 
 
 @dataclasses.dataclass(frozen=True)
 class Sensitivity:
-  """Loss, and alignment, of one model on one corpus, its residual path cut at one layer at a time.
+  """The loss and alignment of one model on one corpus, with cuts of its residual path.
+
+  A cut replaces x ← x + f(x) by x ← α x + f(x) at some sites of one layer.
 
   Attributes:
-    model: its name.
-    corpus: its name.
-    num_tokens: targets that the losses are means over.
-    residual: name of the model's combinator.
-    layers: that were cut, 0..L-1, ascending.
-    sites: of a layer that were cut together, x ← α x + f(x) at each of them.
-    alphas: factors α, ascending.
-    baseline_loss: of the model as it is, nats per token.
-    loss: [layers, alphas] float64, nats per token; NaN or infinite where the model overflows.
-    baseline_alignment: of the model as it is, all tokens in one group; None: not measured.
-    alignments: of every cut, by layer and alpha; () where they were not measured.
+    model: the name of the model.
+    corpus: the name of the corpus.
+    num_tokens: the number of targets that the losses are means over.
+    residual: the name of the combinator of the model.
+    layers: the layers that were cut, one at a time, 0..L-1, ascending.
+    sites: the sites of a layer that were cut together.
+    alphas: the factors α, ascending.
+    baseline_loss: the loss of the model without a cut, nats per token.
+    loss: float64 [layers, alphas], nats per token; NaN or infinite where the model overflows.
+    baseline_alignment: the alignment of the model without a cut, with all tokens in one group; None
+      if it was not measured.
+    alignments: the alignment for every cut, by layer and alpha; empty if not measured.
   """
 
   model: str
@@ -42,38 +44,21 @@ class Sensitivity:
   alignments: tuple[tuple[Alignment, ...], ...] = ()
 
   def to_json(self) -> str:
-    """Returns it as JSON; what is not finite is null."""
-    names = [field.name for field in dataclasses.fields(self)]
-    fields = {name: getattr(self, name) for name in names}
-    fields["loss"] = [[_finite(loss) for loss in row] for row in self.loss.tolist()]
-    fields["baseline_loss"] = _finite(self.baseline_loss)
-    if self.baseline_alignment is not None:
-      fields["baseline_alignment"] = _plain(self.baseline_alignment)
-      fields["alignments"] = [[_plain(one) for one in row] for row in self.alignments]
-    return json.dumps(fields, allow_nan=False) + "\n"
+    """Returns the sensitivity as JSON, in which numbers that are not finite are null."""
+    return json.dumps(to_plain(self), allow_nan=False) + "\n"
 
   @classmethod
   def from_json(cls, text: str) -> "Sensitivity":
-    """Returns what `to_json` wrote; finite floats are the same to the last bit, null is NaN."""
-    fields = json.loads(text)
-    for name in ("layers", "sites", "alphas"):
-      fields[name] = tuple(fields[name])
-    fields["baseline_loss"] = float(np.array(fields["baseline_loss"], np.float64))
-    fields["loss"] = np.array(fields["loss"], np.float64)
-    if fields["baseline_alignment"] is not None:
-      fields["baseline_alignment"] = _alignment(fields["baseline_alignment"])
-    rows = fields["alignments"]
-    fields["alignments"] = tuple(tuple(_alignment(one) for one in row) for row in rows)
-    return cls(**fields)
+    """Returns what `to_json` wrote; null becomes NaN, other floats keep every bit."""
+    return cls.from_plain(json.loads(text))
 
-
-def _plain(alignment: Alignment) -> Mapping[str, Any]:
-  return json.loads(alignment.to_json())
-
-
-def _alignment(fields: Mapping[str, Any]) -> Alignment:
-  return Alignment.from_json(json.dumps(fields))
-
-
-def _finite(value: float) -> float | None:
-  return value if math.isfinite(value) else None
+  @classmethod
+  def from_plain(cls, fields: Mapping[str, Any]) -> "Sensitivity":
+    """Returns the sensitivity that `to_plain` turned into dicts."""
+    whole, rows = fields["baseline_alignment"], fields["alignments"]
+    changed: dict[str, Any] = {name: tuple(fields[name]) for name in ("layers", "sites", "alphas")}
+    changed["baseline_loss"] = float(np.array(fields["baseline_loss"], np.float64))
+    changed["loss"] = np.array(fields["loss"], np.float64)
+    changed["baseline_alignment"] = None if whole is None else Alignment.from_plain(whole)
+    changed["alignments"] = tuple(tuple(map(Alignment.from_plain, row)) for row in rows)
+    return cls(**{**fields, **changed})

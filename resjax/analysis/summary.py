@@ -1,49 +1,45 @@
-"""From sums over batches to the figures of a model."""
+"""Adds up the sums of batches, and turns them into the alignment of a model."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
-from resjax.analysis.alignment import (
-  GROUPS,
-  Alignment,
-  DepthWeights,
-  Group,
-  Position,
-  Switch,
-)
+from resjax.analysis.alignment import GROUPS, Alignment, DepthWeights, Group, Position, Switch
 from resjax.analysis.lens import PER_TOKEN
 from resjax.analysis.probing import ProbeConfig, ProbeSums
 from resjax.analysis.switch_layer import switch_layer
 from resjax.combinators.base import OUTPUT, Combinator
+from resjax.typing import Array
 
 _RENAMED = {"input_first": "top1_is_input", "next_first": "top1_is_target"}
 _DROPPED = ("input_nats",)
-_LOG_RANKS = tuple(PER_TOKEN.index(f"{name}_log_rank") for name in ("next", "input", "foil"))
+_LOG_RANKS = tuple(PER_TOKEN.index(f"{name}_log_rank") for name in ("next", "input", "shuffled"))
 
 
 class Totals:
-  """Adds up the `ProbeSums` of batches, in float64; what the bootstrap needs it keeps by row."""
+  """Adds up the `ProbeSums` of batches in float64, and keeps log-ranks by row for the bootstrap."""
 
   def __init__(self):
-    self._tokens, self._log_ranks = [], {}  # per batch
-    self._sums: dict = {}
+    self._tokens: list[np.ndarray] = []  # One array [G, B] per batch.
+    self._log_ranks: dict[str, list[np.ndarray]] = {}  # One [P, 3, G, B] per batch, by reading.
+    self._sums: dict[str, np.ndarray] = {}
 
   def add(self, sums: ProbeSums) -> None:
-    """Adds the sums of a batch, numpy arrays on the host."""
-    self._tokens.append(np.float64(sums.tokens))
+    """Adds the sums of a batch, which are NumPy arrays."""
+    self._tokens.append(_wide(sums.tokens))
     for reading, found in sums.readings.items():
-      rows = np.float64(found[:, _LOG_RANKS])
+      rows = _wide(found)[:, _LOG_RANKS]
       self._log_ranks.setdefault(reading, []).append(rows)
-      self._add(reading, np.float64(found).sum(axis=-1))
-      self._add(f"{reading} kl", np.float64(sums.kl[reading]).sum(axis=-1))
-    self._add("branch", np.float64(sums.branch).sum(axis=-1))
-    self._add("kl_tokens", np.float64(sums.kl_tokens).sum(axis=-1))
+      self._add(reading, _wide(found).sum(axis=-1))
+      self._add(f"{reading} kl", _wide(sums.kl[reading]).sum(axis=-1))
+    self._add("branch", _wide(sums.branch).sum(axis=-1))
+    self._add("kl_tokens", _wide(sums.kl_tokens).sum(axis=-1))
     for site, weights in sums.depth_weights.items():
-      self._add(f"{site} weights", np.float64(weights))
+      self._add(f"{site} weights", _wide(weights))
 
   def _add(self, name: str, values: np.ndarray) -> None:
-    self._sums[name] = self._sums.get(name, 0.0) + values
+    self._sums[name] = self._sums[name] + values if name in self._sums else values
 
   def alignment(
     self,
@@ -56,20 +52,20 @@ class Totals:
     level: float,
     seed: int,
   ) -> Alignment:
-    """Returns the figures.
+    """Returns the alignment of a model.
 
     Args:
-      model: name of the model.
-      corpus: name of the text.
-      config: what was looked at.
-      combinator: of the model.
-      num_bootstrap: see `switch_layer`.
-      level: see `switch_layer`.
-      seed: see `switch_layer`.
+      model: the name of the model.
+      corpus: the name of the corpus.
+      config: what was measured.
+      combinator: the combinator of the model.
+      num_bootstrap: see `switch_layer`, as for the next two.
+      level: the confidence level of the switch.
+      seed: the seed of the bootstrap.
     """
     options = {"num_bootstrap": num_bootstrap, "level": level, "seed": seed}
     tokens = np.concatenate(self._tokens, axis=-1)
-    used = tokens[0] > 0  # not the rows that fill up the last batch
+    used = tokens[0] > 0  # Rows that fill up the last batch have no tokens.
     log_ranks = {
       reading: np.concatenate(rows, axis=-1)[..., used] for reading, rows in self._log_ranks.items()
     }
@@ -85,7 +81,10 @@ class Totals:
       depth_weights=self._depth_weights(combinator, tokens[0].sum()),
     )
 
-  def _groups(self, reading, log_ranks, tokens, options) -> Mapping[str, Group]:
+  def _groups(
+    self, reading: str, log_ranks: np.ndarray, tokens: np.ndarray, options: Mapping[str, Any]
+  ) -> Mapping[str, Group]:
+    """Returns the groups, given log-ranks [P, 3, G, rows] and numbers of tokens [G, rows]."""
     found = {}
     names = [name for name in GROUPS if name != "shuffled"][: len(tokens)]
     for index, name in enumerate(names):
@@ -93,16 +92,22 @@ class Totals:
       switch = switch_layer(log_ranks[:, :, index], tokens[index], **options)
       found[name] = self._group(index, tokens, _own(metrics), switch)
     metrics = self._means(reading, 0, tokens[0].sum())
-    foil_first = log_ranks[:, [2, 1, 0], 0]
-    switch = switch_layer(foil_first, tokens[0], **options)
+    shuffled_first = log_ranks[:, [2, 1, 0], 0]
+    switch = switch_layer(shuffled_first, tokens[0], **options)
     return found | {"shuffled": self._group(0, tokens, _shuffled(metrics), switch)}
 
-  def _group(self, index: int, tokens, metrics, switch: Switch | None) -> Group:
+  def _group(
+    self,
+    index: int,
+    tokens: np.ndarray,
+    metrics: Mapping[str, np.ndarray],
+    switch: Switch | None,
+  ) -> Group:
     num_kl_tokens = int(self._sums["kl_tokens"][index])
     return Group(int(tokens[index].sum()), num_kl_tokens, metrics, switch)
 
   def _means(self, reading: str, index: int, count: float) -> dict[str, np.ndarray]:
-    """Means of one group by name [P]."""
+    """Returns the means [P] over one group by the names of `PER_TOKEN`, and two more."""
     means = dict(zip(PER_TOKEN, _mean(self._sums[reading][..., index].T, count), strict=True))
     kl = _mean(self._sums[f"{reading} kl"][:, index], self._sums["kl_tokens"][index])
     branch = _mean(self._sums["branch"][:, index], count)
@@ -128,17 +133,24 @@ class Totals:
     return DepthWeights(tuple(readers), combinator.source_names(), _mean(np.stack(rows), count))
 
 
+def _wide(values: Array) -> np.ndarray:
+  return np.asarray(values, np.float64)
+
+
 def _mean(sums: np.ndarray, count: float) -> np.ndarray:
   return sums / count if count else np.full(sums.shape, np.nan)
 
 
 def _own(metrics: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-  """Metrics of a group of tokens, by their names in `alignment.METRICS`."""
-  kept = {name: v for name, v in metrics.items() if not name.startswith("foil_")}
+  """Returns the metrics of a group of tokens, by their names in `alignment.METRICS`."""
+  kept = {name: v for name, v in metrics.items() if not name.startswith("shuffled_")}
   return {_RENAMED.get(name, name): v for name, v in kept.items() if name not in _DROPPED}
 
 
 def _shuffled(metrics: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-  """The same with the shuffled target for the next token; without what needs its embedding."""
-  kept = {name: v for name, v in metrics.items() if name.startswith(("foil_", "input_"))}
-  return _own({name.replace("foil_", "next_"): v for name, v in kept.items()})
+  """Returns the metrics with the shuffled target in the place of the next token.
+
+  Those that need the embedding of the next token are left out.
+  """
+  kept = {name: v for name, v in metrics.items() if name.startswith(("shuffled_", "input_"))}
+  return _own({name.replace("shuffled_", "next_"): v for name, v in kept.items()})

@@ -1,4 +1,4 @@
-"""Sweeps: the runs that a config asks for, and the table and plot of what came out of them."""
+"""Sweeps: the runs that a config asks for, and the table and plot of their results."""
 
 import csv
 import dataclasses
@@ -20,14 +20,14 @@ from resjax.analysis import plots
 from resjax.locations import Location
 
 DONE = "done"
-# Label of a panel of the plot to the attribute of a result.
+# The panels of the plot: the label and the attribute of `Result` that it shows.
 _PANELS = {
   plots.FINAL: "bits_per_byte",
   "parameters": "num_parameters",
   "tokens per second": "tokens_per_second",
   "depth state (bytes per token)": "state_bytes_per_token",
 }
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,9 +35,9 @@ class SweepRun:
   """One run of a sweep.
 
   Attributes:
-    name: of the run and of its folder.
-    overrides: dotted setting to value, what tells this run from the others.
-    config: the whole config; its workdir is the folder `name` in the sweep's workdir.
+    name: the name of the run and of its folder.
+    overrides: the values of dotted settings that tell this run from the others.
+    config: the whole config; its workdir is the folder `name` in the workdir of the sweep.
   """
 
   name: str
@@ -47,20 +47,20 @@ class SweepRun:
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-  """How far a run came.
+  """The result of one run of a sweep, which need not be finished.
 
   Attributes:
-    name: of the run.
-    overrides: what tells it from the others.
-    num_parameters: of the model; None for a run that has not begun.
-    state_bytes_per_token: of the depth state after the last layer; likewise.
-    loss: at the last evaluation, nats per token; None where no step was evaluated yet.
-    bits_per_byte: likewise.
-    tokens_per_second: median over the records; None without any.
-    step: of the last record.
-    steps: that the run shall take.
-    status: `done`, `partial`, `not run`, `diverged` (no finite loss) or `failed`.
-    error: of a failed run, one line.
+    name: the name of the run.
+    overrides: the values of settings that tell it from the others.
+    num_parameters: the number of parameters; None for a run that has not begun.
+    state_bytes_per_token: the size of the depth state after the last layer; None likewise.
+    loss: the validation loss in nats per token at the last evaluation; None before the first.
+    bits_per_byte: the same loss in bits per byte.
+    tokens_per_second: the median of the records; None if there is no record of speed.
+    step: the step of the last record.
+    steps: the number of steps of the whole run.
+    status: `done`, `partial`, `not run`, `diverged` (the loss is not finite) or `failed`.
+    error: the error of a failed run, in one line.
   """
 
   name: str
@@ -76,8 +76,10 @@ class Result:
   error: str | None
 
   def delta(self, reference: "Result") -> float | None:
-    """Bits per byte above the reference; None where not both are done with as many steps."""
+    """Returns the bits per byte above the reference; None unless both did the same steps."""
     if not self.status == reference.status == DONE or self.steps != reference.steps:
+      return None
+    if self.bits_per_byte is None or reference.bits_per_byte is None:
       return None
     return self.bits_per_byte - reference.bits_per_byte
 
@@ -86,18 +88,18 @@ def expand(config: ConfigDict, sweep: Iterable[tuple[str, Mapping[str, Any]]]) -
   """Returns the runs of a sweep, each with the whole config.
 
   Args:
-    config: what all runs share; not changed.
+    config: the config that all runs share, which is not changed.
     sweep: names and dotted overrides, such as ("long", {"train.steps": 10}).
 
   Raises:
-    ValueError: no run, two of one name, a name that is no folder's, or an override of a setting
-      that does not exist or has another type.
+    ValueError: There is no run, a name is used twice or cannot name a folder, or an override has
+      the wrong type or no setting of that name.
   """
   runs = {}
   for name, overrides in sweep:
     if name in runs:
       raise ValueError(f"the sweep has two runs named {name!r}; names must differ")
-    if not _NAME.fullmatch(name):
+    if not _RUN_NAME.fullmatch(name):
       raise ValueError(f"run {name!r}: a name may hold letters, digits, dots, - and _")
     runs[name] = SweepRun(name, overrides, _override(config, name, overrides))
   if not runs:
@@ -132,13 +134,13 @@ def _settings(values: Mapping[str, Any], prefix: str = "") -> Iterable[str]:
 def result(
   run: SweepRun, records: plots.Records, costs: Mapping[str, int], error: str | None = None
 ) -> Result:
-  """Returns how far a run came.
+  """Returns the result of one run.
 
   Args:
-    run: of the sweep.
-    records: of `read_metrics`; empty for a run that has not started.
-    costs: of its record: `parameters`, `state_bytes_per_token`; empty if it has not begun.
-    error: why it failed, one line; None if it did not.
+    run: a run of the sweep.
+    records: its records of `read_metrics`; empty for a run that has not begun.
+    costs: `parameters` and `state_bytes_per_token` of the model; empty likewise.
+    error: the reason of its failure in one line; None if it did not fail.
   """
   evaluations = [r for r in records if "validation/bits_per_byte" in r and r["step"] > 0]
   last = evaluations[-1] if evaluations else {}
@@ -202,7 +204,7 @@ def _number(value: float | None, form: str) -> str:
 
 
 def save(results: Sequence[Result], folder: Location) -> list[Location]:
-  """Writes results.json and results.csv into a folder, made when missing; returns their paths."""
+  """Writes results.json and results.csv into a folder, and returns their paths."""
   folder.mkdir(parents=True, exist_ok=True)
   rows = [dataclasses.asdict(r) | {"delta_bits_per_byte": r.delta(results[0])} for r in results]
   as_json, as_csv = folder / "results.json", folder / "results.csv"
@@ -218,17 +220,16 @@ def save(results: Sequence[Result], folder: Location) -> list[Location]:
 def plot(
   results: Sequence[Result], curves: tuple[str, str] | None, title: str, folder: Location
 ) -> Location | None:
-  """Draws all finished runs into sweep.png; None if there are none.
+  """Draws all finished runs into sweep.png, and returns its path, or None if no run is finished.
 
-  Bits per byte over a setting, or what each run reached and cost: bits per byte, parameters,
-  speed, depth state.
+  The plot shows bits per byte over a setting, or the results and costs of each run as dots.
 
   Args:
-    results: of the sweep, the reference first.
-    curves: the settings on the horizontal axis and of the lines; runs that do not override both
-      are horizontal lines. None: one dot per run and number.
-    title: of the plot.
-    folder: where the file goes.
+    results: the results of the sweep, the reference first.
+    curves: the setting of the horizontal axis and the setting that tells curves apart; runs that do
+      not override both become horizontal lines. None draws dots.
+    title: the title of the plot.
+    folder: the folder of the file.
   """
   done = [r for r in results if r.status == DONE]
   path = folder / "sweep.png"
@@ -239,15 +240,16 @@ def plot(
     plots.sweep_dots(panels, results[0].name, title, path)
   else:
     on_curves = [r for r in done if all(key in r.overrides for key in curves)]
-    levels = {r.name: r.bits_per_byte for r in done if r not in on_curves}
+    free = [r for r in done if r not in on_curves]
+    levels = {r.name: r.bits_per_byte for r in free if r.bits_per_byte is not None}
     across = curves[0].rpartition(".")[2]
     plots.sweep_curves(_lines(on_curves, *curves), levels, across, title, path)
   return path
 
 
-def _lines(results: Sequence[Result], across: str, between: str) -> dict[str, list]:
-  """Points (value of `across`, bits per byte) by the value of `between`."""
-  lines = {}
+def _lines(results: Sequence[Result], across: str, between: str) -> dict[str, list[Any]]:
+  """Returns points (value of `across`, bits per byte) for each value of `between`."""
+  lines: dict[str, list[Any]] = {}
   for r in results:
     x = r.overrides[across]
     x = x[0] if isinstance(x, tuple) else x

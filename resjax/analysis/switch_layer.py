@@ -1,4 +1,4 @@
-"""The switch layer: where along depth the next token comes to stand before the input token."""
+"""The switch layer: from which depth on the next token ranks before the input token."""
 
 import numpy as np
 
@@ -13,25 +13,26 @@ def switch_layer(
   level: float = 0.95,
   seed: int = 0,
 ) -> Switch | None:
-  """Returns the switch of a target token, with a bootstrap confidence interval over rows.
+  """Returns the switch to a target token, with a bootstrap confidence interval over rows.
 
-  It is the first depth position from which on the mean log-rank of the target is below that of
-  both others, the input token and a third one, to the end of depth. The third one says what chance
-  gives: for the next token it is a shuffled target, so that a token that is merely frequent makes
-  no switch. Rows, not tokens, are drawn with replacement: tokens of a row are not independent.
+  The switch is the first depth position from which on, to the end of depth, the mean log-rank of
+  the target is below those of the input token and of a third token. The third token shows what
+  chance gives: where the target is the next token, it is a shuffled target, so that a token that is
+  merely frequent makes no switch. The bootstrap draws rows, because tokens of a row depend on each
+  other.
 
-  The paper's pages give ranks of the two tokens and where they cross; "stays there" and the third
-  token are ours.
+  The paper gives the ranks of two tokens and where they cross; the third token and the condition
+  that the order stays to the end are additions.
 
   Args:
-    rows: Σ of log-ranks over the tokens of each row [P, 3, rows]: target, input, third.
-    tokens: how many tokens each row has [rows].
-    num_bootstrap: resamples.
-    level: of the interval, in (0, 1).
-    seed: of the resamples.
+    rows: the sums of log-ranks of target, input and third token over each row [P, 3, rows].
+    tokens: the number of tokens of each row [rows].
+    num_bootstrap: the number of resamples.
+    level: the confidence level of the interval, in (0, 1).
+    seed: the seed of the resamples.
 
   Returns:
-    The switch; None where there are no tokens.
+    The switch, or None if there are no tokens.
 
   Source: Residual Connections and the Causal Shift, arXiv 2602.14760.
   """
@@ -40,7 +41,7 @@ def switch_layer(
   rng = np.random.default_rng(seed)
   count, depth = len(tokens), len(rows)
   drawn = rng.multinomial(count, np.full(count, 1 / count), size=num_bootstrap)
-  # Means compare like sums: all three are over the same tokens.
+  # Sums can take the place of means, since all three are over the same tokens.
   whole = _first(np.sum(rows, axis=-1)[..., None])[0]
   places = np.sort(_first(rows @ drawn.T.astype(rows.dtype)))
   tail = (1 - level) / 2
@@ -51,7 +52,7 @@ def switch_layer(
 
 
 def _first(sums: np.ndarray) -> np.ndarray:
-  """Returns where the target comes to stand first for good [n], P for nowhere; sums: [P, 3, n]."""
+  """Returns the positions from which on the target is first [n], or P, given sums [P, 3, n]."""
   ahead = (sums[:, 0] < sums[:, 1]) & (sums[:, 0] < sums[:, 2])
   behind = ~ahead[::-1]
   return len(sums) - np.where(behind.any(axis=0), behind.argmax(axis=0), len(sums))

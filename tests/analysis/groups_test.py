@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from resjax.analysis.groups import asked, frequency_deciles, group_weights, next_counts
+from resjax.analysis.groups import candidates, frequency_deciles, group_weights, next_counts
 
 TOKENS = jnp.array([[3, 3, 5, 3, 1, 1], [2, 4, 4, 0, 0, 0]])
 SEGMENTS = jnp.array([[1, 1, 1, 2, 2, 2], [1, 1, 1, 0, 0, 0]])
@@ -12,7 +12,7 @@ COUNTED = [[True, True, False, True, True, False], [True, True, False, False, Fa
 
 
 def test_next_tokens_of_the_same_segment_count():
-  of = asked(TOKENS, SEGMENTS, next_counts(TOKENS, SEGMENTS, 6), jax.random.key(0))
+  of = candidates(TOKENS, SEGMENTS, next_counts(TOKENS, SEGMENTS, 6), jax.random.key(0))
   np.testing.assert_array_equal(of.counted, COUNTED)
   np.testing.assert_array_equal(of.ids[0], TOKENS)
   np.testing.assert_array_equal(of.ids[1][:, :-1], TOKENS[:, 1:])
@@ -22,15 +22,15 @@ def test_next_tokens_of_the_same_segment_count():
 def test_shuffled_targets_come_as_often_as_in_the_corpus():
   counts = jnp.array([0, 1, 0, 6, 0, 3])
   shape = jnp.zeros((50, 100), jnp.int32)
-  foil = np.asarray(asked(shape, shape + 1, counts, jax.random.key(0)).ids[2])
-  shares = np.bincount(foil.ravel(), minlength=6) / foil.size
+  shuffled = np.asarray(candidates(shape, shape + 1, counts, jax.random.key(0)).ids[2])
+  shares = np.bincount(shuffled.ravel(), minlength=6) / shuffled.size
   np.testing.assert_allclose(shares, [0, 0.1, 0, 0.6, 0, 0.3], atol=0.03)
   assert shares[0] == shares[2] == shares[4] == 0
 
 
 def test_groups_are_all_tokens_those_with_another_next_one_and_deciles():
   counts = next_counts(TOKENS, SEGMENTS, 6)
-  of = asked(TOKENS, SEGMENTS, counts, jax.random.key(0))
+  of = candidates(TOKENS, SEGMENTS, counts, jax.random.key(0))
   everything, distinct, *deciles = np.asarray(group_weights(of, frequency_deciles_of(counts)))
   np.testing.assert_array_equal(everything, COUNTED)
   np.testing.assert_array_equal(distinct[0], [0, 1, 0, 1, 0, 0])

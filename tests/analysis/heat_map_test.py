@@ -9,8 +9,7 @@ import pytest
 from flax import nnx
 
 from resjax.analysis.heat_map import heat_map
-from resjax.analysis.report.heat_table import Cell
-from resjax.analysis.report.heat_text import in_words
+from resjax.analysis.report.heat_table import Cell, in_words
 from resjax.data.tokenizer import ByteTokenizer
 from tests.helpers import decoders, layouts
 

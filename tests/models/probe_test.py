@@ -36,7 +36,7 @@ def check(name, options, depth, **changes):
   def logits(tokens):
     lens = Lens(decoder, 8)
     weights = jnp.ones((1, *tokens.shape))
-    seen = lens.seen(jnp.stack([tokens] * 3), weights)
+    seen = lens.inputs(jnp.stack([tokens] * 3), weights)
 
     def probe(visits, seen):
       return lens.logits(lens.normed(visits[-1].closed(), seen), seen)

@@ -1,30 +1,33 @@
-"""The depth-attention map: how much each site reads of each source."""
+"""The depth-attention map: the weight with which each site reads each source."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
 
 from resjax.analysis import depth_positions
 from resjax.analysis.alignment import Alignment
-from resjax.analysis.report import lines
+from resjax.analysis.report import panels
 
-_MOST_NUMBERS = 16  # sources up to which each cell has its number
+_MOST_NUMBERS = 16  # With more sources the cells have no room for their numbers.
 _MOST_LABELS = 30
 
 
 def depth_map(alignment: Alignment) -> Figure | None:
-  """Draws the mean weight of each source in each read; None where nothing is weighed."""
+  """Draws the mean weight of each source in each read; None if the model has no such weights."""
   weights = alignment.depth_weights
   if weights is None:
     return None
   readers = ["output" if r.site == "output" else f"{r.layer} {r.site}" for r in weights.readers]
   subtitle = depth_positions.subtitle(alignment, next(iter(alignment.readings.values()))["all"])
-  made, axes = lines.panel("Depth attention", subtitle, size=(7.6, 6.6))
+  made, axes = panels.panel("Depth attention", subtitle, size=(7.6, 6.6))
   values = np.where(weights.weights != 0, weights.weights, np.nan)
   most = max(1.0, np.abs(weights.weights).max())
-  scale = {"cmap": "Blues", "vmin": 0, "vmax": most}
-  if (weights.weights < 0).any():  # not all are a softmax
+  scale: dict[str, Any] = {"cmap": "Blues", "vmin": 0, "vmax": most}
+  if (weights.weights < 0).any():  # Such weights do not come from a softmax.
     scale = {"cmap": "PuOr", "vmin": -most, "vmax": most}
-  axes.set_facecolor("#E4E4E4")  # sources that are not there yet
+  axes.set_facecolor("#E4E4E4")  # Grey shows sources that do not exist yet.
   image = axes.imshow(values, **scale, aspect="auto")
   _ticks(axes.set_xticks, weights.sources, rotation=90)
   _ticks(axes.set_yticks, readers)
@@ -40,6 +43,6 @@ def depth_map(alignment: Alignment) -> Figure | None:
   return made
 
 
-def _ticks(set_ticks, names, **style) -> None:
+def _ticks(set_ticks: Callable[..., object], names: Sequence[str], **style: Any) -> None:
   step = -(-len(names) // _MOST_LABELS)
-  set_ticks(range(0, len(names), step), names[::step], fontsize=lines.LABEL, **style)
+  set_ticks(range(0, len(names), step), names[::step], fontsize=panels.LABEL, **style)

@@ -1,4 +1,4 @@
-"""The report as one page of HTML that needs no other file and no network, and no script."""
+"""Writes a report: a page of HTML without scripts or other files, PNG files, and a JSON file."""
 
 import base64
 import importlib.resources
@@ -11,48 +11,72 @@ import matplotlib
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
-from resjax.analysis import depth_positions
+from resjax import locations
+from resjax.analysis import depth_positions, plots
 from resjax.analysis.alignment import READINGS, Alignment
 from resjax.analysis.report import sections
-from resjax.analysis.report.heat_table import heat_table
-from resjax.analysis.report.results import Results
+from resjax.analysis.report.heat_table import heat_figure, heat_table
+from resjax.analysis.report.results import Results, to_json
 from resjax.analysis.report.sections import Drawn
+from resjax.locations import Location
 
+PAGE, PLOTS, NUMBERS = "report.html", "plots", "results.json"
 Embed = Callable[[Iterable[Drawn]], str]
 
 TITLE = "Where models switch from the input token to the next one"
 _LEAD = (
-  "<p>The state after each layer is decoded by the final norm and the output embedding, as if the "
-  "layers ended there (a lens). Early states decode to the <em>input token</em>, late ones to the "
+  "<p>The final norm and the output embedding decode the state after each layer as if the layers "
+  "ended there (the logit lens). Early states decode to the <em>input token</em>, late ones to the "
   "<em>next token</em>. The <em>switch</em> is the first depth position from which on the next "
   "token has a better mean log-rank than the input token and than a random token that is as "
-  "frequent; its interval comes from resampling rows of the corpus.</p>\n"
-  '<p>The same figures as PNG files lie in <a href="plots">plots</a>, all numbers in '
-  '<a href="results.json">results.json</a>.</p>'
+  "frequent; its interval comes from resampling the rows of the corpus.</p>\n"
+  f'<p>The folder <a href="{PLOTS}">{PLOTS}</a> has these figures as PNG files, and '
+  f'<a href="{NUMBERS}">{NUMBERS}</a> has all numbers.</p>'
 )
 
-_GREY = "Grey in the plots: the switch, and its confidence interval as a band."
+_GREY = "A grey line in the plots marks the switch, and a band its confidence interval."
+
+
+def write(results: Sequence[Results], folder: Location) -> list[Location]:
+  """Writes a report into a folder, and returns the paths of its page, plots and JSON file.
+
+  The page is written last and as a whole: where it exists, all that it points to is complete.
+  """
+
+  def save(drawn: Drawn) -> None:
+    plots.save(drawn.figure, folder / PLOTS / f"{drawn.name}.png")
+
+  locations.write_text(
+    folder / NUMBERS, to_json(results)
+  )  # First, since only this is hard to get again.
+  for number, one in enumerate(results, 1):
+    if one.heat is not None:  # The page shows this one as a table.
+      figure = heat_figure(one.heat, one.alignment.model)
+      plots.save(figure, folder / PLOTS / f"{number}_heat.png")
+  html = page(results, save)
+  locations.write_text(folder / PAGE, html)
+  return [folder / PAGE, folder / PLOTS, folder / NUMBERS]
 
 
 def page(results: Sequence[Results], on_figure: Callable[[Drawn], None]) -> str:
-  """Returns the page.
+  """Returns the page in HTML.
 
   Args:
-    results: of the models, in their order.
-    on_figure: is given each figure before it becomes part of the page.
+    results: the results of the models.
+    on_figure: is called with each figure before it becomes part of the page.
   """
 
-  def embed(drawn: Iterable[Drawn]) -> str:
+  def embed(figures: Iterable[Drawn]) -> str:
     shown = []
-    for one in drawn:
-      on_figure(one)
-      shown.append(_figure(one))
+    for drawn in figures:
+      on_figure(drawn)
+      shown.append(_figure(drawn))
     return f'<div class="figures">{"".join(shown)}</div>'
 
   parts = [_summary(results)]
   if len(results) > 1:
     figures = embed(sections.of_all([one.alignment for one in results]))
-    note = "Over relative depth. The ring on a line is the switch of that model."
+    note = "The axis is the relative depth. A ring on a line marks the switch of that model."
     parts.append(
       f'<section id="all"><h2>All models</h2>\n<p class="facts">{note}</p>\n{figures}</section>'
     )
@@ -62,7 +86,7 @@ def page(results: Sequence[Results], on_figure: Callable[[Drawn], None]) -> str:
 
 
 def _model(one: Results, number: int, embed: Embed) -> str:
-  """The section of one model."""
+  """Returns the section of one model."""
   alignment, prefix = one.alignment, f"{number}_"
   first, *others = alignment.readings
   parts = [
@@ -73,25 +97,34 @@ def _model(one: Results, number: int, embed: Embed) -> str:
   ]
   if others and sections.readings_differ(alignment):
     figures = embed(sections.of_model(alignment, f"{prefix}{others[0]}_", others[0]))
-    parts.append(f"<details><summary>Of what the next site reads</summary>{figures}</details>")
+    summary = "The same figures for what the next site reads"
+    parts.append(f"<details><summary>{summary}</summary>{figures}</details>")
   elif others:
-    parts.append("<p>What the next site reads is the same state: one reading is shown.</p>")
+    parts.append("<p>The next site reads the same state, so that one set of figures is enough.</p>")
   for title, drawn in (
     ("Depth attention", sections.depth_attention(alignment, prefix)),
     ("Cuts of the residual path", sections.cuts(one, prefix)),
   ):
-    figures = list(drawn)
-    if figures:
-      parts += [f"<h3>{title}</h3>", embed(figures)]
+    rest = list(drawn)
+    if rest:
+      parts += [f"<h3>{title}</h3>", embed(rest)]
   if one.heat is not None:
-    name = f"What {alignment.model} decodes a text to, by depth"
+    name = f"Predictions of {alignment.model} for a text, by depth"
     parts += ["<h3>A text, position by position</h3>", heat_table(one.heat, name)]
   return "\n".join([*parts, "</section>"])
 
 
 def _summary(results: Sequence[Results]) -> str:
-  """The table of the switches."""
-  headings = ("model", "layers", "corpus", "tokens", "switch", "by what is read", "shuffled next")
+  """Returns the table of the switches."""
+  headings = (
+    "model",
+    "layers",
+    "corpus",
+    "tokens",
+    "switch",
+    "switch by what is read",
+    "shuffled next",
+  )
   head = "".join(f'<th scope="col">{heading}</th>' for heading in headings)
   rows = [
     f'<tr><th scope="row"><a href="#model-{number}">{escape(one.alignment.model)}</a></th>'
@@ -107,19 +140,15 @@ def _summary(results: Sequence[Results]) -> str:
 
 
 def _facts(alignment: Alignment) -> list[str]:
-  """Cells of the summary behind the name."""
-  closed, read = (alignment.readings.get(reading) for reading in READINGS)
-  some = closed or read
-  cells = [
-    str(depth_positions.num_layers(alignment)),
-    alignment.corpus,
-    f"{some['all'].num_tokens:,}",
-  ]
-  for groups, name in ((closed, "all"), (read, "all"), (some, "shuffled")):
-    known = groups is not None and name in groups
-    cells.append(
-      depth_positions.switch_text(alignment, groups[name].switch) if known else "not measured"
-    )
+  """Returns the cells of the summary of one model, except its name."""
+  closed, read = (alignment.readings.get(reading, {}) for reading in READINGS)
+  some, layers = closed or read, depth_positions.num_layers(alignment)
+  cells = [str(layers), alignment.corpus, f"{some['all'].num_tokens:,}"]
+  for group in (closed.get("all"), read.get("all"), some.get("shuffled")):
+    if group is None:
+      cells.append("not measured")
+    else:
+      cells.append(depth_positions.switch_text(alignment, group.switch))
   return cells
 
 
@@ -138,7 +167,7 @@ def _figure(drawn: Drawn) -> str:
 
 
 def _data(figure: Figure) -> str:
-  """A figure as the address of an image that is part of the page; the same for the same figure."""
+  """Returns a figure as a data URL, which is the same for the same figure."""
   file = io.StringIO()
   with matplotlib.rc_context({"svg.hashsalt": "resjax", "svg.fonttype": "path"}):
     FigureCanvasSVG(figure).print_svg(file, metadata={"Date": None})

@@ -1,7 +1,7 @@
-"""Figures of an alignment over depth: one model alone, or several over relative depth."""
+"""Figures of metrics over depth: of one model alone, or of several over relative depth."""
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -10,10 +10,11 @@ from matplotlib.ticker import LogLocator
 
 from resjax.analysis import depth_positions
 from resjax.analysis.alignment import Alignment, Group
-from resjax.analysis.report import axis, lines
-from resjax.analysis.report.lines import Line
+from resjax.analysis.report import panels
+from resjax.analysis.report.panels import Line
 
-INPUT, NEXT, THIRD, FOURTH, CONTROL = 1, 0, 2, 3, 4  # styles that keep their meaning in all figures
+# The styles of lines, which have the same meaning in all figures.
+_INPUT, _NEXT, _THIRD, _FOURTH, _CONTROL = 1, 0, 2, 3, 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,11 +22,12 @@ class Curve:
   """A metric as a line.
 
   Attributes:
-    metric: of `resjax.analysis.alignment.METRICS`.
-    label: at the end of the line.
-    style: number in `lines.STYLES`.
-    value: what is drawn of the metric.
+    metric: one of `resjax.analysis.alignment.METRICS`.
+    label: the text at the end of the line.
+    style: the number of its style in `panels.STYLES`.
+    value: turns the metric into the values to draw.
     hollow: see `Line`.
+    compared: whether a report of several models compares this curve.
   """
 
   metric: str
@@ -33,6 +35,7 @@ class Curve:
   style: int
   value: Callable[[np.ndarray], np.ndarray] = np.asarray
   hollow: bool = False
+  compared: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,11 +43,11 @@ class Trajectory:
   """A figure of one or a few metrics over depth.
 
   Attributes:
-    title: of the figure.
-    unit: label of the vertical axis.
-    curves: its lines.
-    meaning: what the figure shows, for the text below it.
-    setup: of the vertical axis.
+    title: the title of the figure.
+    unit: the label of the vertical axis.
+    curves: the lines of the figure.
+    meaning: the text below the figure, which says what it shows.
+    setup: sets the scale and the limits of the vertical axis.
     control: whether the shuffled target is drawn too.
   """
 
@@ -52,7 +55,7 @@ class Trajectory:
   unit: str
   curves: tuple[Curve, ...]
   meaning: str
-  setup: Callable[[Axes], None] = lambda axes: axes.set_ylim(bottom=0)
+  setup: Callable[[Axes], object] = lambda axes: axes.set_ylim(bottom=0)
   control: bool = False
 
 
@@ -82,12 +85,12 @@ TRAJECTORIES: Mapping[str, Trajectory] = {
     "Rank under the lens",
     "rank, geometric mean (1 is best)",
     (
-      Curve("input_log_rank", "input token", INPUT, np.exp),
-      Curve("next_log_rank", "next token", NEXT, np.exp),
+      Curve("input_log_rank", "input token", _INPUT, np.exp, compared=True),
+      Curve("next_log_rank", "next token", _NEXT, np.exp, compared=True),
     ),
     "Rank of the input token and of the next token among all tokens when the state is decoded by "
-    "final norm and output embedding; and of a random token, drawn by its frequency. The switch is "
-    "where the next token comes before both and stays there.",
+    "final norm and output embedding; and of a random token, drawn by its frequency. At the switch "
+    "the next token comes before both, and stays there to the end.",
     _ranks,
     control=True,
   ),
@@ -95,51 +98,51 @@ TRAJECTORIES: Mapping[str, Trajectory] = {
     "Probability under the lens",
     "probability, mean",
     (
-      Curve("input_probability", "input token", INPUT),
-      Curve("next_probability", "next token", NEXT),
+      Curve("input_probability", "input token", _INPUT),
+      Curve("next_probability", "next token", _NEXT, compared=True),
     ),
     "Probability that the lens gives to the input token, to the next token and to a random one.",
     control=True,
   ),
   "top1": Trajectory(
-    "What the lens puts first",
+    "Most probable token under the lens",
     "share of tokens",
     (
-      Curve("top1_is_input", "input token", INPUT),
-      Curve("top1_is_target", "next token", NEXT),
+      Curve("top1_is_input", "input token", _INPUT),
+      Curve("top1_is_target", "next token", _NEXT),
     ),
     "Share of tokens at which the lens ranks the input token first, or the next token.",
     _shares,
   ),
   "nats": Trajectory(
-    "How sure the lens is",
+    "Loss and entropy of the lens",
     "nats, mean",
     (
-      Curve("next_nats", "loss of the lens", NEXT),
-      Curve("entropy", "entropy", THIRD),
-      Curve("kl_to_final", "KL to the end", FOURTH),
+      Curve("next_nats", "loss of the lens", _NEXT, compared=True),
+      Curve("entropy", "entropy", _THIRD),
+      Curve("kl_to_final", "KL to the end", _FOURTH, compared=True),
     ),
-    "Loss on the next token and entropy of the lens, and KL(final prediction ‖ lens).",
+    "Loss of the lens on the next token, entropy of the lens, and KL(final prediction ‖ lens).",
   ),
   "cosine": Trajectory(
-    "Cosine to embeddings",
+    "Cosine with the embeddings",
     "cosine, mean",
     (
-      Curve("cosine_input", "input", INPUT),
-      Curve("cosine_input_normed", "input, normed", INPUT, hollow=True),
-      Curve("cosine_next", "next", NEXT),
-      Curve("cosine_next_normed", "next, normed", NEXT, hollow=True),
+      Curve("cosine_input", "input", _INPUT),
+      Curve("cosine_input_normed", "input, normed", _INPUT, hollow=True, compared=True),
+      Curve("cosine_next", "next", _NEXT),
+      Curve("cosine_next_normed", "next, normed", _NEXT, hollow=True, compared=True),
     ),
     "Cosine between the state and the embedding of the input token, and the output embedding of "
     "the next token; of the state as it is, and after the final norm (normed).",
     _cosines,
   ),
   "projection": Trajectory(
-    "Length along embeddings",
+    "Length along the embeddings",
     "projection, mean",
     (
-      Curve("projection_input", "input token", INPUT),
-      Curve("projection_next", "next token", NEXT),
+      Curve("projection_input", "input token", _INPUT),
+      Curve("projection_next", "next token", _NEXT),
     ),
     "Length of the state along the embedding of the input token, and along the output embedding of "
     "the next token.",
@@ -148,24 +151,27 @@ TRAJECTORIES: Mapping[str, Trajectory] = {
   "energy": Trajectory(
     "Energy along both embeddings",
     "share of ‖h‖²",
-    (Curve("energy_share", "share", THIRD),),
+    (Curve("energy_share", "share", _THIRD, compared=True),),
     "Share of the squared norm of the state that lies in the span of both embeddings.",
   ),
   "norm": Trajectory(
     "Growth of the norm",
     "norm, mean",
-    (Curve("hidden_norm", "state", NEXT), Curve("branch_norm", "branches", FOURTH)),
-    "Norm of the state, and of what the branches since the position before have added.",
+    (
+      Curve("hidden_norm", "state", _NEXT, compared=True),
+      Curve("branch_norm", "branches", _FOURTH),
+    ),
+    "Norm of the state, and norm of all that the branches added since the position before.",
     _logarithmic,
   ),
 }
 
 
 def figure(alignment: Alignment, trajectory: Trajectory, reading: str) -> Figure:
-  """Draws one model over its layers, with its switch."""
+  """Draws one trajectory of one model over its layers, with its switch."""
   group = alignment.readings[reading]["all"]
   switch = f"switch: {depth_positions.switch_text(alignment, group.switch)}"
-  made, axes = lines.panel(
+  made, axes = panels.panel(
     trajectory.title, depth_positions.subtitle(alignment, group), note=switch
   )
   x, chosen = depth_positions.places(alignment), []
@@ -175,27 +181,33 @@ def figure(alignment: Alignment, trajectory: Trajectory, reading: str) -> Figure
   if trajectory.control and "shuffled" in alignment.readings[reading]:
     last, control = trajectory.curves[-1], alignment.readings[reading]["shuffled"]
     y = last.value(control.metrics[last.metric])
-    chosen.append(Line("random token", x, y, CONTROL, hollow=True))
-  axis.layer_axis(axes, depth_positions.num_layers(alignment))
+    chosen.append(Line("random token", x, y, _CONTROL, hollow=True))
+  panels.layer_axis(axes, depth_positions.num_layers(alignment))
   axes.set_ylabel(trajectory.unit)
-  lines.draw(axes, chosen, trajectory.setup)
-  axis.draw_switch(axes, alignment, group.switch)
+  panels.draw_lines(axes, chosen, trajectory.setup)
+  panels.draw_switch(axes, alignment, group.switch)
   return made
+
+
+def compared_curves() -> Iterator[tuple[str, Trajectory, Curve]]:
+  """Yields the curves that compare several models, each with its trajectory and its key."""
+  for key, trajectory in TRAJECTORIES.items():
+    yield from ((key, trajectory, curve) for curve in trajectory.curves if curve.compared)
 
 
 def overlay(
   alignments: Sequence[Alignment], trajectory: Trajectory, curve: Curve, reading: str
 ) -> Figure:
-  """Draws one curve of several models over relative depth; the switch of each is a larger ring."""
+  """Draws one curve of several models over relative depth, with a ring at the switch of each."""
   groups = [alignment.readings[reading]["all"] for alignment in alignments]
-  made, axes = lines.panel(f"{trajectory.title}: {curve.label}", _common(alignments, groups))
+  made, axes = panels.panel(f"{trajectory.title}: {curve.label}", _common(alignments, groups))
   chosen = []
   for style, (alignment, group) in enumerate(zip(alignments, groups, strict=True)):
     x = depth_positions.places(alignment) / depth_positions.num_layers(alignment)
     chosen.append(Line(alignment.model, x, curve.value(group.metrics[curve.metric]), style))
-  axis.relative_axis(axes)
+  panels.relative_axis(axes)
   axes.set_ylabel(trajectory.unit)
-  lines.draw(axes, chosen, trajectory.setup)
+  panels.draw_lines(axes, chosen, trajectory.setup)
   for line, group in zip(chosen, groups, strict=True):
     if group.switch is not None and group.switch.index is not None:
       at = group.switch.index
@@ -204,7 +216,7 @@ def overlay(
 
 
 def _common(alignments: Sequence[Alignment], groups: Sequence[Group]) -> str:
-  """Corpus and number of tokens of several models, once where they are the same."""
+  """Returns the subtitle for several models: their corpora and numbers of tokens, each once."""
   corpora = dict.fromkeys(alignment.corpus for alignment in alignments)
   counts = dict.fromkeys(f"{group.num_tokens:,}" for group in groups)
   return f"{', '.join(corpora)}  |  n = {', '.join(counts)} tokens  |  ring: the switch"

@@ -6,7 +6,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from resjax.analysis import depth_positions
-from resjax.analysis.report import axis, trajectories
+from resjax.analysis.report import panels, trajectories
 from resjax.analysis.report.trajectories import TRAJECTORIES
 from tests.helpers.alignments import alignment
 
@@ -23,7 +23,7 @@ def test_one_row_has_no_interval():
 def test_the_last_layer_has_its_number():
   for layers in (1, 9, 20, 48):
     axes = Figure().subplots()
-    axis.layer_axis(axes, layers)
+    panels.layer_axis(axes, layers)
     shown = [label.get_text() for label in axes.get_xticklabels()]
     assert shown[0] == "emb." and shown[-1] == str(layers - 1) and len(shown) <= 10
     assert list(axes.get_xticks()) == [0, *(int(name) + 1 for name in shown[1:])]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from resjax.analysis.report import writing
+from resjax.analysis.report import page
 from tests.helpers import reports
 
 
@@ -14,6 +14,6 @@ def given():
 @pytest.fixture(scope="session")
 def folder(given, tmp_path_factory):
   folder = tmp_path_factory.mktemp("report")
-  written = writing.write(given, folder)
+  written = page.write(given, folder)
   assert written == [folder / "report.html", folder / "plots", folder / "results.json"]
   return folder

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from resjax.analysis import plots
-from resjax.analysis.report import results, writing
+from resjax.analysis.report import results
 from resjax.analysis.report.page import page as render
+from resjax.analysis.report.page import write
 from tests.helpers import reports
 
 VOID = {"meta", "link", "img", "br"}
@@ -131,6 +132,6 @@ def test_an_interrupt_leaves_the_page_that_was_there(given, tmp_path, monkeypatc
   (tmp_path / "report.html").write_text("old")
   for folder in (tmp_path, tmp_path / "new"):
     with pytest.raises(KeyboardInterrupt):
-      writing.write(given, folder)
+      write(given, folder)
   assert (tmp_path / "report.html").read_text() == "old"
   assert not (tmp_path / "new" / "report.html").exists()

@@ -7,8 +7,8 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.text import Text
 
-from resjax.analysis.report import lines
-from resjax.analysis.report.lines import Line
+from resjax.analysis.report import panels
+from resjax.analysis.report.panels import Line
 
 
 def luminance(colour):
@@ -19,8 +19,8 @@ def luminance(colour):
 
 def test_styles_differ_without_colour_and_can_be_read_on_white():
   for part in ("linestyle", "marker", "color"):
-    assert len({str(style[part]) for style in lines.STYLES}) == len(lines.STYLES)
-  for style in lines.STYLES:  # WCAG 2.1: 4.5 : 1 for text
+    assert len({str(style[part]) for style in panels.STYLES}) == len(panels.STYLES)
+  for style in panels.STYLES:  # WCAG 2.1: 4.5 : 1 for text
     assert 1.05 / (luminance(style["color"]) + 0.05) > 4.5
 
 
@@ -28,7 +28,7 @@ def test_styles_differ_without_colour_and_can_be_read_on_white():
 def test_labels_keep_their_order_and_distance(seed):
   heights = np.random.default_rng(seed).uniform(0.4, 0.6, 6)
   heights[1] = heights[0]
-  found = lines.apart(heights, np.full(6, 0.1))
+  found = panels.apart(heights, np.full(6, 0.1))
   assert np.all(np.diff(np.sort(found)) >= 0.1 - 1e-9)
   assert found.min() >= -1e-9 and found.max() <= 1 + 1e-9
   order = np.argsort(heights, kind="stable")
@@ -36,21 +36,21 @@ def test_labels_keep_their_order_and_distance(seed):
 
 
 def test_labels_that_do_not_touch_stay():
-  found = lines.apart(np.array([0.9, 0.1, 0.5]), np.full(3, 0.1))
+  found = panels.apart(np.array([0.9, 0.1, 0.5]), np.full(3, 0.1))
   np.testing.assert_allclose(found, [0.9, 0.1, 0.5])
-  np.testing.assert_allclose(lines.apart(np.array([1.0, 1.0]), np.array([0.1, 0.3])), [0.8, 1.0])
-  crowded = np.sort(lines.apart(np.zeros(30), np.full(30, 0.1)))
+  np.testing.assert_allclose(panels.apart(np.array([1.0, 1.0]), np.array([0.1, 0.3])), [0.8, 1.0])
+  crowded = np.sort(panels.apart(np.zeros(30), np.full(30, 0.1)))
   np.testing.assert_allclose(crowded, 0.1 * np.arange(30), atol=1e-12)
 
 
 def test_every_line_has_its_label_within_the_figure():
-  figure, axes = lines.panel("title", "of what", note="more")
+  figure, axes = panels.panel("title", "of what", note="more")
   x = np.arange(4.0)
   drawn = [Line(f"line {i}", x, x * 0 + 1 + i / 50, i) for i in range(5)]
   drawn.append(Line("ends early", x, np.array([1, 2, np.nan, np.nan]), 5))
   drawn.append(Line("a name of several lines: this one", x, x * 0 + 1.05, 5))
   drawn.append(Line("nothing", x, np.full(4, np.nan), 6))
-  lines.draw(axes, drawn, lambda axes: axes.set_ylim(0, 3))
+  panels.draw_lines(axes, drawn, lambda axes: axes.set_ylim(0, 3))
   FigureCanvasAgg(figure).draw()
   texts = {text.get_text().replace("\n", " ") for text in axes.texts}
   assert texts == {line.label for line in drawn} - {"nothing"}

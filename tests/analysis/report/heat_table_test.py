@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-from resjax.analysis.report.heat_figure import fitted, heat_figure
-from resjax.analysis.report.heat_table import Cell, HeatText
+from resjax.analysis.report.heat_table import Cell, HeatText, fitted, heat_figure
 from tests.helpers.reports import TOKENS
 
 WORDS = (*TOKENS, "中文", "😀", "␣internationalisation", "$x$", "∅", "◌\u0301a")

@@ -4,7 +4,7 @@ import unicodedata
 
 import pytest
 
-from resjax.analysis.report.pieces import visible
+from resjax.analysis.report.heat_table import visible
 from resjax.data.tokenizer import ByteTokenizer
 
 
