@@ -39,7 +39,7 @@ GROUPS = ("all", "distinct", *DECILES, "shuffled")
 
 
 @dataclasses.dataclass(frozen=True)
-class Position:
+class DepthPosition:
   """A position along depth: the embedding, or the place behind a site of a layer.
 
   Attributes:
@@ -96,12 +96,12 @@ class DepthWeights:
   """The mean weight, over tokens and heads, with which each site reads each source.
 
   Attributes:
-    readers: the sites that read, in order of depth; Position(L, "output") is the final read.
+    readers: the sites that read, in order of depth; DepthPosition(L, "output") is the final read.
     sources: the names of the sources, such as `embedding` or `3 mlp`.
     weights: float64 [readers, sources]; 0 where the source comes later than the reader.
   """
 
-  readers: tuple[Position, ...]
+  readers: tuple[DepthPosition, ...]
   sources: tuple[str, ...]
   weights: np.ndarray
 
@@ -151,7 +151,7 @@ class Alignment:
   model: str
   corpus: str
   num_rows: int
-  positions: tuple[Position, ...]
+  positions: tuple[DepthPosition, ...]
   readings: Mapping[str, Mapping[str, Group]]
   depth_weights: DepthWeights | None
 
@@ -192,8 +192,8 @@ def to_plain(value: Any) -> Any:
   return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _positions(items: list[dict[str, Any]]) -> tuple[Position, ...]:
-  return tuple(Position(**item) for item in items)
+def _positions(items: list[dict[str, Any]]) -> tuple[DepthPosition, ...]:
+  return tuple(DepthPosition(**item) for item in items)
 
 
 def _array(values: list) -> np.ndarray:

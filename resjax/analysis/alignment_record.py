@@ -1,14 +1,14 @@
-"""The alignment of a run in progress as a record of metrics.jsonl, and back."""
+"""Converts the alignment of a run in progress to a record of metrics.jsonl, and back."""
 
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from resjax.analysis.alignment import Alignment, Group, Position, Switch
+from resjax.analysis.alignment import Alignment, DepthPosition, Group, Switch
 
 PREFIX = "alignment/"
-# Of all that is measured, what a record has of every depth position.
+# The metrics that a record has for every depth position.
 METRICS = (
   "input_log_rank",
   "next_log_rank",
@@ -21,14 +21,14 @@ METRICS = (
 _COUNTS = ("num_tokens", "num_kl_tokens")
 _BOUNDS = {"switch_layer": "index", "switch_lower": "lower", "switch_upper": "upper"}
 _SAMPLING = ("level", "num_bootstrap", "share")
-_EMBEDDING = Position(-1, "embedding")
+_EMBEDDING = DepthPosition(-1, "embedding")
 
 
 def to_record(alignment: Alignment) -> dict[str, float | None]:
-  """Returns means over all tokens after every layer, and where the switch is.
+  """Returns the means over all tokens after every layer, and the switch.
 
-  Names are alignment/METRIC/LAYER, -1 at the embedding; alignment/switch_layer and the bounds of
-  its confidence interval are layers too, None: nowhere.
+  The names of means are alignment/METRIC/LAYER, with layer -1 for the embedding. The entry
+  alignment/switch_layer and the bounds of its interval are numbers of layers, or None for nowhere.
   """
   group = alignment.readings["closed"]["all"]
   record: dict[str, Any] = {"num_rows": alignment.num_rows}
@@ -43,26 +43,24 @@ def to_record(alignment: Alignment) -> dict[str, float | None]:
   return {f"{PREFIX}{name}": value for name, value in record.items()}
 
 
-def of_record(record: Mapping[str, Any], model: str, corpus: str, site: str) -> Alignment | None:
-  """Returns what `to_record` was given, as far as it kept it; None of a record without any.
+def from_record(record: Mapping[str, Any], model: str, corpus: str, site: str) -> Alignment | None:
+  """Returns the alignment of which `to_record` made a record, or None if the record has none.
 
   Args:
-    record: of metrics.jsonl.
-    model: its name.
-    corpus: its name.
-    site: the last one of a layer.
+    record: a record of metrics.jsonl.
+    model: the name of the model.
+    corpus: the name of the corpus.
+    site: the last site of a layer.
   """
   found = {k.removeprefix(PREFIX): v for k, v in record.items() if k.startswith(PREFIX)}
   if not found:
     return None
   layers = [int(name.rpartition("/")[2]) for name in found if name.startswith(f"{METRICS[0]}/")]
-  bounds = {
-    bound: None if found[name] is None else layers.index(found[name])
-    for name, bound in _BOUNDS.items()
-  }
-  switch = Switch(**bounds, **{name: found[f"switch_{name}"] for name in _SAMPLING})
+  fields: dict[str, Any] = {name: found[f"switch_{name}"] for name in _SAMPLING}
+  for name, bound in _BOUNDS.items():
+    fields[bound] = None if found[name] is None else layers.index(found[name])
   metrics = {m: np.array([found[f"{m}/{layer}"] for layer in layers], float) for m in METRICS}
-  group = Group(**{name: found[name] for name in _COUNTS}, metrics=metrics, switch=switch)
-  positions = tuple(_EMBEDDING if layer < 0 else Position(layer, site) for layer in layers)
+  group = Group(**{name: found[name] for name in _COUNTS}, metrics=metrics, switch=Switch(**fields))
+  positions = tuple(_EMBEDDING if layer < 0 else DepthPosition(layer, site) for layer in layers)
   readings = {"closed": {"all": group}}
   return Alignment(model, corpus, found["num_rows"], positions, readings, None)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from resjax.analysis.alignment import Alignment, Group, Position, Switch
+from resjax.analysis.alignment import Alignment, DepthPosition, Group, Switch
 
 
 def places(alignment: Alignment) -> np.ndarray:
@@ -22,7 +22,7 @@ def num_layers(alignment: Alignment) -> int:
   return alignment.positions[-1].layer + 1
 
 
-def names(positions: Sequence[Position]) -> list[str]:
+def names(positions: Sequence[DepthPosition]) -> list[str]:
   """Returns what depth positions are called: `embedding`, `layer 3`, or `layer 3 mlp`."""
   by_site = len(_sites(positions)) > 1
   return [
@@ -63,5 +63,5 @@ def interval(x: np.ndarray, switch: Switch) -> tuple[float, float]:
   return lower, upper
 
 
-def _sites(positions: Sequence[Position]) -> list[str]:
+def _sites(positions: Sequence[DepthPosition]) -> list[str]:
   return [position.site for position in positions if position.layer == 0]

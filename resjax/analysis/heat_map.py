@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from resjax.analysis.alignment import Position
+from resjax.analysis.alignment import DepthPosition
 from resjax.analysis.lens import Lens, LensInputs
 from resjax.analysis.probing import ProbeConfig
 from resjax.models.decoder import Decoder
@@ -28,7 +28,7 @@ class HeatMap:
     probabilities: the probabilities of these tokens [P, T].
   """
 
-  positions: tuple[Position, ...]
+  positions: tuple[DepthPosition, ...]
   tokens: np.ndarray
   probabilities: np.ndarray
 

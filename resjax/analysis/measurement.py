@@ -1,4 +1,4 @@
-"""Measures how hidden states of a decoder turn from the input token to the next one along depth."""
+"""Measures the alignment of decoders on a text."""
 
 import contextlib
 import functools
@@ -10,14 +10,15 @@ import numpy as np
 from flax import nnx
 
 from resjax.analysis.alignment import Alignment
-from resjax.analysis.groups import frequency_deciles, next_counts
 from resjax.analysis.probing import PROBED, ProbeConfig, ProbeSums, probe_batch
-from resjax.analysis.summary import Totals
+from resjax.analysis.token_groups import frequency_deciles, next_counts
+from resjax.analysis.totals import Totals
 from resjax.models.decoder import Decoder
 from resjax.sharding import Layout
 from resjax.typing import Array, PyTree
 
-ProbeStep = Callable[..., ProbeSums]  # see `make_probe_step`
+ProbeStep = Callable[..., ProbeSums]
+"""The function that `make_probe_step` returns."""
 
 
 def measure(
@@ -32,25 +33,24 @@ def measure(
   num_bootstrap: int = 1000,
   level: float = 0.95,
 ) -> Alignment:
-  """Returns the figures of a decoder on some text; the same for any sharding and any processes.
+  """Returns the alignment of a decoder, which is the same for any sharding and any processes.
 
-  The batches are kept, for they are looked at twice: for the frequencies of tokens, and for the
-  figures.
+  The batches are kept in memory, because both the frequencies of tokens and the metrics need them.
 
   Args:
-    decoder: any, sharded or not.
-    batches: rows of this process as `resjax.data.pipeline.evaluation_batches` gives them: dicts
-      with `inputs`, `segment_ids` (0: padding) and `positions`, int32 [b, T], all of one shape.
-    batch_size: B, rows of a batch over all processes.
-    model: name of the model.
-    corpus: name of the text.
-    config: what is looked at; None: the defaults.
-    seed: of shuffled targets and of the bootstrap.
-    num_bootstrap: resamples of rows for the confidence interval of the switch.
-    level: of that interval.
+    decoder: any decoder, sharded or not.
+    batches: the rows of this process as `resjax.data.pipeline.evaluation_batches` yields them, of
+      which `inputs`, `segment_ids` and `positions` are used, int32 [b, T], all of one shape.
+    batch_size: B, the number of rows of a batch over all processes.
+    model: the name of the model.
+    corpus: the name of the corpus.
+    config: what to measure; None uses the defaults.
+    seed: the seed of shuffled targets and of the bootstrap.
+    num_bootstrap: the number of resamples for the confidence interval of the switch.
+    level: the confidence level of that interval.
 
   Raises:
-    ValueError: no token has a next one in its segment.
+    ValueError: No token has a next token in its segment.
   """
   meter = Meter(decoder, batches, batch_size=batch_size, corpus=corpus, config=config, seed=seed)
   return meter.measure(nnx.state(decoder), model, num_bootstrap=num_bootstrap, level=level)
@@ -59,15 +59,15 @@ def measure(
 def make_probe_step(
   bind: Callable[[PyTree], Decoder], layout: Layout, config: ProbeConfig, seed: int = 0
 ) -> ProbeStep:
-  """Returns probe_step(state, batch, counts, deciles, number) -> sums that every process can read.
+  """Returns a jitted function of (state, batch, counts, deciles, number) that gives `ProbeSums`.
 
-  It is jitted. `state` is what `bind` turns into a decoder, `counts` and `deciles` are those of
-  `probe_batch`, and `number` is the number of the batch.
+  `state` holds the arrays from which `bind` makes a decoder, `number` is the number of the batch,
+  and the others are arguments of `probe_batch`. Every process can read the sums.
 
   Args:
     bind: makes a decoder of its arrays.
     layout: the layout of the decoder.
-    config: what is looked at.
+    config: what to measure.
     seed: the seed of shuffled targets.
   """
 
@@ -86,20 +86,20 @@ def make_probe_step(
 
 
 class Meter:
-  """Measures one text on decoders that differ in their arrays alone, all with one program.
+  """Measures decoders that differ in their arrays alone on one text, all with one program.
 
   Args:
-    decoder: a decoder with their structure; its arrays are not read, and may be abstract.
-    batches: as in `measure`, as are the next three.
+    decoder: a decoder with their structure, whose arrays may be abstract.
+    batches: the rows of this process, see `measure`, as for the next three.
     batch_size: B.
-    corpus: name of the text.
-    config: what is looked at; None: the defaults.
-    seed: of shuffled targets and of the bootstrap.
-    step: what `make_probe_step` returns for the same config and seed, compiled or not; None: one
-      that takes the `nnx.State` of a decoder.
+    corpus: the name of the corpus.
+    config: what to measure; None uses the defaults.
+    seed: the seed of shuffled targets and of the bootstrap.
+    step: the result of `make_probe_step` for the same config and seed, compiled or not; None makes
+      one that takes the `nnx.State` of a decoder.
 
   Raises:
-    ValueError: no token has a next one in its segment.
+    ValueError: No token has a next token in its segment.
   """
 
   def __init__(
@@ -140,28 +140,35 @@ class Meter:
     level: float = 0.95,
     around_batch: Callable[[], AbstractContextManager] = contextlib.nullcontext,
   ) -> Alignment:
-    """Returns the figures of a decoder.
+    """Returns the alignment of a decoder.
 
     Args:
       state: the arrays of the decoder, in the form that the step takes.
-      model: name of the model.
-      num_bootstrap: resamples of rows for the confidence interval of the switch.
-      level: of that interval.
-      around_batch: gives the context in which a batch is measured; it may end the measurement by
-        raising.
+      model: the name of the model.
+      num_bootstrap: the number of resamples for the confidence interval of the switch.
+      level: the confidence level of that interval.
+      around_batch: returns the context in which a batch is measured; an exception of the context
+        ends the measurement.
     """
     totals = Totals()
     for number, batch in enumerate(self._batches):
       with around_batch():
         index = self._copy(np.array(number, np.int32))
         totals.add(jax.device_get(self._step(state, self._place(batch), *self._table, index)))
-    options = {"num_bootstrap": num_bootstrap, "level": level, "seed": self._seed}
-    return totals.alignment(model, self._corpus, self._config, self._combinator, **options)
+    return totals.alignment(
+      model,
+      self._corpus,
+      self._config,
+      self._combinator,
+      num_bootstrap=num_bootstrap,
+      level=level,
+      seed=self._seed,
+    )
 
 
 def _count(decoder: Decoder, batches: Iterable[Mapping[str, Array]]) -> np.ndarray:
-  count = functools.partial(next_counts, vocab_size=decoder.config.vocab_size)
-  count = jax.jit(count, out_shardings=decoder.layout.everywhere)
+  counts = functools.partial(next_counts, vocab_size=decoder.config.vocab_size)
+  count = jax.jit(counts, out_shardings=decoder.layout.everywhere)
   total = np.zeros(decoder.config.vocab_size, np.int32)
   for batch in batches:
     total += jax.device_get(count(batch["inputs"], batch["segment_ids"]))

@@ -8,16 +8,16 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from resjax.analysis.alignment import READINGS, Position
-from resjax.analysis.groups import candidates, group_weights
+from resjax.analysis.alignment import READINGS, DepthPosition
 from resjax.analysis.lens import Lens, LensInputs, grouped, kl_sums
+from resjax.analysis.token_groups import candidates, group_weights
 from resjax.combinators.base import OUTPUT, Combinator
 from resjax.models.decoder import Decoder, Probed
 from resjax.models.depth import SiteVisit
 from resjax.typing import Array, PyTree
 
 EVERY = ("layer", "site")
-PROBED = ("inputs", "segment_ids", "positions")  # the arrays of a batch that are read
+PROBED = ("inputs", "segment_ids", "positions")  # The arrays of a batch that are used.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,13 +57,13 @@ class ProbeConfig:
     if not ok:
       raise ValueError(f"probe: {name}={getattr(self, name)!r} must be {allowed}")
 
-  def positions(self, combinator: Combinator) -> tuple[Position, ...]:
+  def positions(self, combinator: Combinator) -> tuple[DepthPosition, ...]:
     """Returns the depth positions of a combinator, in order."""
     sites = combinator.sites if self.every == "site" else combinator.sites[-1:]
     layers = range(combinator.num_layers)
     return (
-      Position(-1, "embedding"),
-      *(Position(layer, site) for layer in layers for site in sites),
+      DepthPosition(-1, "embedding"),
+      *(DepthPosition(layer, site) for layer in layers for site in sites),
     )
 
   def stride(self, num_positions: int, length: int) -> int:

@@ -10,9 +10,9 @@ from resjax.analysis.alignment import (
   METRICS,
   READINGS,
   Alignment,
+  DepthPosition,
   DepthWeights,
   Group,
-  Position,
   Switch,
 )
 
@@ -25,13 +25,13 @@ def example(depth_weights=None):
     "all": Group(90, 30, metrics, Switch(2, 1, None, 0.95, 200, 0.96)),
     "decile_3": Group(0, 0, {name: np.full(3, np.nan) for name in METRICS}, None),
   }
-  places = (Position(-1, "embedding"), Position(0, "mlp"), Position(1, "mlp"))
+  places = (DepthPosition(-1, "embedding"), DepthPosition(0, "mlp"), DepthPosition(1, "mlp"))
   return Alignment("a", "b", 10, places, dict.fromkeys(READINGS, groups), depth_weights)
 
 
 @pytest.mark.parametrize("with_weights", [False, True])
 def test_json_and_back_is_the_same(with_weights):
-  weights = DepthWeights((Position(0, "mlp"),), ("embedding", "x"), np.array([[0.25, 0.75]]))
+  weights = DepthWeights((DepthPosition(0, "mlp"),), ("embedding", "x"), np.array([[0.25, 0.75]]))
   given = example(weights if with_weights else None)
   back = Alignment.from_json(given.to_json())
   assert list(back.readings) == list(READINGS)

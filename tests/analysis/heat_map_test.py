@@ -11,6 +11,7 @@ from flax import nnx
 from resjax.analysis.heat_map import heat_map
 from resjax.analysis.report.heat_table import Cell, in_words
 from resjax.data.tokenizer import ByteTokenizer
+from resjax.models.decode_cache import TokensInRows
 from tests.helpers import decoders, layouts
 
 TOKENS = np.arange(11, dtype=np.int32) * 7 % 31
@@ -21,12 +22,12 @@ def closed_states(decoder, tokens):
   row = jnp.asarray(tokens)[None]
   x = decoder.embed(row, jnp.arange(len(tokens))[None])
   graphdef, layers = nnx.split(decoder.layers)
-  context = {"segment_ids": jnp.ones_like(row), "positions": jnp.arange(len(tokens))[None]}
+  rows = TokensInRows(jnp.arange(len(tokens))[None], jnp.ones_like(row))
   states = [x]
   for index in range(decoder.config.num_layers):
     layer = nnx.merge(graphdef, jax.tree.map(lambda leaf, i=index: leaf[i], layers))
     for site in decoder.combinator.sites:
-      x = x + layer(site, {"x": x}, context, None)[1]
+      x = x + layer(site, {"x": x}, rows, {})[1]
       states.append(x)
   return states
 

@@ -12,10 +12,10 @@ import pytest
 from flax import nnx
 
 from resjax.analysis.alignment import READINGS
-from resjax.analysis.groups import frequency_deciles
 from resjax.analysis.measurement import measure
 from resjax.analysis.probing import ProbeConfig, probe_batch
-from resjax.analysis.summary import Totals
+from resjax.analysis.token_groups import frequency_deciles
+from resjax.analysis.totals import Totals
 from tests.helpers import decoders
 
 V, ROWS, T = 12, 6, 16

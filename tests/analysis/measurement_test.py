@@ -8,9 +8,9 @@ import pytest
 from flax import nnx
 
 from resjax.analysis.alignment import METRICS, READINGS
-from resjax.analysis.groups import frequency_deciles
 from resjax.analysis.measurement import measure
 from resjax.analysis.probing import ProbeConfig
+from resjax.analysis.token_groups import frequency_deciles
 from resjax.combinators.base import OUTPUT
 from resjax.models.model_def import ModelDef
 from resjax.sharding import Layout

@@ -8,9 +8,9 @@ from resjax.analysis.alignment import (
   METRICS,
   READINGS,
   Alignment,
+  DepthPosition,
   DepthWeights,
   Group,
-  Position,
   Switch,
 )
 
@@ -27,8 +27,8 @@ def alignment(
 ) -> Alignment:
   """One with a position after each of some sites; its switch is at 0.6 of the depth."""
   positions = (
-    Position(-1, "embedding"),
-    *(Position(layer, site) for layer in range(num_layers) for site in sites),
+    DepthPosition(-1, "embedding"),
+    *(DepthPosition(layer, site) for layer in range(num_layers) for site in sites),
   )
   rng = np.random.default_rng(seed)
   readings = {
@@ -82,9 +82,9 @@ def _group(name: str, num_positions: int, middle: float, rng) -> Group:
 
 def _depth_weights(num_layers: int, rng) -> DepthWeights:
   """Of `attn_res`: every site reads the embedding and all earlier outputs."""
-  readers = [Position(layer, site) for layer in range(num_layers) for site in SITES]
+  readers = [DepthPosition(layer, site) for layer in range(num_layers) for site in SITES]
   sources = ("embedding", *(f"{reader.layer} {reader.site}" for reader in readers))
   logits = rng.normal(size=(len(sources), len(sources)))
   logits[np.triu_indices(len(sources), 1)] = -np.inf
   weights = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
-  return DepthWeights((*readers, Position(num_layers, "output")), sources, weights)
+  return DepthWeights((*readers, DepthPosition(num_layers, "output")), sources, weights)

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from configs import base, tiny
 from resjax import experiment
-from resjax.analysis.alignment_record import METRICS, of_record, to_record
+from resjax.analysis.alignment_record import METRICS, from_record, to_record
 from resjax.analysis.measurement import measure
 from resjax.analysis.report import alignment_table
 from resjax.aot import compile_step
@@ -61,7 +61,7 @@ def test_it_is_what_measure_finds(run, root):
   built = dataset.build(loaded.data)
   batches = list(evaluation_batches(built, "validation", batch_size=8, max_rows=5))
   found = measure(model.bind(params), batches, batch_size=8, model="m", corpus="c")
-  ours = of_record(by_step(root)[-1][1], "m", "c", "mlp")
+  ours = from_record(by_step(root)[-1][1], "m", "c", "mlp")
   theirs = found.readings["closed"]["all"]
   group = ours.readings["closed"]["all"]
   assert (group.num_tokens, ours.num_rows) == (theirs.num_tokens, 5)
@@ -108,12 +108,12 @@ def test_records_and_back():
   record = to_record(dataclasses.replace(given, readings={"closed": {"all": group}}))
   assert record["alignment/switch_layer"] == 3 and record["alignment/switch_upper"] is None
   assert all(value is None or isinstance(value, int | float) for value in record.values())
-  back = of_record({"step": 1, "train/loss": 2.0, **record}, given.model, given.corpus, "mlp")
+  back = from_record({"step": 1, "train/loss": 2.0, **record}, given.model, given.corpus, "mlp")
   kept = {name: group.metrics[name] for name in METRICS}
   readings = {"closed": {"all": dataclasses.replace(group, metrics=kept)}}
   wanted = dataclasses.replace(given, readings=readings)
   np.testing.assert_equal(dataclasses.asdict(back), dataclasses.asdict(wanted))
-  assert of_record({"step": 1, "train/loss": 2.0}, "m", "c", "mlp") is None
+  assert from_record({"step": 1, "train/loss": 2.0}, "m", "c", "mlp") is None
 
 
 def test_the_table_fits_eighty_columns(capsys):

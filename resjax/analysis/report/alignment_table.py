@@ -1,4 +1,4 @@
-"""Where a run's model switches from input to next token, for the terminal and as plots."""
+"""Shows the alignment of a run: a table for the terminal, and plots."""
 
 from collections.abc import Sequence
 
@@ -9,31 +9,31 @@ from rich.table import Table
 
 from resjax.analysis import depth_positions, plots
 from resjax.analysis.alignment import Alignment
-from resjax.analysis.alignment_record import of_record
+from resjax.analysis.alignment_record import from_record
 from resjax.analysis.plots import Records
 from resjax.analysis.report import trajectories
 from resjax.analysis.report.trajectories import TRAJECTORIES
 from resjax.locations import Location
 
-_WIDTH = 32  # characters of the scale of ranks
-_MOST_STEPS = 6  # lines in the plot over steps
+_WIDTH = 32  # Characters of the scale of ranks.
+_MOST_STEPS = 6  # Lines in the plot of several steps.
 
 
 def alignments(records: Records, workdir: str, corpus: str, site: str) -> list[Alignment]:
   """Returns the alignments that the records of a run hold, in the order of its steps.
 
   Args:
-    records: of metrics.jsonl.
-    workdir: of the run, by which its model is called.
-    corpus: the text on which the alignment was measured.
+    records: the records of metrics.jsonl.
+    workdir: the workdir of the run, which becomes the name of its model.
+    corpus: the name of the text on which the alignment was measured.
     site: the last site of a layer.
   """
-  found = [of_record(r, f"{workdir}, step {r['step']}", corpus, site) for r in records]
+  found = [from_record(r, f"{workdir}, step {r['step']}", corpus, site) for r in records]
   return [one for one in found if one is not None]
 
 
 def show(found: Alignment, console: Console) -> None:
-  """Prints ranks and probabilities of input and next token after every layer."""
+  """Prints the ranks and probabilities of input and next token after every layer."""
   group = found.readings["closed"]["all"]
   ranks = {name: np.exp(group.metrics[f"{name}_log_rank"]) for name in ("input", "next")}
   worst = max(2.0, *ranks["input"], *ranks["next"])
@@ -51,7 +51,7 @@ def show(found: Alignment, console: Console) -> None:
     each = [ranks["input"][i], ranks["next"][i]]
     shares = [group.metrics[f"{name}_probability"][i] for name in ("input", "next")]
     cells = [f"{rank:,.1f}" for rank in each] + [f"{share:.3f}" for share in shares]
-    table.add_row(name, *cells, _scale(*each, worst))
+    table.add_row(name, *cells, _scale(each[0], each[1], worst))
   console.print(table)
   console.print(
     f"rank: geometric mean over {group.num_tokens:,} tokens of the {found.corpus} split; "
@@ -63,7 +63,7 @@ def show(found: Alignment, console: Console) -> None:
 
 
 def draw(found: Sequence[Alignment], folder: Location) -> list[Location]:
-  """Draws the last alignment over the layers, and some of all steps, into PNG files."""
+  """Draws the last alignment over the layers, and a few of all steps, into PNG files."""
   rank = TRAJECTORIES["rank"]
   files = [folder / "alignment.png"]
   plots.save(trajectories.figure(found[-1], rank, "closed"), files[0])
@@ -80,7 +80,7 @@ def _scale_heading(worst: float) -> str:
 
 
 def _scale(input_rank: float, next_rank: float, worst: float) -> str:
-  """A line from the worst rank to the first, i the input token, n the next one, * both."""
+  """Returns a line from the worst rank to rank 1, with i at the input token, n at the next one."""
   line = ["·"] * _WIDTH
   for letter, rank in (("i", input_rank), ("n", next_rank)):
     place = round((1 - np.log(rank) / np.log(worst)) * (_WIDTH - 1))

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from resjax.analysis.groups import candidates, frequency_deciles, group_weights, next_counts
+from resjax.analysis.token_groups import candidates, frequency_deciles, group_weights, next_counts
 
 TOKENS = jnp.array([[3, 3, 5, 3, 1, 1], [2, 4, 4, 0, 0, 0]])
 SEGMENTS = jnp.array([[1, 1, 1, 2, 2, 2], [1, 1, 1, 0, 0, 0]])

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from resjax.analysis.alignment import GROUPS, Alignment, DepthWeights, Group, Position, Switch
+from resjax.analysis.alignment import GROUPS, Alignment, DepthPosition, DepthWeights, Group, Switch
 from resjax.analysis.lens import PER_TOKEN
 from resjax.analysis.probing import ProbeConfig, ProbeSums
 from resjax.analysis.switch_layer import switch_layer
@@ -123,10 +123,10 @@ class Totals:
     for layer in range(combinator.num_layers):
       for site in combinator.sites:
         if site in sums:
-          readers.append(Position(layer, site))
+          readers.append(DepthPosition(layer, site))
           rows.append(sums[site][layer])
     if OUTPUT in sums:
-      readers.append(Position(combinator.num_layers, OUTPUT))
+      readers.append(DepthPosition(combinator.num_layers, OUTPUT))
       rows.append(sums[OUTPUT])
     if not rows:
       return None
