@@ -40,7 +40,7 @@ def test_a_killed_process_leaves_what_was_flushed(path):
   assert [record["step"] for record in read_metrics(path)] == [1]
 
 
-def test_uploads_take_a_hundredth_of_the_time(path, monkeypatch):
+def test_uploads_take_a_hundredth_of_the_time(tmp_path, monkeypatch):
   now, uploads = 0.0, []
 
   def upload(place, text):
@@ -49,7 +49,7 @@ def test_uploads_take_a_hundredth_of_the_time(path, monkeypatch):
     uploads.append((now, text))
 
   monkeypatch.setattr(locations, "write_text", upload)
-  lines = RemoteLines(path, ["kept"], clock=lambda: now)
+  lines = RemoteLines(tmp_path / "metrics.jsonl", ["kept"], clock=lambda: now)
   for number in range(1000):
     now += 1.0
     lines.add(str(number))
