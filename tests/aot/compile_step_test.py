@@ -1,6 +1,7 @@
 """The program of launch.aot is the one of launch.train; memory, refusals, search, suggestions."""
 
 import dataclasses
+from types import SimpleNamespace
 
 import jax
 import pytest
@@ -9,7 +10,7 @@ from rich.console import Console
 from configs import tiny
 from resjax import experiment
 from resjax.aot import compile_step, suggest_settings
-from resjax.aot.memory import GIB, Arguments, DoesNotFitError, refusal
+from resjax.aot.memory import GIB, Arguments, DoesNotFitError, measure, refusal
 from resjax.runs.config import MAX_SPIKE_WINDOW
 from resjax.train import loop, program
 from tests.data.conftest import make_texts, write_folder
@@ -203,3 +204,17 @@ def test_search_finds_the_cheapest_and_largest_that_fit(limit, expected):
   if best:
     assert best.flags.endswith(f"microbatches={8 // best.rows}")
     assert best.outcome.cpu_seconds == best.rows
+
+
+def test_parts_of_the_memory_are_the_peak_and_the_code():
+  stats = SimpleNamespace(
+    argument_size_in_bytes=110,
+    output_size_in_bytes=70,
+    alias_size_in_bytes=40,
+    peak_memory_in_bytes=200,
+    generated_code_size_in_bytes=5,
+  )
+  compiled = SimpleNamespace(memory_analysis=lambda: stats)
+  found = measure(Arguments(60, 30, 10), compiled)
+  assert (found.padding, found.temporaries, found.output) == (10, 60, 30)
+  assert found.total == 200 + 5 and found.donated == 40
