@@ -41,11 +41,14 @@ class AttenuatedStream(Standard):
     check_option("scope", scope, scope in SCOPES, ", ".join(SCOPES))
     self.scope = scope
 
-  def read(self, state: PyTree, layer, site) -> tuple[Views, Any]:
+  def read(self, state: PyTree, layer: Layer, site: str) -> tuple[Views, Any]:
     """See `Combinator.read`."""
     return {"x": state.stream if isinstance(state, _WithinLayer) else state}, None
 
-  def write(self, state: PyTree, layer, site, out, *, normed=None, tape=None) -> PyTree:
+  def write(
+    self, state: PyTree, layer: Layer, site: str, out: Array, *,
+    normed: Views | None = None, tape: Any = None,
+  ) -> PyTree:  # fmt: skip
     """See `Combinator.write`."""
     starts, ends = site == self.sites[0], site == self.sites[-1]
     if self.scope == "sublayer":
@@ -56,7 +59,7 @@ class AttenuatedStream(Standard):
     attenuated = state.attenuated + out
     return attenuated if ends else _WithinLayer(state.stream + out, attenuated)
 
-  def final_after(self, state: PyTree, layer, site) -> Array:
+  def final_after(self, state: PyTree, layer: Layer, site: str) -> Array:
     """See `Combinator.final_after`: within a layer it is the attenuated stream."""
     return state.attenuated if isinstance(state, _WithinLayer) else state
 

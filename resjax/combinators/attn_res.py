@@ -10,6 +10,7 @@ from resjax.combinators.base import (
   OUTPUT,
   DepthState,
   Layer,
+  TokenContext,
   Views,
   check_flag,
   check_layer,
@@ -42,7 +43,7 @@ class _OutputReader(DepthReader):
     query, key_scale = self.final_query[...], self.final_key_scale[...]
     return self._attend_with(query, key_scale, state.sources)[0]
 
-  def depth_weights(self, state: DepthState, layer, site) -> Array | None:
+  def depth_weights(self, state: DepthState, layer: Layer, site: str) -> Array | None:
     """See `Combinator.depth_weights`. The output reads too."""
     if site != OUTPUT:
       return super().depth_weights(state, layer, site)
@@ -73,16 +74,19 @@ class AttnRes(_OutputReader):
   Source: Attention Residuals (Full), arXiv 2603.15031; with heads, arXiv 2607.27230.
   """
 
-  def init(self, x, tokens=None) -> DepthState:
+  def init(self, x: Array, tokens: TokenContext | None = None) -> DepthState:
     """See `Combinator.init`."""
     return DepthState(Sources(recent=(x,)))
 
-  def read(self, state: DepthState, layer, site) -> tuple[Views, Any]:
+  def read(self, state: DepthState, layer: Layer, site: str) -> tuple[Views, Any]:
     """See `Combinator.read`. The tape holds the sources for the next reader."""
     h, sources = self._attend(state.sources, layer, site)
     return {"x": h}, DepthState(sources)
 
-  def write(self, state: DepthState, layer, site, out, *, normed=None, tape=None) -> DepthState:
+  def write(
+    self, state: DepthState, layer: Layer, site: str, out: Array, *,
+    normed: Views | None = None, tape: Any = None,
+  ) -> DepthState:  # fmt: skip
     """See `Combinator.write`."""
     check_layer(layer, state.sources)
     return DepthState(tape.sources.append(out))
@@ -131,7 +135,7 @@ class BlockAttnRes(DepthBlocks, _OutputReader):
     self.two_phase = two_phase
     self.equals_standard_at_init = not rms_block
 
-  def init(self, x, tokens=None) -> DepthState:
+  def init(self, x: Array, tokens: TokenContext | None = None) -> DepthState:
     """See `Combinator.init`. Sites read the first running sum; the last one becomes the source."""
     sums = (jnp.zeros_like(x),) * (2 if self.rms_block else 1)
     return DepthState(Sources(recent=(x,)), sums)
@@ -166,7 +170,7 @@ class BlockAttnRes(DepthBlocks, _OutputReader):
     """Returns whether the running block has written before a site."""
     return (layer % self.layers_per_block != 0) | (site != self.sites[0])
 
-  def depth_weights(self, state: DepthState, layer, site) -> Array | None:
+  def depth_weights(self, state: DepthState, layer: Layer, site: str) -> Array | None:
     """See `Combinator.depth_weights`. The running sum has the place of its block."""
     if site == OUTPUT:
       return super().depth_weights(state, layer, site)
@@ -174,7 +178,7 @@ class BlockAttnRes(DepthBlocks, _OutputReader):
     rows = self._softmax(sources, layer, site, self._has_started(layer, site))
     return sources.in_source_order(rows, len(self.source_names()))
 
-  def read(self, state: DepthState, layer, site) -> tuple[Views, Any]:
+  def read(self, state: DepthState, layer: Layer, site: str) -> tuple[Views, Any]:
     """See `Combinator.read`. The tape holds the sources for the next reader."""
     within = layer % self.layers_per_block
     started = self._has_started(layer, site)
@@ -196,7 +200,10 @@ class BlockAttnRes(DepthBlocks, _OutputReader):
     )
     return {"x": h}, DepthState(state.sources, (running, *others), opened)
 
-  def write(self, state: DepthState, layer, site, out, *, normed=None, tape=None) -> DepthState:
+  def write(
+    self, state: DepthState, layer: Layer, site: str, out: Array, *,
+    normed: Views | None = None, tape: Any = None,
+  ) -> DepthState:  # fmt: skip
     """See `Combinator.write`. The last integer layer of a block closes it."""
     check_layer(layer, state.sources)
     outs = (out, rms_normalized(out, self.eps).astype(out.dtype)) if self.rms_block else (out,)

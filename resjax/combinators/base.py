@@ -74,8 +74,7 @@ class Combinator(nnx.Module):
   A subclass implements `init`, `read`, `write` and `final`. If it has options, its `__init__` takes
   them as keywords with defaults, passes all other keywords on to this class, and raises a
   ValueError for a value that is out of range. `help` and `inspect.signature` of the class list both
-  together. Costs are derived from the class and are not declared. Subclasses annotate what is
-  particular to them, such as the type of their state; all other types are those given here.
+  together. Costs are derived from the class and are not declared.
 
   Attributes:
     num_layers: L.

@@ -5,7 +5,7 @@ from typing import Any
 import jax.numpy as jnp
 from flax import nnx
 
-from resjax.combinators.base import DepthState, Layer, Views, check_option
+from resjax.combinators.base import DepthState, Layer, TokenContext, Views, check_option
 from resjax.combinators.layer_mixing import LayerMixer
 from resjax.combinators.ragged import RaggedRows
 from resjax.kernels.depth_attention import Sources, depth_sum, gated_depth_sum
@@ -80,7 +80,7 @@ class DeepCrossAttention(LayerMixer):
     kept = min(layer, self.last)
     return (0, *summed, *range(self._num_slots - kept, self._num_slots))
 
-  def init(self, x, tokens=None) -> DepthState:
+  def init(self, x: Array, tokens: TokenContext | None = None) -> DepthState:
     """See `Combinator.init`. Slots of k-DCA that hold nothing yet are zero and have no weight."""
     if not self.last:
       return super().init(x, tokens)
@@ -93,7 +93,7 @@ class DeepCrossAttention(LayerMixer):
     x, summed, oldest, *newer = sources.recent
     return Sources(recent=(x, summed + oldest, *newer, output))
 
-  def view_names(self, site) -> tuple[str, ...]:
+  def view_names(self, site: str) -> tuple[str, ...]:
     """See `Combinator.view_names`."""
     return _VIEWS if site == self.sites[0] else ("x",)
 
@@ -114,7 +114,7 @@ class DeepCrossAttention(LayerMixer):
     """See `Combinator.final`."""
     return self._output_grn(state.sources)
 
-  def final_after(self, state: DepthState, layer, site) -> Array:
+  def final_after(self, state: DepthState, layer: Layer, site: str) -> Array:
     """See `Combinator.final_after`. The GRN of the output takes the g that exist."""
     return self._output_grn(self._ended(state, site))
 

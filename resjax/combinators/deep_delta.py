@@ -162,7 +162,7 @@ class DeepDelta(Combinator):
     """Returns filters [kernel_size, R, D] that give the current token."""
     return jnp.zeros((self.kernel_size, self.value_width, self.d_model)).at[0].set(1.0)
 
-  def init(self, x, tokens=None) -> DeltaState:
+  def init(self, x: Array, tokens: TokenContext | None = None) -> DeltaState:
     """See `Combinator.init`."""
     tokens = TokenContext() if tokens is None else tokens
     cache, segment_ids = tokens.cache, tokens.segment_ids
@@ -177,7 +177,7 @@ class DeepDelta(Combinator):
     mixes_later = self.compressor == "token" or cache is not None
     return DeltaState(stream, segment_ids if mixes_later else None, cache)
 
-  def read(self, state: DeltaState, layer, site) -> tuple[Views, Any]:
+  def read(self, state: DeltaState, layer: Layer, site: str) -> tuple[Views, Any]:
     """See `Combinator.read`. The tape is x_in."""
     if self.compressor == "none":
       return {"x": state.x[0]}, state.x[0]
@@ -185,7 +185,10 @@ class DeepDelta(Combinator):
     x = pool(state.x, self._filters(layer, site), state.segment_ids, past)
     return {"x": x}, x
 
-  def write(self, state: DeltaState, layer, site, out, *, normed=None, tape=None) -> DeltaState:
+  def write(
+    self, state: DeltaState, layer: Layer, site: str, out: Array, *,
+    normed: Views | None = None, tape: Any = None,
+  ) -> DeltaState:  # fmt: skip
     """See `Combinator.write`. It needs `normed` and `tape`."""
     if normed is None or tape is None:
       raise ValueError("combinator 'deep_delta' needs write(..., normed=views, tape=tape)")
@@ -207,7 +210,7 @@ class DeepDelta(Combinator):
     past = None if state.cache is None else state.cache.final
     return pool(state.x, self._final_filters(), state.segment_ids, past)
 
-  def decode_cache(self, batch_size, dtype) -> DeltaCache | None:
+  def decode_cache(self, batch_size: int, dtype: jax.typing.DTypeLike) -> DeltaCache | None:
     """See `Combinator.decode_cache`. It is None if no option mixes tokens."""
     if not self.embedding_expansion and self.compressor != "token":
       return None

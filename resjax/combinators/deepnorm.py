@@ -5,7 +5,7 @@ from typing import Any
 import jax.numpy as jnp
 from flax import nnx
 
-from resjax.combinators.base import check_option
+from resjax.combinators.base import Layer, Views, check_option
 from resjax.combinators.numerics import recomputed, standardized
 from resjax.combinators.standard import Standard
 from resjax.typing import Array, wide_dtype
@@ -47,7 +47,10 @@ class DeepNorm(Standard):
     self.norm_scale = nnx.Param(jnp.ones(per_site))
     self.norm_bias = nnx.Param(jnp.zeros(per_site))
 
-  def write(self, state: Array, layer, site, out, *, normed=None, tape=None) -> Array:
+  def write(
+    self, state: Array, layer: Layer, site: str, out: Array, *,
+    normed: Views | None = None, tape: Any = None,
+  ) -> Array:  # fmt: skip
     """See `Combinator.write`."""
     gain, bias = (self._row(p, layer, site) for p in (self.norm_scale, self.norm_bias))
     return _normed_sum(jnp.asarray(self.alpha), self.eps, state, out, gain, bias)

@@ -10,6 +10,7 @@ from resjax.combinators.base import (
   OUTPUT,
   DepthState,
   Layer,
+  TokenContext,
   Views,
   check_flag,
   check_layer,
@@ -62,7 +63,7 @@ class _DeltaReader(DepthReader):
     """See `Combinator.source_names`."""
     return super().source_names() + ("null",) * self.null_source
 
-  def depth_weights(self, state: DepthState, layer, site) -> Array | None:
+  def depth_weights(self, state: DepthState, layer: Layer, site: str) -> Array | None:
     """See `Combinator.depth_weights`."""
     if not self.null_source or site == OUTPUT:
       return super().depth_weights(state, layer, site)
@@ -149,16 +150,19 @@ class DeltaAttnRes(_DeltaReader):
     github.com/wdlctc/delta-attention-residuals-code; with heads, arXiv 2607.27230.
   """
 
-  def init(self, x, tokens=None) -> DepthState:
+  def init(self, x: Array, tokens: TokenContext | None = None) -> DepthState:
     """See `Combinator.init`."""
     return DepthState(Sources(recent=(x,)), x)
 
-  def read(self, state: DepthState, layer, site) -> tuple[Views, Any]:
+  def read(self, state: DepthState, layer: Layer, site: str) -> tuple[Views, Any]:
     """See `Combinator.read`. The tape holds the sources for the next reader."""
     h, sources = self._routed(state.sources, state.running, layer, site)
     return {"x": h}, DepthState(sources, state.running)
 
-  def write(self, state: DepthState, layer, site, out, *, normed=None, tape=None) -> DepthState:
+  def write(
+    self, state: DepthState, layer: Layer, site: str, out: Array, *,
+    normed: Views | None = None, tape: Any = None,
+  ) -> DepthState:  # fmt: skip
     """See `Combinator.write`."""
     check_layer(layer, state.sources)
     return DepthState(tape.sources.append(out), state.running + out)
@@ -205,7 +209,7 @@ class DeltaBlockAttnRes(DepthBlocks, _DeltaReader):
     super().__init__(**options)
     self.equals_standard_at_init = self.output_gate == "alpha"
 
-  def init(self, x, tokens=None) -> DepthState:
+  def init(self, x: Array, tokens: TokenContext | None = None) -> DepthState:
     """See `Combinator.init`. Sites hand on the stream and the sum of the running block."""
     return DepthState(Sources(recent=(x,)), (x, jnp.zeros_like(x)))
 
@@ -214,12 +218,15 @@ class DeltaBlockAttnRes(DepthBlocks, _DeltaReader):
     stream, delta = state.running
     return DepthState(state.sources.append(delta), (stream, jnp.zeros_like(delta)))
 
-  def read(self, state: DepthState, layer, site) -> tuple[Views, Any]:
+  def read(self, state: DepthState, layer: Layer, site: str) -> tuple[Views, Any]:
     """See `Combinator.read`. The tape holds the sources for the next reader."""
     h, sources = self._routed(state.sources, state.running[0], layer, site)
     return {"x": h}, DepthState(sources, state.running)
 
-  def write(self, state: DepthState, layer, site, out, *, normed=None, tape=None) -> DepthState:
+  def write(
+    self, state: DepthState, layer: Layer, site: str, out: Array, *,
+    normed: Views | None = None, tape: Any = None,
+  ) -> DepthState:  # fmt: skip
     """See `Combinator.write`. The last integer layer of a block closes it."""
     check_layer(layer, state.sources)
     stream, delta = state.running

@@ -57,7 +57,7 @@ class DenseFormer(LayerMixer):
     """See `Combinator.final`."""
     return self._average(state.sources, self.num_layers)
 
-  def final_after(self, state: DepthState, layer, site) -> Array:
+  def final_after(self, state: DepthState, layer: Layer, site: str) -> Array:
     """See `Combinator.final_after`. After a layer it is Y, within a layer the stream."""
     if site != self.sites[-1]:
       return state.running.stream
@@ -67,7 +67,7 @@ class DenseFormer(LayerMixer):
     """See `Combinator.source_names`."""
     return self._layer_names()
 
-  def depth_weights(self, state: DepthState, layer, site) -> Array | None:
+  def depth_weights(self, state: DepthState, layer: Layer, site: str) -> Array | None:
     """See `Combinator.depth_weights`. They are the same for all tokens."""
     if site not in (self.sites[0], OUTPUT):
       return None

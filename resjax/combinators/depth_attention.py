@@ -7,7 +7,15 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from resjax.combinators.base import DepthState, SourceCombinator, Views, check_layer, check_option
+from resjax.combinators.base import (
+  DepthState,
+  Layer,
+  SourceCombinator,
+  TokenContext,
+  Views,
+  check_layer,
+  check_option,
+)
 from resjax.combinators.depth_reader import check_num_heads
 from resjax.combinators.numerics import rms_normalized
 from resjax.kernels.depth_attention import Sources
@@ -72,11 +80,11 @@ class DepthAttention(SourceCombinator):
     output = jnp.zeros((self.num_layers, num_heads, head_width, width))
     self.output = nnx.Param(output, axes=(None, None, "embed_param"))
 
-  def init(self, x, tokens=None) -> DepthState:
+  def init(self, x: Array, tokens: TokenContext | None = None) -> DepthState:
     """See `Combinator.init`."""
     return DepthState(Sources(recent=(x,)), x)
 
-  def read(self, state: DepthState, layer, site) -> tuple[Views, Any]:
+  def read(self, state: DepthState, layer: Layer, site: str) -> tuple[Views, Any]:
     """See `Combinator.read`. The tape is the stream, to which the first site has added its read."""
     x = state.running
     if site == self.sites[0]:
@@ -86,7 +94,10 @@ class DepthAttention(SourceCombinator):
       x = x + recomputed(self.window, self.eps, state.sources, x, *weights)
     return {"x": x}, x
 
-  def write(self, state: DepthState, layer, site, out, *, normed=None, tape=None) -> DepthState:
+  def write(
+    self, state: DepthState, layer: Layer, site: str, out: Array, *,
+    normed: Views | None = None, tape: Any = None,
+  ) -> DepthState:  # fmt: skip
     """See `Combinator.write`. The last site of a layer appends a source."""
     check_layer(layer, state.sources)
     x = tape + out
@@ -101,7 +112,7 @@ class DepthAttention(SourceCombinator):
     """See `Combinator.source_names`."""
     return ("embedding", *(f"layer {layer}" for layer in range(self.num_layers)))
 
-  def depth_weights(self, state: DepthState, layer, site) -> Array | None:
+  def depth_weights(self, state: DepthState, layer: Layer, site: str) -> Array | None:
     """See `Combinator.depth_weights`. Only the first site of a layer reads sources."""
     if site != self.sites[0]:
       return None

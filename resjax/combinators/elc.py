@@ -99,13 +99,13 @@ class ELC(LayerMixer):
     """See `Combinator.source_names`."""
     return self._layer_names()
 
-  def depth_weights(self, state: DepthState, layer, site) -> Array | None:
+  def depth_weights(self, state: DepthState, layer: Layer, site: str) -> Array | None:
     """See `Combinator.depth_weights`. They are the same for all tokens."""
     if site != self.sites[0] and not (site == OUTPUT and self.weighted_output):
       return None
     return self._shares(layer, layer)[:, None, None]
 
-  def final_after(self, state: DepthState, layer, site) -> Array:
+  def final_after(self, state: DepthState, layer: Layer, site: str) -> Array:
     """See `Combinator.final_after`. A weighted output is a softmax over the y that exist."""
     if not self.weighted_output:
       return self._output(state.running)

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from resjax.combinators.base import check_option
+from resjax.combinators.base import Layer, Views, check_option
 from resjax.combinators.numerics import project, recomputed
 from resjax.combinators.standard import Standard
 from resjax.typing import Array, wide_dtype
@@ -52,7 +52,10 @@ class Highway(Standard):
     self.weight = nnx.Param(jnp.zeros((*per_site, self.d_model, width)), axes=("embed_param", None))
     self.bias = nnx.Param(jnp.full((*per_site, width), bias_init))
 
-  def write(self, state: Array, layer, site, out, *, normed=None, tape=None) -> Array:
+  def write(
+    self, state: Array, layer: Layer, site: str, out: Array, *,
+    normed: Views | None = None, tape: Any = None,
+  ) -> Array:  # fmt: skip
     """See `Combinator.write`."""
     return _gated(state, out, *(self._row(p, layer, site) for p in (self.weight, self.bias)))
 

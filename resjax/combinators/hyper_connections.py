@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from resjax.combinators.base import check_flag, check_option
+from resjax.combinators.base import Layer, check_flag, check_option
 from resjax.combinators.numerics import project
 from resjax.combinators.streams import ResidualStreams, one_hot_reads
 from resjax.typing import Array, wide_dtype
@@ -65,7 +65,7 @@ class HyperConnections(ResidualStreams):
       self.per_layer += ("weight", "scale")
       self.decayed_parameters = ("weight",)
 
-  def coefficients(self, streams: Array, layer, site) -> tuple[Array, Array, Array]:
+  def coefficients(self, streams: Array, layer: Layer, site: str) -> tuple[Array, Array, Array]:
     """See `ResidualStreams.coefficients`."""
     wide = wide_dtype(streams)
     alpha = self._row(self.alpha, layer, site).astype(wide)

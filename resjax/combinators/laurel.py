@@ -14,6 +14,7 @@ from resjax.combinators.base import (
   DepthState,
   Layer,
   SourceCombinator,
+  TokenContext,
   Views,
   check_layer,
   check_option,
@@ -109,15 +110,18 @@ class Laurel(SourceCombinator):
     self.down = nnx.Param(jnp.broadcast_to(down, (*shape, *down.shape)))
     self.up = nnx.Param(jnp.zeros((*shape, self.rank, self.d_model)))
 
-  def init(self, x, tokens=None) -> PyTree:
+  def init(self, x: Array, tokens: TokenContext | None = None) -> PyTree:
     """See `Combinator.init`."""
     return DepthState(Sources(recent=(x,))) if "pa" in self.parts else x
 
-  def read(self, state: PyTree, layer, site) -> tuple[Views, Any]:
+  def read(self, state: PyTree, layer: Layer, site: str) -> tuple[Views, Any]:
     """See `Combinator.read`."""
     return {"x": self._stream(state)}, None
 
-  def write(self, state: PyTree, layer, site, out, *, normed=None, tape=None) -> PyTree:
+  def write(
+    self, state: PyTree, layer: Layer, site: str, out: Array, *,
+    normed: Views | None = None, tape: Any = None,
+  ) -> PyTree:  # fmt: skip
     """See `Combinator.write`."""
     if "pa" in self.parts:
       check_layer(layer, state.sources)

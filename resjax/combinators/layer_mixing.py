@@ -5,7 +5,14 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from resjax.combinators.base import DepthState, Layer, SourceCombinator, Views, check_layer
+from resjax.combinators.base import (
+  DepthState,
+  Layer,
+  SourceCombinator,
+  TokenContext,
+  Views,
+  check_layer,
+)
 from resjax.kernels.depth_attention import Sources
 from resjax.typing import Array
 
@@ -47,7 +54,7 @@ class LayerMixer(SourceCombinator):
   def _append(self, sources: Sources, output: Array) -> Sources:
     return sources.append(output)
 
-  def init(self, x, tokens=None) -> DepthState:
+  def init(self, x: Array, tokens: TokenContext | None = None) -> DepthState:
     """See `Combinator.init`."""
     return DepthState(Sources(recent=(x,)), self._first_running(x))
 
@@ -58,14 +65,17 @@ class LayerMixer(SourceCombinator):
   def _splits(self) -> bool:
     return self.stream_has_mix and not self.output_has_mix
 
-  def read(self, state: DepthState, layer, site) -> tuple[Views, Any]:
+  def read(self, state: DepthState, layer: Layer, site: str) -> tuple[Views, Any]:
     """See `Combinator.read`. The tape is the stream that `write` adds to, or None at its start."""
     if site != self.sites[0]:
       return {"x": state.running.stream}, state.running.stream
     views = self._mix(state, layer)
     return views, views["x"] if self.stream_has_mix else None
 
-  def write(self, state: DepthState, layer, site, out, *, normed=None, tape=None) -> DepthState:
+  def write(
+    self, state: DepthState, layer: Layer, site: str, out: Array, *,
+    normed: Views | None = None, tape: Any = None,
+  ) -> DepthState:  # fmt: skip
     """See `Combinator.write`. The last site of a layer appends its output to the sources."""
     if self.strategy == "history":
       check_layer(layer, state.sources)

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from resjax.combinators.base import check_option
+from resjax.combinators.base import Layer, check_option
 from resjax.combinators.numerics import project
 from resjax.combinators.streams import ResidualStreams, one_hot_reads
 from resjax.typing import Array, wide_dtype
@@ -67,7 +67,7 @@ class _Constrained(ResidualStreams):
     parts = [jnp.broadcast_to(part, (sublayers, part.shape[-1])) for part in (pre, post, res)]
     return jnp.concatenate(parts, axis=-1)
 
-  def coefficients(self, streams: Array, layer, site) -> tuple[Array, Array, Array]:
+  def coefficients(self, streams: Array, layer: Layer, site: str) -> tuple[Array, Array, Array]:
     """See `ResidualStreams.coefficients`."""
     # The devices first gather φ, since with φ split over D they would exchange a product per token.
     projection = self._row(self.projection, layer, site)

@@ -83,7 +83,7 @@ class MUDDFormer(LayerMixer):
     self.final_output = nnx.Param(jnp.zeros((depth + 1, size, 1)))
     self.final_bias = nnx.Param(jnp.asarray(np.eye(depth + 1)[:, -1:]))
 
-  def view_names(self, site) -> tuple[str, ...]:
+  def view_names(self, site: str) -> tuple[str, ...]:
     """See `Combinator.view_names`."""
     return _VIEWS if site == self.sites[0] else ("x",)
 
@@ -112,7 +112,7 @@ class MUDDFormer(LayerMixer):
     """See `Combinator.source_names`."""
     return self._layer_names()
 
-  def depth_weights(self, state: DepthState, layer, site) -> Array | None:
+  def depth_weights(self, state: DepthState, layer: Layer, site: str) -> Array | None:
     """See `Combinator.depth_weights`. They are those of view x and may be negative."""
     newest, count = state.running.stream, self.num_layers + 1
     if site == OUTPUT:
@@ -130,7 +130,7 @@ class MUDDFormer(LayerMixer):
     """See `Combinator.final`."""
     return self._last_mix(state.sources, state.running.stream, self.num_layers + 1)
 
-  def final_after(self, state: DepthState, layer, site) -> Array:
+  def final_after(self, state: DepthState, layer: Layer, site: str) -> Array:
     """See `Combinator.final_after`. The weights of the last mix belong to the newest sources."""
     return self._last_mix(self._ended(state, site), state.running.stream, layer + 2)
 

@@ -6,7 +6,7 @@ from typing import Any
 import jax.numpy as jnp
 from flax import nnx
 
-from resjax.combinators.base import Layer, check_flag, check_option
+from resjax.combinators.base import Layer, Views, check_flag, check_option
 from resjax.combinators.numerics import scaled_add
 from resjax.combinators.standard import Standard
 from resjax.typing import Array
@@ -17,7 +17,10 @@ class _ScaledBranch(Standard):
 
   equals_standard_at_init = False
 
-  def write(self, state: Array, layer, site, out, *, normed=None, tape=None) -> Array:
+  def write(
+    self, state: Array, layer: Layer, site: str, out: Array, *,
+    normed: Views | None = None, tape: Any = None,
+  ) -> Array:  # fmt: skip
     """See `Combinator.write`."""
     return scaled_add(self._scale(layer, site), out, state)
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from resjax.combinators.base import Combinator, Views
+from resjax.combinators.base import Combinator, Layer, TokenContext, Views
 from resjax.typing import Array
 
 
@@ -19,15 +19,18 @@ class Standard(Combinator):
   Source: He et al., arXiv 1512.03385; pre-norm form arXiv 2002.04745.
   """
 
-  def init(self, x, tokens=None) -> Array:
+  def init(self, x: Array, tokens: TokenContext | None = None) -> Array:
     """See `Combinator.init`."""
     return x
 
-  def read(self, state: Array, layer, site) -> tuple[Views, Any]:
+  def read(self, state: Array, layer: Layer, site: str) -> tuple[Views, Any]:
     """See `Combinator.read`."""
     return {"x": state}, None
 
-  def write(self, state: Array, layer, site, out, *, normed=None, tape=None) -> Array:
+  def write(
+    self, state: Array, layer: Layer, site: str, out: Array, *,
+    normed: Views | None = None, tape: Any = None,
+  ) -> Array:  # fmt: skip
     """See `Combinator.write`."""
     return state + out
 

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from resjax.combinators.base import Combinator, Layer, Views, check_option
+from resjax.combinators.base import Combinator, Layer, TokenContext, Views, check_option
 from resjax.kernels.depth_attention import Sources, depth_sum
 from resjax.typing import Array, wide_dtype
 
@@ -47,17 +47,20 @@ class ResidualStreams(Combinator):
       own if it differs from token to token.
     """
 
-  def init(self, x, tokens=None) -> Array:
+  def init(self, x: Array, tokens: TokenContext | None = None) -> Array:
     """See `Combinator.init`."""
     return jnp.broadcast_to(x, (self.num_streams, *x.shape))
 
-  def read(self, state: Array, layer, site) -> tuple[Views, Any]:
+  def read(self, state: Array, layer: Layer, site: str) -> tuple[Views, Any]:
     """See `Combinator.read`. The tape holds M and b."""
     read, mix, write = self.coefficients(state, layer, site)
     sources = Sources(bank=state, num_valid=self.num_streams)
     return {"x": depth_sum(sources, read[..., None])}, (mix, write)
 
-  def write(self, state: Array, layer, site, out, *, normed=None, tape=None) -> Array:
+  def write(
+    self, state: Array, layer: Layer, site: str, out: Array, *,
+    normed: Views | None = None, tape: Any = None,
+  ) -> Array:  # fmt: skip
     """See `Combinator.write`. It needs the tape."""
     mix, write = tape
     sources = Sources((out,), state, self.num_streams)

@@ -6,7 +6,14 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from resjax.combinators.base import DepthState, Layer, SourceCombinator, Views, check_layer
+from resjax.combinators.base import (
+  DepthState,
+  Layer,
+  SourceCombinator,
+  TokenContext,
+  Views,
+  check_layer,
+)
 from resjax.combinators.numerics import scaled_add
 from resjax.kernels.depth_attention import Sources
 from resjax.typing import Array
@@ -41,16 +48,19 @@ class UNetSkips(SourceCombinator):
     """The number of layers that read a skip, ⌊L/2⌋."""
     return self.num_layers // 2
 
-  def init(self, x, tokens=None) -> DepthState:
+  def init(self, x: Array, tokens: TokenContext | None = None) -> DepthState:
     """See `Combinator.init`."""
     return DepthState(Sources(recent=(x,)))
 
-  def read(self, state: DepthState, layer, site) -> tuple[Views, Any]:
+  def read(self, state: DepthState, layer: Layer, site: str) -> tuple[Views, Any]:
     """See `Combinator.read`. The tape is the stream that the site adds to."""
     x = self._enter(state.sources, layer) if site == self.sites[0] else state.running
     return {"x": x}, x
 
-  def write(self, state: DepthState, layer, site, out, *, normed=None, tape=None) -> DepthState:
+  def write(
+    self, state: DepthState, layer: Layer, site: str, out: Array, *,
+    normed: Views | None = None, tape: Any = None,
+  ) -> DepthState:  # fmt: skip
     """See `Combinator.write`. Between layers the stream is the last source."""
     check_layer(layer, state.sources)
     x = tape + out
@@ -62,7 +72,7 @@ class UNetSkips(SourceCombinator):
     """See `Combinator.final`."""
     return state.sources.from_end()
 
-  def final_after(self, state: DepthState, layer, site) -> Array:
+  def final_after(self, state: DepthState, layer: Layer, site: str) -> Array:
     """See `Combinator.final_after`. It is the stream."""
     return self.final(state) if state.running is None else state.running
 

@@ -8,7 +8,9 @@ from flax import nnx
 
 from resjax.combinators.base import (
   DepthState,
+  Layer,
   SourceCombinator,
+  TokenContext,
   Views,
   check_flag,
   check_layer,
@@ -65,11 +67,11 @@ class X0Residual(SourceCombinator):
   def _middle(self) -> int:
     return self.num_layers // 2
 
-  def init(self, x, tokens=None) -> DepthState:
+  def init(self, x: Array, tokens: TokenContext | None = None) -> DepthState:
     """See `Combinator.init`."""
     return DepthState(Sources(recent=(x,)), x)
 
-  def read(self, state: DepthState, layer, site) -> tuple[Views, Any]:
+  def read(self, state: DepthState, layer: Layer, site: str) -> tuple[Views, Any]:
     """See `Combinator.read`. The tape is the stream that the site adds to."""
     x = state.running
     if site == self.sites[0]:
@@ -77,7 +79,10 @@ class X0Residual(SourceCombinator):
       x = _mix(state.sources, x, *scales)
     return {"x": x}, x
 
-  def write(self, state: DepthState, layer, site, out, *, normed=None, tape=None) -> DepthState:
+  def write(
+    self, state: DepthState, layer: Layer, site: str, out: Array, *,
+    normed: Views | None = None, tape: Any = None,
+  ) -> DepthState:  # fmt: skip
     """See `Combinator.write`. With `backout` the last integer layer of a half closes it."""
     state = DepthState(state.sources, tape + out)
     if not self.backout:
@@ -97,7 +102,7 @@ class X0Residual(SourceCombinator):
       return state.running
     return scaled_add(-self.backout_scale[...], state.sources.at(1), state.running)
 
-  def final_after(self, state: DepthState, layer, site) -> Array:
+  def final_after(self, state: DepthState, layer: Layer, site: str) -> Array:
     """See `Combinator.final_after`. `backout` begins where a stream of mid-depth exists."""
     if not self.backout:
       return state.running
