@@ -1,4 +1,4 @@
-"""An MLP-mixer in Flax Linen; any residual combinator stands where `x + f(x)` stood.
+"""An MLP-mixer in Flax Linen; a residual combinator stands where `x + f(x)` stood.
 
   python docs/examples/mlp_mixer_linen.py --combinator=block_attn_res
 
@@ -9,7 +9,8 @@ steps take 15 seconds on 2 CPU cores and end at 97 % of the test digits (`standa
 Combinators are NNX modules. `resjax.interop.linen.combinator` lifts one through `flax.nnx.bridge`,
 so that its parameters lie in `params` with all others, and hands it back bound to them: from there
 on the code is that of every other model. Sites may have any names; here a layer mixes tokens, then
-channels. No site has queries and keys, so views q, k and v of some combinators stay unused.
+channels. No site has queries and keys, so the two systems that give these views of their own
+(`muddformer`, `deep_cross_attention`) refuse this model: most of their parameters would not learn.
 """
 
 import argparse
