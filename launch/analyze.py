@@ -1,14 +1,14 @@
-"""Where do trained models switch from the input token to the next one? Measures and reports it.
+"""Measures at which depth trained models switch from the input token to the next one.
 
   python -m launch.analyze --checkpoint=runs/tiny --out=runs/tiny/analysis
   python -m launch.analyze --checkpoint=runs/a --checkpoint=runs/b --data=python-stdlib
   python -m launch.analyze --hf=FOLDER --data=text.jsonl --text="The cat sat on the" --every=site
 
-Decodes the state after every layer with the final norm and the output embedding. Writes into --out
-report.html, one page that needs no network, the same figures as PNG files in plots/, and all
-numbers in results.json. Several models are laid over each other by relative depth. Figures of
-launch.intervene join with --sensitivity=FILE. The same command in several processes measures
-together, see `resjax.distributed.initialize`.
+The command decodes the state after every layer with the final norm and the output embedding. It
+writes into --out the page report.html, which needs no network, its figures as PNG files in plots/,
+and all numbers in results.json. Figures show several models over each other by relative depth.
+--sensitivity=FILE adds the figures of launch.intervene to the page. The same command in several
+processes measures together; see `resjax.processes.initialize`.
 """
 
 import dataclasses
@@ -34,21 +34,23 @@ from resjax.analysis.sensitivity import Sensitivity
 from resjax.data.eval_text import MeasuredText
 from resjax.measured_models import Subject
 
-_OUT = flags.DEFINE_string("out", "runs/analysis", "Folder for page, plots and numbers.")
+_OUT = flags.DEFINE_string("out", "runs/analysis", "Folder to write page, plots and numbers to.")
 _TEXT = flags.DEFINE_string(
-  "text", None, "Shown token by token at every depth; default: how the text of --data begins."
+  "text",
+  None,
+  "Text to show token by token at every depth; default: the beginning of --data.",
 )
-_EVERY = flags.DEFINE_enum("every", "layer", EVERY, "What a depth position comes after.")
+_EVERY = flags.DEFINE_enum("every", "layer", EVERY, "After what the state is decoded.")
 _READINGS = flags.DEFINE_list(
   "readings",
   list(READINGS),
-  "closed: as if the layers ended there; read: what the next site reads.",
+  "What is decoded. closed: the output if the layers ended there; read: what the next site reads.",
 )
 _SENSITIVITIES = flags.DEFINE_multi_string(
-  "sensitivity", [], "JSON file of launch.intervene, of one of the models."
+  "sensitivity", [], "JSON file that launch.intervene wrote for one of the models."
 )
 
-_SHOWN = 48  # tokens of the data in the table of a text
+_SHOWN = 48  # how many tokens of --data the table shows without --text
 
 
 def main() -> None:
@@ -99,14 +101,14 @@ def _alignment(subject: Subject, text: MeasuredText, config: ProbeConfig) -> Ali
 
 
 def _shown_tokens(subject: Subject, text: MeasuredText) -> np.ndarray:
-  """Returns the tokens of --text behind an end of text, or those that the data begin with.
+  """Returns an end of text and the tokens of --text, or the first tokens of the data.
 
   Raises:
     ValueError: --text is too short or too long.
   """
   if _TEXT.value is None:
     row, segments = (text.batches[0][name][0] for name in ("inputs", "segment_ids"))
-    return row[segments == segments[0]][:_SHOWN]  # of the first document
+    return row[segments == segments[0]][:_SHOWN]  # from the first document alone
   tokens = subject.tokenizer.encode_batch([_TEXT.value])[0]
   if len(tokens) < 2:
     raise ValueError(
@@ -121,7 +123,7 @@ def _shown_tokens(subject: Subject, text: MeasuredText) -> np.ndarray:
 
 
 def show(results: Sequence[Results], console: Console) -> None:
-  """Prints where each model switches."""
+  """Prints after which layer each model switches."""
   table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
   for heading in ("model", "layers", "tokens", "switch", "shuffled next"):
     table.add_column(heading, overflow="fold")
@@ -141,11 +143,11 @@ def _sensitivity(path: str) -> Sensitivity:
   try:
     return Sensitivity.from_json(place.read_text(encoding="utf-8"))
   except (OSError, ValueError, TypeError, KeyError, AttributeError):
-    raise ValueError(f"--sensitivity={path} is no file that launch.intervene wrote") from None
+    raise ValueError(f"--sensitivity={path} is no file that launch.intervene has written") from None
 
 
 def _named_apart(models: Sequence[Subject]) -> list[Subject]:
-  """Returns models with names that differ: a number follows one that came before."""
+  """Returns the models with names that differ; equal names get numbers."""
   found: list[Subject] = []
   for subject in models:
     same = sum(subject.name == other.name for other in models[: len(found)])

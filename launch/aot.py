@@ -1,13 +1,14 @@
-"""Compiles the training step for a TPU slice that need not be there: does it fit, what does it do.
+"""Compiles the training step for a TPU slice that need not be there, and tells whether it fits.
 
   python -m launch.aot --config=configs/llama_1p3b.py --topology=v5e-256
   python -m launch.aot --config=configs/llama_7b.py --topology=v5e:16x16 --num_slices=2
   python -m launch.aot --config=configs/llama_7b.py --topology=v6e-256 --search
 
-The program is the one that launch.train runs with the same settings. Needs the extra `tpu` and no
-TPU. Prints a table, with --json one JSON object, and writes that to --out. A config that does not
-fit: what is missing and what to change; exit code 1. --search bisects over compilations for the
-cheapest recomputation and the most rows per chip that fit, the batch staying as it is.
+The program is the one that launch.train runs with the same settings. The command needs the extra
+`tpu` and no TPU. It prints tables of memory, operations and exchanges, or with --json one JSON
+object, which --out writes to a file. If the config does not fit, it prints how much memory is
+missing and what to change, and exits with 1. --search compiles repeatedly to find the cheapest
+recomputation and the most rows per chip that fit; the batch stays as it is.
 """
 
 import dataclasses
@@ -26,15 +27,19 @@ from resjax.aot.absent_devices import AbsentSlices
 from resjax.aot.memory import GIB, DoesNotFitError
 from resjax.runs.config import Run
 
-_CONFIG = cli.define_config("What would be trained.")
-_SLICES = flags.DEFINE_integer("num_slices", 1, "Slices; config.mesh.data joins.", lower_bound=1)
-_SEARCH = flags.DEFINE_bool("search", False, "Find the recomputation and the microbatch that fit.")
-_JSON = flags.DEFINE_bool("json", False, "Print JSON instead of a table.")
-_OUT = flags.DEFINE_string("out", "", "File for the JSON.")
+_CONFIG = cli.define_config("The config that would be trained.")
+_SLICES = flags.DEFINE_integer(
+  "num_slices", 1, "How many slices config.mesh.data joins.", lower_bound=1
+)
+_SEARCH = flags.DEFINE_bool(
+  "search", False, "Search for the recomputation and the microbatches that fit."
+)
+_JSON = flags.DEFINE_bool("json", False, "Print JSON; the tables go to the standard error.")
+_OUT = flags.DEFINE_string("out", "", "File to write the JSON to.")
 
 
 def main() -> None:
-  """Prints the report, or why the config does not fit."""
+  """Prints what the compiled step needs, or why the config does not fit."""
   config = cli.config_value(_CONFIG)
   if not topology.FLAG.value:
     raise ValueError("no topology; give one, for example --topology=v5e-256")
@@ -68,14 +73,13 @@ def _search(run: Run, target: AbsentSlices, console: Console) -> tuple[bool, dic
   for one in suggest_settings.search(run, compile_step.compile_step):
     table.show_try(one, console)
     tries.append(one)
-  best = suggest_settings.best(tries)
-  if best is None:
-    last = tries[-1]  # full recomputation, one row
-    return False, _refused(last.run, target, last.outcome, console)
-  table.show_report(best.outcome, target, console)
-  console.print(f"use {best.flags}", soft_wrap=True, highlight=False)
-  found = {"fits": True, "flags": best.flags, "tries": {one.flags: one.fits for one in tries}}
-  return True, found | dataclasses.asdict(best.outcome)
+  chosen = suggest_settings.best(tries) or tries[-1]  # the last one: full recomputation, one row
+  if isinstance(chosen.outcome, DoesNotFitError):
+    return False, _refused(chosen.run, target, chosen.outcome, console)
+  table.show_report(chosen.outcome, target, console)
+  console.print(f"use {chosen.flags}", soft_wrap=True, highlight=False)
+  found = {"fits": True, "flags": chosen.flags, "tries": {one.flags: one.fits for one in tries}}
+  return True, found | dataclasses.asdict(chosen.outcome)
 
 
 def _refused(run: Run, target: AbsentSlices, error: DoesNotFitError, console: Console) -> dict:

@@ -1,9 +1,9 @@
-"""Builds the corpora, the tokenizer and the packed rows of a config, and shows what there is.
+"""Builds the corpora, the tokenizer and the packed rows of a config, and shows their sizes.
 
   python -m launch.build_dataset --config=configs/base.py
 
-Training builds what is missing by itself; this command does it ahead of time, on a machine without
-accelerators, and lets one look at the counts before anything is trained.
+Training builds missing data by itself. This command builds them ahead of time, on a machine without
+accelerators, so that you can look at the counts before anything is trained.
 """
 
 from launch import cli
@@ -11,7 +11,7 @@ from resjax import experiment
 from resjax.data.build_table import build_and_show
 from resjax.data.config import DataConfig
 
-_CONFIG = cli.define_config("What to build.")
+_CONFIG = cli.define_config("The config whose data to build.")
 
 
 def main() -> None:

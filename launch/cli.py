@@ -53,7 +53,7 @@ def run(main: Callable[..., None], takes_words: bool = False) -> NoReturn:
     except KeyboardInterrupt:
       processes.end("interrupted; the same command goes on where it can", SIGINT_CODE)
     except Exception as error:
-      if isinstance(error, ValueError | OSError) and flags.FLAGS["verbosity"].value <= 0:
+      if isinstance(error, ValueError | OSError) and int(flags.FLAGS["verbosity"].value or 0) <= 0:
         _fail(processes.explain(error))
       if not processes.active():
         raise
@@ -66,7 +66,7 @@ def run(main: Callable[..., None], takes_words: bool = False) -> NoReturn:
       sys.exit(0)
     return _parse(argv)
 
-  flags.FLAGS.set_gnu_getopt(takes_words)  # flags may follow words
+  flags.FLAGS.set_gnu_getopt(takes_words)  # flags may also stand behind words
   app.run(guarded, argv=arguments, flags_parser=parse)
 
 
@@ -99,10 +99,10 @@ def _help(documentation: str) -> str:
 
 
 def _flag_help(flag: flags.Flag) -> str:
-  default = flag.default_as_str.strip("'") if flag.default not in (None, []) else ""
+  default = (flag.default_as_str or "").strip("'") if flag.default != [] else ""
   name = f"[no]{flag.name}" if flag.boolean else f"{flag.name}={default}"
   usual = f" (default: {default})" if flag.boolean and flag.default else ""
-  return f"  --{name}\n      {' '.join(flag.help.split()).replace('.;', ';')}{usual}"
+  return f"  --{name}\n      {' '.join((flag.help or '').split()).replace('.;', ';')}{usual}"
 
 
 def _drop_repeated_reports() -> None:

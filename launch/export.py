@@ -1,8 +1,8 @@
 """Writes a checkpoint of a run as a folder that transformers and vLLM load.
 
-python -m launch.export --checkpoint=runs/tiny --out=exported/tiny
+  python -m launch.export --checkpoint=runs/tiny --out=exported/tiny
 
-In one process, whose host or devices hold the whole model.
+The command runs in one process, whose host or devices must hold the whole model.
 """
 
 from absl import flags
@@ -13,14 +13,16 @@ from resjax.interop import huggingface
 from resjax.interop.huggingface.exporting import DTYPES
 from resjax.runs import restore
 
-_CHECKPOINT = flags.DEFINE_string("checkpoint", None, "Folder of the run, or a checkpoint in it.")
-_OUT = flags.DEFINE_string("out", None, "Folder to write; must not be there yet.")
-_DTYPE = flags.DEFINE_enum("dtype", "float32", DTYPES, "Of the tensors.")
-_SHARD_GB = flags.DEFINE_float("shard_gb", 5.0, "Largest file, in 10^9 bytes.", lower_bound=1e-6)
+_CHECKPOINT = flags.DEFINE_string("checkpoint", None, "Folder of a run, or a checkpoint in it.")
+_OUT = flags.DEFINE_string("out", None, "Folder to write; it must not exist yet.")
+_DTYPE = flags.DEFINE_enum("dtype", "float32", DTYPES, "Type of the tensors.")
+_SHARD_GB = flags.DEFINE_float(
+  "shard_gb", 5.0, "Size of the largest file, in 10^9 bytes.", lower_bound=1e-6
+)
 
 
 def main() -> None:
-  """Writes the folder and says what it is."""
+  """Writes the folder, and prints the architecture that it has."""
   if _CHECKPOINT.value is None or _OUT.value is None:
     raise ValueError("give both, for example --checkpoint=runs/tiny --out=exported/tiny")
   processes.refuse_several("launch.export")

@@ -1,8 +1,8 @@
 """Samples text from the newest checkpoint of a run.
 
-python -m launch.generate --workdir=runs/tiny --prompt="import os" --prompt="def main" --top_k=40
+  python -m launch.generate --workdir=runs/tiny --prompt="import os" --prompt="def main" --top_k=40
 
-The same command in several processes samples together, see `resjax.distributed.initialize`.
+The same command in several processes samples together; see `resjax.processes.initialize`.
 """
 
 import jax
@@ -16,14 +16,22 @@ from resjax.runs import restore
 from resjax.runs.sample import sample_text
 
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run, or a checkpoint in it.")
-_PROMPTS = flags.DEFINE_multi_string("prompt", [""], "How a text begins; may be given repeatedly.")
-_NUM_TOKENS = flags.DEFINE_integer("num_tokens", 64, "Length of a continuation.", lower_bound=1)
-_TEMPERATURE = flags.DEFINE_float("temperature", 0.8, "0 takes the most probable token.")
-_TOP_K = flags.DEFINE_integer("top_k", 0, "Samples among the k most probable tokens; 0: all.")
-_TOP_P = flags.DEFINE_float("top_p", 1.0, "Samples among the likeliest that sum to p; 1: all.")
-_STOP = flags.DEFINE_string("stop", END_OF_TEXT, "Text of one token that also ends a continuation.")
-_SEED = flags.DEFINE_integer("seed", 0, "Of the random numbers.")
-_SAMPLES = flags.DEFINE_integer("num_samples", 1, "Continuations of each prompt.", lower_bound=1)
+_PROMPTS = flags.DEFINE_multi_string("prompt", [""], "Beginning of a text.")
+_NUM_TOKENS = flags.DEFINE_integer(
+  "num_tokens", 64, "Number of tokens of a continuation.", lower_bound=1
+)
+_TEMPERATURE = flags.DEFINE_float(
+  "temperature", 0.8, "Temperature of sampling; 0: the most probable token."
+)
+_TOP_K = flags.DEFINE_integer("top_k", 0, "Sample among the k most probable tokens; 0: all.")
+_TOP_P = flags.DEFINE_float(
+  "top_p", 1.0, "Sample among the most probable tokens whose sum is p; 1: all."
+)
+_STOP = flags.DEFINE_string("stop", END_OF_TEXT, "Text of one token that ends a continuation too.")
+_SEED = flags.DEFINE_integer("seed", 0, "Seed of the random numbers.")
+_SAMPLES = flags.DEFINE_integer(
+  "num_samples", 1, "Number of continuations of a prompt.", lower_bound=1
+)
 
 
 def main() -> None:

@@ -1,14 +1,17 @@
-"""Cuts the residual path of a trained model, layer by layer, without training: what does it lose?
+"""Measures what a trained model loses when its residual path is cut, layer by layer.
 
   python -m launch.intervene --checkpoint=runs/tiny --alphas=0,0.25,0.5 --out=runs/tiny/cuts.json
   python -m launch.intervene --hf=FOLDER --data=text.jsonl --layers=-3,-2,-1 --sites=mlp --out=FILE
 
-At each chosen layer the sites of --sites become x ← alpha x + f(x), all others stay as they are.
-Prints loss and switch of every layer and alpha, and writes the figures as JSON, which
-`launch.analyze --sensitivity=FILE` draws. configs/ablations/finetune_cuts.py trains from such cuts.
-
-The same command in several processes measures together: see `resjax.distributed.initialize`.
+At one layer after another the sites of --sites become x ← alpha x + f(x); all others stay as they
+are, and nothing is trained. The command prints loss and switch of every layer and alpha, and writes
+the figures as JSON, which `launch.analyze --sensitivity=FILE` draws.
+configs/ablations/finetune_cuts.py trains from such cuts. The same command in several processes
+measures together; see `resjax.processes.initialize`.
 """
+
+from collections.abc import Callable
+from typing import TypeVar
 
 import jax
 from absl import flags
@@ -25,11 +28,17 @@ from resjax.analysis.sensitivity import Sensitivity
 from resjax.locations import Location
 from resjax.measured_models import Subject
 
-_ALPHAS = flags.DEFINE_list("alphas", ["0", "0.25", "0.5"], "Factors of the stream at a cut.")
-_LAYERS = flags.DEFINE_list("layers", [], "To cut, negative ones from the end; default: each.")
-_SITES = flags.DEFINE_list("sites", [], "Of a layer, cut together; default: all.")
-_ALIGNMENT = flags.DEFINE_bool("alignment", True, "Also measures the alignment; slower.")
-_OUT = flags.DEFINE_string("out", None, "JSON file for the figures.")
+_Number = TypeVar("_Number", int, float)
+
+_ALPHAS = flags.DEFINE_list(
+  "alphas", ["0", "0.25", "0.5"], "Factors of the residual stream at a cut."
+)
+_LAYERS = flags.DEFINE_list(
+  "layers", [], "Layers to cut, one at a time; -1 is the last; default: all."
+)
+_SITES = flags.DEFINE_list("sites", [], "Sites of a layer that are cut together; default: all.")
+_ALIGNMENT = flags.DEFINE_bool("alignment", True, "Also measure the alignment, which is slower.")
+_OUT = flags.DEFINE_string("out", None, "JSON file to write the figures to.")
 
 
 def main() -> None:
@@ -67,7 +76,7 @@ def _measure(subject: Subject, alphas: list[float], layers: list[int]) -> Sensit
 
 
 def show(found: Sensitivity, console: Console) -> None:
-  """Prints loss and switch of every layer and alpha, the loss above that of the model as it is."""
+  """Prints the additional loss of every layer and alpha, and the layer of the switch."""
   difference = found.loss - found.baseline_loss
   console.print(_table(found, [[f"{value:+.4f}" for value in row] for row in difference]))
   console.print(
@@ -100,7 +109,7 @@ def _table(found: Sensitivity, rows: list[list[str]]) -> Table:
 
 
 def _switch(alignment: Alignment) -> str:
-  """Returns the layer of the switch; `-` where there is none."""
+  """Returns the layer of the switch, or `-` if there is none."""
   (groups,) = alignment.readings.values()
   switch = groups["all"].switch
   if switch is None or switch.index is None:
@@ -110,7 +119,7 @@ def _switch(alignment: Alignment) -> str:
 
 
 def _out() -> Location:
-  """Returns the file of --out, in a folder that can be written."""
+  """Returns the file of --out, whose folder is made and can be written."""
   if not _OUT.value:
     raise ValueError("no file for the figures; give one, for example --out=runs/cuts.json")
   out = locations.path(_OUT.value, "--out", writable=True)
@@ -121,7 +130,7 @@ def _out() -> Location:
   return out
 
 
-def _numbers(flag: flags.FlagHolder, kind: type) -> list:
+def _numbers(flag: flags.FlagHolder, kind: Callable[[str], _Number]) -> list[_Number]:
   try:
     return [kind(item) for item in flag.value]
   except ValueError:

@@ -1,4 +1,4 @@
-"""The command that a launcher runs on many hosts, and what it writes there."""
+"""Checks the words, the command and the variables that a launcher is given."""
 
 import re
 import runpy
@@ -6,45 +6,71 @@ import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import TypeVar
+
+_Action = TypeVar("_Action", bound=Callable)
 
 EXAMPLE = "-- python -m launch.train --config=configs/tiny.py --config.workdir=gs://BUCKET/RUN"
 
 
-def choose(verbs: Mapping[str, Callable[..., None]], words: Sequence[str]) -> Callable[..., None]:
-  """Returns the function of the verb on the command line.
+def choose(
+  actions: Mapping[str, _Action],
+  words: Sequence[str],
+  command: Sequence[str],
+  runs_command: Sequence[str] = ("run",),
+) -> _Action:
+  """Returns the action that the command line names.
+
+  Args:
+    actions: the actions by name.
+    words: the words of the command line.
+    command: what follows `--`.
+    runs_command: the names of the actions that run a command.
 
   Raises:
-    ValueError: there is not exactly one, or it is not known.
+    ValueError: there is not exactly one name, it is not known, or its action runs no command and
+      there is one.
   """
-  allowed = ", ".join(verbs)
+  allowed = ", ".join(actions)
   if len(words) != 1:
     raise ValueError(f"one word says what to do, of: {allowed}; got {shlex.join(words) or 'none'}")
-  if words[0] not in verbs:
+  if words[0] not in actions:
     raise ValueError(f"{words[0]!r} is not known; choose one of: {allowed}")
-  return verbs[words[0]]
+  if command and words[0] not in runs_command:
+    raise ValueError(f"{words[0]} runs no command; leave out what follows --")
+  return actions[words[0]]
+
+
+def check_google_name(name: str) -> None:
+  """Raises ValueError if a resource or JobSet of Google Cloud cannot have this --name.
+
+  GKE's controllers add parts to the names of pods, whose last part may have 63 letters in all.
+  """
+  if not re.fullmatch(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?", name):
+    raise ValueError(f"--name={name} must be up to 40 of a-z, 0-9 and -, first a letter")
 
 
 def same_again(module: str) -> str:
-  """Returns the command line of this process, to be run again."""
+  """Returns the command line that runs this process again."""
   return shlex.join(["python", "-m", module, *sys.argv[1:]])
 
 
 def require_command(command: Sequence[str]) -> None:
-  """Raises ValueError if there is no command to run."""
+  """Raises ValueError if no command follows `--`."""
   if not command:
     raise ValueError(f"say what to run, for example: {EXAMPLE}")
 
 
 def require_shared_workdir(command: Sequence[str], shared: Sequence[str], otherwise: str) -> None:
-  """Checks that the workdir of a `launch.train` is one that all hosts see and that outlives them.
+  """Checks that all hosts see the workdir of a `launch.train`, and that it outlives them.
 
   Args:
-    command: any command; others than launch.train are not looked into.
-    shared: folders that all hosts share.
-    otherwise: what else could be done, in words.
+    command: the command to run; other commands than launch.train are not checked.
+    shared: the folders that all hosts share.
+    otherwise: says in words what the user can do instead of using a bucket.
 
   Raises:
-    ValueError: the workdir lies on a host's own disk.
+    ValueError: the workdir is on the disk of a single host.
   """
   workdir = _workdir(command)
   if workdir is None or workdir.startswith("gs://"):
@@ -58,10 +84,10 @@ def require_shared_workdir(command: Sequence[str], shared: Sequence[str], otherw
 
 
 def environment(settings: Sequence[str]) -> dict[str, str]:
-  """Returns the variables of `KEY=VALUE` words.
+  """Returns the environment variables that `KEY=VALUE` words set.
 
   Raises:
-    ValueError: one has another form.
+    ValueError: a word has another form.
   """
   for setting in settings:
     if not re.match(r"[A-Za-z_]\w*=", setting):
@@ -70,7 +96,7 @@ def environment(settings: Sequence[str]) -> dict[str, str]:
 
 
 def _workdir(command: Sequence[str]) -> str | None:
-  """The config.workdir of a `launch.train` command, None for another command."""
+  """Returns the config.workdir of a `launch.train` command, None for any other command."""
   if "launch.train" not in command:
     return None
   settings = dict(word.lstrip("-").split("=", 1) for word in command if "=" in word)

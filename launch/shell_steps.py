@@ -1,4 +1,4 @@
-"""Steps of a launcher: plain commands that are printed, or run in order and undone on failure."""
+"""Runs the steps of a launcher in order and undoes them on failure, or prints them."""
 
 import contextlib
 import dataclasses
@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from types import FrameType
 
 from resjax.processes.signals import SIGINT_CODE, Interrupted
 
@@ -26,14 +27,16 @@ _INSTALL = {
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-  """One command.
+  """One command of a launcher.
 
   Attributes:
-    what: what it does, in words.
+    what: says in words what the command does.
     argv: the command and its arguments.
-    stdin: what it reads.
-    undo: the command that takes back what this one made, whole or in part; empty: makes nothing.
-    check: raises ValueError if the standard output, which it is given, forbids going on.
+    stdin: the text that the command reads.
+    undo: the command that removes what this one has made, even if it has made only a part; empty if
+      it makes nothing.
+    check: a function of the command's standard output that raises ValueError if the next steps must
+      not run.
   """
 
   what: str
@@ -44,7 +47,7 @@ class Step:
 
 
 def text(step: Step) -> str:
-  """Returns a step as lines of a shell script."""
+  """Returns a step as lines of a shell script, with its description and how it is undone."""
   command = _command(step.argv)
   if step.stdin:
     command += f" <<'{_END}'\n{step.stdin.rstrip()}\n{_END}"
@@ -56,25 +59,27 @@ def text(step: Step) -> str:
 
 
 def _command(argv: Sequence[str]) -> str:
-  """A command line in which scripts stand as they are, not quoted into one line."""
+  """Returns a command line in which scripts keep their line breaks."""
   return " ".join(_script(word) if "\n" in word else shlex.quote(word) for word in argv)
 
 
 def _script(word: str) -> str:
-  flag, script = re.fullmatch(r"(--[\w-]+=)?(.*)", word, re.DOTALL).groups(default="")
+  flag = match[0] if (match := re.match(r"--[\w-]+=", word)) else ""
+  script = word.removeprefix(flag)
   return f"{flag}\"$(cat <<'{_END}'\n{script.rstrip()}\n{_END}\n)\""
 
 
 def run(steps: Sequence[Step], go_on: str, dry_run: bool = False) -> None:
-  """Runs steps in order; when one fails or is interrupted, undoes those that made something.
+  """Runs steps in order; when one fails or is interrupted, undoes those that have made something.
 
   Args:
-    go_on: the command that goes on after a failure.
-    dry_run: only print them.
+    steps: what to run.
+    go_on: the command line that the user can go on with after a failure.
+    dry_run: whether the steps are printed instead of run.
 
   Raises:
-    ValueError: a program is missing, or a step failed; says which, and what to do.
-    Interrupted: Ctrl-C or SIGTERM.
+    ValueError: a program is missing or a step failed; the message says which, and what to do.
+    Interrupted: Ctrl-C or SIGTERM has ended a step.
   """
   if dry_run:
     print("\n\n".join(text(step) for step in steps))
@@ -102,7 +107,7 @@ def output(argv: Sequence[str]) -> str:
   """Returns the standard output of a command that changes nothing.
 
   Raises:
-    ValueError: it is missing or failed.
+    ValueError: the command is missing or has failed.
   """
   require({argv[0]})
   done = subprocess.run(argv, capture_output=True, text=True)
@@ -122,7 +127,7 @@ def require(programs: set[str]) -> None:
 
 
 def _run(step: Step) -> None:
-  """Runs a step, with all that it starts in a group of its own, so that it ends as a whole."""
+  """Runs a step in a process group of its own, so that all that it starts can be ended."""
   process = subprocess.Popen(
     step.argv,
     stdin=subprocess.PIPE,
@@ -150,11 +155,11 @@ def _end(process: subprocess.Popen) -> None:
 
 
 def _undo(done: list[Step]) -> str:
-  """Undoes steps, the last one first; returns what became of them, in words."""
+  """Undoes steps, the last one first, and returns in words whether that succeeded."""
   made = [step for step in reversed(done) if step.undo]
   if not made:
     return ""
-  # What is started now inherits it, so that a second Ctrl-C does not leave things running.
+  # The commands that undo inherit this, so that a second Ctrl-C does not end them half-way.
   before = signal.signal(signal.SIGINT, signal.SIG_IGN)
   left = []
   for step in made:
@@ -169,7 +174,7 @@ def _undo(done: list[Step]) -> str:
 
 @contextlib.contextmanager
 def _sigterm_is_ctrl_c() -> Iterator[None]:
-  def interrupt(*_) -> None:
+  def interrupt(_signal: int, _frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
   before = signal.signal(signal.SIGTERM, interrupt)
@@ -191,4 +196,4 @@ def _first_line(argv: Sequence[str]) -> str:
 
 
 def _last_line(text: str) -> str:
-  return (text.strip().splitlines() or ["failed without a word"])[-1]
+  return (text.strip().splitlines() or ["failed without a message"])[-1]

@@ -1,15 +1,16 @@
-"""Runs a sweep: every run that a config file's `sweep(config)` yields, one after another.
+"""Runs a sweep: one after another the runs that a config file's `sweep(config)` yields.
 
   python -m launch.sweep --config=configs/ablations/residuals.py
   python -m launch.sweep --config=configs/ablations/residuals.py --only=standard,attn_res
   python -m launch.sweep --config=configs/ablations/residuals.py --print_commands
   python -m launch.sweep --config=configs/ablations/residuals.py --collect
 
-Settings on the command line hold for all runs, before the overrides of the sweep. Every run has
-its folder in config.workdir; the table goes there as results.json and results.csv, the plot as
-sweep.png. Finished runs are not repeated, stopped ones go on. A failed one does not end the sweep:
-the table says why, and the exit code is 1. --print_commands is for schedulers: one command per
-run, in any order, on any machine that sees the folder; then --collect.
+Settings on the command line apply to all runs; the overrides of the sweep come on top. Every run
+has a folder in config.workdir. The table is written there as results.json and results.csv, and the
+plot as sweep.png. Finished runs are not repeated, and stopped runs go on. A failed run does not end
+the sweep: the table says why it failed, and the exit code is 1. With --print_commands a scheduler
+can run the sweep: it prints one command per run, which may run in any order on any machine that
+sees the folder; --collect then makes table and plot.
 """
 
 import dataclasses
@@ -35,18 +36,20 @@ from resjax.records.metrics_log import FILE_NAME, read_metrics
 from resjax.runs import workdir
 from resjax.runs.config import Run
 
-_CONFIG = cli.define_config("The sweep.")
-_PRINT = flags.DEFINE_bool("print_commands", False, "Only print one command per run.")
-_COLLECT = flags.DEFINE_bool("collect", False, "Only gather what the runs' folders hold.")
-_ONLY = flags.DEFINE_list("only", [], "Names of the runs to do; default: all.")
+_CONFIG = cli.define_config("The config file of the sweep.")
+_PRINT = flags.DEFINE_bool("print_commands", False, "Only print one command for each run.")
+_COLLECT = flags.DEFINE_bool(
+  "collect", False, "Only make table and plot of the runs that there are."
+)
+_ONLY = flags.DEFINE_list("only", [], "Names of the runs to do; default: all runs.")
 _ANY_MESH = {"data": -1, "fsdp": 1, "tensor": 1, "sequence": 1}
 
 
 def main() -> None:
-  """Runs, prints or gathers the sweep of the command line."""
+  """Runs, prints or collects the sweep of the command line."""
   if _PRINT.value and _COLLECT.value:
     raise ValueError("--print_commands and --collect exclude each other")
-  jax.config.update("jax_platforms", "cpu")  # the accelerators are the runs'
+  jax.config.update("jax_platforms", "cpu")  # leaves the accelerators to the runs
   config = cli.config_value(_CONFIG)
   path = config_flags.get_config_filename(flags.FLAGS[_CONFIG.name]).split(":", 1)[0]
   module = runpy.run_path(path)
@@ -100,12 +103,14 @@ def _run_all(runs: list[SweepRun], console: Console) -> dict[str, str]:
 
 
 def _run(run: SweepRun) -> str | None:
-  """Trains one run in a process of its own; returns its error in one line, None if it has none."""
+  """Trains one run in a process of its own, and returns its error in one line, or None."""
   command = [sys.executable, *_arguments(run)]
   process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, errors="replace")
-  handler = signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the run: it saves
+  # Ctrl-C reaches the run too, which saves; this process then waits for its end.
+  handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
   last = ""
   try:
+    assert process.stderr is not None
     for line in process.stderr:
       print(line, end="", file=sys.stderr, flush=True)
       last = line.strip() or last
@@ -124,7 +129,7 @@ def _run(run: SweepRun) -> str | None:
 
 
 def _arguments(run: SweepRun) -> list[str]:
-  """Arguments of Python that train a run: the file, the user's settings, the run's."""
+  """Returns the arguments of Python that train a run: its file, and all settings changed."""
   flag = flags.FLAGS[_CONFIG.name]
   settings = {**config_flags.get_override_values(flag), **run.overrides}
   settings["workdir"] = run.config.workdir
@@ -133,14 +138,14 @@ def _arguments(run: SweepRun) -> list[str]:
 
 
 def _check(run: SweepRun) -> str | None:
-  """Returns why a run cannot be built, in one line; None if it can.
+  """Returns in one line why a run cannot be built, or None if it can.
 
   Raises:
-    ValueError: its folder holds another run.
+    ValueError: the folder of the run holds a run with other settings.
   """
   try:
     wanted = _settings(_build(run.config.to_dict()))
-  except Exception as error:  # whatever is wrong with one combinator: the other runs go on
+  except Exception as error:  # one faulty combinator must not keep the other runs from going on
     return " ".join(str(error).split()) or type(error).__name__
   folder = workdir.place(run.config.workdir)
   if not (folder / workdir.RECORD).exists():
@@ -156,12 +161,12 @@ def _check(run: SweepRun) -> str | None:
 
 
 def _build(values: Mapping[str, Any]) -> Run:
-  """The run of a config; whether the mesh fits is checked where the run has its devices."""
+  """Builds the run of a config on any mesh; the run itself checks its own on its devices."""
   return experiment.build({**values, "mesh": _ANY_MESH})
 
 
 def _settings(run: Run) -> dict[str, Any]:
-  """What decides the result of a run, as JSON values."""
+  """Returns the settings that decide the result of a run, as JSON values."""
   optim = {f"config.optim.{key}": value for key, value in dataclasses.asdict(run.optim).items()}
   found = workdir.identity(run) | optim
   del found["config.model.dtype"]  # `auto` was resolved where the run had its devices

@@ -1,12 +1,12 @@
 """Trains what a config describes, from the newest checkpoint of its workdir if there is one.
 
   python -m launch.train --config=configs/tiny.py
-  python -m launch.train --config=configs/tiny.py --config.model.residual.name=attn_res \
+  python -m launch.train --config=configs/tiny.py --config.model.residual.name=attn_res \\
     --config.workdir=runs/attn_res
+  python -m launch.train --config=configs/tiny.py --dry_run
 
-The same command in several processes is one run, where they find each other: see
-`resjax.processes.initialize`.
-  python -m launch.train --config=configs/tiny.py --dry_run   (what it would do; writes nothing)
+The same command in several processes is one run; `resjax.processes.initialize` says how they find
+each other. --dry_run prints what the command would do, and writes nothing.
 """
 
 import jax
@@ -15,7 +15,7 @@ from absl import flags
 from launch import cli
 from resjax import processes
 
-_CONFIG = cli.define_config("What to train.")
+_CONFIG = cli.define_config("The config to train.")
 _DRY_RUN = flags.DEFINE_bool(
   "dry_run",
   False,
@@ -23,21 +23,21 @@ _DRY_RUN = flags.DEFINE_bool(
   "builds no data and writes nothing.",
 )
 _PROFILE = flags.DEFINE_string(
-  "profile_steps", "", "FIRST:LAST, such as 10:13: an xprof trace of these steps, and of memory."
+  "profile_steps", "", "FIRST:LAST, such as 10:13: trace these steps and their memory with xprof."
 )
 _BRINGUP = flags.DEFINE_integer(
-  "bringup_seconds", 300, "How long a process waits for the others at the start.", lower_bound=1
+  "bringup_seconds", 300, "Seconds that a process waits for the others at the start.", lower_bound=1
 )
 _HEARTBEAT = flags.DEFINE_integer(
   "heartbeat_seconds",
   100,
-  "A process without a sign of life for so long ends all others.",
+  "Seconds without a sign of life of a process after which all others end.",
   lower_bound=1,
 )
 
 
 def main() -> None:
-  """Trains the config of the command line, or tells what that would be."""
+  """Trains the config of the command line, or with --dry_run prints what that would be."""
   config = cli.config_value(_CONFIG)
   # --help and mistakes on the command line need nothing of this, which takes a second to import.
   from resjax import experiment

@@ -1,1 +1,1 @@
-"""JobSets on Google Kubernetes Engine."""
+"""Trains on Google Kubernetes Engine, with JobSets."""

@@ -1,61 +1,69 @@
 """Trains on GKE with a JobSet; see launch/gke/README.md.
 
-  python -m launch.gke run --name=run1 --image=IMAGE --topology=v5litepod-16 --num_slices=2 \
+  python -m launch.gke run --name=run1 --image=IMAGE --topology=v5litepod-16 --num_slices=2 \\
     -- python -m launch.train --config=FILE --config.workdir=gs://BUCKET/run1
   python -m launch.gke logs --name=run1
 
-Also: status, delete. --dry_run prints the commands and the manifest. With --xpk_cluster=CLUSTER,
-run and delete are done by xpk.
+The other actions are status and delete. --dry_run prints the commands and the manifest instead of
+running them. With --xpk_cluster=CLUSTER, xpk runs and deletes.
 """
 
 import re
+from collections.abc import Callable
 
 from absl import flags
 
 from launch import cli, launcher_args, shell_steps
 from launch.gke import commands
-from launch.gke.jobset import GpuNodes, Job, TpuNodes
+from launch.gke.jobset import GkeJob, GpuNodes, TpuNodes
 from launch.shell_steps import Step
 from resjax.hardware import slices
 
-_NAME = flags.DEFINE_string("name", "", "Of the JobSet.")
-_NAMESPACE = flags.DEFINE_string("namespace", "default", "Of Kubernetes.")
+_NAME = flags.DEFINE_string("name", "", "Name of the JobSet.")
+_NAMESPACE = flags.DEFINE_string("namespace", "default", "Kubernetes namespace of the JobSet.")
 _IMAGE = flags.DEFINE_string("image", "", "Container image with the code and its packages.")
-_TOPOLOGY = flags.DEFINE_string("topology", "", "TPUs: for example v5litepod-16, or v5e:4x4.")
+_TOPOLOGY = flags.DEFINE_string("topology", "", "TPU slice, such as v5litepod-16 or v5e:4x4.")
 _NUM_SLICES = flags.DEFINE_integer("num_slices", 1, "Slices that train together.", lower_bound=1)
-_GPU = flags.DEFINE_string("gpu", "", "GPUs: as in GKE, for example nvidia-h100-80gb.")
-_NUM_NODES = flags.DEFINE_integer("num_nodes", 1, "GPU nodes.", lower_bound=1)
-_GPUS = flags.DEFINE_integer("gpus_per_node", 8, "GPUs of each node.", lower_bound=1)
-_SPOT = flags.DEFINE_bool("spot", False, "On Spot VMs.")
-_QUEUE = flags.DEFINE_string("queue", "", "LocalQueue of Kueue.")
-_ACCOUNT = flags.DEFINE_string("service_account", "", "Of Kubernetes; it needs the gs:// paths.")
-_CLAIM = flags.DEFINE_multi_string("claim", [], "CLAIM=/PATH: a shared PersistentVolumeClaim.")
-_ENV = flags.DEFINE_multi_string("env", [], "KEY=VALUE for the command; may be repeated.")
-_RESTARTS = flags.DEFINE_integer("max_restarts", 10, "After failures; preemptions do not count.")
-_GRACE = flags.DEFINE_integer("grace_seconds", 120, "For the command to save when it is stopped.")
-_LINES = flags.DEFINE_integer("lines", 100, "Lines of log before those to come.")
-_SLICE = flags.DEFINE_string("slice", "0", "Slice whose log is followed: a number, or all.")
-_HOST = flags.DEFINE_string("host", "0", "Host of it whose log is followed: a number, or all.")
-_CLUSTER = flags.DEFINE_string("xpk_cluster", "", "GKE cluster, to run and delete with xpk.")
-_ZONE = flags.DEFINE_string("zone", "", "Of the cluster, for xpk; default: that of gcloud.")
-_PROJECT = flags.DEFINE_string("project", "", "Of the cluster, for xpk; default: that of gcloud.")
+_GPU = flags.DEFINE_string("gpu", "", "GPU by its name in GKE, such as nvidia-h100-80gb.")
+_NUM_NODES = flags.DEFINE_integer("num_nodes", 1, "Number of GPU nodes.", lower_bound=1)
+_GPUS = flags.DEFINE_integer("gpus_per_node", 8, "Number of GPUs of a node.", lower_bound=1)
+_SPOT = flags.DEFINE_bool("spot", False, "Run on Spot VMs.")
+_QUEUE = flags.DEFINE_string("queue", "", "Name of a LocalQueue of Kueue.")
+_ACCOUNT = flags.DEFINE_string(
+  "service_account", "", "Kubernetes account of the pods, with access to gs:// paths."
+)
+_CLAIM = flags.DEFINE_multi_string(
+  "claim", [], "CLAIM=/PATH: a PersistentVolumeClaim that all pods mount there."
+)
+_ENV = flags.DEFINE_multi_string("env", [], "KEY=VALUE for the environment of the command.")
+_RESTARTS = flags.DEFINE_integer(
+  "max_restarts", 10, "How many failures to restart after; preemptions do not count."
+)
+_GRACE = flags.DEFINE_integer(
+  "grace_seconds", 120, "Time for the command to save when it is stopped."
+)
+_LINES = flags.DEFINE_integer("lines", 100, "How many earlier lines of the log to print.")
+_SLICE = flags.DEFINE_string("slice", "0", "Number of the slice whose log is followed, or all.")
+_HOST = flags.DEFINE_string("host", "0", "Number of the host in it whose log is followed, or all.")
+_CLUSTER = flags.DEFINE_string("xpk_cluster", "", "GKE cluster on which xpk runs and deletes.")
+_ZONE = flags.DEFINE_string("zone", "", "Zone of the cluster, for xpk; default: that of gcloud.")
+_PROJECT = flags.DEFINE_string(
+  "project", "", "Project of the cluster, for xpk; default: that of gcloud."
+)
 _DRY_RUN = flags.DEFINE_bool("dry_run", False, "Print the commands instead of running them.")
 
 
 def main(words: list[str], command: list[str]) -> None:
-  """Does what the word on the command line says."""
-  verbs = {"run": _create, "logs": _logs, "status": _status, "delete": _delete}
-  verb = launcher_args.choose(verbs, words)
-  if command and words[0] != "run":
-    raise ValueError(f"{words[0]} runs no command; leave out what follows --")
-  # The last part of the name of a pod, after those that the controllers add, has up to 63 letters.
-  if not re.fullmatch(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?", _NAME.value):
-    raise ValueError(f"--name={_NAME.value} must be up to 40 of a-z, 0-9 and -, first a letter")
-  shell_steps.run(verb(*([command] if words[0] == "run" else [])), _again(), _DRY_RUN.value)
-
-
-def _again() -> str:
-  return launcher_args.same_again("launch.gke")
+  """Runs the action that the command line names."""
+  actions: dict[str, Callable[[], list[Step]]] = {
+    "run": lambda: _create(command),
+    "logs": _logs,
+    "status": _status,
+    "delete": _delete,
+  }
+  action = launcher_args.choose(actions, words, command)
+  launcher_args.check_google_name(_NAME.value)
+  shell_steps.run(action(), launcher_args.same_again("launch.gke"), _DRY_RUN.value)
 
 
 def _create(command: list[str]) -> list[Step]:
@@ -82,14 +90,14 @@ def _cluster() -> commands.Cluster:
   return commands.Cluster(_CLUSTER.value, _ZONE.value, _PROJECT.value)
 
 
-def _job(command: list[str]) -> Job:
+def _job(command: list[str]) -> GkeJob:
   launcher_args.require_command(command)
   claims = _claims()
   otherwise = "mount a volume that all pods share, --claim=CLAIM=/PATH, and put it there"
   launcher_args.require_shared_workdir(command, list(claims.values()), otherwise)
   if not _IMAGE.value:
     raise ValueError("--image is missing; launch/gke/README.md says how to build one")
-  return Job(
+  return GkeJob(
     name=_NAME.value,
     namespace=_NAMESPACE.value,
     nodes=_nodes(),

@@ -1,17 +1,23 @@
-"""The kubectl and xpk commands for one JobSet."""
+"""Builds the kubectl and xpk commands for one JobSet."""
 
 import dataclasses
 
 import yaml
 
-from launch.gke.jobset import Job, TpuNodes, manifest, selector
+from launch.gke.jobset import GkeJob, TpuNodes, manifest, selector
 from launch.shell import COORDINATOR_PORT, EXIT, one_line, supervised
 from launch.shell_steps import Step
 
 
 @dataclasses.dataclass(frozen=True)
 class Cluster:
-  """For xpk. name: of the GKE cluster; zone and project: empty: those that gcloud is set to."""
+  """A GKE cluster, for xpk.
+
+  Attributes:
+    name: the name of the cluster.
+    zone: its zone; empty for the one that gcloud is set to.
+    project: its project; empty for the one that gcloud is set to.
+  """
 
   name: str
   zone: str
@@ -19,14 +25,14 @@ class Cluster:
 
   @property
   def where(self) -> tuple[str, ...]:
-    """Flags that all xpk commands need."""
+    """The flags that all xpk commands need."""
     zone = (f"--zone={self.zone}",) if self.zone else ()
     project = (f"--project={self.project}",) if self.project else ()
     return (f"--cluster={self.name}", *zone, *project)
 
 
-def run(job: Job) -> list[Step]:
-  """Steps that create the JobSet."""
+def run(job: GkeJob) -> list[Step]:
+  """Returns the steps that create the JobSet."""
   kubectl = ("kubectl", f"--namespace={job.namespace}")
 
   def must_be_free(output: str) -> None:
@@ -50,12 +56,12 @@ def run(job: Job) -> list[Step]:
 
 
 def delete(name: str, namespace: str) -> tuple[str, ...]:
-  """Deletes the JobSet with its pods, which save first; it is no failure if there is none."""
+  """Returns the command that deletes the JobSet; its pods save first, and there may be none."""
   return ("kubectl", f"--namespace={namespace}", "delete", "jobset", name, "--ignore-not-found")
 
 
 def logs(name: str, namespace: str, lines: int, slice_index: str, host: str) -> tuple[str, ...]:
-  """Follows the log of one pod, or with `all` of several."""
+  """Returns the command that follows the log of one pod, or with `all` of several."""
   chosen = selector(
     name, () if slice_index == "all" else (slice_index,), () if host == "all" else (host,)
   )
@@ -64,7 +70,7 @@ def logs(name: str, namespace: str, lines: int, slice_index: str, host: str) -> 
 
 
 def status(name: str, namespace: str) -> list[Step]:
-  """Steps that show the JobSet and its pods."""
+  """Returns the steps that show the JobSet and its pods."""
   kubectl = ("kubectl", f"--namespace={namespace}", "get")
   pods = (*kubectl, "pods", f"--selector={selector(name)}", "--output=wide")
   return [
@@ -73,14 +79,14 @@ def status(name: str, namespace: str) -> list[Step]:
   ]
 
 
-def xpk_run(job: Job, cluster: Cluster) -> list[Step]:
-  """The step that creates the same with xpk.
+def xpk_run(job: GkeJob, cluster: Cluster) -> list[Step]:
+  """Returns the step that creates the job with xpk instead of kubectl.
 
   Raises:
-    ValueError: xpk has no flag for it.
+    ValueError: the job needs something that xpk has no flag for.
   """
   if not isinstance(job.nodes, TpuNodes):
-    raise ValueError("xpk calls GPU nodes by other names; leave out --xpk_cluster")
+    raise ValueError("xpk has other names for GPU nodes; leave out --xpk_cluster")
   if job.claims or job.queue or job.service_account or job.namespace != "default":
     raise ValueError(
       "xpk has a queue, storage and account of its own; leave out --queue, --claim, "
@@ -99,7 +105,7 @@ def xpk_run(job: Job, cluster: Cluster) -> list[Step]:
     f"--docker-image={job.image}",
     *(("--spot",) if job.spot else ()),
     *(f"--env={key}={value}" for key, value in given.items()),
-    # exec: xpk sends SIGTERM to the shell that it runs this in, and that does not hand it on.
+    # xpk sends SIGTERM to the shell that runs this; without exec it would end there.
     f"--command=exec bash -c {one_line(supervised(job.command) + EXIT)}",
     f"--max-restarts={job.max_restarts}",
     f"--termination-grace-period-seconds={job.grace_seconds}",
@@ -108,15 +114,15 @@ def xpk_run(job: Job, cluster: Cluster) -> list[Step]:
 
 
 def xpk_delete(name: str, cluster: Cluster) -> tuple[str, ...]:
-  """Deletes the workload with its pods."""
+  """Returns the command that deletes the workload with its pods."""
   return ("xpk", "workload", "delete", f"--workload={name}", *cluster.where, "--force")
 
 
 class _Dumper(yaml.SafeDumper):
-  """YAML in which text of several lines stands as it is."""
+  """Writes YAML in which text of several lines keeps its line breaks."""
 
 
-def _text(dumper: yaml.Dumper, value: str) -> yaml.ScalarNode:
+def _text(dumper: _Dumper, value: str) -> yaml.ScalarNode:
   return dumper.represent_scalar("tag:yaml.org,2002:str", value, style="|" if "\n" in value else "")
 
 

@@ -1,4 +1,4 @@
-"""The JobSet manifest of a run: one Job per slice, one pod per host."""
+"""Builds the JobSet manifest of a run, which has one Job per slice and one pod per host."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -7,13 +7,18 @@ from typing import Any
 from launch.shell import COORDINATOR_PORT, EXIT, supervised
 from resjax.hardware.slices import TpuSlice
 
-_JOB = "hosts"  # name of the replicated job: pods are called NAME-hosts-SLICE-HOST-...
+_JOB = "hosts"  # name of the replicated job; pods are called NAME-hosts-SLICE-HOST-...
 _INDEX = "batch.kubernetes.io/job-completion-index"
 
 
 @dataclasses.dataclass(frozen=True)
 class TpuNodes:
-  """TPU slices. num_slices: how many train together."""
+  """TPU slices.
+
+  Attributes:
+    tpu: what each slice is.
+    num_slices: how many slices train together.
+  """
 
   tpu: TpuSlice
   num_slices: int
@@ -21,7 +26,13 @@ class TpuNodes:
 
 @dataclasses.dataclass(frozen=True)
 class GpuNodes:
-  """GPU nodes. accelerator: its name in GKE, as nvidia-h100-80gb; gpus: of each node."""
+  """GPU nodes.
+
+  Attributes:
+    accelerator: the name of the GPU in GKE, such as nvidia-h100-80gb.
+    num_nodes: how many nodes train together.
+    gpus: how many GPUs a node has.
+  """
 
   accelerator: str
   num_nodes: int
@@ -29,22 +40,22 @@ class GpuNodes:
 
 
 @dataclasses.dataclass(frozen=True)
-class Job:
-  """What runs in the pods.
+class GkeJob:
+  """What a JobSet runs, and on which nodes.
 
   Attributes:
-    name: of the JobSet.
-    namespace: where it is.
-    nodes: what it runs on.
-    image: container image with the code, as the working directory, and its packages.
-    command: what each pod runs.
-    environment: added to that of each pod.
-    spot: whether nodes are Spot VMs.
-    queue: LocalQueue of Kueue; empty: none.
-    service_account: of Kubernetes, with access to the gs:// paths; empty: the default one.
-    claims: mount path of each PersistentVolumeClaim.
-    max_restarts: after failures; disruptions of nodes do not count.
-    grace_seconds: from SIGTERM until pods are killed.
+    name: the name of the JobSet.
+    namespace: its Kubernetes namespace.
+    nodes: the nodes that it runs on.
+    image: the container image; its working directory is the code, and it has the packages.
+    command: the command that each pod runs.
+    environment: variables that are added to the environment of each pod.
+    spot: whether the nodes are Spot VMs.
+    queue: the LocalQueue of Kueue; empty for none.
+    service_account: the Kubernetes account of the pods; empty for the default one.
+    claims: the mount path of each PersistentVolumeClaim.
+    max_restarts: how many failures to restart after; disruptions of nodes do not count.
+    grace_seconds: the time from SIGTERM until a pod is killed.
   """
 
   name: str
@@ -61,19 +72,21 @@ class Job:
   grace_seconds: int
 
 
-def manifest(job: Job) -> dict[str, Any]:
+def manifest(job: GkeJob) -> dict[str, Any]:
   """Returns the JobSet, API jobset.x-k8s.io/v1alpha2."""
-  tpus = isinstance(job.nodes, TpuNodes)
+  nodes = job.nodes
   metadata: dict[str, Any] = {"name": job.name, "namespace": job.namespace}
   if job.queue:
     metadata["labels"] = {"kueue.x-k8s.io/queue-name": job.queue}
-  if tpus:  # a slice is a node pool: one Job each
+  if isinstance(nodes, TpuNodes):  # each slice is a node pool, and gets one Job
+    replicas, hosts = nodes.num_slices, nodes.tpu.hosts
     topology = "alpha.jobset.sigs.k8s.io/exclusive-topology"
     metadata["annotations"] = {topology: "cloud.google.com/gke-nodepool"}
-  hosts = job.nodes.tpu.hosts if tpus else job.nodes.num_nodes
+  else:
+    replicas, hosts = 1, nodes.num_nodes
   replicated = {
     "name": _JOB,
-    "replicas": job.nodes.num_slices if tpus else 1,
+    "replicas": replicas,
     "template": {"spec": _job(hosts, _pod(job))},
   }
   return {
@@ -85,7 +98,7 @@ def manifest(job: Job) -> dict[str, Any]:
 
 
 def _failure_policy(max_restarts: int) -> dict[str, Any]:
-  """All pods start again when one has failed; a disruption of its node is not counted."""
+  """Starts all pods again when one has failed; disruptions of nodes are not counted."""
   disruption = {
     "name": "disruption",
     "action": "RestartJobSetAndIgnoreMaxRestarts",
@@ -101,13 +114,13 @@ def _job(hosts: int, pod: dict[str, Any]) -> dict[str, Any]:
     "completionMode": "Indexed",
     "parallelism": hosts,
     "completions": hosts,
-    "backoffLimit": 0,  # a pod alone cannot join the others again
+    "backoffLimit": 0,  # a pod that starts again alone could not join the others
     "podFailurePolicy": {"rules": [disrupted]},
     "template": {"spec": pod},
   }
 
 
-def _pod(job: Job) -> dict[str, Any]:
+def _pod(job: GkeJob) -> dict[str, Any]:
   selector, resource, count = _accelerators(job.nodes)
   tolerations = []
   if job.spot:
@@ -137,7 +150,7 @@ def _pod(job: Job) -> dict[str, Any]:
 
 
 def _accelerators(nodes: TpuNodes | GpuNodes) -> tuple[dict[str, str], str, int]:
-  """Labels of the nodes; name and number of the accelerators of each pod."""
+  """Returns the labels of the nodes, and the resource and the number that each pod takes."""
   if isinstance(nodes, GpuNodes):
     return {"cloud.google.com/gke-accelerator": nodes.accelerator}, "nvidia.com/gpu", nodes.gpus
   labels = {
@@ -147,8 +160,8 @@ def _accelerators(nodes: TpuNodes | GpuNodes) -> tuple[dict[str, str], str, int]
   return labels, "google.com/tpu", nodes.tpu.host_chips
 
 
-def environment(job: Job) -> list[dict[str, Any]]:
-  """Returns the environment of a pod: on TPUs GKE tells JAX who is who, on GPUs this does."""
+def environment(job: GkeJob) -> list[dict[str, Any]]:
+  """Returns the environment of a pod; on GPUs it numbers the processes, on TPUs GKE does."""
   values = {"PYTHONUNBUFFERED": "1"}
   if isinstance(job.nodes, TpuNodes):
     values["JAX_COORDINATOR_PORT"] = str(COORDINATOR_PORT)
@@ -165,7 +178,7 @@ def environment(job: Job) -> list[dict[str, Any]]:
 
 
 def selector(name: str, slice_index: Sequence[str] = (), host: Sequence[str] = ()) -> str:
-  """Returns the label selector of the pods of a JobSet, or of one slice and host of it."""
+  """Returns the label selector of the pods of a JobSet, or of chosen slices and hosts of it."""
   labels = [f"jobset.sigs.k8s.io/jobset-name={name}"]
   labels += [f"jobset.sigs.k8s.io/job-index={index}" for index in slice_index]
   labels += [f"{_INDEX}={index}" for index in host]

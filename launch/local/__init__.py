@@ -1,1 +1,1 @@
-"""Several processes of one program on this machine."""
+"""Runs several processes of one program on this machine."""

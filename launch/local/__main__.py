@@ -12,13 +12,16 @@ from absl import flags
 from launch import cli, launcher_args
 from launch.local import processes
 
-_NUM = flags.DEFINE_integer("num_processes", 2, "How many processes.", lower_bound=1)
-_PORT = flags.DEFINE_integer("port", 0, "Of the coordinator; 0: one that is free.", 0, 65535)
+_NUM = flags.DEFINE_integer("num_processes", 2, "Number of processes.", lower_bound=1)
+_PORT = flags.DEFINE_integer("port", 0, "Port of the coordinator; 0: a free one.", 0, 65535)
 _DEVICES = flags.DEFINE_integer(
-  "cpu_devices", 0, "CPU devices of each process; 0: as XLA_FLAGS says.", lower_bound=0
+  "cpu_devices", 0, "Number of CPU devices of a process; 0: what XLA_FLAGS says.", lower_bound=0
 )
 _GRACE = flags.DEFINE_float(
-  "grace_seconds", 30.0, "From one failing until the others are killed.", lower_bound=0.0
+  "grace_seconds",
+  30.0,
+  "Time from one failure until the others are killed.",
+  lower_bound=0.0,
 )
 _DRY_RUN = flags.DEFINE_bool("dry_run", False, "Print the commands instead of running them.")
 

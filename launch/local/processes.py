@@ -1,4 +1,4 @@
-"""N processes of one command that find each other: their output, their signals, their end."""
+"""Runs several processes of one command: their output, their signals, and their end."""
 
 import contextlib
 import os
@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from types import FrameType
 
 _POLL_SECONDS = 0.05
 
@@ -19,15 +20,15 @@ def environments(
   """Returns the environment of each process.
 
   Args:
-    num_processes: how many.
-    port: of the coordinator, which is process 0.
-    devices: CPU devices of each process; 0: as many as `base` says.
-    base: what they have in common.
+    num_processes: the number of processes.
+    port: the port of the coordinator, which is process 0.
+    devices: the number of CPU devices of a process; 0 for as many as `base` says.
+    base: the variables that all processes have in common.
   """
   common = {**base, "PYTHONUNBUFFERED": "1", "JAX_COORDINATOR_ADDRESS": f"localhost:{port}"}
   common["JAX_NUM_PROCESSES"] = str(num_processes)
   if devices:
-    flag = f"--xla_force_host_platform_device_count={devices}"  # the last one counts
+    flag = f"--xla_force_host_platform_device_count={devices}"  # overrides an earlier one
     common["XLA_FLAGS"] = f"{base.get('XLA_FLAGS', '')} {flag}".strip()
   return [common | {"JAX_PROCESS_ID": str(process)} for process in range(num_processes)]
 
@@ -42,9 +43,9 @@ def free_port() -> int:
 def run(command: Sequence[str], environments: Sequence[dict[str, str]], grace: float) -> int:
   """Runs a command once per environment; returns the exit code of the first that failed, or 0.
 
-  Lines of output begin with the number of the process. SIGTERM and Ctrl-C are handed on to all,
-  which then have the time that they need to save; a second Ctrl-C kills them. When one fails, the
-  others get SIGTERM, and are killed if they are still there after `grace` seconds.
+  Each line of output begins with the number of its process. SIGTERM and Ctrl-C are sent on to all
+  processes, which then may take the time that they need to save; a second Ctrl-C kills them. When
+  one process fails, the others get SIGTERM, and are killed if they still run after `grace` seconds.
 
   Raises:
     ValueError: the command cannot be started.
@@ -52,7 +53,7 @@ def run(command: Sequence[str], environments: Sequence[dict[str, str]], grace: f
   processes: list[subprocess.Popen] = []
   signals: list[int] = []
 
-  def hand_on(number: int, _) -> None:
+  def hand_on(number: int, _frame: FrameType | None) -> None:
     signals.append(number)
     for process in processes:
       _kill(process) if signals.count(signal.SIGINT) > 1 else process.send_signal(number)
@@ -65,7 +66,7 @@ def run(command: Sequence[str], environments: Sequence[dict[str, str]], grace: f
       printer.start()
     code = _wait(processes, grace, signals)
     for process, printer in zip(processes, printers, strict=True):
-      _kill(process)  # what a process left behind holds its output open
+      _kill(process)  # a child that it left behind would hold its output open
       printer.join()
     return code
   except OSError as error:
@@ -89,19 +90,20 @@ def _start(
       stderr=subprocess.STDOUT,
       text=True,
       errors="replace",
-      start_new_session=True,  # a terminal's Ctrl-C comes from here alone, once
+      start_new_session=True,  # Ctrl-C then reaches it only once, from this process
     )
 
 
 def _print(number: int, process: subprocess.Popen) -> None:
+  assert process.stdout is not None
   for line in process.stdout:
-    # At one go: `print` writes the line break by itself, and others would come between.
+    # `print` would write the line break separately, and other processes' lines could come between.
     sys.stdout.write(f"[{number}] {line.removesuffix(chr(10))}\n")
     sys.stdout.flush()
 
 
 def _wait(processes: Sequence[subprocess.Popen], grace: float, signals: Sequence[int]) -> int:
-  """Waits until all have ended; ends the others when one has failed without having been told to."""
+  """Waits until all have ended, and ends the others if one fails before any signal was sent."""
   code, deadline = 0, float("inf")
   while any(process.poll() is None for process in processes):
     failed = [number for number, process in enumerate(processes) if process.poll()]
@@ -120,11 +122,11 @@ def _wait(processes: Sequence[subprocess.Popen], grace: float, signals: Sequence
 
 
 def _kill(process: subprocess.Popen) -> None:
-  """Kills a process and all that it started."""
+  """Kills a process and all that it has started."""
   with contextlib.suppress(ProcessLookupError):
     os.killpg(process.pid, signal.SIGKILL)
 
 
 def _exit_code(returncode: int) -> int:
-  """The exit code that a shell would report: 128 + its number for a signal."""
+  """Returns the exit code that a shell would report: for a signal 128 plus its number."""
   return 128 - returncode if returncode < 0 else returncode

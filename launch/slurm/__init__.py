@@ -1,1 +1,1 @@
-"""GPU clusters with SLURM."""
+"""Trains on GPU clusters with SLURM."""

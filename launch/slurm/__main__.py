@@ -1,51 +1,65 @@
 """Trains on a SLURM cluster; see launch/slurm/README.md. Run it on a login node.
 
-  python -m launch.slurm run --name=run1 --nodes=4 --gpus_per_node=8 --hours=24 \
+  python -m launch.slurm run --name=run1 --nodes=4 --gpus_per_node=8 --hours=24 \\
     --setup="source .venv/bin/activate" -- python -m launch.train --config=FILE
   python -m launch.slurm logs --name=run1
 
-Also: status, delete. --dry_run prints the commands and the script.
+The other actions are status and delete. --dry_run prints the commands and the script instead of
+running them.
 """
 
 import os
 import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 from absl import flags
 
 from launch import cli, launcher_args, shell_steps
 from launch.shell_steps import Step
-from launch.slurm.script import Job, script
+from launch.slurm.script import SlurmJob, script
 
-_NAME = flags.DEFINE_string("name", "", "Of the job.")
-_NODES = flags.DEFINE_integer("nodes", 1, "How many nodes.", lower_bound=1)
-_GPUS = flags.DEFINE_integer("gpus_per_node", 8, "GPUs of each node.", lower_bound=1)
-_TASKS = flags.DEFINE_enum("processes", "gpu", ["gpu", "node"], "One process per GPU, or per node.")
-_CPUS = flags.DEFINE_integer("cpus_per_node", 0, "0: what the cluster gives.", lower_bound=0)
-_HOURS = flags.DEFINE_float("hours", 24.0, "Of one stay; the job goes on in the next.", 0.05)
-_PARTITION = flags.DEFINE_string("partition", "", "Default: the cluster's.")
-_ACCOUNT = flags.DEFINE_string("account", "", "Default: yours.")
-_LOGS = flags.DEFINE_string("log_folder", "runs/slurm", "Where NAME-JOB.log is written.")
-_SETUP = flags.DEFINE_string("setup", "", "A line of shell before the command.")
-_CONTAINER = flags.DEFINE_string("container", "", "Image for Apptainer.")
-_ENV = flags.DEFINE_multi_string("env", [], "KEY=VALUE for the command; may be repeated.")
-_GRACE = flags.DEFINE_integer("grace_seconds", 120, "To save before the limit.", lower_bound=1)
-_OPTION = flags.DEFINE_multi_string("option", [], "One more of sbatch: --option=--constraint=h100.")
-_LINES = flags.DEFINE_integer("lines", 100, "Lines of log before those to come.")
+_NAME = flags.DEFINE_string("name", "", "Name of the job.")
+_NODES = flags.DEFINE_integer("nodes", 1, "Number of nodes.", lower_bound=1)
+_GPUS = flags.DEFINE_integer("gpus_per_node", 8, "Number of GPUs of a node.", lower_bound=1)
+_TASKS = flags.DEFINE_enum(
+  "processes", "gpu", ["gpu", "node"], "One process per GPU, or one per node."
+)
+_CPUS = flags.DEFINE_integer(
+  "cpus_per_node", 0, "Number of CPUs of a node; 0: the cluster's default.", lower_bound=0
+)
+_HOURS = flags.DEFINE_float(
+  "hours", 24.0, "Time limit, after which the job is queued again and goes on.", 0.05
+)
+_PARTITION = flags.DEFINE_string("partition", "", "Partition; default: the cluster's.")
+_ACCOUNT = flags.DEFINE_string("account", "", "Account; default: yours.")
+_LOGS = flags.DEFINE_string("log_folder", "runs/slurm", "Folder of the log, NAME-JOB.log.")
+_SETUP = flags.DEFINE_string("setup", "", "A shell line to run before the command.")
+_CONTAINER = flags.DEFINE_string("container", "", "Apptainer image to run the command in.")
+_ENV = flags.DEFINE_multi_string("env", [], "KEY=VALUE for the environment of the command.")
+_GRACE = flags.DEFINE_integer(
+  "grace_seconds", 120, "Time to save before the time limit.", lower_bound=1
+)
+_OPTION = flags.DEFINE_multi_string(
+  "option", [], "Another option of sbatch: --option=--constraint=h100."
+)
+_LINES = flags.DEFINE_integer("lines", 100, "How many earlier lines of the log to print.")
 _DRY_RUN = flags.DEFINE_bool("dry_run", False, "Print the commands instead of running them.")
 
 
 def main(words: list[str], command: list[str]) -> None:
-  """Does what the word on the command line says."""
-  verbs = {"run": _run, "logs": _logs, "status": _status, "delete": _delete}
-  verb = launcher_args.choose(verbs, words)
-  if command and words[0] != "run":
-    raise ValueError(f"{words[0]} runs no command; leave out what follows --")
+  """Runs the action that the command line names."""
+  actions: dict[str, Callable[[], list[Step]]] = {
+    "run": lambda: _run(command),
+    "logs": _logs,
+    "status": _status,
+    "delete": _delete,
+  }
+  action = launcher_args.choose(actions, words, command)
   if not re.fullmatch(r"[A-Za-z0-9][\w.-]*", _NAME.value):
     raise ValueError(f"--name={_NAME.value} must be of letters, digits, and ._- within")
-  todo = verb(*([command] if words[0] == "run" else []))
-  shell_steps.run(todo, launcher_args.same_again("launch.slurm"), _DRY_RUN.value)
+  shell_steps.run(action(), launcher_args.same_again("launch.slurm"), _DRY_RUN.value)
 
 
 def _run(command: list[str]) -> list[Step]:
@@ -54,7 +68,7 @@ def _run(command: list[str]) -> list[Step]:
   if job.container and not _DRY_RUN.value and shutil.which("apptainer") is None:
     raise ValueError(f"--container={job.container} needs apptainer, which is not on PATH")
   if not _DRY_RUN.value:
-    Path(_LOGS.value).mkdir(parents=True, exist_ok=True)  # sbatch makes none, and the job is lost
+    Path(_LOGS.value).mkdir(parents=True, exist_ok=True)  # sbatch makes no folder
 
   def must_be_free(output: str) -> None:
     if output.strip():
@@ -70,10 +84,10 @@ def _run(command: list[str]) -> list[Step]:
   ]
 
 
-def _job(command: list[str]) -> Job:
+def _job(command: list[str]) -> SlurmJob:
   if _GRACE.value >= 60 * _HOURS.value * 60:
     raise ValueError(f"--grace_seconds={_GRACE.value} is no less than --hours={_HOURS.value:g}")
-  return Job(
+  return SlurmJob(
     name=_NAME.value,
     nodes=_NODES.value,
     gpus=_GPUS.value,

@@ -1,4 +1,4 @@
-"""The batch script of a run."""
+"""Writes the batch script of a run."""
 
 import dataclasses
 import shlex
@@ -8,26 +8,26 @@ from launch.shell import EXIT, STOPPED, supervised
 
 
 @dataclasses.dataclass(frozen=True)
-class Job:
-  """What to run.
+class SlurmJob:
+  """What a batch job runs, and on which nodes.
 
   Attributes:
-    name: of the job.
-    nodes: how many.
-    gpus: of each node.
-    tasks_per_node: processes of each node: one, or one per GPU.
-    cpus: of each node; 0: what the cluster gives.
-    minutes: limit of one stay in the queue's machines, after which the job goes on in another.
-    partition: empty: the cluster's default.
-    account: empty: the user's default.
-    folder: where the command runs, on a disk that all nodes share.
-    log: file for the output, appended; %x is the name, %j the number of the job.
-    setup: a line of shell before the command, as `source .venv/bin/activate`.
-    container: image for Apptainer; empty: none.
-    command: what each task runs.
-    environment: added to that of the command.
-    grace_seconds: before the limit, in which the command saves.
-    options: more options of sbatch, as `--constraint=h100`.
+    name: the name of the job.
+    nodes: the number of nodes.
+    gpus: the number of GPUs of a node.
+    tasks_per_node: the number of processes of a node: one, or one per GPU.
+    cpus: the number of CPUs of a node; 0 for the cluster's default.
+    minutes: the time limit, after which the job is queued again and goes on.
+    partition: the partition; empty for the cluster's default.
+    account: the account; empty for the user's default.
+    folder: the folder that the command runs in, on a disk that all nodes share.
+    log: the file that the output is appended to; %x is the name, %j the number of the job.
+    setup: a shell line to run before the command, such as `source .venv/bin/activate`.
+    container: the Apptainer image; empty for none.
+    command: the command that each task runs.
+    environment: variables that are added to the environment of the command.
+    grace_seconds: the time before the limit in which the command saves.
+    options: further options of sbatch, such as `--constraint=h100`.
   """
 
   name: str
@@ -48,20 +48,20 @@ class Job:
   options: tuple[str, ...]
 
 
-def script(job: Job) -> str:
+def script(job: SlurmJob) -> str:
   """Returns the script for sbatch.
 
-  JAX reads SLURM's environment: who is process 0, and how many there are. It takes one GPU per
-  task, unless JAX_LOCAL_DEVICE_IDS lists more; hence tasks must see all GPUs of their node, and
-  nothing here binds them. The coordinator's port is made of the number of the job: two jobs on one
-  node do not meet.
+  JAX learns from SLURM's environment which process is the first and how many there are. It takes
+  one GPU for each task, unless JAX_LOCAL_DEVICE_IDS lists more. Every task must therefore see all
+  GPUs of its node, and the script binds none. JAX derives the coordinator's port from the number of
+  the job, so that two jobs on one node do not meet.
   """
   options = "\n".join(f"#SBATCH {option}" for option in _options(job))
   return f"""\
 #!/bin/bash
 {options}
 {_body(job)}
-# {STOPPED}: SLURM told the tasks to stop, they have saved. The job goes on in another stay.
+# {STOPPED} means that SLURM stopped the tasks, and that they have saved. The job goes on later.
 if [ "$code" = {STOPPED} ]; then
   echo "stopped after saving: back into the queue"
   scontrol requeue "$SLURM_JOB_ID"
@@ -69,7 +69,7 @@ fi
 {EXIT}"""
 
 
-def _options(job: Job) -> list[str]:
+def _options(job: SlurmJob) -> list[str]:
   lines = {
     "job-name": job.name,
     "nodes": job.nodes,
@@ -82,14 +82,14 @@ def _options(job: Job) -> list[str]:
     "chdir": job.folder,
     "output": job.log,
     "open-mode": "append",
-    "signal": f"TERM@{job.grace_seconds}",  # to the tasks, not to this script
+    "signal": f"TERM@{job.grace_seconds}",  # goes to the tasks, not to this script
   }
   given = [f"--{key}={shlex.quote(str(value))}" for key, value in lines.items() if value]
   return [*given, "--requeue", *job.options]
 
 
-def _body(job: Job) -> str:
-  # Others do not wait for one that has failed; not at once, since some may still be saving.
+def _body(job: SlurmJob) -> str:
+  # When one task fails the others end, but not at once, since some may still be saving.
   srun = ["srun", "--label", f"--wait={job.grace_seconds}"]
   if job.cpus:
     srun.append(f"--cpus-per-task={job.cpus // job.tasks_per_node}")  # not inherited from sbatch

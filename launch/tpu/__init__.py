@@ -1,1 +1,1 @@
-"""Cloud TPU VMs, by queued resources."""
+"""Trains on Cloud TPU VMs, which queued resources provide."""

@@ -5,13 +5,13 @@
   python -m launch.tpu run --name=run1 --zone=us-west4-a -- python -m launch.train --config=FILE
   python -m launch.tpu logs --name=run1 --zone=us-west4-a
 
-or all of it, and again after each preemption: resume. Also: status, stop, delete. --dry_run prints
-the commands.
+`resume` does all of this, and does it again after each preemption. The other actions are status,
+stop and delete. --dry_run prints the commands instead of running them.
 """
 
 import getpass
-import re
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 from absl import flags
@@ -21,35 +21,43 @@ from launch.shell_steps import Step
 from launch.tpu import commands, remote, resume
 from resjax.hardware import slices
 
-_NAME = flags.DEFINE_string("name", "", "Of the queued resource and its nodes.")
-_ZONE = flags.DEFINE_string("zone", "", "For example us-west4-a.")
-_PROJECT = flags.DEFINE_string("project", "", "Default: the one that gcloud is set to.")
-_TOPOLOGY = flags.DEFINE_string("topology", "", "For example v5litepod-16, or v5e:4x4.")
+_NAME = flags.DEFINE_string("name", "", "Name of the queued resource and of its nodes.")
+_ZONE = flags.DEFINE_string("zone", "", "Zone of the TPUs, for example us-west4-a.")
+_PROJECT = flags.DEFINE_string("project", "", "Google Cloud project; default: that of gcloud.")
+_TOPOLOGY = flags.DEFINE_string("topology", "", "TPU slice, such as v5litepod-16 or v5e:4x4.")
 _NUM_SLICES = flags.DEFINE_integer("num_slices", 1, "Slices that train together.", lower_bound=1)
-_TIER = flags.DEFINE_enum("tier", "on_demand", ["on_demand", "spot", "reserved"], "How to pay.")
-_RUNTIME = flags.DEFINE_string("runtime_version", "", "Default: the one for this kind of TPU.")
-_ACCOUNT = flags.DEFINE_string("service_account", "", "Of the VMs; default: the project's.")
-_NETWORK = flags.DEFINE_string("network", "default", "Of the VMs.")
-_SUBNETWORK = flags.DEFINE_string("subnetwork", "", "Of the VMs.")
-_INTERNAL = flags.DEFINE_bool("internal_ip", False, "VMs have no external addresses.")
-_PYTHON = flags.DEFINE_string(  # on 3.12.1 gcsfs crashes while a checkpoint is written to gs://
-  "python", "3.13", "Version of Python to install."
+_TIER = flags.DEFINE_enum("tier", "on_demand", ["on_demand", "spot", "reserved"], "Pricing.")
+_RUNTIME = flags.DEFINE_string(
+  "runtime_version", "", "TPU software version; default: by kind of TPU."
 )
-_EXTRA = flags.DEFINE_string("extra", "tpu", "Extra of setup.cfg to install; also tpu,wandb.")
-_ENV = flags.DEFINE_multi_string("env", [], "KEY=VALUE for the command; may be repeated.")
-_SHARED = flags.DEFINE_string("shared_folder", "", "A folder that all hosts share, as /mnt/disk.")
-_NODE = flags.DEFINE_string("node", "0", "Slice whose log is followed: a number, or all.")
-_WORKER = flags.DEFINE_string("worker", "0", "Host whose log is followed: a number, or all.")
-_LINES = flags.DEFINE_integer("lines", 100, "Lines of log before those to come.")
-_STOP = flags.DEFINE_integer("stop_seconds", 300, "For the command to save when it is stopped.")
-_POLL = flags.DEFINE_float("poll_seconds", 30.0, "Between looks at the state.")
-_DELETE = flags.DEFINE_bool("delete_when_done", False, "resume: delete the hosts at the end.")
+_ACCOUNT = flags.DEFINE_string("service_account", "", "Account of the VMs; default: the project's.")
+_NETWORK = flags.DEFINE_string("network", "default", "Network of the VMs.")
+_SUBNETWORK = flags.DEFINE_string("subnetwork", "", "Subnetwork of the VMs.")
+_INTERNAL = flags.DEFINE_bool("internal_ip", False, "Give the VMs no external addresses.")
+_PYTHON = flags.DEFINE_string(  # on 3.12.1 gcsfs crashes while a checkpoint is written to gs://
+  "python", "3.13", "Version of Python to install on the hosts."
+)
+_EXTRA = flags.DEFINE_string("extra", "tpu", "Extras of setup.cfg to install, such as tpu,wandb.")
+_ENV = flags.DEFINE_multi_string("env", [], "KEY=VALUE for the environment of the command.")
+_SHARED = flags.DEFINE_string(
+  "shared_folder", "", "A folder that all hosts share, such as /mnt/disk."
+)
+_NODE = flags.DEFINE_string("node", "0", "Number of the slice whose log is followed, or all.")
+_WORKER = flags.DEFINE_string("worker", "0", "Number of the host whose log is followed, or all.")
+_LINES = flags.DEFINE_integer("lines", 100, "How many earlier lines of the log to print.")
+_STOP = flags.DEFINE_integer(
+  "stop_seconds", 300, "Time for the command to save when it is stopped."
+)
+_POLL = flags.DEFINE_float("poll_seconds", 30.0, "Time between looks at the state.")
+_DELETE = flags.DEFINE_bool(
+  "delete_when_done", False, "Whether resume deletes the hosts at the end."
+)
 _DRY_RUN = flags.DEFINE_bool("dry_run", False, "Print the commands instead of running them.")
 
 
 def main(words: list[str], command: list[str]) -> None:
-  """Does what the word on the command line says."""
-  verbs = {
+  """Runs the action that the command line names."""
+  actions: dict[str, Callable[[], None]] = {
     "create": lambda: _run(_create()),
     "install": lambda: _run(_install()),
     "run": lambda: _run(_start(command)),
@@ -59,10 +67,7 @@ def main(words: list[str], command: list[str]) -> None:
     "stop": lambda: _run([Step("stop it", commands.stop(_resource(), _STOP.value))]),
     "delete": lambda: _run([Step("delete the hosts", commands.delete(_resource()))]),
   }
-  verb = launcher_args.choose(verbs, words)
-  if command and words[0] not in ("run", "resume"):
-    raise ValueError(f"{words[0]} runs no command; leave out what follows --")
-  verb()
+  launcher_args.choose(actions, words, command, runs_command=("run", "resume"))()
 
 
 def _run(todo: list[Step]) -> None:
@@ -70,8 +75,7 @@ def _run(todo: list[Step]) -> None:
 
 
 def _resource() -> commands.Resource:
-  if not re.fullmatch(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?", _NAME.value):
-    raise ValueError(f"--name={_NAME.value} must be up to 40 of a-z, 0-9 and -, first a letter")
+  launcher_args.check_google_name(_NAME.value)
   if not _ZONE.value:
     raise ValueError("--zone is missing, for example --zone=us-west4-a")
   return commands.Resource(_NAME.value, _ZONE.value, _PROJECT.value, _INTERNAL.value)
@@ -121,7 +125,7 @@ def _status() -> list[Step]:
 
 
 def _resume(command: list[str]) -> None:
-  everything = [*_create(), *_install(), *_start(command)]  # says what is wrong before any wait
+  everything = [*_create(), *_install(), *_start(command)]  # finds mistakes before any wait
   if _DRY_RUN.value:
     print("# If there is nothing yet, and again whenever the slice is SUSPENDED or FAILED:\n")
     _run([Step("delete what preemption left", commands.delete(_resource())), *everything])

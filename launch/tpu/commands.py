@@ -1,4 +1,4 @@
-"""The gcloud commands for one queued resource."""
+"""Builds the gcloud commands for one queued resource."""
 
 import dataclasses
 import shlex
@@ -18,9 +18,9 @@ class Resource:
   """A queued resource: one slice, or several that train together.
 
   Attributes:
-    name: of the queued resource, and of its node or nodes.
-    zone: as `us-west4-a`.
-    project: empty: the one that gcloud is set to.
+    name: the name of the queued resource, and of its nodes.
+    zone: the zone of the TPUs, such as `us-west4-a`.
+    project: the Google Cloud project; empty for the one that gcloud is set to.
     internal_ip: whether hosts are reached by their internal addresses.
   """
 
@@ -31,23 +31,23 @@ class Resource:
 
   @property
   def where(self) -> tuple[str, ...]:
-    """Flags that all commands need."""
+    """The flags that all commands need."""
     project = (f"--project={self.project}",) if self.project else ()
     return (f"--zone={self.zone}", *project)
 
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-  """What to ask for.
+  """What a queued resource is requested with.
 
   Attributes:
     tpu: the slice.
-    num_slices: how many of them.
+    num_slices: how many such slices.
     tier: spot, on_demand or reserved.
-    runtime: software version of the VMs.
-    service_account: of the VMs; empty: the project's default.
-    network: of the VMs.
-    subnetwork: of the VMs; empty: that of the network.
+    runtime: the software version of the VMs.
+    service_account: the account of the VMs; empty for the project's default.
+    network: the network of the VMs.
+    subnetwork: the subnetwork of the VMs; empty for the network's default.
   """
 
   tpu: TpuSlice
@@ -60,13 +60,13 @@ class Request:
 
 
 def state(resource: Resource) -> tuple[str, ...]:
-  """Prints the state of the queued resource, nothing if there is none."""
+  """Returns the command that prints the state of the resource, or nothing if there is none."""
   name = f"name~/queuedResources/{resource.name}$"
   return (*_GROUP, "list", *resource.where, f"--filter={name}", "--format=value(state.state)")
 
 
 def create(resource: Resource, request: Request, poll_seconds: float) -> list[Step]:
-  """Steps from nothing to hosts that are up."""
+  """Returns the steps that request a slice and wait for its hosts."""
 
   def must_be_free(output: str) -> None:
     if output.strip():
@@ -83,7 +83,7 @@ def create(resource: Resource, request: Request, poll_seconds: float) -> list[St
 
 
 def install(resource: Resource, bundle: str, python: str, extra: str) -> list[Step]:
-  """Steps that bring the committed code of this checkout to all hosts and install it."""
+  """Returns the steps that bring the last commit of this checkout to all hosts and install it."""
 
   def must_be_clean(output: str) -> None:
     if output.strip():
@@ -102,25 +102,25 @@ def install(resource: Resource, bundle: str, python: str, extra: str) -> list[St
 
 
 def start(resource: Resource, command: Sequence[str], environment: dict[str, str]) -> list[Step]:
-  """Steps that start a command on all hosts; if one of them fails, it ends on all."""
+  """Returns the steps that start a command on all hosts, or on none if one of them fails."""
   script = remote.start(command, environment)
   return [Step("start it on all hosts", ssh(resource, script), undo=stop(resource, seconds=10))]
 
 
 def stop(resource: Resource, seconds: int) -> tuple[str, ...]:
-  """Lets the command save and end on all hosts, and kills it after `seconds`."""
+  """Returns the command that lets the training save and end, and kills it after `seconds`."""
   return ssh(resource, remote.stop(seconds))
 
 
 def delete(resource: Resource) -> tuple[str, ...]:
-  """Deletes the queued resource with its hosts; it is no failure if there is none."""
+  """Returns the command that deletes the resource and its hosts; it succeeds if there is none."""
   command = (*_GROUP, "delete", resource.name, *resource.where, "--force", "--quiet")
   gone = f'{{ left=$({shlex.join(state(resource))}) && [ -z "$left" ]; }}'
   return ("bash", "-c", f"{shlex.join(command)} ||\n  {gone}\n")
 
 
 def ssh(resource: Resource, script: str, node: str = "all", worker: str = "all") -> tuple[str, ...]:
-  """Runs a script on hosts: `all`, or one number."""
+  """Returns the command that runs a script on hosts: on `all`, or on one by its number."""
   hosts = (f"--node={node}", f"--worker={worker}", "--batch-size=all")
   reach = (*resource.where, *hosts, *_address(resource))
   return (*_GROUP, "ssh", resource.name, *reach, "--quiet", f"--command={script}")
@@ -150,7 +150,7 @@ def _request(resource: Resource, request: Request) -> tuple[str, ...]:
 
 
 def _slice(tpu: TpuSlice) -> tuple[str, ...]:
-  """An accelerator type has the most compact shape; every other shape must be asked for."""
+  """Returns the flags for a slice; an accelerator type stands for its most compact shape only."""
   if tpu.is_default_shape:
     return (f"--accelerator-type={tpu.accelerator_type}",)
   return (f"--type={tpu.generation.accelerator}", f"--topology={tpu.shape}")
@@ -175,8 +175,8 @@ done
 """
 
 
-def again(verb: str, resource: Resource) -> str:
-  """Returns the launcher's command for this resource."""
+def again(action: str, resource: Resource) -> str:
+  """Returns the launcher's command line for an action on this resource."""
   return shlex.join(
-    ["python", "-m", "launch.tpu", verb, f"--name={resource.name}", *resource.where]
+    ["python", "-m", "launch.tpu", action, f"--name={resource.name}", *resource.where]
   )

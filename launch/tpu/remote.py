@@ -1,18 +1,18 @@
-"""Scripts for the hosts of a slice; they run in bash, in the user's home folder there."""
+"""Writes the scripts that run on the hosts of a slice, in bash and in the user's home folder."""
 
 import shlex
 from collections.abc import Mapping, Sequence
 
 from launch.shell import COORDINATOR_PORT, supervised
 
-BUNDLE = "resjax.bundle"  # the code, as a git bundle
+BUNDLE = "resjax.bundle"  # the git bundle of the code
 CODE = "resjax"
 VENV = "resjax-venv"
-RUN = "resjax-run"  # command.sh, its log, pid and exit_code
+RUN = "resjax-run"  # holds command.sh, and its log, pid and exit_code
 STATUS = "resjax-status"
 _END = "END_OF_COMMAND"
 
-# By its command line: after a restart of the host the number may belong to another process.
+# The command line is compared because after a restart the number may be another process's.
 _ALIVE = f'pid=$(cat {RUN}/pid 2>/dev/null) && grep -qsa {RUN}/command.sh "/proc/$pid/cmdline"'
 _REFUSE = f"""\
 if {_ALIVE}; then
@@ -39,7 +39,7 @@ echo "$(hostname): $(git -C {CODE} rev-parse --short HEAD), $({VENV}/bin/python 
 
 
 def start(command: Sequence[str], environment: Mapping[str, str]) -> str:
-  """Returns the script that starts a command in the code folder, for good: no terminal holds it."""
+  """Returns the script that starts a command in the code folder, independent of any terminal."""
   exports = {"JAX_COORDINATOR_PORT": str(COORDINATOR_PORT), **environment}
   exported = "".join(f"export {key}={shlex.quote(value)}\n" for key, value in exports.items())
   return f"""\
@@ -78,7 +78,10 @@ echo "$(hostname): stopped"
 
 
 def status() -> str:
-  """Returns the script that prints one line: STATUS host running | exit CODE | none, last log."""
+  """Returns the script that prints one line: the host, its state, and the last line of the log.
+
+  The state is `running`, `none` (nothing was started), or `exit CODE`.
+  """
   return f"""\
 set -euo pipefail
 cd "$HOME"

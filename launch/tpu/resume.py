@@ -1,4 +1,4 @@
-"""Keeps a command running on a slice that may be preempted at any time."""
+"""Keeps a command running on slices that may be preempted at any time."""
 
 import re
 import time
@@ -10,7 +10,8 @@ from launch.shell_steps import Step
 from launch.tpu import commands, remote
 from launch.tpu.commands import Resource
 
-# In a row: hosts may be preempted while they are set up; the network may be away for a while.
+# How often each may fail in a row: hosts may be preempted while they are set up, and the network
+# may be away for a while.
 _LIMITS = {"setting up": 3, "looking": 60}
 _LINE = re.compile(rf"{remote.STATUS} (\S+) (running|none|exit (\d+))")
 
@@ -24,16 +25,16 @@ def keep_running(
   go_on: str,
   poll_seconds: float,
 ) -> None:
-  """Creates, installs and starts what is missing, again after each preemption, until all is done.
+  """Runs a command until it has ended well, creating its hosts again after each preemption.
 
   Args:
     resource: what the command runs on.
-    hosts: how many there are.
-    create: steps from nothing to hosts that are up.
-    install: steps that bring the code to hosts that are up.
-    start: steps that start the command.
-    go_on: the command that goes on after a failure.
-    poll_seconds: between looks.
+    hosts: the number of hosts.
+    create: returns the steps that create the hosts.
+    install: returns the steps that bring the code to the hosts.
+    start: returns the steps that start the command.
+    go_on: the command line that the user can go on with after a failure.
+    poll_seconds: the time between looks at the state.
 
   Raises:
     ValueError: the command failed on a host, or nothing could be started several times in a row.
@@ -66,13 +67,13 @@ def _missing(
   install: Callable[[], list[Step]],
   start: Callable[[], list[Step]],
 ) -> list[Step] | None:
-  """Returns the steps until the command runs, none while it does; None when it is done."""
+  """Returns the steps that are missing until the command runs, or None when it is done."""
   state = shell_steps.output(commands.state(resource)).strip()
   print(f"{time.strftime('%H:%M:%S')} {resource.name}: {state or 'none'}", flush=True)
   if state in ("FAILED", "SUSPENDED", ""):
     delete = [Step("delete what preemption left", commands.delete(resource))]
     return [*(delete if state else ()), *create(), *install(), *start()]
-  if state != "ACTIVE":  # on its way up or down
+  if state != "ACTIVE":  # the hosts come up or go down
     return []
   found = _status(resource, hosts)
   if is_done(resource, found):
@@ -83,18 +84,18 @@ def _missing(
 
 
 class CommandFailed(ValueError):
-  """The command itself failed: running it again would not help."""
+  """The command itself has failed, so that running it again would not help."""
 
 
 def is_done(resource: Resource, found: Sequence[str]) -> bool:
-  """Whether the command has ended well on all hosts.
+  """Returns whether the command has ended well on all hosts.
 
   Args:
-    resource: what it runs on.
-    found: of each host: running, none, or exit CODE.
+    resource: what the command runs on.
+    found: the state of each host: `running`, `none` or `exit CODE`.
 
   Raises:
-    CommandFailed: it has ended otherwise on one of them.
+    CommandFailed: the command has failed on a host.
   """
   fine = ("running", "none", "exit 0", f"exit {STOPPED}")
   failed = [state for state in found if state not in fine]
@@ -108,7 +109,7 @@ def is_done(resource: Resource, found: Sequence[str]) -> bool:
 
 
 def _status(resource: Resource, hosts: int) -> list[str]:
-  """Of each host: running, none, or exit CODE."""
+  """Returns the state of each host: `running`, `none` or `exit CODE`."""
   text = shell_steps.output(commands.ssh(resource, remote.status()))
   found = [line[2] for line in _LINE.finditer(text)]
   if len(found) != hosts:

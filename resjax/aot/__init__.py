@@ -1,1 +1,1 @@
-"""The training step compiled for devices that need not be there."""
+"""Compiles the training step for devices that need not be there, and reads what it needs."""

@@ -1,4 +1,4 @@
-"""What a compiled step exchanges between devices: kinds, sizes, mesh axes, ICI or DCN."""
+"""Reads what a compiled step exchanges between devices: kinds, sizes, mesh axes, network."""
 
 import collections
 import dataclasses
@@ -7,11 +7,12 @@ import math
 import re
 from collections.abc import Iterator
 
+import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from resjax.aot.hlo import Computation, Instruction, Module
-from resjax.aot.hlo_visits import Visit, visits
+from resjax.aot.hlo import Computation, Instruction, Module, search
+from resjax.aot.hlo_calls import ComputationCall, calls
 
 KINDS = (
   "all-gather", "all-reduce", "reduce-scatter", "all-to-all", "ragged-all-to-all",
@@ -35,9 +36,9 @@ class Collective:
   Attributes:
     kind: one of `KINDS`.
     axes: the mesh axes along which devices exchange; `?` if the program does not tell.
-    network: `ICI` within a slice, `DCN` between slices, `` on other platforms than TPUs.
-    num_bytes: of one exchange on one device: the larger of what it puts in and what it gets out.
-    times: exchanges in a step; those in a branch of a conditional count every time.
+    network: `ICI` within a TPU slice, `DCN` between slices, empty on other platforms.
+    num_bytes: size of one exchange on one device: the larger of what the device gives and gets.
+    times: how many there are in a step; those in a branch of a conditional count every time.
   """
 
   kind: str
@@ -52,56 +53,61 @@ def collectives(module: Module, mesh: Mesh) -> list[Collective]:
 
   Args:
     module: the compiled step.
-    mesh: that it was compiled for.
+    mesh: the mesh that it was compiled for.
   """
-  found = collections.Counter()
-  for visit, line in _exchanges(module):
+  found: collections.Counter[Collective] = collections.Counter()
+  for call, line in _exchanges(module):
     dcn = _DCN.search(line.attributes)
     if dcn:
       kind = _DCN_KINDS.get(dcn[1], dcn[1].lower().replace("_", "-"))
-      key = kind, _slice_axes(mesh), "DCN", _num_bytes(visit.computation, line)
+      axes, network = _slice_axes(mesh), "DCN"
     else:
-      key = _kind(visit, line), *_where(line, mesh), _num_bytes(visit.computation, line)
-    found[key] += visit.times
-  rows = [Collective(*key, times) for key, times in found.items()]
+      kind, (axes, network) = _kind(call, line), _where(line, mesh)
+    one = Collective(kind, axes, network, _num_bytes(call.computation, line), times=1)
+    found[one] += call.times
+  rows = [dataclasses.replace(one, times=times) for one, times in found.items()]
   return sorted(rows, key=lambda row: row.num_bytes * row.times, reverse=True)
 
 
-def _exchanges(module: Module) -> Iterator[tuple[Visit, Instruction]]:
+def _exchanges(module: Module) -> Iterator[tuple[ComputationCall, Instruction]]:
   """Yields every exchange once.
 
-  The TPU compiler spreads one exchange over several fusions, to run while others compute. Its
-  parts have the same channel; in a computation that is not fused they never do.
+  The compiler for TPUs spreads one exchange over several fusions, to run while others compute. The
+  parts of an exchange have the same channel; in a computation that is not fused two exchanges never
+  have the same one.
   """
   fused, caller = set(), 0
-  for number, visit in enumerate(visits(module)):
-    caller = caller if visit.fused else number
-    for line in visit.computation.instructions.values():
+  for number, call in enumerate(calls(module)):
+    caller = caller if call.fused else number
+    for line in call.computation.instructions.values():
       if line.opcode.removesuffix("-start") not in KINDS and not _sends(line):
         continue
-      if visit.fused:
-        channel = caller, line.opcode, _CHANNEL.search(line.attributes)[1]
+      if call.fused:
+        channel = caller, line.opcode, search(_CHANNEL, line.attributes)[1]
         if channel in fused:
           continue
         fused.add(channel)
-      yield visit, line
+      yield call, line
 
 
 def _sends(line: Instruction) -> bool:
   return line.opcode == "send" and _DCN.search(line.attributes) is not None
 
 
-def _kind(visit: Visit, line: Instruction) -> str:
-  """Returns the kind; a fused all-reduce of which a slice is kept is a reduce-scatter."""
+def _kind(call: ComputationCall, line: Instruction) -> str:
+  """Returns the kind; a fused all-reduce of which only a slice is kept is a reduce-scatter."""
   kind = line.opcode.removesuffix("-start")
-  root = visit.computation.instructions[visit.computation.root]
-  if visit.fused and kind == "all-reduce" and root.opcode == "dynamic-slice":
+  root = call.computation.instructions[call.computation.root]
+  if call.fused and kind == "all-reduce" and root.opcode == "dynamic-slice":
     return "reduce-scatter"
   return kind
 
 
 def _num_bytes(computation: Computation, line: Instruction) -> int:
-  """Returns the bytes of the larger side; the result of a `start` holds operands, then results."""
+  """Returns the bytes of the larger of operands and results.
+
+  The result of an asynchronous start is a tuple of its operands, and then of its results.
+  """
   lines = computation.instructions
   given = sum(lines[name].num_bytes for name in line.operands if name in lines)
   if line.opcode == "send":
@@ -120,7 +126,8 @@ def _where(line: Instruction, mesh: Mesh) -> tuple[tuple[str, ...], str]:
   members = groups(line.attributes, len(devices))
   if members is None:
     return ("?",), ""
-  differ, crosses = set(), False
+  differ: set[str] = set()
+  crosses = False
   for group in members:
     for axis, numbers in enumerate(zip(*[places[number] for number in group], strict=True)):
       if len(set(numbers)) > 1:
@@ -132,7 +139,7 @@ def _where(line: Instruction, mesh: Mesh) -> tuple[tuple[str, ...], str]:
   return axes, "DCN" if crosses else "ICI"
 
 
-def _slice(device) -> int:
+def _slice(device: jax.Device) -> int:
   return getattr(device, "slice_index", 0)
 
 
@@ -147,9 +154,9 @@ def groups(attributes: str, num_devices: int) -> list[list[int]] | None:
   """Returns the groups of devices that exchange, None if they are written in an unknown way.
 
   Args:
-    attributes: of an exchange; groups as lists, as a reshaped and transposed count, or as axes of
-      a mesh of the compiler's own.
-    num_devices: of the program, all of which exchange where no groups are given.
+    attributes: the attributes of an exchange. They give groups as lists, as numbers from 0 on that
+      are reshaped and transposed, or as axes of a mesh of the compiler's own.
+    num_devices: the devices of the program, all of which exchange if no groups are given.
   """
   if found := _LISTS.search(attributes):
     lists = [part.strip("{}") for part in found[1].split("},{")]
@@ -164,9 +171,11 @@ def groups(attributes: str, num_devices: int) -> list[list[int]] | None:
 
 
 def _mesh_groups(sizes: str, ids: str | None, along: str) -> list[list[int]]:
-  """Groups along axes of a mesh such as 'a'=4,'b'=2, or along parts of axes, 'a':(2)2."""
+  """Returns groups along axes of a mesh ('a'=4,'b'=2), or along parts of axes ('a':(2)2)."""
   chosen = re.findall(r"'(\w+)'(?::\((\d+)\)(\d+))?", along)
-  shape, apart, together = [], [], []
+  shape: list[int] = []
+  apart: list[int] = []
+  together: list[int] = []
   for name, size in re.findall(r"'(\w+)'=(\d+)", sizes):
     parts = [(int(low or 1), int(n or size)) for axis, low, n in chosen if axis == name]
     cuts = {1, int(size)} | {low for low, _ in parts} | {low * n for low, n in parts}
@@ -183,7 +192,7 @@ def _mesh_groups(sizes: str, ids: str | None, along: str) -> list[list[int]]:
 
 
 def _iota(shape: str, sizes: str, order: str | None) -> np.ndarray:
-  """The numbers from 0 on, reshaped to `sizes`, transposed, reshaped to `shape`."""
+  """Returns the numbers from 0 on, reshaped to `sizes`, transposed, and reshaped to `shape`."""
   axes = _integers(order) if order else None
   numbers = np.arange(math.prod(_integers(sizes))).reshape(_integers(sizes))
   return numbers.transpose(axes).reshape(_integers(shape))

@@ -1,4 +1,4 @@
-"""The training step compiled ahead of time, for devices that need not be there: what it needs."""
+"""Compiles the training step ahead of time, for devices that need not be there."""
 
 import dataclasses
 import hashlib
@@ -8,7 +8,7 @@ import jax
 
 from resjax.aot import hlo
 from resjax.aot.collectives import Collective, collectives
-from resjax.aot.hlo_visits import unknown_loops
+from resjax.aot.hlo_calls import unknown_loops
 from resjax.aot.matrix_flops import matrix_flops
 from resjax.aot.memory import DoesNotFitError, Memory, count_arguments, measure, refusal
 from resjax.models.flops import training_flops_per_token
@@ -21,36 +21,37 @@ class Flops:
   """Floating-point operations of a step on one device.
 
   Attributes:
-    model: 3 × forward by the model's formula; nothing recomputed.
-    matrices: of the matrix products in the compiled program times the trips of their loops, what is
-      recomputed included; of kernels what they say of themselves (splash attention: nothing).
-    compiler: the compiler's own count, which has the body of each loop once.
+    model: three forward passes by the model's formula, without what is recomputed.
+    matrices: the matrix products of the compiled program, as often as loops run them and with what
+      is recomputed; a kernel counts with what it says of itself (splash attention: nothing).
+    compiler: the compiler's own count, which has the body of each loop once; None if it has none.
   """
 
   model: float
   matrices: float
-  compiler: float
+  compiler: float | None
 
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-  """A compiled step.
+  """What is known of a compiled step.
 
   Attributes:
-    memory: of one device.
-    flops: of one device.
-    bytes_accessed: of one device by the compiler's count, the body of each loop once.
+    memory: the memory that it needs on one device.
+    flops: the operations of one device.
+    bytes_accessed: memory traffic of one device by the compiler's count, which has the body of each
+      loop once; None if the compiler has no count.
     collectives: what devices exchange.
-    unknown_loops: loops that count once because their trips could not be read.
-    lower_seconds: until the program was handed to the compiler.
+    unknown_loops: the loops that count once because their trips could not be read.
+    lower_seconds: wall time until the program was handed to the compiler.
     compile_seconds: wall time of the compiler.
-    cpu_seconds: of both, over all threads.
-    fingerprint: of the program as it was handed to the compiler.
+    cpu_seconds: CPU time of both, over all threads.
+    fingerprint: hash of the program that was handed to the compiler.
   """
 
   memory: Memory
   flops: Flops
-  bytes_accessed: float
+  bytes_accessed: float | None
   collectives: tuple[Collective, ...]
   unknown_loops: tuple[str, ...]
   lower_seconds: float
@@ -81,13 +82,14 @@ def compile_step(run: Run) -> Report:
       raise
     raise DoesNotFitError(arguments, *sizes) from None
   compile_seconds = time.perf_counter() - wall - lower_seconds
-  module, costs = hlo.parse(compiled.as_text()), compiled.cost_analysis()
+  module = hlo.parse(hlo.text_of(compiled))
+  costs = compiled.cost_analysis() or {}  # compilers for absent GPUs have none
   tokens = run.train.batch_size * run.data.seq_len / run.layout.mesh.size
   per_token = training_flops_per_token(run.decoder, programs.model.combinator, run.data.seq_len)
   return Report(
     memory=measure(arguments, compiled),
-    flops=Flops(per_token * tokens, matrix_flops(module), costs["flops"]),
-    bytes_accessed=costs["bytes accessed"],
+    flops=Flops(per_token * tokens, matrix_flops(module), costs.get("flops")),
+    bytes_accessed=costs.get("bytes accessed"),
     collectives=tuple(collectives(module, run.layout.mesh)),
     unknown_loops=tuple(unknown_loops(module)),
     lower_seconds=lower_seconds,
@@ -98,5 +100,5 @@ def compile_step(run: Run) -> Report:
 
 
 def fingerprint(lowered: jax.stages.Lowered) -> str:
-  """Returns a hash of a program without the places in the source that it comes from."""
+  """Returns a hash of a program that does not depend on the source lines it was traced from."""
   return hashlib.sha256(lowered.as_text().encode()).hexdigest()[:16]

@@ -1,4 +1,4 @@
-"""Compiled programs as text (HLO), read into computations and instructions."""
+"""Reads a compiled program from its text (HLO) into computations and instructions."""
 
 import dataclasses
 import functools
@@ -6,9 +6,11 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 
+import jax
+
 _HEADER = re.compile(r"(ENTRY )?%?([\w.\-]+) \(.*\{$")
 _NAME = re.compile(r"  (ROOT )?%?([\w.\-]+) = ")
-_OPCODE = re.compile(r"\s*([\w\-]+)\(")
+_OPCODE = re.compile(r"^\s*([\w\-]+)\(")
 _ARRAY = re.compile(r"([a-z]+)(\d*)\w*\[([\d,]*)\]")
 _CALLED = re.compile(
   r"(body|condition|calls|to_apply|(?:branch|true|false|called)_computations?)="
@@ -22,10 +24,11 @@ class Instruction:
 
   Attributes:
     name: without the leading %.
-    shape: text such as f32[8,128]{1,0}, or of a tuple.
-    opcode: such as all-gather.
-    operands: names of what it reads; the number itself for a constant or a parameter.
-    attributes: the rest of the line.
+    shape: the text of the result's shape, such as f32[8,128]{1,0}, or of a tuple of such shapes.
+    opcode: what it does, such as all-gather.
+    operands: the names of the instructions that it reads; of a constant its value, of a parameter
+      its number.
+    attributes: the text of the rest of the line.
   """
 
   name: str
@@ -36,17 +39,17 @@ class Instruction:
 
   @property
   def arrays(self) -> list[tuple[int, tuple[int, ...]]]:
-    """Bits of an element, and sizes, of each array of the result."""
+    """For each array of the result the bits of an element, and the sizes of the array."""
     return arrays(self.shape)
 
   @property
   def num_bytes(self) -> int:
-    """Bytes of the result, all parts of a tuple together."""
+    """The number of bytes of the result, all parts of a tuple together."""
     return sum(bits * math.prod(sizes) for bits, sizes in self.arrays) // 8
 
   @functools.cached_property
   def called(self) -> dict[str, list[str]]:
-    """Attribute -> names of the computations that it calls."""
+    """The names of the computations that it calls, by the attribute that names them."""
     return {
       key: [name.strip().lstrip("%") for name in names.strip("{}").split(",")]
       for key, names in _CALLED.findall(self.attributes)
@@ -55,7 +58,13 @@ class Instruction:
 
 @dataclasses.dataclass
 class Computation:
-  """Instructions by name, in order, and the name of the one that is the result."""
+  """A function of a program.
+
+  Attributes:
+    name: without the leading %.
+    instructions: the instructions by name, in their order.
+    root: the name of the instruction whose result is the computation's.
+  """
 
   name: str
   instructions: dict[str, Instruction] = dataclasses.field(default_factory=dict)
@@ -67,17 +76,30 @@ class Module:
   """A compiled program.
 
   Attributes:
-    computations: by name.
-    entry: name of the one that a call of the program runs.
+    computations: all computations by name.
+    entry: the name of the computation that a call of the program runs.
   """
 
   computations: Mapping[str, Computation]
   entry: str
 
 
+def text_of(compiled: jax.stages.Compiled) -> str:
+  """Returns the text of a compiled program.
+
+  Raises:
+    ValueError: the compiler does not give it.
+  """
+  text = compiled.as_text()
+  if text is None:
+    raise ValueError("the compiler of this platform does not give the text of a program")
+  return text
+
+
 def parse(text: str) -> Module:
-  """Reads the text of a compiled program, as `Compiled.as_text()` gives it."""
-  computations, entry, current = {}, "", None
+  """Reads the text of a compiled program, as `text_of` returns it."""
+  computations: dict[str, Computation] = {}
+  entry, current = "", None
   for line in _whole_lines(text):
     header = _HEADER.match(line)
     if header:
@@ -90,8 +112,20 @@ def parse(text: str) -> Module:
   return Module(computations, entry)
 
 
+def search(pattern: re.Pattern[str] | str, text: str) -> re.Match[str]:
+  """Returns where a pattern first is in a text.
+
+  Raises:
+    ValueError: it is nowhere, because the compiler writes HLO that this module does not know.
+  """
+  found = re.search(pattern, text)
+  if found is None:
+    raise ValueError(f"HLO of an unknown form: {text[:80]!r} has nothing like {pattern!r}")
+  return found
+
+
 def arrays(shape: str) -> list[tuple[int, tuple[int, ...]]]:
-  """Bits of an element and sizes of each array in the text of a shape; tokens have none."""
+  """Returns the bits of an element and the sizes of each array in the text of a shape."""
   return [
     (8 if kind == "pred" else int(bits or 0), tuple(int(size) for size in sizes.split(",") if size))
     for kind, bits, sizes in _ARRAY.findall(shape)
@@ -99,7 +133,7 @@ def arrays(shape: str) -> list[tuple[int, tuple[int, ...]]]:
 
 
 def _whole_lines(text: str) -> Iterator[str]:
-  """Yields lines; attributes that hold line breaks are put together again."""
+  """Yields one line for each instruction, some of which have line breaks in their attributes."""
   whole = ""
   for line in text.splitlines():
     if whole and (_NAME.match(line) or _HEADER.match(line) or line == "}"):
@@ -112,8 +146,8 @@ def _whole_lines(text: str) -> Iterator[str]:
 def _instruction(name: str, rest: str) -> Instruction:
   end = _closing(rest, 0) if rest.startswith("(") else rest.index(" ")
   shape = rest[:end]
-  opcode = _OPCODE.match(rest, end)
-  start = opcode.end() - 1
+  opcode = search(_OPCODE, rest[end:])
+  start = end + opcode.end() - 1
   end = _closing(rest, start)
   inside = re.sub(r"/\*.*?\*/", "", rest[start + 1 : end - 1])
   operands = tuple(part.strip().split(" ")[-1].lstrip("%") for part in _split(inside))
@@ -121,7 +155,7 @@ def _instruction(name: str, rest: str) -> Instruction:
 
 
 def _closing(text: str, start: int) -> int:
-  """Returns where the bracket that opens at `start` has been closed."""
+  """Returns the position behind the bracket that closes the one at `start`."""
   depth = 0
   for match in re.compile(r"[()]").finditer(text, start):
     depth += 1 if match[0] == "(" else -1
@@ -131,7 +165,7 @@ def _closing(text: str, start: int) -> int:
 
 
 def _split(text: str) -> list[str]:
-  """Splits at the commas outside of brackets."""
+  """Splits a text at the commas that are outside of brackets."""
   parts, depth, start = [], 0, 0
   for match in re.finditer(r"[(){}\[\],]", text):
     if match[0] == ",":

@@ -1,14 +1,13 @@
-"""What a compiled step needs of a device's memory, by kind, or why it does not fit."""
+"""Says what a compiled step needs of a device's memory, by kind, or why it does not fit."""
 
 import dataclasses
-import math
 import re
+from typing import Any
 
 import jax
-import numpy as np
 
+from resjax.train.dry_run import bytes_per_device
 from resjax.train.program import Program
-from resjax.typing import PyTree
 
 GIB = 2**30
 _SIZE = r"([\d.]+)([KMGT]?)"
@@ -20,12 +19,12 @@ _REFUSALS = (
 
 @dataclasses.dataclass(frozen=True)
 class Arguments:
-  """What a step is given, bytes on one device.
+  """The bytes on one device of what a step is given.
 
   Attributes:
-    parameters: float32.
-    optimizer: moments, and what the step guard remembers.
-    batch: rows of tokens, the step and the table of bytes per token.
+    parameters: the parameters in float32.
+    optimizer: the optimizer's moments, and what the step guard remembers.
+    batch: the rows of tokens, the number of the step, and the table of bytes per token.
   """
 
   parameters: int
@@ -34,21 +33,21 @@ class Arguments:
 
   @property
   def total(self) -> int:
-    """The sum."""
+    """The bytes of all of them."""
     return self.parameters + self.optimizer + self.batch
 
 
 @dataclasses.dataclass(frozen=True)
 class Memory:
-  """What a compiled step needs of the memory of one device, bytes.
+  """The bytes of one device that a compiled step needs.
 
   Attributes:
-    arguments: as they are; tiles that are not full are in `padding`.
-    padding: that the compiler adds to them.
-    temporaries: at the moment that needs most.
-    output: what does not take the place of an argument.
-    code: the program.
-    donated: output in the place of arguments, which needs no memory of its own.
+    arguments: what the step is given, without padding.
+    padding: what the compiler adds to the arguments to fill their tiles.
+    temporaries: intermediate results at the moment that needs most.
+    output: results that do not take the place of an argument.
+    code: the program itself.
+    donated: results that take the place of arguments, and need no memory of their own.
   """
 
   arguments: Arguments
@@ -60,7 +59,7 @@ class Memory:
 
   @property
   def total(self) -> int:
-    """All but what is donated."""
+    """The sum of all but the donated bytes."""
     return self.arguments.total + self.padding + self.temporaries + self.output + self.code
 
 
@@ -68,9 +67,9 @@ class DoesNotFitError(Exception):
   """The compiler refuses a step because a device has too little memory.
 
   Attributes:
-    arguments: of the step.
-    required: bytes.
-    available: bytes.
+    arguments: what the step is given.
+    required: the bytes that it needs.
+    available: the bytes that the device has.
   """
 
   def __init__(self, arguments: Arguments, required: float, available: float):
@@ -82,26 +81,23 @@ class DoesNotFitError(Exception):
 
   @property
   def shortfall(self) -> float:
-    """Bytes."""
+    """The bytes that are missing."""
     return self.required - self.available
 
 
 def count_arguments(programs: Program) -> Arguments:
-  """Returns the bytes of one device that hold what a step is given."""
+  """Returns the bytes of one device that the arguments of the training step take."""
   state = programs.state
   others = state.step, dict(programs.batch), programs.token_bytes
   moments = state.opt_state, state.guard
-  return Arguments(*(_shard_bytes(tree) for tree in (state.params, moments, others)))
+  return Arguments(*(bytes_per_device(tree) for tree in (state.params, moments, others)))
 
 
 def refusal(message: str) -> tuple[float, float] | None:
-  """Returns the bytes that a program needs and those that a device has.
-
-  Args:
-    message: of the compiler's error.
+  """Returns the bytes that a program needs and those that a device has, from a compiler's error.
 
   Returns:
-    None if it refuses for another reason than HBM.
+    The two numbers, or None if the compiler refuses the program for another reason than HBM.
   """
   if "RESOURCE_EXHAUSTED" not in message:
     return None
@@ -111,12 +107,25 @@ def refusal(message: str) -> tuple[float, float] | None:
   return None
 
 
+def memory_stats(compiled: jax.stages.Compiled) -> Any:
+  """Returns the compiler's figures, JAX's `CompiledMemoryStats`.
+
+  Raises:
+    ValueError: it has none.
+  """
+  stats = compiled.memory_analysis()
+  if stats is None:
+    raise ValueError("the compiler of this platform does not tell what memory a program needs")
+  return stats
+
+
 def measure(arguments: Arguments, compiled: jax.stages.Compiled) -> Memory:
   """Returns the memory that a compiled step needs.
 
-  Temporaries are taken from the peak: the compiler's own figure for them has its gaps twice.
+  The temporaries are derived from the peak, because the compiler's own figure for them counts twice
+  what fragmentation leaves unused.
   """
-  stats = compiled.memory_analysis()
+  stats = memory_stats(compiled)
   given = stats.argument_size_in_bytes
   output = stats.output_size_in_bytes - stats.alias_size_in_bytes
   return Memory(
@@ -131,10 +140,3 @@ def measure(arguments: Arguments, compiled: jax.stages.Compiled) -> Memory:
 
 def _bytes(number: str, unit: str) -> float:
   return float(number) * 1024 ** " KMGT".index(unit or " ")
-
-
-def _shard_bytes(tree: PyTree) -> int:
-  return sum(
-    math.prod(leaf.sharding.shard_shape(leaf.shape)) * np.dtype(leaf.dtype).itemsize
-    for leaf in jax.tree.leaves(tree)
-  )

@@ -1,4 +1,4 @@
-"""What to change in a run that does not fit, and the search for settings that do."""
+"""Suggests what to change in a run that does not fit, and searches for settings that do."""
 
 import dataclasses
 from collections.abc import Callable, Iterator
@@ -7,7 +7,7 @@ from resjax.aot.compile_step import Report
 from resjax.aot.memory import GIB, DoesNotFitError
 from resjax.runs.config import Run
 
-REMAT = ("none", "dots", "full")  # from the least to the most that is computed again
+REMAT = ("none", "dots", "full")  # ordered by how much is recomputed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -15,10 +15,10 @@ class Try:
   """One compilation of a search.
 
   Attributes:
-    run: with the settings that were tried.
-    remat: what a layer recomputes.
-    rows: per device and microbatch.
-    microbatches: that make up the batch.
+    run: the run with the settings that were tried.
+    remat: what a layer recomputes in the reverse pass.
+    rows: the rows of a microbatch on each device.
+    microbatches: how many microbatches make up the batch.
     outcome: the compiled step, or why it does not fit.
   """
 
@@ -30,7 +30,7 @@ class Try:
 
   @property
   def fits(self) -> bool:
-    """Whether it does."""
+    """Whether the run fits with these settings."""
     return isinstance(self.outcome, Report)
 
   @property
@@ -40,15 +40,15 @@ class Try:
 
 
 def search(run: Run, attempt: Callable[[Run], Report]) -> Iterator[Try]:
-  """Yields what was tried, bisecting, until the cheapest recomputation and most rows are found.
+  """Bisects for the cheapest recomputation and the most rows that fit, and yields every try.
 
-  The batch stays as it is. The first of `REMAT` under which a row per device fits is taken, and
-  under it the largest number of rows that divides those of a device. The best of the tries that fit
-  is `best(tries)`.
+  The batch stays as it is. The search takes the first of `REMAT` with which one row per device
+  fits, and with it the largest number of rows that divides the rows of a device. `best(tries)` is
+  the best of the tries that fit.
 
   Args:
     run: what would be trained.
-    attempt: compiles a run; raises DoesNotFitError.
+    attempt: a function that compiles a run, or raises DoesNotFitError.
   """
   rows_per_device = run.train.batch_size // run.layout.num_shards("batch")
   choices = [rows for rows in range(1, rows_per_device + 1) if rows_per_device % rows == 0]
@@ -64,11 +64,13 @@ def search(run: Run, attempt: Callable[[Run], Report]) -> Iterator[Try]:
 
 
 def best(tries: list[Try]) -> Try | None:
-  """Returns the try of a search with the most rows that fits, None if none does."""
+  """Returns, of the tries that fit, the one with the most rows; None if none fits."""
   return max((one for one in tries if one.fits), key=lambda one: one.rows, default=None)
 
 
-def _try(run: Run, remat: str, rows: int, microbatches: int, attempt) -> Try:
+def _try(
+  run: Run, remat: str, rows: int, microbatches: int, attempt: Callable[[Run], Report]
+) -> Try:
   changed = dataclasses.replace(
     run,
     decoder=dataclasses.replace(run.decoder, remat=remat),
@@ -81,12 +83,12 @@ def _try(run: Run, remat: str, rows: int, microbatches: int, attempt) -> Try:
 
 
 def suggestions(run: Run, error: DoesNotFitError, num_slices: int = 1) -> list[str]:
-  """Returns what to change so that a run fits, what helps most first.
+  """Returns what to change so that a run fits; what helps most comes first.
 
   Args:
     run: the run that does not fit.
     error: the compiler's refusal.
-    num_slices: that the mesh spans; `data` joins them.
+    num_slices: how many slices the mesh spans; its axis `data` joins them.
   """
   fsdp, parts = _more_fsdp(run, error, num_slices), []
   if error.arguments.total >= error.available:  # no other change of the layout can help
@@ -122,7 +124,7 @@ def _more_remat(run: Run) -> str | None:
 
 
 def _smaller_chunks(run: Run) -> str | None:
-  """Logits and their cotangent are float32, [loss_chunk, V] of each shard of the tokens."""
+  """Each shard of the tokens has float32 logits [loss_chunk, V] and their cotangent."""
   rows = run.train.batch_size // run.layout.num_shards("batch") // run.train.microbatches
   shards = run.layout.num_shards("vocab")
   chunk = min(run.train.loss_chunk, rows * run.data.seq_len)
@@ -149,7 +151,7 @@ def _more_fsdp(run: Run, error: DoesNotFitError, num_slices: int) -> str | None:
 
 
 def _tensor(run: Run) -> str | None:
-  """Splits each row's activations over two devices, where a row is all that a device has."""
+  """Suggests to split each row over two devices, where a device has no more than one row."""
   decoder, shape = run.decoder, run.layout.mesh.shape
   rows = run.train.batch_size // run.layout.num_shards("batch") // run.train.microbatches
   sizes = decoder.num_heads, decoder.num_kv_heads, decoder.mlp_dim, decoder.vocab_size

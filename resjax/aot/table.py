@@ -1,4 +1,4 @@
-"""What launch.aot shows on the terminal."""
+"""Prints the results of launch.aot on the terminal."""
 
 from collections.abc import Sequence
 
@@ -14,7 +14,7 @@ from resjax.runs.config import Run
 
 
 def show_target(run: Run, target: AbsentSlices, console: Console) -> None:
-  """Prints what is compiled for what."""
+  """Prints which model is compiled for which devices."""
   decoder, train = run.decoder, run.train
   slices = f"{target.num_slices} slices of " * (target.num_slices > 1)
   mesh = " × ".join(f"{axis} {size}" for axis, size in run.layout.mesh.shape.items() if size > 1)
@@ -29,15 +29,20 @@ def show_target(run: Run, target: AbsentSlices, console: Console) -> None:
 
 
 def show_report(report: Report, target: AbsentSlices, console: Console) -> None:
-  """Prints memory, work, exchanges and compile time of a step."""
+  """Prints memory, operations, exchanges and compile time of a step."""
   _show_memory(report.memory, target, console)
   flops = report.flops
-  table = _table("work of a step on one device, TFLOP", "")
+  table = _table("operations of a step on one device, TFLOP", "")
   table.add_row("the model's formula, nothing recomputed", _tera(flops.model))
   table.add_row("matrix products as compiled, loops times their trips", _tera(flops.matrices))
-  table.add_row("the compiler's count, the body of a loop once", _tera(flops.compiler))
+  table.add_row(
+    "the compiler's count, the body of a loop once",
+    _tera(flops.compiler),
+  )
   console.print(table)
-  _say(f"bytes accessed, the body of a loop once: {report.bytes_accessed / GIB:.2f} GiB", console)
+  if report.bytes_accessed is not None:
+    moved = report.bytes_accessed / GIB
+    _say(f"bytes accessed, counting the body of a loop once: {moved:.2f} GiB", console)
   _show_collectives(report, console)
   _say(
     f"lowered in {report.lower_seconds:.1f} s, compiled in {report.compile_seconds:.1f} s, "
@@ -47,7 +52,7 @@ def show_report(report: Report, target: AbsentSlices, console: Console) -> None:
 
 
 def show_refusal(error: DoesNotFitError, changes: Sequence[str], console: Console) -> None:
-  """Prints what is missing and what to change."""
+  """Prints how much memory is missing, and what to change."""
   given = error.arguments
   table = _table("HBM of one device, GiB", "")
   for name, size in (
@@ -57,7 +62,7 @@ def show_refusal(error: DoesNotFitError, changes: Sequence[str], console: Consol
     ("temporaries and output", error.required - given.total),
     ("needed", error.required),
     ("available", error.available),
-    ("too much", error.shortfall),
+    ("missing", error.shortfall),
   ):
     table.add_row(name, _gib(size))
   console.print(table)
@@ -68,7 +73,7 @@ def show_refusal(error: DoesNotFitError, changes: Sequence[str], console: Consol
 
 def show_try(one: Try, console: Console) -> None:
   """Prints one try of a search."""
-  used = one.outcome.memory.total if one.fits else one.outcome.required
+  used = one.outcome.memory.total if isinstance(one.outcome, Report) else one.outcome.required
   _say(
     f"remat {one.remat}, {one.rows} rows per device, {one.microbatches} microbatches: "
     f"{used / GIB:.2f} GiB, {'fits' if one.fits else 'does not fit'}",
@@ -93,13 +98,14 @@ def _show_memory(memory: Memory, target: AbsentSlices, console: Console) -> None
     table.add_row(name, _gib(size))
   console.print(table)
   _say(
-    f"fits; output of {memory.donated / GIB:.2f} GiB takes the place of donated arguments", console
+    f"the step fits; {memory.donated / GIB:.2f} GiB of output take the place of donated arguments",
+    console,
   )
 
 
 def _show_collectives(report: Report, console: Console) -> None:
   columns = ("network", "MiB each", "times", "GiB in a step")
-  table = _table("what devices exchange in a step", *columns)
+  table = _table("exchanges between devices in a step", *columns)
   table.columns[0].header = "kind, mesh axes"
   for row in report.collectives:
     table.add_row(
@@ -111,7 +117,7 @@ def _show_collectives(report: Report, console: Console) -> None:
     )
   console.print(table)
   if report.unknown_loops:
-    _say(f"loops that count once, their trips are unknown: {report.unknown_loops}", console)
+    _say(f"loops that count once because their trips are unknown: {report.unknown_loops}", console)
 
 
 def _table(title: str, *columns: str) -> Table:
@@ -131,5 +137,5 @@ def _gib(size: float) -> str:
   return f"{size / GIB:.3f}"
 
 
-def _tera(flops: float) -> str:
-  return f"{flops / 1e12:.3f}"
+def _tera(flops: float | None) -> str:
+  return "not told" if flops is None else f"{flops / 1e12:.3f}"

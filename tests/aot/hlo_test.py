@@ -9,7 +9,7 @@ import pytest
 from jax import lax
 
 from resjax.aot import hlo
-from resjax.aot.hlo_visits import trip_count, unknown_loops
+from resjax.aot.hlo_calls import trip_count, unknown_loops
 from resjax.aot.matrix_flops import matrix_flops
 
 PROGRAMS = pathlib.Path(__file__).parent / "programs"

@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from launch.gke import commands as gke
-from launch.gke.jobset import Job, TpuNodes
+from launch.gke.jobset import GkeJob, TpuNodes
 from launch.tpu import commands as tpu
 from resjax.aot import absent_devices
 from resjax.hardware.slices import GENERATIONS, resolve
@@ -27,7 +27,9 @@ def names(generation):
 
 
 def job(one):
-  return Job("run1", "default", TpuNodes(one, 2), "image", ("true",), {}, False, "", "", {}, 1, 9)
+  return GkeJob(
+    "run1", "default", TpuNodes(one, 2), "image", ("true",), {}, False, "", "", {}, 1, 9
+  )
 
 
 @pytest.mark.parametrize("generation", GENERATIONS.values(), ids=GENERATIONS)

@@ -4,20 +4,21 @@ import dataclasses
 import re
 from collections.abc import Callable, Iterator, Mapping
 
-from resjax.aot.hlo import Computation, Instruction, Module
+from resjax.aot.hlo import Computation, Instruction, Module, search
 
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 _MAX_TRIPS = 100_000
 
 
 @dataclasses.dataclass(frozen=True)
-class Visit:
-  """A computation as it is reached from the entry.
+class ComputationCall:
+  """A computation at one of the places that call it.
 
   Attributes:
-    computation: its instructions.
-    times: how often a step runs it; a branch of a conditional counts as taken every time.
-    fused: it is part of a fusion.
+    computation: what is called.
+    times: how often a step runs it from there; a branch of a conditional counts as taken every
+      time.
+    fused: whether it is part of a fusion.
   """
 
   computation: Computation
@@ -25,13 +26,13 @@ class Visit:
   fused: bool
 
 
-def visits(module: Module) -> Iterator[Visit]:
-  """Yields every computation each time that another one calls it; loops know their trips."""
-  yield from _visits(module, module.entry, 1, False)
+def calls(module: Module) -> Iterator[ComputationCall]:
+  """Yields every computation once for each place that calls it, from the entry on."""
+  yield from _calls(module, module.entry, 1, False)
 
 
 def unknown_loops(module: Module) -> list[str]:
-  """Returns the loops whose trips could not be read; they count as one."""
+  """Returns the names of the loops whose trips could not be read; their bodies count once."""
   return [
     loop.name
     for computation in module.computations.values()
@@ -40,31 +41,31 @@ def unknown_loops(module: Module) -> list[str]:
   ]
 
 
-def _visits(module: Module, name: str, times: int, fused: bool) -> Iterator[Visit]:
+def _calls(module: Module, name: str, times: int, fused: bool) -> Iterator[ComputationCall]:
   computation = module.computations[name]
-  yield Visit(computation, times, fused)
+  yield ComputationCall(computation, times, fused)
   for line in computation.instructions.values():
     if line.opcode in ("async-update", "async-done"):
-      continue  # of what their `async-start` calls
+      continue  # they name the computation that their `async-start` has called
     trips = trip_count(module, computation, line) if line.opcode == "while" else 1
     inside = fused or line.opcode == "fusion"
     for names in line.called.values():
       for called in names:
-        yield from _visits(module, called, times * (1 if trips is None else trips), inside)
+        yield from _calls(module, called, times * (1 if trips is None else trips), inside)
 
 
 def trip_count(module: Module, outside: Computation, loop: Instruction) -> int | None:
   """Returns how often a loop runs its body, None if that cannot be read from the program.
 
-  Compilers for CPU and GPU note it; that for TPUs does not, so the integers that the condition
-  depends on are computed step by step.
+  The compilers for CPUs and GPUs note it. The compiler for TPUs does not; there the integers that
+  the condition depends on are computed trip by trip, until the condition is false.
   """
   noted = _TRIPS.search(loop.attributes)
   if noted:
     return int(noted[1])
   condition, body = (module.computations[loop.called[key][0]] for key in ("condition", "body"))
   initial = _Scalars(module, outside, lambda index: None)
-  state = {}
+  state: dict[int, int | None] = {}
 
   def before(index: int) -> int | None:
     if index not in state:
@@ -107,12 +108,13 @@ _SAME = ("copy", "bitcast", "convert", "copy-start", "copy-done", "reshape")
 
 
 class _Scalars:
-  """Computes integers of a computation, None where they depend on data.
+  """Computes integers of a computation; those that depend on data are None.
 
   Args:
     module: the program.
-    computation: where they are.
-    parameter: index -> element of the tuple that the computation is given, or its parameter.
+    computation: the computation that the integers belong to.
+    parameter: a function of an index. It returns that element of the tuple that the computation is
+      given, or that parameter where it is given several.
   """
 
   def __init__(
@@ -121,7 +123,7 @@ class _Scalars:
     self._module, self._lines, self._parameter = module, computation.instructions, parameter
 
   def element(self, name: str, index: int) -> int | None:
-    """Returns an element of a tuple."""
+    """Returns element `index` of the tuple that an instruction results in."""
     line = self._lines[name]
     if line.opcode == "tuple":
       return self.value(line.operands[index])
@@ -130,14 +132,14 @@ class _Scalars:
     return self.element(line.operands[0], index) if line.opcode in _SAME else None
 
   def value(self, name: str) -> int | None:
-    """Returns a scalar."""
+    """Returns the scalar that an instruction results in."""
     line = self._lines[name]
     if line.opcode == "constant":
       return _integer(line.operands[0])
     if line.opcode == "parameter":
       return self._parameter(int(line.operands[0]))
     if line.opcode == "get-tuple-element":
-      return self.element(line.operands[0], int(re.search(r"index=(\d+)", line.attributes)[1]))
+      return self.element(line.operands[0], int(search(r"index=(\d+)", line.attributes)[1]))
     if line.opcode in _SAME:
       return self.value(line.operands[0])
     if line.opcode == "fusion":
