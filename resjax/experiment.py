@@ -1,4 +1,4 @@
-"""The only place where a ConfigDict becomes dataclasses and objects."""
+"""Makes a run of a config: the one place where settings become objects."""
 
 import dataclasses
 import difflib
@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 from flax import nnx
+from ml_collections import ConfigDict
 
 from resjax import combinators, optim
 from resjax.checkpoint.config import CheckpointConfig
@@ -19,7 +20,9 @@ from resjax.runs.config import HealthConfig, Run, TrainConfig
 from resjax.sharding import Layout, MeshConfig, Rules, ShardingConfig, make_layout
 
 
-def build(config: Mapping[str, Any], devices: Sequence[jax.Device] | None = None) -> Run:
+def build(
+  config: Mapping[str, Any] | ConfigDict, devices: Sequence[jax.Device] | None = None
+) -> Run:
   """Returns the run that a config describes, after every check that needs no data.
 
   Its vocabulary is the largest that its tokenizer may have, because a small corpus may give fewer
@@ -33,7 +36,7 @@ def build(config: Mapping[str, Any], devices: Sequence[jax.Device] | None = None
   Raises:
     ValueError: a setting is unknown, missing or out of range, or does not fit the devices.
   """
-  values = _filled(config if isinstance(config, dict) else config.to_dict())
+  values = _filled(config.to_dict() if isinstance(config, ConfigDict) else config)
   mesh = to_dataclass(MeshConfig, values["mesh"], "config.mesh")
   run = _run(values, make_layout(mesh, _sharding(values["sharding"]), devices))
   _check(run)
@@ -73,7 +76,10 @@ def _run(values: Mapping[str, Any], layout: Layout) -> Run:
 
 
 def _filled(values: Mapping[str, Any]) -> dict[str, Any]:
-  """Returns the config, what is None in model and tokenizer as its Hugging Face folder has it."""
+  """Returns the config with the settings of the Hugging Face folder where it has None.
+
+  Only model and tokenizer may have None.
+  """
   model, tokenizer = values["model"], values["data"]["tokenizer"]
   open_settings = [f"config.model.{key}" for key in _none(model)]
   open_settings += [f"config.data.tokenizer.{key}" for key in _none(tokenizer)]
@@ -91,7 +97,7 @@ def _filled(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _none(values: Mapping[str, Any]) -> list[str]:
-  """Returns the keys whose value, or one in it, is None."""
+  """Returns the paths of all settings that are None."""
   inside = {key: value for key, value in values.items() if isinstance(value, Mapping)}
   return [key for key, value in values.items() if value is None] + [
     f"{key}.{inner}" for key, value in inside.items() for inner in _none(value)
@@ -99,7 +105,7 @@ def _none(values: Mapping[str, Any]) -> list[str]:
 
 
 def _with_values(values: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-  """Returns the settings, each that is None as it is given."""
+  """Returns the settings with the given values where they are None."""
   found = {key: given[key] if value is None else value for key, value in values.items()}
   for key, value in values.items():
     if isinstance(value, Mapping) and _none(value):
@@ -133,7 +139,7 @@ def _decoder(values: Mapping[str, Any], data: DataConfig, layout: Layout) -> Dec
 
 
 def _check(run: Run) -> None:
-  """Raises now what would otherwise go wrong after minutes: options, schedule, divisibility."""
+  """Raises ValueError for mistakes that would otherwise be found minutes later."""
   _check_combinator(run.decoder)
   optim.schedule(run.optim, run.train.steps)
   if "validation" not in run.data.splits:
@@ -147,25 +153,25 @@ def _check(run: Run) -> None:
 def _check_combinator(decoder: DecoderConfig) -> None:
   name = decoder.residual.name
   sizes = {"num_layers": decoder.num_layers, "d_model": decoder.d_model, "sites": decoder.sites}
-  options = decoder.residual.options
+  arguments: dict[str, Any] = {**sizes, **decoder.residual.options}
   try:
-    nnx.eval_shape(lambda: combinators.build(name, **sizes, rngs=nnx.Rngs(0), **options))
+    nnx.eval_shape(lambda: combinators.build(name, rngs=nnx.Rngs(0), **arguments))
   except ValueError as error:
     raise ValueError(f"config.model.residual.{name}: {error}") from None
 
 
 def to_dataclass(cls: type, values: Mapping[str, Any], path: str) -> Any:
-  """Builds the frozen dataclass `cls` from a mapping with exactly its fields.
+  """Returns an instance of a dataclass with the values of a mapping that has exactly its fields.
 
-  Nested mappings become the dataclasses that the field annotations name.
+  Nested mappings become the dataclasses that the annotations of the fields name.
 
   Args:
-    cls: a dataclass type.
-    values: field name to value; fields with a default may be missing.
-    path: where `values` stands in the config, for messages.
+    cls: a dataclass.
+    values: the values by name of the field; those of fields with a default may be missing.
+    path: the path of the mapping in the config, for messages.
 
   Raises:
-    ValueError: a key is unknown, or a field without default is missing.
+    ValueError: a key is not a field, or the value of a field without a default is missing.
   """
   hints = typing.get_type_hints(cls)
   fields = {f.name: f for f in dataclasses.fields(cls)}

@@ -1,4 +1,4 @@
-"""Trained models ready to be measured, and the text that they are measured on."""
+"""Trained models with all that is needed to measure them, and the text to measure them on."""
 
 import dataclasses
 import pathlib
@@ -15,23 +15,24 @@ from resjax.runs import restore, workdir
 from resjax.sharding import Layout
 
 _SETTINGS = SettingNames("--data", "--data_format", "--data_field")
-_USUAL_ROW = 1024  # tokens; pretrained models may take far longer ones
+_USUAL_ROW = 1024  # tokens in a row, although pretrained models may take far longer rows
 
 
 @dataclasses.dataclass(frozen=True)
 class Subject:
-  """A decoder with the tokenizer that it was trained with.
+  """A trained decoder that is measured, and its tokenizer.
 
   Attributes:
-    name: for titles.
-    decoder: with its parameters, where its layout puts them.
-    tokenizer: its tokens are those of the decoder's embedding, which may have more rows.
-    seq_len: T of the rows that it was trained on, or as many as are usual to measure it on.
-    start_rows: whether every row begins with the token that starts documents: pretrained models
-      were trained on rows that do, and some (Gemma) go astray without.
+    name: the name of the model, for titles.
+    decoder: the decoder with its parameters.
+    tokenizer: the tokenizer that it was trained with; the embedding may have more rows than this
+      has tokens.
+    seq_len: T of the rows that the model was trained on, or is usually measured on.
+    start_rows: whether every row begins with the token that starts documents. Pretrained models
+      were trained on such rows, and some (Gemma) give poor predictions without that token.
 
   Raises:
-    ValueError: the tokenizer has tokens that the embedding has not.
+    ValueError: the tokenizer has more tokens than the embedding has rows.
   """
 
   name: str
@@ -40,7 +41,7 @@ class Subject:
   seq_len: int
   start_rows: bool = False
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     known, rows = self.tokenizer.vocab_size, self.decoder.config.vocab_size
     if known > rows:
       raise ValueError(
@@ -53,9 +54,9 @@ def from_workdir(path: str, layout: Layout | None = None, knob: str = "--checkpo
   """Returns the model that a run trained.
 
   Args:
-    path: a workdir, of which the newest checkpoint is meant, or a checkpoint in one.
-    layout: where the parameters go; default: all devices, as the rules of the run say.
-    knob: name of the setting that holds the path, for messages.
+    path: a workdir, which stands for its newest checkpoint, or a checkpoint in one.
+    layout: says where the parameters go; default: all devices, by the rules of the run.
+    knob: the name of the setting that holds the path, for messages.
 
   Raises:
     ValueError: there is no checkpoint, or it is damaged.
@@ -71,11 +72,11 @@ def from_huggingface(path: str, layout: Layout | None = None) -> Subject:
   """Returns the model of a Hugging Face folder.
 
   Args:
-    path: with config.json, safetensors and tokenizer.json.
-    layout: where the parameters go; default: the first device.
+    path: a folder with config.json, safetensors and tokenizer.json.
+    layout: says where the parameters go; default: the first device.
 
   Raises:
-    ValueError: the folder, its architecture or a file is not what it should be.
+    ValueError: a file is missing or damaged, or resjax does not know the architecture.
   """
   tokenizer = huggingface.tokenizer(path)
   decoder = huggingface.load(path, layout=layout)
@@ -94,27 +95,28 @@ def read_text(
   form: str = "auto",
   field: str = "text",
 ) -> MeasuredText:
-  """Returns the first tokens of a corpus, by the tokenizer of a subject.
+  """Returns the first tokens of a corpus, as the tokenizer of a model cuts it.
 
   Args:
-    subject: to measure.
+    subject: the model that is to be measured.
     data: the workdir of a run or a checkpoint in it, for the validation split of its corpora
       (documents in random but fixed order); or `python-stdlib`, a file, folder or glob of text,
       JSONL or Parquet, or tfds:NAME[/CONFIG].
-    max_tokens: after so many targets the text ends.
-    batch_size: rows at a time; raised to what the devices of the subject can share.
-    seq_len: T; 0: the subject's.
-    form: of files, one of `resjax.data.config.FORMATS`.
-    field: of JSONL, column of Parquet, feature of a TFDS builder.
+    max_tokens: the text ends after so many targets.
+    batch_size: the number of rows at a time, which is raised to a multiple of what the devices of
+      the subject share.
+    seq_len: T; 0: that of the subject.
+    form: the format of files, one of `resjax.data.config.FORMATS`.
+    field: the field of JSONL, the column of Parquet, or the feature of a TFDS builder.
 
   Raises:
-    ValueError: there is no text there, or less than two tokens of it.
+    ValueError: there is no text, or it has less than two tokens.
   """
   seq_len = seq_len or subject.seq_len
   _check_length(subject, seq_len)
   shards = subject.decoder.layout.num_shards("batch")
   place = locations.path(data, "--data")
-  if (place / "params").is_dir():  # not the text that the files of a checkpoint hold
+  if (place / "params").is_dir():  # a checkpoint stands for its run, not for the text of its files
     place = restore.find(data, "--data").workdir
   if (place / workdir.RECORD).exists():
     name, texts = f"{place.name}, validation", _texts_of_run(str(place), subject.decoder.layout)

@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager
 import jax
 import numpy as np
 from flax import nnx
+from jax.stages import Wrapped
 
 from resjax.analysis.alignment import Alignment
 from resjax.analysis.probing import PROBED, ProbeConfig, ProbeSums, probe_batch
@@ -58,7 +59,7 @@ def measure(
 
 def make_probe_step(
   bind: Callable[[PyTree], Decoder], layout: Layout, config: ProbeConfig, seed: int = 0
-) -> ProbeStep:
+) -> Wrapped:
   """Returns a jitted function of (state, batch, counts, deciles, number) that gives `ProbeSums`.
 
   `state` holds the arrays from which `bind` makes a decoder, `number` is the number of the batch,
@@ -167,6 +168,7 @@ class Meter:
 
 
 def _count(decoder: Decoder, batches: Iterable[Mapping[str, Array]]) -> np.ndarray:
+  """Returns how often each token is a next one in batches that are on their devices, [V]."""
   counts = functools.partial(next_counts, vocab_size=decoder.config.vocab_size)
   count = jax.jit(counts, out_shardings=decoder.layout.everywhere)
   total = np.zeros(decoder.config.vocab_size, np.int32)

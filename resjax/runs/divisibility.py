@@ -1,4 +1,4 @@
-"""Whether every size divides over the devices that split it, found before data are built."""
+"""Checks that every size divides over the devices that split it, before data are built."""
 
 from resjax.models.parameters import SPLIT_AXES, failures, not_divisible, parameters, refuse
 from resjax.runs.config import Run

@@ -1,4 +1,4 @@
-"""A run that starts from the parameters of another one, also under another combinator."""
+"""The start of a run from the parameters of a trained model, also under another combinator."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -18,11 +18,11 @@ _ONLY_AT_INIT = ("config.model.init_std", "config.model.scaled_output_init")
 
 @dataclasses.dataclass(frozen=True)
 class Inheritance:
-  """Which parameter comes from where.
+  """Where each parameter of a model comes from.
 
   Attributes:
-    taken: path of a parameter to its path in the parent.
-    new: path to shape of those that the parent has not.
+    taken: by path, the path in the parent of each parameter that is taken over.
+    new: by path, the shape of each parameter that the parent does not have.
   """
 
   taken: Mapping[str, str]
@@ -32,13 +32,13 @@ class Inheritance:
 def start(
   parent: Parent, model: ModelDef, seed: int, tokenizer: Location
 ) -> tuple[PyTree, Inheritance]:
-  """Returns a model's first parameters, read straight to where they lie, and their origin.
+  """Returns the first parameters of a model, read straight to their devices, and their origin.
 
   Args:
-    parent: of `parents.find`.
-    model: to start.
-    seed: of the initial values of new parameters.
-    tokenizer: file of the model's data.
+    parent: the model to start from.
+    model: the model that is started.
+    seed: the seed of the initial values of new parameters.
+    tokenizer: the tokenizer file of the data.
 
   Raises:
     ValueError: the parent has another tokenizer, or its parameters do not fit.
@@ -55,24 +55,24 @@ def start(
   found = parent.read(abstract, model.layout)
   params, used = flat(model.init(seed, inheritance.new)), set()
   for ours, theirs in inheritance.taken.items():
-    # A step donates its parameters: no two of them may be one array.
+    # A training step donates its parameters, so no two of them may be the same array.
     params[ours] = found[theirs].copy() if theirs in used else found[theirs]
     used.add(theirs)
   return nested(params), inheritance
 
 
 def match(theirs: Shapes, ours: Shapes) -> Inheritance:
-  """Matches a model's parameters with those of its parent, by path.
+  """Matches the parameters of a model with those of its parent, by path.
 
-  The pre-norm of a view, layers/norms/SITE/q|k|v/..., comes from that of x where the parent has no
-  other.
+  The pre-norm of a view, layers/norms/SITE/q|k|v/..., is taken from that of x where the parent does
+  not have it.
 
   Args:
-    theirs: path to shape, of the parent.
-    ours: the same, of the model.
+    theirs: the shapes of the parent's parameters, by path.
+    ours: the shapes of the model's parameters, by path.
 
   Raises:
-    ValueError: a shape differs, or a parameter of the parent has no place.
+    ValueError: a shape differs, or the model has no place for a parameter of the parent.
   """
   sources = {path: path if path in theirs else _x_norm(path) for path in ours}
   taken = {path: source for path, source in sources.items() if source in theirs}
@@ -92,12 +92,12 @@ def match(theirs: Shapes, ours: Shapes) -> Inheritance:
 
 
 def changes(parent: Parent, model: ModelDef, run: Run) -> list[str]:
-  """Returns why a model is not the function that its parent is, a line per reason; none: it is.
+  """Returns the reasons why a model does not compute what its parent computes, a line for each.
 
   Args:
-    parent: of `parents.find`.
-    model: started from it.
-    run: of the model.
+    parent: the model that was started from.
+    model: the model that was started.
+    run: the run of the latter.
 
   Raises:
     ValueError: the record of the parent's run is damaged.
@@ -106,7 +106,7 @@ def changes(parent: Parent, model: ModelDef, run: Run) -> list[str]:
   reasons = workdir.differences(_select(old, _is_function), _select(new, _is_function))
   was, name = old.get(f"{_RESIDUAL}name"), run.decoder.residual.name
   neutral = was == "standard" and model.combinator.equals_standard_at_init
-  if neutral and run.decoder.short_swa.zero_init:  # a new site that adds zero
+  if neutral and run.decoder.short_swa.zero_init:  # a new site adds zero at first
     reasons = [reason for reason in reasons if not reason.startswith(_NEW_SITE)]
   if not neutral and _select(old, _is_residual) != _select(new, _is_residual):
     reasons.append(f"{name!r} with these options is not what {was!r} with its options is")
@@ -122,11 +122,12 @@ def _is_residual(key: str) -> bool:
 
 
 def _is_function(key: str) -> bool:
-  """Whether a setting, those of combinators left out, decides what a trained model computes."""
+  """Returns whether a setting of the model, but not of its combinator, decides what it computes."""
   return key.startswith("config.model.") and not _is_residual(key) and key not in _ONLY_AT_INIT
 
 
 def _x_norm(path: str) -> str:
+  """Returns the path of the pre-norm of x instead of that of q, k or v; other paths as they are."""
   parts = path.split("/")
   if parts[:2] == ["layers", "norms"] and parts[3] in ("q", "k", "v"):
     parts[3] = "x"

@@ -1,4 +1,4 @@
-"""What a run can start from: a checkpoint of another run, or a Hugging Face folder."""
+"""The models that a run can start from: checkpoints of other runs, and Hugging Face folders."""
 
 import dataclasses
 import pathlib
@@ -24,37 +24,37 @@ KNOB = "config.train.init_from"
 
 
 class Parent(Protocol):
-  """Parameters by path, and the tokens and the function that they were trained with."""
+  """A trained model that a run starts from."""
 
   @property
   def source(self) -> Location:
-    """Where they are; `find` finds the parent again there."""
+    """The location of the model; `find` finds the same parent there."""
     ...
 
   def tokenizer(self) -> str:
-    """Returns what lies in the tokenizer file of a run with these tokens.
+    """Returns the content of the tokenizer file of a run that has the tokens of this model.
 
     Raises:
-      ValueError: there is no tokenizer.
+      ValueError: the model has no tokenizer.
     """
     ...
 
   def shapes(self, config: DecoderConfig) -> Shapes:
-    """Returns path to shape of the parameters, for a decoder that uses them."""
+    """Returns the shape of each parameter by its path, for a decoder that takes them over."""
     ...
 
   def read(self, wanted: Mapping[str, jax.ShapeDtypeStruct], layout: Layout) -> Mapping[str, Array]:
-    """Returns path to array, each of the shape and where its sharding puts it."""
+    """Returns the wanted parameters by path, with the wanted shapes and shardings."""
     ...
 
   def identity(self, config: DecoderConfig) -> Mapping[str, Any]:
-    """Returns setting to value of the model, see `workdir.model_identity`."""
+    """Returns the settings of the model, see `workdir.model_identity`."""
     ...
 
 
 @dataclasses.dataclass(frozen=True)
 class FromRun:
-  """A checkpoint of another run."""
+  """A parent that is a checkpoint of another run."""
 
   saved: Saved
 
@@ -87,9 +87,9 @@ class FromRun:
 
 @dataclasses.dataclass(frozen=True)
 class FromHuggingFace:
-  """A folder with config.json, safetensors and tokenizer.json.
+  """A parent that is a folder with config.json, safetensors and tokenizer.json.
 
-  Rows of learned positions that the data of the run do not reach are left out.
+  Rows of learned positions beyond the length of the run's rows are left out.
   """
 
   folder: pathlib.Path
@@ -117,19 +117,19 @@ class FromHuggingFace:
     return {path: _first_rows(found[path], leaf) for path, leaf in wanted.items()}
 
   def identity(self, config: DecoderConfig) -> Mapping[str, Any]:
-    """See `Parent`; activations have the dtype that they are asked to have."""
+    """See `Parent`; the dtype of activations is that of `config`."""
     return workdir.model_identity(huggingface.read_config(self.folder, dtype=config.dtype))
 
 
 def find(path: str) -> FromRun | FromHuggingFace:
-  """Returns what config.train.init_from names.
+  """Returns the parent that config.train.init_from names.
 
   Args:
-    path: a workdir, of which the newest checkpoint is meant, a checkpoint in one, or a Hugging Face
+    path: a workdir, which stands for its newest checkpoint, a checkpoint in one, or a Hugging Face
       folder.
 
   Raises:
-    ValueError: it is none of them.
+    ValueError: the path is none of them.
   """
   if is_huggingface(path):
     return FromHuggingFace(pathlib.Path(path))
@@ -143,12 +143,12 @@ def is_huggingface(path: str) -> bool:
 
 
 def flat(tree: PyTree) -> dict[str, PyTree]:
-  """Returns path such as layers/mlp/up_proj/kernel to leaf."""
+  """Returns the leaves of a nested dict by paths such as layers/mlp/up_proj/kernel."""
   return nnx.traversals.flatten_mapping(tree, sep="/")
 
 
 def nested(leaves: Mapping[str, PyTree]) -> PyTree:
-  """The inverse of `flat`."""
+  """Returns the nested dict that `flat` was given."""
   return nnx.traversals.unflatten_mapping(leaves, sep="/")
 
 

@@ -1,4 +1,4 @@
-"""A trained model from the workdir of its run."""
+"""Finds the checkpoint of a run and restores its model."""
 
 import dataclasses
 
@@ -18,8 +18,8 @@ class Saved:
   """A checkpoint of a run.
 
   Attributes:
-    checkpoint: its folder.
-    workdir: of its run.
+    checkpoint: the folder of the checkpoint.
+    workdir: the folder of the run.
   """
 
   checkpoint: Location
@@ -27,7 +27,7 @@ class Saved:
 
   @property
   def step(self) -> int:
-    """Of the run, after which it was saved."""
+    """The number of steps that the run had finished when the checkpoint was saved."""
     return int(self.checkpoint.name)
 
 
@@ -35,11 +35,11 @@ def find(path: str, knob: str) -> Saved:
   """Returns the checkpoint that a setting names.
 
   Args:
-    path: a workdir, of which the newest checkpoint is meant, or a checkpoint in one.
-    knob: name of the setting, for messages.
+    path: a workdir, which stands for its newest checkpoint, or a checkpoint in one.
+    knob: the name of the setting, for messages.
 
   Raises:
-    ValueError: there is none.
+    ValueError: there is no checkpoint.
   """
   folder = locations.path(path, knob, writable=True)
   folder = folder.absolute() if locations.is_local(folder) else folder
@@ -55,7 +55,7 @@ def find(path: str, knob: str) -> Saved:
 
 
 def restore_model(run: Run, saved: Saved) -> tuple[ModelDef, PyTree, Tokenizer]:
-  """Returns the model of a run, its parameters, and its tokenizer, also of a run that goes on.
+  """Returns the model of a run, its parameters and its tokenizer; the run may be going on.
 
   Args:
     run: what `resjax.experiment.load` returns; the parameters go where its layout puts them.

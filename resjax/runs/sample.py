@@ -1,4 +1,4 @@
-"""Text from a model: prompts to tokens, tokens to text."""
+"""Samples text from a model."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,7 @@ import numpy as np
 from resjax.data.tokenizer import END_OF_TEXT, Tokenizer
 from resjax.models.model_def import ModelDef
 from resjax.models.sampling import generate
-from resjax.typing import PyTree
+from resjax.typing import Array, PyTree
 
 
 def sample_text(
@@ -24,19 +24,20 @@ def sample_text(
   top_p: float = 1.0,
   stop: str = END_OF_TEXT,
 ) -> list[str]:
-  """Returns one continuation of each prompt, each cut where it stops.
+  """Returns one continuation of each prompt, up to where it stops.
 
   Args:
-    model: the decoder.
-    params: its parameters.
-    tokenizer: of the data that it was trained on.
-    prompts: how the texts begin; may be empty, every document starts with the end of text.
-    num_tokens: length of a continuation.
-    temperature: of the sampling; 0 takes the most probable token.
-    seed: of the random numbers.
-    top_k: samples among the k most probable tokens; 0: all.
-    top_p: samples among the most probable tokens that sum to p; 1: all.
-    stop: text of one token at which a continuation ends; it always ends at the end of text.
+    model: the decoder without its parameters.
+    params: the parameters.
+    tokenizer: the tokenizer of the data that the model was trained on.
+    prompts: the beginnings of the texts, which may be empty; every document starts with the token
+      of the end of text.
+    num_tokens: the largest length of a continuation.
+    temperature: the temperature of the sampling; 0 takes the most probable token.
+    seed: the seed of the random numbers.
+    top_k: tokens are sampled among the k most probable ones; 0: among all.
+    top_p: tokens are sampled among the most probable ones that sum to p; 1: among all.
+    stop: the text of a token at which a continuation ends, as it always does at the end of text.
 
   Raises:
     ValueError: the longest prompt and its continuation do not fit into a row, `stop` is not one
@@ -49,11 +50,20 @@ def sample_text(
     row[len(row) - len(tokens) :] = tokens
   stops = (*tokenizer.end_ids, _stop_token(tokenizer, stop))
 
-  def run(params, rows, lengths, key):
-    options = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "stop": stops}
-    return generate(model.bind(params), rows, num_tokens, lengths=lengths, key=key, **options)
+  def run(params: PyTree, rows: Array, lengths: Array, key: Array) -> Array:
+    return generate(
+      model.bind(params),
+      rows,
+      num_tokens,
+      lengths=lengths,
+      key=key,
+      temperature=temperature,
+      top_k=top_k,
+      top_p=top_p,
+      stop=stops,
+    )
 
-  sample = jax.jit(run, out_shardings=model.layout.everywhere)  # so that each process can read it
+  sample = jax.jit(run, out_shardings=model.layout.everywhere)  # every process can read the result
   sampled = np.asarray(sample(params, rows, lengths, jax.random.key(seed)))
   return [tokenizer.decode(_until(row, stops)) for row in sampled[:, rows.shape[1] :]]
 

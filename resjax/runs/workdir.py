@@ -1,4 +1,4 @@
-"""The folder of a run, and the record of what the run is: `run.json`."""
+"""The folder of a run, and its file `run.json`, the record of what the run is."""
 
 import contextlib
 import dataclasses
@@ -26,24 +26,24 @@ _PACKAGES = (
   "resjax", "jax", "jaxlib", "libtpu", "flax", "optax", "orbax-checkpoint", "grain",
   "tensorflow-datasets", "tokenizers", "numpy",
 )  # fmt: skip
-# How a step is computed, not what it computes: free to change between two parts of a run.
+# Settings of how a step is computed, not of what it computes: a resumed run may change them.
 _FREE_MODEL_FIELDS = ("attention", "depth", "remat")
 
 
 def place(path: str) -> Location:
-  """Returns the folder of a run, local or gs://.
+  """Returns the location of the folder of a run, local or on gs://.
 
   Raises:
-    ValueError: it is neither, or what reads gs:// is not installed.
+    ValueError: the path is neither, or a package that gs:// needs is not installed.
   """
   return locations.path(path, "config.workdir", writable=True)
 
 
 def create(path: str) -> Location:
-  """Makes the folder and proves that files can be written there.
+  """Makes the folder of a run and proves that files can be written there.
 
   Raises:
-    ValueError: they cannot.
+    ValueError: no file can be written there.
   """
   folder = place(path)
   locations.make_folder(folder, "config.workdir")
@@ -54,13 +54,13 @@ def create(path: str) -> Location:
 
 @contextlib.contextmanager
 def lock(folder: Location) -> Iterator[None]:
-  """Keeps other trainers out of the folder; a dead process holds nothing.
+  """Keeps other trainers out of a folder, until the context is left or the process dies.
 
-  On an object store nothing can hold a lock that a dead process lets go of: there, whoever trained
-  before notices at its next checkpoint that another process writes the records, and ends.
+  An object store has no lock that a dead process would release. There, the earlier one of two
+  processes notices at its next checkpoint that another one writes the records, and ends.
 
   Raises:
-    ValueError: another process trains there.
+    ValueError: another process trains in the folder.
   """
   if not locations.is_local(folder):
     yield
@@ -76,10 +76,10 @@ def lock(folder: Location) -> Iterator[None]:
 
 
 def check(folder: Location, run: Run, dataset: DatasetSummary) -> None:
-  """Checks that the folder holds no other run.
+  """Checks that a folder holds no other run.
 
   Raises:
-    ValueError: an earlier run there differs in what decides its parameters or data order.
+    ValueError: the folder holds a run with other parameters or another order of the data.
   """
   if not (folder / RECORD).exists():
     return
@@ -95,7 +95,7 @@ def check(folder: Location, run: Run, dataset: DatasetSummary) -> None:
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-  """Returns one line for each setting that two identities do not share."""
+  """Returns a line for each setting in which two identities differ."""
   return [
     f"{key} was {old.get(key)!r} and is {new.get(key)!r}"
     for key in sorted({*old, *new})
@@ -104,7 +104,14 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
 
 
 def write(folder: Location, run: Run, dataset: DatasetSummary, costs: Mapping[str, float]) -> None:
-  """Writes config, identity, costs and environment, and keeps a copy of the tokenizer."""
+  """Writes the record of a run, and a copy of its tokenizer.
+
+  Args:
+    folder: the folder of the run.
+    run: the run.
+    dataset: the data that were built for it.
+    costs: what its model costs, see `resjax.train.run_tables.model_costs`.
+  """
   content = {
     "config": run.resolved,
     "identity": identity(run),
@@ -120,7 +127,7 @@ def read(folder: Location) -> Mapping[str, Any]:
   """Returns the record of a run.
 
   Raises:
-    ValueError: the folder holds no run, or a damaged record.
+    ValueError: the folder holds no run, or its record is damaged.
   """
   path = folder / RECORD
   if not path.exists():
@@ -136,7 +143,7 @@ def read(folder: Location) -> Mapping[str, Any]:
 
 
 def identity(run: Run) -> dict[str, Any]:
-  """Returns what decides parameters and data order: setting to value, as JSON has it."""
+  """Returns the settings that decide the parameters and the order of the data, as JSON values."""
   data = dataclasses.asdict(run.data)
   del data["root"]
   found = model_identity(run.decoder)
@@ -147,19 +154,19 @@ def identity(run: Run) -> dict[str, Any]:
 
 
 def model_identity(decoder: DecoderConfig) -> dict[str, Any]:
-  """Returns what decides the function of a decoder, of its data left out, likewise."""
+  """Returns the settings that decide the function of a decoder, without those of its data."""
   model = dataclasses.asdict(decoder)
   residual = model.pop("residual")
   model["residual.name"] = residual["name"]
   for key, value in residual["options"].items():
     model[f"residual.{residual['name']}.{key}"] = value
-  for key in (*_FREE_MODEL_FIELDS, "vocab_size", "max_positions"):  # the last two are the data's
+  for key in (*_FREE_MODEL_FIELDS, "vocab_size", "max_positions"):  # the data decide the last two
     del model[key]
   return json.loads(json.dumps({f"config.model.{key}": value for key, value in model.items()}))
 
 
 def _environment() -> dict[str, Any]:
-  versions = {}
+  versions: dict[str, str | None] = {}
   for package in _PACKAGES:
     try:
       versions[package] = importlib.metadata.version(package)
@@ -175,7 +182,7 @@ def _environment() -> dict[str, Any]:
 
 
 def _git_revision() -> str | None:
-  """Returns the commit of this source, `-dirty` if files were changed; None outside git."""
+  """Returns the commit of this source, with `-dirty` if files were changed; None outside git."""
   command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
   try:
     source = Path(__file__).parent

@@ -1,4 +1,4 @@
-"""What several processes settle before they train: that they are alike, and who builds the data."""
+"""What the processes of a run do before they train: check that they are alike, and build data."""
 
 import hashlib
 import importlib.metadata
@@ -21,10 +21,12 @@ _ALIKE = ("resjax", "jax", "jaxlib", "libtpu")
 
 
 def introduce(run: Run) -> None:
-  """Prints what each of several processes is, and checks that they are alike.
+  """Prints what each process of a run is, and checks that all have the same config and packages.
+
+  A run of one process does nothing here.
 
   Raises:
-    ValueError: a process has another config or another version of a package.
+    ValueError: a process has another config, or another version of a package.
   """
   if jax.process_count() == 1:
     return
@@ -37,17 +39,18 @@ def introduce(run: Run) -> None:
     + ", ".join(f"{name} {value}" for name, value in own.items() if value),
     flush=True,
   )
-  found = processes.gather("identity", {"host": host, "identity": own})
+  found = processes.gather("identity", {"host": host, "identity": own}) or []
   problem = processes.first("alike", lambda: _odd_one(found))
   if problem:
     raise ValueError(problem)
 
 
 def _odd_one(processes: Sequence[Mapping]) -> str | None:
-  """Returns who differs from most others in what, in one line; None if nobody does."""
+  """Returns a line that says which process differs from most others, and in what; or None."""
   for key in processes[0]["identity"]:
     values = [process["identity"][key] for process in processes]
-    usual = Counter(values).most_common(1)[0][0]  # of process 0 where two are as common
+    # Where two values are as common, that of process 0 counts as usual.
+    usual = Counter(values).most_common(1)[0][0]
     for index, value in enumerate(values):
       if value != usual:
         what = "another config" if key == "config" else f"another {key}"
@@ -60,15 +63,15 @@ def _odd_one(processes: Sequence[Mapping]) -> str | None:
 
 
 def build_data(config: DataConfig, console: Console) -> DatasetSummary:
-  """Returns the data of a run: process 0 builds, then the others read what it has built.
+  """Returns the data of a run, which process 0 builds and the others read.
 
-  A process that does not see them, because its host has a disk of its own, builds them too.
+  A process that does not find them, because its host has a disk of its own, builds them too.
 
   Raises:
-    ValueError: a corpus is missing, empty or malformed; a process has built other data.
+    ValueError: a corpus is missing, empty or malformed; or a process has built other data.
   """
   built = build_and_show(config, console) if jax.process_index() == 0 else None
-  mark = processes.first("data", lambda: built.fingerprint)
+  mark = processes.first("data", lambda: built and built.fingerprint)
   summary = built or dataset.find(config.root, mark) or dataset.build(config)
   if summary.fingerprint != mark:
     raise ValueError(

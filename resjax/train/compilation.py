@@ -1,7 +1,10 @@
-"""Compiles the programs of a run while the main thread listens to signals."""
+"""Compiles the programs of a run in a thread, so that signals are noticed meanwhile."""
 
 import threading
-from collections.abc import Callable
+from concurrent import futures
+from concurrent.futures import Future
+
+from jax.stages import Compiled
 
 from resjax import processes
 from resjax.processes.signals import StopRequest
@@ -12,30 +15,34 @@ _POLL = 0.1  # seconds
 
 def compile_steps(
   program: Program, stop: StopRequest, *, alignment: bool
-) -> tuple[Callable, ...] | None:
-  """Returns the steps of training and evaluation, compiled, and where it is asked for that of the
-  alignment; None if the run is to stop first.
+) -> tuple[Compiled, ...] | None:
+  """Returns the compiled steps of a run; None if the run is to stop before they are compiled.
 
   XLA cannot be interrupted: after None it goes on in the background until the process ends. Several
   processes finish compiling before they agree to stop.
-  """
-  result = []
 
-  def work():
+  Args:
+    program: the programs of the run.
+    stop: tells whether the run is to stop.
+    alignment: whether the step that measures the alignment is compiled, too.
+
+  Returns:
+    The steps of training and evaluation, and that of the alignment if it is asked for.
+  """
+  compiled: Future[tuple[Compiled, ...]] = Future()
+
+  def work() -> None:
     try:
       steps = [program.lower_train_step(), program.lower_eval_step()]
       if alignment:
         steps.append(program.lower_alignment_step())
-      result.append(tuple(step.compile() for step in steps))
+      compiled.set_result(tuple(step.compile() for step in steps))
     except BaseException as error:
-      result.append(error)
+      compiled.set_exception(error)
 
-  thread = threading.Thread(target=work, daemon=True)
-  thread.start()
-  while thread.is_alive():
-    thread.join(_POLL)
+  # Python would wait for the thread of an executor at its end, but not for a daemon.
+  threading.Thread(target=work, daemon=True).start()
+  while not futures.wait([compiled], _POLL).done:
     if stop.asked and not processes.active():
       return None
-  if isinstance(result[0], BaseException):
-    raise result[0]
-  return result[0]
+  return compiled.result()

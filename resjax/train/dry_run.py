@@ -1,4 +1,4 @@
-"""What a run would do, told without data, arrays or files."""
+"""Tells what a run would do, without building data, arrays or files."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -11,13 +11,13 @@ from rich.table import Table
 
 from resjax.runs.config import Run
 from resjax.train import program, run_tables
-from resjax.typing import Array, PyTree
+from resjax.typing import PyTree
 
 
 def dry_run(run: Run, console: Console | None = None) -> None:
-  """Prints the settings, parameters and their shardings, costs, bytes per device, rows per process.
+  """Prints settings, parameters with shardings, costs, bytes per device and rows per process.
 
-  The vocabulary is as large as the tokenizer may become; nothing is written, built or compiled.
+  The vocabulary is the largest that the tokenizer may have. Nothing is written, built or compiled.
   """
   console = console or Console()
   planned = program.build(run)
@@ -28,13 +28,16 @@ def dry_run(run: Run, console: Console | None = None) -> None:
 
 
 def settings(resolved: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-  """Yields config.KEY and value of each setting; of combinators and sets of rules, the chosen."""
+  """Yields the name config.KEY and the value of each setting.
+
+  Of the combinators and of the sets of rules, only the chosen one's settings are told.
+  """
   chosen = {
     ("model", "residual"): resolved["model"]["residual"]["name"],
     ("sharding",): resolved["sharding"]["name"],
   }
 
-  def walk(values, path):
+  def walk(values: Mapping[str, Any], path: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
     for key, value in values.items():
       if path in chosen and key not in ("name", chosen[path]):
         continue
@@ -47,15 +50,15 @@ def settings(resolved: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def bytes_per_device(tree: PyTree) -> int:
-  """Returns the bytes that abstract arrays with shardings take on each device."""
+  """Returns the number of bytes that abstract arrays with shardings take on each device."""
   return sum(
     math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
     for leaf in jax.tree.leaves(tree)
   )
 
 
-def rows_per_process(rows: Array) -> dict[int, list[tuple[int, int]]]:
-  """Returns by process the ranges [first, end) of rows of an abstract batch that it holds."""
+def rows_per_process(rows: jax.ShapeDtypeStruct) -> dict[int, list[tuple[int, int]]]:
+  """Returns the ranges [first, end) of rows of an abstract batch that each process holds."""
   found: dict[int, set[tuple[int, int]]] = {}
   for device, index in rows.sharding.devices_indices_map(rows.shape).items():
     found.setdefault(device.process_index, set()).add(index[0].indices(rows.shape[0])[:2])
@@ -63,7 +66,7 @@ def rows_per_process(rows: Array) -> dict[int, list[tuple[int, int]]]:
 
 
 def _joined(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
-  """Joins ranges that touch."""
+  """Returns sorted ranges with those joined that follow each other without a gap."""
   joined = ranges[:1]
   for first, end in ranges[1:]:
     if first == joined[-1][1]:
@@ -77,7 +80,7 @@ def _show_step(run: Run, planned: program.Program, console: Console) -> None:
   state, batch = planned.state, planned.batch
   parts = {
     "parameters": state.params,
-    "gradients": state.params,  # as wide, and as they lie
+    "gradients": state.params,  # of the same dtypes and shardings
     "optimizer": state.opt_state,
     "batch": batch,
   }

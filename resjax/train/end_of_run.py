@@ -19,9 +19,16 @@ def finish(trainer: Trainer, console: Console) -> None:
   figures = _show_records(run, folder, console) if jax.process_index() == 0 else []
   num_tokens = min(run.train.sample_tokens, run.data.seq_len - 1)  # a row begins with one token
   if num_tokens:
-    options = {"num_tokens": num_tokens, "temperature": 0.8, "seed": run.seed}
-    # The parameters lie on the devices of all processes, so that each of them samples.
-    text = sample_text(trainer.model, trainer.state.params, trainer.tokenizer, [""], **options)[0]
+    # The parameters are on the devices of all processes, so that each of them samples.
+    [text] = sample_text(
+      trainer.model,
+      trainer.state.params,
+      trainer.tokenizer,
+      [""],
+      num_tokens=num_tokens,
+      temperature=0.8,
+      seed=run.seed,
+    )
     console.print("sample (temperature 0.8):")
     console.print(text, markup=False, highlight=False, soft_wrap=True)
   console.print(trainer.ledger.table())

@@ -1,4 +1,4 @@
-"""Evaluation on a held-out split."""
+"""The evaluation of a run in progress on held-out rows."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -13,7 +13,7 @@ from resjax.sharding import Layout
 from resjax.train.step import Batch
 from resjax.typing import Array, PyTree
 
-SPLIT = "validation"  # what runs in progress are evaluated on
+SPLIT = "validation"  # the split that runs in progress are evaluated on
 
 
 def evaluate(
@@ -43,9 +43,11 @@ def evaluate(
   Returns:
     A dict with the keys `loss`, `bits_per_byte` and `accuracy`.
   """
-  options = {"batch_size": batch_size, "max_rows": max_rows, "rows": layout.rows(batch_size)}
+  rows = layout.rows(batch_size).tolist()
   total, running = LossSums.zeros(), LossSums.zeros()
-  for batch in evaluation_batches(dataset, SPLIT, **options):
+  for batch in evaluation_batches(
+    dataset, SPLIT, batch_size=batch_size, max_rows=max_rows, rows=rows
+  ):
     with around_batch():
       before, running = running, eval_step(params, layout.put(batch, batch_size), token_bytes)
       # This waits for the batch before, so that a stop need not wait for more than one.
@@ -54,9 +56,9 @@ def evaluate(
 
 
 def summary(sums: LossSums) -> dict[str, float]:
-  """Returns loss, bits per byte and accuracy of loss sums that are on the host."""
+  """Returns the loss, bits per byte and accuracy of loss sums that are on the host."""
   return {
     "loss": float(sums.nats / sums.tokens),
-    "bits_per_byte": bits_per_byte(sums.nats, sums.bytes),
+    "bits_per_byte": bits_per_byte(float(sums.nats), float(sums.bytes)),
     "accuracy": float(sums.correct / sums.tokens),
   }

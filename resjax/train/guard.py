@@ -1,4 +1,4 @@
-"""Steps that would harm a run: found on the device, left out, and counted."""
+"""The step guard: it finds steps that would harm a run on the device, skips and counts them."""
 
 import dataclasses
 import math
@@ -15,14 +15,15 @@ from resjax.typing import Array, PyTree
 class GuardState:
   """What the guard remembers; a part of the train state, so that checkpoints hold it.
 
-  Its shapes do not depend on the config: a run that resumes may choose another window.
+  Its shapes do not depend on the config, so that a resumed run may choose another window.
 
   Attributes:
-    skipped: number of steps left out so far, int32 scalar.
-    in_a_row: number of them since the last step that was taken, int32 scalar.
-    taken: number of steps taken under the guard, int32 scalar.
-    losses: [MAX_SPIKE_WINDOW] of the last steps taken; that of step n of them is at n modulo size.
-    grad_norms: [MAX_SPIKE_WINDOW], likewise.
+    skipped: the number of steps skipped so far, an int32 scalar.
+    in_a_row: the number of steps skipped since the last step that was taken, an int32 scalar.
+    taken: the number of steps taken under the guard, an int32 scalar.
+    losses: [MAX_SPIKE_WINDOW], the losses of the last steps that were taken; the loss of the n-th
+      of all of them is at index n modulo MAX_SPIKE_WINDOW.
+    grad_norms: [MAX_SPIKE_WINDOW], the norms of their gradients, in the same places.
   """
 
   skipped: Array
@@ -43,17 +44,18 @@ def judge(
 ) -> tuple[Array, GuardState]:
   """Decides whether a step is taken.
 
-  Not taken are, where they are asked for: a loss or gradient norm that is not finite; one above
-  mean + spike_sigma · std of the last spike_window steps taken, once half of these are there.
+  If the config says so, a step is skipped when its loss or gradient norm is not finite, or when one
+  of them is above mean + spike_sigma · std of the last spike_window steps that were taken, as soon
+  as there are half as many.
 
   Args:
-    config: what is asked for.
-    guard: before this step.
-    loss: of this step, fp32 scalar.
-    grad_norm: of this step before clipping, fp32 scalar.
+    config: says which steps are skipped.
+    guard: the state of the guard before this step.
+    loss: the loss of this step, an fp32 scalar.
+    grad_norm: the norm of its gradient before clipping, an fp32 scalar.
 
   Returns:
-    A bool scalar, true where the step is taken, and the state after it.
+    A bool scalar, which is true if the step is taken, and the state of the guard after it.
   """
   take = jnp.ones((), jnp.bool_)
   if config.skip_nonfinite:
@@ -74,24 +76,28 @@ def judge(
 
 
 def _is_spike(config: HealthConfig, taken: Array, history: Array, value: Array) -> Array:
+  """Returns whether a value is far above those of the last steps that were taken."""
   filled = jnp.minimum(taken, config.spike_window)
   age = (taken - 1 - jnp.arange(MAX_SPIKE_WINDOW)) % MAX_SPIKE_WINDOW
   inside = age < filled
   mean = jnp.mean(history, where=inside)
-  limit = mean + config.spike_sigma * jnp.std(history, mean=mean, where=inside)
+  deviation = jnp.std(history, mean=mean, where=inside)  # type: ignore[call-arg]  # newer stubs only
+  limit = mean + config.spike_sigma * deviation
   return (2 * filled >= config.spike_window) & (value > limit)
 
 
 def choose(take: Array, new: PyTree, old: PyTree) -> PyTree:
-  """Returns `new` where the step is taken, else `old`, bit by bit.
+  """Returns `new` if the step is taken, and otherwise `old`, bit by bit.
 
-  A select is exact where a zeroed update is not: -0 + 0 is +0, devices flush subnormal sums to 0,
-  and a zeroed gradient still moves moments and counts. It is elementwise, so it joins the loop
-  that computes `new`, in the place of a donated `old`: compiled for four v5e, peak memory and
-  bytes moved of a decoder's step stay what they are. XLA's CPU backend copies the moments.
+  Adding a zeroed update would not be exact: -0 + 0 is +0, devices flush subnormal sums to 0, and a
+  zeroed gradient still changes moments and counts. The choice is elementwise, so that XLA makes it
+  in the loop that computes `new`, in the memory of a donated `old`: in the training step of a
+  decoder that is compiled for four v5e, it changes neither the peak of memory nor the bytes moved.
+  XLA's CPU backend copies the moments.
 
-  Of optax, apply_if_finite (which takes a bad step in the end) and MultiSteps (which holds one more
-  gradient) know no loss; conditionally_mask could, but adds a zero update and counts skipped steps.
+  In optax, apply_if_finite, which takes a bad step in the end, and MultiSteps, which holds one more
+  gradient, do not see the loss. conditionally_mask could, but it adds a zero update and counts
+  skipped steps.
   """
   return jax.tree.map(lambda a, b: jnp.where(take, a, b), new, old)
 
@@ -99,17 +105,17 @@ def choose(take: Array, new: PyTree, old: PyTree) -> PyTree:
 def problem(
   config: HealthConfig, *, loss: float, grad_norm: float, skipped: int, in_a_row: int
 ) -> str | None:
-  """Returns why a run goes nowhere, the end of a line; None where it may go on.
+  """Returns why a run should end after a step, as the end of a sentence; None if it may go on.
 
-  Too many steps in a row were left out, or a step was taken with a loss or gradient norm that is
-  not finite.
+  It should end when too many steps in a row were skipped, or when a step was taken whose loss or
+  gradient norm is not finite.
 
   Args:
-    config: of the guard.
-    loss: of the step.
-    grad_norm: of the step.
-    skipped: steps left out so far, this one included.
-    in_a_row: steps left out up to this one without one taken between.
+    config: the settings of the guard.
+    loss: the loss of the step.
+    grad_norm: the norm of its gradient.
+    skipped: the number of steps skipped so far, with this one.
+    in_a_row: the number of steps skipped since the last step that was taken, with this one.
   """
   values = f"loss {loss:.6g} and gradient norm {grad_norm:.6g}"
   if in_a_row >= config.max_skipped:

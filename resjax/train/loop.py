@@ -25,19 +25,19 @@ from resjax.train.trainer import Trainer
 def train(run: Run, console: Console | None = None, profile_steps: range = range(0)) -> None:
   """Trains a run to its last step, from its newest checkpoint if there is one.
 
-  Process 0 alone writes files, except checkpoints and profiles, and prints; see `Trainer.run_steps`
-  for the order of records and checkpoints.
+  Process 0 alone prints, and writes all files but checkpoints and profiles. `Trainer.run_steps`
+  says in which order records and checkpoints are written.
 
   Args:
-    run: what to train.
-    console: where to print.
-    profile_steps: of `profile.parse_steps`.
+    run: the run to train.
+    console: where to print; default: standard output.
+    profile_steps: the steps to trace, see `profile.parse_steps`.
 
   Raises:
-    Interrupted: SIGTERM or Ctrl-C came; the step in progress was saved.
-    ValueError: the folder cannot be written, is in use, or holds another run; the data are not
-      there; the parent's parameters are not there or do not fit; processes are not alike; loss or
-      gradient are no longer finite.
+    Interrupted: SIGTERM or Ctrl-C came, and the step in progress was saved.
+    ValueError: the folder cannot be written, is in use, or holds another run; the data are missing;
+      the parent's parameters are missing or do not fit; processes are not alike; or the loss or the
+      gradient is no longer finite.
   """
   first = jax.process_index() == 0
   console = (console or Console()) if first else Console(quiet=True)
@@ -50,7 +50,7 @@ def train(run: Run, console: Console | None = None, profile_steps: range = range
       if first:
         workdir.create(run.workdir)
         claim.enter_context(workdir.lock(folder))
-      # Before the data are built, which may take long.
+      # A mistake in the name of the parent is found before the data are built, which may take long.
       origin = _origin(run, folder)
       dataset = common_start.build_data(run.data, console)
       run = run.with_vocab_size(dataset.vocab_size)
@@ -69,7 +69,7 @@ def train(run: Run, console: Console | None = None, profile_steps: range = range
 
 
 def _origin(run: Run, folder: Location) -> Parent | None:
-  """Returns what all processes start from; a run that resumes needs none."""
+  """Returns the parent that all processes start from; None where the run has none, or resumes."""
 
   def find() -> str | None:
     starts = newest(folder / "checkpoints") is None
@@ -80,13 +80,13 @@ def _origin(run: Run, folder: Location) -> Parent | None:
 
 
 def _show(trainer: Trainer, console: Console) -> None:
-  """Writes what the run is into its folder; prints its model, and where it starts from."""
+  """Writes the record of a run into its folder; prints its model, and where it starts from."""
   run, folder = trainer.run, workdir.place(trainer.run.workdir)
   costs = run_tables.model_costs(trainer.model, run)
   if jax.process_index() == 0:
     workdir.write(folder, run, trainer.dataset, costs)
   run_tables.show_model(trainer.model, run, costs, console)
-  if trainer.origin is not None:
+  if trainer.origin is not None and trainer.inheritance is not None:
     changes = init_from.changes(trainer.origin, trainer.model, run)
     run_tables.show_parent(trainer.origin, trainer.inheritance, changes, console)
   if trainer.start is not None:

@@ -1,4 +1,4 @@
-"""A trace of a few steps for xprof, and what lies in device memory at the last of them."""
+"""Traces a few steps for xprof, and records what is in device memory at the last of them."""
 
 import contextlib
 import re
@@ -14,14 +14,14 @@ ANNOTATION = "train"
 
 
 def parse_steps(text: str, steps: int) -> range:
-  """Returns the steps FIRST:LAST, both included, of --profile_steps; none for an empty text.
+  """Returns the steps that --profile_steps names, FIRST:LAST, both included; none if it is empty.
 
   Args:
-    text: such as 10:13.
-    steps: of the whole run.
+    text: the value of the flag, such as 10:13.
+    steps: the number of steps of the run.
 
   Raises:
-    ValueError: it is no such range, or no part of the run.
+    ValueError: the text is no such range, or the range is no part of the run.
   """
   if not text:
     return range(0)
@@ -37,7 +37,7 @@ def parse_steps(text: str, steps: int) -> range:
 
 
 class Profiler:
-  """Traces the given steps; a context manager around all of them.
+  """Traces the given steps; a context manager around all steps of a run.
 
     with Profiler(steps, folder, start=0, tell=print) as profiler:
       for step in ...:
@@ -46,11 +46,11 @@ class Profiler:
         profiler.end(step, metrics)
 
   Args:
-    steps: of `parse_steps`.
-    folder: of the results; made when they are written.
-    start: steps done before this process began.
-    tell: prints a line; None: nobody is told, in all processes but the first.
-    process: number of this one.
+    steps: what `parse_steps` returns.
+    folder: the folder of the results, which is made when they are written.
+    start: the number of steps done before this process began.
+    tell: prints a line about the results; None: none is printed.
+    process: the number of this process.
 
   Raises:
     ValueError: the run resumes after the first of the steps.
@@ -77,12 +77,11 @@ class Profiler:
     return self
 
   def __exit__(self, *exc: object) -> None:
-    if self._tracing is not None:
-      self._stop()
+    self._stop()
 
   @contextlib.contextmanager
   def step(self, step: int) -> Iterator[None]:
-    """Around the work of a step; the first of the steps starts the trace."""
+    """Is around the work of each step, and starts the trace at the first of those to trace."""
     if step not in self._steps:
       yield
       return
@@ -92,7 +91,7 @@ class Profiler:
       yield
 
   def end(self, step: int, result: PyTree) -> None:
-    """After the work of a step; after that of the last one, waits for its result and writes."""
+    """Is called after each step; after the last one to trace, waits for its result and writes."""
     if self._tracing is None or step != self._steps[-1]:
       return
     jax.block_until_ready(result)
@@ -116,4 +115,5 @@ class Profiler:
 
   def _stop(self) -> None:
     tracing, self._tracing = self._tracing, None
-    tracing.close()
+    if tracing is not None:
+      tracing.close()

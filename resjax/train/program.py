@@ -1,21 +1,21 @@
-"""The compiled programs of a run, for the devices that are here or for ones that are not."""
+"""The programs of a run, for the devices that are here or for ones that are not."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
 import optax
+from jax.stages import Wrapped
 
 from resjax import optim
-from resjax.analysis.measurement import ProbeStep, make_probe_step
+from resjax.analysis.measurement import make_probe_step
 from resjax.analysis.probing import PROBED, ProbeConfig
 from resjax.models.model_def import ModelDef
 from resjax.runs.config import Run
 from resjax.sharding import Layout
 from resjax.train.state import TrainState, abstract_state
 from resjax.train.step import make_eval_step, make_train_step
-from resjax.typing import Array
 
 BATCH = ("inputs", "targets", "segment_ids", "positions")
 # The alignment of a run in progress: the state after each layer, all tokens together.
@@ -24,49 +24,49 @@ ALIGNMENT_PROBES = ProbeConfig(every="layer", readings=("closed",), deciles=Fals
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-  """What a run executes on its devices, and the shapes and places of what goes into it.
+  """The functions that a run executes on its devices, and their abstract arguments.
 
   Attributes:
-    model: without its parameters.
-    optimizer: of optax.
-    train_step: see `make_train_step`.
-    eval_step: see `make_eval_step`.
-    alignment_step: see `make_probe_step`; it takes the parameters and `ALIGNMENT_PROBES`.
-    state: abstract `TrainState`.
-    batch: the abstract arrays of a training batch, [B, T] int32 each, B over all devices.
-    eval_batch: those of an evaluation batch, which has the rows of a microbatch.
-    alignment_batch: those of a batch of which the alignment is measured: at most as many rows.
-    token_bytes: abstract [V] int32, the bytes that each token stands for.
+    model: the model without its parameters.
+    optimizer: the optax transformation.
+    train_step: what `make_train_step` returns.
+    eval_step: what `make_eval_step` returns.
+    alignment_step: what `make_probe_step` returns for `ALIGNMENT_PROBES`; it takes the parameters.
+    state: the train state.
+    batch: the arrays of a training batch, [B, T] int32 each, B over all devices.
+    eval_batch: the arrays of an evaluation batch, which has as many rows as a microbatch.
+    alignment_batch: the arrays of a batch whose alignment is measured, of at most as many rows.
+    token_bytes: [V] int32, the number of bytes that each token stands for.
   """
 
   model: ModelDef
   optimizer: optax.GradientTransformation
-  train_step: Callable
-  eval_step: Callable
-  alignment_step: ProbeStep
+  train_step: Wrapped
+  eval_step: Wrapped
+  alignment_step: Wrapped
   state: TrainState
-  batch: Mapping[str, Array]
-  eval_batch: Mapping[str, Array]
-  alignment_batch: Mapping[str, Array]
-  token_bytes: Array
+  batch: Mapping[str, jax.ShapeDtypeStruct]
+  eval_batch: Mapping[str, jax.ShapeDtypeStruct]
+  alignment_batch: Mapping[str, jax.ShapeDtypeStruct]
+  token_bytes: jax.ShapeDtypeStruct
 
   def lower_train_step(self) -> jax.stages.Lowered:
-    """Returns the training step as it is handed to the compiler."""
+    """Returns the training step in the form that the compiler takes."""
     return self.train_step.lower(self.state, self.batch, self.token_bytes)
 
   def lower_eval_step(self) -> jax.stages.Lowered:
-    """Returns the evaluation step as it is handed to the compiler."""
+    """Returns the evaluation step in the form that the compiler takes."""
     return self.eval_step.lower(self.state.params, self.eval_batch, self.token_bytes)
 
   def lower_alignment_step(self) -> jax.stages.Lowered:
-    """Returns the step that measures the alignment, likewise."""
+    """Returns the step that measures the alignment in the form that the compiler takes."""
     number = jax.ShapeDtypeStruct((), jnp.int32, sharding=self.model.layout.sharding())
-    counts = self.token_bytes  # in shape and place
+    counts = self.token_bytes  # the same shape and sharding
     return self.alignment_step.lower(self.state.params, self.alignment_batch, counts, None, number)
 
 
 def build(run: Run) -> Program:
-  """Returns the programs of a run; nothing is compiled, no array is made.
+  """Returns the programs of a run; nothing is compiled, and no array is made.
 
   Args:
     run: what is trained, with the vocabulary of its data; the devices of its layout may be

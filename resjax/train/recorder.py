@@ -1,4 +1,4 @@
-"""What a run tells while it goes on: records, progress, throughput."""
+"""Records and shows the metrics of a run while it goes on."""
 
 from collections.abc import Mapping
 
@@ -23,15 +23,18 @@ from resjax.train.step import Metrics
 
 
 class Recorder:
-  """Logs training and evaluation; use as a context manager. Process 0 alone writes and shows.
+  """Logs training and evaluation; a context manager. Process 0 alone writes and shows anything.
 
   Args:
-    run: what is trained.
-    program: of the run.
-    checkpoints: of the run.
-    devices: that it runs on.
-    start: step that it goes on from, or None.
-    ledger: of the run; goes on from what earlier processes of the run recorded.
+    run: the run that is trained.
+    program: its programs.
+    checkpoints: its checkpoints.
+    devices: the devices that it runs on.
+    start: the step that it goes on from; None: it starts anew.
+    ledger: its ledger, which is given the account of earlier processes of the run.
+
+  Attributes:
+    throughput: counts the tokens per second; whatever is no training step pauses it.
   """
 
   def __init__(
@@ -46,7 +49,7 @@ class Recorder:
     self._run, self._checkpoints, self._ledger = run, checkpoints, ledger
     first = jax.process_index() == 0
     path = workdir.place(run.workdir) / FILE_NAME
-    if first and path.exists():  # before the logger drops what comes after the checkpoint
+    if first and path.exists():  # the logger then drops the records after the checkpoint
       ledger.resume(carried(read_metrics(path), start))
     self._logger = MetricLogger(
       run.workdir,
@@ -73,12 +76,12 @@ class Recorder:
     self._logger.__exit__(*exc)
 
   def step(self, step: int, values: Metrics) -> None:
-    """Takes the metrics of a step that may still run, after it has waited for the step before."""
+    """Takes the metrics of a step that may still run, and waits for those of the step before."""
     before, self._pending = self._pending, (step, values)
     self._record(before)
 
   def flush(self) -> None:
-    """Waits for the last step, and logs it if it is due."""
+    """Waits for the metrics of the last step, and logs them if they are due."""
     before, self._pending = self._pending, None
     self._record(before)
 
@@ -92,14 +95,14 @@ class Recorder:
     )
 
   def alignment(self, step: int, found: Alignment) -> None:
-    """Logs where the model switches from the input token to the next one."""
+    """Logs the alignment, and where the model switches from the input token to the next one."""
     self._logger.log(step, alignment_record.to_record(found) | self._ledger.record())
     switch = found.readings["closed"]["all"].switch
     where = depth_positions.switch_text(found, switch)
     self._progress.message(f"step {step}  switch to the next token: {where}")
 
   def account(self, step: int) -> None:
-    """Logs where the time went, before a checkpoint: what a restart repeats comes after it.
+    """Logs where the time went, just before a checkpoint, so that a restart knows what it repeats.
 
     Raises:
       ValueError: another process writes the same records.
@@ -110,7 +113,7 @@ class Recorder:
       self._logger.flush()
 
   def message(self, text: str) -> None:
-    """Shows a line."""
+    """Shows a line of text."""
     self._progress.message(text)
 
   def _record(self, pending: tuple[int, Metrics] | None) -> None:
@@ -125,14 +128,14 @@ class Recorder:
       self._log(step, values)
 
   def _log(self, step: int, values: Metrics) -> None:
-    """Logs a step that is due or was skipped; ends a run that goes nowhere."""
+    """Logs a step that is due or was skipped, and ends the run if the guard says so."""
     sums, norm, skipped = summary(values["sums"]), float(values["grad_norm"]), values["skipped"]
     due = step % self._run.train.log_every == 0 or step == self._run.train.steps
     if not (due or skipped):
       self._progress.update(step)
     else:
       speed, rate = self.throughput.read(), float(values["learning_rate"])
-      record = {f"train/{key}": value for key, value in sums.items()}
+      record: dict[str, float | None] = {f"train/{key}": value for key, value in sums.items()}
       record["train/grad_norm"] = norm
       record["train/learning_rate"] = rate
       record["train/skipped"] = int(values["skipped_total"])
@@ -151,7 +154,7 @@ class Recorder:
       in_a_row=int(values["skipped_in_a_row"]),
     )
     if problem:
-      self._checkpoints.wait()  # the newest one may still be on its way to the disk
+      self._checkpoints.wait()  # the newest one may not be on disk yet
       saved = self._checkpoints.latest
       last = "no checkpoint is there"
       if saved is not None:

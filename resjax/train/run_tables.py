@@ -1,4 +1,4 @@
-"""What a run tells on the terminal before its first step and after its last."""
+"""What a run prints before its first step and after its last one."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -16,7 +16,7 @@ from resjax.runs.parents import Parent
 
 
 def model_costs(model: ModelDef, run: Run) -> dict[str, float]:
-  """Returns what a model costs: sizes, depth state in bytes and training FLOPs per token."""
+  """Returns what a model costs: parameters, bytes of depth state, and training FLOPs per token."""
   combinator = model.combinator
   return {
     "parameters": sum(leaf.size for leaf in model.leaves()),
@@ -27,7 +27,7 @@ def model_costs(model: ModelDef, run: Run) -> dict[str, float]:
 
 
 def show_model(model: ModelDef, run: Run, costs: Mapping[str, float], console: Console) -> None:
-  """Prints every parameter with what the optimizer does to it, and the model's costs."""
+  """Prints every parameter with what the optimizer does with it, and what the model costs."""
   table = Table(title="parameters", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
   for heading in ("path", "shape", "size", "update", "decay", "lr ×", "sharding"):
     table.add_column(heading, justify="right" if heading == "size" else "left", no_wrap=True)
@@ -51,7 +51,7 @@ def show_model(model: ModelDef, run: Run, costs: Mapping[str, float], console: C
 def show_parent(
   parent: Parent, inheritance: Inheritance, changes: Sequence[str], console: Console
 ) -> None:
-  """Prints what a run takes from another one, what is new, and whether the function changes."""
+  """Prints which parameters a run takes from its parent, and whether it computes the same."""
   taken, new = inheritance.taken, inheritance.new
   lines = [f"starting from {parent.source}: {len(taken)} parameters taken, {len(new)} new"]
   lines += [f"  new, as at init: {path}  {_shape(shape)}" for path, shape in new.items()]
@@ -62,7 +62,7 @@ def show_parent(
 
 
 def show_result(records: Sequence[Mapping[str, Any]], console: Console) -> None:
-  """Prints the first and the last evaluation, and how far they are apart."""
+  """Prints the first and the last evaluation of a run, and how they differ."""
   evaluations = [r for r in records if r.get("validation/bits_per_byte") is not None]
   if not evaluations:
     console.print("done; the record holds no evaluation")
@@ -80,7 +80,10 @@ def _shape(shape: tuple[int, ...]) -> str:
 
 
 def _spec(spec: tuple) -> str:
-  """Mesh axes of each array axis, `-` where it is whole; empty if all are."""
+  """Returns the mesh axes that split each axis of an array; `-` stands for an axis that is whole.
+
+  The text is empty if all axes are whole.
+  """
   if not any(spec):
     return ""
   return ", ".join("+".join([axes] if isinstance(axes, str) else axes or "-") for axes in spec)

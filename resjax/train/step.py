@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
+from jax.stages import Wrapped
 
 from resjax.losses import LossSums
 from resjax.models.loss import loss_sums
@@ -26,7 +27,7 @@ def make_train_step(
   learning_rate: optax.Schedule,
   config: TrainConfig,
   health: HealthConfig | None = None,
-) -> Callable[[TrainState, Batch, Array], tuple[TrainState, Metrics]]:
+) -> Wrapped:
   """Returns train_step(state, batch, token_bytes) -> (state, metrics), jitted.
 
   The old state is donated. The new one is placed on the devices as the old one was, wherever the
@@ -80,9 +81,7 @@ def make_train_step(
   return jax.jit(train_step, donate_argnums=0, out_shardings=(shardings, None))
 
 
-def make_eval_step(
-  model: ModelDef, config: TrainConfig
-) -> Callable[[PyTree, Batch, Array], LossSums]:
+def make_eval_step(model: ModelDef, config: TrainConfig) -> Wrapped:
   """Returns eval_step(params, batch, token_bytes) -> loss sums, jitted."""
 
   def eval_step(params: PyTree, batch: Batch, token_bytes: Array) -> LossSums:

@@ -1,8 +1,9 @@
-"""One run in progress: its steps, and what is due after them."""
+"""A run in progress: its steps, and what is done after them."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from typing import NoReturn
 
 import jax
 
@@ -17,6 +18,7 @@ from resjax.records.metrics_log import FILE_NAME, read_metrics
 from resjax.records.time_ledger import Ledger
 from resjax.runs import init_from, workdir
 from resjax.runs.config import Run
+from resjax.runs.init_from import Inheritance
 from resjax.runs.parents import Parent
 from resjax.train import program
 from resjax.train.compilation import compile_steps
@@ -28,19 +30,19 @@ from resjax.train.step import Metrics
 
 
 class Trainer:
-  """Model, state, data, and where the results go.
+  """Trains a run: it holds the model, the state and the data, and knows where results go.
 
   Args:
-    run: what to train, with the vocabulary of its data.
+    run: the run, with the vocabulary of its data.
     dataset: the built data.
-    checkpoints: of the workdir.
-    origin: what this run starts from, or None.
-    ledger: of the time of the run.
+    checkpoints: the checkpoints of its workdir.
+    origin: the parent that it starts from; None: it has none, or goes on from a checkpoint.
+    ledger: counts the time of the run.
 
   Attributes:
-    start: step of the checkpoint that the run goes on from, or None.
-    inheritance: what came from `origin`, or None.
-    state: of the training.
+    start: the step of the checkpoint that the run goes on from; None: there is none.
+    inheritance: says which parameters came from `origin`; None: there is no origin.
+    state: the train state.
   """
 
   def __init__(
@@ -52,7 +54,8 @@ class Trainer:
     ledger: Ledger,
   ):
     self.run, self.dataset, self.checkpoints, self.ledger = run, dataset, checkpoints, ledger
-    self.origin, self.inheritance = origin, None
+    self.origin = origin
+    self.inheritance: Inheritance | None = None
     self.layout = run.layout
     self.program = program.build(run)
     self.model = self.program.model
@@ -60,7 +63,7 @@ class Trainer:
     self.token_bytes = self.layout.copy(self.tokenizer.token_bytes())
     size = run.train.batch_size
     self.batches = train_batches(
-      run.data, dataset, batch_size=size, seed=run.seed, rows=self.layout.rows(size)
+      run.data, dataset, batch_size=size, seed=run.seed, rows=self.layout.rows(size).tolist()
     )
     self._meter: Meter | None = None
     self.start = _agreed(checkpoints)
@@ -80,19 +83,19 @@ class Trainer:
     return first_state(self.model, optimizer, params)
 
   def run_steps(self, stop: StopRequest, profile_steps: range) -> None:
-    """Runs all remaining steps, and before them an evaluation that the last start still owes.
+    """Runs all remaining steps, after an evaluation that an earlier process was stopped before.
 
-    After every step n come the metrics of n, then evaluation and alignment of n, then the
-    checkpoint of n, so that a resumed run neither misses nor repeats a record. A stop leaves an
-    evaluation out.
+    After every step n come the metrics of n, then its evaluation and alignment, then its
+    checkpoint, so that a resumed run neither misses nor repeats a record. A signal leaves out the
+    evaluation, which the next process makes up for.
 
     Args:
-      stop: whether a signal came.
-      profile_steps: of `profile.parse_steps`.
+      stop: tells whether a signal came.
+      profile_steps: the steps to trace, see `profile.parse_steps`.
 
     Raises:
-      Interrupted: a signal came; the state is saved.
-      ValueError: the run resumes within the steps to profile; too many steps were skipped.
+      Interrupted: a signal came, and the state was saved.
+      ValueError: the run resumes after the first step to trace; or the guard ends the run.
     """
     done, steps = self.start or 0, self.run.train.steps
     owed = processes.first("owed", self._owed)
@@ -124,7 +127,7 @@ class Trainer:
         self.checkpoints.wait()
 
   def _compiled(self, recorder: Recorder, stop: StopRequest) -> Callable:
-    """Compiles the other steps, which are kept, and the training step, which is returned."""
+    """Compiles all steps; returns the training step and keeps the others."""
     with self.ledger.phase("compile"):
       alignment = self.run.train.alignment_every > 0
       compiled = compile_steps(self.program, stop, alignment=alignment)
@@ -135,7 +138,7 @@ class Trainer:
     return train_step
 
   def _step(self, train_step: Callable) -> Metrics:
-    """Starts one training step; its metrics may not be there yet."""
+    """Starts a training step and returns its metrics, which the devices may still compute."""
     with self.ledger.phase("input"):
       batch = self.layout.put(next(self.batches), self.run.train.batch_size)
     with self.ledger.phase("dispatch"):
@@ -143,7 +146,10 @@ class Trainer:
     return values
 
   def _due(self, step: int) -> list[str]:
-    """Returns what is measured after a step: names of metrics up to the slash."""
+    """Returns what is measured after a step: `validation`, `alignment`, both or neither.
+
+    The names of the metrics begin with these words and a slash.
+    """
     train, ends = self.run.train, step in (0, self.run.train.steps)
     due = {
       "validation": ends or _divides(train.eval_every, step),
@@ -155,7 +161,7 @@ class Trainer:
     return self.checkpoints.due(step) or step == self.run.train.steps
 
   def _after(self, step: int, recorder: Recorder, stop: StopRequest) -> None:
-    """Evaluates and saves what is due after a step, all of whose metrics are recorded."""
+    """Measures and saves what is due after a step, whose own metrics are recorded already."""
     if stop.asked:
       self._stop(step, recorder, stop)
     self._measure(step, self._due(step), recorder, stop)
@@ -195,9 +201,9 @@ class Trainer:
     recorder.alignment(step, found)
 
   def _make_meter(self) -> Meter:
-    """Returns what measures the alignment, always on the same few rows of the split."""
+    """Returns a meter of the alignment, which always reads the same few rows of the split."""
     size = self.program.alignment_batch["inputs"].shape[0]
-    rows, max_rows = self.layout.rows(size), self.run.train.alignment_rows
+    rows, max_rows = self.layout.rows(size).tolist(), self.run.train.alignment_rows
     return Meter(
       self.model.bind(self.program.state.params),
       evaluation_batches(self.dataset, SPLIT, batch_size=size, max_rows=max_rows, rows=rows),
@@ -209,21 +215,21 @@ class Trainer:
 
   @contextlib.contextmanager
   def _batch(self, step: int, recorder: Recorder, stop: StopRequest) -> Iterator[None]:
-    """Is around each batch that is evaluated after a step; ends the run if that is asked for."""
+    """Is around each batch of an evaluation; counts its time, and ends the run after a signal."""
     with self.ledger.phase("eval"):
       yield
     if stop.tick():
       self._stop(step, recorder, stop)
 
   def _owed(self) -> list[str]:
-    """Returns what is due after the step to go on from and not recorded."""
+    """Returns what should have been measured after the step to go on from, but is not recorded."""
     step, path = self.start or 0, workdir.place(self.run.workdir) / FILE_NAME
     records = read_metrics(path) if self.start is not None and path.exists() else []
     names = [name for record in records if record["step"] == step for name in record]
     return [due for due in self._due(step) if not any(n.startswith(f"{due}/") for n in names)]
 
-  def _stop(self, step: int, recorder: Recorder, stop: StopRequest) -> None:
-    """Saves the state after a step and ends the run."""
+  def _stop(self, step: int, recorder: Recorder, stop: StopRequest) -> NoReturn:
+    """Saves the state after a step, and raises Interrupted."""
     self._save(step, recorder)
     self.checkpoints.wait()
     message = f"stopped after step {step}, which is saved; the same command goes on"
@@ -235,10 +241,10 @@ def _divides(every: int, step: int) -> bool:
 
 
 def _agreed(checkpoints: Checkpoints) -> int | None:
-  """Returns the step that process 0 goes on from.
+  """Returns the step of the checkpoint that all processes go on from; None if there is none.
 
   Raises:
-    ValueError: another process sees other checkpoints.
+    ValueError: this process finds another newest checkpoint than process 0.
   """
   newest = processes.first("start", lambda: checkpoints.latest)
   if checkpoints.latest != newest:
