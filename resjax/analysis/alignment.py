@@ -168,15 +168,15 @@ class Alignment:
   def from_plain(cls, fields: Mapping[str, Any]) -> "Alignment":
     """Returns the alignment that `to_plain` turned into dicts."""
     weights = fields["depth_weights"]
-    return cls(
-      **{name: fields[name] for name in ("model", "corpus", "num_rows")},
-      positions=_positions(fields["positions"]),
-      readings={
-        reading: {name: _group(group) for name, group in groups.items()}
-        for reading, groups in fields["readings"].items()
-      },
-      depth_weights=None if weights is None else _depth_weights(weights),
-    )
+    if weights is not None:
+      sources, values = tuple(weights["sources"]), np.array(weights["weights"], np.float64)
+      weights = DepthWeights(_positions(weights["readers"]), sources, values)
+    readings = {
+      reading: {name: _group(group) for name, group in groups.items()}
+      for reading, groups in fields["readings"].items()
+    }
+    positions = _positions(fields["positions"])
+    return cls(fields["model"], fields["corpus"], fields["num_rows"], positions, readings, weights)
 
 
 def to_plain(value: Any) -> Any:
@@ -196,21 +196,7 @@ def _positions(items: list[dict[str, Any]]) -> tuple[DepthPosition, ...]:
   return tuple(DepthPosition(**item) for item in items)
 
 
-def _array(values: list) -> np.ndarray:
-  return np.array(values, np.float64)  # None becomes NaN.
-
-
 def _group(fields: dict[str, Any]) -> Group:
-  switch = fields["switch"]
-  return Group(
-    num_tokens=fields["num_tokens"],
-    num_kl_tokens=fields["num_kl_tokens"],
-    metrics={name: _array(values) for name, values in fields["metrics"].items()},
-    switch=None if switch is None else Switch(**switch),
-  )
-
-
-def _depth_weights(fields: dict[str, Any]) -> DepthWeights:
-  return DepthWeights(
-    _positions(fields["readers"]), tuple(fields["sources"]), _array(fields["weights"])
-  )
+  metrics = {name: np.array(values, np.float64) for name, values in fields["metrics"].items()}
+  switch = None if fields["switch"] is None else Switch(**fields["switch"])
+  return Group(fields["num_tokens"], fields["num_kl_tokens"], metrics, switch)

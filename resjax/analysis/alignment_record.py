@@ -46,11 +46,7 @@ def to_record(alignment: Alignment) -> dict[str, float | None]:
 def from_record(record: Mapping[str, Any], model: str, corpus: str, site: str) -> Alignment | None:
   """Returns the alignment of which `to_record` made a record, or None if the record has none.
 
-  Args:
-    record: a record of metrics.jsonl.
-    model: the name of the model.
-    corpus: the name of the corpus.
-    site: the last site of a layer.
+  A record lacks the names of model and corpus, and the last site of a layer.
   """
   found = {k.removeprefix(PREFIX): v for k, v in record.items() if k.startswith(PREFIX)}
   if not found:

@@ -1,4 +1,4 @@
-"""Positions in depth in words and numbers: what they are called, and how far down they lie."""
+"""The names of depth positions and of switches in words, and their places along depth."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,7 @@ from resjax.analysis.alignment import Alignment, DepthPosition, Group, Switch
 
 
 def places(alignment: Alignment) -> np.ndarray:
-  """Returns [P] layers completed at each depth position: 0 at the embedding, L at the end."""
+  """Returns the layers before each depth position [P]: 0 at the embedding, L at the end."""
   sites = _sites(alignment.positions)
   found = [
     0.0 if p.layer < 0 else p.layer + (sites.index(p.site) + 1) / len(sites)
@@ -23,7 +23,7 @@ def num_layers(alignment: Alignment) -> int:
 
 
 def names(positions: Sequence[DepthPosition]) -> list[str]:
-  """Returns what depth positions are called: `embedding`, `layer 3`, or `layer 3 mlp`."""
+  """Returns the names of depth positions: `embedding`, `layer 3`, or `layer 3 mlp`."""
   by_site = len(_sites(positions)) > 1
   return [
     "embedding" if p.layer < 0 else f"layer {p.layer}{f' {p.site}' * by_site}" for p in positions
@@ -48,17 +48,12 @@ def switch_text(alignment: Alignment, switch: Switch | None) -> str:
 
 
 def subtitle(alignment: Alignment, group: Group) -> str:
-  """Returns one line that tells the model, the corpus and the number of tokens."""
+  """Returns a line with the model, the corpus and the number of tokens."""
   return f"{alignment.model}  |  {alignment.corpus}  |  n = {group.num_tokens:,} tokens"
 
 
 def interval(x: np.ndarray, switch: Switch) -> tuple[float, float]:
-  """Returns the confidence interval of a switch on an axis.
-
-  Args:
-    x: [P] coordinates of the depth positions; a bound that is nowhere in depth becomes the last.
-    switch: whose interval it is.
-  """
+  """Returns the interval of a switch on an axis with places x [P]; nowhere is the last place."""
   lower, upper = (x[-1 if end is None else end] for end in (switch.lower, switch.upper))
   return lower, upper
 

@@ -34,12 +34,9 @@ class HeatMap:
 
 
 def heat_map(decoder: Decoder, tokens: np.ndarray, every: str = "layer") -> HeatMap:
-  """Returns the heat map of one text, which is the same for any sharding and any processes.
+  """Returns the heat map of a text [T], which is the same for any sharding and any processes.
 
-  Args:
-    decoder: any decoder, sharded or not.
-    tokens: the tokens of the text [T].
-    every: `layer` or `site`: the depth positions are the places behind each of these.
+  The depth positions are the embedding and the places behind every `layer` or every `site`.
   """
   layout, length = decoder.layout, len(tokens)
   size = -(-length // _MULTIPLE) * _MULTIPLE

@@ -59,11 +59,7 @@ class AttenuatedPath(Combinator):
 
 
 def attenuate(decoder: Decoder, factors: Array | np.ndarray) -> Decoder:
-  """Returns a decoder with the same parameters and factors on its residual path.
-
-  Args:
-    decoder: the decoder, which is not changed.
-    factors: α of each layer and site [L, sites]; 1 leaves a site as it is.
+  """Returns a decoder with the same parameters, and α [L, sites] on its residual path.
 
   Raises:
     ValueError: See `check_supported`.

@@ -20,13 +20,7 @@ Records = Sequence[Mapping[str, Any]]
 
 
 def training_curves(records: Records, title: str, path: Location) -> None:
-  """Draws training loss and validation bits per byte over steps into a PNG file.
-
-  Args:
-    records: the records of a run, see `resjax.records.metrics_log.read_metrics`.
-    title: the title of the figure.
-    path: the file to write; its folder is made if it is missing.
-  """
+  """Draws training loss and validation bits per byte over the steps of a run into a PNG file."""
   figure = Figure(figsize=(10, 4), layout="constrained")
   left, right = figure.subplots(1, 2)
   _curve(left, records, "train/loss", COLOURS[0], "training loss (nats per token)")

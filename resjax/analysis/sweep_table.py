@@ -137,8 +137,8 @@ def result(
   """Returns the result of one run.
 
   Args:
-    run: a run of the sweep.
-    records: its records of `read_metrics`; empty for a run that has not begun.
+    run: the run.
+    records: the records of its metrics; empty for a run that has not begun.
     costs: `parameters` and `state_bytes_per_token` of the model; empty likewise.
     error: the reason of its failure in one line; None if it did not fail.
   """

@@ -23,11 +23,9 @@ class Candidates(NamedTuple):
 
 
 def next_tokens(tokens: Array, segment_ids: Array) -> tuple[Array, Array]:
-  """Returns the next token of every token, and whether it lies in the same segment, [B, T] each.
+  """Returns the next token of every token [B, T], and whether it lies in the same segment [B, T].
 
-  Args:
-    tokens: [B, T].
-    segment_ids: [B, T]; 0 is padding.
+  Tokens and segment_ids are [B, T]; segment 0 is padding, here and below.
   """
   last = jnp.arange(tokens.shape[1]) == tokens.shape[1] - 1
   same = (segment_ids == jnp.roll(segment_ids, -1, axis=1)) & (segment_ids != 0) & ~last
@@ -35,13 +33,7 @@ def next_tokens(tokens: Array, segment_ids: Array) -> tuple[Array, Array]:
 
 
 def next_counts(tokens: Array, segment_ids: Array, vocab_size: int) -> Array:
-  """Returns how often each token of the vocabulary is a next token that counts, int32 [V].
-
-  Args:
-    tokens: [B, T].
-    segment_ids: [B, T]; 0 is padding.
-    vocab_size: V.
-  """
+  """Returns how often each token of the vocabulary is a next token that counts, int32 [V]."""
   following, counted = next_tokens(tokens, segment_ids)
   return jnp.zeros(vocab_size, jnp.int32).at[following].add(counted.astype(jnp.int32))
 
@@ -54,7 +46,7 @@ def candidates(tokens: Array, segment_ids: Array, counts: Array, key: Array) -> 
 
   Args:
     tokens: [B, T].
-    segment_ids: [B, T]; 0 is padding.
+    segment_ids: [B, T].
     counts: the `next_counts` of the corpus [V], whose sum is below 2³¹.
     key: the key of the random numbers.
   """
@@ -69,11 +61,7 @@ def candidates(tokens: Array, segment_ids: Array, counts: Array, key: Array) -> 
 def group_weights(batch: Candidates, deciles: Array | None) -> Array:
   """Returns 1 for the tokens of each group and 0 for the others, float32 [G, B, T].
 
-  The groups are `all`, `distinct` and, if `deciles` are given, each decile.
-
-  Args:
-    batch: the candidates of the batch.
-    deciles: the `frequency_deciles` of the vocabulary [V], or None.
+  The groups are `all`, `distinct` and, given the `frequency_deciles` [V], each decile.
   """
   this, following, _ = batch.ids
   member = [jnp.ones_like(batch.counted), this != following]
@@ -88,10 +76,7 @@ def frequency_deciles(counts: np.ndarray) -> np.ndarray:
 
   Each decile has about a tenth of all occurrences. All occurrences are put in order, those of more
   frequent tokens first and of equally frequent ones the lower number first; the decile in which the
-  middle occurrence of a token lies is its decile.
-
-  Args:
-    counts: how often each token occurs [V].
+  middle occurrence of a token lies is its decile. The counts are [V].
   """
   order = np.argsort(-counts.astype(np.int64), kind="stable")
   ordered = counts[order].astype(np.float64)

@@ -52,17 +52,7 @@ class Totals:
     level: float,
     seed: int,
   ) -> Alignment:
-    """Returns the alignment of a model.
-
-    Args:
-      model: the name of the model.
-      corpus: the name of the corpus.
-      config: what was measured.
-      combinator: the combinator of the model.
-      num_bootstrap: see `switch_layer`, as for the next two.
-      level: the confidence level of the switch.
-      seed: the seed of the bootstrap.
-    """
+    """Returns the alignment of a model; the options are those of `switch_layer`."""
     options = {"num_bootstrap": num_bootstrap, "level": level, "seed": seed}
     tokens = np.concatenate(self._tokens, axis=-1)
     used = tokens[0] > 0  # Rows that fill up the last batch have no tokens.
@@ -88,13 +78,13 @@ class Totals:
     found = {}
     names = [name for name in GROUPS if name != "shuffled"][: len(tokens)]
     for index, name in enumerate(names):
-      metrics = self._means(reading, index, tokens[index].sum())
+      metrics = _own(self._means(reading, index, tokens[index].sum()))
       switch = switch_layer(log_ranks[:, :, index], tokens[index], **options)
-      found[name] = self._group(index, tokens, _own(metrics), switch)
-    metrics = self._means(reading, 0, tokens[0].sum())
+      found[name] = self._group(index, tokens, metrics, switch)
+    metrics = _shuffled(self._means(reading, 0, tokens[0].sum()))
     shuffled_first = log_ranks[:, [2, 1, 0], 0]
     switch = switch_layer(shuffled_first, tokens[0], **options)
-    return found | {"shuffled": self._group(0, tokens, _shuffled(metrics), switch)}
+    return found | {"shuffled": self._group(0, tokens, metrics, switch)}
 
   def _group(
     self,

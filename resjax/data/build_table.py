@@ -14,6 +14,7 @@ from rich.progress import (
 )
 from rich.table import Table
 
+from resjax.data import storage
 from resjax.data.config import DataConfig
 from resjax.data.dataset import build
 from resjax.data.summary import DatasetSummary
@@ -25,10 +26,11 @@ def build_and_show(config: DataConfig, console: Console | None = None) -> Datase
   """Builds the data of `config` if needed, and shows the progress and the summary."""
   console = console or Console()
   if console.is_terminal:
-    with _bar(console) as bar:
-      summary = build(config, _BarProgress(bar))
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as bar:
+      summary = build(config, _bar_progress(bar))
   else:
-    summary = build(config, _LineProgress(console))
+    summary = build(config, _line_progress(console))
   show(summary, console)
   return summary
 
@@ -64,35 +66,29 @@ def show(summary: DatasetSummary, console: Console) -> None:
   console.print(f"tokenizer {summary.tokenizer}; summary {summary.path}", soft_wrap=True)
 
 
-def _bar(console: Console) -> Progress:
-  columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-  return Progress(*columns, TimeElapsedColumn(), console=console, transient=True)
+def _bar_progress(bar: Progress) -> storage.Progress:
+  """Returns a progress that shows one bar per stage."""
+  tasks: dict[str, TaskID] = {}
+
+  def show(stage: str, done: int, total: int) -> None:
+    if stage not in tasks:
+      tasks[stage] = bar.add_task(stage)
+    bar.update(tasks[stage], completed=done, total=total or None)
+
+  return show
 
 
-class _BarProgress:
-  """Shows one progress bar per stage."""
+def _line_progress(console: Console) -> storage.Progress:
+  """Returns a progress that prints a line when a stage starts, and then one every few seconds."""
+  last, printed = "", 0.0
 
-  def __init__(self, bar: Progress):
-    self._bar = bar
-    self._tasks: dict[str, TaskID] = {}
-
-  def __call__(self, stage: str, done: int, total: int) -> None:
-    if stage not in self._tasks:
-      self._tasks[stage] = self._bar.add_task(stage)
-    self._bar.update(self._tasks[stage], completed=done, total=total or None)
-
-
-class _LineProgress:
-  """Prints a line when a stage starts, and then at most one every few seconds."""
-
-  def __init__(self, console: Console):
-    self._console = console
-    self._stage, self._printed = "", 0.0
-
-  def __call__(self, stage: str, done: int, total: int) -> None:
+  def show(stage: str, done: int, total: int) -> None:
+    nonlocal last, printed
     now = time.monotonic()
-    if stage == self._stage and now - self._printed < _SECONDS_BETWEEN_LINES:
+    if stage == last and now - printed < _SECONDS_BETWEEN_LINES:
       return
-    share = f" {done / total:.0%}" if total and stage == self._stage else ""
-    self._console.print(f"{stage}{share}", highlight=False)
-    self._stage, self._printed = stage, now
+    share = f" {done / total:.0%}" if total and stage == last else ""
+    console.print(f"{stage}{share}", highlight=False)
+    last, printed = stage, now
+
+  return show

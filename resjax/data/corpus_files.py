@@ -50,11 +50,8 @@ class FoundFiles:
 def find(source: str, setting: str) -> FoundFiles:
   """Returns the files that a path names: one file, all files of a folder, or those of a glob.
 
-  Hidden files and installed packages are left out of folders.
-
-  Args:
-    source: a path on this machine or in an object store.
-    setting: the name of the setting that holds the path, for messages.
+  The path may be in an object store. Hidden files and installed packages are left out of folders.
+  Messages name the `setting` that holds the path.
 
   Raises:
     ValueError: The kind of object store is not known, or its package is missing.

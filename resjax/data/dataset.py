@@ -65,11 +65,8 @@ def _corpus_summary(text: Path, rows: Path, seq_len: int) -> CorpusSummary:
 def find(root: str, fingerprint: str) -> DatasetSummary | None:
   """Returns the summary of built data without a look at their sources; None if there are none.
 
-  Of a root in an object store, rows and tokenizer are copied to this machine; the text is not.
-
-  Args:
-    root: `DataConfig.root`.
-    fingerprint: the fingerprint of the summary that `build` returned, here or elsewhere.
+  The fingerprint is that of a summary of `build`, here or on another machine. Of a root in an
+  object store, rows and tokenizer are copied to this machine; the text is not.
   """
   path = mirror.fetch_file(root, _name(fingerprint))
   if path is None:

@@ -34,10 +34,6 @@ class MeasuredText:
 def texts_of_source(corpus: CorpusConfig, settings: SettingNames) -> Iterator[str]:
   """Yields the documents of a source in its order, without those that hold no text.
 
-  Args:
-    corpus: the source and its format.
-    settings: the names of the settings of the corpus, for messages.
-
   Raises:
     ValueError: There are no documents, or none in the format asked for.
   """
@@ -47,15 +43,9 @@ def texts_of_source(corpus: CorpusConfig, settings: SettingNames) -> Iterator[st
 
 
 def texts_of_dataset(config: DataConfig, fingerprint: str, split: str) -> Iterator[str] | None:
-  """Returns the documents of a built split in random but fixed order, with equal shares of bytes.
+  """Returns the documents of a split in random but fixed order, with equal shares of bytes.
 
-  Args:
-    config: the settings of the data.
-    fingerprint: the fingerprint of the built data.
-    split: `train`, `validation` or `test`.
-
-  Returns:
-    The texts, or None if the built data are not under `config.root`.
+  The fingerprint names the built data; the result is None if they are not under `config.root`.
   """
   summary = dataset.find(config.root, fingerprint)
   records = dataset.fetch_texts(config.root, summary) if summary else None

@@ -1,6 +1,7 @@
 """Built data in an object store, of which every machine keeps and reads a copy on its disk.
 
-Rows are read one by one in random order, and ArrayRecord can write to disks alone.
+Rows are read one by one in random order, and ArrayRecord can write to disks alone. In all functions
+`root` is `DataConfig.root`, and `name` is relative to it.
 """
 
 import json
@@ -21,9 +22,6 @@ def local(root: str) -> Path:
 
   A local root is this folder itself. For gs://BUCKET/NAME it is resjax/gs/BUCKET/NAME in the cache
   of the user, which is $XDG_CACHE_HOME or ~/.cache.
-
-  Args:
-    root: `DataConfig.root`.
 
   Raises:
     ValueError: The root is neither local nor gs://, or the package for gs:// is not installed.
@@ -74,14 +72,7 @@ def fetch(root: str, name: str, proof: Path) -> bool:
 
 
 def publish(root: str, name: str) -> None:
-  """Copies a complete folder of this machine to the root unless it is there.
-
-  The list of its files is written last.
-
-  Args:
-    root: `DataConfig.root`.
-    name: the folder, relative to the root.
-  """
+  """Copies a complete folder of this machine to the root unless it is there, its list last."""
   place, folder = _place(root), local(root) / name
   if locations.is_local(place) or _list(place, name).exists():
     return

@@ -19,15 +19,9 @@ _BATCH_DOCUMENTS = 1024
 
 
 class PackedRows(array_records.ArrayRecordBuilder, skip_registration=True):  # type: ignore[call-arg]
-  """Rows {"tokens": int32 [T+1]} of one corpus under one tokenizer.
+  """Rows {"tokens": int32 [T+1]} of one corpus, whose `TextCorpus` has its records in a folder.
 
-  Args:
-    folder: the folder to build in.
-    name: the name of the corpus.
-    records: the folder of the records of its `TextCorpus`.
-    tokenizer: the tokenizer that encodes the documents.
-    seq_len: T.
-    progress: is told the number of bytes of text packed.
+  T is `seq_len`, and the progress is told the number of bytes of text that were packed.
   """
 
   def __init__(

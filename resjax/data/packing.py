@@ -12,11 +12,7 @@ class RowCutter:
 
   With inputs = row[:-1] and targets = row[1:], every token but the first `eot` is a target
   exactly once, whatever the length of the documents; only the last row has padding. Documents
-  keep their order here; rows are shuffled when they are read.
-
-  Args:
-    seq_len: T.
-    eot_id: the token that stands before every document and after the last.
+  keep their order here; rows are shuffled when they are read. T is seq_len, and eot is eot_id.
   """
 
   def __init__(self, seq_len: int, eot_id: int):

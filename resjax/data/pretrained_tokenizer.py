@@ -23,10 +23,29 @@ _FILES = (
 )
 
 
-class PretrainedTokenizer:
-  """A tokenizer of the `tokenizers` library for a model with V rows of embeddings.
+class LibraryTokenizer:
+  """Encodes and decodes text by a model of the `tokenizers` library.
 
-  Text that spells a special token stays text.
+  Args:
+    model: the model; kept as an attribute. Text that spells a special token stays text.
+  """
+
+  def __init__(self, model: tokenizers.Tokenizer):
+    model.encode_special_tokens = True
+    self.model = model
+
+  def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
+    """Returns the tokens of each text, int32, without tokens that begin or end a text."""
+    encodings = self.model.encode_batch_fast(list(texts), add_special_tokens=False)
+    return [np.array(encoding.ids, np.int32) for encoding in encodings]
+
+  def decode(self, ids: Iterable[int]) -> str:
+    """Returns the text of `ids`, with special tokens spelled out."""
+    return self.model.decode([int(i) for i in ids], skip_special_tokens=False)
+
+
+class PretrainedTokenizer(LibraryTokenizer):
+  """A tokenizer for a model with V rows of embeddings.
 
   Args:
     files: the contents of its files by name, among them tokenizer.json; they are kept as they are.
@@ -52,36 +71,27 @@ class PretrainedTokenizer:
         f"{MAIN} has token {largest}, but the embedding has {vocab_size} rows (vocab_size in "
         "config.json): they belong to different models"
       )
-    model.encode_special_tokens = True
     model.no_truncation()
     model.no_padding()
+    super().__init__(model)
     self.files, self.ids = dict(files), dict(ids)
     self.vocab_size, self.end_ids = vocab_size, _end_ids(ids, vocab_size)
     self.eot_id = self.end_ids[0]
     by_byte = _is_byte_level(json.loads(files[MAIN]))
     self._bytes_of = from_byte_level if by_byte else from_sentencepiece
-    self._model, self._added = model, model.get_added_tokens_decoder()
-
-  def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
-    """Returns the tokens of each text, int32, without tokens that begin or end a text."""
-    encodings = self._model.encode_batch_fast(list(texts), add_special_tokens=False)
-    return [np.array(encoding.ids, np.int32) for encoding in encodings]
-
-  def decode(self, ids: Iterable[int]) -> str:
-    """Returns the text of `ids`, with special tokens spelled out."""
-    return self._model.decode([int(i) for i in ids], skip_special_tokens=False)
+    self._added = model.get_added_tokens_decoder()
 
   def piece(self, token: int) -> bytes:
     """Returns the bytes that a token stands for; no bytes for an unused row of the embedding."""
     if token in self._added:
       return self._added[token].content.encode()
-    spelled = self._model.id_to_token(int(token))
+    spelled = self.model.id_to_token(int(token))
     return b"" if spelled is None else self._bytes_of(spelled)
 
   def token_bytes(self) -> np.ndarray:
     """Returns int32 [V]: the UTF-8 bytes of each token; 0 for special tokens and unused rows."""
     sizes = np.zeros(self.vocab_size, np.int32)
-    for token, index in self._model.get_vocab().items():
+    for token, index in self.model.get_vocab().items():
       sizes[index] = len(self._bytes_of(token))
     for index, added in self._added.items():
       sizes[index] = 0 if added.special else len(added.content.encode())

@@ -35,11 +35,7 @@ class Source:
 
 
 def open_source(settings: SettingNames, corpus: CorpusConfig) -> Source:
-  """Finds the documents of a corpus.
-
-  Args:
-    settings: the names of the settings of the corpus, for messages.
-    corpus: the source and its format.
+  """Finds the documents of a corpus; messages tell the names of its settings.
 
   Raises:
     ValueError: There are no documents, or none in the format asked for.

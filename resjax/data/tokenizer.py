@@ -10,7 +10,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from resjax import locations
 from resjax.data.config import BYTE_VOCAB
-from resjax.data.pretrained_tokenizer import PretrainedTokenizer
+from resjax.data.pretrained_tokenizer import LibraryTokenizer, PretrainedTokenizer
 from resjax.data.token_spelling import from_byte_level
 from resjax.locations import Location
 
@@ -85,7 +85,7 @@ class ByteTokenizer:
     locations.write_text(path, json.dumps({"name": "byte"}))
 
 
-class BpeTokenizer:
+class BpeTokenizer(LibraryTokenizer):
   """Byte-pair encoding of UTF-8 bytes (Sennrich et al. 2016; byte level: Radford et al. 2019).
 
   Args:
@@ -96,22 +96,12 @@ class BpeTokenizer:
   """
 
   def __init__(self, model: tokenizers.Tokenizer):
-    model.encode_special_tokens = True  # Text that spells a special token stays text.
+    super().__init__(model)
     eot_id = model.token_to_id(END_OF_TEXT)
     if eot_id is None:
       raise ValueError(f"the tokenizer has no token {END_OF_TEXT}")
-    self.model, self.vocab_size = model, model.get_vocab_size()
-    self.eot_id: int = eot_id
+    self.vocab_size, self.eot_id = model.get_vocab_size(), eot_id
     self.end_ids: tuple[int, ...] = (eot_id,)
-
-  def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
-    """Returns the tokens of each text, int32; all cores of the CPU share the work."""
-    encodings = self.model.encode_batch_fast(list(texts), add_special_tokens=False)
-    return [np.array(encoding.ids, np.int32) for encoding in encodings]
-
-  def decode(self, ids: Iterable[int]) -> str:
-    """Returns the text of `ids`."""
-    return self.model.decode([int(i) for i in ids], skip_special_tokens=False)
 
   def piece(self, token: int) -> bytes:
     """Returns the bytes that the characters of a token spell."""

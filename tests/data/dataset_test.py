@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from resjax.data import packed_rows, splits, storage, text_corpus, tokenizer, tokenizer_training
+from resjax.data import packed_rows, storage, text_corpus, tokenizer, tokenizer_training
 from resjax.data.config import SPLITS
 from resjax.data.dataset import build, find
 from resjax.data.packing import PADDING
@@ -115,7 +115,7 @@ def test_what_changes_is_rebuilt(folder_config, tmp_path):
 def test_small_shards_give_the_same_rows(folder_config, monkeypatch, tmp_path):
   texts = make_texts(60)
   whole = build(folder_config({"a": texts}, seq_len=700))
-  monkeypatch.setattr(splits, "_SHARD_BYTES", 300)  # less than a row: some shards get none
+  monkeypatch.setattr(text_corpus, "_SHARD_BYTES", 300)  # less than a row: some shards get none
   monkeypatch.setattr(packed_rows, "_BATCH_BYTES", 100)
   config = folder_config({"a": []}, seq_len=700, root=str(tmp_path / "other"))
   cut = build(config)

@@ -4,7 +4,7 @@ import pytest
 from resjax.data.config import SPLITS
 from resjax.data.readers import Document
 from resjax.data.sources import Source
-from resjax.data.splits import plan_splits
+from resjax.data.text_corpus import plan_splits
 from tests.data.conftest import make_texts
 
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow_datasets as tfds
 
-from resjax.data import array_records, splits, storage, text_corpus
+from resjax.data import array_records, storage, text_corpus
 from resjax.data.config import SPLITS
 from resjax.data.readers import Document
 from resjax.data.sources import Source
@@ -39,7 +39,7 @@ def test_splits_follow_the_hash_and_hold_every_document_once(folder_config):
 
 
 def test_shards_hold_every_document_in_order(folder_config, monkeypatch):
-  monkeypatch.setattr(splits, "_SHARD_BYTES", 500)
+  monkeypatch.setattr(text_corpus, "_SHARD_BYTES", 500)
   texts = make_texts(200)
   texts[100] = "long " * 500
   config = folder_config({"a": texts}, validation_fraction=0.0, test_fraction=0.0)

@@ -11,8 +11,8 @@ from resjax.analysis import depth_positions, plots
 from resjax.analysis.alignment import Alignment
 from resjax.analysis.alignment_record import from_record
 from resjax.analysis.plots import Records
-from resjax.analysis.report import trajectories
-from resjax.analysis.report.trajectories import TRAJECTORIES
+from resjax.analysis.report import alignment_figures
+from resjax.analysis.report.alignment_figures import TRAJECTORIES
 from resjax.locations import Location
 
 _WIDTH = 32  # Characters of the scale of ranks.
@@ -22,11 +22,7 @@ _MOST_STEPS = 6  # Lines in the plot of several steps.
 def alignments(records: Records, workdir: str, corpus: str, site: str) -> list[Alignment]:
   """Returns the alignments that the records of a run hold, in the order of its steps.
 
-  Args:
-    records: the records of metrics.jsonl.
-    workdir: the workdir of the run, which becomes the name of its model.
-    corpus: the name of the text on which the alignment was measured.
-    site: the last site of a layer.
+  The workdir becomes the name of the model, and `site` is the last site of a layer.
   """
   found = [from_record(r, f"{workdir}, step {r['step']}", corpus, site) for r in records]
   return [one for one in found if one is not None]
@@ -66,12 +62,12 @@ def draw(found: Sequence[Alignment], folder: Location) -> list[Location]:
   """Draws the last alignment over the layers, and a few of all steps, into PNG files."""
   rank = TRAJECTORIES["rank"]
   files = [folder / "alignment.png"]
-  plots.save(trajectories.figure(found[-1], rank, "closed"), files[0])
+  plots.save(alignment_figures.figure(found[-1], rank, "closed"), files[0])
   if len(found) > 1:
     files.append(folder / "alignment_steps.png")
     shown = np.unique(np.linspace(0, len(found) - 1, _MOST_STEPS).round().astype(int))
     some = [found[index] for index in shown]
-    plots.save(trajectories.overlay(some, rank, rank.curves[1], "closed"), files[1])
+    plots.save(alignment_figures.overlay(some, rank, rank.curves[1], "closed"), files[1])
   return files
 
 

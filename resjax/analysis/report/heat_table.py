@@ -82,14 +82,7 @@ class HeatText:
 
 
 def in_words(found: HeatMap, tokens: np.ndarray, tokenizer: Tokenizer, corpus: str) -> HeatText:
-  """Returns a heat map with each token as visible text.
-
-  Args:
-    found: the heat map; a cell whose probability is NaN has the text NaN.
-    tokens: the tokens of the text [T].
-    tokenizer: the tokenizer of the model.
-    corpus: the name of the corpus that the text is from.
-  """
+  """Returns a heat map of the tokens [T] in words; a probability of NaN gives the word NaN."""
 
   def word(token: int) -> str:
     return visible(tokenizer.piece(int(token)))
@@ -140,9 +133,7 @@ def _character(character: str) -> str:
 def heat_table(heat: HeatText, name: str) -> str:
   """Returns the table in HTML, which scrolls in a frame and keeps its names of rows and columns.
 
-  Args:
-    heat: the heat map in words.
-    name: the name of the table, for screen readers.
+  Screen readers read the name.
   """
   head = "".join(
     f'<th scope="col">{escape(column)}</th>' for column in ("input token", *heat.columns)
@@ -188,14 +179,9 @@ _LEGEND = (
 
 
 def heat_figure(heat: HeatText, model: str) -> Figure:
-  """Draws the table as a figure.
+  """Draws the table as a figure with at most 64 tokens and 49 depth positions.
 
-  It shows at most 64 tokens. Of more than 49 depth positions it shows every n-th, and the first and
-  the last.
-
-  Args:
-    heat: the heat map in words.
-    model: the name of the model.
+  Of more depth positions it shows every n-th, and the first and the last.
   """
   rows, columns = range(len(heat.tokens))[:_MOST_ROWS], _columns(heat.columns)
   cells = [[heat.cells[row][column] for column in columns] for row in rows]

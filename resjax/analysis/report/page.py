@@ -59,12 +59,7 @@ def write(results: Sequence[Results], folder: Location) -> list[Location]:
 
 
 def page(results: Sequence[Results], on_figure: Callable[[Drawn], None]) -> str:
-  """Returns the page in HTML.
-
-  Args:
-    results: the results of the models.
-    on_figure: is called with each figure before it becomes part of the page.
-  """
+  """Returns the page in HTML, and calls `on_figure` with each figure that it shows."""
 
   def embed(figures: Iterable[Drawn]) -> str:
     shown = []

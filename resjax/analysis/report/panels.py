@@ -61,14 +61,7 @@ class Line:
 def panel(
   title: str, subtitle: str, size: tuple[float, float] = SIZE, note: str = ""
 ) -> tuple[Figure, Axes]:
-  """Returns an empty panel.
-
-  Args:
-    title: what the panel shows.
-    subtitle: the model, the corpus and the number of tokens.
-    size: the width and height in inches.
-    note: a line of text below the subtitle.
-  """
+  """Returns an empty panel of a size in inches, with a note below the subtitle."""
   characters = int(size[0] * 72 / (0.56 * LABEL))
   subtitle = subtitle.replace("n = ", "n\u00a0=\u00a0")  # Keeps it in one line.
   header = textwrap.wrap(subtitle, characters) + textwrap.wrap(note, characters)
@@ -86,12 +79,9 @@ def panel(
 
 
 def draw_lines(axes: Axes, lines: Sequence[Line], setup: Callable[[Axes], object]) -> None:
-  """Draws lines, each with its label at its end.
+  """Draws lines, each with its label at its end, in axes whose horizontal limits are set.
 
-  Args:
-    axes: the axes, whose horizontal limits must be set.
-    lines: the lines to draw.
-    setup: sets the scale and the limits of the vertical axis.
+  The function `setup` sets the scale and the limits of the vertical axis.
   """
   axes.grid(axis="y", alpha=0.25)
   for line in lines:
@@ -135,11 +125,8 @@ def _label_ends(axes: Axes, lines: Sequence[Line]) -> None:
 def apart(heights: np.ndarray, sizes: np.ndarray) -> np.ndarray:
   """Returns the middles of labels, near to `heights` and in their order, so that none overlap.
 
-  The middles lie in 0..1. Where the labels do not fit, they touch and go beyond the top.
-
-  Args:
-    heights: the wanted middles of the labels, in 0..1.
-    sizes: the heights of the labels.
+  Heights and middles lie in 0..1; `sizes` are the heights of the labels. Where the labels do not
+  fit, they touch and go beyond the top.
   """
   order = np.argsort(heights, kind="stable")
   ordered = sizes[order]

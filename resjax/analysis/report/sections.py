@@ -8,11 +8,10 @@ from matplotlib.figure import Figure
 
 from resjax.analysis import depth_positions
 from resjax.analysis.alignment import READINGS, Alignment
-from resjax.analysis.report import group_figures, trajectories
-from resjax.analysis.report.depth_map import depth_map
+from resjax.analysis.report import alignment_figures
+from resjax.analysis.report.alignment_figures import TRAJECTORIES, depth_map
 from resjax.analysis.report.results import Results
 from resjax.analysis.report.sensitivity_figures import loss_curves, switch_curves
-from resjax.analysis.report.trajectories import TRAJECTORIES
 
 _READINGS = {
   "closed": "the state after a layer or site as if the layers ended there",
@@ -42,20 +41,14 @@ class Drawn:
 
 
 def of_model(alignment: Alignment, prefix: str, reading: str) -> Iterator[Drawn]:
-  """Draws the trajectories and groups of tokens of one model, by one reading.
-
-  Args:
-    alignment: the alignment of the model.
-    prefix: the beginning of the names of the files.
-    reading: one of `READINGS`.
-  """
+  """Draws the trajectories and groups of tokens of a model; names of files begin with `prefix`."""
   note = f"{describe(alignment)} {_read(reading)}"
   for key, trajectory in TRAJECTORIES.items():
-    figure = trajectories.figure(alignment, trajectory, reading)
+    figure = alignment_figures.figure(alignment, trajectory, reading)
     yield Drawn(f"{prefix}{key}", figure, trajectory.title, trajectory.meaning, note)
   yield Drawn(
     f"{prefix}controls_switch",
-    group_figures.switches(alignment, reading),
+    alignment_figures.group_switches(alignment, reading),
     "The switch by group of tokens",
     "The switch with its confidence interval for all tokens, for tokens that differ from the next "
     "token, by the frequency of the next token, and with a random token in the place of the next "
@@ -64,7 +57,7 @@ def of_model(alignment: Alignment, prefix: str, reading: str) -> Iterator[Drawn]
   )
   yield Drawn(
     f"{prefix}controls_rank",
-    group_figures.ranks(alignment, reading),
+    alignment_figures.group_ranks(alignment, reading),
     "Rank of the next token by group",
     "The rank of the next token under the lens for the same groups.",
     note,
@@ -105,8 +98,8 @@ def of_all(alignments: Sequence[Alignment]) -> Iterator[Drawn]:
   """Draws curves of several models in one figure each, over relative depth."""
   reading = next(reading for reading in READINGS if all(reading in a.readings for a in alignments))
   note = " ".join([*map(describe, alignments), _read(reading)])
-  for key, trajectory, curve in trajectories.compared_curves():
-    figure = trajectories.overlay(alignments, trajectory, curve, reading)
+  for key, trajectory, curve in alignment_figures.compared_curves():
+    figure = alignment_figures.overlay(alignments, trajectory, curve, reading)
     title = f"{trajectory.title}: {curve.label}"
     name = f"overlay_{key}_{curve.label.replace(', ', '_').replace(' ', '_')}"
     caption = f"{title}, for each model. The figure of one model explains the curve."

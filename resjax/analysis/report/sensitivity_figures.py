@@ -16,10 +16,7 @@ _LINEAR_BELOW = 0.1  # Nats; above it the scale is logarithmic.
 def loss_curves(found: Sensitivity, alignment: Alignment, switch: Switch | None) -> Figure:
   """Draws how much the loss grows over the layer that is cut, with a line per alpha.
 
-  Args:
-    found: the sensitivity of a model.
-    alignment: the alignment of the same model.
-    switch: the switch to mark in the figure.
+  The alignment is that of the same model, whose switch the figure marks.
   """
   subtitle = f"{found.model}  |  {found.corpus}  |  n = {found.num_tokens:,} tokens"
   note = f"{' and '.join(found.sites)} cut; uncut: {found.baseline_loss:.4f} nats per token"

@@ -17,8 +17,7 @@ from resjax import locations
 from resjax.data.tokenizer import Tokenizer
 from resjax.interop.huggingface.families import FAMILIES, Family
 from resjax.interop.huggingface.settings import Settings
-from resjax.interop.huggingface.stored_tensors import INDEX, SINGLE
-from resjax.interop.huggingface.tensor_check import expected_shapes
+from resjax.interop.huggingface.stored_tensors import INDEX, SINGLE, expected_shapes
 from resjax.interop.huggingface.tokenizer_files import special_ids, tokenizer_files
 from resjax.models.config import DecoderConfig
 from resjax.models.decoder import Decoder
@@ -138,9 +137,7 @@ def _function(config: DecoderConfig) -> dict[str, Any]:
 def check_target(folder: str | os.PathLike, setting: str = "folder") -> pathlib.Path:
   """Returns the path of a folder that `export` can write, and makes its missing parents.
 
-  Args:
-    folder: a local folder that is empty or does not exist.
-    setting: the name of the setting that holds the folder, for messages.
+  Messages name the `setting` that holds the folder.
 
   Raises:
     ValueError: The folder is not empty, or cannot be written.

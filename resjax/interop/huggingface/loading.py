@@ -13,8 +13,7 @@ from jax.sharding import Sharding, SingleDeviceSharding
 from resjax.data.pretrained_tokenizer import read_json
 from resjax.interop.huggingface.families import FAMILIES, Family
 from resjax.interop.huggingface.settings import Settings
-from resjax.interop.huggingface.stored_tensors import StoredTensor, stored_tensors
-from resjax.interop.huggingface.tensor_check import check_tensors
+from resjax.interop.huggingface.stored_tensors import StoredTensor, check_tensors, stored_tensors
 from resjax.interop.huggingface.tensors import Tensor
 from resjax.models.config import DecoderConfig
 from resjax.models.decoder import Decoder

@@ -25,6 +25,17 @@ _HARMLESS = frozenset(
     "transformers_version", "unsloth_version", "use_bfloat16", "use_cache",
   )
 )  # fmt: skip
+# The settings of each kind of rope scaling, and the fields of `RopeScaling` that they become.
+ROPE_SCALINGS: dict[str, dict[str, str]] = {
+  "default": {},
+  "linear": {"factor": "factor"},
+  "llama3": {
+    "factor": "factor",
+    "low_freq_factor": "low_freq_factor",
+    "high_freq_factor": "high_freq_factor",
+    "original_max_position_embeddings": "original_max_positions",
+  },
+}
 _REQUIRED = object()
 
 
@@ -104,21 +115,11 @@ class Settings:
     return {"rope_theta": float(theta), "rope_fraction": float(part), "rope_scaling": scaling}
 
   def _scaling(self, kind: str, given: dict[str, Any]) -> RopeScaling:
-    known: dict[str, dict[str, str]] = {
-      "default": {},
-      "linear": {"factor": "factor"},
-      "llama3": {
-        "factor": "factor",
-        "low_freq_factor": "low_freq_factor",
-        "high_freq_factor": "high_freq_factor",
-        "original_max_position_embeddings": "original_max_positions",
-      },
-    }
-    if kind not in known:
-      raise self.refusal("rope_scaling.rope_type", kind, ", ".join(known))
+    if kind not in ROPE_SCALINGS:
+      raise self.refusal("rope_scaling.rope_type", kind, ", ".join(ROPE_SCALINGS))
     if kind == "llama3":
       given.setdefault("original_max_position_embeddings", self.take("max_position_embeddings", 0))
-    names = known[kind]
+    names = ROPE_SCALINGS[kind]
     for name in (*names, *given):
       if (name in names) != (name in given):
         raise self.refusal(

@@ -61,13 +61,9 @@ class Tensor:
     index: Index,
     config: DecoderConfig,
   ) -> np.ndarray:
-    """Returns a slice of the parameter of one layer, without `offset`.
+    """Returns the slice `index` of the parameter of one layer, without `offset`.
 
-    Args:
-      slice_of: reads a slice of the tensor.
-      shape: the shape of the parameter.
-      index: the slice of the parameter to return.
-      config: the config of the decoder.
+    The parameter has this shape, and `slice_of` reads slices of the tensor.
     """
     *rest, last = (slice(*s.indices(n)[:2]) for s, n in zip(index, shape, strict=True))
     if self.part is None:

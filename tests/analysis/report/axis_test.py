@@ -6,8 +6,8 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from resjax.analysis import depth_positions
-from resjax.analysis.report import panels, trajectories
-from resjax.analysis.report.trajectories import TRAJECTORIES
+from resjax.analysis.report import alignment_figures, panels
+from resjax.analysis.report.alignment_figures import TRAJECTORIES
 from tests.helpers.alignments import alignment
 
 
@@ -33,8 +33,8 @@ def test_dollars_in_names_are_dollars(tmp_path):
   given = alignment(model=r"$\model$", corpus="$a_{$")
   rank = TRAJECTORIES["rank"]
   drawn = (
-    trajectories.figure(given, rank, "closed"),
-    trajectories.overlay([given, given], rank, rank.curves[1], "closed"),
+    alignment_figures.figure(given, rank, "closed"),
+    alignment_figures.overlay([given, given], rank, rank.curves[1], "closed"),
   )
   for number, figure in enumerate(drawn):
     figure.savefig(tmp_path / f"{number}.png")

@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from resjax.analysis.report.depth_map import depth_map
+from resjax.analysis.report.alignment_figures import depth_map
 from tests.helpers.alignments import alignment
 
 

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from resjax.interop.huggingface.settings import Settings
+from resjax.interop.huggingface.settings import ROPE_SCALINGS, Settings
 from resjax.interop.huggingface.tensors import Tensor
 from resjax.models.config import DecoderConfig, ResidualConfig, ShortSWAConfig
 from resjax.nn.rope import RopeScaling
@@ -35,11 +35,7 @@ class Family:
   whole_heads: bool = False
 
   def decoder_config(self, settings: Settings, dtype: str = "float32") -> DecoderConfig:
-    """Returns the config of a decoder.
-
-    Args:
-      settings: the settings of config.json.
-      dtype: the dtype of the activations.
+    """Returns the config of a decoder, whose activations have this dtype.
 
     Raises:
       ValueError: A setting has a value that the decoder does not support.
@@ -107,16 +103,8 @@ def shortest_pattern(windows: list[int]) -> tuple[int, ...]:
 
 def rope_settings(config: DecoderConfig) -> dict[str, Any]:
   """Returns the settings of rotary positions, in the spelling that every transformers reads."""
-  scaling = config.rope_scaling
-  values = None
-  if scaling.kind == "linear":
-    values = {"rope_type": "linear", "factor": scaling.factor}
-  elif scaling.kind == "llama3":
-    values = {
-      "rope_type": "llama3",
-      "factor": scaling.factor,
-      "low_freq_factor": scaling.low_freq_factor,
-      "high_freq_factor": scaling.high_freq_factor,
-      "original_max_position_embeddings": scaling.original_max_positions,
-    }
+  kind, values = config.rope_scaling.kind, None
+  if kind != "none":
+    names = ROPE_SCALINGS[kind].items()
+    values = {"rope_type": kind} | {name: getattr(config.rope_scaling, f) for name, f in names}
   return {"rope_theta": config.rope_theta, "rope_scaling": values}

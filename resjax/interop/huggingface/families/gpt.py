@@ -107,9 +107,11 @@ def _write_neox(config: DecoderConfig) -> dict[str, Any]:
 
 def _tensors(
   embeddings: Mapping[str, str],
-  fused: str,
-  maps: Mapping[str, str],
-  norms: Mapping[str, str],
+  layer: str,
+  attention: tuple[str, str],
+  mlp: tuple[str, str],
+  norms: tuple[str, str],
+  final_norm: str,
   *,
   transposed: bool,
   per_head: bool,
@@ -117,21 +119,28 @@ def _tensors(
   """Returns the tensors of a family.
 
   Args:
-    embeddings: the path of the parameter in each tensor of an embedding.
-    fused: the name of the map to queries, keys and values, without its ending.
-    maps: the path of each other linear map, by the name of its tensors without their endings.
-    norms: the same for the norms.
+    embeddings: the name of the tensor of each embedding, by the path of the parameter.
+    layer: the beginning of the names of the tensors of a layer.
+    attention: the names of the map to queries, keys and values, and of the output map.
+    mlp: the names of the two maps of the MLP.
+    norms: the names of the norms before attention and MLP.
+    final_norm: the name of the last norm.
     transposed: whether the kernels of maps are stored as [out, in].
     per_head: whether queries, keys and values alternate from head to head.
   """
-  rows = [Tensor(name, path) for name, path in embeddings.items()]
+  rows = [Tensor(name, path) for path, name in embeddings.items()]
+  paths = ("attention/o_proj", "mlp/up_proj", "mlp/down_proj")
+  maps = dict(zip(paths, (attention[1], *mlp), strict=True))
   for ending, leaf, turned in (("weight", "kernel", transposed), ("bias", "bias", False)):
     for part, letter in enumerate("qkv"):
       path, where = f"layers/attention/{letter}_proj/{leaf}", Part(part, 3, per_head)
-      rows.append(Tensor(f"{fused}.{ending}", path, turned, part=where))
-    rows += [Tensor(f"{name}.{ending}", f"{path}/{leaf}", turned) for name, path in maps.items()]
+      rows.append(Tensor(f"{layer}{attention[0]}.{ending}", path, turned, part=where))
+    for path, name in maps.items():
+      rows.append(Tensor(f"{layer}{name}.{ending}", f"layers/{path}/{leaf}", turned))
   for ending, leaf in (("weight", "scale"), ("bias", "bias")):
-    rows += [Tensor(f"{name}.{ending}", f"{path}/{leaf}") for name, path in norms.items()]
+    for site, name in zip(("attention", "mlp"), norms, strict=True):
+      rows.append(Tensor(f"{layer}{name}.{ending}", f"layers/norms/{site}/x/{leaf}"))
+    rows.append(Tensor(f"{final_norm}.{ending}", f"final_norm/{leaf}"))
   return tuple(rows)
 
 
@@ -142,21 +151,15 @@ GPT2 = Family(
   write=_write_gpt2,
   tensors=_tensors(
     {
-      "transformer.wte.weight": "embed/embedding",
-      "transformer.wpe.weight": "embed/positions",
-      "lm_head.weight": "output/embedding",
+      "embed/embedding": "transformer.wte.weight",
+      "embed/positions": "transformer.wpe.weight",
+      "output/embedding": "lm_head.weight",
     },
-    "transformer.h.{}.attn.c_attn",
-    {
-      "transformer.h.{}.attn.c_proj": "layers/attention/o_proj",
-      "transformer.h.{}.mlp.c_fc": "layers/mlp/up_proj",
-      "transformer.h.{}.mlp.c_proj": "layers/mlp/down_proj",
-    },
-    {
-      "transformer.h.{}.ln_1": "layers/norms/attention/x",
-      "transformer.h.{}.ln_2": "layers/norms/mlp/x",
-      "transformer.ln_f": "final_norm",
-    },
+    "transformer.h.{}.",
+    attention=("attn.c_attn", "attn.c_proj"),
+    mlp=("mlp.c_fc", "mlp.c_proj"),
+    norms=("ln_1", "ln_2"),
+    final_norm="transformer.ln_f",
     transposed=False,
     per_head=False,
   ),
@@ -170,18 +173,12 @@ GPT_NEOX = Family(
   read=_read_neox,
   write=_write_neox,
   tensors=_tensors(
-    {"gpt_neox.embed_in.weight": "embed/embedding", "embed_out.weight": "output/embedding"},
-    "gpt_neox.layers.{}.attention.query_key_value",
-    {
-      "gpt_neox.layers.{}.attention.dense": "layers/attention/o_proj",
-      "gpt_neox.layers.{}.mlp.dense_h_to_4h": "layers/mlp/up_proj",
-      "gpt_neox.layers.{}.mlp.dense_4h_to_h": "layers/mlp/down_proj",
-    },
-    {
-      "gpt_neox.layers.{}.input_layernorm": "layers/norms/attention/x",
-      "gpt_neox.layers.{}.post_attention_layernorm": "layers/norms/mlp/x",
-      "gpt_neox.final_layer_norm": "final_norm",
-    },
+    {"embed/embedding": "gpt_neox.embed_in.weight", "output/embedding": "embed_out.weight"},
+    "gpt_neox.layers.{}.",
+    attention=("attention.query_key_value", "attention.dense"),
+    mlp=("mlp.dense_h_to_4h", "mlp.dense_4h_to_h"),
+    norms=("input_layernorm", "post_attention_layernorm"),
+    final_norm="gpt_neox.final_layer_norm",
     transposed=True,
     per_head=True,
   ),

@@ -30,12 +30,9 @@ NAMES = {
 
 
 def read_sizes(settings: Settings, head_dim: int = 0, tied: bool = False) -> dict[str, Any]:
-  """Returns the sizes of a decoder, its norm and whether its embeddings are tied.
+  """Returns the sizes of a decoder, its norm, and whether its embeddings are tied.
 
-  Args:
-    settings: the settings of config.json.
-    head_dim: the head width where the file has none; 0 stands for D / H.
-    tied: whether the embeddings are tied where the file does not say.
+  `head_dim` (0 stands for D / H) and `tied` hold for a file that does not have them.
   """
   defaults = {"head_dim": head_dim, "rms_norm_eps": 1e-6, "tie_word_embeddings": tied}
   return read_fields(settings, NAMES, defaults) | {"norm": "rmsnorm"}
@@ -44,10 +41,7 @@ def read_sizes(settings: Settings, head_dim: int = 0, tied: bool = False) -> dic
 def read_windows(settings: Settings, size: int, default: list[bool]) -> tuple[int, ...]:
   """Returns the attention windows of the layers, as a pattern that repeats.
 
-  Args:
-    settings: the settings of config.json, whose layer_types say which layers have a window.
-    size: the size of the window.
-    default: whether each layer has a window, for a file without layer_types.
+  The setting layer_types says which layers have a window of this size; without it, `default` does.
   """
   types = settings.take("layer_types", [_SLIDING if slides else _FULL for slides in default])
   for kind in types:
@@ -132,9 +126,7 @@ def _write_qwen3(config: DecoderConfig) -> dict[str, Any]:
 def llama_tensors(norms: dict[str, str], offset: float = 0.0) -> tuple[Tensor, ...]:
   """Returns the tensors of a family with Llama's names.
 
-  Args:
-    norms: the path of each norm of a layer, by the name of its tensor.
-    offset: the number to add to the stored gains of the norms.
+  `norms` has the path of each norm of a layer, and `offset` is added to the stored gains of norms.
   """
   layer = "model.layers.{}."
   rows = [

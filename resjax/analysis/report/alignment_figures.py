@@ -1,7 +1,8 @@
-"""Figures of metrics over depth: of one model alone, or of several over relative depth."""
+"""Figures of an alignment: metrics over depth, groups of tokens, and the weights of sources."""
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -9,9 +10,22 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator
 
 from resjax.analysis import depth_positions
-from resjax.analysis.alignment import Alignment, Group
+from resjax.analysis.alignment import DECILES, Alignment, Group
 from resjax.analysis.report import panels
 from resjax.analysis.report.panels import Line
+
+_LABELS = {
+  "all": "all tokens",
+  "distinct": "next ≠ input",
+  **{name: f"decile {number} of next" for number, name in enumerate(DECILES)},
+  DECILES[0]: "most frequent next",
+  DECILES[-1]: "rarest next",
+  "shuffled": "shuffled next",
+}
+_RANK_GROUPS = ("all", "distinct", DECILES[0], DECILES[-1], "shuffled")
+
+_MOST_NUMBERS = 16  # With more sources the cells have no room for their numbers.
+_MOST_LABELS = 30
 
 # The styles of lines, which have the same meaning in all figures.
 _INPUT, _NEXT, _THIRD, _FOURTH, _CONTROL = 1, 0, 2, 3, 4
@@ -220,3 +234,83 @@ def _common(alignments: Sequence[Alignment], groups: Sequence[Group]) -> str:
   corpora = dict.fromkeys(alignment.corpus for alignment in alignments)
   counts = dict.fromkeys(f"{group.num_tokens:,}" for group in groups)
   return f"{', '.join(corpora)}  |  n = {', '.join(counts)} tokens  |  ring: the switch"
+
+
+def group_switches(alignment: Alignment, reading: str) -> Figure:
+  """Draws the switch of each group of tokens as a dot with its confidence interval."""
+  groups = alignment.readings[reading]
+  made, axes = panels.panel(
+    "The switch by group of tokens", depth_positions.subtitle(alignment, groups["all"])
+  )
+  x = depth_positions.places(alignment)
+  for row, group in enumerate(groups.values()):
+    _draw_group(axes, x, row, group)
+  names = [f"{_LABELS[name]}  (n = {group.num_tokens:,})" for name, group in groups.items()]
+  axes.set_yticks(range(len(groups)), names, fontsize=panels.LABEL)
+  axes.set_ylim(len(groups) - 0.5, -0.5)
+  axes.grid(axis="x", alpha=0.25)
+  panels.layer_axis(axes, depth_positions.num_layers(alignment))
+  return made
+
+
+def group_ranks(alignment: Alignment, reading: str) -> Figure:
+  """Draws the rank of the next token for some groups of tokens over depth."""
+  groups, trajectory = alignment.readings[reading], TRAJECTORIES["rank"]
+  made, axes = panels.panel(
+    "Rank of the next token by group", depth_positions.subtitle(alignment, groups["all"])
+  )
+  x, chosen = depth_positions.places(alignment), []
+  for style, name in enumerate(_RANK_GROUPS):
+    y = np.exp(groups[name].metrics["next_log_rank"])
+    chosen.append(Line(_LABELS[name], x, y, style))
+  panels.layer_axis(axes, depth_positions.num_layers(alignment))
+  axes.set_ylabel(trajectory.unit)
+  panels.draw_lines(axes, chosen, trajectory.setup)
+  return made
+
+
+def _draw_group(axes: Axes, x: np.ndarray, row: int, group: Group) -> None:
+  switch = group.switch
+  if switch is None or switch.index is None:
+    words = "no tokens" if switch is None else "no switch"
+    axes.text(x[0], row, words, va="center", fontsize=panels.LABEL, style="italic")
+    return
+  ends = depth_positions.interval(x, switch)
+  axes.plot(
+    ends, [row, row], color=panels.STYLES[0]["color"], linewidth=2, marker="|", markersize=9
+  )
+  axes.plot(x[switch.index], row, color=panels.STYLES[0]["color"], marker="o", markersize=7)
+
+
+def depth_map(alignment: Alignment) -> Figure | None:
+  """Draws the mean weight of each source in each read; None if the model has no such weights."""
+  weights = alignment.depth_weights
+  if weights is None:
+    return None
+  readers = ["output" if r.site == "output" else f"{r.layer} {r.site}" for r in weights.readers]
+  subtitle = depth_positions.subtitle(alignment, next(iter(alignment.readings.values()))["all"])
+  made, axes = panels.panel("Depth attention", subtitle, size=(7.6, 6.6))
+  values = np.where(weights.weights != 0, weights.weights, np.nan)
+  most = max(1.0, np.abs(weights.weights).max())
+  scale: dict[str, Any] = {"cmap": "Blues", "vmin": 0, "vmax": most}
+  if (weights.weights < 0).any():  # Such weights do not come from a softmax.
+    scale = {"cmap": "PuOr", "vmin": -most, "vmax": most}
+  axes.set_facecolor("#E4E4E4")  # Grey shows sources that do not exist yet.
+  image = axes.imshow(values, **scale, aspect="auto")
+  _ticks(axes.set_xticks, weights.sources, rotation=90)
+  _ticks(axes.set_yticks, readers)
+  axes.set_xlabel("source")
+  axes.set_ylabel("reader (layer and site)")
+  made.colorbar(image, ax=axes, label="weight, mean over tokens; grey: none", shrink=0.7)
+  if len(weights.sources) <= _MOST_NUMBERS:
+    for (row, column), value in np.ndenumerate(values):
+      if np.isfinite(value):
+        colour = "#FFFFFF" if abs(value) > 0.55 * most else "#000000"
+        axes.text(column, row, f"{value:.2f}".lstrip("0"), ha="center", va="center", fontsize=7.5,
+                  color=colour)  # fmt: skip
+  return made
+
+
+def _ticks(set_ticks: Callable[..., object], names: Sequence[str], **style: Any) -> None:
+  step = -(-len(names) // _MOST_LABELS)
+  set_ticks(range(0, len(names), step), names[::step], fontsize=panels.LABEL, **style)
