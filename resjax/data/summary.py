@@ -1,4 +1,4 @@
-"""What was built: counts per corpus and split, and where it lies."""
+"""Summaries of built data: counts per corpus and split, and the folders of text and rows."""
 
 import dataclasses
 from collections.abc import Mapping

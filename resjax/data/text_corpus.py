@@ -20,7 +20,7 @@ _SHARD_BYTES = 64 << 20  # Bytes of text; one shard is in memory while it is wri
 
 @dataclasses.dataclass(frozen=True)
 class SplitPlan:
-  """What becomes of each document of a source.
+  """The split of each document of a source, and the documents that are dropped.
 
   Attributes:
     split: the index into `SPLITS` of each document [documents read], `DROPPED` where it has none.

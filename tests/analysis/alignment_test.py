@@ -1,4 +1,4 @@
-"""What was measured survives being written and read."""
+"""An alignment that is written and read again stays the same."""
 
 import dataclasses
 import json
@@ -40,7 +40,7 @@ def test_json_and_back_is_the_same(with_weights):
 
 def test_json_has_finite_numbers_only():
   given = example()
-  given.readings["closed"]["all"].metrics["hidden_norm"][1] = np.inf  # a cut may overflow
+  given.readings["closed"]["all"].metrics["hidden_norm"][1] = np.inf  # A cut may overflow.
   text = given.to_json()
   assert "NaN" not in text and "Infinity" not in text
   metrics = json.loads(text)["readings"]["closed"]["all"]["metrics"]

@@ -1,4 +1,4 @@
-"""The heat map is the lens of a loop by hand; its last column is what the model predicts."""
+"""The heat map equals a lens in a plain loop, and its last column the prediction of the model."""
 
 import dataclasses
 
@@ -18,7 +18,7 @@ TOKENS = np.arange(11, dtype=np.int32) * 7 % 31
 
 
 def closed_states(decoder, tokens):
-  """The embedding, and the layers closed after each site, of `standard`: a plain loop."""
+  """Returns the embedding and the closed state after each site of `standard`, by a plain loop."""
   row = jnp.asarray(tokens)[None]
   x = decoder.embed(row, jnp.arange(len(tokens))[None])
   graphdef, layers = nnx.split(decoder.layers)
@@ -36,7 +36,7 @@ def closed_states(decoder, tokens):
 def test_equals_a_loop_by_hand(every):
   decoder = decoders.decoder(decoders.config())
   found = heat_map(decoder, TOKENS, every)
-  # One program: operation by operation it takes ten times as long.
+  # The loop is one program, since it takes ten times as long operation by operation.
   states = jax.jit(lambda tokens: closed_states(decoder, tokens))(TOKENS)
   states = states[:: 1 if every == "site" else 2]
   assert found.tokens.shape == found.probabilities.shape == (len(states), len(TOKENS))

@@ -1,4 +1,4 @@
-"""Sensitivity curves: against a decoder in float64 numpy, and the combinator of the paper."""
+"""Sensitivities equal those of a decoder in float64 NumPy and of the combinator of the paper."""
 
 import dataclasses
 import functools
@@ -61,7 +61,7 @@ def test_alpha_1_is_the_untouched_model_bit_for_bit():
   ],
 )
 def test_factors_of_1_are_no_factors_bit_for_bit(style, changes):
-  """Of the arithmetic that the program asks for: compilers may leave out bfloat16 roundings."""
+  """Compilers may leave out bfloat16 roundings, so the test turns that option off."""
   decoder = made(style, **changes)
   options = {"xla_allow_excess_precision": False}
   changed = attenuate(decoder, np.ones((3, 2)))
@@ -78,7 +78,7 @@ def linear(x, p):
 
 
 def gpt2_loss(params, batch, factors):
-  """Nats of a GPT-2 in float64 numpy whose stream is multiplied by factors [L, sites]."""
+  """Returns the nats of a GPT-2 in float64 NumPy whose stream is multiplied by factors."""
   p = jax.tree.map(np.float64, params)
   inputs, segments = batch["inputs"], batch["segment_ids"]
   x = p["embed"]["embedding"][inputs] + p["embed"]["positions"][batch["positions"]]
@@ -114,8 +114,8 @@ def test_every_layer_and_alpha_in_numpy(sites):
     factors[layer, [site in sites for site in ("attention", "mlp")]] = ALPHAS[alpha]
     nats = sum(gpt2_loss(params, batch, factors) for batch in words.batches)
     want[layer, alpha] = nats / found.num_tokens
-  np.testing.assert_allclose(found.loss, want, rtol=2e-6)  # float32 of a few hundred sums
-  assert len(np.unique(np.round(want, 3))) == 7  # 3 layers at two alphas, and the model as it is
+  np.testing.assert_allclose(found.loss, want, rtol=2e-6)  # float32 sums of hundreds of terms.
+  assert len(np.unique(np.round(want, 3))) == 7  # Two alphas at three layers, and no cut.
 
 
 @pytest.mark.slow
@@ -139,7 +139,7 @@ def test_one_program_serves_all_layers_and_alphas(caplog):
   assert [len(row) for row in found.alignments] == [3, 3, 3]
   programs = [r.getMessage() for r in caplog.records]
   counts = [sum(f"Compiling jit({name})" in p for p in programs) for name in ("nats", "probe_step")]
-  assert counts == [2, 1]  # loss: of all cuts, and of the decoder as it is; alignment: of all
+  assert counts == [2, 1]  # The loss has one for cuts and one without; alignment has one.
   assert told == [(done, 9) for done in range(1, 10)]
 
 

@@ -23,7 +23,7 @@ CONFIG = ProbeConfig(readings=READINGS)
 
 
 def decoder(name, num_layers, switch):
-  """Layers below `switch` write nothing."""
+  """Makes the decoder; its layers below `switch` write nothing."""
   config = decoders.config(
     "gpt2", name, {"layers_per_block": 2} if name == "block_attn_res" else {}, bias="none",
     positions="rope", norm="rmsnorm", vocab_size=V, num_layers=num_layers, d_model=2 * V, mlp_dim=V,
@@ -43,7 +43,7 @@ def decoder(name, num_layers, switch):
 
 
 def batch():
-  """Rows of the cycle, each from another token on, the second one of two documents."""
+  """Returns rows of the cycle that start at different tokens; the second has two documents."""
   tokens = (np.arange(ROWS)[:, None] * 5 + np.arange(T)) % V
   segment_ids, positions = np.ones_like(tokens), np.tile(np.arange(T), (ROWS, 1))
   segment_ids[1, 9:], positions[1, 9:] = 2, np.arange(T - 9)
@@ -53,7 +53,7 @@ def batch():
 
 
 def check(found, switch):
-  """The switch is after layer `switch`, or nowhere where that is the number of layers."""
+  """The switch is after layer `switch`, or nowhere if `switch` is the number of layers."""
   places = np.arange(len(found.positions))
   nowhere = switch == places[-1]
   for groups in found.readings.values():
@@ -61,7 +61,7 @@ def check(found, switch):
       if name == "shuffled" or (nowhere and group.num_tokens):
         assert group.switch.index is None and group.switch.share == 0
       elif group.num_tokens:
-        index = switch + 1  # positions start at the embedding
+        index = switch + 1  # Positions start at the embedding.
         assert group.switch.index == index and found.positions[index].layer == switch
         assert (group.switch.lower, group.switch.upper) == (index, index)
     metrics = groups["all"].metrics

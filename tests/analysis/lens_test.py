@@ -1,4 +1,4 @@
-"""The lens of states that are no numbers."""
+"""The lens of hidden states that are NaN."""
 
 import jax.numpy as jnp
 import numpy as np

@@ -1,4 +1,4 @@
-"""What is measured is what float64 numpy finds in stored activations, on any devices."""
+"""The alignment equals that of float64 NumPy on stored activations, on any devices."""
 
 import functools
 
@@ -30,7 +30,7 @@ MESHES = {
 
 
 def batch(rows=4, vocab=31):
-  """Two documents per row, padding at the end of the first row, tokens that repeat."""
+  """Returns rows of two documents with repeated tokens; the first row ends in padding."""
   rng = np.random.default_rng(0)
   tokens = np.minimum(rng.geometric(0.15, (rows, T)), vocab) - 1
   segment_ids = np.repeat([[1, 2]], T // 2, axis=1) * np.ones((rows, 1), int)
@@ -52,14 +52,14 @@ def measured(decoder, batches, **changes):
 
 def check(group, want):
   assert set(group.metrics) == set(METRICS)
-  assert set(METRICS) - set(want) <= {"kl_to_final"}  # of no token, in a small group
+  assert set(METRICS) - set(want) <= {"kl_to_final"}  # A small group may have no token for it.
   for name, values in want.items():
     np.testing.assert_allclose(group.metrics[name], values, rtol=1e-5, atol=1e-5, err_msg=name)
 
 
 @functools.cache
 def subject(name, style):
-  """A decoder, the text, what was measured, and what a loop stored."""
+  """Returns a decoder, a text, the alignment, and the activations that a loop stored."""
   decoder, rows = model(name, style, tied_embeddings=name != "attn_res"), batch()
   return decoder, rows, measured(decoder, [rows]), alignment.states(decoder, rows)
 

@@ -1,4 +1,4 @@
-"""Attenuated residual paths of every supported combinator, against float64 numpy."""
+"""The attenuated residual path of every supported combinator equals float64 NumPy."""
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +22,7 @@ OPTIONS = {
 
 
 def written(name, params, at, stream, n, out):
-  """What a site leaves of a stream and the output of its branch; `at` is (layer, site index)."""
+  """Returns the stream that a site writes, given its branch; `at` is (layer, site index)."""
   if name == "standard":
     return stream + out
   if name == "attenuation":

@@ -1,4 +1,4 @@
-"""Plots of sweeps: what is drawn, read back from the figure that would be saved."""
+"""Plots of sweeps, read back from the figures that are saved."""
 
 import pytest
 
@@ -10,14 +10,14 @@ LAYERS, ALPHA = "model.residual.attenuation.layers", "model.residual.attenuation
 
 @pytest.fixture
 def figures(monkeypatch):
-  """The figures that are saved, in order; they are saved too."""
+  """Returns a list that gets every figure that is saved."""
   found, save = [], plots.save
   monkeypatch.setattr(plots, "save", lambda f, path: (found.append(f), save(f, path)))
   return found
 
 
 def _results(values):
-  """Results of (name, overrides, bits per byte); None: not done."""
+  """Returns results for (name, overrides, bits per byte); None is a run that is not done."""
   runs = sweep_table.expand(tiny.get_config(), [value[:2] for value in values])
   return [
     sweep_table.result(
@@ -49,7 +49,7 @@ def test_dots_with_the_reference_as_line(figures, tmp_path):
     assert label in axes.get_xlabel()
     assert line.get_label() == f"standard: {values[0]:,g}"
   assert [label.get_text() for label in loss.get_yticklabels()] == ["standard", "other"]
-  assert "tokens per second" in speed.get_xlabel() and len(speed.lines) == 1  # no speed, no line
+  assert "tokens per second" in speed.get_xlabel() and len(speed.lines) == 1  # No speeds.
   assert figures[0].get_suptitle() == "title"
 
 
@@ -65,10 +65,10 @@ def test_curves_over_a_setting_and_the_rest_as_levels(figures, tmp_path):
   drawn = {line.get_label(): line for line in axes.lines}
   assert set(drawn) == {"alpha = 0.0", "alpha = 0.5", "standard: 2.0000", "gate: 1.5000"}
   points = drawn["alpha = 0.5"].get_xydata().tolist()
-  assert points == [[0.0, 1.5], [2.0, 3.5]]  # in the order of the layers
+  assert points == [[0.0, 1.5], [2.0, 3.5]]  # They are in the order of the layers.
   assert axes.get_xlabel() == "layers"
   styles = {(line.get_marker(), line.get_linestyle()) for line in axes.lines}
-  assert len(styles) == 4  # told apart without colour
+  assert len(styles) == 4  # They can be told apart without colour.
 
 
 def test_no_plot_of_nothing(tmp_path):

@@ -1,4 +1,4 @@
-"""Memory of the trainer's alignment step on TPUs that are not there; needs the extra `tpu`."""
+"""The memory of the alignment step, compiled for absent TPUs; needs the extra `tpu`."""
 
 import pytest
 
@@ -16,7 +16,7 @@ L, V, DEVICES = 24, 50257, 8
 @needs_libtpu
 @pytest.mark.parametrize("name", ["standard", "block_attn_res"])
 def test_probes_take_at_most_a_fifth_more_than_an_evaluation(name):
-  """bfloat16, parameters over 8 chips, one row each: little memory but that of head and logits."""
+  """With parameters split over 8 chips and a row each, head and logits take most of the memory."""
   c = llama_1p3b.get_config(name)
   c.model.update(num_layers=L, d_model=1024, num_heads=16, num_kv_heads=16, mlp_dim=4096)
   c.data.seq_len = 1024
@@ -25,4 +25,4 @@ def test_probes_take_at_most_a_fifth_more_than_an_evaluation(name):
   run = experiment.build(c, absent_devices.describe("v5e:2x4").devices)
   programs = program.build(run.with_vocab_size(V))
   plain, probed = programs.lower_eval_step(), programs.lower_alignment_step()
-  assert total_bytes(probed.compile()) <= 1.2 * total_bytes(plain.compile())  # measured 0.7 and 0.9
+  assert total_bytes(probed.compile()) <= 1.2 * total_bytes(plain.compile())  # It is 0.7 and 0.9.

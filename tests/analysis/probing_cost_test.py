@@ -1,4 +1,4 @@
-"""What probes cost beside a plain evaluation step, by the compiler's figures; nothing is run."""
+"""The cost of probes beside a plain evaluation step, as the compiler states it."""
 
 import functools
 import re
@@ -19,13 +19,13 @@ from resjax.train import program
 from tests.helpers import decoders
 from tests.helpers.memory import total_bytes
 
-# The sizes of GPT-2 medium; B and T like no other axis.
+# The sizes of GPT-2 medium; B and T differ from all other sizes.
 L, V, D, H, B, T = 24, 50257, 1024, 16, 3, 896
 
 
 @functools.cache
 def compiled(name, style, dtype):
-  """A plain evaluation step, and one with probes."""
+  """Compiles a plain evaluation step, and one with probes."""
   sizes = {"vocab_size": V, "num_layers": L, "d_model": D, "mlp_dim": 4 * D, "max_positions": T}
   config = decoders.config(style, name, num_heads=H, num_kv_heads=H, dtype=dtype, **sizes)
   graphdef, state = nnx.split(nnx.eval_shape(lambda: Decoder(config, rngs=nnx.Rngs(0))))
@@ -77,7 +77,7 @@ def test_the_same_beside_the_evaluation_step_of_a_sharded_run(name, style, dtype
 
 
 def sharded(name, style, dtype):
-  """What a run has compiled whose parameters are split over eight devices, a row each."""
+  """Returns the programs of a run on eight devices that split the parameters, with a row each."""
   config = base.get_config(style)
   config.model.update(num_layers=L, d_model=D, num_heads=H, num_kv_heads=H, mlp_dim=4 * D)
   config.model.update(dtype=dtype)

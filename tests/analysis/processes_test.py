@@ -1,4 +1,4 @@
-"""Several processes find together what one finds alone."""
+"""Several processes together measure what one process measures alone."""
 
 import sys
 

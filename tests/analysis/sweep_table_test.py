@@ -1,4 +1,4 @@
-"""Expansion of sweeps, their results, tables and files."""
+"""The runs of sweeps, and their results, tables and files."""
 
 import csv
 import io
@@ -20,7 +20,7 @@ def _config():
 
 
 def _records(step, bits_per_byte, speeds=(100.0, 300.0, 200.0)):
-  """A first evaluation, speeds, and an evaluation after the last step."""
+  """Returns a first evaluation, speeds, and an evaluation after the last step."""
   return [
     {"step": 0, "validation/loss": 9.0, "validation/bits_per_byte": 8.0},
     *({"step": step, "time/tokens_per_second": speed} for speed in speeds),
@@ -29,7 +29,7 @@ def _records(step, bits_per_byte, speeds=(100.0, 300.0, 200.0)):
 
 
 def _results():
-  """A reference, a better run, one stopped after its first evaluation, and one that failed."""
+  """Returns a reference, a better run, one that stopped early, and one that failed."""
   names = ("reference", "better", "stopped", "broken")
   runs = sweep_table.expand(_config(), [(name, {"train.steps": 7}) for name in names])
   records = [_records(7, 2.0), _records(7, 1.75), _records(5, 1.9)[:-1], []]
@@ -79,10 +79,10 @@ def test_expand_is_strict(runs, message):
 def test_status_and_values():
   reference, better, stopped, broken = _results()
   assert (reference.status, reference.step, reference.loss) == ("done", 7, 2.0)
-  assert reference.tokens_per_second == 200.0  # the median
+  assert reference.tokens_per_second == 200.0  # This is the median.
   assert better.delta(reference) == -0.25
   assert (stopped.status, stopped.step) == ("partial", 5)
-  assert stopped.bits_per_byte is None  # that of step 0 says nothing about the run
+  assert stopped.bits_per_byte is None  # The loss at step 0 says nothing about the run.
   assert stopped.delta(reference) is None and better.delta(stopped) is None
   assert (broken.status, broken.error, broken.step) == ("failed", "no [memory]", 0)
   (run,) = sweep_table.expand(_config(), [("a", {"train.steps": 7})])
@@ -107,7 +107,7 @@ def test_table_fits_a_narrow_terminal():
   better = ["123.457M", "2.000", "1.7500", "-0.2500", "200", "12345", "7", "done"]
   assert rows["better"][1:] == better
   assert rows["stopped"][1:] == ["123.457M", "200", "12345", "5", "partial"]
-  assert "broken failed: no [memory]" in lines  # not taken for markup
+  assert "broken failed: no [memory]" in lines  # Brackets are not taken for markup.
 
 
 def test_files_hold_the_table(tmp_path):

@@ -1,4 +1,4 @@
-"""The switch layer of rows whose answer is known."""
+"""The switch layer of rows for which it is known."""
 
 import numpy as np
 
@@ -9,7 +9,7 @@ TOKENS = np.full(ROWS, 10.0)
 
 
 def rows(target, other=1.0, third=2.0, noise=0.0):
-  """Sums [P, 3, rows] where the target has these mean log-ranks along depth."""
+  """Returns sums [P, 3, rows] whose target has these mean log-ranks along depth."""
   rng = np.random.default_rng(0)
   means = np.stack([np.array([t, other, third]) for t in target])
   return 10 * (means[..., None] + noise * rng.normal(size=(*means.shape, ROWS)))
@@ -44,7 +44,7 @@ def test_the_interval_covers_what_rows_differ_in_and_is_the_same_again():
 
 
 def test_the_interval_leaves_out_half_of_the_rest_on_each_side():
-  """In 4% of the draws, more than a fortieth and less than a twentieth, the first one leads."""
+  """The first row leads in 4% of the draws, between a fortieth and a twentieth."""
   behind = 0.28 + np.where(np.arange(ROWS) % 2, 1.0, -1.0)
   early = 10 * np.stack([1 + behind, np.ones(ROWS), np.full(ROWS, 3.0)])
   late = 10 * np.stack([np.full(ROWS, 0.5), np.ones(ROWS), np.full(ROWS, 2.0)])

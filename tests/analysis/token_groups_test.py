@@ -1,4 +1,4 @@
-"""Which tokens count, and in which groups."""
+"""The tokens that count, and the groups they are in."""
 
 import jax
 import jax.numpy as jnp

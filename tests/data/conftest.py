@@ -8,7 +8,7 @@ WORDS = ["tree", "river", "naïve", "façade", "日本", "the", "of", "😀", "x
 
 
 def make_texts(count, seed=0, words=40):
-  """Documents that differ from each other, of 1 to `words` words."""
+  """Returns documents that differ from each other, of 1 to `words` words each."""
   rng = random.Random(seed)
   texts = []
   for index in range(count):
@@ -26,7 +26,7 @@ def write_folder(folder, texts):
 
 @pytest.fixture
 def folder_config(tmp_path):
-  """Returns a function that writes texts to a folder per corpus and gives a config for them."""
+  """Returns a function that writes texts into a folder per corpus and makes their config."""
 
   def make(texts_by_name, weights=None, tokenizer="byte", vocab_size=300, **changes):
     corpora = {}

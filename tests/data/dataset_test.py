@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def _decoded(summary, name, split):
-  """The documents of a split, from its rows alone."""
+  """Returns the documents of a split, decoded from its rows alone."""
   coder = tokenizer.load(summary.tokenizer)
   rows = [record["tokens"] for record in storage.read(summary.corpora[name].rows, split)]
   stream = np.concatenate([rows[0][:1], *(row[1:] for row in rows)])
@@ -43,7 +43,7 @@ def test_rows_hold_exactly_the_documents(folder_config, name):
   for corpus, given in texts.items():
     assert sorted(_all_decoded(summary, corpus)) == sorted(given)
     train = _decoded(summary, corpus, "train")
-    assert train == [text for text in given if text in train]  # order is kept
+    assert train == [text for text in given if text in train]  # The order of documents is kept.
 
 
 @pytest.mark.parametrize("name", ["byte", "bpe"])
@@ -67,7 +67,7 @@ def test_summary_counts(folder_config, name):
     valid = np.concatenate([batch["segment_ids"] for batch in batches]) > 0
     assert counts.fill == pytest.approx(valid.sum() / (counts.rows * 16))
     sizes = coder.token_bytes()[np.concatenate([batch["targets"] for batch in batches])]
-    assert sizes[valid].sum() == counts.bytes  # what bits per byte divides by
+    assert sizes[valid].sum() == counts.bytes  # Bits per byte divide by this number.
   saved = json.loads(summary.path.read_text())
   assert saved["corpora"]["a"]["splits"]["train"]["rows"] == corpus.splits["train"].rows
   assert summary.path.parent / saved["corpora"]["a"]["rows"] == corpus.rows
@@ -115,7 +115,7 @@ def test_what_changes_is_rebuilt(folder_config, tmp_path):
 def test_small_shards_give_the_same_rows(folder_config, monkeypatch, tmp_path):
   texts = make_texts(60)
   whole = build(folder_config({"a": texts}, seq_len=700))
-  monkeypatch.setattr(text_corpus, "_SHARD_BYTES", 300)  # less than a row: some shards get none
+  monkeypatch.setattr(text_corpus, "_SHARD_BYTES", 300)  # Less than a row: some get none.
   monkeypatch.setattr(packed_rows, "_BATCH_BYTES", 100)
   config = folder_config({"a": []}, seq_len=700, root=str(tmp_path / "other"))
   cut = build(config)
@@ -217,4 +217,4 @@ print([name for name in ("tensorflow", "torch", "transformers") if name in sys.m
 """
   command = [sys.executable, "-c", code, dict(config.corpora)["a"].source, config.root]
   result = subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT)
-  assert result.stdout == "[]\n"  # and TFDS printed nothing
+  assert result.stdout == "[]\n"  # TFDS has printed nothing.

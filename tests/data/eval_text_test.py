@@ -1,4 +1,4 @@
-"""Text to measure on: the stream of training, its first tokens, the same every time."""
+"""The text to measure on has the first tokens of the stream of training, the same every time."""
 
 import numpy as np
 import pytest
@@ -34,7 +34,7 @@ def test_all_of_a_text_is_packed_as_in_training():
   for name, array in want.items():
     got = joined(found, name)
     np.testing.assert_array_equal(got[: len(array)], array)
-    assert not got[len(array) :].any()  # padding
+    assert not got[len(array) :].any()  # The rest is padding.
 
 
 def test_every_row_may_begin_with_the_token_that_starts_documents():

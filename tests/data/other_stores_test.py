@@ -1,4 +1,4 @@
-"""Corpora in another store that epath and fsspec know, here a dictionary in place of S3."""
+"""Corpora in another object store that epath and fsspec know; a dictionary stands for S3."""
 
 import fsspec
 import pytest

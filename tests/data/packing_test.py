@@ -61,7 +61,7 @@ def test_documents_come_back_from_the_batches():
 
 
 def _reference(row):
-  """Segments and positions of one row, token by token."""
+  """Returns the segments and positions of one row, computed token by token."""
   segment, position, segments, positions = 1, 0, [], []
   for index, token in enumerate(row[:-1]):
     if token == EOT and index:

@@ -25,7 +25,7 @@ def _assert_equal(ones, twos):
 
 
 def _row_ids(batches):
-  """Hashable rows, padding rows left out."""
+  """Returns the rows of batches as tuples, without rows of padding."""
   rows = []
   for batch in batches:
     for inputs, targets, segments in zip(
@@ -61,8 +61,8 @@ def test_batches_are_rows_of_the_corpus(folder_config):
   assert batches[0]["inputs"].shape == (4, 16) and batches[0]["inputs"].dtype == np.int32
   seen = _row_ids(batches)
   first, second = seen[: len(rows)], seen[len(rows) : 2 * len(rows)]
-  assert sorted(first) == sorted(second) == sorted(rows)  # every row once per epoch
-  assert first != rows and first != second  # shuffled, and anew
+  assert sorted(first) == sorted(second) == sorted(rows)  # Every row comes once per epoch.
+  assert first != rows and first != second  # Each epoch has its own order.
 
 
 def test_order_is_a_function_of_the_seed(config, dataset):
@@ -120,7 +120,7 @@ def test_state_survives_a_checkpoint(config, dataset, tmp_path):
 
 def test_weights_decide_the_shares_of_rows(folder_config):
   texts = {"a": make_texts(50), "b": make_texts(50, seed=1), "c": make_texts(10, seed=2)}
-  # Rows long enough that no two corpora share one.
+  # The rows are so long that no two corpora have the same row.
   config = folder_config(texts, weights={"a": 0.5, "b": 0.2, "c": 0.3}, seq_len=64)
   dataset = build(config)
   owner = {row: name for name in texts for row in _all_rows(dataset, name, "train")}
@@ -130,7 +130,7 @@ def test_weights_decide_the_shares_of_rows(folder_config):
   shares = {name: names.count(name) / 1000 for name in texts}
   assert shares == pytest.approx({"a": 0.5, "b": 0.2, "c": 0.3}, abs=0.002)
   first = [names[:10].count(name) for name in texts]
-  assert first == pytest.approx([5, 2, 3], abs=1)  # they take turns
+  assert first == pytest.approx([5, 2, 3], abs=1)  # The corpora take turns.
 
 
 @pytest.mark.parametrize("parts", [1, 2])

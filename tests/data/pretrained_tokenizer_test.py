@@ -1,4 +1,4 @@
-"""Tokenizers of Hugging Face folders: text and back, bytes, what comes before a document."""
+"""Tokenizers of Hugging Face folders: round trips, bytes of tokens, and the end of text."""
 
 import json
 import re
@@ -18,7 +18,7 @@ TEXTS = ["depth width", "the gate of a layer", "<s>"]
 
 
 def byte_level():
-  """A byte-level BPE as GPT-2's, with an added token of two spaces that is not special."""
+  """Makes a byte-level BPE like that of GPT-2, with an added token of two spaces."""
   made = tokenizers.Tokenizer(models.BPE())
   made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
   made.decoder = decoders.ByteLevel()
@@ -39,7 +39,7 @@ def test_byte_level_text_and_bytes():
   for text, ids in zip(texts, made.encode_batch(texts), strict=True):
     assert made.decode(ids) == text and ids.dtype == np.int32
     assert sizes[ids].sum() == len(text.encode()) and 0 not in ids
-  assert 300 in made.encode_batch(["a  b"])[0]  # the added one
+  assert 300 in made.encode_batch(["a  b"])[0]  # This is the added token.
 
 
 def test_words_with_a_space_before_them(tmp_path):
@@ -48,8 +48,8 @@ def test_words_with_a_space_before_them(tmp_path):
   sizes = made.token_bytes()
   for text, ids in zip(TEXTS[:2], made.encode_batch(TEXTS[:2]), strict=True):
     assert made.decode(ids) == text
-    assert sizes[ids].sum() == len(text) + 1  # the space before it
-    assert 0 not in ids  # no template
+    assert sizes[ids].sum() == len(text) + 1  # The one more is the space before the text.
+    assert 0 not in ids  # The template of the file is not applied.
 
 
 def test_saved_and_loaded(tmp_path):

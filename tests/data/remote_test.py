@@ -26,7 +26,7 @@ def texts(bucket, name, **settings):
 
 @pytest.fixture
 def filled(gcs, bucket):
-  """A bucket with text, JSONL and Parquet, and what no corpus holds."""
+  """Makes a bucket with text, JSONL and Parquet, and with files that belong to no corpus."""
   for number, text in enumerate(TEXTS):
     gcs.put((bucket, f"text/{number % 3}/{number:02}.txt"), text.encode())
   for name in ("text/.hidden.txt", "text/__pycache__/x.txt", "text/", "text/1/"):
@@ -96,7 +96,7 @@ def config(bucket, tmp_path):
 
 
 def records(summary):
-  """Bytes of everything that training reads."""
+  """Returns the bytes of all files that training reads."""
   folders = [corpus.rows for corpus in summary.corpora.values()]
   files = [path for folder in folders for path in sorted(folder.iterdir())]
   return [path.read_bytes() for path in (*files, summary.tokenizer)]
@@ -114,7 +114,7 @@ def test_another_machine_reads_what_one_has_built(gcs, bucket, config, tmp_path,
   second = dataset.find(config.root, first.fingerprint)
   assert second.path.is_relative_to(tmp_path / "second") and records(second) == records(first)
   assert not second.corpora["a"].text.exists()
-  third = dataset.build(config)  # as process 0 of a machine that was preempted
+  third = dataset.build(config)  # As a new machine does after a preemption.
   assert third == second and third.corpora["a"].text.exists()
   assert not [name for method, name in gcs.requests[requests:] if method != "GET"]
 
@@ -124,11 +124,11 @@ def test_a_machine_that_died_while_it_published_goes_on(gcs, bucket, config, tmp
   whole = dataset.build(config)
   rows = f"data/rows/{whole.corpora['a'].rows.parts[-3]}"
   for name in gcs.names(f"{bucket}/{rows}"):
-    if name.endswith(("files.json", "features.json")):  # the list comes last
+    if name.endswith(("files.json", "features.json")):  # The list is written last.
       del gcs.objects[bucket, name]
   monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "second"))
   root = mirror.local(config.root)
-  (root / rows.removeprefix("data/") / "packed_rows").mkdir(parents=True)  # left by a kill
+  (root / rows.removeprefix("data/") / "packed_rows").mkdir(parents=True)  # As after a kill.
   assert records(dataset.build(config))[-2:] == records(whole)[-2:]
   assert gcs.get((bucket, f"{rows}.files.json")).data
   features = bucket, f"{rows}/packed_rows/1.0.0/features.json"

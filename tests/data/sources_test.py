@@ -62,7 +62,7 @@ def test_one_text_file_becomes_many_documents(tmp_path):
 
 
 def test_long_file_of_several_is_cut_to_bound_memory(tmp_path):
-  text = "x" * (3 * readers.MAX_PIECE) + "\nend"  # a line longer than a piece
+  text = "x" * (3 * readers.MAX_PIECE) + "\nend"  # A line that is longer than a piece.
   (tmp_path / "long.txt").write_text(text)
   (tmp_path / "short.txt").write_text("short")
   *pieces, short = _texts(tmp_path)

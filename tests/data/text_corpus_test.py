@@ -33,8 +33,8 @@ def test_splits_follow_the_hash_and_hold_every_document_once(folder_config):
     place = _place(text)
     split = "test" if place < 0.1 else "validation" if place < 0.2 else "train"
     expected[split].append(text)
-  assert found == expected  # in the order of the files
-  for split in ("validation", "test"):  # binomial: 100 documents, standard deviation 9.5
+  assert found == expected  # They are in the order of the files.
+  for split in ("validation", "test"):  # Binomial: mean 100, standard deviation 9.5.
     assert 60 < len(found[split]) < 140
 
 
@@ -72,7 +72,7 @@ def test_weight_does_not_rebuild_but_files_and_fractions_do(folder_config):
   texts = make_texts(30)
   first, path = text_corpus.build("a", folder_config({"a": texts}))
   time = path.stat().st_mtime_ns
-  config = folder_config({"a": []}, weights={"a": 3.0})  # the files stay as they are
+  config = folder_config({"a": []}, weights={"a": 3.0})  # The files stay as they are.
   assert text_corpus.build("a", config) == (first, path) and path.stat().st_mtime_ns == time
   assert text_corpus.build("a", folder_config({"a": []}, test_fraction=0.2))[0] != first
   assert text_corpus.build("a", folder_config({"a": [*texts[:5], "new"]}))[0] != first

@@ -1,4 +1,4 @@
-"""Pieces of pretrained tokenizers: in a row they are the text."""
+"""The bytes of the tokens of a text, joined, are the text."""
 
 import pytest
 import tokenizers
@@ -21,7 +21,7 @@ def byte_level(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def sentencepiece():
-  """As of Llama 2: spaces are ▁, what is not in the vocabulary falls back to bytes."""
+  """Makes a tokenizer like that of Llama 2: spaces are ▁, and unknown characters become bytes."""
   vocab = {"<unk>": 0, "<s>": 1} | {f"<0x{byte:02X}>": 2 + byte for byte in range(256)}
   for word in ("▁", "t", "h", "e", "th", "the", "▁the", "r", "i", "v"):
     vocab[word] = len(vocab)
@@ -40,7 +40,7 @@ def test_pieces_in_a_row_are_the_text(name, request):
   ids = words.encode_batch([TEXT])[0]
   assert b"".join(map(words.piece, ids)) == TEXT.encode()
   assert words.token_bytes()[ids].sum() == len(TEXT.encode())
-  assert words.piece(words.vocab_size - 1) == b""  # a row of the embedding without a token
+  assert words.piece(words.vocab_size - 1) == b""  # This row of the embedding has no token.
   assert words.piece(words.eot_id) in (b"<s>", b"<|endoftext|>")
 
 

@@ -52,7 +52,7 @@ def test_end_of_text_and_broken_bytes_decode(any_tokenizer):
   assert any_tokenizer.decode(ids) == "<|endoftext|>hé<|endoftext|>"
   assert any_tokenizer.token_bytes()[eot] == 0
   assert any_tokenizer.piece(eot) == b"<|endoftext|>"
-  first_byte = any_tokenizer.encode_batch(["\U0010ffff"])[0][:1]  # lead byte of four
+  first_byte = any_tokenizer.encode_batch(["\U0010ffff"])[0][:1]  # The first of four bytes.
   assert any_tokenizer.decode(first_byte) == "\ufffd"
 
 

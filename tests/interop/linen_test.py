@@ -15,7 +15,7 @@ LAYERS, X = toy.layers(), jnp.asarray(toy.embeddings())
 
 
 class Model(linen.Module):
-  """The toy model with constant branches; the combinator has the only parameters."""
+  """The toy model with constant branches, in which only the combinator has parameters."""
 
   kind: str
   options: dict
@@ -26,7 +26,8 @@ class Model(linen.Module):
     return toy.by_hand(made, LAYERS, x)
 
 
-# Without parameters, with some, with a state that grows; tests/reuse_test.py walks all names.
+# One combinator without parameters, one with some, and one whose state grows; tests/reuse_test.py
+# walks all names.
 @pytest.mark.parametrize(
   ("name", "options"), [("standard", {}), ("gate", {"granularity": "token"}), ("attn_res", {})]
 )

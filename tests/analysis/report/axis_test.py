@@ -1,4 +1,4 @@
-"""The switch in words, and names that matplotlib would take for formulas."""
+"""The switch in words, the axis of layers, and names that look like formulas to matplotlib."""
 
 import dataclasses
 

@@ -24,7 +24,7 @@ IMAGES = """[...document.querySelectorAll('figure')].filter(f => f.checkVisibili
           scrolls: f.scrollWidth > f.clientWidth, caption: f.querySelector('figcaption').innerText};
 })"""
 
-# Colours, sizes and places of all that is written.
+# The colours and sizes of all texts.
 TEXTS = """[...document.querySelectorAll('h1,h2,h3,p,figcaption,summary,th,td,.key')]
 .filter(e => e.checkVisibility()).map(e => {
   const style = getComputedStyle(e);
@@ -41,7 +41,7 @@ SCROLLS = """[...document.querySelectorAll('.scroll')].map(e => {
           inner: e.scrollWidth, outer: e.clientWidth, height: box.height};
 })"""
 
-# Where names of columns and rows are once the table has been scrolled.
+# The places of the names of columns and rows after the table has been scrolled.
 STICKY = """(() => {
   const e = document.querySelector('.scroll:has(.heat)');
   e.scrollLeft = 60; e.scrollTop = 40;
@@ -60,7 +60,7 @@ def browser(tmp_path_factory):
 
 @pytest.fixture(scope="module", params=WIDTHS)
 def opened(request, browser, folder, tmp_path_factory):
-  """The page at a width, and its picture [height, width, 3 or 4]."""
+  """Returns the page, its width, and a picture of it [height, width, 3 or 4]."""
   browser.console.clear()
   browser.requests.clear()
   browser.open(folder / "report.html", request.param)
@@ -79,7 +79,7 @@ def test_no_console_message_and_no_request(opened):
 
 
 def test_the_browser_would_have_told(tmp_path):
-  """The two lists above are not empty because nobody listens."""
+  """The lists of messages and requests of another test are empty although they are recorded."""
   path = tmp_path / "bad.html"
   path.write_text("<img src='https://example.invalid/a.png'><script>nowhere()</script>")
   with chromium.page(tmp_path / "profile") as page:
@@ -93,15 +93,15 @@ def test_figures_are_visible(opened):
   images = page.evaluate(IMAGES)
   names = {image["name"] for image in images}
   assert {"1_rank", "1_depth_attention", "1_cuts_1", "2_norm", "overlay_rank_next_token"} <= names
-  assert "1_read_rank" not in names  # folded away
+  assert "1_read_rank" not in names  # This one is folded away.
   for image in images:
     assert image["natural"] > 0 and image["caption"]
-    # Letters of 8.5 points keep three quarters of their size or more.
+    # Letters of 8.5 points keep at least three quarters of their size.
     assert image["width"] >= 0.75 * min(image["natural"], 480), image
     assert image["left"] >= 0 and (image["scrolls"] or image["left"] + image["width"] <= width)
     left, top = int(image["left"]), int(image["top"])
     shown = picture[top : top + int(image["height"]), left : left + int(image["width"])]
-    dark = (shown[..., :3].max(-1) < 0.5).mean()  # of letters and lines
+    dark = (shown[..., :3].max(-1) < 0.5).mean()  # Letters and lines are dark.
     assert 0.002 < dark < 0.5, (image, dark)
 
 
@@ -141,7 +141,7 @@ def test_what_is_folded_opens(opened):
 
 
 def contrast(one: str, two: str) -> float:
-  """WCAG 2.1, of two colours as CSS has them; without a background the page is white."""
+  """Returns the contrast of WCAG 2.1 of two CSS colours; no background is the white of the page."""
   low, high = sorted(map(luminance, (one, two)))
   return (high + 0.05) / (low + 0.05)
 

@@ -1,4 +1,4 @@
-"""One report for the tests of its files and of how it looks."""
+"""One report for the tests of its files and of its look in a browser."""
 
 import pytest
 

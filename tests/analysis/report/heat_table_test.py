@@ -1,4 +1,4 @@
-"""The heat map as a figure: every word legible in its cell, marked without colour."""
+"""The heat map as a figure: every word can be read in its cell, and is marked without colour."""
 
 import io
 import warnings
@@ -15,7 +15,7 @@ WORDS = (*TOKENS, "中文", "😀", "␣internationalisation", "$x$", "∅", "�
 
 
 def text(num_tokens, num_layers, sites=("",)):
-  """Every word comes to every column; a cell in three is the next token, one the input token."""
+  """Returns cells with every word in every column; a third are the next token or the input."""
   layers = [f"layer {layer}{site}" for layer in range(num_layers) for site in sites]
   columns = ["embedding", *layers]
   tokens = [WORDS[number % len(WORDS)] for number in range(num_tokens)]
@@ -30,7 +30,7 @@ def text(num_tokens, num_layers, sites=("",)):
 
 
 def drawn(heat):
-  """The figure as drawn, any warning (of a letter without a picture, say) an error."""
+  """Draws the figure; any warning, such as that of a letter the font lacks, is an error."""
   with warnings.catch_warnings():
     warnings.simplefilter("error")
     figure = heat_figure(heat, "run $1$")
@@ -80,7 +80,7 @@ def test_what_a_cell_decodes_to_is_seen_without_colour():
 
 
 def luminance(colour):
-  """Relative luminance, WCAG 2."""
+  """Returns the relative luminance of WCAG 2."""
   rgb = np.array(matplotlib.colors.to_rgb(colour))
   return np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4) @ (
     0.2126, 0.7152, 0.0722,
@@ -97,7 +97,7 @@ def test_long_texts_and_deep_models_are_thinned_out():
   axes = figure.axes[0]
   assert any("n = 64 tokens of 70" in t.get_text().replace("\xa0", " ") for t in figure.texts)
   shown = len(axes.get_xticks())
-  names = [label.get_text() for label in axes.get_xticklabels()][:shown]  # at the bottom
+  names = [label.get_text() for label in axes.get_xticklabels()][:shown]  # Those at the bottom.
   assert names == ["emb.", *(f"{layer} mlp" for layer in range(1, 50, 2))]
   assert len(axes.texts) == 64 * len(names)
 

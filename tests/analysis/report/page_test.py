@@ -1,4 +1,4 @@
-"""The page and its files: whole, self-contained, escaped, and what was measured."""
+"""The page is complete, needs no other file, escapes names, and shows all results."""
 
 import base64
 import dataclasses
@@ -18,7 +18,7 @@ VOID = {"meta", "link", "img", "br"}
 
 
 class Parsed(html.parser.HTMLParser):
-  """Tags with their attributes, texts by the tag that they stand in; checks that tags match."""
+  """Collects tags with their attributes, and texts with their tags; checks that tags match."""
 
   def __init__(self, text):
     super().__init__()
@@ -64,7 +64,7 @@ def test_every_figure_is_there_and_says_what_it_is_of(page, folder, given):
   names = [attributes["id"] for attributes in page.all("figure")]
   assert len(set(names)) == len(names) == len(page.all("img"))
   files = {path.name for path in folder.glob("plots/*")}
-  assert {f"{name}.png" for name in names} == files - {"1_heat.png"}  # a table in the page
+  assert {f"{name}.png" for name in names} == files - {"1_heat.png"}  # The page has it as a table.
   assert "1_heat.png" in files
   for prefix in ("1_", "1_read_", "2_"):
     wanted = ("rank", "probability", "top1", "nats", "cosine", "projection", "energy", "norm")
@@ -81,7 +81,7 @@ def test_every_figure_is_there_and_says_what_it_is_of(page, folder, given):
 def test_switches_are_listed(page):
   cells = [text for tag, text in page.texts if tag in ("td", "a")]
   assert set(reports.NAMES) <= {*cells}
-  assert "no switch" in cells  # of the shuffled control
+  assert "no switch" in cells  # This is the shuffled control.
   assert any(re.fullmatch(r"after layer 1 \w+ \(95%: .*\)", cell) for cell in cells)
 
 
@@ -90,7 +90,7 @@ def test_tokens_and_names_are_text(page):
   assert set(cells) == set(reports.TOKENS)
   assert [text for tag, text in page.texts if tag == "h2"] == ["All models", *reports.NAMES]
   assert not page.all("b")
-  rows = [text for tag, text in page.texts if tag == "bdi"][:: 1 + 5]  # L = 2: five positions
+  rows = [text for tag, text in page.texts if tag == "bdi"][:: 1 + 5]  # L = 2 has five positions.
   assert tuple(rows) == reports.TOKENS
 
 

@@ -55,7 +55,7 @@ def test_every_line_has_its_label_within_the_figure():
   texts = {text.get_text().replace("\n", " ") for text in axes.texts}
   assert texts == {line.label for line in drawn} - {"nothing"}
   size = figure.bbox
-  boxes = [Text.get_window_extent(text) for text in axes.texts]  # without the lines that lead there
+  boxes = [Text.get_window_extent(text) for text in axes.texts]  # Without their arrows.
   for box in boxes:
     assert size.x0 <= box.x0 and box.x1 <= size.x1 and size.y0 <= box.y0 and box.y1 <= size.y1
   tall = sorted(boxes, key=lambda box: box.y0)

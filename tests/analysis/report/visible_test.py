@@ -1,4 +1,4 @@
-"""Every token can be seen."""
+"""Every token is shown as visible text."""
 
 import unicodedata
 
@@ -17,12 +17,12 @@ from resjax.data.tokenizer import ByteTokenizer
     (b"\n" + 12 * b" ", "↵␣×12"),
     (b"\t\r\n", "⇥␍↵"),
     (b"", "∅"),
-    (b"\xe2\x82", "\\xe2\\x82"),  # two of the three bytes of €
+    (b"\xe2\x82", "\\xe2\\x82"),  # Two of the three bytes of €.
     ("a\u200bb\u00a0\x07".encode(), "a\\u200bb\\xa0\\x07"),
     ("\u0301".encode(), "◌\u0301"),
     ("e\u0301 日本".encode(), "e\u0301␣日本"),
-    ("\u202eabc".encode(), "\\u202eabc"),  # would turn the rest of the line around
-    (b"<script>&'\"", "<script>&'\""),  # escaped where it becomes HTML
+    ("\u202eabc".encode(), "\\u202eabc"),  # It would turn the rest of the line around.
+    (b"<script>&'\"", "<script>&'\""),  # The page escapes it.
   ],
 )
 def test_what_is_shown(piece, shown):

@@ -1,4 +1,4 @@
-"""config.json files as they are published, and settings that no decoder here has."""
+"""config.json files as they are published, and settings that the decoder does not support."""
 
 import json
 import math
@@ -10,7 +10,7 @@ from resjax.models.parameters import parameters
 from resjax.nn.rope import RopeScaling
 from resjax.sharding import Layout
 
-# What the files of these models say, shortened by what does not matter.
+# The files of these models, without settings that do not matter.
 PUBLISHED = {
   "openai-community/gpt2": {
     "activation_function": "gelu_new", "architectures": ["GPT2LMHeadModel"], "attn_pdrop": 0.1,
@@ -132,7 +132,7 @@ PUBLISHED = {
     "use_cache": True, "vocab_size": 256000,
   },
 }  # fmt: skip
-# Parameters as published, embeddings once where they are tied.
+# The published numbers of parameters, which count tied embeddings once.
 SIZES = {
   "openai-community/gpt2": 124_439_808,
   "openai-community/gpt2-medium": 354_823_168,

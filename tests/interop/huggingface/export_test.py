@@ -1,4 +1,4 @@
-"""Folders that come back as the same bits, and decoders that no family expresses."""
+"""Exported decoders are loaded with the same bits; those that no family expresses are refused."""
 
 import json
 
@@ -27,7 +27,7 @@ def stored(folder):
   return tensors
 
 
-@walk(("llama", "gpt2", "gpt_neox", "gemma2"))  # one of each table
+@walk(("llama", "gpt2", "gpt_neox", "gemma2"))  # One of each table of names.
 def test_tensors_are_those_that_transformers_wrote(name, tmp_path):
   want = stored(FOLDER / name)
   decoder, dtype = huggingface.load(FOLDER / name), str(next(iter(want.values())).dtype)
@@ -36,7 +36,7 @@ def test_tensors_are_those_that_transformers_wrote(name, tmp_path):
   assert set(got) == set(want)
   for path, tensor in want.items():
     assert got[path].dtype == tensor.dtype
-    # Gains that are stored less 1 were rounded when 1 was added.
+    # The gains of these norms are stored less 1, and were rounded when 1 was added.
     atol = 2**-24 if name == "gemma2" and "norm" in path else 0
     np.testing.assert_allclose(np.float64(got[path]), np.float64(tensor), rtol=0, atol=atol)
   assert huggingface.read_config(tmp_path / "out") == decoder.config
@@ -55,7 +55,7 @@ def test_our_own_decoders_come_back_bit_equal(style, changes, tmp_path):
   assert_same(decoder, huggingface.load(tmp_path / "out"))
 
 
-# The two styles of configs/base.py, with what they allow.
+# The two styles of configs/base.py with changes that they allow.
 @pytest.mark.parametrize(
   "style, changes, family",
   [
@@ -88,7 +88,7 @@ def test_a_sharded_decoder_in_bfloat16(tmp_path):
   huggingface.export(whole, tmp_path / "whole", dtype="bfloat16")
   paths = [tmp_path / name / "model.safetensors" for name in ("split", "whole")]
   assert paths[0].read_bytes() == paths[1].read_bytes()
-  assert_same(whole, huggingface.load(tmp_path / "whole"))  # it came from bfloat16
+  assert_same(whole, huggingface.load(tmp_path / "whole"))  # Its values came from bfloat16.
 
 
 @pytest.mark.parametrize(

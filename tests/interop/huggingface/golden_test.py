@@ -29,7 +29,7 @@ def reference(name):
 
 
 def logits(decoder, rows):
-  """Logits of whole rows, without a cache."""
+  """Returns the logits of whole rows, computed without a cache."""
   graphdef, state = nnx.split(decoder)
 
   @jax.jit
@@ -41,7 +41,7 @@ def logits(decoder, rows):
 
 
 def divergence(got, want):
-  """KL of the distribution of one set of logits from that of another, per token, in float64."""
+  """Returns the KL divergence between the distributions of two sets of logits, per token."""
   p, q = (
     np.float64(a) - np.logaddexp.reduce(np.float64(a), -1, keepdims=True) for a in (want, got)
   )
@@ -49,7 +49,7 @@ def divergence(got, want):
 
 
 def compare(decoder, found):
-  """Largest difference of logits, largest KL, and how many of the greedy tokens differ."""
+  """Returns the largest difference of logits, the largest KL, and how many greedy tokens differ."""
   tokens, greedy = found["tokens"], found["greedy"]
   padded = np.pad(tokens, ((0, 0), (0, greedy.shape[1] - tokens.shape[1])))
   both = logits(decoder, np.concatenate([padded, greedy]))
@@ -77,7 +77,7 @@ def test_every_family_is_there():
 
 
 def walk(quick):
-  """All models, those that are not `quick` as slow."""
+  """Parametrizes a test over all models; those that are not `quick` are slow."""
   marked = [pytest.param(name, marks=() if name in quick else SLOW) for name in NAMES]
   return pytest.mark.parametrize("name", marked)
 
@@ -97,7 +97,7 @@ def test_logits_and_greedy_tokens_are_those_of_transformers(name):
 
 @pytest.mark.parametrize("name", ["llama", "gpt_neox"])
 def test_rotated_pairs_in_another_order_are_not_the_same_model(name):
-  """The layout of Meta's own checkpoints: pairs side by side, not half a head apart."""
+  """Meta's own checkpoints have rotary pairs side by side, not half a head apart."""
   decoder = huggingface.load(FOLDER / name)
   rotation, width = decoder.config.rotation, decoder.config.head_dim
   turned = rotation.width(width)

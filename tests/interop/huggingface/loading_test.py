@@ -1,4 +1,4 @@
-"""Where parameters come to lie, how much memory that takes, and what damaged folders get."""
+"""The places of loaded parameters, the memory of loading, and errors for damaged folders."""
 
 import itertools
 import json
@@ -32,7 +32,7 @@ def flat(decoder):
 
 @pytest.fixture
 def copied(tmp_path):
-  """copied(name): a copy of a golden folder, to be damaged."""
+  """Returns a function that copies a golden folder, which a test may then damage."""
 
   def copy(name):
     return pathlib.Path(shutil.copytree(FOLDER / name, tmp_path / name))
@@ -53,7 +53,7 @@ def test_any_slice_of_a_part_is_read(per_head):
       np.testing.assert_array_equal(found, ours[:, part].reshape(2, 8)[:, start:stop])
 
 
-# GPT-2 and GPT-NeoX hold q, k and v in one tensor: slices of parts, and of parts of heads.
+# GPT-2 and GPT-NeoX store q, k and v in one tensor, of which devices read slices.
 @pytest.mark.parametrize(
   "name, mesh",
   [
@@ -86,7 +86,7 @@ def test_dtypes():
   )
   assert {a.dtype for a in flat(plain).values()} == {jnp.dtype("float32")}
   assert {a.dtype for a in flat(narrow).values()} == {jnp.dtype("bfloat16")}
-  # The file is bfloat16: matrices are exactly what it holds, gains are that plus one, rounded.
+  # The file is bfloat16. Matrices equal its values; gains are its values plus one, rounded.
   for path, array in flat(plain).items():
     same = array.astype(jnp.bfloat16) if path.endswith("scale") else array
     np.testing.assert_array_equal(same, flat(narrow)[path])
@@ -101,7 +101,7 @@ def test_activations_in_bfloat16():
 
 
 def test_names_without_the_prefix_and_with_buffers(copied):
-  """As the first GPT-2 checkpoints have them."""
+  """The first GPT-2 checkpoints have such names."""
   folder = copied("gpt2")
   tensors = load_file(folder / "model.safetensors")
   tensors = {name.removeprefix("transformer."): a for name, a in tensors.items()}
@@ -211,7 +211,7 @@ def resident():
 def load():
   return huggingface.load(sys.argv[1], param_dtype="bfloat16")
 
-load()  # compiled programs stay
+load()  # Compiled programs stay in memory.
 gc.collect()
 ctypes.CDLL(None).malloc_trim(0)
 before, peak, done = resident(), 0, False
@@ -232,7 +232,7 @@ print(before, peak, sum(leaf.nbytes for leaf in jax.tree.leaves(nnx.state(decode
 
 
 def big(folder, layers):
-  """A folder of shards of one layer each, 34 MB, and one of the embedding."""
+  """Makes a folder with a shard of 34 MB per layer, and one for the embedding."""
   config = json.loads((FOLDER / "llama" / "config.json").read_text())
   config |= {
     "hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": layers, "head_dim": 128,
@@ -265,7 +265,7 @@ def test_peak_of_the_host_is_what_stays_and_a_shard(tmp_path):
   shard = big(tmp_path / "big", 6)
   arguments = [sys.executable, "-c", MEASURED, tmp_path / "big"]
   environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": "", "PYTHONPATH": str(ROOT)}
-  # What glibc always does with more than 32 MB: it gives back at once what is freed.
+  # glibc gives back freed memory at once, as it always does for more than 32 MB.
   environment["MALLOC_MMAP_THRESHOLD_"] = str(2**20)
   done = subprocess.run(arguments, env=environment, capture_output=True, text=True, timeout=300)
   assert done.returncode == 0, done.stderr[-2000:]

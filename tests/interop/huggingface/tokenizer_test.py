@@ -1,4 +1,4 @@
-"""tokenizer.json of the two kinds that pretrained models have."""
+"""The two kinds of tokenizer.json that pretrained models have."""
 
 import json
 
@@ -15,7 +15,7 @@ TEXTS = ["a b", "héé  \n", "日 b a", "<s>a"]
 
 
 def byte_level():
-  """As in GPT-2, Llama 3 and Qwen: every character of a token is a byte."""
+  """Makes a tokenizer like those of GPT-2, Llama 3 and Qwen: each character spells a byte."""
   letters = sorted(pre_tokenizers.ByteLevel.alphabet())
   model = tokenizers.Tokenizer(
     models.BPE({c: i for i, c in enumerate([*letters, "Ġb"])}, [("Ġ", "b")])
@@ -28,7 +28,7 @@ def byte_level():
 
 
 def sentence_piece():
-  """As in Llama 2 and Gemma: ▁ is a space, and bytes stand in for what has no token."""
+  """Makes a tokenizer like those of Llama 2 and Gemma, with ▁ for a space and tokens for bytes."""
   words = ["<unk>", "<s>", "</s>", *[f"<0x{i:02X}>" for i in range(256)], "▁", "a", "b", "é", "▁b"]
   model = tokenizers.Tokenizer(
     models.BPE(
