@@ -1,17 +1,17 @@
-"""Handwritten digits as tokens: 1797 images that come with scikit-learn, nothing to download."""
+"""Handwritten digits as tokens: 1797 images that come with scikit-learn, without a download."""
 
 from collections.abc import Iterator
 
 import numpy as np
 from sklearn import datasets
 
-PATCH = 2  # pixels on a side
+PATCH = 2  # Pixels on a side.
 NUM_TOKENS, NUM_CLASSES = (8 // PATCH) ** 2, 10
 Examples = tuple[np.ndarray, np.ndarray]
 
 
 def load(num_test: int = 360) -> tuple[Examples, Examples]:
-  """Returns training and test examples: patches [N, T=16, 4] in -1..1, labels [N]."""
+  """Returns training and test examples: patches [N, T=16, 4] in -1..1, and labels [N]."""
   digits = datasets.load_digits()
   rows = digits.images.reshape(-1, 8 // PATCH, PATCH, 8 // PATCH, PATCH).swapaxes(2, 3)
   patches = (rows.reshape(-1, NUM_TOKENS, PATCH * PATCH) / 8 - 1).astype(np.float32)
