@@ -32,6 +32,14 @@ def test_latest_sources(count, in_bank, spare):
   assert sum(map(len, traced.groups())) <= count
 
 
+@pytest.mark.parametrize("in_bank", [None, 1, 3, 5])
+def test_sources_counted_from_the_end(in_bank):
+  bank = None if in_bank is None else make_bank(tuple(ALL[:in_bank]), in_bank + 2)
+  sources = Sources(tuple(ALL[in_bank or 0 :]), bank, in_bank or 0)
+  found = [float(sources.from_end(back)[0]) for back in range(7)]
+  assert found == [4, 3, 2, 1, 0, 0, 0]  # beyond the first one it is the first one
+
+
 def test_gradient_reaches_the_window_only():
   def total(bank):
     window = Sources(bank=bank, num_valid=4).latest(2)
