@@ -74,7 +74,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
   add("--jobs", type=int, default=2, metavar="N", help="faults at a time (2)")
   add("--workers", type=int, default=2, metavar="N", help="processes of a run of all tests (2)")
   add("--named-only", action="store_true", help="run the tests that an entry names and no others")
-  add("--slow", action="store_true", help="run the slow tests too where the others all pass")
+  add("--slow", action="store_true", help="run slow tests too where the others all pass")
   add("--limit", type=float, default=1800, metavar="SECONDS", help="for one fault (1800)")
   add("--table", type=Path, metavar="FILE.md", help="write the table as Markdown")
   return parser.parse_args(argv)

@@ -135,13 +135,15 @@ class Runner:
     ]
 
   def _stages(self, fault: Fault) -> Iterator[tuple[str, list[str]]]:
-    yield "named", ["-m", "not slow", *(["-k", fault.select] if fault.select else []), *fault.tests]
-    if self._named_only:
-      return
-    spread = ["-n", str(self._workers), "--dist=loadfile"]
-    yield "fast", ["-m", "not slow", *spread]
+    named = [*(["-k", fault.select] if fault.select else []), *fault.tests]
+    whole = ["-n", str(self._workers), "--dist=loadfile"]
+    yield "named", ["-m", "not slow", *named]
+    if not self._named_only:
+      yield "fast", ["-m", "not slow", *whole]
     if self._slow:
-      yield "slow", ["-m", "slow", *spread]
+      yield "slow", ["-m", "slow", *named]
+    if self._slow and not self._named_only:
+      yield "slow", ["-m", "slow", *whole]
 
   def _judged(self, fault: Fault, stage: str, outcome: Outcome) -> Verdict:
     for wanted, status in (("failed", "caught"), ("import", "caught at import")):
