@@ -1,26 +1,12 @@
 """Several processes as one run: how they meet, agree, stop and end, and a watchdog for each."""
 
-from resjax.processes.agreement import (
-  active,
-  end,
-  explain,
-  first,
-  gather,
-  listen_for_preemption,
-  reached_sync_point,
-  shutdown,
-)
-from resjax.processes.bring_up import initialize, refuse_several
-
-__all__ = [
-  "active",
-  "end",
-  "explain",
-  "first",
-  "gather",
-  "initialize",
-  "listen_for_preemption",
-  "reached_sync_point",
-  "refuse_several",
-  "shutdown",
-]
+from resjax.processes.agreement import active as active
+from resjax.processes.agreement import end as end
+from resjax.processes.agreement import explain as explain
+from resjax.processes.agreement import first as first
+from resjax.processes.agreement import gather as gather
+from resjax.processes.agreement import listen_for_preemption as listen_for_preemption
+from resjax.processes.agreement import reached_sync_point as reached_sync_point
+from resjax.processes.agreement import shutdown as shutdown
+from resjax.processes.bring_up import initialize as initialize
+from resjax.processes.bring_up import refuse_several as refuse_several

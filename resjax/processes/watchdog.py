@@ -28,7 +28,6 @@ class Watchdog:
   Args:
     seconds: config.health.watchdog_seconds; 0: there is no watchdog.
     path: the file that stacks are appended to; None: they go to the stream alone.
-    phase: the phase in which the run begins.
     stream: where stacks are written; None: standard error.
     clock: returns seconds; for tests.
   """
@@ -38,12 +37,11 @@ class Watchdog:
     seconds: float,
     path: Location | None,
     *,
-    phase: str = "init",
     stream: TextIO | None = None,
     clock: Callable[[], float] = time.monotonic,
   ):
     self._seconds, self._path, self._stream, self._clock = seconds, path, stream, clock
-    self._mark = phase, clock()
+    self._mark = "init", clock()
     self._stalled: tuple[str, float] | None = None
     self._stop = threading.Event()
     self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)

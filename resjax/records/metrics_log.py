@@ -15,6 +15,7 @@ import numpy as np
 from resjax import locations
 from resjax.locations import Location
 from resjax.records import line_file
+from resjax.records.line_file import LocalLines, RemoteLines
 
 FILE_NAME = "metrics.jsonl"
 
@@ -22,7 +23,7 @@ Scalar = bool | int | float | str | None
 
 
 class Sink(Protocol):
-  """A place that the records of a run are written to."""
+  """Another place that the records of a run are written to."""
 
   def log(self, step: int, metrics: Mapping[str, Scalar]) -> None:
     """Writes one record; steps never decrease."""
@@ -62,6 +63,7 @@ class MetricLogger:
     config: Mapping[str, Any],
     enabled: bool = True,
   ):
+    self._lines: LocalLines | RemoteLines | None = None
     self._sinks: list[Sink] = []
     self._last_step = 0 if resume_step is None else resume_step
     if not enabled:
@@ -69,13 +71,11 @@ class MetricLogger:
     folder = locations.path(workdir)
     folder.mkdir(parents=True, exist_ok=True)
     # The optional packages come first: where one is missing, no file has been touched.
-    others: list[Sink] = []
     if tensorboard:
-      others.append(TensorBoardSink(folder, resume_step))
+      self._sinks.append(TensorBoardSink(folder, resume_step))
     if wandb_project:
-      others.append(WandbSink(folder, resume_step, wandb_project, config))
-    self._records = JsonlSink(folder / FILE_NAME, resume_step)
-    self._sinks = [self._records, *others]
+      self._sinks.append(WandbSink(folder, resume_step, wandb_project, config))
+    self._lines = _opened(folder / FILE_NAME, resume_step)
 
   def __enter__(self) -> "MetricLogger":
     return self
@@ -94,7 +94,7 @@ class MetricLogger:
       ValueError: the step is smaller than the last one, a value is no scalar, or a metric is named
         `step`.
     """
-    if not self._sinks:
+    if self._lines is None:
       return
     if step < self._last_step:
       raise ValueError(f"step {step} comes after step {self._last_step} in {FILE_NAME}")
@@ -102,6 +102,7 @@ class MetricLogger:
       raise ValueError("a metric may not be named 'step'; the record has that key")
     plain = {name: _scalar(name, value) for name, value in metrics.items()}
     self._last_step = step
+    self._lines.add(json.dumps({"step": step, **plain}, allow_nan=False))
     for sink in self._sinks:
       sink.log(step, plain)
 
@@ -111,36 +112,15 @@ class MetricLogger:
     Raises:
       ValueError: another process writes the same file.
     """
-    if self._sinks:
-      self._records.flush()
+    if self._lines is not None:
+      self._lines.flush()
 
   def close(self) -> None:
-    """Closes all sinks."""
-    sinks, self._sinks = self._sinks, []
-    for sink in sinks:
-      sink.close()
-
-
-class JsonlSink:
-  """A file with one JSON object per line."""
-
-  def __init__(self, path: Location, resume_step: int | None):
-    last_step = -1 if resume_step is None else resume_step
-    old = _records(path) if path.exists() else []
-    kept = [line for line, record in old if record["step"] <= last_step]
-    self._file = line_file.opened(path, kept)
-
-  def log(self, step: int, metrics: Mapping[str, Scalar]) -> None:
-    """Adds one line."""
-    self._file.add(json.dumps({"step": step, **metrics}, allow_nan=False))
-
-  def flush(self) -> None:
-    """Returns when all lines are in the file."""
-    self._file.flush()
-
-  def close(self) -> None:
-    """Closes the file."""
-    self._file.close()
+    """Closes `metrics.jsonl` and all sinks."""
+    outputs = [] if self._lines is None else [self._lines, *self._sinks]
+    self._lines, self._sinks = None, []
+    for output in outputs:
+      output.close()
 
 
 class TensorBoardSink:
@@ -196,6 +176,14 @@ class WandbSink:
   def close(self) -> None:
     """Finishes the run."""
     self._run.finish()
+
+
+def _opened(path: Location, resume_step: int | None) -> LocalLines | RemoteLines:
+  """Returns the file of the records, without those after the step to resume from."""
+  last_step = -1 if resume_step is None else resume_step
+  old = _records(path) if path.exists() else []
+  kept = [line for line, record in old if record["step"] <= last_step]
+  return line_file.opened(path, kept)
 
 
 def read_metrics(path: str | os.PathLike) -> list[dict[str, Any]]:

@@ -33,7 +33,8 @@ _TIME = "goodput/unix_time"
 class Ledger:
   """Counts the seconds of a run by what it does in them.
 
-    ledger = Ledger(carried(records, resume_step))
+    ledger = Ledger()
+    ledger.resume(carried(records, resume_step))
     with ledger.phase("input"):
       batch = next(batches)
 
@@ -41,7 +42,6 @@ class Ledger:
   thread alone may use a ledger.
 
   Args:
-    earlier: what `carried` returns: the seconds per row of earlier processes of the run.
     on_phase: is called with the name of the phase at each change; an example is `Watchdog.beat`.
     clock: returns seconds; for tests.
     wall: returns seconds since 1970; for tests.
@@ -49,13 +49,12 @@ class Ledger:
 
   def __init__(
     self,
-    earlier: Mapping[str, float] | None = None,
     *,
     on_phase: Callable[[str], None] = lambda name: None,
     clock: Callable[[], float] = time.perf_counter,
     wall: Callable[[], float] = time.time,
   ):
-    self._earlier = dict(earlier or {})
+    self._earlier: dict[str, float] = {}
     self._on_phase, self._clock, self._wall = on_phase, clock, wall
     self._phases = dict.fromkeys((*PHASES, "other"), 0.0)
     self._stack = ["other"]
@@ -81,7 +80,7 @@ class Ledger:
       self._on_phase(self._stack[-1])
 
   def resume(self, earlier: Mapping[str, float]) -> None:
-    """Takes the account of earlier processes of the run, where it is known only now."""
+    """Takes the account of earlier processes of the run, as `carried` returns it."""
     self._earlier = dict(earlier)
 
   def phases(self) -> dict[str, float]:

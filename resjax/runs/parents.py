@@ -3,7 +3,7 @@
 import dataclasses
 import pathlib
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 from flax import nnx
@@ -23,35 +23,6 @@ Shapes = Mapping[str, tuple[int, ...]]
 KNOB = "config.train.init_from"
 
 
-class Parent(Protocol):
-  """A trained model that a run starts from."""
-
-  @property
-  def source(self) -> Location:
-    """The location of the model; `find` finds the same parent there."""
-    ...
-
-  def tokenizer(self) -> str:
-    """Returns the content of the tokenizer file of a run that has the tokens of this model.
-
-    Raises:
-      ValueError: the model has no tokenizer.
-    """
-    ...
-
-  def shapes(self, config: DecoderConfig) -> Shapes:
-    """Returns the shape of each parameter by its path, for a decoder that takes them over."""
-    ...
-
-  def read(self, wanted: Mapping[str, jax.ShapeDtypeStruct], layout: Layout) -> Mapping[str, Array]:
-    """Returns the wanted parameters by path, with the wanted shapes and shardings."""
-    ...
-
-  def identity(self, config: DecoderConfig) -> Mapping[str, Any]:
-    """Returns the settings of the model, see `workdir.model_identity`."""
-    ...
-
-
 @dataclasses.dataclass(frozen=True)
 class FromRun:
   """A parent that is a checkpoint of another run."""
@@ -60,11 +31,15 @@ class FromRun:
 
   @property
   def source(self) -> Location:
-    """See `Parent`."""
+    """The location of the model; `find` finds the same parent there."""
     return self.saved.checkpoint
 
   def tokenizer(self) -> str:
-    """See `Parent`."""
+    """Returns the content of the tokenizer file of a run that has the tokens of this model.
+
+    Raises:
+      ValueError: the model has no tokenizer.
+    """
     kept = self.saved.workdir / workdir.TOKENIZER
     if not kept.exists():
       raise ValueError(
@@ -73,15 +48,15 @@ class FromRun:
     return kept.read_text()
 
   def shapes(self, config: DecoderConfig) -> Shapes:
-    """See `Parent`."""
+    """Returns the shape of each parameter by its path, for a decoder that takes them over."""
     return parameter_shapes(self.saved.checkpoint)
 
   def read(self, wanted: Mapping[str, jax.ShapeDtypeStruct], layout: Layout) -> Mapping[str, Array]:
-    """See `Parent`."""
+    """Returns the wanted parameters by path, with the wanted shapes and shardings."""
     return flat(restore_params(self.saved.checkpoint, nested(wanted)))
 
   def identity(self, config: DecoderConfig) -> Mapping[str, Any]:
-    """See `Parent`."""
+    """Returns the settings of the model, see `workdir.model_identity`."""
     return workdir.read(self.saved.workdir)["identity"]
 
 
@@ -96,15 +71,15 @@ class FromHuggingFace:
 
   @property
   def source(self) -> Location:
-    """See `Parent`."""
+    """See `FromRun`."""
     return self.folder
 
   def tokenizer(self) -> str:
-    """See `Parent`."""
+    """See `FromRun`."""
     return huggingface.tokenizer(self.folder).record
 
   def shapes(self, config: DecoderConfig) -> Shapes:
-    """See `Parent`."""
+    """See `FromRun`."""
     theirs = huggingface.read_config(self.folder)
     reached = min(theirs.max_positions, config.max_positions)
     theirs = dataclasses.replace(theirs, max_positions=reached)
@@ -112,16 +87,19 @@ class FromHuggingFace:
     return {path: leaf.shape for path, leaf in _parameters(model).items()}
 
   def read(self, wanted: Mapping[str, jax.ShapeDtypeStruct], layout: Layout) -> Mapping[str, Array]:
-    """See `Parent`."""
+    """See `FromRun`."""
     found = _parameters(huggingface.load(self.folder, layout=layout))
     return {path: _first_rows(found[path], leaf) for path, leaf in wanted.items()}
 
   def identity(self, config: DecoderConfig) -> Mapping[str, Any]:
-    """See `Parent`; the dtype of activations is that of `config`."""
+    """See `FromRun`; the dtype of activations is that of `config`."""
     return workdir.model_identity(huggingface.read_config(self.folder, dtype=config.dtype))
 
 
-def find(path: str) -> FromRun | FromHuggingFace:
+Parent = FromRun | FromHuggingFace  # a trained model that a run starts from
+
+
+def find(path: str) -> Parent:
   """Returns the parent that config.train.init_from names.
 
   Args:

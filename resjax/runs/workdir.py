@@ -166,19 +166,21 @@ def model_identity(decoder: DecoderConfig) -> dict[str, Any]:
 
 
 def _environment() -> dict[str, Any]:
-  versions: dict[str, str | None] = {}
-  for package in _PACKAGES:
-    try:
-      versions[package] = importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-      versions[package] = None
   return {
-    "packages": versions,
+    "packages": {package: package_version(package) for package in _PACKAGES},
     "python": platform.python_version(),
     "git": _git_revision(),
     "devices": [device.device_kind for device in jax.devices()],
     "command": sys.argv,
   }
+
+
+def package_version(name: str) -> str | None:
+  """Returns the version of an installed package; None if it is not installed."""
+  try:
+    return importlib.metadata.version(name)
+  except importlib.metadata.PackageNotFoundError:
+    return None
 
 
 def _git_revision() -> str | None:

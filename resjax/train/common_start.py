@@ -1,7 +1,6 @@
 """What the processes of a run do before they train: check that they are alike, and build data."""
 
 import hashlib
-import importlib.metadata
 import json
 import socket
 from collections import Counter
@@ -16,6 +15,7 @@ from resjax.data.build_table import build_and_show
 from resjax.data.config import DataConfig
 from resjax.data.summary import DatasetSummary
 from resjax.runs.config import Run
+from resjax.runs.workdir import package_version
 
 _ALIKE = ("resjax", "jax", "jaxlib", "libtpu")
 
@@ -30,7 +30,7 @@ def introduce(run: Run) -> None:
   """
   if jax.process_count() == 1:
     return
-  own = {name: _version(name) for name in _ALIKE} | {"config": _hash(run.resolved)}
+  own = {name: package_version(name) for name in _ALIKE} | {"config": _hash(run.resolved)}
   host = socket.gethostname()
   devices = jax.local_devices()
   print(
@@ -80,13 +80,6 @@ def build_data(config: DataConfig, console: Console) -> DatasetSummary:
       "to a folder that all hosts share, or copy that of process 0"
     )
   return summary
-
-
-def _version(package: str) -> str | None:
-  try:
-    return importlib.metadata.version(package)
-  except importlib.metadata.PackageNotFoundError:
-    return None
 
 
 def _hash(config: Mapping) -> str:

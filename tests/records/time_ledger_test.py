@@ -72,7 +72,8 @@ class Run:
   def process(self, first, last, killed_after):
     """A process that goes on after a checkpoint, and is killed some seconds after `last`."""
     start = first - 1 or None
-    ledger = Ledger(carried(self.records, start, self.clock.now), clock=self.clock, wall=self.clock)
+    ledger = Ledger(clock=self.clock, wall=self.clock)
+    ledger.resume(carried(self.records, start, self.clock.now))
     self.records = [r for r in self.records if start is not None and r["step"] <= start]
     spend(ledger, self.clock, "compile", 10)
     for step in range(first, last + 1):
@@ -147,7 +148,8 @@ def test_costs_less_than_a_hundredth_of_a_short_step(tmp_path):
 
 def test_table_names_what_took_time():
   clock = Clock()
-  ledger = Ledger({"lost": 25.0}, clock=clock)
+  ledger = Ledger(clock=clock)
+  ledger.resume({"lost": 25.0})
   spend(ledger, clock, "device", 75.0)
   console = Console(width=100)
   with console.capture() as capture:
