@@ -89,15 +89,9 @@ def make_probe_step(
 class Meter:
   """Measures decoders that differ in their arrays alone on one text, all with one program.
 
-  Args:
-    decoder: a decoder with their structure, whose arrays may be abstract.
-    batches: the rows of this process, see `measure`, as for the next three.
-    batch_size: B.
-    corpus: the name of the corpus.
-    config: what to measure; None uses the defaults.
-    seed: the seed of shuffled targets and of the bootstrap.
-    step: the result of `make_probe_step` for the same config and seed, compiled or not; None makes
-      one that takes the `nnx.State` of a decoder.
+  The arguments are those of `measure`, except for two: `decoder` has the structure of the decoders,
+  and its arrays may be abstract; `step` is the result of `make_probe_step` for the same config and
+  seed, compiled or not, or None for a step that takes the `nnx.State` of a decoder.
 
   Raises:
     ValueError: No token has a next token in its segment.

@@ -1,13 +1,16 @@
 """Attenuates the residual path of a decoder and leaves its parameters as they are."""
 
+from typing import Any
+
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
 from resjax import combinators
 from resjax.combinators import Combinator
+from resjax.combinators.base import Layer, TokenContext, Views
 from resjax.models.decoder import Decoder
-from resjax.typing import Array, wide_dtype
+from resjax.typing import Array, PyTree, wide_dtype
 
 # The combinators with one stream to which every site adds: x ← g(a ⊙ x + s ⊙ f), where a and s do
 # not depend on x.
@@ -35,25 +38,34 @@ class AttenuatedPath(Combinator):
     # A supported combinator has parameters per layer alone, or none of them.
     self.per_layer = ("factors", "inner") if inner.per_layer else ("factors",)
 
-  def init(self, x, tokens=None):
+  def init(self, x: Array, tokens: TokenContext | None = None) -> PyTree:
     """See `Combinator.init`."""
     return self.inner.init(x, tokens)
 
-  def read(self, state, layer, site):
+  def read(self, state: PyTree, layer: Layer, site: str) -> tuple[Views, Any]:
     """See `Combinator.read`."""
     return self.inner.read(state, layer, site)
 
-  def write(self, state, layer, site, out, *, normed=None, tape=None):
+  def write(
+    self,
+    state: PyTree,
+    layer: Layer,
+    site: str,
+    out: Array,
+    *,
+    normed: Views | None = None,
+    tape: Any = None,
+  ) -> PyTree:
     """See `Combinator.write`."""
     stream = self._row(self.factors, layer, site) * state.astype(wide_dtype(state))
     written = self.inner.write(stream, layer, site, out, normed=normed, tape=tape)
     return written.astype(jnp.promote_types(state.dtype, out.dtype))
 
-  def final(self, state):
+  def final(self, state: PyTree) -> Array:
     """See `Combinator.final`."""
     return self.inner.final(state)
 
-  def final_after(self, state, layer, site):
+  def final_after(self, state: PyTree, layer: Layer, site: str) -> Array:
     """See `Combinator.final_after`."""
     return self.inner.final_after(state, layer, site)
 

@@ -37,23 +37,18 @@ class Tokenizer(Protocol):
 
   def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
     """Returns the tokens of each text, int32."""
-    ...
 
   def decode(self, ids: Iterable[int]) -> str:
     """Returns the text of `ids`, end of text spelled out; bytes that are no UTF-8 become U+FFFD."""
-    ...
 
   def piece(self, token: int) -> bytes:
     """Returns the bytes of text that a token below V stands for, end of text spelled out."""
-    ...
 
   def token_bytes(self) -> np.ndarray:
     """Returns int32 [V]: the UTF-8 bytes that each token stands for, 0 for end of text."""
-    ...
 
   def save(self, path: Location) -> None:
     """Writes the tokenizer to the file `path`, at once or not at all."""
-    ...
 
 
 class ByteTokenizer:
