@@ -152,6 +152,24 @@ def test_a_mistake_on_the_command_line():
   assert output.startswith("error: --checkpoint='nowhere'") and output.count("\n") == 1, output
 
 
+# In a process of its own: the commands define flags of the same names.
+SHOWN = """
+from types import SimpleNamespace
+import numpy as np
+from absl import flags
+from launch import analyze
+flags.FLAGS(["analyze"])
+batch = {"inputs": np.arange(10, 16)[None], "segment_ids": np.array([[1, 1, 1, 2, 2, 0]])}
+print("=", analyze._shown_tokens(None, SimpleNamespace(batches=[batch])).tolist())
+"""
+
+
+def test_the_text_that_is_shown_is_one_document():
+  process = start([sys.executable, "-c", SHOWN])
+  output, _ = process.communicate(timeout=300)
+  assert process.returncode == 0 and output.endswith("= [10, 11, 12]\n"), output
+
+
 @pytest.mark.slow
 def test_ctrl_c_leaves_no_half_page(checkpoint, tmp_path):
   flags = [f"--checkpoint={checkpoint}", "--tokens=64", f"--out={tmp_path / 'out'}"]
