@@ -10,13 +10,17 @@ from resjax.models.sampling import generate, restrict
 from tests.helpers import decoders
 
 CONFIG = decoders.config("gpt2")
-MODEL = decoders.decoder(CONFIG)
 PROMPT = decoders.tokens(CONFIG, length=4)
 KEY = jax.random.key(0)
 
 
-def test_sampling_is_a_function_of_the_key():
-  sample = jax.jit(lambda key: generate(MODEL, PROMPT, 8, key=key))
+@pytest.fixture(scope="module")
+def model():
+  return decoders.decoder(CONFIG)
+
+
+def test_sampling_is_a_function_of_the_key(model):
+  sample = jax.jit(lambda key: generate(model, PROMPT, 8, key=key))
   once, again, other = sample(KEY), sample(KEY), sample(jax.random.key(1))
   np.testing.assert_array_equal(once, again)
   assert (once != other).any()
@@ -25,31 +29,31 @@ def test_sampling_is_a_function_of_the_key():
 
 
 @pytest.mark.parametrize("temperature", [0.5, 2.0])
-def test_next_token_frequencies_are_the_tempered_softmax(temperature):
+def test_next_token_frequencies_are_the_tempered_softmax(model, temperature):
   rows = 4096
   prompt = jnp.tile(PROMPT[:1], (rows, 1))
-  sample = jax.jit(lambda p: generate(MODEL, p, 1, temperature=temperature, key=KEY)[:, -1])
+  sample = jax.jit(lambda p: generate(model, p, 1, temperature=temperature, key=KEY)[:, -1])
   got = sample(prompt)
-  logits = np.float64(MODEL.logits(MODEL(PROMPT[:1]))[0, -1]) / temperature
+  logits = np.float64(model.logits(model(PROMPT[:1]))[0, -1]) / temperature
   p = np.exp(logits - logits.max())
   p /= p.sum()
   frequencies = np.bincount(np.asarray(got), minlength=CONFIG.vocab_size) / rows
   assert np.all(np.abs(frequencies - p) < 5 * np.sqrt(p * (1 - p) / rows) + 1 / rows)
 
 
-def test_low_temperature_approaches_greedy():
-  continued = functools.partial(generate, MODEL, num_tokens=5, key=KEY)
+def test_low_temperature_approaches_greedy(model):
+  continued = functools.partial(generate, model, num_tokens=5, key=KEY)
   greedy, cold = (jax.jit(lambda p, t=t: continued(p, temperature=t)) for t in (0, 1e-4))
   np.testing.assert_array_equal(cold(PROMPT), greedy(PROMPT))
 
 
-def test_no_new_tokens_is_the_prompt():
-  np.testing.assert_array_equal(generate(MODEL, PROMPT, 0, key=KEY), PROMPT)
+def test_no_new_tokens_is_the_prompt(model):
+  np.testing.assert_array_equal(generate(model, PROMPT, 0, key=KEY), PROMPT)
 
 
-def test_prompts_of_different_length_are_each_alone():
+def test_prompts_of_different_length_are_each_alone(model):
   padded = PROMPT.at[0, :2].set(7)
-  greedy = functools.partial(generate, MODEL, num_tokens=6, temperature=0, key=KEY)
+  greedy = functools.partial(generate, model, num_tokens=6, temperature=0, key=KEY)
   got = jax.jit(lambda p: greedy(p, lengths=jnp.array([2, 4])))(padded)
   alone = jax.jit(greedy)
   np.testing.assert_array_equal(got[:, :4], padded)
@@ -57,12 +61,12 @@ def test_prompts_of_different_length_are_each_alone():
   np.testing.assert_array_equal(got[1:], alone(PROMPT[1:]))
 
 
-def test_rows_end_at_the_stop_token():
-  free = np.asarray(jax.jit(lambda p: generate(MODEL, p, 12, key=KEY))(PROMPT))
+def test_rows_end_at_the_stop_token(model):
+  free = np.asarray(jax.jit(lambda p: generate(model, p, 12, key=KEY))(PROMPT))
   new = free[:, 4:]
   stop = int(new[0, 3])
-  got = jax.jit(lambda p: generate(MODEL, p, 12, key=KEY, stop=(stop,)))(PROMPT)
-  also = jax.jit(lambda p: generate(MODEL, p, 12, key=KEY, stop=(stop, int(new[0, 1]))))(PROMPT)
+  got = jax.jit(lambda p: generate(model, p, 12, key=KEY, stop=(stop,)))(PROMPT)
+  also = jax.jit(lambda p: generate(model, p, 12, key=KEY, stop=(stop, int(new[0, 1]))))(PROMPT)
   np.testing.assert_array_equal(also[0, 4:6], new[0, :2])
   assert (np.asarray(also)[0, 6:] == stop).all()  # ended by the second, filled with the first
   for row, whole in zip(np.asarray(got)[:, 4:], new, strict=True):
@@ -73,7 +77,7 @@ def test_rows_end_at_the_stop_token():
   assert (np.asarray(got)[0, 8:] == stop).all()
 
 
-def test_the_loop_ends_when_all_rows_have_stopped(monkeypatch):
+def test_the_loop_ends_when_all_rows_have_stopped(model, monkeypatch):
   runs = []
   whole = Decoder.decode
 
@@ -82,7 +86,7 @@ def test_the_loop_ends_when_all_rows_have_stopped(monkeypatch):
     return whole(self, *arguments)
 
   monkeypatch.setattr(Decoder, "decode", counted)
-  first = functools.partial(generate, MODEL, PROMPT[:1], temperature=0, key=KEY)
+  first = functools.partial(generate, model, PROMPT[:1], temperature=0, key=KEY)
   tokens = np.asarray(jax.jit(lambda: first(num_tokens=12))())[0, 4:]
   jax.effects_barrier()
   assert len(runs) == 12  # the prompt and all tokens but the last
@@ -131,10 +135,10 @@ def test_restrict_by_hand(k, p, want):
   assert list(np.flatnonzero(np.isfinite(restrict(logits, k, p)))) == want
 
 
-def test_sampled_tokens_are_among_those_that_stay():
-  logits = np.asarray(MODEL.logits(MODEL(PROMPT))[:, -1])
+def test_sampled_tokens_are_among_those_that_stay(model):
+  logits = np.asarray(model.logits(model(PROMPT))[:, -1])
   rows = jnp.repeat(PROMPT, 200, axis=0)
-  sample = jax.jit(lambda p: generate(MODEL, p, 1, top_k=3, temperature=3.0, key=KEY)[:, -1])
+  sample = jax.jit(lambda p: generate(model, p, 1, top_k=3, temperature=3.0, key=KEY)[:, -1])
   for found, row in zip(np.asarray(sample(rows)).reshape(2, 200), logits, strict=True):
     assert set(found) == set(np.argsort(-row)[:3])
 
@@ -148,10 +152,10 @@ def test_sampled_tokens_are_among_those_that_stay():
     (4, 2, -0.5, r"temperature=-0.5 must be 0 \(greedy\) or positive"),
   ],
 )
-def test_requests_that_cannot_be_met_are_refused(length, num_tokens, temperature, message):
+def test_requests_that_cannot_be_met_are_refused(model, length, num_tokens, temperature, message):
   prompt = jnp.zeros((1, length), jnp.int32)
   with pytest.raises(ValueError, match=message):
-    generate(MODEL, prompt, num_tokens, temperature=temperature, key=KEY)
+    generate(model, prompt, num_tokens, temperature=temperature, key=KEY)
 
 
 @pytest.mark.parametrize(
@@ -165,6 +169,6 @@ def test_requests_that_cannot_be_met_are_refused(length, num_tokens, temperature
     ({"stop": (3, -1)}, "stop=-1 is no token"),
   ],
 )
-def test_options_out_of_range_are_refused(options, message):
+def test_options_out_of_range_are_refused(model, options, message):
   with pytest.raises(ValueError, match=message):
-    generate(MODEL, PROMPT, 2, key=KEY, **options)
+    generate(model, PROMPT, 2, key=KEY, **options)
