@@ -1,8 +1,12 @@
 """Eight CPU devices for every test, set before anything imports JAX; buckets of a fake GCS."""
 
+import ctypes
+import gc
 import os
+import pathlib
 import signal
 import sys
+import tempfile
 import uuid
 
 import pytest
@@ -13,9 +17,41 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 if xla.devices(8) not in os.environ.get("XLA_FLAGS", ""):
   os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {xla.devices(8)}".strip()
 
+# A program is compiled once for all tests, workers and the processes that they start. The folder is
+# removed by the process that made it; one that is named outside keeps its programs.
+if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+  _programs = tempfile.TemporaryDirectory(prefix="resjax-programs-")
+  os.environ["JAX_COMPILATION_CACHE_DIR"] = _programs.name
+os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
+
 # What runs in the background ignores Ctrl-C, and so would the processes that tests start.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
   signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_xdist_auto_num_workers(config):
+  """Returns the workers of `-n auto`: one for each core, and 3 GB of memory for each of them."""
+  cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+  memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+  return max(1, min(cores, memory // 3_000_000_000))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def bounded_memory():
+  """Drops compiled programs after a module when the process holds more than 2 GB.
+
+  Every program holds more than a megabyte, and a worker would grow to 5 GB. To drop them after
+  every module would have the next one compile them again.
+  """
+  yield
+  statm = pathlib.Path("/proc/self/statm")  # of Linux alone, as `malloc_trim` is
+  if "jax" not in sys.modules or not statm.exists():
+    return
+  if int(statm.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") > 2_000_000_000:
+    sys.modules["jax"].clear_caches()
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)  # without it the freed memory stays with the process
 
 
 @pytest.fixture(scope="session")
