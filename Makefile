@@ -3,7 +3,10 @@ PYTHON ?= python3
 VENV ?= .venv
 RUN = $(VENV)/bin/python
 CONFIG ?= configs/tiny.py
-WORKERS ?= 2
+# As many as there are cores and memory for, see tests/conftest.py.
+WORKERS ?= auto
+# Tests start many processes: each loads what the first one compiled.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DELETE_ON_ERROR:
 .PHONY: train compare test test-all lint clean
