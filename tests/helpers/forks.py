@@ -1,18 +1,21 @@
-"""Many command lines of one command, each in a fork of one process that has imported it.
+"""Many command lines, each in a fork of one process that has imported what they need.
 
-For what ends early: most of a mistake's seconds are imports.
+For what ends early: most of its seconds are imports.
 """
 
 import contextlib
+import functools
 import importlib
 import json
 import os
+import runpy
 import signal
 import subprocess
 import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator
+from typing import NoReturn
 
 from launch import cli
 from tests.helpers import runs
@@ -23,7 +26,26 @@ SECONDS = 120
 @contextlib.contextmanager
 def command(module: str, **variables: object) -> Iterator[Callable[..., tuple[int, str]]]:
   """Yields a function of a command's arguments: its exit code, and what it printed."""
-  process = subprocess.Popen(
+  with _start(module, **variables) as process:
+    yield lambda *arguments: _ask(process, {"arguments": [str(one) for one in arguments]})
+
+
+def run(module: str, arguments: list[str], environment: dict[str, str]) -> tuple[int, str]:
+  """Returns the exit code and the output of `python -m module arguments` in the repository.
+
+  The process that is forked has imported `launch.cli`, and serves until this one ends.
+  """
+  request = {"module": module, "arguments": arguments, "environment": environment}
+  return _ask(_shared(), request)
+
+
+@functools.cache
+def _shared() -> subprocess.Popen:
+  return _start("launch.cli")
+
+
+def _start(module: str, **variables: object) -> subprocess.Popen:
+  return subprocess.Popen(
     [sys.executable, "-m", "tests.helpers.forks", module],
     cwd=runs.REPOSITORY,
     env=runs.environment(**variables),
@@ -32,30 +54,45 @@ def command(module: str, **variables: object) -> Iterator[Callable[..., tuple[in
     stdout=subprocess.PIPE,
   )
 
-  def run(*arguments: object) -> tuple[int, str]:
-    process.stdin.write(json.dumps([str(argument) for argument in arguments]) + "\n")
-    process.stdin.flush()
-    return tuple(json.loads(process.stdout.readline()))
 
-  with process:
-    yield run
+def _ask(process: subprocess.Popen, request: dict) -> tuple[int, str]:
+  process.stdin.write(json.dumps(request) + "\n")
+  process.stdin.flush()
+  return tuple(json.loads(process.stdout.readline()))
 
 
 def serve(module: str) -> None:
-  """Runs the command for every list of arguments on the standard input."""
+  """Runs what every line of the standard input asks for.
+
+  A request without a module is one for the command that is imported here.
+  """
   imported = importlib.import_module(module)
   for line in sys.stdin:
+    request = json.loads(line)
     with tempfile.TemporaryFile() as output:
       child = _fork()
       if child == 0:
         signal.alarm(SECONDS)
+        with open(os.devnull) as nothing:
+          os.dup2(nothing.fileno(), sys.stdin.fileno())
         for stream in (sys.stdout, sys.stderr):
           os.dup2(output.fileno(), stream.fileno())
-        sys.argv = [imported.__file__, *json.loads(line)]
+        if "module" in request:
+          _run_module(**request)
+        sys.argv = [imported.__file__, *request["arguments"]]
         cli.run(imported.main)
       code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
       output.seek(0)
       print(json.dumps([code, output.read().decode()]), flush=True)
+
+
+def _run_module(module: str, arguments: list[str], environment: dict[str, str]) -> NoReturn:
+  """Runs a module as the main one; it ends the process."""
+  os.environ.clear()
+  os.environ.update(environment)
+  sys.argv = [module, *arguments]
+  runpy.run_module(module, run_name="__main__", alter_sys=True)
+  sys.exit(0)
 
 
 def _fork() -> int:
