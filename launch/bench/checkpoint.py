@@ -1,10 +1,11 @@
-"""What a checkpoint costs: how long saving holds up the caller, and all of it; reading; checking.
+"""Times checkpoints: how long a save holds up its caller and takes in all; restoring; verifying.
 
   python -m launch.bench checkpoint                       (500 MB, in a temporary folder)
   python -m launch.bench checkpoint --megabytes=8 --folder=runs/bench
 
-The state is float32 arrays of random bits, sharded over all devices, which nothing compresses. The
-first save compiles the checksums and is told apart. Prints one JSON object.
+The state consists of float32 arrays of random bits, which no compression makes smaller, sharded
+over all devices. The first save compiles the checksums, and is reported separately. The command
+prints one JSON object.
 """
 
 import dataclasses
@@ -13,6 +14,7 @@ import json
 import statistics
 import tempfile
 import time
+from collections.abc import Callable
 
 import grain
 import jax
@@ -28,17 +30,18 @@ from resjax.checkpoint.manager import Checkpoints
 from resjax.sharding import MeshConfig, Rules, ShardingConfig, make_layout
 from resjax.train.guard import GuardState
 from resjax.train.state import TrainState
+from resjax.typing import Array, PyTree
 
 _MEGABYTES = flags.DEFINE_integer("megabytes", 500, "Size of the state.", lower_bound=1)
-_ARRAYS = flags.DEFINE_integer("arrays", 48, "Number of arrays.", lower_bound=1)
-_REPEATS = flags.DEFINE_integer("repeats", 5, "Saves after the first.", lower_bound=1)
-_FOLDER = flags.DEFINE_string("folder", "", "Where to write; empty: a temporary folder.")
+_ARRAYS = flags.DEFINE_integer("arrays", 48, "Number of arrays in the state.", lower_bound=1)
+_REPEATS = flags.DEFINE_integer("repeats", 5, "Number of saves after the first.", lower_bound=1)
+_FOLDER = flags.DEFINE_string("folder", "", "Folder to write to; default: a temporary one.")
 
 COLUMNS = 1024
 
 
 def main() -> None:
-  """Prints seconds and bytes."""
+  """Prints the seconds of each operation, and the bytes of the state."""
   with tempfile.TemporaryDirectory(dir=_FOLDER.value or None) as folder:
     report = _measure(epath.Path(folder))
   print(json.dumps(report, indent=2))
@@ -79,7 +82,7 @@ def _measure(folder: epath.Path) -> dict:
   }
 
 
-def _seconds(work) -> float:
+def _seconds(work: Callable[[], PyTree]) -> float:
   start = time.perf_counter()
   jax.block_until_ready(work())
   return time.perf_counter() - start
@@ -92,7 +95,7 @@ def _state() -> TrainState:
   rows = -(-rows // jax.device_count()) * jax.device_count()
 
   @functools.partial(jax.jit, out_shardings=layout.sharding("embed_param", None))
-  def create(key):
+  def create(key: Array) -> Array:
     bits = jax.random.bits(key, (rows, COLUMNS), jnp.uint32)
     return jax.lax.bitcast_convert_type(bits, jnp.float32)
 

@@ -1,15 +1,15 @@
-"""Compile time and memory of the training step: block_attn_res against standard, depth doubled.
+"""Measures compile time and memory of the training step: block_attn_res, standard, more layers.
 
   python -m launch.bench compile                        (for the CPU)
   python -m launch.bench compile --topology=v5e:2x4     (for a TPU that need not be there)
 
-Every case is compiled `--rounds` times, the cases taking turns, and its fastest time counts.
-Prints one JSON object. A topology needs the extra `tpu` and no TPU.
+Each case is compiled `--rounds` times in turn with the others, and its shortest time counts. The
+command prints one JSON object. A topology needs the extra `tpu` and no TPU.
 """
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import jax
 from absl import flags
@@ -17,11 +17,12 @@ from absl import flags
 from configs import base
 from launch import cli, topology
 from resjax import experiment
-from resjax.aot import absent_devices
+from resjax.aot import absent_devices, hlo
+from resjax.aot.memory import memory_stats
 from resjax.train import program
 from resjax.train.program import Program
 
-_ROUNDS = flags.DEFINE_integer("rounds", 5, "Compilations of each case.", lower_bound=1)
+_ROUNDS = flags.DEFINE_integer("rounds", 5, "How often each case is compiled.", lower_bound=1)
 
 _CASES = {
   "standard-24": ("standard", 24, 3),
@@ -35,7 +36,7 @@ def main() -> None:
   devices = None
   if topology.FLAG.value:
     devices = absent_devices.describe(topology.FLAG.value).devices
-  found = {name: [] for name in _CASES}
+  found: dict[str, list[dict[str, float]]] = {name: [] for name in _CASES}
   for _ in range(_ROUNDS.value):
     for name, case in _CASES.items():
       found[name].append(_compile(*case, devices))
@@ -51,16 +52,18 @@ def main() -> None:
   print(json.dumps(report, indent=2))
 
 
-def _compile(*case) -> Mapping[str, float]:
-  small = small_program(*case)
+def _compile(
+  name: str, num_layers: int, layers_per_block: int, devices: Sequence[jax.Device] | None
+) -> dict[str, float]:
+  small = small_program(name, num_layers, layers_per_block, devices)
   jax.clear_caches()
   start = time.perf_counter()
   compiled = small.lower_train_step().compile()
   seconds = time.perf_counter() - start
   return {
     "seconds": seconds,
-    "instructions": compiled.as_text().count(" = "),
-    "temporary_bytes": compiled.memory_analysis().temp_size_in_bytes,
+    "instructions": hlo.text_of(compiled).count(" = "),
+    "temporary_bytes": memory_stats(compiled).temp_size_in_bytes,
   }
 
 
@@ -70,10 +73,10 @@ def small_program(
   """Returns the programs of a small decoder.
 
   Args:
-    name: of the combinator.
+    name: the name of the combinator.
     num_layers: L.
-    layers_per_block: of block_attn_res.
-    devices: to compile for; None: those that are there.
+    layers_per_block: the layers of a depth block of block_attn_res.
+    devices: the devices to compile for; None for those that are there.
   """
   config = base.get_config()
   config.model.update(num_layers=num_layers, d_model=512, num_heads=4, num_kv_heads=4, mlp_dim=1536)

@@ -1,11 +1,11 @@
-"""Time of a dense decoder's training step: block_attn_res against standard, taking turns.
+"""Times the training step of a dense decoder with block_attn_res and with standard, in turn.
 
   python -m launch.bench step                                   (1.2B parameters, one 80 GB GPU)
   python -m launch.bench step --layers=2 --d_model=128 --rows=1 --seq_len=64   (for trying it out)
 
-A step is forward, reverse pass and AdamW on random tokens. Both models are held at once; a sample
-is the wall time of `--steps` steps in a row over their number, in which launching them is hidden.
-Prints one JSON object, and writes it to --out.
+A step is a forward pass, a reverse pass and AdamW on random tokens. Both models are in memory at
+once. A sample is the wall time of `--steps` consecutive steps over their number, which hides the
+time to launch them. The command prints one JSON object, and writes it to --out.
 """
 
 import json
@@ -26,15 +26,19 @@ from resjax.runs.config import Run
 from resjax.train import program
 from resjax.train.state import init_state
 
-_LAYERS = flags.DEFINE_integer("layers", 24, "Layers.", lower_bound=1)
-_PER_BLOCK = flags.DEFINE_integer("layers_per_block", 3, "Layers of a depth block.", lower_bound=1)
+_LAYERS = flags.DEFINE_integer("layers", 24, "Number of layers.", lower_bound=1)
+_PER_BLOCK = flags.DEFINE_integer(
+  "layers_per_block", 3, "Number of layers of a depth block.", lower_bound=1
+)
 _WIDTH = flags.DEFINE_integer("d_model", 2048, "Width; a multiple of 128.", lower_bound=128)
-_ROWS = flags.DEFINE_integer("rows", 4, "Rows of a batch.", lower_bound=1)
-_LENGTH = flags.DEFINE_integer("seq_len", 2048, "Tokens of a row.", lower_bound=2)
-_REMAT = flags.DEFINE_enum("remat", "full", ["none", "full", "dots"], "What is recomputed.")
-_STEPS = flags.DEFINE_integer("steps", 3, "Steps of a sample.", lower_bound=1)
-_REPEATS = flags.DEFINE_integer("repeats", 20, "Samples of each.", lower_bound=1)
-_OUT = flags.DEFINE_string("out", "runs/bench", "Folder of bench_step.json.")
+_ROWS = flags.DEFINE_integer("rows", 4, "Number of rows of a batch.", lower_bound=1)
+_LENGTH = flags.DEFINE_integer("seq_len", 2048, "Number of tokens of a row.", lower_bound=2)
+_REMAT = flags.DEFINE_enum("remat", "full", ["none", "full", "dots"], "What a layer recomputes.")
+_STEPS = flags.DEFINE_integer("steps", 3, "Number of steps of a sample.", lower_bound=1)
+_REPEATS = flags.DEFINE_integer(
+  "repeats", 20, "Number of samples of each combinator.", lower_bound=1
+)
+_OUT = flags.DEFINE_string("out", "runs/bench", "Folder to write bench_step.json to.")
 
 HEAD = 128
 NAMES = ("standard", "block_attn_res")
@@ -81,7 +85,7 @@ def _run(name: str) -> Run:
 
 
 def _sampler(run: Run) -> tuple[Callable[[], float], int]:
-  """Returns what takes a sample, and the number of parameters."""
+  """Returns a function that takes a sample, and the number of parameters."""
   programs = program.build(run)
   step, model = programs.train_step, programs.model
   state = init_state(model, programs.optimizer, seed=0)

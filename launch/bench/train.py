@@ -1,16 +1,18 @@
-"""Trains for a while: how fast, how much of it waits, and whether a killed run is the same run.
+"""Measures the speed of a training run, and whether a killed run ends in the same result.
 
   python -m launch.bench train                (1.35B parameters, one GPU of 80 GB or more)
   python -m launch.bench train --steps=12 -- --config=configs/tiny.py     (for trying it out)
 
-What follows `--` are arguments of launch.train. First a run of `--steps` steps gives model FLOP
-utilisation, tokens per second, and the shares of a step's time that wait for data and that metrics
-and progress take: medians over the records after its first third. Then, with XLA's deterministic
-operations, one run of 16 steps goes through, and another one is killed with SIGKILL after step 10
-and started again; every loss and every array of the last checkpoint must be the same bits. Prints
-one JSON object, and writes it to --out; exit code 1 where they are not the same.
+The arguments that follow `--` are those of launch.train. A first run of `--steps` steps measures
+model FLOP utilisation, tokens per second, and the shares of a step's time that go to waiting for
+data and to metrics and progress; they are medians over the records after its first third. Then one
+run of 16 steps goes through, and another one is killed with SIGKILL after step 10 and started
+again, both with XLA's deterministic operations. Every loss and every array of their last
+checkpoints must have the same bits, otherwise the exit code is 1. The command prints one JSON
+object, and writes it to --out.
 """
 
+import dataclasses
 import json
 import os
 import shutil
@@ -20,6 +22,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from absl import flags
 
@@ -28,8 +31,8 @@ from resjax.checkpoint import reader
 from resjax.records.metrics_log import FILE_NAME, read_metrics
 from resjax.runs import workdir
 
-_STEPS = flags.DEFINE_integer("steps", 60, "Steps of the timed run.", lower_bound=6)
-_OUT = flags.DEFINE_string("out", "runs/bench", "Folder of bench_train.json and of the runs.")
+_STEPS = flags.DEFINE_integer("steps", 60, "Number of steps of the timed run.", lower_bound=6)
+_OUT = flags.DEFINE_string("out", "runs/bench", "Folder to write bench_train.json and the runs to.")
 
 DEFAULT = (
   "--config=configs/llama_1p3b.py:standard",
@@ -42,14 +45,31 @@ DEFAULT = (
 DETERMINISTIC = "--xla_gpu_deterministic_ops=true"
 SHORT, KILLED_AFTER, SAVE_EVERY = 16, 10, 4  # steps
 
-Records = Sequence[Mapping[str, float]]
+Records = Sequence[Mapping[str, Any]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+  """How a run is started.
+
+  Attributes:
+    arguments: arguments of launch.train.
+    steps: the number of steps.
+    save_every: the number of steps between checkpoints; 0 for none.
+    xla_flags: the flags of XLA; empty for those of this process.
+  """
+
+  arguments: Sequence[str]
+  steps: int
+  save_every: int
+  xla_flags: str = ""
 
 
 def main(words: list[str], after: list[str]) -> None:
-  """Prints what the runs gave.
+  """Prints the results of the runs.
 
   Raises:
-    ValueError: a run failed, or the killed run came to another result.
+    ValueError: a run has failed, or the killed run has another result.
   """
   if words:
     raise ValueError(f"unexpected argument {words[0]!r}; those of launch.train come after --")
@@ -58,7 +78,7 @@ def main(words: list[str], after: list[str]) -> None:
   folder = out / "bench_train"
   shutil.rmtree(folder, ignore_errors=True)
   folder.mkdir(parents=True)
-  timed = _train(folder / "timed", arguments, steps=_STEPS.value, save_every=0)
+  timed = _train(folder / "timed", Options(arguments, steps=_STEPS.value, save_every=0))
   report = {
     "arguments": arguments,
     "environment": workdir.read(folder / "timed")["environment"],
@@ -73,12 +93,12 @@ def main(words: list[str], after: list[str]) -> None:
     raise ValueError(f"the killed run differs from the one that went through: {folder}")
 
 
-def _speed(records: Records) -> dict[str, float]:
-  """Returns medians over the steps after the first third; shares are of the time of a step."""
+def _speed(records: Records) -> dict[str, float | None]:
+  """Returns medians over the steps after the first third; shares are shares of a step's time."""
   steps = [record for record in records if "time/tokens_per_second" in record]
   steps = [record for record in steps if record["step"] > _STEPS.value // 3]
   names = ("tokens_per_second", "mfu", "input", "dispatch", "device", "input_share")
-  found = {}
+  found: dict[str, float | None] = {}
   for name in names:
     values = [record[f"time/{name}"] for record in steps]
     found[name] = None if None in values else statistics.median(values)
@@ -93,17 +113,17 @@ def _speed(records: Records) -> dict[str, float]:
 def _killed(folder: Path, arguments: Sequence[str]) -> dict:
   """Compares a run that is killed and started again with one that goes through."""
   xla_flags = f"{os.environ.get('XLA_FLAGS', '')} {DETERMINISTIC}".strip()
-  options = {"steps": SHORT, "save_every": SAVE_EVERY, "XLA_FLAGS": xla_flags}
-  straight = _train(folder / "straight", arguments, **options)
+  options = Options(arguments, steps=SHORT, save_every=SAVE_EVERY, xla_flags=xla_flags)
+  straight = _train(folder / "straight", options)
   killed = folder / "killed"
-  process = _start(killed, arguments, **options)
+  process = _start(killed, options)
   while (seen := _last_step(killed)) < KILLED_AFTER and process.poll() is None:
     time.sleep(0.01)
   if process.poll() is not None:
     raise ValueError(f"the run to be killed ended by itself, with exit code {process.returncode}")
   process.kill()
   process.wait()
-  again = _train(killed, arguments, **options)
+  again = _train(killed, options)
   states = [
     reader.checksums_of(reader.newest(folder / name / "checkpoints"))
     for name in ("straight", "killed")
@@ -127,27 +147,26 @@ def _last_step(folder: Path) -> int:
   return records[-1]["step"] if records else -1
 
 
-def _train(folder: Path, arguments: Sequence[str], **options) -> Records:
-  code = _start(folder, arguments, **options).wait()
+def _train(folder: Path, options: Options) -> Records:
+  code = _start(folder, options).wait()
   if code:
     raise ValueError(f"launch.train ended with exit code {code}, for the reason above")
   return read_metrics(folder / FILE_NAME)
 
 
-def _start(
-  folder: Path, arguments: Sequence[str], *, steps: int, save_every: int, **environment: str
-) -> subprocess.Popen:
+def _start(folder: Path, options: Options) -> subprocess.Popen:
   settings = {
     "workdir": folder,
-    "train.steps": steps,
+    "train.steps": options.steps,
     "train.log_every": 1,
     "train.eval_every": 0,
     "train.sample_tokens": 0,
     "optim.warmup_steps": 2,
-    "checkpoint.every": save_every,
+    "checkpoint.every": options.save_every,
   }
+  environment = {"XLA_FLAGS": options.xla_flags} if options.xla_flags else {}
   own = [f"--config.{key}={value}" for key, value in settings.items()]
-  command = [sys.executable, "-m", "launch.train", *arguments, *own]
+  command = [sys.executable, "-m", "launch.train", *options.arguments, *own]
   return subprocess.Popen(command, env={**os.environ, **environment}, stdout=sys.stderr)
 
 

@@ -7,7 +7,7 @@ import pytest
 from jax.sharding import AxisType, Mesh
 
 from launch.bench.kernels import tpu_schedule
-from launch.bench.kernels.tpu_compile import Case, compile_kernel
+from launch.bench.kernels.tpu_compile import KernelCase, compile_kernel
 from resjax.aot import absent_devices
 from resjax.hardware.chips import TPU_CHIPS
 from resjax.kernels.depth_attention import Sources, depth_attention
@@ -31,7 +31,7 @@ def check(chip, case):
 @pytest.mark.parametrize("name", PASSES)
 @pytest.mark.parametrize("chip", TPU_CHIPS)
 def test_add_norm_and_bank_threaded(chip, name):
-  check(chip, Case(name, True, num_tokens=1024, num_banked=6))
+  check(chip, KernelCase(name, True, num_tokens=1024, num_banked=6))
 
 
 @needs_libtpu
@@ -55,7 +55,7 @@ def test_add_norm_and_bank_threaded(chip, name):
   ids=str,
 )
 def test_other_sizes(chip, name, sizes):
-  case = Case(**{"name": name, "fused": True, "num_tokens": 2048} | sizes)
+  case = KernelCase(**{"name": name, "fused": True, "num_tokens": 2048} | sizes)
   compiled = compile_kernel(chip, case)
   assert compiled.as_text().count("tpu_custom_call") == 1
 

@@ -1,11 +1,11 @@
-"""Times depth attention and what competes with it on the device at hand.
+"""Times depth attention, and what competes with it, on the device at hand.
 
   python -m launch.bench kernels --out runs/bench
 
-writes bench.json and bench.png into --out. Two tools need no accelerator:
-  --network-bytes   traffic of a whole residual network, as the compiler reports it
-  --tpu-schedule    compute against memory cycles of the TPU kernels, from the compiler's schedule
-Both compile for a TPU that need not be there (the extra `tpu`).
+writes bench.json and bench.png into --out. Two further measurements need no accelerator:
+  --network-bytes   memory traffic of a whole residual network, as the compiler reports it
+  --tpu-schedule    compute and memory cycles of the TPU kernels, from the compiler's schedule
+Both compile for TPUs that need not be there, and need the extra `tpu`.
 """
 
 import argparse
@@ -13,7 +13,9 @@ import dataclasses
 import json
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, NoReturn
 
 import jax
 
@@ -24,9 +26,9 @@ CHIPS = [*TPU_CHIPS, "cpu"]
 
 
 class _Parser(argparse.ArgumentParser):
-  """Mistakes are one line."""
+  """Reports mistakes in one line."""
 
-  def error(self, message):
+  def error(self, message: str) -> NoReturn:
     self.exit(1, f"error: {message}\n")
 
 
@@ -35,19 +37,29 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
                    formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
   add = parser.add_argument
   add("--out", type=Path, default=Path("runs/bench"), help="folder of the results")
-  add("--suites", type=_names(list(suites.SUITES)), default=list(suites.SUITES))
-  add("--arms", type=_names(suites.arm_names()), default=suites.arm_names())
-  add("--shapes", type=_shapes(arg_specs.parse_read), help="of reads and blocks, TxDxN,TxDxN")
-  add("--networks", type=_shapes(arg_specs.parse_network), help="LxSxTxD: sublayers, per block")
-  add("--repeats", type=_positive, default=20, help="samples of every arm")
+  names = list(suites.SUITES)
+  add("--suites", type=_names(names), default=names, help=f"suites to run: {', '.join(names)}")
+  arms = suites.arm_names()
+  add("--arms", type=_names(arms), default=arms, help=f"arms to run: {', '.join(arms)}")
+  add("--shapes", type=_shapes(arg_specs.parse_read), help="reads and blocks, TxDxN,TxDxN,...")
+  add(
+    "--networks",
+    type=_shapes(arg_specs.parse_network),
+    help="networks, LxSxTxD,...: L sublayers, S of them in a depth block",
+  )
+  add("--repeats", type=_positive, default=20, help="number of samples of every arm")
   add("--network-bytes", action="store_true", help="see above")
   add("--tpu-schedule", action="store_true", help="see above")
-  add("--chips", type=_names(CHIPS), help="to compile for; default: all, bytes: v5e")
+  add(
+    "--chips",
+    type=_names(CHIPS),
+    help=f"what to compile for, of {', '.join(CHIPS)}; default: all TPUs, with --network-bytes v5e",
+  )
   return parser.parse_args(argv)
 
 
 def main(argv: list[str] | None = None) -> None:
-  """Runs what the flags ask for."""
+  """Runs the measurements that the flags ask for."""
   flags = _parse(argv)
   if flags.tpu_schedule:
     from launch.bench.kernels import tpu_schedule
@@ -69,8 +81,8 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def _measure(flags: argparse.Namespace) -> None:
-  """Runs the suites, prints a table per shape, and writes what is there after each."""
-  # Leaves memory for torch; read when the first device is asked for.
+  """Runs the suites, prints a table for each shape, and writes all results so far after each."""
+  # This leaves memory for torch. JAX reads it when it is first asked for a device.
   os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
   device = jax.devices()[0]
   small = device.platform == "cpu"
@@ -78,7 +90,7 @@ def _measure(flags: argparse.Namespace) -> None:
   networks = flags.networks or [arg_specs.SMALL_NETWORK if small else arg_specs.NETWORK]
   title = f"{device.device_kind}, JAX {jax.__version__}, {flags.repeats} samples each"
   if small:
-    title += "; a trial on a CPU: says nothing about the kernels"
+    title += "; a trial on a CPU, which says nothing about the kernels"
   print(title)
   todo = {"read": shapes, "block": [arg_specs.block_of(s) for s in shapes], "network": networks}
   about = {"device": device.device_kind, "platform": device.platform, "jax": jax.__version__}
@@ -104,7 +116,7 @@ def _positive(text: str) -> int:
   return int(text)
 
 
-def _names(allowed: list[str]):
+def _names(allowed: list[str]) -> Callable[[str], list[str]]:
   def parse(text: str) -> list[str]:
     unknown = [name for name in text.split(",") if name not in allowed]
     if unknown:
@@ -114,7 +126,7 @@ def _names(allowed: list[str]):
   return parse
 
 
-def _shapes(parse_one):
+def _shapes(parse_one: Callable[[str], Any]) -> Callable[[str], list]:
   def parse(text: str) -> list:
     try:
       return [parse_one(part) for part in text.split(",")]

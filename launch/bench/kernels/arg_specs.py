@@ -1,9 +1,9 @@
-"""Shapes that depth attention is measured at, and the least traffic that each form can have.
+"""The shapes that depth attention is measured at, and the least memory traffic of each form.
 
-Traffic is counted in streams: one pass over [T, D] in the dtype of the sources, T D itemsize bytes.
-The few float32 numbers per token (logits, inverse RMS, lse: 4 (2N + 1) bytes, 1.7 % of a stream at
-N = 8, D = 2048) and arrays [D] are left out, so a share of bandwidth is slightly too low, never too
-high.
+Traffic is counted in streams. One stream is one pass over an array [T, D] in the dtype of the
+sources: T D itemsize bytes. The few float32 numbers per token (logits, inverse RMS, lse: 4 (2N + 1)
+bytes, 1.7 % of a stream at N = 8, D = 2048) and arrays [D] are left out. Shares of bandwidth are
+therefore slightly too low, never too high.
 """
 
 import dataclasses
@@ -39,9 +39,9 @@ class NetworkShape:
     block_sublayers: S, sublayers of one depth block.
     num_tokens: T.
     d_model: D.
-    num_completed: sources that are there before the first sublayer; 1 is the embedding.
+    num_completed: how many sources there are before the first sublayer; with 1 the embedding.
     normed: whether every read is followed by an RMS norm.
-    final_read: whether one more read, of the output, ends it.
+    final_read: whether the output is one more read.
   """
 
   num_sublayers: int
@@ -57,11 +57,11 @@ class NetworkShape:
     return "x".join(map(str, sizes))
 
   def completed(self) -> list[int]:
-    """Returns c of every sublayer: how many sources its depth block begins with."""
+    """Returns for every sublayer c, the number of sources that its depth block begins with."""
     return [self.num_completed + i // self.block_sublayers for i in range(self.num_sublayers)]
 
 
-# Of published kernels: T D N.
+# The shapes, T, D and N, at which published kernels were measured.
 READS = (
   ReadShape(8192, 2048, 8),
   ReadShape(32768, 2048, 8),
@@ -74,14 +74,20 @@ NETWORK = NetworkShape(32, 8, 65536, 2048, normed=False)
 SMALL_NETWORK = NetworkShape(4, 2, 64, 128, normed=False)
 BYTES_NETWORK = NetworkShape(64, 8, 8192, 2048)
 BLOCK_SUBLAYERS = 8
-LOW_BITS = 0.25  # streams of low_bits.py, four bits of a bfloat16 number, in full words
+LOW_BITS = 0.25  # streams of the four further bits of each bfloat16 number that merges keep
 
 
 def block_of(read: ReadShape, block_sublayers: int = BLOCK_SUBLAYERS) -> NetworkShape:
   """Returns one depth block whose sublayers read the sources of `read`: N - 1 completed ones."""
   completed = max(read.num_sources - 1, 1)
-  sizes = block_sublayers, block_sublayers, read.num_tokens, read.d_model
-  return NetworkShape(*sizes, num_completed=completed, final_read=False)
+  return NetworkShape(
+    block_sublayers,
+    block_sublayers,
+    read.num_tokens,
+    read.d_model,
+    num_completed=completed,
+    final_read=False,
+  )
 
 
 def parse_read(text: str) -> ReadShape:
@@ -99,7 +105,8 @@ def parse_network(text: str) -> NetworkShape:
   Raises:
     ValueError: it is written otherwise.
   """
-  return NetworkShape(*_sizes(text, 4, "LxSxTxD, such as 32x8x65536x2048"), normed=False)
+  sublayers, per_block, tokens, width = _sizes(text, 4, "LxSxTxD, such as 32x8x65536x2048")
+  return NetworkShape(sublayers, per_block, tokens, width, normed=False)
 
 
 def _sizes(text: str, count: int, form: str) -> list[int]:
@@ -109,58 +116,61 @@ def _sizes(text: str, count: int, form: str) -> list[int]:
 
 
 def stream_bytes(num_tokens: int, d_model: int, dtype: str = "bfloat16") -> int:
-  """T D itemsize."""
+  """Returns the bytes of one stream, T D itemsize."""
   return num_tokens * d_model * jnp.dtype(dtype).itemsize
 
 
 def read_forward(num_sources: int) -> int:
-  """N + 1: sources in, output out."""
+  """Returns N + 1: the sources in, the output out."""
   return num_sources + 1
 
 
 def read_backward(num_sources: int) -> int:
-  """2N + 1: sources and output cotangent in, source cotangents out."""
+  """Returns 2N + 1: the sources and the output's cotangent in, the sources' cotangents out."""
   return 2 * num_sources + 1
 
 
 def residual_forward() -> int:
-  """4, add and norm of a plain residual: x and branch output in, sum and normed sum out."""
+  """Returns 4, for add and norm of a plain residual: two summands in, sum and norm out."""
   return 4
 
 
 def residual_backward() -> int:
-  """4: cotangents of sum and normed sum and the sum in, cotangent of the sum out."""
+  """Returns 4: the cotangents of sum and norm and the sum in, the summands' cotangent out."""
   return 4
 
 
 def direct_forward(shape: NetworkShape) -> int:
-  """Σ over reads of n sources: n + 1, with an addend n + 3; the norm is in the read.
+  """Returns the sum of n + 1 over reads of n sources, or n + 3 where a read has an addend.
 
-  Sources and addend in, their sum and the output out. n is c for the first sublayer of a depth
-  block and c + 1 for the others. The read after that first sublayer has no addend: the running sum
-  is its output. Elsewhere the output of the sublayer before is added.
+  Sources and addend are read, their sum and the output are written; the norm is in the read. n is c
+  for the first sublayer of a depth block and c + 1 for the others. The read behind that first
+  sublayer has no addend, because the sublayer's output is the running sum. Every other read adds
+  the output of the sublayer before it.
   """
   return sum(read_forward(n) + 2 * adds for n, adds in _direct_reads(shape))
 
 
 def direct_backward(shape: NetworkShape) -> int:
-  """Σ over reads of n sources: 3n + 1.
+  """Returns the sum of 3n + 1 over reads of n sources.
 
-  Sources, their cotangents so far and the output cotangent in, cotangents of the sources out.
+  Sources, their cotangents so far and the output's cotangent are read; the cotangents of the
+  sources are written.
   """
   return sum(3 * n + 1 for n, _ in _direct_reads(shape))
 
 
 def two_phase_forward(shape: NetworkShape) -> float:
-  """Σ over depth blocks: c + S for phase 1, 5 1/4 per merge; the first one of a block has 3 1/4.
+  """Returns the sum over depth blocks of c + S for phase 1, and 5 1/4 for each merge.
 
-  Phase 1: c completed sources in, S outputs out, and where the last output of the block before
-  joins its sum, 2: that output in, the sum out. A merge, of every sublayer but the first: phase-1
-  output, running sum and addend in, running sum and output out, and low bits of the output, of
-  which bfloat16 has a quarter of an array; the first one has no addend.
+  Phase 1 reads c completed sources and writes S outputs. Where the last output of the block before
+  joins its sum, that takes 2 more: the output is read, the sum is written. Every sublayer but the
+  first of a block has a merge. It reads the phase-1 output, the running sum and the addend, and
+  writes the running sum, the output, and the output's further bits, which bfloat16 has a quarter of
+  an array of. The first merge of a block has no addend, and so 3 1/4.
   """
-  total = shape.final_read * (
-    read_forward(_final_sources(shape)) + 2 * _adds(shape, shape.num_sublayers)
+  total = float(
+    shape.final_read * (read_forward(_final_sources(shape)) + 2 * _adds(shape, shape.num_sublayers))
   )
   for block, (completed, size) in enumerate(_blocks(shape)):
     merges = size - 1
@@ -170,13 +180,14 @@ def two_phase_forward(shape: NetworkShape) -> float:
 
 
 def two_phase_backward(shape: NetworkShape) -> float:
-  """Σ over depth blocks: 3c + S for phase 1, 6 1/4 per merge, 1 for the first sublayer's norm.
+  """Returns the sum over depth blocks of 3c + S for phase 1, 6 1/4 per merge, 1 for a norm.
 
-  Phase 1: c sources, their cotangents so far and S output cotangents in, c cotangents out. A
-  merge: output and its low bits, its cotangent, running sum and its cotangent so far in, cotangents
-  of the running sum and of the phase-1 output out.
+  Phase 1 reads c sources, their cotangents so far and S output cotangents, and writes c cotangents.
+  A merge reads the output with its further bits, its cotangent, the running sum and its cotangent
+  so far, and writes the cotangents of the running sum and of the phase-1 output. The norm is that
+  of the first sublayer of a block.
   """
-  total = shape.final_read * (3 * _final_sources(shape) + 1)
+  total = float(shape.final_read * (3 * _final_sources(shape) + 1))
   for completed, size in _blocks(shape):
     total += 3 * completed + size + (6 + LOW_BITS) * (size - 1) + shape.normed
   return total
@@ -190,7 +201,7 @@ def _direct_reads(shape: NetworkShape) -> list[tuple[int, bool]]:
 
 
 def _adds(shape: NetworkShape, index: int) -> bool:
-  """Whether there is an output that joins a sum when read `index` begins."""
+  """Returns whether read `index` adds the output of the sublayer before it to a sum."""
   return index > 0 and (index - 1) % shape.block_sublayers > 0
 
 

@@ -1,8 +1,12 @@
-"""A report of measurements as lines of text and as a plot."""
+"""Reports measurements as lines of text and as a plot."""
 
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
 
 Record = dict[str, Any]
 
@@ -13,7 +17,7 @@ HEADER += f"{'of copy':>9}{'peak GB':>9}{'error':>9}  code"
 
 def groups(records: Sequence[Record]) -> dict[str, list[Record]]:
   """Returns the records by suite and shape."""
-  found = {}
+  found: dict[str, list[Record]] = {}
   for record in records:
     found.setdefault(f"{record['suite']} {record['shape']}", []).append(record)
   return found
@@ -43,16 +47,13 @@ def _line(record: Record) -> str:
 
 
 def plot(records: Sequence[Record], title: str, path: Path) -> None:
-  """Draws the share of copy bandwidth of every arm, one row of panels per suite and shape.
+  """Draws the share of copy bandwidth of every arm, in one row of panels per suite and shape.
 
   Args:
-    records: of `suites.run`.
+    records: what `suites.run` has returned.
     title: the device, and what else the reader must know.
-    path: of the PNG file.
+    path: the PNG file to write.
   """
-  from matplotlib.backends.backend_agg import FigureCanvasAgg
-  from matplotlib.figure import Figure
-
   rows = groups(records)
   lines = [len({r["arm"] for r in group}) for group in rows.values()]
   figure = Figure(figsize=(10, 1.2 + 0.9 * len(rows) + 0.27 * sum(lines)), layout="constrained")
@@ -70,7 +71,7 @@ def plot(records: Sequence[Record], title: str, path: Path) -> None:
   figure.savefig(path, dpi=120)
 
 
-def _bars(panel, records: Sequence[Record]) -> None:
+def _bars(panel: Axes, records: Sequence[Record]) -> None:
   names = [record["arm"] for record in records]
   shares = [100 * record.get("share_of_copy", 0.0) for record in records]
   panel.barh(names, shares, color=OK, height=0.7)

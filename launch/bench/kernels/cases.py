@@ -1,4 +1,4 @@
-"""What is measured: functions with their arguments, and the traffic that each cannot avoid."""
+"""The functions that are measured, their arguments, and the least memory traffic of each."""
 
 import dataclasses
 from collections.abc import Callable
@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from resjax.aot.memory import memory_stats
 from resjax.typing import Array, PyTree
 
 DTYPE = "bfloat16"
@@ -17,12 +18,12 @@ class Arm:
   """One way to do the work of a suite.
 
   Attributes:
-    forward: function of `inputs`.
-    inputs: arrays; the last one is an array that all of the work depends on.
-    d_out: cotangents of what `forward` returns.
-    forward_streams: least traffic, see arg_specs.py.
-    backward_streams: the same of the reverse pass.
-    implementation: which code runs.
+    forward: the function of `inputs`.
+    inputs: its arguments; all of the work depends on the last array.
+    d_out: the cotangents of what `forward` returns.
+    forward_streams: the least traffic of the forward pass, see arg_specs.py.
+    backward_streams: the least traffic of the reverse pass.
+    implementation: the name of the code that runs.
     num_constant: how many of the last inputs have no cotangent.
   """
 
@@ -36,13 +37,13 @@ class Arm:
 
 
 @dataclasses.dataclass(frozen=True)
-class Case:
+class CompiledCase:
   """A compiled function with its arguments.
 
   Attributes:
-    fn: the function, not compiled.
-    args: its arguments; the last leaf is an array that all of the work depends on.
-    compiled: `fn` for these arguments.
+    fn: the function before it was compiled.
+    args: its arguments; all of the work depends on the last leaf.
+    compiled: `fn` compiled for these arguments.
   """
 
   fn: Callable[..., PyTree]
@@ -50,49 +51,50 @@ class Case:
   compiled: jax.stages.Compiled
 
   @classmethod
-  def of(cls, fn: Callable[..., PyTree], *args: Any) -> "Case":
+  def of(cls, fn: Callable[..., PyTree], *args: Any) -> "CompiledCase":
     """Compiles `fn` for `args`."""
     return cls(fn, args, jax.jit(fn).lower(*args).compile())
 
   @property
   def peak_bytes(self) -> int:
-    """What the program holds at once: arguments, results and temporaries, by the compiler."""
-    memory = self.compiled.memory_analysis()
+    """The bytes of arguments, results and temporaries together, as the compiler tells them."""
+    memory = memory_stats(self.compiled)
     held = memory.argument_size_in_bytes + memory.output_size_in_bytes
     return held + memory.temp_size_in_bytes - memory.alias_size_in_bytes
 
 
-def forward_case(arm: Arm) -> Case:
-  """Returns the forward pass alone: nothing is kept for a reverse pass."""
-  return Case.of(arm.forward, *arm.inputs)
+def forward_case(arm: Arm) -> CompiledCase:
+  """Returns the forward pass alone, which keeps nothing for a reverse pass."""
+  return CompiledCase.of(arm.forward, *arm.inputs)
 
 
-def backward_case(arm: Arm) -> Case:
-  """Returns the reverse pass alone: what the forward pass kept and the cotangent are arguments."""
+def backward_case(arm: Arm) -> CompiledCase:
+  """Returns the reverse pass alone; its arguments are what the forward pass keeps, and `d_out`."""
 
-  def keep(*inputs):
+  def keep(*inputs: PyTree) -> Callable[..., PyTree]:
     return _vjp(arm, inputs)[1]
 
-  return Case.of(lambda pullback, d_out: pullback(d_out), jax.jit(keep)(*arm.inputs), arm.d_out)
+  kept = jax.jit(keep)(*arm.inputs)
+  return CompiledCase.of(lambda pullback, d_out: pullback(d_out), kept, arm.d_out)
 
 
-def both_case(arm: Arm) -> Case:
+def both_case(arm: Arm) -> CompiledCase:
   """Returns forward and reverse pass as one program, which decides what is kept in between."""
 
-  def both(inputs, d_out):
+  def both(inputs: tuple[PyTree, ...], d_out: PyTree) -> tuple[PyTree, PyTree]:
     out, pullback = _vjp(arm, inputs)
     return out, pullback(d_out)
 
-  return Case.of(both, arm.inputs, arm.d_out)
+  return CompiledCase.of(both, arm.inputs, arm.d_out)
 
 
-def _vjp(arm: Arm, inputs: tuple[PyTree, ...]):
+def _vjp(arm: Arm, inputs: tuple[PyTree, ...]) -> tuple[PyTree, Callable[..., PyTree]]:
   first = len(inputs) - arm.num_constant
   return jax.vjp(lambda *moving: arm.forward(*moving, *inputs[first:]), *inputs[:first])
 
 
-# Direction -> the case of an arm, and its least traffic.
-DIRECTIONS = {
+# For each direction a function that returns the case of an arm, and one that returns its traffic.
+DIRECTIONS: dict[str, tuple[Callable[[Arm], CompiledCase], Callable[[Arm], float]]] = {
   "forward": (forward_case, lambda arm: arm.forward_streams),
   "backward": (backward_case, lambda arm: arm.backward_streams),
   "both": (both_case, lambda arm: arm.forward_streams + arm.backward_streams),
@@ -100,16 +102,15 @@ DIRECTIONS = {
 
 
 def random_arrays(seed: int, count: int, shape: tuple[int, ...], dtype: str = DTYPE) -> list[Array]:
-  """Returns arrays of standard normal values; constant ones would draw less power."""
+  """Returns arrays of standard normal values, because equal values would draw less power."""
   make = jax.jit(lambda key: jax.random.normal(key, shape, jnp.dtype(dtype)))
   return [make(key) for key in jax.random.split(jax.random.key(seed), count)]
 
 
-def copy_case(streams: float, stream_bytes: int) -> Case:
-  """Reads and writes as many bytes as an arm, half each.
+def copy_case(streams: float, stream_bytes: int) -> CompiledCase:
+  """Returns a copy that moves as many bytes as an arm: half of them in, half of them out.
 
-  The sign changes on the way; XLA would drop a copy that changes nothing, or leave it to a copy
-  engine.
+  It changes the sign, because XLA would drop a plain copy, or leave it to a copy engine.
   """
   size = int(streams * stream_bytes) // (2 * jnp.dtype(DTYPE).itemsize)
-  return Case.of(jnp.negative, *random_arrays(7, 1, (size,)))
+  return CompiledCase.of(jnp.negative, *random_arrays(7, 1, (size,)))

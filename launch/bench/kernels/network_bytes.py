@@ -1,17 +1,18 @@
-"""Traffic of the residual network as the compiler reports it, forward and reverse pass together.
+"""Reads the memory traffic of the residual network, forward and reverse pass, off the compiler.
 
-Kernels count at the cost that they declare, everything else at the operands and results of XLA's
-fusions. A branch flips the sign between two barriers, which cost nothing and no fusion crosses: its
-output and the cotangent of its input are arrays of their own, as those of a matrix product would
-be. That takes 4 streams per sublayer, which are not the residual path's and are subtracted. With
-the identity instead, two cotangents of a sublayer would be one array, which a kernel that adds into
-one of them would have to copy. Nothing is recomputed.
+A kernel counts with the cost that it declares, everything else with the operands and results of
+XLA's fusions. A branch flips the sign between two barriers, which cost nothing and which no fusion
+crosses. Its output and the cotangent of its input are thus arrays of their own, as those of a
+matrix product would be. The branches take 4 streams per sublayer, which are subtracted because they
+do not belong to the residual path. If a branch were the identity, two cotangents of a sublayer
+would be one array, and a kernel that adds into one of them would have to copy it. Nothing is
+recomputed.
 """
 
 import dataclasses
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -23,16 +24,18 @@ from jax.sharding import SingleDeviceSharding
 from launch.bench.kernels import arg_specs, cases, walks
 from launch.bench.kernels.arg_specs import NetworkShape
 from resjax.aot import absent_devices
+from resjax.aot.memory import memory_stats
 from resjax.hardware import slices
 from resjax.hardware.chips import TPU_CHIPS
 from resjax.sharding import Layout, MeshConfig, make_mesh
+from resjax.typing import Array, PyTree
 
 # On-chip memory in MiB that is left for XLA to plan with. With more XLA would move arrays of this
 # network there ahead of a kernel that reads them, and count their bytes twice; the smallest such
 # array, the remainders of the outputs of a depth block, has 8 MiB.
 PLANNED = 6
 
-BRANCH_STREAMS = 4  # of `sign_flip`, forward and reverse pass
+BRANCH_STREAMS = 4  # what `sign_flip` takes in forward and reverse pass
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,11 +43,11 @@ class Traffic:
   """What one form of the network moves, in streams per sublayer.
 
   Attributes:
-    arm: its name.
-    reported: by the compiler, without the branches.
-    least: by the formulas of arg_specs.py for a fused form of its kind.
+    arm: the name of the form.
+    reported: what the compiler reports, without the branches.
+    least: what the formulas of arg_specs.py give for a fused form of this kind.
     temporary: what the program holds beside arguments and results, in streams of the whole network.
-    seconds: of the compilation.
+    seconds: how long the compilation took.
   """
 
   arm: str
@@ -55,13 +58,13 @@ class Traffic:
 
 
 def main(out: Path, chip: str, layout: Layout, shape: NetworkShape, chosen: Sequence[str]) -> None:
-  """Prints a line per form as it is compiled, and writes network_bytes_CHIP.json into `out`."""
+  """Compiles and prints form after form, and writes network_bytes_CHIP.json into `out`."""
   about = {"target": chip, "jax": jax.__version__, "shape": dataclasses.asdict(shape)}
   print(f"{chip}, network {shape}: streams of 2 T D bytes per sublayer, forward + backward")
   print(f"{'arm':16}{'reported':>10}{'least':>8}{'temporary':>11}{'compiled in':>13}")
   rows = []
   least = walks.least_streams(shape)
-  options = None
+  options: dict[str, str | bool] | None = None
   if chip in TPU_CHIPS:
     options = {"xla_tpu_scoped_vmem_limit_kib": str(TPU_CHIPS[chip].vmem // 1024 - PLANNED * 1024)}
   for name, form in walks.forms(shape, layout, walks.sign_flip).items():
@@ -94,7 +97,14 @@ def target(chip: str) -> Layout:
   return Layout(make_mesh(MeshConfig(), devices[:1]))
 
 
-def _traffic(name, least, form, shape: NetworkShape, layout: Layout, options) -> Traffic:
+def _traffic(
+  name: str,
+  least: float,
+  form: Callable[..., Array],
+  shape: NetworkShape,
+  layout: Layout,
+  options: dict[str, str | bool] | None,
+) -> Traffic:
   sharding = SingleDeviceSharding(layout.mesh.devices.flat[0])
 
   def array(*sizes: int, dtype: Any = jnp.float32) -> jax.ShapeDtypeStruct:
@@ -103,7 +113,7 @@ def _traffic(name, least, form, shape: NetworkShape, layout: Layout, options) ->
   rows = array(shape.num_sublayers + 1, shape.d_model)
   tokens = array(shape.num_tokens, shape.d_model, dtype=jnp.dtype(cases.DTYPE))
 
-  def both(inputs, d_out):
+  def both(inputs: tuple[PyTree, ...], d_out: Array) -> tuple[Array, PyTree]:
     out, pullback = jax.vjp(form, *inputs)
     return out, pullback(d_out)
 
@@ -112,6 +122,9 @@ def _traffic(name, least, form, shape: NetworkShape, layout: Layout, options) ->
   seconds = time.perf_counter() - start
   stream = arg_specs.stream_bytes(shape.num_tokens, shape.d_model, cases.DTYPE)
   per_sublayer = stream * shape.num_sublayers
-  moved = compiled.cost_analysis()["bytes accessed"] / per_sublayer - BRANCH_STREAMS
-  held = compiled.memory_analysis().temp_size_in_bytes / stream
+  costs = compiled.cost_analysis()
+  if costs is None:
+    raise ValueError("the compiler of this platform does not tell what memory a program moves")
+  moved = costs["bytes accessed"] / per_sublayer - BRANCH_STREAMS
+  held = memory_stats(compiled).temp_size_in_bytes / stream
   return Traffic(name, moved, least / shape.num_sublayers, held, seconds)

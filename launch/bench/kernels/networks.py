@@ -1,4 +1,4 @@
-"""Arms of a run of sublayers with Block AttnRes: what its residual path alone costs."""
+"""The arms of a run of sublayers with Block AttnRes, of which only the residual path costs."""
 
 from functools import partial
 

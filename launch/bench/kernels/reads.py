@@ -1,7 +1,7 @@
-"""Arms of one depth read: query [D], key gain [D] and N sources [T, D] to the output [T, D]."""
+"""The arms of one depth read, from query [D], key gain [D] and N sources [T, D] to [T, D]."""
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -34,7 +34,7 @@ def arms(shape: ReadShape) -> dict[str, Arm]:
     "xla_stack": Arm(stack_read, read_inputs, d_out, *least),
     "xla_no_stack": Arm(_read_by("reference"), read_inputs, d_out, *least, "reference"),
     "direct": Arm(_read_by(best), read_inputs, d_out, *least, best),
-    # One cotangent is that of both summands.
+    # Both summands have the same cotangent.
     "residual_norm": Arm(
       residual_norm, (gain, sources[0], sources[-1]), (d_out, d_sum), *plain, num_constant=1
     ),
@@ -42,7 +42,7 @@ def arms(shape: ReadShape) -> dict[str, Arm]:
 
 
 def stack_read(query: Array, gain: Array, sources: tuple[Array, ...]) -> Array:
-  """The obvious form: stack all sources, normalise the stack, two contractions over it."""
+  """Reads in the obvious form: stacks and normalises the sources, and contracts the stack twice."""
   values = jnp.stack(sources).astype(jnp.float32)
   keys = norm(values, gain)
   weights = jax.nn.softmax(jnp.einsum("n...d,d->n...", keys, query), axis=0)
@@ -50,13 +50,13 @@ def stack_read(query: Array, gain: Array, sources: tuple[Array, ...]) -> Array:
 
 
 def residual_norm(gain: Array, x: Array, out: Array) -> tuple[Array, Array]:
-  """What a plain residual does: (RMS(x + out) ⊙ gain, x + out)."""
+  """Returns what a plain residual computes: (RMS(x + out) ⊙ gain, x + out)."""
   total = x + out
   return norm(total, gain), total
 
 
 def norm(x: Array, gain: Array) -> Array:
-  """RMS(x) ⊙ gain, in float32 inside."""
+  """Returns RMS(x) ⊙ gain, computed in float32."""
   wide = x.astype(jnp.float32)
   inverse_rms = jax.lax.rsqrt(jnp.mean(wide**2, axis=-1, keepdims=True) + EPS)
   return (wide * inverse_rms * gain).astype(x.dtype)
@@ -82,8 +82,11 @@ def first_that_runs(backends: Iterable[str], trace: Callable[[str], Any]) -> str
   return "reference"
 
 
-def _read_by(implementation: str):
-  def read(query, gain, sources):
-    return depth_attention(sources, query, key_scale=gain, eps=EPS, implementation=implementation)
+def _read_by(implementation: str) -> Callable[..., Array]:
+  def read(query: Array, gain: Array, sources: tuple[Array, ...]) -> Array:
+    return cast(
+      Array,
+      depth_attention(sources, query, key_scale=gain, eps=EPS, implementation=implementation),
+    )
 
   return read

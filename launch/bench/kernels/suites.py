@@ -1,7 +1,7 @@
-"""Runs the arms of a suite in turn and reports time, traffic and error of each."""
+"""Runs the arms of a suite in turn, and reports time, traffic and error of each."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -14,11 +14,13 @@ from resjax.typing import PyTree
 
 COPY = "copy"
 REFERENCE = "xla_no_stack"
-OTHER_WORK = ("residual_norm",)  # returns something else than a read
+OTHER_WORK = ("residual_norm",)  # arms that return something else than a read
 CROSS_CHECKS = 3
-MAX_COPIED = 8 * 10**9  # bytes in and out; more does not change the bandwidth, but needs memory
+MAX_COPIED = 8 * 10**9  # bytes in and out; more would need memory for the same bandwidth
 
 Record = dict[str, Any]
+_Prepared = tuple[dict[str, timing.MakeSampler], Record]
+_Check = Callable[[PyTree], float]  # returns the error of what an arm has returned
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,9 +28,9 @@ class Suite:
   """What a suite measures.
 
   Attributes:
-    arms: shape -> arms in JAX by name.
-    torch_arms: published kernels by name.
-    directions: keys of `cases.DIRECTIONS`.
+    arms: a function that returns the arms in JAX by name for a shape.
+    torch_arms: the published kernels by name.
+    directions: the keys of `cases.DIRECTIONS` that are measured.
   """
 
   arms: Callable[[Any], dict[str, cases.Arm]]
@@ -36,7 +38,7 @@ class Suite:
   directions: tuple[str, ...]
 
 
-# Several sublayers keep much between forward and reverse pass: the two are one program there.
+# Several sublayers keep much between the passes, so that both are measured as one program there.
 SUITES = {
   "read": Suite(reads.arms, torch_arms.READ_ARMS, ("forward", "backward")),
   "block": Suite(networks.arms, {}, ("forward", "both")),
@@ -45,13 +47,13 @@ SUITES = {
 
 
 def arm_names() -> list[str]:
-  """Returns the names of all arms; the copy is no choice."""
+  """Returns the names of all arms but the copy, which always runs."""
   published = [name for suite in SUITES.values() for name in suite.torch_arms]
   return [*networks.NAMES, *published]
 
 
 def run(name: str, shape: Any, chosen: Sequence[str], repeats: int) -> list[Record]:
-  """Measures the chosen arms of one suite at one shape, and the copy.
+  """Measures the chosen arms of one suite, and the copy, at one shape.
 
   Returns:
     One record per arm and direction.
@@ -68,14 +70,21 @@ def run(name: str, shape: Any, chosen: Sequence[str], repeats: int) -> list[Reco
 
 @dataclasses.dataclass
 class _Runner:
-  """One arm in one direction: what is known of it, and how to sample it where it works."""
+  """One arm in one direction.
+
+  Attributes:
+    record: what is known of it.
+    samplers: the ways to time it; empty if it cannot run.
+  """
 
   record: Record
   samplers: dict[str, timing.MakeSampler]
 
 
-def _prepared(suite, shape, arms, chosen, direction) -> list[_Runner]:
-  """Compiles the arms, checks what they return, and says of each why it cannot run."""
+def _prepared(
+  suite: Suite, shape: Any, arms: Mapping[str, cases.Arm], chosen: Sequence[str], direction: str
+) -> list[_Runner]:
+  """Compiles the arms and checks what they return; the record of an arm that fails says why."""
   make, streams_of = cases.DIRECTIONS[direction]
   reference = arms[REFERENCE]
   least = streams_of(reference)
@@ -83,8 +92,10 @@ def _prepared(suite, shape, arms, chosen, direction) -> list[_Runner]:
   stream = like.nbytes
   want, _ = _attempt(lambda: _large_leaves(_outputs(make(reference)), like))
 
-  def runner(name, streams, implementation, prepare, *args) -> _Runner:
-    record = {"arm": name, "direction": direction, "implementation": implementation}
+  def runner(
+    name: str, streams: float, implementation: str, prepare: Callable[..., _Prepared], *args: Any
+  ) -> _Runner:
+    record: Record = {"arm": name, "direction": direction, "implementation": implementation}
     record |= {"streams": streams, "bytes": int(streams * stream)}
     done, problem = _attempt(prepare, *args)
     samplers, found = done or ({}, {})
@@ -98,16 +109,16 @@ def _prepared(suite, shape, arms, chosen, direction) -> list[_Runner]:
       check = None if name in OTHER_WORK or want is None else partial(_error, want, like)
       make_case = partial(make, arm)
       runners.append(runner(name, streams_of(arm), arm.implementation, _jax_arm, make_case, check))
-  for name, arm in suite.torch_arms.items():
+  for name, published in suite.torch_arms.items():
     if name in chosen:
-      work = partial(torch_arms.run, arm, shape, reference.inputs, reference.d_out, direction)
+      work = partial(torch_arms.run, published, shape, reference.inputs, reference.d_out, direction)
       check = None if want is None else partial(_error, want, like)
-      runners.append(runner(name, least, arm.package, _torch_arm, arm, work, check))
+      runners.append(runner(name, least, published.package, _torch_arm, published, work, check))
   return runners
 
 
 def _attempt(fn: Callable[..., Any], *args: Any) -> tuple[Any, str | None]:
-  """Returns what `fn` returns, or why it could not: an arm that fails must not end the others."""
+  """Returns what `fn` returns, or why it failed, so that the other arms go on."""
   try:
     return fn(*args), None
   except Exception as problem:
@@ -115,40 +126,42 @@ def _attempt(fn: Callable[..., Any], *args: Any) -> tuple[Any, str | None]:
     return None, f"{type(problem).__name__}: {lines[0] if lines else ''}"[:300]
 
 
-def _jax_arm(
-  make_case: Callable[[], cases.Case], check
-) -> tuple[dict[str, timing.MakeSampler], Record]:
+def _jax_arm(make_case: Callable[[], cases.CompiledCase], check: _Check | None) -> _Prepared:
   case = make_case()
-  found = {"peak_bytes": case.peak_bytes}
+  found: Record = {"peak_bytes": case.peak_bytes}
   if check:
     found["relative_l2_error"] = check(_outputs(case))
   return timing.samplers(case), found
 
 
-def _torch_arm(arm, work, check) -> tuple[dict[str, timing.MakeSampler], Record]:
+def _torch_arm(
+  arm: torch_arms.TorchArm,
+  make_work: Callable[[], Callable[[], PyTree]],
+  check: _Check | None,
+) -> _Prepared:
   obstacle = arm.obstacle()
   if obstacle:
     return {}, {"status": obstacle}
-  work = work()
-  found = {"relative_l2_error": check(torch_arms.to_jax(work()))} if check else {}
-  samplers = {"cuda events": partial(torch_arms.sampler, work)}
+  work = make_work()
+  found: Record = {"relative_l2_error": check(torch_arms.to_jax(work()))} if check else {}
+  samplers: dict[str, timing.MakeSampler] = {"cuda events": partial(torch_arms.sampler, work)}
   return samplers, found | {"peak_bytes": torch_arms.peak_bytes(work)}
 
 
-def _outputs(case: cases.Case) -> PyTree:
+def _outputs(case: cases.CompiledCase) -> PyTree:
   return jax.block_until_ready(case.compiled(*case.args))
 
 
 def _large_leaves(tree: PyTree, like: jax.Array) -> list[jax.Array]:
-  """Returns the output and source cotangents, not those of queries and gains."""
+  """Returns the output and the cotangents of sources, without those of queries and gains."""
   return [leaf for leaf in jax.tree.leaves(tree) if leaf.size == like.size]
 
 
 def _error(want: list[jax.Array], like: jax.Array, got: PyTree) -> float:
-  """Returns the largest relative L2 error of the output and the source cotangents."""
+  """Returns the largest relative L2 error of the output and the cotangents of sources."""
 
   @jax.jit
-  def distance(x, y):
+  def distance(x: jax.Array, y: jax.Array) -> jax.Array:
     x, y = x.astype(jnp.float32), y.astype(jnp.float32)
     return jnp.linalg.norm(x - y) / jnp.linalg.norm(y)
 
@@ -157,31 +170,37 @@ def _error(want: list[jax.Array], like: jax.Array, got: PyTree) -> float:
 
 
 def _sample(runners: list[_Runner], repeats: int) -> None:
-  """Times all arms in turn with their first sampler, then each with its second one."""
-  ready = {}
+  """Times all arms in turn with their first sampler, then each arm with its other ones."""
+  ready: dict[int, timing.Sampler] = {}
   for index, runner in enumerate(runners):
     for name, make in list(runner.samplers.items())[:1]:
-      samples, problem = _attempt(_warm, make)
+      sampler, problem = _attempt(_warm, make)
       runner.record |= {"timer": name} | ({"status": problem} if problem else {})
-      ready |= {} if problem else {index: samples}
+      if not problem:
+        ready[index] = sampler
   for index, seconds in timing.interleaved(ready, repeats).items():
     runners[index].record |= timing.summary(seconds)
   for index in ready:
     for name, make in list(runners[index].samplers.items())[1:]:
-      seconds, problem = _attempt(lambda make=make: timing.interleaved({0: make()}, CROSS_CHECKS))
-      checked = problem or float(np.median(seconds[0])) * 1e3
-      runners[index].record[f"{name}_ms"] = checked
+      median, problem = _attempt(_median_ms, make)
+      runners[index].record[f"{name}_ms"] = problem or median
+
+
+def _median_ms(make: timing.MakeSampler) -> float:
+  """Returns the median of a few samples in milliseconds."""
+  seconds = timing.interleaved({0: make()}, CROSS_CHECKS)[0]
+  return float(np.median(seconds)) * 1e3
 
 
 def _warm(make: timing.MakeSampler) -> timing.Sampler:
-  """Returns a sampler that ran once: what it needs is there."""
+  """Returns a sampler that has run once, and so has compiled what it needs."""
   sampler = make()
   sampler()
   return sampler
 
 
 def _share_of_copy(records: list[Record]) -> None:
-  """Adds bytes per second, and their share of what the copy reached."""
+  """Adds bytes per second, and their share of what the copy has reached."""
   for record in records:
     if "median_ms" in record:
       record["gb_per_s"] = record["bytes"] / record["median_ms"] / 1e6

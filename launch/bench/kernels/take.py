@@ -1,4 +1,4 @@
-"""Taking single reads out of those of a whole depth block."""
+"""Takes single reads out of those of a whole depth block."""
 
 import jax
 from jax import lax
@@ -8,28 +8,28 @@ from resjax.typing import Array, PyTree
 
 @jax.custom_vjp
 def take(reads: PyTree, slot: Array | int) -> tuple[PyTree, PyTree]:
-  """Returns row `slot` of every leaf [S, ...] of `reads`, and `reads` for who takes the next row.
+  """Returns row `slot` of every leaf [S, ...] of `reads`, and `reads` to take the next row from.
 
-  The reverse pass writes the cotangent of the row into that of the returned `reads`, whatever
-  stood there: no array of S rows is added up. Each row is taken once at most; what the cotangent
-  of a row that nobody takes was, it stays.
+  The reverse pass overwrites the row's cotangent in that of the returned `reads`, so that no arrays
+  of S rows are added up. A row may therefore be taken only once; the cotangent of a row that is
+  never taken stays what it was.
 
   Args:
     reads: pytree of arrays [S, ...].
-    slot: 0..S-1; may be traced.
+    slot: number of the row, 0..S-1; may be traced.
   """
   row = jax.tree.map(lambda leaf: lax.dynamic_index_in_dim(leaf, slot, keepdims=False), reads)
   return row, reads
 
 
-def _take_forward(reads, slot):
+def _take_forward(reads: PyTree, slot: Array | int) -> tuple[tuple[PyTree, PyTree], Array | int]:
   return take(reads, slot), slot
 
 
-def _take_backward(slot, cotangents):
+def _take_backward(slot: Array | int, cotangents: tuple[PyTree, PyTree]) -> tuple[PyTree, None]:
   d_row, d_reads = cotangents
 
-  def put(d, row):
+  def put(d: Array, row: Array) -> Array:
     return lax.dynamic_update_index_in_dim(d, row, slot, 0)
 
   return jax.tree.map(put, d_reads, d_row), None

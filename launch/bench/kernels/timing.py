@@ -1,37 +1,42 @@
-"""Device time of compiled functions, and how to repeat and order measurements."""
+"""Times compiled functions on their device, and repeats and orders the measurements."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from launch.bench.kernels.cases import Case
+from launch.bench.kernels.cases import CompiledCase
+from resjax.typing import PyTree
 
-# Takes one sample: seconds of one run. Making it may compile, and need memory.
+# A sampler runs once and returns the seconds. Making one may compile, and need memory.
 Sampler = Callable[[], float]
 MakeSampler = Callable[[], Sampler]
+_Name = TypeVar("_Name")
 
 MIN_LOOP_SECONDS = 0.02
 MAX_LOOPS = 4**8
 EMPTY_RUNS = 5
 
 
-def samplers(case: Case) -> dict[str, MakeSampler]:
-  """Returns the ways to time a case on its platform, the one to report first.
+def samplers(case: CompiledCase) -> dict[str, MakeSampler]:
+  """Returns the ways to time a case on its platform; the first one is reported.
 
-  On a GPU `cupti` adds up the kernels that the driver saw; everywhere `loop` runs the function many
-  times inside one program.
+  `cupti`, on GPUs, adds up the times of the kernels that the driver has seen. `loop`, everywhere,
+  runs the function many times inside one program.
   """
-  loop = {"loop": partial(_loop, case)}
-  return {"cupti": partial(_cupti, case)} | loop if jax.default_backend() == "gpu" else loop
+  found: dict[str, MakeSampler] = {}
+  if jax.default_backend() == "gpu":
+    found["cupti"] = partial(_cupti, case)
+  return found | {"loop": partial(_loop, case)}
 
 
-def _cupti(case: Case) -> Sampler:
-  from jax.experimental.mosaic.gpu import profiler  # exists where JAX has its GPU plugin
+def _cupti(case: CompiledCase) -> Sampler:
+  from jax.experimental.mosaic.gpu import profiler  # needs JAX's plugin for GPUs
 
   run = profiler.measure(case.compiled)
 
@@ -44,14 +49,14 @@ def _cupti(case: Case) -> Sampler:
   return sample
 
 
-def _loop(case: Case) -> Sampler:
-  """Times k runs in one program less the same program with no run, over k."""
+def _loop(case: CompiledCase) -> Sampler:
+  """Returns a sampler of the time of k runs in one program, less that of no run, over k."""
 
   @jax.jit
-  def repeated(count, args):
-    def body(_, carried):
-      # Behind the barrier the arguments depend on the last results: nothing is the same in every
-      # round, and nothing of a result can be left out.
+  def repeated(count: int, args: tuple[Any, ...]) -> PyTree:
+    def body(_: Any, carried: PyTree) -> PyTree:
+      # Behind the barrier the arguments depend on the last results. XLA can therefore neither move
+      # work out of the loop nor leave out a part of a result.
       args, _ = lax.optimization_barrier(carried)
       return args, case.fn(*args)
 
@@ -71,9 +76,9 @@ def _loop(case: Case) -> Sampler:
   return lambda: (seconds(count) - empty) / count
 
 
-def interleaved(arms: Mapping[str, Sampler], repeats: int) -> dict[str, list[float]]:
-  """Samples all arms in turn, forwards and backwards (ABBA), so that drift meets all alike."""
-  found = {name: [] for name in arms}
+def interleaved(arms: Mapping[_Name, Sampler], repeats: int) -> dict[_Name, list[float]]:
+  """Samples all arms in turn, forwards and then backwards, so that drift affects all alike."""
+  found: dict[_Name, list[float]] = {name: [] for name in arms}
   for turn in range(repeats):
     names = list(arms) if turn % 2 == 0 else list(arms)[::-1]
     for name in names:
@@ -81,7 +86,7 @@ def interleaved(arms: Mapping[str, Sampler], repeats: int) -> dict[str, list[flo
   return found
 
 
-def summary(seconds: Sequence[float]) -> dict[str, float]:
+def summary(seconds: Sequence[float]) -> dict[str, Any]:
   """Returns median, quartiles and extremes in milliseconds."""
   low, lower, median, upper, high = np.percentile(seconds, [0, 25, 50, 75, 100]) * 1e3
   return {

@@ -1,6 +1,7 @@
-"""Published kernels, through torch in the same process; nothing here is imported until it is used.
+"""Runs published kernels through torch in the same process.
 
-The arrays are shared with JAX, not copied. Times are those of CUDA events.
+Nothing of theirs is imported before it runs. They share their arrays with JAX. CUDA events time
+them.
 """
 
 import dataclasses
@@ -24,12 +25,13 @@ class TorchArm:
   """A published kernel.
 
   Attributes:
-    package: its name on PyPI.
-    module: that has the function.
-    function: its name there.
-    call: takes the function, the shape and tensors as in the JAX arms; returns the output.
+    package: the name of its package on PyPI.
+    module: the module that has the function.
+    function: the name of the function in it.
+    call: calls the function with the shape and the tensors that `arrange` returns, and returns the
+      output.
     arrange: turns the tensors of the JAX arms into those that get a gradient.
-    split: turns their gradients into the cotangents of the JAX arms.
+    split: turns these gradients into the cotangents of the JAX arms.
   """
 
   package: str
@@ -40,7 +42,7 @@ class TorchArm:
   split: Callable[..., PyTree]
 
   def obstacle(self) -> str | None:
-    """Returns why it cannot run here, or None."""
+    """Returns why the kernel cannot run here, or None."""
     if find_spec("torch") is None or find_spec(self.module.split(".")[0]) is None:
       return f"not installed: {self.package} (the extra 'bench' has it)"
     import torch
@@ -50,22 +52,22 @@ class TorchArm:
     return None
 
 
-def _fla_call(fused_attnres, shape, query, gain, *sources):
-  return fused_attnres(query, sources, gain, rms_eps=EPS)
+def _fla_call(function: Callable, shape: Any, query: Any, gain: Any, *sources: Any) -> Any:
+  return function(query, sources, gain, rms_eps=EPS)
 
 
-def _liger_call(liger_attn_res, shape, query, gain, stacked):
-  return liger_attn_res(stacked, query, gain, EPS)
+def _liger_call(function: Callable, shape: Any, query: Any, gain: Any, stacked: Any) -> Any:
+  return function(stacked, query, gain, EPS)
 
 
-def _stacked(query, gain, sources):
-  """It needs a stack; the stack is made before the time runs."""
+def _stacked(query: Any, gain: Any, sources: tuple[Any, ...]) -> tuple[Any, Any, Any]:
+  """Returns the sources as the stack that the kernel needs; making it is not timed."""
   import torch
 
   return query, gain, torch.stack([source[None] for source in sources])
 
 
-def _flash_call(function, shape: NetworkShape, queries, x):
+def _flash_call(function: Any, shape: NetworkShape, queries: Any, x: Any) -> Any:
   from torch import nn
 
   layers = [nn.Identity() for _ in range(shape.num_sublayers)]
@@ -102,16 +104,19 @@ NETWORK_ARMS = {
 }
 
 
-def run(arm: TorchArm, shape, inputs: tuple[PyTree, ...], d_out: Array, direction: str):
-  """Returns a function of no argument that does the work of a case in torch.
+def run(
+  arm: TorchArm, shape: Any, inputs: tuple[PyTree, ...], d_out: Array, direction: str
+) -> Callable[[], PyTree]:
+  """Returns a function without arguments that does the work of a case in torch.
 
-  It returns what the JAX case returns: the output, the cotangents, or both, as torch tensors.
+  That function returns what the JAX case returns, as torch tensors: the output, the cotangents, or
+  both.
 
   Args:
     arm: the kernel.
-    shape: of the suite.
-    inputs: of the JAX arms.
-    d_out: cotangent of the output.
+    shape: the shape that the suite measures.
+    inputs: the inputs of the JAX arms.
+    d_out: the cotangent of the output.
     direction: a key of `cases.DIRECTIONS`.
   """
   import torch
@@ -120,14 +125,14 @@ def run(arm: TorchArm, shape, inputs: tuple[PyTree, ...], d_out: Array, directio
   tensors, gradient = jax.tree.map(to_torch, inputs), to_torch(d_out)
   leaves = [leaf.clone().requires_grad_() for leaf in arm.arrange(*tensors)]
 
-  def forward():
+  def forward() -> Any:
     return arm.call(function, shape, *leaves).view_as(gradient)
 
-  def pull_back(out, keep=False):
+  def pull_back(out: Any, keep: bool = False) -> PyTree:
     gradients = torch.autograd.grad(out, leaves, gradient, retain_graph=keep)
     return arm.split(*gradients)
 
-  def both():
+  def both() -> PyTree:
     out = forward()
     return out, pull_back(out)
 

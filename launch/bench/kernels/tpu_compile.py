@@ -1,4 +1,4 @@
-"""The TPU kernels of depth attention compiled for chips that are not there; needs libtpu."""
+"""Compiles the TPU kernels of depth attention for chips that need not be there, with libtpu."""
 
 import dataclasses
 from collections.abc import Callable
@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.typing import DTypeLike
 
 from launch.bench.kernels import arg_specs
 from resjax.aot import absent_devices
@@ -19,20 +20,20 @@ from resjax.sharding import Layout
 
 
 @dataclasses.dataclass(frozen=True)
-class Case:
-  """A kernel to look at.
+class KernelCase:
+  """A kernel to compile.
 
   Attributes:
     name: `forward` or `backward`.
-    fused: sources threaded, a direct read or a merge with the residual add and the following norm;
-      or not.
-    kind: `direct` read, `block`, phase 1 of a depth block, or `merge`, phase 2.
-    num_reads: S, of a depth block; 0: a direct read.
+    fused: whether sources are threaded, and a direct read or a merge has the residual add and the
+      following norm.
+    kind: `direct` for a direct read, `block` for phase 1 of a depth block, `merge` for phase 2.
+    num_reads: S, the reads of a depth block; 0 for a direct read.
     num_tokens: T.
     width: D.
-    num_slots: N.
-    num_banked: how many of them are in a bank; all hold a source.
-    dtype: of the sources.
+    num_slots: N, all of which hold a source.
+    num_banked: how many of the N sources are in a bank.
+    dtype: the dtype of the sources.
   """
 
   name: str
@@ -47,7 +48,7 @@ class Case:
 
   @property
   def streams(self) -> float:
-    """Arrays [T, D] that are read or written."""
+    """The number of arrays [T, D] that are read or written."""
     if self.kind == "merge":
       low_bits = arg_specs.LOW_BITS * (self.dtype == "bfloat16")
       return low_bits + (6 if self.name == "backward" else 5 if self.fused else 3)
@@ -60,14 +61,14 @@ class Case:
 
 
 def compile_kernel(
-  chip: str, case: Case, tile_sizes: TpuTiles | None = None
+  chip: str, case: KernelCase, tile_sizes: TpuTiles | None = None
 ) -> jax.stages.Compiled:
-  """Compiles a kernel for a chip that need not be there."""
+  """Compiles a kernel for a chip that need not be there, with the tile sizes given or its own."""
   devices = absent_devices.describe(slices.GENERATIONS[chip].host).devices
   mesh = Mesh(np.array(devices[:1]), ("data",))
   read = _read(case, Layout(mesh))
 
-  def array(*shape, dtype):
+  def array(*shape: int, dtype: DTypeLike) -> jax.ShapeDtypeStruct:
     sharding = NamedSharding(mesh, PartitionSpec())
     return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
 
@@ -76,7 +77,9 @@ def compile_kernel(
   return {"block": _compile_block, "merge": _compile_merge}[case.kind](case, read, array)
 
 
-def _compile_direct(case: Case, read: Read, array: Callable, tile_sizes: TpuTiles | None):
+def _compile_direct(
+  case: KernelCase, read: Read, array: Callable, tile_sizes: TpuTiles | None
+) -> jax.stages.Compiled:
   """Compiles a kernel of a direct read."""
   operands = _operands(case, array)
   if case.name == "forward":
@@ -87,12 +90,17 @@ def _compile_direct(case: Case, read: Read, array: Callable, tile_sizes: TpuTile
   operands = operands._replace(addend=None)
   d_out = array(case.num_tokens, case.width, dtype=case.dtype)
   d_sources = (operands.bank, operands.recent) if case.fused else None
-  backward = jax.jit(lambda *args: direct.backward(read, *args, tile_sizes), donate_argnums=(3,))
+  backward = jax.jit(
+    lambda operands, stats, d_out, d_sources: direct.backward(
+      read, operands, stats, d_out, d_sources, tile_sizes
+    ),
+    donate_argnums=(3,),
+  )
   return backward.lower(operands, stats, d_out, d_sources).compile()
 
 
-def _compile_block(case: Case, read: Read, array: Callable):
-  """Compiles a kernel of phase 1, whose tile sizes are its own choice."""
+def _compile_block(case: KernelCase, read: Read, array: Callable) -> jax.stages.Compiled:
+  """Compiles a kernel of phase 1, which chooses its tile sizes itself."""
   operands = _operands(case, array)
   if case.name == "forward":
     return jax.jit(lambda operands: block.forward(read, operands)).lower(operands).compile()
@@ -105,8 +113,8 @@ def _compile_block(case: Case, read: Read, array: Callable):
   return backward.lower(operands, Stats(*stats), d_out, d_lse, d_sources).compile()
 
 
-def _compile_merge(case: Case, read: Read, array: Callable):
-  """Compiles a kernel of phase 2, which has tiles of one size."""
+def _compile_merge(case: KernelCase, read: Read, array: Callable) -> jax.stages.Compiled:
+  """Compiles a kernel of phase 2, whose tiles have one fixed size."""
   rows = case.num_tokens, case.width
   source, row = array(*rows, dtype=case.dtype), array(case.width, dtype=jnp.float32)
   reads = array(case.num_reads, *rows, dtype=case.dtype)
@@ -125,7 +133,7 @@ def _compile_merge(case: Case, read: Read, array: Callable):
   return backward.lower(operands, out, stats, source, source, (reads, lse)).compile()
 
 
-def _operands(case: Case, array: Callable) -> Operands:
+def _operands(case: KernelCase, array: Callable) -> Operands:
   source = array(case.num_tokens, case.width, dtype=case.dtype)
   scale = array(case.width, dtype=jnp.float32)
   query = array(case.num_reads, case.width, dtype=jnp.float32) if case.kind == "block" else scale
@@ -137,13 +145,13 @@ def _operands(case: Case, array: Callable) -> Operands:
   return Operands(bank if case.num_banked else None, recent, counts, query, addend, scale)
 
 
-def _read(case: Case, layout: Layout) -> Read:
+def _read(case: KernelCase, layout: Layout) -> Read:
   adds = case.fused and case.kind != "block" and case.num_banked < case.num_slots
   return Read(1, 1e-6, adds, case.fused, "mosaic_tpu", layout)
 
 
-def work_of(chip: str, case: Case) -> Pass:
-  """Returns the pass of a case on a chip."""
+def work_of(chip: str, case: KernelCase) -> Pass:
+  """Returns the pass that the kernel of a case makes on a chip."""
   read = _read(case, Layout())
   return Pass(
     case.name, chip, case.num_tokens, case.width, case.num_banked,

@@ -1,8 +1,8 @@
-"""Compute against memory time of the TPU kernels, from the compiler's final schedule; needs no TPU.
+"""Compares compute and memory time of the TPU kernels by the compiler's schedule; needs no TPU.
 
-The kernels are compiled for absent chips by libtpu, which writes the instruction bundles of a
-kernel, one a cycle. Those of one tile of tokens are counted, with what is skipped by a branch
-counted as if it ran, and compared with the cycles that the tile's copies take at nominal bandwidth.
+libtpu compiles the kernels for chips that need not be there, and writes their instruction bundles,
+of which a chip runs one per cycle. The bundles for one tile of tokens are counted, also those that
+a branch may skip, and compared with the cycles that the tile's copies take at nominal bandwidth.
 """
 
 import argparse
@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import matplotlib.pyplot as plt
 import numpy as np
 
-from launch.bench.kernels.tpu_compile import Case, compile_kernel, work_of
+from launch.bench.kernels.tpu_compile import KernelCase, compile_kernel, work_of
 from resjax.aot.absent_devices import ENVIRONMENT
 from resjax.hardware.chips import TPU_CHIPS
 from resjax.kernels.depth_attention.mosaic_tpu import tiles
@@ -32,15 +32,15 @@ from resjax.kernels.depth_attention.mosaic_tpu.tiles import ROWS, TpuTiles
 
 _BUNDLE = re.compile(r"^\s*0x([0-9a-f]+)\s+(?:[A-Z]{2})?:\s+(>*)\s*\{")
 _VECTOR = re.compile(r"= (v\w+)")
-_CLEARING = 16  # stores in a row
+_CLEARING = 16  # so many stores in a row clear memory
 
 
 CASES = (
-  *(Case(name, fused) for name in ("forward", "backward") for fused in (False, True)),
-  Case("forward", False, "block", num_reads=8),
-  Case("backward", True, "block", num_reads=8),
-  Case("forward", True, "merge", num_reads=8),
-  Case("backward", True, "merge", num_reads=8),
+  *(KernelCase(name, fused) for name in ("forward", "backward") for fused in (False, True)),
+  KernelCase("forward", False, "block", num_reads=8),
+  KernelCase("backward", True, "block", num_reads=8),
+  KernelCase("forward", True, "merge", num_reads=8),
+  KernelCase("backward", True, "merge", num_reads=8),
 )
 
 
@@ -50,14 +50,14 @@ class Schedule:
 
   Attributes:
     chip: key of `TPU_CHIPS`.
-    name: of the pass.
-    fused: see `Case`.
-    kind: see `Case`.
-    num_reads: see `Case`.
-    tokens: per tile.
-    row_group_bundles: bundles per group of 16 tokens.
-    tile_bundles: bundles of a tile.
-    copy_cycles: cycles in which its bytes move at nominal bandwidth.
+    name: the name of the pass, see `KernelCase`.
+    fused: see `KernelCase`.
+    kind: see `KernelCase`.
+    num_reads: see `KernelCase`.
+    tokens: the number of tokens of a tile.
+    row_group_bundles: the number of bundles for a group of 16 tokens.
+    tile_bundles: the number of bundles for a tile.
+    copy_cycles: the number of cycles in which the bytes of a tile move at nominal bandwidth.
   """
 
   chip: str
@@ -72,15 +72,15 @@ class Schedule:
 
   @property
   def ratio(self) -> float:
-    """Compute over memory time; up to 1 the memory is the limit."""
+    """Compute time over memory time; up to 1 memory is the limit."""
     return self.tile_bundles / self.copy_cycles
 
 
 def main(out_dir: str | Path, chips: Sequence[str] = tuple(TPU_CHIPS)) -> list[Schedule]:
-  """Compiles, prints a table, and writes `tpu_schedule.json` and `tpu_schedule.png`.
+  """Compiles all cases, prints a table, and writes `tpu_schedule.json` and `tpu_schedule.png`.
 
   Args:
-    out_dir: folder, made if missing.
+    out_dir: the folder to write to, which is made if it is missing.
     chips: keys of `TPU_CHIPS`.
 
   Raises:
@@ -104,8 +104,8 @@ def main(out_dir: str | Path, chips: Sequence[str] = tuple(TPU_CHIPS)) -> list[S
   return schedules
 
 
-def measure(chip: str, case: Case, tile_sizes: TpuTiles | None = None) -> Schedule:
-  """Compiles one kernel in a process of its own, whose flags make libtpu write the schedule."""
+def measure(chip: str, case: KernelCase, tile_sizes: TpuTiles | None = None) -> Schedule:
+  """Compiles one kernel in another process, in which libtpu writes the schedule."""
   with tempfile.TemporaryDirectory() as folder:
     flags = f"--xla_jf_dump_to={folder} --xla_jf_dump_llo_text=true"
     sizes = _tile_sizes(chip, case, tile_sizes)
@@ -134,28 +134,33 @@ def measure(chip: str, case: Case, tile_sizes: TpuTiles | None = None) -> Schedu
   return Schedule(*kind, sizes.tokens, per_round, total, copy_cycles)
 
 
-def _tile_sizes(chip: str, case: Case, sizes: TpuTiles | None) -> TpuTiles:
-  """Returns the sizes given, or those that the kernel chooses."""
+def _tile_sizes(chip: str, case: KernelCase, sizes: TpuTiles | None) -> TpuTiles:
+  """Returns the tile sizes given, or those that the kernel chooses."""
   if case.kind == "merge":
     return TpuTiles(TOKENS)
   work = work_of(chip, case)
   if case.kind == "block":
-    return BlockPlan.largest(work, case.num_reads, 0.0).tiles
-  return sizes or tiles.choose(work)
+    plan = BlockPlan.largest(work, case.num_reads, 0.0)
+    chosen = None if plan is None else plan.tiles
+  else:
+    chosen = sizes or tiles.choose(work)
+  if chosen is None:
+    raise ValueError(f"no tile of {case} fits on {chip}")
+  return chosen
 
 
-def _row_groups_at_once(chip: str, case: Case, sizes: TpuTiles) -> int:
-  """Returns how many groups of tokens one round of the inner loop works on."""
+def _row_groups_at_once(chip: str, case: KernelCase, sizes: TpuTiles) -> int:
+  """Returns how many groups of tokens one round of the inner loop handles."""
   if case.kind != "direct":
     return 1
   return Plan(work_of(chip, case), sizes, 0.0).row_groups_at_once
 
 
 def count_bundles(lines: Iterable[str]) -> tuple[int, int]:
-  """Returns the bundles of a grid step outside of inner loops, and those of inner loops.
+  """Returns how many bundles of a grid step are outside of inner loops, and how many inside.
 
-  Every bundle stands on a line `address label: > {...}` with a `>` per loop around it. What a
-  branch jumps over counts, unless it does nothing but clear memory: that runs once, or never.
+  Every bundle is on a line `address label: > {...}` with one `>` for each loop around it. Bundles
+  that a branch may skip count, unless they only clear memory, which happens once or never.
   """
   bundles = [(len(match[2]), match.string) for match in map(_BUNDLE.match, lines) if match]
   runs = itertools.groupby(bundles, lambda b: b[0] == 1 and set(_VECTOR.findall(b[1])) == {"vst"})
@@ -165,7 +170,7 @@ def count_bundles(lines: Iterable[str]) -> tuple[int, int]:
   return depths.count(1) - clearing, sum(depth > 1 for depth in depths)
 
 
-def _shape(case: Case) -> str:
+def _shape(case: KernelCase) -> str:
   return f"T={case.num_tokens}, D={case.width}, N={case.num_slots}, {case.dtype}"
 
 
@@ -176,7 +181,7 @@ def _line(s: Schedule) -> str:
   )
 
 
-def _kind(case: Case | Schedule) -> str:
+def _kind(case: KernelCase | Schedule) -> str:
   if case.kind == "block":
     return f"phase 1, S={case.num_reads}, {case.name}"
   if case.kind == "merge":
@@ -213,6 +218,6 @@ if __name__ == "__main__":
   _args = _parse()
   if _args.compile:
     _chip, _case, _sizes = json.loads(_args.compile)
-    compile_kernel(_chip, Case(**_case), TpuTiles(**_sizes))
+    compile_kernel(_chip, KernelCase(**_case), TpuTiles(**_sizes))
   else:
     main(_args.out, _args.chips)

@@ -1,12 +1,13 @@
-"""The residual path of a run of sublayers with Block AttnRes, in every form that is measured.
+"""Runs the residual path of sublayers with Block AttnRes in every form that is measured.
 
-A branch is next to nothing, behind a barrier that keeps XLA from fusing across it, as a matrix
-product would. The reads are softmax mixtures (and norms) of each other, so XLA can remove none.
+A branch costs next to nothing. It is behind a barrier that keeps XLA from fusing across it, as a
+matrix product would. The reads are softmax mixtures (and norms) of each other, so that XLA can
+remove none.
 """
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +17,7 @@ from launch.bench.kernels.arg_specs import NetworkShape
 from launch.bench.kernels.reads import EPS, norm, residual_norm, stack_read
 from launch.bench.kernels.take import take
 from resjax.kernels.depth_attention import (
+  BlockRead,
   Sources,
   depth_attention,
   depth_attention_block,
@@ -27,14 +29,14 @@ from resjax.typing import Array
 
 
 class Row(NamedTuple):
-  """Parameters of one read: query [D], and gain [D] of the norm that follows, or None."""
+  """The parameters of one read: its query [D], and the gain [D] of the following norm or None."""
 
   query: Array
   gain: Array | None
 
 
 class State(NamedTuple):
-  """Sources [T, D], and what joins the last of them at the next read, or None."""
+  """The sources [T, D], and what the next read adds to the last of them, or None."""
 
   sources: tuple[Array, ...]
   addend: Array | None
@@ -48,11 +50,11 @@ BlockReader = Callable[[list[Row], State], State]
 def forms(
   shape: NetworkShape, layout: Layout | None = None, branch: Branch | None = None
 ) -> dict[str, Callable[..., Array]]:
-  """Returns functions of queries, gains and first sources, by name.
+  """Returns the forms by name, as functions of queries, gains and first sources.
 
   Args:
-    shape: of the network.
-    layout: of one device that the kernels are compiled for; default: the one at hand.
+    shape: the shape of the network.
+    layout: the layout of the device that the kernels are compiled for; default: the one at hand.
     branch: turns what a sublayer reads into its output; default: `identity`.
   """
   branch = identity if branch is None else branch
@@ -65,12 +67,14 @@ def forms(
   }
   ends = {name: direct for name in readers}
   ends |= {"xla_stack": stack_reader, "xla_no_stack": reader_by("reference", layout)}
-  walks = {name: partial(walk, shape, block, ends[name]) for name, block in readers.items()}
+  walks: dict[str, Callable[..., Array]] = {
+    name: partial(walk, shape, block, ends[name]) for name, block in readers.items()
+  }
   return walks | {"residual_norm": partial(plain_walk, shape, branch)}
 
 
 def least_streams(shape: NetworkShape) -> dict[str, tuple[float, float]]:
-  """Returns the least traffic of every form, forward and backward; XLA has that of `direct`."""
+  """Returns the least traffic of every form, forward and backward; XLA's is that of `direct`."""
   direct = arg_specs.direct_forward(shape), arg_specs.direct_backward(shape)
   reads = shape.num_sublayers + shape.final_read
   return {
@@ -85,10 +89,17 @@ def least_streams(shape: NetworkShape) -> dict[str, tuple[float, float]]:
   }
 
 
-def walk(shape: NetworkShape, block: BlockReader, reader: Reader, queries, gains, sources) -> Array:
+def walk(
+  shape: NetworkShape,
+  block: BlockReader,
+  reader: Reader,
+  queries: Array,
+  gains: Array | None,
+  sources: tuple[Array, ...],
+) -> Array:
   """Returns the last read of the network, or the output of its last sublayer."""
-  gains = [None] * len(queries) if gains is None else gains
-  rows = [Row(*row) for row in zip(queries, gains, strict=True)]
+  each = [None] * len(queries) if gains is None else list(gains)
+  rows = [Row(*row) for row in zip(queries, each, strict=True)]
   state = State(sources, None)
   for start in range(0, shape.num_sublayers, shape.block_sublayers):
     stop = min(start + shape.block_sublayers, shape.num_sublayers)
@@ -99,7 +110,7 @@ def walk(shape: NetworkShape, block: BlockReader, reader: Reader, queries, gains
 
 
 def block_by_reads(reader: Reader, branch: Branch, rows: list[Row], state: State) -> State:
-  """One depth block, every sublayer reading all sources."""
+  """Runs one depth block in which every sublayer reads all sources."""
   for index, row in enumerate(rows):
     y, sources = reader(row, state)
     out = branch(y)
@@ -110,16 +121,17 @@ def block_by_reads(reader: Reader, branch: Branch, rows: list[Row], state: State
 def block_in_two_phases(
   reader: Reader, branch: Branch, layout: Layout | None, rows: list[Row], state: State
 ) -> State:
-  """One depth block in two phases where these move less, else by reads."""
+  """Runs one depth block in two phases, or by reads where these move less memory."""
   if not two_phase_moves_less(len(state.sources), len(rows)):
     return block_by_reads(reader, branch, rows, state)
   queries = jnp.stack([row.query for row in rows])
-  read, threaded = depth_attention_block(
+  found = depth_attention_block(
     Sources(_added(state)), queries, eps=EPS, return_sources=True, layout=layout
   )
+  read, threaded = cast(tuple[BlockRead, Sources], found)
   gain, addend = rows[0].gain, None
-  (first, _), kept = take(read[:2], 0)
-  read = read._replace(**dict(zip(("out", "lse"), kept, strict=True)))
+  (first, _), kept = take((read.out, read.lse), 0)
+  read = read._replace(out=kept[0], lse=kept[1])
   running = branch(first if gain is None else norm(first, gain))
   for slot, row in list(enumerate(rows))[1:]:
     y, running, read = depth_attention_merge(
@@ -129,8 +141,14 @@ def block_in_two_phases(
   return State((*threaded.recent, running), addend)
 
 
-def plain_walk(shape: NetworkShape, branch: Branch, queries, gains, sources) -> Array:
-  """As many adds and norms of a plain residual; the queries are gains where there are none."""
+def plain_walk(
+  shape: NetworkShape,
+  branch: Branch,
+  queries: Array,
+  gains: Array | None,
+  sources: tuple[Array, ...],
+) -> Array:
+  """Runs as many adds and norms of a plain residual; without gains the queries are the gains."""
   gains = queries if gains is None else gains
   (y,) = (total,) = sources
   for gain in gains[: shape.num_sublayers + shape.final_read]:
@@ -144,19 +162,19 @@ def identity(y: Array) -> Array:
 
 
 def sign_flip(y: Array) -> Array:
-  """Returns −y, an array of its own like that of a branch; 2 streams in each direction."""
+  """Returns −y, a new array like the output of a branch; it takes 2 streams each way."""
   return jax.lax.optimization_barrier(-jax.lax.optimization_barrier(y))
 
 
 def stack_reader(row: Row, state: State) -> tuple[Array, tuple[Array, ...]]:
-  """Add, read and norm as three steps, the read over a stack."""
+  """Adds, reads and normalises in three steps; the read stacks the sources."""
   sources = _added(state)
   h = stack_read(row.query, jnp.ones_like(row.query), sources)
   return h if row.gain is None else norm(h, row.gain), sources
 
 
 def reader_by(implementation: str | None, layout: Layout | None) -> Reader:
-  """Returns the reads of `depth_attention`: add and norm inside, sources threaded through."""
+  """Returns a reader that lets `depth_attention` add and normalise, and thread the sources."""
 
   def read(row: Row, state: State) -> tuple[Array, tuple[Array, ...]]:
     y, threaded = depth_attention(
@@ -175,7 +193,7 @@ def reader_by(implementation: str | None, layout: Layout | None) -> Reader:
 
 
 def _added(state: State) -> tuple[Array, ...]:
-  """Returns the sources with the addend in the last one."""
+  """Returns the sources, with the addend added to the last one."""
   if state.addend is None:
     return state.sources
   return (*state.sources[:-1], state.sources[-1] + state.addend)

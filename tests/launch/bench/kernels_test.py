@@ -113,7 +113,7 @@ def test_the_loop_runs_as_often_as_it_says(monkeypatch):
     jax.debug.callback(lambda: ran.append(1))
     return x + 1
 
-  sample = timing.samplers(cases.Case.of(fn, jnp.ones(3)))["loop"]()
+  sample = timing.samplers(cases.CompiledCase.of(fn, jnp.ones(3)))["loop"]()
   jax.effects_barrier()
   ran.clear()
   assert sample() >= 0
