@@ -20,7 +20,7 @@ def there_and_back(*arrays):
   rounded = [jax.lax.reduce_precision(x, 8, 7) for x in arrays]
   dtype = jnp.int8 if len(arrays) <= 2 else jnp.int16
   words = bf16_remainder.pack(
-    [bf16_remainder.lost(*pair) for pair in zip(arrays, rounded, strict=True)], dtype
+    [bf16_remainder.remainder(*pair) for pair in zip(arrays, rounded, strict=True)], dtype
   )
   assert words.dtype == dtype
   words = words.astype(jnp.int32)
@@ -64,5 +64,5 @@ def test_nan_stays_nan():
 def test_words_take_a_quarter():
   assert [bf16_remainder.num_words(n, jnp.int16) for n in (1, 4, 5, 16)] == [1, 1, 2, 4]
   assert [bf16_remainder.num_words(n, jnp.int8) for n in (1, 4, 5, 16)] == [1, 2, 3, 8]
-  kept = {d: bf16_remainder.are_kept(jnp.dtype(d)) for d in ("bfloat16", "float16", "float32")}
+  kept = {d: bf16_remainder.is_kept(jnp.dtype(d)) for d in ("bfloat16", "float16", "float32")}
   assert kept == {"bfloat16": True, "float16": False, "float32": False}

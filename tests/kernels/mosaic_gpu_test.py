@@ -9,7 +9,12 @@ import pytest
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from resjax.kernels.depth_attention import Sources, backends, depth_attention
-from resjax.kernels.depth_attention.mosaic_gpu import direct as mosaic_gpu
+from resjax.kernels.depth_attention.mosaic_gpu import (
+  call,
+  direct_backward,
+  direct_forward,
+  obstacles,
+)
 from resjax.kernels.depth_attention.mosaic_gpu import tiles as gpu_tiles
 from resjax.kernels.depth_attention.operands import Operands, Read
 from resjax.sharding import Layout
@@ -44,13 +49,13 @@ def test_every_variant_lowers_for_cuda(width, dtype):
   for count, banked, adds, norms, threaded in ((3, 0, 0, 0, 0), (4, 2, 1, 1, 1), (2, 2, 0, 0, 1)):
     read = Read(1, EPS, bool(adds), bool(threaded), "mosaic_gpu", Layout())
     inputs = operands(count, banked, 1001, width, dtype, adds, norms)
-    forward = functools.partial(mosaic_gpu.forward, read)
+    forward = functools.partial(direct_forward.forward, read)
     assert lowered(forward, inputs).count("@mosaic_gpu") == 1
     out, running, stats = jax.eval_shape(forward, inputs)
     assert (running is not None) == adds and stats.logits.shape == (count, 1001)
     inputs = inputs._replace(addend=None)
     d_sources = (inputs.bank, inputs.recent) if threaded else None
-    backward = functools.partial(mosaic_gpu.backward, read)
+    backward = functools.partial(direct_backward.backward, read)
     arguments = inputs, stats, out, d_sources
     assert lowered(backward, *arguments).count("@mosaic_gpu") == 1
     d = jax.eval_shape(backward, *arguments)
@@ -66,12 +71,12 @@ def test_a_device_lowers_the_kernels_for_its_own_tokens():
   bank = jax.ShapeDtypeStruct((2, 4, 10, 128), BF16)
   row = jax.ShapeDtypeStruct((4, 10, 128), BF16)
   inputs = inputs._replace(bank=bank, recent=(row,))
-  forward = functools.partial(backends.forward, read)
+  forward = functools.partial(backends.forward, "direct", read)
   out, _, stats = jax.eval_shape(forward, inputs)
   assert out.shape == row.shape and stats.lse.shape == (4, 10)
   text = lowered(forward, inputs)
   assert text.count("@mosaic_gpu") == 1 and "tensor<2x5x1x128xbf16>" in text
-  text = lowered(lambda *a: backends.backward(read, *a, None), inputs, stats, out)
+  text = lowered(lambda *a: backends.backward("direct", read, *a, None), inputs, stats, out)
   assert text.count("@mosaic_gpu") == 1 and "tensor<2x5x1x128xbf16>" in text
   assert "all_reduce" in text and "all_gather" not in text
 
@@ -260,9 +265,9 @@ class Device:
   ],
 )
 def test_what_the_kernels_cannot_do(monkeypatch, capability, width, words):
-  monkeypatch.setattr(mosaic_gpu.call, "device", lambda layout: Device(capability))
+  monkeypatch.setattr(call, "device", lambda layout: Device(capability))
   read = Read(1, EPS, False, False, "mosaic_gpu", Layout())
-  obstacle = mosaic_gpu.obstacle(read, operands(2, 0, 3, width, BF16))
+  obstacle = obstacles.direct(read, operands(2, 0, 3, width, BF16))
   assert (obstacle is None) == (words is None)
   assert all(word in obstacle for word in words or [])
 

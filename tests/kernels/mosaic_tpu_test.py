@@ -9,7 +9,7 @@ import pytest
 from jax.experimental.pallas import tpu as pltpu
 
 from resjax.kernels.depth_attention import Sources, depth_attention
-from resjax.kernels.depth_attention.mosaic_tpu import direct as mosaic_tpu
+from resjax.kernels.depth_attention.mosaic_tpu import direct_backward, direct_forward
 from resjax.kernels.depth_attention.mosaic_tpu.tiles import TpuTiles
 from resjax.kernels.depth_attention.operands import Operands, Read
 from resjax.kernels.depth_attention.reference import direct as reference_backend
@@ -256,14 +256,15 @@ def test_tiles_of_any_size(sizes):
   counts = jnp.array([2, 1], jnp.int32)
   read = Read(1, EPS, True, True, "mosaic_tpu", Layout(), INTERPRET)
 
-  def run(backend, *sizes):
+  def run(forward, backward, **options):
     operands = Operands(bank, recent, counts, query, addend, scale)
-    out, running, stats = backend.forward(read, operands, *sizes)
+    out, running, stats = forward(read, operands, **options)
     operands = operands._replace(recent=(*recent[:-1], running), addend=None)
-    return out, stats, backend.backward(read, operands, stats, d_out, tuple(d_sources), *sizes)
+    return out, stats, backward(read, operands, stats, d_out, tuple(d_sources), **options)
 
-  want = jax.jit(lambda: run(reference_backend))()
-  got = jax.jit(lambda: run(mosaic_tpu, sizes))()
+  passes = direct_forward.forward, direct_backward.backward
+  want = jax.jit(lambda: run(reference_backend.forward, reference_backend.backward))()
+  got = jax.jit(lambda: run(*passes, tile_sizes=sizes))()
   assert_close(got[:2], want[:2], FORWARD)
   assert_close(got[2], want[2], GRADIENT)
 

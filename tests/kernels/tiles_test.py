@@ -6,14 +6,14 @@ import pytest
 
 from resjax.hardware.chips import TPU_CHIPS
 from resjax.kernels.depth_attention.mosaic_tpu import tiles
-from resjax.kernels.depth_attention.mosaic_tpu.tiles import Pass, TpuTiles
+from resjax.kernels.depth_attention.mosaic_tpu.tiles import PassSizes, TpuTiles
 
 KIB = 2**10
 
 
 def work(name="forward", chip="v5e", num_tokens=8192, width=2048, slots=(0, 8), **flags):
   flags = {"dtype": "bfloat16", "adds": False, "normed": False, "threaded": False} | flags
-  return Pass(name, chip, num_tokens, width, *slots, **flags)
+  return PassSizes(name, chip, num_tokens, width, *slots, **flags)
 
 
 @pytest.mark.parametrize(

@@ -13,10 +13,17 @@ from launch.bench import compile
 from launch.bench.kernels import arg_specs, networks, walks
 from resjax.combinators.attn_res import BlockAttnRes
 from resjax.kernels.depth_attention import Sources
-from resjax.kernels.depth_attention.mosaic_gpu import block, call, merge, two_phase_tiles
+from resjax.kernels.depth_attention.mosaic_gpu import (
+  block_backward,
+  block_forward,
+  call,
+  merge_backward,
+  merge_forward,
+  obstacles,
+  two_phase_tiles,
+)
 from resjax.kernels.depth_attention.mosaic_gpu.tiles import GpuTiles
-from resjax.kernels.depth_attention.operands import Operands, Read
-from resjax.kernels.depth_attention.two_phase_operands import MergeOperands
+from resjax.kernels.depth_attention.operands import MergeOperands, Operands, Read
 from resjax.sharding import Layout
 from tests.helpers import layouts, two_phase_kernels
 from tests.helpers.compare import assert_close
@@ -72,13 +79,13 @@ def block_operands(count, banked, reads, width, dtype):
 def test_phase_1_lowers_for_cuda(count, banked, reads, width, dtype, threaded):
   read = Read(1, EPS, False, threaded, "mosaic_gpu", Layout())
   operands = block_operands(count, banked, reads, width, dtype)
-  forward = functools.partial(block.forward, read)
+  forward = functools.partial(block_forward.forward, read)
   assert kernels(forward, operands) == (1, 0)
   out, stats = jax.eval_shape(forward, operands)
   assert out.shape == (reads, TOKENS, width) and stats.logits.shape == (reads, count, TOKENS)
   sources = operands.bank, operands.recent
   arguments = operands, stats, out, stats.lse, sources if threaded else None
-  backward = functools.partial(block.backward, read)
+  backward = functools.partial(block_backward.backward, read)
   assert kernels(backward, *arguments) == (1, threaded * len(jax.tree.leaves(sources)))
   d = jax.eval_shape(backward, *arguments)
   assert shapes((d.bank, d.recent)) == shapes(sources)
@@ -107,18 +114,18 @@ def merge_operands(width, dtype, adds, normed):
 def test_a_merge_lowers_for_cuda(width, dtype, adds, normed):
   read = Read(1, EPS, adds, True, "mosaic_gpu", Layout())
   operands = merge_operands(width, dtype, adds, normed)
-  forward = functools.partial(merge.forward, read)
+  forward = functools.partial(merge_forward.forward, read)
   assert kernels(forward, operands) == (1, 0)
   out, running, stats = jax.eval_shape(forward, operands)
   assert (running is not None) == adds and stats.log_odds.shape == (TOKENS,)
   if dtype == BF16:
-    assert stats.low_bits.size == TOKENS * width // 2 and stats.low_bits.dtype == jnp.int8
+    assert stats.remainder.size == TOKENS * width // 2 and stats.remainder.dtype == jnp.int8
   else:
-    assert stats.low_bits is None
+    assert stats.remainder is None
   d_reads = operands.out, operands.lse
   operands = operands._replace(out=None, lse=None, addend=None)
   arguments = operands, out, stats, out, out, d_reads
-  backward = functools.partial(merge.backward, read)
+  backward = functools.partial(merge_backward.backward, read)
   assert kernels(backward, *arguments) == (1, 3)  # out and lse of phase 1, running sum
   d = jax.eval_shape(backward, *arguments)
   assert shapes((d.out, d.lse)) == shapes(d_reads) and d.query.shape == (width,)
@@ -240,7 +247,7 @@ def test_sources_of_a_token_stay_in_shared_memory_where_they_fit():
 )
 def test_what_the_kernels_cannot_do(gpus, count, reads, width, words):
   read = Read(1, EPS, False, True, "mosaic_gpu", Layout())
-  obstacle = block.obstacle(read, block_operands(count, 0, reads, width, BF16))
+  obstacle = obstacles.block(read, block_operands(count, 0, reads, width, BF16))
   assert (obstacle is None) == (words is None)
   assert all(word in obstacle for word in words or [])
 
@@ -252,7 +259,7 @@ def test_what_the_kernels_cannot_do(gpus, count, reads, width, words):
 def test_what_a_merge_cannot_do(gpus, capability, width, words):
   gpus.setattr(call, "device", lambda layout: Hopper(capability))
   read = Read(1, EPS, False, True, "mosaic_gpu", Layout())
-  obstacle = merge.obstacle(read, merge_operands(width, BF16, False, False))
+  obstacle = obstacles.merge(read, merge_operands(width, BF16, False, False))
   assert (obstacle is None) == (words is None)
   assert all(word in obstacle for word in words or [])
 

@@ -12,10 +12,16 @@ from jax.typing import DTypeLike
 from launch.bench.kernels import arg_specs
 from resjax.aot import absent_devices
 from resjax.hardware import slices
-from resjax.kernels.depth_attention.mosaic_tpu import block, direct, merge
-from resjax.kernels.depth_attention.mosaic_tpu.tiles import Pass, TpuTiles
-from resjax.kernels.depth_attention.operands import Operands, Read, Stats
-from resjax.kernels.depth_attention.two_phase_operands import MergeOperands
+from resjax.kernels.depth_attention.mosaic_tpu import (
+  block_backward,
+  block_forward,
+  direct_backward,
+  direct_forward,
+  merge_backward,
+  merge_forward,
+)
+from resjax.kernels.depth_attention.mosaic_tpu.tiles import PassSizes, TpuTiles
+from resjax.kernels.depth_attention.operands import MergeOperands, Operands, Read, Stats
 from resjax.sharding import Layout
 
 
@@ -83,7 +89,7 @@ def _compile_direct(
   """Compiles a kernel of a direct read."""
   operands = _operands(case, array)
   if case.name == "forward":
-    forward = jax.jit(lambda operands: direct.forward(read, operands, tile_sizes))
+    forward = jax.jit(lambda operands: direct_forward.forward(read, operands, tile_sizes))
     return forward.lower(operands).compile()
   slots = case.num_slots, case.num_tokens
   stats = Stats(*(array(*shape, dtype=jnp.float32) for shape in (slots, slots, slots[1:])))
@@ -91,7 +97,7 @@ def _compile_direct(
   d_out = array(case.num_tokens, case.width, dtype=case.dtype)
   d_sources = (operands.bank, operands.recent) if case.fused else None
   backward = jax.jit(
-    lambda operands, stats, d_out, d_sources: direct.backward(
+    lambda operands, stats, d_out, d_sources: direct_backward.backward(
       read, operands, stats, d_out, d_sources, tile_sizes
     ),
     donate_argnums=(3,),
@@ -103,13 +109,13 @@ def _compile_block(case: KernelCase, read: Read, array: Callable) -> jax.stages.
   """Compiles a kernel of phase 1, which chooses its tile sizes itself."""
   operands = _operands(case, array)
   if case.name == "forward":
-    return jax.jit(lambda operands: block.forward(read, operands)).lower(operands).compile()
+    return jax.jit(lambda operands: block_forward.forward(read, operands)).lower(operands).compile()
   slots, reads = (case.num_slots, case.num_tokens), (case.num_reads, case.num_tokens)
   shapes = slots, (case.num_reads, *slots), reads, reads
   *stats, d_lse = (array(*shape, dtype=jnp.float32) for shape in shapes)
   d_out = array(*reads, case.width, dtype=case.dtype)
   d_sources = (operands.bank, operands.recent) if case.fused else None
-  backward = jax.jit(lambda *args: block.backward(read, *args), donate_argnums=(4,))
+  backward = jax.jit(lambda *args: block_backward.backward(read, *args), donate_argnums=(4,))
   return backward.lower(operands, Stats(*stats), d_out, d_lse, d_sources).compile()
 
 
@@ -123,12 +129,12 @@ def _compile_merge(case: KernelCase, read: Read, array: Callable) -> jax.stages.
   counts = array(2, dtype=jnp.int32)
   operands = MergeOperands(reads, lse, source, counts, row, addend, scale)
   if case.name == "forward":
-    return jax.jit(lambda operands: merge.forward(read, operands)).lower(operands).compile()
+    return jax.jit(lambda operands: merge_forward.forward(read, operands)).lower(operands).compile()
   out, _, stats = jax.tree.map(
     lambda a: array(*a.shape, dtype=a.dtype),
-    jax.eval_shape(lambda operands: merge.forward(read, operands), operands),
+    jax.eval_shape(lambda operands: merge_forward.forward(read, operands), operands),
   )
-  backward = jax.jit(lambda *args: merge.backward(read, *args), donate_argnums=(4, 5))
+  backward = jax.jit(lambda *args: merge_backward.backward(read, *args), donate_argnums=(4, 5))
   operands = operands._replace(out=None, lse=None, addend=None)
   return backward.lower(operands, out, stats, source, source, (reads, lse)).compile()
 
@@ -150,10 +156,10 @@ def _read(case: KernelCase, layout: Layout) -> Read:
   return Read(1, 1e-6, adds, case.fused, "mosaic_tpu", layout)
 
 
-def work_of(chip: str, case: KernelCase) -> Pass:
+def sizes_of(chip: str, case: KernelCase) -> PassSizes:
   """Returns the pass that the kernel of a case makes on a chip."""
   read = _read(case, Layout())
-  return Pass(
+  return PassSizes(
     case.name, chip, case.num_tokens, case.width, case.num_banked,
     case.num_slots - case.num_banked, case.dtype, read.adds,
     case.fused and case.kind == "direct", read.threaded,

@@ -21,12 +21,12 @@ import jax.numpy as jnp
 import matplotlib.pyplot as plt
 import numpy as np
 
-from launch.bench.kernels.tpu_compile import KernelCase, compile_kernel, work_of
+from launch.bench.kernels.tpu_compile import KernelCase, compile_kernel, sizes_of
 from resjax.aot.absent_devices import ENVIRONMENT
 from resjax.hardware.chips import TPU_CHIPS
 from resjax.kernels.depth_attention.mosaic_tpu import tiles
 from resjax.kernels.depth_attention.mosaic_tpu.block_plan import BlockPlan
-from resjax.kernels.depth_attention.mosaic_tpu.direct_plan import Plan
+from resjax.kernels.depth_attention.mosaic_tpu.direct_plan import DirectPlan
 from resjax.kernels.depth_attention.mosaic_tpu.merge_plan import TOKENS
 from resjax.kernels.depth_attention.mosaic_tpu.tiles import ROWS, TpuTiles
 
@@ -138,7 +138,7 @@ def _tile_sizes(chip: str, case: KernelCase, sizes: TpuTiles | None) -> TpuTiles
   """Returns the tile sizes given, or those that the kernel chooses."""
   if case.kind == "merge":
     return TpuTiles(TOKENS)
-  work = work_of(chip, case)
+  work = sizes_of(chip, case)
   if case.kind == "block":
     plan = BlockPlan.largest(work, case.num_reads, 0.0)
     chosen = None if plan is None else plan.tiles
@@ -153,7 +153,7 @@ def _row_groups_at_once(chip: str, case: KernelCase, sizes: TpuTiles) -> int:
   """Returns how many groups of tokens one round of the inner loop handles."""
   if case.kind != "direct":
     return 1
-  return Plan(work_of(chip, case), sizes, 0.0).row_groups_at_once
+  return DirectPlan(sizes_of(chip, case), sizes, 0.0).row_groups_at_once
 
 
 def count_bundles(lines: Iterable[str]) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""Depth attention: one read over the sources of a Transformer's depth."""
+"""A direct read: softmax attention of one query over all depth sources."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -7,10 +7,17 @@ from typing import Any
 import jax
 
 from resjax.kernels.depth_attention import backends
-from resjax.kernels.depth_attention.operands import Operands, Read
+from resjax.kernels.depth_attention.operands import (
+  Cotangents,
+  Operands,
+  Read,
+  Stats,
+  cast_like,
+  check_gains,
+)
 from resjax.kernels.depth_attention.sources import Sources
 from resjax.sharding import Layout
-from resjax.typing import Array
+from resjax.typing import Array, PyTree
 
 
 def depth_attention(
@@ -31,45 +38,46 @@ def depth_attention(
   """Softmax attention of one query over depth sources, separately for every token.
 
   s_n = query · (key_scale ⊙ RMS(v_n)),  p = softmax_n(s),  h = Σ_n p_n v_n
-  with RMS(v) = v / sqrt(mean(v²) + eps). Values are raw; there is no 1/√D. With H heads, head a
-  owns C = D / H consecutive channels: its dot product s_an sums over these alone, it has a softmax
-  p_an over the sources of its own, and mixes its channels of v_n. The RMS is over all D. With
-  `addend` the last source is v + addend; with `out_norm_scale` the output is RMS(h) ⊙ that.
+  with RMS(v) = v / sqrt(mean(v²) + eps). The values v_n are not normalised, and there is no factor
+  1/√D. With H heads, head a owns C = D / H consecutive channels: its dot product s_an sums over
+  these alone, it has its own softmax p_an over the sources, and it mixes its channels of v_n. The
+  RMS is over all D. With `addend` the last source is v + addend; with `out_norm_scale` the output
+  is RMS(h) ⊙ out_norm_scale.
 
-  key_scale is folded into the query once, the norm is a scalar per source and token, and sources
-  are summed one by one: no normalised or stacked copy of them exists. The reverse pass keeps the
-  sources and (N + 1) H + N scalars per token, N the number of slots; ⟨·, ·⟩_a sums over the
-  channels of head a:
+  The query is multiplied by key_scale once, the norm is one number per source and token, and
+  sources are summed one by one, so that no normalised or stacked copy of them exists. The reverse
+  pass keeps the sources and (N + 1) H + N numbers per token, where N is the number of slots; in
+  it ⟨·, ·⟩_a sums over the channels of head a:
 
   e_an = ⟨dh, v_n⟩_a,  ds_an = p_an (e_an − Σ_m p_am e_am),  g = query ⊙ key_scale
   r_n = 1/sqrt(mean(v_n²) + eps),   dg = Σ_tokens Σ_n ds_an r_n v_n
   dv_n = p_an dh + ds_an r_n g − (Σ_b ds_bn s_bn) r_n² / D v_n    (a: the head of the channel)
 
-  Sources that several reads share should be threaded through them: `return_sources` gives back the
-  same arrays, and where the next read takes these, its reverse pass hands over their cotangents,
-  to which this one adds its own. Otherwise one cotangent per source and read stays alive until
-  all are summed.
+  Sources that several reads share should be threaded through them: `return_sources` returns the
+  same arrays, and the next read should take these. Its reverse pass then hands over their
+  cotangents, to which the reverse pass of this read adds its own. Otherwise one cotangent per
+  source and read stays alive until all of them are summed.
 
   Args:
     sources: N arrays [..., D], or `Sources`; at least one of them valid.
     query: pseudo-query [D].
     key_scale: gain of the key norm [D]; None is 1.
-    addend: [..., D], what is added to the last of `sources` (of `Sources.recent`) first; needs
-      `return_sources`, for the sum is among them.
+    addend: array [..., D] that is added to the last of `sources` (of `Sources.recent`) first; it
+      needs `return_sources`, because the sum is one of the returned sources.
     out_norm_scale: gain [D] of an RMS norm of the output; None: the output is h.
     num_heads: H, a divisor of D.
-    eps: added to the mean square of a source, and of h.
+    eps: number added to the mean square of a source, and of h.
     last_valid: whether the last of `sources` (of `Sources.recent`) counts; may be traced.
     return_sources: whether the sources are returned too.
     layout: mesh, and how axes of [B, T, D] are split over it; default: one device.
     implementation: `reference` (any platform), `mosaic_tpu`, `mosaic_gpu` (Hopper and newer), or
       None, the best that can run on the platform of `layout`.
-    interpret: runs a kernel in its interpreter on any platform; what the `interpret` of a Pallas
-      call takes.
+    interpret: if not False, a kernel runs in its interpreter, on any platform; it takes what the
+      argument `interpret` of a Pallas call takes.
 
   Returns:
     h [..., D] in the dtype of the sources; logits, softmax and sum are at least float32. With
-    `return_sources` also the sources, the last one with the addend in it.
+    `return_sources` also the sources, with the addend in the last one.
 
   Raises:
     ValueError: shapes or options do not fit, or the implementation cannot run, with the reason.
@@ -78,7 +86,8 @@ def depth_attention(
   """
   if not isinstance(sources, Sources):
     sources = Sources(recent=tuple(sources))
-  _check(sources, query, key_scale, addend, out_norm_scale, num_heads, return_sources)
+  gains = {"query": query, "key_scale": key_scale, "out_norm_scale": out_norm_scale}
+  _check(sources, addend, num_heads, return_sources, **gains)
   counts = sources.counts(last_valid)
   scaled_query = query if key_scale is None else query * key_scale
   operands = Operands(sources.bank, sources.recent, counts, scaled_query, addend, out_norm_scale)
@@ -99,41 +108,44 @@ def depth_attention(
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _read(read: Read, operands: Operands):
+def _read(read: Read, operands: Operands) -> tuple[Array, PyTree]:
   """Returns the output, and bank and recent sources where they are threaded."""
   return _read_forward(read, operands)[0]
 
 
-def _read_forward(read, operands):
-  out, running, stats = backends.forward(read, operands)
+def _read_forward(read: Read, operands: Operands) -> tuple[PyTree, tuple[Operands, Stats]]:
+  out, running, stats = backends.forward("direct", read, operands)
   recent = (*operands.recent[:-1], running) if read.adds else operands.recent
   kept = operands._replace(recent=recent, addend=None)
   threaded = (operands.bank, recent) if read.threaded else None
   return (out, threaded), (kept, stats)
 
 
-def _read_backward(read, residuals, cotangents):
+def _read_backward(
+  read: Read, residuals: tuple[Operands, Stats], cotangents: PyTree
+) -> tuple[Operands]:
   operands, stats = residuals
-  d = backends.backward(read, operands, stats, *cotangents)
-  d_query = d.query.astype(operands.query.dtype)
+  d: Cotangents = backends.backward("direct", read, operands, stats, *cotangents)
+  d_query = cast_like(d.query, operands.query)
   d_addend = d.recent[-1] if read.adds else None
-  d_scale = d.out_norm_scale
-  if d_scale is not None:
-    d_scale = d_scale.astype(operands.out_norm_scale.dtype)
+  d_scale = cast_like(d.out_norm_scale, operands.out_norm_scale)
   return (Operands(d.bank, d.recent, None, d_query, d_addend, d_scale),)
 
 
 _read.defvjp(_read_forward, _read_backward)
 
 
-def _check(sources, query, key_scale, addend, out_norm_scale, num_heads, return_sources) -> None:
-  """Refuses what does not fit together, naming the argument."""
+def _check(
+  sources: Sources,
+  addend: Array | None,
+  num_heads: int,
+  return_sources: bool,
+  **gains: Array | None,
+) -> None:
+  """Raises ValueError if arguments of `depth_attention` do not fit together, naming one of them."""
   sources.check_alike()
   shape = sources.shape
-  gains = {"query": query, "key_scale": key_scale, "out_norm_scale": out_norm_scale}
-  for name, gain in gains.items():
-    if gain is not None and gain.shape != shape[-1:]:
-      raise ValueError(f"{name} has shape {gain.shape}; the sources need ({shape[-1]},)")
+  check_gains("the sources need", shape[-1], **gains)
   if num_heads < 1 or shape[-1] % num_heads:
     raise ValueError(f"num_heads={num_heads} does not divide the width {shape[-1]} of the sources")
   if addend is None:

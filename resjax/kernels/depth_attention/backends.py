@@ -1,8 +1,12 @@
-"""The backends of depth attention: which one runs, and on which shard of the tokens.
+"""The choice of a backend for depth attention, and what a kernel sees of a sharded array.
 
-A kernel sees the tokens of one device as rows [T, D] of local arrays: `shard_map` lies around the
-forward and around the reverse pass, inside of `custom_vjp`. All that devices exchange is the sum
-over tokens of the cotangents of query and output gain.
+A backend is a folder: `reference` (plain JAX), `mosaic_tpu` and `mosaic_gpu` (Pallas kernels). Each
+has a forward and a reverse pass of three operations: `direct`, a read of all sources; `block`,
+phase 1 of the two-phase form; and `merge`, phase 2.
+
+A kernel sees the tokens of one device as rows [T, D] of local arrays: there is one `shard_map`
+around the forward and one around the reverse pass, both inside `custom_vjp`. Devices exchange
+nothing but the sums over tokens in the cotangents of queries and output gains.
 """
 
 import dataclasses
@@ -10,37 +14,31 @@ import importlib
 import math
 from collections.abc import Callable
 from functools import partial
-from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec
 
-from resjax.kernels.depth_attention.operands import Cotangents, Operands, Read, Stats
-from resjax.kernels.depth_attention.reference import direct as reference
+from resjax.kernels.depth_attention import bf16_remainder
+from resjax.kernels.depth_attention.operands import (
+  Cotangents,
+  MergeCotangents,
+  MergeOperands,
+  MergeStats,
+  Operands,
+  Read,
+  Stats,
+)
 from resjax.sharding import Layout
 from resjax.typing import Array, PyTree
 
 # The folders of kernels in order of preference, and the platform on which each of them runs.
 KERNELS = {"mosaic_tpu": "tpu", "mosaic_gpu": "gpu"}
 IMPLEMENTATIONS = (*KERNELS, "reference")
-LANES = 128
+LANES = 128  # D is a multiple of this in all kernels
 MAX_SOURCES = 128
-
-
-def kernel(name: str, operation: str) -> ModuleType:
-  """Imports and returns a kernel, whose Pallas dialect no other platform has to load.
-
-  Args:
-    name: one of `KERNELS`.
-    operation: `direct`, `block` or `merge`.
-
-  Returns:
-    A module with `forward` and `backward` as in reference/, and `obstacle`.
-  """
-  return importlib.import_module(f"{__package__}.{name}.{operation}")
 
 
 def choose(
@@ -49,10 +47,10 @@ def choose(
   """Returns the read with the backend that runs it.
 
   Args:
-    read: without a backend.
-    operands: `Operands`, or others that have its properties.
-    implementation: one of `IMPLEMENTATIONS`, or None, the first that can run; `reference` for
-      several devices and no mesh.
+    read: options without a backend.
+    operands: `Operands` or `MergeOperands`.
+    implementation: one of `IMPLEMENTATIONS`; or None, the first of them that can run, which is
+      `reference` where there are several devices and no mesh.
     operation: `direct`, `block` or `merge`.
 
   Raises:
@@ -60,11 +58,10 @@ def choose(
   """
   if implementation is None:
     if not read.layout.has_mesh and jax.device_count() > 1 and not read.interpret:
-      # XLA cannot partition a kernel; without a mesh nothing says how tokens are split.
+      # XLA cannot partition a kernel, and without a mesh nothing says how tokens are split.
       return dataclasses.replace(read, implementation="reference")
-    runs = (name for name in IMPLEMENTATIONS if _obstacle(name, operation, read, operands) is None)
-    name = next(runs)
-    return dataclasses.replace(read, implementation=name)
+    able = (name for name in IMPLEMENTATIONS if _obstacle(name, operation, read, operands) is None)
+    return dataclasses.replace(read, implementation=next(able))
   if implementation not in IMPLEMENTATIONS:
     raise ValueError(
       f"implementation={implementation!r} of depth attention is not known; allowed: "
@@ -80,39 +77,56 @@ def choose(
 
 
 def has_kernel(read: Read, operands: Any, implementation: str | None, operation: str) -> bool:
-  """Whether `choose` returns a kernel, not the reference; an unknown name has none."""
+  """Returns whether `choose` returns a kernel, not the reference; no if the name is not known."""
   try:
     return choose(read, operands, implementation, operation).implementation != "reference"
   except ValueError:
     return False
 
 
-def forward(read: Read, operands: Operands) -> tuple[Array, Array | None, Stats]:
-  """Runs the forward pass of the chosen backend, see reference/direct.py."""
-  if read.implementation == "reference":
-    return reference.forward(read, operands)
-  run = partial(kernel(read.implementation, "direct").forward, read)
-  out_axes = FIRST, FIRST if read.adds else None, _STATS
-  return first_order(on_rows(read.layout, run, (operand_axes(operands),), out_axes), operands)
+def forward(operation: str, read: Read, operands: Any) -> Any:
+  """Runs the forward pass of an operation by the chosen backend.
+
+  Args:
+    operation: `direct`, `block` or `merge`.
+    read: options with a backend.
+    operands: `Operands` or `MergeOperands`.
+
+  Returns:
+    What `forward` returns in reference/{operation}.py.
+  """
+  run = partial(_load(read.implementation, f"{operation}_forward").forward, read)
+  axes = _AXES[operation](read, operands)
+  return _on_each_device(read, run, (axes.operands,), axes.results)(operands)
 
 
-def backward(
-  read: Read, operands: Operands, stats: Stats, d_out: Array, d_sources: PyTree
-) -> Cotangents:
-  """Runs the reverse pass of the chosen backend, see reference/direct.py."""
-  if read.implementation == "reference":
-    return reference.backward(read, operands, stats, d_out, d_sources)
-  run = partial(kernel(read.implementation, "direct").backward, read)
-  axes = operand_axes(operands)
-  sources = axes.bank, axes.recent
-  in_axes = axes, _STATS, FIRST, sources if read.threaded else None
-  out_axes = Cotangents(*sources, NO_TOKENS, axes.out_norm_scale)
-  call = on_rows(read.layout, run, in_axes, out_axes)
-  return first_order(call, operands, stats, d_out, d_sources)
+def backward(operation: str, read: Read, operands: Any, *others: PyTree) -> Any:
+  """Runs the reverse pass of an operation by the chosen backend.
+
+  Args:
+    operation: `direct`, `block` or `merge`.
+    read: options with a backend.
+    operands: `Operands` or `MergeOperands`.
+    *others: what `backward` takes after the operands in reference/{operation}.py.
+
+  Returns:
+    What `backward` returns in reference/{operation}.py.
+  """
+  run = partial(_load(read.implementation, f"{operation}_backward").backward, read)
+  axes = _AXES[operation](read, operands)
+  in_axes = axes.operands, *axes.others
+  return _on_each_device(read, run, in_axes, axes.cotangents)(operands, *others)
+
+
+def _load(implementation: str, module: str) -> Any:
+  """Imports a module of a backend; the Pallas dialect of a kernel is loaded by nobody else."""
+  if implementation == "reference":
+    module = module.split("_")[0]  # both passes are in one file
+  return importlib.import_module(f"{__package__}.{implementation}.{module}")
 
 
 def _obstacle(name: str, operation: str, read: Read, operands: Any) -> str | None:
-  """Returns why a backend cannot run, or None."""
+  """Returns why a backend cannot run an operation, or None."""
   if name == "reference":
     return None
   layout, like = read.layout, operands.like
@@ -126,10 +140,13 @@ def _obstacle(name: str, operation: str, read: Read, operands: Any) -> str | Non
     return f"the width {like.shape[-1]} (config.model.d_model) is no multiple of {LANES}"
   if operands.num_slots > MAX_SOURCES:
     return f"there are {operands.num_slots} sources, it takes up to {MAX_SOURCES}"
-  return _sharding_obstacle(layout, like) or kernel(name, operation).obstacle(read, operands)
+  return _sharding_obstacle(layout, like) or getattr(_load(name, "obstacles"), operation)(
+    read, operands
+  )
 
 
-def _sharding_obstacle(layout: Layout, like: Array) -> str | None:
+def _sharding_obstacle(layout: Layout, like: jax.ShapeDtypeStruct) -> str | None:
+  """Returns why a kernel cannot run on arrays [..., D] that are split as `layout` says, or None."""
   if not layout.spans_devices:
     return None
   if like.ndim != 3:
@@ -142,68 +159,130 @@ def _sharding_obstacle(layout: Layout, like: Array) -> str | None:
   return None
 
 
-# Where the token axes of an array begin: [..., D]; [N, ..., D]; [S, N, ...]; it has none, and is
-# summed over devices where a reverse pass returns it.
+# The position of the first token axis of an array: [..., D], [N, ..., D] or [S, N, ...]. An array
+# without token axes is the same on all devices, and one that a reverse pass returns is summed.
 FIRST, SECOND, THIRD, NO_TOKENS = 0, 1, 2, -1
-_STATS = Stats(SECOND, SECOND, FIRST)
 
 
-def operand_axes(operands: Operands) -> Operands:
-  """Returns where the token axes of every array of `operands` begin."""
-  fields = Operands(SECOND, FIRST, NO_TOKENS, NO_TOKENS, FIRST, NO_TOKENS)
-  spread = [jax.tree.map(lambda _, axis=a: axis, o) for a, o in zip(fields, operands, strict=True)]
-  return Operands(*spread)
+class _Axes(NamedTuple):
+  """Trees of the position of the first token axis of every array of an operation.
 
-
-def on_rows(layout: Layout, fn: Callable, in_axes: PyTree, out_axes: PyTree) -> Callable:
-  """Gives `fn` the rows [T, D] of one device, all token axes folded into one.
-
-  Args:
-    layout: mesh and rules.
-    fn: takes the trees of `in_axes`; the first one has `like`, as `Operands`.
-    in_axes: for each array where its token axes begin.
-    out_axes: the same for what it returns.
+  Attributes:
+    operands: of the operands.
+    results: of what the forward pass returns.
+    others: of what the reverse pass takes beside the operands.
+    cotangents: of what the reverse pass returns.
   """
 
-  def local(*trees):
+  operands: Any
+  results: tuple
+  others: tuple
+  cotangents: Any
+
+
+def _direct_axes(read: Read, operands: Operands) -> _Axes:
+  recent = (FIRST,) * len(operands.recent)
+  fields = Operands(SECOND, recent, NO_TOKENS, NO_TOKENS, FIRST, NO_TOKENS)
+  axes, stats = _without_absent(fields, operands), Stats(SECOND, SECOND, FIRST)
+  sources = axes.bank, axes.recent
+  return _Axes(
+    operands=axes,
+    results=(FIRST, FIRST if read.adds else None, stats),
+    others=(stats, FIRST, sources if read.threaded else None),
+    cotangents=Cotangents(*sources, NO_TOKENS, axes.out_norm_scale),
+  )
+
+
+def _block_axes(read: Read, operands: Operands) -> _Axes:
+  direct, stats = _direct_axes(read, operands), Stats(SECOND, THIRD, SECOND)
+  *_, d_sources = direct.others
+  return direct._replace(results=(SECOND, stats), others=(stats, SECOND, SECOND, d_sources))
+
+
+def _merge_axes(read: Read, operands: MergeOperands) -> _Axes:
+  fields = MergeOperands(SECOND, SECOND, FIRST, NO_TOKENS, NO_TOKENS, FIRST, NO_TOKENS)
+  axes = _without_absent(fields, operands)
+  out_inverse_rms = None if operands.out_norm_scale is None else FIRST
+  remainder = FIRST if bf16_remainder.is_kept(operands.like.dtype) else None
+  stats = MergeStats(FIRST, FIRST, FIRST, out_inverse_rms, remainder)
+  return _Axes(
+    operands=axes,
+    results=(FIRST, FIRST if read.adds else None, stats),
+    others=(FIRST, stats, FIRST, FIRST, (SECOND, SECOND)),
+    cotangents=MergeCotangents(SECOND, SECOND, FIRST, NO_TOKENS, axes.out_norm_scale),
+  )
+
+
+def _without_absent(fields: Any, operands: Any) -> Any:
+  """Returns the fields of a tuple, None where the operands have no array."""
+  present = (None if x is None else field for field, x in zip(fields, operands, strict=True))
+  return type(fields)(*present)
+
+
+_AXES: dict[str, Callable[[Read, Any], _Axes]] = {
+  "direct": _direct_axes,
+  "block": _block_axes,
+  "merge": _merge_axes,
+}
+
+
+def _on_each_device(
+  read: Read, run: Callable, in_axes: tuple[PyTree, ...], out_axes: PyTree
+) -> Callable:
+  """Returns a function that runs a backend, a kernel on the rows of each device.
+
+  Args:
+    read: options of the read; with the reference as the backend, `run` itself is returned.
+    run: takes the trees of `in_axes`, whose token axes are folded into one; the first tree has
+      `like`, as `Operands` has.
+    in_axes: for every array the position of its first token axis.
+    out_axes: the same for what `run` returns.
+  """
+  if read.implementation == "reference":
+    return run
+  layout = read.layout
+
+  def local(*trees: PyTree) -> PyTree:
     tokens = trees[0].like.shape[:-1]
 
-    def fold(axis, x):
+    def fold(axis: int, x: Array) -> Array:
       behind = x.shape[axis + len(tokens) :]
       return x if axis < 0 else x.reshape(*x.shape[:axis], math.prod(tokens), *behind)
 
-    def unfold(axis, x):
+    def unfold(axis: int, x: Array) -> Array:
       if axis < 0:
         return lax.psum(x, _token_axes(layout)) if layout.spans_devices else x
       return x.reshape(*x.shape[:axis], *tokens, *x.shape[axis + 1 :])
 
-    return jax.tree.map(unfold, out_axes, fn(*jax.tree.map(fold, in_axes, trees)))
+    return jax.tree.map(unfold, out_axes, run(*jax.tree.map(fold, in_axes, trees)))
 
   if not layout.spans_devices:
-    return local
+    return partial(_once_differentiable, local)
 
-  def spec(axis):
+  def spec(axis: int) -> PartitionSpec:
     return layout.spec(*[None] * axis, "batch", "tokens") if axis >= 0 else PartitionSpec()
 
   in_specs, out_specs = jax.tree.map(spec, (in_axes, out_axes))
-  # The outputs of a kernel carry no annotation of the axes that they vary over.
-  return jax.shard_map(
+  # The outputs of a kernel carry no annotation of the mesh axes that they vary over.
+  sharded = jax.shard_map(
     local, mesh=layout.mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False
   )
+  return partial(_once_differentiable, sharded)
 
 
 def _token_axes(layout: Layout) -> tuple[str, ...]:
+  assert layout.rules is not None  # there is a mesh
   return (*layout.rules.batch, *layout.rules.tokens)
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
-def first_order(call: Callable, *args: PyTree) -> PyTree:
-  """Calls what has no derivative of its own: under custom_vjp, a second one would need it."""
+def _once_differentiable(call: Callable, *args: PyTree) -> PyTree:
+  """Calls a kernel, which has no derivative: one is asked for where a gradient is derived again."""
   return call(*args)
 
 
-@first_order.defjvp
-def _refuse(call, primals, tangents):
+@_once_differentiable.defjvp
+def _refuse(call: Callable, primals: PyTree, tangents: PyTree) -> PyTree:
   del call, primals, tangents
   raise ValueError(
     "the kernels of depth attention have no second derivative; use implementation='reference'"

@@ -14,9 +14,10 @@ from resjax.typing import Array
 class Sources:
   """The sources of a depth read, in order: `bank[:num_valid]`, then `recent`.
 
-  A Python loop over layers keeps every source in `recent` and has no bank. A scan over layers
-  needs a fixed shape: completed sources lie in `bank`, whose slots from `num_valid` on hold
-  nothing, and `recent` has only what the running layer appended.
+  A Python loop over layers keeps every source in `recent` and has no bank. A scan over layers needs
+  arrays of a fixed shape: completed sources are in `bank`, whose slots from `num_valid` on hold
+  nothing, and `recent` has only those that the current layer appended. The slots of a read are
+  those of the bank, whether they hold a source or not, and then one per recent source.
 
   Attributes:
     recent: arrays [..., D].
@@ -29,17 +30,17 @@ class Sources:
   num_valid: Array | int = 0
 
   def append(self, source: Array) -> "Sources":
-    """Adds one source [..., D] behind all others."""
+    """Returns the sources with one more, [..., D], at the end."""
     return dataclasses.replace(self, recent=(*self.recent, source))
 
   def pop(self) -> tuple["Sources", Array]:
-    """Splits off the last of `recent`."""
+    """Returns the sources without the last of `recent`, and that one."""
     return dataclasses.replace(self, recent=self.recent[:-1]), self.recent[-1]
 
   def latest(self, count: int) -> "Sources":
-    """Returns the last `count` sources in order, or all where there are fewer.
+    """Returns the last `count` sources in order, or all if there are fewer.
 
-    A bank becomes a slice of itself with at most `count` slots.
+    A bank is replaced by a slice of itself with at most `count` slots.
     """
     from_bank = count - len(self.recent)
     recent = self.recent[-count:]
@@ -54,14 +55,14 @@ class Sources:
     """Returns source `index` [..., D], counted from the first one.
 
     Args:
-      index: of a source of an earlier layer: of `bank`, or of `recent` where there is no bank.
+      index: position of a source of an earlier layer, which is in `bank` if there is one.
     """
     if self.bank is None:
       return self.recent[index]
     return lax.dynamic_index_in_dim(self.bank, index, keepdims=False)
 
   def from_end(self, back: int = 0) -> Array:
-    """Returns the source [..., D] that is `back` places before the last; the first if none is."""
+    """Returns the source [..., D] `back` places before the last; the first if there are fewer."""
     if back < len(self.recent):
       return self.recent[-1 - back]
     if self.bank is None:
@@ -69,13 +70,13 @@ class Sources:
     return self.at(jnp.maximum(self.num_valid - 1 - (back - len(self.recent)), 0))
 
   def in_slot_order(self, rows: Array) -> Array:
-    """Orders one row per source like the slots: those of `bank` first, then `recent`.
+    """Turns one row per source into one row per slot: those of `bank` first, then `recent`.
 
     Args:
-      rows: [N_max, ...], row j belongs to source j, counted from the first one.
+      rows: [N_max, ...]; row j belongs to source j, counted from the first one.
 
     Returns:
-      [slots, ...]; what stands at slots that hold nothing is arbitrary.
+      [slots, ...]; the rows of slots that hold nothing are arbitrary.
     """
     if self.bank is None:
       return rows[: len(self.recent)]
@@ -83,14 +84,14 @@ class Sources:
     return jnp.concatenate([rows[: self.bank.shape[0]], recent])
 
   def in_source_order(self, rows: Array, count: int) -> Array:
-    """Orders one row per slot like the sources, counted from the first one.
+    """Turns one row per slot into one row per source, counted from the first one.
 
     Args:
       rows: [slots, ...], one per slot: those of `bank` first, then `recent`.
-      count: N, of sources at the end of depth.
+      count: N, the number of sources at the end of depth.
 
     Returns:
-      [N, ...]; 0 for sources that are not there yet.
+      [N, ...]; zeros for sources that do not exist yet.
     """
     size = 0 if self.bank is None else self.bank.shape[0]
     filled = (self.valid() * 1).astype(rows.dtype).reshape(-1, *(1,) * (rows.ndim - 1)) * rows
@@ -99,7 +100,7 @@ class Sources:
     return lax.dynamic_update_slice_in_dim(ordered, filled[size:], start, 0)
 
   def groups(self) -> tuple[Array, ...]:
-    """Returns arrays [n, ..., D] that hold all slots, the bank first."""
+    """Returns arrays [n, ..., D] that together hold all slots, the bank first."""
     bank = () if self.bank is None else (self.bank,)
     return (*bank, *(source[None] for source in self.recent))
 
@@ -111,13 +112,13 @@ class Sources:
     return jnp.concatenate([jnp.arange(self.bank.shape[0]) < self.num_valid, recent])
 
   def counts(self, last_valid: Array | bool = True) -> Array:
-    """Returns what backends are told, int32 [2]: valid slots of `bank`; whether the last counts."""
+    """Returns int32 [2] for backends: number of valid slots of the bank, and `last_valid`."""
     size = 0 if self.bank is None else self.bank.shape[0]
     num_valid = jnp.minimum(self.num_valid, size)  # a kernel would read past the end
     return jnp.stack([jnp.asarray(n, jnp.int32) for n in (num_valid, last_valid)])
 
   def check_alike(self) -> None:
-    """Raises ValueError if there is no array at all, or they differ in shape or dtype."""
+    """Raises ValueError if there is no source, or if sources differ in shape or dtype."""
     arrays = [*self.recent, *([] if self.bank is None else [self.bank[0]])]
     if not arrays:
       raise ValueError("sources: there are none; depth attention needs at least one")
@@ -131,8 +132,8 @@ class Sources:
 
   @property
   def shape(self) -> tuple[int, ...]:
-    """[..., D], of one source."""
-    return self.recent[0].shape if self.recent else self.bank.shape[1:]
+    """The shape [..., D] of one source."""
+    return self.recent[0].shape if self.bank is None else self.bank.shape[1:]
 
 
 def make_bank(sources: tuple[Array, ...], size: int) -> Array:

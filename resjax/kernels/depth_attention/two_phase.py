@@ -1,4 +1,9 @@
-"""Two-phase depth attention: completed sources once per depth block, then a merge per sublayer."""
+"""Two-phase depth attention: completed sources once per depth block, then a merge per sublayer.
+
+Phase 1 computes what all reads of a depth block get from the sources that were complete when it
+began. Phase 2 merges one of these results with the only source that changed since, the running sum
+of the depth block. Together they give what `depth_attention` gives over all these sources.
+"""
 
 from collections.abc import Sequence
 from functools import partial
@@ -8,19 +13,27 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from resjax.kernels.depth_attention import backends, two_phase_backends
-from resjax.kernels.depth_attention.operands import Operands, Read
+from resjax.kernels.depth_attention import backends
+from resjax.kernels.depth_attention.operands import (
+  MergeCotangents,
+  MergeOperands,
+  MergeStats,
+  Operands,
+  Read,
+  Stats,
+  cast_like,
+  check_gains,
+)
 from resjax.kernels.depth_attention.sources import Sources
-from resjax.kernels.depth_attention.two_phase_operands import MergeOperands
 from resjax.sharding import Layout
-from resjax.typing import Array, wide_dtype
+from resjax.typing import Array, PyTree, wide_dtype
 
 
 class BlockRead(NamedTuple):
-  """Phase 1: what all S reads of a depth block get from the completed sources.
+  """The result of phase 1: what all S reads of a depth block get from the completed sources.
 
   Attributes:
-    out: h_s [S, ..., D] in the dtype of the sources.
+    out: outputs h_s [S, ..., D] in the dtype of the sources.
     lse: log Σ_n exp(s_sn) [S, ...], at least float32.
     inverse_rms: 1 / sqrt(mean(v_n²) + eps) of every slot [N, ...]; no gradient flows through it.
   """
@@ -30,22 +43,24 @@ class BlockRead(NamedTuple):
   inverse_rms: Array
 
 
-def two_phase_moves_less(num_sources: float, num_sublayers: int) -> bool:
-  """Whether two phases move fewer bytes through memory than a direct read at every sublayer.
+def two_phase_moves_less(num_sources: int, num_sublayers: int) -> bool:
+  """Returns whether two phases move fewer bytes than a direct read at every sublayer does.
 
-  In arrays [..., D] read or written by the forward pass of a depth block, with c completed sources
-  and S sublayers, add and norm fused; the first sublayer has no running sum yet:
+  The forward pass of a depth block with c completed sources and S sublayers reads and writes this
+  many arrays [..., D] if residual add and norm are fused into the reads. The first sublayer has no
+  running sum yet:
 
-  two phases: c + S (phase 1), and 5 (S − 1): result of phase 1, running sum, addend; sum, output
-  direct:     c + 1, and (c + 4) (S − 1): sources, running sum, addend; sum, output
+  two phases: c + S in phase 1; 5 (S − 1): result of phase 1, running sum, addend, new sum, output
+  direct:     c + 1 at first; (c + 4) (S − 1): sources, running sum, addend, new sum, output
 
-  The difference is (S − 1) (c − 2), less (S − 1) / 4 in bfloat16 (low_bits.py). In the reverse
-  pass, sources threaded, it is 3 (S − 1) (c − 1) (phase 1: 3 c + S, a merge 6; direct 3 (c + 1) + 1
-  and 3 c + 1), less the same, so where the forward pass gains, that does too.
+  Two phases save (S − 1) (c − 2), in bfloat16 (S − 1) / 4 less (bf16_remainder.py). The reverse
+  pass with threaded sources moves 3 c + S in phase 1 and 6 per merge; direct reads move 3 (c + 1)
+  + 1 each, the first one 3 c + 1. Two phases save 3 (S − 1) (c − 1), in bfloat16 as much less: the
+  reverse pass gains wherever the forward pass does.
 
   Args:
-    num_sources: c, completed sources, the embedding among them.
-    num_sublayers: S, of the depth block.
+    num_sources: c, the number of completed sources, including the embedding.
+    num_sublayers: S, the number of sublayers of the depth block.
   """
   return num_sublayers > 1 and num_sources > 2
 
@@ -65,8 +80,8 @@ def depth_attention_block(
 
   s_sn = query_s · (key_scale_s ⊙ RMS(v_n)),  P_s = softmax_n(s_s),  h_s = Σ_n P_sn v_n
 
-  The reverse pass keeps the sources and S (N + 1) + N numbers per token, N the number of slots,
-  and reads no h_s. From the cotangents dh_s and dlse_s that `depth_attention_merge` returns:
+  The reverse pass keeps the sources and S (N + 1) + N numbers per token, where N is the number of
+  slots; it does not read h_s. From the cotangents dh_s and dlse_s that the merges return:
 
   e_sn = ⟨dh_s, v_n⟩,  ds_sn = P_sn (e_sn − Σ_m P_sm e_sm + dlse_s),  g_s = query_s ⊙ key_scale_s
   dv_n = Σ_s (P_sn dh_s + ds_sn r_n g_s) − (Σ_s ds_sn s_sn) r_n² / D v_n,  r_n = inverse_rms
@@ -76,16 +91,16 @@ def depth_attention_block(
     sources: c arrays [..., D], or `Sources`; at least one of them valid.
     queries: pseudo-queries [S, D].
     key_scales: gains of the key norm [S, D]; None is 1.
-    eps: added to the mean square of a source.
+    eps: number added to the mean square of a source.
     return_sources: whether the sources are returned too, to be threaded as in `depth_attention`.
     layout: mesh, and how axes of [B, T, D] are split over it; default: one device.
     implementation: `reference` (any platform), `mosaic_tpu`, `mosaic_gpu` (Hopper and newer), or
       None, the best that can run on the platform of `layout`.
-    interpret: runs a kernel in its interpreter on any platform; what the `interpret` of a Pallas
-      call takes.
+    interpret: if not False, a kernel runs in its interpreter, on any platform; it takes what the
+      argument `interpret` of a Pallas call takes.
 
   Returns:
-    `BlockRead`; with `return_sources` also the same sources.
+    `BlockRead`; with `return_sources` also the sources, which are the same arrays.
 
   Raises:
     ValueError: shapes or options do not fit, or the implementation cannot run, with the reason.
@@ -95,7 +110,7 @@ def depth_attention_block(
   if not isinstance(sources, Sources):
     sources = Sources(recent=tuple(sources))
   operands = _block_operands(sources, queries, key_scales)
-  read = _read(eps, False, return_sources, layout, interpret)
+  read = _options(eps, False, return_sources, layout, interpret)
   read = backends.choose(read, operands, implementation, "block")
   block_read, threaded = _block(read, operands)
   if not return_sources:
@@ -111,21 +126,21 @@ def has_block_kernel(
   layout: Layout | None = None,
   implementation: str | None = None,
 ) -> bool:
-  """Whether `depth_attention_block`, sources threaded, takes a kernel and not the reference.
+  """Returns whether `depth_attention_block` with threaded sources runs a kernel, not the reference.
 
   Args:
-    sources: as for `depth_attention_block`; their shapes are looked at.
-    queries: [S, D], the same.
+    sources: as for `depth_attention_block`; only their shapes are looked at.
+    queries: as for `depth_attention_block`; only their shape [S, D] is looked at.
     layout: as for `depth_attention_block`.
     implementation: as for `depth_attention_block`.
   """
-  read = _read(0.0, False, True, layout, False)
+  read = _options(0.0, False, True, layout, False)
   operands = _block_operands(sources, queries, None)
   return backends.has_kernel(read, operands, implementation, "block")
 
 
 def _block_operands(sources: Sources, queries: Array, key_scales: Array | None) -> Operands:
-  """Refuses what does not fit together, naming the argument."""
+  """Returns the operands of phase 1; raises ValueError if arguments do not fit together."""
   sources.check_alike()
   width = sources.shape[-1]
   if queries.ndim != 2 or queries.shape[1] != width or not len(queries):
@@ -154,111 +169,118 @@ def depth_attention_merge(
   """Phase 2: one read of phase 1 with the running sum of the depth block as its last source.
 
   u = running + addend,  s = query · (key_scale ⊙ RMS(u)),  β = 1 / (1 + exp(lse − s))
-  h = (1 − β) out + β u,  y = RMS(h) ⊙ out_norm_scale, or h without that; out, lse: row `slot`
+  h = (1 − β) out + β u,  y = RMS(h) ⊙ out_norm_scale, or y = h without a gain
+  where out and lse are row `slot` of the reads.
 
-  The reverse pass keeps u, y and 4 numbers per token (in bfloat16 also four more bits of every
-  element of y, see low_bits.py), and does not read `out`:
-  (1 − β) ⟨dh, u − out⟩ = ⟨dh, u⟩ − ⟨dh, h⟩ has no `out` in it. With the norm RMS(h) is
-  y / out_norm_scale, and so that this can be taken, a gain nearer to zero than 1e-19 (6e-5 in
-  float16, 1e-154 in float64) counts as that; r = 1/sqrt(mean(u²) + eps), ρ that of h:
+  The reverse pass keeps u, y and 4 numbers per token; in bfloat16 also four more bits of every
+  element of y, see bf16_remainder.py. It does not read `out`, because
+  (1 − β) ⟨dh, u − out⟩ = ⟨dh, u⟩ − ⟨dh, h⟩. With a norm it takes RMS(h) as y / out_norm_scale; a
+  gain nearer to zero than 1e-19 (6e-5 in float16, 1e-154 in float64) is moved to that for this
+  purpose. With r = 1/sqrt(mean(u²) + eps) and ρ = 1/sqrt(mean(h²) + eps):
 
   c = mean(dy ⊙ y),  dh = ρ (out_norm_scale ⊙ dy − c RMS(h)),  ⟨dh, h⟩ = D c eps ρ²
   ds = β (⟨dh, u⟩ − ⟨dh, h⟩),  dout = (1 − β) dh,  dlse = −ds,  g = query ⊙ key_scale
   du = β dh + ds r g − ds s r² / D u,  dg = Σ_tokens ds r u
 
-  With b bits of y, ⟨dh, h⟩ has as many: ds has a random error of 2^-b β |dh| |h|, which at β near
-  1 is as large as ds itself, both being small. b is 12 in bfloat16, 11 in float16.
+  If y has b bits, so has ⟨dh, h⟩, and ds has a random error of 2^-b β |dh| |h|. At β near 1 both
+  are small, and the error is as large as ds itself. b is 12 in bfloat16 and 11 in float16.
 
-  The reads are returned to be handed to the next merge, like threaded sources. The reverse pass
-  then writes the cotangent of its row into theirs, whatever stood there, and leaves the others: no
-  array of S rows is added up, and a row is merged once at most.
+  The reads are returned so that the next merge can take them, like threaded sources. The reverse
+  pass then overwrites one row of their cotangents, that of its own read, and leaves the others:
+  arrays of S rows need not be added up. Each row may be merged once at most.
 
   Args:
-    reads: of phase 1.
-    slot: which of them, 0..S-1; may be traced.
+    reads: result of phase 1.
+    slot: index of the read that is merged, 0..S-1; may be traced.
     running: sum of the depth block before the addend [..., D].
-    query: pseudo-query [D], the one that phase 1 had.
-    key_scale: gain of the key norm [D], the one that phase 1 had; None is 1.
-    addend: [..., D], what joins the running sum first; None: nothing.
+    query: pseudo-query [D], the one that phase 1 had for this read.
+    key_scale: gain of the key norm [D], the one that phase 1 had for this read; None is 1.
+    addend: array [..., D] that is added to the running sum first; None: nothing is.
     out_norm_scale: gain [D] of an RMS norm of the output; None: the output is h.
-    eps: added to the mean square of u, and of h.
-    last_valid: whether the running sum counts; may be traced. Where it does not it may hold
-      anything.
+    eps: number added to the mean square of u, and of h.
+    last_valid: whether the running sum counts; may be traced. A running sum that does not count
+      may hold anything.
     layout: mesh, and how axes of [B, T, D] are split over it; default: one device.
     implementation: `reference` (any platform), `mosaic_tpu`, `mosaic_gpu` (Hopper and newer), or
       None, the best that can run on the platform of `layout`.
-    interpret: runs a kernel in its interpreter on any platform; what the `interpret` of a Pallas
-      call takes.
+    interpret: if not False, a kernel runs in its interpreter, on any platform; it takes what the
+      argument `interpret` of a Pallas call takes.
 
   Returns:
-    y [..., D] in the dtype of `running`; u, to be used in its place, so that its cotangent is
-    accumulated; and the reads.
+    y [..., D] in the dtype of `running`; u [..., D], to be used in place of `running` from here
+    on, so that cotangents accumulate in one array; and the reads.
 
   Raises:
     ValueError: shapes or options do not fit, or the implementation cannot run, with the reason.
 
   Source: Attention Residuals, arXiv 2603.15031, section 4.
   """
-  _check_merge(reads, slot, running, addend, query, key_scale, out_norm_scale)
+  _check_merge(reads, slot, running, addend)
+  gains = {"query": query, "key_scale": key_scale, "out_norm_scale": out_norm_scale}
+  check_gains("running needs", running.shape[-1], **gains)
   scaled = query if key_scale is None else query * key_scale
   counts = jnp.stack([jnp.asarray(n, jnp.int32) for n in (last_valid, slot)])
   lse = reads.lse.astype(wide_dtype(running))
   operands = MergeOperands(reads.out, lse, running, counts, scaled, addend, out_norm_scale)
-  read = _read(eps, addend is not None, True, layout, interpret)
+  read = _options(eps, addend is not None, True, layout, interpret)
   read = backends.choose(read, operands, implementation, "merge")
   y, running, out, lse = _merge(read, operands)
   return y, running, reads._replace(out=out, lse=lse)
 
 
-def _read(eps, adds, threaded, layout, interpret) -> Read:
+def _options(eps: float, adds: bool, threaded: bool, layout: Layout | None, interpret: Any) -> Read:
   layout = Layout() if layout is None else layout
   return Read(1, eps, adds, threaded, "", layout, interpret)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _block(read: Read, operands: Operands):
+def _block(read: Read, operands: Operands) -> tuple[BlockRead, PyTree]:
   """Returns a `BlockRead`, and bank and recent sources where they are threaded."""
   return _block_forward(read, operands)[0]
 
 
-def _block_forward(read, operands):
-  out, stats = two_phase_backends.block_forward(read, operands)
+def _block_forward(read: Read, operands: Operands) -> tuple[PyTree, tuple[Operands, Stats]]:
+  out, stats = backends.forward("block", read, operands)
   threaded = (operands.bank, operands.recent) if read.threaded else None
   return (BlockRead(out, stats.lse, stats.inverse_rms), threaded), (operands, stats)
 
 
-def _block_backward(read, residuals, cotangents):
+def _block_backward(
+  read: Read, residuals: tuple[Operands, Stats], cotangents: PyTree
+) -> tuple[Operands]:
   operands, stats = residuals
   (d_out, d_lse, _), d_sources = cotangents
-  d = two_phase_backends.block_backward(read, operands, stats, d_out, d_lse, d_sources)
-  return (Operands(d.bank, d.recent, None, d.query.astype(operands.query.dtype), None, None),)
+  d = backends.backward("block", read, operands, stats, d_out, d_lse, d_sources)
+  return (Operands(d.bank, d.recent, None, cast_like(d.query, operands.query), None, None),)
 
 
 _block.defvjp(_block_forward, _block_backward)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _merge(read: Read, operands: MergeOperands):
+def _merge(read: Read, operands: MergeOperands) -> tuple[Array, Array, Array, Array]:
   """Returns the output, the running sum, and out and lse of phase 1."""
   return _merge_forward(read, operands)[0]
 
 
-def _merge_forward(read, operands):
-  out, running, stats = two_phase_backends.merge_forward(read, operands)
+def _merge_forward(
+  read: Read, operands: MergeOperands
+) -> tuple[tuple[Array, Array, Array, Array], tuple[MergeOperands, Array, MergeStats]]:
+  out, running, stats = backends.forward("merge", read, operands)
   running = running if read.adds else operands.running
   kept = operands._replace(out=None, lse=None, running=running, addend=None)
   return (out, running, operands.out, operands.lse), (kept, out, stats)
 
 
-def _merge_backward(read, residuals, cotangents):
+def _merge_backward(
+  read: Read, residuals: tuple[MergeOperands, Array, MergeStats], cotangents: PyTree
+) -> tuple[MergeOperands]:
   operands, out, stats = residuals
   d_out, d_running, *d_reads = cotangents
-  d = two_phase_backends.merge_backward(
-    read, operands, out, stats, d_out, d_running, tuple(d_reads)
-  )
-  d_query, d_scale = d.query.astype(operands.query.dtype), d.out_norm_scale
-  if d_scale is not None:
-    d_scale = d_scale.astype(operands.out_norm_scale.dtype)
+  others = out, stats, d_out, d_running, tuple(d_reads)
+  d: MergeCotangents = backends.backward("merge", read, operands, *others)
+  d_query = cast_like(d.query, operands.query)
+  d_scale = cast_like(d.out_norm_scale, operands.out_norm_scale)
   d_addend = d.running if read.adds else None
   return (MergeOperands(d.out, d.lse, d.running, None, d_query, d_addend, d_scale),)
 
@@ -266,8 +288,8 @@ def _merge_backward(read, residuals, cotangents):
 _merge.defvjp(_merge_forward, _merge_backward)
 
 
-def _check_merge(reads, slot, running, addend, query, key_scale, out_norm_scale) -> None:
-  """Refuses what does not fit together, naming the argument."""
+def _check_merge(reads: BlockRead, slot: Array | int, running: Array, addend: Array | None) -> None:
+  """Raises ValueError if the arrays of a merge do not fit together, naming one of them."""
   shape, dtype, count = running.shape, running.dtype, len(reads.out)
   pairs = {"reads.out": (reads.out, (count, *shape)), "addend": (addend, shape)}
   for name, (array, needed) in pairs.items():
@@ -280,7 +302,3 @@ def _check_merge(reads, slot, running, addend, query, key_scale, out_norm_scale)
     raise ValueError(f"reads.lse has shape {reads.lse.shape}; it needs {(count, *shape[:-1])}")
   if isinstance(slot, int | np.integer) and not 0 <= slot < count:
     raise ValueError(f"slot={slot}; phase 1 has {count} reads, 0..{count - 1}")
-  gains = {"query": query, "key_scale": key_scale, "out_norm_scale": out_norm_scale}
-  for name, gain in gains.items():
-    if gain is not None and gain.shape != shape[-1:]:
-      raise ValueError(f"{name} has shape {gain.shape}; running needs ({shape[-1]},)")

@@ -8,14 +8,16 @@ from resjax.typing import Array, wide_dtype
 
 
 def depth_sum(sources: Sources, weights: Array) -> Array:
-  """h = Σ_n w_n ⊙ v_n over the sources that are there, added in float32 or wider.
+  """Returns the weighted sum of the sources that are valid, added in float32 or wider.
 
-  The reverse pass keeps sources and weights alone.
+  h = Σ_n w_n ⊙ v_n
+
+  The reverse pass keeps the sources and the weights, nothing else.
 
   Args:
     sources: N arrays [..., D] in their slots.
-    weights: [slots, ...] in the order of the slots (`Sources.in_slot_order`); what follows the
-      first axis broadcasts against [..., D]: one number per source, one per source and token
+    weights: [slots, ...] in the order of the slots (`Sources.in_slot_order`). The axes after the
+      first broadcast against [..., D]: one number per source [slots], one per source and token
       [slots, ..., 1], or one per source and channel [slots, D].
 
   Returns:
@@ -26,11 +28,13 @@ def depth_sum(sources: Sources, weights: Array) -> Array:
 
 
 def gated_depth_sum(sources: Sources, weights: Array, query: Array) -> Array:
-  """h = Σ_n (w_n + relu(q · v_n)) ⊙ v_n over the sources that are there, in float32 or wider.
+  """Returns a weighted sum with a gate per source and token, added in float32 or wider.
 
-  One gate per source and token is added to weights that may differ by channel: the two sums are
-  taken apart, no array of N D weights per token exists. The reverse pass keeps sources, weights
-  and query alone.
+  h = Σ_n (w_n + relu(q · v_n)) ⊙ v_n over the sources that are valid
+
+  The weights may differ by channel, the gates do not. The two sums are taken separately, so that no
+  array of N · D weights per token exists. The reverse pass keeps the sources, the weights and the
+  query, nothing else.
 
   Args:
     sources: N arrays [..., D] in their slots.
@@ -59,14 +63,15 @@ def _gated_depth_sum(sources: Sources, weights: Array, query: Array) -> Array:
 
 
 def _wide_sum(groups: tuple[Array, ...], valid: Array, weights: Array) -> Array:
+  """Returns the weighted sum of all valid slots [..., D], at least in float32."""
   wide = wide_dtype(groups[0])
-  # One axis per axis of a source: [slots, ...] broadcasts from the right.
+  # The weights get as many axes as a group has, so that they broadcast from the right.
   missing = (1,) * (groups[0].ndim - weights.ndim)
   weights = weights.reshape(len(weights), *missing, *weights.shape[1:]).astype(wide)
   weights = jnp.where(valid.reshape(-1, *(1,) * (weights.ndim - 1)), weights, 0)
-  total, start = 0.0, 0
+  parts, start = [], 0
   for group in groups:
     end = start + len(group)
-    total += jnp.sum(weights[start:end] * group.astype(wide), axis=0)
+    parts.append(jnp.sum(weights[start:end] * group.astype(wide), axis=0))
     start = end
-  return total
+  return sum(parts[1:], parts[0])

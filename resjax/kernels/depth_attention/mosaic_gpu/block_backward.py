@@ -1,12 +1,13 @@
-"""Reverse pass of phase 1 on NVIDIA GPUs: reads nothing that was mixed.
+"""Reverse pass of phase 1 on NVIDIA GPUs, which does not read the outputs of the forward pass.
 
-The cotangents of all reads of a token stay in shared memory, and its sources if they fit. Those of
-the queries are summed over the tokens of a program in global memory, in rows of its own that the
-second-level cache holds: registers and shared memory have no room for all of them.
+The cotangents of all reads of a token stay in shared memory, and so do its sources if they fit. The
+cotangents of the queries are summed over the tokens of a program in global memory, in rows of its
+own that the second-level cache holds: registers and shared memory have no room for all of them.
 """
 
 import functools
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,119 +15,120 @@ from jax import lax
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from resjax.kernels.depth_attention.mosaic_gpu import call, pairs, row_ops, two_phase_tiles
-from resjax.kernels.depth_attention.mosaic_gpu.call import Shared, row_of
+from resjax.kernels.depth_attention.mosaic_gpu.call import Refs, row_of
 from resjax.kernels.depth_attention.mosaic_gpu.pairs import MAX_SOURCES
 from resjax.kernels.depth_attention.mosaic_gpu.ring import Ring, Stream, when
-from resjax.kernels.depth_attention.mosaic_gpu.sweep import Sweep
-from resjax.kernels.depth_attention.operands import Cotangents, Operands, Read, Stats
+from resjax.kernels.depth_attention.mosaic_gpu.row_ops import ChannelSums
+from resjax.kernels.depth_attention.mosaic_gpu.source_walk import SourceWalk
+from resjax.kernels.depth_attention.operands import Cotangents, Field, Operands, Read, Ref, Stats
 from resjax.typing import Array, PyTree
 
-# Tables of numbers per pair of a read and a source: what the cotangent of the read's output, its
-# query and the source itself are multiplied by in the cotangent of the source. The first two hold
-# the logit and ⟨dh_s, v_n⟩ before.
+# Tables of numbers per pair of a read and a source: the factors of the cotangent of the read's
+# output, of its query and of the source itself in the cotangent of the source. At first the first
+# two hold the logit and ⟨dh_s, v_n⟩.
 _WEIGHT, _DOT, _SHRINK = range(3)
-# Reads whose parts registers hold while all sources of a group pass.
+# Reads whose parts stay in registers while all sources of a group pass.
 _HELD_READS = 8
 
 
 class _Inputs(NamedTuple):
   operands: Operands
   stats: Stats
-  d_out: Any
-  d_lse: Any
+  d_out: Field
+  d_lse: Field
 
 
 class _Numbers(NamedTuple):
   """Numbers of a token, in shared memory.
 
   Attributes:
-    tables: [3, S', 32], S' rounded up.
+    tables: [3, S', 32]: three tables, see pairs.py.
     inverse_rms: [32].
     lse: [S'].
     d_lse: [S'].
   """
 
-  tables: Any
-  inverse_rms: Any
-  lse: Any
-  d_lse: Any
+  tables: Ref
+  inverse_rms: Ref
+  lse: Ref
+  d_lse: Ref
 
 
 class _Token(NamedTuple):
-  """What the walks over a token have in common.
+  """A token and all that its walks have in common.
 
   Attributes:
     inputs: references.
-    numbers: of the token.
-    index: of the token.
-    d_sources: references of the cotangents, laid out like bank and recent sources.
-    d_query: the program's sums [S, D / 128, 128].
-    d_reads: part s, index -> part of the cotangent of output s.
-    before: ring of cotangents that later reads left; None: there are none.
+    numbers: numbers of the token, in shared memory.
+    token: number of the token.
+    d_sources: references of the cotangents of bank and recent sources.
+    d_query: reference of the program's sums [S, D / 128, 128].
+    d_reads: function (s, index) -> part of the cotangent of output s.
+    before: ring of the cotangents of sources that later reads left; None if there are none.
   """
 
   inputs: _Inputs
   numbers: _Numbers
-  index: Array
+  token: Array
   d_sources: PyTree
-  d_query: Any
-  d_reads: Any
+  d_query: Ref
+  d_reads: Callable[[int, Array], Array]
   before: Ring | None
 
 
 def backward(
   read: Read, operands: Operands, stats: Stats, d_out: Array, d_lse: Array, d_sources: PyTree
 ) -> Cotangents:
-  """Reverse pass; see `depth_attention_block`, reference/block.py."""
-  folded = call.fold_operands(operands)
-  like, num_reads = folded.like, len(operands.query)
+  """Runs the reverse pass on the rows of one device, see reference/block.py."""
+  folded, num_reads = call.fold_operands(operands), len(operands.query)
   tiles = two_phase_tiles.choose_backward(
     operands.like, operands.num_slots, num_reads, read.threaded
   )
-  programs, rows = call.num_programs(read, len(like), tiles), pairs.num_rows(num_reads)
-  sums = jax.ShapeDtypeStruct((programs, *folded.query.shape), jnp.float32)
-  _, *others = tiles.numbers
-  sizes = (3, rows, MAX_SOURCES), *((size,) for size in others)
-  d, updated = call.launch(
+  assert tiles is not None  # obstacles.py has refused what has none
+  sizes = (3, pairs.num_rows(num_reads), MAX_SOURCES), *((size,) for size in tiles.numbers[1:])
+  written = call.launch(
     read,
-    functools.partial(_kernel, read.threaded, tiles.group, programs),
-    _Inputs(folded, stats, call.fold(d_out), d_lse),
-    Cotangents(*call.fresh_sources(read, folded), sums, None),
-    tiles=tiles,
-    programs=programs,
-    like=like,
-    name="depth_attention_block_backward",
+    functools.partial(_kernel, read.threaded, tiles.group),
+    tiles,
+    folded.like,
+    "depth_attention_block_backward",
+    inputs=_Inputs(folded, stats, call.fold(d_out), d_lse),
+    outputs=call.fresh_sources(read, folded),
+    totals=jax.ShapeDtypeStruct(folded.query.shape, jnp.float32),
     updated=call.fold(d_sources),
     numbers=_Numbers(*(plgpu.SMEM(size, jnp.float32) for size in sizes)),
   )
-  bank, recent = call.unfold(updated if read.threaded else d[:2])
-  return Cotangents(bank, recent, call.unfold(jnp.sum(d.query, axis=0)), None)
+  bank, recent = call.unfold(written.updated if read.threaded else written.outputs)
+  return Cotangents(bank, recent, call.unfold(written.totals), None)
 
 
-def _kernel(
-  threaded: bool, group: int, programs: int, inputs: _Inputs, outputs, updated, shared: Shared
-):
-  buffers, sums, numbers = shared
-  operands, d_sources = inputs.operands, updated if threaded else outputs[:2]
-  ring, d_reads, *before = _rings(inputs, buffers, updated, programs)
+def _kernel(threaded: bool, group: int, refs: Refs) -> None:
+  inputs: _Inputs = refs.inputs
+  operands, numbers = inputs.operands, _Numbers(*refs.numbers)
+  ring, d_reads, *before = _rings(inputs, refs)
   kept = ring.rows.shape[0] >= operands.num_slots
-  d_query = outputs.query.at[call.program()]
+  d_query = refs.own_totals()
   num_reads, groups = operands.query.shape[:2]
   for s in range(num_reads):
     row_ops.store(d_query.at[s], row_ops.zeros(groups))
 
-  def token_backward(step, _):
-    parts = functools.partial(d_reads.load_part, step)
+  def token_backward(step: Array, _: None) -> None:
     token = _Token(
-      inputs, numbers, ring.token(step), d_sources, d_query, parts, before[0] if before else None
+      inputs,
+      numbers,
+      ring.token(step),
+      d_sources=refs.updated if threaded else refs.outputs,
+      d_query=d_query,
+      d_reads=functools.partial(d_reads.load_part, step),
+      before=before[0] if before else None,
     )
     scoring, writing = (
-      Sweep(operands, ring, step, group, kept, index, num_sweeps=2) for index in range(2)
+      SourceWalk(operands, ring, step, group, kept, index, num_walks=2) for index in range(2)
     )
     _load_numbers(token)
     for s in range(num_reads):
       d_reads.wait(step, s)
-    _score(token, scoring, sums)
+    _score(token, scoring, refs.sums)
     row_ops.synchronize()
     _differentiate(token)
     row_ops.synchronize()
@@ -137,52 +139,56 @@ def _kernel(
   lax.fori_loop(jnp.int32(0), ring.steps, token_backward, None)
 
 
-def _rings(inputs: _Inputs, buffers: tuple, d_sources: PyTree, programs: int) -> list[Ring]:
-  """Returns the rings of sources, of cotangents of reads, and of sources' before, if any."""
-  operands, tokens = inputs.operands, inputs.operands.like.shape[0]
+def _rings(inputs: _Inputs, refs: Refs) -> list[Ring]:
+  """Returns rings: of sources, of cotangents of outputs; if threaded, of cotangents of sources."""
+  operands = inputs.operands
   sources = call.source_streams(operands)
-  kept = buffers[0][0].shape[0] >= len(sources)
-  reads = [
+  kept = refs.rings[0][0].shape[0] >= len(sources)
+  d_reads = tuple(
     Stream(functools.partial(row_of, inputs.d_out, (), s)) for s in range(operands.query.shape[0])
-  ]
-  streams = [sources if kept else 2 * sources, tuple(reads)]
-  if d_sources is not None:
-    slots = enumerate(sources)
-    streams.append(
-      tuple(Stream(functools.partial(row_of, *d_sources, n), source.valid) for n, source in slots)
+  )
+  streams = [sources if kept else 2 * sources, d_reads]
+  if refs.updated is not None:
+    bank, recent = refs.updated
+    before = (
+      Stream(functools.partial(row_of, bank, recent, slot), source.valid)
+      for slot, source in enumerate(sources)
     )
-  pairs_of = zip(buffers, streams, strict=True)
-  return [call.make_ring(buffer, rows, tokens, programs) for buffer, rows in pairs_of]
+    streams.append(tuple(before))
+  return [
+    call.make_ring(buffer, rows, operands.like.shape[0])
+    for buffer, rows in zip(refs.rings, streams, strict=True)
+  ]
 
 
 def _load_numbers(token: _Token) -> None:
-  """Reads the statistics of a token, and the cotangents of lse."""
+  """Copies the statistics of a token, and the cotangents of lse, to shared memory."""
   (operands, stats, _, d_lse), numbers = token.inputs, token.numbers
   for slot in range(operands.num_slots):
-    numbers.inverse_rms[slot] = stats.inverse_rms[slot, token.index]
+    numbers.inverse_rms[slot] = stats.inverse_rms[slot, token.token]
   for s in range(operands.query.shape[0]):
-    numbers.lse[s] = stats.lse[s, token.index]
-    numbers.d_lse[s] = d_lse[s, token.index]
+    numbers.lse[s] = stats.lse[s, token.token]
+    numbers.d_lse[s] = d_lse[s, token.token]
     for slot in range(operands.num_slots):
-      numbers.tables[_WEIGHT, s, slot] = stats.logits[s, slot, token.index]
+      numbers.tables[_WEIGHT, s, slot] = stats.logits[s, slot, token.token]
 
 
-def _score(token: _Token, sweep: Sweep, sums: row_ops.Sums) -> None:
-  """Puts ⟨dh_s, v_n⟩ of all pairs into `numbers`."""
+def _score(token: _Token, walk: SourceWalk, sums: ChannelSums) -> None:
+  """Writes ⟨dh_s, v_n⟩ of all pairs to `numbers`."""
   num_reads = token.inputs.operands.query.shape[0]
   rows = [functools.partial(token.d_reads, s) for s in range(num_reads)]
 
-  def put(s, slot, value):
+  def put(s: int, slot: int, value: Array) -> None:
     token.numbers.tables[_DOT, s, slot] = value
 
-  for slots in sweep.groups():
-    sweep.wait_all(slots)
-    pairs.dot_products(sweep, sums, slots, rows, put)
-    sweep.release(slots)
+  for slots in walk.groups():
+    walk.wait_all(slots)
+    pairs.dot_products(walk, sums, slots, rows, put)
+    walk.release(slots)
 
 
 def _differentiate(token: _Token) -> None:
-  """Turns logits and ⟨dh_s, v_n⟩ into what cotangents are composed with."""
+  """Turns logits and ⟨dh_s, v_n⟩ into the factors that make up the cotangents."""
   numbers, operands = token.numbers, token.inputs.operands
   tables, rows = numbers.tables, numbers.lse.shape[0]
   valid = pairs.valid_sources(operands, rows)
@@ -198,53 +204,59 @@ def _differentiate(token: _Token) -> None:
   tables[_SHRINK] = d_dots * inverse_rms * logits / (operands.query.shape[1] * row_ops.LANES)
 
 
-def _write(token: _Token, sweep: Sweep, slots: range) -> None:
-  """Writes the cotangents of some sources; adds to those of the queries."""
-  operands, tables, groups = token.inputs.operands, token.numbers.tables, sweep.ring.rows.shape[1]
-  reads, index = range(operands.query.shape[0]), token.index
-  if not sweep.kept:
-    sweep.wait_all(slots)
+def _write(token: _Token, walk: SourceWalk, slots: range) -> None:
+  """Writes the cotangents of a group of sources; adds this token's part to those of the queries."""
+  operands, tables, groups = token.inputs.operands, token.numbers.tables, walk.ring.rows.shape[1]
+  reads = range(operands.query.shape[0])
+  if not walk.kept:
+    walk.wait_all(slots)
   for slot in slots:
-    _begin(token, sweep, slot)
+    _begin(token, walk, slot)
   shrinks = {slot: sum(tables[_SHRINK, s, slot] for s in reads) for slot in slots}
 
-  def write_part(part, _):
+  def write_part(part: Array, _: None) -> None:
     held = {s: _read_parts(token, s, part) for s in reads[:_HELD_READS]}
 
-    def add(d_query, slot):
-      x = sweep.load_part(slot, part)
-      own, d_query = -shrinks[slot] * x, list(d_query)
+    def add(d_queries: tuple, slot: int) -> tuple:
+      x = walk.load_part(slot, part)
+      own, new = -shrinks[slot] * x, list(d_queries)
       for s in reads:
         d_mixed, query = held[s] if s in held else _read_parts(token, s, part)
         own += tables[_WEIGHT, s, slot] * d_mixed + tables[_DOT, s, slot] * query
-        d_query[s] += tables[_DOT, s, slot] * x
+        new[s] += tables[_DOT, s, slot] * x
       if token.before is not None:
-        own += token.before.load_part(sweep.step, slot, part)
-      row_ops.store_part(row_of(*token.d_sources, slot, index), part, own)
-      return tuple(d_query)
+        own += token.before.load_part(walk.step, slot, part)
+      row_ops.store_part(_cotangent(token, slot), part, own)
+      return tuple(new)
 
-    d_query = tuple(row_ops.load_part(token.d_query.at[s], part) for s in reads)
+    d_queries = tuple(row_ops.load_part(token.d_query.at[s], part) for s in reads)
     for slot in slots:
-      d_query = sweep.where_valid(slot, functools.partial(add, slot=slot), d_query)
+      d_queries = walk.where_valid(slot, functools.partial(add, slot=slot), d_queries)
     for s in reads:
-      row_ops.store_part(token.d_query.at[s], part, d_query[s])
+      row_ops.store_part(token.d_query.at[s], part, d_queries[s])
 
   lax.fori_loop(0, row_ops.num_parts(groups), write_part, None)
-  sweep.release(slots)
+  walk.release(slots)
   if token.before is not None:
-    token.before.release(sweep.step, slots)
+    token.before.release(walk.step, slots)
 
 
-def _begin(token: _Token, sweep: Sweep, slot: int) -> None:
-  """Waits for what later reads left of a source; where it does not count leaves that, or zeros."""
-  valid = sweep.valid(slot)
+def _begin(token: _Token, walk: SourceWalk, slot: int) -> None:
+  """Waits for the cotangent that later reads left, or zeroes that of a slot that does not count."""
+  valid = walk.valid(slot)
   if token.before is not None:
-    when(valid, functools.partial(token.before.wait, sweep.step, slot))
+    when(valid, functools.partial(token.before.wait, walk.step, slot))
   elif valid is not None:
-    out = row_of(*token.d_sources, slot, token.index)
+    out = _cotangent(token, slot)
     when(~valid, lambda: row_ops.store(out, row_ops.zeros(out.shape[0])))
 
 
+def _cotangent(token: _Token, slot: int) -> Ref:
+  """Returns the reference of the cotangent of a source."""
+  bank, recent = token.d_sources
+  return row_of(bank, recent, slot, token.token)
+
+
 def _read_parts(token: _Token, s: int, part: Array) -> tuple[Array, Array]:
-  """Returns a part of the cotangent of an output, and of the query."""
+  """Returns a part of the cotangent of output s, and the same part of query s."""
   return token.d_reads(s, part), row_ops.load_part(token.inputs.operands.query.at[s], part)

@@ -1,11 +1,12 @@
-"""Phase 1 on NVIDIA GPUs: every source is read once, for all reads of a depth block.
+"""Forward pass of phase 1 on NVIDIA GPUs: every source is loaded once, for all reads.
 
-The sources of a token stay in shared memory until they are mixed. The queries lie in global memory,
-and on the chip in the first-level cache; each passes once per token and group of sources.
+The sources of a token stay in shared memory until they are mixed. The queries stay in global memory
+and are held on the chip by the first-level cache; all of them are loaded once per token and group
+of sources.
 """
 
 import functools
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,22 +14,23 @@ from jax import lax
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from resjax.kernels.depth_attention.mosaic_gpu import call, pairs, row_ops, two_phase_tiles
-from resjax.kernels.depth_attention.mosaic_gpu.call import Shared
+from resjax.kernels.depth_attention.mosaic_gpu.call import Refs
 from resjax.kernels.depth_attention.mosaic_gpu.pairs import MAX_SOURCES
-from resjax.kernels.depth_attention.mosaic_gpu.sweep import Sweep
-from resjax.kernels.depth_attention.operands import Operands, Read, Stats
+from resjax.kernels.depth_attention.mosaic_gpu.row_ops import ChannelSums
+from resjax.kernels.depth_attention.mosaic_gpu.source_walk import SourceWalk
+from resjax.kernels.depth_attention.operands import Field, Operands, Read, Ref, Stats
 from resjax.typing import Array
 
-# Tables of numbers per pair of a read and a source.
+# Tables of numbers per pair of a read and a source, see pairs.py.
 _DOT, _WEIGHT, _LOGIT = range(3)
-# Reads that are mixed at a time, their sums in registers.
+# Reads that are mixed at a time, with their sums in registers.
 _MIXED_READS = 8
 
 
-class Outputs(NamedTuple):
-  """What the kernel writes: outputs [S, T, D / 128, 128], statistics."""
+class _Outputs(NamedTuple):
+  """What the kernel writes: outputs [S, T, D / 128, 128], and statistics."""
 
-  out: Array
+  out: Field
   stats: Stats
 
 
@@ -36,84 +38,83 @@ class _Numbers(NamedTuple):
   """Numbers of a token, in shared memory.
 
   Attributes:
-    tables: [3, S', 32], S' rounded up.
+    tables: [3, S', 32]: three tables, see pairs.py.
     squares: |v_n|², [32].
     inverse_rms: [32].
     lse: [S'].
   """
 
-  tables: Any
-  squares: Any
-  inverse_rms: Any
-  lse: Any
+  tables: Ref
+  squares: Ref
+  inverse_rms: Ref
+  lse: Ref
 
 
 def forward(read: Read, operands: Operands) -> tuple[Array, Stats]:
-  """All reads of a depth block; see `depth_attention_block`, reference/block.py."""
+  """Runs the forward pass on the rows of one device, see reference/block.py."""
   folded = call.fold_operands(operands)
   like, num_reads, slots = folded.like, len(operands.query), operands.num_slots
+  tiles = two_phase_tiles.choose_forward(operands.like, slots, num_reads)
+  assert tiles is not None  # obstacles.py has refused what has none
   tokens, rows = len(like), pairs.num_rows(num_reads)
   shapes = (slots, tokens), (num_reads, slots, tokens), (num_reads, tokens)
   stats = Stats(*(jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes))
-  out = jax.ShapeDtypeStruct((num_reads, *like.shape), like.dtype)
-  tiles = two_phase_tiles.choose_forward(operands.like, slots, num_reads)
-  programs = call.num_programs(read, tokens, tiles)
-  _, *others = tiles.numbers
-  sizes = (3, rows, MAX_SOURCES), *((size,) for size in others)
-  numbers = _Numbers(*(plgpu.SMEM(size, jnp.float32) for size in sizes))
-  result, _ = call.launch(
+  sizes = (3, rows, MAX_SOURCES), *((size,) for size in tiles.numbers[1:])
+  written = call.launch(
     read,
-    functools.partial(_kernel, read, tiles.group, programs),
-    folded,
-    Outputs(out, stats),
-    tiles=tiles,
-    programs=programs,
-    like=like,
-    name="depth_attention_block_forward",
-    numbers=numbers,
-  )
-  return call.unfold(result.out), result.stats
+    functools.partial(_kernel, read, tiles.group),
+    tiles,
+    like,
+    "depth_attention_block_forward",
+    inputs=folded,
+    outputs=_Outputs(jax.ShapeDtypeStruct((num_reads, *like.shape), like.dtype), stats),
+    numbers=_Numbers(*(plgpu.SMEM(size, jnp.float32) for size in sizes)),
+  ).outputs
+  return call.unfold(written.out), written.stats
 
 
-def _kernel(
-  read: Read, group: int, programs: int, operands: Operands, outputs: Outputs, _, shared: Shared
-):
-  (buffer,), sums, numbers = shared
-  ring = call.make_ring(buffer, call.source_streams(operands), operands.like.shape[0], programs)
+def _kernel(read: Read, group: int, refs: Refs) -> None:
+  operands: Operands = refs.inputs
+  numbers = _Numbers(*refs.numbers)
+  streams = call.source_streams(operands)
+  ring = call.make_ring(refs.rings[0], streams, operands.like.shape[0])
 
-  def read_token(step, _):
+  def read_token(step: Array, _: None) -> None:
     token = ring.token(step)
     scoring, mixing = (
-      Sweep(operands, ring, step, group, kept=True, index=index, num_sweeps=2) for index in range(2)
+      SourceWalk(operands, ring, step, group, kept=True, index=index, num_walks=2)
+      for index in range(2)
     )
     for slots in scoring.groups():
       scoring.wait_all(slots)
-      _score(operands, scoring, sums, numbers, slots)
+      _score(operands, scoring, refs.sums, numbers, slots)
     row_ops.synchronize()
     _softmax(read, operands, numbers)
     row_ops.synchronize()
-    _write_stats(operands, outputs.stats, numbers, token)
-    _mix(operands, outputs.out, numbers, mixing, token)
+    _write_stats(operands, refs.outputs.stats, numbers, token)
+    _mix(operands, refs.outputs.out, numbers, mixing, token)
     for slots in mixing.groups():
       mixing.release(slots)
 
   lax.fori_loop(jnp.int32(0), ring.steps, read_token, None)
 
 
-def _score(operands: Operands, sweep: Sweep, sums, numbers: _Numbers, slots: range) -> None:
-  """Puts |v_n|² and the dot products with all queries of some sources into `numbers`."""
+def _score(
+  operands: Operands, walk: SourceWalk, sums: ChannelSums, numbers: _Numbers, slots: range
+) -> None:
+  """Writes |v_n|² and the dot products with all queries of a group of sources to `numbers`."""
   queries = [
     functools.partial(row_ops.load_part, operands.query.at[s])
     for s in range(operands.query.shape[0])
   ]
 
-  def put(row, slot, value):
+  def put(row: int, slot: int, value: Array) -> None:
     if row == 0:
       numbers.squares[slot] = value
     else:
       numbers.tables[_DOT, row - 1, slot] = value
 
-  pairs.dot_products(sweep, sums, slots, [None, *queries], put)
+  pairs.dot_products(walk, sums, slots, [None, *queries], put)
 
 
 def _softmax(read: Read, operands: Operands, numbers: _Numbers) -> None:
@@ -132,7 +133,7 @@ def _softmax(read: Read, operands: Operands, numbers: _Numbers) -> None:
 
 
 def _write_stats(operands: Operands, stats: Stats, numbers: _Numbers, token: Array) -> None:
-  """Writes the numbers of a token."""
+  """Writes the statistics of a token to global memory."""
   for slot in range(operands.num_slots):
     stats.inverse_rms[slot, token] = numbers.inverse_rms[slot]
   for s in range(operands.query.shape[0]):
@@ -141,21 +142,21 @@ def _write_stats(operands: Operands, stats: Stats, numbers: _Numbers, token: Arr
       stats.logits[s, slot, token] = numbers.tables[_LOGIT, s, slot]
 
 
-def _mix(operands: Operands, out: Any, numbers: _Numbers, sweep: Sweep, token: Array) -> None:
-  """Writes h_s = Σ_n P_sn v_n."""
+def _mix(operands: Operands, out: Ref, numbers: _Numbers, walk: SourceWalk, token: Array) -> None:
+  """Writes h_s = Σ_n P_sn v_n of all reads, a part of the channels at a time."""
   num_reads, groups = operands.query.shape[:2]
   for start in range(0, num_reads, _MIXED_READS):
     reads = range(start, min(start + _MIXED_READS, num_reads))
 
-    def mix_part(index, _, reads=reads):
-      def add(mixed, slot):
-        x = sweep.load_part(slot, index)
+    def mix_part(index: Array, _: None, reads: range = reads) -> None:
+      def add(mixed: tuple, slot: int) -> tuple:
+        x = walk.load_part(slot, index)
         weights = (numbers.tables[_WEIGHT, s, slot] for s in reads)
         return tuple(h + weight * x for h, weight in zip(mixed, weights, strict=True))
 
       mixed = (row_ops.zeros(groups)[0],) * len(reads)
       for slot in range(operands.num_slots):
-        mixed = sweep.where_valid(slot, functools.partial(add, slot=slot), mixed)
+        mixed = walk.where_valid(slot, functools.partial(add, slot=slot), mixed)
       for s, h in zip(reads, mixed, strict=True):
         row_ops.store_part(out.at[s, token], index, h)
 

@@ -1,4 +1,4 @@
-"""How the kernels of depth attention are launched on NVIDIA GPUs."""
+"""How the kernels of depth attention are launched on NVIDIA GPUs, and how they see their arrays."""
 
 import functools
 from collections.abc import Callable
@@ -11,47 +11,14 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from resjax.kernels.depth_attention.mosaic_gpu.ring import Ring, Stream
-from resjax.kernels.depth_attention.mosaic_gpu.row_ops import LANES, Sums
+from resjax.kernels.depth_attention.mosaic_gpu.row_ops import LANES, ChannelSums
 from resjax.kernels.depth_attention.mosaic_gpu.tiles import GpuTiles
-from resjax.kernels.depth_attention.operands import Operands, Read
+from resjax.kernels.depth_attention.operands import Operands, Read, Ref
 from resjax.typing import Array, PyTree
 
 _PROGRAM = "program"
-# SMs of an H100, for which a kernel is lowered where there is no GPU.
+# Streaming multiprocessors of an H100, for which a kernel is lowered where there is no GPU.
 _ABSENT_SMS = 132
-_HOPPER = 9.0
-# A thread holds its share of up to four rows in registers.
-_MAX_WIDTH = 8192
-
-
-def num_programs(read: Read, tokens: int, tiles: GpuTiles) -> int:
-  """Returns how many programs share the tokens: as many as run at a time.
-
-  The interpreter runs them one after another, so it is a GPU of one streaming multiprocessor.
-  """
-  sms = 1 if read.interpret else getattr(read.layout.device, "core_count", _ABSENT_SMS)
-  return min(tokens, tiles.programs_per_sm * sms)
-
-
-def obstacle(read: Read) -> str | None:
-  """Returns why no kernel can run on the GPU of a read, or None."""
-  if read.interpret:
-    return None
-  found = read.layout.device
-  capability = getattr(found, "compute_capability", None)
-  if capability is None:
-    return f"the compute capability of {found.device_kind!r} is not known, it needs {_HOPPER}"
-  if float(capability) < _HOPPER:
-    return f"{found.device_kind!r} has compute capability {capability}, it needs {_HOPPER}"
-  return None
-
-
-def width_obstacle(like: Array) -> str | None:
-  """Returns why a kernel that has rows in registers cannot run on rows like these, or None."""
-  width = like.shape[-1]
-  if width > _MAX_WIDTH:
-    return f"the width {width} (config.model.d_model) is above {_MAX_WIDTH}, what registers hold"
-  return None
 
 
 def fold(rows: PyTree) -> PyTree:
@@ -65,67 +32,91 @@ def unfold(rows: PyTree) -> PyTree:
 
 
 def fold_operands(operands: Operands) -> Operands:
-  """Folds all but the counts."""
+  """Folds all operands but the counts."""
   return fold(operands._replace(counts=None))._replace(counts=operands.counts)
 
 
-class Shared(NamedTuple):
-  """Shared memory of a program, references.
+class Refs(NamedTuple):
+  """The memory that a kernel works with.
 
   Attributes:
-    buffers: rows and barriers of each `Ring`.
-    sums: sums over channels.
-    numbers: what the kernel asked for.
+    inputs: references to arrays in global memory that are read.
+    outputs: references to arrays in global memory that are written.
+    totals: references to sums over tokens, one part per program, in global memory.
+    updated: references to arrays in global memory that are changed in place.
+    rings: for every `Ring` its rows and barriers in shared memory.
+    sums: what sums over channels need.
+    numbers: further shared memory that the kernel asked for.
   """
 
-  buffers: tuple[tuple[Any, Any], ...]
-  sums: Sums
+  inputs: Any
+  outputs: Any
+  totals: Any
+  updated: Any
+  rings: tuple[tuple[Ref, Ref], ...]
+  sums: ChannelSums
   numbers: tuple
+
+  def own_totals(self) -> Any:
+    """Returns references to this program's part of the totals."""
+    own = program()
+    return jax.tree.map(lambda ref: ref.at[own], self.totals)
+
+
+class Results(NamedTuple):
+  """The arrays that a kernel wrote, in the trees that `launch` was given.
+
+  Attributes:
+    outputs: arrays of the shapes that were asked for.
+    totals: sums over all tokens.
+    updated: the arrays that were changed in place.
+  """
+
+  outputs: Any
+  totals: Any
+  updated: Any
 
 
 def launch(
   read: Read,
-  kernel: Callable,
-  inputs: PyTree,
-  outputs: PyTree,
-  *,
+  kernel: Callable[[Refs], None],
   tiles: GpuTiles,
-  programs: int,
-  like: Array,
+  like: jax.ShapeDtypeStruct,
   name: str,
+  *,
+  inputs: PyTree,
+  outputs: PyTree = None,
+  totals: PyTree = None,
   updated: PyTree = None,
   numbers: tuple = (),
-) -> tuple[PyTree, PyTree]:
-  """Runs a kernel, under `vmap` once per element.
+) -> Results:
+  """Runs a kernel; under `vmap` it runs once per element.
 
   Args:
-    read: as given to the backend.
-    kernel: (references of `inputs`, of `outputs`, of `updated`, `Shared`) -> None.
-    inputs: arrays in global memory.
-    outputs: shapes.
+    read: options, as given to the backend.
+    kernel: function that is traced in every program.
     tiles: tile sizes.
-    programs: size of the grid.
-    like: a folded source.
-    name: of the kernel.
-    updated: arrays in global memory that the kernel changes where they lie.
-    numbers: further shared memory.
-
-  Returns:
-    Arrays like `outputs`, and like `updated`.
+    like: a folded source [T, D / 128, 128].
+    name: name of the kernel.
+    inputs: arrays that the kernel reads.
+    outputs: shapes of arrays that the kernel writes.
+    totals: shapes of float32 sums over tokens, to which every program writes its part.
+    updated: arrays that the kernel changes in place.
+    numbers: further shared memory that every program needs.
   """
+  programs = _num_programs(read, len(like), tiles)
+  parts = jax.tree.map(lambda x: jax.ShapeDtypeStruct((programs, *x.shape), jnp.float32), totals)
   in_leaves, in_tree = jax.tree.flatten((inputs, updated))
-  shapes, out_tree = jax.tree.flatten(outputs)
-  num_in = len(jax.tree.leaves(inputs))
+  shapes, out_tree = jax.tree.flatten((outputs, parts))
+  num_inputs = len(jax.tree.leaves(inputs))
   scratch = _scratch(tiles, like, numbers)
 
-  def body(*refs):
-    operands = jax.tree.unflatten(in_tree, refs[: len(in_leaves)])
-    results = jax.tree.unflatten(out_tree, refs[len(in_leaves) :])
-
-    def run(shared):
-      kernel(operands[0], results, operands[1], shared)
-
-    pl.run_scoped(run, scratch)
+  def body(*refs: Ref) -> None:
+    read_refs, updated_refs = jax.tree.unflatten(in_tree, refs[: len(in_leaves)])
+    output_refs, part_refs = jax.tree.unflatten(out_tree, refs[len(in_leaves) :])
+    pl.run_scoped(
+      lambda shared: kernel(Refs(read_refs, output_refs, part_refs, updated_refs, *shared)), scratch
+    )
 
   run = pl.kernel(
     body,
@@ -139,32 +130,42 @@ def launch(
   )
 
   @jax.custom_batching.sequential_vmap
-  def call(*arrays):
-    def in_place(refs):
+  def call(*arrays: Array) -> tuple:
+    def in_place(refs: tuple) -> None:
       results, changed = refs
-      for ref, result in zip(results, run(*arrays[:num_in], *changed), strict=True):
+      for ref, result in zip(results, run(*arrays[:num_inputs], *changed), strict=True):
         ref[...] = result
 
     empty = tuple(jnp.zeros(x.shape, x.dtype) for x in shapes)
-    return pl.run_state(in_place)((empty, arrays[num_in:]))
+    return pl.run_state(in_place)((empty, arrays[num_inputs:]))
 
   results, changed = call(*in_leaves)
-  _, updated = jax.tree.unflatten(in_tree, (*in_leaves[:num_in], *changed))
-  return jax.tree.unflatten(out_tree, results), updated
+  _, updated = jax.tree.unflatten(in_tree, (*in_leaves[:num_inputs], *changed))
+  outputs, parts = jax.tree.unflatten(out_tree, results)
+  return Results(outputs, jax.tree.map(lambda x: jnp.sum(x, axis=0), parts), updated)
 
 
-def _scratch(tiles: GpuTiles, like: Array, numbers: tuple) -> Shared:
-  """Returns what a program allocates."""
+def _num_programs(read: Read, tokens: int, tiles: GpuTiles) -> int:
+  """Returns how many programs share the tokens: as many as run at a time.
 
-  def buffer(rows):
+  The interpreter runs programs one after another: to it, the GPU has one streaming multiprocessor.
+  """
+  sms = 1 if read.interpret else getattr(read.layout.device, "core_count", _ABSENT_SMS)
+  return min(tokens, tiles.programs_per_sm * sms)
+
+
+def _scratch(tiles: GpuTiles, like: jax.ShapeDtypeStruct, numbers: tuple) -> tuple:
+  """Returns the shared memory that a program allocates: rings, sums and numbers of `Refs`."""
+
+  def ring(rows: int) -> tuple[Any, Any]:
     return plgpu.SMEM((rows, *like.shape[-2:]), like.dtype), plgpu.Barrier(num_barriers=rows)
 
-  rings = tiles.rows, *tiles.further_rows
-  return Shared(tuple(map(buffer, rings)), Sums.scratch(tiles.summed_rows, like.shape[-2]), numbers)
+  rings = tuple(map(ring, (tiles.rows, *tiles.further_rows)))
+  return rings, ChannelSums.scratch(tiles.summed_rows, like.shape[-2]), numbers
 
 
 def fresh_sources(read: Read, operands: Operands) -> PyTree:
-  """Returns shapes of the cotangents of bank and recent sources; none if those are threaded."""
+  """Returns shapes of new cotangents of bank and recent sources; none if sources are threaded."""
   if read.threaded:
     return None, ()
   sources = operands.bank, operands.recent
@@ -176,9 +177,9 @@ def program() -> Array:
   return lax.axis_index(_PROGRAM)
 
 
-def make_ring(buffer: tuple, streams: tuple, tokens: int, programs: int) -> Ring:
-  """Returns a ring of this program, which has every `programs`-th token, filled."""
-  first = program()
+def make_ring(buffer: tuple[Ref, Ref], streams: tuple[Stream, ...], tokens: int) -> Ring:
+  """Returns a ring for the tokens of this program, filled; with P programs these are every P-th."""
+  first, programs = program(), lax.axis_size(_PROGRAM)
   steps = lax.div(tokens - first + jnp.int32(programs - 1), jnp.int32(programs))
   ring = Ring(*buffer, streams, lambda step: first + step * programs, steps)
   ring.start()
@@ -186,11 +187,11 @@ def make_ring(buffer: tuple, streams: tuple, tokens: int, programs: int) -> Ring
 
 
 def source_streams(operands: Operands) -> tuple[Stream, ...]:
-  """Returns where the sources of a token lie, in the order of the slots, and which count."""
+  """Returns for every slot where the sources of a token lie, and whether it counts."""
   num_valid, last = operands.counts[0], operands.counts[1]
   num_banked = operands.num_slots - len(operands.recent)
 
-  def stream(slot):
+  def stream(slot: int) -> Stream:
     valid = num_valid > slot if slot < num_banked else None
     if operands.recent and slot == operands.num_slots - 1:
       valid = last > 0
@@ -199,8 +200,13 @@ def source_streams(operands: Operands) -> tuple[Stream, ...]:
   return tuple(map(stream, range(operands.num_slots)))
 
 
-def row_of(bank: Any, recent: tuple, slot: int, token: Array) -> Any:
-  """Returns the reference of a token's row in a slot of what is laid out like sources."""
+def row_stream(ref: Ref, valid: Array | None = None) -> Stream:
+  """Returns the stream of the rows of an array [T, ...]."""
+  return Stream(lambda token: ref.at[token], valid)
+
+
+def row_of(bank: Ref, recent: tuple[Ref, ...], slot: int, token: Array) -> Ref:
+  """Returns the reference of a token's row in a slot of a bank, or None, and recent arrays."""
   num_banked = 0 if bank is None else bank.shape[0]
   if slot < num_banked:
     return bank.at[slot, token]

@@ -1,22 +1,22 @@
-"""Numbers of every pair of a read and a source of a token: a warp for a read, a lane for a source.
+"""Tables of one number for every pair of a read and a source of a token.
 
-As a table [S, 32], S rounded up to a multiple of the warps of a program. What lies past the reads
-and sources that there are may be anything. In shared memory a table has the same shape.
+A table is [S', 32] in registers and in shared memory, where S' is S rounded up to a multiple of the
+4 warps of a program. A row, one read, is in the registers of one warp, and a column, one source, in
+those of one lane. Entries past the last read and past the last source may be anything.
 """
 
 import functools
 import math
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import jax.numpy as jnp
 from jax import lax
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from resjax.kernels.depth_attention.mosaic_gpu import row_ops
-from resjax.kernels.depth_attention.mosaic_gpu.row_ops import WARPS, Sums
-from resjax.kernels.depth_attention.mosaic_gpu.sweep import Sweep
-from resjax.kernels.depth_attention.operands import Operands
+from resjax.kernels.depth_attention.mosaic_gpu.row_ops import WARPS, ChannelSums
+from resjax.kernels.depth_attention.mosaic_gpu.source_walk import SourceWalk
+from resjax.kernels.depth_attention.operands import Operands, Ref
 from resjax.typing import Array
 
 MAX_SOURCES = 32  # lanes of a warp
@@ -38,38 +38,38 @@ _SOURCES = plgpu.Layout.TILED(
 
 
 def num_rows(num_reads: int) -> int:
-  """Returns the rows of a table."""
+  """Returns S', the number of rows of a table."""
   return math.ceil(num_reads / WARPS) * WARPS
 
 
-def load(ref: Any) -> Array:
-  """Reads a table."""
+def load(ref: Ref) -> Array:
+  """Reads a table [S', 32]."""
   return plgpu.layout_cast(ref[...], _TABLE)
 
 
-def load_reads(ref: Any) -> Array:
-  """Reads a number per read, [S]."""
+def load_reads(ref: Ref) -> Array:
+  """Reads one number per read, [S']."""
   return plgpu.layout_cast(ref[...], _READS)
 
 
-def load_sources(ref: Any) -> Array:
-  """Reads a number per source, [32]."""
+def load_sources(ref: Ref) -> Array:
+  """Reads one number per source, [32]."""
   return plgpu.layout_cast(ref[...], _SOURCES)
 
 
 def spread_reads(column: Array) -> Array:
-  """Returns the table whose columns all are [S]."""
+  """Returns the table whose columns are all equal to a column [S']."""
   shape = *column.shape, MAX_SOURCES
   return plgpu.layout_cast(lax.broadcast_in_dim(column, shape, (0,)), _TABLE)
 
 
 def spread_sources(row: Array, rows: int) -> Array:
-  """Returns the table whose rows all are [32]."""
+  """Returns the table whose rows are all equal to a row [32]."""
   return plgpu.layout_cast(lax.broadcast_in_dim(row, (rows, MAX_SOURCES), (1,)), _TABLE)
 
 
 def valid_sources(operands: Operands, rows: int) -> Array:
-  """Returns the table of whether a source counts."""
+  """Returns a table of booleans: whether the source of each column counts."""
   slot = plgpu.broadcasted_iota(jnp.int32, (rows, MAX_SOURCES), 1, layout=_TABLE)
   num_valid, last = operands.counts[0], operands.counts[1]
   num_banked, end = operands.num_slots - len(operands.recent), operands.num_slots
@@ -78,23 +78,28 @@ def valid_sources(operands: Operands, rows: int) -> Array:
 
 
 def dot_products(
-  sweep: Sweep, sums: Sums, slots: range, rows: list[Callable | None], put: Callable
+  walk: SourceWalk,
+  sums: ChannelSums,
+  slots: range,
+  rows: Sequence[Callable | None],
+  put: Callable[[int, int, Array], None],
 ) -> None:
-  """Hands put(index, slot, ⟨row, v⟩) the product of every row with every source of a group.
+  """Calls put(index, slot, ⟨row, v⟩) for every row and every source of a group.
 
-  It is 0 where a source does not count.
+  The product with a source that does not count is 0.
 
   Args:
-    sweep: on the sources, which have arrived.
-    sums: of at least as many rows as there are slots.
-    slots: of the group.
-    rows: index of a part of the channels -> that part of a row; None: of the source itself.
-    put: called by all threads alike.
+    walk: over the sources, which have arrived.
+    sums: with room for at least as many rows as there are slots.
+    slots: the slots of the group.
+    rows: for every row a function, index of a part of the channels -> that part of the row; None
+      stands for the source itself.
+    put: function that all threads call with the same arguments.
   """
   most = sums.parts.shape[0] // len(slots)
   for start in range(0, len(rows), most):
     some = rows[start : start + most]
-    totals = _own_sums(sweep, slots, some)
+    totals = _own_sums(walk, slots, some)
     places = [(k, i) for k in range(len(some)) for i in range(len(slots))]
     for place, (k, i) in enumerate(places):
       sums.put(place, (totals[i][k],))
@@ -103,21 +108,23 @@ def dot_products(
       put(start + k, slots[i], sums[place])
 
 
-def _own_sums(sweep: Sweep, slots: range, rows: list[Callable | None]) -> list[tuple[Array, ...]]:
-  """Returns for every slot the products with all rows, summed over the parts."""
-  groups = sweep.ring.rows.shape[1]
+def _own_sums(
+  walk: SourceWalk, slots: range, rows: Sequence[Callable | None]
+) -> tuple[tuple[Array, ...], ...]:
+  """Returns for every slot and row the products, summed over the channels of each thread alone."""
+  groups = walk.ring.rows.shape[1]
 
-  def add_part(index, totals):
+  def add_part(index: Array, totals: tuple) -> tuple:
     parts = [None if row is None else row(index) for row in rows]
 
-    def add(own, slot):
-      x = sweep.load_part(slot, index)
+    def add(own: tuple, slot: int) -> tuple:
+      x = walk.load_part(slot, index)
       return tuple(
         total + x * (x if part is None else part) for total, part in zip(own, parts, strict=True)
       )
 
     return tuple(
-      sweep.where_valid(slot, functools.partial(add, slot=slot), own)
+      walk.where_valid(slot, functools.partial(add, slot=slot), own)
       for slot, own in zip(slots, totals, strict=True)
     )
 

@@ -1,8 +1,7 @@
-"""Rows on their way through the shared memory of a GPU: a ring that is refilled as it is read."""
+"""A ring buffer in the shared memory of a GPU, which is refilled as its rows are read."""
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
 
 import jax.numpy as jnp
 from jax import lax
@@ -11,6 +10,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from resjax.kernels.depth_attention.mosaic_gpu import row_ops
 from resjax.kernels.depth_attention.mosaic_gpu.row_ops import Row
+from resjax.kernels.depth_attention.operands import Ref
 from resjax.typing import Array
 
 
@@ -19,16 +19,16 @@ class Stream:
   """Where a row of each token lies in global memory.
 
   Attributes:
-    row: token -> reference of the row [D / 128, 128].
-    valid: whether there is a row; None: always.
+    row: function token -> reference of the row [D / 128, 128].
+    valid: whether there is a row; None if there always is.
   """
 
-  row: Callable[[Array], Any]
+  row: Callable[[Array], Ref]
   valid: Array | None = None
 
 
 def when(valid: Array | None, function: Callable) -> None:
-  """Calls a function where `valid`, None meaning always."""
+  """Calls a function if `valid` holds, or always if it is None."""
   if valid is None:
     function()
   else:
@@ -39,26 +39,27 @@ def when(valid: Array | None, function: Callable) -> None:
 class Ring:
   """R rows of shared memory through which the rows of a program's tokens pass in order.
 
-  Position j of the program's token number `step` lies in row (step · P + j) mod R, P the positions
-  of a token. Whoever has done with it releases it: then the row R positions later is copied there.
-  Rows of streams that are not valid are neither copied nor waited for, but released.
+  A token has a row in each of P streams, at positions 0 to P − 1. Position j of the program's token
+  number `step` lies in row (step · P + j) mod R. After its last use it is released: then the row R
+  positions later is copied to its place. Rows of streams that are not valid are not copied and must
+  not be waited for, but they are released.
 
   Attributes:
-    rows: [R, D / 128, 128] in shared memory.
-    barriers: one per row.
-    streams: what the positions of a token hold, P in all.
-    token: step -> token.
-    steps: number of the program's tokens.
+    rows: reference [R, D / 128, 128] in shared memory.
+    barriers: reference to one barrier per row.
+    streams: the P streams.
+    token: function step -> token.
+    steps: number of tokens of the program.
   """
 
-  rows: Any
-  barriers: Any
+  rows: Ref
+  barriers: Ref
   streams: tuple[Stream, ...]
   token: Callable[[Array], Array]
   steps: Array
 
   def start(self) -> None:
-    """Fills the ring."""
+    """Starts the copies of the first R rows."""
     for ahead in range(self.rows.shape[0]):
       self._fetch(jnp.int32(0), ahead)
 
@@ -70,11 +71,11 @@ class Ring:
     """Reads the row of a position that has arrived."""
     return row_ops.load(self.at(step, position))
 
-  def load_part(self, step: Array, position: int, index: Array) -> Array:
+  def load_part(self, step: Array, position: int, index: Array | int) -> Array:
     """Reads a part of the row of a position that has arrived."""
     return row_ops.load_part(self.at(step, position), index)
 
-  def at(self, step: Array, position: int) -> Any:
+  def at(self, step: Array, position: int) -> Ref:
     """Returns the reference of the row of a position that has arrived."""
     return self.rows.at[self._place(step, position)]
 
@@ -83,24 +84,24 @@ class Ring:
     row_ops.store(self.at(step, position), row)
 
   def release(self, step: Array, positions: range) -> None:
-    """Gives up the rows of some positions, valid or not, once all threads have done with them."""
+    """Waits until no thread needs the rows of some positions any more, and refills their places."""
     row_ops.synchronize()
     self.refill(step, positions)
 
   def refill(self, step: Array, positions: range) -> None:
-    """Copies what comes next to the rows of some positions, which no thread needs any more."""
+    """Copies the next rows to the places of some positions, which no thread needs any more."""
     for position in positions:
       self._fetch(step, position + self.rows.shape[0])
 
-  def _place(self, step, position):
+  def _place(self, step: Array, position: int) -> Array:
     return lax.rem(step * len(self.streams) + position, jnp.int32(self.rows.shape[0]))
 
-  def _fetch(self, step, position: int) -> None:
-    """Copies the row of a position, which may be one of a later token."""
+  def _fetch(self, step: Array, position: int) -> None:
+    """Starts to copy the row of a position; a position of P or more is one of a later token."""
     later, position = divmod(position, len(self.streams))
     step, stream = step + later, self.streams[position]
 
-    def copy():
+    def copy() -> None:
       place = self._place(step, position)
       source = stream.row(self.token(step))
       plgpu.copy_gmem_to_smem(source, self.rows.at[place], self.barriers.at[place])

@@ -1,9 +1,10 @@
 """Rows of D channels in the registers of a warpgroup, and sums over them.
 
-A row lies in memory as [D / 128, 128], for an asynchronous copy moves up to 256 elements along an
-axis. In registers it is a tuple of parts [v, 128], of which a thread holds v neighbours each.
-Kernels are compiled without automatic barriers: `synchronize` stands wherever threads exchange
-something, or shared memory changes hands between threads and asynchronous copies.
+A row lies in memory as [D / 128, 128], because an asynchronous copy moves at most 256 elements
+along an axis. In registers it is a tuple of parts [v, 128], and a thread holds v neighbouring
+channels of each part. Kernels are compiled without automatic barriers, so they call `synchronize`
+wherever threads exchange something, and wherever shared memory passes from threads to asynchronous
+copies or back.
 """
 
 import dataclasses
@@ -12,9 +13,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from resjax.kernels.depth_attention.operands import Ref
 from resjax.typing import Array
 
 LANES = 128  # also the threads of a warpgroup
@@ -34,33 +37,33 @@ def num_parts(groups: int) -> int:
   return groups // part_size(groups)
 
 
-def load(ref: Any) -> Row:
-  """Reads a row [D / 128, 128] of shared or global memory, in float32."""
+def load(ref: Ref) -> Row:
+  """Reads a row [D / 128, 128] of shared or global memory as float32."""
   return tuple(load_part(ref, index) for index in range(num_parts(ref.shape[0])))
 
 
-def load_part(ref: Any, index: Array | int) -> Array:
-  """Reads a part of a row of shared or global memory, in float32."""
+def load_part(ref: Ref, index: Array | int) -> Array:
+  """Reads a part of a row of shared or global memory as float32."""
   return _load_part(ref, index, part_size(ref.shape[0])).astype(jnp.float32)
 
 
-def load_words(ref: Any, index: int, size: int) -> Array:
-  """Reads a part [size, 128] of a row of words, in int32."""
+def load_words(ref: Ref, index: int, size: int) -> Array:
+  """Reads a part [size, 128] of a row of words as int32."""
   return _load_part(ref, index, size).astype(jnp.int32)
 
 
-def _load_part(ref, index, size):
+def _load_part(ref: Ref, index: Array | int, size: int) -> Array:
   return plgpu.layout_cast(ref[pl.ds(index * size, size)], _layout(size))
 
 
-def store(ref: Any, row: Row) -> None:
-  """Writes a row to memory, in the dtype that is there."""
+def store(ref: Ref, row: Row) -> None:
+  """Writes a row to memory in the dtype of the reference."""
   for index, part in enumerate(row):
     store_part(ref, index, part)
 
 
-def store_part(ref: Any, index: Array | int, part: Array) -> None:
-  """Writes a part of a row to memory, in the dtype that is there."""
+def store_part(ref: Ref, index: Array | int, part: Array) -> None:
+  """Writes a part of a row to memory in the dtype of the reference."""
   ref[pl.ds(index * part.shape[0], part.shape[0])] = part.astype(ref.dtype)
 
 
@@ -76,44 +79,49 @@ def _layout(size: int) -> Any:
 
 
 def rounded(row: Row, dtype: Any) -> Row:
-  """Returns a row with the precision of a dtype."""
+  """Returns a float32 row, rounded to the precision of a dtype."""
   return tuple(part.astype(dtype).astype(jnp.float32) for part in row)
 
 
+def scaled(row: Row, factor: Array, gain: Ref) -> Row:
+  """Returns row · factor ⊙ gain."""
+  return each(lambda part, gain: part * factor * gain, row, load(gain))
+
+
 def each(function: Callable, *rows: Row) -> Row:
-  """Applies a function to the parts of rows."""
+  """Applies a function to the parts of rows, one part of each row at a time."""
   return tuple(map(function, *rows))
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Sums:
-  """Sums over the channels of several rows at once, which costs little more than one.
+class ChannelSums:
+  """Sums over the channels of several rows at once, which cost little more than the sum of one.
 
-  Every thread adds up its own channels of a row and writes them to shared memory; then each warp
-  reduces every fourth row, and the sums return through shared memory.
+  Every thread adds up its own channels of a row and writes the sum to shared memory. Then each warp
+  reduces every fourth row, and the totals return to all threads through shared memory.
 
   Attributes:
-    parts: float32 [rows, 128 v], rows a multiple of 4.
-    totals: float32 [rows].
+    parts: reference, float32 [rows, 128 v], the number of rows a multiple of 4.
+    totals: reference, float32 [rows].
   """
 
-  parts: Any
-  totals: Any
+  parts: Ref
+  totals: Ref
 
   @classmethod
-  def scratch(cls, rows: int, groups: int) -> "Sums":
-    """Returns what to allocate for rows [groups, 128]."""
+  def scratch(cls, rows: int, groups: int) -> "ChannelSums":
+    """Returns the shared memory to allocate for sums of rows [groups, 128]."""
     shape = (rows, part_size(groups) * LANES)
     return cls(plgpu.SMEM(shape, jnp.float32), plgpu.SMEM((rows,), jnp.float32))
 
   def put(self, index: int, products: Row) -> None:
-    """Gives row `index` of those to be summed."""
+    """Sets row number `index` of those that will be summed."""
     own = sum(products[1:], products[0])
     self.parts[index] = own.reshape(own.size)
 
   def reduce(self) -> None:
-    """Sums all rows; what was not put gives something arbitrary."""
+    """Sums all rows; the sum of a row that was not put is arbitrary."""
     synchronize()
     width = 4 if self.parts.shape[1] % (4 * 32) == 0 else 1
     tiling = plgpu.Tiling(((WARPS, 32 * width), (width,)))
@@ -122,5 +130,11 @@ class Sums:
     synchronize()
 
   def __getitem__(self, index: int) -> Array:
-    """Returns the sum of row `index`."""
+    """Returns the sum of row number `index`."""
     return self.totals[index]
+
+  def inverse_rms(self, row: Row, eps: float) -> Array:
+    """Returns 1 / sqrt(mean(row²) + eps); takes the place of the rows that were put before."""
+    self.put(0, each(jnp.multiply, row, row))
+    self.reduce()
+    return lax.rsqrt(self[0] / (len(row) * row[0].size) + eps)

@@ -1,4 +1,6 @@
-"""Tile sizes of the two phases on NVIDIA GPUs."""
+"""Tile sizes of both phases of two-phase depth attention on NVIDIA GPUs."""
+
+import jax
 
 from resjax.kernels.depth_attention.mosaic_gpu import pairs
 from resjax.kernels.depth_attention.mosaic_gpu.pairs import MAX_SOURCES
@@ -10,28 +12,34 @@ from resjax.kernels.depth_attention.mosaic_gpu.tiles import (
   even,
   fitting_rows,
 )
-from resjax.typing import Array
 
-# Of a block: two reads with a full group of sources. Of a merge: what one sum needs.
+# Rows that are summed together: in phase 1 the products of two reads with a full group of sources,
+# in a merge as few as are possible.
 _BLOCK_SUMS, _MERGE_SUMS = 2 * MAX_GROUP, 4
 
 
 def forward_numbers(num_reads: int) -> tuple[int, ...]:
-  """Numbers of a token in the forward pass: three tables, two per source, one per read."""
+  """Returns the sizes of `_Numbers` in block_forward.py, as numbers of float32."""
   rows = pairs.num_rows(num_reads)
   return 3 * rows * MAX_SOURCES, MAX_SOURCES, MAX_SOURCES, rows
 
 
 def backward_numbers(num_reads: int) -> tuple[int, ...]:
-  """Numbers of a token in the reverse pass: three tables, one per source, two per read."""
+  """Returns the sizes of `_Numbers` in block_backward.py, as numbers of float32."""
   rows = pairs.num_rows(num_reads)
   return 3 * rows * MAX_SOURCES, MAX_SOURCES, rows, rows
 
 
-def choose_forward(like: Array, num_slots: int, num_reads: int) -> GpuTiles | None:
-  """Returns the tile sizes of phase 1, or None where the sources of a token have no room.
+def choose_forward(like: jax.ShapeDtypeStruct, num_slots: int, num_reads: int) -> GpuTiles | None:
+  """Returns the tile sizes of phase 1, or None if the sources of a token do not fit.
 
-  Two tokens are under way at most: more rows would take the first-level cache from the queries.
+  The ring holds the sources of at most two tokens, because more rows would take space from the
+  first-level cache, which the queries need.
+
+  Args:
+    like: shape [..., D] and dtype of a source.
+    num_slots: N.
+    num_reads: S.
   """
   numbers, group = forward_numbers(num_reads), even(num_slots, MAX_GROUP)
   for programs, stay in ((MAX_PROGRAMS, 3 * num_slots // 2), (1, num_slots)):
@@ -42,12 +50,20 @@ def choose_forward(like: Array, num_slots: int, num_reads: int) -> GpuTiles | No
   return None
 
 
-def choose_backward(like: Array, num_slots: int, num_reads: int, threaded: bool) -> GpuTiles | None:
-  """Returns the tile sizes of the reverse pass of phase 1, or None where a token has no room.
+def choose_backward(
+  like: jax.ShapeDtypeStruct, num_slots: int, num_reads: int, threaded: bool
+) -> GpuTiles | None:
+  """Returns the tile sizes of the reverse pass of phase 1, or None if a token does not fit.
 
-  The cotangents of all reads of a token stay. So do its sources if they fit; else they are read
-  twice. If `threaded`, a group of cotangents of sources is there too. The rings are those of the
-  sources, of the reads and of these.
+  There is a ring for the sources, one for the cotangents of the outputs, and if `threaded` one for
+  the cotangents that later reads left. The second holds all outputs of a token, the third a group
+  of sources. The first holds all sources of a token if they fit; otherwise they are loaded twice.
+
+  Args:
+    like: shape [..., D] and dtype of a source.
+    num_slots: N.
+    num_reads: S.
+    threaded: whether the sources are threaded.
   """
   numbers, group = backward_numbers(num_reads), even(num_slots, MAX_GROUP)
   rings = 3 if threaded else 2
@@ -65,13 +81,15 @@ def choose_backward(like: Array, num_slots: int, num_reads: int, threaded: bool)
   return GpuTiles(sizes[0], group, _BLOCK_SUMS, 1, numbers, sizes[1:])
 
 
-def choose_merge(like: Array, num_streams: int, numbers: tuple[int, ...] = ()) -> GpuTiles | None:
-  """Returns the tile sizes of a merge, or None where a token has no room.
+def choose_merge(
+  like: jax.ShapeDtypeStruct, num_streams: int, numbers: tuple[int, ...] = ()
+) -> GpuTiles | None:
+  """Returns the tile sizes of a merge, or None if a token does not fit.
 
   Args:
-    like: an array [..., D] of the shape and dtype of the running sum.
-    num_streams: rows of a token that are read.
-    numbers: sizes of what else is in shared memory, in float32.
+    like: shape [..., D] and dtype of the running sum.
+    num_streams: number of rows that are loaded per token.
+    numbers: sizes of what else is in shared memory, as numbers of float32.
   """
   for programs, stay in ((MAX_PROGRAMS, 2 * num_streams), (1, num_streams)):
     rows = fitting_rows(like, _MERGE_SUMS, numbers, 1, programs)
@@ -81,7 +99,7 @@ def choose_merge(like: Array, num_streams: int, numbers: tuple[int, ...] = ()) -
 
 
 def _spread(rows: int, least: tuple[int, ...], most: tuple[int, ...]) -> tuple[int, ...]:
-  """Returns sizes of rings that take up to `rows`, each between its bounds, in turn."""
+  """Returns sizes of rings: up to `rows` are dealt out in turn, each ring between its bounds."""
   sizes, spare = list(least), rows - sum(least)
   for _ in range(MAX_ROWS):
     for ring, bound in enumerate(most[: len(least)]):

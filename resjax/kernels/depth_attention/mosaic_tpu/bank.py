@@ -1,94 +1,133 @@
-"""The cotangent of a bank of sources, of which a kernel for TPUs moves the valid slots alone.
+"""The cotangent of a bank of sources, of which a kernel for TPUs moves only the valid slots.
 
-What the pipeline of a kernel writes it writes for all slots, so these tiles are copied by hand:
-those of the next tile of tokens are read, and those of the last one written, while one is in work.
+The pipeline of a kernel would write all slots of an output. So the kernel copies these tiles by
+hand: while one tile of tokens is worked on, the next one is read and the one before is written.
 """
 
 import dataclasses
-from typing import Any
+from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from resjax.kernels.depth_attention.mosaic_tpu.direct_plan import Plan
+from resjax.kernels.depth_attention.mosaic_tpu.call import Tiled, in_memory
+from resjax.kernels.depth_attention.mosaic_tpu.sources_plan import SourcesPlan
 from resjax.kernels.depth_attention.mosaic_tpu.tiles import ROWS
+from resjax.kernels.depth_attention.operands import Ref
 from resjax.typing import Array
+
+
+class BankScratch(NamedTuple):
+  """On-chip memory for tiles of the cotangent of a bank; both None without a bank.
+
+  Attributes:
+    buffers: [number of buffers, N_max, tokens, D].
+    semaphores: of reads and of writes, [2, number of buffers].
+  """
+
+  buffers: Any
+  semaphores: Any
+
+
+def scratch_shapes(plan: SourcesPlan) -> BankScratch:
+  """Returns what to allocate: a buffer to work on, one to write, and if there is an input, one."""
+  if not plan.sizes.num_banked:
+    return BankScratch(None, None)
+  count = num_buffers(plan)
+  shape = count, plan.sizes.num_banked, plan.tiles.tokens, plan.sizes.width
+  return BankScratch(pltpu.VMEM(shape, plan.dtype), pltpu.SemaphoreType.DMA((2, count)))
+
+
+def num_buffers(plan: SourcesPlan) -> int:
+  """Returns the number of tiles that are on the chip at a time."""
+  return 3 if plan.sizes.threaded else 2
+
+
+def input_of(plan: SourcesPlan, bank: Array | None, d_bank: Array | None) -> Tiled | None:
+  """Returns the input of a kernel: the cotangent that later reads left, or zeros.
+
+  Its T is a multiple of `ROWS`, because what is copied by hand consists of whole registers.
+  """
+  if bank is None:
+    return None
+  rest = -plan.sizes.num_tokens % ROWS
+  d_bank = jnp.zeros_like(bank) if d_bank is None else d_bank
+  return in_memory(jnp.pad(d_bank, ((0, 0), (0, rest), (0, 0))) if rest else d_bank)
+
+
+def output_of(plan: SourcesPlan) -> Tiled | None:
+  """Returns the output of a kernel, whose T is padded like that of the input."""
+  sizes = plan.sizes
+  if not sizes.num_banked:
+    return None
+  padded = sizes.num_tokens + -sizes.num_tokens % ROWS
+  return in_memory(jax.ShapeDtypeStruct((sizes.num_banked, padded, sizes.width), plan.dtype))
 
 
 @dataclasses.dataclass(frozen=True)
 class BankTiles:
-  """Tiles of the cotangent of a bank at one step of a kernel; does nothing without a bank.
+  """Tiles of the cotangent of a bank at one step of a kernel; it does nothing without a bank.
 
   Attributes:
-    plan: sizes.
-    reads: whether there is a cotangent already, which tiles begin with.
+    plan: tiles of the kernel. If the sources are threaded, tiles begin with the cotangent that
+      later reads left.
     num_valid: number of slots to move.
     tile: index of the tile of tokens.
     step: index of the step in this part of the grid.
-    source: cotangent [N_max, T, D] that is there already, in memory.
-    target: cotangent [N_max, T, D] in memory.
-    buffers: [buffers, N_max, tokens, D] on the chip.
-    semaphores: of reads and of writes, [2, buffers].
+    source: reference of the cotangent [N_max, T, D] that later reads left, in memory.
+    target: reference of the cotangent [N_max, T, D] to write, in memory.
+    scratch: on-chip memory.
   """
 
-  plan: Plan
-  reads: bool
+  plan: SourcesPlan
   num_valid: Array
   tile: Array
   step: Array
-  source: Any
-  target: Any
-  buffers: Any
-  semaphores: Any
+  source: Ref
+  target: Ref
+  scratch: BankScratch
 
-  @staticmethod
-  def num_buffers(reads: bool) -> int:
-    """One is worked on, one written, and one read."""
-    return 3 if reads else 2
+  @property
+  def _exists(self) -> bool:
+    return self.plan.sizes.num_banked > 0
 
-  @classmethod
-  def scratch_shapes(cls, plan: Plan, reads: bool) -> tuple[Any, Any]:
-    """Returns the types of buffers and semaphores; None without a bank."""
-    if not plan.work.num_banked:
-      return None, None
-    count = cls.num_buffers(reads)
-    tiles = pltpu.VMEM(
-      (count, plan.work.num_banked, plan.tiles.tokens, plan.work.width), plan.work.dtype
-    )
-    return tiles, pltpu.SemaphoreType.DMA((2, count))
+  @property
+  def _reads(self) -> bool:
+    return self._exists and self.plan.sizes.threaded
 
   def begin(self) -> None:
-    """Waits for the buffer of two steps ago, and starts to read the tile of the next step."""
-    if not self.plan.work.num_banked:
+    """Waits until the buffer of two steps ago is written; starts to read the next tile."""
+    if not self._exists:
       return
     pl.when(self.step >= 2)(lambda: self._wait_for_write(self.step - 2))
-    if self.reads:
+    if self._reads:
       pl.when(self.step == 0)(lambda: self._for_each(True, self.step, "start"))
       more = self.step + 1 < self.plan.grid[1]
       pl.when(more)(lambda: self._for_each(True, self.step + 1, "start"))
 
   def wait_until_read(self) -> None:
-    """Waits for what this step reads."""
-    if self.plan.work.num_banked and self.reads:
+    """Waits until the tile of this step is read."""
+    if self._reads:
       self._for_each(True, self.step, "wait")
 
-  def tiles(self) -> tuple[Any, ...]:
+  def tiles(self) -> tuple[Ref, ...]:
     """Returns references [tokens, D] to the tile of every slot."""
-    if not self.plan.work.num_banked:
+    if not self._exists:
       return ()
     here = self._buffer(self.step)
-    return tuple(self.buffers.at[here, slot] for slot in range(self.plan.work.num_banked))
+    return tuple(self.scratch.buffers.at[here, slot] for slot in range(self.plan.sizes.num_banked))
 
   def end(self) -> None:
-    """Starts to write the tile of this step; at the last step waits for all."""
-    if not self.plan.work.num_banked:
+    """Starts to write the tile of this step; at the last step waits until all are written."""
+    if not self._exists:
       return
     self._for_each(False, self.step, "start")
 
     @pl.when(self.step == self.plan.grid[1] - 1)
-    def _():
+    def _() -> None:
       pl.when(self.step >= 1)(lambda: self._wait_for_write(self.step - 1))
       self._wait_for_write(self.step)
 
@@ -96,15 +135,15 @@ class BankTiles:
     self._for_each(False, step, "wait")
 
   def _buffer(self, step: Array) -> Array:
-    return lax.rem(step, self.num_buffers(self.reads))
+    return lax.rem(step, num_buffers(self.plan))
 
   def _for_each(self, reads: bool, step: Array, action: str) -> None:
     """Starts, or waits for, the copies of all valid slots of a step."""
     tokens, tile = self.plan.tiles.tokens, self.tile + step - self.step
-    rest = self.plan.work.num_tokens % tokens
+    rest = self.plan.sizes.num_tokens % tokens
 
-    def copy_rows(count):
-      def body(slot, _):
+    def copy_rows(count: int) -> None:
+      def body(slot: Array, _: None) -> None:
         getattr(self._copy(reads, step, tile, slot, count), action)()
 
       lax.fori_loop(0, self.num_valid, body, None)
@@ -120,6 +159,6 @@ class BankTiles:
     start = pl.multiple_of(tile * self.plan.tiles.tokens, ROWS)
     buffer, index = self._buffer(step), 0 if reads else 1
     outside = (self.source if reads else self.target).at[slot, pl.ds(start, rows)]
-    inside = self.buffers.at[buffer, slot, pl.ds(0, rows)]
+    inside = self.scratch.buffers.at[buffer, slot, pl.ds(0, rows)]
     ends = (outside, inside) if reads else (inside, outside)
-    return pltpu.make_async_copy(*ends, self.semaphores.at[index, buffer])
+    return pltpu.make_async_copy(*ends, self.scratch.semaphores.at[index, buffer])

@@ -1,31 +1,144 @@
-"""How a kernel for TPUs is called, whatever stands around the call."""
+"""How the kernels of depth attention are called on TPUs."""
 
 import contextlib
+import functools
 from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
 
 import jax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import use_abstract_mesh
 
 from resjax.kernels.depth_attention.operands import Read
+from resjax.typing import Array, PyTree
 
 
-def prepared(read: Read, run: Callable) -> Callable:
-  """Returns `run` ready to be called on the rows of one device.
+class Tiled(NamedTuple):
+  """An array that a kernel reads, or the shape of one that it writes, and how it is tiled."""
 
-  The compiler of a kernel asks the mesh in context for the chip. A `shard_map` sets that mesh, but
-  around a mesh of one device there is none, so the call sets it. It runs once per element of a
-  `vmap`: an axis of the grid for it would split the sums over tokens.
+  array: Array | jax.ShapeDtypeStruct
+  spec: pl.BlockSpec
 
-  Args:
-    read: says where it runs.
-    run: takes and returns pytrees of arrays.
+
+class Plan(Protocol):
+  """What a call has to know of the plan of a kernel."""
+
+  @property
+  def grid(self) -> tuple[int, int]:
+    """Parts that may run on cores of their own, and the number of tiles in each."""
+
+  @property
+  def vmem_limit(self) -> int:
+    """Bytes of on-chip memory that the compiler may use."""
+
+
+def tiled(array: Array | jax.ShapeDtypeStruct | None, spec: pl.BlockSpec) -> Tiled | None:
+  """Returns an array with its tiles; None if there is no array."""
+  return None if array is None else Tiled(array, spec)
+
+
+def in_memory(array: Array | jax.ShapeDtypeStruct | None) -> Tiled | None:
+  """Returns an array that stays in the memory of the device, where a kernel copies it by hand."""
+  return tiled(array, pl.BlockSpec(memory_space=pl.ANY))
+
+
+def on_one_device(run: Callable) -> Callable:
+  """Decorates a pass of a backend, (read, *trees of arrays, **options) -> tree of arrays.
+
+  The compiler of a kernel asks the mesh in context for the kind of chip. `shard_map` sets that
+  mesh, but where a mesh has one device there is no `shard_map`, so it is set here. Under `vmap` the
+  pass runs once per element: one more axis of the grid would split the sums over tokens.
   """
-  mesh = read.layout.mesh
 
-  @jax.custom_batching.sequential_vmap
-  def call(*arrays):
-    alone = mesh.size == 1
-    with use_abstract_mesh(mesh.abstract_mesh) if alone else contextlib.nullcontext():
-      return run(*arrays)
+  @functools.wraps(run)
+  def call(read: Read, *arrays: PyTree, **options: Any) -> PyTree:
+    @jax.custom_batching.sequential_vmap
+    def once(*arrays: PyTree) -> PyTree:
+      mesh = read.layout.mesh
+      alone = mesh.size == 1
+      with use_abstract_mesh(mesh.abstract_mesh) if alone else contextlib.nullcontext():
+        return run(read, *arrays, **options)
+
+    return once(*arrays)
 
   return call
+
+
+def launch(
+  read: Read,
+  kernel: Callable,
+  plan: Plan,
+  name: str,
+  counts: Array,
+  *,
+  inputs: PyTree,
+  outputs: PyTree,
+  cost: pl.CostEstimate,
+  scratch: PyTree = (),
+  updates: tuple[tuple[str, str], ...] = (),
+) -> PyTree:
+  """Runs a kernel once per tile.
+
+  Args:
+    read: options.
+    kernel: (counts, inputs, outputs, scratch) -> None; all arguments are trees of references.
+    plan: sizes; the tiles of a part of the grid run in order.
+    name: name of the kernel.
+    counts: int32 [2], see `Operands`.
+    inputs: named tuple of `Tiled` arrays.
+    outputs: named tuple of `Tiled` shapes.
+    cost: floating-point operations and bytes, for the scheduler of XLA.
+    scratch: tree of on-chip memory that the kernel needs beside its tiles.
+    updates: pairs of a field of `inputs` and a field of `outputs`: where the first one has an
+      array, the output takes its place in memory.
+
+  Returns:
+    The outputs.
+  """
+  arrays, in_specs = _apart(inputs)
+  shapes, out_specs = _apart(outputs)
+  call = pl.pallas_call(
+    kernel,
+    out_shape=(shapes,),
+    grid_spec=pltpu.PrefetchScalarGridSpec(
+      num_scalar_prefetch=1,
+      grid=plan.grid,
+      in_specs=(in_specs,),
+      out_specs=(out_specs,),
+      scratch_shapes=(scratch,),
+    ),
+    input_output_aliases=_aliases(arrays, shapes, updates),
+    compiler_params=pltpu.CompilerParams(
+      dimension_semantics=("parallel", "arbitrary"), vmem_limit_bytes=plan.vmem_limit
+    ),
+    cost_estimate=cost,
+    interpret=read.interpret,
+    name=name,
+  )
+  (written,) = call(counts, arrays)
+  return written
+
+
+def _apart(tree: PyTree) -> tuple[PyTree, PyTree]:
+  """Returns a tree of `Tiled` as a tree of arrays and a tree of their specs."""
+
+  def each(function: Callable[[Tiled], Any]) -> PyTree:
+    return jax.tree.map(function, tree, is_leaf=lambda x: isinstance(x, Tiled))
+
+  return each(lambda x: x.array), each(lambda x: x.spec)
+
+
+def _aliases(inputs: Any, outputs: Any, updates: tuple[tuple[str, str], ...]) -> dict[int, int]:
+  """Returns the number of each flat input that is updated, and that of the output it becomes."""
+
+  def numbered(tree: Any, first: int) -> Any:
+    leaves, structure = jax.tree.flatten(tree)
+    return jax.tree.unflatten(structure, range(first, first + len(leaves)))
+
+  sources, targets = numbered(inputs, 1), numbered(outputs, 0)  # the counts are input 0
+  aliases: dict[int, int] = {}
+  for source, target in updates:
+    pairs = jax.tree.leaves(getattr(sources, source)), jax.tree.leaves(getattr(targets, target))
+    aliases |= dict(zip(*pairs, strict=False))  # no inputs where sources are not threaded
+  return aliases

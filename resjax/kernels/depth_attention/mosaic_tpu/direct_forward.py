@@ -1,103 +1,279 @@
-"""The forward kernel of depth attention for TPUs: every source is read once.
+"""The forward kernel of the direct read for TPUs: every source is loaded once.
 
-All N tiles of a tile of tokens lie in on-chip memory. A first sweep over them gives the logits, a
-second one mixes; nothing is rescaled, and only the output and two numbers per source and token go
-back to memory.
+All N rows of the tokens of a tile are in on-chip memory. A first sweep over them gives the logits,
+a second one mixes. So nothing is rescaled, and only the output and two numbers per source and token
+go back to memory.
 """
 
 from functools import partial
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from resjax.kernels.depth_attention.mosaic_tpu import direct_plan, tiles
-from resjax.kernels.depth_attention.mosaic_tpu.direct_forward_tile import (
-  Inputs,
-  Outputs,
-  Scratch,
-  kernel,
+from resjax.kernels.depth_attention.mosaic_tpu import direct_plan
+from resjax.kernels.depth_attention.mosaic_tpu.call import launch, on_one_device, tiled
+from resjax.kernels.depth_attention.mosaic_tpu.direct_plan import (
+  DirectPlan,
+  load,
+  put_columns,
+  spread_rows,
+  store,
+  zero_chunk,
 )
-from resjax.kernels.depth_attention.mosaic_tpu.direct_plan import Plan
-from resjax.kernels.depth_attention.mosaic_tpu.tiles import LANES, ROWS
-from resjax.kernels.depth_attention.operands import Operands, Read, Stats
+from resjax.kernels.depth_attention.mosaic_tpu.loops import Span
+from resjax.kernels.depth_attention.mosaic_tpu.tiles import LANES, ROWS, SUBLANES, TpuTiles
+from resjax.kernels.depth_attention.operands import Field, Operands, Read, Ref, Stats
 from resjax.typing import Array
 
 
-def forward(read: Read, plan: Plan, operands: Operands) -> tuple[Array, Array | None, Stats]:
-  """Runs the kernel on the rows of one device; see reference/direct.py."""
-  inputs = _inputs(operands)
-  outputs = _output_shapes(plan, read.adds)
-  call = pl.pallas_call(
-    partial(kernel, plan),
-    out_shape=(outputs,),
-    grid_spec=pltpu.PrefetchScalarGridSpec(
-      num_scalar_prefetch=1,
-      grid=plan.grid,
-      in_specs=(_input_specs(plan, inputs),),
-      out_specs=(_output_specs(plan, read.adds),),
-      scratch_shapes=(_scratch_shapes(plan),),
-    ),
-    compiler_params=pltpu.CompilerParams(
-      dimension_semantics=("parallel", "arbitrary"),
-      vmem_limit_bytes=tiles.vmem_limit(plan.work),
-    ),
-    cost_estimate=_cost(plan, inputs, outputs),
-    interpret=read.interpret,
-    name="depth_attention_forward",
+class _Inputs(NamedTuple):
+  query: Field
+  out_norm_scale: Field
+  slots: tuple[Field, ...]
+  addend: Field
+
+
+class _Outputs(NamedTuple):
+  out: Field
+  running: Field
+  inverse_rms: Field
+  logits: Field
+  lse: Field
+
+
+class _Scratch(NamedTuple):
+  """On-chip memory.
+
+  Attributes:
+    squares, dots: [tokens of a tile of statistics, LANES], a slot per lane: |v|² and g · v at
+      first, later inverse RMS and logits.
+    weights: [tokens of a tile, LANES], a slot per lane.
+    mixed: [ROWS, D].
+  """
+
+  squares: Ref
+  dots: Ref
+  weights: Ref
+  mixed: Ref
+
+
+@on_one_device
+def forward(
+  read: Read, operands: Operands, *, tile_sizes: TpuTiles | None = None
+) -> tuple[Array, Array | None, Stats]:
+  """Runs the forward pass with given or chosen tile sizes, see reference/direct.py."""
+  plan = DirectPlan.of("forward", read, operands, tile_sizes)
+  source, tokens, slots = plan.source_shape(), plan.tokens_spec(), plan.sizes.num_slots
+  per_slot, per_token = (
+    tiled(jax.ShapeDtypeStruct((n, plan.padded_tokens), jnp.float32), plan.stats_spec(n))
+    for n in (slots, 1)
   )
-  (got,) = call(operands.counts, inputs)
-  tokens = plan.work.num_tokens
-  stats = Stats(got.inverse_rms[:, :tokens], got.logits[:, :tokens], got.lse[0, :tokens])
-  return got.out, got.running, stats
-
-
-def _inputs(operands: Operands) -> Inputs:
-  banked = () if operands.bank is None else (operands.bank,) * len(operands.bank)
-  scale = operands.out_norm_scale
-  return Inputs(
-    direct_plan.spread_rows(operands.query),
-    None if scale is None else direct_plan.spread_rows(scale),
-    (*banked, *operands.recent),
-    operands.addend,
+  inputs = _Inputs(
+    tiled(spread_rows(operands.query), plan.whole_spec()),
+    tiled(spread_rows(operands.out_norm_scale), plan.whole_spec()),
+    plan.slots(operands),
+    tiled(operands.addend, tokens),
   )
-
-
-def _input_specs(plan: Plan, inputs: Inputs) -> Inputs:
-  return Inputs(
-    plan.row_spec(),
-    None if inputs.out_norm_scale is None else plan.row_spec(),
-    plan.slot_specs(),
-    None if inputs.addend is None else plan.tokens_spec(),
+  outputs = _Outputs(
+    tiled(source, tokens),
+    tiled(source if read.adds else None, tokens),
+    per_slot,
+    per_slot,
+    per_token,
   )
-
-
-def _output_shapes(plan: Plan, adds: bool) -> Outputs:
-  tokens = jax.ShapeDtypeStruct((plan.work.num_tokens, plan.work.width), plan.work.dtype)
-  slots, total = (
-    jax.ShapeDtypeStruct((n, plan.padded_tokens), jnp.float32) for n in (plan.work.num_slots, 1)
-  )
-  return Outputs(tokens, tokens if adds else None, slots, slots, total)
-
-
-def _output_specs(plan: Plan, adds: bool) -> Outputs:
-  tokens, slots = plan.tokens_spec(), plan.stats_spec(plan.work.num_slots)
-  return Outputs(tokens, tokens if adds else None, slots, slots, plan.stats_spec(1))
-
-
-def _scratch_shapes(plan: Plan) -> Scratch:
   columns = pltpu.VMEM((plan.stats_tokens, LANES), jnp.float32)
   weights = pltpu.VMEM((plan.tiles.tokens, LANES), jnp.float32)
-  return Scratch(columns, columns, weights, pltpu.VMEM((ROWS, plan.work.width), jnp.float32))
-
-
-def _cost(plan: Plan, inputs: Inputs, outputs: Outputs) -> pl.CostEstimate:
-  moved = inputs._replace(slots=outputs.out), outputs
-  sources = (plan.work.num_slots - 1) * direct_plan.num_bytes(outputs.out)
-  elements = plan.work.num_slots * plan.work.num_tokens * plan.work.width
-  return pl.CostEstimate(
-    flops=6 * elements,
-    transcendentals=2 * plan.work.num_slots * plan.work.num_tokens,
-    bytes_accessed=sources + direct_plan.num_bytes(*moved),
+  mixed = pltpu.VMEM((ROWS, plan.sizes.width), jnp.float32)
+  written = launch(
+    read,
+    partial(_kernel, plan),
+    plan,
+    "depth_attention_forward",
+    operands.counts,
+    inputs=inputs,
+    outputs=outputs,
+    cost=_cost(plan, read.adds, operands.out_norm_scale is not None),
+    scratch=_Scratch(columns, columns, weights, mixed),
   )
+  end = plan.sizes.num_tokens
+  stats = Stats(written.inverse_rms[:, :end], written.logits[:, :end], written.lse[0, :end])
+  return written.out, written.running, stats
+
+
+def _cost(plan: DirectPlan, adds: bool, normed: bool) -> pl.CostEstimate:
+  sizes, slots = plan.sizes, plan.sizes.num_slots
+  arrays = slots + 1 + 2 * adds
+  stats = (2 * slots + 1) * plan.padded_tokens
+  gains = (1 + normed) * SUBLANES * sizes.width
+  return pl.CostEstimate(
+    flops=6 * slots * sizes.num_tokens * sizes.width,
+    transcendentals=2 * slots * sizes.num_tokens,
+    bytes_accessed=arrays * sizes.num_tokens * sizes.width * plan.dtype.itemsize
+    + 4 * (stats + gains),
+  )
+
+
+def _kernel(
+  plan: DirectPlan, counts: Ref, inputs: _Inputs, outputs: _Outputs, scratch: _Scratch
+) -> None:
+  """Reads one tile; after the last tile of a tile of statistics, writes these too."""
+  step = pl.program_id(1)
+  place = lax.rem(step, plan.tiles_per_stats)
+  if plan.sizes.num_recent:
+    _prepare_last(plan, counts, inputs, outputs)
+
+  # In each of the three sweeps over the tile all rows are independent, which hides latencies.
+  first = pl.multiple_of(place * plan.tiles.tokens, ROWS)
+  plan.for_each_row_group(
+    lambda rows: _dot(plan, counts, inputs, scratch, rows, pl.ds(first + rows.start, ROWS))
+  )
+  _softmax(plan, counts, scratch, first)
+  plan.for_each_row_group(lambda rows: _read(plan, counts, inputs, outputs, scratch, rows))
+
+  @pl.when((place == plan.tiles_per_stats - 1) | (step == plan.grid[1] - 1))
+  def _() -> None:
+    _write_stats(plan, scratch, outputs)
+
+
+def _prepare_last(plan: DirectPlan, counts: Ref, inputs: _Inputs, outputs: _Outputs) -> None:
+  """Adds the addend to the last source; writes zeros over a last source that does not count."""
+  last, counted = inputs.slots[-1], counts[1] > 0
+  if inputs.addend is not None:
+
+    def add(rows: Span) -> None:
+      def chunk(lanes: Span, _: None) -> None:
+        total = load(last, rows, lanes) + load(inputs.addend, rows, lanes)
+        store(outputs.running, rows, lanes, total)
+        last[rows, lanes] = outputs.running[rows, lanes]
+
+      plan.for_each_chunk(chunk)
+
+    plan.for_each_row_group(add)
+
+  @pl.when(jnp.logical_not(counted))
+  def _() -> None:
+    last[...] = jnp.zeros_like(last)
+
+
+def _dot(
+  plan: DirectPlan,
+  counts: Ref,
+  inputs: _Inputs,
+  scratch: _Scratch,
+  rows: Span,
+  columns: Span,
+) -> None:
+  """Writes |v|² and g · v of every source to its lane."""
+  for ref in (scratch.squares, scratch.dots):
+    store(ref, columns, slice(None), zero_chunk())
+
+  def group(slots: range) -> None:
+    def chunk(lanes: Span, sums: list) -> list:
+      query, new = inputs.query[:, lanes], []
+      for slot, (square, dot) in zip(slots, sums, strict=True):
+        x = load(inputs.slots[slot], rows, lanes)
+        new.append((square + x * x, dot + x * query))
+      return new
+
+    zero = zero_chunk()
+    sums = plan.for_each_chunk(chunk, [(zero, zero) for _ in slots])
+    squares, dots = zip(*sums, strict=True)
+    put_columns(scratch.squares, columns, slots, squares)
+    put_columns(scratch.dots, columns, slots, dots)
+
+  plan.for_each_group(counts, group)
+
+
+def _softmax(plan: DirectPlan, counts: Ref, scratch: _Scratch, first: Array) -> None:
+  """Turns squares into inverse RMS and dot products into logits; writes the weights."""
+  size = min(plan.tiles.tokens, LANES)
+  valid = plan.valid_lanes(counts, size)
+  for start in range(0, plan.tiles.tokens, size):
+    rows = pl.ds(pl.multiple_of(first + start, ROWS), size)
+    inverse_rms = lax.rsqrt(scratch.squares[rows, :] / plan.sizes.width + plan.eps)
+    logits = jnp.where(valid, scratch.dots[rows, :] * inverse_rms, -jnp.inf)
+    scratch.squares[rows, :] = inverse_rms
+    scratch.dots[rows, :] = logits
+    weights = jnp.exp(logits - jnp.max(logits, axis=-1, keepdims=True))
+    total = jnp.sum(weights, axis=-1, keepdims=True)
+    scratch.weights[pl.ds(start, size), :] = weights / total
+
+
+def _read(
+  plan: DirectPlan,
+  counts: Ref,
+  inputs: _Inputs,
+  outputs: _Outputs,
+  scratch: _Scratch,
+  rows: Span,
+) -> None:
+  """Writes the output of a group of rows."""
+  weights, scale = scratch.weights.at[rows], inputs.out_norm_scale
+  one_group = not plan.sizes.num_banked and plan.sizes.num_recent <= plan.tiles.slots
+  if one_group and scale is None:
+    mix(plan, counts, inputs.slots, weights, rows, outputs.out, rows)
+    return
+  mixed, here = scratch.mixed, pl.ds(0, ROWS)
+  mix(plan, counts, inputs.slots, weights, rows, mixed, here)
+  inverse_rms = 1.0 if scale is None else mixed_inverse_rms(plan, mixed)
+
+  def chunk(lanes: Span, _: None) -> None:
+    x = load(mixed, here, lanes)
+    store(outputs.out, rows, lanes, x if scale is None else x * inverse_rms * scale[:, lanes])
+
+  plan.for_each_chunk(chunk)
+
+
+def mix(
+  plan: DirectPlan,
+  counts: Ref,
+  slot_refs: tuple[Ref, ...],
+  weights: Ref,
+  rows: Span,
+  target: Ref,
+  target_rows: Span,
+) -> None:
+  """Writes h = Σ_n p_n v_n of a group of rows, adding to `target` one group of slots at a time."""
+  if plan.sizes.num_banked:
+    target[target_rows, :] = jnp.zeros((ROWS, plan.sizes.width), target.dtype)
+
+  def group(slots: range) -> None:
+    spread = [direct_plan.column(weights, slot) for slot in slots]
+    adds = plan.sizes.num_banked or slots.start > 0
+
+    def chunk(lanes: Span, _: None) -> None:
+      total: Any = load(target, target_rows, lanes) if adds else 0.0
+      for slot, weight in zip(slots, spread, strict=True):
+        total += weight * load(slot_refs[slot], rows, lanes)
+      store(target, target_rows, lanes, total)
+
+    plan.for_each_chunk(chunk)
+
+  plan.for_each_group(counts, group)
+
+
+def mixed_inverse_rms(plan: DirectPlan, mixed: Ref) -> Array:
+  """Returns 1 / RMS(h) of every row [ROWS / 8, 8, 1]."""
+
+  def chunk(lanes: Span, total: Array) -> Array:
+    x = load(mixed, pl.ds(0, ROWS), lanes)
+    return total + x * x
+
+  total = plan.for_each_chunk(chunk, zero_chunk())
+  return lax.rsqrt(jnp.sum(total, axis=-1, keepdims=True) / plan.sizes.width + plan.eps)
+
+
+def _write_stats(plan: DirectPlan, scratch: _Scratch, outputs: _Outputs) -> None:
+  """Writes the statistics, turned from a slot per lane to a token per lane."""
+  for start in range(0, plan.stats_tokens, LANES):
+    tokens, slots = pl.ds(start, LANES), slice(0, plan.sizes.num_slots)
+    inverse_rms, logits = (ref[tokens, :].T for ref in (scratch.squares, scratch.dots))
+    outputs.inverse_rms[:, tokens] = inverse_rms[slots]
+    outputs.logits[:, tokens] = logits[slots]
+    top = jnp.max(logits, axis=0, keepdims=True)
+    total = jnp.sum(jnp.exp(logits - top), axis=0, keepdims=True)
+    outputs.lse[:, tokens] = top + jnp.log(total)

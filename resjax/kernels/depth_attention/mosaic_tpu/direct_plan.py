@@ -1,50 +1,53 @@
-"""What the forward and the backward kernel for TPUs share: their grid, and how they walk a tile.
+"""What both kernels of the direct read for TPUs share: their tiles, and steps within a tile.
 
 A tile of tokens is worked on in groups of `ROWS` tokens and chunks of `LANES` channels. A chunk is
-held as [ROWS / 8, 8, LANES] float32, whole registers. Slots are taken in groups: those of the bank
-run under a condition, so that slots that hold nothing cost nothing.
+[ROWS / 8, 8, LANES] float32, which are whole registers. Slots are taken in groups, and a group of
+slots of the bank runs only if one of them holds a source: slots that hold nothing cost nothing.
 """
 
 import dataclasses
-import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
-from resjax.kernels.depth_attention.mosaic_tpu.tiles import LANES, ROWS, SUBLANES, Pass, TpuTiles
+from resjax.kernels.depth_attention.mosaic_tpu import loops, tiles
+from resjax.kernels.depth_attention.mosaic_tpu.loops import Span
+from resjax.kernels.depth_attention.mosaic_tpu.sources_plan import SourcesPlan
+from resjax.kernels.depth_attention.mosaic_tpu.tiles import (
+  LANES,
+  ROWS,
+  SUBLANES,
+  PassSizes,
+  TpuTiles,
+)
+from resjax.kernels.depth_attention.operands import Operands, Read, Ref
 from resjax.typing import Array
 
-_UNROLLED_CHUNKS = 24  # of a row, written out one after the other
-_PAIRED_CHUNKS = 256  # of all sources
+_UNROLLED_CHUNKS = 24  # chunks of a row that are written out one after another
+_SHORT_CODE = 256  # chunks of all sources up to which two groups of rows run at a time
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
-  """How a pass is cut into tiles.
+class DirectPlan(SourcesPlan):
+  """The tiles of a direct read."""
 
-  Attributes:
-    work: the pass.
-    tiles: tile sizes.
-    eps: added to mean squares.
-  """
-
-  work: Pass
-  tiles: TpuTiles
-  eps: float
+  @classmethod
+  def of(
+    cls, name: str, read: Read, operands: Operands, tile_sizes: TpuTiles | None
+  ) -> "DirectPlan":
+    """Returns the plan of the pass `name`, with given or chosen tile sizes."""
+    sizes = PassSizes.of(name, read, operands)
+    chosen = tile_sizes or tiles.choose(sizes)
+    assert chosen is not None  # obstacles.py has refused what does not fit
+    return cls(sizes, chosen, read.eps)
 
   @property
   def stats_tokens(self) -> int:
-    """Tokens of a tile of statistics, which lie on lanes."""
+    """Tokens of a tile of statistics, in which tokens lie on lanes."""
     return max(LANES, self.tiles.tokens)
-
-  @property
-  def num_tiles(self) -> int:
-    """Number of tiles of tokens; the last one may be part empty."""
-    return -(-self.work.num_tokens // self.tiles.tokens)
 
   @property
   def tiles_per_stats(self) -> int:
@@ -53,121 +56,65 @@ class Plan:
 
   @property
   def padded_tokens(self) -> int:
-    """T up to whole tiles of statistics."""
-    return -(-self.work.num_tokens // self.stats_tokens) * self.stats_tokens
-
-  @property
-  def grid(self) -> tuple[int, int]:
-    """Parts that may run on cores of their own, tiles of each; no two share statistics."""
-    parts = 1 if self.num_tiles % (2 * self.tiles_per_stats) else 2
-    return parts, self.num_tiles // parts
+    """T, rounded up to whole tiles of statistics."""
+    return -(-self.sizes.num_tokens // self.stats_tokens) * self.stats_tokens
 
   @property
   def row_groups_at_once(self) -> int:
-    """Of two, one computes while the other waits for what crosses lanes; if the code is short."""
-    chunks = self.work.num_slots * self.work.width // LANES
-    return 2 if self.tiles.tokens >= 2 * ROWS and chunks <= _PAIRED_CHUNKS else 1
+    """Groups of rows in one step of the loop over a tile.
 
-  def tile(self, part: Array, step: Array) -> Array:
-    """Returns the index of a tile."""
-    return part * self.grid[1] + step
-
-  def tokens_spec(self) -> pl.BlockSpec:
-    """Tiles of [T, D]."""
-    return pl.BlockSpec((self.tiles.tokens, self.work.width), lambda p, i, _: (self.tile(p, i), 0))
-
-  def row_spec(self) -> pl.BlockSpec:
-    """A row [8, D] that stays."""
-    return pl.BlockSpec((SUBLANES, self.work.width), lambda p, i, _: (0, 0))
+    With two, one group computes while the other waits for sums over lanes. This doubles the code
+    of the loop, so it is done only where that is short.
+    """
+    chunks = self.sizes.num_slots * self.sizes.width // LANES
+    return 2 if self.tiles.tokens >= 2 * ROWS and chunks <= _SHORT_CODE else 1
 
   def stats_spec(self, rows: int) -> pl.BlockSpec:
-    """Tiles of [rows, padded T]."""
+    """Returns tiles of statistics [rows, padded T]."""
     shape = rows, self.stats_tokens
     return pl.BlockSpec(shape, lambda p, i, _: (0, self.tile(p, i) // self.tiles_per_stats))
 
-  def slot_specs(self) -> tuple[pl.BlockSpec, ...]:
-    """Tiles of every slot: of [N_max, T, D] for those of the bank, then of [T, D]."""
-    banked = tuple(map(self._bank_spec, range(self.work.num_banked)))
-    return banked + (self.tokens_spec(),) * self.work.num_recent
-
-  def _bank_spec(self, slot: int) -> pl.BlockSpec:
-    # An index that stands still is not fetched again. Where any slot is valid slot 0 is: then the
-    # tile on which the others stand holds finite numbers.
-    def index(p, i, counts):
-      valid = slot < counts[0]
-      return jnp.where(valid, slot, 0), jnp.where(valid, self.tile(p, i), 0), 0
-
-    return pl.BlockSpec((None, self.tiles.tokens, self.work.width), index)
-
-  def groups(self, counts: Any) -> Iterator[tuple[range, Array | None]]:
-    """Yields the slots of every group, and the condition under which any of them is valid."""
-    size, banked, slots = self.tiles.slots, self.work.num_banked, self.work.num_slots
+  def groups(self, counts: Ref) -> Iterator[tuple[range, Array | None]]:
+    """Yields the slots of every group, and the condition under which one of them holds a source."""
+    size, banked, slots = self.tiles.slots, self.sizes.num_banked, self.sizes.num_slots
     for start in range(banked, slots, size):
       yield range(start, min(start + size, slots)), None
     for start in range(0, banked, size):
       yield range(start, min(start + size, banked)), start < counts[0]
 
-  def for_each_group(self, counts: Any, run: Callable[[range], None]) -> None:
-    """Runs over all groups of slots that may hold something."""
+  def for_each_group(self, counts: Ref, run: Callable[[range], None]) -> None:
+    """Calls run(slots) for every group of slots that may hold a source."""
     for slots, condition in self.groups(counts):
       if condition is None:
         run(slots)
       else:
-        pl.when(condition)(lambda slots=slots: run(slots))
+        pl.when(condition)(lambda slots=slots: run(slots))  # type: ignore[misc]
 
-  def for_each_chunk(self, run: Callable[[Any, Any], Any], carry: Any = None) -> Any:
+  def for_each_chunk(self, run: Callable[[Span, Any], Any], carry: Any = None) -> Any:
     """Folds `carry = run(lanes, carry)` over all chunks of channels."""
-    count = self.work.width // LANES
-    unrolled = max(n for n in range(1, _UNROLLED_CHUNKS + 1) if count % n == 0)
+    return loops.for_each_chunk(self.sizes.width, LANES, run, carry, _UNROLLED_CHUNKS)
 
-    def span(index, carry):
-      for offset in range(unrolled):
-        start = index * unrolled * LANES + offset * LANES
-        start = start if isinstance(index, int) else pl.multiple_of(start, LANES)
-        carry = run(pl.ds(start, LANES), carry)
-      return carry
+  def for_each_row_group(self, run: Callable[[Span], None]) -> None:
+    """Calls run(rows) for each group of rows of a tile."""
+    loops.for_each_row_group(
+      self.tiles.tokens, lambda _, rows: run(rows), unroll=self.row_groups_at_once
+    )
 
-    return span(0, carry) if unrolled == count else lax.fori_loop(0, count // unrolled, span, carry)
-
-  def for_each_row_group(self, run: Callable[[Any], None]) -> None:
-    """Runs over the groups of rows of a tile."""
-
-    def body(index, _):
-      run(pl.ds(pl.multiple_of(index * ROWS, ROWS), ROWS))
-
-    lax.fori_loop(0, self.tiles.tokens // ROWS, body, None, unroll=self.row_groups_at_once)
-
-  def clear_rows_past_end(self, tile: Array, refs: list[Any]) -> None:
-    """Zeroes the rows of the last tile that belong to no token; they hold anything."""
-    rest = self.work.num_tokens % self.tiles.tokens
-    if not rest:
-      return
-
-    @pl.when(tile == self.num_tiles - 1)
-    def _():
-      rows = lax.broadcasted_iota(jnp.int32, (self.tiles.tokens, LANES), 0)
-      for ref in refs:
-        for start in range(0, self.work.width, LANES):
-          lanes = pl.ds(start, LANES)
-          ref[:, lanes] = jnp.where(rows < rest, ref[:, lanes].astype(jnp.float32), 0).astype(
-            ref.dtype
-          )
-
-  def valid_lanes(self, counts: Any, rows: int) -> Array:
+  def valid_lanes(self, counts: Ref, rows: int) -> Array:
     """Returns which lanes belong to slots that count: bool [rows, LANES]."""
-    lane, work = lax.broadcasted_iota(jnp.int32, (rows, LANES), 1), self.work
-    recent = (lane >= work.num_banked) & (lane < work.num_slots)
-    if work.num_recent:
-      recent &= (lane < work.num_slots - 1) | (counts[1] > 0)
-    return recent | (lane < jnp.minimum(counts[0], work.num_banked))
+    lane, sizes = lax.broadcasted_iota(jnp.int32, (rows, LANES), 1), self.sizes
+    recent = (lane >= sizes.num_banked) & (lane < sizes.num_slots)
+    if sizes.num_recent:
+      recent &= (lane < sizes.num_slots - 1) | (counts[1] > 0)
+    return recent | (lane < jnp.minimum(counts[0], sizes.num_banked))
 
 
-def load(ref: Any, rows: Any, lanes: Any) -> Array:
+def load(ref: Ref, rows: Span, lanes: Span) -> Array:
   """Returns a chunk [ROWS / 8, 8, LANES] in float32."""
   return ref[rows, lanes].astype(jnp.float32).reshape(-1, SUBLANES, LANES)
 
 
-def store(ref: Any, rows: Any, lanes: Any, chunk: Array) -> None:
+def store(ref: Ref, rows: Span, lanes: Span, chunk: Array) -> None:
   """Writes a chunk in the dtype of the reference."""
   ref[rows, lanes] = chunk.reshape(-1, LANES).astype(ref.dtype)
 
@@ -177,14 +124,14 @@ def zero_chunk() -> Array:
   return jnp.zeros((ROWS // SUBLANES, SUBLANES, LANES), jnp.float32)
 
 
-def column(lanes: Any, slot: int) -> Array:
-  """Gives a whole chunk the number that a row of [ROWS, LANES] holds on the lane of a slot."""
+def column(lanes: Ref | Array, slot: int) -> Array:
+  """Returns a chunk whose rows are filled with lane `slot` of the rows of [ROWS, LANES]."""
   one = jnp.broadcast_to(lanes[:, slot : slot + 1], (ROWS, LANES))
   return one.reshape(-1, SUBLANES, LANES)
 
 
-def put_columns(ref: Any, rows: Any, slots: range, chunks: list[Array]) -> None:
-  """Writes the sums over channels of chunks to the lanes of their slots."""
+def put_columns(ref: Ref, rows: Span, slots: range, chunks: Sequence[Array]) -> None:
+  """Writes the sums of chunks over their channels to the lanes of their slots."""
   held = load(ref, rows, slice(None))
   lane = lax.broadcasted_iota(jnp.int32, held.shape, 2)
   for slot, chunk in zip(slots, chunks, strict=True):
@@ -192,16 +139,13 @@ def put_columns(ref: Any, rows: Any, slots: range, chunks: list[Array]) -> None:
   store(ref, rows, slice(None), held)
 
 
-def spread_rows(row: Array) -> Array:
-  """Returns [D] as float32 [8, D]: every sublane of a register holds it."""
+def spread_rows(row: Array | None) -> Array | None:
+  """Returns [D] as float32 [8, D], the same in every sublane of a register; None for None."""
+  if row is None:
+    return None
   return jnp.broadcast_to(row.astype(jnp.float32), (SUBLANES, *row.shape))
 
 
-def pad_tokens(stats: Array, plan: Plan) -> Array:
+def pad_tokens(stats: Array, plan: DirectPlan) -> Array:
   """Returns statistics [rows, T] as [rows, padded T]."""
-  return jnp.pad(stats, ((0, 0), (0, plan.padded_tokens - plan.work.num_tokens)))
-
-
-def num_bytes(*arrays: Any) -> int:
-  """Returns the size of arrays in memory."""
-  return sum(math.prod(a.shape) * jnp.dtype(a.dtype).itemsize for a in jax.tree.leaves(arrays))
+  return jnp.pad(stats, ((0, 0), (0, plan.padded_tokens - plan.sizes.num_tokens)))

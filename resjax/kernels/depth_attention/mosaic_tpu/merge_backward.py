@@ -1,8 +1,12 @@
-"""The reverse kernel of the merge for TPUs: reads nothing of phase 1."""
+"""The reverse kernel of the merge for TPUs, which does not read the result of phase 1.
+
+Two cotangents are changed in place: this merge adds to that of the running sum, and overwrites one
+row of that of phase 1.
+"""
 
 from collections.abc import Iterator
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,145 +15,163 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from resjax.kernels.depth_attention import bf16_remainder
-from resjax.kernels.depth_attention.mosaic_tpu import walks
+from resjax.kernels.depth_attention.mosaic_tpu import loops
+from resjax.kernels.depth_attention.mosaic_tpu.call import (
+  Tiled,
+  in_memory,
+  launch,
+  on_one_device,
+)
+from resjax.kernels.depth_attention.mosaic_tpu.loops import Span
 from resjax.kernels.depth_attention.mosaic_tpu.merge_plan import (
   TOKENS,
   MergePlan,
   collect_scalars,
   load,
   put_scalars,
-  share,
   spread_scalars,
   sum_lanes,
   zeros,
 )
 from resjax.kernels.depth_attention.mosaic_tpu.tiles import LANES, SUBLANES
-from resjax.kernels.depth_attention.operands import Read
-from resjax.kernels.depth_attention.two_phase_operands import (
+from resjax.kernels.depth_attention.operands import (
+  Field,
   MergeCotangents,
   MergeOperands,
   MergeStats,
+  Read,
+  Ref,
+  share,
 )
 from resjax.typing import Array
 
 
 class _Inputs(NamedTuple):
-  """Arrays, their specs, or references to tiles of them; `inverse_gain` is 1 / gain."""
+  """What the kernel reads; `inverse_gain` is 1 / gain."""
 
-  d_running: Any
-  d_reads: Any
-  d_out: Any
-  out: Any
-  running: Any
-  words: Any
-  numbers: Any
-  query: Any
-  gain: Any
-  inverse_gain: Any
+  d_running: Field
+  d_reads: Field
+  d_out: Field
+  out: Field
+  running: Field
+  words: Field
+  numbers: Field
+  query: Field
+  gain: Field
+  inverse_gain: Field
 
 
 class _Outputs(NamedTuple):
-  running: Any
-  out: Any
-  lse: Any
-  query: Any
-  gain: Any
+  running: Field
+  out: Field
+  lse: Field
+  query: Field
+  gain: Field
+
+
+class _Scratch(NamedTuple):
+  """On-chip memory.
+
+  Attributes:
+    numbers: [kinds of numbers, TOKENS, LANES].
+    d_lse: [TOKENS, LANES], the first lane of which is used.
+  """
+
+  numbers: Ref
+  d_lse: Ref
 
 
 class _Factors(NamedTuple):
-  """Numbers per token [ROWS, LANES]."""
+  """Numbers of a group of tokens that make up their cotangents, each [ROWS, LANES].
 
-  along: Array  # mean(dy ⊙ y)
-  rest: Array  # 1 − β, times the inverse RMS of h
-  share: Array  # β, times that
-  d_dot: Array  # ds r
-  shrink: Array  # ds s r² / D
+  γ is the output gain and ρ = 1 / RMS(h); both are 1 without a norm.
+
+  Attributes:
+    along: mean(dy ⊙ y).
+    rest: (1 − β) ρ, the factor of γ ⊙ dy − along RMS(h) in the cotangent of phase 1.
+    share: β ρ, the factor of the same in the cotangent of the running sum.
+    d_dot: ds r, the cotangent of ⟨u, query⟩.
+    shrink: ds s r² / D, the factor of −u in the cotangent of the running sum.
+  """
+
+  along: Array
+  rest: Array
+  share: Array
+  d_dot: Array
+  shrink: Array
 
 
+@on_one_device
 def backward(
   read: Read,
   operands: MergeOperands,
-  plan: MergePlan,
   out: Array,
   stats: MergeStats,
   d_out: Array,
   d_running: Array,
   d_reads: tuple[Array, Array],
 ) -> MergeCotangents:
-  """Runs the kernel on the rows of one device; see reference/merge.py."""
-  gain = plan.gain(operands.out_norm_scale) if plan.normed else None
-  gains = (plan.rows_of(gain), plan.rows_of(1 / gain)) if plan.normed else (None, None)
+  """Runs the reverse pass, see reference/merge.py."""
+  plan = MergePlan.of(read, operands)
+  gain = plan.gain(operands.out_norm_scale)
+  gains = plan.row(gain), plan.row(None if gain is None else 1 / gain)
   numbers = plan.pad(*[x for x in stats[:-1] if x is not None])
-  query = plan.rows_of(operands.query)
   d_first, d_lse = d_reads
-  # What the kernel leaves as it is consists of whole tiles.
+  # The rows that the kernel does not write must keep their place in memory, in whole tiles.
   past_end = -plan.num_tokens % TOKENS
   d_first = jnp.pad(d_first, ((0, 0), (0, past_end), (0, 0))) if past_end else d_first
-  inputs = _Inputs(
-    d_running, d_first, d_out, out, operands.running, stats.low_bits, numbers, query, *gains
-  )
-  tokens, row, total = plan.tokens_spec(), plan.row_spec(), plan.sum_spec()
-  gain_specs = (row, row) if plan.normed else (None, None)
-  rows = len(numbers)
-  call = pl.pallas_call(
+  # The interpreter returns too many rows of what is updated if the last tile is partly empty.
+  running = () if read.interpret and past_end else (("d_running", "running"),)
+  written = launch(
+    read,
     partial(_kernel, plan),
-    out_shape=(
-      _Outputs(
-        plan.array(), jax.ShapeDtypeStruct(d_first.shape, d_first.dtype), plan.scalars(1),
-        plan.sums(),
-        plan.sums() if plan.normed else None,
-      ),
+    plan,
+    "depth_attention_merge_backward",
+    operands.counts,
+    inputs=_Inputs(
+      plan.tokens(d_running),
+      in_memory(d_first),
+      plan.tokens(d_out),
+      plan.tokens(out),
+      plan.tokens(operands.running),
+      plan.words(stats.remainder),
+      plan.scalars(len(numbers), numbers),
+      plan.row(operands.query),
+      *gains,
     ),
-    grid_spec=pltpu.PrefetchScalarGridSpec(
-      num_scalar_prefetch=1,
-      grid=plan.grid,
-      in_specs=(
-        _Inputs(
-          tokens, pl.BlockSpec(memory_space=pl.ANY), *[tokens] * 3, plan.words_spec(),
-          plan.scalars_spec(rows), row, *gain_specs,
-        ),
-      ),
-      out_specs=(
-        _Outputs(
-          tokens, plan.read_spec(), plan.scalars_spec(1), total, total if plan.normed else None
-        ),
-      ),
-      scratch_shapes=[
-        pltpu.VMEM((rows, TOKENS, LANES), jnp.float32),
-        pltpu.VMEM((TOKENS, LANES), jnp.float32),
-      ],
+    outputs=_Outputs(
+      plan.tokens(),
+      Tiled(jax.ShapeDtypeStruct(d_first.shape, d_first.dtype), plan.read_spec()),
+      plan.scalars(1),
+      plan.sums(),
+      plan.sums() if plan.normed else None,
     ),
-    compiler_params=plan.compiler_params(),
-    cost_estimate=plan.cost(arrays=6, flops=30),
-    input_output_aliases=_aliases(read, plan),
-    interpret=read.interpret,
-    name="depth_attention_merge_backward",
-  )  # fmt: skip
-  (got,) = call(operands.counts, inputs)
-  d_gain = jnp.sum(got.gain, axis=(0, 1)) if plan.normed else None
-  d_query = jnp.sum(got.query, axis=(0, 1))
-  d_first = got.out[:, : plan.num_tokens]
-  d_lse = lax.dynamic_update_index_in_dim(
-    d_lse, got.lse[0, : plan.num_tokens], operands.counts[1], 0
+    cost=plan.cost(arrays=6, flops=30),
+    scratch=_Scratch(
+      pltpu.VMEM((len(numbers), TOKENS, LANES), jnp.float32),
+      pltpu.VMEM((TOKENS, LANES), jnp.float32),
+    ),
+    updates=(*running, ("d_reads", "out")),
   )
-  return MergeCotangents(d_first, d_lse, got.running, d_query, d_gain)
+  d_gain = jnp.sum(written.gain, axis=(0, 1)) if plan.normed else None
+  d_query = jnp.sum(written.query, axis=(0, 1))
+  d_first = written.out[:, : plan.num_tokens]
+  d_lse = lax.dynamic_update_index_in_dim(
+    d_lse, written.lse[0, : plan.num_tokens], operands.counts[1], 0
+  )
+  return MergeCotangents(d_first, d_lse, written.running, d_query, d_gain)
 
 
-def _aliases(read: Read, plan: MergePlan) -> dict[int, int]:
-  """Turns cotangents of the running sum and of phase 1, behind the counts, into the new ones."""
-  # The interpreter returns what is aliased with the rows past the end of the last tile.
-  running = {} if read.interpret and plan.num_tokens % TOKENS else {1: 0}
-  return running | {2: 1}
-
-
-def _kernel(plan: MergePlan, valid, inputs: _Inputs, outputs: _Outputs, numbers, d_lse):
+def _kernel(
+  plan: MergePlan, counts: Ref, inputs: _Inputs, outputs: _Outputs, scratch: _Scratch
+) -> None:
   part, step = pl.program_id(0), pl.program_id(1)
-  counts = valid[0] > 0
-  spread_scalars(inputs.numbers, numbers)
+  valid = counts[0] > 0
+  spread_scalars(inputs.numbers, scratch.numbers)
   sums = [ref for ref in (outputs.query, outputs.gain) if ref is not None]
 
   @pl.when(step == 0)
-  def _():
+  def _() -> None:
     for ref in sums:
       ref[...] = jnp.zeros_like(ref)
 
@@ -157,29 +179,31 @@ def _kernel(plan: MergePlan, valid, inputs: _Inputs, outputs: _Outputs, numbers,
   if rest:
 
     @pl.when(plan.tile(part, step) == plan.num_tiles - 1)
-    def _():
+    def _() -> None:
       for ref in (inputs.d_out, inputs.out, inputs.running, inputs.words):
         if ref is not None:
-          walks.clear_rows_from(ref, rest)
+          loops.clear_rows_from(ref, rest)
 
-  def run(_, rows):
-    factors, d_logit = _factors(plan, counts, inputs, numbers, rows)
-    put_scalars(d_lse, rows, [-d_logit])
-    _write(plan, counts, inputs, outputs, factors, rows)
+  def run(_: Array, rows: Span) -> None:
+    factors, d_logit = _factors(plan, valid, inputs, scratch.numbers, rows)
+    put_scalars(scratch.d_lse, rows, [-d_logit])
+    _write(plan, valid, inputs, outputs, factors, rows)
 
-  walks.for_each_row_group(TOKENS, run)
-  collect_scalars(d_lse, outputs.lse)
+  loops.for_each_row_group(TOKENS, run)
+  collect_scalars(scratch.d_lse, outputs.lse)
 
 
-def _factors(plan: MergePlan, counts, inputs: _Inputs, numbers, rows) -> tuple[_Factors, Array]:
-  """Returns the factors of a group of tokens, and the cotangent of their logit."""
+def _factors(
+  plan: MergePlan, valid: Array, inputs: _Inputs, numbers: Ref, rows: Span
+) -> tuple[_Factors, Array]:
+  """Returns the factors of a group of tokens, and the cotangents of the running sum's logits."""
   inverse_rms, logit, log_odds = (numbers[index, rows, :] for index in range(3))
-  part, rest = share(log_odds), share(-log_odds)
+  beta, rest = share(log_odds), share(-log_odds)
 
-  def run(word, chunks, sums):
+  def run(word: Span, chunks: list[Span], sums: tuple) -> tuple:
     for lanes, out in _outs(inputs, rows, word, chunks):
       along, first, second = sums
-      u = jnp.where(counts, load(inputs.running, rows, lanes), 0)
+      u = jnp.where(valid, load(inputs.running, rows, lanes), 0)
       d_out = load(inputs.d_out, rows, lanes)
       along += d_out * out
       if plan.normed:
@@ -194,37 +218,46 @@ def _factors(plan: MergePlan, counts, inputs: _Inputs, numbers, rows) -> tuple[_
   if plan.normed:
     along, scale = along / plan.width, numbers[3, rows, :]
     d_logit = scale * (first - along * second) - plan.width * along * plan.eps * scale * scale
-    d_logit = part * d_logit
-    part, rest = part * scale, rest * scale
+    d_logit = beta * d_logit
+    beta, rest = beta * scale, rest * scale
   else:
-    d_logit = part * (first - along)
+    d_logit = beta * (first - along)
   d_dot = d_logit * inverse_rms
   shrink = d_dot * inverse_rms * logit / plan.width
-  return _Factors(along, rest, part, d_dot, shrink), d_logit
+  return _Factors(along, rest, beta, d_dot, shrink), d_logit
 
 
-def _write(plan: MergePlan, counts, inputs: _Inputs, outputs: _Outputs, f: _Factors, rows) -> None:
+def _write(
+  plan: MergePlan,
+  valid: Array,
+  inputs: _Inputs,
+  outputs: _Outputs,
+  factors: _Factors,
+  rows: Span,
+) -> None:
   """Writes the cotangents of a group of tokens; adds to those of query and gain."""
 
-  def run(word, chunks, _):
+  def run(word: Span, chunks: list[Span], _: None) -> None:
     for lanes, out in _outs(inputs, rows, word, chunks):
-      u = jnp.where(counts, load(inputs.running, rows, lanes), 0)
+      u = jnp.where(valid, load(inputs.running, rows, lanes), 0)
       d_mixed = load(inputs.d_out, rows, lanes)
       if plan.normed:
         normed = out * inputs.inverse_gain[:, lanes]
         outputs.gain[:, lanes] += _fold(d_mixed * normed)
-        d_mixed = inputs.gain[:, lanes] * d_mixed - f.along * normed
-      outputs.out[rows, lanes] = (f.rest * d_mixed).astype(outputs.out.dtype)
-      d_running = load(inputs.d_running, rows, lanes) + f.share * d_mixed
-      d_running += f.d_dot * inputs.query[:, lanes] - f.shrink * u
+        d_mixed = inputs.gain[:, lanes] * d_mixed - factors.along * normed
+      outputs.out[rows, lanes] = (factors.rest * d_mixed).astype(outputs.out.dtype)
+      d_running = load(inputs.d_running, rows, lanes) + factors.share * d_mixed
+      d_running += factors.d_dot * inputs.query[:, lanes] - factors.shrink * u
       outputs.running[rows, lanes] = d_running.astype(outputs.running.dtype)
-      outputs.query[:, lanes] += _fold(f.d_dot * u)
+      outputs.query[:, lanes] += _fold(factors.d_dot * u)
 
   plan.for_each_word(run)
 
 
-def _outs(inputs: _Inputs, rows, word, chunks) -> Iterator[tuple[Any, Array]]:
-  """Yields lanes and output of each chunk that shares a word, before its rounding."""
+def _outs(
+  inputs: _Inputs, rows: Span, word: Span, chunks: list[Span]
+) -> Iterator[tuple[Span, Array]]:
+  """Yields lanes and output, before it was rounded, of each of the chunks that share words."""
   words = None if inputs.words is None else inputs.words[rows, word].astype(jnp.int32)
   for index, lanes in enumerate(chunks):
     out = load(inputs.out, rows, lanes)
@@ -232,5 +265,5 @@ def _outs(inputs: _Inputs, rows, word, chunks) -> Iterator[tuple[Any, Array]]:
 
 
 def _fold(x: Array) -> Array:
-  """Adds the rows of a chunk to SUBLANES of them."""
+  """Returns the sum of both halves of the rows of a chunk, [SUBLANES, LANES]."""
   return x[:SUBLANES] + x[SUBLANES:]

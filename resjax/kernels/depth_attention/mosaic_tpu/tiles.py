@@ -19,10 +19,10 @@ ROWS = 16  # rows of a register of 16-bit numbers
 TABLE = "tiles.json"
 _MIB = 2**20
 _TOKENS = (256, 128, 64, 32, 16)
-# Below this many tiles per core, reading the first and writing the last one, which overlap nothing,
-# cost more than the fixed part of more steps.
+# The first tile is read and the last one written while nothing else runs. With fewer tiles per core
+# than this, that costs more than the fixed cost of smaller tiles, of which there are more.
 _MIN_TILES = 16
-# What registers that do not fit, and the copies' own descriptors, may take.
+# Memory left for registers that are spilled, and for the descriptors of copies.
 _SPARE = 6 * _MIB
 
 
@@ -31,8 +31,9 @@ class TpuTiles:
   """Tile sizes of a depth read on a TPU.
 
   Attributes:
-    tokens: tokens per tile, all N sources of which lie on the chip at once.
-    slots: sources per group, whose code has no branches and whose factors stay in registers.
+    tokens: number of tokens per tile; all N rows of these tokens are on the chip at once.
+    slots: number of sources per group; the code of a group has no branches, and its factors stay
+      in registers.
   """
 
   tokens: int
@@ -49,20 +50,20 @@ class TpuTiles:
 
 
 @dataclasses.dataclass(frozen=True)
-class Pass:
-  """A forward or a backward pass over the rows of one device, as far as tile sizes depend on it.
+class PassSizes:
+  """The sizes of a forward or a reverse pass over the rows of one device, which tiles depend on.
 
   Attributes:
     name: `forward` or `backward`.
     chip: key of `TPU_CHIPS`.
     num_tokens: T.
     width: D.
-    num_banked: N_max.
+    num_banked: N_max, the number of slots of the bank, or 0.
     num_recent: number of sources that are arrays of their own.
     dtype: name of the dtype of the sources.
     adds: whether there is an addend.
-    normed: whether a norm follows.
-    threaded: whether cotangents of sources are added to.
+    normed: whether a norm of the output follows.
+    threaded: whether the cotangents of sources are added to.
   """
 
   name: str
@@ -77,22 +78,29 @@ class Pass:
   threaded: bool
 
   @classmethod
-  def of(cls, name: str, read: Read, operands: Operands, num_tokens: int) -> "Pass":
-    """Returns the pass of a read over `num_tokens` rows per device."""
+  def of(cls, name: str, read: Read, operands: Operands) -> "PassSizes":
+    """Returns the sizes of a pass of a read, whose token axes are counted as one."""
     like, num_recent = operands.like, len(operands.recent)
     return cls(
-      name, chip_of(read.layout), num_tokens, like.shape[-1], operands.num_slots - num_recent,
-      num_recent, jnp.dtype(like.dtype).name, read.adds, operands.out_norm_scale is not None,
-      read.threaded,
-    )  # fmt: skip
+      name=name,
+      chip=chip_of(read.layout),
+      num_tokens=math.prod(like.shape[:-1]),
+      width=like.shape[-1],
+      num_banked=operands.num_slots - num_recent,
+      num_recent=num_recent,
+      dtype=jnp.dtype(like.dtype).name,
+      adds=read.adds,
+      normed=operands.out_norm_scale is not None,
+      threaded=read.threaded,
+    )
 
   @property
   def num_slots(self) -> int:
-    """N, valid or not."""
+    """N, the number of slots, whether they hold a source or not."""
     return self.num_banked + self.num_recent
 
   def vmem_bytes(self, tiles: TpuTiles) -> dict[str, int]:
-    """Returns the on-chip memory of each kind of array: one tile in use, one on its way."""
+    """Returns the bytes of on-chip memory by kind of array; two tiles of what a pipeline moves."""
     tile = tiles.tokens * self.width * jnp.dtype(self.dtype).itemsize
     row, rows = (n * self.width * 4 for n in (SUBLANES, ROWS))
     stats_tokens = max(LANES, tiles.tokens)
@@ -126,42 +134,42 @@ class Pass:
 
 
 def chip_of(layout: Layout) -> str:
-  """Returns the key of `TPU_CHIPS` of the devices of a mesh; v5e for what is no known TPU."""
+  """Returns the key of `TPU_CHIPS` for the devices of a mesh; `v5e` if it is no known TPU."""
   return find_tpu(layout.device.device_kind) or "v5e"
 
 
-def choose(work: Pass) -> TpuTiles | None:
-  """Returns the tuned tile sizes of a pass if there are any, else a guess; None if nothing fits."""
-  tuned = _table().get(_key(work))
-  if tuned and work.fits(tuned) and work.are_enough(tuned):
+def choose(sizes: PassSizes) -> TpuTiles | None:
+  """Returns tuned tile sizes if the table has them, else a guess; None if nothing fits."""
+  tuned = _table().get(_key(sizes))
+  if tuned and sizes.fits(tuned) and sizes.are_enough(tuned):
     return tuned
-  fitting = [tiles for tiles in map(TpuTiles, _TOKENS) if work.fits(tiles)]
+  fitting = [tiles for tiles in map(TpuTiles, _TOKENS) if sizes.fits(tiles)]
   if not fitting:
     return None
-  enough = [tiles for tiles in fitting if work.are_enough(tiles)]
+  enough = [tiles for tiles in fitting if sizes.are_enough(tiles)]
   return enough[0] if enough else fitting[-1]
 
 
-def obstacle(work: Pass) -> str | None:
-  """Returns why no tile fits on the chip, with its terms; or None."""
-  if choose(work):
+def obstacle(sizes: PassSizes) -> str | None:
+  """Returns why no tile fits on the chip, with the memory that each term needs; or None."""
+  if choose(sizes):
     return None
-  terms = work.vmem_bytes(TpuTiles(ROWS))
+  terms = sizes.vmem_bytes(TpuTiles(ROWS))
   listed = ", ".join(f"{name} {size / _MIB:.1f}" for name, size in terms.items() if size)
   return (
-    f"{ROWS} tokens of {work.num_slots} sources of width {work.width} need "
-    f"{sum(terms.values()) / _MIB:.1f} MiB on the chip in the {work.name} pass ({listed}), "
-    f"{work.chip} has {(TPU_CHIPS[work.chip].vmem - _SPARE) / _MIB:.0f}"
+    f"{ROWS} tokens of {sizes.num_slots} sources of width {sizes.width} need "
+    f"{sum(terms.values()) / _MIB:.1f} MiB on the chip in the {sizes.name} pass ({listed}), "
+    f"{sizes.chip} has {(TPU_CHIPS[sizes.chip].vmem - _SPARE) / _MIB:.0f}"
   )
 
 
-def vmem_limit(work: Pass) -> int:
+def vmem_limit(sizes: PassSizes) -> int:
   """Returns how many bytes of on-chip memory the compiler may give a kernel."""
-  return TPU_CHIPS[work.chip].vmem - _SPARE // 3
+  return TPU_CHIPS[sizes.chip].vmem - _SPARE // 3
 
 
-def _key(work: Pass) -> tuple[Any, ...]:
-  return work.chip, work.name, _bucket(work.num_slots), work.width, work.dtype
+def _key(sizes: PassSizes) -> tuple[Any, ...]:
+  return sizes.chip, sizes.name, _bucket(sizes.num_slots), sizes.width, sizes.dtype
 
 
 def _bucket(num_slots: int) -> int:

@@ -1,1 +1,1 @@
-"""Depth attention in plain JAX: what the kernels are held to, and what runs everywhere else."""
+"""Depth attention in plain JAX: the definition that the kernels are tested against."""

@@ -4,39 +4,45 @@ import jax
 import jax.numpy as jnp
 
 from resjax.kernels.depth_attention import bf16_remainder
-from resjax.kernels.depth_attention.operands import Read
-from resjax.kernels.depth_attention.two_phase_operands import (
+from resjax.kernels.depth_attention.operands import (
   MergeCotangents,
   MergeOperands,
   MergeStats,
+  Read,
   away_from_zero,
 )
-from resjax.typing import Array, wide_dtype
+from resjax.kernels.depth_attention.reference.groups import wide
+from resjax.typing import Array
 
-_WORD = jnp.int16
+_WORD = jnp.dtype("int16")  # holds the remainders of four channels
 
 
 def forward(read: Read, operands: MergeOperands) -> tuple[Array, Array | None, MergeStats]:
-  """Merges; see `depth_attention_merge` for the equations.
+  """Runs the forward pass; see `depth_attention_merge` for the equations.
+
+  Args:
+    read: options.
+    operands: arrays.
 
   Returns:
     The output [..., D]; the running sum with the addend in it, or None; statistics.
   """
-  running = operands.running + operands.addend if read.adds else None
+  running = None
   if read.adds:
+    running = operands.running + operands.addend
     operands = operands._replace(running=running)
-  (valid, slot), v = operands.counts, _running(operands)
+  (counts, slot), v = operands.counts, _running(operands)
   first, lse = (jax.lax.dynamic_index_in_dim(x, slot, 0, False) for x in operands[:2])
   inverse_rms = jax.lax.rsqrt(jnp.mean(v**2, axis=-1) + read.eps)
-  logit = jnp.sum(v * _wide(operands.query), axis=-1) * inverse_rms
-  log_odds = jnp.where(valid > 0, logit - lse, -jnp.inf)
-  out = _share(-log_odds) * _wide(first) + _share(log_odds) * v
+  logit = jnp.sum(v * wide(operands.query), axis=-1) * inverse_rms
+  log_odds = jnp.where(counts > 0, logit - lse, -jnp.inf)
+  out = _share(-log_odds) * wide(first) + _share(log_odds) * v
   out_inverse_rms = None
   if operands.out_norm_scale is not None:
     out_inverse_rms = jax.lax.rsqrt(jnp.mean(out**2, axis=-1) + read.eps)
     out = out * out_inverse_rms[..., None] * _gain(operands)
   dtype = operands.running.dtype
-  words = _low_bits(out) if bf16_remainder.are_kept(dtype) else None
+  words = _remainder(out) if bf16_remainder.is_kept(dtype) else None
   stats = MergeStats(inverse_rms, logit, log_odds, out_inverse_rms, words)
   return out.astype(dtype), running, stats
 
@@ -50,18 +56,19 @@ def backward(
   d_running: Array,
   d_reads: tuple[Array, Array],
 ) -> MergeCotangents:
-  """Reverse pass; the result of phase 1 is not read.
+  """Runs the reverse pass, which does not read the result of phase 1.
 
   Args:
-    read: as in the forward pass.
-    operands: as in the forward pass, the addend joined to the running sum, nothing of phase 1.
-    out: what the forward pass returned.
-    stats: of the forward pass.
+    read: options, as in the forward pass.
+    operands: arrays, as in the forward pass, but with the addend in the running sum and without
+      the result of phase 1.
+    out: output [..., D] of the forward pass.
+    stats: statistics of the forward pass.
     d_out: cotangent of the output [..., D].
-    d_running: cotangent of the returned running sum, to which that of this merge is added.
-    d_reads: cotangents of the returned out and lse of phase 1, of which this merge writes a row.
+    d_running: cotangent [..., D] of the returned running sum, to which that of this merge is added.
+    d_reads: cotangents of the returned out and lse of phase 1; this merge overwrites one row each.
   """
-  v, query, dtype = _running(operands), _wide(operands.query), operands.running.dtype
+  v, query, dtype = _running(operands), wide(operands.query), operands.running.dtype
   d_mixed, along, d_scale = _mixed_backward(read, operands, out, stats, d_out)
   share, rest = _share(stats.log_odds), _share(-stats.log_odds)
   d_logit = share[..., 0] * (jnp.sum(d_mixed * v, axis=-1) - along)
@@ -74,12 +81,14 @@ def backward(
     jax.lax.dynamic_update_index_in_dim(d, row, slot, 0)
     for d, row in zip(d_reads, rows, strict=True)
   )
-  return MergeCotangents(d_first, d_lse, (_wide(d_running) + d_v).astype(dtype), d_query, d_scale)
+  return MergeCotangents(d_first, d_lse, (wide(d_running) + d_v).astype(dtype), d_query, d_scale)
 
 
-def _mixed_backward(read, operands, out, stats, d_out):
-  """Returns the cotangent of h, its dot product ⟨dh, h⟩ with h, and the cotangent of the gain."""
-  out, d_out = _restored(out, stats.low_bits), _wide(d_out)
+def _mixed_backward(
+  read: Read, operands: MergeOperands, out: Array, stats: MergeStats, d_out: Array
+) -> tuple[Array, Array, Array | None]:
+  """Returns the cotangent dh of h, the dot product ⟨dh, h⟩, and the cotangent of the gain."""
+  out, d_out = _restored(out, stats.remainder), wide(d_out)
   if operands.out_norm_scale is None:
     return d_out, jnp.sum(d_out * out, axis=-1), None
   inverse_rms, gain = stats.out_inverse_rms, _gain(operands)
@@ -90,47 +99,48 @@ def _mixed_backward(read, operands, out, stats, d_out):
   return d_mixed, out.shape[-1] * along * read.eps * inverse_rms**2, d_scale
 
 
-def _low_bits(out: Array) -> Array:
-  """Returns words of what rounding takes from the output: its quarters joined, the last padded."""
-  return bf16_remainder.pack(_quarters(bf16_remainder.lost(out, _rounded(out))), _WORD)
+def _remainder(out: Array) -> Array:
+  """Returns words with what rounding takes from the output [..., D]: word i is of channels i + kW.
+
+  A word has the remainders of four channels, one of each quarter of the channels; the last quarter
+  is padded with zeros to the length W of the others.
+  """
+  return bf16_remainder.pack(_quarters(bf16_remainder.remainder(out, _rounded(out))), _WORD)
 
 
 def _restored(out: Array, words: Array | None) -> Array:
-  """Returns the output before its rounding, as far as it was kept."""
-  out = _wide(out)
+  """Returns the output before it was rounded, with the bits that were kept."""
+  out = wide(out)
   if words is None:
     return out
   words, quarters = words.astype(jnp.int32), _quarters(_rounded(out))
   parts = [bf16_remainder.restore(part, words, index) for index, part in enumerate(quarters)]
   restored = jnp.concatenate(parts, axis=-1)[..., : out.shape[-1]]
-  # What is put together from bits has no derivative, but the output has one.
+  # The bits have no derivative. The output has one, and it is that of the restored output.
   return out + jax.lax.stop_gradient(restored - out)
 
 
 def _rounded(x: Array) -> Array:
-  """Rounds to bfloat16; XLA may drop a conversion there and back, but not this."""
+  """Returns x rounded to bfloat16 by an operation that XLA does not remove, unlike two casts."""
   return jax.lax.reduce_precision(x, exponent_bits=8, mantissa_bits=7)
 
 
 def _quarters(x: Array) -> list[Array]:
+  """Returns the four quarters of the channels, each [..., W]."""
   count = bf16_remainder.per_word(_WORD)
   padding = [(0, 0)] * (x.ndim - 1) + [(0, -x.shape[-1] % count)]
   return jnp.split(jnp.pad(x, padding), count, axis=-1)
 
 
 def _running(operands: MergeOperands) -> Array:
-  """Returns the running sum; zero where it does not count."""
-  return _wide(jnp.where(operands.counts[0] > 0, operands.running, 0))
+  """Returns the running sum, or zeros where it does not count."""
+  return wide(jnp.where(operands.counts[0] > 0, operands.running, 0))
 
 
 def _gain(operands: MergeOperands) -> Array:
-  return away_from_zero(_wide(operands.out_norm_scale), operands.running.dtype)
+  return away_from_zero(wide(operands.out_norm_scale), operands.running.dtype)
 
 
 def _share(log_odds: Array) -> Array:
-  """Returns what a logit above all others by `log_odds` gets of a softmax: [..., 1]."""
+  """Returns the softmax weight [..., 1] of a logit that is above all others by `log_odds` [...]."""
   return jax.nn.sigmoid(log_odds)[..., None]
-
-
-def _wide(x: Array) -> Array:
-  return x.astype(wide_dtype(x))

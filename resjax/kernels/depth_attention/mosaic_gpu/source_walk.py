@@ -1,4 +1,4 @@
-"""Walks of the reverse pass on NVIDIA GPUs over the sources of a token."""
+"""How a kernel for NVIDIA GPUs goes over the sources of a token, once or several times."""
 
 import dataclasses
 import functools
@@ -13,19 +13,19 @@ from resjax.typing import Array, PyTree
 
 
 @dataclasses.dataclass(frozen=True)
-class Sweep:
-  """One walk over the sources of a token.
+class SourceWalk:
+  """One of several walks over the sources of a token, which pass through a ring.
 
   Attributes:
     operands: references.
-    ring: holds `before` other rows of a token, then its sources: once if they are kept, else once
-      for every sweep.
-    step: of the program.
-    group: sources between releases.
-    kept: whether the sources stay in the ring until the last sweep.
-    index: of the sweep.
-    num_sweeps: over a token.
-    before: positions of the ring before the sources.
+    ring: holds `before` other rows of each token, then its sources: once if they are kept, else
+      once for every walk.
+    step: number of the token among those of the program.
+    group: number of sources between releases.
+    kept: whether the sources stay in the ring until the last walk.
+    index: number of this walk.
+    num_walks: number of walks over each token.
+    before: number of positions of the ring before the sources.
   """
 
   operands: Operands
@@ -34,7 +34,7 @@ class Sweep:
   group: int
   kept: bool
   index: int
-  num_sweeps: int
+  num_walks: int
   before: int = 0
 
   def groups(self) -> list[range]:
@@ -43,41 +43,41 @@ class Sweep:
     return [range(s, min(s + self.group, count)) for s in range(0, count, self.group)]
 
   def valid(self, slot: int) -> Array | None:
-    """Returns whether a source counts; None: always."""
+    """Returns whether a slot counts; None if it always does."""
     return self.ring.streams[self.before + slot].valid
 
   def wait(self, slot: int) -> None:
-    """Waits until a source that counts has arrived; once in a sweep."""
+    """Waits until the source of a slot that counts has arrived; to be called once in a walk."""
     if not self.kept or self.index == 0:
       self.ring.wait(self.step, self._position(slot))
 
   def wait_all(self, slots: range) -> None:
-    """Waits until those of some sources that count have arrived; once in a sweep."""
+    """Waits until the sources of all slots that count have arrived; once in a walk."""
     for slot in slots:
       when(self.valid(slot), functools.partial(self.wait, slot))
 
   def load(self, slot: int) -> Row:
-    """Waits for a source that counts, and reads it."""
+    """Waits for the source of a slot that counts, and reads it."""
     self.wait(slot)
     return self.ring.load(self.step, self._position(slot))
 
   def load_part(self, slot: int, index: Array) -> Array:
-    """Reads a part of a source that counts and has arrived."""
+    """Reads a part of the source of a slot that counts and has arrived."""
     return self.ring.load_part(self.step, self._position(slot), index)
 
   def add(self, total: PyTree, slot: int, function: Callable) -> PyTree:
-    """Returns function(total, source), or the total where the source does not count."""
+    """Returns function(total, source), or the total if the slot does not count."""
     return self.where_valid(slot, lambda total: function(total, self.load(slot)), total)
 
   def where_valid(self, slot: int, function: Callable, total: PyTree) -> PyTree:
-    """Returns function(total), or the total where a source does not count."""
+    """Returns function(total), or the total if the slot does not count."""
     valid = self.valid(slot)
     return function(total) if valid is None else lax.cond(valid, function, lambda t: t, total)
 
   def release(self, slots: range) -> None:
-    """Gives up sources that no later sweep reads."""
-    if not self.kept or self.index == self.num_sweeps - 1:
+    """Gives up sources that no later walk reads."""
+    if not self.kept or self.index == self.num_walks - 1:
       self.ring.release(self.step, range(self._position(slots[0]), self._position(slots[-1]) + 1))
 
-  def _position(self, slot):
+  def _position(self, slot: int) -> int:
     return self.before + slot + (0 if self.kept else self.index * self.operands.num_slots)

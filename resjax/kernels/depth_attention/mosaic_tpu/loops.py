@@ -1,4 +1,4 @@
-"""How the kernels of two-phase depth attention for TPUs walk a tile."""
+"""Loops over the rows and channels of a tile, and other steps that kernels for TPUs share."""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,41 +8,49 @@ from jax import lax
 from jax.experimental import pallas as pl
 
 from resjax.kernels.depth_attention.mosaic_tpu.tiles import LANES, ROWS
+from resjax.kernels.depth_attention.operands import Ref
 from resjax.typing import Array
 
+# Rows or channels of a tile: what `pl.ds` returns. Its declared type has not all of its attributes.
+Span = Any
 
-def for_each_row_group(tokens: int, run: Callable[[Array, Any], None]) -> None:
-  """Runs with the index of each group of `ROWS` tokens of a tile, and its rows."""
 
-  def body(index, _):
+def for_each_row_group(tokens: int, run: Callable[[Array, Span], None], unroll: int = 1) -> None:
+  """Calls run(index, rows) for each group of `ROWS` tokens of a tile, `unroll` groups at a time."""
+
+  def body(index: Array, _: None) -> None:
     run(index, pl.ds(pl.multiple_of(index * ROWS, ROWS), ROWS))
 
-  lax.fori_loop(0, tokens // ROWS, body, None)
+  lax.fori_loop(0, tokens // ROWS, body, None, unroll=unroll)
 
 
 def for_each_chunk(
-  width: int, chunk: int, run: Callable[[Any, Any], Any], carry: Any = None, at_once: int = 16
+  width: int,
+  chunk: int,
+  run: Callable[[Span, Any], Any],
+  carry: Any = None,
+  at_once: int = 16,
 ) -> Any:
   """Folds `carry = run(lanes, carry)` over all chunks of channels, up to `at_once` in a step."""
   count = width // chunk
   unrolled = max(n for n in range(1, at_once + 1) if count % n == 0)
 
-  def span(index, carry):
+  def step(index: Any, carry: Any) -> Any:
     for offset in range(unrolled):
       start = (index * unrolled + offset) * chunk
       start = start if isinstance(index, int) else pl.multiple_of(start, chunk)
       carry = run(pl.ds(start, chunk), carry)
     return carry
 
-  return span(0, carry) if unrolled == count else lax.fori_loop(0, count // unrolled, span, carry)
+  return step(0, carry) if unrolled == count else lax.fori_loop(0, count // unrolled, step, carry)
 
 
-def clear_rows_from(ref: Any, end: Array | int) -> None:
-  """Zeroes the rows [tokens, D] from `end` on."""
+def clear_rows_from(ref: Ref, end: Array | int) -> None:
+  """Writes zeros to the rows of a reference [tokens, D] from row `end` on."""
   tokens, width = ref.shape
   wide = jnp.int32 if jnp.issubdtype(ref.dtype, jnp.integer) else jnp.float32
 
-  def clear(_, rows):
+  def clear(_: Array, rows: Span) -> None:
     row = rows.start + lax.broadcasted_iota(jnp.int32, (ROWS, LANES), 0)
     for start in range(0, width, LANES):
       lanes = pl.ds(start, LANES)
@@ -50,9 +58,3 @@ def clear_rows_from(ref: Any, end: Array | int) -> None:
       ref[rows, lanes] = kept.astype(ref.dtype)
 
   for_each_row_group(tokens, clear)
-
-
-def two_parts(num_tiles: int) -> tuple[int, int]:
-  """Returns a grid: parts that may run on cores of their own, tiles of each."""
-  parts = 1 if num_tiles % 2 else 2
-  return parts, num_tiles // parts
