@@ -43,7 +43,7 @@ class BlockRead(NamedTuple):
   inverse_rms: Array
 
 
-def two_phase_moves_less(num_sources: int, num_sublayers: int) -> bool:
+def two_phase_moves_less(num_sources: float, num_sublayers: int) -> bool:
   """Returns whether two phases move fewer bytes than a direct read at every sublayer does.
 
   The forward pass of a depth block with c completed sources and S sublayers reads and writes this
