@@ -8,6 +8,7 @@ import functools
 import importlib
 import json
 import os
+import pathlib
 import runpy
 import signal
 import subprocess
@@ -30,12 +31,15 @@ def command(module: str, **variables: object) -> Iterator[Callable[..., tuple[in
     yield lambda *arguments: _ask(process, {"arguments": [str(one) for one in arguments]})
 
 
-def run(module: str, arguments: list[str], environment: dict[str, str]) -> tuple[int, str]:
-  """Returns the exit code and the output of `python -m module arguments` in the repository.
+def run(
+  module: str, arguments: list[str], cwd: pathlib.Path, environment: dict[str, str]
+) -> tuple[int, str]:
+  """Returns the exit code and the output of `python -m module arguments`.
 
-  The process that is forked has imported `launch.cli`, and serves until this one ends.
+  The process that is forked has imported this repository's `launch.cli`, and serves until the one
+  that asks ends.
   """
-  request = {"module": module, "arguments": arguments, "environment": environment}
+  request = {"module": module, "arguments": arguments, "cwd": str(cwd), "environment": environment}
   return _ask(_shared(), request)
 
 
@@ -86,8 +90,11 @@ def serve(module: str) -> None:
       print(json.dumps([code, output.read().decode()]), flush=True)
 
 
-def _run_module(module: str, arguments: list[str], environment: dict[str, str]) -> NoReturn:
+def _run_module(
+  module: str, arguments: list[str], cwd: str, environment: dict[str, str]
+) -> NoReturn:
   """Runs a module as the main one; it ends the process."""
+  os.chdir(cwd)
   os.environ.clear()
   os.environ.update(environment)
   sys.argv = [module, *arguments]

@@ -100,8 +100,8 @@ class StandIns:
 
   def run(self, module: str, *arguments: str, cwd: pathlib.Path = ROOT) -> tuple[int, str]:
     """Returns the exit code and the output of `python -m module arguments`."""
-    if cwd == ROOT:
-      return forks.run(module, list(arguments), self.environment())
+    if cwd == ROOT or not (cwd / "launch").exists():  # the code that runs is this repository's
+      return forks.run(module, list(arguments), cwd, self.environment())
     process = self.start(module, *arguments, cwd=cwd)
     output, _ = process.communicate(timeout=60)
     return process.returncode, output
