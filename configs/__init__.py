@@ -1,1 +1,1 @@
-"""What to run: data-only ml_collections files."""
+"""Experiments as ml_collections files, which hold data only."""

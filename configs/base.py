@@ -1,10 +1,10 @@
-"""Every setting of resjax with its default; experiments start from here and change a few.
+"""Every setting of resjax with its default. Experiments start from here and change a few.
 
-Argument: the style of the decoder, `llama` (default) or `gpt2`.
+The argument is the style of the decoder, `llama` (default) or `gpt2`.
 
   python -m launch.train --config=configs/base.py:gpt2 --config.train.steps=1000
 
-Data only: this file and its neighbours import no JAX.
+This file and its neighbours hold data only, and import no JAX.
 """
 
 from ml_collections import ConfigDict
@@ -13,8 +13,8 @@ from ml_collections import ConfigDict
 def get_config(style: str = "llama") -> ConfigDict:
   config = ConfigDict(
     {
-      "workdir": "runs/base",  # metrics, checkpoints, plots, the resolved config; may be gs://
-      "seed": 0,  # of the parameters and of the data order
+      "workdir": "runs/base",  # holds metrics, checkpoints, plots and the resolved config; may be gs://
+      "seed": 0,  # decides the initial parameters and the order of the data
       "model": model(),
       "data": data(),
       "optim": optim(),
@@ -42,50 +42,50 @@ def model() -> dict:
     "mlp_dim": 3072,  # F
     "positions": "rope",  # rope | learned
     "rope_theta": 10000.0,
-    "rope_fraction": 1.0,  # of each head that is rotated, its first part
+    "rope_fraction": 1.0,  # the share of each head that is rotated, from its start
     "rope_scaling": rope_scaling(),
     "norm": "rmsnorm",  # rmsnorm | layernorm
     "norm_eps": 1e-6,
-    "post_norm": False,  # also a norm of what each sublayer gives, before the combinator gets it
+    "post_norm": False,  # also normalise the output of each sublayer before the combinator
     "mlp": "swiglu",  # swiglu | geglu | gelu (both tanh approximation) | gelu_exact
-    "bias": "none",  # none | qkv | attention (and its output) | all (and the MLP, and LayerNorm)
-    "parallel": False,  # attention and MLP read the same, and are one site `parallel`
+    "bias": "none",  # none | qkv | attention (also its output) | all (also MLP and LayerNorm)
+    "parallel": False,  # attention and MLP read the same input, as one site `parallel`
     "qk_norm": False,  # RMSNorm of queries and keys per head
-    "query_pre_attn_scalar": 0.0,  # scores are q · k over the root of this; 0: of head_dim
-    "windows": (0,),  # tokens that one sees, itself included; 0: all. In turns, layer by layer
-    "attention_softcap": 0.0,  # c: scores become c · tanh(score / c); 0: they stay
+    "query_pre_attn_scalar": 0.0,  # scores are q · k / sqrt(this); 0: head_dim
+    "windows": (0,),  # tokens that a token sees, itself included; 0: all. Layers take turns
+    "attention_softcap": 0.0,  # c in c · tanh(score / c), which replaces scores; 0: off
     "logit_softcap": 0.0,  # the same for the logits
-    "embed_scale": False,  # token embeddings times the root of d_model
-    "value_residual": "none",  # none | learned | fixed: values mixed with those of the first layer
+    "embed_scale": False,  # multiply token embeddings by sqrt(d_model)
+    "value_residual": "none",  # none | learned | fixed: whether values mix with the first layer's
     "short_swa": short_swa(),
     "tied_embeddings": True,
     "init_std": 0.02,
     "scaled_output_init": True,  # output projections: init_std / sqrt(2 L)
-    "dtype": "auto",  # of activations: bfloat16 on accelerators, float32 on CPU
+    "dtype": "auto",  # dtype of activations; auto: bfloat16 on accelerators, float32 on CPU
     "attention": "auto",  # auto (by platform) | splash | cudnn | xla
-    "remat": "full",  # none | full | dots: what a layer recomputes in the backward pass
+    "remat": "full",  # none | full | dots: what a layer recomputes in the reverse pass
     "depth": "scan",  # scan (the combinator's strategy) | loop (plain Python loop)
     "residual": residual(),
   }
 
 
 def rope_scaling() -> dict:
-  """Longer wavelengths for rows longer than those of pretraining."""
+  """Stretches the wavelengths of RoPE for rows longer than those of pretraining."""
   return {
     "kind": "none",  # none | linear | llama3 (by wavelength)
-    "factor": 1.0,  # on the wavelengths
-    "low_freq_factor": 1.0,  # llama3: turns in original_max_positions below which all of it counts
-    "high_freq_factor": 4.0,  # llama3: turns above which none of it counts
+    "factor": 1.0,  # the factor of the wavelengths
+    "low_freq_factor": 1.0,  # llama3: up to so many turns in a row the whole factor counts
+    "high_freq_factor": 4.0,  # llama3: above so many turns no factor counts
     "original_max_positions": 0,  # llama3: tokens of a row in pretraining
   }
 
 
 def short_swa() -> dict:
-  """A causal attention over the last few tokens, a site of its own before the attention."""
+  """A causal attention over the last few tokens, which is a site before the attention."""
   return {
-    "window": 0,  # tokens that one sees, itself included; 0: no such site
+    "window": 0,  # tokens that a token sees, itself included; 0: there is no such site
     "num_heads": 0,  # 0: as many as the attention
-    "zero_init": True,  # output projection 0: at first the decoder is the one without the site
+    "zero_init": True,  # the output projection starts at 0, as if there were no such site
   }
 
 
@@ -181,16 +181,16 @@ def llama_style(m: ConfigDict) -> None:
 
 def data() -> dict:
   return {
-    "root": "data",  # built corpora live here, shared by all runs; may be gs://
+    "root": "data",  # folder of the built corpora, which all runs share; may be gs://
     "seq_len": 1024,  # T
     "corpora": {"stdlib": corpus()},
     "tokenizer": {
       "name": "bpe",  # bpe (byte level, trained on the corpora) | byte | pretrained
-      "vocab_size": 8192,  # V of bpe, rows of a pretrained embedding; byte always has 257
-      "train_bytes": 20_000_000,  # text that bpe learns its merges from
-      "folder": "",  # of pretrained: a Hugging Face folder with tokenizer.json and config.json
+      "vocab_size": 8192,  # V of bpe, or rows of a pretrained embedding; byte always has 257
+      "train_bytes": 20_000_000,  # how much text bpe learns its merges from
+      "folder": "",  # pretrained: a Hugging Face folder with tokenizer.json and config.json
     },
-    "validation_fraction": 0.02,  # of the documents, by hash
+    "validation_fraction": 0.02,  # share of the documents, which their hash chooses
     "test_fraction": 0.02,
   }
 
@@ -207,67 +207,67 @@ def corpus() -> dict:
 def optim() -> dict:
   return {
     "name": "adamw",  # adamw | muon (Muon for the kernels of the layers, AdamW for all else)
-    "learning_rate": 6e-4,  # the peak
+    "learning_rate": 6e-4,  # at its peak
     "schedule": "cosine",  # cosine | wsd | constant
     "warmup_steps": 100,
     "decay_fraction": 0.2,  # wsd: share of the steps in the final decay
-    "final_fraction": 0.1,  # of the peak, at the last step
+    "final_fraction": 0.1,  # share of the peak that is left at the last step
     "b1": 0.9,
     "b2": 0.95,
     "eps": 1e-8,
     "weight_decay": 0.1,
     "muon_momentum": 0.95,
-    "combinator_lr_multiplier": 1.0,  # on the learning rate of the combinator; 0: it stays
+    "combinator_lr_multiplier": 1.0,  # factor of the combinator's learning rate; 0: frozen
     "clip_norm": 1.0,  # 0: no clipping
   }
 
 
 def train() -> dict:
   return {
-    # Workdir of another run, a checkpoint in one, or a Hugging Face folder, whose parameters this
-    # run starts from (configs/finetune.py has the other settings that it needs); "": none. A
-    # combinator that is neutral at init continues a `standard` run. Reads that are means
-    # (AttnRes) are 1/n times the stream: for the same function, model.norm_eps must be small
-    # beside its mean square / n², say 1e-12, in both runs.
+    # The run starts from the parameters in this folder: the workdir of another run, a checkpoint
+    # in it, or a Hugging Face folder (configs/finetune.py has the other settings that it needs);
+    # "": none. A combinator that is neutral at init continues a `standard` run. Reads that are
+    # means (AttnRes) are 1/n times the stream. The function stays the same only if model.norm_eps
+    # is small beside the stream's mean square / n², for example 1e-12, in both runs.
     "init_from": "",
     "steps": 1000,
     "batch_size": 32,  # rows per step, over all devices and microbatches
     "microbatches": 1,  # gradient accumulation
     "z_loss": 1e-4,
-    "loss_chunk": 1024,  # tokens per data shard whose logits exist at one time
+    "loss_chunk": 1024,  # tokens of each data shard whose logits exist at the same time
     "log_every": 10,
-    "eval_every": 200,  # steps; 0: only before the first and after the last
+    "eval_every": 200,  # steps; 0: only before the first step and after the last
     "eval_rows": 128,  # rows of the validation split per evaluation; 0: all
-    # Where does the model switch from the input token to the next one? Ranks and probabilities of
-    # both after every layer, at first, every so many steps and at last; 0: never.
+    # Every so many steps, and at the start and the end, the run measures ranks and probabilities of
+    # the input token and the next one after every layer, which tell where it switches; 0: never.
     "alignment_every": 0,
-    "alignment_rows": 16,  # rows of the validation split for it; a row costs L output heads
-    "sample_tokens": 64,  # of the text sampled after the last step, as fit into a row; 0: none
+    "alignment_rows": 16,  # rows of the validation split for that; each costs L output heads
+    "sample_tokens": 64,  # tokens of a text that is sampled at the end, up to a row; 0: none
     "tensorboard": False,  # needs the extra `tensorboard`
-    "wandb_project": "",  # non-empty: log there too; needs the extra `wandb`
+    "wandb_project": "",  # if given, log there too; needs the extra `wandb`
   }
 
 
 def health() -> dict:
-  """What a run does about steps that would harm it, and about hanging."""
+  """What a run does about steps that would harm it, and when it hangs."""
   return {
-    "skip_nonfinite": True,  # leave out steps whose loss or gradient is NaN or infinite
-    "spike_window": 128,  # steps taken whose losses and gradient norms a new one is held against
-    "spike_sigma": 0.0,  # leave out steps above their mean + spike_sigma · std; 0: none; 6 is usual
-    "max_skipped": 10,  # steps in a row; then the run ends
-    "watchdog_seconds": 600.0,  # without progress until all stacks are written; 0: off
+    "skip_nonfinite": True,  # skip steps whose loss or gradient is NaN or infinite
+    "spike_window": 128,  # how many earlier steps a step's loss and gradient norm are held against
+    "spike_sigma": 0.0,  # skip steps above their mean + spike_sigma · std; 0: none; 6 is usual
+    "max_skipped": 10,  # the run ends after so many skipped steps in a row
+    "watchdog_seconds": 600.0,  # after so long without progress all stacks are written; 0: never
   }
 
 
 def checkpoint() -> dict:
-  """One is also saved after the last step, and when the run is stopped."""
+  """When checkpoints are saved, besides after the last step and when a run is stopped."""
   return {
     "every": 200,  # steps; 0: never by steps
     "minutes": 0.0,  # since the last one, by the clock of process 0; 0: never by time
-    "keep_last": 2,  # the newest ones
-    "keep_every": 0,  # those of every so many steps stay for ever; 0: none
+    "keep_last": 2,  # how many of the newest ones stay
+    "keep_every": 0,  # those of every so many steps are never deleted; 0: none
     "verify": True,  # compare what is read with the checksums of what was saved
-    "strict": False,  # a damaged newest one: True refuses, False goes on from the one before it
+    "strict": False,  # if the newest one is damaged: True: fail; False: take the one before it
   }
 
 
@@ -276,9 +276,9 @@ def mesh() -> dict:
 
 
 def sharding() -> dict:
-  """The name of a set of rules, and each set under its name: logical axis -> mesh axes.
+  """The name of a set of rules, and each set under its name.
 
-  The mesh axes of a rule split that axis, the outermost first; () leaves it whole.
+  A rule names the mesh axes that split a logical axis, the outermost first; () leaves it whole.
 
     dp            rows over `data`; every device holds all parameters.
     fsdp          rows over `data` and `fsdp`; parameters, their gradients and moments over `fsdp`.

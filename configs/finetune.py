@@ -1,16 +1,16 @@
-"""Goes on with a trained model: one of Hugging Face, or of a run, also under another combinator.
+"""Trains a model of Hugging Face or of a run further, also with another combinator.
 
-Argument: a Hugging Face folder, or the workdir of a run or a checkpoint in it.
+The argument is a Hugging Face folder, or the workdir of a run or a checkpoint in it.
 
   python -m launch.train --config=configs/finetune.py:FOLDER --config.model.residual.name=gate \
     --config.data.corpora.stdlib.source=TEXT
 
-Sizes and choices of the model are those of the folder, the tokenizer too; of a run also its corpora
-and row length. A combinator that is neutral at init (gate, attn_res, ...) starts with the function
-of the model; `attenuation` cuts it at once.
+Model and tokenizer are those of the folder; with a run, corpora and row length are the run's too.
+A combinator that is neutral at init (gate, attn_res, ...) starts with the function of the model,
+and `attenuation` cuts the model at once.
 
-Hardware: that of the model. Time: 1000 steps.
-Expect: the first evaluation is that of the pretrained model, or of its cut.
+Hardware: what the model needs. Time: 1000 steps.
+Expect: the first evaluation is that of the pretrained model, or of the cut model.
 """
 
 import json
@@ -20,7 +20,7 @@ from ml_collections import ConfigDict, config_dict
 
 from configs import base
 
-# What a folder does not decide: how the model is computed, and what it has for new parameters.
+# The folder does not decide these: how the model is computed, and what new parameters start from.
 OURS = (
   "attention",
   "depth",
@@ -33,7 +33,7 @@ OURS = (
   "value_residual",
 )
 LEARNING_RATE = 3e-5
-RECORD = "run.json"  # of a run, in its workdir
+RECORD = "run.json"  # the file in a workdir that describes the run
 
 
 def get_config(folder: str = "") -> ConfigDict:
@@ -51,13 +51,13 @@ def get_config(folder: str = "") -> ConfigDict:
 
 
 def _workdir(folder: str) -> Path | None:
-  """Returns the workdir that a folder is, or is a checkpoint of; None: it is of Hugging Face."""
+  """Returns the workdir that a folder is or is in, None if it is a Hugging Face folder."""
   place = Path(folder).absolute()
   if (place / RECORD).is_file():
     return place
   if (place / "config.json").is_file():
     return None
-  workdir = place.parent.parent  # of WORKDIR/checkpoints/STEP
+  workdir = place.parent.parent  # the folder is WORKDIR/checkpoints/STEP
   if not (workdir / RECORD).is_file():
     raise ValueError(
       f"{folder} is no Hugging Face folder (it has no config.json), no workdir of a run (no "
@@ -68,7 +68,7 @@ def _workdir(folder: str) -> Path | None:
 
 
 def _like_folder(c: ConfigDict, folder: str) -> None:
-  """Leaves open what resjax.experiment reads from the folder's config.json."""
+  """Leaves the settings open that resjax.experiment reads from the folder's config.json."""
   _open(c.model, [key for key in c.model if key not in OURS])
   c.data.tokenizer.update(name="pretrained", folder=folder)
   _open(c.data.tokenizer, ["vocab_size"])
@@ -85,7 +85,7 @@ def _open(section: ConfigDict, keys: list[str]) -> None:
 
 
 def _like_run(c: ConfigDict, theirs: dict) -> None:
-  """Takes model and data of a run, but for its combinator."""
+  """Takes model and data of a run, without its combinator."""
   _copy(c.model, {key: value for key, value in theirs["model"].items() if key != "residual"})
   c.data = ConfigDict(theirs["data"])
 

@@ -1,6 +1,6 @@
 """GPT-2 124M on 10B tokens of web text: the setting of Residual Connections and the Causal Shift.
 
-Argument: the residual combinator, `standard` by default.
+The argument is the residual combinator, `standard` by default.
 
   python -m launch.train --config=configs/gpt2_124m.py --config.data.corpora.web.source=FOLDER
   python -m launch.train --config=configs/gpt2_124m.py:attn_res \
@@ -13,12 +13,12 @@ read more than once.
 Hardware: one GPU of 80 GB, or a TPU v5e-8 (8 rows of 1024 tokens per chip and microbatch); about
 60 GB of disk for text and rows.
 Time: 0.80 GFLOP per token of training times 10B tokens is 8.0e18 FLOP; at an assumed 40% MFU that
-is 5.6 hours on an H100 (989 TFLOP/s) and 3.5 hours on a v5e-8 (8 × 197 TFLOP/s). An estimate from
-FLOPs and data-sheet peaks, not a measurement; building the data comes before it.
+is 5.6 hours on an H100 (989 TFLOP/s) and 3.5 hours on a v5e-8 (8 × 197 TFLOP/s). This is
+estimated from FLOPs and data-sheet peaks, not measured; building the data comes on top.
 Expect: public runs of this size on such text reach about 3.0 to 3.3 nats per token with GPT-2's
-tokenizer. Not measured here; the tokenizer is learned from the corpus, so compare bits per byte.
+tokenizer. Nobody has run this. The tokenizer is learned from the corpus, so compare bits per byte.
 
-Source: arXiv 2602.14760; what it leaves open is as in public GPT-2 124M recipes.
+Source: arXiv 2602.14760, and public GPT-2 124M recipes for what it leaves open.
 """
 
 from ml_collections import ConfigDict
@@ -30,9 +30,7 @@ def get_config(residual: str = "standard") -> ConfigDict:
   c = base.get_config("gpt2")  # 12 layers, 12 heads, D 768, rows of 1024 tokens, tied embeddings
   c.workdir = "runs/gpt2_124m"
   c.model.residual.name = residual
-  c.data.corpora = {
-    "web": {"source": "data/text/web", "format": "parquet", "field": "text", "weight": 1.0}
-  }
+  c.data.corpora = {"web": base.corpus() | {"source": "data/text/web", "format": "parquet"}}
   c.data.tokenizer.update(vocab_size=50257, train_bytes=200_000_000)
   c.data.update(validation_fraction=0.005, test_fraction=0.005)
   c.optim.update(learning_rate=6e-4, warmup_steps=700)  # 0.37B tokens of warm-up

@@ -1,6 +1,6 @@
 """A Llama-like decoder of 1.35B parameters with Block Attention Residuals, on 27B tokens of text.
 
-Argument: the residual combinator, `block_attn_res` by default.
+The argument is the residual combinator, `block_attn_res` by default.
 
   python -m launch.train --config=configs/llama_1p3b.py --config.data.corpora.web.source=FOLDER
   python -m launch.aot --config=configs/llama_1p3b.py --topology=v5e-256
@@ -8,16 +8,16 @@ Argument: the residual combinator, `block_attn_res` by default.
 FOLDER holds Parquet files with a column `text`; see configs/gpt2_124m.py for other files.
 
 Hardware: 256 chips of v5e, v5p or v6e (v5e-256, v5p-512, v6e-256), or two slices of v5e-256 as it
-is; a device holds a 16th of parameters and moments, 0.9 GiB. What `launch.aot` says of each slice
-stands in docs/measurements.md. On fewer chips set --config.train.microbatches.
+is; a device holds a 16th of parameters and moments, 0.9 GiB. docs/measurements.md has what
+`launch.aot` says of each slice. On fewer chips set --config.train.microbatches.
 Time: 8.3 GFLOP per token of training times 27B tokens is 2.2e20 FLOP; at an assumed 40% MFU that is
 3.1 hours on v5e-256 (256 × 197 TFLOP/s), 1.5 on two such slices, 1.3 on v5p-512 (256 × 459) and 0.7
-on v6e-256 (256 × 918). An estimate from FLOPs and data-sheet peaks, not a measurement.
-Expect: not run here. Compare bits per byte between combinators: the tokenizer is learned from the
-corpus.
+on v6e-256 (256 × 918). This is estimated from FLOPs and data-sheet peaks, not measured.
+Expect: nobody has run this. Compare combinators by bits per byte, because the tokenizer is learned
+from the corpus.
 
-Sizes as in public decoders of 1.3B: 24 layers of 2048, 16 heads of 128, MLP of 8/3 D, rows of 2048
-tokens, 1.0M tokens per step; the vocabulary of 32,768 divides over any `tensor`.
+The sizes are those of public decoders of 1.3B: 24 layers of 2048, 16 heads of 128, MLP of 8/3 D,
+rows of 2048 tokens, 1.0M tokens per step; the vocabulary of 32,768 divides over any `tensor`.
 """
 
 from ml_collections import ConfigDict
@@ -33,9 +33,7 @@ def get_config(residual: str = "block_attn_res") -> ConfigDict:
   c.model.residual.name = residual
   c.model.residual.block_attn_res.layers_per_block = 3  # 8 depth blocks
   c.data.seq_len = 2048
-  c.data.corpora = {
-    "web": {"source": "data/text/web", "format": "parquet", "field": "text", "weight": 1.0}
-  }
+  c.data.corpora = {"web": base.corpus() | {"source": "data/text/web", "format": "parquet"}}
   c.data.tokenizer.update(vocab_size=32768, train_bytes=200_000_000)
   c.data.update(validation_fraction=0.002, test_fraction=0.002)
   c.optim.update(learning_rate=3e-4, warmup_steps=1000)  # 1.0B tokens of warm-up

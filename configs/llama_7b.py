@@ -1,6 +1,6 @@
 """A Llama-like decoder of 6.7B parameters with Block Attention Residuals, on 134B tokens of text.
 
-Argument: the residual combinator, `block_attn_res` by default.
+The argument is the residual combinator, `block_attn_res` by default.
 
   python -m launch.train --config=configs/llama_7b.py --config.data.corpora.web.source=FOLDER
   python -m launch.aot --config=configs/llama_7b.py --topology=v5p-512
@@ -8,16 +8,16 @@ Argument: the residual combinator, `block_attn_res` by default.
 FOLDER holds Parquet files with a column `text`; see configs/gpt2_124m.py for other files.
 
 Hardware: 256 chips of v5e, v5p or v6e (v5e-256, v5p-512, v6e-256), or two slices of v5e-256 as it
-is; a device holds a 64th of parameters and moments, 1.2 GiB. What `launch.aot` says of each slice
-stands in docs/measurements.md.
+is; a device holds a 64th of parameters and moments, 1.2 GiB. docs/measurements.md has what
+`launch.aot` says of each slice.
 Time: 42.9 GFLOP per token of training times 134B tokens is 5.8e21 FLOP; at an assumed 40% MFU that
 is 3.3 days on v5e-256 (256 × 197 TFLOP/s), 1.7 on two such slices, 1.4 on v5p-512 (256 × 459) and
-0.7 on v6e-256 (256 × 918). An estimate from FLOPs and data-sheet peaks, not a measurement.
-Expect: not run here. Compare bits per byte between combinators: the tokenizer is learned from the
-corpus.
+0.7 on v6e-256 (256 × 918). This is estimated from FLOPs and data-sheet peaks, not measured.
+Expect: nobody has run this. Compare combinators by bits per byte, because the tokenizer is learned
+from the corpus.
 
-Sizes as in public decoders of 7B: 32 layers of 4096, 32 heads of 128, MLP of 11008, rows of 4096
-tokens, 4.2M tokens per step; the vocabulary of 32,768 divides over any `tensor`.
+The sizes are those of public decoders of 7B: 32 layers of 4096, 32 heads of 128, MLP of 11008, rows
+of 4096 tokens, 4.2M tokens per step; the vocabulary of 32,768 divides over any `tensor`.
 """
 
 from ml_collections import ConfigDict

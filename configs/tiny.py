@@ -15,7 +15,7 @@ def get_config() -> ConfigDict:
   c = base.get_config()
   c.workdir = "runs/tiny"
   c.model.update(num_layers=6, d_model=128, num_heads=4, num_kv_heads=2, mlp_dim=384)
-  c.model.remat = "none"  # memory is no concern at this size
+  c.model.remat = "none"  # this size needs little memory
   c.model.residual.name = "block_attn_res"
   c.model.residual.block_attn_res.layers_per_block = 2
   c.data.seq_len = 256

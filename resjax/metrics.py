@@ -1,4 +1,4 @@
-"""Numbers derived from loss sums and from time: bits per byte, MFU, tokens/s."""
+"""Derives metrics from loss sums and from time: bits per byte, MFU, tokens per second."""
 
 import contextlib
 import math
@@ -12,15 +12,15 @@ from resjax.hardware import chips
 
 
 def peak_flops(device_kind: str, dtype: DTypeLike) -> float | None:
-  """Dense matrix FLOP/s of one JAX device, by the vendor's data sheet.
+  """Returns the dense matrix FLOP/s of one JAX device by the vendor's data sheet.
 
   Args:
-    device_kind: as in `jax.devices()[0].device_kind`.
-    dtype: of the products' inputs.
+    device_kind: the device's own name, `jax.devices()[0].device_kind`.
+    dtype: the dtype of the products' inputs.
 
   Returns:
-    FLOP/s, None for a CPU, an unlisted device, or a dtype without a figure: bfloat16 has one
-    everywhere, float16 has the same one on GPUs.
+    FLOP/s, or None for a CPU, an unlisted device, or a dtype without a figure. bfloat16 has one on
+    every listed device, float16 has the same one on GPUs.
   """
   name = jnp.dtype(dtype).name
   if tpu := chips.find_tpu(device_kind):
@@ -31,25 +31,27 @@ def peak_flops(device_kind: str, dtype: DTypeLike) -> float | None:
 
 
 def mfu(flops_per_token: float, tokens_per_second: float, peak_flops: float | None) -> float | None:
-  """flops_per_token · tokens_per_second / peak_flops (Chowdhery et al. 2022, App. B).
+  """Returns model FLOP utilisation (Chowdhery et al. 2022, App. B).
+
+  flops_per_token · tokens_per_second / peak_flops
 
   Args:
-    flops_per_token: of the model, forward and backward, without recomputation.
-    tokens_per_second: over all devices.
-    peak_flops: summed over the same devices; None if not known.
+    flops_per_token: what the model takes forward and backward, without recomputation.
+    tokens_per_second: the rate over all devices.
+    peak_flops: the sum over the same devices; None if it is not known.
 
   Returns:
-    A share of 1, None without a peak.
+    A number from 0 to 1, or None without a peak.
   """
   return None if peak_flops is None else flops_per_token * tokens_per_second / peak_flops
 
 
 def bits_per_byte(nats: float, num_bytes: float) -> float:
-  """nats / (num_bytes · ln 2), comparable between tokenizers.
+  """Returns bits per byte, which can be compared between tokenizers: nats / (num_bytes · ln 2).
 
   Args:
-    nats: cross-entropy summed over the targets.
-    num_bytes: UTF-8 bytes of those targets.
+    nats: the cross-entropy, summed over the targets.
+    num_bytes: the UTF-8 bytes of these targets.
 
   Raises:
     ValueError: there are no bytes, as in loss sums made without a `token_bytes` table.
@@ -60,16 +62,16 @@ def bits_per_byte(nats: float, num_bytes: float) -> float:
 
 
 class Throughput:
-  """Tokens per second since the last reading, without marked pauses.
+  """Measures tokens per second since the last reading, without pauses that are marked.
 
     throughput = Throughput()
     throughput.add(tokens_of_a_step)  # every step
     with throughput.paused():  # evaluation, checkpoints
       ...
-    rate = throughput.read()  # every log; wait for the step's result before
+    rate = throughput.read()  # every log, after waiting for the step's result
 
   Args:
-    clock: seconds; for tests.
+    clock: returns seconds; tests give their own.
   """
 
   def __init__(self, clock: Callable[[], float] = time.perf_counter):
@@ -78,12 +80,12 @@ class Throughput:
     self._start = clock()
 
   def add(self, tokens: int) -> None:
-    """Counts the tokens of a step."""
+    """Adds the tokens of a step."""
     self._tokens += tokens
 
   @contextlib.contextmanager
   def paused(self) -> Iterator[None]:
-    """Time in this context does not count; contexts do not nest."""
+    """Leaves out the time in this context; such contexts do not nest."""
     before = self._clock()
     try:
       yield
@@ -91,7 +93,7 @@ class Throughput:
       self._start += self._clock() - before
 
   def read(self) -> float:
-    """Tokens per second since the last call, 0 if no time passed; starts a new window."""
+    """Returns tokens per second since the last call, 0 if no time has passed."""
     now = self._clock()
     seconds, tokens = now - self._start, self._tokens
     self._start, self._tokens = now, 0

@@ -1,7 +1,9 @@
-"""Sweeps: a config to start from, and the overrides of each run, named; the first is the reference.
+"""Sweeps: a config that all runs share, and the name and overrides of each run.
 
-get_config(size)  what all runs share: `tiny` (default) or `gpt2_124m`
-sweep(config)     yields (name, overrides); sees the config after the command line's overrides
+The first run of a sweep is its reference. A file here has two functions:
+
+  get_config(size)  returns what all runs share; the size is `tiny` (default) or `gpt2_124m`
+  sweep(config)     yields (name, overrides) for the config with the command line's overrides
 """
 
 from collections.abc import Iterable, Iterator
@@ -10,7 +12,7 @@ from ml_collections import ConfigDict
 
 from configs import base, gpt2_124m, tiny
 
-NAMES = tuple(name for name in base.residual() if name != "name")  # standard is the first
+NAMES = tuple(name for name in base.residual() if name != "name")  # the first is `standard`
 
 
 def get_config(size: str = "tiny") -> ConfigDict:
@@ -25,7 +27,7 @@ def get_config(size: str = "tiny") -> ConfigDict:
 
 
 def short_tiny() -> ConfigDict:
-  """The tiny model for as many steps as 2 CPU cores do in a minute or two."""
+  """Returns the tiny model with as many steps as 2 CPU cores take in a minute or two."""
   config = tiny.get_config()
   config.optim.warmup_steps = 10
   config.train.update(steps=80, batch_size=8, eval_every=0, alignment_every=0)
@@ -33,7 +35,7 @@ def short_tiny() -> ConfigDict:
 
 
 def cuts(config: ConfigDict, alphas: Iterable[float]) -> Iterator[tuple[str, dict]]:
-  """Yields the runs that cut the residual path at one layer, every layer × alpha."""
+  """Yields runs that cut the residual path at one layer, one for each layer and alpha."""
   for alpha in alphas:
     for layer in range(config.model.num_layers):
       yield (

@@ -1,14 +1,14 @@
-"""Where the residual path can be cut: every layer × alpha, against learned gates.
+"""Cuts the residual path at every layer with every alpha, and compares that with learned gates.
 
-Argument: the size, `tiny` (default) or `gpt2_124m`.
+The argument is the size, `tiny` (default) or `gpt2_124m`.
 
   python -m launch.sweep --config=configs/ablations/cut_layer.py
   python -m launch.sweep --config=configs/ablations/cut_layer.py:gpt2_124m \
     --config.data.corpora.web.source=FOLDER --print_commands
 
-Both sites of the layer cut, so a layer multiplies its input by alpha² in all.
+Both sites of the layer are cut, so that it multiplies its input by alpha² in all.
 
-Hardware: 2 CPU cores (tiny); as configs/gpt2_124m.py says (gpt2_124m).
+Hardware: 2 CPU cores (tiny); what configs/gpt2_124m.py says (gpt2_124m).
 Time: 23 runs of 1 to 2 minutes (tiny); 41 runs of that config's time (gpt2_124m).
 Expect: with gpt2_124m, after Residual Connections and the Causal Shift (arXiv 2602.14760): cuts are
 very sensitive to the layer, late ones help, and a learned gate beats any of them (not measured).
@@ -23,7 +23,8 @@ from configs import ablations
 
 ALPHAS = (0.0, 0.25, 0.5)
 GRANULARITIES = ("layer", "depth_mixture", "token", "channel")
-# The plot: horizontal axis, and what tells its lines apart; other runs are horizontal lines.
+# The plot's horizontal axis, and the setting that each line stands for. Runs without them are
+# horizontal lines.
 CURVES = ("model.residual.attenuation.layers", "model.residual.attenuation.alpha")
 
 

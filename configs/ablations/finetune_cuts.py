@@ -1,17 +1,17 @@
 """A short fine-tune of a trained model with its residual path cut at one layer, layer by layer.
 
-Argument: a Hugging Face folder, or a run with `standard`, as in configs/finetune.py.
+The argument is a Hugging Face folder, or a run with `standard`, as in configs/finetune.py.
 
   python -m launch.sweep --config=configs/ablations/finetune_cuts.py:FOLDER \
     --config.data.corpora.stdlib.source=TEXT
 
-What a cut costs without training shows `python -m launch.intervene --hf=FOLDER --data=TEXT`. All
-runs start from the same parameters and see the same batches; `standard` shows what the training
-itself brings, `gate` what a learned factor per layer and site finds. Without an argument: the tiny
-model, from its initial values.
+`python -m launch.intervene --hf=FOLDER --data=TEXT` shows what a cut costs without training. All
+runs start from the same parameters and see the same batches. `standard` shows what training alone
+brings, and `gate` what a learned factor for each layer and site finds. Without an argument the tiny
+model is trained from its initial values.
 
-Hardware: that of the model. Time: 2 runs of 200 steps, and one for each layer and alpha.
-Expect: what remains of the loss that launch.intervene shows; late cuts are said to recover (arXiv
+Hardware: what the model needs. Time: 2 runs of 200 steps, and one for each layer and alpha.
+Expect: a part of the loss that launch.intervene shows is left; late cuts are said to recover (arXiv
 2602.14760; not measured here).
 """
 
@@ -24,9 +24,10 @@ from ml_collections import ConfigDict
 from configs import ablations, finetune
 
 ALPHAS = (0.0, 0.5)
-# The plot: horizontal axis, and what tells its lines apart; other runs are horizontal lines.
+# The plot's horizontal axis, and the setting that each line stands for. Runs without them are
+# horizontal lines.
 CURVES = ("model.residual.attenuation.layers", "model.residual.attenuation.alpha")
-_NUM_LAYERS = ("num_hidden_layers", "n_layer")  # in a config.json
+_NUM_LAYERS = ("num_hidden_layers", "n_layer")  # names of the setting in a config.json
 
 
 def get_config(folder: str = "") -> ConfigDict:

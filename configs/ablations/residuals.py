@@ -1,12 +1,12 @@
 """Every residual combinator with its defaults, and the variants of gates and depth blocks.
 
-Argument: the size, `tiny` (default) or `gpt2_124m`.
+The argument is the size, `tiny` (default) or `gpt2_124m`.
 
   python -m launch.sweep --config=configs/ablations/residuals.py
   python -m launch.sweep --config=configs/ablations/residuals.py:gpt2_124m \
     --config.data.corpora.web.source=FOLDER --print_commands
 
-Hardware: 2 CPU cores (tiny); as configs/gpt2_124m.py says (gpt2_124m).
+Hardware: 2 CPU cores (tiny); what configs/gpt2_124m.py says (gpt2_124m).
 Time: 29 runs of 1 to 2 minutes (tiny); 31 runs of that config's time (gpt2_124m).
 Expect: tiny falls from 3.5 to about 2.4 bits per byte in its 80 steps. Two seeds of `standard` were
 0.06 apart; block_attn_res was 0.07 and 0.08 below `standard` of the same seed, gate-channel equal
