@@ -12,8 +12,10 @@ from resjax import processes
 SIGINT_CODE = 130  # the exit code that shells give a command that Ctrl-C ended
 
 
-class Interrupted(Exception):
+class Interrupted(BaseException):
   """A signal stopped the run, and nothing is lost.
+
+  Like KeyboardInterrupt it is no Exception, which libraries catch: TFDS does where it is imported.
 
   Args:
     message: the message for the user.
