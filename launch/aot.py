@@ -29,11 +29,9 @@ from resjax.runs.config import Run
 
 _CONFIG = cli.define_config("The config that would be trained.")
 _SLICES = flags.DEFINE_integer(
-  "num_slices", 1, "How many slices config.mesh.data joins.", lower_bound=1
+  "num_slices", 1, "Slices that config.mesh.data joins.", lower_bound=1
 )
-_SEARCH = flags.DEFINE_bool(
-  "search", False, "Search for the recomputation and the microbatches that fit."
-)
+_SEARCH = flags.DEFINE_bool("search", False, "Search for recomputation and microbatches that fit.")
 _JSON = flags.DEFINE_bool("json", False, "Print JSON; the tables go to the standard error.")
 _OUT = flags.DEFINE_string("out", "", "File to write the JSON to.")
 

@@ -16,9 +16,7 @@ from resjax.runs import restore
 _CHECKPOINT = flags.DEFINE_string("checkpoint", None, "Folder of a run, or a checkpoint in it.")
 _OUT = flags.DEFINE_string("out", None, "Folder to write; it must not exist yet.")
 _DTYPE = flags.DEFINE_enum("dtype", "float32", DTYPES, "Type of the tensors.")
-_SHARD_GB = flags.DEFINE_float(
-  "shard_gb", 5.0, "Size of the largest file, in 10^9 bytes.", lower_bound=1e-6
-)
+_SHARD_GB = flags.DEFINE_float("shard_gb", 5.0, "Largest file in 10^9 bytes.", lower_bound=1e-6)
 
 
 def main() -> None:

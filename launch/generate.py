@@ -17,21 +17,15 @@ from resjax.runs.sample import sample_text
 
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run, or a checkpoint in it.")
 _PROMPTS = flags.DEFINE_multi_string("prompt", [""], "Beginning of a text.")
-_NUM_TOKENS = flags.DEFINE_integer(
-  "num_tokens", 64, "Number of tokens of a continuation.", lower_bound=1
-)
-_TEMPERATURE = flags.DEFINE_float(
-  "temperature", 0.8, "Temperature of sampling; 0: the most probable token."
-)
+_NUM_TOKENS = flags.DEFINE_integer("num_tokens", 64, "Tokens of a continuation.", lower_bound=1)
+_TEMPERATURE = flags.DEFINE_float("temperature", 0.8, "Temperature; 0: the most probable token.")
 _TOP_K = flags.DEFINE_integer("top_k", 0, "Sample among the k most probable tokens; 0: all.")
 _TOP_P = flags.DEFINE_float(
   "top_p", 1.0, "Sample among the most probable tokens whose sum is p; 1: all."
 )
 _STOP = flags.DEFINE_string("stop", END_OF_TEXT, "Text of one token that ends a continuation too.")
 _SEED = flags.DEFINE_integer("seed", 0, "Seed of the random numbers.")
-_SAMPLES = flags.DEFINE_integer(
-  "num_samples", 1, "Number of continuations of a prompt.", lower_bound=1
-)
+_SAMPLES = flags.DEFINE_integer("num_samples", 1, "Continuations of a prompt.", lower_bound=1)
 
 
 def main() -> None:

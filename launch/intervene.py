@@ -30,12 +30,8 @@ from resjax.measured_models import Subject
 
 _Number = TypeVar("_Number", int, float)
 
-_ALPHAS = flags.DEFINE_list(
-  "alphas", ["0", "0.25", "0.5"], "Factors of the residual stream at a cut."
-)
-_LAYERS = flags.DEFINE_list(
-  "layers", [], "Layers to cut, one at a time; -1 is the last; default: all."
-)
+_ALPHAS = flags.DEFINE_list("alphas", ["0", "0.25", "0.5"], "Factors of the stream at a cut.")
+_LAYERS = flags.DEFINE_list("layers", [], "Layers to cut; -1 is the last; default: all.")
 _SITES = flags.DEFINE_list("sites", [], "Sites of a layer that are cut together; default: all.")
 _ALIGNMENT = flags.DEFINE_bool("alignment", True, "Also measure the alignment, which is slower.")
 _OUT = flags.DEFINE_string("out", None, "JSON file to write the figures to.")

@@ -24,20 +24,16 @@ _DATA = flags.DEFINE_string(
   "glob of text, JSONL or Parquet, or tfds:NAME[/CONFIG]. Default: the first --checkpoint.",
 )
 _FORMAT = flags.DEFINE_enum(
-  "data_format", "auto", FORMATS, "Format of the files; auto: by their endings."
+  "data_format", "auto", FORMATS, "Format of files; auto: by their endings."
 )
 _FIELD = flags.DEFINE_string(
   "data_field", "text", "Field of JSONL, column of Parquet or feature of TFDS that holds the text."
 )
-_TOKENS = flags.DEFINE_integer(
-  "tokens", 16384, "How many tokens of the text to measure at most.", lower_bound=2
-)
+_TOKENS = flags.DEFINE_integer("tokens", 16384, "Most tokens of the text.", lower_bound=2)
 _SEQ_LEN = flags.DEFINE_integer(
   "seq_len", 0, "Tokens in a row; 0: as many as in training, for --hf at most 1024.", lower_bound=0
 )
-_BATCH_SIZE = flags.DEFINE_integer(
-  "batch_size", 8, "Rows that are measured at a time.", lower_bound=1
-)
+_BATCH_SIZE = flags.DEFINE_integer("batch_size", 8, "Rows measured at a time.", lower_bound=1)
 _MESH = {
   axis: flags.DEFINE_integer(
     axis, 1, f"Devices along the mesh axis {axis}; the axis data has the rest."

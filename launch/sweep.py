@@ -38,9 +38,7 @@ from resjax.runs.config import Run
 
 _CONFIG = cli.define_config("The config file of the sweep.")
 _PRINT = flags.DEFINE_bool("print_commands", False, "Only print one command for each run.")
-_COLLECT = flags.DEFINE_bool(
-  "collect", False, "Only make table and plot of the runs that there are."
-)
+_COLLECT = flags.DEFINE_bool("collect", False, "Only make table and plot of existing runs.")
 _ONLY = flags.DEFINE_list("only", [], "Names of the runs to do; default: all runs.")
 _ANY_MESH = {"data": -1, "fsdp": 1, "tensor": 1, "sequence": 1}
 

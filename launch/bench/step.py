@@ -26,18 +26,14 @@ from resjax.runs.config import Run
 from resjax.train import program
 from resjax.train.state import init_state
 
-_LAYERS = flags.DEFINE_integer("layers", 24, "Number of layers.", lower_bound=1)
-_PER_BLOCK = flags.DEFINE_integer(
-  "layers_per_block", 3, "Number of layers of a depth block.", lower_bound=1
-)
+_LAYERS = flags.DEFINE_integer("layers", 24, "Layers.", lower_bound=1)
+_PER_BLOCK = flags.DEFINE_integer("layers_per_block", 3, "Layers of a depth block.", lower_bound=1)
 _WIDTH = flags.DEFINE_integer("d_model", 2048, "Width; a multiple of 128.", lower_bound=128)
 _ROWS = flags.DEFINE_integer("rows", 4, "Number of rows of a batch.", lower_bound=1)
 _LENGTH = flags.DEFINE_integer("seq_len", 2048, "Number of tokens of a row.", lower_bound=2)
 _REMAT = flags.DEFINE_enum("remat", "full", ["none", "full", "dots"], "What a layer recomputes.")
 _STEPS = flags.DEFINE_integer("steps", 3, "Number of steps of a sample.", lower_bound=1)
-_REPEATS = flags.DEFINE_integer(
-  "repeats", 20, "Number of samples of each combinator.", lower_bound=1
-)
+_REPEATS = flags.DEFINE_integer("repeats", 20, "Samples of each combinator.", lower_bound=1)
 _OUT = flags.DEFINE_string("out", "runs/bench", "Folder to write bench_step.json to.")
 
 HEAD = 128

@@ -29,27 +29,17 @@ _NUM_NODES = flags.DEFINE_integer("num_nodes", 1, "Number of GPU nodes.", lower_
 _GPUS = flags.DEFINE_integer("gpus_per_node", 8, "Number of GPUs of a node.", lower_bound=1)
 _SPOT = flags.DEFINE_bool("spot", False, "Run on Spot VMs.")
 _QUEUE = flags.DEFINE_string("queue", "", "Name of a LocalQueue of Kueue.")
-_ACCOUNT = flags.DEFINE_string(
-  "service_account", "", "Kubernetes account of the pods, with access to gs:// paths."
-)
-_CLAIM = flags.DEFINE_multi_string(
-  "claim", [], "CLAIM=/PATH: a PersistentVolumeClaim that all pods mount there."
-)
+_ACCOUNT = flags.DEFINE_string("service_account", "", "Kubernetes account with access to gs://.")
+_CLAIM = flags.DEFINE_multi_string("claim", [], "CLAIM=/PATH: volume claim that pods mount.")
 _ENV = flags.DEFINE_multi_string("env", [], "KEY=VALUE for the environment of the command.")
-_RESTARTS = flags.DEFINE_integer(
-  "max_restarts", 10, "How many failures to restart after; preemptions do not count."
-)
-_GRACE = flags.DEFINE_integer(
-  "grace_seconds", 120, "Time for the command to save when it is stopped."
-)
+_RESTARTS = flags.DEFINE_integer("max_restarts", 10, "Restarts after failures, not preemptions.")
+_GRACE = flags.DEFINE_integer("grace_seconds", 120, "Time to save when it is stopped.")
 _LINES = flags.DEFINE_integer("lines", 100, "How many earlier lines of the log to print.")
 _SLICE = flags.DEFINE_string("slice", "0", "Number of the slice whose log is followed, or all.")
 _HOST = flags.DEFINE_string("host", "0", "Number of the host in it whose log is followed, or all.")
 _CLUSTER = flags.DEFINE_string("xpk_cluster", "", "GKE cluster on which xpk runs and deletes.")
-_ZONE = flags.DEFINE_string("zone", "", "Zone of the cluster, for xpk; default: that of gcloud.")
-_PROJECT = flags.DEFINE_string(
-  "project", "", "Project of the cluster, for xpk; default: that of gcloud."
-)
+_ZONE = flags.DEFINE_string("zone", "", "Zone for xpk; default: that of gcloud.")
+_PROJECT = flags.DEFINE_string("project", "", "Project for xpk; default: that of gcloud.")
 _DRY_RUN = flags.DEFINE_bool("dry_run", False, "Print the commands instead of running them.")
 
 

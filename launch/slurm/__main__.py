@@ -23,27 +23,19 @@ from launch.slurm.script import SlurmJob, script
 _NAME = flags.DEFINE_string("name", "", "Name of the job.")
 _NODES = flags.DEFINE_integer("nodes", 1, "Number of nodes.", lower_bound=1)
 _GPUS = flags.DEFINE_integer("gpus_per_node", 8, "Number of GPUs of a node.", lower_bound=1)
-_TASKS = flags.DEFINE_enum(
-  "processes", "gpu", ["gpu", "node"], "One process per GPU, or one per node."
-)
+_TASKS = flags.DEFINE_enum("processes", "gpu", ["gpu", "node"], "One process per GPU, or per node.")
 _CPUS = flags.DEFINE_integer(
   "cpus_per_node", 0, "Number of CPUs of a node; 0: the cluster's default.", lower_bound=0
 )
-_HOURS = flags.DEFINE_float(
-  "hours", 24.0, "Time limit, after which the job is queued again and goes on.", 0.05
-)
+_HOURS = flags.DEFINE_float("hours", 24.0, "Time limit, after which the job goes on.", 0.05)
 _PARTITION = flags.DEFINE_string("partition", "", "Partition; default: the cluster's.")
 _ACCOUNT = flags.DEFINE_string("account", "", "Account; default: yours.")
 _LOGS = flags.DEFINE_string("log_folder", "runs/slurm", "Folder of the log, NAME-JOB.log.")
 _SETUP = flags.DEFINE_string("setup", "", "A shell line to run before the command.")
 _CONTAINER = flags.DEFINE_string("container", "", "Apptainer image to run the command in.")
 _ENV = flags.DEFINE_multi_string("env", [], "KEY=VALUE for the environment of the command.")
-_GRACE = flags.DEFINE_integer(
-  "grace_seconds", 120, "Time to save before the time limit.", lower_bound=1
-)
-_OPTION = flags.DEFINE_multi_string(
-  "option", [], "Another option of sbatch: --option=--constraint=h100."
-)
+_GRACE = flags.DEFINE_integer("grace_seconds", 120, "Time to save before the limit.", lower_bound=1)
+_OPTION = flags.DEFINE_multi_string("option", [], "sbatch option: --option=--constraint=h100.")
 _LINES = flags.DEFINE_integer("lines", 100, "How many earlier lines of the log to print.")
 _DRY_RUN = flags.DEFINE_bool("dry_run", False, "Print the commands instead of running them.")
 

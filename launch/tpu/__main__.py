@@ -27,9 +27,7 @@ _PROJECT = flags.DEFINE_string("project", "", "Google Cloud project; default: th
 _TOPOLOGY = flags.DEFINE_string("topology", "", "TPU slice, such as v5litepod-16 or v5e:4x4.")
 _NUM_SLICES = flags.DEFINE_integer("num_slices", 1, "Slices that train together.", lower_bound=1)
 _TIER = flags.DEFINE_enum("tier", "on_demand", ["on_demand", "spot", "reserved"], "Pricing.")
-_RUNTIME = flags.DEFINE_string(
-  "runtime_version", "", "TPU software version; default: by kind of TPU."
-)
+_RUNTIME = flags.DEFINE_string("runtime_version", "", "TPU software; default: by kind of TPU.")
 _ACCOUNT = flags.DEFINE_string("service_account", "", "Account of the VMs; default: the project's.")
 _NETWORK = flags.DEFINE_string("network", "default", "Network of the VMs.")
 _SUBNETWORK = flags.DEFINE_string("subnetwork", "", "Subnetwork of the VMs.")
@@ -39,19 +37,13 @@ _PYTHON = flags.DEFINE_string(  # on 3.12.1 gcsfs crashes while a checkpoint is 
 )
 _EXTRA = flags.DEFINE_string("extra", "tpu", "Extras of setup.cfg to install, such as tpu,wandb.")
 _ENV = flags.DEFINE_multi_string("env", [], "KEY=VALUE for the environment of the command.")
-_SHARED = flags.DEFINE_string(
-  "shared_folder", "", "A folder that all hosts share, such as /mnt/disk."
-)
+_SHARED = flags.DEFINE_string("shared_folder", "", "Folder that all hosts share: /mnt/disk.")
 _NODE = flags.DEFINE_string("node", "0", "Number of the slice whose log is followed, or all.")
 _WORKER = flags.DEFINE_string("worker", "0", "Number of the host whose log is followed, or all.")
 _LINES = flags.DEFINE_integer("lines", 100, "How many earlier lines of the log to print.")
-_STOP = flags.DEFINE_integer(
-  "stop_seconds", 300, "Time for the command to save when it is stopped."
-)
+_STOP = flags.DEFINE_integer("stop_seconds", 300, "Time to save when it is stopped.")
 _POLL = flags.DEFINE_float("poll_seconds", 30.0, "Time between looks at the state.")
-_DELETE = flags.DEFINE_bool(
-  "delete_when_done", False, "Whether resume deletes the hosts at the end."
-)
+_DELETE = flags.DEFINE_bool("delete_when_done", False, "resume: delete the hosts at the end.")
 _DRY_RUN = flags.DEFINE_bool("dry_run", False, "Print the commands instead of running them.")
 
 
@@ -125,19 +117,18 @@ def _status() -> list[Step]:
 
 
 def _resume(command: list[str]) -> None:
-  everything = [*_create(), *_install(), *_start(command)]  # finds mistakes before any wait
+  setup = resume.Setup(_create(), _install(), _start(command))
   if _DRY_RUN.value:
     print("# If there is nothing yet, and again whenever the slice is SUSPENDED or FAILED:\n")
-    _run([Step("delete what preemption left", commands.delete(_resource())), *everything])
+    delete = Step("delete what preemption left", commands.delete(_resource()))
+    _run([delete, *setup.create, *setup.install, *setup.start])
     print("\n# Until it has ended on all hosts, which this tells:\n")
     _run(_status())
     return
   resume.keep_running(
     _resource(),
     hosts=_request().tpu.vms * _NUM_SLICES.value,
-    create=_create,
-    install=_install,
-    start=lambda: _start(command),
+    setup=setup,
     go_on=launcher_args.same_again("launch.tpu"),
     poll_seconds=_POLL.value,
   )

@@ -2,7 +2,8 @@
 
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from launch import shell_steps
 from launch.shell import STOPPED
@@ -16,23 +17,23 @@ _LIMITS = {"setting up": 3, "looking": 60}
 _LINE = re.compile(rf"{remote.STATUS} (\S+) (running|none|exit (\d+))")
 
 
+class Setup(NamedTuple):
+  """The steps that create the hosts, bring the code to them, and start the command."""
+
+  create: list[Step]
+  install: list[Step]
+  start: list[Step]
+
+
 def keep_running(
-  resource: Resource,
-  hosts: int,
-  create: Callable[[], list[Step]],
-  install: Callable[[], list[Step]],
-  start: Callable[[], list[Step]],
-  go_on: str,
-  poll_seconds: float,
+  resource: Resource, hosts: int, setup: Setup, go_on: str, poll_seconds: float
 ) -> None:
   """Runs a command until it has ended well, creating its hosts again after each preemption.
 
   Args:
     resource: what the command runs on.
     hosts: the number of hosts.
-    create: returns the steps that create the hosts.
-    install: returns the steps that bring the code to the hosts.
-    start: returns the steps that start the command.
+    setup: the steps from nothing to a running command.
     go_on: the command line that the user can go on with after a failure.
     poll_seconds: the time between looks at the state.
 
@@ -44,7 +45,7 @@ def keep_running(
   while True:
     doing = "looking"
     try:
-      missing = _missing(resource, hosts, create, install, start)
+      missing = _missing(resource, hosts, setup)
       if missing is None:
         return
       looked, doing = True, "setting up"
@@ -60,19 +61,13 @@ def keep_running(
     time.sleep(poll_seconds)
 
 
-def _missing(
-  resource: Resource,
-  hosts: int,
-  create: Callable[[], list[Step]],
-  install: Callable[[], list[Step]],
-  start: Callable[[], list[Step]],
-) -> list[Step] | None:
+def _missing(resource: Resource, hosts: int, setup: Setup) -> list[Step] | None:
   """Returns the steps that are missing until the command runs, or None when it is done."""
   state = shell_steps.output(commands.state(resource)).strip()
   print(f"{time.strftime('%H:%M:%S')} {resource.name}: {state or 'none'}", flush=True)
   if state in ("FAILED", "SUSPENDED", ""):
     delete = [Step("delete what preemption left", commands.delete(resource))]
-    return [*(delete if state else ()), *create(), *install(), *start()]
+    return [*(delete if state else ()), *setup.create, *setup.install, *setup.start]
   if state != "ACTIVE":  # the hosts come up or go down
     return []
   found = _status(resource, hosts)
@@ -80,7 +75,7 @@ def _missing(
     return None
   if "running" in found:
     return []
-  return [*(install() if "none" in found else ()), *start()]
+  return [*(setup.install if "none" in found else ()), *setup.start]
 
 
 class CommandFailed(ValueError):

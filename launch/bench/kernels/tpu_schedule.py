@@ -5,7 +5,6 @@ of which a chip runs one per cycle. The bundles for one tile of tokens are count
 a branch may skip, and compared with the cycles that the tile's copies take at nominal bandwidth.
 """
 
-import argparse
 import dataclasses
 import itertools
 import json
@@ -50,10 +49,7 @@ class Schedule:
 
   Attributes:
     chip: key of `TPU_CHIPS`.
-    name: the name of the pass, see `KernelCase`.
-    fused: see `KernelCase`.
-    kind: see `KernelCase`.
-    num_reads: see `KernelCase`.
+    case: the kernel.
     tokens: the number of tokens of a tile.
     row_group_bundles: the number of bundles for a group of 16 tokens.
     tile_bundles: the number of bundles for a tile.
@@ -61,10 +57,7 @@ class Schedule:
   """
 
   chip: str
-  name: str
-  fused: bool
-  kind: str
-  num_reads: int
+  case: KernelCase
   tokens: int
   row_group_bundles: float
   tile_bundles: float
@@ -76,7 +69,7 @@ class Schedule:
     return self.tile_bundles / self.copy_cycles
 
 
-def main(out_dir: str | Path, chips: Sequence[str] = tuple(TPU_CHIPS)) -> list[Schedule]:
+def main(out_dir: Path, chips: Sequence[str]) -> list[Schedule]:
   """Compiles all cases, prints a table, and writes `tpu_schedule.json` and `tpu_schedule.png`.
 
   Args:
@@ -89,7 +82,6 @@ def main(out_dir: str | Path, chips: Sequence[str] = tuple(TPU_CHIPS)) -> list[S
   unknown = set(chips) - set(TPU_CHIPS)
   if unknown:
     raise ValueError(f"chips={sorted(unknown)} are not known; allowed: {', '.join(TPU_CHIPS)}")
-  out_dir = Path(out_dir)
   out_dir.mkdir(parents=True, exist_ok=True)
   print(f"{_shape(CASES[0])}: bundles and copy cycles per tile")
   schedules = []
@@ -98,7 +90,9 @@ def main(out_dir: str | Path, chips: Sequence[str] = tuple(TPU_CHIPS)) -> list[S
       schedule = measure(chip, case)
       schedules.append(schedule)
       print(_line(schedule), flush=True)
-  rows = [dataclasses.asdict(s) | {"ratio": s.ratio} for s in schedules]
+  rows = [vars(s.case) | vars(s) | {"ratio": s.ratio} for s in schedules]
+  for row in rows:
+    del row["case"]
   (out_dir / "tpu_schedule.json").write_text(json.dumps(rows, indent=1) + "\n")
   _plot(schedules, out_dir / "tpu_schedule.png")
   return schedules
@@ -111,7 +105,7 @@ def measure(chip: str, case: KernelCase, tile_sizes: TpuTiles | None = None) -> 
     sizes = _tile_sizes(chip, case, tile_sizes)
     request = json.dumps([chip, dataclasses.asdict(case), dataclasses.asdict(sizes)])
     done = subprocess.run(
-      [sys.executable, "-m", __spec__.name, "--compile", request],
+      [sys.executable, "-m", __spec__.name, request],
       env=os.environ | ENVIRONMENT | {"LIBTPU_INIT_ARGS": flags},
       capture_output=True,
       text=True,
@@ -130,8 +124,7 @@ def measure(chip: str, case: KernelCase, tile_sizes: TpuTiles | None = None) -> 
   rounds = sizes.tokens // ROWS
   per_round = inside / _row_groups_at_once(chip, case, sizes)
   total = outside + rounds * per_round
-  kind = chip, case.name, case.fused, case.kind, case.num_reads
-  return Schedule(*kind, sizes.tokens, per_round, total, copy_cycles)
+  return Schedule(chip, case, sizes.tokens, per_round, total, copy_cycles)
 
 
 def _tile_sizes(chip: str, case: KernelCase, sizes: TpuTiles | None) -> TpuTiles:
@@ -176,12 +169,12 @@ def _shape(case: KernelCase) -> str:
 
 def _line(s: Schedule) -> str:
   return (
-    f"{s.chip:4} {_kind(s):22} {s.tokens:4} tokens: {s.tile_bundles:6.0f} bundles "
+    f"{s.chip:4} {_kind(s.case):22} {s.tokens:4} tokens: {s.tile_bundles:6.0f} bundles "
     f"({s.row_group_bundles:.0f} per {ROWS}), {s.copy_cycles:7.0f} copy cycles, ratio {s.ratio:.2f}"
   )
 
 
-def _kind(case: KernelCase | Schedule) -> str:
+def _kind(case: KernelCase) -> str:
   if case.kind == "block":
     return f"phase 1, S={case.num_reads}, {case.name}"
   if case.kind == "merge":
@@ -193,7 +186,7 @@ def _plot(schedules: Sequence[Schedule], path: Path) -> None:
   chips = list(dict.fromkeys(s.chip for s in schedules))
   figure, axes = plt.subplots(figsize=(7, 3.5), layout="constrained")
   for index, case in enumerate(CASES):
-    ratios = [s.ratio for s in schedules if _kind(s) == _kind(case)]
+    ratios = [s.ratio for s in schedules if s.case == case]
     width = 0.8 / len(CASES)
     place = np.arange(len(chips)) + (index - (len(CASES) - 1) / 2) * width
     axes.bar(place, ratios, width, label=_kind(case))
@@ -206,18 +199,6 @@ def _plot(schedules: Sequence[Schedule], path: Path) -> None:
   plt.close(figure)
 
 
-def _parse() -> argparse.Namespace:
-  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-  parser.add_argument("--out", default="tpu_schedule", help="folder of the JSON and the plot")
-  parser.add_argument("--chips", nargs="+", default=list(TPU_CHIPS), choices=list(TPU_CHIPS))
-  parser.add_argument("--compile", help=argparse.SUPPRESS)
-  return parser.parse_args()
-
-
-if __name__ == "__main__":
-  _args = _parse()
-  if _args.compile:
-    _chip, _case, _sizes = json.loads(_args.compile)
-    compile_kernel(_chip, KernelCase(**_case), TpuTiles(**_sizes))
-  else:
-    main(_args.out, _args.chips)
+if __name__ == "__main__":  # one kernel, in the process that `measure` starts
+  _chip, _case, _sizes = json.loads(sys.argv[1])
+  compile_kernel(_chip, KernelCase(**_case), TpuTiles(**_sizes))
