@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import jax.numpy as jnp
 
 from resjax.data.tokenizer import ByteTokenizer
-from resjax.train import sample
+from resjax.runs import sample
 
 
 def test_prompts_of_different_length_end_where_the_model_goes_on(monkeypatch):
