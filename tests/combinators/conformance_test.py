@@ -15,14 +15,22 @@ from tests.helpers.systems import CASES, STANDARD_AT_INIT
 
 walk = walks.cases()
 SCANNED = tuple(case for case in CASES if not case.loop_only)
-LAYERS, X = toy.layers(), jnp.asarray(toy.embeddings())
+X = jnp.asarray(toy.embeddings())
+
+
+def build(case, **changes):
+  return toy.build(case.name, case.options, num_layers=walks.num_layers(case), **changes)
+
+
+def layers(case):
+  return toy.layers(walks.num_layers(case))
 
 
 @functools.cache
 def expected(case):
   """Value and gradients of the loop over layers written out by hand, random parameters."""
-  made = toy.build(case.name, case.options)
-  return made, *toy.value_and_gradients(toy.by_hand, made, LAYERS, X)
+  made = build(case)
+  return made, *toy.value_and_gradients(toy.by_hand, made, layers(case), X)
 
 
 def test_every_registered_name_has_cases():
@@ -50,7 +58,7 @@ def test_python_loop_with_remat_is_the_loop_by_hand(case):
 def check_loop(case, remat):
   made, *want = expected(case)
   forward = functools.partial(toy.run, unroll=True, remat=remat)
-  assert_close(toy.value_and_gradients(forward, made, LAYERS, X), tuple(want), 1e-5)
+  assert_close(toy.value_and_gradients(forward, made, layers(case), X), tuple(want), 1e-5)
 
 
 @walks.first_cases(SCANNED)
@@ -66,15 +74,15 @@ def test_scan_is_the_loop_by_hand(case, remat):
 
 def check_scan(case, remat):
   made, *want = expected(case)
-  got = toy.jitted(functools.partial(toy.run, remat=remat), made, LAYERS, X)
+  got = toy.jitted(functools.partial(toy.run, remat=remat), made, layers(case), X)
   assert_close(got, tuple(want), 1e-5)
 
 
 @walks.first_cases()
 def test_random_parameters_all_have_gradients(case):
-  _, _, (params, layers, x) = expected(case)
+  _, _, (params, *others) = expected(case)
   check_dead(params, case.dead, params)
-  for leaf in jax.tree.leaves((layers, x)):
+  for leaf in jax.tree.leaves(others):
     assert np.isfinite(leaf).all() and norm(leaf) > 0
 
 
@@ -92,8 +100,8 @@ def check_dead(gradients, dead, names):
 
 @walks.first_cases(tuple(case for case in CASES if case.learns_at_init))
 def test_queries_and_gates_learn_from_the_first_step(case):
-  made = toy.build(case.name, case.options, random=False)
-  _, (params, _, _) = toy.value_and_gradients(toy.by_hand, made, LAYERS, X)
+  made = build(case, random=False)
+  _, (params, _, _) = toy.value_and_gradients(toy.by_hand, made, layers(case), X)
   check_dead(params, case.dead, case.learns_at_init)
 
 
@@ -102,7 +110,7 @@ def test_bfloat16_activations_and_float32_parameters(case):
   made, want, want_gradients = expected(case)
   x = jnp.asarray(X, jnp.bfloat16)
   forward = functools.partial(toy.run, unroll=True)
-  got, gradients = toy.value_and_gradients(forward, made, LAYERS, x)
+  got, gradients = toy.value_and_gradients(forward, made, layers(case), x)
   assert got.dtype == jnp.bfloat16 and gradients[2].dtype == jnp.bfloat16
   assert {leaf.dtype for leaf in jax.tree.leaves(nnx.state(made))} <= {jnp.dtype("float32")}
   assert {leaf.dtype for leaf in jax.tree.leaves(gradients[:2])} == {jnp.dtype("float32")}
@@ -121,18 +129,18 @@ def test_number_of_parameters(case):
 
 @walks.first_cases()
 def test_state_bytes_are_those_of_the_last_state(case):
-  made = toy.build(case.name, case.options)
-  *_, last = toy.states_by_hand(made, LAYERS, X)
+  made = build(case)
+  *_, last = toy.states_by_hand(made, layers(case), X)
   held = sum(leaf.nbytes for leaf in jax.tree.leaves(last) if isinstance(leaf, jax.Array))
   assert made.state_bytes_per_token(X.dtype) * toy.B * toy.T == held
 
 
 @walk
 def test_decayed_and_per_layer_parameters_exist(case):
-  made = toy.build(case.name, case.options)
-  params = toy.parameters(made)
+  made = nnx.eval_shape(lambda: build(case, random=False))
+  params = nnx.to_pure_dict(nnx.state(made))
   assert set(made.decayed_parameters) | set(made.per_layer) <= set(params)
-  assert {len(params[name]) for name in made.per_layer} <= {toy.L}
+  assert {len(params[name]) for name in made.per_layer} <= {walks.num_layers(case)}
 
 
 def test_relative_error_sees_one_wrong_leaf():

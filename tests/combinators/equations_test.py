@@ -34,7 +34,7 @@ def test_float32_values(case):
 )
 def test_float64_values_at_other_sites(case, sites):
   with jax.enable_x64(True):
-    check_values(case, sites, np.float64, 1e-12)
+    check_values(case, sites, np.float64, 1e-12, walks.num_layers(case))
 
 
 # Twenty Sinkhorn iterations take a minute to compile; mhc_lite has all else that mhc has.
@@ -56,10 +56,12 @@ def check_values(case, sites, dtype, tolerance, num_layers=toy.L):
 @walks.first_cases()
 def test_float64_values_and_gradients(case):
   with jax.enable_x64(True):
-    made = toy.build(case.name, case.options)
-    layers, x = jax.tree.map(jnp.asarray, (toy.layers(dtype=float), toy.embeddings(dtype=float)))
+    num_layers = walks.num_layers(case)
+    made = toy.build(case.name, case.options, num_layers=num_layers)
+    layers = toy.layers(num_layers, dtype=float)
+    layers, x = jax.tree.map(jnp.asarray, (layers, toy.embeddings(dtype=float)))
     params = toy.parameters(made)
-    y, gradients = toy.value_and_gradients(toy.by_hand, made, layers, x)
+    y, gradients = toy.jitted(toy.by_hand, made, layers, x)
     assert y.dtype == np.float64
   forward = functools.partial(equations, case)
   arguments, gradients = jax.tree.map(np.asarray, ((params, layers, x), gradients))

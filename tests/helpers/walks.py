@@ -41,6 +41,14 @@ def one_case_each(selected=CASES, *, all_of=()):
   return pytest.mark.parametrize("case", [_param(c, str(c), c in first) for c in chosen])
 
 
+def num_layers(case):
+  """Layers of a case: 3, a first, a middle and a last one, for the first case of a name.
+
+  Options of other cases may be about more layers; they have 5.
+  """
+  return 3 if case in _first(CASES) else 5
+
+
 def names(*quick, among=_ALL):
   """Every registered name, or some of them; those that are not named here are slow."""
   assert set(quick) <= set(among)

@@ -57,6 +57,7 @@ def check_packed(style, name):
   config = decoders.config(style, name, depth="loop")
   model = decoders.decoder(config)
 
+  @jax.jit
   def logits(*batch):
     return model.logits(model(*batch))
 
@@ -97,7 +98,7 @@ def test_llama_style_counts_by_hand():
 @names
 def test_a_combinator_adds_its_own_parameters_and_no_others(name):
   config = decoders.config("llama", name)
-  made = decoders.decoder(config).combinator
+  made = decoders.shapes(config).combinator
   plain = dataclasses.replace(config, residual=decoders.config().residual)
   views = made.view_names("attention")
   norms = (4 if "q" in views else 2) if made.pre_norm else 0  # per layer; q, k, v instead of x
@@ -123,10 +124,10 @@ def test_loop_and_remat_are_the_scan():
 
 @names
 def test_bfloat16_keeps_float32_parameters_and_logits(name):
-  model = decoders.decoder(decoders.config("llama", name, dtype="bfloat16", depth="loop"))
-  hidden = model(decoders.tokens(model.config))
+  model = decoders.shapes(decoders.config("llama", name, dtype="bfloat16", depth="loop"))
+  hidden = nnx.eval_shape(Decoder.__call__, model, decoders.tokens(model.config))
   assert hidden.dtype == jnp.bfloat16
-  assert model.logits(hidden).dtype == jnp.float32
+  assert nnx.eval_shape(Decoder.logits, model, hidden).dtype == jnp.float32
   assert {leaf.dtype for leaf in jax.tree.leaves(nnx.state(model))} == {jnp.dtype("float32")}
 
 
@@ -193,4 +194,4 @@ def test_decoders_that_cannot_exist_are_refused(changes, message):
 def test_learned_positions_end():
   config = decoders.config("gpt2", max_positions=8)
   with pytest.raises(ValueError, match="9 tokens are more than the 8 learned positions"):
-    decoders.decoder(config)(decoders.tokens(config, length=9))
+    nnx.eval_shape(Decoder.__call__, decoders.shapes(config), decoders.tokens(config, length=9))
