@@ -81,20 +81,3 @@ def test_what_does_not_fit_is_told_with_its_bytes():
   told = tiles.obstacle(work("backward", "v5p", width=16384, slots=(0, 64), threaded=True))
   assert all(word in told for word in ("16 tokens of 64 sources", "sources 64.0", "MiB", "v5p"))
   assert tiles.obstacle(work()) is None
-
-
-def test_tuned_sizes_come_before_the_guess_and_only_where_they_fit(monkeypatch):
-  tuned = TpuTiles(128, 2)
-  table = {("v5e", "forward", 8, 2048, "bfloat16"): tuned}
-  monkeypatch.setattr(tiles, "_table", lambda: table)
-  assert tiles.choose(work()) == tuned
-  assert tiles.choose(work(slots=(3, 2))) == tuned  # N is rounded up to a power of two
-  assert tiles.choose(work(num_tokens=256)) != tuned
-  for other in ({"chip": "v6e"}, {"name": "backward"}, {"width": 1024}, {"dtype": "float32"}):
-    assert tiles.choose(work(**other)) != tuned
-
-
-def test_the_table_that_comes_with_the_package_is_readable():
-  for (chip, name, slots, width, dtype), sizes in tiles._table().items():
-    assert chip in TPU_CHIPS and name in ("forward", "backward") and slots & (slots - 1) == 0
-    assert work(name, chip, width=width, slots=(0, slots), dtype=dtype).fits(sizes)

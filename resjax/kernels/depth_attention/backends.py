@@ -165,19 +165,12 @@ FIRST, SECOND, THIRD, NO_TOKENS = 0, 1, 2, -1
 
 
 class _Axes(NamedTuple):
-  """Trees of the position of the first token axis of every array of an operation.
-
-  Attributes:
-    operands: of the operands.
-    results: of what the forward pass returns.
-    others: of what the reverse pass takes beside the operands.
-    cotangents: of what the reverse pass returns.
-  """
+  """Trees of the positions of the first token axis of all arrays of an operation."""
 
   operands: Any
-  results: tuple
-  others: tuple
-  cotangents: Any
+  results: tuple  # of the forward pass
+  others: tuple  # what the reverse pass takes beside the operands
+  cotangents: Any  # what the reverse pass returns
 
 
 def _direct_axes(read: Read, operands: Operands) -> _Axes:

@@ -93,11 +93,9 @@ def depth_attention_block(
     key_scales: gains of the key norm [S, D]; None is 1.
     eps: number added to the mean square of a source.
     return_sources: whether the sources are returned too, to be threaded as in `depth_attention`.
-    layout: mesh, and how axes of [B, T, D] are split over it; default: one device.
-    implementation: `reference` (any platform), `mosaic_tpu`, `mosaic_gpu` (Hopper and newer), or
-      None, the best that can run on the platform of `layout`.
-    interpret: if not False, a kernel runs in its interpreter, on any platform; it takes what the
-      argument `interpret` of a Pallas call takes.
+    layout: as for `depth_attention`.
+    implementation: as for `depth_attention`.
+    interpret: as for `depth_attention`.
 
   Returns:
     `BlockRead`; with `return_sources` also the sources, which are the same arrays.
@@ -200,11 +198,9 @@ def depth_attention_merge(
     eps: number added to the mean square of u, and of h.
     last_valid: whether the running sum counts; may be traced. A running sum that does not count
       may hold anything.
-    layout: mesh, and how axes of [B, T, D] are split over it; default: one device.
-    implementation: `reference` (any platform), `mosaic_tpu`, `mosaic_gpu` (Hopper and newer), or
-      None, the best that can run on the platform of `layout`.
-    interpret: if not False, a kernel runs in its interpreter, on any platform; it takes what the
-      argument `interpret` of a Pallas call takes.
+    layout: as for `depth_attention`.
+    implementation: as for `depth_attention`.
+    interpret: as for `depth_attention`.
 
   Returns:
     y [..., D] in the dtype of `running`; u [..., D], to be used in place of `running` from here

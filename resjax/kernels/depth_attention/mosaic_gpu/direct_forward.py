@@ -4,6 +4,7 @@ The softmax runs along with the sources: a group of sources is loaded, its logit
 it is added to the mix, which is rescaled whenever a logit exceeds all before it.
 """
 
+import dataclasses
 import functools
 from typing import NamedTuple
 
@@ -62,7 +63,6 @@ def forward(read: Read, operands: Operands) -> tuple[Array, Array | None, Stats]
 
 def _kernel(read: Read, group: int, refs: Refs) -> None:
   operands: Operands = refs.inputs
-  outputs: _Outputs = refs.outputs
   streams = call.source_streams(operands)
   if read.adds:  # the last source is needed for the sum even if it does not count
     streams = (*streams[:-1], Stream(streams[-1].row), row_stream(operands.addend))
@@ -71,108 +71,115 @@ def _kernel(read: Read, group: int, refs: Refs) -> None:
   query = row_ops.load(operands.query)
 
   def read_token(step: Array, _: None) -> None:
-    token = ring.token(step)
+    token = _Token(read, operands, refs.outputs, ring, refs.sums, query, step)
     mix = _Mix(jnp.float32(-jnp.inf), jnp.float32(0.0), row_ops.zeros(groups))
     for start in range(0, operands.num_slots, group):
       slots = range(start, min(start + group, operands.num_slots))
       if read.adds and slots[-1] == operands.num_slots - 1:
-        _join_addend(operands, outputs, ring, step)
-      logits, held = _score(read, operands, outputs, ring, refs.sums, query, step, slots)
-      mix = _add_sources(mix, operands, ring, step, slots, logits, held)
+        token.join_addend()
+      mix = token.add_sources(mix, slots, *token.score(slots))
       released = len(streams) if slots[-1] == operands.num_slots - 1 else slots.stop
       ring.release(step, range(start, released))
-    outputs.stats.lse[token] = mix.peak + jnp.log(mix.total)
-    out = each(lambda x: x / mix.total, mix.mixed)
-    if operands.out_norm_scale is not None:
-      inverse_rms = refs.sums.inverse_rms(out, read.eps)
-      out = row_ops.scaled(out, inverse_rms, operands.out_norm_scale)
-    row_ops.store(outputs.out.at[token], out)
+    token.write(mix)
 
   lax.fori_loop(jnp.int32(0), ring.steps, read_token, None)
 
 
-def _valid(operands: Operands, slot: int) -> Array | None:
-  return call.source_streams(operands)[slot].valid
+@dataclasses.dataclass(frozen=True)
+class _Token:
+  """A token that is read: references, and its row of the query in registers.
 
-
-def _join_addend(operands: Operands, outputs: _Outputs, ring: Ring, step: Array) -> None:
-  """Adds the addend to the last source, in the ring and in global memory."""
-  last = operands.num_slots - 1
-  ring.wait(step, last)
-  ring.wait(step, last + 1)
-  running = each(jnp.add, ring.load(step, last), ring.load(step, last + 1))
-  ring.store(step, last, running)
-  row_ops.store(outputs.running.at[ring.token(step)], running)
-
-
-def _score(
-  read: Read,
-  operands: Operands,
-  outputs: _Outputs,
-  ring: Ring,
-  sums: ChannelSums,
-  query: Row,
-  step: Array,
-  slots: range,
-) -> tuple[list[Array], dict[int, Row]]:
-  """Writes the logits and the inverse RMS of a group of slots.
-
-  Returns:
-    The logits; and the sources by slot that need not be loaded from shared memory again: if
-    registers have room for the group, all that are sure to count.
+  Attributes:
+    read: options.
+    operands: references.
+    outputs: references.
+    ring: sources on their way.
+    sums: memory for sums over channels.
+    query: row of the query.
+    step: number of the token among those of the program.
   """
-  count, token, logits = len(slots), ring.token(step), []
-  held: dict[int, Row] = {}
-  has_room = count * operands.query.shape[0] <= _HELD_REGISTERS
-  for i, slot in enumerate(slots):
 
-    def put(i: int = i, slot: int = slot) -> None:
-      if not (read.adds and slot == operands.num_slots - 1):
-        ring.wait(step, slot)
-      x = ring.load(step, slot)
-      sums.put(i, each(jnp.multiply, x, x))
-      sums.put(count + i, each(jnp.multiply, x, query))
-      if has_room and _valid(operands, slot) is None:
-        held[slot] = x
+  read: Read
+  operands: Operands
+  outputs: _Outputs
+  ring: Ring
+  sums: ChannelSums
+  query: Row
+  step: Array
 
-    when(_valid(operands, slot), put)
-  sums.reduce()
-  width = operands.query.shape[0] * row_ops.LANES
-  for i, slot in enumerate(slots):
-    inverse_rms = lax.rsqrt(sums[i] / width + read.eps)
-    logit = sums[count + i] * inverse_rms
-    if (valid := _valid(operands, slot)) is not None:
-      inverse_rms = jnp.where(valid, inverse_rms, 0.0)
-      logit = jnp.where(valid, logit, -jnp.inf)
-    outputs.stats.inverse_rms[slot, token] = inverse_rms
-    outputs.stats.logits[slot, token] = logit
-    logits.append(logit)
-  return logits, held
+  def _valid(self, slot: int) -> Array | None:
+    """Returns whether a slot counts; None if it always does."""
+    return call.source_streams(self.operands)[slot].valid
 
+  def join_addend(self) -> None:
+    """Adds the addend to the last source, in the ring and in global memory."""
+    ring, step, last = self.ring, self.step, self.operands.num_slots - 1
+    ring.wait(step, last)
+    ring.wait(step, last + 1)
+    running = each(jnp.add, ring.load(step, last), ring.load(step, last + 1))
+    ring.store(step, last, running)
+    row_ops.store(self.outputs.running.at[ring.token(step)], running)
 
-def _add_sources(
-  mix: _Mix,
-  operands: Operands,
-  ring: Ring,
-  step: Array,
-  slots: range,
-  logits: list[Array],
-  held: dict[int, Row],
-) -> _Mix:
-  """Returns the mix with a group of sources added, rescaled if there is a new largest logit."""
-  peak = functools.reduce(jnp.maximum, logits, mix.peak)
-  # While no slot has counted yet the peak is -inf, which must not be subtracted from itself.
-  base = jnp.where(peak > -jnp.inf, peak, 0.0)
-  rescale = jnp.exp(mix.peak - base)
-  total, mixed = rescale * mix.total, each(lambda part: rescale * part, mix.mixed)
-  for slot, logit in zip(slots, logits, strict=True):
-    weight = jnp.exp(logit - base)
+  def score(self, slots: range) -> tuple[list[Array], dict[int, Row]]:
+    """Writes the logits and the inverse RMS of a group of slots.
 
-    def add(mixed: Row, slot: int = slot, weight: Array = weight) -> Row:
-      x = held[slot] if slot in held else ring.load(step, slot)
-      return each(lambda part, x: part + weight * x, mixed, x)
+    Returns:
+      The logits; and the sources by slot that need not be loaded from shared memory again: if
+      registers have room for the group, all that are sure to count.
+    """
+    operands, stats, sums, eps = self.operands, self.outputs.stats, self.sums, self.read.eps
+    count, token, logits = len(slots), self.ring.token(self.step), []
+    held: dict[int, Row] = {}
+    has_room = count * operands.query.shape[0] <= _HELD_REGISTERS
+    for i, slot in enumerate(slots):
 
-    valid = _valid(operands, slot)
-    mixed = add(mixed) if valid is None else lax.cond(valid, add, lambda mixed: mixed, mixed)
-    total += weight
-  return _Mix(peak, total, mixed)
+      def put(i: int = i, slot: int = slot) -> None:
+        if not (self.read.adds and slot == operands.num_slots - 1):
+          self.ring.wait(self.step, slot)
+        x = self.ring.load(self.step, slot)
+        sums.put(i, each(jnp.multiply, x, x))
+        sums.put(count + i, each(jnp.multiply, x, self.query))
+        if has_room and self._valid(slot) is None:
+          held[slot] = x
+
+      when(self._valid(slot), put)
+    sums.reduce()
+    width = operands.query.shape[0] * row_ops.LANES
+    for i, slot in enumerate(slots):
+      inverse_rms = lax.rsqrt(sums[i] / width + eps)
+      logit = sums[count + i] * inverse_rms
+      if (valid := self._valid(slot)) is not None:
+        inverse_rms = jnp.where(valid, inverse_rms, 0.0)
+        logit = jnp.where(valid, logit, -jnp.inf)
+      stats.inverse_rms[slot, token] = inverse_rms
+      stats.logits[slot, token] = logit
+      logits.append(logit)
+    return logits, held
+
+  def add_sources(self, mix: _Mix, slots: range, logits: list[Array], held: dict[int, Row]) -> _Mix:
+    """Returns the mix with a group of sources added, rescaled if there is a new largest logit."""
+    peak = functools.reduce(jnp.maximum, logits, mix.peak)
+    # While no slot has counted yet the peak is -inf, which must not be subtracted from itself.
+    base = jnp.where(peak > -jnp.inf, peak, 0.0)
+    rescale = jnp.exp(mix.peak - base)
+    total, mixed = rescale * mix.total, each(lambda part: rescale * part, mix.mixed)
+    for slot, logit in zip(slots, logits, strict=True):
+      weight = jnp.exp(logit - base)
+
+      def add(mixed: Row, slot: int = slot, weight: Array = weight) -> Row:
+        x = held[slot] if slot in held else self.ring.load(self.step, slot)
+        return each(lambda part, x: part + weight * x, mixed, x)
+
+      valid = self._valid(slot)
+      mixed = add(mixed) if valid is None else lax.cond(valid, add, lambda mixed: mixed, mixed)
+      total += weight
+    return _Mix(peak, total, mixed)
+
+  def write(self, mix: _Mix) -> None:
+    """Writes the output, normalised if there is a gain, and the lse."""
+    token, scale = self.ring.token(self.step), self.operands.out_norm_scale
+    self.outputs.stats.lse[token] = mix.peak + jnp.log(mix.total)
+    out = each(lambda x: x / mix.total, mix.mixed)
+    if scale is not None:
+      out = row_ops.scaled(out, self.sums.inverse_rms(out, self.read.eps), scale)
+    row_ops.store(self.outputs.out.at[token], out)

@@ -4,6 +4,7 @@ Two cotangents are changed in place: this merge adds to that of the running sum,
 row of that of phase 1.
 """
 
+import dataclasses
 import functools
 import math
 from typing import NamedTuple
@@ -57,13 +58,6 @@ class _Totals(NamedTuple):
 
   query: Field
   gain: Field
-
-
-class _Rings(NamedTuple):
-  """A ring of rows [D / 128, 128], and one of words of bf16_remainder.py, or None."""
-
-  rows: Ring
-  words: Ring | None
 
 
 class _Factors(NamedTuple):
@@ -120,7 +114,6 @@ def backward(
 
 def _kernel(read: Read, refs: Refs) -> None:
   inputs: _Inputs = refs.inputs
-  updated: _Updated = refs.updated
   operands = inputs.operands
   tokens, groups, _ = operands.like.shape
   normed = operands.out_norm_scale is not None
@@ -128,26 +121,23 @@ def _kernel(read: Read, refs: Refs) -> None:
     row_stream(inputs.d_out),
     row_stream(inputs.out),
     row_stream(operands.running, operands.counts[0] > 0),
-    row_stream(updated.running),
+    row_stream(refs.updated.running),
   )
-  rings = _Rings(call.make_ring(refs.rings[0], streams, tokens), None)
+  ring, words = call.make_ring(refs.rings[0], streams, tokens), None
   if refs.numbers:
-    words = row_stream(inputs.stats.remainder)
-    rings = rings._replace(words=call.make_ring(refs.numbers, (words,), tokens))
+    words = call.make_ring(refs.numbers, (row_stream(inputs.stats.remainder),), tokens)
 
   def token_backward(step: Array, totals: _Totals) -> _Totals:
-    _wait(rings, step)
-    factors, d_logit = _factors(read, inputs, rings, refs.sums, step)
-    updated.lse[operands.counts[1], rings.rows.token(step)] = -d_logit
-    totals = _write(inputs, updated, rings, step, factors, totals)
+    token = _Token(read, inputs, refs.updated, ring, words, refs.sums, step)
+    totals = token.write(totals)
     row_ops.synchronize()
-    for ring in filter(None, rings):
-      ring.refill(step, range(len(ring.streams)))
+    for each_ring in filter(None, (ring, words)):
+      each_ring.refill(step, range(len(each_ring.streams)))
     return totals
 
   zeros = row_ops.zeros(groups)
   totals = _Totals(zeros, zeros if normed else None)
-  totals = lax.fori_loop(jnp.int32(0), rings.rows.steps, token_backward, totals)
+  totals = lax.fori_loop(jnp.int32(0), ring.steps, token_backward, totals)
   for ref, total in zip(refs.own_totals(), totals, strict=True):
     if total is not None:
       row_ops.store(ref, total)
@@ -165,86 +155,99 @@ def _word_ring(words: Array | None) -> tuple[tuple, tuple[int, ...]]:
   return (rows, plgpu.Barrier(num_barriers=_WORD_ROWS)), (size, 2 * _WORD_ROWS)
 
 
-def _wait(rings: _Rings, step: Array) -> None:
-  """Waits for all rows of a token that are valid."""
-  for ring in filter(None, rings):
-    for position, stream in enumerate(ring.streams):
-      when(stream.valid, functools.partial(ring.wait, step, position))
+@dataclasses.dataclass(frozen=True)
+class _Token:
+  """A token whose cotangents are computed.
 
+  Attributes:
+    read: options.
+    inputs: references.
+    updated: references.
+    ring: rows [D / 128, 128] on their way.
+    words: words of bf16_remainder.py on their way; None if there are none.
+    sums: memory for sums over channels.
+    step: number of the token among those of the program.
+  """
 
-def _factors(
-  read: Read, inputs: _Inputs, rings: _Rings, sums: ChannelSums, step: Array
-) -> tuple[_Factors, Array]:
-  """Returns the factors of a token, and the cotangent of the logit of its running sum."""
-  operands, stats, token = inputs.operands, inputs.stats, rings.rows.token(step)
-  width = operands.query.shape[0] * row_ops.LANES
-  _sum_products(inputs, rings, sums, step)
-  inverse_rms, log_odds = stats.inverse_rms[token], stats.log_odds[token]
-  beta, rest, along = share(log_odds), share(-log_odds), sums[0]
-  if operands.out_norm_scale is None:
-    d_logit = beta * (sums[1] - along)
-  else:
-    along, scale = along / width, stats.out_inverse_rms[token]
-    d_mixed_mixed = width * along * read.eps * scale * scale  # ⟨dh, h⟩
-    d_logit = beta * (scale * (sums[1] - along * sums[2]) - d_mixed_mixed)
-    beta, rest = beta * scale, rest * scale
-  d_dot = d_logit * inverse_rms
-  shrink = d_dot * inverse_rms * stats.logit[token] / width
-  return _Factors(along, rest, beta, d_dot, shrink), d_logit
+  read: Read
+  inputs: _Inputs
+  updated: _Updated
+  ring: Ring
+  words: Ring | None
+  sums: ChannelSums
+  step: Array
 
+  def write(self, totals: _Totals) -> _Totals:
+    """Writes the cotangents of the token; returns the totals with its part added."""
+    for ring in filter(None, (self.ring, self.words)):
+      for position, stream in enumerate(ring.streams):
+        when(stream.valid, functools.partial(ring.wait, self.step, position))
+    operands, inverse_gain = self.inputs.operands, self.inputs.inverse_gain
+    token, slot = self.ring.token(self.step), operands.counts[1]
+    factors, d_logit = self._factors()
+    self.updated.lse[slot, token] = -d_logit
+    d_queries, d_gains, d_first = [], [], self.updated.out.at[slot, token]
+    for index, d_query in enumerate(totals.query):
+      u, d_mixed = self._running_part(index), self._part(_D_OUT, index)
+      if inverse_gain is not None:
+        normed = self._out_part(index) * row_ops.load_part(inverse_gain, index)
+        d_gains.append(totals.gain[index] + d_mixed * normed)
+        d_mixed = d_mixed * row_ops.load_part(operands.out_norm_scale, index)
+        d_mixed -= factors.along * normed
+      row_ops.store_part(d_first, index, factors.rest * d_mixed)
+      d_running = self._part(_D_RUNNING, index) + factors.share * d_mixed
+      d_running += factors.d_dot * row_ops.load_part(operands.query, index) - factors.shrink * u
+      row_ops.store_part(self.updated.running.at[token], index, d_running)
+      d_queries.append(d_query + factors.d_dot * u)
+    return _Totals(tuple(d_queries), tuple(d_gains) or None)
 
-def _sum_products(inputs: _Inputs, rings: _Rings, sums: ChannelSums, step: Array) -> None:
-  """Sums dy ⊙ y, dy ⊙ γ ⊙ u and y / γ ⊙ u over channels; without a norm dy ⊙ y and dy ⊙ u."""
-  products = []
-  for index in range(row_ops.num_parts(inputs.operands.query.shape[0])):
-    d_out, out = rings.rows.load_part(step, _D_OUT, index), _out_part(rings, step, index)
-    u = _running_part(inputs, rings.rows, step, index)
-    terms = [d_out * out]
-    if inputs.inverse_gain is None:
-      terms += [d_out * u]
+  def _factors(self) -> tuple[_Factors, Array]:
+    """Returns the factors of the token, and the cotangent of the logit of its running sum."""
+    operands, stats, sums = self.inputs.operands, self.inputs.stats, self.sums
+    width, token = operands.query.shape[0] * row_ops.LANES, self.ring.token(self.step)
+    self._sum_products()
+    inverse_rms, log_odds = stats.inverse_rms[token], stats.log_odds[token]
+    beta, rest, along = share(log_odds), share(-log_odds), sums[0]
+    if operands.out_norm_scale is None:
+      d_logit = beta * (sums[1] - along)
     else:
-      terms += [d_out * u * row_ops.load_part(inputs.operands.out_norm_scale, index)]
-      terms += [out * u * row_ops.load_part(inputs.inverse_gain, index)]
-    products.append(terms)
-  for index, row in enumerate(zip(*products, strict=True)):
-    sums.put(index, row)
-  sums.reduce()
+      along, scale = along / width, stats.out_inverse_rms[token]
+      d_mixed_mixed = width * along * self.read.eps * scale * scale  # ⟨dh, h⟩
+      d_logit = beta * (scale * (sums[1] - along * sums[2]) - d_mixed_mixed)
+      beta, rest = beta * scale, rest * scale
+    d_dot = d_logit * inverse_rms
+    shrink = d_dot * inverse_rms * stats.logit[token] / width
+    return _Factors(along, rest, beta, d_dot, shrink), d_logit
 
+  def _sum_products(self) -> None:
+    """Sums dy ⊙ y, dy ⊙ γ ⊙ u and y / γ ⊙ u over channels; without a norm dy ⊙ y and dy ⊙ u."""
+    operands, inverse_gain, products = self.inputs.operands, self.inputs.inverse_gain, []
+    for index in range(row_ops.num_parts(operands.query.shape[0])):
+      d_out, out, u = self._part(_D_OUT, index), self._out_part(index), self._running_part(index)
+      terms = [d_out * out]
+      if inverse_gain is None:
+        terms += [d_out * u]
+      else:
+        terms += [d_out * u * row_ops.load_part(operands.out_norm_scale, index)]
+        terms += [out * u * row_ops.load_part(inverse_gain, index)]
+      products.append(terms)
+    for index, row in enumerate(zip(*products, strict=True)):
+      self.sums.put(index, row)
+    self.sums.reduce()
 
-def _write(
-  inputs: _Inputs, updated: _Updated, rings: _Rings, step: Array, factors: _Factors, totals: _Totals
-) -> _Totals:
-  """Writes the cotangents of a token; returns the totals with its part added."""
-  operands, ring, d_queries, d_gains = inputs.operands, rings.rows, [], []
-  token = ring.token(step)
-  d_first = updated.out.at[operands.counts[1], token]
-  for index, d_query in enumerate(totals.query):
-    u = _running_part(inputs, ring, step, index)
-    d_mixed = ring.load_part(step, _D_OUT, index)
-    if inputs.inverse_gain is not None:
-      normed = _out_part(rings, step, index) * row_ops.load_part(inputs.inverse_gain, index)
-      d_gains.append(totals.gain[index] + d_mixed * normed)
-      d_mixed = d_mixed * row_ops.load_part(operands.out_norm_scale, index)
-      d_mixed -= factors.along * normed
-    row_ops.store_part(d_first, index, factors.rest * d_mixed)
-    d_running = ring.load_part(step, _D_RUNNING, index) + factors.share * d_mixed
-    d_running += factors.d_dot * row_ops.load_part(operands.query, index) - factors.shrink * u
-    row_ops.store_part(updated.running.at[token], index, d_running)
-    d_queries.append(d_query + factors.d_dot * u)
-  return _Totals(tuple(d_queries), tuple(d_gains) or None)
+  def _part(self, position: int, index: int) -> Array:
+    return self.ring.load_part(self.step, position, index)
 
+  def _out_part(self, index: int) -> Array:
+    """Returns a part of the output before it was rounded, with the bits that were kept."""
+    out = self._part(_OUT, index)
+    if self.words is None:
+      return out
+    word, number = divmod(index, bf16_remainder.per_word(self.words.rows.dtype))
+    words = row_ops.load_words(self.words.at(self.step, 0), word, len(out))
+    return bf16_remainder.restore(out, words, number)
 
-def _out_part(rings: _Rings, step: Array, index: int) -> Array:
-  """Returns a part of the output before it was rounded, with the bits that were kept."""
-  out = rings.rows.load_part(step, _OUT, index)
-  if rings.words is None:
-    return out
-  word, number = divmod(index, bf16_remainder.per_word(rings.words.rows.dtype))
-  words = row_ops.load_words(rings.words.at(step, 0), word, len(out))
-  return bf16_remainder.restore(out, words, number)
-
-
-def _running_part(inputs: _Inputs, ring: Ring, step: Array, index: int) -> Array:
-  """Returns a part of the running sum, or zeros where it does not count."""
-  part = ring.load_part(step, _RUNNING, index)
-  return jnp.where(inputs.operands.counts[0] > 0, part, 0.0)
+  def _running_part(self, index: int) -> Array:
+    """Returns a part of the running sum, or zeros where it does not count."""
+    part = self._part(_RUNNING, index)
+    return jnp.where(self.inputs.operands.counts[0] > 0, part, 0.0)

@@ -1,4 +1,7 @@
-"""Tile sizes of the direct read on NVIDIA GPUs, and the shared memory that tiles take."""
+"""Tile sizes of the direct read on NVIDIA GPUs, and the shared memory that tiles take.
+
+In all functions `like` is the shape [..., D] and dtype of a source.
+"""
 
 import dataclasses
 import math
@@ -64,11 +67,7 @@ class GpuTiles:
       )
 
   def shared_bytes(self, like: jax.ShapeDtypeStruct) -> int:
-    """Returns the bytes of shared memory of one program.
-
-    Args:
-      like: shape [..., D] and dtype of a source.
-    """
+    """Returns the bytes of shared memory of one program."""
     rings = self.rows, *self.further_rows
     fixed = _fixed_bytes(like, self.summed_rows, self.numbers, len(rings))
     return sum(rings) * row_bytes(like) + fixed
@@ -83,10 +82,6 @@ def choose_forward(like: jax.ShapeDtypeStruct, num_slots: int) -> GpuTiles:
   """Returns the tile sizes of the forward pass, which takes two sums per source.
 
   A group is at most half of the ring, so that the other half can be filled while it is read.
-
-  Args:
-    like: shape [..., D] and dtype of a source.
-    num_slots: N.
   """
   group = even(num_slots, min(4, _rows(like, 8, MAX_PROGRAMS) // 2))
   return _tiles(like, group, kept_rows=group + 1, summed_rows=_rounded(2 * group))
@@ -97,10 +92,6 @@ def choose_backward(like: jax.ShapeDtypeStruct, num_slots: int) -> GpuTiles:
 
   The sources of a token and the cotangent of the output stay in shared memory if they fit;
   otherwise sources are loaded once for every walk over them.
-
-  Args:
-    like: shape [..., D] and dtype of a source.
-    num_slots: N.
   """
   kept_rows = num_slots + 1
   if kept_rows > _rows(like, 8, programs=1):

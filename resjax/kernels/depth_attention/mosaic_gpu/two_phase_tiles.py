@@ -1,4 +1,7 @@
-"""Tile sizes of both phases of two-phase depth attention on NVIDIA GPUs."""
+"""Tile sizes of both phases of two-phase depth attention on NVIDIA GPUs.
+
+In all functions `like` is the shape [..., D] and dtype of a source.
+"""
 
 import jax
 
@@ -35,11 +38,6 @@ def choose_forward(like: jax.ShapeDtypeStruct, num_slots: int, num_reads: int) -
 
   The ring holds the sources of at most two tokens, because more rows would take space from the
   first-level cache, which the queries need.
-
-  Args:
-    like: shape [..., D] and dtype of a source.
-    num_slots: N.
-    num_reads: S.
   """
   numbers, group = forward_numbers(num_reads), even(num_slots, MAX_GROUP)
   for programs, stay in ((MAX_PROGRAMS, 3 * num_slots // 2), (1, num_slots)):
@@ -58,12 +56,6 @@ def choose_backward(
   There is a ring for the sources, one for the cotangents of the outputs, and if `threaded` one for
   the cotangents that later reads left. The second holds all outputs of a token, the third a group
   of sources. The first holds all sources of a token if they fit; otherwise they are loaded twice.
-
-  Args:
-    like: shape [..., D] and dtype of a source.
-    num_slots: N.
-    num_reads: S.
-    threaded: whether the sources are threaded.
   """
   numbers, group = backward_numbers(num_reads), even(num_slots, MAX_GROUP)
   rings = 3 if threaded else 2
@@ -86,10 +78,7 @@ def choose_merge(
 ) -> GpuTiles | None:
   """Returns the tile sizes of a merge, or None if a token does not fit.
 
-  Args:
-    like: shape [..., D] and dtype of the running sum.
-    num_streams: number of rows that are loaded per token.
-    numbers: sizes of what else is in shared memory, as numbers of float32.
+  A token has `num_streams` rows; `numbers` are sizes of further shared memory in float32.
   """
   for programs, stay in ((MAX_PROGRAMS, 2 * num_streams), (1, num_streams)):
     rows = fitting_rows(like, _MERGE_SUMS, numbers, 1, programs)

@@ -1,6 +1,7 @@
 """How the kernels of depth attention are called on TPUs."""
 
 import contextlib
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
@@ -10,7 +11,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import use_abstract_mesh
 
-from resjax.kernels.depth_attention.operands import Read
+from resjax.kernels.depth_attention.operands import Read, Ref
 from resjax.typing import Array, PyTree
 
 
@@ -31,6 +32,29 @@ class Plan(Protocol):
   @property
   def vmem_limit(self) -> int:
     """Bytes of on-chip memory that the compiler may use."""
+
+
+@dataclasses.dataclass(frozen=True)
+class TileKernel:
+  """One tile of tokens in a kernel; a subclass is a kernel.
+
+  Attributes:
+    plan: sizes.
+    counts: reference, int32 [2], see `Operands`.
+    inputs: references to the tiles of the inputs.
+    outputs: references to the tiles of the outputs.
+    scratch: references to further on-chip memory.
+  """
+
+  plan: Any
+  counts: Ref
+  inputs: Any
+  outputs: Any
+  scratch: Any
+
+  def run(self) -> None:
+    """Works on the tile."""
+    raise NotImplementedError
 
 
 def tiled(array: Array | jax.ShapeDtypeStruct | None, spec: pl.BlockSpec) -> Tiled | None:
@@ -67,7 +91,7 @@ def on_one_device(run: Callable) -> Callable:
 
 def launch(
   read: Read,
-  kernel: Callable,
+  kernel: type[TileKernel],
   plan: Plan,
   name: str,
   counts: Array,
@@ -82,7 +106,7 @@ def launch(
 
   Args:
     read: options.
-    kernel: (counts, inputs, outputs, scratch) -> None; all arguments are trees of references.
+    kernel: class of the kernel.
     plan: sizes; the tiles of a part of the grid run in order.
     name: name of the kernel.
     counts: int32 [2], see `Operands`.
@@ -99,7 +123,7 @@ def launch(
   arrays, in_specs = _apart(inputs)
   shapes, out_specs = _apart(outputs)
   call = pl.pallas_call(
-    kernel,
+    lambda *refs: kernel(plan, *refs).run(),
     out_shape=(shapes,),
     grid_spec=pltpu.PrefetchScalarGridSpec(
       num_scalar_prefetch=1,

@@ -5,7 +5,6 @@ follows the read, h is mixed again. The cotangents of query and output gain are 
 memory over all tiles. If sources are threaded, their cotangents are added to in place.
 """
 
-from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -17,11 +16,10 @@ from jax.experimental.pallas import tpu as pltpu
 from resjax.kernels.depth_attention.mosaic_tpu import bank, direct_plan
 from resjax.kernels.depth_attention.mosaic_tpu.bank import BankScratch, BankTiles
 from resjax.kernels.depth_attention.mosaic_tpu.call import launch, on_one_device, tiled
-from resjax.kernels.depth_attention.mosaic_tpu.direct_forward import mix, mixed_inverse_rms
+from resjax.kernels.depth_attention.mosaic_tpu.direct_forward import DirectKernel
 from resjax.kernels.depth_attention.mosaic_tpu.direct_plan import (
   DirectPlan,
   load,
-  pad_tokens,
   put_columns,
   spread_rows,
   store,
@@ -85,9 +83,7 @@ def backward(
   inputs = _Inputs(
     tiled(spread_rows(operands.query), plan.whole_spec()),
     tiled(spread_rows(operands.out_norm_scale), plan.whole_spec()),
-    Stats(
-      *(tiled(pad_tokens(s, plan), plan.stats_spec(len(s))) for s in map(jnp.atleast_2d, stats))
-    ),
+    Stats(*(plan.padded_stats(jnp.atleast_2d(x)) for x in stats)),
     plan.slots(operands),
     tiled(d_out, tokens),
     tuple(tiled(d, tokens) for d in d_recent),
@@ -101,18 +97,20 @@ def backward(
     sums,
     None if operands.out_norm_scale is None else sums,
   )
+  slots = sizes.num_slots
+  numbers = (2 * slots + 1) * plan.padded_tokens + sums_shape.size
   columns = pltpu.VMEM((plan.stats_tokens, LANES), jnp.float32)
   rows = pltpu.VMEM((ROWS, sizes.width), jnp.float32)
   scores = pltpu.VMEM((ROWS, LANES), jnp.float32)
   written = launch(
     read,
-    partial(_kernel, plan),
+    _Kernel,
     plan,
     "depth_attention_backward",
     operands.counts,
     inputs=inputs,
     outputs=outputs,
-    cost=_cost(plan),
+    cost=plan.cost(10 * slots, slots, (2 + read.threaded) * slots + 1, numbers),
     scratch=_Scratch(columns, columns, columns, scores, rows, rows, bank.scratch_shapes(plan)),
     updates=plan.updates(read.interpret),
   )
@@ -121,171 +119,136 @@ def backward(
   return Cotangents(d_bank, written.d_recent, jnp.sum(written.query, axis=0), d_scale)
 
 
-def _cost(plan: DirectPlan) -> pl.CostEstimate:
-  sizes, slots = plan.sizes, plan.sizes.num_slots
-  arrays = slots * (3 if sizes.threaded else 2) + 1
-  numbers = (2 * slots + 1) * plan.padded_tokens + plan.grid[0] * SUBLANES * sizes.width
-  return pl.CostEstimate(
-    flops=10 * slots * sizes.num_tokens * sizes.width,
-    transcendentals=slots * sizes.num_tokens,
-    bytes_accessed=arrays * sizes.num_tokens * sizes.width * plan.dtype.itemsize + 4 * numbers,
-  )
+class _Kernel(DirectKernel):
+  inputs: _Inputs
+  outputs: _Outputs
+  scratch: _Scratch
 
-
-def _kernel(
-  plan: DirectPlan, counts: Ref, inputs: _Inputs, outputs: _Outputs, scratch: _Scratch
-) -> None:
-  """Turns the statistics of one tile, then writes the cotangents of one group of rows at a time."""
-  step = pl.program_id(1)
-  tile, place = plan.tile(pl.program_id(0), step), lax.rem(step, plan.tiles_per_stats)
-  bank_tiles = BankTiles(plan, counts[0], tile, step, inputs.d_bank, outputs.d_bank, scratch.bank)
-  bank_tiles.begin()
-  _clear(plan, counts, tile, step, inputs, outputs)
-  pl.when(place == 0)(lambda: _read_stats(plan, inputs.stats, scratch))
-  bank_tiles.wait_until_read()
-  new = (*bank_tiles.tiles(), *outputs.d_recent)
-  old = (*bank_tiles.tiles(), *inputs.d_recent) if plan.sizes.threaded else ()
-
-  def run(rows: Span) -> None:
-    start = pl.multiple_of(place * plan.tiles.tokens + rows.start, ROWS)
-    columns = pl.ds(start, ROWS)
-    _d_mixed(plan, counts, inputs, outputs, scratch, rows, columns)
-    factors = _factors(plan, counts, inputs, scratch, rows, columns)
-    _d_sources(plan, counts, inputs, outputs, scratch, factors, old, new, rows)
-
-  plan.for_each_row_group(run)
-  bank_tiles.end()
-
-
-def _clear(
-  plan: DirectPlan, counts: Ref, tile: Array, step: Array, inputs: _Inputs, outputs: _Outputs
-) -> None:
-  """Zeroes the sums over tokens at the first tile, and all that must not enter them."""
-  plan.clear_rows_past_end(tile, [*inputs.slots, inputs.d_out])
-
-  @pl.when(step == 0)
-  def _() -> None:
-    for ref in (outputs.query, outputs.out_norm_scale):
-      if ref is not None:
-        ref[...] = jnp.zeros_like(ref)
-
-  if plan.sizes.num_recent:
-
-    @pl.when(counts[1] == 0)
-    def _() -> None:
-      inputs.slots[-1][...] = jnp.zeros_like(inputs.slots[-1])
-
-
-def _read_stats(plan: DirectPlan, stats: Stats, scratch: _Scratch) -> None:
-  """Turns statistics from a token per lane to a slot per lane, and logits into weights."""
-  missing = jnp.zeros((LANES - plan.sizes.num_slots, LANES), jnp.float32)
-
-  def turn(ref: Ref, tokens: Span, rows: Array) -> None:
-    whole = jnp.concatenate([rows, missing]) if missing.size else rows
-    ref[tokens, :] = whole.T
-
-  for start in range(0, plan.stats_tokens, LANES):
-    tokens = pl.ds(start, LANES)
-    logits = stats.logits[:, tokens]
-    weights = jnp.exp(logits - stats.lse[:, tokens])
-    turn(scratch.weights, tokens, weights)
-    turn(scratch.inverse_rms, tokens, stats.inverse_rms[:, tokens])
-    # A slot that does not count has weight 0 and logit -inf.
-    turn(scratch.logits, tokens, jnp.where(weights > 0, logits, 0))
-
-
-def _d_mixed(
-  plan: DirectPlan,
-  counts: Ref,
-  inputs: _Inputs,
-  outputs: _Outputs,
-  scratch: _Scratch,
-  rows: Span,
-  columns: Span,
-) -> None:
-  """Writes the cotangent of h, taken through the norm that follows if there is one."""
-  scale, d_out, here = inputs.out_norm_scale, inputs.d_out, pl.ds(0, ROWS)
-  if scale is None:
-    plan.for_each_chunk(
-      lambda lanes, _: store(scratch.d_mixed, here, lanes, load(d_out, rows, lanes))
+  def run(self) -> None:
+    """Turns the statistics of a tile, then writes cotangents, one group of rows at a time."""
+    plan, inputs, outputs, step = self.plan, self.inputs, self.outputs, pl.program_id(1)
+    tile, place = plan.tile(pl.program_id(0), step), lax.rem(step, plan.tiles_per_stats)
+    bank_tiles = BankTiles(
+      plan, self.counts[0], tile, step, inputs.d_bank, outputs.d_bank, self.scratch.bank
     )
-    return
-  weights = scratch.weights.at[columns]
-  mix(plan, counts, inputs.slots, weights, rows, scratch.mixed, here)
-  inverse_rms = mixed_inverse_rms(plan, scratch.mixed)
+    bank_tiles.begin()
+    self._clear(tile, step)
+    pl.when(place == 0)(self._read_stats)
+    bank_tiles.wait_until_read()
+    new = (*bank_tiles.tiles(), *outputs.d_recent)
+    old = (*bank_tiles.tiles(), *inputs.d_recent) if plan.sizes.threaded else ()
 
-  def dot(lanes: Span, total: Array) -> Array:
-    d_normed = load(d_out, rows, lanes) * scale[:, lanes]
-    return total + d_normed * load(scratch.mixed, here, lanes)
+    def run(rows: Span) -> None:
+      start = pl.multiple_of(place * plan.tiles.tokens + rows.start, ROWS)
+      columns = pl.ds(start, ROWS)
+      self._write_d_mixed(rows, columns)
+      self._write_d_sources(self._factors(rows, columns), old, new, rows)
 
-  total = plan.for_each_chunk(dot, zero_chunk())
-  along = jnp.sum(total, axis=-1, keepdims=True) / plan.sizes.width * inverse_rms * inverse_rms
+    plan.for_each_row_group(run)
+    bank_tiles.end()
 
-  def chunk(lanes: Span, _: None) -> None:
-    d, x = load(d_out, rows, lanes), load(scratch.mixed, here, lanes)
-    store(scratch.d_mixed, here, lanes, inverse_rms * (d * scale[:, lanes] - along * x))
-    outputs.out_norm_scale[:, lanes] += jnp.sum(d * x * inverse_rms, axis=0)
+  def _clear(self, tile: Array, step: Array) -> None:
+    """Zeroes the sums over tokens at the first tile, and all that must not enter them."""
+    slots, sums = self.inputs.slots, (self.outputs.query, self.outputs.out_norm_scale)
+    self.plan.clear_rows_past_end(tile, [*slots, self.inputs.d_out])
 
-  plan.for_each_chunk(chunk)
+    @pl.when(step == 0)
+    def _() -> None:
+      for ref in sums:
+        if ref is not None:
+          ref[...] = jnp.zeros_like(ref)
 
+    if self.plan.sizes.num_recent:
 
-def _factors(
-  plan: DirectPlan,
-  counts: Ref,
-  inputs: _Inputs,
-  scratch: _Scratch,
-  rows: Span,
-  columns: Span,
-) -> list[Array]:
-  """Returns the factors of dh, g and −v in the cotangents of sources, [ROWS, LANES], by slot."""
-  here, every = pl.ds(0, ROWS), slice(None)
-  store(scratch.scores, here, every, zero_chunk())
+      @pl.when(self.counts[1] == 0)
+      def _() -> None:
+        slots[-1][...] = jnp.zeros_like(slots[-1])
 
-  def group(slots: range) -> None:
-    def chunk(lanes: Span, sums: list[Array]) -> list[Array]:
-      d_mixed = load(scratch.d_mixed, here, lanes)
-      pairs = zip(slots, sums, strict=True)
-      return [total + d_mixed * load(inputs.slots[slot], rows, lanes) for slot, total in pairs]
+  def _read_stats(self) -> None:
+    """Turns statistics from a token per lane to a slot per lane, and logits into weights."""
+    stats, scratch = self.inputs.stats, self.scratch
+    missing = jnp.zeros((LANES - self.plan.sizes.num_slots, LANES), jnp.float32)
 
-    sums = plan.for_each_chunk(chunk, [zero_chunk() for _ in slots])
-    put_columns(scratch.scores, here, slots, sums)
+    def turn(ref: Ref, tokens: Span, rows: Array) -> None:
+      whole = jnp.concatenate([rows, missing]) if missing.size else rows
+      ref[tokens, :] = whole.T
 
-  plan.for_each_group(counts, group)
-  refs = scratch.weights, scratch.inverse_rms, scratch.logits
-  weights, inverse_rms, logits = (load(ref, columns, every) for ref in refs)
-  scores = load(scratch.scores, here, every)
-  mean = jnp.sum(weights * scores, axis=-1, keepdims=True)
-  d_dot = weights * (scores - mean) * inverse_rms
-  factors = weights, d_dot, d_dot * inverse_rms * logits / plan.sizes.width
-  return [factor.reshape(ROWS, LANES) for factor in factors]
+    for start in range(0, self.plan.stats_tokens, LANES):
+      tokens = pl.ds(start, LANES)
+      logits = stats.logits[:, tokens]
+      weights = jnp.exp(logits - stats.lse[:, tokens])
+      turn(scratch.weights, tokens, weights)
+      turn(scratch.inverse_rms, tokens, stats.inverse_rms[:, tokens])
+      # A slot that does not count has weight 0 and logit -inf.
+      turn(scratch.logits, tokens, jnp.where(weights > 0, logits, 0))
 
+  def _write_d_mixed(self, rows: Span, columns: Span) -> None:
+    """Writes the cotangent of h, taken through the norm that follows if there is one."""
+    plan, here, d_out = self.plan, pl.ds(0, ROWS), self.inputs.d_out
+    scale = self.inputs.out_norm_scale
+    mixed, d_mixed = self.scratch.mixed, self.scratch.d_mixed
+    if scale is None:
+      plan.for_each_chunk(lambda lanes, _: store(d_mixed, here, lanes, load(d_out, rows, lanes)))
+      return
+    self.mix(self.scratch.weights.at[columns], rows, mixed, here)
+    inverse_rms = self.inverse_rms(mixed)
 
-def _d_sources(
-  plan: DirectPlan,
-  counts: Ref,
-  inputs: _Inputs,
-  outputs: _Outputs,
-  scratch: _Scratch,
-  factors: list[Array],
-  old: tuple[Ref, ...],
-  new: tuple[Ref, ...],
-  rows: Span,
-) -> None:
-  """Writes the cotangents of sources, the old ones added; adds to the cotangent of the query."""
+    def dot(lanes: Span, total: Array) -> Array:
+      d_normed = load(d_out, rows, lanes) * scale[:, lanes]
+      return total + d_normed * load(mixed, here, lanes)
 
-  def group(slots: range) -> None:
-    spread = [[direct_plan.column(factor, slot) for factor in factors] for slot in slots]
+    total = plan.for_each_chunk(dot, zero_chunk())
+    along = jnp.sum(total, axis=-1, keepdims=True) / plan.sizes.width * inverse_rms * inverse_rms
 
     def chunk(lanes: Span, _: None) -> None:
-      d_mixed, query = load(scratch.d_mixed, pl.ds(0, ROWS), lanes), inputs.query[:, lanes]
-      d_query = zero_chunk()
-      for slot, (weight, d_dot, shrink) in zip(slots, spread, strict=True):
-        x = load(inputs.slots[slot], rows, lanes)
-        d_x = weight * d_mixed + d_dot * query - shrink * x
-        store(new[slot], rows, lanes, d_x + load(old[slot], rows, lanes) if old else d_x)
-        d_query += d_dot * x
-      outputs.query[:, lanes] += jnp.sum(d_query, axis=0)
+      d, x = load(d_out, rows, lanes), load(mixed, here, lanes)
+      store(d_mixed, here, lanes, inverse_rms * (d * scale[:, lanes] - along * x))
+      self.outputs.out_norm_scale[:, lanes] += jnp.sum(d * x * inverse_rms, axis=0)
 
     plan.for_each_chunk(chunk)
 
-  plan.for_each_group(counts, group)
+  def _factors(self, rows: Span, columns: Span) -> list[Array]:
+    """Returns the factors of dh, g and −v in the cotangents of sources, [ROWS, LANES], by slot."""
+    plan, scratch, here, every = self.plan, self.scratch, pl.ds(0, ROWS), slice(None)
+    store(scratch.scores, here, every, zero_chunk())
+
+    def group(slots: range) -> None:
+      def chunk(lanes: Span, sums: list[Array]) -> list[Array]:
+        d_mixed, sources = load(scratch.d_mixed, here, lanes), self.inputs.slots
+        pairs = zip(slots, sums, strict=True)
+        return [total + d_mixed * load(sources[slot], rows, lanes) for slot, total in pairs]
+
+      sums = plan.for_each_chunk(chunk, [zero_chunk() for _ in slots])
+      put_columns(scratch.scores, here, slots, sums)
+
+    plan.for_each_group(self.counts, group)
+    refs = scratch.weights, scratch.inverse_rms, scratch.logits
+    weights, inverse_rms, logits = (load(ref, columns, every) for ref in refs)
+    scores = load(scratch.scores, here, every)
+    mean = jnp.sum(weights * scores, axis=-1, keepdims=True)
+    d_dot = weights * (scores - mean) * inverse_rms
+    factors = weights, d_dot, d_dot * inverse_rms * logits / plan.sizes.width
+    return [factor.reshape(ROWS, LANES) for factor in factors]
+
+  def _write_d_sources(
+    self, factors: list[Array], old: tuple[Ref, ...], new: tuple[Ref, ...], rows: Span
+  ) -> None:
+    """Writes the cotangents of sources, the old ones added; adds to the cotangent of the query."""
+    inputs, d_mixed_ref, total = self.inputs, self.scratch.d_mixed, self.outputs.query
+
+    def group(slots: range) -> None:
+      spread = [[direct_plan.column(factor, slot) for factor in factors] for slot in slots]
+
+      def chunk(lanes: Span, _: None) -> None:
+        d_mixed, query = load(d_mixed_ref, pl.ds(0, ROWS), lanes), inputs.query[:, lanes]
+        d_query = zero_chunk()
+        for slot, (weight, d_dot, shrink) in zip(slots, spread, strict=True):
+          x = load(inputs.slots[slot], rows, lanes)
+          d_x = weight * d_mixed + d_dot * query - shrink * x
+          store(new[slot], rows, lanes, d_x + load(old[slot], rows, lanes) if old else d_x)
+          d_query += d_dot * x
+        total[:, lanes] += jnp.sum(d_query, axis=0)
+
+      self.plan.for_each_chunk(chunk)
+
+    self.plan.for_each_group(self.counts, group)

@@ -5,7 +5,6 @@ a second one mixes. So nothing is rescaled, and only the output and two numbers 
 go back to memory.
 """
 
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -15,7 +14,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from resjax.kernels.depth_attention.mosaic_tpu import direct_plan
-from resjax.kernels.depth_attention.mosaic_tpu.call import launch, on_one_device, tiled
+from resjax.kernels.depth_attention.mosaic_tpu.call import TileKernel, launch, on_one_device, tiled
 from resjax.kernels.depth_attention.mosaic_tpu.direct_plan import (
   DirectPlan,
   load,
@@ -85,18 +84,20 @@ def forward(
     per_slot,
     per_token,
   )
+  stats_size = (2 * slots + 1) * plan.padded_tokens
+  gains_size = (1 + plan.sizes.normed) * SUBLANES * plan.sizes.width
   columns = pltpu.VMEM((plan.stats_tokens, LANES), jnp.float32)
   weights = pltpu.VMEM((plan.tiles.tokens, LANES), jnp.float32)
   mixed = pltpu.VMEM((ROWS, plan.sizes.width), jnp.float32)
   written = launch(
     read,
-    partial(_kernel, plan),
+    _Kernel,
     plan,
     "depth_attention_forward",
     operands.counts,
     inputs=inputs,
     outputs=outputs,
-    cost=_cost(plan, read.adds, operands.out_norm_scale is not None),
+    cost=plan.cost(6 * slots, 2 * slots, slots + 1 + 2 * read.adds, stats_size + gains_size),
     scratch=_Scratch(columns, columns, weights, mixed),
   )
   end = plan.sizes.num_tokens
@@ -104,176 +105,145 @@ def forward(
   return written.out, written.running, stats
 
 
-def _cost(plan: DirectPlan, adds: bool, normed: bool) -> pl.CostEstimate:
-  sizes, slots = plan.sizes, plan.sizes.num_slots
-  arrays = slots + 1 + 2 * adds
-  stats = (2 * slots + 1) * plan.padded_tokens
-  gains = (1 + normed) * SUBLANES * sizes.width
-  return pl.CostEstimate(
-    flops=6 * slots * sizes.num_tokens * sizes.width,
-    transcendentals=2 * slots * sizes.num_tokens,
-    bytes_accessed=arrays * sizes.num_tokens * sizes.width * plan.dtype.itemsize
-    + 4 * (stats + gains),
-  )
+class DirectKernel(TileKernel):
+  """What both kernels of the direct read do with a tile."""
 
+  plan: DirectPlan
 
-def _kernel(
-  plan: DirectPlan, counts: Ref, inputs: _Inputs, outputs: _Outputs, scratch: _Scratch
-) -> None:
-  """Reads one tile; after the last tile of a tile of statistics, writes these too."""
-  step = pl.program_id(1)
-  place = lax.rem(step, plan.tiles_per_stats)
-  if plan.sizes.num_recent:
-    _prepare_last(plan, counts, inputs, outputs)
+  def mix(self, weights: Ref, rows: Span, target: Ref, target_rows: Span) -> None:
+    """Writes h = Σ_n p_n v_n of a group of rows; adds one group of slots at a time to `target`."""
+    sizes, slot_refs = self.plan.sizes, self.inputs.slots
+    if sizes.num_banked:
+      target[target_rows, :] = jnp.zeros((ROWS, sizes.width), target.dtype)
 
-  # In each of the three sweeps over the tile all rows are independent, which hides latencies.
-  first = pl.multiple_of(place * plan.tiles.tokens, ROWS)
-  plan.for_each_row_group(
-    lambda rows: _dot(plan, counts, inputs, scratch, rows, pl.ds(first + rows.start, ROWS))
-  )
-  _softmax(plan, counts, scratch, first)
-  plan.for_each_row_group(lambda rows: _read(plan, counts, inputs, outputs, scratch, rows))
+    def group(slots: range) -> None:
+      spread = [direct_plan.column(weights, slot) for slot in slots]
+      adds = sizes.num_banked or slots.start > 0
 
-  @pl.when((place == plan.tiles_per_stats - 1) | (step == plan.grid[1] - 1))
-  def _() -> None:
-    _write_stats(plan, scratch, outputs)
-
-
-def _prepare_last(plan: DirectPlan, counts: Ref, inputs: _Inputs, outputs: _Outputs) -> None:
-  """Adds the addend to the last source; writes zeros over a last source that does not count."""
-  last, counted = inputs.slots[-1], counts[1] > 0
-  if inputs.addend is not None:
-
-    def add(rows: Span) -> None:
       def chunk(lanes: Span, _: None) -> None:
-        total = load(last, rows, lanes) + load(inputs.addend, rows, lanes)
-        store(outputs.running, rows, lanes, total)
-        last[rows, lanes] = outputs.running[rows, lanes]
+        total: Any = load(target, target_rows, lanes) if adds else 0.0
+        for slot, weight in zip(slots, spread, strict=True):
+          total += weight * load(slot_refs[slot], rows, lanes)
+        store(target, target_rows, lanes, total)
 
-      plan.for_each_chunk(chunk)
+      self.plan.for_each_chunk(chunk)
 
-    plan.for_each_row_group(add)
+    self.plan.for_each_group(self.counts, group)
 
-  @pl.when(jnp.logical_not(counted))
-  def _() -> None:
-    last[...] = jnp.zeros_like(last)
+  def inverse_rms(self, mixed: Ref) -> Array:
+    """Returns 1 / RMS(h) of every row of [ROWS, D], as [ROWS / 8, 8, 1]."""
 
+    def chunk(lanes: Span, total: Array) -> Array:
+      x = load(mixed, pl.ds(0, ROWS), lanes)
+      return total + x * x
 
-def _dot(
-  plan: DirectPlan,
-  counts: Ref,
-  inputs: _Inputs,
-  scratch: _Scratch,
-  rows: Span,
-  columns: Span,
-) -> None:
-  """Writes |v|² and g · v of every source to its lane."""
-  for ref in (scratch.squares, scratch.dots):
-    store(ref, columns, slice(None), zero_chunk())
-
-  def group(slots: range) -> None:
-    def chunk(lanes: Span, sums: list) -> list:
-      query, new = inputs.query[:, lanes], []
-      for slot, (square, dot) in zip(slots, sums, strict=True):
-        x = load(inputs.slots[slot], rows, lanes)
-        new.append((square + x * x, dot + x * query))
-      return new
-
-    zero = zero_chunk()
-    sums = plan.for_each_chunk(chunk, [(zero, zero) for _ in slots])
-    squares, dots = zip(*sums, strict=True)
-    put_columns(scratch.squares, columns, slots, squares)
-    put_columns(scratch.dots, columns, slots, dots)
-
-  plan.for_each_group(counts, group)
+    total = self.plan.for_each_chunk(chunk, zero_chunk())
+    squares = jnp.sum(total, axis=-1, keepdims=True) / self.plan.sizes.width
+    return lax.rsqrt(squares + self.plan.eps)
 
 
-def _softmax(plan: DirectPlan, counts: Ref, scratch: _Scratch, first: Array) -> None:
-  """Turns squares into inverse RMS and dot products into logits; writes the weights."""
-  size = min(plan.tiles.tokens, LANES)
-  valid = plan.valid_lanes(counts, size)
-  for start in range(0, plan.tiles.tokens, size):
-    rows = pl.ds(pl.multiple_of(first + start, ROWS), size)
-    inverse_rms = lax.rsqrt(scratch.squares[rows, :] / plan.sizes.width + plan.eps)
-    logits = jnp.where(valid, scratch.dots[rows, :] * inverse_rms, -jnp.inf)
-    scratch.squares[rows, :] = inverse_rms
-    scratch.dots[rows, :] = logits
-    weights = jnp.exp(logits - jnp.max(logits, axis=-1, keepdims=True))
-    total = jnp.sum(weights, axis=-1, keepdims=True)
-    scratch.weights[pl.ds(start, size), :] = weights / total
+class _Kernel(DirectKernel):
+  inputs: _Inputs
+  outputs: _Outputs
+  scratch: _Scratch
 
+  def run(self) -> None:
+    """Reads one tile; after the last tile of a tile of statistics, writes these too."""
+    plan, step = self.plan, pl.program_id(1)
+    place = lax.rem(step, plan.tiles_per_stats)
+    if plan.sizes.num_recent:
+      self._prepare_last()
 
-def _read(
-  plan: DirectPlan,
-  counts: Ref,
-  inputs: _Inputs,
-  outputs: _Outputs,
-  scratch: _Scratch,
-  rows: Span,
-) -> None:
-  """Writes the output of a group of rows."""
-  weights, scale = scratch.weights.at[rows], inputs.out_norm_scale
-  one_group = not plan.sizes.num_banked and plan.sizes.num_recent <= plan.tiles.slots
-  if one_group and scale is None:
-    mix(plan, counts, inputs.slots, weights, rows, outputs.out, rows)
-    return
-  mixed, here = scratch.mixed, pl.ds(0, ROWS)
-  mix(plan, counts, inputs.slots, weights, rows, mixed, here)
-  inverse_rms = 1.0 if scale is None else mixed_inverse_rms(plan, mixed)
+    # In each of the three sweeps over the tile all rows are independent, which hides latencies.
+    first = pl.multiple_of(place * plan.tiles.tokens, ROWS)
+    plan.for_each_row_group(lambda rows: self._dot(rows, pl.ds(first + rows.start, ROWS)))
+    self._softmax(first)
+    plan.for_each_row_group(self._read)
 
-  def chunk(lanes: Span, _: None) -> None:
-    x = load(mixed, here, lanes)
-    store(outputs.out, rows, lanes, x if scale is None else x * inverse_rms * scale[:, lanes])
+    @pl.when((place == plan.tiles_per_stats - 1) | (step == plan.grid[1] - 1))
+    def _() -> None:
+      self._write_stats()
 
-  plan.for_each_chunk(chunk)
+  def _prepare_last(self) -> None:
+    """Adds the addend to the last source; writes zeros over a last source that does not count."""
+    last, addend, running = self.inputs.slots[-1], self.inputs.addend, self.outputs.running
+    counted = self.counts[1] > 0
+    if addend is not None:
 
+      def add(rows: Span) -> None:
+        def chunk(lanes: Span, _: None) -> None:
+          store(running, rows, lanes, load(last, rows, lanes) + load(addend, rows, lanes))
+          last[rows, lanes] = running[rows, lanes]
 
-def mix(
-  plan: DirectPlan,
-  counts: Ref,
-  slot_refs: tuple[Ref, ...],
-  weights: Ref,
-  rows: Span,
-  target: Ref,
-  target_rows: Span,
-) -> None:
-  """Writes h = Σ_n p_n v_n of a group of rows, adding to `target` one group of slots at a time."""
-  if plan.sizes.num_banked:
-    target[target_rows, :] = jnp.zeros((ROWS, plan.sizes.width), target.dtype)
+        self.plan.for_each_chunk(chunk)
 
-  def group(slots: range) -> None:
-    spread = [direct_plan.column(weights, slot) for slot in slots]
-    adds = plan.sizes.num_banked or slots.start > 0
+      self.plan.for_each_row_group(add)
+
+    @pl.when(jnp.logical_not(counted))
+    def _() -> None:
+      last[...] = jnp.zeros_like(last)
+
+  def _dot(self, rows: Span, columns: Span) -> None:
+    """Writes |v|² and g · v of every source to its lane."""
+    inputs, scratch = self.inputs, self.scratch
+    for ref in (scratch.squares, scratch.dots):
+      store(ref, columns, slice(None), zero_chunk())
+
+    def group(slots: range) -> None:
+      def chunk(lanes: Span, sums: list) -> list:
+        query, new = inputs.query[:, lanes], []
+        for slot, (square, dot) in zip(slots, sums, strict=True):
+          x = load(inputs.slots[slot], rows, lanes)
+          new.append((square + x * x, dot + x * query))
+        return new
+
+      zero = zero_chunk()
+      sums = self.plan.for_each_chunk(chunk, [(zero, zero) for _ in slots])
+      squares, dots = zip(*sums, strict=True)
+      put_columns(scratch.squares, columns, slots, squares)
+      put_columns(scratch.dots, columns, slots, dots)
+
+    self.plan.for_each_group(self.counts, group)
+
+  def _softmax(self, first: Array) -> None:
+    """Turns squares into inverse RMS and dot products into logits; writes the weights."""
+    plan, scratch = self.plan, self.scratch
+    size = min(plan.tiles.tokens, LANES)
+    valid = plan.valid_lanes(self.counts, size)
+    for start in range(0, plan.tiles.tokens, size):
+      rows = pl.ds(pl.multiple_of(first + start, ROWS), size)
+      inverse_rms = lax.rsqrt(scratch.squares[rows, :] / plan.sizes.width + plan.eps)
+      logits = jnp.where(valid, scratch.dots[rows, :] * inverse_rms, -jnp.inf)
+      scratch.squares[rows, :] = inverse_rms
+      scratch.dots[rows, :] = logits
+      weights = jnp.exp(logits - jnp.max(logits, axis=-1, keepdims=True))
+      total = jnp.sum(weights, axis=-1, keepdims=True)
+      scratch.weights[pl.ds(start, size), :] = weights / total
+
+  def _read(self, rows: Span) -> None:
+    """Writes the output of a group of rows."""
+    weights, scale = self.scratch.weights.at[rows], self.inputs.out_norm_scale
+    sizes, out, mixed, here = self.plan.sizes, self.outputs.out, self.scratch.mixed, pl.ds(0, ROWS)
+    if scale is None and not sizes.num_banked and sizes.num_recent <= self.plan.tiles.slots:
+      self.mix(weights, rows, out, rows)  # there is one group of slots
+      return
+    self.mix(weights, rows, mixed, here)
+    inverse_rms = 1.0 if scale is None else self.inverse_rms(mixed)
 
     def chunk(lanes: Span, _: None) -> None:
-      total: Any = load(target, target_rows, lanes) if adds else 0.0
-      for slot, weight in zip(slots, spread, strict=True):
-        total += weight * load(slot_refs[slot], rows, lanes)
-      store(target, target_rows, lanes, total)
+      x = load(mixed, here, lanes)
+      store(out, rows, lanes, x if scale is None else x * inverse_rms * scale[:, lanes])
 
-    plan.for_each_chunk(chunk)
+    self.plan.for_each_chunk(chunk)
 
-  plan.for_each_group(counts, group)
-
-
-def mixed_inverse_rms(plan: DirectPlan, mixed: Ref) -> Array:
-  """Returns 1 / RMS(h) of every row [ROWS / 8, 8, 1]."""
-
-  def chunk(lanes: Span, total: Array) -> Array:
-    x = load(mixed, pl.ds(0, ROWS), lanes)
-    return total + x * x
-
-  total = plan.for_each_chunk(chunk, zero_chunk())
-  return lax.rsqrt(jnp.sum(total, axis=-1, keepdims=True) / plan.sizes.width + plan.eps)
-
-
-def _write_stats(plan: DirectPlan, scratch: _Scratch, outputs: _Outputs) -> None:
-  """Writes the statistics, turned from a slot per lane to a token per lane."""
-  for start in range(0, plan.stats_tokens, LANES):
-    tokens, slots = pl.ds(start, LANES), slice(0, plan.sizes.num_slots)
-    inverse_rms, logits = (ref[tokens, :].T for ref in (scratch.squares, scratch.dots))
-    outputs.inverse_rms[:, tokens] = inverse_rms[slots]
-    outputs.logits[:, tokens] = logits[slots]
-    top = jnp.max(logits, axis=0, keepdims=True)
-    total = jnp.sum(jnp.exp(logits - top), axis=0, keepdims=True)
-    outputs.lse[:, tokens] = top + jnp.log(total)
+  def _write_stats(self) -> None:
+    """Writes the statistics, turned from a slot per lane to a token per lane."""
+    scratch, outputs = self.scratch, self.outputs
+    for start in range(0, self.plan.stats_tokens, LANES):
+      tokens, slots = pl.ds(start, LANES), slice(0, self.plan.sizes.num_slots)
+      inverse_rms, logits = (ref[tokens, :].T for ref in (scratch.squares, scratch.dots))
+      outputs.inverse_rms[:, tokens] = inverse_rms[slots]
+      outputs.logits[:, tokens] = logits[slots]
+      top = jnp.max(logits, axis=0, keepdims=True)
+      total = jnp.sum(jnp.exp(logits - top), axis=0, keepdims=True)
+      outputs.lse[:, tokens] = top + jnp.log(total)

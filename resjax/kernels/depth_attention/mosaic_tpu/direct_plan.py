@@ -14,6 +14,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 
 from resjax.kernels.depth_attention.mosaic_tpu import loops, tiles
+from resjax.kernels.depth_attention.mosaic_tpu.call import Tiled
 from resjax.kernels.depth_attention.mosaic_tpu.loops import Span
 from resjax.kernels.depth_attention.mosaic_tpu.sources_plan import SourcesPlan
 from resjax.kernels.depth_attention.mosaic_tpu.tiles import (
@@ -73,6 +74,11 @@ class DirectPlan(SourcesPlan):
     """Returns tiles of statistics [rows, padded T]."""
     shape = rows, self.stats_tokens
     return pl.BlockSpec(shape, lambda p, i, _: (0, self.tile(p, i) // self.tiles_per_stats))
+
+  def padded_stats(self, stats: Array) -> Tiled:
+    """Returns tiles of statistics [rows, T], which are padded with zeros."""
+    missing = self.padded_tokens - self.sizes.num_tokens
+    return Tiled(jnp.pad(stats, ((0, 0), (0, missing))), self.stats_spec(len(stats)))
 
   def groups(self, counts: Ref) -> Iterator[tuple[range, Array | None]]:
     """Yields the slots of every group, and the condition under which one of them holds a source."""
@@ -144,8 +150,3 @@ def spread_rows(row: Array | None) -> Array | None:
   if row is None:
     return None
   return jnp.broadcast_to(row.astype(jnp.float32), (SUBLANES, *row.shape))
-
-
-def pad_tokens(stats: Array, plan: DirectPlan) -> Array:
-  """Returns statistics [rows, T] as [rows, padded T]."""
-  return jnp.pad(stats, ((0, 0), (0, plan.padded_tokens - plan.sizes.num_tokens)))

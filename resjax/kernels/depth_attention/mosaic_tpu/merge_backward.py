@@ -5,7 +5,6 @@ row of that of phase 1.
 """
 
 from collections.abc import Iterator
-from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -18,6 +17,7 @@ from resjax.kernels.depth_attention import bf16_remainder
 from resjax.kernels.depth_attention.mosaic_tpu import loops
 from resjax.kernels.depth_attention.mosaic_tpu.call import (
   Tiled,
+  TileKernel,
   in_memory,
   launch,
   on_one_device,
@@ -124,7 +124,7 @@ def backward(
   running = () if read.interpret and past_end else (("d_running", "running"),)
   written = launch(
     read,
-    partial(_kernel, plan),
+    _Kernel,
     plan,
     "depth_attention_merge_backward",
     operands.counts,
@@ -162,106 +162,101 @@ def backward(
   return MergeCotangents(d_first, d_lse, written.running, d_query, d_gain)
 
 
-def _kernel(
-  plan: MergePlan, counts: Ref, inputs: _Inputs, outputs: _Outputs, scratch: _Scratch
-) -> None:
-  part, step = pl.program_id(0), pl.program_id(1)
-  valid = counts[0] > 0
-  spread_scalars(inputs.numbers, scratch.numbers)
-  sums = [ref for ref in (outputs.query, outputs.gain) if ref is not None]
+class _Kernel(TileKernel):
+  plan: MergePlan
+  inputs: _Inputs
+  outputs: _Outputs
+  scratch: _Scratch
 
-  @pl.when(step == 0)
-  def _() -> None:
-    for ref in sums:
-      ref[...] = jnp.zeros_like(ref)
+  def run(self) -> None:
+    """Writes the cotangents of a tile, one group of tokens at a time."""
+    plan, inputs, outputs = self.plan, self.inputs, self.outputs
+    part, step = pl.program_id(0), pl.program_id(1)
+    valid = self.counts[0] > 0
+    spread_scalars(inputs.numbers, self.scratch.numbers)
+    sums = [ref for ref in (outputs.query, outputs.gain) if ref is not None]
 
-  rest = plan.num_tokens % TOKENS
-  if rest:
-
-    @pl.when(plan.tile(part, step) == plan.num_tiles - 1)
+    @pl.when(step == 0)
     def _() -> None:
-      for ref in (inputs.d_out, inputs.out, inputs.running, inputs.words):
-        if ref is not None:
-          loops.clear_rows_from(ref, rest)
+      for ref in sums:
+        ref[...] = jnp.zeros_like(ref)
 
-  def run(_: Array, rows: Span) -> None:
-    factors, d_logit = _factors(plan, valid, inputs, scratch.numbers, rows)
-    put_scalars(scratch.d_lse, rows, [-d_logit])
-    _write(plan, valid, inputs, outputs, factors, rows)
+    rest = plan.num_tokens % TOKENS
+    if rest:
 
-  loops.for_each_row_group(TOKENS, run)
-  collect_scalars(scratch.d_lse, outputs.lse)
+      @pl.when(plan.tile(part, step) == plan.num_tiles - 1)
+      def _() -> None:
+        for ref in (inputs.d_out, inputs.out, inputs.running, inputs.words):
+          if ref is not None:
+            loops.clear_rows_from(ref, rest)
 
+    def run(_: Array, rows: Span) -> None:
+      factors, d_logit = self._factors(valid, rows)
+      put_scalars(self.scratch.d_lse, rows, [-d_logit])
+      self._write(valid, factors, rows)
 
-def _factors(
-  plan: MergePlan, valid: Array, inputs: _Inputs, numbers: Ref, rows: Span
-) -> tuple[_Factors, Array]:
-  """Returns the factors of a group of tokens, and the cotangents of the running sum's logits."""
-  inverse_rms, logit, log_odds = (numbers[index, rows, :] for index in range(3))
-  beta, rest = share(log_odds), share(-log_odds)
+    loops.for_each_row_group(TOKENS, run)
+    collect_scalars(self.scratch.d_lse, outputs.lse)
 
-  def run(word: Span, chunks: list[Span], sums: tuple) -> tuple:
-    for lanes, out in _outs(inputs, rows, word, chunks):
-      along, first, second = sums
-      u = jnp.where(valid, load(inputs.running, rows, lanes), 0)
-      d_out = load(inputs.d_out, rows, lanes)
-      along += d_out * out
-      if plan.normed:
-        first += inputs.gain[:, lanes] * d_out * u
-        second += out * inputs.inverse_gain[:, lanes] * u
-      else:
-        first += d_out * u
-      sums = along, first, second
-    return sums
+  def _factors(self, valid: Array, rows: Span) -> tuple[_Factors, Array]:
+    """Returns the factors of a group of tokens, and the cotangents of the running sum's logits."""
+    plan, inputs, numbers = self.plan, self.inputs, self.scratch.numbers
+    inverse_rms, logit, log_odds = (numbers[index, rows, :] for index in range(3))
+    beta, rest = share(log_odds), share(-log_odds)
 
-  along, first, second = map(sum_lanes, plan.for_each_word(run, (zeros(),) * 3))
-  if plan.normed:
-    along, scale = along / plan.width, numbers[3, rows, :]
-    d_logit = scale * (first - along * second) - plan.width * along * plan.eps * scale * scale
-    d_logit = beta * d_logit
-    beta, rest = beta * scale, rest * scale
-  else:
-    d_logit = beta * (first - along)
-  d_dot = d_logit * inverse_rms
-  shrink = d_dot * inverse_rms * logit / plan.width
-  return _Factors(along, rest, beta, d_dot, shrink), d_logit
+    def run(word: Span, chunks: list[Span], sums: tuple) -> tuple:
+      for lanes, out in self._outs(rows, word, chunks):
+        along, first, second = sums
+        u = jnp.where(valid, load(inputs.running, rows, lanes), 0)
+        d_out = load(inputs.d_out, rows, lanes)
+        along += d_out * out
+        if plan.normed:
+          first += inputs.gain[:, lanes] * d_out * u
+          second += out * inputs.inverse_gain[:, lanes] * u
+        else:
+          first += d_out * u
+        sums = along, first, second
+      return sums
 
+    along, first, second = map(sum_lanes, plan.for_each_word(run, (zeros(),) * 3))
+    if plan.normed:
+      along, scale = along / plan.width, numbers[3, rows, :]
+      d_logit = scale * (first - along * second) - plan.width * along * plan.eps * scale * scale
+      d_logit = beta * d_logit
+      beta, rest = beta * scale, rest * scale
+    else:
+      d_logit = beta * (first - along)
+    d_dot = d_logit * inverse_rms
+    shrink = d_dot * inverse_rms * logit / plan.width
+    return _Factors(along, rest, beta, d_dot, shrink), d_logit
 
-def _write(
-  plan: MergePlan,
-  valid: Array,
-  inputs: _Inputs,
-  outputs: _Outputs,
-  factors: _Factors,
-  rows: Span,
-) -> None:
-  """Writes the cotangents of a group of tokens; adds to those of query and gain."""
+  def _write(self, valid: Array, factors: _Factors, rows: Span) -> None:
+    """Writes the cotangents of a group of tokens; adds to those of query and gain."""
+    inputs, outputs = self.inputs, self.outputs
 
-  def run(word: Span, chunks: list[Span], _: None) -> None:
-    for lanes, out in _outs(inputs, rows, word, chunks):
-      u = jnp.where(valid, load(inputs.running, rows, lanes), 0)
-      d_mixed = load(inputs.d_out, rows, lanes)
-      if plan.normed:
-        normed = out * inputs.inverse_gain[:, lanes]
-        outputs.gain[:, lanes] += _fold(d_mixed * normed)
-        d_mixed = inputs.gain[:, lanes] * d_mixed - factors.along * normed
-      outputs.out[rows, lanes] = (factors.rest * d_mixed).astype(outputs.out.dtype)
-      d_running = load(inputs.d_running, rows, lanes) + factors.share * d_mixed
-      d_running += factors.d_dot * inputs.query[:, lanes] - factors.shrink * u
-      outputs.running[rows, lanes] = d_running.astype(outputs.running.dtype)
-      outputs.query[:, lanes] += _fold(factors.d_dot * u)
+    def run(word: Span, chunks: list[Span], _: None) -> None:
+      for lanes, out in self._outs(rows, word, chunks):
+        u = jnp.where(valid, load(inputs.running, rows, lanes), 0)
+        d_mixed = load(inputs.d_out, rows, lanes)
+        if self.plan.normed:
+          normed = out * inputs.inverse_gain[:, lanes]
+          outputs.gain[:, lanes] += _fold(d_mixed * normed)
+          d_mixed = inputs.gain[:, lanes] * d_mixed - factors.along * normed
+        outputs.out[rows, lanes] = (factors.rest * d_mixed).astype(outputs.out.dtype)
+        d_running = load(inputs.d_running, rows, lanes) + factors.share * d_mixed
+        d_running += factors.d_dot * inputs.query[:, lanes] - factors.shrink * u
+        outputs.running[rows, lanes] = d_running.astype(outputs.running.dtype)
+        outputs.query[:, lanes] += _fold(factors.d_dot * u)
 
-  plan.for_each_word(run)
+    self.plan.for_each_word(run)
 
-
-def _outs(
-  inputs: _Inputs, rows: Span, word: Span, chunks: list[Span]
-) -> Iterator[tuple[Span, Array]]:
-  """Yields lanes and output, before it was rounded, of each of the chunks that share words."""
-  words = None if inputs.words is None else inputs.words[rows, word].astype(jnp.int32)
-  for index, lanes in enumerate(chunks):
-    out = load(inputs.out, rows, lanes)
-    yield lanes, out if words is None else bf16_remainder.restore(out, words, index)
+  def _outs(self, rows: Span, word: Span, chunks: list[Span]) -> Iterator[tuple[Span, Array]]:
+    """Yields lanes and output, before it was rounded, of each of the chunks that share words."""
+    words = self.inputs.words
+    words = None if words is None else words[rows, word].astype(jnp.int32)
+    for index, lanes in enumerate(chunks):
+      out = load(self.inputs.out, rows, lanes)
+      yield lanes, out if words is None else bf16_remainder.restore(out, words, index)
 
 
 def _fold(x: Array) -> Array:

@@ -1,6 +1,5 @@
 """The forward kernel of the merge for TPUs: residual add, merge and norm in one kernel."""
 
-from functools import partial
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -9,7 +8,12 @@ from jax.experimental.pallas import tpu as pltpu
 
 from resjax.kernels.depth_attention import bf16_remainder
 from resjax.kernels.depth_attention.mosaic_tpu import loops
-from resjax.kernels.depth_attention.mosaic_tpu.call import Tiled, launch, on_one_device
+from resjax.kernels.depth_attention.mosaic_tpu.call import (
+  Tiled,
+  TileKernel,
+  launch,
+  on_one_device,
+)
 from resjax.kernels.depth_attention.mosaic_tpu.loops import Span
 from resjax.kernels.depth_attention.mosaic_tpu.merge_plan import (
   TOKENS,
@@ -72,7 +76,7 @@ def forward(read: Read, operands: MergeOperands) -> tuple[Array, Array | None, M
   lse = lax.dynamic_index_in_dim(operands.lse, operands.counts[1], keepdims=False)
   written = launch(
     read,
-    partial(_kernel, plan),
+    _Kernel,
     plan,
     "depth_attention_merge_forward",
     operands.counts,
@@ -103,87 +107,73 @@ def forward(read: Read, operands: MergeOperands) -> tuple[Array, Array | None, M
   return written.out, written.running, stats
 
 
-def _kernel(
-  plan: MergePlan, counts: Ref, inputs: _Inputs, outputs: _Outputs, scratch: _Scratch
-) -> None:
-  valid = counts[0] > 0
-  spread_scalars(inputs.lse, scratch.lse)
+class _Kernel(TileKernel):
+  plan: MergePlan
+  inputs: _Inputs
+  outputs: _Outputs
+  scratch: _Scratch
 
-  def run(_: Array, rows: Span) -> None:
-    squares, dots = _sums(plan, valid, inputs, outputs, rows)
-    inverse_rms = lax.rsqrt(squares / plan.width + plan.eps)
-    logit = dots * inverse_rms
-    log_odds = jnp.where(valid, logit - scratch.lse[0, rows, :], -jnp.inf)
-    running = outputs.running if plan.adds else inputs.running
-    total = _mix(plan, valid, inputs.out, running, log_odds, scratch.mixed, rows)
-    out_inverse_rms = lax.rsqrt(total / plan.width + plan.eps)
-    put_scalars(scratch.numbers, rows, [inverse_rms, logit, log_odds, out_inverse_rms])
-    _write(plan, scratch.mixed, inputs.gain, out_inverse_rms, outputs, rows)
+  def run(self) -> None:
+    """Merges a tile, one group of tokens at a time."""
+    plan, scratch, valid = self.plan, self.scratch, self.counts[0] > 0
+    spread_scalars(self.inputs.lse, scratch.lse)
 
-  loops.for_each_row_group(TOKENS, run)
-  collect_scalars(scratch.numbers, outputs.numbers)
+    def run(_: Array, rows: Span) -> None:
+      squares, dots = self._sums(valid, rows)
+      inverse_rms = lax.rsqrt(squares / plan.width + plan.eps)
+      logit = dots * inverse_rms
+      log_odds = jnp.where(valid, logit - scratch.lse[0, rows, :], -jnp.inf)
+      out_inverse_rms = lax.rsqrt(self._mix(valid, log_odds, rows) / plan.width + plan.eps)
+      put_scalars(scratch.numbers, rows, [inverse_rms, logit, log_odds, out_inverse_rms])
+      self._write(out_inverse_rms, rows)
 
+    loops.for_each_row_group(TOKENS, run)
+    collect_scalars(scratch.numbers, self.outputs.numbers)
 
-def _sums(
-  plan: MergePlan, valid: Array, inputs: _Inputs, outputs: _Outputs, rows: Span
-) -> tuple[Array, Array]:
-  """Writes the running sum u with the addend; returns |u|² and g · u, zero if u does not count."""
+  def _sums(self, valid: Array, rows: Span) -> tuple[Array, Array]:
+    """Writes the running sum u with the addend; returns |u|² and g · u, 0 if u does not count."""
+    plan, inputs = self.plan, self.inputs
 
-  def chunk(lanes: Span, sums: tuple[Array, Array]) -> tuple[Array, Array]:
-    squares, dots = sums
-    u = load(inputs.running, rows, lanes)
-    if plan.adds:
-      total = (u + load(inputs.addend, rows, lanes)).astype(plan.dtype)
-      outputs.running[rows, lanes] = total
-      u = total.astype(jnp.float32)
-    u = jnp.where(valid, u, 0)
-    return squares + u * u, dots + u * inputs.query[:, lanes]
+    def chunk(lanes: Span, sums: tuple[Array, Array]) -> tuple[Array, Array]:
+      squares, dots = sums
+      u = load(inputs.running, rows, lanes)
+      if plan.adds:
+        total = (u + load(inputs.addend, rows, lanes)).astype(plan.dtype)
+        self.outputs.running[rows, lanes] = total
+        u = total.astype(jnp.float32)
+      u = jnp.where(valid, u, 0)
+      return squares + u * u, dots + u * inputs.query[:, lanes]
 
-  squares, dots = plan.for_each_chunk(chunk, (zeros(), zeros()))
-  return sum_lanes(squares), sum_lanes(dots)
+    squares, dots = plan.for_each_chunk(chunk, (zeros(), zeros()))
+    return sum_lanes(squares), sum_lanes(dots)
 
+  def _mix(self, valid: Array, log_odds: Array, rows: Span) -> Array:
+    """Writes h = (1 − β) out + β u; returns |h|²."""
+    running = self.outputs.running if self.plan.adds else self.inputs.running
+    rest, beta = share(-log_odds), share(log_odds)
 
-def _mix(
-  plan: MergePlan,
-  valid: Array,
-  out: Ref,
-  running: Ref,
-  log_odds: Array,
-  mixed: Ref,
-  rows: Span,
-) -> Array:
-  """Writes h = (1 − β) out + β u; returns |h|²."""
-  rest, beta = share(-log_odds), share(log_odds)
+    def chunk(lanes: Span, squares: Array) -> Array:
+      u = jnp.where(valid, load(running, rows, lanes), 0)
+      h = rest * load(self.inputs.out, rows, lanes) + beta * u
+      self.scratch.mixed[:, lanes] = h
+      return squares + h * h
 
-  def chunk(lanes: Span, squares: Array) -> Array:
-    u = jnp.where(valid, load(running, rows, lanes), 0)
-    h = rest * load(out, rows, lanes) + beta * u
-    mixed[:, lanes] = h
-    return squares + h * h
+    return sum_lanes(self.plan.for_each_chunk(chunk, zeros()))
 
-  return sum_lanes(plan.for_each_chunk(chunk, zeros()))
+  def _write(self, inverse_rms: Array, rows: Span) -> None:
+    """Writes h, normalised if there is a gain, and what rounding takes from it."""
+    gain, out, words = self.inputs.gain, self.outputs.out, self.outputs.words
 
+    def run(word: Span, chunks: list[Span], _: None) -> None:
+      remainders = []
+      for lanes in chunks:
+        h = self.scratch.mixed[:, lanes]
+        h = h if gain is None else h * inverse_rms * gain[:, lanes]
+        rounded = h.astype(self.plan.dtype)
+        out[rows, lanes] = rounded
+        if words is not None:
+          remainders.append(bf16_remainder.remainder(h, rounded.astype(jnp.float32)))
+      if remainders:
+        words[rows, word] = bf16_remainder.pack(remainders, WORD)
 
-def _write(
-  plan: MergePlan,
-  mixed: Ref,
-  gain: Ref | None,
-  inverse_rms: Array,
-  outputs: _Outputs,
-  rows: Span,
-) -> None:
-  """Writes h, normalised if there is a gain, and what rounding takes from it."""
-
-  def run(word: Span, chunks: list[Span], _: None) -> None:
-    remainders = []
-    for lanes in chunks:
-      h = mixed[:, lanes]
-      h = h if gain is None else h * inverse_rms * gain[:, lanes]
-      rounded = h.astype(plan.dtype)
-      outputs.out[rows, lanes] = rounded
-      if outputs.words is not None:
-        remainders.append(bf16_remainder.remainder(h, rounded.astype(jnp.float32)))
-    if remainders:
-      outputs.words[rows, word] = bf16_remainder.pack(remainders, WORD)
-
-  plan.for_each_word(run)
+    self.plan.for_each_word(run)

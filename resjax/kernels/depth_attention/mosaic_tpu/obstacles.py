@@ -8,11 +8,13 @@ from resjax.kernels.depth_attention.mosaic_tpu.merge_plan import TOKENS, VMEM_LI
 from resjax.kernels.depth_attention.mosaic_tpu.tiles import ROWS, PassSizes
 from resjax.kernels.depth_attention.operands import MergeOperands, Operands, Read
 
+_FLOAT16 = "float16, which TPUs do not load; bfloat16 and float32 they do"
+
 
 def direct(read: Read, operands: Operands) -> str | None:
   """Returns why the kernels of the direct read cannot run, or None."""
   if operands.like.dtype == jnp.float16:
-    return "the sources are float16, which TPUs do not load; bfloat16 and float32 they do"
+    return f"the sources are {_FLOAT16}"
   passes = (PassSizes.of(name, read, operands) for name in ("forward", "backward"))
   return next(filter(None, map(tiles.obstacle, passes)), None)
 
@@ -21,7 +23,7 @@ def block(read: Read, operands: Operands) -> str | None:
   """Returns why the kernels of phase 1 cannot run, or None."""
   like = operands.like
   if like.dtype == jnp.float16:
-    return "the sources are float16, which TPUs do not load; bfloat16 and float32 they do"
+    return f"the sources are {_FLOAT16}"
   sizes = PassSizes.of("backward", read, operands)
   if BlockPlan.largest(sizes, len(operands.query), read.eps) is None:
     return (
@@ -34,7 +36,7 @@ def block(read: Read, operands: Operands) -> str | None:
 def merge(read: Read, operands: MergeOperands) -> str | None:
   """Returns why the kernels of the merge cannot run, or None."""
   if operands.like.dtype == jnp.float16:
-    return "the running sum is float16, which TPUs do not load; bfloat16 and float32 they do"
+    return f"the running sum is {_FLOAT16}"
   plan = MergePlan.of(read, operands)
   if plan.vmem_bytes > VMEM_LIMIT:
     return (

@@ -100,6 +100,24 @@ class SourcesPlan:
           kept = jnp.where(rows < rest, ref[:, lanes].astype(jnp.float32), 0)
           ref[:, lanes] = kept.astype(ref.dtype)
 
+  def cost(
+    self, flops: int, transcendentals: int, arrays: int, numbers: int = 0
+  ) -> pl.CostEstimate:
+    """Returns the cost of a kernel.
+
+    Args:
+      flops: floating-point operations per token and channel.
+      transcendentals: exponentials per token.
+      arrays: number of arrays [T, D] that are read or written.
+      numbers: further float32 numbers that are read or written.
+    """
+    tokens, width = self.sizes.num_tokens, self.sizes.width
+    return pl.CostEstimate(
+      flops=flops * tokens * width,
+      transcendentals=transcendentals * tokens,
+      bytes_accessed=arrays * tokens * width * self.dtype.itemsize + 4 * numbers,
+    )
+
   def updates(self, interpret: Any) -> tuple[tuple[str, str], ...]:
     """Returns which cotangents of sources a reverse kernel adds to in place, see `launch`.
 

@@ -1,11 +1,7 @@
 """Tile sizes of the kernels for TPUs, and how much on-chip memory they need."""
 
 import dataclasses
-import functools
-import importlib.resources
-import json
 import math
-from typing import Any
 
 import jax.numpy as jnp
 
@@ -16,7 +12,6 @@ from resjax.sharding import Layout
 LANES = 128  # channels of a register
 SUBLANES = 8  # rows of a register of 32-bit numbers
 ROWS = 16  # rows of a register of 16-bit numbers
-TABLE = "tiles.json"
 _MIB = 2**20
 _TOKENS = (256, 128, 64, 32, 16)
 # The first tile is read and the last one written while nothing else runs. With fewer tiles per core
@@ -139,10 +134,10 @@ def chip_of(layout: Layout) -> str:
 
 
 def choose(sizes: PassSizes) -> TpuTiles | None:
-  """Returns tuned tile sizes if the table has them, else a guess; None if nothing fits."""
-  tuned = _table().get(_key(sizes))
-  if tuned and sizes.fits(tuned) and sizes.are_enough(tuned):
-    return tuned
+  """Returns the largest tiles that fit and keep all cores busy; None if none fit.
+
+  If no tiles that fit are small enough to keep all cores busy, they are the smallest.
+  """
   fitting = [tiles for tiles in map(TpuTiles, _TOKENS) if sizes.fits(tiles)]
   if not fitting:
     return None
@@ -166,23 +161,3 @@ def obstacle(sizes: PassSizes) -> str | None:
 def vmem_limit(sizes: PassSizes) -> int:
   """Returns how many bytes of on-chip memory the compiler may give a kernel."""
   return TPU_CHIPS[sizes.chip].vmem - _SPARE // 3
-
-
-def _key(sizes: PassSizes) -> tuple[Any, ...]:
-  return sizes.chip, sizes.name, _bucket(sizes.num_slots), sizes.width, sizes.dtype
-
-
-def _bucket(num_slots: int) -> int:
-  """Returns the power of two that N is rounded up to."""
-  return 2 ** math.ceil(math.log2(num_slots))
-
-
-@functools.cache
-def _table() -> dict[tuple[Any, ...], TpuTiles]:
-  """Returns the tuned tile sizes that come with the package."""
-  text = importlib.resources.files(__package__).joinpath(TABLE).read_text()
-  keys = "chip", "pass", "num_slots", "width", "dtype"
-  return {
-    tuple(entry[key] for key in keys): TpuTiles(entry["tokens"], entry["slots"])
-    for entry in json.loads(text)
-  }

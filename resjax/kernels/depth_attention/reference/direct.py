@@ -16,10 +16,6 @@ from resjax.typing import Array, PyTree
 def forward(read: Read, operands: Operands) -> tuple[Array, Array | None, Stats]:
   """Runs the forward pass; see `depth_attention` for the equations.
 
-  Args:
-    read: options.
-    operands: arrays.
-
   Returns:
     The output [..., D]; the last source with the addend in it, or None; statistics.
   """

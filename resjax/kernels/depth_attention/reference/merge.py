@@ -20,10 +20,6 @@ _WORD = jnp.dtype("int16")  # holds the remainders of four channels
 def forward(read: Read, operands: MergeOperands) -> tuple[Array, Array | None, MergeStats]:
   """Runs the forward pass; see `depth_attention_merge` for the equations.
 
-  Args:
-    read: options.
-    operands: arrays.
-
   Returns:
     The output [..., D]; the running sum with the addend in it, or None; statistics.
   """
