@@ -109,7 +109,7 @@ def wide(*arrays):
 
 
 def use_tiles(monkeypatch, rows, group):
-  """A ring of few rows goes round within a token, and drops sources between sweeps."""
+  """A ring of few rows goes round within a token, and drops sources between walks over them."""
   tiles = gpu_tiles.GpuTiles(rows, group, summed_rows=4, programs_per_sm=2)
   monkeypatch.setattr(gpu_tiles, "choose_forward", lambda like, num_slots: tiles)
   monkeypatch.setattr(gpu_tiles, "choose_backward", lambda like, num_slots: tiles)

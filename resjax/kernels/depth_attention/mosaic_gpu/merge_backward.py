@@ -65,7 +65,7 @@ class _Factors(NamedTuple):
 
   Attributes:
     along: mean(dy ⊙ y).
-    rest: factor of γ ⊙ dy − along RMS(h) in the cotangent of phase 1.
+    rest: factor of γ ⊙ dy − along RMS(h), without a norm of dy, in the cotangent of phase 1.
     share: factor of the same in the cotangent of the running sum.
     d_dot: cotangent of ⟨u, query⟩.
     shrink: factor of −u in the cotangent of the running sum.

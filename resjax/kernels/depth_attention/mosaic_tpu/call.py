@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 from jax.experimental import pallas as pl
@@ -20,18 +20,6 @@ class Tiled(NamedTuple):
 
   array: Array | jax.ShapeDtypeStruct
   spec: pl.BlockSpec
-
-
-class Plan(Protocol):
-  """What a call has to know of the plan of a kernel."""
-
-  @property
-  def grid(self) -> tuple[int, int]:
-    """Parts that may run on cores of their own, and the number of tiles in each."""
-
-  @property
-  def vmem_limit(self) -> int:
-    """Bytes of on-chip memory that the compiler may use."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,7 +80,7 @@ def on_one_device(run: Callable) -> Callable:
 def launch(
   read: Read,
   kernel: type[TileKernel],
-  plan: Plan,
+  plan: Any,
   name: str,
   counts: Array,
   *,
@@ -107,7 +95,7 @@ def launch(
   Args:
     read: options.
     kernel: class of the kernel.
-    plan: sizes; the tiles of a part of the grid run in order.
+    plan: sizes, with `grid` and `vmem_limit`; the tiles of a part of the grid run in order.
     name: name of the kernel.
     counts: int32 [2], see `Operands`.
     inputs: named tuple of `Tiled` arrays.

@@ -88,7 +88,8 @@ class _Factors(NamedTuple):
 
   Attributes:
     along: mean(dy ⊙ y).
-    rest: (1 − β) ρ, the factor of γ ⊙ dy − along RMS(h) in the cotangent of phase 1.
+    rest: (1 − β) ρ, the factor of γ ⊙ dy − along RMS(h), without a norm of dy, in the cotangent of
+      phase 1.
     share: β ρ, the factor of the same in the cotangent of the running sum.
     d_dot: ds r, the cotangent of ⟨u, query⟩.
     shrink: ds s r² / D, the factor of −u in the cotangent of the running sum.
