@@ -6,7 +6,7 @@ from tests.helpers import toy, walks
 from tests.helpers.compare import assert_close, relative_errors
 from tests.helpers.systems import STANDARD_AT_INIT
 
-LAYERS, X = toy.layers(), toy.embeddings()
+X = toy.embeddings()
 # Reads may be the stream times a constant, which a norm removes only if its eps is negligible.
 scale_free = functools.partial(toy.branch, eps=1e-20)
 
@@ -15,25 +15,33 @@ def normed_output(combinator, layers, x):
   return toy.rms_norm(toy.by_hand(combinator, layers, x, scale_free), eps=1e-20)
 
 
+def computed(name, options, num_layers):
+  """A fresh combinator, and the normed output with its gradients."""
+  fresh = toy.build(name, options, num_layers=num_layers, random=False)
+  return fresh, *toy.value_and_gradients(normed_output, fresh, toy.layers(num_layers), X)
+
+
 @functools.cache
-def of_standard():
-  return toy.value_and_gradients(normed_output, toy.build("standard", {}), LAYERS, X)
+def of_standard(num_layers):
+  return computed("standard", {}, num_layers)[1:]
 
 
 @walks.first_cases(STANDARD_AT_INIT)
 def test_fresh_combinator_is_standard(case):
-  fresh = toy.build(case.name, case.options, random=False)
+  num_layers = walks.num_layers(case)
+  fresh, got, (_, *gradients) = computed(case.name, case.options, num_layers)
   assert fresh.equals_standard_at_init
-  got, (_, *gradients) = toy.value_and_gradients(normed_output, fresh, LAYERS, X)
-  want, (_, *wants) = of_standard()
+  want, (_, *wants) = of_standard(num_layers)
   assert_close(got, want, 1e-5)
   assert_close(gradients, wants, 1e-5)
 
 
 @walks.first_cases(tuple(case for case in STANDARD_AT_INIT if case.learns_at_init))
 def test_the_same_combinator_with_moved_parameters_is_not(case):
-  y = normed_output(toy.build(case.name, case.options), LAYERS, X)
-  assert relative_errors(y, of_standard()[0])[""] > 1e-2
+  num_layers = walks.num_layers(case)
+  moved = toy.build(case.name, case.options, num_layers=num_layers)
+  y = normed_output(moved, toy.layers(num_layers), X)
+  assert relative_errors(y, of_standard(num_layers)[0])[""] > 1e-2
 
 
 def test_one_layer_blocks_of_one_site_are_full_attention_residuals():

@@ -6,7 +6,7 @@ import numpy as np
 from tests.helpers import toy, walks
 
 MIX_TOKENS = ("deep_delta",)
-NUM_LAYERS = 3
+NUM_LAYERS = 2
 LAYERS, X = toy.layers(NUM_LAYERS), toy.embeddings()[:1]
 
 
