@@ -89,7 +89,9 @@ def _compile_direct(
   """Compiles a kernel of a direct read."""
   operands = _operands(case, array)
   if case.name == "forward":
-    forward = jax.jit(lambda operands: direct_forward.forward(read, operands, tile_sizes))
+    forward = jax.jit(
+      lambda operands: direct_forward.forward(read, operands, tile_sizes=tile_sizes)
+    )
     return forward.lower(operands).compile()
   slots = case.num_slots, case.num_tokens
   stats = Stats(*(array(*shape, dtype=jnp.float32) for shape in (slots, slots, slots[1:])))
@@ -98,7 +100,7 @@ def _compile_direct(
   d_sources = (operands.bank, operands.recent) if case.fused else None
   backward = jax.jit(
     lambda operands, stats, d_out, d_sources: direct_backward.backward(
-      read, operands, stats, d_out, d_sources, tile_sizes
+      read, operands, stats, d_out, d_sources, tile_sizes=tile_sizes
     ),
     donate_argnums=(3,),
   )
