@@ -59,23 +59,25 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
 
 
 def main(argv: list[str] | None = None) -> None:
-  """Runs the measurements that the flags ask for."""
-  flags = _parse(argv)
+  """Runs the measurements that the flags ask for; a mistake ends it with one line."""
+  try:
+    _run(_parse(argv))
+  except ValueError as mistake:
+    sys.exit(f"error: {mistake}")
+
+
+def _run(flags: argparse.Namespace) -> None:
   if flags.tpu_schedule:
     from launch.bench.kernels import tpu_schedule
 
-    tpu_schedule.main(flags.out, flags.chips or CHIPS[:-1])
+    tpu_schedule.main(flags.out, flags.chips or list(TPU_CHIPS))
   if flags.network_bytes:
     from launch.bench.kernels import network_bytes
 
     shape = flags.networks[0] if flags.networks else arg_specs.BYTES_NETWORK
     shape = dataclasses.replace(shape, normed=True)
     for chip in flags.chips or ["v5e"]:
-      try:
-        layout = network_bytes.target(chip)
-      except ValueError as mistake:
-        sys.exit(f"error: {mistake}")
-      network_bytes.main(flags.out, chip, layout, shape, flags.arms)
+      network_bytes.main(flags.out, chip, network_bytes.target(chip), shape, flags.arms)
   if not flags.tpu_schedule and not flags.network_bytes:
     _measure(flags)
 

@@ -77,7 +77,7 @@ def main(out_dir: Path, chips: Sequence[str]) -> list[Schedule]:
     chips: keys of `TPU_CHIPS`.
 
   Raises:
-    ValueError: a chip is not known, or libtpu compiled nothing.
+    ValueError: a chip is not known, or libtpu has compiled nothing.
   """
   unknown = set(chips) - set(TPU_CHIPS)
   if unknown:
@@ -87,9 +87,12 @@ def main(out_dir: Path, chips: Sequence[str]) -> list[Schedule]:
   schedules = []
   for chip in chips:
     for case in CASES:
-      schedule = measure(chip, case)
-      schedules.append(schedule)
-      print(_line(schedule), flush=True)
+      sizes = _tile_sizes(chip, case)
+      if sizes is None:
+        print(f"{chip:5} {_kind(case)}: no tile fits on the chip", flush=True)
+        continue
+      schedules.append(measure(chip, case, sizes))
+      print(_line(schedules[-1]), flush=True)
   rows = [vars(s.case) | vars(s) | {"ratio": s.ratio} for s in schedules]
   for row in rows:
     del row["case"]
@@ -98,11 +101,10 @@ def main(out_dir: Path, chips: Sequence[str]) -> list[Schedule]:
   return schedules
 
 
-def measure(chip: str, case: KernelCase, tile_sizes: TpuTiles | None = None) -> Schedule:
+def measure(chip: str, case: KernelCase, sizes: TpuTiles) -> Schedule:
   """Compiles one kernel in another process, in which libtpu writes the schedule."""
   with tempfile.TemporaryDirectory() as folder:
     flags = f"--xla_jf_dump_to={folder} --xla_jf_dump_llo_text=true"
-    sizes = _tile_sizes(chip, case, tile_sizes)
     request = json.dumps([chip, dataclasses.asdict(case), dataclasses.asdict(sizes)])
     done = subprocess.run(
       [sys.executable, "-m", __spec__.name, request],
@@ -127,19 +129,15 @@ def measure(chip: str, case: KernelCase, tile_sizes: TpuTiles | None = None) -> 
   return Schedule(chip, case, sizes.tokens, per_round, total, copy_cycles)
 
 
-def _tile_sizes(chip: str, case: KernelCase, sizes: TpuTiles | None) -> TpuTiles:
-  """Returns the tile sizes given, or those that the kernel chooses."""
+def _tile_sizes(chip: str, case: KernelCase) -> TpuTiles | None:
+  """Returns the tile sizes that the kernel chooses, None if no tile fits on the chip."""
   if case.kind == "merge":
     return TpuTiles(TOKENS)
   work = sizes_of(chip, case)
   if case.kind == "block":
     plan = BlockPlan.largest(work, case.num_reads, 0.0)
-    chosen = None if plan is None else plan.tiles
-  else:
-    chosen = sizes or tiles.choose(work)
-  if chosen is None:
-    raise ValueError(f"no tile of {case} fits on {chip}")
-  return chosen
+    return None if plan is None else plan.tiles
+  return tiles.choose(work)
 
 
 def _row_groups_at_once(chip: str, case: KernelCase, sizes: TpuTiles) -> int:
@@ -169,7 +167,7 @@ def _shape(case: KernelCase) -> str:
 
 def _line(s: Schedule) -> str:
   return (
-    f"{s.chip:4} {_kind(s.case):22} {s.tokens:4} tokens: {s.tile_bundles:6.0f} bundles "
+    f"{s.chip:5} {_kind(s.case):22} {s.tokens:4} tokens: {s.tile_bundles:6.0f} bundles "
     f"({s.row_group_bundles:.0f} per {ROWS}), {s.copy_cycles:7.0f} copy cycles, ratio {s.ratio:.2f}"
   )
 
@@ -186,10 +184,10 @@ def _plot(schedules: Sequence[Schedule], path: Path) -> None:
   chips = list(dict.fromkeys(s.chip for s in schedules))
   figure, axes = plt.subplots(figsize=(7, 3.5), layout="constrained")
   for index, case in enumerate(CASES):
-    ratios = [s.ratio for s in schedules if s.case == case]
+    ratios = {s.chip: s.ratio for s in schedules if s.case == case}
     width = 0.8 / len(CASES)
     place = np.arange(len(chips)) + (index - (len(CASES) - 1) / 2) * width
-    axes.bar(place, ratios, width, label=_kind(case))
+    axes.bar(place, [ratios.get(chip, 0.0) for chip in chips], width, label=_kind(case))
   axes.axhline(1.0, color="black", linewidth=0.8)
   axes.set_xticks(range(len(chips)), chips)
   axes.set_ylabel("compute / copy cycles")
