@@ -10,7 +10,6 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from resjax.kernels.depth_attention import Sources, backends, depth_attention
 from resjax.kernels.depth_attention.mosaic_gpu import (
-  call,
   direct_backward,
   direct_forward,
   obstacles,
@@ -265,7 +264,7 @@ class Device:
   ],
 )
 def test_what_the_kernels_cannot_do(monkeypatch, capability, width, words):
-  monkeypatch.setattr(call, "device", lambda layout: Device(capability))
+  monkeypatch.setattr(Layout, "device", Device(capability))
   read = Read(1, EPS, False, False, "mosaic_gpu", Layout())
   obstacle = obstacles.direct(read, operands(2, 0, 3, width, BF16))
   assert (obstacle is None) == (words is None)

@@ -16,7 +16,6 @@ from resjax.kernels.depth_attention import Sources
 from resjax.kernels.depth_attention.mosaic_gpu import (
   block_backward,
   block_forward,
-  call,
   merge_backward,
   merge_forward,
   obstacles,
@@ -142,7 +141,7 @@ class Hopper:
 def gpus(monkeypatch):
   """All devices are GPUs to what asks for a kernel."""
   monkeypatch.setattr(Layout, "platform", "gpu")
-  monkeypatch.setattr(call, "device", lambda layout: Hopper())
+  monkeypatch.setattr(Layout, "device", Hopper())
   return monkeypatch
 
 
@@ -172,7 +171,7 @@ def test_block_attn_res_takes_two_phases_on_gpus_where_a_kernel_can_run(gpus):
   assert not opens(12, num_heads=2) and not opens(12, two_phase="never")
   assert not opens(12, implementation="reference") and not opens(12, width=192)
   assert not opens(64)  # 33 sources
-  gpus.setattr(call, "device", lambda layout: Hopper("8.0"))
+  gpus.setattr(Layout, "device", Hopper("8.0"))
   assert not opens(12) and opens(12, two_phase="always")
 
 
@@ -257,7 +256,7 @@ def test_what_the_kernels_cannot_do(gpus, count, reads, width, words):
   [("8.0", 128, ["8.0", "9.0"]), ("9.0", 8320, ["8320", "8192"]), ("10.0", 8192, None)],
 )
 def test_what_a_merge_cannot_do(gpus, capability, width, words):
-  gpus.setattr(call, "device", lambda layout: Hopper(capability))
+  gpus.setattr(Layout, "device", Hopper(capability))
   read = Read(1, EPS, False, True, "mosaic_gpu", Layout())
   obstacle = obstacles.merge(read, merge_operands(width, BF16, False, False))
   assert (obstacle is None) == (words is None)
