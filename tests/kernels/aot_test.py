@@ -7,10 +7,11 @@ import pytest
 from jax.sharding import AxisType, Mesh
 
 from launch.bench.kernels import tpu_schedule
-from launch.bench.kernels.tpu_compile import KernelCase, compile_kernel
+from launch.bench.kernels.tpu_compile import KernelCase, compile_kernel, sizes_of
 from resjax.aot import absent_devices
 from resjax.hardware.chips import TPU_CHIPS
 from resjax.kernels.depth_attention import Sources, depth_attention
+from resjax.kernels.depth_attention.mosaic_tpu import tiles
 from resjax.sharding import MESH_AXES, Layout
 from tests.helpers import layouts
 from tests.helpers.libtpu import needs_libtpu
@@ -56,6 +57,9 @@ def test_add_norm_and_bank_threaded(chip, name):
 )
 def test_other_sizes(chip, name, sizes):
   case = KernelCase(**{"name": name, "fused": True, "num_tokens": 2048} | sizes)
+  if (chip, name) == ("v4", "backward") and case.width * case.num_slots > 2**15:
+    assert "MiB on the chip" in tiles.obstacle(sizes_of(chip, case))  # an eighth of v5e's memory
+    return
   compiled = compile_kernel(chip, case)
   assert compiled.as_text().count("tpu_custom_call") == 1
 

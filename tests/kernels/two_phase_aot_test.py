@@ -117,7 +117,8 @@ def test_a_merge(chip):
   ids=str,
 )
 def test_other_sizes_of_phase_1(chip, sizes):
-  assert num_kernels(compile_block(layout_of(chip), *sizes)) == 2
+  fits = chip != "v4" or (sizes[1] != 9 and sizes[0] != 63)
+  assert num_kernels(compile_block(layout_of(chip), *sizes)) == (2 if fits else 0)
 
 
 @needs_libtpu
@@ -134,7 +135,8 @@ def test_other_sizes_of_phase_1(chip, sizes):
   ids=str,
 )
 def test_other_sizes_of_a_merge(chip, sizes):
-  assert num_kernels(compile_merge(layout_of(chip), *sizes)) == 2
+  fits = chip != "v4" or sizes[3] != 7168
+  assert num_kernels(compile_merge(layout_of(chip), *sizes)) == (2 if fits else 0)
 
 
 @needs_libtpu

@@ -2,6 +2,7 @@
 
 import jax.numpy as jnp
 
+from resjax.hardware.chips import TPU_CHIPS
 from resjax.kernels.depth_attention.mosaic_tpu import tiles
 from resjax.kernels.depth_attention.mosaic_tpu.block_plan import BlockPlan
 from resjax.kernels.depth_attention.mosaic_tpu.merge_plan import TOKENS, VMEM_LIMIT, MergePlan
@@ -38,9 +39,10 @@ def merge(read: Read, operands: MergeOperands) -> str | None:
   if operands.like.dtype == jnp.float16:
     return f"the running sum is {_FLOAT16}"
   plan = MergePlan.of(read, operands)
-  if plan.vmem_bytes > VMEM_LIMIT:
+  room = min(VMEM_LIMIT, TPU_CHIPS[tiles.chip_of(read.layout)].vmem * 3 // 4)
+  if plan.vmem_bytes > room:
     return (
       f"tiles of {TOKENS} tokens of width {plan.width} need {plan.vmem_bytes} bytes of on-chip "
-      f"memory, it takes {VMEM_LIMIT}"
+      f"memory, it takes {room}"
     )
   return None
