@@ -1,7 +1,9 @@
 """What all commands share: the config flag, `--help`, and the user's mistakes as one line each."""
 
+import _thread
 import re
 import sys
+import threading
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +17,7 @@ from resjax.processes.signals import SIGINT_CODE, Interrupted
 
 # Seconds for which processes wait for each other: at the start, and for a sign of life.
 _BRINGUP, _HEARTBEAT = 300, 100
+_AGAIN = 0.05  # seconds after which a Ctrl-C that was lost is delivered again
 _HELP = {"-h", "--h", "-help", "--help", "-helpshort", "--helpshort"}
 
 
@@ -39,6 +42,7 @@ def run(main: Callable[..., None], takes_words: bool = False) -> NoReturn:
   arguments, after = sys.argv[:end], sys.argv[end + 1 :]
 
   def guarded(argv: list[str]) -> None:
+    _watch_unraisable_errors()
     if not flags.FLAGS["verbosity"].present:
       logging.set_verbosity(logging.WARNING)  # libraries log every step as info
       _drop_repeated_reports()
@@ -108,10 +112,22 @@ def _flag_help(flag: flags.Flag) -> str:
 def _drop_repeated_reports() -> None:
   """Leaves out what threads print about a failed save, which is reported as one error anyway."""
   logging.get_absl_logger().addFilter(lambda record: "orbax" not in Path(record.pathname).parts)
+
+
+def _watch_unraisable_errors() -> None:
+  """Handles errors that Python cannot raise where they occur, as in a callback of its collector.
+
+  A Ctrl-C that comes while such a callback runs (JAX has one) would be lost: it is delivered again.
+  TensorStore's complaint after a failed save is left out. All other errors are reported as usual.
+  """
   usual = sys.unraisablehook
 
   def hook(report: "sys.UnraisableHookArgs") -> None:
-    if str(report.exc_value) != "Event loop is closed":  # TensorStore, after the first failure
+    if issubclass(report.exc_type, KeyboardInterrupt):
+      again = threading.Timer(_AGAIN, _thread.interrupt_main)
+      again.daemon = True
+      again.start()
+    elif str(report.exc_value) != "Event loop is closed":
       usual(report)
 
   sys.unraisablehook = hook

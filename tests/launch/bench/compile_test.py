@@ -10,7 +10,7 @@ import pytest
 
 from tests.helpers.libtpu import needs_libtpu
 
-REPOSITORY = Path(__file__).parents[2]
+REPOSITORY = Path(__file__).parents[3]
 
 
 def measured(*flags):
