@@ -1,7 +1,8 @@
 """What all commands share: the config flag, `--help`, and the user's mistakes as one line each."""
 
-import _thread
+import os
 import re
+import signal
 import sys
 import threading
 import traceback
@@ -124,7 +125,7 @@ def _watch_unraisable_errors() -> None:
 
   def hook(report: "sys.UnraisableHookArgs") -> None:
     if issubclass(report.exc_type, KeyboardInterrupt):
-      again = threading.Timer(_AGAIN, _thread.interrupt_main)
+      again = threading.Timer(_AGAIN, os.kill, (os.getpid(), signal.SIGINT))
       again.daemon = True
       again.start()
     elif str(report.exc_value) != "Event loop is closed":
