@@ -4,7 +4,6 @@ from resjax.combinators.attenuation import Attenuation as Attenuation
 from resjax.combinators.attn_res import AttnRes as AttnRes
 from resjax.combinators.attn_res import BlockAttnRes as BlockAttnRes
 from resjax.combinators.base import Combinator as Combinator
-from resjax.combinators.base import SourceCombinator as SourceCombinator
 from resjax.combinators.base import TokenContext as TokenContext
 from resjax.combinators.base import Views as Views
 from resjax.combinators.deep_cross_attention import DeepCrossAttention as DeepCrossAttention
@@ -29,6 +28,7 @@ from resjax.combinators.registry import options as options
 from resjax.combinators.registry import register as register
 from resjax.combinators.rezero_layerscale import LayerScale as LayerScale
 from resjax.combinators.rezero_layerscale import ReZero as ReZero
+from resjax.combinators.source import SourceCombinator as SourceCombinator
 from resjax.combinators.standard import Standard as Standard
 from resjax.combinators.unet_skips import UNetSkips as UNetSkips
 from resjax.combinators.x0_residual import X0Residual as X0Residual

@@ -6,18 +6,10 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from resjax.combinators.base import (
-  OUTPUT,
-  DepthState,
-  Layer,
-  TokenContext,
-  Views,
-  check_flag,
-  check_layer,
-  check_option,
-)
+from resjax.combinators.base import OUTPUT, Layer, TokenContext, Views, check_flag, check_option
 from resjax.combinators.depth_reader import DepthBlocks, DepthReader
 from resjax.combinators.numerics import rms_normalized
+from resjax.combinators.source import DepthState, check_layer
 from resjax.kernels.depth_attention import (
   Sources,
   depth_attention_block,

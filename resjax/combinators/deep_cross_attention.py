@@ -5,9 +5,10 @@ from typing import Any
 import jax.numpy as jnp
 from flax import nnx
 
-from resjax.combinators.base import DepthState, Layer, TokenContext, Views, check_option
+from resjax.combinators.base import Layer, TokenContext, Views, check_option
 from resjax.combinators.layer_mixing import LayerMixer
 from resjax.combinators.ragged import RaggedRows
+from resjax.combinators.source import DepthState
 from resjax.kernels.depth_attention import Sources, depth_sum, gated_depth_sum
 from resjax.typing import Array
 

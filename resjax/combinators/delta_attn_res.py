@@ -6,18 +6,10 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from resjax.combinators.base import (
-  OUTPUT,
-  DepthState,
-  Layer,
-  TokenContext,
-  Views,
-  check_flag,
-  check_layer,
-  check_option,
-)
+from resjax.combinators.base import OUTPUT, Layer, TokenContext, Views, check_flag, check_option
 from resjax.combinators.depth_reader import DepthBlocks, DepthReader
 from resjax.combinators.numerics import project, recomputed, scaled_add
+from resjax.combinators.source import DepthState, check_layer
 from resjax.kernels.depth_attention import Sources
 from resjax.typing import Array
 
@@ -27,7 +19,7 @@ _QUERY_STD = 0.02
 
 
 class _DeltaReader(DepthReader):
-  """A reader that adds what it reads to a stream, see `DeltaAttnRes`."""
+  """A reader that adds what it reads to a stream, which `final` returns, see `DeltaAttnRes`."""
 
   def __init__(
     self,
@@ -76,16 +68,16 @@ class _DeltaReader(DepthReader):
     null = self._row(self.null, layer, site).astype(sources.groups()[0].dtype)
     return sources.append(jnp.broadcast_to(null, sources.shape))
 
-  def _routed(
-    self, sources: Sources, stream: Array, layer: Layer, site: str
-  ) -> tuple[Array, Sources]:
-    """Returns h for the stream x, and the sources for the next reader."""
+  def read(self, state: DepthState, layer: Layer, site: str) -> tuple[Views, Any]:
+    """See `Combinator.read`. The tape holds the sources for the next reader."""
+    stream, sources = self.final(state), state.sources
     if self.null_source:
       sources = self._with_null(sources, layer, site)
     routed, sources = self._attend(sources, layer, site)
     if self.null_source:
       sources, _ = sources.pop()
-    return scaled_add(self._gate(stream, layer, site), routed, stream), sources
+    h = scaled_add(self._gate(stream, layer, site), routed, stream)
+    return {"x": h}, DepthState(sources, state.running)
 
   def _gate(self, stream: Array, layer: Layer, site: str) -> Array:
     """Returns g: a scalar, or one number per channel and token."""
@@ -154,11 +146,6 @@ class DeltaAttnRes(_DeltaReader):
     """See `Combinator.init`."""
     return DepthState(Sources(recent=(x,)), x)
 
-  def read(self, state: DepthState, layer: Layer, site: str) -> tuple[Views, Any]:
-    """See `Combinator.read`. The tape holds the sources for the next reader."""
-    h, sources = self._routed(state.sources, state.running, layer, site)
-    return {"x": h}, DepthState(sources, state.running)
-
   def write(
     self, state: DepthState, layer: Layer, site: str, out: Array, *,
     normed: Views | None = None, tape: Any = None,
@@ -217,11 +204,6 @@ class DeltaBlockAttnRes(DepthBlocks, _DeltaReader):
     """See `Combinator.close_block`. The sum of the running block becomes a source."""
     stream, delta = state.running
     return DepthState(state.sources.append(delta), (stream, jnp.zeros_like(delta)))
-
-  def read(self, state: DepthState, layer: Layer, site: str) -> tuple[Views, Any]:
-    """See `Combinator.read`. The tape holds the sources for the next reader."""
-    h, sources = self._routed(state.sources, state.running[0], layer, site)
-    return {"x": h}, DepthState(sources, state.running)
 
   def write(
     self, state: DepthState, layer: Layer, site: str, out: Array, *,

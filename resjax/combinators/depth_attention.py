@@ -7,17 +7,10 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from resjax.combinators.base import (
-  DepthState,
-  Layer,
-  SourceCombinator,
-  TokenContext,
-  Views,
-  check_layer,
-  check_option,
-)
+from resjax.combinators.base import Layer, TokenContext, Views, check_option
 from resjax.combinators.depth_reader import check_num_heads
 from resjax.combinators.numerics import rms_normalized
+from resjax.combinators.source import DepthState, SourceCombinator, check_layer
 from resjax.kernels.depth_attention import Sources
 from resjax.typing import Array, wide_dtype
 
@@ -99,8 +92,8 @@ class DepthAttention(SourceCombinator):
     normed: Views | None = None, tape: Any = None,
   ) -> DepthState:  # fmt: skip
     """See `Combinator.write`. The last site of a layer appends a source."""
-    check_layer(layer, state.sources)
     x = tape + out
+    check_layer(layer, state.sources)
     ends_layer = site == self.sites[-1]
     return DepthState(state.sources.append(x) if ends_layer else state.sources, x)
 

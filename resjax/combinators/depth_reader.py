@@ -6,14 +6,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from resjax.combinators.base import (
-  OUTPUT,
-  DepthState,
-  Layer,
-  SourceCombinator,
-  Strategy,
-  check_option,
-)
+from resjax.combinators.base import OUTPUT, Layer, Strategy, check_option
+from resjax.combinators.source import DepthState, SourceCombinator
 from resjax.kernels.depth_attention import IMPLEMENTATIONS, Sources, depth_attention
 from resjax.typing import Array, wide_dtype
 

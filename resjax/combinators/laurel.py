@@ -10,17 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from resjax.combinators.base import (
-  DepthState,
-  Layer,
-  SourceCombinator,
-  TokenContext,
-  Views,
-  check_layer,
-  check_option,
-)
+from resjax.combinators.base import Layer, TokenContext, Views, check_option
 from resjax.combinators.numerics import recomputed
 from resjax.combinators.ragged import RaggedRows
+from resjax.combinators.source import DepthState, SourceCombinator, check_layer
 from resjax.kernels.depth_attention import Sources
 from resjax.typing import Array, PyTree, wide_dtype
 

@@ -5,14 +5,8 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from resjax.combinators.base import (
-  DepthState,
-  Layer,
-  SourceCombinator,
-  TokenContext,
-  Views,
-  check_layer,
-)
+from resjax.combinators.base import Layer, TokenContext, Views
+from resjax.combinators.source import DepthState, SourceCombinator, check_layer
 from resjax.kernels.depth_attention import Sources
 from resjax.typing import Array
 

@@ -8,10 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from resjax.combinators.base import OUTPUT, DepthState, Layer, Views, check_option
+from resjax.combinators.base import OUTPUT, Layer, Views, check_option
 from resjax.combinators.layer_mixing import LayerMixer
 from resjax.combinators.numerics import project, rms_normalized
 from resjax.combinators.ragged import RaggedRows
+from resjax.combinators.source import DepthState
 from resjax.kernels.depth_attention import Sources, depth_sum
 from resjax.typing import Array
 

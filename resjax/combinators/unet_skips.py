@@ -6,15 +6,9 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from resjax.combinators.base import (
-  DepthState,
-  Layer,
-  SourceCombinator,
-  TokenContext,
-  Views,
-  check_layer,
-)
+from resjax.combinators.base import Layer, TokenContext, Views
 from resjax.combinators.numerics import scaled_add
+from resjax.combinators.source import DepthState, SourceCombinator, check_layer
 from resjax.kernels.depth_attention import Sources
 from resjax.typing import Array
 
@@ -63,10 +57,9 @@ class UNetSkips(SourceCombinator):
   ) -> DepthState:  # fmt: skip
     """See `Combinator.write`. Between layers the stream is the last source."""
     check_layer(layer, state.sources)
-    x = tape + out
-    if site == self.sites[-1]:
-      return DepthState(state.sources.append(x))
-    return DepthState(state.sources, x)
+    if site != self.sites[-1]:
+      return DepthState(state.sources, tape + out)
+    return DepthState(state.sources.append(tape + out))
 
   def final(self, state: DepthState) -> Array:
     """See `Combinator.final`."""

@@ -6,17 +6,9 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from resjax.combinators.base import (
-  DepthState,
-  Layer,
-  SourceCombinator,
-  TokenContext,
-  Views,
-  check_flag,
-  check_layer,
-  check_option,
-)
+from resjax.combinators.base import Layer, TokenContext, Views, check_flag, check_option
 from resjax.combinators.numerics import recomputed, scaled_add
+from resjax.combinators.source import DepthState, SourceCombinator, check_layer
 from resjax.kernels.depth_attention import Sources
 from resjax.typing import Array, wide_dtype
 

@@ -20,7 +20,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import lax
 
-from resjax.combinators.base import Combinator, DepthState, SourceCombinator
+from resjax.combinators.base import Combinator
+from resjax.combinators.source import DepthState, SourceCombinator
 from resjax.kernels.depth_attention import Sources
 from resjax.models.append_scan import Position, Steps, append_scan
 from resjax.typing import Array, PyTree
@@ -41,13 +42,9 @@ class Stack(NamedTuple):
 
 
 def loop(
-  combinator: Combinator,
-  layer: LayerStep,
-  state: PyTree,
-  shared: PyTree,
-  stack: Stack,
-  context: PyTree,
-) -> tuple[PyTree, PyTree]:
+  combinator: Combinator, layer: LayerStep, state: PyTree,
+  shared: PyTree, stack: Stack, context: PyTree,
+) -> tuple[PyTree, PyTree]:  # fmt: skip
   """Runs the layers one after another in Python, for any combinator."""
   found = []
   for index in range(combinator.num_layers):
@@ -58,13 +55,9 @@ def loop(
 
 
 def _carry(
-  combinator: Combinator,
-  layer: LayerStep,
-  state: PyTree,
-  shared: PyTree,
-  stack: Stack,
-  context: PyTree,
-) -> tuple[PyTree, PyTree]:
+  combinator: Combinator, layer: LayerStep, state: PyTree,
+  shared: PyTree, stack: Stack, context: PyTree,
+) -> tuple[PyTree, PyTree]:  # fmt: skip
   """Runs the layers in a scan that carries the state."""
 
   def body(state: PyTree, indexed: tuple[Array, Stack]) -> tuple[PyTree, PyTree]:
@@ -75,13 +68,9 @@ def _carry(
 
 
 def _append(
-  combinator: SourceCombinator,
-  layer: LayerStep,
-  state: DepthState,
-  shared: PyTree,
-  stack: Stack,
-  context: PyTree,
-) -> tuple[DepthState, PyTree]:
+  combinator: SourceCombinator, layer: LayerStep, state: DepthState,
+  shared: PyTree, stack: Stack, context: PyTree,
+) -> tuple[DepthState, PyTree]:  # fmt: skip
   """Runs the layers in a scan that appends the sources of the state to a bank."""
 
   def open_block(

@@ -1,0 +1,69 @@
+"""Combinators whose depth state is a list of sources that grows from layer to layer."""
+
+import dataclasses
+
+import jax
+
+from resjax.combinators.base import Combinator, Layer, Strategy
+from resjax.kernels.depth_attention import Sources
+from resjax.typing import PyTree
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class DepthState:
+  """The depth state of a `SourceCombinator`, whose sources grow in number from layer to layer.
+
+  Attributes:
+    sources: the arrays that depth mixers read.
+    running: pytree of fixed shape that sites hand on to the next site, such as a running sum.
+    opened: what `SourceCombinator.open_block` returned for the depth block that is running; None
+      in a Python loop, which does not call it.
+  """
+
+  sources: Sources
+  running: PyTree = None
+  opened: PyTree = None
+
+
+class SourceCombinator(Combinator):
+  """A combinator that keeps sources: its state is a `DepthState`.
+
+  With strategy `history`, the default, every layer may append sources. With `depth_blocks` sources
+  are appended after every `layers_per_block` layers. Both need integer layers outside
+  `resjax.models.depth`. An option may make the state one of fixed shape; then a subclass sets
+  `strategy` to `carry`.
+
+  Attributes:
+    layers_per_block: the number of layers in a depth block; 1 for `history`.
+  """
+
+  strategy: Strategy = "history"
+  layers_per_block: int = 1
+
+  def open_block(self, sources: Sources) -> tuple[Sources, PyTree]:
+    """Returns the sources, and what all sites of a depth block together make of them, or None.
+
+    A scan calls it before the first layer of a block, where `per_layer` parameters have a row for
+    each layer of the block. It hands the result to the sites of the block in `DepthState.opened`.
+
+    Args:
+      sources: those that are complete before the block.
+    """
+    return sources, None
+
+  def close_block(self, state: DepthState) -> DepthState:
+    """Returns the state after a depth block with the block's sources appended.
+
+    With `history` they already are, because `write` appends them.
+    """
+    return state
+
+
+def check_layer(layer: Layer, sources: Sources) -> None:
+  """Raises a ValueError if sources cannot grow: under a trace outside of `depth.run`."""
+  if not isinstance(layer, int) and sources.bank is None:
+    raise ValueError(
+      f"layer={layer!r} is traced, but the sources grow from layer to layer; "
+      "loop over Python ints, or scan with resjax.models.depth.run"
+    )
