@@ -4,7 +4,9 @@ from typing import Any
 
 from resjax.interop.huggingface.families.family import Family, rope_settings, write_fields
 from resjax.interop.huggingface.families.llama import (
+  FILES,
   NAMES,
+  NORMS,
   llama_tensors,
   read_sizes,
   read_windows,
@@ -70,33 +72,15 @@ def _write_gemma2(config: DecoderConfig) -> dict[str, Any]:
   )
 
 
-GEMMA = Family(
-  model_type="gemma",
-  architecture="GemmaForCausalLM",
-  read=_read_gemma,
-  write=_write_common,
-  tensors=llama_tensors(
-    {"input_layernorm": "norms/attention/x", "post_attention_layernorm": "norms/mlp/x"}, offset=1.0
-  ),
-  prefix="model.",
-  buffers=(".rotary_emb.inv_freq",),
-)
+_GEMMA2_NORMS = {
+  "input_layernorm": "norms/attention/x",
+  "post_attention_layernorm": "post_norms/attention",
+  "pre_feedforward_layernorm": "norms/mlp/x",
+  "post_feedforward_layernorm": "post_norms/mlp",
+}
+_GEMMA, _GEMMA2 = (llama_tensors(norms, offset=1.0) for norms in (NORMS, _GEMMA2_NORMS))
 
+GEMMA = Family("gemma", "GemmaForCausalLM", _read_gemma, _write_common, _GEMMA, **FILES)
 GEMMA2 = Family(
-  model_type="gemma2",
-  architecture="Gemma2ForCausalLM",
-  read=_read_gemma2,
-  write=_write_gemma2,
-  tensors=llama_tensors(
-    {
-      "input_layernorm": "norms/attention/x",
-      "post_attention_layernorm": "post_norms/attention",
-      "pre_feedforward_layernorm": "norms/mlp/x",
-      "post_feedforward_layernorm": "post_norms/mlp",
-    },
-    offset=1.0,
-  ),
-  prefix="model.",
-  buffers=(".rotary_emb.inv_freq",),
-  whole_heads=True,
+  "gemma2", "Gemma2ForCausalLM", _read_gemma2, _write_gemma2, _GEMMA2, **FILES, whole_heads=True
 )

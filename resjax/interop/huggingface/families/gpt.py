@@ -113,8 +113,8 @@ def _tensors(
   norms: tuple[str, str],
   final_norm: str,
   *,
-  transposed: bool,
-  per_head: bool,
+  transposed: bool = False,
+  per_head: bool = False,
 ) -> tuple[Tensor, ...]:
   """Returns the tensors of a family.
 
@@ -144,44 +144,38 @@ def _tensors(
   return tuple(rows)
 
 
-GPT2 = Family(
-  model_type="gpt2",
-  architecture="GPT2LMHeadModel",
-  read=_read_gpt2,
-  write=_write_gpt2,
-  tensors=_tensors(
-    {
-      "embed/embedding": "transformer.wte.weight",
-      "embed/positions": "transformer.wpe.weight",
-      "output/embedding": "lm_head.weight",
-    },
-    "transformer.h.{}.",
-    attention=("attn.c_attn", "attn.c_proj"),
-    mlp=("mlp.c_fc", "mlp.c_proj"),
-    norms=("ln_1", "ln_2"),
-    final_norm="transformer.ln_f",
-    transposed=False,
-    per_head=False,
-  ),
-  prefix="transformer.",
-  buffers=(".attn.bias", ".attn.masked_bias"),
+_GPT2_TENSORS = _tensors(
+  {
+    "embed/embedding": "transformer.wte.weight",
+    "embed/positions": "transformer.wpe.weight",
+    "output/embedding": "lm_head.weight",
+  },
+  "transformer.h.{}.",
+  attention=("attn.c_attn", "attn.c_proj"),
+  mlp=("mlp.c_fc", "mlp.c_proj"),
+  norms=("ln_1", "ln_2"),
+  final_norm="transformer.ln_f",
 )
+_NEOX_TENSORS = _tensors(
+  {"embed/embedding": "gpt_neox.embed_in.weight", "output/embedding": "embed_out.weight"},
+  "gpt_neox.layers.{}.",
+  attention=("attention.query_key_value", "attention.dense"),
+  mlp=("mlp.dense_h_to_4h", "mlp.dense_4h_to_h"),
+  norms=("input_layernorm", "post_attention_layernorm"),
+  final_norm="gpt_neox.final_layer_norm",
+  transposed=True,
+  per_head=True,
+)
+_GPT2_FILES: dict[str, Any] = {
+  "prefix": "transformer.",
+  "buffers": (".attn.bias", ".attn.masked_bias"),
+}
+_NEOX_FILES: dict[str, Any] = {
+  "prefix": "gpt_neox.",
+  "buffers": (".attention.bias", ".attention.masked_bias", ".rotary_emb.inv_freq"),
+}
 
+GPT2 = Family("gpt2", "GPT2LMHeadModel", _read_gpt2, _write_gpt2, _GPT2_TENSORS, **_GPT2_FILES)
 GPT_NEOX = Family(
-  model_type="gpt_neox",
-  architecture="GPTNeoXForCausalLM",
-  read=_read_neox,
-  write=_write_neox,
-  tensors=_tensors(
-    {"embed/embedding": "gpt_neox.embed_in.weight", "output/embedding": "embed_out.weight"},
-    "gpt_neox.layers.{}.",
-    attention=("attention.query_key_value", "attention.dense"),
-    mlp=("mlp.dense_h_to_4h", "mlp.dense_4h_to_h"),
-    norms=("input_layernorm", "post_attention_layernorm"),
-    final_norm="gpt_neox.final_layer_norm",
-    transposed=True,
-    per_head=True,
-  ),
-  prefix="gpt_neox.",
-  buffers=(".attention.bias", ".attention.masked_bias", ".rotary_emb.inv_freq"),
+  "gpt_neox", "GPTNeoXForCausalLM", _read_neox, _write_neox, _NEOX_TENSORS, **_NEOX_FILES
 )
