@@ -1,15 +1,13 @@
 """A Llama-like decoder of 6.7B parameters with Block Attention Residuals, on 134B tokens of text.
 
-The argument is the residual combinator, `block_attn_res` by default.
+Its argument and FOLDER are those of configs/llama_1p3b.py, and so are the combinator by default,
+the data and the optimizer.
 
   python -m launch.train --config=configs/llama_7b.py --config.data.corpora.web.source=FOLDER
   python -m launch.aot --config=configs/llama_7b.py --topology=v5p-512
 
-FOLDER holds Parquet files with a column `text`; see configs/gpt2_124m.py for other files.
-
-Hardware: 256 chips of v5e, v5p or v6e (v5e-256, v5p-512, v6e-256), or two slices of v5e-256 as it
-is; a device holds a 64th of parameters and moments, 1.2 GiB. docs/measurements.md has what
-`launch.aot` says of each slice.
+Hardware: the slices of configs/llama_1p3b.py; a device holds a 64th of parameters and moments,
+1.2 GiB. docs/measurements.md has what `launch.aot` says of each slice.
 Time: 42.9 GFLOP per token of training times 134B tokens is 5.8e21 FLOP; at an assumed 40% MFU that
 is 3.3 days on v5e-256 (256 × 197 TFLOP/s), 1.7 on two such slices, 1.4 on v5p-512 (256 × 459) and
 0.7 on v6e-256 (256 × 918). This is estimated from FLOPs and data-sheet peaks, not measured.
