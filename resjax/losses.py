@@ -88,17 +88,10 @@ def cross_entropy(
 
 
 def sharded_cross_entropy(
-  hidden: Array,
-  head: Array,
-  targets: Array,
-  weights: Array,
-  *,
-  mesh: Mesh,
-  spec: PartitionSpec,
-  chunk_size: int,
-  token_bytes: Array | None = None,
-  softcap: float = 0.0,
-) -> LossSums:
+  hidden: Array, head: Array, targets: Array, weights: Array, *,
+  mesh: Mesh, spec: PartitionSpec,
+  chunk_size: int, token_bytes: Array | None = None, softcap: float = 0.0,
+) -> LossSums:  # fmt: skip
   """Does what `cross_entropy` does on a mesh: each shard of the tokens scans its own chunks.
 
   The head is gathered once before the scan over chunks, and its gradient is reduced once after it;

@@ -47,15 +47,9 @@ class AttenuatedPath(Combinator):
     return self.inner.read(state, layer, site)
 
   def write(
-    self,
-    state: PyTree,
-    layer: Layer,
-    site: str,
-    out: Array,
-    *,
-    normed: Views | None = None,
-    tape: Any = None,
-  ) -> PyTree:
+    self, state: PyTree, layer: Layer, site: str, out: Array, *,
+    normed: Views | None = None, tape: Any = None,
+  ) -> PyTree:  # fmt: skip
     """See `Combinator.write`."""
     stream = self._row(self.factors, layer, site) * state.astype(wide_dtype(state))
     written = self.inner.write(stream, layer, site, out, normed=normed, tape=tape)

@@ -113,13 +113,9 @@ class Decoder(nnx.Module):
     return self.final_norm(self.combinator.final(state))
 
   def probe(
-    self,
-    probe: depth.Collect,
-    seen: PyTree,
-    tokens: Array,
-    segment_ids: Array | None = None,
-    positions: Array | None = None,
-  ) -> Probed:
+    self, probe: depth.Collect, seen: PyTree, tokens: Array,
+    segment_ids: Array | None = None, positions: Array | None = None,
+  ) -> Probed:  # fmt: skip
     """Runs the layers with a probe that looks at each of them; without gradients.
 
     Args:

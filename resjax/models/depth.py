@@ -66,16 +66,10 @@ Collect = Callable[[Sequence[SiteVisit], PyTree], PyTree]
 
 
 def run(
-  combinator: Combinator,
-  layers: PyTree,
-  x: Array,
-  branch: Branch,
-  *,
-  context: PyTree = None,
-  tokens: TokenContext | None = None,
-  remat: str = "none",
-  unroll: bool = False,
-) -> Array:
+  combinator: Combinator, layers: PyTree, x: Array, branch: Branch, *,
+  context: PyTree = None, tokens: TokenContext | None = None,
+  remat: str = "none", unroll: bool = False,
+) -> Array:  # fmt: skip
   """Runs L layers through a combinator: init, L times (read, branch, write), final.
 
   Args:
@@ -105,17 +99,11 @@ def run(
 
 
 def run_layers(
-  combinator: Combinator,
-  layers: PyTree,
-  x: Array,
-  branch: Branch,
-  collect: Collect | None = None,
-  *,
-  context: PyTree = None,
-  tokens: TokenContext | None = None,
-  remat: str = "none",
-  unroll: bool = False,
-) -> tuple[PyTree, PyTree]:
+  combinator: Combinator, layers: PyTree, x: Array, branch: Branch,
+  collect: Collect | None = None, *,
+  context: PyTree = None, tokens: TokenContext | None = None,
+  remat: str = "none", unroll: bool = False,
+) -> tuple[PyTree, PyTree]:  # fmt: skip
   """Does what `run` does up to the final read, and collects something of every layer.
 
   Args:
@@ -186,15 +174,9 @@ def _layer(
 
 
 def first_views(
-  combinator: Combinator,
-  layers: PyTree,
-  x: Array,
-  branch: Branch,
-  site: str,
-  *,
-  context: PyTree = None,
-  tokens: TokenContext | None = None,
-) -> Views:
+  combinator: Combinator, layers: PyTree, x: Array, branch: Branch, site: str, *,
+  context: PyTree = None, tokens: TokenContext | None = None,
+) -> Views:  # fmt: skip
   """Returns the views [B, T, D] that a site of the first layer reads; arguments as in `run`."""
   first = jax.tree.map(lambda leaf: leaf[0], layers)
   state = combinator.init(x, tokens)

@@ -13,17 +13,10 @@ from resjax.typing import Array
 
 
 def generate(
-  decoder: Decoder,
-  prompt: Array,
-  num_tokens: int,
-  *,
-  key: Array,
-  lengths: Array | None = None,
-  temperature: float = 1.0,
-  top_k: int = 0,
-  top_p: float = 1.0,
-  stop: tuple[int, ...] = (),
-) -> Array:
+  decoder: Decoder, prompt: Array, num_tokens: int, *,
+  key: Array, lengths: Array | None = None,
+  temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0, stop: tuple[int, ...] = (),
+) -> Array:  # fmt: skip
   """Continues prompts by sampling p(v) ∝ exp(logit_v / temperature), token by token.
 
   The prompts run once and fill a cache; every later token runs alone. All of it is one compiled

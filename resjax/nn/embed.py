@@ -23,17 +23,9 @@ class Embedding(nnx.Module):
   """
 
   def __init__(
-    self,
-    vocab_size: int,
-    d_model: int,
-    *,
-    max_positions: int,
-    scaled: bool = False,
-    std: float,
-    dtype: jax.typing.DTypeLike,
-    layout: Layout,
-    rngs: nnx.Rngs,
-  ):
+    self, vocab_size: int, d_model: int, *, max_positions: int, scaled: bool = False,
+    std: float, dtype: jax.typing.DTypeLike, layout: Layout, rngs: nnx.Rngs,
+  ):  # fmt: skip
     init = nnx.initializers.normal(std)
     self.dtype, self.layout, self.scaled = dtype, layout, scaled
     self.embedding = nnx.Param(

@@ -33,17 +33,9 @@ class Linear(nnx.Module):
   """
 
   def __init__(
-    self,
-    d_in: int,
-    d_out: int,
-    axes: tuple[str, str],
-    *,
-    bias: bool,
-    std: float,
-    dtype: jax.typing.DTypeLike,
-    layout: Layout,
-    rngs: nnx.Rngs,
-  ):
+    self, d_in: int, d_out: int, axes: tuple[str, str], *,
+    bias: bool, std: float, dtype: jax.typing.DTypeLike, layout: Layout, rngs: nnx.Rngs,
+  ):  # fmt: skip
     init = nnx.initializers.normal(std)
     self.dtype = dtype
     self.split = _is_split(layout, axes[0]), _is_split(layout, axes[1])

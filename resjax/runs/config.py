@@ -17,7 +17,7 @@ class TrainConfig:
   """The settings of the training loop; configs/base.py says what each field means.
 
   Raises:
-    ValueError: a setting is out of range.
+    ValueError: a setting is out of range, or batch_size is not divisible by microbatches.
   """
 
   init_from: str
@@ -55,7 +55,7 @@ class HealthConfig:
   """The settings of the step guard and the watchdog; configs/base.py says what each field means.
 
   Raises:
-    ValueError: a setting is out of range.
+    ValueError: a setting is infinite, NaN or out of range.
   """
 
   skip_nonfinite: bool

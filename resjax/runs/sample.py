@@ -1,5 +1,6 @@
 """Samples text from a model."""
 
+import functools
 from collections.abc import Sequence
 
 import jax
@@ -50,18 +51,12 @@ def sample_text(
     row[len(row) - len(tokens) :] = tokens
   stops = (*tokenizer.end_ids, _stop_token(tokenizer, stop))
 
+  continued = functools.partial(
+    generate, num_tokens=num_tokens, temperature=temperature, top_k=top_k, top_p=top_p, stop=stops
+  )
+
   def run(params: PyTree, rows: Array, lengths: Array, key: Array) -> Array:
-    return generate(
-      model.bind(params),
-      rows,
-      num_tokens,
-      lengths=lengths,
-      key=key,
-      temperature=temperature,
-      top_k=top_k,
-      top_p=top_p,
-      stop=stops,
-    )
+    return continued(model.bind(params), rows, lengths=lengths, key=key)
 
   sample = jax.jit(run, out_shardings=model.layout.everywhere)  # every process can read the result
   sampled = np.asarray(sample(params, rows, lengths, jax.random.key(seed)))

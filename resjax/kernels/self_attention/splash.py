@@ -80,14 +80,9 @@ def _kernel(
 
 
 def _rows(
-  q: Array,
-  k: Array,
-  v: Array,
-  query_ids: Array,
-  key_ids: Array,
-  first: Array | int,
-  kernel: PyTree,
-) -> Array:
+  q: Array, k: Array, v: Array, query_ids: Array, key_ids: Array,
+  first: Array | int, kernel: PyTree,
+) -> Array:  # fmt: skip
   """Returns the attention of the rows, queries and heads of one device, see `on_shards`.
 
   The kernel's part of the mask tells it the place of the first query, so `first` is not used.
