@@ -18,10 +18,7 @@ _DEVICES = flags.DEFINE_integer(
   "cpu_devices", 0, "Number of CPU devices of a process; 0: what XLA_FLAGS says.", lower_bound=0
 )
 _GRACE = flags.DEFINE_float(
-  "grace_seconds",
-  30.0,
-  "Time from one failure until the others are killed.",
-  lower_bound=0.0,
+  "grace_seconds", 30.0, "Time from one failure until the others are killed.", lower_bound=0.0
 )
 _DRY_RUN = flags.DEFINE_bool("dry_run", False, "Print the commands instead of running them.")
 

@@ -79,14 +79,9 @@ class _Factors(NamedTuple):
 
 
 def backward(
-  read: Read,
-  operands: MergeOperands,
-  out: Array,
-  stats: MergeStats,
-  d_out: Array,
-  d_running: Array,
-  d_reads: tuple[Array, Array],
-) -> MergeCotangents:
+  read: Read, operands: MergeOperands, out: Array, stats: MergeStats,
+  d_out: Array, d_running: Array, d_reads: tuple[Array, Array],
+) -> MergeCotangents:  # fmt: skip
   """Runs the reverse pass on the rows of one device, see reference/merge.py."""
   folded = fold_operands(operands)
   like, gain = folded.like, folded.out_norm_scale

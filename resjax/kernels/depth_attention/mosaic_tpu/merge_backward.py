@@ -104,14 +104,9 @@ class _Factors(NamedTuple):
 
 @on_one_device
 def backward(
-  read: Read,
-  operands: MergeOperands,
-  out: Array,
-  stats: MergeStats,
-  d_out: Array,
-  d_running: Array,
-  d_reads: tuple[Array, Array],
-) -> MergeCotangents:
+  read: Read, operands: MergeOperands, out: Array, stats: MergeStats,
+  d_out: Array, d_running: Array, d_reads: tuple[Array, Array],
+) -> MergeCotangents:  # fmt: skip
   """Runs the reverse pass, see reference/merge.py."""
   plan = MergePlan.of(read, operands)
   gain = plan.gain(operands.out_norm_scale)

@@ -44,14 +44,9 @@ def forward(read: Read, operands: MergeOperands) -> tuple[Array, Array | None, M
 
 
 def backward(
-  read: Read,
-  operands: MergeOperands,
-  out: Array,
-  stats: MergeStats,
-  d_out: Array,
-  d_running: Array,
-  d_reads: tuple[Array, Array],
-) -> MergeCotangents:
+  read: Read, operands: MergeOperands, out: Array, stats: MergeStats,
+  d_out: Array, d_running: Array, d_reads: tuple[Array, Array],
+) -> MergeCotangents:  # fmt: skip
   """Runs the reverse pass, which does not read the result of phase 1.
 
   Args:
