@@ -168,7 +168,8 @@ def _weighted_latest(sources: Sources, weights: Array) -> Array:
   """Returns Σ_j w_j x_{i−j}, added in float32 or wider."""
   newest = sources.from_end()
   wide = wide_dtype(newest)
-  mixed = sum(w * sources.from_end(back).astype(wide) for back, w in enumerate(weights))
+  terms = [w * sources.from_end(back).astype(wide) for back, w in enumerate(weights)]
+  mixed = functools.reduce(jnp.add, terms)
   return mixed.astype(newest.dtype)
 
 

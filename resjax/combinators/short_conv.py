@@ -1,5 +1,7 @@
 """Short causal convolutions over tokens, one filter per channel, that stay within segments."""
 
+import functools
+
 import jax.numpy as jnp
 
 from resjax.combinators.numerics import recomputed
@@ -23,7 +25,8 @@ def expand(
   """
   known = after(past, x).astype(wide_dtype(x))
   filters = filters[:, :, None, None]
-  y = sum(row * shift(known, steps, segment_ids) for steps, row in enumerate(filters))
+  terms = [row * shift(known, steps, segment_ids) for steps, row in enumerate(filters)]
+  y = functools.reduce(jnp.add, terms)
   return y[..., known.shape[-2] - x.shape[-2] :, :].astype(x.dtype)
 
 

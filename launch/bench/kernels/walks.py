@@ -187,6 +187,7 @@ def reader_by(implementation: str | None, layout: Layout | None) -> Reader:
       layout=layout,
       implementation=implementation,
     )
+    assert isinstance(threaded, Sources)
     return y, threaded.recent
 
   return read
