@@ -1,16 +1,13 @@
 """Flags of XLA for tests and for the processes that they start; imports nothing of JAX."""
 
 import importlib.metadata
-import importlib.util
 
 
 def _quick() -> str:
   """Flags for the same program and memory plan in machine code that is sooner there, and slower.
 
-  A test compiles more than it runs.
+  A test compiles more than it runs. What libtpu compiles for a TPU is the same with them.
   """
-  if importlib.util.find_spec("libtpu"):  # whose compiler would take them for its own
-    return ""
   flags = ["--xla_backend_optimization_level=0"]
   if importlib.metadata.version("jaxlib").startswith("0.10."):  # later ones do not know it
     flags.append("--xla_cpu_use_fusion_emitters=false")  # which take half of the time
