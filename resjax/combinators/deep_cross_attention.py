@@ -98,6 +98,10 @@ class DeepCrossAttention(LayerMixer):
     """See `Combinator.view_names`."""
     return _VIEWS if site == self.sites[0] else ("x",)
 
+  def source_names(self) -> tuple[str, ...]:
+    """See `Combinator.source_names`. There are none, because each view has weights of its own."""
+    return ()
+
   def _mix(self, state: DepthState, layer: Layer) -> Views:
     bias = state.sources.in_slot_order(self.rows.row(self.bias[...], layer))
     query = self._layer_row(self.query, layer) if self.version == 3 else (None,) * len(_VIEWS)

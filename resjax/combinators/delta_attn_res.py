@@ -22,13 +22,9 @@ class _DeltaReader(DepthReader):
   """A reader that adds what it reads to a stream, which `final` returns, see `DeltaAttnRes`."""
 
   def __init__(
-    self,
-    *,
-    output_gate: str = "none",
-    null_source: bool = False,
-    rngs: nnx.Rngs | None = None,
-    **options: Any,
-  ):
+    self, *, output_gate: str = "none", null_source: bool = False,
+    rngs: nnx.Rngs | None = None, **options: Any,
+  ):  # fmt: skip
     super().__init__(**options)
     check_flag("null_source", null_source)
     check_option("output_gate", output_gate, output_gate in _GATES, ", ".join(_GATES))
@@ -42,9 +38,11 @@ class _DeltaReader(DepthReader):
       self.gate_weight = nnx.Param(jnp.zeros((*per_channel, self.d_model)))
       self.decayed_parameters = ("gate_weight",)
     if output_gate == "alpha":
+      if rngs is None:
+        raise ValueError("output_gate='alpha' draws its queries and needs rngs=nnx.Rngs(seed)")
       # With α = 0 and queries at zero neither of them would ever get a gradient.
       draw = nnx.initializers.normal(_QUERY_STD)
-      self.query = nnx.Param(draw(_needed(rngs).params(), per_channel))
+      self.query = nnx.Param(draw(rngs.params(), per_channel))
       self.alpha = nnx.Param(jnp.zeros(per_site))
     if null_source:
       self.null = nnx.Param(jnp.zeros(per_channel))
@@ -95,12 +93,6 @@ class _DeltaReader(DepthReader):
 def _gate_of(x: Array, weight: Array, bias: Array) -> Array:
   """Returns σ(x W + b) [..., D]."""
   return jax.nn.sigmoid(project("...d,dg->...g", x, weight) + bias)
-
-
-def _needed(rngs: nnx.Rngs | None) -> nnx.Rngs:
-  if rngs is None:
-    raise ValueError("output_gate='alpha' draws its queries and needs rngs=nnx.Rngs(seed)")
-  return rngs
 
 
 class DeltaAttnRes(_DeltaReader):

@@ -64,10 +64,6 @@ class DenseFormer(LayerMixer):
       return state.running.stream
     return self._average(state.sources, layer + 1)
 
-  def source_names(self) -> tuple[str, ...]:
-    """See `Combinator.source_names`."""
-    return self._layer_names()
-
   def depth_weights(self, state: DepthState, layer: Layer, site: str) -> Array | None:
     """See `Combinator.depth_weights`. They are the same for all tokens."""
     if site not in (self.sites[0], OUTPUT):

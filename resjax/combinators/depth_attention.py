@@ -10,12 +10,12 @@ from flax import nnx
 from resjax.combinators.base import Layer, TokenContext, Views, check_option
 from resjax.combinators.depth_reader import check_num_heads
 from resjax.combinators.numerics import rms_normalized
-from resjax.combinators.source import DepthState, SourceCombinator, check_layer
+from resjax.combinators.source import DepthState, EnteredStream, check_layer
 from resjax.kernels.depth_attention import Sources
 from resjax.typing import Array, wide_dtype
 
 
-class DepthAttention(SourceCombinator):
+class DepthAttention(EnteredStream):
   """x ← x + W_O Σ_j softmax_j(q · k_j / √C) v_j at the start of each layer, then x ← x + f(x).
 
   q = W_Q RMS(x), k_j = W_K RMS(y_j), v_j = W_V RMS(y_j) over the last `window` layer outputs y_j:
@@ -77,23 +77,19 @@ class DepthAttention(SourceCombinator):
     """See `Combinator.init`."""
     return DepthState(Sources(recent=(x,)), x)
 
-  def read(self, state: DepthState, layer: Layer, site: str) -> tuple[Views, Any]:
-    """See `Combinator.read`. The tape is the stream, to which the first site has added its read."""
-    x = state.running
-    if site == self.sites[0]:
-      weights = [self._layer_row(getattr(self, name), layer) for name in self.per_layer]
-      # The reverse pass keeps neither float32 copies of the sources nor the slice of the bank.
-      recomputed = jax.checkpoint(_attend, prevent_cse=False, static_argnums=(0, 1))
-      x = x + recomputed(self.window, self.eps, state.sources, x, *weights)
-    return {"x": x}, x
+  def _enter(self, state: DepthState, layer: Layer) -> Array:
+    x, weights = state.running, [self._layer_row(getattr(self, p), layer) for p in self.per_layer]
+    # The reverse pass keeps neither float32 copies of the sources nor the slice of the bank.
+    recomputed = jax.checkpoint(_attend, prevent_cse=False, static_argnums=(0, 1))
+    return x + recomputed(self.window, self.eps, state.sources, x, *weights)
 
   def write(
     self, state: DepthState, layer: Layer, site: str, out: Array, *,
     normed: Views | None = None, tape: Any = None,
   ) -> DepthState:  # fmt: skip
     """See `Combinator.write`. The last site of a layer appends a source."""
-    x = tape + out
     check_layer(layer, state.sources)
+    x = tape + out
     ends_layer = site == self.sites[-1]
     return DepthState(state.sources.append(x) if ends_layer else state.sources, x)
 

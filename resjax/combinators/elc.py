@@ -96,10 +96,6 @@ class ELC(LayerMixer):
       return self._choose(state.sources, self.num_layers)
     return self._output(state.running)
 
-  def source_names(self) -> tuple[str, ...]:
-    """See `Combinator.source_names`."""
-    return self._layer_names()
-
   def depth_weights(self, state: DepthState, layer: Layer, site: str) -> Array | None:
     """See `Combinator.depth_weights`. They are the same for all tokens."""
     if site != self.sites[0] and not (site == OUTPUT and self.weighted_output):

@@ -93,8 +93,8 @@ class LayerMixer(SourceCombinator):
         f"{', '.join(unused)}; attend with q, k and v, or take a combinator whose only view is x"
       )
 
-  def _layer_names(self) -> tuple[str, ...]:
-    """Returns the names of the embedding and of the outputs of the layers."""
+  def source_names(self) -> tuple[str, ...]:
+    """See `Combinator.source_names`. They are the embedding and the outputs of the layers."""
     return ("embedding", *(f"layer {layer}" for layer in range(self.num_layers)))
 
   def _ended(self, state: DepthState, site: str) -> Sources:

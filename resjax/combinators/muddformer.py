@@ -109,10 +109,6 @@ class MUDDFormer(LayerMixer):
       bias + self.rows.newest_of_empty(layer)[:, None],
     )
 
-  def source_names(self) -> tuple[str, ...]:
-    """See `Combinator.source_names`."""
-    return self._layer_names()
-
   def depth_weights(self, state: DepthState, layer: Layer, site: str) -> Array | None:
     """See `Combinator.depth_weights`. They are those of view x and may be negative."""
     newest, count = state.running.stream, self.num_layers + 1

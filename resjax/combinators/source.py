@@ -1,12 +1,14 @@
 """Combinators whose depth state is a list of sources that grows from layer to layer."""
 
+import abc
 import dataclasses
+from typing import Any
 
 import jax
 
-from resjax.combinators.base import Combinator, Layer, Strategy
+from resjax.combinators.base import Combinator, Layer, Strategy, Views
 from resjax.kernels.depth_attention import Sources
-from resjax.typing import PyTree
+from resjax.typing import Array, PyTree
 
 
 @jax.tree_util.register_dataclass
@@ -58,6 +60,19 @@ class SourceCombinator(Combinator):
     With `history` they already are, because `write` appends them.
     """
     return state
+
+
+class EnteredStream(SourceCombinator):
+  """A combinator that changes the stream x before every layer; every site: x ← x + f(x)."""
+
+  @abc.abstractmethod
+  def _enter(self, state: DepthState, layer: Layer) -> Array:
+    """Returns the stream [B, T, D] that the first site of a layer reads."""
+
+  def read(self, state: DepthState, layer: Layer, site: str) -> tuple[Views, Any]:
+    """See `Combinator.read`. The tape is the stream that the site adds to."""
+    x = self._enter(state, layer) if site == self.sites[0] else state.running
+    return {"x": x}, x
 
 
 def check_layer(layer: Layer, sources: Sources) -> None:

@@ -8,12 +8,12 @@ from flax import nnx
 
 from resjax.combinators.base import Layer, TokenContext, Views
 from resjax.combinators.numerics import scaled_add
-from resjax.combinators.source import DepthState, SourceCombinator, check_layer
+from resjax.combinators.source import DepthState, EnteredStream, check_layer
 from resjax.kernels.depth_attention import Sources
 from resjax.typing import Array
 
 
-class UNetSkips(SourceCombinator):
+class UNetSkips(EnteredStream):
   """Before layer l of the last ⌊L/2⌋: x ← x + w_l x_(L−1−l), the stream after layer L−1−l.
 
   Every site: x ← x + f(x). Layers of the first half push their output, those of the second half pop
@@ -46,11 +46,6 @@ class UNetSkips(SourceCombinator):
     """See `Combinator.init`."""
     return DepthState(Sources(recent=(x,)))
 
-  def read(self, state: DepthState, layer: Layer, site: str) -> tuple[Views, Any]:
-    """See `Combinator.read`. The tape is the stream that the site adds to."""
-    x = self._enter(state.sources, layer) if site == self.sites[0] else state.running
-    return {"x": x}, x
-
   def write(
     self, state: DepthState, layer: Layer, site: str, out: Array, *,
     normed: Views | None = None, tape: Any = None,
@@ -69,8 +64,9 @@ class UNetSkips(SourceCombinator):
     """See `Combinator.final_after`. It is the stream."""
     return self.final(state) if state.running is None else state.running
 
-  def _enter(self, sources: Sources, layer: Layer) -> Array:
+  def _enter(self, state: DepthState, layer: Layer) -> Array:
     """Returns the stream before a layer; the reverse pass keeps the sources as they are."""
+    sources = state.sources
     skip = layer - (self.num_layers - self.num_skips)
     place = self.num_layers - layer  # source i is the stream after i layers
     if not isinstance(layer, int):

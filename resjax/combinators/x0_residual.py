@@ -8,14 +8,14 @@ from flax import nnx
 
 from resjax.combinators.base import Layer, TokenContext, Views, check_flag, check_option
 from resjax.combinators.numerics import recomputed, scaled_add
-from resjax.combinators.source import DepthState, SourceCombinator, check_layer
+from resjax.combinators.source import DepthState, EnteredStream, check_layer
 from resjax.kernels.depth_attention import Sources
 from resjax.typing import Array, wide_dtype
 
 INITS = ("standard", "nanochat")
 
 
-class X0Residual(SourceCombinator):
+class X0Residual(EnteredStream):
   """Before layer l: x ← λ_l x + μ_l x0, with x0 the embedding; every site: x ← x + f(x).
 
   With `backout` the output is x − b x_mid, where x_mid leaves layer ⌊L/2⌋ (counted from 0).
@@ -63,13 +63,9 @@ class X0Residual(SourceCombinator):
     """See `Combinator.init`."""
     return DepthState(Sources(recent=(x,)), x)
 
-  def read(self, state: DepthState, layer: Layer, site: str) -> tuple[Views, Any]:
-    """See `Combinator.read`. The tape is the stream that the site adds to."""
-    x = state.running
-    if site == self.sites[0]:
-      scales = (self._layer_row(p, layer) for p in (self.stream_scale, self.embedding_scale))
-      x = _mix(state.sources, x, *scales)
-    return {"x": x}, x
+  def _enter(self, state: DepthState, layer: Layer) -> Array:
+    scales = (self._layer_row(p, layer) for p in (self.stream_scale, self.embedding_scale))
+    return _mix(state.sources, state.running, *scales)
 
   def write(
     self, state: DepthState, layer: Layer, site: str, out: Array, *,
