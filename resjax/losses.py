@@ -98,16 +98,12 @@ def sharded_cross_entropy(
   the compiler alone would put a reduction of [V, D] into every step of the backward scan. Mesh axes
   that `spec` does not name (tensor parallelism over V) are left to the compiler.
 
+  The other arguments are those of `cross_entropy`.
+
   Args:
-    hidden: see `cross_entropy`.
-    head: see `cross_entropy`.
-    targets: see `cross_entropy`.
-    weights: see `cross_entropy`.
     mesh: the mesh that the arrays lie on.
     spec: how the axes of `targets` lie on it, such as P(("data", "fsdp"), "sequence").
     chunk_size: the number of tokens of one shard whose logits exist at one time.
-    token_bytes: see `cross_entropy`.
-    softcap: see `cross_entropy`.
 
   Raises:
     ValueError: see `cross_entropy`.

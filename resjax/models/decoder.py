@@ -118,13 +118,12 @@ class Decoder(nnx.Module):
   ) -> Probed:  # fmt: skip
     """Runs the layers with a probe that looks at each of them; without gradients.
 
+    The other arguments are those of `__call__`.
+
     Args:
       probe: a pure function that closes over no array: probe(visits, seen) gets the visits to the
         sites of a layer, in their order, and returns a pytree of arrays.
       seen: arrays that the probe may read.
-      tokens: see `__call__`.
-      segment_ids: see `__call__`.
-      positions: see `__call__`.
     """
 
     def collect(visits: Sequence[depth.SiteVisit], context: _Context) -> PyTree:

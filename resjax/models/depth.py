@@ -106,18 +106,14 @@ def run_layers(
 ) -> tuple[PyTree, PyTree]:  # fmt: skip
   """Does what `run` does up to the final read, and collects something of every layer.
 
+  The other arguments are those of `run`.
+
   Args:
-    combinator: see `run`.
-    layers: see `run`.
-    x: embeddings [B, T, D].
     branch: as in `run`; what it returns after the output is found in `SiteVisit.kept`.
     collect: a pure function that closes over no array: collect(visits, context) gets the visits to
       the sites of a layer, in their order, and returns a pytree of arrays. These are stacked over
       layers, so a probe sums over tokens or width first. Default: nothing is collected.
     context: arrays that `branch` and `collect` may read, see `run`.
-    tokens: see `run`.
-    remat: see `run`.
-    unroll: see `run`.
 
   Returns:
     The depth state after the last layer; and what `collect` returned, with a leading axis L and

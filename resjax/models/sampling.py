@@ -45,7 +45,8 @@ def generate(
     return prompt
 
   def choose(state: _State, hidden: Array) -> _State:
-    logits = restrict(_tempered(decoder.logits(hidden[:, -1]), temperature), top_k, top_p)
+    logits = decoder.logits(hidden[:, -1])
+    logits = restrict(logits / temperature if temperature else logits, top_k, top_p)
     if temperature == 0:
       token = jnp.argmax(logits, axis=-1)
     else:
@@ -134,10 +135,6 @@ def check_options(temperature: float, top_k: int, top_p: float) -> None:
     raise ValueError(f"top_k={top_k} must be 0 (all tokens) or positive")
   if not 0 < top_p <= 1:
     raise ValueError(f"top_p={top_p} must be above 0, at most 1 (all tokens)")
-
-
-def _tempered(logits: Array, temperature: float) -> Array:
-  return logits / temperature if temperature else logits
 
 
 def _check(

@@ -102,7 +102,7 @@ def check_tensors(
   heads = {tensor.name for tensor in family.tensors if tensor.path == "output/embedding"}
   found = {}
   for name, tensor in stored.items():
-    full = name if name in heads else _with_prefix(name, family)
+    full = name if name in heads or name.startswith(family.prefix) else family.prefix + name
     if full in expected or not (full in heads or full.endswith(family.buffers)):
       found[full] = tensor
   rows = [
@@ -136,10 +136,6 @@ def _check_tied(head: StoredTensor, embedding: StoredTensor) -> None:
       f"{head.file}: {head.name} differs from {embedding.name}, and config.json ties them; set "
       "tie_word_embeddings to false there, or remove the tensor"
     )
-
-
-def _with_prefix(name: str, family: Family) -> str:
-  return name if name.startswith(family.prefix) else family.prefix + name
 
 
 def _table(folder: pathlib.Path, rows: list[tuple]) -> str:

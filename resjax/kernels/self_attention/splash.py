@@ -23,17 +23,10 @@ def splash_attention(
   scores: Scores,
   interpret: bool,
 ) -> Array:
-  """Does what `causal_attention` does, by splash attention.
+  """Does what `causal_attention` does, by splash attention; its arguments are the same but one.
 
   Args:
-    q: see `causal_attention`.
-    k: see `causal_attention`.
-    v: see `causal_attention`.
-    segment_ids: see `causal_attention`.
-    layout: see `causal_attention`.
     window: how many of the last tokens a token sees; 0: all.
-    scores: see `causal_attention`.
-    interpret: see `causal_attention`.
   """
   queries, heads = layout.num_shards("tokens"), layout.num_shards("heads")
   kernel = _kernel(q.shape[1], q.shape[2], queries, heads, window, scores.softcap, interpret)
