@@ -103,7 +103,8 @@ def test_all_counts_and_widths(size):
 @pytest.mark.parametrize(
   ("count", "width", "dtype"),
   [
-    (64, 128, jnp.bfloat16),
+    (20, 128, jnp.bfloat16),  # five groups; registers of rows that are not full
+    pytest.param(64, 128, jnp.bfloat16, marks=pytest.mark.slow),
     pytest.param(64, 1536, np.float32, marks=pytest.mark.slow),
     pytest.param(64, 2048, jnp.bfloat16, marks=pytest.mark.slow),
     pytest.param(16, 7168, np.float32, marks=pytest.mark.slow),
