@@ -44,8 +44,12 @@ def test_vision_transformer_learns_with_every_combinator(name):
 
 
 @walks.names("standard", "attn_res", "deepnorm")
-def test_mlp_mixer_learns_with_every_combinator(name):
-  check_learns(mlp_mixer, name)
+def test_mlp_mixer_learns_or_refuses_views_that_it_has_no_use_for(name):
+  if name in ("deep_cross_attention", "muddformer"):
+    with pytest.raises(ValueError, match="its branch leaves out q, k, v; attend with q, k and v"):
+      mlp_mixer(name)
+  else:
+    check_learns(mlp_mixer, name)
 
 
 def check_learns(example, name):
