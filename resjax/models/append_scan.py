@@ -74,8 +74,7 @@ def append_scan(
     steps.step, sizes.at(0), context, bank, opened, running, shared, first
   )
   sizes = sizes._replace(appended=len(appended))
-  operands = _Operands(sources, running, shared, xs, rows, context)
-  bank, running, outs = _append_scan(steps, sizes, operands)
+  bank, running, outs = _append_scan(steps, sizes, sources, running, shared, xs, rows, context)
   return bank, sizes.bank, running, outs
 
 
@@ -93,17 +92,6 @@ class Position(NamedTuple):
   num_valid: Array | int
   starts_block: Array | bool
   ends_block: Array | bool
-
-
-class _Operands(NamedTuple):
-  """The arrays that `append_scan` takes."""
-
-  sources: tuple[Array, ...]
-  running: PyTree
-  shared: PyTree
-  xs: PyTree
-  rows: PyTree
-  context: PyTree
 
 
 class _Sizes(NamedTuple):
@@ -161,21 +149,25 @@ def _reopened(
   return lax.cond(when, lambda: opening(*arrays)[1], lambda: opened)
 
 
-def _scan(
-  step: Callable[..., PyTree], steps: Steps, sizes: _Sizes, operands: _Operands
-) -> tuple[Array, PyTree, Any]:
-  """Returns the bank, `running` after the last step, and the stacked second results of `step`.
-
-  `step` takes the arguments of `Steps.step` and returns what that returns first.
-  """
-  sources, running, shared, xs, rows, context = operands
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _append_scan(
+  steps: Steps,
+  sizes: _Sizes,
+  sources: tuple[Array, ...],
+  running: PyTree,
+  shared: PyTree,
+  xs: PyTree,
+  rows: PyTree,
+  context: PyTree,
+) -> tuple[Array, PyTree, PyTree]:
+  """Returns the bank, `running` after the last step, and the stacked `out` of all steps."""
 
   def body(carry: PyTree, indexed: tuple[Array, PyTree]) -> tuple[PyTree, PyTree]:
     bank, opened, running = carry
     i, x = indexed
     position = sizes.at(i)
     opened = _reopened(steps, sizes, position, position.starts_block, opened, bank, shared, rows)
-    outputs, out = step(position, context, bank, opened, running, shared, x)
+    outputs, out = steps.step(position, context, bank, opened, running, shared, x)
     bank, opened, appended, running = outputs
     # Before the block ends these slots are not valid, and are written again.
     return (store(bank, position.num_valid, appended), opened, running), out
@@ -186,30 +178,42 @@ def _scan(
   return bank, running, outs
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _append_scan(steps: Steps, sizes: _Sizes, operands: _Operands) -> tuple[Array, PyTree, PyTree]:
-  """Returns the bank, `running` after the last step, and the stacked `out` of all steps."""
-  return _scan(steps.step, steps, sizes, operands)
-
-
 def _append_scan_forward(
-  steps: Steps, sizes: _Sizes, operands: _Operands
+  steps: Steps,
+  sizes: _Sizes,
+  sources: tuple[Array, ...],
+  running: PyTree,
+  shared: PyTree,
+  xs: PyTree,
+  rows: PyTree,
+  context: PyTree,
 ) -> tuple[tuple[Array, PyTree, PyTree], PyTree]:
-  def step(position: Position, context: PyTree, *arguments: PyTree) -> PyTree:
+  def body(carry: PyTree, indexed: tuple[Array, PyTree]) -> tuple[PyTree, PyTree]:
+    bank, opened, running = carry
+    i, x = indexed
+    position = sizes.at(i)
+    opened = _reopened(steps, sizes, position, position.starts_block, opened, bank, shared, rows)
+    arguments = bank, opened, running, shared, x
     vjp: Any
     outputs, vjp, out = jax.vjp(partial(steps.step, position, context), *arguments, has_aux=True)
+    bank, opened, appended, running = outputs
     # The reverse pass hands these arguments in again, so they are not kept once per step.
     for index in (0, 1, 3, 4):
       vjp.args_res[index] = None
-    return outputs, (vjp, out)
+    return (store(bank, position.num_valid, appended), opened, running), (vjp, out)
 
-  bank, running, (vjps, outs) = _scan(step, steps, sizes, operands)
-  return (bank, running, outs), (vjps, bank, operands.shared, operands.xs, operands.rows)
+  bank = make_bank(sources, sizes.bank)
+  start = bank, _nothing(steps, sizes, bank, shared, rows), running
+  (bank, _, running), (vjps, outs) = lax.scan(body, start, (jnp.arange(sizes.steps), xs))
+  return (bank, running, outs), (vjps, bank, shared, xs, rows)
 
 
 def _append_scan_backward(
-  steps: Steps, sizes: _Sizes, residuals: PyTree, cotangents: tuple[Array, PyTree, PyTree]
-) -> tuple[_Operands]:
+  steps: Steps,
+  sizes: _Sizes,
+  residuals: PyTree,
+  cotangents: tuple[Array, PyTree, PyTree],
+) -> tuple[tuple[Array, ...], PyTree, PyTree, PyTree, PyTree, None]:
   vjps, bank, shared, xs, rows = residuals
   d_bank, d_running, _ = cotangents
 
@@ -247,8 +251,7 @@ def _append_scan_backward(
   start = opened, d_bank, jax.tree.map(jnp.zeros_like, opened), d_running, d_shared, d_rows
   indexed = jnp.arange(sizes.steps), vjps, xs
   (_, d_bank, _, d_running, d_shared, d_rows), d_xs = lax.scan(body, start, indexed, reverse=True)
-  d_sources = tuple(d_bank[: sizes.start])
-  return (_Operands(d_sources, d_running, d_shared, d_xs, d_rows, None),)
+  return tuple(d_bank[: sizes.start]), d_running, d_shared, d_xs, d_rows, None
 
 
 _append_scan.defvjp(_append_scan_forward, _append_scan_backward)
