@@ -82,15 +82,16 @@ TREE_MODE = """
   from resjax import combinators
   from tests.helpers import toy
 
+  jax.config.update("jax_enable_x64", True)  # rounding in float32 depends on the processor
   assert config.nnx_graph_mode is False
-  layers, x = toy.layers(num_layers=3), jnp.asarray(toy.embeddings())
+  layers, x = toy.layers(3, dtype=np.float64), jnp.asarray(toy.embeddings(np.float64))
   for name in combinators.names():
     made = toy.build(name, {}, num_layers=3)
     want, wants = toy.value_and_gradients(toy.by_hand, made, layers, x)
     got, gots = toy.jitted(toy.run, made, layers, x)
-    np.testing.assert_allclose(got, want, rtol=0, atol=1e-5)
-    for a, b in zip(jax.tree.leaves(gots), jax.tree.leaves(wants), strict=True):
-      np.testing.assert_allclose(a, b, rtol=0, atol=1e-5 * max(1, abs(b).max()))
+    pairs = zip(jax.tree.leaves((got, gots)), jax.tree.leaves((want, wants)), strict=True)
+    for a, b in pairs:
+      np.testing.assert_allclose(a, b, rtol=0, atol=1e-12 * max(1, abs(b).max()), err_msg=name)
   print("checked")
 """
 
