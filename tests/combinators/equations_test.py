@@ -43,20 +43,12 @@ def test_float32_values_of_other_forms_in_a_shallow_network(case):
   check_values(case, toy.SITES, np.float32, 1e-6, num_layers=3)
 
 
-def in_one_program(case):
-  """Whether a run is compiled as a whole.
-
-  Twenty Sinkhorn iterations for every sublayer would take a minute; one by one they are the same
-  few operations.
-  """
-  return case.name != "mhc"
-
-
 def check_values(case, sites, dtype, tolerance, num_layers=toy.L):
   made = toy.build(case.name, case.options, sites=sites, num_layers=num_layers)
   layers = toy.layers(num_layers, sites=sites, dtype=dtype)
   layers, x = jax.tree.map(jnp.asarray, (layers, toy.embeddings(dtype=dtype)))
-  forward = toy.compiled_by_hand if in_one_program(case) else toy.by_hand
+  # Twenty Sinkhorn iterations for each sublayer take a minute to compile as one program.
+  forward = toy.by_hand if case.name == "mhc" else toy.compiled_by_hand
   got = forward(made, layers, x)
   assert got.dtype == dtype
   params, layers, x = jax.tree.map(np.float64, (toy.parameters(made), layers, x))
@@ -71,8 +63,7 @@ def test_float64_values_and_gradients(case):
     layers = toy.layers(num_layers, dtype=float)
     layers, x = jax.tree.map(jnp.asarray, (layers, toy.embeddings(dtype=float)))
     params = toy.parameters(made)
-    gradients_of = toy.jitted if in_one_program(case) else toy.value_and_gradients
-    y, gradients = gradients_of(toy.by_hand, made, layers, x)
+    y, gradients = walks.value_and_gradients(case)(toy.by_hand, made, layers, x)
     assert y.dtype == np.float64
   forward = functools.partial(equations, case)
   arguments, gradients = jax.tree.map(np.asarray, ((params, layers, x), gradients))

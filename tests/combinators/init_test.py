@@ -15,22 +15,19 @@ def normed_output(combinator, layers, x):
   return toy.rms_norm(toy.by_hand(combinator, layers, x, scale_free), eps=1e-20)
 
 
-def computed(name, options, num_layers):
-  """A fresh combinator, and the normed output with its gradients."""
-  fresh = toy.build(name, options, num_layers=num_layers, random=False)
-  return fresh, *toy.value_and_gradients(normed_output, fresh, toy.layers(num_layers), X)
-
-
 @functools.cache
 def of_standard(num_layers):
-  return computed("standard", {}, num_layers)[1:]
+  made = toy.build("standard", {}, num_layers=num_layers)
+  return toy.value_and_gradients(normed_output, made, toy.layers(num_layers), X)
 
 
 @walks.first_cases(STANDARD_AT_INIT)
 def test_fresh_combinator_is_standard(case):
   num_layers = walks.num_layers(case)
-  fresh, got, (_, *gradients) = computed(case.name, case.options, num_layers)
+  fresh = toy.build(case.name, case.options, num_layers=num_layers, random=False)
   assert fresh.equals_standard_at_init
+  compute = walks.value_and_gradients(case)
+  got, (_, *gradients) = compute(normed_output, fresh, toy.layers(num_layers), X)
   want, (_, *wants) = of_standard(num_layers)
   assert_close(got, want, 1e-5)
   assert_close(gradients, wants, 1e-5)

@@ -3,6 +3,7 @@
 import pytest
 
 from resjax import combinators
+from tests.helpers import toy
 from tests.helpers.systems import CASES
 
 _ALL = combinators.names()
@@ -41,12 +42,25 @@ def one_case_each(selected=CASES, *, all_of=()):
   return pytest.mark.parametrize("case", [_param(c, str(c), c in first) for c in chosen])
 
 
+def is_first(case):
+  return case in _first(CASES)
+
+
 def num_layers(case):
   """Layers of a case: 3, a first, a middle and a last one, for the first case of a name.
 
   Options of other cases may be about more layers; they have 5.
   """
-  return 3 if case in _first(CASES) else 5
+  return 3 if is_first(case) else 5
+
+
+def value_and_gradients(case):
+  """The way to compute a loop by hand that compiles least.
+
+  The first case of a name is one program. Other cases run operation by operation: they share the
+  programs of most, where one of 5 layers, or of twenty Sinkhorn iterations, takes long to compile.
+  """
+  return toy.jitted if is_first(case) else toy.value_and_gradients
 
 
 def names(*quick, among=_ALL):

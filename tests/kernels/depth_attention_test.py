@@ -35,24 +35,28 @@ def banked(query, gain, bank, num_valid, **options):
   return depth_attention(sources, query, key_scale=gain, **options)
 
 
+@functools.partial(jax.jit, static_argnames="heads")
+def listed_and_gradients(query, gain, sources, dh, heads):
+  h, vjp = jax.vjp(functools.partial(listed, num_heads=heads), query, gain, sources)
+  return h, vjp(dh)
+
+
 @pytest.mark.parametrize("heads", HEADS)
 @pytest.mark.parametrize("count", COUNTS)
 def test_values_and_gradients_are_those_of_numpy(count, heads):
   query, gain, sources, dh = example(count)
-  h, vjp = jax.vjp(functools.partial(listed, num_heads=heads), query, gain, sources)
+  h, gradients = listed_and_gradients(query, gain, sources, dh, heads)
   w, gamma, values, d = wide(query, gain, sources, dh)
   assert_close(h, reference.depth_read(w, gamma, values, 1e-6, heads), 1e-6)
-  assert_close(vjp(dh), reference.depth_read_gradients(w, gamma, values, 1e-6, d, heads), 1e-5)
+  assert_close(gradients, reference.depth_read_gradients(w, gamma, values, 1e-6, d, heads), 1e-5)
 
 
 @pytest.mark.parametrize("heads", [1, 2, D])
 @pytest.mark.parametrize("count", [2, 5])
 def test_float64(count, heads):
   query, gain, sources, dh = wide(*example(count))
-  read = functools.partial(listed, num_heads=heads)
   with jax.enable_x64(True):
-    h, vjp = jax.vjp(read, *map(jnp.asarray, (query, gain, sources)))
-    gradients = vjp(jnp.asarray(dh))
+    h, gradients = listed_and_gradients(*map(jnp.asarray, (query, gain, sources, dh)), heads)
   assert_close(h, reference.depth_read(query, gain, sources, 1e-6, heads), 1e-14)
   want = reference.depth_read_gradients(query, gain, sources, 1e-6, dh, heads)
   assert_close(gradients, want, 1e-13)
@@ -68,15 +72,21 @@ def test_a_head_is_one_headed_attention_with_the_other_channels_of_the_query_zer
     assert_close(h[..., c], listed(alone, gain, sources)[..., c], 1e-6)
 
 
+@functools.partial(jax.jit, static_argnames=("num_valid", "heads"))
+def banked_and_gradients(query, gain, bank, dh, num_valid, heads):
+  read = functools.partial(banked, num_valid=num_valid, num_heads=heads)
+  h, vjp = jax.vjp(read, query, gain, bank)
+  return h, vjp(dh)
+
+
 @pytest.mark.parametrize("heads", HEADS)
 @pytest.mark.parametrize("count", COUNTS)
 def test_bank_is_the_list(count, heads):
   query, gain, sources, dh = example(count)
-  want, vjp = jax.vjp(functools.partial(listed, num_heads=heads), query, gain, sources)
-  bank_of = functools.partial(banked, num_valid=count, num_heads=heads)
-  got, bank_vjp = jax.vjp(bank_of, query, gain, sources)
+  want, wants = listed_and_gradients(query, gain, sources, dh, heads)
+  got, gradients = banked_and_gradients(query, gain, sources, dh, count, heads)
   assert_close(got, want, 1e-6)
-  assert_close(bank_vjp(dh), vjp(dh), 1e-5)
+  assert_close(gradients, wants, 1e-5)
 
 
 @pytest.mark.parametrize("in_bank", [1, 3, 4])
