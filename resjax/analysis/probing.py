@@ -210,4 +210,4 @@ class _Probe:
 
 def _state(visits: Sequence[SiteVisit], reading: str) -> Array:
   """Returns the state closed behind the last visit, or view x of the first visit."""
-  return visits[-1].closed() if reading == "closed" else visits[0].views["x"]
+  return visits[-1].closed() if reading == "closed" else visits[0].views()["x"]

@@ -21,6 +21,7 @@ from resjax.combinators.laurel import Laurel as Laurel
 from resjax.combinators.mhc import MHC as MHC
 from resjax.combinators.mhc import MHCLite as MHCLite
 from resjax.combinators.muddformer import MUDDFormer as MUDDFormer
+from resjax.combinators.pre_norm import PreNorm as PreNorm
 from resjax.combinators.registry import build as build
 from resjax.combinators.registry import get as get
 from resjax.combinators.registry import names as names

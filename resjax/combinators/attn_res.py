@@ -1,5 +1,6 @@
 """Attention Residuals: depth attention over all earlier outputs, or over sums of blocks of them."""
 
+import abc
 from typing import Any
 
 import jax
@@ -9,6 +10,7 @@ from flax import nnx
 from resjax.combinators.base import OUTPUT, Layer, TokenContext, Views, check_flag, check_option
 from resjax.combinators.depth_reader import DepthBlocks, DepthReader
 from resjax.combinators.numerics import rms_normalized
+from resjax.combinators.pre_norm import Norms, PreNorm, only_pre_norm
 from resjax.combinators.source import DepthState, check_layer
 from resjax.kernels.depth_attention import (
   Sources,
@@ -29,6 +31,25 @@ class _OutputReader(DepthReader):
     super().__init__(**options)
     self.final_query = nnx.Param(jnp.zeros(self.d_model))
     self.final_key_scale = nnx.Param(jnp.ones(self.d_model))
+
+  @abc.abstractmethod
+  def _read(
+    self, state: DepthState, layer: Layer, site: str, norm: PreNorm | None
+  ) -> tuple[Views, Any]:
+    """Returns the view x, through the norm if there is one, and the sources for the next reader."""
+
+  def read(self, state: DepthState, layer: Layer, site: str) -> tuple[Views, Any]:
+    """See `Combinator.read`. The tape holds the sources for the next reader."""
+    return self._read(state, layer, site, None)
+
+  def read_normed(
+    self, state: DepthState, layer: Layer, site: str, norms: Norms
+  ) -> tuple[Views, Any]:
+    """See `Combinator.read_normed`. A `PreNorm` is part of the read."""
+    norm = only_pre_norm(norms)
+    if norm is None:
+      return super().read_normed(state, layer, site, norms)
+    return self._read(state, layer, site, norm)
 
   def final(self, state: DepthState) -> Array:
     """See `Combinator.final`."""
@@ -70,9 +91,10 @@ class AttnRes(_OutputReader):
     """See `Combinator.init`."""
     return DepthState(Sources(recent=(x,)))
 
-  def read(self, state: DepthState, layer: Layer, site: str) -> tuple[Views, Any]:
-    """See `Combinator.read`. The tape holds the sources for the next reader."""
-    h, sources = self._attend(state.sources, layer, site)
+  def _read(
+    self, state: DepthState, layer: Layer, site: str, norm: PreNorm | None
+  ) -> tuple[Views, Any]:
+    h, sources = self._attend(state.sources, layer, site, norm=norm)
     return {"x": h}, DepthState(sources)
 
   def write(
@@ -170,14 +192,15 @@ class BlockAttnRes(DepthBlocks, _OutputReader):
     rows = self._softmax(sources, layer, site, self._has_started(layer, site))
     return sources.in_source_order(rows, len(self.source_names()))
 
-  def read(self, state: DepthState, layer: Layer, site: str) -> tuple[Views, Any]:
-    """See `Combinator.read`. The tape holds the sources for the next reader."""
+  def _read(
+    self, state: DepthState, layer: Layer, site: str, norm: PreNorm | None
+  ) -> tuple[Views, Any]:
     within = layer % self.layers_per_block
     started = self._has_started(layer, site)
     running, *others = state.running
     if state.opened is None:
       sources = state.sources.append(running)
-      h, sources = self._attend(sources, layer, site, last_valid=started)
+      h, sources = self._attend(sources, layer, site, started, norm)
       sources, running = sources.pop()
       return {"x": h}, DepthState(sources, (running, *others))
     slot = within * len(self.sites) + self.sites.index(site)
@@ -188,7 +211,7 @@ class BlockAttnRes(DepthBlocks, _OutputReader):
       self._row(self.query, layer, site),
       key_scale=self._row(self.key_scale, layer, site),
       last_valid=started,
-      **self._kernel_options(),
+      **self._kernel_options(norm),
     )
     return {"x": h}, DepthState(state.sources, (running, *others), opened)
 

@@ -10,6 +10,7 @@ import jax
 from flax import nnx
 
 from resjax.combinators import costs
+from resjax.combinators.pre_norm import Norms
 from resjax.sharding import Layout
 from resjax.typing import Array, PyTree
 
@@ -44,7 +45,7 @@ class Combinator(nnx.Module):
     for layer in range(c.num_layers):
       for site in c.sites:
         views, tape = c.read(state, layer, site)   # views["x"]: [B, T, D]
-        normed = {k: norm(v) for k, v in views.items()}
+        normed = {k: norm(v) for k, v in views.items()}  # or both lines as one, `read_normed`
         out = branch[site](normed)                 # [B, T, D]
         state = c.write(state, layer, site, out, normed=normed, tape=tape)
     y = c.final(state)                             # [B, T, D]
@@ -135,6 +136,20 @@ class Combinator(nnx.Module):
   @abc.abstractmethod
   def read(self, state: PyTree, layer: Layer, site: str) -> tuple[Views, Any]:
     """Returns what a site reads: views [B, T, D] by `view_names`, and a tape for `write`."""
+
+  def read_normed(self, state: PyTree, layer: Layer, site: str, norms: Norms) -> tuple[Views, Any]:
+    """Returns the views of `read`, each through its norm, and the tape.
+
+    A combinator may fuse a `PreNorm` into its read; the values are the same up to rounding.
+
+    Args:
+      state: as in `read`.
+      layer: as in `read`.
+      site: as in `read`.
+      norms: by view, what normalises it; views without a norm are left out.
+    """
+    views, tape = self.read(state, layer, site)
+    return {name: norm(views[name]) for name, norm in norms.items()}, tape
 
   @abc.abstractmethod
   def write(

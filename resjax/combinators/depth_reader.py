@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from resjax.combinators.base import OUTPUT, Layer, Strategy, check_option
+from resjax.combinators.pre_norm import PreNorm
 from resjax.combinators.source import DepthState, SourceCombinator
 from resjax.kernels.depth_attention import IMPLEMENTATIONS, Sources, depth_attention
 from resjax.typing import Array, wide_dtype
@@ -75,14 +76,27 @@ class DepthReader(SourceCombinator):
     return jnp.sum(per_head, axis=-1) * jax.lax.rsqrt(mean_square + self.eps)
 
   def _attend(
-    self, sources: Sources, layer: Layer, site: str, last_valid: Flag = True
+    self,
+    sources: Sources,
+    layer: Layer,
+    site: str,
+    last_valid: Flag = True,
+    norm: PreNorm | None = None,
   ) -> tuple[Array, Sources]:
-    """Returns what a site reads, and the sources for the next reader (`return_sources`)."""
+    """Returns what a site reads, and the sources for the next reader (`return_sources`).
+
+    With a norm it returns RMS(h) ⊙ scale in place of what is read, h.
+    """
     query, key_scale = (self._row(p, layer, site) for p in (self.query, self.key_scale))
-    return self._attend_with(query, key_scale, sources, last_valid)
+    return self._attend_with(query, key_scale, sources, last_valid, norm)
 
   def _attend_with(
-    self, query: Array, key_scale: Array, sources: Sources, last_valid: Flag = True
+    self,
+    query: Array,
+    key_scale: Array,
+    sources: Sources,
+    last_valid: Flag = True,
+    norm: PreNorm | None = None,
   ) -> Any:
     return depth_attention(
       sources,
@@ -91,13 +105,16 @@ class DepthReader(SourceCombinator):
       num_heads=self.num_heads,
       last_valid=last_valid,
       return_sources=True,
-      **self._kernel_options(),
+      **self._kernel_options(norm),
     )
 
-  def _kernel_options(self) -> dict[str, Any]:
-    """Returns the options that every read has."""
+  def _kernel_options(self, norm: PreNorm | None = None) -> dict[str, Any]:
+    """Returns the options that every read has, and those that a norm adds."""
     implementation = None if self.implementation == "auto" else self.implementation
-    return {"eps": self.eps, "layout": self.layout, "implementation": implementation}
+    options = {"eps": self.eps, "layout": self.layout, "implementation": implementation}
+    if norm is None:
+      return options
+    return options | {"out_norm_scale": norm.scale, "out_norm_eps": norm.eps}
 
 
 class DepthBlocks(SourceCombinator):

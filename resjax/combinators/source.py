@@ -57,7 +57,7 @@ class SourceCombinator(Combinator):
   def close_block(self, state: DepthState) -> DepthState:
     """Returns the state after a depth block with the block's sources appended.
 
-    With `history` they already are, because `write` appends them.
+    It is linear in the state. With `history` the sources already are appended, by `write`.
     """
     return state
 

@@ -10,6 +10,7 @@ from flax import nnx
 
 from resjax import combinators
 from resjax.combinators.base import OUTPUT
+from resjax.combinators.pre_norm import Norms
 from resjax.kernels.self_attention import Window
 from resjax.models import depth
 from resjax.models.config import DecoderConfig
@@ -165,6 +166,9 @@ class Decoder(nnx.Module):
       layer = nnx.merge(graphdef, row.layer)
       return layer(site, views, context.tokens, row.past, residual, Window(windows, row.window))
 
+    def pre_norms(row: _Rows, site: str) -> Norms:
+      return nnx.merge(graphdef, row.layer).pre_norms(site)
+
     @functools.partial(jax.checkpoint, prevent_cse=False)
     def first_values(
       rows: _Rows, x: Array, context: _Context, tokens: combinators.TokenContext
@@ -175,11 +179,12 @@ class Decoder(nnx.Module):
         x,
         branch,
         self.config.attention_site,
+        pre_norms=pre_norms,
         context=context,
         tokens=tokens,
       )
       first = nnx.merge(graphdef, jax.tree.map(lambda leaf: leaf[0], rows.layer))
-      return first.values(views)
+      return first.values(self.config.attention_site, views)
 
     rows = _Rows(layers, self._value_weights(), self._window_indices(), past or {})
     x = self.embed(tokens, place.positions)
@@ -191,6 +196,7 @@ class Decoder(nnx.Module):
       "layers": rows,
       "x": x,
       "branch": branch,
+      "pre_norms": pre_norms,
       "context": context,
       "tokens": token_context,
       "unroll": self.config.depth == "loop",

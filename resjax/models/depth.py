@@ -16,7 +16,9 @@ from flax import nnx
 from jax import lax
 
 from resjax.combinators.base import Combinator, TokenContext, Views
-from resjax.models.depth_strategies import STRATEGIES, LayerStep, Stack, loop
+from resjax.combinators.pre_norm import Norms
+from resjax.models.depth_strategies import STRATEGIES, loop
+from resjax.models.layer_stack import LayerStep, Stack
 from resjax.nn.linear import PRODUCT
 from resjax.typing import Array, PyTree
 
@@ -35,7 +37,6 @@ class SiteVisit(NamedTuple):
     layer: the number of the layer, 0..L-1; may be traced.
     site: the name of the site.
     before: the depth state that the site read.
-    views: the views that `Combinator.read` gave, [B, T, D] each.
     out: the output of the branch [B, T, D].
     after: the depth state after `Combinator.write`.
     kept: what the branch returned after its output, in a tuple that may be empty.
@@ -45,10 +46,13 @@ class SiteVisit(NamedTuple):
   layer: int | Array
   site: str
   before: PyTree
-  views: Views
   out: Array
   after: PyTree
   kept: tuple[PyTree, ...]
+
+  def views(self) -> Views:
+    """Returns what the site read, [B, T, D] each, before any norm."""
+    return self.combinator.read(self.before, self.layer, self.site)[0]
 
   def closed(self) -> Array:
     """Returns the output [B, T, D] that the layers would have if they ended after this site."""
@@ -61,12 +65,15 @@ class SiteVisit(NamedTuple):
 
 # branch(layer parameters, site, views, context) -> normalised views, output, and what it keeps.
 Branch = Callable[[PyTree, str, Views, PyTree], tuple[Any, ...]]
+# pre_norms(layer parameters, site) -> what normalises the views of the site.
+PreNorms = Callable[[PyTree, str], Norms]
 # collect(visits of one layer, context) -> pytree of arrays.
 Collect = Callable[[Sequence[SiteVisit], PyTree], PyTree]
 
 
 def run(
   combinator: Combinator, layers: PyTree, x: Array, branch: Branch, *,
+  pre_norms: PreNorms | None = None,
   context: PyTree = None, tokens: TokenContext | None = None,
   remat: str = "none", unroll: bool = False,
 ) -> Array:  # fmt: skip
@@ -78,6 +85,9 @@ def run(
     x: embeddings [B, T, D].
     branch: what runs at a site, a pure function: branch(layer parameters, site, views, context)
       returns the normalised views and the output [B, T, D].
+    pre_norms: pre_norms(layer parameters, site) returns what normalises each view that the branch
+      uses, see `Combinator.read_normed`; then the branch gets normalised views, and a combinator
+      may fuse norms into its reads. Default: the branch gets the views as they are read.
     context: arrays that every branch may read (positions, segment ids, values of the first layer);
       gradients flow to those of a floating type.
     tokens: what combinators that mix tokens must know of them, see `Combinator.init`.
@@ -93,14 +103,16 @@ def run(
       the combinator cannot be scanned.
   """
   state, _ = run_layers(
-    combinator, layers, x, branch, context=context, tokens=tokens, remat=remat, unroll=unroll
-  )
+    combinator, layers, x, branch, pre_norms=pre_norms, context=context, tokens=tokens,
+    remat=remat, unroll=unroll,
+  )  # fmt: skip
   return combinator.final(state)
 
 
 def run_layers(
   combinator: Combinator, layers: PyTree, x: Array, branch: Branch,
   collect: Collect | None = None, *,
+  pre_norms: PreNorms | None = None,
   context: PyTree = None, tokens: TokenContext | None = None,
   remat: str = "none", unroll: bool = False,
 ) -> tuple[PyTree, PyTree]:  # fmt: skip
@@ -137,7 +149,7 @@ def run_layers(
       raise ValueError(
         f"a stacked parameter has {leaf.shape[0]} layers, its combinator {combinator.num_layers}"
       )
-  layer: LayerStep = partial(_layer, graphdef, branch, collect)
+  layer: LayerStep = partial(_layer, graphdef, branch, pre_norms, collect)
   if remat != "none":
     # The loop numbers the layers by Python ints, which combinators may look up.
     static = (0,) if unroll else ()
@@ -150,6 +162,7 @@ def run_layers(
 def _layer(
   graphdef: nnx.GraphDef,
   branch: Branch,
+  pre_norms: PreNorms | None,
   collect: Collect | None,
   index: int | Array,
   state: PyTree,
@@ -161,23 +174,37 @@ def _layer(
   combinator = nnx.merge(graphdef, jax.tree.map(lambda leaf: leaf[None], row.combinator), shared)
   visits = []
   for site in combinator.sites:
-    views, tape = combinator.read(state, index, site)
+    views, tape = _read(combinator, state, index, site, pre_norms, row.layers)
     normed, out, *kept = branch(row.layers, site, views, context)
     after = combinator.write(state, index, site, out, normed=normed, tape=tape)
-    visits.append(SiteVisit(combinator, index, site, state, views, out, after, tuple(kept)))
+    visits.append(SiteVisit(combinator, index, site, state, out, after, tuple(kept)))
     state = after
   return state, None if collect is None else collect(visits, context)
 
 
+def _read(
+  combinator: Combinator,
+  state: PyTree,
+  layer: int | Array,
+  site: str,
+  pre_norms: PreNorms | None,
+  parameters: PyTree,
+) -> tuple[Views, Any]:
+  """Returns what the branch of a site is given, and the tape."""
+  if pre_norms is None:
+    return combinator.read(state, layer, site)
+  return combinator.read_normed(state, layer, site, pre_norms(parameters, site))
+
+
 def first_views(
   combinator: Combinator, layers: PyTree, x: Array, branch: Branch, site: str, *,
-  context: PyTree = None, tokens: TokenContext | None = None,
+  pre_norms: PreNorms | None = None, context: PyTree = None, tokens: TokenContext | None = None,
 ) -> Views:  # fmt: skip
-  """Returns the views [B, T, D] that a site of the first layer reads; arguments as in `run`."""
+  """Returns what a branch of the first layer is given [B, T, D]; arguments as in `run`."""
   first = jax.tree.map(lambda leaf: leaf[0], layers)
   state = combinator.init(x, tokens)
   for earlier in combinator.sites[: combinator.sites.index(site)]:
-    views, tape = combinator.read(state, 0, earlier)
+    views, tape = _read(combinator, state, 0, earlier, pre_norms, first)
     normed, out, *_ = branch(first, earlier, views, context)
     state = combinator.write(state, 0, earlier, out, normed=normed, tape=tape)
-  return combinator.read(state, 0, site)[0]
+  return _read(combinator, state, 0, site, pre_norms, first)[0]

@@ -3,9 +3,11 @@
 from collections.abc import Mapping
 from typing import Any
 
+import jax.numpy as jnp
 from flax import nnx
 
 from resjax import combinators
+from resjax.combinators.pre_norm import Norms, PreNorm
 from resjax.kernels.self_attention import ALL_EARLIER, Window
 from resjax.models.config import DecoderConfig
 from resjax.models.decode_cache import TokensInCache, TokensInRows
@@ -98,7 +100,7 @@ class Layer(nnx.Module):
 
     Args:
       site: one of the config's `sites`.
-      views: what the combinator lets the site read, [B, T, D] each.
+      views: what the site reads through its `pre_norms`, [B, T, D] each.
       tokens: where the T tokens stand, alone in their rows or behind those of a cache.
       past: the keys and values in the cache, by attention site; empty without a cache.
       residual: what is mixed into the values of `attention`; None: nothing.
@@ -111,7 +113,7 @@ class Layer(nnx.Module):
     seen: dict[str, Array] = {}
     total, new = None, None
     for sublayer in _PARTS.get(site, (site,)):
-      normed = self._normed(sublayer, views)
+      normed = self._normed(site, sublayer, views)
       if sublayer == "mlp":
         out = self.mlp(normed["x"])
       elif isinstance(tokens, TokensInCache):
@@ -150,13 +152,52 @@ class Layer(nnx.Module):
       residual=residual,
     )
 
-  def values(self, views: combinators.Views) -> Array:
-    """Returns the values [B, T, K, C] that `attention` has for these views."""
-    return self.attention.values(_qkv(self._normed("attention", views))[2])
+  def pre_norms(self, site: str) -> Norms:
+    """Returns what normalises the views of a site before `__call__`, by view.
 
-  def _normed(self, sublayer: str, views: combinators.Views) -> dict[str, Array]:
-    """Returns the views that a sublayer uses, each through its pre-norm."""
-    return {name: norm(views[name]) for name, norm in self.norms[sublayer].items()}
+    Where two sublayers share a view, this is what their norms have in common: an RMS norm without
+    gain, or nothing.
+    """
+    return {view: _common(norms) for view, norms in self._norms_by_view(site).items()}
+
+  def _norms_by_view(self, site: str) -> dict[str, list[Norm]]:
+    """Returns the norms that the sublayers of a site have for each view."""
+    norms: dict[str, list[Norm]] = {}
+    for sublayer in _PARTS.get(site, (site,)):
+      for view, of_view in self.norms[sublayer].items():
+        norms.setdefault(view, []).append(of_view)
+    return norms
+
+  def values(self, site: str, views: combinators.Views) -> Array:
+    """Returns the values [B, T, K, C] that the attention of a site has for these `views`."""
+    return self.attention.values(_qkv(self._normed(site, "attention", views))[2])
+
+  def _normed(self, site: str, sublayer: str, views: combinators.Views) -> dict[str, Array]:
+    """Returns the views that a sublayer uses, through what `pre_norms` left of its norms."""
+    sharers = self._norms_by_view(site)
+    return {
+      view: views[view] if len(sharers[view]) == 1 else _own_part(own, views[view])
+      for view, own in self.norms[sublayer].items()
+    }
+
+
+def _common(norms: list[Norm]) -> PreNorm | Norm:
+  """Returns what the norms of one view by several sublayers have in common; one norm: itself."""
+  first, *others = norms
+  if isinstance(first, nnx.RMSNorm):
+    scale = _gain(first)
+    return PreNorm(jnp.ones_like(scale) if others else scale, first.epsilon)
+  return Identity() if others else first
+
+
+def _own_part(own: Norm, x: Array) -> Array:
+  """Returns what is left of a norm of x [B, T, D] after `_common`."""
+  return (x * _gain(own)).astype(x.dtype) if isinstance(own, nnx.RMSNorm) else own(x)
+
+
+def _gain(own: nnx.RMSNorm) -> Array:
+  assert own.scale is not None  # every norm here has one
+  return own.scale[...]
 
 
 def _qkv(normed: dict[str, Array]) -> tuple[Array, Array, Array]:

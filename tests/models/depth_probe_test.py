@@ -52,7 +52,7 @@ def probe(visits, seen):
   found = {}
   for visit in visits:
     found[visit.site] = {
-      "read": visit.views["x"] * seen["scale"],
+      "read": visit.views()["x"] * seen["scale"],
       "out": visit.out,
       "closed": visit.closed(),
       "weights": visit.depth_weights(),

@@ -144,7 +144,7 @@ def _row_groups_at_once(chip: str, case: KernelCase, sizes: TpuTiles) -> int:
   """Returns how many groups of tokens one round of the inner loop handles."""
   if case.kind != "direct":
     return 1
-  return DirectPlan(sizes_of(chip, case), sizes, 0.0).row_groups_at_once
+  return DirectPlan(sizes_of(chip, case), sizes, 0.0, 0.0).row_groups_at_once
 
 
 def count_bundles(lines: Iterable[str]) -> tuple[int, int]:

@@ -29,6 +29,7 @@ def depth_attention(
   out_norm_scale: Array | None = None,
   num_heads: int = 1,
   eps: float = 1e-6,
+  out_norm_eps: float | None = None,
   last_valid: Array | bool = True,
   return_sources: bool = False,
   layout: Layout | None = None,
@@ -66,7 +67,8 @@ def depth_attention(
       needs `return_sources`, because the sum is one of the returned sources.
     out_norm_scale: gain [D] of an RMS norm of the output; None: the output is h.
     num_heads: H, a divisor of D.
-    eps: number added to the mean square of a source, and of h.
+    eps: number added to the mean square of a source.
+    out_norm_eps: number added to the mean square of h in its norm; default: eps.
     last_valid: whether the last of `sources` (of `Sources.recent`) counts; may be traced.
     return_sources: whether the sources are returned too.
     layout: mesh, and how axes of [B, T, D] are split over it; default: one device.
@@ -99,6 +101,7 @@ def depth_attention(
     implementation="reference",
     layout=Layout() if layout is None else layout,
     interpret=interpret,
+    out_norm_eps=eps if out_norm_eps is None else out_norm_eps,
   )
   out, threaded = _read(backends.choose(read, operands, implementation), operands)
   if not return_sources:

@@ -27,12 +27,13 @@ class Read:
 
   Attributes:
     num_heads: H, a divisor of D.
-    eps: number added to mean squares, of sources and of the output.
+    eps: number added to the mean squares of sources.
     adds: whether an addend joins the last source (of a merge: the running sum) first.
     threaded: whether the sources are returned, so that the cotangents of later reads arrive summed.
     implementation: name of the backend.
     layout: mesh, and how token axes are split over it.
     interpret: False, or what the argument `interpret` of a Pallas call takes.
+    out_norm_eps: number added to the mean square of the output in its norm.
   """
 
   num_heads: int
@@ -42,6 +43,7 @@ class Read:
   implementation: str
   layout: Layout
   interpret: Any = False
+  out_norm_eps: float = 1e-6
 
 
 class Operands(NamedTuple):

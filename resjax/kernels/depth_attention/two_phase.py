@@ -5,6 +5,7 @@ began. Phase 2 merges one of these results with the only source that changed sin
 of the depth block. Together they give what `depth_attention` gives over all these sources.
 """
 
+import dataclasses
 from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -159,6 +160,7 @@ def depth_attention_merge(
   addend: Array | None = None,
   out_norm_scale: Array | None = None,
   eps: float = 1e-6,
+  out_norm_eps: float | None = None,
   last_valid: Array | bool = True,
   layout: Layout | None = None,
   implementation: str | None = None,
@@ -174,9 +176,9 @@ def depth_attention_merge(
   element of y, see bf16_remainder.py. It does not read `out`, because
   (1 − β) ⟨dh, u − out⟩ = ⟨dh, u⟩ − ⟨dh, h⟩. With a norm it takes RMS(h) as y / out_norm_scale; a
   gain nearer to zero than 1e-19 (6e-5 in float16, 1e-154 in float64) is moved to that for this
-  purpose. With r = 1/sqrt(mean(u²) + eps) and ρ = 1/sqrt(mean(h²) + eps):
+  purpose. With r = 1/sqrt(mean(u²) + eps) and ρ = 1/sqrt(mean(h²) + out_norm_eps):
 
-  c = mean(dy ⊙ y),  dh = ρ (out_norm_scale ⊙ dy − c RMS(h)),  ⟨dh, h⟩ = D c eps ρ²
+  c = mean(dy ⊙ y),  dh = ρ (out_norm_scale ⊙ dy − c RMS(h)),  ⟨dh, h⟩ = D c out_norm_eps ρ²
   ds = β (⟨dh, u⟩ − ⟨dh, h⟩),  dout = (1 − β) dh,  dlse = −ds,  g = query ⊙ key_scale
   du = β dh + ds r g − ds s r² / D u,  dg = Σ_tokens ds r u
 
@@ -195,7 +197,8 @@ def depth_attention_merge(
     key_scale: gain of the key norm [D], the one that phase 1 had for this read; None is 1.
     addend: array [..., D] that is added to the running sum first; None: nothing is.
     out_norm_scale: gain [D] of an RMS norm of the output; None: the output is h.
-    eps: number added to the mean square of u, and of h.
+    eps: number added to the mean square of u.
+    out_norm_eps: number added to the mean square of h in its norm; default: eps.
     last_valid: whether the running sum counts; may be traced. A running sum that does not count
       may hold anything.
     layout: as for `depth_attention`.
@@ -219,6 +222,8 @@ def depth_attention_merge(
   lse = reads.lse.astype(wide_dtype(running))
   operands = MergeOperands(reads.out, lse, running, counts, scaled, addend, out_norm_scale)
   read = _options(eps, addend is not None, True, layout, interpret)
+  if out_norm_eps is not None:
+    read = dataclasses.replace(read, out_norm_eps=out_norm_eps)
   read = backends.choose(read, operands, implementation, "merge")
   y, running, out, lse = _merge(read, operands)
   return y, running, reads._replace(out=out, lse=lse)
@@ -226,7 +231,7 @@ def depth_attention_merge(
 
 def _options(eps: float, adds: bool, threaded: bool, layout: Layout | None, interpret: Any) -> Read:
   layout = Layout() if layout is None else layout
-  return Read(1, eps, adds, threaded, "", layout, interpret)
+  return Read(1, eps, adds, threaded, "", layout, interpret, out_norm_eps=eps)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))

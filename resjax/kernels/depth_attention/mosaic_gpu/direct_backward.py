@@ -115,7 +115,7 @@ def _norm_backward(
   sums.put(0, each(jnp.multiply, x, x))
   sums.put(1, each(jnp.multiply, d_normed, x))
   sums.reduce()
-  inverse_rms = lax.rsqrt(sums[0] / width + read.eps)
+  inverse_rms = lax.rsqrt(sums[0] / width + read.out_norm_eps)
   along = sums[1] / width * inverse_rms * inverse_rms
   d_x = each(lambda d, x: inverse_rms * (d - along * x), d_normed, x)
   return d_x, each(lambda d, x: d * x * inverse_rms, d_out, x)

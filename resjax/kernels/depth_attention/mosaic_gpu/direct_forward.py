@@ -181,5 +181,5 @@ class _Token:
     self.outputs.stats.lse[token] = mix.peak + jnp.log(mix.total)
     out = each(lambda x: x / mix.total, mix.mixed)
     if scale is not None:
-      out = row_ops.scaled(out, self.sums.inverse_rms(out, self.read.eps), scale)
+      out = row_ops.scaled(out, self.sums.inverse_rms(out, self.read.out_norm_eps), scale)
     row_ops.store(self.outputs.out.at[token], out)

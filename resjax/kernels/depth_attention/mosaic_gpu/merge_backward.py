@@ -207,7 +207,7 @@ class _Token:
       d_logit = beta * (sums[1] - along)
     else:
       along, scale = along / width, stats.out_inverse_rms[token]
-      d_mixed_mixed = width * along * self.read.eps * scale * scale  # ⟨dh, h⟩
+      d_mixed_mixed = width * along * self.read.out_norm_eps * scale * scale  # ⟨dh, h⟩
       d_logit = beta * (scale * (sums[1] - along * sums[2]) - d_mixed_mixed)
       beta, rest = beta * scale, rest * scale
     d_dot = d_logit * inverse_rms

@@ -86,7 +86,7 @@ def _kernel(read: Read, refs: Refs) -> None:
     h = each(lambda first, u: rest * first + beta * u, ring.load(step, _FIRST), u)
     ring.release(step, range(len(ring.streams)))
     if operands.out_norm_scale is not None:
-      out_inverse_rms = sums.inverse_rms(h, read.eps)
+      out_inverse_rms = sums.inverse_rms(h, read.out_norm_eps)
       stats.out_inverse_rms[token] = out_inverse_rms
       h = row_ops.scaled(h, out_inverse_rms, operands.out_norm_scale)
     row_ops.store(outputs.out.at[token], h)

@@ -139,7 +139,7 @@ class DirectKernel(TileKernel):
 
     total = self.plan.for_each_chunk(chunk, zero_chunk())
     squares = jnp.sum(total, axis=-1, keepdims=True) / self.plan.sizes.width
-    return lax.rsqrt(squares + self.plan.eps)
+    return lax.rsqrt(squares + self.plan.out_norm_eps)
 
 
 class _Kernel(DirectKernel):

@@ -33,7 +33,13 @@ _SHORT_CODE = 256  # chunks of all sources up to which two groups of rows run at
 
 @dataclasses.dataclass(frozen=True)
 class DirectPlan(SourcesPlan):
-  """The tiles of a direct read."""
+  """The tiles of a direct read.
+
+  Attributes:
+    out_norm_eps: number added to the mean square of the output in its norm.
+  """
+
+  out_norm_eps: float
 
   @classmethod
   def of(
@@ -43,7 +49,7 @@ class DirectPlan(SourcesPlan):
     sizes = PassSizes.of(name, read, operands)
     chosen = tile_sizes or tiles.choose(sizes)
     assert chosen is not None  # obstacles.py has refused what does not fit
-    return cls(sizes, chosen, read.eps)
+    return cls(sizes, chosen, read.eps, read.out_norm_eps)
 
   @property
   def stats_tokens(self) -> int:

@@ -217,7 +217,9 @@ class _Kernel(TileKernel):
     along, first, second = map(sum_lanes, plan.for_each_word(run, (zeros(),) * 3))
     if plan.normed:
       along, scale = along / plan.width, numbers[3, rows, :]
-      d_logit = scale * (first - along * second) - plan.width * along * plan.eps * scale * scale
+      d_logit = (
+        scale * (first - along * second) - plan.width * along * plan.out_norm_eps * scale * scale
+      )
       d_logit = beta * d_logit
       beta, rest = beta * scale, rest * scale
     else:

@@ -123,7 +123,7 @@ class _Kernel(TileKernel):
       inverse_rms = lax.rsqrt(squares / plan.width + plan.eps)
       logit = dots * inverse_rms
       log_odds = jnp.where(valid, logit - scratch.lse[0, rows, :], -jnp.inf)
-      out_inverse_rms = lax.rsqrt(self._mix(valid, log_odds, rows) / plan.width + plan.eps)
+      out_inverse_rms = lax.rsqrt(self._mix(valid, log_odds, rows) / plan.width + plan.out_norm_eps)
       put_scalars(scratch.numbers, rows, [inverse_rms, logit, log_odds, out_inverse_rms])
       self._write(out_inverse_rms, rows)
 

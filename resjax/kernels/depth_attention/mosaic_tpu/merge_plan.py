@@ -39,7 +39,8 @@ class MergePlan:
     num_tokens: T.
     width: D.
     dtype: dtype of the running sum.
-    eps: number added to mean squares.
+    eps: number added to the mean square of the running sum.
+    out_norm_eps: number added to the mean square of the output.
     adds: whether there is an addend.
     normed: whether a norm of the output follows.
   """
@@ -48,6 +49,7 @@ class MergePlan:
   width: int
   dtype: Any
   eps: float
+  out_norm_eps: float
   adds: bool
   normed: bool
 
@@ -56,7 +58,8 @@ class MergePlan:
     """Returns the plan of a merge, whose token axes are counted as one."""
     like, normed = operands.like, operands.out_norm_scale is not None
     tokens = math.prod(like.shape[:-1])
-    return cls(tokens, like.shape[-1], like.dtype, read.eps, read.adds, normed)
+    eps = read.eps, read.out_norm_eps
+    return cls(tokens, like.shape[-1], like.dtype, *eps, read.adds, normed)
 
   @property
   def num_tiles(self) -> int:

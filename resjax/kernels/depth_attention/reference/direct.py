@@ -97,7 +97,7 @@ def _mix(read: Read, stats: Stats, groups: tuple[Array, ...]) -> Array:
 
 
 def _inverse_rms(read: Read, x: Array) -> Array:
-  return jax.lax.rsqrt(jnp.mean(x**2, axis=-1, keepdims=True) + read.eps)
+  return jax.lax.rsqrt(jnp.mean(x**2, axis=-1, keepdims=True) + read.out_norm_eps)
 
 
 def _norm_backward(read: Read, x: Array, scale: Array, d_out: Array) -> tuple[Array, Array]:

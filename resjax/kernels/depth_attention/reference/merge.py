@@ -35,7 +35,7 @@ def forward(read: Read, operands: MergeOperands) -> tuple[Array, Array | None, M
   out = _share(-log_odds) * wide(first) + _share(log_odds) * v
   out_inverse_rms = None
   if operands.out_norm_scale is not None:
-    out_inverse_rms = jax.lax.rsqrt(jnp.mean(out**2, axis=-1) + read.eps)
+    out_inverse_rms = jax.lax.rsqrt(jnp.mean(out**2, axis=-1) + read.out_norm_eps)
     out = out * out_inverse_rms[..., None] * _gain(operands)
   dtype = operands.running.dtype
   words = _remainder(out) if bf16_remainder.is_kept(dtype) else None
@@ -87,7 +87,7 @@ def _mixed_backward(
   along = jnp.mean(d_out * out, axis=-1)
   d_scale = jnp.sum(d_out * normed, axis=tuple(range(out.ndim - 1)))
   d_mixed = inverse_rms[..., None] * (gain * d_out - along[..., None] * normed)
-  return d_mixed, out.shape[-1] * along * read.eps * inverse_rms**2, d_scale
+  return d_mixed, out.shape[-1] * along * read.out_norm_eps * inverse_rms**2, d_scale
 
 
 def _remainder(out: Array) -> Array:

@@ -1,0 +1,39 @@
+"""The norm in front of a branch, in a form that a combinator may fuse into its read."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+
+import jax
+import jax.numpy as jnp
+
+from resjax.typing import Array, wide_dtype
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class PreNorm:
+  """An RMS norm of the last axis: x / sqrt(mean(x²) + eps) ⊙ scale, in float32 or wider.
+
+  Attributes:
+    scale: the gain [D].
+    eps: the number that is added to the mean square.
+  """
+
+  scale: Array
+  eps: float = dataclasses.field(metadata={"static": True})
+
+  def __call__(self, x: Array) -> Array:
+    """Returns the normalised x [..., D] in its dtype."""
+    wide = x.astype(wide_dtype(x))
+    mean_square = jnp.mean(wide * wide, axis=-1, keepdims=True)
+    return (wide * jax.lax.rsqrt(mean_square + self.eps) * self.scale).astype(x.dtype)
+
+
+# By view, what normalises it: a `PreNorm`, or any function of an array [..., D].
+Norms = Mapping[str, Callable[[Array], Array]]
+
+
+def only_pre_norm(norms: Norms) -> PreNorm | None:
+  """Returns the norm of the view x if it is a `PreNorm` and no other view is used, else None."""
+  norm = norms.get("x")
+  return norm if isinstance(norm, PreNorm) and len(norms) == 1 else None

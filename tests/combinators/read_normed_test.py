@@ -1,0 +1,63 @@
+"""Reads with a fused norm are norms of reads, with the same gradients."""
+
+import functools
+
+import jax
+import numpy as np
+import pytest
+
+from resjax.combinators import Combinator, PreNorm, registry
+from tests.helpers import toy, walks
+from tests.helpers.systems import CASES
+
+EPS = 0.03  # not the eps of any combinator
+FUSES = [c for c in CASES if registry.get(c.name).read_normed is not Combinator.read_normed]
+
+
+def normalise(layer, site, views, context=None):
+  views = {name: PreNorm(layer[site]["gain"], EPS)(x) for name, x in views.items()}
+  return toy.branch(layer, site, views, pre_norm=False)
+
+
+def all_pre_norms(combinator, layer, site):
+  return dict.fromkeys(combinator.view_names(site), PreNorm(layer[site]["gain"], EPS))
+
+
+def test_it_is_attention_residuals_that_fuse():
+  assert {case.name for case in FUSES} >= {"attn_res", "block_attn_res"}
+
+
+@pytest.mark.parametrize("case", FUSES, ids=str)
+def test_fused_norm(case, monkeypatch):
+  check(case, monkeypatch, fuses=True)
+
+
+@walks.one_case_each([c for c in CASES if c not in FUSES])
+def test_any_combinator_normalises_its_views(case, monkeypatch):
+  check(case, monkeypatch, fuses=False)
+
+
+def check(case, monkeypatch, *, fuses):
+  num_layers = walks.num_layers(case)
+  made = toy.build(case.name, case.options, num_layers=num_layers)
+  layers = toy.layers(num_layers, dtype=float)
+  unfused = []
+  called = PreNorm.__call__
+  monkeypatch.setattr(PreNorm, "__call__", lambda *args: (unfused.append(args), called(*args))[1])
+
+  def separate(combinator, layers, x):
+    return toy.depth.run(combinator, layers, x, normalise)
+
+  def fused(combinator, layers, x):
+    branch = functools.partial(toy.branch, pre_norm=False)
+    norms = functools.partial(all_pre_norms, combinator)
+    return toy.depth.run(combinator, layers, x, branch, pre_norms=norms)
+
+  with jax.enable_x64(True):
+    arrays = layers, toy.embeddings(float)
+    want = toy.jitted(separate, made, *arrays)
+    unfused.clear()
+    got = toy.jitted(fused, made, *arrays)
+  assert bool(unfused) != fuses
+  for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+    np.testing.assert_allclose(a, b, rtol=0, atol=1e-12 * max(1, abs(b).max()))
