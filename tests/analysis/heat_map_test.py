@@ -27,7 +27,7 @@ def closed_states(decoder, tokens):
   for index in range(decoder.config.num_layers):
     layer = nnx.merge(graphdef, jax.tree.map(lambda leaf, i=index: leaf[i], layers))
     for site in decoder.combinator.sites:
-      x = x + layer(site, {"x": x}, rows, {})[1]
+      x = x + layer(site, {"x": layer.norms[site]["x"](x)}, rows, {})[1]
       states.append(x)
   return states
 

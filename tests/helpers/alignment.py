@@ -39,7 +39,8 @@ def _states(decoder, batch):
     for site in c.sites:
       views, tape = c.read(state, index, site)
       weigh(index, site)
-      normed, out, _ = layer(site, views, tokens, {})
+      normed = {name: norm(views[name]) for name, norm in layer.norms[site].items()}
+      _, out, _ = layer(site, normed, tokens, {})
       state = c.write(state, index, site, out, normed=normed, tape=tape)
       found["read"].append(views["x"])
       found["branch"].append(out)
