@@ -3,12 +3,15 @@
   python -m launch.aot --config=configs/llama_1p3b.py --topology=v5e-256
   python -m launch.aot --config=configs/llama_7b.py --topology=v5e:16x16 --num_slices=2
   python -m launch.aot --config=configs/llama_7b.py --topology=v6e-256 --search
+  python -m launch.aot --config=configs/llama_1p3b.py --topology=v5p-8 --devices=1 --streams \
+    --config.train.batch_size=4 --config.mesh.fsdp=1
 
 The program is the one that launch.train runs with the same settings. The command needs the extra
 `tpu` and no TPU. It prints tables of memory, operations and exchanges, or with --json one JSON
 object, which --out writes to a file. If the config does not fit, it prints how much memory is
 missing and what to change, and exits with 1. --search compiles repeatedly to find the cheapest
-recomputation and the most rows per chip that fit; the batch stays as it is.
+recomputation and the most rows per chip that fit; the batch stays as it is. --streams counts the
+memory traffic of the step, by part, beside that of the same model with the residual `standard`.
 """
 
 import dataclasses
@@ -18,6 +21,7 @@ from pathlib import Path
 
 import jax
 from absl import flags
+from ml_collections import ConfigDict
 from rich.console import Console
 
 from launch import cli, topology
@@ -25,6 +29,7 @@ from resjax import experiment
 from resjax.aot import absent_devices, compile_step, suggest_settings, table
 from resjax.aot.absent_devices import AbsentSlices
 from resjax.aot.memory import GIB, DoesNotFitError
+from resjax.aot.streams import Streams
 from resjax.runs.config import Run
 
 _CONFIG = cli.define_config("The config that would be trained.")
@@ -32,6 +37,10 @@ _SLICES = flags.DEFINE_integer(
   "num_slices", 1, "Slices that config.mesh.data joins.", lower_bound=1
 )
 _SEARCH = flags.DEFINE_bool("search", False, "Search for recomputation and microbatches that fit.")
+_STREAMS = flags.DEFINE_bool("streams", False, "Count memory traffic, also of `standard`.")
+_DEVICES = flags.DEFINE_integer(
+  "devices", 0, "Devices of the slices that are used; 0: all.", lower_bound=0
+)
 _JSON = flags.DEFINE_bool("json", False, "Print JSON; the tables go to the standard error.")
 _OUT = flags.DEFINE_string("out", "", "File to write the JSON to.")
 
@@ -42,9 +51,12 @@ def main() -> None:
   if not topology.FLAG.value:
     raise ValueError("no topology; give one, for example --topology=v5e-256")
   target = absent_devices.describe(topology.FLAG.value, _SLICES.value)
+  target = dataclasses.replace(target, devices=target.devices[: _DEVICES.value or None])
   run = experiment.build(config, target.devices)
   console = Console(stderr=_JSON.value)
   fits, report = (_search if _SEARCH.value else _once)(run, target, console)
+  if _STREAMS.value and fits:
+    report |= _against_standard(config, run, target, report["streams"], console)
   text = json.dumps(_head(run, target) | report, indent=2)
   if _JSON.value:
     print(text)
@@ -78,6 +90,17 @@ def _search(run: Run, target: AbsentSlices, console: Console) -> tuple[bool, dic
   console.print(f"use {chosen.flags}", soft_wrap=True, highlight=False)
   found = {"fits": True, "flags": chosen.flags, "tries": {one.flags: one.fits for one in tries}}
   return True, found | dataclasses.asdict(chosen.outcome)
+
+
+def _against_standard(
+  config: ConfigDict, run: Run, target: AbsentSlices, streams: dict, console: Console
+) -> dict:
+  """Prints the traffic of the step beside that of the same model with the residual `standard`."""
+  config = config.copy_and_resolve_references()
+  config.model.residual.name = "standard"
+  standard = compile_step.compile_step(experiment.build(config, target.devices)).streams
+  table.show_streams(run.decoder.residual.name, Streams(**streams), standard, console)
+  return {"standard_streams": dataclasses.asdict(standard)}
 
 
 def _refused(run: Run, target: AbsentSlices, error: DoesNotFitError, console: Console) -> dict:

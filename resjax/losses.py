@@ -40,6 +40,7 @@ class LossSums:
     return cls(*[jnp.zeros((), jnp.float32)] * len(dataclasses.fields(cls)))
 
 
+@jax.named_scope("loss")
 def cross_entropy(
   hidden: Array,
   head: Array,

@@ -11,6 +11,7 @@ from resjax.aot.collectives import Collective, collectives
 from resjax.aot.hlo_calls import unknown_loops
 from resjax.aot.matrix_flops import matrix_flops
 from resjax.aot.memory import DoesNotFitError, Memory, count_arguments, measure, refusal
+from resjax.aot.streams import Streams, count_streams
 from resjax.models.flops import training_flops_per_token
 from resjax.runs.config import Run
 from resjax.train import program
@@ -42,6 +43,7 @@ class Report:
     bytes_accessed: memory traffic of one device by the compiler's count, which has the body of each
       loop once; None if the compiler has no count.
     collectives: what devices exchange.
+    streams: memory traffic of one device by our own count, which has loops times their trips.
     unknown_loops: the loops that count once because their trips could not be read.
     lower_seconds: wall time until the program was handed to the compiler.
     compile_seconds: wall time of the compiler.
@@ -53,6 +55,7 @@ class Report:
   flops: Flops
   bytes_accessed: float | None
   collectives: tuple[Collective, ...]
+  streams: Streams
   unknown_loops: tuple[str, ...]
   lower_seconds: float
   compile_seconds: float
@@ -91,6 +94,7 @@ def compile_step(run: Run) -> Report:
     flops=Flops(per_token * tokens, matrix_flops(module), costs.get("flops")),
     bytes_accessed=costs.get("bytes accessed"),
     collectives=tuple(collectives(module, run.layout.mesh)),
+    streams=count_streams(module, run),
     unknown_loops=tuple(unknown_loops(module)),
     lower_seconds=lower_seconds,
     compile_seconds=compile_seconds,

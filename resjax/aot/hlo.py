@@ -10,8 +10,10 @@ import jax
 
 _HEADER = re.compile(r"(ENTRY )?%?([\w.\-]+) \(.*\{$")
 _NAME = re.compile(r"  (ROOT )?%?([\w.\-]+) = ")
+_COMMENT = re.compile(r"/\*.*?\*/")  # the places in long lists
 _OPCODE = re.compile(r"^\s*([\w\-]+)\(")
 _ARRAY = re.compile(r"([a-z]+)(\d*)\w*\[([\d,]*)\]")
+_ON_CHIP = re.compile(r"S\([1346]\)")  # of other memories 2 has semaphores, 5 is the host
 _CALLED = re.compile(
   r"(body|condition|calls|to_apply|(?:branch|true|false|called)_computations?)="
   r"(\{[^}]*\}|%?[\w.\-]+)"
@@ -132,6 +134,16 @@ def arrays(shape: str) -> list[tuple[int, tuple[int, ...]]]:
   ]
 
 
+def array_shapes(shape: str) -> list[str]:
+  """Returns the texts of the shapes of a tuple's elements, or that of the only array."""
+  return [part.strip() for part in _split(shape[1:-1])] if shape.startswith("(") else [shape]
+
+
+def on_chip(shape: str) -> bool:
+  """Returns whether a shape's text tells that an array lies in on-chip memory, not in HBM."""
+  return _ON_CHIP.search(shape) is not None
+
+
 def _whole_lines(text: str) -> Iterator[str]:
   """Yields one line for each instruction, some of which have line breaks in their attributes."""
   whole = ""
@@ -144,12 +156,15 @@ def _whole_lines(text: str) -> Iterator[str]:
 
 
 def _instruction(name: str, rest: str) -> Instruction:
+  rest = _COMMENT.sub("", rest)
   end = _closing(rest, 0) if rest.startswith("(") else rest.index(" ")
   shape = rest[:end]
   opcode = search(_OPCODE, rest[end:])
   start = end + opcode.end() - 1
   end = _closing(rest, start)
-  inside = re.sub(r"/\*.*?\*/", "", rest[start + 1 : end - 1])
+  inside = rest[start + 1 : end - 1]
+  if opcode[1] == "constant":
+    return Instruction(name, shape, opcode[1], (inside,), rest[end:])
   operands = tuple(part.strip().split(" ")[-1].lstrip("%") for part in _split(inside))
   return Instruction(name, shape, opcode[1], operands, rest[end:])
 

@@ -1,10 +1,12 @@
-"""How often a step runs each computation of a compiled program: calls, and trips of loops."""
+"""How often a step runs each computation of a compiled program: calls, branches, trips of loops."""
 
 import dataclasses
+import itertools
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 
-from resjax.aot.hlo import Computation, Instruction, Module, search
+from resjax.aot.hlo import Computation, Instruction, Module, array_shapes
+from resjax.aot.hlo_integers import Integers, Value, is_small
 
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 _MAX_TRIPS = 100_000
@@ -26,19 +28,22 @@ class ComputationCall:
   fused: bool
 
 
+@dataclasses.dataclass(frozen=True)
+class Run:
+  """A run of a computation whose instructions are executed one by one, such as the body of a loop.
+
+  Attributes:
+    integers: the computation, and the integers that are known in this run.
+    times: how many runs of a step are like this one.
+  """
+
+  integers: Integers
+  times: int
+
+
 def calls(module: Module) -> Iterator[ComputationCall]:
   """Yields every computation once for each place that calls it, from the entry on."""
   yield from _calls(module, module.entry, 1, False)
-
-
-def unknown_loops(module: Module) -> list[str]:
-  """Returns the names of the loops whose trips could not be read; their bodies count once."""
-  return [
-    loop.name
-    for computation in module.computations.values()
-    for loop in computation.instructions.values()
-    if loop.opcode == "while" and trip_count(module, computation, loop) is None
-  ]
 
 
 def _calls(module: Module, name: str, times: int, fused: bool) -> Iterator[ComputationCall]:
@@ -54,6 +59,89 @@ def _calls(module: Module, name: str, times: int, fused: bool) -> Iterator[Compu
         yield from _calls(module, called, times * (1 if trips is None else trips), inside)
 
 
+def runs(module: Module) -> Iterator[Run]:
+  """Yields the runs of all computations whose instructions are executed one by one.
+
+  The computations of fusions, and those that a reduction or a sort applies to elements, belong to
+  the instruction that calls them. The body of a loop has a run for every trip, or one for all where
+  nothing in it depends on the trip. Of a conditional only the branch that is taken runs, or every
+  one where it depends on data.
+  """
+  yield from _runs(Integers(module, module.computations[module.entry], _nothing), 1)
+
+
+def _runs(integers: Integers, times: int) -> Iterator[Run]:
+  yield Run(integers, times)
+  for line in integers.computation.instructions.values():
+    if line.opcode == "while":
+      yield from _loop_runs(integers, line, times)
+    elif line.opcode == "conditional":
+      for operand, name in _branches(integers, line):
+        yield from _runs(_called(integers, name, (operand,)), times)
+    elif line.opcode in ("call", "async-start"):
+      for name in itertools.chain(*line.called.values()):
+        yield from _runs(_called(integers, name, line.operands), times)
+
+
+def _loop_runs(integers: Integers, line: Instruction, times: int) -> Iterator[Run]:
+  module = integers.module
+  body = module.computations[line.called["body"][0]]
+  states = list(_states(integers, line) or [(None,) * len(array_shapes(line.shape))])
+  if not _varies(module, body.name):
+    yield from _runs(Integers(module, body, _nothing), times * len(states))
+    return
+  for state in states:
+    yield from _runs(Integers(module, body, state.__getitem__), times)
+
+
+def _varies(module: Module, name: str) -> bool:
+  """Returns whether runs of a computation may differ: whether it has a conditional or a kernel."""
+  lines = module.computations[name].instructions.values()
+  return any(line.opcode in ("conditional", "custom-call") for line in lines) or any(
+    _varies(module, called)
+    for line in lines
+    if line.opcode in ("while", "call", "async-start")
+    for called in itertools.chain(*line.called.values())
+  )
+
+
+def _called(integers: Integers, name: str, operands: tuple[str, ...]) -> Integers:
+  """Returns the integers of a computation that gets these operands, or the only one as a tuple."""
+  computation = integers.module.computations[name]
+  lines = computation.instructions.values()
+  given = [line for line in lines if line.opcode == "parameter"]
+  if len(given) == 1 and given[0].shape.startswith("("):
+    return Integers(
+      integers.module, computation, lambda index: integers.element(operands[0], index)
+    )
+  return Integers(integers.module, computation, lambda index: integers.value(operands[index]))
+
+
+def _branches(integers: Integers, line: Instruction) -> list[tuple[str, str]]:
+  """Returns the branches of a conditional that may be taken, each with its operand."""
+  choice, *operands = line.operands
+  if "branch_computations" in line.called:
+    names = line.called["branch_computations"]
+  else:
+    names = [line.called[key][0] for key in ("false_computation", "true_computation")]
+    operands = operands[::-1]
+  branches = list(zip(operands, names, strict=True))
+  taken = integers.scalar(choice)
+  if taken is None:
+    return branches
+  return [branches[taken if 0 <= taken < len(branches) else -1]]
+
+
+def unknown_loops(module: Module) -> list[str]:
+  """Returns the names of the loops whose trips could not be read; their bodies count once."""
+  return [
+    loop.name
+    for computation in module.computations.values()
+    for loop in computation.instructions.values()
+    if loop.opcode == "while" and trip_count(module, computation, loop) is None
+  ]
+
+
 def trip_count(module: Module, outside: Computation, loop: Instruction) -> int | None:
   """Returns how often a loop runs its body, None if that cannot be read from the program.
 
@@ -63,100 +151,40 @@ def trip_count(module: Module, outside: Computation, loop: Instruction) -> int |
   noted = _TRIPS.search(loop.attributes)
   if noted:
     return int(noted[1])
-  condition, body = (module.computations[loop.called[key][0]] for key in ("condition", "body"))
-  initial = _Scalars(module, outside, lambda index: None)
-  state: dict[int, int | None] = {}
-
-  def before(index: int) -> int | None:
-    if index not in state:
-      state[index] = initial.element(loop.operands[0], index)
-    return state[index]
-
-  for trips in range(_MAX_TRIPS):
-    goes_on = _Scalars(module, condition, before).value(condition.root)
-    if goes_on is None:
-      return None
-    if not goes_on:
-      return trips
-    step = _Scalars(module, body, before)
-    known = -1
-    while len(state) > known:  # computing an element may ask for others
-      known = len(state)
-      after = {index: step.element(body.root, index) for index in list(state)}
-    state = after
-  return None
+  states = _states(Integers(module, outside, _nothing), loop)
+  return None if states is None else len(states)
 
 
-_BINARY: Mapping[str, Callable[[int, int], int]] = {
-  "add": lambda a, b: a + b,
-  "subtract": lambda a, b: a - b,
-  "multiply": lambda a, b: a * b,
-  "and": lambda a, b: a & b,
-  "or": lambda a, b: a | b,
-  "minimum": min,
-  "maximum": max,
-}
-_COMPARE: Mapping[str, Callable[[int, int], bool]] = {
-  "LT": lambda a, b: a < b,
-  "LE": lambda a, b: a <= b,
-  "GT": lambda a, b: a > b,
-  "GE": lambda a, b: a >= b,
-  "EQ": lambda a, b: a == b,
-  "NE": lambda a, b: a != b,
-}
-_SAME = ("copy", "bitcast", "convert", "copy-start", "copy-done", "reshape")
+def _states(outside: Integers, loop: Instruction) -> list[tuple[Value, ...]] | None:
+  """Returns for every trip of a loop the integers in the tuple that its body is given.
 
-
-class _Scalars:
-  """Computes integers of a computation; those that depend on data are None.
-
-  Args:
-    module: the program.
-    computation: the computation that the integers belong to.
-    parameter: a function of an index. It returns that element of the tuple that the computation is
-      given, or that parameter where it is given several.
+  Returns:
+    The tuples, whose other elements are None; None if the number of trips is not known.
   """
-
-  def __init__(
-    self, module: Module, computation: Computation, parameter: Callable[[int], int | None]
-  ):
-    self._module, self._lines, self._parameter = module, computation.instructions, parameter
-
-  def element(self, name: str, index: int) -> int | None:
-    """Returns element `index` of the tuple that an instruction results in."""
-    line = self._lines[name]
-    if line.opcode == "tuple":
-      return self.value(line.operands[index])
-    if line.opcode == "parameter":
-      return self._parameter(index)
-    return self.element(line.operands[0], index) if line.opcode in _SAME else None
-
-  def value(self, name: str) -> int | None:
-    """Returns the scalar that an instruction results in."""
-    line = self._lines[name]
-    if line.opcode == "constant":
-      return _integer(line.operands[0])
-    if line.opcode == "parameter":
-      return self._parameter(int(line.operands[0]))
-    if line.opcode == "get-tuple-element":
-      return self.element(line.operands[0], int(search(r"index=(\d+)", line.attributes)[1]))
-    if line.opcode in _SAME:
-      return self.value(line.operands[0])
-    if line.opcode == "fusion":
-      inside = self._module.computations[line.called["calls"][0]]
-      given = _Scalars(self._module, inside, lambda index: self.value(line.operands[index]))
-      return given.value(inside.root)
-    return self._binary(line)
-
-  def _binary(self, line: Instruction) -> int | None:
-    direction = re.search(r"direction=(\w+)", line.attributes)
-    function = _COMPARE[direction[1]] if direction else _BINARY.get(line.opcode)
-    if function is None:
-      return None
-    a, b = (self.value(operand) for operand in line.operands)
-    return None if a is None or b is None else int(function(a, b))
+  module = outside.module
+  condition, body = (module.computations[loop.called[key][0]] for key in ("condition", "body"))
+  noted = _TRIPS.search(loop.attributes)
+  small = [is_small(shape) for shape in array_shapes(loop.shape)]
+  state = tuple(
+    outside.element(loop.operands[0], index) if yes else None for index, yes in enumerate(small)
+  )
+  states: list[tuple[Value, ...]] = []
+  while len(states) < (int(noted[1]) if noted else _MAX_TRIPS):
+    if not noted:
+      goes_on = Integers(module, condition, state.__getitem__).scalar(condition.root)
+      if goes_on is None:
+        return None
+      if not goes_on:
+        return states
+    states.append(state)
+    step = Integers(module, body, state.__getitem__)
+    state = tuple(
+      step.element(body.root, index) if value is not None else None
+      for index, value in enumerate(state)
+    )
+  return states if noted else None
 
 
-def _integer(text: str) -> int | None:
-  text = {"true": "1", "false": "0"}.get(text, text)
-  return int(text) if re.fullmatch(r"-?\d+", text) else None
+def _nothing(index: int) -> Value:
+  """Returns the integers of a computation that depend on data: none."""
+  return None

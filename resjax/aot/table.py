@@ -9,6 +9,8 @@ from rich.table import Table
 from resjax.aot.absent_devices import AbsentSlices
 from resjax.aot.compile_step import Report
 from resjax.aot.memory import GIB, DoesNotFitError, Memory
+from resjax.aot.parts import PARTS
+from resjax.aot.streams import Streams
 from resjax.aot.suggest_settings import Try
 from resjax.runs.config import Run
 
@@ -49,6 +51,29 @@ def show_report(report: Report, target: AbsentSlices, console: Console) -> None:
     f"{report.cpu_seconds:.1f} s of CPU time; program {report.fingerprint}",
     console,
   )
+
+
+def show_streams(name: str, streams: Streams, standard: Streams, console: Console) -> None:
+  """Prints the memory traffic of a step by part, beside that of the same model with `standard`.
+
+  Args:
+    name: of the residual.
+    streams: the traffic of the step.
+    standard: that of the step with `standard`.
+    console: where it is printed.
+  """
+  table = _table(
+    "memory traffic, streams per sublayer", name, "standard", "extra", "in HBM", "standard", "extra"
+  )
+  for part in (*PARTS, None):
+    sides = [
+      (one.total[part], one.hbm[part]) if part else (one.sum, one.sum_hbm)
+      for one in (streams, standard)
+    ]
+    (total, hbm), (plain, plain_hbm) = sides
+    numbers = total, plain, total - plain, hbm, plain_hbm, hbm - plain_hbm
+    table.add_row(part or "all", *[f"{number:.2f}" for number in numbers])
+  console.print(table)
 
 
 def show_refusal(error: DoesNotFitError, changes: Sequence[str], console: Console) -> None:

@@ -22,6 +22,7 @@ class PreNorm:
   scale: Array
   eps: float = dataclasses.field(metadata={"static": True})
 
+  @jax.named_scope("norm")
   def __call__(self, x: Array) -> Array:
     """Returns the normalised x [..., D] in its dtype."""
     wide = x.astype(wide_dtype(x))

@@ -121,7 +121,8 @@ class _Loops(NamedTuple):
   ) -> tuple[Array, PyTree]:
     """Returns the bank as it was, and what the layers of a block together make of its sources."""
     combinator = nnx.merge(self.graphdef, rows, shared[0])
-    sources, opened = combinator.open_block(Sources((), bank, num_valid))
+    with jax.named_scope("depth_mixing"):
+      sources, opened = combinator.open_block(Sources((), bank, num_valid))
     return sources.bank, opened
 
   def step(
@@ -145,7 +146,8 @@ class _Loops(NamedTuple):
     self, recent: tuple[Array, ...], running: PyTree
   ) -> tuple[tuple[Array, ...], PyTree]:
     """Returns the sources that a block appends, and `running` for the next one."""
-    closed = self.close(DepthState(Sources(recent), running))
+    with jax.named_scope("depth_mixing"):
+      closed = self.close(DepthState(Sources(recent), running))
     return closed.sources.recent, closed.running
 
   def sources_of_block(

@@ -111,7 +111,9 @@ class Decoder(nnx.Module):
       **self._stack(tokens, place, combinators.TokenContext(place.segment_ids)),
       remat=self.config.remat,
     )
-    return self.final_norm(self.combinator.final(state))
+    with jax.named_scope("depth_mixing"):
+      out = self.combinator.final(state)
+    return self.final_norm(out)
 
   def probe(
     self, probe: depth.Collect, seen: PyTree, tokens: Array,

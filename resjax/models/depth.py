@@ -155,7 +155,8 @@ def run_layers(
     static = (0,) if unroll else ()
     layer = jax.checkpoint(layer, policy=_POLICIES[remat], prevent_cse=False, static_argnums=static)
   strategy = loop if unroll else STRATEGIES[combinator.strategy]
-  state, found = strategy(combinator, layer, combinator.init(x, tokens), shared, stack, context)
+  with jax.named_scope("layers"):
+    state, found = strategy(combinator, layer, combinator.init(x, tokens), shared, stack, context)
   return state, lax.stop_gradient(found)
 
 
@@ -174,9 +175,11 @@ def _layer(
   combinator = nnx.merge(graphdef, jax.tree.map(lambda leaf: leaf[None], row.combinator), shared)
   visits = []
   for site in combinator.sites:
-    views, tape = _read(combinator, state, index, site, pre_norms, row.layers)
+    with jax.named_scope("depth_mixing"):
+      views, tape = _read(combinator, state, index, site, pre_norms, row.layers)
     normed, out, *kept = branch(row.layers, site, views, context)
-    after = combinator.write(state, index, site, out, normed=normed, tape=tape)
+    with jax.named_scope("depth_mixing"):
+      after = combinator.write(state, index, site, out, normed=normed, tape=tape)
     visits.append(SiteVisit(combinator, index, site, state, out, after, tuple(kept)))
     state = after
   return state, None if collect is None else collect(visits, context)

@@ -103,6 +103,7 @@ class Attention(nnx.Module):
     self.q_norm = norm("rmsnorm", head_dim, **heads) if qk_norm else Identity()
     self.k_norm = norm("rmsnorm", head_dim, **heads) if qk_norm else Identity()
 
+  @jax.named_scope("attention")
   def __call__(
     self,
     x_q: Array,
@@ -138,6 +139,7 @@ class Attention(nnx.Module):
     )
     return self._output(out)
 
+  @jax.named_scope("attention")
   def decode(
     self,
     x_q: Array,
@@ -171,6 +173,7 @@ class Attention(nnx.Module):
     seen = past.joined(new) if length is None else past.stored(new, length)
     return self._output(masked_attention(q, seen.keys, seen.values, mask, self.scores)), new
 
+  @jax.named_scope("attention")
   def values(self, x_v: Array) -> Array:
     """Returns the values W_v x_v [B, T, K, C] of a view [B, T, D]."""
     return self._heads(self.v_proj(x_v), self.num_kv_heads)

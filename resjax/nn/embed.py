@@ -34,6 +34,7 @@ class Embedding(nnx.Module):
     table = init(rngs.params(), (max_positions, d_model)) if max_positions else None
     self.positions = None if table is None else nnx.Param(table, axes=(None, "embed_param"))
 
+  @jax.named_scope("embedding")
   def __call__(self, tokens: Array, positions: Array) -> Array:
     """Maps tokens and positions [B, T] to [B, T, D]."""
     x = self._rows(self.embedding, "vocab", tokens)

@@ -42,6 +42,7 @@ class Linear(nnx.Module):
     self.kernel = nnx.Param(init(rngs.params(), (d_in, d_out)), axes=axes)
     self.bias = nnx.Param(jnp.zeros(d_out), axes=axes[1:]) if bias else None
 
+  @jax.named_scope("projection")
   def __call__(self, x: Array) -> Array:
     """Maps x [..., d_in] to y [..., d_out]."""
     bias = None if self.bias is None else self.bias[...]

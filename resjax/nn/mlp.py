@@ -70,6 +70,7 @@ class MLP(nnx.Module):
     self.up_proj = Linear(d_model, mlp_dim, inward, std=std, **common)
     self.down_proj = Linear(mlp_dim, d_model, inward[::-1], std=out_std, **common)
 
+  @jax.named_scope("mlp")
   def __call__(self, x: Array) -> Array:
     """Maps x [B, T, D] to the output [B, T, D]."""
     x = shared(x, self.layout, "mlp")

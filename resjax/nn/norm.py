@@ -18,6 +18,24 @@ class Identity(nnx.Module):
     return x
 
 
+class RMSNorm(nnx.RMSNorm):
+  """The norm of Flax under a name that compiled programs keep."""
+
+  @jax.named_scope("norm")
+  def __call__(self, x: Array, **options: Any) -> Array:
+    """Returns x / sqrt(mean(x²) + eps) ⊙ scale."""
+    return super().__call__(x, **options)
+
+
+class LayerNorm(nnx.LayerNorm):
+  """The norm of Flax under a name that compiled programs keep."""
+
+  @jax.named_scope("norm")
+  def __call__(self, x: Array, **options: Any) -> Array:
+    """Returns (x − mean(x)) / sqrt(var(x) + eps) ⊙ scale (+ bias)."""
+    return super().__call__(x, **options)
+
+
 Norm = nnx.RMSNorm | nnx.LayerNorm | Identity
 
 
@@ -50,9 +68,9 @@ def norm(
     "rngs": rngs,
   }
   if name == "rmsnorm":
-    return nnx.RMSNorm(width, **common)
+    return RMSNorm(width, **common)
   # The fast variance E[x²] − E[x]² cancels badly when the mean is large.
-  return nnx.LayerNorm(width, use_bias=bias, use_fast_variance=False, **common)
+  return LayerNorm(width, use_bias=bias, use_fast_variance=False, **common)
 
 
 def _as_they_are(arrays: tuple, **_: Any) -> tuple:

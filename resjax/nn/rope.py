@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -66,6 +67,7 @@ class Rope:
     return (kept * plain + (1 - kept) * plain / scaling.factor).astype(np.float32)
 
 
+@jax.named_scope("rope")
 def rope(x: Array, positions: Array, rotation: Rope) -> Array:
   """Rotates the pairs (x_i, x_{i + W/2}) of every head by position · frequency_i.
 

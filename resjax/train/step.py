@@ -59,14 +59,15 @@ def make_train_step(
 
   def train_step(state: TrainState, batch: Batch, token_bytes: Array) -> tuple[TrainState, Metrics]:
     gradients, sums = gradient(state.params, batch, token_bytes)
-    tokens = jnp.maximum(sums.tokens, 1.0)
-    gradients = jax.tree.map(lambda g: g / tokens, gradients)
-    updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
-    new = optax.apply_updates(state.params, updates), opt_state
-    seen, grad_norm = state.guard, optax.tree.norm(gradients)
-    if health is not None and health.guards_steps:
-      take, seen = guard.judge(health, seen, sums.nats / tokens, grad_norm)
-      new = guard.choose(take, new, (state.params, state.opt_state))
+    with jax.named_scope("optimizer"):
+      tokens = jnp.maximum(sums.tokens, 1.0)
+      gradients = jax.tree.map(lambda g: g / tokens, gradients)
+      updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
+      new = optax.apply_updates(state.params, updates), opt_state
+      seen, grad_norm = state.guard, optax.tree.norm(gradients)
+      if health is not None and health.guards_steps:
+        take, seen = guard.judge(health, seen, sums.nats / tokens, grad_norm)
+        new = guard.choose(take, new, (state.params, state.opt_state))
     metrics = {
       "sums": sums,
       "grad_norm": grad_norm,

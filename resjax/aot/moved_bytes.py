@@ -1,0 +1,207 @@
+"""Counts the bytes that the instructions of a compiled program read and write.
+
+The rules are those of XLA's own cost analysis, with two differences: an array that an instruction
+reads or writes a part of counts with that part, and a kernel that skips sources counts with those
+that it reads.
+"""
+
+import dataclasses
+import math
+import re
+
+from resjax.aot.hlo import Computation, Instruction, Module, array_shapes, arrays, on_chip
+from resjax.aot.hlo_integers import Integers
+
+# These move nothing, or what they move is counted in the computations that they call.
+_STILL = """
+  parameter constant tuple get-tuple-element bitcast after-all while conditional call opt-barrier
+  domain partition-id replica-id add-dependency copy-done async-start async-update async-done
+  send-done recv-done all-gather-done all-reduce-done collective-permute-done get-dimension-size
+"""
+_FREE = frozenset(_STILL.split())
+_NO_TRAFFIC = ("AllocateBuffer", "AssumeGatherIndicesInBound", "Sharding", "ConsumeVmem")
+_TARGET = re.compile(r'custom_call_target="([^"]*)"')
+_DECLARED = re.compile(r'"cost_estimate":\{[^}]*"bytes_accessed":"(\d+)"')
+# How many arrays [T, D] the depth-attention kernels move for each source of a bank. The cost that
+# they declare has all slots of the bank; they skip those that no source is in yet.
+_PER_SOURCE = {
+  "depth_attention_forward": 1,
+  "depth_attention_backward": 3,
+  "depth_attention_block_forward": 1,
+  "depth_attention_block_backward": 3,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Moved:
+  """What an instruction moves.
+
+  Attributes:
+    total: the bytes that it reads and writes, wherever they are.
+    hbm: those of them that are in the device's main memory.
+  """
+
+  total: float
+  hbm: float
+
+  def __add__(self, other: "Moved") -> "Moved":
+    return Moved(self.total + other.total, self.hbm + other.hbm)
+
+  def __mul__(self, times: int) -> "Moved":
+    return Moved(self.total * times, self.hbm * times)
+
+
+_NONE = Moved(0, 0)
+
+
+def moved(integers: Integers, line: Instruction) -> Moved:
+  """Returns what one execution of an instruction of a computation moves.
+
+  Args:
+    integers: the computation, and what is known in this run of it.
+    line: the instruction.
+  """
+  if line.opcode in _FREE:
+    return _NONE
+  computation = integers.computation
+  operands = [computation.instructions[name] for name in line.operands]
+  if line.opcode == "fusion":
+    return _fusion(integers.module, line, operands)
+  if line.opcode == "custom-call":
+    return _kernel(integers, line, operands)
+  if line.opcode.endswith("-start"):
+    return _started(line, operands)
+  if line.opcode in ("dynamic-slice", "slice", "gather"):
+    size = line.num_bytes
+    return _at(operands[0].shape, size) + _at(line.shape, size) + _all(operands[1:])
+  if line.opcode == "dynamic-update-slice":
+    size = operands[1].num_bytes
+    return _at(operands[1].shape, size) + _at(line.shape, size)
+  return _all(operands) + _at(line.shape, line.num_bytes)
+
+
+def _at(shape: str, size: float) -> Moved:
+  """Returns that `size` bytes of an array are moved, which is on chip or not."""
+  return Moved(size, 0 if on_chip(shape) else size)
+
+
+def _all(lines: list[Instruction]) -> Moved:
+  """Returns that the results of these instructions are moved as a whole."""
+  return sum((_whole(line.shape) for line in lines), _NONE)
+
+
+def _whole(shape: str) -> Moved:
+  return sum((_at(part, _size(part)) for part in array_shapes(shape)), _NONE)
+
+
+def _size(shape: str) -> int:
+  return sum(bits * math.prod(sizes) for bits, sizes in arrays(shape)) // 8
+
+
+def _started(line: Instruction, operands: list[Instruction]) -> Moved:
+  """Counts a copy or an exchange that runs beside other instructions.
+
+  Its result is a tuple, for a copy of the result, the operand and more; for others of the operands,
+  the results and more.
+  """
+  parts = array_shapes(line.shape)
+  if line.opcode == "copy-start":
+    return _whole(parts[0]) + _all(operands)
+  if line.opcode in ("all-reduce-start", "send-start", "recv-start"):
+    return _all(operands) + _whole(line.shape)
+  return _all(operands) + (_whole(parts[1]) if len(parts) > 1 else _whole(line.shape))
+
+
+def _kernel(integers: Integers, line: Instruction, operands: list[Instruction]) -> Moved:
+  """Counts a kernel with what it declares, else with its operands and results.
+
+  What it declares counts as HBM but for the arrays that are on chip.
+  """
+  target = _TARGET.search(line.attributes)
+  if target and target[1] in _NO_TRAFFIC:
+    return _NONE
+  every = _all(operands) + _whole(line.shape)
+  declared = _DECLARED.search(line.attributes)
+  if not declared or not int(declared[1]):
+    return every
+  total = int(declared[1]) - _skipped(integers, line, operands)
+  on_chip = min(every.total - every.hbm, total)
+  return Moved(total, total - on_chip)
+
+
+def _skipped(integers: Integers, line: Instruction, operands: list[Instruction]) -> float:
+  """Returns what a depth-attention kernel declares for the slots that no source is in."""
+  name = re.sub(r"[.\d]+$", "", line.name)
+  counts = integers.value(line.operands[0]) if name in _PER_SOURCE else None
+  if counts is None:
+    return 0
+  banks = [part for part in operands if len(part.arrays[0][1]) == 3 and part.arrays[0][0] == 16]
+  if not banks:
+    return 0
+  slots = max(part.arrays[0][1][0] for part in banks)
+  valid = counts[0]
+  bits, (_, tokens, width) = next(part.arrays[0] for part in banks if part.arrays[0][1][0] == slots)
+  return (slots - valid) * _PER_SOURCE[name] * bits * tokens * width / 8
+
+
+def _fusion(module: Module, line: Instruction, operands: list[Instruction]) -> Moved:
+  inside = module.computations[line.called["calls"][0]]
+  total = _NONE
+  for number, operand in enumerate(operands):
+    total += _at(operand.shape, min(_read(module, inside, number), operand.num_bytes))
+  shapes, roots = array_shapes(line.shape), _results(inside)
+  if len(shapes) != len(roots):  # one instruction makes several, such as a sort
+    return total + _whole(line.shape)
+  for shape, root in zip(shapes, roots, strict=True):
+    written = inside.instructions[root.operands[1]] if _in_place(root) else root
+    total += _at(shape, min(_size(shape), written.num_bytes))
+  return total
+
+
+def _results(inside: Computation) -> list[Instruction]:
+  """Returns what makes each result of a fusion, behind bitcasts."""
+  root = inside.instructions[inside.root]
+  names = root.operands if root.opcode == "tuple" else (root.name,)
+  return [_source(inside, name) for name in names]
+
+
+def _source(inside: Computation, name: str) -> Instruction:
+  line = inside.instructions[name]
+  while line.opcode == "bitcast":
+    line = inside.instructions[line.operands[0]]
+  return line
+
+
+def _in_place(line: Instruction) -> bool:
+  return line.opcode == "dynamic-update-slice"
+
+
+def _read(module: Module, inside: Computation, number: int) -> float:
+  """Returns how many bytes of a parameter a fusion reads."""
+  lines = inside.instructions
+  parameter = next(
+    line
+    for line in lines.values()
+    if line.opcode == "parameter" and line.operands[0] == str(number)
+  )
+  names, size = [parameter.name], 0.0
+  results = {line.name for line in _results(inside)}
+  if parameter.name in results:
+    return parameter.num_bytes
+  for name in names:
+    for user in lines.values():
+      if name not in user.operands:
+        continue
+      if user.opcode == "bitcast":
+        names.append(user.name)
+      elif user.opcode in ("dynamic-slice", "slice", "gather") and user.operands[0] == name:
+        size += user.num_bytes
+      elif _in_place(user) and user.operands[0] == name and user.name in results:
+        continue
+      elif user.opcode == "fusion":
+        called = module.computations[user.called["calls"][0]]
+        places = [place for place, given in enumerate(user.operands) if given == name]
+        size += sum(_read(module, called, place) for place in places)
+      elif user.opcode != "tuple":
+        return parameter.num_bytes
+  return size

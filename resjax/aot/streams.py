@@ -1,0 +1,71 @@
+"""Counts the memory traffic of a compiled training step, by part, in streams per sublayer.
+
+A *stream* is one bfloat16 pass over [B, T, D], a device's share of the activations of a step. The
+count takes operands and results of every instruction times the runs of its computation, see
+`moved_bytes` for what that leaves out, and `parts` for which part an instruction belongs to.
+"""
+
+import collections
+import dataclasses
+from collections.abc import Mapping
+
+from resjax.aot.hlo import Module
+from resjax.aot.hlo_calls import runs
+from resjax.aot.moved_bytes import Moved, moved
+from resjax.aot.parts import PARTS, Parts
+from resjax.runs.config import Run
+
+_BYTES = 2  # of a bfloat16
+
+
+@dataclasses.dataclass(frozen=True)
+class Streams:
+  """The memory traffic of a step of one device, in streams per sublayer.
+
+  Attributes:
+    total: what each part moves, wherever the arrays are. An array that is prefetched into on-chip
+      memory counts when it is copied there and when it is read there.
+    hbm: what each part moves from and to the device's main memory.
+  """
+
+  total: Mapping[str, float]
+  hbm: Mapping[str, float]
+
+  @property
+  def sum(self) -> float:
+    """The traffic of all parts."""
+    return sum(self.total.values())
+
+  @property
+  def sum_hbm(self) -> float:
+    """The traffic of all parts from and to main memory."""
+    return sum(self.hbm.values())
+
+
+def count_streams(module: Module, run: Run) -> Streams:
+  """Counts the traffic of the training step of a run.
+
+  Args:
+    module: the compiled step.
+    run: what it trains.
+  """
+  parts = Parts(module)
+  found: dict[str, Moved] = collections.defaultdict(lambda: Moved(0, 0))
+  for one in runs(module):
+    computation = one.integers.computation
+    for line in computation.instructions.values():
+      bytes_moved = moved(one.integers, line)
+      if bytes_moved.total:
+        found[parts.of(computation, line)] += bytes_moved * one.times
+  unit = stream_bytes(run) * run.decoder.num_layers * len(run.decoder.sites)
+  return Streams(
+    {part: found[part].total / unit for part in PARTS},
+    {part: found[part].hbm / unit for part in PARTS},
+  )
+
+
+def stream_bytes(run: Run) -> float:
+  """Returns the bytes of one stream: those of all tokens of a step that a device has."""
+  layout = run.layout
+  shards = layout.num_shards("batch") * layout.num_shards("tokens") * layout.num_shards("embed")
+  return run.train.batch_size * run.data.seq_len * run.decoder.d_model * _BYTES / shards
