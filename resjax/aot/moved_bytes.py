@@ -9,17 +9,18 @@ import dataclasses
 import math
 import re
 
+from resjax.aot.collectives import KINDS
 from resjax.aot.hlo import Computation, Instruction, Module, array_shapes, arrays, on_chip
 from resjax.aot.hlo_integers import Integers
 
 # These move nothing, or what they move is counted in the computations that they call.
 _STILL = """
   parameter constant tuple get-tuple-element bitcast after-all while conditional call opt-barrier
-  domain partition-id replica-id add-dependency copy-done async-start async-update async-done
-  send-done recv-done all-gather-done all-reduce-done collective-permute-done get-dimension-size
+  domain partition-id replica-id add-dependency async-start async-update get-dimension-size
 """
 _FREE = frozenset(_STILL.split())
-_NO_TRAFFIC = ("AllocateBuffer", "AssumeGatherIndicesInBound", "Sharding", "ConsumeVmem")
+_NO_TRAFFIC = ("AllocateBuffer", "AssumeGatherIndicesInBound", "ConcatBitcast", "Sharding")
+_SEMAPHORE = "S(2)"  # in the text of a shape: the memory of semaphores
 _TARGET = re.compile(r'custom_call_target="([^"]*)"')
 _DECLARED = re.compile(r'"cost_estimate":\{[^}]*"bytes_accessed":"(\d+)"')
 # How many arrays [T, D] the depth-attention kernels move for each source of a bank. The cost that
@@ -61,7 +62,7 @@ def moved(integers: Integers, line: Instruction) -> Moved:
     integers: the computation, and what is known in this run of it.
     line: the instruction.
   """
-  if line.opcode in _FREE:
+  if line.opcode in _FREE or line.opcode.endswith("-done"):
     return _NONE
   computation = integers.computation
   operands = [computation.instructions[name] for name in line.operands]
@@ -101,15 +102,15 @@ def _size(shape: str) -> int:
 def _started(line: Instruction, operands: list[Instruction]) -> Moved:
   """Counts a copy or an exchange that runs beside other instructions.
 
-  Its result is a tuple, for a copy of the result, the operand and more; for others of the operands,
-  the results and more.
+  Its result is a tuple, of a copy the result, the operand and more; of others the operands, the
+  results and more. An all-reduce has the results alone.
   """
   parts = array_shapes(line.shape)
   if line.opcode == "copy-start":
     return _whole(parts[0]) + _all(operands)
-  if line.opcode in ("all-reduce-start", "send-start", "recv-start"):
-    return _all(operands) + _whole(line.shape)
-  return _all(operands) + (_whole(parts[1]) if len(parts) > 1 else _whole(line.shape))
+  if line.opcode == "slice-start":
+    return _at(operands[0].shape, _size(parts[1])) + _whole(parts[1])
+  return _all(operands) + _whole(line.shape if line.opcode == "all-reduce-start" else parts[1])
 
 
 def _kernel(integers: Integers, line: Instruction, operands: list[Instruction]) -> Moved:
@@ -146,16 +147,38 @@ def _skipped(integers: Integers, line: Instruction, operands: list[Instruction])
 
 def _fusion(module: Module, line: Instruction, operands: list[Instruction]) -> Moved:
   inside = module.computations[line.called["calls"][0]]
+  accompanies = accompanies_exchange(inside)
   total = _NONE
   for number, operand in enumerate(operands):
+    if accompanies and _is_exchanged(inside, number):
+      continue
     total += _at(operand.shape, min(_read(module, inside, number), operand.num_bytes))
   shapes, roots = array_shapes(line.shape), _results(inside)
   if len(shapes) != len(roots):  # one instruction makes several, such as a sort
     return total + _whole(line.shape)
   for shape, root in zip(shapes, roots, strict=True):
+    if accompanies and root.opcode in ("parameter", "custom-call", *KINDS):
+      continue
     written = inside.instructions[root.operands[1]] if _in_place(root) else root
     total += _at(shape, min(_size(shape), written.num_bytes))
   return total
+
+
+def accompanies_exchange(inside: Computation) -> bool:
+  """Returns whether a fusion goes on with an exchange that another instruction has started.
+
+  The compiler for TPUs lets fusions run while devices exchange; each of them names the exchange and
+  its arrays, and takes its semaphores. The arrays count where the exchange starts.
+  """
+  lines = inside.instructions.values()
+  return any(line.opcode == "parameter" and _SEMAPHORE in line.shape for line in lines)
+
+
+def _is_exchanged(inside: Computation, number: int) -> bool:
+  """Returns whether a fusion hands a parameter to an exchange or on, and does not read it."""
+  name = _parameter(inside, number).name
+  users = [line for line in inside.instructions.values() if name in line.operands]
+  return all(line.opcode in ("tuple", "custom-call", *KINDS) for line in users)
 
 
 def _results(inside: Computation) -> list[Instruction]:
@@ -176,14 +199,16 @@ def _in_place(line: Instruction) -> bool:
   return line.opcode == "dynamic-update-slice"
 
 
+def _parameter(inside: Computation, number: int) -> Instruction:
+  lines = inside.instructions.values()
+  return next(
+    line for line in lines if line.opcode == "parameter" and line.operands[0] == str(number)
+  )
+
+
 def _read(module: Module, inside: Computation, number: int) -> float:
   """Returns how many bytes of a parameter a fusion reads."""
-  lines = inside.instructions
-  parameter = next(
-    line
-    for line in lines.values()
-    if line.opcode == "parameter" and line.operands[0] == str(number)
-  )
+  lines, parameter = inside.instructions, _parameter(inside, number)
   names, size = [parameter.name], 0.0
   results = {line.name for line in _results(inside)}
   if parameter.name in results:

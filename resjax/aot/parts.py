@@ -13,6 +13,7 @@ from collections.abc import Iterable
 
 from resjax.aot.collectives import KINDS
 from resjax.aot.hlo import Computation, Instruction, Module, on_chip
+from resjax.aot.moved_bytes import accompanies_exchange
 
 PROJECTIONS, ATTENTION, DEPTH = "projections and MLP", "attention", "depth mixing"
 NORMS, ROPE, LOSS = "norms", "RoPE", "embedding and loss"
@@ -52,7 +53,7 @@ class Parts:
 
   def of(self, computation: Computation, line: Instruction) -> str:
     """Returns the part, one of `PARTS`, of an instruction of a computation."""
-    if line.opcode == "copy-start" and on_chip(line.shape):
+    if line.opcode in ("copy-start", "slice-start") and on_chip(line.shape):
       return PREFETCHES
     if computation.name not in self._found:
       self._found[computation.name] = self._parts(computation)
@@ -76,10 +77,14 @@ class Parts:
   def _own(self, line: Instruction) -> str | None:
     """Returns the part that an instruction itself tells of."""
     inside = list(self._inside(line))
-    if any(_exchanges(one) for one in inside):
+    if any(map(_exchanges, inside)) and not self._accompanies(line):
       return COLLECTIVES
     products = [_named(one) for one in inside if one.opcode in _PRODUCTS]
     return _first(products) or _named(line) or _first(map(_named, reversed(inside)))
+
+  def _accompanies(self, line: Instruction) -> bool:
+    called = line.called.get("calls", [])
+    return any(accompanies_exchange(self._module.computations[name]) for name in called)
 
   def _inside(self, line: Instruction) -> Iterable[Instruction]:
     """Yields an instruction and those that it fuses."""
