@@ -1,6 +1,7 @@
 """Multi-head causal self-attention."""
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -196,7 +197,10 @@ class Attention(nnx.Module):
       v = residual.mix(v)
     q, k = self.q_norm(q), self.k_norm(k)
     if self.rotation is not None:
-      q, k = rope(q, positions, self.rotation), rope(k, positions, self.rotation)
+      rotate = functools.partial(
+        rope, positions=positions, rotation=self.rotation, platform=self.layout.platform
+      )
+      q, k = rotate(q), rotate(k)
     return q, k, v
 
   def _output(self, out: Array) -> Array:

@@ -1,10 +1,12 @@
 """Rotary position embedding."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from resjax.typing import Array
 
@@ -68,26 +70,70 @@ class Rope:
 
 
 @jax.named_scope("rope")
-def rope(x: Array, positions: Array, rotation: Rope) -> Array:
+def rope(x: Array, positions: Array, rotation: Rope, platform: str) -> Array:
   """Rotates the pairs (x_i, x_{i + W/2}) of every head by position · frequency_i.
 
-  The first W values of a head are rotated; frequency_i = theta^(−2i/W) unless it is scaled.
+  The first W values of a head are rotated; frequency_i = theta^(−2i/W) unless it is scaled. The
+  result is x · cos + turned(x) · sin, where a quarter turn makes (−x_{i + W/2}, x_i) of each pair.
 
   Args:
     x: queries or keys [B, T, H, C].
     positions: the positions of the tokens, integers [B, T].
     rotation: the frequencies, and W, which is even.
+    platform: where the program will run; a TPU turns by a matrix product, see `_quarter_turn`.
 
   Returns:
-    The rotated x [B, T, H, C] in its dtype; angles are computed in float32.
+    The rotated x [B, T, H, C] in its dtype; angles and sums are computed in float32.
 
   Source: RoFormer, arXiv 2104.09864, in the half-split layout of Llama checkpoints.
   """
-  width = rotation.width(x.shape[-1])
-  frequencies = rotation.frequencies(x.shape[-1])
-  angles = positions[:, :, None, None].astype(jnp.float32) * frequencies  # [B, T, 1, W/2]
-  cos, sin = jnp.cos(angles), jnp.sin(angles)
-  first, second = jnp.split(x[..., :width].astype(jnp.float32), 2, axis=-1)
-  rotated = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
-  rotated = rotated.astype(x.dtype)
-  return rotated if width == x.shape[-1] else jnp.concatenate([rotated, x[..., width:]], axis=-1)
+  head_dim = x.shape[-1]
+  pairs, width = rotation.frequencies(head_dim), rotation.width(head_dim)
+  # What is not rotated has the angle 0.
+  frequencies = np.concatenate([pairs, pairs, np.zeros(head_dim - width, np.float32)])
+  angles = positions[:, :, None, None].astype(jnp.float32) * frequencies  # [B, T, 1, C]
+  return _rotated(x, jnp.cos(angles), jnp.sin(angles), width, platform == "tpu")
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
+def _rotated(x: Array, cos: Array, sin: Array, width: int, by_product: bool) -> Array:
+  """Returns x · cos + turned(x) · sin [B, T, H, C]; cos and sin are [B, T, 1, C]."""
+  turned = _quarter_turn(x, width, by_product)
+  return (x.astype(jnp.float32) * cos + turned.astype(jnp.float32) * sin).astype(x.dtype)
+
+
+def _rotated_forward(
+  x: Array, cos: Array, sin: Array, width: int, by_product: bool
+) -> tuple[Array, tuple[Array, Array]]:
+  return _rotated(x, cos, sin, width, by_product), (cos, sin)
+
+
+def _rotated_backward(
+  width: int, by_product: bool, saved: tuple[Array, Array], grad: Array
+) -> tuple[Array, None, None]:
+  # The reverse of a rotation is the one by the opposite angle. JAX's own rule would turn the
+  # product grad · sin, which is float32, and on a TPU would round it.
+  cos, sin = saved
+  return _rotated(grad, cos, -sin, width, by_product), None, None
+
+
+_rotated.defvjp(_rotated_forward, _rotated_backward)
+
+
+def _quarter_turn(x: Array, width: int, by_product: bool) -> Array:
+  """Returns (−x_{i + W/2}, x_i) in place of each pair of [..., C], and 0 for what is not rotated.
+
+  A TPU's vector registers hold 128 values of the last axis, so the halves of a head fill half of
+  each, in memory too. There the turn is a product with a constant matrix of 0, 1 and −1, which is
+  exact, keeps full registers, and becomes part of the operations around it. Elsewhere the product
+  would be an operation of its own, and the halves are not.
+  """
+  half = width // 2
+  if by_product:
+    turn = np.zeros((x.shape[-1], x.shape[-1]))
+    first = np.arange(half)
+    turn[first + half, first], turn[first, first + half] = -1, 1
+    # At a lower precision the product would round float32.
+    return jnp.matmul(x, jnp.asarray(turn, x.dtype), precision=lax.Precision.HIGHEST)
+  first, second, rest = jnp.split(x, [half, width], axis=-1)
+  return jnp.concatenate([-second, first, jnp.zeros_like(rest)], axis=-1)
