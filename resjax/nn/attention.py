@@ -89,20 +89,21 @@ class Attention(nnx.Module):
     layout: Layout,
     rngs: nnx.Rngs,
   ):
-    self.num_heads, self.num_kv_heads, self.head_dim = num_heads, num_kv_heads, head_dim
     self.rotation, self.scores = rotation, scores
     self.implementation, self.layout = implementation, layout
     common: dict[str, Any] = {"dtype": dtype, "layout": layout, "rngs": rngs}
     inward = ("embed_param", "heads")
     into = common | {"bias": bias or qkv_bias}
-    self.q_proj = Linear(d_model, num_heads * head_dim, inward, std=std, **into)
-    self.k_proj = Linear(d_model, num_kv_heads * head_dim, inward, std=std, **into)
-    self.v_proj = Linear(d_model, num_kv_heads * head_dim, inward, std=value_std, **into)
-    out = common | {"bias": bias}
-    self.o_proj = Linear(num_heads * head_dim, d_model, inward[::-1], std=out_std, **out)
-    heads: dict[str, Any] = {"eps": norm_eps, "bias": False, "dtype": dtype, "rngs": rngs}
-    self.q_norm = norm("rmsnorm", head_dim, **heads) if qk_norm else Identity()
-    self.k_norm = norm("rmsnorm", head_dim, **heads) if qk_norm else Identity()
+    heads, kv_heads = (num_heads, head_dim), (num_kv_heads, head_dim)
+    size, kv_size = num_heads * head_dim, num_kv_heads * head_dim
+    self.q_proj = Linear(d_model, size, inward, std=std, out_heads=heads, **into)
+    self.k_proj = Linear(d_model, kv_size, inward, std=std, out_heads=kv_heads, **into)
+    self.v_proj = Linear(d_model, kv_size, inward, std=value_std, out_heads=kv_heads, **into)
+    out = common | {"bias": bias, "in_heads": heads}
+    self.o_proj = Linear(size, d_model, inward[::-1], std=out_std, **out)
+    each: dict[str, Any] = {"eps": norm_eps, "bias": False, "dtype": dtype, "rngs": rngs}
+    self.q_norm = norm("rmsnorm", head_dim, **each) if qk_norm else Identity()
+    self.k_norm = norm("rmsnorm", head_dim, **each) if qk_norm else Identity()
 
   @jax.named_scope("attention")
   def __call__(
@@ -138,7 +139,7 @@ class Attention(nnx.Module):
       scores=self.scores,
       implementation=self.implementation,
     )
-    return self._output(out)
+    return self.o_proj(out)
 
   @jax.named_scope("attention")
   def decode(
@@ -172,12 +173,12 @@ class Attention(nnx.Module):
     q, k, v = self._project(x_q, x_k, x_v, positions, residual)
     new = KeyValues(k, v)
     seen = past.joined(new) if length is None else past.stored(new, length)
-    return self._output(masked_attention(q, seen.keys, seen.values, mask, self.scores)), new
+    return self.o_proj(masked_attention(q, seen.keys, seen.values, mask, self.scores)), new
 
   @jax.named_scope("attention")
   def values(self, x_v: Array) -> Array:
     """Returns the values W_v x_v [B, T, K, C] of a view [B, T, D]."""
-    return self._heads(self.v_proj(x_v), self.num_kv_heads)
+    return self._heads(self.v_proj(x_v))
 
   def _project(
     self,
@@ -190,8 +191,8 @@ class Attention(nnx.Module):
     """Returns queries [B, T, H, C], keys and values [B, T, K, C], as the kernel takes them."""
     views = {id(x): shared(x, self.layout, "heads") for x in (x_q, x_k, x_v)}
     x_q, x_k, x_v = (views[id(x)] for x in (x_q, x_k, x_v))
-    q = self._heads(self.q_proj(x_q), self.num_heads)
-    k = self._heads(self.k_proj(x_k), self.num_kv_heads)
+    q = self._heads(self.q_proj(x_q))
+    k = self._heads(self.k_proj(x_k))
     v = self.values(x_v)
     if residual is not None:
       v = residual.mix(v)
@@ -203,11 +204,6 @@ class Attention(nnx.Module):
       q, k = rotate(q), rotate(k)
     return q, k, v
 
-  def _output(self, out: Array) -> Array:
-    """Maps the heads [B, T, H, C] to the output [B, T, D]."""
-    return self.o_proj(out.reshape(*out.shape[:2], -1))
-
-  def _heads(self, x: Array, num: int) -> Array:
-    """Splits [B, T, num · C] into heads [B, T, num, C]."""
-    x = x.reshape(*x.shape[:2], num, self.head_dim)
+  def _heads(self, x: Array) -> Array:
+    """Returns heads [B, T, H, C] in their place on the mesh."""
     return self.layout.constrain(x, "batch", "tokens", "heads", None)

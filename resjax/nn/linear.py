@@ -1,6 +1,8 @@
 """Linear maps with logical axes, whose products are summed in float32 over devices too."""
 
 import functools
+import math
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -30,23 +32,27 @@ class Linear(nnx.Module):
     dtype: the dtype of the activations.
     layout: the mesh and sharding rules of the activations.
     rngs: the source of the initial values.
+    in_heads: H and C, where x has the axes [..., H, C] in place of d_in = H · C; None: it has not.
+    out_heads: the same for y and d_out.
   """
 
   def __init__(
     self, d_in: int, d_out: int, axes: tuple[str, str], *,
     bias: bool, std: float, dtype: jax.typing.DTypeLike, layout: Layout, rngs: nnx.Rngs,
+    in_heads: tuple[int, int] | None = None, out_heads: tuple[int, int] | None = None,
   ):  # fmt: skip
     init = nnx.initializers.normal(std)
     self.dtype = dtype
+    self.shapes = in_heads or (d_in,), out_heads or (d_out,)
     self.split = _is_split(layout, axes[0]), _is_split(layout, axes[1])
     self.kernel = nnx.Param(init(rngs.params(), (d_in, d_out)), axes=axes)
     self.bias = nnx.Param(jnp.zeros(d_out), axes=axes[1:]) if bias else None
 
   @jax.named_scope("projection")
   def __call__(self, x: Array) -> Array:
-    """Maps x [..., d_in] to y [..., d_out]."""
+    """Maps x [..., d_in] to y [..., d_out], or to and from heads."""
     bias = None if self.bias is None else self.bias[...]
-    y = _affine(x, self.kernel[...], bias, self.dtype, self.split)
+    y = _affine(x, self.kernel[...], bias, self.dtype, self.split, self.shapes)
     # Policies find the result by its name: one that saves all dots would save the wide product,
     # before it is rounded.
     return checkpoint_name(y, PRODUCT)
@@ -78,36 +84,62 @@ def _widened_backward(like: Array, grad: Array) -> tuple[Array]:
 _widened.defvjp(_widened_forward, _widened_backward)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
+_Shapes = tuple[tuple[int, ...], tuple[int, ...]]
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4, 5))
 def _affine(
-  x: Array, kernel: Array, bias: Array | None, dtype: str, split: tuple[bool, bool]
+  x: Array,
+  kernel: Array,
+  bias: Array | None,
+  dtype: str,
+  split: tuple[bool, bool],
+  shapes: _Shapes,
 ) -> Array:
-  """x W + b; `split` tells whether devices hold parts of sums over d_in and over d_out."""
-  return _affine_forward(x, kernel, bias, dtype, split)[0]
+  """x W + b.
+
+  `split` tells whether devices hold parts of sums over d_in and over d_out, and `shapes` which axes
+  x and y have in place of d_in and d_out. Heads stay apart in the sums over them, so that a TPU may
+  read them as attention wrote them, heads before tokens; joined, they would be copied first.
+  """
+  return _affine_forward(x, kernel, bias, dtype, split, shapes)[0]
 
 
 def _affine_forward(
-  x: Array, kernel: Array, bias: Array | None, dtype: str, split: tuple[bool, bool]
+  x: Array,
+  kernel: Array,
+  bias: Array | None,
+  dtype: str,
+  split: tuple[bool, bool],
+  shapes: _Shapes,
 ) -> tuple[Array, tuple[Array, Array, Array, Array | None]]:
   like, x = jnp.empty(0, x.dtype), x.astype(dtype)
-  y = _product(x, kernel.astype(dtype), ((x.ndim - 1,), (0,)), split[0], dtype)
+  rows = x.shape[: x.ndim - len(shapes[0])]
+  weights = kernel.astype(dtype).reshape(*shapes[0], -1)
+  inner = range(len(rows), x.ndim), range(len(shapes[0]))
+  y = _product(x, weights, inner, split[0], dtype)
   y = y if bias is None else y + bias.astype(dtype)
-  return y, (x, like, kernel, bias)
+  return y.reshape(*rows, *shapes[1]), (x, like, kernel, bias)
 
 
 def _affine_backward(
   dtype: str,
   split: tuple[bool, bool],
+  shapes: _Shapes,
   saved: tuple[Array, Array, Array, Array | None],
   grad: Array,
 ) -> tuple[Array, Array, Array | None]:
   # JAX's own rule would round each device's gradients of W and b before they are added.
   x, like, kernel, bias = saved
-  rows, wide = tuple(range(x.ndim - 1)), wide_dtype(grad)
-  d_x = _product(grad, kernel.astype(dtype), ((x.ndim - 1,), (1,)), split[1], like.dtype)
-  d_kernel = lax.dot_general(x, grad, ((rows, rows), ((), ())), preferred_element_type=wide)
-  d_bias = None if bias is None else jnp.sum(grad, rows, wide).astype(bias.dtype)
-  return d_x, d_kernel.astype(kernel.dtype), d_bias
+  count = x.ndim - len(shapes[0])
+  rows, wide = tuple(range(count)), wide_dtype(grad)
+  weights = kernel.astype(dtype).reshape(*shapes[0], *shapes[1])
+  outer = range(count, grad.ndim), range(len(shapes[0]), weights.ndim)
+  d_x = _product(grad, weights, outer, split[1], like.dtype)
+  joined = grad.reshape(*grad.shape[:count], math.prod(shapes[1]))
+  d_kernel = lax.dot_general(x, joined, ((rows, rows), ((), ())), preferred_element_type=wide)
+  d_bias = None if bias is None else jnp.sum(joined, rows, wide).astype(bias.dtype)
+  return d_x, d_kernel.reshape(kernel.shape).astype(kernel.dtype), d_bias
 
 
 _affine.defvjp(_affine_forward, _affine_backward)
@@ -116,7 +148,7 @@ _affine.defvjp(_affine_forward, _affine_backward)
 def _product(
   x: Array,
   w: Array,
-  axes: tuple[tuple[int, ...], tuple[int, ...]],
+  axes: tuple[Sequence[int], Sequence[int]],
   split: bool,
   dtype: jax.typing.DTypeLike,
 ) -> Array:
