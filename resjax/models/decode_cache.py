@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from resjax.combinators import Combinator
@@ -25,28 +26,33 @@ class TokensInRows(NamedTuple):
   segment_ids: Array
 
 
+class FirstTokens(NamedTuple):
+  """Where the tokens stand that come first into an empty cache.
+
+  Attributes:
+    positions: the position of each token in its row [B, T], padding not counted.
+    segment_ids: 1 for a token, 0 for padding [B, T].
+  """
+
+  positions: Array
+  segment_ids: Array
+
+
 class TokensInCache(NamedTuple):
   """Where T new tokens stand that follow those of a cache.
 
   Attributes:
     length: the number of slots that earlier tokens fill, a scalar.
     positions: the position of each new token in its row [B, T], padding not counted.
-    masks: which keys the new tokens see, by attention site: bool [B, T, keys].
+    segment_ids: 1 for a token, 0 for padding [B, T].
+    key_ids: the same for the keys that the new tokens may see, their own among them, and -1 for
+      slots before the first token, by attention site: [B, keys].
   """
 
   length: Array
   positions: Array
-  masks: dict[str, Array]
-
-  def near(self, mask: Array, window: Array | int) -> Array:
-    """Returns a mask [B, T, S] over all slots without the keys that lie before a window.
-
-    Args:
-      mask: bool [B, T, S].
-      window: how many of the last tokens a token sees; 0: all of them.
-    """
-    slots = self.length + jnp.arange(mask.shape[1])[:, None]
-    return mask & ((jnp.arange(mask.shape[2]) > slots - window) | (window == 0))
+  segment_ids: Array
+  key_ids: dict[str, Array]
 
 
 @jax.tree_util.register_dataclass
@@ -61,13 +67,14 @@ class DecodeCache:
   Attributes:
     past: the keys and values by attention site, [L, B, slots, K, C].
     segment_ids: 1 for a token, 0 for padding and for slots without a token yet [B, S].
-    length: the number of slots that are filled, a scalar.
+    length: the number of slots that are filled, a scalar; of an empty cache a NumPy array, so that
+      where it was made it is known to be 0 while a program is traced.
     combinator: what the combinator keeps, see `Combinator.decode_cache`.
   """
 
   past: dict[str, KeyValues]
   segment_ids: Array
-  length: Array
+  length: Array | np.ndarray
   combinator: PyTree
 
   @classmethod
@@ -98,11 +105,11 @@ class DecodeCache:
     return cls(
       {site: KeyValues.empty((*rows, *shape), config.dtype) for site, shape in heads.items()},
       jnp.zeros((batch_size, size), jnp.int32),
-      jnp.zeros((), jnp.int32),
+      np.zeros((), np.int32),
       combinator.decode_cache(batch_size, config.dtype),
     )
 
-  def place(self, segment_ids: Array) -> TokensInCache:
+  def place(self, segment_ids: Array) -> FirstTokens | TokensInCache:
     """Returns where T new tokens stand.
 
     Args:
@@ -111,19 +118,18 @@ class DecodeCache:
     """
     count = segment_ids.shape[1]
     real = jnp.cumsum(segment_ids > 0, axis=1)
+    if isinstance(self.length, np.ndarray) and self.length == 0:
+      return FirstTokens(jnp.maximum(real - 1, 0), segment_ids)
     earlier = jnp.sum(self.segment_ids > 0, axis=1, keepdims=True)
-    slots = self.length + jnp.arange(count)
-    masks = {}
+    ids = {}
     for site, past in self.past.items():
-      size = past.keys.shape[-3]
-      short = site == "short_swa"  # whose keys are the last `size` ones and the new ones
-      keys = self.length - size + jnp.arange(size + count) if short else jnp.arange(size)
-      ids = jnp.take(self._segment_ids_with(segment_ids), keys, axis=1, mode="clip")
-      same = segment_ids[:, :, None] == ids[:, None, :]
-      masks[site] = same & (keys <= slots[:, None])
-      if short:
-        masks[site] &= (keys >= 0) & (keys > slots[:, None] - size - 1)
-    return TokensInCache(self.length, jnp.maximum(earlier + real - 1, 0), masks)
+      ids[site] = self._segment_ids_with(segment_ids)
+      if site == "short_swa":  # its keys are the last `size` ones and the new ones
+        size = past.keys.shape[-3]
+        slots = self.length - size + jnp.arange(size + count)
+        ids[site] = jnp.where(slots < 0, -1, jnp.take(ids[site], slots, axis=1, mode="clip"))
+    positions = jnp.maximum(earlier + real - 1, 0)
+    return TokensInCache(jnp.asarray(self.length), positions, segment_ids, ids)
 
   def advance(
     self, segment_ids: Array, new: dict[str, KeyValues], combinator: PyTree
@@ -140,7 +146,8 @@ class DecodeCache:
       for site, old in self.past.items()
     }
     segments = self._segment_ids_with(segment_ids)
-    return DecodeCache(past, segments, self.length + segment_ids.shape[1], combinator)
+    length = jnp.asarray(self.length) + segment_ids.shape[1]
+    return DecodeCache(past, segments, length, combinator)
 
   def _segment_ids_with(self, segment_ids: Array) -> Array:
     """Returns the segments of all slots [B, S] with those of T new tokens [B, T]."""

@@ -14,7 +14,7 @@ from resjax.combinators.pre_norm import Norms
 from resjax.kernels.self_attention import Window
 from resjax.models import depth
 from resjax.models.config import DecoderConfig
-from resjax.models.decode_cache import DecodeCache, TokensInCache, TokensInRows
+from resjax.models.decode_cache import DecodeCache, FirstTokens, TokensInCache, TokensInRows
 from resjax.models.layer import Layer, decoder_norm
 from resjax.nn.attention import ValueResidual
 from resjax.nn.embed import Embedding
@@ -36,7 +36,7 @@ class _Context(NamedTuple):
   """What the branches of all layers read."""
 
   first_values: Array | None  # the values of the first layer [B, T, K, C], for the value residual
-  tokens: TokensInRows | TokensInCache
+  tokens: TokensInRows | FirstTokens | TokensInCache
   seen: PyTree = None  # what a probe reads
 
 
@@ -153,7 +153,7 @@ class Decoder(nnx.Module):
   def _stack(
     self,
     tokens: Array,
-    place: TokensInRows | TokensInCache,
+    place: TokensInRows | FirstTokens | TokensInCache,
     token_context: combinators.TokenContext,
     past: dict[str, KeyValues] | None = None,
   ) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from resjax import combinators
 from resjax.combinators.pre_norm import Norms, PreNorm
 from resjax.kernels.self_attention import ALL_EARLIER, Window
 from resjax.models.config import DecoderConfig
-from resjax.models.decode_cache import TokensInCache, TokensInRows
+from resjax.models.decode_cache import FirstTokens, TokensInCache, TokensInRows
 from resjax.nn.attention import Attention, ValueResidual
 from resjax.nn.kv_cache import KeyValues
 from resjax.nn.mlp import MLP
@@ -91,7 +91,7 @@ class Layer(nnx.Module):
     self,
     site: str,
     views: combinators.Views,
-    tokens: TokensInRows | TokensInCache,
+    tokens: TokensInRows | FirstTokens | TokensInCache,
     past: Mapping[str, KeyValues],
     residual: ValueResidual | None = None,
     window: Window = ALL_EARLIER,
@@ -116,7 +116,7 @@ class Layer(nnx.Module):
       normed = self._normed(site, sublayer, views)
       if sublayer == "mlp":
         out = self.mlp(normed["x"])
-      elif isinstance(tokens, TokensInCache):
+      elif isinstance(tokens, FirstTokens | TokensInCache):
         out, new = self._decode(sublayer, normed, tokens, site, past[site], residual, window)
       elif sublayer == "short_swa":
         out = self.short_swa(*_qkv(normed), **tokens._asdict(), window=self.short_window)
@@ -133,24 +133,26 @@ class Layer(nnx.Module):
     self,
     sublayer: str,
     normed: dict[str, Array],
-    tokens: TokensInCache,
+    tokens: FirstTokens | TokensInCache,
     site: str,
     past: KeyValues,
     residual: ValueResidual | None,
     window: Window,
   ) -> tuple[Array, KeyValues]:
     """Returns the output [B, T, D] of an attention, and the keys and values of the T tokens."""
-    mask, positions = tokens.masks[site], tokens.positions
-    if sublayer == "short_swa":
-      return self.short_swa.decode(*_qkv(normed), past, length=None, mask=mask, positions=positions)
-    return self.attention.decode(
-      *_qkv(normed),
-      past,
-      length=tokens.length,
-      mask=tokens.near(mask, window.size),
-      positions=positions,
-      residual=residual,
-    )
+    short = sublayer == "short_swa"
+    attention = self.short_swa if short else self.attention
+    options: dict[str, Any] = {
+      "segment_ids": tokens.segment_ids,
+      "positions": tokens.positions,
+      "window": self.short_window if short else window,
+      "residual": None if short else residual,
+    }
+    if isinstance(tokens, FirstTokens):
+      return attention.prefill(*_qkv(normed), **options)
+    length = None if short else tokens.length
+    keys = {"length": length, "key_ids": tokens.key_ids[site]}
+    return attention.decode(*_qkv(normed), past, **keys, **options)
 
   def pre_norms(self, site: str) -> Norms:
     """Returns what normalises the views of a site before `__call__`, by view.

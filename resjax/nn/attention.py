@@ -12,8 +12,9 @@ from resjax.kernels.self_attention import (
   PLAIN,
   Scores,
   Window,
+  cached_attention,
   causal_attention,
-  masked_attention,
+  prompt_attention,
 )
 from resjax.nn.kv_cache import KeyValues
 from resjax.nn.linear import Linear, shared
@@ -142,6 +143,39 @@ class Attention(nnx.Module):
     return self.o_proj(out)
 
   @jax.named_scope("attention")
+  def prefill(
+    self,
+    x_q: Array,
+    x_k: Array,
+    x_v: Array,
+    *,
+    segment_ids: Array,
+    positions: Array,
+    window: Window = ALL_EARLIER,
+    residual: ValueResidual | None = None,
+  ) -> tuple[Array, KeyValues]:
+    """Does what `__call__` does for rows of any length, in memory linear in T.
+
+    Args:
+      x_q: see `__call__`, as all other arguments.
+
+    Returns:
+      The output [B, T, D], and the keys and values [B, T, K, C] for a cache.
+    """
+    q, k, v = self._project(x_q, x_k, x_v, positions, residual)
+    out = prompt_attention(
+      q,
+      k,
+      v,
+      segment_ids,
+      layout=self.layout,
+      window=window,
+      scores=self.scores,
+      implementation=self.implementation,
+    )
+    return self.o_proj(out), KeyValues(k, v)
+
+  @jax.named_scope("attention")
   def decode(
     self,
     x_q: Array,
@@ -150,11 +184,13 @@ class Attention(nnx.Module):
     past: KeyValues,
     *,
     length: Array | None,
-    mask: Array,
+    segment_ids: Array,
+    key_ids: Array,
     positions: Array,
+    window: Window = ALL_EARLIER,
     residual: ValueResidual | None = None,
   ) -> tuple[Array, KeyValues]:
-    """Does what `__call__` does for T tokens that follow earlier ones.
+    """Does what `__call__` does for T tokens that follow earlier ones, in memory linear in T.
 
     Args:
       x_q: what queries are made of [B, T, D].
@@ -163,8 +199,10 @@ class Attention(nnx.Module):
       past: the keys and values of earlier tokens [B, S, K, C], see `KeyValues`.
       length: the number of slots of `past` that are filled, after which the new ones go; may be
         traced. None: `past` is full, and the new ones go behind it.
-      mask: which keys each token sees, with the new ones in their place, bool [B, T, keys].
+      segment_ids: the segment of each token [B, T]; tokens attend within their segment.
+      key_ids: the segment of each key, with the new ones in their place [B, keys].
       positions: the position of each token for the rotation [B, T].
+      window: how many of the last tokens a token sees.
       residual: see `__call__`.
 
     Returns:
@@ -173,7 +211,11 @@ class Attention(nnx.Module):
     q, k, v = self._project(x_q, x_k, x_v, positions, residual)
     new = KeyValues(k, v)
     seen = past.joined(new) if length is None else past.stored(new, length)
-    return self.o_proj(masked_attention(q, seen.keys, seen.values, mask, self.scores)), new
+    first = past.keys.shape[1] if length is None else length
+    out = cached_attention(
+      q, seen.keys, seen.values, segment_ids, key_ids, first, window=window, scores=self.scores
+    )
+    return self.o_proj(out), new
 
   @jax.named_scope("attention")
   def values(self, x_v: Array) -> Array:

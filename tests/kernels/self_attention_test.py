@@ -5,7 +5,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from resjax.kernels.self_attention import Scores, Window, causal_attention
+from resjax.kernels.self_attention import (
+  Scores,
+  Window,
+  api,
+  cached_attention,
+  causal_attention,
+  prompt_attention,
+)
 from resjax.sharding import Layout
 from tests.helpers import layouts, reference
 from tests.helpers.compare import assert_close
@@ -164,3 +171,37 @@ def test_auto_falls_back_to_xla_where_no_kernel_runs(platform):
   q, k, v, segment_ids = example(16)  # float32, and no multiple of 128
   got = causal_attention(q, k, v, segment_ids, layout=faked(platform))
   np.testing.assert_array_equal(got, xla(q, k, v, segment_ids))
+
+
+@pytest.mark.parametrize("window, scores", [(0, Scores()), (5, Scores()), (0, CAPPED)])
+def test_queries_in_chunks_see_the_keys_of_whole_rows(window, scores, monkeypatch):
+  monkeypatch.setattr(api, "_CHUNK", 4)
+  q, k, v, segment_ids = example(22)
+  options = {"window": Window((window,)), "scores": scores}
+  want = xla(q, k, v, segment_ids, **options)
+  got = prompt_attention(q, k, v, segment_ids, layout=Layout(), **options)
+  assert_close(got, want, 1e-6)
+  # The last tokens alone, before slots that hold no token yet.
+  keys, values = (jnp.pad(a, ((0, 0), (0, 9), (0, 0), (0, 0)), constant_values=7) for a in (k, v))
+  key_ids = jnp.pad(segment_ids, ((0, 0), (0, 9)))
+  rest = jax.jit(functools.partial(cached_attention, **options))(
+    q[:, 9:], keys, values, segment_ids[:, 9:], key_ids, jnp.asarray(9)
+  )
+  assert_close(rest, want[:, 9:], 1e-6)
+
+
+@pytest.mark.parametrize("length", [200, 256])
+def test_prompts_of_any_length_go_through_splash_on_a_tpu(length):
+  *qkv, segment_ids = example(length)
+  call = functools.partial(prompt_attention, layout=faked("tpu"))
+  text = jax.jit(call).trace(*qkv, segment_ids).lower(lowering_platforms=("tpu",)).as_text()
+  assert text.count("tpu_custom_call") == 1
+  assert f"x{length}x{length}x" not in text and f"x{length}x8x256x" not in text
+
+
+def test_a_padded_prompt_through_splash_is_xla(monkeypatch):
+  interpreted = functools.partial(causal_attention, interpret=True)
+  monkeypatch.setattr(api, "causal_attention", interpreted)
+  *qkv, segment_ids = example(200)
+  got = prompt_attention(*qkv, segment_ids, layout=faked("tpu"))
+  assert_close(got, xla(*qkv, segment_ids), 1e-5)

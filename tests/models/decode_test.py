@@ -112,3 +112,27 @@ def test_sizes_that_no_row_has_are_refused(size):
   model = decoders.decoder(decoders.config())
   with pytest.raises(ValueError, match=rf"size={size} is out of range; allowed: 1..32 \(config"):
     model.empty_cache(1, size)
+
+
+def temporary_bytes(length, chunk):
+  """Temporary memory of a prefill of `length` tokens, of which the last `chunk` are one call."""
+  config = decoders.config("llama", max_positions=4096, short_swa=ShortSWAConfig(window=3))
+  model = decoders.decoder(config)
+
+  def prefill(state, tokens):
+    model = nnx.merge(graphdef, state)
+    cache = model.empty_cache(1, length)
+    if chunk < length:
+      _, cache = model.decode(tokens[:, :-chunk], cache)
+    return model.decode(tokens[:, -chunk:], cache)
+
+  graphdef, state = nnx.split(model)
+  tokens = jax.ShapeDtypeStruct((1, length), jnp.int32)
+  compiled = jax.jit(prefill).lower(state, tokens).compile()
+  return compiled.memory_analysis().temp_size_in_bytes
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_memory_of_a_prefill_is_linear_in_the_prompt(parts):
+  one, two, four = (temporary_bytes(length, length // parts) for length in (1024, 2048, 4096))
+  assert two / one <= 2.2 and four / two <= 2.2, (one, two, four)

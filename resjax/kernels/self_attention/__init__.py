@@ -1,6 +1,11 @@
 """Causal self-attention over packed rows, through the best existing kernel of the platform."""
 
-from resjax.kernels.self_attention.api import IMPLEMENTATIONS, causal_attention, masked_attention
+from resjax.kernels.self_attention.api import (
+  IMPLEMENTATIONS,
+  cached_attention,
+  causal_attention,
+  prompt_attention,
+)
 from resjax.kernels.self_attention.scores import ALL_EARLIER, PLAIN, Scores, Window
 
 __all__ = [
@@ -9,6 +14,7 @@ __all__ = [
   "PLAIN",
   "Scores",
   "Window",
+  "cached_attention",
   "causal_attention",
-  "masked_attention",
+  "prompt_attention",
 ]

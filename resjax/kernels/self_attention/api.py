@@ -21,6 +21,7 @@ from resjax.typing import Array
 
 IMPLEMENTATIONS = ("xla", "cudnn", "splash")
 _CUDNN_WIDTH = 128  # the widest head that cuDNN takes on every GPU
+_CHUNK = 256  # how many queries of a prompt have their scores in memory at the same time
 
 
 def causal_attention(
@@ -121,23 +122,95 @@ def _masked_rows(
   )
 
 
-def masked_attention(q: Array, k: Array, v: Array, mask: Array, scores: Scores = PLAIN) -> Array:
-  """softmax(q kᵀ / √C) v over the keys that a mask lets a query see, for decoding.
+def prompt_attention(
+  q: Array,
+  k: Array,
+  v: Array,
+  segment_ids: Array,
+  *,
+  layout: Layout,
+  window: Window = ALL_EARLIER,
+  scores: Scores = PLAIN,
+  implementation: str = "auto",
+) -> Array:
+  """Does what `causal_attention` does, for rows of any length and in memory linear in T.
+
+  Rows are padded to a length that the kernel takes. A prompt is not refused for its length or
+  dtype: where the named implementation cannot run, another one does.
+
+  Args:
+    q: see `causal_attention`, as all other arguments.
+  """
+  length = q.shape[1]
+  padded = [_padded(a, -length % LANES) for a in (q, k, v)]
+  name = implementation
+  if name == "auto" or _obstacle(name, layout, padded[0], padded[1], scores):
+    name = _best(layout, padded[0], padded[1], scores)
+  if name == "xla" or length < LANES:
+    return cached_attention(q, k, v, segment_ids, segment_ids, 0, window=window, scores=scores)
+  ids = _padded(segment_ids, -length % LANES, -1)
+  common = {"layout": layout, "window": window, "scores": scores}
+  return causal_attention(*padded, ids, implementation=name, **common)[:, :length]
+
+
+def cached_attention(
+  q: Array,
+  k: Array,
+  v: Array,
+  query_ids: Array,
+  key_ids: Array,
+  first: Array | int,
+  *,
+  window: Window = ALL_EARLIER,
+  scores: Scores = PLAIN,
+) -> Array:
+  """Attention of T queries to the S keys of a cache, those of the queries' own tokens among them.
+
+  The queries go chunk by chunk, so that memory is linear in T and in S; a chunk takes the first
+  quarters of the keys, as many as it sees something of.
 
   Args:
     q: the queries [B, T, H, C].
     k: the keys [B, S, K, C]; H is a multiple of K.
     v: the values [B, S, K, C].
-    mask: which keys a query sees, bool [B, T, S]; every query sees at least one.
+    query_ids: the segments of the queries [B, T].
+    key_ids: the segments of the keys [B, S].
+    first: the slot of the first query's own key, a scalar; the other ones follow.
+    window: how many of the last tokens a token sees.
     scores: scale and soft cap.
 
   Returns:
     The output of the heads [B, T, H, C] in the dtype of q.
   """
-  mask = mask[:, None]
-  if scores.softcap:
-    return softcapped_attention(q, k, v, mask, scores)
-  return jax.nn.dot_product_attention(q, k, v, mask=mask, scale=scores.scale, implementation="xla")
+  attend = functools.partial(_masked_rows, window=window.size, scores=scores, implementation="xla")
+  length, num_keys = q.shape[1], k.shape[1]
+  if length <= _CHUNK:
+    return attend(q, k, v, query_ids, key_ids, first)
+  rest = -length % _CHUNK
+  chunks = (_chunked(_padded(q, rest)), _chunked(_padded(query_ids, rest, -1)))
+  ends = [-(-num_keys * part // 4) for part in (1, 2, 3, 4)]
+
+  def to(end: int, q: Array, ids: Array, start: Array) -> Array:
+    return attend(q, k[:, :end], v[:, :end], ids, key_ids[:, :end], start)
+
+  def one(chunk: tuple[Array, Array, Array]) -> Array:
+    q, ids, start = chunk
+    least = jnp.searchsorted(jnp.asarray(ends[:-1]), start + _CHUNK)
+    return lax.switch(least, [functools.partial(to, end) for end in ends], q, ids, start)
+
+  starts = first + _CHUNK * jnp.arange(chunks[0].shape[0])
+  out = lax.map(one, (*chunks, starts))
+  return out.swapaxes(0, 1).reshape(q.shape[0], -1, *q.shape[2:])[:, :length]
+
+
+def _padded(a: Array, count: int, value: int = 0) -> Array:
+  """Returns [B, T, ...] with `count` more tokens behind."""
+  return jnp.pad(a, [(0, 0), (0, count)] + [(0, 0)] * (a.ndim - 2), constant_values=value)
+
+
+def _chunked(a: Array) -> Array:
+  """Returns the chunks [T / chunk, B, chunk, ...] of [B, T, ...]."""
+  return a.reshape(a.shape[0], -1, _CHUNK, *a.shape[2:]).swapaxes(0, 1)
 
 
 def _best(layout: Layout, q: Array, k: Array, scores: Scores) -> str:
