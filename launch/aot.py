@@ -6,8 +6,8 @@
   python -m launch.aot --config=configs/llama_1p3b.py --topology=v5p-8 --devices=1 --streams \
     --config.train.batch_size=4 --config.mesh.fsdp=1
 
-The program is the one that launch.train runs with the same settings. The command needs the extra
-`tpu` and no TPU. It prints tables of memory, operations and exchanges, or with --json one JSON
+The program is the one that launch.train runs with the same settings, compiled with the same
+options (config.train.compiler_options). The command needs the extra `tpu` and no TPU. It prints tables of memory, operations and exchanges, or with --json one JSON
 object, which --out writes to a file. If the config does not fit, it prints how much memory is
 missing and what to change, and exits with 1. --search compiles repeatedly to find the cheapest
 recomputation and the most rows per chip that fit; the batch stays as it is. --streams counts the
@@ -124,6 +124,7 @@ def _head(run: Run, target: AbsentSlices) -> dict:
     "device_kind": target.devices[0].device_kind,
     "mesh": dict(run.layout.mesh.shape),
     "residual": run.decoder.residual.name,
+    "compiler_options": dict(run.compiler_options),
     "jax": jax.__version__,
     "hbm_available": target.tpu.generation.chip.available_memory * GIB,
   }

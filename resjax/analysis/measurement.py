@@ -58,7 +58,11 @@ def measure(
 
 
 def make_probe_step(
-  bind: Callable[[PyTree], Decoder], layout: Layout, config: ProbeConfig, seed: int = 0
+  bind: Callable[[PyTree], Decoder],
+  layout: Layout,
+  config: ProbeConfig,
+  seed: int = 0,
+  compiler_options: Mapping[str, str] | None = None,
 ) -> Wrapped:
   """Returns a jitted function of (state, batch, counts, deciles, number) that gives `ProbeSums`.
 
@@ -70,9 +74,11 @@ def make_probe_step(
     layout: the layout of the decoder.
     config: what to measure.
     seed: the seed of shuffled targets.
+    compiler_options: options of the compiler, by name; None: none.
   """
+  options = dict(compiler_options or {})
 
-  @functools.partial(jax.jit, out_shardings=layout.everywhere)
+  @functools.partial(jax.jit, out_shardings=layout.everywhere, compiler_options=options)
   def probe_step(
     state: PyTree,
     batch: Mapping[str, Array],

@@ -1,11 +1,11 @@
-"""Reads what a compiled step exchanges between devices: kinds, sizes, mesh axes, network."""
+"""Reads what a compiled step exchanges between devices: kinds, sizes, axes, network, overlap."""
 
 import collections
 import dataclasses
 import itertools
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 import jax
 import numpy as np
@@ -38,6 +38,8 @@ class Collective:
     axes: the mesh axes along which devices exchange; `?` if the program does not tell.
     network: `ICI` within a TPU slice, `DCN` between slices, empty on other platforms.
     num_bytes: size of one exchange on one device: the larger of what the device gives and gets.
+    asynchronous: whether a device may do other work between its start and its end.
+    places: how many there are in the text of the program.
     times: how many there are in a step; those in a branch of a conditional count every time.
   """
 
@@ -45,6 +47,8 @@ class Collective:
   axes: tuple[str, ...]
   network: str
   num_bytes: int
+  asynchronous: bool
+  places: int
   times: int
 
 
@@ -55,39 +59,74 @@ def collectives(module: Module, mesh: Mesh) -> list[Collective]:
     module: the compiled step.
     mesh: the mesh that it was compiled for.
   """
-  found: collections.Counter[Collective] = collections.Counter()
-  for call, line in _exchanges(module):
+  times: collections.Counter[tuple] = collections.Counter()
+  places: collections.Counter[tuple] = collections.Counter()
+  for call, line, asynchronous in _exchanges(module):
     dcn = _DCN.search(line.attributes)
     if dcn:
       kind = _DCN_KINDS.get(dcn[1], dcn[1].lower().replace("_", "-"))
       axes, network = _slice_axes(mesh), "DCN"
     else:
       kind, (axes, network) = _kind(call, line), _where(line, mesh)
-    one = Collective(kind, axes, network, _num_bytes(call.computation, line), times=1)
-    found[one] += call.times
-  rows = [dataclasses.replace(one, times=times) for one, times in found.items()]
+    one = kind, axes, network, _num_bytes(call.computation, line), asynchronous
+    places[one] += 1
+    times[one] += call.times
+  rows = [Collective(*one, places=places[one], times=times[one]) for one in places]
   return sorted(rows, key=lambda row: row.num_bytes * row.times, reverse=True)
 
 
-def _exchanges(module: Module) -> Iterator[tuple[ComputationCall, Instruction]]:
-  """Yields every exchange once.
+def asynchronous_places(rows: Iterable[Collective], kind: str) -> tuple[int, int]:
+  """Returns how many exchanges of a kind in a program are asynchronous, and how many there are."""
+  chosen = [row for row in rows if row.kind == kind]
+  return sum(row.places for row in chosen if row.asynchronous), sum(row.places for row in chosen)
 
-  The compiler for TPUs spreads one exchange over several fusions, to run while others compute. The
-  parts of an exchange have the same channel; in a computation that is not fused two exchanges never
-  have the same one.
+
+def _exchanges(module: Module) -> Iterator[tuple[ComputationCall, Instruction, bool]]:
+  """Yields every exchange once, and whether it is asynchronous.
+
+  An asynchronous one has a start and an end that are instructions of their own. Or, by the compiler
+  for TPUs, it is spread over several fusions: one begins it, some compute meanwhile, one ends it.
+  These parts have the same channel and shape, as no two exchanges of a computation have that is not
+  fused. Some of them may be in a loop that runs between the beginning and the end.
   """
-  fused, caller = set(), 0
+  parts: dict[tuple, list[tuple[ComputationCall, Instruction]]] = {}
+  callers = _callers(module)
   for number, call in enumerate(calls(module)):
-    caller = caller if call.fused else number
+    name = call.computation.name
     for line in call.computation.instructions.values():
       if line.opcode.removesuffix("-start") not in KINDS and not _sends(line):
         continue
+      key: tuple = (number, line.name)
       if call.fused:
-        channel = caller, line.opcode, search(_CHANNEL, line.attributes)[1]
-        if channel in fused:
-          continue
-        fused.add(channel)
-      yield call, line
+        exchange = line.opcode, search(_CHANNEL, line.attributes)[1], str(line.arrays)
+        around = [(*exchange, outer) for outer in _around(callers, name)]
+        key = next((known for known in reversed(around) if known in parts), around[0])
+      parts.setdefault(key, []).append((call, line))
+  for (call, line), *others in parts.values():
+    started = line.opcode.endswith("-start") or _sends(line)
+    waits = callers.get(call.computation.name, ("", ""))[1] == "async-start"
+    yield call, line, started or waits or len(others) > 0
+
+
+def _callers(module: Module) -> dict[str, tuple[str, str]]:
+  """Returns, for each computation but the entry, which one calls it, and with what opcode."""
+  return {
+    name: (computation.name, line.opcode)
+    for computation in module.computations.values()
+    for line in computation.instructions.values()
+    if line.opcode not in ("async-update", "async-done")
+    for names in line.called.values()
+    for name in names
+  }
+
+
+def _around(callers: Mapping[str, tuple[str, str]], name: str) -> list[str]:
+  """Returns the computations around a fused one that are not fused, the innermost first."""
+  found: list[str] = []
+  while name in callers:
+    name, opcode = callers[name]
+    found = [name] if opcode == "fusion" else [*found, name]
+  return found
 
 
 def _sends(line: Instruction) -> bool:

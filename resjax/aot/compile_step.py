@@ -2,7 +2,9 @@
 
 import dataclasses
 import hashlib
+import json
 import time
+from collections.abc import Mapping
 
 import jax
 
@@ -15,6 +17,7 @@ from resjax.aot.streams import Streams, count_streams
 from resjax.models.flops import training_flops_per_token
 from resjax.runs.config import Run
 from resjax.train import program
+from resjax.train.compilation import compile_lowered
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +51,7 @@ class Report:
     lower_seconds: wall time until the program was handed to the compiler.
     compile_seconds: wall time of the compiler.
     cpu_seconds: CPU time of both, over all threads.
-    fingerprint: hash of the program that was handed to the compiler.
+    fingerprint: hash of the program that was handed to the compiler, and of the options.
   """
 
   memory: Memory
@@ -71,6 +74,7 @@ def compile_step(run: Run) -> Report:
 
   Raises:
     DoesNotFitError: a device has too little memory.
+    ValueError: the compiler does not know an option of config.train.compiler_options.
   """
   programs = program.build(run)
   wall, cpu = time.perf_counter(), time.process_time()
@@ -78,7 +82,7 @@ def compile_step(run: Run) -> Report:
   lower_seconds = time.perf_counter() - wall
   arguments = count_arguments(programs)
   try:
-    compiled = lowered.compile()
+    compiled = compile_lowered(lowered)
   except jax.errors.JaxRuntimeError as error:
     sizes = refusal(str(error))
     if sizes is None:
@@ -99,10 +103,14 @@ def compile_step(run: Run) -> Report:
     lower_seconds=lower_seconds,
     compile_seconds=compile_seconds,
     cpu_seconds=time.process_time() - cpu,
-    fingerprint=fingerprint(lowered),
+    fingerprint=fingerprint(lowered, programs.compiler_options),
   )
 
 
-def fingerprint(lowered: jax.stages.Lowered) -> str:
-  """Returns a hash of a program that does not depend on the source lines it was traced from."""
-  return hashlib.sha256(lowered.as_text().encode()).hexdigest()[:16]
+def fingerprint(lowered: jax.stages.Lowered, compiler_options: Mapping[str, str]) -> str:
+  """Returns a hash of a program and of what it is compiled with.
+
+  It does not depend on the source lines that the program was traced from.
+  """
+  options = json.dumps(dict(compiler_options), sort_keys=True)
+  return hashlib.sha256(f"{lowered.as_text()}\n{options}".encode()).hexdigest()[:16]

@@ -7,11 +7,13 @@ from rich.console import Console
 from rich.table import Table
 
 from resjax.aot.absent_devices import AbsentSlices
+from resjax.aot.collectives import asynchronous_places
 from resjax.aot.compile_step import Report
 from resjax.aot.memory import GIB, DoesNotFitError, Memory
 from resjax.aot.parts import PARTS
 from resjax.aot.streams import Streams
 from resjax.aot.suggest_settings import Try
+from resjax.hardware import compiler_options
 from resjax.runs.config import Run
 
 
@@ -28,6 +30,7 @@ def show_target(run: Run, target: AbsentSlices, console: Console) -> None:
     f"microbatch, {train.microbatches} microbatches, remat {decoder.remat}",
     console,
   )
+  _say(f"compiler options: {compiler_options.text(run.compiler_options)}", console)
 
 
 def show_report(report: Report, target: AbsentSlices, console: Console) -> None:
@@ -129,18 +132,26 @@ def _show_memory(memory: Memory, target: AbsentSlices, console: Console) -> None
 
 
 def _show_collectives(report: Report, console: Console) -> None:
-  columns = ("network", "MiB each", "times", "GiB in a step")
+  columns = ("network", "asynchronous", "MiB each", "places", "times", "GiB in a step")
   table = _table("exchanges between devices in a step", *columns)
   table.columns[0].header = "kind, mesh axes"
   for row in report.collectives:
     table.add_row(
       f"{row.kind} over {', '.join(row.axes) or 'itself'}",
       row.network,
+      "yes" if row.asynchronous else "",
       f"{row.num_bytes / 2**20:.3f}",
+      f"{row.places:,}",
       f"{row.times:,}",
       _gib(row.num_bytes * row.times),
     )
   console.print(table)
+  shares = [
+    f"{kind} {hidden} of {total}"
+    for kind in dict.fromkeys(row.kind for row in report.collectives)
+    for hidden, total in [asynchronous_places(report.collectives, kind)]
+  ]
+  _say(f"asynchronous, of the places in the program: {', '.join(shares) or 'none'}", console)
   if report.unknown_loops:
     _say(f"loops that count once because their trips are unknown: {report.unknown_loops}", console)
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from resjax.checkpoint.config import CheckpointConfig
 from resjax.data.config import DataConfig
+from resjax.hardware import compiler_options
 from resjax.models.config import DecoderConfig
 from resjax.optim import OptimizerConfig
 from resjax.ranges import check_least, check_ranges
@@ -17,7 +18,8 @@ class TrainConfig:
   """The settings of the training loop; configs/base.py says what each field means.
 
   Raises:
-    ValueError: a setting is out of range, or batch_size is not divisible by microbatches.
+    ValueError: a setting is out of range, batch_size is not divisible by microbatches, or
+      compiler_options has another form than `compiler_options.check` says.
   """
 
   init_from: str
@@ -34,6 +36,7 @@ class TrainConfig:
   sample_tokens: int
   tensorboard: bool
   wandb_project: str
+  compiler_options: str = "auto"  # Records of earlier runs have no such setting.
 
   def __post_init__(self) -> None:
     positive = ("steps", "batch_size", "microbatches", "loss_chunk", "log_every", "alignment_rows")
@@ -44,6 +47,7 @@ class TrainConfig:
         f"config.train.batch_size={self.batch_size} is not divisible by "
         f"config.train.microbatches={self.microbatches}"
       )
+    compiler_options.check(self.compiler_options)
 
 
 # The guard keeps so many values whatever the window is, so that a resumed run may change it.
@@ -107,6 +111,14 @@ class Run:
   checkpoint: CheckpointConfig
   layout: Layout
   resolved: Mapping[str, Any]
+
+  @property
+  def compiler_options(self) -> Mapping[str, str]:
+    """The compiler's options for its steps on its devices, by name."""
+    layout = self.layout
+    return compiler_options.resolve(
+      self.train.compiler_options, layout.platform, layout.device.device_kind
+    )
 
   def with_vocab_size(self, vocab_size: int) -> "Run":
     """Returns the run with the vocabulary that its data turned out to have."""

@@ -117,6 +117,7 @@ def write(folder: Location, run: Run, dataset: DatasetSummary, costs: Mapping[st
     "identity": identity(run),
     "data_fingerprint": dataset.fingerprint,
     "costs": costs,
+    "compiler_options": dict(run.compiler_options),
     "environment": _environment(),
   }
   locations.write_text(folder / RECORD, json.dumps(content, indent=2) + "\n")

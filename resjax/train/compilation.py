@@ -1,16 +1,41 @@
 """Compiles the programs of a run in a thread, so that signals are noticed meanwhile."""
 
+import re
 import threading
 from concurrent import futures
 from concurrent.futures import Future
 
-from jax.stages import Compiled
+import jax
+from jax.stages import Compiled, Lowered
 
 from resjax import processes
 from resjax.processes.signals import StopRequest
 from resjax.train.program import Program
 
 _POLL = 0.1  # seconds
+# What compilers say of options that they do not know, or whose value they cannot read.
+_OPTION = re.compile(
+  r"INVALID_ARGUMENT: ((?:No such compile option|While setting option|Failed to parse '.*' into flag)"
+  r".*)"
+)
+
+
+def compile_lowered(lowered: Lowered) -> Compiled:
+  """Compiles a step with the options that it was made with.
+
+  Raises:
+    ValueError: the compiler has no such option, or not with this value.
+  """
+  try:
+    return lowered.compile()
+  except jax.errors.JaxRuntimeError as error:
+    refused = _OPTION.search(str(error))
+    if refused is None:
+      raise
+    raise ValueError(
+      f"config.train.compiler_options: the compiler says {refused[1].rstrip('.: ')!r}; change the "
+      "option, or take it out: with -NAME if it is one of auto"
+    ) from None
 
 
 def compile_steps(
@@ -28,6 +53,9 @@ def compile_steps(
 
   Returns:
     The steps of training and evaluation, and that of the alignment if it is asked for.
+
+  Raises:
+    ValueError: see `compile_lowered`.
   """
   compiled: Future[tuple[Compiled, ...]] = Future()
 
@@ -36,7 +64,7 @@ def compile_steps(
       steps = [program.lower_train_step(), program.lower_eval_step()]
       if alignment:
         steps.append(program.lower_alignment_step())
-      compiled.set_result(tuple(step.compile() for step in steps))
+      compiled.set_result(tuple(map(compile_lowered, steps)))
     except BaseException as error:
       compiled.set_exception(error)
 

@@ -24,6 +24,7 @@ def dry_run(run: Run, console: Console | None = None) -> None:
   lines = [f"{key} = {value!r}" for key, value in settings(run.resolved)]
   console.print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)
   run_tables.show_model(planned.model, run, run_tables.model_costs(planned.model, run), console)
+  run_tables.show_compiler_options(run, console)
   _show_step(run, planned, console)
 
 

@@ -86,6 +86,7 @@ def _show(trainer: Trainer, console: Console) -> None:
   if jax.process_index() == 0:
     workdir.write(folder, run, trainer.dataset, costs)
   run_tables.show_model(trainer.model, run, costs, console)
+  run_tables.show_compiler_options(run, console)
   if trainer.origin is not None and trainer.inheritance is not None:
     changes = init_from.changes(trainer.origin, trainer.model, run)
     run_tables.show_parent(trainer.origin, trainer.inheritance, changes, console)

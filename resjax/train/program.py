@@ -37,6 +37,8 @@ class Program:
     eval_batch: the arrays of an evaluation batch, which has as many rows as a microbatch.
     alignment_batch: the arrays of a batch whose alignment is measured, of at most as many rows.
     token_bytes: [V] int32, the number of bytes that each token stands for.
+    compiler_options: the options that all steps are compiled with, by name; the text of a lowered
+      step does not show them.
   """
 
   model: ModelDef
@@ -49,6 +51,7 @@ class Program:
   eval_batch: Mapping[str, jax.ShapeDtypeStruct]
   alignment_batch: Mapping[str, jax.ShapeDtypeStruct]
   token_bytes: jax.ShapeDtypeStruct
+  compiler_options: Mapping[str, str]
 
   def lower_train_step(self) -> jax.stages.Lowered:
     """Returns the training step in the form that the compiler takes."""
@@ -72,7 +75,7 @@ def build(run: Run) -> Program:
     run: what is trained, with the vocabulary of its data; the devices of its layout may be
       descriptions of absent ones.
   """
-  layout = run.layout
+  layout, options = run.layout, run.compiler_options
   model = ModelDef(run.decoder, layout)
   optimizer = optim.make_optimizer(run.optim, run.train.steps, model.decayed_combinator_paths)
   learning_rate = optim.schedule(run.optim, run.train.steps)
@@ -85,14 +88,19 @@ def build(run: Run) -> Program:
   return Program(
     model=model,
     optimizer=optimizer,
-    train_step=make_train_step(model, optimizer, learning_rate, run.train, run.health),
-    eval_step=make_eval_step(model, run.train),
-    alignment_step=make_probe_step(model.bind, layout, ALIGNMENT_PROBES),
+    train_step=make_train_step(
+      model, optimizer, learning_rate, run.train, run.health, compiler_options=options
+    ),
+    eval_step=make_eval_step(model, run.train, compiler_options=options),
+    alignment_step=make_probe_step(
+      model.bind, layout, ALIGNMENT_PROBES, compiler_options=options
+    ),
     state=abstract_state(model, optimizer),
     batch=dict.fromkeys(BATCH, rows),
     eval_batch=dict.fromkeys(BATCH, eval_rows),
     alignment_batch=dict.fromkeys(PROBED, alignment_rows),
     token_bytes=_int32((run.decoder.vocab_size,), layout, None),
+    compiler_options=options,
   )
 
 

@@ -7,6 +7,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from resjax.hardware import compiler_options
 from resjax.models.flops import training_flops_per_token
 from resjax.models.model_def import ModelDef
 from resjax.optim import parameter_rows
@@ -46,6 +47,13 @@ def show_model(model: ModelDef, run: Run, costs: Mapping[str, float], console: C
     f"activations in {run.decoder.dtype}",
     soft_wrap=True,
   )
+
+
+def show_compiler_options(run: Run, console: Console) -> None:
+  """Prints the options that the steps of a run are compiled with, if there are any."""
+  if run.compiler_options:
+    words = f"compiler options: {compiler_options.text(run.compiler_options)}"
+    console.print(words, markup=False, highlight=False, soft_wrap=True)
 
 
 def show_parent(

@@ -27,6 +27,7 @@ def make_train_step(
   learning_rate: optax.Schedule,
   config: TrainConfig,
   health: HealthConfig | None = None,
+  compiler_options: Mapping[str, str] | None = None,
 ) -> Wrapped:
   """Returns train_step(state, batch, token_bytes) -> (state, metrics), jitted.
 
@@ -46,6 +47,7 @@ def make_train_step(
     learning_rate: the optimizer's schedule, for the metrics.
     config: the settings of the loss and of microbatches.
     health: tells which steps are skipped; None: no step is.
+    compiler_options: options of the compiler, by name; None: none.
   """
 
   def objective_sum(params: PyTree, batch: Batch, token_bytes: Array) -> tuple[Array, LossSums]:
@@ -79,16 +81,23 @@ def make_train_step(
     return TrainState(state.step + 1, *new, seen), metrics
 
   shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract_state(model, optimizer))
-  return jax.jit(train_step, donate_argnums=0, out_shardings=(shardings, None))
+  return jax.jit(
+    train_step,
+    donate_argnums=0,
+    out_shardings=(shardings, None),
+    compiler_options=dict(compiler_options or {}),
+  )
 
 
-def make_eval_step(model: ModelDef, config: TrainConfig) -> Wrapped:
-  """Returns eval_step(params, batch, token_bytes) -> loss sums, jitted."""
+def make_eval_step(
+  model: ModelDef, config: TrainConfig, compiler_options: Mapping[str, str] | None = None
+) -> Wrapped:
+  """Returns eval_step(params, batch, token_bytes) -> loss sums, jitted with these options."""
 
   def eval_step(params: PyTree, batch: Batch, token_bytes: Array) -> LossSums:
     return loss_sums(model.bind(params), batch, token_bytes, config.loss_chunk)
 
-  return jax.jit(eval_step)
+  return jax.jit(eval_step, compiler_options=dict(compiler_options or {}))
 
 
 def _accumulated(gradient: Gradient, parts: int) -> Gradient:

@@ -11,7 +11,7 @@ from jax import lax
 from jax.sharding import AxisType, Mesh, PartitionSpec
 
 from resjax.aot import hlo
-from resjax.aot.collectives import Collective, collectives, groups
+from resjax.aot.collectives import Collective, asynchronous_places, collectives, groups
 
 PROGRAMS = pathlib.Path(__file__).parent / "programs"
 ROWS, WIDTH = 64, 32
@@ -47,26 +47,26 @@ WHOLE = P()
 def test_gathers_and_sums_have_the_bytes_of_the_whole(mesh, axis):
   rows = P(axis)
   gather = exchanged(mesh, lambda x: lax.all_gather(x, axis, tiled=True), rows, WHOLE)
-  assert gather == [Collective("all-gather", (axis,), "", BYTES, 1)]
+  assert gather == [Collective("all-gather", (axis,), "", BYTES, False, 1, 1)]
   total = exchanged(mesh, lambda x: lax.psum(jnp.sin(x), axis), WHOLE, WHOLE)
-  assert total == [Collective("all-reduce", (axis,), "", BYTES, 1)]
+  assert total == [Collective("all-reduce", (axis,), "", BYTES, False, 1, 1)]
   scatter = exchanged(mesh, lambda x: lax.psum_scatter(jnp.sin(x), axis, tiled=True), WHOLE, rows)
-  assert scatter == [Collective("reduce-scatter", (axis,), "", BYTES, 1)]
+  assert scatter == [Collective("reduce-scatter", (axis,), "", BYTES, False, 1, 1)]
 
 
 def test_exchanges_of_pairs(mesh):
   swap = exchanged(mesh, lambda x: lax.ppermute(x, "data", [(0, 1), (1, 0)]), P("data"), P("data"))
-  assert swap == [Collective("collective-permute", ("data",), "", BYTES // 2, 1)]
+  assert swap == [Collective("collective-permute", ("data",), "", BYTES // 2, False, 1, 1)]
   turn = exchanged(
     mesh, lambda x: lax.all_to_all(x, "fsdp", 1, 0, tiled=True), P("fsdp"), P("fsdp")
   )
-  assert turn == [Collective("all-to-all", ("fsdp",), "", BYTES // 4, 1)]
+  assert turn == [Collective("all-to-all", ("fsdp",), "", BYTES // 4, False, 1, 1)]
 
 
 def test_a_scan_of_five_steps_counts_five_times(mesh):
   both = "data", "fsdp"
   found = exchanged(mesh, lambda x: lax.psum(x, both), WHOLE, WHOLE, length=5)
-  assert found == [Collective("all-reduce", both, "", BYTES, 5)]
+  assert found == [Collective("all-reduce", both, "", BYTES, False, places=1, times=5)]
 
 
 @pytest.mark.parametrize(
@@ -112,10 +112,10 @@ def test_two_slices():
   chips = np.array([Chip(number) for number in range(8)], object).reshape(2, 4)
   mesh = type("Mesh", (), {"devices": chips, "axis_names": ("data", "fsdp")})
   assert collectives(hlo.parse(SLICES), mesh) == [
-    Collective("all-gather", ("fsdp",), "ICI", 4 * 4096, 1),
-    Collective("reduce-scatter", ("fsdp",), "ICI", 4 * 4096, 1),
-    Collective("all-reduce", ("data",), "DCN", 4096, 1),
-    Collective("collective-permute", ("data",), "DCN", 4096, 1),
+    Collective("all-gather", ("fsdp",), "ICI", 4 * 4096, True, 1, 1),
+    Collective("reduce-scatter", ("fsdp",), "ICI", 4 * 4096, False, 1, 1),
+    Collective("all-reduce", ("data",), "DCN", 4096, True, 1, 1),
+    Collective("collective-permute", ("data",), "DCN", 4096, True, 1, 1),
   ]
 
 
@@ -131,6 +131,19 @@ replica_groups={{0,1,2,3},{4,5,6,7}}, dimensions={0}
 """
 
 
+# A gather that begins before a loop, goes on in a fusion of its body, and ends after it; and one that
+# the body runs by itself.
+LOOPED = (PROGRAMS / "tpu_gather_through_loop.txt").read_text()
+
+
+def test_a_gather_that_goes_on_during_a_loop_counts_once(mesh):
+  found = collectives(hlo.parse(LOOPED), mesh)
+  through = Collective("all-gather", ("fsdp",), "", 32 * 32 * 4, True, places=1, times=1)
+  inside = Collective("all-gather", ("fsdp",), "", 32 * 16 * 4, False, places=1, times=6)
+  assert found == [inside, through]
+  assert asynchronous_places(found, "all-gather") == (1, 2)
+
+
 def test_an_exchange_in_two_instructions_counts_once_and_whole(mesh):
   found = collectives(hlo.parse(STARTED), mesh)
-  assert found == [Collective("all-gather", ("fsdp",), "", 32 * 32 * 4, 1)]
+  assert found == [Collective("all-gather", ("fsdp",), "", 32 * 32 * 4, True, 1, 1)]

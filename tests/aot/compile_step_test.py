@@ -37,7 +37,8 @@ def built(**changes):
 
 def fingerprint(**changes):
   """Of the program that launch.aot compiles."""
-  return compile_step.fingerprint(program.build(built(**changes)).lower_train_step())
+  made = program.build(built(**changes))
+  return compile_step.fingerprint(made.lower_train_step(), made.compiler_options)
 
 
 class Stop(Exception):
@@ -65,7 +66,7 @@ def trainer(tmp_path, monkeypatch):
 def test_the_compiled_step_is_the_one_of_launch_train(trainer):
   batch = trainer.layout.put(next(trainer.batches), ROWS)
   lowered = trainer.program.train_step.lower(trainer.state, batch, trainer.token_bytes)
-  assert fingerprint() == compile_step.fingerprint(lowered)
+  assert fingerprint() == compile_step.fingerprint(lowered, trainer.program.compiler_options)
 
 
 def test_the_fingerprint_changes_with_what_changes_the_program():
@@ -75,6 +76,7 @@ def test_the_fingerprint_changes_with_what_changes_the_program():
     {"model.remat": "full"},
     {"mesh.data": 4, "mesh.fsdp": 2},
     {"optim.learning_rate": 1e-3},
+    {"train.compiler_options": "auto,xla_cpu_enable_fast_math=true"},
   ]
   assert len({fingerprint(**changes) for changes in settings}) == len(settings)
   elsewhere = {"workdir": "elsewhere", "seed": 7, "train.log_every": 7}
