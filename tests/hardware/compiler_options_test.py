@@ -1,0 +1,83 @@
+"""Options of the compilers: the setting's form, what it resolves to, and what libtpu makes of it."""
+
+import jax
+import pytest
+
+from configs import llama_1p3b
+from resjax import experiment
+from resjax.aot import absent_devices, hlo
+from resjax.aot.collectives import asynchronous_places, collectives
+from resjax.hardware import compiler_options
+from resjax.hardware.chips import TPU_CHIPS
+from resjax.train import program
+from resjax.train.compilation import compile_lowered
+from tests.helpers.libtpu import needs_libtpu
+
+ASYNC, FUSE = (
+  "xla_enable_async_all_gather",
+  "xla_tpu_enable_async_collective_fusion_fuse_all_gather",
+)
+
+
+@pytest.mark.parametrize(
+  ("setting", "expected"),
+  [
+    ("auto", {ASYNC: "true", FUSE: "true"}),
+    ("none", {}),
+    (f"auto,-{FUSE},xla_a=1,xla_b=x=y", {ASYNC: "true", "xla_a": "1", "xla_b": "x=y"}),
+    (f"auto,{ASYNC}=false", {ASYNC: "false", FUSE: "true"}),
+    (f"none,{FUSE}=true", {FUSE: "true"}),
+  ],
+)
+def test_a_setting_adds_and_removes(setting, expected):
+  assert compiler_options.resolve(setting, "tpu", "TPU v5p") == expected
+
+
+def test_other_platforms_and_unknown_chips_take_none():
+  for platform, kind in (("cpu", "cpu"), ("gpu", "NVIDIA H100 80GB HBM3"), ("tpu", "TPU v99")):
+    assert compiler_options.resolve("auto", platform, kind) == {}
+    assert compiler_options.resolve("auto,xla_a=1", platform, kind) == {"xla_a": "1"}
+
+
+@pytest.mark.parametrize(
+  ("setting", "message"),
+  [
+    ("", "begin with auto"),
+    ("xla_a=1", "begin with auto"),
+    ("auto,xla_a", "'xla_a'; begin with auto"),
+    ("auto,xla_a=", "'xla_a='; begin with auto"),
+    ("auto,=1", "'=1'; begin with auto"),
+    ("none,", "''; begin with auto"),
+    (f"auto,-{FUSE}=true", f"'-{FUSE}=true'; begin with auto"),
+    ("auto,-xla_a", "xla_a is not among the options of any chip"),
+  ],
+)
+def test_a_setting_of_another_form_is_refused(setting, message):
+  with pytest.raises(ValueError, match=r"config\.train\.compiler_options=") as raised:
+    compiler_options.check(setting)
+  assert message in str(raised.value) and "\n" not in str(raised.value)
+
+
+def test_every_option_names_its_chips_and_its_evidence():
+  for option in compiler_options.OPTIONS:
+    assert option.chips and set(option.chips) <= set(TPU_CHIPS), option
+    assert option.evidence.endswith("."), option
+
+
+@pytest.mark.parametrize("option", ["xla_no_such=1", "xla_cpu_enable_fast_math=perhaps"])
+def test_an_option_that_the_compiler_refuses_is_one_line(option):
+  name, _, value = option.partition("=")
+  lowered = jax.jit(lambda x: x, compiler_options={name: value}).lower(1.0)
+  with pytest.raises(ValueError, match=rf"^config\.train\.compiler_options: .*{name}") as raised:
+    compile_lowered(lowered)
+  assert "\n" not in str(raised.value)
+
+
+def test_other_errors_of_the_compiler_are_not_taken_for_options(monkeypatch):
+  def fail():
+    raise jax.errors.JaxRuntimeError("INTERNAL: something else")
+
+  lowered = jax.jit(lambda x: x).lower(1.0)
+  monkeypatch.setattr(lowered, "compile", fail)
+  with pytest.raises(jax.errors.JaxRuntimeError, match="something else"):
+    compile_lowered(lowered)
