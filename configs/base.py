@@ -297,6 +297,9 @@ def sharding() -> dict:
     "vocab": (),  # V
     "heads": (),  # H and K, in parameters times C
     "mlp": (),  # F
+    # What splits the optimizer's moments besides what splits their parameters, such as ("data",):
+    # each device updates its part, and updated parameters are gathered once per step (ZeRO-1).
+    "moments": (),
   }
   fsdp = dp | {"batch": ("data", "fsdp"), "embed_param": ("fsdp",)}
   fsdp_tp = fsdp | dict.fromkeys(("vocab", "heads", "mlp"), ("tensor",))

@@ -5,9 +5,8 @@ from collections.abc import Callable, Iterator
 
 from resjax.aot.compile_step import Report
 from resjax.aot.memory import GIB, DoesNotFitError
+from resjax.models.depth import REMAT
 from resjax.runs.config import Run
-
-REMAT = ("none", "dots", "full")  # ordered by how much is recomputed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,8 +41,8 @@ class Try:
 def search(run: Run, attempt: Callable[[Run], Report]) -> Iterator[Try]:
   """Bisects for the cheapest recomputation and the most rows that fit, and yields every try.
 
-  The batch stays as it is. The search takes the first of `REMAT` with which one row per device
-  fits, and with it the largest number of rows that divides the rows of a device. `best(tries)` is
+  The batch stays as it is. The search takes the first of `depth.REMAT`, the one that recomputes
+  least, with which one row per device fits, and with it the largest number of rows that divides the rows of a device. `best(tries)` is
   the best of the tries that fit.
 
   Args:

@@ -37,7 +37,7 @@ _GATHERS = (
 # xla_gpu_enable_latency_hiding_scheduler=true (docs.nvidia.com/jax-toolbox, "Environment
 # Variables"); here it may be added by config.train.compiler_options.
 OPTIONS = (
-  CompilerOption("xla_enable_async_all_gather", "true", ("v5p", "v6e"), _GATHERS),
+  CompilerOption("xla_enable_async_all_gather", "true", ("v4", "v5p", "v6e"), _GATHERS),
   CompilerOption(
     "xla_tpu_enable_async_collective_fusion_fuse_all_gather", "true", ("v5p", "v6e"), _GATHERS
   ),

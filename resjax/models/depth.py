@@ -22,9 +22,10 @@ from resjax.models.layer_stack import LayerStep, Stack
 from resjax.nn.linear import PRODUCT
 from resjax.typing import Array, PyTree
 
+# Ordered by how much is recomputed, the least first: a search for memory goes through them.
 _POLICIES = {
-  "full": jax.checkpoint_policies.nothing_saveable,
   "dots": jax.checkpoint_policies.save_only_these_names(PRODUCT),
+  "full": jax.checkpoint_policies.nothing_saveable,
 }
 REMAT = ("none", *_POLICIES)
 

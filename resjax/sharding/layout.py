@@ -14,6 +14,9 @@ from resjax.sharding.mesh import MeshConfig, make_mesh
 from resjax.sharding.rules import WHOLE, Rules, ShardingConfig
 from resjax.typing import Array
 
+# Moments of fewer elements on a device, such as those of norms, are not split further: that would
+# save nothing, and their gradients would be exchanged layer by layer.
+SMALL_MOMENTS = 2**18
 # JAX's own form of no mesh: it has no axis and no device, and is `empty`.
 NO_MESH = Mesh(np.empty((), dtype=object), ())
 
@@ -60,6 +63,32 @@ class Layout:
   def sharding(self, *axes: str | None) -> NamedSharding | None:
     """Returns the sharding of an array with these logical axes; None without a mesh."""
     return NamedSharding(self.mesh, self.spec(*axes)) if self.has_mesh else None
+
+  def moments(self, parameter: jax.ShapeDtypeStruct) -> NamedSharding | None:
+    """Returns how the moments of a parameter are split, and the update that comes of them.
+
+    The mesh axes of `Rules.moments` that split the parameter nowhere split the largest part of one
+    of its axes that they divide. If they divide none, or a device has less than `SMALL_MOMENTS` of
+    them, the moments lie as the parameter does.
+
+    Args:
+      parameter: its shape, and how it is split.
+    """
+    sharding = parameter.sharding
+    if not isinstance(sharding, NamedSharding):
+      return sharding
+    spec: list[Any] = [*sharding.spec, *[None] * (len(parameter.shape) - len(sharding.spec))]
+    split = [(axes,) if isinstance(axes, str) else tuple(axes or ()) for axes in spec]
+    used = {name for axes in split for name in axes}
+    more = tuple(name for name in self.rules.moments if name not in used)
+    shards = math.prod(self.mesh.shape[name] for name in more)
+    parts = sharding.shard_shape(parameter.shape)
+    fitting = [axis for axis, size in enumerate(parts) if size % shards == 0]
+    if shards == 1 or not fitting or math.prod(parts) < SMALL_MOMENTS:
+      return sharding
+    chosen = max(fitting, key=lambda axis: parts[axis])
+    split[chosen] += more
+    return NamedSharding(self.mesh, PartitionSpec(*[axes or None for axes in split]))
 
   @property
   def everywhere(self) -> NamedSharding | None:

@@ -31,6 +31,8 @@ class Rules:
     vocab: what splits V of the embeddings.
     heads: what splits H·C and K·C of parameters, H and K of activations.
     mlp: what splits F of parameters and activations.
+    moments: what splits an optimizer's moments besides what splits their parameters; it is no axis
+      of one array, see `Layout.moments`.
 
   Raises:
     ValueError: a mesh axis that does not exist, or that would split one array twice.
@@ -44,10 +46,11 @@ class Rules:
   vocab: tuple[str, ...]
   heads: tuple[str, ...]
   mlp: tuple[str, ...]
+  moments: tuple[str, ...] = ()  # Records of earlier runs have no such rule.
 
   def __post_init__(self) -> None:
     """Checks the mesh axes; lists, as JSON has them, become tuples."""
-    for axis in LOGICAL_AXES:
+    for axis in (*LOGICAL_AXES, "moments"):
       object.__setattr__(self, axis, _mesh_axes(axis, getattr(self, axis)))
     for together in _TOGETHER:
       for one, other in itertools.combinations(together, 2):
@@ -68,7 +71,7 @@ class Rules:
     return {name for axis in LOGICAL_AXES for name in self.axes(axis)}
 
 
-LOGICAL_AXES = tuple(field.name for field in dataclasses.fields(Rules))
+LOGICAL_AXES = tuple(field.name for field in dataclasses.fields(Rules) if field.name != "moments")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -92,9 +92,7 @@ def build(run: Run) -> Program:
       model, optimizer, learning_rate, run.train, run.health, compiler_options=options
     ),
     eval_step=make_eval_step(model, run.train, compiler_options=options),
-    alignment_step=make_probe_step(
-      model.bind, layout, ALIGNMENT_PROBES, compiler_options=options
-    ),
+    alignment_step=make_probe_step(model.bind, layout, ALIGNMENT_PROBES, compiler_options=options),
     state=abstract_state(model, optimizer),
     batch=dict.fromkeys(BATCH, rows),
     eval_batch=dict.fromkeys(BATCH, eval_rows),

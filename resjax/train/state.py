@@ -36,14 +36,15 @@ class TrainState:
 def abstract_state(model: ModelDef, optimizer: optax.GradientTransformation) -> TrainState:
   """Returns the shapes, dtypes and shardings of the state.
 
-  Moments are split over the devices as their parameters are; all else is copied to every device.
+  Moments are split over the devices as their parameters are, or more (`Layout.moments`); all else is
+  copied to every device.
   """
   opt_state = jax.eval_shape(optimizer.init, model.abstract)
   step, guard = jax.eval_shape(_counters)
   replicated = model.layout.sharding()
   opt_state = optax.tree_utils.tree_map_params(
     optimizer,
-    lambda leaf, param: leaf if _is_masked(leaf) else _placed(leaf, param.sharding),
+    lambda leaf, param: leaf if _is_masked(leaf) else _placed(leaf, model.layout.moments(param)),
     opt_state,
     model.abstract,
     is_leaf=_is_masked,

@@ -32,7 +32,8 @@ def make_train_step(
   """Returns train_step(state, batch, token_bytes) -> (state, metrics), jitted.
 
   The old state is donated. The new one is placed on the devices as the old one was, wherever the
-  optimizer's updates are.
+  optimizer's updates are. Where `Layout.moments` splits moments over more devices than parameters,
+  each device updates the part whose moments it has, and updated parameters are gathered once.
 
   The objective is Σ (nats + z_loss · z) / Σ tokens over the whole batch: with microbatches the
   sums are accumulated and divided once, so that a token weighs the same in every microbatch.
@@ -54,7 +55,17 @@ def make_train_step(
     sums = loss_sums(model.bind(params), batch, token_bytes, config.loss_chunk)
     return sums.nats + config.z_loss * sums.z, sums
 
-  gradient = jax.grad(objective_sum, has_aux=True)
+  def parts(tree: PyTree) -> PyTree:
+    """Returns parameters or their gradients split as moments are, where that is another way."""
+    layout = model.layout
+    if not layout.rules.moments:
+      return tree
+    shardings = jax.tree.map(layout.moments, model.abstract)
+    return jax.lax.with_sharding_constraint(tree, shardings)
+
+  def gradient(params: PyTree, batch: Batch, token_bytes: Array) -> tuple[PyTree, LossSums]:
+    gradients, sums = jax.grad(objective_sum, has_aux=True)(params, batch, token_bytes)
+    return parts(gradients), sums
 
   if config.microbatches > 1:
     gradient = _accumulated(gradient, config.microbatches)
@@ -64,12 +75,13 @@ def make_train_step(
     with jax.named_scope("optimizer"):
       tokens = jnp.maximum(sums.tokens, 1.0)
       gradients = jax.tree.map(lambda g: g / tokens, gradients)
-      updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
-      new = optax.apply_updates(state.params, updates), opt_state
+      params = parts(state.params)
+      updates, opt_state = optimizer.update(gradients, state.opt_state, params)
+      new = optax.apply_updates(params, updates), opt_state
       seen, grad_norm = state.guard, optax.tree.norm(gradients)
       if health is not None and health.guards_steps:
         take, seen = guard.judge(health, seen, sums.nats / tokens, grad_norm)
-        new = guard.choose(take, new, (state.params, state.opt_state))
+        new = guard.choose(take, new, (params, state.opt_state))
     metrics = {
       "sums": sums,
       "grad_norm": grad_norm,

@@ -81,3 +81,52 @@ def test_other_errors_of_the_compiler_are_not_taken_for_options(monkeypatch):
   monkeypatch.setattr(lowered, "compile", fail)
   with pytest.raises(jax.errors.JaxRuntimeError, match="something else"):
     compile_lowered(lowered)
+
+
+def step(topology, setting):
+  """The compiled training step of a small decoder on four chips, and its run."""
+  c = llama_1p3b.get_config("standard")
+  c.model.update(num_layers=2, d_model=512, num_heads=4, num_kv_heads=4, mlp_dim=1408)
+  c.data.seq_len = 256
+  c.data.tokenizer.vocab_size = 1024
+  c.train.update(batch_size=4, compiler_options=setting)
+  c.mesh.update(data=1, fsdp=4)
+  run = experiment.build(c, absent_devices.describe(topology).devices)
+  return run, program.build(run).lower_train_step()
+
+
+def gathers(topology, setting):
+  """How many all-gathers of the small decoder are asynchronous, and how many there are."""
+  run, lowered = step(topology, setting)
+  module = hlo.parse(hlo.text_of(compile_lowered(lowered)))
+  return asynchronous_places(collectives(module, run.layout.mesh), "all-gather")
+
+
+# Seven matrices of a layer in each of two loops, two tables, and a part of each norm's gradient.
+ASYNCHRONOUS = {"v4:2x2x1": 18, "v5p:2x2x1": 13, "v6e:2x2": 10}
+
+
+@needs_libtpu
+@pytest.mark.usefixtures("no_tpu")
+@pytest.mark.parametrize(
+  "topology", [pytest.param(t, marks=() if "v5p" in t else pytest.mark.slow) for t in ASYNCHRONOUS]
+)
+def test_weights_are_gathered_while_others_are_used(topology):
+  assert gathers(topology, "none") == (0, 18)
+  assert gathers(topology, "auto") == (ASYNCHRONOUS[topology], 18)
+
+
+@needs_libtpu
+@pytest.mark.slow
+@pytest.mark.usefixtures("no_tpu")
+@pytest.mark.parametrize("name", [ASYNC, FUSE])
+def test_one_option_of_v5p_alone_does_nothing(name):
+  assert gathers("v5p:2x2x1", f"auto,-{name}") == (0, 18)
+
+
+@needs_libtpu
+@pytest.mark.usefixtures("no_tpu")
+def test_libtpu_names_the_option_that_it_does_not_know():
+  _, lowered = step("v5e:2x2", "auto,xla_tpu_no_such=1")
+  with pytest.raises(ValueError, match=r"^config\.train\.compiler_options: .*xla_tpu_no_such"):
+    compile_lowered(lowered)
