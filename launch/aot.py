@@ -1,13 +1,15 @@
-"""Compiles the training step for a TPU slice that need not be there, and tells whether it fits.
+"""Compiles the training step for TPUs or GPUs that need not be there, and tells whether it fits.
 
   python -m launch.aot --config=configs/llama_1p3b.py --topology=v5e-256
   python -m launch.aot --config=configs/llama_7b.py --topology=v5e:16x16 --num_slices=2
   python -m launch.aot --config=configs/llama_7b.py --topology=v6e-256 --search
   python -m launch.aot --config=configs/llama_1p3b.py --topology=v5p-8 --devices=1 --streams \
     --config.train.batch_size=4 --config.mesh.fsdp=1
+  python -m launch.aot --config=configs/gpt2_124m.py --topology=h100-8
 
-The program is the one that launch.train runs with the same settings, compiled with the same
-options (config.train.compiler_options). The command needs the extra `tpu` and no TPU. It prints tables of memory, operations and exchanges, or with --json one JSON
+The program is the one that launch.train runs with the same settings, compiled with the same options
+(config.train.compiler_options). The command needs the extra `tpu` and no TPU, or for GPUs the extra
+`cuda_aot` and no GPU. It prints tables of memory, operations and exchanges, or with --json one JSON
 object, which --out writes to a file. If the config does not fit, it prints how much memory is
 missing and what to change, and exits with 1. --search compiles repeatedly to find the cheapest
 recomputation and the most rows per chip that fit; the batch stays as it is. --streams counts the
@@ -118,7 +120,7 @@ def _refused(run: Run, target: AbsentSlices, error: DoesNotFitError, console: Co
 
 def _head(run: Run, target: AbsentSlices) -> dict:
   return {
-    "topology": target.tpu.name,
+    "topology": target.part.name,
     "num_slices": target.num_slices,
     "devices": run.layout.mesh.size,
     "device_kind": target.devices[0].device_kind,
@@ -126,7 +128,7 @@ def _head(run: Run, target: AbsentSlices) -> dict:
     "residual": run.decoder.residual.name,
     "compiler_options": dict(run.compiler_options),
     "jax": jax.__version__,
-    "hbm_available": target.tpu.generation.chip.available_memory * GIB,
+    "hbm_available": target.part.chip.available_memory * GIB,
   }
 
 

@@ -14,6 +14,7 @@ from resjax.aot.hlo_calls import unknown_loops
 from resjax.aot.matrix_flops import matrix_flops
 from resjax.aot.memory import DoesNotFitError, Memory, count_arguments, measure, refusal
 from resjax.aot.streams import Streams, count_streams
+from resjax.hardware.chips import find_target
 from resjax.models.flops import training_flops_per_token
 from resjax.runs.config import Run
 from resjax.train import program
@@ -89,12 +90,16 @@ def compile_step(run: Run) -> Report:
       raise
     raise DoesNotFitError(arguments, *sizes) from None
   compile_seconds = time.perf_counter() - wall - lower_seconds
+  memory = measure(arguments, compiled)
+  gpu = find_target(run.layout.device.device_kind)
+  if gpu is not None and memory.total > gpu.memory_bytes:  # the compiler for GPUs does not refuse
+    raise DoesNotFitError(arguments, memory.total, gpu.memory_bytes)
   module = hlo.parse(hlo.text_of(compiled))
   costs = compiled.cost_analysis() or {}  # compilers for absent GPUs have none
   tokens = run.train.batch_size * run.data.seq_len / run.layout.mesh.size
   per_token = training_flops_per_token(run.decoder, programs.model.combinator, run.data.seq_len)
   return Report(
-    memory=measure(arguments, compiled),
+    memory=memory,
     flops=Flops(per_token * tokens, matrix_flops(module), costs.get("flops")),
     bytes_accessed=costs.get("bytes accessed"),
     collectives=tuple(collectives(module, run.layout.mesh)),

@@ -25,7 +25,7 @@ def show_target(run: Run, target: AbsentSlices, console: Console) -> None:
   rows = train.batch_size // run.layout.num_shards("batch") // train.microbatches
   _say(
     f"{decoder.residual.name}, {decoder.num_layers} layers of {decoder.d_model}, rows of "
-    f"{run.data.seq_len} tokens, for {slices}{target.tpu.name}: {run.layout.mesh.size} devices "
+    f"{run.data.seq_len} tokens, for {slices}{target.part.name}: {run.layout.mesh.size} devices "
     f"({target.devices[0].device_kind}), {mesh or 'one device'}; {rows} rows per device and "
     f"microbatch, {train.microbatches} microbatches, remat {decoder.remat}",
     console,
@@ -110,7 +110,7 @@ def show_try(one: Try, console: Console) -> None:
 
 
 def _show_memory(memory: Memory, target: AbsentSlices, console: Console) -> None:
-  given, chip = memory.arguments, target.tpu.generation.chip
+  given, chip = memory.arguments, target.part.chip
   table = _table("HBM of one device, GiB", "")
   for name, size in (
     ("parameters", given.parameters),

@@ -99,6 +99,59 @@ GPU_CHIPS = {
 GPU_DRIVER_BYTES = 1 * _KIB
 
 
+@dataclasses.dataclass(frozen=True)
+class GpuTarget:
+  """An NVIDIA GPU that programs can be compiled for in its absence, as it describes itself.
+
+  Attributes:
+    device_kind: its `jax.Device.device_kind`.
+    capability: its compute capability, major and minor.
+    multiprocessors: number of streaming multiprocessors.
+    nominal_memory: device memory in GiB by its data sheet.
+    memory_bytes: the bytes of device memory that it reports.
+    bandwidth: nominal bytes per second of device memory.
+    l2: bytes of the second-level cache.
+    clock: cycles per second of a multiprocessor.
+    program_bytes: the most shared memory that one program may ask for.
+  """
+
+  device_kind: str
+  capability: tuple[int, int]
+  multiprocessors: int
+  nominal_memory: float
+  memory_bytes: int
+  bandwidth: int
+  l2: int
+  clock: float
+  program_bytes: int = 227 * _KIB
+
+  @property
+  def device_memory(self) -> float:
+    """Device memory in GiB by the data sheet."""
+    return self.nominal_memory
+
+  @property
+  def available_memory(self) -> float:
+    """The GiB that the GPU reports. A CUDA context takes about half a GiB of them."""
+    return self.memory_bytes / 2**30
+
+
+# Sources: the descriptions of GPUs that come with XLA, and NVIDIA's data sheets.
+GPU_TARGETS = {
+  "h100": GpuTarget(
+    "NVIDIA H100 80GB HBM3", (9, 0), 132, 80, 84_942_979_072, 3_352_320_000_000, 50 * _MIB, 1.98e9
+  ),
+  "b200": GpuTarget(
+    "NVIDIA B200", (10, 0), 148, 180, 191_514_411_008, 7_672_320_000_000, 132_644_864, 1.965e9
+  ),
+  # Of Blackwell too, but with less than half of the shared memory.
+  "rtxpro6000": GpuTarget(
+    "NVIDIA RTX PRO 6000 Blackwell Server Edition", (12, 0), 188, 96, 103_079_215_104,
+    1_792_000_000_000, 128 * _MIB, 2.6e9, program_bytes=99 * _KIB,
+  ),
+}  # fmt: skip
+
+
 def find_tpu(device_kind: str) -> str | None:
   """Returns the key in `TPU_CHIPS` of a `jax.Device.device_kind`, None if it is no known TPU."""
   kinds = {kind: name for name, chip in TPU_CHIPS.items() for kind in chip.device_kinds}
@@ -108,3 +161,8 @@ def find_tpu(device_kind: str) -> str | None:
 def find_gpu(device_kind: str) -> str | None:
   """Returns the key in `GPU_CHIPS` of a `jax.Device.device_kind`, None if it is no known GPU."""
   return max(filter(device_kind.startswith, GPU_CHIPS), key=len, default=None)
+
+
+def find_target(device_kind: str) -> GpuTarget | None:
+  """Returns the GPU of a `jax.Device.device_kind` that is compiled for in its absence, or None."""
+  return next((gpu for gpu in GPU_TARGETS.values() if gpu.device_kind == device_kind), None)

@@ -93,6 +93,11 @@ class TpuSlice:
   shape: str
 
   @property
+  def chip(self) -> TpuChip:
+    """The facts about one of its chips."""
+    return self.generation.chip
+
+  @property
   def name(self) -> str:
     """The name by which libtpu knows it, such as v5e:4x4."""
     return f"{self.generation.name}:{self.shape}"

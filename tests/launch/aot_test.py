@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +18,7 @@ from resjax.aot import absent_devices
 from resjax.aot.memory import GIB, refusal
 from resjax.hardware.slices import GENERATIONS
 from resjax.sharding import MeshConfig, make_mesh
+from tests.helpers.cuda_aot import needs_cuda_aot
 from tests.helpers.libtpu import needs_libtpu
 
 REPOSITORY = Path(__file__).parents[2]
@@ -36,12 +38,22 @@ def test_without_libtpu_the_extra_is_named(monkeypatch):
     absent_devices.describe("v5e-256")
 
 
+def test_without_the_plugin_the_extra_is_named(monkeypatch):
+  monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+  monkeypatch.setattr(shutil, "which", lambda name: None)
+  words = r"h100-8 needs JAX's plugin for CUDA and ptxas, GPU or not.*\[cuda_aot\]"
+  with pytest.raises(ValueError, match=words):
+    absent_devices.describe("h100-8")
+
+
 @pytest.mark.parametrize(
   ("flags", "message"),
   [
     ([], "error: no topology; give one, for example --topology=v5e-256"),
     (["--topology=v5e:4by4"], "error: --topology=v5e:4by4 is not a TPU slice; give an"),
     (["--topology=v5e:3x3"], "error: --topology=v5e:3x3 is not a TPU slice; v5e has v5litepod-1"),
+    (["--topology=h100-7"], "error: --topology=h100-7 is not a number of GPUs; give KIND-N such"),
+    (["--topology=h100-8", "--num_slices=2"], "error: --num_slices joins TPU slices; h100-8 has"),
   ],
 )
 def test_mistakes_are_one_line(flags, message):
@@ -160,3 +172,64 @@ def test_the_large_configs_fit_and_compile_in_time(size, name, num_slices):
   for row in report["collectives"]:
     assert row["network"] == "ICI" or row["axes"] == ["data"], row
   assert any(row["network"] == "DCN" for row in report["collectives"]) == (num_slices > 1)
+
+
+@needs_cuda_aot
+@pytest.mark.parametrize(("name", "memory"), [("h100-8", 79.1), ("b200-8", 178.4)])
+def test_a_step_on_a_node_of_gpus(name, memory):
+  small = ["--config.model.num_layers=4", "--config.model.residual.name=standard"]
+  mesh = ["--config.mesh.data=2", "--config.mesh.fsdp=4", "--config.model.attention=xla"]
+  done = aot(f"--topology={name}", "--json", *small, *mesh)
+  assert done.returncode == 0, done.stderr
+  report = json.loads(done.stdout)
+  assert (report["fits"], report["topology"], report["devices"]) == (True, name, 8)
+  assert report["hbm_available"] / GIB == pytest.approx(memory, abs=0.1)
+  assert report["memory"]["arguments"]["parameters"] > 0 < report["memory"]["temporaries"]
+  assert report["memory"]["padding"] == 0
+  # The compiler for GPUs counts neither, the products are counted in the compiled program.
+  assert report["flops"]["compiler"] is None and report["bytes_accessed"] is None
+  assert report["flops"]["matrices"] > 0.9 * report["flops"]["model"]
+  assert {row["network"] for row in report["collectives"]} == {"NVLink"}
+  axes = {axis for row in report["collectives"] for axis in row["axes"]}
+  assert axes == {"data", "fsdp"} and report["unknown_loops"] == []
+  assert "HBM of one device" in done.stderr and "not told" in done.stderr
+
+
+@needs_cuda_aot
+def test_a_step_that_no_gpu_can_hold_is_refused_with_what_to_change(tmp_path):
+  out = tmp_path / "aot.json"
+  large = ["--config.train.batch_size=65536", "--config.model.residual.name=standard"]
+  mesh = ["--config.mesh.data=1", "--config.model.attention=xla", "--config.model.num_layers=2"]
+  done = aot("--topology=h100-1", f"--out={out}", *large, *mesh)
+  assert done.returncode == 1, done.stderr
+  report = json.loads(out.read_text())
+  assert report["available"] == 84_942_979_072 < report["required"]
+  assert report["changes"][0].startswith("--config.train.microbatches=")
+  assert "does not fit" in done.stdout
+
+
+@needs_cuda_aot
+def test_nodes_of_gpus_have_a_network_between_them():
+  mesh = make_mesh(MeshConfig(data=2, fsdp=8), absent_devices.describe("h100-16").devices)
+  nodes = np.vectorize(lambda device: device.process_index)(mesh.devices)
+  assert {*nodes[0].flat} == {0} and {*nodes[1].flat} == {1}
+
+
+@needs_cuda_aot
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  ("config", "flags"),
+  [
+    ("gpt2_124m", []),
+    ("llama_1p3b", ["--config.train.batch_size=32", "--config.train.microbatches=4"]),
+  ],
+)
+def test_the_gpt2_and_1p3b_steps_fit_one_h100(config, flags):
+  flags = [*flags, "--config.mesh.data=1", "--config.mesh.fsdp=1", "--config.model.attention=xla"]
+  residual = "--config.model.residual.name=standard"
+  done = aot("--topology=h100-1", "--json", residual, *flags, config=f"configs/{config}.py")
+  assert done.returncode == 0, done.stderr
+  report = json.loads(done.stdout)
+  memory = report["memory"]
+  held = sum(memory["arguments"].values()) + memory["temporaries"] + memory["output"]
+  assert held < 0.75 * 80e9  # what JAX takes of a GPU by default

@@ -61,10 +61,12 @@ def test_every_name_through_the_launchers(generation):
 def test_libtpu_knows_every_slice_by_its_number(no_tpu, generation):
   for name in generation.shape_of_type:
     target = absent_devices.describe(name)
-    assert len(target.devices) == target.tpu.devices, name
-    assert len({device.process_index for device in target.devices}) == target.tpu.hosts, name
+    assert len(target.devices) == target.part.devices, name
+    assert len({device.process_index for device in target.devices}) == target.part.hosts, name
     assert target.devices[0].device_kind in generation.chip.device_kinds
     coordinates = {tuple(device.coords) for device in target.devices}
-    assert len(coordinates) == target.tpu.chips
+    assert len(coordinates) == target.part.chips
     sides = [1 + max(axis) for axis in zip(*coordinates, strict=True)]
-    assert sides[: target.tpu.shape.count("x") + 1] == [int(n) for n in target.tpu.shape.split("x")]
+    assert sides[: target.part.shape.count("x") + 1] == [
+      int(n) for n in target.part.shape.split("x")
+    ]

@@ -1,0 +1,63 @@
+"""Nodes of NVIDIA GPUs: the one way to resolve a name such as `h100-8`, a GPU and their number."""
+
+import dataclasses
+import re
+
+from resjax.hardware.chips import GPU_TARGETS, GpuTarget
+
+NODE_GPUS = 8  # of an HGX or DGX node, all of which are joined by NVLink
+
+
+@dataclasses.dataclass(frozen=True)
+class GpuNodes:
+  """Some GPUs of one kind: a part of a node, or whole nodes.
+
+  Attributes:
+    gpu: key of `GPU_TARGETS`.
+    devices: number of GPUs, each of which is a JAX device.
+  """
+
+  gpu: str
+  devices: int
+
+  @property
+  def name(self) -> str:
+    """The name by which it is asked for, such as h100-8."""
+    return f"{self.gpu}-{self.devices}"
+
+  @property
+  def chip(self) -> GpuTarget:
+    """The facts about one of its GPUs."""
+    return GPU_TARGETS[self.gpu]
+
+  @property
+  def node_devices(self) -> int:
+    """Number of GPUs of a node."""
+    return min(self.devices, NODE_GPUS)
+
+  @property
+  def nodes(self) -> int:
+    """Number of nodes."""
+    return self.devices // self.node_devices
+
+
+def is_gpu(name: str) -> bool:
+  """Returns whether a name asks for GPUs, if perhaps for a number that there is not."""
+  return name.split("-")[0] in GPU_TARGETS
+
+
+def resolve(name: str) -> GpuNodes:
+  """Returns the GPUs that `h100-8` names.
+
+  Raises:
+    ValueError: there are none; the message says which there are.
+  """
+  found = re.fullmatch(r"(\w+)-([1-9]\d*)", name)
+  if found and found[1] in GPU_TARGETS:
+    count = int(found[2])
+    if count in (1, 2, 4) or count % NODE_GPUS == 0:
+      return GpuNodes(found[1], count)
+  raise ValueError(
+    f"--topology={name} is not a number of GPUs; give KIND-N such as h100-8, KIND of "
+    f"{', '.join(GPU_TARGETS)}, N one of 1, 2, 4 or a multiple of {NODE_GPUS}, the GPUs of a node"
+  )
