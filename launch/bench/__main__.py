@@ -6,6 +6,8 @@ import sys
 BENCHMARKS = {
   "kernels": "device time of the depth-attention kernels; bytes and schedules of compiled ones",
   "step": "time of a dense training step, block_attn_res against standard",
+  "correctness": "every kernel for NVIDIA GPUs against the reference in float64, on a GPU",
+  "gpu_day": "all that needs a GPU: correctness, bandwidth, peers, steps, a killed run",
   "train": "MFU and input wait of a run on a GPU; a killed run must end in the same bits",
   "compile": "compile time and memory of the training step",
   "checkpoint": "how long saving a state holds up the caller; restoring; verifying",

@@ -1,13 +1,17 @@
-"""Times the training step of a dense decoder with block_attn_res and with standard, in turn.
+"""Times the training step of a decoder with block_attn_res and with standard, in turn.
 
   python -m launch.bench step                                   (1.2B parameters, one 80 GB GPU)
+  python -m launch.bench step --model=gpt2_124m --rows=128 --microbatches=2
   python -m launch.bench step --layers=2 --d_model=128 --rows=1 --seq_len=64   (for trying it out)
 
-A step is a forward pass, a reverse pass and AdamW on random tokens. Both models are in memory at
-once. A sample is the wall time of `--steps` consecutive steps over their number, which hides the
-time to launch them. The command prints one JSON object, and writes it to --out.
+A step is a forward pass, a reverse pass and the optimizer on random tokens: of a dense decoder with
+the sizes of the flags, or of --model=NAME, the decoder of configs/NAME.py on one device. Both
+models are in memory at once, unless --residuals names one. A sample is the wall time of `--steps`
+consecutive steps over their number, which hides the time to launch them. The command prints one
+JSON object, and writes it to --out.
 """
 
+import importlib
 import json
 import time
 from collections.abc import Callable
@@ -17,15 +21,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from absl import flags
+from ml_collections import ConfigDict
 
 from configs import base
 from launch import cli
 from launch.bench.kernels import timing
-from resjax import experiment
+from resjax import experiment, metrics
+from resjax.models.flops import training_flops_per_token
 from resjax.runs.config import Run
 from resjax.train import program
 from resjax.train.state import init_state
 
+DENSE = "dense"
+_MODEL = flags.DEFINE_enum("model", DENSE, [DENSE, "gpt2_124m", "llama_1p3b"], "What is trained.")
+_RESIDUALS = flags.DEFINE_list("residuals", ["standard", "block_attn_res"], "Combinators.")
+_MICROBATCHES = flags.DEFINE_integer("microbatches", 1, "Parts of a batch.", lower_bound=1)
 _LAYERS = flags.DEFINE_integer("layers", 24, "Layers.", lower_bound=1)
 _PER_BLOCK = flags.DEFINE_integer("layers_per_block", 3, "Layers of a depth block.", lower_bound=1)
 _WIDTH = flags.DEFINE_integer("d_model", 2048, "Width; a multiple of 128.", lower_bound=128)
@@ -37,28 +47,32 @@ _REPEATS = flags.DEFINE_integer("repeats", 20, "Samples of each combinator.", lo
 _OUT = flags.DEFINE_string("out", "runs/bench", "Folder to write bench_step.json to.")
 
 HEAD = 128
-NAMES = ("standard", "block_attn_res")
+_TOLD = (
+  _MODEL, _LAYERS, _PER_BLOCK, _WIDTH, _ROWS, _MICROBATCHES, _LENGTH, _REMAT,
+)  # fmt: skip
 
 
 def main() -> None:
   """Prints milliseconds per step of each combinator, and their ratio."""
-  samplers, parameters = {}, {}
-  for name in NAMES:
-    run = _run(name)
-    samplers[name], parameters[name] = _sampler(run)
+  samplers, facts = {}, {}
+  for name in _RESIDUALS.value:
+    samplers[name], facts[name] = _sampler(_run(name))
   found = timing.interleaved(samplers, _REPEATS.value)
   cases = {name: timing.summary(seconds) for name, seconds in found.items()}
+  for name, case in cases.items():
+    rate = facts[name]["tokens"] / case["median_ms"] * 1e3
+    case |= {"tokens_per_second": rate, "mfu": _mfu(facts[name]["flops_per_token"], rate)}
   medians = {name: case["median_ms"] for name, case in cases.items()}
   report = {
     "device": jax.devices()[0].device_kind,
     "devices": jax.device_count(),
     "jax": jax.__version__,
-    "flags": {flag.name: flag.value for flag in (_LAYERS, _PER_BLOCK, _WIDTH, _ROWS, _LENGTH)}
-    | {"remat": _REMAT.value},
-    "parameters": parameters,
+    "flags": {flag.name: flag.value for flag in _TOLD},
+    "parameters": {name: fact["parameters"] for name, fact in facts.items()},
     "cases": cases,
-    "block_attn_res over standard": medians["block_attn_res"] / medians["standard"],
   }
+  if {"standard", "block_attn_res"} <= medians.keys():
+    report["block_attn_res over standard"] = medians["block_attn_res"] / medians["standard"]
   out = Path(_OUT.value)
   out.mkdir(parents=True, exist_ok=True)
   text = json.dumps(report, indent=2)
@@ -66,7 +80,22 @@ def main() -> None:
   print(text)
 
 
+def _mfu(flops_per_token: float, tokens_per_second: float) -> float | None:
+  peak = metrics.peak_flops(jax.devices()[0].device_kind, "bfloat16")
+  return metrics.mfu(flops_per_token, tokens_per_second, peak and peak * jax.device_count())
+
+
 def _run(name: str) -> Run:
+  if _MODEL.value != DENSE:
+    config = importlib.import_module(f"configs.{_MODEL.value}").get_config(name)
+    config.mesh.update(data=-1, fsdp=1)
+  else:
+    config = _dense(name)
+  config.train.update(batch_size=_ROWS.value, microbatches=_MICROBATCHES.value)
+  return experiment.build(config)
+
+
+def _dense(name: str) -> ConfigDict:
   config = base.get_config()
   heads = _WIDTH.value // HEAD
   config.model.update(num_layers=_LAYERS.value, d_model=_WIDTH.value, num_heads=heads)
@@ -76,12 +105,11 @@ def _run(name: str) -> Run:
   config.model.residual.name = name
   config.model.residual.block_attn_res.layers_per_block = _PER_BLOCK.value
   config.data.seq_len = _LENGTH.value
-  config.train.batch_size = _ROWS.value
-  return experiment.build(config)
+  return config
 
 
-def _sampler(run: Run) -> tuple[Callable[[], float], int]:
-  """Returns a function that takes a sample, and the number of parameters."""
+def _sampler(run: Run) -> tuple[Callable[[], float], dict[str, float]]:
+  """Returns a function that takes a sample, and what is known of the model and its step."""
   programs = program.build(run)
   step, model = programs.train_step, programs.model
   state = init_state(model, programs.optimizer, seed=0)
@@ -97,7 +125,11 @@ def _sampler(run: Run) -> tuple[Callable[[], float], int]:
     return (time.perf_counter() - start) / _STEPS.value
 
   sample()  # compiles
-  return sample, sum(leaf.size for leaf in model.leaves())
+  return sample, {
+    "parameters": sum(leaf.size for leaf in model.leaves()),
+    "tokens": run.train.batch_size * run.data.seq_len,
+    "flops_per_token": training_flops_per_token(run.decoder, model.combinator, run.data.seq_len),
+  }
 
 
 def _random_batch(run: Run) -> dict[str, np.ndarray]:

@@ -5,11 +5,14 @@
 
 The arguments that follow `--` are those of launch.train. A first run of `--steps` steps measures
 model FLOP utilisation, tokens per second, and the shares of a step's time that go to waiting for
-data and to metrics and progress; they are medians over the records after its first third. Then one
-run of 16 steps goes through, and another one is killed with SIGKILL after step 10 and started
-again, both with XLA's deterministic operations. Every loss and every array of their last
-checkpoints must have the same bits, otherwise the exit code is 1. The command prints one JSON
-object, and writes it to --out.
+data and to metrics and progress; they are medians over the records after its first third. With
+--steps=0 there is no such run. Then one run of 16 steps goes through, and another one is killed
+with SIGKILL after step 10 and started again, both with XLA's deterministic operations. Every loss
+and every array of their last checkpoints must have the same bits, otherwise the exit code is 1. The
+command prints one JSON object, and writes it to --out, the part about the first run also after it.
+
+Checkpoints are deleted once they have been compared: at most two are on the disk at a time (32 GB
+with 1.35B parameters), and the run to be killed does not begin where there is less room.
 """
 
 import dataclasses
@@ -31,7 +34,9 @@ from resjax.checkpoint import reader
 from resjax.records.metrics_log import FILE_NAME, read_metrics
 from resjax.runs import workdir
 
-_STEPS = flags.DEFINE_integer("steps", 60, "Number of steps of the timed run.", lower_bound=6)
+_STEPS = flags.DEFINE_integer(
+  "steps", 60, "Number of steps of the timed run: 0, or 6 and more.", lower_bound=0
+)
 _OUT = flags.DEFINE_string("out", "runs/bench", "Folder to write bench_train.json and the runs to.")
 
 DEFAULT = (
@@ -73,24 +78,31 @@ def main(words: list[str], after: list[str]) -> None:
   """
   if words:
     raise ValueError(f"unexpected argument {words[0]!r}; those of launch.train come after --")
+  if 0 < _STEPS.value < 6:
+    raise ValueError(f"--steps={_STEPS.value}: the timed run has 6 steps or more, or none with 0")
   arguments = after or list(DEFAULT)
   out = Path(_OUT.value)
   folder = out / "bench_train"
   shutil.rmtree(folder, ignore_errors=True)
   folder.mkdir(parents=True)
-  timed = _train(folder / "timed", Options(arguments, steps=_STEPS.value, save_every=0))
-  report = {
-    "arguments": arguments,
-    "environment": workdir.read(folder / "timed")["environment"],
-    "steps": _STEPS.value,
-    "timed": _speed(timed),
-    "killed": _killed(folder, arguments),
-  }
-  text = json.dumps(report, indent=2)
-  (out / "bench_train.json").write_text(text)
-  print(text)
+  report: dict[str, Any] = {"arguments": arguments, "steps": _STEPS.value}
+  if _STEPS.value:
+    timed = _train(folder / "timed", Options(arguments, steps=_STEPS.value, save_every=0))
+    report["timed"] = _speed(timed)
+    _write(out, report, folder / "timed")
+    shutil.rmtree(folder / "timed" / "checkpoints")
+  report["killed"] = _killed(folder, arguments)
+  print(_write(out, report, folder / "straight"))
   if not all(report["killed"][key] for key in ("same_losses", "same_state")):
     raise ValueError(f"the killed run differs from the one that went through: {folder}")
+
+
+def _write(out: Path, report: dict, run: Path) -> str:
+  """Writes the report, with what a run knows of its environment, and returns its text."""
+  environment = workdir.read(run)["environment"]
+  text = json.dumps(report | {"environment": environment}, indent=2)
+  (out / "bench_train.json").write_text(text)
+  return text
 
 
 def _speed(records: Records) -> dict[str, float | None]:
@@ -113,8 +125,11 @@ def _speed(records: Records) -> dict[str, float | None]:
 def _killed(folder: Path, arguments: Sequence[str]) -> dict:
   """Compares a run that is killed and started again with one that goes through."""
   xla_flags = f"{os.environ.get('XLA_FLAGS', '')} {DETERMINISTIC}".strip()
-  options = Options(arguments, steps=SHORT, save_every=SAVE_EVERY, xla_flags=xla_flags)
-  straight = _train(folder / "straight", options)
+  options = Options(arguments, SHORT, SAVE_EVERY, xla_flags)
+  # Saves do not change the bits; the run that goes through saves its last state alone.
+  straight = _train(folder / "straight", dataclasses.replace(options, save_every=0))
+  want, size = _last_state(folder / "straight")
+  check_room(folder, size)
   killed = folder / "killed"
   process = _start(killed, options)
   while (seen := _last_step(killed)) < KILLED_AFTER and process.poll() is None:
@@ -124,17 +139,36 @@ def _killed(folder: Path, arguments: Sequence[str]) -> dict:
   process.kill()
   process.wait()
   again = _train(killed, options)
-  states = [
-    reader.checksums_of(reader.newest(folder / name / "checkpoints"))
-    for name in ("straight", "killed")
-  ]
+  got, _ = _last_state(killed)
   return {
     "xla_flags": xla_flags,
     "killed_after_step": seen,
-    "arrays": len(states[0]),
+    "arrays": len(want),
     "same_losses": _losses(again) == _losses(straight),
-    "same_state": states[0] == states[1],
+    "same_state": want == got,
   }
+
+
+def _last_state(folder: Path) -> tuple[dict, int]:
+  """Returns checksums and bytes of the newest checkpoint of a run, and deletes all that it has."""
+  checkpoints = folder / "checkpoints"
+  newest = reader.newest(checkpoints)
+  if newest is None:
+    raise ValueError(f"{checkpoints} has no checkpoint")
+  found = reader.checksums_of(newest)
+  size = sum(path.stat().st_size for path in Path(newest).rglob("*") if path.is_file())
+  shutil.rmtree(checkpoints)
+  return found, size
+
+
+def check_room(folder: Path, checkpoint_bytes: int) -> None:
+  """Raises ValueError if the disk of a folder has no room for two checkpoints."""
+  needed, free = 2 * checkpoint_bytes, shutil.disk_usage(folder).free
+  if free < needed:
+    raise ValueError(
+      f"{folder} has {free / 1e9:.1f} GB free, two checkpoints of the killed run take "
+      f"{needed / 1e9:.1f} GB; name another folder with --out"
+    )
 
 
 def _losses(records: Records) -> list:
@@ -163,6 +197,7 @@ def _start(folder: Path, options: Options) -> subprocess.Popen:
     "train.sample_tokens": 0,
     "optim.warmup_steps": 2,
     "checkpoint.every": options.save_every,
+    "checkpoint.keep_last": 1,
   }
   environment = {"XLA_FLAGS": options.xla_flags} if options.xla_flags else {}
   own = [f"--config.{key}={value}" for key, value in settings.items()]

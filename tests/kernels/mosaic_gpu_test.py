@@ -1,5 +1,6 @@
 """Depth attention in Mosaic GPU: lowered for cuda, and run in the interpreter of the newest JAX."""
 
+import dataclasses
 import functools
 
 import jax
@@ -22,6 +23,7 @@ from tests.helpers.compare import assert_close
 
 EPS = 1e-6
 BF16, FP32 = jnp.bfloat16, jnp.float32
+H100 = 228 * 1024  # bytes of shared memory of a multiprocessor
 FORWARD = {BF16: 4e-3, FP32: 2e-6}
 GRADIENTS = {BF16: 4e-3, FP32: 1e-5}
 
@@ -110,8 +112,12 @@ def wide(*arrays):
 def use_tiles(monkeypatch, rows, group):
   """A ring of few rows goes round within a token, and drops sources between walks over them."""
   tiles = gpu_tiles.GpuTiles(rows, group, summed_rows=4, programs_per_sm=2)
-  monkeypatch.setattr(gpu_tiles, "choose_forward", lambda like, num_slots: tiles)
-  monkeypatch.setattr(gpu_tiles, "choose_backward", lambda like, num_slots: tiles)
+  monkeypatch.setattr(gpu_tiles, "choose_forward", lambda *args: tiles)
+
+  def with_ring_of_cotangents(like, num_slots, threaded, room):
+    return dataclasses.replace(tiles, further_rows=(group + 1,) * threaded)
+
+  monkeypatch.setattr(gpu_tiles, "choose_backward", with_ring_of_cotangents)
 
 
 @interpreted
@@ -215,18 +221,27 @@ def test_add_bank_and_norm_are_those_of_the_reference(
 )
 def test_tiles_fit_into_shared_memory(count, width, dtype):
   like = jax.ShapeDtypeStruct((5, width), dtype)
-  for tiles in (gpu_tiles.choose_forward(like, count), gpu_tiles.choose_backward(like, count)):
-    assert tiles.shared_bytes(like) >= tiles.rows * width * dtype(0).nbytes
-    assert tiles.programs_per_sm * (tiles.shared_bytes(like) + 1024) <= 228 * 1024
+  for kib in (228, 100):
+    room = kib * 1024
+    chosen = [gpu_tiles.choose_backward(like, count, threaded, room) for threaded in (False, True)]
+    for tiles in filter(None, (gpu_tiles.choose_forward(like, count, room), *chosen)):
+      rows = tiles.rows + sum(tiles.further_rows)
+      assert tiles.shared_bytes(like) >= rows * width * dtype(0).nbytes
+      assert tiles.programs_per_sm * (tiles.shared_bytes(like) + 1024) <= room
+    assert kib == 100 or None not in chosen
 
 
 def test_sources_of_a_token_stay_in_shared_memory_where_they_fit():
   def kept(count, width):
     like = jax.ShapeDtypeStruct((5, width), BF16)
-    return gpu_tiles.choose_backward(like, count).rows > count
+    return gpu_tiles.choose_backward(like, count, False, H100).rows > count
 
   assert kept(8, 2048) and kept(10, 4096) and kept(9, 7168)
   assert not kept(64, 2048) and not kept(16, 7168)
+  # With cotangents of earlier reads a group of those needs room too.
+  like = jax.ShapeDtypeStruct((5, 7168), BF16)
+  tiles = gpu_tiles.choose_backward(like, 7, True, H100)
+  assert tiles.rows > 7 and tiles.further_rows[0] >= tiles.group
 
 
 @pytest.mark.parametrize(
@@ -237,7 +252,7 @@ def test_sources_of_a_token_stay_in_shared_memory_where_they_fit():
     ("group", 0, "1 to 5"),
     ("group", 6, "1 to 5"),
     ("summed_rows", 6, "4 to 16 in steps of 4"),
-    ("programs_per_sm", 3, "1 to 2"),
+    ("programs_per_sm", 5, "1 to 4"),
   ],
 )
 def test_tiles_that_do_not_exist_are_refused(field, value, words):
@@ -249,8 +264,10 @@ def test_tiles_that_do_not_exist_are_refused(field, value, words):
 class Device:
   """What an obstacle asks of a device."""
 
-  def __init__(self, capability):
+  def __init__(self, capability, program_bytes=None):
     self.compute_capability, self.device_kind = capability, "a GPU"
+    if program_bytes is not None:
+      self.shared_memory_per_block_optin = program_bytes
 
 
 @pytest.mark.parametrize(
@@ -269,6 +286,22 @@ def test_what_the_kernels_cannot_do(monkeypatch, capability, width, words):
   obstacle = obstacles.direct(read, operands(2, 0, 3, width, BF16))
   assert (obstacle is None) == (words is None)
   assert all(word in obstacle for word in words or [])
+
+
+def test_tiles_fit_the_shared_memory_that_the_gpu_tells(monkeypatch):
+  like, inputs = jax.ShapeDtypeStruct((3, 2048), BF16), operands(8, 0, 3, 2048, BF16)
+  read = Read(1, EPS, False, False, "mosaic_gpu", Layout())
+  sizes = []
+  for program_bytes in (None, 227 * 1024, 99 * 1024):  # not told: as much as an H100 has
+    monkeypatch.setattr(Layout, "device", Device("12.0", program_bytes))
+    assert obstacles.direct(read, inputs) is None
+    tiles = direct_forward.tiles_of(read, inputs), direct_backward.tiles_of(read, inputs)
+    sizes.append([(t.programs_per_sm, t.shared_bytes(like)) for t in tiles])
+  assert sizes[0] == sizes[1] and all(size <= 99 * 1024 for _, size in sizes[2])
+  wide = operands(8, 0, 3, 8192, FP32)
+  monkeypatch.setattr(Layout, "device", Device("12.0", 24 * 1024))
+  obstacle = obstacles.direct(read, wide)
+  assert all(word in obstacle for word in ("8 sources", "8192", "shared memory", "25600 bytes"))
 
 
 def test_without_a_gpu_the_reference_runs_and_the_name_is_refused():

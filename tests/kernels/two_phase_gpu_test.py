@@ -40,6 +40,7 @@ from tests.helpers.two_phase_kernels import (
 EPS = 1e-6
 BF16, FP16, FP32 = jnp.bfloat16, jnp.float16, jnp.float32
 TOKENS = 1001
+H100 = 228 * 1024  # bytes of shared memory of a multiprocessor
 
 
 def shaped(*shape, dtype=FP32):
@@ -206,11 +207,11 @@ def test_the_arm_of_the_bench_lowers_for_cuda(gpus):
 )
 def test_tiles_fit_into_shared_memory(count, width, dtype, threaded):
   like = shaped(5, width, dtype=dtype)
-  forward = two_phase_tiles.choose_forward(like, count, 8)
-  backward = two_phase_tiles.choose_backward(like, count, 8, threaded)
+  forward = two_phase_tiles.choose_forward(like, count, 8, H100)
+  backward = two_phase_tiles.choose_backward(like, count, 8, threaded, H100)
   words = (), (), (width // 2, 8)  # of the reverse pass: four tokens ahead, and barriers
   merges = [
-    two_phase_tiles.choose_merge(like, streams, numbers)
+    two_phase_tiles.choose_merge(like, streams, H100, numbers)
     for streams, numbers in zip((2, 3, 4), words, strict=True)
   ]
   assert all(merges)
@@ -228,7 +229,7 @@ def test_tiles_fit_into_shared_memory(count, width, dtype, threaded):
 
 def test_sources_of_a_token_stay_in_shared_memory_where_they_fit():
   def kept(count, width):
-    tiles = two_phase_tiles.choose_backward(shaped(5, width, dtype=BF16), count, 8, True)
+    tiles = two_phase_tiles.choose_backward(shaped(5, width, dtype=BF16), count, 8, True, H100)
     return tiles.rows >= count
 
   assert kept(8, 2048) and kept(8, 4096) and kept(16, 1024)
@@ -303,7 +304,8 @@ def test_phase_1_is_the_reference(
 @interpreted
 @pytest.mark.parametrize("threaded", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_sources_that_do_not_stay_are_read_twice(monkeypatch, threaded):
-  tiles = GpuTiles(3, 2, 4, 1, two_phase_tiles.backward_numbers(3), (4, 3)[: 1 + threaded])
+  numbers = two_phase_tiles.backward_numbers(3, 0)
+  tiles = GpuTiles(3, 2, 4, 1, numbers, (4, 3)[: 1 + threaded])
   monkeypatch.setattr(two_phase_tiles, "choose_backward", lambda *args: tiles)
   check_block("mosaic_gpu", interpret(), 3, 3, 2, 2, (4,), 128, np.float32, threaded)
 

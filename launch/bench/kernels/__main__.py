@@ -2,27 +2,39 @@
 
   python -m launch.bench kernels --out runs/bench
 
-writes bench.json and bench.png into --out. Two further measurements need no accelerator:
+writes bench.json and bench.png into --out. Every arm has a process of its own, which ends after
+--deadline seconds: what aborts or hangs costs no other arm. bench.json is written after each.
+Three further measurements need no accelerator:
   --network-bytes   memory traffic of a whole residual network, as the compiler reports it
   --tpu-schedule    compute and memory cycles of the TPU kernels, from the compiler's schedule
-Both compile for TPUs that need not be there, and need the extra `tpu`.
+  --gpu-compile     registers, spills and shared memory of the GPU kernels, from their machine code
+They compile for chips that need not be there, and need the extra `tpu`, the last one `cuda_aot`.
 """
 
 import argparse
 import dataclasses
 import json
 import os
+import subprocess
 import sys
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
 import jax
 
+from launch.bench import arms
 from launch.bench.kernels import arg_specs, bench_table, suites
-from resjax.hardware.chips import TPU_CHIPS
+from resjax.hardware.chips import GPU_TARGETS, TPU_CHIPS
 
-CHIPS = [*TPU_CHIPS, "cpu"]
+CHIPS = [*TPU_CHIPS, *GPU_TARGETS, "cpu"]
+_ABOUT = """
+import jax, json
+device = jax.devices()[0]
+found = {"device": device.device_kind, "platform": device.platform, "jax": jax.__version__}
+print(json.dumps(found))
+"""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -48,12 +60,22 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     help="networks, LxSxTxD,...: L sublayers, S of them in a depth block",
   )
   add("--repeats", type=_positive, default=20, help="number of samples of every arm")
+  add(
+    "--deadline",
+    type=_seconds,
+    default=300,
+    help="seconds of an arm at a shape, its compilation included; 0: no processes of their own",
+  )
   add("--network-bytes", action="store_true", help="see above")
   add("--tpu-schedule", action="store_true", help="see above")
+  add("--gpu-compile", action="store_true", help="see above")
+  widths = [768, 2048, 4096, 7168]
+  add("--widths", type=_shapes(int), default=widths, help="of --gpu-compile: D, several by commas")
   add(
     "--chips",
     type=_names(CHIPS),
-    help=f"what to compile for, of {', '.join(CHIPS)}; default: all TPUs, with --network-bytes v5e",
+    help=f"what to compile for, of {', '.join(CHIPS)}; default: all TPUs, with --network-bytes "
+    "v5e, with --gpu-compile h100",
   )
   return parser.parse_args(argv)
 
@@ -78,31 +100,96 @@ def _run(flags: argparse.Namespace) -> None:
     shape = dataclasses.replace(shape, normed=True)
     for chip in flags.chips or ["v5e"]:
       network_bytes.main(flags.out, chip, network_bytes.target(chip), shape, flags.arms)
-  if not flags.tpu_schedule and not flags.network_bytes:
+  if flags.gpu_compile:
+    from launch.bench.kernels import gpu_compile
+
+    for chip in flags.chips or ["h100"]:
+      gpu_compile.main(flags.out, chip, flags.widths)
+  if not (flags.tpu_schedule or flags.network_bytes or flags.gpu_compile):
     _measure(flags)
 
 
 def _measure(flags: argparse.Namespace) -> None:
-  """Runs the suites, prints a table for each shape, and writes all results so far after each."""
+  """Runs the suites; prints a table for each shape, and writes all results after each arm."""
   # This leaves memory for torch. JAX reads it when it is first asked for a device.
   os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
-  device = jax.devices()[0]
-  small = device.platform == "cpu"
+  about = _about(isolated=flags.deadline > 0)
+  small = about["platform"] == "cpu"
   shapes = flags.shapes or (arg_specs.SMALL_READS if small else arg_specs.READS)
   networks = flags.networks or [arg_specs.SMALL_NETWORK if small else arg_specs.NETWORK]
-  title = f"{device.device_kind}, JAX {jax.__version__}, {flags.repeats} samples each"
+  title = f"{about['device']}, JAX {about['jax']}, {flags.repeats} samples each"
   if small:
     title += "; a trial on a CPU, which says nothing about the kernels"
   print(title)
   todo = {"read": shapes, "block": [arg_specs.block_of(s) for s in shapes], "network": networks}
-  about = {"device": device.device_kind, "platform": device.platform, "jax": jax.__version__}
-  records = []
+  records: list[suites.Record] = []
   for suite in flags.suites:
     for shape in todo[suite]:
-      found = suites.run(suite, shape, flags.arms, flags.repeats)
-      print(f"\n{suite} {shape}\n{bench_table.table(found)}", flush=True)
+      found: list[suites.Record] = []
+      measured = _isolated if flags.deadline else _together
+      for group in measured(suite, shape, flags):
+        found += group
+        _write(flags.out, about, records + found, title)
       records += found
-      _write(flags.out, about, records, title)
+      print(f"\n{suite} {shape}\n{bench_table.table(found)}", flush=True)
+
+
+def _about(isolated: bool) -> dict[str, str]:
+  """Returns what runs here.
+
+  Args:
+    isolated: whether another process shall ask, because arms need the devices for themselves.
+
+  Raises:
+    ValueError: a process that asks JAX for its device fails.
+  """
+  if not isolated:
+    device = jax.devices()[0]
+    return {"device": device.device_kind, "platform": device.platform, "jax": jax.__version__}
+  done = subprocess.run([sys.executable, "-c", _ABOUT], capture_output=True, text=True, check=False)
+  if done.returncode:
+    raise ValueError(f"JAX finds no device: {done.stderr.strip().splitlines()[-1:]}")
+  return json.loads(done.stdout.splitlines()[-1])
+
+
+def _together(suite: str, shape: Any, flags: argparse.Namespace) -> Iterator[list[suites.Record]]:
+  """Yields the records of all arms of a shape, in this process, direction by direction."""
+  yield from suites.run(suite, shape, flags.arms, flags.repeats)
+
+
+def _isolated(suite: str, shape: Any, flags: argparse.Namespace) -> Iterator[list[suites.Record]]:
+  """Yields the records of one arm of a shape after the other, each from a process of its own.
+
+  Every process measures the copy beside its arm, and has its share of that. The first copy counts
+  for the table.
+  """
+  names = [*suites.SUITES[suite].names, *suites.SUITES[suite].torch_arms]
+  kept_copy = False
+  for name in (name for name in names if name in flags.arms):
+    with tempfile.TemporaryDirectory() as folder:
+      out, log = Path(folder), Path(folder) / "log"
+      done = arms.run(_command(suite, shape, name, flags.repeats, out), log, flags.deadline)
+      path = out / "bench.json"
+      found = json.loads(path.read_text())["records"] if path.exists() else []
+    copies = [record for record in found if record["arm"] == suites.COPY]
+    found = [record for record in found if record["arm"] == name]
+    for direction in suites.SUITES[suite].directions:
+      if direction not in {record["direction"] for record in found}:
+        status = done.status if not done.ok else "its process gave no result"
+        found.append(suites.unmeasured(suite, shape, name, direction, status))
+    yield found if kept_copy else [*copies, *found]
+    kept_copy |= len(copies) == len(suites.SUITES[suite].directions)
+
+
+def _command(suite: str, shape: Any, name: str, repeats: int, out: Path) -> list[str]:
+  """Returns the command that measures one arm at one shape."""
+  kind = "--networks" if suite == "network" else "--shapes"
+  if suite == "block":  # its shape follows from that of a read
+    shape = arg_specs.read_of(shape)
+  return [
+    sys.executable, "-m", "launch.bench.kernels", "--deadline=0", f"--suites={suite}",
+    f"--arms={name}", f"{kind}={shape}", f"--repeats={repeats}", f"--out={out}",
+  ]  # fmt: skip
 
 
 def _write(out: Path, about: dict, records: list, title: str) -> None:
@@ -110,6 +197,16 @@ def _write(out: Path, about: dict, records: list, title: str) -> None:
   bench_table.plot(records, title, out / "bench.png")
   content = json.dumps(about | {"command": sys.argv[1:], "records": records}, indent=1)
   (out / "bench.json").write_text(content)
+
+
+def _seconds(text: str) -> float:
+  try:
+    seconds = float(text)
+  except ValueError:
+    seconds = -1.0
+  if not seconds >= 0:
+    raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds")
+  return seconds
 
 
 def _positive(text: str) -> int:

@@ -39,7 +39,7 @@ def _line(record: Record) -> str:
     f"{low:.3f} .. {high:.3f}".rjust(20),
     f"{record['streams']:9.4g}",
     f"{record['gb_per_s']:8.1f}",
-    f"{record['share_of_copy']:9.1%}",
+    f"{record['share_of_copy']:9.1%}" if "share_of_copy" in record else " " * 9,
     f"{record['peak_bytes'] / 1e9:9.3f}",
     " " * 9 if error is None else f"{error:9.1e}",
   ]

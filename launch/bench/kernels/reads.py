@@ -14,6 +14,7 @@ from resjax.kernels.depth_attention.backends import IMPLEMENTATIONS
 from resjax.typing import Array
 
 EPS = 1e-6
+NAMES = ("xla_stack", "xla_no_stack", "direct", "residual_norm")
 
 
 def inputs(shape: ReadShape) -> tuple[Array, Array, tuple[Array, ...]]:

@@ -1,13 +1,12 @@
 """Runs the arms of a suite in turn, and reports time, traffic and error of each."""
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from launch.bench.kernels import cases, networks, reads, timing, torch_arms
 from resjax.typing import PyTree
@@ -15,7 +14,6 @@ from resjax.typing import PyTree
 COPY = "copy"
 REFERENCE = "xla_no_stack"
 OTHER_WORK = ("residual_norm",)  # arms that return something else than a read
-CROSS_CHECKS = 3
 MAX_COPIED = 8 * 10**9  # bytes in and out; more would need memory for the same bandwidth
 
 Record = dict[str, Any]
@@ -28,11 +26,13 @@ class Suite:
   """What a suite measures.
 
   Attributes:
-    arms: a function that returns the arms in JAX by name for a shape.
+    names: the names of the arms in JAX.
+    arms: a function that returns them by name for a shape.
     torch_arms: the published kernels by name.
     directions: the keys of `cases.DIRECTIONS` that are measured.
   """
 
+  names: tuple[str, ...]
   arms: Callable[[Any], dict[str, cases.Arm]]
   torch_arms: dict[str, torch_arms.TorchArm]
   directions: tuple[str, ...]
@@ -40,9 +40,9 @@ class Suite:
 
 # Several sublayers keep much between the passes, so that both are measured as one program there.
 SUITES = {
-  "read": Suite(reads.arms, torch_arms.READ_ARMS, ("forward", "backward")),
-  "block": Suite(networks.arms, {}, ("forward", "both")),
-  "network": Suite(networks.arms, torch_arms.NETWORK_ARMS, ("forward", "both")),
+  "read": Suite(reads.NAMES, reads.arms, torch_arms.READ_ARMS, ("forward", "backward")),
+  "block": Suite(networks.NAMES, networks.arms, {}, ("forward", "both")),
+  "network": Suite(networks.NAMES, networks.arms, torch_arms.NETWORK_ARMS, ("forward", "both")),
 }
 
 
@@ -52,20 +52,24 @@ def arm_names() -> list[str]:
   return [*networks.NAMES, *published]
 
 
-def run(name: str, shape: Any, chosen: Sequence[str], repeats: int) -> list[Record]:
+def run(name: str, shape: Any, chosen: Sequence[str], repeats: int) -> Iterator[list[Record]]:
   """Measures the chosen arms of one suite, and the copy, at one shape.
 
-  Returns:
-    One record per arm and direction.
+  Yields:
+    For each direction one record per arm.
   """
   arms = SUITES[name].arms(shape)
-  records = []
   for direction in SUITES[name].directions:
     runners = _prepared(SUITES[name], shape, arms, chosen, direction)
     _sample(runners, repeats)
     _share_of_copy([runner.record for runner in runners])
-    records += [runner.record for runner in runners]
-  return [{"suite": name, "shape": str(shape)} | record for record in records]
+    yield [{"suite": name, "shape": str(shape)} | runner.record for runner in runners]
+
+
+def unmeasured(name: str, shape: Any, arm: str, direction: str, status: str) -> Record:
+  """Returns the record of an arm that gave no result."""
+  record = {"suite": name, "shape": str(shape), "arm": arm, "direction": direction}
+  return record | {"status": status}
 
 
 @dataclasses.dataclass
@@ -74,7 +78,7 @@ class _Runner:
 
   Attributes:
     record: what is known of it.
-    samplers: the ways to time it; empty if it cannot run.
+    samplers: the ways to time it, the best one first; empty if it cannot run.
   """
 
   record: Record
@@ -113,7 +117,8 @@ def _prepared(
     if name in chosen:
       work = partial(torch_arms.run, published, shape, reference.inputs, reference.d_out, direction)
       check = None if want is None else partial(_error, want, like)
-      runners.append(runner(name, least, published.package, _torch_arm, published, work, check))
+      args = published, shape, work, check
+      runners.append(runner(name, least, published.package, _torch_arm, *args))
   return runners
 
 
@@ -136,16 +141,16 @@ def _jax_arm(make_case: Callable[[], cases.CompiledCase], check: _Check | None) 
 
 def _torch_arm(
   arm: torch_arms.TorchArm,
+  shape: Any,
   make_work: Callable[[], Callable[[], PyTree]],
   check: _Check | None,
 ) -> _Prepared:
-  obstacle = arm.obstacle()
+  obstacle = arm.obstacle(shape)
   if obstacle:
     return {}, {"status": obstacle}
   work = make_work()
   found: Record = {"relative_l2_error": check(torch_arms.to_jax(work()))} if check else {}
-  samplers: dict[str, timing.MakeSampler] = {"cuda events": partial(torch_arms.sampler, work)}
-  return samplers, found | {"peak_bytes": torch_arms.peak_bytes(work)}
+  return torch_arms.samplers(work), found | {"peak_bytes": torch_arms.peak_bytes(work)}
 
 
 def _outputs(case: cases.CompiledCase) -> PyTree:
@@ -170,26 +175,20 @@ def _error(want: list[jax.Array], like: jax.Array, got: PyTree) -> float:
 
 
 def _sample(runners: list[_Runner], repeats: int) -> None:
-  """Times all arms in turn with their first sampler, then each arm with its other ones."""
+  """Times all arms in turn, each with the first of its samplers that works."""
   ready: dict[int, timing.Sampler] = {}
   for index, runner in enumerate(runners):
-    for name, make in list(runner.samplers.items())[:1]:
+    problem: str | None = None
+    for name, make in runner.samplers.items():
       sampler, problem = _attempt(_warm, make)
-      runner.record |= {"timer": name} | ({"status": problem} if problem else {})
-      if not problem:
+      if problem is None:
+        runner.record |= {"timer": name}
         ready[index] = sampler
+        break
+    if problem:
+      runner.record |= {"status": problem}
   for index, seconds in timing.interleaved(ready, repeats).items():
     runners[index].record |= timing.summary(seconds)
-  for index in ready:
-    for name, make in list(runners[index].samplers.items())[1:]:
-      median, problem = _attempt(_median_ms, make)
-      runners[index].record[f"{name}_ms"] = problem or median
-
-
-def _median_ms(make: timing.MakeSampler) -> float:
-  """Returns the median of a few samples in milliseconds."""
-  seconds = timing.interleaved({0: make()}, CROSS_CHECKS)[0]
-  return float(np.median(seconds)) * 1e3
 
 
 def _warm(make: timing.MakeSampler) -> timing.Sampler:
@@ -200,11 +199,11 @@ def _warm(make: timing.MakeSampler) -> timing.Sampler:
 
 
 def _share_of_copy(records: list[Record]) -> None:
-  """Adds bytes per second, and their share of what the copy has reached."""
+  """Adds bytes per second, and their share of what the copy has reached by the same timer."""
   for record in records:
     if "median_ms" in record:
       record["gb_per_s"] = record["bytes"] / record["median_ms"] / 1e6
-  copied = records[0].get("gb_per_s")
+  copy = records[0]
   for record in records:
-    if copied and "gb_per_s" in record:
-      record["share_of_copy"] = record["gb_per_s"] / copied
+    if "gb_per_s" in record and record["timer"] == copy.get("timer"):
+      record["share_of_copy"] = record["gb_per_s"] / copy["gb_per_s"]

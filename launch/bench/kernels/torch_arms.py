@@ -1,7 +1,6 @@
 """Runs published kernels through torch in the same process.
 
-Nothing of theirs is imported before it runs. They share their arrays with JAX. CUDA events time
-them.
+Nothing of theirs is imported before it runs. They share their arrays with JAX, and the timer.
 """
 
 import dataclasses
@@ -13,11 +12,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from launch.bench.kernels.arg_specs import NetworkShape
+from launch.bench.kernels import timing
+from launch.bench.kernels.arg_specs import NetworkShape, ReadShape
 from launch.bench.kernels.reads import EPS
 from resjax.typing import Array, PyTree
 
 WARM_UP, RUNS = 3, 10
+_OFFSETS = 2**31  # elements that a signed offset of 32 bits reaches
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,6 +33,7 @@ class TorchArm:
       output.
     arrange: turns the tensors of the JAX arms into those that get a gradient.
     split: turns these gradients into the cotangents of the JAX arms.
+    wide_offsets: whether the kernel finds elements beyond the first 2^31 of its sources.
   """
 
   package: str
@@ -40,9 +42,14 @@ class TorchArm:
   call: Callable[..., Any]
   arrange: Callable[..., tuple]
   split: Callable[..., PyTree]
+  wide_offsets: bool = True
 
-  def obstacle(self) -> str | None:
-    """Returns why the kernel cannot run here, or None."""
+  def obstacle(self, shape: Any) -> str | None:
+    """Returns why the kernel cannot run a shape here, or None."""
+    if not self.wide_offsets and isinstance(shape, ReadShape):
+      elements = shape.num_tokens * shape.d_model * shape.num_sources
+      if elements > _OFFSETS:
+        return f"its offsets have 32 bits, too few for the {elements:,} elements of the sources"
     if find_spec("torch") is None or find_spec(self.module.split(".")[0]) is None:
       return f"not installed: {self.package} (the extra 'bench' has it)"
     import torch
@@ -52,8 +59,13 @@ class TorchArm:
     return None
 
 
-def _fla_call(function: Callable, shape: Any, query: Any, gain: Any, *sources: Any) -> Any:
-  return function(query, sources, gain, rms_eps=EPS)
+def _fla_call(level: int) -> Callable[..., Any]:
+  """Returns a call that keeps the mix for the reverse pass (level 0), or mixes it again (1)."""
+
+  def call(function: Callable, shape: Any, query: Any, gain: Any, *sources: Any) -> Any:
+    return function(query, sources, gain, rms_eps=EPS, checkpoint_level=level)
+
+  return call
 
 
 def _liger_call(function: Callable, shape: Any, query: Any, gain: Any, stacked: Any) -> Any:
@@ -74,15 +86,20 @@ def _flash_call(function: Any, shape: NetworkShape, queries: Any, x: Any) -> Any
   return function.apply(x[None], queries, layers, shape.block_sublayers, EPS)[0]
 
 
-READ_ARMS = {
-  "fla": TorchArm(
+def _fla(level: int) -> TorchArm:
+  return TorchArm(
     "fla-core",
     "fla.ops.attnres",
     "fused_attnres",
-    _fla_call,
+    _fla_call(level),
     lambda query, gain, sources: (query, gain, *sources),
     lambda query, gain, *sources: (query, gain, sources),
-  ),
+  )
+
+
+READ_ARMS = {
+  "fla_checkpoint_0": _fla(0),
+  "fla_checkpoint_1": _fla(1),
   "liger": TorchArm(
     "liger-kernel",
     "liger_kernel.transformers.functional",
@@ -90,6 +107,7 @@ READ_ARMS = {
     _liger_call,
     _stacked,
     lambda query, gain, stacked: (query, gain, tuple(stacked[:, 0])),
+    wide_offsets=False,
   ),
 }
 NETWORK_ARMS = {
@@ -144,23 +162,31 @@ def run(
   return torch.no_grad()(forward)
 
 
-def sampler(work: Callable[[], PyTree]) -> Callable[[], float]:
-  """Returns a sampler of seconds per run, from CUDA events around several runs."""
+def samplers(work: Callable[[], PyTree]) -> dict[str, timing.MakeSampler]:
+  """Returns the ways to time the work of an arm, the one that JAX's arms are timed by first."""
   from torch import cuda
 
-  for _ in range(WARM_UP):  # compiles and tunes
+  def done() -> None:
     work()
+    cuda.synchronize()
 
-  def sample() -> float:
-    start, end = (cuda.Event(enable_timing=True) for _ in range(2))
-    start.record()
-    for _ in range(RUNS):
+  def events() -> timing.Sampler:
+    """Returns a sampler of seconds per run from CUDA events around several runs."""
+    for _ in range(WARM_UP):  # compiles and tunes
       work()
-    end.record()
-    end.synchronize()
-    return start.elapsed_time(end) / 1e3 / RUNS
 
-  return sample
+    def sample() -> float:
+      start, end = (cuda.Event(enable_timing=True) for _ in range(2))
+      start.record()
+      for _ in range(RUNS):
+        work()
+      end.record()
+      end.synchronize()
+      return start.elapsed_time(end) / 1e3 / RUNS
+
+    return sample
+
+  return {"cupti": lambda: timing.cupti(done), "cuda events": events}
 
 
 def to_torch(array: Array) -> Any:

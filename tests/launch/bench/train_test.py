@@ -1,11 +1,12 @@
 """The benchmark of training: what it reports, and that it tells a run that differs."""
 
 import json
+import subprocess
 import sys
 
 import pytest
 
-from tests.helpers.runs import finish, small_command, write_text
+from tests.helpers.runs import REPOSITORY, environment, finish, small_command, write_text
 
 
 @pytest.mark.slow
@@ -23,6 +24,18 @@ def test_a_killed_run_is_the_same_run(tmp_path):
   timed = report["timed"]
   assert timed["mfu"] is None and timed["tokens_per_second"] > 0  # no peak of a CPU is known
   assert 0 < timed["input_share"] < 1 and 0 < timed["log_share"] < 1
+  assert not list((root / "out").rglob("checkpoints"))  # 16 GB each at 1.35B parameters
+
+
+def test_a_disk_without_room_for_two_checkpoints_is_refused_before_the_killed_run(tmp_path):
+  words = "import shutil; from pathlib import Path; from launch.bench import train; "
+  words += f"free = shutil.disk_usage({str(tmp_path)!r}).free; "
+  words += f"train.check_room(Path({str(tmp_path)!r}), free // 3); print('room', flush=True); "
+  words += f"train.check_room(Path({str(tmp_path)!r}), free)"
+  done = subprocess.run(
+    [sys.executable, "-c", words], cwd=REPOSITORY, env=environment(), capture_output=True, text=True
+  )
+  assert done.stdout == "room\n" and "two checkpoints" in done.stderr and "--out" in done.stderr
 
 
 def test_the_default_is_a_config_that_exists(tmp_path):

@@ -1,8 +1,8 @@
 """Reverse pass of phase 1 on NVIDIA GPUs, which does not read the outputs of the forward pass.
 
 The cotangents of all reads of a token stay in shared memory, and so do its sources if they fit. The
-cotangents of the queries are summed over the tokens of a program in global memory, in rows of its
-own that the second-level cache holds: registers and shared memory have no room for all of them.
+cotangents of the queries are summed over the tokens of a program: in shared memory where there is
+room, else in global memory, in rows of the program's own that the second-level cache holds.
 """
 
 import functools
@@ -20,6 +20,7 @@ from resjax.kernels.depth_attention.mosaic_gpu.pairs import MAX_SOURCES
 from resjax.kernels.depth_attention.mosaic_gpu.ring import Ring, Stream, when
 from resjax.kernels.depth_attention.mosaic_gpu.row_ops import ChannelSums
 from resjax.kernels.depth_attention.mosaic_gpu.source_walk import SourceWalk
+from resjax.kernels.depth_attention.mosaic_gpu.tiles import GpuTiles, room_of
 from resjax.kernels.depth_attention.operands import Cotangents, Field, Operands, Read, Ref, Stats
 from resjax.typing import Array, PyTree
 
@@ -62,7 +63,7 @@ class _Token(NamedTuple):
     numbers: numbers of the token, in shared memory.
     token: number of the token.
     d_sources: references of the cotangents of bank and recent sources.
-    d_query: reference of the program's sums [S, D / 128, 128].
+    d_query: reference of the program's sums [S, D / 128, 128], in shared or global memory.
     d_reads: function (s, index) -> part of the cotangent of output s.
     before: ring of the cotangents of sources that later reads left; None if there are none.
   """
@@ -76,16 +77,24 @@ class _Token(NamedTuple):
   before: Ring | None
 
 
+def tiles_of(read: Read, operands: Operands) -> GpuTiles | None:
+  """Returns the tile sizes of the reverse pass of phase 1; None if there are none."""
+  return two_phase_tiles.choose_backward(
+    operands.like, operands.num_slots, len(operands.query), read.threaded, room_of(read)
+  )
+
+
 def backward(
   read: Read, operands: Operands, stats: Stats, d_out: Array, d_lse: Array, d_sources: PyTree
 ) -> Cotangents:
   """Runs the reverse pass on the rows of one device, see reference/block.py."""
   folded, num_reads = call.fold_operands(operands), len(operands.query)
-  tiles = two_phase_tiles.choose_backward(
-    operands.like, operands.num_slots, num_reads, read.threaded
-  )
+  tiles = tiles_of(read, operands)
   assert tiles is not None  # obstacles.py has refused what has none
-  sizes = (3, pairs.num_rows(num_reads), MAX_SOURCES), *((size,) for size in tiles.numbers[1:])
+  names = len(_Numbers._fields)
+  sizes = (3, pairs.num_rows(num_reads), MAX_SOURCES), *((size,) for size in tiles.numbers[1:names])
+  numbers = _Numbers(*(plgpu.SMEM(size, jnp.float32) for size in sizes))
+  summed = (plgpu.SMEM(folded.query.shape, jnp.float32),) if len(tiles.numbers) > names else ()
   written = call.launch(
     read,
     functools.partial(_kernel, read.threaded, tiles.group),
@@ -96,7 +105,7 @@ def backward(
     outputs=call.fresh_sources(read, folded),
     totals=jax.ShapeDtypeStruct(folded.query.shape, jnp.float32),
     updated=call.fold(d_sources),
-    numbers=_Numbers(*(plgpu.SMEM(size, jnp.float32) for size in sizes)),
+    numbers=(numbers, *summed),
   )
   bank, recent = call.unfold(written.updated if read.threaded else written.outputs)
   return Cotangents(bank, recent, call.unfold(written.totals), None)
@@ -104,12 +113,12 @@ def backward(
 
 def _kernel(threaded: bool, group: int, refs: Refs) -> None:
   inputs: _Inputs = refs.inputs
-  operands, numbers = inputs.operands, _Numbers(*refs.numbers)
+  operands, (numbers, *summed) = inputs.operands, refs.numbers
   ring, d_reads, *before = _rings(inputs, refs)
   kept = ring.rows.shape[0] >= operands.num_slots
-  d_query = refs.own_totals()
+  d_query = summed[0] if summed else refs.own_totals()
   num_reads, groups = operands.query.shape[:2]
-  for s in range(num_reads):
+  for s in range(num_reads):  # every thread adds to its own channels alone
     row_ops.store(d_query.at[s], row_ops.zeros(groups))
 
   def token_backward(step: Array, _: None) -> None:
@@ -137,6 +146,8 @@ def _kernel(threaded: bool, group: int, refs: Refs) -> None:
     d_reads.release(step, range(num_reads))
 
   lax.fori_loop(jnp.int32(0), ring.steps, token_backward, None)
+  for s in range(num_reads if summed else 0):
+    row_ops.store(refs.own_totals().at[s], row_ops.load(d_query.at[s]))
 
 
 def _rings(inputs: _Inputs, refs: Refs) -> list[Ring]:

@@ -18,6 +18,7 @@ from resjax.kernels.depth_attention.mosaic_gpu.call import Refs
 from resjax.kernels.depth_attention.mosaic_gpu.pairs import MAX_SOURCES
 from resjax.kernels.depth_attention.mosaic_gpu.row_ops import ChannelSums
 from resjax.kernels.depth_attention.mosaic_gpu.source_walk import SourceWalk
+from resjax.kernels.depth_attention.mosaic_gpu.tiles import GpuTiles, room_of
 from resjax.kernels.depth_attention.operands import Field, Operands, Read, Ref, Stats
 from resjax.typing import Array
 
@@ -50,11 +51,18 @@ class _Numbers(NamedTuple):
   lse: Ref
 
 
+def tiles_of(read: Read, operands: Operands) -> GpuTiles | None:
+  """Returns the tile sizes of the forward pass of phase 1; None if there are none."""
+  return two_phase_tiles.choose_forward(
+    operands.like, operands.num_slots, len(operands.query), room_of(read)
+  )
+
+
 def forward(read: Read, operands: Operands) -> tuple[Array, Stats]:
   """Runs the forward pass on the rows of one device, see reference/block.py."""
   folded = call.fold_operands(operands)
   like, num_reads, slots = folded.like, len(operands.query), operands.num_slots
-  tiles = two_phase_tiles.choose_forward(operands.like, slots, num_reads)
+  tiles = tiles_of(read, operands)
   assert tiles is not None  # obstacles.py has refused what has none
   tokens, rows = len(like), pairs.num_rows(num_reads)
   shapes = (slots, tokens), (num_reads, slots, tokens), (num_reads, tokens)

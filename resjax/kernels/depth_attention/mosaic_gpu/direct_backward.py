@@ -1,10 +1,13 @@
 """Reverse pass of the direct read on NVIDIA GPUs.
 
 The cotangent of the output is loaded once, and so is every source if those of a token fit into
-shared memory; the cotangent of every source is written once. The cotangents of query and output
-gain are summed in registers over the tokens of a program, which writes one row of each.
+shared memory; the cotangent of every source is written once. What later reads left of it passes
+through a ring of its own. The cotangents of query and output gain are summed in registers over the
+tokens of a program, which writes one row of each. Beside these sums a thread has room for its
+channels of one more row, the cotangent of the mix: others are used part by part.
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable
 
@@ -16,15 +19,24 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from resjax.kernels.depth_attention.mosaic_gpu import call, row_ops
 from resjax.kernels.depth_attention.mosaic_gpu import tiles as gpu_tiles
 from resjax.kernels.depth_attention.mosaic_gpu.call import Refs, row_of, row_stream
-from resjax.kernels.depth_attention.mosaic_gpu.ring import when
+from resjax.kernels.depth_attention.mosaic_gpu.ring import Ring, Stream, when
 from resjax.kernels.depth_attention.mosaic_gpu.row_ops import LANES, ChannelSums, Row, each
 from resjax.kernels.depth_attention.mosaic_gpu.source_walk import SourceWalk
+from resjax.kernels.depth_attention.mosaic_gpu.tiles import GpuTiles
 from resjax.kernels.depth_attention.operands import Cotangents, Operands, Read, Ref, Stats
 from resjax.typing import Array, PyTree
 
 # Numbers per source, in shared memory: the factors of the cotangent of the mix, of the query and of
 # the source itself in the cotangent of the source.
 _WEIGHT, _DOT, _SHRINK = range(3)
+# Registers of a thread that may hold the query all the time, beside the sums and the cotangent.
+_HELD_REGISTERS = 128
+
+
+def tiles_of(read: Read, operands: Operands) -> GpuTiles | None:
+  """Returns the tile sizes of the reverse pass of a read; None if there are none."""
+  room = gpu_tiles.room_of(read)
+  return gpu_tiles.choose_backward(operands.like, operands.num_slots, read.threaded, room)
 
 
 def backward(
@@ -32,7 +44,8 @@ def backward(
 ) -> Cotangents:
   """Runs the reverse pass on the rows of one device, see reference/direct.py."""
   folded = call.fold_operands(operands)
-  like, tiles = folded.like, gpu_tiles.choose_backward(operands.like, operands.num_slots)
+  like, tiles = folded.like, tiles_of(read, operands)
+  assert tiles is not None  # obstacles.py has refused what has none
   row = jax.ShapeDtypeStruct(like.shape[1:], jnp.float32)
   written = call.launch(
     read,
@@ -57,14 +70,31 @@ def _kernel(read: Read, group: int, refs: Refs) -> None:
   normed = operands.out_norm_scale is not None
   num_walks = 3 if normed else 2
   kept = refs.rings[0][0].shape[0] > operands.num_slots
-  streams = call.source_streams(operands) * (1 if kept else num_walks)
-  ring = call.make_ring(refs.rings[0], (row_stream(d_out), *streams), tokens)
-  query = row_ops.load(operands.query)
+  sources = call.source_streams(operands)
+  # A row of the ring must not be held while rows behind it are waited for that only its release
+  # would fetch: where sources do not stay, d_out comes behind the walk that mixes them.
+  place = operands.num_slots if normed and not kept else 0
+  streams = sources * (1 if kept else num_walks)
+  streams = (*streams[:place], row_stream(d_out), *streams[place:])
+  ring = call.make_ring(refs.rings[0], streams, tokens)
+  before = None
+  if read.threaded:
+    left = (
+      Stream(functools.partial(row_of, *refs.updated, slot), source.valid)
+      for slot, source in enumerate(sources)
+    )
+    before = call.make_ring(refs.rings[1], tuple(left), tokens)
+  rows = 3 if normed else 2  # sums and the cotangent of the mix
+  held = (rows + 1) * groups <= _HELD_REGISTERS
+  query = row_ops.load(operands.query) if held else operands.query
+  d_sources = refs.updated if read.threaded else refs.outputs
 
   def token_backward(step: Array, totals: tuple[Row, ...]) -> tuple[Row, ...]:
     token = ring.token(step)
     *mixing, scoring, writing = (
-      SourceWalk(operands, ring, step, group, kept, index, num_walks, before=1)
+      SourceWalk(
+        operands, ring, step, group, kept, index, num_walks, before=0 if place and not index else 1
+      )
       for index in range(num_walks)
     )
     inverse_rms = _column(stats.inverse_rms, token)
@@ -72,21 +102,25 @@ def _kernel(read: Read, group: int, refs: Refs) -> None:
     counts = (_slots() < operands.num_slots) & (logits > -jnp.inf)
     weights = jnp.where(counts, jnp.exp(logits - stats.lse[token]), 0.0)
     numbers[_WEIGHT] = weights
-    ring.wait(step, 0)
-    d_mixed = ring.load(step, 0)
-    ring.release(step, range(1))
     if normed:
       mixed = _mix(mixing[0], numbers, groups)
-      d_mixed, d_scale = _norm_backward(read, mixed, operands.out_norm_scale, sums, d_mixed)
-      totals = (totals[0], each(jnp.add, totals[1], d_scale))
+      ring.wait(step, place)
+      d_out = functools.partial(ring.load_part, step, place)
+      d_mixed, d_scale = _norm_backward(
+        read, mixed, operands.out_norm_scale, sums, d_out, totals[1]
+      )
+      totals = (totals[0], d_scale)
+    else:
+      ring.wait(step, place)
+      d_mixed = ring.load(step, place)
+    ring.release(step, range(place, place + 1))
     scores = _score(scoring, sums, d_mixed)
     d_dot = weights * (scores - jnp.sum(weights * scores)) * inverse_rms
     numbers[_DOT] = d_dot
     numbers[_SHRINK] = d_dot * inverse_rms * jnp.where(counts, logits, 0.0) / (groups * LANES)
     row_ops.synchronize()
-    d_sources = refs.updated if read.threaded else refs.outputs
-    write = functools.partial(_write, read.threaded, d_sources, token)
-    return (_differentiate(writing, numbers, write, d_mixed, query, totals[0]), *totals[1:])
+    writer = _Writer(writing, numbers, d_sources, before, d_mixed, query)
+    return (writer.write(totals[0]), *totals[1:])
 
   totals = (row_ops.zeros(groups),) * (2 if normed else 1)
   totals = lax.fori_loop(jnp.int32(0), ring.steps, token_backward, totals)
@@ -107,18 +141,39 @@ def _mix(walk: SourceWalk, numbers: Ref, groups: int) -> Row:
 
 
 def _norm_backward(
-  read: Read, x: Row, scale: Ref, sums: ChannelSums, d_out: Row
+  read: Read,
+  x: Row,
+  scale: Ref,
+  sums: ChannelSums,
+  d_out: Callable[[int], Array],
+  total: Row,
 ) -> tuple[Row, Row]:
-  """Returns the cotangents of x and of scale, where d_out is that of RMS(x) ⊙ scale."""
-  width = len(x) * x[0].size
-  d_normed = each(jnp.multiply, d_out, row_ops.load(scale))
-  sums.put(0, each(jnp.multiply, x, x))
-  sums.put(1, each(jnp.multiply, d_normed, x))
+  """Returns the cotangent of x, and that of scale added to a total.
+
+  Args:
+    read: options.
+    x: what is normalised.
+    scale: gain of the norm.
+    sums: memory for sums over channels.
+    d_out: function that loads a part of the cotangent of RMS(x) ⊙ scale; it is called twice.
+    total: cotangent of scale so far.
+  """
+  width, parts = len(x) * x[0].size, range(len(x))
+  squares = along = row_ops.zeros(x[0].shape[0])[0]
+  for index in parts:
+    squares += x[index] * x[index]
+    along += d_out(index) * row_ops.load_part(scale, index) * x[index]
+  sums.put(0, (squares,))
+  sums.put(1, (along,))
   sums.reduce()
   inverse_rms = lax.rsqrt(sums[0] / width + read.out_norm_eps)
-  along = sums[1] / width * inverse_rms * inverse_rms
-  d_x = each(lambda d, x: inverse_rms * (d - along * x), d_normed, x)
-  return d_x, each(lambda d, x: d * x * inverse_rms, d_out, x)
+  share = sums[1] / width * inverse_rms * inverse_rms
+  d_x, d_scale = [], []
+  for index in parts:
+    d = d_out(index)
+    d_scale.append(total[index] + d * x[index] * inverse_rms)
+    d_x.append(inverse_rms * (d * row_ops.load_part(scale, index) - share * x[index]))
+  return tuple(d_x), tuple(d_scale)
 
 
 def _score(walk: SourceWalk, sums: ChannelSums, d_mixed: Row) -> Array:
@@ -128,7 +183,11 @@ def _score(walk: SourceWalk, sums: ChannelSums, d_mixed: Row) -> Array:
     for i, slot in enumerate(slots):
 
       def put(i: int = i, slot: int = slot) -> None:
-        sums.put(i, each(jnp.multiply, d_mixed, walk.load(slot)))
+        walk.wait(slot)
+        own = d_mixed[0] * walk.load_part(slot, 0)
+        for index in range(1, len(d_mixed)):
+          own += d_mixed[index] * walk.load_part(slot, index)
+        sums.put(i, (own,))
 
       when(walk.valid(slot), put)
     sums.reduce()
@@ -140,35 +199,68 @@ def _score(walk: SourceWalk, sums: ChannelSums, d_mixed: Row) -> Array:
   return scores
 
 
-def _differentiate(
-  walk: SourceWalk, numbers: Ref, write: Callable, d_mixed: Row, query: Row, d_query: Row
-) -> Row:
-  """Writes the cotangents of all sources; adds this token's part to that of the query."""
-  for slots in walk.groups():
-    for slot in slots:
-      factors = tuple(numbers[i, slot] for i in (_WEIGHT, _DOT, _SHRINK))
+@dataclasses.dataclass(frozen=True)
+class _Writer:
+  """Writes the cotangents of the sources of a token.
 
-      def counted(d_query: Row, x: Row, slot: int = slot, factors: tuple = factors) -> Row:
-        weight, dot, shrink = factors
-        own = each(lambda d, q, v: weight * d + dot * q - shrink * v, d_mixed, query, x)
-        write(slot, own)
-        return each(lambda total, v: total + dot * v, d_query, x)
+  Attributes:
+    walk: the last one over the sources.
+    numbers: factors per source, in shared memory.
+    d_sources: references of the cotangents of bank and recent sources.
+    before: ring of the cotangents that later reads left; None if there are none.
+    d_mixed: cotangent of the mix.
+    query: the query, in registers or a reference.
+  """
 
-      if (valid := walk.valid(slot)) is not None:
-        when(~valid, functools.partial(write, slot, None))
-      d_query = walk.add(d_query, slot, counted)
-    walk.release(slots)
-  return d_query
+  walk: SourceWalk
+  numbers: Ref
+  d_sources: PyTree
+  before: Ring | None
+  d_mixed: Row
+  query: Row | Ref
 
+  def write(self, d_query: Row) -> Row:
+    """Writes the cotangents of all sources; adds this token's part to that of the query."""
+    walk, before = self.walk, self.before
+    for slots in walk.groups():
+      for slot in slots:
+        counted = functools.partial(self._counted, slot)
+        if before is None and (valid := walk.valid(slot)) is not None:
+          when(~valid, functools.partial(self._clear, slot))
+        d_query = walk.where_valid(slot, counted, d_query)
+      walk.release(slots)
+      if before is not None:
+        before.refill(walk.step, slots)
+    return d_query
 
-def _write(threaded: bool, d_sources: PyTree, token: Array, slot: int, own: Row | None) -> None:
-  """Writes the cotangent of a source: what later reads left, if anything, plus `own`, if any."""
-  bank, recent = d_sources
-  out = row_of(bank, recent, slot, token)
-  if not threaded:
-    row_ops.store(out, row_ops.zeros(out.shape[0]) if own is None else own)
-  elif own is not None:
-    row_ops.store(out, each(jnp.add, row_ops.load(out), own))
+  def _counted(self, slot: int, d_query: Row) -> Row:
+    """Writes the cotangent of a source that counts: its own, plus what later reads left."""
+    walk, step, out = self.walk, self.walk.step, self._out(slot)
+    walk.wait(slot)
+    if self.before is not None:
+      self.before.wait(step, slot)
+    weight, dot, shrink = (self.numbers[i, slot] for i in (_WEIGHT, _DOT, _SHRINK))
+    totals = []
+    for index, d_mixed in enumerate(self.d_mixed):
+      x = walk.load_part(slot, index)
+      own = weight * d_mixed + dot * self._query_part(index) - shrink * x
+      if self.before is not None:
+        own += self.before.load_part(step, slot, index)
+      row_ops.store_part(out, index, own)
+      totals.append(d_query[index] + dot * x)
+    return tuple(totals)
+
+  def _clear(self, slot: int) -> None:
+    out = self._out(slot)
+    row_ops.store(out, row_ops.zeros(out.shape[0]))
+
+  def _query_part(self, index: int) -> Array:
+    if isinstance(self.query, tuple):
+      return self.query[index]
+    return row_ops.load_part(self.query, index)
+
+  def _out(self, slot: int) -> Ref:
+    return row_of(*self.d_sources, slot, self.walk.ring.token(self.walk.step))
 
 
 # A vector of one number per slot, each in the registers of one thread.

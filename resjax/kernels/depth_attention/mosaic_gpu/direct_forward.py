@@ -17,6 +17,7 @@ from resjax.kernels.depth_attention.mosaic_gpu import tiles as gpu_tiles
 from resjax.kernels.depth_attention.mosaic_gpu.call import Refs, row_stream
 from resjax.kernels.depth_attention.mosaic_gpu.ring import Ring, Stream, when
 from resjax.kernels.depth_attention.mosaic_gpu.row_ops import ChannelSums, Row, each
+from resjax.kernels.depth_attention.mosaic_gpu.tiles import GpuTiles
 from resjax.kernels.depth_attention.operands import Field, Operands, Read, Stats
 from resjax.typing import Array
 
@@ -46,6 +47,11 @@ class _Mix(NamedTuple):
   mixed: Row
 
 
+def tiles_of(read: Read, operands: Operands) -> GpuTiles | None:
+  """Returns the tile sizes of the forward pass of a read; None if there are none."""
+  return gpu_tiles.choose_forward(operands.like, operands.num_slots, gpu_tiles.room_of(read))
+
+
 def forward(read: Read, operands: Operands) -> tuple[Array, Array | None, Stats]:
   """Runs the forward pass on the rows of one device, see reference/direct.py."""
   folded = call.fold_operands(operands)
@@ -53,7 +59,8 @@ def forward(read: Read, operands: Operands) -> tuple[Array, Array | None, Stats]
   row = jax.ShapeDtypeStruct(like.shape, like.dtype)
   per_slot = jax.ShapeDtypeStruct((operands.num_slots, len(like)), jnp.float32)
   per_token = jax.ShapeDtypeStruct((len(like),), jnp.float32)
-  tiles = gpu_tiles.choose_forward(operands.like, operands.num_slots)
+  tiles = tiles_of(read, operands)
+  assert tiles is not None  # obstacles.py has refused what has none
   kernel, name = functools.partial(_kernel, read, tiles.group), "depth_attention_forward"
   stats = Stats(per_slot, per_slot, per_token)
   outputs = _Outputs(row, row if read.adds else None, stats)

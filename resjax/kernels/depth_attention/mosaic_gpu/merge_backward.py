@@ -7,7 +7,7 @@ row of that of phase 1.
 import dataclasses
 import functools
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,9 +17,10 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from resjax.kernels.depth_attention import bf16_remainder
 from resjax.kernels.depth_attention.mosaic_gpu import call, row_ops, two_phase_tiles
 from resjax.kernels.depth_attention.mosaic_gpu.call import Refs, row_stream
-from resjax.kernels.depth_attention.mosaic_gpu.merge_forward import fold_operands
+from resjax.kernels.depth_attention.mosaic_gpu.merge_forward import fold_operands, words_of
 from resjax.kernels.depth_attention.mosaic_gpu.ring import Ring, when
 from resjax.kernels.depth_attention.mosaic_gpu.row_ops import ChannelSums
+from resjax.kernels.depth_attention.mosaic_gpu.tiles import GpuTiles, room_of
 from resjax.kernels.depth_attention.operands import (
   Field,
   MergeCotangents,
@@ -33,6 +34,8 @@ from resjax.typing import Array
 # Positions of a token's rows in the ring.
 _D_OUT, _OUT, _RUNNING, _D_RUNNING = range(4)
 _WORD_ROWS = 4  # rows of the ring of words
+# Registers of a thread that may hold the sums over tokens; wider ones are in shared memory.
+_HELD_REGISTERS = 64
 
 
 class _Inputs(NamedTuple):
@@ -78,6 +81,16 @@ class _Factors(NamedTuple):
   shrink: Array
 
 
+def tiles_of(read: Read, operands: MergeOperands) -> GpuTiles | None:
+  """Returns the tile sizes of the reverse pass of a merge; None if a token does not fit."""
+  like = operands.like
+  row = jax.ShapeDtypeStruct((1, like.shape[-1] // row_ops.LANES, row_ops.LANES), like.dtype)
+  _, sizes = _word_ring(words_of(row))
+  if not _holds(like.shape[-1] // row_ops.LANES):
+    sizes += (like.shape[-1],) * (1 if operands.out_norm_scale is None else 2)
+  return two_phase_tiles.choose_merge(like, 4, room_of(read), sizes)
+
+
 def backward(
   read: Read, operands: MergeOperands, out: Array, stats: MergeStats,
   d_out: Array, d_running: Array, d_reads: tuple[Array, Array],
@@ -85,10 +98,12 @@ def backward(
   """Runs the reverse pass on the rows of one device, see reference/merge.py."""
   folded = fold_operands(operands)
   like, gain = folded.like, folded.out_norm_scale
-  word_ring, sizes = _word_ring(stats.remainder)
-  tiles = two_phase_tiles.choose_merge(operands.like, num_streams=4, numbers=sizes)
-  assert tiles is not None  # obstacles.py has refused rows that are too wide
+  word_ring, _ = _word_ring(stats.remainder)
+  tiles = tiles_of(read, operands)
+  assert tiles is not None  # obstacles.py has refused what has none
   row = jax.ShapeDtypeStruct(like.shape[1:], jnp.float32)
+  totals = _Totals(row, None if gain is None else row)
+  sums = None if _holds(row.shape[0]) else jax.tree.map(_shared, totals)
   inverse_gain = None if gain is None else 1 / gain
   d_first, d_lse = d_reads
   written = call.launch(
@@ -98,9 +113,9 @@ def backward(
     like,
     "depth_attention_merge_backward",
     inputs=_Inputs(folded, call.fold(out), stats, call.fold(d_out), inverse_gain),
-    totals=_Totals(row, None if gain is None else row),
+    totals=totals,
     updated=_Updated(call.fold(d_first), d_lse, call.fold(d_running)),
-    numbers=word_ring,
+    numbers=(word_ring, sums),
   )
   d_query, d_scale = call.unfold(written.totals)
   first, running = call.unfold((written.updated.out, written.updated.running))
@@ -118,12 +133,13 @@ def _kernel(read: Read, refs: Refs) -> None:
     row_stream(operands.running, operands.counts[0] > 0),
     row_stream(refs.updated.running),
   )
-  ring, words = call.make_ring(refs.rings[0], streams, tokens), None
-  if refs.numbers:
-    words = call.make_ring(refs.numbers, (row_stream(inputs.stats.remainder),), tokens)
+  (word_rows, summed), words = refs.numbers, None
+  ring = call.make_ring(refs.rings[0], streams, tokens)
+  if word_rows:
+    words = call.make_ring(word_rows, (row_stream(inputs.stats.remainder),), tokens)
 
-  def token_backward(step: Array, totals: _Totals) -> _Totals:
-    token = _Token(read, inputs, refs.updated, ring, words, refs.sums, step)
+  def token_backward(step: Array, totals: _Totals | None) -> _Totals | None:
+    token = _Token(read, inputs, refs.updated, ring, words, refs.sums, summed, step)
     totals = token.write(totals)
     row_ops.synchronize()
     for each_ring in filter(None, (ring, words)):
@@ -132,10 +148,24 @@ def _kernel(read: Read, refs: Refs) -> None:
 
   zeros = row_ops.zeros(groups)
   totals = _Totals(zeros, zeros if normed else None)
-  totals = lax.fori_loop(jnp.int32(0), ring.steps, token_backward, totals)
+  if summed is not None:  # every thread adds to its own channels alone
+    jax.tree.map(lambda ref: row_ops.store(ref, zeros), summed)
+  carried = lax.fori_loop(
+    jnp.int32(0), ring.steps, token_backward, totals if summed is None else None
+  )
+  totals = carried if summed is None else jax.tree.map(row_ops.load, summed)
   for ref, total in zip(refs.own_totals(), totals, strict=True):
     if total is not None:
       row_ops.store(ref, total)
+
+
+def _holds(groups: int) -> bool:
+  """Returns whether registers hold the sums over tokens of rows [groups, 128]."""
+  return 2 * groups <= _HELD_REGISTERS
+
+
+def _shared(row: jax.ShapeDtypeStruct) -> Any:
+  return plgpu.SMEM(row.shape, row.dtype)
 
 
 def _word_ring(words: Array | None) -> tuple[tuple, tuple[int, ...]]:
@@ -161,6 +191,7 @@ class _Token:
     ring: rows [D / 128, 128] on their way.
     words: words of bf16_remainder.py on their way; None if there are none.
     sums: memory for sums over channels.
+    summed: references of the sums over tokens; None if they are in registers.
     step: number of the token among those of the program.
   """
 
@@ -170,10 +201,14 @@ class _Token:
   ring: Ring
   words: Ring | None
   sums: ChannelSums
+  summed: _Totals | None
   step: Array
 
-  def write(self, totals: _Totals) -> _Totals:
-    """Writes the cotangents of the token; returns the totals with its part added."""
+  def write(self, totals: _Totals | None) -> _Totals | None:
+    """Writes the cotangents of the token; returns the totals with its part added.
+
+    Totals that are not in registers are None.
+    """
     for ring in filter(None, (self.ring, self.words)):
       for position, stream in enumerate(ring.streams):
         when(stream.valid, functools.partial(ring.wait, self.step, position))
@@ -182,19 +217,20 @@ class _Token:
     factors, d_logit = self._factors()
     self.updated.lse[slot, token] = -d_logit
     d_queries, d_gains, d_first = [], [], self.updated.out.at[slot, token]
-    for index, d_query in enumerate(totals.query):
+    held, summed = totals or _Totals(None, None), self.summed or _Totals(None, None)
+    for index in range(row_ops.num_parts(operands.query.shape[0])):
       u, d_mixed = self._running_part(index), self._part(_D_OUT, index)
       if inverse_gain is not None:
         normed = self._out_part(index) * row_ops.load_part(inverse_gain, index)
-        d_gains.append(totals.gain[index] + d_mixed * normed)
+        d_gains.append(row_ops.add_part(held.gain, summed.gain, index, d_mixed * normed))
         d_mixed = d_mixed * row_ops.load_part(operands.out_norm_scale, index)
         d_mixed -= factors.along * normed
       row_ops.store_part(d_first, index, factors.rest * d_mixed)
       d_running = self._part(_D_RUNNING, index) + factors.share * d_mixed
       d_running += factors.d_dot * row_ops.load_part(operands.query, index) - factors.shrink * u
       row_ops.store_part(self.updated.running.at[token], index, d_running)
-      d_queries.append(d_query + factors.d_dot * u)
-    return _Totals(tuple(d_queries), tuple(d_gains) or None)
+      d_queries.append(row_ops.add_part(held.query, summed.query, index, factors.d_dot * u))
+    return _Totals(tuple(d_queries), tuple(d_gains) or None) if self.summed is None else None
 
   def _factors(self) -> tuple[_Factors, Array]:
     """Returns the factors of the token, and the cotangent of the logit of its running sum."""
@@ -216,7 +252,8 @@ class _Token:
 
   def _sum_products(self) -> None:
     """Sums dy ⊙ y, dy ⊙ γ ⊙ u and y / γ ⊙ u over channels; without a norm dy ⊙ y and dy ⊙ u."""
-    operands, inverse_gain, products = self.inputs.operands, self.inputs.inverse_gain, []
+    operands, inverse_gain = self.inputs.operands, self.inputs.inverse_gain
+    products: list[Array] = []
     for index in range(row_ops.num_parts(operands.query.shape[0])):
       d_out, out, u = self._part(_D_OUT, index), self._out_part(index), self._running_part(index)
       terms = [d_out * out]
@@ -225,9 +262,10 @@ class _Token:
       else:
         terms += [d_out * u * row_ops.load_part(operands.out_norm_scale, index)]
         terms += [out * u * row_ops.load_part(inverse_gain, index)]
-      products.append(terms)
-    for index, row in enumerate(zip(*products, strict=True)):
-      self.sums.put(index, row)
+      # Sums of parts, because registers have no room for the products of a whole row.
+      products = [a + b for a, b in zip(products, terms, strict=True)] if index else terms
+    for index, total in enumerate(products):
+      self.sums.put(index, (total,))
     self.sums.reduce()
 
   def _part(self, position: int, index: int) -> Array:

@@ -12,6 +12,7 @@ from resjax.kernels.depth_attention.mosaic_gpu import call, row_ops, two_phase_t
 from resjax.kernels.depth_attention.mosaic_gpu.call import Refs, row_stream
 from resjax.kernels.depth_attention.mosaic_gpu.ring import Ring, Stream, when
 from resjax.kernels.depth_attention.mosaic_gpu.row_ops import Row, each
+from resjax.kernels.depth_attention.mosaic_gpu.tiles import GpuTiles, room_of
 from resjax.kernels.depth_attention.operands import (
   Field,
   MergeOperands,
@@ -37,15 +38,20 @@ class _Outputs(NamedTuple):
   stats: MergeStats
 
 
+def tiles_of(read: Read, operands: MergeOperands) -> GpuTiles | None:
+  """Returns the tile sizes of the forward pass of a merge; None if a token does not fit."""
+  return two_phase_tiles.choose_merge(operands.like, 2 + read.adds, room_of(read))
+
+
 def forward(read: Read, operands: MergeOperands) -> tuple[Array, Array | None, MergeStats]:
   """Runs the forward pass on the rows of one device, see reference/merge.py."""
   folded = fold_operands(operands)
   like, normed = folded.like, operands.out_norm_scale is not None
   row = jax.ShapeDtypeStruct(like.shape, like.dtype)
   number = jax.ShapeDtypeStruct((len(like),), jnp.float32)
-  stats = MergeStats(number, number, number, number if normed else None, _words(like))
-  tiles = two_phase_tiles.choose_merge(operands.like, num_streams=2 + read.adds)
-  assert tiles is not None  # obstacles.py has refused rows that are too wide
+  stats = MergeStats(number, number, number, number if normed else None, words_of(like))
+  tiles = tiles_of(read, operands)
+  assert tiles is not None  # obstacles.py has refused what has none
   kernel, name = functools.partial(_kernel, read), "depth_attention_merge_forward"
   outputs = _Outputs(row, row if read.adds else None, stats)
   written = call.launch(read, kernel, tiles, like, name, inputs=folded, outputs=outputs).outputs
@@ -96,7 +102,7 @@ def _kernel(read: Read, refs: Refs) -> None:
   lax.fori_loop(jnp.int32(0), ring.steps, merge_token, None)
 
 
-def _words(like: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct | None:
+def words_of(like: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct | None:
   """Returns the shape [T, W / 128, 128] of what rounding takes from the output; None if nothing."""
   if not bf16_remainder.is_kept(like.dtype):
     return None

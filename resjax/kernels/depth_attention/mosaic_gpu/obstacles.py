@@ -1,7 +1,17 @@
 """What the kernels for NVIDIA GPUs cannot do; each function is named after an operation."""
 
-from resjax.kernels.depth_attention.mosaic_gpu import two_phase_tiles
+from typing import Any
+
+from resjax.kernels.depth_attention.mosaic_gpu import (
+  block_backward,
+  block_forward,
+  direct_backward,
+  direct_forward,
+  merge_backward,
+  merge_forward,
+)
 from resjax.kernels.depth_attention.mosaic_gpu.pairs import MAX_SOURCES
+from resjax.kernels.depth_attention.mosaic_gpu.tiles import room_of
 from resjax.kernels.depth_attention.operands import MergeOperands, Operands, Read
 
 _HOPPER = 9.0
@@ -10,29 +20,40 @@ _MAX_WIDTH = 8192  # of rows that are held in registers: a thread has its share 
 
 def direct(read: Read, operands: Operands) -> str | None:
   """Returns why the kernels of the direct read cannot run, or None."""
-  return _width_obstacle(operands) or _device_obstacle(read)
+  return (
+    _width_obstacle(operands)
+    or _device_obstacle(read)
+    or _room_obstacle(read, operands, direct_forward, direct_backward)
+  )
 
 
 def block(read: Read, operands: Operands) -> str | None:
   """Returns why the kernels of phase 1 cannot run, or None."""
-  like, slots, reads = operands.like, operands.num_slots, len(operands.query)
-  if slots > MAX_SOURCES:
-    return f"there are {slots} sources, it takes up to {MAX_SOURCES}"
-  tiles = (
-    two_phase_tiles.choose_forward(like, slots, reads),
-    two_phase_tiles.choose_backward(like, slots, reads, read.threaded),
-  )
-  if None in tiles:
-    return (
-      f"a token of {slots} sources and {reads} reads of width {like.shape[-1]} does not fit into "
-      "shared memory"
-    )
-  return _device_obstacle(read)
+  if operands.num_slots > MAX_SOURCES:
+    return f"there are {operands.num_slots} sources, it takes up to {MAX_SOURCES}"
+  return _device_obstacle(read) or _room_obstacle(read, operands, block_forward, block_backward)
 
 
 def merge(read: Read, operands: MergeOperands) -> str | None:
   """Returns why the kernels of the merge cannot run, or None."""
-  return _width_obstacle(operands) or _device_obstacle(read)
+  return (
+    _width_obstacle(operands)
+    or _device_obstacle(read)
+    or _room_obstacle(read, operands, merge_forward, merge_backward)
+  )
+
+
+def _room_obstacle(read: Read, operands: Operands | MergeOperands, *passes: Any) -> str | None:
+  """Returns why the shared memory of the GPU has no room for a pass of an operation, or None."""
+  if all(module.tiles_of(read, operands) is not None for module in passes):
+    return None
+  sizes = f"a token of {operands.num_slots} sources"
+  if operands.query.ndim > 1:
+    sizes += f" and {len(operands.query)} reads"
+  return (
+    f"{sizes} of width {operands.like.shape[-1]} does not fit into shared memory, "
+    f"{room_of(read)} bytes of a multiprocessor"
+  )
 
 
 def _width_obstacle(operands: Operands | MergeOperands) -> str | None:

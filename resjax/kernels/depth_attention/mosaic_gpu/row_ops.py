@@ -67,6 +67,20 @@ def store_part(ref: Ref, index: Array | int, part: Array) -> None:
   ref[pl.ds(index * part.shape[0], part.shape[0])] = part.astype(ref.dtype)
 
 
+def add_part(total: Row | None, ref: Ref | None, index: int, term: Array) -> Array:
+  """Adds to a part of a total that is in registers, or in memory if there is a reference to it.
+
+  Returns:
+    The part of the total. One in memory has been written there.
+  """
+  if ref is None:
+    assert total is not None
+    return total[index] + term
+  part = load_part(ref, index) + term
+  store_part(ref, index, part)
+  return part
+
+
 def zeros(groups: int) -> Row:
   """Returns a row of zeros."""
   size = part_size(groups)

@@ -25,7 +25,7 @@ class SourceWalk:
     kept: whether the sources stay in the ring until the last walk.
     index: number of this walk.
     num_walks: number of walks over each token.
-    before: number of positions of the ring before the sources.
+    before: number of other positions of the ring before the sources of this walk.
   """
 
   operands: Operands
@@ -44,7 +44,7 @@ class SourceWalk:
 
   def valid(self, slot: int) -> Array | None:
     """Returns whether a slot counts; None if it always does."""
-    return self.ring.streams[self.before + slot].valid
+    return self.ring.streams[self._position(slot)].valid
 
   def wait(self, slot: int) -> None:
     """Waits until the source of a slot that counts has arrived; to be called once in a walk."""

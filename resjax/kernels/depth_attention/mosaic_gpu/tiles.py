@@ -1,6 +1,7 @@
 """Tile sizes of the direct read on NVIDIA GPUs, and the shared memory that tiles take.
 
-In all functions `like` is the shape [..., D] and dtype of a source.
+In all functions `like` is the shape [..., D] and dtype of a source, and `room` is the shared memory
+of a streaming multiprocessor (SM) in bytes, see `room_of`.
 """
 
 import dataclasses
@@ -11,14 +12,17 @@ import jax.numpy as jnp
 
 from resjax.hardware.chips import GPU_CHIPS, GPU_DRIVER_BYTES
 from resjax.kernels.depth_attention.mosaic_gpu.row_ops import LANES, WARPS, part_size
+from resjax.kernels.depth_attention.operands import Read
 
-# The kernels run on chips of compute capability 9.0 and 10.0, whose shared memory is equal.
-SHARED_BYTES = GPU_CHIPS["NVIDIA H100"].shared_bytes
+# For an H100 a kernel is lowered where there is no GPU; a B200 has as much.
+H100_ROOM = GPU_CHIPS["NVIDIA H100"].shared_bytes
 ALIGNMENT = 1024
 # What the compiler sets aside for reductions.
 REDUCTION_BYTES = 2048
-# A thread may have 255 registers and an SM has 65536: two programs of 128 threads always fit.
-MAX_PROGRAMS = 2
+# A thread may have 255 registers and an SM has 65536: two programs of 128 threads always fit. Rows
+# of up to _NARROW channels take so few registers that more do; the compiled kernels are held to it.
+MAX_PROGRAMS = 4
+_WIDE_PROGRAMS, _NARROW = 2, 1024
 MAX_ROWS = 32  # barriers that one reference may hold
 MAX_GROUP = 8
 _NUMBERS = (3 * LANES,)  # three numbers per source
@@ -32,8 +36,8 @@ class GpuTiles:
     rows: number of rows of the ring through which a program's sources pass, 2 to 32.
     group: number of sources whose sums over channels are taken together, 1 to 8 and below `rows`.
     summed_rows: number of rows that are summed together, a multiple of 4.
-    programs_per_sm: number of programs that run on a streaming multiprocessor (SM) at a time, 1 or
-      2.
+    programs_per_sm: number of programs that run on a streaming multiprocessor (SM) at a time, 1 to
+      4.
     numbers: sizes of the float32 arrays in shared memory beside the rows and their sums.
     further_rows: numbers of rows of further rings, each 1 to 32.
 
@@ -78,46 +82,80 @@ def row_bytes(like: jax.ShapeDtypeStruct) -> int:
   return like.shape[-1] * jnp.dtype(like.dtype).itemsize
 
 
-def choose_forward(like: jax.ShapeDtypeStruct, num_slots: int) -> GpuTiles:
+def room_of(read: Read) -> int:
+  """Returns the shared memory of an SM of the GPU of a read, which the GPU itself tells."""
+  program = getattr(read.layout.device, "shared_memory_per_block_optin", None)
+  return H100_ROOM if program is None else program + GPU_DRIVER_BYTES
+
+
+def most_programs(like: jax.ShapeDtypeStruct) -> int:
+  """Returns how many programs at most run on an SM at a time, by their registers."""
+  return MAX_PROGRAMS if like.shape[-1] <= _NARROW else _WIDE_PROGRAMS
+
+
+def choose_forward(like: jax.ShapeDtypeStruct, num_slots: int, room: int) -> GpuTiles | None:
   """Returns the tile sizes of the forward pass, which takes two sums per source.
 
-  A group is at most half of the ring, so that the other half can be filled while it is read.
+  A group is at most half of the ring, so that the other half can be filled while it is read. None
+  if two rows do not fit.
   """
-  group = even(num_slots, min(4, _rows(like, 8, MAX_PROGRAMS) // 2))
-  return _tiles(like, group, kept_rows=group + 1, summed_rows=_rounded(2 * group))
+  rows = fitting_rows(like, 8, _NUMBERS, 1, most_programs(like), room)
+  group = even(num_slots, max(1, min(4, rows // 2)))
+  return _tiles(like, group, (group + 1,), _rounded(2 * group), room)
 
 
-def choose_backward(like: jax.ShapeDtypeStruct, num_slots: int) -> GpuTiles:
-  """Returns the tile sizes of the reverse pass, which takes one sum per source.
+def choose_backward(
+  like: jax.ShapeDtypeStruct, num_slots: int, threaded: bool, room: int
+) -> GpuTiles | None:
+  """Returns the tile sizes of the reverse pass, which takes one sum per source; None if none fit.
 
   The sources of a token and the cotangent of the output stay in shared memory if they fit;
-  otherwise sources are loaded once for every walk over them.
+  otherwise sources are loaded once for every walk over them. If `threaded`, there is a second ring
+  for the cotangents that later reads left, which holds at least a group of them.
   """
-  kept_rows = num_slots + 1
-  if kept_rows > _rows(like, 8, programs=1):
-    group = even(num_slots, min(MAX_GROUP, _rows(like, 8, MAX_PROGRAMS) // 2))
-    return _tiles(like, group, kept_rows=group + 1, summed_rows=_rounded(group))
-  group = even(num_slots, MAX_GROUP)
-  return _tiles(like, group, kept_rows=kept_rows, summed_rows=_rounded(group))
+  for most in (MAX_GROUP, MAX_GROUP // 2, MAX_GROUP // 4) if num_slots < MAX_ROWS else ():
+    group = even(num_slots, most)
+    least = (num_slots + 1, group)[: 1 + threaded]
+    if kept := _tiles(like, group, least, _rounded(group), room):
+      return kept
+  rows = fitting_rows(like, 8, _NUMBERS, 1 + threaded, most_programs(like), room)
+  group = even(num_slots, max(1, min(MAX_GROUP, rows // (2 + threaded))))
+  return _tiles(like, group, (group + 1, group)[: 1 + threaded], _rounded(group), room)
 
 
-def _tiles(like: jax.ShapeDtypeStruct, group: int, *, kept_rows: int, summed_rows: int) -> GpuTiles:
-  """Returns tiles for two programs per SM if each has room for `kept_rows`, else for one."""
-  fitting = [_rows(like, summed_rows, programs) for programs in range(1, MAX_PROGRAMS + 1)]
-  programs = max(i + 1 for i, rows in enumerate(fitting) if i == 0 or rows >= kept_rows)
-  return GpuTiles(fitting[programs - 1], group, summed_rows, programs)
+def _tiles(
+  like: jax.ShapeDtypeStruct, group: int, least: tuple[int, ...], summed_rows: int, room: int
+) -> GpuTiles | None:
+  """Returns tiles for as many programs as have room for rings of `least` rows; None if none has."""
+  for programs in range(most_programs(like), 0, -1):
+    rows = fitting_rows(like, summed_rows, _NUMBERS, len(least), programs, room)
+    if rows >= sum(least):
+      first, *others = spread(rows, least, (MAX_ROWS,) * len(least))
+      return GpuTiles(first, group, summed_rows, programs, further_rows=tuple(others))
+  return None
 
 
-def _rows(like: jax.ShapeDtypeStruct, summed_rows: int, programs: int) -> int:
-  """Returns how many rows a ring may have if `programs` of them share the SM."""
-  return min(MAX_ROWS, fitting_rows(like, summed_rows, _NUMBERS, 1, programs))
+def spread(rows: int, least: tuple[int, ...], most: tuple[int, ...]) -> tuple[int, ...]:
+  """Returns sizes of rings: up to `rows` are dealt out in turn, each ring between its bounds."""
+  sizes, spare = list(least), rows - sum(least)
+  for _ in range(MAX_ROWS):
+    for ring, bound in enumerate(most[: len(least)]):
+      if spare and sizes[ring] < min(bound, MAX_ROWS):
+        sizes[ring] += 1
+        spare -= 1
+  return tuple(sizes)
 
 
 def fitting_rows(
-  like: jax.ShapeDtypeStruct, summed_rows: int, numbers: tuple[int, ...], rings: int, programs: int
+  like: jax.ShapeDtypeStruct,
+  summed_rows: int,
+  numbers: tuple[int, ...],
+  rings: int,
+  programs: int,
+  room: int,
 ) -> int:
   """Returns for how many rows, of all its rings, each of the programs of an SM has room."""
-  free = SHARED_BYTES // programs - GPU_DRIVER_BYTES
+  free = room // programs - GPU_DRIVER_BYTES
   free -= _fixed_bytes(like, summed_rows, numbers, rings)
   return max(0, free // row_bytes(like))
 

@@ -1,0 +1,390 @@
+"""Compares every depth-attention kernel of a GPU with the reference in float64, case by case.
+
+  python -m launch.bench correctness                   (a GPU of compute capability 9.0 or more)
+  python -m launch.bench correctness --interpret       (anywhere, a few small cases, slowly)
+
+Each case computes outputs and gradients of one operation at one shape. What does not count holds
+NaN. The compiled program runs `--again` times: other bits mean a race. The cases of one process
+come one after the other, small ones first, and a process that dies or is over its time costs the
+case that it was at: the next process goes on behind it. The command writes correctness.json into
+--out after each process, prints one line per case, and exits with 1 if a case is not well or was
+not reached.
+"""
+
+import dataclasses
+import faulthandler
+import functools
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl import flags
+
+from launch import cli
+from launch.bench import arms
+from resjax.kernels.depth_attention import (
+  BlockRead,
+  Sources,
+  depth_attention,
+  depth_attention_block,
+  depth_attention_merge,
+)
+from resjax.typing import Array, PyTree
+
+_OUT = flags.DEFINE_string("out", "runs/bench", "Folder to write correctness.json to.")
+_INTERPRET = flags.DEFINE_bool("interpret", False, "Run small cases in the interpreter of JAX.")
+_AGAIN = flags.DEFINE_integer("again", 10, "Further runs of each compiled program.", lower_bound=0)
+_DEADLINE = flags.DEFINE_float("deadline", 90.0, "Seconds of a case, its compilation included.")
+_BUDGET = flags.DEFINE_float("budget", 480.0, "Seconds of all cases together.")
+_ONLY = flags.DEFINE_list("only", [], "Words that the name of a case must have, several by commas.")
+_WORKER = flags.DEFINE_list("worker", [], "Numbers of cases to run in this very process.")
+_FILE = flags.DEFINE_string("file", "", "With --worker: the file to write what is known to.")
+
+# Largest relative L2 errors of outputs and of gradients.
+LIMITS = {"float32": (1e-5, 1e-4), "float16": (4e-3, 6e-3), "bfloat16": (6e-3, 1.2e-2)}
+OK = "ok"
+_TIMEOUT = "Timeout ("  # what faulthandler prints first when it ends a process
+_SMALL = 5  # tokens of a case that the interpreter can run
+_START = 90.0  # seconds that Python and the device may take to start
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+  """One operation at one shape.
+
+  Attributes:
+    kind: `direct`, `block` or `merge`.
+    tokens: T.
+    width: D.
+    dtype: the dtype of the sources.
+    banked: number of sources in a bank.
+    recent: number of other sources.
+    valid: how many slots of the bank count.
+    reads: S, of a depth block.
+    adds: whether there is an addend.
+    norm: whether a norm follows.
+    threaded: whether the sources are returned.
+    last: whether the last source, of a merge the running sum, counts.
+  """
+
+  kind: str
+  tokens: int = 37
+  width: int = 384
+  dtype: str = "float32"
+  banked: int = 0
+  recent: int = 3
+  valid: int = 0
+  reads: int = 3
+  adds: bool = False
+  norm: bool = False
+  threaded: bool = False
+  last: bool = True
+
+  def __str__(self) -> str:
+    words = [self.kind, f"T={self.tokens}", f"D={self.width}", self.dtype]
+    if self.kind != "merge":
+      words += [f"N={self.banked}+{self.recent}", f"valid={self.valid}"]
+    if self.kind != "direct":
+      words.append(f"S={self.reads}")
+    return " ".join([*words, *(n for n in ("adds", "norm", "threaded") if getattr(self, n))])
+
+
+def cases() -> list[Case]:
+  """Returns all cases, the smallest first: the first that fails is then the cheapest to study."""
+  return [*_small_cases(), *_large_cases()]
+
+
+def _small_cases() -> Iterator[Case]:
+  direct, block = functools.partial(Case, "direct"), functools.partial(Case, "block")
+  merge = functools.partial(Case, "merge", adds=True, norm=True)
+  fused = {"adds": True, "norm": True, "threaded": True}
+  for dtype in LIMITS:
+    yield direct(_SMALL, 128, dtype, recent=1)
+    yield block(_SMALL, 128, dtype, recent=1, reads=1, threaded=True)
+    yield merge(_SMALL, 128, dtype)
+  for dtype in LIMITS:
+    yield direct(dtype=dtype)
+    yield direct(dtype=dtype, banked=2, recent=2, valid=1, **fused)
+    for threaded in (True, False):
+      yield block(dtype=dtype, banked=2, recent=1, valid=2, threaded=threaded)
+    yield merge(dtype=dtype)
+    yield merge(dtype=dtype, adds=False, norm=False)
+  bf16 = {"dtype": "bfloat16"}
+  yield direct(**bf16, banked=3, recent=2, adds=True, threaded=True)  # an empty bank
+  yield direct(**bf16, banked=3, recent=2, valid=2, last=False, **fused)
+  yield block(**bf16, width=128, banked=9, recent=0, valid=5, reads=9, threaded=True)
+  yield block(**bf16, width=128, banked=12, recent=4, valid=7, reads=2, threaded=True)
+  yield merge(**bf16, last=False)
+
+
+def _large_cases() -> Iterator[Case]:
+  """Yields cases in which all programs run, and have several tokens each; T divides by nothing."""
+  for dtype in ("bfloat16", "float32"):
+    for width in (768, 1024, 2048, 4096, 7168):
+      yield Case("direct", 4099, width, dtype, recent=8)
+      yield Case("merge", 4099, width, dtype, reads=2, adds=True, norm=True)
+      if width <= 2048:
+        yield Case("block", 4099, width, dtype, 7, 0, 7, reads=8, threaded=True)
+  fused = {"adds": True, "norm": True, "threaded": True}
+  bf16 = "bfloat16"
+  yield Case("direct", 4099, 2048, bf16, 7, 1, 5, **fused)
+  yield Case("direct", 2053, 7168, bf16, 7, 1, 6, **fused)
+  yield Case("direct", 2053, 7168, bf16, recent=16)  # sources do not stay on the chip
+  yield Case("direct", 2053, 7168, bf16, 15, 1, 15, **fused)
+  yield Case("direct", 2053, 8192, "float32", recent=8)
+  yield Case("direct", 1025, 1024, bf16, recent=33)
+  yield Case("block", 2053, 7168, bf16, 9, 0, 9, reads=8, threaded=True)
+  yield Case("block", 1025, 1536, bf16, 0, 32, reads=2)
+  yield Case("block", 1025, 1024, bf16, 4, 0, 4, reads=24, threaded=True)
+  yield Case("merge", 2053, 8192, "float32", reads=2, adds=True, norm=True)
+  yield Case("direct", 65537, 2048, bf16, recent=8)
+
+
+def main() -> None:
+  """Runs the cases that the flags ask for.
+
+  Raises:
+    ValueError: a case is not well, or was not reached.
+  """
+  if _WORKER.value:
+    numbers = [int(number) for number in _WORKER.value]
+    checked = functools.partial(check, again=_AGAIN.value, interpret=_INTERPRET.value)
+    work(numbers, checked, Path(_FILE.value), _DEADLINE.value)
+    return
+  todo = [
+    number for number, case in enumerate(cases())
+    if all(word in str(case) for word in _ONLY.value)
+    and (case.tokens <= _SMALL or not _INTERPRET.value)
+  ]  # fmt: skip
+  records = supervise(todo, _command, Path(_OUT.value), _DEADLINE.value, _BUDGET.value)
+  print(*map(_line, records), sep="\n")
+  wrong = sum(record["status"] != OK for record in records)
+  print(f"{len(records)} of {len(todo)} cases, {wrong} not well")
+  if wrong or len(records) < len(todo) or not todo:
+    raise ValueError(f"{wrong} cases are not well, {len(todo) - len(records)} were not reached")
+
+
+def supervise(
+  todo: list[int],
+  command: Callable[[list[int], Path], list[str]],
+  out: Path,
+  deadline: float,
+  budget: float,
+) -> list[dict]:
+  """Runs cases in processes, each of which goes on behind the case that ended the one before.
+
+  Args:
+    todo: the numbers of the cases, in order.
+    command: a function that returns the command of a process for some cases, which writes what it
+      knows to a file: `records`, and the number of the case that it is `at`.
+    out: folder for correctness.json, and the file and log of each process.
+    deadline: seconds of a case.
+    budget: seconds of all of them.
+
+  Returns:
+    One record for each case that was reached.
+  """
+  out.mkdir(parents=True, exist_ok=True)
+  records: list[dict] = []
+  left, end, number = list(todo), time.monotonic() + budget, 0
+  while left and time.monotonic() < end:
+    file, log = out / f"correctness_{number}.json", out / f"correctness_{number}.log"
+    outcome = arms.run(command(left, file), log, end - time.monotonic(), leads=False)
+    told = json.loads(file.read_text()) if file.exists() else {"records": [], "at": None}
+    records += told["records"]
+    if told["at"] is not None:
+      status = "no time left" if time.monotonic() >= end else outcome.status
+      if _TIMEOUT in log.read_text(errors="replace"):
+        status = f"over its deadline of {deadline:.0f} s"
+      records.append(_record(told["at"], status))
+    (out / "correctness.json").write_text(json.dumps({"records": records}, indent=1))
+    reached = {record["number"] for record in records}
+    if not outcome.ok and not reached & set(left):
+      break  # it does not even start
+    left = [number for number in left if number not in reached]
+    number += 1
+  return records
+
+
+def _command(numbers: list[int], file: Path) -> list[str]:
+  """Returns the command of a process that runs some cases, with the flags of this one."""
+  own = [f"--worker={','.join(map(str, numbers))}", f"--file={file}", f"--again={_AGAIN.value}"]
+  own += [f"--deadline={_DEADLINE.value}", f"--interpret={_INTERPRET.value}"]
+  return [sys.executable, "-m", "launch.bench", "correctness", *own]
+
+
+def _record(number: int, status: str) -> dict:
+  return {"number": number, "case": str(cases()[number]), "status": status}
+
+
+def _line(record: dict) -> str:
+  errors = [f"{key} {record[key]:.1e}" for key in ("out_error", "grad_error") if key in record]
+  return f"{record['status']:8} {record['case']}  {', '.join(errors)}"
+
+
+def work(numbers: list[int], check: Callable[[Case], dict], file: Path, deadline: float) -> None:
+  """Checks cases in this process, and tells in a file which one it is at and what it has found.
+
+  A case that is over its deadline ends the process, even if a kernel never returns.
+  """
+  records: list[dict] = []
+
+  def tell(at: int | None) -> None:
+    file.write_text(json.dumps({"records": records, "at": at}))
+
+  for place, number in enumerate(numbers):
+    tell(number)
+    faulthandler.dump_traceback_later(deadline + (0 if place else _START), exit=True)
+    record = _record(number, OK)
+    try:
+      record |= check(cases()[number])
+    except Exception as problem:
+      record["status"] = f"{type(problem).__name__}: {problem}"[:1000]
+    faulthandler.cancel_dump_traceback_later()
+    records.append(record)
+    tell(None)
+    if "CUDA" in record["status"]:
+      sys.exit(1)  # such an error stays with the process
+
+
+def check(case: Case, again: int, interpret: bool) -> dict:
+  """Returns the errors of a kernel, and a status that says whether they are small enough."""
+  options: dict[str, Any] = {"implementation": "mosaic_gpu"}
+  if interpret:
+    from jax.experimental.pallas import mosaic_gpu as plgpu
+
+    options["interpret"] = plgpu.InterpretGPUParams(detect_races=True)
+  inputs, cotangents = _example(case)
+  begin = time.perf_counter()
+  run = jax.jit(functools.partial(_both, case, options))
+  poisoned = _poisoned(case, inputs)
+  compiled = run.lower(poisoned, cotangents).compile()
+  seconds = time.perf_counter() - begin
+  got = jax.block_until_ready(compiled(poisoned, cotangents))
+  bits = [np.asarray(x).tobytes() for x in jax.tree.leaves(got)]
+  same = True
+  for _ in range(again):
+    others = jax.tree.leaves(jax.block_until_ready(compiled(poisoned, cotangents)))
+    same &= all(a == np.asarray(b).tobytes() for a, b in zip(bits, others, strict=True))
+  with jax.enable_x64(True):
+    reference = jax.jit(functools.partial(_both, case, {"implementation": "reference"}))
+    want = jax.block_until_ready(reference(_wide(inputs), _wide(cotangents)))
+  out_error, grad_error = (_error(g, w) for g, w in zip(got, want, strict=True))
+  most_out, most_grad = LIMITS[case.dtype]
+  fine = out_error <= most_out and grad_error <= most_grad
+  return {
+    "out_error": out_error,
+    "grad_error": grad_error,
+    "same_bits": same,
+    "compile_seconds": round(seconds, 2),
+    "status": OK if fine and same else "wrong" if not fine else "race",
+  }
+
+
+def _both(case: Case, options: dict, inputs: dict, cotangents: PyTree) -> tuple[PyTree, PyTree]:
+  """Returns what an operation returns, and the cotangents of its inputs."""
+  out, vjp = jax.vjp(functools.partial(_operation, case, options), inputs)
+  return out, vjp(cotangents)[0]
+
+
+def _operation(case: Case, options: dict, inputs: dict) -> PyTree:
+  options = options | {
+    name: inputs[name] for name in ("addend", "out_norm_scale") if name in inputs
+  }
+  if case.kind == "merge":
+    read = BlockRead(inputs["out"], inputs["lse"], None)
+    y, running, read = depth_attention_merge(
+      read, case.reads - 1, inputs["running"], inputs["query"], last_valid=case.last, **options
+    )
+    return y, running, (read.out, read.lse)
+  sources = Sources(inputs["recent"], inputs["bank"], case.valid)
+  scales = inputs["gain"]
+  if case.kind == "block":
+    read, kept = depth_attention_block(
+      sources, inputs["query"], key_scales=scales, return_sources=True, **options
+    )
+    got: tuple = (read.out, read.lse)
+  else:
+    y, kept = depth_attention(
+      sources, inputs["query"], key_scale=scales, last_valid=case.last, return_sources=True,
+      **options,
+    )  # fmt: skip
+    got = (y,)
+  return (*got, kept.bank, kept.recent) if case.threaded else got
+
+
+def _normal(seed: int, dtype: str, *shape: int) -> Array:
+  values = np.random.default_rng([seed, *shape]).standard_normal(shape, np.float32)
+  return jnp.asarray(values, jnp.dtype(dtype))
+
+
+def _example(case: Case) -> tuple[dict, PyTree]:
+  """Returns the inputs of an operation by name, and the cotangents of what it returns."""
+  row, reads = (case.tokens, case.width), (case.reads, case.tokens, case.width)
+  queries = (case.reads, case.width) if case.kind == "block" else (case.width,)
+  inputs: dict[str, Any] = {"query": _normal(1, "float32", *queries) / np.sqrt(case.width)}
+  if case.adds:
+    inputs["addend"] = _rows(2, case, row)
+  if case.norm:
+    inputs["out_norm_scale"] = _normal(3, "float32", case.width)
+  d_out = _rows(4, case, row)
+  if case.kind == "merge":
+    inputs |= {"out": _rows(5, case, reads), "running": _rows(7, case, row)}
+    inputs["lse"] = 1 + _normal(6, "float32", case.reads, case.tokens)
+    d_lse = _normal(9, "float32", case.reads, case.tokens)
+    return inputs, (d_out, _rows(8, case, row), (_rows(10, case, reads), d_lse))
+  inputs["gain"] = _normal(11, "float32", *queries)
+  inputs |= dict(zip(("bank", "recent"), _sources(20, case), strict=True))
+  d_sources = _sources(60, case) if case.threaded else ()
+  if case.kind == "block":
+    d_lse = _normal(13, "float32", case.reads, case.tokens)
+    return inputs, (_rows(12, case, reads), d_lse, *d_sources)
+  return inputs, (d_out, *d_sources)
+
+
+def _rows(seed: int, case: Case, shape: tuple[int, ...]) -> Array:
+  return _normal(seed, case.dtype, *shape)
+
+
+def _sources(seed: int, case: Case) -> tuple[Array | None, tuple[Array, ...]]:
+  row = case.tokens, case.width
+  bank = _rows(seed, case, (case.banked, *row)) if case.banked else None
+  return bank, tuple(_rows(seed + 1 + i, case, row) for i in range(case.recent))
+
+
+def _poisoned(case: Case, inputs: dict) -> dict:
+  """Returns the inputs with NaN in all that does not count, of which nothing may come."""
+  if case.kind == "merge":
+    return inputs if case.last or case.adds else inputs | {"running": inputs["running"] * jnp.nan}
+  if inputs["bank"] is None:
+    return inputs
+  return inputs | {"bank": inputs["bank"].at[case.valid :].set(jnp.nan)}
+
+
+def _wide(tree: PyTree) -> PyTree:
+  def widened(x: Array) -> Array:
+    return jnp.asarray(np.asarray(x, np.float64))
+
+  return jax.tree.map(widened, tree)
+
+
+def _error(got: PyTree, want: PyTree) -> float:
+  """Returns the largest relative L2 error; a small array counts by its share of all."""
+  wide = [np.asarray(leaf, np.float64) for leaf in jax.tree.leaves(want)]
+  norm = np.sqrt(sum(np.linalg.norm(leaf) ** 2 for leaf in wide))
+  size, worst = sum(leaf.size for leaf in wide), 0.0
+  for leaf, found in zip(wide, jax.tree.leaves(got), strict=True):
+    least = max(np.linalg.norm(leaf), 1e-2 * norm * np.sqrt(leaf.size / size))
+    error = float(np.linalg.norm(np.asarray(found, np.float64) - leaf) / least)
+    worst = error if np.isnan(error) else max(worst, error)
+  return worst
+
+
+if __name__ == "__main__":
+  cli.run(main)

@@ -1,0 +1,275 @@
+"""Compiles the GPU kernels of depth attention to machine code, for GPUs that need not be there.
+
+Registers, spilled bytes and shared memory of every kernel are read off. Neither XLA nor ptxas
+checks whether the programs that should run at a time find as many registers and as much shared
+memory as they take: the launch would fail, or fewer programs would run at a time.
+"""
+
+import dataclasses
+import functools
+import json
+import os
+import re
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import SingleDeviceSharding
+
+from resjax.aot import absent_devices
+from resjax.hardware.chips import GPU_DRIVER_BYTES, GPU_TARGETS
+from resjax.kernels.depth_attention.mosaic_gpu import (
+  block_backward,
+  block_forward,
+  direct_backward,
+  direct_forward,
+  merge_backward,
+  merge_forward,
+  obstacles,
+)
+from resjax.kernels.depth_attention.operands import MergeOperands, Operands, Read
+from resjax.sharding import Layout, MeshConfig, make_mesh
+
+KINDS = ("direct", "block", "merge")
+PASSES = ("forward", "backward")
+_MODULES = {
+  ("direct", "forward"): direct_forward,
+  ("direct", "backward"): direct_backward,
+  ("block", "forward"): block_forward,
+  ("block", "backward"): block_backward,
+  ("merge", "forward"): merge_forward,
+  ("merge", "backward"): merge_backward,
+}
+_EPS = 1e-6
+_REGISTERS = 65536  # of a streaming multiprocessor
+_GRANULE = 8  # a thread gets a multiple of so many registers
+_THREADS = 128  # of a program
+_WIDE = 4096  # the largest width at which nothing is spilled
+
+
+@dataclasses.dataclass(frozen=True)
+class KernelCase:
+  """A kernel to compile.
+
+  Attributes:
+    kind: `direct` for a direct read, `block` for phase 1 of a depth block, `merge` for phase 2.
+    name: `forward` or `backward`.
+    width: D.
+    fused: whether sources are in a bank and threaded, and a direct read or a merge has the residual
+      add and the following norm.
+    num_slots: N, of a direct read; phase 1 has one less.
+    num_reads: S, the reads of a depth block.
+    num_tokens: T.
+    dtype: the dtype of the sources.
+  """
+
+  kind: str
+  name: str
+  width: int
+  fused: bool
+  num_slots: int = 8
+  num_reads: int = 8
+  num_tokens: int = 1001
+  dtype: str = "bfloat16"
+
+  def __str__(self) -> str:
+    form = "fused" if self.fused else "plain"
+    return f"{self.kind} {self.name} {form}, D={self.width}, {self.dtype}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Compiled:
+  """What a kernel takes of a GPU.
+
+  Attributes:
+    case: the kernel.
+    gpu: key of `GPU_TARGETS`.
+    registers: of a thread.
+    spilled: the bytes that a thread stores to memory and loads again for want of registers.
+    shared: bytes of shared memory of a program, as the kernel asks for them.
+    programs: number of programs that are meant to run on a multiprocessor at a time.
+    seconds: how long the compilation took.
+  """
+
+  case: KernelCase
+  gpu: str
+  registers: int
+  spilled: int
+  shared: int
+  programs: int
+  seconds: float
+
+  def problems(self) -> list[str]:
+    """Returns what is wrong with the kernel, in words."""
+    chip, found = GPU_TARGETS[self.gpu], []
+    most = most_spilled(self.case.width)
+    if self.spilled > most:
+      found.append(f"spills {self.spilled} bytes, {most} are allowed")
+    if self.shared > chip.program_bytes:
+      found.append(f"takes {self.shared} bytes of shared memory of {chip.program_bytes}")
+    room = chip.program_bytes + GPU_DRIVER_BYTES
+    if self.programs * (self.shared + GPU_DRIVER_BYTES) > room:
+      found.append(f"{self.programs} programs of {self.shared} bytes do not share {room} bytes")
+    held = -(-self.registers // _GRANULE) * _GRANULE * _THREADS
+    if self.programs * held > _REGISTERS:
+      found.append(f"{self.programs} programs of {self.registers} registers do not run at a time")
+    return found
+
+
+def most_spilled(width: int) -> int:
+  """Returns the bytes that a kernel may spill: none up to a width of 4096."""
+  return 0 if width <= _WIDE else 512
+
+
+def cases(widths: Sequence[int], kinds: Sequence[str] = KINDS) -> Iterator[KernelCase]:
+  """Yields both passes of every kind, plain and fused, at every width."""
+  for width in widths:
+    for kind in kinds:
+      for name in PASSES:
+        for fused in (False, True):
+          yield KernelCase(kind, name, width, fused)
+
+
+def compile_kernel(gpu: str, case: KernelCase) -> Compiled | str:
+  """Compiles a kernel for an absent GPU.
+
+  Args:
+    gpu: key of `GPU_TARGETS`.
+    case: the kernel.
+
+  Returns:
+    What it takes; or why the kernels say that they cannot run there.
+  """
+  device = absent_devices.describe(f"{gpu}-1").devices[0]
+  layout = Layout(make_mesh(MeshConfig(data=1), [device]))
+  whole = SingleDeviceSharding(device)
+
+  def array(*sizes: int, dtype: Any = jnp.float32) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(sizes, jnp.dtype(dtype), sharding=whole)
+
+  adds = case.fused and case.kind != "block"
+  read = Read(1, _EPS, adds, case.fused or case.kind == "merge", "mosaic_gpu", layout)
+  operands = _merge_operands(case, array) if case.kind == "merge" else _operands(case, array)
+  obstacle = getattr(obstacles, case.kind)(read, operands)
+  if obstacle:
+    return obstacle
+  run, *args = _call(read, case, operands)
+  placed = jax.tree.map(lambda x: array(*x.shape, dtype=x.dtype), args)
+  start = time.perf_counter()
+  lowered = jax.jit(run).lower(*placed)
+  told = _told_by_ptxas(lowered.compile)
+  seconds = time.perf_counter() - start
+  tiles = _MODULES[case.kind, case.name].tiles_of(read, operands)
+  return Compiled(
+    case,
+    gpu,
+    registers=max(int(n) for n in re.findall(r"Used (\d+) registers", told)),
+    spilled=max(
+      int(stores) + int(loads)
+      for stores, loads in re.findall(r"(\d+) bytes spill stores, (\d+) bytes spill loads", told)
+    ),
+    shared=tiles.shared_bytes(operands.like),
+    programs=tiles.programs_per_sm,
+    seconds=seconds,
+  )
+
+
+def _told_by_ptxas(compile: Callable[[], Any]) -> str:
+  """Returns what ptxas prints about the kernels that a call compiles.
+
+  ptxas prints to the standard output of the process, below Python's own.
+  """
+  sys.stdout.flush()
+  kept = os.dup(1)
+  before = os.environ.get("MOSAIC_GPU_DUMP_PTXAS")
+  os.environ["MOSAIC_GPU_DUMP_PTXAS"] = "1"
+  with tempfile.TemporaryFile("w+b") as captured:
+    os.dup2(captured.fileno(), 1)
+    try:
+      compile()
+    finally:
+      os.dup2(kept, 1)
+      os.close(kept)
+      if before is None:
+        del os.environ["MOSAIC_GPU_DUMP_PTXAS"]
+    captured.seek(0)
+    return captured.read().decode(errors="replace")
+
+
+def _operands(case: KernelCase, array: Callable) -> Operands:
+  block = case.kind == "block"
+  slots = case.num_slots - block
+  source, row = array(case.num_tokens, case.width, dtype=case.dtype), array(case.width)
+  banked = slots - 1 if case.fused else 0
+  bank = array(banked, case.num_tokens, case.width, dtype=case.dtype) if banked else None
+  query = array(case.num_reads, case.width) if block else row
+  addend, scale = (source, row) if case.fused and not block else (None, None)
+  counts = array(2, dtype=jnp.int32)
+  return Operands(bank, (source,) * (slots - banked), counts, query, addend, scale)
+
+
+def _merge_operands(case: KernelCase, array: Callable) -> MergeOperands:
+  source, row = array(case.num_tokens, case.width, dtype=case.dtype), array(case.width)
+  reads = array(case.num_reads, case.num_tokens, case.width, dtype=case.dtype)
+  lse, counts = array(case.num_reads, case.num_tokens), array(2, dtype=jnp.int32)
+  addend, scale = (source, row) if case.fused else (None, None)
+  return MergeOperands(reads, lse, source, counts, row, addend, scale)
+
+
+def _call(read: Read, case: KernelCase, operands: Any) -> tuple:
+  """Returns the function of a kernel, and its arguments."""
+  forward = functools.partial(_MODULES[case.kind, "forward"].forward, read)
+  if case.name == "forward":
+    return forward, operands
+  backward = functools.partial(_MODULES[case.kind, "backward"].backward, read)
+  results = jax.eval_shape(forward, operands)
+  if case.kind == "merge":
+    out, _, stats = results
+    reads = operands.out, operands.lse
+    operands = operands._replace(out=None, lse=None, addend=None)
+    return backward, operands, out, stats, out, out, reads
+  threaded = (operands.bank, operands.recent) if read.threaded else None
+  if case.kind == "block":
+    out, stats = results
+    return backward, operands, stats, out, stats.lse, threaded
+  out, _, stats = results
+  return backward, operands._replace(addend=None), stats, out, threaded
+
+
+def main(out: Path, gpu: str, widths: Sequence[int]) -> None:
+  """Compiles the kernels, prints one line for each, and writes gpu_compile_GPU.json into `out`.
+
+  Raises:
+    ValueError: the chip is no GPU, or something is wrong with a kernel.
+  """
+  if gpu not in GPU_TARGETS:
+    raise ValueError(f"chip {gpu!r} is no GPU; allowed: {', '.join(GPU_TARGETS)}")
+  print(f"for {GPU_TARGETS[gpu].device_kind}, JAX {jax.__version__}", flush=True)
+  records, failed = [], 0
+  for case in cases(widths):
+    record, problems, line = _checked(gpu, case)
+    print(f"{'FAIL' if problems else 'ok  '} {case!s:48} {line}", *problems, flush=True)
+    failed += bool(problems)
+    records.append(record | {"problems": problems})
+    out.mkdir(parents=True, exist_ok=True)
+    content = {"gpu": gpu, "jax": jax.__version__, "records": records}
+    (out / f"gpu_compile_{gpu}.json").write_text(json.dumps(content, indent=1))
+  if failed:
+    raise ValueError(f"{failed} of {len(records)} kernels are not as they should be, see above")
+
+
+def _checked(gpu: str, case: KernelCase) -> tuple[dict, list[str], str]:
+  """Returns the record of a kernel, what is wrong with it, and a line about it."""
+  found = compile_kernel(gpu, case)
+  if isinstance(found, str):
+    return {"case": dataclasses.asdict(case), "refused": found}, [], f"refused: {found}"
+  line = (
+    f"{found.registers} registers, {found.spilled} bytes spilled, {found.shared / 1024:.0f} KiB "
+    f"shared, {found.programs} programs, {found.seconds:.1f} s"
+  )
+  return dataclasses.asdict(found), found.problems(), line
