@@ -1,5 +1,6 @@
 """Reports measurements as lines of text and as a plot."""
 
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -61,7 +62,10 @@ def plot(records: Sequence[Record], title: str, path: Path) -> None:
   grid = figure.subplots(len(rows), 2, squeeze=False, height_ratios=[n + 2 for n in lines])
   for axes, (name, group) in zip(grid, rows.items(), strict=True):
     directions = list(dict.fromkeys(record["direction"] for record in group))
-    for panel, direction in zip(axes, directions, strict=True):
+    for panel, direction in itertools.zip_longest(axes, directions):
+      if direction is None:  # it has not been measured yet
+        panel.set_axis_off()
+        continue
       _bars(panel, [r for r in group if r["direction"] == direction])
       panel.set_title(f"{name}: {direction}", fontsize=9)
   for panel in grid[-1]:

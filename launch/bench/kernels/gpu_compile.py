@@ -164,6 +164,8 @@ def compile_kernel(gpu: str, case: KernelCase) -> Compiled | str:
   lowered = jax.jit(run).lower(*placed)
   told = _told_by_ptxas(lowered.compile)
   seconds = time.perf_counter() - start
+  if "registers" not in told:
+    raise ValueError(f"{case}: ptxas told nothing; has a cache already held the kernel?")
   tiles = _MODULES[case.kind, case.name].tiles_of(read, operands)
   return Compiled(
     case,

@@ -6,6 +6,7 @@ Byte counts are added up here by hand, array by array.
 import dataclasses
 import json
 import sys
+from pathlib import Path
 from types import ModuleType
 
 import jax
@@ -142,7 +143,7 @@ def report(out, *flags):
   """Runs the command with small programs; returns what it writes."""
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(timing, "MIN_LOOP_SECONDS", 1e-3)
-    command.main(["--out", str(out), "--repeats=2", *flags])
+    command.main(["--out", str(out), "--repeats=2", "--deadline=0", *flags])
   assert (out / "bench.png").read_bytes().startswith(b"\x89PNG")
   found = json.loads((out / "bench.json").read_text())
   assert found["platform"] == "cpu" and found["device"] and found["jax"] == jax.__version__
@@ -155,7 +156,7 @@ def records(tmp_path_factory):
 
 
 def test_every_arm_of_a_read_has_a_record(records):
-  names = {"copy", "xla_stack", "xla_no_stack", "direct", "residual_norm", "fla", "liger"}
+  names = {"copy", "xla_stack", "xla_no_stack", "direct", "residual_norm", *torch_arms.READ_ARMS}
   for direction in ("forward", "backward"):
     assert {r["arm"] for r in records if r["direction"] == direction} == names
   assert len(records) == 2 * len(names)
@@ -192,9 +193,10 @@ def _check(group):
 def test_a_published_kernel_that_is_missing_is_named(records, monkeypatch):
   monkeypatch.setitem(sys.modules, "torch", None)
   for arm in (*torch_arms.READ_ARMS.values(), *torch_arms.NETWORK_ARMS.values()):
-    assert arm.package in arm.obstacle() and "bench" in arm.obstacle()
+    obstacle = arm.obstacle(ReadShape(8, 128, 2))
+    assert arm.package in obstacle and "bench" in obstacle
   statuses = {r["arm"]: r["status"] for r in records if r["status"] != "ok"}
-  assert set(statuses) <= {"fla", "liger"}
+  assert set(statuses) <= set(torch_arms.READ_ARMS)
   assert all("not installed" in s or "no NVIDIA GPU" in s for s in statuses.values())
 
 
@@ -204,12 +206,97 @@ def test_an_arm_that_fails_does_not_end_the_others(monkeypatch):
     fails = dataclasses.replace(arms["xla_stack"], forward=lambda *inputs: 1 / 0)
     return {"xla_stack": fails, "xla_no_stack": arms["xla_no_stack"]}
 
-  suite = suites.Suite(broken, {}, ("forward",))
+  suite = suites.Suite(reads.NAMES, broken, {}, ("forward",))
   monkeypatch.setitem(suites.SUITES, "read", suite)
-  records = suites.run("read", ReadShape(8, 128, 2), ["xla_stack", "xla_no_stack"], 1)
+  (records,) = suites.run("read", ReadShape(8, 128, 2), ["xla_stack", "xla_no_stack"], 1)
   status = {record["arm"]: record["status"] for record in records}
   assert status.pop("xla_stack").startswith("ZeroDivisionError")
   assert status == {"copy": "ok", "xla_no_stack": "ok"}
+
+
+WRITES = """
+import json, os, sys
+records = [
+  {"suite": "read", "shape": "8x128x2", "arm": arm, "direction": "forward", "status": "ok"}
+  for arm in ("copy", sys.argv[2])
+]
+json.dump({"records": records}, open(sys.argv[1] + "/bench.json", "w"))
+sys.argv[2] != "direct" or os.abort()
+sys.argv[2] != "residual_norm" or __import__("time").sleep(600)
+"""
+
+
+def test_an_arm_that_aborts_or_hangs_costs_no_other(tmp_path, monkeypatch, capsys):
+  def stub(suite, shape, name, repeats, out):
+    return [sys.executable, "-c", WRITES, str(out), name]
+
+  monkeypatch.setattr(command, "_command", stub)
+  flags = ["--suites=read", "--shapes=8x128x2", "--arms=xla_no_stack,direct,residual_norm,liger"]
+  command.main([f"--out={tmp_path}", "--deadline=3", *flags])
+  records = json.loads((tmp_path / "bench.json").read_text())["records"]
+  status = {(r["arm"], r["direction"]): r["status"] for r in records if r["arm"] != "copy"}
+  # What an arm has written before it ended stays.
+  assert [status[name, "forward"] for name in ("xla_no_stack", "direct", "liger")] == ["ok"] * 3
+  assert status["direct", "backward"] == "killed by SIGABRT"
+  assert status["residual_norm", "backward"] == "over its deadline of 3 s"
+  assert status["liger", "backward"] == "its process gave no result"
+  assert "killed by SIGABRT" in capsys.readouterr().out
+
+
+def test_a_process_of_its_own_is_asked_for_one_arm_at_one_shape():
+  shape = ReadShape(16, 128, 5)
+  for suite, one, word in (
+    ("read", shape, "--shapes=16x128x5"),
+    ("block", arg_specs.block_of(shape), "--shapes=16x128x5"),
+    ("network", arg_specs.SMALL_NETWORK, "--networks=4x2x64x128"),
+  ):
+    words = command._command(suite, one, "direct", 7, Path("out"))
+    flags = command._parse(words[words.index("launch.bench.kernels") + 1 :])
+    assert word in words and (flags.suites, flags.arms) == ([suite], ["direct"])
+    assert (flags.deadline, flags.repeats, flags.out) == (0, 7, Path("out"))
+
+
+@pytest.mark.slow
+def test_arms_in_processes_of_their_own_give_the_records_of_one_process(tmp_path):
+  flags = ["--suites=read", "--shapes=8x128x2", "--arms=xla_no_stack,liger"]
+  records = report(tmp_path, *flags, "--deadline=120")
+  assert [(r["arm"], r["direction"]) for r in records[:2]] == [
+    ("copy", "forward"), ("copy", "backward")
+  ]  # fmt: skip
+  for record in records[2:4]:
+    assert record["arm"] == "xla_no_stack" and record["status"] == "ok"
+    assert record["share_of_copy"] > 0 and record["relative_l2_error"] < 1e-2
+  assert [r["arm"] for r in records[4:]] == ["liger", "liger"]
+
+
+def test_offsets_of_32_bits_do_not_reach_the_largest_reads():
+  liger, fla = torch_arms.READ_ARMS["liger"], torch_arms.READ_ARMS["fla_checkpoint_0"]
+  large = ReadShape(8192, 8192, 64)
+  assert "32 bits" in liger.obstacle(large) and "4,294,967,296" in liger.obstacle(large)
+  fitting = ReadShape(32768, 4096, 16)  # 2^31 elements
+  for arm, shape in ((liger, fitting), (fla, large), (liger, ReadShape(8192, 7168, 9))):
+    assert "32 bits" not in (arm.obstacle(shape) or "")
+  assert large not in arg_specs.READS  # a minute and a half of ptxas alone
+
+
+def test_shares_are_those_of_a_copy_by_the_same_timer():
+  copy = {"arm": "copy", "bytes": 8e6, "median_ms": 2.0, "timer": "cupti"}
+  same = {"arm": "direct", "bytes": 6e6, "median_ms": 3.0, "timer": "cupti"}
+  other = {"arm": "fla", "bytes": 6e6, "median_ms": 3.0, "timer": "cuda events"}
+  suites._share_of_copy([copy, same, other, {"arm": "liger", "status": "failed"}])
+  assert same["share_of_copy"] == pytest.approx(0.5) and other["gb_per_s"] == 2.0
+  assert "share_of_copy" not in other
+
+
+def test_the_first_timer_that_works_is_taken():
+  def fails():
+    raise RuntimeError("not permitted")
+
+  runner = suites._Runner({"status": "ok"}, {"cupti": fails, "loop": lambda: lambda: 2e-3})
+  nothing = suites._Runner({"status": "ok"}, {"cupti": fails})
+  suites._sample([runner, nothing], 3)
+  assert runner.record["timer"] == "loop" and runner.record["median_ms"] == 2.0
+  assert "timer" not in nothing.record and "not permitted" in nothing.record["status"]
 
 
 @pytest.mark.parametrize(
@@ -220,7 +307,9 @@ def test_an_arm_that_fails_does_not_end_the_others(monkeypatch):
     (["--arms=triton"], ["--arms", "triton", "direct", "liger"]),
     (["--suites=all"], ["--suites", "all", "network"]),
     (["--repeats=0"], ["--repeats", "0"]),
-    (["--network-bytes", "--chips=h100"], ["--chips", "h100", "v5e"]),
+    (["--network-bytes", "--chips=h800"], ["--chips", "h800", "v5e"]),
+    (["--network-bytes", "--chips=h100"], ["'h100'", "cpu", "v5e"]),
+    (["--deadline=soon"], ["--deadline", "soon"]),
     (["--speed"], ["--speed"]),
   ],
 )
@@ -261,14 +350,16 @@ def test_published_kernels_get_the_arrays_and_give_the_cotangents_of_the_others(
     return torch.einsum("n...,n...d->...d", weights, stacked.float()).to(stacked.dtype)
 
   stand_ins = {
-    "fla": lambda query, sources, gain, rms_eps: attend(query, gain, torch.stack(sources), rms_eps),
-    "liger": lambda stacked, query, gain, eps: attend(query, gain, stacked, eps),
+    "fused_attnres": lambda query, sources, gain, rms_eps, checkpoint_level: attend(
+      query, gain, torch.stack(sources), rms_eps
+    ),
+    "liger_attn_res": lambda stacked, query, gain, eps: attend(query, gain, stacked, eps),
   }
   shape = ReadShape(4, 128, 3)
   own = reads.arms(shape)["xla_no_stack"]
-  for name, arm in torch_arms.READ_ARMS.items():
+  for arm in torch_arms.READ_ARMS.values():
     module = ModuleType(arm.module)
-    setattr(module, arm.function, stand_ins[name])
+    setattr(module, arm.function, stand_ins[arm.function])
     monkeypatch.setitem(sys.modules, arm.module, module)
     for direction, (make, _) in cases.DIRECTIONS.items():
       case = make(own)

@@ -76,14 +76,14 @@ def _kernel(read: Read, refs: Refs) -> None:
 
   def merge_token(step: Array, _: None) -> None:
     token, stats = ring.token(step), outputs.stats
+    lse = operands.lse[operands.counts[1], token]  # ahead of its use, while the rows arrive
     u = _running(read, operands, outputs, ring, step)
     sums.put(0, each(jnp.multiply, u, u))
     sums.put(1, each(jnp.multiply, u, row_ops.load(operands.query)))
     sums.reduce()
     inverse_rms = lax.rsqrt(sums[0] / (groups * row_ops.LANES) + read.eps)
     logit = sums[1] * inverse_rms
-    log_odds = logit - operands.lse[operands.counts[1], token]
-    log_odds = jnp.where(operands.counts[0] > 0, log_odds, -jnp.inf)
+    log_odds = jnp.where(operands.counts[0] > 0, logit - lse, -jnp.inf)
     stats.inverse_rms[token] = inverse_rms
     stats.logit[token] = logit
     stats.log_odds[token] = log_odds

@@ -1,0 +1,104 @@
+"""The GPU kernels compiled for GPUs that are not there; needs the extra `cuda_aot`."""
+
+import dataclasses
+
+import pytest
+
+from launch.bench import compile
+from launch.bench.kernels import gpu_compile
+from launch.bench.kernels.gpu_compile import Compiled, KernelCase, compile_kernel
+from resjax.aot import absent_devices, hlo
+from resjax.hardware.chips import GPU_TARGETS
+from tests.helpers.cuda_aot import needs_cuda_aot
+
+
+def check(gpu, case):
+  found = compile_kernel(gpu, case)
+  assert isinstance(found, Compiled), found
+  assert found.problems() == [], found
+  assert 0 < found.registers <= 255
+  return found
+
+
+def whole(*widths):
+  return pytest.mark.parametrize("case", gpu_compile.cases(widths), ids=str)
+
+
+@needs_cuda_aot
+@whole(768, 2048, 4096, 7168)
+def test_kernels_spill_next_to_nothing_and_fit_an_h100(case):
+  check("h100", case)
+
+
+@needs_cuda_aot
+@pytest.mark.slow
+@whole(128, 1024, 1536, 8192)
+def test_other_widths(case):
+  check("h100", case)
+
+
+@needs_cuda_aot
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@whole(768, 2048)
+def test_other_dtypes(case, dtype):
+  check("h100", dataclasses.replace(case, dtype=dtype))
+
+
+@needs_cuda_aot
+@pytest.mark.slow
+@whole(768, 2048, 7168)
+def test_kernels_fit_a_b200(case):
+  check("b200", case)
+
+
+@needs_cuda_aot
+@pytest.mark.slow
+@whole(768, 2048, 7168)
+def test_kernels_fit_a_gpu_of_less_shared_memory_or_say_so(case):
+  found = compile_kernel("rtxpro6000", case)
+  if isinstance(found, str):
+    assert case.width == 7168 and "does not fit into shared memory, 102400 bytes" in found
+  else:
+    assert found.problems() == [], found
+
+
+@needs_cuda_aot
+def test_a_training_step_in_two_phases_compiles_for_an_h100(monkeypatch):
+  config = compile.base.get_config()
+  config.model.attention = "xla"
+  monkeypatch.setattr(compile.base, "get_config", lambda: config)
+  devices = absent_devices.describe("h100-1").devices
+  small = compile.small_program("block_attn_res", 6, 1, list(devices))
+  text = hlo.text_of(small.lower_train_step().compile())
+  for kernel in ("block_forward", "block_backward", "merge_forward", "merge_backward", "forward"):
+    assert f"depth_attention_{kernel}" in text, kernel
+
+
+CASE = KernelCase("merge", "forward", 2048, False)
+FINE = Compiled(CASE, "h100", 255, 0, 110 * 1024, 2, 1.0)
+
+
+@pytest.mark.parametrize(
+  ("changes", "words"),
+  [
+    ({}, None),
+    ({"spilled": 4}, "spills 4 bytes, 0 are allowed"),
+    ({"case": dataclasses.replace(CASE, width=7168), "spilled": 512}, None),
+    ({"case": dataclasses.replace(CASE, width=7168), "spilled": 516}, "512 are allowed"),
+    ({"programs": 1, "shared": 228 * 1024}, "233472 bytes of shared memory of 232448"),
+    ({"shared": 114 * 1024}, "2 programs of 116736 bytes do not share 233472 bytes"),
+    ({"programs": 3, "shared": 1024}, "3 programs of 255 registers do not run at a time"),
+    ({"programs": 4, "shared": 1024, "registers": 128}, None),
+    ({"programs": 4, "shared": 1024, "registers": 129}, "4 programs of 129 registers"),
+    ({"gpu": "rtxpro6000", "programs": 1}, "of shared memory of 101376"),
+  ],
+)
+def test_what_no_compiler_checks(changes, words):
+  problems = dataclasses.replace(FINE, **changes).problems()
+  assert (not problems) if words is None else any(words in problem for problem in problems)
+
+
+def test_a_chip_that_is_no_gpu_is_refused(tmp_path):
+  with pytest.raises(ValueError, match=f"'v5e' is no GPU; allowed: {', '.join(GPU_TARGETS)}"):
+    gpu_compile.main(tmp_path, "v5e", [768])
