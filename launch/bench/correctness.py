@@ -103,24 +103,24 @@ def cases() -> list[Case]:
 def _small_cases() -> Iterator[Case]:
   direct, block = functools.partial(Case, "direct"), functools.partial(Case, "block")
   merge = functools.partial(Case, "merge", adds=True, norm=True)
-  fused = {"adds": True, "norm": True, "threaded": True}
+  fused = functools.partial(direct, adds=True, norm=True, threaded=True)
   for dtype in LIMITS:
     yield direct(_SMALL, 128, dtype, recent=1)
     yield block(_SMALL, 128, dtype, recent=1, reads=1, threaded=True)
     yield merge(_SMALL, 128, dtype)
   for dtype in LIMITS:
     yield direct(dtype=dtype)
-    yield direct(dtype=dtype, banked=2, recent=2, valid=1, **fused)
+    yield fused(dtype=dtype, banked=2, recent=2, valid=1)
     for threaded in (True, False):
       yield block(dtype=dtype, banked=2, recent=1, valid=2, threaded=threaded)
     yield merge(dtype=dtype)
     yield merge(dtype=dtype, adds=False, norm=False)
-  bf16 = {"dtype": "bfloat16"}
-  yield direct(**bf16, banked=3, recent=2, adds=True, threaded=True)  # an empty bank
-  yield direct(**bf16, banked=3, recent=2, valid=2, last=False, **fused)
-  yield block(**bf16, width=128, banked=9, recent=0, valid=5, reads=9, threaded=True)
-  yield block(**bf16, width=128, banked=12, recent=4, valid=7, reads=2, threaded=True)
-  yield merge(**bf16, last=False)
+  bf16 = "bfloat16"
+  yield direct(dtype=bf16, banked=3, recent=2, adds=True, threaded=True)  # an empty bank
+  yield fused(dtype=bf16, banked=3, recent=2, valid=2, last=False)
+  yield block(width=128, dtype=bf16, banked=9, recent=0, valid=5, reads=9, threaded=True)
+  yield block(width=128, dtype=bf16, banked=12, recent=4, valid=7, reads=2, threaded=True)
+  yield merge(dtype=bf16, last=False)
 
 
 def _large_cases() -> Iterator[Case]:
@@ -131,12 +131,12 @@ def _large_cases() -> Iterator[Case]:
       yield Case("merge", 4099, width, dtype, reads=2, adds=True, norm=True)
       if width <= 2048:
         yield Case("block", 4099, width, dtype, 7, 0, 7, reads=8, threaded=True)
-  fused = {"adds": True, "norm": True, "threaded": True}
+  fused = functools.partial(Case, "direct", adds=True, norm=True, threaded=True)
   bf16 = "bfloat16"
-  yield Case("direct", 4099, 2048, bf16, 7, 1, 5, **fused)
-  yield Case("direct", 2053, 7168, bf16, 7, 1, 6, **fused)
+  yield fused(4099, 2048, bf16, 7, 1, 5)
+  yield fused(2053, 7168, bf16, 7, 1, 6)
   yield Case("direct", 2053, 7168, bf16, recent=16)  # sources do not stay on the chip
-  yield Case("direct", 2053, 7168, bf16, 15, 1, 15, **fused)
+  yield fused(2053, 7168, bf16, 15, 1, 15)
   yield Case("direct", 2053, 8192, "float32", recent=8)
   yield Case("direct", 1025, 1024, bf16, recent=33)
   yield Case("block", 2053, 7168, bf16, 9, 0, 9, reads=8, threaded=True)
@@ -294,29 +294,26 @@ def _both(case: Case, options: dict, inputs: dict, cotangents: PyTree) -> tuple[
 
 
 def _operation(case: Case, options: dict, inputs: dict) -> PyTree:
-  options = options | {
-    name: inputs[name] for name in ("addend", "out_norm_scale") if name in inputs
-  }
+  fused = {name: inputs[name] for name in ("addend", "out_norm_scale") if name in inputs}
+  options = options | fused
   if case.kind == "merge":
-    read = BlockRead(inputs["out"], inputs["lse"], None)
-    y, running, read = depth_attention_merge(
-      read, case.reads - 1, inputs["running"], inputs["query"], last_valid=case.last, **options
-    )
-    return y, running, (read.out, read.lse)
-  sources = Sources(inputs["recent"], inputs["bank"], case.valid)
-  scales = inputs["gain"]
-  if case.kind == "block":
-    read, kept = depth_attention_block(
-      sources, inputs["query"], key_scales=scales, return_sources=True, **options
-    )
-    got: tuple = (read.out, read.lse)
-  else:
-    y, kept = depth_attention(
-      sources, inputs["query"], key_scale=scales, last_valid=case.last, return_sources=True,
-      **options,
+    merged: Any = depth_attention_merge(
+      BlockRead(inputs["out"], inputs["lse"], inputs["inverse_rms"]), case.reads - 1,
+      inputs["running"], inputs["query"], last_valid=case.last, **options,
     )  # fmt: skip
-    got = (y,)
-  return (*got, kept.bank, kept.recent) if case.threaded else got
+    y, running, reads = merged
+    return y, running, (reads.out, reads.lse)
+  sources = Sources(inputs["recent"], inputs["bank"], case.valid)
+  options |= {"return_sources": case.threaded}
+  if case.kind == "block":
+    got: Any = depth_attention_block(sources, inputs["query"], key_scales=inputs["gain"], **options)
+  else:
+    got = depth_attention(
+      sources, inputs["query"], key_scale=inputs["gain"], last_valid=case.last, **options
+    )
+  result, kept = got if case.threaded else (got, None)
+  outs = (result.out, result.lse) if case.kind == "block" else (result,)
+  return outs if kept is None else (*outs, kept.bank, kept.recent)
 
 
 def _normal(seed: int, dtype: str, *shape: int) -> Array:
@@ -337,6 +334,7 @@ def _example(case: Case) -> tuple[dict, PyTree]:
   if case.kind == "merge":
     inputs |= {"out": _rows(5, case, reads), "running": _rows(7, case, row)}
     inputs["lse"] = 1 + _normal(6, "float32", case.reads, case.tokens)
+    inputs["inverse_rms"] = None  # a merge does not need it
     d_lse = _normal(9, "float32", case.reads, case.tokens)
     return inputs, (d_out, _rows(8, case, row), (_rows(10, case, reads), d_lse))
   inputs["gain"] = _normal(11, "float32", *queries)

@@ -73,10 +73,10 @@ def _kernels(stage: str, suite: str, shape: str, name: str, deadline: float, *mo
   """Returns the arm that times one form of a suite at one shape, beside a copy."""
   kind = "--networks" if suite == "network" else "--shapes"
   words = _bench("kernels", "--deadline=0", f"--suites={suite}", f"--arms={name}")
-  return Arm(
-    stage, f"{suite}_{shape}_{name}", (*words, f"{kind}={shape}", *more), deadline, "bench.json",
-    {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"},
-  )  # fmt: skip
+  label = f"{stage}_{suite}_{shape}_{name}"
+  environment = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}  # torch needs memory too
+  words = (*words, f"{kind}={shape}", *more)
+  return Arm(stage, label, words, deadline, "bench.json", environment)
 
 
 def gpu_arms() -> Iterator[Arm]:

@@ -149,7 +149,7 @@ def _killed(folder: Path, arguments: Sequence[str]) -> dict:
   }
 
 
-def _last_state(folder: Path) -> tuple[dict, int]:
+def _last_state(folder: Path) -> tuple[Mapping[str, Any], int]:
   """Returns checksums and bytes of the newest checkpoint of a run, and deletes all that it has."""
   checkpoints = folder / "checkpoints"
   newest = reader.newest(checkpoints)

@@ -308,7 +308,6 @@ def test_the_first_timer_that_works_is_taken():
     (["--suites=all"], ["--suites", "all", "network"]),
     (["--repeats=0"], ["--repeats", "0"]),
     (["--network-bytes", "--chips=h800"], ["--chips", "h800", "v5e"]),
-    (["--network-bytes", "--chips=h100"], ["'h100'", "cpu", "v5e"]),
     (["--deadline=soon"], ["--deadline", "soon"]),
     (["--speed"], ["--speed"]),
   ],
@@ -333,6 +332,11 @@ def test_network_bytes_on_the_compiler_of_the_cpu(tmp_path, capsys):
   assert stack["least"] == no_stack["least"] == hand / 2
   assert stack["reported"] > no_stack["reported"] > hand / 2
   assert "xla_no_stack" in capsys.readouterr().out
+
+
+def test_a_chip_that_the_compiler_tells_no_bytes_of_is_one_line():
+  with pytest.raises(SystemExit, match=r"error: chip 'h100' is unknown; allowed: cpu, v4, v5e"):
+    command.main(["--network-bytes", "--chips=h100"])
 
 
 def test_a_missing_libtpu_is_one_line(tmp_path, monkeypatch):

@@ -79,8 +79,9 @@ def _kernel(read: Read, group: int, refs: Refs) -> None:
   ring = call.make_ring(refs.rings[0], streams, tokens)
   before = None
   if read.threaded:
+    bank, recent = refs.updated
     left = (
-      Stream(functools.partial(row_of, *refs.updated, slot), source.valid)
+      Stream(functools.partial(row_of, bank, recent, slot), source.valid)
       for slot, source in enumerate(sources)
     )
     before = call.make_ring(refs.rings[1], tuple(left), tokens)
@@ -260,7 +261,8 @@ class _Writer:
     return row_ops.load_part(self.query, index)
 
   def _out(self, slot: int) -> Ref:
-    return row_of(*self.d_sources, slot, self.walk.ring.token(self.walk.step))
+    bank, recent = self.d_sources
+    return row_of(bank, recent, slot, self.walk.ring.token(self.walk.step))
 
 
 # A vector of one number per slot, each in the registers of one thread.

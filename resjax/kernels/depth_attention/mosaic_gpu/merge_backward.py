@@ -168,7 +168,7 @@ def _shared(row: jax.ShapeDtypeStruct) -> Any:
   return plgpu.SMEM(row.shape, row.dtype)
 
 
-def _word_ring(words: Array | None) -> tuple[tuple, tuple[int, ...]]:
+def _word_ring(words: Array | jax.ShapeDtypeStruct | None) -> tuple[tuple, tuple[int, ...]]:
   """Returns rows and barriers to allocate for a ring of words [T, W / 128, 128], if there are any.
 
   Also returns the sizes of both as numbers of float32.

@@ -61,7 +61,7 @@ class SourceWalk:
     self.wait(slot)
     return self.ring.load(self.step, self._position(slot))
 
-  def load_part(self, slot: int, index: Array) -> Array:
+  def load_part(self, slot: int, index: Array | int) -> Array:
     """Reads a part of the source of a slot that counts and has arrived."""
     return self.ring.load_part(self.step, self._position(slot), index)
 
