@@ -75,7 +75,7 @@ def test_a_training_step_in_two_phases_compiles_for_an_h100(monkeypatch):
     assert f"depth_attention_{kernel}" in text, kernel
 
 
-CASE = KernelCase("merge", "forward", 2048, False)
+CASE = KernelCase("merge", "forward", 2048, False, False, True)
 FINE = Compiled(CASE, "h100", 255, 0, 110 * 1024, 2, 1.0)
 
 

@@ -114,7 +114,7 @@ def use_tiles(monkeypatch, rows, group):
   tiles = gpu_tiles.GpuTiles(rows, group, summed_rows=4, programs_per_sm=2)
   monkeypatch.setattr(gpu_tiles, "choose_forward", lambda *args: tiles)
 
-  def with_ring_of_cotangents(like, num_slots, threaded, room):
+  def with_ring_of_cotangents(like, num_slots, threaded, room, sums):
     return dataclasses.replace(tiles, further_rows=(group + 1,) * threaded)
 
   monkeypatch.setattr(gpu_tiles, "choose_backward", with_ring_of_cotangents)

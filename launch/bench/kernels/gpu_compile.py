@@ -45,6 +45,12 @@ _MODULES = {
   ("merge", "forward"): merge_forward,
   ("merge", "backward"): merge_backward,
 }
+# Forms of a kind: fused, banked, threaded. In a decoder under a scan all three hold.
+_FORMS = {
+  "direct": ((False, False, False), (False, False, True), (True, True, True)),
+  "block": ((False, False, False), (False, False, True), (False, True, True)),
+  "merge": ((False, False, True), (True, False, True)),
+}
 _EPS = 1e-6
 _REGISTERS = 65536  # of a streaming multiprocessor
 _GRANULE = 8  # a thread gets a multiple of so many registers
@@ -60,8 +66,9 @@ class KernelCase:
     kind: `direct` for a direct read, `block` for phase 1 of a depth block, `merge` for phase 2.
     name: `forward` or `backward`.
     width: D.
-    fused: whether sources are in a bank and threaded, and a direct read or a merge has the residual
-      add and the following norm.
+    fused: whether a direct read or a merge has the residual add and the following norm.
+    banked: whether all sources but the last are in a bank, of which some may not count.
+    threaded: whether sources are threaded; those of a merge always are.
     num_slots: N, of a direct read; phase 1 has one less.
     num_reads: S, the reads of a depth block.
     num_tokens: T.
@@ -72,14 +79,16 @@ class KernelCase:
   name: str
   width: int
   fused: bool
+  banked: bool
+  threaded: bool
   num_slots: int = 8
   num_reads: int = 8
   num_tokens: int = 1001
   dtype: str = "bfloat16"
 
   def __str__(self) -> str:
-    form = "fused" if self.fused else "plain"
-    return f"{self.kind} {self.name} {form}, D={self.width}, {self.dtype}"
+    form = [name for name in ("fused", "banked", "threaded") if getattr(self, name)]
+    return f"{self.kind} {self.name} {' '.join(form) or 'plain'}, D={self.width}, {self.dtype}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,12 +136,16 @@ def most_spilled(width: int) -> int:
 
 
 def cases(widths: Sequence[int], kinds: Sequence[str] = KINDS) -> Iterator[KernelCase]:
-  """Yields both passes of every kind, plain and fused, at every width."""
+  """Yields both passes of every kind in several forms, at every width.
+
+  A forward pass is the same kernel whether sources are threaded or not.
+  """
   for width in widths:
     for kind in kinds:
       for name in PASSES:
-        for fused in (False, True):
-          yield KernelCase(kind, name, width, fused)
+        for fused, banked, threaded in _FORMS[kind]:
+          if name == "backward" or kind == "merge" or banked or not threaded:
+            yield KernelCase(kind, name, width, fused, banked, threaded)
 
 
 def compile_kernel(gpu: str, case: KernelCase) -> Compiled | str:
@@ -152,8 +165,7 @@ def compile_kernel(gpu: str, case: KernelCase) -> Compiled | str:
   def array(*sizes: int, dtype: Any = jnp.float32) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(sizes, jnp.dtype(dtype), sharding=whole)
 
-  adds = case.fused and case.kind != "block"
-  read = Read(1, _EPS, adds, case.fused or case.kind == "merge", "mosaic_gpu", layout)
+  read = Read(1, _EPS, case.fused, case.threaded, "mosaic_gpu", layout)
   operands = _merge_operands(case, array) if case.kind == "merge" else _operands(case, array)
   obstacle = getattr(obstacles, case.kind)(read, operands)
   if obstacle:
@@ -207,10 +219,10 @@ def _operands(case: KernelCase, array: Callable) -> Operands:
   block = case.kind == "block"
   slots = case.num_slots - block
   source, row = array(case.num_tokens, case.width, dtype=case.dtype), array(case.width)
-  banked = slots - 1 if case.fused else 0
+  banked = slots - 1 if case.banked else 0
   bank = array(banked, case.num_tokens, case.width, dtype=case.dtype) if banked else None
   query = array(case.num_reads, case.width) if block else row
-  addend, scale = (source, row) if case.fused and not block else (None, None)
+  addend, scale = (source, row) if case.fused else (None, None)
   counts = array(2, dtype=jnp.int32)
   return Operands(bank, (source,) * (slots - banked), counts, query, addend, scale)
 

@@ -242,7 +242,7 @@ def _write(token: _Token, walk: SourceWalk, slots: range) -> None:
 
     d_queries = tuple(row_ops.load_part(token.d_query.at[s], part) for s in reads)
     for slot in slots:
-      d_queries = walk.where_valid(slot, functools.partial(add, slot=slot), d_queries)
+      d_queries = walk.one_by_one(slot, functools.partial(add, slot=slot), d_queries)
     for s in reads:
       row_ops.store_part(token.d_query.at[s], part, d_queries[s])
 

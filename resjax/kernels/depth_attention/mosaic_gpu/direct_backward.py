@@ -2,9 +2,10 @@
 
 The cotangent of the output is loaded once, and so is every source if those of a token fit into
 shared memory; the cotangent of every source is written once. What later reads left of it passes
-through a ring of its own. The cotangents of query and output gain are summed in registers over the
-tokens of a program, which writes one row of each. Beside these sums a thread has room for its
-channels of one more row, the cotangent of the mix: others are used part by part.
+through a ring of its own. The cotangents of query and output gain are summed over the tokens of a
+program, which writes one row of each: in registers, that of the gain of wide rows in shared memory.
+Beside these sums a thread has room for its channels of one more row, the cotangent of the mix:
+others are used part by part.
 """
 
 import dataclasses
@@ -29,14 +30,21 @@ from resjax.typing import Array, PyTree
 # Numbers per source, in shared memory: the factors of the cotangent of the mix, of the query and of
 # the source itself in the cotangent of the source.
 _WEIGHT, _DOT, _SHRINK = range(3)
-# Registers of a thread that may hold the query all the time, beside the sums and the cotangent.
+# Registers of a thread that may hold rows all the time: the sums, the cotangent of the mix, and if
+# there is room the query.
 _HELD_REGISTERS = 128
 
 
 def tiles_of(read: Read, operands: Operands) -> GpuTiles | None:
   """Returns the tile sizes of the reverse pass of a read; None if there are none."""
-  room = gpu_tiles.room_of(read)
-  return gpu_tiles.choose_backward(operands.like, operands.num_slots, read.threaded, room)
+  like, room = operands.like, gpu_tiles.room_of(read)
+  sums = like.shape[-1] if _shares_gain(operands, like.shape[-1] // LANES) else 0
+  return gpu_tiles.choose_backward(like, operands.num_slots, read.threaded, room, sums)
+
+
+def _shares_gain(operands: Operands, groups: int) -> bool:
+  """Returns whether the sum of the cotangent of the output gain is in shared memory."""
+  return operands.out_norm_scale is not None and 3 * groups > _HELD_REGISTERS
 
 
 def backward(
@@ -47,6 +55,7 @@ def backward(
   like, tiles = folded.like, tiles_of(read, operands)
   assert tiles is not None  # obstacles.py has refused what has none
   row = jax.ShapeDtypeStruct(like.shape[1:], jnp.float32)
+  shared = (plgpu.SMEM(row.shape, row.dtype),) * _shares_gain(folded, row.shape[0])
   written = call.launch(
     read,
     functools.partial(_kernel, read, tiles.group),
@@ -57,14 +66,14 @@ def backward(
     outputs=call.fresh_sources(read, folded),
     totals=(row, None if folded.out_norm_scale is None else row),
     updated=call.fold(d_sources),
-    numbers=(plgpu.SMEM((3, LANES), jnp.float32),),
+    numbers=(plgpu.SMEM((3, LANES), jnp.float32), *shared),
   )
   d_sources = written.updated if read.threaded else written.outputs
   return Cotangents(*call.unfold((*d_sources, *written.totals)))
 
 
 def _kernel(read: Read, group: int, refs: Refs) -> None:
-  sums, (numbers,) = refs.sums, refs.numbers
+  sums, (numbers, *shared) = refs.sums, refs.numbers
   operands, stats, d_out = refs.inputs
   tokens, groups, _ = operands.like.shape
   normed = operands.out_norm_scale is not None
@@ -107,10 +116,11 @@ def _kernel(read: Read, group: int, refs: Refs) -> None:
       mixed = _mix(mixing[0], numbers, groups)
       ring.wait(step, place)
       d_out = functools.partial(ring.load_part, step, place)
+      total, ref = (None, shared[0]) if shared else (totals[1], None)
       d_mixed, d_scale = _norm_backward(
-        read, mixed, operands.out_norm_scale, sums, d_out, totals[1]
+        read, mixed, operands.out_norm_scale, sums, d_out, total, ref
       )
-      totals = (totals[0], d_scale)
+      totals = totals[:1] if shared else (totals[0], d_scale)
     else:
       ring.wait(step, place)
       d_mixed = ring.load(step, place)
@@ -123,8 +133,11 @@ def _kernel(read: Read, group: int, refs: Refs) -> None:
     writer = _Writer(writing, numbers, d_sources, before, d_mixed, query)
     return (writer.write(totals[0]), *totals[1:])
 
-  totals = (row_ops.zeros(groups),) * (2 if normed else 1)
+  for ref in shared:  # every thread adds to its own channels alone
+    row_ops.store(ref, row_ops.zeros(groups))
+  totals = (row_ops.zeros(groups),) * (2 if normed and not shared else 1)
   totals = lax.fori_loop(jnp.int32(0), ring.steps, token_backward, totals)
+  totals = *totals, *map(row_ops.load, shared)
   for ref, total in zip(refs.own_totals(), totals, strict=False):  # without a norm one is None
     row_ops.store(ref, total)
 
@@ -147,7 +160,8 @@ def _norm_backward(
   scale: Ref,
   sums: ChannelSums,
   d_out: Callable[[int], Array],
-  total: Row,
+  total: Row | None,
+  ref: Ref | None,
 ) -> tuple[Row, Row]:
   """Returns the cotangent of x, and that of scale added to a total.
 
@@ -157,7 +171,8 @@ def _norm_backward(
     scale: gain of the norm.
     sums: memory for sums over channels.
     d_out: function that loads a part of the cotangent of RMS(x) ⊙ scale; it is called twice.
-    total: cotangent of scale so far.
+    total: cotangent of scale so far; None if it is in memory.
+    ref: reference of it in memory, or None.
   """
   width, parts = len(x) * x[0].size, range(len(x))
   squares = along = row_ops.zeros(x[0].shape[0])[0]
@@ -172,7 +187,7 @@ def _norm_backward(
   d_x, d_scale = [], []
   for index in parts:
     d = d_out(index)
-    d_scale.append(total[index] + d * x[index] * inverse_rms)
+    d_scale.append(row_ops.add_part(total, ref, index, d * x[index] * inverse_rms))
     d_x.append(inverse_rms * (d * row_ops.load_part(scale, index) - share * x[index]))
   return tuple(d_x), tuple(d_scale)
 

@@ -74,6 +74,17 @@ class SourceWalk:
     valid = self.valid(slot)
     return function(total) if valid is None else lax.cond(valid, function, lambda t: t, total)
 
+  def one_by_one(self, slot: int, function: Callable, total: PyTree) -> PyTree:
+    """Returns what `where_valid` does, behind a branch in any case.
+
+    The compiler moves nothing across a branch. Without one it would load so much of several sources
+    at a time that registers spill.
+    """
+    valid = self.valid(slot)
+    if valid is None:
+      valid = self.operands.counts[0] >= 0  # always, which the compiler cannot know
+    return lax.cond(valid, function, lambda t: t, total)
+
   def release(self, slots: range) -> None:
     """Gives up sources that no later walk reads."""
     if not self.kept or self.index == self.num_walks - 1:

@@ -66,15 +66,14 @@ def choose_backward(
   There is a ring for the sources, one for the cotangents of the outputs, and if `threaded` one for
   the cotangents that later reads left. The second holds all outputs of a token, the third a group
   of sources. The first holds all sources of a token if they fit; otherwise they are loaded twice.
-  If `threaded`, the sums of the cotangents of the queries are in shared memory too, where there is
-  room for them beside the sources. Otherwise they are in global memory: without the branches of a
-  threaded kernel ptxas would move so many loads of shared memory ahead that registers spill.
+  The sums of the cotangents of the queries are in shared memory too, if there is room for them
+  beside the sources.
   """
   group, width = even(num_slots, MAX_GROUP), like.shape[-1]
   rings = 3 if threaded else 2
   least = (max(num_slots, group + 1), num_reads, group)[:rings]
   if max(least) <= MAX_ROWS:
-    for numbers in [backward_numbers(num_reads, size) for size in (width * threaded, 0)]:
+    for numbers in (backward_numbers(num_reads, width), backward_numbers(num_reads, 0)):
       for programs in range(most_programs(like), 0, -1):
         rows = fitting_rows(like, _BLOCK_SUMS, numbers, rings, programs, room)
         if rows >= (3 * sum(least) // 2 if programs > 1 else sum(least)):
