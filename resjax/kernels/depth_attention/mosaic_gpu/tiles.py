@@ -22,7 +22,7 @@ REDUCTION_BYTES = 2048
 # A thread may have 255 registers and an SM has 65536: two programs of 128 threads always fit. Rows
 # of up to _NARROW channels take so few registers that more do; the compiled kernels are held to it.
 MAX_PROGRAMS = 4
-_WIDE_PROGRAMS, _NARROW = 2, 1024
+_WIDE_PROGRAMS, _NARROW = 2, 768
 MAX_ROWS = 32  # barriers that one reference may hold
 MAX_GROUP = 8
 _NUMBERS = (3 * LANES,)  # three numbers per source
