@@ -21,6 +21,8 @@ from resjax.kernels.depth_attention.mosaic_gpu.tiles import (
 # Rows that are summed together: in phase 1 the products of two reads with a full group of sources,
 # in a merge as few as are possible.
 _BLOCK_SUMS, _MERGE_SUMS = 2 * MAX_GROUP, 4
+# The reverse pass of phase 1 takes the registers of several reads, also of narrow rows.
+_BACKWARD_PROGRAMS = 3
 
 
 def forward_numbers(num_reads: int) -> tuple[int, ...]:
@@ -74,7 +76,7 @@ def choose_backward(
   least = (max(num_slots, group + 1), num_reads, group)[:rings]
   if max(least) <= MAX_ROWS:
     for numbers in (backward_numbers(num_reads, width), backward_numbers(num_reads, 0)):
-      for programs in range(most_programs(like), 0, -1):
+      for programs in range(min(_BACKWARD_PROGRAMS, most_programs(like)), 0, -1):
         rows = fitting_rows(like, _BLOCK_SUMS, numbers, rings, programs, room)
         if rows >= (3 * sum(least) // 2 if programs > 1 else sum(least)):
           sizes = spread(rows, least, (2 * least[0], 2 * num_reads, num_slots))
