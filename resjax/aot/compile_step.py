@@ -75,11 +75,20 @@ def compile_step(run: Run) -> Report:
 
   Raises:
     DoesNotFitError: a device has too little memory.
-    ValueError: the compiler does not know an option of config.train.compiler_options.
+    ValueError: the compiler does not know an option of config.train.compiler_options, or cuDNN is
+      needed and not installed.
   """
   programs = program.build(run)
   wall, cpu = time.perf_counter(), time.process_time()
-  lowered = programs.lower_train_step()
+  try:
+    lowered = programs.lower_train_step()
+  except RuntimeError as error:
+    if "cuDNN" not in str(error):
+      raise
+    raise ValueError(
+      "attention on GPUs takes cuDNN, which is not installed; give --config.model.attention=xla, "
+      "or pip install nvidia-cudnn-cu13"
+    ) from None
   lower_seconds = time.perf_counter() - wall
   arguments = count_arguments(programs)
   try:

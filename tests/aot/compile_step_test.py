@@ -107,6 +107,21 @@ def test_report_of_a_step():
   assert {axis for kind, axes in kinds if kind != "all-gather" for axis in axes} >= {"data", "fsdp"}
 
 
+def test_without_cudnn_another_attention_is_named(monkeypatch):
+  def lower(error):
+    def fail(program):
+      raise error
+
+    monkeypatch.setattr(program.Program, "lower_train_step", fail)
+
+  lower(RuntimeError("cuDNN not found."))
+  with pytest.raises(ValueError, match=r"--config\.model\.attention=xla.*nvidia-cudnn-cu13"):
+    compile_step.compile_step(built())
+  lower(RuntimeError("another reason"))
+  with pytest.raises(RuntimeError, match="another reason"):
+    compile_step.compile_step(built())
+
+
 @pytest.mark.parametrize(
   ("message", "sizes"),
   [
