@@ -130,6 +130,7 @@ def residual() -> dict:
     },
     "delta_block_attn_res": {
       "layers_per_block": 3,
+      "two_phase": "auto",  # auto | always | never; never with null_source
       "output_gate": "none",  # none | scalar | vector | alpha
       "null_source": False,
       "num_heads": 1,

@@ -7,21 +7,13 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from resjax.combinators.base import OUTPUT, Layer, TokenContext, Views, check_flag, check_option
+from resjax.combinators.base import OUTPUT, Layer, TokenContext, Views, check_flag
 from resjax.combinators.depth_reader import DepthBlocks, DepthReader
 from resjax.combinators.numerics import rms_normalized
 from resjax.combinators.pre_norm import Norms, PreNorm, only_pre_norm
 from resjax.combinators.source import DepthState, check_layer
-from resjax.kernels.depth_attention import (
-  Sources,
-  depth_attention_block,
-  depth_attention_merge,
-  has_block_kernel,
-  two_phase_moves_less,
-)
-from resjax.typing import Array, PyTree
-
-TWO_PHASE = ("auto", "always", "never")
+from resjax.kernels.depth_attention import Sources, depth_attention_merge
+from resjax.typing import Array
 
 
 class _OutputReader(DepthReader):
@@ -139,41 +131,16 @@ class BlockAttnRes(DepthBlocks, _OutputReader):
     github.com/kimmichtank/rms-block-attnres, whose blocks are 4 sublayers.
   """
 
-  def __init__(self, *, rms_block: bool = False, two_phase: str = "auto", **options: Any):
+  def __init__(self, *, rms_block: bool = False, **options: Any):
     super().__init__(**options)
     check_flag("rms_block", rms_block)
-    check_option("two_phase", two_phase, two_phase in TWO_PHASE, ", ".join(TWO_PHASE))
-    fits = two_phase != "always" or self.num_heads == 1
-    check_option("two_phase", two_phase, fits, f"auto, never with num_heads={self.num_heads}")
     self.rms_block = rms_block
-    self.two_phase = two_phase
     self.equals_standard_at_init = not rms_block
 
   def init(self, x: Array, tokens: TokenContext | None = None) -> DepthState:
     """See `Combinator.init`. Sites read the first running sum; the last one becomes the source."""
     sums = (jnp.zeros_like(x),) * (2 if self.rms_block else 1)
     return DepthState(Sources(recent=(x,)), sums)
-
-  def open_block(self, sources: Sources) -> tuple[Sources, PyTree]:
-    """See `Combinator.open_block`. This is the first of two phases, the reads of all sites."""
-    queries, key_scales = (p[...].reshape(-1, self.d_model) for p in (self.query, self.key_scale))
-    if not self._in_two_phases(sources, queries):
-      return sources, None
-    returned: Any = depth_attention_block(  # a pair, because of return_sources
-      sources, queries, key_scales=key_scales, return_sources=True, **self._kernel_options()
-    )
-    reads, sources = returned
-    return sources, reads
-
-  def _in_two_phases(self, sources: Sources, queries: Array) -> bool:
-    """Returns whether a scan reads complete sources once per block, see `two_phase`."""
-    if self.two_phase != "auto":
-      return self.two_phase == "always"
-    on_average = (self.num_blocks + 1) / 2  # before the blocks 1, 2, ... sources are complete
-    moves_less = two_phase_moves_less(on_average, len(queries))
-    options = self._kernel_options()
-    options.pop("eps")
-    return self.num_heads == 1 and moves_less and has_block_kernel(sources, queries, **options)
 
   def close_block(self, state: DepthState) -> DepthState:
     """See `Combinator.close_block`. A sum of the running block becomes a source."""
@@ -195,7 +162,6 @@ class BlockAttnRes(DepthBlocks, _OutputReader):
   def _read(
     self, state: DepthState, layer: Layer, site: str, norm: PreNorm | None
   ) -> tuple[Views, Any]:
-    within = layer % self.layers_per_block
     started = self._has_started(layer, site)
     running, *others = state.running
     if state.opened is None:
@@ -203,10 +169,9 @@ class BlockAttnRes(DepthBlocks, _OutputReader):
       h, sources = self._attend(sources, layer, site, started, norm)
       sources, running = sources.pop()
       return {"x": h}, DepthState(sources, (running, *others))
-    slot = within * len(self.sites) + self.sites.index(site)
     h, running, opened = depth_attention_merge(
       state.opened,
-      slot,
+      self._slot(layer, site),
       running,
       self._row(self.query, layer, site),
       key_scale=self._row(self.key_scale, layer, site),

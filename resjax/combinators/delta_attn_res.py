@@ -10,7 +10,7 @@ from resjax.combinators.base import OUTPUT, Layer, TokenContext, Views, check_fl
 from resjax.combinators.depth_reader import DepthBlocks, DepthReader
 from resjax.combinators.numerics import project, recomputed, scaled_add
 from resjax.combinators.source import DepthState, check_layer
-from resjax.kernels.depth_attention import Sources
+from resjax.kernels.depth_attention import Sources, depth_attention_row
 from resjax.typing import Array
 
 _GATES = ("none", "scalar", "vector", "alpha")
@@ -68,14 +68,19 @@ class _DeltaReader(DepthReader):
 
   def read(self, state: DepthState, layer: Layer, site: str) -> tuple[Views, Any]:
     """See `Combinator.read`. The tape holds the sources for the next reader."""
-    stream, sources = self.final(state), state.sources
+    stream = self.final(state)
+    routed, tape = self._routed(state, layer, site)
+    return {"x": scaled_add(self._gate(stream, layer, site), routed, stream)}, tape
+
+  def _routed(self, state: DepthState, layer: Layer, site: str) -> tuple[Array, DepthState]:
+    """Returns the read of a site [B, T, D], and the state for the next reader."""
+    sources = state.sources
     if self.null_source:
       sources = self._with_null(sources, layer, site)
     routed, sources = self._attend(sources, layer, site)
     if self.null_source:
       sources, _ = sources.pop()
-    h = scaled_add(self._gate(stream, layer, site), routed, stream)
-    return {"x": h}, DepthState(sources, state.running)
+    return routed, DepthState(sources, state.running)
 
   def _gate(self, stream: Array, layer: Layer, site: str) -> Array:
     """Returns g: a scalar, or one number per channel and token."""
@@ -172,6 +177,8 @@ class DeltaBlockAttnRes(DepthBlocks, _DeltaReader):
 
   Args:
     layers_per_block: layers summed into one source, 1..L; the last block may be shorter.
+    two_phase: whether a scan reads all sources once per block, as in `block_attn_res`; without a
+      null source.
     output_gate: `none`, `scalar`, `vector` or `alpha`.
     null_source: whether the softmax has a null source.
     num_heads: H, a divisor of D.
@@ -179,18 +186,31 @@ class DeltaBlockAttnRes(DepthBlocks, _DeltaReader):
     implementation: of the read, see `depth_attention`; `auto` takes the best that can run.
 
   Raises:
-    ValueError: layers_per_block, output_gate, num_heads or eps out of range.
+    ValueError: layers_per_block, two_phase, output_gate, num_heads or eps out of range.
 
   Source: Delta Attention Residuals (Block), arXiv 2605.18855; see `delta_attn_res`.
   """
 
   def __init__(self, **options: Any):
     super().__init__(**options)
+    fits = self.two_phase != "always" or not self.null_source
+    check_option("two_phase", self.two_phase, fits, "auto, never with null_source=True")
     self.equals_standard_at_init = self.output_gate == "alpha"
 
   def init(self, x: Array, tokens: TokenContext | None = None) -> DepthState:
     """See `Combinator.init`. Sites hand on the stream and the sum of the running block."""
     return DepthState(Sources(recent=(x,)), (x, jnp.zeros_like(x)))
+
+  def _in_two_phases(self, sources: Sources, queries: Array) -> bool:
+    """See `DepthBlocks`. A null source is not the same for all sites."""
+    return not self.null_source and super()._in_two_phases(sources, queries)
+
+  def _routed(self, state: DepthState, layer: Layer, site: str) -> tuple[Array, DepthState]:
+    """No source changes within a block: with two phases the first one has all its reads."""
+    if state.opened is None:
+      return super()._routed(state, layer, site)
+    routed, opened = depth_attention_row(state.opened, self._slot(layer, site))
+    return routed, DepthState(state.sources, state.running, opened)
 
   def close_block(self, state: DepthState) -> DepthState:
     """See `Combinator.close_block`. The sum of the running block becomes a source."""
@@ -204,7 +224,7 @@ class DeltaBlockAttnRes(DepthBlocks, _DeltaReader):
     """See `Combinator.write`. The last integer layer of a block closes it."""
     check_layer(layer, state.sources)
     stream, delta = state.running
-    state = DepthState(tape.sources, (stream + out, delta + out))
+    state = DepthState(tape.sources, (stream + out, delta + out), tape.opened)
     return self._close_if_ended(state, layer, site)
 
   def final(self, state: DepthState) -> Array:

@@ -9,10 +9,18 @@ from flax import nnx
 from resjax.combinators.base import OUTPUT, Layer, Strategy, check_option
 from resjax.combinators.pre_norm import PreNorm
 from resjax.combinators.source import DepthState, SourceCombinator
-from resjax.kernels.depth_attention import IMPLEMENTATIONS, Sources, depth_attention
-from resjax.typing import Array, wide_dtype
+from resjax.kernels.depth_attention import (
+  IMPLEMENTATIONS,
+  Sources,
+  depth_attention,
+  depth_attention_block,
+  has_block_kernel,
+  two_phase_moves_less,
+)
+from resjax.typing import Array, PyTree, wide_dtype
 
 Flag = bool | Array
+TWO_PHASE = ("auto", "always", "never")
 
 
 class DepthReader(SourceCombinator):
@@ -117,20 +125,53 @@ class DepthReader(SourceCombinator):
     return options | {"out_norm_scale": norm.scale, "out_norm_eps": norm.eps}
 
 
-class DepthBlocks(SourceCombinator):
-  """A combinator that completes a source after every `layers_per_block` layers, and at the end.
+class DepthBlocks(DepthReader):
+  """A reader that completes a source after every `layers_per_block` layers, and at the end.
 
   Args:
     layers_per_block: layers of one depth block, 1..L; the last block may be shorter.
+    two_phase: whether a scan reads the complete sources once for all sites of a block; the function
+      is the same up to rounding. `auto` does so where a kernel can run and moves fewer bytes.
+      `always` needs one head, and uses plain JAX where no kernel can run. `never` reads all sources
+      at every site.
   """
 
   strategy: Strategy = "depth_blocks"
 
-  def __init__(self, *, layers_per_block: int = 3, **options: Any):
+  def __init__(self, *, layers_per_block: int = 3, two_phase: str = "auto", **options: Any):
     super().__init__(**options)
     in_range = 1 <= layers_per_block <= self.num_layers
     check_option("layers_per_block", layers_per_block, in_range, f"1..{self.num_layers} (layers)")
+    check_option("two_phase", two_phase, two_phase in TWO_PHASE, ", ".join(TWO_PHASE))
+    fits = two_phase != "always" or self.num_heads == 1
+    check_option("two_phase", two_phase, fits, f"auto, never with num_heads={self.num_heads}")
     self.layers_per_block = layers_per_block
+    self.two_phase = two_phase
+
+  def open_block(self, sources: Sources) -> tuple[Sources, PyTree]:
+    """See `Combinator.open_block`. The first of two phases is the reads of all sites."""
+    queries, key_scales = (p[...].reshape(-1, self.d_model) for p in (self.query, self.key_scale))
+    if not self._in_two_phases(sources, queries):
+      return sources, None
+    returned: Any = depth_attention_block(  # a pair, because of return_sources
+      sources, queries, key_scales=key_scales, return_sources=True, **self._kernel_options()
+    )
+    reads, sources = returned
+    return sources, reads
+
+  def _in_two_phases(self, sources: Sources, queries: Array) -> bool:
+    """Returns whether a scan reads complete sources once per block, see `two_phase`."""
+    if self.two_phase != "auto":
+      return self.two_phase == "always"
+    on_average = (self.num_blocks + 1) / 2  # before the blocks 1, 2, ... sources are complete
+    moves_less = two_phase_moves_less(on_average, len(queries))
+    options = self._kernel_options()
+    options.pop("eps")
+    return self.num_heads == 1 and moves_less and has_block_kernel(sources, queries, **options)
+
+  def _slot(self, layer: Layer, site: str) -> Layer:
+    """Returns the number of a site among those of its depth block."""
+    return layer % self.layers_per_block * len(self.sites) + self.sites.index(site)
 
   def _written(self) -> tuple[str, ...]:
     return tuple(f"block {number}" for number in range(self.num_blocks))

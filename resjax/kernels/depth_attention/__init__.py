@@ -12,7 +12,7 @@ into one new source, the *running sum*:
 - *Two phases*: when a depth block opens, phase 1 (`depth_attention_block`) computes all its S reads
   from the sources that are complete by then, each of which is loaded once. At every sublayer, phase
   2 (`depth_attention_merge`) merges one of these results with the running sum, the only source that
-  has changed since. `two_phase_moves_less` says when this moves fewer bytes.
+  has changed since; where sublayers change no source it only takes one (`depth_attention_row`). `two_phase_moves_less` says when this moves fewer bytes.
 
 Sums of sources with given weights, without a softmax, are `depth_sum` and `gated_depth_sum`.
 
@@ -56,6 +56,7 @@ from resjax.kernels.depth_attention.sources import store as store
 from resjax.kernels.depth_attention.two_phase import BlockRead as BlockRead
 from resjax.kernels.depth_attention.two_phase import depth_attention_block as depth_attention_block
 from resjax.kernels.depth_attention.two_phase import depth_attention_merge as depth_attention_merge
+from resjax.kernels.depth_attention.two_phase import depth_attention_row as depth_attention_row
 from resjax.kernels.depth_attention.two_phase import has_block_kernel as has_block_kernel
 from resjax.kernels.depth_attention.two_phase import two_phase_moves_less as two_phase_moves_less
 from resjax.kernels.depth_attention.weighted_sum import depth_sum as depth_sum

@@ -229,6 +229,37 @@ def depth_attention_merge(
   return y, running, reads._replace(out=out, lse=lse)
 
 
+@jax.custom_vjp
+def depth_attention_row(reads: BlockRead, slot: Array | int) -> tuple[Array, BlockRead]:
+  """One read of phase 1, where nothing has changed since: the sublayers add to no source.
+
+  The reads are returned so that the next row can be taken of them, like threaded sources. The
+  reverse pass then overwrites one row of their cotangents and leaves the others, see
+  `depth_attention_merge`. Each row may be taken once at most.
+
+  Args:
+    reads: result of phase 1.
+    slot: index of the read, 0..S-1; may be traced.
+
+  Returns:
+    Row `slot` of `reads.out` [..., D]; and the reads.
+  """
+  return jax.lax.dynamic_index_in_dim(reads.out, slot, keepdims=False), reads
+
+
+def _row_forward(reads: BlockRead, slot: Array | int) -> tuple[tuple[Array, BlockRead], Any]:
+  return depth_attention_row(reads, slot), slot
+
+
+def _row_backward(slot: Array | int, cotangents: tuple[Array, BlockRead]) -> tuple[BlockRead, None]:
+  d_row, d_reads = cotangents
+  d_out = jax.lax.dynamic_update_index_in_dim(d_reads.out, d_row, slot, 0)
+  return d_reads._replace(out=d_out), None
+
+
+depth_attention_row.defvjp(_row_forward, _row_backward)
+
+
 def _options(eps: float, adds: bool, threaded: bool, layout: Layout | None, interpret: Any) -> Read:
   layout = Layout() if layout is None else layout
   return Read(1, eps, adds, threaded, "", layout, interpret, out_norm_eps=eps)

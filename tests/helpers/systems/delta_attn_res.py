@@ -44,6 +44,7 @@ def delta_block_attn_res(
   output_gate="none",
   null_source=False,
   num_heads=1,
+  two_phase="",
   eps=1e-6,
 ):
   """Deltas are differences of snapshots of the stream, taken where a block begins."""
@@ -81,6 +82,7 @@ CASES = (
   Case("delta_attn_res", {"output_gate": "vector", "null_source": True}, standard_at_init=True),
   *(_blocks(length) for length in (1, 2, 5)),
   _blocks(2, {"num_heads": 4}),
+  _blocks(2, {"two_phase": "always", "output_gate": "vector"}),
   _blocks(2, {"output_gate": "scalar"}),
   _blocks(2, {"output_gate": "vector"}),
   _blocks(1, {"output_gate": "alpha"}, standard_at_init=True, learns_at_init=("alpha",)),
@@ -119,4 +121,9 @@ BAD_OPTIONS = (  # for 3 layers, D = 8
   ("delta_block_attn_res", {"num_heads": 16}, ["num_heads=16", "divisors of d_model=8"]),
   ("delta_block_attn_res", {"layers_per_block": 0}, ["layers_per_block=0", "1..3"]),
   ("delta_block_attn_res", {"layers_per_block": 4}, ["layers_per_block=4", "1..3"]),
+  (
+    "delta_block_attn_res",
+    {"two_phase": "always", "null_source": True},
+    ["two_phase='always'", "auto, never", "null_source=True"],
+  ),
 )
