@@ -51,7 +51,7 @@ def dataset(folder, fingerprint="a"):
     ),
     ({"model__value_residual": "all"}, ["config.model.value_residual='all'", "none, learned"]),
     ({"model__norm": "batchnorm"}, ["config.model.norm='batchnorm'", "rmsnorm, layernorm"]),
-    ({"model__remat": "half"}, ["config.model.remat='half'", "none, full, dots"]),
+    ({"model__remat": "half"}, ["config.model.remat='half'", "none, dots, full"]),
     ({"model__dtype": "int8"}, ["config.model.dtype='int8'", "bfloat16"]),
     ({"train__batch_size": 12}, ["config.train.batch_size=12", "8", "config.mesh.data"]),
     ({"train__microbatches": 3}, ["config.train.batch_size=8", "config.train.microbatches=3"]),

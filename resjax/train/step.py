@@ -63,18 +63,15 @@ def make_train_step(
     shardings = jax.tree.map(layout.moments, model.abstract)
     return jax.lax.with_sharding_constraint(tree, shardings)
 
-  def gradient(params: PyTree, batch: Batch, token_bytes: Array) -> tuple[PyTree, LossSums]:
-    gradients, sums = jax.grad(objective_sum, has_aux=True)(params, batch, token_bytes)
-    return parts(gradients), sums
-
+  gradient = jax.grad(objective_sum, has_aux=True)
   if config.microbatches > 1:
-    gradient = _accumulated(gradient, config.microbatches)
+    gradient = _accumulated(gradient, parts, config.microbatches)
 
   def train_step(state: TrainState, batch: Batch, token_bytes: Array) -> tuple[TrainState, Metrics]:
     gradients, sums = gradient(state.params, batch, token_bytes)
     with jax.named_scope("optimizer"):
       tokens = jnp.maximum(sums.tokens, 1.0)
-      gradients = jax.tree.map(lambda g: g / tokens, gradients)
+      gradients = jax.tree.map(lambda g: g / tokens, parts(gradients))
       params = parts(state.params)
       updates, opt_state = optimizer.update(gradients, state.opt_state, params)
       new = optax.apply_updates(params, updates), opt_state
@@ -112,16 +109,24 @@ def make_eval_step(
   return jax.jit(eval_step, compiler_options=dict(compiler_options or {}))
 
 
-def _accumulated(gradient: Gradient, parts: int) -> Gradient:
-  """Returns a function that adds the gradients and loss sums of the microbatches of a batch."""
+def _accumulated(
+  gradient: Gradient, parts: Callable[[PyTree], PyTree], microbatches: int
+) -> Gradient:
+  """Returns a function that adds the gradients and loss sums of the microbatches of a batch.
+
+  Args:
+    gradient: returns those of a microbatch.
+    parts: splits gradients as they are added up.
+    microbatches: their number.
+  """
 
   def accumulated(params: PyTree, batch: Batch, token_bytes: Array) -> tuple[PyTree, LossSums]:
     def body(total: PyTree, microbatch: Batch) -> tuple[PyTree, None]:
-      new = gradient(params, microbatch, token_bytes)
-      return jax.tree.map(jnp.add, total, new), None
+      gradients, sums = gradient(params, microbatch, token_bytes)
+      return jax.tree.map(jnp.add, total, (parts(gradients), sums)), None
 
     zeros = jax.tree.map(jnp.zeros_like, params), LossSums.zeros()
-    return jax.lax.scan(body, zeros, _split(batch, parts))[0]
+    return jax.lax.scan(body, zeros, _split(batch, microbatches))[0]
 
   return accumulated
 

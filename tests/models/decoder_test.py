@@ -182,7 +182,7 @@ def test_rezero_chooses_whether_layers_have_pre_norms(pre_norm):
     ({"mlp": "relu"}, "mlp='relu' must be one of swiglu, geglu"),
     ({"positions": "none"}, "positions='none' must be one of rope, learned"),
     ({"dtype": "int8"}, "dtype='int8' must be one of bfloat16"),
-    ({"remat": "half"}, "remat='half' must be one of none, full, dots"),
+    ({"remat": "half"}, "remat='half' must be one of none, dots, full"),
     ({"depth": "while"}, "depth='while' must be one of scan, loop"),
   ],
 )

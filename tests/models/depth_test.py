@@ -38,7 +38,7 @@ def test_wrong_number_of_layers_is_refused(name, unroll):
 
 
 def test_unknown_remat_is_refused():
-  with pytest.raises(ValueError, match="remat='half' is not known; allowed: none, full, dots"):
+  with pytest.raises(ValueError, match="remat='half' is not known; allowed: none, dots, full"):
     toy.run(toy.build("standard", {}), toy.layers(), toy.embeddings(), remat="half")
 
 
