@@ -30,6 +30,7 @@ from launch import cli, topology
 from resjax import experiment
 from resjax.aot import absent_devices, compile_step, suggest_settings, table
 from resjax.aot.absent_devices import AbsentSlices
+from resjax.aot.depth_floor import Floor
 from resjax.aot.memory import GIB, DoesNotFitError
 from resjax.aot.streams import Streams
 from resjax.runs.config import Run
@@ -58,7 +59,7 @@ def main() -> None:
   console = Console(stderr=_JSON.value)
   fits, report = (_search if _SEARCH.value else _once)(run, target, console)
   if _STREAMS.value and fits:
-    report |= _against_standard(config, run, target, report["streams"], console)
+    report |= _against_standard(config, run, target, report, console)
   text = json.dumps(_head(run, target) | report, indent=2)
   if _JSON.value:
     print(text)
@@ -95,13 +96,16 @@ def _search(run: Run, target: AbsentSlices, console: Console) -> tuple[bool, dic
 
 
 def _against_standard(
-  config: ConfigDict, run: Run, target: AbsentSlices, streams: dict, console: Console
+  config: ConfigDict, run: Run, target: AbsentSlices, report: dict, console: Console
 ) -> dict:
   """Prints the traffic of the step beside that of the same model with the residual `standard`."""
   config = config.copy_and_resolve_references()
   config.model.residual.name = "standard"
+  console.print("compiling the same model with the residual standard", highlight=False)
   standard = compile_step.compile_step(experiment.build(config, target.devices)).streams
-  table.show_streams(run.decoder.residual.name, Streams(**streams), standard, console)
+  floor = Floor(**report["floor"]) if report["floor"] else None
+  name, streams = run.decoder.residual.name, Streams(**report["streams"])
+  table.show_streams(name, streams, standard, floor, console)
   return {"standard_streams": dataclasses.asdict(standard)}
 
 

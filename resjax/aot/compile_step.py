@@ -10,6 +10,7 @@ import jax
 
 from resjax.aot import hlo
 from resjax.aot.collectives import Collective, collectives
+from resjax.aot.depth_floor import Floor, depth_floor
 from resjax.aot.hlo_calls import unknown_loops
 from resjax.aot.matrix_flops import matrix_flops
 from resjax.aot.memory import DoesNotFitError, Memory, count_arguments, measure, refusal
@@ -48,6 +49,7 @@ class Report:
       loop once; None if the compiler has no count.
     collectives: what devices exchange.
     streams: memory traffic of one device by our own count, which has loops times their trips.
+    floor: the least of that traffic that depth attention needs; None without a formula for it.
     unknown_loops: the loops that count once because their trips could not be read.
     lower_seconds: wall time until the program was handed to the compiler.
     compile_seconds: wall time of the compiler.
@@ -60,6 +62,7 @@ class Report:
   bytes_accessed: float | None
   collectives: tuple[Collective, ...]
   streams: Streams
+  floor: Floor | None
   unknown_loops: tuple[str, ...]
   lower_seconds: float
   compile_seconds: float
@@ -113,6 +116,7 @@ def compile_step(run: Run) -> Report:
     bytes_accessed=costs.get("bytes accessed"),
     collectives=tuple(collectives(module, run.layout.mesh)),
     streams=count_streams(module, run),
+    floor=depth_floor(programs.model.combinator, run.decoder.remat, run.decoder.dtype),
     unknown_loops=tuple(unknown_loops(module)),
     lower_seconds=lower_seconds,
     compile_seconds=compile_seconds,

@@ -5,6 +5,7 @@ reads or writes a part of counts with that part, and a kernel that skips sources
 that it reads.
 """
 
+import collections
 import dataclasses
 import math
 import re
@@ -130,19 +131,35 @@ def _kernel(integers: Integers, line: Instruction, operands: list[Instruction]) 
   return Moved(total, total - on_chip)
 
 
+def reads_by_count(line: Instruction) -> bool:
+  """Returns whether an instruction is a kernel that is told how many sources it reads."""
+  return line.opcode == "custom-call" and _kernel_name(line) in _PER_SOURCE
+
+
+def num_valid(integers: Integers, line: Instruction) -> int | None:
+  """Returns how many slots of its bank such a kernel reads, None if that depends on data."""
+  counts = integers.value(line.operands[0])
+  return None if counts is None else counts[0]
+
+
 def _skipped(integers: Integers, line: Instruction, operands: list[Instruction]) -> float:
-  """Returns what a depth-attention kernel declares for the slots that no source is in."""
-  name = re.sub(r"[.\d]+$", "", line.name)
-  counts = integers.value(line.operands[0]) if name in _PER_SOURCE else None
-  if counts is None:
+  """Returns what a depth-attention kernel declares for the slots that no source is in.
+
+  A kernel takes its bank [N, T, D] N times, once for each slot.
+  """
+  if not reads_by_count(line) or (valid := num_valid(integers, line)) is None:
     return 0
-  banks = [part for part in operands if len(part.arrays[0][1]) == 3 and part.arrays[0][0] == 16]
-  if not banks:
-    return 0
-  slots = max(part.arrays[0][1][0] for part in banks)
-  valid = counts[0]
-  bits, (_, tokens, width) = next(part.arrays[0] for part in banks if part.arrays[0][1][0] == slots)
-  return (slots - valid) * _PER_SOURCE[name] * bits * tokens * width / 8
+  times = collections.Counter(line.operands)
+  for operand in operands:
+    slots = times[operand.name]
+    if len(sizes := operand.arrays[0][1]) == 3 and sizes[0] == slots:
+      per_slot = _PER_SOURCE[_kernel_name(line)] * operand.num_bytes / slots
+      return (slots - valid) * per_slot
+  return 0
+
+
+def _kernel_name(line: Instruction) -> str:
+  return line.name.rstrip(".0123456789")
 
 
 def _fusion(module: Module, line: Instruction, operands: list[Instruction]) -> Moved:
@@ -155,7 +172,8 @@ def _fusion(module: Module, line: Instruction, operands: list[Instruction]) -> M
     total += _at(operand.shape, min(_read(module, inside, number), operand.num_bytes))
   shapes, roots = array_shapes(line.shape), _results(inside)
   if len(shapes) != len(roots):  # one instruction makes several, such as a sort
-    return total + _whole(line.shape)
+    given = len(operands) if _SEMAPHORE in line.shape else 0  # the start of an exchange has both
+    return sum(map(_whole, shapes[given:]), total)
   for shape, root in zip(shapes, roots, strict=True):
     if accompanies and root.opcode in ("parameter", "custom-call", *KINDS):
       continue

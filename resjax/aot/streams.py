@@ -9,9 +9,10 @@ import collections
 import dataclasses
 from collections.abc import Mapping
 
-from resjax.aot.hlo import Module
+from resjax.aot.hlo import Instruction, Module
 from resjax.aot.hlo_calls import runs
-from resjax.aot.moved_bytes import Moved, moved
+from resjax.aot.hlo_integers import Integers
+from resjax.aot.moved_bytes import Moved, moved, num_valid, reads_by_count
 from resjax.aot.parts import PARTS, Parts
 from resjax.runs.config import Run
 
@@ -26,10 +27,13 @@ class Streams:
     total: what each part moves, wherever the arrays are. An array that is prefetched into on-chip
       memory counts when it is copied there and when it is read there.
     hbm: what each part moves from and to the device's main memory.
+    guessed: the instructions that count in full because it depends on data what they move:
+      conditionals, all of whose branches count, and kernels, which count with all their sources.
   """
 
   total: Mapping[str, float]
   hbm: Mapping[str, float]
+  guessed: tuple[str, ...]
 
   @property
   def sum(self) -> float:
@@ -49,11 +53,13 @@ def count_streams(module: Module, run: Run) -> Streams:
     module: the compiled step.
     run: what it trains.
   """
-  parts = Parts(module)
+  parts, guessed = Parts(module), set()
   found: dict[str, Moved] = collections.defaultdict(lambda: Moved(0, 0))
   for one in runs(module):
     computation = one.integers.computation
     for line in computation.instructions.values():
+      if _is_guessed(one.integers, line):
+        guessed.add(line.name)
       bytes_moved = moved(one.integers, line)
       if bytes_moved.total:
         found[parts.of(computation, line)] += bytes_moved * one.times
@@ -61,7 +67,15 @@ def count_streams(module: Module, run: Run) -> Streams:
   return Streams(
     {part: found[part].total / unit for part in PARTS},
     {part: found[part].hbm / unit for part in PARTS},
+    tuple(sorted(guessed)),
   )
+
+
+def _is_guessed(integers: Integers, line: Instruction) -> bool:
+  """Returns whether the traffic of an instruction depends on integers that are not known."""
+  if reads_by_count(line):
+    return num_valid(integers, line) is None
+  return line.opcode == "conditional" and integers.scalar(line.operands[0]) is None
 
 
 def stream_bytes(run: Run) -> float:

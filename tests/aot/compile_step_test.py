@@ -213,7 +213,7 @@ def test_search_finds_the_cheapest_and_largest_that_fit(limit, expected):
       raise refused(1, 40)
     return dataclasses.replace(report, cpu_seconds=rows)
 
-  report = compile_step.Report(None, None, 0.0, (), None, (), 0.0, 0.0, 0.0, "")
+  report = compile_step.Report(None, None, 0.0, (), None, None, (), 0.0, 0.0, 0.0, "")
   tries = list(suggest_settings.search(run, attempt))
   best = suggest_settings.best(tries)
   assert (best and (best.remat, best.rows)) == expected

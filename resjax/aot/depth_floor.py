@@ -1,0 +1,121 @@
+"""The least memory traffic of depth attention in a training step, by formulas.
+
+The kernels of a fused read must read every source once and write what it gives; these figures count
+that and nothing else, in streams per sublayer (see `streams`), averaged over all sublayers of the
+network. What a `standard` residual moves is not subtracted.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+
+import jax.numpy as jnp
+
+from resjax.combinators.attn_res import AttnRes, BlockAttnRes
+from resjax.combinators.base import Combinator
+from resjax.kernels.depth_attention import bf16_remainder, two_phase_moves_less
+
+_WORD = jnp.int16  # in which the kernels keep low bits
+_LANES = 128
+
+
+@dataclasses.dataclass(frozen=True)
+class Floor:
+  """The least traffic of the depth reads of a step, in streams per sublayer.
+
+  Attributes:
+    reads: the forward pass of all reads but the last: direct ones, or merges.
+    again: the same once more, where the reverse pass recomputes it.
+    reverse: their reverse pass.
+    phase_1: phase 1 of reads in two phases, in the forward pass and again in the reverse pass.
+    phase_1_reverse: its reverse pass.
+    final: the read of the output, forward and reverse.
+  """
+
+  reads: float
+  again: float
+  reverse: float
+  phase_1: float
+  phase_1_reverse: float
+  final: float
+
+  @property
+  def sum(self) -> float:
+    """All of it."""
+    return sum(dataclasses.astuple(self))
+
+
+def depth_floor(combinator: Combinator, remat: str, dtype: str) -> Floor | None:
+  """Returns the least traffic of a combinator, None if this module has no formula for it.
+
+  Let a depth block have c sources when it begins, and S sublayers.
+
+  two phases: phase 1 reads c sources and writes S results; forwards twice, because the reverse
+    pass opens each block again. In reverse it reads c sources, their cotangents so far and S
+    cotangents, and writes c cotangents. A merge reads its result of phase 1 and the running sum,
+    and writes the view: 3; where the reverse pass follows it also writes the low bits l of the view
+    (1/4 where D is a multiple of 512). In reverse it reads the view and l, its cotangent, the
+    running sum and its cotangent so far, and writes two cotangents: 6 + l.
+  direct: a read of n sources moves n + 1, and 3 n + 1 in reverse: the sources, their cotangents so
+    far and the cotangent of the view in, the cotangents of the sources out.
+
+  Norms are in the reads, and the residual addition is in the product before it, so neither counts.
+
+  Args:
+    combinator: the residual system of the decoder.
+    remat: config.model.remat; all but `none` run the reads of a layer once more.
+    dtype: that of the activations.
+  """
+  if not isinstance(combinator, AttnRes | BlockAttnRes):
+    return None
+  sites = len(combinator.sites)
+  count = combinator.num_layers * sites
+  if isinstance(combinator, AttnRes):
+    return _direct([index + 1 for index in range(count)], count + 1, remat)
+  size = combinator.layers_per_block * sites
+  blocks = [(1 + b, min(size, count - b * size)) for b in range(combinator.num_blocks)]
+  last = 1 + combinator.num_blocks
+  if not _reads_in_two_phases(combinator, size):
+    counts = [c + (place > 0) for c, sublayers in blocks for place in range(sublayers)]
+    return _direct(counts, last, remat)
+  low = _low_bits(combinator.d_model, dtype)
+  again = remat != "none"
+  return Floor(
+    reads=3 if again else 3 + low,
+    again=3 + low if again else 0,
+    reverse=6 + low,
+    phase_1=2 * sum(c + sublayers for c, sublayers in blocks) / count,
+    phase_1_reverse=sum(3 * c + sublayers for c, sublayers in blocks) / count,
+    final=_final(last) / count,
+  )
+
+
+def _direct(counts: Sequence[int], last: int, remat: str) -> Floor:
+  """Returns the floor of reads of so many sources each; the last read has `last`."""
+  forward = sum(n + 1 for n in counts) / len(counts)
+  return Floor(
+    reads=forward,
+    again=0 if remat == "none" else forward,
+    reverse=sum(3 * n + 1 for n in counts) / len(counts),
+    phase_1=0,
+    phase_1_reverse=0,
+    final=_final(last) / len(counts),
+  )
+
+
+def _final(sources: int) -> int:
+  """Returns n + 1 forwards and 3 n + 1 in reverse, in which nothing is recomputed."""
+  return 4 * sources + 2
+
+
+def _reads_in_two_phases(combinator: BlockAttnRes, sublayers: int) -> bool:
+  if combinator.two_phase != "auto":
+    return combinator.two_phase == "always"
+  on_average = (combinator.num_blocks + 1) / 2
+  return combinator.num_heads == 1 and two_phase_moves_less(on_average, sublayers)
+
+
+def _low_bits(width: int, dtype: str) -> float:
+  """Returns the streams of the further bits of a view, see `bf16_remainder`."""
+  if not bf16_remainder.is_kept(jnp.dtype(dtype)):
+    return 0
+  return bf16_remainder.num_words(width // _LANES, _WORD) * _LANES / width

@@ -1,0 +1,196 @@
+"""Streams of programs: known ones, and real steps against a count that shares no code with ours."""
+
+import pathlib
+
+import jax
+import pytest
+from flax import nnx
+
+from configs import base, llama_1p3b
+from resjax import combinators, experiment
+from resjax.aot import absent_devices, hlo
+from resjax.aot.depth_floor import depth_floor
+from resjax.aot.hlo_calls import runs
+from resjax.aot.moved_bytes import moved
+from resjax.aot.parts import (
+  ATTENTION, COLLECTIVES, DEPTH, LOOPS, NORMS, PREFETCHES, PROJECTIONS, Parts,
+)  # fmt: skip
+from resjax.aot.streams import count_streams, stream_bytes
+from resjax.train import program
+from tests.helpers.libtpu import needs_libtpu
+from tests.helpers.xla_bytes import Known, step_bytes
+
+PROGRAMS = pathlib.Path(__file__).parent / "programs"
+TEXT = (PROGRAMS / "tpu_streams.txt").read_text()
+ARRAY = 8 * 128 * 2  # the bytes of bf16[8,128]
+
+
+def counted(text):
+  """The bytes of each instruction, in all runs, by its name."""
+  found = {}
+  for run in runs(hlo.parse(text)):
+    for line in run.integers.computation.instructions.values():
+      one = moved(run.integers, line)
+      total, hbm = found.get(line.name, (0, 0))
+      found[line.name] = total + one.total * run.times, hbm + one.hbm * run.times
+  return found
+
+
+def per_trip(name):
+  """What an instruction of the loop of six trips moves in one, in arrays."""
+  total, hbm = counted(TEXT)[name]
+  return total / 6 / ARRAY, hbm / 6 / ARRAY
+
+
+@pytest.mark.parametrize(
+  ("name", "total", "hbm"),
+  [
+    ("product", 1 + 16 + 1 + 1, 19),  # view, one weight of a stack of six, addend, result
+    ("store", 1 + 1, 2),  # one row of a stack is written
+    ("turned", 1 + 1, 2),  # by a fusion that only relabels
+    ("prefetch", 1 + 1, 1),
+    ("prefetched", 0, 0),
+    ("scaled", 2 + 1, 1),  # reads on chip
+    ("splash.1", 2 + 1, 3),  # declares nothing
+    ("depth_attention_merge_forward.1", 3.25, 2.25),  # declares it; one array is on chip
+    # Every other trip, with 4 slots, 2 rows, and sources 1, 2 and 3.
+    ("depth_attention_block_forward.1", (3 * 2 + 1 + 2 + 3) / 6, 2),
+    ("empty", 0, 0),
+  ],
+)
+def test_an_instruction_moves_what_it_reads_and_writes(name, total, hbm):
+  assert per_trip(name) == pytest.approx((total, hbm), rel=2e-3)
+
+
+def test_a_program_moves_what_an_independent_count_says():
+  known = Known(trips=lambda _: 6, shares=(0.5, 0.5), sources=lambda _: (2, 1))
+  total = sum(total for total, _ in counted(TEXT).values())
+  assert step_bytes(TEXT, known) == pytest.approx(total, rel=2e-3)
+
+
+def test_a_branch_and_sources_that_depend_on_data_count_in_full_and_are_named():
+  text = TEXT.replace(
+    "%starts = pred[]{:T(512)} compare(%i,", "%starts = pred[]{:T(512)} never(%i,"
+  )
+  text = text.replace("remainder(%i, %two)", "rng(%zero, %two)")
+  text = text.replace("divide(%o.2, %o.3)", "rng(%o.2, %o.3)")
+  declared = 4 + 2
+  total, _ = counted(text)["depth_attention_block_forward.1"]
+  assert total / 6 / ARRAY == declared
+  found = count_streams(hlo.parse(text), small("block_attn_res"))
+  assert found.guessed == ("cond", "depth_attention_block_forward.1")
+  assert count_streams(hlo.parse(TEXT), small("block_attn_res")).guessed == ()
+
+
+def test_parts():
+  module = hlo.parse(TEXT)
+  body, parts = module.computations["body"], Parts(module)
+  expected = {
+    "product": PROJECTIONS,  # though its last operation is the addition
+    "prefetch": PREFETCHES,
+    "scaled": NORMS,
+    "turned": NORMS,  # has no name, and reads a norm
+    "splash.1": ATTENTION,
+    "depth_attention_merge_forward.1": DEPTH,
+    "store": LOOPS,
+  }
+  assert {name: parts.of(body, body.instructions[name]) for name in expected} == expected
+
+
+# Two fusions that compute while devices exchange, as the compiler for TPUs writes.
+EXCHANGE = """HloModule jit_step, is_scheduled=true
+
+%begin (c.0: bf16[8,128]) -> (bf16[8,128], bf16[32,128], u32[]) {
+  %c.0 = bf16[8,128]{1,0} parameter(0)
+  %c.1 = bf16[32,128]{1,0} all-gather(%c.0), channel_id=1, replica_groups={{0,1,2,3}}, dimensions={0}
+  ROOT %c.2 = (bf16[8,128]{1,0}, bf16[32,128]{1,0}, u32[]{:S(2)}) custom-call(%c.1), custom_call_target="Begin"
+}
+
+%multiply (m.0: bf16[8,128], m.1: bf16[32,128], m.2: u32[], m.3: bf16[8,128]) -> (bf16[8,128], bf16[8,128], bf16[32,128], u32[]) {
+  %m.0 = bf16[8,128]{1,0} parameter(0)
+  %m.1 = bf16[32,128]{1,0} parameter(1)
+  %m.2 = u32[]{:S(2)} parameter(2)
+  %m.3 = bf16[8,128]{1,0} parameter(3)
+  %m.4 = bf16[8,8]{1,0} convolution(%m.3, %m.3), dim_labels=bf_oi->bf, metadata={op_name="jit(step)/mlp/projection/dot"}
+  %m.5 = bf16[32,128]{1,0} all-gather(%m.0), channel_id=1, replica_groups={{0,1,2,3}}, dimensions={0}
+  ROOT %m.6 = (bf16[8,8]{1,0}, bf16[8,128]{1,0}, bf16[32,128]{1,0}, u32[]{:S(2)}) tuple(%m.4, %m.0, %m.5, %m.2)
+}
+
+%end (e.0: bf16[8,128], e.1: bf16[32,128], e.2: u32[]) -> bf16[32,128] {
+  %e.0 = bf16[8,128]{1,0} parameter(0)
+  %e.1 = bf16[32,128]{1,0} parameter(1)
+  %e.2 = u32[]{:S(2)} parameter(2)
+  %e.3 = bf16[32,128]{1,0} all-gather(%e.0), channel_id=1, replica_groups={{0,1,2,3}}, dimensions={0}
+  ROOT %e.4 = bf16[32,128]{1,0} custom-call(%e.0, %e.1, %e.3, %e.2), custom_call_target="End"
+}
+
+ENTRY %main (p.0: bf16[8,128]) -> bf16[32,128] {
+  %p.0 = bf16[8,128]{1,0} parameter(0)
+  %start = (bf16[8,128]{1,0}, bf16[32,128]{1,0}, u32[]{:S(2)}) fusion(%p.0), kind=kCustom, calls=%begin
+  %given = bf16[8,128]{1,0} get-tuple-element(%start), index=0
+  %taken = bf16[32,128]{1,0} get-tuple-element(%start), index=1
+  %flag = u32[]{:S(2)} get-tuple-element(%start), index=2
+  %product = (bf16[8,8]{1,0}, bf16[8,128]{1,0}, bf16[32,128]{1,0}, u32[]{:S(2)}) fusion(%given, %taken, %flag, %p.0), kind=kOutput, calls=%multiply
+  %given.1 = bf16[8,128]{1,0} get-tuple-element(%product), index=1
+  %taken.1 = bf16[32,128]{1,0} get-tuple-element(%product), index=2
+  %flag.1 = u32[]{:S(2)} get-tuple-element(%product), index=3
+  ROOT %done = bf16[32,128]{1,0} fusion(%given.1, %taken.1, %flag.1), kind=kCustom, calls=%end
+}
+"""  # noqa: E501
+
+
+def test_arrays_of_an_exchange_count_where_it_starts():
+  found = {name: total / ARRAY for name, (total, _) in counted(EXCHANGE).items() if total > 10}
+  assert found == pytest.approx({"start": 1 + 4, "product": 1 + 8 * 8 / (8 * 128)}, rel=1e-2)
+  module = hlo.parse(EXCHANGE)
+  main, parts = module.computations["main"], Parts(module)
+  assert parts.of(main, main.instructions["start"]) == COLLECTIVES
+  assert parts.of(main, main.instructions["product"]) == PROJECTIONS
+
+
+def small(residual, devices=None, **changes):
+  """A run whose streams are larger than what else a step moves."""
+  c = base.get_config()
+  c.model.update(num_layers=4, d_model=512, num_heads=4, num_kv_heads=4, mlp_dim=1024, remat="full")
+  c.model.residual.name = residual
+  c.model.residual.block_attn_res.layers_per_block = 1
+  c.data.seq_len = 1024
+  c.data.tokenizer.vocab_size = 1024
+  c.train.update(batch_size=8, microbatches=1)
+  c.update_from_flattened_dict(changes)
+  return experiment.build(c, devices or jax.devices()[:1])
+
+
+def compiled(run):
+  return hlo.text_of(program.build(run).lower_train_step().compile())
+
+
+def independent(text, run):
+  """Streams per sublayer by the count that shares no code with `count_streams`."""
+  decoder, per_block = run.decoder, run.decoder.residual.options.get("layers_per_block", 1)
+  chunks = run.train.batch_size * run.data.seq_len // run.train.loss_chunk
+  blocks = decoder.num_layers // per_block
+
+  def trips(op_name):
+    return chunks if "loss" in op_name else decoder.num_layers
+
+  def sources(kernel):
+    return (blocks + 1) / 2 if "block" in kernel else blocks + 1, 3 if "backward" in kernel else 1
+
+  known = Known(trips, (1 - 1 / per_block, 1 / per_block), sources)
+  return step_bytes(text, known) / stream_bytes(run) / (2 * decoder.num_layers)
+
+
+def floor_of(run):
+  return depth_floor(program.build(run).model.combinator, run.decoder.remat, run.decoder.dtype)
+
+
+@needs_libtpu
+def test_streams_of_a_small_step(no_tpu):
+  """The kernels of two phases move what formulas say; the whole is what XLA's own rules say."""
+  run = small("block_attn_res", absent_devices.describe("v5e-1").devices)
+  text = compiled(run)
+  streams, floor = count_streams(hlo.parse(text), run), floor_of(run)
+  assert streams.guessed == ()
+  assert sum(streams.total.values()) == pytest.approx(independent(text, run), rel=0.005)
+  assert floor.sum < streams.total[DEPTH] < 1.5 * floor.sum

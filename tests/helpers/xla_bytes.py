@@ -1,0 +1,134 @@
+"""A second count of the bytes that a training step moves, which shares nothing with resjax.aot.
+
+XLA's own cost analysis counts every computation, with its own parser and rules. What it cannot know
+is given by hand: trips of loops, how often a branch is taken, and how many sources kernels read.
+"""
+
+import dataclasses
+import functools
+import math
+import re
+from collections.abc import Callable
+
+import jax
+from jaxlib import _hlo, _jax
+
+_SIZE = re.compile(r"(pred|[a-z]+(\d+))\[([\d,]*)\]")
+
+
+@dataclasses.dataclass(frozen=True)
+class Known:
+  """What is known of a step by the way it was written.
+
+  Attributes:
+    trips: a function of a loop's op_name: how often it runs its body.
+    shares: how often each branch of a conditional is taken on average.
+    sources: how many sources a kernel reads on average of those that it declares, and how many
+      arrays [T, D] it moves for each, by a part of the kernel's name.
+  """
+
+  trips: Callable[[str], int]
+  shares: tuple[float, float] = (1, 1)
+  sources: Callable[[str], tuple[float, int]] | None = None
+
+
+def step_bytes(text: str, known: Known) -> float:
+  """Returns the bytes that a compiled program reads and writes.
+
+  Args:
+    text: of the program, compiled for TPUs.
+    known: what the text does not tell.
+  """
+  text = "HloModule step\n" + _joined(text.split("\n", 1)[1])
+  heads = re.compile(r"(?m)^(?:ENTRY )?%([\w.\-]+) \([^\n]*\{$")
+  starts = [(m[1], m.end()) for m in heads.finditer(text)]
+  bodies = {name: text[start : text.index("\n}\n", start)] for name, start in starts}
+  entry = re.search(r"(?m)^ENTRY %([\w.\-]+)", text)
+  assert entry is not None
+
+  def whole(name: str) -> float:
+    """Returns the bytes of a run of a computation with all that it calls."""
+    total = _once(text, name) + _copies_and_kernels(bodies[name], known)
+    for line in bodies[name].splitlines():
+      op_name = re.search(r'op_name="([^"]*)"', line)
+      if found := re.search(r" while\(.*condition=%([\w.\-]+), body=%([\w.\-]+)", line):
+        total -= sum(_once(text, called) for called in found.groups())
+        total += whole(found[2]) * known.trips(op_name[1] if op_name else "")
+      if found := re.search(
+        r" conditional\(.*branch_computations=\{%([\w.\-]+), %([\w.\-]+)", line
+      ):
+        total -= max(_once(text, called) for called in found.groups())
+        total += sum(
+          whole(called) * share for called, share in zip(found.groups(), known.shares, strict=True)
+        )
+    return total
+
+  return whole(entry[1])
+
+
+def _once(text: str, name: str) -> float:
+  """Returns XLA's count of a computation, which has the body of a loop once and no kernel."""
+  alone = re.sub(r"(?m)^ENTRY ", "", text)
+  alone = re.sub(rf"(?m)^%{re.escape(name)} \(", f"ENTRY %{name} (", alone)
+  client = jax.devices("cpu")[0].client
+  costs = _jax.hlo_module_cost_analysis(client, _hlo.hlo_module_from_text(alone))
+  return costs.get("bytes accessed", 0)
+
+
+def _copies_and_kernels(body: str, known: Known) -> float:
+  """Returns what has to be added to XLA's count of a computation.
+
+  XLA counts the arrays of an asynchronous copy each time that its start and its end name them.
+  """
+  total = 0.0
+  for line in body.splitlines():
+    if " copy-done(" in line:
+      size = _bytes(line.split("copy-done(")[0].split(" = ")[1])
+      total += (2 - _times_of_a_copy()) * size
+    if "tpu_custom_call" in line:
+      total += _kernel(line, known)
+  return total
+
+
+@functools.cache
+def _times_of_a_copy() -> float:
+  """Returns how often XLA counts the array of an asynchronous copy; versions differ."""
+  copy = """HloModule copy
+
+ENTRY %main (p: f32[1000000]) -> f32[1000000] {
+  %p = f32[1000000]{0} parameter(0)
+  %start = (f32[1000000]{0:S(1)}, f32[1000000]{0}, u32[]{:S(2)}) copy-start(%p)
+  ROOT %done = f32[1000000]{0:S(1)} copy-done(%start)
+}
+"""
+  return round(_once(copy, "main") / 4e6)
+
+
+def _kernel(line: str, known: Known) -> float:
+  name, rest = line.replace("ROOT", "").strip().split(" = ", 1)
+  declared = re.search(r'"bytes_accessed":"(\d+)"', line)
+  if declared is None or not int(declared[1]):
+    operands = re.search(r"operand_layout_constraints=\{(.*?)\}, \w+=", line)
+    assert operands is not None
+    return _bytes(rest.split(" custom-call(")[0]) + _bytes(operands[1])
+  banks = re.findall(r"bf16\[(\d+),\d+,\d+\]", line.split("operand_layout_constraints=")[1])
+  if known.sources is None or "merge" in name or not banks:
+    return int(declared[1])
+  slots = max(map(int, banks))
+  one = next(size for size in _SIZE.finditer(line) if size[0].startswith(f"bf16[{slots},"))
+  read, arrays = known.sources(name)
+  return int(declared[1]) - (slots - read) * arrays * _bytes(one[0]) / slots
+
+
+def _bytes(text: str) -> int:
+  """Returns the bytes of all arrays that a text names."""
+  total = 0
+  for kind, bits, sizes in _SIZE.findall(text):
+    width = 1 if kind == "pred" else int(bits) // 8
+    total += width * math.prod(int(size) for size in sizes.split(",") if size)
+  return total
+
+
+def _joined(text: str) -> str:
+  """Returns the text with each instruction on one line."""
+  return re.sub(r"\n(?!  |\}\n|%|ENTRY|$|\n)", " ", text)
