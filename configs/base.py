@@ -235,8 +235,8 @@ def train() -> dict:
     "batch_size": 32,  # rows per step, over all devices and microbatches
     "microbatches": 1,  # gradient accumulation
     "z_loss": 1e-4,
-    # Options of the compiler: auto (those that resjax/hardware/compiler_options.py has for the chip)
-    # | none, and then NAME=VALUE to add one and -NAME to remove one: "auto,xla_a=true,-xla_b".
+    # Options of the compiler: auto (what resjax/hardware/compiler_options.py has for the chip) |
+    # none; then NAME=VALUE adds one and -NAME removes one, as in "auto,xla_a=true,-xla_b".
     "compiler_options": "auto",
     "loss_chunk": 1024,  # tokens of each data shard whose logits exist at the same time
     "log_every": 10,

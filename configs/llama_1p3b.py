@@ -1,15 +1,18 @@
 """A Llama-like decoder of 1.35B parameters with Block Attention Residuals, on 27B tokens of text.
 
-The argument is the residual combinator, `block_attn_res` by default.
+The argument is the residual combinator, `block_attn_res` by default, or a slice of `SLICES`, whose
+recomputation and microbatches are then set, or both with a comma between.
 
   python -m launch.train --config=configs/llama_1p3b.py --config.data.corpora.web.source=FOLDER
-  python -m launch.aot --config=configs/llama_1p3b.py --topology=v5e-256
+  python -m launch.train --config=configs/llama_1p3b.py:v5e-256 --config.data.corpora.web.source=...
+  python -m launch.aot --config=configs/llama_1p3b.py:standard,v5e-256 --topology=v5e-256
 
 FOLDER holds Parquet files with a column `text`; see configs/gpt2_124m.py for other files.
 
 Hardware: 256 chips of v5e, v5p or v6e (v5e-256, v5p-512, v6e-256), or two slices of v5e-256 as it
 is; a device holds a 16th of parameters and moments, 0.9 GiB. docs/measurements.md has what
 `launch.aot` says of each slice. On fewer chips set --config.train.microbatches.
+Without a slice in the argument all of a layer is recomputed, which fits all of these.
 Time: 8.3 GFLOP per token of training times 27B tokens is 2.2e20 FLOP; at an assumed 40% MFU that is
 3.1 hours on v5e-256 (256 × 197 TFLOP/s), 1.5 on two such slices, 1.3 on v5p-512 (256 × 459) and 0.7
 on v6e-256 (256 × 918). This is estimated from FLOPs and data-sheet peaks, not measured.
@@ -20,12 +23,43 @@ The sizes are those of public decoders of 1.3B: 24 layers of 2048, 16 heads of 1
 rows of 2048 tokens, 1.0M tokens per step; the vocabulary of 32,768 divides over any `tensor`.
 """
 
+from collections.abc import Mapping
+
 from ml_collections import ConfigDict
 
 from configs import base
 
 
-def get_config(residual: str = "block_attn_res") -> ConfigDict:
+# What `launch.aot --search` (JAX 0.10.2, libtpu 0.0.42) chose for `block_attn_res`: the least
+# recomputation with which a row fits, and then the most rows at a time; and what it needs of the HBM
+# of a device. The search leaves the mesh as it is.
+SLICES = {
+  "v5e-256": {"remat": "none", "microbatches": 2},  # 9.80 of 15.75 GiB; 17.08 with 2 rows at a time
+  "v5p-512": {"remat": "none", "microbatches": 1},  # 17.31 of 95.74 GiB
+  "v6e-256": {"remat": "none", "microbatches": 1},  # 17.26 of 31.25 GiB
+}
+
+
+def parse(argument: str, slices: Mapping[str, dict]) -> tuple[str, dict]:
+  """Returns the combinator and the settings of the slice that an argument names."""
+  words = argument.split(",")
+  residuals = [word for word in words if word not in slices]
+  if len(residuals) > 1 or len(words) - len(residuals) > 1:
+    raise ValueError(
+      f"argument {argument!r} has more than a combinator and a slice; slices: {', '.join(slices)}"
+    )
+  chosen = [slices[word] for word in words if word in slices]
+  return (residuals or ["block_attn_res"])[0], (chosen or [{}])[0]
+
+
+def set_slice(c: ConfigDict, settings: Mapping) -> None:
+  """Sets what a slice of `SLICES` asks for, if there is anything."""
+  if settings:
+    c.model.remat, c.train.microbatches = settings["remat"], settings["microbatches"]
+
+
+def get_config(argument: str = "block_attn_res") -> ConfigDict:
+  residual, settings = parse(argument, SLICES)
   c = base.get_config()
   c.workdir = "runs/llama_1p3b"
   c.model.update(num_layers=24, d_model=2048, num_heads=16, num_kv_heads=16, mlp_dim=5504)
@@ -46,4 +80,5 @@ def get_config(residual: str = "block_attn_res") -> ConfigDict:
   )
   c.checkpoint.every = 500
   c.mesh.update(data=-1, fsdp=16)  # data: all remaining devices, slices among them
+  set_slice(c, settings)
   return c

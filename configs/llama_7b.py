@@ -1,10 +1,11 @@
 """A Llama-like decoder of 6.7B parameters with Block Attention Residuals, on 134B tokens of text.
 
-Its argument and FOLDER are those of configs/llama_1p3b.py, and so are the combinator by default,
-the data and the optimizer.
+Its argument and FOLDER are those of configs/llama_1p3b.py, with `SLICES` of its own, and so are the
+combinator by default, the data and the optimizer.
 
   python -m launch.train --config=configs/llama_7b.py --config.data.corpora.web.source=FOLDER
-  python -m launch.aot --config=configs/llama_7b.py --topology=v5p-512
+  python -m launch.train --config=configs/llama_7b.py:v5p-512 --config.data.corpora.web.source=...
+  python -m launch.aot --config=configs/llama_7b.py:v5p-512 --topology=v5p-512
 
 Hardware: the slices of configs/llama_1p3b.py; a device holds a 64th of parameters and moments,
 1.2 GiB. docs/measurements.md has what `launch.aot` says of each slice.
@@ -23,7 +24,16 @@ from ml_collections import ConfigDict
 from configs import llama_1p3b
 
 
-def get_config(residual: str = "block_attn_res") -> ConfigDict:
+# As in configs/llama_1p3b.py: what `launch.aot --search` chose for `block_attn_res`.
+SLICES = {
+  "v5e-256": {"remat": "dots", "microbatches": 4},  # 15.01 of 15.75 GiB; remat none: 43.90
+  "v5p-512": {"remat": "none", "microbatches": 2},  # 85.49 of 95.74 GiB; 165.86 with 4 rows
+  "v6e-256": {"remat": "dots", "microbatches": 2},  # 27.34 of 31.25 GiB; remat none: 43.82
+}
+
+
+def get_config(argument: str = "block_attn_res") -> ConfigDict:
+  residual, settings = llama_1p3b.parse(argument, SLICES)
   c = llama_1p3b.get_config(residual)
   c.workdir = "runs/llama_7b"
   c.model.update(num_layers=32, d_model=4096, num_heads=32, num_kv_heads=32, mlp_dim=11008)
@@ -32,4 +42,5 @@ def get_config(residual: str = "block_attn_res") -> ConfigDict:
   c.optim.update(warmup_steps=2000)  # 8.4B tokens of warm-up
   c.train.update(steps=32_000, batch_size=1024, microbatches=2)  # × 4,194,304 tokens = 134B
   c.mesh.update(data=-1, fsdp=64)  # data: all remaining devices, slices among them
+  llama_1p3b.set_slice(c, settings)
   return c

@@ -66,6 +66,20 @@ def test_a_combinator_can_be_the_argument_of_gpt2_124m():
     experiment.build(_load("configs.gpt2_124m", "gat"))
 
 
+@pytest.mark.parametrize("module", ["configs.llama_1p3b", "configs.llama_7b"])
+def test_a_slice_chooses_recomputation_and_microbatches(module):
+  plain, slices = _load(module), importlib.import_module(module).SLICES
+  assert plain.model.remat == "full"  # fits every slice
+  for name, settings in slices.items():
+    for argument in (name, f"gate,{name}", f"{name},gate"):
+      c = _load(module, argument)
+      residual = "gate" if "gate" in argument else plain.model.residual.name
+      chosen = {"remat": c.model.remat, "microbatches": c.train.microbatches}
+      assert (chosen, c.model.residual.name) == (settings, residual)
+  with pytest.raises(ValueError, match=r"more than a combinator and a slice; slices: v5e-256"):
+    _load(module, "gate,mhc,v5e-256")
+
+
 def test_gpt2_124m_is_gpt2():
   run = experiment.build(_load("configs.gpt2_124m"))
   tokens = run.train.steps * run.train.batch_size * run.data.seq_len

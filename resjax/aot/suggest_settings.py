@@ -42,8 +42,8 @@ def search(run: Run, attempt: Callable[[Run], Report]) -> Iterator[Try]:
   """Bisects for the cheapest recomputation and the most rows that fit, and yields every try.
 
   The batch stays as it is. The search takes the first of `depth.REMAT`, the one that recomputes
-  least, with which one row per device fits, and with it the largest number of rows that divides the rows of a device. `best(tries)` is
-  the best of the tries that fit.
+  least, with which one row per device fits, and with it the largest number of rows that divides the
+  rows of a device. `best(tries)` is the best of the tries that fit.
 
   Args:
     run: what would be trained.

@@ -15,8 +15,7 @@ from resjax.train.program import Program
 _POLL = 0.1  # seconds
 # What compilers say of options that they do not know, or whose value they cannot read.
 _OPTION = re.compile(
-  r"INVALID_ARGUMENT: ((?:No such compile option|While setting option|Failed to parse '.*' into flag)"
-  r".*)"
+  r"INVALID_ARGUMENT: ((?:No such compile option|While setting option|Failed to parse '.*' into).*)"
 )
 
 

@@ -36,8 +36,8 @@ class TrainState:
 def abstract_state(model: ModelDef, optimizer: optax.GradientTransformation) -> TrainState:
   """Returns the shapes, dtypes and shardings of the state.
 
-  Moments are split over the devices as their parameters are, or more (`Layout.moments`); all else is
-  copied to every device.
+  Moments are split over the devices as their parameters are, or over more (`Layout.moments`); all
+  else is copied to every device.
   """
   opt_state = jax.eval_shape(optimizer.init, model.abstract)
   step, guard = jax.eval_shape(_counters)

@@ -131,8 +131,8 @@ replica_groups={{0,1,2,3},{4,5,6,7}}, dimensions={0}
 """
 
 
-# A gather that begins before a loop, goes on in a fusion of its body, and ends after it; and one that
-# the body runs by itself.
+# A gather that begins before a loop, goes on in a fusion of its body, and ends after it; and one
+# that the body runs by itself.
 LOOPED = (PROGRAMS / "tpu_gather_through_loop.txt").read_text()
 
 

@@ -1,4 +1,4 @@
-"""Options of the compilers: the setting's form, what it resolves to, and what libtpu makes of it."""
+"""Options of the compilers: the setting's form, what it gives, and what libtpu makes of it."""
 
 import jax
 import pytest
