@@ -1,6 +1,9 @@
 """The GPU kernels compiled for GPUs that are not there; needs the extra `cuda_aot`."""
 
 import dataclasses
+import json
+import subprocess
+import sys
 
 import pytest
 
@@ -10,6 +13,7 @@ from launch.bench.kernels.gpu_compile import Compiled, KernelCase, compile_kerne
 from resjax.aot import absent_devices, hlo
 from resjax.hardware.chips import GPU_TARGETS
 from tests.helpers.cuda_aot import needs_cuda_aot
+from tests.helpers.runs import REPOSITORY, environment
 
 
 def check(gpu, case):
@@ -47,20 +51,19 @@ def test_other_dtypes(case, dtype):
 
 @needs_cuda_aot
 @pytest.mark.slow
-@whole(768, 2048, 7168)
-def test_kernels_fit_a_b200(case):
-  check("b200", case)
-
-
-@needs_cuda_aot
-@pytest.mark.slow
-@whole(768, 2048, 7168)
-def test_kernels_fit_a_gpu_of_less_shared_memory_or_say_so(case):
-  found = compile_kernel("rtxpro6000", case)
-  if isinstance(found, str):
-    assert case.width == 7168 and "does not fit into shared memory, 102400 bytes" in found
-  else:
-    assert found.problems() == [], found
+def test_kernels_fit_other_gpus_or_say_so(tmp_path):
+  words = ["--gpu-compile", "--chips=b200,rtxpro6000", "--widths=768,2048,7168"]
+  done = subprocess.run(
+    [sys.executable, "-m", "launch.bench", "kernels", *words, f"--out={tmp_path}"],
+    cwd=REPOSITORY, env=environment(), capture_output=True, text=True, check=False,
+  )  # fmt: skip
+  assert done.returncode == 0, done.stdout + done.stderr
+  for gpu, room in (("b200", None), ("rtxpro6000", "102400 bytes")):
+    records = json.loads((tmp_path / f"gpu_compile_{gpu}.json").read_text())["records"]
+    refused = [record for record in records if "refused" in record]
+    assert len(records) == 42 and len(refused) < 15
+    assert all(room and room in record["refused"] for record in refused)
+    assert all(record["case"]["width"] == 7168 for record in refused)
 
 
 @needs_cuda_aot
@@ -101,4 +104,4 @@ def test_what_no_compiler_checks(changes, words):
 
 def test_a_chip_that_is_no_gpu_is_refused(tmp_path):
   with pytest.raises(ValueError, match=f"'v5e' is no GPU; allowed: {', '.join(GPU_TARGETS)}"):
-    gpu_compile.main(tmp_path, "v5e", [768])
+    gpu_compile.main(tmp_path, ["h100", "v5e"], [768])

@@ -103,8 +103,7 @@ def _run(flags: argparse.Namespace) -> None:
   if flags.gpu_compile:
     from launch.bench.kernels import gpu_compile
 
-    for chip in flags.chips or ["h100"]:
-      gpu_compile.main(flags.out, chip, flags.widths)
+    gpu_compile.main(flags.out, flags.chips or ["h100"], flags.widths)
   if not (flags.tpu_schedule or flags.network_bytes or flags.gpu_compile):
     _measure(flags)
 

@@ -10,6 +10,7 @@ import functools
 import json
 import os
 import re
+import subprocess
 import sys
 import tempfile
 import time
@@ -255,14 +256,28 @@ def _call(read: Read, case: KernelCase, operands: Any) -> tuple:
   return backward, operands._replace(addend=None), stats, out, threaded
 
 
-def main(out: Path, gpu: str, widths: Sequence[int]) -> None:
-  """Compiles the kernels, prints one line for each, and writes gpu_compile_GPU.json into `out`.
+def main(out: Path, chips: Sequence[str], widths: Sequence[int]) -> None:
+  """Compiles the kernels for GPUs, prints one line for each, and writes gpu_compile_GPU.json.
+
+  A process compiles for one GPU, because JAX keeps to the generation of the first one.
 
   Raises:
-    ValueError: the chip is no GPU, or something is wrong with a kernel.
+    ValueError: a chip is no GPU, or something is wrong with a kernel.
   """
-  if gpu not in GPU_TARGETS:
-    raise ValueError(f"chip {gpu!r} is no GPU; allowed: {', '.join(GPU_TARGETS)}")
+  unknown = [chip for chip in chips if chip not in GPU_TARGETS]
+  if unknown:
+    raise ValueError(f"chip {unknown[0]!r} is no GPU; allowed: {', '.join(GPU_TARGETS)}")
+  if len(chips) == 1:
+    _compile_all(out, chips[0], widths)
+    return
+  command = [sys.executable, "-m", "launch.bench.kernels", "--gpu-compile", f"--out={out}"]
+  command.append(f"--widths={','.join(map(str, widths))}")
+  failed = [chip for chip in chips if subprocess.call([*command, f"--chips={chip}"])]
+  if failed:
+    raise ValueError(f"kernels for {', '.join(failed)} are not as they should be, see above")
+
+
+def _compile_all(out: Path, gpu: str, widths: Sequence[int]) -> None:
   print(f"for {GPU_TARGETS[gpu].device_kind}, JAX {jax.__version__}", flush=True)
   records, failed = [], 0
   for case in cases(widths):

@@ -238,14 +238,12 @@ class _Writer:
   def write(self, d_query: Row) -> Row:
     """Writes the cotangents of all sources; adds this token's part to that of the query."""
     walk, before = self.walk, self.before
-    narrow = isinstance(self.query, tuple)
-    visit = walk.where_valid if narrow else walk.one_by_one  # wide rows fill the registers
     for slots in walk.groups():
       for slot in slots:
         counted = functools.partial(self._counted, slot)
         if before is None and (valid := walk.valid(slot)) is not None:
           when(~valid, functools.partial(self._clear, slot))
-        d_query = visit(slot, counted, d_query)
+        d_query = walk.one_by_one(slot, counted, d_query)
       walk.release(slots)
       if before is not None:
         before.refill(walk.step, slots)
