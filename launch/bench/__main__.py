@@ -9,6 +9,7 @@ BENCHMARKS = {
   "correctness": "every kernel for NVIDIA GPUs against the reference in float64, on a GPU",
   "gpu_day": "all that needs a GPU: correctness, bandwidth, peers, steps, a killed run",
   "train": "MFU and input wait of a run on a GPU; a killed run must end in the same bits",
+  "prefill": "time and memory of a prompt's prefill; transformers with SDPA beside it",
   "compile": "compile time and memory of the training step",
   "checkpoint": "how long saving a state holds up the caller; restoring; verifying",
 }

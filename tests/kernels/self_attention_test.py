@@ -4,13 +4,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax._src.cudnn import fused_attention_stablehlo as fused
 
 from resjax.kernels.self_attention import (
+  ALL_EARLIER,
   Scores,
   Window,
   api,
   cached_attention,
   causal_attention,
+  cudnn,
   prompt_attention,
 )
 from resjax.sharding import Layout
@@ -205,3 +208,81 @@ def test_a_padded_prompt_through_splash_is_xla(monkeypatch):
   *qkv, segment_ids = example(200)
   got = prompt_attention(*qkv, segment_ids, layout=faked("tpu"))
   assert_close(got, xla(*qkv, segment_ids), 1e-5)
+
+
+def gpu_text(monkeypatch, hopper, window=ALL_EARLIER, num_kv_heads=2):
+  """The program of attention and its reverse, lowered for a GPU that is not there."""
+  monkeypatch.setattr(fused, "check_cudnn_version", lambda: 91000)
+  monkeypatch.setattr(fused, "check_compute_capability", lambda least: hopper)
+  monkeypatch.setattr(fused, "is_cuda_compute_capability_equal", lambda one: False)
+  *qkv, segment_ids = example(128, width=16, num_kv_heads=num_kv_heads)
+  qkv = [a.astype("bfloat16") for a in qkv]
+  options = {"layout": faked("gpu"), "implementation": "cudnn", "window": window}
+
+  def both(*qkv):
+    out, vjp = jax.vjp(lambda *a: causal_attention(*a, segment_ids, **options), *qkv)
+    return vjp(out)
+
+  return jax.jit(both).trace(*qkv).lower(lowering_platforms=("cuda",)).as_text()
+
+
+@pytest.mark.parametrize("num_kv_heads", [4, 2])
+def test_cudnn_is_told_about_segments_without_a_bias(num_kv_heads, monkeypatch):
+  text = gpu_text(monkeypatch, hopper=True, num_kv_heads=num_kv_heads)
+  calls = [line for line in text.splitlines() if "__cudnn$fmha" in line]
+  assert len(calls) == 4  # causal alone and packed, forward and reverse
+  assert not any("ScaleBias" in call for call in calls)
+  assert sum("PADDING_CAUSAL" in call for call in calls) == 2
+  operands = [call[call.index(": (") : call.index(") ->")] for call in calls]
+  assert not any("x128x128x" in types for types in operands)
+
+
+def test_cudnn_has_a_kernel_for_each_window(monkeypatch):
+  text = gpu_text(monkeypatch, hopper=True, window=Window((0, 9), jnp.asarray(1)))
+  calls = [line for line in text.splitlines() if "__cudnn$fmha" in line]
+  assert len(calls) == 8 and not any("ScaleBias" in call for call in calls)
+  assert sum("sliding_window_length\\22: 9" in call for call in calls) == 4
+
+
+def test_cudnn_before_hopper_takes_a_bias_for_several_segments_alone(monkeypatch):
+  text = gpu_text(monkeypatch, hopper=False)
+  calls = [line for line in text.splitlines() if "__cudnn$fmha" in line]
+  with_bias = ["ScaleBias" in call for call in calls]
+  assert len(calls) == 4 and sum(with_bias) == 2
+
+
+def test_places_of_segments_are_as_jax_describes_them():
+  ids = jnp.asarray([[1, 1, 2, 3, 3, 0], [4, 4, 4, 4, 4, 4]])
+  starts = jnp.diff(ids, axis=1, prepend=ids[:, :1] - 1) != 0
+  lengths, offsets = cudnn.segments(starts, 4)
+  np.testing.assert_array_equal(lengths, [[2, 1, 2, 1], [6, -1, -1, -1]])
+  np.testing.assert_array_equal(offsets, [[0, 2, 3, 5, -1], [0, -1, -1, -1, -1]])
+
+
+@pytest.mark.parametrize("most, ids", [(2, None), (64, None), (64, 1)])
+@pytest.mark.parametrize("window", [ALL_EARLIER, Window((0, 9), jnp.asarray(1))])
+def test_rows_take_the_branch_that_can_express_them(most, ids, window, monkeypatch):
+  """With XLA in place of both calls of cuDNN, all of them give the attention of packed rows."""
+  q, k, v, segment_ids = example(64)
+  segment_ids = jnp.full_like(segment_ids, ids) if ids else segment_ids
+  monkeypatch.setattr(cudnn, "MAX_SEGMENTS", most)
+  monkeypatch.setattr(cudnn, "takes_segments", lambda: True)
+  monkeypatch.setattr(api, "takes_segments", lambda: True)
+
+  def one_segment(q, k, v, _, __, size, scores):
+    return xla(q, k, v, jnp.ones_like(segment_ids), window=Window((size,)), scores=scores)
+
+  def packed(q, k, v, _, starts, size, scores):
+    return xla(q, k, v, jnp.cumsum(starts, axis=1), window=Window((size,)), scores=scores)
+
+  monkeypatch.setattr(cudnn, "_one_segment", one_segment)
+  monkeypatch.setattr(cudnn, "_packed", packed)
+  otherwise = functools.partial(api._beyond_cudnn, scores=Scores())
+  call = functools.partial(
+    cudnn.cudnn_attention,
+    segment_ids=segment_ids, window=window, scores=Scores(), otherwise=otherwise,
+  )  # fmt: skip
+  want, want_vjp = jax.vjp(lambda *a: xla(*a, segment_ids, window=window), q, k, v)
+  got, got_vjp = jax.vjp(call, q, k, v)
+  assert_close(got, want, 1e-6)
+  assert_close(got_vjp(want), want_vjp(want), 1e-6)

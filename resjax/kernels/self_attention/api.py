@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec
 
+from resjax.kernels.self_attention.cudnn import cudnn_attention, takes_segments
 from resjax.kernels.self_attention.scores import (
   ALL_EARLIER,
   PLAIN,
@@ -72,11 +73,29 @@ def causal_attention(
     if window.index is None:
       return kernels[0](q, k, v, segment_ids)
     return lax.switch(window.index, kernels, q, k, v, segment_ids)
-  attend = functools.partial(_masked_rows, scores=scores, implementation=implementation)
+  if implementation == "cudnn":
+    otherwise = functools.partial(_beyond_cudnn, scores=scores)
+    return cudnn_attention(q, k, v, segment_ids, window, scores, otherwise)
+  attend = functools.partial(_masked_rows, scores=scores, implementation="xla")
   if layout.num_shards("tokens") > 1:
     mapped = on_shards(attend, layout, jnp.asarray(window.size), PartitionSpec())
     return mapped(q, k, v, segment_ids)
   return attend(q, k, v, segment_ids, segment_ids, 0, window.size)
+
+
+def _beyond_cudnn(
+  q: Array, k: Array, v: Array, segment_ids: Array, window: Window, scores: Scores
+) -> Array:
+  """Returns the attention of rows with segments that cuDNN cannot be told about.
+
+  GPUs before Hopper take a mask, which is a bias [B, 1, T, T] for cuDNN. Later ones get here with
+  more segments in a row than cuDNN is asked to take.
+  """
+  if takes_segments():
+    options = {"window": window, "scores": scores}
+    return cached_attention(q, k, v, segment_ids, segment_ids, 0, **options)
+  options = {"scores": scores, "implementation": "cudnn"}
+  return _masked_rows(q, k, v, segment_ids, segment_ids, 0, window.size, **options)
 
 
 def _masked_rows(
@@ -199,7 +218,8 @@ def cached_attention(
     return lax.switch(least, [functools.partial(to, end) for end in ends], q, ids, start)
 
   starts = first + _CHUNK * jnp.arange(chunks[0].shape[0])
-  out = lax.map(one, (*chunks, starts))
+  # A reverse pass computes the scores of a chunk again, rather than keep those of all chunks.
+  out = lax.map(jax.checkpoint(one), (*chunks, starts))
   return out.swapaxes(0, 1).reshape(q.shape[0], -1, *q.shape[2:])[:, :length]
 
 
