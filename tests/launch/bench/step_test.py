@@ -27,3 +27,20 @@ def test_a_small_decoder(tmp_path):
   # A query and a key gain for each of 4 sublayers and the output.
   parameters = report["parameters"]
   assert parameters["block_attn_res"] - parameters["standard"] == 2 * 5 * 128
+
+
+@pytest.mark.parametrize(("model", "width"), [("gpt2_124m", 768), ("llama_1p3b", 2048)])
+def test_the_decoder_of_a_config(model, width):
+  program = (
+    "import sys; from absl import flags; from launch.bench import step\n"
+    "flags.FLAGS(sys.argv); run = step._run('block_attn_res')\n"
+    "print(run.decoder.d_model, run.decoder.residual.name, run.train.batch_size, "
+    "run.train.microbatches, run.layout.mesh.size)"
+  )
+  flags = [f"--model={model}", "--rows=32", "--microbatches=4"]
+  environment = {**os.environ, "XLA_FLAGS": "", "JAX_PLATFORMS": "cpu"}
+  done = subprocess.run(
+    [sys.executable, "-c", program, *flags], cwd=REPOSITORY, env=environment, capture_output=True,
+    text=True, check=False,
+  )  # fmt: skip
+  assert done.stdout == f"{width} block_attn_res 32 4 1\n", done.stderr
