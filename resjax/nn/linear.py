@@ -44,6 +44,7 @@ class Linear(nnx.Module):
     init = nnx.initializers.normal(std)
     self.dtype = dtype
     self.shapes = in_heads or (d_in,), out_heads or (d_out,)
+    self.layout = layout
     self.split = _is_split(layout, axes[0]), _is_split(layout, axes[1])
     self.kernel = nnx.Param(init(rngs.params(), (d_in, d_out)), axes=axes)
     self.bias = nnx.Param(jnp.zeros(d_out), axes=axes[1:]) if bias else None
@@ -52,10 +53,28 @@ class Linear(nnx.Module):
   def __call__(self, x: Array) -> Array:
     """Maps x [..., d_in] to y [..., d_out], or to and from heads."""
     bias = None if self.bias is None else self.bias[...]
-    y = _affine(x, self.kernel[...], bias, self.dtype, self.split, self.shapes)
+    if self.layout.num_shards("embed_param") > 1:
+      y = self._joined(x, bias)
+    else:
+      y = _affine(x, self.kernel[...], bias, self.dtype, self.split, self.shapes)
     # Policies find the result by its name: one that saves all dots would save the wide product,
     # before it is rounded.
     return checkpoint_name(y, PRODUCT)
+
+
+  def _joined(self, x: Array, bias: Array | None) -> Array:
+    """Maps x with the axes H and C joined, where devices gather the weight.
+
+    Were they apart in one product and joined in another, the reverse pass would gather it twice.
+    """
+    (d_in, d_out), count = self.kernel[...].shape, x.ndim - len(self.shapes[0])
+    rows = x.shape[:count]
+    if len(self.shapes[0]) > 1:
+      x = self.layout.constrain(x.reshape(*rows, d_in), "batch", "tokens", "heads")
+    y = _affine(x, self.kernel[...], bias, self.dtype, self.split, ((d_in,), (d_out,)))
+    if len(self.shapes[1]) > 1:
+      y = self.layout.constrain(y, "batch", "tokens", "heads").reshape(*rows, *self.shapes[1])
+    return y
 
 
 def shared(x: Array, layout: Layout, axis: str) -> Array:
