@@ -13,7 +13,8 @@ ROOT = Path(__file__).parents[1]
 FORBIDDEN = {"tensorflow", "torch", "transformers", "tokamax", "sklearn"}
 
 # Times published kernels beside those of resjax; imports nothing of theirs before it runs them.
-TORCH_ARMS = ROOT / "launch" / "bench" / "kernels" / "torch_arms.py"
+# Benchmarks whose other side is torch.
+TORCH_ARMS = {ROOT / "launch/bench/kernels/torch_arms.py", ROOT / "launch/bench/prefill.py"}
 
 # Part of resjax -> the other parts that it may import.
 ALLOWED = {
@@ -105,7 +106,7 @@ def test_other_frameworks_are_never_imported():
   files = python_files("resjax", "configs", "launch")
   assert len(files) > 40
   for path in files:
-    allowed = {"torch"} if path == TORCH_ARMS else set()
+    allowed = {"torch", "transformers"} if path in TORCH_ARMS else set()
     assert not {name.split(".")[0] for name in imported(path)} & (FORBIDDEN - allowed), path
 
 

@@ -111,7 +111,8 @@ def _started(line: Instruction, operands: list[Instruction]) -> Moved:
     return _whole(parts[0]) + _all(operands)
   if line.opcode == "slice-start":
     return _at(operands[0].shape, _size(parts[1])) + _whole(parts[1])
-  return _all(operands) + _whole(line.shape if line.opcode == "all-reduce-start" else parts[1])
+  results = parts if line.opcode == "all-reduce-start" else parts[1:2]
+  return sum(map(_whole, results), _all(operands))
 
 
 def _kernel(integers: Integers, line: Instruction, operands: list[Instruction]) -> Moved:

@@ -35,16 +35,6 @@ class Streams:
   hbm: Mapping[str, float]
   guessed: tuple[str, ...]
 
-  @property
-  def sum(self) -> float:
-    """The traffic of all parts."""
-    return sum(self.total.values())
-
-  @property
-  def sum_hbm(self) -> float:
-    """The traffic of all parts from and to main memory."""
-    return sum(self.hbm.values())
-
 
 def count_streams(module: Module, run: Run) -> Streams:
   """Counts the traffic of the training step of a run.

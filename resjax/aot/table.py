@@ -1,7 +1,7 @@
 """Prints the results of launch.aot on the terminal."""
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 
 from rich import box
 from rich.console import Console
@@ -59,23 +59,32 @@ def show_report(report: Report, target: AbsentSlices, console: Console) -> None:
 
 
 def show_streams(
-  name: str, streams: Streams, standard: Streams, floor: Floor | None, console: Console
+  residual: str, streams: Streams, standard: Streams, floor: Floor | None, console: Console
 ) -> None:
   """Prints the memory traffic of a step by part, beside that of the same model with `standard`.
 
   Args:
-    name: of the residual.
+    residual: its name.
     streams: the traffic of the step.
     standard: that of the step with `standard`.
     floor: the least that depth attention needs, if it is known.
     console: where it is printed.
   """
   table = _table(
-    "memory traffic, streams per sublayer", name, "standard", "extra", "in HBM", "standard", "extra"
+    "memory traffic, streams per sublayer",
+    residual,
+    "standard",
+    "extra",
+    "in HBM",
+    "standard",
+    "extra",
   )
-  for part in PARTS:
-    _add_traffic(table, part, streams, standard, lambda one, part=part: one[part])
-  _add_traffic(table, "all", streams, standard, lambda one: sum(one.values()))
+  for name, parts in {**{part: (part,) for part in PARTS}, "all": PARTS}.items():
+    numbers: list[float] = []
+    for ours, plain in ((streams.total, standard.total), (streams.hbm, standard.hbm)):
+      moved = sum(ours[part] for part in parts), sum(plain[part] for part in parts)
+      numbers += [*moved, moved[0] - moved[1]]
+    table.add_row(name, *[f"{number:.2f}" for number in numbers])
   console.print(table)
   if streams.guessed:
     _say(f"counted in full because they depend on data: {', '.join(streams.guessed)}", console)
@@ -83,20 +92,6 @@ def show_streams(
     terms = {key.replace("_", " "): size for key, size in dataclasses.asdict(floor).items() if size}
     listed = ", ".join(f"{key} {size:.2f}" for key, size in terms.items())
     _say(f"the least for depth mixing by formulas: {floor.sum:.2f} ({listed})", console)
-
-
-def _add_traffic(
-  table: Table,
-  name: str,
-  streams: Streams,
-  standard: Streams,
-  take: Callable[[Mapping[str, float]], float],
-) -> None:
-  """Adds a row: what `take` finds in both, and the difference, everywhere and in HBM."""
-  numbers: list[float] = []
-  for ours, plain in ((streams.total, standard.total), (streams.hbm, standard.hbm)):
-    numbers += [take(ours), take(plain), take(ours) - take(plain)]
-  table.add_row(name, *[f"{number:.2f}" for number in numbers])
 
 
 def show_refusal(error: DoesNotFitError, changes: Sequence[str], console: Console) -> None:

@@ -22,18 +22,18 @@ class RMSNorm(nnx.RMSNorm):
   """The norm of Flax under a name that compiled programs keep."""
 
   @jax.named_scope("norm")
-  def __call__(self, x: Array, **options: Any) -> Array:
+  def __call__(self, x: Array, mask: Array | None = None) -> Array:
     """Returns x / sqrt(mean(x²) + eps) ⊙ scale."""
-    return super().__call__(x, **options)
+    return super().__call__(x, mask)
 
 
 class LayerNorm(nnx.LayerNorm):
   """The norm of Flax under a name that compiled programs keep."""
 
   @jax.named_scope("norm")
-  def __call__(self, x: Array, **options: Any) -> Array:
+  def __call__(self, x: Array, mask: Array | None = None) -> Array:
     """Returns (x − mean(x)) / sqrt(var(x) + eps) ⊙ scale (+ bias)."""
-    return super().__call__(x, **options)
+    return super().__call__(x, mask)
 
 
 Norm = nnx.RMSNorm | nnx.LayerNorm | Identity
