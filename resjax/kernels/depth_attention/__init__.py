@@ -12,7 +12,8 @@ into one new source, the *running sum*:
 - *Two phases*: when a depth block opens, phase 1 (`depth_attention_block`) computes all its S reads
   from the sources that are complete by then, each of which is loaded once. At every sublayer, phase
   2 (`depth_attention_merge`) merges one of these results with the running sum, the only source that
-  has changed since; where sublayers change no source it only takes one (`depth_attention_row`). `two_phase_moves_less` says when this moves fewer bytes.
+  has changed since; where sublayers change no source it takes one as it is (`depth_attention_row`).
+  `two_phase_moves_less` says when this moves fewer bytes.
 
 Sums of sources with given weights, without a softmax, are `depth_sum` and `gated_depth_sum`.
 
