@@ -80,8 +80,8 @@ def _case(
 
   compiled = jax.jit(prefill).lower(state, jnp.asarray(tokens)).compile()
   samplers = {"resjax": _sampler(lambda: jax.block_until_ready(compiled(state, tokens)))}
-  memory = compiled.memory_analysis().temp_size_in_bytes
-  report: dict[str, object] = {"temporary_bytes": memory}
+  memory = compiled.memory_analysis()
+  report: dict[str, object] = {"temporary_bytes": memory.temp_size_in_bytes if memory else None}
   if peer is not None:
     samplers["transformers"] = _sampler(lambda: peer(tokens))
     ours, theirs = np.asarray(compiled(state, tokens)[0]), peer(tokens)

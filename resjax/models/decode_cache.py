@@ -141,13 +141,13 @@ class DecodeCache:
       new: the keys and values of these tokens, by attention site: [L, B, T, K, C].
       combinator: what the combinator keeps, see `Combinator.next_cache`.
     """
+    first = jnp.asarray(self.length)
     past = {
-      site: old.pushed(new[site]) if site == "short_swa" else old.stored(new[site], self.length)
+      site: old.pushed(new[site]) if site == "short_swa" else old.stored(new[site], first)
       for site, old in self.past.items()
     }
     segments = self._segment_ids_with(segment_ids)
-    length = jnp.asarray(self.length) + segment_ids.shape[1]
-    return DecodeCache(past, segments, length, combinator)
+    return DecodeCache(past, segments, first + segment_ids.shape[1], combinator)
 
   def _segment_ids_with(self, segment_ids: Array) -> Array:
     """Returns the segments of all slots [B, S] with those of T new tokens [B, T]."""

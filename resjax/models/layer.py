@@ -150,9 +150,9 @@ class Layer(nnx.Module):
     }
     if isinstance(tokens, FirstTokens):
       return attention.prefill(*_qkv(normed), **options)
-    length = None if short else tokens.length
-    keys = {"length": length, "key_ids": tokens.key_ids[site]}
-    return attention.decode(*_qkv(normed), past, **keys, **options)
+    options["length"] = None if short else tokens.length
+    options["key_ids"] = tokens.key_ids[site]
+    return attention.decode(*_qkv(normed), past, **options)
 
   def pre_norms(self, site: str) -> Norms:
     """Returns what normalises the views of a site before `__call__`, by view.

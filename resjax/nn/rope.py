@@ -131,8 +131,8 @@ def _quarter_turn(x: Array, width: int, by_product: bool) -> Array:
   half = width // 2
   if by_product:
     turn = np.zeros((x.shape[-1], x.shape[-1]))
-    first = np.arange(half)
-    turn[first + half, first], turn[first, first + half] = -1, 1
+    pairs = np.arange(half)
+    turn[pairs + half, pairs], turn[pairs, pairs + half] = -1, 1
     # At a lower precision the product would round float32.
     return jnp.matmul(x, jnp.asarray(turn, x.dtype), precision=lax.Precision.HIGHEST)
   first, second, rest = jnp.split(x, [half, width], axis=-1)

@@ -91,11 +91,10 @@ def _beyond_cudnn(
   GPUs before Hopper take a mask, which is a bias [B, 1, T, T] for cuDNN. Later ones get here with
   more segments in a row than cuDNN is asked to take.
   """
+  ids = segment_ids
   if takes_segments():
-    options = {"window": window, "scores": scores}
-    return cached_attention(q, k, v, segment_ids, segment_ids, 0, **options)
-  options = {"scores": scores, "implementation": "cudnn"}
-  return _masked_rows(q, k, v, segment_ids, segment_ids, 0, window.size, **options)
+    return cached_attention(q, k, v, ids, ids, 0, window=window, scores=scores)
+  return _masked_rows(q, k, v, ids, ids, 0, window.size, scores=scores, implementation="cudnn")
 
 
 def _masked_rows(
@@ -161,15 +160,23 @@ def prompt_attention(
     q: see `causal_attention`, as all other arguments.
   """
   length = q.shape[1]
-  padded = [_padded(a, -length % LANES) for a in (q, k, v)]
-  name = implementation
-  if name == "auto" or _obstacle(name, layout, padded[0], padded[1], scores):
-    name = _best(layout, padded[0], padded[1], scores)
+  rest, name = -length % LANES, implementation
+  q_padded, k_padded, v_padded = (_padded(a, rest) for a in (q, k, v))
+  if name == "auto" or _obstacle(name, layout, q_padded, k_padded, scores):
+    name = _best(layout, q_padded, k_padded, scores)
   if name == "xla" or length < LANES:
     return cached_attention(q, k, v, segment_ids, segment_ids, 0, window=window, scores=scores)
-  ids = _padded(segment_ids, -length % LANES, -1)
-  common = {"layout": layout, "window": window, "scores": scores}
-  return causal_attention(*padded, ids, implementation=name, **common)[:, :length]
+  out = causal_attention(
+    q_padded,
+    k_padded,
+    v_padded,
+    _padded(segment_ids, rest, -1),
+    layout=layout,
+    window=window,
+    scores=scores,
+    implementation=name,
+  )
+  return out[:, :length]
 
 
 def cached_attention(

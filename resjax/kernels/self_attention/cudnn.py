@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +11,7 @@ from jax import lax
 from resjax.kernels.self_attention.scores import Scores, Window
 from resjax.typing import Array
 
+_fused: Any
 try:  # jax.nn offers no places of segments
   from jax._src.cudnn import fused_attention_stablehlo as _fused
 except ImportError:
@@ -94,7 +96,6 @@ def _packed(
     size: the window; 0: all.
     scores: the scale.
   """
-  assert _fused is not None  # see `takes_segments`
   # JAX counts the offsets of keys in heads of queries, so both must be as many.
   k, v = (jnp.repeat(a, q.shape[2] // k.shape[2], axis=2) for a in (k, v))
   lengths, offsets = segments(starts, MAX_SEGMENTS)
