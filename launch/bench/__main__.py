@@ -8,6 +8,7 @@ BENCHMARKS = {
   "step": "time of a dense training step, block_attn_res against standard",
   "correctness": "every kernel for NVIDIA GPUs against the reference in float64, on a GPU",
   "gpu_day": "all that needs a GPU: correctness, bandwidth, peers, steps, a killed run",
+  "decode": "what a decoded token costs: time here, or bytes on an absent TPU",
   "train": "MFU and input wait of a run on a GPU; a killed run must end in the same bits",
   "prefill": "time and memory of a prompt's prefill; transformers with SDPA beside it",
   "compile": "compile time and memory of the training step",

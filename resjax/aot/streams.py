@@ -43,6 +43,17 @@ def count_streams(module: Module, run: Run) -> Streams:
     module: the compiled step.
     run: what it trains.
   """
+  found, guessed = traffic(module)
+  unit = stream_bytes(run) * run.decoder.num_layers * len(run.decoder.sites)
+  return Streams(
+    {part: found[part].total / unit for part in PARTS},
+    {part: found[part].hbm / unit for part in PARTS},
+    guessed,
+  )
+
+
+def traffic(module: Module) -> tuple[Mapping[str, Moved], tuple[str, ...]]:
+  """Returns the bytes that each of `PARTS` of a program moves, and `Streams.guessed`."""
   parts, guessed = Parts(module), set()
   found: dict[str, Moved] = collections.defaultdict(lambda: Moved(0, 0))
   for one in runs(module):
@@ -53,12 +64,7 @@ def count_streams(module: Module, run: Run) -> Streams:
       bytes_moved = moved(one.integers, line)
       if bytes_moved.total:
         found[parts.of(computation, line)] += bytes_moved * one.times
-  unit = stream_bytes(run) * run.decoder.num_layers * len(run.decoder.sites)
-  return Streams(
-    {part: found[part].total / unit for part in PARTS},
-    {part: found[part].hbm / unit for part in PARTS},
-    tuple(sorted(guessed)),
-  )
+  return found, tuple(sorted(guessed))
 
 
 def _is_guessed(integers: Integers, line: Instruction) -> bool:
