@@ -24,16 +24,16 @@ class RMSNorm(nnx.RMSNorm):
   @jax.named_scope("norm")
   def __call__(self, x: Array, mask: Array | None = None) -> Array:
     """Returns x / sqrt(mean(x²) + eps) ⊙ scale."""
-    return super().__call__(x, mask)
+    return super().__call__(x, mask=mask)
 
 
 class LayerNorm(nnx.LayerNorm):
   """The norm of Flax under a name that compiled programs keep."""
 
   @jax.named_scope("norm")
-  def __call__(self, x: Array, mask: Array | None = None) -> Array:
+  def __call__(self, x: Array, *, mask: Array | None = None) -> Array:
     """Returns (x − mean(x)) / sqrt(var(x) + eps) ⊙ scale (+ bias)."""
-    return super().__call__(x, mask)
+    return super().__call__(x, mask=mask)
 
 
 Norm = nnx.RMSNorm | nnx.LayerNorm | Identity
