@@ -54,6 +54,10 @@ class Collective:
   times: int
 
 
+# The fields of a `Collective` without its counts.
+_Row = tuple[str, tuple[str, ...], str, int, bool]
+
+
 def collectives(module: Module, mesh: Mesh) -> list[Collective]:
   """Returns what a step exchanges, the largest sums of bytes first.
 
@@ -61,8 +65,8 @@ def collectives(module: Module, mesh: Mesh) -> list[Collective]:
     module: the compiled step.
     mesh: the mesh that it was compiled for.
   """
-  times: collections.Counter[tuple] = collections.Counter()
-  places: collections.Counter[tuple] = collections.Counter()
+  times: collections.Counter[_Row] = collections.Counter()
+  places: collections.Counter[_Row] = collections.Counter()
   for call, line, asynchronous in _exchanges(module):
     dcn = _DCN.search(line.attributes)
     if dcn:

@@ -61,7 +61,6 @@ class Linear(nnx.Module):
     # before it is rounded.
     return checkpoint_name(y, PRODUCT)
 
-
   def _joined(self, x: Array, bias: Array | None) -> Array:
     """Maps x with the axes H and C joined, where devices gather the weight.
 
