@@ -23,7 +23,6 @@ from ml_collections import ConfigDict
 
 from configs import llama_1p3b
 
-
 # As in configs/llama_1p3b.py: what `launch.aot --search` chose for `block_attn_res`.
 SLICES = {
   "v5e-256": {"remat": "dots", "microbatches": 4},  # 15.01 of 15.75 GiB; remat none: 43.90

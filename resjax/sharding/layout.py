@@ -67,9 +67,9 @@ class Layout:
   def moments(self, parameter: jax.ShapeDtypeStruct) -> NamedSharding | None:
     """Returns how the moments of a parameter are split, and the update that comes of them.
 
-    The mesh axes of `Rules.moments` that split the parameter nowhere split the largest part of one
-    of its axes that they divide. If they divide none, or a device has less than `SMALL_MOMENTS` of
-    them, the moments lie as the parameter does.
+    The mesh axes of `Rules.moments` that split the parameter nowhere split, of its axes that they
+    divide, the one of which a device has most. If they divide none, or a device has less than
+    `SMALL_MOMENTS` of them, the moments lie as the parameter does.
 
     Args:
       parameter: its shape, and how it is split.

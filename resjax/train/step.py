@@ -60,18 +60,24 @@ def make_train_step(
     layout = model.layout
     if not layout.rules.moments:
       return tree
-    shardings = jax.tree.map(layout.moments, model.abstract)
-    return jax.lax.with_sharding_constraint(tree, shardings)
+    # Gradients are scattered over the devices of a parameter first: in one step, over all devices,
+    # the compiler for TPUs would add up whole gradients and scatter none.
+    for split in (lambda leaf: leaf.sharding, layout.moments):
+      tree = jax.lax.with_sharding_constraint(tree, jax.tree.map(split, model.abstract))
+    return tree
 
   gradient = jax.grad(objective_sum, has_aux=True)
+
   if config.microbatches > 1:
-    gradient = _accumulated(gradient, parts, config.microbatches)
+    gradient = _accumulated(gradient, config.microbatches, parts)
 
   def train_step(state: TrainState, batch: Batch, token_bytes: Array) -> tuple[TrainState, Metrics]:
     gradients, sums = gradient(state.params, batch, token_bytes)
+    if config.microbatches == 1:  # else they are split since they were added up
+      gradients = parts(gradients)
     with jax.named_scope("optimizer"):
       tokens = jnp.maximum(sums.tokens, 1.0)
-      gradients = jax.tree.map(lambda g: g / tokens, parts(gradients))
+      gradients = jax.tree.map(lambda g: g / tokens, gradients)
       params = parts(state.params)
       updates, opt_state = optimizer.update(gradients, state.opt_state, params)
       new = optax.apply_updates(params, updates), opt_state
@@ -110,14 +116,14 @@ def make_eval_step(
 
 
 def _accumulated(
-  gradient: Gradient, parts: Callable[[PyTree], PyTree], microbatches: int
+  gradient: Gradient, microbatches: int, parts: Callable[[PyTree], PyTree]
 ) -> Gradient:
   """Returns a function that adds the gradients and loss sums of the microbatches of a batch.
 
   Args:
-    gradient: returns those of a microbatch.
-    parts: splits gradients as they are added up.
-    microbatches: their number.
+    gradient: what returns them of one microbatch.
+    microbatches: how many there are.
+    parts: splits a tree of gradients as they are to be kept while they are added.
   """
 
   def accumulated(params: PyTree, batch: Batch, token_bytes: Array) -> tuple[PyTree, LossSums]:
@@ -125,17 +131,15 @@ def _accumulated(
       gradients, sums = gradient(params, microbatch, token_bytes)
       return jax.tree.map(jnp.add, total, (parts(gradients), sums)), None
 
-    zeros = jax.tree.map(jnp.zeros_like, params), LossSums.zeros()
+    zeros = parts(jax.tree.map(jnp.zeros_like, params)), LossSums.zeros()
     return jax.lax.scan(body, zeros, _split(batch, microbatches))[0]
 
   return accumulated
 
 
-def _split(batch: Batch, parts: int) -> Batch:
-  """Splits a batch [B, ...] into microbatches [parts, B / parts, ...].
+def _split(batch: Batch, microbatches: int) -> Batch:
+  """Splits a batch [B, ...] into M microbatches [M, B / M, ...].
 
   Neighbouring rows go to different parts, so that every device keeps the rows that it has.
   """
-  return jax.tree.map(
-    lambda x: x.reshape(x.shape[0] // parts, parts, *x.shape[1:]).swapaxes(0, 1), batch
-  )
+  return jax.tree.map(lambda x: x.reshape(-1, microbatches, *x.shape[1:]).swapaxes(0, 1), batch)

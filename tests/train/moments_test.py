@@ -108,7 +108,8 @@ def made_layout(moments):
 @pytest.mark.parametrize(
   ("shape", "axes", "moments", "expected"),
   [
-    ((3, 32, 64), ("layers", "embed_param", "mlp"), ("data",), (None, ("fsdp",), ("data",))),
+    ((3, 32, 64), ("layers", "embed_param", "mlp"), ("data",), (None, "fsdp", "data")),
+    ((8, 16, 64), (None, None, None), ("data",), (None, None, "data")),
     ((3, 64, 6), ("layers", "embed_param", "mlp"), ("data",), (None, ("fsdp", "data"), None)),
     ((3, 66, 35), ("layers", "embed_param", None), ("data",), (None, "fsdp", None)),  # none divides
     ((4, 60), (None, None), ("data",), (None, None)),  # small
@@ -117,7 +118,7 @@ def made_layout(moments):
     ((3, 32, 64), ("layers", "embed_param", "mlp"), (), (None, "fsdp", None)),
   ],
 )
-def test_moments_split_the_largest_part_that_divides(shape, axes, moments, expected):
+def test_moments_split_an_axis_that_divides(shape, axes, moments, expected):
   made = made_layout(moments)
   parameter = jax.ShapeDtypeStruct(shape, jnp.float32, sharding=made.sharding(*axes))
   found = made.moments(parameter)
