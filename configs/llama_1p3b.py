@@ -30,8 +30,8 @@ from ml_collections import ConfigDict
 from configs import base
 
 # What `launch.aot --search` (JAX 0.10.2, libtpu 0.0.42) chose for `block_attn_res`: the least
-# recomputation with which a row fits, and then the most rows at a time; and what it needs of the HBM
-# of a device. The search leaves the mesh as it is.
+# recomputation with which a row fits, and then the most rows at a time; and what that needs of a
+# device's HBM. The search leaves the mesh as it is.
 SLICES = {
   "v5e-256": {"remat": "none", "microbatches": 2},  # 9.80 of 15.75 GiB; with 2 rows: 17.08
   "v5p-512": {"remat": "none", "microbatches": 1},  # 17.31 of 95.74 GiB
