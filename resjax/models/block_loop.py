@@ -238,6 +238,10 @@ def _run_block(
   else:
     recent, running, stacks = lax.fori_loop(0, segment.length, run_layer, carry)
   appended, running = loops.close_block(recent, running)
+  if len(appended) > 1:
+    # A later site of the layer reads the bank as it was. Were an earlier output stored as soon as
+    # it is there, all of the bank would have to be copied first.
+    appended, running = lax.optimization_barrier((appended, running))
   return store(bank, num_valid, appended), running, stacks
 
 
