@@ -62,7 +62,9 @@ def test_updates_are_the_same(optimizer, microbatches):
   whole, split = (states(programs(moments, optimizer, microbatches)) for moments in ((), ("data",)))
   assert whole.step == split.step == 3
   for one, other in zip(jax.tree.leaves(whole), jax.tree.leaves(split), strict=True):
-    np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-6)
+    # An update is about the learning rate, 4e-3, however small the gradient: where a gradient is
+    # little more than rounding, another order of its sum moves the update by a share of that.
+    np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-5)
 
 
 def test_memory_falls_by_the_devices_along_data():
