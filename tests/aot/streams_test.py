@@ -179,12 +179,17 @@ def independent(text, run):
   blocks = decoder.num_layers // per_block
 
   def trips(op_name):
-    return chunks if "loss" in op_name else decoder.num_layers
+    """Layers are one loop, or one over depth blocks and in it one over the layers of a block."""
+    if "loss" in op_name:
+      return chunks
+    if blocks == decoder.num_layers:
+      return blocks
+    return per_block if op_name.count("while") > 1 else blocks
 
   def sources(kernel):
     return (blocks + 1) / 2 if "block" in kernel else blocks + 1, 3 if "backward" in kernel else 1
 
-  known = Known(trips, (1 - 1 / per_block, 1 / per_block), sources)
+  known = Known(trips, sources=sources)
   return step_bytes(text, known) / stream_bytes(run) / (2 * decoder.num_layers)
 
 
@@ -234,9 +239,9 @@ def test_streams_of_a_small_step(no_tpu):
 
 @needs_libtpu
 @pytest.mark.slow
-@pytest.mark.parametrize(("residual", "expected"), [("standard", 163.7), ("block_attn_res", 203.1)])
+@pytest.mark.parametrize(("residual", "expected"), [("standard", 148.3), ("block_attn_res", 162.2)])
 def test_streams_of_the_step_of_the_1p3b_config(no_tpu, residual, expected):
-  """The figures of docs/kernels.md; somebody else's count had 164.5 and 204.1."""
+  """The figures of docs/kernels.md."""
   c = llama_1p3b.get_config(residual)
   c.update_from_flattened_dict({"model.remat": "full", "train.batch_size": 4, "mesh.fsdp": 1})
   run = experiment.build(c, absent_devices.describe("v5p-8").devices[:1])

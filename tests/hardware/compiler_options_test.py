@@ -103,7 +103,7 @@ def gathers(topology, setting):
 
 
 # Seven matrices of a layer in each of two loops, two tables, and a part of each norm's gradient.
-ASYNCHRONOUS = {"v4:2x2x1": 18, "v5p:2x2x1": 14, "v6e:2x2": 10}
+ASYNCHRONOUS = {"v4:2x2x1": 18, "v5p:2x2x1": 14, "v6e:2x2": 9}
 
 
 @needs_libtpu

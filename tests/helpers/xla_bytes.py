@@ -48,6 +48,7 @@ def step_bytes(text: str, known: Known) -> float:
   def whole(name: str) -> float:
     """Returns the bytes of a run of a computation with all that it calls."""
     total = _once(text, name) + _copies_and_kernels(bodies[name], known)
+    total -= _shared_reads(bodies[name], bodies)
     for line in bodies[name].splitlines():
       op_name = re.search(r'op_name="([^"]*)"', line)
       if found := re.search(r" while\(.*condition=%([\w.\-]+), body=%([\w.\-]+)", line):
@@ -86,6 +87,24 @@ def _copies_and_kernels(body: str, known: Known) -> float:
       total += (2 - {"copy": 4, "slice": 3}[found[2]]) * _bytes(found[1])
     if "tpu_custom_call" in line:
       total += _kernel(line, known)
+  return total
+
+
+def _shared_reads(body: str, bodies: dict[str, str]) -> float:
+  """Returns what XLA counts twice: operands that a product in a fusion reads, and the rest of it.
+
+  Inside the fusion, what prepares an operand of a product is a fusion of its own. XLA lets all
+  other instructions share one read of a parameter, but not with such a fusion.
+  """
+  total = 0.0
+  for called in re.findall(r" fusion\(.*calls=%([\w.\-]+)", body):
+    lines = bodies[called].splitlines()
+    for line in lines:
+      if found := re.match(r"\s*(?:ROOT )?(%[\w.\-]+) = (.*) parameter\(", line):
+        users = [user for user in lines if re.search(rf"\(.*{re.escape(found[1])}\b", user)]
+        inner = [user for user in users if " fusion(" in user]
+        if inner and len(users) > len(inner):
+          total += _bytes(found[2])
   return total
 
 
