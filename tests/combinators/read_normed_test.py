@@ -1,4 +1,4 @@
-"""Reads with a fused norm are norms of reads, with the same gradients."""
+"""Reads with a fused norm in a scan are norms of reads in a loop, with the same gradients."""
 
 import functools
 
@@ -39,14 +39,13 @@ def test_any_combinator_normalises_its_views(case, monkeypatch):
 
 def check(case, monkeypatch, *, fuses):
   num_layers = walks.num_layers(case)
-  made = toy.build(case.name, case.options, num_layers=num_layers)
   layers = toy.layers(num_layers, dtype=float)
   unfused = []
   called = PreNorm.__call__
   monkeypatch.setattr(PreNorm, "__call__", lambda *args: (unfused.append(args), called(*args))[1])
 
   def separate(combinator, layers, x):
-    return toy.depth.run(combinator, layers, x, normalise)
+    return toy.depth.run(combinator, layers, x, normalise, unroll=True)
 
   def fused(combinator, layers, x):
     branch = functools.partial(toy.branch, pre_norm=False)
@@ -54,6 +53,7 @@ def check(case, monkeypatch, *, fuses):
     return toy.depth.run(combinator, layers, x, branch, pre_norms=norms)
 
   with jax.enable_x64(True):
+    made = toy.build(case.name, case.options, num_layers=num_layers)
     arrays = layers, toy.embeddings(float)
     want = toy.jitted(separate, made, *arrays)
     unfused.clear()

@@ -25,7 +25,7 @@ def check(gpu, case):
 
 
 def whole(*widths):
-  return pytest.mark.parametrize("case", gpu_compile.cases(widths), ids=str)
+  return pytest.mark.parametrize("case", list(gpu_compile.cases(widths)), ids=str)
 
 
 @needs_cuda_aot

@@ -186,7 +186,8 @@ def test_a_training_step_in_two_phases_lowers_for_cuda(gpus):
   text = traced.lower(lowering_platforms=("cuda",)).as_text()
   for kernel in ("block_forward", "merge_forward", "forward"):
     assert f"depth_attention_{kernel}" in text, kernel
-  assert text.count("custom_call @mosaic_gpu") == 12
+  # Phase 1 forward twice and in reverse, merges of two sites three times each, the output's read.
+  assert text.count("custom_call @mosaic_gpu") == 11
 
 
 @pytest.mark.slow
