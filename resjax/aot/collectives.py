@@ -26,6 +26,7 @@ _MESH = re.compile(
   r"\{(?P<along>[^}]*)\}"
 )
 _DCN = re.compile(r"_xla_megascale_transfer_type=\"(\w+)\"")
+_NETWORKS = {"tpu": ("ICI", "DCN"), "gpu": ("NVLink", "nodes")}
 _DCN_KINDS = {"ONE_TO_ONE": "collective-permute"}
 
 
@@ -36,7 +37,8 @@ class Collective:
   Attributes:
     kind: one of `KINDS`.
     axes: the mesh axes along which devices exchange; `?` if the program does not tell.
-    network: `ICI` within a TPU slice, `DCN` between slices, empty on other platforms.
+    network: `ICI` within a TPU slice, `DCN` between slices; `NVLink` within a node of GPUs,
+      `nodes` between nodes; empty on other platforms.
     num_bytes: size of one exchange on one device: the larger of what the device gives and gets.
     asynchronous: whether a device may do other work between its start and its end.
     places: how many there are in the text of the program.
@@ -52,6 +54,10 @@ class Collective:
   times: int
 
 
+# The fields of a `Collective` without its counts.
+_Row = tuple[str, tuple[str, ...], str, int, bool]
+
+
 def collectives(module: Module, mesh: Mesh) -> list[Collective]:
   """Returns what a step exchanges, the largest sums of bytes first.
 
@@ -59,8 +65,8 @@ def collectives(module: Module, mesh: Mesh) -> list[Collective]:
     module: the compiled step.
     mesh: the mesh that it was compiled for.
   """
-  times: collections.Counter[Collective] = collections.Counter()
-  places: collections.Counter[Collective] = collections.Counter()
+  times: collections.Counter[_Row] = collections.Counter()
+  places: collections.Counter[_Row] = collections.Counter()
   for call, line, asynchronous in _exchanges(module):
     dcn = _DCN.search(line.attributes)
     if dcn:
@@ -68,11 +74,10 @@ def collectives(module: Module, mesh: Mesh) -> list[Collective]:
       axes, network = _slice_axes(mesh), "DCN"
     else:
       kind, (axes, network) = _kind(call, line), _where(line, mesh)
-    num_bytes = _num_bytes(call.computation, line)
-    one = Collective(kind, axes, network, num_bytes, asynchronous, places=1, times=1)
+    one = kind, axes, network, _num_bytes(call.computation, line), asynchronous
     places[one] += 1
     times[one] += call.times
-  rows = [dataclasses.replace(one, places=places[one], times=times[one]) for one in places]
+  rows = [Collective(*one, places=places[one], times=times[one]) for one in places]
   return sorted(rows, key=lambda row: row.num_bytes * row.times, reverse=True)
 
 
@@ -174,13 +179,13 @@ def _where(line: Instruction, mesh: Mesh) -> tuple[tuple[str, ...], str]:
         differ.add(mesh.axis_names[axis])
     crosses |= len({_slice(devices[number]) for number in group}) > 1
   axes = tuple(axis for axis in mesh.axis_names if axis in differ)
-  if devices[0].platform != "tpu":
-    return axes, ""
-  return axes, "DCN" if crosses else "ICI"
+  inside, between = _NETWORKS.get(devices[0].platform, ("", ""))
+  return axes, between if crosses else inside
 
 
 def _slice(device: jax.Device) -> int:
-  return getattr(device, "slice_index", 0)
+  """Returns the number of a device's slice, or of its node if it is a GPU."""
+  return device.process_index if device.platform == "gpu" else getattr(device, "slice_index", 0)
 
 
 def _slice_axes(mesh: Mesh) -> tuple[str, ...]:
