@@ -10,10 +10,11 @@ import importlib.util
 import os
 import pathlib
 import re
+import stat
 import tempfile
 import uuid
 from collections.abc import Iterator, Mapping
-from typing import Any, TypeAlias
+from typing import IO, Any, TypeAlias
 
 import fsspec
 from etils import epath
@@ -82,6 +83,69 @@ def is_local(place: Location) -> bool:
   return "://" not in str(place)
 
 
+def inside(root: Location, name: object, where: str) -> Location:
+  """Returns the path of a name that a file of a stranger may hold, which must stay below a folder.
+
+  Args:
+    root: the folder that the name is relative to.
+    name: the name, with slashes between folders.
+    where: the file and key that hold the name, for messages.
+
+  Raises:
+    ValueError: the name is empty or absolute, has `..`, or a link on its way leads out of `root`.
+  """
+  parts = pathlib.PurePosixPath(name).parts if isinstance(name, str) else ()
+  plain = bool(parts) and "\0" not in str(name) and "\\" not in str(name)
+  if not plain or parts[0] == "/" or ".." in parts or ":" in parts[0]:
+    raise ValueError(f"{where} is {name!r}: a name below {root}, without .., is allowed")
+  found = root.joinpath(*parts)
+  real = pathlib.Path(found).resolve() if is_local(root) else None
+  if real and not real.is_relative_to(pathlib.Path(root).resolve()):
+    raise ValueError(f"{where} is {name!r}, which a link leads out of {root}")
+  return found
+
+
+def open_regular(place: Location) -> IO[bytes]:
+  """Opens a file to read bytes, unless it is a pipe, a socket, a device or a folder.
+
+  Raises:
+    FileNotFoundError: there is no such file.
+    ValueError: it is no regular file.
+  """
+  if not is_local(place):
+    return place.open("rb")
+  # Without O_NONBLOCK, a pipe that nobody writes to would block here.
+  number = os.open(place, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+  if not stat.S_ISREG(os.fstat(number).st_mode):
+    os.close(number)
+    raise ValueError(f"{place} is no regular file; give a file or a copy of it")
+  return open(number, "rb")
+
+
+def read_bytes(place: Location, most_bytes: int) -> bytes:
+  """Returns the content of a file of bounded size.
+
+  Raises:
+    FileNotFoundError: there is no such file.
+    ValueError: it is no regular file, or larger than `most_bytes`.
+  """
+  with open_regular(place) as file:
+    content = file.read(most_bytes + 1)
+  if len(content) > most_bytes:
+    raise ValueError(f"{place} is larger than {most_bytes:,} bytes, the most that is read")
+  return content
+
+
+def open_lock(path: pathlib.Path) -> IO[bytes]:
+  """Opens a file that processes lock, made where missing; a link is refused and nothing is cut.
+
+  Raises:
+    OSError: the file cannot be opened, or is a link.
+  """
+  flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+  return open(os.open(path, flags, 0o666), "rb+", buffering=0)
+
+
 def make_folder(folder: Location, knob: str) -> None:
   """Makes a folder and proves that files can be written there.
 
@@ -127,8 +191,14 @@ def write_text(place: Location, text: str) -> None:
     return
   place.parent.mkdir(parents=True, exist_ok=True)
   partial = place.with_name(f".{place.name}.partial")
-  partial.write_text(text, encoding="utf-8")
-  os.replace(partial, place)
+  partial.unlink(missing_ok=True)  # a killed process left it, or somebody a link
+  try:
+    with open(partial, "x", encoding="utf-8") as file:  # "x" follows no link
+      file.write(text)
+    os.replace(partial, place)
+  except BaseException:
+    partial.unlink(missing_ok=True)
+    raise
 
 
 def append_text(place: Location, text: str) -> None:

@@ -24,7 +24,8 @@ from etils import epath
 
 from configs import base
 from launch import cli
-from resjax.checkpoint import checksums, manifest
+from resjax import manifest
+from resjax.checkpoint import checksums
 from resjax.checkpoint.config import CheckpointConfig
 from resjax.checkpoint.manager import Checkpoints
 from resjax.sharding import MeshConfig, Rules, ShardingConfig, make_layout

@@ -11,11 +11,12 @@ import orbax.checkpoint as ocp
 from etils import epath
 from jax.experimental import multihost_utils
 
-from resjax.checkpoint import checksums, manifest
+from resjax import manifest
+from resjax.checkpoint import checksums
 from resjax.checkpoint.config import CheckpointConfig
-from resjax.checkpoint.manifest import Damaged
 from resjax.checkpoint.reader import ARRAYS, absolute, compare, saved_steps
 from resjax.checkpoint.schedule import SaveSchedule
+from resjax.manifest import Damaged
 from resjax.typing import PyTree
 
 State = TypeVar("State", bound=Any)  # a dataclass of pytrees of arrays, with a field `params`
@@ -141,7 +142,7 @@ class Checkpoints:
     with self._failing():
       self._manager.wait_until_finished()
       if jax.process_index() == 0:
-        manifest.write(self.folder / str(self._saving), root=True)
+        manifest.write(self.folder / str(self._saving), {})
     self._saving = None
 
   @contextlib.contextmanager
@@ -163,7 +164,7 @@ class Checkpoints:
     """Writes the manifest; runs in the background of process 0, before a checkpoint appears."""
     final = self.folder / str(self._saving)
     path_class = ocp.path.atomicity_defaults.get_default_temporary_path_class(final)
-    manifest.write(path_class.from_final(final).get(), root=False)
+    manifest.write(path_class.from_final(final).get(), {}, root=False)
 
   def restore(self, abstract: State, batches: grain.DatasetIterator) -> tuple[int, State]:
     """Reads the newest checkpoint that is not damaged, and moves the iterator to its place.

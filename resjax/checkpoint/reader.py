@@ -6,8 +6,9 @@ import orbax.checkpoint as ocp
 from etils import epath
 from flax import nnx
 
-from resjax.checkpoint import checksums, manifest
-from resjax.checkpoint.manifest import Damaged
+from resjax import manifest
+from resjax.checkpoint import checksums
+from resjax.manifest import Damaged
 from resjax.typing import PyTree
 
 ARRAYS = "arrays"  # the item of a checkpoint that holds the checksums of the arrays of the others

@@ -11,6 +11,8 @@ from typing import Any
 
 from absl import logging
 
+from resjax import locations
+
 Progress = Callable[[str, int, int], None]
 """A function that a build calls as progress(stage, done, total); a total of 0 is not known."""
 
@@ -36,7 +38,7 @@ def exclusive(root: Path) -> Iterator[None]:
   with contextlib.ExitStack() as stack:
     try:
       root.mkdir(parents=True, exist_ok=True)
-      fcntl.flock(stack.enter_context(open(root / ".lock", "w")), fcntl.LOCK_EX)
+      fcntl.flock(stack.enter_context(locations.open_lock(root / ".lock")), fcntl.LOCK_EX)
     except OSError as error:
       logging.warning("%s cannot be locked (%s): let one process build at a time", root, error)
     yield

@@ -65,7 +65,7 @@ def lock(folder: Location) -> Iterator[None]:
   if not locations.is_local(folder):
     yield
     return
-  with open(folder / ".lock", "w") as file:
+  with locations.open_lock(folder / ".lock") as file:
     try:
       fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from etils import epath
 
-from resjax.checkpoint import manifest
+from resjax import manifest
 from resjax.checkpoint.reader import restore_params
 from tests.helpers.checkpoints import abstract, assert_restores, fill, opened, small_state
 
@@ -48,7 +48,7 @@ def test_files_of_every_kind_are_there(good):
   assert not set(kinds) - set(names)
   for folder in ("params/d/", "params/ocdbt.process_0/d/", "optimizer/ocdbt.process_0/"):
     assert [name for name in names if name.startswith(folder)]
-  assert {*manifest.read(epath.Path(good / "20")), manifest.FILE_NAME} == set(names)
+  assert {*manifest.read(epath.Path(good / "20")).files, manifest.FILE_NAME} == set(names)
 
 
 @pytest.mark.parametrize("kind", DAMAGES)
@@ -105,7 +105,7 @@ def test_bits_that_go_wrong_before_they_are_written_are_noticed(good, tmp_path):
   (folder / "arrays" / "metadata").write_text(text.replace(recorded, "0123456789abcdef"))
   (folder / manifest.FILE_NAME).unlink()
   with opened(tmp_path / "run") as checkpoints:
-    manifest.write(checkpoints.folder / "20", root=True)
+    manifest.write(checkpoints.folder / "20", {})
     assert_restores(checkpoints, 10)
     assert "arrays are not those that were saved" in checkpoints.said[0]
 
@@ -115,7 +115,7 @@ def test_killed_before_the_last_files_were_listed(good, tmp_path, kind):
   """They alone are then not vouched for; nothing of what is restored lies in them."""
   shutil.copytree(good, tmp_path / "run")
   (tmp_path / "run" / "20" / manifest.FILE_NAME).unlink()
-  manifest.write(epath.Path(tmp_path / "run" / "20"), root=False)
+  manifest.write(epath.Path(tmp_path / "run" / "20"), {}, root=False)
   for name in ("_CHECKPOINT_METADATA", "commit_success.txt"):
     damage(tmp_path / "run" / "20" / name, kind)
   with opened(tmp_path / "run") as checkpoints:

@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 
 from configs import tiny
-from resjax import experiment, optim
-from resjax.checkpoint import manifest
+from resjax import experiment, manifest, optim
 from resjax.checkpoint.manager import Checkpoints
 from resjax.checkpoint.reader import newest, saved_steps
 from resjax.models.model_def import ModelDef

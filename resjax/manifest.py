@@ -1,24 +1,28 @@
-"""The manifest of a checkpoint: a file that lists the other files, with sizes and digests.
+"""The manifest of a folder: a file that lists the other files, with sizes and digests, and facts.
 
 The digest is SHA-256. In an object store it is the CRC-32C that the store keeps of each object, so
-that no object has to be read back.
+that no object has to be read back. The facts say what the folder holds. The manifest has a digest
+of itself.
 """
 
 import concurrent.futures
+import dataclasses
 import hashlib
 import json
+import os
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import jax
 import numpy as np
-from etils import epath
 from jax.experimental import multihost_utils
 
-from resjax import locations
+from resjax import locations, typed_json
+from resjax.locations import Location
 
 FILE_NAME = "manifest.json"
 
-# The size in bytes and the digest of each file, by its name relative to the checkpoint.
+# The size in bytes and the digest of each file, by its name relative to the folder.
 Files = Mapping[str, tuple[int, str]]
 
 _PARTIAL = f".{FILE_NAME}.partial"
@@ -27,36 +31,64 @@ _THREADS = 8  # hashing releases the interpreter's lock
 
 
 class Damaged(ValueError):
-  """A checkpoint is not as it was written."""
+  """A folder is not as it was written."""
 
 
-def write(folder: epath.Path, *, root: bool) -> None:
-  """Writes the manifest of a checkpoint, or adds the files that it lacks.
+@dataclasses.dataclass(frozen=True)
+class Manifest:
+  """What the manifest of a folder says.
+
+  Attributes:
+    files: the files that the folder must have.
+    facts: JSON values by name that were written with them.
+  """
+
+  files: Files
+  facts: Mapping[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Stored:
+  """The content of the file."""
+
+  files: dict[str, tuple[int, str]]
+  sha256: str
+  facts: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+
+def write(folder: Location, facts: Mapping[str, Any], *, root: bool = True) -> None:
+  """Writes the manifest of a folder, or adds the files that it lacks.
 
   Args:
-    folder: the folder of the checkpoint, where nobody else writes.
-    root: whether files outside its subfolders are listed, which Orbax writes after all others.
+    folder: the folder, where nobody else writes.
+    facts: JSON values by name, which replace those that are there.
+    root: whether files outside its subfolders are listed.
   """
-  files = dict(read(folder)) if (folder / FILE_NAME).exists() else {}
+  files = dict(read(folder).files) if (folder / FILE_NAME).exists() else {}
   new = [name for name in _names(folder) if name not in files and (root or "/" in name)]
   with concurrent.futures.ThreadPoolExecutor(_THREADS) as threads:
     files.update(zip(new, threads.map(lambda name: _entry(folder / name), new), strict=True))
-  content = {"files": files, "sha256": _digest(files)}
+  content = {"files": files, "facts": facts, "sha256": _digest(files, facts)}
   locations.write_text(folder / FILE_NAME, json.dumps(content, indent=1))
 
 
-def check(folder: epath.Path, within: str = "", *, contents: bool = True) -> None:
-  """Compares a checkpoint with its manifest; several processes share the work and the result.
+def check(folder: Location, within: str = "", *, contents: bool = True) -> Manifest:
+  """Compares a folder with its manifest; several processes share the work and the result.
 
   Args:
-    folder: the folder of the checkpoint.
+    folder: the folder.
     within: the prefix of the names of the files to compare.
     contents: whether to read the files; if not, only their sizes are compared.
+
+  Returns:
+    The manifest.
 
   Raises:
     Damaged: a file, or the manifest, is not as it was written.
   """
-  files = {name: entry for name, entry in sorted(read(folder).items()) if name.startswith(within)}
+  manifest = read(folder)
+  listed = sorted(manifest.files.items())
+  files = {name: entry for name, entry in listed if name.startswith(within)}
   names = list(files)
   mine = names[jax.process_index() :: jax.process_count()]
   bad = _first_damage(folder, {name: files[name] for name in mine}, contents)
@@ -65,34 +97,36 @@ def check(folder: epath.Path, within: str = "", *, contents: bool = True) -> Non
     number = int(multihost_utils.process_allgather(np.int32(number)).max())
   if number >= 0:
     raise Damaged(_explain(folder, names[number], files[names[number]][0]))
+  return manifest
 
 
-def read(folder: epath.Path) -> Files:
-  """Returns the files that a checkpoint must have.
+def read(folder: Location) -> Manifest:
+  """Returns the manifest of a folder.
 
   Raises:
     Damaged: the manifest is missing, or is not as it was written.
   """
   try:
-    content = json.loads((folder / FILE_NAME).read_text())
-    files = {name: (size, digest) for name, (size, digest) in content["files"].items()}
-    intact = content["sha256"] == _digest(files)
+    found = typed_json.read(folder / FILE_NAME, _Stored)
+    intact = found.sha256 == _digest(found.files, found.facts)
+    for name in found.files:
+      locations.inside(folder, name, FILE_NAME)
   except FileNotFoundError:
     raise Damaged(f"{FILE_NAME} is missing") from None
-  except (OSError, ValueError, LookupError, TypeError, AttributeError):
+  except (OSError, ValueError):
     intact = False
   if not intact:
     raise Damaged(f"{FILE_NAME} was altered")
-  return files
+  return Manifest(found.files, found.facts)
 
 
-def _first_damage(folder: epath.Path, files: Files, contents: bool) -> str | None:
+def _first_damage(folder: Location, files: Files, contents: bool) -> str | None:
   """Returns the name of the first file that is not as it was written; None if there is none."""
 
   def intact(name: str) -> bool:
     path, (size, digest) = folder / name, files[name]
     try:
-      return path.stat().length == size and (not contents or _entry(path)[1] == digest)
+      return _size(path) == size and (not contents or _entry(path)[1] == digest)
     except OSError:
       return False
 
@@ -101,7 +135,7 @@ def _first_damage(folder: epath.Path, files: Files, contents: bool) -> str | Non
     return next((name for name, good in results if not good), None)
 
 
-def _explain(folder: epath.Path, name: str, size: int) -> str:
+def _explain(folder: Location, name: str, size: int) -> str:
   """Returns in words what is wrong with a file."""
   try:
     found, _ = _entry(folder / name)
@@ -112,7 +146,7 @@ def _explain(folder: epath.Path, name: str, size: int) -> str:
   return f"{name} has {found} bytes of {size}" if found != size else f"{name} was altered"
 
 
-def _entry(path: epath.Path) -> tuple[int, str]:
+def _entry(path: Location) -> tuple[int, str]:
   """Returns the size and the digest of a file."""
   if not locations.is_local(path):
     return locations.size_and_digest(path)
@@ -124,12 +158,19 @@ def _entry(path: epath.Path) -> tuple[int, str]:
   return size, digest.hexdigest()
 
 
-def _digest(files: Files) -> str:
-  return hashlib.sha256(json.dumps(sorted(files.items())).encode()).hexdigest()
+def _size(path: Location) -> int:
+  found = path.stat()
+  return found.st_size if isinstance(found, os.stat_result) else found.length
 
 
-def _names(folder: epath.Path, within: str = "") -> Iterator[str]:
-  """Yields the names of all files of a checkpoint but the manifest, in order."""
+def _digest(files: Files, facts: Mapping[str, Any]) -> str:
+  # A manifest without facts is as it was before there were any.
+  signed = [sorted(files.items()), facts] if facts else sorted(files.items())
+  return hashlib.sha256(json.dumps(signed, sort_keys=True).encode()).hexdigest()
+
+
+def _names(folder: Location, within: str = "") -> Iterator[str]:
+  """Yields the names of all files of a folder but the manifest, in order."""
   for path in sorted(folder.iterdir()):
     if path.is_dir():
       yield from _names(path, f"{within}{path.name}/")

@@ -1,0 +1,98 @@
+"""Reads JSON that may come from anybody into typed values, and says in one line what is wrong.
+
+`msgspec` compares a text with a type: a dataclass, `dict[str, int]`, `int | None`, or
+`Annotated[int, msgspec.Meta(ge=1)]` for a range. Keys that a dataclass does not have are ignored.
+"""
+
+import re
+from typing import Any, TypeVar
+
+import msgspec
+
+from resjax import locations
+from resjax.locations import Location
+
+MOST_BYTES = 64 << 20  # of a file, unless its reader allows more
+
+T = TypeVar("T")
+
+
+def read(place: Location, kind: type[T], *, most_bytes: int = MOST_BYTES) -> T:
+  """Returns the value that a JSON file holds.
+
+  Args:
+    place: the file.
+    kind: the type of the value, as `msgspec` understands it.
+    most_bytes: the largest size of the file.
+
+  Raises:
+    FileNotFoundError: there is no such file.
+    ValueError: the place is no regular file, the file is larger, or it holds something else; the
+      message names the file, the key, what was found and what is allowed.
+  """
+  return parse(locations.read_bytes(place, most_bytes), kind, str(place))
+
+
+def parse(text: str | bytes, kind: type[T], where: str) -> T:
+  """Returns the value that a JSON text holds; `where` names the text in messages.
+
+  Raises:
+    ValueError: see `read`.
+  """
+  try:
+    return msgspec.json.decode(text, type=kind)
+  except msgspec.ValidationError as error:
+    raise ValueError(f"{where}: {_explain(text, kind, str(error))}") from None
+  except msgspec.DecodeError as error:
+    raise ValueError(f"{where} holds no JSON: {error}") from None
+  except UnicodeEncodeError:
+    raise ValueError(f"{where} holds no JSON: it has half a surrogate pair") from None
+  except RecursionError:
+    raise ValueError(f"{where} is nested too deeply") from None
+
+
+def _explain(text: str | bytes, kind: type, message: str) -> str:
+  """Returns key, finding and allowed values from a message such as Expected `int` - at `$.rows`."""
+  wanted, _, path = message.replace("`", "").partition(" - at ")
+  try:
+    value = msgspec.json.decode(text)
+    keys, found = _follow(value, kind, re.findall(r"\[\.\.\.\]|\[\d+\]|[^.\[\]$]+", path))
+  except (msgspec.DecodeError, LookupError, TypeError, RecursionError):
+    return message.replace("`", "")
+  shown = "" if isinstance(found, dict | list) else f" is {_short(found)}"
+  return f"{keys or 'the value'}{shown}: {wanted[0].lower()}{wanted[1:]}"
+
+
+def _follow(value: Any, kind: type, steps: list[str]) -> tuple[str, Any]:
+  """Returns the full name of the key at the end of a path, and its value."""
+  name, found = "", value
+  for step in steps:
+    if step == "[...]":  # msgspec does not say which key of a dict it is
+      key: Any = _wrong_key(value, found, kind)
+    else:
+      key = int(step[1:-1]) if step.startswith("[") else step
+    found = found[key]
+    name += f"[{key}]" if isinstance(key, int) else f".{key}" if name else str(key)
+  return name, found
+
+
+def _wrong_key(whole: Any, entries: dict[str, Any], kind: type) -> str:
+  """Returns the first key of a dict inside a value without which the value would be better."""
+  all_entries = dict(entries)
+  try:
+    for key, entry in all_entries.items():
+      entries.clear()
+      entries[key] = entry
+      try:
+        msgspec.convert(whole, kind)
+      except msgspec.ValidationError:
+        return key
+  finally:
+    entries.clear()
+    entries.update(all_entries)
+  raise LookupError("no key is wrong alone")
+
+
+def _short(value: Any) -> str:
+  text = repr(value)
+  return text if len(text) <= 80 else f"{text[:60]}... ({len(text)} characters)"
