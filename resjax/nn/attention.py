@@ -130,16 +130,7 @@ class Attention(nnx.Module):
       residual: what is mixed into the values; None: nothing.
     """
     q, k, v = self._project(x_q, x_k, x_v, positions, residual)
-    out = causal_attention(
-      q,
-      k,
-      v,
-      segment_ids,
-      layout=self.layout,
-      window=window,
-      scores=self.scores,
-      implementation=self.implementation,
-    )
+    out = causal_attention(q, k, v, segment_ids, window=window, **self._kernel_options())
     return self.o_proj(out)
 
   @jax.named_scope("attention")
@@ -163,16 +154,7 @@ class Attention(nnx.Module):
       The output [B, T, D], and the keys and values [B, T, K, C] for a cache.
     """
     q, k, v = self._project(x_q, x_k, x_v, positions, residual)
-    out = prompt_attention(
-      q,
-      k,
-      v,
-      segment_ids,
-      layout=self.layout,
-      window=window,
-      scores=self.scores,
-      implementation=self.implementation,
-    )
+    out = prompt_attention(q, k, v, segment_ids, window=window, **self._kernel_options())
     return self.o_proj(out), KeyValues(k, v)
 
   @jax.named_scope("attention")
@@ -216,6 +198,9 @@ class Attention(nnx.Module):
       q, seen.keys, seen.values, segment_ids, key_ids, first, window=window, scores=self.scores
     )
     return self.o_proj(out), new
+
+  def _kernel_options(self) -> dict[str, Any]:
+    return {"layout": self.layout, "scores": self.scores, "implementation": self.implementation}
 
   @jax.named_scope("attention")
   def values(self, x_v: Array) -> Array:

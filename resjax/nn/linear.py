@@ -3,6 +3,7 @@
 import functools
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -56,7 +57,7 @@ class Linear(nnx.Module):
     if self.layout.num_shards("embed_param") > 1:
       y = self._joined(x, bias)
     else:
-      y = _affine(x, self.kernel[...], bias, self.dtype, self.split, self.shapes)
+      y = _affine(x, self.kernel[...], bias, _Form(self.dtype, self.split, self.shapes))
     # Policies find the result by its name: one that saves all dots would save the wide product,
     # before it is rounded.
     return checkpoint_name(y, PRODUCT)
@@ -70,7 +71,8 @@ class Linear(nnx.Module):
     rows = x.shape[:count]
     if len(self.shapes[0]) > 1:
       x = self.layout.constrain(x.reshape(*rows, d_in), "batch", "tokens", "heads")
-    y = _affine(x, self.kernel[...], bias, self.dtype, self.split, ((d_in,), (d_out,)))
+    form = _Form(self.dtype, self.split, ((d_in,), (d_out,)))
+    y = _affine(x, self.kernel[...], bias, form)
     if len(self.shapes[1]) > 1:
       y = self.layout.constrain(y, "batch", "tokens", "heads").reshape(*rows, *self.shapes[1])
     return y
@@ -102,59 +104,56 @@ def _widened_backward(like: Array, grad: Array) -> tuple[Array]:
 _widened.defvjp(_widened_forward, _widened_backward)
 
 
-_Shapes = tuple[tuple[int, ...], tuple[int, ...]]
+class _Form(NamedTuple):
+  """How a linear map is computed.
+
+  Attributes:
+    dtype: the dtype of the product.
+    split: whether devices hold parts of sums over d_in and over d_out.
+    shapes: which axes x and y have in place of d_in and d_out.
+  """
+
+  dtype: jax.typing.DTypeLike
+  split: tuple[bool, bool]
+  shapes: tuple[tuple[int, ...], tuple[int, ...]]
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4, 5))
-def _affine(
-  x: Array,
-  kernel: Array,
-  bias: Array | None,
-  dtype: str,
-  split: tuple[bool, bool],
-  shapes: _Shapes,
-) -> Array:
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
+def _affine(x: Array, kernel: Array, bias: Array | None, form: _Form) -> Array:
   """x W + b.
 
-  `split` tells whether devices hold parts of sums over d_in and over d_out, and `shapes` which axes
-  x and y have in place of d_in and d_out. Heads stay apart in the sums over them, so that a TPU may
-  read them as attention wrote them, heads before tokens; joined, they would be copied first.
+  Heads stay apart in the sums over them, so that a TPU may read them as attention wrote them, heads
+  before tokens; joined, they would be copied first.
   """
-  return _affine_forward(x, kernel, bias, dtype, split, shapes)[0]
+  return _affine_forward(x, kernel, bias, form)[0]
+
+
+_Saved = tuple[Array, Array, Array, Array | None]
 
 
 def _affine_forward(
-  x: Array,
-  kernel: Array,
-  bias: Array | None,
-  dtype: str,
-  split: tuple[bool, bool],
-  shapes: _Shapes,
-) -> tuple[Array, tuple[Array, Array, Array, Array | None]]:
+  x: Array, kernel: Array, bias: Array | None, form: _Form
+) -> tuple[Array, _Saved]:
+  (d_in, d_out), dtype = form.shapes, form.dtype
   like, x = jnp.empty(0, x.dtype), x.astype(dtype)
-  rows = x.shape[: x.ndim - len(shapes[0])]
-  weights = kernel.astype(dtype).reshape(*shapes[0], -1)
-  inner = range(len(rows), x.ndim), range(len(shapes[0]))
-  y = _product(x, weights, inner, split[0], dtype)
+  rows = x.shape[: x.ndim - len(d_in)]
+  weights = kernel.astype(dtype).reshape(*d_in, -1)
+  inner = range(len(rows), x.ndim), range(len(d_in))
+  y = _product(x, weights, inner, form.split[0], dtype)
   y = y if bias is None else y + bias.astype(dtype)
-  return y.reshape(*rows, *shapes[1]), (x, like, kernel, bias)
+  return y.reshape(*rows, *d_out), (x, like, kernel, bias)
 
 
-def _affine_backward(
-  dtype: str,
-  split: tuple[bool, bool],
-  shapes: _Shapes,
-  saved: tuple[Array, Array, Array, Array | None],
-  grad: Array,
-) -> tuple[Array, Array, Array | None]:
+def _affine_backward(form: _Form, saved: _Saved, grad: Array) -> tuple[Array, Array, Array | None]:
   # JAX's own rule would round each device's gradients of W and b before they are added.
   x, like, kernel, bias = saved
-  count = x.ndim - len(shapes[0])
+  d_in, d_out = form.shapes
+  count = x.ndim - len(d_in)
   rows, wide = tuple(range(count)), wide_dtype(grad)
-  weights = kernel.astype(dtype).reshape(*shapes[0], *shapes[1])
-  outer = range(count, grad.ndim), range(len(shapes[0]), weights.ndim)
-  d_x = _product(grad, weights, outer, split[1], like.dtype)
-  joined = grad.reshape(*grad.shape[:count], math.prod(shapes[1]))
+  weights = kernel.astype(form.dtype).reshape(*d_in, *d_out)
+  outer = range(count, grad.ndim), range(len(d_in), weights.ndim)
+  d_x = _product(grad, weights, outer, form.split[1], like.dtype)
+  joined = grad.reshape(*grad.shape[:count], math.prod(d_out))
   d_kernel = lax.dot_general(x, joined, ((rows, rows), ((), ())), preferred_element_type=wide)
   d_bias = None if bias is None else jnp.sum(joined, rows, wide).astype(bias.dtype)
   return d_x, d_kernel.reshape(kernel.shape).astype(kernel.dtype), d_bias

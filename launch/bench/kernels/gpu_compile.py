@@ -24,28 +24,13 @@ from jax.sharding import SingleDeviceSharding
 
 from resjax.aot import absent_devices
 from resjax.hardware.chips import GPU_DRIVER_BYTES, GPU_TARGETS
-from resjax.kernels.depth_attention.mosaic_gpu import (
-  block_backward,
-  block_forward,
-  direct_backward,
-  direct_forward,
-  merge_backward,
-  merge_forward,
-  obstacles,
-)
+from resjax.kernels.depth_attention import backends
+from resjax.kernels.depth_attention.mosaic_gpu import obstacles
 from resjax.kernels.depth_attention.operands import MergeOperands, Operands, Read
 from resjax.sharding import Layout, MeshConfig, make_mesh
 
 KINDS = ("direct", "block", "merge")
 PASSES = ("forward", "backward")
-_MODULES = {
-  ("direct", "forward"): direct_forward,
-  ("direct", "backward"): direct_backward,
-  ("block", "forward"): block_forward,
-  ("block", "backward"): block_backward,
-  ("merge", "forward"): merge_forward,
-  ("merge", "backward"): merge_backward,
-}
 # Forms of a kind: fused, banked, threaded. In a decoder under a scan all three hold.
 _FORMS = {
   "direct": ((False, False, False), (False, False, True), (True, True, True)),
@@ -179,7 +164,7 @@ def compile_kernel(gpu: str, case: KernelCase) -> Compiled | str:
   seconds = time.perf_counter() - start
   if "registers" not in told:
     raise ValueError(f"{case}: ptxas told nothing; has a cache already held the kernel?")
-  tiles = _MODULES[case.kind, case.name].tiles_of(read, operands)
+  tiles = backends.load("mosaic_gpu", f"{case.kind}_{case.name}").tiles_of(read, operands)
   return Compiled(
     case,
     gpu,
@@ -238,10 +223,10 @@ def _merge_operands(case: KernelCase, array: Callable) -> MergeOperands:
 
 def _call(read: Read, case: KernelCase, operands: Any) -> tuple:
   """Returns the function of a kernel, and its arguments."""
-  forward = functools.partial(_MODULES[case.kind, "forward"].forward, read)
+  forward = functools.partial(backends.load("mosaic_gpu", f"{case.kind}_forward").forward, read)
   if case.name == "forward":
     return forward, operands
-  backward = functools.partial(_MODULES[case.kind, "backward"].backward, read)
+  backward = functools.partial(backends.load("mosaic_gpu", f"{case.kind}_backward").backward, read)
   results = jax.eval_shape(forward, operands)
   if case.kind == "merge":
     out, _, stats = results

@@ -95,7 +95,7 @@ def forward(operation: str, read: Read, operands: Any) -> Any:
   Returns:
     What `forward` returns in reference/{operation}.py.
   """
-  run = partial(_load(read.implementation, f"{operation}_forward").forward, read)
+  run = partial(load(read.implementation, f"{operation}_forward").forward, read)
   axes = _AXES[operation](read, operands)
   return _on_each_device(read, run, (axes.operands,), axes.results)(operands)
 
@@ -112,14 +112,14 @@ def backward(operation: str, read: Read, operands: Any, *others: PyTree) -> Any:
   Returns:
     What `backward` returns in reference/{operation}.py.
   """
-  run = partial(_load(read.implementation, f"{operation}_backward").backward, read)
+  run = partial(load(read.implementation, f"{operation}_backward").backward, read)
   axes = _AXES[operation](read, operands)
   in_axes = axes.operands, *axes.others
   return _on_each_device(read, run, in_axes, axes.cotangents)(operands, *others)
 
 
-def _load(implementation: str, module: str) -> Any:
-  """Imports a module of a backend; the Pallas dialect of a kernel is loaded by nobody else."""
+def load(implementation: str, module: str) -> Any:
+  """Imports a module of a backend, such as `block_forward`; nobody else loads a kernel's dialect."""
   if implementation == "reference":
     module = module.split("_")[0]  # both passes are in one file
   return importlib.import_module(f"{__package__}.{implementation}.{module}")
@@ -140,7 +140,7 @@ def _obstacle(name: str, operation: str, read: Read, operands: Any) -> str | Non
     return f"the width {like.shape[-1]} (config.model.d_model) is no multiple of {LANES}"
   if operands.num_slots > MAX_SOURCES:
     return f"there are {operands.num_slots} sources, it takes up to {MAX_SOURCES}"
-  return _sharding_obstacle(layout, like) or getattr(_load(name, "obstacles"), operation)(
+  return _sharding_obstacle(layout, like) or getattr(load(name, "obstacles"), operation)(
     read, operands
   )
 
