@@ -119,7 +119,7 @@ def backward(operation: str, read: Read, operands: Any, *others: PyTree) -> Any:
 
 
 def load(implementation: str, module: str) -> Any:
-  """Imports a module of a backend, such as `block_forward`; nobody else loads a kernel's dialect."""
+  """Imports a module of a backend, such as `block_forward`, whose dialect nobody else loads."""
   if implementation == "reference":
     module = module.split("_")[0]  # both passes are in one file
   return importlib.import_module(f"{__package__}.{implementation}.{module}")
