@@ -11,6 +11,7 @@ from tests.helpers import toy, walks
 from tests.helpers.systems import CASES
 
 EPS = 0.03  # not the eps of any combinator
+PLAIN = ("standard", "muddformer", "hyper_connections")  # the others show no more of the default
 FUSES = [c for c in CASES if registry.get(c.name).read_normed is not Combinator.read_normed]
 
 
@@ -32,7 +33,14 @@ def test_fused_norm(case, monkeypatch):
   check(case, monkeypatch, fuses=True)
 
 
-@walks.one_case_each([c for c in CASES if c not in FUSES])
+@pytest.mark.parametrize(
+  "case",
+  [
+    pytest.param(case, id=str(case), marks=[] if case.name in PLAIN else pytest.mark.slow)
+    for case in CASES
+    if case not in FUSES and walks.is_first(case)
+  ],
+)
 def test_any_combinator_normalises_its_views(case, monkeypatch):
   check(case, monkeypatch, fuses=False)
 
