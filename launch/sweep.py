@@ -174,8 +174,9 @@ def _settings(run: Run) -> dict[str, Any]:
 def _collect(run: SweepRun, error: str | None = None) -> Result:
   folder = workdir.place(run.config.workdir)
   records = read_metrics(folder / FILE_NAME) if (folder / FILE_NAME).exists() else []
-  costs = workdir.read(folder)["costs"] if (folder / workdir.RECORD).exists() else {}
-  return sweep_table.result(run, records, costs, error)
+  begun = (folder / workdir.RECORD).exists()
+  costs = workdir.read(folder).costs if begun else workdir.Costs()
+  return sweep_table.result(run, records, dataclasses.asdict(costs), error)
 
 
 if __name__ == "__main__":

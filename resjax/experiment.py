@@ -53,7 +53,7 @@ def load(folder: str, layout: Layout | None = None) -> Run:
   Raises:
     ValueError: the folder holds no run.
   """
-  values = _filled({**workdir.read(workdir.place(folder))["config"], "workdir": folder})
+  values = _filled({**workdir.read(workdir.place(folder)).config, "workdir": folder})
   values["model"] = {**values["model"], "attention": "auto"}
   return _run(values, layout or make_layout(MeshConfig(), _sharding(values["sharding"])))
 
@@ -130,6 +130,8 @@ def _decoder(values: Mapping[str, Any], data: DataConfig, layout: Layout) -> Dec
     combinators.get(residual["name"])
   except ValueError as error:
     raise ValueError(f"config.model.residual.name: {error}") from None
+  if not isinstance(residual.get(residual["name"]), Mapping):
+    raise ValueError(f"config.model.residual.{residual['name']} is missing")
   if values["dtype"] == "auto":
     values["dtype"] = "float32" if layout.platform == "cpu" else "bfloat16"
   values["vocab_size"] = data.tokenizer.vocab_limit

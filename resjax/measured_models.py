@@ -151,7 +151,7 @@ def _check_length(subject: Subject, seq_len: int) -> None:
 def _texts_of_run(folder: str, layout: Layout) -> Iterable[str]:
   """Returns the documents of the validation split of a run's corpora."""
   run, record = experiment.load(folder, layout), workdir.read(workdir.place(folder))
-  texts = eval_text.texts_of_dataset(run.data, record["data_fingerprint"], "validation")
+  texts = eval_text.texts_of_dataset(run.data, record.data_fingerprint, "validation")
   if texts is None:
     raise ValueError(
       f"the corpora of {folder} are not under config.data.root={run.data.root!r} of that run, "

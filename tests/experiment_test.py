@@ -1,5 +1,7 @@
 """Mistakes in a config are one line that says what to change, before anything is built."""
 
+import json
+
 import jax
 import pytest
 
@@ -137,12 +139,12 @@ def test_record_keeps_config_versions_and_revision(tmp_path):
   run = experiment.build(config(workdir=str(tmp_path)))
   workdir.write(tmp_path, run, dataset(tmp_path), {"parameters": 7})
   found = workdir.read(tmp_path)
-  assert found["config"]["model"]["d_model"] == 128
-  assert found["environment"]["packages"]["jax"] == jax.__version__
-  assert set(found["environment"]) >= {"packages", "python", "git", "devices", "command"}
+  assert found.config["model"]["d_model"] == 128
+  assert found.environment["packages"]["jax"] == jax.__version__
+  assert set(found.environment) >= {"packages", "python", "git", "devices", "command"}
   assert experiment.load(str(tmp_path)).decoder == run.decoder
-  assert found["config"]["model"]["dtype"] == "float32"  # resolved
-  assert found["costs"] == {"parameters": 7}
+  assert found.config["model"]["dtype"] == "float32"  # resolved
+  assert found.costs == workdir.Costs(parameters=7)
   assert (tmp_path / workdir.TOKENIZER).read_text() == "tokens"
 
 
@@ -186,9 +188,40 @@ def test_two_trainers_in_one_folder(tmp_path):
     pass
 
 
-def test_damaged_record(tmp_path):
+@pytest.mark.parametrize(
+  ("path", "value", "words"),
+  [
+    ((), [], ["expected object, got array"]),
+    (("data_fingerprint",), "../../a", ["data_fingerprint is '../../a'", "matching regex"]),
+    (("data_fingerprint",), None, ["data_fingerprint is None", "expected str"]),
+    (("identity",), 3, ["identity is 3", "expected object"]),
+    (("costs", "parameters"), -1, ["costs.parameters is -1", ">= 0"]),
+    (("config", "model"), "x", ["config.model is 'x'", "expected object"]),
+    (("config", "model", "residual"), {}, ["config.model.residual", "required field name"]),
+    (("config", "model", "residual", "name"), "gone", ["config.model.residual.name", "gone"]),
+    (("config", "data", "tokenizer"), 1, ["config.data.tokenizer is 1"]),
+    (("config", "train", "init_from"), None, ["config.train.init_from is None"]),
+    (("config", "seed"), 1.5, ["config.seed is 1.5", "expected int"]),
+  ],
+)
+def test_damaged_record(tmp_path, path, value, words):
+  workdir.write(tmp_path, experiment.build(config()), dataset(tmp_path), {})
+  whole = {"": json.loads((tmp_path / workdir.RECORD).read_text())}
+  entry, key = whole, ""
+  for step in path:
+    entry, key = entry[key], step
+  entry[key] = value
+  (tmp_path / workdir.RECORD).write_text(json.dumps(whole[""]))
+  with pytest.raises(ValueError) as caught:
+    experiment.load(str(tmp_path))
+  for word in words:
+    assert word in str(caught.value)
+  assert "\n" not in str(caught.value)
+
+
+def test_a_cut_record(tmp_path):
   (tmp_path / workdir.RECORD).write_text("{")
-  with pytest.raises(ValueError, match=r"run\.json is damaged"):
+  with pytest.raises(ValueError, match=r"run\.json holds no JSON: .*; it is damaged: restore it"):
     workdir.read(tmp_path)
 
 

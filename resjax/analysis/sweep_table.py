@@ -132,7 +132,7 @@ def _settings(values: Mapping[str, Any], prefix: str = "") -> Iterable[str]:
 
 
 def result(
-  run: SweepRun, records: plots.Records, costs: Mapping[str, int], error: str | None = None
+  run: SweepRun, records: plots.Records, costs: Mapping[str, int | None], error: str | None = None
 ) -> Result:
   """Returns the result of one run.
 

@@ -12,12 +12,16 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from resjax import locations
+from resjax import locations, typed_json
 from resjax.locations import Location
 from resjax.records import line_file
 from resjax.records.line_file import LocalLines, RemoteLines
 
 FILE_NAME = "metrics.jsonl"
+
+_MOST_BYTES = 1 << 29  # of a file that is read; a million records of a training step
+_MOST_OF_LINE = 1 << 20  # bytes
+_OF_NUMBERS = ("train/", "validation/", "time/")  # the beginnings of names that others compute with
 
 Scalar = bool | int | float | str | None
 
@@ -190,7 +194,9 @@ def read_metrics(path: str | os.PathLike) -> list[dict[str, Any]]:
   """Returns the records of a `metrics.jsonl` in order, without a half-written last line.
 
   Raises:
-    ValueError: a line before the last one is no record.
+    FileNotFoundError: there is no such file.
+    ValueError: it is no regular file, it or a line of it is too long, or a line before the last one
+      is no record.
   """
   return [record for _, record in _records(locations.path(path))]
 
@@ -198,18 +204,30 @@ def read_metrics(path: str | os.PathLike) -> list[dict[str, Any]]:
 def _records(path: Location) -> list[tuple[str, dict[str, Any]]]:
   """Returns the lines of a file, each with its record."""
   # A crash may leave half a character, too. Lines end with "\n" alone.
-  lines = path.read_bytes().decode("utf-8", errors="replace").removesuffix("\n").split("\n")
+  text = locations.read_bytes(path, _MOST_BYTES).decode("utf-8", errors="replace")
+  lines = text.removesuffix("\n").split("\n")
   pairs = []
   for number, line in enumerate(lines, 1):
     try:
-      record = json.loads(line)
-      record["step"] = int(record["step"])
-    except (ValueError, TypeError, KeyError):
+      pairs.append((line, _record(line, f"line {number}")))
+    except ValueError as error:
       if number == len(lines):
         break
-      raise ValueError(f"line {number} of {path} is no record; delete or repair it") from None
-    pairs.append((line, record))
+      raise ValueError(f"line {number} of {path} is no record ({error}); repair it") from None
   return pairs
+
+
+def _record(line: str, where: str) -> dict[str, Any]:
+  if len(line) > _MOST_OF_LINE:
+    raise ValueError(f"{where} has {len(line):,} characters; at most {_MOST_OF_LINE:,} are read")
+  record = typed_json.parse(line, dict[str, Scalar], where)
+  step = record.get("step")
+  if isinstance(step, bool) or not isinstance(step, int) or step < 0:
+    raise ValueError(f"step is {step!r}: an integer from 0 on is allowed")
+  for name, value in record.items():
+    if isinstance(value, str) and name.startswith(_OF_NUMBERS):
+      raise ValueError(f"{name} is {value[:40]!r}: a number is allowed")
+  return record
 
 
 def _scalar(name: str, value: Any) -> Scalar:

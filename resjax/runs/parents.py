@@ -57,7 +57,7 @@ class FromRun:
 
   def identity(self, config: DecoderConfig) -> Mapping[str, Any]:
     """Returns the settings of the model, see `workdir.model_identity`."""
-    return workdir.read(self.saved.workdir)["identity"]
+    return workdir.read(self.saved.workdir).identity
 
 
 @dataclasses.dataclass(frozen=True)

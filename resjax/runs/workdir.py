@@ -10,11 +10,12 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import jax
+import msgspec
 
-from resjax import locations
+from resjax import locations, typed_json
 from resjax.data.summary import DatasetSummary
 from resjax.locations import Location
 from resjax.models.config import DecoderConfig
@@ -28,6 +29,87 @@ _PACKAGES = (
 )  # fmt: skip
 # Settings of how a step is computed, not of what it computes: a resumed run may change them.
 _FREE_MODEL_FIELDS = ("attention", "depth", "remat")
+
+_Count = Annotated[int, msgspec.Meta(ge=0)]
+
+
+@dataclasses.dataclass(frozen=True)
+class Costs:
+  """What the model of a run costs; None where the record does not say.
+
+  Attributes:
+    parameters: the number of its parameters.
+    state_bytes_per_token: the size of its depth state after the last layer.
+  """
+
+  parameters: _Count | None = None
+  state_bytes_per_token: _Count | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Record:
+  """What `run.json` says of a run.
+
+  Attributes:
+    config: the resolved config, whose sections `resjax.experiment` checks.
+    identity: the settings that decide the parameters and the order of the data, see `identity`.
+    data_fingerprint: the name of the data that were built for it.
+    costs: what its model costs.
+    environment: the versions, the devices and the command of its last start.
+  """
+
+  config: dict[str, Any]
+  identity: dict[str, Any]
+  data_fingerprint: Annotated[str, msgspec.Meta(pattern=r"^[0-9A-Za-z_-]+$")]
+  costs: Costs
+  environment: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Residual:
+  name: str
+
+
+@dataclasses.dataclass(frozen=True)
+class _Model:
+  residual: _Residual
+  dtype: str
+
+
+@dataclasses.dataclass(frozen=True)
+class _Data:
+  tokenizer: dict[str, Any]
+  corpora: dict[str, dict[str, Any]]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Train:
+  init_from: str
+
+
+@dataclasses.dataclass(frozen=True)
+class _Sharding:
+  name: str
+
+
+@dataclasses.dataclass(frozen=True)
+class _Config:
+  """The settings that are read before `experiment` compares the sections with their dataclasses."""
+
+  seed: int
+  model: _Model
+  data: _Data
+  train: _Train
+  sharding: _Sharding
+  mesh: dict[str, Any]
+  optim: dict[str, Any]
+  health: dict[str, Any]
+  checkpoint: dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class _WithConfig:
+  config: _Config
 
 
 def place(path: str) -> Location:
@@ -84,8 +166,8 @@ def check(folder: Location, run: Run, dataset: DatasetSummary) -> None:
   if not (folder / RECORD).exists():
     return
   old, new = read(folder), identity(run)
-  changed = differences(old["identity"], new)
-  if old["data_fingerprint"] != dataset.fingerprint and not changed:
+  changed = differences(old.identity, new)
+  if old.data_fingerprint != dataset.fingerprint and not changed:
     changed = ["files of config.data.corpora have other sizes or times than at its start"]
   if changed:
     raise ValueError(
@@ -124,23 +206,22 @@ def write(folder: Location, run: Run, dataset: DatasetSummary, costs: Mapping[st
   locations.write_text(folder / TOKENIZER, dataset.tokenizer.read_text())
 
 
-def read(folder: Location) -> Mapping[str, Any]:
+def read(folder: Location) -> Record:
   """Returns the record of a run.
 
   Raises:
     ValueError: the folder holds no run, or its record is damaged.
   """
   path = folder / RECORD
-  if not path.exists():
-    raise ValueError(f"{folder} holds no run: {RECORD} is missing; train one there first")
   try:
-    found = json.loads(path.read_text())
-    complete = {"config", "identity", "data_fingerprint", "costs"} <= set(found)
-  except (ValueError, TypeError):
-    complete = False
-  if not complete:
-    raise ValueError(f"{path} is damaged; restore it, or delete the folder")
-  return found
+    text = locations.read_bytes(path, typed_json.MOST_BYTES)
+  except FileNotFoundError:
+    raise ValueError(f"{folder} holds no run: {RECORD} is missing; train one there first") from None
+  try:
+    typed_json.parse(text, _WithConfig, str(path))
+    return typed_json.parse(text, Record, str(path))
+  except ValueError as error:
+    raise ValueError(f"{error}; it is damaged: restore it, or delete the folder") from None
 
 
 def identity(run: Run) -> dict[str, Any]:

@@ -109,6 +109,26 @@ def test_broken_line_in_the_middle_is_an_error_and_stays(tmp_path):
   assert path.read_text() == text
 
 
+@pytest.mark.parametrize(
+  ("line", "words"),
+  [
+    ('{"step": -1}', "step is -1: an integer from 0 on is allowed"),
+    ('{"step": true}', "step is True: an integer"),
+    ('{"step": "3"}', "step is '3': an integer"),
+    ('{"loss": 1}', "step is None: an integer"),
+    ("[1]", "expected object, got array"),
+    ('{"step": 1, "a": [1]}', "a: expected"),
+    ('{"step": 1, "validation/loss": "x"}', "validation/loss is 'x': a number is allowed"),
+    ('{"step": 1, "a": NaN}', "holds no JSON"),
+    ('{"step": 1, "a": "' + "x" * 2**20 + '"}', r"at most 1,048,576 are read"),
+  ],
+)
+def test_what_a_record_cannot_be(tmp_path, line, words):
+  (tmp_path / "metrics.jsonl").write_text(f'{{"step": 0}}\n{line}\n{{"step": 3}}\n')
+  with pytest.raises(ValueError, match=f"line 2 of .*metrics.jsonl is no record .*{words}"):
+    metrics_log.read_metrics(tmp_path / "metrics.jsonl")
+
+
 def test_crash_while_truncating_leaves_the_old_record(tmp_path, monkeypatch):
   write(tmp_path, [1, 2, 3])
   before = (tmp_path / "metrics.jsonl").read_bytes()
