@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from launch import cli, model_flags
-from resjax import locations, processes
+from resjax import locations, processes, typed_json
 from resjax.analysis import depth_positions
 from resjax.analysis.alignment import READINGS, Alignment
 from resjax.analysis.heat_map import heat_map
@@ -141,9 +141,12 @@ def show(results: Sequence[Results], console: Console) -> None:
 def _sensitivity(path: str) -> Sensitivity:
   place = locations.path(path, "--sensitivity")
   try:
-    return Sensitivity.from_json(place.read_text(encoding="utf-8"))
-  except (OSError, ValueError, TypeError, KeyError, AttributeError):
-    raise ValueError(f"--sensitivity={path} is no file that launch.intervene has written") from None
+    text = locations.read_bytes(place, typed_json.MOST_BYTES)
+    return Sensitivity.from_json(text, str(place))
+  except (OSError, ValueError) as error:
+    raise ValueError(
+      f"--sensitivity={path} is no file that launch.intervene has written: {error}"
+    ) from None
 
 
 def _named_apart(models: Sequence[Subject]) -> list[Subject]:

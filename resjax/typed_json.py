@@ -4,6 +4,7 @@
 `Annotated[int, msgspec.Meta(ge=1)]` for a range. Keys that a dataclass does not have are ignored.
 """
 
+import bisect
 import re
 from typing import Any, TypeVar
 
@@ -53,22 +54,23 @@ def parse(text: str | bytes, kind: type[T], where: str) -> T:
 
 def _explain(text: str | bytes, kind: type, message: str) -> str:
   """Returns key, finding and allowed values from a message such as Expected `int` - at `$.rows`."""
-  wanted, _, path = message.replace("`", "").partition(" - at ")
+  wanted = message.replace("`", "").partition(" - at ")[0]
   try:
     value = msgspec.json.decode(text)
-    keys, found = _follow(value, kind, re.findall(r"\[\.\.\.\]|\[\d+\]|[^.\[\]$]+", path))
+    keys, found = _follow(value, kind, message)
   except (msgspec.DecodeError, LookupError, TypeError, RecursionError):
     return message.replace("`", "")
   shown = "" if isinstance(found, dict | list) else f" is {_short(found)}"
   return f"{keys or 'the value'}{shown}: {wanted[0].lower()}{wanted[1:]}"
 
 
-def _follow(value: Any, kind: type, steps: list[str]) -> tuple[str, Any]:
-  """Returns the full name of the key at the end of a path, and its value."""
+def _follow(value: Any, kind: type, message: str) -> tuple[str, Any]:
+  """Returns the full name of the key that a message of `msgspec` is about, and its value."""
+  path = message.replace("`", "").partition(" - at ")[2]
   name, found = "", value
-  for step in steps:
+  for step in re.findall(r"\[\.\.\.\]|\[\d+\]|[^.\[\]$]+", path):
     if step == "[...]":  # msgspec does not say which key of a dict it is
-      key: Any = _wrong_key(value, found, kind)
+      key: Any = _wrong_key(value, found, kind, message)
     else:
       key = int(step[1:-1]) if step.startswith("[") else step
     found = found[key]
@@ -76,21 +78,25 @@ def _follow(value: Any, kind: type, steps: list[str]) -> tuple[str, Any]:
   return name, found
 
 
-def _wrong_key(whole: Any, entries: dict[str, Any], kind: type) -> str:
-  """Returns the first key of a dict inside a value without which the value would be better."""
-  all_entries = dict(entries)
-  try:
-    for key, entry in all_entries.items():
-      entries.clear()
-      entries[key] = entry
-      try:
-        msgspec.convert(whole, kind)
-      except msgspec.ValidationError:
-        return key
-  finally:
+def _wrong_key(whole: Any, entries: dict[str, Any], kind: type, message: str) -> str:
+  """Returns the key of a dict inside a value that a message is about; the dict keeps it alone."""
+  items = list(entries.items())
+
+  def fails(count: int) -> bool:
     entries.clear()
-    entries.update(all_entries)
-  raise LookupError("no key is wrong alone")
+    entries.update(items[:count])
+    try:
+      msgspec.json.decode(msgspec.json.encode(whole), type=kind)
+    except msgspec.ValidationError as error:
+      return str(error) == message
+    return False
+
+  # A decoder stops at the first mistake, so that all longer beginnings of the dict fail too.
+  found = bisect.bisect_left(range(1, len(items) + 1), True, key=fails)
+  key, value = items[found]
+  entries.clear()  # what else is wrong would be found instead of what is inside of this key
+  entries[key] = value
+  return key
 
 
 def _short(value: Any) -> str:

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import time
 from typing import Annotated, Any
 
 import msgspec
@@ -33,6 +34,10 @@ def test_values_that_fit(tmp_path):
   ("text", "said"),
   [
     ('{"splits": {"a": {"rows": 1}, "b": {"rows": 0}}}', "splits.b.rows is 0: expected int >= 1"),
+    (
+      '{"splits": {"a": {"rows": 1}, "b": {"rows": 0}, "c": {"rows": 0}}}',
+      "splits.b.rows is 0: expected int >= 1",
+    ),
     ('{"splits": {"b": {"rows": "2"}}}', "splits.b.rows is '2': expected int, got str"),
     ('{"splits": {"b": {}}}', "splits.b: object missing required field rows"),
     ('{"splits": {"b": {"rows": 1, "names": ["", 7]}}}', "splits.b.names[1] is 7: expected str"),
@@ -51,6 +56,21 @@ def test_a_misfit_is_named_in_one_line(text, said):
     typed_json.parse(text, _Summary, "a.json")
   message = str(caught.value)
   assert message.startswith("a.json") and said.lower() in message.lower() and "\n" not in message
+
+
+def test_dicts_in_dicts_are_named():
+  text = '{"a": {"x": 1, "y": -1}, "b": {"x": -1}, "c": {}}'
+  kind = dict[str, dict[str, Annotated[int, msgspec.Meta(ge=0)]]]
+  with pytest.raises(ValueError, match=r"^here: a\.y is -1: expected int >= 0$"):
+    typed_json.parse(text, kind, "here")
+
+
+def test_one_of_many_keys_is_named_at_once():
+  values = {str(number): 1 for number in range(100_000)} | {"last": "x"}
+  began = time.perf_counter()
+  with pytest.raises(ValueError, match=r"^here: last is 'x': expected int, got str$"):
+    typed_json.parse(json.dumps(values), dict[str, int], "here")
+  assert time.perf_counter() - began < 10
 
 
 def test_a_file_is_read_up_to_its_limit(tmp_path):

@@ -4,9 +4,12 @@ import dataclasses
 import json
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
 import numpy as np
+
+from resjax import typed_json
 
 READINGS = ("closed", "read")
 LENS_METRICS = (
@@ -38,6 +41,12 @@ DECILES = tuple(f"decile_{number}" for number in range(10))
 GROUPS = ("all", "distinct", *DECILES, "shuffled")
 
 
+# The types of numbers in files.
+Count = Annotated[int, msgspec.Meta(ge=0)]
+Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
+Values = list[float | None]  # null stands for a number that is not finite
+
+
 @dataclasses.dataclass(frozen=True)
 class DepthPosition:
   """A position along depth: the embedding, or the place behind a site of a layer.
@@ -47,7 +56,7 @@ class DepthPosition:
     site: the site of the layer, such as `attention`; `embedding` before the first layer.
   """
 
-  layer: int
+  layer: Annotated[int, msgspec.Meta(ge=-1)]
   site: str
 
 
@@ -66,12 +75,12 @@ class Switch:
     share: the share of the resamples that have a switch, 0..1.
   """
 
-  index: int | None
-  lower: int | None
-  upper: int | None
-  level: float
-  num_bootstrap: int
-  share: float
+  index: Count | None
+  lower: Count | None
+  upper: Count | None
+  level: Share
+  num_bootstrap: Count
+  share: Share
 
 
 @dataclasses.dataclass(frozen=True)
@@ -160,23 +169,97 @@ class Alignment:
     return json.dumps(to_plain(self), allow_nan=False)
 
   @classmethod
-  def from_json(cls, text: str) -> "Alignment":
-    """Returns the alignment that `to_json` wrote; null becomes NaN, other floats keep every bit."""
-    return cls.from_plain(json.loads(text))
+  def from_json(cls, text: str | bytes, where: str = "the alignment") -> "Alignment":
+    """Returns the alignment that `to_json` wrote; null becomes NaN, other floats keep every bit.
 
-  @classmethod
-  def from_plain(cls, fields: Mapping[str, Any]) -> "Alignment":
-    """Returns the alignment that `to_plain` turned into dicts."""
-    weights = fields["depth_weights"]
-    if weights is not None:
-      sources, values = tuple(weights["sources"]), np.array(weights["weights"], np.float64)
-      weights = DepthWeights(_positions(weights["readers"]), sources, values)
+    Raises:
+      ValueError: it is something else; the message begins with `where`.
+    """
+    stored = typed_json.parse(text, StoredAlignment, where)
+    try:
+      return stored.alignment()
+    except ValueError as error:
+      raise ValueError(f"{where}: {error}") from None
+
+
+@dataclasses.dataclass(frozen=True)
+class _StoredGroup:
+  num_tokens: Count
+  num_kl_tokens: Count
+  metrics: dict[str, Values]
+  switch: Switch | None
+
+  def group(self, places: int) -> Group:
+    """Returns the group, whose metrics have a value for each of so many depth positions."""
+    for name, values in self.metrics.items():
+      if len(values) != places:
+        raise ValueError(f"{name} has {len(values)} values for {places} positions")
+    switch = self.switch
+    at = () if switch is None else (switch.index, switch.lower, switch.upper)
+    if any(index is not None and index >= places for index in at):
+      raise ValueError(f"a switch is at {at}, beyond the {places} positions")
+    metrics = {name: np.array(values, np.float64) for name, values in self.metrics.items()}
+    return Group(self.num_tokens, self.num_kl_tokens, metrics, switch)
+
+
+@dataclasses.dataclass(frozen=True)
+class _StoredWeights:
+  readers: tuple[DepthPosition, ...]
+  sources: tuple[str, ...]
+  weights: list[Values]
+
+  def depth_weights(self) -> DepthWeights:
+    """Returns the weights, a row for each reader."""
+    values = matrix(self.weights, len(self.readers), len(self.sources), "depth_weights.weights")
+    return DepthWeights(self.readers, self.sources, values)
+
+
+@dataclasses.dataclass(frozen=True)
+class StoredAlignment:
+  """An alignment as JSON has it, see `Alignment`."""
+
+  model: str
+  corpus: str
+  num_rows: Count
+  positions: tuple[DepthPosition, ...]
+  readings: dict[str, dict[str, _StoredGroup]]
+  depth_weights: _StoredWeights | None
+
+  def alignment(self) -> Alignment:
+    """Returns the alignment.
+
+    Raises:
+      ValueError: its parts do not fit each other.
+    """
+    sites = [position.site for position in self.positions if position.layer == 0]
+    layers = self.positions[-1].layer + 1 if self.positions else 0
+    # The lengths are compared first, so that a large number of a layer costs nothing.
+    fits = bool(sites) and len(self.positions) == 1 + layers * len(sites)
+    expected = [(layer, site) for layer in range(layers * fits) for site in sites]
+    if not fits or [(p.layer, p.site) for p in self.positions[1:]] != expected:
+      raise ValueError("positions must be the embedding, and then the same sites of every layer")
+    if self.positions[0].layer != -1 or not self.readings:
+      raise ValueError("positions must begin with layer -1, and readings must not be empty")
+    for reading, groups in self.readings.items():
+      if "all" not in groups:
+        raise ValueError(f"readings.{reading} has no group 'all'")
     readings = {
-      reading: {name: _group(group) for name, group in groups.items()}
-      for reading, groups in fields["readings"].items()
+      reading: {name: group.group(len(self.positions)) for name, group in groups.items()}
+      for reading, groups in self.readings.items()
     }
-    positions = _positions(fields["positions"])
-    return cls(fields["model"], fields["corpus"], fields["num_rows"], positions, readings, weights)
+    weights = None if self.depth_weights is None else self.depth_weights.depth_weights()
+    return Alignment(self.model, self.corpus, self.num_rows, self.positions, readings, weights)
+
+
+def matrix(rows: list[Values], height: int, width: int, name: str) -> np.ndarray:
+  """Returns rows of numbers as float64 [height, width]; null becomes NaN.
+
+  Raises:
+    ValueError: they have another size; the message names them.
+  """
+  if len(rows) != height or any(len(row) != width for row in rows):
+    raise ValueError(f"{name} must have {height} rows of {width} numbers")
+  return np.array(rows, np.float64).reshape(height, width)
 
 
 def to_plain(value: Any) -> Any:
@@ -190,13 +273,3 @@ def to_plain(value: Any) -> Any:
   if isinstance(value, list | tuple):
     return [to_plain(item) for item in value]
   return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _positions(items: list[dict[str, Any]]) -> tuple[DepthPosition, ...]:
-  return tuple(DepthPosition(**item) for item in items)
-
-
-def _group(fields: dict[str, Any]) -> Group:
-  metrics = {name: np.array(values, np.float64) for name, values in fields["metrics"].items()}
-  switch = None if fields["switch"] is None else Switch(**fields["switch"])
-  return Group(fields["num_tokens"], fields["num_kl_tokens"], metrics, switch)

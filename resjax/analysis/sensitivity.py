@@ -2,12 +2,21 @@
 
 import dataclasses
 import json
-from collections.abc import Mapping
-from typing import Any
+import math
+from typing import Annotated
 
+import msgspec
 import numpy as np
 
-from resjax.analysis.alignment import Alignment, to_plain
+from resjax import typed_json
+from resjax.analysis.alignment import (
+  Alignment,
+  Count,
+  StoredAlignment,
+  Values,
+  matrix,
+  to_plain,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,17 +57,59 @@ class Sensitivity:
     return json.dumps(to_plain(self), allow_nan=False) + "\n"
 
   @classmethod
-  def from_json(cls, text: str) -> "Sensitivity":
-    """Returns what `to_json` wrote; null becomes NaN, other floats keep every bit."""
-    return cls.from_plain(json.loads(text))
+  def from_json(cls, text: str | bytes, where: str = "the sensitivity") -> "Sensitivity":
+    """Returns what `to_json` wrote; null becomes NaN, other floats keep every bit.
 
-  @classmethod
-  def from_plain(cls, fields: Mapping[str, Any]) -> "Sensitivity":
-    """Returns the sensitivity that `to_plain` turned into dicts."""
-    whole, rows = fields["baseline_alignment"], fields["alignments"]
-    changed: dict[str, Any] = {name: tuple(fields[name]) for name in ("layers", "sites", "alphas")}
-    changed["baseline_loss"] = float(np.array(fields["baseline_loss"], np.float64))
-    changed["loss"] = np.array(fields["loss"], np.float64)
-    changed["baseline_alignment"] = None if whole is None else Alignment.from_plain(whole)
-    changed["alignments"] = tuple(tuple(map(Alignment.from_plain, row)) for row in rows)
-    return cls(**{**fields, **changed})
+    Raises:
+      ValueError: it is something else; the message begins with `where`.
+    """
+    stored = typed_json.parse(text, StoredSensitivity, where)
+    try:
+      return stored.sensitivity()
+    except ValueError as error:
+      raise ValueError(f"{where}: {error}") from None
+
+
+@dataclasses.dataclass(frozen=True)
+class StoredSensitivity:
+  """A sensitivity as JSON has it, see `Sensitivity`."""
+
+  model: str
+  corpus: str
+  num_tokens: Count
+  residual: str
+  layers: Annotated[tuple[Count, ...], msgspec.Meta(min_length=1)]
+  sites: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
+  alphas: Annotated[tuple[float, ...], msgspec.Meta(min_length=1)]
+  baseline_loss: float | None
+  loss: list[Values]
+  baseline_alignment: StoredAlignment | None
+  alignments: list[list[StoredAlignment]]
+
+  def sensitivity(self) -> Sensitivity:
+    """Returns the sensitivity.
+
+    Raises:
+      ValueError: its parts do not fit each other.
+    """
+    whole = self.baseline_alignment
+    height, width = (0, 0) if whole is None else (len(self.layers), len(self.alphas))
+    if len(self.alignments) != height or any(len(row) != width for row in self.alignments):
+      raise ValueError(f"alignments must have {height} rows of {width}")
+    if whole is not None and any(
+      one.positions != whole.positions for row in self.alignments for one in row
+    ):
+      raise ValueError("alignments must have the positions of baseline_alignment")
+    return Sensitivity(
+      self.model,
+      self.corpus,
+      self.num_tokens,
+      self.residual,
+      self.layers,
+      self.sites,
+      self.alphas,
+      math.nan if self.baseline_loss is None else self.baseline_loss,
+      matrix(self.loss, len(self.layers), len(self.alphas), "loss"),
+      None if whole is None else whole.alignment(),
+      tuple(tuple(one.alignment() for one in row) for row in self.alignments),
+    )

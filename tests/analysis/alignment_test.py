@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import json
 
 import numpy as np
 import pytest
@@ -45,3 +46,31 @@ def test_json_has_finite_numbers_only():
   assert "NaN" not in text and "Infinity" not in text
   metrics = json.loads(text)["readings"]["closed"]["all"]["metrics"]
   assert metrics["branch_norm"][0] is None and metrics["hidden_norm"][1] is None
+
+
+@pytest.mark.parametrize(
+  ("path", "value", "words"),
+  [
+    (("positions", 1, "layer"), 10**9, "positions must be the embedding"),
+    (("positions", 0, "layer"), -2, "positions[0].layer is -2: expected int >= -1"),
+    (("positions",), [], "positions must be the embedding"),
+    (("readings",), {}, "readings must not be empty"),
+    (("readings", "closed"), {}, "readings.closed has no group 'all'"),
+    (("readings", "closed", "all", "num_tokens"), "9", "closed.all.num_tokens is '9'"),
+    (("readings", "closed", "all", "metrics", "entropy"), [1.0], "entropy has 1 values for 3"),
+    (("readings", "closed", "all", "switch", "index"), 3, "beyond the 3 positions"),
+    (("readings", "closed", "all", "switch", "level"), 2, "switch.level is 2: expected float <= 1"),
+    (("depth_weights", "weights"), [[1, 2], [3]], "weights must have 1 rows of 2 numbers"),
+  ],
+)
+def test_other_json_is_named_in_one_line(path, value, words):
+  weights = DepthWeights((DepthPosition(0, "mlp"),), ("embedding", "x"), np.array([[0.25, 0.75]]))
+  values = json.loads(example(weights).to_json())
+  entry = values
+  for step in path[:-1]:
+    entry = entry[step]
+  entry[path[-1]] = value
+  with pytest.raises(ValueError) as caught:
+    Alignment.from_json(json.dumps(values), "a.json")
+  message = str(caught.value)
+  assert message.startswith("a.json") and words in message and "\n" not in message

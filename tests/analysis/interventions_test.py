@@ -1,6 +1,7 @@
 """Sensitivities equal those of a decoder in float64 NumPy and of the combinator of the paper."""
 
 import dataclasses
+import json
 import functools
 import logging
 
@@ -197,3 +198,23 @@ def test_what_is_not_there(chosen, words):
   with pytest.raises(ValueError, match=words) as error:
     losses(decoder, text(), **({"alphas": ALPHAS} | chosen))
   assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+  ("changes", "words"),
+  [
+    ({"loss": [[1.0]]}, "loss must have 2 rows of 1 numbers"),
+    ({"layers": []}, "layers: expected array of length >= 1"),
+    ({"layers": [0, -1]}, r"layers\[1\] is -1"),
+    ({"alignments": [[]]}, "alignments must have 0 rows of 0"),
+    ({"model": None}, "model is None"),
+    ({"baseline_alignment": 3}, "baseline_alignment is 3"),
+  ],
+)
+def test_other_json_is_named_in_one_line(changes, words):
+  fields = {"model": "a", "corpus": "b", "num_tokens": 3, "residual": "gate", "layers": [0, 4]}
+  fields |= {"sites": ["mlp"], "alphas": [0.5], "baseline_loss": None, "loss": [[1.0], [None]]}
+  fields |= {"baseline_alignment": None, "alignments": []}
+  assert np.isnan(Sensitivity.from_json(json.dumps(fields)).baseline_loss)
+  with pytest.raises(ValueError, match=f"^a.json: {words}"):
+    Sensitivity.from_json(json.dumps(fields | changes), "a.json")

@@ -74,7 +74,7 @@ def _group(name: str, num_positions: int, middle: float, rng) -> Group:
     switch = Switch(None, None, None, 0.95, 1000, 0.0)
   else:
     at = int(np.argmax(metrics["next_log_rank"] < metrics["input_log_rank"]))
-    switch = Switch(at, at - 1, min(at + 1, num_positions - 1), 0.95, 1000, 1.0)
+    switch = Switch(at, max(at - 1, 0), min(at + 1, num_positions - 1), 0.95, 1000, 1.0)
     assert set(metrics) == set(METRICS)
   tokens = 1638 if name in DECILES else 16_320
   return Group(tokens, tokens // 8, metrics, switch)

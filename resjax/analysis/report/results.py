@@ -3,11 +3,11 @@
 import dataclasses
 import json
 from collections.abc import Sequence
-from typing import Any
 
-from resjax.analysis.alignment import Alignment, to_plain
-from resjax.analysis.report.heat_table import Cell, HeatText
-from resjax.analysis.sensitivity import Sensitivity
+from resjax import typed_json
+from resjax.analysis.alignment import Alignment, StoredAlignment, to_plain
+from resjax.analysis.report.heat_table import HeatText
+from resjax.analysis.sensitivity import Sensitivity, StoredSensitivity
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,18 +32,36 @@ def to_json(results: Sequence[Results]) -> str:
   )
 
 
-def from_json(text: str) -> list[Results]:
-  """Returns the results that `to_json` wrote."""
-  return [
-    Results(
-      alignment=Alignment.from_plain(one["alignment"]),
-      heat=None if one["heat"] is None else _heat(one["heat"]),
-      sensitivities=[Sensitivity.from_plain(found) for found in one["sensitivities"]],
-    )
-    for one in json.loads(text)["models"]
-  ]
+def from_json(text: str | bytes, where: str = "the results") -> list[Results]:
+  """Returns the results that `to_json` wrote.
+
+  Raises:
+    ValueError: it is something else; the message begins with `where`.
+  """
+  stored = typed_json.parse(text, _Stored, where)
+  try:
+    return [one.results() for one in stored.models]
+  except ValueError as error:
+    raise ValueError(f"{where}: {error}") from None
 
 
-def _heat(fields: dict[str, Any]) -> HeatText:
-  cells = [[Cell(**cell) for cell in row] for row in fields["cells"]]
-  return HeatText(fields["tokens"], fields["columns"], cells, fields["corpus"])
+@dataclasses.dataclass(frozen=True)
+class _StoredResults:
+  alignment: StoredAlignment
+  heat: HeatText | None
+  sensitivities: list[StoredSensitivity]
+
+  def results(self) -> Results:
+    """Returns the results."""
+    heat = self.heat
+    if heat is not None and [len(row) for row in heat.cells] != [len(heat.columns)] * len(
+      heat.tokens
+    ):
+      raise ValueError("heat.cells must have a row for each token, with a cell for each column")
+    found = [one.sensitivity() for one in self.sensitivities]
+    return Results(self.alignment.alignment(), heat, found)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Stored:
+  models: list[_StoredResults]
