@@ -83,16 +83,17 @@ def is_local(place: Location) -> bool:
   return "://" not in str(place)
 
 
-def inside(root: Location, name: object, where: str) -> Location:
+def inside(root: Location, name: object, where: str, *, links: Location | None = None) -> Location:
   """Returns the path of a name that a file of a stranger may hold, which must stay below a folder.
 
   Args:
     root: the folder that the name is relative to.
     name: the name, with slashes between folders.
     where: the file and key that hold the name, for messages.
+    links: the folder that no link on the way may leave; default: `root`.
 
   Raises:
-    ValueError: the name is empty or absolute, has `..`, or a link on its way leads out of `root`.
+    ValueError: the name is empty or absolute, has `..`, or a link on its way leads out.
   """
   parts = pathlib.PurePosixPath(name).parts if isinstance(name, str) else ()
   plain = bool(parts) and "\0" not in str(name) and "\\" not in str(name)
@@ -100,8 +101,9 @@ def inside(root: Location, name: object, where: str) -> Location:
     raise ValueError(f"{where} is {name!r}: a name below {root}, without .., is allowed")
   found = root.joinpath(*parts)
   real = pathlib.Path(found).resolve() if is_local(root) else None
-  if real and not real.is_relative_to(pathlib.Path(root).resolve()):
-    raise ValueError(f"{where} is {name!r}, which a link leads out of {root}")
+  bound = links or root
+  if real and not real.is_relative_to(pathlib.Path(bound).resolve()):
+    raise ValueError(f"{where} is {name!r}, which a link leads out of {bound}")
   return found
 
 

@@ -41,9 +41,11 @@ def parse(text: str | bytes, kind: type[T], where: str) -> T:
     ValueError: see `read`.
   """
   try:
-    return msgspec.json.decode(text, type=kind)
-  except msgspec.ValidationError as error:
-    raise ValueError(f"{where}: {_explain(text, kind, str(error))}") from None
+    try:
+      return msgspec.json.decode(text, type=kind)
+    except msgspec.ValidationError as error:
+      # What is no JSON at all, as a file that was cut, is called that.
+      raise ValueError(f"{where}: {_explain(msgspec.json.decode(text), kind, error)}") from None
   except msgspec.DecodeError as error:
     raise ValueError(f"{where} holds no JSON: {error}") from None
   except UnicodeEncodeError:
@@ -52,13 +54,29 @@ def parse(text: str | bytes, kind: type[T], where: str) -> T:
     raise ValueError(f"{where} is nested too deeply") from None
 
 
-def _explain(text: str | bytes, kind: type, message: str) -> str:
-  """Returns key, finding and allowed values from a message such as Expected `int` - at `$.rows`."""
+def convert(value: Any, kind: type[T], where: str) -> T:
+  """Returns what a value made of dicts, lists, texts and numbers is as a type; see `parse`.
+
+  Raises:
+    ValueError: see `read`.
+  """
+  try:
+    return msgspec.convert(value, kind)
+  except msgspec.ValidationError as error:
+    copy = msgspec.json.decode(msgspec.json.encode(value))
+    raise ValueError(f"{where}: {_explain(copy, kind, error)}") from None
+
+
+def _explain(value: Any, kind: type, error: msgspec.ValidationError) -> str:
+  """Returns key, finding and allowed values from an error such as Expected `int` - at `$.rows`.
+
+  The value is changed.
+  """
+  message = str(error)
   wanted = message.replace("`", "").partition(" - at ")[0]
   try:
-    value = msgspec.json.decode(text)
     keys, found = _follow(value, kind, message)
-  except (msgspec.DecodeError, LookupError, TypeError, RecursionError):
+  except (LookupError, TypeError):
     return message.replace("`", "")
   shown = "" if isinstance(found, dict | list) else f" is {_short(found)}"
   return f"{keys or 'the value'}{shown}: {wanted[0].lower()}{wanted[1:]}"

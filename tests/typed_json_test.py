@@ -44,6 +44,8 @@ def test_values_that_fit(tmp_path):
     ('{"splits": []}', "splits: expected object, got array"),
     ("[]", "the value: expected object, got array"),
     ('{"splits": {}', "holds no JSON"),
+    ("[", "holds no JSON"),
+    ('{"splits": 3', "holds no JSON"),
     ('{"splits": {}, "extra": NaN}', "holds no JSON"),
     ('{"splits": {}, "extra": 1e999}', "number out of range"),
     ('{"splits": {}, "extra": "\\ud800"}', "holds no JSON"),

@@ -1,15 +1,17 @@
 """The tokenizer of a pretrained model, read from its tokenizer.json."""
 
+import dataclasses
 import json
 import os
 import pathlib
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Annotated, Literal, TypeVar
 
+import msgspec
 import numpy as np
 import tokenizers
 
-from resjax import locations
+from resjax import locations, typed_json
 from resjax.data.token_spelling import from_byte_level, from_sentencepiece
 from resjax.locations import Location
 
@@ -21,6 +23,53 @@ _FILES = (
   "added_tokens.json",
   "chat_template.jinja",
 )
+MOST_ROWS = 1 << 24  # of an embedding; the largest vocabularies have about a million tokens
+
+T = TypeVar("T")
+
+Ids = Mapping[Literal["bos_token_id", "eos_token_id"], int | list[int] | None]
+_Rows = Annotated[int, msgspec.Meta(ge=1, le=MOST_ROWS)]
+
+
+@dataclasses.dataclass(frozen=True)
+class PretrainedRecord:
+  """What `PretrainedTokenizer.save` writes: the arguments of its constructor.
+
+  Attributes:
+    files: the contents of its files by name.
+    vocab_size: V.
+    ids: bos_token_id and eos_token_id of the model.
+  """
+
+  files: dict[Literal[_FILES], str]  # type: ignore[valid-type]  # they become names of files again
+  vocab_size: _Rows
+  ids: dict[Literal["bos_token_id", "eos_token_id"], int | list[int] | None]
+
+
+@dataclasses.dataclass(frozen=True)
+class _ModelConfig:
+  """The settings of config.json that a tokenizer needs."""
+
+  vocab_size: _Rows
+  bos_token_id: int | list[int] | None = None
+  eos_token_id: int | list[int] | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class _Part:
+  """A part of tokenizer.json that may hold others."""
+
+  type: str = ""
+  pretokenizers: list["_Part"] = dataclasses.field(default_factory=list)
+  decoders: list["_Part"] = dataclasses.field(default_factory=list)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Parts:
+  """The parts of tokenizer.json that say how tokens are spelled."""
+
+  pre_tokenizer: _Part | None = None
+  decoder: _Part | None = None
 
 
 class LibraryTokenizer:
@@ -60,11 +109,8 @@ class PretrainedTokenizer(LibraryTokenizer):
     ValueError: A file is damaged, there are more tokens than V, or neither id is given.
   """
 
-  def __init__(self, files: Mapping[str, str], vocab_size: int, ids: Mapping[str, object]):
-    try:
-      model = tokenizers.Tokenizer.from_str(files[MAIN])
-    except Exception as error:  # The library raises Exception itself.
-      raise ValueError(f"{MAIN} cannot be read: {error}") from None
+  def __init__(self, files: Mapping[str, str], vocab_size: int, ids: Ids):
+    model = library_model(files[MAIN], MAIN)
     largest = max(model.get_vocab().values(), default=-1)
     if largest >= vocab_size:
       raise ValueError(
@@ -77,7 +123,7 @@ class PretrainedTokenizer(LibraryTokenizer):
     self.files, self.ids = dict(files), dict(ids)
     self.vocab_size, self.end_ids = vocab_size, _end_ids(ids, vocab_size)
     self.eot_id = self.end_ids[0]
-    by_byte = _is_byte_level(json.loads(files[MAIN]))
+    by_byte = _is_byte_level(typed_json.parse(files[MAIN], _Parts, MAIN))
     self._bytes_of = from_byte_level if by_byte else from_sentencepiece
     self._added = model.get_added_tokens_decoder()
 
@@ -108,9 +154,27 @@ class PretrainedTokenizer(LibraryTokenizer):
     locations.write_text(path, self.record)
 
   @classmethod
-  def from_record(cls, record: Mapping) -> "PretrainedTokenizer":
-    """Returns the tokenizer that `save` wrote."""
-    return cls(record["files"], record["vocab_size"], record["ids"])
+  def from_record(cls, record: PretrainedRecord) -> "PretrainedTokenizer":
+    """Returns the tokenizer that `save` wrote.
+
+    Raises:
+      ValueError: see the constructor; or the record has no tokenizer.json.
+    """
+    if MAIN not in record.files:
+      raise ValueError(f"files has no {MAIN}")
+    return cls(record.files, record.vocab_size, record.ids)
+
+
+def library_model(text: str, where: str) -> tokenizers.Tokenizer:
+  """Returns the model that a text in the format of the `tokenizers` library describes.
+
+  Raises:
+    ValueError: it describes none; the message begins with `where`.
+  """
+  try:
+    return tokenizers.Tokenizer.from_str(text)
+  except Exception as error:  # The library raises Exception itself.
+    raise ValueError(f"{where} cannot be read: {error}") from None
 
 
 def load_pretrained(folder: str | os.PathLike) -> PretrainedTokenizer:
@@ -120,38 +184,44 @@ def load_pretrained(folder: str | os.PathLike) -> PretrainedTokenizer:
     ValueError: A file is missing or damaged, or there are more tokens than rows of the embedding.
   """
   folder = pathlib.Path(folder)
-  config = read_json(folder / "config.json")
+  config = read_json(folder / "config.json", _ModelConfig)
   if not (folder / MAIN).is_file():
     raise ValueError(f"{folder} has no {MAIN}; save it with a fast tokenizer of transformers")
-  if not isinstance(config.get("vocab_size"), int):
-    raise ValueError(f"{folder / 'config.json'} has no vocab_size")
   paths = [folder / name for name in _FILES]
-  files = {path.name: path.read_text(encoding="utf-8") for path in paths if path.is_file()}
-  ids = {name: config.get(name) for name in ("bos_token_id", "eos_token_id")}
+  files = {path.name: read_text(path) for path in paths if path.is_file()}
+  ids: Ids = {"bos_token_id": config.bos_token_id, "eos_token_id": config.eos_token_id}
   try:
-    return PretrainedTokenizer(files, config["vocab_size"], ids)
+    return PretrainedTokenizer(files, config.vocab_size, ids)
   except ValueError as error:
     raise ValueError(f"{folder}: {error}") from None
 
 
-def read_json(path: pathlib.Path) -> dict[str, Any]:
-  """Returns the object in a JSON file.
+def read_json(path: pathlib.Path, kind: type[T]) -> T:
+  """Returns the typed content of a JSON file of a Hugging Face folder.
 
   Raises:
     ValueError: The file is missing, or holds something else.
   """
   try:
-    values = json.loads(path.read_text(encoding="utf-8"))
+    return typed_json.read(path, kind)
   except FileNotFoundError:
     raise ValueError(f"{path.parent} has no {path.name}") from None
-  except (UnicodeDecodeError, json.JSONDecodeError) as error:
-    raise ValueError(f"{path} is no JSON object: {error}") from None
-  if not isinstance(values, dict):
-    raise ValueError(f"{path} must hold an object, not a {type(values).__name__}")
-  return values
 
 
-def _end_ids(ids: Mapping[str, object], vocab_size: int) -> tuple[int, ...]:
+def read_text(path: Location) -> str:
+  """Returns a text file of bounded size.
+
+  Raises:
+    FileNotFoundError: there is no such file.
+    ValueError: it is no regular file, too large, or not UTF-8.
+  """
+  try:
+    return locations.read_bytes(path, typed_json.MOST_BYTES).decode()
+  except UnicodeDecodeError as error:
+    raise ValueError(f"{path} is not UTF-8: {error}") from None
+
+
+def _end_ids(ids: Ids, vocab_size: int) -> tuple[int, ...]:
   """Returns the tokens that begin or end a text, each once, those that begin a text first."""
   begin, end = ids.get("bos_token_id"), ids.get("eos_token_id")
   given = [i for value in (begin, end) for i in (value if isinstance(value, list) else [value])]
@@ -164,9 +234,9 @@ def _end_ids(ids: Mapping[str, object], vocab_size: int) -> tuple[int, ...]:
   return tuple(dict.fromkeys(known))
 
 
-def _is_byte_level(content: Mapping) -> bool:
+def _is_byte_level(parts: _Parts) -> bool:
   """Returns whether each character of a token stands for one byte (GPT-2, Llama 3, Qwen)."""
-  parts = [content.get("pre_tokenizer") or {}, content.get("decoder") or {}]
-  for part in parts:
-    parts += part.get("pretokenizers", []) + part.get("decoders", [])
-  return any(part.get("type") == "ByteLevel" for part in parts)
+  found = [part for part in (parts.pre_tokenizer, parts.decoder) if part is not None]
+  for part in found:
+    found += part.pretokenizers + part.decoders
+  return any(part.type == "ByteLevel" for part in found)

@@ -1,5 +1,6 @@
 """Tokenizers: byte-level BPE learned from the corpora, plain bytes, and those of trained models."""
 
+import dataclasses
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
@@ -8,9 +9,15 @@ import numpy as np
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from resjax import locations
+from resjax import locations, typed_json
 from resjax.data.config import BYTE_VOCAB
-from resjax.data.pretrained_tokenizer import LibraryTokenizer, PretrainedTokenizer
+from resjax.data.pretrained_tokenizer import (
+  LibraryTokenizer,
+  PretrainedRecord,
+  PretrainedTokenizer,
+  library_model,
+  read_text,
+)
 from resjax.data.token_spelling import from_byte_level
 from resjax.locations import Location
 
@@ -87,7 +94,7 @@ class BpeTokenizer(LibraryTokenizer):
     model: a byte-level BPE with the special token `<|endoftext|>`; kept as an attribute.
 
   Raises:
-    ValueError: The model has no such token.
+    ValueError: The model has no such token, or its tokens are not numbered from 0 on.
   """
 
   def __init__(self, model: tokenizers.Tokenizer):
@@ -96,6 +103,9 @@ class BpeTokenizer(LibraryTokenizer):
     if eot_id is None:
       raise ValueError(f"the tokenizer has no token {END_OF_TEXT}")
     self.vocab_size, self.eot_id = model.get_vocab_size(), eot_id
+    largest = max(model.get_vocab().values())
+    if largest >= self.vocab_size:
+      raise ValueError(f"the tokenizer has {self.vocab_size} tokens, one of them number {largest}")
     self.end_ids: tuple[int, ...] = (eot_id,)
 
   def piece(self, token: int) -> bytes:
@@ -132,15 +142,32 @@ def train_bpe(texts: Iterable[str], vocab_size: int) -> BpeTokenizer:
   return BpeTokenizer(model)
 
 
+@dataclasses.dataclass(frozen=True)
+class _Named:
+  """What a tokenizer file says of its kind; that of a learned BPE has no name."""
+
+  name: str | None = None
+
+
 def load(path: Location) -> Tokenizer:
-  """Returns the tokenizer that was saved to `path`."""
-  text = path.read_text(encoding="utf-8")
-  record = json.loads(text)
-  if record.get("name") == "byte":
+  """Returns the tokenizer that was saved to `path`.
+
+  Raises:
+    FileNotFoundError: there is no such file.
+    ValueError: the file holds no tokenizer.
+  """
+  text = read_text(path)
+  name = typed_json.parse(text, _Named, str(path)).name
+  if name == "byte":
     return ByteTokenizer()
-  if record.get("name") == "pretrained":
-    return PretrainedTokenizer.from_record(record)
-  return BpeTokenizer(tokenizers.Tokenizer.from_str(text))
+  if name not in ("pretrained", None):
+    raise ValueError(f"{path}: name is {name!r}; allowed: byte, pretrained, or none")
+  try:
+    if name == "pretrained":
+      return PretrainedTokenizer.from_record(typed_json.parse(text, PretrainedRecord, "record"))
+    return BpeTokenizer(library_model(text, "it"))
+  except ValueError as error:
+    raise ValueError(f"{path}: {error}") from None
 
 
 def _chunks(texts: Iterable[str]) -> Iterator[str]:

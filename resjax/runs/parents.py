@@ -10,6 +10,7 @@ from flax import nnx
 
 from resjax import locations
 from resjax.checkpoint.reader import parameter_shapes, restore_params
+from resjax.data.pretrained_tokenizer import read_text
 from resjax.interop import huggingface
 from resjax.locations import Location
 from resjax.models.config import DecoderConfig
@@ -45,7 +46,7 @@ class FromRun:
       raise ValueError(
         f"{KNOB}: {kept} is missing; give a workdir, or a checkpoint that lies in one"
       )
-    return kept.read_text()
+    return read_text(kept)
 
   def shapes(self, config: DecoderConfig) -> Shapes:
     """Returns the shape of each parameter by its path, for a decoder that takes them over."""

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import json
 
 import numpy as np
 import pytest

@@ -1,8 +1,8 @@
 """Sensitivities equal those of a decoder in float64 NumPy and of the combinator of the paper."""
 
 import dataclasses
-import json
 import functools
+import json
 import logging
 
 import jax

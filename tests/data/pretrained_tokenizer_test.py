@@ -101,7 +101,7 @@ def test_more_tokens_than_rows(tmp_path):
     ("tokenizer.json", None, "has no tokenizer.json"),
     ("tokenizer.json", "{}", "cannot be read"),
     ("config.json", None, "has no config.json"),
-    ("config.json", "[", "is no JSON object"),
+    ("config.json", "[", "holds no JSON"),
   ],
 )
 def test_damaged_folders(tmp_path, name, content, words):

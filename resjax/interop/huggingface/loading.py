@@ -4,6 +4,7 @@ import functools
 import os
 import pathlib
 from collections.abc import Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +14,13 @@ from jax.sharding import Sharding, SingleDeviceSharding
 from resjax.data.pretrained_tokenizer import read_json
 from resjax.interop.huggingface.families import FAMILIES, Family
 from resjax.interop.huggingface.settings import Settings
-from resjax.interop.huggingface.stored_tensors import StoredTensor, check_tensors, stored_tensors
+from resjax.interop.huggingface.stored_tensors import (
+  StoredTensor,
+  check_sizes,
+  check_tensors,
+  has_tensors,
+  stored_tensors,
+)
 from resjax.interop.huggingface.tensors import Tensor
 from resjax.models.config import DecoderConfig
 from resjax.models.decoder import Decoder
@@ -33,9 +40,13 @@ def read_config(folder: Folder, *, dtype: str = "float32") -> DecoderConfig:
 
   Raises:
     ValueError: There is no config.json, or the decoder does not support its architecture or one of
-      its settings.
+      its settings; or tensors are there, which are too few for its sizes.
   """
-  return _family_and_config(pathlib.Path(folder), dtype)[1]
+  folder = pathlib.Path(folder)
+  config = _family_and_config(folder, dtype)[1]
+  if has_tensors(folder):
+    check_sizes(folder, config, stored_tensors(folder))
+  return config
 
 
 def load(
@@ -63,6 +74,8 @@ def load(
   if dtype == "auto":
     dtype = "float32" if layout.platform == "cpu" else "bfloat16"
   family, config = _family_and_config(folder, dtype)
+  in_files = stored_tensors(folder)
+  check_sizes(folder, config, in_files)
   model = nnx.eval_shape(lambda: Decoder(config, layout=layout, rngs=nnx.Rngs(0)))
   graphdef, template = nnx.split(model)
   parameters = {
@@ -71,7 +84,7 @@ def load(
   }
   refuse(failures(parameters, layout))
   tensors = family.tensors_of(parameters)
-  stored = check_tensors(folder, family, config, parameters, stored_tensors(folder))
+  stored = check_tensors(folder, family, config, parameters, in_files)
   loaded = {
     tensor.path: _parameter(tensor, parameters[tensor.path], stored, config, layout, param_dtype)
     for tensor in tensors
@@ -81,8 +94,9 @@ def load(
 
 
 def _family_and_config(folder: pathlib.Path, dtype: str) -> tuple[Family, DecoderConfig]:
-  values = read_json(folder / "config.json")
+  values = read_json(folder / "config.json", dict[str, Any])
   where, kind = str(folder / "config.json"), values.get("model_type")
+  settings = Settings(values, where)
   if kind not in FAMILIES:
     raise ValueError(
       f"{where}: model_type={kind!r} is not supported; allowed: {', '.join(FAMILIES)}"
@@ -94,7 +108,7 @@ def _family_and_config(folder: pathlib.Path, dtype: str) -> tuple[Family, Decode
         f"{where}: architecture {name!r} is not supported; allowed: "
         f"{', '.join(other.architecture for other in FAMILIES.values())}"
       )
-  return family, family.decoder_config(Settings(values, where), dtype)
+  return family, family.decoder_config(settings, dtype)
 
 
 def _parameter(

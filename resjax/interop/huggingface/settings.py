@@ -1,8 +1,13 @@
 """The settings of a config.json, each of which is used, known to be harmless, or refused."""
 
+import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
+
+from resjax import typed_json
+from resjax.data.pretrained_tokenizer import MOST_ROWS
 from resjax.nn.rope import RopeScaling
 
 # Settings that do not change what a model computes at inference.
@@ -38,6 +43,85 @@ ROPE_SCALINGS: dict[str, dict[str, str]] = {
 }
 _REQUIRED = object()
 
+_Layers = Annotated[int, msgspec.Meta(ge=1, le=10_000)]
+_Rows = Annotated[int, msgspec.Meta(ge=1, le=MOST_ROWS)]
+_Size = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
+_Window = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
+_Positive = Annotated[float, msgspec.Meta(gt=0, le=1e30)]
+_Cap = Annotated[float, msgspec.Meta(ge=0, le=1e30)]
+_Fraction = Annotated[float, msgspec.Meta(gt=0, le=1)]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Rope:
+  """The types of the settings of rotary positions, in old and new spelling."""
+
+  rope_theta: _Positive | None = None
+  partial_rotary_factor: _Fraction | None = None
+  rope_type: str | None = None
+  type: str | None = None
+  factor: _Positive | None = None
+  low_freq_factor: _Positive | None = None
+  high_freq_factor: _Positive | None = None
+  original_max_position_embeddings: _Size | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class _Types:
+  """The types and ranges of all settings that a family may use; null is a setting that is missing.
+
+  JSON has no infinity, and numbers are limited so that float32 holds them.
+  """
+
+  activation_function: str | None = None
+  add_cross_attention: bool | None = None
+  architectures: list[str] | None = None
+  attention_bias: bool | None = None
+  attn_logit_softcapping: _Cap | None = None
+  final_logit_softcapping: _Cap | None = None
+  head_dim: _Size | None = None
+  hidden_act: str | None = None
+  hidden_activation: str | None = None
+  hidden_size: _Size | None = None
+  initializer_range: _Cap | None = None
+  intermediate_size: _Size | None = None
+  layer_norm_eps: _Fraction | None = None
+  layer_norm_epsilon: _Fraction | None = None
+  layer_types: list[str] | None = None
+  max_position_embeddings: _Size | None = None
+  max_window_layers: _Window | None = None
+  mlp_bias: bool | None = None
+  model_type: str | None = None
+  n_embd: _Size | None = None
+  n_head: _Size | None = None
+  n_inner: _Size | None = None
+  n_layer: _Layers | None = None
+  n_positions: _Size | None = None
+  num_attention_heads: _Size | None = None
+  num_hidden_layers: _Layers | None = None
+  num_key_value_heads: _Size | None = None
+  partial_rotary_factor: _Fraction | None = None
+  query_pre_attn_scalar: _Positive | None = None
+  reorder_and_upcast_attn: bool | None = None
+  rms_norm_eps: _Fraction | None = None
+  rope_parameters: _Rope | None = None
+  rope_scaling: _Rope | None = None
+  rope_theta: _Positive | None = None
+  rotary_emb_base: _Positive | None = None
+  rotary_pct: _Fraction | None = None
+  scale_attn_by_inverse_layer_idx: bool | None = None
+  scale_attn_weights: bool | None = None
+  sliding_window: _Window | None = None
+  sliding_window_size: _Window | None = None
+  tie_word_embeddings: bool | None = None
+  use_bidirectional_attention: bool | None = None
+  use_parallel_residual: bool | None = None
+  use_sliding_window: bool | None = None
+  vocab_size: _Rows | None = None
+
+
+_NAMES = frozenset(field.name for field in dataclasses.fields(_Types))
+
 
 class Settings:
   """The settings of a config.json, which refuses settings that no caller has taken.
@@ -45,9 +129,13 @@ class Settings:
   Args:
     values: the settings by name.
     where: the path of the file, for messages.
+
+  Raises:
+    ValueError: a setting that a family may use has another type, or is out of range.
   """
 
   def __init__(self, values: Mapping[str, Any], where: str):
+    typed_json.convert(dict(values), _Types, where)
     self._values, self._where = values, where
     self._used: set[str] = set()
 
@@ -57,6 +145,8 @@ class Settings:
     Raises:
       ValueError: The setting is missing and has no default.
     """
+    # Each setting that decides something has its type and its range.
+    assert name in _NAMES, name
     self._used.add(name)
     value = self._values.get(name)
     if value is None and default is _REQUIRED:

@@ -1,12 +1,14 @@
 """The tensors in the safetensors files of a folder, and the check that they fit a decoder."""
 
 import dataclasses
+import math
 import pathlib
 from collections.abc import Mapping
 
 import numpy as np
 import safetensors
 
+from resjax import locations
 from resjax.data.pretrained_tokenizer import read_json
 from resjax.interop.huggingface.families import Family
 from resjax.interop.huggingface.tensors import Index
@@ -54,17 +56,65 @@ def stored_tensors(folder: pathlib.Path) -> dict[str, StoredTensor]:
   return found
 
 
+def has_tensors(folder: pathlib.Path) -> bool:
+  """Returns whether a folder has safetensors files, or an index of them."""
+  return any((folder / name).is_file() for name in (INDEX, SINGLE))
+
+
+def check_sizes(
+  folder: pathlib.Path, config: DecoderConfig, stored: Mapping[str, StoredTensor]
+) -> None:
+  """Raises ValueError if a size of a decoder is larger than its files can have.
+
+  They bound what a config.json may claim before a decoder is traced or a table is made.
+  """
+  if config.num_layers > len(stored):
+    raise ValueError(
+      f"{folder}: config.json has {config.num_layers:,} layers, its files {len(stored):,} tensors"
+    )
+  values = sum(math.prod(tensor.shape) for tensor in stored.values())
+  sizes = {
+    "the vocabulary": config.vocab_size,
+    "the width": config.d_model,
+    "the width of the MLP": config.mlp_dim,
+    "the width of all heads": config.num_heads * config.head_dim,
+    "the number of learned positions": config.max_positions * (config.positions == "learned"),
+  }
+  for name, size in sizes.items():
+    if size > values:
+      raise ValueError(
+        f"{folder}: {name} of config.json is {size:,}, its files have {values:,} numbers"
+      )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Index:
+  """The file that names the file of each tensor."""
+
+  weight_map: dict[str, str]
+
+
 def _files(folder: pathlib.Path) -> list[pathlib.Path]:
   if not (folder / INDEX).is_file():
     if not (folder / SINGLE).is_file():
       raise ValueError(f"{folder} has neither {SINGLE} nor {INDEX}; other formats are not read")
     return [folder / SINGLE]
-  index = read_json(folder / INDEX).get("weight_map", {})
-  files = [folder / name for name in sorted(set(index.values()))]
+  names = sorted(set(read_json(folder / INDEX, _Index).weight_map.values()))
+  where, links = f"{folder / INDEX}: weight_map", _bound_of_links(folder)
+  files = [locations.inside(folder, name, where, links=links) for name in names]
   absent = [file.name for file in files if not file.is_file()]
   if absent:
     raise ValueError(f"{folder / INDEX} names files that are absent: {', '.join(absent)}")
   return files
+
+
+def _bound_of_links(folder: pathlib.Path) -> pathlib.Path:
+  """Returns the folder that links of a model's files may not leave.
+
+  The cache of huggingface_hub keeps MODEL/snapshots/REVISION with links to MODEL/blobs.
+  """
+  found = folder.resolve()
+  return found.parents[1] if found.parent.name == "snapshots" else found
 
 
 def expected_shapes(

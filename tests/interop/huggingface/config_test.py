@@ -255,7 +255,9 @@ def test_what_would_change_the_function_is_refused_by_name(name, change, message
   assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("text, message", [("{", "is no JSON"), ("[]", "must hold an object")])
+@pytest.mark.parametrize(
+  "text, message", [("{", "holds no JSON"), ("[]", "expected object, got array")]
+)
 def test_no_object(text, message, tmp_path):
   (tmp_path / "config.json").write_text(text)
   with pytest.raises(ValueError, match=message):

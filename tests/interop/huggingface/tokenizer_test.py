@@ -116,7 +116,7 @@ def without_size(folder):
     (300, {"bos_token_id": 300}, None, "bos_token_id=300 and eos_token_id=None"),
     (300, {"bos_token_id": 1}, damaged, "tokenizer.json cannot be read"),
     (300, {"bos_token_id": 1}, missing, "has no tokenizer.json; save it with a fast tokenizer"),
-    (300, {"bos_token_id": 1}, without_size, "config.json has no vocab_size"),
+    (300, {"bos_token_id": 1}, without_size, "config.json: .* missing required field vocab_size"),
   ],
 )
 def test_bad_folders_are_one_line(size, ids, damage, message, tmp_path):
