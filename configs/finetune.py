@@ -34,13 +34,14 @@ OURS = (
 )
 LEARNING_RATE = 3e-5
 RECORD = "run.json"  # the file in a workdir that describes the run
+MOST_BYTES = 64 << 20  # of a JSON file that is read
 
 
 def get_config(folder: str = "") -> ConfigDict:
   c = base.get_config()
   workdir = _workdir(folder) if folder else None
   if workdir:
-    _like_run(c, json.loads((workdir / RECORD).read_text(encoding="utf-8"))["config"])
+    _like_run(c, workdir / RECORD)
   else:
     _like_folder(c, folder)
   name = (workdir or Path(folder)).absolute().name
@@ -84,10 +85,33 @@ def _open(section: ConfigDict, keys: list[str]) -> None:
       section[key] = config_dict.placeholder(kind)
 
 
-def _like_run(c: ConfigDict, theirs: dict) -> None:
+def read_json(path: Path) -> dict:
+  """Returns the object in a JSON file; what is wrong is one line, as in resjax/typed_json.py."""
+  if not path.is_file() or path.stat().st_size > MOST_BYTES:
+    raise ValueError(f"{path} is no file of at most {MOST_BYTES:,} bytes")
+  try:
+    values = json.loads(path.read_text(encoding="utf-8"))
+  except RecursionError:
+    raise ValueError(f"{path} is nested too deeply") from None
+  except ValueError as error:
+    raise ValueError(f"{path} holds no JSON: {error}") from None
+  if not isinstance(values, dict):
+    raise ValueError(f"{path}: the value is a {type(values).__name__}: an object is allowed")
+  return values
+
+
+def _like_run(c: ConfigDict, record: Path) -> None:
   """Takes model and data of a run, without its combinator."""
-  _copy(c.model, {key: value for key, value in theirs["model"].items() if key != "residual"})
-  c.data = ConfigDict(theirs["data"])
+  theirs = read_json(record).get("config")
+  for name in ("model", "data"):
+    if not isinstance(theirs, dict) or not isinstance(theirs.get(name), dict):
+      raise ValueError(f"{record}: config.{name} is missing, or no object")
+  try:
+    _copy(c.model, {key: value for key, value in theirs["model"].items() if key != "residual"})
+    c.data = ConfigDict(theirs["data"])
+  except (TypeError, ValueError, KeyError, AttributeError) as error:
+    reason = " ".join(str(error).split())
+    raise ValueError(f"{record} does not fit the settings of configs/base.py: {reason}") from None
 
 
 def _copy(section: ConfigDict, values: dict) -> None:

@@ -15,7 +15,6 @@ Expect: a part of the loss that launch.intervene shows is left; late cuts are sa
 2602.14760; not measured here).
 """
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -28,6 +27,7 @@ ALPHAS = (0.0, 0.5)
 # horizontal lines.
 CURVES = ("model.residual.attenuation.layers", "model.residual.attenuation.alpha")
 _NUM_LAYERS = ("num_hidden_layers", "n_layer")  # names of the setting in a config.json
+_MOST_LAYERS = 10_000
 
 
 def get_config(folder: str = "") -> ConfigDict:
@@ -42,8 +42,13 @@ def get_config(folder: str = "") -> ConfigDict:
 
 
 def _num_layers(path: Path) -> int | None:
-  values = json.loads(path.read_text(encoding="utf-8"))
-  return next((values[name] for name in _NUM_LAYERS if name in values), None)
+  values = finetune.read_json(path)
+  name = next((name for name in _NUM_LAYERS if name in values), None)
+  if name is None:
+    return None
+  if type(values[name]) is not int or not 1 <= values[name] <= _MOST_LAYERS:
+    raise ValueError(f"{path}: {name} is {values[name]!r}: 1..{_MOST_LAYERS} is allowed")
+  return values[name]
 
 
 def sweep(config: ConfigDict) -> Iterator[tuple[str, dict]]:

@@ -7,6 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from resjax import locations
 from resjax.locations import Location
 
 # The palette of Okabe and Ito, whose colours can be told apart with any colour vision.
@@ -95,8 +96,10 @@ def sweep_curves(
 
 
 def save(figure: Figure, path: Location) -> None:
-  """Writes a figure as PNG, without a display."""
+  """Writes a figure as PNG, without a display; a link at its place is replaced."""
   path.parent.mkdir(parents=True, exist_ok=True)
+  if locations.is_local(path) and path.is_symlink():
+    path.unlink()
   with path.open("wb") as file:
     FigureCanvasAgg(figure).print_png(file)
 

@@ -205,15 +205,16 @@ def _number(value: float | None, form: str) -> str:
 
 def save(results: Sequence[Result], folder: Location) -> list[Location]:
   """Writes results.json and results.csv into a folder, and returns their paths."""
-  folder.mkdir(parents=True, exist_ok=True)
+  locations.make_folder(folder, "config.workdir")
   rows = [dataclasses.asdict(r) | {"delta_bits_per_byte": r.delta(results[0])} for r in results]
   as_json, as_csv = folder / "results.json", folder / "results.csv"
-  as_json.write_text(json.dumps({"reference": results[0].name, "runs": rows}, indent=2) + "\n")
+  content = json.dumps({"reference": results[0].name, "runs": rows}, indent=2)
+  locations.write_text(as_json, content + "\n")
   table = io.StringIO()
   writer = csv.DictWriter(table, fieldnames=list(rows[0]))
   writer.writeheader()
   writer.writerows(row | {"overrides": json.dumps(row["overrides"])} for row in rows)
-  as_csv.write_bytes(table.getvalue().encode())
+  locations.write_text(as_csv, table.getvalue())
   return [as_json, as_csv]
 
 

@@ -1,17 +1,33 @@
 """Reads checkpoints, also of a run that is going on and writes others."""
 
+import contextlib
+import os
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TypedDict
 
 import orbax.checkpoint as ocp
 from etils import epath
 from flax import nnx
 
-from resjax import manifest
+from resjax import locations, manifest, typed_json
 from resjax.checkpoint import checksums
 from resjax.manifest import Damaged
 from resjax.typing import PyTree
 
 ARRAYS = "arrays"  # the item of a checkpoint that holds the checksums of the arrays of the others
+
+_JSON = "metadata"  # the file in which Orbax keeps an item that is JSON
+# The beginnings of the names of files that Orbax reads as a whole, to describe arrays.
+_DESCRIBING = ("_", "metadata", "array_metadatas")
+
+
+class _Array(TypedDict):
+  """What a checkpoint keeps of an array."""
+
+  dtype: str
+  shape: list[int]
+  checksum: str
 
 
 def absolute(folder: epath.PathLike) -> epath.Path:
@@ -34,11 +50,16 @@ def newest(folder: epath.PathLike) -> epath.Path | None:
 
 
 def parameter_shapes(checkpoint: epath.PathLike) -> dict[str, tuple[int, ...]]:
-  """Returns the shape of each parameter of a checkpoint by its path, without reading arrays."""
-  with ocp.StandardCheckpointer() as checkpointer:
-    tree = checkpointer.metadata(absolute(checkpoint) / "params").item_metadata.tree
-  leaves = nnx.traversals.flatten_mapping(tree, sep="/")
-  return {path: tuple(leaf.shape) for path, leaf in leaves.items()}
+  """Returns the shape of each parameter of a checkpoint by its path, without reading arrays.
+
+  Raises:
+    ValueError: the checkpoint is damaged.
+  """
+  folder = absolute(checkpoint)
+  with _reading(folder), ocp.StandardCheckpointer() as checkpointer:
+    tree = checkpointer.metadata(folder / "params").item_metadata.tree
+    leaves = nnx.traversals.flatten_mapping(tree, sep="/")
+    return {path: tuple(leaf.shape) for path, leaf in leaves.items()}
 
 
 def restore_params(checkpoint: epath.PathLike, abstract: PyTree) -> PyTree:
@@ -52,17 +73,12 @@ def restore_params(checkpoint: epath.PathLike, abstract: PyTree) -> PyTree:
     ValueError: the checkpoint is damaged.
   """
   folder = absolute(checkpoint)
-  try:
+  with _reading(folder):
     manifest.check(folder, "params/")
     recorded = checksums_of(folder)
     with ocp.StandardCheckpointer() as checkpointer:
       params = checkpointer.restore(folder / "params", abstract)
     compare({"params": params}, recorded)
-  except Damaged as error:
-    raise ValueError(
-      f"checkpoint {folder} is damaged ({error}); bring it back from a copy, or run the command "
-      "that trained it, which goes on from the one before it"
-    ) from None
   return params
 
 
@@ -70,8 +86,10 @@ def checksums_of(checkpoint: epath.PathLike) -> checksums.Record:
   """Returns the checksums that the arrays of a checkpoint had when it was saved."""
   folder = absolute(checkpoint)
   manifest.check(folder, f"{ARRAYS}/")
-  with ocp.Checkpointer(ocp.JsonCheckpointHandler()) as checkpointer:
-    return checkpointer.restore(folder / ARRAYS)
+  try:
+    return typed_json.read(folder / ARRAYS / _JSON, dict[str, _Array])
+  except (FileNotFoundError, ValueError) as error:
+    raise Damaged(str(error)) from None
 
 
 def compare(tree: PyTree, recorded: checksums.Record) -> None:
@@ -80,3 +98,38 @@ def compare(tree: PyTree, recorded: checksums.Record) -> None:
   wrong = [path for path in found if found[path] != recorded.get(path)]
   if wrong:
     raise Damaged(f"{len(wrong)} arrays are not those that were saved, {wrong[0]} for one")
+
+
+@contextlib.contextmanager
+def _reading(folder: epath.Path) -> Iterator[None]:
+  """Turns what Orbax raises for a damaged checkpoint into a ValueError of one line."""
+  try:
+    _check_files(folder)
+    yield
+  except (Damaged, LookupError, TypeError, AttributeError, AssertionError) as error:
+    reason = (str(error).splitlines() or [type(error).__name__])[0]
+    raise ValueError(
+      f"checkpoint {folder} is damaged ({reason}); bring it back from a copy, or run the command "
+      "that trained it, which goes on from the one before it"
+    ) from None
+
+
+def _check_files(folder: epath.Path) -> None:
+  """Raises Damaged if Orbax would wait for a pipe, follow a link outside, or read too much."""
+  if not locations.is_local(folder):
+    return
+  for place, folders, files in os.walk(folder):
+    for name in (*folders, *files):
+      path = Path(place, name)
+      below = path.relative_to(folder).as_posix()
+      try:
+        locations.inside(Path(folder), below, "the name of a file")
+        if name in folders:
+          continue
+        with locations.open_regular(path) as file:
+          size = os.fstat(file.fileno()).st_size
+      except (OSError, ValueError) as error:
+        raise Damaged(str(error)) from None
+      describes = any(part.startswith(_DESCRIBING) for part in Path(below).parts)
+      if describes and size > typed_json.MOST_BYTES:
+        raise Damaged(f"{below} has {size:,} bytes; at most {typed_json.MOST_BYTES:,} are read")

@@ -5,7 +5,7 @@ import json
 import os
 import pathlib
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, TypeVar
 
 import msgspec
 import numpy as np
@@ -27,8 +27,16 @@ MOST_ROWS = 1 << 24  # of an embedding; the largest vocabularies have about a mi
 
 T = TypeVar("T")
 
-Ids = Mapping[Literal["bos_token_id", "eos_token_id"], int | list[int] | None]
+Ids = Mapping[str, int | list[int] | None]
 _Rows = Annotated[int, msgspec.Meta(ge=1, le=MOST_ROWS)]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Ids:
+  """The tokens that begin or end a text."""
+
+  bos_token_id: int | list[int] | None = None
+  eos_token_id: int | list[int] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,18 +49,16 @@ class PretrainedRecord:
     ids: bos_token_id and eos_token_id of the model.
   """
 
-  files: dict[Literal[_FILES], str]  # type: ignore[valid-type]  # they become names of files again
+  files: dict[str, str]
   vocab_size: _Rows
-  ids: dict[Literal["bos_token_id", "eos_token_id"], int | list[int] | None]
+  ids: _Ids
 
 
-@dataclasses.dataclass(frozen=True)
-class _ModelConfig:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _ModelConfig(_Ids):
   """The settings of config.json that a tokenizer needs."""
 
   vocab_size: _Rows
-  bos_token_id: int | list[int] | None = None
-  eos_token_id: int | list[int] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,11 +164,14 @@ class PretrainedTokenizer(LibraryTokenizer):
     """Returns the tokenizer that `save` wrote.
 
     Raises:
-      ValueError: see the constructor; or the record has no tokenizer.json.
+      ValueError: see the constructor; or the record has no tokenizer.json, or another file.
     """
     if MAIN not in record.files:
       raise ValueError(f"files has no {MAIN}")
-    return cls(record.files, record.vocab_size, record.ids)
+    for name in record.files:  # an export gives files these names
+      if name not in _FILES:
+        raise ValueError(f"files has {name!r}; allowed: {', '.join(_FILES)}")
+    return cls(record.files, record.vocab_size, dataclasses.asdict(record.ids))
 
 
 def library_model(text: str, where: str) -> tokenizers.Tokenizer:

@@ -22,7 +22,8 @@ class LocalLines:
   def __init__(self, path: Location, kept: Iterable[str]):
     # At any time either the old file or the new one exists.
     temporary = path.with_name(path.name + ".tmp")
-    with temporary.open("w", encoding="utf-8") as file:
+    temporary.unlink(missing_ok=True)  # a killed process left it, or somebody a link
+    with temporary.open("x", encoding="utf-8") as file:  # "x" follows no link
       file.writelines(line + "\n" for line in kept)
       file.flush()
       os.fsync(file.fileno())

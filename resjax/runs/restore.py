@@ -3,7 +3,7 @@
 import dataclasses
 
 from resjax import locations
-from resjax.checkpoint.reader import newest, restore_params
+from resjax.checkpoint.reader import newest, parameter_shapes, restore_params
 from resjax.data import tokenizer
 from resjax.data.tokenizer import Tokenizer
 from resjax.locations import Location
@@ -62,9 +62,30 @@ def restore_model(run: Run, saved: Saved) -> tuple[ModelDef, PyTree, Tokenizer]:
     saved: what `find` returns.
 
   Raises:
-    ValueError: the checkpoint is damaged.
+    ValueError: the checkpoint is damaged, or the sizes of the run are not those of its parameters.
   """
+  _check_sizes(run, saved)
   words = tokenizer.load(saved.workdir / workdir.TOKENIZER)
   run = run.with_vocab_size(words.vocab_size)
   model = ModelDef(run.decoder, run.layout)
   return model, restore_params(saved.checkpoint, model.abstract), words
+
+
+def _check_sizes(run: Run, saved: Saved) -> None:
+  """Raises ValueError if the layers or the width of a run are not those of its checkpoint.
+
+  The record of a run may claim any size; a decoder of that size is not even traced.
+  """
+  shapes = parameter_shapes(saved.checkpoint)
+  layers = {shape[0] for path, shape in shapes.items() if path.startswith("layers/") and shape}
+  widths = {shape[-1] for path, shape in shapes.items() if path == "embed/embedding" and shape}
+  for name, value, found in (
+    ("num_layers", run.decoder.num_layers, layers),
+    ("d_model", run.decoder.d_model, widths),
+  ):
+    if found != {value}:
+      raise ValueError(
+        f"{saved.workdir / workdir.RECORD}: config.model.{name} is {value}, but parameters of "
+        f"{saved.checkpoint} have {', '.join(map(str, sorted(found))) or 'none'}; they belong to "
+        "different runs"
+      )

@@ -100,15 +100,24 @@ def test_more_tokens_than_rows(tmp_path):
   [
     ("tokenizer.json", None, "has no tokenizer.json"),
     ("tokenizer.json", "{}", "cannot be read"),
+    ("tokenizer.json", "\ud800", "is not UTF-8"),
+    ("special_tokens_map.json", "\ud800", "is not UTF-8"),
     ("config.json", None, "has no config.json"),
+    (
+      "config.json",
+      '{"vocab_size": 4294967296}',
+      "vocab_size is 4294967296: expected int <= 16777216",
+    ),
+    ("config.json", '{"vocab_size": true}', "vocab_size is True"),
+    ("config.json", '{"vocab_size": 61, "bos_token_id": "0"}', "bos_token_id is '0'"),
     ("config.json", "[", "holds no JSON"),
   ],
 )
 def test_damaged_folders(tmp_path, name, content, words):
   folder = pretrained.folder(tmp_path)
-  (folder / name).unlink()
+  (folder / name).unlink(missing_ok=True)
   if content is not None:
-    (folder / name).write_text(content)
+    (folder / name).write_bytes(content.encode(errors="surrogatepass"))
   with pytest.raises(ValueError, match=words) as error:
     load_pretrained(folder)
   assert "\n" not in str(error.value)
@@ -128,3 +137,45 @@ def test_data_are_built_with_it(folder_config, tmp_path):
 def test_a_folder_for_pretrained_ones_alone(name, folder):
   with pytest.raises(ValueError, match=r"config\.data\.tokenizer\.folder is"):
     TokenizerConfig(name, 300, folder=folder)
+
+
+@pytest.mark.parametrize(
+  ("changes", "words"),
+  [
+    ({"files": {"tokenizer.json": "{}"}}, "tokenizer.json cannot be read"),
+    ({"files": {}}, "files has no tokenizer.json"),
+    (
+      {"files": {"tokenizer.json": "{}", "../../victim": "text"}},
+      "files has '../../victim'; allowed: tokenizer.json, ",
+    ),
+    ({"files": ["tokenizer.json"]}, "files: expected object, got array"),
+    ({"vocab_size": 1 << 40}, "vocab_size is 1099511627776: expected int <= 16777216"),
+    ({"vocab_size": 40}, "has token 49, but the embedding has 40 rows"),
+    ({"ids": {"bos_token_id": 99}}, "bos_token_id=99 and eos_token_id=None"),
+    ({"ids": {"pad": 1}}, "bos_token_id=None and eos_token_id=None"),
+    ({"ids": {"bos_token_id": 1.5}}, "ids.bos_token_id is 1.5"),
+    ({"name": "words"}, "name is 'words'; allowed: byte, pretrained, or none"),
+    ({"name": 3}, "name is 3: expected str"),
+    ({"name": None}, "cannot be read"),
+  ],
+)
+def test_a_damaged_file_of_a_run_is_named(tmp_path, changes, words):
+  record = json.loads(load_pretrained(pretrained.folder(tmp_path)).record)
+  path = tmp_path / "tokenizer.json"
+  path.write_text(json.dumps(record | changes))
+  with pytest.raises(ValueError, match=re.escape(words)) as error:
+    tokenizer.load(path)
+  assert str(path) in str(error.value) and "\n" not in str(error.value)
+
+
+def test_learned_tokens_beyond_the_vocabulary_are_refused(tmp_path):
+  made = byte_level()
+  made.add_special_tokens(["<|endoftext|>"])
+  content = json.loads(made.to_str())
+  content["model"]["vocab"]["unused"] = 10**9
+  path = tmp_path / "tokenizer.json"
+  path.write_text(json.dumps(content))
+  with pytest.raises(
+    ValueError, match=r"tokenizer.json: the tokenizer has \d+ tokens, one of them"
+  ):
+    tokenizer.load(path)

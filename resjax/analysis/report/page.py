@@ -41,7 +41,12 @@ def write(results: Sequence[Results], folder: Location) -> list[Location]:
   """Writes a report into a folder, and returns the paths of its page, plots and JSON file.
 
   The page is written last and as a whole: where it exists, all that it points to is complete.
+
+  Raises:
+    ValueError: the folder of its plots is a link to a place outside.
   """
+
+  locations.inside(folder, PLOTS, "the folder of the plots")
 
   def save(drawn: Drawn) -> None:
     plots.save(drawn.figure, folder / PLOTS / f"{drawn.name}.png")

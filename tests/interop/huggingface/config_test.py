@@ -256,6 +256,52 @@ def test_what_would_change_the_function_is_refused_by_name(name, change, message
 
 
 @pytest.mark.parametrize(
+  "name, change, message",
+  [
+    (
+      "huggyllama/llama-7b",
+      {"num_hidden_layers": 10**9},
+      "num_hidden_layers is 1000000000: .*10000",
+    ),
+    ("huggyllama/llama-7b", {"num_hidden_layers": "32"}, "num_hidden_layers is '32': expected int"),
+    ("huggyllama/llama-7b", {"num_hidden_layers": 32.5}, "num_hidden_layers is 32.5"),
+    ("huggyllama/llama-7b", {"num_hidden_layers": True}, "num_hidden_layers is True"),
+    ("huggyllama/llama-7b", {"max_position_embeddings": -1}, "max_position_embeddings is -1"),
+    ("huggyllama/llama-7b", {"max_position_embeddings": 0}, "max_position_embeddings is 0"),
+    ("huggyllama/llama-7b", {"hidden_size": 0}, "hidden_size is 0: expected int >= 1"),
+    ("huggyllama/llama-7b", {"hidden_size": [4096]}, "hidden_size: expected int"),
+    ("huggyllama/llama-7b", {"vocab_size": 2**40}, "vocab_size is 1099511627776"),
+    ("huggyllama/llama-7b", {"rms_norm_eps": 0}, "rms_norm_eps is 0: expected float > 0"),
+    ("huggyllama/llama-7b", {"rms_norm_eps": "1e-6"}, "rms_norm_eps is '1e-6'"),
+    ("huggyllama/llama-7b", {"rope_theta": -1.0}, "rope_theta is -1.0: expected float > 0"),
+    ("huggyllama/llama-7b", {"rope_theta": float("inf")}, "holds no JSON"),
+    ("huggyllama/llama-7b", {"rope_theta": 1e300}, "rope_theta is 1e[+]300"),
+    ("huggyllama/llama-7b", {"initializer_range": float("nan")}, "holds no JSON"),
+    ("huggyllama/llama-7b", {"tie_word_embeddings": "no"}, "tie_word_embeddings is 'no'"),
+    ("huggyllama/llama-7b", {"rope_scaling": "linear"}, "rope_scaling is 'linear'"),
+    ("huggyllama/llama-7b", {"rope_scaling": {"factor": -2}}, "rope_scaling.factor is -2"),
+    ("huggyllama/llama-7b", {"rope_scaling": {"factor": [2]}}, "rope_scaling.factor: expected"),
+    ("huggyllama/llama-7b", {"architectures": "Llama"}, "architectures is 'Llama'"),
+    ("huggyllama/llama-7b", {"model_type": ["llama"]}, "model_type: expected str"),
+    ("huggyllama/llama-7b", {"hidden_act": {}}, "hidden_act: expected str"),
+    ("mistralai/Mistral-7B-v0.1", {"sliding_window": -1}, "sliding_window is -1"),
+    ("google/gemma-2-2b", {"num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000"),
+    ("google/gemma-2-2b", {"attn_logit_softcapping": -1}, "attn_logit_softcapping is -1"),
+    ("google/gemma-2-2b", {"layer_types": 3}, "layer_types is 3"),
+    ("openai-community/gpt2", {"n_layer": 10**9}, "n_layer is 1000000000"),
+    ("EleutherAI/pythia-70m", {"rotary_pct": 1.5}, "rotary_pct is 1.5: expected float <= 1"),
+  ],
+)
+def test_types_and_ranges_of_settings(name, change, message, tmp_path):
+  folder = write(tmp_path, PUBLISHED[name] | change)
+  with pytest.raises(
+    ValueError, match=rf"config.json:? .*{message}|config.json {message}"
+  ) as caught:
+    huggingface.read_config(folder)
+  assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
   "text, message", [("{", "holds no JSON"), ("[]", "expected object, got array")]
 )
 def test_no_object(text, message, tmp_path):

@@ -143,6 +143,37 @@ def with_setting(**values):
   return change
 
 
+def with_shards(*names):
+  def change(folder):
+    path = folder / "model.safetensors.index.json"
+    index = json.loads(path.read_text())
+    for tensor, name in zip(index["weight_map"], names, strict=False):
+      index["weight_map"][tensor] = name
+    path.write_text(json.dumps(index))
+    shutil.copy(folder / "model-00001-of-00002.safetensors", folder.parent / "other.safetensors")
+    (folder / "link.safetensors").symlink_to(folder.parent / "other.safetensors")
+
+  return change
+
+
+def with_index(text):
+  def change(folder):
+    (folder / "model.safetensors.index.json").write_text(text)
+
+  return change
+
+
+def with_header(header, length=None):
+  """Replaces a file by its 8 bytes of length, a header and one byte."""
+
+  def change(folder):
+    text = header.encode()
+    size = (len(text) if length is None else length).to_bytes(8, "little")
+    (folder / "model.safetensors").write_bytes(size + text + b"x")
+
+  return change
+
+
 def truncated(folder):
   path = folder / "model.safetensors"
   path.write_bytes(path.read_bytes()[:-100])
@@ -176,6 +207,33 @@ def with_another_head(folder):
     ("qwen3", without_config, r"qwen3 has no config.json$"),
     ("qwen3", truncated, r"qwen3/model.safetensors is damaged or cut off: .*"),
     ("mistral", without_a_shard, r"names files that are absent: model-00002-of-00002.safetensors"),
+    (
+      "mistral",
+      with_shards("../other.safetensors"),
+      r"weight_map is '../other.safetensors': a name",
+    ),
+    ("mistral", with_shards("/dev/zero"), r"weight_map is '/dev/zero': a name below"),
+    ("mistral", with_shards("link.safetensors"), r"weight_map is .* which a link leads out of"),
+    ("mistral", with_shards(7), r"index.json: weight_map.* is 7: expected str, got int"),
+    ("mistral", with_index("[]"), r"index.json: .*expected object, got array"),
+    ("mistral", with_index("{}"), r"index.json: .*missing required field weight_map"),
+    ("mistral", with_index("{" * 9), r"index.json holds no JSON"),
+    ("qwen3", with_header("{}", 2**63 - 1), r"model.safetensors is damaged or cut off"),
+    ("qwen3", with_header("{}", 1000), r"model.safetensors is damaged or cut off"),
+    ("qwen3", with_header("[1]"), r"model.safetensors is damaged or cut off"),
+    (
+      "qwen3",
+      with_header('{"a": {"dtype": "F32", "shape": [1000000000000], "data_offsets": [0, 1]}}'),
+      r"model.safetensors is damaged or cut off",
+    ),
+    (
+      "qwen3",
+      with_setting(num_hidden_layers=9999),
+      r"config.json has 9,999 layers, its files \d+ ten",
+    ),
+    ("qwen3", with_setting(vocab_size=2**24), r"the vocabulary of config.json is 16,777,216, its"),
+    ("qwen3", with_setting(hidden_size=2**30), r"the width of config.json is 1,073,741,824, its"),
+    ("qwen3", with_setting(num_attention_heads=2**30), r"the width of all heads of config.json is"),
     ("qwen3", without_weights, r"has neither model.safetensors nor model.safetensors.index.json"),
     ("qwen3", with_integers, r"model.norm.weight is I8; allowed: F64, F32, F16, BF16"),
     (
@@ -275,3 +333,24 @@ def test_peak_of_the_host_is_what_stays_and_a_shard(tmp_path):
   )
   assert kept > 5 * shard
   assert peak - before <= kept + 1.3 * shard
+
+
+def test_links_in_the_cache_of_the_hub_are_followed(tmp_path):
+  folder = tmp_path / "models--a--b" / "snapshots" / "0123"
+  blobs = tmp_path / "models--a--b" / "blobs"
+  folder.mkdir(parents=True)
+  blobs.mkdir()
+  for file in (FOLDER / "mistral").iterdir():
+    if file.is_file():
+      shutil.copy(file, blobs / f"{file.name}.blob")
+      (folder / file.name).symlink_to(f"../../blobs/{file.name}.blob")
+  want = flat(huggingface.load(FOLDER / "mistral"))
+  for path, array in flat(huggingface.load(folder)).items():
+    np.testing.assert_array_equal(array, want[path])
+
+
+def test_sizes_beyond_the_files_are_refused_before_anything_is_made(copied):
+  folder = copied("llama")
+  with_setting(num_hidden_layers=9999)(folder)
+  with pytest.raises(ValueError, match="9,999 layers"):
+    huggingface.read_config(folder)
