@@ -103,8 +103,9 @@ def read_json(path: Path) -> dict:
 def _like_run(c: ConfigDict, record: Path) -> None:
   """Takes model and data of a run, without its combinator."""
   theirs = read_json(record).get("config")
+  theirs = theirs if isinstance(theirs, dict) else {}
   for name in ("model", "data"):
-    if not isinstance(theirs, dict) or not isinstance(theirs.get(name), dict):
+    if not isinstance(theirs.get(name), dict):
       raise ValueError(f"{record}: config.{name} is missing, or no object")
   try:
     _copy(c.model, {key: value for key, value in theirs["model"].items() if key != "residual"})

@@ -130,8 +130,6 @@ def _decoder(values: Mapping[str, Any], data: DataConfig, layout: Layout) -> Dec
     combinators.get(residual["name"])
   except ValueError as error:
     raise ValueError(f"config.model.residual.name: {error}") from None
-  if not isinstance(residual.get(residual["name"]), Mapping):
-    raise ValueError(f"config.model.residual.{residual['name']} is missing")
   if values["dtype"] == "auto":
     values["dtype"] = "float32" if layout.platform == "cpu" else "bfloat16"
   values["vocab_size"] = data.tokenizer.vocab_limit

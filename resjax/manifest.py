@@ -127,7 +127,7 @@ def _first_damage(folder: Location, files: Files, contents: bool) -> str | None:
     path, (size, digest) = folder / name, files[name]
     try:
       return _size(path) == size and (not contents or _entry(path)[1] == digest)
-    except (OSError, ValueError):  # it cannot be read, or is no regular file
+    except OSError:
       return False
 
   with concurrent.futures.ThreadPoolExecutor(_THREADS) as threads:
@@ -143,8 +143,6 @@ def _explain(folder: Location, name: str, size: int) -> str:
     return f"{name} is missing"
   except OSError as error:
     return f"{name} cannot be read ({error.strerror or error})"
-  except ValueError:
-    return f"{name} is no regular file"
   return f"{name} has {found} bytes of {size}" if found != size else f"{name} was altered"
 
 
@@ -153,7 +151,7 @@ def _entry(path: Location) -> tuple[int, str]:
   if not locations.is_local(path):
     return locations.size_and_digest(path)
   size, digest = 0, hashlib.sha256()
-  with locations.open_regular(path) as file:
+  with path.open("rb") as file:
     while chunk := file.read(_CHUNK):
       size += len(chunk)
       digest.update(chunk)

@@ -227,7 +227,7 @@ def with_another_head(folder):
       r"model.safetensors is damaged or cut off",
     ),
     (
-      "qwen3",
+      "llama",
       with_setting(num_hidden_layers=9999),
       r"config.json has 9,999 layers, its files \d+ ten",
     ),
