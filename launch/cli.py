@@ -1,7 +1,9 @@
-"""What all commands share: the config flag, `--help`, and the user's mistakes as one line each."""
+"""What all commands share: the config flag, `--help`, and every error as one line."""
 
+import contextlib
 import os
 import re
+import select
 import signal
 import sys
 import threading
@@ -13,13 +15,18 @@ from typing import NoReturn
 from absl import app, flags, logging
 from ml_collections import ConfigDict, config_flags
 
-from resjax import processes
+from launch import errors
+from resjax import processes, redaction
 from resjax.processes.signals import SIGINT_CODE, Interrupted
 
 # Seconds for which processes wait for each other: at the start, and for a sign of life.
 _BRINGUP, _HEARTBEAT = 300, 100
 _AGAIN = 0.05  # seconds after which a Ctrl-C that was lost is delivered again
 _HELP = {"-h", "--h", "-help", "--help", "-helpshort", "--helpshort"}
+_PIPE_CODE = 141  # the exit code that shells give a command whose reader has gone: 128 + SIGPIPE
+_INTERRUPTED = "interrupted; the same command goes on where it can"
+
+_DEBUG = flags.DEFINE_bool("debug", False, "Errors are reported with their traceback.")
 
 
 def define_config(help_text: str) -> flags.FlagHolder:
@@ -27,23 +34,32 @@ def define_config(help_text: str) -> flags.FlagHolder:
   return config_flags.DEFINE_config_file("config", None, help_text, lock_config=True)
 
 
-def run(main: Callable[..., None], takes_words: bool = False) -> NoReturn:
+def run(
+  main: Callable[..., None],
+  takes_words: bool = False,
+  folder: Callable[[], str | None] = lambda: None,
+) -> NoReturn:
   """Runs a command and ends the process.
 
-  A mistake of the user prints one line and exits with 1, and with --verbosity=1 also where it was
-  noticed. Ctrl-C exits with 130, SIGTERM with 0. If one of several processes ends, all of them end.
-  --help prints the docstring and the flags of the command, and exits with 0.
+  Every error prints one line and exits with 1. An error that is not the user's is written with its
+  traceback to error.log in the folder of the run, or to a file that the line names; with --debug
+  the traceback is printed too. Ctrl-C exits with 130, SIGTERM with 0, and output that nobody reads
+  any more with 141. If one of several processes ends, all of them end. --help prints the docstring
+  and the flags of the command, and exits with 0.
 
   Args:
     main: the command. It takes no arguments, or with `takes_words` two lists: the words of the
       command line that are no flags, and what follows `--`.
     takes_words: whether the command line may hold words that are no flags.
+    folder: returns the folder of the run that the command writes to; None: it writes to none.
   """
   end = sys.argv.index("--") if takes_words and "--" in sys.argv else len(sys.argv)
   arguments, after = sys.argv[:end], sys.argv[end + 1 :]
+  for stream in (sys.stdout, sys.stderr):
+    stream.reconfigure(errors="backslashreplace")  # of names that are no UTF-8
 
   def guarded(argv: list[str]) -> None:
-    _watch_unraisable_errors()
+    _watch_threads()
     if not flags.FLAGS["verbosity"].present:
       logging.set_verbosity(logging.WARNING)  # libraries log every step as info
       _drop_repeated_reports()
@@ -51,19 +67,17 @@ def run(main: Callable[..., None], takes_words: bool = False) -> NoReturn:
       if len(argv) > 1 and not takes_words:
         raise ValueError(f"unexpected argument {argv[1]!r}; settings look like --config.seed=1")
       main(*([argv[1:], after] if takes_words else []))
+      sys.stdout.flush()
     except Interrupted as stop:
       if stop.agreed:
         processes.shutdown()
       processes.end(str(stop), stop.code)
     except KeyboardInterrupt:
-      processes.end("interrupted; the same command goes on where it can", SIGINT_CODE)
+      processes.end(_INTERRUPTED, SIGINT_CODE)
     except Exception as error:
-      if isinstance(error, ValueError | OSError) and int(flags.FLAGS["verbosity"].value or 0) <= 0:
-        _fail(processes.explain(error))
-      if not processes.active():
-        raise
-      traceback.print_exc()
-      _fail(f"{type(error).__name__}: {processes.explain(error)}")
+      if isinstance(error, BrokenPipeError) and _nobody_reads():
+        _end_unread()
+      _report(error, folder)
 
   def parse(argv: list[str]) -> list[str]:
     if _HELP & set(argv[1:]):
@@ -72,7 +86,10 @@ def run(main: Callable[..., None], takes_words: bool = False) -> NoReturn:
     return _parse(argv)
 
   flags.FLAGS.set_gnu_getopt(takes_words)  # flags may also stand behind words
-  app.run(guarded, argv=arguments, flags_parser=parse)
+  try:
+    app.run(guarded, argv=arguments, flags_parser=parse)
+  except KeyboardInterrupt:  # a config file may take its time
+    processes.end(_INTERRUPTED, SIGINT_CODE)
 
 
 def join() -> None:
@@ -84,11 +101,21 @@ def config_value(holder: flags.FlagHolder) -> ConfigDict:
   """Returns the config of the command line.
 
   Raises:
-    ValueError: there is none.
+    ValueError: there is none, or the file makes something else.
   """
   if holder.value is None:
     raise ValueError("no config; give one, for example --config=configs/tiny.py")
+  if not isinstance(holder.value, ConfigDict):
+    path = config_flags.get_config_filename(flags.FLAGS[holder.name])
+    kind = type(holder.value).__name__
+    raise ValueError(f"{path}: get_config() must return a ConfigDict, and returns {kind}")
   return holder.value
+
+
+def config_workdir() -> str | None:
+  """Returns the workdir of --config if it is a local folder, for `run`."""
+  workdir = getattr(flags.FLAGS.config, "workdir", None)
+  return workdir if isinstance(workdir, str) and workdir and os.path.isdir(workdir) else None
 
 
 def _help(documentation: str) -> str:
@@ -99,7 +126,6 @@ def _help(documentation: str) -> str:
       lines += [_flag_help(flag) for flag in found]
   if "config" in flags.FLAGS:
     lines.append("  --config.KEY=VALUE\n      Another value of a setting; see configs/base.py.")
-  lines.append("  --verbosity=1\n      Mistakes are reported with their traceback.")
   return "\n".join(lines)
 
 
@@ -115,13 +141,14 @@ def _drop_repeated_reports() -> None:
   logging.get_absl_logger().addFilter(lambda record: "orbax" not in Path(record.pathname).parts)
 
 
-def _watch_unraisable_errors() -> None:
-  """Handles errors that Python cannot raise where they occur, as in a callback of its collector.
+def _watch_threads() -> None:
+  """Handles errors that nobody can catch: of threads, and of callbacks such as the collector's.
 
-  A Ctrl-C that comes while such a callback runs (JAX has one) would be lost: it is delivered again.
-  TensorStore's complaint after a failed save is left out. All other errors are reported as usual.
+  An error of a thread is one line, as others are. A Ctrl-C that comes while a callback of Python's
+  collector runs (JAX has one) would be lost: it is delivered again. TensorStore's complaint after a
+  failed save is left out. All other errors are reported as usual.
   """
-  usual = sys.unraisablehook
+  usual, usual_of_threads = sys.unraisablehook, threading.excepthook
 
   def hook(report: "sys.UnraisableHookArgs") -> None:
     if issubclass(report.exc_type, KeyboardInterrupt):
@@ -131,28 +158,121 @@ def _watch_unraisable_errors() -> None:
     elif str(report.exc_value) != "Event loop is closed":
       usual(report)
 
-  sys.unraisablehook = hook
+  def thread_hook(report: threading.ExceptHookArgs) -> None:
+    if _DEBUG.value or not isinstance(report.exc_value, Exception):
+      usual_of_threads(report)
+    else:
+      print(_line(report.exc_value, lambda: None), file=sys.stderr)
+
+  sys.unraisablehook, threading.excepthook = hook, thread_hook
+
+
+def _nobody_reads() -> bool:
+  """Returns whether the reader of the standard output is gone, as `head` is after ten lines."""
+  try:
+    poll = select.poll()
+    poll.register(sys.stdout.fileno(), select.POLLOUT)
+    return any(event & select.POLLERR for _, event in poll.poll(0))
+  except (OSError, ValueError):  # it is closed, or no file
+    return False
+
+
+def _end_unread() -> NoReturn:
+  """Ends the command without a word, as others end that write into a pipe."""
+  nothing = os.open(os.devnull, os.O_WRONLY)
+  os.dup2(nothing, sys.stdout.fileno())  # what is left in the buffer goes there
+  if processes.active():
+    processes.end("nobody reads the output any more; the same command goes on", _PIPE_CODE)
+  os._exit(_PIPE_CODE)
+
+
+def _report(error: Exception, folder: Callable[[], str | None]) -> NoReturn:
+  """Prints an error as one line, and with --debug the traceback before it; ends the process."""
+  if _debug():
+    text = "".join(traceback.format_exception(error))
+    print(redaction.text(text), end="", file=sys.stderr)
+  processes.end(_line(error, folder), 1)
+
+
+def _line(error: Exception, folder: Callable[[], str | None]) -> str:
+  line, is_user_error = errors.explain(error)
+  if not is_user_error:
+    written = errors.write_log(error, _existing(folder))
+    line += f"; traceback in {written}" if written else ""
+  return f"error: {errors.one_line(line)}"
+
+
+def _existing(folder: Callable[[], str | None]) -> str | None:
+  with contextlib.suppress(Exception):  # another error must not hide the one that is reported
+    return folder()
+  return None
+
+
+def _debug() -> bool:
+  """Returns whether --debug is given, also where the command line could not be parsed."""
+  return bool(_DEBUG.value) if flags.FLAGS.is_parsed() else "--debug" in sys.argv
 
 
 def _parse(argv: list[str]) -> list[str]:
   """Parses the flags; a command line that cannot be parsed is reported in one line too."""
+  path = ""
   for arg in argv:
-    path = re.match(r"--?config=([^:]+)", arg)
-    if path and not Path(path[1]).is_file():
-      _fail(f"{arg}: no such file; configs/ has those that come with resjax")
+    if found := re.match(r"--?config=([^:]+)", arg):
+      path = found[1]
+      if not Path(path).is_file():
+        what = "is a folder, not a file" if Path(path).is_dir() else "no such file"
+        _fail(f"{arg}: {what}; configs/ has those that come with resjax")
   try:
     return flags.FLAGS(argv)
-  except (flags.Error, AttributeError, KeyError, ValueError, OSError) as error:
-    reason = error
-    while isinstance(reason, BaseException) and reason.args:  # ml_collections nests them
-      reason = reason.args[0]
-    lines = [line.strip() for line in str(reason).splitlines() if line.strip()]
-    raised_in_config = any(line.startswith("Traceback") for line in lines)
-    message = lines[-1] if raised_in_config else str(reason)
-    unknown = re.match(r"'(\w+)'", message)
-    setting = [arg for arg in argv if unknown and f".{unknown[1]}=" in arg]
-    _fail(f"{setting[0]}: {message}" if setting else message)
+  except Exception as error:
+    if _debug():
+      traceback.print_exc()
+    _fail(_where_config_failed(error, path) or _what_is_wrong(error, argv))
+
+
+def _where_config_failed(error: Exception, path: str) -> str | None:
+  """Returns file, line and error where the config file failed, None where it did not."""
+  if not path:
+    return None
+  if isinstance(error, SyntaxError) and error.filename:
+    return f"{error.filename}:{error.lineno}: {error.msg}"
+  if str(error).endswith("has no attribute 'get_config'"):
+    return f"{path} has no function get_config(), which returns the settings"
+  frames = traceback.extract_tb(error.__traceback__)
+  places = [(frame.filename, frame.lineno) for frame in frames]
+  # ml_collections turns errors of some kinds into a text that has the traceback.
+  nested = re.findall(r'File "([^"]+)", line (\d+)', str(error))
+  own = [place for place in [*places, *nested] if _is_users(place[0], path)]
+  if not own:
+    return None
+  said = " ".join(str(error).split())
+  if nested:
+    said = next(line for line in str(error).splitlines()[::-1] if line.strip())
+    said = said.removeprefix("ValueError: ")
+  elif not isinstance(error, ValueError | OSError):
+    said = f"{type(error).__name__}: {said}" if said else type(error).__name__
+  return f"{own[-1][0]}:{own[-1][1]}: {said}"
+
+
+def _is_users(file: str, config: str) -> bool:
+  """Returns whether a file is the config or lies beside it, where those are that it imports."""
+  folder, place = Path(config).resolve().parent, Path(file).resolve()
+  library = "site-packages" in place.parts or place.is_relative_to(Path(__file__).parent)
+  return place.is_relative_to(folder) and not library
+
+
+def _what_is_wrong(error: Exception, argv: list[str]) -> str:
+  """Returns in words which flag or setting cannot be parsed."""
+  reason: BaseException | object = error
+  while isinstance(reason, BaseException) and reason.args:  # ml_collections nests them
+    reason = reason.args[0]
+  message = " ".join(str(reason).split())
+  unknown = re.match(r"'(\w+)'(.*)", message)
+  settings = [arg for arg in argv if unknown and re.search(rf"\.{unknown[1]}[.=]", arg)]
+  if unknown and settings:
+    return f"{settings[0]}: there is no setting {unknown[1]!r}{unknown[2]}"
+  return message
 
 
 def _fail(message: object) -> NoReturn:
-  processes.end(f"error: {' '.join(str(message).split())}", 1)
+  processes.end(f"error: {errors.one_line(str(message))}", 1)

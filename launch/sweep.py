@@ -180,4 +180,4 @@ def _collect(run: SweepRun, error: str | None = None) -> Result:
 
 
 if __name__ == "__main__":
-  cli.run(main)
+  cli.run(main, folder=cli.config_workdir)

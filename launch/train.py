@@ -56,4 +56,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-  cli.run(main)
+  cli.run(main, folder=cli.config_workdir)

@@ -126,7 +126,8 @@ def end(message: str, code: int) -> NoReturn:
   Python does not shut down in order: it would wait for a compilation in the background, and JAX for
   processes that will not come.
   """
-  print(message, file=sys.stderr)
+  with contextlib.suppress(OSError):  # nobody may read it
+    print(message, file=sys.stderr)
   if active():
     notice = {"process": runtime.global_state.process_id, "message": message, "code": code}
     notice["host"] = socket.gethostname()
@@ -159,8 +160,9 @@ def _leave(code: int) -> NoReturn:
         if len(_client().key_value_dir_get(_LEFT)) == state.num_processes:
           break
         time.sleep(_POLL / 5)
-  sys.stdout.flush()
-  sys.stderr.flush()
+  for stream in (sys.stdout, sys.stderr):
+    with contextlib.suppress(OSError, ValueError):  # nobody may read it, and it may be closed
+      stream.flush()
   os._exit(code)
 
 

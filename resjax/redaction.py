@@ -1,0 +1,78 @@
+"""Leaves values out of printed text whose names look like secrets: keys, tokens, passwords."""
+
+import os
+import re
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+
+HIDDEN = "***"
+
+# Endings of the parts of a name: WANDB_API_KEY, hf-token, db.password; `tokens` is none.
+_SECRETS = (
+  *("key", "keys", "token", "secret", "secrets", "password", "passwd", "passphrase"),
+  *("credential", "credentials"),
+)
+_SETTING = re.compile(r"(-{0,2}(?:env=)?([A-Za-z_][\w.-]*)=)(.+)", re.DOTALL)
+_SECRET_SETTING = re.compile(r"(?<![\w.-])([A-Za-z_][\w.-]*)=('[^']*'|\"[^\"]*\"|[^\s'\"]+)")
+_FEWEST = 6  # letters of a value that is looked for in a text: shorter ones are in any text
+
+
+def is_secret(name: str) -> bool:
+  """Returns whether the name of a variable or of a flag looks like that of a secret."""
+  return any(part.endswith(_SECRETS) for part in re.split(r"[\W_]+", name.lower()))
+
+
+def mask(values: Mapping[str, str]) -> dict[str, str]:
+  """Returns variables with `***` in place of the values of secrets."""
+  return {name: HIDDEN if is_secret(name) else value for name, value in values.items()}
+
+
+def words(command: Sequence[str]) -> list[str]:
+  """Returns the words of a command line without secrets.
+
+  A secret is the value of KEY=VALUE, --KEY=VALUE or --env=KEY=VALUE, the word behind a flag --KEY,
+  and what looks like KEY=VALUE within a word, such as a script. KEY is a name for `is_secret`.
+  """
+  found, hide_next = [], False
+  for word in command:
+    setting = _SETTING.fullmatch(word)
+    if hide_next and not word.startswith("-"):
+      found.append(HIDDEN)
+    elif setting and is_secret(setting[2]):
+      found.append(setting[1] + HIDDEN)
+    else:
+      found.append(_in_text(word))
+    hide_next = bool(re.fullmatch(r"--?[A-Za-z][\w.-]*", word)) and is_secret(word.lstrip("-"))
+  return found
+
+
+def text(given: str) -> str:
+  """Returns a text without the secrets of the environment, of the command line, and KEY=VALUE."""
+  for value in sorted(_known(), key=len, reverse=True):
+    given = given.replace(value, HIDDEN)
+  return _in_text(given)
+
+
+def _in_text(given: str) -> str:
+  def shown(found: re.Match) -> str:
+    return f"{found[1]}={HIDDEN}" if is_secret(found[1]) else found[0]
+
+  return _SECRET_SETTING.sub(shown, given)
+
+
+def _known() -> set[str]:
+  """Returns the values of secrets that this process was given."""
+  values = {value for name, value in os.environ.items() if is_secret(name)}
+  values |= set(_values(sys.argv))
+  return {value for value in values if len(value) >= _FEWEST and value != HIDDEN}
+
+
+def _values(command: Iterable[str]) -> Iterable[str]:
+  before = ""
+  for word in command:
+    setting = _SETTING.fullmatch(word)
+    if setting and is_secret(setting[2]):
+      yield setting[3]
+    if before.startswith("-") and "=" not in before and is_secret(before.lstrip("-")):
+      yield word
+    before = word
