@@ -20,9 +20,10 @@ from absl import flags
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from launch import cli, model_flags
-from resjax import locations, processes, typed_json
+from resjax import locations, processes, terminal, typed_json
 from resjax.analysis import depth_positions
 from resjax.analysis.alignment import READINGS, Alignment
 from resjax.analysis.heat_map import heat_map
@@ -57,10 +58,11 @@ def main() -> None:
   """Measures the models of the command line and writes the report."""
   cli.join()
   first = jax.process_index() == 0
-  console = Console(stderr=True, quiet=not first)
+  console = terminal.console(stderr=True, quiet=not first)
   config = ProbeConfig(every=_EVERY.value, readings=tuple(_READINGS.value))
   if _TEXT.value is not None and not _TEXT.value.strip():
     raise ValueError("--text is empty; give a text of two tokens or more, or leave it out")
+  cli.check_text(_TEXT.value or "", "--text")
   found = [_sensitivity(path) for path in _SENSITIVITIES.value]
   models = _named_apart(model_flags.load())
   _check_owners(found, models)
@@ -71,7 +73,7 @@ def main() -> None:
     locations.make_folder(folder, "--out")
   results = []
   for subject, text, tokens in zip(models, texts, shown, strict=True):
-    with console.status(f"measuring {subject.name}"):
+    with console.status(Text(f"measuring {subject.name}")):
       alignment = _alignment(subject, text, config)
       cells = heat_map(subject.decoder, tokens, config.every)
     source = text.name if _TEXT.value is None else "a text of the command line"
@@ -81,7 +83,7 @@ def main() -> None:
   if first:
     with console.status("drawing"):
       files = page.write(results, folder)
-    show(results, Console())
+    show(results, terminal.console())
     for file in files:
       print(file)
   processes.shutdown()

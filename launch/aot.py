@@ -27,7 +27,7 @@ from ml_collections import ConfigDict
 from rich.console import Console
 
 from launch import cli, topology
-from resjax import experiment
+from resjax import experiment, terminal
 from resjax.aot import absent_devices, compile_step, suggest_settings, table
 from resjax.aot.absent_devices import AbsentSlices
 from resjax.aot.depth_floor import Floor
@@ -56,7 +56,7 @@ def main() -> None:
   target = absent_devices.describe(topology.FLAG.value, _SLICES.value)
   target = dataclasses.replace(target, devices=target.devices[: _DEVICES.value or None])
   run = experiment.build(config, target.devices)
-  console = Console(stderr=_JSON.value)
+  console = terminal.console(stderr=_JSON.value)
   fits, report = (_search if _SEARCH.value else _once)(run, target, console)
   if _STREAMS.value and fits:
     report |= _against_standard(config, run, target, report, console)

@@ -9,15 +9,13 @@ accelerators, so that you can look at the counts before anything is trained.
 from launch import cli
 from resjax import experiment
 from resjax.data.build_table import build_and_show
-from resjax.data.config import DataConfig
 
 _CONFIG = cli.define_config("The config whose data to build.")
 
 
 def main() -> None:
   """Builds `config.data` of the command line."""
-  values = cli.config_value(_CONFIG).data.to_dict()
-  build_and_show(experiment.to_dataclass(DataConfig, values, "config.data"))
+  build_and_show(experiment.data_config(cli.config_value(_CONFIG)))
 
 
 if __name__ == "__main__":

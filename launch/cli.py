@@ -112,6 +112,14 @@ def config_value(holder: flags.FlagHolder) -> ConfigDict:
   return holder.value
 
 
+def check_text(text: str, flag: str) -> None:
+  """Raises ValueError if the text of a flag is no UTF-8."""
+  try:
+    text.encode()
+  except UnicodeEncodeError:
+    raise ValueError(f"{flag}={text!r} is no UTF-8") from None
+
+
 def config_workdir() -> str | None:
   """Returns the workdir of --config if it is a local folder, for `run`."""
   workdir = getattr(flags.FLAGS.config, "workdir", None)
@@ -247,8 +255,8 @@ def _where_config_failed(error: Exception, path: str) -> str | None:
     return None
   said = " ".join(str(error).split())
   if nested:
-    said = next(line for line in str(error).splitlines()[::-1] if line.strip())
-    said = said.removeprefix("ValueError: ")
+    last = re.split(r"^(?=\w[\w.]*: )", str(error), flags=re.MULTILINE)[-1]
+    said = " ".join(last.removeprefix("ValueError: ").split())
   elif not isinstance(error, ValueError | OSError):
     said = f"{type(error).__name__}: {said}" if said else type(error).__name__
   return f"{own[-1][0]}:{own[-1][1]}: {said}"

@@ -13,6 +13,7 @@ from resjax import experiment, processes
 from resjax.data.tokenizer import END_OF_TEXT
 from resjax.models.sampling import check_options
 from resjax.runs import restore
+from resjax.runs.config import MAX_SEED
 from resjax.runs.sample import sample_text
 
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run, or a checkpoint in it.")
@@ -24,7 +25,7 @@ _TOP_P = flags.DEFINE_float(
   "top_p", 1.0, "Sample among the most probable tokens whose sum is p; 1: all."
 )
 _STOP = flags.DEFINE_string("stop", END_OF_TEXT, "Text of one token that ends a continuation too.")
-_SEED = flags.DEFINE_integer("seed", 0, "Seed of the random numbers.")
+_SEED = flags.DEFINE_integer("seed", 0, "Seed of the random numbers.", 0, MAX_SEED)
 _SAMPLES = flags.DEFINE_integer("num_samples", 1, "Continuations of a prompt.", lower_bound=1)
 
 
@@ -33,6 +34,8 @@ def main() -> None:
   if _WORKDIR.value is None:
     raise ValueError("no run; give its folder, for example --workdir=runs/tiny")
   cli.join()
+  for prompt in _PROMPTS.value:
+    cli.check_text(prompt, "--prompt")
   check_options(_TEMPERATURE.value, _TOP_K.value, _TOP_P.value)
   saved = restore.find(_WORKDIR.value, "--workdir")
   run = experiment.load(str(saved.workdir))

@@ -21,7 +21,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from launch import cli, model_flags
-from resjax import locations, processes
+from resjax import locations, processes, terminal
 from resjax.analysis.alignment import Alignment
 from resjax.analysis.interventions import sensitivity
 from resjax.analysis.sensitivity import Sensitivity
@@ -47,7 +47,7 @@ def main() -> None:
   (subject,) = model_flags.load()
   found = _measure(subject, alphas, layers)
   if jax.process_index() == 0:
-    console = Console()
+    console = terminal.console()
     show(found, console)
     locations.write_text(out, found.to_json())
     console.print(str(out), markup=False, highlight=False, soft_wrap=True)
@@ -56,7 +56,7 @@ def main() -> None:
 
 def _measure(subject: Subject, alphas: list[float], layers: list[int]) -> Sensitivity:
   text = model_flags.read_text(subject)
-  console = Console(stderr=True, quiet=jax.process_index() != 0)
+  console = terminal.console(stderr=True, quiet=jax.process_index() != 0)
   with Progress(console=console, transient=True) as bar:
     task = bar.add_task("evaluating", total=None)
     return sensitivity(

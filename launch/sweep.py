@@ -28,7 +28,7 @@ from ml_collections import config_flags
 from rich.console import Console
 
 from launch import cli
-from resjax import experiment
+from resjax import experiment, terminal
 from resjax.analysis import sweep_table
 from resjax.analysis.sweep_table import Result, SweepRun
 from resjax.processes.signals import SIGINT_CODE, Interrupted
@@ -63,7 +63,7 @@ def main() -> None:
     for run in chosen:
       print(shlex.join(["python", *_arguments(run)]))
     return
-  console = Console()
+  console = terminal.console()
   if not _COLLECT.value:
     errors |= _run_all([run for run in chosen if run.name not in errors], console)
   results = [_collect(run, errors.get(run.name)) for run in runs]

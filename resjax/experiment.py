@@ -3,7 +3,7 @@
 import dataclasses
 import difflib
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -18,6 +18,15 @@ from resjax.models.config import DecoderConfig, ResidualConfig
 from resjax.runs import divisibility, parents, workdir
 from resjax.runs.config import HealthConfig, Run, TrainConfig
 from resjax.sharding import Layout, MeshConfig, Rules, ShardingConfig, make_layout
+
+_SECTIONS = ("model", "data", "optim", "train", "health", "checkpoint", "mesh", "sharding")
+# Settings that decide how their section is read.
+_NEEDED = {
+  "model": ("residual", "dtype"),
+  "data": ("tokenizer",),
+  "train": ("init_from",),
+  "sharding": ("name",),
+}
 
 
 def build(
@@ -36,11 +45,23 @@ def build(
   Raises:
     ValueError: a setting is unknown, missing or out of range, or does not fit the devices.
   """
-  values = _filled(config.to_dict() if isinstance(config, ConfigDict) else config)
+  given = config.to_dict() if isinstance(config, ConfigDict) else config
+  _check_sections(given)
+  values = _filled(given)
   mesh = to_dataclass(MeshConfig, values["mesh"], "config.mesh")
   run = _run(values, make_layout(mesh, _sharding(values["sharding"]), devices))
   _check(run)
   return run
+
+
+def data_config(config: ConfigDict) -> DataConfig:
+  """Returns the data that a config describes; its other sections may be wrong.
+
+  Raises:
+    ValueError: a setting is unknown, missing or out of range.
+  """
+  values = _mapping(config.to_dict().get("data"), "config.data")
+  return to_dataclass(DataConfig, values, "config.data")
 
 
 def load(folder: str, layout: Layout | None = None) -> Run:
@@ -56,6 +77,43 @@ def load(folder: str, layout: Layout | None = None) -> Run:
   values = _filled({**workdir.read(workdir.place(folder)).config, "workdir": folder})
   values["model"] = {**values["model"], "attention": "auto"}
   return _run(values, layout or make_layout(MeshConfig(), _sharding(values["sharding"])))
+
+
+def _check_sections(values: Mapping[str, Any]) -> None:
+  """Raises ValueError unless a config has all its sections, and nothing beside them."""
+  _check_keys(values, ("workdir", "seed", *_SECTIONS), "config")
+  for section in _SECTIONS:
+    found = _mapping(values[section], f"config.{section}")
+    for key in _NEEDED.get(section, ()):
+      if key not in found:
+        raise ValueError(f"config.{section}.{key} is missing")
+  _mapping(values["data"]["tokenizer"], "config.data.tokenizer")
+  residual = _mapping(values["model"]["residual"], "config.model.residual")
+  for key in residual:
+    if key != "name" and key not in combinators.names():
+      near = difflib.get_close_matches(str(key), combinators.names(), 1)
+      hint = f"did you mean {near[0]!r}?" if near else "no such combinator is registered"
+      raise ValueError(f"config.model.residual.{key} is not a setting; {hint}")
+  name = residual.get("name")
+  if not isinstance(name, str):
+    raise ValueError(f"config.model.residual.name={name!r} must be the name of a combinator")
+
+
+def _check_keys(values: Mapping[str, Any], allowed: Collection[str], path: str) -> None:
+  for key in values:
+    if key not in allowed:
+      near = difflib.get_close_matches(str(key), allowed, 1)
+      hint = f"did you mean {near[0]!r}?" if near else f"allowed: {', '.join(allowed)}"
+      raise ValueError(f"{path}.{key} is not a setting; {hint}")
+  for key in allowed:
+    if key not in values:
+      raise ValueError(f"{path}.{key} is missing")
+
+
+def _mapping(value: Any, path: str) -> Mapping[str, Any]:
+  if not isinstance(value, Mapping):
+    raise ValueError(f"{path}={value!r} must be a section of settings, see configs/base.py")
+  return value
 
 
 def _run(values: Mapping[str, Any], layout: Layout) -> Run:
@@ -116,11 +174,12 @@ def _with_values(values: Mapping[str, Any], given: Mapping[str, Any]) -> dict[st
 def _sharding(values: Mapping[str, Any]) -> ShardingConfig:
   sets = {key: rules for key, rules in values.items() if key != "name"}
   name = values["name"]
-  if name not in sets:
-    near = difflib.get_close_matches(name, sets, 1)
+  if not isinstance(name, str) or name not in sets:
+    near = difflib.get_close_matches(str(name), sets, 1)
     hint = f"did you mean {near[0]!r}?" if near else f"allowed: {', '.join(sets)}"
     raise ValueError(f"config.sharding.name={name!r} is no set of rules; {hint}")
-  return ShardingConfig(name, to_dataclass(Rules, sets[name], f"config.sharding.{name}"))
+  path = f"config.sharding.{name}"
+  return ShardingConfig(name, to_dataclass(Rules, _mapping(sets[name], path), path))
 
 
 def _decoder(values: Mapping[str, Any], data: DataConfig, layout: Layout) -> DecoderConfig:
@@ -134,7 +193,9 @@ def _decoder(values: Mapping[str, Any], data: DataConfig, layout: Layout) -> Dec
     values["dtype"] = "float32" if layout.platform == "cpu" else "bfloat16"
   values["vocab_size"] = data.tokenizer.vocab_limit
   values["max_positions"] = data.seq_len
-  values["residual"] = ResidualConfig(residual["name"], residual[residual["name"]])
+  name = residual["name"]
+  options = _mapping(residual.get(name), f"config.model.residual.{name}")
+  values["residual"] = ResidualConfig(name, options)
   return to_dataclass(DecoderConfig, values, "config.model")
 
 

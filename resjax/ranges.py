@@ -1,8 +1,95 @@
-"""Checks that the settings of a config are in their ranges."""
+"""Checks that the settings of a config have their types and are in their ranges."""
 
+import dataclasses
+import functools
 import math
+import numbers
+import types
+import typing
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Union
+
+MOST = 2**31 - 1  # of a whole number: JAX counts in 32 bits
+_LEAST_FLOAT, _MOST_FLOAT = 1.18e-38, 3.4e38  # of float32 without zeros
+
+
+def check_types(config: Any, section: str, most: Mapping[str, int] | None = None) -> None:
+  """Raises ValueError where a field of a dataclass has another type than its annotation.
+
+  Args:
+    config: the dataclass; those in its fields are checked too.
+    section: the name of its section, such as config.train, for the message.
+    most: the largest value of whole numbers, by field; default: `MOST`.
+  """
+  for name, kind in _annotations(type(config)).items():
+    check_type(getattr(config, name), kind, f"{section}.{name}", (most or {}).get(name, MOST))
+
+
+def check_type(value: Any, kind: Any, where: str, most: int = MOST) -> None:
+  """Raises ValueError unless a value has a type, and a number is finite and of a sane size.
+
+  A whole number may stand for a float, and a list for a tuple.
+
+  Args:
+    value: the value.
+    kind: the annotation: bool, int, float, str, tuples and unions of these, or a dataclass; values
+      of other annotations are not checked.
+    where: the name of the setting.
+    most: the largest allowed magnitude of whole numbers.
+  """
+  if wrong := _wrong(value, kind, most):
+    shown = repr(value)
+    shown = shown if len(shown) <= 80 else f"{shown[:60]}... ({len(shown)} characters)"
+    raise ValueError(f"{where}={shown} must be {wrong}")
+  if dataclasses.is_dataclass(kind):
+    check_types(value, where)
+
+
+def _wrong(value: Any, kind: Any, most: int) -> str:
+  """Returns what a value must be, in words; nothing if it is."""
+  origin, inner = typing.get_origin(kind), typing.get_args(kind)
+  if origin in (Union, types.UnionType):
+    found = [_wrong(value, one, most) for one in inner]
+    return "" if "" in found else " or ".join(found)
+  if origin is tuple:
+    return _wrong_tuple(value, inner, most)
+  if kind is types.NoneType:
+    return "" if value is None else "None"
+  if kind is bool:
+    return "" if isinstance(value, bool) else "True or False"
+  if kind is str:
+    return "" if isinstance(value, str) and "\0" not in value else "a text"
+  is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+  if kind is int:
+    if not is_number or not isinstance(value, numbers.Integral):
+      return "a whole number"
+    return "" if abs(value) <= most else f"a whole number of at most {most:,}"
+  if kind is float:
+    if not is_number or not math.isfinite(value):
+      return "a finite number"
+    sane = value == 0 or _LEAST_FLOAT <= abs(value) <= _MOST_FLOAT
+    return "" if sane else f"0 or, without its sign, in {_LEAST_FLOAT:g}..{_MOST_FLOAT:g} (float32)"
+  if dataclasses.is_dataclass(kind):
+    return "" if isinstance(value, typing.cast(type, kind)) else "a section of settings"
+  return ""
+
+
+def _wrong_tuple(value: Any, inner: tuple[Any, ...], most: int) -> str:
+  kinds = inner[:1] if inner[-1:] == (...,) else inner
+  names = {int: "whole numbers", float: "numbers", str: "texts"}
+  wanted = f"a tuple of {names.get(kinds[0], 'values')}" if kinds else "a tuple"
+  if not isinstance(value, tuple | list):
+    return wanted
+  if inner[-1:] != (...,):
+    right = len(value) == len(kinds)
+    return "" if right and not any(map(_wrong, value, kinds, [most] * len(kinds))) else wanted
+  return wanted if any(_wrong(one, kinds[0], most) for one in value) else ""
+
+
+@functools.cache
+def _annotations(kind: type) -> Mapping[str, Any]:
+  hints = typing.get_type_hints(kind)
+  return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
 
 
 def check_least(config: Any, section: str, least: Mapping[str, float]) -> None:

@@ -30,7 +30,7 @@ def test_other_names(name):
 
 
 def test_words_of_a_command():
-  given = ["--env=HF_TOKEN=a b'c\n$d", "env", "X_KEY=v", "--seed=1", "--hf_token", "v", "--tokens=5"]
+  given = ["--env=HF_TOKEN=a 'b\n$c", "env", "X_KEY=v", "--seed=1", "--hf_token", "v", "--tokens=5"]
   shown = ["--env=HF_TOKEN=***", "env", "X_KEY=***", "--seed=1", "--hf_token", "***", "--tokens=5"]
   assert redaction.words(given) == shown
   (script,) = redaction.words(["A=1 HF_TOKEN='q r' python x.py --config.seed=2"])

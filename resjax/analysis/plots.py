@@ -17,7 +17,20 @@ DASHES = ("-", "--", ":", "-.", (0, (8, 2, 1, 2, 1, 2)), (0, (1, 4)))
 
 FINAL = "validation loss at the end (bits per byte)"
 
+_SPACES = "\n\u00a0"
+
 Records = Sequence[Mapping[str, Any]]
+
+
+def plain(text: str) -> str:
+  """Returns a text such that matplotlib draws it as it is, where `$` would begin a formula."""
+  return drawable(text).replace("$", r"\$")
+
+
+def drawable(text: str) -> str:
+  """Returns a text in which what no font has is spelled out: control characters, broken UTF-8."""
+  kept = (c if c.isprintable() or c in _SPACES else c.encode("unicode_escape") for c in text)
+  return "".join(c if isinstance(c, str) else c.decode() for c in kept)
 
 
 def training_curves(records: Records, title: str, path: Location) -> None:
@@ -28,7 +41,7 @@ def training_curves(records: Records, title: str, path: Location) -> None:
   _curve(
     right, records, "validation/bits_per_byte", COLOURS[1], "validation (bits per byte)", marker="o"
   )
-  figure.suptitle(title)
+  figure.suptitle(plain(title))
   save(figure, path)
 
 
@@ -51,15 +64,21 @@ def sweep_dots(
     figure.subplots(1, len(panels), sharey=True), panels.items(), strict=True
   ):
     if values.get(reference) is not None:
-      number = f"{reference}: {values[reference]:,.6g}"
+      number = f"{plain(reference)}: {values[reference]:,.6g}"
       axes.axvline(values[reference], color=COLOURS[6], linestyle="--", label=number)
       axes.legend(loc="lower left", bbox_to_anchor=(0, 1), frameon=False)
-    axes.plot(list(values.values()), list(values), color=COLOURS[0], marker="o", linestyle="")
+    axes.plot(
+      list(values.values()),
+      [plain(name) for name in values],
+      color=COLOURS[0],
+      marker="o",
+      linestyle="",
+    )
     axes.set_xlabel(label)
     axes.locator_params(axis="x", nbins=4)  # More labels would overlap.
     axes.grid(alpha=0.3)
   axes.invert_yaxis()
-  figure.suptitle(title)
+  figure.suptitle(plain(title))
   save(figure, path)
 
 
@@ -83,15 +102,15 @@ def sweep_curves(
   axes = figure.subplots()
   for i, (label, points) in enumerate(curves.items()):
     colour, marker = COLOURS[i % len(COLOURS)], MARKERS[i % len(MARKERS)]
-    axes.plot(*zip(*sorted(points), strict=True), color=colour, marker=marker, label=label)
+    axes.plot(*zip(*sorted(points), strict=True), color=colour, marker=marker, label=plain(label))
   for i, (label, value) in enumerate(levels.items()):
     colour, dashes = COLOURS[(6 - i) % len(COLOURS)], DASHES[i % len(DASHES)]
-    axes.axhline(value, color=colour, linestyle=dashes, label=f"{label}: {value:.4f}")
-  axes.set_xlabel(across)
+    axes.axhline(value, color=colour, linestyle=dashes, label=f"{plain(label)}: {value:.4f}")
+  axes.set_xlabel(plain(across))
   figure.legend(loc="outside right upper", frameon=False)
   axes.set_ylabel(FINAL)
   axes.grid(alpha=0.3)
-  figure.suptitle(title)
+  figure.suptitle(plain(title))
   save(figure, path)
 
 

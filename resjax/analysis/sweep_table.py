@@ -192,6 +192,7 @@ def show(results: Sequence[Result], console: Console) -> None:
   console.print(
     "loss: nats per token, bpb: bits per byte, of the validation split; "
     f"Δ: bits per byte above {results[0].name}; state: bytes of depth state per token",
+    markup=False,
     soft_wrap=True,
   )
   for r in results:

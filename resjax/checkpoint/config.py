@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from resjax.ranges import check_least
+from resjax.ranges import check_least, check_types
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,5 +21,6 @@ class CheckpointConfig:
   strict: bool
 
   def __post_init__(self) -> None:
+    check_types(self, "config.checkpoint")
     least = {"every": 0, "minutes": 0, "keep_every": 0, "keep_last": 1}
     check_least(self, "config.checkpoint", least)

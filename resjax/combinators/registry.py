@@ -27,7 +27,10 @@ from resjax.combinators.rezero_layerscale import LayerScale, ReZero
 from resjax.combinators.standard import Standard
 from resjax.combinators.unet_skips import UNetSkips
 from resjax.combinators.x0_residual import X0Residual
+from resjax.ranges import check_type
 from resjax.sharding import Layout
+
+_MOST = 1 << 16  # of whole numbers: no option counts more than the values of a head
 
 Class = TypeVar("Class", bound=type[Combinator])
 
@@ -138,12 +141,15 @@ def build(
     **kwargs: the combinator's own options, see `options(name)`.
 
   Raises:
-    ValueError: the name or an option is unknown, or an option is out of range.
+    ValueError: the name or an option is unknown, or an option has another type or is out of range.
   """
   cls: Any = get(name)
   for key in kwargs:
     if key not in options(name):
       allowed = ", ".join(options(name)) or "none"
       raise ValueError(f"{key!r} is not an option of combinator {name!r}; allowed: {allowed}")
+  annotations = inspect.signature(cls).parameters
+  for key, value in kwargs.items():
+    check_type(value, annotations[key].annotation, key, _MOST)
   sizes = {"num_layers": num_layers, "d_model": d_model, "sites": sites, "layout": layout}
   return cls(**sizes, rngs=rngs, **kwargs)

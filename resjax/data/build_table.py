@@ -14,6 +14,7 @@ from rich.progress import (
 )
 from rich.table import Table
 
+from resjax import terminal
 from resjax.data import storage
 from resjax.data.config import DataConfig
 from resjax.data.dataset import build
@@ -24,9 +25,9 @@ _SECONDS_BETWEEN_LINES = 10.0  # Of progress, where the output is not a terminal
 
 def build_and_show(config: DataConfig, console: Console | None = None) -> DatasetSummary:
   """Builds the data of `config` if needed, and shows the progress and the summary."""
-  console = console or Console()
+  console = console or terminal.console()
   if console.is_terminal:
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn())
     with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as bar:
       summary = build(config, _bar_progress(bar))
   else:
@@ -62,8 +63,9 @@ def show(summary: DatasetSummary, console: Console) -> None:
   console.print(table)
   for name, corpus in summary.corpora.items():
     dropped = ", ".join(f"{count:,} {reason}" for reason, count in corpus.dropped.items())
-    console.print(f"{name}: dropped {dropped}; rows in {corpus.rows}", soft_wrap=True)
-  console.print(f"tokenizer {summary.tokenizer}; summary {summary.path}", soft_wrap=True)
+    console.print(f"{name}: dropped {dropped}; rows in {corpus.rows}", markup=False, soft_wrap=True)
+  places = f"tokenizer {summary.tokenizer}; summary {summary.path}"
+  console.print(places, markup=False, soft_wrap=True)
 
 
 def _bar_progress(bar: Progress) -> storage.Progress:
@@ -88,7 +90,7 @@ def _line_progress(console: Console) -> storage.Progress:
     if stage == last and now - printed < _SECONDS_BETWEEN_LINES:
       return
     share = f" {done / total:.0%}" if total and stage == last else ""
-    console.print(f"{stage}{share}", highlight=False)
+    console.print(f"{stage}{share}", markup=False, highlight=False)
     last, printed = stage, now
 
   return show

@@ -6,11 +6,15 @@ import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from resjax.ranges import check_types
+
 FORMATS = ("auto", "text", "jsonl", "parquet")
 TOKENIZERS = ("bpe", "byte", "pretrained")
 SPLITS = ("train", "validation", "test")
 BYTE_VOCAB = 257  # The 256 bytes and the end of text.
 
+_MOST_BYTES = 1 << 40
+_MOST_TOKENS = 1 << 24  # of a row
 _CORPUS_NAME = re.compile(r"[a-z][a-z0-9_-]*")
 
 
@@ -51,6 +55,7 @@ class CorpusConfig:
   def check(self, name: str) -> None:
     """Raises ValueError if a setting of the corpus called `name` is out of range."""
     path = f"corpora.{name}"
+    check_types(self, f"config.data.{path}")
     _require(bool(self.source), f"{path}.source", self.source, "name a source of text")
     one_of = f"allowed: {', '.join(FORMATS)}"
     _require(self.format in FORMATS, f"{path}.format", self.format, one_of)
@@ -77,6 +82,7 @@ class TokenizerConfig:
   folder: str = ""
 
   def __post_init__(self):
+    check_types(self, "config.data.tokenizer", {"train_bytes": _MOST_BYTES})
     one_of = f"allowed: {', '.join(TOKENIZERS)}"
     _require(self.name in TOKENIZERS, "tokenizer.name", self.name, one_of)
     large = self.name != "bpe" or self.vocab_size >= BYTE_VOCAB
@@ -116,11 +122,15 @@ class DataConfig:
   test_fraction: float = 0.02
 
   def __post_init__(self):
+    listed = isinstance(self.corpora, Mapping | tuple)
+    _require(listed, "corpora", self.corpora, "it must be a section of corpora by name")
     pairs = self.corpora.items() if isinstance(self.corpora, Mapping) else self.corpora
     corpora = tuple(sorted((name, _corpus(name, value)) for name, value in pairs))
     object.__setattr__(self, "corpora", corpora)
+    check_types(self, "config.data")
     _require(bool(self.root), "root", self.root, "name a folder")
     _require(self.seq_len >= 2, "seq_len", self.seq_len, "at least 2 tokens")
+    _require(self.seq_len <= _MOST_TOKENS, "seq_len", self.seq_len, f"at most {_MOST_TOKENS:,}")
     _require(bool(corpora), "corpora", {}, "name at least one corpus")
     for key in ("validation_fraction", "test_fraction"):
       value = getattr(self, key)
@@ -138,8 +148,10 @@ class DataConfig:
 
 def _corpus(name: str, value: Any) -> CorpusConfig:
   allowed = "lower-case letters, digits, - and _, a letter first (it names folders)"
-  _require(bool(_CORPUS_NAME.fullmatch(name)), "corpora", name, f"names may hold {allowed}")
+  is_name = isinstance(name, str) and bool(_CORPUS_NAME.fullmatch(name))
+  _require(is_name, "corpora", name, f"names may hold {allowed}")
   if not isinstance(value, CorpusConfig):
+    _require(isinstance(value, Mapping), f"corpora.{name}", value, "it must be a section")
     fields = [f.name for f in dataclasses.fields(CorpusConfig)]
     for key in value:
       known = f"not a setting; allowed: {', '.join(fields)}"

@@ -10,8 +10,19 @@ from resjax.models.depth import REMAT
 from resjax.nn.mlp import MLPS
 from resjax.nn.norm import NORMS
 from resjax.nn.rope import SCALINGS, Rope, RopeScaling
+from resjax.ranges import check_types
 
 DTYPES = ("bfloat16", "float16", "float32", "float64")
+# Sizes beyond these are mistakes, and would take hours or all memory before they are noticed.
+_MOST = {
+  "vocab_size": 1 << 28,
+  "num_layers": 4096,
+  "d_model": 1 << 20,
+  "num_heads": 1 << 16,
+  "num_kv_heads": 1 << 16,
+  "head_dim": 1 << 16,
+  "mlp_dim": 1 << 24,
+}
 BIASES = ("none", "qkv", "attention", "all")
 
 
@@ -88,6 +99,7 @@ class DecoderConfig:
 
   def __post_init__(self) -> None:
     """Fills in head_dim and checks every field."""
+    check_types(self, "config.model", _MOST)
     for name in ("vocab_size", "num_layers", "d_model", "num_heads", "num_kv_heads", "mlp_dim"):
       self._check(name, getattr(self, name) >= 1, "at least 1")
     self._choice("positions", ("rope", "learned"))

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from resjax.ranges import check_ranges
+from resjax.ranges import check_ranges, check_types
 
 _NAMES = ("adamw", "muon")
 _SCHEDULES = ("cosine", "wsd", "constant")
@@ -48,6 +48,7 @@ class OptimizerConfig:
   clip_norm: float
 
   def __post_init__(self) -> None:
+    check_types(self, "config.optim")
     for name, choices in {"name": _NAMES, "schedule": _SCHEDULES}.items():
       value, allowed = getattr(self, name), " | ".join(choices)
       if value not in choices:

@@ -5,8 +5,9 @@ import sys
 from collections.abc import Mapping
 from typing import Any, TextIO
 
-from rich import console as rich_console
 from rich import progress as rich_progress
+
+from resjax import terminal
 
 
 class Progress:
@@ -29,7 +30,7 @@ class Progress:
     self._stream = stream or sys.stdout
     self._enabled = enabled
     self._bar: rich_progress.Progress | None = None
-    console = rich_console.Console(file=self._stream)
+    console = terminal.console(file=self._stream)
     if enabled and self._stream.isatty() and not console.is_dumb_terminal:
       self._bar = rich_progress.Progress(
         rich_progress.TextColumn("step"),

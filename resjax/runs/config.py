@@ -9,7 +9,7 @@ from resjax.data.config import DataConfig
 from resjax.hardware import compiler_options
 from resjax.models.config import DecoderConfig
 from resjax.optim import OptimizerConfig
-from resjax.ranges import check_least, check_ranges
+from resjax.ranges import check_least, check_ranges, check_type, check_types
 from resjax.sharding import Layout
 
 
@@ -39,6 +39,7 @@ class TrainConfig:
   compiler_options: str = "auto"  # Records of earlier runs have no such setting.
 
   def __post_init__(self) -> None:
+    check_types(self, "config.train")
     positive = ("steps", "batch_size", "microbatches", "loss_chunk", "log_every", "alignment_rows")
     others = ("z_loss", "eval_every", "eval_rows", "alignment_every", "sample_tokens")
     check_least(self, "config.train", dict.fromkeys(positive, 1) | dict.fromkeys(others, 0))
@@ -49,6 +50,8 @@ class TrainConfig:
       )
     compiler_options.check(self.compiler_options)
 
+
+MAX_SEED = 2**32 - 1  # JAX takes 32 bits of a seed, so that larger ones would be others again
 
 # The guard keeps so many values whatever the window is, so that a resumed run may change it.
 MAX_SPIKE_WINDOW = 1024
@@ -69,6 +72,7 @@ class HealthConfig:
   watchdog_seconds: float
 
   def __post_init__(self) -> None:
+    check_types(self, "config.health")
     ranges = {
       "spike_window": (2 <= self.spike_window <= MAX_SPIKE_WINDOW, f"in 2..{MAX_SPIKE_WINDOW}"),
       "spike_sigma": (self.spike_sigma >= 0, "0 (no test) or more"),
@@ -99,6 +103,9 @@ class Run:
     checkpoint: when the state is saved, what is kept, and what is checked.
     layout: the mesh of devices, and which of its axes split which logical axis.
     resolved: the whole config as plain JSON values, for the record of the run.
+
+  Raises:
+    ValueError: the workdir is empty, or the seed is out of range.
   """
 
   workdir: str
@@ -111,6 +118,14 @@ class Run:
   checkpoint: CheckpointConfig
   layout: Layout
   resolved: Mapping[str, Any]
+
+  def __post_init__(self) -> None:
+    check_type(self.workdir, str, "config.workdir")
+    if not self.workdir.strip():
+      raise ValueError(f"config.workdir={self.workdir!r} names no folder; give one, as runs/tiny")
+    check_type(self.seed, int, "config.seed", MAX_SEED)
+    if self.seed < 0:
+      raise ValueError(f"config.seed={self.seed} must be in 0..{MAX_SEED}")
 
   @property
   def compiler_options(self) -> Mapping[str, str]:

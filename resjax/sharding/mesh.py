@@ -8,6 +8,8 @@ import jax
 from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh
 
+from resjax.ranges import check_types
+
 MESH_AXES = ("data", "fsdp", "tensor", "sequence")
 
 
@@ -26,6 +28,10 @@ class MeshConfig:
   fsdp: int = 1
   tensor: int = 1
   sequence: int = 1
+
+  def __post_init__(self) -> None:
+    """Raises ValueError if a number of devices is no whole number."""
+    check_types(self, "config.mesh")
 
 
 def make_mesh(config: MeshConfig, devices: Sequence[jax.Device] | None = None) -> Mesh:

@@ -9,6 +9,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from resjax import terminal
 from resjax.runs.config import Run
 from resjax.train import program, run_tables
 from resjax.typing import PyTree
@@ -19,7 +20,7 @@ def dry_run(run: Run, console: Console | None = None) -> None:
 
   The vocabulary is the largest that the tokenizer may have. Nothing is written, built or compiled.
   """
-  console = console or Console()
+  console = console or terminal.console()
   planned = program.build(run)
   lines = [f"{key} = {value!r}" for key, value in settings(run.resolved)]
   console.print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)

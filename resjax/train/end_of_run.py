@@ -35,7 +35,7 @@ def finish(trainer: Trainer, console: Console) -> None:
   newest = trainer.checkpoints.folder / str(trainer.checkpoints.latest)
   files = [("metrics", folder / FILE_NAME), *(("plot", file) for file in figures)]
   for kind, file in [*files, ("checkpoint", newest)]:
-    console.print(f"{kind:12}{file}", soft_wrap=True)
+    console.print(f"{kind:12}{file}", markup=False, soft_wrap=True)
 
 
 def _show_records(run: Run, folder: Location, console: Console) -> list[Location]:

@@ -6,7 +6,7 @@ import functools
 import jax
 from rich.console import Console
 
-from resjax import processes
+from resjax import processes, terminal
 from resjax.checkpoint.manager import Checkpoints
 from resjax.checkpoint.reader import newest
 from resjax.locations import Location
@@ -40,7 +40,7 @@ def train(run: Run, console: Console | None = None, profile_steps: range = range
       gradient is no longer finite.
   """
   first = jax.process_index() == 0
-  console = (console or Console()) if first else Console(quiet=True)
+  console = (console or terminal.console()) if first else terminal.console(quiet=True)
   folder = workdir.place(run.workdir)
   watchdog = Watchdog(run.health.watchdog_seconds, folder / STACKS if first else None)
   ledger = Ledger(on_phase=watchdog.beat)

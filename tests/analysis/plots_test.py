@@ -1,6 +1,7 @@
 """Plots of sweeps, read back from the figures that are saved."""
 
 import pytest
+from matplotlib.figure import Figure
 
 from configs import tiny
 from resjax.analysis import plots, sweep_table
@@ -74,3 +75,14 @@ def test_curves_over_a_setting_and_the_rest_as_levels(figures, tmp_path):
 def test_no_plot_of_nothing(tmp_path):
   assert sweep_table.plot(_results([("standard", {}, None)]), None, "title", tmp_path) is None
   assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["$a_{$", r"\$x$ $", "[/x] %s {}", "a\udcffb\x1b[31m", "a\nb"])
+def test_a_name_is_drawn_as_it_is(name, tmp_path):
+  plots.training_curves([{"step": 1, "train/loss": 1.0}], name, tmp_path / "curves.png")
+  plots.sweep_dots({name: {name: 1.0, "b": 2.0}}, name, name, tmp_path / "dots.png")
+  plots.sweep_curves({name: [(0, 1.0)]}, {name: 2.0}, name, name, tmp_path / "lines.png")
+  figure = Figure()
+  text = figure.text(0, 0, plots.plain(name))
+  shown, is_math = text._preprocess_math(text.get_text())
+  assert not is_math and shown == name.replace("\udcff", r"\udcff").replace("\x1b", r"\x1b")

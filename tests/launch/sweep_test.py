@@ -18,6 +18,7 @@ from configs.ablations import cut_layer
 from resjax.analysis import sweep_table
 from tests.data.conftest import make_texts, write_folder
 from tests.helpers import forks, xla
+from tests.helpers.runs import command, write_text
 
 ROOT = Path(__file__).parents[2]
 CUT_LAYER = "--config=configs/ablations/cut_layer.py"
@@ -170,3 +171,30 @@ def test_mistakes_are_one_line(sweep_file, forked):
   _assert_mistake(both, "--collect", "--print_commands")
   impossible = forked(CUT_LAYER, "--config.model.num_heads=3")
   _assert_mistake(impossible, "run 'standard'", "num_heads=3")
+
+
+NASTY = "$a_{$ [/x] :fire: 'q' \"r\" $(id) `id` ü*\udcff"
+
+
+@pytest.mark.slow
+def test_a_folder_of_any_name_goes_through_training_report_and_table(tmp_path):
+  root = write_text(tmp_path)
+  folder = tmp_path / NASTY
+  config = tmp_path / "sweep.py"
+  config.write_text(
+    "from configs.tiny import get_config\n"
+    "def sweep(config):\n  yield 'one', {}\n  yield 'two', {'model.residual.name': 'standard'}\n"
+  )
+  settings = {"model.num_layers": 2, "train.steps": 2, "train.alignment_every": 1}
+  flags = command(root, folder, *(f"--config.{key}={value}" for key, value in settings.items()))[4:]
+  done = _run(f"--config={config}", *flags)
+  shown = str(folder).replace("\udcff", r"\udcff")
+  assert done.returncode == 0, done.stderr
+  assert f"{shown}/sweep.png" in done.stdout and f"plot        {shown}/one/plots" in done.stdout
+  assert (folder / "sweep.png").stat().st_size > 5000
+  analyze = [sys.executable, "-m", "launch.analyze", f"--checkpoint={folder / 'one'}"]
+  more = [f"--data={root / 'text'}", "--tokens=64", f"--out={folder / NASTY}"]
+  options = {"capture_output": True, "text": True, "cwd": ROOT, "env": _environment()}
+  done = subprocess.run([*analyze, *more], **options)
+  assert done.returncode == 0, done.stderr
+  assert (folder / NASTY / "report.html").stat().st_size > 5000

@@ -58,7 +58,7 @@ def write(results: Sequence[Results], folder: Location) -> list[Location]:
     if one.heat is not None:  # The page shows this one as a table.
       figure = heat_figure(one.heat, one.alignment.model)
       plots.save(figure, folder / PLOTS / f"{number}_heat.png")
-  html = page(results, save)
+  html = page(results, save).encode("utf-8", "backslashreplace").decode()  # names may be no UTF-8
   locations.write_text(folder / PAGE, html)
   return [folder / PAGE, folder / PLOTS, folder / NUMBERS]
 

@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 
 from resjax.analysis.alignment import Alignment, Switch
 from resjax.analysis.depth_positions import interval, places
+from resjax.analysis.plots import drawable
 
 SIZE = (5.0, 3.8)  # Inches; at a width of 370 pixels the letters are still legible.
 LABEL = 8.5  # Points.
@@ -70,9 +71,11 @@ def panel(
   figure.set_layout_engine("constrained", rect=(0, 0, 1, 1 - height / size[1]))
   # Names may hold $, so text is not parsed as formulas.
   top: dict[str, Any] = {"x": 0.08 / size[0], "va": "top", "ha": "left", "parse_math": False}
-  figure.text(y=1 - 5 / 72 / size[1], s=title, fontsize=12, fontweight="bold", **top)
+  figure.text(y=1 - 5 / 72 / size[1], s=drawable(title), fontsize=12, fontweight="bold", **top)
   below = 1 - 21 / 72 / size[1]
-  figure.text(y=below, s="\n".join(header), fontsize=LABEL, color=_GREY, linespacing=1.25, **top)
+  figure.text(
+    y=below, s=drawable("\n".join(header)), fontsize=LABEL, color=_GREY, linespacing=1.25, **top
+  )
   axes = figure.subplots()
   axes.spines[["top", "right"]].set_visible(False)
   return figure, axes
@@ -109,7 +112,7 @@ def _label_ends(axes: Axes, lines: Sequence[Line]) -> None:
   placed = zip(lines, labels, points, apart(heights, sizes), strict=True)
   for line, label, point, height in placed:
     axes.annotate(
-      label,
+      drawable(label),
       xy=point,
       xytext=(1.02, height),
       textcoords="axes fraction",
