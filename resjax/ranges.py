@@ -13,16 +13,21 @@ MOST = 2**31 - 1  # of a whole number: JAX counts in 32 bits
 _LEAST_FLOAT, _MOST_FLOAT = 1.18e-38, 3.4e38  # of float32 without zeros
 
 
-def check_types(config: Any, section: str, most: Mapping[str, int] | None = None) -> None:
+def check_types(
+  config: Any, section: str, most: Mapping[str, int] | None = None, ranged: bool = False
+) -> None:
   """Raises ValueError where a field of a dataclass has another type than its annotation.
 
   Args:
     config: the dataclass; those in its fields are checked too.
     section: the name of its section, such as config.train, for the message.
     most: the largest value of whole numbers, by field; default: `MOST`.
+    ranged: whether `check_ranges` follows, which tells what a number that is not finite must be.
   """
   for name, kind in _annotations(type(config)).items():
-    check_type(getattr(config, name), kind, f"{section}.{name}", (most or {}).get(name, MOST))
+    value = getattr(config, name)
+    if not (ranged and isinstance(value, float) and not math.isfinite(value)):
+      check_type(value, kind, f"{section}.{name}", (most or {}).get(name, MOST))
 
 
 def check_type(value: Any, kind: Any, where: str, most: int = MOST) -> None:
@@ -58,7 +63,10 @@ def _wrong(value: Any, kind: Any, most: int) -> str:
   if kind is bool:
     return "" if isinstance(value, bool) else "True or False"
   if kind is str:
-    return "" if isinstance(value, str) and "\0" not in value else "a text"
+    if not isinstance(value, str):
+      return "a text"
+    # TensorStore cannot open what is no UTF-8, and no file can have a zero in its name.
+    return "" if "\0" not in value and _is_utf8(value) else "a text in UTF-8 without zeros"
   is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
   if kind is int:
     if not is_number or not isinstance(value, numbers.Integral):
@@ -72,6 +80,14 @@ def _wrong(value: Any, kind: Any, most: int) -> str:
   if dataclasses.is_dataclass(kind):
     return "" if isinstance(value, typing.cast(type, kind)) else "a section of settings"
   return ""
+
+
+def _is_utf8(text: str) -> bool:
+  try:
+    text.encode()
+  except UnicodeEncodeError:  # bytes of a command line that are none
+    return False
+  return True
 
 
 def _wrong_tuple(value: Any, inner: tuple[Any, ...], most: int) -> str:

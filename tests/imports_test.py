@@ -35,7 +35,7 @@ ALLOWED = {
   "nn": {"typing", "sharding", "kernels"},
   "combinators": {"typing", "ranges", "sharding", "kernels"},
   "models": {"typing", "ranges", "sharding", "kernels", "nn", "combinators", "losses"},
-  "data": {"typing", "ranges", "locations", "typed_json", "manifest"},
+  "data": {"typing", "ranges", "locations", "typed_json", "manifest", "terminal"},
   "losses": {"typing"},
   "metrics": {"typing", "hardware"},
   "optim": {"typing", "ranges"},

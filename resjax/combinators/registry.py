@@ -148,8 +148,19 @@ def build(
     if key not in options(name):
       allowed = ", ".join(options(name)) or "none"
       raise ValueError(f"{key!r} is not an option of combinator {name!r}; allowed: {allowed}")
+    if isinstance(kwargs[key], int) and abs(kwargs[key]) > _MOST:
+      raise ValueError(f"{key}={kwargs[key]} is out of range; allowed: {-_MOST}..{_MOST}")
+  sizes = {"num_layers": num_layers, "d_model": d_model, "sites": sites, "layout": layout}
+  try:
+    made = cls(**sizes, rngs=rngs, **kwargs)
+  except (TypeError, OverflowError):
+    _check_types(cls, kwargs)
+    raise
+  _check_types(cls, kwargs)  # a class knows its ranges better, so that its own checks come first
+  return made
+
+
+def _check_types(cls: type[Combinator], kwargs: dict[str, Any]) -> None:
   annotations = inspect.signature(cls).parameters
   for key, value in kwargs.items():
-    check_type(value, annotations[key].annotation, key, _MOST)
-  sizes = {"num_layers": num_layers, "d_model": d_model, "sites": sites, "layout": layout}
-  return cls(**sizes, rngs=rngs, **kwargs)
+    check_type(value, annotations[key].annotation, key)

@@ -99,9 +99,6 @@ class DecoderConfig:
 
   def __post_init__(self) -> None:
     """Fills in head_dim and checks every field."""
-    check_types(self, "config.model", _MOST)
-    for name in ("vocab_size", "num_layers", "d_model", "num_heads", "num_kv_heads", "mlp_dim"):
-      self._check(name, getattr(self, name) >= 1, "at least 1")
     self._choice("positions", ("rope", "learned"))
     self._choice("norm", NORMS)
     self._choice("mlp", MLPS)
@@ -111,6 +108,9 @@ class DecoderConfig:
     self._choice("attention", ("auto", *IMPLEMENTATIONS))
     self._choice("remat", REMAT)
     self._choice("depth", ("scan", "loop"))
+    check_types(self, "config.model", _MOST)
+    for name in ("vocab_size", "num_layers", "d_model", "num_heads", "num_kv_heads", "mlp_dim"):
+      self._check(name, getattr(self, name) >= 1, "at least 1")
     if self.head_dim == 0:
       divides = self.d_model % self.num_heads == 0
       self._check("d_model", divides, f"divisible by num_heads={self.num_heads}, or set head_dim")

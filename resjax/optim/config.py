@@ -48,11 +48,11 @@ class OptimizerConfig:
   clip_norm: float
 
   def __post_init__(self) -> None:
-    check_types(self, "config.optim")
     for name, choices in {"name": _NAMES, "schedule": _SCHEDULES}.items():
       value, allowed = getattr(self, name), " | ".join(choices)
       if value not in choices:
         raise ValueError(f"config.optim.{name}={value!r} is not known; allowed: {allowed}")
+    check_types(self, "config.optim", ranged=True)
     ranges = {
       "learning_rate": (self.learning_rate > 0, "positive"),
       "warmup_steps": (self.warmup_steps >= 0, "0 or more"),

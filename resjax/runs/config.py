@@ -72,7 +72,7 @@ class HealthConfig:
   watchdog_seconds: float
 
   def __post_init__(self) -> None:
-    check_types(self, "config.health")
+    check_types(self, "config.health", ranged=True)
     ranges = {
       "spike_window": (2 <= self.spike_window <= MAX_SPIKE_WINDOW, f"in 2..{MAX_SPIKE_WINDOW}"),
       "spike_sigma": (self.spike_sigma >= 0, "0 (no test) or more"),

@@ -80,7 +80,8 @@ def test_no_plot_of_nothing(tmp_path):
 @pytest.mark.parametrize("name", ["$a_{$", r"\$x$ $", "[/x] %s {}", "a\udcffb\x1b[31m", "a\nb"])
 def test_a_name_is_drawn_as_it_is(name, tmp_path):
   plots.training_curves([{"step": 1, "train/loss": 1.0}], name, tmp_path / "curves.png")
-  plots.sweep_dots({name: {name: 1.0, "b": 2.0}}, name, name, tmp_path / "dots.png")
+  values = {name: 1.0, "b": 2.0}
+  plots.sweep_dots({"x": values, "y": values}, name, name, tmp_path / "dots.png")
   plots.sweep_curves({name: [(0, 1.0)]}, {name: 2.0}, name, name, tmp_path / "lines.png")
   figure = Figure()
   text = figure.text(0, 0, plots.plain(name))

@@ -173,7 +173,7 @@ def test_mistakes_are_one_line(sweep_file, forked):
   _assert_mistake(impossible, "run 'standard'", "num_heads=3")
 
 
-NASTY = "$a_{$ [/x] :fire: 'q' \"r\" $(id) `id` ü*\udcff"
+NASTY = "$a_{$ [/x] :fire: 'q' \"r\" $(id) `id` ü*"
 
 
 @pytest.mark.slow
@@ -185,16 +185,21 @@ def test_a_folder_of_any_name_goes_through_training_report_and_table(tmp_path):
     "from configs.tiny import get_config\n"
     "def sweep(config):\n  yield 'one', {}\n  yield 'two', {'model.residual.name': 'standard'}\n"
   )
-  settings = {"model.num_layers": 2, "train.steps": 2, "train.alignment_every": 1}
+  settings = {
+    "model.num_layers": 2,
+    "train.steps": 2,
+    "train.alignment_every": 1,
+    "optim.warmup_steps": 1,
+  }
   flags = command(root, folder, *(f"--config.{key}={value}" for key, value in settings.items()))[4:]
   done = _run(f"--config={config}", *flags)
-  shown = str(folder).replace("\udcff", r"\udcff")
   assert done.returncode == 0, done.stderr
-  assert f"{shown}/sweep.png" in done.stdout and f"plot        {shown}/one/plots" in done.stdout
+  assert f"{folder}/sweep.png" in done.stdout and f"plot        {folder}/one/plots" in done.stdout
   assert (folder / "sweep.png").stat().st_size > 5000
   analyze = [sys.executable, "-m", "launch.analyze", f"--checkpoint={folder / 'one'}"]
-  more = [f"--data={root / 'text'}", "--tokens=64", f"--out={folder / NASTY}"]
+  out = folder / "\udcff"  # a byte that is no UTF-8
+  more = [f"--data={root / 'text'}", "--tokens=64", f"--out={out}"]
   options = {"capture_output": True, "text": True, "cwd": ROOT, "env": _environment()}
   done = subprocess.run([*analyze, *more], **options)
   assert done.returncode == 0, done.stderr
-  assert (folder / NASTY / "report.html").stat().st_size > 5000
+  assert (out / "report.html").stat().st_size > 5000
