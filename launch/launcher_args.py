@@ -1,13 +1,16 @@
 """Checks the words, the command and the variables that a launcher is given."""
 
+import ast
 import re
-import runpy
 import shlex
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
+from resjax import locations, redaction
+
+_MOST_BYTES = 1 << 20  # of a config file
 _Action = TypeVar("_Action", bound=Callable)
 
 EXAMPLE = "-- python -m launch.train --config=configs/tiny.py --config.workdir=gs://BUCKET/RUN"
@@ -51,14 +54,24 @@ def check_google_name(name: str) -> None:
 
 
 def same_again(module: str) -> str:
-  """Returns the command line that runs this process again."""
-  return shlex.join(["python", "-m", module, *sys.argv[1:]])
+  """Returns the command line that runs this process again, with `***` in place of secrets."""
+  return shlex.join(["python", "-m", module, *redaction.words(sys.argv[1:])])
 
 
 def require_command(command: Sequence[str]) -> None:
-  """Raises ValueError if no command follows `--`."""
+  """Raises ValueError if no command follows `--`, or a word cannot be part of a script."""
   if not command:
     raise ValueError(f"say what to run, for example: {EXAMPLE}")
+  for word in command:
+    require_text(word, "the command")
+
+
+def require_text(text: str, where: str) -> None:
+  """Raises ValueError if a text is no UTF-8, as scripts and manifests are."""
+  try:
+    text.encode()
+  except UnicodeEncodeError:
+    raise ValueError(f"{where}: {redaction.words([text])[0]!r} is no UTF-8") from None
 
 
 def require_shared_workdir(command: Sequence[str], shared: Sequence[str], otherwise: str) -> None:
@@ -90,20 +103,60 @@ def environment(settings: Sequence[str]) -> dict[str, str]:
     ValueError: a word has another form.
   """
   for setting in settings:
-    if not re.match(r"[A-Za-z_]\w*=", setting):
-      raise ValueError(f"--env={setting} is not KEY=VALUE")
+    if not re.match(r"[A-Za-z_]\w*=", setting, re.ASCII):
+      raise ValueError(f"--env={redaction.words([setting])[0]} is not KEY=VALUE")
+    require_text(setting, "--env")
   return dict(setting.split("=", 1) for setting in settings)
 
 
 def _workdir(command: Sequence[str]) -> str | None:
-  """Returns the config.workdir of a `launch.train` command, None for any other command."""
+  """Returns the config.workdir of a `launch.train` command, None for any other command.
+
+  The config file is Python, which the hosts run: the launcher only reads it.
+  """
   if "launch.train" not in command:
     return None
   settings = dict(word.lstrip("-").split("=", 1) for word in command if "=" in word)
   if "config" not in settings:
-    raise ValueError(f"{shlex.join(command)}: it has no --config=FILE")
-  path, *argument = settings["config"].split(":", 1)
+    raise ValueError(f"{shlex.join(redaction.words(command))}: it has no --config=FILE")
+  path = settings["config"].split(":", 1)[0]
   if not Path(path).is_file():
     raise ValueError(f"--config={path}: no such file; configs/ has those that come with resjax")
-  config = runpy.run_path(path)["get_config"](*argument)
-  return settings.get("config.workdir", config.workdir)
+  given = "config.workdir" in settings
+  return settings["config.workdir"] if given else _written_workdir(path)
+
+
+def _written_workdir(path: str) -> str:
+  """Returns the workdir that the text of a config file sets to a literal in one place.
+
+  Raises:
+    ValueError: it has another form, so that only running it would tell.
+  """
+  try:
+    tree = ast.parse(locations.read_bytes(Path(path), _MOST_BYTES))
+  except SyntaxError as error:
+    raise ValueError(f"{path}:{error.lineno}: {error.msg}") from None
+  found = [value for node in ast.walk(tree) for value in _settings_of(node)]
+  if len(found) == 1 and isinstance(found[0], ast.Constant) and isinstance(found[0].value, str):
+    return found[0].value
+  raise ValueError(
+    f"{path} sets no workdir that can be read without running it; set "
+    "--config.workdir=gs://BUCKET/RUN"
+  )
+
+
+def _settings_of(node: ast.AST) -> Iterator[ast.expr | None]:
+  """Yields what a node of a program sets `workdir` to."""
+  if isinstance(node, ast.Assign):
+    for target in node.targets:
+      key = target.slice if isinstance(target, ast.Subscript) else None
+      if isinstance(key, ast.Constant) and key.value == "workdir":
+        yield node.value
+      if isinstance(target, ast.Attribute) and target.attr == "workdir":
+        yield node.value
+  elif isinstance(node, ast.keyword) and node.arg == "workdir":
+    yield node.value
+  elif isinstance(node, ast.Dict):
+    for key, value in zip(node.keys, node.values, strict=True):
+      if isinstance(key, ast.Constant) and key.value == "workdir":
+        yield value

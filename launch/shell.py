@@ -37,6 +37,18 @@ if [ "$stopped" = 1 ] && [ "$code" = 0 ]; then code={STOPPED}; fi
 """
 
 
+def heredoc(text: str, word: str) -> str:
+  """Returns a here-document that bash takes as it is, from `<<` to the line that ends it.
+
+  Args:
+    text: its lines.
+    word: what ends it; it gets underscores until no line begins with it.
+  """
+  while any(line.lstrip("\t").startswith(word) for line in text.split("\n")):
+    word += "_"
+  return f"<<'{word}'\n{text.removesuffix(chr(10))}\n{word}\n"
+
+
 def one_line(script: str) -> str:
   """Returns a script as a single word of bash without line breaks."""
   escaped = script.replace("\\", r"\\").replace("'", r"\'").replace("\n", r"\n")

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 
+from launch.shell import heredoc
 from resjax.processes.signals import SIGINT_CODE, Interrupted
 
 _PATIENCE_SECONDS = 10
@@ -37,6 +38,7 @@ class Step:
       it makes nothing.
     check: a function of the command's standard output that raises ValueError if the next steps must
       not run.
+    shown: the same step without secrets, which is what is printed; None: there are none.
   """
 
   what: str
@@ -44,13 +46,21 @@ class Step:
   stdin: str = ""
   undo: tuple[str, ...] = ()
   check: Callable[[str], None] | None = None
+  shown: "Step | None" = None
+
+
+def hide(steps: Sequence[Step], shown: Sequence[Step]) -> list[Step]:
+  """Returns steps that are printed as others, which were made without secrets."""
+  pairs = zip(steps, shown, strict=True)
+  return [dataclasses.replace(step, shown=other) for step, other in pairs]
 
 
 def text(step: Step) -> str:
   """Returns a step as lines of a shell script, with its description and how it is undone."""
+  step = step.shown or step
   command = _command(step.argv)
   if step.stdin:
-    command += f" <<'{_END}'\n{step.stdin.rstrip()}\n{_END}"
+    command += f" {heredoc(step.stdin, _END).rstrip()}"
   lines = [f"# {step.what}", command]
   if step.undo:
     undo = _command(step.undo).replace("\n", "\n# ")
@@ -60,13 +70,18 @@ def text(step: Step) -> str:
 
 def _command(argv: Sequence[str]) -> str:
   """Returns a command line in which scripts keep their line breaks."""
-  return " ".join(_script(word) if "\n" in word else shlex.quote(word) for word in argv)
+  return " ".join(_script(word) if _is_script(word) else shlex.quote(word) for word in argv)
+
+
+def _is_script(word: str) -> bool:
+  """Returns whether a word is a script, for which the line break at its end means nothing."""
+  return word.endswith("\n") and word.strip() != ""
 
 
 def _script(word: str) -> str:
   flag = match[0] if (match := re.match(r"--[\w-]+=", word)) else ""
   script = word.removeprefix(flag)
-  return f"{flag}\"$(cat <<'{_END}'\n{script.rstrip()}\n{_END}\n)\""
+  return f'{flag}"$(cat {heredoc(script, _END)})"'
 
 
 def run(steps: Sequence[Step], go_on: str, dry_run: bool = False) -> None:
@@ -88,8 +103,9 @@ def run(steps: Sequence[Step], go_on: str, dry_run: bool = False) -> None:
   done: list[Step] = []
   with _sigterm_is_ctrl_c():
     for number, step in enumerate(steps, 1):
+      shown = step.shown or step
       title = f"step {number} of {len(steps)} ({step.what})"
-      print(f"[{number}/{len(steps)}] {step.what}\n  $ {_first_line(step.argv)}", flush=True)
+      print(f"[{number}/{len(steps)}] {step.what}\n  $ {_first_line(shown.argv)}", flush=True)
       done.append(step)
       try:
         _run(step)
@@ -163,9 +179,10 @@ def _undo(done: list[Step]) -> str:
   before = signal.signal(signal.SIGINT, signal.SIG_IGN)
   left = []
   for step in made:
-    print(f"undo: {step.what}\n  $ {_first_line(step.undo)}", file=sys.stderr, flush=True)
+    undo = (step.shown or step).undo
+    print(f"undo: {step.what}\n  $ {_first_line(undo)}", file=sys.stderr, flush=True)
     if subprocess.run(step.undo, stdin=subprocess.DEVNULL).returncode:
-      left.append(shlex.join(step.undo))
+      left.append(shlex.join(undo))
   signal.signal(signal.SIGINT, before)
   if left:
     return f"; something may be LEFT RUNNING, look and run: {' && '.join(left)}"

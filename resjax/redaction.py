@@ -55,7 +55,8 @@ def text(given: str) -> str:
 
 def _in_text(given: str) -> str:
   def shown(found: re.Match) -> str:
-    return f"{found[1]}={HIDDEN}" if is_secret(found[1]) else found[0]
+    is_example = found[0] == "KEY=VALUE"  # in messages
+    return f"{found[1]}={HIDDEN}" if is_secret(found[1]) and not is_example else found[0]
 
   return _SECRET_SETTING.sub(shown, given)
 

@@ -8,6 +8,7 @@ The other actions are status and delete. --dry_run prints the commands and the m
 running them. With --xpk_cluster=CLUSTER, xpk runs and deletes.
 """
 
+import dataclasses
 import re
 from collections.abc import Callable
 
@@ -17,6 +18,7 @@ from launch import cli, launcher_args, shell_steps
 from launch.gke import commands
 from launch.gke.jobset import GkeJob, GpuNodes, TpuNodes
 from launch.shell_steps import Step
+from resjax import redaction
 from resjax.hardware import slices
 
 _NAME = flags.DEFINE_string("name", "", "Name of the JobSet.")
@@ -58,7 +60,13 @@ def main(words: list[str], command: list[str]) -> None:
 
 def _create(command: list[str]) -> list[Step]:
   job = _job(command)
-  return commands.xpk_run(job, _cluster()) if _CLUSTER.value else commands.run(job)
+  environment, words = redaction.mask(job.environment), tuple(redaction.words(job.command))
+  shown = dataclasses.replace(job, environment=environment, command=words)
+
+  def steps(job: GkeJob) -> list[Step]:
+    return commands.xpk_run(job, _cluster()) if _CLUSTER.value else commands.run(job)
+
+  return shell_steps.hide(steps(job), steps(shown))
 
 
 def _delete() -> list[Step]:

@@ -92,6 +92,9 @@ def xpk_run(job: GkeJob, cluster: Cluster) -> list[Step]:
       "xpk has a queue, storage and account of its own; leave out --queue, --claim, "
       "--service_account and --namespace, or --xpk_cluster"
     )
+  for key, value in job.environment.items():
+    if not value.isprintable() or '"' in value or "\\" in value:
+      raise ValueError(f"xpk cannot hand on the value of --env={key}: it has quotes or line breaks")
   tpu = job.nodes.tpu
   # xpk takes a shape in place of the number: v5p-4x8x16.
   tpu_type = tpu.accelerator_type

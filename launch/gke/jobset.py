@@ -1,6 +1,7 @@
 """Builds the JobSet manifest of a run, which has one Job per slice and one pod per host."""
 
 import dataclasses
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -132,7 +133,7 @@ def _pod(job: GkeJob) -> dict[str, Any]:
   container = {
     "name": "host",
     "image": job.image,
-    "command": ["bash", "-c", supervised(job.command) + EXIT],
+    "command": ["bash", "-c", _literal(supervised(job.command) + EXIT)],
     "env": environment(job),
     "ports": [{"containerPort": COORDINATOR_PORT}],
     "resources": {"limits": {resource: count}},
@@ -169,12 +170,17 @@ def environment(job: GkeJob) -> list[dict[str, Any]]:
     values["JAX_COORDINATOR_ADDRESS"] = f"{job.name}-{_JOB}-0-0.{job.name}:{COORDINATOR_PORT}"
     values["JAX_NUM_PROCESSES"] = str(job.nodes.num_nodes)
   listed: list[dict[str, Any]] = [
-    {"name": key, "value": value} for key, value in {**values, **job.environment}.items()
+    {"name": key, "value": _literal(value)} for key, value in {**values, **job.environment}.items()
   ]
   if isinstance(job.nodes, GpuNodes):
     field = {"fieldRef": {"fieldPath": f"metadata.annotations['{_INDEX}']"}}
     listed.append({"name": "JAX_PROCESS_ID", "valueFrom": field})
   return listed
+
+
+def _literal(text: str) -> str:
+  """Returns a text that Kubernetes makes `text` of: it puts variables in place of $(NAME)."""
+  return re.sub(r"\$(?=[$(])", "$$", text)
 
 
 def selector(name: str, slice_index: Sequence[str] = (), host: Sequence[str] = ()) -> str:

@@ -11,6 +11,7 @@ from absl import flags
 
 from launch import cli, launcher_args
 from launch.local import processes
+from resjax import redaction
 
 _NUM = flags.DEFINE_integer("num_processes", 2, "Number of processes.", lower_bound=1)
 _PORT = flags.DEFINE_integer("port", 0, "Port of the coordinator; 0: a free one.", 0, 65535)
@@ -30,8 +31,9 @@ def main(words: list[str], command: list[str]) -> None:
   launcher_args.require_command(command)
   port = _PORT.value or processes.free_port()
   if _DRY_RUN.value:
+    shown = redaction.words(command)
     for added in processes.environments(_NUM.value, port, _DEVICES.value, {}):
-      print(shlex.join(["env", *(f"{key}={value}" for key, value in added.items()), *command]))
+      print(shlex.join(["env", *(f"{key}={value}" for key, value in added.items()), *shown]))
     return
   environments = processes.environments(_NUM.value, port, _DEVICES.value, os.environ)
   sys.exit(processes.run(command, environments, _GRACE.value))

@@ -8,6 +8,7 @@ The other actions are status and delete. --dry_run prints the commands and the s
 running them.
 """
 
+import dataclasses
 import os
 import re
 import shutil
@@ -19,6 +20,7 @@ from absl import flags
 from launch import cli, launcher_args, shell_steps
 from launch.shell_steps import Step
 from launch.slurm.script import SlurmJob, script
+from resjax import redaction
 
 _NAME = flags.DEFINE_string("name", "", "Name of the job.")
 _NODES = flags.DEFINE_integer("nodes", 1, "Number of nodes.", lower_bound=1)
@@ -62,6 +64,12 @@ def _run(command: list[str]) -> list[Step]:
   if not _DRY_RUN.value:
     Path(_LOGS.value).mkdir(parents=True, exist_ok=True)  # sbatch makes no folder
 
+  environment, setup = redaction.mask(job.environment), redaction.words([job.setup])[0]
+  command, options = redaction.words(job.command), redaction.words(job.options)
+  shown = dataclasses.replace(
+    job, environment=environment, setup=setup, command=tuple(command), options=tuple(options)
+  )
+
   def must_be_free(output: str) -> None:
     if output.strip():
       raise ValueError(
@@ -70,9 +78,12 @@ def _run(command: list[str]) -> list[Step]:
         f"python -m launch.slurm delete --name={job.name}"
       )
 
+  def submit(job: SlurmJob) -> list[Step]:
+    return [Step("submit the job", ("sbatch",), stdin=script(job), undo=_cancel())]
+
   return [
     Step("look whether the name is free", _jobs("%i"), check=must_be_free),
-    Step("submit the job", ("sbatch",), stdin=script(job), undo=_cancel()),
+    *shell_steps.hide(submit(job), submit(shown)),
   ]
 
 

@@ -4,7 +4,7 @@ import dataclasses
 import shlex
 from collections.abc import Mapping
 
-from launch.shell import EXIT, STOPPED, supervised
+from launch.shell import EXIT, STOPPED, heredoc, supervised
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,8 +84,16 @@ def _options(job: SlurmJob) -> list[str]:
     "open-mode": "append",
     "signal": f"TERM@{job.grace_seconds}",  # goes to the tasks, not to this script
   }
-  given = [f"--{key}={shlex.quote(str(value))}" for key, value in lines.items() if value]
-  return [*given, "--requeue", *job.options]
+  given = [f"--{key}={value}" for key, value in lines.items() if value]
+  return [_option(option) for option in (*given, "--requeue", *job.options)]
+
+
+def _option(option: str) -> str:
+  """Returns an option as sbatch reads it in a comment, which cannot hold a line break."""
+  if not option.startswith("-") or not option.isprintable():
+    raise ValueError(f"{option!r} is no option for sbatch: --NAME or --NAME=VALUE in one line")
+  name, equals, value = option.partition("=")
+  return shlex.quote(name) + equals + (shlex.quote(value) if equals else "")
 
 
 def _body(job: SlurmJob) -> str:
@@ -98,13 +106,11 @@ def _body(job: SlurmJob) -> str:
   if job.tasks_per_node == 1 and job.gpus > 1:
     exports["JAX_LOCAL_DEVICE_IDS"] = ",".join(str(gpu) for gpu in range(job.gpus))
   exported = "".join(f"export {key}={shlex.quote(value)}\n" for key, value in exports.items())
-  setup = f"{{ {job.setup}; }} || exit 1\n" if job.setup else ""
+  setup = f"{{\n{job.setup}\n}} || exit 1\n" if job.setup else ""  # it may end in a comment
   task = supervised([*inside, *job.command], hand_on=False) + EXIT
   return f"""\
 {setup}set -uo pipefail
 {exported}echo "job $SLURM_JOB_ID, start ${{SLURM_RESTART_COUNT:-0}}, on $SLURM_JOB_NODELIST"
-task=$(cat <<'END_OF_TASK'
-{task}END_OF_TASK
-)
+task=$(cat {heredoc(task, "END_OF_TASK")})
 code=0
 {shlex.join(srun)} bash -c "$task" || code=$?"""

@@ -19,6 +19,7 @@ from absl import flags
 from launch import cli, launcher_args, shell_steps
 from launch.shell_steps import Step
 from launch.tpu import commands, remote, resume
+from resjax import redaction
 from resjax.hardware import slices
 
 _NAME = flags.DEFINE_string("name", "", "Name of the queued resource and of its nodes.")
@@ -101,7 +102,9 @@ def _start(command: list[str]) -> list[Step]:
   launcher_args.require_command(command)
   otherwise = "say which folder all hosts share, --shared_folder=/PATH, and put it there"
   launcher_args.require_shared_workdir(command, [_SHARED.value], otherwise)
-  return commands.start(_resource(), command, launcher_args.environment(_ENV.value))
+  environment = launcher_args.environment(_ENV.value)
+  shown = commands.start(_resource(), redaction.words(command), redaction.mask(environment))
+  return shell_steps.hide(commands.start(_resource(), command, environment), shown)
 
 
 def _logs() -> tuple[str, ...]:

@@ -3,14 +3,13 @@
 import shlex
 from collections.abc import Mapping, Sequence
 
-from launch.shell import COORDINATOR_PORT, supervised
+from launch.shell import COORDINATOR_PORT, heredoc, supervised
 
 BUNDLE = "resjax.bundle"  # the git bundle of the code
 CODE = "resjax"
 VENV = "resjax-venv"
 RUN = "resjax-run"  # holds command.sh, and its log, pid and exit_code
 STATUS = "resjax-status"
-_END = "END_OF_COMMAND"
 
 # The command line is compared because after a restart the number may be another process's.
 _ALIVE = f'pid=$(cat {RUN}/pid 2>/dev/null) && grep -qsa {RUN}/command.sh "/proc/$pid/cmdline"'
@@ -39,21 +38,25 @@ echo "$(hostname): $(git -C {CODE} rev-parse --short HEAD), $({VENV}/bin/python 
 
 
 def start(command: Sequence[str], environment: Mapping[str, str]) -> str:
-  """Returns the script that starts a command in the code folder, independent of any terminal."""
+  """Returns the script that starts a command in the code folder, independent of any terminal.
+
+  Only the user may read the file that it writes, since the environment may hold secrets.
+  """
   exports = {"JAX_COORDINATOR_PORT": str(COORDINATOR_PORT), **environment}
   exported = "".join(f"export {key}={shlex.quote(value)}\n" for key, value in exports.items())
+  script = f"""\
+{exported}export PYTHONUNBUFFERED=1 PATH="$HOME/{VENV}/bin:$PATH"
+cd "$HOME/{CODE}" || exit 1
+{supervised(command)}
+echo "$code" > "$HOME/{RUN}/exit_code"
+"""
   return f"""\
 set -euo pipefail
 cd "$HOME"
 {_REFUSE}
 mkdir -p {RUN}
-rm -f {RUN}/exit_code
-cat > {RUN}/command.sh <<'{_END}'
-{exported}export PYTHONUNBUFFERED=1 PATH="$HOME/{VENV}/bin:$PATH"
-cd "$HOME/{CODE}" || exit 1
-{supervised(command)}
-echo "$code" > "$HOME/{RUN}/exit_code"
-{_END}
+rm -f {RUN}/exit_code {RUN}/command.sh
+(umask 077; cat > {RUN}/command.sh {heredoc(script, "END_OF_COMMAND")})
 setsid nohup bash {RUN}/command.sh >> {RUN}/log 2>&1 < /dev/null &
 echo "$!" > {RUN}/pid
 echo "$(hostname): started"

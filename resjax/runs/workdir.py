@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import jax
 import msgspec
 
-from resjax import locations, typed_json
+from resjax import locations, redaction, typed_json
 from resjax.data.summary import DatasetSummary
 from resjax.locations import Location
 from resjax.models.config import DecoderConfig
@@ -253,7 +253,7 @@ def _environment() -> dict[str, Any]:
     "python": platform.python_version(),
     "git": _git_revision(),
     "devices": [device.device_kind for device in jax.devices()],
-    "command": sys.argv,
+    "command": redaction.words(sys.argv),
   }
 
 

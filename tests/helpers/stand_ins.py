@@ -107,9 +107,9 @@ class StandIns:
     return process.returncode, output
 
 
-def shellcheck(script: str) -> str:
+def shellcheck(script: str, *options: str) -> str:
   """Returns what shellcheck says of a bash script; nothing if it has no complaint."""
   program = shutil.which("shellcheck", path=pathlib.Path(sys.executable).parent)
-  command = [program, "--shell=bash", "-"]
+  command = [program, "--shell=bash", *options, "-"]
   done = subprocess.run(command, input=script, text=True, capture_output=True)
   return done.stdout + done.stderr
