@@ -26,7 +26,9 @@ def check_types(
   """
   for name, kind in _annotations(type(config)).items():
     value = getattr(config, name)
-    if not (ranged and isinstance(value, float) and not math.isfinite(value)):
+    if not (
+      ranged and kind in (int, float) and isinstance(value, float) and not math.isfinite(value)
+    ):
       check_type(value, kind, f"{section}.{name}", (most or {}).get(name, MOST))
 
 

@@ -1,6 +1,10 @@
 """Mistakes in a config are one line that says what to change, before anything is built."""
 
+import copy
+import functools
 import json
+import re
+import sys
 
 import jax
 import pytest
@@ -8,7 +12,7 @@ import pytest
 from configs import base, tiny
 from resjax import experiment
 from resjax.data.summary import DatasetSummary
-from resjax.runs import workdir
+from resjax.runs import host_memory, workdir
 
 
 def config(**changes):
@@ -135,13 +139,16 @@ def test_folder_that_cannot_be_written(tmp_path):
     workdir.create(str(run))
 
 
-def test_record_keeps_config_versions_and_revision(tmp_path):
+def test_record_keeps_config_versions_and_revision(tmp_path, monkeypatch):
+  monkeypatch.setattr(sys, "argv", ["launch.train", "--config.seed=1", "--api_key=hush"])
   run = experiment.build(config(workdir=str(tmp_path)))
   workdir.write(tmp_path, run, dataset(tmp_path), {"parameters": 7})
   found = workdir.read(tmp_path)
   assert found.config["model"]["d_model"] == 128
   assert found.environment["packages"]["jax"] == jax.__version__
   assert set(found.environment) >= {"packages", "python", "git", "devices", "command"}
+  command = found.environment["command"]
+  assert command == ["launch.train", "--config.seed=1", "--api_key=***"]
   assert experiment.load(str(tmp_path)).decoder == run.decoder
   assert found.config["model"]["dtype"] == "float32"  # resolved
   assert found.costs == workdir.Costs(parameters=7)
@@ -228,3 +235,88 @@ def test_a_cut_record(tmp_path):
 def test_folder_without_a_run(tmp_path):
   with pytest.raises(ValueError, match=r"holds no run: run\.json is missing"):
     experiment.load(str(tmp_path))
+
+
+LIKE_NO_NUMBER = (None, "x", float("nan"), float("inf"), True, (1,), {})
+
+
+def leaves(values, path=()):
+  for key, value in values.items():
+    if isinstance(value, dict):
+      yield from leaves(value, (*path, key))
+    else:
+      yield (*path, key), value
+
+
+def test_every_setting_has_its_type():
+  """Each number of a config is replaced by what is none, and each text by a number."""
+  given = config().to_dict()
+  for name in set(given["model"]["residual"]) - {"name", "block_attn_res"}:
+    del given["model"]["residual"][name]
+  for name in set(given["sharding"]) - {"name", "fsdp_tp"}:
+    del given["sharding"][name]
+  refused = 0
+  for path, value in leaves(given):
+    others = {int: (*LIKE_NO_NUMBER, 10**30, -(10**30)), float: LIKE_NO_NUMBER}
+    wrong = others.get(type(value), (None, 7, float("inf"), {"a": 1}))
+    for other in wrong:
+      values = copy.deepcopy(given)
+      *way, key = path
+      functools.reduce(dict.__getitem__, way, values)[key] = other
+      with pytest.raises(ValueError) as raised:
+        experiment.build(values)
+      message = str(raised.value)
+      assert "\n" not in message and key in message, (path, other, message)
+      refused += 1
+  assert refused > 500
+
+
+@pytest.mark.parametrize(
+  ("change", "message"),
+  [
+    ({"extra": 1}, "config.extra is not a setting"),
+    ({"models": 1}, "config.models is not a setting; did you mean 'model'?"),
+    ({"workdir": ""}, "config.workdir='' names no folder"),
+    ({"workdir": "  "}, "names no folder"),
+    ({"workdir": "a\0b"}, "config.workdir='a\\x00b' must be a text in UTF-8 without zeros"),
+    ({"workdir": "a\udcff"}, "must be a text in UTF-8"),
+    ({"seed": -1}, "config.seed=-1 must be in 0..4294967295"),
+    ({"seed": 2**32}, "config.seed=4294967296 must be a whole number of at most 4,294,967,295"),
+    ({"model": 1}, "config.model=1 must be a section of settings"),
+    ({"mesh": None}, "config.mesh=None must be a section of settings"),
+  ],
+)
+def test_keys_outside_of_sections(change, message):
+  with pytest.raises(ValueError, match=re.escape(message)):
+    experiment.build(config().to_dict() | change)
+
+
+def test_sections_must_be_there():
+  given = config().to_dict()
+  for section in given:
+    values = {key: value for key, value in given.items() if key != section}
+    with pytest.raises(ValueError, match=rf"config\.{section} is missing"):
+      experiment.build(values)
+  values = copy.deepcopy(given)
+  values["model"]["residual"]["attn_ress"] = {}
+  with pytest.raises(ValueError, match=r"residual\.attn_ress is not a setting; did you mean 'attn"):
+    experiment.build(values)
+
+
+@pytest.mark.parametrize(
+  "changes",
+  [
+    {"model__num_layers": 4000, "model__d_model": 1 << 17, "model__mlp_dim": 1 << 19},
+    {"data__seq_len": 1 << 24, "train__batch_size": 1 << 16},
+  ],
+)
+def test_a_run_that_no_machine_holds_is_refused_at_once(changes):
+  run = experiment.build(config(model__residual__name="standard", **changes))
+  with pytest.raises(
+    ValueError, match=r"needs more than [\d,]+ GiB .* config\.train\.microbatches"
+  ):
+    host_memory.check(run)
+
+
+def test_other_runs_fit():
+  host_memory.check(experiment.build(config()))

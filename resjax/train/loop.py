@@ -14,7 +14,7 @@ from resjax.processes import signals
 from resjax.processes.watchdog import FILE_NAME as STACKS
 from resjax.processes.watchdog import Watchdog
 from resjax.records.time_ledger import Ledger
-from resjax.runs import init_from, parents, workdir
+from resjax.runs import host_memory, init_from, parents, workdir
 from resjax.runs.config import Run
 from resjax.runs.parents import Parent
 from resjax.train import common_start, run_tables
@@ -35,9 +35,9 @@ def train(run: Run, console: Console | None = None, profile_steps: range = range
 
   Raises:
     Interrupted: SIGTERM or Ctrl-C came, and the step in progress was saved.
-    ValueError: the folder cannot be written, is in use, or holds another run; the data are missing;
-      the parent's parameters are missing or do not fit; processes are not alike; or the loss or the
-      gradient is no longer finite.
+    ValueError: the memory is too small; the folder cannot be written, is in use, or holds another
+      run; the data are missing; the parent's parameters are missing or do not fit; processes are
+      not alike; or the loss or the gradient is no longer finite.
   """
   first = jax.process_index() == 0
   console = (console or terminal.console()) if first else terminal.console(quiet=True)
@@ -47,6 +47,7 @@ def train(run: Run, console: Console | None = None, profile_steps: range = range
   with signals.stop_at_once(), contextlib.ExitStack() as claim:
     with ledger.phase("init"):
       common_start.introduce(run)
+      host_memory.check(run)
       if first:
         workdir.create(run.workdir)
         claim.enter_context(workdir.lock(folder))

@@ -1,8 +1,13 @@
 """What all commands share, seen from outside."""
 
+import os
+import pathlib
 import subprocess
 import sys
 
+import pytest
+
+from tests.helpers import forks
 from tests.helpers.stand_ins import ROOT
 
 # The first collection interrupts itself, where Python can only report what a callback raises.
@@ -28,3 +33,149 @@ def test_a_ctrl_c_that_comes_in_a_callback_of_the_collector_is_not_lost():
   done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=25)
   assert done.returncode == 130, done.stderr
   assert done.stderr.strip() == "interrupted; the same command goes on where it can"
+
+
+FAILS = """
+import errno, zlib
+from launch import cli
+
+def main():
+  {body}
+
+cli.run(main, folder=lambda: {folder!r})
+"""
+
+
+def fails(tmp_path, body, *flags, folder=None, **options):
+  command = [sys.executable, "-c", FAILS.format(body=body, folder=folder), *flags]
+  environment = {**os.environ, "TMPDIR": str(tmp_path), "SOME_TOKEN": "hush-hush"}
+  return subprocess.run(
+    command, cwd=ROOT, capture_output=True, text=True, timeout=60, env=environment, **options
+  )
+
+
+@pytest.mark.parametrize(
+  ("body", "words"),
+  [
+    ("raise ValueError('a setting\\nis wrong')", "a setting is wrong"),
+    ("open('/nowhere/x')", "No such file or directory: '/nowhere/x'"),
+    ("import no_such_module", "No module named 'no_such_module'"),
+    ("b'\\xff'.decode()", "can't decode byte 0xff"),
+    ("raise MemoryError", "out of memory (MemoryError); less is needed with a smaller"),
+    ("raise type('JaxRuntimeError', (RuntimeError,), {})('RESOURCE_EXHAUSTED: x')", "out of mem"),
+    ("raise OSError(errno.ENOSPC, 'No space left', 'x\\x1b[31m\\udcff')", r"'x\x1b[31m\udcff'"),
+    ("raise ValueError('SOME_TOKEN=abc hush-hush')", "SOME_TOKEN=*** ***"),
+  ],
+)
+def test_an_error_of_the_user_is_one_line(tmp_path, body, words):
+  done = fails(tmp_path, body, folder=str(tmp_path))
+  assert done.returncode == 1 and done.stdout == ""
+  assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1, done.stderr
+  assert words in done.stderr and not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+  ("body", "words"),
+  [
+    ("{}['k']", "KeyError: 'k'; a bug in resjax or in a library; run again with --debug"),
+    ("None.x", "AttributeError: 'NoneType'"),
+    ("1 + 'a'", "TypeError: unsupported operand"),
+    ("(f := lambda: f())()", "RecursionError: maximum recursion"),
+    ("raise RuntimeError('hush-hush')", "RuntimeError: ***; a bug"),
+    ("zlib.decompress(b'x')", "a compressed file is damaged or cut (Error -5"),
+    ("raise EOFError", "a compressed file is damaged or cut (EOFError)"),
+  ],
+)
+@pytest.mark.parametrize("where", ["run", "nowhere"])
+def test_another_error_is_one_line_that_names_the_file_with_its_traceback(
+  tmp_path, body, words, where
+):
+  (tmp_path / "run").mkdir()
+  done = fails(tmp_path, body, folder=str(tmp_path / where))
+  assert done.returncode == 1 and done.stderr.count("\n") == 1, done.stderr
+  assert done.stderr.startswith("error: ") and words in done.stderr
+  log = pathlib.Path(done.stderr.strip().split("; traceback in ")[1])
+  assert log.parent == (tmp_path / "run" if where == "run" else tmp_path)
+  text = log.read_text()
+  assert "Traceback (most recent call last)" in text and "hush" not in text
+  assert log.stat().st_mode & 0o077 == 0
+
+
+def test_a_log_follows_no_link(tmp_path):
+  victim = tmp_path / "victim"
+  victim.touch()
+  (tmp_path / "run").mkdir()
+  (tmp_path / "run" / "error.log").symlink_to(victim)
+  done = fails(tmp_path, "{}['k']", folder=str(tmp_path / "run"))
+  assert done.returncode == 1 and victim.read_text() == ""
+  assert f"; traceback in {tmp_path}/resjax-error-" in done.stderr
+
+
+@pytest.mark.parametrize("body", ["raise ValueError('wrong')", "{}['k']"])
+def test_debug_prints_the_traceback_too(tmp_path, body):
+  done = fails(tmp_path, body, "--debug")
+  assert done.returncode == 1 and "Traceback (most recent call last)" in done.stderr
+  assert done.stderr.splitlines()[-1].startswith("error: ")
+
+
+def test_an_error_of_a_thread_is_one_line(tmp_path):
+  body = "import threading; t = threading.Thread(target=lambda: {}['k']); t.start(); t.join()"
+  done = fails(tmp_path, body)
+  assert done.returncode == 0 and done.stderr.startswith("error: KeyError: 'k'; a bug")
+  assert done.stderr.count("\n") == 1
+
+
+PRINTS = {
+  "print": "print('x\\n' * 100000); print('y', flush=True)",
+  "print at the end": "print('x\\n' * 1000)",
+  "rich": "from resjax import terminal\n  for _ in range(99999): terminal.console().print('x')",
+}
+
+
+@pytest.mark.parametrize("how", PRINTS)
+def test_output_that_nobody_reads_ends_the_command_without_a_word(tmp_path, how):
+  script = f'{sys.executable} -c "$PROGRAM" | head -n 0; echo ${{PIPESTATUS[0]}}'
+  body = "import time; time.sleep(0.5); " + PRINTS[how]
+  done = subprocess.run(
+    ["bash", "-c", script],
+    cwd=ROOT,
+    capture_output=True,
+    text=True,
+    timeout=60,
+    env={**os.environ, "PROGRAM": FAILS.format(body=body, folder=None)},
+  )
+  assert (done.stdout, done.stderr) == ("141\n", "")
+
+
+CONFIGS = {
+  "def get_config(:\n  pass\n": "FILE:1: invalid syntax",
+  "x = 1\n": "FILE has no function get_config()",
+  "def get_config():\n  return {}['k']\n": "FILE:2: KeyError: 'k'",
+  "def get_config():\n  return 1\n": "FILE: get_config() must return a ConfigDict, and returns int",
+  "def get_config():\n  raise ValueError('a setting\\nis bad')\n": "FILE:2: a setting is bad",
+  "import no_such\ndef get_config():\n  return 1\n": "FILE:1: ModuleNotFoundError: No module named",
+  "def get_config():\n  return get_config()\n": "FILE:2: RecursionError: maximum recursion",
+}
+
+
+def test_configs_that_fail_name_file_and_line(tmp_path):
+  file = tmp_path / "config.py"
+  with forks.command("launch.train") as train:
+    for text, words in CONFIGS.items():
+      file.write_text(text)
+      code, output = train(f"--config={file}", "--dry_run")
+      assert code == 1 and output.count("\n") == 1, output
+      assert output.startswith(f"error: {words.replace('FILE', str(file))}"), output
+    code, output = train(f"--config={tmp_path}")
+    assert code == 1 and output.startswith(f"error: --config={tmp_path}: is a folder, not a file")
+    for setting in ("extra", "train.extra", "data.corpora.extra"):
+      code, output = train("--config=configs/tiny.py", f"--config.{setting}=1")
+      assert code == 1 and output == f"error: --config.{setting}=1: there is no setting 'extra'\n"
+    for setting, words in {
+      "workdir=": "config.workdir='' names no folder",
+      f"seed={2**63}": "config.seed=9223372036854775808 must be a whole number of at most",
+      "model.num_layers=1000000000": "config.model.num_layers=1000000000 must be a whole number of",
+      "model.rope_theta=inf": "config.model.rope_theta=inf must be a finite number",
+    }.items():
+      code, output = train("--config=configs/tiny.py", "--dry_run", f"--config.{setting}")
+      assert code == 1 and output.startswith(f"error: {words}") and output.count("\n") == 1, output
