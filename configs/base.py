@@ -193,6 +193,7 @@ def data() -> dict:
     },
     "validation_fraction": 0.02,  # share of the documents, which their hash chooses
     "test_fraction": 0.02,
+    "verify": "full",  # full | sizes: what of built files is compared before they are used
   }
 
 

@@ -250,9 +250,18 @@ def written_locally(folder: Location) -> Iterator[pathlib.Path]:
     upload(pathlib.Path(name), folder)
 
 
-def upload(source: pathlib.Path, target: Location) -> None:
-  """Copies the files of a local folder, and of the folders in it, into another folder."""
+def upload(source: pathlib.Path, target: Location, last: str = "") -> None:
+  """Copies the files of a local folder, and of the folders in it, into another folder.
+
+  Args:
+    source: the local folder.
+    target: the other folder.
+    last: the name of a file that is copied when all others are there; empty: no file is.
+  """
   system, name = fsspec.core.url_to_fs(str(target))
   files = sorted(path for path in source.rglob("*") if path.is_file())
-  names = [f"{name}/{path.relative_to(source).as_posix()}" for path in files]
-  system.put([str(path) for path in files], names)
+  for late in (False, True):
+    now = [path for path in files if (path == source / last) == late]
+    names = [f"{name}/{path.relative_to(source).as_posix()}" for path in now]
+    if now:
+      system.put([str(path) for path in now], names)

@@ -7,8 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import tensorflow_datasets as tfds
+from array_record.python import array_record_module
 
-from resjax.data import mirror
+from resjax.data import built
+from resjax.data.config import DataConfig
+
+
+class _Info(tfds.core.DatasetInfo):
+  """The description of a data set that is built here."""
+
+  def initialize_from_bucket(self) -> None:
+    """Asks no bucket of TFDS for it, for which TFDS would leave an empty folder in /tmp."""
 
 
 class ArrayRecordBuilder(tfds.core.ShardBasedBuilder, skip_registration=True):  # type: ignore[call-arg]
@@ -28,7 +37,7 @@ class ArrayRecordBuilder(tfds.core.ShardBasedBuilder, skip_registration=True):  
     super().__init__(data_dir=folder, file_format="array_record")
 
   def _info_of(self, description: str, features: dict[str, Any]) -> tfds.core.DatasetInfo:
-    return tfds.core.DatasetInfo(
+    return _Info(
       builder=self,
       description=description,
       features=tfds.features.FeaturesDict(features),
@@ -43,31 +52,50 @@ class ArrayRecordBuilder(tfds.core.ShardBasedBuilder, skip_registration=True):  
 
 
 def records_folder(folder: Path, cls: type[ArrayRecordBuilder]) -> Path:
-  """Returns the folder of the records of `cls` under `folder`, which exists once it is complete."""
+  """Returns the folder of the records of `cls` under `folder`."""
   return folder / cls.name / str(cls.VERSION)
 
 
 def prepare(
-  root: str, name: str, cls: type[ArrayRecordBuilder], make: Callable[[Path], ArrayRecordBuilder]
+  config: DataConfig,
+  name: str,
+  cls: type[ArrayRecordBuilder],
+  make: Callable[[Path], ArrayRecordBuilder],
+  **facts: int,
 ) -> Path:
-  """Builds a data set unless it is there, and returns the folder of its records.
-
-  TFDS writes into a folder beside the final one and renames it last. The caller holds
-  `storage.exclusive`, so such a folder was left by a process that was killed.
+  """Builds a data set unless it is there and as it was written; returns the folder of its records.
 
   Args:
-    root: `DataConfig.root`.
-    name: the folder of the data set, relative to the root.
+    config: says where data are built, and how they are verified.
+    name: the folder of the data set, KIND/NAME-FINGERPRINT.
     cls: the class of the builder.
     make: returns the builder for a folder on this machine.
+    **facts: more fields of `built.Facts`.
   """
-  folder = mirror.local(root) / name
-  path = records_folder(folder, cls)
-  if not mirror.fetch(root, name, path):
-    make(folder).download_and_prepare()
+
+  def fill(folder: Path) -> built.Facts:
+    builder = make(folder)
+    builder.download_and_prepare()
     shutil.rmtree(folder / "downloads")  # TFDS makes this folder although nothing is downloaded.
-  mirror.publish(root, name)
-  return path
+    splits = {split: _split_facts(builder, split, folder) for split in builder.info.splits}
+    kind, mark = name.split("/")[0], name.rpartition("-")[2]
+    dropped = builder.info.metadata.get("dropped", {})
+    return built.Facts(kind, mark, splits, dropped, **facts)
+
+  return records_folder(built.prepare(config.root, name, config.verify, fill), cls)
+
+
+def _split_facts(builder: ArrayRecordBuilder, split: str, folder: Path) -> built.SplitFacts:
+  """Returns what was written of a split, once the numbers of records are found in its files."""
+  info, shards = builder.info.splits[split], []
+  paths = [records_folder(folder, type(builder)) / Path(name).name for name in info.filenames]
+  for path, count in zip(paths, info.shard_lengths, strict=True):
+    reader = array_record_module.ArrayRecordReader(str(path))
+    if reader.num_records() != count:
+      raise RuntimeError(f"{path} has {reader.num_records()} records of {count}")
+    reader.close()
+    shards.append((path.relative_to(folder).as_posix(), count))
+  return built.SplitFacts(dict(builder.info.metadata["splits"][split]), shards)
 
 
 def take(examples: Iterator[Any], count: int) -> Callable[[], Iterator[Any]]:

@@ -11,6 +11,7 @@ from resjax.ranges import check_types
 FORMATS = ("auto", "text", "jsonl", "parquet")
 TOKENIZERS = ("bpe", "byte", "pretrained")
 SPLITS = ("train", "validation", "test")
+VERIFY = ("full", "sizes")
 BYTE_VOCAB = 257  # The 256 bytes and the end of text.
 
 _MOST_BYTES = 1 << 40
@@ -112,6 +113,9 @@ class DataConfig:
     tokenizer: how text becomes tokens.
     validation_fraction: the share of the documents, chosen by hash; 0 builds no validation split.
     test_fraction: the same for the test split.
+    verify: how built data are compared with their manifests before they are used: `full` reads
+      every file; `sizes` takes the sizes of files above 1 MB for enough. Records are compared with
+      their checksums whenever they are read.
   """
 
   root: str
@@ -120,6 +124,7 @@ class DataConfig:
   tokenizer: TokenizerConfig
   validation_fraction: float = 0.02
   test_fraction: float = 0.02
+  verify: str = "full"
 
   def __post_init__(self):
     listed = isinstance(self.corpora, Mapping | tuple)
@@ -135,6 +140,8 @@ class DataConfig:
     for key in ("validation_fraction", "test_fraction"):
       value = getattr(self, key)
       _require(0 <= value < 1, key, value, "it must lie in [0, 1)")
+    one_of = f"allowed: {', '.join(VERIFY)}"
+    _require(self.verify in VERIFY, "verify", self.verify, one_of)
     held_out = self.validation_fraction + self.test_fraction
     rest = f"with test_fraction {self.test_fraction} nothing is left to train on"
     _require(held_out < 1, "validation_fraction", self.validation_fraction, rest)

@@ -1,28 +1,33 @@
 """Builds the data of a config in order, text, tokenizer and rows, and finds built data again."""
 
-import dataclasses
-import json
+import contextlib
+import re
+from collections.abc import Collection
 from pathlib import Path
 
+from absl import logging
+
 from resjax import locations
-from resjax.data import mirror, storage, tokenizer
+from resjax.data import built, mirror, storage, summary, tokenizer
 from resjax.data.config import DataConfig
-from resjax.data.summary import CorpusSummary, DatasetSummary, SplitSummary
+from resjax.data.summary import CorpusSummary, DatasetSummary, SplitSummary, StoredSummary
+from resjax.manifest import Damaged
 
 
 def build(config: DataConfig, progress: storage.Progress = storage.silent) -> DatasetSummary:
-  """Builds the data that are missing under `config.root`; returns at once when nothing is missing.
+  """Builds the data that are missing or damaged under `config.root`; compares those that are there.
 
   Each part lies in a folder named by a fingerprint of all that decides its content (files with
   their sizes and times, settings, the parts it is made from), and appears there only when it is
-  complete. One process builds at a time, and others wait for it.
+  complete. One process builds at a time, and others wait for it. What is there is compared with its
+  manifest as `config.verify` says.
 
   Args:
     config: the data to build.
     progress: is told what is being built.
 
   Raises:
-    ValueError: A corpus is missing, empty or malformed.
+    ValueError: A corpus is missing, empty or malformed; or the disk is full.
   """
   # Imported here because the modules that build import TFDS, which training need not do.
   from resjax.data import packed_rows, text_corpus, tokenizer_training
@@ -30,7 +35,9 @@ def build(config: DataConfig, progress: storage.Progress = storage.silent) -> Da
   root = mirror.local(config.root)
   for name, corpus in config.corpora:  # Checked before any corpus is read, which may take hours.
     locations.path(corpus.source, f"config.data.corpora.{name}.source")
-  with storage.exclusive(root):
+  with storage.exclusive(root) as locked:
+    if locked:
+      built.sweep(root)
     corpora = {name: text_corpus.build(name, config, progress) for name, _ in config.corpora}
     learned = tokenizer_training.build(config, corpora, progress)
     rows = {
@@ -38,7 +45,7 @@ def build(config: DataConfig, progress: storage.Progress = storage.silent) -> Da
       for name, corpus in corpora.items()
     }
     mark = storage.fingerprint(sorted((name, row_mark) for name, (row_mark, _) in rows.items()))
-    summary = DatasetSummary(
+    found = DatasetSummary(
       fingerprint=mark,
       seq_len=config.seq_len,
       vocab_size=tokenizer.load(learned[1]).vocab_size,
@@ -48,63 +55,130 @@ def build(config: DataConfig, progress: storage.Progress = storage.silent) -> Da
       },
       path=root / _name(mark),
     )
-    _save(summary, config.root)
-  return summary
+    _save(found, config.root)
+  return found
 
 
 def _corpus_summary(text: Path, rows: Path, seq_len: int) -> CorpusSummary:
-  of_text, of_rows = storage.metadata(text), storage.metadata(rows)
+  of_text, of_rows = built.facts(text.parents[1]), built.facts(rows.parents[1])
   splits = {}
-  for split, counts in of_text["splits"].items():
-    packed = of_rows["splits"][split]
+  for split, facts in of_text.splits.items():
+    packed = of_rows.splits[split].counts
     fill = (packed["tokens"] - 1) / (packed["rows"] * seq_len)
-    splits[split] = SplitSummary(**counts, **packed, fill=fill)
-  return CorpusSummary(splits, of_text["dropped"], text, rows)
+    splits[split] = SplitSummary(**facts.counts, **packed, fill=fill)
+  return CorpusSummary(splits, of_text.dropped, text, rows)
 
 
-def find(root: str, fingerprint: str) -> DatasetSummary | None:
+def find(
+  root: str, fingerprint: str, verify: str = "full", checked: Collection[str] = ()
+) -> DatasetSummary | None:
   """Returns the summary of built data without a look at their sources; None if there are none.
 
   The fingerprint is that of a summary of `build`, here or on another machine. Of a root in an
-  object store, rows and tokenizer are copied to this machine; the text is not.
+  object store, rows and tokenizer are copied to this machine; the text is not. Nothing is written
+  elsewhere.
+
+  Args:
+    root: `DataConfig.root`.
+    fingerprint: names the data.
+    verify: `DataConfig.verify`.
+    checked: what `stamps` returned to a process that has compared all files.
+
+  Raises:
+    Damaged: A part is missing, or is not as it was written.
+    ValueError: The summary names something else than parts under the root.
   """
-  path = mirror.fetch_file(root, _name(fingerprint))
-  if path is None:
+  stored = _stored(root, fingerprint)
+  if stored is None:
     return None
-  values = json.loads(path.read_text())
   here = mirror.local(root)
-  values["tokenizer"], values["path"] = _fetched(root, values["tokenizer"]), path
-  for name, corpus in values["corpora"].items():
-    splits = {split: SplitSummary(**counts) for split, counts in corpus["splits"].items()}
-    text, rows = here / corpus["text"], _fetched(root, corpus["rows"])
-    values["corpora"][name] = CorpusSummary(splits, corpus["dropped"], text, rows)
-  return DatasetSummary(**values)
+  path = here / _name(fingerprint)
+  _part(root, stored.tokenizer, built.TOKENIZERS, path, verify, checked)
+  corpora, marks = {}, []
+  for name, corpus in sorted(stored.corpora.items()):
+    built.folder_name(root, corpus.text, built.CORPORA, f"{path}: corpora.{name}.text")
+    facts = _part(root, corpus.rows, built.ROWS, path, verify, checked)
+    if (facts.seq_len, facts.vocab_size) != (stored.seq_len, stored.vocab_size):
+      raise Damaged(
+        f"{path} does not fit {here / corpus.rows}: another T or V; build the data anew"
+      )
+    marks.append((name, facts.fingerprint))
+    corpora[name] = CorpusSummary(
+      corpus.splits, corpus.dropped, here / corpus.text, here / corpus.rows
+    )
+  if stored.fingerprint != fingerprint or storage.fingerprint(marks) != fingerprint:
+    raise Damaged(f"{path} is the summary of other data; build the data anew")
+  return DatasetSummary(
+    fingerprint=fingerprint,
+    seq_len=stored.seq_len,
+    vocab_size=stored.vocab_size,
+    tokenizer=here / stored.tokenizer,
+    corpora=corpora,
+    path=path,
+  )
 
 
-def fetch_texts(root: str, summary: DatasetSummary) -> list[Path]:
-  """Copies the documents of all corpora to this machine; returns their folders, [] if one lacks."""
+def find_texts(root: str, fingerprint: str, verify: str = "full") -> list[Path] | None:
+  """Returns the folders of the documents of all corpora; None if there is no summary of such data.
+
+  They are copied to this machine where the root is in an object store. The arguments and errors are
+  those of `find`.
+  """
+  stored = _stored(root, fingerprint)
+  if stored is None:
+    return None
+  here, texts = mirror.local(root), [corpus.text for _, corpus in sorted(stored.corpora.items())]
+  for text in texts:
+    _part(root, text, built.CORPORA, here / _name(fingerprint), verify)
+  return [here / text for text in texts]
+
+
+def stamps(found: DatasetSummary) -> list[str]:
+  """Returns what tells another process, on any machine, that it sees the files of this one."""
+  folders = [found.tokenizer.parent]
+  folders += [corpus.rows.parents[1] for corpus in found.corpora.values()]
+  return [built.stamp(folder) for folder in folders]
+
+
+def _stored(root: str, fingerprint: str) -> StoredSummary | None:
+  """Returns what the file of a summary holds; None if there is no such file."""
+  if not re.fullmatch("[0-9a-f]{12}", fingerprint):
+    raise ValueError(f"the fingerprint of data is {fingerprint!r}; allowed: 12 hexadecimal digits")
+  with _copying(root):
+    path = mirror.fetch_file(root, _name(fingerprint))
+    if path is None:
+      return None
+    try:
+      return summary.read(path)
+    except Damaged:
+      if not mirror.is_mirrored(root):
+        raise
+      path = mirror.fetch_file(root, _name(fingerprint), anew=True)
+      return summary.read(path) if path else None
+
+
+def _part(
+  root: str, name: str, kind: str, path: Path, verify: str, checked: Collection[str] = ()
+) -> built.Facts:
+  """Checks the folder KIND/NAME-FINGERPRINT that holds what a summary at `path` names."""
+  with _copying(root):
+    return built.find(root, built.folder_name(root, name, kind, str(path)), verify, checked)
+
+
+def _copying(root: str) -> contextlib.AbstractContextManager:
+  """Keeps other processes out of the copy of an object store; a local root is not touched."""
   here = mirror.local(root)
-  found = [
-    _fetched(root, str(corpus.text.relative_to(here))) for corpus in summary.corpora.values()
-  ]
-  return found if all(path.exists() for path in found) else []
-
-
-def _fetched(root: str, name: str) -> Path:
-  """Copies the folder KIND/NAME-FINGERPRINT that holds a path of a summary; returns the path."""
-  here = mirror.local(root)
-  with storage.exclusive(here):
-    mirror.fetch(root, "/".join(Path(name).parts[:2]), here / name)
-  return here / name
+  return storage.exclusive(here) if mirror.is_mirrored(root) else contextlib.nullcontext()
 
 
 def _name(fingerprint: str) -> str:
   return f"summary-{fingerprint}.json"
 
 
-def _save(summary: DatasetSummary, root: str) -> None:
-  """Writes the summary with paths relative to its own folder."""
-  here = summary.path.parent
-  values = dataclasses.asdict(summary)
-  text = json.dumps(values, indent=2, default=lambda path: str(path.relative_to(here)))
-  mirror.write_file(root, summary.path.name, text + "\n")
+def _save(found: DatasetSummary, root: str) -> None:
+  """Writes the summary with paths relative to its own folder, unless it is there and the same."""
+  text = summary.to_json(found)
+  if found.path.exists() and found.path.read_text(errors="replace") != text:
+    logging.warning("%s is written anew: it was not as it was written", found.path)
+  with built.explained(found.path, ""):
+    mirror.write_file(root, found.path.name, text)

@@ -46,9 +46,11 @@ def texts_of_dataset(config: DataConfig, fingerprint: str, split: str) -> Iterat
   """Returns the documents of a split in random but fixed order, with equal shares of bytes.
 
   The fingerprint names the built data; the result is None if they are not under `config.root`.
+
+  Raises:
+    ValueError: They are there, but damaged.
   """
-  summary = dataset.find(config.root, fingerprint)
-  records = dataset.fetch_texts(config.root, summary) if summary else None
+  records = dataset.find_texts(config.root, fingerprint, config.verify)
   return tokenizer_training.sample(records, sys.maxsize, split=split) if records else None
 
 

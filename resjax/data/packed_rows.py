@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow_datasets as tfds
 
-from resjax.data import array_records, storage
+from resjax.data import array_records, built, storage
 from resjax.data.config import DataConfig
 from resjax.data.packing import RowCutter
 from resjax.data.tokenizer import Tokenizer, load
@@ -35,21 +35,21 @@ class PackedRows(array_records.ArrayRecordBuilder, skip_registration=True):  # t
     progress: storage.Progress = storage.silent,
   ):
     self._corpus, self._records = name, records
+    self._facts = built.facts(records.parents[1])
     self._tokenizer, self._seq_len, self._progress = tokenizer, seq_len, progress
     super().__init__(folder=folder)
 
   def _info(self) -> tfds.core.DatasetInfo:
-    shape = (self._seq_len + 1,)
-    tokens = tfds.features.Tensor(shape=shape, dtype=np.int32, encoding="bytes")
-    return self._info_of("A corpus packed into rows of tokens.", {"tokens": tokens})
+    features = storage.row_features(self._seq_len)
+    return self._info_of("A corpus packed into rows of tokens.", features)
 
   def _shard_iterators_per_split(self, dl_manager: Any) -> Mapping[str, Sequence[Any]]:
     del dl_manager
     self.info.metadata["splits"] = {}
     shards = {}
-    for split, info in tfds.builder_from_directory(self._records).info.splits.items():
+    for split, facts in self._facts.splits.items():
       cutter = RowCutter(self._seq_len, self._tokenizer.eot_id)
-      ends = np.cumsum(info.shard_lengths).tolist()
+      ends = np.cumsum([count for _, count in facts.shards]).tolist()
       shards[split] = [
         functools.partial(self._rows, split, cutter, start, stop)
         for start, stop in zip([0, *ends[:-1]], ends, strict=True)
@@ -62,7 +62,7 @@ class PackedRows(array_records.ArrayRecordBuilder, skip_registration=True):  # t
     """Yields the rows that documents `start` to `stop` of `split` fill, each with its number."""
     documents = storage.read(self._records, split)
     summary = self.info.metadata["splits"].setdefault(split, {"rows": 0})
-    total = storage.metadata(self._records)["splits"][split]["bytes"]
+    total = self._facts.splits[split].counts["bytes"]
     done = start * total // len(documents)
     for texts in _batches(documents, start, stop):
       encoded = self._tokenizer.encode_batch([text.decode() for text in texts])
@@ -113,14 +113,17 @@ def build(
   """
   mark = storage.fingerprint(str(PackedRows.VERSION), corpus[0], tokenizer[0], config.seq_len)
 
+  coder = load(tokenizer[1])
+
   def make(folder: Path) -> PackedRows:
     return PackedRows(
       folder=folder,
       name=name,
       records=corpus[1],
-      tokenizer=load(tokenizer[1]),
+      tokenizer=coder,
       seq_len=config.seq_len,
       progress=progress,
     )
 
-  return mark, array_records.prepare(config.root, f"rows/{name}-{mark}", PackedRows, make)
+  sizes = {"seq_len": config.seq_len, "vocab_size": coder.vocab_size}
+  return mark, array_records.prepare(config, f"rows/{name}-{mark}", PackedRows, make, **sizes)

@@ -1,10 +1,20 @@
 """Summaries of built data: counts per corpus and split, and the folders of text and rows."""
 
 import dataclasses
+import hashlib
+import json
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Annotated, Any
 
+import msgspec
+
+from resjax import typed_json
+from resjax.data.built import Count
 from resjax.data.config import SPLITS
+from resjax.manifest import Damaged
+
+Positive = Annotated[int, msgspec.Meta(ge=1)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,11 +29,11 @@ class SplitSummary:
     fill: the share of the targets of the rows, T each, that are not padding.
   """
 
-  documents: int
-  bytes: int
-  tokens: int
-  rows: int
-  fill: float
+  documents: Positive
+  bytes: Positive
+  tokens: Positive
+  rows: Positive
+  fill: Annotated[float, msgspec.Meta(gt=0, le=1)]
 
   @property
   def bytes_per_token(self) -> float:
@@ -66,3 +76,55 @@ class DatasetSummary:
     """The splits that are built, the same for every corpus, in the order of `SPLITS`."""
     built = [corpus.splits for corpus in self.corpora.values()]
     return tuple(split for split in SPLITS if all(split in splits for splits in built))
+
+
+@dataclasses.dataclass(frozen=True)
+class StoredCorpus:
+  """A `CorpusSummary` in a file, with paths relative to the root."""
+
+  splits: dict[str, SplitSummary]
+  dropped: dict[str, Count]
+  text: str
+  rows: str
+
+
+@dataclasses.dataclass(frozen=True)
+class StoredSummary:
+  """A `DatasetSummary` in a file, with paths relative to the root, and a digest of the rest."""
+
+  fingerprint: str
+  seq_len: Positive
+  vocab_size: Positive
+  tokenizer: str
+  corpora: dict[str, StoredCorpus]
+  sha256: str
+
+
+def to_json(summary: DatasetSummary) -> str:
+  """Returns the text of the file of a summary."""
+  root = summary.path.parent
+  values = dataclasses.asdict(summary)
+  del values["path"]
+  values = json.loads(json.dumps(values, default=lambda path: path.relative_to(root).as_posix()))
+  return json.dumps(values | {"sha256": _digest(values)}, indent=2) + "\n"
+
+
+def read(path: Path) -> StoredSummary:
+  """Returns what the file of a summary holds.
+
+  Raises:
+    Damaged: It holds no summary, or is not as it was written.
+  """
+  try:
+    found = typed_json.read(path, StoredSummary)
+  except ValueError as error:
+    raise Damaged(str(error)) from None
+  values = dataclasses.asdict(found)
+  del values["sha256"]
+  if found.sha256 != _digest(values):
+    raise Damaged(f"{path} is not as it was written")
+  return found
+
+
+def _digest(values: dict[str, Any]) -> str:
+  return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()

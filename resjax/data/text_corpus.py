@@ -132,8 +132,7 @@ class TextCorpus(array_records.ArrayRecordBuilder, skip_registration=True):  # t
     super().__init__(folder=folder)
 
   def _info(self) -> tfds.core.DatasetInfo:
-    features = {"id": tfds.features.Text(), "text": tfds.features.Text()}
-    return self._info_of("Documents of one corpus, without duplicates.", features)
+    return self._info_of("Documents of one corpus, without duplicates.", storage.text_features())
 
   def _shard_iterators_per_split(self, dl_manager: Any) -> Mapping[str, Sequence[Any]]:
     del dl_manager
@@ -189,4 +188,4 @@ def build(
   def make(folder: Path) -> TextCorpus:
     return TextCorpus(folder=folder, name=name, source=source, config=config, progress=progress)
 
-  return mark, array_records.prepare(config.root, f"corpora/{name}-{mark}", TextCorpus, make)
+  return mark, array_records.prepare(config, f"corpora/{name}-{mark}", TextCorpus, make)

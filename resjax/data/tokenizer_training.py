@@ -6,11 +6,12 @@ from pathlib import Path
 
 import grain
 
-from resjax.data import mirror, pretrained_tokenizer, storage
+from resjax.data import built, pretrained_tokenizer, storage
 from resjax.data.config import DataConfig, TokenizerConfig
 from resjax.data.pretrained_tokenizer import PretrainedTokenizer
 from resjax.data.tokenizer import BpeTokenizer, ByteTokenizer, Tokenizer, train_bpe
 
+FILE_NAME = "tokenizer.json"
 _VERSION = 1  # Grows when the same config and corpora would give another tokenizer.
 
 
@@ -42,12 +43,14 @@ def build(
     mark = storage.fingerprint(*learning, learned_from, _VERSION)
     records = [records for _, (_, records) in sorted(corpora.items())]
     make = functools.partial(_learn, settings, records, progress)
-  name = f"tokenizers/{settings.name}-{mark}"
-  path = mirror.local(config.root) / name / "tokenizer.json"
-  if not mirror.fetch(config.root, name, path):
-    make().save(path)
-  mirror.publish(config.root, name)
-  return mark, path
+
+  def fill(folder: Path) -> built.Facts:
+    made = make()
+    made.save(folder / FILE_NAME)
+    return built.Facts(built.TOKENIZERS, mark, vocab_size=made.vocab_size)
+
+  name = f"{built.TOKENIZERS}/{settings.name}-{mark}"
+  return mark, built.prepare(config.root, name, config.verify, fill) / FILE_NAME
 
 
 def _pretrained(settings: TokenizerConfig) -> PretrainedTokenizer:

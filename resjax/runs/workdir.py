@@ -227,7 +227,7 @@ def read(folder: Location) -> Record:
 def identity(run: Run) -> dict[str, Any]:
   """Returns the settings that decide the parameters and the order of the data, as JSON values."""
   data = dataclasses.asdict(run.data)
-  del data["root"]
+  del data["root"], data["verify"]
   found = model_identity(run.decoder)
   found |= {f"config.data.{key}": value for key, value in data.items()}
   found |= {"config.seed": run.seed, "config.train.batch_size": run.train.batch_size}

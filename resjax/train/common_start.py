@@ -14,6 +14,7 @@ from resjax.data import dataset
 from resjax.data.build_table import build_and_show
 from resjax.data.config import DataConfig
 from resjax.data.summary import DatasetSummary
+from resjax.manifest import Damaged
 from resjax.runs.config import Run
 from resjax.runs.workdir import package_version
 
@@ -71,8 +72,8 @@ def build_data(config: DataConfig, console: Console) -> DatasetSummary:
     ValueError: a corpus is missing, empty or malformed; or a process has built other data.
   """
   built = build_and_show(config, console) if jax.process_index() == 0 else None
-  mark = processes.first("data", lambda: built and built.fingerprint)
-  summary = built or dataset.find(config.root, mark) or dataset.build(config)
+  mark, checked = processes.first("data", lambda: built and _marks(built))
+  summary = built or _found(config, mark, checked) or dataset.build(config)
   if summary.fingerprint != mark:
     raise ValueError(
       f"process {jax.process_index()} on {socket.gethostname()} has built other data than process "
@@ -80,6 +81,19 @@ def build_data(config: DataConfig, console: Console) -> DatasetSummary:
       "to a folder that all hosts share, or copy that of process 0"
     )
   return summary
+
+
+def _marks(built: DatasetSummary) -> tuple[str, list[str]]:
+  """Returns the fingerprint of data, and the stamps of the files that this process has checked."""
+  return built.fingerprint, dataset.stamps(built)
+
+
+def _found(config: DataConfig, mark: str, checked: list[str]) -> DatasetSummary | None:
+  """Returns built data; None where they are not, or are damaged, so that they have to be built."""
+  try:
+    return dataset.find(config.root, mark, config.verify, checked)
+  except Damaged:
+    return None
 
 
 def _hash(config: Mapping) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from resjax.data import packed_rows, storage, text_corpus, tokenizer, tokenizer_training
+from resjax.data import built, packed_rows, storage, text_corpus, tokenizer, tokenizer_training
 from resjax.data.config import SPLITS
 from resjax.data.dataset import build, find
 from resjax.data.packing import PADDING
@@ -135,7 +135,7 @@ def test_tokenizer_samples_corpora_evenly(folder_config):
   assert 3000 < share < 5000 and 8000 <= sum(len(t.encode()) for t in texts) < 8500
   assert texts == list(tokenizer_training.sample(paths, 8000))
   assert len(list(tokenizer_training.sample(paths, 10**9))) == sum(
-    storage.metadata(path)["splits"]["train"]["documents"] for path in paths
+    built.facts(path.parents[1]).splits["train"].counts["documents"] for path in paths
   )
 
 

@@ -124,16 +124,16 @@ def test_a_machine_that_died_while_it_published_goes_on(gcs, bucket, config, tmp
   whole = dataset.build(config)
   rows = f"data/rows/{whole.corpora['a'].rows.parts[-3]}"
   for name in gcs.names(f"{bucket}/{rows}"):
-    if name.endswith(("files.json", "features.json")):  # The list is written last.
+    if name.endswith(("manifest.json", "features.json")):  # The manifest is written last.
       del gcs.objects[bucket, name]
   monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "second"))
   root = mirror.local(config.root)
   (root / rows.removeprefix("data/") / "packed_rows").mkdir(parents=True)  # As after a kill.
   assert records(dataset.build(config))[-2:] == records(whole)[-2:]
-  assert gcs.get((bucket, f"{rows}.files.json")).data
+  assert gcs.get((bucket, f"{rows}/manifest.json")).data
   features = bucket, f"{rows}/packed_rows/1.0.0/features.json"
   gcs.put(features, gcs.get(features).data[:-1])
-  damaged = r"rows/a-\w+ is damaged: its files are not those of gs://"
+  damaged = r"rows/a-\w+ is damaged: gs://.*features.json"
   monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "third"))
   with pytest.raises(ValueError, match=damaged):
     dataset.find(config.root, whole.fingerprint)
