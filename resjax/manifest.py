@@ -120,14 +120,17 @@ def read(folder: Location) -> Manifest:
   try:
     found = typed_json.read(folder / FILE_NAME, _Stored)
     intact = found.sha256 == _digest(found.files, found.facts)
-    for name in found.files:
-      locations.inside(folder, name, FILE_NAME)
   except FileNotFoundError:
     raise Damaged(f"{FILE_NAME} is missing") from None
   except (OSError, ValueError):
     intact = False
   if not intact:
     raise Damaged(f"{FILE_NAME} was altered")
+  for name in found.files:
+    try:
+      locations.inside(folder, name, f"a file of {FILE_NAME}")
+    except ValueError as error:
+      raise Damaged(str(error)) from None
   return Manifest(found.files, found.facts)
 
 

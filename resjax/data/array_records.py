@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow_datasets as tfds
 from array_record.python import array_record_module
 
-from resjax.data import built
+from resjax.data import built, storage
 from resjax.data.config import DataConfig
 
 
@@ -61,6 +61,7 @@ def prepare(
   name: str,
   cls: type[ArrayRecordBuilder],
   make: Callable[[Path], ArrayRecordBuilder],
+  progress: storage.Progress,
   **facts: int,
 ) -> Path:
   """Builds a data set unless it is there and as it was written; returns the folder of its records.
@@ -70,6 +71,7 @@ def prepare(
     name: the folder of the data set, KIND/NAME-FINGERPRINT.
     cls: the class of the builder.
     make: returns the builder for a folder on this machine.
+    progress: is told of a comparison that takes long.
     **facts: more fields of `built.Facts`.
   """
 
@@ -82,7 +84,8 @@ def prepare(
     dropped = builder.info.metadata.get("dropped", {})
     return built.Facts(kind, mark, splits, dropped, **facts)
 
-  return records_folder(built.prepare(config.root, name, config.verify, fill), cls)
+  folder = built.prepare(config.root, name, config.verify, fill, progress)
+  return records_folder(folder, cls)
 
 
 def _split_facts(builder: ArrayRecordBuilder, split: str, folder: Path) -> built.SplitFacts:

@@ -28,6 +28,7 @@ Count = Annotated[int, msgspec.Meta(ge=0)]
 
 _PARTIAL = ".partial-"  # the prefix of the name of a folder while it is filled
 _NAME = r"[a-z][a-z0-9_-]*-[0-9a-f]{12}"
+_MANY = 1 << 30  # bytes, whose comparison takes a second or more
 _SMALL = 1 << 20  # bytes; smaller files are always read: they say how the others are read
 
 
@@ -65,7 +66,13 @@ class Facts:
   vocab_size: Count = 0
 
 
-def prepare(root: str, name: str, verify: str, make: Callable[[Path], Facts]) -> Path:
+def prepare(
+  root: str,
+  name: str,
+  verify: str,
+  make: Callable[[Path], Facts],
+  progress: Callable[[str, int, int], None],
+) -> Path:
   """Builds a folder unless it is there and as it was written; returns it.
 
   What is damaged is named, and is built anew. The caller holds `storage.exclusive`.
@@ -75,11 +82,14 @@ def prepare(root: str, name: str, verify: str, make: Callable[[Path], Facts]) ->
     name: KIND/NAME-FINGERPRINT.
     verify: `DataConfig.verify`.
     make: fills an empty folder, and returns what it holds.
+    progress: a `storage.Progress`, which is told of a comparison that takes long.
 
   Raises:
     ValueError: It could not be built; nothing of it is left.
   """
   folder = Path(locations.inside(mirror.local(root), name, "a folder under config.data.root"))
+  if verify == VERIFY[0] and _bytes(folder) > _MANY:
+    progress(f"comparing {name} with its manifest", 0, 0)
   reason = _problem(root, name, verify)
   if reason is not None:
     if reason:
@@ -182,6 +192,14 @@ def facts(folder: Path) -> Facts:
       if file not in found.files:
         raise Damaged(f"{where}: shard {file!r} of {split} is no file of the folder")
   return said
+
+
+def _bytes(folder: Path) -> int:
+  """Returns the size of the files of a folder as its manifest has it; 0 if it is damaged."""
+  try:
+    return sum(size for size, _ in manifest.read(folder).files.values())
+  except Damaged:
+    return 0
 
 
 def stamp(folder: Path) -> str:

@@ -178,7 +178,7 @@ def _name(fingerprint: str) -> str:
 def _save(found: DatasetSummary, root: str) -> None:
   """Writes the summary with paths relative to its own folder, unless it is there and the same."""
   text = summary.to_json(found)
-  if found.path.exists() and found.path.read_text(errors="replace") != text:
+  if found.path.exists() and not mirror.holds(found.path, text):
     logging.warning("%s is written anew: it was not as it was written", found.path)
   with built.explained(found.path, ""):
     mirror.write_file(root, found.path.name, text)

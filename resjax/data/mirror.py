@@ -87,10 +87,18 @@ def fetch_file(root: str, name: str, *, anew: bool = False) -> Path | None:
 
 
 def write_file(root: str, name: str, text: str) -> None:
-  """Writes a small file on this machine and to the root, unless it is there."""
-  for place in dict.fromkeys((local(root) / name, _place(root) / name)):
-    if not place.exists() or place.read_bytes() != text.encode():
+  """Writes a small file on this machine and to the root, unless it is there and the same."""
+  for place in (local(root) / name, _place(root) / name):
+    if not holds(place, text):
       locations.write_text(place, text)
+
+
+def holds(place: Location, text: str) -> bool:
+  """Returns whether a place is a file with this text."""
+  try:
+    return locations.read_bytes(place, len(text.encode())) == text.encode()
+  except (OSError, ValueError):
+    return False
 
 
 def _place(root: str) -> Location:

@@ -126,4 +126,6 @@ def build(
     )
 
   sizes = {"seq_len": config.seq_len, "vocab_size": coder.vocab_size}
-  return mark, array_records.prepare(config, f"rows/{name}-{mark}", PackedRows, make, **sizes)
+  return mark, array_records.prepare(
+    config, f"rows/{name}-{mark}", PackedRows, make, progress, **sizes
+  )

@@ -188,4 +188,4 @@ def build(
   def make(folder: Path) -> TextCorpus:
     return TextCorpus(folder=folder, name=name, source=source, config=config, progress=progress)
 
-  return mark, array_records.prepare(config, f"corpora/{name}-{mark}", TextCorpus, make)
+  return mark, array_records.prepare(config, f"corpora/{name}-{mark}", TextCorpus, make, progress)

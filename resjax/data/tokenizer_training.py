@@ -50,7 +50,7 @@ def build(
     return built.Facts(built.TOKENIZERS, mark, vocab_size=made.vocab_size)
 
   name = f"{built.TOKENIZERS}/{settings.name}-{mark}"
-  return mark, built.prepare(config.root, name, config.verify, fill) / FILE_NAME
+  return mark, built.prepare(config.root, name, config.verify, fill, progress) / FILE_NAME
 
 
 def _pretrained(settings: TokenizerConfig) -> PretrainedTokenizer:
