@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import grain
 import tensorflow_datasets as tfds
-from array_record.python import array_record_module
 
 from resjax.data import built, storage
 from resjax.data.config import DataConfig
@@ -93,10 +93,9 @@ def _split_facts(builder: ArrayRecordBuilder, split: str, folder: Path) -> built
   info, shards = builder.info.splits[split], []
   paths = [records_folder(folder, type(builder)) / Path(name).name for name in info.filenames]
   for path, count in zip(paths, info.shard_lengths, strict=True):
-    reader = array_record_module.ArrayRecordReader(str(path))
-    if reader.num_records() != count:
-      raise RuntimeError(f"{path} has {reader.num_records()} records of {count}")
-    reader.close()
+    found = len(grain.sources.ArrayRecordDataSource(str(path)))
+    if found != count:
+      raise RuntimeError(f"{path} has {found} records of {count}")
     shards.append((path.relative_to(folder).as_posix(), count))
   return built.SplitFacts(dict(builder.info.metadata["splits"][split]), shards)
 

@@ -233,6 +233,8 @@ def sweep(root: Path) -> None:
     for path in (root / kind).glob(f"{_PARTIAL}*"):
       if re.fullmatch(_NAME, path.name.removeprefix(_PARTIAL)):
         _remove(path)
+  for path in root.glob(".summary-*.json.partial"):
+    _remove(path)
 
 
 @contextlib.contextmanager

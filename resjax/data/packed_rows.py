@@ -78,7 +78,7 @@ class PackedRows(array_records.ArrayRecordBuilder, skip_registration=True):  # t
     summary["tokens"] = cutter.num_tokens
 
 
-def _batches(documents: Sequence[dict[str, Any]], start: int, stop: int) -> Iterator[list[bytes]]:
+def _batches(documents: storage.Records, start: int, stop: int) -> Iterator[list[bytes]]:
   batch: list[bytes] = []
   size = 0
   for index in range(start, stop):

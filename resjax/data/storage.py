@@ -7,7 +7,7 @@ import fcntl
 import hashlib
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -84,7 +84,7 @@ def text_features() -> dict[str, Any]:
   return {"id": tfds.features.Text(), "text": tfds.features.Text()}
 
 
-class Records(Sequence[dict[str, Any]]):
+class Records:
   """The records of a split, with random access.
 
   Shards and numbers of records are those of the manifest; what TFDS notes beside them is not read.
@@ -99,8 +99,8 @@ class Records(Sequence[dict[str, Any]]):
   """
 
   def __init__(self, path: Path, split: str):
+    import grain
     import tensorflow_datasets as tfds
-    from array_record.python import array_record_data_source as array_records
 
     folder = path.parents[1]
     facts = built.facts(folder)
@@ -110,7 +110,7 @@ class Records(Sequence[dict[str, Any]]):
     files = [Path(locations.inside(folder, name, f"{folder}/manifest.json")) for name, _ in shards]
     self._shards = [_Shard(str(file), take=n) for file, (_, n) in zip(files, shards, strict=True)]
     self._ends = np.cumsum([shard.take for shard in self._shards]).tolist()
-    self._source = array_records.ArrayRecordDataSource(self._shards)
+    self._source = grain.sources.ArrayRecordDataSource(self._shards)
     is_rows = facts.kind == built.ROWS
     features = row_features(facts.seq_len) if is_rows else text_features()
     self._decode = tfds.features.FeaturesDict(features).deserialize_example_np
@@ -119,7 +119,7 @@ class Records(Sequence[dict[str, Any]]):
   def __len__(self) -> int:
     return self._ends[-1]
 
-  def __getitem__(self, index: Any) -> dict[str, Any]:
+  def __getitem__(self, index: int) -> dict[str, Any]:
     """Returns a record.
 
     Raises:
