@@ -140,3 +140,35 @@ def test_a_machine_that_died_while_it_published_goes_on(gcs, bucket, config, tmp
   del gcs.objects[features]
   with pytest.raises(ValueError, match=damaged):
     dataset.find(config.root, whole.fingerprint)
+
+
+def test_a_damaged_copy_is_brought_again(gcs, bucket, config, tmp_path, monkeypatch):
+  monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "first"))
+  built = dataset.build(config)
+  good, text = records(built), built.path.read_text()
+  requests = len(gcs.requests)
+  shard = next(path for path in built.corpora["a"].rows.iterdir() if "train" in path.name)
+  shard.write_bytes(shard.read_bytes()[::-1])
+  built.tokenizer.unlink()
+  built.path.write_text(text.replace("16", "32"))
+  assert records(dataset.find(config.root, built.fingerprint)) == good
+  assert built.path.read_text() == text
+  assert not [name for method, name in gcs.requests[requests:] if method != "GET"]
+
+
+def test_damage_in_the_bucket_is_mended_by_the_next_build(
+  gcs, bucket, config, tmp_path, monkeypatch
+):
+  monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "first"))
+  built = dataset.build(config)
+  damaged = [name for name in gcs.names(f"{bucket}/data") if not name.endswith("manifest.json")]
+  for name in damaged:
+    content = gcs.get((bucket, name)).data
+    gcs.put((bucket, name), content[:-1] + bytes([content[-1] ^ 1]))
+  monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "second"))
+  with pytest.raises(ValueError, match=r"is not as it was written|holds no JSON"):
+    dataset.find(config.root, built.fingerprint)
+  assert records(dataset.build(config)) == records(built)
+  monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "third"))
+  assert records(dataset.find(config.root, built.fingerprint)) == records(built)
+  assert not list(tmp_path.rglob(".partial-*"))
