@@ -64,8 +64,7 @@ def from_workdir(path: str, layout: Layout | None = None, knob: str = "--checkpo
   saved = restore.find(path, knob)
   run = experiment.load(str(saved.workdir), layout)
   model, params, tokenizer = restore.restore_model(run, saved)
-  name = f"{saved.workdir.name}, step {saved.step}"
-  return Subject(name, model.bind(params), tokenizer, run.data.seq_len)
+  return Subject(saved.title, model.bind(params), tokenizer, run.data.seq_len)
 
 
 def from_huggingface(path: str, layout: Layout | None = None) -> Subject:

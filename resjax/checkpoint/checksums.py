@@ -80,6 +80,31 @@ def of_array(x: Array) -> Array:
   return jnp.stack(sums)
 
 
+def not_finite(tree: PyTree, largest: float) -> list[str]:
+  """Returns the paths of the arrays that hold NaN, an infinite value, or one of such a magnitude.
+
+  Args:
+    tree: arrays of any sharding.
+    largest: the magnitude from which on values count.
+  """
+  leaves = [
+    (jax.tree_util.keystr(path, simple=True, separator="/"), leaf)
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+    if jnp.issubdtype(leaf.dtype, jnp.inexact)
+  ]
+  return [
+    name
+    for name, leaf in leaves
+    if not jax.device_get(_is_below(_everywhere(leaf))(leaf, np.float32(largest)))
+  ]
+
+
+@functools.cache
+def _is_below(sharding: NamedSharding | None) -> Callable[[Array, np.float32], Array]:
+  """Returns a function that says whether all magnitudes of an array are below a number."""
+  return jax.jit(lambda x, most: jnp.all(jnp.abs(x) < most), out_shardings=sharding)
+
+
 def _everywhere(x: Array) -> NamedSharding | None:
   """Returns a sharding with a copy on every device of an array's mesh; None if it has no mesh."""
   if not isinstance(x.sharding, NamedSharding):

@@ -2,7 +2,8 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import grain
@@ -12,12 +13,15 @@ from etils import epath
 from jax.experimental import multihost_utils
 
 from resjax import manifest
-from resjax.checkpoint import checksums
+from resjax.checkpoint import checksums, identity
 from resjax.checkpoint.config import CheckpointConfig
+from resjax.checkpoint.identity import Identity
 from resjax.checkpoint.reader import ARRAYS, absolute, compare, saved_steps
 from resjax.checkpoint.schedule import SaveSchedule
 from resjax.manifest import Damaged
 from resjax.typing import PyTree
+
+_EXPLODED = 1e19  # the square of a parameter from here on is no fp32 number
 
 State = TypeVar("State", bound=Any)  # a dataclass of pytrees of arrays, with a field `params`
 
@@ -41,7 +45,8 @@ class Checkpoints:
   Saving copies the state to the host and returns. Writing goes on in the background, and the
   checkpoint appears as a whole or not at all. What a killed process left half-written is removed at
   the start of the next one. Beside the arrays a checkpoint holds their checksums, computed on the
-  devices, the place in the data, and a manifest of its files. All processes make the same calls.
+  devices, the place in the data, and a manifest of its files, which says of which run and step it
+  is. All processes make the same calls.
 
   Args:
     folder: the folder of the checkpoints, which is made where missing.
@@ -49,6 +54,7 @@ class Checkpoints:
     batch_size: the number of rows of a step over all processes; the place in the data is counted in
       such batches.
     say: is called with a line about each damaged checkpoint.
+    run: what checkpoints say of their run, but for the step; by default nothing.
   """
 
   def __init__(
@@ -58,8 +64,10 @@ class Checkpoints:
     *,
     batch_size: int,
     say: Callable[[str], None] = print,
+    run: Identity | None = None,
   ):
     self.folder = absolute(folder)
+    self._run = run or Identity()
     self.schedule = SaveSchedule(config)
     self._config, self._batch_size, self._say = config, batch_size, say
     self._last = self.latest  # the step that needs no saving; it is the same in all processes
@@ -95,6 +103,12 @@ class Checkpoints:
     """The step of the newest checkpoint that is on disk; None if there is none."""
     return max(saved_steps(self.folder), default=None)
 
+  def last_words(self) -> str:
+    """Returns in words what the next process will go on from."""
+    if self.latest is None:
+      return "no checkpoint is there, so the same command starts anew"
+    return f"the checkpoint of step {self.latest} is the last one: the same command goes on from it"
+
   def due(self, step: int) -> bool:
     """Returns whether to save after a step; all processes ask after the same steps.
 
@@ -115,12 +129,18 @@ class Checkpoints:
       batches: the iterator over the data, whose place is saved.
 
     Raises:
-      ValueError: this save or the last one failed.
+      ValueError: this save or the last one failed, or the state holds values that are not finite;
+        such a state is not saved, because it would take the place of a good one.
     """
     if step == self._last:
       return
     self.wait()
     items = _items(state)
+    if bad := _not_finite(items):
+      raise ValueError(
+        f"the state after step {step} is not saved: {_count(bad)} values that are not finite; "
+        f"lower config.optim.learning_rate; {self.last_words()}"
+      )
     place = {"batch_size": self._batch_size, "iterator": batches.get_state()}
     args = ocp.args.Composite(
       **{name: ocp.args.StandardSave(tree) for name, tree in items.items()},
@@ -142,7 +162,7 @@ class Checkpoints:
     with self._failing():
       self._manager.wait_until_finished()
       if jax.process_index() == 0:
-        manifest.write(self.folder / str(self._saving), {})
+        manifest.write(self.folder / str(self._saving), self._facts())
     self._saving = None
 
   @contextlib.contextmanager
@@ -164,7 +184,11 @@ class Checkpoints:
     """Writes the manifest; runs in the background of process 0, before a checkpoint appears."""
     final = self.folder / str(self._saving)
     path_class = ocp.path.atomicity_defaults.get_default_temporary_path_class(final)
-    manifest.write(path_class.from_final(final).get(), {}, root=False)
+    manifest.write(path_class.from_final(final).get(), self._facts(), root=False)
+
+  def _facts(self) -> dict[str, Any]:
+    assert self._saving is not None
+    return self._run.of_step(self._saving).facts()
 
   def restore(self, abstract: State, batches: grain.DatasetIterator) -> tuple[int, State]:
     """Reads the newest checkpoint that is not damaged, and moves the iterator to its place.
@@ -180,8 +204,9 @@ class Checkpoints:
       The step of the checkpoint, and its state with the shardings of `abstract`.
 
     Raises:
-      ValueError: the checkpoint does not fit; or it is damaged, and config.checkpoint.strict is
-        set or there is no other one.
+      ValueError: the checkpoint does not fit, or is of another run or step; or it is damaged or
+        holds values that are not finite, and config.checkpoint.strict is set or there is no other
+        one.
     """
     damaged: dict[int, str] = {}
     for step in sorted(saved_steps(self.folder), reverse=True):
@@ -210,6 +235,7 @@ class Checkpoints:
   def _read(self, step: int, abstract: State) -> tuple[State, Any]:
     folder, items = self.folder / str(step), _items(abstract)
     manifest.check(folder, contents=self._config.verify)
+    self._check_identity(step)
     small = {name: ocp.args.JsonRestore() for name in (ARRAYS, "data")}
     notes = self._manager.restore(step, args=ocp.args.Composite(**small))
     differences = checksums.differences(notes[ARRAYS], items)
@@ -219,8 +245,23 @@ class Checkpoints:
     found = {name: found[name] for name in items}
     if self._config.verify:
       compare(found, notes[ARRAYS])
+    if bad := _not_finite(found):
+      raise Damaged(f"{_count(bad)} values that are not finite")
     state = dataclasses.replace(abstract, params=found["params"], **found["optimizer"])
     return state, notes["data"]["iterator"]
+
+  def _check_identity(self, step: int) -> None:
+    folder = self.folder / str(step)
+    found = identity.misplaced(folder, self._run.run)
+    if found is None:
+      return
+    wrong = [f"its folder says step {step}"] * (found.step != step)
+    wrong += [f"this run is {self._run.run}"] * (self._run.run not in (None, found.run))
+    raise ValueError(
+      f"{folder} is {found}, but {' and '.join(wrong)}; bring back what belongs there, or move it "
+      "elsewhere, and the same command goes on from the checkpoint before it; to start from its "
+      "parameters, set config.train.init_from in another config.workdir"
+    )
 
   def _check_fit(self, step: int, batch_size: int, differences: list[str]) -> None:
     if batch_size != self._batch_size:
@@ -250,6 +291,21 @@ class Checkpoints:
     if damaged:
       multihost_utils.sync_global_devices("damaged checkpoints set aside")
       self._manager.reload()
+
+
+def _not_finite(items: Mapping[str, PyTree]) -> list[str]:
+  """Returns the paths of the arrays that no run should go on from."""
+  largest = {"params": _EXPLODED, "optimizer": math.inf}
+  return [
+    f"{name}/{path}"
+    for name, tree in items.items()
+    for path in checksums.not_finite(tree, largest[name])
+  ]
+
+
+def _count(paths: Sequence[str]) -> str:
+  more = f" and {len(paths) - 1} more arrays have" if len(paths) > 1 else " has"
+  return f"{paths[0]}{more}"
 
 
 def _items(state: Any) -> dict[str, PyTree]:

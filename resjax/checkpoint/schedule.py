@@ -53,6 +53,10 @@ class SaveSchedule:
     """Takes note that a save began after a step."""
     self._begin, self._meeting, self._overdue = (step, self._clock()), step + 1, False
 
+  def postpone(self) -> None:
+    """Takes note that a save was put off: it is due after every step until one begins."""
+    self._overdue = True
+
   def _meet(self, step: int) -> None:
     if self._begin is None:
       self.saved(step)

@@ -70,10 +70,12 @@ class HealthConfig:
   spike_sigma: float
   max_skipped: int
   watchdog_seconds: float
+  max_update: float = 0.0  # Records of earlier runs have no such setting.
 
   def __post_init__(self) -> None:
     check_types(self, "config.health", ranged=True)
     ranges = {
+      "max_update": (self.max_update >= 0, "0 (no test) or more"),
       "spike_window": (2 <= self.spike_window <= MAX_SPIKE_WINDOW, f"in 2..{MAX_SPIKE_WINDOW}"),
       "spike_sigma": (self.spike_sigma >= 0, "0 (no test) or more"),
       "max_skipped": (self.max_skipped >= 1, "at least 1"),
@@ -84,7 +86,12 @@ class HealthConfig:
   @property
   def guards_steps(self) -> bool:
     """Whether any step may be skipped."""
-    return self.skip_nonfinite or self.spike_sigma > 0
+    return self.guards_updates or self.spike_sigma > 0
+
+  @property
+  def guards_updates(self) -> bool:
+    """Whether a step may be skipped for its update."""
+    return self.skip_nonfinite or self.max_update > 0
 
 
 @dataclasses.dataclass(frozen=True)

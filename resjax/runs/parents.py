@@ -1,6 +1,8 @@
 """The models that a run can start from: checkpoints of other runs, and Hugging Face folders."""
 
 import dataclasses
+import hashlib
+import json
 import pathlib
 from collections.abc import Mapping
 from typing import Any
@@ -54,11 +56,16 @@ class FromRun:
 
   def read(self, wanted: Mapping[str, jax.ShapeDtypeStruct], layout: Layout) -> Mapping[str, Array]:
     """Returns the wanted parameters by path, with the wanted shapes and shardings."""
+    restore.announce(self.saved)
     return flat(restore_params(self.saved.checkpoint, nested(wanted)))
 
   def identity(self, config: DecoderConfig) -> Mapping[str, Any]:
     """Returns the settings of the model, see `workdir.model_identity`."""
     return workdir.read(self.saved.workdir).identity
+
+  def facts(self) -> dict[str, str | int | None]:
+    """Returns what tells this parent from others, for the checkpoints of a run that starts here."""
+    return {"run": self.saved.identity.run, "step": self.saved.step}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,6 +102,16 @@ class FromHuggingFace:
   def identity(self, config: DecoderConfig) -> Mapping[str, Any]:
     """See `FromRun`; the dtype of activations is that of `config`."""
     return workdir.model_identity(huggingface.read_config(self.folder, dtype=config.dtype))
+
+  def facts(self) -> dict[str, str | int | None]:
+    """See `FromRun`; the digest covers the files of the folder, without those in its subfolders."""
+    digest = hashlib.sha256()
+    for path in sorted(self.folder.iterdir()):
+      if path.is_file():
+        with locations.open_regular(path) as file:
+          content = hashlib.file_digest(file, "sha256").digest()
+        digest.update(json.dumps(path.name).encode() + content)
+    return {"huggingface": digest.hexdigest()}
 
 
 Parent = FromRun | FromHuggingFace  # a trained model that a run starts from

@@ -1,12 +1,18 @@
 """Finds the checkpoint of a run and restores its model."""
 
 import dataclasses
+import sys
+
+import jax
 
 from resjax import locations
+from resjax.checkpoint import identity
+from resjax.checkpoint.identity import Identity
 from resjax.checkpoint.reader import newest, parameter_shapes, restore_params
 from resjax.data import tokenizer
 from resjax.data.tokenizer import Tokenizer
 from resjax.locations import Location
+from resjax.manifest import Damaged
 from resjax.models.model_def import ModelDef
 from resjax.runs import workdir
 from resjax.runs.config import Run
@@ -26,9 +32,31 @@ class Saved:
   workdir: Location
 
   @property
-  def step(self) -> int:
-    """The number of steps that the run had finished when the checkpoint was saved."""
-    return int(self.checkpoint.name)
+  def identity(self) -> Identity:
+    """What the checkpoint says of itself; nothing where its manifest is damaged."""
+    try:
+      return identity.of(self.checkpoint)
+    except Damaged:  # whoever reads the arrays says so
+      return Identity()
+
+  @property
+  def step(self) -> int | None:
+    """The number of steps that the run had finished when the checkpoint was saved, if known."""
+    known, name = self.identity.step, self.checkpoint.name
+    return int(name) if known is None and name.isdecimal() else known
+
+  @property
+  def title(self) -> str:
+    """The run and the step in words, for tables; what the checkpoint says of itself counts."""
+    other = self.misplaced()
+    return f"{self.workdir.name}, {other or f'step {self.step}'}"
+
+  def misplaced(self) -> Identity | None:
+    """Returns what the checkpoint says of itself if it is not what its path says, else None."""
+    recorded = None
+    if (self.workdir / workdir.RECORD).exists():
+      recorded = workdir.read(self.workdir).get("lineage")
+    return identity.misplaced(self.checkpoint, recorded and recorded["run"])
 
 
 def find(path: str, knob: str) -> Saved:
@@ -54,6 +82,13 @@ def find(path: str, knob: str) -> Saved:
   return Saved(checkpoint, folder)
 
 
+def announce(saved: Saved) -> None:
+  """Writes a line to the standard error if a checkpoint is not the one that its path says."""
+  other = saved.misplaced()
+  if other is not None and jax.process_index() == 0:
+    print(f"{saved.checkpoint} is {other}; it was moved or copied there", file=sys.stderr)
+
+
 def restore_model(run: Run, saved: Saved) -> tuple[ModelDef, PyTree, Tokenizer]:
   """Returns the model of a run, its parameters and its tokenizer; the run may be going on.
 
@@ -65,6 +100,7 @@ def restore_model(run: Run, saved: Saved) -> tuple[ModelDef, PyTree, Tokenizer]:
     ValueError: the checkpoint is damaged, or the sizes of the run are not those of its parameters.
   """
   _check_sizes(run, saved)
+  announce(saved)
   words = tokenizer.load(saved.workdir / workdir.TOKENIZER)
   run = run.with_vocab_size(words.vocab_size)
   model = ModelDef(run.decoder, run.layout)

@@ -185,7 +185,13 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
   ]
 
 
-def write(folder: Location, run: Run, dataset: DatasetSummary, costs: Mapping[str, float]) -> None:
+def write(
+  folder: Location,
+  run: Run,
+  dataset: DatasetSummary,
+  costs: Mapping[str, float],
+  lineage: Mapping[str, Any] | None = None,
+) -> None:
   """Writes the record of a run, and a copy of its tokenizer.
 
   Args:
@@ -193,8 +199,11 @@ def write(folder: Location, run: Run, dataset: DatasetSummary, costs: Mapping[st
     run: the run.
     dataset: the data that were built for it.
     costs: what its model costs, see `resjax.train.run_tables.model_costs`.
+    lineage: the random name of the run and its parent, see `resjax.runs.lineage.record`; None: the
+      run has no checkpoints.
   """
   content = {
+    "lineage": lineage,
     "config": run.resolved,
     "identity": identity(run),
     "data_fingerprint": dataset.fingerprint,

@@ -2,12 +2,17 @@
 
 import dataclasses
 import math
+from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from resjax.runs.config import MAX_SPIKE_WINDOW, HealthConfig
 from resjax.typing import Array, PyTree
+
+_USUAL_PARAMETER = 0.02  # the standard deviation that most parameters of Transformers start with
 
 
 @jax.tree_util.register_dataclass
@@ -39,20 +44,91 @@ class GuardState:
     return cls(*counts, *[jnp.zeros(MAX_SPIKE_WINDOW, jnp.float32) for _ in range(2)])
 
 
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Update:
+  """What the guard judges an update by, before it is taken.
+
+  Attributes:
+    norm: the norm of the change of all parameters, an fp32 scalar.
+    scale: the norm of all parameters before it, but at least that of as many parameters of 0.02
+      each, so that a model whose parameters begin at zero can begin to train; an fp32 scalar. It is
+      infinite also where parameters are so large, above 1e19, that their squares are infinite.
+    moments_finite: whether all numbers of the optimizer's new moments are finite, a bool scalar.
+  """
+
+  norm: Array
+  scale: Array
+  moments_finite: Array
+
+
+def measure(
+  optimizer: optax.GradientTransformation, params: PyTree, updates: PyTree, opt_state: PyTree
+) -> Update:
+  """Measures an update; no copy of the new state is made.
+
+  The new parameters need no look of their own: where both norms are finite, they are, too.
+
+  Args:
+    optimizer: the transformation that made the update.
+    params: the parameters before the update.
+    updates: what is to be added to them.
+    opt_state: the state of the optimizer after it.
+  """
+  leaves, structure = jax.tree.flatten(params)
+  moments: list[list[Array]] = [[] for _ in leaves]
+  optax.tree_utils.tree_map_params(
+    optimizer,
+    lambda moment, index: None if is_masked(moment) else moments[index].append(moment),
+    opt_state,
+    jax.tree.unflatten(structure, range(len(leaves))),
+    is_leaf=is_masked,
+  )
+  found = [
+    _sums(update, param, own)
+    for update, param, own in zip(jax.tree.leaves(updates), leaves, moments, strict=True)
+  ]
+  norm, scale, odd = (sum(values) for values in zip(*found, strict=True))
+  least = _USUAL_PARAMETER**2 * sum(leaf.size for leaf in leaves)
+  return Update(jnp.sqrt(norm), jnp.sqrt(jnp.maximum(scale, least)), odd == 0)
+
+
+def _sums(update: Array, param: Array, moments: Sequence[Array]) -> Sequence[Array]:
+  """Returns Σ update², Σ param² and the number of moments that are not finite.
+
+  All are found in one reduction, so that what an update is computed from is read once.
+  """
+  odd = sum((~jnp.isfinite(moment)).astype(jnp.float32) for moment in moments)
+  operands = jnp.square(update), jnp.square(param), odd + jnp.zeros_like(param)
+  zero = jnp.zeros((), jnp.float32)
+  return jax.lax.reduce(
+    operands,
+    (zero, zero, zero),
+    lambda a, b: tuple(x + y for x, y in zip(a, b, strict=True)),
+    tuple(range(param.ndim)),
+  )
+
+
 def judge(
-  config: HealthConfig, guard: GuardState, loss: Array, grad_norm: Array
+  config: HealthConfig,
+  guard: GuardState,
+  loss: Array,
+  grad_norm: Array,
+  update: Update | None = None,
 ) -> tuple[Array, GuardState]:
   """Decides whether a step is taken.
 
-  If the config says so, a step is skipped when its loss or gradient norm is not finite, or when one
-  of them is above mean + spike_sigma · std of the last spike_window steps that were taken, as soon
-  as there are half as many.
+  If the config says so, a step is skipped when its loss, its gradient norm or the state after it is
+  not finite; when its update is larger than max_update times the parameters; or when its loss or
+  gradient norm is above mean + spike_sigma · std of the last spike_window steps that were taken, as
+  soon as there are half as many.
 
   Args:
     config: says which steps are skipped.
     guard: the state of the guard before this step.
     loss: the loss of this step, an fp32 scalar.
     grad_norm: the norm of its gradient before clipping, an fp32 scalar.
+    update: the update of this step; None: it is not judged.
 
   Returns:
     A bool scalar, which is true if the step is taken, and the state of the guard after it.
@@ -60,6 +136,10 @@ def judge(
   take = jnp.ones((), jnp.bool_)
   if config.skip_nonfinite:
     take &= jnp.isfinite(loss) & jnp.isfinite(grad_norm)
+    if update is not None:
+      take &= jnp.isfinite(update.norm) & jnp.isfinite(update.scale) & update.moments_finite
+  if config.max_update and update is not None:
+    take &= update.norm <= config.max_update * update.scale
   if config.spike_sigma:
     loss_spikes = _is_spike(config, guard.taken, guard.losses, loss)
     take &= ~(loss_spikes | _is_spike(config, guard.taken, guard.grad_norms, grad_norm))
@@ -86,6 +166,14 @@ def _is_spike(config: HealthConfig, taken: Array, history: Array, value: Array) 
   return (2 * filled >= config.spike_window) & (value > limit)
 
 
+def is_masked(leaf: Any) -> bool:
+  """Returns whether a leaf stands for a moment that a parameter does not have.
+
+  Another rule of the optimizer updates such a parameter.
+  """
+  return isinstance(leaf, optax.MaskedNode)
+
+
 def choose(take: Array, new: PyTree, old: PyTree) -> PyTree:
   """Returns `new` if the step is taken, and otherwise `old`, bit by bit.
 
@@ -103,12 +191,19 @@ def choose(take: Array, new: PyTree, old: PyTree) -> PyTree:
 
 
 def problem(
-  config: HealthConfig, *, loss: float, grad_norm: float, skipped: int, in_a_row: int
+  config: HealthConfig,
+  *,
+  loss: float,
+  grad_norm: float,
+  skipped: int,
+  in_a_row: int,
+  update: Update | None = None,
 ) -> str | None:
   """Returns why a run should end after a step, as the end of a sentence; None if it may go on.
 
   It should end when too many steps in a row were skipped, or when a step was taken whose loss or
-  gradient norm is not finite.
+  gradient norm is not finite. The sentence ends with what to change before the run goes on from its
+  last checkpoint.
 
   Args:
     config: the settings of the guard.
@@ -116,13 +211,12 @@ def problem(
     grad_norm: the norm of its gradient.
     skipped: the number of steps skipped so far, with this one.
     in_a_row: the number of steps skipped since the last step that was taken, with this one.
+    update: the update of the step, as numbers; None: it was not judged.
   """
-  values = f"loss {loss:.6g} and gradient norm {grad_norm:.6g}"
+  values = describe(loss, grad_norm, update)
   if in_a_row >= config.max_skipped:
-    return (
-      f"{values} and is skipped as number {in_a_row} in a row, {skipped} in all; lower "
-      f"config.optim.learning_rate, or raise config.health.max_skipped={config.max_skipped} or "
-      f"config.health.spike_sigma={config.spike_sigma:g}"
+    return f"{values} and is skipped as number {in_a_row} in a row, {skipped} in all; " + _remedy(
+      config, loss, grad_norm, update
     )
   if not in_a_row and not (math.isfinite(loss) and math.isfinite(grad_norm)):
     return (
@@ -130,3 +224,42 @@ def problem(
       "config.health.skip_nonfinite=True"
     )
   return None
+
+
+def describe(loss: float, grad_norm: float, update: Update | None) -> str:
+  """Returns the values that the guard judges a step by, in words."""
+  words = f"loss {loss:.6g} and gradient norm {grad_norm:.6g}"
+  if update is None:
+    return words
+  if _is_poisoned(grad_norm, update):
+    what = "moments of the optimizer" if math.isfinite(update.scale) else "parameters"
+    return f"{words}, and {what} that are not finite"
+  if not (math.isfinite(loss) and math.isfinite(grad_norm)):
+    return words
+  return (
+    f"{words}, and an update of norm {update.norm:.4g} of parameters of norm {update.scale:.4g}"
+  )
+
+
+def _is_poisoned(grad_norm: float, update: Update) -> bool:
+  """Returns whether the state was not finite before a step."""
+  return not math.isfinite(update.scale) or (
+    math.isfinite(grad_norm) and not bool(update.moments_finite)
+  )
+
+
+def _remedy(config: HealthConfig, loss: float, grad_norm: float, update: Update | None) -> str:
+  if update is not None and _is_poisoned(grad_norm, update):
+    return (
+      "the state in memory is damaged and was not saved, so the same command needs no change; if "
+      "that happens again, check the memory of the devices"
+    )
+  # Which of the other settings helps depends on what was tested.
+  others = f"config.health.max_skipped={config.max_skipped}"
+  finite = math.isfinite(loss) and math.isfinite(grad_norm)
+  if config.spike_sigma and finite:
+    others += f" or config.health.spike_sigma={config.spike_sigma:g}"
+  judged = config.max_update and finite and update is not None
+  if judged and not update.norm <= config.max_update * update.scale:
+    others = f"config.health.max_update={config.max_update:g}"
+  return f"lower config.optim.learning_rate, or raise {others}"

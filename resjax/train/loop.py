@@ -2,11 +2,14 @@
 
 import contextlib
 import functools
+from collections.abc import Mapping
+from typing import Any
 
 import jax
 from rich.console import Console
 
 from resjax import processes, terminal
+from resjax.checkpoint.identity import Identity
 from resjax.checkpoint.manager import Checkpoints
 from resjax.checkpoint.reader import newest
 from resjax.locations import Location
@@ -14,7 +17,7 @@ from resjax.processes import signals
 from resjax.processes.watchdog import FILE_NAME as STACKS
 from resjax.processes.watchdog import Watchdog
 from resjax.records.time_ledger import Ledger
-from resjax.runs import host_memory, init_from, parents, workdir
+from resjax.runs import host_memory, init_from, lineage, parents, workdir
 from resjax.runs.config import Run
 from resjax.runs.parents import Parent
 from resjax.train import common_start, run_tables
@@ -58,13 +61,18 @@ def train(run: Run, console: Console | None = None, profile_steps: range = range
       if first:
         workdir.check(folder, run, dataset)
       say = functools.partial(console.print, markup=False, highlight=False, soft_wrap=True)
+      found = processes.first("lineage", lambda: lineage.find(folder, run, origin))
       checkpoints = Checkpoints(
-        folder / "checkpoints", run.checkpoint, batch_size=run.train.batch_size, say=say
+        folder / "checkpoints",
+        run.checkpoint,
+        batch_size=run.train.batch_size,
+        say=say,
+        run=Identity(**found),
       )
     with signals.stop_on_request() as stop, checkpoints, watchdog:
       with ledger.phase("init"):
         trainer = Trainer(run, dataset, checkpoints, origin, ledger)
-        _show(trainer, console)
+        _show(trainer, lineage.record(found), console)
       trainer.run_steps(stop, profile_steps)
     finish(trainer, console)
 
@@ -80,12 +88,12 @@ def _origin(run: Run, folder: Location) -> Parent | None:
   return parents.find(found) if found else None
 
 
-def _show(trainer: Trainer, console: Console) -> None:
+def _show(trainer: Trainer, born: Mapping[str, Any], console: Console) -> None:
   """Writes the record of a run into its folder; prints its model, and where it starts from."""
   run, folder = trainer.run, workdir.place(trainer.run.workdir)
   costs = run_tables.model_costs(trainer.model, run)
   if jax.process_index() == 0:
-    workdir.write(folder, run, trainer.dataset, costs)
+    workdir.write(folder, run, trainer.dataset, costs, born)
   run_tables.show_model(trainer.model, run, costs, console)
   run_tables.show_compiler_options(run, console)
   if trainer.origin is not None and trainer.inheritance is not None:

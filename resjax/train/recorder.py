@@ -35,6 +35,8 @@ class Recorder:
 
   Attributes:
     throughput: counts the tokens per second; whatever is no training step pauses it.
+    skipped_in_a_row: the number of steps skipped since the last one that was taken, as far as
+      metrics have come.
   """
 
   def __init__(
@@ -47,6 +49,7 @@ class Recorder:
     ledger: Ledger,
   ):
     self._run, self._checkpoints, self._ledger = run, checkpoints, ledger
+    self._start, self.skipped_in_a_row = start or 0, 0
     first = jax.process_index() == 0
     path = workdir.place(run.workdir) / FILE_NAME
     if first and path.exists():  # the logger then drops the records after the checkpoint
@@ -144,19 +147,30 @@ class Recorder:
       self._logger.log(step, record | self._step_time.read() | self._ledger.record())
       shown = {"loss": sums["loss"], "bpb": sums["bits_per_byte"], "lr": rate, "tok/s": speed}
       self._progress.update(step, shown)
+    update, in_a_row = values["update"], int(values["skipped_in_a_row"])
+    self.skipped_in_a_row = in_a_row
     if skipped:
-      self.message(f"step {step} is skipped: loss {sums['loss']:.4g}, gradient norm {norm:.4g}")
+      self.message(f"step {step} is skipped: {guard.describe(sums['loss'], norm, update)}")
     problem = guard.problem(
       self._run.health,
       loss=sums["loss"],
       grad_norm=norm,
       skipped=int(values["skipped_total"]),
-      in_a_row=int(values["skipped_in_a_row"]),
+      in_a_row=in_a_row,
+      update=update,
     )
     if problem:
       self._checkpoints.wait()  # the newest one may not be on disk yet
-      saved = self._checkpoints.latest
-      last = "no checkpoint is there"
-      if saved is not None:
-        last = f"the checkpoint of step {saved} is the last one"
-      raise ValueError(f"step {step} has {problem}; {last}")
+      raise ValueError(f"step {step} has {problem}; {self._way_back(step)}")
+
+  def _way_back(self, step: int) -> str:
+    """Returns what the same command will go on from after a step that ends the run."""
+    first, last = f"the checkpoint of step {self._start}", self._checkpoints.last_words()
+    if not self._start or self._checkpoints.latest != self._start:
+      return last
+    if self.skipped_in_a_row < step - self._start:
+      return last
+    return (
+      f"{last}; no step after it was taken, so if that does not help, move {first} out of "
+      f"{self._checkpoints.folder}, and the one before it is used"
+    )

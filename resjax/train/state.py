@@ -1,7 +1,6 @@
 """The state of training: what it holds, where it lies, and how it begins."""
 
 import dataclasses
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +8,7 @@ import optax
 from jax.sharding import NamedSharding
 
 from resjax.models.model_def import ModelDef
-from resjax.train.guard import GuardState
+from resjax.train.guard import GuardState, is_masked
 from resjax.typing import Array, PyTree
 
 
@@ -44,10 +43,10 @@ def abstract_state(model: ModelDef, optimizer: optax.GradientTransformation) -> 
   replicated = model.layout.sharding()
   opt_state = optax.tree_utils.tree_map_params(
     optimizer,
-    lambda leaf, param: leaf if _is_masked(leaf) else _placed(leaf, model.layout.moments(param)),
+    lambda leaf, param: leaf if is_masked(leaf) else _placed(leaf, model.layout.moments(param)),
     opt_state,
     model.abstract,
-    is_leaf=_is_masked,
+    is_leaf=is_masked,
     transform_non_params=lambda leaf: _placed(leaf, replicated),
   )
   step, guard = jax.tree.map(lambda leaf: _placed(leaf, replicated), (step, guard))
@@ -56,14 +55,6 @@ def abstract_state(model: ModelDef, optimizer: optax.GradientTransformation) -> 
 
 def _counters() -> tuple[Array, GuardState]:
   return jnp.zeros((), jnp.int32), GuardState.zeros()
-
-
-def _is_masked(leaf: Any) -> bool:
-  """Returns whether a leaf stands for a moment that a parameter does not have.
-
-  Another rule of the optimizer updates such a parameter.
-  """
-  return isinstance(leaf, optax.MaskedNode)
 
 
 def _placed(leaf: jax.ShapeDtypeStruct, sharding: NamedSharding | None) -> jax.ShapeDtypeStruct:

@@ -39,8 +39,9 @@ def make_train_step(
   sums are accumulated and divided once, so that a token weighs the same in every microbatch.
 
   A step that `health` does not let through leaves parameters, moments and the optimizer's counts
-  as they are, bit by bit. The metrics are `sums` and `grad_norm` of the step, its `learning_rate`,
-  `skipped` (0 or 1), and `skipped_total` and `skipped_in_a_row` with this step counted.
+  as they are, bit by bit. The metrics are `sums` and `grad_norm` of the step, its `update` (None
+  where nobody judges it), its `learning_rate`, `skipped` (0 or 1), and `skipped_total` and
+  `skipped_in_a_row` with this step counted.
 
   Args:
     model: the decoder without its parameters.
@@ -81,13 +82,16 @@ def make_train_step(
       params = parts(state.params)
       updates, opt_state = optimizer.update(gradients, state.opt_state, params)
       new = optax.apply_updates(params, updates), opt_state
-      seen, grad_norm = state.guard, optax.tree.norm(gradients)
+      seen, grad_norm, update = state.guard, optax.tree.norm(gradients), None
       if health is not None and health.guards_steps:
-        take, seen = guard.judge(health, seen, sums.nats / tokens, grad_norm)
+        if health.guards_updates:
+          update = guard.measure(optimizer, params, updates, opt_state)
+        take, seen = guard.judge(health, seen, sums.nats / tokens, grad_norm, update)
         new = guard.choose(take, new, (params, state.opt_state))
     metrics = {
       "sums": sums,
       "grad_norm": grad_norm,
+      "update": update,
       "learning_rate": learning_rate(state.step - state.guard.skipped),
       "skipped": seen.skipped - state.guard.skipped,
       "skipped_total": seen.skipped,

@@ -66,6 +66,7 @@ class Trainer:
       run.data, dataset, batch_size=size, seed=run.seed, rows=self.layout.rows(size).tolist()
     )
     self._meter: Meter | None = None
+    self._put_off = False  # whether a save waits for a step that is taken
     self.start = _agreed(checkpoints)
     self.state = self._first_state()
 
@@ -95,7 +96,8 @@ class Trainer:
 
     Raises:
       Interrupted: a signal came, and the state was saved.
-      ValueError: the run resumes after the first step to trace; or the guard ends the run.
+      ValueError: the run resumes after the first step to trace; or the guard ends the run, or the
+        last step was skipped, so that its state is not saved.
     """
     done, steps = self.start or 0, self.run.train.steps
     owed = processes.first("owed", self._owed)
@@ -165,8 +167,12 @@ class Trainer:
     if stop.asked:
       self._stop(step, recorder, stop)
     self._measure(step, self._due(step), recorder, stop)
-    if self._save_due(step):
-      self._save(step, recorder)
+    if self._save_due(step) and not self._save(step, recorder) and step == self.run.train.steps:
+      raise ValueError(
+        f"step {step}, the last one, is skipped, and {self._not_saved(recorder)}; lower "
+        f"config.optim.learning_rate={self.run.optim.learning_rate:g}, or set another "
+        f"config.train.steps={step}; {self.checkpoints.last_words()}"
+      )
 
   def _measure(
     self, step: int, names: Sequence[str], recorder: Recorder, stop: StopRequest
@@ -174,10 +180,26 @@ class Trainer:
     for name in names:
       {"validation": self._evaluate, "alignment": self._align}[name](step, recorder, stop)
 
-  def _save(self, step: int, recorder: Recorder) -> None:
+  def _save(self, step: int, recorder: Recorder) -> bool:
+    """Saves the state after a step, unless the step was skipped; returns whether it is saved.
+
+    While steps are skipped something is wrong, perhaps with the state itself. It must not take the
+    place of a good checkpoint, so the save waits for the next step that is taken.
+    """
+    if recorder.skipped_in_a_row:
+      if not self._put_off and step < self.run.train.steps:
+        recorder.message(f"step {step}: {self._not_saved(recorder)}; the next step taken is")
+      self._put_off = True
+      self.checkpoints.schedule.postpone()
+      return False
+    self._put_off = False
     recorder.account(step)
     with self.ledger.phase("save"):
       self.checkpoints.save(step, self.state, self.batches)
+    return True
+
+  def _not_saved(self, recorder: Recorder) -> str:
+    return f"its state is not saved, because {recorder.skipped_in_a_row} in a row were skipped"
 
   def _evaluate(self, step: int, recorder: Recorder, stop: StopRequest) -> None:
     config = self.run.train
@@ -229,10 +251,14 @@ class Trainer:
     return [due for due in self._due(step) if not any(n.startswith(f"{due}/") for n in names)]
 
   def _stop(self, step: int, recorder: Recorder, stop: StopRequest) -> NoReturn:
-    """Saves the state after a step, and raises Interrupted."""
-    self._save(step, recorder)
+    """Saves the state after a step unless the step was skipped, and raises Interrupted."""
+    saved = self._save(step, recorder)
     self.checkpoints.wait()
     message = f"stopped after step {step}, which is saved; the same command goes on"
+    if not saved:
+      message = (
+        f"stopped after step {step}: {self._not_saved(recorder)}; {self.checkpoints.last_words()}"
+      )
     raise Interrupted(message, stop.code, agreed=True)
 
 
