@@ -13,7 +13,7 @@ from etils import epath
 from jax.experimental import multihost_utils
 
 from resjax import manifest
-from resjax.checkpoint import checksums, identity
+from resjax.checkpoint import checksums, identity, leaks
 from resjax.checkpoint.config import CheckpointConfig
 from resjax.checkpoint.identity import Identity
 from resjax.checkpoint.reader import ARRAYS, absolute, compare, saved_steps
@@ -76,6 +76,7 @@ class Checkpoints:
     kept = [policies.LatestN(config.keep_last)]
     if config.keep_every:
       kept.append(policies.EveryNSteps(config.keep_every))
+    leaks.stop_counting_bytes()
     self._manager = _Manager(
       self.folder,
       options=ocp.CheckpointManagerOptions(
@@ -104,7 +105,8 @@ class Checkpoints:
     return max(saved_steps(self.folder), default=None)
 
   def last_words(self) -> str:
-    """Returns in words what the next process will go on from."""
+    """Returns in words what the next process will go on from, when everything is on disk."""
+    self.wait()
     if self.latest is None:
       return "no checkpoint is there, so the same command starts anew"
     return f"the checkpoint of step {self.latest} is the last one: the same command goes on from it"

@@ -8,8 +8,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
+from jax.sharding import PartitionSpec
 
 from resjax.runs.config import MAX_SPIKE_WINDOW, HealthConfig
+from resjax.sharding import Layout
 from resjax.typing import Array, PyTree
 
 _USUAL_PARAMETER = 0.02  # the standard deviation that most parameters of Transformers start with
@@ -54,12 +56,12 @@ class Update:
     scale: the norm of all parameters before it, but at least that of as many parameters of 0.02
       each, so that a model whose parameters begin at zero can begin to train; an fp32 scalar. It is
       infinite also where parameters are so large, above 1e19, that their squares are infinite.
-    moments_finite: whether all numbers of the optimizer's new moments are finite, a bool scalar.
+    bad_moments: how many numbers of the optimizer's new moments are not finite, an fp32 scalar.
   """
 
   norm: Array
   scale: Array
-  moments_finite: Array
+  bad_moments: Array
 
 
 def measure(
@@ -88,9 +90,9 @@ def measure(
     _sums(update, param, own)
     for update, param, own in zip(jax.tree.leaves(updates), leaves, moments, strict=True)
   ]
-  norm, scale, odd = (sum(values) for values in zip(*found, strict=True))
+  norm, scale, bad = (sum(values) for values in zip(*found, strict=True))
   least = _USUAL_PARAMETER**2 * sum(leaf.size for leaf in leaves)
-  return Update(jnp.sqrt(norm), jnp.sqrt(jnp.maximum(scale, least)), odd == 0)
+  return Update(jnp.sqrt(norm), jnp.sqrt(jnp.maximum(scale, least)), bad)
 
 
 def _sums(update: Array, param: Array, moments: Sequence[Array]) -> Sequence[Array]:
@@ -98,8 +100,8 @@ def _sums(update: Array, param: Array, moments: Sequence[Array]) -> Sequence[Arr
 
   All are found in one reduction, so that what an update is computed from is read once.
   """
-  odd = sum((~jnp.isfinite(moment)).astype(jnp.float32) for moment in moments)
-  operands = jnp.square(update), jnp.square(param), odd + jnp.zeros_like(param)
+  bad = sum((~jnp.isfinite(moment)).astype(jnp.float32) for moment in moments)
+  operands = jnp.square(update), jnp.square(param), bad + jnp.zeros_like(param)
   zero = jnp.zeros((), jnp.float32)
   return jax.lax.reduce(
     operands,
@@ -107,6 +109,29 @@ def _sums(update: Array, param: Array, moments: Sequence[Array]) -> Sequence[Arr
     lambda a, b: tuple(x + y for x, y in zip(a, b, strict=True)),
     tuple(range(param.ndim)),
   )
+
+
+def agreed(layout: Layout, values: PyTree) -> PyTree:
+  """Returns the largest value that any device has of each scalar; infinity if one is not finite.
+
+  Devices hold copies of the same parameters and moments. Where the memory of one goes wrong, the
+  copies differ, and yet all devices have to take a step or to skip it.
+
+  Args:
+    layout: the devices.
+    values: fp32 scalars, which are alike on all devices unless one has gone wrong.
+  """
+  if not layout.spans_devices:
+    return values
+
+  def largest(values: PyTree) -> PyTree:
+    finite = jax.tree.map(lambda x: jnp.where(jnp.isfinite(x), x, jnp.inf), values)
+    return jax.lax.pmax(finite, layout.mesh.axis_names)
+
+  everywhere = PartitionSpec()
+  return jax.shard_map(
+    largest, mesh=layout.mesh, in_specs=everywhere, out_specs=everywhere, check_vma=False
+  )(values)
 
 
 def judge(
@@ -137,7 +162,7 @@ def judge(
   if config.skip_nonfinite:
     take &= jnp.isfinite(loss) & jnp.isfinite(grad_norm)
     if update is not None:
-      take &= jnp.isfinite(update.norm) & jnp.isfinite(update.scale) & update.moments_finite
+      take &= jnp.isfinite(update.norm) & jnp.isfinite(update.scale) & (update.bad_moments == 0)
   if config.max_update and update is not None:
     take &= update.norm <= config.max_update * update.scale
   if config.spike_sigma:
@@ -243,9 +268,7 @@ def describe(loss: float, grad_norm: float, update: Update | None) -> str:
 
 def _is_poisoned(grad_norm: float, update: Update) -> bool:
   """Returns whether the state was not finite before a step."""
-  return not math.isfinite(update.scale) or (
-    math.isfinite(grad_norm) and not bool(update.moments_finite)
-  )
+  return not math.isfinite(update.scale) or (math.isfinite(grad_norm) and update.bad_moments > 0)
 
 
 def _remedy(config: HealthConfig, loss: float, grad_norm: float, update: Update | None) -> str:

@@ -160,7 +160,6 @@ class Recorder:
       update=update,
     )
     if problem:
-      self._checkpoints.wait()  # the newest one may not be on disk yet
       raise ValueError(f"step {step} has {problem}; {self._way_back(step)}")
 
   def _way_back(self, step: int) -> str:

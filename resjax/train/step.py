@@ -86,7 +86,9 @@ def make_train_step(
       if health is not None and health.guards_steps:
         if health.guards_updates:
           update = guard.measure(optimizer, params, updates, opt_state)
-        take, seen = guard.judge(health, seen, sums.nats / tokens, grad_norm, update)
+        values = sums.nats / tokens, grad_norm, update
+        loss, norm, update = guard.agreed(model.layout, values)
+        take, seen = guard.judge(health, seen, loss, norm, update)
         new = guard.choose(take, new, (params, state.opt_state))
     metrics = {
       "sums": sums,
