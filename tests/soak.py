@@ -98,9 +98,7 @@ def problems(found: list[Figures]) -> list[str]:
 
 def main() -> None:
   """Runs the soak and exits with 1 if something grew."""
-  parser = argparse.ArgumentParser(
-    description="Trains for long and watches what the process holds."
-  )
+  parser = argparse.ArgumentParser(description="Watches what a long run holds.")
   parser.add_argument("--steps", type=int, default=10_000)
   parser.add_argument("--saves", type=int, default=400)
   flags = parser.parse_args()

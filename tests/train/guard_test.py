@@ -44,6 +44,65 @@ def test_values_that_are_not_finite_are_left_out_and_counted(bad):
   assert all(judge_all(dataclasses.replace(NONFINITE, skip_nonfinite=False), losses)[0])
 
 
+def update(norm=1.0, scale=10.0, bad_moments=0.0):
+  return guard.Update(*map(jnp.float32, (norm, scale, bad_moments)))
+
+
+@pytest.mark.parametrize(
+  ("found", "taken"),
+  [
+    (update(), True),
+    (update(norm=40.0), True),
+    (update(norm=40.1), False),
+    (update(norm=np.inf), False),
+    (update(norm=np.nan), False),
+    (update(scale=np.inf), False),
+    (update(scale=np.nan), False),
+    (update(bad_moments=1.0), False),
+  ],
+)
+def test_updates_are_judged(found, taken):
+  config = dataclasses.replace(NONFINITE, max_update=4.0)
+  judge = jax.jit(guard.judge, static_argnums=0)
+  take, state = judge(config, GuardState.zeros(), jnp.float32(1), jnp.float32(1), found)
+  assert bool(take) == taken and int(state.in_a_row) == 1 - taken
+  assert bool(judge(OFF, GuardState.zeros(), jnp.float32(1), jnp.float32(1), found)[0])
+
+
+def test_an_update_is_measured(compiled):
+  params = compiled.first.params
+  leaves = jax.tree.leaves(params)
+  updates = jax.tree.map(lambda leaf: 3.0 * leaf, params)
+  found = guard.measure(compiled.optimizer, params, updates, compiled.first.opt_state)
+  norm = np.sqrt(sum(np.square(leaf, dtype=np.float64).sum() for leaf in leaves))
+  np.testing.assert_allclose([found.norm, found.scale], [3 * norm, norm], rtol=1e-5)
+  assert found.bad_moments == 0
+  # A model of zeros may begin.
+  zeros = jax.tree.map(np.zeros_like, params)
+  scale = guard.measure(compiled.optimizer, zeros, updates, compiled.first.opt_state).scale
+  np.testing.assert_allclose(scale, 0.02 * np.sqrt(sum(leaf.size for leaf in leaves)), rtol=1e-5)
+  # One number of one moment of each parameter is enough, and each moment is looked at.
+  moments, form = jax.tree.flatten(compiled.first.opt_state)
+  shaped = [n for n, moment in enumerate(moments) if moment.ndim]
+  assert len(shaped) == 2 * len(leaves)
+  for place in shaped:
+    bad = [np.array(moment) for moment in moments]
+    bad[place].flat[-1] = np.inf
+    state = jax.tree.unflatten(form, bad)
+    assert guard.measure(compiled.optimizer, params, updates, state).bad_moments == 1
+
+
+@pytest.mark.parametrize("mesh", [None, {"data": 2, "fsdp": 2, "tensor": 2}])
+def test_one_device_with_another_copy_is_enough(mesh):
+  layout = layouts.layout(devices=jax.devices() if mesh else jax.devices()[:1], **mesh or {})
+  devices = list(layout.mesh.devices.flat)
+  copies = [jax.device_put(jnp.float32(1.0), device) for device in devices]
+  copies[-1] = jax.device_put(jnp.float32(np.nan), devices[-1])
+  value = jax.make_array_from_single_device_arrays((), layout.sharding(), copies)
+  found = jax.jit(lambda x: guard.agreed(layout, {"x": x}))(value)["x"]
+  assert not any(np.isfinite(shard.data) for shard in found.addressable_shards)
+
+
 def reference_taken(config, values):
   """The same rule over a Python list, in float64."""
   window, taken = [], []
@@ -247,6 +306,22 @@ def problem(config=NONFINITE, **values):
   return guard.problem(config, **values)
 
 
+def test_a_message_says_what_is_wrong_with_an_update():
+  config = dataclasses.replace(NONFINITE, max_update=4.0)
+  bad = {"skipped": 10, "in_a_row": 10}
+  large = problem(config, **bad, update=guard.Update(1e24, 12.0, 0.0))
+  assert "an update of norm 1e+24 of parameters of norm 12 and is skipped" in large
+  assert large.endswith("lower config.optim.learning_rate, or raise config.health.max_update=4")
+  for found, words in (
+    (guard.Update(1.0, np.inf, 0.0), "parameters that are not finite"),
+    (guard.Update(1.0, 12.0, 3.0), "moments of the optimizer that are not finite"),
+  ):
+    message = problem(config, **bad, update=found)
+    assert words in message and "the same command needs no change" in message
+  spike = problem(SPIKES, **bad, update=guard.Update(1.0, 12.0, 0.0))
+  assert "config.health.max_skipped=10 or config.health.spike_sigma=3" in spike
+
+
 def test_the_run_ends_after_too_many_in_a_row():
   assert problem() is None
   assert problem(loss=np.nan, skipped=30, in_a_row=9) is None
@@ -267,6 +342,7 @@ def test_the_run_ends_after_too_many_in_a_row():
     ({"spike_sigma": -1.0}, "config.health.spike_sigma=-1.0 must be .*0 .no test. or more"),
     ({"spike_sigma": np.nan}, "config.health.spike_sigma=nan must be finite"),
     ({"max_skipped": 0}, "config.health.max_skipped=0 must be .*at least 1"),
+    ({"max_update": -1.0}, "config.health.max_update=-1.0 must be .*0 .no test. or more"),
     ({"watchdog_seconds": -5.0}, "config.health.watchdog_seconds=-5.0"),
   ],
 )

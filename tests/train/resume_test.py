@@ -106,17 +106,21 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(root, straight
   assert without_time(workdir) == without_time(straight)
 
 
+def with_room_for(size: int, arguments: list[str]) -> list[str]:
+  """The command, with a bound on the bytes of each file that it writes."""
+  program = (
+    f"import os, resource, sys\nresource.setrlimit(resource.RLIMIT_FSIZE, ({size}, {size}))\n"
+    "os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
+  )
+  return [sys.executable, "-c", program, *arguments[1:]]
+
+
 @pytest.mark.slow
 def test_a_full_disk_is_one_line_and_loses_no_checkpoint(root, straight):
   workdir = root / "full"
   shutil.copytree(straight, workdir)
   shutil.rmtree(workdir / "checkpoints" / "30")
-  program = (
-    "import os, resource, sys\n"
-    "resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))\n"
-    "os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
-  )
-  process = start([sys.executable, "-c", program, *command(root, workdir)[1:]])
+  process = start(with_room_for(100_000, command(root, workdir)))
   output, _ = process.communicate(timeout=120)
   assert process.returncode == 1
   assert "Traceback" not in output and output.count("error:") == 1, output
@@ -127,6 +131,28 @@ def test_a_full_disk_is_one_line_and_loses_no_checkpoint(root, straight):
   assert hashes(workdir) == hashes(straight)
   names = [path.name for path in (workdir / "checkpoints").iterdir()]
   assert sorted(names) == ["10", "20", "30"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", ["metrics.jsonl", "training.png"])
+def test_a_full_disk_while_records_or_the_report_are_written(root, straight, what):
+  workdir = root / f"full-{what}"
+  shutil.copytree(straight, workdir)
+  room = size(workdir / "metrics.jsonl") - 500
+  if what == "metrics.jsonl":
+    shutil.rmtree(workdir / "checkpoints" / "30")
+  else:
+    room += 2000
+    assert room < size(workdir / "plots" / what)
+  process = start(with_room_for(room, command(root, workdir)))
+  output, _ = process.communicate(timeout=120)
+  assert process.returncode == 1
+  assert "Traceback" not in output and output.count("error:") == 1, output
+  words = output.splitlines()[-1]
+  assert words.startswith("error: ") and "File too large" in words and what in words, output
+  finish(command(root, workdir))
+  assert hashes(workdir) == hashes(straight)
+  assert without_time(workdir) == without_time(straight)
 
 
 def test_finished_run_says_so(root, straight):
