@@ -185,6 +185,22 @@ def _try_writing(folder: Location, knob: str) -> None:
     ) from None
 
 
+@contextlib.contextmanager
+def writing(place: Location) -> Iterator[None]:
+  """Names a file in the error of writing it, which alone would not say where room is missing.
+
+  Raises:
+    ValueError: the file could not be written.
+  """
+  try:
+    yield
+  except OSError as error:
+    raise ValueError(
+      f"cannot write {place} ({error.strerror or error}); make room there, or make it writable, and "
+      "the same command goes on"
+    ) from error
+
+
 def write_text(place: Location, text: str) -> None:
   """Writes a file, which appears as a whole or not at all, and makes its folder where missing."""
   if not is_local(place):

@@ -116,11 +116,12 @@ def sweep_curves(
 
 def save(figure: Figure, path: Location) -> None:
   """Writes a figure as PNG, without a display; a link at its place is replaced."""
-  path.parent.mkdir(parents=True, exist_ok=True)
-  if locations.is_local(path) and path.is_symlink():
-    path.unlink()
-  with path.open("wb") as file:
-    FigureCanvasAgg(figure).print_png(file)
+  with locations.writing(path):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if locations.is_local(path) and path.is_symlink():
+      path.unlink()
+    with path.open("wb") as file:
+      FigureCanvasAgg(figure).print_png(file)
 
 
 def _curve(axes: Axes, records: Records, key: str, colour: str, label: str, **style: Any) -> None:

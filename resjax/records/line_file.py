@@ -17,13 +17,16 @@ class LocalLines:
   Args:
     path: the path of the file.
     kept: the first lines; whatever else the file held is dropped.
+
+  Raises:
+    ValueError: the file cannot be written; the methods raise it, too.
   """
 
   def __init__(self, path: Location, kept: Iterable[str]):
     # At any time either the old file or the new one exists.
-    temporary = path.with_name(path.name + ".tmp")
+    self._path, temporary = path, path.with_name(path.name + ".tmp")
     temporary.unlink(missing_ok=True)  # a killed process left it, or somebody a link
-    with temporary.open("x", encoding="utf-8") as file:  # "x" follows no link
+    with locations.writing(path), temporary.open("x", encoding="utf-8") as file:  # "x": no link
       file.writelines(line + "\n" for line in kept)
       file.flush()
       os.fsync(file.fileno())
@@ -32,15 +35,17 @@ class LocalLines:
 
   def add(self, line: str) -> None:
     """Appends a line."""
-    self._file.write(line + "\n")
-    self._file.flush()
+    with locations.writing(self._path):
+      self._file.write(line + "\n")
+      self._file.flush()
 
   def flush(self) -> None:
     """Does nothing, because all lines are in the file."""
 
   def close(self) -> None:
     """Closes the file."""
-    self._file.close()
+    with locations.writing(self._path):
+      self._file.close()
 
 
 class RemoteLines:

@@ -169,7 +169,7 @@ class Trainer:
     self._measure(step, self._due(step), recorder, stop)
     if self._save_due(step) and not self._save(step, recorder) and step == self.run.train.steps:
       raise ValueError(
-        f"step {step}, the last one, is skipped, and {self._not_saved(recorder)}; lower "
+        f"step {step}, the last one, is skipped: {self._not_saved(recorder)}; lower "
         f"config.optim.learning_rate={self.run.optim.learning_rate:g}, or set another "
         f"config.train.steps={step}; {self.checkpoints.last_words()}"
       )
@@ -188,7 +188,7 @@ class Trainer:
     """
     if recorder.skipped_in_a_row:
       if not self._put_off and step < self.run.train.steps:
-        recorder.message(f"step {step}: {self._not_saved(recorder)}; the next step taken is")
+        recorder.message(f"step {step}: {self._not_saved(recorder)}; the next step taken will be")
       self._put_off = True
       self.checkpoints.schedule.postpone()
       return False
@@ -199,7 +199,7 @@ class Trainer:
     return True
 
   def _not_saved(self, recorder: Recorder) -> str:
-    return f"its state is not saved, because {recorder.skipped_in_a_row} in a row were skipped"
+    return f"nothing is saved while steps are skipped, {recorder.skipped_in_a_row} in a row so far"
 
   def _evaluate(self, step: int, recorder: Recorder, stop: StopRequest) -> None:
     config = self.run.train

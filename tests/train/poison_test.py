@@ -175,7 +175,7 @@ def test_the_next_step_taken_is_saved_after_a_skipped_one(root, tmp_path, capsys
   with bad_steps(4, 5):
     trained.run(config)
   printed = capsys.readouterr().out
-  assert printed.count("its state is not saved, because 1 in a row were skipped") == 1
+  assert printed.count("nothing is saved while steps are skipped, 1 in a row so far") == 1
   assert saved_steps(tmp_path / "checkpoints") == [6, 8]
 
 
@@ -183,7 +183,7 @@ def test_the_last_step_is_skipped(root, tmp_path):
   config = settings(root, tmp_path, steps=4)
   with bad_steps(4):
     message = fails(config)
-  assert message.startswith("step 4, the last one, is skipped, and its state is not saved")
+  assert message.startswith("step 4, the last one, is skipped: nothing is saved")
   assert saved_steps(tmp_path / "checkpoints") == [2]
   assert_trains(settings(root, tmp_path, steps=5), start=2)
 
@@ -198,7 +198,7 @@ def test_a_signal_while_steps_are_skipped(root, tmp_path):
   with bad_steps(4), at_step(4, stop), pytest.raises(Interrupted) as caught:
     trained.run(config)
   message = str(caught.value)
-  assert message.startswith("stopped after step 4: its state is not saved, because 1 in a row")
+  assert message.startswith("stopped after step 4: nothing is saved while steps are skipped, 1 in")
   assert "the checkpoint of step 2 is the last one: the same command goes on from it" in message
   assert saved_steps(tmp_path / "checkpoints") == [2]
   assert_trains(config, start=2)
