@@ -196,8 +196,8 @@ def writing(place: Location) -> Iterator[None]:
     yield
   except OSError as error:
     raise ValueError(
-      f"cannot write {place} ({error.strerror or error}); make room there, or make it writable, and "
-      "the same command goes on"
+      f"cannot write {place} ({error.strerror or error}); make room there, or make it writable, "
+      "and the same command goes on"
     ) from error
 
 
