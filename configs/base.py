@@ -256,8 +256,8 @@ def train() -> dict:
 def health() -> dict:
   """What a run does about steps that would harm it, and when it hangs."""
   return {
-    "skip_nonfinite": True,  # skip steps whose loss, gradient or new state is NaN or infinite
-    "max_update": 4.0,  # skip steps whose update is larger than this times the parameters; 0: none
+    "skip_nonfinite": True,  # skip steps whose loss or gradient norm is NaN or infinite
+    "max_update": 4.0,  # a run ends when an update is this many times the parameters; 0: never
     "spike_window": 128,  # how many earlier steps a step's loss and gradient norm are held against
     "spike_sigma": 0.0,  # skip steps above their mean + spike_sigma · std; 0: none; 6 is usual
     "max_skipped": 10,  # the run ends after so many skipped steps in a row

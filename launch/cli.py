@@ -1,6 +1,7 @@
 """What all commands share: the config flag, `--help`, and every error as one line."""
 
 import contextlib
+import io
 import os
 import re
 import select
@@ -56,7 +57,8 @@ def run(
   end = sys.argv.index("--") if takes_words and "--" in sys.argv else len(sys.argv)
   arguments, after = sys.argv[:end], sys.argv[end + 1 :]
   for stream in (sys.stdout, sys.stderr):
-    stream.reconfigure(errors="backslashreplace")  # of names that are no UTF-8
+    if isinstance(stream, io.TextIOWrapper):
+      stream.reconfigure(errors="backslashreplace")  # of names that are no UTF-8
 
   def guarded(argv: list[str]) -> None:
     _watch_threads()

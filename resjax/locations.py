@@ -7,6 +7,7 @@ An object that is written appears as a whole or not at all.
 import contextlib
 import functools
 import importlib.util
+import io
 import os
 import pathlib
 import re
@@ -14,7 +15,7 @@ import stat
 import tempfile
 import uuid
 from collections.abc import Iterator, Mapping
-from typing import IO, Any, TypeAlias
+from typing import IO, Any, TypeAlias, cast
 
 import fsspec
 from etils import epath
@@ -107,7 +108,7 @@ def inside(root: Location, name: object, where: str, *, links: Location | None =
   return found
 
 
-def open_regular(place: Location) -> IO[bytes]:
+def open_regular(place: Location) -> io.BufferedIOBase:
   """Opens a file to read bytes, unless it is a pipe, a socket, a device or a folder.
 
   Raises:
@@ -115,7 +116,7 @@ def open_regular(place: Location) -> IO[bytes]:
     ValueError: it is no regular file.
   """
   if not is_local(place):
-    return place.open("rb")
+    return cast(io.BufferedIOBase, place.open("rb"))
   # Without O_NONBLOCK, a pipe that nobody writes to would block here.
   number = os.open(place, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
   if not stat.S_ISREG(os.fstat(number).st_mode):

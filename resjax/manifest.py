@@ -70,8 +70,8 @@ def write(folder: Location, facts: Mapping[str, Any], *, root: bool = True) -> N
   with concurrent.futures.ThreadPoolExecutor(_THREADS) as threads:
     files.update(zip(new, threads.map(lambda name: _entry(folder / name), new), strict=True))
   # An empty entry would not count in the digest, so that a damaged name of it would go unnoticed.
-  content = {"files": files} | ({"facts": facts} if facts else {})
-  content |= {"sha256": _digest(files, facts)}
+  content: dict[str, Any] = {"files": files} | ({"facts": facts} if facts else {})
+  content["sha256"] = _digest(files, facts)
   locations.write_text(folder / FILE_NAME, json.dumps(content, indent=1))
 
 

@@ -26,9 +26,8 @@ def check_types(
   """
   for name, kind in _annotations(type(config)).items():
     value = getattr(config, name)
-    if not (
-      ranged and kind in (int, float) and isinstance(value, float) and not math.isfinite(value)
-    ):
+    is_finite = not isinstance(value, float) or math.isfinite(value)
+    if is_finite or not ranged or kind not in (int, float):
       check_type(value, kind, f"{section}.{name}", (most or {}).get(name, MOST))
 
 
@@ -73,11 +72,12 @@ def _wrong(value: Any, kind: Any, most: int) -> str:
   if kind is int:
     if not is_number or not isinstance(value, numbers.Integral):
       return "a whole number"
-    return "" if abs(value) <= most else f"a whole number of at most {most:,}"
+    return "" if abs(int(value)) <= most else f"a whole number of at most {most:,}"
   if kind is float:
-    if not is_number or not math.isfinite(value):
+    is_large = isinstance(value, numbers.Integral) and abs(int(value)) > _MOST_FLOAT
+    if not is_number or is_large or not math.isfinite(value):
       return "a finite number"
-    sane = value == 0 or _LEAST_FLOAT <= abs(value) <= _MOST_FLOAT
+    sane = value == 0 or _LEAST_FLOAT <= abs(float(value)) <= _MOST_FLOAT
     return "" if sane else f"0 or, without its sign, in {_LEAST_FLOAT:g}..{_MOST_FLOAT:g} (float32)"
   if dataclasses.is_dataclass(kind):
     return "" if isinstance(value, typing.cast(type, kind)) else "a section of settings"
@@ -105,7 +105,7 @@ def _wrong_tuple(value: Any, inner: tuple[Any, ...], most: int) -> str:
 
 
 @functools.cache
-def _annotations(kind: type) -> Mapping[str, Any]:
+def _annotations(kind: Any) -> Mapping[str, Any]:
   hints = typing.get_type_hints(kind)
   return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
 

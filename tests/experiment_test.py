@@ -257,7 +257,7 @@ def test_every_setting_has_its_type():
     del given["sharding"][name]
   refused = 0
   for path, value in leaves(given):
-    others = {int: (*LIKE_NO_NUMBER, 10**30, -(10**30)), float: LIKE_NO_NUMBER}
+    others = {int: (*LIKE_NO_NUMBER, 10**30, -(10**30)), float: (*LIKE_NO_NUMBER, 10**400, 1e-300)}
     wrong = others.get(type(value), (None, 7, float("inf"), {"a": 1}))
     for other in wrong:
       values = copy.deepcopy(given)

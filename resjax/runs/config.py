@@ -86,11 +86,11 @@ class HealthConfig:
   @property
   def guards_steps(self) -> bool:
     """Whether any step may be skipped."""
-    return self.guards_updates or self.spike_sigma > 0
+    return self.skip_nonfinite or self.spike_sigma > 0
 
   @property
   def guards_updates(self) -> bool:
-    """Whether a step may be skipped for its update."""
+    """Whether the run may end because of the state that a step leaves."""
     return self.skip_nonfinite or self.max_update > 0
 
 

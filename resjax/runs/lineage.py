@@ -25,9 +25,9 @@ def find(folder: Location, run: Run, origin: Parent | None) -> dict[str, Any]:
   Raises:
     ValueError: the record of the run is damaged.
   """
-  old = workdir.read(folder).get("lineage") if (folder / workdir.RECORD).exists() else None
-  name = old["run"] if old else secrets.token_hex(8)
-  parent = old and old["parent"] if origin is None else origin.facts()
+  old = workdir.read(folder).lineage if (folder / workdir.RECORD).exists() else None
+  name = old.run if old else secrets.token_hex(8)
+  parent = origin.facts() if origin else old.parent if old else None
   config = hashlib.sha256(json.dumps(run.resolved, sort_keys=True).encode()).hexdigest()
   return dataclasses.asdict(Identity(run=name, config=config, parent=parent))
 

@@ -55,8 +55,8 @@ class Saved:
     """Returns what the checkpoint says of itself if it is not what its path says, else None."""
     recorded = None
     if (self.workdir / workdir.RECORD).exists():
-      recorded = workdir.read(self.workdir).get("lineage")
-    return identity.misplaced(self.checkpoint, recorded and recorded["run"])
+      recorded = workdir.read(self.workdir).lineage
+    return identity.misplaced(self.checkpoint, recorded.run if recorded else None)
 
 
 def find(path: str, knob: str) -> Saved:

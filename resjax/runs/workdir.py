@@ -16,6 +16,7 @@ import jax
 import msgspec
 
 from resjax import locations, redaction, typed_json
+from resjax.checkpoint.identity import RunId
 from resjax.data.summary import DatasetSummary
 from resjax.locations import Location
 from resjax.models.config import DecoderConfig
@@ -47,6 +48,19 @@ class Costs:
 
 
 @dataclasses.dataclass(frozen=True)
+class Lineage:
+  """Who a run is.
+
+  Attributes:
+    run: the random name that it got at its first start.
+    parent: what it began with, see `resjax.checkpoint.identity.Identity`.
+  """
+
+  run: RunId
+  parent: dict[str, str | int | None] | None = None
+
+
+@dataclasses.dataclass(frozen=True)
 class Record:
   """What `run.json` says of a run.
 
@@ -56,6 +70,7 @@ class Record:
     data_fingerprint: the name of the data that were built for it.
     costs: what its model costs.
     environment: the versions, the devices and the command of its last start.
+    lineage: who the run is; None in records of runs from before they had names.
   """
 
   config: dict[str, Any]
@@ -63,6 +78,7 @@ class Record:
   data_fingerprint: Annotated[str, msgspec.Meta(pattern=r"^[0-9A-Za-z_-]+$")]
   costs: Costs
   environment: dict[str, Any] = dataclasses.field(default_factory=dict)
+  lineage: Lineage | None = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -84,12 +84,11 @@ def make_train_step(
       new = optax.apply_updates(params, updates), opt_state
       seen, grad_norm, update = state.guard, optax.tree.norm(gradients), None
       if health is not None and health.guards_steps:
-        if health.guards_updates:
-          update = guard.measure(optimizer, params, updates, opt_state)
-        values = sums.nats / tokens, grad_norm, update
-        loss, norm, update = guard.agreed(model.layout, values)
-        take, seen = guard.judge(health, seen, loss, norm, update)
+        loss, norm = guard.agreed(model.layout, (sums.nats / tokens, grad_norm))
+        take, seen = guard.judge(health, seen, loss, norm)
         new = guard.choose(take, new, (params, state.opt_state))
+      if health is not None and health.guards_updates:
+        update = guard.agreed(model.layout, guard.measure(optimizer, params, *new))
     metrics = {
       "sums": sums,
       "grad_norm": grad_norm,
