@@ -62,24 +62,28 @@ def update(norm=1.0, scale=10.0, bad_moments=0.0):
   ],
 )
 def test_updates_are_judged(found, taken):
-  config = dataclasses.replace(NONFINITE, max_update=4.0)
-  judge = jax.jit(guard.judge, static_argnums=0)
-  take, state = judge(config, GuardState.zeros(), jnp.float32(1), jnp.float32(1), found)
-  assert bool(take) == taken and int(state.in_a_row) == 1 - taken
-  assert bool(judge(OFF, GuardState.zeros(), jnp.float32(1), jnp.float32(1), found)[0])
+  def problem(config, in_a_row=0):
+    values = {"loss": 1.0, "grad_norm": 1.0, "skipped": in_a_row, "in_a_row": in_a_row}
+    return guard.problem(config, **values, update=found)
+
+  limited = dataclasses.replace(NONFINITE, max_update=4.0, max_skipped=3)
+  assert (problem(limited) is None) == taken
+  unlimited = dataclasses.replace(limited, max_update=0.0)
+  assert (problem(unlimited) is None) == (taken or found.norm == np.float32(40.1))
+  assert problem(limited, in_a_row=2) is None  # a skipped step leaves the state as it was
 
 
 def test_an_update_is_measured(compiled):
   params = compiled.first.params
   leaves = jax.tree.leaves(params)
-  updates = jax.tree.map(lambda leaf: 3.0 * leaf, params)
-  found = guard.measure(compiled.optimizer, params, updates, compiled.first.opt_state)
+  new = jax.tree.map(lambda leaf: 4.0 * leaf, params)
+  found = guard.measure(compiled.optimizer, params, new, compiled.first.opt_state)
   norm = np.sqrt(sum(np.square(leaf, dtype=np.float64).sum() for leaf in leaves))
   np.testing.assert_allclose([found.norm, found.scale], [3 * norm, norm], rtol=1e-5)
   assert found.bad_moments == 0
   # A model of zeros may begin.
   zeros = jax.tree.map(np.zeros_like, params)
-  scale = guard.measure(compiled.optimizer, zeros, updates, compiled.first.opt_state).scale
+  scale = guard.measure(compiled.optimizer, zeros, new, compiled.first.opt_state).scale
   np.testing.assert_allclose(scale, 0.02 * np.sqrt(sum(leaf.size for leaf in leaves)), rtol=1e-5)
   # One number of one moment of each parameter is enough, and each moment is looked at.
   moments, form = jax.tree.flatten(compiled.first.opt_state)
@@ -89,7 +93,7 @@ def test_an_update_is_measured(compiled):
     bad = [np.array(moment) for moment in moments]
     bad[place].flat[-1] = np.inf
     state = jax.tree.unflatten(form, bad)
-    assert guard.measure(compiled.optimizer, params, updates, state).bad_moments == 1
+    assert guard.measure(compiled.optimizer, params, new, state).bad_moments == 1
 
 
 @pytest.mark.parametrize("mesh", [None, {"data": 2, "fsdp": 2, "tensor": 2}])
