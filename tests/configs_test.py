@@ -167,3 +167,39 @@ def test_trains_two_steps_when_shrunk(module, argument, tmp_path):
   losses = [r["train/loss"] for r in records if "train/loss" in r]
   assert len(losses) == 2 and all(4 < loss < 8 for loss in losses)  # log(300) = 5.7
   assert [r["step"] for r in records if "validation/loss" in r] == [0, 2]
+
+
+@pytest.mark.parametrize(
+  ("text", "words"),
+  [
+    ("{", "holds no JSON"),
+    ("\xff", "holds no JSON"),
+    ("[" * 100_000, "nested too deeply"),
+    ("[]", "the value is a list: an object is allowed"),
+    ("{}", "config.model is missing, or no object"),
+    ('{"config": 3}', "config.model is missing, or no object"),
+    ('{"config": {"model": {"nothing": 1}, "data": {}}}', "does not fit the settings of configs/"),
+    ('{"config": {"model": {"num_layers": "x"}, "data": {}}}', "does not fit the settings of conf"),
+    ('{"config": {"model": {"rope_scaling": 3}, "data": {}}}', "does not fit the settings of conf"),
+  ],
+)
+def test_a_damaged_run_is_named_by_a_fine_tune(tmp_path, text, words):
+  (tmp_path / "run.json").write_text(text, encoding="latin-1")
+  with pytest.raises(ValueError, match=words) as caught:
+    _load("configs.finetune", str(tmp_path))
+  assert "run.json" in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+  ("text", "words"),
+  [
+    ('{"num_hidden_layers": 1000000000}', "num_hidden_layers is 1000000000: 1..10000 is allowed"),
+    ('{"n_layer": "2"}', "n_layer is '2'"),
+    ('{"n_layer": true}', "n_layer is True"),
+    ("3", "the value is a int"),
+  ],
+)
+def test_a_damaged_folder_is_named_by_its_cuts(tmp_path, text, words):
+  (tmp_path / "config.json").write_text(text)
+  with pytest.raises(ValueError, match=words):
+    _load("configs.ablations.finetune_cuts", str(tmp_path))

@@ -223,6 +223,15 @@ def half_built(root):
     path.unlink()
 
 
+def module_in_features(root):
+  """Names a module in the description of records, which leaves a file when it is imported."""
+  module = f"stranger_{root.parent.parent.name.replace('-', '_')}"
+  victim = root.parent / "victim" / "imported"
+  (root / f"{module}.py").write_text(f"open({str(victim)!r}, 'w')")
+  for path in root.glob("data/**/features.json"):
+    change(path, lambda values: values.update(pythonClassName=f"{module}.Features"))
+
+
 def half_saved(root):
   """Has checkpoints that were not finished, as a killed run leaves them."""
   for name in ("9.orbax-checkpoint-tmp-1", "9.orbax-checkpoint-tmp", "junk.orbax-checkpoint-tmp"):
@@ -263,6 +272,7 @@ ATTACKS = {
   "links": links,
   "linked rows": linked_rows,
   "half built": half_built,
+  "module in features": module_in_features,
   "half saved": half_saved,
   "cut metrics": cut_metrics,
   "pipes": pipes,
@@ -299,7 +309,8 @@ def limited():
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
-def test_readers_change_nothing(root, attack):
+def test_readers_change_nothing(root, attack, monkeypatch):
+  monkeypatch.syspath_prepend(str(root))  # as of a command that is started inside of the folder
   ATTACKS[attack](root)
   before, wrong = snapshot(root.parent), []
   for name, read in READERS.items():
