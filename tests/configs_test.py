@@ -178,7 +178,6 @@ def test_trains_two_steps_when_shrunk(module, argument, tmp_path):
     ("[]", "the value is a list: an object is allowed"),
     ("{}", "config.model is missing, or no object"),
     ('{"config": 3}', "config.model is missing, or no object"),
-    ('{"config": {"model": {"nothing": 1}, "data": {}}}', "does not fit the settings of configs/"),
     ('{"config": {"model": {"num_layers": "x"}, "data": {}}}', "does not fit the settings of conf"),
     ('{"config": {"model": {"rope_scaling": 3}, "data": {}}}', "does not fit the settings of conf"),
   ],
