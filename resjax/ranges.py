@@ -1,7 +1,6 @@
 """Checks that the settings of a config have their types and are in their ranges."""
 
 import dataclasses
-import functools
 import math
 import numbers
 import types
@@ -104,8 +103,7 @@ def _wrong_tuple(value: Any, inner: tuple[Any, ...], most: int) -> str:
   return wanted if any(_wrong(one, kinds[0], most) for one in value) else ""
 
 
-@functools.cache
-def _annotations(kind: Any) -> Mapping[str, Any]:
+def _annotations(kind: type) -> Mapping[str, Any]:
   hints = typing.get_type_hints(kind)
   return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
 
