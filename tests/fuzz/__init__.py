@@ -1,0 +1,1 @@
+"""Hostile input for every command and every kind of file: `python -m tests.fuzz`."""

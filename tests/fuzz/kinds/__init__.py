@@ -1,0 +1,75 @@
+"""The kinds of hostile input, and the cases of each, drawn by hypothesis."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import hypothesis
+from hypothesis import strategies as st
+
+from tests.fuzz.cases import Case
+from tests.fuzz.kinds import built_data, launchers, models, names, runs, settings, texts
+
+_Kind = Callable[[Path], st.SearchStrategy[Case]]
+
+# Each kind with its share of all cases. A kind gets the folder of the valid files.
+ALL: Mapping[str, tuple[int, _Kind]] = {
+  "override": (14, settings.override),
+  "config_file": (6, settings.config_file),
+  "flag": (10, settings.flag),
+  "run_json": (8, runs.record),
+  "summary": (5, runs.summary),
+  "metrics": (4, runs.metrics),
+  "checkpoint": (7, runs.checkpoint),
+  "built_data": (7, built_data.damaged),
+  "text": (10, texts.damaged),
+  "prompt": (4, names.prompt),
+  "name": (4, names.name),
+  "hf_config": (10, models.config),
+  "hf_index": (4, models.index),
+  "safetensors": (5, models.tensors),
+  "tokenizer": (5, models.tokenizer),
+  "sensitivity": (4, models.sensitivity),
+  "file_kind": (5, runs.no_file),
+  "launcher": (10, launchers.arguments),
+}
+
+
+def generate(
+  count: int, chosen: Sequence[str] | None, seed: int, original: Path
+) -> dict[str, list[Case]]:
+  """Returns cases by kind: so many in all, shared as ALL says.
+
+  Args:
+    count: how many.
+    chosen: the kinds; None for all.
+    seed: decides the cases.
+    original: the folder of the valid files.
+  """
+  shares = {kind: ALL[kind][0] for kind in chosen or ALL}
+  total, given, before, found = sum(shares.values()), 0, 0, {}
+  for kind, share in shares.items():
+    before += share
+    number = round(count * before / total) - given
+    given += number
+    found[kind] = _draw(ALL[kind][1](original), number, seed)
+  return found
+
+
+def _draw(strategy: st.SearchStrategy[Case], count: int, seed: int) -> list[Case]:
+  found: list[Case] = []
+  options = hypothesis.settings(
+    max_examples=max(count, 1),
+    database=None,
+    deadline=None,
+    phases=[hypothesis.Phase.generate],
+    suppress_health_check=list(hypothesis.HealthCheck),
+  )
+
+  @hypothesis.seed(seed)
+  @options
+  @hypothesis.given(strategy)
+  def collect(case: Case) -> None:
+    found.append(case)
+
+  collect()
+  return found[:count]

@@ -1,0 +1,114 @@
+"""Words for the launchers, whose scripts run them: with quotes, line breaks and secrets."""
+
+import shlex
+import subprocess
+from pathlib import Path
+
+from hypothesis import strategies as st
+
+from tests.fuzz.cases import Case, Place
+from tests.fuzz.forks import Done
+
+_SECRET = "s3cret-5f1d"
+_WORDS = (
+  "", " ", "a b", "'", '"', "$(touch {place}/victim/new)", "`touch {place}/victim/new`", "a\nb",
+  "END_OF_TASK", "END_OF_COMMAND", "END_OF_TEXT", "a\nEND_OF_TASK\ntouch {place}/victim/new\nb",
+  "a\nEND_OF_COMMAND\ntouch {place}/victim/new\nb", "a\nEND_OF_TEXT\ntouch {place}/victim/new\nb",
+  "; touch {place}/victim/new", "&& true", "| cat", "> {place}/victim/new", "#SBATCH --x", "é𝕏",
+  "\\", "\n", "$HOME", "*", "~", "--", "-x", "x" * 3000, "\x1b[31m", "{{}}", "%x", "!", "\r\n", "\t", "\udcff",
+  "x\n#SBATCH --wrap=bad", "a,b", "../victim", "/", "-1", "0", "nan", "inf", str(2**70), "1e400",
+)  # fmt: skip
+_USUAL = {
+  "launch.slurm": ("--name=run1",),
+  "launch.tpu": ("--name=run1", "--zone=us-west4-a", "--topology=v5litepod-16"),
+  "launch.gke": ("--name=run1", "--image=image", "--topology=v5litepod-16"),
+  "launch.local": ("--port=9999",),
+}
+_FLAGS = {
+  "launch.slurm": ["name", "nodes", "gpus_per_node", "processes", "cpus_per_node", "hours",
+                   "partition", "account", "log_folder", "setup", "container", "env",
+                   "grace_seconds", "option", "lines"],
+  "launch.tpu": ["name", "zone", "project", "topology", "num_slices", "tier", "runtime_version",
+                 "service_account", "network", "subnetwork", "python", "extra", "env",
+                 "shared_folder", "node", "worker", "lines", "stop_seconds", "poll_seconds"],
+  "launch.gke": ["name", "namespace", "image", "topology", "num_slices", "gpu", "num_nodes",
+                 "gpus_per_node", "queue", "service_account", "claim", "env", "max_restarts",
+                 "grace_seconds", "lines", "slice", "host", "xpk_cluster", "zone", "project"],
+  "launch.local": ["num_processes", "port", "cpu_devices", "grace_seconds"],
+}  # fmt: skip
+_ACTIONS = {
+  "launch.slurm": ["run"] * 4 + ["status", "delete", "logs", "x", ""],
+  "launch.tpu": ["run"] * 4 + ["create", "install", "logs", "status", "resume", "stop", "delete"],
+  "launch.gke": ["run"] * 4 + ["logs", "status", "delete", "x"],
+  "launch.local": [""],
+}
+
+
+@st.composite
+def arguments(draw: st.DrawFn, original: Path) -> Case:
+  """Draws words for a launcher under --dry_run; what it prints must be a script of those words."""
+  module = draw(st.sampled_from(sorted(_USUAL)))
+  action = draw(st.sampled_from(_ACTIONS[module]))
+  name = draw(st.sampled_from(_FLAGS[module]))
+  word = draw(st.sampled_from(_WORDS))
+  value = f"A={word}" if name == "env" and draw(st.booleans()) else word
+  command = ["python", "-c", "pass", *draw(st.lists(st.sampled_from(_WORDS), max_size=3))]
+  given = [action] if action else []
+  given += [*_USUAL[module], "--dry_run", f"--{name}={value}"]
+  secret = module != "launch.local" and draw(st.booleans())
+  if secret:
+    given += [
+      f"--env={draw(st.sampled_from(['WANDB_API_KEY', 'MY_TOKEN', 'DB_PASSWORD']))}={_SECRET}"
+    ]
+  if action in ("run", "resume") or module == "launch.local":
+    given += ["--", *command]
+  return Case(
+    kind="launcher",
+    module=module,
+    arguments=tuple(given),
+    what=f"{module} {action} --{name}={value[:40]!r} {[word[:30] for word in command[3:]]}",
+    right=_right(module, command),
+    writes=("out",),
+  )
+
+
+def _right(module: str, command: list[str]):
+  """Returns the check of the printed text: it is a script, runs no word, and tells no secret."""
+
+  def check(place: Place, done: Done) -> str:
+    if _SECRET.encode() in done.out + done.err:
+      return "a secret was printed"
+    parsed = subprocess.run(["bash", "-n"], input=done.out, capture_output=True, check=False)
+    if parsed.returncode:
+      return f"bash does not parse it: {parsed.stderr.decode(errors='replace')[:200]}"
+    if module == "launch.local":
+      words = [word.replace("{place}", str(place.folder)) for word in command]
+      lines = shlex.split(done.out.decode(errors="surrogateescape"))
+      if lines[-len(words) :] != words:
+        return f"other words than given: {lines[-len(words) :]}"
+    return _run(place, done.out)
+
+  return check
+
+
+def _run(place: Place, script: bytes) -> str:
+  """Runs the script with commands that do nothing, and returns what it changed."""
+  programs = place.path("programs")
+  programs.mkdir()
+  for name in ("gcloud", "kubectl", "xpk", "sbatch", "squeue", "scancel", "tail", "env", "git"):
+    (programs / name).write_text("#!/bin/sh\n[ -t 0 ] || cat > /dev/null\nexit 0\n")
+    (programs / name).chmod(0o755)
+  environment = {"PATH": f"{programs}:/usr/bin:/bin", "HOME": str(place.path("text"))}
+  try:
+    subprocess.run(
+      ["bash"],
+      input=script,
+      cwd=place.path("text"),
+      env=environment,
+      capture_output=True,
+      timeout=20,
+      check=False,
+    )
+  except subprocess.TimeoutExpired:
+    return "the script hangs"
+  return "a word was run" if place.path("victim/new").exists() else ""
