@@ -108,7 +108,7 @@ def judge(case: Case, place: Place, done: Done, changed: list[str], usual_bytes:
   if done.code < 0:
     return Verdict("signal", f"{-done.code}; {last}")
   if "Traceback (most recent call last)" in text:
-    return Verdict("traceback", f"{_location(text)}: {last}")
+    return Verdict("traceback", f"{_location(text)}: {_exception(text)}")
   if done.code == 0:
     wrong = case.right(place, done)
     return Verdict("silently wrong", wrong) if wrong else Verdict(ACCEPTED)
@@ -172,6 +172,12 @@ def differences(before: Mapping[str, tuple], after: Mapping[str, tuple]) -> list
   gone = [f"gone {name}" for name in before if name not in after]
   other = [f"other {name}" for name in before if name in after and before[name] != after[name]]
   return sorted(gone + other + new)
+
+
+def _exception(text: str) -> str:
+  """Returns the line that names the last exception of a traceback."""
+  found = re.findall(r"^[A-Za-z_][\w.]*(?:Error|Exception|Warning|Exit|Interrupt)\b.*", text, re.M)
+  return found[-1][:400] if found else _last_line(text)
 
 
 def _last_line(text: str) -> str:

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 # `{victim}` becomes the absolute path of a folder that no command may touch.
 HOSTILE_NAMES = (
   "", ".", "..", "../victim", "../../victim", "a/../../victim", "{victim}", "{victim}/kept.txt",
-  "/dev/zero", "/etc/passwd", "~", "a\0b", "..\\victim", "file:///etc/passwd", "gs://nobody/x",
+  "/dev/zero", "/proc/version", "~", "a\0b", "..\\victim", "file:///proc/version", "gs://nobody/x",
+  "../victim/missing", "../victim/inner",
 )  # fmt: skip
 HOSTILE_TEXT = (
   "", " ", "x", "0", "-1", "nan", "None", "é" * 40, "\u202etxt", "\x1b[31mred", "a\nb", "[/x]",

@@ -58,6 +58,23 @@ ANALYZE = ("--hf=hf", "--data=text", "--out=out", "--tokens=64", "--seq_len=16")
 BUILD = training(data__root="out", data__tokenizer__name="bpe", data__tokenizer__vocab_size=300)
 
 
+# One run of a sweep, in a folder that is a link to the run.
+COLLECT = (
+  "--config=sweep.py", *training(workdir="sweep")[1:], "--collect",
+)  # fmt: skip
+_SWEEP = """\
+from configs import tiny
+
+
+def get_config():
+  return tiny.get_config()
+
+
+def sweep(config):
+  yield "standard", {"model.residual.name": "standard"}
+"""
+
+
 def write(folder: Path) -> None:
   """Writes what needs no command: texts, a Hugging Face model, and the victim beside them."""
   folder.mkdir()
@@ -68,6 +85,9 @@ def write(folder: Path) -> None:
     (folder / "text" / f"{number}.txt").write_text(words)
   pretrained.folder(folder).rename(folder / "hf")
   (folder / "hf" / "reference.npz").unlink(missing_ok=True)
+  (folder / "sweep.py").write_text(_SWEEP)
+  (folder / "sweep").mkdir()
+  (folder / "sweep" / "standard").symlink_to("../run")
   write_victim(folder / "victim")
 
 

@@ -86,6 +86,7 @@ class Runner:
       ("generate", "launch.generate", originals.GENERATE, lambda done: done.out),
       ("cuts", "launch.intervene", originals.INTERVENE, lambda _: originals.cuts(place)),
       ("analyze", "launch.analyze", originals.ANALYZE, lambda _: b""),
+      ("collect", "launch.sweep", originals.COLLECT, lambda done: done.out),
       ("pass", "launch.train", originals.PASS, lambda _: originals.losses(place, "out")),
       ("resumed", "launch.train", originals.training(train__steps=6),
        lambda _: originals.losses(place, "run")),

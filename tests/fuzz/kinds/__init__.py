@@ -7,9 +7,19 @@ import hypothesis
 from hypothesis import strategies as st
 
 from tests.fuzz.cases import Case
-from tests.fuzz.kinds import built_data, launchers, models, names, runs, settings, texts
+from tests.fuzz.kinds import (
+  benches,
+  built_data,
+  launchers,
+  models,
+  names,
+  runs,
+  settings,
+  strangers,
+  texts,
+)
 
-_Kind = Callable[[Path], st.SearchStrategy[Case]]
+_Kind = Callable[[Path], st.SearchStrategy[Case] | list[Case]]
 
 # Each kind with its share of all cases. A kind gets the folder of the valid files.
 ALL: Mapping[str, tuple[int, _Kind]] = {
@@ -31,6 +41,8 @@ ALL: Mapping[str, tuple[int, _Kind]] = {
   "sensitivity": (4, models.sensitivity),
   "file_kind": (5, runs.no_file),
   "launcher": (10, launchers.arguments),
+  "bench": (3, benches.flag),
+  "stranger": (5, strangers.cases),
 }
 
 
@@ -51,14 +63,16 @@ def generate(
     before += share
     number = round(count * before / total) - given
     given += number
-    found[kind] = _draw(ALL[kind][1](original), number, seed)
+    source = ALL[kind][1](original)
+    listed = isinstance(source, list)
+    found[kind] = source[:number] if listed else _draw(source, number, seed)
   return found
 
 
 def _draw(strategy: st.SearchStrategy[Case], count: int, seed: int) -> list[Case]:
-  found: list[Case] = []
+  found: dict[tuple, Case] = {}
   options = hypothesis.settings(
-    max_examples=max(count, 1),
+    max_examples=4 * max(count, 1),  # some are equal
     database=None,
     deadline=None,
     phases=[hypothesis.Phase.generate],
@@ -69,7 +83,7 @@ def _draw(strategy: st.SearchStrategy[Case], count: int, seed: int) -> list[Case
   @options
   @hypothesis.given(strategy)
   def collect(case: Case) -> None:
-    found.append(case)
+    found.setdefault((case.what, case.module, case.arguments), case)
 
   collect()
-  return found[:count]
+  return list(found.values())[:count]

@@ -15,8 +15,9 @@ _WORDS = (
   "END_OF_TASK", "END_OF_COMMAND", "END_OF_TEXT", "a\nEND_OF_TASK\ntouch {place}/victim/new\nb",
   "a\nEND_OF_COMMAND\ntouch {place}/victim/new\nb", "a\nEND_OF_TEXT\ntouch {place}/victim/new\nb",
   "; touch {place}/victim/new", "&& true", "| cat", "> {place}/victim/new", "#SBATCH --x", "é𝕏",
-  "\\", "\n", "$HOME", "*", "~", "--", "-x", "x" * 3000, "\x1b[31m", "{{}}", "%x", "!", "\r\n", "\t", "\udcff",
-  "x\n#SBATCH --wrap=bad", "a,b", "../victim", "/", "-1", "0", "nan", "inf", str(2**70), "1e400",
+  "\\", "\n", "$HOME", "*", "~", "--", "-x", "x" * 3000, "\x1b[31m", "{{}}", "%x", "!", "\r\n",
+  "\t", "\udcff", "x\n#SBATCH --wrap=bad", "a,b", "../victim", "/", "-1", "0", "nan", "inf",
+  str(2**70), "1e400",
 )  # fmt: skip
 _USUAL = {
   "launch.slurm": ("--name=run1",),

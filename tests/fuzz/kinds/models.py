@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from tests.fuzz import mutations, originals
 from tests.fuzz.cases import Case, Check, ended_well
-from tests.fuzz.kinds.runs import _replaced, same
+from tests.fuzz.kinds.runs import replaced, same
 from tests.fuzz.mutations import Mutation
 
 _FROM_MODEL = originals.training(
@@ -23,7 +23,7 @@ def _case(draw: st.DrawFn, kind: str, file: str, changed: Mutation, tolerant: bo
     module="launch.intervene",
     arguments=originals.INTERVENE,
     what=f"{file}: {changed.what}",
-    damage=_replaced(f"hf/{file}", changed.content),
+    damage=replaced(f"hf/{file}", changed.content),
     names=(file, changed.key, "--hf", "hf"),
     right=right,
   )
@@ -74,7 +74,7 @@ def tokenizer(draw: st.DrawFn, original: Path) -> Case:
     module="launch.generate",
     arguments=originals.GENERATE,
     what=f"run/tokenizer.json: {changed.what}",
-    damage=_replaced("run/tokenizer.json", changed.content),
+    damage=replaced("run/tokenizer.json", changed.content),
     names=("tokenizer.json", changed.key),
     right=same("generate"),
   )
@@ -90,7 +90,7 @@ def sensitivity(draw: st.DrawFn, original: Path) -> Case:
     module="launch.analyze",
     arguments=(*originals.ANALYZE, "--sensitivity=cuts.json"),
     what=f"cuts.json: {changed.what}",
-    damage=_replaced("cuts.json", changed.content),
+    damage=replaced("cuts.json", changed.content),
     names=("sensitivity", "cuts.json"),
     right=ended_well if changed.plausible else _unless_same,
   )

@@ -84,6 +84,7 @@ def name(draw: st.DrawFn, original: Path) -> Case:
 
   def damage(place: Place) -> None:
     if source:
+      place.path(given).parent.mkdir(exist_ok=True)
       place.path(source).rename(place.path(given))
 
   return Case(
@@ -92,5 +93,5 @@ def name(draw: st.DrawFn, original: Path) -> Case:
     arguments=arguments,
     what=f"{command} of a folder named {given[:40]!r}",
     damage=damage,
-    writes=("out", "data", given),
+    writes=("out", "data", given.split("/")[0]),
   )

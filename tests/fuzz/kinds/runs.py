@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 from hypothesis import strategies as st
@@ -13,10 +14,11 @@ from tests.fuzz.forks import Done
 
 _EXPORT = ("launch.export", originals.EXPORT)
 _GENERATE = ("launch.generate", originals.GENERATE)
+_COLLECT = ("launch.sweep", originals.COLLECT)
 _RESUME = ("launch.train", originals.training(train__steps=6))
 _OF_RUN = (
   "launch.intervene",
-  ("--checkpoint=run", *originals.INTERVENE[2:], "--data=run"),
+  ("--checkpoint=run", *originals.INTERVENE[1:], "--data=run"),
 )
 
 
@@ -48,14 +50,19 @@ def _one_of(draw: st.DrawFn, *commands: str) -> dict:
   name = draw(st.sampled_from(commands))
   module, arguments = {
     "export": _EXPORT, "generate": _GENERATE, "resumed": _RESUME, "run_cuts": _OF_RUN,
+    "collect": _COLLECT,
   }[name]  # fmt: skip
-  writes = {"resumed": ("run", "data"), "run_cuts": ("out",)}.get(name, ("out",))
-  return {"module": module, "arguments": arguments, "right": same(name), "writes": writes}
+  writes = {"resumed": ("run", "data"), "collect": ("sweep",)}.get(name, ("out",))
+  right = fine if name in ("collect", "run_cuts") else same(name)
+  return {"module": module, "arguments": arguments, "right": right, "writes": writes}
 
 
-def _replaced(path: str, content: bytes):
+def replaced(path: str, content: bytes) -> Callable[[Place], None]:
+  """Returns what replaces a file of a place; `{victim}` in it becomes the path of the victim."""
+
   def damage(place: Place) -> None:
-    place.path(path).write_bytes(content)
+    outside = os.fsencode(place.outside)
+    place.path(path).write_bytes(content.replace(b"{victim}", outside))
 
   return damage
 
@@ -74,17 +81,17 @@ def record(draw: st.DrawFn, original: Path) -> Case:
               "windows", "config", "norm", "dtype", "steps", "mlp_dim", "num_heads"),
     )
   )  # fmt: skip
-  command = _one_of(draw, "export", "generate", "resumed", "run_cuts")
-  if command["module"] == "launch.intervene" or changed.plausible:
+  command = _one_of(draw, "export", "generate", "resumed", "run_cuts", "collect")
+  if changed.plausible:
     # What differs may be a setting of how a run goes, which a result does not depend on.
-    command["right"] = same("export") if command["module"] == "launch.export" else _fine
+    command["right"] = same("export") if command["module"] == "launch.export" else fine
   names = ("run.json", f"config.{changed.key}", changed.key)
   what = f"run.json: {changed.what}"
-  damage = _replaced("run/run.json", changed.content)
+  damage = replaced("run/run.json", changed.content)
   return Case(kind="run_json", what=what, damage=damage, names=names, **command)
 
 
-def _fine(place: Place, done: Done) -> str:
+def fine(place: Place, done: Done) -> str:
   del place, done
   return ""
 
@@ -98,12 +105,10 @@ def summary(draw: st.DrawFn, original: Path) -> Case:
   changed = draw(mutations.of_json(text, prefer=prefer))
   names = ("summary", "data", changed.key)
   command = _one_of(draw, "generate", "resumed", "run_cuts")
-  if command["module"] == "launch.intervene":
-    command["right"] = _fine
   return Case(
     kind="summary",
     what=f"{path.name}: {changed.what} ({command['module']})",
-    damage=_replaced(f"data/{path.name}", changed.content),
+    damage=replaced(f"data/{path.name}", changed.content),
     names=names,
     **command,
   )
@@ -123,15 +128,13 @@ def metrics(draw: st.DrawFn, original: Path) -> Case:
   else:
     changed = draw(mutations.of_bytes(content))
     content = changed.content
-  module, arguments = _RESUME
+  command = _one_of(draw, "resumed", "collect")
   return Case(
     kind="metrics",
-    module=module,
-    arguments=arguments,
-    what=f"metrics.jsonl: {changed.what}",
-    damage=_replaced("run/metrics.jsonl", content),
+    what=f"metrics.jsonl: {changed.what} ({command['module']})",
+    damage=replaced("run/metrics.jsonl", content),
     names=("metrics.jsonl",),
-    writes=("run", "data"),
+    **command | {"right": fine},
   )
 
 
@@ -178,11 +181,12 @@ def checkpoint(draw: st.DrawFn, original: Path) -> Case:
         (folder / name).unlink()
         (folder / name).symlink_to(place.outside / "kept.txt")
 
-  what = {"bytes": f"{name}: {changed.what}", "manifest": f"manifest.json: {edited.what}"}
+  what = {"bytes": f"{name}: {changed.what}", "manifest": f"manifest.json: {edited.what}",
+          "delete": f"delete {name}", "link": f"link at {name}"}  # fmt: skip
   command = _one_of(draw, "export", "generate", "resumed")
   return Case(
     kind="checkpoint",
-    what=f"checkpoint: {what.get(action, f'{action} {name}')} ({command['module']})",
+    what=f"checkpoint: {what.get(action, action)} ({command['module']})",
     damage=damage,
     names=("checkpoint", "run"),
     **command,
@@ -241,12 +245,12 @@ def no_file(draw: st.DrawFn, original: Path) -> Case:
   if name in ("cuts", "build"):
     module = {"cuts": "launch.intervene", "build": "launch.build_dataset"}[name]
     arguments = {"cuts": originals.INTERVENE, "build": originals.BUILD}[name]
-    right = _fine if "generation" in path or path.startswith("text") else same(name)
+    right = fine if "generation" in path or path.startswith("text") else same(name)
     command = {"module": module, "arguments": arguments, "right": right}
   else:
     command = _one_of(draw, name)
     if path.endswith((".lock", "metrics.jsonl")):
-      command["right"] = _fine
+      command["right"] = fine
   return Case(
     kind="file_kind",
     what=f"{kind} at {path} ({command['module']})",

@@ -15,7 +15,7 @@ from tests.fuzz.cases import Case, Check, Place, ended_well, must_refuse
 _LINES = [json.dumps({"text": f"depth width layer {number} " * 4}) for number in range(12)]
 _JSONL = ("\n".join(_LINES) + "\n").encode()
 _NAMES = (
-  "a.txt", "é.txt", " .txt", "-.txt", "a\nb.txt", "[/x].txt", "$a_{$.txt", "x" * 200 + ".txt",
+  "a.txt", "é.txt", " .txt", "-.txt", "a\nb.txt", "[red].txt", "$a_{$.txt", "x" * 200 + ".txt",
   "\x1b[31m.txt", "*.txt", "A.TXT", ".hidden.txt", "a.txt.gz", "no_ending",
 )  # fmt: skip
 
