@@ -1,6 +1,7 @@
 """Gives hostile input to every command and says what became of it.
 
   python -m tests.fuzz --cases=1000               # about ten minutes on one core
+  python -m tests.fuzz --out=docs/fuzz.md         # the same, and the table there is replaced
   python -m tests.fuzz --kind=hf_config --cases=50
   python -m tests.fuzz --kind=hf_config --cases=50 --case=7   # one of them again, with its output
 
@@ -12,6 +13,7 @@ one hangs, crashes, takes too much memory, touches a victim or is silently wrong
 import argparse
 import collections
 import json
+import re
 import sys
 import time
 from collections.abc import Sequence
@@ -45,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
   results = [one for _, one in judged]
   print(f"\n{markdown(results)}\n\n{time.monotonic() - started:.0f} s")
   if flags.out:
-    flags.out.write_text(markdown(results) + "\n", encoding="utf-8")
+    _write_table(flags.out, markdown(results))
   if flags.failures:
     flags.failures.write_text(_failures(judged, chosen, flags.seed), encoding="utf-8")
   return 0 if passes(results) else 1
@@ -75,6 +77,14 @@ def markdown(results: Sequence[Judged]) -> str:
     cells = [str(count[word]) for word in columns]
     lines.append(f"| {kind} | {count.total()} | {good:.1%} | {' | '.join(cells)} |")
   return "\n".join(lines)
+
+
+def _write_table(path: Path, table: str) -> None:
+  """Writes a table to a file, or in place of the table with the same first columns that it has."""
+  old = path.read_text(encoding="utf-8") if path.exists() else ""
+  found = re.search(r"^\| kind \| cases \|.*\n(\|.*\n)*", old, re.MULTILINE)
+  new = old[: found.start()] + table + "\n" + old[found.end() :] if found else table + "\n"
+  path.write_text(new, encoding="utf-8")
 
 
 def _text(number: int, count: int, one: Judged, seed: int) -> str:
@@ -122,7 +132,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     formatter_class=argparse.RawDescriptionHelpFormatter,
   )
   add = parser.add_argument
-  add("--cases", type=int, default=1000, metavar="N", help="how many, shared by the kinds (1000)")
+  add("--cases", type=int, default=1000, metavar="N", help="how many are drawn (1000)")
   add("--kind", action="append", choices=list(kinds.ALL), help="kind of input; repeatable")
   add("--seed", type=int, default=0, metavar="S", help="decides the cases (0)")
   add("--case", type=int, metavar="N", help="only this one, with what it printed")

@@ -42,17 +42,17 @@ ALL: Mapping[str, tuple[int, _Kind]] = {
   "file_kind": (5, runs.no_file),
   "launcher": (10, launchers.arguments),
   "bench": (3, benches.flag),
-  "stranger": (5, strangers.cases),
+  "stranger": (0, strangers.cases),  # a list, of which all are run
 }
 
 
 def generate(
   count: int, chosen: Sequence[str] | None, seed: int, original: Path
 ) -> dict[str, list[Case]]:
-  """Returns cases by kind: so many in all, shared as ALL says.
+  """Returns cases by kind: so many that are drawn, shared as ALL says, and all that are listed.
 
   Args:
-    count: how many.
+    count: how many are drawn.
     chosen: the kinds; None for all.
     seed: decides the cases.
     original: the folder of the valid files.
@@ -61,11 +61,10 @@ def generate(
   total, given, before, found = sum(shares.values()), 0, 0, {}
   for kind, share in shares.items():
     before += share
-    number = round(count * before / total) - given
+    number = round(count * before / max(total, 1)) - given
     given += number
     source = ALL[kind][1](original)
-    listed = isinstance(source, list)
-    found[kind] = source[:number] if listed else _draw(source, number, seed)
+    found[kind] = source if isinstance(source, list) else _draw(source, number, seed)
   return found
 
 

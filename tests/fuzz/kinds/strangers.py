@@ -74,7 +74,8 @@ def _summaries(original: Path) -> list[Case]:
       damage = _edited(pattern, keys, value, link)
       what = f"summary: {'.'.join(keys)} is {value}"
       found.append(_case(what, damage, _READ_TEXT))
-      found.append(_case(f"{what}, resumed", damage, _RESUME, same("resumed")))
+      if "missing" in value:
+        found.append(_case(f"{what}, resumed", damage, _RESUME, same("resumed")))
   return found
 
 
@@ -95,7 +96,7 @@ def _records() -> list[Case]:
     damage, what = _edited(record, keys, value), f"run.json: {'.'.join(keys)} is {value}"
     right = fine if keys[-1] == "workdir" else must_refuse
     found.append(_case(what, damage, _READ_TEXT, right))
-    found.append(_case(f"{what}, sampled", damage, _GENERATE, fine))
+  found.append(_case("run.json: root is {victim}, sampled", damage, _GENERATE, fine))
   return found
 
 
