@@ -175,7 +175,6 @@ def checkpoint(draw: st.DrawFn, original: Path) -> Case:
         shutil.rmtree(folder)
         folder.mkdir()
       case "extra":
-        (folder.with_name("../victim")).mkdir(parents=True, exist_ok=True)
         (folder / "params" / "extra").write_bytes(b"x")
       case _:
         (folder / name).unlink()
