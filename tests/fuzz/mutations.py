@@ -37,15 +37,20 @@ class Mutation:
   Attributes:
     content: its bytes.
     what: says in words what was done.
-    key: the last part of the key that was changed; empty if the whole file was.
+    path: the key that was changed, with dots between its parts; empty if the whole file was.
     plausible: whether another valid file may look like this one: every value that differs has the
       same type and a usual size, or a key is missing or new.
   """
 
   content: bytes
   what: str
-  key: str = ""
+  path: str = ""
   plausible: bool = False
+
+  @property
+  def key(self) -> str:
+    """The last part of the key that was changed."""
+    return self.path.rsplit(".", 1)[-1]
 
 
 class _Raw(str):
@@ -70,7 +75,6 @@ def of_json(draw: st.DrawFn, original: Any, prefer: tuple[str, ...] = ()) -> Mut
     st.sampled_from(["type", "number", "name", "text", "drop", "rename", "add", "deep"])
   )
   copy = json.loads(json.dumps(original))
-  key = str(place[-1]) if place else ""
   parent = _at(copy, place[:-1]) if place else None
   if action == "drop" and place:
     del parent[place[-1]]
@@ -86,8 +90,9 @@ def of_json(draw: st.DrawFn, original: Any, prefer: tuple[str, ...] = ()) -> Mut
       copy = new
   text = _dump(copy)
   shown = json.dumps(_at(copy, place), default=str)[:60] if action not in ("drop", "rename") else ""
-  name = ".".join(map(str, place)) or "the value"
-  return Mutation(text, f"{action} {name} {shown}".strip(), key, similar(original, text))
+  path = ".".join(map(str, place))
+  what = f"{action} {path or 'the value'} {shown}".strip()
+  return Mutation(text, what, path, similar(original, text))
 
 
 def _value(action: str) -> st.SearchStrategy:

@@ -82,9 +82,8 @@ def record(draw: st.DrawFn, original: Path) -> Case:
     )
   )  # fmt: skip
   command = _one_of(draw, "export", "generate", "resumed", "run_cuts", "collect")
-  if changed.plausible:
-    # What differs may be a setting of how a run goes, which a result does not depend on.
-    command["right"] = same("export") if command["module"] == "launch.export" else fine
+  if changed.plausible and not changed.path.startswith("config.model"):
+    command["right"] = fine  # another run may have this value; its checkpoints do not depend on it
   names = ("run.json", f"config.{changed.key}", changed.key)
   what = f"run.json: {changed.what}"
   damage = replaced("run/run.json", changed.content)

@@ -225,6 +225,13 @@ _FLAG_VALUES = (
 _NOT_TRIED = {"tokens", "seq_len", "batch_size", "num_tokens", "num_samples"}
 
 
+def _must_be_finite(name: str, value: str) -> Check:
+  """Returns the check that a flag of numbers got one that is no number."""
+  numbers = {"temperature", "top_p", "shard_gb", "alphas"}
+  infinite = value in ("nan", "inf", "-inf", "1e999")
+  return must_refuse if name in numbers and infinite else ended_well
+
+
 @st.composite
 def flag(draw: st.DrawFn, original: Path) -> Case:
   """Draws a flag of a command with a hostile value, or one that the command does not have."""
@@ -248,5 +255,6 @@ def flag(draw: st.DrawFn, original: Path) -> Case:
     arguments=(*_COMMANDS[module], given),
     what=f"{module} {given[:80]!r}",
     names=words,
+    right=_must_be_finite(name, value) if given.startswith(f"--{name}=") else ended_well,
     writes=("out", value.split("/")[0]) if name == "out" else ("out",),
   )
