@@ -85,13 +85,11 @@ class Runner:
       ("export", "launch.export", originals.EXPORT, lambda _: originals.exported(place)),
       ("generate", "launch.generate", originals.GENERATE, lambda done: done.out),
       ("cuts", "launch.intervene", originals.INTERVENE, lambda _: originals.cuts(place)),
-      ("analyze", "launch.analyze", originals.ANALYZE, lambda _: b""),
       ("collect", "launch.sweep", originals.COLLECT, lambda done: done.out),
       ("pass", "launch.train", originals.PASS, lambda _: originals.losses(place, "out")),
       ("resumed", "launch.train", originals.training(train__steps=6),
        lambda _: originals.losses(place, "run")),
       ("built", "launch.build_dataset", originals.BUILD, lambda done: done.out),
-      ("settings", "launch.train", (*originals.training(), "--dry_run"), lambda done: done.out),
     ]  # fmt: skip
     for name, module, arguments, result in results:
       originals.copy(original, place)

@@ -225,11 +225,18 @@ _FLAG_VALUES = (
 _NOT_TRIED = {"tokens", "seq_len", "batch_size", "num_tokens", "num_samples"}
 
 
-def _must_be_finite(name: str, value: str) -> Check:
-  """Returns the check that a flag of numbers got one that is no number."""
+def _judge_flag(name: str, value: str) -> Check:
+  """Returns the check that a flag may have a value, and that a pipe was not replaced by a file."""
   numbers = {"temperature", "top_p", "shard_gb", "alphas"}
   infinite = value in ("nan", "inf", "-inf", "1e999")
-  return must_refuse if name in numbers and infinite else ended_well
+  if name in numbers and infinite:
+    return must_refuse
+
+  def check(place: Place, done: Done) -> str:
+    del done
+    return "" if place.path("a_pipe").is_fifo() else "a pipe was replaced by a file"
+
+  return check
 
 
 @st.composite
@@ -255,6 +262,6 @@ def flag(draw: st.DrawFn, original: Path) -> Case:
     arguments=(*_COMMANDS[module], given),
     what=f"{module} {given[:80]!r}",
     names=words,
-    right=_must_be_finite(name, value) if given.startswith(f"--{name}=") else ended_well,
+    right=_judge_flag(name, value) if given.startswith(f"--{name}=") else ended_well,
     writes=("out", value.split("/")[0]) if name == "out" else ("out",),
   )
