@@ -3,15 +3,19 @@
 import dataclasses
 import glob
 import os
-from collections.abc import Iterator
+import stat
+import time
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import fsspec
+from absl import logging
 
 from resjax import locations
 from resjax.locations import Location
 
+_TICK_NS = 2_000_000_000  # The longest tick of the times of any file system in use.
 _SKIPPED_FOLDERS = {"__pycache__", "site-packages", "dist-packages"}
 
 
@@ -21,15 +25,19 @@ class File:
 
   Attributes:
     path: the path of the file.
-    name: its path relative to the folder that was searched.
+    name: its path relative to the folder that was searched, as `spelled` writes it.
     size: its size in bytes.
-    version: a JSON-like value that changes when the file may have changed.
+    version: a JSON-like value that changes when the content may have changed: times and number of a
+      local file, else the checksum that the object store keeps, or its version of the object.
+    settled: whether a change that comes now will change the version. Times have ticks, so that a
+      file that was written a moment ago may change without another time.
   """
 
   path: Location
   name: str
   size: int
   version: Any
+  settled: bool
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,35 +59,69 @@ def find(source: str, setting: str) -> FoundFiles:
   """Returns the files that a path names: one file, all files of a folder, or those of a glob.
 
   The path may be in an object store. Hidden files and installed packages are left out of folders.
-  Messages name the `setting` that holds the path.
+  What is no regular file (a pipe, a socket, a device, a link that leads nowhere) is left out of
+  folders and globs with a warning. Messages name the `setting` that holds the path.
 
   Raises:
-    ValueError: The kind of object store is not known, or its package is missing.
+    ValueError: The kind of object store is not known, or its package is missing; or the path is
+      neither a regular file nor a folder.
   """
   place = locations.path(source, setting)
-  return _find_local(place) if locations.is_local(place) else _find_remote(place)
+  return _find_local(place, setting) if locations.is_local(place) else _find_remote(place)
 
 
 def under(base: Path, ending: str = "") -> list[File]:
   """Returns the files under a local folder whose names have this ending."""
-  return [_local(path, base) for path in _walk(base) if path.name.endswith(ending)]
+  return _regular([path for path in _walk(base) if path.name.endswith(ending)], base)
 
 
-def _find_local(place: Path) -> FoundFiles:
+def spelled(name: object) -> str:
+  """Returns the name of a file in one line of valid Unicode; other bytes are spelled \\xNN."""
+  text = os.fsencode(str(name)).decode(errors="backslashreplace")
+  return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
+def _find_local(place: Path, setting: str) -> FoundFiles:
   place = place.expanduser().absolute()
   if place.is_dir():
     return FoundFiles(place, True, under(place))
-  base = place.parent if place.is_file() else Path.cwd()
-  pattern = glob.escape(str(place)) if place.is_file() else str(place)
-  names = sorted(glob.glob(pattern, recursive=True))
+  if place.is_file():
+    return FoundFiles(place.parent, False, _regular([place], place.parent))
+  if os.path.lexists(place):
+    raise ValueError(
+      f"{setting}: {spelled(place)} is no regular file but a pipe, a socket, a device or a link that "
+      "leads nowhere; give a file or a folder"
+    )
+  base = Path.cwd()
+  names = sorted(glob.glob(str(place), recursive=True))
   return FoundFiles(
-    base, False, [_local(Path(name), base) for name in names if os.path.isfile(name)]
+    base, False, _regular([Path(name) for name in names if not os.path.isdir(name)], base)
   )
 
 
-def _local(path: Path, base: Path) -> File:
-  stat = os.stat(path)
-  return File(path, os.path.relpath(path, base), stat.st_size, stat.st_mtime_ns)
+def _regular(paths: Iterable[Path], base: Path) -> list[File]:
+  """Returns the regular files, and warns of what else there is."""
+  found, skipped = [], []
+  for path in paths:
+    try:
+      state = os.stat(path)
+    except OSError:  # a link that leads nowhere or in a circle, or a file that was just deleted
+      skipped.append(path)
+      continue
+    if stat.S_ISREG(state.st_mode):
+      version = [state.st_mtime_ns, state.st_ctime_ns, state.st_ino]
+      settled = max(version[:2]) < time.time_ns() - _TICK_NS
+      name = spelled(os.path.relpath(path, base))
+      found.append(File(path, name, state.st_size, version, settled))
+    else:
+      skipped.append(path)
+  if skipped:
+    logging.warning(
+      "%s is no regular file and left out of the corpus%s",
+      spelled(skipped[0]),
+      f", and so are {len(skipped) - 1} more" if len(skipped) > 1 else "",
+    )
+  return found
 
 
 def _walk(base: Path) -> Iterator[Path]:
@@ -109,5 +151,11 @@ def _find_remote(place: Location) -> FoundFiles:
     hidden = any(part.startswith(".") or part in _SKIPPED_FOLDERS for part in relative.parts)
     is_file = info["type"] == "file" and not name.endswith("/")
     if is_file and not (hidden and is_folder):
-      files.append(File(path, relative.as_posix(), info["size"], locations.version_of(info)))
+      files.append(File(path, spelled(relative.as_posix()), info["size"], _checksum(info), True))
   return FoundFiles(base, is_folder, files)
+
+
+def _checksum(info: Mapping[str, Any]) -> str:
+  """Returns the checksum that a store keeps of an object, else its version."""
+  known = (f"{key} {info[key]}" for key in ("md5Hash", "crc32c", "ETag", "etag") if info.get(key))
+  return next(known, locations.version_of(info))

@@ -1,12 +1,12 @@
 """Where documents come from: the standard library of Python, files, or another TFDS data set."""
 
 import dataclasses
-import sys
 import sysconfig
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from resjax import locations
 from resjax.data import corpus_files, readers
 from resjax.data.config import CorpusConfig, SettingNames
 from resjax.data.corpus_files import File, FoundFiles
@@ -26,12 +26,19 @@ class Source:
   """Documents in a fixed order.
 
   Attributes:
-    identity: a JSON-like value that changes when the documents may have changed.
+    place: a JSON-like value that says where and how documents are read.
+    stamps: a JSON-like value that changes when the documents may have changed: names, sizes and
+      times of files, or checksums of objects. What the documents are, their text alone decides.
     documents: returns an iterator from the first document on, each time it is called.
+    is_local: whether the stamps are those of files of this machine.
+    settled: whether any later change of the documents will show in the stamps.
   """
 
-  identity: Any
+  place: Any
+  stamps: Any
   documents: Callable[[], Iterator[Document]]
+  is_local: bool = True
+  settled: bool = False
 
 
 def open_source(settings: SettingNames, corpus: CorpusConfig) -> Source:
@@ -57,7 +64,7 @@ def _stdlib() -> Source:
     for file in found:
       yield from readers.read_text(file.path, file.name)
 
-  return Source([STDLIB, sys.version, _stamps(found)], documents)
+  return Source([STDLIB, str(base)], _stamps(found), documents, settled=_settled(found))
 
 
 def _files(corpus: CorpusConfig, settings: SettingNames) -> Source:
@@ -79,7 +86,9 @@ def _files(corpus: CorpusConfig, settings: SettingNames) -> Source:
       else:
         yield from readers.read_parquet(file.path, file.name, corpus.field, settings)
 
-  return Source([str(found.base), kind, corpus.field, _stamps(chosen)], documents)
+  place = [corpus_files.spelled(found.base), corpus.source, kind, corpus.field]
+  is_local = locations.is_local(found.base)
+  return Source(place, _stamps(chosen), documents, is_local, _settled(chosen))
 
 
 def _choose_format(
@@ -138,9 +147,9 @@ def _tfds(corpus: CorpusConfig, settings: SettingNames) -> Source:
       raw = records[index][corpus.field]
       yield Document(f"{name}:{index}", _decode(raw))
 
-  train = builder.info.splits["train"]
-  identity = [TFDS, str(builder.data_path), corpus.field, train.num_examples, train.num_bytes]
-  return Source(identity, documents)
+  found = corpus_files.find(str(builder.data_path), settings.source)
+  place, is_local = [TFDS, str(builder.data_path), corpus.field], locations.is_local(found.base)
+  return Source(place, _stamps(found.files), documents, is_local, _settled(found.files))
 
 
 def _decode(raw: bytes) -> str | None:
@@ -152,3 +161,7 @@ def _decode(raw: bytes) -> str | None:
 
 def _stamps(found: list[File]) -> list[tuple[str, int, Any]]:
   return [(file.name, file.size, file.version) for file in found]
+
+
+def _settled(found: list[File]) -> bool:
+  return all(file.settled for file in found)

@@ -1,7 +1,6 @@
 """A corpus as a TFDS data set: documents without duplicates, in splits by the hash of the text."""
 
 import dataclasses
-import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,9 +8,10 @@ from typing import Any
 import numpy as np
 import tensorflow_datasets as tfds
 
-from resjax.data import array_records, storage
-from resjax.data.config import SPLITS, CorpusConfig, DataConfig, SettingNames
+from resjax.data import array_records, digest_cache, storage
+from resjax.data.config import SPLITS, DataConfig, SettingNames
 from resjax.data.sources import Source, open_source
+from resjax.data.text_digest import TextDigest, TextHasher, digest_of
 
 DROPPED = -1
 _PROGRESS_EVERY = 256  # Documents between two calls of progress.
@@ -25,12 +25,17 @@ class SplitPlan:
   Attributes:
     split: the index into `SPLITS` of each document [documents read], `DROPPED` where it has none.
     size: the bytes of UTF-8 of each document [documents read].
+    place: the place in [0, 1) that its hash gives each document [documents read], -1 where it is
+      dropped.
     dropped: the number of dropped documents by reason: `duplicate`, `empty`, `undecodable`.
+    text: what the documents are.
   """
 
   split: np.ndarray
   size: np.ndarray
+  place: np.ndarray
   dropped: dict[str, int]
+  text: TextDigest
 
   def shards(self, split: str) -> list[int]:
     """Returns the number of documents in each shard of `split`."""
@@ -60,9 +65,10 @@ def plan_splits(
   """
   seen: set[bytes] = set()
   places, sizes = [], []
+  hasher = TextHasher()
   dropped = dict.fromkeys(("duplicate", "empty", "undecodable"), 0)
   for number, document in enumerate(source.documents()):
-    place, size = _place(document.text, seen), 0
+    place, size = _place(document.text, hasher.add(document.text), seen), 0
     if isinstance(place, str):
       dropped[place] += 1
       place = DROPPED
@@ -77,19 +83,24 @@ def plan_splits(
     need = f"the splits {', '.join(config.splits)} need {len(config.splits)}"
     knob = f"give config.data.corpora.{name}.source more documents"
     raise ValueError(f"config.data.corpora.{name} has {found}; {need}; {knob}")
-  return SplitPlan(_assign(np.array(places), config), np.array(sizes, np.int64), dropped)
+  found = np.array(places, np.float64)
+  split = _assign(found, config)
+  return SplitPlan(split, np.array(sizes, np.int64), found, dropped, hasher.digest())
 
 
-def _place(text: str | None, seen: set[bytes]) -> float | str:
-  """Returns the place of a document in [0, 1), or the reason to drop it; notes its hash."""
+def _place(text: str | None, digest: bytes, seen: set[bytes]) -> float | str:
+  """Returns the place of a document in [0, 1), or the reason to drop it; notes its digest."""
   if text is None:
     return "undecodable"
   if not text.strip():
     return "empty"
-  digest = hashlib.blake2b(text.encode(), digest_size=16).digest()
   if digest in seen:
     return "duplicate"
   seen.add(digest)
+  return _place_of(digest)
+
+
+def _place_of(digest: bytes) -> float:
   return int.from_bytes(digest[:8], "big") / 2**64
 
 
@@ -114,8 +125,9 @@ def _assign(places: np.ndarray, config: DataConfig) -> np.ndarray:
 class TextCorpus(array_records.ArrayRecordBuilder, skip_registration=True):  # type: ignore[call-arg]
   """Documents {"id", "text"} of one source, in the order of the source.
 
-  A build reads the source once to plan the splits, and once more for each split. The progress is
-  told the numbers of documents that were read and written.
+  A build reads the source once to plan the splits, and once more for each split. It fails unless
+  all of them give the documents that `text` says. The progress is told the numbers of documents
+  that were read and written.
   """
 
   def __init__(
@@ -124,10 +136,11 @@ class TextCorpus(array_records.ArrayRecordBuilder, skip_registration=True):  # t
     folder: Path,
     name: str,
     source: Source,
+    text: TextDigest,
     config: DataConfig,
     progress: storage.Progress = storage.silent,
   ):
-    self._corpus, self._source, self._config = name, source, config
+    self._corpus, self._source, self._text, self._config = name, source, text, config
     self._progress = progress
     super().__init__(folder=folder)
 
@@ -137,7 +150,11 @@ class TextCorpus(array_records.ArrayRecordBuilder, skip_registration=True):  # t
   def _shard_iterators_per_split(self, dl_manager: Any) -> Mapping[str, Sequence[Any]]:
     del dl_manager
     plan = plan_splits(self._corpus, self._source, self._config, self._progress)
+    if plan.text != self._text:
+      digest_cache.forget(self._config.root, self._source)
+      raise ValueError(f"corpus {self._corpus} changed while it was read; run again")
     self.info.metadata["dropped"] = plan.dropped
+    self.info.metadata["text"] = dataclasses.asdict(plan.text)
     self.info.metadata["splits"] = {
       split: {
         "documents": int(np.sum(plan.split == SPLITS.index(split))),
@@ -156,7 +173,7 @@ class TextCorpus(array_records.ArrayRecordBuilder, skip_registration=True):  # t
     total, done = int(np.sum(plan.split == wanted)), 0
     for number, document in enumerate(self._source.documents()):
       if number < len(plan.split) and plan.split[number] == wanted:
-        if document.text is None or len(document.text.encode()) != plan.size[number]:
+        if _place_of(digest_of(document.text)) != plan.place[number]:
           raise ValueError(f"{document.id} of corpus {self._corpus} changed while it was read")
         done += 1
         if done % _PROGRESS_EVERY == 0 or done == total:
@@ -166,11 +183,33 @@ class TextCorpus(array_records.ArrayRecordBuilder, skip_registration=True):  # t
       raise ValueError(f"corpus {self._corpus} lost documents while it was read; run again")
 
 
-def identity(corpus: CorpusConfig, source: Source, config: DataConfig) -> str:
-  """Returns the fingerprint of all that decides the records; the weight of a corpus does not."""
+def identity(text: TextDigest, config: DataConfig) -> str:
+  """Returns the fingerprint of all that decides the records: the documents and their splits."""
   fractions = [config.validation_fraction, config.test_fraction]
-  version = str(TextCorpus.VERSION)
-  return storage.fingerprint(version, corpus.source, source.identity, fractions)
+  return storage.fingerprint(str(TextCorpus.VERSION), text.root, fractions)
+
+
+def digest(
+  name: str, source: Source, root: str, progress: storage.Progress = storage.silent
+) -> TextDigest:
+  """Returns what the documents of a source are; reads them unless they were read before.
+
+  Args:
+    name: the name of the corpus.
+    source: the documents.
+    root: `DataConfig.root`, where the digest of files that did not change since is kept.
+    progress: is told the number of documents that were read.
+  """
+  found = digest_cache.load(root, source)
+  if found is None:
+    hasher = TextHasher()
+    for number, document in enumerate(source.documents(), 1):
+      hasher.add(document.text)
+      if number % _PROGRESS_EVERY == 0:
+        progress(f"comparing {name}", number, 0)
+    found = hasher.digest()
+    digest_cache.save(root, source, found)
+  return found
 
 
 def build(
@@ -183,9 +222,12 @@ def build(
   """
   corpus = dict(config.corpora)[name]
   source = open_source(SettingNames.of_corpus(name), corpus)
-  mark = identity(corpus, source, config)
+  text = digest(name, source, config.root, progress)
+  mark = identity(text, config)
 
   def make(folder: Path) -> TextCorpus:
-    return TextCorpus(folder=folder, name=name, source=source, config=config, progress=progress)
+    return TextCorpus(
+      folder=folder, name=name, source=source, text=text, config=config, progress=progress
+    )
 
   return mark, array_records.prepare(config, f"corpora/{name}-{mark}", TextCorpus, make, progress)

@@ -71,14 +71,15 @@ def test_globs_and_folders_choose(filled):
   assert texts(filled, "text/0/03.txt") == [TEXTS[3]]
 
 
-def test_a_new_version_of_a_file_is_another_corpus(gcs, filled):
-  def identity():
-    return open_source(SettingNames.of_corpus("c"), CorpusConfig(f"gs://{filled}/text")).identity
+def test_the_checksums_of_objects_tell_whether_they_changed(gcs, filled):
+  def stamps():
+    return open_source(SettingNames.of_corpus("c"), CorpusConfig(f"gs://{filled}/text")).stamps
 
-  before = identity()
-  assert identity() == before
-  gcs.put((filled, "text/0/00.txt"), TEXTS[0].encode())
-  assert identity() != before
+  before = stamps()
+  gcs.put((filled, "text/0/00.txt"), TEXTS[0].encode())  # another version of the same text
+  assert stamps() == before
+  gcs.put((filled, "text/0/00.txt"), TEXTS[0].encode()[:-1] + b"!")
+  assert stamps() != before
 
 
 def test_what_is_not_there_is_named(filled):

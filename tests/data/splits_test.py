@@ -12,7 +12,7 @@ def _plan(texts, config):
   def documents():
     return (Document(str(i), text) for i, text in enumerate(texts))
 
-  return plan_splits("mine", Source("x", documents), config)
+  return plan_splits("mine", Source("x", [], documents), config)
 
 
 def test_adding_documents_moves_none(folder_config):

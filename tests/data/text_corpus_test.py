@@ -9,6 +9,7 @@ from resjax.data import array_records, storage, text_corpus
 from resjax.data.config import SPLITS
 from resjax.data.readers import Document
 from resjax.data.sources import Source
+from resjax.data.text_digest import TextHasher
 from tests.data.conftest import make_texts
 
 
@@ -60,8 +61,11 @@ def test_source_that_changes_while_it_is_read_is_refused(folder_config, tmp_path
     change = len(calls) > 1
     return (Document(str(i), text + "!" * change) for i, text in enumerate(texts))
 
+  source, hasher = Source("x", [], documents), TextHasher()
+  for document in texts:
+    hasher.add(document)
   builder = text_corpus.TextCorpus(
-    folder=tmp_path / "x", name="a", source=Source("x", documents), config=config
+    folder=tmp_path / "x", name="a", source=source, text=hasher.digest(), config=config
   )
   with pytest.raises(ValueError, match=re.escape("of corpus a changed while it was read")):
     builder.download_and_prepare()

@@ -1,0 +1,59 @@
+"""Remembers what the documents of a source are, so that files without a change are read once.
+
+An entry is found by the names, sizes and times of the files, or by the checksums that an object
+store keeps. It saves time and decides nothing: where it is missing or damaged, the text is read.
+Entries about objects lie in `config.data.root` for all machines, those about files of this machine
+in its copy of that folder. In all functions `root` is `DataConfig.root`.
+"""
+
+import dataclasses
+import json
+
+from absl import logging
+
+from resjax import locations, typed_json
+from resjax.data import mirror, storage, text_digest
+from resjax.data.sources import Source
+from resjax.data.text_digest import TextDigest
+from resjax.locations import Location
+
+_FOLDER = "digests"
+
+
+def load(root: str, source: Source) -> TextDigest | None:
+  """Returns the digest of the documents of a source, or None if it is not known."""
+  for place in _places(root, source):
+    try:
+      return text_digest.read(locations.read_bytes(place, typed_json.MOST_BYTES), str(place))
+    except (OSError, ValueError):
+      continue
+  return None
+
+
+def save(root: str, source: Source, digest: TextDigest) -> None:
+  """Keeps the digest of the documents of a source, and drops those of its earlier versions here."""
+  if not source.settled:
+    return
+  here, *_ = places = _places(root, source)
+  try:
+    for place in places:
+      locations.write_text(place, json.dumps(dataclasses.asdict(digest)))
+    for other in here.parent.glob(f"{here.name.partition('-')[0]}-*.json"):
+      if other.name != here.name:
+        other.unlink(missing_ok=True)
+  except OSError as error:
+    logging.warning("%s cannot be written (%s): the text is read at every start", here, error)
+
+
+def forget(root: str, source: Source) -> None:
+  """Drops the entry of a source, because its documents are not those that the entry says."""
+  for place in _places(root, source):
+    place.unlink(missing_ok=True)
+
+
+def _places(root: str, source: Source) -> list[Location]:
+  """Returns where the entry of a source may be: on this machine, and in an object store."""
+  name = f"{storage.fingerprint(source.place)}-{storage.fingerprint(source.stamps)}.json"
+  shared = not source.is_local and str(mirror.local(root)) != root
+  roots = [mirror.local(root), *([locations.path(root, "config.data.root")] if shared else [])]
+  return [place / _FOLDER / name for place in roots]
