@@ -194,6 +194,9 @@ def data() -> dict:
     "validation_fraction": 0.02,  # share of the documents, which their hash chooses
     "test_fraction": 0.02,
     "verify": "full",  # full | sizes: what of built files is compared before they are used
+    # The fingerprint of built data under root, which are taken as they are although the sources are
+    # other ones or gone; run.json of a run has it. "": data are built unless they are there.
+    "built": "",
   }
 
 

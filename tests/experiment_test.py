@@ -164,7 +164,7 @@ def test_record_keeps_config_versions_and_revision(tmp_path, monkeypatch):
     ({"seed": 1}, "a", "config.seed was 0 and is 1"),
     ({"optim__name": "muon"}, "a", "config.optim.name was 'adamw' and is 'muon'"),
     ({"train__init_from": "runs/a"}, "a", "config.train.init_from was '' and is 'runs/a'"),
-    ({}, "b", "files of config.data.corpora have other sizes or times"),
+    ({}, "b", "its tokenizer or its rows are not"),
   ],
 )
 def test_another_run_in_the_folder_is_refused(tmp_path, changes, fingerprint, word):

@@ -16,6 +16,7 @@ BYTE_VOCAB = 257  # The 256 bytes and the end of text.
 
 _MOST_BYTES = 1 << 40
 _MOST_TOKENS = 1 << 24  # of a row
+_FINGERPRINT = re.compile(r"[0-9a-f]{12}")
 _CORPUS_NAME = re.compile(r"[a-z][a-z0-9_-]*")
 
 
@@ -116,6 +117,8 @@ class DataConfig:
     verify: how built data are compared with their manifests before they are used: `full` reads
       every file; `sizes` takes the sizes of files above 1 MB for enough. Records are compared with
       their checksums whenever they are read.
+    built: the fingerprint of built data under `root`, which are taken as they are, without a look
+      at the sources; empty: the data of the sources are built unless they are there.
   """
 
   root: str
@@ -125,6 +128,7 @@ class DataConfig:
   validation_fraction: float = 0.02
   test_fraction: float = 0.02
   verify: str = "full"
+  built: str = ""
 
   def __post_init__(self):
     listed = isinstance(self.corpora, Mapping | tuple)
@@ -142,6 +146,10 @@ class DataConfig:
       _require(0 <= value < 1, key, value, "it must lie in [0, 1)")
     one_of = f"allowed: {', '.join(VERIFY)}"
     _require(self.verify in VERIFY, "verify", self.verify, one_of)
+    digits = "12 hexadecimal digits, the data_fingerprint in the run.json of a run; '' builds data"
+    _require(
+      not self.built or bool(_FINGERPRINT.fullmatch(self.built)), "built", self.built, digits
+    )
     held_out = self.validation_fraction + self.test_fraction
     rest = f"with test_fraction {self.test_fraction} nothing is left to train on"
     _require(held_out < 1, "validation_fraction", self.validation_fraction, rest)

@@ -89,8 +89,8 @@ def _find_local(place: Path, setting: str) -> FoundFiles:
     return FoundFiles(place.parent, False, _regular([place], place.parent))
   if os.path.lexists(place):
     raise ValueError(
-      f"{setting}: {spelled(place)} is no regular file but a pipe, a socket, a device or a link that "
-      "leads nowhere; give a file or a folder"
+      f"{setting}: {spelled(place)} is no regular file but a pipe, a socket, a device or a link "
+      "that leads nowhere; give a file or a folder"
     )
   base = Path.cwd()
   names = sorted(glob.glob(str(place), recursive=True))

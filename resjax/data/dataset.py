@@ -17,18 +17,22 @@ from resjax.manifest import Damaged
 def build(config: DataConfig, progress: storage.Progress = storage.silent) -> DatasetSummary:
   """Builds the data that are missing or damaged under `config.root`; compares those that are there.
 
-  Each part lies in a folder named by a fingerprint of all that decides its content (files with
-  their sizes and times, settings, the parts it is made from), and appears there only when it is
+  Each part lies in a folder named by a fingerprint of all that decides its content (the documents
+  of a corpus in order, settings, the parts it is made from), and appears there only when it is
   complete. One process builds at a time, and others wait for it. What is there is compared with its
-  manifest as `config.verify` says.
+  manifest as `config.verify` says. With `config.built` nothing is built, and the sources need not
+  be there.
 
   Args:
     config: the data to build.
     progress: is told what is being built.
 
   Raises:
-    ValueError: A corpus is missing, empty or malformed; or the disk is full.
+    ValueError: A corpus is missing, empty or malformed; or the disk is full; or the data that
+      `config.built` names are not there, or are no data of this config.
   """
+  if config.built:
+    return _taken(config)
   # Imported here because the modules that build import TFDS, which training need not do.
   from resjax.data import packed_rows, text_corpus, tokenizer_training
 
@@ -163,6 +167,37 @@ def _part(
   """Checks the folder KIND/NAME-FINGERPRINT that holds what a summary at `path` names."""
   with _copying(root):
     return built.find(root, built.folder_name(root, name, kind, str(path)), verify, checked)
+
+
+def is_built(root: str, fingerprint: str) -> bool:
+  """Returns whether there is a summary of built data; nothing else is copied to this machine."""
+  return mirror.fetch_file(root, _name(fingerprint)) is not None
+
+
+def _taken(config: DataConfig) -> DatasetSummary:
+  """Returns the data that `config.built` names."""
+  names = f"config.data.built={config.built}"
+  found = find(config.root, config.built, config.verify)
+  if found is None:
+    raise ValueError(
+      f"{names}: there is no {_name(config.built)} in config.data.root={config.root}; copy that "
+      "folder from the machine that built the data, or leave config.data.built empty"
+    )
+  have = {
+    "seq_len": found.seq_len,
+    "corpora": sorted(found.corpora),
+    "tokenizer.name": found.tokenizer.parent.name.rpartition("-")[0],
+  }
+  wanted = [config.seq_len, sorted(name for name, _ in config.corpora), config.tokenizer.name]
+  for (key, value), want in zip(have.items(), wanted, strict=True):
+    if value != want:
+      raise ValueError(f"{names} has {key} {value}, and config.data.{key} is {want}; set the same")
+  if not set(config.splits) <= set(found.splits):
+    lacks = f"has the splits {', '.join(found.splits)} alone"
+    raise ValueError(
+      f"{names} {lacks}; set config.data.validation_fraction and test_fraction to it"
+    )
+  return found
 
 
 def _copying(root: str) -> contextlib.AbstractContextManager:

@@ -8,6 +8,7 @@ those of another time: which one in a corpus of up to `MOST_BLOCKS` documents, e
 
 import dataclasses
 import hashlib
+from pathlib import Path
 from typing import Annotated
 
 import msgspec
@@ -116,6 +117,20 @@ def read(text: str | bytes, where: str) -> TextDigest:
   if not found.is_whole:
     raise ValueError(f"{where}: the digests of documents are damaged")
   return found
+
+
+def of_records(folder: Path) -> TextDigest | None:
+  """Returns the digest that a build noted beside the text of a corpus; None where there is none."""
+  try:
+    found = typed_json.read(folder / "metadata.json", _Metadata).text
+  except (OSError, ValueError):
+    return None
+  return found if found and found.is_whole else None
+
+
+@dataclasses.dataclass(frozen=True)
+class _Metadata:
+  text: TextDigest | None = None
 
 
 def _hash(content: bytes) -> bytes:

@@ -20,6 +20,7 @@ from resjax.checkpoint.identity import RunId
 from resjax.data.summary import DatasetSummary
 from resjax.locations import Location
 from resjax.models.config import DecoderConfig
+from resjax.runs import run_text
 from resjax.runs.config import Run
 
 RECORD = "run.json"
@@ -128,6 +129,21 @@ class _WithConfig:
   config: _Config
 
 
+class _Corpus(msgspec.Struct):
+  """A corpus in an identity."""
+
+  weight: float
+
+
+class _Places(msgspec.Struct):
+  """The settings of an identity that hold the places of texts and tokenizer, beside other ones."""
+
+  corpora: list[tuple[str, _Corpus]] = msgspec.field(
+    name="config.data.corpora", default_factory=list
+  )
+  tokenizer: dict[str, Any] = msgspec.field(name="config.data.tokenizer", default_factory=dict)
+
+
 def place(path: str) -> Location:
   """Returns the location of the folder of a run, local or on gs://.
 
@@ -181,15 +197,33 @@ def check(folder: Location, run: Run, dataset: DatasetSummary) -> None:
   """
   if not (folder / RECORD).exists():
     return
-  old, new = read(folder), identity(run)
-  changed = differences(old.identity, new)
-  if old.data_fingerprint != dataset.fingerprint and not changed:
-    changed = ["files of config.data.corpora have other sizes or times than at its start"]
+  old = read(folder)
+  try:
+    before = _decisive(old.identity)
+  except msgspec.ValidationError as error:
+    raise ValueError(
+      f"{folder / RECORD} is damaged: identity: {error}; restore it, or delete the folder"
+    ) from None
+  changed = differences(before, _decisive(identity(run)))
   if changed:
     raise ValueError(
       f"{folder} holds another run: {'; '.join(changed)}; "
       "choose another config.workdir, or delete that folder"
     )
+  if old.data_fingerprint != dataset.fingerprint:
+    raise ValueError(
+      f"{folder} holds another run: {run_text.explain(folder, run.data, dataset)}; "
+      f"{run_text.advice(run.data, old.data_fingerprint)}"
+    )
+
+
+def _decisive(found: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns an identity without the places of texts and tokenizer: what is there has a digest."""
+  data = msgspec.convert(found, _Places)
+  weights = {f"config.data.corpora.{name}.weight": corpus.weight for name, corpus in data.corpora}
+  tokenizer = {key: value for key, value in data.tokenizer.items() if key != "folder"}
+  others = {key: value for key, value in found.items() if key != "config.data.corpora"}
+  return others | weights | ({"config.data.tokenizer": tokenizer} if tokenizer else {})
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
@@ -208,7 +242,7 @@ def write(
   costs: Mapping[str, float],
   lineage: Mapping[str, Any] | None = None,
 ) -> None:
-  """Writes the record of a run, and a copy of its tokenizer.
+  """Writes the record of a run, the digests of its documents, and a copy of its tokenizer.
 
   Args:
     folder: the folder of the run.
@@ -227,6 +261,7 @@ def write(
     "compiler_options": dict(run.compiler_options),
     "environment": _environment(),
   }
+  run_text.write(folder, dataset)
   locations.write_text(folder / RECORD, json.dumps(content, indent=2) + "\n")
   locations.write_text(folder / TOKENIZER, dataset.tokenizer.read_text())
 
@@ -252,7 +287,7 @@ def read(folder: Location) -> Record:
 def identity(run: Run) -> dict[str, Any]:
   """Returns the settings that decide the parameters and the order of the data, as JSON values."""
   data = dataclasses.asdict(run.data)
-  del data["root"], data["verify"]
+  del data["root"], data["verify"], data["built"]
   found = model_identity(run.decoder)
   found |= {f"config.data.{key}": value for key, value in data.items()}
   found |= {"config.seed": run.seed, "config.train.batch_size": run.train.batch_size}

@@ -77,8 +77,8 @@ def build_data(config: DataConfig, console: Console) -> DatasetSummary:
   if summary.fingerprint != mark:
     raise ValueError(
       f"process {jax.process_index()} on {socket.gethostname()} has built other data than process "
-      "0: the files of config.data.corpora have other sizes or times there; set config.data.root "
-      "to a folder that all hosts share, or copy that of process 0"
+      "0: config.data.corpora has other text there; set config.data.root to a folder that all "
+      f"hosts share, or copy that of process 0 and set config.data.built={mark}"
     )
   return summary
 
