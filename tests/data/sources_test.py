@@ -1,7 +1,10 @@
 import gzip
 import json
+import os
 import re
+import socket
 import sys
+import tracemalloc
 
 import numpy as np
 import pyarrow as pa
@@ -172,3 +175,143 @@ def test_stamps_follow_the_files(tmp_path):
   second = stamps()
   (tmp_path / "b.txt").write_text("")
   assert len({str(i) for i in (first, second, stamps())}) == 3
+
+
+def _limited(tmp_path, name, write, most=2 << 20):
+  """The error for a file with a line or document that is a little longer than is allowed."""
+  write(tmp_path / name, "x" * most)
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(readers, "MAX_LINE", most // 2)
+    _fails(f"{name}", tmp_path / name)
+    with pytest.raises(ValueError, match="the most that a line of JSONL or a document may have"):
+      _texts(tmp_path / name)
+
+
+def test_long_lines_and_documents_are_refused_before_they_are_in_memory(tmp_path):
+  def packed(path, text):
+    with gzip.open(path, "wt") as file:
+      file.write('{"text": "' + text)
+
+  def table(path, text):
+    pq.write_table(pa.table({"text": [text]}), path)
+
+  _limited(tmp_path, "a.jsonl", lambda path, text: path.write_text('{"text": "' + text))
+  _limited(tmp_path, "b.jsonl.gz", packed)
+  _limited(tmp_path, "c.parquet", table)
+  (tmp_path / "c.parquet").unlink()
+  rows = ["short"] * 200 + ["x" * 3000]
+  pq.write_table(pa.table({"text": rows}), tmp_path / "c.parquet")
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(readers, "MAX_LINE", 1000)
+    _fails("c.parquet:200 has more than 1,000 bytes", tmp_path / "c.parquet")
+    patch.setattr(readers, "MAX_LINE", 3000)
+    assert _texts(tmp_path / "c.parquet") == rows
+
+
+def test_memory_for_a_line_is_bounded(tmp_path):
+  """One gigabyte in one line, which compresses to a megabyte."""
+  with gzip.open(tmp_path / "a.jsonl.gz", "wb", compresslevel=1) as file:
+    file.write(b'{"text": "')
+    for _ in range(1024):
+      file.write(b"x" * (1 << 20))
+  tracemalloc.start()
+  _fails("a.jsonl.gz:1 has more than 33,554,432 bytes", tmp_path / "a.jsonl.gz")
+  assert tracemalloc.get_traced_memory()[1] < 4 * readers.MAX_LINE
+  tracemalloc.stop()
+
+
+@pytest.mark.parametrize("name", ["a.jsonl.gz", "a.txt.gz"])
+def test_damaged_gzip_files_are_one_line(tmp_path, name):
+  whole = gzip.compress(b'{"text": "' + os.urandom(50_000).hex().encode() + b'"}\n')
+  flipped = bytearray(whole)
+  flipped[20_000] ^= 255
+  for content in (whole[:-9], whole[:-4], whole[:30_000], whole[:5], bytes(flipped), b"plain text"):
+    (tmp_path / name).write_bytes(content)
+    _fails(f"{name} is a damaged gzip file: ", tmp_path / name)
+
+
+def test_damaged_parquet_files_are_one_line(tmp_path):
+  path = tmp_path / "a.parquet"
+  pq.write_table(pa.table({"text": [os.urandom(50).hex() for _ in range(2000)]}), path)
+  whole = path.read_bytes()
+  for content in (whole[:-9], whole[:100], b"PAR1" * 100, b""):
+    path.write_bytes(content)
+    _fails("a.parquet is not a Parquet file; set config.data.corpora.mine.format: ", path)
+  path.write_bytes(whole[:4] + b"\0" * 4000 + whole[4004:])
+  _fails("a.parquet is damaged after 0 rows: ", path)
+
+
+@pytest.mark.parametrize(
+  ("line", "message"),
+  [
+    ('{"text": ' + "[" * 200_000, "a.jsonl:1 is nested too deeply"),
+    ('{"text": "x", "n": ' + "1" * 9000 + "}", "a.jsonl:1 has a number with too many digits"),
+    ('{"' + "k" * 9000 + '": "x"}', "a.jsonl:1 has no field 'text'; it has ['kkk"),
+    ("{" + ", ".join(f'"k{i:04}": 1' for i in range(9000)) + "}", "'k0019'] and 8980 more; set "),
+    ('\ufeff{"text": "x"}', "a.jsonl:1 is not JSON: "),
+    ("null", "a.jsonl:1 is not a JSON object but a NoneType"),
+  ],
+)
+def test_hostile_lines_are_one_short_line(tmp_path, line, message):
+  (tmp_path / "a.jsonl").write_text(line + "\n", encoding="utf-8")
+  with pytest.raises(ValueError, match=re.escape(message)) as caught:
+    _texts(tmp_path / "a.jsonl")
+  assert "\n" not in str(caught.value) and len(str(caught.value)) < 1000
+
+
+def _special(folder):
+  """Makes what is no regular file: a pipe, a socket, links that lead nowhere, or in a circle."""
+  folder.mkdir()
+  os.mkfifo(folder / "pipe")
+  (folder / "lost").symlink_to(folder / "nothing")
+  (folder / "loop").symlink_to(folder / "loop")
+  (folder / "null").symlink_to("/dev/zero")
+  (folder / "up").symlink_to(folder)
+  with socket.socket(socket.AF_UNIX) as server:
+    here = os.getcwd()
+    os.chdir(folder)  # Paths of sockets are short.
+    server.bind("socket")
+    os.chdir(here)
+  return ("pipe", "lost", "loop", "null", "socket")
+
+
+def test_what_is_no_regular_file_is_left_out_with_one_warning(tmp_path, caplog):
+  _special(tmp_path / "text")
+  (tmp_path / "text" / "a.txt").write_text("one")
+  for source in (tmp_path / "text", tmp_path / "text" / "*"):
+    caplog.clear()
+    assert _texts(source) == ["one"]
+    (warning,) = [record.getMessage() for record in caplog.records]
+    assert "is no regular file and left out of the corpus, and so are 4 more" in warning
+  (tmp_path / "text" / "a.txt").unlink()
+  _fails("a folder without files", tmp_path / "text")
+
+
+def test_what_is_no_regular_file_is_refused_by_name(tmp_path):
+  for name in _special(tmp_path / "text"):
+    _fails(f"{name} is no regular file but a pipe, a socket", tmp_path / "text" / name)
+  _fails("/dev/zero is no regular file", "/dev/zero")
+
+
+def test_a_file_that_becomes_a_pipe_or_vanishes(tmp_path):
+  (tmp_path / "a.txt").write_text("one")
+  source = open_source(SettingNames.of_corpus("mine"), CorpusConfig(str(tmp_path)))
+  (tmp_path / "a.txt").unlink()
+  with pytest.raises(OSError, match=r"a\.txt"):
+    list(source.documents())
+  os.mkfifo(tmp_path / "a.txt")
+  with pytest.raises(ValueError, match=r"a\.txt is no regular file"):
+    list(source.documents())
+
+
+def test_names_that_are_no_text_are_spelled(tmp_path):
+  folder = os.fsencode(tmp_path / "text")
+  os.mkdir(folder)
+  for name in (b"a\nb.jsonl", b"c\xff.jsonl", "é \u2028.jsonl".encode()):
+    with open(os.path.join(folder, name), "w") as file:
+      file.write('{"text": "x"}')
+  source = open_source(SettingNames.of_corpus("mine"), CorpusConfig(str(tmp_path / "text")))
+  ids = [document.id for document in source.documents()]
+  assert ids == ["a\\nb.jsonl:1", "c\\xff.jsonl:1", "é \\u2028.jsonl:1"]
+  (tmp_path / "text" / "a\nb.jsonl").write_text("[1]")
+  _fails("a\\nb.jsonl:1 is not a JSON object", tmp_path / "text")

@@ -1,7 +1,11 @@
 """A command that is kept running on Cloud TPU VMs."""
 
+import sys
+
 import pytest
 
+from resjax.records.metrics_log import read_metrics
+from tests.data.conftest import make_texts, write_folder
 from tests.helpers.stand_ins import ROOT, shellcheck
 
 RESUME = ("resume", "--name=run1", "--zone=us-west4-a", "--topology=v5litepod-16")
@@ -82,3 +86,53 @@ def test_resume_says_at_once_that_it_cannot_look_and_later_looks_again(cloud):
   assert code == 0
   assert "looking, try 1 of 60: gcloud" in output
   assert "looking, try 2 of 60: 3 of 4 hosts answered" in output
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("change", [False, True], ids=["the same text", "other text"])
+def test_a_new_host_builds_its_data_again_and_goes_on(cloud, checkout, tmp_path, change):
+  """Text, and the data that are built from it, lie on disks that a preemption takes away."""
+  texts = write_folder(tmp_path / "download", make_texts(60))
+  starts, run = tmp_path / "starts", tmp_path / "run"
+  settings = {
+    "workdir": run,
+    "data.root": "data",
+    "data.corpora.stdlib.source": "text",
+    "data.tokenizer.name": "byte",
+    "data.seq_len": 32,
+    "model.num_layers": 2,
+    "model.d_model": 64,
+    "train.alignment_every": 0,
+    "train.sample_tokens": 0,
+    "checkpoint.every": 5,
+  }
+  flags = " ".join(f"--config.{key}={value}" for key, value in settings.items())
+  train = f"{sys.executable} -m launch.train --config=configs/tiny.py {flags}"
+  # Host 0 trains: to step 5 before the preemption, and to step 10 after it.
+  script = f"""
+    case $HOME in *host0) ;; *) exit 0 ;; esac
+    echo x >> {starts}
+    cp -r {texts} text
+    if [ -e {run}/run.json ]; then exec {train} --config.train.steps=10; fi
+    {train} --config.train.steps=5 || exit 1
+    {"printf ! >> " + str(texts / "0009.txt") if change else ""}
+    echo SUSPENDED > {cloud.state}
+    sleep 60
+  """
+  for_each = f"for host in {' '.join(map(str, cloud.homes))}; do"
+  ends = "kill -KILL -- -$(cat $host/resjax-run/pid); rm -rf $host; mkdir $host"
+  cloud.answer("queued-resources delete", run=f"rm {cloud.state}; {for_each} {ends}; done; true")
+  more = ("--env=JAX_PLATFORMS=cpu", "--tier=spot", "--", "bash", "-c", script)
+  code, output = launch(cloud, *RESUME, *more, cwd=checkout)
+  log = (cloud.homes[0] / "resjax-run" / "log").read_text()
+  assert starts.read_text() == "x\nx\n", output
+  steps = [
+    record["step"] for record in read_metrics(run / "metrics.jsonl") if "train/loss" in record
+  ]
+  if change:
+    assert code == 1 and "the command ended with exit 1" in output
+    assert "1 of 60 documents changed, the first is 0009.txt#0" in log
+    assert "after config.data.root was copied from the machine that built them" in log
+  else:
+    assert code == 0, log
+    assert steps[-1] == 10 and (run / "checkpoints" / "10").is_dir()
