@@ -83,9 +83,8 @@ def plan_splits(
     need = f"the splits {', '.join(config.splits)} need {len(config.splits)}"
     knob = f"give config.data.corpora.{name}.source more documents"
     raise ValueError(f"config.data.corpora.{name} has {found}; {need}; {knob}")
-  found = np.array(places, np.float64)
-  split = _assign(found, config)
-  return SplitPlan(split, np.array(sizes, np.int64), found, dropped, hasher.digest())
+  at = np.array(places, np.float64)
+  return SplitPlan(_assign(at, config), np.array(sizes, np.int64), at, dropped, hasher.digest())
 
 
 def _place(text: str | None, digest: bytes, seen: set[bytes]) -> float | str:
@@ -173,12 +172,13 @@ class TextCorpus(array_records.ArrayRecordBuilder, skip_registration=True):  # t
     total, done = int(np.sum(plan.split == wanted)), 0
     for number, document in enumerate(self._source.documents()):
       if number < len(plan.split) and plan.split[number] == wanted:
-        if _place_of(digest_of(document.text)) != plan.place[number]:
+        text = document.text
+        if text is None or _place_of(digest_of(text)) != plan.place[number]:
           raise ValueError(f"{document.id} of corpus {self._corpus} changed while it was read")
         done += 1
         if done % _PROGRESS_EVERY == 0 or done == total:
           self._progress(f"writing {self._corpus} {split}", done, total)
-        yield number, {"id": document.id, "text": document.text}
+        yield number, {"id": document.id, "text": text}
     if done != total:
       raise ValueError(f"corpus {self._corpus} lost documents while it was read; run again")
 

@@ -31,7 +31,7 @@ def explain(folder: Location, data: DataConfig, built: DatasetSummary) -> str:
   before = _read(folder)
   now = {name: text_digest.of_records(corpus.text) for name, corpus in built.corpora.items()}
   found = [
-    f"the text of config.data.corpora.{name} is not that of its start: {changed}"
+    f"config.data.corpora.{name} {changed}"
     for name in sorted(now)
     if (changed := _change(name, data, before.get(name), now[name]))
   ]
@@ -63,7 +63,7 @@ def _change(
 ) -> str | None:
   """Returns which documents of a corpus changed, or None if none did."""
   if before is None or now is None:
-    return f"{FILE_NAME} of the run does not say which documents it had"
+    return f"may have had other text at its start, of which {FILE_NAME} there has no digests"
   changed = before.first_difference(now)
   if changed is None:
     return None
@@ -80,4 +80,4 @@ def _change(
     text = f"of {now.documents:,} documents, the first that changed is one of {which}"
   if corpus.source == sources.STDLIB:
     text += f" ({sources.STDLIB} is the text of the running Python, {platform.python_version()})"
-  return text
+  return f"has other text than at its start: {text}"

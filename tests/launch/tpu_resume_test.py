@@ -104,6 +104,7 @@ def test_a_new_host_builds_its_data_again_and_goes_on(cloud, checkout, tmp_path,
     "model.d_model": 64,
     "train.alignment_every": 0,
     "train.sample_tokens": 0,
+    "optim.warmup_steps": 2,
     "checkpoint.every": 5,
   }
   flags = " ".join(f"--config.{key}={value}" for key, value in settings.items())
@@ -112,7 +113,7 @@ def test_a_new_host_builds_its_data_again_and_goes_on(cloud, checkout, tmp_path,
   script = f"""
     case $HOME in *host0) ;; *) exit 0 ;; esac
     echo x >> {starts}
-    cp -r {texts} text
+    {sys.executable} -c 'import shutil; shutil.copytree("{texts}", "text")'
     if [ -e {run}/run.json ]; then exec {train} --config.train.steps=10; fi
     {train} --config.train.steps=5 || exit 1
     {"printf ! >> " + str(texts / "0009.txt") if change else ""}
@@ -125,7 +126,7 @@ def test_a_new_host_builds_its_data_again_and_goes_on(cloud, checkout, tmp_path,
   more = ("--env=JAX_PLATFORMS=cpu", "--tier=spot", "--", "bash", "-c", script)
   code, output = launch(cloud, *RESUME, *more, cwd=checkout)
   log = (cloud.homes[0] / "resjax-run" / "log").read_text()
-  assert starts.read_text() == "x\nx\n", output
+  assert starts.read_text() == "x\nx\n", log
   steps = [
     record["step"] for record in read_metrics(run / "metrics.jsonl") if "train/loss" in record
   ]
