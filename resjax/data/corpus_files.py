@@ -3,6 +3,7 @@
 import dataclasses
 import glob
 import os
+import re
 import stat
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -71,8 +72,9 @@ def find(source: str, setting: str) -> FoundFiles:
 
 
 def under(base: Path, ending: str = "") -> list[File]:
-  """Returns the files under a local folder whose names have this ending."""
-  return _regular([path for path in _walk(base) if path.name.endswith(ending)], base)
+  """Returns the files under a local folder whose names have this ending, sorted as in a store."""
+  found = _regular([path for path in _walk(base) if path.name.endswith(ending)], base)
+  return sorted(found, key=lambda file: file.name)
 
 
 def spelled(name: object) -> str:
@@ -92,11 +94,28 @@ def _find_local(place: Path, setting: str) -> FoundFiles:
       f"{setting}: {spelled(place)} is no regular file but a pipe, a socket, a device or a link "
       "that leads nowhere; give a file or a folder"
     )
-  base = Path.cwd()
-  names = sorted(glob.glob(str(place), recursive=True))
-  return FoundFiles(
-    base, False, _regular([Path(name) for name in names if not os.path.isdir(name)], base)
+  paths = [path for path in _glob(place) if not path.is_dir()]
+  return FoundFiles(Path.cwd(), False, _regular(paths, Path.cwd()))
+
+
+def _glob(place: Path) -> list[Path]:
+  """Returns the paths that a pattern matches, sorted; `**` follows no link, which may be a circle.
+
+  As in shells, wildcards match no names with a dot in front, and `**` inside a name is `*`.
+  """
+  parts = [re.sub(r"\*\*+", "*", part) if part != "**" else part for part in place.parts]
+  fixed = next((i for i, part in enumerate(parts) if glob.has_magic(part)), len(parts))
+  if fixed == len(parts):
+    return []
+  wanted = [*parts[fixed:], *(["*"] if parts[-1] == "**" else [])]
+  base, dotted = Path(*parts[:fixed]), any(part.startswith(".") for part in wanted)
+  found = base.glob("/".join(wanted))
+  kept = (
+    path
+    for path in found
+    if dotted or not any(part.startswith(".") for part in path.relative_to(base).parts)
   )
+  return sorted(kept, key=str)
 
 
 def _regular(paths: Iterable[Path], base: Path) -> list[File]:
@@ -110,7 +129,8 @@ def _regular(paths: Iterable[Path], base: Path) -> list[File]:
       continue
     if stat.S_ISREG(state.st_mode):
       version = [state.st_mtime_ns, state.st_ctime_ns, state.st_ino]
-      settled = max(version[:2]) < time.time_ns() - _TICK_NS
+      now = time.time_ns()
+      settled = all(abs(now - at) > _TICK_NS for at in version[:2])
       name = spelled(os.path.relpath(path, base))
       found.append(File(path, name, state.st_size, version, settled))
     else:
@@ -151,11 +171,13 @@ def _find_remote(place: Location) -> FoundFiles:
     hidden = any(part.startswith(".") or part in _SKIPPED_FOLDERS for part in relative.parts)
     is_file = info["type"] == "file" and not name.endswith("/")
     if is_file and not (hidden and is_folder):
-      files.append(File(path, spelled(relative.as_posix()), info["size"], _checksum(info), True))
+      version = _checksum(info)
+      name_here = spelled(relative.as_posix())
+      files.append(File(path, name_here, info["size"], version, bool(version)))
   return FoundFiles(base, is_folder, files)
 
 
 def _checksum(info: Mapping[str, Any]) -> str:
-  """Returns the checksum that a store keeps of an object, else its version."""
-  known = (f"{key} {info[key]}" for key in ("md5Hash", "crc32c", "ETag", "etag") if info.get(key))
-  return next(known, locations.version_of(info))
+  """Returns the checksum that a store keeps of an object, else its version; empty: it has none."""
+  keys = ("md5Hash", "crc32c", "blob_id", "ETag", "etag", "generation", "mtime", "last_modified")
+  return next((f"{key} {info[key]}" for key in keys if info.get(key)), "")

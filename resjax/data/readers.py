@@ -15,7 +15,8 @@ from resjax.data.config import SettingNames
 from resjax.locations import Location
 
 MAX_PIECE = 1 << 20  # Characters; a longer text file becomes several documents.
-MAX_LINE = 32 << 20  # Bytes of a line of JSONL, and of a document of Parquet.
+# Bytes of a line of JSONL, and of a document of Parquet. BPE needs about 100 bytes for each.
+MAX_LINE = 16 << 20
 _MOST_NAMES, _MOST_CHARACTERS = 20, 40  # Of fields and columns, in messages.
 _BATCH_ROWS = 256  # Rows of a Parquet file that are in memory at a time,
 _BATCH_BYTES = 64 << 20  # if they have so many bytes at most by the average of their row group.

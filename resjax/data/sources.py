@@ -72,7 +72,8 @@ def _files(corpus: CorpusConfig, settings: SettingNames) -> Source:
   if not found.files:
     what = "a folder without files" if found.is_folder else "no file or folder, and matches none"
     kinds = f"allowed: {STDLIB}, a file, folder or glob of text, {TFDS}NAME[/CONFIG]"
-    raise ValueError(f"{settings.source}: {corpus.source} is {what}; {kinds}")
+    shown = corpus_files.spelled(corpus.source)
+    raise ValueError(f"{settings.source}: {shown} is {what}; {kinds}")
   kind, chosen = _choose_format(corpus, found, settings)
   alone = len(chosen) == 1
   piece = min(max(chosen[0].size // _PIECES, _MIN_PIECE), readers.MAX_PIECE)
@@ -102,7 +103,7 @@ def _choose_format(
   if corpus.format == "auto":
     present = [kind for kind, chosen in by_kind.items() if chosen]
     if len(present) > 1:
-      both = " and ".join(f"{kind} ({by_kind[kind][0].path.name})" for kind in present)
+      both = " and ".join(f"{kind} ({_name(by_kind[kind][0])})" for kind in present)
       raise ValueError(f"{settings.source} holds {both}; choose with {settings.format}")
     kind = present[0] if present else "text"
     return kind, by_kind.get(kind, found.files)
@@ -111,7 +112,8 @@ def _choose_format(
   if not by_kind[corpus.format]:
     ends = ", ".join(_ENDINGS[corpus.format])
     raise ValueError(
-      f"{settings.source}: no {ends} files under {corpus.source}; set {settings.format}"
+      f"{settings.source}: no {ends} files under {corpus_files.spelled(corpus.source)}; "
+      f"set {settings.format}"
     )
   return corpus.format, by_kind[corpus.format]
 
@@ -161,6 +163,10 @@ def _decode(raw: bytes) -> str | None:
 
 def _stamps(found: list[File]) -> list[tuple[str, int, Any]]:
   return [(file.name, file.size, file.version) for file in found]
+
+
+def _name(file: File) -> str:
+  return file.name.rpartition("/")[2]
 
 
 def _settled(found: list[File]) -> bool:

@@ -40,11 +40,14 @@ def filled(gcs, bucket):
   return bucket
 
 
-def test_documents_are_those_of_the_same_files_on_a_disk(filled, tmp_path):
+def test_documents_are_those_of_the_same_files_on_a_disk(gcs, filled, tmp_path):
   for number, text in enumerate(TEXTS):
     folder = tmp_path / "text" / str(number % 3)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{number:02}.txt").write_text(text, newline="")
+  for name in ("2-a.txt", "2.txt", "2a.txt"):  # before, and after, those of the folder 2
+    (tmp_path / "text" / name).write_text(name)
+    gcs.put((filled, f"text/{name}"), name.encode())
   local = open_source(SettingNames.of_corpus("c"), CorpusConfig(str(tmp_path / "text")))
   remote = open_source(SettingNames.of_corpus("c"), CorpusConfig(f"gs://{filled}/text"))
   assert list(remote.documents()) == list(local.documents())

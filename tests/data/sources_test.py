@@ -215,7 +215,7 @@ def test_memory_for_a_line_is_bounded(tmp_path):
     for _ in range(1024):
       file.write(b"x" * (1 << 20))
   tracemalloc.start()
-  _fails("a.jsonl.gz:1 has more than 33,554,432 bytes", tmp_path / "a.jsonl.gz")
+  _fails("a.jsonl.gz:1 has more than 16,777,216 bytes", tmp_path / "a.jsonl.gz")
   assert tracemalloc.get_traced_memory()[1] < 4 * readers.MAX_LINE
   tracemalloc.stop()
 
@@ -315,3 +315,20 @@ def test_names_that_are_no_text_are_spelled(tmp_path):
   assert ids == ["a\\nb.jsonl:1", "c\\xff.jsonl:1", "é \\u2028.jsonl:1"]
   (tmp_path / "text" / "a\nb.jsonl").write_text("[1]")
   _fails("a\\nb.jsonl:1 is not a JSON object", tmp_path / "text")
+
+
+def test_globs_follow_no_circle_of_links(tmp_path):
+  folder = tmp_path / "text"
+  (folder / "sub" / ".hidden").mkdir(parents=True)
+  for name in ("a", "b", "c"):
+    (folder / "sub" / name).symlink_to(folder)
+  (folder / "sub" / "x.txt").write_text("one")
+  (folder / "sub" / ".hidden" / "y.txt").write_text("two")
+  for pattern in ("**/*.txt", "**", "*/*.txt", "s[tu]b/?.txt", "***/x**.txt"):
+    assert _texts(folder / pattern) == ["one"], pattern
+  assert _texts(folder / "**" / ".hidden" / "*") == ["two"]
+  _fails("no file or folder, and matches none", folder / "**" / "*.md")
+
+
+def test_a_name_that_is_no_unicode_can_be_printed(tmp_path):
+  _fails("lost\\xff\\n is no file or folder", f"{tmp_path}/lost\udcff\n")
