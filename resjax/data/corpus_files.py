@@ -72,9 +72,8 @@ def find(source: str, setting: str) -> FoundFiles:
 
 
 def under(base: Path, ending: str = "") -> list[File]:
-  """Returns the files under a local folder whose names have this ending, sorted as in a store."""
-  found = _regular([path for path in _walk(base) if path.name.endswith(ending)], base)
-  return sorted(found, key=lambda file: file.name)
+  """Returns the files under a local folder whose names have this ending."""
+  return _regular([path for path in _walk(base) if path.name.endswith(ending)], base)
 
 
 def spelled(name: object) -> str:
@@ -174,7 +173,15 @@ def _find_remote(place: Location) -> FoundFiles:
       version = _checksum(info)
       name_here = spelled(relative.as_posix())
       files.append(File(path, name_here, info["size"], version, bool(version)))
+  if is_folder:
+    files.sort(key=_walked)
   return FoundFiles(base, is_folder, files)
+
+
+def _walked(file: File) -> list[tuple[bool, str]]:
+  """Returns a key that sorts objects as `_walk` does files: those of a folder, then its folders."""
+  *folders, name = file.name.split("/")
+  return [*((True, folder) for folder in folders), (False, name)]
 
 
 def _checksum(info: Mapping[str, Any]) -> str:

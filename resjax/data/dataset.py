@@ -169,11 +169,6 @@ def _part(
     return built.find(root, built.folder_name(root, name, kind, str(path)), verify, checked)
 
 
-def is_built(root: str, fingerprint: str) -> bool:
-  """Returns whether there is a summary of built data; nothing else is copied to this machine."""
-  return mirror.fetch_file(root, _name(fingerprint)) is not None
-
-
 def _taken(config: DataConfig) -> DatasetSummary:
   """Returns the data that `config.built` names."""
   names = f"config.data.built={config.built}"

@@ -5,14 +5,15 @@ import itertools
 import json
 import platform
 
-from resjax import locations, typed_json
-from resjax.data import dataset, sources, text_digest
+from resjax import locations, manifest, typed_json
+from resjax.data import mirror, sources, text_digest
 from resjax.data.config import DataConfig, SettingNames
 from resjax.data.summary import DatasetSummary
 from resjax.data.text_digest import TextDigest
 from resjax.locations import Location
 
 FILE_NAME = "documents.json"
+_CHUNK = 1 << 22  # bytes that are read at a time
 _MOST_BYTES = 1 << 30  # 2 MB for each corpus
 
 
@@ -40,13 +41,82 @@ def explain(folder: Location, data: DataConfig, built: DatasetSummary) -> str:
 
 def advice(data: DataConfig, fingerprint: str) -> str:
   """Returns what the user can do about data that are not those of a run's start."""
-  where = f"which config.data.root={data.root} still has"
-  if not dataset.is_built(data.root, fingerprint):
+  anew = "choose another config.workdir to start anew"
+  found = _summary(data, fingerprint)
+  if found is None:
     where = "after config.data.root was copied from the machine that built them"
+  elif all(_has_manifest(data, name) for name in found.names):
+    where = f"which config.data.root={data.root} still has"
+  else:
+    return (
+      f"{anew}: the data of its start have no manifest, so nothing tells whether they are whole"
+    )
   return (
-    f"set config.data.built={fingerprint} to go on with the data of its start, {where}; or choose "
-    "another config.workdir to start anew"
+    f"set config.data.built={fingerprint} to go on with the data of its start, {where}; or {anew}"
   )
+
+
+def are_rows_of(data: DataConfig, fingerprint: str, built: DatasetSummary) -> bool:
+  """Returns whether built data have the bytes of those that have another fingerprint.
+
+  Those of release 0.2 and before had other fingerprints, and lie in local folders without manifest.
+  """
+  found = _summary(data, fingerprint)
+  if found is None or set(found.corpora) != set(built.corpora):
+    return False
+  here, where = mirror.local(data.root), f"summary-{fingerprint}.json"
+  try:
+    pairs = [(locations.inside(here, found.tokenizer, where), built.tokenizer)]
+    for name, corpus in found.corpora.items():
+      folders = locations.inside(here, corpus.rows, where), built.corpora[name].rows
+      old, new = (sorted(folder.glob("*.array_record*")) for folder in folders)
+      if [path.name for path in old] != [path.name for path in new]:
+        return False
+      pairs += zip(old, new, strict=True)
+    return all(_same_bytes(old, new) for old, new in pairs)
+  except (OSError, ValueError):
+    return False
+
+
+def _same_bytes(one: Location, other: Location) -> bool:
+  with locations.open_regular(one) as a, locations.open_regular(other) as b:
+    while chunk := a.read(_CHUNK):
+      if chunk != b.read(_CHUNK):
+        return False
+    return not b.read(1)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Rows:
+  rows: str
+
+
+@dataclasses.dataclass(frozen=True)
+class _Summary:
+  """The names of the parts of built data, also of those that an earlier release built."""
+
+  tokenizer: str
+  corpora: dict[str, _Rows]
+
+  @property
+  def names(self) -> list[str]:
+    """The folders of the parts, KIND/NAME-FINGERPRINT."""
+    paths = [self.tokenizer, *(corpus.rows for corpus in self.corpora.values())]
+    return ["/".join(path.split("/")[:2]) for path in paths]
+
+
+def _summary(data: DataConfig, fingerprint: str) -> _Summary | None:
+  """Returns what the summary of built data names; None where there is none that can be read."""
+  path = mirror.fetch_file(data.root, f"summary-{fingerprint}.json")
+  try:
+    return typed_json.read(path, _Summary) if path else None
+  except (OSError, ValueError):
+    return None
+
+
+def _has_manifest(data: DataConfig, name: str) -> bool:
+  here = mirror.local(data.root) / name / manifest.FILE_NAME
+  return here.exists() or (mirror.is_mirrored(data.root) and mirror.has(data.root, name))
 
 
 def _read(folder: Location) -> dict[str, TextDigest]:

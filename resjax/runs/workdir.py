@@ -210,10 +210,11 @@ def check(folder: Location, run: Run, dataset: DatasetSummary) -> None:
       f"{folder} holds another run: {'; '.join(changed)}; "
       "choose another config.workdir, or delete that folder"
     )
-  if old.data_fingerprint != dataset.fingerprint:
+  mark = old.data_fingerprint
+  if mark != dataset.fingerprint and not run_text.are_rows_of(run.data, mark, dataset):
     raise ValueError(
       f"{folder} holds another run: {run_text.explain(folder, run.data, dataset)}; "
-      f"{run_text.advice(run.data, old.data_fingerprint)}"
+      f"{run_text.advice(run.data, mark)}"
     )
 
 

@@ -1,6 +1,7 @@
 """A run goes on with the same text, and says which document of other text changed."""
 
 import json
+import os
 import re
 import shutil
 
@@ -125,29 +126,72 @@ def test_another_release_of_python_is_told(tmp_path, monkeypatch):
   assert start(taken, folder).fingerprint == started
 
 
-@pytest.mark.parametrize("damage", [None, "{", '{"stdlib": 3}', "flip"])
-def test_a_run_without_a_record_of_its_documents(tmp_path, started, damage):
-  """Such as one of an earlier release, whose fingerprint held times and paths."""
+OLD = "0123456789ab"  # a fingerprint of release 0.2, which held times and paths
+
+
+@pytest.fixture
+def old_run(tmp_path, started):
+  """Turns the run into one of release 0.2: another fingerprint, no digests, no manifests."""
+  (tmp_path / "run" / run_text.FILE_NAME).unlink()
+  record = tmp_path / "run" / workdir.RECORD
+  record.write_text(record.read_text().replace(started, OLD))
+  root = tmp_path / "data"
+  text = (root / f"summary-{started}.json").read_text()
+  for folder in [*root.glob("rows/*"), *root.glob("tokenizers/*")]:
+    old = folder.with_name(f"{folder.name[:-12]}{'1' * 12}")
+    shutil.copytree(folder, old)
+    (old / "manifest.json").unlink()
+    text = text.replace(folder.name, old.name)
+  (root / f"summary-{OLD}.json").write_text(text.replace(started, OLD))
+  return started
+
+
+def test_a_run_of_an_earlier_release_is_known_by_its_rows(tmp_path, old_run):
+  run = run_of(tmp_path, tmp_path / "text")
+  assert start(run, tmp_path / "run").fingerprint == old_run
+  assert workdir.read(tmp_path / "run").data_fingerprint == old_run
+  assert (tmp_path / "run" / run_text.FILE_NAME).exists()
+
+
+@pytest.mark.parametrize("damage", ["rows", "summary", "tokenizer", "leads out"])
+def test_other_rows_of_an_earlier_release_are_refused(tmp_path, old_run, damage):
+  root = tmp_path / "data"
+  summary = root / f"summary-{OLD}.json"
+  if damage == "rows":
+    path = next(root.glob("rows/*-111111111111/**/*train*array_record*"))
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+  elif damage == "tokenizer":
+    next(root.glob("tokenizers/*-111111111111/*")).write_text("{}")
+  elif damage == "leads out":
+    root = root.rename(tmp_path / "elsewhere")
+    text = (root / summary.name).read_text().replace('"rows/', '"../elsewhere/rows/')
+    (tmp_path / "data").mkdir()
+    summary.write_text(text)
+  else:
+    summary.unlink()
+  message = refusal(run_of(tmp_path, tmp_path / "text"), tmp_path / "run")
+  assert "may have had other text at its start, of which documents.json there has no" in message
+  if damage == "summary":
+    assert f"set config.data.built={OLD} to go on" in message and "was copied from" in message
+  else:
+    assert "choose another config.workdir to start anew: the data of its start have no" in message
+
+
+@pytest.mark.parametrize("damage", ["{", '{"stdlib": 3}', "flip", "pipe"])
+def test_damaged_digests_do_not_hide_the_refusal(tmp_path, started, damage):
   documents = tmp_path / "run" / run_text.FILE_NAME
   whole = documents.read_text()
-  if damage is None:
+  write_folder(tmp_path / "text", ["other"])
+  if damage == "pipe":
     documents.unlink()
-  elif damage == "flip":
-    documents.write_text(whole.replace(json.loads(whole)["stdlib"]["blocks"][:6], "abcdef", 1))
+    os.mkfifo(documents)
   else:
-    documents.write_text(damage)
-  record = tmp_path / "run" / workdir.RECORD
-  record.write_text(record.read_text().replace(started, "0123456789ab"))
-  summary = tmp_path / "data" / f"summary-{started}.json"
-  old = summary.read_text().replace(started, "0123456789ab")
-  (tmp_path / "data" / "summary-0123456789ab.json").write_text(old)
+    flipped = whole.replace(json.loads(whole)["stdlib"]["blocks"][:6], "abcdef", 1)
+    documents.write_text(flipped if damage == "flip" else damage)
   message = refusal(run_of(tmp_path, tmp_path / "text"), tmp_path / "run")
-  assert (
-    "may have had other text at its start, of which documents.json there has no digests" in message
-  )
-  assert "set config.data.built=0123456789ab to go on" in message and "still has" in message
-  taken = run_of(tmp_path, tmp_path / "text", built="0123456789ab")
-  assert start(taken, tmp_path / "run").fingerprint == "0123456789ab"
+  assert f"set config.data.built={started} to go on" in message and "still has" in message
 
 
 def test_other_built_data_than_those_of_the_start(tmp_path, started):
