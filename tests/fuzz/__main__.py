@@ -49,7 +49,8 @@ def main(argv: Sequence[str] | None = None) -> int:
   if flags.out:
     _write_table(flags.out, markdown(results))
   if flags.failures:
-    flags.failures.write_text(_failures(judged, chosen, flags.seed), encoding="utf-8")
+    text = _failures(judged, chosen, flags.seed)
+    flags.failures.write_text(text, encoding="utf-8", errors="backslashreplace")
   return 0 if passes(results) else 1
 
 

@@ -82,6 +82,9 @@ def _right(module: str, command: list[str]):
     parsed = subprocess.run(["bash", "-n"], input=done.out, capture_output=True, check=False)
     if parsed.returncode:
       return f"bash does not parse it: {parsed.stderr.decode(errors='replace')[:200]}"
+    header = done.out.partition(b"#!/bin/bash\n")[2].partition(b"\nset ")[0]
+    if b"\n#SBATCH --wrap" in header:
+      return "a value became an option of sbatch"
     if module == "launch.local":
       words = [word.replace("{place}", str(place.folder)) for word in command]
       lines = shlex.split(done.out.decode(errors="surrogateescape"))
