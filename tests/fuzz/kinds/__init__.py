@@ -42,7 +42,8 @@ ALL: Mapping[str, tuple[int, _Kind]] = {
   "file_kind": (5, runs.no_file),
   "launcher": (10, launchers.arguments),
   "bench": (3, benches.flag),
-  "stranger": (0, strangers.cases),  # a list, of which all are run
+  "injection": (0, launchers.known),
+  "stranger": (0, strangers.cases),  # lists, of which all are run
 }
 
 

@@ -73,6 +73,45 @@ def arguments(draw: st.DrawFn, original: Path) -> Case:
   )
 
 
+_KNOWN = (
+  ("launch.slurm", "--account=x\n#SBATCH --wrap=bad", ()),
+  ("launch.slurm", "--partition=x\n#SBATCH --wrap=bad", ()),
+  ("launch.slurm", "--option=--x\n#SBATCH --wrap=bad", ()),
+  ("launch.slurm", "--log_folder=x\n#SBATCH --wrap=bad", ()),
+  ("launch.slurm", "--account=", ("a\nEND_OF_TASK\ntouch {place}/victim/new\nb",)),
+  ("launch.slurm", "--account=", ("a\nEND_OF_TEXT\ntouch {place}/victim/new\nb",)),
+  ("launch.slurm", f"--env=MY_API_KEY={_SECRET}", ()),
+  ("launch.slurm", "--env=A=$(touch {place}/victim/new)", ("$(touch {place}/victim/new)",)),
+  ("launch.tpu", "--project=", ("a\nEND_OF_COMMAND\ntouch {place}/victim/new\nb",)),
+  ("launch.tpu", "--project=", ("a\nEND_OF_TEXT\ntouch {place}/victim/new\nb",)),
+  ("launch.tpu", f"--env=WANDB_API_KEY={_SECRET}", ()),
+  ("launch.tpu", "--project=$(touch {place}/victim/new)", ("`touch {place}/victim/new`",)),
+  ("launch.gke", "--queue=", ("a\nEND_OF_TEXT\ntouch {place}/victim/new\nb",)),
+  ("launch.gke", f"--env=DB_PASSWORD={_SECRET}", ()),
+  ("launch.gke", "--image=x\nEND_OF_TEXT\ntouch {place}/victim/new", ()),
+  ("launch.local", "--port=9998", ("a\nb", "$(touch {place}/victim/new)", "'", "")),
+)
+
+
+def known(original: Path) -> list[Case]:
+  """Returns the words that are known to leave a script of a launcher, or to tell a secret."""
+  found = []
+  for module, flag, words in _KNOWN:
+    command = ["python", "-c", "pass", *words]
+    action = () if module == "launch.local" else ("run",)
+    given = (*action, *_USUAL[module], "--dry_run", flag, "--", *command)
+    found.append(
+      Case(
+        kind="injection",
+        module=module,
+        arguments=given,
+        what=f"{module} run {flag!r} {list(words)}",
+        right=_right(module, command),
+      )
+    )
+  return found
+
+
 def _right(module: str, command: list[str]):
   """Returns the check of the printed text: it is a script, runs no word, and tells no secret."""
 
@@ -95,14 +134,34 @@ def _right(module: str, command: list[str]):
   return check
 
 
+# What stands in for the programs of a cluster: a job runs at once, nothing else happens.
+_NOTHING = "#!/bin/sh\n[ -t 0 ] || cat > /dev/null\nexit 0\n"
+_PROGRAMS = {
+  "sbatch": "#!/bin/sh\nexec timeout 5 bash\n",
+  "srun": '#!/bin/sh\nwhile [ "$1" != bash ]; do shift; done\nexec "$@"\n',
+}
+
+
 def _run(place: Place, script: bytes) -> str:
   """Runs the script with commands that do nothing, and returns what it changed."""
   programs = place.path("programs")
   programs.mkdir()
-  for name in ("gcloud", "kubectl", "xpk", "sbatch", "squeue", "scancel", "tail", "env", "git"):
-    (programs / name).write_text("#!/bin/sh\n[ -t 0 ] || cat > /dev/null\nexit 0\n")
+  for name in (
+    "gcloud",
+    "kubectl",
+    "xpk",
+    "sbatch",
+    "srun",
+    "squeue",
+    "scancel",
+    "tail",
+    "env",
+    "git",
+  ):
+    (programs / name).write_text(_PROGRAMS.get(name, _NOTHING))
     (programs / name).chmod(0o755)
   environment = {"PATH": f"{programs}:/usr/bin:/bin", "HOME": str(place.path("text"))}
+  environment |= {"SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "node"}
   try:
     subprocess.run(
       ["bash"],
