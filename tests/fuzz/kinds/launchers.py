@@ -27,7 +27,7 @@ _USUAL = {
 }
 _FLAGS = {
   "launch.slurm": ["name", "nodes", "gpus_per_node", "processes", "cpus_per_node", "hours",
-                   "partition", "account", "log_folder", "setup", "container", "env",
+                   "partition", "account", "log_folder", "container", "env",
                    "grace_seconds", "option", "lines"],
   "launch.tpu": ["name", "zone", "project", "topology", "num_slices", "tier", "runtime_version",
                  "service_account", "network", "subnetwork", "python", "extra", "env",
@@ -137,7 +137,7 @@ def _right(module: str, command: list[str]):
 # What stands in for the programs of a cluster: a job runs at once, nothing else happens.
 _NOTHING = "#!/bin/sh\n[ -t 0 ] || cat > /dev/null\nexit 0\n"
 _PROGRAMS = {
-  "sbatch": "#!/bin/sh\nexec timeout 5 bash\n",
+  "sbatch": "#!/bin/sh\ncat > job.sh\nbash -n job.sh || touch broken\nexec timeout 5 bash job.sh\n",
   "srun": '#!/bin/sh\nwhile [ "$1" != bash ]; do shift; done\nexec "$@"\n',
 }
 
@@ -146,18 +146,8 @@ def _run(place: Place, script: bytes) -> str:
   """Runs the script with commands that do nothing, and returns what it changed."""
   programs = place.path("programs")
   programs.mkdir()
-  for name in (
-    "gcloud",
-    "kubectl",
-    "xpk",
-    "sbatch",
-    "srun",
-    "squeue",
-    "scancel",
-    "tail",
-    "env",
-    "git",
-  ):
+  names = "gcloud kubectl xpk sbatch srun squeue scancel tail env git"
+  for name in names.split():
     (programs / name).write_text(_PROGRAMS.get(name, _NOTHING))
     (programs / name).chmod(0o755)
   environment = {"PATH": f"{programs}:/usr/bin:/bin", "HOME": str(place.path("text"))}
@@ -174,4 +164,6 @@ def _run(place: Place, script: bytes) -> str:
     )
   except subprocess.TimeoutExpired:
     return "the script hangs"
-  return "a word was run" if place.path("victim/new").exists() else ""
+  if place.path("victim/new").exists():
+    return "a word was run"
+  return "bash does not parse the job" if place.path("text/broken").exists() else ""
