@@ -134,8 +134,8 @@ def _right(module: str, command: list[str]):
   return check
 
 
-# What stands in for the programs of a cluster: a job of SLURM runs at once, and scripts for the hosts
-# of TPUs are parsed; nothing else happens.
+# What stands in for the programs of a cluster: a job of SLURM runs at once, and scripts for the
+# hosts of TPUs are parsed; nothing else happens.
 _NOTHING = "#!/bin/sh\n[ -t 0 ] || cat > /dev/null\nexit 0\n"
 _PROGRAMS = {
   "gcloud": """#!/bin/bash
