@@ -253,13 +253,15 @@ def _where_config_failed(error: Exception, path: str) -> str | None:
   # ml_collections turns errors of some kinds into a text that has the traceback.
   nested = re.findall(r'File "([^"]+)", line (\d+)', str(error))
   own = [place for place in [*places, *nested] if _is_users(place[0], path)]
-  if not own:
-    return None
   said = " ".join(str(error).split())
   if nested:
     last = re.split(r"^(?=\w[\w.]*: )", str(error), flags=re.MULTILINE)[-1]
     said = " ".join(last.removeprefix("ValueError: ").split())
-  elif not isinstance(error, ValueError | OSError):
+    if not own:  # its get_config cannot be called as it is
+      return f"{path}: {said}"
+  if not own:
+    return None
+  if not nested and not isinstance(error, ValueError | OSError):
     said = f"{type(error).__name__}: {said}" if said else type(error).__name__
   return f"{own[-1][0]}:{own[-1][1]}: {said}"
 
@@ -281,6 +283,11 @@ def _what_is_wrong(error: Exception, argv: list[str]) -> str:
   settings = [arg for arg in argv if unknown and re.search(rf"\.{unknown[1]}[.=]", arg)]
   if unknown and settings:
     return f"{settings[0]}: there is no setting {unknown[1]!r}{unknown[2]}"
+  overrides = [arg for arg in argv if re.match(r"--?config\.", arg)]
+  if overrides and not any(arg.partition("=")[0].lstrip("-") in message for arg in overrides):
+    if "indices must be" in message:
+      message = "a list has no settings of its own; give the whole list"
+    return f"{' or '.join(overrides)}: {message}"
   return message
 
 

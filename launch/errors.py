@@ -15,7 +15,7 @@ from absl import flags
 from resjax import processes, redaction
 
 FILE_NAME = "error.log"
-_LONGEST = 2000  # characters of a line, of which JAX would fill pages
+_LONGEST = 900  # characters of a line, of which JAX would fill pages
 _DAMAGED = (EOFError, zlib.error, lzma.LZMAError)
 _OUT_OF_MEMORY = ("RESOURCE_EXHAUSTED", "Out of memory", "out of memory")
 
@@ -56,7 +56,10 @@ def one_line(text: str) -> str:
   """Returns a text as one line without secrets, whose control characters are spelled out."""
   line = " ".join(redaction.text(text).split())
   shown = (c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
-  return _cut("".join(shown), _LONGEST)
+  whole = "".join(shown)
+  if len(whole) <= _LONGEST:
+    return whole
+  return f"{whole[:_LONGEST]}... ({len(whole) - _LONGEST:,} more characters; --debug prints them)"
 
 
 def write_log(error: BaseException, folder: str | None) -> str | None:

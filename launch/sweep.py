@@ -53,7 +53,10 @@ def main() -> None:
   module = runpy.run_path(path)
   if "sweep" not in module:
     raise ValueError(f"{path} has no sweep(config); choose one of configs/ablations")
-  runs = sweep_table.expand(config, module["sweep"](config))
+  try:
+    runs = sweep_table.expand(config, module["sweep"](config))
+  except ValueError as error:
+    raise ValueError(f"{path}: {error}") from None
   chosen = _chosen(runs, _ONLY.value)
   refused = {run.name: error for run in runs if (error := _check(run)) is not None}
   errors = {run.name: refused[run.name] for run in chosen if run.name in refused}

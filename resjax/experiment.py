@@ -72,11 +72,15 @@ def load(folder: str, layout: Layout | None = None) -> Run:
     layout: where its arrays go; default: all devices, by the rules that the run was trained with.
 
   Raises:
-    ValueError: the folder holds no run.
+    ValueError: the folder holds no run, or its record has settings that no run can have.
   """
-  values = _filled({**workdir.read(workdir.place(folder)).config, "workdir": folder})
+  place = workdir.place(folder)
+  values = _filled({**workdir.read(place).config, "workdir": folder})
   values["model"] = {**values["model"], "attention": "auto"}
-  return _run(values, layout or make_layout(MeshConfig(), _sharding(values["sharding"])))
+  try:
+    return _run(values, layout or make_layout(MeshConfig(), _sharding(values["sharding"])))
+  except ValueError as error:
+    raise ValueError(f"{place / workdir.RECORD}: {error}") from None
 
 
 def _check_sections(values: Mapping[str, Any]) -> None:

@@ -95,8 +95,13 @@ def expand(config: ConfigDict, sweep: Iterable[tuple[str, Mapping[str, Any]]]) -
     ValueError: There is no run, a name is used twice or cannot name a folder, or an override has
       the wrong type or no setting of that name.
   """
-  runs = {}
-  for name, overrides in sweep:
+  runs: dict[str, SweepRun] = {}
+  if not isinstance(sweep, Iterable):
+    raise ValueError(f"sweep(config) returned {sweep!r}; allowed: pairs of a name and overrides")
+  for run in sweep:
+    if not (isinstance(run, tuple) and [*map(type, run)] == [str, dict]):
+      raise ValueError(f"sweep(config) gave {run!r}; allowed: pairs of a name and a dict of overrides")
+    name, overrides = run
     if name in runs:
       raise ValueError(f"the sweep has two runs named {name!r}; names must differ")
     if not _RUN_NAME.fullmatch(name):

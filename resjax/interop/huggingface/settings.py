@@ -85,8 +85,8 @@ class _Types:
   hidden_size: _Size | None = None
   initializer_range: _Cap | None = None
   intermediate_size: _Size | None = None
-  layer_norm_eps: _Fraction | None = None
-  layer_norm_epsilon: _Fraction | None = None
+  layer_norm_eps: _Fraction | msgspec.UnsetType = msgspec.UNSET  # not null
+  layer_norm_epsilon: _Fraction | msgspec.UnsetType = msgspec.UNSET  # not null
   layer_types: list[str] | None = None
   max_position_embeddings: _Size | None = None
   max_window_layers: _Window | None = None
@@ -103,7 +103,7 @@ class _Types:
   partial_rotary_factor: _Fraction | None = None
   query_pre_attn_scalar: _Positive | None = None
   reorder_and_upcast_attn: bool | None = None
-  rms_norm_eps: _Fraction | None = None
+  rms_norm_eps: _Fraction | msgspec.UnsetType = msgspec.UNSET  # not null
   rope_parameters: _Rope | None = None
   rope_scaling: _Rope | None = None
   rope_theta: _Positive | None = None
