@@ -100,7 +100,9 @@ def expand(config: ConfigDict, sweep: Iterable[tuple[str, Mapping[str, Any]]]) -
     raise ValueError(f"sweep(config) returned {sweep!r}; allowed: pairs of a name and overrides")
   for run in sweep:
     if not (isinstance(run, tuple) and [*map(type, run)] == [str, dict]):
-      raise ValueError(f"sweep(config) gave {run!r}; allowed: pairs of a name and a dict of overrides")
+      raise ValueError(
+        f"sweep(config) gave {run!r}; allowed: pairs of a name and a dict of overrides"
+      )
     name, overrides = run
     if name in runs:
       raise ValueError(f"the sweep has two runs named {name!r}; names must differ")
