@@ -191,12 +191,12 @@ def writing(place: Location) -> Iterator[None]:
   """Names a file in the error of writing it, which alone would not say where room is missing.
 
   Raises:
-    ValueError: the file could not be written.
+    OSError: the file could not be written.
   """
   try:
     yield
   except OSError as error:
-    raise ValueError(
+    raise OSError(
       f"cannot write {place} ({error.strerror or error}); make room there, or make it writable, "
       "and the same command goes on"
     ) from error

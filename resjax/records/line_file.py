@@ -19,7 +19,7 @@ class LocalLines:
     kept: the first lines; whatever else the file held is dropped.
 
   Raises:
-    ValueError: the file cannot be written; the methods raise it, too.
+    OSError: the file cannot be written; the methods raise it, too.
   """
 
   def __init__(self, path: Location, kept: Iterable[str]):
