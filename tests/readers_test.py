@@ -16,7 +16,7 @@ import pytest
 
 from configs import finetune
 from configs.ablations import finetune_cuts
-from resjax import experiment, manifest, measured_models
+from resjax import experiment, locations, manifest, measured_models
 from resjax.analysis.alignment import Alignment
 from resjax.analysis.report import results
 from resjax.analysis.sensitivity import Sensitivity
@@ -36,14 +36,16 @@ def text_of(place):
   return place.read_text(errors="replace")
 
 
+def _fingerprint(root):
+  return json.loads(locations.read_bytes(root / "run" / "run.json", 1 << 20))["data_fingerprint"]
+
+
 def _of_data(root):
-  fingerprint = json.loads((root / "run" / "run.json").read_text())["data_fingerprint"]
-  return dataset.find(str(root / "data"), fingerprint)
+  return dataset.find(str(root / "data"), _fingerprint(root))
 
 
 def _texts(root):
-  summary = _of_data(root)
-  return summary and dataset.fetch_texts(str(root / "data"), summary)
+  return dataset.find_texts(str(root / "data"), _fingerprint(root))
 
 
 def _restored(root):
