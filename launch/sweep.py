@@ -55,8 +55,8 @@ def main() -> None:
     raise ValueError(f"{path} has no sweep(config); choose one of configs/ablations")
   try:
     runs = sweep_table.expand(config, module["sweep"](config))
-  except ValueError as error:
-    raise ValueError(f"{path}: {error}") from None
+  except ValueError as wrong:
+    raise ValueError(f"{path}: {wrong}") from None
   chosen = _chosen(runs, _ONLY.value)
   refused = {run.name: error for run in runs if (error := _check(run)) is not None}
   errors = {run.name: refused[run.name] for run in chosen if run.name in refused}

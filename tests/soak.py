@@ -20,6 +20,7 @@ from rich.console import Console
 from resjax import experiment
 from resjax.checkpoint.manager import Checkpoints
 from resjax.checkpoint.reader import saved_steps
+from resjax.processes import heaps
 from resjax.train.loop import train
 from tests.helpers import trained
 from tests.helpers.runs import write_text
@@ -102,6 +103,7 @@ def main() -> None:
   parser.add_argument("--steps", type=int, default=10_000)
   parser.add_argument("--saves", type=int, default=400)
   flags = parser.parse_args()
+  heaps.keep_few()  # as every command that trains does
   with tempfile.TemporaryDirectory() as folder:
     found = soak(pathlib.Path(folder), flags.steps, flags.saves)
   lines = problems(found)

@@ -166,6 +166,7 @@ class Checkpoints:
       if jax.process_index() == 0:
         manifest.write(self.folder / str(self._saving), self._facts())
     self._saving = None
+    leaks.give_back_freed_memory()
 
   @contextlib.contextmanager
   def _failing(self) -> Iterator[None]:

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 from jax._src import clusters
 
-from resjax.processes import agreement
+from resjax.processes import agreement, heaps
 
 _VARIABLES = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
 
@@ -21,7 +21,7 @@ def initialize(*, bringup_seconds: int, heartbeat_seconds: int) -> None:
 
   The environment variables JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID tell where
   they are, or else JAX finds them (SLURM, TPU pods, Kubernetes jobs, Open MPI). A run of one
-  process does nothing here.
+  process only keeps the number of its heaps small.
 
   Args:
     bringup_seconds: how long to wait until all processes are there.
@@ -30,6 +30,7 @@ def initialize(*, bringup_seconds: int, heartbeat_seconds: int) -> None:
   Raises:
     ValueError: a variable is missing or wrong, or the coordinator's port is taken.
   """
+  heaps.keep_few()
   place = _place()
   if place is None:
     return

@@ -73,6 +73,7 @@ def prepare(programs: Path) -> None:
     COLUMNS="200",
   )
   sys.path.insert(0, str(ROOT))
+  sys.dont_write_bytecode = True  # Python would write beside a config file
   for name in _IMPORTS:
     importlib.import_module(name)
   gc.freeze()  # a collection in a child would otherwise copy every page

@@ -58,7 +58,7 @@ def test_a_dry_run_and_a_compilation_make_one_layout(meshes, config):
 
 def test_a_saved_run_makes_one_layout_or_takes_the_given_one(meshes, config, tmp_path):
   run = experiment.build(config)
-  record = {"config": run.resolved, "identity": {}, "data_fingerprint": "", "costs": {}}
+  record = {"config": run.resolved, "identity": {}, "data_fingerprint": "0", "costs": {}}
   (tmp_path / "run").mkdir()
   (tmp_path / "run" / workdir.RECORD).write_text(json.dumps(record))
   given = layouts.layout()

@@ -108,7 +108,10 @@ def _family_and_config(folder: pathlib.Path, dtype: str) -> tuple[Family, Decode
         f"{where}: architecture {name!r} is not supported; allowed: "
         f"{', '.join(other.architecture for other in FAMILIES.values())}"
       )
-  return family, family.decoder_config(settings, dtype)
+  try:
+    return family, family.decoder_config(settings, dtype)
+  except ValueError as error:  # some of them name the settings of a decoder alone
+    raise error if where in str(error) else ValueError(f"{where}: {error}") from None
 
 
 def _parameter(
