@@ -28,7 +28,7 @@ def test_it_is_attention_residuals_that_fuse():
   assert {case.name for case in FUSES} >= {"attn_res", "block_attn_res"}
 
 
-@pytest.mark.parametrize("case", FUSES, ids=str)
+@walks.first_cases(FUSES)
 def test_fused_norm(case, monkeypatch):
   check(case, monkeypatch, fuses=True)
 

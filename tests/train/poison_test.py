@@ -114,7 +114,9 @@ def inf_in_moments(state, *, one_copy=True):
   return dataclasses.replace(state, opt_state=moments)
 
 
-@pytest.mark.parametrize("guarded", [True, False], ids=["guarded", "unguarded"])
+@pytest.mark.parametrize(
+  "guarded", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["guarded", "unguarded"]
+)
 def test_a_learning_rate_of_1e25_from_a_step_on(root, tmp_path, guarded):
   trained.run(settings(root, tmp_path, steps=4))
   before = contents(tmp_path)
@@ -152,7 +154,9 @@ def test_memory_that_goes_wrong(root, tmp_path, change, words):
   assert_trains(config, start=4)
 
 
-@pytest.mark.parametrize("change", [nan_in_parameters, inf_in_moments])
+@pytest.mark.parametrize(
+  "change", [nan_in_parameters, pytest.param(inf_in_moments, marks=pytest.mark.slow)]
+)
 def test_a_checkpoint_that_an_older_program_saved(root, tmp_path, change):
   off = {"skip_nonfinite": False, "max_update": 0.0}
   change = partial(change, one_copy=False)
