@@ -16,6 +16,7 @@ from typing import NoReturn
 from absl import app, flags, logging
 from ml_collections import ConfigDict, config_flags
 
+import launch
 from launch import errors
 from resjax import processes, redaction
 from resjax.processes.signals import SIGINT_CODE, Interrupted
@@ -56,30 +57,12 @@ def run(
   """
   end = sys.argv.index("--") if takes_words and "--" in sys.argv else len(sys.argv)
   arguments, after = sys.argv[:end], sys.argv[end + 1 :]
-  for stream in (sys.stdout, sys.stderr):
-    if isinstance(stream, io.TextIOWrapper):
-      stream.reconfigure(errors="backslashreplace")  # of names that are no UTF-8
+  _prepare()
 
-  def guarded(argv: list[str]) -> None:
-    _watch_threads()
-    if not flags.FLAGS["verbosity"].present:
-      logging.set_verbosity(logging.WARNING)  # libraries log every step as info
-      _drop_repeated_reports()
-    try:
-      if len(argv) > 1 and not takes_words:
-        raise ValueError(f"unexpected argument {argv[1]!r}; settings look like --config.seed=1")
-      main(*([argv[1:], after] if takes_words else []))
-      sys.stdout.flush()
-    except Interrupted as stop:
-      if stop.agreed:
-        processes.shutdown()
-      processes.end(str(stop), stop.code)
-    except KeyboardInterrupt:
-      processes.end(_INTERRUPTED, SIGINT_CODE)
-    except Exception as error:
-      if isinstance(error, BrokenPipeError) and _nobody_reads():
-        _end_unread()
-      _report(error, folder)
+  def checked(argv: list[str]) -> None:
+    if len(argv) > 1 and not takes_words:
+      raise ValueError(f"unexpected argument {argv[1]!r}; settings look like --config.seed=1")
+    main(*([argv[1:], after] if takes_words else []))
 
   def parse(argv: list[str]) -> list[str]:
     if _HELP & set(argv[1:]):
@@ -89,9 +72,53 @@ def run(
 
   flags.FLAGS.set_gnu_getopt(takes_words)  # flags may also stand behind words
   try:
-    app.run(guarded, argv=arguments, flags_parser=parse)
+    app.run(lambda argv: _guarded(lambda: checked(argv), folder), arguments, parse)
   except KeyboardInterrupt:  # a config file may take its time
     processes.end(_INTERRUPTED, SIGINT_CODE)
+
+
+def run_words(main: Callable[[list[str]], None]) -> None:
+  """Runs a command that reads its command line itself, where every error is one line as in `run`.
+
+  Args:
+    main: the command, which takes all words of the command line.
+  """
+  _prepare()
+  flags.FLAGS([sys.argv[0], *(word for word in sys.argv[1:] if word == "--debug")])
+  _guarded(lambda: main(sys.argv[1:]), lambda: None)
+
+
+def _prepare() -> None:
+  """Lets names that are no UTF-8 be printed, to nowhere if a stream is closed, and Ctrl-C raise."""
+  for name in ("stdout", "stderr"):
+    if getattr(sys, name) is None:
+      setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115  it lives as long as the process
+  for stream in (sys.stdout, sys.stderr):
+    if isinstance(stream, io.TextIOWrapper):
+      stream.reconfigure(errors="backslashreplace")
+  if signal.getsignal(signal.SIGINT) is launch.end_imports:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _guarded(work: Callable[[], None], folder: Callable[[], str | None]) -> None:
+  """Does the work of a command, and ends the process as `run` says where that fails."""
+  _watch_threads()
+  if not flags.FLAGS["verbosity"].present:
+    logging.set_verbosity(logging.WARNING)  # libraries log every step as info
+    _drop_repeated_reports()
+  try:
+    work()
+    sys.stdout.flush()
+  except Interrupted as stop:
+    if stop.agreed:
+      processes.shutdown()
+    processes.end(str(stop), stop.code)
+  except KeyboardInterrupt:
+    processes.end(_INTERRUPTED, SIGINT_CODE)
+  except Exception as error:
+    if isinstance(error, BrokenPipeError) and _nobody_reads():
+      _end_unread()
+    _report(error, folder)
 
 
 def join() -> None:

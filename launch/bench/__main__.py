@@ -2,6 +2,9 @@
 
 import runpy
 import sys
+from collections.abc import Sequence
+
+from launch import cli
 
 BENCHMARKS = {
   "kernels": "device time of the depth-attention kernels; bytes and schedules of compiled ones",
@@ -16,21 +19,21 @@ BENCHMARKS = {
 }
 
 
-def main() -> None:
+def main(words: Sequence[str]) -> None:
   """Runs the benchmark that the first word names, or prints which benchmarks there are."""
-  what, *rest = sys.argv[1:] or [""]
-  lines = [f"  {name:12}{text}" for name, text in BENCHMARKS.items()]
-  usage = "\n".join(["usage: python -m launch.bench WHAT [FLAGS]", "", *lines])
+  what, *rest = words or [""]
+  allowed = ", ".join(BENCHMARKS)
   if what in ("-h", "-help", "--help"):
-    print(usage)
+    lines = [f"  {name:12}{text}" for name, text in BENCHMARKS.items()]
+    print("\n".join(["usage: python -m launch.bench WHAT [FLAGS]", "", *lines]))
   elif not what:
-    sys.exit(usage)
+    raise ValueError(f"one word says what to measure, of: {allowed}; --help explains them")
   elif what not in BENCHMARKS:
-    sys.exit(f"error: {what!r} is not a benchmark; allowed: {', '.join(BENCHMARKS)}")
+    raise ValueError(f"{what!r} is not a benchmark; allowed: {allowed}")
   else:
     sys.argv = [f"launch.bench.{what}", *rest]
     runpy.run_module(f"launch.bench.{what}", run_name="__main__", alter_sys=True)
 
 
 if __name__ == "__main__":
-  main()
+  cli.run_words(main)

@@ -2,8 +2,10 @@
 
 import os
 import pathlib
+import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -179,3 +181,45 @@ def test_configs_that_fail_name_file_and_line(tmp_path):
     }.items():
       code, output = train("--config=configs/tiny.py", "--dry_run", f"--config.{setting}")
       assert code == 1 and output.startswith(f"error: {words}") and output.count("\n") == 1, output
+
+
+@pytest.mark.parametrize("closed", ["stdout", "stderr"])
+def test_a_closed_stream_changes_nothing(closed):
+  command = [sys.executable, "-m", "launch.bench", "--help" if closed == "stdout" else "nothing"]
+  number = 1 if closed == "stdout" else 2
+  # A shell closes the stream: subprocess cannot.
+  words = ["bash", "-c", f'exec "$@" {number}>&-', "bash", *command]
+  done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=60)
+  assert done.returncode == (0 if closed == "stdout" else 1)
+  assert done.stdout == "" and done.stderr == ""
+
+
+# A library that is imported waits, and would catch a KeyboardInterrupt.
+WAITS = """
+import pathlib, time
+pathlib.Path({here!r}).touch()
+try:
+  time.sleep(30)
+except BaseException as error:
+  raise ImportError("broken library") from None
+"""
+
+
+@pytest.mark.parametrize("module", ["launch.train", "launch.bench"])
+def test_a_ctrl_c_while_libraries_are_imported_is_one_line(tmp_path, module):
+  (tmp_path / "ml_collections.py").write_text(WAITS.format(here=str(tmp_path / "here")))
+  path = os.pathsep.join([str(tmp_path), str(ROOT)])
+  process = subprocess.Popen(
+    [sys.executable, "-m", module],
+    stderr=subprocess.PIPE,
+    text=True,
+    cwd=tmp_path,
+    env={**os.environ, "PYTHONPATH": path},
+  )
+  while not (tmp_path / "here").exists():
+    assert process.poll() is None, process.stderr.read()
+    time.sleep(0.05)
+  process.send_signal(signal.SIGINT)
+  _, written = process.communicate(timeout=25)
+  assert process.returncode == 130
+  assert written == "interrupted; the same command goes on where it can\n"

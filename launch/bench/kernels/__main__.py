@@ -24,6 +24,7 @@ from typing import Any, NoReturn
 
 import jax
 
+from launch import cli
 from launch.bench import arms
 from launch.bench.kernels import arg_specs, bench_table, suites
 from resjax.hardware.chips import GPU_TARGETS, TPU_CHIPS
@@ -38,13 +39,13 @@ print(json.dumps(found))
 
 
 class _Parser(argparse.ArgumentParser):
-  """Reports mistakes in one line."""
+  """Raises ValueError for mistakes."""
 
   def error(self, message: str) -> NoReturn:
-    self.exit(1, f"error: {message}\n")
+    raise ValueError(message)
 
 
-def _parse(argv: list[str] | None) -> argparse.Namespace:
+def _parse(argv: list[str]) -> argparse.Namespace:
   parser = _Parser(prog="python -m launch.bench kernels", description=__doc__,
                    formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
   add = parser.add_argument
@@ -77,18 +78,17 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     help=f"what to compile for, of {', '.join(CHIPS)}; default: all TPUs, with --network-bytes "
     "v5e, with --gpu-compile h100",
   )
+  add("--debug", action="store_true", help="errors are reported with their traceback")
   return parser.parse_args(argv)
 
 
-def main(argv: list[str] | None = None) -> None:
-  """Runs the measurements that the flags ask for; a mistake ends it with one line."""
-  try:
-    _run(_parse(argv))
-  except ValueError as mistake:
-    sys.exit(f"error: {mistake}")
+def main(argv: list[str]) -> None:
+  """Runs the measurements that the flags ask for.
 
-
-def _run(flags: argparse.Namespace) -> None:
+  Raises:
+    ValueError: a flag is wrong, or what a measurement needs is missing.
+  """
+  flags = _parse(argv)
   if flags.tpu_schedule:
     from launch.bench.kernels import tpu_schedule
 
@@ -235,4 +235,4 @@ def _shapes(parse_one: Callable[[str], Any]) -> Callable[[str], list]:
 
 
 if __name__ == "__main__":
-  main()
+  cli.run_words(main)

@@ -32,6 +32,6 @@ def flag(draw: st.DrawFn, original: Path) -> Case:
     module=module,
     arguments=(f"--{name}={value}",),
     what=f"{module} --{name}={value[:40]!r}",
-    names=(name, value[:20], "flag"),
+    names=(name or "--=", value[:20], "flag"),
     right=must_refuse,
   )
