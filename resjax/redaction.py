@@ -12,14 +12,21 @@ _SECRETS = (
   *("key", "keys", "token", "secret", "secrets", "password", "passwd", "passphrase"),
   *("credential", "credentials"),
 )
+_LAST = {"auth", "pass", "pat", "pwd"}  # the last of several parts: DB_PASS; PWD is the folder
 _SETTING = re.compile(r"(-{0,2}(?:env=)?([A-Za-z_][\w.-]*)=)(.+)", re.DOTALL)
-_SECRET_SETTING = re.compile(r"(?<![\w.-])([A-Za-z_][\w.-]*)=('[^']*'|\"[^\"]*\"|[^\s'\"]+)")
+_KEY = r"(?<![\w.-])([A-Za-z_][\w.-]*)="
+_QUOTED = r"""'[^']*'|"(?:[^"\\]|\\.)*\""""
+# A value of a script may be several pieces, with and without quotes; a quote may stay open.
+_IN_SCRIPT = re.compile(rf"""{_KEY}((?:{_QUOTED}|\\.|[^\s'"\\])+|['"]\S*)""", re.DOTALL)
+# The quote behind a value of other text may end what stands around it: '--env=KEY=VALUE'.
+_IN_TEXT = re.compile(rf"""{_KEY}((?:{_QUOTED})+|[^\s'"]+|['"]\S*)""", re.DOTALL)
 _FEWEST = 6  # letters of a value that is looked for in a text: shorter ones are in any text
 
 
 def is_secret(name: str) -> bool:
   """Returns whether the name of a variable or of a flag looks like that of a secret."""
-  return any(part.endswith(_SECRETS) for part in re.split(r"[\W_]+", name.lower()))
+  parts = [part for part in re.split(r"[\W_]+", name.lower()) if part]
+  return any(part.endswith(_SECRETS) for part in parts) or (len(parts) > 1 and parts[-1] in _LAST)
 
 
 def mask(values: Mapping[str, str]) -> dict[str, str]:
@@ -36,12 +43,12 @@ def words(command: Sequence[str]) -> list[str]:
   found, hide_next = [], False
   for word in command:
     setting = _SETTING.fullmatch(word)
-    if hide_next and not word.startswith("-"):
+    if hide_next and not word.startswith("--"):
       found.append(HIDDEN)
     elif setting and is_secret(setting[2]):
       found.append(setting[1] + HIDDEN)
     else:
-      found.append(_in_text(word))
+      found.append(_without(_IN_SCRIPT, word))
     hide_next = bool(re.fullmatch(r"--?[A-Za-z][\w.-]*", word)) and is_secret(word.lstrip("-"))
   return found
 
@@ -50,15 +57,15 @@ def text(given: str) -> str:
   """Returns a text without the secrets of the environment, of the command line, and KEY=VALUE."""
   for value in sorted(_known(), key=len, reverse=True):
     given = given.replace(value, HIDDEN)
-  return _in_text(given)
+  return _without(_IN_TEXT, given)
 
 
-def _in_text(given: str) -> str:
+def _without(settings: re.Pattern[str], given: str) -> str:
   def shown(found: re.Match) -> str:
     is_example = found[0] == "KEY=VALUE"  # in messages
     return f"{found[1]}={HIDDEN}" if is_secret(found[1]) and not is_example else found[0]
 
-  return _SECRET_SETTING.sub(shown, given)
+  return settings.sub(shown, given)
 
 
 def _known() -> set[str]:
