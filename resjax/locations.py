@@ -101,9 +101,10 @@ def inside(root: Location, name: object, where: str, *, links: Location | None =
   if not plain or parts[0] == "/" or ".." in parts or ":" in parts[0]:
     raise ValueError(f"{where} is {name!r}: a name below {root}, without .., is allowed")
   found = root.joinpath(*parts)
-  real = pathlib.Path(found).resolve() if is_local(root) else None
+  # Unlike Path.resolve, this leaves it to whoever opens the file to refuse a circle of links.
+  real = pathlib.Path(os.path.realpath(found)) if is_local(root) else None
   bound = links or root
-  if real and not real.is_relative_to(pathlib.Path(bound).resolve()):
+  if real and not real.is_relative_to(os.path.realpath(bound)):
     raise ValueError(f"{where} is {name!r}, which a link leads out of {bound}")
   return found
 

@@ -88,3 +88,11 @@ def test_a_folder_written_here_arrives(gcs, bucket, tmp_path):
   assert not folder.exists()
   assert gcs.names(f"{bucket}/") == ["profile/memory", "profile/plugins/trace"]
   assert gcs.get((bucket, "profile/plugins/trace")).data == b"\0\1"
+
+
+def test_a_circle_of_links_is_refused_by_whoever_opens_it(tmp_path):
+  (tmp_path / "a").symlink_to("b")
+  (tmp_path / "b").symlink_to("a")
+  found = locations.inside(tmp_path, "a", "index.json: weight_map")
+  with pytest.raises(OSError, match="symbolic links"):
+    locations.read_bytes(found, 10)

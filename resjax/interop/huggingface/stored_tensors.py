@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import os
 import pathlib
 from collections.abc import Mapping
 
@@ -113,7 +114,7 @@ def _bound_of_links(folder: pathlib.Path) -> pathlib.Path:
 
   The cache of huggingface_hub keeps MODEL/snapshots/REVISION with links to MODEL/blobs.
   """
-  found = folder.resolve()
+  found = pathlib.Path(os.path.realpath(folder))
   return found.parents[1] if found.parent.name == "snapshots" else found
 
 
