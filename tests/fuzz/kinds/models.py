@@ -1,7 +1,9 @@
 """Folders of Hugging Face models from anywhere, and the figures of other commands."""
 
+import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
 from hypothesis import strategies as st
 
@@ -38,7 +40,20 @@ def config(draw: st.DrawFn, original: Path) -> Case:
     return _case(draw, "hf_config", file, draw(mutations.of_json(text)))
   text = json.loads((original / "hf" / "config.json").read_text())
   changed = draw(mutations.of_json(text, prefer=tuple(text)))
-  return _case(draw, "hf_config", "config.json", changed)
+  # A setting that is null is one that is missing.
+  plausible = mutations.similar(text, _without_nulls(changed.content))
+  return _case(draw, "hf_config", "config.json", dataclasses.replace(changed, plausible=plausible))
+
+
+def _without_nulls(text: bytes) -> bytes:
+  """Returns JSON without the keys whose value is null; what is no JSON as it is."""
+  try:
+    found = json.loads(
+      text, object_hook=lambda one: {k: v for k, v in one.items() if v is not None}
+    )
+  except (ValueError, RecursionError):
+    return text
+  return json.dumps(found).encode()
 
 
 @st.composite
@@ -92,8 +107,22 @@ def sensitivity(draw: st.DrawFn, original: Path) -> Case:
     what=f"cuts.json: {changed.what}",
     damage=replaced("cuts.json", changed.content),
     names=("sensitivity", "cuts.json"),
-    right=ended_well if changed.plausible else _unless_same,
+    right=ended_well if _other_figures(text, changed.content) else _unless_same,
   )
+
+
+def _other_figures(original: dict[str, Any], content: bytes) -> bool:
+  """Returns whether JSON may be the sensitivity of another model, whose losses may be null (NaN).
+
+  The file has no checksum: a flipped bit in a digit makes another figure.
+  """
+  try:
+    found = json.loads(content)
+    rows = [[0.0 if loss is None else loss for loss in row] for row in found["loss"]]
+    whole = found | {"loss": rows, "baseline_loss": found["baseline_loss"] or 0.0}
+  except (ValueError, RecursionError, TypeError, KeyError):
+    return False
+  return mutations.similar(original, json.dumps(whole).encode())
 
 
 def _unless_same(place, done) -> str:
