@@ -66,7 +66,7 @@ def run(
 
   def parse(argv: list[str]) -> list[str]:
     if _HELP & set(argv[1:]):
-      print(_help(sys.modules[main.__module__].__doc__ or ""))
+      _guarded(lambda: print(_help(sys.modules[main.__module__].__doc__ or "")), folder)
       sys.exit(0)
     return _parse(argv)
 

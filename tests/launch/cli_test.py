@@ -223,3 +223,12 @@ def test_a_ctrl_c_while_libraries_are_imported_is_one_line(tmp_path, module):
   _, written = process.communicate(timeout=25)
   assert process.returncode == 130
   assert written == "interrupted; the same command goes on where it can\n"
+
+
+@pytest.mark.skipif(not pathlib.Path("/dev/full").exists(), reason="needs /dev/full")
+def test_help_that_cannot_be_written_is_one_line():
+  with open("/dev/full", "w") as full:
+    command = [sys.executable, "-m", "launch.export", "--help"]
+    done = subprocess.run(command, cwd=ROOT, stdout=full, stderr=subprocess.PIPE, timeout=60)
+  assert done.returncode == 1
+  assert done.stderr == b"error: [Errno 28] No space left on device\n"
