@@ -42,9 +42,9 @@ def heredoc(text: str, word: str) -> str:
 
   Args:
     text: its lines.
-    word: what ends it; it gets underscores until no line begins with it.
+    word: what ends it; it gets underscores until no line begins with it, spaces aside.
   """
-  while any(line.lstrip("\t").startswith(word) for line in text.split("\n")):
+  while any(line.lstrip().startswith(word) for line in text.split("\n")):
     word += "_"
   return f"<<'{word}'\n{text.removesuffix(chr(10))}\n{word}\n"
 

@@ -204,21 +204,26 @@ def writing(place: Location) -> Iterator[None]:
 
 
 def write_text(place: Location, text: str) -> None:
-  """Writes a file, which appears as a whole or not at all, and makes its folder where missing."""
+  """Writes a file, which appears as a whole or not at all, and makes its folder where missing.
+
+  Raises:
+    OSError: the file could not be written.
+  """
   if not is_local(place):
     system, name = fsspec.core.url_to_fs(str(place))
     system.pipe_file(name, text.encode())  # one request; `open` makes two
     return
-  place.parent.mkdir(parents=True, exist_ok=True)
   partial = place.with_name(f".{place.name}.partial")
-  partial.unlink(missing_ok=True)  # a killed process left it, or somebody a link
-  try:
-    with open(partial, "x", encoding="utf-8") as file:  # "x" follows no link
-      file.write(text)
-    os.replace(partial, place)
-  except BaseException:
-    partial.unlink(missing_ok=True)
-    raise
+  with writing(place):
+    place.parent.mkdir(parents=True, exist_ok=True)
+    partial.unlink(missing_ok=True)  # a killed process left it, or somebody a link
+    try:
+      with open(partial, "x", encoding="utf-8") as file:  # "x" follows no link
+        file.write(text)
+      os.replace(partial, place)
+    except BaseException:
+      partial.unlink(missing_ok=True)
+      raise
 
 
 def append_text(place: Location, text: str) -> None:

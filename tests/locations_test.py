@@ -1,5 +1,6 @@
 """What paths name, and how files are written where there are no folders and no appends."""
 
+import os
 import pathlib
 import re
 import subprocess
@@ -96,3 +97,58 @@ def test_a_circle_of_links_is_refused_by_whoever_opens_it(tmp_path):
   found = locations.inside(tmp_path, "a", "index.json: weight_map")
   with pytest.raises(OSError, match="symbolic links"):
     locations.read_bytes(found, 10)
+
+
+def test_a_text_that_finds_no_room_is_named_and_leaves_nothing(tmp_path):
+  file = tmp_path / "new" / "notes.txt"
+  code = (
+    "import pathlib, resource, sys; from resjax import locations\n"
+    "resource.setrlimit(resource.RLIMIT_FSIZE, (10, 10))\n"
+    "locations.write_text(pathlib.Path(sys.argv[1]), 'x' * 100)"
+  )
+  command = [sys.executable, "-c", code, str(file)]
+  done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+  assert f"OSError: cannot write {file} (File too large); make room there" in done.stderr
+  assert not list(file.parent.iterdir())
+  code = code.replace("10, 10", "1000, 1000")
+  subprocess.run([sys.executable, "-c", code, str(file)], cwd=ROOT, check=True)
+  assert file.read_text() == "x" * 100
+
+
+@pytest.mark.parametrize(
+  "name", ["..", "a/..", "a/../b", "../x", "/etc/passwd", "", ".", "a\0b", "..\\x", "C:/x", 3, None]
+)
+@pytest.mark.parametrize("root", ["runs/x", "gs://bucket/run"])
+def test_names_that_are_not_plainly_below_a_folder_are_refused(root, name):
+  with pytest.raises(ValueError, match=r"^m.json: files is .*: a name below .* is allowed$"):
+    locations.inside(locations.path(root), name, "m.json: files")
+
+
+def test_links_may_not_leave_a_folder_but_may_stay_in_it(tmp_path):
+  root = tmp_path / "root"
+  (root / "a").mkdir(parents=True)
+  (root / "within").symlink_to("a")
+  (root / "out").symlink_to(tmp_path)
+  (root / "a" / "file").symlink_to(tmp_path / "file")
+  assert locations.inside(root, "within/x", "m.json") == root / "within" / "x"
+  for name in ("out", "out/x", "a/file", "within/file"):
+    with pytest.raises(ValueError, match=f"^m.json is '{name}', which a link leads out of"):
+      locations.inside(root, name, "m.json")
+    assert locations.inside(root, name, "m.json", links=tmp_path) == root / name
+
+
+def test_a_lock_is_no_link_and_nothing_is_cut(tmp_path):
+  (tmp_path / "link").symlink_to(tmp_path / "victim")
+  with pytest.raises(OSError, match="link"):
+    locations.open_lock(tmp_path / "link")
+  assert not (tmp_path / "victim").exists()
+  (tmp_path / "lock").write_text("kept")
+  with locations.open_lock(tmp_path / "lock"):
+    assert (tmp_path / "lock").read_text() == "kept"
+
+
+def test_only_regular_files_are_read(tmp_path):
+  os.mkfifo(tmp_path / "pipe")
+  for place in (tmp_path / "pipe", tmp_path, pathlib.Path("/dev/zero")):
+    with pytest.raises(ValueError, match=f"{place} is no regular file"):
+      locations.read_bytes(place, 10)

@@ -42,7 +42,7 @@ def save(root: str, source: Source, digest: TextDigest) -> None:
       if other.name != here.name:
         other.unlink(missing_ok=True)
   except OSError as error:
-    logging.warning("%s cannot be written (%s): the text is read at every start", here, error)
+    logging.warning("the text of %s is read at every start: %s", source.place, error)
 
 
 def forget(root: str, source: Source) -> None:

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from launch.shell import EXIT, one_line, supervised
+from launch.shell import EXIT, heredoc, one_line, supervised
 from launch.tpu import remote
 from tests.helpers.stand_ins import shellcheck
 
@@ -147,3 +147,12 @@ def test_the_log_of_a_host_is_followed(host):
   os.killpg(process.pid, signal.SIGKILL)
   process.communicate()
   assert [line.split("] ")[1] for line in lines] == ["one\n", "two\n"]
+
+
+@pytest.mark.parametrize("line", ["END", "END_", "ENDING", "  END", "\tEND", " \t END)"])
+def test_a_here_document_ends_where_its_text_does(line):
+  text = f"before\n{line}\nafter"
+  script = f"cat {heredoc(text, 'END')}echo over\n"
+  done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
+  assert done.stdout == f"{text}\nover\n"
+  assert shellcheck(script) == ""
