@@ -10,7 +10,7 @@ import jax
 from flax import nnx
 from ml_collections import ConfigDict
 
-from resjax import combinators, optim
+from resjax import combinators, optim, ranges
 from resjax.checkpoint.config import CheckpointConfig
 from resjax.data.config import DataConfig
 from resjax.interop import huggingface
@@ -47,6 +47,7 @@ def build(
   """
   given = config.to_dict() if isinstance(config, ConfigDict) else config
   _check_sections(given)
+  _check_combinators(given["model"]["residual"])
   values = _filled(given)
   mesh = to_dataclass(MeshConfig, values["mesh"], "config.mesh")
   run = _run(values, make_layout(mesh, _sharding(values["sharding"]), devices))
@@ -75,9 +76,11 @@ def load(folder: str, layout: Layout | None = None) -> Run:
     ValueError: the folder holds no run, or its record has settings that no run can have.
   """
   place = workdir.place(folder)
-  values = _filled({**workdir.read(place).config, "workdir": folder})
-  values["model"] = {**values["model"], "attention": "auto"}
+  given = {**workdir.read(place).config, "workdir": folder}
   try:
+    _check_sections(given)
+    values = _filled(given)
+    values["model"] = {**values["model"], "attention": "auto"}
     return _run(values, layout or make_layout(MeshConfig(), _sharding(values["sharding"])))
   except ValueError as error:
     raise ValueError(f"{place / workdir.RECORD}: {error}") from None
@@ -92,15 +95,22 @@ def _check_sections(values: Mapping[str, Any]) -> None:
       if key not in found:
         raise ValueError(f"config.{section}.{key} is missing")
   _mapping(values["data"]["tokenizer"], "config.data.tokenizer")
-  residual = _mapping(values["model"]["residual"], "config.model.residual")
+  name = _mapping(values["model"]["residual"], "config.model.residual").get("name")
+  if not isinstance(name, str):
+    raise ValueError(f"config.model.residual.name={name!r} must be the name of a combinator")
+  ranges.check_type(values["train"]["init_from"], str, "config.train.init_from")
+
+
+def _check_combinators(residual: Mapping[str, Any]) -> None:
+  """Raises ValueError where a section of config.model.residual is that of no combinator here.
+
+  A run may have been trained where more of them are registered.
+  """
   for key in residual:
     if key != "name" and key not in combinators.names():
       near = difflib.get_close_matches(str(key), combinators.names(), 1)
       hint = f"did you mean {near[0]!r}?" if near else "no such combinator is registered"
       raise ValueError(f"config.model.residual.{key} is not a setting; {hint}")
-  name = residual.get("name")
-  if not isinstance(name, str):
-    raise ValueError(f"config.model.residual.name={name!r} must be the name of a combinator")
 
 
 def _check_keys(values: Mapping[str, Any], allowed: Collection[str], path: str) -> None:

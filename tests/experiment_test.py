@@ -203,12 +203,16 @@ def test_two_trainers_in_one_folder(tmp_path):
     (("data_fingerprint",), None, ["data_fingerprint is None", "expected str"]),
     (("identity",), 3, ["identity is 3", "expected object"]),
     (("costs", "parameters"), -1, ["costs.parameters is -1", ">= 0"]),
-    (("config", "model"), "x", ["config.model is 'x'", "expected object"]),
-    (("config", "model", "residual"), {}, ["config.model.residual", "required field name"]),
+    (("config", "model"), "x", ["config.model='x'", "a section of settings"]),
+    (
+      ("config", "model", "residual"),
+      {},
+      ["config.model.residual.name=None", "name of a combinator"],
+    ),
     (("config", "model", "residual", "name"), "gone", ["config.model.residual.name", "gone"]),
-    (("config", "data", "tokenizer"), 1, ["config.data.tokenizer is 1"]),
-    (("config", "train", "init_from"), None, ["config.train.init_from is None"]),
-    (("config", "seed"), 1.5, ["config.seed is 1.5", "expected int"]),
+    (("config", "data", "tokenizer"), 1, ["config.data.tokenizer=1", "a section"]),
+    (("config", "train", "init_from"), None, ["config.train.init_from=None", "a text"]),
+    (("config", "seed"), 1.5, ["config.seed=1.5", "a whole number"]),
   ],
 )
 def test_damaged_record(tmp_path, path, value, words):

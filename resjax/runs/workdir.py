@@ -82,53 +82,6 @@ class Record:
   lineage: Lineage | None = None
 
 
-@dataclasses.dataclass(frozen=True)
-class _Residual:
-  name: str
-
-
-@dataclasses.dataclass(frozen=True)
-class _Model:
-  residual: _Residual
-  dtype: str
-
-
-@dataclasses.dataclass(frozen=True)
-class _Data:
-  tokenizer: dict[str, Any]
-  corpora: dict[str, dict[str, Any]]
-
-
-@dataclasses.dataclass(frozen=True)
-class _Train:
-  init_from: str
-
-
-@dataclasses.dataclass(frozen=True)
-class _Sharding:
-  name: str
-
-
-@dataclasses.dataclass(frozen=True)
-class _Config:
-  """The settings that are read before `experiment` compares the sections with their dataclasses."""
-
-  seed: int
-  model: _Model
-  data: _Data
-  train: _Train
-  sharding: _Sharding
-  mesh: dict[str, Any]
-  optim: dict[str, Any]
-  health: dict[str, Any]
-  checkpoint: dict[str, Any]
-
-
-@dataclasses.dataclass(frozen=True)
-class _WithConfig:
-  config: _Config
-
-
 class _Corpus(msgspec.Struct):
   """A corpus in an identity."""
 
@@ -279,7 +232,6 @@ def read(folder: Location) -> Record:
   except FileNotFoundError:
     raise ValueError(f"{folder} holds no run: {RECORD} is missing; train one there first") from None
   try:
-    typed_json.parse(text, _WithConfig, str(path))
     return typed_json.parse(text, Record, str(path))
   except ValueError as error:
     raise ValueError(f"{error}; it is damaged: restore it, or delete the folder") from None
