@@ -64,6 +64,9 @@ def run(
       raise ValueError(f"unexpected argument {argv[1]!r}; settings look like --config.seed=1")
     main(*([argv[1:], after] if takes_words else []))
 
+  def work(argv: list[str]) -> None:
+    _guarded(lambda: checked(argv), folder)
+
   def parse(argv: list[str]) -> list[str]:
     if _HELP & set(argv[1:]):
       _guarded(lambda: print(_help(sys.modules[main.__module__].__doc__ or "")), folder)
@@ -72,7 +75,7 @@ def run(
 
   flags.FLAGS.set_gnu_getopt(takes_words)  # flags may also stand behind words
   try:
-    app.run(lambda argv: _guarded(lambda: checked(argv), folder), arguments, parse)
+    app.run(work, argv=arguments, flags_parser=parse)
   except KeyboardInterrupt:  # a config file may take its time
     processes.end(_INTERRUPTED, SIGINT_CODE)
 
