@@ -12,7 +12,7 @@ import json
 from absl import logging
 
 from resjax import locations, typed_json
-from resjax.data import mirror, storage, text_digest
+from resjax.data import mirror, storage
 from resjax.data.sources import Source
 from resjax.data.text_digest import TextDigest
 from resjax.locations import Location
@@ -20,13 +20,26 @@ from resjax.locations import Location
 _FOLDER = "digests"
 
 
+@dataclasses.dataclass(frozen=True)
+class _Entry:
+  """The content of a file: what the documents of a source are, and the name that it was written as.
+
+  A file that was renamed, or copied to the place of another, does not have its own name.
+  """
+
+  name: str
+  text: TextDigest
+
+
 def load(root: str, source: Source) -> TextDigest | None:
   """Returns the digest of the documents of a source, or None if it is not known."""
   for place in _places(root, source):
     try:
-      return text_digest.read(locations.read_bytes(place, typed_json.MOST_BYTES), str(place))
+      found = typed_json.read(place, _Entry)
     except (OSError, ValueError):
       continue
+    if found.name == place.name and found.text.is_whole:
+      return found.text
   return None
 
 
@@ -37,7 +50,7 @@ def save(root: str, source: Source, digest: TextDigest) -> None:
   here, *_ = places = _places(root, source)
   try:
     for place in places:
-      locations.write_text(place, json.dumps(dataclasses.asdict(digest)))
+      locations.write_text(place, json.dumps(dataclasses.asdict(_Entry(place.name, digest))))
     for other in here.parent.glob(f"{here.name.partition('-')[0]}-*.json"):
       if other.name != here.name:
         other.unlink(missing_ok=True)

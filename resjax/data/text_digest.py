@@ -107,18 +107,6 @@ def digest_of(text: str | None) -> bytes:
   return _NO_TEXT if text is None else _hash(text.encode())
 
 
-def read(text: str | bytes, where: str) -> TextDigest:
-  """Returns a digest that was written as JSON.
-
-  Raises:
-    ValueError: the text is no digest, or a damaged one.
-  """
-  found = typed_json.parse(text, TextDigest, where)
-  if not found.is_whole:
-    raise ValueError(f"{where}: the digests of documents are damaged")
-  return found
-
-
 def of_records(folder: Path) -> TextDigest | None:
   """Returns the digest that a build noted beside the text of a corpus; None where there is none."""
   try:

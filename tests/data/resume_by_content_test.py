@@ -137,7 +137,7 @@ def test_a_damaged_entry_is_ignored(tmp_path, settled, reads, damage):
     entry.unlink()
     os.mkfifo(entry)
   else:
-    found = json.loads(whole)["blocks"]
+    found = json.loads(whole)["text"]["blocks"]
     flipped = whole.replace(found[:4], "abcd", 1)
     entry.write_text(flipped if damage == "flip" else damage)
   assert text_corpus.digest("a", opened(of), of.root) == first and len(reads) == 60
@@ -150,10 +150,23 @@ def test_a_wrong_entry_does_not_stay(tmp_path, settled):
   (entry,) = (tmp_path / "root" / "digests").iterdir()
   other = config(write_folder(tmp_path / "other", TEXTS[1:]), tmp_path / "more")
   wrong = text_corpus.digest("a", opened(other), other.root)
-  entry.write_text(json.dumps(dataclasses.asdict(wrong)))
+  entry.write_text(json.dumps({"name": entry.name, "text": dataclasses.asdict(wrong)}))
   with pytest.raises(ValueError, match="corpus a changed while it was read; run again"):
     build(of)
   assert build(of).corpora["a"].splits["train"].rows > 0
+
+
+def test_entries_that_were_swapped_are_ignored(tmp_path, settled):
+  """Else a run would be trained on the text of another one, whose data lie under its root."""
+  folders = write_folder(tmp_path / "text", TEXTS), write_folder(tmp_path / "other", TEXTS[1:])
+  both = [config(folder, tmp_path / "root") for folder in folders]
+  first, second = (build(of).fingerprint for of in both)
+  one, two = (tmp_path / "root" / "digests").iterdir()
+  kept = one.read_text(), two.read_text()
+  one.write_text(kept[1])
+  two.write_text(kept[0])
+  assert [build(of).fingerprint for of in both] == [first, second] and first != second
+  assert (one.read_text(), two.read_text()) == kept
 
 
 def test_a_folder_that_cannot_be_written_costs_time_alone(tmp_path, settled, reads):
