@@ -13,6 +13,9 @@ from resjax.runs.config import MAX_SPIKE_WINDOW, HealthConfig
 from resjax.sharding import Layout
 from resjax.typing import Array, PyTree
 
+# No advice to raise the limit is given for updates so many times above it: what they leave would be
+# saved over good checkpoints.
+_FAR = 10
 _USUAL_PARAMETER = 0.02  # the standard deviation that most parameters of Transformers start with
 
 
@@ -261,9 +264,10 @@ def _remedy(config: HealthConfig, loss: float, grad_norm: float, update: Update 
       "that happens again, check the memory of the devices"
     )
   if update is not None and _is_too_large(config, update):
-    return (
-      f"lower config.optim.learning_rate, or raise config.health.max_update={config.max_update:g}"
-    )
+    lower = "lower config.optim.learning_rate"
+    if update.norm > _FAR * config.max_update * update.scale or not math.isfinite(update.norm):
+      return lower
+    return f"{lower}, or raise config.health.max_update={config.max_update:g}"
   # Which of the other settings helps depends on what was tested.
   others = f"config.health.max_skipped={config.max_skipped}"
   if config.spike_sigma and math.isfinite(loss) and math.isfinite(grad_norm):
