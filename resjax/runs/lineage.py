@@ -1,5 +1,6 @@
 """Who a run is: the random name that it gets at its first start, and what it began with."""
 
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -7,8 +8,10 @@ import secrets
 from collections.abc import Mapping
 from typing import Any
 
+from resjax.checkpoint import identity, reader
 from resjax.checkpoint.identity import Identity
 from resjax.locations import Location
+from resjax.manifest import Damaged
 from resjax.runs import workdir
 from resjax.runs.config import Run
 from resjax.runs.parents import Parent
@@ -23,13 +26,32 @@ def find(folder: Location, run: Run, origin: Parent | None) -> dict[str, Any]:
     origin: the model that the run is about to start from; None: it has none, or goes on.
 
   Raises:
-    ValueError: the record of the run is damaged.
+    ValueError: the record of the run is damaged, or is missing beside checkpoints of a known run.
   """
-  old = workdir.read(folder).lineage if (folder / workdir.RECORD).exists() else None
+  recorded = (folder / workdir.RECORD).exists()
+  old = workdir.read(folder).lineage if recorded else None
+  if not recorded:
+    _check_none_is_lost(folder)
   name = old.run if old else secrets.token_hex(8)
   parent = origin.facts() if origin else old.parent if old else None
   config = hashlib.sha256(json.dumps(run.resolved, sort_keys=True).encode()).hexdigest()
   return dataclasses.asdict(Identity(run=name, config=config, parent=parent))
+
+
+def _check_none_is_lost(folder: Location) -> None:
+  """Raises ValueError if a folder without a record has checkpoints that say of which run they are.
+
+  A new name would make them those of another run, and no setting would be compared with its start.
+  """
+  for step in reversed(reader.saved_steps(folder / "checkpoints")):
+    checkpoint = folder / "checkpoints" / str(step)
+    with contextlib.suppress(Damaged):
+      if (found := identity.of(checkpoint)).known:
+        raise ValueError(
+          f"{folder / workdir.RECORD} is missing, and {checkpoint} is {found}; bring back the "
+          f"{workdir.RECORD} of that run, or set config.train.init_from={checkpoint} in another "
+          "config.workdir to start from its parameters"
+        )
 
 
 def record(found: Mapping[str, Any]) -> dict[str, Any]:

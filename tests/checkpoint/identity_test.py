@@ -7,11 +7,12 @@ import shutil
 import pytest
 from etils import epath
 
-from resjax import manifest, measured_models
+from configs import tiny
+from resjax import experiment, manifest, measured_models
 from resjax.checkpoint import identity
 from resjax.checkpoint.identity import Identity
 from resjax.checkpoint.manager import Checkpoints
-from resjax.runs import restore
+from resjax.runs import lineage, restore
 from tests.helpers import trained
 from tests.helpers.checkpoints import assert_restores, numbers, settings, small_state
 from tests.helpers.runs import write_text
@@ -97,6 +98,20 @@ def test_one_that_says_nothing_is_read_and_later_ones_speak(folders):
     assert_restores(checkpoints, 20)
     checkpoints.save(30, small_state(30), numbers())
   assert identity.of(folders / "old" / "30").run == A
+
+
+@pytest.mark.parametrize("name", ["a", "old"])
+def test_a_run_whose_record_is_lost_gets_no_other_name(folders, tmp_path, name):
+  """All of its checkpoints would be those of another run; old ones do not say whose they are."""
+  (tmp_path / "run").mkdir()
+  (folders / name).rename(tmp_path / "run" / "checkpoints")
+  run = experiment.build(tiny.get_config())
+  if name == "old":
+    assert lineage.find(tmp_path / "run", run, None)["run"]
+    return
+  lost = rf"run\.json is missing, and .*/20 is checkpoint 20 of run {A}; bring back the run\.json"
+  with pytest.raises(ValueError, match=lost):
+    lineage.find(tmp_path / "run", run, None)
 
 
 def test_facts_of_a_stranger(folders):
