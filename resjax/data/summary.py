@@ -97,7 +97,7 @@ class StoredSummary:
   vocab_size: Positive
   tokenizer: str
   corpora: dict[str, StoredCorpus]
-  sha256: str
+  sha256: str = ""
 
 
 def to_json(summary: DatasetSummary) -> str:
@@ -119,6 +119,11 @@ def read(path: Path) -> StoredSummary:
     found = typed_json.read(path, StoredSummary)
   except ValueError as error:
     raise Damaged(str(error)) from None
+  if not found.sha256:
+    raise Damaged(
+      f"{path} has no sha256, as of data that were built by resjax 0.2.0 or before: launch.train "
+      "with the config of the run builds them anew and goes on where the rows are the same"
+    )
   values = dataclasses.asdict(found)
   del values["sha256"]
   if found.sha256 != _digest(values):

@@ -39,10 +39,15 @@ def explain(folder: Location, data: DataConfig, built: DatasetSummary) -> str:
   return "; ".join(found) or "its text is the same, but its tokenizer or its rows are not"
 
 
-def advice(data: DataConfig, fingerprint: str) -> str:
-  """Returns what the user can do about data that are not those of a run's start."""
+def advice(folder: Location, data: DataConfig, fingerprint: str) -> str:
+  """Returns what the user can do about data that are not those that the run in a folder had."""
   anew = "choose another config.workdir to start anew"
   found = _summary(data, fingerprint)
+  if found is None and not (folder / FILE_NAME).exists():  # of a release without manifests, too
+    return (
+      f"copy the config.data.root of its start to {data.root}, and the same command compares its "
+      f"rows; or {anew}"
+    )
   if found is None:
     where = "after config.data.root was copied from the machine that built them"
   elif all(_has_manifest(data, name) for name in found.names):

@@ -167,7 +167,7 @@ def check(folder: Location, run: Run, dataset: DatasetSummary) -> None:
   if mark != dataset.fingerprint and not run_text.are_rows_of(run.data, mark, dataset):
     raise ValueError(
       f"{folder} holds another run: {run_text.explain(folder, run.data, dataset)}; "
-      f"{run_text.advice(run.data, mark)}"
+      f"{run_text.advice(folder, run.data, mark)}"
     )
 
 

@@ -333,6 +333,12 @@ def test_data_without_a_manifest_are_built_anew_and_never_read(copied, warnings)
     path.unlink()
   with pytest.raises(Damaged, match=r"has no manifest\.json, as data have that were built by"):
     dataset.find(config.root, mark)
+  summary = root / f"summary-{mark}.json"
+  values = json.loads(summary.read_text())
+  del values["sha256"]
+  summary.write_text(json.dumps(values))
+  with pytest.raises(Damaged, match=r"no sha256, as of data that were built by resjax 0\.2\.0"):
+    dataset.find(config.root, mark)
   dataset.build(config)
   assert sum("has no manifest.json" in line for line in warnings) == 5
   assert dataset.find(config.root, mark)

@@ -174,7 +174,8 @@ def test_other_rows_of_an_earlier_release_are_refused(tmp_path, old_run, damage)
   message = refusal(run_of(tmp_path, tmp_path / "text"), tmp_path / "run")
   assert "may have had other text at its start, of which documents.json there has no" in message
   if damage == "summary":
-    assert f"set config.data.built={OLD} to go on" in message and "was copied from" in message
+    assert f"copy the config.data.root of its start to {root}, and the same command" in message
+    assert "config.data.built" not in message  # which takes nothing without a manifest
   else:
     assert "choose another config.workdir to start anew: the data of its start have no" in message
 
