@@ -255,6 +255,7 @@ def _debug() -> bool:
 
 def _parse(argv: list[str]) -> list[str]:
   """Parses the flags; a command line that cannot be parsed is reported in one line too."""
+  logging.set_verbosity(logging.ERROR)  # ml_collections warns of what becomes an error here
   path = ""
   for arg in argv:
     if found := re.match(r"--?config=([^:]+)", arg):

@@ -135,7 +135,7 @@ def _settings(values: Mapping[str, Any], prefix: str = "") -> Iterable[str]:
     if isinstance(value, Mapping):
       yield from _settings(value, f"{prefix}{key}.")
     else:
-      yield prefix + key
+      yield f"{prefix}{key}"
 
 
 def result(

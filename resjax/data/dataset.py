@@ -208,6 +208,8 @@ def _name(fingerprint: str) -> str:
 def _save(found: DatasetSummary, root: str) -> None:
   """Writes the summary with paths relative to its own folder, unless it is there and the same."""
   text = summary.to_json(found)
+  if found.path.is_dir():
+    raise ValueError(f"{found.path} is a folder; move it away, and the same command goes on")
   if found.path.exists() and not mirror.holds(found.path, text):
     logging.warning("%s is written anew: it was not as it was written", found.path)
   with built.explained(found.path, ""):
