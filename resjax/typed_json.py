@@ -48,6 +48,8 @@ def parse(text: str | bytes, kind: type[T], where: str) -> T:
       raise ValueError(f"{where}: {_explain(msgspec.json.decode(text), kind, error)}") from None
   except msgspec.DecodeError as error:
     raise ValueError(f"{where} holds no JSON: {error}") from None
+  except UnicodeDecodeError:
+    raise ValueError(f"{where} holds no JSON: it is no UTF-8") from None
   except UnicodeEncodeError:
     raise ValueError(f"{where} holds no JSON: it has half a surrogate pair") from None
   except RecursionError:

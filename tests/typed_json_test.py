@@ -75,6 +75,12 @@ def test_one_of_many_keys_is_named_at_once():
   assert time.perf_counter() - began < 10
 
 
+@pytest.mark.parametrize("text", [b'{"spl\xe4ts": {}}', b'{"splits": {"a\xb0": {}}}', b"\xff"])
+def test_bytes_that_are_no_utf8_are_no_json(text):
+  with pytest.raises(ValueError, match=r"^a\.json holds no JSON"):
+    typed_json.parse(text, _Summary, "a.json")
+
+
 def test_a_file_is_read_up_to_its_limit(tmp_path):
   path = tmp_path / "a.json"
   path.write_text(json.dumps({"splits": {}, "extra": "x" * 100}))
