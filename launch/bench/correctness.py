@@ -41,7 +41,9 @@ from resjax.typing import Array, PyTree
 _OUT = flags.DEFINE_string("out", "runs/bench", "Folder to write correctness.json to.")
 _INTERPRET = flags.DEFINE_bool("interpret", False, "Run small cases in the interpreter of JAX.")
 _AGAIN = flags.DEFINE_integer("again", 10, "Further runs of each compiled program.", lower_bound=0)
-_DEADLINE = flags.DEFINE_float("deadline", 90.0, "Seconds of a case, its compilation included.")
+_DEADLINE = flags.DEFINE_float(
+  "deadline", 90.0, "Seconds of a case, its compilation included.", lower_bound=0.001
+)
 _BUDGET = flags.DEFINE_float("budget", 480.0, "Seconds of all cases together.")
 _ONLY = flags.DEFINE_list("only", [], "Words that the name of a case must have, several by commas.")
 _WORKER = flags.DEFINE_list("worker", [], "Numbers of cases to run in this very process.")
