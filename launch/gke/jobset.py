@@ -14,7 +14,7 @@ _INDEX = "batch.kubernetes.io/job-completion-index"
 
 @dataclasses.dataclass(frozen=True)
 class TpuNodes:
-  """TPU slices.
+  """The hardware of a job that trains on TPU slices.
 
   Attributes:
     tpu: what each slice is.
@@ -27,7 +27,7 @@ class TpuNodes:
 
 @dataclasses.dataclass(frozen=True)
 class GpuNodes:
-  """GPU nodes.
+  """The hardware of a job that trains on machines with GPUs.
 
   Attributes:
     accelerator: the name of the GPU in GKE, such as nvidia-h100-80gb.

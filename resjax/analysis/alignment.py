@@ -226,7 +226,7 @@ class StoredAlignment:
   depth_weights: _StoredWeights | None
 
   def alignment(self) -> Alignment:
-    """Returns the alignment.
+    """Returns the alignment that was stored, with arrays in place of lists.
 
     Raises:
       ValueError: its parts do not fit each other.

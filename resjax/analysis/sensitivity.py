@@ -87,7 +87,7 @@ class StoredSensitivity:
   alignments: list[list[StoredAlignment]]
 
   def sensitivity(self) -> Sensitivity:
-    """Returns the sensitivity.
+    """Returns the sensitivity that was stored, with arrays in place of lists.
 
     Raises:
       ValueError: its parts do not fit each other.

@@ -34,7 +34,7 @@ class _Manager(ocp.CheckpointManager):
   """
 
   def reached_preemption(self, step: int) -> bool:
-    """Returns False."""
+    """Returns False: the training loop, not the manager, stops for a preemption."""
     del step
     return False
 

@@ -120,7 +120,7 @@ class Records:
     return self._ends[-1]
 
   def __getitem__(self, index: int) -> dict[str, Any]:
-    """Returns a record.
+    """Returns the record with this number, its features by name.
 
     Raises:
       Damaged: It is not as it was written, or is no row of tokens below V.

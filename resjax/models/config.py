@@ -28,7 +28,7 @@ BIASES = ("none", "qkv", "attention", "all")
 
 @dataclasses.dataclass(frozen=True)
 class ResidualConfig:
-  """A combinator.
+  """The choice of a combinator and its options.
 
   Attributes:
     name: its name in `resjax.combinators`.

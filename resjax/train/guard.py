@@ -73,7 +73,7 @@ class Update:
 def measure(
   optimizer: optax.GradientTransformation, old: PyTree, new: PyTree, opt_state: PyTree
 ) -> Update:
-  """Measures an update.
+  """Returns the size of an update, and how many moments it leaves that are not finite.
 
   The new parameters need no look of their own: where both norms are finite, they are, too.
 

@@ -89,7 +89,7 @@ class Recorder:
     self._record(before)
 
   def evaluation(self, step: int, found: Mapping[str, float]) -> None:
-    """Logs an evaluation."""
+    """Logs the validation metrics of a step, and shows a line of them."""
     record = {f"validation/{key}": value for key, value in found.items()}
     self._logger.log(step, record | self._ledger.record())
     self._progress.message(

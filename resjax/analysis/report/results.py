@@ -52,7 +52,7 @@ class _StoredResults:
   sensitivities: list[StoredSensitivity]
 
   def results(self) -> Results:
-    """Returns the results."""
+    """Returns the results of a model that were stored, with arrays in place of lists."""
     heat = self.heat
     if heat is not None and [len(row) for row in heat.cells] != [len(heat.columns)] * len(
       heat.tokens
