@@ -313,7 +313,8 @@ def _what_is_wrong(error: Exception, argv: list[str]) -> str:
   unknown = re.match(r"'(\w+)'(.*)", message)
   settings = [arg for arg in argv if unknown and re.search(rf"\.{unknown[1]}[.=]", arg)]
   if unknown and settings:
-    return f"{settings[0]}: there is no setting {unknown[1]!r}{unknown[2]}"
+    hint = unknown[2].lstrip(" ;.")
+    return f"{settings[0]}: there is no setting {unknown[1]!r}{'; ' * bool(hint)}{hint}"
   overrides = [arg for arg in argv if re.match(r"--?config\.", arg)]
   if overrides and not any(arg.partition("=")[0].lstrip("-") in message for arg in overrides):
     if "indices must be" in message:
