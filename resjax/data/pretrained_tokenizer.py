@@ -29,14 +29,15 @@ T = TypeVar("T")
 
 Ids = Mapping[str, int | list[int] | None]
 _Rows = Annotated[int, msgspec.Meta(ge=1, le=MOST_ROWS)]
+_SomeIds = Annotated[list[int], msgspec.Meta(min_length=1)]
 
 
 @dataclasses.dataclass(frozen=True)
 class _Ids:
   """The tokens that begin or end a text."""
 
-  bos_token_id: int | list[int] | None = None
-  eos_token_id: int | list[int] | None = None
+  bos_token_id: int | _SomeIds | None = None
+  eos_token_id: int | _SomeIds | None = None
 
 
 @dataclasses.dataclass(frozen=True)
