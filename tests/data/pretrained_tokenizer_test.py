@@ -110,7 +110,11 @@ def test_more_tokens_than_rows(tmp_path):
     ),
     ("config.json", '{"vocab_size": true}', "vocab_size is True"),
     ("config.json", '{"vocab_size": 61, "bos_token_id": "0"}', "bos_token_id is '0'"),
-    ("config.json", '{"vocab_size": 61, "bos_token_id": []}', "bos_token_id: expected array of length >= 1"),
+    (
+      "config.json",
+      '{"vocab_size": 61, "bos_token_id": []}',
+      "bos_token_id: expected array of length >= 1",
+    ),
     ("config.json", "[", "holds no JSON"),
   ],
 )
