@@ -4,8 +4,8 @@
   python -m launch.bench checkpoint --megabytes=8 --folder=runs/bench
 
 The state consists of float32 arrays of random bits, all finite, which no compression makes much
-smaller, sharded over all devices. The first save compiles the checksums, and is reported separately. The command
-prints one JSON object.
+smaller, sharded over all devices. The first save compiles the checksums, and is reported
+separately. The command prints one JSON object.
 """
 
 import dataclasses
