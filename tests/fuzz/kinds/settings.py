@@ -93,7 +93,8 @@ def _judge_value(key: str, value: str) -> Check:
     if isinstance(default, bool) or not isinstance(default, int | float):
       return ""
     try:
-      number = float(value)
+      # The flags' parser knows hexadecimal integers, too.
+      number = int(value, 16) if value.startswith("0x") else float(value)
     except ValueError:
       return f"{key} accepted {value[:60]!r}"
     if not math.isfinite(number):
