@@ -79,7 +79,8 @@ def plan_splits(
     if number % _PROGRESS_EVERY == 0:
       progress(f"reading {name}", number, 0)
   if len(seen) < len(config.splits):
-    found = f"{len(seen)} usable documents (dropped: {dropped})"
+    unused = ", ".join(f"{count} {kind}" for kind, count in dropped.items())
+    found = f"{len(seen)} usable documents in {dict(config.corpora)[name].source} ({unused})"
     need = f"the splits {', '.join(config.splits)} need {len(config.splits)}"
     knob = f"give config.data.corpora.{name}.source more documents"
     raise ValueError(f"config.data.corpora.{name} has {found}; {need}; {knob}")

@@ -12,7 +12,7 @@ def _plan(texts, config):
   def documents():
     return (Document(str(i), text) for i, text in enumerate(texts))
 
-  return plan_splits("mine", Source("x", [], documents), config)
+  return plan_splits("a", Source("x", [], documents), config)
 
 
 def test_adding_documents_moves_none(folder_config):
@@ -52,9 +52,9 @@ def test_extreme_fractions_leave_something_to_train_on(folder_config):
 
 
 def test_too_few_documents_ask_for_more(folder_config):
-  message = "config.data.corpora.mine has 2 usable documents"
+  message = "config.data.corpora.a has 2 usable documents in "
   with pytest.raises(ValueError, match=message) as caught:
     _plan(["a", "b", "a", ""], folder_config({"a": ["x"]}))
-  assert "config.data.corpora.mine.source more documents" in str(caught.value)
+  assert "config.data.corpora.a.source more documents" in str(caught.value)
   everything = folder_config({"a": ["x"]}, validation_fraction=0.0, test_fraction=0.0)
   assert _plan(["a", "b"], everything).split.tolist() == [0, 0]
