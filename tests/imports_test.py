@@ -63,6 +63,7 @@ ALLOWED = {
     "metrics",
   },
 }
+ALLOWED["evaluation"] = {"typing", "sharding", "models", "data"}
 BASE = set(ALLOWED) - {"_version"}
 ALLOWED["runs"] = BASE
 ALLOWED["train"] = BASE | {"runs"}
