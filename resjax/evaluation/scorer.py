@@ -1,7 +1,7 @@
 """The probability that a decoder gives to each of some tokens, and whether it would choose it."""
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -9,10 +9,9 @@ import numpy as np
 from flax import nnx
 from jax import lax
 
+from resjax.evaluation.buckets import batches, bucket_size
 from resjax.models.decoder import Decoder
 from resjax.typing import Array, PyTree
-
-SHORTEST = 64  # tokens in the rows of the first bucket; every further one has twice as many
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -98,7 +97,7 @@ class Scorer:
     waiting: tuple[list[int], tuple[Array, Array]] | None = None
     # The longest come first: what does not fit into memory fails at once. The results of a batch
     # are fetched while the next one runs.
-    for numbers, size in self._batches([len(row) - 1 for row in tokens]):
+    for numbers, size in batches([self.bucket(len(row) - 1) for row in tokens], self.rows_of):
       batch, chunks = self._batch([(tokens[n], rows[n].first) for n in numbers], size)
       running = self._run(self._state, self.layout.split(batch), self.layout.copy(chunks))
       if waiting:
@@ -110,11 +109,8 @@ class Scorer:
 
   def bucket(self, length: int) -> int:
     """Returns the number of tokens in the rows of the bucket for rows of so many inputs."""
-    size = SHORTEST
-    while size < length:
-      size *= 2
     shards = self.layout.num_shards("tokens")
-    return -(-min(size, max(self.max_length, 1)) // shards) * shards
+    return -(-bucket_size(length, self.max_length) // shards) * shards
 
   def rows_of(self, size: int) -> int:
     """Returns the number of rows of a bucket that run at a time."""
@@ -137,16 +133,6 @@ class Scorer:
         f"allowed: 0..{self.vocab_size - 1}"
       )
     return tokens
-
-  def _batches(self, lengths: Sequence[int]) -> Iterator[tuple[list[int], int]]:
-    """Yields the numbers of the rows of each batch, and the size of their bucket."""
-    buckets: dict[int, list[int]] = {}
-    for number, length in enumerate(lengths):
-      buckets.setdefault(self.bucket(length), []).append(number)
-    for size in sorted(buckets, reverse=True):
-      numbers, count = buckets[size], self.rows_of(size)
-      for start in range(0, len(numbers), count):
-        yield numbers[start : start + count], size
 
   def _batch(
     self, rows: Iterable[tuple[np.ndarray, int]], size: int

@@ -1,0 +1,102 @@
+"""Runs tasks of lm-evaluation-harness on a decoder."""
+
+import dataclasses
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import lm_eval
+from lm_eval.tasks import TaskManager
+
+from resjax.data.tokenizer import Tokenizer
+from resjax.interop.lm_eval.language_model import LanguageModel
+from resjax.models.decoder import Decoder
+
+
+def run_tasks(
+  model: Decoder,
+  tokenizer: Tokenizer,
+  tasks: Sequence[str | dict[str, Any]],
+  *,
+  max_length: int,
+  tasks_folder: str | os.PathLike | None = None,
+  num_fewshot: int | None = None,
+  limit: float | None = None,
+  batch_size: int = 8,
+  bos: str = "auto",
+  apply_chat_template: bool | str = False,
+  bootstrap_iters: int = 1000,
+  seed: int = 1234,
+) -> dict[str, Any] | None:
+  """Returns the results of lm-evaluation-harness for some tasks.
+
+  In several processes all of them call this with the same arguments; process 0 alone runs the
+  harness and reads data sets, and the others take part in what it computes.
+
+  Args:
+    model: any decoder, sharded or not.
+    tokenizer: its tokenizer.
+    tasks: the names of tasks or groups, or the settings of tasks.
+    max_length: the most tokens of a row.
+    tasks_folder: a folder of further tasks (YAML).
+    num_fewshot: the number of examples before each question; None: as each task says.
+    limit: the number of documents of each task, or their share if below 1; None: all.
+    batch_size: the number of rows of `max_length` tokens that run at a time.
+    bos: whether texts begin with the token that begins a text: `auto`, `always` or `never`.
+    apply_chat_template: whether questions are put as chats, or the name of the template for it.
+    bootstrap_iters: the number of resamples behind standard errors that have no formula.
+    seed: the seed of the choice of examples.
+
+  Returns:
+    What `lm_eval.simple_evaluate` returns (`results`, `samples`, `configs`, `versions`, ...), with
+    what was counted under `counts`; None in all processes but the first.
+
+  Raises:
+    ValueError: a task is unknown, its data are not at hand, or an argument is out of range.
+  """
+  harness = LanguageModel(model, tokenizer, max_length=max_length, batch_size=batch_size, bos=bos)
+  if apply_chat_template:
+    harness.chat_template(apply_chat_template)  # a missing one is told before any data are read
+
+  def work() -> dict[str, Any]:
+    manager = _manager(tasks, tasks_folder)
+    results = lm_eval.simple_evaluate(
+      model=harness,
+      tasks=list(tasks),
+      task_manager=manager,
+      num_fewshot=num_fewshot,
+      limit=limit,
+      batch_size=batch_size,
+      apply_chat_template=apply_chat_template,
+      bootstrap_iters=bootstrap_iters,
+      random_seed=seed,
+      numpy_random_seed=seed,
+      torch_random_seed=None,
+      fewshot_random_seed=seed,
+    )
+    return results | {"counts": dataclasses.asdict(harness.counts)}
+
+  return harness.together.lead(work)
+
+
+def _manager(
+  tasks: Sequence[str | dict[str, Any]], folder: str | os.PathLike | None
+) -> TaskManager:
+  """Returns what knows the tasks: those of the folder if it has all of them, else all there are.
+
+  Raises:
+    ValueError: a name is unknown.
+  """
+  names = [task for task in tasks if isinstance(task, str)]
+  path = None if folder is None else os.fspath(folder)
+  # The harness takes seconds to look through its own 14,000 tasks.
+  manager = TaskManager(include_path=path, include_defaults=False)
+  if not set(names) <= set(manager.all_tasks):
+    manager = TaskManager(include_path=path)
+  unknown = [name for name in names if name not in manager.all_tasks]
+  if unknown:
+    raise ValueError(
+      f"{', '.join(unknown)}: no such task of lm-evaluation-harness; set --tasks to names that "
+      "`lm-eval ls tasks` prints, or --tasks_folder to the folder of your own"
+    )
+  return manager

@@ -1,0 +1,245 @@
+"""How the text of tasks becomes tokens: the rule for the token that begins a text, and chats."""
+
+import dataclasses
+import datetime
+import functools
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NoReturn
+
+import jinja2
+import jinja2.ext
+import jinja2.nodes
+import jinja2.parser
+import jinja2.sandbox
+
+from resjax import typed_json
+from resjax.data.pretrained_tokenizer import MAIN, PretrainedTokenizer, library_model
+from resjax.data.tokenizer import Tokenizer
+from resjax.interop.huggingface.tokenizer_files import tokenizer_files
+
+BOS_RULES = ("auto", "always", "never")
+_SETTINGS, _TEMPLATE = "tokenizer_config.json", "chat_template.jinja"
+_MARK = "<the message goes on here> "
+
+Spelled = str | dict[str, Any] | None  # a token as tokenizer_config.json spells it
+
+
+@dataclasses.dataclass(frozen=True)
+class _Settings:
+  """What tokenizer_config.json says."""
+
+  tokenizer_class: str | None = None
+  add_bos_token: bool | None = None
+  bos_token: Spelled = None
+  eos_token: Spelled = None
+  pad_token: Spelled = None
+  unk_token: Spelled = None
+  chat_template: str | list[dict[str, str]] | None = None
+
+
+class TaskTokenizer:
+  """Encodes the texts of tasks as the model that is measured was given its texts.
+
+  Unlike in training, text that spells a special token becomes that token, as chats need it.
+
+  Args:
+    tokenizer: the tokenizer of the model.
+    bos: whether texts begin with the token that begins a text: `always`, `never`, or `auto`, which
+      does what the files of the tokenizer say, and begins all texts with it for Gemma.
+
+  Attributes:
+    prefix_id: the token that an empty context is replaced by: that which begins a text if there is
+      one, else the first that ends one.
+    stop_ids: the tokens that end a text.
+    begins: whether texts begin with `prefix_id`.
+
+  Raises:
+    ValueError: the rule is unknown, or `always` for a tokenizer without such a token.
+  """
+
+  def __init__(self, tokenizer: Tokenizer, bos: str = "auto"):
+    if bos not in BOS_RULES:
+      raise ValueError(f"bos={bos!r} is unknown; allowed: {', '.join(BOS_RULES)}")
+    files = tokenizer_files(tokenizer)
+    self._tokenizer = tokenizer
+    self._model = library_model(files[MAIN], MAIN)
+    self._model.no_truncation()
+    self._model.no_padding()
+    self._settings = typed_json.parse(files.get(_SETTINGS, "{}"), _Settings, _SETTINGS)
+    self._files = files
+    begin, ends = self._special_ids()
+    self.prefix_id = ends[0] if begin is None else begin
+    self.stop_ids = ends
+    if bos == "always" and begin is None:
+      raise ValueError(
+        "bos='always', but the tokenizer has no token that begins a text; set bos to auto or never"
+      )
+    self.begins = bos == "always" or (bos == "auto" and self._begins_by_itself(begin))
+    self._prefix_text = self._model.decode([self.prefix_id], skip_special_tokens=False)
+
+  @property
+  def digest(self) -> str:
+    """A hash of the tokenizer's files and of the rule."""
+    return hashlib.sha256(json.dumps([self._files, self.begins]).encode()).hexdigest()
+
+  @property
+  def end_text(self) -> str:
+    """The spelling of the token that ends a text."""
+    return self._model.decode([self.stop_ids[0]], skip_special_tokens=False)
+
+  def encode(self, text: str, *, begin: bool | None = None) -> list[int]:
+    """Returns the tokens of a text.
+
+    Args:
+      text: the text.
+      begin: whether the token that begins a text is put in front; None: by the rule, but not where
+        the text itself begins with it, as that of a chat template may.
+    """
+    ids = self._model.encode(text, add_special_tokens=False).ids
+    if begin is None:
+      begin = self.begins and not (self._prefix_text and text.startswith(self._prefix_text))
+    return [self.prefix_id, *ids] if begin else ids
+
+  def decode(self, ids: Iterable[int]) -> str:
+    """Returns the text of tokens, without special ones."""
+    return self._model.decode(list(ids), skip_special_tokens=True)
+
+  def ending_ids(self, texts: Sequence[str]) -> list[int]:
+    """Returns the tokens behind which a text is over: `stop_ids`, and those that hold a stop text.
+
+    A stop text may also be spelled by several tokens, so it has to be looked for in the whole, too.
+    """
+    # The space in front of the first token of a text may be dropped when it is decoded.
+    spelled = [text.encode() for text in texts if text]
+    vocabulary = range(self._model.get_vocab_size())
+    pieces = ((token, self._tokenizer.piece(token).lstrip(b" ")) for token in vocabulary)
+    found = (token for token, piece in pieces if any(text in piece for text in spelled))
+    return sorted({*self.stop_ids, *found})
+
+  def chat_template(self, name: str | None = None) -> str:
+    """Returns the template of chats, in the language of Jinja.
+
+    Raises:
+      ValueError: there is none, or none of this name.
+    """
+    given = self._files.get(_TEMPLATE) or self._settings.chat_template
+    if not given:
+      raise ValueError(
+        "the tokenizer has no chat template (chat_template in tokenizer_config.json); leave out "
+        "--apply_chat_template"
+      )
+    if isinstance(given, str):
+      return given
+    named = {entry.get("name", ""): entry.get("template", "") for entry in given}
+    if (name or "default") not in named:
+      raise ValueError(
+        f"the tokenizer has no chat template {name or 'default'!r}; allowed: {', '.join(named)}"
+      )
+    return named[name or "default"]
+
+  def chat(self, messages: Sequence[Mapping[str, str]], *, answer_next: bool) -> str:
+    """Returns a chat as one text.
+
+    Args:
+      messages: the messages, each with a `role` and a `content`.
+      answer_next: whether the text ends where the model's answer begins; otherwise it ends inside
+        the last message, which the model continues.
+
+    Raises:
+      ValueError: the template refuses the messages.
+    """
+    chat = [dict(message) for message in messages]
+    if not answer_next:
+      chat[-1]["content"] += _MARK
+    try:
+      text = _template(self.chat_template()).render(
+        messages=chat,
+        add_generation_prompt=answer_next,
+        tools=None,
+        documents=None,
+        **self._named(),
+      )
+    except jinja2.TemplateError as error:
+      raise ValueError(f"the chat template refuses a chat: {error}") from None
+    if answer_next:
+      return text
+    before, mark, _ = text.rpartition(_MARK)
+    # A template that trims messages trims the end of the last one, too.
+    return before if mark else text[: text.rindex(_MARK.rstrip())].rstrip()
+
+  def _named(self) -> dict[str, str]:
+    """Returns the special tokens that templates may use, by name."""
+    named = {
+      name: _spelling(getattr(self._settings, name))
+      for name in ("bos_token", "eos_token", "pad_token", "unk_token")
+    }
+    return {name: text for name, text in named.items() if text is not None}
+
+  def _special_ids(self) -> tuple[int | None, tuple[int, ...]]:
+    """Returns the token that begins a text, if there is one, and those that end one."""
+    begin, end = self._id(self._settings.bos_token), self._id(self._settings.eos_token)
+    ends = [] if end is None else [end]
+    if isinstance(self._tokenizer, PretrainedTokenizer):
+      ids = self._tokenizer.ids
+      # config.json may name a token that the tokenizer does not put before texts (Qwen).
+      if not ends:
+        begin = next(iter(_listed(ids.get("bos_token_id"))), None) if begin is None else begin
+      ends += _listed(ids.get("eos_token_id"))
+    return begin, tuple(dict.fromkeys(ends)) or (self._tokenizer.eot_id,)
+
+  def _begins_by_itself(self, begin: int | None) -> bool:
+    """Returns whether the files of the tokenizer say that a text begins with this token."""
+    if begin is None:
+      return False
+    if (self._settings.tokenizer_class or "").startswith("Gemma"):
+      return True
+    if self._settings.add_bos_token is not None:
+      return self._settings.add_bos_token
+    return self._model.encode("a", add_special_tokens=True).ids[:1] == [begin]
+
+  def _id(self, token: Spelled) -> int | None:
+    text = _spelling(token)
+    return None if text is None else self._model.token_to_id(text)
+
+
+def _spelling(token: Spelled) -> str | None:
+  found = token.get("content") if isinstance(token, dict) else token
+  return found if isinstance(found, str) else None
+
+
+def _listed(ids: int | list[int] | None) -> list[int]:
+  return ids if isinstance(ids, list) else [] if ids is None else [ids]
+
+
+@functools.cache
+def _template(text: str) -> jinja2.Template:
+  """Returns a template of somebody else, which can do nothing but make text.
+
+  Blocks and what templates call are as in transformers, for which they are written.
+  """
+  environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+    trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols, _Generation]
+  )
+  environment.filters["tojson"] = functools.partial(json.dumps, ensure_ascii=False)
+  environment.globals |= {
+    "raise_exception": _refuse,
+    "strftime_now": lambda form: datetime.datetime.now().strftime(form),
+  }
+  return environment.from_string(text)
+
+
+class _Generation(jinja2.ext.Extension):
+  """The tag around what a model says in a chat, which matters in training alone."""
+
+  tags = {"generation"}  # noqa: RUF012
+
+  def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
+    """Returns what stands between the tags."""
+    next(parser.stream)
+    return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _refuse(message: str) -> NoReturn:
+  raise jinja2.TemplateError(message)
