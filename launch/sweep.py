@@ -1,46 +1,62 @@
-"""Runs a sweep: one after another the runs that a config file's `sweep(config)` yields.
+"""Runs a sweep: the arms that a config file's `sweep(config)` yields, each with several seeds.
 
-  python -m launch.sweep --config=configs/ablations/residuals.py
+  python -m launch.sweep --config=configs/ablations/residuals.py --seeds=0,1,2
   python -m launch.sweep --config=configs/ablations/residuals.py --only=standard,attn_res
   python -m launch.sweep --config=configs/ablations/residuals.py --print_commands
-  python -m launch.sweep --config=configs/ablations/residuals.py --collect
+  python -m launch.sweep --config=configs/ablations/residuals.py --seeds=0,1,2 --collect
 
 Settings on the command line apply to all runs; the overrides of the sweep come on top. Every run
-has a folder in config.workdir. The table is written there as results.json and results.csv, and the
-plot as sweep.png. Finished runs are not repeated, and stopped runs go on. A failed run does not end
-the sweep: the table says why it failed, and the exit code is 1. With --print_commands a scheduler
-can run the sweep: it prints one command per run, which may run in any order on any machine that
-sees the folder; --collect then makes table and plot.
+has a folder in config.workdir: ARM, or ARM/seed_SEED. With seeds, all arms of a seed see the same
+batches; plan.json is written before the first run, and the arms are compared with the baseline in
+paired differences with intervals (docs/comparisons.md). `PLAN` in the file states contrasts, margin
+and seeds, and how learning rates are tuned.
+
+The tables are written there as results.json and results.csv, and the plots as sweep.png,
+differences.png and curves.png. Finished runs are not repeated, and stopped runs go on. A failed run
+does not end the sweep: the table says why it failed, and the exit code is 1. With --print_commands
+a scheduler can run the sweep: it prints one command per run, which may run in any order on any
+machine that sees the folder; --collect then makes tables and plots.
 """
 
-import dataclasses
 import runpy
 import shlex
-import signal
-import subprocess
 import sys
-from collections.abc import Mapping
-from typing import Any
+import time
+from collections.abc import Iterable, Mapping, Sequence
 
 import jax
 from absl import flags
 from ml_collections import config_flags
 from rich.console import Console
 
-from launch import cli
-from resjax import experiment, terminal
-from resjax.analysis import sweep_table
-from resjax.analysis.sweep_table import Result, SweepRun
-from resjax.processes.signals import SIGINT_CODE, Interrupted
-from resjax.records.metrics_log import FILE_NAME, read_metrics
+from launch import cli, sweep_runs, sweep_tuning
+from launch.sweep_tuning import Sweep
+from resjax import terminal
 from resjax.runs import workdir
-from resjax.runs.config import Run
+from resjax.runs.config import MAX_SEED
+from resjax.sweeps import comparison, comparison_plots, comparison_table, results, table
+from resjax.sweeps import plan as plans
+from resjax.sweeps.runs import SweepRun, expand
 
 _CONFIG = cli.define_config("The config file of the sweep.")
 _PRINT = flags.DEFINE_bool("print_commands", False, "Only print one command for each run.")
-_COLLECT = flags.DEFINE_bool("collect", False, "Only make table and plot of existing runs.")
-_ONLY = flags.DEFINE_list("only", [], "Names of the runs to do; default: all runs.")
-_ANY_MESH = {"data": -1, "fsdp": 1, "tensor": 1, "sequence": 1}
+_COLLECT = flags.DEFINE_bool("collect", False, "Only make tables and plots of existing runs.")
+_ONLY = flags.DEFINE_list("only", [], "Names of the arms to run; default: all arms.")
+_SEEDS = flags.DEFINE_list(
+  "seeds", [], "Seeds of every arm, such as 0,1,2; default: those of the file, or one run per arm."
+)
+_BASELINE = flags.DEFINE_string(
+  "baseline", "", "The arm that others are compared with; default: that of the file, or the first."
+)
+_SPREAD = flags.DEFINE_float(
+  "spread",
+  None,
+  "Expected standard deviation of the metric over seeds, which tells what the sweep can show.",
+  lower_bound=0,
+)
+_ALONE = flags.DEFINE_bool(
+  "alone", False, "The runs had their machines for themselves, so that their speeds are compared."
+)
 
 
 def main() -> None:
@@ -48,138 +64,117 @@ def main() -> None:
   if _PRINT.value and _COLLECT.value:
     raise ValueError("--print_commands and --collect exclude each other")
   jax.config.update("jax_platforms", "cpu")  # leaves the accelerators to the runs
-  config = cli.config_value(_CONFIG)
-  path = config_flags.get_config_filename(flags.FLAGS[_CONFIG.name]).split(":", 1)[0]
-  module = runpy.run_path(path)
-  if "sweep" not in module:
-    raise ValueError(f"{path} has no sweep(config); choose one of configs/ablations")
-  try:
-    runs = sweep_table.expand(config, module["sweep"](config))
-  except ValueError as wrong:
-    raise ValueError(f"{path}: {wrong}") from None
-  chosen = _chosen(runs, _ONLY.value)
-  refused = {run.name: error for run in runs if (error := _check(run)) is not None}
-  errors = {run.name: refused[run.name] for run in chosen if run.name in refused}
-  if len(errors) == len(chosen):
-    raise ValueError(f"run {chosen[0].name!r}: {errors[chosen[0].name]}")
+  console = terminal.console(stderr=_PRINT.value)
+  sweep = _read()
+  chosen = _chosen(list(sweep.arms), _ONLY.value)
+  if sweep.plan is not None:
+    _tell(sweep, console)
+    if not _COLLECT.value:
+      missing = sweep_tuning.tune(sweep, chosen, None if _PRINT.value else console)
+      if missing:
+        _print(missing)
+        console.print("these runs tune the arms; then the same command prints the others")
+        return
+  runs = sweep.runs()
+  refused = sweep_runs.check(runs)
+  todo = [run for run in runs if run.arm in chosen]
+  errors = {run.name: refused[run.name] for run in todo if run.name in refused}
+  if len(errors) == len(todo):
+    raise ValueError(f"run {todo[0].name!r}: {errors[todo[0].name]}")
   if _PRINT.value:
-    for run in chosen:
-      print(shlex.join(["python", *_arguments(run)]))
+    _print(todo)
     return
-  console = terminal.console()
   if not _COLLECT.value:
-    errors |= _run_all([run for run in chosen if run.name not in errors], console)
-  results = [_collect(run, errors.get(run.name)) for run in runs]
-  folder = workdir.place(config.workdir)
-  sweep_table.show(results, console)
-  files = sweep_table.save(results, folder)
-  files.append(sweep_table.plot(results, module.get("CURVES"), f"{folder}  ({path})", folder))
-  for file in filter(None, files):
-    console.print(str(file), soft_wrap=True)
+    errors |= sweep_runs.run_all([run for run in todo if run.name not in errors], console)
+  _show(sweep, runs, errors, console)
   if errors:
     sys.exit(1)
 
 
-def _chosen(runs: list[SweepRun], names: list[str]) -> list[SweepRun]:
-  known = [run.name for run in runs]
+def _read() -> Sweep:
+  """Returns the sweep of the command line, whose plan is written where it has seeds."""
+  config = cli.config_value(_CONFIG)
+  path = config_flags.get_config_filename(flags.FLAGS[_CONFIG.name]).split(":", 1)[0]
+  file = runpy.run_path(path)
+  if "sweep" not in file:
+    raise ValueError(f"{path} has no sweep(config); choose one of configs/ablations")
+  seeds = _seeds(_SEEDS.value)
+  try:
+    arms = {run.arm: dict(run.overrides) for run in expand(config, file["sweep"](config))}
+    asked = plans.questions(file.get("PLAN", {}), list(arms), _BASELINE.value, seeds)
+    # The baseline runs first, and the others are compared with it.
+    arms = {asked.baseline: arms[asked.baseline], **arms}
+    runs = expand(config, arms.items(), asked.seeds)
+  except ValueError as wrong:
+    raise ValueError(f"{path}: {wrong}") from None
+  if "PLAN" in file and not asked.seeds:
+    raise ValueError(f"{path}: PLAN has no seeds; give some, as --seeds=0,1,2")
+  sweep = Sweep(config, path, arms, file.get("CURVES"))
+  if asked.seeds:
+    refused = sweep_runs.check(runs[: len(arms)])
+    if len(refused) == len(arms):
+      raise ValueError(f"run {runs[0].name!r}: {refused[runs[0].name]}")
+    begun = any(map(sweep_runs.begun, runs)) or sweep_tuning.begun(sweep)
+    wanted = plans.make(asked, runs, workdir.code_version(), time.time())
+    sweep.plan = plans.settle(sweep.folder, wanted, begun)
+  return sweep
+
+
+def _tell(sweep: Sweep, console: Console) -> None:
+  """Prints the plan, and the smallest effect that the sweep can show."""
+  assert sweep.plan is not None
+  asked = sweep.plan.questions
+  spread = _SPREAD.value or asked.spread
+  if spread is None:
+    found = [sweep_runs.collect(run, metric=asked.key) for run in sweep.runs()]
+    spread = results.spread(found, asked.baseline)
+  effects = None
+  if spread is not None and len(asked.seeds) > 1 and asked.contrasts:
+    effects = comparison.expected(sweep.plan, spread)
+  comparison_table.show_plan(sweep.plan, effects, console)
+
+
+def _show(
+  sweep: Sweep, runs: Sequence[SweepRun], errors: Mapping[str, str], console: Console
+) -> None:
+  """Prints and writes the tables, and draws the plots."""
+  title, folder = f"{sweep.folder}  ({sweep.path})", sweep.folder
+  metric = sweep.plan.questions.key if sweep.plan else results.PRIMARY
+  found = [sweep_runs.collect(run, errors.get(run.name), metric) for run in runs]
+  shown = comparison.make(sweep.plan, found, alone=_ALONE.value) if sweep.plan else None
+  if shown is None:
+    table.show(found, console)
+  else:
+    comparison_table.show(shown, console)
+  table.show_errors(found, console)
+  files = table.save(found, folder, shown)
+  files.append(table.plot(results.mean_of_seeds(found), sweep.curves, title, folder))
+  if shown is not None:
+    files.append(comparison_plots.differences(shown, title, folder))
+    files.append(comparison_plots.curves(found, metric, title, folder))
+  for file in filter(None, files):
+    console.print(str(file), soft_wrap=True)
+
+
+def _seeds(words: Iterable[str]) -> list[int]:
+  seeds = []
+  for word in words:
+    if not word.isdecimal() or int(word) > MAX_SEED:
+      raise ValueError(f"--seeds={','.join(words)}: {word!r} is no whole number in 0..{MAX_SEED}")
+    seeds.append(int(word))
+  return seeds
+
+
+def _chosen(known: list[str], names: list[str]) -> list[str]:
   for name in names:
     if name not in known:
       raise ValueError(f"--only={name}: no such run; the sweep has {', '.join(known)}")
-  return [run for run in runs if not names or run.name in names]
+  return [name for name in known if not names or name in names]
 
 
-def _run_all(runs: list[SweepRun], console: Console) -> dict[str, str]:
-  """Returns the errors of the runs that failed, by name."""
-  errors = {}
-  for number, run in enumerate(runs, 1):
-    title = f"run {number} of {len(runs)}: {run.name}"
-    if _collect(run).status == sweep_table.DONE:
-      console.print(f"{title} is done")
-      continue
-    console.rule(title)
-    error = _run(run)
-    if error is not None:
-      errors[run.name] = error
-  return errors
-
-
-def _run(run: SweepRun) -> str | None:
-  """Trains one run in a process of its own, and returns its error in one line, or None."""
-  command = [sys.executable, *_arguments(run)]
-  process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, errors="replace")
-  # Ctrl-C reaches the run too, which saves; this process then waits for its end.
-  handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
-  last = ""
-  try:
-    assert process.stderr is not None
-    for line in process.stderr:
-      print(line, end="", file=sys.stderr, flush=True)
-      last = line.strip() or last
-    code = process.wait()
-  finally:
-    signal.signal(signal.SIGINT, handler)
-  if code in (SIGINT_CODE, -signal.SIGINT):
-    raise Interrupted(
-      f"the sweep stopped in run {run.name}; the same command goes on, with --collect it shows "
-      "what there is",
-      SIGINT_CODE,
-    )
-  if code < 0:
-    return f"ended by signal {-code} ({signal.Signals(-code).name})"
-  return (last.removeprefix("error: ") or f"exit code {code}") if code else None
-
-
-def _arguments(run: SweepRun) -> list[str]:
-  """Returns the arguments of Python that train a run: its file, and all settings changed."""
-  flag = flags.FLAGS[_CONFIG.name]
-  settings = {**config_flags.get_override_values(flag), **run.overrides}
-  settings["workdir"] = run.config.workdir
-  arguments = ["-m", "launch.train", f"--config={config_flags.get_config_filename(flag)}"]
-  return arguments + [f"--config.{key}={value}" for key, value in settings.items()]
-
-
-def _check(run: SweepRun) -> str | None:
-  """Returns in one line why a run cannot be built, or None if it can.
-
-  Raises:
-    ValueError: the folder of the run holds a run with other settings.
-  """
-  try:
-    wanted = _settings(_build(run.config.to_dict()))
-  except Exception as error:  # one faulty combinator must not keep the other runs from going on
-    return " ".join(str(error).split()) or type(error).__name__
-  folder = workdir.place(run.config.workdir)
-  if not (folder / workdir.RECORD).exists():
-    return None
-  found = _settings(experiment.load(str(folder)))
-  for key, value in wanted.items():
-    if found.get(key) != value:
-      raise ValueError(
-        f"run {run.name!r}: {folder} was run with {key}={found.get(key)!r}, not {value!r}; choose "
-        "another config.workdir, or delete that folder"
-      )
-  return None
-
-
-def _build(values: Mapping[str, Any]) -> Run:
-  """Builds the run of a config on any mesh; the run itself checks its own on its devices."""
-  return experiment.build({**values, "mesh": _ANY_MESH})
-
-
-def _settings(run: Run) -> dict[str, Any]:
-  """Returns the settings that decide the result of a run, as JSON values."""
-  optim = {f"config.optim.{key}": value for key, value in dataclasses.asdict(run.optim).items()}
-  found = workdir.identity(run) | optim
-  del found["config.model.dtype"]  # `auto` was resolved where the run had its devices
-  return found
-
-
-def _collect(run: SweepRun, error: str | None = None) -> Result:
-  folder = workdir.place(run.config.workdir)
-  records = read_metrics(folder / FILE_NAME) if (folder / FILE_NAME).exists() else []
-  begun = (folder / workdir.RECORD).exists()
-  costs = workdir.read(folder).costs if begun else workdir.Costs()
-  return sweep_table.result(run, records, dataclasses.asdict(costs), error)
+def _print(runs: Sequence[SweepRun]) -> None:
+  for run in runs:
+    print(shlex.join(["python", *sweep_runs.arguments(run)]))
 
 
 if __name__ == "__main__":

@@ -11,8 +11,8 @@ from rich.console import Console
 
 from configs import ablations, base
 from resjax import combinators, experiment
-from resjax.analysis import sweep_table
 from resjax.records.metrics_log import FILE_NAME, read_metrics
+from resjax.sweeps.runs import expand
 from resjax.train.loop import train
 from tests.data.conftest import make_texts, write_folder
 
@@ -115,7 +115,7 @@ def test_llama_configs_have_their_sizes(module, parameters, tokens):
 @pytest.mark.parametrize(("module", "size"), RUNS)
 def test_every_run_of_a_sweep_builds(module, size):
   config = _load(module, size)
-  runs = sweep_table.expand(config, importlib.import_module(module).sweep(config))
+  runs = expand(config, importlib.import_module(module).sweep(config))
   built = [experiment.build(run.config) for run in runs]
   assert runs[0].name == "standard" and built[0].decoder.residual.name == "standard"
   residuals = [(run.decoder.residual.name, str(run.decoder.residual.options)) for run in built]
@@ -128,7 +128,7 @@ def test_has_every_combinator_with_its_defaults(name):
   module = importlib.import_module(f"configs.ablations.{name}")
   config = _load(f"configs.ablations.{name}")
   assert combinators.names() == ablations.NAMES
-  runs = {run.name: run.config for run in sweep_table.expand(config, module.sweep(config))}
+  runs = {run.name: run.config for run in expand(config, module.sweep(config))}
   for name in combinators.names():
     residual = runs[name].model.residual
     assert residual.name == name
@@ -139,7 +139,7 @@ def test_cut_layer_cuts_every_layer_once_per_alpha():
   module = importlib.import_module("configs.ablations.cut_layer")
   config = _load("configs.ablations.cut_layer")
   config.model.num_layers = 4  # as from the command line
-  runs = sweep_table.expand(config, module.sweep(config))
+  runs = expand(config, module.sweep(config))
   cuts = [run.overrides for run in runs if all(key in run.overrides for key in module.CURVES)]
   found = sorted((cut[module.CURVES[0]], cut[module.CURVES[1]]) for cut in cuts)
   assert found == [((layer,), alpha) for layer in range(4) for alpha in (0.0, 0.25, 0.5)]

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-FORBIDDEN = {"tensorflow", "torch", "transformers", "tokamax", "sklearn"}
+FORBIDDEN = {"tensorflow", "torch", "transformers", "tokamax", "sklearn", "statsmodels"}
 
 # Times published kernels beside those of resjax; imports nothing of theirs before it runs them.
 # Benchmarks whose other side is torch.
@@ -39,6 +39,7 @@ ALLOWED = {
   "data": {"typing", "ranges", "locations", "typed_json", "manifest", "terminal"},
   "losses": {"typing"},
   "metrics": {"typing", "hardware"},
+  "statistics": set(),
   "optim": {"typing", "ranges"},
   "interop": {
     "evaluation",
@@ -66,6 +67,7 @@ ALLOWED = {
   },
 }
 ALLOWED["evaluation"] = {"typing", "sharding", "processes", "models", "data"}
+ALLOWED["sweeps"] = {"locations", "typed_json", "terminal", "records", "analysis", "statistics"}
 BASE = set(ALLOWED) - {"_version"}
 ALLOWED["runs"] = BASE
 ALLOWED["train"] = BASE | {"runs"}

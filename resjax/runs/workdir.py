@@ -42,10 +42,12 @@ class Costs:
   Attributes:
     parameters: the number of its parameters.
     state_bytes_per_token: the size of its depth state after the last layer.
+    training_flops_per_token: the floating-point operations of training per token.
   """
 
   parameters: _Count | None = None
   state_bytes_per_token: _Count | None = None
+  training_flops_per_token: Annotated[float, msgspec.Meta(ge=0)] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -264,7 +266,7 @@ def _environment() -> dict[str, Any]:
   return {
     "packages": {package: package_version(package) for package in _PACKAGES},
     "python": platform.python_version(),
-    "git": _git_revision(),
+    "git": code_version(),
     "devices": [device.device_kind for device in jax.devices()],
     "command": redaction.words(sys.argv),
   }
@@ -278,7 +280,7 @@ def package_version(name: str) -> str | None:
     return None
 
 
-def _git_revision() -> str | None:
+def code_version() -> str | None:
   """Returns the commit of this source, with `-dirty` if files were changed; None outside git."""
   command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
   try:

@@ -37,6 +37,7 @@ class Recorder:
     throughput: counts the tokens per second; whatever is no training step pauses it.
     skipped_in_a_row: the number of steps skipped since the last one that was taken, as far as
       metrics have come.
+    step_bytes: the memory of one device that the compiled training step takes; None: not known.
   """
 
   def __init__(
@@ -50,6 +51,7 @@ class Recorder:
   ):
     self._run, self._checkpoints, self._ledger = run, checkpoints, ledger
     self._start, self.skipped_in_a_row = start or 0, 0
+    self.step_bytes: int | None = None
     first = jax.process_index() == 0
     path = workdir.place(run.workdir) / FILE_NAME
     if first and path.exists():  # the logger then drops the records after the checkpoint
@@ -144,6 +146,7 @@ class Recorder:
       record["train/skipped"] = int(values["skipped_total"])
       record["time/tokens_per_second"] = speed
       record["time/mfu"] = metrics.mfu(self._flops, speed, self._peak)
+      record["memory/step_bytes"] = self.step_bytes
       self._logger.log(step, record | self._step_time.read() | self._ledger.record())
       shown = {"loss": sums["loss"], "bpb": sums["bits_per_byte"], "lr": rate, "tok/s": speed}
       self._progress.update(step, shown)

@@ -136,6 +136,8 @@ class Trainer:
     if compiled is None or stop.tick():
       self._stop(self.start or 0, recorder, stop)
     train_step, self.eval_step, *more = compiled
+    sizes = train_step.memory_analysis()  # None: the compiler of this platform does not tell
+    recorder.step_bytes = sizes and sizes.peak_memory_in_bytes
     self.alignment_step = more[0] if more else None
     return train_step
 

@@ -4,7 +4,10 @@ import pytest
 from matplotlib.figure import Figure
 
 from configs import tiny
-from resjax.analysis import plots, sweep_table
+from resjax.analysis import plots
+from resjax.sweeps import table
+from resjax.sweeps.results import result
+from resjax.sweeps.runs import expand
 
 LAYERS, ALPHA = "model.residual.attenuation.layers", "model.residual.attenuation.alpha"
 
@@ -19,9 +22,9 @@ def figures(monkeypatch):
 
 def _results(values):
   """Returns results for (name, overrides, bits per byte); None is a run that is not done."""
-  runs = sweep_table.expand(tiny.get_config(), [value[:2] for value in values])
+  runs = expand(tiny.get_config(), [value[:2] for value in values])
   return [
-    sweep_table.result(
+    result(
       run,
       [{"step": run.config.train.steps, "validation/loss": 1.0, "validation/bits_per_byte": bits}]
       if bits
@@ -38,7 +41,7 @@ def _assert_png(path):
 
 def test_dots_with_the_reference_as_line(figures, tmp_path):
   results = _results([("standard", {}, 2.0), ("other", {}, 1.5), ("waiting", {}, None)])
-  _assert_png(sweep_table.plot(results, None, "title", tmp_path))
+  _assert_png(table.plot(results, None, "title", tmp_path))
   loss, parameters, speed, state = figures[0].axes
   for axes, label, values in (
     (loss, "bits per byte", [2.0, 1.5]),
@@ -61,7 +64,7 @@ def test_curves_over_a_setting_and_the_rest_as_levels(figures, tmp_path):
     for alpha in (0.0, 0.5)
   ]
   results = _results([("standard", {}, 2.0), *cuts, ("gate", {}, 1.5)])
-  _assert_png(sweep_table.plot(results, (LAYERS, ALPHA), "title", tmp_path))
+  _assert_png(table.plot(results, (LAYERS, ALPHA), "title", tmp_path))
   (axes,) = figures[0].axes
   drawn = {line.get_label(): line for line in axes.lines}
   assert set(drawn) == {"alpha = 0.0", "alpha = 0.5", "standard: 2.0000", "gate: 1.5000"}
@@ -73,7 +76,7 @@ def test_curves_over_a_setting_and_the_rest_as_levels(figures, tmp_path):
 
 
 def test_no_plot_of_nothing(tmp_path):
-  assert sweep_table.plot(_results([("standard", {}, None)]), None, "title", tmp_path) is None
+  assert table.plot(_results([("standard", {}, None)]), None, "title", tmp_path) is None
   assert list(tmp_path.iterdir()) == []
 
 

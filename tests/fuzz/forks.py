@@ -31,7 +31,7 @@ _MOST_OUTPUT = 1 << 20  # bytes of a stream that are looked at
 _IMPORTS = (
   "launch.cli", "resjax.experiment", "resjax.measured_models", "resjax.train.dry_run",
   "resjax.train.loop", "resjax.analysis.interventions", "resjax.analysis.report.page",
-  "resjax.analysis.sweep_table", "resjax.aot.compile_step", "resjax.data.build_table",
+  "resjax.sweeps.table", "resjax.aot.compile_step", "resjax.data.build_table",
   "resjax.hardware.slices", "pyarrow.parquet",
 )  # fmt: skip
 

@@ -18,7 +18,8 @@ PROGRAM = """
 import json, os, runpy, sys, tempfile, warnings
 from launch import cli
 from resjax import measured_models
-from resjax.analysis import measurement, sweep_table
+from resjax.analysis import measurement
+from resjax.sweeps import table
 warnings.simplefilter("ignore")
 for line in sys.stdin:
   module, *arguments = json.loads(line)

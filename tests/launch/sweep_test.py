@@ -15,7 +15,7 @@ from ml_collections import config_flags
 
 from configs import tiny
 from configs.ablations import cut_layer
-from resjax.analysis import sweep_table
+from resjax.sweeps.runs import expand
 from tests.data.conftest import make_texts, write_folder
 from tests.helpers import forks, xla
 from tests.helpers.runs import command, write_text
@@ -145,7 +145,7 @@ def test_printed_commands_are_the_runs(forked):
   config.update_from_flattened_dict(
     {"train.steps": 5000, "data.root": "my folder", "workdir": "else where"}
   )
-  wanted = {run.name: run.config for run in sweep_table.expand(config, cut_layer.sweep(config))}
+  wanted = {run.name: run.config for run in expand(config, cut_layer.sweep(config))}
   lines = [shlex.split(line) for line in output.splitlines()]
   assert len(lines) == 2
   for line, name in zip(lines, ("standard", "cut-layer5-alpha0.25"), strict=True):

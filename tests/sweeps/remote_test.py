@@ -6,19 +6,21 @@ import json
 
 from configs import base
 from resjax import locations
-from resjax.analysis import sweep_table
+from resjax.sweeps import table
+from resjax.sweeps.results import result
+from resjax.sweeps.runs import expand
 
 
 def test_runs_have_folders_there_and_results_arrive(bucket):
   config = base.get_config()
   config.workdir = f"gs://{bucket}/sweep"
-  runs = sweep_table.expand(config, [("a", {}), ("b", {"train.steps": 7})])
+  runs = expand(config, [("a", {}), ("b", {"train.steps": 7})])
   assert [run.config.workdir for run in runs] == [f"gs://{bucket}/sweep/{n}" for n in "ab"]
   record = {"step": 7, "validation/loss": 1.0, "validation/bits_per_byte": 2.5}
-  results = [sweep_table.result(run, [record], {"parameters": 3}) for run in runs]
+  results = [result(run, [record], {"parameters": 3}) for run in runs]
   folder = locations.path(config.workdir)
-  as_json, as_csv = sweep_table.save(results, folder)
-  plot = sweep_table.plot(results, None, "sweep", folder)
+  as_json, as_csv = table.save(results, folder)
+  plot = table.plot(results, None, "sweep", folder)
   assert [r["name"] for r in json.loads(as_json.read_text())["runs"]] == ["a", "b"]
   rows = list(csv.DictReader(io.StringIO(as_csv.read_text())))
   assert [row["bits_per_byte"] for row in rows] == ["2.5", "2.5"]

@@ -8,7 +8,9 @@ import pytest
 from rich.console import Console
 
 from configs import tiny
-from resjax.analysis import sweep_table
+from resjax.sweeps import table
+from resjax.sweeps.results import result
+from resjax.sweeps.runs import expand
 
 COSTS = {"parameters": 123_456_789, "state_bytes_per_token": 12_345}
 
@@ -31,18 +33,18 @@ def _records(step, bits_per_byte, speeds=(100.0, 300.0, 200.0)):
 def _results():
   """Returns a reference, a better run, one that stopped early, and one that failed."""
   names = ("reference", "better", "stopped", "broken")
-  runs = sweep_table.expand(_config(), [(name, {"train.steps": 7}) for name in names])
+  runs = expand(_config(), [(name, {"train.steps": 7}) for name in names])
   records = [_records(7, 2.0), _records(7, 1.75), _records(5, 1.9)[:-1], []]
   errors = [None, None, None, "no [memory]"]
   return [
-    sweep_table.result(run, record, COSTS, error)
+    result(run, record, COSTS, error)
     for run, record, error in zip(runs, records, errors, strict=True)
   ]
 
 
 def test_expand_applies_overrides_to_copies():
   config = _config()
-  first, second = sweep_table.expand(
+  first, second = expand(
     config,
     [
       ("cut", {"model.residual.name": "attenuation", "model.residual.attenuation.layers": (3,)}),
@@ -72,7 +74,7 @@ def test_expand_applies_overrides_to_copies():
 )
 def test_expand_is_strict(runs, message):
   with pytest.raises(ValueError, match=message) as caught:
-    sweep_table.expand(_config(), runs)
+    expand(_config(), runs)
   assert "\n" not in str(caught.value)
 
 
@@ -85,23 +87,25 @@ def test_status_and_values():
   assert stopped.bits_per_byte is None  # The loss at step 0 says nothing about the run.
   assert stopped.delta(reference) is None and better.delta(stopped) is None
   assert (broken.status, broken.error, broken.step) == ("failed", "no [memory]", 0)
-  (run,) = sweep_table.expand(_config(), [("a", {"train.steps": 7})])
-  assert sweep_table.result(run, [], {}).status == "not run"
-  assert sweep_table.result(run, _records(7, None), {}).status == "diverged"
-  assert sweep_table.result(run, _records(6, 2.0), {}).status == "partial"
+  (run,) = expand(_config(), [("a", {"train.steps": 7})])
+  assert result(run, [], {}).status == "not run"
+  assert result(run, _records(7, None), {}).status == "diverged"
+  assert result(run, _records(6, 2.0), {}).status == "partial"
 
 
 def test_no_delta_between_runs_of_different_length():
   short, long = (
-    sweep_table.result(run, _records(run.config.train.steps, 2.0), {})
-    for run in sweep_table.expand(_config(), [("a", {"train.steps": 7}), ("b", {"train.steps": 8})])
+    result(run, _records(run.config.train.steps, 2.0), {})
+    for run in expand(_config(), [("a", {"train.steps": 7}), ("b", {"train.steps": 8})])
   )
   assert short.status == long.status == "done" and long.delta(short) is None
 
 
 def test_table_fits_a_narrow_terminal():
   stream = io.StringIO()
-  sweep_table.show(_results(), Console(file=stream, width=80))
+  console = Console(file=stream, width=80)
+  table.show(_results(), console)
+  table.show_errors(_results(), console)
   lines = stream.getvalue().splitlines()
   rows = {line.split()[0]: line.split() for line in lines if line.strip()}
   better = ["123.457M", "2.000", "1.7500", "-0.2500", "200", "12345", "7", "done"]
@@ -111,7 +115,7 @@ def test_table_fits_a_narrow_terminal():
 
 
 def test_files_hold_the_table(tmp_path):
-  as_json, as_csv = sweep_table.save(_results(), tmp_path / "new")
+  as_json, as_csv = table.save(_results(), tmp_path / "new")
   found = json.loads(as_json.read_text())
   assert found["reference"] == "reference"
   assert [run["status"] for run in found["runs"]] == ["done", "done", "partial", "failed"]

@@ -1,0 +1,151 @@
+"""Trains the runs of a sweep, one after the other, each in a process of its own."""
+
+import dataclasses
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from absl import flags
+from ml_collections import config_flags
+from rich.console import Console
+
+from resjax import experiment
+from resjax.processes.signals import SIGINT_CODE, Interrupted
+from resjax.records.metrics_log import FILE_NAME, read_metrics
+from resjax.runs import workdir
+from resjax.runs.config import Run
+from resjax.sweeps import results
+from resjax.sweeps.results import Result
+from resjax.sweeps.runs import SweepRun
+
+_ANY_MESH = {"data": -1, "fsdp": 1, "tensor": 1, "sequence": 1}
+
+
+def run_all(runs: Sequence[SweepRun], console: Console) -> dict[str, str]:
+  """Trains runs that are not done yet, and returns the errors of those that failed, by name."""
+  errors = {}
+  for number, run in enumerate(runs, 1):
+    title = f"run {number} of {len(runs)}: {run.name}"
+    if collect(run).status == results.DONE:
+      console.print(f"{title} is done")
+      continue
+    console.rule(title)
+    error = _run(run)
+    if error is not None:
+      errors[run.name] = error
+  return errors
+
+
+def _run(run: SweepRun) -> str | None:
+  """Trains one run in a process of its own, and returns its error in one line, or None."""
+  command = [sys.executable, *arguments(run)]
+  process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, errors="replace")
+  # Ctrl-C reaches the run too, which saves; this process then waits for its end.
+  handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
+  last = ""
+  try:
+    assert process.stderr is not None
+    for line in process.stderr:
+      print(line, end="", file=sys.stderr, flush=True)
+      last = line.strip() or last
+    code = process.wait()
+  finally:
+    signal.signal(signal.SIGINT, handler)
+  if code in (SIGINT_CODE, -signal.SIGINT):
+    raise Interrupted(
+      f"the sweep stopped in run {run.name}; the same command goes on, with --collect it shows "
+      "what there is",
+      SIGINT_CODE,
+    )
+  if code < 0:
+    return f"ended by signal {-code} ({signal.Signals(-code).name})"
+  return (last.removeprefix("error: ") or f"exit code {code}") if code else None
+
+
+def arguments(run: SweepRun) -> list[str]:
+  """Returns the arguments of Python that train a run: its file, and all settings changed."""
+  flag = flags.FLAGS["config"]
+  settings = {**config_flags.get_override_values(flag), **run.overrides}
+  settings["workdir"] = run.config.workdir
+  words = ["-m", "launch.train", f"--config={config_flags.get_config_filename(flag)}"]
+  return words + [f"--config.{key}={value}" for key, value in settings.items()]
+
+
+def check(runs: Sequence[SweepRun]) -> dict[str, str]:
+  """Returns in one line, by name, why runs cannot be built.
+
+  Of runs with the same overrides but for the seed, the first one is built.
+
+  Raises:
+    ValueError: the folder of a run holds a run with other settings.
+  """
+  errors: dict[str, str] = {}
+  known: dict[str, str | None] = {}
+  for run in runs:
+    alike = repr(sorted((key, value) for key, value in run.overrides.items() if key != "seed"))
+    if begun(run) or alike not in known:
+      known[alike] = _check(run)
+    error = known[alike]
+    if error is not None:
+      errors[run.name] = error
+  return errors
+
+
+def _check(run: SweepRun) -> str | None:
+  """Returns in one line why a run cannot be built, or None if it can.
+
+  Raises:
+    ValueError: the folder of the run holds a run with other settings.
+  """
+  try:
+    wanted = _settings(_build(run.config.to_dict()))
+  except Exception as error:  # one faulty combinator must not keep the other runs from going on
+    return " ".join(str(error).split()) or type(error).__name__
+  folder = workdir.place(run.config.workdir)
+  if not begun(run):
+    return None
+  found = _settings(experiment.load(str(folder)))
+  for key, value in wanted.items():
+    if found.get(key) != value:
+      raise ValueError(
+        f"run {run.name!r}: {folder} was run with {key}={found.get(key)!r}, not {value!r}; choose "
+        "another config.workdir, or delete that folder"
+      )
+  return None
+
+
+def _build(values: Mapping[str, Any]) -> Run:
+  """Builds the run of a config on any mesh; the run itself checks its own on its devices."""
+  return experiment.build({**values, "mesh": _ANY_MESH})
+
+
+def _settings(run: Run) -> dict[str, Any]:
+  """Returns the settings that decide the result of a run, as JSON values."""
+  optim = {f"config.optim.{key}": value for key, value in dataclasses.asdict(run.optim).items()}
+  found = workdir.identity(run) | optim
+  del found["config.model.dtype"]  # `auto` was resolved where the run had its devices
+  return found
+
+
+def begun(run: SweepRun) -> bool:
+  """Returns whether a run has a record."""
+  return (workdir.place(run.config.workdir) / workdir.RECORD).exists()
+
+
+def collect(run: SweepRun, error: str | None = None, metric: str = results.PRIMARY) -> Result:
+  """Returns the result of a run, from its folder.
+
+  Args:
+    run: the run.
+    error: the reason of its failure in one line; None if it did not fail.
+    metric: the name of the metric that the sweep compares.
+  """
+  folder = workdir.place(run.config.workdir)
+  records = read_metrics(folder / FILE_NAME) if (folder / FILE_NAME).exists() else []
+  if not begun(run):
+    return results.result(run, records, {}, error, metric=metric)
+  record = workdir.read(folder)
+  costs = dataclasses.asdict(record.costs)
+  return results.result(run, records, costs, error, environment=record.environment, metric=metric)

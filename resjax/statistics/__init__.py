@@ -1,0 +1,19 @@
+"""Statistics of comparisons: arms that were run with the same seeds, and proportions.
+
+NumPy and SciPy alone; nothing here knows what an arm is made of.
+"""
+
+from resjax.statistics.contrasts import Contrast, Difference, compare
+from resjax.statistics.intervals import mean_interval, t_quantile
+from resjax.statistics.multiplicity import holm
+from resjax.statistics.power import detectable
+
+__all__ = [
+  "Contrast",
+  "Difference",
+  "compare",
+  "detectable",
+  "holm",
+  "mean_interval",
+  "t_quantile",
+]

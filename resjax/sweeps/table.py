@@ -1,0 +1,135 @@
+"""The table, the files and the plot of a sweep's runs."""
+
+import csv
+import dataclasses
+import io
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from resjax import locations
+from resjax.analysis import plots
+from resjax.locations import Location
+from resjax.sweeps.comparison import Comparison
+from resjax.sweeps.results import DONE, Result
+
+# The panels of the plot: the label and the attribute of `Result` that it shows.
+_PANELS = {
+  plots.FINAL: "bits_per_byte",
+  "parameters": "num_parameters",
+  "tokens per second": "tokens_per_second",
+  "depth state (bytes per token)": "state_bytes_per_token",
+}
+
+
+def show(results: Sequence[Result], console: Console) -> None:
+  """Prints the table of a sweep, whose first run is the reference."""
+  table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+  table.add_column("run", overflow="fold")
+  for heading in ("params", "loss", "bpb", "Δ", "tok/s", "state", "step"):
+    table.add_column(heading, justify="right", no_wrap=True)
+  table.add_column("status", no_wrap=True)
+  for r in results:
+    table.add_row(
+      r.name,
+      "" if r.num_parameters is None else f"{r.num_parameters / 1e6:.3f}M",
+      _number(r.loss, ".3f"),
+      _number(r.bits_per_byte, ".4f"),
+      _number(r.delta(results[0]), "+.4f"),
+      _number(r.tokens_per_second, ".0f"),
+      _number(r.state_bytes_per_token, "d"),
+      str(r.step),
+      r.status,
+    )
+  console.print(table)
+  console.print(
+    "loss: nats per token, bpb: bits per byte, of the validation split; "
+    f"Δ: bits per byte above {results[0].name}; state: bytes of depth state per token",
+    markup=False,
+    soft_wrap=True,
+  )
+
+
+def show_errors(results: Sequence[Result], console: Console) -> None:
+  """Prints why runs failed."""
+  for r in results:
+    if r.error is not None:
+      console.print(f"{r.name} failed: {r.error}", markup=False, soft_wrap=True)
+
+
+def _number(value: float | None, form: str) -> str:
+  return "" if value is None else format(value, form)
+
+
+def save(
+  results: Sequence[Result], folder: Location, comparison: Comparison | None = None
+) -> list[Location | None]:
+  """Writes results.json and results.csv into a folder, and returns their paths.
+
+  Args:
+    results: the results of the runs, the reference first.
+    folder: the folder of the files.
+    comparison: what they show; None if the sweep has no seeds.
+  """
+  locations.make_folder(folder, "config.workdir")
+  references = {r.seed: r for r in results if r.arm == results[0].arm}
+  rows = [
+    dataclasses.asdict(r) | {"delta_bits_per_byte": r.delta(references[r.seed])} for r in results
+  ]
+  as_json, as_csv = folder / "results.json", folder / "results.csv"
+  content: dict[str, Any] = {"reference": results[0].arm, "runs": rows}
+  if comparison is not None:
+    content["comparison"] = dataclasses.asdict(comparison)
+  locations.write_text(as_json, json.dumps(content, indent=2, allow_nan=False) + "\n")
+  table = io.StringIO()
+  nested = ("overrides", "curve", "devices")
+  writer = csv.DictWriter(table, fieldnames=list(rows[0]))
+  writer.writeheader()
+  writer.writerows(row | {name: json.dumps(row[name]) for name in nested} for row in rows)
+  locations.write_text(as_csv, table.getvalue())
+  return [as_json, as_csv]
+
+
+def plot(
+  results: Sequence[Result], curves: tuple[str, str] | None, title: str, folder: Location
+) -> Location | None:
+  """Draws all finished runs into sweep.png, and returns its path, or None if no run is finished.
+
+  The plot shows bits per byte over a setting, or the results and costs of each run as dots.
+
+  Args:
+    results: the results of the sweep, the reference first.
+    curves: the setting of the horizontal axis and the setting that tells curves apart; runs that do
+      not override both become horizontal lines. None draws dots.
+    title: the title of the plot.
+    folder: the folder of the file.
+  """
+  done = [r for r in results if r.status == DONE]
+  path = folder / "sweep.png"
+  if not done:
+    return None
+  if curves is None:
+    panels = {label: {r.name: getattr(r, key) for r in done} for label, key in _PANELS.items()}
+    plots.sweep_dots(panels, results[0].name, title, path)
+  else:
+    on_curves = [r for r in done if all(key in r.overrides for key in curves)]
+    free = [r for r in done if r not in on_curves]
+    levels = {r.name: r.bits_per_byte for r in free if r.bits_per_byte is not None}
+    across = curves[0].rpartition(".")[2]
+    plots.sweep_curves(_lines(on_curves, *curves), levels, across, title, path)
+  return path
+
+
+def _lines(results: Sequence[Result], across: str, between: str) -> dict[str, list[Any]]:
+  """Returns points (value of `across`, bits per byte) for each value of `between`."""
+  lines: dict[str, list[Any]] = {}
+  for r in results:
+    x = r.overrides[across]
+    x = x[0] if isinstance(x, tuple) else x
+    label = f"{between.rpartition('.')[2]} = {r.overrides[between]}"
+    lines.setdefault(label, []).append((x, r.bits_per_byte))
+  return lines
