@@ -65,7 +65,16 @@ def model() -> dict:
     "attention": "auto",  # auto (by platform) | splash | cudnn | xla
     "remat": "full",  # none | full | dots: what a layer recomputes in the reverse pass
     "depth": "scan",  # scan (the combinator's strategy) | loop (plain Python loop)
+    "mup": mup(),
     "residual": residual(),
+  }
+
+
+def mup() -> dict:
+  """The sizes at which the learning rates were tuned, for muP and CompleteP; docs/scaling.md."""
+  return {
+    "base_width": 0,  # a d_model; 0: off
+    "base_layers": 0,  # a num_layers, which also divides branches; 0: off; for `standard` alone
   }
 
 

@@ -55,6 +55,30 @@ class ShortSWAConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class MupConfig:
+  """The sizes of a model whose learning rates also suit this one: muP for width, CompleteP's depth.
+
+  With m = d_model / base_width, matrices of layers start m^-1/2 times as large and learn at 1/m of
+  the rate, with m times the decay; logits are divided by m, and scores are q · k / C. Embeddings,
+  norms, biases and the combinator stay as they are. With ℓ = num_layers / base_layers, the output of
+  a branch is divided by ℓ. Adam's eps is divided by m ℓ for all parameters of the layers.
+
+  Heads or their width, and mlp_dim, are meant to grow as d_model does.
+
+  Attributes:
+    base_width: the other d_model; 0: nothing depends on the width.
+    base_layers: the other num_layers; 0: nothing depends on the depth. It changes what the residual
+      path is, so that `standard` alone can have it. Outputs then start by base_layers where
+      `scaled_output_init` would take num_layers.
+
+  Source: Tensor Programs V, arXiv 2203.03466, table 8; CompleteP, arXiv 2505.01618.
+  """
+
+  base_width: int = 0
+  base_layers: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
 class DecoderConfig:
   """The sizes and choices of a decoder; configs/base.py says what each field means.
 
@@ -96,6 +120,7 @@ class DecoderConfig:
   remat: str
   depth: str
   residual: ResidualConfig
+  mup: MupConfig = MupConfig()  # Records of earlier runs have no such setting.
 
   def __post_init__(self) -> None:
     """Fills in head_dim and checks every field."""
@@ -124,6 +149,7 @@ class DecoderConfig:
     self._check_windows()
     self._check_rope()
     self._check_short_swa()
+    self._check_mup()
 
   def _check_windows(self) -> None:
     windows = self.windows
@@ -160,6 +186,20 @@ class DecoderConfig:
       )
     if short.window and parts == 2:
       self._check_rotated_part(self.d_model // heads)
+
+  def _check_mup(self) -> None:
+    for name in ("base_width", "base_layers"):
+      self._check(f"mup.{name}", getattr(self.mup, name) >= 0, "0 or positive")
+    if self.mup.base_layers and self.residual.name != "standard":
+      raise ValueError(
+        f"config.model.mup.base_layers={self.mup.base_layers} scales the branches of 'standard', and "
+        f"config.model.residual.name is {self.residual.name!r}; set it to 0"
+      )
+    if self.mup.base_width:
+      plain = self.query_pre_attn_scalar == 0
+      self._check(
+        "query_pre_attn_scalar", plain, "0 with mup.base_width, where scores are q · k / C"
+      )
 
   def _check_rotated_part(self, head_dim: int) -> None:
     width = Rope(self.rope_theta, self.rope_fraction).width(head_dim)
@@ -200,8 +240,13 @@ class DecoderConfig:
   @property
   def scores(self) -> Scores:
     """What the attention does with its scores."""
-    squared = self.query_pre_attn_scalar
+    squared = self.query_pre_attn_scalar or (self.head_dim**2 if self.mup.base_width else 0)
     return Scores(squared**-0.5 if squared else None, self.attention_softcap)
+
+  @property
+  def short_swa_scores(self) -> Scores:
+    """What the attention over a short window does with its scores."""
+    return Scores(self.short_swa_heads / self.d_model if self.mup.base_width else None)
 
   @property
   def short_swa_heads(self) -> int:
@@ -209,6 +254,22 @@ class DecoderConfig:
     return self.short_swa.num_heads or self.num_heads
 
   @property
+  def width_ratio(self) -> float:
+    """How many times as wide as `mup.base_width` the decoder is; 1 without one."""
+    return self.d_model / (self.mup.base_width or self.d_model)
+
+  @property
+  def depth_ratio(self) -> float:
+    """How many times as many layers as `mup.base_layers` there are; 1 without one."""
+    return self.num_layers / (self.mup.base_layers or self.num_layers)
+
+  @property
+  def matrix_std(self) -> float:
+    """Standard deviation of the matrices of layers at init, without output projections."""
+    return self.init_std * self.width_ratio**-0.5
+
+  @property
   def output_std(self) -> float:
-    """Standard deviation of output projections at init, init_std / √(2L) if scaled."""
-    return self.init_std * ((2 * self.num_layers) ** -0.5 if self.scaled_output_init else 1.0)
+    """Standard deviation of output projections at init, `matrix_std` / √(2L) if scaled."""
+    num_layers = self.mup.base_layers or self.num_layers
+    return self.matrix_std * ((2 * num_layers) ** -0.5 if self.scaled_output_init else 1.0)

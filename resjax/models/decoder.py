@@ -255,8 +255,13 @@ class Decoder(nnx.Module):
 
   @property
   def head(self) -> Array:
-    """The output embedding [V, D]; the token embedding itself if both are tied."""
-    return (self.embed if self.output is None else self.output).embedding[...]
+    """What maps hidden states to logits [V, D]: the output embedding, which may be the tokens' own.
+
+    With `config.mup.base_width` it is divided by the ratio of the widths.
+    """
+    embedding = (self.embed if self.output is None else self.output).embedding[...]
+    ratio = self.config.width_ratio
+    return embedding if ratio == 1 else embedding / ratio
 
   def logits(self, hidden: Array, head: Array | None = None) -> Array:
     """Maps hidden states [..., D] to float32 logits [..., V], capped where the config says so.

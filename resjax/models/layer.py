@@ -48,6 +48,7 @@ class Layer(nnx.Module):
     rngs: nnx.Rngs,
   ):
     self.layout, self.short_window = layout, Window((config.short_swa.window,))
+    self.depth_ratio = config.depth_ratio
     gain = combinator.branch_init_gain
     common: dict[str, Any] = {
       "out_std": config.output_std * gain,
@@ -62,18 +63,19 @@ class Layer(nnx.Module):
       "qk_norm": config.qk_norm,
       "norm_eps": config.norm_eps,
       "implementation": config.attention,
-      "std": config.init_std,
-      "value_std": config.init_std * gain,
+      "std": config.matrix_std,
+      "value_std": config.matrix_std * gain,
     }
     sizes = config.num_heads, config.num_kv_heads, config.head_dim
     self.attention = Attention(config.d_model, *sizes, scores=config.scores, **attends)
-    inner: dict[str, Any] = {"bias": config.bias == "all", "std": config.init_std * gain}
+    inner: dict[str, Any] = {"bias": config.bias == "all", "std": config.matrix_std * gain}
     self.mlp = MLP(config.mlp, config.d_model, config.mlp_dim, **inner, **common)
     # Drawn after the others, which start the same with and without it. Norms start as constants.
     if config.short_swa.window:
       heads = config.short_swa_heads
       if config.short_swa.zero_init:
         attends["out_std"] = 0.0
+      attends["scores"] = config.short_swa_scores
       self.short_swa = Attention(config.d_model, heads, heads, config.d_model // heads, **attends)
     self.norms = nnx.Dict(
       {
@@ -127,7 +129,7 @@ class Layer(nnx.Module):
       out = self.layout.constrain(out, "batch", "tokens", "embed")
       seen, total = normed | seen, out if total is None else total + out
     assert total is not None  # every site has a sublayer
-    return seen, total, new
+    return seen, total if self.depth_ratio == 1 else total / self.depth_ratio, new
 
   def _decode(
     self,

@@ -8,7 +8,7 @@ from resjax.checkpoint.config import CheckpointConfig
 from resjax.data.config import DataConfig
 from resjax.hardware import compiler_options
 from resjax.models.config import DecoderConfig
-from resjax.optim import OptimizerConfig
+from resjax.optim import OptimizerConfig, Scaling
 from resjax.ranges import check_least, check_ranges, check_type, check_types
 from resjax.sharding import Layout
 
@@ -133,6 +133,11 @@ class Run:
     check_type(self.seed, int, "config.seed", MAX_SEED)
     if self.seed < 0:
       raise ValueError(f"config.seed={self.seed} must be in 0..{MAX_SEED}")
+
+  @property
+  def scaling(self) -> Scaling:
+    """How many times as large the model is as the one that the learning rates were tuned for."""
+    return Scaling(self.decoder.width_ratio, self.decoder.depth_ratio)
 
   @property
   def compiler_options(self) -> Mapping[str, str]:

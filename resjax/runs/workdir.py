@@ -19,7 +19,7 @@ from resjax import locations, redaction, typed_json
 from resjax.checkpoint.identity import RunId
 from resjax.data.summary import DatasetSummary
 from resjax.locations import Location
-from resjax.models.config import DecoderConfig
+from resjax.models.config import DecoderConfig, MupConfig
 from resjax.runs import run_text
 from resjax.runs.config import Run
 
@@ -259,6 +259,8 @@ def model_identity(decoder: DecoderConfig) -> dict[str, Any]:
     model[f"residual.{residual['name']}.{key}"] = value
   for key in (*_FREE_MODEL_FIELDS, "vocab_size", "max_positions"):  # the data decide the last two
     del model[key]
+  if decoder.mup == MupConfig():  # Records of earlier runs have no such setting.
+    del model["mup"]
   return json.loads(json.dumps({f"config.model.{key}": value for key, value in model.items()}))
 
 

@@ -77,7 +77,9 @@ def build(run: Run) -> Program:
   """
   layout, options = run.layout, run.compiler_options
   model = ModelDef(run.decoder, layout)
-  optimizer = optim.make_optimizer(run.optim, run.train.steps, model.decayed_combinator_paths)
+  optimizer = optim.make_optimizer(
+    run.optim, run.train.steps, model.decayed_combinator_paths, run.scaling
+  )
   learning_rate = optim.schedule(run.optim, run.train.steps)
   batch_size, length = run.train.batch_size, run.data.seq_len
   rows = _int32((batch_size, length), layout, "batch", "tokens")

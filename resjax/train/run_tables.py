@@ -33,10 +33,10 @@ def show_model(model: ModelDef, run: Run, costs: Mapping[str, float], console: C
   for heading in ("path", "shape", "size", "update", "decay", "lr ×", "sharding"):
     table.add_column(heading, justify="right" if heading == "size" else "left", no_wrap=True)
   leaves = model.leaves()
-  rows = parameter_rows(model.abstract, run.optim, model.decayed_combinator_paths)
+  rows = parameter_rows(model.abstract, run.optim, model.decayed_combinator_paths, run.scaling)
   for row, leaf in zip(rows, leaves, strict=True):
     decay, spec = "yes" if row.decayed else "", _spec(leaf.sharding.spec)
-    rate = f"{row.lr_multiplier:g}"
+    rate = f"{row.lr_multiplier * row.update_multiplier:g}"
     table.add_row(row.path, _shape(row.shape), f"{leaf.size:,}", row.update, decay, rate, spec)
   console.print(table)
   console.print(

@@ -6,7 +6,7 @@ import numpy as np
 from flax import nnx
 
 from configs import base
-from resjax.models.config import DecoderConfig, ResidualConfig, ShortSWAConfig
+from resjax.models.config import DecoderConfig, MupConfig, ResidualConfig, ShortSWAConfig
 from resjax.models.decoder import Decoder
 from resjax.nn.rope import RopeScaling
 
@@ -22,6 +22,7 @@ def config(style="llama", residual="standard", options=None, **changes):
   chosen = fields.pop("residual")[residual] | (options or {})
   fields["short_swa"] = ShortSWAConfig(**fields["short_swa"])
   fields["rope_scaling"] = RopeScaling(**fields["rope_scaling"])
+  fields["mup"] = MupConfig(**fields["mup"])
   return DecoderConfig(**fields | changes, residual=ResidualConfig(residual, chosen))
 
 

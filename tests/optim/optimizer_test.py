@@ -8,6 +8,7 @@ from resjax import optim
 from tests.helpers.optimizers import config, parameters
 
 EPS = np.finfo(np.float32).eps
+SAME = optim.Scaling()
 
 
 def test_unknown_combinator_path():
@@ -16,8 +17,12 @@ def test_unknown_combinator_path():
     optimizer.init(parameters())
 
 
-def adamw_float64(params, grads, c, rows):
-  """AdamW as in the paper, the schedule's η·α being the learning rate; float64."""
+def adamw_float64(params, grads, c, rows, scaling=SAME):
+  """AdamW as in the paper, the schedule's η·α being the learning rate; float64.
+
+  In a model that is m times wider and ℓ times deeper, matrices of layers have 1/m of the rate and m
+  times the decay (muP), and all parameters of layers 1/(m ℓ) of the eps (CompleteP).
+  """
   theta = [np.asarray(p, np.float64) for p in params]
   m, v = [0 * p for p in theta], [0 * p for p in theta]
   for t, step_grads in enumerate(grads, 1):
@@ -29,9 +34,13 @@ def adamw_float64(params, grads, c, rows):
     for i, (x, row) in enumerate(zip(g, rows, strict=True)):
       m[i] = c.b1 * m[i] + (1 - c.b1) * x
       v[i] = c.b2 * v[i] + (1 - c.b2) * x**2
-      update = (m[i] / (1 - c.b1**t)) / (np.sqrt(v[i] / (1 - c.b2**t)) + c.eps)
-      decay = c.weight_decay * row.decayed * theta[i]
-      theta[i] = theta[i] - lr * row.lr_multiplier * (update + decay)
+      rate, decay, eps = lr * row.lr_multiplier, c.weight_decay * row.decayed, c.eps
+      if row.path.startswith("layers/"):
+        eps /= scaling.width * scaling.depth
+        if row.path.endswith("kernel"):
+          rate, decay = rate / scaling.width, decay * scaling.width
+      update = (m[i] / (1 - c.b1**t)) / (np.sqrt(v[i] / (1 - c.b2**t)) + eps)
+      theta[i] = theta[i] - rate * (update + decay * theta[i])
   return theta
 
 
@@ -53,6 +62,33 @@ def test_steps_are_those_of_adamw(clip_norm, multiplier):
   for got, expected in zip(jax.tree.leaves(params), want, strict=True):
     # A few roundings of numbers of size 1..4 in each of 6 steps.
     np.testing.assert_allclose(got, expected, rtol=0, atol=6 * 4 * EPS)
+
+
+@pytest.mark.parametrize("scaling", [optim.Scaling(4.0), optim.Scaling(3.0, 2.5)])
+def test_larger_models_follow_mup_and_completep(scaling):
+  # An eps as large as the gradients, so that its scaling decides too.
+  c = config(**STEADY, eps=1.0, clip_norm=0.0)
+  params = parameters()
+  optimizer = optim.make_optimizer(c, 100, ["combinator/mix"], scaling)
+  state, grads = optimizer.init(params), [parameters(seed) for seed in range(1, 7)]
+  rows = optim.parameter_rows(params, c, ["combinator/mix"])
+  leaves = jax.tree.leaves(params), [jax.tree.leaves(g) for g in grads]
+  want, plain = (adamw_float64(*leaves, c, rows, given) for given in (scaling, SAME))
+  for grad in grads:
+    updates, state = jax.jit(optimizer.update)(grad, state, params)
+    params = optax.apply_updates(params, updates)
+  for row, got, expected, other in zip(rows, jax.tree.leaves(params), want, plain, strict=True):
+    np.testing.assert_allclose(got, expected, rtol=0, atol=6 * 4 * EPS)
+    assert row.path.startswith("layers/") == (np.abs(expected - other).max() > 1e-3), row.path
+
+
+def test_a_model_of_the_same_size_has_the_same_optimizer():
+  # Checkpoints of the moments depend on it.
+  params = parameters()
+  plain, given = (optim.make_optimizer(config(), 100, (), *more) for more in ((), (SAME,)))
+  states = [optimizer.init(params) for optimizer in (plain, given)]
+  assert jax.tree.structure(states[0]) == jax.tree.structure(states[1])
+  assert set(states[0][1].inner_states) == {"adam"}
 
 
 def test_without_gradient_only_decayed_parameters_move():

@@ -8,14 +8,14 @@ from tests.helpers.optimizers import config, parameters
 def test_parameter_rows(name, update):
   c = config(name=name, combinator_lr_multiplier=3.0)
   assert optim.parameter_rows(parameters(), c, ["combinator/mix"]) == [
-    ("combinator/mix/kernel", (4, 2), "adam", True, 3.0),
-    ("combinator/mixer/kernel", (4, 2), "adam", False, 3.0),
-    ("combinator/query", (3, 4), "adam", False, 3.0),
-    ("embed/embedding", (11, 4), "adam", True, 1.0),
-    ("layers/attention/q_proj/bias", (3, 8), "adam", False, 1.0),
-    ("layers/attention/q_proj/kernel", (3, 4, 8), update, True, 1.0),
-    ("layers/norm/scale", (3, 4), "adam", False, 1.0),
-    ("output/embedding", (11, 4), "adam", True, 1.0),
+    ("combinator/mix/kernel", (4, 2), "adam", True, 3.0, 1.0),
+    ("combinator/mixer/kernel", (4, 2), "adam", False, 3.0, 1.0),
+    ("combinator/query", (3, 4), "adam", False, 3.0, 1.0),
+    ("embed/embedding", (11, 4), "adam", True, 1.0, 1.0),
+    ("layers/attention/q_proj/bias", (3, 8), "adam", False, 1.0, 1.0),
+    ("layers/attention/q_proj/kernel", (3, 4, 8), update, True, 1.0, 1.0),
+    ("layers/norm/scale", (3, 4), "adam", False, 1.0, 1.0),
+    ("output/embedding", (11, 4), "adam", True, 1.0, 1.0),
   ]
 
 
@@ -30,4 +30,27 @@ def test_column_has_the_structure_of_the_parameters():
     "output": {"embedding": True},
     "layers": {"attention": {"q_proj": {"kernel": True, "bias": False}}, "norm": {"scale": False}},
     "combinator": {"query": True, "mix": {"kernel": False}, "mixer": {"kernel": False}},
+  }
+
+
+@pytest.mark.parametrize(
+  ("name", "update", "multiplier"), [("adamw", "adam_layers", 0.25), ("muon", "muon", 0.5)]
+)
+def test_matrices_of_layers_learn_slower_in_a_wider_model(name, update, multiplier):
+  c = config(name=name, combinator_lr_multiplier=3.0)
+  rows = optim.parameter_rows(parameters(), c, (), optim.Scaling(width=4.0, depth=2.0))
+  small = optim.parameter_rows(parameters(), c)
+  kernel = "layers/attention/q_proj/kernel"
+  changed = {row.path: row for row, other in zip(rows, small, strict=True) if row != other}
+  assert changed == {
+    "layers/attention/q_proj/bias": (
+      "layers/attention/q_proj/bias",
+      (3, 8),
+      "adam_layers",
+      False,
+      1.0,
+      1.0,
+    ),
+    kernel: (kernel, (3, 4, 8), update, True, 1.0, multiplier),
+    "layers/norm/scale": ("layers/norm/scale", (3, 4), "adam_layers", False, 1.0, 1.0),
   }
