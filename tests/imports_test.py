@@ -64,6 +64,7 @@ ALLOWED = {
     "data",
     "losses",
     "metrics",
+    "statistics",
   },
 }
 ALLOWED["evaluation"] = {"typing", "sharding", "processes", "models", "data"}

@@ -60,8 +60,8 @@ class MupConfig:
 
   With m = d_model / base_width, matrices of layers start m^-1/2 times as large and learn at 1/m of
   the rate, with m times the decay; logits are divided by m, and scores are q · k / C. Embeddings,
-  norms, biases and the combinator stay as they are. With ℓ = num_layers / base_layers, the output of
-  a branch is divided by ℓ. Adam's eps is divided by m ℓ for all parameters of the layers.
+  norms, biases and the combinator stay as they are. With ℓ = num_layers / base_layers, the output
+  of a branch is divided by ℓ. Adam's eps is divided by m ℓ for all parameters of the layers.
 
   Heads or their width, and mlp_dim, are meant to grow as d_model does.
 
@@ -192,8 +192,8 @@ class DecoderConfig:
       self._check(f"mup.{name}", getattr(self.mup, name) >= 0, "0 or positive")
     if self.mup.base_layers and self.residual.name != "standard":
       raise ValueError(
-        f"config.model.mup.base_layers={self.mup.base_layers} scales the branches of 'standard', and "
-        f"config.model.residual.name is {self.residual.name!r}; set it to 0"
+        f"config.model.mup.base_layers={self.mup.base_layers} scales the branches of 'standard', "
+        f"and config.model.residual.name is {self.residual.name!r}; set it to 0"
       )
     if self.mup.base_width:
       plain = self.query_pre_attn_scalar == 0

@@ -26,8 +26,8 @@ def law(compute, saving=1.0):
 
 
 def ladder(saving=1.0, **changes):
-  return Ladder(**{"losses": law(TOKENS * FLOPS, saving), "tokens": TOKENS, "flops_per_token": FLOPS}
-                | changes)  # fmt: skip
+  losses = law(TOKENS * FLOPS, saving)
+  return Ladder(**{"losses": losses, "tokens": TOKENS, "flops_per_token": FLOPS} | changes)
 
 
 def known(floor=1.7, exponent=0.0941):

@@ -1,0 +1,165 @@
+"""Fits a scaling law to the reference of a ladder, and says how much compute each arm saves.
+
+  python -m launch.sweep --config=configs/ladder.py:toy
+  python -m launch.ladder --sweep=runs/ladder_toy
+  python -m launch.ladder --sweep=runs/ladder_toy --currency=tokens --nospeed --floor=1.7
+
+The command reads the finished runs of a sweep, whose names are RUNG-ARM, and takes means over
+seeds. It prints the multiplier S of every arm on every rung, and writes ladder.json and ladder.png
+beside the runs. An arm that did not finish every rung is left out, and named. Compute and speed
+count in one currency. Speeds are worth something only for runs that had their machine to
+themselves; with --nospeed they are left out. docs/scaling.md has the formulas.
+"""
+
+import dataclasses
+import statistics
+from collections.abc import Mapping, Sequence
+
+import jax
+from absl import flags
+
+from launch import cli
+from resjax import experiment, locations, terminal
+from resjax.analysis import ladder
+from resjax.locations import Location
+from resjax.records.metrics_log import FILE_NAME, read_metrics
+from resjax.runs import workdir
+from resjax.statistics.compute_multiplier import CURRENCIES, LEAST_RUNGS, Ladder
+
+_SWEEP = flags.DEFINE_string("sweep", None, "The config.workdir of the sweep.")
+_REFERENCE = flags.DEFINE_string("reference", "standard", "The arm that the law is fitted to.")
+_CURRENCY = flags.DEFINE_enum("currency", CURRENCIES[0], CURRENCIES, "What compute is counted in.")
+_FLOOR = flags.DEFINE_float("floor", None, "The loss that no compute reaches; default: fitted.")
+_SPEED = flags.DEFINE_bool("speed", True, "Whether S has the ratio of the speeds in it.")
+
+
+@dataclasses.dataclass(frozen=True)
+class Point:
+  """A finished run, or the mean of several seeds.
+
+  Attributes:
+    loss: the validation loss after the last step in nats per token.
+    tokens: how many tokens it was trained on.
+    flops_per_token: the training FLOPs for a token; None in older records.
+    tokens_per_second: the median of its records; None if there is none.
+    data: the fingerprint of its data.
+  """
+
+  loss: float
+  tokens: int
+  flops_per_token: float | None
+  tokens_per_second: float | None
+  data: str
+
+
+def main() -> None:
+  """Reads the ladder of the command line, and writes what it shows."""
+  if not _SWEEP.value:
+    raise ValueError("no sweep; give the folder of one, for example --sweep=runs/ladder_toy")
+  jax.config.update("jax_platforms", "cpu")  # runs are read, not trained
+  folder = locations.path(_SWEEP.value, "--sweep", writable=True)
+  points = _read(folder)
+  rungs = _rungs(points, folder)
+  console = terminal.console()
+  ladders = {}
+  for arm in sorted(points, key=lambda arm: (arm != _REFERENCE.value, arm)):
+    found = points[arm]
+    missing = [rung for rung in rungs if rung not in found]
+    if missing:
+      console.print(
+        f"{arm} is left out: {', '.join(missing)} is not done", markup=False, soft_wrap=True
+      )
+    else:
+      ladders[arm] = _ladder([found[rung] for rung in rungs])
+  comparison = ladder.compare(rungs, ladders, _REFERENCE.value, _CURRENCY.value, _FLOOR.value)
+  ladder.show(comparison, console)
+  files = folder / "ladder.json", folder / "ladder.png"
+  ladder.save(comparison, files[0])
+  ladder.plot(comparison, str(folder), files[1])
+  for file in files:
+    console.print(str(file), soft_wrap=True)
+
+
+def _read(folder: Location) -> dict[str, dict[str, Point]]:
+  """Returns the finished runs of a sweep, by arm and rung.
+
+  Raises:
+    ValueError: there is no such folder, or runs have different data.
+  """
+  if not folder.is_dir():
+    raise ValueError(f"--sweep={folder}: there is no such folder; run launch.sweep first")
+  points: dict[str, dict[str, Point]] = {}
+  for place in sorted(folder.iterdir()):
+    rung, _, arm = place.name.partition("-")
+    seeds = [place, *sorted(place.iterdir())] if arm and place.is_dir() else []
+    runs = [_point(run) for run in seeds if (run / workdir.RECORD).exists()]
+    # With a seed that is not done, the mean would be over other seeds than those of other arms.
+    if runs and None not in runs:
+      points.setdefault(arm, {})[rung] = _mean([run for run in runs if run is not None])
+  data = {point.data for found in points.values() for point in found.values()}
+  if len(data) > 1:
+    raise ValueError(f"--sweep={folder}: its runs have different data: {', '.join(sorted(data))}")
+  return points
+
+
+def _point(folder: Location) -> Point | None:
+  """Returns what a run reached, or None if it is not done or diverged."""
+  run, record = experiment.load(str(folder)), workdir.read(folder)
+  records = read_metrics(folder / FILE_NAME) if (folder / FILE_NAME).exists() else []
+  losses = [
+    r.get("validation/loss")
+    for r in records
+    if r["step"] == run.train.steps and "validation/loss" in r
+  ]
+  if not losses or losses[-1] is None:
+    return None
+  speeds = [r["time/tokens_per_second"] for r in records if r.get("time/tokens_per_second")]
+  return Point(
+    losses[-1],
+    run.train.steps * run.train.batch_size * run.data.seq_len,
+    record.costs.training_flops_per_token,
+    statistics.median(speeds) if speeds else None,
+    record.data_fingerprint,
+  )
+
+
+def _mean(runs: Sequence[Point]) -> Point:
+  """Returns the mean of the seeds of one arm on one rung."""
+  speeds = [run.tokens_per_second for run in runs if run.tokens_per_second is not None]
+  return dataclasses.replace(
+    runs[0],
+    loss=statistics.fmean(run.loss for run in runs),
+    tokens_per_second=statistics.median(speeds) if speeds else None,
+  )
+
+
+def _rungs(points: Mapping[str, Mapping[str, Point]], folder: Location) -> list[str]:
+  """Returns the rungs of the reference, from the least compute.
+
+  Raises:
+    ValueError: the reference is not there, or has too few finished rungs.
+  """
+  found = points.get(_REFERENCE.value, {})
+  if len(found) < LEAST_RUNGS:
+    arms = ", ".join(sorted(points)) or "none"
+    raise ValueError(
+      f"--sweep={folder}: --reference={_REFERENCE.value} has {len(found)} finished rungs, folders "
+      f"RUNG-{_REFERENCE.value}, and needs {LEAST_RUNGS}; arms with finished runs: {arms}"
+    )
+  return sorted(found, key=lambda rung: found[rung].tokens * (found[rung].flops_per_token or 1))
+
+
+def _ladder(points: Sequence[Point]) -> Ladder:
+  """Returns the rungs of an arm; what one of them does not know is left out of all."""
+  flops = [point.flops_per_token for point in points if point.flops_per_token is not None]
+  speeds = [point.tokens_per_second for point in points if point.tokens_per_second is not None]
+  return Ladder(
+    losses=[point.loss for point in points],
+    tokens=[point.tokens for point in points],
+    flops_per_token=flops if len(flops) == len(points) else None,
+    tokens_per_second=speeds if _SPEED.value and len(speeds) == len(points) else None,
+  )
+
+
+if __name__ == "__main__":
+  cli.run(main)

@@ -1,0 +1,172 @@
+"""The ladder command on runs of a known law, and a ladder of four sizes that is really trained."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from configs import ladder
+from resjax import experiment
+from resjax.models.model_def import ModelDef
+from resjax.records.metrics_log import FILE_NAME
+from resjax.runs import workdir
+from tests.data.conftest import make_texts, write_folder
+from tests.helpers import forks, xla
+
+ROOT = Path(__file__).parents[2]
+FLOOR, SCALE, EXPONENT = 1.2, 150.0, 0.2
+SAVING = {"standard": 1.0, "gate": 1.25, "block_attn_res": 0.9}
+
+
+@pytest.fixture(scope="module")
+def forked():
+  with forks.command("launch.ladder", COLUMNS=80) as run:
+    yield run
+
+
+def runs(size="toy"):
+  """The name and the built run of each run of a ladder."""
+  config = ladder.get_config(size)
+  for name, overrides in ladder.sweep(config):
+    own = config.copy_and_resolve_references()
+    own.update_from_flattened_dict(overrides)
+    own.mesh.update(data=-1)
+    yield name, experiment.build(own)
+
+
+def write_ladder(folder, data="aa", speeds=None, seeds=()):
+  """Folders of runs whose losses are those of a law in FLOPs, each arm with its saving."""
+  for name, run in runs():
+    arm = name.partition("-")[2]
+    tokens = run.train.steps * run.train.batch_size * run.data.seq_len
+    # Their own FLOPs per token would differ from arm to arm.
+    price = 6.0 * run.decoder.num_layers * run.decoder.d_model**2
+    loss = FLOOR + SCALE * (SAVING[arm] * tokens * price) ** -EXPONENT
+    for offset, place in zip(
+      (1e-3, -1e-3), [f"seed_{seed}" for seed in seeds] or [""], strict=False
+    ):
+      own = folder / name / place
+      own.mkdir(parents=True)
+      record = {
+        "config": run.resolved, "identity": {}, "data_fingerprint": data,
+        "costs": {"parameters": 1, "training_flops_per_token": price},
+      }  # fmt: skip
+      (own / workdir.RECORD).write_text(json.dumps(record))
+      speed = (speeds or {}).get(arm, 1e4)
+      records = [
+        {"step": 0, "validation/loss": 5.5},
+        {"step": run.train.steps, "train/loss": 1.0, "time/tokens_per_second": speed},
+        {"step": run.train.steps, "validation/loss": loss + offset * bool(seeds)},
+      ]
+      (own / FILE_NAME).write_text("".join(json.dumps(one) + "\n" for one in records))
+  return folder
+
+
+def values(folder):
+  found = json.loads((folder / "ladder.json").read_text())
+  return found, {
+    arm: [one["value"] for one in own["multipliers"]]
+    for arm, own in found["arms"].items()
+    if "multipliers" in own
+  }
+
+
+def test_an_arm_of_a_known_loss_has_its_multiplier(tmp_path, forked):
+  folder = write_ladder(tmp_path / "a", speeds={"gate": 8e3}, seeds=(0, 1))
+  code, output = forked(f"--sweep={folder}")
+  assert code == 0, output
+  lines = [line for line in output.splitlines() if str(folder) not in line]
+  assert len(lines) > 16 and max(map(len, lines)) <= 80, output
+  found, multipliers = values(folder)
+  law = found["law"]
+  assert (law["floor"], law["exponent"]) == pytest.approx((FLOOR, EXPONENT), rel=1e-3)
+  np.testing.assert_allclose(multipliers["gate"], 1.25 * 0.8, rtol=1e-3)
+  np.testing.assert_allclose(multipliers["block_attn_res"], 0.9, rtol=1e-3)
+  assert found["rungs"] == ["l2d16", "l3d24", "l4d32", "l6d48"]
+  assert "block_attn_res: no saving is claimed, since S is 0.90 on rung" in output
+  assert (folder / "ladder.png").stat().st_size > 10_000
+
+  code, output = forked(f"--sweep={folder}", "--nospeed")
+  assert code == 0 and "gate saves 20.0%" in output
+  assert found["arms"]["gate"]["tokens_per_second"] == [8e3] * 4
+  np.testing.assert_allclose(values(folder)[1]["gate"], 1.25, rtol=1e-3)
+
+
+def test_an_arm_that_is_not_done_is_left_out(tmp_path, forked):
+  folder = write_ladder(tmp_path / "a")
+  metrics = folder / "l4d32-gate" / FILE_NAME
+  lines = metrics.read_text().splitlines()
+  lines[-1] = lines[-1].replace(str(json.loads(lines[-1])["validation/loss"]), "null")
+  metrics.write_text("\n".join(lines) + "\n")
+  code, output = forked(f"--sweep={folder}")
+  assert code == 0 and "gate is left out: l4d32 is not done" in output
+  assert set(values(folder)[1]) == {"block_attn_res"}
+
+
+def test_mistakes_are_one_line(tmp_path, forked):
+  folder = write_ladder(tmp_path / "a")
+  for flags, words in (
+    ([], "no sweep; give the folder of one"),
+    ([f"--sweep={tmp_path / 'b'}"], "there is no such folder; run launch.sweep first"),
+    (
+      [f"--sweep={folder}", "--reference=atn"],
+      "--reference=atn has 0 finished rungs, folders RUNG-atn, and needs 4; arms with finished "
+      "runs: block_attn_res, gate, standard",
+    ),
+    ([f"--sweep={folder}", "--floor=3"], "floor=3 must be at least 0 and below the smallest loss"),
+    ([f"--sweep={folder}", "--currency=hours"], "hours"),
+  ):
+    code, output = forked(*flags)
+    assert code == 1 and words in output, output
+    assert output.startswith("error: ") and output.count("\n") == 1, output
+  other = folder / "l2d16-gate" / workdir.RECORD
+  other.write_text(other.read_text().replace('"aa"', '"bb"'))
+  code, output = forked(f"--sweep={folder}")
+  assert code == 1 and "its runs have different data: aa, bb" in output
+
+
+@pytest.mark.parametrize("size", ["toy", "full"])
+def test_rungs_have_20_tokens_per_parameter(size):
+  found = dict(runs(size))
+  assert len(found) == 4 * len(ladder.ARMS)
+  sizes = [(r.decoder.num_layers, r.decoder.d_model) for r in found.values()]
+  if size == "full":
+    assert sorted(set(sizes)) == [(4, 256), (6, 384), (8, 512), (12, 768)]
+  for name, run in found.items():
+    assert run.decoder.mup.base_width == ladder.SIZES[size]["d_model"]
+    assert run.decoder.head_dim == (64 if size == "full" else 8)
+    if name.endswith("-standard"):
+      leaves = jax.tree_util.tree_leaves_with_path(ModelDef(run.decoder, run.layout).abstract)
+      body = sum(leaf.size for path, leaf in leaves if "embed" not in str(path))
+      batch = run.train.batch_size * run.data.seq_len
+      assert run.train.steps == -(-20 * body // batch)
+
+
+@pytest.mark.slow
+def test_a_ladder_of_four_sizes_is_trained_and_read(tmp_path):
+  """The toy ladder, a twentieth as long, from the first batch to the multipliers."""
+  source = write_folder(tmp_path / "text", make_texts(400))
+  settings = {
+    "workdir": tmp_path / "out", "data.root": tmp_path / "data",
+    "data.corpora.stdlib.source": source, "data.seq_len": 32, "model.d_model": 12,
+    "model.mlp_dim": 36, "train.batch_size": 8, "train.eval_rows": 64, "model.mup.base_width": 12,
+  }  # fmt: skip
+  options = {"cwd": ROOT, "capture_output": True, "text": True, "env": os.environ | {
+    "JAX_PLATFORMS": "cpu", "XLA_FLAGS": xla.QUICK, "COLUMNS": "80", "PYTHONPATH": str(ROOT)
+  }}  # fmt: skip
+  flags = [f"--config.{key}={value}" for key, value in settings.items()]
+  config = "--config=configs/ladder.py:toy"
+  swept = subprocess.run([sys.executable, "-m", "launch.sweep", config, *flags], **options)
+  assert swept.returncode == 0, swept.stderr[-2000:]
+  command = [sys.executable, "-m", "launch.ladder", f"--sweep={tmp_path / 'out'}"]
+  read = subprocess.run([*command, "--floor=0"], **options)
+  assert read.returncode == 0, read.stderr
+  found, multipliers = values(tmp_path / "out")
+  assert len(found["rungs"]) == 4 and set(multipliers) == set(ladder.ARMS[1:])
+  losses = found["arms"]["standard"]["losses"]
+  assert losses == sorted(losses, reverse=True)
