@@ -87,8 +87,8 @@ def show(found: Sensitivity, console: Console) -> None:
     rows = [[_switch(alignment) for alignment in row] for row in found.alignments]
     console.print(_table(found, rows))
     console.print(
-      f"switch: after which layer the next token stays before the input token; "
-      f"{_switch(found.baseline_alignment)} in the model as it is",
+      f"switch: after which layer the next token stays before the input token; -: none, ?: not "
+      f"localised; {_switch(found.baseline_alignment)} in the model as it is",
       markup=False,
       soft_wrap=True,
     )
@@ -105,11 +105,11 @@ def _table(found: Sensitivity, rows: list[list[str]]) -> Table:
 
 
 def _switch(alignment: Alignment) -> str:
-  """Returns the layer of the switch, or `-` if there is none."""
+  """Returns the layer of the switch, `-` if there is none, or `?` if it is not localised."""
   (groups,) = alignment.readings.values()
   switch = groups["all"].switch
   if switch is None or switch.index is None:
-    return "-"
+    return "-" if switch is None or switch.is_localised else "?"
   layer = alignment.positions[switch.index].layer
   return "embedding" if layer < 0 else str(layer)
 

@@ -40,6 +40,7 @@ METRICS = LENS_METRICS + GEOMETRY_METRICS
 DECILES = tuple(f"decile_{number}" for number in range(10))
 GROUPS = ("all", "distinct", *DECILES, "shuffled")
 
+SWITCHING_SHARE = 0.95  # the least share of resamples with a switch for which one is claimed
 
 # The types of numbers in files.
 Count = Annotated[int, msgspec.Meta(ge=0)]
@@ -64,10 +65,12 @@ class DepthPosition:
 class Switch:
   """The depth position from which on the next token ranks before the input token.
 
-  `resjax.analysis.switch_layer` defines it. None stands for nowhere in depth.
+  `resjax.analysis.switch_layer` defines it. None stands for nowhere in depth. Without an index
+  there is either no switch, or it is not localised: nearly all resamples have one, at places too
+  far apart to name one of them.
 
   Attributes:
-    index: the index of the depth position, or None.
+    index: the index of the depth position, or None where no switch is claimed.
     lower: the lower bound of the confidence interval of `index`, or None.
     upper: the upper bound of the interval, or None.
     level: the confidence level of the interval, such as 0.95.
@@ -82,6 +85,11 @@ class Switch:
   num_bootstrap: Count
   share: Share
 
+  @property
+  def is_localised(self) -> bool:
+    """Whether there is a switch at a place that can be named, or no switch at all."""
+    return self.index is not None or self.share < SWITCHING_SHARE
+
 
 @dataclasses.dataclass(frozen=True)
 class Group:
@@ -92,12 +100,15 @@ class Group:
     num_kl_tokens: the number of those tokens that `kl_to_final` is the mean of.
     metrics: the means of each metric, float64 [P], one per depth position; NaN without tokens.
     switch: the switch of these tokens; None if there are no tokens.
+    standard_errors: the standard errors of the means, by metric [P], from how rows differ; NaN with
+      less than two rows. The records of a run in progress have none.
   """
 
   num_tokens: int
   num_kl_tokens: int
   metrics: Mapping[str, np.ndarray]
   switch: Switch | None
+  standard_errors: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -188,18 +199,22 @@ class _StoredGroup:
   num_kl_tokens: Count
   metrics: dict[str, Values]
   switch: Switch | None
+  standard_errors: dict[str, Values] = dataclasses.field(default_factory=dict)
 
   def group(self, places: int) -> Group:
     """Returns the group, whose metrics have a value for each of so many depth positions."""
-    for name, values in self.metrics.items():
+    for name, values in (*self.metrics.items(), *self.standard_errors.items()):
       if len(values) != places:
         raise ValueError(f"{name} has {len(values)} values for {places} positions")
     switch = self.switch
     at = () if switch is None else (switch.index, switch.lower, switch.upper)
     if any(index is not None and index >= places for index in at):
       raise ValueError(f"a switch is at {at}, beyond the {places} positions")
-    metrics = {name: np.array(values, np.float64) for name, values in self.metrics.items()}
-    return Group(self.num_tokens, self.num_kl_tokens, metrics, switch)
+    metrics, errors = (
+      {name: np.array(values, np.float64) for name, values in found.items()}
+      for found in (self.metrics, self.standard_errors)
+    )
+    return Group(self.num_tokens, self.num_kl_tokens, metrics, switch, errors)
 
 
 @dataclasses.dataclass(frozen=True)

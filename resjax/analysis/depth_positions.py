@@ -34,17 +34,16 @@ def switch_text(alignment: Alignment, switch: Switch | None) -> str:
   """Returns the switch and its interval in words, such as `after layer 3 (95%: 2 to 5)`."""
   if switch is None:
     return "no tokens"
-  if switch.index is None:
+  if switch.index is None and switch.is_localised:
     return "no switch"
   called = names(alignment.positions)
-  if alignment.num_rows == 1:
-    return f"after {called[switch.index]} (one row: no interval)"
   lower, at, upper = (
     "nowhere" if index is None else called[index]
     for index in (switch.lower, switch.index, switch.upper)
   )
   between = " to ".join(end.removeprefix("layer ") for end in (lower, upper))
-  return f"after {at} ({switch.level:.0%}: {between})"
+  interval = f"{switch.level:.0%}: {between}" if alignment.num_rows > 1 else "one row: no interval"
+  return f"after {at} ({interval})" if switch.is_localised else f"not localised ({interval})"
 
 
 def subtitle(alignment: Alignment, group: Group) -> str:

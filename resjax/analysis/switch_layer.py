@@ -1,8 +1,12 @@
 """The switch layer: from which depth on the next token ranks before the input token."""
 
+import math
+
 import numpy as np
 
-from resjax.analysis.alignment import Switch
+from resjax.analysis.alignment import SWITCHING_SHARE, Switch
+
+RANK_RATIO = 0.7  # the most that the target's mean rank is of that of a token drawn by frequency
 
 
 def switch_layer(
@@ -15,14 +19,17 @@ def switch_layer(
 ) -> Switch | None:
   """Returns the switch to a target token, with a bootstrap confidence interval over rows.
 
-  The switch is the first depth position from which on, to the end of depth, the mean log-rank of
-  the target is below those of the input token and of a third token. The third token shows what
-  chance gives: where the target is the next token, it is a shuffled target, so that a token that is
-  merely frequent makes no switch. The bootstrap draws rows, because tokens of a row depend on each
-  other.
+  The switch is the first depth position from which on, to the end of depth, the geometric mean rank
+  of the target is below that of the input token, and at most `RANK_RATIO` of that of a third token.
+  The third token shows what chance gives: where the target is the next token, it is a shuffled
+  target, so that a token that is merely frequent makes no switch. The bootstrap draws rows, because
+  tokens of a row depend on each other.
 
-  The paper gives the ranks of two tokens and where they cross; the third token and the condition
-  that the order stays to the end are additions.
+  A switch is claimed only if `SWITCHING_SHARE` of the resamples have one, and the interval of its
+  position is narrower than half of the depth. Otherwise its index is None: see `Switch`.
+
+  The paper gives the ranks of two tokens and where they cross; the third token with its ratio, the
+  condition that the order stays to the end, and the two conditions on resamples are additions.
 
   Args:
     rows: the sums of log-ranks of target, input and third token over each row [P, 3, rows].
@@ -41,18 +48,28 @@ def switch_layer(
   rng = np.random.default_rng(seed)
   count, depth = len(tokens), len(rows)
   drawn = rng.multinomial(count, np.full(count, 1 / count), size=num_bootstrap)
-  # Sums can take the place of means, since all three are over the same tokens.
-  whole = _first(np.sum(rows, axis=-1)[..., None])[0]
-  places = np.sort(_first(rows @ drawn.T.astype(rows.dtype)))
+  drawn = drawn.T.astype(rows.dtype)
+  whole = _first(rows.sum(axis=-1, keepdims=True), tokens.sum(keepdims=True))[0]
+  places = np.sort(_first(rows @ drawn, tokens @ drawn))
   tail = (1 - level) / 2
   lower = places[int(np.floor(tail * (num_bootstrap - 1)))]
   upper = places[int(np.ceil((1 - tail) * (num_bootstrap - 1)))]
-  index, lower, upper = (None if place == depth else int(place) for place in (whole, lower, upper))
-  return Switch(index, lower, upper, level, num_bootstrap, float(np.mean(places < depth)))
+  share = float(np.mean(places < depth))
+  claimed = share >= SWITCHING_SHARE and 2 * (upper - lower) < depth - 1
+  index, lower, upper = (
+    None if place == depth else int(place) for place in (whole if claimed else depth, lower, upper)
+  )
+  return Switch(index, lower, upper, level, num_bootstrap, share)
 
 
-def _first(sums: np.ndarray) -> np.ndarray:
-  """Returns the positions from which on the target is first [n], or P, given sums [P, 3, n]."""
-  ahead = (sums[:, 0] < sums[:, 1]) & (sums[:, 0] < sums[:, 2])
+def _first(sums: np.ndarray, tokens: np.ndarray) -> np.ndarray:
+  """Returns the positions from which on the target is first [n], or P.
+
+  Args:
+    sums: the sums of log-ranks of target, input and third token [P, 3, n].
+    tokens: the number of tokens that all three are over [n].
+  """
+  target, this, third = sums[:, 0], sums[:, 1], sums[:, 2]
+  ahead = (target < this) & (target <= third + math.log(RANK_RATIO) * tokens)
   behind = ~ahead[::-1]
   return len(sums) - np.where(behind.any(axis=0), behind.argmax(axis=0), len(sums))

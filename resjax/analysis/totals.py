@@ -1,7 +1,7 @@
 """Adds up the sums of batches, and turns them into the alignment of a model."""
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,29 +17,77 @@ _DROPPED = ("input_nats",)
 _LOG_RANKS = tuple(PER_TOKEN.index(f"{name}_log_rank") for name in ("next", "input", "shuffled"))
 
 
+class RowSums(NamedTuple):
+  """Sums over rows of what the mean of a metric and its standard error need, [..., G] each.
+
+  Attributes:
+    values: Σ s, where s is the sum of the metric over the tokens of a row.
+    squares: Σ s².
+    products: Σ s n, where n is the number of tokens of the row.
+    tokens: Σ n [G].
+    token_squares: Σ n² [G].
+    rows: the number of rows that have tokens [G].
+  """
+
+  values: np.ndarray
+  squares: np.ndarray
+  products: np.ndarray
+  tokens: np.ndarray
+  token_squares: np.ndarray
+  rows: np.ndarray
+
+  @classmethod
+  def of(cls, values: np.ndarray, tokens: np.ndarray) -> "RowSums":
+    """Returns the sums of a batch, from sums of rows [..., G, B] and numbers of tokens [G, B]."""
+    terms = values, values**2, values * tokens, tokens, tokens**2, tokens > 0
+    return cls(*(term.sum(axis=-1, dtype=np.float64) for term in terms))
+
+  def __add__(self, other: "RowSums") -> "RowSums":  # type: ignore[override]
+    """Returns the sums of both."""
+    return RowSums(*map(np.add, self, other))
+
+  def mean(self) -> np.ndarray:
+    """Returns the mean over tokens m = Σ s / Σ n [..., G]; NaN without tokens."""
+    return _mean(self.values, self.tokens)
+
+  def standard_error(self) -> np.ndarray:
+    """Returns the standard error of the mean [..., G]; NaN with less than two rows.
+
+    It is √(R / (R − 1) Σ (s − m n)²) / Σ n over R rows: that of a ratio of sums over rows, because
+    tokens of a row depend on each other.
+
+    Source: Cochran, Sampling Techniques, 1977, equation 6.9, without the correction for a finite
+      population.
+    """
+    mean = self.mean()
+    spread = self.squares - 2 * mean * self.products + mean**2 * self.token_squares
+    return _mean(np.sqrt(np.maximum(_mean(spread * self.rows, self.rows - 1), 0)), self.tokens)
+
+
 class Totals:
   """Adds up the `ProbeSums` of batches in float64, and keeps log-ranks by row for the bootstrap."""
 
   def __init__(self):
     self._tokens: list[np.ndarray] = []  # One array [G, B] per batch.
     self._log_ranks: dict[str, list[np.ndarray]] = {}  # One [P, 3, G, B] per batch, by reading.
-    self._sums: dict[str, np.ndarray] = {}
+    self._sums: dict[str, RowSums] = {}
+    self._weights: dict[str, np.ndarray] = {}
 
   def add(self, sums: ProbeSums) -> None:
     """Adds the sums of a batch, which are NumPy arrays."""
-    self._tokens.append(_wide(sums.tokens))
+    tokens, kl_tokens = _wide(sums.tokens), _wide(sums.kl_tokens)
+    self._tokens.append(tokens)
     for reading, found in sums.readings.items():
-      rows = _wide(found)[:, _LOG_RANKS]
-      self._log_ranks.setdefault(reading, []).append(rows)
-      self._add(reading, _wide(found).sum(axis=-1))
-      self._add(f"{reading} kl", _wide(sums.kl[reading]).sum(axis=-1))
-    self._add("branch", _wide(sums.branch).sum(axis=-1))
-    self._add("kl_tokens", _wide(sums.kl_tokens).sum(axis=-1))
+      self._log_ranks.setdefault(reading, []).append(_wide(found)[:, _LOG_RANKS])
+      self._add(reading, _wide(found), tokens)
+      self._add(f"{reading} kl", _wide(sums.kl[reading]), kl_tokens)
+    self._add("branch", _wide(sums.branch), tokens)
     for site, weights in sums.depth_weights.items():
-      self._add(f"{site} weights", _wide(weights))
+      self._weights[site] = self._weights.get(site, 0.0) + _wide(weights)
 
-  def _add(self, name: str, values: np.ndarray) -> None:
-    self._sums[name] = self._sums[name] + values if name in self._sums else values
+  def _add(self, name: str, values: np.ndarray, tokens: np.ndarray) -> None:
+    new = RowSums.of(values, tokens)
+    self._sums[name] = self._sums[name] + new if name in self._sums else new
 
   def alignment(
     self,
@@ -78,38 +126,37 @@ class Totals:
     found = {}
     names = [name for name in GROUPS if name != "shuffled"][: len(tokens)]
     for index, name in enumerate(names):
-      metrics = _own(self._means(reading, index, tokens[index].sum()))
       switch = switch_layer(log_ranks[:, :, index], tokens[index], **options)
-      found[name] = self._group(index, tokens, metrics, switch)
-    metrics = _shuffled(self._means(reading, 0, tokens[0].sum()))
+      found[name] = self._group(reading, index, switch, _own)
     shuffled_first = log_ranks[:, [2, 1, 0], 0]
     switch = switch_layer(shuffled_first, tokens[0], **options)
-    return found | {"shuffled": self._group(0, tokens, metrics, switch)}
+    return found | {"shuffled": self._group(reading, 0, switch, _shuffled)}
 
   def _group(
-    self,
-    index: int,
-    tokens: np.ndarray,
-    metrics: Mapping[str, np.ndarray],
-    switch: Switch | None,
+    self, reading: str, index: int, switch: Switch | None, named: Callable[..., Any]
   ) -> Group:
-    num_kl_tokens = int(self._sums["kl_tokens"][index])
-    return Group(int(tokens[index].sum()), num_kl_tokens, metrics, switch)
+    """Returns the group with this index; `named` gives its metrics the names of the group."""
+    num_tokens, num_kl_tokens = (
+      int(self._sums[name].tokens[index]) for name in (reading, f"{reading} kl")
+    )
+    metrics, errors = (
+      named(self._statistics(reading, index, statistic))
+      for statistic in (RowSums.mean, RowSums.standard_error)
+    )
+    return Group(num_tokens, num_kl_tokens, metrics, switch, errors)
 
-  def _means(self, reading: str, index: int, count: float) -> dict[str, np.ndarray]:
-    """Returns the means [P] over one group by the names of `PER_TOKEN`, and two more."""
-    means = dict(zip(PER_TOKEN, _mean(self._sums[reading][..., index].T, count), strict=True))
-    kl = _mean(self._sums[f"{reading} kl"][:, index], self._sums["kl_tokens"][index])
-    branch = _mean(self._sums["branch"][:, index], count)
-    return means | {"kl_to_final": kl, "branch_norm": np.concatenate([[np.nan], branch])}
+  def _statistics(
+    self, reading: str, index: int, statistic: Callable[[RowSums], np.ndarray]
+  ) -> dict[str, np.ndarray]:
+    """Returns a statistic [P] of one group by the names of `PER_TOKEN`, and two more."""
+    own, kl, branch = (
+      statistic(self._sums[name])[..., index] for name in (reading, f"{reading} kl", "branch")
+    )
+    more = {"kl_to_final": kl, "branch_norm": np.concatenate([[np.nan], branch])}
+    return dict(zip(PER_TOKEN, own.T, strict=True)) | more
 
   def _depth_weights(self, combinator: Combinator, count: float) -> DepthWeights | None:
-    readers, rows = [], []
-    sums = {
-      name.removesuffix(" weights"): rows
-      for name, rows in self._sums.items()
-      if name.endswith(" weights")
-    }
+    readers, rows, sums = [], [], self._weights
     for layer in range(combinator.num_layers):
       for site in combinator.sites:
         if site in sums:
@@ -120,15 +167,17 @@ class Totals:
       rows.append(sums[OUTPUT])
     if not rows:
       return None
-    return DepthWeights(tuple(readers), combinator.source_names(), _mean(np.stack(rows), count))
+    means = _mean(np.stack(rows), np.asarray(count))
+    return DepthWeights(tuple(readers), combinator.source_names(), means)
 
 
 def _wide(values: Array) -> np.ndarray:
   return np.asarray(values, np.float64)
 
 
-def _mean(sums: np.ndarray, count: float) -> np.ndarray:
-  return sums / count if count else np.full(sums.shape, np.nan)
+def _mean(sums: np.ndarray, counts: np.ndarray) -> np.ndarray:
+  """Returns sums [..., G] / counts [G]; NaN where a count is not positive."""
+  return sums / np.where(counts > 0, counts, np.nan)
 
 
 def _own(metrics: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

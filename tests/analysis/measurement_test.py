@@ -188,3 +188,19 @@ def test_a_text_without_a_next_token_is_refused():
 def test_probes_that_cannot_be_are_refused(changes, message):
   with pytest.raises(ValueError, match=message):
     ProbeConfig(**changes)
+
+
+def test_standard_errors_come_from_the_means_of_rows():
+  _, rows, found, _ = subject("block_attn_res", "llama")
+  group, want = found.readings["read"]["all"], by_numpy("block_attn_res", "llama")
+  split = [[at for at in want.members if at[0] == row] for row in range(len(rows["inputs"]))]
+  each = [want.means("read", members) for members in split]
+  n = np.array([len(members) for members in split])
+  for name in ("next_log_rank", "branch_norm", "entropy"):
+    s = np.stack(
+      [np.array(means[name]) * count for means, count in zip(each, n, strict=True)], axis=-1
+    )
+    residuals = s - n * s.sum(axis=-1, keepdims=True) / n.sum()
+    error = np.sqrt(len(n) / (len(n) - 1) * np.sum(residuals**2, axis=-1)) / n.sum()
+    np.testing.assert_allclose(group.standard_errors[name], error, rtol=1e-4, atol=1e-6)
+  assert set(group.standard_errors) == set(group.metrics)

@@ -1,8 +1,9 @@
 """The switch layer of rows for which it is known."""
 
 import numpy as np
+import pytest
 
-from resjax.analysis.switch_layer import switch_layer
+from resjax.analysis.switch_layer import RANK_RATIO, switch_layer
 
 ROWS = 40
 TOKENS = np.full(ROWS, 10.0)
@@ -34,7 +35,7 @@ def test_a_target_no_better_than_the_third_token_has_no_switch():
 
 
 def test_the_interval_covers_what_rows_differ_in_and_is_the_same_again():
-  noisy = rows([3, 1.05, 0.95, 0.5], noise=0.5)
+  noisy = rows([3, 3, 3, 3, 3, 1.05, 0.95, 0.5], noise=0.5)
   found = switch_layer(noisy, TOKENS)
   assert found.lower < found.upper and found.lower <= found.index <= found.upper
   assert found == switch_layer(noisy, TOKENS)
@@ -49,7 +50,8 @@ def test_the_interval_leaves_out_half_of_the_rest_on_each_side():
   early = 10 * np.stack([1 + behind, np.ones(ROWS), np.full(ROWS, 3.0)])
   late = 10 * np.stack([np.full(ROWS, 0.5), np.ones(ROWS), np.full(ROWS, 2.0)])
   at_level = {
-    level: switch_layer(np.stack([early, late]), TOKENS, level=level) for level in (0.95, 0.9)
+    level: switch_layer(np.stack([early, late, late, late]), TOKENS, level=level)
+    for level in (0.95, 0.9)
   }
   assert [found.index for found in at_level.values()] == [1, 1]
   assert [found.lower for found in at_level.values()] == [0, 1]
@@ -57,7 +59,33 @@ def test_the_interval_leaves_out_half_of_the_rest_on_each_side():
 
 def test_an_interval_may_reach_to_nowhere():
   found = switch_layer(rows([3, 3, 0.98], noise=0.5), TOKENS)
-  assert found.upper is None and 0 < found.share < 1
+  assert found.upper is None and 0 < found.share < 0.95
+  assert found.index is None and found.is_localised  # no switch
+
+
+def test_a_target_must_rank_clearly_better_than_the_third_token():
+  edge = 2 + np.log(RANK_RATIO)
+  for target, index in ((edge - 1e-6, 2), (edge + 1e-6, None)):
+    found = switch_layer(rows([3, 3, target, target], other=2.5, third=2.0), TOKENS)
+    assert found.index == index and found.share == (index is not None)
+
+
+def test_a_switch_that_may_be_anywhere_is_not_localised():
+  noisy = rows([1.1, 0.99, 0.99, 0.98, 0.5], noise=0.5)
+  found = switch_layer(noisy, TOKENS)
+  assert found.share == 1 and 2 * (found.upper - found.lower) >= 4
+  assert found.index is None and not found.is_localised
+
+
+@pytest.mark.parametrize("width", [1, 2])
+def test_an_interval_must_be_narrower_than_half_of_the_depth(width):
+  """Half of the rows switch at position 0 and half at `width`, so that the interval has both."""
+  target = np.full((4, 3, ROWS), [[3.0], [1.0], [3.0]])
+  target[width:, 0] = 0.5
+  target[:width, 0, ::2], target[:width, 0, 1::2] = -9, 11.0
+  found = switch_layer(10 * target, TOKENS)
+  assert (found.lower, found.upper, found.share) == (0, width, 1)
+  assert (found.index is None) == (2 * width >= 3)
 
 
 def test_no_tokens_have_no_switch():

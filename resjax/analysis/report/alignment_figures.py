@@ -103,8 +103,9 @@ TRAJECTORIES: Mapping[str, Trajectory] = {
       Curve("next_log_rank", "next token", _NEXT, np.exp, compared=True),
     ),
     "Rank of the input token and of the next token among all tokens when the state is decoded by "
-    "final norm and output embedding; and of a random token, drawn by its frequency. At the switch "
-    "the next token comes before both, and stays there to the end.",
+    "final norm and output embedding; and of a random token, drawn by its frequency. From the "
+    "switch to the end the next token comes before the input token, and its rank is at most 0.7 of "
+    "the random one's. Bands are 95% intervals.",
     _ranks,
     control=True,
   ),
@@ -190,8 +191,8 @@ def figure(alignment: Alignment, trajectory: Trajectory, reading: str) -> Figure
   )
   x, chosen = depth_positions.places(alignment), []
   for curve in trajectory.curves:
-    y = curve.value(group.metrics[curve.metric])
-    chosen.append(Line(curve.label, x, y, curve.style, curve.hollow))
+    y, ends = curve.value(group.metrics[curve.metric]), _ends(curve, group)
+    chosen.append(Line(curve.label, x, y, curve.style, curve.hollow, ends))
   if trajectory.control and "shuffled" in alignment.readings[reading]:
     last, control = trajectory.curves[-1], alignment.readings[reading]["shuffled"]
     y = last.value(control.metrics[last.metric])
@@ -201,6 +202,14 @@ def figure(alignment: Alignment, trajectory: Trajectory, reading: str) -> Figure
   panels.draw_lines(axes, chosen, trajectory.setup)
   panels.draw_switch(axes, alignment, group.switch)
   return made
+
+
+def _ends(curve: Curve, group: Group) -> tuple[np.ndarray, np.ndarray] | None:
+  """Returns the ends of the 95% intervals of the means of a curve, by their standard errors."""
+  if curve.metric not in group.standard_errors:
+    return None
+  mean, half = group.metrics[curve.metric], 1.96 * group.standard_errors[curve.metric]
+  return curve.value(mean - half), curve.value(mean + half)
 
 
 def compared_curves() -> Iterator[tuple[str, Trajectory, Curve]]:
@@ -271,15 +280,18 @@ def group_ranks(alignment: Alignment, reading: str) -> Figure:
 
 def _draw_group(axes: Axes, x: np.ndarray, row: int, group: Group) -> None:
   switch = group.switch
-  if switch is None or switch.index is None:
+  if switch is None or (switch.index is None and switch.is_localised):
     words = "no tokens" if switch is None else "no switch"
     axes.text(x[0], row, words, va="center", fontsize=panels.LABEL, style="italic")
     return
+  style = panels.STYLES[0 if switch.is_localised else _THIRD]
   ends = depth_positions.interval(x, switch)
-  axes.plot(
-    ends, [row, row], color=panels.STYLES[0]["color"], linewidth=2, marker="|", markersize=9
-  )
-  axes.plot(x[switch.index], row, color=panels.STYLES[0]["color"], marker="o", markersize=7)
+  axes.plot(ends, [row, row], color=style["color"], linewidth=2, marker="|", markersize=9)
+  if switch.index is None:
+    words = "not localised"
+    axes.text(sum(ends) / 2, row - 0.25, words, ha="center", fontsize=panels.LABEL, style="italic")
+  else:
+    axes.plot(x[switch.index], row, color=style["color"], marker="o", markersize=7)
 
 
 def depth_map(alignment: Alignment) -> Figure | None:

@@ -27,9 +27,11 @@ TITLE = "Where models switch from the input token to the next one"
 _LEAD = (
   "<p>The final norm and the output embedding decode the state after each layer as if the layers "
   "ended there (the logit lens). Early states decode to the <em>input token</em>, late ones to the "
-  "<em>next token</em>. The <em>switch</em> is the first depth position from which on the next "
-  "token has a better mean log-rank than the input token and than a random token that is as "
-  "frequent; its interval comes from resampling the rows of the corpus.</p>\n"
+  "<em>next token</em>. The <em>switch</em> is the first depth position from which on the "
+  "geometric mean rank of the next token is better than the input token's, and at most 0.7 of that "
+  "of a random token that is as frequent. Its interval comes from resampling rows of the text: if "
+  "less than 95% of the resamples have a switch there is <em>no switch</em>, and if the interval "
+  "covers half of the depth it is <em>not localised</em>.</p>\n"
   f'<p>The folder <a href="{PLOTS}">{PLOTS}</a> has these figures as PNG files, and '
   f'<a href="{NUMBERS}">{NUMBERS}</a> has all numbers.</p>'
 )

@@ -50,6 +50,7 @@ class Line:
     y: the heights of its points; NaN stands for no point.
     style: the number of its style; after the last of STYLES they repeat.
     hollow: whether the line is thin with hollow markers, for a variant of another line.
+    ends: the lower and upper ends of a band around the line; None: no band.
   """
 
   label: str
@@ -57,6 +58,7 @@ class Line:
   y: np.ndarray
   style: int
   hollow: bool = False
+  ends: tuple[np.ndarray, np.ndarray] | None = None
 
 
 def panel(
@@ -91,6 +93,8 @@ def draw_lines(axes: Axes, lines: Sequence[Line], setup: Callable[[Axes], object
     style = STYLES[line.style % len(STYLES)]
     face = {"markerfacecolor": "white", "linewidth": 1} if line.hollow else {"linewidth": 1.8}
     every = max(1, len(line.x) // 12)
+    if line.ends is not None:
+      axes.fill_between(line.x, *line.ends, color=style["color"], alpha=0.2, linewidth=0)
     axes.plot(line.x, line.y, **style, **face, markersize=5, markevery=every, label=line.label)
   setup(axes)
   axes.get_ylim()  # Computes the limits, on which the places of labels depend.

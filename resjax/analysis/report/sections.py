@@ -52,7 +52,8 @@ def of_model(alignment: Alignment, prefix: str, reading: str) -> Iterator[Drawn]
     "The switch by group of tokens",
     "The switch with its confidence interval for all tokens, for tokens that differ from the next "
     "token, by the frequency of the next token, and with a random token in the place of the next "
-    "one, for which there should be no switch.",
+    "one, for which there should be no switch. An interval without a dot covers half of the depth "
+    "or more: the switch is not localised.",
     note,
   )
   yield Drawn(
@@ -89,7 +90,10 @@ def cuts(one: Results, prefix: str) -> Iterator[Drawn]:
     )
     figure = switch_curves(found)
     if figure is not None:
-      caption = "The switch for each of these cuts. A missing point is a model without a switch."
+      caption = (
+        "The switch for each of these cuts. A missing point is a model without a switch, or with "
+        "one that is not localised."
+      )
       title = "The switch when a layer is cut"
       yield Drawn(f"{prefix}cuts_{number}_switch", figure, title, caption, note)
 
