@@ -1,22 +1,15 @@
-"""Flags of the commands that measure trained models: which models, which text, which mesh."""
+"""Flags of the commands that measure trained models on one text: which models, which text."""
 
 from absl import flags
 
-from configs import base
+from launch.subject_flags import BATCH_SIZE, CHECKPOINTS, FOLDERS, load
 from resjax import measured_models
 from resjax.data.config import FORMATS
 from resjax.data.eval_text import MeasuredText
 from resjax.measured_models import Subject
-from resjax.sharding import Layout, MeshConfig, Rules, ShardingConfig, make_layout
 
-_RULES = "fsdp_tp"  # the sharding rules of configs/base.py that have this name
+__all__ = ["CHECKPOINTS", "FOLDERS", "load", "read_text"]
 
-CHECKPOINTS = flags.DEFINE_multi_string(
-  "checkpoint", [], "Folder of a run, whose newest checkpoint is taken, or a checkpoint."
-)
-FOLDERS = flags.DEFINE_multi_string(
-  "hf", [], "Folder of a Hugging Face model: config.json, safetensors, tokenizer.json."
-)
 _DATA = flags.DEFINE_string(
   "data",
   None,
@@ -33,37 +26,6 @@ _TOKENS = flags.DEFINE_integer("tokens", 16384, "Most tokens of the text.", lowe
 _SEQ_LEN = flags.DEFINE_integer(
   "seq_len", 0, "Tokens in a row; 0: as many as in training, for --hf at most 1024.", lower_bound=0
 )
-_BATCH_SIZE = flags.DEFINE_integer("batch_size", 8, "Rows measured at a time.", lower_bound=1)
-_MESH = {
-  axis: flags.DEFINE_integer(
-    axis, 1, f"Devices along the mesh axis {axis}; the axis data has the rest."
-  )
-  for axis in ("fsdp", "tensor")
-}
-
-
-def layout() -> Layout:
-  """Returns the layout over all devices that the flags describe."""
-  rules = ShardingConfig(_RULES, Rules(**base.sharding()[_RULES]))
-  mesh = MeshConfig(**{axis: flag.value for axis, flag in _MESH.items()})
-  return make_layout(mesh, rules)
-
-
-def load() -> list[Subject]:
-  """Returns the models of --checkpoint, and behind them those of --hf.
-
-  Raises:
-    ValueError: there are none, or one cannot be loaded.
-  """
-  if not CHECKPOINTS.value and not FOLDERS.value:
-    raise ValueError(
-      "no model; give the folder of a run, for example --checkpoint=runs/tiny, or --hf with the "
-      "folder of a Hugging Face model"
-    )
-  place = layout()
-  return [measured_models.from_workdir(path, place) for path in CHECKPOINTS.value] + [
-    measured_models.from_huggingface(path, place) for path in FOLDERS.value
-  ]
 
 
 def read_text(subject: Subject) -> MeasuredText:
@@ -79,7 +41,7 @@ def read_text(subject: Subject) -> MeasuredText:
     subject,
     data,
     max_tokens=_TOKENS.value,
-    batch_size=_BATCH_SIZE.value,
+    batch_size=BATCH_SIZE.value,
     seq_len=_SEQ_LEN.value,
     form=_FORMAT.value,
     field=_FIELD.value,

@@ -204,6 +204,11 @@ def writing(place: Location) -> Iterator[None]:
 
 
 def write_text(place: Location, text: str) -> None:
+  """Writes a file of text, see `write_bytes`."""
+  write_bytes(place, text.encode())
+
+
+def write_bytes(place: Location, content: bytes) -> None:
   """Writes a file, which appears as a whole or not at all, and makes its folder where missing.
 
   Raises:
@@ -211,15 +216,15 @@ def write_text(place: Location, text: str) -> None:
   """
   if not is_local(place):
     system, name = fsspec.core.url_to_fs(str(place))
-    system.pipe_file(name, text.encode())  # one request; `open` makes two
+    system.pipe_file(name, content)  # one request; `open` makes two
     return
   partial = place.with_name(f".{place.name}.partial")
   with writing(place):
     place.parent.mkdir(parents=True, exist_ok=True)
     partial.unlink(missing_ok=True)  # a killed process left it, or somebody a link
     try:
-      with open(partial, "x", encoding="utf-8") as file:  # "x" follows no link
-        file.write(text)
+      with open(partial, "xb") as file:  # "x" follows no link
+        file.write(content)
       os.replace(partial, place)
     except BaseException:
       partial.unlink(missing_ok=True)

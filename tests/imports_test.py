@@ -67,7 +67,15 @@ ALLOWED = {
     "statistics",
   },
 }
-ALLOWED["evaluation"] = {"typing", "sharding", "processes", "models", "data"}
+ALLOWED["evaluation"] = {
+  "typing",
+  "locations",
+  "typed_json",
+  "sharding",
+  "processes",
+  "models",
+  "data",
+}
 ALLOWED["sweeps"] = {"locations", "typed_json", "terminal", "records", "analysis", "statistics"}
 BASE = set(ALLOWED) - {"_version"}
 ALLOWED["runs"] = BASE

@@ -114,6 +114,40 @@ def sweep_curves(
   save(figure, path)
 
 
+def score_curves(
+  panels: Mapping[str, Mapping[str, Sequence[tuple[float, float, float]]]],
+  title: str,
+  path: Location,
+) -> None:
+  """Draws scores of checkpoints over steps with bars of one standard error, into a PNG file.
+
+  Args:
+    panels: for each label of a panel the points (step, score, standard error) of runs by name.
+    title: the title of the figure.
+    path: the file to write.
+  """
+  across = min(3, len(panels))
+  down = -(-len(panels) // across)
+  figure = Figure(figsize=(2 + 4 * across, 1 + 3.2 * down), layout="constrained")
+  grid = figure.subplots(down, across, squeeze=False).ravel()
+  for axes, (label, curves) in zip(grid, panels.items(), strict=False):
+    for i, (name, points) in enumerate(curves.items()):
+      steps, scores, errors = zip(*sorted(points), strict=True)
+      colour, marker = COLOURS[i % len(COLOURS)], MARKERS[i % len(MARKERS)]
+      axes.errorbar(
+        steps, scores, errors, color=colour, marker=marker, capsize=3, label=plain(name)
+      )
+    axes.set_title(plain(label))
+    axes.set_xlabel("step")
+    axes.grid(alpha=0.3)
+  for axes in grid[len(panels) :]:
+    axes.set_axis_off()
+  handles, names = grid[0].get_legend_handles_labels()
+  figure.legend(handles, names, loc="outside lower center", frameon=False)
+  figure.suptitle(plain(title))
+  save(figure, path)
+
+
 def save(figure: Figure, path: Location) -> None:
   """Writes a figure as PNG, without a display; a link at its place is replaced."""
   with locations.writing(path):

@@ -1,6 +1,7 @@
 """Where documents come from: the standard library of Python, files, or another TFDS data set."""
 
 import dataclasses
+import re
 import sysconfig
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Any
 
 from resjax import locations
 from resjax.data import corpus_files, readers
-from resjax.data.config import CorpusConfig, SettingNames
+from resjax.data.config import SPLITS, CorpusConfig, SettingNames
 from resjax.data.corpus_files import File, FoundFiles
 from resjax.data.readers import Document
 
@@ -32,6 +33,7 @@ class Source:
     documents: returns an iterator from the first document on, each time it is called.
     is_local: whether the stamps are those of files of this machine.
     settled: whether any later change of the documents will show in the stamps.
+    form: `text`, `jsonl`, `parquet` or `tfds`.
   """
 
   place: Any
@@ -39,19 +41,35 @@ class Source:
   documents: Callable[[], Iterator[Document]]
   is_local: bool = True
   settled: bool = False
+  form: str = "text"
 
 
-def open_source(settings: SettingNames, corpus: CorpusConfig) -> Source:
+def open_source(settings: SettingNames, corpus: CorpusConfig, split: str | None = None) -> Source:
   """Finds the documents of a corpus; messages tell the names of its settings.
 
+  Args:
+    settings: the names of the settings of the corpus.
+    corpus: where the documents are, and in what form.
+    split: the split that is read. Of files it is a folder of this name, or those with this word in
+      their names, such as validation-00000-of-00002.parquet. Default: of TFDS `train`, which leaves
+      the other ones held out; of files all.
+
   Raises:
-    ValueError: There are no documents, or none in the format asked for.
+    ValueError: There are no documents, or none in the format or the split asked for.
   """
   if corpus.source == STDLIB:
+    if split is not None:
+      raise ValueError(f"{settings.source}: {STDLIB} has no split {split!r}; leave it out")
     return _stdlib()
   if corpus.source.startswith(TFDS):
-    return _tfds(corpus, settings)
-  return _files(corpus, settings)
+    return _tfds(corpus, settings, split or "train")
+  return _files(corpus, settings, split)
+
+
+def splits_of_files(place: str, setting: str) -> list[str]:
+  """Returns which of the usual splits the files of a folder or glob name, in a fixed order."""
+  names = [_words(file) for file in corpus_files.find(place, setting).files]
+  return [split for split in SPLITS if any(split in words for words in names)]
 
 
 def _stdlib() -> Source:
@@ -67,8 +85,10 @@ def _stdlib() -> Source:
   return Source([STDLIB, str(base)], _stamps(found), documents, settled=_settled(found))
 
 
-def _files(corpus: CorpusConfig, settings: SettingNames) -> Source:
+def _files(corpus: CorpusConfig, settings: SettingNames, split: str | None) -> Source:
   found = corpus_files.find(corpus.source, settings.source)
+  if split is not None:
+    found = _of_split(found, split, corpus.source, settings)
   if not found.files:
     what = "a folder without files" if found.is_folder else "no file or folder, and matches none"
     kinds = f"allowed: {STDLIB}, a file, folder or glob of text, {TFDS}NAME[/CONFIG]"
@@ -89,7 +109,25 @@ def _files(corpus: CorpusConfig, settings: SettingNames) -> Source:
 
   place = [corpus_files.spelled(found.base), corpus.source, kind, corpus.field]
   is_local = locations.is_local(found.base)
-  return Source(place, _stamps(chosen), documents, is_local, _settled(chosen))
+  return Source(place, _stamps(chosen), documents, is_local, _settled(chosen), kind)
+
+
+def _of_split(found: FoundFiles, split: str, source: str, settings: SettingNames) -> FoundFiles:
+  """Returns the files of a split: those of its folder, else those with its word in their names."""
+  inside = [file for file in found.files if file.name.startswith(f"{split}/")]
+  chosen = inside or [file for file in found.files if split in _words(file)]
+  if found.files and not chosen:
+    names = [_name(file) for file in found.files[:3]]
+    more = f" and {len(found.files) - 3} more" if len(found.files) > 3 else ""
+    raise ValueError(
+      f"{settings.source}: {corpus_files.spelled(source)} has no split {split!r}: no folder of "
+      f"this name and no file with this word in its name ({', '.join(names)}{more})"
+    )
+  return dataclasses.replace(found, files=chosen)
+
+
+def _words(file: File) -> list[str]:
+  return re.split(r"[-_.]", _name(file))
 
 
 def _choose_format(
@@ -118,8 +156,7 @@ def _choose_format(
   return corpus.format, by_kind[corpus.format]
 
 
-def _tfds(corpus: CorpusConfig, settings: SettingNames) -> Source:
-  """Returns the documents of the split `train` alone: the other splits stay held out."""
+def _tfds(corpus: CorpusConfig, settings: SettingNames, split: str) -> Source:
   import tensorflow_datasets as tfds
 
   name = corpus.source.removeprefix(TFDS)
@@ -135,14 +172,14 @@ def _tfds(corpus: CorpusConfig, settings: SettingNames) -> Source:
     here = f"{builder.data_path} holds {builder.info.file_format.value}"
     raise ValueError(f"{settings.source}: {here}; only array_record is read: prepare it anew")
   for kind, have in (("split", builder.info.splits), ("feature", builder.info.features)):
-    wanted = "train" if kind == "split" else corpus.field
+    wanted = split if kind == "split" else corpus.field
     if wanted not in have:
       raise ValueError(
         f"{settings.source}: TFDS {name} has no {kind} {wanted!r}; it has {sorted(have)}"
       )
   if not isinstance(builder.info.features[corpus.field], tfds.features.Text):
     raise ValueError(f"{settings.field}: feature {corpus.field!r} of TFDS {name} is not text")
-  records = builder.as_data_source("train")
+  records = builder.as_data_source(split)
 
   def documents() -> Iterator[Document]:
     for index in range(len(records)):
@@ -151,7 +188,7 @@ def _tfds(corpus: CorpusConfig, settings: SettingNames) -> Source:
 
   found = corpus_files.find(str(builder.data_path), settings.source)
   place, is_local = [TFDS, str(builder.data_path), corpus.field], locations.is_local(found.base)
-  return Source(place, _stamps(found.files), documents, is_local, _settled(found.files))
+  return Source(place, _stamps(found.files), documents, is_local, _settled(found.files), "tfds")
 
 
 def _decode(raw: bytes) -> str | None:

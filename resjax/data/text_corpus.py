@@ -11,7 +11,7 @@ import tensorflow_datasets as tfds
 from resjax.data import array_records, digest_cache, storage
 from resjax.data.config import SPLITS, DataConfig, SettingNames
 from resjax.data.sources import Source, open_source
-from resjax.data.text_digest import TextDigest, TextHasher, digest_of
+from resjax.data.text_digest import TextDigest, TextHasher, digest_of, place_of
 
 DROPPED = -1
 _PROGRESS_EVERY = 256  # Documents between two calls of progress.
@@ -97,11 +97,7 @@ def _place(text: str | None, digest: bytes, seen: set[bytes]) -> float | str:
   if digest in seen:
     return "duplicate"
   seen.add(digest)
-  return _place_of(digest)
-
-
-def _place_of(digest: bytes) -> float:
-  return int.from_bytes(digest[:8], "big") / 2**64
+  return place_of(digest)
 
 
 def _assign(places: np.ndarray, config: DataConfig) -> np.ndarray:
@@ -174,7 +170,7 @@ class TextCorpus(array_records.ArrayRecordBuilder, skip_registration=True):  # t
     for number, document in enumerate(self._source.documents()):
       if number < len(plan.split) and plan.split[number] == wanted:
         text = document.text
-        if text is None or _place_of(digest_of(text)) != plan.place[number]:
+        if text is None or place_of(digest_of(text)) != plan.place[number]:
           raise ValueError(f"{document.id} of corpus {self._corpus} changed while it was read")
         done += 1
         if done % _PROGRESS_EVERY == 0 or done == total:

@@ -107,6 +107,11 @@ def digest_of(text: str | None) -> bytes:
   return _NO_TEXT if text is None else _hash(text.encode())
 
 
+def place_of(digest: bytes) -> float:
+  """Returns the place in [0, 1) that the digest of a document gives it; splits are ranges of it."""
+  return int.from_bytes(digest[:8], "big") / 2**64
+
+
 def of_records(folder: Path) -> TextDigest | None:
   """Returns the digest that a build noted beside the text of a corpus; None where there is none."""
   try:

@@ -1,0 +1,59 @@
+"""Flags of the commands that load trained models: which models, on which mesh, how many rows."""
+
+from collections.abc import Callable
+
+from absl import flags
+
+from configs import base
+from resjax import measured_models
+from resjax.measured_models import Subject
+from resjax.sharding import Layout, MeshConfig, Rules, ShardingConfig, make_layout
+
+_RULES = "fsdp_tp"  # the sharding rules of configs/base.py that have this name
+
+CHECKPOINTS = flags.DEFINE_multi_string(
+  "checkpoint", [], "Folder of a run, whose newest checkpoint is taken, or a checkpoint."
+)
+FOLDERS = flags.DEFINE_multi_string(
+  "hf", [], "Folder of a Hugging Face model: config.json, safetensors, tokenizer.json."
+)
+BATCH_SIZE = flags.DEFINE_integer("batch_size", 8, "Rows measured at a time.", lower_bound=1)
+_MESH = {
+  axis: flags.DEFINE_integer(
+    axis, 1, f"Devices along the mesh axis {axis}; the axis data has the rest."
+  )
+  for axis in ("fsdp", "tensor")
+}
+
+
+def layout() -> Layout:
+  """Returns the layout over all devices that the flags describe."""
+  rules = ShardingConfig(_RULES, Rules(**base.sharding()[_RULES]))
+  mesh = MeshConfig(**{axis: flag.value for axis, flag in _MESH.items()})
+  return make_layout(mesh, rules)
+
+
+def load() -> list[Subject]:
+  """Returns the models of --checkpoint, and behind them those of --hf.
+
+  Raises:
+    ValueError: there are none, or one cannot be loaded.
+  """
+  return [one() for one in loaders(CHECKPOINTS.value)]
+
+
+def loaders(checkpoints: list[str]) -> list[Callable[[], Subject]]:
+  """Returns functions that load the models of some checkpoints, and behind them those of --hf.
+
+  Raises:
+    ValueError: there are none.
+  """
+  if not checkpoints and not FOLDERS.value:
+    raise ValueError(
+      "no model; give the folder of a run, for example --checkpoint=runs/tiny, or --hf with the "
+      "folder of a Hugging Face model"
+    )
+  place = layout()
+  return [lambda path=path: measured_models.from_workdir(path, place) for path in checkpoints] + [
+    lambda path=path: measured_models.from_huggingface(path, place) for path in FOLDERS.value
+  ]

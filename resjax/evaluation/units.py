@@ -1,0 +1,184 @@
+"""Documents and streams as rows of tokens with what they are counted by."""
+
+import dataclasses
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
+
+from resjax.data import corpus_files, token_files
+from resjax.data.tokenizer import Tokenizer
+from resjax.evaluation.conventions import LAST_WORD, STREAM, TOKENS
+from resjax.evaluation.corpora import Corpus, Text
+from resjax.evaluation.scorer import Scored
+from resjax.evaluation.start_token import start_token
+from resjax.evaluation.wikitext import count_words
+from resjax.evaluation.windows import windows
+
+_CHARACTERS = 1 << 18  # one call of the tokenizer gets documents up to this many characters
+_MOST_STREAM = 1 << 28  # characters of a text that is one stream
+_MOST_TOKENS = {"llmc": 10_485_760 + 1, "nanogpt": 1 << 28}  # of a file
+
+
+@dataclasses.dataclass(frozen=True)
+class Unit:
+  """What is drawn as a whole when errors are estimated: a document, or a window of a stream.
+
+  Attributes:
+    id: its name.
+    rows: its rows of tokens; all tokens that they score are its own.
+    bytes: the UTF-8 bytes that count.
+    words: the words that count; 0: words are not counted.
+    merged: whether the end of the context and the target are one token, which is scored.
+  """
+
+  id: str
+  rows: Sequence[Scored]
+  bytes: int
+  words: int
+  merged: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Cut:
+  """How texts become rows.
+
+  Attributes:
+    max_length: L, the most inputs of a row.
+    stride: S, by how many tokens windows advance, from 1 to L.
+    bos: whether the token that starts texts also stands before contexts and streams.
+  """
+
+  max_length: int
+  stride: int
+  bos: bool
+
+
+def units(corpus: Corpus, texts: Iterable[Text], tokenizer: Tokenizer, cut: Cut) -> Iterator[Unit]:
+  """Yields the units of a corpus in order.
+
+  Args:
+    corpus: says by which convention.
+    texts: its documents; not looked at where the corpus is a file of tokens.
+    tokenizer: the tokenizer of the model.
+    cut: the windows.
+
+  Raises:
+    ValueError: the text does not fit the convention or the tokenizer.
+  """
+  kind = corpus.rule.kind
+  if kind == TOKENS:
+    yield from _stream_units(_tokens(corpus, tokenizer), tokenizer, cut.max_length + 1, cut.stride)
+  elif kind == STREAM:
+    (text,) = texts
+    if len(text.given) > _MOST_STREAM:
+      raise ValueError(
+        f"--text={corpus.name} is one stream of {len(text.given):,} characters; allowed: "
+        f"{_MOST_STREAM:,}"
+      )
+    tokens = _after_start(tokenizer.encode_batch([text.given])[0], tokenizer, cut.bos)
+    yield from _stream_units(tokens, tokenizer, cut.max_length, cut.stride)
+  else:
+    make = _last_words if kind == LAST_WORD else _documents
+    for batch in _batches(texts):
+      yield from make(batch, tokenizer, cut)
+
+
+def _documents(texts: Sequence[Text], tokenizer: Tokenizer, cut: Cut) -> Iterator[Unit]:
+  encoded = tokenizer.encode_batch([text.given for text in texts])
+  for text, tokens in zip(texts, encoded, strict=True):
+    stream = _after_start(tokens, tokenizer, True)
+    rows = [Scored(*found) for found in windows(stream, cut.max_length + 1, cut.stride)]
+    yield Unit(text.id, rows, len(text.original.encode()), count_words(text.original))
+
+
+def _last_words(texts: Sequence[Text], tokenizer: Tokenizer, cut: Cut) -> Iterator[Unit]:
+  pairs = [_at_last_space(text) for text in texts]
+  encoded = encode_pairs(pairs, tokenizer)
+  for text, (_, word), (context, target, merged) in zip(texts, pairs, encoded, strict=True):
+    if len(target) > cut.max_length:
+      raise ValueError(
+        f"the last word of {text.id} has {len(target)} tokens, and a row {cut.max_length} inputs; "
+        "set --max_length to more"
+      )
+    context = _after_start(context, tokenizer, cut.bos or not len(context))
+    row = np.concatenate([context, target])[-(cut.max_length + 1) :]
+    yield Unit(text.id, [Scored(row, len(row) - len(target))], len(word.encode()), 1, merged)
+
+
+def _at_last_space(text: Text) -> tuple[str, str]:
+  context, _, word = text.given.rpartition(" ")
+  return context, f" {word}"
+
+
+def encode_pairs(
+  pairs: Sequence[tuple[str, str]], tokenizer: Tokenizer
+) -> list[tuple[np.ndarray, np.ndarray, bool]]:
+  """Returns context and continuation as tokens, cut as lm-evaluation-harness cuts them.
+
+  Spaces at the end of a context go to the continuation, both are encoded together, and the
+  continuation begins behind as many tokens as the context has alone. Where nothing would be left,
+  the last token, which the two share, is the continuation, and the third value is true.
+  """
+  moved = []
+  for context, continuation in pairs:
+    bare = context.rstrip()
+    moved.append((bare, context[len(bare) :] + continuation))
+  whole = tokenizer.encode_batch([context + continuation for context, continuation in moved])
+  alone = tokenizer.encode_batch([context for context, _ in moved])
+  found = []
+  for tokens, context in zip(whole, alone, strict=True):
+    start = min(len(context), len(tokens) - 1)
+    found.append((tokens[:start], tokens[start:], start < len(context)))
+  return found
+
+
+def _tokens(corpus: Corpus, tokenizer: Tokenizer) -> np.ndarray:
+  """Returns the tokens of a file, once it is known that they are those of the tokenizer."""
+  read = {"nanogpt": token_files.read_nanogpt, "llmc": token_files.read_llmc}[corpus.convention]
+  path = corpus.file()
+  tokens, shown = read(path, _MOST_TOKENS[corpus.convention]), corpus_files.spelled(path)
+  if int(tokens.max()) >= tokenizer.vocab_size:
+    raise ValueError(
+      f"{shown} holds token {int(tokens.max())}, and the tokenizer has {tokenizer.vocab_size}; "
+      "score a model with the tokenizer that wrote the file"
+    )
+  ends = int(np.count_nonzero(tokens == tokenizer.eot_id))
+  if not ends or (corpus.convention == "llmc" and tokens[0] != tokenizer.eot_id):
+    where = "at its beginning" if corpus.convention == "llmc" else "anywhere"
+    raise ValueError(
+      f"{shown} has no end of text ({tokenizer.eot_id} in the tokenizer) {where}; score a model "
+      "with the tokenizer that wrote the file"
+    )
+  return tokens.astype(np.int32)
+
+
+def _stream_units(
+  tokens: np.ndarray, tokenizer: Tokenizer, width: int, stride: int
+) -> Iterator[Unit]:
+  sizes = tokenizer.token_bytes().astype(np.int64)
+  for number, (row, first) in enumerate(windows(tokens, width, stride)):
+    yield Unit(str(number), [Scored(row, first)], int(sizes[row[first:]].sum()), 0)
+
+
+def _after_start(tokens: np.ndarray, tokenizer: Tokenizer, wanted: bool) -> np.ndarray:
+  start = [start_token(tokenizer)] if wanted else []
+  return np.concatenate([np.array(start, np.int32), tokens])
+
+
+def _batches(texts: Iterable[Text]) -> Iterator[list[Text]]:
+  some: list[Text] = []
+  size = 0
+  for text in texts:
+    some.append(text)
+    size += len(text.given)
+    if size >= _CHARACTERS:
+      yield some
+      some, size = [], 0
+  if some:
+    yield some
+
+
+def first_units(found: Iterator[Unit], limit: int) -> Iterator[Unit]:
+  """Returns the first units, or all of them if the limit is 0."""
+  return itertools.islice(found, limit or None)

@@ -1,0 +1,26 @@
+"""Cuts token streams into windows, such that every token is scored once."""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+
+def windows(stream: np.ndarray, width: int, stride: int) -> Iterator[tuple[np.ndarray, int]]:
+  """Yields windows of a stream, and the index in each of the first token that is scored there.
+
+  Window k is stream[k S : k S + W]. It scores its last S tokens, and the first window all of its
+  own but the first, which has no context. With a token put before a text, W = L + 1 and S = L, each
+  window has L inputs and disjoint targets; with S < L a target has L - S + 1 or more inputs before
+  it, unless it is near the beginning. With W = L and S = L the first token of every window has no
+  context, and is not scored.
+
+  Args:
+    stream: tokens [n].
+    width: W, the most tokens of a window, at least 2.
+    stride: S, from 1 to W.
+  """
+  context = max(width - stride, 1)
+  if len(stream) > 1:
+    yield stream[:width], 1
+  for start in range(stride, len(stream) - context, stride):
+    yield stream[start : start + width], context
