@@ -137,7 +137,7 @@ def _paired(values: Values, contrast: Contrast) -> dict[int, float]:
 
 def _outlying(found: Sequence[Mapping[int, float]]) -> list[bool]:
   """Returns for the paired differences of each contrast whether they spread more than others."""
-  spreads = [np.std(list(d.values()), ddof=1) if len(d) > 1 else np.nan for d in found]
+  spreads = [float(np.std(list(d.values()), ddof=1)) if len(d) > 1 else np.nan for d in found]
   known = [spread for spread in spreads if np.isfinite(spread)]
   bound = OUTLYING * float(np.median(known)) if known else np.inf
   return [

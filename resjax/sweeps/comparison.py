@@ -2,7 +2,7 @@
 
 import dataclasses
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from resjax import typed_json
 from resjax.locations import Location
@@ -15,31 +15,52 @@ _ERROR = 0.05  # the rate of false findings
 
 
 @dataclasses.dataclass(frozen=True)
+class Arm:
+  """What the finished runs of an arm reached, and what they cost.
+
+  Attributes:
+    seeds: how many seeds are finished.
+    mean: the mean of the metric over them; None if there is none.
+    deviation: the standard deviation of the metric over them; None with fewer than two.
+    diverged: whether a run diverged, so that the arm is not ranked.
+    parameters: the number of parameters.
+    step_bytes: the memory of one device that the training step takes.
+    flops_per_token: the floating-point operations of training per token.
+    tokens_per_second: the median over seeds; None unless the runs had the machine for themselves.
+    devices: the kinds of device that its runs had.
+  """
+
+  seeds: int
+  mean: float | None
+  deviation: float | None
+  diverged: bool
+  parameters: float | None
+  step_bytes: float | None
+  flops_per_token: float | None
+  tokens_per_second: float | None
+  devices: tuple[tuple[str, ...], ...]
+
+
+@dataclasses.dataclass(frozen=True)
 class Row:
   """What was found about one contrast.
 
   Attributes:
     contrast: the contrast.
-    mean: the mean of the arm over its finished seeds; None if none is finished.
-    seeds: how many of its seeds are finished.
     margin: the difference that is too small to matter, in the unit of the metric.
     difference: the paired difference; None if a run diverged, or no seed has both arms.
     verdict: `better` or `worse` (adjusted p < 0.05), `equal` within the margin (two one-sided
       tests at 0.05), `undecided`, or `diverged`: the arm is not ranked.
-    parameters: the number of parameters of the arm.
     memory_ratio: the memory of the arm's training step over that of the reference.
     flops_ratio: the training FLOPs per token over those of the reference.
-    speed_ratio: the tokens per second over those of the reference; None unless the runs had the
-      machine for themselves, and the same devices.
+    speed_ratio: the tokens per second over those of the reference; None unless both had the same
+      devices for themselves.
   """
 
   contrast: Contrast
-  mean: float | None
-  seeds: int
   margin: float | None
   difference: Difference | None
   verdict: str
-  parameters: int | None
   memory_ratio: float | None
   flops_ratio: float | None
   speed_ratio: float | None
@@ -53,6 +74,7 @@ class Comparison:
     metric: the name of the metric in the records.
     better: which values of it are better, `lower` or `higher`.
     seeds: the planned seeds.
+    arms: what each arm reached and cost, the baseline first.
     exploratory: why its findings need a test on new seeds; none: the plan came first.
     planned: the planned contrasts.
     afterwards: the other arms against the baseline, to be tested on new seeds.
@@ -66,6 +88,7 @@ class Comparison:
   metric: str
   better: str
   seeds: tuple[int, ...]
+  arms: dict[str, Arm]
   exploratory: tuple[str, ...]
   planned: tuple[Row, ...]
   afterwards: tuple[Row, ...]
@@ -111,6 +134,7 @@ def make(plan: Plan, results: Sequence[Result], *, alone: bool = False) -> Compa
     metric=plan.questions.key,
     better=plan.questions.better,
     seeds=plan.seeds,
+    arms=sides.arms,
     exploratory=tuple(exploratory(plan, starts)),
     planned=planned,
     afterwards=sides.rows([Contrast(arm, plan.questions.baseline) for arm in others]),
@@ -154,79 +178,84 @@ class _Sides:
     plan: the plan of the sweep.
     results: the results of its runs.
     alone: whether the speeds of runs count.
+
+  Attributes:
+    arms: what each arm reached and cost.
   """
 
   def __init__(self, plan: Plan, results: Sequence[Result], alone: bool):
-    self._plan, self._alone = plan, alone
-    self._runs: dict[str, list[Result]] = {arm: [] for arm in plan.arms}
+    self._plan = plan
+    runs: dict[str, list[Result]] = {arm: [] for arm in plan.arms}
     for r in results:
-      if r.seed in plan.seeds:
-        self._runs[r.arm].append(r)
-    steps = {arm: planned.steps for arm, planned in plan.arms.items()}
-    self._values = {
-      arm: {
-        r.seed: r.value
-        for r in runs
-        if r.status == DONE and r.steps == steps[arm] and r.value is not None and r.seed is not None
-      }
-      for arm, runs in self._runs.items()
-    }
+      runs[r.arm].append(r)
+    self._values = {arm: _values(runs[arm], planned.steps) for arm, planned in plan.arms.items()}
+    self.arms = {arm: _arm(runs[arm], self._values[arm], alone) for arm in plan.arms}
 
   def rows(self, contrasts: Sequence[Contrast]) -> tuple[Row, ...]:
     """Returns the rows of contrasts that are tested together."""
-    ranked = [c for c in contrasts if not self._diverged(c) and self._is_paired(c)]
-    margins = {c: self._margin(c) for c in ranked}
+    margins = {c: self._margin(c) for c in contrasts if self._is_ranked(c)}
     found: dict[Contrast, Difference] = {}
-    if ranked:
-      found = {d.contrast: d for d in compare(self._values, ranked, margins)}
-    return tuple(self._row(c, found.get(c), margins.get(c)) for c in contrasts)
+    if margins:
+      found = {d.contrast: d for d in compare(self._values, list(margins), margins)}
+    return tuple(self._row(c, margins.get(c), found.get(c)) for c in contrasts)
+
+  def _is_ranked(self, contrast: Contrast) -> bool:
+    paired = self._values[contrast.arm].keys() & self._values[contrast.reference].keys()
+    return bool(paired) and not self._diverged(contrast)
 
   def _diverged(self, contrast: Contrast) -> bool:
-    both = self._runs[contrast.arm] + self._runs[contrast.reference]
-    return any(r.status == DIVERGED for r in both)
-
-  def _is_paired(self, contrast: Contrast) -> bool:
-    return bool(self._values[contrast.arm].keys() & self._values[contrast.reference].keys())
+    return self.arms[contrast.arm].diverged or self.arms[contrast.reference].diverged
 
   def _margin(self, contrast: Contrast) -> float:
     mean = statistics.fmean(self._values[contrast.reference].values())
     return self._plan.questions.margin * abs(mean)
 
-  def _row(self, contrast: Contrast, difference: Difference | None, margin: float | None) -> Row:
-    values = list(self._values[contrast.arm].values())
-    diverged = self._diverged(contrast)
-    better = self._plan.questions.better
-    ratio = {
-      name: self._ratio(contrast, name)
-      for name in ("step_bytes", "flops_per_token", "tokens_per_second")
-    }
+  def _row(self, contrast: Contrast, margin: float | None, difference: Difference | None) -> Row:
+    arm, reference = self.arms[contrast.arm], self.arms[contrast.reference]
+    same = len({*arm.devices, *reference.devices}) == 1
+    verdict = _verdict(difference, self._plan.questions.better)
     return Row(
       contrast=contrast,
-      mean=statistics.fmean(values) if values else None,
-      seeds=len(values),
       margin=margin,
       difference=difference,
-      verdict=DIVERGED if diverged else _verdict(difference, better),
-      parameters=next(
-        (r.num_parameters for r in self._runs[contrast.arm] if r.num_parameters), None
-      ),
-      memory_ratio=ratio["step_bytes"],
-      flops_ratio=ratio["flops_per_token"],
-      speed_ratio=ratio["tokens_per_second"] if self._alone and self._same(contrast) else None,
+      verdict=DIVERGED if self._diverged(contrast) else verdict,
+      memory_ratio=_ratio(arm.step_bytes, reference.step_bytes) if same else None,
+      flops_ratio=_ratio(arm.flops_per_token, reference.flops_per_token),
+      speed_ratio=_ratio(arm.tokens_per_second, reference.tokens_per_second) if same else None,
     )
 
-  def _ratio(self, contrast: Contrast, name: str) -> float | None:
-    sides = []
-    for arm in (contrast.arm, contrast.reference):
-      known = [getattr(r, name) for r in self._runs[arm] if getattr(r, name)]
-      if not known:
-        return None
-      sides.append(statistics.median(known))
-    return sides[0] / sides[1]
 
-  def _same(self, contrast: Contrast) -> bool:
-    both = self._runs[contrast.arm] + self._runs[contrast.reference]
-    return len({r.devices for r in both if r.tokens_per_second}) == 1
+def _values(runs: Sequence[Result], steps: int) -> dict[int, float]:
+  """Returns the metric of an arm's finished runs by seed."""
+  return {
+    r.seed: r.value
+    for r in runs
+    if r.status == DONE and r.steps == steps and r.value is not None and r.seed is not None
+  }
+
+
+def _arm(runs: Sequence[Result], values: Mapping[int, float], alone: bool) -> Arm:
+  found = list(values.values())
+
+  def median(name: str) -> float | None:
+    known = [getattr(r, name) for r in runs if getattr(r, name) is not None]
+    return statistics.median(known) if known else None
+
+  return Arm(
+    seeds=len(found),
+    mean=statistics.fmean(found) if found else None,
+    deviation=statistics.stdev(found) if len(found) > 1 else None,
+    diverged=any(r.status == DIVERGED for r in runs),
+    parameters=median("num_parameters"),
+    step_bytes=median("step_bytes"),
+    flops_per_token=median("flops_per_token"),
+    tokens_per_second=median("tokens_per_second") if alone else None,
+    devices=tuple(sorted({r.devices for r in runs if r.devices})),
+  )
+
+
+def _ratio(value: float | None, reference: float | None) -> float | None:
+  return value / reference if value is not None and reference else None
 
 
 def _verdict(difference: Difference | None, better: str) -> str:

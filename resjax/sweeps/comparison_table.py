@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.table import Table
 
 from resjax.statistics import Difference
-from resjax.sweeps.comparison import Comparison, Row
+from resjax.sweeps.comparison import Arm, Comparison, Row
 from resjax.sweeps.plan import Plan
 
 
@@ -22,8 +22,8 @@ def show_plan(plan: Plan, effects: tuple[float, float] | None, console: Console)
   asked = plan.questions
   seeds = ", ".join(map(str, plan.seeds))
   lines = [
-    f"plan of {plan.date}: {len(plan.arms)} arms, seeds {seeds}, {len(asked.contrasts)} contrasts "
-    f"with {asked.baseline} in {asked.key} ({asked.better} is better), margin {asked.margin:.2%}; "
+    f"plan of {plan.date}: {len(plan.arms)} arms, seeds {seeds}, contrasts in {asked.key} "
+    f"({asked.better} is better): {_contrasts(plan)}; margin {asked.margin:.2%} of the reference; "
     f"ends with {asked.stopping}",
   ]
   if len(plan.seeds) < 2:
@@ -38,29 +38,29 @@ def show_plan(plan: Plan, effects: tuple[float, float] | None, console: Console)
   console.print("\n".join(lines), soft_wrap=True)
 
 
+def _contrasts(plan: Plan) -> str:
+  return ", ".join(f"{contrast.arm} - {contrast.reference}" for contrast in plan.contrasts)
+
+
 def show(comparison: Comparison, console: Console) -> None:
   """Prints what a sweep shows: the planned contrasts, the others, and deviations from the plan."""
-  console.print("\n".join(_exploratory(comparison.exploratory)), soft_wrap=True, end="")
-  _block(f"planned contrasts in {comparison.metric}", comparison.planned, console)
+  for reason in comparison.exploratory:
+    console.print(f"exploratory: {reason}", soft_wrap=True)
+  _block(f"planned contrasts in {comparison.metric}", comparison.planned, comparison, console)
   if comparison.afterwards:
     title = "found afterwards, to be tested on new seeds"
-    _block(title, comparison.afterwards, console)
+    _block(title, comparison.afterwards, comparison, console)
+  _costs(comparison, console)
   for arm, values in comparison.tuned.items():
     found = ", ".join(f"{name}={value:g}" for name, value in values.items())
     console.print(f"tuned: {arm} {found}", soft_wrap=True)
   for line in comparison.deviations:
     console.print(f"deviation: {line}", soft_wrap=True)
   if comparison.deviation is not None:
-    console.print(
-      f"pooled standard deviation of a paired difference: {comparison.deviation:.3g}",
-      soft_wrap=True,
-    )
+    text = f"pooled standard deviation of a paired difference: {comparison.deviation:.3g}"
+    console.print(text, soft_wrap=True)
   if comparison.detectable:
     console.print(_effects(comparison.detectable, "could have been seen"), soft_wrap=True)
-
-
-def _exploratory(reasons: Sequence[str]) -> list[str]:
-  return [f"exploratory: {reason}" for reason in reasons]
 
 
 def _effects(effects: tuple[float, float], words: str) -> str:
@@ -71,41 +71,46 @@ def _effects(effects: tuple[float, float], words: str) -> str:
   )
 
 
-def _block(title: str, rows: Sequence[Row], console: Console) -> None:
-  references = {row.contrast.reference for row in rows}
-  shared = len(references) == 1
-  table = _table(title + (f", less {references.pop()}" if shared else ""), "arm")
-  for heading in ("n", "mean", "Δ", "95 % interval", "p Holm"):
-    table.add_column(heading, justify="right", no_wrap=True)
+def _block(title: str, rows: Sequence[Row], comparison: Comparison, console: Console) -> None:
+  """Prints the contrasts that were tested together, with each reference above them."""
+  references = list(dict.fromkeys(row.contrast.reference for row in rows))
+  console.print(f"\n{title}; Δ: less {references[0] if len(references) == 1 else 'the reference'}")
+  headings = ("n", "mean", "Δ", "95 % interval", "p Holm")
+  table = _table(headings)
   table.add_column("verdict", no_wrap=True)
+  for name in references:
+    table.add_row(name, *_reached(comparison.arms[name]))
   for row in rows:
-    table.add_row(_name(row, shared), str(row.seeds), _number(row.mean, ".4f"), *_found(row))
+    shown = row.contrast.arm
+    if len(references) > 1:
+      shown += f" - {row.contrast.reference}"
+    table.add_row(shown, *_reached(comparison.arms[row.contrast.arm]), *_found(row))
   console.print(table)
-  costs = _table("costs", "arm")
-  for heading in ("parameters", "tokens/s ×", "memory ×", "FLOPs ×"):
-    costs.add_column(heading, justify="right", no_wrap=True)
-  for row in rows:
-    parameters = "" if row.parameters is None else f"{row.parameters / 1e6:.3f}M"
-    ratios = (row.speed_ratio, row.memory_ratio, row.flops_ratio)
-    costs.add_row(_name(row, shared), parameters, *(_number(ratio, ".3f") for ratio in ratios))
-  console.print(costs)
 
 
-def _table(title: str, first: str) -> Table:
-  table = Table(
-    title=title,
-    title_justify="left",
-    title_style="bold",
-    box=box.SIMPLE_HEAD,
-    pad_edge=False,
-    padding=(0, 1, 0, 0),
-  )
-  table.add_column(first, overflow="fold")
+def _costs(comparison: Comparison, console: Console) -> None:
+  """Prints parameters, and what each arm costs as a multiple of its reference."""
+  rows = {row.contrast.arm: row for row in (*comparison.afterwards, *comparison.planned)}
+  table = _table(("parameters", "tokens/s ×", "memory ×", "FLOPs ×"))
+  for name, arm in comparison.arms.items():
+    parameters = "" if arm.parameters is None else f"{arm.parameters / 1e6:.3f}M"
+    ratios: tuple[float | None, ...] = ()
+    if name in rows:
+      ratios = (rows[name].speed_ratio, rows[name].memory_ratio, rows[name].flops_ratio)
+    table.add_row(name, parameters, *(_number(ratio, ".3f") for ratio in ratios))
+  console.print(table)
+
+
+def _table(headings: Sequence[str]) -> Table:
+  table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+  table.add_column("arm", overflow="fold")
+  for heading in headings:
+    table.add_column(heading, justify="right", no_wrap=True)
   return table
 
 
-def _name(row: Row, shared: bool) -> str:
-  return row.contrast.arm if shared else f"{row.contrast.arm} - {row.contrast.reference}"
+def _reached(arm: Arm) -> tuple[str, str]:
+  return str(arm.seeds), _number(arm.mean, ".4f")
 
 
 def _found(row: Row) -> list[str]:

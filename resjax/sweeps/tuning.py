@@ -59,16 +59,17 @@ def state(
       trials = {value: values | {setting: value} for value in grid}
       runs = {v: _run(config, arm, overrides, tuning, trial) for v, trial in trials.items()}
       scores = {value: score(run) for value, run in runs.items()}
-      missing = tuple(run for value, run in runs.items() if scores[value] is None)
+      missing = tuple(run for v, run in runs.items() if scores[v] is None)
       if missing:
         return State(values, missing, curves)
-      known = {value: found for value, found in scores.items() if found is not None}
+      known = {v: found for v, found in scores.items() if found is not None}
       best = _best(known, centre)
       if best is None:
         raise ValueError(
           f"arm {arm!r}: every {setting} of {grid} diverged or failed; set a lower one"
         )
       if best not in (grid[0], grid[-1]):
+        curves[setting], values[setting] = known, best
         break
       if moves == tuning.most_moves:
         raise ValueError(
@@ -76,8 +77,6 @@ def state(
           "of the grid; set another value in its config, or raise PLAN.tuning.most_moves"
         )
       grid = _moved(grid, best)
-    curves[setting] = known
-    values[setting] = best
   return State(values, (), curves)
 
 
