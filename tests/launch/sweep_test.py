@@ -173,6 +173,94 @@ def test_mistakes_are_one_line(sweep_file, forked):
   _assert_mistake(impossible, "run 'standard'", "num_heads=3")
 
 
+def test_every_arm_is_printed_with_every_seed_and_the_plan_is_written(forked, tmp_path):
+  mine = [f"--config.workdir={tmp_path / 'out'}", "--only=standard,gate-token"]
+  code, output = forked(CUT_LAYER, *mine, "--seeds=3,0", "--print_commands", "--spread=0.01")
+  assert code == 0, output
+  lines = [shlex.split(line) for line in output.splitlines() if line.startswith("python ")]
+  settings = [dict(word.split("=", 1) for word in line[3:]) for line in lines]
+  assert [s["--config.seed"] for s in settings] == ["3", "3", "0", "0"]
+  names = [Path(s["--config.workdir"]).relative_to(tmp_path / "out") for s in settings]
+  arms = "standard", "gate-token"
+  assert names == [Path(arm) / f"seed_{seed}" for seed in (3, 0) for arm in arms]
+  plan = json.loads((tmp_path / "out" / "plan.json").read_text())
+  assert plan["questions"]["seeds"] == [3, 0] and len(plan["arms"]) == 23
+  assert len(plan["questions"]["contrasts"]) == 22
+  assert "smallest difference that can be seen" in output
+
+
+PLANNED = """
+PLAN = {
+  "baseline": "other", "seeds": (0, 1), "margin": 0.5, "spread": 0.1,
+  "tuning": {"settings": {"optim.learning_rate": (0.5, 1, 2)}, "steps": 2, "seed": 9},
+}
+
+def sweep(config):
+  yield "standard", {}
+  yield "other", {"model.residual.name": "x0_residual"}
+"""
+
+
+@pytest.fixture
+def planned(sweep_file):
+  path = sweep_file.with_name("planned.py")
+  path.write_text(sweep_file.read_text().partition("def sweep")[0] + PLANNED)
+  return path
+
+
+def test_mistakes_about_seeds_are_one_line(planned, forked, tmp_path):
+  file = f"--config={planned}"
+  _assert_mistake(forked(file, "--seeds=0,a"), "--seeds=0,a", "'a'")
+  _assert_mistake(forked(file, "--seeds=1,1"), "seeds 1, 1")
+  _assert_mistake(forked(file, "--seeds=9"), "seed 9", "PLAN.tuning")
+  _assert_mistake(forked(file, "--baseline=standart"), "--baseline", "did you mean 'standard'?")
+  planned.write_text(planned.read_text().replace('"seeds": (0, 1), ', ""))
+  _assert_mistake(forked(file), "planned.py", "PLAN has no seeds")
+  planned.write_text(planned.read_text().replace('"margin"', '"margins"'))
+  _assert_mistake(forked(file, "--seeds=0"), "planned.py", "did you mean 'margin'?")
+  assert not (tmp_path / "out").exists()
+  own = planned.with_name("three.py")
+  _assert_mistake(forked(f"--config={own}", "--seeds=0"), "run 'later' sets seed", "--seeds")
+
+
+def test_tuning_is_printed_first(planned, forked):
+  code, output = forked(f"--config={planned}", "--print_commands")
+  assert code == 0 and "these runs tune the arms" in output
+  lines = [shlex.split(line) for line in output.splitlines() if line.startswith("python ")]
+  rates = [word for line in lines for word in line if "optim.learning_rate" in word]
+  assert len(rates) == len(lines) == 6 and len(set(rates)) == 3
+  assert all("--config.seed=9" in line and "--config.train.steps=2" in line for line in lines)
+
+
+@pytest.mark.slow
+def test_a_planned_sweep_tunes_runs_and_compares(planned, tmp_path):
+  settings = [f"--config={planned}", "--config.train.steps=4", "--config.train.log_every=2"]
+  settings += ["--config.optim.learning_rate=0.1"]
+  done = _run(*settings, "--alone")
+  assert done.returncode == 0, done.stderr
+  out = tmp_path / "out"
+  plan = json.loads((out / "plan.json").read_text())
+  assert list(plan["arms"]) == list(plan["tuned"]) == ["other", "standard"]
+  content = json.loads((out / "results.json").read_text())
+  assert content["reference"] == "other"
+  found = content["comparison"]
+  (row,) = found["planned"]
+  assert row["contrast"] == {"arm": "standard", "reference": "other"}
+  assert row["difference"]["freedom"] == 1 and row["difference"]["seeds"] == [0, 1]
+  assert row["memory_ratio"] < 1 and row["flops_ratio"] < 1 and row["speed_ratio"] > 0
+  assert not found["deviations"] and not found["exploratory"]
+  rates = {run["name"]: run["overrides"]["optim.learning_rate"] for run in content["runs"]}
+  assert rates["other/seed_1"] == plan["tuned"]["other"]["optim.learning_rate"]
+  for name in ("sweep.png", "differences.png", "curves.png", "results.csv"):
+    assert (out / name).stat().st_size > 200
+
+  again = _run(*settings, "--seeds=0,1,2", "--collect")
+  assert again.returncode == 0, again.stderr
+  assert "exploratory: plan: seeds was [0, 1] and is [0, 1, 2]" in again.stdout
+  assert "deviation: standard: seed 2 missing" in again.stdout
+  assert len(json.loads((out / "results.json").read_text())["runs"]) == 6
+
+
 NASTY = "$a_{$ [/x] :fire: 'q' \"r\" $(id) `id` ü*"
 
 

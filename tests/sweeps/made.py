@@ -28,7 +28,7 @@ def plan(seeds=(0, 1, 2), arms=ARMS, now=1000.0, code="c0de", **declared):
 
 def records(value, *, time=2000.0, speed=100.0, size=1000, steps=4):
   evaluations = [
-    {"step": step, "validation/loss": 2 * v, "validation/bits_per_byte": v}
+    {"step": step, "validation/loss": v and 2 * v, "validation/bits_per_byte": v}
     for step, v in ((steps // 2, value and value + 1), (steps, value))
   ]
   first = {"step": 1, "train/loss": 3.0, "goodput/unix_time": time, "memory/step_bytes": size}
