@@ -1,6 +1,7 @@
 """Every config file: loads without JAX, builds, trains; every run of every sweep builds."""
 
 import importlib
+import io
 import json
 import subprocess
 import sys
@@ -12,8 +13,12 @@ from rich.console import Console
 from configs import ablations, base
 from resjax import combinators, experiment
 from resjax.records.metrics_log import FILE_NAME, read_metrics
+from resjax.sweeps import plan
 from resjax.sweeps.runs import expand
+from resjax.train import program
+from resjax.train.dry_run import dry_run
 from resjax.train.loop import train
+from resjax.train.run_tables import model_costs
 from tests.data.conftest import make_texts, write_folder
 
 ROOT = Path(__file__).parents[1]
@@ -23,7 +28,8 @@ FILES = sorted(
 MODULES = [".".join(path.with_suffix("").parts) for path in FILES]
 SWEEPS = [name for name in MODULES if name.startswith("configs.ablations.")]
 SIZES = ("tiny", "gpt2_124m")
-WITHOUT_SIZE = ("configs.ablations.compare", "configs.ablations.finetune_cuts")
+PLANNED = ("configs.ablations.h100_45min", "configs.ablations.causal_shift_124m")
+WITHOUT_SIZE = ("configs.ablations.compare", "configs.ablations.finetune_cuts", *PLANNED)
 RUNS = [(name, size) for name in SWEEPS for size in SIZES if name not in WITHOUT_SIZE]
 RUNS += [(name, None) for name in WITHOUT_SIZE]
 FOLDER = str(ROOT / "tests" / "golden" / "huggingface" / "gemma2")
@@ -121,6 +127,50 @@ def test_every_run_of_a_sweep_builds(module, size):
   residuals = [(run.decoder.residual.name, str(run.decoder.residual.options)) for run in built]
   assert len(set(residuals)) == len(runs)  # no run twice under two names
   assert len({run.workdir for run in built}) == len(runs)
+
+
+def _planned(module, argument=None):
+  """Returns the questions of a planned sweep, its plan, and the first run of each arm by name."""
+  config = _load(module, argument)
+  file = importlib.import_module(module)
+  arms = {run.arm: run.overrides for run in expand(config, file.sweep(config))}
+  asked = plan.questions(file.PLAN, list(arms))
+  runs = expand(config, arms.items(), asked.seeds)
+  assert len(runs) == len(arms) * len(asked.seeds)
+  made = plan.make(asked, runs, None, 0.0)
+  return asked, made, {run.arm: experiment.build(run.config) for run in runs[: len(arms)]}
+
+
+def test_h100_45min_is_the_plan_that_it_says():
+  asked, made, runs = _planned("configs.ablations.h100_45min")
+  assert asked.contrasts == tuple((arm, "standard") for arm in list(runs)[1:]) and len(runs) == 8
+  assert len(asked.seeds) == 5 and asked.tuning.seed not in asked.seeds
+  assert {arm.tokens for arm in made.arms.values()} == {pytest.approx(50e6, rel=1e-3)}
+  run = runs["standard"]
+  costs = model_costs(program.build(run).model, run)
+  assert costs["parameters"] == pytest.approx(10.6e6 + 12.6e6, rel=0.005)
+  assert costs["training_flops_per_token"] == pytest.approx(146e6, rel=0.005)
+  assert run.train.eval_rows * run.data.seq_len >= 10e6
+  tuning = asked.tuning.steps * run.train.batch_size * run.data.seq_len
+  assert tuning == pytest.approx(10e6, rel=0.005)
+  # The warm-up and the blocks fit the runs of tuning, too.
+  assert run.optim.warmup_steps < asked.tuning.steps
+  dry_run(runs["hyper_connections"], Console(file=io.StringIO()))
+
+
+def test_causal_shift_124m_confirms_what_the_argument_says():
+  asked, made, runs = _planned("configs.ablations.causal_shift_124m", "channel,3,0.25,7")
+  assert len(runs) * len(asked.seeds) == 20 and len(asked.contrasts) == 4
+  assert 0 not in asked.seeds  # the seed of the first stage
+  assert {arm.tokens for arm in made.arms.values()} == {pytest.approx(10e9, rel=1e-4)}
+  options = {arm: run.decoder.residual.options for arm, run in runs.items()}
+  assert options["gate"]["granularity"] == "channel"
+  assert (options["cut-best"]["layers"], options["cut-best"]["alpha"]) == ((3,), 0.25)
+  assert (options["cut-last"]["layers"], options["cut-last"]["alpha"]) == ((-1,), 0.5)
+  assert (options["cut-switch"]["layers"], options["cut-switch"]["alpha"]) == ((7,), 0.5)
+  assert runs["standard"].train.eval_rows * runs["standard"].data.seq_len >= 10e6
+  with pytest.raises(ValueError, match="GRANULARITY,LAYER,ALPHA,SWITCH"):
+    _load("configs.ablations.causal_shift_124m", "gate")
 
 
 @pytest.mark.parametrize("name", ["residuals", "compare"])
