@@ -11,7 +11,7 @@ from absl import flags
 from ml_collections import config_flags
 from rich.console import Console
 
-from resjax import experiment
+from resjax import experiment, typed_json
 from resjax.processes.signals import SIGINT_CODE, Interrupted
 from resjax.records.metrics_log import FILE_NAME, read_metrics
 from resjax.runs import workdir
@@ -148,4 +148,6 @@ def collect(run: SweepRun, error: str | None = None, metric: str = results.PRIMA
     return results.result(run, records, {}, error, metric=metric)
   record = workdir.read(folder)
   costs = dataclasses.asdict(record.costs)
-  return results.result(run, records, costs, error, environment=record.environment, metric=metric)
+  where = f"{folder / workdir.RECORD}: environment"
+  environment = typed_json.convert(record.environment, results.Environment, where)
+  return results.result(run, records, costs, error, environment=environment, metric=metric)

@@ -17,6 +17,19 @@ _GUARD = re.compile(r"step \d+ has ")
 
 
 @dataclasses.dataclass(frozen=True)
+class Environment:
+  """Where a run ran last, as its record says.
+
+  Attributes:
+    git: the commit of the code; None if it is not known.
+    devices: the kind of each device.
+  """
+
+  git: str | None = None
+  devices: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
 class Result:
   """The result of one run of a sweep, which need not be finished.
 
@@ -79,7 +92,7 @@ def result(
   costs: Mapping[str, float | None],
   error: str | None = None,
   *,
-  environment: Mapping[str, Any] | None = None,
+  environment: Environment | None = None,
   metric: str = PRIMARY,
 ) -> Result:
   """Returns the result of one run.
@@ -89,7 +102,7 @@ def result(
     records: the records of its metrics; empty for a run that has not begun.
     costs: what its model costs, by the names of `resjax.runs.workdir.Costs`; empty likewise.
     error: the reason of its failure in one line; None if it did not fail.
-    environment: where it ran, as its record says.
+    environment: where it ran; None: not known.
     metric: the name of the metric that the sweep compares.
 
   Raises:
@@ -104,7 +117,7 @@ def result(
   sizes = [r["memory/step_bytes"] for r in records if r.get("memory/step_bytes")]
   times = [r["goodput/unix_time"] for r in records if r.get("goodput/unix_time")]
   per_step = run.config.train.batch_size * run.config.data.seq_len
-  where = environment or {}
+  where = environment or Environment()
   return Result(
     name=run.name,
     arm=run.arm,
@@ -122,8 +135,8 @@ def result(
     step=records[-1]["step"] if records else 0,
     steps=run.config.train.steps,
     begun=min(times) if times else None,
-    code=where.get("git"),
-    devices=tuple(where.get("devices", ())),
+    code=where.git,
+    devices=where.devices,
     status=_status(run, records, last, metric, error),
     error=error,
   )

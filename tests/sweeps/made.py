@@ -2,7 +2,7 @@
 
 from configs import tiny
 from resjax.sweeps import plan as plans
-from resjax.sweeps.results import result
+from resjax.sweeps.results import Environment, result
 from resjax.sweeps.runs import expand
 
 ARMS = {"standard": {}, "gate": {"model.residual.name": "gate"}, "rezero": {}, "laurel": {}}
@@ -42,6 +42,6 @@ def results(values, given=None, git="c0de", devices=("cpu",), **more):
   for run in given:
     value = values.get((run.arm, run.seed))
     one = value if isinstance(value, list) else [] if value is None else records(value, **more)
-    where = {"git": git, "devices": list(devices)}
+    where = Environment(git, devices)
     found.append(result(run, one, COSTS if one else {}, environment=where))
   return found
