@@ -111,7 +111,8 @@ def _read() -> Sweep:
     raise ValueError(f"{path}: PLAN has no seeds; give some, as --seeds=0,1,2")
   sweep = Sweep(config, path, arms, file.get("CURVES"))
   if asked.seeds:
-    refused = sweep_runs.check(runs[: len(arms)])
+    # Runs whose settings are still to be tuned are checked when they are known.
+    refused = {} if asked.tuning else sweep_runs.check(runs[: len(arms)])
     if len(refused) == len(arms):
       raise ValueError(f"run {runs[0].name!r}: {refused[runs[0].name]}")
     begun = any(map(sweep_runs.begun, runs)) or sweep_tuning.begun(sweep)

@@ -128,8 +128,11 @@ def make(plan: Plan, results: Sequence[Result], *, alone: bool = False) -> Compa
   others = [arm for arm in plan.arms if arm not in named | {plan.questions.baseline}]
   planned = sides.rows(plan.contrasts)
   starts = {r.name: r.begun for r in results if r.begun is not None}
-  known = [r.difference for r in planned if r.difference and not r.difference.own]
-  deviation = next((d.deviation for d in known), None)
+  pooled = [r.difference for r in planned if r.difference and not r.difference.own]
+  deviation, effects = pooled[0].deviation if pooled else None, None
+  if deviation is not None:
+    seeds = max(len(d.seeds) for d in pooled)
+    effects = _detectable(deviation, seeds, pooled[0].freedom, len(plan.contrasts))
   return Comparison(
     metric=plan.questions.key,
     better=plan.questions.better,
@@ -141,7 +144,7 @@ def make(plan: Plan, results: Sequence[Result], *, alone: bool = False) -> Compa
     deviations=tuple(_deviations(plan, results)),
     tuned=plan.tuned,
     deviation=deviation,
-    detectable=_seen(known[0], len(plan.contrasts)) if known else None,
+    detectable=effects,
   )
 
 
@@ -154,21 +157,14 @@ def expected(plan: Plan, spread: float) -> tuple[float, float]:
     plan: the plan, with two seeds at least.
     spread: the standard deviation of the metric over seeds.
   """
-  return _detectable(2**0.5 * spread, len(plan.seeds), len(plan.contrasts))
+  contrasts = plan.questions.contrasts
+  freedom = (len({arm for pair in contrasts for arm in pair}) - 1) * (len(plan.seeds) - 1)
+  return _detectable(2**0.5 * spread, len(plan.seeds), freedom, len(contrasts))
 
 
-def _detectable(deviation: float, seeds: int, contrasts: int) -> tuple[float, float]:
-  freedom = contrasts * (seeds - 1)
+def _detectable(deviation: float, seeds: int, freedom: int, contrasts: int) -> tuple[float, float]:
   alone, strictest = (detectable(seeds, freedom, contrasts=k) for k in (1, contrasts))
   return deviation * alone, deviation * strictest
-
-
-def _seen(difference: Difference, contrasts: int) -> tuple[float, float] | None:
-  if difference.deviation is None:
-    return None
-  n, freedom = len(difference.seeds), difference.freedom
-  alone, strictest = (detectable(n, freedom, contrasts=k) for k in (1, contrasts))
-  return difference.deviation * alone, difference.deviation * strictest
 
 
 class _Sides:
