@@ -31,12 +31,14 @@ class Tuning:
       setting after the other.
     steps: the steps of a run that tries one of them.
     seed: the seed of these runs, which no other run has.
+    overrides: other settings of these runs, such as fewer rows for evaluation.
     most_moves: how often a grid whose best factor is the first or the last one may be extended.
   """
 
   settings: dict[str, tuple[_Positive, ...]]
   steps: _Count
   seed: _Seed
+  overrides: dict[str, Any] = dataclasses.field(default_factory=dict)
   most_moves: Annotated[int, msgspec.Meta(ge=0)] = 4
 
 

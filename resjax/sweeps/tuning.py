@@ -103,7 +103,8 @@ def _run(
   values: Mapping[str, float],
 ) -> SweepRun:
   names = "-".join(f"{key.rpartition('.')[2]}_{value:g}" for key, value in values.items())
-  settings = {**overrides, **values, "train.steps": tuning.steps, "seed": tuning.seed}
+  own = {"train.steps": tuning.steps, "seed": tuning.seed}
+  settings = {**overrides, **tuning.overrides, **values, **own}
   return make_run(config, f"{arm}/{FOLDER}/{names}", arm, tuning.seed, settings)
 
 

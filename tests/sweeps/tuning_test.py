@@ -35,12 +35,12 @@ def _bowl(rate):
 
 
 def test_an_interior_best_needs_one_round_of_runs():
-  state, (runs,) = _tune(_bowl(BASE))
+  state, (runs,) = _tune(_bowl(BASE), overrides={"train.eval_rows": 3})
   assert state.values == {RATE: BASE} and len(runs) == 5
   assert list(state.curves[RATE]) == pytest.approx([2e-3, 2.84e-3, 4e-3, 5.64e-3, 8e-3])
   run = runs[0]
   assert run.name == "gate/tuning/learning_rate_0.002" and run.config.workdir.endswith(run.name)
-  assert (run.config.seed, run.config.train.steps) == (7, 2)
+  assert (run.config.seed, run.config.train.steps, run.config.train.eval_rows) == (7, 2, 3)
   assert run.config.model.residual.name == "gate"
 
 
