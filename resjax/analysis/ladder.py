@@ -91,8 +91,8 @@ def show(comparison: Comparison, console: Console) -> None:
     table.add_section()
   console.print(table)
   lines = [
-    f"{comparison.reference}: L(C) = {law.floor:.4g} + {law.scale:.4g} C^-{law.exponent:.4g} with C "
-    f"in {currency}",
+    f"{comparison.reference}: L(C) = {law.floor:.4g} + {law.scale:.4g} C^-{law.exponent:.4g}, C in "
+    f"{currency}",
     f"lack of fit: {law.spread:.2%} of the loss; degrees of freedom: {law.freedom}",
     f"S: how many times the compute, at its speed, {comparison.reference} needs for the arm's loss",
   ]
