@@ -17,7 +17,7 @@ from resjax import locations
 from resjax.analysis import plots
 from resjax.locations import Location
 from resjax.statistics import compute_multiplier
-from resjax.statistics.compute_multiplier import Currency, Ladder, Multiplier, ScalingLaw
+from resjax.statistics.compute_multiplier import Ladder, Multiplier, ScalingLaw
 
 _WIDEST = 4.0  # the largest factor of a multiplier that the plot shows
 
@@ -50,7 +50,7 @@ def compare(
   rungs: Sequence[str],
   ladders: Mapping[str, Ladder],
   reference: str,
-  currency: Currency,
+  currency: str,
   floor: float | None = None,
 ) -> Comparison:
   """Returns the comparison of arms with a reference; see `compute_multiplier`.
@@ -117,7 +117,9 @@ def save(comparison: Comparison, path: Location) -> None:
   arms = {}
   for arm, ladder in comparison.ladders.items():
     found = comparison.multipliers.get(arm)
-    own = {name: list(v) for name, v in dataclasses.asdict(ladder).items() if v is not None}
+    own: dict[str, Any] = {
+      name: list(v) for name, v in dataclasses.asdict(ladder).items() if v is not None
+    }
     own["compute"] = ladder.compute(comparison.law.currency).tolist()
     if found is not None:
       holds, words = comparison.verdict(arm)

@@ -3,13 +3,11 @@
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Literal
 
 import numpy as np
 from scipy import optimize, stats
 
-Currency = Literal["FLOPs", "tokens"]
-CURRENCIES: tuple[Currency, ...] = ("FLOPs", "tokens")
+CURRENCIES = ("FLOPs", "tokens")
 LEAST_RUNGS = 4
 _LEVEL = 0.95
 _STARTS = (0.2, 0.6, 0.95)  # of the floor, as shares of the smallest loss
@@ -52,7 +50,7 @@ class Ladder:
       if not all(math.isfinite(value) and value > 0 for value in values):
         raise ValueError(f"{name}={list(values)} must be finite and above 0")
 
-  def compute(self, currency: Currency) -> np.ndarray:
+  def compute(self, currency: str) -> np.ndarray:
     """Returns the compute of each rung.
 
     Raises:
@@ -60,13 +58,13 @@ class Ladder:
     """
     return np.asarray(self.tokens, float) * self._price(currency)
 
-  def speed(self, currency: Currency) -> np.ndarray | None:
+  def speed(self, currency: str) -> np.ndarray | None:
     """Returns the compute of each rung per second; None where it was not measured."""
     if self.tokens_per_second is None:
       return None
     return np.asarray(self.tokens_per_second, float) * self._price(currency)
 
-  def _price(self, currency: Currency) -> np.ndarray:
+  def _price(self, currency: str) -> np.ndarray:
     """Returns what a token costs on each rung."""
     if currency not in CURRENCIES:
       raise ValueError(f"currency={currency!r} is not known; allowed: {', '.join(CURRENCIES)}")
@@ -91,7 +89,7 @@ class ScalingLaw:
     sensitivity: how floor and exponent answer to the log losses of the rungs [2, n].
   """
 
-  currency: Currency
+  currency: str
   floor: float
   scale: float
   exponent: float
@@ -117,7 +115,7 @@ class Multiplier:
   high: float
 
 
-def fit(reference: Ladder, currency: Currency, floor: float | None = None) -> ScalingLaw:
+def fit(reference: Ladder, currency: str, floor: float | None = None) -> ScalingLaw:
   """Fits L(C) = L∞ + A C^−α to a reference by least squares of log L.
 
   Args:
@@ -138,15 +136,15 @@ def fit(reference: Ladder, currency: Currency, floor: float | None = None) -> Sc
   starts = [share * least for share in _STARTS] if floor is None else [floor]
   fits = [_minimum(x, y, start, fits_floor=floor is None) for start in starts]
   found = min(fits, key=lambda one: one.cost)
-  log_scale, exponent, *fitted = found.x
-  level = fitted[0] if fitted else floor
+  log_scale, exponent = found.x[:2]
+  level = found.x[2] if floor is None else floor
   if exponent < 2 * _LEAST_EXPONENT or least - level < _EDGE * least:
     raise ValueError(
       "the losses of the reference do not fall as a power of compute above a floor; take longer or "
       "larger rungs, or give the floor"
     )
   freedom = len(x) - len(found.x)
-  free = [True, True] + [level > _EDGE * least] * len(fitted)  # a floor at 0 answers to nothing
+  free = [True, True] + [level > _EDGE * least] * (floor is None)  # a floor at 0 answers to nothing
   answers = np.zeros((3, len(x)))
   answers[: len(free)][free] = np.linalg.pinv(found.jac[:, free])
   return ScalingLaw(
@@ -243,7 +241,7 @@ def _multiplier(
   return Multiplier(*(math.exp(min(value, 700.0)) for value in (log_s, log_s - half, log_s + half)))
 
 
-def verdict(found: Sequence[Multiplier], compute: Sequence[float]) -> tuple[bool, str]:
+def verdict(found: Sequence[Multiplier], compute: Sequence[float] | np.ndarray) -> tuple[bool, str]:
   """Returns whether an arm may be said to save compute, and the claim or what is against it.
 
   It may if S is above 1 on every rung and does not fall: the slope of log S over log C, with its

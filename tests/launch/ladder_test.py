@@ -154,7 +154,7 @@ def test_a_ladder_of_four_sizes_is_trained_and_read(tmp_path):
   settings = {
     "workdir": tmp_path / "out", "data.root": tmp_path / "data",
     "data.corpora.stdlib.source": source, "data.seq_len": 32, "model.d_model": 12,
-    "model.mlp_dim": 36, "train.batch_size": 8, "train.eval_rows": 64, "model.mup.base_width": 12,
+    "model.mlp_dim": 36, "train.batch_size": 32, "train.eval_rows": 64, "model.mup.base_width": 12,
   }  # fmt: skip
   options = {"cwd": ROOT, "capture_output": True, "text": True, "env": os.environ | {
     "JAX_PLATFORMS": "cpu", "XLA_FLAGS": xla.QUICK, "COLUMNS": "80", "PYTHONPATH": str(ROOT)

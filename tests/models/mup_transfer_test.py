@@ -78,9 +78,9 @@ class Trial:
     return program(self.model.init(seed), jnp.float32(rate), jax.random.key(seed))
 
 
-def coordinates(width, mup, name, rate=2.0**-9):
+def coordinates(width, mup, name="adamw", rate=2.0**-9, num_layers=2):
   """The root mean squares of the states of a decoder after ten steps, by what they are."""
-  trial = Trial(width, mup, name=name)
+  trial = Trial(width, mup, num_layers, name)
   _, params = trial.train(rate, 10)
   decoder, rows = trial.model.bind(params), trial.batch(jax.random.key(1))
 
@@ -95,7 +95,7 @@ def coordinates(width, mup, name, rate=2.0**-9):
     return found.layers, rms(found.output), rms(logits - logits.mean(-1, keepdims=True))
 
   branches, stream, logits = measure()
-  names = [f"{site} {layer}" for site in ("attention", "mlp") for layer in range(2)]
+  names = [f"{site} {layer}" for site in ("attention", "mlp") for layer in range(num_layers)]
   return dict(zip(names, map(float, np.ravel(branches)), strict=True)) | {
     "stream": float(stream), "logits": float(logits)
   }  # fmt: skip
@@ -121,6 +121,19 @@ def test_activations_keep_their_size_over_widths(name):
   assert max(plain.values()) > 8 and min(plain.values()) > 2
 
 
+def streams(mup, depths=(2, 8, 32)):
+  """The root mean square of the stream after the last layer, by depth."""
+  return [coordinates(64, mup, rate=2.0**-7, num_layers=depth)["stream"] for depth in depths]
+
+
+@pytest.mark.slow
+def test_the_stream_keeps_its_size_over_depths():
+  small, *others = streams(MupConfig(base_width=64, base_layers=2))
+  assert all(0.5 < other / small < 2 for other in others)
+  small, large = streams(OFF, (2, 8))
+  assert large / small > 8
+
+
 @pytest.mark.slow
 def test_the_best_rate_stays_over_widths():
   best = {}
@@ -139,6 +152,8 @@ def main():
       for width in WIDTHS:
         found = coordinates(width, mup, name)
         print(name, width, {key: round(value, 3) for key, value in found.items()})
+    depths = MupConfig(64, 2) if mup == MUP else OFF
+    print("streams of 2, 8 and 32 layers", streams(depths))
     for width in (128, 512):
       losses = losses_by_rate(width, mup, RATES)
       print(width, {f"2^{np.log2(rate):.0f}": round(loss, 3) for rate, loss in losses.items()})
