@@ -16,8 +16,8 @@ system itself.
 Hardware: 2 CPU cores, 2 GB of memory (toy); one GPU of 80 GB for each run (full).
 Time: toy 12 runs of 10 seconds to 9 minutes on a core that others used too; full, from FLOPs at an
 assumed 40 % MFU on an H100, 0.2, 2, 7 and 60 minutes a run (not measured).
-Expect: toy falls from 2.63 nats per byte on the first rung to 1.33 on the last (`standard`), and says
-nothing about larger models. full was not run.
+Expect: toy falls from 2.63 nats per byte on the first rung to 1.33 on the last (`standard`), and
+says nothing about larger models. full was not run.
 """
 
 from collections.abc import Iterator
