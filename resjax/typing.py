@@ -22,6 +22,7 @@ import jax.numpy as jnp
 
 Array = jax.Array
 PyTree = Any
+NOT_ASKED = -1  # as a target: nothing is asked there, and the loss leaves it out
 
 
 def wide_dtype(x: Array) -> jnp.dtype:

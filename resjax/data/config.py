@@ -6,10 +6,12 @@ import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from resjax.data.synthetic import tasks
+from resjax.data.synthetic.tasks import Task
 from resjax.ranges import check_types
 
 FORMATS = ("auto", "text", "jsonl", "parquet")
-TOKENIZERS = ("bpe", "byte", "pretrained")
+TOKENIZERS = ("bpe", "byte", "pretrained", "synthetic")
 SPLITS = ("train", "validation", "test")
 VERIFY = ("full", "sizes")
 BYTE_VOCAB = 257  # The 256 bytes and the end of text.
@@ -43,7 +45,8 @@ class CorpusConfig:
   """One corpus of a mixture.
 
   Attributes:
-    source: `python-stdlib`; or a file, folder or glob, also of gs://; or `tfds:NAME[/CONFIG]`.
+    source: `python-stdlib`; or a file, folder or glob, also of gs://; or `tfds:NAME[/CONFIG]`;
+      or `synthetic:TASK[?SETTING=VALUE&...]`, see `resjax.data.synthetic.tasks`.
     format: one of `FORMATS`; `auto` goes by the file ending.
     field: the JSONL field, Parquet column, or TFDS feature that holds the text.
     weight: the share of the training rows, relative to the other corpora.
@@ -73,7 +76,8 @@ class TokenizerConfig:
   Attributes:
     name: one of `TOKENIZERS`.
     vocab_size: V. `bpe` may grow to this size, and a small corpus gives fewer tokens; the embedding
-      of a `pretrained` model has this many rows; `byte` ignores it and has `BYTE_VOCAB` tokens.
+      of a `pretrained` model has this many rows; `synthetic` has the symbols of its task and the
+      end of text; `byte` ignores it and has `BYTE_VOCAB` tokens.
     train_bytes: the number of bytes of text that `bpe` learns its merges from.
     folder: the folder with tokenizer.json and config.json of a `pretrained` tokenizer.
   """
@@ -150,9 +154,38 @@ class DataConfig:
     _require(
       not self.built or bool(_FINGERPRINT.fullmatch(self.built)), "built", self.built, digits
     )
+    self._check_task()
     held_out = self.validation_fraction + self.test_fraction
     rest = f"with test_fraction {self.test_fraction} nothing is left to train on"
     _require(held_out < 1, "validation_fraction", self.validation_fraction, rest)
+
+  def _check_task(self) -> None:
+    """Raises ValueError unless a synthetic corpus is alone, and has its tokenizer and row length."""
+    given = [(name, c) for name, c in self.corpora if c.source.startswith(tasks.PREFIX)]
+    synthetic = self.tokenizer.name == "synthetic"
+    needs = f"corpora of {tasks.PREFIX} sources need it, others another one"
+    _require(synthetic == bool(given), "tokenizer.name", self.tokenizer.name, needs)
+    if not given:
+      return
+    name, corpus = given[0]
+    alone = "a synthetic source must be the only corpus"
+    _require(len(self.corpora) == 1, f"corpora.{name}.source", corpus.source, alone)
+    try:
+      task = tasks.parse(corpus.source)
+    except ValueError as error:
+      raise ValueError(f"config.data.corpora.{name}.source: {error}") from None
+    vocab_size, seq_len = task.num_symbols + 1, task.length + 1
+    has = f"{corpus.source} has {{}}, the end of text included; set that"
+    fits = self.tokenizer.vocab_size == vocab_size
+    said = has.format(f"{vocab_size} tokens")
+    _require(fits, "tokenizer.vocab_size", self.tokenizer.vocab_size, said)
+    said = has.format(f"rows of {seq_len}")
+    _require(self.seq_len == seq_len, "seq_len", self.seq_len, said)
+
+  @property
+  def task(self) -> Task | None:
+    """The synthetic task; None where the data are text."""
+    return tasks.parse(self.corpora[0][1].source) if self.tokenizer.name == "synthetic" else None
 
   @property
   def splits(self) -> tuple[str, ...]:

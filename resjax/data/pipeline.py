@@ -12,6 +12,9 @@ from resjax.data import storage, tokenizer
 from resjax.data.config import DataConfig
 from resjax.data.packing import PADDING, split_rows
 from resjax.data.summary import DatasetSummary
+from resjax.data.synthetic import asked
+from resjax.data.synthetic.alphabet import SyntheticTokenizer
+from resjax.data.synthetic.tasks import Task
 
 Batch = dict[str, np.ndarray]
 
@@ -44,7 +47,8 @@ def train_batches(
     rows: the rows of each batch that this process reads, of 0 to batch_size - 1; None reads all.
 
   Returns:
-    An iterator over dicts as `split_rows` returns them, with int32 arrays [number of rows, T].
+    An iterator over dicts as `split_rows` returns them, with int32 arrays [number of rows, T];
+    targets of a synthetic task are its answers.
 
   Raises:
     ValueError: A row is not in the batch, or the corpora of `config` are not those of `dataset`.
@@ -61,7 +65,7 @@ def train_batches(
   shares = [weights[name] for name in dataset.corpora]
   mixed = grain.MapDataset.mix(streams, shares)
   batches = grain.MapDataset.source(_Batches(mixed, batch_size, chosen))
-  batches = batches.map(functools.partial(split_rows, eot_id=_eot_id(dataset.tokenizer)))
+  batches = batches.map(functools.partial(_batch_of, dataset))
   return iter(batches.to_iter_dataset(_READ))
 
 
@@ -122,18 +126,29 @@ def _read_padded(
   chosen: Sequence[int],
   dataset: DatasetSummary,
 ) -> Iterator[Batch]:
-  eot_id = _eot_id(dataset.tokenizer)
   for start in range(0, len(taken), batch_size):
     tokens = np.full((len(chosen), dataset.seq_len + 1), PADDING, np.int32)
     for slot, row in enumerate(chosen):
       if start + row < len(taken):
         tokens[slot] = records[int(taken[start + row])]["tokens"]
-    yield split_rows(tokens, eot_id)
+    yield _batch_of(dataset, tokens)
+
+
+def _batch_of(dataset: DatasetSummary, tokens: np.ndarray) -> Batch:
+  """Returns the batch of rows [B, T + 1]: next tokens are its targets, or the answers of a task."""
+  batch, task = split_rows(tokens, _tokenizer(dataset.tokenizer).eot_id), task_of(dataset)
+  return asked.ask(batch, task) if task else batch
+
+
+def task_of(dataset: DatasetSummary) -> Task | None:
+  """Returns the synthetic task that data are made of; None where they are text."""
+  found = _tokenizer(dataset.tokenizer)
+  return found.task if isinstance(found, SyntheticTokenizer) else None
 
 
 @functools.cache  # The path holds a fingerprint of the content, so the content never changes.
-def _eot_id(path: Path) -> int:
-  return tokenizer.load(path).eot_id
+def _tokenizer(path: Path) -> tokenizer.Tokenizer:
+  return tokenizer.load(path)
 
 
 def _chosen(batch_size: int, rows: Sequence[int] | None) -> Sequence[int]:

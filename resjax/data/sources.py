@@ -1,4 +1,4 @@
-"""Where documents come from: the standard library of Python, files, or another TFDS data set."""
+"""Where documents come from: Python's standard library, files, TFDS data sets, synthetic tasks."""
 
 import dataclasses
 import re
@@ -12,6 +12,8 @@ from resjax.data import corpus_files, readers
 from resjax.data.config import SPLITS, CorpusConfig, SettingNames
 from resjax.data.corpus_files import File, FoundFiles
 from resjax.data.readers import Document
+from resjax.data.synthetic import tasks
+from resjax.data.synthetic.alphabet import SyntheticTokenizer
 
 STDLIB = "python-stdlib"
 TFDS = "tfds:"
@@ -57,10 +59,13 @@ def open_source(settings: SettingNames, corpus: CorpusConfig, split: str | None 
   Raises:
     ValueError: There are no documents, or none in the format or the split asked for.
   """
+  made = corpus.source.startswith(tasks.PREFIX)
+  if split is not None and (made or corpus.source == STDLIB):
+    raise ValueError(f"{settings.source}: {corpus.source} has no split {split!r}; leave it out")
   if corpus.source == STDLIB:
-    if split is not None:
-      raise ValueError(f"{settings.source}: {STDLIB} has no split {split!r}; leave it out")
     return _stdlib()
+  if made:
+    return _synthetic(corpus.source)
   if corpus.source.startswith(TFDS):
     return _tfds(corpus, settings, split or "train")
   return _files(corpus, settings, split)
@@ -85,13 +90,24 @@ def _stdlib() -> Source:
   return Source([STDLIB, str(base)], _stamps(found), documents, settled=_settled(found))
 
 
+def _synthetic(source: str) -> Source:
+  words = SyntheticTokenizer(source)
+
+  def documents() -> Iterator[Document]:
+    for index in range(words.task.count):
+      yield Document(f"{source}#{index}", words.spell(words.task.document(index)))
+
+  return Source([source], [tasks.VERSION], documents, settled=True)
+
+
 def _files(corpus: CorpusConfig, settings: SettingNames, split: str | None) -> Source:
   found = corpus_files.find(corpus.source, settings.source)
   if split is not None:
     found = _of_split(found, split, corpus.source, settings)
   if not found.files:
     what = "a folder without files" if found.is_folder else "no file or folder, and matches none"
-    kinds = f"allowed: {STDLIB}, a file, folder or glob of text, {TFDS}NAME[/CONFIG]"
+    kinds = f"allowed: {STDLIB}, a file, folder or glob of text, {TFDS}NAME[/CONFIG], "
+    kinds += f"{tasks.PREFIX}TASK"
     shown = corpus_files.spelled(corpus.source)
     raise ValueError(f"{settings.source}: {shown} is {what}; {kinds}")
   kind, chosen = _choose_format(corpus, found, settings)

@@ -4,6 +4,8 @@ import re
 
 from tokenizers import pre_tokenizers
 
+END_OF_TEXT = "<|endoftext|>"
+
 _SENTENCEPIECE_BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 _SENTENCEPIECE_SPACE = "\u2581"
 

@@ -1,4 +1,4 @@
-"""Tokenizers: byte-level BPE learned from the corpora, plain bytes, and those of trained models."""
+"""Tokenizers: BPE learned from the corpora, bytes, those of trained models and of tasks."""
 
 import dataclasses
 import json
@@ -18,10 +18,9 @@ from resjax.data.pretrained_tokenizer import (
   library_model,
   read_text,
 )
-from resjax.data.token_spelling import from_byte_level
+from resjax.data.synthetic.alphabet import SyntheticTokenizer
+from resjax.data.token_spelling import END_OF_TEXT, from_byte_level
 from resjax.locations import Location
-
-END_OF_TEXT = "<|endoftext|>"
 
 # Merges stay inside these parts of a text: a word with its leading space, up to three digits,
 # punctuation, and whitespace, of which the last character stays with the word that follows.
@@ -147,6 +146,7 @@ class _Named:
   """What a tokenizer file says of its kind; that of a learned BPE has no name."""
 
   name: str | None = None
+  source: str = ""
 
 
 def load(path: Location) -> Tokenizer:
@@ -157,12 +157,15 @@ def load(path: Location) -> Tokenizer:
     ValueError: the file holds no tokenizer.
   """
   text = read_text(path)
-  name = typed_json.parse(text, _Named, str(path)).name
+  named = typed_json.parse(text, _Named, str(path))
+  name = named.name
   if name == "byte":
     return ByteTokenizer()
-  if name not in ("pretrained", None):
-    raise ValueError(f"{path}: name is {name!r}; allowed: byte, pretrained, or none")
+  if name not in ("pretrained", "synthetic", None):
+    raise ValueError(f"{path}: name is {name!r}; allowed: byte, pretrained, synthetic, or none")
   try:
+    if name == "synthetic":
+      return SyntheticTokenizer(named.source)
     if name == "pretrained":
       return PretrainedTokenizer.from_record(typed_json.parse(text, PretrainedRecord, "record"))
     return BpeTokenizer(library_model(text, "it"))

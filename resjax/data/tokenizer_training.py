@@ -9,6 +9,7 @@ import grain
 from resjax.data import built, pretrained_tokenizer, storage
 from resjax.data.config import DataConfig, TokenizerConfig
 from resjax.data.pretrained_tokenizer import PretrainedTokenizer
+from resjax.data.synthetic.alphabet import SyntheticTokenizer
 from resjax.data.tokenizer import BpeTokenizer, ByteTokenizer, Tokenizer, train_bpe
 
 FILE_NAME = "tokenizer.json"
@@ -34,6 +35,10 @@ def build(
   make: Callable[[], Tokenizer]
   if settings.name == "byte":
     mark, make = storage.fingerprint("byte", _VERSION), ByteTokenizer
+  elif config.task:
+    [(_, corpus)] = config.corpora
+    mark = storage.fingerprint("synthetic", corpus.source, _VERSION)
+    make = functools.partial(SyntheticTokenizer, corpus.source)
   elif settings.name == "pretrained":
     found = _pretrained(settings)
     mark, make = storage.fingerprint(found.record, _VERSION), lambda: found

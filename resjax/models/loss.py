@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from resjax.losses import LossSums, cross_entropy, sharded_cross_entropy
 from resjax.models.decoder import Decoder
-from resjax.typing import Array
+from resjax.typing import NOT_ASKED, Array
 
 
 def loss_sums(
@@ -17,12 +17,14 @@ def loss_sums(
 
   Args:
     decoder: the decoder with its parameters.
-    batch: `inputs`, `targets`, `segment_ids` and `positions`, [B, T] each; segment 0 is padding.
+    batch: `inputs`, `targets`, `segment_ids` and `positions`, [B, T] each; segment 0 is padding,
+      and nothing is asked for where the target is `NOT_ASKED`.
     token_bytes: how many UTF-8 bytes each token stands for [V]; None: bytes are not counted.
     chunk_size: the number of tokens whose logits exist at one time.
   """
   hidden = decoder(batch["inputs"], batch["segment_ids"], batch["positions"])
-  weights = (batch["segment_ids"] != 0).astype(jnp.float32)
+  asked = (batch["segment_ids"] != 0) & (batch["targets"] != NOT_ASKED)
+  weights = asked.astype(jnp.float32)
   arguments = hidden, decoder.head, batch["targets"], weights
   softcap = decoder.config.logit_softcap
   options: dict[str, Any] = {

@@ -1,0 +1,52 @@
+"""Batches of a synthetic task: targets are its answers, all of them or those of one level."""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from resjax.data.synthetic.tasks import Task
+from resjax.typing import NOT_ASKED
+
+Batch = dict[str, np.ndarray]
+
+
+def ask(batch: Batch, task: Task) -> Batch:
+  """Returns a batch of `split_rows` with the answers of a task as targets.
+
+  Args:
+    batch: rows that have one document each, behind an end of text; int32 [B, T] each.
+    task: the task that the documents are of.
+
+  Returns:
+    The batch with targets `NOT_ASKED` where nothing is asked, as at the end of text and in padding.
+  """
+  return {**batch, "targets": _answers(batch, task)[0]}
+
+
+def by_level(batch: Batch, task: Task) -> Iterator[tuple[str, Batch]]:
+  """Yields the batch with the answers of one level of difficulty after the other.
+
+  All batches of a task have the same levels, in padding too, so that processes go together.
+
+  Args:
+    batch: see `ask`.
+    task: see `ask`.
+
+  Returns:
+    Pairs of a name, such as position_03, and a batch.
+  """
+  answers, levels = _answers(batch, task)
+  for level in range(task.num_levels):
+    name = f"{task.level_name}_{level:02}"
+    yield name, {**batch, "targets": np.where(levels == level, answers, NOT_ASKED)}
+
+
+def _answers(batch: Batch, task: Task) -> tuple[np.ndarray, np.ndarray]:
+  """Returns answers and levels [B, T] of a batch, `NOT_ASKED` where nothing is asked."""
+  here = batch["segment_ids"] != 0
+  documents = np.where(here, batch["inputs"], 0)[:, 1:]
+  found = []
+  for values in task.answers(documents):
+    whole = np.pad(values, ((0, 0), (1, 0)), constant_values=NOT_ASKED)
+    found.append(np.where(here, whole, NOT_ASKED))
+  return found[0], found[1]
