@@ -29,7 +29,12 @@ MODULES = [".".join(path.with_suffix("").parts) for path in FILES]
 SWEEPS = [name for name in MODULES if name.startswith("configs.ablations.")]
 SIZES = ("tiny", "gpt2_124m")
 PLANNED = ("configs.ablations.h100_45min", "configs.ablations.causal_shift_124m")
-WITHOUT_SIZE = ("configs.ablations.compare", "configs.ablations.finetune_cuts", *PLANNED)
+WITHOUT_SIZE = (
+  "configs.ablations.compare",
+  "configs.ablations.finetune_cuts",
+  "configs.ablations.synthetic",
+  *PLANNED,
+)
 RUNS = [(name, size) for name in SWEEPS for size in SIZES if name not in WITHOUT_SIZE]
 RUNS += [(name, None) for name in WITHOUT_SIZE]
 FOLDER = str(ROOT / "tests" / "golden" / "huggingface" / "gemma2")

@@ -160,7 +160,7 @@ class DataConfig:
     _require(held_out < 1, "validation_fraction", self.validation_fraction, rest)
 
   def _check_task(self) -> None:
-    """Raises ValueError unless a synthetic corpus is alone, and has its tokenizer and row length."""
+    """Raises ValueError unless a synthetic corpus is alone, with its tokenizer and row length."""
     given = [(name, c) for name, c in self.corpora if c.source.startswith(tasks.PREFIX)]
     synthetic = self.tokenizer.name == "synthetic"
     needs = f"corpora of {tasks.PREFIX} sources need it, others another one"

@@ -74,9 +74,10 @@ def _parts(batch: HostBatch, task: Task | None) -> Iterator[tuple[str, HostBatch
 
 def _by_part(totals: dict[str, LossSums]) -> dict[str, float]:
   """Returns the summary of all parts, and the accuracy of each that has a name."""
-  found = summary(sum(totals.values(), LossSums.zeros()))
+  whole = summary(sum(totals.values(), LossSums.zeros()))
   parts = {name: sums for name, sums in sorted(totals.items()) if name and sums.tokens}
-  return found | {f"accuracy_{name}": float(s.correct / s.tokens) for name, s in parts.items()}
+  accuracies = {f"accuracy_{name}": float(s.correct / s.tokens) for name, s in parts.items()}
+  return whole | accuracies if accuracies else whole
 
 
 def summary(sums: LossSums) -> dict[str, float]:

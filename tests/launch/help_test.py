@@ -91,7 +91,7 @@ def test_help(run, command):
 
 def test_every_command_is_walked():
   names = {command.split(".", 1)[1] for command in COMMANDS}
-  single = "train sweep build_dataset aot analyze intervene generate export tpu gke slurm local"
+  single = "depth_retrieval train sweep build_dataset aot analyze intervene generate export tpu gke slurm local"
   assert {*single.split(), *(f"bench {name}" for name in BENCHMARKS if name != "kernels")} == names
 
 
