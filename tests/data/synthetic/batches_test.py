@@ -40,7 +40,7 @@ def answered(inputs):
 
 
 def test_each_row_is_a_document_with_its_answers(data):
-  made, dataset = data
+  _, dataset = data
   task = task_of(dataset)
   known = {tuple(task.document(index).tolist()) for index in range(300)}
   seen = {}
