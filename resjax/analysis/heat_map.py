@@ -11,11 +11,10 @@ from flax import nnx
 from resjax.analysis.alignment import DepthPosition
 from resjax.analysis.lens import Lens, LensInputs
 from resjax.analysis.probing import ProbeConfig
+from resjax.analysis.prompts import rows_of
 from resjax.models.decoder import Decoder
 from resjax.models.depth import SiteVisit
 from resjax.typing import Array, PyTree
-
-_MULTIPLE = 128  # Of tokens; attention kernels are fast for such lengths.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,18 +38,7 @@ def heat_map(decoder: Decoder, tokens: np.ndarray, every: str = "layer") -> Heat
   The depth positions are the embedding and the places behind every `layer` or every `site`.
   """
   layout, length = decoder.layout, len(tokens)
-  size = -(-length // _MULTIPLE) * _MULTIPLE
-  row = np.zeros(size, np.int32)
-  row[:length] = tokens
-  batch = {
-    "inputs": row,
-    "segment_ids": (np.arange(size) < length).astype(np.int32),
-    # Padding has the last position of the text: beyond it there may be no learned positions, and
-    # their NaN would pass through masks.
-    "positions": np.minimum(np.arange(size, dtype=np.int32), length - 1),
-  }
-  copies = layout.num_shards("batch")  # One row cannot be split.
-  rows = layout.split({name: np.tile(array, (copies, 1)) for name, array in batch.items()})
+  rows = layout.split(rows_of([tokens], layout))
   graphdef, state = nnx.split(decoder)
 
   def run(state: PyTree, rows: Mapping[str, Array]) -> tuple[Array, Array]:

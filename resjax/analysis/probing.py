@@ -195,7 +195,7 @@ class _Probe:
       "weights": {visit.site: _total(visit.depth_weights(), inputs) for visit in visits},
     }
     readings = self._config.readings
-    states = jnp.stack([_state(part, reading) for reading in readings for part in ends])
+    states = jnp.stack([state_at(part, reading) for reading in readings for part in ends])
     # One program serves all states of the layer.
     looks = lax.map(functools.partial(self.look, inputs=inputs), states)
     split = jax.tree.map(lambda a: a.reshape(len(readings), len(ends), *a.shape[1:]), looks)
@@ -208,6 +208,6 @@ class _Probe:
     return grouped(jnp.sqrt(jnp.sum(written * written, axis=-1)), inputs.weights)
 
 
-def _state(visits: Sequence[SiteVisit], reading: str) -> Array:
+def state_at(visits: Sequence[SiteVisit], reading: str) -> Array:
   """Returns the state closed behind the last visit, or view x of the first visit."""
   return visits[-1].closed() if reading == "closed" else visits[0].views()["x"]

@@ -1,0 +1,230 @@
+"""Direct logit attribution: how much each write to the residual path adds to a logit."""
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax import lax
+
+from resjax.analysis.alignment import DepthPosition
+from resjax.analysis.probing import ProbeConfig
+from resjax.analysis.prompts import rows_of
+from resjax.analysis.wrapped_path import WrappedPath, with_path
+from resjax.combinators import Combinator
+from resjax.combinators.base import OUTPUT, Layer, TokenContext, Views
+from resjax.combinators.source import DepthState
+from resjax.models.decoder import Decoder
+from resjax.nn.norm import Identity
+from resjax.typing import Array, PyTree
+
+_LINEAR = 1e-5  # the most that the parts may change when the writes do, relative to themselves
+_ROUNDINGS = 30  # how far their sum may be from the logit, in eps times the sum of their sizes
+
+Rows = Mapping[str, Array]
+
+
+@dataclasses.dataclass(frozen=True)
+class Attribution:
+  """The parts of a logit, or of the difference of two, that the writes of a decoder make up.
+
+  The final norm is linear once its scale is fixed: with the scale s of the actual state, and as far
+  as the output h of the layers is Σ_i W_i w_i over the writes w_i, the logit is the sum over i of
+  u · norm_s(W_i w_i), where u is the output embedding of the token; and of the bias of the norm.
+  The effective weights W_i are those that the combinator gives each write on its way to the output,
+  as they are for this text; a learned gate or a softmax over sources is held fixed, like s.
+
+  Attributes:
+    positions: the embedding, and the places behind every site: where each write ended up.
+    writes: the part of each write, by position [P].
+    bias: the part of the bias of the final norm.
+    heads: the parts of the heads of every attention, without its bias [L, H]; None where a head
+      has no part of its own.
+    no_heads: why there are none; empty if there are.
+    logit: the logit, or the difference of two, that the model gives, without a soft cap.
+    tokens: the prompt [T].
+    targets: the token whose logit it is, and the one whose logit is taken off, if any.
+  """
+
+  positions: tuple[DepthPosition, ...]
+  writes: np.ndarray
+  bias: float
+  heads: np.ndarray | None
+  no_heads: str
+  logit: float
+  tokens: np.ndarray
+  targets: tuple[int, ...]
+
+  @property
+  def total(self) -> float:
+    """The sum of all parts, which is the logit up to rounding."""
+    return float(self.writes.sum() + self.bias)
+
+
+def attribute(decoder: Decoder, tokens: np.ndarray, targets: tuple[int, ...] = ()) -> Attribution:
+  """Returns the parts of the logit of a token after the last one of a prompt.
+
+  Args:
+    decoder: any decoder, sharded or not, whose combinator is a linear read of what was written; or
+      reads it by weights that `Combinator.depth_weights` gives.
+    tokens: the prompt [T].
+    targets: one token; or two, for the logit of the first less that of the second; empty: the most
+      probable token.
+
+  Raises:
+    ValueError: The output is not linear in the writes.
+  """
+  config, layout, combinator = decoder.config, decoder.layout, decoder.combinator
+  no_heads = _no_heads(decoder)
+  rows = layout.split(rows_of([tokens], layout))
+  graphdef, parameters = nnx.split(decoder)
+  shape = 1 + combinator.num_sublayers, *rows["inputs"].shape, config.d_model
+  rng = np.random.default_rng(0)
+  moved = layout.copy(rng.normal(size=shape).astype(np.float32))
+
+  @functools.partial(jax.jit, out_shardings=layout.everywhere)
+  def logits(parameters: PyTree, rows: Rows) -> Array:
+    model = nnx.merge(graphdef, parameters)
+    hidden = model(rows["inputs"], rows["segment_ids"], rows["positions"])[0, len(tokens) - 1]
+    return model.head.astype(jnp.float32) @ hidden.astype(jnp.float32)
+
+  @functools.partial(jax.jit, out_shardings=layout.everywhere)
+  def parts(parameters: PyTree, rows: Rows, signs: Array, moved: Array) -> dict[str, Array]:
+    model = nnx.merge(graphdef, parameters)
+    towards = signs @ model.head.astype(jnp.float32)
+
+    def logit(of_writes: Array, of_heads: Array) -> Array:
+      hidden = _output(model, rows, of_writes, None if no_heads else of_heads)
+      return _frozen_norm(model, hidden[0, len(tokens) - 1]) @ towards
+
+    scales = jnp.zeros(shape), jnp.zeros((config.num_layers, config.num_heads))
+    by_write, by_head = jax.grad(logit, (0, 1))(*scales)
+    # The parts change along with the writes only where a weight depends on them. Two reverse passes
+    # tell: kernels have a rule for the reverse pass alone.
+    change = jax.grad(lambda s: jnp.vdot(jax.grad(logit)(s, scales[1]), moved))(scales[0])
+    return {
+      "writes": jnp.sum(by_write, axis=(1, 2, 3)),
+      "heads": by_head,
+      "bias": _norm_bias(model) @ towards,
+      "change": jnp.linalg.norm(change) / jnp.linalg.norm(by_write),
+    }
+
+  whole = jax.device_get(logits(parameters, rows))
+  targets = targets or (int(np.argmax(whole)),)
+  signs = np.zeros(config.vocab_size, np.float32)
+  for target, sign in zip(targets, (1, -1), strict=False):
+    signs[target] += sign
+  found = jax.device_get(parts(parameters, rows, layout.copy(signs), moved))
+  made = Attribution(
+    positions=ProbeConfig(every="site").positions(combinator),
+    writes=found["writes"],
+    bias=float(found["bias"]),
+    heads=None if no_heads else found["heads"],
+    no_heads=no_heads,
+    logit=float(whole @ signs),
+    tokens=np.asarray(tokens),
+    targets=tuple(targets),
+  )
+  _check(decoder, made, float(found["change"]))
+  return made
+
+
+def _check(decoder: Decoder, found: Attribution, change: float) -> None:
+  """Raises a ValueError unless the parts are those of a linear read that adds up to the logit."""
+  name = decoder.config.residual.name
+  what = f"the parts of a logit are not defined for residual.name={name!r}"
+  if not change <= _LINEAR:
+    raise ValueError(
+      f"{what}: the weights of what a site wrote depend on what others wrote; patch states instead"
+    )
+  rounding = _ROUNDINGS * float(jnp.finfo(decoder.config.dtype).eps)
+  if not abs(found.total - found.logit) <= rounding * np.abs(found.writes).sum():
+    raise ValueError(
+      f"{what}: its last read has no single weight for each source, so that the parts add up to "
+      f"{found.total:.4f} in place of {found.logit:.4f}; patch states instead"
+    )
+
+
+def _no_heads(decoder: Decoder) -> str:
+  """Returns why the heads of an attention have no parts of their own; empty if they have."""
+  return "the sum of the heads is normalised" if decoder.config.post_norm else ""
+
+
+def _output(decoder: Decoder, rows: Rows, of_writes: Array, of_heads: Array | None) -> Array:
+  """Returns the output of the layers [B, T, D] along the frozen path.
+
+  Args:
+    decoder: the model.
+    rows: the prompt.
+    of_writes: what is added to the scale of each write, which is one [P, B, T, D].
+    of_heads: the same for the heads of each layer [L, H]; None: nothing.
+  """
+  changed = with_path(decoder, _FrozenPath(decoder.combinator, of_writes))
+  if of_heads is not None:
+    kernel = changed.layers.attention.o_proj.kernel
+    by_row = jnp.repeat(1 + of_heads, kernel.shape[1] // of_heads.shape[1], axis=1)
+    kernel[...] = kernel[...] * by_row[..., None]
+  changed.final_norm = Identity()
+  return changed(rows["inputs"], rows["segment_ids"], rows["positions"]).astype(jnp.float32)
+
+
+class _FrozenPath(WrappedPath):
+  """A residual path whose weights are fixed: derivatives follow the writes to the output alone.
+
+  Args:
+    inner: the combinator of the model.
+    scales: what is added to the scale of each write, which is one [P, B, T, D].
+  """
+
+  def __init__(self, inner: Combinator, scales: Array):
+    super().__init__(inner)
+    self.scales = nnx.Variable(scales)
+
+  def init(self, x: Array, tokens: TokenContext | None = None) -> PyTree:
+    """See `Combinator.init`."""
+    return super().init(self._scaled(lax.stop_gradient(x), 0), tokens)
+
+  def read(self, state: PyTree, layer: Layer, site: str) -> tuple[Views, Any]:
+    """See `Combinator.read`."""
+    views, tape = super().read(state, layer, site)
+    return lax.stop_gradient(views), tape
+
+  def write(
+    self, state: PyTree, layer: Layer, site: str, out: Array, *,
+    normed: Views | None = None, tape: Any = None,
+  ) -> PyTree:  # fmt: skip
+    """See `Combinator.write`."""
+    out = self._scaled(out, self._position(layer, site))
+    return super().write(state, layer, site, out, normed=normed, tape=tape)
+
+  def final(self, state: PyTree) -> Array:
+    """See `Combinator.final`. Sources that a read weighs keep their weights."""
+    read = super().final(state)
+    weights = self.inner.depth_weights(state, self.num_layers, OUTPUT)
+    if weights is None or not isinstance(state, DepthState):
+      return read
+    sources = jnp.stack(state.sources.recent)
+    weighed = jnp.sum(lax.stop_gradient(weights)[..., None] * sources, axis=0).astype(read.dtype)
+    return weighed + lax.stop_gradient(read - weighed)  # the value is that of the model
+
+  def _scaled(self, out: Array, place: int) -> Array:
+    return (out * (1 + self.scales[...][place])).astype(out.dtype)
+
+
+def _frozen_norm(decoder: Decoder, hidden: Array) -> Array:
+  """Returns the final norm of h [D] without its bias; its scale has no derivative."""
+  norm = decoder.final_norm
+  if decoder.config.norm == "layernorm":
+    hidden = hidden - jnp.mean(hidden)
+  scale = lax.rsqrt(jnp.mean(hidden * hidden) + decoder.config.norm_eps)
+  return hidden * lax.stop_gradient(scale) * norm.scale[...]
+
+
+def _norm_bias(decoder: Decoder) -> Array:
+  """Returns the bias of the final norm [D], zero where it has none."""
+  bias = getattr(decoder.final_norm, "bias", None)
+  return jnp.zeros(decoder.config.d_model) if bias is None else bias[...]
