@@ -1,10 +1,15 @@
 """Trained models with all that is needed to measure them, and the text to measure them on."""
 
 import dataclasses
+import hashlib
+import json
 import pathlib
 from collections.abc import Iterable
 
+from flax import nnx
+
 from resjax import experiment, locations
+from resjax.checkpoint import checksums
 from resjax.data import eval_text
 from resjax.data.config import CorpusConfig, SettingNames
 from resjax.data.eval_text import MeasuredText
@@ -48,6 +53,12 @@ class Subject:
         f"the tokenizer of {self.name} has {known} tokens, its embedding {rows} rows; give the "
         "tokenizer that the model was trained with"
       )
+
+
+def fingerprint(decoder: Decoder) -> str:
+  """Returns 64 hex digits of all parameters of a decoder, the same for any sharding."""
+  record = json.dumps(checksums.record(nnx.to_pure_dict(nnx.state(decoder))), sort_keys=True)
+  return hashlib.sha256(record.encode()).hexdigest()
 
 
 def from_workdir(path: str, layout: Layout | None = None, knob: str = "--checkpoint") -> Subject:

@@ -165,9 +165,10 @@ def _output(decoder: Decoder, rows: Rows, of_writes: Array, of_heads: Array | No
   """
   changed = with_path(decoder, _FrozenPath(decoder.combinator, of_writes))
   if of_heads is not None:
-    kernel = changed.layers.attention.o_proj.kernel
+    projection = changed.layers.attention.o_proj
+    kernel = projection.kernel
     by_row = jnp.repeat(1 + of_heads, kernel.shape[1] // of_heads.shape[1], axis=1)
-    kernel[...] = kernel[...] * by_row[..., None]
+    projection.kernel = kernel.replace(kernel[...] * by_row[..., None])
   changed.final_norm = Identity()
   return changed(rows["inputs"], rows["segment_ids"], rows["positions"]).astype(jnp.float32)
 

@@ -1,0 +1,266 @@
+"""Reads single states of a trained model: by a tuned lens, by the parts of a logit, or by patching.
+
+  python -m launch.inspect --what=lens --checkpoint=runs/tiny --tokens=65536
+  python -m launch.inspect --what=attribution --checkpoint=runs/tiny --text="for i in" \\
+    --answers=" range"
+  python -m launch.inspect --what=patching --hf=FOLDER --text="The capital of France is" \\
+    --corrupted="The capital of Italy is" --answers=" Paris, Rome"
+
+lens trains an affine map for the state after every layer, such that the state decodes to what the
+model says at the end, and shows how far it and the logit lens are from that. The maps lie in
+lens.safetensors and belong to this checkpoint. attribution splits the logit of the first answer
+(less that of the second one, if there is one) after --text into the parts that the sites and the
+attention heads write. patching runs --corrupted with single states of --text and shows how much of
+the difference between both answers comes back: 0 nothing, 1 all of it. Without --answers the most
+probable token is taken. Numbers go to WHAT_results.json in --out, and a figure to WHAT.png.
+All combinators can be inspected; attribution refuses those for which parts are not defined.
+docs/readings.md says how the numbers compare with those of other tools.
+"""
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from absl import flags
+from matplotlib.figure import Figure
+from rich import box
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from launch import cli, model_flags
+from resjax import locations, measured_models, processes, terminal
+from resjax.analysis import depth_positions, plots
+from resjax.analysis.alignment import to_plain
+from resjax.analysis.attribution import Attribution, attribute
+from resjax.analysis.patching import Patching, patch
+from resjax.analysis.probing import EVERY, ProbeConfig
+from resjax.analysis.report import reading_figures
+from resjax.analysis.report.heat_table import visible
+from resjax.analysis.tuned_lens import Comparison, save, train
+from resjax.locations import Location
+from resjax.measured_models import Subject
+from resjax.runs import restore
+
+_WHAT = flags.DEFINE_enum("what", None, ("lens", "attribution", "patching"), "What to read.")
+_OUT = flags.DEFINE_string(
+  "out", None, "Folder to write to; default: WORKDIR/WHAT for a run, runs/WHAT for --hf."
+)
+_TEXT = flags.DEFINE_string("text", None, "The prompt; for patching the clean one.")
+_CORRUPTED = flags.DEFINE_string("corrupted", None, "The prompt whose states are replaced.")
+_ANSWERS = flags.DEFINE_list(
+  "answers", [], "One or two tokens that may follow; blanks count; default: the most probable one."
+)
+_EVERY = flags.DEFINE_enum("every", "layer", EVERY, "After what states are patched.")
+_STEPS = flags.DEFINE_integer("steps", 250, "Steps of training a lens.", lower_bound=1)
+_RATE = flags.DEFINE_float("learning_rate", 1e-3, "Rate of the first of them.", lower_bound=0)
+
+
+def main() -> None:
+  """Reads the model of the command line."""
+  cli.join()
+  if _WHAT.value is None:
+    raise ValueError("nothing to read; give --what=lens, --what=attribution or --what=patching")
+  if len(model_flags.CHECKPOINTS.value) + len(model_flags.FOLDERS.value) > 1:
+    raise ValueError("several models; give one --checkpoint or one --hf")
+  (subject,) = model_flags.load()
+  folder = _folder()
+  first = jax.process_index() == 0
+  if first:
+    locations.make_folder(folder, "--out")
+  {"lens": _lens, "attribution": _attribution, "patching": _patching}[_WHAT.value](
+    subject, folder, terminal.console(quiet=not first)
+  )
+  processes.shutdown()
+
+
+def _folder() -> Location:
+  """Returns the folder to write to."""
+  (root,) = [
+    *(str(restore.find(path, "--checkpoint").workdir) for path in model_flags.CHECKPOINTS.value),
+    *("runs" for _ in model_flags.FOLDERS.value),
+  ]
+  return locations.path(_OUT.value or f"{root}/{_WHAT.value}", "--out", writable=True)
+
+
+def _lens(subject: Subject, folder: Location, console: Console) -> None:
+  """Trains a tuned lens, saves it and shows how it compares with the logit lens."""
+  text = model_flags.read_text(subject)
+  with _bar("training") as bar:
+    lens, found = train(
+      subject.decoder,
+      text,
+      steps=_STEPS.value,
+      learning_rate=_RATE.value,
+      progress=lambda done, total: bar.update(bar.task_ids[0], completed=done, total=total),
+    )
+  positions = ProbeConfig().positions(subject.decoder.combinator)
+  table = _table("after", "KL logit", "KL tuned", "gain", "loss logit", "loss tuned")
+  for row, name in enumerate(depth_positions.names(positions)):
+    gain = f"{found.gain[row]:.4f} ±{found.gain_errors[row]:.4f}"
+    cells = [f"{value:.4f}" for value in (*found.kl[:, row], *found.nats[:, row])]
+    table.add_row(name, *cells[:2], gain, *cells[2:])
+  console.print(table)
+  _say(
+    console,
+    f"nats per token over {found.num_tokens:,} held-out tokens of {text.name}; KL from the final "
+    "prediction; ±: standard error over rows",
+  )
+  facts = {"corpus": text.name, "steps": _STEPS.value, "learning_rate": _RATE.value}
+  fingerprint = measured_models.fingerprint(subject.decoder)
+  if jax.process_index() == 0:
+    save(lens, folder, fingerprint)
+  _write(subject, folder, console, found, facts | {"positions": positions}, reading_figures.lens(
+    found, positions, f"{subject.name}  |  {text.name}"
+  ))  # fmt: skip
+
+
+def _attribution(subject: Subject, folder: Location, console: Console) -> None:
+  """Shows which parts of a logit each site and head wrote."""
+  tokens = _prompt(subject, _TEXT.value, "--text")
+  found = attribute(subject.decoder, tokens, _answers(subject, most=2))
+  names, sites = _words(subject, found.targets), subject.decoder.combinator.sites
+  table = _table("layer", *sites, "sum so far")
+  parts = found.writes[1:].reshape(-1, len(sites))
+  sums = found.writes[0] + np.cumsum(parts.sum(axis=1))
+  table.add_row("embedding", *[""] * len(sites), f"{found.writes[0]:+.4f}")
+  for layer, row in enumerate(parts):
+    table.add_row(str(layer), *(f"{part:+.4f}" for part in row), f"{sums[layer]:+.4f}")
+  console.print(table)
+  of = " less that of ".join(map(repr, names))
+  _say(
+    console,
+    f"logit of {of} after the prompt: {found.logit:.4f}; parts with the bias of the final norm "
+    f"({found.bias:+.4f}): {found.total:.4f}"
+    + f"; no heads: {found.no_heads}"
+    * bool(found.no_heads),
+  )
+  title = f"{subject.name}  |  logit of {of}"
+  facts = {"prompt": _words(subject, tokens), "answers": names}
+  _write(subject, folder, console, found, facts, reading_figures.attribution(found, title))
+
+
+def _patching(subject: Subject, folder: Location, console: Console) -> None:
+  """Shows which states of one prompt bring its answer back into another one."""
+  clean = _prompt(subject, _TEXT.value, "--text")
+  corrupted = _prompt(subject, _CORRUPTED.value, "--corrupted")
+  answers = _answers(subject, most=2)
+  if len(answers) == 1:
+    raise ValueError(f"--answers={','.join(_ANSWERS.value)} is one token; give two, or none")
+  with _bar("patching") as bar:
+    found = patch(
+      subject.decoder,
+      clean,
+      corrupted,
+      (answers[0], answers[1]) if answers else None,
+      every=_EVERY.value,
+      progress=lambda done, total: bar.update(bar.task_ids[0], completed=done, total=total),
+    )
+  shares, words = found.recovered(found.patched), _words(subject, clean)
+  table = _table("after", "all tokens", "best single token")
+  for row, name in enumerate(depth_positions.names(found.positions)):
+    whole, best = (
+      found.recovered(found.patched_all)[row],
+      int(np.argmax(np.nan_to_num(shares[row]))),
+    )
+    table.add_row(name, f"{whole:.3f}", f"{shares[row, best]:.3f} at {best} {words[best]!r}")
+  console.print(table)
+  names = _words(subject, found.answers)
+  _say(
+    console,
+    f"share of the logit difference of {names[0]!r} and {names[1]!r} that comes back; it is "
+    f"{found.clean:.4f} for --text and {found.corrupted:.4f} for --corrupted",
+  )
+  facts = {"prompt": words, "corrupted": _words(subject, corrupted), "answers": names}
+  title = f"{subject.name}  |  {names[0]!r} against {names[1]!r}"
+  _write(subject, folder, console, found, facts, reading_figures.patching(found, words, title))
+
+
+def _prompt(subject: Subject, text: str | None, flag: str) -> np.ndarray:
+  """Returns an end of text, as it stands before documents, and the tokens of a flag.
+
+  Raises:
+    ValueError: there is no text, or it is too long.
+  """
+  if not text:
+    raise ValueError(f'no prompt; give one, for example {flag}="The capital of France is"')
+  cli.check_text(text, flag)
+  tokens = subject.tokenizer.encode_batch([text])[0]
+  if len(tokens) >= subject.seq_len:
+    raise ValueError(
+      f"{flag} is {len(tokens)} tokens of {subject.name}, whose rows have {subject.seq_len}, the "
+      "end of text before it included; give a shorter text"
+    )
+  return np.concatenate([[subject.tokenizer.eot_id], tokens]).astype(np.int32)
+
+
+def _answers(subject: Subject, most: int) -> tuple[int, ...]:
+  """Returns the tokens of --answers.
+
+  Raises:
+    ValueError: they are too many, or one is no single token.
+  """
+  if len(_ANSWERS.value) > most:
+    raise ValueError(f"--answers={','.join(_ANSWERS.value)} are more than {most}")
+  found = []
+  for answer in _ANSWERS.value:
+    cli.check_text(answer, "--answers")
+    tokens = subject.tokenizer.encode_batch([answer])[0]
+    if len(tokens) != 1:
+      raise ValueError(
+        f"--answers: {answer!r} is {len(tokens)} tokens of {subject.name}; give single tokens, "
+        "often with the blank before them"
+      )
+    found.append(int(tokens[0]))
+  return tuple(found)
+
+
+def _words(subject: Subject, tokens: Sequence[int] | np.ndarray) -> list[str]:
+  return [visible(subject.tokenizer.piece(int(token))) for token in tokens]
+
+
+def _bar(what: str) -> Progress:
+  """Returns a bar with one task on the standard error."""
+  bar = Progress(
+    console=terminal.console(stderr=True, quiet=jax.process_index() != 0), transient=True
+  )
+  bar.add_task(what, total=None)
+  return bar
+
+
+def _table(first: str, *others: str) -> Table:
+  table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+  table.add_column(first, no_wrap=True)
+  for heading in others:
+    table.add_column(heading, justify="right", no_wrap=True)
+  return table
+
+
+def _say(console: Console, line: str) -> None:
+  console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def _write(
+  subject: Subject,
+  folder: Location,
+  console: Console,
+  found: Comparison | Attribution | Patching,
+  facts: dict[str, Any],
+  figure: Figure,
+) -> None:
+  """Writes numbers and figure, and prints their places."""
+  if jax.process_index() != 0:
+    return
+  values = {"what": _WHAT.value, "model": subject.name} | facts | dataclasses.asdict(found)
+  numbers, picture = folder / f"{_WHAT.value}_results.json", folder / f"{_WHAT.value}.png"
+  locations.write_text(numbers, json.dumps(to_plain(values), indent=1, allow_nan=False) + "\n")
+  plots.save(figure, picture)
+  for path in (numbers, picture):
+    _say(console, str(path))
+
+
+if __name__ == "__main__":
+  cli.run(main)
