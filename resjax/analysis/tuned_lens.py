@@ -127,7 +127,8 @@ def train(
   training, selection, comparison = _split(text)
   meter = _Meter(decoder)
   shape = decoder.config.num_layers + 1, decoder.config.d_model
-  maps = jnp.zeros((*shape, shape[1])), jnp.zeros(shape)
+  zeros = np.zeros((*shape, shape[1]), np.float32), np.zeros(shape, np.float32)
+  maps = jax.tree.map(decoder.layout.copy, zeros)
   optimizer = optax.adam(optax.linear_schedule(learning_rate, 0.0, steps))
   moments, rng = optimizer.init(maps), np.random.default_rng(seed)
   held_out = _batches(selection, size)

@@ -91,7 +91,7 @@ def test_help(run, command):
 
 def test_every_command_is_walked():
   names = {command.split(".", 1)[1] for command in COMMANDS}
-  single = "train sweep build_dataset aot analyze intervene generate export depth_retrieval"
+  single = "train sweep build_dataset aot analyze intervene inspect generate export depth_retrieval"
   assert {
     *single.split(),
     "tpu",
