@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -168,7 +168,8 @@ def _output(decoder: Decoder, rows: Rows, of_writes: Array, of_heads: Array | No
     projection = changed.layers.attention.o_proj
     kernel = projection.kernel
     by_row = jnp.repeat(1 + of_heads, kernel.shape[1] // of_heads.shape[1], axis=1)
-    projection.kernel = kernel.replace(kernel[...] * by_row[..., None])
+    scaled = kernel.replace(kernel[...] * by_row[..., None])
+    projection.kernel = cast(nnx.Param[Array], scaled)
   changed.final_norm = Identity()
   return changed(rows["inputs"], rows["segment_ids"], rows["positions"]).astype(jnp.float32)
 
@@ -219,6 +220,7 @@ class _FrozenPath(WrappedPath):
 def _frozen_norm(decoder: Decoder, hidden: Array) -> Array:
   """Returns the final norm of h [D] without its bias; its scale has no derivative."""
   norm = decoder.final_norm
+  assert not isinstance(norm, Identity) and norm.scale is not None  # that of a decoder has one
   if decoder.config.norm == "layernorm":
     hidden = hidden - jnp.mean(hidden)
   scale = lax.rsqrt(jnp.mean(hidden * hidden) + decoder.config.norm_eps)

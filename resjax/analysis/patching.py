@@ -156,7 +156,9 @@ class _Runner:
     graphdef, parameters = nnx.split(decoder)
 
     @functools.partial(jax.jit, out_shardings=decoder.layout.everywhere)
-    def logits(parameters: PyTree, batch: Mapping[str, Array], tokens: Array, places: Array):
+    def logits(
+      parameters: PyTree, batch: Mapping[str, Array], tokens: Array, places: Array
+    ) -> Array:
       model = nnx.merge(graphdef, parameters)
       path = _PatchedPath(model.combinator, tokens, places, axes)
       hidden = with_path(model, path)(batch["inputs"], batch["segment_ids"], batch["positions"])

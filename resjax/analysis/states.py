@@ -41,8 +41,11 @@ def states(
   graphdef, parameters = nnx.split(decoder)
 
   @jax.jit
-  def run(parameters: PyTree, *rows: Array | None) -> Array:
-    return trajectory(nnx.merge(graphdef, parameters), *rows, every=every, reading=reading)
+  def run(
+    parameters: PyTree, tokens: Array, segment_ids: Array | None, positions: Array | None
+  ) -> Array:
+    model = nnx.merge(graphdef, parameters)
+    return trajectory(model, tokens, segment_ids, positions, every, reading)
 
   found = run(parameters, jnp.asarray(tokens), segment_ids, positions)
   return dict(zip(named, found, strict=True))

@@ -149,8 +149,8 @@ def train(
       best_kl = np.where(better, found["kl"].mean(), best_kl)
       best = _chosen(better, maps, best)
     progress(step, steps)
-  found = meter.sums(best, held_out)["gain"]
-  clear = found.mean() > _CLEAR * np.nan_to_num(found.standard_error())
+  gain = meter.sums(best, held_out)["gain"]
+  clear = gain.mean() > _CLEAR * np.nan_to_num(gain.standard_error())
   clear[-1] = False  # the last state is what the others are compared with
   best = _chosen(clear, best, jax.tree.map(jnp.zeros_like, best))
   return TunedLens(*best), meter.compare(best, _batches(comparison, size))
@@ -281,7 +281,7 @@ def _terms(
   """Returns KL(final prediction ‖ lens) and the loss on the next token [B, t], 0 if not counted."""
   final, lens = (
     jax.nn.log_softmax(decoder.logits(decoder.final_norm(h)))
-    for h in (last, translate(*one, state))
+    for h in (last, translate(one[0], one[1], state))
   )
   kl = jnp.sum(jnp.exp(final) * (final - lens), axis=-1)
   nats = -jnp.take_along_axis(lens, following[..., None], axis=-1)[..., 0]

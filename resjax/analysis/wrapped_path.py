@@ -50,8 +50,9 @@ class WrappedPath(Combinator):
     """See `Combinator.view_names`."""
     return self.inner.view_names(site)
 
-  def _position(self, layer: Layer, site: str) -> Layer:
+  def _position(self, layer: Layer, site: str) -> int:
     """Returns the number of the depth position behind a site; 0 is the embedding."""
+    assert isinstance(layer, int)  # as it is in a Python loop
     return 1 + layer * len(self.sites) + self.sites.index(site)
 
 
