@@ -17,9 +17,10 @@ All combinators can be inspected; attribution refuses those for which parts are 
 docs/readings.md says how the numbers compare with those of other tools.
 """
 
+import contextlib
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -89,13 +90,13 @@ def _folder() -> Location:
 def _lens(subject: Subject, folder: Location, console: Console) -> None:
   """Trains a tuned lens, saves it and shows how it compares with the logit lens."""
   text = model_flags.read_text(subject)
-  with _bar("training") as bar:
+  with _shown("training") as progress:
     lens, found = train(
       subject.decoder,
       text,
       steps=_STEPS.value,
       learning_rate=_RATE.value,
-      progress=lambda done, total: bar.update(bar.task_ids[0], completed=done, total=total),
+      progress=progress,
     )
   positions = ProbeConfig().positions(subject.decoder.combinator)
   table = _table("after", "KL logit", "KL tuned", "gain", "loss logit", "loss tuned")
@@ -150,14 +151,14 @@ def _patching(subject: Subject, folder: Location, console: Console) -> None:
   answers = _answers(subject, most=2)
   if len(answers) == 1:
     raise ValueError(f"--answers={','.join(_ANSWERS.value)} is one token; give two, or none")
-  with _bar("patching") as bar:
+  with _shown("patching") as progress:
     found = patch(
       subject.decoder,
       clean,
       corrupted,
       (answers[0], answers[1]) if answers else None,
       every=_EVERY.value,
-      progress=lambda done, total: bar.update(bar.task_ids[0], completed=done, total=total),
+      progress=progress,
     )
   shares, words = found.recovered(found.patched), _words(subject, clean)
   table = _table("after", "all tokens", "best single token")
@@ -222,13 +223,23 @@ def _words(subject: Subject, tokens: Sequence[int] | np.ndarray) -> list[str]:
   return [visible(subject.tokenizer.piece(int(token))) for token in tokens]
 
 
-def _bar(what: str) -> Progress:
-  """Returns a bar with one task on the standard error."""
+@contextlib.contextmanager
+def _shown(what: str) -> Iterator[Callable[[int, int], None]]:
+  """Yields a function that shows the progress of some work on the standard error."""
   bar = Progress(
     console=terminal.console(stderr=True, quiet=jax.process_index() != 0), transient=True
   )
-  bar.add_task(what, total=None)
-  return bar
+  task = bar.add_task(what, total=None)
+
+  def show(done: int, total: int) -> None:
+    bar.start()  # Work that is refused before its first step shows no bar.
+    bar.update(task, completed=done, total=total)
+
+  try:
+    yield show
+  finally:
+    if bar.live.is_started:
+      bar.stop()
 
 
 def _table(first: str, *others: str) -> Table:
