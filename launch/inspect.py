@@ -2,16 +2,16 @@
 
   python -m launch.inspect --what=lens --checkpoint=runs/tiny --tokens=65536
   python -m launch.inspect --what=attribution --checkpoint=runs/tiny --text="for i in" \\
-    --answers=" range"
+    --answer=" range"
   python -m launch.inspect --what=patching --hf=FOLDER --text="The capital of France is" \\
-    --corrupted="The capital of Italy is" --answers=" Paris, Rome"
+    --corrupted="The capital of Italy is" --answer=" Paris" --answer=" Rome"
 
 lens trains an affine map for the state after every layer, such that the state decodes to what the
 model says at the end, and shows how far it and the logit lens are from that. The maps lie in
 lens.safetensors and belong to this checkpoint. attribution splits the logit of the first answer
 (less that of the second one, if there is one) after --text into the parts that the sites and the
 attention heads write. patching runs --corrupted with single states of --text and shows how much of
-the difference between both answers comes back: 0 nothing, 1 all of it. Without --answers the most
+the difference between both answers comes back: 0 nothing, 1 all of it. Without --answer the most
 probable token is taken. Numbers go to WHAT_results.json in --out, and a figure to WHAT.png.
 All combinators can be inspected; attribution refuses those for which parts are not defined.
 docs/readings.md says how the numbers compare with those of other tools.
@@ -52,8 +52,11 @@ _OUT = flags.DEFINE_string(
 )
 _TEXT = flags.DEFINE_string("text", None, "The prompt; for patching the clean one.")
 _CORRUPTED = flags.DEFINE_string("corrupted", None, "The prompt whose states are replaced.")
-_ANSWERS = flags.DEFINE_list(
-  "answers", [], "One or two tokens that may follow; blanks count; default: the most probable one."
+_ANSWERS = flags.DEFINE_multi_string(
+  "answer",
+  [],
+  "A token that may follow, with the blank before it; one or two. Default: the most "
+  "probable one of each prompt.",
 )
 _EVERY = flags.DEFINE_enum("every", "layer", EVERY, "After what states are patched.")
 _STEPS = flags.DEFINE_integer("steps", 250, "Steps of training a lens.", lower_bound=1)
@@ -150,7 +153,7 @@ def _patching(subject: Subject, folder: Location, console: Console) -> None:
   corrupted = _prompt(subject, _CORRUPTED.value, "--corrupted")
   answers = _answers(subject, most=2)
   if len(answers) == 1:
-    raise ValueError(f"--answers={','.join(_ANSWERS.value)} is one token; give two, or none")
+    raise ValueError(f"--answer={_ANSWERS.value[0]!r} alone; give two answers to compare, or none")
   with _shown("patching") as progress:
     found = patch(
       subject.decoder,
@@ -205,14 +208,14 @@ def _answers(subject: Subject, most: int) -> tuple[int, ...]:
     ValueError: they are too many, or one is no single token.
   """
   if len(_ANSWERS.value) > most:
-    raise ValueError(f"--answers={','.join(_ANSWERS.value)} are more than {most}")
+    raise ValueError(f"{len(_ANSWERS.value)} times --answer; give at most {most}")
   found = []
   for answer in _ANSWERS.value:
-    cli.check_text(answer, "--answers")
+    cli.check_text(answer, "--answer")
     tokens = subject.tokenizer.encode_batch([answer])[0]
     if len(tokens) != 1:
       raise ValueError(
-        f"--answers: {answer!r} is {len(tokens)} tokens of {subject.name}; give single tokens, "
+        f"--answer={answer!r} is {len(tokens)} tokens of {subject.name}; give single tokens, "
         "often with the blank before them"
       )
     found.append(int(tokens[0]))

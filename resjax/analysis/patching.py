@@ -139,7 +139,7 @@ def _answers(logits: np.ndarray) -> tuple[int, int]:
   if first == second:
     raise ValueError(
       f"both prompts are answered with token {first}; give the answers to compare, for example "
-      '--answers=" Paris, Rome"'
+      '--answer=" Paris" --answer=" Rome"'
     )
   return first, second
 

@@ -92,8 +92,8 @@ def test_mistakes(forked, flags, words):
   [
     (["--what=attribution"], 'no prompt; give one, for example --text="The capital of France is"'),
     (["--what=patching", "--text=a"], "no prompt; give one, for example --corrupted="),
-    (["--what=attribution", "--text=a", "--answers=depth"], "'depth' is 3 tokens of llama"),
-    (["--what=attribution", "--text=a", "--answers=a,b,c"], "--answers=a,b,c are more than 2"),
+    (["--what=attribution", "--text=a", "--answer=depth"], "'depth' is 3 tokens of llama"),
+    (["--what=attribution", "--text=a", *["--answer=a"] * 3], "3 times --answer; give at most 2"),
     (
       ["--what=patching", "--text=a", "--corrupted=depth width b c"],
       "give prompts of equally many",
