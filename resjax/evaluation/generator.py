@@ -24,6 +24,9 @@ class Generator:
     batch_size: the number of rows that run at a time; it is raised to a multiple of what the
       devices share.
 
+  Attributes:
+    programs: the buckets and options that have been run, each of which was compiled once.
+
   Raises:
     ValueError: the model has no rows of so many tokens.
   """
@@ -37,6 +40,7 @@ class Generator:
       )
     shards = self.layout.num_shards("batch")
     self.max_length, self.batch_size = max_length, -(-batch_size // shards) * shards
+    self.programs: set[tuple[Any, ...]] = set()
     graphdef, self._state = nnx.split(model)
 
     def run(
@@ -91,7 +95,9 @@ class Generator:
     for numbers, size in batches(sizes, lambda _: self.batch_size):
       rows, lengths = self._padded([prompts[number][-room:] for number in numbers], size)
       key, own = jax.random.split(key)
-      results = self._run(self._state, rows, lengths, own, tuple(options.items()))
+      chosen = tuple(options.items())
+      self.programs.add((size, chosen))
+      results = self._run(self._state, rows, lengths, own, chosen)
       found |= dict(zip(numbers, np.asarray(results)[:, size:].tolist(), strict=False))
     return [_until(found[number], ends) for number in range(len(prompts))]
 

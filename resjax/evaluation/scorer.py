@@ -62,6 +62,9 @@ class Scorer:
       many as have so many tokens. It is raised to a multiple of what the devices share.
     chunk_size: the number of tokens of one device whose logits exist at one time.
 
+  Attributes:
+    programs: the buckets that have been run, each of which was compiled once.
+
   Raises:
     ValueError: the sizes are out of range.
   """
@@ -85,6 +88,7 @@ class Scorer:
 
     self._run = jax.jit(run, out_shardings=self.layout.everywhere)
     self._chunk_size = chunk_size
+    self.programs: set[int] = set()
 
   def score(self, rows: Sequence[Scored]) -> list[Scores]:
     """Returns the scores of each row, in the order of the rows.
@@ -98,6 +102,7 @@ class Scorer:
     # The longest come first: what does not fit into memory fails at once. The results of a batch
     # are fetched while the next one runs.
     for numbers, size in batches([self.bucket(len(row) - 1) for row in tokens], self.rows_of):
+      self.programs.add(size)
       batch, chunks = self._batch([(tokens[n], rows[n].first) for n in numbers], size)
       running = self._run(self._state, self.layout.split(batch), self.layout.copy(chunks))
       if waiting:

@@ -53,6 +53,9 @@ class LanguageModel(TemplateLM):
   Attributes:
     together: runs the work of process 0 in all processes.
     counts: what has been asked so far.
+    scorer: gives the log-likelihoods.
+    generator: gives the continuations.
+    text: makes tokens of texts.
 
   Raises:
     ValueError: an argument is out of range.
@@ -72,15 +75,15 @@ class LanguageModel(TemplateLM):
     self.text = TaskTokenizer(tokenizer, bos)
     self.max_length, self.batch_size, self.max_gen_toks = max_length, batch_size, max_gen_toks
     self.counts = Counts()
-    scorer = Scorer(model, max_length=max_length, batch_size=batch_size)
-    generator = Generator(model, max_length=max_length, batch_size=batch_size)
+    self.scorer = Scorer(model, max_length=max_length, batch_size=batch_size)
+    self.generator = Generator(model, max_length=max_length, batch_size=batch_size)
 
     def score(rows: Sequence[tuple[list[int], int]]) -> list[tuple[float, bool]]:
-      found = scorer.score([Scored(*row) for row in rows])
+      found = self.scorer.score([Scored(*row) for row in rows])
       return [(scores.log_prob, bool(np.all(scores.greedy))) for scores in found]
 
     def continued(prompts: list[list[int]], options: dict[str, Any]) -> list[list[int]]:
-      return generator.generate(prompts, **options)
+      return self.generator.generate(prompts, **options)
 
     self.together = Together({"score": score, "generate": continued})
 

@@ -60,6 +60,8 @@ def run_tasks(
 
   def work() -> dict[str, Any]:
     manager = _manager(tasks, tasks_folder)
+    # The harness would fork this process for its bootstrap, which JAX's threads do not survive.
+    os.environ["DISABLE_MULTIPROC"] = "1"
     results = lm_eval.simple_evaluate(
       model=harness,
       tasks=list(tasks),
@@ -74,7 +76,8 @@ def run_tasks(
       torch_random_seed=None,
       fewshot_random_seed=seed,
     )
-    return results | {"counts": dataclasses.asdict(harness.counts)}
+    programs = len(harness.scorer.programs) + len(harness.generator.programs)
+    return results | {"counts": dataclasses.asdict(harness.counts) | {"programs": programs}}
 
   return harness.together.lead(work)
 
