@@ -14,6 +14,7 @@ BENCHMARKS = {
   "decode": "what a decoded token costs: time here, or bytes on an absent TPU",
   "train": "MFU and input wait of a run on a GPU; a killed run must end in the same bits",
   "prefill": "time and memory of a prompt's prefill; transformers with SDPA beside it",
+  "score": "tokens per second of the scorer of evaluations, a plain forward pass beside it",
   "compile": "compile time and memory of the training step",
   "checkpoint": "how long saving a state holds up the caller; restoring; verifying",
 }

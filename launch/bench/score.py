@@ -1,0 +1,127 @@
+"""Times the scorer of evaluations against a plain forward pass with the loss.
+
+  python -m launch.bench score                                 (a decoder like GPT-2 124M)
+  python -m launch.bench score --layers=4 --d_model=256        (to try it out)
+
+The plain pass runs full rows, as an evaluation in training does. `text` has the windows of a long
+text: full rows, all tokens of which are scored. `choices` has rows of any length from 16 tokens on,
+of which the last eighth is scored, as in a task with several answers. The sides take turns. What
+counts is tokens per second without padding. The command prints one JSON object, and writes it to
+--out.
+"""
+
+import json
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl import flags
+from flax import nnx
+
+from configs import base
+from launch import cli
+from launch.bench.kernels import timing
+from resjax import experiment
+from resjax.evaluation import Scored, Scorer
+from resjax.models.decoder import Decoder
+from resjax.models.loss import loss_sums
+
+_LAYERS = flags.DEFINE_integer("layers", 12, "Layers.", lower_bound=1)
+_WIDTH = flags.DEFINE_integer("d_model", 768, "Width; a multiple of 64.", lower_bound=64)
+_LENGTH = flags.DEFINE_integer("max_length", 1024, "Tokens of a full row.", lower_bound=64)
+_ROWS = flags.DEFINE_integer("rows", 4, "Full rows that run at a time.", lower_bound=1)
+_BATCHES = flags.DEFINE_integer("batches", 4, "Batches of full rows in a sample.", lower_bound=1)
+_REPEATS = flags.DEFINE_integer("repeats", 5, "Samples of each side.", lower_bound=1)
+_OUT = flags.DEFINE_string("out", "runs/bench", "Folder to write bench_score.json to.")
+
+HEAD = 64
+CHUNK = 256  # tokens whose logits exist at a time, on both sides
+
+
+def main() -> None:
+  """Prints the tokens per second of each side, and the ratios to the plain pass."""
+  decoder = _decoder()
+  scorer = Scorer(decoder, max_length=_LENGTH.value, batch_size=_ROWS.value, chunk_size=CHUNK)
+  sides = {"text": _text(decoder), "choices": _choices(decoder)}
+  runs: dict[str, Callable[[], object]] = {"plain": _plain(decoder)}
+  runs |= {name: partial(scorer.score, rows) for name, rows in sides.items()}
+  tokens = {name: sum(len(row.tokens) - 1 for row in rows) for name, rows in sides.items()}
+  tokens["plain"] = _BATCHES.value * _ROWS.value * _LENGTH.value
+  seconds = timing.interleaved({n: _sampler(run) for n, run in runs.items()}, _REPEATS.value)
+  speed = {name: tokens[name] / float(np.median(found)) for name, found in seconds.items()}
+  report = {
+    "device": jax.devices()[0].device_kind,
+    "jax": jax.__version__,
+    "flags": {f.name: f.value for f in (_LAYERS, _WIDTH, _LENGTH, _ROWS, _BATCHES, _REPEATS)},
+    "tokens": tokens,
+    "tokens_per_second": speed,
+    "ratio": {name: speed[name] / speed["plain"] for name in sides},
+    "programs": sorted(scorer.programs),
+  }
+  out = Path(_OUT.value)
+  out.mkdir(parents=True, exist_ok=True)
+  text = json.dumps(report, indent=2)
+  (out / "bench_score.json").write_text(text)
+  print(text)
+
+
+def _decoder() -> Decoder:
+  config = base.get_config()
+  heads = _WIDTH.value // HEAD
+  config.model.update(num_layers=_LAYERS.value, d_model=_WIDTH.value)
+  config.model.update(num_heads=heads, num_kv_heads=heads, mlp_dim=4 * _WIDTH.value)
+  config.data.seq_len = _LENGTH.value
+  return Decoder(experiment.build(config).decoder, rngs=nnx.Rngs(0))
+
+
+def _plain(decoder: Decoder) -> Callable[[], object]:
+  """Returns a function that runs the decoder and its loss over batches of full rows."""
+  shape = _ROWS.value, _LENGTH.value
+  tokens = jnp.asarray(_tokens(decoder, np.random.default_rng(0), shape[0] * (shape[1] + 1)))
+  rows = tokens.reshape(shape[0], shape[1] + 1)
+  place = jnp.broadcast_to(jnp.arange(shape[1]), shape)
+  batch = {"inputs": rows[:, :-1], "targets": rows[:, 1:], "positions": place}
+  batch["segment_ids"] = jnp.ones(shape, jnp.int32)
+  graphdef, state = nnx.split(decoder)
+  run = jax.jit(lambda state, batch: loss_sums(nnx.merge(graphdef, state), batch, None, CHUNK).nats)
+  return lambda: jax.block_until_ready([run(state, batch) for _ in range(_BATCHES.value)])
+
+
+def _text(decoder: Decoder) -> list[Scored]:
+  rng = np.random.default_rng(1)
+  count = _BATCHES.value * _ROWS.value
+  return [Scored(_tokens(decoder, rng, _LENGTH.value + 1)) for _ in range(count)]
+
+
+def _choices(decoder: Decoder) -> list[Scored]:
+  """Returns as many tokens in rows of lengths drawn uniformly."""
+  rng, rows, left = np.random.default_rng(2), [], _BATCHES.value * _ROWS.value * _LENGTH.value
+  while left > 0:
+    length = int(rng.integers(16, _LENGTH.value + 1))
+    rows.append(Scored(_tokens(decoder, rng, length + 1), length - length // 8))
+    left -= length
+  return rows
+
+
+def _tokens(decoder: Decoder, rng: np.random.Generator, count: int) -> np.ndarray:
+  return rng.integers(decoder.config.vocab_size, size=count).astype(np.int32)
+
+
+def _sampler(run: Callable[[], object]) -> timing.Sampler:
+  """Returns a function that runs once and returns the seconds; it has run once before."""
+
+  def sample() -> float:
+    start = time.perf_counter()
+    run()
+    return time.perf_counter() - start
+
+  run()
+  return sample
+
+
+if __name__ == "__main__":
+  cli.run(main)
