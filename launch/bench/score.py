@@ -34,7 +34,7 @@ _LAYERS = flags.DEFINE_integer("layers", 12, "Layers.", lower_bound=1)
 _WIDTH = flags.DEFINE_integer("d_model", 768, "Width; a multiple of 64.", lower_bound=64)
 _LENGTH = flags.DEFINE_integer("max_length", 1024, "Tokens of a full row.", lower_bound=64)
 _ROWS = flags.DEFINE_integer("rows", 4, "Full rows that run at a time.", lower_bound=1)
-_BATCHES = flags.DEFINE_integer("batches", 4, "Batches of full rows in a sample.", lower_bound=1)
+_BATCHES = flags.DEFINE_integer("batches", 8, "Batches of full rows in a sample.", lower_bound=1)
 _REPEATS = flags.DEFINE_integer("repeats", 5, "Samples of each side.", lower_bound=1)
 _OUT = flags.DEFINE_string("out", "runs/bench", "Folder to write bench_score.json to.")
 

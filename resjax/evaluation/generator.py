@@ -7,7 +7,7 @@ import jax
 import numpy as np
 from flax import nnx
 
-from resjax.evaluation.buckets import batches, bucket_size
+from resjax.evaluation.buckets import batches, coarse_sizes, fitting
 from resjax.models.decoder import Decoder
 from resjax.models.sampling import generate
 from resjax.typing import Array, PyTree
@@ -89,7 +89,8 @@ class Generator:
       raise ValueError("a prompt is empty; it needs at least one token")
     options = {"num_tokens": num_tokens, "stop": tuple(stop), "temperature": temperature}
     options |= {"top_k": top_k, "top_p": top_p}
-    sizes = [bucket_size(len(prompt), room) for prompt in prompts]
+    buckets = coarse_sizes(room)
+    sizes = [fitting(min(len(prompt), room), buckets) for prompt in prompts]
     found: dict[int, list[int]] = {}
     key, ends = jax.random.key(seed), set(stop)
     for numbers, size in batches(sizes, lambda _: self.batch_size):

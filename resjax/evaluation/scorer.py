@@ -9,7 +9,7 @@ import numpy as np
 from flax import nnx
 from jax import lax
 
-from resjax.evaluation.buckets import batches, bucket_size
+from resjax.evaluation.buckets import batches, fine_sizes, fitting
 from resjax.models.decoder import Decoder
 from resjax.typing import Array, PyTree
 
@@ -48,10 +48,11 @@ class Scores:
 class Scorer:
   """Scores rows of any length with few compiled programs, one for each bucket of lengths.
 
-  A bucket has rows of 64, 128, 256, ... tokens, and which one a row falls into follows from its own
-  length alone. A row stands in its bucket by itself, with padding in a segment of its own behind,
-  so that neither the other rows of a batch nor their number have a part in its result. All logits
-  never exist together: the output head runs in chunks, and only where a token is scored.
+  A bucket has rows of 64, 128, 256, ... tokens, see `buckets.fine_sizes`, and which one a row falls
+  into follows from its own length alone. A row stands in its bucket by itself, with padding in a
+  segment of its own behind, so that neither the other rows of a batch nor their number have a part
+  in its result. All logits never exist together: the output head runs in chunks, and only where a
+  token is scored.
 
   In several processes all of them call `score` with the same rows, and get the same result.
 
@@ -89,6 +90,7 @@ class Scorer:
     self._run = jax.jit(run, out_shardings=self.layout.everywhere)
     self._chunk_size = chunk_size
     self.programs: set[int] = set()
+    self._sizes = fine_sizes(max_length)
 
   def score(self, rows: Sequence[Scored]) -> list[Scores]:
     """Returns the scores of each row, in the order of the rows.
@@ -115,7 +117,7 @@ class Scorer:
   def bucket(self, length: int) -> int:
     """Returns the number of tokens in the rows of the bucket for rows of so many inputs."""
     shards = self.layout.num_shards("tokens")
-    return -(-bucket_size(length, self.max_length) // shards) * shards
+    return -(-fitting(length, self._sizes) // shards) * shards
 
   def rows_of(self, size: int) -> int:
     """Returns the number of rows of a bucket that run at a time."""

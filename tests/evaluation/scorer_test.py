@@ -97,12 +97,13 @@ def test_eight_devices_equal_one(scored, name, mesh):
 def test_one_program_for_each_bucket(decoder):
   scorer = Scorer(decoder, max_length=LONGEST, batch_size=2)
   assert [scorer.bucket(length) for length in (1, 64, 65, 128, 129, 200)] == [
-    64, 64, 128, 128, 200, 200,
+    64, 64, 96, 128, 192, 200,
   ]  # fmt: skip
-  assert [scorer.rows_of(size) for size in (64, 128, 200)] == [6, 3, 2]
+  assert [scorer.rows_of(size) for size in (64, 96, 200)] == [6, 4, 2]
   scorer.score(rows())
   scorer.score(rows(seed=3) * 3)
-  assert scorer._run._cache_size() == 3
+  assert scorer.programs == {64, 96, 128, 192, 200}
+  assert scorer._run._cache_size() == 5
 
 
 @pytest.mark.parametrize(

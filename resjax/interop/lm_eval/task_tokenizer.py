@@ -17,9 +17,9 @@ import jinja2.sandbox
 from resjax import typed_json
 from resjax.data.pretrained_tokenizer import MAIN, PretrainedTokenizer, library_model
 from resjax.data.tokenizer import Tokenizer
+from resjax.evaluation import start_token
 from resjax.interop.huggingface.tokenizer_files import tokenizer_files
 
-BOS_RULES = ("auto", "always", "never")
 _SETTINGS, _TEMPLATE = "tokenizer_config.json", "chat_template.jinja"
 _MARK = "<the message goes on here> "
 
@@ -30,8 +30,6 @@ Spelled = str | dict[str, Any] | None  # a token as tokenizer_config.json spells
 class _Settings:
   """What tokenizer_config.json says."""
 
-  tokenizer_class: str | None = None
-  add_bos_token: bool | None = None
   bos_token: Spelled = None
   eos_token: Spelled = None
   pad_token: Spelled = None
@@ -46,22 +44,19 @@ class TaskTokenizer:
 
   Args:
     tokenizer: the tokenizer of the model.
-    bos: whether texts begin with the token that begins a text: `always`, `never`, or `auto`, which
-      does what the files of the tokenizer say, and begins all texts with it for Gemma.
+    bos: whether texts begin with the token that begins a text: `auto`, `always` or `never`, see
+      `start_token.begins_contexts`.
 
   Attributes:
-    prefix_id: the token that an empty context is replaced by: that which begins a text if there is
-      one, else the first that ends one.
+    prefix_id: the token that an empty context is replaced by, see `start_token.start_token`.
     stop_ids: the tokens that end a text.
     begins: whether texts begin with `prefix_id`.
 
   Raises:
-    ValueError: the rule is unknown, or `always` for a tokenizer without such a token.
+    ValueError: the rule is unknown.
   """
 
   def __init__(self, tokenizer: Tokenizer, bos: str = "auto"):
-    if bos not in BOS_RULES:
-      raise ValueError(f"bos={bos!r} is unknown; allowed: {', '.join(BOS_RULES)}")
     files = tokenizer_files(tokenizer)
     self._tokenizer = tokenizer
     self._model = library_model(files[MAIN], MAIN)
@@ -69,14 +64,9 @@ class TaskTokenizer:
     self._model.no_padding()
     self._settings = typed_json.parse(files.get(_SETTINGS, "{}"), _Settings, _SETTINGS)
     self._files = files
-    begin, ends = self._special_ids()
-    self.prefix_id = ends[0] if begin is None else begin
-    self.stop_ids = ends
-    if bos == "always" and begin is None:
-      raise ValueError(
-        "bos='always', but the tokenizer has no token that begins a text; set bos to auto or never"
-      )
-    self.begins = bos == "always" or (bos == "auto" and self._begins_by_itself(begin))
+    self.prefix_id = start_token.start_token(tokenizer)
+    self.begins = start_token.begins_contexts(tokenizer, bos)
+    self.stop_ids = self._stop_ids()
     self._prefix_text = self._model.decode([self.prefix_id], skip_special_tokens=False)
 
   @property
@@ -177,40 +167,20 @@ class TaskTokenizer:
     }
     return {name: text for name, text in named.items() if text is not None}
 
-  def _special_ids(self) -> tuple[int | None, tuple[int, ...]]:
-    """Returns the token that begins a text, if there is one, and those that end one."""
-    begin, end = self._id(self._settings.bos_token), self._id(self._settings.eos_token)
-    ends = [] if end is None else [end]
+  def _stop_ids(self) -> tuple[int, ...]:
+    """Returns the tokens that end a text: of the tokenizer, then further ones of config.json."""
+    spelled = _spelling(self._settings.eos_token)
+    ids = [] if spelled is None else [self._model.token_to_id(spelled)]
     if isinstance(self._tokenizer, PretrainedTokenizer):
-      ids = self._tokenizer.ids
-      # config.json may name a token that the tokenizer does not put before texts (Qwen).
-      if not ends:
-        begin = next(iter(_listed(ids.get("bos_token_id"))), None) if begin is None else begin
-      ends += _listed(ids.get("eos_token_id"))
-    return begin, tuple(dict.fromkeys(ends)) or (self._tokenizer.eot_id,)
-
-  def _begins_by_itself(self, begin: int | None) -> bool:
-    """Returns whether the files of the tokenizer say that a text begins with this token."""
-    if begin is None:
-      return False
-    if (self._settings.tokenizer_class or "").startswith("Gemma"):
-      return True
-    if self._settings.add_bos_token is not None:
-      return self._settings.add_bos_token
-    return self._model.encode("a", add_special_tokens=True).ids[:1] == [begin]
-
-  def _id(self, token: Spelled) -> int | None:
-    text = _spelling(token)
-    return None if text is None else self._model.token_to_id(text)
+      further = self._tokenizer.ids.get("eos_token_id")
+      ids += further if isinstance(further, list) else [further]
+    known = tuple(dict.fromkeys(token for token in ids if token is not None))
+    return known or (self._tokenizer.eot_id,)
 
 
 def _spelling(token: Spelled) -> str | None:
   found = token.get("content") if isinstance(token, dict) else token
   return found if isinstance(found, str) else None
-
-
-def _listed(ids: int | list[int] | None) -> list[int]:
-  return ids if isinstance(ids, list) else [] if ids is None else [ids]
 
 
 @functools.cache

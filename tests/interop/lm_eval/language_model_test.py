@@ -11,6 +11,7 @@ pytest.importorskip("lm_eval")
 from lm_eval.api.instance import Instance
 
 from resjax.evaluation import Scored
+from resjax.evaluation.core import core
 from resjax.interop.lm_eval import LanguageModel, run_tasks
 
 L = 32
@@ -93,8 +94,7 @@ def test_the_rule_for_the_first_token(decoder):
     assert text.encode("gate", begin=False)[0] != 0
   plain = model(decoder, tasks.tokenizer(False))
   assert plain.text.encode("gate")[0] > 1 and plain.prefix_token_id == 1
-  with pytest.raises(ValueError, match="no token that begins a text; set bos to auto or never"):
-    model(decoder, tasks.tokenizer(False), bos="always")
+  assert model(decoder, tasks.tokenizer(False), bos="always").text.encode("gate")[0] == 1
   with pytest.raises(ValueError, match="bos='yes' is unknown; allowed: auto, always, never"):
     model(decoder, tasks.tokenizer(False), bos="yes")
 
@@ -291,3 +291,18 @@ def test_unknown_tasks_are_named(decoder, words, tmp_path):
   folder = tasks.write(tmp_path / "own")
   with pytest.raises(ValueError, match="chioce: no such task of lm-evaluation-harness; set"):
     run_tasks(decoder, words, ["choice", "chioce"], max_length=L, tasks_folder=folder)
+
+
+def test_core_beside_a_task(decoder, words, tmp_path):
+  folder = tasks.write(tmp_path / "own")
+  bundle = tasks.write_core(folder / "eval_bundle")
+  options = {"max_length": 64, "tasks_folder": folder, "limit": 5, "bootstrap_iters": 0}
+  found = run_tasks(decoder, words, ["core", "choice"], **options)
+  assert set(found["results"]) == {"core", "core/pick", "choice"}
+  own = core(decoder, words, bundle, max_length=64, limit=5)
+  assert found["results"]["core"]["centered,none"] == own.core
+  assert found["n-samples"]["core/pick"]["effective"] == 5 and found["n-shot"]["core/pick"] == 1
+  alone = run_tasks(decoder, words, ["core"], **options | {"tasks_folder": bundle})
+  assert alone["results"] == {k: v for k, v in found["results"].items() if k != "choice"}
+  with pytest.raises(ValueError, match="reads the folder eval_bundle; give it with --tasks_folder"):
+    run_tasks(decoder, words, ["core"], max_length=64)
