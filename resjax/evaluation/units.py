@@ -88,7 +88,8 @@ def _documents(texts: Sequence[Text], tokenizer: Tokenizer, cut: Cut) -> Iterato
   encoded = tokenizer.encode_batch([text.given for text in texts])
   for text, tokens in zip(texts, encoded, strict=True):
     stream = _after_start(tokens, tokenizer, True)
-    rows = [Scored(*found) for found in windows(stream, cut.max_length + 1, cut.stride)]
+    found = windows(stream, cut.max_length + 1, cut.stride, full_last=True)
+    rows = [Scored(row, first) for row, first in found]
     yield Unit(text.id, rows, len(text.original.encode()), count_words(text.original))
 
 
@@ -157,7 +158,7 @@ def _stream_units(
   tokens: np.ndarray, tokenizer: Tokenizer, width: int, stride: int
 ) -> Iterator[Unit]:
   sizes = tokenizer.token_bytes().astype(np.int64)
-  for number, (row, first) in enumerate(windows(tokens, width, stride)):
+  for number, (row, first) in enumerate(windows(tokens, width, stride, full_last=False)):
     yield Unit(str(number), [Scored(row, first)], int(sizes[row[first:]].sum()), 0)
 
 

@@ -5,7 +5,9 @@ from collections.abc import Iterator
 import numpy as np
 
 
-def windows(stream: np.ndarray, width: int, stride: int) -> Iterator[tuple[np.ndarray, int]]:
+def windows(
+  stream: np.ndarray, width: int, stride: int, *, full_last: bool
+) -> Iterator[tuple[np.ndarray, int]]:
   """Yields windows of a stream, and the index in each of the first token that is scored there.
 
   Window k is stream[k S : k S + W]. It scores its last S tokens, and the first window all of its
@@ -18,9 +20,12 @@ def windows(stream: np.ndarray, width: int, stride: int) -> Iterator[tuple[np.nd
     stream: tokens [n].
     width: W, the most tokens of a window, at least 2.
     stride: S, from 1 to W.
+    full_last: whether the last window is stream[-W :], so that its targets, fewer than S, have the
+      more context (lm-evaluation-harness, also where windows are disjoint), or ends early.
   """
   context = max(width - stride, 1)
   if len(stream) > 1:
     yield stream[:width], 1
   for start in range(stride, len(stream) - context, stride):
-    yield stream[start : start + width], context
+    begin = min(start, len(stream) - width) if full_last else start
+    yield stream[begin : start + width], context + start - begin

@@ -137,4 +137,4 @@ def test_log_likelihoods_of_documents(ours, theirs):
     for sample, row in zip(samples, measured.table, strict=True):
       answer = sample["filtered_resps"][0]
       want = answer[0] if isinstance(answer, tuple | list) else answer
-      assert abs(-row[0] - want) < 1e-3
+      assert abs(-row[0] - want) < 1e-3, (sample["doc_id"], row, want)
