@@ -19,8 +19,8 @@ import importlib.metadata
 import importlib.util
 import platform
 import time
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import jax
 from absl import flags
@@ -34,8 +34,9 @@ from resjax import locations, processes, terminal
 from resjax.checkpoint.reader import saved_steps
 from resjax.data.config import FORMATS
 from resjax.evaluation import corpora, record, start_token
-from resjax.evaluation.conventions import CONVENTIONS
+from resjax.evaluation.conventions import CONVENTIONS, STREAM, TOKENS
 from resjax.evaluation.corpora import Corpus
+from resjax.evaluation.estimates import Difference
 from resjax.evaluation.perplexity import Measured, Model, Report, measure, summarise
 from resjax.locations import Location
 from resjax.measured_models import Subject
@@ -81,9 +82,11 @@ _EVERY = flags.DEFINE_bool(
 
 _LAMBADAS = "lambada_openai (cased, with punctuation) or lambada_standard (lower-case, tokenised)"
 _SHOWN = ("bits_per_byte", "word_perplexity", "token_perplexity", "acc", "perplexity")
+_COMPARED = ("bits_per_byte", "acc", "perplexity")
 _PACKAGES = ("resjax", "jax", "jaxlib", "flax", "tokenizers", "numpy", "lm_eval")
 
 Results = list[dict[str, Any]]
+_Found = TypeVar("_Found")
 
 
 def main() -> None:
@@ -265,32 +268,46 @@ def _version(package: str) -> str | None:
 
 def show(report: Report, tasks: Results, console: Console) -> None:
   """Prints the figures with their standard errors, how they come about, and differences."""
-  models = list(dict.fromkeys(model for model, _ in report.figures))
+  measured = {one.corpus.name: one for one in report.measured}
+  models = list(dict.fromkeys(one.model for one in report.measured))
+
+  def title(text: str) -> str:
+    return text if text in measured else f"{text} (macro)"
+
   rows = [
-    (text, model, name, _number(found.value), _number(found.stderr))
-    for (model, text), metrics in report.figures.items()
+    (title(text), model, name, _number(found.value), _number(found.stderr))
+    for (model, text), metrics in _by_text(report.figures)
     for name, found in metrics.items()
     if name in _SHOWN
   ] + [row for one in tasks for row in _harness_rows(one)]
-  _print(console, ("text", "model", "metric", "value", "±"), rows, several=len(models) > 1)
-  for one in report.measured:
-    if one.model == models[0]:
-      units = "windows" if one.corpus.rule.kind in ("stream", "tokens") else "documents"
-      console.print(
-        f"{one.corpus.name}: {one.sums('tokens'):,.0f} tokens in {len(one.ids):,} {units}; rows of "
-        f"{one.cut.max_length}, stride {one.cut.stride}; {one.corpus.rule.says}",
-        highlight=False,
-      )
+  several = len({row[1] for row in rows}) > 1
+  _print(console, ("text", "model", "metric", "value", "±"), rows, several=several)
+  for name, one in measured.items():
+    units = "windows" if one.corpus.rule.kind in (STREAM, TOKENS) else "documents"
+    console.print(
+      f"{name}: {one.sums('tokens'):,.0f} tokens in {len(one.ids):,} {units}; rows of "
+      f"{one.cut.max_length}, stride {one.cut.stride}; {one.corpus.rule.says}",
+      highlight=False,
+    )
   differences = [
-    (text, model, name, f"{found.value:+.4f}", _number(found.stderr), *_interval(found))
-    for (model, text), metrics in report.differences.items()
+    (title(text), model, name, f"{found.value:+.4f}", _number(found.stderr), _interval(found))
+    for (model, text), metrics in _by_text(report.differences)
     for name, found in metrics.items()
-    if name in _SHOWN
+    if name in _COMPARED
   ]
   if differences:
-    console.print(f"\ndifferences from {models[0]}, the same documents drawn again for both:")
+    console.print(
+      f"\ndifferences from {models[0]}; documents are drawn again for both together:",
+      highlight=False,
+    )
     columns = ("text", "model", "metric", "difference", "±", "95 % interval")
     _print(console, columns, differences, several=True)
+
+
+def _by_text(found: Mapping[tuple[str, str], _Found]) -> list[tuple[tuple[str, str], _Found]]:
+  """Returns what was found by model and text, with all models of a text together."""
+  texts = list(dict.fromkeys(text for _, text in found))
+  return sorted(found.items(), key=lambda item: texts.index(item[0][1]))
 
 
 def _print(
@@ -301,7 +318,7 @@ def _print(
   for index in shown:
     left = columns[index] in ("text", "model", "metric")
     table.add_column(columns[index], overflow="fold", justify="left" if left else "right")
-  for row in sorted(rows, key=lambda row: 0 if len(row) else 1):
+  for row in rows:
     table.add_row(*[row[index] for index in shown])
   console.print(table)
 
@@ -326,8 +343,8 @@ def _number(value: float | None) -> str:
   return f"{value:,.4f}" if abs(value) < 1000 else f"{value:.5g}"
 
 
-def _interval(found: Any) -> tuple[str]:
-  return ("-",) if found.interval is None else ("{:+.4f} to {:+.4f}".format(*found.interval),)
+def _interval(found: Difference) -> str:
+  return "-" if found.interval is None else "{:+.4f}, {:+.4f}".format(*found.interval)
 
 
 def _draw(report: Report, paths: Sequence[str], place: Location) -> None:

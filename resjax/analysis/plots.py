@@ -139,6 +139,7 @@ def score_curves(
       )
     axes.set_title(plain(label))
     axes.set_xlabel("step")
+    axes.locator_params(axis="x", nbins=6, integer=True)
     axes.grid(alpha=0.3)
   for axes in grid[len(panels) :]:
     axes.set_axis_off()

@@ -154,6 +154,12 @@ class NeedyTexts(TinyTexts):
 def test_tfds_builder_gives_its_train_split(tmp_path, monkeypatch):
   monkeypatch.setattr("tensorflow_datasets.core.constants.DATA_DIR", str(tmp_path))
   assert sorted(_texts("tfds:tiny_texts")) == [f"é {i}" for i in range(5)]
+  held_out = open_source(SettingNames.of_corpus("mine"), CorpusConfig("tfds:tiny_texts"), "test")
+  assert sorted(document.text for document in held_out.documents()) == [
+    f"held out {i}" for i in range(5)
+  ]
+  with pytest.raises(ValueError, match=r"no split 'dev'; it has \['test', 'train'\]"):
+    open_source(SettingNames.of_corpus("mine"), CorpusConfig("tfds:tiny_texts"), "dev")
   _fails("TFDS tiny_texts has no feature 'body'", "tfds:tiny_texts", field="body")
   _fails("feature 'label' of TFDS tiny_texts is not text", "tfds:tiny_texts", field="label")
   info = tmp_path / "tiny_texts" / "1.0.0" / "dataset_info.json"
