@@ -254,7 +254,9 @@ def train() -> dict:
     "loss_chunk": 1024,  # tokens of each data shard whose logits exist at the same time
     "log_every": 10,
     "eval_every": 200,  # steps; 0: only before the first step and after the last
-    "eval_rows": 128,  # rows of the validation split per evaluation; 0: all
+    # Rows of the validation split per evaluation, at least one of each corpus; 0: all. Of several
+    # corpora, bits per byte of each are recorded too, and their mean (macro_bits_per_byte).
+    "eval_rows": 128,
     # Every so many steps, and at the start and the end, the run measures ranks and probabilities of
     # the input token and the next one after every layer, which tell where it switches; 0: never.
     "alignment_every": 0,

@@ -90,6 +90,7 @@ def evaluation_batches(
   batch_size: int,
   max_rows: int = 0,
   rows: Sequence[int] | None = None,
+  corpus: str | None = None,
 ) -> Iterator[Batch]:
   """Yields every row of `split` once, with the corpora in order of name and the last batch padded.
 
@@ -99,6 +100,8 @@ def evaluation_batches(
     batch_size: the number of rows per batch over all processes; each gets as many batches.
     max_rows: the number of rows to take, evenly spaced over the split; 0 takes all.
     rows: the rows of each batch that this process reads, of 0 to batch_size - 1; None reads all.
+    corpus: of the rows that are taken, those of this corpus are read, or its first one where it has
+      none among them; None: all.
 
   Returns:
     An iterator over dicts as `split_rows` returns them; added rows of padding have segment id 0.
@@ -116,6 +119,12 @@ def evaluation_batches(
   records = grain.MapDataset.concatenate([grain.MapDataset.source(source) for source in sources])
   count = min(max_rows, len(records)) if max_rows else len(records)
   taken = np.arange(count) * len(records) // count
+  if corpus is not None:
+    number = list(dataset.corpora).index(corpus)
+    ends = np.cumsum([len(source) for source in sources])
+    first = ends[number] - len(sources[number])
+    own = taken[(taken >= first) & (taken < ends[number])]
+    taken = own if len(own) else np.array([first])
   return _read_padded(records, taken, batch_size, chosen, dataset)
 
 

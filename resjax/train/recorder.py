@@ -94,8 +94,10 @@ class Recorder:
     """Logs the validation metrics of a step, and shows a line of them."""
     record = {f"validation/{key}": value for key, value in found.items()}
     self._logger.log(step, record | self._ledger.record())
+    macro = found.get("macro_bits_per_byte")
+    mean = "" if macro is None else f"macro average {macro:.4f}, "
     self._progress.message(
-      f"step {step}  validation: {found['bits_per_byte']:.4f} bits per byte, "
+      f"step {step}  validation: {found['bits_per_byte']:.4f} bits per byte, {mean}"
       f"loss {found['loss']:.4f}, accuracy {found['accuracy']:.1%}"
     )
 

@@ -160,6 +160,21 @@ def test_max_rows_are_spread_over_the_split(dataset):
   assert _row_ids(more) == everything
 
 
+@pytest.mark.parametrize("max_rows", [0, 5, 12])
+def test_rows_of_one_corpus_are_its_part_of_all(dataset, max_rows):
+  options = {"batch_size": 4, "max_rows": max_rows}
+  parts = [
+    _row_ids(evaluation_batches(dataset, "train", corpus=name, **options)) for name in ("a", "b")
+  ]
+  assert all(parts)
+  assert [*parts[0], *parts[1]] == _row_ids(evaluation_batches(dataset, "train", **options))
+
+
+def test_a_corpus_without_a_row_among_those_that_are_taken_has_its_first(dataset):
+  found = evaluation_batches(dataset, "train", batch_size=4, max_rows=1, corpus="b")
+  assert _row_ids(found) == _all_rows(dataset, "b", "train")[:1]
+
+
 def test_bad_arguments_are_named(config, dataset, folder_config):
   with pytest.raises(ValueError, match="batch_size is 0"):
     evaluation_batches(dataset, "test", batch_size=0)
