@@ -114,7 +114,7 @@ def test_two_processes_find_what_one_finds(root):
 
 
 MISTAKES = [
-  ([], ["no model", "--checkpoint", "--hf"]),
+  (["--text=a={root}/text"], ["no model", "--checkpoint", "--hf"]),
   (["--hf={root}/llama"], ["nothing to score", "--text=NAME=SOURCE"]),
   (["--text=a"], ["--text=a", "NAME=[CONVENTION:]SOURCE[@SPLIT]"]),
   (["--text=lambada={root}/text"], ["two LAMBADAs", "lambada_openai"]),
