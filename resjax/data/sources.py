@@ -71,9 +71,17 @@ def open_source(settings: SettingNames, corpus: CorpusConfig, split: str | None 
   return _files(corpus, settings, split)
 
 
-def splits_of_files(place: str, setting: str) -> list[str]:
-  """Returns which of the usual splits the files of a folder or glob name, in a fixed order."""
-  names = [_words(file) for file in corpus_files.find(place, setting).files]
+def splits_of_files(place: str, setting: str, *, of_text: bool) -> list[str]:
+  """Returns which of the usual splits the files of a folder or glob name, in a fixed order.
+
+  Args:
+    place: the folder, the glob or a file.
+    setting: the name of the setting that holds it, for messages.
+    of_text: whether files of plain text count too, where such a word may mean something else.
+  """
+  ends = tuple(end for ends in _ENDINGS.values() for end in ends)
+  found = corpus_files.find(place, setting).files
+  names = [_words(file) for file in found if of_text or file.name.endswith(ends)]
   return [split for split in SPLITS if any(split in words for words in names)]
 
 

@@ -13,7 +13,7 @@ from resjax.data.config import CorpusConfig, SettingNames
 from resjax.data.readers import Document
 from resjax.data.sources import Source
 from resjax.evaluation import wikitext
-from resjax.evaluation.conventions import CONVENTIONS, DOCUMENTS, DOMAINS, TOKENS, Convention
+from resjax.evaluation.conventions import CONVENTIONS, DOMAINS, TOKENS, Convention
 
 MACRO = "macro"  # the name of the average over documents that are named one by one
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
@@ -133,11 +133,12 @@ class Corpus:
       return None
     if self.place.startswith(sources.TFDS):
       return self.rule.split
-    found = sources.splits_of_files(self.place, f"--text={self.name}")
+    own = self.rule.split
+    found = sources.splits_of_files(self.place, f"--text={self.name}", of_text=own is not None)
     if len(found) < 2:
       return None
-    if self.rule.split in found:
-      return self.rule.split
+    if own in found:
+      return own
     raise ValueError(
       f"--text={self.name}={self.place} holds the splits {', '.join(found)}; choose one, as in "
       f"{self.place}@{found[-1]}"
@@ -206,7 +207,7 @@ def _corpus(name: str, rest: str, form: str, field: str) -> Corpus:
     _check_range(name, split)
   if before.startswith("@") or not before:
     raise ValueError(f"--text={name}={rest}: no source is named; give a file or a folder")
-  group = MACRO if CONVENTIONS[convention].kind == DOCUMENTS else ""
+  group = MACRO if convention == "documents" else ""
   return Corpus(name, before, convention, split or None, form, field, group)
 
 

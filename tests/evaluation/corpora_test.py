@@ -57,13 +57,23 @@ def test_splits_of_files(hub, tmp_path):
   assert texts(f"a={tmp_path / 'folders'}@val") == ["of a folder"]
 
 
+def test_files_of_text_may_be_called_anything(tmp_path):
+  for name in ("train.md", "test.md"):
+    (tmp_path / name).write_text(f"{name} is about {name}\n")
+  assert len(texts(f"a={tmp_path}")) == 2
+  for name in ("wiki.train.raw", "wiki.test.raw"):
+    (tmp_path / "raw").mkdir(exist_ok=True)
+    (tmp_path / "raw" / name).write_text(f" = {name} = \n")
+  assert texts(f"wikitext={tmp_path / 'raw'}") == [" = wiki.test.raw = "]
+
+
 def test_conventions_follow_from_names_or_prefixes(hub):
   named, prefixed, plain = corpora.parse(
     [f"wikitext={hub}", f"b=wikitext:{hub}@validation", f"c={hub}@test"]
   )
   assert [one.convention for one in (named, prefixed, plain)] == ["wikitext"] * 2 + ["documents"]
   assert [text.original for text in prefixed.texts()] == ["validation 0\nvalidation 1"]
-  assert {one.group for one in (named, prefixed, plain)} == {corpora.MACRO}
+  assert [one.group for one in (named, prefixed, plain)] == ["", "", corpora.MACRO]
 
 
 def test_wikitext_by_page_and_by_line(tmp_path):
