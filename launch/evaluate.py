@@ -8,13 +8,14 @@
 
 --text names each text as NAME=[CONVENTION:]SOURCE[@SPLIT]. Conventions are those of published
 figures; docs/evaluation.md has the table. A task of resjax (wikitext, lambada_openai, ...) is such
-a text, the file or folder of its name in --tasks_folder; all other tasks are those of
-lm-evaluation-harness, which the extra `eval` installs. Several models are compared with the first
-one, document by document. The command writes results.json, samples.parquet and, with
---every_checkpoint, checkpoints.png into --out, and prints a table. The same command in several
-processes scores together; see `resjax.processes.initialize`.
+a text, the file or folder of its name in --tasks_folder; core is CORE, whose folder eval_bundle is
+there; all other tasks are those of lm-evaluation-harness, which the extra `eval` installs. Several
+models are compared with the first one, document by document. The command writes results.json,
+samples.parquet and, with --every_checkpoint, checkpoints.png into --out, and prints a table. The
+same command in several processes scores together; see `resjax.processes.initialize`.
 """
 
+import dataclasses
 import importlib.metadata
 import importlib.util
 import platform
@@ -33,7 +34,7 @@ from launch import cli, subject_flags
 from resjax import locations, processes, terminal
 from resjax.checkpoint.reader import saved_steps
 from resjax.data.config import FORMATS
-from resjax.evaluation import corpora, record, start_token
+from resjax.evaluation import core, corpora, record, start_token
 from resjax.evaluation.conventions import CONVENTIONS, STREAM, TOKENS
 from resjax.evaluation.corpora import Corpus
 from resjax.evaluation.estimates import Difference
@@ -80,6 +81,7 @@ _EVERY = flags.DEFINE_bool(
   "every_checkpoint", False, "All checkpoints of each --checkpoint, and a plot over them."
 )
 
+_CORE = "core"  # the task set of DCLM and nanochat
 _LAMBADAS = "lambada_openai (cased, with punctuation) or lambada_standard (lower-case, tokenised)"
 _SHOWN = ("bits_per_byte", "word_perplexity", "token_perplexity", "acc", "perplexity")
 _COMPARED = ("bits_per_byte", "acc", "perplexity")
@@ -93,9 +95,9 @@ def main() -> None:
   """Scores the models of the command line and writes what was found."""
   cli.join()
   first = jax.process_index() == 0
-  own, others = _split_tasks()
+  own, bundle, others = _split_tasks()
   texts = corpora.parse([*_TEXT.value, *own], _FORMAT.value, _FIELD.value)
-  if not texts and not others:
+  if not texts and not others and not bundle:
     raise ValueError(
       "nothing to score; give --text=NAME=SOURCE or --tasks=NAME, for example "
       "--text=licences=/usr/share/licenses"
@@ -105,7 +107,7 @@ def main() -> None:
   out = locations.path(_OUT.value, "--out", writable=True)
   if first:
     locations.make_folder(out, "--out")
-  measured, models, tasks = _score(loaders, texts, others)
+  measured, models, tasks = _score(loaders, texts, bundle, others)
   report = summarise(measured)
   if first:
     settings = _settings()
@@ -121,13 +123,14 @@ def main() -> None:
   processes.shutdown()
 
 
-def _split_tasks() -> tuple[list[str], list[str]]:
-  """Returns the tasks of resjax as items of --text, and the names of the harness's tasks.
+def _split_tasks() -> tuple[list[str], Location | None, list[str]]:
+  """Returns items of --text, the folder of CORE if it is asked for, and tasks of the harness.
 
   Raises:
     ValueError: a task is ambiguous, its data are not there, or the harness is not installed.
   """
   own, others = [], []
+  bundle: Location | None = None
   folder = _TASKS_FOLDER.value and locations.path(_TASKS_FOLDER.value, "--tasks_folder")
   for name in _TASKS.value:
     if name == "lambada":
@@ -135,7 +138,9 @@ def _split_tasks() -> tuple[list[str], list[str]]:
         f"--tasks={name}: there are two LAMBADAs, whose figures differ; name {_LAMBADAS}"
       )
     places = [] if not folder else _places(folder, name)
-    if name in CONVENTIONS and places:
+    if name == _CORE:
+      bundle = _bundle(folder)
+    elif name in CONVENTIONS and places:
       own.append(f"{name}={places[0]}")
     else:
       others.append(name)
@@ -146,7 +151,17 @@ def _split_tasks() -> tuple[list[str], list[str]]:
       f"--tasks={','.join(others)}: lm-evaluation-harness is not installed: "
       f"pip install 'resjax[eval]'{data}"
     )
-  return own, others
+  return own, bundle, others
+
+
+def _bundle(folder: Location | None) -> Location:
+  """Returns the folder of the data of CORE: --tasks_folder itself, or eval_bundle in it."""
+  for place in [folder, folder / "eval_bundle"] if folder else []:
+    if (place / "core.yaml").exists():
+      return place
+  raise ValueError(
+    f"--tasks={_CORE} needs its folder eval_bundle, with core.yaml, in --tasks_folder={folder}"
+  )
 
 
 def _places(folder: Location, name: str) -> list[Location]:
@@ -172,12 +187,15 @@ def _all_checkpoints() -> list[str]:
 
 
 def _score(
-  loaders: Sequence[Callable[[], Subject]], texts: Sequence[Corpus], others: Sequence[str]
+  loaders: Sequence[Callable[[], Subject]],
+  texts: Sequence[Corpus],
+  bundle: Location | None,
+  others: Sequence[str],
 ) -> tuple[list[Measured], Results, Results]:
   """Scores one model after another, so that one alone is in memory.
 
   Returns:
-    What was measured on texts, descriptions of the models, and results of the harness.
+    What was measured on texts, descriptions of the models, and results of tasks.
   """
   console = terminal.console(stderr=True, quiet=jax.process_index() != 0)
   measured: list[Measured] = []
@@ -200,6 +218,9 @@ def _score(
         limit=_LIMIT.value,
         progress=tell,
       )
+      if bundle:
+        status.update(Text(f"{model.name}: {_CORE}"))
+        tasks += _run_core(model, bundle)
       if others:
         status.update(Text(f"{model.name}: {', '.join(others)}"))
         tasks += _run_harness(model, others)
@@ -216,6 +237,27 @@ def _model(subject: Subject, names: Sequence[str]) -> Model:
     _MAX_LENGTH.value or subject.seq_len,
     start_token.begins_contexts(subject.tokenizer, _BOS.value),
   )
+
+
+def _run_core(model: Model, bundle: Location) -> Results:
+  """Returns CORE and its tasks in the form of the harness, in process 0; nothing in the others."""
+  found = core.core(
+    model.decoder,
+    model.tokenizer,
+    str(bundle),
+    max_length=model.max_length,
+    batch_size=subject_flags.BATCH_SIZE.value,
+    limit=_LIMIT.value or None,
+  )
+  if found is None:
+    return []
+  parts = {
+    f"{_CORE}/{label}": {"centered,none": one.centered, "centered_stderr,none": one.stderr}
+    for label, one in found.tasks.items()
+  }
+  whole = {_CORE: {"centered,none": found.core, "centered_stderr,none": found.stderr}}
+  details = {label: dataclasses.asdict(one) for label, one in found.tasks.items()}
+  return [{"model": model.name, "results": whole | parts, "tasks": details}]
 
 
 def _run_harness(model: Model, tasks: Sequence[str]) -> Results:

@@ -118,6 +118,8 @@ MISTAKES = [
   (["--hf={root}/llama"], ["nothing to score", "--text=NAME=SOURCE"]),
   (["--text=a"], ["--text=a", "NAME=[CONVENTION:]SOURCE[@SPLIT]"]),
   (["--text=lambada={root}/text"], ["two LAMBADAs", "lambada_openai"]),
+  (["--tasks=core", "--tasks_folder={root}/text"], ["eval_bundle", "core.yaml", "{root}/text"]),
+  (["--tasks=core"], ["eval_bundle", "--tasks_folder"]),
   (["--tasks=lambada"], ["two LAMBADAs", "lambada_standard"]),
   (["--text=a={root}/nowhere"], ["--text=a", "nowhere"]),
   (["--text=a={root}/text@dev"], ["--text=a", "no split 'dev'"]),
@@ -169,7 +171,7 @@ def refusals(root):
 def test_mistakes_are_one_line_and_leave_nothing(root, refusals, number):
   said = refusals[number]
   assert said is not None and "\n" not in said
-  assert all(word in said for word in MISTAKES[number][1]), said
+  assert all(word.format(root=root) in said for word in MISTAKES[number][1]), said
   assert not list((root / "refused" / str(number)).rglob("*.json"))
 
 
