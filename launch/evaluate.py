@@ -332,7 +332,7 @@ def show(report: Report, tasks: Results, console: Console) -> None:
       highlight=False,
     )
   differences = [
-    (title(text), model, name, f"{found.value:+.4f}", _number(found.stderr), _interval(found))
+    (title(text), model, name, _signed(found.value), _interval(found))
     for (model, text), metrics in _by_text(report.differences)
     for name, found in metrics.items()
     if name in _COMPARED
@@ -342,7 +342,7 @@ def show(report: Report, tasks: Results, console: Console) -> None:
       f"\ndifferences from {models[0]}; documents are drawn again for both together:",
       highlight=False,
     )
-    columns = ("text", "model", "metric", "difference", "±", "95 % interval")
+    columns = ("text", "model", "metric", "difference", "95 % interval")
     _print(console, columns, differences, several=True)
 
 
@@ -386,7 +386,11 @@ def _number(value: float | None) -> str:
 
 
 def _interval(found: Difference) -> str:
-  return "-" if found.interval is None else "{:+.4f}, {:+.4f}".format(*found.interval)
+  return "-" if found.interval is None else ", ".join(map(_signed, found.interval))
+
+
+def _signed(value: float) -> str:
+  return f"{value:+.4f}" if abs(value) < 1000 else f"{value:+.4g}"
 
 
 def _draw(report: Report, paths: Sequence[str], place: Location) -> None:

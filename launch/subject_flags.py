@@ -1,6 +1,7 @@
 """Flags of the commands that load trained models: which models, on which mesh, how many rows."""
 
 from collections.abc import Callable
+from functools import partial
 
 from absl import flags
 
@@ -54,6 +55,6 @@ def loaders(checkpoints: list[str]) -> list[Callable[[], Subject]]:
       "folder of a Hugging Face model"
     )
   place = layout()
-  return [lambda path=path: measured_models.from_workdir(path, place) for path in checkpoints] + [
-    lambda path=path: measured_models.from_huggingface(path, place) for path in FOLDERS.value
+  return [partial(measured_models.from_workdir, path, place) for path in checkpoints] + [
+    partial(measured_models.from_huggingface, path, place) for path in FOLDERS.value
   ]

@@ -194,7 +194,7 @@ def _measure(
       merged += unit.merged
       _add_positions(by_position, unit.rows, scores, cut.max_length)
       if corpus.rule.kind == TOKENS:
-        hasher.add(unit.rows[0].tokens.tobytes().hex())
+        hasher.add(np.asarray(unit.rows[0].tokens).tobytes().hex())
     scored += sum(len(row.tokens) - row.first for row in rows)
     progress(corpus.name, scored)
   if not scored:

@@ -96,13 +96,13 @@ def _documents(texts: Sequence[Text], tokenizer: Tokenizer, cut: Cut) -> Iterato
 def _last_words(texts: Sequence[Text], tokenizer: Tokenizer, cut: Cut) -> Iterator[Unit]:
   pairs = [_at_last_space(text) for text in texts]
   encoded = encode_pairs(pairs, tokenizer)
-  for text, (_, word), (context, target, merged) in zip(texts, pairs, encoded, strict=True):
+  for text, (_, word), (before, target, merged) in zip(texts, pairs, encoded, strict=True):
     if len(target) > cut.max_length:
       raise ValueError(
         f"the last word of {text.id} has {len(target)} tokens, and a row {cut.max_length} inputs; "
         "set --max_length to more"
       )
-    context = _after_start(context, tokenizer, cut.bos or not len(context))
+    context = _after_start(before, tokenizer, cut.bos or not len(before))
     row = np.concatenate([context, target])[-(cut.max_length + 1) :]
     yield Unit(text.id, [Scored(row, len(row) - len(target))], len(word.encode()), 1, merged)
 
@@ -128,9 +128,9 @@ def encode_pairs(
   whole = tokenizer.encode_batch([context + continuation for context, continuation in moved])
   alone = tokenizer.encode_batch([context for context, _ in moved])
   found = []
-  for tokens, context in zip(whole, alone, strict=True):
-    start = min(len(context), len(tokens) - 1)
-    found.append((tokens[:start], tokens[start:], start < len(context)))
+  for tokens, before in zip(whole, alone, strict=True):
+    start = min(len(before), len(tokens) - 1)
+    found.append((tokens[:start], tokens[start:], start < len(before)))
   return found
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 
 _SEPARATORS = "-,."  # stand as " @-@ " between the parts of a number or a word
 _MARKS = ":;.!?,"
-_PAIRS = ("()", "[]", "{}", '""', "''")
+_PAIRS = (("(", ")"), ("[", "]"), ("{", "}"), ('"', '"'), ("'", "'"))
 
 
 def detokenise(page: str) -> str:
