@@ -7,6 +7,7 @@ report.figures["mine", "wikitext"]["word_perplexity"].value
 """
 
 import dataclasses
+import hashlib
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
@@ -58,7 +59,7 @@ class Measured:
     by_position: the nats and the number of the targets in each of `BINS` equal parts of the
       positions of a window, float64 [2, BINS].
     merged: the number of units whose context ends inside of the target's first token.
-    digest: the digest of the documents that were read.
+    digest: the digest of the documents that were read, or of the tokens that are scored.
   """
 
   model: str
@@ -173,7 +174,7 @@ def _measure(
   limit: int,
   progress: Callable[[str, int], None],
 ) -> Measured:
-  hasher = TextHasher()
+  hasher, of_tokens = TextHasher(), hashlib.blake2b(digest_size=16)
 
   def texts() -> Iterator[Text]:
     found = corpus.texts()
@@ -194,7 +195,7 @@ def _measure(
       merged += unit.merged
       _add_positions(by_position, unit.rows, scores, cut.max_length)
       if corpus.rule.kind == TOKENS:
-        hasher.add(np.asarray(unit.rows[0].tokens).tobytes().hex())
+        of_tokens.update(np.asarray(unit.rows[0].tokens[unit.rows[0].first :], np.int32).tobytes())
     scored += sum(len(row.tokens) - row.first for row in rows)
     progress(corpus.name, scored)
   if not scored:
@@ -209,7 +210,7 @@ def _measure(
     np.array(table, np.float64),
     by_position,
     merged,
-    hasher.digest().root,
+    of_tokens.hexdigest() if corpus.rule.kind == TOKENS else hasher.digest().root,
   )
 
 

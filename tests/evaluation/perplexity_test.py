@@ -144,6 +144,8 @@ def test_files_of_tokens(model, tmp_path, convention):
   assert found.sums("tokens") == len(tokens) - 1
   assert found.sums("bytes") == sum(token != END for token in tokens[1:])
   assert "word_perplexity" not in found.metrics
+  (shorter,) = measure(model, corpora.parse([f"v={convention}:{path}"]), stride=L // 2)
+  assert shorter.digest == found.digest and shorter.sums("tokens") == found.sums("tokens")
   path.write_bytes(
     content.replace(b"\x00\x01", b"\x01\x00")
     if convention == "nanogpt"
