@@ -1,6 +1,6 @@
 """Flags of the commands that load trained models: which models, on which mesh, how many rows."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from absl import flags
@@ -43,7 +43,7 @@ def load() -> list[Subject]:
   return [one() for one in loaders(CHECKPOINTS.value)]
 
 
-def loaders(checkpoints: list[str]) -> list[Callable[[], Subject]]:
+def loaders(checkpoints: Sequence[str]) -> Sequence[Callable[[], Subject]]:
   """Returns functions that load the models of some checkpoints, and behind them those of --hf.
 
   Raises:
@@ -55,6 +55,7 @@ def loaders(checkpoints: list[str]) -> list[Callable[[], Subject]]:
       "folder of a Hugging Face model"
     )
   place = layout()
-  return [partial(measured_models.from_workdir, path, place) for path in checkpoints] + [
-    partial(measured_models.from_huggingface, path, place) for path in FOLDERS.value
+  return [
+    *(partial(measured_models.from_workdir, path, place) for path in checkpoints),
+    *(partial(measured_models.from_huggingface, path, place) for path in FOLDERS.value),
   ]

@@ -81,7 +81,7 @@ def test_wikitext_by_page_and_by_line(tmp_path):
   parquet(tmp_path / "pages" / "test-0.parquet", [page], "page")
   (by_page,) = corpora.parse([f"wikitext={tmp_path / 'pages'}"])
   (text,) = by_page.texts()
-  assert text.original == page and '"good"-ish .\n' in text.given
+  assert text.original == page and '"good"-ish.\n' in text.given
   lines = [" = One = \n", "", ' it is " good " @-@ ish . \n', " = Two = \n", " x \n"]
   parquet(tmp_path / "lines" / "test-0.parquet", lines)
   (tmp_path / "wiki.test.raw").write_text("".join(line or " \n" for line in lines))
