@@ -38,7 +38,7 @@ from resjax.evaluation import core, corpora, record, start_token
 from resjax.evaluation.conventions import CONVENTIONS, STREAM, TOKENS
 from resjax.evaluation.corpora import Corpus
 from resjax.evaluation.estimates import Difference
-from resjax.evaluation.perplexity import Measured, Model, Report, measure, summarise
+from resjax.evaluation.texts import Measured, Model, Report, measure, summarise
 from resjax.locations import Location
 from resjax.measured_models import Subject
 

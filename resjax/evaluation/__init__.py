@@ -1,5 +1,6 @@
 """Scores of models on texts and tasks."""
 
 from resjax.evaluation.scorer import Scored, Scorer, Scores
+from resjax.evaluation.texts import Model, Report, perplexity
 
-__all__ = ["Scored", "Scorer", "Scores"]
+__all__ = ["Model", "Report", "Scored", "Scorer", "Scores", "perplexity"]

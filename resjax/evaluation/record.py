@@ -12,7 +12,7 @@ from typing import Any
 from resjax import locations
 from resjax.data.tokenizer import Tokenizer
 from resjax.evaluation.estimates import COLUMNS
-from resjax.evaluation.perplexity import Measured, Model, Report
+from resjax.evaluation.texts import Measured, Model, Report
 from resjax.locations import Location
 
 RESULTS, SAMPLES = "results.json", "samples.parquet"

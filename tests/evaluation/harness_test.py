@@ -14,7 +14,7 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from resjax.evaluation import corpora
-from resjax.evaluation.perplexity import Model, perplexity
+from resjax.evaluation.texts import Model, perplexity
 from resjax.interop import huggingface
 
 pytestmark = pytest.mark.slow

@@ -10,7 +10,7 @@ from flax import nnx
 
 from resjax.data.tokenizer import ByteTokenizer
 from resjax.evaluation import corpora, record
-from resjax.evaluation.perplexity import BINS, Model, measure, perplexity, summarise
+from resjax.evaluation.texts import BINS, Model, measure, perplexity, summarise
 from tests.helpers import decoders
 
 L, END = 32, 256
