@@ -15,6 +15,7 @@ def get_config(style: str = "llama") -> ConfigDict:
     {
       "workdir": "runs/base",  # holds metrics, checkpoints, plots and the resolved config; may be gs://
       "seed": 0,  # decides the initial parameters and the order of the data
+      "init_seed": -1,  # decides the initial parameters alone; -1: as seed
       "model": model(),
       "data": data(),
       "optim": optim(),
@@ -200,6 +201,7 @@ def data() -> dict:
       "train_bytes": 20_000_000,  # how much text bpe learns its merges from
       "folder": "",  # pretrained: a Hugging Face folder with tokenizer.json and config.json
     },
+    "order_seed": -1,  # decides the order of the rows alone; -1: as config.seed
     "validation_fraction": 0.02,  # share of the documents, which their hash chooses
     "test_fraction": 0.02,
     "verify": "full",  # full | sizes: what of built files is compared before they are used

@@ -12,8 +12,8 @@ from launch import cli
 from resjax import experiment, processes
 from resjax.data.tokenizer import END_OF_TEXT
 from resjax.models.sampling import check_options
+from resjax.ranges import MAX_SEED
 from resjax.runs import restore
-from resjax.runs.config import MAX_SEED
 from resjax.runs.sample import sample_text
 
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run, or a checkpoint in it.")

@@ -19,6 +19,7 @@ from resjax.runs import divisibility, parents, workdir
 from resjax.runs.config import HealthConfig, Run, TrainConfig
 from resjax.sharding import Layout, MeshConfig, Rules, ShardingConfig, make_layout
 
+_TOP = ("workdir", "seed", "init_seed")
 _SECTIONS = ("model", "data", "optim", "train", "health", "checkpoint", "mesh", "sharding")
 # Settings that decide how their section is read.
 _NEEDED = {
@@ -76,7 +77,8 @@ def load(folder: str, layout: Layout | None = None) -> Run:
     ValueError: the folder holds no run, or its record has settings that no run can have.
   """
   place = workdir.place(folder)
-  given = {**workdir.read(place).config, "workdir": folder}
+  # Records of earlier runs have no init_seed.
+  given = {"init_seed": ranges.AS_SEED, **workdir.read(place).config, "workdir": folder}
   try:
     _check_sections(given)
     values = _filled(given)
@@ -88,7 +90,7 @@ def load(folder: str, layout: Layout | None = None) -> Run:
 
 def _check_sections(values: Mapping[str, Any]) -> None:
   """Raises ValueError unless a config has all its sections, and nothing beside them."""
-  _check_keys(values, ("workdir", "seed", *_SECTIONS), "config")
+  _check_keys(values, (*_TOP, *_SECTIONS), "config")
   for section in _SECTIONS:
     found = _mapping(values[section], f"config.{section}")
     for key in _NEEDED.get(section, ()):
@@ -136,6 +138,7 @@ def _run(values: Mapping[str, Any], layout: Layout) -> Run:
   return Run(
     workdir=values["workdir"],
     seed=values["seed"],
+    init_seed=values["init_seed"],
     decoder=decoder,
     data=data,
     optim=to_dataclass(optim.OptimizerConfig, values["optim"], "config.optim"),

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from typing import Any, Union
 
 MOST = 2**31 - 1  # of a whole number: JAX counts in 32 bits
+MAX_SEED = 2**32 - 1  # JAX takes 32 bits of a seed, so that larger ones would be others again
+AS_SEED = -1  # of a seed of one purpose: config.seed decides
 _LEAST_FLOAT, _MOST_FLOAT = 1.18e-38, 3.4e38  # of float32 without zeros
 
 
@@ -106,6 +108,20 @@ def _wrong_tuple(value: Any, inner: tuple[Any, ...], most: int) -> str:
 def _annotations(kind: type) -> Mapping[str, Any]:
   hints = typing.get_type_hints(kind)
   return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
+
+
+def check_seed(value: Any, where: str, least: int = 0) -> None:
+  """Raises ValueError unless a value is a seed.
+
+  Args:
+    value: the value.
+    where: the name of the setting.
+    least: the smallest allowed value, 0 or `AS_SEED`.
+  """
+  check_type(value, int, where, MAX_SEED)
+  if value < least:
+    also = f" or {AS_SEED}, as config.seed" if least == AS_SEED else ""
+    raise ValueError(f"{where}={value} must be in 0..{MAX_SEED}{also}")
 
 
 def check_least(config: Any, section: str, least: Mapping[str, float]) -> None:

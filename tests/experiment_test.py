@@ -162,6 +162,8 @@ def test_record_keeps_config_versions_and_revision(tmp_path, monkeypatch):
     ({"data__tokenizer__name": "byte"}, "b", "config.data.tokenizer was"),
     ({"model__residual__block_attn_res__layers_per_block": 3}, "a", "was 2 and is 3"),
     ({"seed": 1}, "a", "config.seed was 0 and is 1"),
+    ({"init_seed": 1}, "a", "config.init_seed was -1 and is 1"),
+    ({"data__order_seed": 1}, "a", "config.data.order_seed was -1 and is 1"),
     ({"optim__name": "muon"}, "a", "config.optim.name was 'adamw' and is 'muon'"),
     ({"train__init_from": "runs/a"}, "a", "config.train.init_from was '' and is 'runs/a'"),
     ({}, "b", "its tokenizer or its rows are not"),
@@ -174,6 +176,24 @@ def test_another_run_in_the_folder_is_refused(tmp_path, changes, fingerprint, wo
     workdir.check(tmp_path, experiment.build(config(**changes)), dataset(tmp_path, fingerprint))
   assert word in str(raised.value)
   assert (tmp_path / workdir.RECORD).read_text() == before
+
+
+def test_seeds_of_one_purpose_override_the_seed():
+  assert experiment.build(config(seed=3)).seeds == (3, 3)
+  assert experiment.build(config(seed=3, init_seed=0)).seeds == (0, 3)
+  assert experiment.build(config(seed=3, data__order_seed=2**32 - 1)).seeds == (3, 2**32 - 1)
+
+
+def test_a_run_from_before_there_were_several_seeds_goes_on(tmp_path):
+  workdir.write(tmp_path, experiment.build(config(seed=3)), dataset(tmp_path), {})
+  record = json.loads((tmp_path / workdir.RECORD).read_text())
+  del record["config"]["init_seed"], record["config"]["data"]["order_seed"]
+  del record["identity"]["config.init_seed"], record["identity"]["config.data.order_seed"]
+  (tmp_path / workdir.RECORD).write_text(json.dumps(record))
+  workdir.check(tmp_path, experiment.build(config(seed=3)), dataset(tmp_path))
+  assert experiment.load(str(tmp_path)).seeds == (3, 3)
+  with pytest.raises(ValueError, match=r"config\.init_seed was -1 and is 4"):
+    workdir.check(tmp_path, experiment.build(config(seed=3, init_seed=4)), dataset(tmp_path))
 
 
 def test_how_a_step_is_computed_may_change(tmp_path):
@@ -286,6 +306,7 @@ def test_every_setting_has_its_type():
     ({"workdir": "a\udcff"}, "must be a text in UTF-8"),
     ({"seed": -1}, "config.seed=-1 must be in 0..4294967295"),
     ({"seed": 2**32}, "config.seed=4294967296 must be a whole number of at most 4,294,967,295"),
+    ({"init_seed": -2}, "config.init_seed=-2 must be in 0..4294967295 or -1, as config.seed"),
     ({"model": 1}, "config.model=1 must be a section of settings"),
     ({"mesh": None}, "config.mesh=None must be a section of settings"),
   ],

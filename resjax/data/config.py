@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from resjax.data.synthetic import tasks
 from resjax.data.synthetic.tasks import Task
-from resjax.ranges import check_types
+from resjax.ranges import AS_SEED, MAX_SEED, check_seed, check_types
 
 FORMATS = ("auto", "text", "jsonl", "parquet")
 TOKENIZERS = ("bpe", "byte", "pretrained", "synthetic")
@@ -123,6 +123,7 @@ class DataConfig:
       their checksums whenever they are read.
     built: the fingerprint of built data under `root`, which are taken as they are, without a look
       at the sources; empty: the data of the sources are built unless they are there.
+    order_seed: the seed of the order of the training rows; `AS_SEED`: the seed of the run.
   """
 
   root: str
@@ -133,6 +134,7 @@ class DataConfig:
   test_fraction: float = 0.02
   verify: str = "full"
   built: str = ""
+  order_seed: int = AS_SEED  # Records of earlier runs have no such setting.
 
   def __post_init__(self):
     listed = isinstance(self.corpora, Mapping | tuple)
@@ -140,7 +142,8 @@ class DataConfig:
     pairs = self.corpora.items() if isinstance(self.corpora, Mapping) else self.corpora
     corpora = tuple(sorted((name, _corpus(name, value)) for name, value in pairs))
     object.__setattr__(self, "corpora", corpora)
-    check_types(self, "config.data")
+    check_types(self, "config.data", {"order_seed": MAX_SEED})
+    check_seed(self.order_seed, "config.data.order_seed", AS_SEED)
     _require(bool(self.root), "root", self.root, "name a folder")
     _require(self.seq_len >= 2, "seq_len", self.seq_len, "at least 2 tokens")
     _require(self.seq_len <= _MOST_TOKENS, "seq_len", self.seq_len, f"at most {_MOST_TOKENS:,}")

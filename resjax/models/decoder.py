@@ -18,6 +18,7 @@ from resjax.models.decode_cache import DecodeCache, FirstTokens, TokensInCache, 
 from resjax.models.layer import Layer, decoder_norm
 from resjax.nn.attention import ValueResidual
 from resjax.nn.embed import Embedding
+from resjax.nn.keys import Keys
 from resjax.nn.kv_cache import KeyValues
 from resjax.sharding import Layout
 from resjax.typing import Array, PyTree
@@ -74,25 +75,26 @@ class Decoder(nnx.Module):
     layout = Layout() if layout is None else layout
     self.config, self.layout = config, layout
     learned = config.positions == "learned"
-    self.embed = _embedding(config, config.max_positions if learned else 0, layout, rngs)
-    keys = jax.random.split(rngs.params(), config.num_layers)
+    keys, max_positions = Keys(rngs), config.max_positions if learned else 0
+    self.embed = _embedding(config, max_positions, layout, keys("embed"))
     self.combinator = combinators.build(
       config.residual.name,
       num_layers=config.num_layers,
       d_model=config.d_model,
       sites=config.sites,
       layout=layout,
-      rngs=rngs,
+      rngs=keys("combinator"),
       **config.residual.options,
     )
     self.layers = jax.vmap(
       lambda key: Layer(config, self.combinator, layout, nnx.Rngs(params=key))
-    )(keys)
+    )(jax.random.split(keys("layers").params(), config.num_layers))
     later = config.num_layers - 1
     learns = config.value_residual == "learned" and later > 0
     self.value_weights = nnx.Param(jnp.full((later, 2), 0.5)) if learns else None
-    self.final_norm = decoder_norm(config, rngs)
-    self.output = None if config.tied_embeddings else _embedding(config, 0, layout, rngs)
+    self.final_norm = decoder_norm(config, keys("final_norm"))
+    tied = config.tied_embeddings
+    self.output = None if tied else _embedding(config, 0, layout, keys("output"))
 
   def __call__(
     self, tokens: Array, segment_ids: Array | None = None, positions: Array | None = None

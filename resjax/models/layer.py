@@ -12,6 +12,7 @@ from resjax.kernels.self_attention import ALL_EARLIER, Window
 from resjax.models.config import DecoderConfig
 from resjax.models.decode_cache import FirstTokens, TokensInCache, TokensInRows
 from resjax.nn.attention import Attention, ValueResidual
+from resjax.nn.keys import Keys
 from resjax.nn.kv_cache import KeyValues
 from resjax.nn.mlp import MLP
 from resjax.nn.norm import Identity, Norm, norm
@@ -49,12 +50,11 @@ class Layer(nnx.Module):
   ):
     self.layout, self.short_window = layout, Window((config.short_swa.window,))
     self.depth_ratio = config.depth_ratio
-    gain = combinator.branch_init_gain
+    keys, gain = Keys(rngs), combinator.branch_init_gain
     common: dict[str, Any] = {
       "out_std": config.output_std * gain,
       "dtype": config.dtype,
       "layout": layout,
-      "rngs": rngs,
     }
     attends = common | {
       "bias": config.bias in ("attention", "all"),
@@ -67,15 +67,16 @@ class Layer(nnx.Module):
       "value_std": config.matrix_std * gain,
     }
     sizes = config.num_heads, config.num_kv_heads, config.head_dim
-    self.attention = Attention(config.d_model, *sizes, scores=config.scores, **attends)
+    attention: dict[str, Any] = {"scores": config.scores, "rngs": keys("attention")}
+    self.attention = Attention(config.d_model, *sizes, **attention, **attends)
     inner: dict[str, Any] = {"bias": config.bias == "all", "std": config.matrix_std * gain}
+    inner["rngs"] = keys("mlp")
     self.mlp = MLP(config.mlp, config.d_model, config.mlp_dim, **inner, **common)
-    # Drawn after the others, which start the same with and without it. Norms start as constants.
     if config.short_swa.window:
       heads = config.short_swa_heads
       if config.short_swa.zero_init:
         attends["out_std"] = 0.0
-      attends["scores"] = config.short_swa_scores
+      attends |= {"scores": config.short_swa_scores, "rngs": keys("short_swa")}
       self.short_swa = Attention(config.d_model, heads, heads, config.d_model // heads, **attends)
     self.norms = nnx.Dict(
       {

@@ -16,6 +16,7 @@ from resjax.kernels.self_attention import (
   causal_attention,
   prompt_attention,
 )
+from resjax.nn.keys import Keys
 from resjax.nn.kv_cache import KeyValues
 from resjax.nn.linear import Linear, shared
 from resjax.nn.norm import Identity, norm
@@ -92,16 +93,22 @@ class Attention(nnx.Module):
   ):
     self.rotation, self.scores = rotation, scores
     self.implementation, self.layout = implementation, layout
-    common: dict[str, Any] = {"dtype": dtype, "layout": layout, "rngs": rngs}
-    inward = ("embed_param", "heads")
+    common: dict[str, Any] = {"dtype": dtype, "layout": layout}
+    keys, inward = Keys(rngs), ("embed_param", "heads")
     into = common | {"bias": bias or qkv_bias}
     heads, kv_heads = (num_heads, head_dim), (num_kv_heads, head_dim)
     size, kv_size = num_heads * head_dim, num_kv_heads * head_dim
-    self.q_proj = Linear(d_model, size, inward, std=std, out_heads=heads, **into)
-    self.k_proj = Linear(d_model, kv_size, inward, std=std, out_heads=kv_heads, **into)
-    self.v_proj = Linear(d_model, kv_size, inward, std=value_std, out_heads=kv_heads, **into)
+    self.q_proj = Linear(
+      d_model, size, inward, std=std, out_heads=heads, rngs=keys("q_proj"), **into
+    )
+    self.k_proj = Linear(
+      d_model, kv_size, inward, std=std, out_heads=kv_heads, rngs=keys("k_proj"), **into
+    )
+    self.v_proj = Linear(
+      d_model, kv_size, inward, std=value_std, out_heads=kv_heads, rngs=keys("v_proj"), **into
+    )
     out = common | {"bias": bias, "in_heads": heads}
-    self.o_proj = Linear(size, d_model, inward[::-1], std=out_std, **out)
+    self.o_proj = Linear(size, d_model, inward[::-1], std=out_std, rngs=keys("o_proj"), **out)
     each: dict[str, Any] = {"eps": norm_eps, "bias": False, "dtype": dtype, "rngs": rngs}
     self.q_norm = norm("rmsnorm", head_dim, **each) if qk_norm else Identity()
     self.k_norm = norm("rmsnorm", head_dim, **each) if qk_norm else Identity()

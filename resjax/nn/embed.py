@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from resjax.nn.keys import Keys
 from resjax.sharding import Layout
 from resjax.typing import Array
 
@@ -28,10 +29,10 @@ class Embedding(nnx.Module):
   ):  # fmt: skip
     init = nnx.initializers.normal(std)
     self.dtype, self.layout, self.scaled = dtype, layout, scaled
-    self.embedding = nnx.Param(
-      init(rngs.params(), (vocab_size, d_model)), axes=("vocab", "embed_param")
-    )
-    table = init(rngs.params(), (max_positions, d_model)) if max_positions else None
+    keys, axes = Keys(rngs), ("vocab", "embed_param")
+    self.embedding = nnx.Param(init(keys("embedding").params(), (vocab_size, d_model)), axes=axes)
+    places = keys("positions").params()
+    table = init(places, (max_positions, d_model)) if max_positions else None
     self.positions = None if table is None else nnx.Param(table, axes=(None, "embed_param"))
 
   @jax.named_scope("embedding")

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 from flax import nnx
 
+from resjax.nn.keys import Keys
 from resjax.nn.linear import Linear, shared
 from resjax.sharding import Layout
 from resjax.typing import Array
@@ -62,13 +63,15 @@ class MLP(nnx.Module):
     layout: Layout,
     rngs: nnx.Rngs,
   ):
-    common: dict[str, Any] = {"bias": bias, "dtype": dtype, "layout": layout, "rngs": rngs}
-    inward = ("embed_param", "mlp")
+    common: dict[str, Any] = {"bias": bias, "dtype": dtype, "layout": layout}
+    keys, inward = Keys(rngs), ("embed_param", "mlp")
     self.layout = layout
     self.activation, gated = _KINDS[name]
-    self.gate_proj = Linear(d_model, mlp_dim, inward, std=std, **common) if gated else None
-    self.up_proj = Linear(d_model, mlp_dim, inward, std=std, **common)
-    self.down_proj = Linear(mlp_dim, d_model, inward[::-1], std=out_std, **common)
+    into = functools.partial(Linear, d_model, mlp_dim, inward, std=std, **common)
+    self.gate_proj = into(rngs=keys("gate_proj")) if gated else None
+    self.up_proj = into(rngs=keys("up_proj"))
+    out: dict[str, Any] = {"std": out_std, "rngs": keys("down_proj")}
+    self.down_proj = Linear(mlp_dim, d_model, inward[::-1], **out, **common)
 
   @jax.named_scope("mlp")
   def __call__(self, x: Array) -> Array:

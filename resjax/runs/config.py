@@ -2,14 +2,14 @@
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from resjax.checkpoint.config import CheckpointConfig
 from resjax.data.config import DataConfig
 from resjax.hardware import compiler_options
 from resjax.models.config import DecoderConfig
 from resjax.optim import OptimizerConfig, Scaling
-from resjax.ranges import check_least, check_ranges, check_type, check_types
+from resjax.ranges import AS_SEED, check_least, check_ranges, check_seed, check_type, check_types
 from resjax.sharding import Layout
 
 
@@ -50,8 +50,6 @@ class TrainConfig:
       )
     compiler_options.check(self.compiler_options)
 
-
-MAX_SEED = 2**32 - 1  # JAX takes 32 bits of a seed, so that larger ones would be others again
 
 # The guard keeps so many values whatever the window is, so that a resumed run may change it.
 MAX_SPIKE_WINDOW = 1024
@@ -94,13 +92,27 @@ class HealthConfig:
     return self.skip_nonfinite or self.max_update > 0
 
 
+class Seeds(NamedTuple):
+  """What the random numbers of a run start from.
+
+  Attributes:
+    init: the seed of the initial parameters.
+    order: the seed of the order of the data.
+  """
+
+  init: int
+  order: int
+
+
 @dataclasses.dataclass(frozen=True)
 class Run:
   """Everything that a training run needs to know.
 
   Attributes:
     workdir: the folder of the run: metrics, checkpoints, plots, and the config.
-    seed: the seed of the initial parameters and of the order of the data.
+    seed: the seed of the initial parameters and of the order of the data, where they have none of
+      their own.
+    init_seed: the seed of the initial parameters; `AS_SEED`: seed.
     decoder: the model; before the data are built, its vocabulary is the largest that the
       tokenizer may have.
     data: the corpora, the tokenizer, and the length of rows.
@@ -112,11 +124,12 @@ class Run:
     resolved: the whole config as plain JSON values, for the record of the run.
 
   Raises:
-    ValueError: the workdir is empty, or the seed is out of range.
+    ValueError: the workdir is empty, or a seed is out of range.
   """
 
   workdir: str
   seed: int
+  init_seed: int
   decoder: DecoderConfig
   data: DataConfig
   optim: OptimizerConfig
@@ -130,9 +143,14 @@ class Run:
     check_type(self.workdir, str, "config.workdir")
     if not self.workdir.strip():
       raise ValueError(f"config.workdir={self.workdir!r} names no folder; give one, as runs/tiny")
-    check_type(self.seed, int, "config.seed", MAX_SEED)
-    if self.seed < 0:
-      raise ValueError(f"config.seed={self.seed} must be in 0..{MAX_SEED}")
+    check_seed(self.seed, "config.seed")
+    check_seed(self.init_seed, "config.init_seed", AS_SEED)
+
+  @property
+  def seeds(self) -> Seeds:
+    """The seeds of its random numbers."""
+    own = Seeds(self.init_seed, self.data.order_seed)
+    return Seeds(*[self.seed if seed == AS_SEED else seed for seed in own])
 
   @property
   def scaling(self) -> Scaling:

@@ -20,6 +20,7 @@ from resjax.checkpoint.identity import RunId
 from resjax.data.summary import DatasetSummary
 from resjax.locations import Location
 from resjax.models.config import DecoderConfig, MupConfig
+from resjax.ranges import AS_SEED
 from resjax.runs import run_text
 from resjax.runs.config import Run
 
@@ -179,7 +180,9 @@ def _decisive(found: Mapping[str, Any]) -> dict[str, Any]:
   weights = {f"config.data.corpora.{name}.weight": corpus.weight for name, corpus in data.corpora}
   tokenizer = {key: value for key, value in data.tokenizer.items() if key != "folder"}
   others = {key: value for key, value in found.items() if key != "config.data.corpora"}
-  return others | weights | ({"config.data.tokenizer": tokenizer} if tokenizer else {})
+  # Records of earlier runs have one seed.
+  seeds = dict.fromkeys(("config.init_seed", "config.data.order_seed"), AS_SEED)
+  return seeds | others | weights | ({"config.data.tokenizer": tokenizer} if tokenizer else {})
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
@@ -246,6 +249,7 @@ def identity(run: Run) -> dict[str, Any]:
   found = model_identity(run.decoder)
   found |= {f"config.data.{key}": value for key, value in data.items()}
   found |= {"config.seed": run.seed, "config.train.batch_size": run.train.batch_size}
+  found["config.init_seed"] = run.init_seed
   found |= {"config.optim.name": run.optim.name, "config.train.init_from": run.train.init_from}
   return json.loads(json.dumps(found))
 

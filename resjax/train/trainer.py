@@ -63,7 +63,7 @@ class Trainer:
     self.token_bytes = self.layout.copy(self.tokenizer.token_bytes())
     size = run.train.batch_size
     self.batches = train_batches(
-      run.data, dataset, batch_size=size, seed=run.seed, rows=self.layout.rows(size).tolist()
+      run.data, dataset, batch_size=size, seed=run.seeds.order, rows=self.layout.rows(size).tolist()
     )
     self._meter: Meter | None = None
     self._put_off = False  # whether a save waits for a step that is taken
@@ -77,9 +77,9 @@ class Trainer:
         self.start, state = self.checkpoints.restore(self.program.state, self.batches)
       return state
     if self.origin is None:
-      return init_state(self.model, optimizer, self.run.seed)
+      return init_state(self.model, optimizer, self.run.seeds.init)
     params, self.inheritance = init_from.start(
-      self.origin, self.model, self.run.seed, self.dataset.tokenizer
+      self.origin, self.model, self.run.seeds.init, self.dataset.tokenizer
     )
     return first_state(self.model, optimizer, params)
 

@@ -25,7 +25,7 @@ _LARGE = 64  # a real run takes no larger values, since what is asked for must f
 _FREE = ("workdir", "root", "source", "field", "folder", "init_from", "wandb_project")
 # Options of combinators and of sets of rules that the small run does not have.
 _UNUSED = re.compile(r"config\.(model\.residual\.\w+\.|sharding\.(?!name|fsdp_tp))")
-_MAY_BE_NEGATIVE = ("config.seed", "config.mesh.")
+_MAY_BE_NEGATIVE = ("config.seed", "config.init_seed", "config.data.order_seed", "config.mesh.")
 
 
 def _leaves(values: dict[str, Any], prefix: str = "config") -> dict[str, Any]:
