@@ -12,7 +12,7 @@ from optax.contrib import MuonDimensionNumbers, scale_by_muon
 from resjax.optim.config import OptimizerConfig
 from resjax.optim.schedules import schedule
 from resjax.optim.table import SAME_SIZE, Scaling, column
-from resjax.typing import PyTree
+from resjax.typing import Array, PyTree
 
 # The last two axes are those of the matrix; the matrices of the layers are orthogonalised apart.
 _STACKED = MuonDimensionNumbers(reduction_axis=-2, output_axis=-1)
@@ -24,6 +24,7 @@ def make_optimizer(
   steps: int,
   decayed_combinator_paths: Collection[str] = (),
   scaling: Scaling = SAME_SIZE,
+  peak: float | Array | None = None,
 ) -> optax.GradientTransformation:
   """Returns the optimizer: gradients are clipped by their global norm, then each parameter moves.
 
@@ -46,6 +47,7 @@ def make_optimizer(
     steps: the number of steps of the run.
     decayed_combinator_paths: see `parameter_rows`.
     scaling: see `parameter_rows`.
+    peak: the peak of the learning rate, see `schedule`.
 
   Raises:
     ValueError: `schedule` raises it; and the `init` of the result raises it as `parameter_rows`.
@@ -71,7 +73,7 @@ def make_optimizer(
     optax.partition(updates, partial(of_table, "update")),
     *scaled,
     optax.add_decayed_weights(config.weight_decay, partial(of_table, "decayed")),
-    optax.scale_by_learning_rate(schedule(config, steps)),
+    optax.scale_by_learning_rate(schedule(config, steps, peak)),
     _multiplied(partial(of_table, "lr_multiplier")),
   )
 

@@ -12,6 +12,7 @@ from resjax import processes, terminal
 from resjax.checkpoint.identity import Identity
 from resjax.checkpoint.manager import Checkpoints
 from resjax.checkpoint.reader import newest
+from resjax.data.summary import DatasetSummary
 from resjax.locations import Location
 from resjax.processes import signals
 from resjax.processes.watchdog import FILE_NAME as STACKS
@@ -20,7 +21,7 @@ from resjax.records.time_ledger import Ledger
 from resjax.runs import host_memory, init_from, lineage, parents, workdir
 from resjax.runs.config import Run
 from resjax.runs.parents import Parent
-from resjax.train import common_start, run_tables
+from resjax.train import common_start, program, run_tables
 from resjax.train.end_of_run import finish
 from resjax.train.trainer import Trainer
 
@@ -55,29 +56,41 @@ def train(run: Run, console: Console | None = None, profile_steps: range = range
         workdir.create(run.workdir)
         claim.enter_context(workdir.lock(folder))
       # A mistake in the name of the parent is found before the data are built, which may take long.
-      origin = _origin(run, folder)
+      origin = find_origin(run, folder)
       dataset = common_start.build_data(run.data, console)
       run = run.with_vocab_size(dataset.vocab_size)
-      if first:
-        workdir.check(folder, run, dataset)
-      say = functools.partial(console.print, markup=False, highlight=False, soft_wrap=True)
-      found = processes.first("lineage", lambda: lineage.find(folder, run, origin))
-      checkpoints = Checkpoints(
-        folder / "checkpoints",
-        run.checkpoint,
-        batch_size=run.train.batch_size,
-        say=say,
-        run=Identity(**found),
-      )
+      found, checkpoints = open_checkpoints(run, dataset, origin, console)
     with signals.stop_on_request() as stop, checkpoints, watchdog:
       with ledger.phase("init"):
-        trainer = Trainer(run, dataset, checkpoints, origin, ledger)
-        _show(trainer, lineage.record(found), console)
+        trainer = Trainer(run, program.build(run), dataset, checkpoints, origin, ledger)
+        show(trainer, lineage.record(found), console)
       trainer.run_steps(stop, profile_steps)
     finish(trainer, console)
 
 
-def _origin(run: Run, folder: Location) -> Parent | None:
+def open_checkpoints(
+  run: Run, dataset: DatasetSummary, origin: Parent | None, console: Console
+) -> tuple[Mapping[str, Any], Checkpoints]:
+  """Returns what `lineage.find` says of a run, and its checkpoints; its folder holds no other run.
+
+  Raises:
+    ValueError: the folder holds another run, or its record is damaged or missing.
+  """
+  folder = workdir.place(run.workdir)
+  if jax.process_index() == 0:
+    workdir.check(folder, run, dataset)
+  say = functools.partial(console.print, markup=False, highlight=False, soft_wrap=True)
+  found = processes.first("lineage", lambda: lineage.find(folder, run, origin))
+  return found, Checkpoints(
+    folder / "checkpoints",
+    run.checkpoint,
+    batch_size=run.train.batch_size,
+    say=say,
+    run=Identity(**found),
+  )
+
+
+def find_origin(run: Run, folder: Location) -> Parent | None:
   """Returns the parent that all processes start from; None where the run has none, or resumes."""
 
   def find() -> str | None:
@@ -88,7 +101,7 @@ def _origin(run: Run, folder: Location) -> Parent | None:
   return parents.find(found) if found else None
 
 
-def _show(trainer: Trainer, born: Mapping[str, Any], console: Console) -> None:
+def show(trainer: Trainer, born: Mapping[str, Any], console: Console) -> None:
   """Writes the record of a run into its folder; prints its model, and where it starts from."""
   run, folder = trainer.run, workdir.place(trainer.run.workdir)
   costs = run_tables.model_costs(trainer.model, run)

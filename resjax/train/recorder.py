@@ -32,6 +32,7 @@ class Recorder:
     devices: the devices that it runs on.
     start: the step that it goes on from; None: it starts anew.
     ledger: its ledger, which is given the account of earlier processes of the run.
+    progress: shows metrics and messages.
 
   Attributes:
     throughput: counts the tokens per second; whatever is no training step pauses it.
@@ -48,6 +49,7 @@ class Recorder:
     devices: np.ndarray,
     start: int | None,
     ledger: Ledger,
+    progress: Progress,
   ):
     self._run, self._checkpoints, self._ledger = run, checkpoints, ledger
     self._start, self.skipped_in_a_row = start or 0, 0
@@ -64,7 +66,7 @@ class Recorder:
       config=run.resolved,
       enabled=first,
     )
-    self._progress = Progress(run.train.steps, start=start or 0, enabled=first)
+    self._progress = progress
     self.throughput, self._step_time = metrics.Throughput(), StepTime(ledger)
     self._pending: tuple[int, Metrics] | None = None
     peak = metrics.peak_flops(devices.flat[0].device_kind, run.decoder.dtype)

@@ -18,6 +18,7 @@ from resjax.typing import Array, PyTree
 
 Batch = Mapping[str, Array]
 Metrics = Mapping[str, Any]
+Step = Callable[[TrainState, Batch, Array], tuple[TrainState, Metrics]]
 Gradient = Callable[[PyTree, Batch, Array], tuple[PyTree, LossSums]]
 
 
@@ -29,11 +30,35 @@ def make_train_step(
   health: HealthConfig | None = None,
   compiler_options: Mapping[str, str] | None = None,
 ) -> Wrapped:
-  """Returns train_step(state, batch, token_bytes) -> (state, metrics), jitted.
+  """Returns what `step_function` returns, jitted.
 
   The old state is donated. The new one is placed on the devices as the old one was, wherever the
-  optimizer's updates are. Where `Layout.moments` splits moments over more devices than parameters,
-  each device updates the part whose moments it has, and updated parameters are gathered once.
+  optimizer's updates are. The arguments are those of `step_function`, and:
+
+  Args:
+    compiler_options: options of the compiler, by name; None: none.
+  """
+  train_step = step_function(model, optimizer, learning_rate, config, health)
+  shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract_state(model, optimizer))
+  return jax.jit(
+    train_step,
+    donate_argnums=0,
+    out_shardings=(shardings, None),
+    compiler_options=dict(compiler_options or {}),
+  )
+
+
+def step_function(
+  model: ModelDef,
+  optimizer: optax.GradientTransformation,
+  learning_rate: optax.Schedule,
+  config: TrainConfig,
+  health: HealthConfig | None = None,
+) -> Step:
+  """Returns train_step(state, batch, token_bytes) -> (state, metrics).
+
+  Where `Layout.moments` splits moments over more devices than parameters, each device updates the
+  part whose moments it has, and updated parameters are gathered once.
 
   The objective is Σ (nats + z_loss · z) / Σ tokens over the whole batch: with microbatches the
   sums are accumulated and divided once, so that a token weighs the same in every microbatch.
@@ -49,7 +74,6 @@ def make_train_step(
     learning_rate: the optimizer's schedule, for the metrics.
     config: the settings of the loss and of microbatches.
     health: tells which steps are skipped; None: no step is.
-    compiler_options: options of the compiler, by name; None: none.
   """
 
   def objective_sum(params: PyTree, batch: Batch, token_bytes: Array) -> tuple[Array, LossSums]:
@@ -100,13 +124,7 @@ def make_train_step(
     }
     return TrainState(state.step + 1, *new, seen), metrics
 
-  shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract_state(model, optimizer))
-  return jax.jit(
-    train_step,
-    donate_argnums=0,
-    out_shardings=(shardings, None),
-    compiler_options=dict(compiler_options or {}),
-  )
+  return train_step
 
 
 def make_eval_step(

@@ -15,15 +15,16 @@ from resjax.data.pipeline import evaluation_batches, train_batches
 from resjax.data.summary import DatasetSummary
 from resjax.processes.signals import Interrupted, StopRequest
 from resjax.records.metrics_log import FILE_NAME, read_metrics
+from resjax.records.progress import Progress
 from resjax.records.time_ledger import Ledger
 from resjax.runs import init_from, workdir
 from resjax.runs.config import Run
 from resjax.runs.init_from import Inheritance
 from resjax.runs.parents import Parent
-from resjax.train import program
 from resjax.train.compilation import compile_steps
 from resjax.train.evaluate import SPLIT, evaluate
 from resjax.train.profile import Profiler
+from resjax.train.program import ALIGNMENT_PROBES, Program
 from resjax.train.recorder import Recorder
 from resjax.train.state import TrainState, first_state, init_state
 from resjax.train.step import Metrics
@@ -34,12 +35,14 @@ class Trainer:
 
   Args:
     run: the run, with the vocabulary of its data.
+    program: its programs.
     dataset: the built data.
     checkpoints: the checkpoints of its workdir.
     origin: the parent that it starts from; None: it has none, or goes on from a checkpoint.
     ledger: counts the time of the run.
 
   Attributes:
+    other_steps: the compiled step of evaluation, and that of the alignment where it is measured.
     start: the step of the checkpoint that the run goes on from; None: there is none.
     inheritance: says which parameters came from `origin`; None: there is no origin.
     state: the train state.
@@ -48,6 +51,7 @@ class Trainer:
   def __init__(
     self,
     run: Run,
+    program: Program,
     dataset: DatasetSummary,
     checkpoints: Checkpoints,
     origin: Parent | None,
@@ -57,8 +61,8 @@ class Trainer:
     self.origin = origin
     self.inheritance: Inheritance | None = None
     self.layout = run.layout
-    self.program = program.build(run)
-    self.model = self.program.model
+    self.program = program
+    self.model = program.model
     self.tokenizer = tokenizer.load(dataset.tokenizer)
     self.token_bytes = self.layout.copy(self.tokenizer.token_bytes())
     size = run.train.batch_size
@@ -100,11 +104,11 @@ class Trainer:
         last step was skipped, so that its state is not saved.
     """
     done, steps = self.start or 0, self.run.train.steps
-    owed = processes.first("owed", self._owed)
+    owed = processes.first("owed", self.owed)
     if done >= steps and not owed:
       return
-    devices = self.layout.mesh.devices
-    recorder = Recorder(self.run, self.program, self.checkpoints, devices, self.start, self.ledger)
+    progress = Progress(steps, start=done, enabled=jax.process_index() == 0)
+    recorder = self.recorder(progress)
     profiler = Profiler(
       profile_steps,
       workdir.place(self.run.workdir) / "profile",
@@ -113,32 +117,42 @@ class Trainer:
       process=jax.process_index(),
     )
     with recorder, profiler:
-      train_step = self._compiled(recorder, stop)
-      self._measure(done, owed, recorder, stop)
+      train_step = self.compile(self.program, recorder, stop)
+      self.measure(done, owed, recorder, stop)
       recorder.throughput.read()
       for step in range(done + 1, steps + 1):
         with profiler.step(step):
           values = self._step(train_step)
         recorder.step(step, values)
         profiler.end(step, values)
-        if stop.tick() or self._due(step) or self._save_due(step):
+        if stop.tick() or self.is_due(step):
           recorder.flush()
           with recorder.throughput.paused():
-            self._after(step, recorder, stop)
+            self.after(step, recorder, stop)
       with self.ledger.phase("save"):
         self.checkpoints.wait()
 
-  def _compiled(self, recorder: Recorder, stop: StopRequest) -> Callable:
-    """Compiles all steps; returns the training step and keeps the others."""
+  def recorder(self, progress: Progress) -> Recorder:
+    """Returns what records the run, and shows its metrics there."""
+    devices = self.layout.mesh.devices
+    return Recorder(
+      self.run, self.program, self.checkpoints, devices, self.start, self.ledger, progress
+    )
+
+  def compile(self, program: Program, recorder: Recorder, stop: StopRequest) -> Callable:
+    """Compiles the steps of a program; returns the training step and keeps the others.
+
+    Raises:
+      Interrupted: a signal came.
+    """
     with self.ledger.phase("compile"):
       alignment = self.run.train.alignment_every > 0
-      compiled = compile_steps(self.program, stop, alignment=alignment)
+      compiled = compile_steps(program, stop, alignment=alignment)
     if compiled is None or stop.tick():
       self._stop(self.start or 0, recorder, stop)
-    train_step, self.eval_step, *more = compiled
+    train_step, *self.other_steps = compiled
     sizes = train_step.memory_analysis()  # None: the compiler of this platform does not tell
     recorder.step_bytes = sizes and sizes.peak_memory_in_bytes
-    self.alignment_step = more[0] if more else None
     return train_step
 
   def _step(self, train_step: Callable) -> Metrics:
@@ -161,14 +175,23 @@ class Trainer:
     }
     return [name for name, is_due in due.items() if is_due]
 
+  def is_due(self, step: int) -> bool:
+    """Returns whether there is anything to measure or to save after a step."""
+    return bool(self._due(step)) or self._save_due(step)
+
   def _save_due(self, step: int) -> bool:
     return self.checkpoints.due(step) or step == self.run.train.steps
 
-  def _after(self, step: int, recorder: Recorder, stop: StopRequest) -> None:
-    """Measures and saves what is due after a step, whose own metrics are recorded already."""
+  def after(self, step: int, recorder: Recorder, stop: StopRequest) -> None:
+    """Measures and saves what is due after a step, whose own metrics are recorded already.
+
+    Raises:
+      Interrupted: a signal came, and the state was saved.
+      ValueError: the last step was skipped, so that its state is not saved.
+    """
     if stop.asked:
       self._stop(step, recorder, stop)
-    self._measure(step, self._due(step), recorder, stop)
+    self.measure(step, self._due(step), recorder, stop)
     if self._save_due(step) and not self._save(step, recorder) and step == self.run.train.steps:
       raise ValueError(
         f"step {step}, the last one, is skipped: {self._not_saved(recorder)}; lower "
@@ -176,9 +199,8 @@ class Trainer:
         f"config.train.steps={step}; {self.checkpoints.last_words()}"
       )
 
-  def _measure(
-    self, step: int, names: Sequence[str], recorder: Recorder, stop: StopRequest
-  ) -> None:
+  def measure(self, step: int, names: Sequence[str], recorder: Recorder, stop: StopRequest) -> None:
+    """Measures what `names` say, `validation` or `alignment`, after a step."""
     for name in names:
       {"validation": self._evaluate, "alignment": self._align}[name](step, recorder, stop)
 
@@ -206,7 +228,7 @@ class Trainer:
   def _evaluate(self, step: int, recorder: Recorder, stop: StopRequest) -> None:
     config = self.run.train
     found = evaluate(
-      self.eval_step,
+      self.other_steps[0],
       self.state.params,
       self.dataset,
       self.layout,
@@ -233,8 +255,8 @@ class Trainer:
       evaluation_batches(self.dataset, SPLIT, batch_size=size, max_rows=max_rows, rows=rows),
       batch_size=size,
       corpus=SPLIT,
-      config=program.ALIGNMENT_PROBES,
-      step=self.alignment_step,
+      config=ALIGNMENT_PROBES,
+      step=self.other_steps[1],
     )
 
   @contextlib.contextmanager
@@ -245,7 +267,7 @@ class Trainer:
     if stop.tick():
       self._stop(step, recorder, stop)
 
-  def _owed(self) -> list[str]:
+  def owed(self) -> list[str]:
     """Returns what should have been measured after the step to go on from, but is not recorded."""
     step, path = self.start or 0, workdir.place(self.run.workdir) / FILE_NAME
     records = read_metrics(path) if self.start is not None and path.exists() else []

@@ -1,0 +1,59 @@
+"""Trains several runs of a small model in one program: seeds or learning rates side by side.
+
+  python -m launch.train_together --config=configs/tiny.py \\
+    --run="workdir=runs/seed_0 seed=0" --run="workdir=runs/seed_1 seed=1"
+
+Each --run names the settings of one run that differ: its workdir, and seed, init_seed,
+data.order_seed or optim.learning_rate. Folders, records and checkpoints are those of single runs.
+The same command goes on after a stop. Small models keep a GPU busy only together.
+"""
+
+import shlex
+from typing import Any
+
+from absl import flags
+from ml_collections import ConfigDict
+
+from launch import cli
+
+_CONFIG = cli.define_config("The config that the runs share.")
+_RUN = flags.DEFINE_multi_string("run", [], "KEY=VALUE of each setting of one run; once per run.")
+
+
+def main() -> None:
+  """Trains the runs of the command line."""
+  config = cli.config_value(_CONFIG)
+  if len(_RUN.value) < 2:
+    raise ValueError('give --run="workdir=FOLDER seed=NUMBER" for each of two or more runs')
+  configs = [_override(config, text) for text in _RUN.value]
+  from resjax import experiment
+  from resjax.train import together
+
+  together.train([experiment.build(one) for one in configs])
+
+
+def _override(config: ConfigDict, text: str) -> ConfigDict:
+  """Returns the config of a run, with the settings of the value of its flag."""
+  made = config.copy_and_resolve_references()
+  for word in shlex.split(text):
+    key, equals, value = word.partition("=")
+    if not equals or key not in _KINDS:
+      raise ValueError(f"--run={text!r}: {word!r} is not KEY=VALUE of {', '.join(_KINDS)}")
+    try:
+      made.update_from_flattened_dict({key: _KINDS[key](value)})
+    except ValueError:
+      raise ValueError(f"--run={text!r}: {word!r} has no number") from None
+  return made
+
+
+_KINDS: dict[str, Any] = {
+  "workdir": str,
+  "seed": int,
+  "init_seed": int,
+  "data.order_seed": int,
+  "optim.learning_rate": float,
+}
+
+
+if __name__ == "__main__":
+  cli.run(main, folder=cli.config_workdir)

@@ -1,0 +1,342 @@
+"""Several runs that differ in seeds and learning rate, trained side by side in one program."""
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+from rich.console import Console
+
+from resjax import optim, terminal
+from resjax.processes import signals
+from resjax.processes.signals import Interrupted, StopRequest
+from resjax.processes.watchdog import FILE_NAME as STACKS
+from resjax.processes.watchdog import Watchdog
+from resjax.records.progress import Progress
+from resjax.records.time_ledger import Ledger
+from resjax.runs import host_memory, lineage, workdir
+from resjax.runs.config import Run
+from resjax.train import common_start, loop, program
+from resjax.train.end_of_run import finish
+from resjax.train.program import Program
+from resjax.train.recorder import Recorder
+from resjax.train.step import Batch, Metrics, step_function
+from resjax.train.trainer import Trainer
+from resjax.typing import Array, PyTree
+
+# Settings in which runs of one program may differ.
+FREE = ("workdir", "seed", "init_seed", "data.order_seed", "optim.learning_rate")
+
+
+@dataclasses.dataclass(frozen=True)
+class Together(Program):
+  """The programs of several runs: their training steps are one, the other steps each run's own.
+
+  Attributes:
+    runs: the number of runs.
+  """
+
+  runs: int
+
+  def lower_train_step(self) -> jax.stages.Lowered:
+    """See `Program.lower_train_step`; every argument but token_bytes has a leading axis of runs."""
+    state, batch = lifted(self.state, self.runs), lifted(self.batch, self.runs)
+    peaks = jax.ShapeDtypeStruct((self.runs,), jnp.float32, sharding=self.model.layout.sharding())
+    return self.train_step.lower(state, batch, self.token_bytes, peaks)
+
+
+def build(run: Run, runs: int) -> Together:
+  """Returns the programs of several runs like this one; nothing is compiled.
+
+  The training step is train_step(states, batches, token_bytes, peaks) -> (states, metrics): each
+  run has its own state, batch, guard and peak of the learning rate.
+  """
+  single = program.build(run)
+  model, decayed = single.model, single.model.decayed_combinator_paths
+
+  def one(state: PyTree, batch: Batch, token_bytes: Array, peak: Array) -> tuple[PyTree, Metrics]:
+    optimizer = optim.make_optimizer(run.optim, run.train.steps, decayed, run.scaling, peak)
+    rate = optim.schedule(run.optim, run.train.steps, peak)
+    step = step_function(model, optimizer, rate, run.train, run.health)
+    return step(state, batch, token_bytes)
+
+  shardings = jax.tree.map(lambda leaf: leaf.sharding, lifted(single.state, runs))
+  train_step = jax.jit(
+    jax.vmap(one, in_axes=(0, 0, None, 0)),
+    donate_argnums=0,
+    out_shardings=(shardings, None),
+    compiler_options=dict(single.compiler_options),
+  )
+  fields = {f.name: getattr(single, f.name) for f in dataclasses.fields(single)}
+  return Together(**fields | {"train_step": train_step}, runs=runs)
+
+
+def lifted(tree: PyTree, runs: int) -> PyTree:
+  """Returns abstract arrays with a leading axis of runs, which no device splits."""
+
+  def lift(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+    sharding = leaf.sharding
+    if isinstance(sharding, NamedSharding):
+      sharding = NamedSharding(sharding.mesh, PartitionSpec(None, *sharding.spec))
+    return jax.ShapeDtypeStruct((runs, *leaf.shape), leaf.dtype, sharding=sharding)
+
+  return jax.tree.map(lift, tree)
+
+
+def check(configs: Sequence[Mapping[str, Any]]) -> None:
+  """Raises ValueError unless configs differ in `FREE` alone, and each has a folder of its own."""
+  first, *others = [flat(config) for config in configs]
+  for other in others:
+    for key in sorted({*first, *other} - set(FREE)):
+      if first.get(key) != other.get(key):
+        raise ValueError(
+          f"runs that train together may differ in {', '.join(FREE)} alone; config.{key} is "
+          f"{first.get(key)!r} in {first['workdir']} and {other.get(key)!r} in {other['workdir']}"
+        )
+  folders = [str(config["workdir"]) for config in configs]
+  for folder in folders:
+    if folders.count(folder) > 1:
+      raise ValueError(f"two runs have config.workdir={folder!r}; each needs a folder of its own")
+
+
+def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+  """Returns the settings of a config by their dotted names."""
+  found = {}
+  for key, value in config.items():
+    inner = isinstance(value, Mapping)
+    found |= flat(value, f"{prefix}{key}.") if inner else {f"{prefix}{key}": value}
+  return found
+
+
+def train(runs: Sequence[Run], console: Console | None = None) -> None:
+  """Trains runs to their last step in one program, each from its newest checkpoint.
+
+  Folders, records and checkpoints are those of single runs. The account of the time is that of the
+  process, and the tokens per second of a run are its share. Runs whose newest checkpoints are of
+  other steps, as after a kill, train in a program of their own. A run that its guard ends does not
+  end the others.
+
+  Args:
+    runs: the runs, which differ in `FREE` alone.
+    console: where to print; default: standard output.
+
+  Raises:
+    Interrupted: SIGTERM or Ctrl-C came, and the step in progress of each run was saved.
+    ValueError: see `loop.train`, for any of the runs; or the runs differ in other settings.
+  """
+  if jax.process_count() > 1:
+    raise ValueError("runs that train together need one process; train large models one by one")
+  check([run.resolved for run in runs])
+  console = console or terminal.console()
+  folders = [workdir.place(run.workdir) for run in runs]
+  watchdog = Watchdog(runs[0].health.watchdog_seconds, folders[0] / STACKS)
+  ledger = Ledger(on_phase=watchdog.beat)
+  with signals.stop_at_once(), contextlib.ExitStack() as claims:
+    with ledger.phase("init"):
+      host_memory.check(runs[0])
+      for run, folder in zip(runs, folders, strict=True):
+        workdir.create(run.workdir)
+        claims.enter_context(workdir.lock(folder))
+      origins = [loop.find_origin(run, folder) for run, folder in zip(runs, folders, strict=True)]
+      dataset = common_start.build_data(runs[0].data, console)
+      runs = [run.with_vocab_size(dataset.vocab_size) for run in runs]
+      opened = [
+        loop.open_checkpoints(run, dataset, origin, console)
+        for run, origin in zip(runs, origins, strict=True)
+      ]
+    with signals.stop_on_request() as stop, contextlib.ExitStack() as stack, watchdog:
+      for _, checkpoints in opened:
+        stack.enter_context(checkpoints)
+      trainers = []
+      with ledger.phase("init"):
+        single = program.build(runs[0])
+        parts = zip(runs, opened, origins, strict=True)
+        for run, (found, checkpoints), origin in parts:
+          trainers.append(Trainer(run, single, dataset, checkpoints, origin, ledger))
+          shown = console if len(trainers) == 1 else terminal.console(quiet=True)
+          loop.show(trainers[-1], lineage.record(found), shown)
+      ended: dict[str, str] = {}
+      for start in dict.fromkeys(trainer.start or 0 for trainer in trainers):
+        alike = [trainer for trainer in trainers if (trainer.start or 0) == start]
+        ended |= _Group(alike, stop).run_steps()
+    for trainer in trainers:
+      if trainer.run.workdir not in ended:
+        console.rule(trainer.run.workdir)
+        finish(trainer, console)
+  if ended:
+    lines = "; ".join(f"{folder}: {error}" for folder, error in ended.items())
+    raise ValueError(f"{len(ended)} of {len(runs)} runs ended: {lines}")
+
+
+class _Group:
+  """Runs that go on from the same step."""
+
+  def __init__(self, trainers: Sequence[Trainer], stop: StopRequest):
+    self.trainers, self.stop = trainers, stop
+    self.ended: dict[str, str] = {}  # why runs ended before their last step, by workdir
+    self.ledger, self.layout = trainers[0].ledger, trainers[0].layout
+    run = trainers[0].run
+    self.start, self.steps = trainers[0].start or 0, run.train.steps
+    self.program = build(run, len(trainers))
+    rates = [trainer.run.optim.learning_rate for trainer in trainers]
+    self.peaks = self.layout.copy(np.array(rates, np.float32))
+    shardings = jax.tree.map(lambda leaf: leaf.sharding, self.program.state)
+    self._lane = jax.jit(_lane, out_shardings=shardings)
+    lifted_state = lifted(self.program.state, len(trainers))
+    stacked = jax.tree.map(lambda leaf: leaf.sharding, lifted_state)
+    self._stack = jax.jit(_stack, out_shardings=stacked)
+
+  def run_steps(self) -> dict[str, str]:
+    """Runs all remaining steps; returns why runs ended early, by workdir.
+
+    See `Trainer.run_steps`: for each run everything comes in the same order.
+    """
+    owed = [trainer.owed() for trainer in self.trainers]
+    if self.start >= self.steps and not any(owed):
+      return {}
+    shown = Progress(self.steps, start=self.start)
+    with shown, contextlib.ExitStack() as stack:
+      self.recorders = [
+        stack.enter_context(trainer.recorder(_Part(shown, trainer.run.workdir, number)))
+        for number, trainer in enumerate(self.trainers)
+      ]
+      train_step = self._compile()
+      self._each(lambda t, r: t.measure(self.start, owed[self.trainers.index(t)], r, self.stop))
+      if self.start < self.steps:
+        self._loop(train_step)
+      with self.ledger.phase("save"):
+        self._each(lambda trainer, _: trainer.checkpoints.wait())
+    return self.ended
+
+  def _compile(self) -> Callable:
+    compiled: list[Callable] = []
+    first = self.trainers[0]
+
+    def compile_or_stop(trainer: Trainer, recorder: Recorder) -> None:
+      if trainer is first or self.stop.asked:
+        compiled.append(trainer.compile(self.program, recorder, self.stop))
+      trainer.other_steps = first.other_steps
+
+    self._each(compile_or_stop)
+    return compiled[0]
+
+  def _loop(self, train_step: Callable) -> None:
+    state = self._stack([trainer.state for trainer in self.trainers])
+    self._free()
+    for recorder in self.recorders:
+      recorder.throughput.read()
+    before: tuple[int, Metrics] | None = None
+    for step in range(self.start + 1, self.steps + 1):
+      batch, token_bytes = self._batch(), self.trainers[0].token_bytes
+      with self.ledger.phase("dispatch"):
+        state, values = train_step(state, batch, token_bytes, self.peaks)
+      self._record(before)
+      before = step, values
+      if self.stop.tick() or self._any_due(step):
+        self._record(before)
+        before = None
+        self._after(step, state)
+      if len(self.ended) == len(self.trainers):
+        return
+
+  def _batch(self) -> Mapping[str, Array]:
+    """Returns the next batches of all runs [runs, B, T]."""
+    with self.ledger.phase("input"):
+      batches = [next(trainer.batches) for trainer in self.trainers]
+      shardings = lifted(self.program.batch, len(batches))
+      return {
+        name: jax.device_put(np.stack([batch[name] for batch in batches]), leaf.sharding)
+        for name, leaf in shardings.items()
+      }
+
+  def _record(self, pending: tuple[int, Metrics] | None) -> None:
+    """Records the metrics of a step of all runs, for which it waits."""
+    if pending is None:
+      return
+    step = pending[0]
+    with self.ledger.phase("device"):
+      values = jax.device_get(pending[1])
+
+    def record(trainer: Trainer, recorder: Recorder) -> None:
+      recorder.step(step, _lane(values, self.trainers.index(trainer)))
+      recorder.flush()
+
+    self._each(record)
+
+  def _any_due(self, step: int) -> bool:
+    due: list[bool] = []
+    self._each(lambda trainer, _: due.append(trainer.is_due(step)))
+    return any(due)
+
+  def _after(self, step: int, state: PyTree) -> None:
+    """Measures and saves what is due for each run after a step."""
+    for number, trainer in enumerate(self.trainers):
+      trainer.state = self._lane(state, number)
+
+    def after(trainer: Trainer, recorder: Recorder) -> None:
+      if self.stop.asked or trainer.is_due(step):
+        with recorder.throughput.paused():
+          trainer.after(step, recorder, self.stop)
+
+    try:
+      self._each(after)
+    except Interrupted:
+      self._each(after)  # The signal may have come after the turn of the first runs.
+    if step < self.steps:
+      self._free()
+
+  def _free(self) -> None:
+    """Lets go of the states that are copies of parts of the common one."""
+    for trainer in self.trainers:
+      del trainer.state
+
+  def _each(self, do: Callable[[Trainer, Recorder], None]) -> None:
+    """Does something for each run that has not ended; after a signal, all runs are saved.
+
+    Raises:
+      Interrupted: a signal came.
+    """
+    interrupted: dict[int, Interrupted] = {}
+    for number, (trainer, recorder) in enumerate(zip(self.trainers, self.recorders, strict=True)):
+      if trainer.run.workdir in self.ended:
+        continue
+      try:
+        do(trainer, recorder)
+      except Interrupted as error:
+        interrupted[number] = error
+      except ValueError as error:
+        self.ended[trainer.run.workdir] = str(error)
+        recorder.message(f"ended: {error}")
+    if interrupted:
+      raise next(iter(interrupted.values()))
+
+
+def _lane(tree: PyTree, number: int | Array) -> PyTree:
+  """Returns the part of one run of arrays with a leading axis of runs."""
+  return jax.tree.map(lambda leaf: leaf[number], tree)
+
+
+def _stack(trees: Sequence[PyTree]) -> PyTree:
+  """Returns arrays with a leading axis of runs."""
+  return jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
+
+
+class _Part(Progress):
+  """Shows the messages of one of several runs with its name, and the metrics of the first one."""
+
+  def __init__(self, shown: Progress, name: str, number: int):
+    super().__init__(0, enabled=False)
+    self._shown, self._name, self._leads = shown, name, number == 0
+
+  def update(self, step: int, metrics: Mapping[str, float] | None = None) -> None:
+    """See `Progress.update`."""
+    if self._leads:
+      self._shown.update(step, metrics)
+
+  def message(self, text: str) -> None:
+    """See `Progress.message`."""
+    self._shown.message(f"{self._name}: {text}")
