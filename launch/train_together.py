@@ -9,12 +9,12 @@ The same command goes on after a stop. Small models keep a GPU busy only togethe
 """
 
 import shlex
-from typing import Any
 
 from absl import flags
 from ml_collections import ConfigDict
 
 from launch import cli
+from resjax.runs import alike
 
 _CONFIG = cli.define_config("The config that the runs share.")
 _RUN = flags.DEFINE_multi_string("run", [], "KEY=VALUE of each setting of one run; once per run.")
@@ -37,22 +37,13 @@ def _override(config: ConfigDict, text: str) -> ConfigDict:
   made = config.copy_and_resolve_references()
   for word in shlex.split(text):
     key, equals, value = word.partition("=")
-    if not equals or key not in _KINDS:
-      raise ValueError(f"--run={text!r}: {word!r} is not KEY=VALUE of {', '.join(_KINDS)}")
+    if not equals or key not in alike.FREE:
+      raise ValueError(f"--run={text!r}: {word!r} is not KEY=VALUE of {', '.join(alike.FREE)}")
     try:
-      made.update_from_flattened_dict({key: _KINDS[key](value)})
+      made.update_from_flattened_dict({key: alike.FREE[key](value)})
     except ValueError:
       raise ValueError(f"--run={text!r}: {word!r} has no number") from None
   return made
-
-
-_KINDS: dict[str, Any] = {
-  "workdir": str,
-  "seed": int,
-  "init_seed": int,
-  "data.order_seed": int,
-  "optim.learning_rate": float,
-}
 
 
 if __name__ == "__main__":

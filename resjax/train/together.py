@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +17,7 @@ from resjax.processes.watchdog import FILE_NAME as STACKS
 from resjax.processes.watchdog import Watchdog
 from resjax.records.progress import Progress
 from resjax.records.time_ledger import Ledger
-from resjax.runs import host_memory, lineage, workdir
+from resjax.runs import alike, host_memory, lineage, workdir
 from resjax.runs.config import Run
 from resjax.train import common_start, loop, program
 from resjax.train.end_of_run import finish
@@ -27,9 +26,6 @@ from resjax.train.recorder import Recorder
 from resjax.train.step import Batch, Metrics, step_function
 from resjax.train.trainer import Trainer
 from resjax.typing import Array, PyTree
-
-# Settings in which runs of one program may differ.
-FREE = ("workdir", "seed", "init_seed", "data.order_seed", "optim.learning_rate")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,31 +83,6 @@ def lifted(tree: PyTree, runs: int) -> PyTree:
   return jax.tree.map(lift, tree)
 
 
-def check(configs: Sequence[Mapping[str, Any]]) -> None:
-  """Raises ValueError unless configs differ in `FREE` alone, and each has a folder of its own."""
-  first, *others = [flat(config) for config in configs]
-  for other in others:
-    for key in sorted({*first, *other} - set(FREE)):
-      if first.get(key) != other.get(key):
-        raise ValueError(
-          f"runs that train together may differ in {', '.join(FREE)} alone; config.{key} is "
-          f"{first.get(key)!r} in {first['workdir']} and {other.get(key)!r} in {other['workdir']}"
-        )
-  folders = [str(config["workdir"]) for config in configs]
-  for folder in folders:
-    if folders.count(folder) > 1:
-      raise ValueError(f"two runs have config.workdir={folder!r}; each needs a folder of its own")
-
-
-def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-  """Returns the settings of a config by their dotted names."""
-  found = {}
-  for key, value in config.items():
-    inner = isinstance(value, Mapping)
-    found |= flat(value, f"{prefix}{key}.") if inner else {f"{prefix}{key}": value}
-  return found
-
-
 def train(runs: Sequence[Run], console: Console | None = None) -> None:
   """Trains runs to their last step in one program, each from its newest checkpoint.
 
@@ -121,7 +92,7 @@ def train(runs: Sequence[Run], console: Console | None = None) -> None:
   end the others.
 
   Args:
-    runs: the runs, which differ in `FREE` alone.
+    runs: the runs, which differ in `alike.FREE` alone.
     console: where to print; default: standard output.
 
   Raises:
@@ -130,7 +101,7 @@ def train(runs: Sequence[Run], console: Console | None = None) -> None:
   """
   if jax.process_count() > 1:
     raise ValueError("runs that train together need one process; train large models one by one")
-  check([run.resolved for run in runs])
+  alike.check([run.resolved for run in runs])
   console = console or terminal.console()
   folders = [workdir.place(run.workdir) for run in runs]
   watchdog = Watchdog(runs[0].health.watchdog_seconds, folders[0] / STACKS)
@@ -161,8 +132,8 @@ def train(runs: Sequence[Run], console: Console | None = None) -> None:
           loop.show(trainers[-1], lineage.record(found), shown)
       ended: dict[str, str] = {}
       for start in dict.fromkeys(trainer.start or 0 for trainer in trainers):
-        alike = [trainer for trainer in trainers if (trainer.start or 0) == start]
-        ended |= _Group(alike, stop).run_steps()
+        group = [trainer for trainer in trainers if (trainer.start or 0) == start]
+        ended |= _Group(group, stop).run_steps()
     for trainer in trainers:
       if trainer.run.workdir not in ended:
         console.rule(trainer.run.workdir)
