@@ -15,7 +15,9 @@ The tables are written there as results.json and results.csv, and the plots as s
 differences.png and curves.png. Finished runs are not repeated, and stopped runs go on. A failed run
 does not end the sweep: the table says why it failed, and the exit code is 1. With --print_commands
 a scheduler can run the sweep: it prints one command per run, which may run in any order on any
-machine that sees the folder; --collect then makes tables and plots.
+machine that sees the folder; --collect then makes tables and plots. With --together=N up
+to N runs that differ in seeds or learning rate alone train in one program, which small models need
+to keep a GPU busy.
 """
 
 import runpy
@@ -32,8 +34,8 @@ from rich.console import Console
 from launch import cli, sweep_runs, sweep_tuning
 from launch.sweep_tuning import Sweep
 from resjax import terminal
+from resjax.ranges import MAX_SEED
 from resjax.runs import workdir
-from resjax.runs.config import MAX_SEED
 from resjax.sweeps import comparison, comparison_plots, comparison_table, results, table
 from resjax.sweeps import plan as plans
 from resjax.sweeps.runs import SweepRun, expand
@@ -174,8 +176,8 @@ def _chosen(known: list[str], names: list[str]) -> list[str]:
 
 
 def _print(runs: Sequence[SweepRun]) -> None:
-  for run in runs:
-    print(shlex.join(["python", *sweep_runs.arguments(run)]))
+  for group in sweep_runs.groups(runs):
+    print(shlex.join(["python", *sweep_runs.arguments(group)]))
 
 
 if __name__ == "__main__":

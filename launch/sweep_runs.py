@@ -1,6 +1,7 @@
 """Trains the runs of a sweep, one after the other, each in a process of its own."""
 
 import dataclasses
+import shlex
 import signal
 import subprocess
 import sys
@@ -14,33 +15,61 @@ from rich.console import Console
 from resjax import experiment, typed_json
 from resjax.processes.signals import SIGINT_CODE, Interrupted
 from resjax.records.metrics_log import FILE_NAME, read_metrics
-from resjax.runs import workdir
+from resjax.runs import alike, workdir
 from resjax.runs.config import Run
 from resjax.sweeps import results
 from resjax.sweeps.results import Result
 from resjax.sweeps.runs import SweepRun
 
+_TOGETHER = flags.DEFINE_integer(
+  "together", 1, "Runs that differ in seeds or learning rate alone: so many in one program.", 1
+)
 _ANY_MESH = {"data": -1, "fsdp": 1, "tensor": 1, "sequence": 1}
 
 
 def run_all(runs: Sequence[SweepRun], console: Console) -> dict[str, str]:
   """Trains runs that are not done yet, and returns the errors of those that failed, by name."""
-  errors = {}
-  for number, run in enumerate(runs, 1):
-    title = f"run {number} of {len(runs)}: {run.name}"
-    if collect(run).status == results.DONE:
+  errors: dict[str, str] = {}
+  todo = groups(runs)
+  for number, group in enumerate(todo, 1):
+    title = f"run {number} of {len(todo)}: {_names(group)}"
+    if _are_done(group):
       console.print(f"{title} is done")
       continue
     console.rule(title)
-    error = _run(run)
+    error = _run(group)
     if error is not None:
-      errors[run.name] = error
+      errors |= {run.name: error for run in group if not _are_done([run])}
   return errors
 
 
-def _run(run: SweepRun) -> str | None:
-  """Trains one run in a process of its own, and returns its error in one line, or None."""
-  command = [sys.executable, *arguments(run)]
+def groups(runs: Sequence[SweepRun]) -> list[list[SweepRun]]:
+  """Returns runs that one process trains, --together many at most.
+
+  Raises:
+    ValueError: --together is above 1, and no two runs are alike enough.
+  """
+  configs = [run.config.to_dict() for run in runs]
+  found = alike.groups(configs, _TOGETHER.value)
+  if _TOGETHER.value > 1 and len(found) == len(runs) > 1:
+    try:
+      alike.check(configs[:2])
+    except ValueError as error:
+      raise ValueError(f"--together={_TOGETHER.value}: {error}") from None
+  return [[runs[index] for index in group] for group in found]
+
+
+def _names(group: Sequence[SweepRun]) -> str:
+  return ", ".join(run.name for run in group)
+
+
+def _are_done(group: Sequence[SweepRun]) -> bool:
+  return all(collect(run).status == results.DONE for run in group)
+
+
+def _run(group: Sequence[SweepRun]) -> str | None:
+  """Trains runs in a process of their own, and returns their error in one line, or None."""
+  command = [sys.executable, *arguments(group)]
   process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, errors="replace")
   # Ctrl-C reaches the run too, which saves; this process then waits for its end.
   handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -55,8 +84,8 @@ def _run(run: SweepRun) -> str | None:
     signal.signal(signal.SIGINT, handler)
   if code in (SIGINT_CODE, -signal.SIGINT):
     raise Interrupted(
-      f"the sweep stopped in run {run.name}; the same command goes on, with --collect it shows "
-      "what there is",
+      f"the sweep stopped in run {_names(group)}; the same command goes on, with --collect it "
+      "shows what there is",
       SIGINT_CODE,
     )
   if code < 0:
@@ -64,13 +93,19 @@ def _run(run: SweepRun) -> str | None:
   return (last.removeprefix("error: ") or f"exit code {code}") if code else None
 
 
-def arguments(run: SweepRun) -> list[str]:
-  """Returns the arguments of Python that train a run: its file, and all settings changed."""
-  flag = flags.FLAGS["config"]
-  settings = {**config_flags.get_override_values(flag), **run.overrides}
-  settings["workdir"] = run.config.workdir
-  words = ["-m", "launch.train", f"--config={config_flags.get_config_filename(flag)}"]
-  return words + [f"--config.{key}={value}" for key, value in settings.items()]
+def arguments(group: Sequence[SweepRun]) -> list[str]:
+  """Returns the arguments of Python that train runs: their file, and all settings changed."""
+  flag, own = flags.FLAGS["config"], []
+  settings = {**config_flags.get_override_values(flag), **group[0].overrides}
+  settings["workdir"] = group[0].config.workdir
+  if len(group) > 1:
+    settings = {key: value for key, value in settings.items() if key not in alike.FREE}
+    configs = [alike.flat(run.config.to_dict()) for run in group]
+    texts = [" ".join(shlex.quote(f"{key}={c[key]}") for key in alike.FREE) for c in configs]
+    own = [f"--run={text}" for text in texts]
+  module = "launch.train_together" if own else "launch.train"
+  words = ["-m", module, f"--config={config_flags.get_config_filename(flag)}"]
+  return words + [f"--config.{key}={value}" for key, value in settings.items()] + own
 
 
 def check(runs: Sequence[SweepRun]) -> dict[str, str]:

@@ -66,9 +66,9 @@ class Layer(nnx.Module):
       "std": config.matrix_std,
       "value_std": config.matrix_std * gain,
     }
-    sizes = config.num_heads, config.num_kv_heads, config.head_dim
+    sizes = config.d_model, config.num_heads, config.num_kv_heads, config.head_dim
     attention: dict[str, Any] = {"scores": config.scores, "rngs": keys("attention")}
-    self.attention = Attention(config.d_model, *sizes, **attention, **attends)
+    self.attention = Attention(*sizes, **attends | attention)
     inner: dict[str, Any] = {"bias": config.bias == "all", "std": config.matrix_std * gain}
     inner["rngs"] = keys("mlp")
     self.mlp = MLP(config.mlp, config.d_model, config.mlp_dim, **inner, **common)

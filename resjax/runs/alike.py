@@ -31,7 +31,7 @@ def check(configs: Sequence[Mapping[str, Any]]) -> None:
 
 def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
   """Returns the settings of a config by their dotted names."""
-  found = {}
+  found: dict[str, Any] = {}
   for key, value in config.items():
     inner = isinstance(value, Mapping)
     found |= flat(value, f"{prefix}{key}.") if inner else {f"{prefix}{key}": value}
@@ -39,7 +39,10 @@ def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def groups(configs: Sequence[Mapping[str, Any]], most: int) -> list[list[int]]:
-  """Returns the indices of configs that differ in `FREE` alone, in groups of at most so many."""
+  """Returns the indices of configs that differ in `FREE` alone, in groups of at most so many.
+
+  The group of an earlier config comes first.
+  """
   found: dict[str, list[list[int]]] = {}
   for index, config in enumerate(configs):
     fixed = {key: value for key, value in flat(config).items() if key not in FREE}
@@ -47,4 +50,4 @@ def groups(configs: Sequence[Mapping[str, Any]], most: int) -> list[list[int]]:
     if len(alike[-1]) == most:
       alike.append([])
     alike[-1].append(index)
-  return [group for alike in found.values() for group in alike]
+  return sorted(group for alike in found.values() for group in alike)
