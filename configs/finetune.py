@@ -13,7 +13,9 @@ Hardware: what the model needs. Time: 1000 steps.
 Expect: the first evaluation is that of the pretrained model, or of the cut model.
 """
 
+import contextlib
 import json
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from ml_collections import ConfigDict, config_dict
@@ -100,16 +102,40 @@ def read_json(path: Path) -> dict:
   return values
 
 
+def train_like_run(c: ConfigDict, folder: str) -> None:
+  """Takes the optimizer and the rows per step of the run that a folder is, or is in."""
+  workdir = _workdir(folder)
+  if workdir is None:
+    raise ValueError(f"{folder} is a Hugging Face folder; give the workdir of a run")
+  theirs = _sections(workdir / RECORD, ("optim", "train"))
+  with _fits(workdir / RECORD):
+    _copy(c.optim, theirs["optim"])
+    c.train.batch_size = theirs["train"]["batch_size"]
+
+
 def _like_run(c: ConfigDict, record: Path) -> None:
   """Takes model and data of a run, without its combinator."""
-  theirs = read_json(record).get("config")
-  theirs = theirs if isinstance(theirs, dict) else {}
-  for name in ("model", "data"):
-    if not isinstance(theirs.get(name), dict):
-      raise ValueError(f"{record}: config.{name} is missing, or no object")
-  try:
+  theirs = _sections(record, ("model", "data"))
+  with _fits(record):
     _copy(c.model, {key: value for key, value in theirs["model"].items() if key != "residual"})
     c.data = ConfigDict(theirs["data"])
+
+
+def _sections(record: Path, names: Iterable[str]) -> dict:
+  """Returns the config in the record of a run, which has these sections."""
+  theirs = read_json(record).get("config")
+  theirs = theirs if isinstance(theirs, dict) else {}
+  for name in names:
+    if not isinstance(theirs.get(name), dict):
+      raise ValueError(f"{record}: config.{name} is missing, or no object")
+  return theirs
+
+
+@contextlib.contextmanager
+def _fits(record: Path) -> Iterator[None]:
+  """Names the record where a setting is unknown here or has another type."""
+  try:
+    yield
   except (TypeError, ValueError, KeyError, AttributeError) as error:
     reason = " ".join(str(error).split())
     raise ValueError(f"{record} does not fit the settings of configs/base.py: {reason}") from None

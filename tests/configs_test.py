@@ -12,6 +12,7 @@ from rich.console import Console
 
 from configs import ablations, base
 from resjax import combinators, experiment
+from resjax.combinators import gate
 from resjax.records.metrics_log import FILE_NAME, read_metrics
 from resjax.sweeps import plan
 from resjax.sweeps.runs import expand
@@ -32,6 +33,7 @@ PLANNED = ("configs.ablations.h100_45min", "configs.ablations.causal_shift_124m"
 WITHOUT_SIZE = (
   "configs.ablations.compare",
   "configs.ablations.finetune_cuts",
+  "configs.ablations.one_parent",
   "configs.ablations.synthetic",
   *PLANNED,
 )
@@ -128,9 +130,10 @@ def test_every_run_of_a_sweep_builds(module, size):
   config = _load(module, size)
   runs = expand(config, importlib.import_module(module).sweep(config))
   built = [experiment.build(run.config) for run in runs]
-  assert runs[0].name == "standard" and built[0].decoder.residual.name == "standard"
-  residuals = [(run.decoder.residual.name, str(run.decoder.residual.options)) for run in built]
-  assert len(set(residuals)) == len(runs)  # no run twice under two names
+  first = "unchanged" if module.endswith("one_parent") else "standard"
+  assert runs[0].name == first and built[0].decoder.residual.name == "standard"
+  different = [(str(run.decoder.residual), str(run.optim)) for run in built]
+  assert len(set(different)) == len(runs)  # no run twice under two names
   assert len({run.workdir for run in built}) == len(runs)
 
 
@@ -198,6 +201,39 @@ def test_cut_layer_cuts_every_layer_once_per_alpha():
   cuts = [run.overrides for run in runs if all(key in run.overrides for key in module.CURVES)]
   found = sorted((cut[module.CURVES[0]], cut[module.CURVES[1]]) for cut in cuts)
   assert found == [((layer,), alpha) for layer in range(4) for alpha in (0.0, 0.25, 0.5)]
+
+
+def test_one_parent_goes_on_as_its_parent_did(tmp_path):
+  parent = _load("configs.ablations.compare")
+  parent.optim.update(learning_rate=0.02, b2=0.9, warmup_steps=50)
+  parent.train.update(batch_size=24, steps=3000)
+  (tmp_path / "run.json").write_text(json.dumps({"config": parent.to_dict()}))
+  module = importlib.import_module("configs.ablations.one_parent")
+  config = _load("configs.ablations.one_parent", str(tmp_path))
+  config.model.num_layers = 4  # as from the command line
+  assert (config.train.batch_size, config.train.init_from) == (24, str(tmp_path))
+  assert (config.optim.learning_rate, config.optim.b2) == (0.005, 0.9)
+  arms = {run.arm: run for run in expand(config, module.sweep(config))}
+  asked = plan.questions(module.PLAN, list(arms))  # every planned arm is one
+  assert asked.seeds == (0, 1, 2, 3, 4) and ("cut-last", "unchanged") in asked.contrasts
+  cuts = [run.overrides[module.CURVES[0]] for run in arms.values() if "cut" in run.arm]
+  assert cuts == [(0,), (1,), (2,), (3,)]
+  assert arms["cut-last"].config.model.residual.attenuation.layers == (3,)
+  assert all(f"gate-{name}" in arms for name in gate.GRANULARITIES)
+
+
+@pytest.mark.parametrize(
+  ("text", "words"),
+  [
+    ('{"model": {}, "data": {}}', "config.optim is missing, or no object"),
+    ('{"model": {}, "data": {}, "optim": {"b1": "x"}, "train": {}}', "does not fit the settings"),
+    ('{"model": {}, "data": {}, "optim": {}, "train": {}}', "does not fit .* 'batch_size'"),
+  ],
+)
+def test_a_damaged_parent_is_named(tmp_path, text, words):
+  (tmp_path / "run.json").write_text(f'{{"config": {text}}}')
+  with pytest.raises(ValueError, match=words):
+    _load("configs.ablations.one_parent", str(tmp_path))
 
 
 @pytest.mark.parametrize(("module", "argument"), BASES)

@@ -13,6 +13,7 @@ from ml_collections import ConfigDict
 from configs import base, gpt2_124m, tiny
 
 NAMES = tuple(name for name in base.residual() if name != "name")  # the first is `standard`
+GRANULARITIES = ("layer", "depth_mixture", "token", "channel")  # of gates; the first is the default
 
 
 def get_config(size: str = "tiny") -> ConfigDict:
@@ -32,6 +33,13 @@ def short_tiny() -> ConfigDict:
   config.optim.warmup_steps = 10
   config.train.update(steps=80, batch_size=8, eval_every=0, alignment_every=0)
   return config
+
+
+def gates(granularities: Iterable[str] = GRANULARITIES) -> Iterator[tuple[str, dict]]:
+  """Yields runs with a learned gate, one for each granularity."""
+  for granularity in granularities:
+    overrides = {"model.residual.name": "gate", "model.residual.gate.granularity": granularity}
+    yield f"gate-{granularity}", overrides
 
 
 def cuts(config: ConfigDict, alphas: Iterable[float]) -> Iterator[tuple[str, dict]]:

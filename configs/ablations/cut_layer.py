@@ -22,7 +22,6 @@ from ml_collections import ConfigDict
 from configs import ablations
 
 ALPHAS = (0.0, 0.25, 0.5)
-GRANULARITIES = ("layer", "depth_mixture", "token", "channel")
 # The plot's horizontal axis, and the setting that each line stands for. Runs without them are
 # horizontal lines.
 CURVES = ("model.residual.attenuation.layers", "model.residual.attenuation.alpha")
@@ -36,7 +35,5 @@ def get_config(size: str = "tiny") -> ConfigDict:
 
 def sweep(config: ConfigDict) -> Iterator[tuple[str, dict]]:
   yield "standard", {"model.residual.name": "standard"}
-  for granularity in GRANULARITIES:
-    overrides = {"model.residual.name": "gate", "model.residual.gate.granularity": granularity}
-    yield f"gate-{granularity}", overrides
+  yield from ablations.gates()
   yield from ablations.cuts(config, ALPHAS)

@@ -19,8 +19,6 @@ from ml_collections import ConfigDict
 
 from configs import ablations
 
-GRANULARITIES = ("depth_mixture", "token", "channel")  # `layer` is the default
-
 
 def get_config(size: str = "tiny") -> ConfigDict:
   c = ablations.get_config(size)
@@ -31,9 +29,7 @@ def get_config(size: str = "tiny") -> ConfigDict:
 def sweep(config: ConfigDict) -> Iterator[tuple[str, dict]]:
   for name in ablations.NAMES:
     yield name, {"model.residual.name": name}
-  for granularity in GRANULARITIES:
-    overrides = {"model.residual.name": "gate", "model.residual.gate.granularity": granularity}
-    yield f"gate-{granularity}", overrides
+  yield from ablations.gates(ablations.GRANULARITIES[1:])
   num_layers, default = config.model.num_layers, config.model.residual.block_attn_res
   for size in range(1, num_layers + 1):
     if num_layers % size == 0 and size != default.layers_per_block:
