@@ -277,7 +277,7 @@ def _differences(old: Plan, new: Plan) -> list[str]:
 
 
 def _plain(plan: Plan) -> dict[str, Any]:
-  return msgspec.to_builtins(plan.questions)
+  return msgspec.json.decode(msgspec.json.encode(plan.questions))
 
 
 def read(folder: Location) -> Plan | None:
