@@ -196,7 +196,8 @@ def data() -> dict:
     "seq_len": 1024,  # T
     "corpora": {"stdlib": corpus()},
     "tokenizer": {
-      "name": "bpe",  # bpe (byte level, trained on the corpora) | byte | pretrained
+      # bpe (byte level, trained on the corpora) | byte | pretrained | synthetic (symbols of a task)
+      "name": "bpe",
       "vocab_size": 8192,  # V of bpe, or rows of a pretrained embedding; byte always has 257
       "train_bytes": 20_000_000,  # how much text bpe learns its merges from
       "folder": "",  # pretrained: a Hugging Face folder with tokenizer.json and config.json
@@ -213,7 +214,8 @@ def data() -> dict:
 
 def corpus() -> dict:
   return {
-    "source": "python-stdlib",  # python-stdlib | file, folder or glob | tfds:NAME[/CONFIG]
+    # python-stdlib | file, folder or glob | tfds:NAME[/CONFIG] | synthetic:TASK[?SETTING=VALUE&...]
+    "source": "python-stdlib",
     "format": "auto",  # auto (by file ending) | text | jsonl | parquet
     "field": "text",  # field of JSONL, column of Parquet, feature of a TFDS builder
     "weight": 1.0,  # share in the mixture, relative to the other corpora
