@@ -53,7 +53,6 @@ def check_equal(found, expected):
     np.testing.assert_allclose(found[name], leaf, rtol=1e-4, atol=2e-5, err_msg=name)
 
 
-@pytest.mark.slow
 def test_a_cut_by_one_is_no_cut(standard):
   check_equal(trained("attenuation", alpha=1.0), standard)
 
@@ -67,4 +66,4 @@ def test_a_gate_that_stays_at_one_is_no_gate(standard, granularity):
 @pytest.mark.slow
 def test_a_gate_that_learns_and_a_cut_are_seen(standard):
   for other in (trained("gate"), trained("attenuation", alpha=0.9)):
-    assert max(np.abs(other[name] - leaf).max() for name, leaf in standard.items()) > 1e-3
+    assert max(np.abs(other[name] - leaf).max() for name, leaf in standard.items()) > 2e-4

@@ -10,8 +10,9 @@ from resjax.records.metrics_log import FILE_NAME, read_metrics
 from resjax.train.loop import train
 
 
-def trained(tmp_path, task, **settings):
+def trained(tmp_path, task, count=100_000, **settings):
   config = synthetic.get_config(task)
+  config.data.corpora[task].source += f"&count={count}"
   config.workdir, config.data.root = str(tmp_path / "run"), str(tmp_path / "data")
   config.train.update(settings)
   config.optim.warmup_steps = min(20, config.train.steps // 2)
@@ -21,7 +22,7 @@ def trained(tmp_path, task, **settings):
 
 
 def test_accuracy_comes_by_level_and_sums_up(tmp_path):
-  records = trained(tmp_path, "parity", steps=2, eval_rows=32, batch_size=16, log_every=1)
+  records = trained(tmp_path, "parity", 2000, steps=2, eval_rows=32, batch_size=16, log_every=1)
   losses = [r["train/loss"] for r in records if "train/loss" in r]
   assert len(losses) == 2 and all(0.4 < loss < 1.6 for loss in losses)  # log(3) = 1.1
   last = [r for r in records if "validation/loss" in r][-1]
