@@ -6,8 +6,8 @@ The argument is the task: mqar (default), s3, s5, parity, copy or hops.
   python -m launch.train --config=configs/synthetic.py:mqar --config.model.residual.name=attn_res
 
 Hardware: 2 CPU cores. Time: 1 to 3 minutes, data included.
-Expect: docs/synthetic.md has the accuracy of `standard`, what guessing gives, and what is out of
-reach. `configs/ablations/synthetic.py` has every combinator.
+Expect: mqar 1.00 after 200 steps, s3 0.56 after 1,100 (docs/synthetic.md); the others were not
+measured. `configs/ablations/synthetic.py` has every combinator.
 """
 
 from ml_collections import ConfigDict
@@ -32,12 +32,16 @@ def get_config(task: str = "mqar") -> ConfigDict:
   settings, seq_len, vocab_size, num_layers, learning_rate, steps = TASKS[task]
   c = base.get_config()
   c.workdir = f"runs/synthetic_{task}"
-  c.model.update(num_layers=num_layers, d_model=64, num_heads=4, num_kv_heads=4, mlp_dim=256)
+  c.model.update(num_layers=num_layers, d_model=64, num_heads=4, num_kv_heads=4, mlp_dim=128)
+  c.model.init_std = 0.125  # 1 / √D: with 0.02 so small a model hardly moves in its first 100 steps
+  if task == "mqar":  # Attention alone was not seen to bind keys to values, see docs/synthetic.md.
+    c.model.short_swa.update(window=2, zero_init=False)
   c.model.remat = "none"  # this size needs little memory
   c.data.seq_len = seq_len
   c.data.corpora = {task: base.corpus() | {"source": f"synthetic:{task}?{settings}"}}
   c.data.tokenizer.update(name="synthetic", vocab_size=vocab_size)
   c.optim.update(learning_rate=learning_rate, warmup_steps=20)
+  c.optim.update(schedule="constant", weight_decay=0.0)
   c.train.update(steps=steps, batch_size=64, eval_every=100, eval_rows=512, sample_tokens=0)
   c.checkpoint.every = 500
   return c
