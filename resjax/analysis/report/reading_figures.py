@@ -17,6 +17,7 @@ from resjax.analysis.tuned_lens import Comparison
 
 _LETTERS = 12  # of a token in a label
 _MOST_LABELS = 40
+_LINEAR_BELOW = 0.01  # nats; above it the scale is logarithmic
 
 
 def lens(found: Comparison, positions: Sequence[DepthPosition], subtitle: str) -> Figure:
@@ -31,8 +32,8 @@ def lens(found: Comparison, positions: Sequence[DepthPosition], subtitle: str) -
     ends = np.maximum(mean - 1.96 * error, 0), mean + 1.96 * error
     lines.append(Line(label, x, mean, style, ends=ends))
   panels.layer_axis(axes, positions[-1].layer + 1)
-  axes.set_ylabel("KL(final prediction ‖ lens), nats per token")
-  panels.draw_lines(axes, lines, lambda axes: axes.set_ylim(bottom=0))
+  axes.set_ylabel("KL to the end (nats per token)")
+  panels.draw_lines(axes, lines, _kl_axis)
   return made
 
 
@@ -77,6 +78,12 @@ def patching(found: Patching, words: Sequence[str], subtitle: str) -> Figure:
   axes.set_xlabel("token of the clean prompt whose state is put in")
   made.colorbar(image, ax=axes, label="0: corrupted, 1: clean")
   return made
+
+
+def _kl_axis(axes: Axes) -> None:
+  axes.set_yscale("symlog", linthresh=_LINEAR_BELOW)
+  axes.yaxis.set_major_formatter("{x:g}")
+  axes.set_ylim(bottom=0)
 
 
 def _bars(axes: Axes, parts: np.ndarray, names: Sequence[str]) -> None:
