@@ -77,6 +77,22 @@ def test_intervene(root):
   assert not (root / "b").exists()
 
 
+@pytest.mark.parametrize("what", ["lens", "attribution"])
+def test_inspect(root, what):
+  text = [f"--data={root / 'text' / '0.txt'}", "--tokens=400", "--batch_size=4", "--seq_len=16"]
+  more = ["--steps=4"] if what == "lens" else []
+  arguments = command(
+    "inspect", f"--what={what}", f"--hf={root / 'llama'}", *text, *more, "--text=depth"
+  )
+  outs = [f"--out={root / f'{what}{name}'}" for name in ("a", "b")]
+  printed = together(arguments, [[out, "--fsdp=2"] for out in outs])
+  assert f"{what}.png" in printed[0] and "png" not in printed[1]
+  finish([*arguments, f"--out={root / f'{what}c'}"])
+  files = (root / f"{what}{name}" / f"{what}_results.json" for name in ("a", "c"))
+  check(*(json.loads(file.read_text()) for file in files))
+  assert not (root / f"{what}b").exists()
+
+
 def test_generate(root):
   arguments = command("generate", f"--workdir={root / 'run'}", "--prompt=width", "--num_tokens=8")
   printed = together([*arguments, "--temperature=0"])
