@@ -43,10 +43,12 @@ from resjax.locations import Location
 from resjax.measured_models import Subject
 
 _OUT = flags.DEFINE_string("out", "runs/evaluation", "Folder to write figures to.")
-_TEXT = flags.DEFINE_list(
-  "text", [], "Texts, NAME=[CONVENTION:]SOURCE[@SPLIT] with commas between them."
+_TEXT = flags.DEFINE_multi_string(
+  "text", [], "Texts, NAME=[CONVENTION:]SOURCE[@SPLIT], with commas between them or each by itself."
 )
-_TASKS = flags.DEFINE_list("tasks", [], "Tasks, of resjax or of lm-evaluation-harness.")
+_TASKS = flags.DEFINE_multi_string(
+  "tasks", [], "Tasks, of resjax or of lm-evaluation-harness, with commas between them."
+)
 _TASKS_FOLDER = flags.DEFINE_string(
   "tasks_folder", None, "Folder with the data of tasks of resjax, and with further tasks (YAML)."
 )
@@ -96,7 +98,7 @@ def main() -> None:
   cli.join()
   first = jax.process_index() == 0
   own, bundle, others = _split_tasks()
-  texts = corpora.parse([*_TEXT.value, *own], _FORMAT.value, _FIELD.value)
+  texts = corpora.parse([*_items(_TEXT), *own], _FORMAT.value, _FIELD.value)
   if not texts and not others and not bundle:
     raise ValueError(
       "nothing to score; give --text=NAME=SOURCE or --tasks=NAME, for example "
@@ -123,6 +125,11 @@ def main() -> None:
   processes.shutdown()
 
 
+def _items(flag: flags.FlagHolder) -> list[str]:
+  """Returns the items of a flag that may be given several times, each time with several items."""
+  return [item.strip() for value in flag.value for item in value.split(",") if item.strip()]
+
+
 def _split_tasks() -> tuple[list[str], Location | None, list[str]]:
   """Returns items of --text, the folder of CORE if it is asked for, and tasks of the harness.
 
@@ -132,7 +139,7 @@ def _split_tasks() -> tuple[list[str], Location | None, list[str]]:
   own, others = [], []
   bundle: Location | None = None
   folder = _TASKS_FOLDER.value and locations.path(_TASKS_FOLDER.value, "--tasks_folder")
-  for name in _TASKS.value:
+  for name in _items(_TASKS):
     if name == "lambada":
       raise ValueError(
         f"--tasks={name}: there are two LAMBADAs, whose figures differ; name {_LAMBADAS}"

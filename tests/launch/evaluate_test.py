@@ -81,9 +81,9 @@ def test_what_is_written(root, scored):
 
 @pytest.mark.slow
 def test_all_checkpoints_of_a_run(root, checkpoint):
-  text = f"--text=own={root / 'text' / '0.txt'},more={root / 'text' / '1.txt'}"
+  texts = [f"--text=own={root / 'text' / '0.txt'}", f"--text=more={root / 'text' / '1.txt'}"]
   out = root / "all"
-  code, output = run(f"--checkpoint={checkpoint}", text, "--every_checkpoint", f"--out={out}")
+  code, output = run(f"--checkpoint={checkpoint}", *texts, "--every_checkpoint", f"--out={out}")
   assert code == 0 and output.splitlines()[-1] == str(out / "checkpoints.png"), output
   assert (out / "checkpoints.png").read_bytes().startswith(b"\x89PNG")
   found = results(out)
