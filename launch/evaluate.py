@@ -35,7 +35,7 @@ from resjax import locations, processes, terminal
 from resjax.checkpoint.reader import saved_steps
 from resjax.data.config import FORMATS
 from resjax.evaluation import core, corpora, record, start_token
-from resjax.evaluation.conventions import CONVENTIONS, STREAM, TOKENS
+from resjax.evaluation.conventions import CONVENTIONS, LAST_WORD, STREAM, TOKENS
 from resjax.evaluation.corpora import Corpus
 from resjax.evaluation.estimates import Difference
 from resjax.evaluation.texts import Measured, Model, Report, measure, summarise
@@ -64,8 +64,8 @@ _MAX_LENGTH = flags.DEFINE_integer(
   "Inputs of a row; 0: as many as in training, for --hf at most 1024.",
   lower_bound=0,
 )
-_STRIDE = flags.DEFINE_integer(
-  "stride", 0, "By how many tokens windows advance; 0: by max_length, disjoint.", lower_bound=0
+_STRIDES = flags.DEFINE_list(
+  "stride", ["0"], "By how many tokens windows advance, one or several; 0: by max_length, disjoint."
 )
 _BOS = flags.DEFINE_enum(
   "bos", "auto", start_token.RULES, "Whether contexts begin with the token that begins texts."
@@ -204,6 +204,7 @@ def _score(
   Returns:
     What was measured on texts, descriptions of the models, and results of tasks.
   """
+  strides = _strides()
   console = terminal.console(stderr=True, quiet=jax.process_index() != 0)
   measured: list[Measured] = []
   models: Results = []
@@ -217,14 +218,15 @@ def _score(
       def tell(text: str, tokens: int, name: str = model.name) -> None:
         status.update(Text(f"{name}: {text}, {tokens:,} tokens"))
 
-      measured += measure(
-        model,
-        texts,
-        stride=_STRIDE.value or None,
-        batch_size=subject_flags.BATCH_SIZE.value,
-        limit=_LIMIT.value,
-        progress=tell,
-      )
+      for number, stride in enumerate(strides):
+        measured += measure(
+          model,
+          _again(texts, stride) if number else texts,
+          stride=stride or None,
+          batch_size=subject_flags.BATCH_SIZE.value,
+          limit=_LIMIT.value,
+          progress=tell,
+        )
       if bundle:
         status.update(Text(f"{model.name}: {_CORE}"))
         tasks += _run_core(model, bundle)
@@ -232,6 +234,30 @@ def _score(
         status.update(Text(f"{model.name}: {', '.join(others)}"))
         tasks += _run_harness(model, others)
   return measured, models, tasks
+
+
+def _strides() -> list[int]:
+  """Returns the strides of --stride.
+
+  Raises:
+    ValueError: one is no whole number, or comes twice.
+  """
+  given = _STRIDES.value
+  if not given or len(set(given)) < len(given) or not all(one.isdecimal() for one in given):
+    raise ValueError(
+      f"--stride={','.join(given)} must be whole numbers, each once, with commas between them"
+    )
+  return [int(one) for one in given]
+
+
+def _again(texts: Sequence[Corpus], stride: int) -> list[Corpus]:
+  """Returns texts under names for another stride, without those that have no windows."""
+  end = f", stride {stride or 'max_length'}"
+  return [
+    dataclasses.replace(one, name=one.name + end, group=one.group and one.group + end)
+    for one in texts
+    if one.rule.kind != LAST_WORD
+  ]
 
 
 def _model(subject: Subject, names: Sequence[str]) -> Model:

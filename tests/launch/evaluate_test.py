@@ -83,11 +83,16 @@ def test_what_is_written(root, scored):
 def test_all_checkpoints_of_a_run(root, checkpoint):
   texts = [f"--text=own={root / 'text' / '0.txt'}", f"--text=more={root / 'text' / '1.txt'}"]
   out = root / "all"
-  code, output = run(f"--checkpoint={checkpoint}", *texts, "--every_checkpoint", f"--out={out}")
+  code, output = run(
+    f"--checkpoint={checkpoint}", *texts, "--every_checkpoint", "--stride=0,16", f"--out={out}"
+  )
   assert code == 0 and output.splitlines()[-1] == str(out / "checkpoints.png"), output
   assert (out / "checkpoints.png").read_bytes().startswith(b"\x89PNG")
   found = results(out)
-  assert len(found["models"]) == STEPS and len(found["macro_averages"]) == STEPS
+  assert len(found["models"]) == STEPS and len(found["macro_averages"]) == 2 * STEPS
+  assert [one["text"] for one in found["texts"][:4]] == [
+    "own", "more", "own, stride 16", "more, stride 16"
+  ]  # fmt: skip
   value = {
     one["model"]: one["metrics"]["bits_per_byte"]["value"] for one in found["macro_averages"]
   }
@@ -126,6 +131,7 @@ MISTAKES = [
   (["--text=a={root}/text@hash:2-1"], ["0 <= A < B <= 1"]),
   (["--text=a=nanogpt:{root}/text"], ["one file of tokens"]),
   (["--hf={root}/llama", "--text=a={root}/text", "--stride=4096"], ["--stride=4096", "1..96"]),
+  (["--hf={root}/llama", "--text=a={root}/text", "--stride=x,1"], ["--stride=x,1", "whole"]),
   (["--hf={root}/llama", "--text=a={root}/text", "--out=/dev/null/x"], ["/dev/null/x", "--out"]),
   (["--hf={root}/text", "--text=a={root}/text"], ["text", "config.json"]),
   (["--hf={root}/llama", "--tasks=wikitext", "--tasks_folder={root}/nowhere"], ["no folder"]),
