@@ -15,6 +15,7 @@ BENCHMARKS = {
   "train": "MFU and input wait of a run on a GPU; a killed run must end in the same bits",
   "prefill": "time and memory of a prompt's prefill; transformers with SDPA beside it",
   "score": "tokens per second of the scorer of evaluations, a plain forward pass beside it",
+  "together": "runs in one program against the same runs one by one",
   "compile": "compile time and memory of the training step",
   "checkpoint": "how long saving a state holds up the caller; restoring; verifying",
 }

@@ -291,3 +291,32 @@ def test_a_folder_of_any_name_goes_through_training_report_and_table(tmp_path):
   done = subprocess.run([*analyze, *more], **options)
   assert done.returncode == 0, done.stderr
   assert (out / "report.html").stat().st_size > 5000
+
+
+def test_alike_runs_train_together(sweep_file, forked):
+  text = sweep_file.read_text().replace('{"seed": 1}', '{"seed": 1, "optim.learning_rate": 1e-3}')
+  sweep_file.write_text(text)
+  code, output = forked(f"--config={sweep_file}", "--together=4", "--print_commands")
+  assert code == 0
+  first, *others = [shlex.split(line) for line in output.splitlines()]
+  assert first[:3] == ["python", "-m", "launch.train_together"]
+  runs = [word for word in first if word.startswith("--run=")]
+  assert [word.split()[0].rsplit("/", 1)[-1] for word in runs] == ["good", "later"]
+  assert "seed=1" in runs[1] and "optim.learning_rate=0.001" in runs[1]
+  assert [words[2] for words in others] == ["launch.train"] * len(others)
+  mistake = forked(f"--config={sweep_file}", "--together=4", "--print_commands", "--only=good,bad")
+  _assert_mistake(mistake, "--together=4", "config.data.corpora.stdlib.source", "optim.learning")
+
+
+@pytest.mark.slow
+def test_a_group_ends_in_the_table_of_the_sweep(sweep_file):
+  only = (f"--config={sweep_file}", "--together=2", "--only=good,later")
+  done = _run(*only)
+  assert done.returncode == 0, done.stdout + done.stderr
+  assert "run 1 of 1: good, later" in done.stdout
+  rows = json.loads((sweep_file.parent / "out" / "results.json").read_text())
+  found = rows["runs"] if isinstance(rows, dict) else rows
+  assert {row["name"]: row["status"] for row in found if row["status"] == "done"} == {
+    "good": "done", "later": "done"
+  }  # fmt: skip
+  assert "run 1 of 1: good, later is done" in _run(*only).stdout

@@ -23,7 +23,7 @@ FORMS = {
 }
 
 
-def settings(residual="standard", style="llama", num_layers=2, **changes):
+def settings(residual="standard", style="llama", num_layers=3, **changes):
   return decoders.config(style, residual, num_layers=num_layers, init_std=0.02, **changes)
 
 
@@ -64,7 +64,7 @@ def test_parts_do_not_move_each_other():
   swa = ShortSWAConfig(window=4, num_heads=2, zero_init=False)
   assert len(compare(start(tied_embeddings=False, short_swa=swa), plain)) == 5  # 4 kernels, a norm
   deep = start(tied_embeddings=False, num_layers=4, scaled_output_init=False)
-  first = {path: value[:2] for path, value in deep.items() if path.startswith("layers/")}
+  first = {path: value[:3] for path, value in deep.items() if path.startswith("layers/")}
   compare(first, start(tied_embeddings=False, scaled_output_init=False))
 
 

@@ -152,17 +152,17 @@ def test_folders_are_those_of_single_runs_and_one_that_ends_stops_no_other(tmp_p
 
 @pytest.mark.slow
 def test_a_signal_saves_all_runs_and_the_same_command_goes_on(tmp_path):
-  root, settings = write_text(tmp_path), {"train__steps": 60, "train__eval_rows": 0}
+  root, settings = write_text(tmp_path), {"train__steps": 20, "train__eval_rows": 0}
   command = small_command(root, root / "unused", **settings)
   command[2] = "launch.train_together"
   command += [f"--run=workdir={root}/{name} seed={seed}" for seed, name in enumerate("ab")]
   process = start(command)
-  wait_for(process, lambda: last_step(root / "b") > 7)
+  wait_for(process, lambda: last_step(root / "b") > 3)
   process.send_signal(signal.SIGINT)
   output, _ = process.communicate(timeout=120)
   assert process.returncode == 130 and "Traceback" not in output, output
   step = int(re.search(r"stopped after step (\d+), which is saved", output)[1])
   assert all((root / name / "checkpoints" / str(step)).is_dir() for name in "ab")
-  assert f"resuming after step {step} of 60" in finish(command)
+  assert f"resuming after step {step} of 20" in finish(command)
   finish(small_command(root, root / "alone", **settings, seed=1))
   assert_alike(records(root / "b"), records(root / "alone"))

@@ -1,0 +1,97 @@
+"""Times runs that train in one program beside the same runs one by one.
+
+  python -m launch.bench together --runs=5                    (D=128, as configs/tiny.py)
+  python -m launch.bench together --runs=2 --d_model=32 --rows=1 --seq_len=16    (for trying it out)
+
+A step is a forward pass, a reverse pass and the optimizer on random tokens, of the model of
+configs/tiny.py with the combinator and the width of the flags. A sample is the time of --steps
+steps, with both kinds in turn in this process. The command prints one JSON object, and writes it to
+--out: total tokens per second of both, and their ratio.
+"""
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl import flags
+
+from configs import tiny
+from launch import cli
+from launch.bench.kernels import timing
+from resjax import experiment
+from resjax.runs.config import Run
+from resjax.train import program, together
+from resjax.train.state import init_state
+from resjax.typing import PyTree
+
+_RUNS = flags.DEFINE_integer("runs", 5, "Number of runs.", lower_bound=2)
+_RESIDUAL = flags.DEFINE_string("residual", "standard", "Combinator.")
+_WIDTH = flags.DEFINE_integer("d_model", 128, "Width; heads are 32 wide.", lower_bound=32)
+_ROWS = flags.DEFINE_integer("rows", 8, "Number of rows of a run's batch.", lower_bound=1)
+_LENGTH = flags.DEFINE_integer("seq_len", 256, "Number of tokens of a row.", lower_bound=2)
+_STEPS = flags.DEFINE_integer("steps", 3, "Number of steps of a sample.", lower_bound=1)
+_REPEATS = flags.DEFINE_integer("repeats", 10, "Samples of each kind.", lower_bound=1)
+_OUT = flags.DEFINE_string("out", "runs/bench", "Folder to write bench_together.json to.")
+_TOLD = (_RUNS, _RESIDUAL, _WIDTH, _ROWS, _LENGTH)
+
+
+def main() -> None:
+  """Prints tokens per second of both kinds, and their ratio."""
+  run = _run()
+  single, both = program.build(run), together.build(run, _RUNS.value)
+  state = init_state(single.model, single.optimizer, seed=0)
+  batch = jax.tree.map(lambda leaf: np.ones(leaf.shape, np.int32), single.batch)
+  bytes_of = jnp.ones(run.decoder.vocab_size, jnp.int32)
+  peaks = jnp.full(_RUNS.value, run.optim.learning_rate)
+  copies = jax.jit(lambda tree: jax.tree.map(lambda x: jnp.stack([x] * _RUNS.value), tree))
+  samplers = {  # a step donates its state
+    "together": _sampler(lambda s: both.train_step(s, copies(batch), bytes_of, peaks)[0],
+                         copies(state), 1),
+    "one by one": _sampler(lambda s: single.train_step(s, batch, bytes_of)[0], state, _RUNS.value),
+  }  # fmt: skip
+  found = timing.interleaved(samplers, _REPEATS.value)
+  medians = {name: float(np.median(seconds)) for name, seconds in found.items()}
+  tokens = _RUNS.value * _ROWS.value * _LENGTH.value
+  report = {
+    "device": jax.devices()[0].device_kind,
+    "jax": jax.__version__,
+    "flags": {flag.name: flag.value for flag in _TOLD},
+    "tokens_per_second": {name: tokens / seconds for name, seconds in medians.items()},
+    "together over one by one": medians["one by one"] / medians["together"],
+  }
+  text = json.dumps(report, indent=2)
+  out = Path(_OUT.value)
+  out.mkdir(parents=True, exist_ok=True)
+  (out / "bench_together.json").write_text(text)
+  print(text)
+
+
+def _run() -> Run:
+  config, heads = tiny.get_config(), _WIDTH.value // 32
+  config.model.update(d_model=32 * heads, mlp_dim=96 * heads, num_heads=heads, num_kv_heads=heads)
+  config.model.residual.name, config.data.seq_len = _RESIDUAL.value, _LENGTH.value
+  config.train.batch_size = _ROWS.value
+  return experiment.build(config, jax.devices()[:1])
+
+
+def _sampler(step: Callable[[PyTree], PyTree], state: PyTree, times: int) -> Callable[[], float]:
+  """Returns a function that takes a sample: seconds of as many steps as one of all runs needs."""
+
+  def sample() -> float:
+    nonlocal state
+    start = time.perf_counter()
+    for _ in range(times * _STEPS.value):
+      state = step(state)
+    jax.block_until_ready(state)
+    return (time.perf_counter() - start) / _STEPS.value
+
+  sample()  # compiles
+  return sample
+
+
+if __name__ == "__main__":
+  cli.run(main)
