@@ -33,7 +33,7 @@ GATES = (
 PLAN = {
   "baseline": "unchanged",
   "contrasts": tuple((arm, "unchanged") for arm in ("cut-last", *GATES)),
-  "seeds": (0, 1, 2, 3, 4),
+  "seeds": (1, 2, 3, 4, 5),  # not the parent's 0, with which its first rows would come again
 }
 # The plot's horizontal axis, and the setting that each line stands for. Runs without them are
 # horizontal lines.
