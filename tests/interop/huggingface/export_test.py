@@ -10,7 +10,7 @@ from safetensors.numpy import load_file
 
 from resjax.data.tokenizer import ByteTokenizer, train_bpe
 from resjax.interop import huggingface
-from resjax.models.config import ShortSWAConfig
+from resjax.models.config import MupConfig, ShortSWAConfig
 from tests.helpers import decoders, layouts
 from tests.interop.huggingface.golden_test import FOLDER, walk
 
@@ -97,6 +97,10 @@ def test_a_sharded_decoder_in_bfloat16(tmp_path):
     ({"residual": "gate"}, "nearest, llama: config.model.residual='gate', there 'standard'$"),
     ({"value_residual": "fixed"}, "llama: config.model.value_residual='fixed', there 'none'$"),
     ({"short_swa": ShortSWAConfig(4)}, "llama: config.model.short_swa=4, there 0$"),
+    (
+      {"mup": MupConfig(8, 2)},
+      r"llama: config.model.mup=MupConfig\(base_width=8, base_layers=2\), ",
+    ),
     ({"windows": (4, 8, 0)}, r"config.model.windows=\(4, 8, 0\), there"),
     ({"parallel": True}, "config.model.parallel=True, there False"),
     ({"logit_softcap": 3.0}, "llama: config.model.logit_softcap=3.0, there 0.0$"),
