@@ -6,6 +6,8 @@ The models are those of the golden folders, written by `huggingface.export`; in 
 `logits_cache=False`, because the cache of the harness gives wrong answers for some requests.
 """
 
+import json
+
 import numpy as np
 import pytest
 
@@ -32,11 +34,15 @@ def offline(monkeypatch, tmp_path):
 
 
 def theirs(place, names, folder, **options):
+  import transformers
   from lm_eval.models.huggingface import HFLM
   from lm_eval.tasks import TaskManager
 
+  # transformers gives a folder of Qwen2 that family's own way to split texts, whatever its
+  # tokenizer.json says; this class does what the file says.
+  words = transformers.PreTrainedTokenizerFast.from_pretrained(place)
   model = HFLM(
-    str(place), device="cpu", dtype="float32", batch_size=4, logits_cache=False,
+    str(place), tokenizer=words, device="cpu", dtype="float32", batch_size=4, logits_cache=False,
     max_length=MAX_LENGTH, **options,
   )  # fmt: skip
   return lm_eval.simple_evaluate(
@@ -101,3 +107,39 @@ def test_equals_the_harness_with_transformers(family, bos, folder, tmp_path):
   found = ours(decoder, words, list(tasks.NAMES), folder)
   worst = {name: assert_equal(found, wanted, name) for name in tasks.NAMES}
   print(family, {name: f"{value:.1e}" for name, value in worst.items()}, found["counts"])
+
+
+TEMPLATES = [
+  "{% for m in messages %}{{ bos_token if loop.first }}{{ m.role }}: {{ m.content | trim }}\n"
+  "{% endfor %}{% if add_generation_prompt %}model: {% endif %}",
+  "{%- for m in messages %}\n  {%- if m.role == 'user' %}\n[I] {{ m.content }} [/I]\n"
+  "  {%- else %}\n{% generation %}{{ m.content }}{% endgeneration %}{{ eos_token }}\n"
+  "  {%- endif %}\n{%- endfor %}",
+  "{% for m in messages %}{% if loop.index > 3 %}{% break %}{% endif %}{{ m | tojson }};"
+  "{% endfor %}{% if add_generation_prompt %}>{% endif %}",
+]
+
+
+@pytest.mark.parametrize("template", TEMPLATES)
+@pytest.mark.parametrize("answer_next", [True, False])
+def test_chats_equal_those_of_transformers(template, answer_next, tmp_path):
+  import transformers
+
+  from resjax.interop.lm_eval.task_tokenizer import TaskTokenizer
+
+  words = tasks.tokenizer(True)
+  settings = json.loads(words.files["tokenizer_config.json"]) | {"chat_template": template}
+  files = words.files | {"tokenizer_config.json": json.dumps(settings)}
+  for name, text in files.items():
+    (tmp_path / name).write_text(text)
+  theirs = transformers.PreTrainedTokenizerFast.from_pretrained(tmp_path)
+  mine = TaskTokenizer(type(words)(files, words.vocab_size, words.ids))
+  chat = [{"role": "user", "content": " depth <é> "}, {"role": "assistant", "content": "width "}]
+  if "tojson" in template and not answer_next:
+    return  # what goes on would stand inside a JSON text
+  wanted = theirs.apply_chat_template(
+    chat, tokenize=False, add_generation_prompt=answer_next, continue_final_message=not answer_next
+  )
+  found = mine.chat(chat, answer_next=answer_next)
+  assert found == wanted
+  assert mine.encode(found, begin=False) == theirs.encode(wanted, add_special_tokens=False)
