@@ -80,7 +80,8 @@ def test_a_head_has_the_part_that_its_rows_write():
   ],
 )
 def test_parts_add_up_or_are_refused(name):
-  decoder = model(name, "llama")
+  few = {"sinkhorn_iterations": 2} if name == "mhc" else {}  # 20 take minutes to compile
+  decoder = model(name, "llama", options=few)
   if name in REFUSED:
     with pytest.raises(ValueError, match=f"not defined for residual.name='{name}'"):
       attribute(decoder, PROMPT)
