@@ -153,7 +153,7 @@ def test_h100_45min_is_the_plan_that_it_says():
   asked, made, runs = _planned("configs.ablations.h100_45min")
   assert asked.contrasts == tuple((arm, "standard") for arm in list(runs)[1:]) and len(runs) == 8
   assert len(asked.seeds) == 5 and asked.tuning.seed not in asked.seeds
-  assert {arm.tokens for arm in made.arms.values()} == {pytest.approx(50e6, rel=1e-3)}
+  assert [*{arm.tokens for arm in made.arms.values()}] == [pytest.approx(50e6, rel=1e-3)]
   run = runs["standard"]
   costs = model_costs(program.build(run).model, run)
   assert costs["parameters"] == pytest.approx(10.6e6 + 12.6e6, rel=0.005)
@@ -170,7 +170,7 @@ def test_causal_shift_124m_confirms_what_the_argument_says():
   asked, made, runs = _planned("configs.ablations.causal_shift_124m", "channel,3,0.25,7")
   assert len(runs) * len(asked.seeds) == 20 and len(asked.contrasts) == 4
   assert 0 not in asked.seeds  # the seed of the first stage
-  assert {arm.tokens for arm in made.arms.values()} == {pytest.approx(10e9, rel=1e-4)}
+  assert [*{arm.tokens for arm in made.arms.values()}] == [pytest.approx(10e9, rel=1e-4)]
   options = {arm: run.decoder.residual.options for arm, run in runs.items()}
   assert options["gate"]["granularity"] == "channel"
   assert (options["cut-best"]["layers"], options["cut-best"]["alpha"]) == ((3,), 0.25)
