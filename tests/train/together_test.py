@@ -12,11 +12,13 @@ from rich.console import Console
 
 from configs import tiny
 from resjax import experiment
+from resjax.aot import absent_devices
 from resjax.records.metrics_log import FILE_NAME, read_metrics
 from resjax.runs import alike
 from resjax.train import program, together
 from resjax.train.state import init_state
 from tests.helpers import trained
+from tests.helpers.libtpu import needs_libtpu
 from tests.helpers.runs import finish, last_step, small_command, start, wait_for, write_text
 
 V, T, B, RATES = 64, 16, 4, (1e-3, 1e-2)
@@ -83,6 +85,21 @@ def test_each_run_has_its_own_guard(pair):
                after.opt_state, before.opt_state)  # fmt: skip
   moved = jax.tree.map(lambda a, b: (a[0] != b[0]).any(), after.params, before.params)
   assert jax.tree.leaves(moved).count(True) > 5
+
+
+@needs_libtpu
+@pytest.mark.slow
+@pytest.mark.usefixtures("no_tpu")
+def test_kernels_compile_together_for_a_tpu():
+  c = tiny.get_config()
+  c.model.update(num_layers=2, d_model=256, num_heads=2, num_kv_heads=2)
+  run = experiment.build(c, absent_devices.describe("v5e-1").devices).with_vocab_size(512)
+  made = program.build(run), together.build(run, 3)
+  kernels = [
+    m.lower_train_step().compile().as_text().count('custom_call_target="tpu_custom_call"')
+    for m in made
+  ]
+  assert kernels[0] == kernels[1] > 0
 
 
 @pytest.mark.parametrize(
