@@ -35,7 +35,11 @@ def main() -> None:
 def _override(config: ConfigDict, text: str) -> ConfigDict:
   """Returns the config of a run, with the settings of the value of its flag."""
   made = config.copy_and_resolve_references()
-  for word in shlex.split(text):
+  try:
+    words = shlex.split(text)
+  except ValueError as error:
+    raise ValueError(f"--run={text!r}: {error}") from None
+  for word in words:
     key, equals, value = word.partition("=")
     if not equals or key not in alike.FREE:
       raise ValueError(f"--run={text!r}: {word!r} is not KEY=VALUE of {', '.join(alike.FREE)}")
