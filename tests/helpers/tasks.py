@@ -96,20 +96,3 @@ def write(folder: pathlib.Path, documents: int = 12) -> pathlib.Path:
     task = common | {"test_split": "test", "metadata": {"version": 1.0}} | settings
     (folder / f"{name}.yaml").write_text(json.dumps(task))  # JSON is YAML, too
   return folder
-
-
-def write_core(folder: pathlib.Path) -> pathlib.Path:
-  """Writes a folder in the format of CORE with one task of eight questions."""
-  (folder / "eval_data").mkdir(parents=True)
-  rng = random.Random(1)
-  questions = [
-    {"query": text(rng, 2), "choices": [text(rng, 1) for _ in range(2)], "gold": n % 2}
-    for n in range(8)
-  ]
-  lines = "".join(json.dumps(question) + "\n" for question in questions)
-  (folder / "eval_data" / "pick.jsonl").write_text(lines)
-  task = {"label": "pick", "dataset_uri": "pick.jsonl", "num_fewshot": [1]}
-  settings = {"icl_tasks": [task | {"icl_task_type": "multiple_choice"}]}
-  (folder / "core.yaml").write_text(json.dumps(settings))
-  (folder / "eval_meta_data.csv").write_text("Eval Task,Random baseline\npick,50\n")
-  return folder

@@ -56,6 +56,7 @@ class LanguageModel(TemplateLM):
     scorer: gives the log-likelihoods.
     generator: gives the continuations.
     text: makes tokens of texts.
+    template: the name of the template of chats; None: the only one, or that named `default`.
 
   Raises:
     ValueError: an argument is out of range.
@@ -75,6 +76,7 @@ class LanguageModel(TemplateLM):
     self.text = TaskTokenizer(tokenizer, bos)
     self.max_length, self.batch_size, self.max_gen_toks = max_length, batch_size, max_gen_toks
     self.counts = Counts()
+    self.template: str | None = None
     self.scorer = Scorer(model, max_length=max_length, batch_size=batch_size)
     self.generator = Generator(model, max_length=max_length, batch_size=batch_size)
 
@@ -117,12 +119,15 @@ class LanguageModel(TemplateLM):
   ) -> str:
     """Returns a chat as one text; without its system message where the template has none."""
     try:
-      return self.text.chat(chat_history, answer_next=add_generation_prompt)
+      return self._chat(chat_history, add_generation_prompt)
     except ValueError:
       others = [message for message in chat_history if message["role"] != "system"]
       if len(others) == len(chat_history):
         raise
-      return self.text.chat(others, answer_next=add_generation_prompt)
+      return self._chat(others, add_generation_prompt)
+
+  def _chat(self, messages: list[dict[str, str]], answer_next: bool) -> str:
+    return self.text.chat(messages, answer_next=answer_next, template=self.template)
 
   def loglikelihood(
     self, requests: list[Instance], disable_tqdm: bool = False

@@ -1,4 +1,4 @@
-"""Runs tasks of lm-evaluation-harness, and CORE, on a decoder."""
+"""Runs tasks of lm-evaluation-harness on a decoder."""
 
 import dataclasses
 import os
@@ -8,14 +8,9 @@ from typing import Any
 import lm_eval
 from lm_eval.tasks import TaskManager
 
-from resjax import locations
 from resjax.data.tokenizer import Tokenizer
-from resjax.evaluation.core import CoreResult, core
 from resjax.interop.lm_eval.language_model import LanguageModel
-from resjax.locations import Location
 from resjax.models.decoder import Decoder
-
-CORE = "core"  # the name of the tasks of `resjax.evaluation.core`
 
 
 def run_tasks(
@@ -34,9 +29,6 @@ def run_tasks(
   seed: int = 1234,
 ) -> dict[str, Any] | None:
   """Returns the results of lm-evaluation-harness for some tasks.
-
-  The task `core` is the set of tasks of `resjax.evaluation.core`, which has its own rules for
-  examples and the start of texts; its folder is `tasks_folder`, or `eval_bundle` in it.
 
   In several processes all of them call this with the same arguments; process 0 alone runs the
   harness and reads data sets, and the others take part in what it computes.
@@ -62,29 +54,20 @@ def run_tasks(
   Raises:
     ValueError: a task is unknown, its data are not at hand, or an argument is out of range.
   """
-  rows = {"max_length": max_length, "batch_size": batch_size}
-  others = [task for task in tasks if task != CORE]
-  found: dict[str, Any] | None = {}
-  if others:
-    harness = LanguageModel(model, tokenizer, **rows, bos=bos)
-    if apply_chat_template:
-      harness.chat_template(apply_chat_template)  # a missing one is told before any data are read
-    options = {
-      "tasks": others,
-      "num_fewshot": num_fewshot,
-      "limit": limit,
-      "batch_size": batch_size,
-      "apply_chat_template": apply_chat_template,
-      "bootstrap_iters": bootstrap_iters,
-    }
-    options |= dict.fromkeys(("random_seed", "numpy_random_seed", "fewshot_random_seed"), seed)
-    found = harness.together.lead(lambda: _evaluated(harness, tasks_folder, options))
-  if CORE in tasks:
-    count = None if limit is None else int(limit)
-    result = core(model, tokenizer, _core_folder(tasks_folder), limit=count, **rows)
-    if result is not None:
-      found = _with_core(found or {}, result)
-  return found or None
+  harness = LanguageModel(model, tokenizer, max_length=max_length, batch_size=batch_size, bos=bos)
+  if apply_chat_template:
+    harness.chat_template(apply_chat_template)  # a missing one is told before any data are read
+    harness.template = apply_chat_template if isinstance(apply_chat_template, str) else None
+  options = {
+    "tasks": list(tasks),
+    "num_fewshot": num_fewshot,
+    "limit": limit,
+    "batch_size": batch_size,
+    "apply_chat_template": apply_chat_template,
+    "bootstrap_iters": bootstrap_iters,
+  }
+  options |= dict.fromkeys(("random_seed", "numpy_random_seed", "fewshot_random_seed"), seed)
+  return harness.together.lead(lambda: _evaluated(harness, tasks_folder, options))
 
 
 def _evaluated(
@@ -99,35 +82,6 @@ def _evaluated(
   )
   programs = len(harness.scorer.programs) + len(harness.generator.programs)
   return results | {"counts": dataclasses.asdict(harness.counts) | {"programs": programs}}
-
-
-def _with_core(found: dict[str, Any], result: CoreResult) -> dict[str, Any]:
-  """Returns the results of the harness with those of CORE, in the form in which it has its own."""
-  metrics: dict[str, dict[str, Any]] = {
-    f"{CORE}/{label}": {
-      "alias": f" - {label}",
-      "acc,none": task.accuracy,
-      "centered,none": task.centered,
-      "centered_stderr,none": task.stderr,
-    }
-    for label, task in result.tasks.items()
-  }
-  whole = {"alias": CORE, "centered,none": result.core, "centered_stderr,none": result.stderr}
-  shots = {f"{CORE}/{label}": task.num_fewshot for label, task in result.tasks.items()}
-  counts = {
-    f"{CORE}/{label}": {"original": task.questions, "effective": task.questions}
-    for label, task in result.tasks.items()
-  }
-  new = {"results": {CORE: whole} | metrics, "n-shot": shots, "n-samples": counts}
-  return found | {name: found.get(name, {}) | part for name, part in new.items()}
-
-
-def _core_folder(folder: str | os.PathLike | None) -> Location:
-  if folder is None:
-    raise ValueError(f"the task {CORE} reads the folder eval_bundle; give it with --tasks_folder")
-  place = locations.path(folder, "--tasks_folder")
-  bundle = place / "eval_bundle"
-  return bundle if bundle.is_dir() else place
 
 
 def _manager(

@@ -129,13 +129,16 @@ class TaskTokenizer:
       )
     return named[name or "default"]
 
-  def chat(self, messages: Sequence[Mapping[str, str]], *, answer_next: bool) -> str:
+  def chat(
+    self, messages: Sequence[Mapping[str, str]], *, answer_next: bool, template: str | None = None
+  ) -> str:
     """Returns a chat as one text.
 
     Args:
       messages: the messages, each with a `role` and a `content`.
       answer_next: whether the text ends where the model's answer begins; otherwise it ends inside
         the last message, which the model continues.
+      template: the name of the template; None: the only one, or that named `default`.
 
     Raises:
       ValueError: the template refuses the messages.

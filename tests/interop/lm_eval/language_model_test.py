@@ -1,5 +1,7 @@
 """The requests of lm-evaluation-harness, and the cases in which it or its backends go wrong."""
 
+import json
+
 import numpy as np
 import pytest
 
@@ -11,7 +13,6 @@ pytest.importorskip("lm_eval")
 from lm_eval.api.instance import Instance
 
 from resjax.evaluation import Scored
-from resjax.evaluation.core import core
 from resjax.interop.lm_eval import LanguageModel, run_tasks
 
 L = 32
@@ -267,6 +268,20 @@ def test_chats(decoder, words):
   assert harness.tok_encode(harness.apply_chat_template(asked[:1]))[:2] != [0, 0]
 
 
+def test_one_of_several_templates(decoder, tmp_path):
+  words = tasks.tokenizer(True)
+  settings = json.loads(words.files["tokenizer_config.json"])
+  named = [{"name": "default", "template": tasks.CHAT}, {"name": "short", "template": "Q"}]
+  files = words.files | {"tokenizer_config.json": json.dumps(settings | {"chat_template": named})}
+  several = type(words)(files, words.vocab_size, words.ids)
+  folder = tasks.write(tmp_path / "own")
+  options = {"max_length": 64, "tasks_folder": folder, "limit": 1, "bootstrap_iters": 0}
+  found = run_tasks(decoder, several, ["last_word"], apply_chat_template="short", **options)
+  assert found["samples"]["last_word"][0]["arguments"][0][0] == "Q"
+  with pytest.raises(ValueError, match="no chat template 'long'; allowed: default, short"):
+    run_tasks(decoder, several, ["last_word"], apply_chat_template="long", **options)
+
+
 def test_a_tokenizer_without_chats(decoder):
   words = tasks.tokenizer(True)
   files = {name: text for name, text in words.files.items() if name == "tokenizer.json"}
@@ -291,18 +306,3 @@ def test_unknown_tasks_are_named(decoder, words, tmp_path):
   folder = tasks.write(tmp_path / "own")
   with pytest.raises(ValueError, match="chioce: no such task of lm-evaluation-harness; set"):
     run_tasks(decoder, words, ["choice", "chioce"], max_length=L, tasks_folder=folder)
-
-
-def test_core_beside_a_task(decoder, words, tmp_path):
-  folder = tasks.write(tmp_path / "own")
-  bundle = tasks.write_core(folder / "eval_bundle")
-  options = {"max_length": 64, "tasks_folder": folder, "limit": 5, "bootstrap_iters": 0}
-  found = run_tasks(decoder, words, ["core", "choice"], **options)
-  assert set(found["results"]) == {"core", "core/pick", "choice"}
-  own = core(decoder, words, bundle, max_length=64, limit=5)
-  assert found["results"]["core"]["centered,none"] == own.core
-  assert found["n-samples"]["core/pick"]["effective"] == 5 and found["n-shot"]["core/pick"] == 1
-  alone = run_tasks(decoder, words, ["core"], **options | {"tasks_folder": bundle})
-  assert alone["results"] == {k: v for k, v in found["results"].items() if k != "choice"}
-  with pytest.raises(ValueError, match="reads the folder eval_bundle; give it with --tasks_folder"):
-    run_tasks(decoder, words, ["core"], max_length=64)
