@@ -147,7 +147,7 @@ class TaskTokenizer:
     if not answer_next:
       chat[-1]["content"] += _MARK
     try:
-      text = _template(self.chat_template()).render(
+      text = _template(self.chat_template(template)).render(
         messages=chat,
         add_generation_prompt=answer_next,
         tools=None,
