@@ -92,8 +92,8 @@ def test_help(run, command):
 def test_every_command_is_walked():
   names = {command.split(".", 1)[1] for command in COMMANDS}
   single = (
-    "train train_together sweep ladder build_dataset aot evaluate analyze intervene inspect depth_retrieval "
-    "generate export tpu gke slurm local"
+    "train train_together sweep ladder build_dataset aot evaluate analyze intervene inspect "
+    "depth_retrieval generate export tpu gke slurm local"
   )
   assert {*single.split(), *(f"bench {name}" for name in BENCHMARKS if name != "kernels")} == names
 
