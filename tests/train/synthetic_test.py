@@ -23,9 +23,8 @@ def trained(tmp_path, task, count=100_000, **settings):
 
 def test_accuracy_comes_by_level_and_sums_up(tmp_path):
   records = trained(tmp_path, "parity", 2000, steps=2, eval_rows=32, batch_size=16, log_every=1)
-  losses = [
-    r["train/loss"] for r in records if "train/loss" in r
-  ]  # log(3) = 1.1, and the logits of a new model differ by about 1
+  losses = [r["train/loss"] for r in records if "train/loss" in r]
+  # log(3) = 1.1, and the logits of a new model differ by about 1.
   assert len(losses) == 2 and all(0.4 < loss < 2.5 for loss in losses)
   last = [r for r in records if "validation/loss" in r][-1]
   by_level = [last[f"validation/accuracy_position_{position:02}"] for position in range(16)]
