@@ -81,8 +81,8 @@ def test_documents_of_many_lengths(model, folder, stride):
   expected = {
     "bits_per_byte": total / sum(LENGTHS) / math.log(2),
     "byte_perplexity": math.exp(total / sum(LENGTHS)),
-    "token_perplexity": math.exp(total / sum(LENGTHS)),
     "word_perplexity": math.exp(total / words),
+    "token_perplexity": math.exp(total / sum(LENGTHS)),
     "nats_per_token": total / sum(LENGTHS),
   }
   assert list(figures) == list(expected)
