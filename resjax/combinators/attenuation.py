@@ -63,6 +63,12 @@ class AttenuatedStream(Standard):
     """See `Combinator.final_after`: within a layer it is the attenuated stream."""
     return state.attenuated if isinstance(state, _WithinLayer) else state
 
+  def stream_factor(self, layer: Layer, site: str, normed: Views) -> Array:
+    """See `Combinator.stream_factor`: with scope `layer` the later sites have the factor 1."""
+    if self.scope == "layer" and site != self.sites[0]:
+      return jnp.ones(())
+    return self._alpha(layer, site, normed)
+
   @abc.abstractmethod
   def _alpha(self, layer: Layer, site: str, normed: Views | None) -> Array:
     """Returns α, which broadcasts against [B, T, D]. Scope `layer` asks at the first site alone."""

@@ -211,6 +211,19 @@ class Combinator(nnx.Module):
     """
     return None
 
+  def stream_factor(self, layer: Layer, site: str, normed: Views) -> Array | None:
+    """Returns α of a write α x + f(x), by which a site multiplies the stream.
+
+    Args:
+      layer: 0..L-1; may be traced.
+      site: one of `sites`.
+      normed: the normalised views that the branch saw.
+
+    Returns:
+      α, which broadcasts against [B, T, D]; None for a system that has no such factors.
+    """
+    return None
+
   def decode_cache(self, batch_size: int, dtype: jax.typing.DTypeLike) -> PyTree:
     """Returns what later tokens need of earlier ones, before the first token.
 

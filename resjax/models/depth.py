@@ -41,6 +41,7 @@ class SiteVisit(NamedTuple):
     out: the output of the branch [B, T, D].
     after: the depth state after `Combinator.write`.
     kept: what the branch returned after its output, in a tuple that may be empty.
+    normed: the normalised views that the branch saw.
   """
 
   combinator: Combinator
@@ -50,6 +51,7 @@ class SiteVisit(NamedTuple):
   out: Array
   after: PyTree
   kept: tuple[PyTree, ...]
+  normed: Views
 
   def views(self) -> Views:
     """Returns what the site read, [B, T, D] each, before any norm."""
@@ -62,6 +64,10 @@ class SiteVisit(NamedTuple):
   def depth_weights(self) -> Array | None:
     """Returns the weights of the sources in this read, see `Combinator.depth_weights`."""
     return self.combinator.depth_weights(self.before, self.layer, self.site)
+
+  def stream_factor(self) -> Array | None:
+    """Returns the factor of the stream in this write, see `Combinator.stream_factor`."""
+    return self.combinator.stream_factor(self.layer, self.site, self.normed)
 
 
 # branch(layer parameters, site, views, context) -> normalised views, output, and what it keeps.
@@ -181,7 +187,7 @@ def _layer(
     normed, out, *kept = branch(row.layers, site, views, context)
     with jax.named_scope("depth_mixing"):
       after = combinator.write(state, index, site, out, normed=normed, tape=tape)
-    visits.append(SiteVisit(combinator, index, site, state, out, after, tuple(kept)))
+    visits.append(SiteVisit(combinator, index, site, state, out, after, tuple(kept), normed))
     state = after
   return state, None if collect is None else collect(visits, context)
 

@@ -8,6 +8,7 @@ from resjax import typed_json
 from resjax.analysis.alignment import Alignment, StoredAlignment, to_plain
 from resjax.analysis.report.heat_table import HeatText
 from resjax.analysis.sensitivity import Sensitivity, StoredSensitivity
+from resjax.analysis.stream_factors import StoredFactors, StreamFactors
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,11 +19,13 @@ class Results:
     alignment: its alignment along depth.
     heat: the heat map of a text; None if there is no text.
     sensitivities: its losses for cuts of its residual path.
+    factors: by what its sites multiply the stream; None if they do not.
   """
 
   alignment: Alignment
   heat: HeatText | None = None
   sensitivities: Sequence[Sensitivity] = ()
+  factors: StreamFactors | None = None
 
 
 def to_json(results: Sequence[Results]) -> str:
@@ -50,6 +53,7 @@ class _StoredResults:
   alignment: StoredAlignment
   heat: HeatText | None
   sensitivities: list[StoredSensitivity]
+  factors: StoredFactors | None = None
 
   def results(self) -> Results:
     """Returns the results of a model that were stored, with arrays in place of lists."""
@@ -59,7 +63,8 @@ class _StoredResults:
     ):
       raise ValueError("heat.cells must have a row for each token, with a cell for each column")
     found = [one.sensitivity() for one in self.sensitivities]
-    return Results(self.alignment.alignment(), heat, found)
+    factors = None if self.factors is None else self.factors.factors()
+    return Results(self.alignment.alignment(), heat, found, factors)
 
 
 @dataclasses.dataclass(frozen=True)
