@@ -6,13 +6,16 @@
 
 The command decodes the state after every layer with the final norm and the output embedding. It
 writes into --out the page report.html, which needs no network, its figures as PNG files in plots/,
-and all numbers in results.json. Figures show several models over each other by relative depth.
---sensitivity=FILE adds the figures of launch.intervene to the page. The same command in several
-processes measures together; see `resjax.processes.initialize`.
+and all numbers in results.json. Gates and cuts have the factors by which they multiply the stream,
+too: how much each layer attenuates it, and for several models whether the last one does. Figures
+show several models over each other by relative depth. --sensitivity=FILE adds the figures of
+launch.intervene to the page. The same command in several processes measures together; see
+`resjax.processes.initialize`.
 """
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -24,14 +27,15 @@ from rich.text import Text
 
 from launch import cli, model_flags
 from resjax import locations, processes, terminal, typed_json
-from resjax.analysis import depth_positions
-from resjax.analysis.alignment import READINGS, Alignment
+from resjax.analysis import depth_positions, stream_factors
+from resjax.analysis.alignment import READINGS
 from resjax.analysis.heat_map import heat_map
 from resjax.analysis.measurement import measure
 from resjax.analysis.probing import EVERY, ProbeConfig
 from resjax.analysis.report import heat_table, page
 from resjax.analysis.report.results import Results
 from resjax.analysis.sensitivity import Sensitivity
+from resjax.analysis.stream_factors import StreamFactors, concentration
 from resjax.data.eval_text import MeasuredText
 from resjax.measured_models import Subject
 
@@ -74,12 +78,16 @@ def main() -> None:
   results = []
   for subject, text, tokens in zip(models, texts, shown, strict=True):
     with console.status(Text(f"measuring {subject.name}")):
-      alignment = _alignment(subject, text, config)
+      rows = _rows_here(subject, text)
+      alignment = measure(
+        subject.decoder, **rows, model=subject.name, corpus=text.name, config=config
+      )
+      factors = stream_factors.measure(subject.decoder, **rows)
       cells = heat_map(subject.decoder, tokens, config.every)
     source = text.name if _TEXT.value is None else "a text of the command line"
     heat = heat_table.in_words(cells, tokens, subject.tokenizer, source)
     own = [one for one in found if one.model == subject.name]
-    results.append(Results(alignment, heat, own))
+    results.append(Results(alignment, heat, own, factors))
   if first:
     with console.status("drawing"):
       files = page.write(results, folder)
@@ -89,17 +97,12 @@ def main() -> None:
   processes.shutdown()
 
 
-def _alignment(subject: Subject, text: MeasuredText, config: ProbeConfig) -> Alignment:
-  layout, size = subject.decoder.layout, len(text.batches[0]["inputs"])
-  rows = layout.rows(size)
-  return measure(
-    subject.decoder,
-    [{name: array[rows] for name, array in batch.items()} for batch in text.batches],
-    batch_size=size,
-    model=subject.name,
-    corpus=text.name,
-    config=config,
-  )
+def _rows_here(subject: Subject, text: MeasuredText) -> dict[str, Any]:
+  """Returns the batches of a text with the rows of this process, and the size of a whole batch."""
+  size = len(text.batches[0]["inputs"])
+  rows = subject.decoder.layout.rows(size)
+  batches = [{name: array[rows] for name, array in batch.items()} for batch in text.batches]
+  return {"batches": batches, "batch_size": size}
 
 
 def _shown_tokens(subject: Subject, text: MeasuredText) -> np.ndarray:
@@ -138,6 +141,37 @@ def show(results: Sequence[Results], console: Console) -> None:
     layers = str(depth_positions.num_layers(one.alignment))
     table.add_row(one.alignment.model, layers, f"{groups['all'].num_tokens:,}", *switches)
   console.print(table)
+  show_factors(results, console)
+
+
+def show_factors(results: Sequence[Results], console: Console) -> None:
+  """Prints where models attenuate the stream, if they have factors."""
+  found = [(one.alignment.model, one.factors) for one in results if one.factors is not None]
+  if not found:
+    return
+  table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+  for heading in ("model", "attenuation by layer", "last layer", "weight of the embedding"):
+    table.add_column(heading, overflow="fold")
+  for model, factors in found:
+    shares = " ".join(f"{a:.3f}" for a in factors.attenuations)
+    table.add_row(model, shares, _percent(factors.last_share), f"{factors.embedding_weight:.3f}")
+  console.print(table)
+  if len({len(factors.means) for _, factors in found}) == 1 < len(found):
+    console.print(in_words([factors for _, factors in found]), soft_wrap=True, highlight=False)
+
+
+def in_words(models: Sequence[StreamFactors]) -> str:
+  """Returns whether several models attenuate the stream at their last layer, in a sentence."""
+  one, layers = concentration(models), len(models[0].means)
+  interval = "" if one.interval is None else ", mean 95% {:.0%} to {:.0%}".format(*one.interval)
+  return (
+    f"attenuation at the last layer: {one.verdict} (shares {', '.join(map(_percent, one.shares))}"
+    f"{interval}; even: {1 / layers:.0%}; the largest in {one.last_is_largest} of {len(models)})"
+  )
+
+
+def _percent(share: float | None) -> str:
+  return "too little" if share is None else f"{share:.0%}"
 
 
 def _sensitivity(path: str) -> Sensitivity:

@@ -106,42 +106,43 @@ def measure(
 
   @functools.partial(jax.jit, out_shardings=layout.everywhere)
   def step(state: PyTree, batch: Mapping[str, Array]) -> tuple[Array, Array | None]:
-    return _sums(nnx.merge(graphdef, state), batch)
+    return _batch_moments(nnx.merge(graphdef, state), batch)
 
-  count, total = 0.0, np.zeros(())
+  counts, moments = [], []
   for batch in batches:
     arrays = {name: np.asarray(batch[name], np.int32) for name in PROBED}
-    tokens, sums = jax.device_get(step(state, layout.put(arrays, batch_size=batch_size)))
-    if sums is None:
+    count, found = jax.device_get(step(state, layout.put(arrays, batch_size=batch_size)))
+    if found is None:
       return None
-    count, total = count + float(tokens), total + np.asarray(sums, np.float64)
-  first, second = np.moveaxis(total / count, -1, 0)
-  deviations = np.sqrt(np.maximum(0, second - first**2))
-  return StreamFactors(decoder.combinator.sites, 1 + first, deviations)
+    counts.append(float(count))
+    moments.append(np.asarray(found, np.float64))
+  first, second = np.moveaxis(np.stack(moments), -1, 0)
+  mean = np.average(first, axis=0, weights=counts)
+  variance = np.average(second + (first - mean) ** 2, axis=0, weights=counts)
+  return StreamFactors(decoder.combinator.sites, mean, np.sqrt(variance))
 
 
-def _sums(decoder: Decoder, batch: Mapping[str, Array]) -> tuple[Array, Array | None]:
-  """Returns the number of tokens, and Σ (α − 1) and Σ (α − 1)² over them [L, S, 2].
-
-  Terms are means over channels. Differences from 1 keep the digits of a small deviation.
-  """
-  weights = (batch["segment_ids"] > 0).astype(jnp.float32)
+def _batch_moments(decoder: Decoder, batch: Mapping[str, Array]) -> tuple[Array, Array | None]:
+  """Returns the number of tokens, and mean and variance of α over them and channels [L, S, 2]."""
+  counted = batch["segment_ids"] > 0
+  weights = counted.astype(jnp.float32) / jnp.sum(counted)
 
   def probe(visits: Sequence[SiteVisit], weights: Array) -> Array | None:
     factors = [visit.stream_factor() for visit in visits]
-    if any(factor is None for factor in factors):
-      return None
-    return jnp.stack([_moments(factor, weights) for factor in factors])
+    known = [_moments(factor, weights) for factor in factors if factor is not None]
+    return jnp.stack(known) if known else None
 
   run = decoder.probe(probe, weights, batch["inputs"], batch["segment_ids"], batch["positions"])
-  return jnp.sum(weights), run.layers
+  return jnp.sum(counted), run.layers
 
 
 def _moments(factor: Array, weights: Array) -> Array:
-  """Returns Σ (α − 1) and Σ (α − 1)² over tokens that count, of means over channels [2]."""
+  """Returns the mean and the variance of factors over weighed tokens and over channels [2]."""
   shape = jnp.broadcast_shapes(factor.shape, (*weights.shape, 1))
-  off = jnp.broadcast_to(factor.astype(jnp.float32) - 1, shape)
-  return jnp.stack([jnp.sum(weights * jnp.mean(off**power, axis=-1)) for power in (1, 2)])
+  factors = jnp.broadcast_to(factor.astype(jnp.float32), shape)
+  mean = jnp.sum(weights * jnp.mean(factors, axis=-1))
+  variance = jnp.sum(weights * jnp.mean((factors - mean) ** 2, axis=-1))
+  return jnp.stack([mean, variance])
 
 
 @dataclasses.dataclass(frozen=True)

@@ -24,7 +24,8 @@ def model(name, **options):
 
 def factors_of(decoder, rows=None):
   rows = batch() if rows is None else rows
-  return measure(decoder, [rows], batch_size=len(rows["inputs"]))
+  parts = [{name: array[part] for name, array in rows.items()} for part in np.split(range(4), 2)]
+  return measure(decoder, parts, batch_size=2)
 
 
 def sigmoid(x):
@@ -73,8 +74,8 @@ def test_cuts_are_found_where_they_are(options):
   if options.get("scope") == "layer":
     sites = SITES[:1]  # Its factor stands for the whole layer.
   want = [[0.25 if i in cut and site in sites else 1.0 for site in SITES] for i in range(L)]
-  np.testing.assert_array_equal(found.means, want)
-  np.testing.assert_array_equal(found.deviations, np.zeros((L, 2)))
+  np.testing.assert_allclose(found.means, want, rtol=1e-6)
+  np.testing.assert_allclose(found.deviations, np.zeros((L, 2)), atol=1e-6)
 
 
 @pytest.mark.parametrize("granularity", ["layer", "depth_mixture", "token", "channel"])

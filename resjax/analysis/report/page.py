@@ -15,6 +15,7 @@ from resjax import locations
 from resjax.analysis import depth_positions, plots
 from resjax.analysis.alignment import READINGS, Alignment
 from resjax.analysis.report import sections
+from resjax.analysis.report.factor_table import factor_table
 from resjax.analysis.report.heat_table import heat_figure, heat_table
 from resjax.analysis.report.results import Results, to_json
 from resjax.analysis.report.sections import Drawn
@@ -110,6 +111,8 @@ def _model(one: Results, number: int, embed: Embed) -> str:
     rest = list(drawn)
     if rest:
       parts += [f"<h3>{title}</h3>", embed(rest)]
+  if one.factors is not None:
+    parts += ["<h3>Factors of the stream</h3>", factor_table(one.factors)]
   if one.heat is not None:
     name = f"Predictions of {alignment.model} for a text, by depth"
     parts += ["<h3>A text, position by position</h3>", heat_table(one.heat, name)]
