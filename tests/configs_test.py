@@ -212,7 +212,7 @@ def test_one_parent_goes_on_as_its_parent_did(tmp_path):
   config = _load("configs.ablations.one_parent", str(tmp_path))
   config.model.num_layers = 4  # as from the command line
   assert (config.train.batch_size, config.train.init_from) == (24, str(tmp_path))
-  assert (config.optim.learning_rate, config.optim.b2) == (0.005, 0.9)
+  assert (config.optim.learning_rate, config.optim.b2) == (0.002, 0.9)
   arms = {run.arm: run for run in expand(config, module.sweep(config))}
   asked = plan.questions(module.PLAN, list(arms))  # every planned arm is one
   assert len(asked.seeds) == 5 and parent.seed not in asked.seeds

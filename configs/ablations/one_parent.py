@@ -6,7 +6,7 @@ trains.
   python -m launch.sweep --config=configs/ablations/one_parent.py:RUN --config.workdir=FOLDER
 
 All arms start from the parent's parameters, with its data, rows per step and optimizer; its cosine
-has ended, so they start again at a quarter of its peak rate. Seeds differ in the order of the data
+has ended, so they start again at a tenth of its peak rate. Seeds differ in the order of the data
 alone. `unchanged` shows what training on brings, `cut-layerL-alpha0.5` and `cut-last` halve the
 stream at both sites of a layer, and gates learn a factor, `gate-lr10` and `gate-lr100` at 10 and
 100 times the rate of the other parameters. Without an argument the tiny model is trained from its
@@ -45,7 +45,7 @@ def get_config(folder: str = "") -> ConfigDict:
   c.workdir = c.workdir.replace("finetune_cuts", "one_parent", 1)
   if folder:
     finetune.train_like_run(c, folder)
-    c.optim.learning_rate /= 4
+    c.optim.learning_rate /= 10
   c.optim.warmup_steps = 10
   c.train.update(steps=150, eval_rows=512)
   return c

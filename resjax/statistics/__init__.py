@@ -3,7 +3,7 @@
 NumPy and SciPy alone; nothing here knows what an arm is made of.
 """
 
-from resjax.statistics.contrasts import Contrast, Difference, compare
+from resjax.statistics.contrasts import Contrast, Difference, against_best, compare
 from resjax.statistics.intervals import mean_interval, t_quantile
 from resjax.statistics.multiplicity import holm
 from resjax.statistics.power import detectable
@@ -11,6 +11,7 @@ from resjax.statistics.power import detectable
 __all__ = [
   "Contrast",
   "Difference",
+  "against_best",
   "compare",
   "detectable",
   "holm",

@@ -9,7 +9,8 @@ so that a difference of two arms at one seed is free of the shift that the seed 
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from typing import Literal
 
 import numpy as np
 from scipy import stats
@@ -108,6 +109,42 @@ def compare(
   tested = [r.p for r in results if r.p is not None]
   adjusted = iter(holm(tested))
   return [r if r.p is None else dataclasses.replace(r, holm=next(adjusted)) for r in results]
+
+
+def against_best(
+  values: Values,
+  arms: Sequence[str],
+  candidates: Sequence[str],
+  choosing: Collection[int],
+  better: Literal["lower", "higher"] = "lower",
+) -> list[Difference]:
+  """Returns the differences of arms from the best of several candidates.
+
+  Some seeds choose the candidate with the best mean, and the others compare: the best of several at
+  the seeds that chose it owes a part of its mean to chance.
+
+  Args:
+    values: for each arm and candidate its value by seed.
+    arms: the arms that are compared.
+    candidates: the arms of which the best one is the reference.
+    choosing: the seeds that choose; no other arm is compared at them.
+    better: which values are better.
+
+  Raises:
+    ValueError: a candidate has none of the choosing seeds, or an arm no other one in common.
+  """
+  means = {}
+  for name in candidates:
+    own = [value for seed, value in values[name].items() if seed in choosing]
+    if not own:
+      raise ValueError(f"{name} has none of the seeds {', '.join(map(str, sorted(choosing)))}")
+    means[name] = float(np.mean(own))
+  best = (min if better == "lower" else max)(means, key=means.__getitem__)
+  fresh = {
+    name: {seed: value for seed, value in values[name].items() if seed not in choosing}
+    for name in (best, *arms)
+  }
+  return compare(fresh, [Contrast(arm, best) for arm in arms])
 
 
 def residual_variance(values: Values) -> tuple[float, int]:

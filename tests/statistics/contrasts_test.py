@@ -5,7 +5,7 @@ import pytest
 from scipy import stats
 
 from resjax import statistics
-from resjax.statistics import Contrast, compare, contrasts, detectable, holm
+from resjax.statistics import Contrast, against_best, compare, contrasts, detectable, holm
 
 ARMS = ("standard", *"abcdefgh")
 
@@ -157,3 +157,21 @@ def test_residual_variance_of_two_arms_is_half_that_of_their_differences():
   variance, freedom = contrasts.residual_variance(values)
   paired = [values["a"][s] - values["standard"][s] for s in range(6)]
   assert 2 * variance == pytest.approx(np.var(paired, ddof=1)) and freedom == 5
+
+
+@pytest.mark.parametrize("better", ["lower", "higher"])
+def test_the_best_of_several_is_chosen_on_seeds_that_are_not_tested(better):
+  sign = 1 if better == "lower" else -1
+  made = {
+    "gate": {0: 9.0, 1: 9.0, 2: 1.0, 3: 2.0},
+    "lucky": {0: 1.0, 1: 2.0, 2: 8.0, 3: 7.5},  # the best one at 0 and 1, the worst one later
+    "steady": {0: 3.0, 1: 3.0, 2: 3.0, 3: 3.0},
+  }
+  values = {arm: {seed: sign * v for seed, v in by.items()} for arm, by in made.items()}
+  (found,) = against_best(values, ["gate"], ["steady", "lucky"], (0, 1), better)
+  assert found.contrast == Contrast("gate", "lucky") and found.seeds == (2, 3)
+  assert found.paired == (sign * -7.0, sign * -5.5)
+  with pytest.raises(ValueError, match="steady has none of the seeds 7, 8"):
+    against_best(values, ["gate"], ["steady"], (7, 8))
+  with pytest.raises(ValueError, match="gate and lucky have no seed in common"):
+    against_best(values, ["gate"], ["steady", "lucky"], (0, 1, 2, 3))
