@@ -24,7 +24,9 @@ def model(name, **options):
 
 def factors_of(decoder, rows=None):
   rows = batch() if rows is None else rows
-  parts = [{name: array[part] for name, array in rows.items()} for part in np.split(range(4), 2)]
+  parts = [
+    {name: array[part] for name, array in rows.items()} for part in np.split(np.arange(4), 2)
+  ]
   return measure(decoder, parts, batch_size=2)
 
 

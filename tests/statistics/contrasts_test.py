@@ -173,5 +173,5 @@ def test_the_best_of_several_is_chosen_on_seeds_that_are_not_tested(better):
   assert found.paired == (sign * -7.0, sign * -5.5)
   with pytest.raises(ValueError, match="steady has none of the seeds 7, 8"):
     against_best(values, ["gate"], ["steady"], (7, 8))
-  with pytest.raises(ValueError, match="gate and lucky have no seed in common"):
+  with pytest.raises(ValueError, match="gate and steady have no seed in common"):
     against_best(values, ["gate"], ["steady", "lucky"], (0, 1, 2, 3))
