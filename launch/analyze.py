@@ -32,10 +32,9 @@ from resjax.analysis.alignment import READINGS
 from resjax.analysis.heat_map import heat_map
 from resjax.analysis.measurement import measure
 from resjax.analysis.probing import EVERY, ProbeConfig
-from resjax.analysis.report import heat_table, page
+from resjax.analysis.report import factor_table, heat_table, page
 from resjax.analysis.report.results import Results
 from resjax.analysis.sensitivity import Sensitivity
-from resjax.analysis.stream_factors import StreamFactors, concentration
 from resjax.data.eval_text import MeasuredText
 from resjax.measured_models import Subject
 
@@ -141,37 +140,8 @@ def show(results: Sequence[Results], console: Console) -> None:
     layers = str(depth_positions.num_layers(one.alignment))
     table.add_row(one.alignment.model, layers, f"{groups['all'].num_tokens:,}", *switches)
   console.print(table)
-  show_factors(results, console)
-
-
-def show_factors(results: Sequence[Results], console: Console) -> None:
-  """Prints where models attenuate the stream, if they have factors."""
-  found = [(one.alignment.model, one.factors) for one in results if one.factors is not None]
-  if not found:
-    return
-  table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-  for heading in ("model", "attenuation by layer", "last layer", "weight of the embedding"):
-    table.add_column(heading, overflow="fold")
-  for model, factors in found:
-    shares = " ".join(f"{a:.3f}" for a in factors.attenuations)
-    table.add_row(model, shares, _percent(factors.last_share), f"{factors.embedding_weight:.3f}")
-  console.print(table)
-  if len({len(factors.means) for _, factors in found}) == 1 < len(found):
-    console.print(in_words([factors for _, factors in found]), soft_wrap=True, highlight=False)
-
-
-def in_words(models: Sequence[StreamFactors]) -> str:
-  """Returns whether several models attenuate the stream at their last layer, in a sentence."""
-  one, layers = concentration(models), len(models[0].means)
-  interval = "" if one.interval is None else ", mean 95% {:.0%} to {:.0%}".format(*one.interval)
-  return (
-    f"attenuation at the last layer: {one.verdict} (shares {', '.join(map(_percent, one.shares))}"
-    f"{interval}; even: {1 / layers:.0%}; the largest in {one.last_is_largest} of {len(models)})"
-  )
-
-
-def _percent(share: float | None) -> str:
-  return "too little" if share is None else f"{share:.0%}"
+  named = [(one.alignment.model, one.factors) for one in results if one.factors is not None]
+  factor_table.show(named, console)
 
 
 def _sensitivity(path: str) -> Sensitivity:

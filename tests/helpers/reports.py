@@ -8,6 +8,7 @@ from resjax.analysis import depth_positions
 from resjax.analysis.report.heat_table import Cell, HeatText
 from resjax.analysis.report.results import Results
 from resjax.analysis.sensitivity import Sensitivity
+from resjax.analysis.stream_factors import StreamFactors
 from tests.helpers.alignments import SITES, alignment
 
 NAMES = ('<b>run & "quotes"</b>', "deeper")
@@ -26,7 +27,8 @@ def results() -> list[Results]:
   )
   second = alignment(NAMES[1], num_layers=3, seed=1)
   second = dataclasses.replace(second, readings={"closed": second.readings["closed"]})
-  return [Results(first, heat(first), [cuts]), Results(second)]
+  factors = StreamFactors(SITES, np.array([[1.5, 0.8], [0.5, 0.875]]), np.full((2, 2), 0.25))
+  return [Results(first, heat(first), [cuts], factors), Results(second)]
 
 
 def heat(one) -> HeatText:

@@ -174,4 +174,4 @@ def test_the_best_of_several_is_chosen_on_seeds_that_are_not_tested(better):
   with pytest.raises(ValueError, match="steady has none of the seeds 7, 8"):
     against_best(values, ["gate"], ["steady"], (7, 8))
   with pytest.raises(ValueError, match="gate and steady have no seed in common"):
-    against_best(values, ["gate"], ["steady", "lucky"], (0, 1, 2, 3))
+    against_best(values, ["gate"], ["steady", "lucky"], (0, 1, 2, 3), better)

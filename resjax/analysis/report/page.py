@@ -14,8 +14,7 @@ from matplotlib.figure import Figure
 from resjax import locations
 from resjax.analysis import depth_positions, plots
 from resjax.analysis.alignment import READINGS, Alignment
-from resjax.analysis.report import sections
-from resjax.analysis.report.factor_table import factor_table
+from resjax.analysis.report import factor_table, sections
 from resjax.analysis.report.heat_table import heat_figure, heat_table
 from resjax.analysis.report.results import Results, to_json
 from resjax.analysis.report.sections import Drawn
@@ -112,7 +111,7 @@ def _model(one: Results, number: int, embed: Embed) -> str:
     if rest:
       parts += [f"<h3>{title}</h3>", embed(rest)]
   if one.factors is not None:
-    parts += ["<h3>Factors of the stream</h3>", factor_table(one.factors)]
+    parts += ["<h3>Factors of the stream</h3>", factor_table.html(one.factors)]
   if one.heat is not None:
     name = f"Predictions of {alignment.model} for a text, by depth"
     parts += ["<h3>A text, position by position</h3>", heat_table(one.heat, name)]

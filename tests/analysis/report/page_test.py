@@ -3,13 +3,15 @@
 import base64
 import dataclasses
 import html.parser
+import io
 import re
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from resjax.analysis import plots
-from resjax.analysis.report import results
+from resjax.analysis.report import factor_table, results
 from resjax.analysis.report.page import page as render
 from resjax.analysis.report.page import write
 from tests.helpers import reports
@@ -85,6 +87,26 @@ def test_switches_are_listed(page):
   assert any(re.fullmatch(r"after layer 1 \w+ \(95%: .*\)", cell) for cell in cells)
 
 
+def test_factors_are_a_table_of_writes(page):
+  cells = [text for tag, text in page.texts if tag in ("th", "td")]
+  row = cells.index("layer 1 mlp")
+  assert cells[row : row + 5] == ["layer 1 mlp", "0.875", "0.250", "1.000", "0.562"]
+  assert cells[cells.index("layer 1 attention") + 3] == "0.875"
+  assert any("The last layer has 100% of all (even: 50%)." in text for _, text in page.texts)
+
+
+def test_factors_of_several_models_have_a_verdict():
+  console = Console(file=io.StringIO(), width=80)
+  (factors,) = (one.factors for one in reports.results() if one.factors)
+  factor_table.show([("<a>", factors), ("[b]", factors)], console)
+  said = console.file.getvalue()
+  assert "<a>" in said and "[b]" in said and "0.000 0.562" in said and "0.525" in said
+  want = "attenuation at the last layer: undecided (shares 100%, 100%, mean 95% 100% to 100%; "
+  assert said.splitlines()[-1] == want + "even: 50%; the largest in 2 of 2)"
+  factor_table.show([], console)
+  assert console.file.getvalue() == said
+
+
 def test_tokens_and_names_are_text(page):
   cells = [text for tag, text in page.texts if tag == "bdi"]
   assert set(cells) == set(reports.TOKENS)
@@ -113,6 +135,7 @@ def test_json_and_back(given, folder):
   for one, two in zip(given, back, strict=True):
     np.testing.assert_equal(dataclasses.asdict(two.alignment), dataclasses.asdict(one.alignment))
     assert two.heat == one.heat
+    np.testing.assert_equal(two.factors, one.factors)
     for cut, again in zip(one.sensitivities, two.sensitivities, strict=True):
       np.testing.assert_equal(dataclasses.asdict(again), dataclasses.asdict(cut))
 
