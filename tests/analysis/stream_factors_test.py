@@ -2,14 +2,17 @@
 
 import dataclasses
 
+import jax
 import numpy as np
 import pytest
 from flax import nnx
 
 from resjax.analysis.report.results import Results, from_json, to_json
 from resjax.analysis.stream_factors import StreamFactors, concentration, measure
-from tests.analysis.measurement_test import batch
-from tests.helpers import alignment, decoders
+from resjax.models.model_def import ModelDef
+from resjax.sharding import Layout
+from tests.analysis.measurement_test import MESHES, batch
+from tests.helpers import alignment, decoders, layouts
 from tests.helpers.alignments import alignment as any_alignment
 
 SITES = ("attention", "mlp")
@@ -100,6 +103,25 @@ def test_learned_factors_are_those_of_numpy(granularity):
   found = factors_of(decoder, rows)
   np.testing.assert_allclose(found.means, want.mean(axis=-1), rtol=1e-5)
   np.testing.assert_allclose(found.deviations, want.std(axis=-1), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name, rules", [("gate", "long_context"), ("standard", "fsdp_tp")])
+def test_eight_devices_find_what_one_finds(name, rules):
+  options = {"granularity": "channel"} if name == "gate" else {}
+  config, rows = decoders.config("llama", name, options, vocab_size=32), batch(8, 32)
+  params, found = nnx.to_pure_dict(nnx.state(decoders.decoder(config))), []
+  for layout in (Layout(), layouts.layout(rules, **MESHES[rules])):
+    made = ModelDef(config, layout)
+    if layout.has_mesh:
+      params = jax.device_put(params, jax.tree.map(lambda leaf: leaf.sharding, made.abstract))
+    found.append(measure(made.bind(params), [rows], batch_size=8))
+  one, eight = found
+  if name == "standard":
+    assert one is eight is None
+  else:
+    np.testing.assert_allclose(eight.means, one.means, rtol=1e-5)
+    np.testing.assert_allclose(eight.deviations, one.deviations, rtol=1e-4)
 
 
 def test_other_systems_have_none():
