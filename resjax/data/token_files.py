@@ -39,8 +39,13 @@ def read_llmc(path: Location, most: int) -> np.ndarray:
       tells of more tokens than there are, or of none.
   """
   content, shown = _read(path, 4 * _HEADER + 2 * most), corpus_files.spelled(path)
-  header = np.frombuffer(content[: 4 * (min(len(content), 4 * _HEADER) // 4)], "<i4")
-  if len(header) < _HEADER or header[:2].tolist() != [MAGIC, VERSION]:
+  if len(content) < 4 * _HEADER:
+    raise ValueError(
+      f"{shown} has {len(content):,} bytes, and the header of llm.c alone {4 * _HEADER:,}; copy it "
+      f"anew, or read a file without one as nanogpt:{shown}"
+    )
+  header = np.frombuffer(content, "<i4", _HEADER)
+  if header[:2].tolist() != [MAGIC, VERSION]:
     found = header[:2].tolist()
     raise ValueError(
       f"{shown} begins with {found}, not with the header of llm.c, 256 int32 of which the first "

@@ -277,11 +277,18 @@ def _baselines(place: Location) -> dict[str, float]:
   """Returns the share of right answers that guessing gives, by task."""
   rows = csv.DictReader(_bytes(place).decode(errors="replace").splitlines())
   try:
-    return {row["Eval Task"]: 0.01 * float(row["Random baseline"]) for row in rows}
+    found = {row["Eval Task"]: 0.01 * float(row["Random baseline"]) for row in rows}
   except (KeyError, TypeError, ValueError):
     raise ValueError(
       f"{place} needs the columns 'Eval Task' and 'Random baseline', the latter in percent"
     ) from None
+  for label, share in found.items():
+    if not 0 <= share < 1:
+      raise ValueError(
+        f"{place}: 'Random baseline' of {label} is {100 * share:g}; it must be in percent, from 0 "
+        "to below 100"
+      )
+  return found
 
 
 def _bytes(place: Location) -> bytes:

@@ -2,10 +2,13 @@
 
 import dataclasses
 import glob
+import io
 import itertools
 import re
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
+
+from absl import logging
 
 from resjax import locations
 from resjax.data import corpus_files, sources, text_digest
@@ -76,13 +79,17 @@ class Corpus:
       found = (Document(str(n), page) for n, page in enumerate(wikitext.pages(rows)))
     elif self.convention == "wikitext_guide":
       found = iter([Document("stream", "\n\n".join(_bare(_rows(source, found))))])
-    empty = True
+    empty, invalid = True, 0
     for document in self._held_out(found):
+      invalid += document.text is None
       if document.text and document.text.strip():
         empty = False
         yield self._as_given(document.id, document.text)
     if empty:
-      raise ValueError(f"--text={self.name}={self.place} holds no text; give another one")
+      what = "UTF-8 text" if invalid else "text"
+      raise ValueError(f"--text={self.name}={self.place} holds no {what}; give another one")
+    if invalid:
+      logging.warning("--text=%s: %d documents are no UTF-8 text and left out", self.name, invalid)
 
   def file(self) -> locations.Location:
     """Returns the one file that a convention for tokens reads.
@@ -254,7 +261,8 @@ def _rows(source: Source, documents: Iterator[Document]) -> Iterator[str]:
   """Yields the lines of WikiText in rows; the original file is cut into documents at line ends."""
   for document in documents:
     text = document.text or ""
-    yield from text.splitlines(keepends=True) if source.form == "text" else [text]
+    # Unlike str.splitlines, this ends lines at "\n" alone; articles hold other separators.
+    yield from io.StringIO(text, newline="\n") if source.form == "text" else [text]
 
 
 def _bare(rows: Iterator[str]) -> Iterator[str]:

@@ -34,7 +34,9 @@ def difference(decoder, tokens):
   ],
 )
 def test_what_patches_do_for_any_combinator(name):
-  decoder = decoders.decoder(decoders.config("llama", name))
+  # Convolutions of the embedding would put the changed token into the first states of later ones.
+  plain = {"embedding_expansion": False} if name == "deep_delta" else None
+  decoder = decoders.decoder(decoders.config("llama", name, plain))
   same = patch(decoder, CLEAN, CLEAN, ANSWERS)
   assert same.clean == same.corrupted and np.isnan(same.recovered(same.patched)).all()
   np.testing.assert_allclose(same.patched, same.clean, atol=2e-6)  # kernels differ from row to row

@@ -33,8 +33,9 @@ def test_tokens(tmp_path):
 def test_what_is_no_file_of_llmc(tmp_path):
   path = tmp_path / "x.bin"
   for content, message in (
-    (b"", "begins with []"),
-    (header(20240520, 1, 5)[:100], "256 int32"),
+    (b"", "has 0 bytes, and the header of llm.c alone 1,024"),
+    (header(20240520, 1, 5)[:100], "has 100 bytes, and the header"),
+    (header(20240521, 1, 5), "256 int32"),
     (header(20240521, 1, 5) + TOKENS.tobytes(), "[20240521, 1]"),
     (header(20240520, 2, 5) + TOKENS.tobytes(), "[20240520, 2]"),
     (header(20240520, 1, 6) + TOKENS.tobytes(), "tells of 6 tokens, and 10 bytes"),

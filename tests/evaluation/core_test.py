@@ -143,6 +143,12 @@ def test_prompts():
     ("core.yaml", "tasks: []", "icl_tasks"),
     ("eval_meta_data.csv", "a,b\n1,2", "needs the columns 'Eval Task' and 'Random baseline'"),
     ("eval_meta_data.csv", "Eval Task,Random baseline\n", "has no line for the task 'pick'"),
+    (
+      "eval_meta_data.csv",
+      "Eval Task,Random baseline\npick,100\n",
+      "'Random baseline' of pick is 100",
+    ),
+    ("eval_meta_data.csv", "Eval Task,Random baseline\npick,nan\n", "must be in percent, from 0"),
     ("eval_data/sub/pick.jsonl", None, "pick.jsonl is missing"),
     ("eval_data/sub/pick.jsonl", "\n", "holds no question"),
     ("eval_data/sub/pick.jsonl", "{}", "gold=0 must be one of its 0 options"),

@@ -93,6 +93,23 @@ def test_wikitext_by_page_and_by_line(tmp_path):
     assert stream.given == "\n\n".join(lines)
 
 
+def test_lines_of_wikitext_end_at_newlines_alone(tmp_path):
+  page = " = One = \n a\u2028b \x0c c\x85 \r d "
+  (tmp_path / "wiki.test.raw").write_text(page + "\n", newline="")
+  assert texts(f"wikitext_guide={tmp_path}") == [page.replace("\n", "\n\n\n") + "\n"]
+  (corpus,) = corpora.parse([f"wikitext={tmp_path}"])
+  assert [text.original for text in corpus.texts()] == [page]
+
+
+def test_documents_that_are_no_unicode_are_told(tmp_path, caplog):
+  (tmp_path / "a.txt").write_bytes(b"caf\xe9")
+  refused([f"own={tmp_path}"], "own=", "holds no UTF-8 text")
+  (tmp_path / "b.txt").write_text("good")
+  with caplog.at_level("WARNING"):
+    assert texts(f"own={tmp_path}") == ["good"]
+  assert "--text=own: 1 documents are no UTF-8 text and left out" in caplog.text
+
+
 def test_lambada(tmp_path):
   parquet(tmp_path / "test-0.parquet", ["he said yes ", "they went home\n"])
   assert texts(f"lambada_openai={tmp_path}") == ["he said yes ", "they went home\n"]

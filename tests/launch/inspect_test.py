@@ -68,7 +68,7 @@ def test_patching(forked, folder, tmp_path):
   found = results(tmp_path, "patching")
   np.testing.assert_allclose(found["patched_all"], found["clean"], atol=1e-4)
   assert np.shape(found["patched"]) == (4, len(found["prompt"]))
-  lines = [line for line in output.splitlines() if line.startswith(("embedding", "layer"))]
+  lines = [line for line in output.splitlines() if line.startswith((" embedding", " layer"))]
   assert len(lines) == 4 and all("1.000" in line for line in lines)
 
 
