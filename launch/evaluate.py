@@ -74,7 +74,10 @@ _LIMIT = flags.DEFINE_integer(
   "limit", 0, "So many documents of each text and task; 0: all.", lower_bound=0
 )
 _FEWSHOT = flags.DEFINE_integer(
-  "num_fewshot", None, "Examples before each question of the harness; default: as tasks say."
+  "num_fewshot",
+  None,
+  "Examples before each question of the harness; default: as tasks say.",
+  lower_bound=0,
 )
 _CHAT = flags.DEFINE_bool(
   "apply_chat_template", False, "Questions of the harness are put as chats."
@@ -167,7 +170,8 @@ def _bundle(folder: Location | None) -> Location:
     if (place / "core.yaml").exists():
       return place
   raise ValueError(
-    f"--tasks={_CORE} needs its folder eval_bundle, with core.yaml, in --tasks_folder={folder}"
+    f"--tasks={_CORE} needs its folder eval_bundle, with core.yaml, in --tasks_folder"
+    + (f"={folder}" if folder else ", which is not given")
   )
 
 
@@ -347,7 +351,7 @@ def show(report: Report, tasks: Results, console: Console) -> None:
   models = list(dict.fromkeys(one.model for one in report.measured))
 
   def title(text: str) -> str:
-    return text if text in measured else f"{text} (macro)"
+    return text if text in measured or text == corpora.MACRO else f"{text} (macro)"
 
   rows = [
     (title(text), model, name, _number(found.value), _number(found.stderr))

@@ -254,7 +254,7 @@ def _table(first: str, *others: str) -> Table:
 
 
 def _say(console: Console, line: str) -> None:
-  console.print(line, markup=False, highlight=False, soft_wrap=True)
+  console.print(line, markup=False, highlight=False)
 
 
 def _write(
@@ -273,7 +273,7 @@ def _write(
   locations.write_text(numbers, json.dumps(to_plain(values), indent=1, allow_nan=False) + "\n")
   plots.save(figure, picture)
   for path in (numbers, picture):
-    _say(console, str(path))
+    console.print(str(path), markup=False, highlight=False, soft_wrap=True)
 
 
 if __name__ == "__main__":

@@ -12,16 +12,20 @@ import shutil
 import signal
 import stat
 
+import numpy as np
 import pytest
 
 from configs import finetune
 from configs.ablations import finetune_cuts
 from resjax import experiment, locations, manifest, measured_models
+from resjax.analysis import tuned_lens
 from resjax.analysis.alignment import Alignment
 from resjax.analysis.report import results
 from resjax.analysis.sensitivity import Sensitivity
+from resjax.analysis.tuned_lens import TunedLens
 from resjax.checkpoint import reader
-from resjax.data import dataset, tokenizer
+from resjax.data import dataset, token_files, tokenizer
+from resjax.evaluation import core, corpora
 from resjax.interop import huggingface
 from resjax.records.metrics_log import read_metrics
 from resjax.runs import parents, restore, workdir
@@ -64,7 +68,21 @@ def _parent(folder):
   return found.tokenizer(), found.shapes(config), found.identity(config)
 
 
-# What looks at the folders of `stage`: a run, its data, a Hugging Face folder, and results.
+def _scored(*names):
+  """Returns a reader of texts as launch.evaluate reads them."""
+
+  def read(root):
+    for corpus in corpora.parse([f"own={root / name}" for name in names]):
+      list(corpus.texts())
+
+  return read
+
+
+def _questions(root):
+  return list(core._read(root / "eval_bundle", None))
+
+
+# What looks at the folders of `stage`: a run, its data, a Hugging Face folder, results, and texts.
 READERS = {
   "record of a run": lambda root: workdir.read(root / "run"),
   "run": lambda root: experiment.load(str(root / "run")),
@@ -91,6 +109,12 @@ READERS = {
   "sensitivity": lambda root: Sensitivity.from_json(text_of(root / "cuts.json")),
   "alignment": lambda root: Alignment.from_json(text_of(root / "alignment.json")),
   "results": lambda root: results.from_json(text_of(root / "results.json")),
+  "tuned lens": lambda root: tuned_lens.load(root / "lens", "model"),
+  "tokens of nanoGPT": lambda root: token_files.read_nanogpt(root / "tokens/val.bin", 100),
+  "tokens of llm.c": lambda root: token_files.read_llmc(root / "tokens/llmc.bin", 100),
+  "texts of an evaluation": _scored("texts"),
+  "lines of an evaluation": _scored("texts/a.jsonl"),
+  "questions of CORE": _questions,
 }
 
 
@@ -104,7 +128,26 @@ def stage(tmp_path_factory) -> pathlib.Path:
   (root / "results.json").write_text(results.to_json(found))
   (root / "alignment.json").write_text(found[0].alignment.to_json())
   (root / "cuts.json").write_text(found[0].sensitivities[0].to_json())
+  tuned_lens.save(TunedLens(np.zeros((2, 3, 3)), np.zeros((2, 3))), root / "lens", "model")
+  _write_scored(root)
   return root
+
+
+def _write_scored(root):
+  """Writes what launch.evaluate reads beside texts: files of tokens, and a folder of CORE."""
+  for folder in ("tokens", "texts", "eval_bundle/eval_data"):
+    (root / folder).mkdir(parents=True)
+  tokens = np.arange(5, dtype="<u2").tobytes()
+  header = np.array([token_files.MAGIC, token_files.VERSION, 5, *[0] * 253], "<i4")
+  (root / "tokens/val.bin").write_bytes(tokens)
+  (root / "tokens/llmc.bin").write_bytes(header.tobytes() + tokens)
+  (root / "texts/a.jsonl").write_text('{"text": "depth"}\n')
+  task = {"label": "a", "dataset_uri": "a.jsonl", "num_fewshot": [0]}
+  tasks = {"icl_tasks": [task | {"icl_task_type": "language_modeling"}]}
+  (root / "eval_bundle/core.yaml").write_text(json.dumps(tasks))
+  (root / "eval_bundle/eval_meta_data.csv").write_text("Eval Task,Random baseline\na,0\n")
+  question = {"context": "depth", "continuation": "width"}
+  (root / "eval_bundle/eval_data/a.jsonl").write_text(json.dumps(question))
 
 
 @pytest.fixture
@@ -219,6 +262,27 @@ def linked_rows(root):
       folder.symlink_to(root.parent / "victim")
 
 
+def scored_elsewhere(root):
+  """Names the victim in what an evaluation reads, and puts links to it there."""
+  victim = root.parent / "victim"
+  settings = root / "eval_bundle/core.yaml"
+  change(settings, lambda v: v["icl_tasks"][0].update(dataset_uri="../../../victim/precious.txt"))
+  for name in ("lens/lens.safetensors", "tokens/val.bin", "tokens/llmc.bin", "texts/a.jsonl"):
+    (root / name).unlink()
+    (root / name).symlink_to(victim / "precious.txt")
+
+
+def lying_headers(root):
+  """Tells of more tokens, and of larger tensors, than there are."""
+  path = root / "tokens/llmc.bin"
+  path.write_bytes(path.read_bytes()[:8] + b"\xff\xff\xff\x7f" + path.read_bytes()[12:])
+  header = b'{"weights": {"dtype": "F32", "shape": [99999, 99999], "data_offsets": [0, 4]}}'
+  content = len(header).to_bytes(8, "little") + header + b"1234"
+  (root / "lens/lens.safetensors").write_bytes(content)
+  digest = hashlib.sha256(content).hexdigest()
+  change(root / "lens/lens.json", lambda values: values.update(digest=digest))
+
+
 def half_built(root):
   """Removes the files by which readers know that built data are complete, and leaves the rest."""
   for path in [*root.glob("data/*/*/metadata.json"), *root.glob("data/tokenizers/*/*.json")]:
@@ -249,7 +313,8 @@ def pipes(root):
   """Has a pipe, to which nobody writes, at the place of every file that is read."""
   for path in (
     *root.glob("run/*.json*"), *root.glob(f"run/checkpoints/{STEPS}/params/_METADATA"),
-    *root.glob("hf/*"), *root.glob("data/summary-*.json"),
+    *root.glob("hf/*"), *root.glob("data/summary-*.json"), *root.glob("lens/*"),
+    *root.glob("tokens/*"), *root.glob("texts/*"), *root.glob("eval_bundle/*.*"),
   ):  # fmt: skip
     path.unlink()
     os.mkfifo(path)
@@ -273,6 +338,8 @@ ATTACKS = {
   "tokenizer files": tokenizer_files,
   "links": links,
   "linked rows": linked_rows,
+  "scored elsewhere": scored_elsewhere,
+  "lying headers": lying_headers,
   "half built": half_built,
   "module in features": module_in_features,
   "half saved": half_saved,

@@ -76,8 +76,10 @@ def attribute(decoder: Decoder, tokens: np.ndarray, targets: tuple[int, ...] = (
       probable token.
 
   Raises:
-    ValueError: The output is not linear in the writes.
+    ValueError: The output is not linear in the writes, or both targets are the same.
   """
+  if len(set(targets)) < len(targets):
+    raise ValueError(f"token {targets[0]} less itself is no difference; give two other answers")
   config, layout, combinator = decoder.config, decoder.layout, decoder.combinator
   no_heads = _no_heads(decoder)
   rows = layout.split(rows_of([tokens], layout))

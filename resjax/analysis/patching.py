@@ -101,6 +101,8 @@ def patch(
   step = len(decoder.combinator.sites) if every == "layer" else 1
   run = _Runner(decoder, clean, corrupted)
   answers = _answers(run.plain()) if answers is None else answers
+  if answers[0] == answers[1]:
+    raise ValueError(f"token {answers[0]} less itself is no difference; give two other answers")
   # Every case replaces one state, or those of all tokens, at one depth position.
   tokens = np.tile(np.concatenate([np.eye(length), np.ones((1, length))]), (len(positions), 1)) > 0
   places = np.repeat(np.arange(len(positions)) * step, length + 1)

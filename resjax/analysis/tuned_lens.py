@@ -4,12 +4,14 @@ import dataclasses
 import functools
 import hashlib
 import json
+import math
 from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import safetensors
 import safetensors.numpy
 from flax import nnx
 from jax import lax
@@ -119,10 +121,14 @@ def train(
     progress: is told of every step.
 
   Raises:
-    ValueError: The text has too few rows to be split.
+    ValueError: The text has too few rows to be split, or an argument is out of range.
 
   Source: Eliciting Latent Predictions from Transformers with the Tuned Lens, arXiv 2303.08112.
   """
+  if steps < 1 or not 0 < learning_rate < math.inf:
+    raise ValueError(
+      f"steps={steps} must be at least 1, and learning_rate={learning_rate} a positive number"
+    )
   size = len(text.batches[0]["inputs"])
   training, selection, comparison = _split(text)
   meter = _Meter(decoder)
@@ -188,7 +194,17 @@ def load(folder: Location, model: str) -> TunedLens:
     )
   if hashlib.sha256(content).hexdigest() != facts.digest:
     raise ValueError(f"{folder / _TENSORS} is damaged; train the lens again")
-  return TunedLens(**{k: jnp.asarray(v) for k, v in safetensors.numpy.load(content).items()})
+  try:
+    maps = safetensors.numpy.load(content)
+  except (safetensors.SafetensorError, KeyError, ValueError):  # KeyError: of an unknown dtype
+    raise ValueError(f"{folder / _TENSORS} is no safetensors file; train the lens again") from None
+  weights, biases = maps.get("weights", np.zeros(0)), maps.get("biases", np.zeros(0))
+  if weights.ndim != 3 or weights.shape != (*biases.shape, *biases.shape[-1:]):
+    raise ValueError(
+      f"{folder / _TENSORS} holds no tuned lens: weights {list(weights.shape)} and biases "
+      f"{list(biases.shape)} must be [P, D, D] and [P, D]; train the lens again"
+    )
+  return TunedLens(jnp.asarray(weights), jnp.asarray(biases))
 
 
 class _Meter:

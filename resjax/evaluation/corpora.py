@@ -87,7 +87,8 @@ class Corpus:
         yield self._as_given(document.id, document.text)
     if empty:
       what = "UTF-8 text" if invalid else "text"
-      raise ValueError(f"--text={self.name}={self.place} holds no {what}; give another one")
+      place = f"{self.place}@{self.split}" if self.split else self.place
+      raise ValueError(f"--text={self.name}={place} holds no {what}; give another one")
     if invalid:
       logging.warning("--text=%s: %d documents are no UTF-8 text and left out", self.name, invalid)
 

@@ -113,6 +113,11 @@ def test_a_read_with_several_heads_has_no_single_weights():
     attribute(decoder, PROMPT)
 
 
+def test_a_token_less_itself_is_refused():
+  with pytest.raises(ValueError, match="token 4 less itself is no difference"):
+    attribute(model(), PROMPT, (4, 4))
+
+
 def test_a_norm_behind_the_heads_leaves_them_without_parts():
   found = attribute(model(style="llama", post_norm=True), PROMPT)
   assert found.heads is None and found.no_heads == "the sum of the heads is normalised"

@@ -90,3 +90,5 @@ def test_prompts_that_cannot_be_compared_are_refused():
     patch(decoder, CLEAN, CORRUPTED[:4])
   with pytest.raises(ValueError, match="both prompts are answered with token"):
     patch(decoder, CLEAN, CLEAN)
+  with pytest.raises(ValueError, match="token 4 less itself is no difference"):
+    patch(decoder, CLEAN, CORRUPTED, (4, 4))

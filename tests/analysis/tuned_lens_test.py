@@ -1,7 +1,11 @@
 """A tuned lens is never worse than the logit lens on held-out text, and belongs to one model."""
 
+import hashlib
+import json
+
 import numpy as np
 import pytest
+import safetensors.numpy
 from flax import nnx
 
 from resjax import measured_models
@@ -99,6 +103,30 @@ def test_a_lens_is_read_again_for_its_own_model_alone(trained, tmp_path):
   file.write_bytes(content)
   with pytest.raises(ValueError, match=r"lens\.safetensors is damaged; train the lens again"):
     tuned_lens.load(folder, own)
+
+
+@pytest.mark.parametrize(
+  ("maps", "message"),
+  [
+    (None, "is no safetensors file"),
+    ({"other": np.zeros(2)}, r"weights \[0\] and biases \[0\] must be"),
+    ({"weights": np.zeros((2, 3, 4)), "biases": np.zeros((2, 3))}, r"weights \[2, 3, 4\]"),
+  ],
+)
+def test_a_folder_of_somebody_else_may_hold_anything(tmp_path, maps, message):
+  content = b"x" * 40 if maps is None else safetensors.numpy.save(maps)
+  facts = {"model": "m", "digest": hashlib.sha256(content).hexdigest()}
+  (tmp_path / "lens.json").write_text(json.dumps(facts))
+  (tmp_path / "lens.safetensors").write_bytes(content)
+  with pytest.raises(ValueError, match=message) as caught:
+    tuned_lens.load(tmp_path, "m")
+  assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("wrong", [{"learning_rate": float("nan")}, {"steps": 0}])
+def test_options_out_of_range_are_refused(wrong):
+  with pytest.raises(ValueError, match="must be at least 1, and learning_rate="):
+    tuned_lens.train(model(), text(1), **wrong)
 
 
 def test_a_text_that_cannot_be_split_is_refused():

@@ -32,6 +32,7 @@ ALL: Mapping[str, tuple[int, _Kind]] = {
   "checkpoint": (7, runs.checkpoint),
   "built_data": (7, built_data.damaged),
   "text": (10, texts.damaged),
+  "tokens": (4, texts.tokens),
   "prompt": (4, names.prompt),
   "name": (4, names.name),
   "hf_config": (10, models.config),

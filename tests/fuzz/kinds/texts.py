@@ -5,6 +5,7 @@ import io
 import json
 from pathlib import Path
 
+import numpy as np
 import pyarrow
 import pyarrow.parquet
 from hypothesis import strategies as st
@@ -83,10 +84,12 @@ def damaged(draw: st.DrawFn, original: Path) -> Case:
   if encoding != "auto":
     right = ended_well
   module = draw(
-    st.sampled_from(["launch.build_dataset", "launch.build_dataset", "launch.intervene"])
+    st.sampled_from([*["launch.build_dataset"] * 2, "launch.intervene", "launch.evaluate"])
   )
   if module == "launch.intervene":
     arguments = (*originals.INTERVENE, f"--data={source}", f"--data_format={encoding}")
+  elif module == "launch.evaluate":
+    arguments = (*originals.EVALUATE, f"--text=own={source}", f"--data_format={encoding}")
   else:
     prefix = "--config.data.corpora.stdlib"
     arguments = (*originals.BUILD, f"{prefix}.source={source}", f"{prefix}.format={encoding}")
@@ -103,6 +106,25 @@ def damaged(draw: st.DrawFn, original: Path) -> Case:
     damage=damage,
     names=(name, source, "source", "field", "text"),
     right=right,
+  )
+
+
+@st.composite
+def tokens(draw: st.DrawFn, original: Path) -> Case:
+  """Draws a damaged file of tokens, and the convention by which it is scored."""
+  header = np.zeros(256, "<i4")
+  header[:3] = 20240520, 1, 120
+  written = np.tile(np.arange(40, dtype="<u2"), 3).tobytes()  # 0 is the end of text
+  convention = draw(st.sampled_from(["llmc", "nanogpt"]))
+  valid = header.tobytes() + written if convention == "llmc" else written
+  changed = draw(mutations.of_bytes(valid))
+  return Case(
+    kind="tokens",
+    module="launch.evaluate",
+    arguments=(*originals.EVALUATE, f"--text=own={convention}:hostile.bin"),
+    what=f"{convention}: {changed.what}",
+    damage=lambda place: place.path("hostile.bin").write_bytes(changed.content) and None,
+    names=("hostile.bin",),
   )
 
 
