@@ -151,6 +151,8 @@ def _patching(subject: Subject, folder: Location, console: Console) -> None:
   """Shows which states of one prompt bring its answer back into another one."""
   clean = _prompt(subject, _TEXT.value, "--text")
   corrupted = _prompt(subject, _CORRUPTED.value, "--corrupted")
+  if np.array_equal(clean, corrupted):
+    raise ValueError("--corrupted has the tokens of --text; give a prompt that differs in a word")
   answers = _answers(subject, most=2)
   if len(answers) == 1:
     raise ValueError(f"--answer={_ANSWERS.value[0]!r} alone; give two answers to compare, or none")

@@ -116,6 +116,8 @@ def attribute(decoder: Decoder, tokens: np.ndarray, targets: tuple[int, ...] = (
     }
 
   whole = jax.device_get(logits(parameters, rows))
+  if not np.isfinite(whole).all():
+    raise ValueError("the logits of the model are not finite; take one whose parameters are")
   targets = targets or (int(np.argmax(whole)),)
   signs = np.zeros(config.vocab_size, np.float32)
   for target, sign in zip(targets, (1, -1), strict=False):

@@ -100,7 +100,10 @@ def patch(
   positions = ProbeConfig(every=every).positions(decoder.combinator)
   step = len(decoder.combinator.sites) if every == "layer" else 1
   run = _Runner(decoder, clean, corrupted)
-  answers = _answers(run.plain()) if answers is None else answers
+  whole = run.plain()
+  if not np.isfinite(whole).all():
+    raise ValueError("the logits of the model are not finite; patch one whose parameters are")
+  answers = _answers(whole) if answers is None else answers
   if answers[0] == answers[1]:
     raise ValueError(f"token {answers[0]} less itself is no difference; give two other answers")
   # Every case replaces one state, or those of all tokens, at one depth position.
@@ -113,7 +116,6 @@ def patch(
     progress(min(first + run.cases, len(places)), len(places))
   difference = np.concatenate(found)[:, answers[0]] - np.concatenate(found)[:, answers[1]]
   patched = difference.reshape(len(positions), length + 1)
-  whole = run.plain()
   clean_end, corrupted_end = (float(row[answers[0]] - row[answers[1]]) for row in whole)
   return Patching(
     positions,

@@ -118,6 +118,13 @@ def test_a_token_less_itself_is_refused():
     attribute(model(), PROMPT, (4, 4))
 
 
+def test_a_model_without_finite_logits_is_refused():
+  decoder = model()
+  decoder.embed.embedding[...] = decoder.embed.embedding[...].at[3, 0].set(np.nan)
+  with pytest.raises(ValueError, match="the logits of the model are not finite"):
+    attribute(decoder, PROMPT, (4,))
+
+
 def test_a_norm_behind_the_heads_leaves_them_without_parts():
   found = attribute(model(style="llama", post_norm=True), PROMPT)
   assert found.heads is None and found.no_heads == "the sum of the heads is normalised"

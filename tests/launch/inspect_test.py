@@ -92,6 +92,7 @@ def test_mistakes(forked, flags, words):
   [
     (["--what=attribution"], 'no prompt; give one, for example --text="The capital of France is"'),
     (["--what=patching", "--text=a"], "no prompt; give one, for example --corrupted="),
+    (["--what=patching", "--text=a", "--corrupted=a"], "--corrupted has the tokens of --text"),
     (["--what=attribution", "--text=a", "--answer=depth"], "'depth' is 3 tokens of llama"),
     (["--what=attribution", "--text=a", *["--answer=a"] * 3], "3 times --answer; give at most 2"),
     (
