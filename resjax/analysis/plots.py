@@ -1,5 +1,6 @@
 """Plots of runs and of sweeps, as PNG files."""
 
+import io
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -151,12 +152,9 @@ def score_curves(
 
 def save(figure: Figure, path: Location) -> None:
   """Writes a figure as PNG, without a display; a link at its place is replaced."""
-  with locations.writing(path):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if locations.is_local(path) and path.is_symlink():
-      path.unlink()
-    with path.open("wb") as file:
-      FigureCanvasAgg(figure).print_png(file)
+  drawn = io.BytesIO()
+  FigureCanvasAgg(figure).print_png(drawn)
+  locations.write_bytes(path, drawn.getvalue())
 
 
 def _curve(axes: Axes, records: Records, key: str, colour: str, label: str, **style: Any) -> None:

@@ -173,8 +173,7 @@ def save(lens: TunedLens, folder: Location, model: str) -> None:
   arrays = {name: np.asarray(value) for name, value in dataclasses.asdict(lens).items()}
   content = safetensors.numpy.save(arrays)
   locations.make_folder(folder, "--out")
-  with locations.written_locally(folder) as local:
-    (local / _TENSORS).write_bytes(content)
+  locations.write_bytes(folder / _TENSORS, content)
   facts = _Facts(model, hashlib.sha256(content).hexdigest())
   locations.write_text(folder / _FACTS, json.dumps(dataclasses.asdict(facts)))
 

@@ -1,5 +1,7 @@
 """Plots of sweeps, read back from the figures that are saved."""
 
+import resource
+
 import pytest
 from matplotlib.figure import Figure
 
@@ -90,3 +92,16 @@ def test_a_name_is_drawn_as_it_is(name, tmp_path):
   text = figure.text(0, 0, plots.plain(name))
   shown, is_math = text._preprocess_math(text.get_text())
   assert not is_math and shown == name.replace("\udcff", r"\udcff").replace("\x1b", r"\x1b")
+
+
+def test_a_full_disk_leaves_the_picture_of_before(tmp_path):
+  path = tmp_path / "a.png"
+  path.write_bytes(b"before")
+  _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+  resource.setrlimit(resource.RLIMIT_FSIZE, (100, most))
+  try:
+    with pytest.raises(OSError, match=r"cannot write .*a\.png \(File too large\)"):
+      plots.save(Figure(), path)
+  finally:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+  assert path.read_bytes() == b"before" and list(tmp_path.iterdir()) == [path]
