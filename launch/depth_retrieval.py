@@ -11,7 +11,8 @@ and that map. docs/findings/depth_retrieval.md has the result for every system.
 
 --systems takes NAME[:OPTION=VALUE...], and with /read behind it what one more site would read in
 place of the output. All tasks and seeds of a system train in one program. results.json in --out
-keeps each run, and runs that are there are not repeated.
+keeps each run, and runs that are there are not repeated. The table has what was asked for, a plot
+all that is there of its number of layers.
 """
 
 import time
@@ -65,7 +66,7 @@ def main() -> None:
   for num_layers in depths:
     kept.show(found, systems, num_layers, tasks, console)
     files.append(folder / f"layers_{num_layers}.png")
-    kept.plot(found, systems, num_layers, tasks, files[-1])
+    kept.plot(found, num_layers, files[-1])
   console.print(f"{sum(cell.cpu_seconds for cell in found.cells):,.0f} s of CPU time for all runs")
   for file in files:
     console.print(str(file), soft_wrap=True)

@@ -25,6 +25,7 @@ from resjax.locations import Location
 from resjax.records.metrics_log import FILE_NAME, read_metrics
 from resjax.runs import workdir
 from resjax.statistics.compute_multiplier import CURRENCIES, LEAST_RUNGS, Ladder
+from resjax.sweeps import results
 
 _SWEEP = flags.DEFINE_string("sweep", None, "The config.workdir of the sweep.")
 _REFERENCE = flags.DEFINE_string("reference", "standard", "The arm that the law is fitted to.")
@@ -41,7 +42,7 @@ class Point:
     loss: the validation loss after the last step in nats per token.
     tokens: how many tokens it was trained on.
     flops_per_token: the training FLOPs for a token; None in older records.
-    tokens_per_second: the median of its records; None if there is none.
+    tokens_per_second: the median of its records; None if it never had a program for itself.
     data: the fingerprint of its data.
   """
 
@@ -113,12 +114,11 @@ def _point(folder: Location) -> Point | None:
   ]
   if not losses or losses[-1] is None:
     return None
-  speeds = [r["time/tokens_per_second"] for r in records if r.get("time/tokens_per_second")]
   return Point(
     losses[-1],
     run.train.steps * run.train.batch_size * run.data.seq_len,
     record.costs.training_flops_per_token,
-    statistics.median(speeds) if speeds else None,
+    results.speed(records),
     record.data_fingerprint,
   )
 

@@ -1,7 +1,6 @@
 """What the records of a sweep's runs say: how far each came, and what it reached at which cost."""
 
 import dataclasses
-import re
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,8 +11,6 @@ from resjax.sweeps.runs import SweepRun
 DONE, PARTIAL, NOT_RUN = "done", "partial", "not run"
 DIVERGED, FAILED = "diverged", "failed"
 PRIMARY = "validation/bits_per_byte"
-# What the guard says of a run that it ends: the loss, the gradient or an update is out of bounds.
-_GUARD = re.compile(r"step \d+ has ")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,18 +38,20 @@ class Result:
     num_parameters: the number of parameters; None for a run that has not begun.
     state_bytes_per_token: the size of the depth state after the last layer; None likewise.
     flops_per_token: the floating-point operations of training per token; None likewise.
-    step_bytes: the memory of one device that the compiled training step takes; None where unknown.
+    step_bytes: the memory of one device that the compiled training step takes; None where unknown,
+      as for runs that trained together.
     loss: the validation loss in nats per token at the last evaluation; None before the first.
     bits_per_byte: the same loss in bits per byte.
     value: the metric that the sweep compares at the last evaluation; None before the first.
     curve: the same metric by tokens seen, at every evaluation: (tokens, value).
-    tokens_per_second: the median of the records; None if there is no record of speed.
+    tokens_per_second: the median of the records; None if there is none of the run alone.
     step: the step of the last record.
     steps: the number of steps of the whole run.
     begun: when its first record was written, in seconds since 1970; None if it has none.
     code: the commit of the code of its last start, if it is known.
     devices: the kind of each device that it ran on.
-    status: `done`, `partial`, `not run`, `diverged` (the loss is not finite) or `failed`.
+    status: `done`, `partial`, `not run`, `diverged` (the loss is not finite, or the guard ended the
+      run) or `failed`.
     error: the error of a failed run, in one line.
   """
 
@@ -113,8 +112,7 @@ def result(
   if last and metric not in last:
     names = ", ".join(sorted(name for name in last if "/" in name))
     raise ValueError(f"run {run.name!r} has no metric {metric!r}; its evaluations have {names}")
-  speeds = [r["time/tokens_per_second"] for r in records if r.get("time/tokens_per_second")]
-  sizes = [r["memory/step_bytes"] for r in records if r.get("memory/step_bytes")]
+  sizes = measured_alone(records, "memory/step_bytes")
   times = [r["goodput/unix_time"] for r in records if r.get("goodput/unix_time")]
   per_step = run.config.train.batch_size * run.config.data.seq_len
   where = environment or Environment()
@@ -131,7 +129,7 @@ def result(
     bits_per_byte=last.get("validation/bits_per_byte"),
     value=last.get(metric),
     curve=tuple((r["step"] * per_step, r[metric]) for r in evaluations if r[metric] is not None),
-    tokens_per_second=statistics.median(speeds) if speeds else None,
+    tokens_per_second=speed(records),
     step=records[-1]["step"] if records else 0,
     steps=run.config.train.steps,
     begun=min(times) if times else None,
@@ -146,14 +144,27 @@ def _status(
   run: SweepRun, records: plots.Records, last: Mapping[str, Any], metric: str, error: str | None
 ) -> str:
   losses = [r["train/loss"] for r in records if "train/loss" in r]
+  if records and "train/ended_by_guard" in records[-1]:
+    return DIVERGED
   if error is not None:
-    return DIVERGED if _GUARD.match(error) else FAILED
+    return FAILED
   if not records:
     return NOT_RUN
   if (last and last[metric] is None) or (losses and losses[-1] is None):
     return DIVERGED
   ended = last.get("step") == records[-1]["step"] >= run.config.train.steps
   return DONE if ended else PARTIAL
+
+
+def speed(records: plots.Records) -> float | None:
+  """Returns the median of a run's tokens per second; None if it never had a program alone."""
+  found = measured_alone(records, "time/tokens_per_second")
+  return statistics.median(found) if found else None
+
+
+def measured_alone(records: plots.Records, name: str) -> list[float]:
+  """Returns a measurement of a program from the records that were no share of several runs."""
+  return [r[name] for r in records if r.get(name) and r.get("time/runs", 1) == 1]
 
 
 def _whole(value: float | None) -> int | None:

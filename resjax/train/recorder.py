@@ -35,6 +35,7 @@ class Recorder:
     progress: shows metrics and messages.
 
   Attributes:
+    runs: how many runs the program trains; their memory is that of all, and they share its time.
     throughput: counts the tokens per second; whatever is no training step pauses it.
     skipped_in_a_row: the number of steps skipped since the last one that was taken, as far as
       metrics have come.
@@ -53,6 +54,7 @@ class Recorder:
   ):
     self._run, self._checkpoints, self._ledger = run, checkpoints, ledger
     self._start, self.skipped_in_a_row = start or 0, 0
+    self.runs = 1
     self.step_bytes: int | None = None
     first = jax.process_index() == 0
     path = workdir.place(run.workdir) / FILE_NAME
@@ -149,6 +151,7 @@ class Recorder:
       record["train/learning_rate"] = rate
       record["train/skipped"] = int(values["skipped_total"])
       record["time/tokens_per_second"] = speed
+      record["time/runs"] = self.runs
       record["time/mfu"] = metrics.mfu(self._flops, speed, self._peak)
       record["memory/step_bytes"] = self.step_bytes
       self._logger.log(step, record | self._step_time.read() | self._ledger.record())
@@ -167,6 +170,8 @@ class Recorder:
       update=update,
     )
     if problem:
+      # Whoever reads the records later learns why they end. A run that goes on drops this one.
+      self._logger.log(step, {"train/ended_by_guard": True})
       raise ValueError(f"step {step} has {problem}; {self._way_back(step)}")
 
   def _way_back(self, step: int) -> str:

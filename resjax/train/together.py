@@ -175,6 +175,8 @@ class _Group:
         stack.enter_context(trainer.recorder(_Part(shown, trainer.run.workdir, number)))
         for number, trainer in enumerate(self.trainers)
       ]
+      for recorder in self.recorders:
+        recorder.runs = len(self.trainers)
       train_step = self._compile()
       self._each(lambda t, r: t.measure(self.start, owed[self.trainers.index(t)], r, self.stop))
       if self.start < self.steps:

@@ -31,7 +31,18 @@ def test_runs_that_are_there_are_not_repeated(run, tmp_path):
     " ".join(output.split())
   )
   assert json.loads((tmp_path / "results.json").read_text())["cells"] == stored["cells"]
-  assert (tmp_path / "layers_1.png").read_bytes().startswith(b"\x89PNG")
+  before = (tmp_path / "layers_1.png").read_bytes()
+  assert before.startswith(b"\x89PNG")
+  other = [cell | {"system": "rezero"} for cell in stored["cells"]]
+  stored["cells"] += other
+  (tmp_path / "results.json").write_text(json.dumps(stored))
+  code, output = run(*flags, "--seeds=0,1")
+  assert code == 0 and "rezero" not in output
+  # The plot has the rows of both systems, though one was asked for.
+  width, height = (int.from_bytes(before[at : at + 4], "big") for at in (16, 20))
+  after = (tmp_path / "layers_1.png").read_bytes()
+  assert int.from_bytes(after[16:20], "big") == width
+  assert int.from_bytes(after[20:24], "big") > height
   stored["setup"]["steps"] = 3
   (tmp_path / "results.json").write_text(json.dumps(stored))
   code, output = run(*flags)

@@ -91,6 +91,18 @@ def test_status_and_values():
   assert result(run, [], {}).status == "not run"
   assert result(run, _records(7, None), {}).status == "diverged"
   assert result(run, _records(6, 2.0), {}).status == "partial"
+  ended = [*_records(6, 2.0), {"step": 6, "train/ended_by_guard": True}]
+  assert result(run, ended, {}).status == "diverged"
+
+
+def test_what_runs_of_one_program_share_is_no_cost_of_one():
+  (run,) = expand(_config(), [("a", {"train.steps": 7})])
+  shared = {"time/tokens_per_second": 9.0, "memory/step_bytes": 99}
+  records = _records(7, 2.0)
+  alone = result(run, [{"step": 1, **shared, "time/runs": 1}, *records], {})
+  assert alone.step_bytes == 99 and alone.tokens_per_second < 200
+  found = result(run, [{"step": 1, **shared, "time/runs": 3}, *records], {})
+  assert found.step_bytes is None and found.tokens_per_second == 200
 
 
 def test_no_delta_between_runs_of_different_length():

@@ -126,7 +126,7 @@ def test_runs_that_differ_in_more_are_refused(change, message):
 
 def records(workdir):
   """The records of a run without times."""
-  timed = ("time/", "goodput/")
+  timed = ("time/", "goodput/", "memory/")
   found = read_metrics(workdir / FILE_NAME)
   kept = [{key: r[key] for key in r if not key.startswith(timed)} for r in found]
   return [record for record in kept if len(record) > 1]  # a stop leaves one of times alone
@@ -156,6 +156,8 @@ def test_folders_are_those_of_single_runs_and_one_that_ends_stops_no_other(tmp_p
     together.train(built, Console(file=io.StringIO()))
   trained.run(config("alone", **changes))
   assert_alike(records(root / "b"), records(root / "alone"))
+  wild = read_metrics(root / "wild" / FILE_NAME)
+  assert wild[-1]["train/ended_by_guard"] and wild[0]["time/runs"] == 3
   files = {path.name for path in (root / "alone").iterdir()}
   assert files == {path.name for path in (root / "a").iterdir()}
   names = [sorted(p.name for p in (root / n / "checkpoints").iterdir()) for n in ("b", "alone")]

@@ -124,11 +124,14 @@ def _cell(values: Sequence[float]) -> str:
   return f"{statistics.mean(values):.3f} ±{half_width(values):.3f}"
 
 
-def plot(
-  results: Results, systems: Sequence[System], num_layers: int, tasks: Sequence[Task],
-  path: Location,
-) -> None:  # fmt: skip
-  """Draws accuracies, seeds as dots, means with their intervals, into a PNG file."""
+def plot(results: Results, num_layers: int, path: Location) -> None:
+  """Draws all accuracies of a depth, seeds as dots, means with their intervals, as a PNG file."""
+  cells = [cell for cell in results.cells if cell.num_layers == num_layers]
+  systems = [System.parse(name) for name in dict.fromkeys(cell.system for cell in cells)]
+  tasks = sorted(
+    map(Task.parse, {cell.task for cell in cells}),
+    key=lambda task: (task.source is None, task.source or 0),
+  )
   figure = Figure(figsize=(3.4 + 2.2 * len(tasks), 1.8 + 0.24 * len(systems)), layout="constrained")
   panels = figure.subplots(1, len(tasks), sharey=True, squeeze=False)[0]
   limit = ceiling(results.setup.num_symbols, num_layers + 1)
