@@ -159,7 +159,7 @@ def test_a_folder_for_pretrained_ones_alone(name, folder):
     ({"ids": {"bos_token_id": 99}}, "bos_token_id=99 and eos_token_id=None"),
     ({"ids": {"pad": 1}}, "bos_token_id=None and eos_token_id=None"),
     ({"ids": {"bos_token_id": 1.5}}, "ids.bos_token_id is 1.5"),
-    ({"name": "words"}, "name is 'words'; allowed: byte, pretrained, or none"),
+    ({"name": "words"}, "name is 'words'; allowed: byte, pretrained, synthetic, or none"),
     ({"name": 3}, "name is 3: expected str"),
     ({"name": None}, "cannot be read"),
   ],

@@ -55,7 +55,7 @@ def numbers(workdir: pathlib.Path) -> dict[tuple[int, str], float]:
     (record["step"], key): value
     for record in read_metrics(workdir / "metrics.jsonl")
     for key, value in record.items()
-    if key != "step" and not key.startswith(("time/", "goodput/"))
+    if key != "step" and not key.startswith(("time/", "goodput/", "memory/"))
   }
 
 
