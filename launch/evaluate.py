@@ -368,6 +368,14 @@ def show(report: Report, tasks: Results, console: Console) -> None:
       f"{one.cut.max_length}, stride {one.cut.stride}; {one.corpus.rule.says}",
       highlight=False,
     )
+  for one in report.measured:
+    if one.lossy:
+      console.print(
+        f"warning: {one.corpus.name}: the tokenizer of {one.model} cannot spell all of "
+        f"{one.lossy:,} documents, whose bits per byte are too low",
+        highlight=False,
+        markup=False,
+      )
   differences = [
     (title(text), model, name, _signed(found.value), _interval(found))
     for (model, text), metrics in _by_text(report.differences)

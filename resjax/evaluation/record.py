@@ -88,7 +88,7 @@ def _text(one: Measured, report: Report) -> dict[str, Any]:
     "data_digest": one.digest,
     "max_length": one.cut.max_length,
     "stride": one.cut.stride,
-    "counts": counts | {"merged": one.merged},
+    "counts": counts | {"merged": one.merged, "lossy": one.lossy},
     "nats": one.sums("nats"),
     "metrics": _metrics(report.figures[_key(one)]),
     "loss_by_position": one.loss_by_position(),

@@ -59,6 +59,7 @@ class Measured:
     by_position: the nats and the number of the targets in each of `BINS` equal parts of the
       positions of a window, float64 [2, BINS].
     merged: the number of units whose context ends inside of the target's first token.
+    lossy: the number of documents with text that the tokenizer cannot spell.
     digest: the digest of the documents that were read, or of the tokens that are scored.
   """
 
@@ -69,6 +70,7 @@ class Measured:
   table: np.ndarray
   by_position: np.ndarray
   merged: int
+  lossy: int
   digest: str
 
   @property
@@ -182,7 +184,7 @@ def _measure(
       hasher.add(text.original)
       yield text
 
-  ids, table, merged, scored = [], [], 0, 0
+  ids, table, merged, lossy, scored = [], [], 0, 0, 0
   by_position = np.zeros((2, BINS))
   found = first_units(units(corpus, texts(), model.tokenizer, cut), limit)
   for batch in _batches(found):
@@ -193,6 +195,7 @@ def _measure(
       ids.append(unit.id)
       table.append(_count(unit, scores))
       merged += unit.merged
+      lossy += unit.lossy
       _add_positions(by_position, unit.rows, scores, cut.max_length)
       if corpus.rule.kind == TOKENS:
         of_tokens.update(np.asarray(unit.rows[0].tokens[unit.rows[0].first :], np.int32).tobytes())
@@ -210,6 +213,7 @@ def _measure(
     np.array(table, np.float64),
     by_position,
     merged,
+    lossy,
     of_tokens.hexdigest() if corpus.rule.kind == TOKENS else hasher.digest().root,
   )
 

@@ -30,6 +30,7 @@ class Unit:
     bytes: the UTF-8 bytes that count.
     words: the words that count; 0: words are not counted.
     merged: whether the end of the context and the target are one token, which is scored.
+    lossy: whether the tokens spell fewer bytes than the text has; what is lost costs no bits.
   """
 
   id: str
@@ -37,6 +38,7 @@ class Unit:
   bytes: int
   words: int
   merged: bool = False
+  lossy: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,19 +80,26 @@ def units(corpus: Corpus, texts: Iterable[Text], tokenizer: Tokenizer, cut: Cut)
       )
     tokens = _after_start(tokenizer.encode_batch([text.given])[0], tokenizer, cut.bos)
     yield from _stream_units(tokens, tokenizer, cut.max_length, cut.stride)
-  else:
-    make = _last_words if kind == LAST_WORD else _documents
+  elif kind == LAST_WORD:
     for batch in _batches(texts):
-      yield from make(batch, tokenizer, cut)
+      yield from _last_words(batch, tokenizer, cut)
+  else:
+    sizes = tokenizer.token_bytes().astype(np.int64)
+    for batch in _batches(texts):
+      yield from _documents(batch, tokenizer, cut, sizes)
 
 
-def _documents(texts: Sequence[Text], tokenizer: Tokenizer, cut: Cut) -> Iterator[Unit]:
+def _documents(
+  texts: Sequence[Text], tokenizer: Tokenizer, cut: Cut, sizes: np.ndarray
+) -> Iterator[Unit]:
   encoded = tokenizer.encode_batch([text.given for text in texts])
   for text, tokens in zip(texts, encoded, strict=True):
     stream = _after_start(tokens, tokenizer, True)
     found = windows(stream, cut.max_length + 1, cut.stride, full_last=True)
     rows = [Scored(row, first) for row, first in found]
-    yield Unit(text.id, rows, len(text.original.encode()), count_words(text.original))
+    lossy = int(sizes[tokens].sum()) < len(text.given.encode())
+    counts = len(text.original.encode()), count_words(text.original)
+    yield Unit(text.id, rows, *counts, lossy=lossy)
 
 
 def _last_words(texts: Sequence[Text], tokenizer: Tokenizer, cut: Cut) -> Iterator[Unit]:

@@ -11,7 +11,9 @@ from flax import nnx
 from resjax.data.tokenizer import ByteTokenizer
 from resjax.evaluation import corpora, record
 from resjax.evaluation.texts import BINS, Model, measure, perplexity, summarise
-from tests.helpers import decoders
+from resjax.evaluation.units import Cut, units
+from resjax.interop import huggingface
+from tests.helpers import decoders, pretrained
 
 L, END = 32, 256
 LENGTHS = (1, L - 1, L, L + 1, 3 * L + 5)
@@ -210,3 +212,12 @@ def test_figures_that_are_not_finite_are_null(model, tmp_path):
   text = record.to_json(summarise([found]), [record.describe(model)], {})
   assert json.loads(text)["texts"][0]["metrics"]["word_perplexity"]["value"] is None
   assert "Infinity" not in text and "NaN" not in text
+
+
+def test_documents_that_a_tokenizer_cannot_spell_are_counted(tmp_path):
+  tokenizer = huggingface.tokenizer(pretrained.folder(tmp_path))  # knows a to z alone
+  rows = ["depth width", "depth 123", "4"]
+  (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": row}) + "\n" for row in rows))
+  (corpus,) = corpora.parse([f"a={tmp_path}/a.jsonl"])
+  found = list(units(corpus, corpus.texts(), tokenizer, Cut(L, L, False)))
+  assert [unit.lossy for unit in found] == [False, True, True]
