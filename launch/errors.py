@@ -110,7 +110,7 @@ def _memory_knobs() -> str:
       "config.train.loss_chunk or config.data.seq_len, config.model.remat=full, or parameters that "
       "more devices share (config.mesh.fsdp); launch.aot tells what fits"
     )
-  knobs = ("batch_size", "seq_len", "tokens", "num_samples", "num_tokens", "shard_gb")
+  knobs = ("batch_size", "max_length", "seq_len", "tokens", "num_samples", "num_tokens", "shard_gb")
   found = [f"--{name}" for name in knobs if name in flags.FLAGS]
   return f"less is needed with a smaller {', '.join(found) or 'model'}"
 
