@@ -97,7 +97,10 @@ def _documents(
     stream = _after_start(tokens, tokenizer, True)
     found = windows(stream, cut.max_length + 1, cut.stride, full_last=True)
     rows = [Scored(row, first) for row, first in found]
-    lossy = int(sizes[tokens].sum()) < len(text.given.encode())
+    # Tokenizers with words that begin in a space put one in front of the first word.
+    spaced = [tokenizer.piece(int(token)).startswith(b" ") for token in tokens[:1]]
+    added = any(spaced) and not text.given.startswith(" ")
+    lossy = int(sizes[tokens].sum()) - added < len(text.given.encode())
     counts = len(text.original.encode()), count_words(text.original)
     yield Unit(text.id, rows, *counts, lossy=lossy)
 
