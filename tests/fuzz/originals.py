@@ -55,6 +55,7 @@ INTERVENE = (
   "--tokens=64", "--seq_len=16",
 )  # fmt: skip
 EVALUATE = ("--hf=hf", "--max_length=16", "--out=out")
+INSPECT = ("--what=attribution", "--hf=hf", "--text=depth", "--out=out")
 ANALYZE = ("--hf=hf", "--data=text", "--out=out", "--tokens=64", "--seq_len=16")
 BUILD = training(data__root="out", data__tokenizer__name="bpe", data__tokenizer__vocab_size=300)
 

@@ -196,6 +196,8 @@ _COMMANDS = {
   "launch.export": originals.EXPORT,
   "launch.intervene": originals.INTERVENE,
   "launch.analyze": originals.ANALYZE,
+  "launch.evaluate": (*originals.EVALUATE, "--text=own=text"),
+  "launch.inspect": originals.INSPECT,
   "launch.build_dataset": originals.BUILD,
   "launch.train": (*originals.training(), "--dry_run"),
   "launch.sweep": (f"--config={ROOT}/configs/ablations/compare.py", "--print_commands"),
@@ -210,6 +212,10 @@ _FLAGS = {
                        "checkpoint"],
   "launch.analyze": ["out", "text", "every", "readings", "sensitivity", "hf", "data", "tokens",
                      "seq_len", "batch_size", "checkpoint"],
+  "launch.evaluate": ["out", "text", "stride", "limit", "max_length", "bos", "hf", "checkpoint",
+                      "batch_size", "data_format", "data_field"],
+  "launch.inspect": ["what", "out", "text", "answer", "corrupted", "every", "steps",
+                     "learning_rate", "hf", "checkpoint", "fsdp", "tensor"],
   "launch.build_dataset": ["config", "x"],
   "launch.train": ["profile_steps", "bringup_seconds", "heartbeat_seconds", "dry_run", "config"],
   "launch.sweep": ["only", "config", "collect"],
@@ -223,7 +229,9 @@ _FLAG_VALUES = (
   "[", "text/*.txt",
 )  # fmt: skip
 # Values that may need more than a test has, or that leave the machine.
-_NOT_TRIED = {"tokens", "seq_len", "batch_size", "num_tokens", "num_samples"}
+_NOT_TRIED = {
+  "tokens", "seq_len", "batch_size", "num_tokens", "num_samples", "max_length", "steps",
+}  # fmt: skip
 
 
 def _judge_flag(name: str, value: str) -> Check:
