@@ -112,6 +112,12 @@ def _read() -> Sweep:
   if "PLAN" in file and not asked.seeds:
     raise ValueError(f"{path}: PLAN has no seeds; give some, as --seeds=0,1,2")
   sweep = Sweep(config, path, arms, file.get("CURVES"))
+  if not asked.seeds and (stored := plans.read(sweep.folder)):
+    seeds = ",".join(map(str, stored.seeds))
+    raise ValueError(
+      f"{sweep.folder / plans.FILE_NAME} has seeds; give them, as --seeds={seeds}, or choose "
+      "another config.workdir"
+    )
   if asked.seeds:
     # Runs whose settings are still to be tuned are checked when they are known.
     refused = {} if asked.tuning else sweep_runs.check(runs[: len(arms)])

@@ -187,6 +187,7 @@ def test_every_arm_is_printed_with_every_seed_and_the_plan_is_written(forked, tm
   assert plan["questions"]["seeds"] == [3, 0] and len(plan["arms"]) == 23
   assert len(plan["questions"]["contrasts"]) == 22
   assert "smallest difference that can be seen" in output
+  _assert_mistake(forked(CUT_LAYER, *mine, "--collect"), "plan.json has seeds", "--seeds=3,0")
 
 
 PLANNED = """

@@ -34,13 +34,13 @@ def test_accuracy_comes_by_level_and_sums_up(tmp_path):
 
 @pytest.mark.slow
 def test_two_layers_learn_associative_recall(tmp_path):
-  records = trained(tmp_path, "mqar", 22_000)
+  records = trained(tmp_path, "mqar", 15_000, steps=200, eval_every=0)
   assert [r for r in records if "validation/accuracy" in r][-1]["validation/accuracy"] > 0.9
 
 
 @pytest.mark.slow
 def test_products_in_s3_are_learned_from_left_to_right(tmp_path):
-  records = trained(tmp_path, "s3", 80_000)
+  records = trained(tmp_path, "s3", 30_000, steps=400, eval_every=0)
   last = [r for r in records if "validation/accuracy" in r][-1]
   first, third, late = (
     last[f"validation/accuracy_position_{position:02}"] for position in (0, 2, 12)
