@@ -277,7 +277,8 @@ def _differences(old: Plan, new: Plan) -> list[str]:
 
 
 def _plain(plan: Plan) -> dict[str, Any]:
-  return msgspec.json.decode(msgspec.json.encode(plan.questions))
+  # msgspec would leave out the defaults of what it has read itself.
+  return json.loads(json.dumps(dataclasses.asdict(plan.questions)))
 
 
 def read(folder: Location) -> Plan | None:

@@ -162,7 +162,7 @@ def test_a_ladder_of_four_sizes_is_trained_and_read(tmp_path):
   flags = [f"--config.{key}={value}" for key, value in settings.items()]
   rungs = ("l2d4", "l3d6", "l4d8", "l6d12")
   only = ",".join(f"{rung}-{arm}" for rung in rungs for arm in ladder.ARMS[:2])
-  flags += ["--config=configs/ladder.py:toy", f"--only={only}"]
+  flags = ["--config=configs/ladder.py:toy", *flags, f"--only={only}"]
   swept = subprocess.run([sys.executable, "-m", "launch.sweep", *flags], **options)
   assert swept.returncode == 0, swept.stderr[-2000:]
   command = [sys.executable, "-m", "launch.ladder", f"--sweep={tmp_path / 'out'}"]

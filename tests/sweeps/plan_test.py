@@ -95,6 +95,7 @@ def test_a_plan_after_the_first_run_is_exploratory(tmp_path):
 
 def test_tuned_values_stay_while_grid_and_arm_are_the_same(tmp_path):
   plan = plans.settle(tmp_path, made.plan(tuning=TUNING), begun=False)
+  assert plans.settle(tmp_path, made.plan(tuning=TUNING), begun=True) == plan
   found = {"gate": {"optim.learning_rate": 1.0}, "standard": {"optim.learning_rate": 2.0}}
   plans.write(tmp_path, dataclasses.replace(plan, tuned=found))
   arms = made.ARMS | {"gate": {"model.residual.name": "highway"}}
