@@ -20,6 +20,7 @@ to N runs that differ in seeds or learning rate alone train in one program, whic
 to keep a GPU busy.
 """
 
+import math
 import runpy
 import shlex
 import sys
@@ -63,6 +64,8 @@ _ALONE = flags.DEFINE_bool(
 
 def main() -> None:
   """Runs, prints or collects the sweep of the command line."""
+  if _SPREAD.value is not None and not math.isfinite(_SPREAD.value):
+    raise ValueError(f"--spread={_SPREAD.value} must be a finite number")
   if _PRINT.value and _COLLECT.value:
     raise ValueError("--print_commands and --collect exclude each other")
   jax.config.update("jax_platforms", "cpu")  # leaves the accelerators to the runs

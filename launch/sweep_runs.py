@@ -72,7 +72,8 @@ def _run(group: Sequence[SweepRun]) -> str | None:
   command = [sys.executable, *arguments(group)]
   process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, errors="replace")
   # Ctrl-C reaches the run too, which saves; this process then waits for its end.
-  handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
+  asked: list[int] = []
+  handler = signal.signal(signal.SIGINT, lambda number, _: asked.append(number))
   last = ""
   try:
     assert process.stderr is not None
@@ -82,7 +83,8 @@ def _run(group: Sequence[SweepRun]) -> str | None:
     code = process.wait()
   finally:
     signal.signal(signal.SIGINT, handler)
-  if code in (SIGINT_CODE, -signal.SIGINT):
+  # A run that was at its end when Ctrl-C came has ended well, and yet no other one may start.
+  if asked or code in (SIGINT_CODE, -signal.SIGINT):
     raise Interrupted(
       f"the sweep stopped in run {_names(group)}; the same command goes on, with --collect it "
       "shows what there is",

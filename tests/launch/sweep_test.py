@@ -213,6 +213,7 @@ def test_mistakes_about_seeds_are_one_line(planned, forked, tmp_path):
   file = f"--config={planned}"
   _assert_mistake(forked(file, "--seeds=0,a"), "--seeds=0,a", "'a'")
   _assert_mistake(forked(file, "--seeds=1,1"), "seeds 1, 1")
+  _assert_mistake(forked(file, "--spread=nan"), "--spread=nan must be a finite number")
   _assert_mistake(forked(file, "--seeds=9"), "seed 9", "PLAN.tuning")
   _assert_mistake(forked(file, "--baseline=standart"), "--baseline", "did you mean 'standard'?")
   planned.write_text(planned.read_text().replace('"seeds": (0, 1), ', ""))
