@@ -316,7 +316,12 @@ def _what_is_wrong(error: Exception, argv: list[str]) -> str:
     hint = unknown[2].lstrip(" ;.")
     return f"{settings[0]}: there is no setting {unknown[1]!r}{'; ' * bool(hint)}{hint}"
   overrides = [arg for arg in argv if re.match(r"--?config\.", arg)]
-  if overrides and not any(arg.partition("=")[0].lstrip("-") in message for arg in overrides):
+  names_flag = message.startswith("flag --")
+  if (
+    overrides
+    and not names_flag
+    and not any(arg.partition("=")[0].lstrip("-") in message for arg in overrides)
+  ):
     if "indices must be" in message:
       message = "a list has no settings of its own; give the whole list"
     return f"{' or '.join(overrides)}: {message}"

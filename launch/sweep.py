@@ -116,9 +116,9 @@ def _read() -> Sweep:
     raise ValueError(f"{path}: PLAN has no seeds; give some, as --seeds=0,1,2")
   sweep = Sweep(config, path, arms, file.get("CURVES"))
   if not asked.seeds and (stored := plans.read(sweep.folder)):
-    seeds = ",".join(map(str, stored.seeds))
+    planned = ",".join(map(str, stored.seeds))
     raise ValueError(
-      f"{sweep.folder / plans.FILE_NAME} has seeds; give them, as --seeds={seeds}, or choose "
+      f"{sweep.folder / plans.FILE_NAME} has seeds; give them, as --seeds={planned}, or choose "
       "another config.workdir"
     )
   if asked.seeds:

@@ -124,7 +124,7 @@ def result(
     num_parameters=_whole(costs.get("parameters")),
     state_bytes_per_token=_whole(costs.get("state_bytes_per_token")),
     flops_per_token=costs.get("training_flops_per_token"),
-    step_bytes=sizes[-1] if sizes else None,
+    step_bytes=_whole(sizes[-1]) if sizes else None,
     loss=last.get("validation/loss"),
     bits_per_byte=last.get("validation/bits_per_byte"),
     value=last.get(metric),

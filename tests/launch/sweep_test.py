@@ -220,6 +220,8 @@ def test_mistakes_about_seeds_are_one_line(planned, forked, tmp_path):
   _assert_mistake(forked(file), "planned.py", "PLAN has no seeds")
   planned.write_text(planned.read_text().replace('"margin"', '"margins"'))
   _assert_mistake(forked(file, "--seeds=0"), "planned.py", "did you mean 'margin'?")
+  _, output = forked(file, "--config.seed=1", "--together=0")
+  assert output.startswith("error: flag --together=0: 0 is not a positive integer")
   assert not (tmp_path / "out").exists()
   own = planned.with_name("three.py")
   _assert_mistake(forked(f"--config={own}", "--seeds=0"), "run 'later' sets seed", "--seeds")
