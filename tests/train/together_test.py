@@ -157,7 +157,8 @@ def test_folders_are_those_of_single_runs_and_one_that_ends_stops_no_other(tmp_p
   trained.run(config("alone", **changes))
   assert_alike(records(root / "b"), records(root / "alone"))
   wild = read_metrics(root / "wild" / FILE_NAME)
-  assert wild[-1]["train/ended_by_guard"] and wild[0]["time/runs"] == 3
+  assert wild[-1]["train/ended_by_guard"]
+  assert [r["time/runs"] for r in wild if "time/runs" in r] == [3]
   files = {path.name for path in (root / "alone").iterdir()}
   assert files == {path.name for path in (root / "a").iterdir()}
   names = [sorted(p.name for p in (root / n / "checkpoints").iterdir()) for n in ("b", "alone")]
