@@ -66,7 +66,9 @@ def override(draw: st.DrawFn, original: Path) -> Case:
     return Case(module="launch.sweep", arguments=sweep, **case | {"right": ended_well})
   arguments = (*originals.training(workdir="out", train__steps=2), flag)
   if command == "real" and _small(value):
-    return Case(module="launch.train", arguments=arguments, writes=("out", "data"), **case)
+    # A run may lie wherever its user says, in the place of the case.
+    named = (value.split("/")[0],) if key in ("config.workdir", "config.data.root") else ()
+    return Case(module="launch.train", arguments=arguments, writes=("out", "data", *named), **case)
   return Case(module="launch.train", arguments=(*arguments, "--dry_run"), **case)
 
 
