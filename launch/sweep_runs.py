@@ -1,11 +1,12 @@
 """Trains the runs of a sweep, one after the other, each in a process of its own."""
 
+import contextlib
 import dataclasses
 import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from absl import flags
@@ -70,29 +71,43 @@ def _are_done(group: Sequence[SweepRun]) -> bool:
 def _run(group: Sequence[SweepRun]) -> str | None:
   """Trains runs in a process of their own, and returns their error in one line, or None."""
   command = [sys.executable, *arguments(group)]
-  process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, errors="replace")
-  # Ctrl-C reaches the run too, which saves; this process then waits for its end.
-  asked: list[int] = []
-  handler = signal.signal(signal.SIGINT, lambda number, _: asked.append(number))
+  options: Any = {"stderr": subprocess.PIPE, "text": True, "errors": "replace"}
+  # Its own group: every signal comes from here, once, whoever was asked to stop.
+  process = subprocess.Popen(command, process_group=0, **options)
   last = ""
-  try:
+  with _signals_to(process) as asked:
     assert process.stderr is not None
     for line in process.stderr:
       print(line, end="", file=sys.stderr, flush=True)
       last = line.strip() or last
     code = process.wait()
-  finally:
-    signal.signal(signal.SIGINT, handler)
-  # A run that was at its end when Ctrl-C came has ended well, and yet no other one may start.
+  # A run that was at its end when the signal came has ended well, and yet no other one may start.
   if asked or code in (SIGINT_CODE, -signal.SIGINT):
     raise Interrupted(
       f"the sweep stopped in run {_names(group)}; the same command goes on, with --collect it "
       "shows what there is",
-      SIGINT_CODE,
+      0 if asked == [signal.SIGTERM] else SIGINT_CODE,
     )
   if code < 0:
     return f"ended by signal {-code} ({signal.Signals(-code).name})"
   return (last.removeprefix("error: ") or f"exit code {code}") if code else None
+
+
+@contextlib.contextmanager
+def _signals_to(process: subprocess.Popen[str]) -> Iterator[list[int]]:
+  """Hands Ctrl-C and SIGTERM on to a run, which saves, and notes them in the list that it gives."""
+  asked: list[int] = []
+
+  def hand_on(number: int, _: object) -> None:
+    asked.append(number)
+    process.send_signal(number)
+
+  before = {each: signal.signal(each, hand_on) for each in (signal.SIGINT, signal.SIGTERM)}
+  try:
+    yield asked
+  finally:
+    for number, handler in before.items():
+      signal.signal(number, handler)
 
 
 def arguments(group: Sequence[SweepRun]) -> list[str]:

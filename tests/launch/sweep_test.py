@@ -111,7 +111,8 @@ def test_a_failing_run_does_not_end_the_sweep(sweep_file, tmp_path, forked):
 
 
 @pytest.mark.slow
-def test_ctrl_c_stops_and_goes_on(sweep_file, tmp_path):
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 0)])
+def test_a_signal_stops_the_run_too_and_the_sweep_goes_on(sweep_file, tmp_path, number, code):
   settings = [f"--config={sweep_file}", "--config.train.log_every=1", "--only=later"]
   long = "--config.train.steps=1000000"
   metrics = tmp_path / "out" / "later" / "metrics.jsonl"
@@ -123,13 +124,15 @@ def test_ctrl_c_stops_and_goes_on(sweep_file, tmp_path):
   while not (metrics.exists() and "train/loss" in metrics.read_text()):
     assert time.monotonic() < deadline and process.poll() is None
     time.sleep(0.05)
-  os.killpg(process.pid, signal.SIGINT)  # as a terminal does: both processes
+  process.send_signal(number)  # the sweep alone, which hands it on
   _, errors = process.communicate(timeout=60)
-  assert process.returncode == 130, errors
+  assert process.returncode == code, errors
+  log = metrics.read_text()
   assert "stopped in run later; the same command goes on" in errors.splitlines()[-1]
   collected = _run(*settings, long, "--collect")
   assert collected.returncode == 0
   assert _results(tmp_path / "out")["later"]["status"] == "partial"
+  assert metrics.read_text() == log  # the run has ended
 
 
 def test_printed_commands_are_the_runs(forked):
