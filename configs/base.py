@@ -175,10 +175,20 @@ def residual() -> dict:
     "mhc": {
       "num_streams": 4,  # R
       "sinkhorn_iterations": 20,
-      "init": "uniform",  # uniform | identity | one_hot, which alone is not neutral
+      "gate_eps": 0.0,  # 1e-6: as DeepSeek-V4 and GLM-5.3
+      "init": "uniform",  # uniform | identity | home_stream | one_hot, which alone is not neutral
+      "head": "sum",  # sum | mean (GLM-5.3) | learned (DeepSeek-V4)
       "eps": 1e-6,
     },
-    "mhc_lite": {"num_streams": 4, "init": "uniform", "eps": 1e-6},  # as in mhc; R up to 4
+    "independent_hc": {  # mhc with M = I
+      "num_streams": 4,
+      "magnitude": 2.0,  # the largest weight of a write
+      "gate_eps": 1e-6,
+      "init": "identity",  # as in mhc
+      "head": "learned",  # as in mhc
+      "eps": 1e-6,
+    },
+    "mhc_lite": {"num_streams": 4, "init": "uniform", "head": "sum", "eps": 1e-6},  # see mhc
   }
 
 

@@ -17,6 +17,7 @@ from resjax.combinators.elc import ELC as ELC
 from resjax.combinators.gate import Gate as Gate
 from resjax.combinators.highway import Highway as Highway
 from resjax.combinators.hyper_connections import HyperConnections as HyperConnections
+from resjax.combinators.independent_hc import IndependentHC as IndependentHC
 from resjax.combinators.laurel import Laurel as Laurel
 from resjax.combinators.mhc import MHC as MHC
 from resjax.combinators.mhc import MHCLite as MHCLite

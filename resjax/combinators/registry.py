@@ -20,6 +20,7 @@ from resjax.combinators.elc import ELC
 from resjax.combinators.gate import Gate
 from resjax.combinators.highway import Highway
 from resjax.combinators.hyper_connections import HyperConnections
+from resjax.combinators.independent_hc import IndependentHC
 from resjax.combinators.laurel import Laurel
 from resjax.combinators.mhc import MHC, MHCLite
 from resjax.combinators.muddformer import MUDDFormer
@@ -57,6 +58,7 @@ _REGISTRY: dict[str, type[Combinator]] = {
   "muddformer": MUDDFormer,
   "hyper_connections": HyperConnections,
   "mhc": MHC,
+  "independent_hc": IndependentHC,
   "mhc_lite": MHCLite,
 }
 

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from resjax.combinators.base import Combinator, Layer, TokenContext, Views, check_option
+from resjax.combinators.numerics import scaled_add
 from resjax.kernels.depth_attention import Sources, depth_sum
 from resjax.typing import Array, wide_dtype
 
@@ -34,7 +35,9 @@ class ResidualStreams(Combinator):
     self.num_streams = num_streams
 
   @abc.abstractmethod
-  def coefficients(self, streams: Array, layer: Layer, site: str) -> tuple[Array, Array, Array]:
+  def coefficients(
+    self, streams: Array, layer: Layer, site: str
+  ) -> tuple[Array, Array | None, Array]:
     """Returns the coefficients of a site.
 
     Args:
@@ -43,8 +46,8 @@ class ResidualStreams(Combinator):
       site: one of `sites`.
 
     Returns:
-      p [R], M [R, R] with a row for each new stream, and b [R]; each with axes [...] behind its
-      own if it differs from token to token.
+      p [R], M [R, R] with a row for each new stream, or None for the identity, and b [R]; each with
+      axes [...] behind its own if it differs from token to token.
     """
 
   def init(self, x: Array, tokens: TokenContext | None = None) -> Array:
@@ -63,6 +66,8 @@ class ResidualStreams(Combinator):
   ) -> Array:  # fmt: skip
     """See `Combinator.write`. It needs the tape."""
     mix, write = tape
+    if mix is None:
+      return jax.vmap(scaled_add, (0, None, 0))(write[..., None], out, state)
     sources = Sources((out,), state, self.num_streams)
     weights = jnp.concatenate([mix, write[:, None]], axis=1)  # row r makes stream r
     return jax.vmap(depth_sum, (None, 0))(sources, weights[..., None])

@@ -163,6 +163,7 @@ DECAYED = {
   "hyper_connections": {"weight"},
   "mhc": {"projection"},
   "mhc_lite": {"projection"},
+  "independent_hc": {"projection", "head_projection"},
   "deep_delta": {"beta_weight", "value_weight"},
   "muddformer": {"hidden", "output", "final_hidden", "final_output"},
 }

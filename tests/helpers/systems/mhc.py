@@ -1,4 +1,4 @@
-"""Manifold-constrained Hyper-Connections, and the variant without Sinkhorn."""
+"""Manifold-constrained Hyper-Connections, the variant without Sinkhorn, and that without mixing."""
 
 import itertools
 
@@ -16,6 +16,17 @@ def sinkhorn(matrix, iterations):
   return matrix
 
 
+def released_sinkhorn(logits, iterations, eps):
+  """The transpose of C [..., R, R], as the code of DeepSeek-V4 computes and uses it."""
+  c = np.exp(np.swapaxes(logits, -1, -2))
+  c = c / c.sum(axis=-1, keepdims=True) + eps
+  c = c / (c.sum(axis=-2, keepdims=True) + eps)
+  for _ in range(iterations - 1):
+    c = c / (c.sum(axis=-1, keepdims=True) + eps)
+    c = c / (c.sum(axis=-2, keepdims=True) + eps)
+  return np.swapaxes(c, -1, -2)
+
+
 def birkhoff(logits, num_streams):
   """Convex combination of permutation matrices."""
   shares = np.exp(logits)
@@ -27,7 +38,21 @@ def birkhoff(logits, num_streams):
   return mix
 
 
-def constrained(params, weights, x, sites, num_streams, eps, doubly_stochastic):
+def collapse(params, streams, head, eps, gate_eps):
+  """The output of streams [B, T, R, D]."""
+  if head == "sum":
+    return streams.sum(axis=2)
+  if head == "mean":
+    return streams.mean(axis=2)
+  phi, bias, a = (params[f"head_{name}"] for name in ("projection", "bias", "scale"))
+  raw = rms(streams.reshape(*streams.shape[:2], -1), eps) @ phi.reshape(-1, phi.shape[-1])
+  return np.einsum("btr,btrd->btd", sigmoid(a * raw + bias) + gate_eps, streams)
+
+
+def dynamic(
+  params, weights, x, sites, mixing, *, num_streams, eps, head,
+  magnitude=2.0, pre_eps=0.0, post_eps=0.0,
+):  # fmt: skip
   """x' = H_res x + H_postᵀ F(H_pre x), x [B, T, R, D]."""
   r = num_streams
   streams = np.stack([x] * r, axis=2)
@@ -35,32 +60,46 @@ def constrained(params, weights, x, sites, num_streams, eps, doubly_stochastic):
     phi, bias, a = (params[name][layer, index] for name in ("projection", "bias", "scale"))
     normed = rms(streams.reshape(*x.shape[:2], -1), eps)  # vec(x)
     raw = normed @ phi.reshape(-1, phi.shape[-1])
-    pre = sigmoid(a[0] * raw[..., :r] + bias[:r])
-    post = 2 * sigmoid(a[1] * raw[..., r : 2 * r] + bias[r : 2 * r])
-    mix = doubly_stochastic(a[2] * raw[..., 2 * r :] + bias[2 * r :])
+    pre = sigmoid(a[0] * raw[..., :r] + bias[:r]) + pre_eps
+    post = magnitude * sigmoid(a[1] * raw[..., r : 2 * r] + bias[r : 2 * r]) + post_eps
+    mix = mixing and mixing(a[2] * raw[..., 2 * r :] + bias[2 * r :])
     out = run(np.einsum("btr,btrd->btd", pre, streams))[1]
-    streams = mix @ streams + post[..., None] * out[:, :, None]
-  return streams.sum(axis=2)
+    streams = (mix @ streams if mixing else streams) + post[..., None] * out[:, :, None]
+  return collapse(params, streams, head, eps, pre_eps)
 
 
 def mhc(
-  params, weights, x, sites, *, num_streams=4, sinkhorn_iterations=20, init="uniform", eps=1e-6
-):
-  def doubly_stochastic(logits):
+  params, weights, x, sites, *, num_streams=4, sinkhorn_iterations=20, gate_eps=0.0,
+  init="uniform", head="sum", eps=1e-6,
+):  # fmt: skip
+  def mixing(logits):
     square = logits.reshape(*logits.shape[:-1], num_streams, num_streams)
+    if gate_eps:
+      return released_sinkhorn(square, sinkhorn_iterations, gate_eps)
     return sinkhorn(np.exp(square), sinkhorn_iterations)
 
-  return constrained(params, weights, x, sites, num_streams, eps, doubly_stochastic)
+  sizes = {"num_streams": num_streams, "eps": eps, "head": head}
+  return dynamic(params, weights, x, sites, mixing, **sizes, pre_eps=gate_eps)
 
 
-def mhc_lite(params, weights, x, sites, *, num_streams=4, init="uniform", eps=1e-6):
-  def doubly_stochastic(logits):
+def mhc_lite(params, weights, x, sites, *, num_streams=4, init="uniform", head="sum", eps=1e-6):
+  def mixing(logits):
     return birkhoff(logits, num_streams)
 
-  return constrained(params, weights, x, sites, num_streams, eps, doubly_stochastic)
+  sizes = {"num_streams": num_streams, "eps": eps, "head": head}
+  return dynamic(params, weights, x, sites, mixing, **sizes)
 
 
-EQUATIONS = {"mhc": mhc, "mhc_lite": mhc_lite}
+def independent_hc(
+  params, weights, x, sites, *, num_streams=4, magnitude=2.0, gate_eps=1e-6,
+  init="identity", head="learned", eps=1e-6,
+):  # fmt: skip
+  options = {"num_streams": num_streams, "eps": eps, "head": head, "magnitude": magnitude}
+  gates = {"pre_eps": gate_eps, "post_eps": gate_eps}
+  return dynamic(params, weights, x, sites, None, **options, **gates)
+
+
+EQUATIONS = {"mhc": mhc, "mhc_lite": mhc_lite, "independent_hc": independent_hc}
 
 
 def _mix_of(num_streams, *sites):
@@ -84,10 +123,17 @@ CASES = (
   _case("mhc"),
   _case("mhc", init="one_hot", num_streams=2, standard_at_init=False),
   _case("mhc", num_streams=1),
+  _case("mhc", sinkhorn_iterations=4, gate_eps=1e-3, init="home_stream", head="learned"),
+  _case("mhc", num_streams=3, head="mean"),
   _case("mhc_lite"),
   _case("mhc_lite", num_streams=3, init="identity"),
+  _case("mhc_lite", num_streams=2, init="home_stream", head="learned"),
   _case("mhc_lite", num_streams=2, init="one_hot", standard_at_init=False),
   _case("mhc_lite", num_streams=1, init="identity"),
+  Case("independent_hc", standard_at_init=True),
+  Case("independent_hc", {"init": "home_stream", "head": "sum", "gate_eps": 0.0}, {}, True),
+  Case("independent_hc", {"num_streams": 2, "magnitude": 3.0, "init": "one_hot"}),
+  Case("independent_hc", {"num_streams": 1, "head": "mean", "init": "uniform"}, {}, True),
 )
 
 
@@ -101,15 +147,33 @@ COSTS = {
   ("mhc_lite", ("num_streams", 3)): Costs(
     4 * ((3 * D + 1) * 12 + 3), 3 * D, 4 * (5 + 21 + 72 + 6) * D + 2 * D
   ),
+  # Two coefficients less R² of M, no new streams but R products and sums; a head like a read.
+  ("independent_hc",): Costs(
+    4 * (8 * (4 * D + 1) + 2) + 4 * (4 * D + 1) + 1,
+    4 * D,
+    4 * (7 + 8 + 64 + 8) * D + (7 + 32 + 8) * D,
+  ),
+  ("independent_hc", ("num_streams", 2), ("head", "sum")): Costs(
+    4 * (4 * (2 * D + 1) + 2), 2 * D, 4 * (3 + 4 + 16 + 4) * D + D
+  ),
 }
 
 BAD_OPTIONS = (
   ("mhc", {"num_streams": 0}, ["num_streams=0", "num_streams >= 1"]),
   ("mhc", {"sinkhorn_iterations": 0}, ["sinkhorn_iterations=0", "sinkhorn_iterations >= 1"]),
-  ("mhc", {"init": "zeros"}, ["init='zeros'", "uniform, identity, one_hot"]),
+  ("mhc", {"init": "zeros"}, ["init='zeros'", "uniform, identity, one_hot, home_stream"]),
+  ("mhc", {"gate_eps": -1e-6}, ["gate_eps=-1e-06", "gate_eps >= 0"]),
+  ("mhc", {"head": "last"}, ["head='last'", "sum, mean, learned"]),
   ("mhc", {"eps": -1.0}, ["eps=-1.0", "eps > 0"]),
   ("mhc_lite", {"num_streams": 0}, ["num_streams=0", "1..4"]),
   ("mhc_lite", {"num_streams": 5}, ["num_streams=5", "1..4"]),
   ("mhc_lite", {"init": ""}, ["init=''", "uniform, identity, one_hot"]),
   ("mhc_lite", {"eps": 0.0}, ["eps=0.0", "eps > 0"]),
+  ("mhc_lite", {"head": ""}, ["head=''", "sum, mean, learned"]),
+  ("independent_hc", {"num_streams": 0}, ["num_streams=0", "num_streams >= 1"]),
+  ("independent_hc", {"magnitude": 0.0}, ["magnitude=0.0", "magnitude > 0"]),
+  ("independent_hc", {"gate_eps": -1.0}, ["gate_eps=-1.0", "gate_eps >= 0"]),
+  ("independent_hc", {"init": "mean"}, ["init='mean'", "uniform, identity, one_hot, home_stream"]),
+  ("independent_hc", {"head": "last"}, ["head='last'", "sum, mean, learned"]),
+  ("independent_hc", {"eps": 0.0}, ["eps=0.0", "eps > 0"]),
 )

@@ -1,0 +1,199 @@
+"""Residual streams whose coefficients every token computes from all of its streams."""
+
+import abc
+import dataclasses
+import math
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from resjax.combinators.base import Layer, check_option
+from resjax.combinators.numerics import project
+from resjax.combinators.streams import ResidualStreams, one_hot_reads
+from resjax.kernels.depth_attention import Sources, depth_sum
+from resjax.typing import Array, wide_dtype
+
+_INITS = ("uniform", "identity", "one_hot", "home_stream")
+_HEADS = ("sum", "mean", "learned")
+_SCALE = 0.01  # a at init
+_FAR = -8.0  # logit of what an identity-like mix leaves out
+
+
+@dataclasses.dataclass(frozen=True)
+class Gates:
+  """p = σ(z_pre) + read_eps, b = magnitude · σ(z_post) + write_eps, and M(z_res) of a subclass.
+
+  It holds no parameters and no arrays and is hashable, so that a kernel can run it on the logits
+  of a tile of tokens. Without a subclass M is the identity and there are no z_res.
+
+  Attributes:
+    num_streams: R.
+    read_eps: added to p.
+    write_eps: added to b.
+    magnitude: the largest b.
+  """
+
+  num_streams: int
+  read_eps: float = 0.0
+  write_eps: float = 0.0
+  magnitude: float = 2.0
+
+  def __call__(
+    self, projected: Array, bias: Array, scale: Array
+  ) -> tuple[Array, Array | None, Array]:
+    """Returns p [R, ...], M [R, R, ...] with a row for each new stream, or None, and b [R, ...].
+
+    Args:
+      projected: RMS(vec H) φ [K, ...], float32 or wider: for p, for b, and for M.
+      bias: [K].
+      scale: a [3], one for each of the three; [2] without M. z = a ⊙ projected + bias.
+    """
+    bias = bias.reshape(-1, *(1,) * (projected.ndim - 1))
+    one, two = self.num_streams, 2 * self.num_streams
+    pre = scale[0] * projected[:one] + bias[:one]
+    post = scale[1] * projected[one:two] + bias[one:two]
+    mix = None
+    if len(projected) > two:
+      mix = self.mix(scale[2] * projected[two:] + bias[two:])
+    read = jax.nn.sigmoid(pre) + self.read_eps
+    return read, mix, self.magnitude * jax.nn.sigmoid(post) + self.write_eps
+
+  def mix(self, logits: Array) -> Array:
+    """Returns M [R, R, ...] of z_res [K - 2 R, ...], if there are any."""
+    raise NotImplementedError
+
+  @property
+  def identity(self) -> np.ndarray:
+    """For every logit in z_res whether it is larger than the others where M is the identity."""
+    return np.zeros(0, bool)
+
+
+class DynamicStreams(ResidualStreams):
+  """p, M, b = gates(RMS(vec H) φ, bias, a) for every token at every site, see `Gates`.
+
+  φ [R D, K], bias [K], and one scalar a for each of p, b and M. The first site mixes copies, so
+  the parameters of its M have no effect and get no gradient. A subclass says what the gates are.
+
+  Args:
+    num_streams: R, at least 1.
+    init: `uniform`, `identity`, `one_hot` or `home_stream`, see `MHC`.
+    head: how streams become the output: `sum`, `mean`, or `learned`, which is one more read,
+      Σ_s (σ(a' (RMS(vec H) φ')_s + bias'_s) + read_eps) H_s with φ' [R D, R], bias' [R], a' [1].
+    eps: added to the mean square of the streams in their norm; > 0.
+
+  Raises:
+    ValueError: init, head or eps out of range.
+  """
+
+  per_layer = ("projection", "bias", "scale")
+  decayed_parameters: tuple[str, ...] = ("projection",)
+
+  def __init__(
+    self, *, init: str = "uniform", head: str = "sum", eps: float = 1e-6,
+    rngs: nnx.Rngs, **options: Any,
+  ):  # fmt: skip
+    super().__init__(**options)
+    check_option("init", init, init in _INITS, ", ".join(_INITS))
+    check_option("head", head, head in _HEADS, ", ".join(_HEADS))
+    check_option("eps", eps, eps > 0, "eps > 0")
+    self.head, self.eps = head, eps
+    self.equals_standard_at_init = init != "one_hot" and self.gates.magnitude == 2
+    sites, streams = (self.num_layers, len(self.sites)), self.num_streams
+    bias = self._initial_bias(init)
+    shape = (*sites, streams, self.d_model, bias.shape[-1])
+    if init in ("one_hot", "home_stream"):
+      projection = jnp.zeros(shape)
+    else:
+      projection = jax.random.normal(rngs.params(), shape) / math.sqrt(streams * self.d_model)
+      # Streams that are written alike stay equal until the reads have told them apart.
+      projection = projection.at[..., streams : 2 * streams].set(0)
+    self.projection = nnx.Param(projection, axes=("embed_param", None))
+    self.bias = nnx.Param(bias.reshape(*sites, -1))
+    self.scale = nnx.Param(jnp.full((*sites, 3 if len(self.gates.identity) else 2), _SCALE))
+    if head == "learned":
+      self.head_projection = nnx.Param(
+        jax.random.normal(rngs.params(), (streams, self.d_model, streams))
+        / math.sqrt(streams * self.d_model),
+        axes=("embed_param", None),
+      )
+      self.head_bias = nnx.Param(jnp.full(streams, _mean_logit(streams)))
+      self.head_scale = nnx.Param(jnp.full(1, _SCALE))
+      self.decayed_parameters = (*self.decayed_parameters, "head_projection")
+
+  @property
+  @abc.abstractmethod
+  def gates(self) -> Gates:
+    """What makes coefficients of logits; it needs no parameters."""
+
+  def _initial_bias(self, init: str) -> Array:
+    """Returns [L · sites, K]."""
+    sublayers, streams, identity = self.num_sublayers, self.num_streams, self.gates.identity
+    home = 2 * one_hot_reads(sublayers, streams) - 1
+    post = home if init == "one_hot" else jnp.zeros(streams)
+    if init == "uniform":
+      pre, res = jnp.zeros(streams), np.zeros(identity.shape)
+    elif init == "home_stream":
+      pre, res = 3 * home, np.where(identity, 3.0, -3.0)
+    else:
+      pre = home if init == "one_hot" else jnp.full(streams, _mean_logit(streams))
+      res = np.where(identity, 0.0, _FAR)
+    parts = [jnp.broadcast_to(part, (sublayers, part.shape[-1])) for part in (pre, post, res)]
+    return jnp.concatenate(parts, axis=-1)
+
+  def coefficients(
+    self, streams: Array, layer: Layer, site: str
+  ) -> tuple[Array, Array | None, Array]:
+    """See `ResidualStreams.coefficients`."""
+    projection, bias, scale = self.gate_parameters(layer, site)
+    projected = _normed_projection(self.eps, streams, projection)
+    return self.gates(jnp.moveaxis(projected, -1, 0), bias, scale)
+
+  def gate_parameters(self, layer: Layer, site: str) -> tuple[Array, Array, Array]:
+    """Returns φ [R, D, K], bias [K] and a of a site, φ whole on every device."""
+    parameters = (self.projection, self.bias, self.scale)
+    projection, bias, scale = (self._row(parameter, layer, site) for parameter in parameters)
+    if site == self.sites[0]:
+      # The gradient of a mix of copies would be rounding errors, which Adam scales up.
+      projection, bias = (
+        _without_gradient(layer == 0, value, 2 * self.num_streams) for value in (projection, bias)
+      )
+      scale = _without_gradient(layer == 0, scale, 2)
+    # The devices first gather φ, since with φ split over D they would exchange a product per token.
+    return self.layout.constrain(projection, *[None] * projection.ndim), bias, scale
+
+  def final(self, state: Array) -> Array:
+    """See `Combinator.final`."""
+    if self.head == "sum":
+      return super().final(state)
+    if self.head == "mean":
+      shares = jnp.full(self.num_streams, 1 / self.num_streams)
+    else:
+      projection = self.layout.constrain(self.head_projection[...], None, None, None)
+      projected = _normed_projection(self.eps, state, projection)
+      logits = self.head_scale[...] * projected + self.head_bias[...]
+      shares = jnp.moveaxis(jax.nn.sigmoid(logits) + self.gates.read_eps, -1, 0)
+    return depth_sum(Sources(bank=state, num_valid=self.num_streams), shares[..., None])
+
+
+def _mean_logit(num_streams: int) -> float:
+  """Returns the logit of 1 / R, so that a read is the mean."""
+  return -math.log(max(num_streams - 1, 1))
+
+
+def _without_gradient(where: Array | bool, value: Array, start: int) -> Array:
+  """Returns value, no gradient of whose [..., start:] passes where the condition holds."""
+  stopped = where & (np.arange(value.shape[-1]) >= start)
+  return jnp.where(stopped, jax.lax.stop_gradient(value), value)
+
+
+@partial(jax.checkpoint, prevent_cse=False, static_argnums=0)
+def _normed_projection(eps: float, streams: Array, weight: Array) -> Array:
+  """Returns RMS(vec H) φ [..., K]. The norm is a scalar per token, so it follows the product."""
+  product = jnp.sum(project("r...d,rdk->r...k", streams, weight), axis=0)
+  wide = streams.astype(wide_dtype(streams))
+  mean_square = jnp.mean(wide * wide, axis=(0, -1))
+  return product * jax.lax.rsqrt(mean_square + eps)[..., None]
