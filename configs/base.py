@@ -169,6 +169,7 @@ def residual() -> dict:
     "hyper_connections": {
       "num_streams": 4,  # R
       "dynamic": True,
+      "tanh": True,  # bounds the dynamic part
       "norm": "layernorm",  # layernorm | rmsnorm, of the dynamic part
       "eps": 1e-6,
     },

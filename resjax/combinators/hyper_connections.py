@@ -20,8 +20,9 @@ class HyperConnections(ResidualStreams):
 
   α [R, R+1] and β [R] are learned per site, and if `dynamic` every token adds to them
     α_s += s_α tanh(norm(H_s) W_α),  β_s += s_β tanh(norm(H_s) W_β)
-  with W_α [D, R+1], W_β [D] and scalars s_α, s_β per site. `norm` has no gain or bias: a gain is
-  part of W. Starts from R copies of the embedding, ends with the sum of the streams.
+  with W_α [D, R+1], W_β [D] and scalars s_α, s_β per site; without `tanh` the products themselves,
+  which nothing bounds. `norm` has no gain or bias: a gain is part of W. Starts from R copies of the
+  embedding, ends with the sum of the streams.
 
   State: R D values per token. Parameters: L · sites R (R + 2), if dynamic
   L · sites (D (R + 2) + R (R + 2) + 2). At init sublayer i reads stream i mod R, streams are not
@@ -36,23 +37,26 @@ class HyperConnections(ResidualStreams):
   Args:
     num_streams: R, at least 1.
     dynamic: whether coefficients depend on the token.
+    tanh: whether a tanh bounds what tokens add, as in the paper; several ports offer to drop it.
     norm: `layernorm` (the paper's) or `rmsnorm` (of widespread ports), for the dynamic part.
     eps: of that norm, > 0.
 
   Raises:
-    ValueError: num_streams, norm or eps out of range.
+    ValueError: an option out of range.
 
   Source: Hyper-Connections, arXiv 2409.19606.
   """
 
   def __init__(
-    self, *, dynamic: bool = True, norm: str = "layernorm", eps: float = 1e-6, **options: Any
-  ):
+    self, *, dynamic: bool = True, tanh: bool = True, norm: str = "layernorm", eps: float = 1e-6,
+    **options: Any,
+  ):  # fmt: skip
     super().__init__(**options)
     check_flag("dynamic", dynamic)
+    check_flag("tanh", tanh)
     check_option("norm", norm, norm in _NORMS, ", ".join(_NORMS))
     check_option("eps", eps, eps > 0, "eps > 0")
-    self.dynamic, self.norm, self.eps = dynamic, norm, eps
+    self.dynamic, self.tanh, self.norm, self.eps = dynamic, tanh, norm, eps
     sites, streams = (self.num_layers, len(self.sites)), self.num_streams
     read = one_hot_reads(self.num_sublayers, streams).reshape(*sites, streams, 1)
     keep = jnp.broadcast_to(jnp.eye(streams), (*sites, streams, streams))
@@ -73,7 +77,7 @@ class HyperConnections(ResidualStreams):
     if self.dynamic:
       weight, scale = self._row(self.weight, layer, site), self._row(self.scale, layer, site)
       logits = _normed_projection(self.norm == "layernorm", self.eps, streams, weight)
-      moved = jnp.moveaxis(jnp.tanh(logits), -1, 1)  # [R, R + 2, ...]
+      moved = jnp.moveaxis(jnp.tanh(logits) if self.tanh else logits, -1, 1)  # [R, R + 2, ...]
       per_token = (1,) * (streams.ndim - 2)
       alpha = alpha.reshape(*alpha.shape, *per_token) + scale[0] * moved[:, :-1]
       beta = beta.reshape(*beta.shape, *per_token) + scale[1] * moved[:, -1]

@@ -58,6 +58,23 @@ def test_sinkhorn_survives_logits_whose_exponential_overflows():
     np.testing.assert_allclose(mix, np.broadcast_to(np.eye(4)[..., None, None], mix.shape), 1e-5)
 
 
+def test_released_form_without_eps_is_that_of_the_paper():
+  exact, almost = (toy.build("mhc", {"gate_eps": eps}, num_layers=2) for eps in (0.0, 1e-12))
+  assert_close(toy.by_hand(almost, LAYERS, X), toy.by_hand(exact, LAYERS, X), 1e-6)
+
+
+def test_independent_streams_are_mhc_whose_mix_is_the_identity():
+  options = {"gate_eps": 0.0, "head": "sum"}
+  made = toy.build("independent_hc", options, num_layers=2)
+  mhc = toy.build("mhc", {}, num_layers=2)
+  mhc.projection[...] = mhc.projection[...].at[..., :8].set(made.projection[...]).at[..., 8:].set(0)
+  logits = jnp.broadcast_to(200.0 * jnp.eye(4).reshape(-1), (2, 2, 16))
+  mhc.bias[...] = jnp.concatenate([made.bias[...], logits], axis=-1)
+  mhc.scale[...] = mhc.scale[...].at[..., :2].set(made.scale[...])
+  assert_close(toy.by_hand(made, LAYERS, X), toy.by_hand(mhc, LAYERS, X), 1e-6)
+  assert all(made.coefficients(s, 0, "mlp")[1] is None for s in toy.states_by_hand(made, LAYERS, X))
+
+
 @constrained
 def test_one_stream_mixes_nothing(name):
   assert all((mix == 1).all() for mix in mixes(toy.build(name, {"num_streams": 1}, num_layers=2)))
@@ -79,8 +96,11 @@ def test_one_stream_whose_output_gain_alone_has_moved_is_a_scaled_add(dynamic):
     ("hyper_connections", {"dynamic": False}),
     ("mhc", {}),
     ("mhc", {"init": "identity"}),
+    ("mhc", {"init": "home_stream"}),
     ("mhc_lite", {}),
     ("mhc_lite", {"init": "identity"}),
+    ("independent_hc", {}),
+    ("independent_hc", {"init": "home_stream"}),
   ],
 )
 def test_streams_are_equal_at_init_and_part_with_the_first_update(name, options):
@@ -99,6 +119,15 @@ def spread(made):
   streams = np.asarray([*toy.states_by_hand(made, LAYERS, X)][-2])
   mean = streams.mean(axis=0)
   return max(norm(stream - mean) for stream in streams) / norm(mean)
+
+
+def test_home_streams_are_those_of_pull_request_1849():
+  made = toy.build("mhc", {"init": "home_stream"}, num_layers=3, random=False)
+  assert (made.projection[...] == 0).all() and (made.scale[...] == np.float32(0.01)).all()
+  for sublayer, bias in enumerate(np.asarray(made.bias[...]).reshape(6, 24)):
+    np.testing.assert_array_equal(bias[:4], [3 if s == sublayer % 4 else -3 for s in range(4)])
+    np.testing.assert_array_equal(bias[4:8], 0)
+    np.testing.assert_array_equal(bias[8:].reshape(4, 4), 6 * np.eye(4) - 3)
 
 
 def test_fresh_mhc_of_other_inits_mix_differently_and_agree():

@@ -12,7 +12,7 @@ def layernorm(h, eps):
 
 
 def hyper_connections(
-  params, weights, x, sites, *, num_streams=4, dynamic=True, norm="layernorm", eps=1e-6
+  params, weights, x, sites, *, num_streams=4, dynamic=True, tanh=True, norm="layernorm", eps=1e-6
 ):
   """Section 12, in the paper's matrices; H [B, T, R, D]."""
   normalise = {"layernorm": layernorm, "rmsnorm": rms}[norm]
@@ -23,10 +23,11 @@ def hyper_connections(
     write = params["beta"][layer, index][None]  # B [1, R]
     if dynamic:
       w, s = params["weight"][layer, index], params["scale"][layer, index]
+      bounded = np.tanh if tanh else np.positive
       normed = normalise(streams, eps)
-      read = s[0] * np.tanh(normed @ w[:, :1]) + read
-      mix = s[0] * np.tanh(normed @ w[:, 1:-1]) + mix
-      write = s[1] * np.swapaxes(np.tanh(normed @ w[:, -1:]), -1, -2) + write
+      read = s[0] * bounded(normed @ w[:, :1]) + read
+      mix = s[0] * bounded(normed @ w[:, 1:-1]) + mix
+      write = s[1] * np.swapaxes(bounded(normed @ w[:, -1:]), -1, -2) + write
     out = run((np.swapaxes(read, -1, -2) @ streams)[:, :, 0])[1]
     streams = np.swapaxes(write, -1, -2) @ out[:, :, None] + np.swapaxes(mix, -1, -2) @ streams
   return streams.sum(axis=2)
@@ -39,6 +40,7 @@ _FRESH = {"standard_at_init": True}
 CASES = (
   Case("hyper_connections", learns_at_init=("beta", "weight"), **_FRESH),
   Case("hyper_connections", {"norm": "rmsnorm"}, **_FRESH),
+  Case("hyper_connections", {"tanh": False}, **_FRESH),
   Case("hyper_connections", {"num_streams": 3, "dynamic": False}, **_FRESH),
   Case("hyper_connections", {"num_streams": 1}, **_FRESH),
   Case("hyper_connections", {"num_streams": 1, "dynamic": False}, **_FRESH),
@@ -61,6 +63,7 @@ COSTS = {
 BAD_OPTIONS = (
   ("hyper_connections", {"num_streams": 0}, ["num_streams=0", "num_streams >= 1"]),
   ("hyper_connections", {"dynamic": "static"}, ["dynamic='static'", "True, False"]),
+  ("hyper_connections", {"tanh": 1.0}, ["tanh=1.0", "True, False"]),
   ("hyper_connections", {"norm": "l2"}, ["norm='l2'", "layernorm, rmsnorm"]),
   ("hyper_connections", {"eps": 0.0}, ["eps=0.0", "eps > 0"]),
 )
