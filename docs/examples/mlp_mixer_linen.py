@@ -64,8 +64,8 @@ class MlpMixer(linen.Module):
         mlp = Mlp(self.hidden, c.branch_init_gain, name=f"{site}_{layer}")
         out = mlp(x.swapaxes(1, 2)).swapaxes(1, 2) if site == "token_mixing" else mlp(x)
         state = c.write(state, layer, site, out, normed={"x": x}, tape=tape)
-    pooled = linen.LayerNorm()(c.final(state)).mean(axis=1)
-    return linen.Dense(digits.NUM_CLASSES)(pooled)
+    y = linen.LayerNorm()(c.final(state)) if c.final_norm else c.final(state)
+    return linen.Dense(digits.NUM_CLASSES)(y.mean(axis=1))
 
 
 def loss(model: MlpMixer, variables: Any, patches: jax.Array, labels: jax.Array) -> jax.Array:

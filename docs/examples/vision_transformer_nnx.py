@@ -10,7 +10,8 @@ the test digits (`standard` 95.8 %, `block_attn_res` 95.3 %); chance is 10 %.
 1. The model holds one combinator, made with its number of layers, width and names of sites.
 2. Layers run in a Python loop, so that the depth state may grow; `resjax.models.depth.run` scans.
 3. Every view that a site uses has a norm of its own: q, k and v if the combinator tells them apart,
-   else x for all three. A combinator without `pre_norm` normalises in `write`.
+   else x for all three. A combinator without `pre_norm` gives normalised views or normalises in
+   `write`; one without `final_norm` gives a normalised output.
 4. `branch_init_gain` scales the weights of a branch, which some post-norm combinators start small.
 """
 
@@ -70,7 +71,8 @@ class VisionTransformer(nnx.Module):
     self.embed = nnx.Linear(digits.PATCH**2, d_model, rngs=rngs)
     self.positions = nnx.Param(0.1 * rngs.params.normal((digits.NUM_TOKENS, d_model)))
     self.layers = nnx.List([Layer(self.combinator, num_heads, rngs) for _ in range(num_layers)])
-    self.final_norm = nnx.LayerNorm(d_model, rngs=rngs)
+    final = self.combinator.final_norm
+    self.final_norm = nnx.LayerNorm(d_model, rngs=rngs) if final else nnx.identity
     self.head = nnx.Linear(d_model, digits.NUM_CLASSES, rngs=rngs)
 
   def __call__(self, patches: jax.Array) -> jax.Array:

@@ -224,7 +224,9 @@ class _FrozenPath(WrappedPath):
 def _frozen_norm(decoder: Decoder, hidden: Array) -> Array:
   """Returns the final norm of h [D] without its bias; its scale has no derivative."""
   norm = decoder.final_norm
-  assert not isinstance(norm, Identity) and norm.scale is not None  # that of a decoder has one
+  if isinstance(norm, Identity):  # the last read has normalised h
+    return hidden
+  assert norm.scale is not None  # that of a decoder has one
   if decoder.config.norm == "layernorm":
     hidden = hidden - jnp.mean(hidden)
   scale = lax.rsqrt(jnp.mean(hidden * hidden) + decoder.config.norm_eps)

@@ -25,7 +25,7 @@ class WrappedPath(Combinator):
       num_layers=inner.num_layers, d_model=inner.d_model, sites=inner.sites, layout=inner.layout
     )
     self.inner = inner
-    self.pre_norm = inner.pre_norm
+    self.pre_norm, self.final_norm = inner.pre_norm, inner.final_norm
 
   def init(self, x: Array, tokens: TokenContext | None = None) -> PyTree:
     """See `Combinator.init`."""

@@ -68,7 +68,10 @@ class Combinator(nnx.Module):
       `history` and `depth_blocks` belong to a `SourceCombinator`, see there. `loop` means that the
       parameters of layers differ in shape, so that only a Python loop can run them.
     pre_norm: whether the model normalises what a branch reads. A combinator that sets it to False
-      normalises in `write` (post-norm), or needs no norm.
+      returns views that are normalised already, normalises in `write` (post-norm), or needs no
+      norm.
+    final_norm: whether the model normalises what `final` returns. A combinator that sets it to
+      False returns an output that is normalised already.
     branch_init_gain: a factor by which the model multiplies the initial value, output and MLP
       kernels of its branches. Post-norm systems choose it by depth.
     equals_standard_at_init: whether a fresh combinator computes what `standard` computes, up to
@@ -83,6 +86,7 @@ class Combinator(nnx.Module):
 
   strategy: Strategy = "carry"
   pre_norm: bool = True
+  final_norm: bool = True
   branch_init_gain: float = 1.0
   equals_standard_at_init: bool = True
   decayed_parameters: tuple[str, ...] = ()
@@ -169,7 +173,10 @@ class Combinator(nnx.Module):
 
   @abc.abstractmethod
   def final(self, state: PyTree) -> Array:
-    """Returns the output of all layers [B, T, D], before the final norm of the model."""
+    """Returns the output of all layers [B, T, D], before the final norm of the model if it has one.
+
+    It has one where `final_norm` is True.
+    """
 
   def final_after(self, state: PyTree, layer: Layer, site: str) -> Array:
     """Returns the output [B, T, D] that the layers would have if they ended after a site.

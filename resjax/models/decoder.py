@@ -20,6 +20,7 @@ from resjax.nn.attention import ValueResidual
 from resjax.nn.embed import Embedding
 from resjax.nn.keys import Keys
 from resjax.nn.kv_cache import KeyValues
+from resjax.nn.norm import Identity
 from resjax.sharding import Layout
 from resjax.typing import Array, PyTree
 
@@ -45,7 +46,8 @@ class Probed(NamedTuple):
   """What a run of a decoder with a probe returns.
 
   Attributes:
-    embedded: the embeddings that the layers start from [B, T, D].
+    embedded: the embeddings that the layers start from [B, T, D]; where the combinator normalises
+      its output (`Combinator.final_norm` is False), what it would return of them without layers.
     output: the output of the layers [B, T, D], before the final norm.
     weights: `Combinator.depth_weights` of the last read, or None.
     layers: what the probe returned, with a leading axis L.
@@ -59,6 +61,9 @@ class Probed(NamedTuple):
 
 class Decoder(nnx.Module):
   """Embedding, L layers through a combinator, final norm, output embedding.
+
+  A combinator whose views or whose output are normalised already, see `Combinator.pre_norm` and
+  `Combinator.final_norm`, takes the place of these norms, and the decoder has none of them.
 
   With `value_residual`, the attention of layer l has the values λ₁ v_l + λ₂ v_0, where v_0 are
   those of the first layer. The weights λ, [L - 1, 2] in all, are 0.5 at init, or fixed at 0.5.
@@ -92,7 +97,8 @@ class Decoder(nnx.Module):
     later = config.num_layers - 1
     learns = config.value_residual == "learned" and later > 0
     self.value_weights = nnx.Param(jnp.full((later, 2), 0.5)) if learns else None
-    self.final_norm = decoder_norm(config, keys("final_norm"))
+    normalised = not self.combinator.final_norm
+    self.final_norm = Identity() if normalised else decoder_norm(config, keys("final_norm"))
     tied = config.tied_embeddings
     self.output = None if tied else _embedding(config, 0, layout, keys("output"))
 
@@ -139,7 +145,10 @@ class Decoder(nnx.Module):
     stack["context"] = stack["context"]._replace(seen=seen)
     state, probed = depth.run_layers(self.combinator, **stack, collect=collect)
     weights = self.combinator.depth_weights(state, self.config.num_layers, OUTPUT)
-    return Probed(stack["x"], self.combinator.final(state), weights, probed)
+    embedded = stack["x"]
+    if not self.combinator.final_norm:
+      embedded = self.combinator.final(self.combinator.init(embedded, stack["tokens"]))
+    return Probed(embedded, self.combinator.final(state), weights, probed)
 
   def _place(
     self, tokens: Array, segment_ids: Array | None, positions: Array | None

@@ -11,7 +11,7 @@ NORMS = ("rmsnorm", "layernorm")
 
 
 class Identity(nnx.Module):
-  """Takes the place of the norm in a branch whose combinator normalises after the addition."""
+  """Takes the place of a norm of which the combinator says that the model needs none there."""
 
   def __call__(self, x: Array) -> Array:
     """Returns x."""
