@@ -190,6 +190,13 @@ def residual() -> dict:
       "eps": 1e-6,
     },
     "mhc_lite": {"num_streams": 4, "init": "uniform", "head": "sum", "eps": 1e-6},  # see mhc
+    "gated_residual": {
+      "num_streams": 4,  # R
+      "rank": 0,  # r; 0: D / 8
+      "shared_gain": False,  # one gain for all streams of a site
+      "init": "neutral",  # neutral | published
+      "eps": 1e-6,
+    },
   }
 
 

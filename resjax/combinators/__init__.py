@@ -15,6 +15,7 @@ from resjax.combinators.dense import DenseFormer as DenseFormer
 from resjax.combinators.depth_attention import DepthAttention as DepthAttention
 from resjax.combinators.elc import ELC as ELC
 from resjax.combinators.gate import Gate as Gate
+from resjax.combinators.gated_residual import GatedResidual as GatedResidual
 from resjax.combinators.highway import Highway as Highway
 from resjax.combinators.hyper_connections import HyperConnections as HyperConnections
 from resjax.combinators.independent_hc import IndependentHC as IndependentHC

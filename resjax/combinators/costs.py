@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 # These only move, choose or convert values.
 _MOVES = """
   broadcast_in_dim concatenate convert_element_type copy dynamic_slice dynamic_update_slice
-  expand_dims gather iota pad reduce_precision reshape rev scatter select_n sharding_constraint
+  expand_dims gather iota name pad reduce_precision reshape rev scatter select_n sharding_constraint
   slice sort split squeeze stop_gradient transpose
 """
 # Devices have units of their own for these, and XLA counts them apart from FLOPs.

@@ -18,6 +18,7 @@ from resjax.combinators.dense import DenseFormer
 from resjax.combinators.depth_attention import DepthAttention
 from resjax.combinators.elc import ELC
 from resjax.combinators.gate import Gate
+from resjax.combinators.gated_residual import GatedResidual
 from resjax.combinators.highway import Highway
 from resjax.combinators.hyper_connections import HyperConnections
 from resjax.combinators.independent_hc import IndependentHC
@@ -60,6 +61,7 @@ _REGISTRY: dict[str, type[Combinator]] = {
   "mhc": MHC,
   "independent_hc": IndependentHC,
   "mhc_lite": MHCLite,
+  "gated_residual": GatedResidual,
 }
 
 

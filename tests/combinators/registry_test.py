@@ -166,6 +166,7 @@ DECAYED = {
   "independent_hc": {"projection", "head_projection"},
   "deep_delta": {"beta_weight", "value_weight"},
   "muddformer": {"hidden", "output", "final_hidden", "final_output"},
+  "gated_residual": {"down", "up", "inject", "final_down", "final_up"},
 }
 
 
