@@ -246,6 +246,18 @@ class Combinator(nnx.Module):
     """Returns the cache for the tokens that follow, from the state after the last layer."""
     return None
 
+  def from_norms(self, gains: Mapping[str, Array]) -> dict[str, Array]:
+    """Returns parameters by name with which reads normalise as the norms of a model do.
+
+    They are for a model that goes on from one with norms, whose place this combinator takes (see
+    `final_norm`). Without them it cannot go on from such a model.
+
+    Args:
+      gains: those of RMS norms: [L, D] by site, where the model had the site, and [D] of the final
+        norm by `OUTPUT`.
+    """
+    return {}
+
   def num_parameters(self) -> int:
     """Returns the number of parameters, see `resjax.combinators.costs`."""
     return costs.num_parameters(self)

@@ -1,5 +1,6 @@
 """Gated Residual: several streams, read through a gate per channel that is the pre-norm too."""
 
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -8,7 +9,15 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
-from resjax.combinators.base import Combinator, Layer, TokenContext, Views, check_flag, check_option
+from resjax.combinators.base import (
+  OUTPUT,
+  Combinator,
+  Layer,
+  TokenContext,
+  Views,
+  check_flag,
+  check_option,
+)
 from resjax.combinators.numerics import recomputed, rms_normalized, scaled_add
 from resjax.typing import Array, wide_dtype
 
@@ -80,16 +89,16 @@ class GatedResidual(Combinator):
     self.num_streams, self.eps = num_streams, eps
     self.equals_standard_at_init = init == "neutral"
     rank = rank or max(1, self.d_model // 8)
-    own, gain = 1 if shared_gain else num_streams, 2.0 if init == "neutral" else 1.0
+    own, self.initial_gain = (1 if shared_gain else num_streams), 2.0 if init == "neutral" else 1.0
     small = 0.0 if init == "neutral" else _STD
     sites, of_sites = (self.num_layers, len(self.sites)), ("layers", None)
     draw, down, up = partial(_matrix, rngs), (self.d_model, rank), (rank, self.d_model)
-    self.gain = nnx.Param(jnp.full((*sites, own, self.d_model), gain))
+    self.gain = nnx.Param(jnp.full((*sites, own, self.d_model), self.initial_gain))
     self.down = draw(_STD, (*sites, num_streams, *down), (*of_sites, None, "embed_param", None))
     self.up = draw(small, (*sites, num_streams, *up), (*of_sites, None, None, "embed_param"))
     inject = (*sites, num_streams, self.d_model, num_streams)
     self.inject = draw(small, inject, (*of_sites, None, "embed_param", None))
-    self.final_gain = nnx.Param(jnp.full((own, self.d_model), gain))
+    self.final_gain = nnx.Param(jnp.full((own, self.d_model), self.initial_gain))
     self.final_down = draw(_STD, (num_streams, *down), (None, "embed_param", None))
     self.final_up = draw(small, (num_streams, *up), (None, None, "embed_param"))
 
@@ -115,6 +124,16 @@ class GatedResidual(Combinator):
     """See `Combinator.final`."""
     parameters = (self.final_gain, self.final_down, self.final_up)
     return _gated(self.eps, state, *(self._whole(p[...]) for p in parameters), None)[0]
+
+  def from_norms(self, gains: Mapping[str, Array]) -> dict[str, Array]:
+    """See `Combinator.from_norms`."""
+    plain = jnp.ones((self.num_layers, self.d_model))
+    sites = jnp.stack([gains.get(site, plain) for site in self.sites], axis=1)
+    found = {"gain": sites[:, :, None], "final_gain": gains[OUTPUT][None]}
+    return {
+      name: self.initial_gain * jnp.broadcast_to(gain, getattr(self, name).shape)
+      for name, gain in found.items()
+    }
 
   def _whole(self, weight: Array) -> Array:
     """Gathers a weight: were it split over D, devices would exchange a product per token."""

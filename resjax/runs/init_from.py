@@ -2,14 +2,20 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+
+from resjax.combinators import Combinator
+from resjax.combinators.base import OUTPUT
 from resjax.locations import Location
 from resjax.models.model_def import ModelDef
 from resjax.runs import workdir
 from resjax.runs.config import Run
 from resjax.runs.parents import KNOB, Parent, Shapes, flat, nested
-from resjax.typing import PyTree
+from resjax.typing import Array, PyTree
 
 _RESIDUAL = "config.model.residual."
 _NEW_SITE = "config.model.short_swa was {'window': 0,"
@@ -23,10 +29,13 @@ class Inheritance:
   Attributes:
     taken: by path, the path in the parent of each parameter that is taken over.
     new: by path, the shape of each parameter that the parent does not have.
+    norms: by site, and by OUTPUT, the path in the parent of the gain of a norm that the combinator
+      takes the place of, see `Combinator.from_norms`.
   """
 
   taken: Mapping[str, str]
   new: Shapes
+  norms: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 def start(
@@ -48,20 +57,51 @@ def start(
       f"{KNOB}: the tokenizer of {parent.source} is not that of this run; set config.data.corpora "
       "and config.data.tokenizer as they are there, or take configs/finetune.py"
     )
-  wanted = flat(model.abstract)
-  shapes = {path: leaf.shape for path, leaf in wanted.items()}
-  inheritance = match(parent.shapes(model.config), shapes)
+  wanted, theirs = flat(model.abstract), parent.shapes(model.config)
+  norms = _norms(theirs, model)
+  gains = {
+    place: jax.ShapeDtypeStruct(theirs[path], jnp.float32, sharding=model.layout.everywhere)
+    for place, path in norms.items()
+  }
+  from_norms = partial(_from_norms, model.combinator)
+  made = jax.eval_shape(from_norms, gains)
+  ours = {path: leaf.shape for path, leaf in wanted.items() if path not in made}
+  inheritance = match(theirs, ours, norms if made else {})
   abstract = {theirs: wanted[ours] for ours, theirs in inheritance.taken.items()}
+  abstract |= {path: gains[place] for place, path in norms.items()}
   found = parent.read(abstract, model.layout)
   params, used = flat(model.init(seed, inheritance.new)), set()
-  for ours, theirs in inheritance.taken.items():
+  for ours_path, theirs_path in inheritance.taken.items():
     # A training step donates its parameters, so no two of them may be the same array.
-    params[ours] = found[theirs].copy() if theirs in used else found[theirs]
-    used.add(theirs)
+    value = found[theirs_path]
+    params[ours_path] = value.copy() if theirs_path in used else value
+    used.add(theirs_path)
+  shardings = {path: wanted[path].sharding for path in made}
+  params |= jax.jit(from_norms, out_shardings=shardings)({p: found[norms[p]] for p in norms})
   return nested(params), inheritance
 
 
-def match(theirs: Shapes, ours: Shapes) -> Inheritance:
+def _norms(theirs: Shapes, model: ModelDef) -> dict[str, str]:
+  """Returns the paths of gains of RMS norms that a combinator takes the place of.
+
+  They are those of the parent, by site, and by OUTPUT for the final norm; a parent without final
+  norm has a combinator of that kind itself.
+  """
+  if model.combinator.final_norm or model.config.norm != "rmsnorm":
+    return {}
+  paths = {site: f"layers/norms/{site}/x/scale" for site in model.combinator.sites}
+  paths[OUTPUT] = "final_norm/scale"
+  found = {place: path for place, path in paths.items() if path in theirs}
+  return found if OUTPUT in found else {}
+
+
+def _from_norms(combinator: Combinator, gains: Mapping[str, Array]) -> dict[str, Array]:
+  """Returns the parameters by path that a combinator makes of the gains of norms; of none, none."""
+  found = combinator.from_norms(gains) if gains else {}
+  return {f"combinator/{name}": value for name, value in found.items()}
+
+
+def match(theirs: Shapes, ours: Shapes, norms: Mapping[str, str] | None = None) -> Inheritance:
   """Matches the parameters of a model with those of its parent, by path.
 
   The pre-norm of a view, layers/norms/SITE/q|k|v/..., is taken from that of x where the parent does
@@ -70,6 +110,7 @@ def match(theirs: Shapes, ours: Shapes) -> Inheritance:
   Args:
     theirs: the shapes of the parent's parameters, by path.
     ours: the shapes of the model's parameters, by path.
+    norms: see `Inheritance`; default: none.
 
   Raises:
     ValueError: a shape differs, or the model has no place for a parameter of the parent.
@@ -81,14 +122,17 @@ def match(theirs: Shapes, ours: Shapes) -> Inheritance:
     for path, source in taken.items()
     if theirs[source] != ours[path]
   ]
-  wrong += [f"{path} has no place here" for path in theirs if path not in set(taken.values())]
+  norms = norms or {}
+  placed = {*taken.values(), *norms.values()}
+  wrong += [f"{path} has no place here" for path in theirs if path not in placed]
   if wrong:
     more = f"; and {len(wrong) - 3} more" if len(wrong) > 3 else ""
     raise ValueError(
       f"{KNOB}: the parameters do not fit: {'; '.join(wrong[:3])}{more}; set "
       "config.model as it is there, or start from a run with residual.name=standard"
     )
-  return Inheritance(taken, {path: shape for path, shape in ours.items() if path not in taken})
+  new = {path: shape for path, shape in ours.items() if path not in taken}
+  return Inheritance(taken, new, norms)
 
 
 def changes(parent: Parent, model: ModelDef, run: Run) -> list[str]:

@@ -62,6 +62,7 @@ def show_parent(
   """Prints which parameters a run takes from its parent, and whether it computes the same."""
   taken, new = inheritance.taken, inheritance.new
   lines = [f"starting from {parent.source}: {len(taken)} parameters taken, {len(new)} new"]
+  lines += [f"  taken into the combinator: {path}" for path in inheritance.norms.values()]
   lines += [f"  new, as at init: {path}  {_shape(shape)}" for path, shape in new.items()]
   lines.append(
     f"the function changes: {'; '.join(changes)}" if changes else "the function is the parent's"

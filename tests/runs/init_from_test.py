@@ -105,6 +105,8 @@ def test_neutral_combinators_go_on_with_the_parents_function(parent, learned, na
   np.testing.assert_allclose(loss(model, params), learned[1], rtol=1e-5)
   fresh, theirs = flat(model.init(0)), flat(learned[0])
   for path, value in flat(params).items():
+    if inheritance.norms and path in ("combinator/gain", "combinator/final_gain"):
+      continue  # made of norms; the loss tells
     want = fresh[path] if path in inheritance.new else theirs[inheritance.taken[path]]
     np.testing.assert_array_equal(value, want, err_msg=path)
   assert jax.tree.structure(params) == jax.tree.structure(model.abstract)
@@ -134,6 +136,21 @@ def test_norms_of_views_start_as_the_norm_of_the_stream(parent, learned, monkeyp
   optimizer = optim.make_optimizer(config.optim, 9)
   step = make_train_step(model, optimizer, optim.schedule(config.optim, 9), config.train)
   step(first_state(model, optimizer, params), batch(), jnp.ones(257, jnp.int32))
+
+
+def test_a_combinator_in_place_of_norms_takes_their_gains(parent, learned):
+  params, inheritance = started(model_def("gated_residual"), parent)
+  found, theirs = flat(params), learned[0]
+  pre = theirs["layers"]["norms"]
+  want = np.stack([pre[site]["x"]["scale"] for site in SIZES["sites"]], axis=1)
+  np.testing.assert_array_equal(found["combinator/gain"][:, :, 2], 2 * want)
+  np.testing.assert_array_equal(
+    found["combinator/final_gain"][3], 2 * theirs["final_norm"]["scale"]
+  )
+  assert sorted(inheritance.norms) == ["attention", "mlp", "output"]
+  layer_norms = dataclasses.replace(model_def("gated_residual").config, norm="layernorm")
+  with pytest.raises(ValueError, match="final_norm/scale has no place here"):
+    started(ModelDef(layer_norms, layouts.layout(devices=jax.devices()[:1])), parent)
 
 
 def test_run_starts_from_a_workdir_and_resumes_without_it(root, parent):
