@@ -122,11 +122,17 @@ def residual() -> dict:
     "x0_residual": {"init": "standard", "backout": False},  # standard | nanochat
     "unet_skips": {},
     "laurel": {"variant": "rw+lr", "rank": 4, "num_previous": 3, "normalize": "none"},
-    "attn_res": {"num_heads": 1, "eps": 1e-6, "implementation": "auto"},
+    "attn_res": {
+      "views": "x",  # x | qk_v | qkv
+      "num_heads": 1,
+      "eps": 1e-6,
+      "implementation": "auto",
+    },
     "block_attn_res": {
       "layers_per_block": 3,
       "rms_block": False,
       "two_phase": "auto",  # auto | always | never
+      "views": "x",  # x | qk_v | qkv
       "num_heads": 1,
       "eps": 1e-6,
       "implementation": "auto",  # auto | names in resjax.kernels.depth_attention.IMPLEMENTATIONS

@@ -33,12 +33,14 @@ class Layer(nnx.Module):
   def __init__(self, combinator: combinators.Combinator, num_heads: int, rngs: nnx.Rngs):
     d = combinator.d_model
 
-    def norms(views: str) -> nnx.Dict:
+    def norms(views: tuple[str, ...]) -> nnx.Dict:
       pre = combinator.pre_norm
       return nnx.Dict({v: nnx.LayerNorm(d, rngs=rngs) if pre else nnx.identity for v in views})
 
-    apart = set("qkv") <= set(combinator.view_names("attention"))
-    self.norms = nnx.Dict({"attention": norms("qkv" if apart else "x"), "mlp": norms("x")})
+    views = combinator.view_names("attention")
+    if set("qkv") <= set(views):
+      views = tuple("qkv")
+    self.norms = nnx.Dict({"attention": norms(views), "mlp": norms(("x",))})
     self.attention = nnx.MultiHeadAttention(num_heads, d, decode=False, rngs=rngs)
     self.up, self.down = nnx.Linear(d, 4 * d, rngs=rngs), nnx.Linear(4 * d, d, rngs=rngs)
     for linear in (self.attention.value, self.attention.out, self.up, self.down):

@@ -1,6 +1,7 @@
 """Attention Residuals: depth attention over all earlier outputs, or over sums of blocks of them."""
 
 import abc
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -8,10 +9,10 @@ import jax.numpy as jnp
 from flax import nnx
 
 from resjax.combinators.base import OUTPUT, Layer, TokenContext, Views, check_flag
-from resjax.combinators.depth_reader import DepthBlocks, DepthReader
+from resjax.combinators.depth_reader import DepthBlocks, DepthReader, Reader
 from resjax.combinators.numerics import rms_normalized
-from resjax.combinators.pre_norm import Norms, PreNorm, only_pre_norm
-from resjax.combinators.source import DepthState, check_layer
+from resjax.combinators.pre_norm import Norms, PreNorm, are_pre_norms
+from resjax.combinators.source import DepthState, check_layer, check_used
 from resjax.kernels.depth_attention import Sources, depth_attention_merge
 from resjax.typing import Array
 
@@ -19,40 +20,45 @@ from resjax.typing import Array
 class _OutputReader(DepthReader):
   """A reader that has a pseudo-query and a key gain for the output too."""
 
-  def __init__(self, **options: Any):
+  def __init__(self, *, views: str = "x", **options: Any):
     super().__init__(**options)
+    self._add_views(views)
     self.final_query = nnx.Param(jnp.zeros(self.d_model))
     self.final_key_scale = nnx.Param(jnp.ones(self.d_model))
 
   @abc.abstractmethod
   def _read(
-    self, state: DepthState, layer: Layer, site: str, norm: PreNorm | None
+    self, state: DepthState, layer: Layer, site: str, norms: Mapping[str, PreNorm]
   ) -> tuple[Views, Any]:
-    """Returns the view x, through the norm if there is one, and the sources for the next reader."""
+    """Returns the views, each through its norm if it has one, and the tape of `read`."""
 
   def read(self, state: DepthState, layer: Layer, site: str) -> tuple[Views, Any]:
     """See `Combinator.read`. The tape holds the sources for the next reader."""
-    return self._read(state, layer, site, None)
+    return self._read(state, layer, site, {})
 
   def read_normed(
     self, state: DepthState, layer: Layer, site: str, norms: Norms
   ) -> tuple[Views, Any]:
     """See `Combinator.read_normed`. A `PreNorm` is part of the read."""
-    norm = only_pre_norm(norms)
-    if norm is None:
+    if not are_pre_norms(norms):
       return super().read_normed(state, layer, site, norms)
-    return self._read(state, layer, site, norm)
+    views, tape = self._read(state, layer, site, norms)
+    return {name: views[name] for name in norms}, tape
 
   def final(self, state: DepthState) -> Array:
     """See `Combinator.final`."""
-    query, key_scale = self.final_query[...], self.final_key_scale[...]
-    return self._attend_with(query, key_scale, state.sources)[0]
+    return self._attend_with(self._reader(self.num_layers, OUTPUT), state.sources)[0]
+
+  def _reader(self, layer: Layer, site: str, view: str = "x") -> Reader:
+    if site == OUTPUT:
+      return {"query": self.final_query[...], "key_scale": self.final_key_scale[...]}
+    return super()._reader(layer, site, view)
 
   def depth_weights(self, state: DepthState, layer: Layer, site: str) -> Array | None:
     """See `Combinator.depth_weights`. The output reads too."""
     if site != OUTPUT:
       return super().depth_weights(state, layer, site)
-    rows = self._softmax_with(self.final_query[...] * self.final_key_scale[...], state.sources)
+    rows = self._softmax(state.sources, layer, site)
     return state.sources.in_source_order(rows, len(self.source_names()))
 
 
@@ -69,6 +75,8 @@ class AttnRes(_OutputReader):
   pre-norms, the network a `standard` one.
 
   Args:
+    views: what the attention, the first site of a layer, reads: `x`; `qk_v`, one read for queries
+      and keys and another for values (RD-AttnRes); or `qkv`, one each (Inkling 2).
     num_heads: H, a divisor of D; 1 is Full Attention Residuals, more is Multi-Head (MHAR).
     eps: added to the mean square of a source in its norm; > 0.
     implementation: of the read, see `depth_attention`; `auto` takes the best that can run.
@@ -84,10 +92,12 @@ class AttnRes(_OutputReader):
     return DepthState(Sources(recent=(x,)))
 
   def _read(
-    self, state: DepthState, layer: Layer, site: str, norm: PreNorm | None
+    self, state: DepthState, layer: Layer, site: str, norms: Mapping[str, PreNorm]
   ) -> tuple[Views, Any]:
-    h, sources = self._attend(state.sources, layer, site, norm=norm)
-    return {"x": h}, DepthState(sources)
+    views, sources = {}, state.sources
+    for view in self.view_names(site):
+      views[view], sources = self._attend(sources, layer, site, norm=norms.get(view), view=view)
+    return views, DepthState(sources)
 
   def write(
     self, state: DepthState, layer: Layer, site: str, out: Array, *,
@@ -95,6 +105,7 @@ class AttnRes(_OutputReader):
   ) -> DepthState:  # fmt: skip
     """See `Combinator.write`."""
     check_layer(layer, state.sources)
+    check_used(self.view_names(site), normed, site)
     return DepthState(tape.sources.append(out))
 
 
@@ -120,6 +131,7 @@ class BlockAttnRes(DepthBlocks, _OutputReader):
       merges the running sum site by site; the function is the same up to rounding. `auto` does so
       where a kernel can run and moves fewer bytes. `always` needs one head, and uses plain JAX
       where no kernel can run. `never` reads all sources at every site.
+    views: as in `attn_res`.
     num_heads: H, a divisor of D.
     eps: added to the mean square of a source, and with rms_block of an output; > 0.
     implementation: of the read, see `depth_attention`; `auto` takes the best that can run.
@@ -160,25 +172,28 @@ class BlockAttnRes(DepthBlocks, _OutputReader):
     return sources.in_source_order(rows, len(self.source_names()))
 
   def _read(
-    self, state: DepthState, layer: Layer, site: str, norm: PreNorm | None
+    self, state: DepthState, layer: Layer, site: str, norms: Mapping[str, PreNorm]
   ) -> tuple[Views, Any]:
     started = self._has_started(layer, site)
+    views, sources, opened = {}, state.sources, state.opened
     running, *others = state.running
-    if state.opened is None:
-      sources = state.sources.append(running)
-      h, sources = self._attend(sources, layer, site, started, norm)
-      sources, running = sources.pop()
-      return {"x": h}, DepthState(sources, (running, *others))
-    h, running, opened = depth_attention_merge(
-      state.opened,
-      self._slot(layer, site),
-      running,
-      self._row(self.query, layer, site),
-      key_scale=self._row(self.key_scale, layer, site),
-      last_valid=started,
-      **self._kernel_options(norm),
-    )
-    return {"x": h}, DepthState(state.sources, (running, *others), opened)
+    for view in self.view_names(site):
+      norm = norms.get(view)
+      if opened is None:
+        views[view], sources = self._attend(
+          sources.append(running), layer, site, started, norm, view
+        )
+        sources, running = sources.pop()
+      else:
+        views[view], running, opened = depth_attention_merge(
+          opened,
+          self._slot(layer, site, view),
+          running,
+          **self._reader(layer, site, view),
+          last_valid=started,
+          **self._kernel_options(norm),
+        )
+    return views, DepthState(sources, (running, *others), opened)
 
   def write(
     self, state: DepthState, layer: Layer, site: str, out: Array, *,
@@ -186,6 +201,7 @@ class BlockAttnRes(DepthBlocks, _OutputReader):
   ) -> DepthState:  # fmt: skip
     """See `Combinator.write`. The last integer layer of a block closes it."""
     check_layer(layer, state.sources)
+    check_used(self.view_names(site), normed, site)
     outs = (out, rms_normalized(out, self.eps).astype(out.dtype)) if self.rms_block else (out,)
     running = jax.tree.map(jnp.add, tape.running, outs)
     state = DepthState(tape.sources, running, tape.opened)

@@ -195,8 +195,8 @@ class Combinator(nnx.Module):
   def view_names(self, site: str) -> tuple[str, ...]:
     """Returns the names of the views that `read` gives a site.
 
-    The view x is always there. The views q, k and v are there where a system gives queries, keys
-    and values other inputs than x; an attention at another site takes x for all three.
+    The view x is always there. Of q, k and v those are there that a system gives another input than
+    x; an attention takes x for those that are not.
     """
     return ("x",)
 

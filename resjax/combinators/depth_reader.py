@@ -1,5 +1,6 @@
 """Base classes of the systems that attend over depth: pseudo-queries, and depth blocks."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -20,11 +21,22 @@ from resjax.kernels.depth_attention import (
 from resjax.typing import Array, PyTree, wide_dtype
 
 Flag = bool | Array
+Reader = Mapping[str, Any]  # the parameters of one read, arrays by name: query, key_scale [D]
 TWO_PHASE = ("auto", "always", "never")
+VIEWS = {
+  "x": (),
+  "qk_v": ("v",),
+  "qkv": ("k", "v"),
+}  # the views that have a reader beside that of x
 
 
 class DepthReader(SourceCombinator):
   """A combinator with one pseudo-query and key gain per site.
+
+  A subclass may offer the option `views`, the inputs of the attention, which is the first site of a
+  layer: `x` is one read for all; `qk_v` gives the values a second reader, with a query and gain of
+  its own; `qkv` gives keys and values one each. The queries read x. It calls `_add_views` in its
+  `__init__`, and `_attend` for each of `view_names(site)` in its `read`.
 
   Args:
     num_heads: H, a divisor of D.
@@ -33,6 +45,7 @@ class DepthReader(SourceCombinator):
   """
 
   per_layer: tuple[str, ...] = ("query", "key_scale")
+  own_readers: tuple[str, ...] = ()  # the views that have a reader beside that of x
 
   def __init__(
     self, *, num_heads: int = 1, eps: float = 1e-6, implementation: str = "auto", **options: Any
@@ -49,6 +62,28 @@ class DepthReader(SourceCombinator):
     self.query = nnx.Param(jnp.zeros(per_site))  # at zero every read is a uniform mean
     self.key_scale = nnx.Param(jnp.ones(per_site))
 
+  def _add_views(self, views: str) -> None:
+    """Adds the readers of k and v: `view_query` and `view_key_scale` [L, number of them, D]."""
+    check_option("views", views, views in VIEWS, ", ".join(VIEWS))
+    self.own_readers = VIEWS[views]
+    if self.own_readers:
+      shape = (self.num_layers, len(self.own_readers), self.d_model)
+      self.view_query = nnx.Param(jnp.zeros(shape))
+      self.view_key_scale = nnx.Param(jnp.ones(shape))
+      self.per_layer += ("view_query", "view_key_scale")
+
+  def view_names(self, site: str) -> tuple[str, ...]:
+    """See `Combinator.view_names`."""
+    return ("x", *self.own_readers) if site == self.sites[0] else ("x",)
+
+  def _reader(self, layer: Layer, site: str, view: str = "x") -> Reader:
+    """Returns the parameters of the read that gives a site a view."""
+    if view == "x":
+      return {name: self._row(getattr(self, name), layer, site) for name in ("query", "key_scale")}
+    index = self.own_readers.index(view)
+    rows = {"query": self.view_query, "key_scale": self.view_key_scale}
+    return {name: self._layer_row(rows[name], layer)[index] for name in rows}
+
   def source_names(self) -> tuple[str, ...]:
     """See `Combinator.source_names`."""
     return ("embedding", *self._written())
@@ -58,7 +93,7 @@ class DepthReader(SourceCombinator):
     return tuple(f"{layer} {site}" for layer in range(self.num_layers) for site in self.sites)
 
   def depth_weights(self, state: DepthState, layer: Layer, site: str) -> Array | None:
-    """See `Combinator.depth_weights`."""
+    """See `Combinator.depth_weights`. They are those of view x."""
     if site == OUTPUT:
       return None
     rows = self._softmax(state.sources, layer, site)
@@ -66,10 +101,10 @@ class DepthReader(SourceCombinator):
 
   def _softmax(self, sources: Sources, layer: Layer, site: str, last_valid: Flag = True) -> Array:
     """Returns the weights of the slots [slots, ...] at a site."""
-    query, key_scale = (self._row(p, layer, site) for p in (self.query, self.key_scale))
-    return self._softmax_with(query * key_scale, sources, last_valid)
+    return self._softmax_with(self._reader(layer, site), sources, last_valid)
 
-  def _softmax_with(self, query: Array, sources: Sources, last_valid: Flag = True) -> Array:
+  def _softmax_with(self, reader: Reader, sources: Sources, last_valid: Flag = True) -> Array:
+    query = reader["query"] * reader["key_scale"]
     valid = sources.valid()
     valid = valid.at[-1].set(valid[-1] & last_valid)
     logits = jnp.concatenate([self._logits(query, group) for group in sources.groups()])
@@ -90,26 +125,24 @@ class DepthReader(SourceCombinator):
     site: str,
     last_valid: Flag = True,
     norm: PreNorm | None = None,
+    view: str = "x",
   ) -> tuple[Array, Sources]:
-    """Returns what a site reads, and the sources for the next reader (`return_sources`).
+    """Returns a view of a site, and the sources for the next reader (`return_sources`).
 
     With a norm it returns RMS(h) ⊙ scale in place of what is read, h.
     """
-    query, key_scale = (self._row(p, layer, site) for p in (self.query, self.key_scale))
-    return self._attend_with(query, key_scale, sources, last_valid, norm)
+    return self._attend_with(self._reader(layer, site, view), sources, last_valid, norm)
 
   def _attend_with(
     self,
-    query: Array,
-    key_scale: Array,
+    reader: Reader,
     sources: Sources,
     last_valid: Flag = True,
     norm: PreNorm | None = None,
   ) -> Any:
     return depth_attention(
       sources,
-      query,
-      key_scale=key_scale,
+      **reader,
       num_heads=self.num_heads,
       last_valid=last_valid,
       return_sources=True,
@@ -150,7 +183,7 @@ class DepthBlocks(DepthReader):
 
   def open_block(self, sources: Sources) -> tuple[Sources, PyTree]:
     """See `Combinator.open_block`. The first of two phases is the reads of all sites."""
-    queries, key_scales = (p[...].reshape(-1, self.d_model) for p in (self.query, self.key_scale))
+    queries, key_scales = map(self._block_rows, ("query", "key_scale"))
     if not self._in_two_phases(sources, queries):
       return sources, None
     returned: Any = depth_attention_block(  # a pair, because of return_sources
@@ -169,9 +202,20 @@ class DepthBlocks(DepthReader):
     options.pop("eps")
     return self.num_heads == 1 and moves_less and has_block_kernel(sources, queries, **options)
 
-  def _slot(self, layer: Layer, site: str) -> Layer:
-    """Returns the number of a site among those of its depth block."""
-    return layer % self.layers_per_block * len(self.sites) + self.sites.index(site)
+  def _block_rows(self, name: str) -> Array:
+    """Returns the rows [reads, D] of a parameter of all reads of a depth block."""
+    rows = getattr(self, name)[...]
+    if self.own_readers:
+      rows = jnp.concatenate([rows, getattr(self, f"view_{name}")[...]], axis=1)
+    return rows.reshape(-1, self.d_model)
+
+  def _slot(self, layer: Layer, site: str, view: str = "x") -> Layer:
+    """Returns the number of a read among those of its depth block."""
+    per_layer = len(self.sites) + len(self.own_readers)
+    number = self.sites.index(site)
+    if view != "x":
+      number = len(self.sites) + self.own_readers.index(view)
+    return layer % self.layers_per_block * per_layer + number
 
   def _written(self) -> tuple[str, ...]:
     return tuple(f"block {number}" for number in range(self.num_blocks))

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 
 from resjax.combinators.base import Layer, TokenContext, Views
-from resjax.combinators.source import DepthState, SourceCombinator, check_layer
+from resjax.combinators.source import DepthState, SourceCombinator, check_layer, check_used
 from resjax.kernels.depth_attention import Sources
 from resjax.typing import Array
 
@@ -73,8 +73,7 @@ class LayerMixer(SourceCombinator):
     """See `Combinator.write`. The last site of a layer appends its output to the sources."""
     if self.strategy == "history":
       check_layer(layer, state.sources)
-    if normed is not None:
-      self._check_used(site, normed)
+    check_used(self.view_names(site), normed, site)
     output = None
     if self._splits:
       output = out if site == self.sites[0] else state.running.output + out
@@ -82,16 +81,6 @@ class LayerMixer(SourceCombinator):
     if site != self.sites[-1]:
       return DepthState(state.sources, running)
     return DepthState(self._append(state.sources, self._output(running)), running)
-
-  def _check_used(self, site: str, normed: Views) -> None:
-    """Refuses a branch that ignores q, k or v, whose parameters would then never learn."""
-    offered = self.view_names(site)
-    unused = [view for view in offered if view != "x" and view not in normed]
-    if unused:
-      raise ValueError(
-        f"site {site!r} is given the views {', '.join(offered)}, and its branch leaves out "
-        f"{', '.join(unused)}; attend with q, k and v, or take a combinator whose only view is x"
-      )
 
   def source_names(self) -> tuple[str, ...]:
     """See `Combinator.source_names`. They are the embedding and the outputs of the layers."""

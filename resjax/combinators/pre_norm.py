@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping
+from typing import TypeGuard
 
 import jax
 import jax.numpy as jnp
@@ -34,7 +35,6 @@ class PreNorm:
 Norms = Mapping[str, Callable[[Array], Array]]
 
 
-def only_pre_norm(norms: Norms) -> PreNorm | None:
-  """Returns the norm of the view x if it is a `PreNorm` and no other view is used, else None."""
-  norm = norms.get("x")
-  return norm if isinstance(norm, PreNorm) and len(norms) == 1 else None
+def are_pre_norms(norms: Norms) -> TypeGuard[Mapping[str, PreNorm]]:
+  """Returns whether every view has a `PreNorm`, which a read may fuse."""
+  return all(isinstance(norm, PreNorm) for norm in norms.values())

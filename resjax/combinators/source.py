@@ -75,6 +75,25 @@ class EnteredStream(SourceCombinator):
     return {"x": x}, x
 
 
+def check_used(offered: tuple[str, ...], normed: Views | None, site: str) -> None:
+  """Refuses a branch that ignores q, k or v, whose parameters would then never learn.
+
+  Args:
+    offered: the views that the site is given.
+    normed: the normalised views that its branch saw, or None where these are not known.
+    site: its name.
+
+  Raises:
+    ValueError: the branch leaves out a view other than x.
+  """
+  unused = [view for view in offered if view != "x" and normed is not None and view not in normed]
+  if unused:
+    raise ValueError(
+      f"site {site!r} is given the views {', '.join(offered)}, and its branch leaves out "
+      f"{', '.join(unused)}; attend with q, k and v, or take a combinator whose only view is x"
+    )
+
+
 def check_layer(layer: Layer, sources: Sources) -> None:
   """Raises a ValueError if sources cannot grow: under a trace outside of `depth.run`."""
   if not isinstance(layer, int) and sources.bank is None:

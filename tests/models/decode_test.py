@@ -63,7 +63,7 @@ def test_prefill_and_single_tokens_in_gpt2_style(name):
     {"short_swa": ShortSWAConfig(1), "value_residual": "fixed"},
     {"short_swa": ShortSWAConfig(5, num_heads=2), "qk_norm": True, "depth": "loop"},
     {"short_swa": ShortSWAConfig(40), "value_residual": "learned", "num_layers": 1},
-    {"residual": "attn_res", "value_residual": "learned"},
+    {"residual": "attn_res", "options": {"views": "qk_v"}, "value_residual": "learned"},
   ],
 )
 def test_attention_options_in_chunks_of_any_length(changes):

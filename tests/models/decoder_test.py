@@ -101,7 +101,8 @@ def test_a_combinator_adds_its_own_parameters_and_no_others(name):
   made = decoders.shapes(config).combinator
   plain = dataclasses.replace(config, residual=decoders.config().residual)
   views = made.view_names("attention")
-  norms = (4 if "q" in views else 2) if made.pre_norm else 0  # per layer; q, k, v instead of x
+  used = set("qkv") if set("qkv") <= set(views) else views
+  norms = len(used) + 1 if made.pre_norm else 0  # per layer, one of them of the MLP
   change = ((norms - 2) * config.num_layers + made.final_norm - 1) * config.d_model
   assert count(config) - count(plain) == made.num_parameters() + change
 

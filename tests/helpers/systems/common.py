@@ -61,8 +61,8 @@ def run_branch(weights, site, views, pre_norm=True):
   views = views if isinstance(views, dict) else {"x": views}
   normed = {name: rms(x, EPS) if pre_norm else x for name, x in views.items()}
   x = normed["x"]
-  if "q" in normed:
-    x = 0.5 * normed["q"] + 0.3 * normed["k"] + 0.2 * normed["v"]
+  if set(normed) > {"x"}:
+    x = sum(c * normed.get(name, x) for name, c in zip("qkv", (0.5, 0.3, 0.2), strict=True))
   hidden = np.tanh((x * weights["gain"]) @ weights["up"])
   if site == "attention":
     hidden = np.stack([hidden[:, : t + 1].mean(axis=1) for t in range(x.shape[1])], axis=1)
