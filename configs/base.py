@@ -99,6 +99,19 @@ def short_swa() -> dict:
   }
 
 
+def depth_scores() -> dict:
+  """How the reads of Attention Residuals weigh their sources, see `resjax.combinators.AttnRes`."""
+  return {
+    "value_norm": False,
+    "key_norm": "gain",  # gain | plain | none
+    "key_rank": 0,  # the last channels that make a key; 0: all
+    "scale": "one",  # of the logits: one | rsqrt | learned
+    "weights": "softmax",  # softmax | sigmoid | static (attn_res only)
+    "dynamic_query": False,
+    "views": "x",  # of the attention: x | qk_v | qkv
+  }
+
+
 def residual() -> dict:
   """The combinator's name, and the options of each combinator under its name."""
   return {
@@ -123,7 +136,8 @@ def residual() -> dict:
     "unet_skips": {},
     "laurel": {"variant": "rw+lr", "rank": 4, "num_previous": 3, "normalize": "none"},
     "attn_res": {
-      "views": "x",  # x | qk_v | qkv
+      "window": 0,  # newest sources that are read besides the embedding; 0: all
+      **depth_scores(),
       "num_heads": 1,
       "eps": 1e-6,
       "implementation": "auto",
@@ -132,7 +146,7 @@ def residual() -> dict:
       "layers_per_block": 3,
       "rms_block": False,
       "two_phase": "auto",  # auto | always | never
-      "views": "x",  # x | qk_v | qkv
+      **depth_scores(),
       "num_heads": 1,
       "eps": 1e-6,
       "implementation": "auto",  # auto | names in resjax.kernels.depth_attention.IMPLEMENTATIONS

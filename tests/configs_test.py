@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from ml_collections import ConfigDict
 from rich.console import Console
 
 from configs import ablations, base
@@ -191,6 +192,12 @@ def test_has_every_combinator_with_its_defaults(name):
     residual = runs[name].model.residual
     assert residual.name == name
     assert residual[name].to_dict() == base.residual()[name]
+
+
+def test_no_option_has_the_name_of_a_method_of_its_config():
+  """A flag `--config.model.residual.NAME.keys=...` would ask for the method."""
+  taken = [(name, key) for name in combinators.names() for key in base.residual()[name]]
+  assert not [(name, key) for name, key in taken if hasattr(ConfigDict, key)]
 
 
 def test_cut_layer_cuts_every_layer_once_per_alpha():

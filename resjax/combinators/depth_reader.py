@@ -1,13 +1,13 @@
 """Base classes of the systems that attend over depth: pseudo-queries, and depth blocks."""
 
-from collections.abc import Mapping
+import dataclasses
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from flax import nnx
 
 from resjax.combinators.base import OUTPUT, Layer, Strategy, check_option
+from resjax.combinators.depth_scores import DepthScores, Flag, Reader
 from resjax.combinators.pre_norm import PreNorm
 from resjax.combinators.source import DepthState, SourceCombinator
 from resjax.kernels.depth_attention import (
@@ -18,20 +18,14 @@ from resjax.kernels.depth_attention import (
   has_block_kernel,
   two_phase_moves_less,
 )
-from resjax.typing import Array, PyTree, wide_dtype
+from resjax.typing import Array, PyTree
 
-Flag = bool | Array
-Reader = Mapping[str, Any]  # the parameters of one read, arrays by name: query, key_scale [D]
 TWO_PHASE = ("auto", "always", "never")
-VIEWS = {
-  "x": (),
-  "qk_v": ("v",),
-  "qkv": ("k", "v"),
-}  # the views that have a reader beside that of x
+VIEWS = {"x": (), "qk_v": ("v",), "qkv": ("k", "v")}  # the views with a reader beside that of x
 
 
 class DepthReader(SourceCombinator):
-  """A combinator with one pseudo-query and key gain per site.
+  """A combinator with one reader per site: a pseudo-query and a key gain, unless `scores` differ.
 
   A subclass may offer the option `views`, the inputs of the attention, which is the first site of a
   layer: `x` is one read for all; `qk_v` gives the values a second reader, with a query and gain of
@@ -42,10 +36,19 @@ class DepthReader(SourceCombinator):
     num_heads: H, a divisor of D.
     eps: added to the mean square of a source in its norm; > 0.
     implementation: of `depth_attention`; `auto` takes the best that can run.
+
+  Attributes:
+    scores: the rule by which all readers weigh sources. A subclass that has options for it sets it
+      before it calls this class's `__init__`, which makes the parameters.
+    own_readers: the views that have a reader beside that of x.
+    query: of the sites, [L, sites, D].
+    key_scale: the gains of their keys, [L, sites, D].
   """
 
-  per_layer: tuple[str, ...] = ("query", "key_scale")
-  own_readers: tuple[str, ...] = ()  # the views that have a reader beside that of x
+  query: nnx.Param
+  key_scale: nnx.Param
+  scores: DepthScores = DepthScores()
+  own_readers: tuple[str, ...] = ()
 
   def __init__(
     self, *, num_heads: int = 1, eps: float = 1e-6, implementation: str = "auto", **options: Any
@@ -58,19 +61,30 @@ class DepthReader(SourceCombinator):
     self.num_heads = num_heads
     self.eps = eps
     self.implementation = implementation
-    per_site = (self.num_layers, len(self.sites), self.d_model)
-    self.query = nnx.Param(jnp.zeros(per_site))  # at zero every read is a uniform mean
-    self.key_scale = nnx.Param(jnp.ones(per_site))
+    self.scores = dataclasses.replace(self.scores, width=self.d_model, num_heads=num_heads, eps=eps)
+    self.scores.check()
+    plain = self.scores.plain
+    fits = not plain or implementation in ("auto", "reference")
+    check_option("implementation", implementation, fits, f"auto, reference with {plain}")
+    self.per_layer += self._add_readers("", self.num_layers, len(self.sites))
+
+  def _add_readers(self, prefix: str, *lead: int) -> tuple[str, ...]:
+    """Adds the parameters of readers, with a prefix and leading axes, and returns their names."""
+    shapes = self.scores.shapes(self.num_sublayers + 1)
+    for name, shape in shapes.items():
+      fill = jnp.ones if name == "key_scale" else jnp.zeros
+      axes: Any = {"axes": ("embed_param", None)} if name == "query_weight" else {}
+      setattr(self, prefix + name, nnx.Param(fill((*lead, *shape)), **axes))
+    names = tuple(prefix + name for name in shapes)
+    self.decayed_parameters += tuple(name for name in names if name.endswith("query_weight"))
+    return names
 
   def _add_views(self, views: str) -> None:
-    """Adds the readers of k and v: `view_query` and `view_key_scale` [L, number of them, D]."""
+    """Adds the readers of k and v: `view_query` [L, number of them, D], and so on."""
     check_option("views", views, views in VIEWS, ", ".join(VIEWS))
     self.own_readers = VIEWS[views]
     if self.own_readers:
-      shape = (self.num_layers, len(self.own_readers), self.d_model)
-      self.view_query = nnx.Param(jnp.zeros(shape))
-      self.view_key_scale = nnx.Param(jnp.ones(shape))
-      self.per_layer += ("view_query", "view_key_scale")
+      self.per_layer += self._add_readers("view_", self.num_layers, len(self.own_readers))
 
   def view_names(self, site: str) -> tuple[str, ...]:
     """See `Combinator.view_names`."""
@@ -79,10 +93,13 @@ class DepthReader(SourceCombinator):
   def _reader(self, layer: Layer, site: str, view: str = "x") -> Reader:
     """Returns the parameters of the read that gives a site a view."""
     if view == "x":
-      return {name: self._row(getattr(self, name), layer, site) for name in ("query", "key_scale")}
+      return {name: self._row(p, layer, site) for name, p in self._readers("").items()}
     index = self.own_readers.index(view)
-    rows = {"query": self.view_query, "key_scale": self.view_key_scale}
-    return {name: self._layer_row(rows[name], layer)[index] for name in rows}
+    return {name: self._layer_row(p, layer)[index] for name, p in self._readers("view_").items()}
+
+  def _readers(self, prefix: str) -> dict[str, nnx.Param]:
+    """Returns the parameters of the readers that have a prefix, without it."""
+    return {name: getattr(self, prefix + name) for name in self.scores.shapes()}
 
   def source_names(self) -> tuple[str, ...]:
     """See `Combinator.source_names`."""
@@ -100,23 +117,8 @@ class DepthReader(SourceCombinator):
     return state.sources.in_source_order(rows, len(self.source_names()))
 
   def _softmax(self, sources: Sources, layer: Layer, site: str, last_valid: Flag = True) -> Array:
-    """Returns the weights of the slots [slots, ...] at a site."""
-    return self._softmax_with(self._reader(layer, site), sources, last_valid)
-
-  def _softmax_with(self, reader: Reader, sources: Sources, last_valid: Flag = True) -> Array:
-    query = reader["query"] * reader["key_scale"]
-    valid = sources.valid()
-    valid = valid.at[-1].set(valid[-1] & last_valid)
-    logits = jnp.concatenate([self._logits(query, group) for group in sources.groups()])
-    valid = valid.reshape(-1, *(1,) * (logits.ndim - 1))
-    return jnp.mean(jax.nn.softmax(jnp.where(valid, logits, -jnp.inf), axis=0), axis=-1)
-
-  def _logits(self, query: Array, group: Array) -> Array:
-    """Returns w · RMS(v) per head [n, ..., H] for sources [n, ..., D]."""
-    wide = group.astype(wide_dtype(group))
-    per_head = (wide * query).reshape(*wide.shape[:-1], self.num_heads, -1)
-    mean_square = jnp.mean(wide * wide, axis=-1, keepdims=True)
-    return jnp.sum(per_head, axis=-1) * jax.lax.rsqrt(mean_square + self.eps)
+    """Returns the weights of the slots [slots, ...] at a site, their mean over heads."""
+    return jnp.mean(self.scores.weigh(self._reader(layer, site), sources, last_valid), axis=-1)
 
   def _attend(
     self,
@@ -140,9 +142,12 @@ class DepthReader(SourceCombinator):
     last_valid: Flag = True,
     norm: PreNorm | None = None,
   ) -> Any:
+    if self.scores.plain:
+      h = self.scores.read(reader, sources, last_valid)
+      return h if norm is None else norm(h), sources
     return depth_attention(
       sources,
-      **reader,
+      **self.scores.folded(reader),
       num_heads=self.num_heads,
       last_valid=last_valid,
       return_sources=True,
@@ -165,8 +170,8 @@ class DepthBlocks(DepthReader):
     layers_per_block: layers of one depth block, 1..L; the last block may be shorter.
     two_phase: whether a scan reads the complete sources once for all sites of a block; the function
       is the same up to rounding. `auto` does so where a kernel can run and moves fewer bytes.
-      `always` needs one head, and uses plain JAX where no kernel can run. `never` reads all sources
-      at every site.
+      `always` needs one head and scores that kernels cover, and uses plain JAX where none can run.
+      `never` reads all sources at every site.
   """
 
   strategy: Strategy = "depth_blocks"
@@ -178,12 +183,16 @@ class DepthBlocks(DepthReader):
     check_option("two_phase", two_phase, two_phase in TWO_PHASE, ", ".join(TWO_PHASE))
     fits = two_phase != "always" or self.num_heads == 1
     check_option("two_phase", two_phase, fits, f"auto, never with num_heads={self.num_heads}")
+    fits = two_phase != "always" or not self.scores.plain
+    check_option("two_phase", two_phase, fits, f"auto, never with {self.scores.plain}")
     self.layers_per_block = layers_per_block
     self.two_phase = two_phase
 
   def open_block(self, sources: Sources) -> tuple[Sources, PyTree]:
     """See `Combinator.open_block`. The first of two phases is the reads of all sites."""
-    queries, key_scales = map(self._block_rows, ("query", "key_scale"))
+    if self.scores.plain:
+      return sources, None
+    queries, key_scales = self.scores.folded(self._block_reader()).values()
     if not self._in_two_phases(sources, queries):
       return sources, None
     returned: Any = depth_attention_block(  # a pair, because of return_sources
@@ -202,12 +211,12 @@ class DepthBlocks(DepthReader):
     options.pop("eps")
     return self.num_heads == 1 and moves_less and has_block_kernel(sources, queries, **options)
 
-  def _block_rows(self, name: str) -> Array:
-    """Returns the rows [reads, D] of a parameter of all reads of a depth block."""
-    rows = getattr(self, name)[...]
-    if self.own_readers:
-      rows = jnp.concatenate([rows, getattr(self, f"view_{name}")[...]], axis=1)
-    return rows.reshape(-1, self.d_model)
+  def _block_reader(self) -> Reader:
+    """Returns the parameters of all reads of a depth block, [reads, ...] each."""
+    prefixes = ("", "view_") if self.own_readers else ("",)
+    parts = [self._readers(prefix) for prefix in prefixes]
+    joined = {name: jnp.concatenate([p[name][...] for p in parts], 1) for name in parts[0]}
+    return {name: rows.reshape(-1, *rows.shape[2:]) for name, rows in joined.items()}
 
   def _slot(self, layer: Layer, site: str, view: str = "x") -> Layer:
     """Returns the number of a read among those of its depth block."""

@@ -10,6 +10,7 @@ import pytest
 
 from resjax.combinators.base import OUTPUT
 from tests.helpers import toy
+from tests.helpers.reference import rms
 from tests.helpers.systems import CASES
 
 LAYERS, X = toy.layers(), jnp.asarray(toy.embeddings())
@@ -17,15 +18,16 @@ MIXED = ("attn_res", "block_attn_res", "denseformer", "elc", "muddformer")
 ADDED = ("delta_attn_res", "delta_block_attn_res")
 PROJECTED = ("depth_attention",)
 OTHERS = {"num_heads", "null_source", "output_gate"}  # a mean over heads is no read; gates scale it
+RULES = ("attn_res", "block_attn_res")  # whose options change how sources are weighed
 
 QUICK = ("block_attn_res-layers_per_block=2", "denseformer-dilation=2-period=2")
 
 
 def cases(*names):
-  """One case of every name, and those of `QUICK`."""
+  """One case of every name, all of `RULES`, and those of `QUICK`."""
   named = [case for case in CASES if case.name in names]
   first = {case.name: case for case in reversed(named)}.values()
-  return tuple(case for case in named if case in first or str(case) in QUICK)
+  return tuple(c for c in named if c in first or c.name in RULES or str(c) in QUICK)
 
 
 class Read(NamedTuple):
@@ -86,14 +88,17 @@ def test_weights_of_a_softmax_add_up_and_later_sources_have_none(case):
   for place, one in found.items():
     later = one.weights[len(one.sources) :]
     assert (later == 0).all() or case.options.get("null_source"), place
-    if case.name not in ("denseformer", "muddformer"):
+    if case.name not in ("denseformer", "muddformer") and "weights" not in case.options:
       np.testing.assert_allclose(one.weights.sum(axis=0), 1, rtol=1e-5, err_msg=str(place))
 
 
 @walk([case for case in cases(*MIXED, *ADDED) if not OTHERS & set(case.options)])
 def test_weighted_sources_are_what_is_read(case):
   for place, one in readers(case).items():
-    mixed = np.einsum("nbt,nbtd->btd", one.weights[: len(one.sources)], np.float64(one.sources))
+    values = np.float64(one.sources)
+    if case.options.get("value_norm") and np.sum(one.weights[:, 0, 0] > 0) > 1:
+      values = rms(values, 1e-6)
+    mixed = np.einsum("nbt,nbtd->btd", one.weights[: len(values)], values)
     np.testing.assert_allclose(mixed, one.read, atol=3e-6, rtol=1e-5, err_msg=str(place))
 
 

@@ -66,6 +66,7 @@ def check(case, monkeypatch, *, fuses):
     want = toy.jitted(separate, made, *arrays)
     unfused.clear()
     got = toy.jitted(fused, made, *arrays)
-  assert bool(unfused) != fuses
+  in_plain_jax = fuses and made.scores.plain != ""  # a read with options that no kernel covers
+  assert bool(unfused) == (in_plain_jax or not fuses)
   for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
     np.testing.assert_allclose(a, b, rtol=0, atol=1e-12 * max(1, abs(b).max()))
