@@ -101,7 +101,9 @@ class DynamicStreams(ResidualStreams):
     check_option("head", head, head in _HEADS, ", ".join(_HEADS))
     check_option("eps", eps, eps > 0, "eps > 0")
     self.head, self.eps = head, eps
-    self.equals_standard_at_init = init != "one_hot" and self.gates.magnitude == 2
+    # With ε the rows of M add up to 1 - ε, and b is 1 + ε.
+    near = self.gates.magnitude == 2 and max(self.gates.read_eps, self.gates.write_eps) <= 1e-6
+    self.equals_standard_at_init = near and init != "one_hot"
     sites, streams = (self.num_layers, len(self.sites)), self.num_streams
     bias = self._initial_bias(init)
     shape = (*sites, streams, self.d_model, bias.shape[-1])

@@ -84,8 +84,8 @@ class MHC(DynamicStreams):
                  the others; φ = 0. The mHC-lite authors train both systems like this. Not
                  `standard`.
   In the first two φ is normal with variance 1 / (R D) but 0 for b. In all but the last all streams
-  are the stream of `standard` until the first update (up to ε); with φ = 0 and equal reads they
-  would stay equal for ever. They part slowly where at first their reads differ by a φ alone. A
+  are the stream of `standard` until the first update, up to ε per site; with φ = 0 and equal reads
+  they would stay equal for ever. They part slowly where at first their reads differ by a φ alone. A
   learned head begins near the mean.
 
   When to use it: where the state of R streams and its traffic can be paid for. The paper gains
