@@ -30,7 +30,11 @@ FILES = sorted(
 MODULES = [".".join(path.with_suffix("").parts) for path in FILES]
 SWEEPS = [name for name in MODULES if name.startswith("configs.ablations.")]
 SIZES = ("tiny", "gpt2_124m")
-PLANNED = ("configs.ablations.h100_45min", "configs.ablations.causal_shift_124m")
+PLANNED = (
+  "configs.ablations.causal_shift_124m",
+  "configs.ablations.gated_residual",
+  "configs.ablations.h100_45min",
+)
 WITHOUT_SIZE = (
   "configs.ablations.compare",
   "configs.ablations.finetune_cuts",
@@ -133,7 +137,7 @@ def test_every_run_of_a_sweep_builds(module, size):
   built = [experiment.build(run.config) for run in runs]
   first = "unchanged" if module.endswith("one_parent") else "standard"
   assert runs[0].name == first and built[0].decoder.residual.name == "standard"
-  different = [(str(run.decoder.residual), str(run.optim)) for run in built]
+  different = [(str(run.decoder), str(run.optim)) for run in built]
   assert len(set(different)) == len(runs)  # no run twice under two names
   assert len({run.workdir for run in built}) == len(runs)
 
@@ -165,6 +169,26 @@ def test_h100_45min_is_the_plan_that_it_says():
   # The warm-up and the blocks fit the runs of tuning, too.
   assert run.optim.warmup_steps < asked.tuning.steps
   dry_run(runs["hyper_connections"], Console(file=io.StringIO()))
+
+
+@pytest.mark.parametrize("name", ["ablations.gated_residual", "tiny", "gpt2_124m", "llama_1p3b"])
+def test_the_wide_mlp_has_as_many_parameters_as_gated_residual(name):
+  config = _load(f"configs.{name}")
+  config.mesh.update(data=-1, fsdp=1)
+  if name == "tiny":  # a third site, and options of the combinator
+    config.model.short_swa.window = 4
+    config.model.residual.gated_residual.update(num_streams=2, rank=3, shared_gain=True)
+  arms = dict(importlib.import_module("configs.ablations.gated_residual").sweep(config))
+  assert arms["wide-mlp"]["model.mlp_dim"] > config.model.mlp_dim
+
+  def parameters(arm):
+    run = experiment.build(next(r.config for r in expand(config, arms.items()) if r.name == arm))
+    return model_costs(program.build(run).model, run)["parameters"]
+
+  wide, gated = parameters("wide-mlp"), parameters("gated_residual")
+  assert wide == pytest.approx(gated, rel=0.002)
+  if name == "ablations.gated_residual":
+    assert gated - parameters("standard") == pytest.approx(13 * 384**2, rel=0.05)
 
 
 def test_causal_shift_124m_confirms_what_the_argument_says():
