@@ -47,6 +47,7 @@ def model() -> dict:
     "rope_scaling": rope_scaling(),
     "norm": "rmsnorm",  # rmsnorm | layernorm
     "norm_eps": 1e-6,
+    "norm_gate": norm_gate(),
     "post_norm": False,  # also normalise the output of each sublayer before the combinator
     "mlp": "swiglu",  # swiglu | geglu | gelu (both tanh approximation) | gelu_exact
     "bias": "none",  # none | qkv | attention (also its output) | all (also MLP and LayerNorm)
@@ -68,6 +69,14 @@ def model() -> dict:
     "depth": "scan",  # scan (the combinator's strategy) | loop (plain Python loop)
     "mup": mup(),
     "residual": residual(),
+  }
+
+
+def norm_gate() -> dict:
+  """GatedNorm: a gate behind every norm before a branch; not where a combinator takes its place."""
+  return {
+    "rank": 0,  # r; 0: no gate; the paper has 16
+    "form": "neutral",  # neutral (2σ, one at init) | published (σ, about a half at init)
   }
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from resjax.kernels.self_attention import IMPLEMENTATIONS, Scores
 from resjax.models.depth import REMAT
 from resjax.nn.mlp import MLPS
-from resjax.nn.norm import NORMS
+from resjax.nn.norm import NORM_GATES, NORMS
 from resjax.nn.rope import SCALINGS, Rope, RopeScaling
 from resjax.ranges import check_types
 
@@ -52,6 +52,19 @@ class ShortSWAConfig:
   window: int = 0
   num_heads: int = 0
   zero_init: bool = True
+
+
+@dataclasses.dataclass(frozen=True)
+class NormGateConfig:
+  """The gate behind the norms before branches, see `resjax.nn.norm.NormGate`.
+
+  Attributes:
+    rank: its rank; 0: there is none.
+    form: one of `resjax.nn.norm.NORM_GATES`.
+  """
+
+  rank: int = 0
+  form: str = "neutral"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,7 +133,9 @@ class DecoderConfig:
   remat: str
   depth: str
   residual: ResidualConfig
-  mup: MupConfig = MupConfig()  # Records of earlier runs have no such setting.
+  # Records of earlier runs have no such settings.
+  mup: MupConfig = MupConfig()
+  norm_gate: NormGateConfig = NormGateConfig()
 
   def __post_init__(self) -> None:
     """Fills in head_dim and checks every field."""
@@ -150,6 +165,9 @@ class DecoderConfig:
     self._check_rope()
     self._check_short_swa()
     self._check_mup()
+    rank, most = self.norm_gate.rank, self.d_model
+    self._check("norm_gate.rank", 0 <= rank <= most, f"in 0..{most}")
+    self._check("norm_gate.form", self.norm_gate.form in NORM_GATES, f"{' or '.join(NORM_GATES)}")
 
   def _check_windows(self) -> None:
     windows = self.windows
@@ -196,6 +214,7 @@ class DecoderConfig:
         f"and config.model.residual.name is {self.residual.name!r}; set it to 0"
       )
     if self.mup.base_width:
+      self._check("norm_gate.rank", self.norm_gate.rank == 0, "0 with mup.base_width")
       plain = self.query_pre_attn_scalar == 0
       self._check(
         "query_pre_attn_scalar", plain, "0 with mup.base_width, where scores are q · k / C"

@@ -91,6 +91,11 @@ class Decoder(nnx.Module):
       rngs=keys("combinator"),
       **config.residual.options,
     )
+    if config.norm_gate.rank and not self.combinator.pre_norm:
+      raise ValueError(
+        f"config.model.norm_gate.rank={config.norm_gate.rank} gates the norms before branches, and "
+        f"with config.model.residual.name={config.residual.name!r} there are none; set it to 0"
+      )
     self.layers = jax.vmap(
       lambda key: Layer(config, self.combinator, layout, nnx.Rngs(params=key))
     )(jax.random.split(keys("layers").params(), config.num_layers))

@@ -2,6 +2,7 @@
 
 from resjax.combinators import Combinator
 from resjax.models.config import DecoderConfig
+from resjax.models.layer import normed_views
 from resjax.nn.mlp import is_gated
 
 
@@ -12,7 +13,8 @@ def forward_flops_per_token(config: DecoderConfig, combinator: Combinator, seq_l
 
   The second term is scores and values over the tokens that a token sees on average, where w_l is
   min(window of layer l, T), or T without a window. Norms and activations are left out. `short_swa`
-  adds 4 D² parameters to every layer, and scores and values of width D in its window.
+  adds 4 D² parameters to every layer, and scores and values of width D in its window; a gate behind
+  a norm has 2 r D.
 
   Args:
     config: the decoder.
@@ -28,6 +30,8 @@ def forward_flops_per_token(config: DecoderConfig, combinator: Combinator, seq_l
   if config.short_swa.window:
     matrices += config.num_layers * 4 * config.d_model**2
     scores += 4 * config.num_layers * config.d_model * _seen(config.short_swa.window, seq_len)
+  gated = sum(map(len, normed_views(config, combinator).values()))
+  matrices += config.num_layers * gated * 2 * config.d_model * config.norm_gate.rank
   return 2 * matrices + scores + combinator.flops_per_token()
 
 

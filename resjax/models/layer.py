@@ -15,7 +15,7 @@ from resjax.nn.attention import Attention, ValueResidual
 from resjax.nn.keys import Keys
 from resjax.nn.kv_cache import KeyValues
 from resjax.nn.mlp import MLP
-from resjax.nn.norm import Identity, Norm, norm
+from resjax.nn.norm import Identity, Norm, NormGate, norm
 from resjax.sharding import Layout
 from resjax.typing import Array
 
@@ -29,8 +29,9 @@ class Layer(nnx.Module):
   The sites are `attention` and `mlp`; or `parallel`, whose branch is the sum of both (GPT-J,
   GPT-NeoX, arXiv 2204.06745), each with norms of its own. If the config has a window for it, the
   site `short_swa` comes first: causal attention over the last few tokens (arXiv 2603.16039), with
-  as many key heads as query heads. A sublayer has a pre-norm for every view that it uses, and a
-  norm of its output if `config.post_norm` asks for one.
+  as many key heads as query heads. A sublayer has a pre-norm for every view that it uses, a gate
+  behind each of them if `config.norm_gate` asks for it, and a norm of its output if
+  `config.post_norm` asks for one.
 
   Args:
     config: the sizes and choices of the decoder.
@@ -78,16 +79,15 @@ class Layer(nnx.Module):
         attends["out_std"] = 0.0
       attends |= {"scores": config.short_swa_scores, "rngs": keys("short_swa")}
       self.short_swa = Attention(config.d_model, heads, heads, config.d_model // heads, **attends)
+    views = normed_views(config, combinator)
     self.norms = nnx.Dict(
       {
-        sublayer: nnx.Dict(
-          {view: _pre_norm(config, combinator, rngs) for view in _used_views(given, sublayer)}
-        )
-        for sublayer, given in _sublayers(config, combinator)
+        sublayer: nnx.Dict({view: _pre_norm(config, combinator, rngs) for view in used})
+        for sublayer, used in views.items()
       }
     )
-    names = [sublayer for sublayer, _ in _sublayers(config, combinator)]
-    after = {name: decoder_norm(config, rngs) for name in names} if config.post_norm else {}
+    self.norm_gates = _norm_gates(config, views, layout, keys("norm_gates"))
+    after = {name: decoder_norm(config, rngs) for name in views} if config.post_norm else {}
     self.post_norms = nnx.Dict(after)
 
   def __call__(
@@ -180,10 +180,13 @@ class Layer(nnx.Module):
   def _normed(self, site: str, sublayer: str, views: combinators.Views) -> dict[str, Array]:
     """Returns the views that a sublayer uses, through what `pre_norms` left of its norms."""
     sharers = self._norms_by_view(site)
-    return {
+    normed = {
       view: views[view] if len(sharers[view]) == 1 else _own_part(own, views[view])
       for view, own in self.norms[sublayer].items()
     }
+    if sublayer not in self.norm_gates:
+      return normed
+    return {view: self.norm_gates[sublayer][view](y) for view, y in normed.items()}
 
 
 def _common(norms: list[Norm]) -> PreNorm | Norm:
@@ -211,15 +214,34 @@ def _qkv(normed: dict[str, Array]) -> tuple[Array, Array, Array]:
   return q, k, v
 
 
-def _sublayers(
+def normed_views(
   config: DecoderConfig, combinator: combinators.Combinator
-) -> list[tuple[str, tuple[str, ...]]]:
-  """Returns the sublayers of a layer, and the views that the site of each is given."""
-  return [
-    (sublayer, combinator.view_names(site))
+) -> dict[str, tuple[str, ...]]:
+  """Returns the views that each sublayer of a layer uses, every one through a norm of its own."""
+  return {
+    sublayer: _used_views(combinator.view_names(site), sublayer)
     for site in config.sites
     for sublayer in _PARTS.get(site, (site,))
-  ]
+  }
+
+
+def _norm_gates(
+  config: DecoderConfig, views: Mapping[str, tuple[str, ...]], layout: Layout, rngs: nnx.Rngs
+) -> nnx.Dict:
+  """Returns what follows the norm of each view, by sublayer; empty without gates."""
+  chosen, keys = config.norm_gate, Keys(rngs)
+  made: dict[str, Any] = {"std": config.matrix_std, "dtype": config.dtype, "layout": layout}
+
+  def gate(place: str) -> NormGate:
+    return NormGate(chosen.form, config.d_model, chosen.rank, rngs=keys(place), **made)
+
+  return nnx.Dict(
+    {
+      sublayer: nnx.Dict({view: gate(f"{sublayer}/{view}") for view in used})
+      for sublayer, used in views.items()
+      if chosen.rank
+    }
+  )
 
 
 def _used_views(given: tuple[str, ...], sublayer: str) -> tuple[str, ...]:

@@ -27,7 +27,7 @@ class Linear(nnx.Module):
   Args:
     d_in: the size of the last axis of x.
     d_out: the size of the last axis of y.
-    axes: the logical axes of W, see `resjax.sharding.Rules`.
+    axes: the logical axes of W, see `resjax.sharding.Rules`; None: it is never split.
     bias: whether there is a b.
     std: the standard deviation of W at init.
     dtype: the dtype of the activations.
@@ -38,7 +38,7 @@ class Linear(nnx.Module):
   """
 
   def __init__(
-    self, d_in: int, d_out: int, axes: tuple[str, str], *,
+    self, d_in: int, d_out: int, axes: tuple[str | None, str | None], *,
     bias: bool, std: float, dtype: jax.typing.DTypeLike, layout: Layout, rngs: nnx.Rngs,
     in_heads: tuple[int, int] | None = None, out_heads: tuple[int, int] | None = None,
   ):  # fmt: skip
@@ -176,6 +176,6 @@ def _product(
   return rounded(wide, dtype)
 
 
-def _is_split(layout: Layout, axis: str) -> bool:
+def _is_split(layout: Layout, axis: str | None) -> bool:
   """Returns whether the axis of activations that a parameter's axis meets is split over devices."""
-  return layout.num_shards("embed" if axis == "embed_param" else axis) > 1
+  return axis is not None and layout.num_shards("embed" if axis == "embed_param" else axis) > 1

@@ -9,6 +9,7 @@ from resjax.optim.config import OptimizerConfig
 from resjax.typing import PyTree
 
 _DECAYED_LEAVES = ("kernel", "embedding")
+_LOW_RANK = "norm_gates"  # has matrices that are too long and narrow for Muon
 
 
 class Scaling(NamedTuple):
@@ -56,7 +57,8 @@ def parameter_rows(
   """Returns a row for each parameter, in the order of their paths.
 
   `update` is muon, with config.optim.name=muon, for a parameter that is named `kernel` and lies
-  under `layers`: stacked matrices [L, d_in, d_out]. It is adam for all others: embeddings, output
+  under `layers`: stacked matrices [L, d_in, d_out], without those of `norm_gates`, which are of low
+  rank. It is adam for all others: embeddings, output
   head, norms, biases, and the combinator. With a `scaling`, those of the latter that lie under
   `layers` have adam_layers, whose eps is divided by m ℓ.
 
@@ -116,7 +118,7 @@ def _row(
   is_matrix = "layers" in folders and name == "kernel"
   update = "adam_layers" if "layers" in folders and scaling != SAME_SIZE else "adam"
   multiplier = 1 / scaling.width if is_matrix else 1.0
-  if config.name == "muon" and is_matrix:
+  if config.name == "muon" and is_matrix and _LOW_RANK not in folders:
     update, multiplier = "muon", multiplier**0.5
   return ParameterRow(path, shape, update, name in _DECAYED_LEAVES, 1.0, multiplier)
 

@@ -19,6 +19,7 @@ from resjax.typing import Array, PyTree
 
 _RESIDUAL = "config.model.residual."
 _NEW_SITE = "config.model.short_swa was {'window': 0,"
+_NEW_GATE = "config.model.norm_gate was None "
 _ONLY_AT_INIT = ("config.model.init_std", "config.model.scaled_output_init")
 
 
@@ -152,6 +153,8 @@ def changes(parent: Parent, model: ModelDef, run: Run) -> list[str]:
   neutral = was == "standard" and model.combinator.equals_standard_at_init
   if neutral and run.decoder.short_swa.zero_init:  # a new site adds zero at first
     reasons = [reason for reason in reasons if not reason.startswith(_NEW_SITE)]
+  if run.decoder.norm_gate.form == "neutral":  # a new gate is one at first
+    reasons = [reason for reason in reasons if not reason.startswith(_NEW_GATE)]
   if not neutral and _select(old, _is_residual) != _select(new, _is_residual):
     reasons.append(f"{name!r} with these options is not what {was!r} with its options is")
   return reasons

@@ -263,8 +263,11 @@ def model_identity(decoder: DecoderConfig) -> dict[str, Any]:
     model[f"residual.{residual['name']}.{key}"] = value
   for key in (*_FREE_MODEL_FIELDS, "vocab_size", "max_positions"):  # the data decide the last two
     del model[key]
-  if decoder.mup == MupConfig():  # Records of earlier runs have no such setting.
+  # Records of earlier runs have no such settings.
+  if decoder.mup == MupConfig():
     del model["mup"]
+  if not decoder.norm_gate.rank:
+    del model["norm_gate"]
   return json.loads(json.dumps({f"config.model.{key}": value for key, value in model.items()}))
 
 

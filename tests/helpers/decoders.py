@@ -6,7 +6,13 @@ import numpy as np
 from flax import nnx
 
 from configs import base
-from resjax.models.config import DecoderConfig, MupConfig, ResidualConfig, ShortSWAConfig
+from resjax.models.config import (
+  DecoderConfig,
+  MupConfig,
+  NormGateConfig,
+  ResidualConfig,
+  ShortSWAConfig,
+)
 from resjax.models.decoder import Decoder
 from resjax.nn.rope import RopeScaling
 
@@ -23,6 +29,7 @@ def config(style="llama", residual="standard", options=None, **changes):
   fields["short_swa"] = ShortSWAConfig(**fields["short_swa"])
   fields["rope_scaling"] = RopeScaling(**fields["rope_scaling"])
   fields["mup"] = MupConfig(**fields["mup"])
+  fields["norm_gate"] = NormGateConfig(**fields["norm_gate"])
   return DecoderConfig(**fields | changes, residual=ResidualConfig(residual, chosen))
 
 

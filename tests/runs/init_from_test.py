@@ -188,6 +188,7 @@ def test_a_checkpoint_is_a_parent_too(parent):
       "'attenuation' with these options is not what 'standard' with its options is",
     ),
     ("gate", {"short_swa": {"window": 3, "num_heads": 0, "zero_init": True}}, None),
+    ("gate", {"norm_gate": {"rank": 2, "form": "neutral"}}, None),
     ("gate", {"rope_theta": 5.0}, "config.model.rope_theta was 10000.0 and is 5.0"),
   ],
 )
