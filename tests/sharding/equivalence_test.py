@@ -10,7 +10,7 @@ import pytest
 from flax import nnx
 
 from resjax import combinators
-from resjax.models.config import ShortSWAConfig
+from resjax.models.config import NormGateConfig, ShortSWAConfig
 from resjax.models.loss import loss_sums
 from resjax.models.model_def import ModelDef
 from resjax.models.sampling import generate
@@ -44,8 +44,8 @@ def config(name):
     sizes |= {"positions": "learned", "tied_embeddings": False, "post_norm": True, "bias": "qkv"}
     sizes |= {"windows": (4, 0), "attention_softcap": 1.0, "logit_softcap": 2.0}
     sizes["short_swa"] = ShortSWAConfig(3, 2)
-  if name == "block_attn_res":  # attention and MLP as one site, a part of each head rotated
-    sizes |= {"parallel": True, "rope_fraction": 0.5}
+  if name == "block_attn_res":  # attention and MLP as one site, part of a head rotated, gated norms
+    sizes |= {"parallel": True, "rope_fraction": 0.5, "norm_gate": NormGateConfig(3)}
   return decoders.config("llama", name, **sizes)
 
 
