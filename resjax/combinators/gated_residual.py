@@ -159,10 +159,34 @@ def _gated(
   logits = None if inject is None else _product("s...d,sdk->...k", normed, inject) / len(streams)
   squeezed = _product("s...d,sdk->...k", normed, down) / len(streams)
   inner = jax.nn.silu(checkpoint_name(squeezed, _SQUEEZED)).astype(streams.dtype)
-  gate = jax.nn.sigmoid(_product("...k,skd->s...d", inner, up))
+  # R D values per token are rounded before they are stored, as activations are.
+  gate = jax.nn.sigmoid(_product("...k,skd->s...d", inner, up).astype(streams.dtype))
   return jnp.mean(gate * wide, axis=0).astype(streams.dtype), logits
 
 
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _product(equation: str, x: Array, weight: Array) -> Array:
-  """Returns a product in the dtype of x, as in `Linear`; its sums are float32 or wider."""
+  """Returns a product with a float32 weight as `Linear` computes it, in the dtype of x.
+
+  Sums are float32 or wider, and so are results and gradients of weights, which devices add.
+  """
   return jnp.einsum(equation, x, weight.astype(x.dtype), preferred_element_type=wide_dtype(x))
+
+
+def _product_forward(equation: str, x: Array, weight: Array) -> tuple[Array, tuple[Array, Array]]:
+  return _product(equation, x, weight), (x, weight)
+
+
+def _product_backward(
+  equation: str, saved: tuple[Array, Array], grad: Array
+) -> tuple[Array, Array]:
+  x, weight = saved
+  of_x, of_weight, of_grad = equation.replace("->", ",").split(",")
+  grad = grad.astype(x.dtype)  # JAX's own rule would multiply in float32
+  d_x = jnp.einsum(f"{of_grad},{of_weight}->{of_x}", grad, weight.astype(x.dtype))
+  wide = wide_dtype(x)
+  d_weight = jnp.einsum(f"{of_x},{of_grad}->{of_weight}", x, grad, preferred_element_type=wide)
+  return d_x, d_weight.astype(weight.dtype)
+
+
+_product.defvjp(_product_forward, _product_backward)
