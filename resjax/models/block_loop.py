@@ -20,14 +20,14 @@ from jax import lax
 
 from resjax.combinators.source import DepthState, SourceCombinator
 from resjax.kernels.depth_attention import Sources, make_bank, store
-from resjax.models.layer_stack import LayerStep, Stack
+from resjax.models.layer_stack import Carried, LayerStep, Stack
 from resjax.typing import Array, PyTree
 
 
 def block_loop(
-  combinator: SourceCombinator, layer: LayerStep, state: DepthState,
+  combinator: SourceCombinator, layer: LayerStep, carried: Carried,
   shared: PyTree, stack: Stack, context: PyTree,
-) -> tuple[DepthState, PyTree]:  # fmt: skip
+) -> tuple[Carried, PyTree]:  # fmt: skip
   """Runs the layers, and appends sources to a bank after every depth block.
 
   For the reverse pass it keeps one bank, and of each layer what the layer keeps besides the bank,
@@ -40,6 +40,8 @@ def block_loop(
   See `resjax.models.depth_strategies` for arguments and results.
   """
   smooth, constant = _by_type(context)
+  state: DepthState = carried.state
+  running = _Running(state.running, carried.handed)
   sizes = _Sizes(
     len(state.sources.recent), 0, 0, combinator.layers_per_block, combinator.num_layers
   )
@@ -47,11 +49,19 @@ def block_loop(
   loops = _Loops(nnx.graphdef(combinator), combinator.close_block, opens, layer, sizes)
   arrays = _Arrays((shared, smooth), stack, constant)
   bank = make_bank(state.sources.recent, sizes.start)
-  of_block = jax.eval_shape(loops.sources_of_block, bank, state.running, arrays)
+  of_block = jax.eval_shape(loops.sources_of_block, bank, running, arrays)
   sizes = sizes._replace(recent=len(of_block[0]), appended=len(of_block[1]))
   loops = loops._replace(sizes=sizes)
-  bank, running, found = _run(loops, state.sources.recent, state.running, arrays)
-  return DepthState(Sources((), bank, sizes.bank), running), found
+  bank, running, found = _run(loops, state.sources.recent, running, arrays)
+  state = DepthState(Sources((), bank, sizes.bank), running.state)
+  return Carried(state, running.handed), found
+
+
+class _Running(NamedTuple):
+  """What changes from layer to layer and is kept once per layer."""
+
+  state: PyTree  # `DepthState.running`
+  handed: PyTree  # `Carried.handed`
 
 
 class _Segment(NamedTuple):
@@ -132,26 +142,29 @@ class _Loops(NamedTuple):
     constant: PyTree,
     bank: Array,
     opened: PyTree,
-    running: PyTree,
+    running: _Running,
     shared: PyTree,
     row: Stack,
-  ) -> tuple[tuple[Array, PyTree, tuple[Array, ...], PyTree], PyTree]:
+  ) -> tuple[tuple[Array, PyTree, tuple[Array, ...], _Running], PyTree]:
     """Returns bank and opened as they were, recent sources and `running`; and what is found."""
     parameters, smooth = shared
-    state = DepthState(Sources((), bank, num_valid), running, opened)
-    state, found = self.layer(index, state, parameters, row, _merged(smooth, constant))
-    return (state.sources.bank, state.opened, state.sources.recent, state.running), found
+    carried = Carried(
+      DepthState(Sources((), bank, num_valid), running.state, opened), running.handed
+    )
+    carried, found = self.layer(index, carried, parameters, row, _merged(smooth, constant))
+    state, running = carried.state, _Running(carried.state.running, carried.handed)
+    return (state.sources.bank, state.opened, state.sources.recent, running), found
 
   def close_block(
-    self, recent: tuple[Array, ...], running: PyTree
-  ) -> tuple[tuple[Array, ...], PyTree]:
+    self, recent: tuple[Array, ...], running: _Running
+  ) -> tuple[tuple[Array, ...], _Running]:
     """Returns the sources that a block appends, and `running` for the next one."""
     with jax.named_scope("depth_mixing"):
-      closed = self.close(DepthState(Sources(recent), running))
-    return closed.sources.recent, closed.running
+      closed = self.close(DepthState(Sources(recent), running.state))
+    return closed.sources.recent, running._replace(state=closed.running)
 
   def sources_of_block(
-    self, bank: Array, running: PyTree, arrays: _Arrays
+    self, bank: Array, running: _Running, arrays: _Arrays
   ) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
     """Returns the sources that a block of one layer leaves, and those that closing it appends."""
     rows, start = _rows(arrays.stack.combinator, 0, 1), self.sizes.start
@@ -163,14 +176,14 @@ class _Loops(NamedTuple):
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _run(
-  loops: _Loops, sources: tuple[Array, ...], running: PyTree, arrays: _Arrays
-) -> tuple[Array, PyTree, PyTree]:
+  loops: _Loops, sources: tuple[Array, ...], running: _Running, arrays: _Arrays
+) -> tuple[Array, _Running, PyTree]:
   """Returns the bank, `running` after the last layer, and what was found in all layers, stacked."""
   return _forward(False, loops, sources, running, arrays)[0]
 
 
 def _forward(
-  keeps: bool, loops: _Loops, sources: tuple[Array, ...], running: PyTree, arrays: _Arrays
+  keeps: bool, loops: _Loops, sources: tuple[Array, ...], running: _Running, arrays: _Arrays
 ) -> tuple[tuple[Array, PyTree, PyTree], PyTree]:
   """Runs both loops; if `keeps` is true, with what their reverse needs of every layer."""
   bank, kept = make_bank(sources, loops.sizes.bank), []

@@ -18,7 +18,7 @@ from jax import lax
 from resjax.combinators.base import Combinator, TokenContext, Views
 from resjax.combinators.pre_norm import Norms
 from resjax.models.depth_strategies import STRATEGIES, loop
-from resjax.models.layer_stack import LayerStep, Stack
+from resjax.models.layer_stack import Carried, LayerStep, Stack
 from resjax.nn.linear import PRODUCT
 from resjax.typing import Array, PyTree
 
@@ -78,6 +78,21 @@ PreNorms = Callable[[PyTree, str], Norms]
 Collect = Callable[[Sequence[SiteVisit], PyTree], PyTree]
 
 
+class Relay(NamedTuple):
+  """Arrays that every layer hands to the next one besides the depth state.
+
+  Attributes:
+    first: what the first layer is handed, arrays of a floating type.
+    give: give(context, handed) returns the context that the branches of a layer get.
+    take: take(layer parameters, visits of the layer, handed) returns what the layer hands on, of
+      the same shapes and dtypes.
+  """
+
+  first: PyTree
+  give: Callable[[PyTree, PyTree], PyTree]
+  take: Callable[[PyTree, Sequence[SiteVisit], PyTree], PyTree]
+
+
 def run(
   combinator: Combinator, layers: PyTree, x: Array, branch: Branch, *,
   pre_norms: PreNorms | None = None,
@@ -119,7 +134,7 @@ def run(
 def run_layers(
   combinator: Combinator, layers: PyTree, x: Array, branch: Branch,
   collect: Collect | None = None, *,
-  pre_norms: PreNorms | None = None,
+  pre_norms: PreNorms | None = None, relay: Relay | None = None,
   context: PyTree = None, tokens: TokenContext | None = None,
   remat: str = "none", unroll: bool = False,
 ) -> tuple[PyTree, PyTree]:  # fmt: skip
@@ -132,6 +147,8 @@ def run_layers(
     collect: a pure function that closes over no array: collect(visits, context) gets the visits to
       the sites of a layer, in their order, and returns a pytree of arrays. These are stacked over
       layers, so a probe sums over tokens or width first. Default: nothing is collected.
+    relay: what layers hand on besides the depth state; it is kept once per layer for the reverse
+      pass. Default: nothing.
     context: arrays that `branch` and `collect` may read, see `run`.
 
   Returns:
@@ -156,15 +173,16 @@ def run_layers(
       raise ValueError(
         f"a stacked parameter has {leaf.shape[0]} layers, its combinator {combinator.num_layers}"
       )
-  layer: LayerStep = partial(_layer, graphdef, branch, pre_norms, collect)
+  layer: LayerStep = partial(_layer, graphdef, branch, pre_norms, collect, relay)
   if remat != "none":
     # The loop numbers the layers by Python ints, which combinators may look up.
     static = (0,) if unroll else ()
     layer = jax.checkpoint(layer, policy=_POLICIES[remat], prevent_cse=False, static_argnums=static)
   strategy = loop if unroll else STRATEGIES[combinator.strategy]
+  carried = Carried(combinator.init(x, tokens), None if relay is None else relay.first)
   with jax.named_scope("layers"):
-    state, found = strategy(combinator, layer, combinator.init(x, tokens), shared, stack, context)
-  return state, lax.stop_gradient(found)
+    carried, found = strategy(combinator, layer, carried, shared, stack, context)
+  return carried.state, lax.stop_gradient(found)
 
 
 def _layer(
@@ -172,24 +190,29 @@ def _layer(
   branch: Branch,
   pre_norms: PreNorms | None,
   collect: Collect | None,
+  relay: Relay | None,
   index: int | Array,
-  state: PyTree,
+  carried: Carried,
   shared: PyTree,
   row: Stack,
   context: PyTree,
-) -> tuple[PyTree, PyTree]:
-  """Returns the depth state after layer `index`, and what `collect` made of its visits."""
+) -> tuple[Carried, PyTree]:
+  """Returns what layer `index` leaves for the next one, and what `collect` made of its visits."""
+  state, handed = carried
+  of_layer = context if relay is None else relay.give(context, handed)
   combinator = nnx.merge(graphdef, jax.tree.map(lambda leaf: leaf[None], row.combinator), shared)
   visits = []
   for site in combinator.sites:
     with jax.named_scope("depth_mixing"):
       views, tape = _read(combinator, state, index, site, pre_norms, row.layers)
-    normed, out, *kept = branch(row.layers, site, views, context)
+    normed, out, *kept = branch(row.layers, site, views, of_layer)
     with jax.named_scope("depth_mixing"):
       after = combinator.write(state, index, site, out, normed=normed, tape=tape)
     visits.append(SiteVisit(combinator, index, site, state, out, after, tuple(kept), normed))
     state = after
-  return state, None if collect is None else collect(visits, context)
+  if relay is not None:
+    handed = relay.take(row.layers, visits, handed)
+  return Carried(state, handed), None if collect is None else collect(visits, context)
 
 
 def _read(

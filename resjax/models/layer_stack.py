@@ -1,12 +1,25 @@
 """What the loops over layers run, and what they hand to each layer."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from resjax.typing import PyTree
 
-# layer(index, state, shared, row of the stack, context) -> the next state, and what is found.
-LayerStep = Callable[..., tuple[Any, PyTree]]
+
+class Carried(NamedTuple):
+  """What one layer leaves for the next.
+
+  Attributes:
+    state: the depth state of the combinator.
+    handed: the arrays of a `resjax.models.depth.Relay`; None without one.
+  """
+
+  state: PyTree
+  handed: PyTree = None
+
+
+# layer(index, carried, shared, row of the stack, context) -> the next carried, and what is found.
+LayerStep = Callable[..., tuple[Carried, PyTree]]
 
 
 class Stack(NamedTuple):
