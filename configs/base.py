@@ -58,7 +58,11 @@ def model() -> dict:
     "attention_softcap": 0.0,  # c in c · tanh(score / c), which replaces scores; 0: off
     "logit_softcap": 0.0,  # the same for the logits
     "embed_scale": False,  # multiply token embeddings by sqrt(d_model)
-    "value_residual": "none",  # none | learned | fixed: whether values mix with the first layer's
+    # Whether values mix with the first layer's, by two weights or by a gate that sees the token.
+    "value_residual": "none",  # none | learned | fixed | gated
+    "value_gate": value_gate(),
+    "value_mixing": "none",  # none | depth (softmax over some earlier layers)
+    "depth_values": depth_values(),
     "short_swa": short_swa(),
     "tied_embeddings": True,
     "init_std": 0.02,
@@ -118,6 +122,24 @@ def depth_scores() -> dict:
     "weights": "softmax",  # softmax | sigmoid | static (attn_res only)
     "dynamic_query": False,
     "views": "x",  # of the attention: x | qk_v | qkv
+  }
+
+
+def value_gate() -> dict:
+  """The gate of value_residual=gated: v + gate(W x) · (values of the first layer), per token."""
+  return {
+    "gate": "relu",  # relu | sigmoid | tanh | identity | softmax | softmax_sigmoid (over heads)
+    "last_k": 0,  # how many of the last layers have it; 0: all but the first
+    "zero_init": False,  # W starts at 0: with tanh and identity as if there were no gate
+  }
+
+
+def depth_values() -> dict:
+  """The layers that value_mixing=depth mixes: those at multiples of `stride`, and recent ones."""
+  return {
+    "stride": 0,  # 0: num_layers / 2
+    "recent": 0,  # how many of the layers just before are mixed too
+    "zero_init": False,  # a learned factor per layer, 0 at first, stands before the mix
   }
 
 

@@ -26,12 +26,15 @@ from configs import base
 OURS = (
   "attention",
   "depth",
+  "depth_values",
   "dtype",
   "init_std",
   "remat",
   "residual",
   "scaled_output_init",
   "short_swa",
+  "value_gate",
+  "value_mixing",
   "value_residual",
 )
 LEARNING_RATE = 3e-5

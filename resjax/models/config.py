@@ -10,6 +10,7 @@ from resjax.models.depth import REMAT
 from resjax.nn.mlp import MLPS
 from resjax.nn.norm import NORM_GATES, NORMS
 from resjax.nn.rope import SCALINGS, Rope, RopeScaling
+from resjax.nn.values import GATES
 from resjax.ranges import check_types
 
 DTYPES = ("bfloat16", "float16", "float32", "float64")
@@ -65,6 +66,38 @@ class NormGateConfig:
 
   rank: int = 0
   form: str = "neutral"
+
+
+@dataclasses.dataclass(frozen=True)
+class ValueGateConfig:
+  """The gate of a value residual that depends on the token, `value_residual='gated'`.
+
+  Attributes:
+    gate: one of `resjax.nn.values.GATES`.
+    last_k: how many of the last layers have it; 0: all but the first.
+    zero_init: whether its map starts as zero.
+  """
+
+  gate: str = "relu"
+  last_k: int = 0
+  zero_init: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class DepthValuesConfig:
+  """Which layers `value_mixing='depth'` mixes, and what it starts as.
+
+  Layer l mixes its values with those of the layers j < l with j % stride = 0 or j >= l - recent.
+
+  Attributes:
+    stride: see above; 0: half of the layers.
+    recent: see above.
+    zero_init: whether a learned factor per layer, 0 at init, stands before the mix.
+  """
+
+  stride: int = 0
+  recent: int = 0
+  zero_init: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,9 +166,12 @@ class DecoderConfig:
   remat: str
   depth: str
   residual: ResidualConfig
-  # Records of earlier runs have no such settings.
+  # Records of earlier runs do not have these settings.
   mup: MupConfig = MupConfig()
   norm_gate: NormGateConfig = NormGateConfig()
+  value_gate: ValueGateConfig = ValueGateConfig()
+  value_mixing: str = "none"
+  depth_values: DepthValuesConfig = DepthValuesConfig()
 
   def __post_init__(self) -> None:
     """Fills in head_dim and checks every field."""
@@ -143,7 +179,8 @@ class DecoderConfig:
     self._choice("norm", NORMS)
     self._choice("mlp", MLPS)
     self._choice("bias", BIASES)
-    self._choice("value_residual", ("none", "learned", "fixed"))
+    self._choice("value_residual", ("none", "learned", "fixed", "gated"))
+    self._choice("value_mixing", ("none", "depth"))
     self._choice("dtype", DTYPES)
     self._choice("attention", ("auto", *IMPLEMENTATIONS))
     self._choice("remat", REMAT)
@@ -164,6 +201,7 @@ class DecoderConfig:
     self._check_windows()
     self._check_rope()
     self._check_short_swa()
+    self._check_values()
     self._check_mup()
     rank, most = self.norm_gate.rank, self.d_model
     self._check("norm_gate.rank", 0 <= rank <= most, f"in 0..{most}")
@@ -205,6 +243,19 @@ class DecoderConfig:
     if short.window and parts == 2:
       self._check_rotated_part(self.d_model // heads)
 
+  def _check_values(self) -> None:
+    gate = self.value_gate
+    self._choice("value_gate.gate", tuple(GATES))
+    for name in ("value_gate.last_k", "depth_values.stride", "depth_values.recent"):
+      self._check(name, functools.reduce(getattr, name.split("."), self) >= 0, "0 or positive")
+    dead = gate.gate == "relu" and gate.zero_init
+    self._check("value_gate.zero_init", not dead, "False with gate='relu', which would never open")
+    if self.value_residual == "gated" and self.mup.base_width:
+      raise ValueError(
+        "config.model.value_residual='gated' has no rule for widths; set "
+        f"config.model.mup.base_width={self.mup.base_width} to 0"
+      )
+
   def _check_mup(self) -> None:
     for name in ("base_width", "base_layers"):
       self._check(f"mup.{name}", getattr(self.mup, name) >= 0, "0 or positive")
@@ -231,7 +282,8 @@ class DecoderConfig:
       raise ValueError(f"config.model.{name}={value!r} must be {allowed}")
 
   def _choice(self, name: str, allowed: tuple[str, ...]) -> None:
-    self._check(name, getattr(self, name) in allowed, f"one of {', '.join(allowed)}")
+    value = functools.reduce(getattr, name.split("."), self)
+    self._check(name, value in allowed, f"one of {', '.join(allowed)}")
 
   @property
   def sites(self) -> tuple[str, ...]:
@@ -248,6 +300,24 @@ class DecoderConfig:
   def layer_windows(self) -> tuple[int, ...]:
     """The window of the attention of each layer, 0 for none."""
     return tuple(self.windows[i % len(self.windows)] for i in range(self.num_layers))
+
+  @property
+  def num_gated_layers(self) -> int:
+    """How many of the last layers have the gate of a value residual."""
+    later = self.num_layers - 1
+    return min(self.value_gate.last_k or later, later) if self.value_residual == "gated" else 0
+
+  @property
+  def value_sources(self) -> tuple[tuple[int, ...], ...]:
+    """The earlier layers with which each layer mixes its values."""
+    if self.value_mixing == "none":
+      return ((),) * self.num_layers
+    stride = self.depth_values.stride or max(1, self.num_layers // 2)
+    recent = self.depth_values.recent
+    return tuple(
+      tuple(j for j in range(layer) if j % stride == 0 or j >= layer - recent)
+      for layer in range(self.num_layers)
+    )
 
   @property
   def rotation(self) -> Rope | None:

@@ -16,7 +16,7 @@ from resjax.models import depth
 from resjax.models.config import DecoderConfig
 from resjax.models.decode_cache import DecodeCache, FirstTokens, TokensInCache, TokensInRows
 from resjax.models.layer import Layer, decoder_norm
-from resjax.nn.attention import ValueResidual
+from resjax.models.values import ValueMixing, ValueParameters, ValueRows
 from resjax.nn.embed import Embedding
 from resjax.nn.keys import Keys
 from resjax.nn.kv_cache import KeyValues
@@ -29,7 +29,7 @@ class _Rows(NamedTuple):
   """What differs from layer to layer: arrays with a leading axis L, or one layer's row of them."""
 
   layer: PyTree  # the parameters of a `Layer`
-  value_weights: Array | None  # those of the value residual [2]
+  values: ValueRows
   window: Array | None  # the attention's window, as index into the different ones
   past: dict[str, KeyValues]  # the keys and values of a `DecodeCache`; empty without one
 
@@ -39,6 +39,7 @@ class _Context(NamedTuple):
 
   first_values: Array | None  # the values of the first layer [B, T, K, C], for the value residual
   tokens: TokensInRows | FirstTokens | TokensInCache
+  bank: KeyValues | None = None  # of earlier layers, for the mix over depth
   seen: PyTree = None  # what a probe reads
 
 
@@ -66,7 +67,9 @@ class Decoder(nnx.Module):
   `Combinator.final_norm`, takes the place of these norms, and the decoder has none of them.
 
   With `value_residual`, the attention of layer l has the values λ₁ v_l + λ₂ v_0, where v_0 are
-  those of the first layer. The weights λ, [L - 1, 2] in all, are 0.5 at init, or fixed at 0.5.
+  those of the first layer. The weights λ, [L - 1, 2] in all, are 0.5 at init, or fixed at 0.5; or
+  λ₁ is 1 and λ₂ depends on the token (`GatedValues`). With `value_mixing` layers then mix them with
+  those of some earlier layers (`DepthValues`).
 
   Args:
     config: the sizes and choices of the decoder.
@@ -99,9 +102,8 @@ class Decoder(nnx.Module):
     self.layers = jax.vmap(
       lambda key: Layer(config, self.combinator, layout, nnx.Rngs(params=key))
     )(jax.random.split(keys("layers").params(), config.num_layers))
-    later = config.num_layers - 1
-    learns = config.value_residual == "learned" and later > 0
-    self.value_weights = nnx.Param(jnp.full((later, 2), 0.5)) if learns else None
+    values = ValueParameters.of(config, layout, keys("values"))
+    self.value_weights, self.value_gate, self.value_share = values
     normalised = not self.combinator.final_norm
     self.final_norm = Identity() if normalised else decoder_norm(config, keys("final_norm"))
     tied = config.tied_embeddings
@@ -176,13 +178,12 @@ class Decoder(nnx.Module):
     """Returns the arguments of `depth.run_layers` for these tokens [B, T]."""
     graphdef, layers = nnx.split(self.layers)
     windows = tuple(dict.fromkeys(self.config.layer_windows))
+    values = self._values()
 
     def branch(row: _Rows, site: str, views: combinators.Views, context: _Context) -> tuple:
-      residual = None
-      if row.value_weights is not None and context.first_values is not None:
-        residual = ValueResidual(row.value_weights, context.first_values)
+      mixers = values.mixers(row.values, context.first_values, context.bank)
       layer = nnx.merge(graphdef, row.layer)
-      return layer(site, views, context.tokens, row.past, residual, Window(windows, row.window))
+      return layer(site, views, context.tokens, row.past, mixers, Window(windows, row.window))
 
     def pre_norms(row: _Rows, site: str) -> Norms:
       return nnx.merge(graphdef, row.layer).pre_norms(site)
@@ -204,17 +205,18 @@ class Decoder(nnx.Module):
       first = nnx.merge(graphdef, jax.tree.map(lambda leaf: leaf[0], rows.layer))
       return first.values(self.config.attention_site, views)
 
-    rows = _Rows(layers, self._value_weights(), self._window_indices(), past or {})
+    rows = _Rows(layers, values.rows(), self._window_indices(), past or {})
     x = self.embed(tokens, place.positions)
     x = self.layout.constrain(x, "batch", "tokens", "embed")
     context = _Context(None, place)
-    if rows.value_weights is not None:
+    if values.needs_first:
       context = _Context(first_values(rows, x, context, token_context), place)
     return {
       "layers": rows,
       "x": x,
       "branch": branch,
       "pre_norms": pre_norms,
+      "relay": _relay(values, x),
       "context": context,
       "tokens": token_context,
       "unroll": self.config.depth == "loop",
@@ -249,14 +251,10 @@ class Decoder(nnx.Module):
     hidden = self.final_norm(self.combinator.final(state))
     return hidden, cache.advance(segment_ids, new, self.combinator.next_cache(state))
 
-  def _value_weights(self) -> Array | None:
-    """Returns the weights of own and first values in every layer [L, 2]; None: no residual."""
-    if self.config.value_residual == "none":
-      return None
-    later = jnp.full((self.config.num_layers - 1, 2), 0.5)
-    if self.value_weights is not None:
-      later = self.value_weights[...]
-    return jnp.concatenate([jnp.array([[1.0, 0.0]]), later])
+  def _values(self) -> ValueMixing:
+    """Returns what the attention does with values."""
+    parameters = ValueParameters(self.value_weights, self.value_gate, self.value_share)
+    return ValueMixing(self.config, self.layout, parameters)
 
   def _window_indices(self) -> Array | None:
     """Returns which of the different windows each layer has [L]; None: all have the same."""
@@ -290,6 +288,21 @@ class Decoder(nnx.Module):
     logits = jnp.einsum("...d,vd->...v", hidden, head, preferred_element_type=jnp.float32)
     cap = self.config.logit_softcap
     return cap * jnp.tanh(logits / cap) if cap else logits
+
+
+def _relay(values: ValueMixing, x: Array) -> depth.Relay | None:
+  """Returns what hands a bank of keys and values from layer to layer, for tokens [B, T, D]."""
+  bank = values.empty_bank(*x.shape[:2])
+  if bank is None:
+    return None
+
+  def give(context: _Context, bank: KeyValues) -> _Context:
+    return context._replace(bank=bank)
+
+  def take(row: _Rows, visits: Sequence[depth.SiteVisit], bank: KeyValues) -> KeyValues:
+    return values.stored(row.values, visits, bank)
+
+  return depth.Relay(bank, give, take)
 
 
 def _embedding(

@@ -13,8 +13,9 @@ def forward_flops_per_token(config: DecoderConfig, combinator: Combinator, seq_l
 
   The second term is scores and values over the tokens that a token sees on average, where w_l is
   min(window of layer l, T), or T without a window. Norms and activations are left out. `short_swa`
-  adds 4 D² parameters to every layer, and scores and values of width D in its window; a gate behind
-  a norm has 2 r D.
+  adds 4 D² parameters to every layer, and scores and values of width D in its window. A gate
+  behind a norm has 2 r D. A gated value residual adds D K parameters and 2 K C to a layer; the mix
+  of its values with those of n earlier layers 4 (n + 1) K C.
 
   Args:
     config: the decoder.
@@ -32,6 +33,10 @@ def forward_flops_per_token(config: DecoderConfig, combinator: Combinator, seq_l
     scores += 4 * config.num_layers * config.d_model * _seen(config.short_swa.window, seq_len)
   gated = sum(map(len, normed_views(config, combinator).values()))
   matrices += config.num_layers * gated * 2 * config.d_model * config.norm_gate.rank
+  if config.num_gated_layers:
+    matrices += config.num_gated_layers * config.d_model * config.num_kv_heads
+    scores += config.num_gated_layers * 2 * kv_heads
+  scores += 4 * kv_heads * sum(len(layers) + 1 for layers in config.value_sources if layers)
   return 2 * matrices + scores + combinator.flops_per_token()
 
 

@@ -1,6 +1,6 @@
 """The branches of one layer of a decoder."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -11,11 +11,12 @@ from resjax.combinators.pre_norm import Norms, PreNorm
 from resjax.kernels.self_attention import ALL_EARLIER, Window
 from resjax.models.config import DecoderConfig
 from resjax.models.decode_cache import FirstTokens, TokensInCache, TokensInRows
-from resjax.nn.attention import Attention, ValueResidual
+from resjax.nn.attention import Attention
 from resjax.nn.keys import Keys
 from resjax.nn.kv_cache import KeyValues
 from resjax.nn.mlp import MLP
 from resjax.nn.norm import Identity, Norm, NormGate, norm
+from resjax.nn.values import ValueMixer
 from resjax.sharding import Layout
 from resjax.typing import Array
 
@@ -96,7 +97,7 @@ class Layer(nnx.Module):
     views: combinators.Views,
     tokens: TokensInRows | FirstTokens | TokensInCache,
     past: Mapping[str, KeyValues],
-    residual: ValueResidual | None = None,
+    mixers: Sequence[ValueMixer] = (),
     window: Window = ALL_EARLIER,
   ) -> tuple[combinators.Views, Array, KeyValues | None]:
     """Runs the branch of a site.
@@ -106,12 +107,12 @@ class Layer(nnx.Module):
       views: what the site reads through its `pre_norms`, [B, T, D] each.
       tokens: where the T tokens stand, alone in their rows or behind those of a cache.
       past: the keys and values in the cache, by attention site; empty without a cache.
-      residual: what is mixed into the values of `attention`; None: nothing.
+      mixers: what is mixed into the values of `attention`.
       window: how many of the last tokens `attention` sees.
 
     Returns:
       The normalised views, the first sublayer's where sublayers differ; the output of the branch
-      [B, T, D]; and, with a cache and an attention, the keys and values of the T tokens.
+      [B, T, D]; and of an attention, the keys and values of the T tokens.
     """
     seen: dict[str, Array] = {}
     total, new = None, None
@@ -120,11 +121,12 @@ class Layer(nnx.Module):
       if sublayer == "mlp":
         out = self.mlp(normed["x"])
       elif isinstance(tokens, FirstTokens | TokensInCache):
-        out, new = self._decode(sublayer, normed, tokens, site, past[site], residual, window)
+        out, new = self._decode(sublayer, normed, tokens, site, past[site], mixers, window)
       elif sublayer == "short_swa":
-        out = self.short_swa(*_qkv(normed), **tokens._asdict(), window=self.short_window)
+        out, new = self.short_swa(*_qkv(normed), **tokens._asdict(), window=self.short_window)
       else:
-        out = self.attention(*_qkv(normed), **tokens._asdict(), window=window, residual=residual)
+        place = tokens._asdict()
+        out, new = self.attention(*_qkv(normed), **place, window=window, mixers=mixers)
       if sublayer in self.post_norms:
         out = self.post_norms[sublayer](out)
       out = self.layout.constrain(out, "batch", "tokens", "embed")
@@ -139,7 +141,7 @@ class Layer(nnx.Module):
     tokens: FirstTokens | TokensInCache,
     site: str,
     past: KeyValues,
-    residual: ValueResidual | None,
+    mixers: Sequence[ValueMixer],
     window: Window,
   ) -> tuple[Array, KeyValues]:
     """Returns the output [B, T, D] of an attention, and the keys and values of the T tokens."""
@@ -149,7 +151,7 @@ class Layer(nnx.Module):
       "segment_ids": tokens.segment_ids,
       "positions": tokens.positions,
       "window": self.short_window if short else window,
-      "residual": None if short else residual,
+      "mixers": () if short else mixers,
     }
     if isinstance(tokens, FirstTokens):
       return attention.prefill(*_qkv(normed), **options)

@@ -1,7 +1,7 @@
 """Multi-head causal self-attention."""
 
-import dataclasses
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -21,28 +21,9 @@ from resjax.nn.kv_cache import KeyValues
 from resjax.nn.linear import Linear, shared
 from resjax.nn.norm import Identity, norm
 from resjax.nn.rope import Rope, rope
+from resjax.nn.values import Projected, ValueMixer
 from resjax.sharding import Layout
-from resjax.typing import Array, wide_dtype
-
-
-@dataclasses.dataclass(frozen=True)
-class ValueResidual:
-  """v ← λ₁ v + λ₂ v₁, where v₁ are the values of the first layer.
-
-  Attributes:
-    weights: the weights λ₁ and λ₂ [2].
-    first: the values v₁ [B, T, K, C].
-
-  Source: ResFormer, arXiv 2410.17897.
-  """
-
-  weights: Array
-  first: Array
-
-  def mix(self, v: Array) -> Array:
-    """Returns the mixed values [B, T, K, C] in the dtype of v; the sum is in float32 or wider."""
-    own, first = self.weights.astype(wide_dtype(v))
-    return (own * v + first * self.first).astype(v.dtype)
+from resjax.typing import Array
 
 
 class Attention(nnx.Module):
@@ -123,9 +104,9 @@ class Attention(nnx.Module):
     segment_ids: Array,
     positions: Array,
     window: Window = ALL_EARLIER,
-    residual: ValueResidual | None = None,
-  ) -> Array:
-    """Maps three normalised views, often one and the same, to the output [B, T, D].
+    mixers: Sequence[ValueMixer] = (),
+  ) -> tuple[Array, KeyValues]:
+    """Maps three normalised views, often one and the same, to an output.
 
     Args:
       x_q: what queries are made of [B, T, D].
@@ -134,11 +115,14 @@ class Attention(nnx.Module):
       segment_ids: the segment of each token [B, T]; tokens attend within their segment.
       positions: the position of each token for the rotation [B, T].
       window: how many of the last tokens a token sees.
-      residual: what is mixed into the values; None: nothing.
+      mixers: what is mixed into the values, in this order.
+
+    Returns:
+      The output [B, T, D], and the keys and values [B, T, K, C] that the scores were made of.
     """
-    q, k, v = self._project(x_q, x_k, x_v, positions, residual)
+    q, k, v = self._project(x_q, x_k, x_v, positions, mixers)
     out = causal_attention(q, k, v, segment_ids, window=window, **self._kernel_options())
-    return self.o_proj(out)
+    return self.o_proj(out), KeyValues(k, v)
 
   @jax.named_scope("attention")
   def prefill(
@@ -150,7 +134,7 @@ class Attention(nnx.Module):
     segment_ids: Array,
     positions: Array,
     window: Window = ALL_EARLIER,
-    residual: ValueResidual | None = None,
+    mixers: Sequence[ValueMixer] = (),
   ) -> tuple[Array, KeyValues]:
     """Does what `__call__` does for rows of any length, in memory linear in T.
 
@@ -160,7 +144,7 @@ class Attention(nnx.Module):
     Returns:
       The output [B, T, D], and the keys and values [B, T, K, C] for a cache.
     """
-    q, k, v = self._project(x_q, x_k, x_v, positions, residual)
+    q, k, v = self._project(x_q, x_k, x_v, positions, mixers)
     out = prompt_attention(q, k, v, segment_ids, window=window, **self._kernel_options())
     return self.o_proj(out), KeyValues(k, v)
 
@@ -177,7 +161,7 @@ class Attention(nnx.Module):
     key_ids: Array,
     positions: Array,
     window: Window = ALL_EARLIER,
-    residual: ValueResidual | None = None,
+    mixers: Sequence[ValueMixer] = (),
   ) -> tuple[Array, KeyValues]:
     """Does what `__call__` does for T tokens that follow earlier ones, in memory linear in T.
 
@@ -192,12 +176,12 @@ class Attention(nnx.Module):
       key_ids: the segment of each key, with the new ones in their place [B, keys].
       positions: the position of each token for the rotation [B, T].
       window: how many of the last tokens a token sees.
-      residual: see `__call__`.
+      mixers: see `__call__`.
 
     Returns:
       The output [B, T, D], and the new keys and values [B, T, K, C].
     """
-    q, k, v = self._project(x_q, x_k, x_v, positions, residual)
+    q, k, v = self._project(x_q, x_k, x_v, positions, mixers)
     new = KeyValues(k, v)
     seen = past.joined(new) if length is None else past.stored(new, length)
     first = past.keys.shape[1] if length is None else length
@@ -220,7 +204,7 @@ class Attention(nnx.Module):
     x_k: Array,
     x_v: Array,
     positions: Array,
-    residual: ValueResidual | None,
+    mixers: Sequence[ValueMixer],
   ) -> tuple[Array, Array, Array]:
     """Returns queries [B, T, H, C], keys and values [B, T, K, C], as the kernel takes them."""
     views = {id(x): shared(x, self.layout, "heads") for x in (x_q, x_k, x_v)}
@@ -228,14 +212,14 @@ class Attention(nnx.Module):
     q = self._heads(self.q_proj(x_q))
     k = self._heads(self.k_proj(x_k))
     v = self.values(x_v)
-    if residual is not None:
-      v = residual.mix(v)
     q, k = self.q_norm(q), self.k_norm(k)
     if self.rotation is not None:
       rotate = functools.partial(
         rope, positions=positions, rotation=self.rotation, platform=self.layout.platform
       )
       q, k = rotate(q), rotate(k)
+    for mixer in mixers:
+      v = mixer.mix(v, Projected(x_v, q, k))
     return q, k, v
 
   def _heads(self, x: Array) -> Array:

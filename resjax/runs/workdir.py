@@ -19,7 +19,7 @@ from resjax import locations, redaction, typed_json
 from resjax.checkpoint.identity import RunId
 from resjax.data.summary import DatasetSummary
 from resjax.locations import Location
-from resjax.models.config import DecoderConfig, MupConfig
+from resjax.models.config import DecoderConfig
 from resjax.ranges import AS_SEED
 from resjax.runs import run_text
 from resjax.runs.config import Run
@@ -263,11 +263,9 @@ def model_identity(decoder: DecoderConfig) -> dict[str, Any]:
     model[f"residual.{residual['name']}.{key}"] = value
   for key in (*_FREE_MODEL_FIELDS, "vocab_size", "max_positions"):  # the data decide the last two
     del model[key]
-  # Records of earlier runs have no such settings.
-  if decoder.mup == MupConfig():
-    del model["mup"]
-  if not decoder.norm_gate.rank:
-    del model["norm_gate"]
+  for field in dataclasses.fields(decoder):
+    if getattr(decoder, field.name) == field.default:  # Records of earlier runs lack such settings.
+      del model[field.name]
   return json.loads(json.dumps({f"config.model.{key}": value for key, value in model.items()}))
 
 

@@ -8,10 +8,12 @@ from flax import nnx
 from configs import base
 from resjax.models.config import (
   DecoderConfig,
+  DepthValuesConfig,
   MupConfig,
   NormGateConfig,
   ResidualConfig,
   ShortSWAConfig,
+  ValueGateConfig,
 )
 from resjax.models.decoder import Decoder
 from resjax.nn.rope import RopeScaling
@@ -30,6 +32,8 @@ def config(style="llama", residual="standard", options=None, **changes):
   fields["rope_scaling"] = RopeScaling(**fields["rope_scaling"])
   fields["mup"] = MupConfig(**fields["mup"])
   fields["norm_gate"] = NormGateConfig(**fields["norm_gate"])
+  fields["value_gate"] = ValueGateConfig(**fields["value_gate"])
+  fields["depth_values"] = DepthValuesConfig(**fields["depth_values"])
   return DecoderConfig(**fields | changes, residual=ResidualConfig(residual, chosen))
 
 

@@ -75,7 +75,7 @@ def test_a_parallel_site_reads_once_and_adds_both_branches():
     for index in range(2):
       layer = nnx.merge(graphdef, jax.tree.map(lambda leaf, i=index: leaf[i], state))
       n = layer.norms["attention"]["x"](x)
-      attended = layer.post_norms["attention"](layer.attention(n, n, n, **place))
+      attended = layer.post_norms["attention"](layer.attention(n, n, n, **place)[0])
       x = x + attended + layer.post_norms["mlp"](layer.mlp(layer.norms["mlp"]["x"](x)))
     return model(tokens), model.final_norm(x)
 

@@ -53,7 +53,7 @@ def in_numpy(p, views, rope_theta, qk_norm):
 def test_three_views_in_numpy(rope_theta, qk_norm, bias):
   module, p = attention(rotation=rope_theta and Rope(rope_theta), qk_norm=qk_norm, bias=bias)
   views = np.random.default_rng(2).normal(size=(3, B, T, D)).astype(np.float32)
-  got = module(*map(jnp.asarray, views), segment_ids=SEGMENTS, positions=jnp.asarray(POSITIONS))
+  got, _ = module(*map(jnp.asarray, views), segment_ids=SEGMENTS, positions=jnp.asarray(POSITIONS))
   assert_close(got, in_numpy(p, np.float64(views), rope_theta, qk_norm), 2e-6)
 
 

@@ -127,6 +127,8 @@ def _function(config: DecoderConfig) -> dict[str, Any]:
   chosen["residual"] = config.residual.name
   chosen["short_swa"] = config.short_swa.window
   chosen["windows"] = config.layer_windows
+  chosen["value_gate"] = config.value_gate if config.value_residual == "gated" else None
+  chosen["depth_values"] = config.depth_values if config.value_mixing == "depth" else None
   chosen["query_pre_attn_scalar"] = config.query_pre_attn_scalar or float(config.head_dim)
   if config.positions == "rope" and config.rope_scaling.kind != "llama3":
     scaling = config.rope_scaling
