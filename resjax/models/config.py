@@ -82,6 +82,11 @@ class ValueGateConfig:
   last_k: int = 0
   zero_init: bool = False
 
+  @property
+  def starts_shut(self) -> bool:
+    """Whether the gate is 0 at init."""
+    return self.zero_init and self.gate in ("tanh", "identity")
+
 
 @dataclasses.dataclass(frozen=True)
 class DepthValuesConfig:
@@ -246,8 +251,12 @@ class DecoderConfig:
   def _check_values(self) -> None:
     gate = self.value_gate
     self._choice("value_gate.gate", tuple(GATES))
-    for name in ("value_gate.last_k", "depth_values.stride", "depth_values.recent"):
-      self._check(name, functools.reduce(getattr, name.split("."), self) >= 0, "0 or positive")
+    for name, count in (
+      ("value_gate.last_k", gate.last_k),
+      ("depth_values.stride", self.depth_values.stride),
+      ("depth_values.recent", self.depth_values.recent),
+    ):
+      self._check(name, count >= 0, "0 or positive")
     dead = gate.gate == "relu" and gate.zero_init
     self._check("value_gate.zero_init", not dead, "False with gate='relu', which would never open")
     if self.value_residual == "gated" and self.mup.base_width:

@@ -1,7 +1,7 @@
 """What the attention of each layer mixes into its values, and what it needs of other layers."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -84,6 +84,7 @@ class ValueMixing:
   def __init__(self, config: DecoderConfig, layout: Layout, parameters: ValueParameters):
     self._config, self._layout, self._parameters = config, layout, parameters
     self._plan = _plan(config.value_sources)
+    self._gate: Any
     self._gate, self._gate_rows = nnx.split(parameters.gate)
 
   @property
@@ -186,13 +187,16 @@ def _plan(sources: Sequence[Sequence[int]]) -> _Plan:
   """
   last_reader = {j: layer for layer, earlier in enumerate(sources) for j in earlier}
   holds: list[int] = []  # the layer in each slot
-  reads, slots = [], []
+  reads: list[set[int]] = []
+  slots: list[int | None] = []
   for layer, earlier in enumerate(sources):
     reads.append({holds.index(j) for j in earlier})
-    slots.append(None)
+    slot = None
     if layer in last_reader:
-      over = [n for n, j in enumerate(holds) if last_reader[j] <= layer]
-      slots[-1] = over[0] if over else len(holds)
-      holds[slots[-1] : slots[-1] + 1] = [layer]
-  seen = np.array([[n in read for n in range(len(holds))] for read in reads])
-  return _Plan(len(holds), seen, np.array([len(holds) if n is None else n for n in slots]))
+      free = [n for n, j in enumerate(holds) if last_reader[j] <= layer]
+      slot = free[0] if free else len(holds)
+      holds[slot : slot + 1] = [layer]
+    slots.append(slot)
+  count = len(holds)
+  seen = np.array([[n in read for n in range(count)] for read in reads])
+  return _Plan(count, seen, np.array([count if n is None else n for n in slots]))

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from resjax.combinators import Combinator
 from resjax.combinators.base import OUTPUT
 from resjax.locations import Location
+from resjax.models.config import DecoderConfig, DepthValuesConfig, ValueGateConfig
 from resjax.models.model_def import ModelDef
 from resjax.runs import workdir
 from resjax.runs.config import Run
@@ -147,7 +148,8 @@ def changes(parent: Parent, model: ModelDef, run: Run) -> list[str]:
   Raises:
     ValueError: the record of the parent's run is damaged.
   """
-  old, new = parent.identity(run.decoder), workdir.model_identity(run.decoder)
+  old = parent.identity(run.decoder)
+  new = workdir.model_identity(_without_idle_values(run.decoder, old))
   reasons = workdir.differences(_select(old, _is_function), _select(new, _is_function))
   was, name = old.get(f"{_RESIDUAL}name"), run.decoder.residual.name
   neutral = was == "standard" and model.combinator.equals_standard_at_init
@@ -158,6 +160,16 @@ def changes(parent: Parent, model: ModelDef, run: Run) -> list[str]:
   if not neutral and _select(old, _is_residual) != _select(new, _is_residual):
     reasons.append(f"{name!r} with these options is not what {was!r} with its options is")
   return reasons
+
+
+def _without_idle_values(decoder: DecoderConfig, old: Mapping[str, Any]) -> DecoderConfig:
+  """Returns a decoder without the ways to mix values that its parent lacks and that start at 0."""
+  without: dict[str, Any] = {}
+  if old.get("config.model.value_residual") == "none" and decoder.value_gate.starts_shut:
+    without |= {"value_residual": "none", "value_gate": ValueGateConfig()}
+  if "config.model.value_mixing" not in old and decoder.depth_values.zero_init:
+    without |= {"value_mixing": "none", "depth_values": DepthValuesConfig()}
+  return dataclasses.replace(decoder, **without)
 
 
 def _select(identity: Mapping[str, Any], chosen: Callable[[str], bool]) -> dict[str, Any]:

@@ -177,6 +177,14 @@ def test_a_checkpoint_is_a_parent_too(parent):
   assert parents.find(str(parent.source)) == parent
 
 
+IDLE_VALUES = {
+  "value_residual": "gated",
+  "value_gate": {"gate": "tanh", "last_k": 0, "zero_init": True},
+  "value_mixing": "depth",
+  "depth_values": {"stride": 2, "recent": 0, "zero_init": True},
+}
+
+
 @pytest.mark.parametrize(
   ("name", "model", "reason"),
   [
@@ -189,6 +197,12 @@ def test_a_checkpoint_is_a_parent_too(parent):
     ),
     ("gate", {"short_swa": {"window": 3, "num_heads": 0, "zero_init": True}}, None),
     ("gate", {"norm_gate": {"rank": 2, "form": "neutral"}}, None),
+    ("standard", IDLE_VALUES, None),
+    (
+      "standard",
+      {"value_residual": "gated"},
+      "config.model.value_residual was 'none' and is 'gated'",
+    ),
     ("gate", {"rope_theta": 5.0}, "config.model.rope_theta was 10000.0 and is 5.0"),
   ],
 )

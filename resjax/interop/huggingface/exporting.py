@@ -30,6 +30,7 @@ DTYPES = ("float32", "bfloat16", "float16")
 # it only together with rotary positions.
 _FREE = ("dtype", "attention", "remat", "depth", "init_std", "scaled_output_init")
 _ROPE = ("rope_theta", "rope_fraction", "rope_scaling")
+_OF_VALUES = ("value_gate", "depth_values")  # options of what no family has
 
 
 def export(
@@ -122,13 +123,11 @@ def _obstacles(family: Family, settings: dict[str, Any], config: DecoderConfig) 
 def _function(config: DecoderConfig) -> dict[str, Any]:
   """Returns the options that decide which function a decoder computes, each in one spelling."""
   fields = {f.name: getattr(config, f.name) for f in dataclasses.fields(config)}
-  without = _FREE + (_ROPE if config.positions == "learned" else ())
+  without = _FREE + _OF_VALUES + (_ROPE if config.positions == "learned" else ())
   chosen = {name: value for name, value in fields.items() if name not in without}
   chosen["residual"] = config.residual.name
   chosen["short_swa"] = config.short_swa.window
   chosen["windows"] = config.layer_windows
-  chosen["value_gate"] = config.value_gate if config.value_residual == "gated" else None
-  chosen["depth_values"] = config.depth_values if config.value_mixing == "depth" else None
   chosen["query_pre_attn_scalar"] = config.query_pre_attn_scalar or float(config.head_dim)
   if config.positions == "rope" and config.rope_scaling.kind != "llama3":
     scaling = config.rope_scaling

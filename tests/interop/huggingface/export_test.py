@@ -95,6 +95,7 @@ def test_a_sharded_decoder_in_bfloat16(tmp_path):
   "changes, message",
   [
     ({"residual": "gate"}, "nearest, llama: config.model.residual='gate', there 'standard'$"),
+    ({"value_mixing": "depth"}, "llama: config.model.value_mixing='depth', there 'none'$"),
     ({"value_residual": "fixed"}, "llama: config.model.value_residual='fixed', there 'none'$"),
     ({"short_swa": ShortSWAConfig(4)}, "llama: config.model.short_swa=4, there 0$"),
     (
