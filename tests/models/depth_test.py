@@ -86,6 +86,39 @@ def test_what_branches_keep_is_stacked_over_layers(name):
   np.testing.assert_allclose(y, toy.by_hand(made, layers, x), rtol=0, atol=1e-4)
 
 
+@pytest.mark.parametrize("name", ["standard", "block_attn_res"])
+def test_what_layers_hand_on_reaches_the_next_and_so_do_its_gradients(name):
+  made = toy.build(name, {"layers_per_block": 2} if name == "block_attn_res" else {})
+  layers, x = toy.layers(), jnp.asarray(toy.embeddings())
+
+  def branch(layer, site, views, handed):
+    normed, out = toy.branch(layer, site, views)
+    return normed, out + handed, None
+
+  def take(layer, visits, handed):
+    return handed / 2 + layer["mlp"]["gain"] * visits[0].out
+
+  def scanned(layers, x):
+    relay = depth.Relay(x, lambda context, handed: handed, take)
+    state, _ = depth.run_layers(made, layers, x, branch, relay=relay)
+    return jnp.sum(made.final(state) ** 2)
+
+  def by_hand(layers, x):
+    state, handed = made.init(x), x
+    for i in range(toy.L):
+      row, outs = jax.tree.map(lambda leaf, i=i: leaf[i], layers), []
+      for site in made.sites:
+        views, tape = made.read(state, i, site)
+        normed, out = toy.branch(row, site, views)
+        state = made.write(state, i, site, out + handed, normed=normed, tape=tape)
+        outs.append(out + handed)
+      handed = handed / 2 + row["mlp"]["gain"] * outs[0]
+    return jnp.sum(made.final(state) ** 2)
+
+  got, want = (jax.jit(jax.value_and_grad(f, (0, 1)))(layers, x) for f in (scanned, by_hand))
+  assert_close(got, want, 2e-5)
+
+
 @pytest.mark.parametrize("name", ["standard", "attn_res", "block_attn_res"])
 def test_one_layer(name):
   options = {"layers_per_block": 1} if name == "block_attn_res" else {}

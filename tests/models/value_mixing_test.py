@@ -252,7 +252,7 @@ def test_parameters_and_slots_by_hand():
   assert slots(0, 0) == (2, 2, 7, 2, 4)  # layers 0 and 3
   assert slots(1, 0) == (5, 2, 7, 2, 4)
   assert slots(9, 1) == (2, 2, 7, 2, 4)  # layer 0 and the one before
-  assert slots(4, 2) == (4, 2, 7, 2, 4)  # at layer 5: 0, 4 and 3; at layer 4: 0, 2 and 3
+  assert slots(4, 2) == (3, 2, 7, 2, 4)  # at layer 4: 0, 2 and 3; at layer 5: 0, 3 and 4
 
 
 def test_flops_by_hand():

@@ -43,6 +43,7 @@ def config(name):
   if name == "standard":  # learned positions, an output embedding, windows, caps, more norms
     sizes |= {"positions": "learned", "tied_embeddings": False, "post_norm": True, "bias": "qkv"}
     sizes |= {"windows": (4, 0), "attention_softcap": 1.0, "logit_softcap": 2.0}
+    sizes |= {"value_residual": "gated", "value_mixing": "depth"}
     sizes["short_swa"] = ShortSWAConfig(3, 2)
   if name == "block_attn_res":  # attention and MLP as one site, part of a head rotated, gated norms
     sizes |= {"parallel": True, "rope_fraction": 0.5, "norm_gate": NormGateConfig(3)}
