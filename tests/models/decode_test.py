@@ -13,7 +13,9 @@ from resjax.models.sampling import generate
 from tests.helpers import decoders, walks
 from tests.helpers.compare import assert_close
 
-EXTRAS = {"short_swa": ShortSWAConfig(window=3), "value_residual": "learned"}
+EXTRAS = {
+  "short_swa": ShortSWAConfig(window=3), "value_residual": "learned", "value_mixing": "depth",
+}  # fmt: skip
 
 
 def compiled(model, method="__call__"):

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from resjax import combinators
 from resjax.models.config import DepthValuesConfig, MupConfig, ShortSWAConfig, ValueGateConfig
 from resjax.models.flops import forward_flops_per_token
 from tests.helpers import decoders, reference
@@ -185,6 +186,15 @@ def test_values_and_gradients_of_other_strategies_are_those_of_the_loop(name):
     for depth in ("scan", "loop")
   )
   assert_close(scan, loop, 1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", combinators.names())
+def test_every_combinator_takes_both(name):
+  config = decoders.config("llama", name, **BOTH)
+  model = decoders.shapes(config)
+  gradients = nnx.eval_shape(nnx.grad(lambda model: jnp.sum(model(decoders.tokens(config)))), model)
+  assert jax.tree.structure(gradients) == jax.tree.structure(nnx.state(model, nnx.Param))
 
 
 @pytest.mark.parametrize(
