@@ -8,7 +8,8 @@ def _quick() -> str:
 
   A test compiles more than it runs. What libtpu compiles for a TPU is the same with them.
   """
-  flags = ["--xla_backend_optimization_level=0"]
+  flags = ["--xla_backend_optimization_level=0", "--xla_llvm_disable_expensive_passes=true"]
+  flags.append("--xla_cpu_parallel_codegen_split_count=1")  # no 32 modules of a small program
   if importlib.metadata.version("jaxlib").startswith("0.10."):  # later ones do not know it
     flags.append("--xla_cpu_use_fusion_emitters=false")  # which take half of the time
   return " ".join(flags)

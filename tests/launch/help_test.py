@@ -15,12 +15,13 @@ from tests.helpers.stand_ins import ROOT
 # Runs each command of the standard input in a fork of one process that has imported what most
 # commands import.
 PROGRAM = """
-import json, os, runpy, sys, tempfile, warnings
+import gc, json, os, runpy, sys, tempfile, warnings
 from launch import cli
 from resjax import measured_models
 from resjax.analysis import measurement
 from resjax.sweeps import table
 warnings.simplefilter("ignore")
+gc.freeze()  # the collection at the end of a fork would otherwise copy every page
 for line in sys.stdin:
   module, *arguments = json.loads(line)
   with tempfile.TemporaryFile() as output:
