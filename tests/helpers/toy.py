@@ -48,9 +48,10 @@ def branch(layer, site, views, context=None, *, eps=1e-6, mix_tokens=True, pre_n
   if set(normed) > {"x"}:  # a site that is offered q, k and v depends on all of them
     x = sum(c * normed.get(name, x) for name, c in zip("qkv", (0.5, 0.3, 0.2), strict=True))
   hidden = jnp.tanh((x * p["gain"]) @ p["up"])
-  if site == "attention" and mix_tokens:
+  if site == "attention" and mix_tokens is not False:
     counts = jnp.arange(1, x.shape[1] + 1, dtype=x.dtype)[:, None]
-    hidden = jnp.cumsum(hidden, axis=1) / counts
+    mixed = jnp.cumsum(hidden, axis=1) / counts
+    hidden = mixed if mix_tokens is True else jnp.where(mix_tokens, mixed, hidden)  # or traced
   return normed, hidden @ p["down"]
 
 
