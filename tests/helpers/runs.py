@@ -35,7 +35,7 @@ def command(root: pathlib.Path, workdir: pathlib.Path, *more: str) -> list[str]:
     "train.alignment_every": 0,
     "checkpoint.every": 10,
     "checkpoint.keep_last": 5,
-    "train.sample_tokens": 8,
+    "train.sample_tokens": 0,
     "optim.warmup_steps": 5,
   }
   flags = [f"--config.{key}={value}" for key, value in settings.items()]
@@ -107,7 +107,6 @@ SMALL = {
   "model.num_layers": 2,
   "model.d_model": 32,
   "model.mlp_dim": 64,
-  "train.sample_tokens": 0,
 }
 
 

@@ -1,6 +1,7 @@
 """Runs of a few steps in this process."""
 
 import io
+from unittest import mock
 
 from rich.console import Console
 
@@ -29,9 +30,10 @@ def settings(root, workdir, name, **train):
 
 
 def run(config) -> str:
-  """Trains a config and returns what it printed."""
+  """Trains a config and returns what it printed; no curves are drawn."""
   printed = io.StringIO()
-  train(experiment.build(config), Console(file=printed, width=200))
+  with mock.patch("resjax.analysis.plots.training_curves"):
+    train(experiment.build(config), Console(file=printed, width=200))
   return printed.getvalue()
 
 

@@ -62,10 +62,11 @@ def check_command(name, folder):
   """Two steps of the command, evaluated, measured and sampled from."""
   write_text(folder)
   settings = {"model.residual.name": name, "train.steps": 2, "optim.warmup_steps": 1}
-  settings["train.alignment_every"] = 2
+  settings |= {"train.alignment_every": 2, "train.sample_tokens": 8}
   flags = [f"--config.{key}={value}" for key, value in settings.items()]
   output = finish(command(folder, folder / "run", *flags))
   assert f"in the combinator {name!r}" in " ".join(output.split())
+  assert output.count("sample (temperature 0.8):\n") == 1
   records = read_metrics(folder / "run" / "metrics.jsonl")
   losses = [r["validation/loss"] for r in records if "validation/loss" in r]
   assert len(losses) == 2 and losses[1] < losses[0]

@@ -5,7 +5,7 @@ import pathlib
 import pytest
 
 from tests.helpers import forks
-from tests.helpers.runs import command, finish, start, write_text
+from tests.helpers.runs import command, finish, small_command, start, write_text
 
 
 @pytest.fixture(scope="module")
@@ -51,11 +51,9 @@ def test_a_config_that_is_not_there(root, tmp_path):
 
 
 def test_divergence_stops_the_run_and_keeps_the_last_good_checkpoint(root, tmp_path):
-  steps = ["--config.train.steps=10", "--config.checkpoint.every=5"]
-  finish(command(root, tmp_path / "run", *steps))
-  diverging = ["--config.optim.learning_rate=1e30", "--config.optim.clip_norm=0"]
-  more = ["--config.train.steps=30", "--config.checkpoint.every=1"]
-  process = start(command(root, tmp_path / "run", *diverging, *more))
+  finish(small_command(root, tmp_path / "run", train__steps=10, checkpoint__every=5))
+  diverging = {"optim__learning_rate": 1e30, "optim__clip_norm": 0, "checkpoint__every": 1}
+  process = start(small_command(root, tmp_path / "run", **diverging))
   output, _ = process.communicate(timeout=120)
   assert process.returncode == 1
   last = output.splitlines()[-1]

@@ -155,38 +155,45 @@ def test_a_full_disk_while_records_or_the_report_are_written(root, straight, wha
   assert without_time(workdir) == without_time(straight)
 
 
-def test_finished_run_says_so(root, straight):
+@pytest.fixture(scope="module")
+def train():
+  with forks.command("launch.train") as run:
+    yield run
+
+
+def test_finished_run_says_so(root, straight, train):
   before = (straight / "metrics.jsonl").read_text()
-  output = finish(command(root, straight))
-  assert "nothing to train" in output
+  code, output = train(*command(root, straight)[3:])
+  assert code == 0 and "nothing to train" in output, output
   assert (straight / "metrics.jsonl").read_text() == before
 
 
-def test_another_model_is_refused(root, straight):
-  process = start(command(root, straight, "--config.model.residual.name=standard"))
-  output, _ = process.communicate(timeout=120)
-  assert process.returncode == 1
+def test_another_model_is_refused(root, straight, train):
+  code, output = train(*command(root, straight, "--config.model.residual.name=standard")[3:])
+  assert code == 1
   assert output.splitlines()[-1].startswith("error: ")
   assert "model.residual.name was 'block_attn_res' and is 'standard'" in output
   assert "choose another config.workdir" in output
-
-
-def test_generate_reads_the_checkpoint(root, straight):
-  arguments = [sys.executable, "-m", "launch.generate", f"--workdir={straight}"]
-  output = finish([*arguments, "--prompt=depth", "--num_tokens=8", "--temperature=0"])
-  assert output.startswith("depth") and len(output) > len("depth")
-  rows = finish(
-    [*arguments, "--prompt=depth", "--prompt=a", "--num_tokens=16", "--top_k=5", "--stop=e"]
-  )
-  first, second = rows.split("\n----\n")
-  assert first.startswith("depth") and second.startswith("a")
-  assert "e" not in first.removeprefix("depth") + second
 
 
 @pytest.fixture(scope="module")
 def generate():
   with forks.command("launch.generate") as run:
     yield run
+
+
+def test_generate_reads_the_checkpoint(straight, generate):
+  def rows_of(*flags):
+    code, output = generate(f"--workdir={straight}", *flags)
+    assert code == 0, output
+    return output
+
+  output = rows_of("--prompt=depth", "--num_tokens=8", "--temperature=0")
+  assert output.startswith("depth") and len(output) > len("depth")
+  rows = rows_of("--prompt=depth", "--prompt=a", "--num_tokens=16", "--top_k=5", "--stop=e")
+  first, second = rows.split("\n----\n")
+  assert first.startswith("depth") and second.startswith("a")
+  assert "e" not in first.removeprefix("depth") + second
 
 
 @pytest.mark.parametrize(
