@@ -268,7 +268,11 @@ def test_a_damaged_parent_is_named(tmp_path, text, words):
     _load("configs.ablations.one_parent", str(tmp_path))
 
 
-@pytest.mark.parametrize(("module", "argument"), BASES)
+# The tests of training run tiny.py.
+@pytest.mark.parametrize(
+  ("module", "argument"),
+  [base if base[0] != "tiny" else pytest.param(*base, marks=pytest.mark.slow) for base in BASES],
+)
 def test_trains_two_steps_when_shrunk(module, argument, tmp_path):
   config = _load(f"configs.{module}", argument)
   source = write_folder(tmp_path / "text", make_texts(300))

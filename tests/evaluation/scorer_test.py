@@ -61,7 +61,7 @@ def test_equals_a_softmax_of_each_row_alone(decoder, scored):
   assert scored[0].log_probs.dtype == np.float32 and scored[0].greedy.dtype == bool
 
 
-@pytest.mark.parametrize("chunk_size", [1, 7, 10**6])
+@pytest.mark.parametrize("chunk_size", [1, 7, 1000])  # which holds all
 def test_the_size_of_chunks_changes_nothing(decoder, scored, chunk_size):
   found = Scorer(decoder, max_length=LONGEST, batch_size=2, chunk_size=chunk_size).score(rows())
   assert_close(found, as_pairs(scored))
@@ -78,7 +78,7 @@ def test_neither_order_nor_neighbours_change_a_bit(decoder, scored):
       np.testing.assert_array_equal(other.greedy, scored[number].greedy)
 
 
-@pytest.mark.parametrize("batch_size", [1, 64])
+@pytest.mark.parametrize("batch_size", [1, 16])
 def test_the_batch_size_changes_nothing(decoder, scored, batch_size):
   found = Scorer(decoder, max_length=LONGEST, batch_size=batch_size).score(rows())
   assert_close(found, as_pairs(scored))
@@ -146,6 +146,7 @@ ALL = [
 def test_every_combinator_scores_a_row_as_if_it_were_alone(residual):
   decoder = decoders.decoder(config(residual))
   some = rows((9, 64, 40))
+  wanted = [expected(decoder, row) for row in some]
   for batch_size in (1, 8):
     found = Scorer(decoder, max_length=64, batch_size=batch_size).score(some)
-    assert_close(found, [expected(decoder, row) for row in some])
+    assert_close(found, wanted)

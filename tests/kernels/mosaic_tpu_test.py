@@ -75,9 +75,9 @@ def check(query, gain, values, dh, dtype=np.float32, read=read_list):
     (2, 2048, jnp.bfloat16),
     (5, 128, np.float32),
     (9, 128, jnp.bfloat16),
-    (16, 128, jnp.bfloat16),
+    pytest.param(16, 128, jnp.bfloat16, marks=pytest.mark.slow),
     (2, 1536, np.float32),
-    (1, 7168, jnp.bfloat16),
+    pytest.param(1, 7168, jnp.bfloat16, marks=pytest.mark.slow),
   ],
 )
 def test_values_and_gradients_are_those_of_numpy(count, width, dtype):

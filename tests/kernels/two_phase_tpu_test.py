@@ -53,12 +53,12 @@ def no_races(capfd):
     pytest.param(9, 3, 6, 2, (37,), 256, np.float32, False, marks=pytest.mark.slow),
     # Two parts of the grid, each with several tiles: reads and writes of the bank overlap.
     (2, 2, 1, 1, (768,), 128, jnp.bfloat16, True),
-    (1, 16, 0, 16, (5,), 128, jnp.bfloat16, True),
+    pytest.param(1, 16, 0, 16, (5,), 128, jnp.bfloat16, True, marks=pytest.mark.slow),
     (1, 20, 0, 20, (5,), 128, jnp.bfloat16, True),
     pytest.param(1, 64, 0, 64, (5,), 128, jnp.bfloat16, True, marks=pytest.mark.slow),
     (1, 0, 2, 0, (5,), 1536, np.float32, False),
     (1, 0, 2, 0, (5,), 2048, jnp.bfloat16, True),
-    (1, 0, 1, 0, (5,), 7168, jnp.bfloat16, True),
+    pytest.param(1, 0, 1, 0, (5,), 7168, jnp.bfloat16, True, marks=pytest.mark.slow),
     pytest.param(8, 8, 0, 8, (40,), 2048, jnp.bfloat16, True, marks=pytest.mark.slow),
     pytest.param(2, 60, 4, 33, (19,), 128, jnp.bfloat16, True, marks=pytest.mark.slow),
     pytest.param(4, 0, 3, 0, (19,), 7168, np.float32, False, marks=pytest.mark.slow),
@@ -103,7 +103,9 @@ def test_a_merge_is_the_reference(tokens, width, dtype, adds, normed, last_valid
   check_merge("mosaic_tpu", INTERPRET, tokens, width, dtype, adds, normed, last_valid)
 
 
-@pytest.mark.parametrize("dtype", [np.float32, jnp.bfloat16])
+@pytest.mark.parametrize(
+  "dtype", [np.float32, pytest.param(jnp.bfloat16, marks=pytest.mark.slow)]
+)
 def test_tokens_over_eight_devices_are_those_of_one(dtype):
   layout = layouts.layout("long_context", data=2, fsdp=2, sequence=2)
   bank, addends = (normal(n, 4, 6, 128, dtype=dtype, seed=n) for n in (3, 2))
@@ -128,7 +130,9 @@ def test_tokens_over_eight_devices_are_those_of_one(dtype):
   assert "collective-permute" not in text
 
 
-@pytest.mark.parametrize("dtype", [np.float32, jnp.bfloat16])
+@pytest.mark.parametrize(
+  "dtype", [np.float32, pytest.param(jnp.bfloat16, marks=pytest.mark.slow)]
+)
 def test_scan_over_sublayers_with_recomputation(dtype):
   bank, addends = (normal(3, 9, 128, dtype=dtype, seed=seed) for seed in (1, 2))
   operands = normal(3, 128), bank, addends

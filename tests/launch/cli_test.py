@@ -89,10 +89,15 @@ def test_an_error_of_the_user_is_one_line(tmp_path, body, words):
     ("raise EOFError", "a compressed file is damaged or cut (EOFError)"),
   ],
 )
-@pytest.mark.parametrize("where", ["run", "nowhere"])
-def test_another_error_is_one_line_that_names_the_file_with_its_traceback(
-  tmp_path, body, words, where
-):
+def test_another_error_is_one_line_that_names_the_file_with_its_traceback(tmp_path, body, words):
+  check_traceback(tmp_path, body, words, "run")
+
+
+def test_a_traceback_that_has_no_folder_is_a_temporary_file(tmp_path):
+  check_traceback(tmp_path, "raise RuntimeError('hush-hush')", "RuntimeError: ***", "nowhere")
+
+
+def check_traceback(tmp_path, body, words, where):
   (tmp_path / "run").mkdir()
   done = fails(tmp_path, body, folder=str(tmp_path / where))
   assert done.returncode == 1 and done.stderr.count("\n") == 1, done.stderr
