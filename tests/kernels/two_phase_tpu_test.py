@@ -103,9 +103,7 @@ def test_a_merge_is_the_reference(tokens, width, dtype, adds, normed, last_valid
   check_merge("mosaic_tpu", INTERPRET, tokens, width, dtype, adds, normed, last_valid)
 
 
-@pytest.mark.parametrize(
-  "dtype", [np.float32, pytest.param(jnp.bfloat16, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("dtype", [np.float32, pytest.param(jnp.bfloat16, marks=pytest.mark.slow)])
 def test_tokens_over_eight_devices_are_those_of_one(dtype):
   layout = layouts.layout("long_context", data=2, fsdp=2, sequence=2)
   bank, addends = (normal(n, 4, 6, 128, dtype=dtype, seed=n) for n in (3, 2))
@@ -130,9 +128,7 @@ def test_tokens_over_eight_devices_are_those_of_one(dtype):
   assert "collective-permute" not in text
 
 
-@pytest.mark.parametrize(
-  "dtype", [np.float32, pytest.param(jnp.bfloat16, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("dtype", [np.float32, pytest.param(jnp.bfloat16, marks=pytest.mark.slow)])
 def test_scan_over_sublayers_with_recomputation(dtype):
   bank, addends = (normal(3, 9, 128, dtype=dtype, seed=seed) for seed in (1, 2))
   operands = normal(3, 128), bank, addends
