@@ -67,9 +67,11 @@ def check_learns(example, name):
   assert sum(leaf.size for leaf in jax.tree.leaves(own)) == fresh.num_parameters()
 
 
-@pytest.mark.parametrize("file", ["vision_transformer_nnx.py", "mlp_mixer_linen.py"])
-def test_examples_run_and_classify(file, tmp_path):
-  command = [sys.executable, EXAMPLES / file, "--combinator=gate", "--steps=60"]
+@pytest.mark.parametrize(
+  ("file", "steps"), [("vision_transformer_nnx.py", 60), ("mlp_mixer_linen.py", 30)]
+)
+def test_examples_run_and_classify(file, steps, tmp_path):
+  command = [sys.executable, EXAMPLES / file, "--combinator=gate", f"--steps={steps}"]
   env = {**os.environ, "XLA_FLAGS": xla.QUICK, "PYTHONPATH": os.pathsep.join(sys.path)}
   done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
   found = re.search(r"^gate: test accuracy ([0-9.]+)%$", done.stdout, re.MULTILINE)

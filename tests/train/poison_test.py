@@ -26,7 +26,7 @@ def root(tmp_path_factory) -> pathlib.Path:
   return write_text(tmp_path_factory.mktemp("poison"))
 
 
-def settings(root, workdir, *, steps=12, rate=1e-3, **health):
+def settings(root, workdir, *, steps=10, rate=1e-3, **health):
   c = trained.settings(root, workdir, "standard", steps=steps, log_every=1, eval_rows=8)
   c.model.num_layers = 2
   c.optim.update(learning_rate=rate, schedule="constant")

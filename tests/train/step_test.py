@@ -85,7 +85,11 @@ def test_microbatches_weigh_by_tokens(whole, microbatches):
 
 @pytest.mark.parametrize(
   "mesh",
-  [{"data": 8}, {"data": 1, "fsdp": 8}, {"data": 2, "fsdp": 2, "tensor": 2}],
+  [
+    pytest.param({"data": 8}, marks=pytest.mark.slow),
+    {"data": 1, "fsdp": 8},
+    {"data": 2, "fsdp": 2, "tensor": 2},
+  ],
   ids=["data", "fsdp", "mixed"],
 )
 def test_sharded_step_is_the_step_of_one_device(whole, mesh):
