@@ -35,6 +35,14 @@ def short_tiny() -> ConfigDict:
   return config
 
 
+def systems() -> Iterator[tuple[str, dict]]:
+  """Yields every system with its defaults: all combinators, then what goes with any of them."""
+  for name in NAMES:
+    yield name, {"model.residual.name": name}
+  yield "short_swa", {"model.short_swa.window": 128}
+  yield "value_residual", {"model.value_residual": "learned"}
+
+
 def gates(granularities: Iterable[str] = GRANULARITIES) -> Iterator[tuple[str, dict]]:
   """Yields runs with a learned gate, one for each granularity."""
   for granularity in granularities:

@@ -16,6 +16,7 @@ BENCHMARKS = {
   "prefill": "time and memory of a prompt's prefill; transformers with SDPA beside it",
   "score": "tokens per second of the scorer of evaluations, a plain forward pass beside it",
   "together": "runs in one program against the same runs one by one",
+  "systems": "parameters, state, FLOPs and memory traffic of every residual system",
   "compile": "compile time and memory of the training step",
   "checkpoint": "how long saving a state holds up the caller; restoring; verifying",
 }

@@ -3,6 +3,7 @@
 from resjax.combinators.attenuation import Attenuation as Attenuation
 from resjax.combinators.attn_res import AttnRes as AttnRes
 from resjax.combinators.attn_res import BlockAttnRes as BlockAttnRes
+from resjax.combinators.base import FAMILIES as FAMILIES
 from resjax.combinators.base import Combinator as Combinator
 from resjax.combinators.base import TokenContext as TokenContext
 from resjax.combinators.base import Views as Views

@@ -17,6 +17,8 @@ from resjax.typing import Array, PyTree
 Views = Mapping[str, Array]
 Layer = int | Array  # the index of a layer: a Python int in a loop, a traced scalar in a scan
 Strategy = Literal["carry", "depth_blocks", "history", "loop"]
+# Families of systems, in the order in which tables show them; `others` are systems of your own.
+FAMILIES = ("scalars", "gates", "streams", "depth readers", "dense mixes", "others")
 OUTPUT = "output"  # stands for the site of `Combinator.final`, the last read
 SIZES = ("num_layers", "d_model", "sites", "layout", "rngs")  # of every combinator, not options
 
@@ -60,6 +62,7 @@ class Combinator(nnx.Module):
   together. Costs are derived from the class and are not declared.
 
   Attributes:
+    family: one of `FAMILIES`, by which tables group systems.
     num_layers: L.
     d_model: D.
     sites: the names of the sites of a layer, in the order in which they run.
@@ -84,6 +87,7 @@ class Combinator(nnx.Module):
 
   __signature__: ClassVar[inspect.Signature]
 
+  family: ClassVar[str] = "others"
   strategy: Strategy = "carry"
   pre_norm: bool = True
   final_norm: bool = True

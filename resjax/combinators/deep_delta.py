@@ -86,6 +86,7 @@ class DeepDelta(Combinator):
   embedding expansion).
   """
 
+  family = "gates"
   equals_standard_at_init = False
   # These are plain linear maps. Decay would pull compressors away from a mean, expansions from a
   # copy.

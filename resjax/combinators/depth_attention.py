@@ -50,6 +50,7 @@ class DepthAttention(EnteredStream):
   Source: residual-stream duality (Transformer²), arXiv 2603.16039.
   """
 
+  family = "depth readers"
   per_layer = ("query", "key", "value", "output")
   decayed_parameters = per_layer
 

@@ -45,6 +45,7 @@ class DepthReader(SourceCombinator):
     key_scale: the gains of their keys, [L, sites, D].
   """
 
+  family = "depth readers"
   query: nnx.Param
   key_scale: nnx.Param
   scores: DepthScores = DepthScores()

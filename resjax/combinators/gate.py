@@ -44,6 +44,8 @@ class Gate(AttenuatedStream):
   Source: Residual Connections and the Causal Shift, arXiv 2602.14760.
   """
 
+  family = "gates"
+
   def __init__(self, *, granularity: str = "layer", kappa: float = 1.0, **options: Any):
     super().__init__(**options)
     known = granularity in GRANULARITIES

@@ -36,6 +36,7 @@ class Highway(Standard):
   Source: Highway Networks, arXiv 1505.00387.
   """
 
+  family = "gates"
   equals_standard_at_init = False
   per_layer = ("weight", "bias")
 

@@ -52,6 +52,8 @@ class Laurel(SourceCombinator):
   Source: LAuReL, arXiv 2411.07501.
   """
 
+  family = "scalars"
+
   def __init__(
     self,
     *,

@@ -34,6 +34,7 @@ class LayerMixer(SourceCombinator):
     output_has_mix: whether a layer's output is its stream, not the sum of its branches alone.
   """
 
+  family = "dense mixes"
   stream_has_mix: bool = True
   output_has_mix: bool = True
 

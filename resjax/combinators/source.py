@@ -65,6 +65,8 @@ class SourceCombinator(Combinator):
 class EnteredStream(SourceCombinator):
   """A combinator that changes the stream x before every layer; every site: x ← x + f(x)."""
 
+  family = "scalars"
+
   @abc.abstractmethod
   def _enter(self, state: DepthState, layer: Layer) -> Array:
     """Returns the stream [B, T, D] that the first site of a layer reads."""

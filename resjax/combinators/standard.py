@@ -19,6 +19,8 @@ class Standard(Combinator):
   Source: He et al., arXiv 1512.03385; pre-norm form arXiv 2002.04745.
   """
 
+  family = "scalars"
+
   def init(self, x: Array, tokens: TokenContext | None = None) -> Array:
     """See `Combinator.init`."""
     return x

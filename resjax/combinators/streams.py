@@ -29,6 +29,8 @@ class ResidualStreams(Combinator):
     ValueError: num_streams out of range.
   """
 
+  family = "streams"
+
   def __init__(self, *, num_streams: int = 4, **options: Any):
     super().__init__(**options)
     check_option("num_streams", num_streams, num_streams >= 1, "num_streams >= 1")

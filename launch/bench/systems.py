@@ -1,0 +1,143 @@
+"""What every residual system costs: parameters, depth state, FLOPs, memory traffic of a real step.
+
+  python -m launch.bench systems --out=docs/systems --page=docs/systems.md
+  python -m launch.bench systems --out=docs/systems --page=docs/systems.md --only=mhc,gate --again
+
+Parameters, depth state (bfloat16) and forward FLOPs are those of configs/gpt2_124m.py. Memory and
+streams per sublayer are those of the training step of configs/llama_1p3b.py with 4 rows of 2048
+tokens, full recomputation, on one v5p that need not be there (the extra `tpu`, and one to three
+minutes per system). The systems are those of `systems` in configs/ablations.
+
+costs.json in --out is written after every system, so that the same command goes on where it was
+stopped; a system that another version of JAX compiled is compiled again. The table is printed, and
+takes the place of the lines between `<!-- costs -->` and `<!-- end of costs -->` of --page.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from absl import flags
+from ml_collections import ConfigDict
+
+from configs import ablations, gpt2_124m, llama_1p3b
+from launch import cli
+from resjax import combinators, experiment
+from resjax.aot import absent_devices, compile_step
+from resjax.aot.memory import GIB, DoesNotFitError
+from resjax.models.flops import forward_flops_per_token
+from resjax.models.model_def import ModelDef
+from resjax.runs.config import Run
+
+_ONLY = flags.DEFINE_list("only", [], "Names of the systems to compile; default: all.")
+_AGAIN = flags.DEFINE_bool("again", False, "Compile the systems of --only again.")
+_OUT = flags.DEFINE_string("out", "runs/bench", "Folder of costs.json.")
+_PAGE = flags.DEFINE_string("page", "", "A Markdown file whose table is replaced.")
+
+_BEGIN, _END = "<!-- costs -->\n", "<!-- end of costs -->"
+_SHARED = {"train.batch_size": 4, "train.microbatches": 1, "mesh.fsdp": 1, "model.remat": "full"}
+
+Costs = Mapping[str, Any]
+
+
+def main() -> None:
+  """Compiles the systems whose costs are not known, one by one, and prints the table of all."""
+  systems = dict(ablations.systems())
+  for name in _ONLY.value:
+    if name not in systems:
+      raise ValueError(f"--only={name}: no such system; there are {', '.join(systems)}")
+  page = Path(_PAGE.value) if _PAGE.value else None
+  if page is not None:
+    replace_table(page.read_text(), "")  # before anything is compiled
+  path = Path(_OUT.value) / "costs.json"
+  found = json.loads(path.read_text()) if path.exists() else {}
+  path.parent.mkdir(parents=True, exist_ok=True)
+  for name in _ONLY.value or systems:
+    known = found.get(name, {}).get("jax") == jax.__version__
+    if known and not (_AGAIN.value and name in _ONLY.value):
+      continue
+    found[name] = _costs(systems[name])
+    found = {name: found[name] for name in systems if name in found}
+    path.write_text(json.dumps(found, indent=1) + "\n")
+    print(name, json.dumps(found[name]), flush=True)
+  text = table(found)
+  print(text)
+  if page is not None:
+    page.write_text(replace_table(page.read_text(), text))
+
+
+def _costs(overrides: Mapping[str, Any]) -> Costs:
+  """Returns what a system costs: settings of configs/gpt2_124m.py, then of a 1.3B step."""
+  small = _build(gpt2_124m.get_config(), overrides)
+  model = ModelDef(small.decoder, small.layout)
+  name = overrides.get("model.residual.name")
+  costs: dict[str, Any] = {
+    "family": combinators.get(name).family if name else "others",
+    "jax": jax.__version__,
+    "parameters": sum(leaf.size for leaf in model.leaves()),
+    "state_bytes": model.combinator.state_bytes_per_token(jnp.bfloat16),
+    "flops": forward_flops_per_token(small.decoder, model.combinator, small.data.seq_len),
+  }
+  try:
+    report = compile_step.compile_step(_build(llama_1p3b.get_config(), overrides))
+  except DoesNotFitError as error:
+    return costs | {"gib": error.required / GIB, "streams": None, "hbm_streams": None}
+  return costs | {
+    "gib": report.memory.total / GIB,
+    "streams": sum(report.streams.total.values()),
+    "hbm_streams": sum(report.streams.hbm.values()),
+  }
+
+
+def _build(config: ConfigDict, overrides: Mapping[str, Any]) -> Run:
+  config.update_from_flattened_dict(_SHARED | dict(overrides))
+  target = absent_devices.describe("v5p-8")
+  return experiment.build(config, target.devices[:1])
+
+
+def table(found: Mapping[str, Costs]) -> str:
+  """Returns the Markdown table of costs, by family; what is added is beside `standard`."""
+  lines = [
+    "| system | parameters | of 124M | state, B/token | FLOPs | streams | more | in HBM | GiB |",
+    "|---|---|---|---|---|---|---|---|---|",
+  ]
+  for family in combinators.FAMILIES:
+    rows = [(name, costs) for name, costs in found.items() if costs["family"] == family]
+    lines += [f"| **{family}** | | | | | | | | |"] * bool(rows)
+    lines += [f"| `{name}` | {' | '.join(_cells(costs, found))} |" for name, costs in rows]
+  return "\n".join(lines) + "\n"
+
+
+def _cells(costs: Costs, found: Mapping[str, Costs]) -> Iterator[str]:
+  standard = found.get("standard", costs)
+  added = costs["parameters"] - standard["parameters"]
+  yield f"{added:+,}"
+  yield f"{added / standard['parameters']:+.2%}"
+  yield f"{costs['state_bytes']:,}"
+  yield f"{costs['flops'] / standard['flops'] - 1:+.2%}"
+  if costs["streams"] is None or standard["streams"] is None:
+    yield from ("does not fit", "", "")
+  else:
+    yield f"{costs['streams']:.1f}"
+    yield f"{costs['streams'] - standard['streams']:+.1f}"
+    yield f"{costs['hbm_streams'] - standard['hbm_streams']:+.1f}"
+  yield f"{costs['gib']:.1f}"
+
+
+def replace_table(page: str, text: str) -> str:
+  """Returns a page with another table between its two marks.
+
+  Raises:
+    ValueError: the page has not exactly one of each mark.
+  """
+  if page.count(_BEGIN) != 1 or page.count(_END) != 1:
+    raise ValueError(f"--page={_PAGE.value} needs one line {_BEGIN.strip()!r}, and one {_END!r}")
+  before, rest = page.split(_BEGIN)
+  return f"{before}{_BEGIN}\n{text}\n{_END}{rest.split(_END)[1]}"
+
+
+if __name__ == "__main__":
+  cli.run(main)
