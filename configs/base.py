@@ -164,8 +164,9 @@ def residual() -> dict:
     "highway": {"granularity": "channel", "bias_init": -2.0},  # token | channel
     "deepnorm": {"alpha": 0.0, "eps": 1e-5},  # alpha 0: by depth
     "x0_residual": {"init": "standard", "backout": False},  # standard | nanochat
-    "unet_skips": {},
+    "unet_skips": {"mix_embedding": False},  # True: also x0_residual, as in speedruns
     "laurel": {"variant": "rw+lr", "rank": 4, "num_previous": 3, "normalize": "none"},
+    "gemma3n_laurel": {"rank": 0, "eps": 1e-6},  # rank 0: d_model / 32; Gemma 3n has post_norm too
     "attn_res": {
       "window": 0,  # newest sources that are read besides the embedding; 0: all
       **depth_scores(),
@@ -207,6 +208,7 @@ def residual() -> dict:
       "shared_compressor": False,  # one for all sites of a layer
       "value": "linear",  # linear | sigmoid
       "beta_init": 1.0,
+      "beta_hidden": 0,  # the width between two layers that give beta (released: 128); 0: one layer
       "eps": 1e-5,
     },
     "denseformer": {"dilation": 1, "period": 1},

@@ -20,6 +20,7 @@ from resjax.combinators.gated_residual import GatedResidual as GatedResidual
 from resjax.combinators.highway import Highway as Highway
 from resjax.combinators.hyper_connections import HyperConnections as HyperConnections
 from resjax.combinators.independent_hc import IndependentHC as IndependentHC
+from resjax.combinators.laurel import Gemma3nLaurel as Gemma3nLaurel
 from resjax.combinators.laurel import Laurel as Laurel
 from resjax.combinators.mhc import MHC as MHC
 from resjax.combinators.mhc import MHCLite as MHCLite

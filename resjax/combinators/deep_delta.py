@@ -11,7 +11,7 @@ from jax import lax
 
 from resjax.combinators.base import Combinator, Layer, TokenContext, Views, check_flag, check_option
 from resjax.combinators.delta_cache import DeltaCache
-from resjax.combinators.numerics import recomputed
+from resjax.combinators.numerics import project, recomputed
 from resjax.combinators.short_conv import expand, pool
 from resjax.typing import Array, wide_dtype
 
@@ -57,17 +57,19 @@ class DeepDelta(Combinator):
 
   State: X, R D values per token (and segment ids, where given and needed). In decoding the token
   compressor keeps kernel_size − 1 past X per sublayer and for the output, the expansion as many
-  embeddings, the others nothing. Parameters: D (R + 1) + 1 per sublayer (R more with a sigmoid v);
-  per compressor R D (channel) or (kernel_size D + 1) R (token); kernel_size R D for the expansion.
+  embeddings, the others nothing. Parameters: D (R + 1) + 1 per sublayer (R more with a sigmoid v;
+  (D + 1) beta_hidden for β instead of D); per compressor R D (channel) or (kernel_size D + 1) R
+  (token); kernel_size R D for the expansion.
 
-  Init: w_β, W_v ~ N(0, 1/(4 D)), b_β by beta_init; compressors average over R and look at the
-  current token alone; the expansion copies. Not equal to `standard`: nothing adds o.
+  Init: w_β, W_v and with beta_hidden W_in, w_out ~ N(0, 1/(4 D)), b_β by beta_init; compressors
+  average over R and look at the current token alone; the expansion copies. Not equal to
+  `standard`: nothing adds o.
 
   The released code differs from the paper: v = 4 σ(W_v x_in + b), from the input without norm
   (value="sigmoid"); one compressor for all sites of a layer (shared_compressor); its channel
   compressor writes m as a convolution along R and a read vector, the same maps with other
-  parameters (not offered); it can compute β by two layers with a tanh (not offered); and it draws
-  compressors from N(0, 1/(4 D)), which do not average.
+  parameters (not offered); it can compute β = 2 σ(w_out · tanh(W_in c) + b_β) by two layers
+  (beta_hidden=128); and it draws compressors from N(0, 1/(4 D)), which do not average.
 
   Args:
     value_width: R, at least 1.
@@ -77,6 +79,7 @@ class DeepDelta(Combinator):
     shared_compressor: whether the sites of a layer share one compressor.
     value: `linear`, v = W_v c, or `sigmoid`, v = 4 σ(W_v x_in + b).
     beta_init: β where w_β · c = 0, in (0, 2).
+    beta_hidden: the width between the two layers of β; 0: one layer, w_β.
     eps: of k, > 0; compared with ‖o‖.
 
   Raises:
@@ -90,7 +93,7 @@ class DeepDelta(Combinator):
   equals_standard_at_init = False
   # These are plain linear maps. Decay would pull compressors away from a mean, expansions from a
   # copy.
-  decayed_parameters = ("beta_weight", "value_weight")
+  decayed_parameters: tuple[str, ...] = ("beta_weight", "value_weight")
 
   def __init__(
     self,
@@ -102,6 +105,7 @@ class DeepDelta(Combinator):
     shared_compressor: bool = False,
     value: str = "linear",
     beta_init: float = 1.0,
+    beta_hidden: int = 0,
     eps: float = 1e-5,
     rngs: nnx.Rngs,
     **options: Any,
@@ -116,6 +120,7 @@ class DeepDelta(Combinator):
     check_option("kernel_size", kernel_size, kernel_size >= 2, "kernel_size >= 2")
     check_option("value", value, value in VALUES, " or ".join(map(repr, VALUES)))
     check_option("beta_init", beta_init, 0 < beta_init < 2, "0 < beta_init < 2")
+    check_option("beta_hidden", beta_hidden, beta_hidden >= 0, "beta_hidden >= 0")
     check_option("eps", eps, eps > 0, "eps > 0")
     check_flag("embedding_expansion", embedding_expansion)
     check_flag("shared_compressor", shared_compressor)
@@ -125,6 +130,7 @@ class DeepDelta(Combinator):
     self.embedding_expansion = embedding_expansion
     self.shared_compressor = shared_compressor
     self.value = value
+    self.beta_hidden = beta_hidden
     self.eps = eps
     self._make_update(beta_init, rngs)
     self._make_compressors()
@@ -135,13 +141,19 @@ class DeepDelta(Combinator):
     per_site = (self.num_layers, len(self.sites))
     draw = nnx.initializers.normal(0.5 / math.sqrt(self.d_model))
     width = (self.value_width, self.d_model)
-    self.beta_weight = nnx.Param(draw(rngs.params(), (*per_site, self.d_model)))
+    beta_width = self.beta_hidden or self.d_model
+    self.beta_weight = nnx.Param(draw(rngs.params(), (*per_site, beta_width)))
     self.beta_bias = nnx.Param(jnp.full(per_site, math.log(beta_init / (2 - beta_init))))
     self.value_weight = nnx.Param(draw(rngs.params(), (*per_site, *width)))
     self.per_layer = ("beta_weight", "beta_bias", "value_weight")
     if self.value == "sigmoid":
       self.value_bias = nnx.Param(jnp.zeros((*per_site, self.value_width)))
       self.per_layer += ("value_bias",)
+    if self.beta_hidden:
+      shape = (*per_site, self.d_model, self.beta_hidden)
+      self.beta_in = nnx.Param(draw(rngs.params(), shape))
+      self.per_layer += ("beta_in",)
+      self.decayed_parameters += ("beta_in",)
 
   def _make_compressors(self) -> None:
     """Makes a compressor for every site or layer, and one for the output."""
@@ -194,8 +206,11 @@ class DeepDelta(Combinator):
     if normed is None or tape is None:
       raise ValueError("combinator 'deep_delta' needs write(..., normed=views, tape=tape)")
     context = normed["x"]
+    hidden = context
+    if self.beta_hidden:
+      hidden = _hidden(context, self._row(self.beta_in, layer, site))
     beta = _strength(
-      context, *(self._row(p, layer, site) for p in (self.beta_weight, self.beta_bias))
+      hidden, *(self._row(p, layer, site) for p in (self.beta_weight, self.beta_bias))
     )
     value = self._value(layer, site, context, tape)
     x = delta_update(state.x, out, beta, value, self.eps)
@@ -251,6 +266,12 @@ class DeepDelta(Combinator):
     if not linear:
       v = _SIGMOID_SCALE * jax.nn.sigmoid(v + self._row(self.value_bias, layer, site))
     return jnp.moveaxis(v, -1, 0)[..., None]
+
+
+@recomputed
+def _hidden(context: Array, weight: Array) -> Array:
+  """Returns tanh(c W_in) [..., beta_hidden] in float32 or wider."""
+  return jnp.tanh(project("...d,dh->...h", context, weight))
 
 
 @recomputed

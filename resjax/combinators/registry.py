@@ -22,7 +22,7 @@ from resjax.combinators.gated_residual import GatedResidual
 from resjax.combinators.highway import Highway
 from resjax.combinators.hyper_connections import HyperConnections
 from resjax.combinators.independent_hc import IndependentHC
-from resjax.combinators.laurel import Laurel
+from resjax.combinators.laurel import Gemma3nLaurel, Laurel
 from resjax.combinators.mhc import MHC, MHCLite
 from resjax.combinators.muddformer import MUDDFormer
 from resjax.combinators.rezero_layerscale import LayerScale, ReZero
@@ -47,6 +47,7 @@ _REGISTRY: dict[str, type[Combinator]] = {
   "x0_residual": X0Residual,
   "unet_skips": UNetSkips,
   "laurel": Laurel,
+  "gemma3n_laurel": Gemma3nLaurel,
   "attn_res": AttnRes,
   "block_attn_res": BlockAttnRes,
   "delta_attn_res": DeltaAttnRes,

@@ -65,7 +65,7 @@ class X0Residual(EnteredStream):
 
   def _enter(self, state: DepthState, layer: Layer) -> Array:
     scales = (self._layer_row(p, layer) for p in (self.stream_scale, self.embedding_scale))
-    return _mix(state.sources, state.running, *scales)
+    return mixed_with_embedding(state.sources, state.running, *scales)
 
   def write(
     self, state: DepthState, layer: Layer, site: str, out: Array, *,
@@ -104,8 +104,10 @@ class X0Residual(EnteredStream):
 
 
 @recomputed
-def _mix(sources: Sources, x: Array, stream_scale: Array, embedding_scale: Array) -> Array:
-  """Returns λ x + μ x0."""
+def mixed_with_embedding(
+  sources: Sources, x: Array, stream_scale: Array, embedding_scale: Array
+) -> Array:
+  """Returns λ x + μ x0 in the dtype of x, where x0 is the first source."""
   wide = wide_dtype(x)
   mixed = stream_scale * x.astype(wide) + embedding_scale * sources.at(0).astype(wide)
   return mixed.astype(x.dtype)

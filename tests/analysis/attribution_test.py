@@ -11,7 +11,7 @@ PROMPT = np.array([3, 17, 5, 5, 29, 11], np.int32)
 # Combinators whose weights of one write depend on the other writes.
 REFUSED = {
   "highway", "deepnorm", "depth_attention", "deep_delta", "deep_cross_attention", "muddformer",
-  "hyper_connections", "mhc", "mhc_lite", "independent_hc", "gated_residual",
+  "hyper_connections", "mhc", "mhc_lite", "independent_hc", "gated_residual", "gemma3n_laurel",
 }  # fmt: skip
 
 

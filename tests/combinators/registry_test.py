@@ -159,6 +159,7 @@ def test_options_that_make_the_state_grow_refuse_a_traced_layer(name, options):
 DECAYED = {
   "highway": {"weight"},
   "laurel": {"down", "up"},
+  "gemma3n_laurel": {"down", "up"},
   "depth_attention": {"query", "key", "value", "output"},
   "hyper_connections": {"weight"},
   "mhc": {"projection"},

@@ -47,6 +47,7 @@ def deep_delta(
   shared_compressor=False,
   value="linear",
   beta_init=1.0,
+  beta_hidden=0,
   eps=1e-5,
 ):
   """Sections 2 and 3, appendix A; X: [B, T, D, R]."""
@@ -61,7 +62,9 @@ def deep_delta(
     x_in = compress(state, **{name: params[name][place] for name in used})
     normed, out = run(x_in)
     c = normed["x"]
-    beta = 2 * sigmoid(c @ params["beta_weight"][layer, index] + params["beta_bias"][layer, index])
+    hidden = np.tanh(c @ params["beta_in"][layer, index]) if beta_hidden else c
+    logit = hidden @ params["beta_weight"][layer, index] + params["beta_bias"][layer, index]
+    beta = 2 * sigmoid(logit)
     w = params["value_weight"][layer, index].T
     v = c @ w
     if value == "sigmoid":
@@ -93,6 +96,7 @@ CASES = (
   _case("pool", "taps", "final_pool", "final_taps", **TOKEN, kernel_size=3),
   _case("pool", "taps", "expand", **TOKEN | {"embedding_expansion": True}, value="sigmoid"),
   _case("pool", "taps", **TOKEN, shared_compressor=True, kernel_size=2),
+  _case("beta_in", **CHANNEL, beta_hidden=6),
 )
 
 # L = 2, two sites: an update has D + 1 + R D parameters and costs (5 + 6 R) D; a compressor sums R
@@ -104,6 +108,9 @@ COSTS = {
   ),
   ("deep_delta", *CHANNEL.items()): Costs(
     4 * (3 * D + 1) + 5 * 2 * D, 2 * D, 4 * 17 * D + 5 * 3 * D
+  ),
+  ("deep_delta", *CHANNEL.items(), ("beta_hidden", 3)): Costs(
+    4 * (2 * D + 3 * (D + 1) + 1) + 5 * 2 * D, 2 * D, 4 * (5 + 6 * 2 - 2 + 2 * 3) * D + 5 * 3 * D
   ),
   ("deep_delta", *TOKEN.items()): Costs(
     4 * (3 * D + 1) + 5 * (8 * D + 2), 2 * D, 4 * 17 * D + 5 * 15 * D
@@ -133,5 +140,6 @@ BAD_OPTIONS = (  # for 3 layers
   ("deep_delta", {"beta_init": 0.0}, ["beta_init=0.0", "0 < beta_init < 2"]),
   ("deep_delta", {"beta_init": 2.0}, ["beta_init=2.0", "0 < beta_init < 2"]),
   ("deep_delta", {"beta_init": float("nan")}, ["beta_init=nan", "0 < beta_init < 2"]),
+  ("deep_delta", {"beta_hidden": -1}, ["beta_hidden=-1", "beta_hidden >= 0"]),
   ("deep_delta", {"eps": 0.0}, ["eps=0.0", "eps > 0"]),
 )

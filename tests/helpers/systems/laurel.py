@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from tests.helpers.reference import rms
 from tests.helpers.systems.common import Case, Costs, D, sublayers
 
 
@@ -33,7 +34,20 @@ def laurel(params, weights, x, sites, *, variant="rw+lr", rank=4, num_previous=3
   return streams[-1]
 
 
-EQUATIONS = {"laurel": laurel}
+def gemma3n_laurel(params, weights, x, sites, *, rank=0, eps=1e-6):
+  del rank
+  for layer, index, run in sublayers(weights, sites):
+    normed, out = run(x)
+    if sites[index] == ("attention" if "attention" in sites else sites[0]):
+      mapped = normed["x"] @ params["down"][layer] @ params["up"][layer]
+      out = out + normed["x"] + params["scale"][layer] * rms(mapped, eps)
+      x = (x + out) / np.sqrt(2)
+    else:
+      x = x + out
+  return x
+
+
+EQUATIONS = {"laurel": laurel, "gemma3n_laurel": gemma3n_laurel}
 
 CASES = (  # the stream of more maps with random parameters grows beyond 1000
   Case("laurel", standard_at_init=True, learns_at_init=("mix", "up")),
@@ -53,6 +67,7 @@ CASES = (  # the stream of more maps with random parameters grows beyond 1000
     learns_at_init=("gamma",),
   ),
   Case("laurel", {"variant": "rw+pa", "num_previous": 1}, standard_at_init=True),
+  Case("gemma3n_laurel", {"rank": 4}, learns_at_init=("scale",)),
   Case(
     "laurel",
     {"variant": "rw+lr+pa", "rank": 1, "num_previous": 2},
@@ -70,6 +85,9 @@ COSTS = {
     4 * 2 * 2 * D + 7, 5 * D, 4 * (3 + 4 * 2 + 2) * D
   ),
   ("laurel", ("variant", "pa"), ("rank", 0), ("num_previous", 2)): Costs(7, 5 * D, 4 * (3 + 2) * D),
+  ("gemma3n_laurel", ("rank", 2)): Costs(
+    2 * (2 * 2 + 1) * D, D, 2 * (4 * 2 + 3 + 1 + 4) * D + 2 * D
+  ),
   ("laurel", ("variant", "rw+lr"), ("rank", 1)): Costs(4 * (2 + 2 * D), D, 4 * (4 + 1 + 3) * D),
   ("laurel", ("variant", "rw+lr+pa"), ("rank", 1), ("num_previous", 2)): Costs(
     4 * 2 + 7 * (2 * D + 1), 5 * D, 4 * (2 * (4 + 1) + 3) * D
@@ -87,5 +105,7 @@ BAD_OPTIONS = (
   ("laurel", {"rank": 9}, ["rank=9", "1..8"]),
   ("laurel", {"variant": "pa", "rank": -1}, ["rank=-1", "0..8"]),
   ("laurel", {"num_previous": 0}, ["num_previous=0", "num_previous >= 1"]),
+  ("gemma3n_laurel", {"rank": 9}, ["rank=9", "0..8"]),
+  ("gemma3n_laurel", {"rank": 4, "eps": 0.0}, ["eps=0.0", "eps > 0"]),
   ("laurel", {"normalize": "tanh"}, ["normalize='tanh'", "none, softmax"]),
 )
