@@ -218,7 +218,11 @@ def residual() -> dict:
       "eps": 1e-6,
     },
     "deep_cross_attention": {"version": 3, "last": 0},  # 1 | 2 | 3; last 0: all earlier layers
-    "muddformer": {"row_sizes": "stacked", "eps": 1e-6},  # stacked | faithful (model.depth=loop)
+    "muddformer": {
+      "row_sizes": "stacked",  # stacked | faithful (model.depth=loop)
+      "pre_post_norm": False,  # normalise sources, and the mix that is then added to the stream
+      "eps": 1e-6,
+    },
     "hyper_connections": {
       "num_streams": 4,  # R
       "dynamic": True,

@@ -88,7 +88,7 @@ class DeepCrossAttention(LayerMixer):
     empty = (jnp.zeros_like(x),) * (self.last + 1)
     return DepthState(Sources(recent=(x, *empty)), self._first_running(x))
 
-  def _append(self, sources: Sources, output: Array) -> Sources:
+  def _append(self, sources: Sources, layer: Layer, output: Array) -> Sources:
     if not self.last:
       return sources.append(output)
     x, summed, oldest, *newer = sources.recent
@@ -121,7 +121,7 @@ class DeepCrossAttention(LayerMixer):
 
   def final_after(self, state: DepthState, layer: Layer, site: str) -> Array:
     """See `Combinator.final_after`. The GRN of the output takes the g that exist."""
-    return self._output_grn(self._ended(state, site))
+    return self._output_grn(self._ended(state, layer, site))
 
   def _output_grn(self, sources: Sources) -> Array:
     query = self.final_query[...] if self.version == 3 else None

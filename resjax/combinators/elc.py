@@ -106,5 +106,5 @@ class ELC(LayerMixer):
     """See `Combinator.final_after`. A weighted output is a softmax over the y that exist."""
     if not self.weighted_output:
       return self._output(state.running)
-    sources = self._ended(state, site)
+    sources = self._ended(state, layer, site)
     return depth_sum(sources, sources.in_slot_order(self._shares(self.num_layers, layer + 1)))

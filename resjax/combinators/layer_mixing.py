@@ -46,7 +46,7 @@ class LayerMixer(SourceCombinator):
     """Returns the output of a layer, after its last site."""
     return running.stream if running.output is None else running.output
 
-  def _append(self, sources: Sources, output: Array) -> Sources:
+  def _append(self, sources: Sources, layer: Layer, output: Array) -> Sources:
     return sources.append(output)
 
   def init(self, x: Array, tokens: TokenContext | None = None) -> DepthState:
@@ -81,14 +81,14 @@ class LayerMixer(SourceCombinator):
     running = LayerStream(out if tape is None else tape + out, output)
     if site != self.sites[-1]:
       return DepthState(state.sources, running)
-    return DepthState(self._append(state.sources, self._output(running)), running)
+    return DepthState(self._append(state.sources, layer, self._output(running)), running)
 
   def source_names(self) -> tuple[str, ...]:
     """See `Combinator.source_names`. They are the embedding and the outputs of the layers."""
     return ("embedding", *(f"layer {layer}" for layer in range(self.num_layers)))
 
-  def _ended(self, state: DepthState, site: str) -> Sources:
+  def _ended(self, state: DepthState, layer: Layer, site: str) -> Sources:
     """Returns the sources after a site, if its layer ended there."""
     if site == self.sites[-1]:
       return state.sources
-    return self._append(state.sources, self._output(state.running))
+    return self._append(state.sources, layer, self._output(state.running))

@@ -8,9 +8,16 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from resjax.combinators.base import OUTPUT, Layer, Views, check_option
+from resjax.combinators.base import (
+  OUTPUT,
+  Layer,
+  TokenContext,
+  Views,
+  check_flag,
+  check_option,
+)
 from resjax.combinators.layer_mixing import LayerMixer
-from resjax.combinators.numerics import project, rms_normalized
+from resjax.combinators.numerics import project, rms_normalized, scaled_norm
 from resjax.combinators.ragged import RaggedRows
 from resjax.combinators.source import DepthState
 from resjax.kernels.depth_attention import Sources, depth_sum
@@ -18,6 +25,7 @@ from resjax.typing import Array
 
 _VIEWS = ("q", "k", "v", "x")
 _C = len(_VIEWS)
+_MIX_SCALE = 0.001
 
 
 class MUDDFormer(LayerMixer):
@@ -33,37 +41,53 @@ class MUDDFormer(LayerMixer):
   gradient. W2 and b have no weights for sources that are not there. For the output n = L + 1,
   C = 1, in both.
 
+  With `pre_post_norm` the sources are g_j ⊙ RMS(X_j), and what they are mixed to is added to X_i:
+  the views q, k and v are X_i + mix_c, the view x and the output X_i + s_i ⊙ RMS(mix_x). Then b
+  starts at zero, g at one and s at 0.001. The first mixes are zero, through whose norm gradients
+  grow by 1 / √eps; the small s makes up for an eps of 1e-6.
+
   State: X_0..X_L and the stream: (L + 2) D values per token. Parameters, n from 2 to L: faithful
   Σ_n (D H_n + 4 n H_n), stacked L D H + 4 H Σ_n n, and both 4 Σ_n n + D H' + (H' + 1)(L + 1), H' of
-  the output. At init W1 is N(0, 1 / D), W2 zero and b one-hot at j = i, which is `standard`. With
-  L = 32 and D = 2560 (2.8B) that is 8.8M faithful, 16.6M stacked; the paper speaks of 0.23 %, which
-  the rounding of H exceeds.
+  the output; with `pre_post_norm` (2 L + 2) D more. At init W1 is N(0, 1 / D), W2 zero and b
+  one-hot at j = i, which is `standard`. With L = 32 and D = 2560 (2.8B) that is 8.8M faithful, 16.6M
+  stacked; the paper speaks of 0.23 %, which the rounding of H exceeds.
 
   Args:
+    pre_post_norm: whether sources and mixes are normalised, as in the authors' runs of language
+      models with Llama's sizes.
     row_sizes: `stacked`, or `faithful`, the paper's sizes; it needs config.model.depth='loop'.
-    eps: added to the mean square of X_i in its norm, which has no gain; > 0.
+    eps: added to the mean squares of all norms; > 0. The norm in front of W1 has no gain; with
+      `pre_post_norm` the released code has one, which W1 contains here.
 
   Raises:
-    ValueError: row_sizes or eps out of range.
+    ValueError: row_sizes, pre_post_norm or eps out of range.
 
   Source: MUDDFormer, arXiv 2502.12170. The authors decay all parameters, here b is not; their MLP
-  widths grow with depth, which is a matter of the model; their PrePostNorm form is left out.
+  widths grow with depth, which is a matter of the model.
   """
 
   decayed_parameters: tuple[str, ...] = ("hidden", "output", "final_hidden", "final_output")
 
   def __init__(
-    self, *, row_sizes: str = "stacked", eps: float = 1e-6, rngs: nnx.Rngs, **options: Any
+    self,
+    *,
+    row_sizes: str = "stacked",
+    pre_post_norm: bool = False,
+    eps: float = 1e-6,
+    rngs: nnx.Rngs,
+    **options: Any,
   ):
     super().__init__(**options)
     allowed = ("stacked", "faithful")
     check_option("row_sizes", row_sizes, row_sizes in allowed, ", ".join(allowed))
+    check_flag("pre_post_norm", pre_post_norm)
     check_option("eps", eps, eps > 0, "eps > 0")
     self.row_sizes = row_sizes
+    self.pre_post_norm = pre_post_norm
     self.eps = eps
     depth, width = self.num_layers, self.d_model
     self.rows = RaggedRows.of([range(i + 1) if i else () for i in range(depth)], depth + 1)
-    newest = np.eye(depth, depth + 1)[..., None] * np.ones(_C)
+    newest = np.eye(depth, depth + 1)[..., None] * np.full(_C, not pre_post_norm)
     self.bias = nnx.Param(jnp.asarray(self.rows.pack(newest)))
     draw = nnx.initializers.normal(width**-0.5)
     if row_sizes == "faithful":
@@ -82,7 +106,31 @@ class MUDDFormer(LayerMixer):
     size = _hidden_size(depth + 1)
     self.final_hidden = nnx.Param(draw(rngs.params(), (width, size)))
     self.final_output = nnx.Param(jnp.zeros((depth + 1, size, 1)))
-    self.final_bias = nnx.Param(jnp.asarray(np.eye(depth + 1)[:, -1:]))
+    self.final_bias = nnx.Param(jnp.asarray(np.eye(depth + 1)[:, -1:] * (not pre_post_norm)))
+    if pre_post_norm:
+      self._make_norms()
+
+  def _make_norms(self) -> None:
+    """Makes g of the embedding and of every layer, and s of every layer and of the output."""
+    shape = (self.num_layers, self.d_model)
+    self.embedding_scale = nnx.Param(jnp.ones(self.d_model))
+    self.source_scale = nnx.Param(jnp.ones(shape))
+    self.mix_scale = nnx.Param(jnp.full(shape, _MIX_SCALE))
+    self.final_mix_scale = nnx.Param(jnp.full(self.d_model, _MIX_SCALE))
+    self.per_layer += ("source_scale", "mix_scale")
+
+  def init(self, x: Array, tokens: TokenContext | None = None) -> DepthState:
+    """See `Combinator.init`."""
+    state = super().init(x, tokens)
+    if not self.pre_post_norm:
+      return state
+    source = scaled_norm(x, self.embedding_scale[...], self.eps)
+    return DepthState(Sources(recent=(source,)), state.running)
+
+  def _append(self, sources: Sources, layer: Layer, output: Array) -> Sources:
+    if self.pre_post_norm:
+      output = scaled_norm(output, self._layer_row(self.source_scale, layer), self.eps)
+    return sources.append(output)
 
   def view_names(self, site: str) -> tuple[str, ...]:
     """See `Combinator.view_names`."""
@@ -95,6 +143,10 @@ class MUDDFormer(LayerMixer):
       if layer == 0:
         return dict.fromkeys(_VIEWS, newest)
     mixed = _dynamic_sums(self.eps, state.sources, newest, *self._weights_of(layer))
+    if self.pre_post_norm:
+      *views, x = mixed
+      x = scaled_norm(x, self._layer_row(self.mix_scale, layer), self.eps)
+      mixed = tuple(newest + view for view in (*views, x))
     return dict(zip(_VIEWS, mixed, strict=True))
 
   def _weights_of(self, layer: Layer) -> tuple[Array, Array, Array]:
@@ -103,14 +155,15 @@ class MUDDFormer(LayerMixer):
     if self.row_sizes == "faithful":
       return self.hidden[layer - 1][...], self.output[layer - 1][...], bias[: layer + 1]
     output = self.rows.row(self.output[...], layer)
-    return (
-      self._layer_row(self.hidden, layer),
-      output,
-      bias + self.rows.newest_of_empty(layer)[:, None],
-    )
+    if not self.pre_post_norm:  # the first layer has no weights, and takes the embedding
+      bias = bias + self.rows.newest_of_empty(layer)[:, None]
+    return self._layer_row(self.hidden, layer), output, bias
 
   def depth_weights(self, state: DepthState, layer: Layer, site: str) -> Array | None:
-    """See `Combinator.depth_weights`. They are those of view x and may be negative."""
+    """See `Combinator.depth_weights`. They are those of view x and may be negative.
+
+    With `pre_post_norm` they are those of its mix, without the stream that it is added to.
+    """
     newest, count = state.running.stream, self.num_layers + 1
     if site == OUTPUT:
       params = self.final_hidden[...], self.final_output[...], self.final_bias[...]
@@ -129,13 +182,16 @@ class MUDDFormer(LayerMixer):
 
   def final_after(self, state: DepthState, layer: Layer, site: str) -> Array:
     """See `Combinator.final_after`. The weights of the last mix belong to the newest sources."""
-    return self._last_mix(self._ended(state, site), state.running.stream, layer + 2)
+    return self._last_mix(self._ended(state, layer, site), state.running.stream, layer + 2)
 
   def _last_mix(self, sources: Sources, newest: Array, count: int | Array) -> Array:
     """Returns the mix of the output, over `count` sources with the weights of the newest ones."""
     missing = self.num_layers + 1 - count
     newest_first = [jnp.roll(p[...], -missing, 0) for p in (self.final_output, self.final_bias)]
-    return _dynamic_sums(self.eps, sources, newest, self.final_hidden[...], *newest_first)[0]
+    (mix,) = _dynamic_sums(self.eps, sources, newest, self.final_hidden[...], *newest_first)
+    if not self.pre_post_norm:
+      return mix
+    return newest + scaled_norm(mix, self.final_mix_scale[...], self.eps)
 
 
 def _hidden_size(num_sources: int) -> int:

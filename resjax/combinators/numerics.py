@@ -29,6 +29,12 @@ def rms_normalized(x: Array, eps: float) -> Array:
 
 
 @recomputed
+def scaled_norm(x: Array, scale: Array, eps: float) -> Array:
+  """Returns scale ⊙ x / sqrt(mean(x²) + eps) over the last axis [..., D] in the dtype of x."""
+  return (scale * rms_normalized(x, eps)).astype(x.dtype)
+
+
+@recomputed
 def standardized(x: Array, eps: float) -> Array:
   """Returns (x − mean(x)) / sqrt(var(x) + eps) over the last axis [..., D], float32 or wider."""
   wide = x.astype(wide_dtype(x))
