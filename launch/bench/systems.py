@@ -4,9 +4,9 @@
   python -m launch.bench systems --out=docs/systems --page=docs/systems.md --only=mhc,gate --again
 
 Parameters, depth state (bfloat16) and forward FLOPs are those of configs/gpt2_124m.py. Memory and
-streams per sublayer are those of the training step of configs/llama_1p3b.py with 4 rows of 2048
-tokens, full recomputation, on one v5p that need not be there (the extra `tpu`, and one to three
-minutes per system). The systems are those of `systems` in configs/ablations.
+streams are those of the training step of configs/llama_1p3b.py with 4 rows of 2048 tokens and full
+recomputation, on one v5p that need not be there (the extra `tpu`, and half a minute to three per
+system); streams per attention or MLP. The systems are those of `systems` in configs/ablations.
 
 costs.json in --out is written after every system, so that the same command goes on where it was
 stopped; a system that another version of JAX compiled is compiled again. The table is printed, and
@@ -81,14 +81,16 @@ def _costs(overrides: Mapping[str, Any]) -> Costs:
     "state_bytes": model.combinator.state_bytes_per_token(jnp.bfloat16),
     "flops": forward_flops_per_token(small.decoder, model.combinator, small.data.seq_len),
   }
+  large = _build(llama_1p3b.get_config(), overrides)
   try:
-    report = compile_step.compile_step(_build(llama_1p3b.get_config(), overrides))
+    report = compile_step.compile_step(large)
   except DoesNotFitError as error:
     return costs | {"gib": error.required / GIB, "streams": None, "hbm_streams": None}
+  sublayers = len(large.decoder.sites) / 2  # another site makes no sublayer of the model cheaper
   return costs | {
     "gib": report.memory.total / GIB,
-    "streams": sum(report.streams.total.values()),
-    "hbm_streams": sum(report.streams.hbm.values()),
+    "streams": sublayers * sum(report.streams.total.values()),
+    "hbm_streams": sublayers * sum(report.streams.hbm.values()),
   }
 
 
