@@ -76,7 +76,15 @@ ALLOWED["evaluation"] = {
   "models",
   "data",
 }
-ALLOWED["sweeps"] = {"locations", "typed_json", "terminal", "records", "analysis", "statistics"}
+ALLOWED["sweeps"] = {
+  "locations",
+  "typed_json",
+  "terminal",
+  "records",
+  "combinators",
+  "analysis",
+  "statistics",
+}
 BASE = set(ALLOWED) - {"_version"}
 ALLOWED["runs"] = BASE
 ALLOWED["train"] = BASE | {"runs"}

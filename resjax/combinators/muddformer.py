@@ -49,8 +49,8 @@ class MUDDFormer(LayerMixer):
   State: X_0..X_L and the stream: (L + 2) D values per token. Parameters, n from 2 to L: faithful
   Σ_n (D H_n + 4 n H_n), stacked L D H + 4 H Σ_n n, and both 4 Σ_n n + D H' + (H' + 1)(L + 1), H' of
   the output; with `pre_post_norm` (2 L + 2) D more. At init W1 is N(0, 1 / D), W2 zero and b
-  one-hot at j = i, which is `standard`. With L = 32 and D = 2560 (2.8B) that is 8.8M faithful, 16.6M
-  stacked; the paper speaks of 0.23 %, which the rounding of H exceeds.
+  one-hot at j = i, which is `standard`. With L = 32 and D = 2560 (2.8B) that is 8.8M faithful and
+  16.6M stacked; the paper speaks of 0.23 %, which the rounding of H exceeds.
 
   Args:
     pre_post_norm: whether sources and mixes are normalised, as in the authors' runs of language

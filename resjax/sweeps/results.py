@@ -5,6 +5,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from resjax import combinators
 from resjax.analysis import plots
 from resjax.sweeps.runs import SweepRun
 
@@ -75,6 +76,12 @@ class Result:
   devices: tuple[str, ...]
   status: str
   error: str | None
+
+  @property
+  def family(self) -> str:
+    """The family of the residual system that its overrides name; `others` if they name none."""
+    name = self.overrides.get("model.residual.name")
+    return combinators.get(name).family if name in combinators.names() else "others"
 
   def delta(self, reference: "Result") -> float | None:
     """Returns the bits per byte above the reference; None unless both did the same steps."""

@@ -4,15 +4,17 @@ import csv
 import dataclasses
 import io
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from resjax import locations
 from resjax.analysis import plots
+from resjax.combinators import FAMILIES
 from resjax.locations import Location
 from resjax.sweeps.comparison import Comparison
 from resjax.sweeps.results import DONE, Result
@@ -33,7 +35,7 @@ def show(results: Sequence[Result], console: Console) -> None:
   for heading in ("params", "loss", "bpb", "Δ", "tok/s", "state", "step"):
     table.add_column(heading, justify="right", no_wrap=True)
   table.add_column("status", no_wrap=True)
-  for r in results:
+  for r in _by_family(results, table):
     table.add_row(
       r.name,
       "" if r.num_parameters is None else f"{r.num_parameters / 1e6:.3f}M",
@@ -52,6 +54,16 @@ def show(results: Sequence[Result], console: Console) -> None:
     markup=False,
     soft_wrap=True,
   )
+
+
+def _by_family(results: Sequence[Result], table: Table) -> Iterator[Result]:
+  """Yields results by family; between them the table gets headings if there are several."""
+  families = [family for family in FAMILIES if family in {r.family for r in results}]
+  for family in families:
+    if len(families) > 1:
+      table.add_section()
+      table.add_row(Text(family, style="bold"))
+    yield from (r for r in results if r.family == family)
 
 
 def show_errors(results: Sequence[Result], console: Console) -> None:

@@ -126,6 +126,16 @@ def test_table_fits_a_narrow_terminal():
   assert "broken failed: no [memory]" in lines  # Brackets are not taken for markup.
 
 
+def test_table_has_systems_by_family():
+  names = ("standard", "mhc", "gate", "rezero", "unknown")
+  runs = expand(_config(), [(name, {"model.residual.name": name}) for name in names])
+  stream = io.StringIO()
+  table.show([result(run, [], {}) for run in runs], Console(file=stream, width=80))
+  words = [line.split()[0] for line in stream.getvalue().splitlines() if line.split()]
+  rows = "scalars standard rezero gates gate streams mhc others unknown"
+  assert [word for word in words if word in rows.split()] == rows.split()
+
+
 def test_files_hold_the_table(tmp_path):
   as_json, as_csv = table.save(_results(), tmp_path / "new")
   found = json.loads(as_json.read_text())
