@@ -135,8 +135,10 @@ def replace_table(page: str, text: str) -> str:
   Raises:
     ValueError: the page has not exactly one of each mark.
   """
-  if page.count(_BEGIN) != 1 or page.count(_END) != 1:
-    raise ValueError(f"--page={_PAGE.value} needs one line {_BEGIN.strip()!r}, and one {_END!r}")
+  counts = page.count(_BEGIN), page.count(_END)
+  if counts != (1, 1):
+    found = " and ".join(map(str, counts))
+    raise ValueError(f"--page has {found} lines {_BEGIN.strip()!r} and {_END!r}; needed: one each")
   before, rest = page.split(_BEGIN)
   return f"{before}{_BEGIN}\n{text}\n{_END}{rest.split(_END)[1]}"
 

@@ -70,6 +70,11 @@ def test_gates_of_tokens_need_the_normalised_input():
       build("gate", granularity=granularity).write(x, 0, "mlp", x)
 
 
+def test_every_system_has_a_family():
+  families = {combinators.get(name).family for name in combinators.names()}
+  assert families == set(combinators.FAMILIES) - {"others"}
+
+
 def test_config_lists_the_options_of_every_combinator_with_their_defaults():
   settings = base.residual()
   assert settings.pop("name") == "standard"
