@@ -166,7 +166,7 @@ def residual() -> dict:
     "x0_residual": {"init": "standard", "backout": False},  # standard | nanochat
     "unet_skips": {"mix_embedding": False},  # True: also x0_residual, as in speedruns
     "laurel": {"variant": "rw+lr", "rank": 4, "num_previous": 3, "normalize": "none"},
-    "gemma3n_laurel": {"rank": 0, "eps": 1e-6},  # rank 0: d_model / 32; Gemma 3n has post_norm too
+    "gemma3n_laurel": {"rank": 0, "eps": 1e-6},  # rank 0: by width; Gemma 3n has post_norm too
     "attn_res": {
       "window": 0,  # newest sources that are read besides the embedding; 0: all
       **depth_scores(),

@@ -73,9 +73,7 @@ def _costs(overrides: Mapping[str, Any]) -> Costs:
   """Returns what a system costs: settings of configs/gpt2_124m.py, then of a 1.3B step."""
   small = _build(gpt2_124m.get_config(), overrides)
   model = ModelDef(small.decoder, small.layout)
-  name = overrides.get("model.residual.name")
   costs: dict[str, Any] = {
-    "family": combinators.get(name).family if name else "others",
     "jax": jax.__version__,
     "parameters": sum(leaf.size for leaf in model.leaves()),
     "state_bytes": model.combinator.state_bytes_per_token(jnp.bfloat16),
@@ -107,10 +105,15 @@ def table(found: Mapping[str, Costs]) -> str:
     "|---|---|---|---|---|---|---|---|---|",
   ]
   for family in combinators.FAMILIES:
-    rows = [(name, costs) for name, costs in found.items() if costs["family"] == family]
+    rows = [(name, costs) for name, costs in found.items() if family_of(name) == family]
     lines += [f"| **{family}** | | | | | | | | |"] * bool(rows)
     lines += [f"| `{name}` | {' | '.join(_cells(costs, found))} |" for name, costs in rows]
   return "\n".join(lines) + "\n"
+
+
+def family_of(name: str) -> str:
+  """Returns the family of a system; `others` if it is no combinator."""
+  return combinators.get(name).family if name in combinators.names() else "others"
 
 
 def _cells(costs: Costs, found: Mapping[str, Costs]) -> Iterator[str]:

@@ -64,6 +64,7 @@ class GatedResidual(Combinator):
   Source: arXiv 2608.30320, eq. 21-34 (Qwen3.8-Flash-Next).
   """
 
+  family = "streams"
   pre_norm = False
   final_norm = False
   per_layer = ("gain", "down", "up", "inject")

@@ -20,6 +20,7 @@ from resjax.typing import Array, PyTree, wide_dtype
 
 VARIANTS = ("rw", "lr", "pa", "rw+lr", "rw+pa", "rw+lr+pa")
 NORMALIZE = ("none", "softmax")
+_LEAST_RANK = 8
 
 
 class Laurel(SourceCombinator):
@@ -174,7 +175,8 @@ class Gemma3nLaurel(Standard):
   parameters at 1B, and no comparison by others.
 
   Args:
-    rank: r, up to D; 0: ⌊D / 32⌋ and at least 1, which is 64 for Gemma 3n's D of 2048.
+    rank: r, up to D; 0: ⌊D / 32⌋, which is 64 for Gemma 3n's D of 2048, and at least 8, or D. The
+      norm of a map of rank 1 is but a sign, which changes at once.
     eps: of the norm, > 0.
 
   Raises:
@@ -192,7 +194,7 @@ class Gemma3nLaurel(Standard):
     super().__init__(**options)
     check_option("rank", rank, 0 <= rank <= self.d_model, f"0..{self.d_model}")
     check_option("eps", eps, eps > 0, "eps > 0")
-    rank = rank or max(1, self.d_model // 32)
+    rank = rank or min(self.d_model, max(_LEAST_RANK, self.d_model // 32))
     self.eps = eps
     self.site = "attention" if "attention" in self.sites else self.sites[0]
     depth, width = self.num_layers, self.d_model

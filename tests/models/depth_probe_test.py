@@ -32,7 +32,9 @@ OPTIONS = [
   ("hyper_connections", {}),
   ("laurel", {"variant": "rw+lr+pa"}),
   ("muddformer", {}),
+  ("muddformer", {"pre_post_norm": True}),
   ("unet_skips", {}),
+  ("unet_skips", {"mix_embedding": True}),
   ("x0_residual", {"backout": True}),
 ]
 QUICK = ("attenuation-(0, -1)-layer", "block_attn_res-2", "elc-zero-True", "x0_residual-True")

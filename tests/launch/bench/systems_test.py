@@ -11,7 +11,6 @@ import pytest
 
 from configs import ablations
 from launch.bench import systems
-from resjax import combinators
 from tests.helpers.libtpu import needs_libtpu
 
 REPOSITORY = Path(__file__).parents[3]
@@ -26,8 +25,8 @@ def test_the_page_has_the_table_of_the_costs():
 def test_the_page_says_what_is_published_on_every_system():
   evidence = PAGE.split("<!-- end of costs -->")[1]
   for name, _ in ablations.systems():
-    family = combinators.get(name).family if name in combinators.names() else "others"
-    section = evidence.split(f"\n## {family.capitalize()}\n")[1].split("\n## ")[0]
+    title = systems.family_of(name).capitalize()
+    section = evidence.split(f"\n## {title}\n")[1].split("\n## ")[0]
     (row,) = re.findall(rf"^\| `{name}` \|(.*)\|$", section, re.MULTILINE)
     assert all(cell.strip() for cell in row.split("|")), name
 
@@ -40,11 +39,11 @@ def test_tables_go_between_marks_alone():
 
 
 def test_a_system_that_does_not_fit_has_its_memory_in_the_table():
-  standard = {"family": "scalars", "parameters": 100, "state_bytes": 8, "flops": 10.0}
+  standard = {"parameters": 100, "state_bytes": 8, "flops": 10.0}
   fits = standard | {"gib": 1.0, "streams": 146.4, "hbm_streams": 130.0}
   large = standard | {"gib": 99.0, "streams": None, "hbm_streams": None, "parameters": 110}
-  *_, row = systems.table({"standard": fits, "large": large}).splitlines()
-  assert row == "| `large` | +10 | +10.00% | 8 | +0.00% | does not fit |  |  | 99.0 |"
+  *_, row = systems.table({"standard": fits, "gate": large}).splitlines()
+  assert row == "| `gate` | +10 | +10.00% | 8 | +0.00% | does not fit |  |  | 99.0 |"
 
 
 def run(tmp_path, *flags):
