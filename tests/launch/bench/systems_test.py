@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jax
 import pytest
 
 from configs import ablations
@@ -58,7 +59,10 @@ def test_costs_are_those_of_the_page_and_stay_where_they_are(tmp_path):
   done = run(tmp_path, "--only=standard")
   assert done.returncode == 0, done.stderr
   found = json.loads((tmp_path / "costs.json").read_text())
-  assert found["standard"] == pytest.approx(COSTS["standard"], rel=1e-3)
+  costs, kept = found["standard"], dict(COSTS["standard"])
+  assert costs.pop("jax") == jax.__version__ and kept.pop("jax")
+  assert costs == pytest.approx(kept, rel=1e-2)
+  found["standard"] = costs | {"jax": jax.__version__}
   again = run(tmp_path, "--only=standard")
   assert again.stdout == systems.table(found) + "\n" and systems.table(found) in done.stdout
   done = run(tmp_path, "--only=standart")
