@@ -69,7 +69,8 @@ class DeepDelta(Combinator):
   (value="sigmoid"); one compressor for all sites of a layer (shared_compressor); its channel
   compressor writes m as a convolution along R and a read vector, the same maps with other
   parameters (not offered); it can compute β = 2 σ(w_out · tanh(W_in c) + b_β) by two layers
-  (beta_hidden=128); and it draws compressors from N(0, 1/(4 D)), which do not average.
+  (beta_hidden=128; figures for that alone were not found); and it draws compressors from
+  N(0, 1/(4 D)), which do not average.
 
   Args:
     value_width: R, at least 1.

@@ -53,8 +53,8 @@ class MUDDFormer(LayerMixer):
   16.6M stacked; the paper speaks of 0.23 %, which the rounding of H exceeds.
 
   Args:
-    pre_post_norm: whether sources and mixes are normalised, as in the authors' runs of language
-      models with Llama's sizes.
+    pre_post_norm: whether sources and mixes are normalised, as in the authors' configs with Llama's
+      sizes; figures for that alone were not found.
     row_sizes: `stacked`, or `faithful`, the paper's sizes; it needs config.model.depth='loop'.
     eps: added to the mean squares of all norms; > 0. The norm in front of W1 has no gain; with
       `pre_post_norm` the released code has one, which W1 contains here.
