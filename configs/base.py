@@ -199,6 +199,14 @@ def residual() -> dict:
       "eps": 1e-6,
       "implementation": "auto",
     },
+    "delta_ablation": {
+      "mode": "delta_replace",  # delta_replace | full_additive | pre_gated | first_layer
+      "output_gate": "none",  # none | scalar | vector | alpha
+      "null_source": False,
+      "num_heads": 1,
+      "eps": 1e-6,
+      "implementation": "auto",  # auto | reference
+    },
     "depth_attention": {"window": 8, "num_heads": 4, "eps": 1e-6},  # window in layers
     "deep_delta": {
       "value_width": 4,  # R; 1: the plain width, with compressor none and no expansion

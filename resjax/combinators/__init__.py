@@ -10,6 +10,7 @@ from resjax.combinators.base import Views as Views
 from resjax.combinators.deep_cross_attention import DeepCrossAttention as DeepCrossAttention
 from resjax.combinators.deep_delta import DeepDelta as DeepDelta
 from resjax.combinators.deepnorm import DeepNorm as DeepNorm
+from resjax.combinators.delta_ablation import DeltaAblation as DeltaAblation
 from resjax.combinators.delta_attn_res import DeltaAttnRes as DeltaAttnRes
 from resjax.combinators.delta_attn_res import DeltaBlockAttnRes as DeltaBlockAttnRes
 from resjax.combinators.dense import DenseFormer as DenseFormer

@@ -18,7 +18,7 @@ _CLOSED = -2.0  # σ(-2) = 0.12
 _QUERY_STD = 0.02
 
 
-class _DeltaReader(DepthReader):
+class DeltaReader(DepthReader):
   """A reader that adds what it reads to a stream, which `final` returns, see `DeltaAttnRes`."""
 
   def __init__(
@@ -91,16 +91,16 @@ class _DeltaReader(DepthReader):
     bias = self._row(self.gate_bias, layer, site)
     if self.output_gate == "scalar":
       return jax.nn.sigmoid(bias)
-    return _gate_of(stream, self._row(self.gate_weight, layer, site), bias)
+    return gate_of(stream, self._row(self.gate_weight, layer, site), bias)
 
 
 @recomputed
-def _gate_of(x: Array, weight: Array, bias: Array) -> Array:
+def gate_of(x: Array, weight: Array, bias: Array) -> Array:
   """Returns σ(x W + b) [..., D]."""
   return jax.nn.sigmoid(project("...d,dg->...g", x, weight) + bias)
 
 
-class DeltaAttnRes(_DeltaReader):
+class DeltaAttnRes(DeltaReader):
   """h_i = x + g_i ⊙ Σ_j softmax_j(w_i · γ_i ⊙ RMS(v_j)) v_j,  x ← x + f(h_i).
 
   Sources v_0 = the embedding and v_j = the output of sublayer j, as in `attn_res`, but the read is
@@ -121,9 +121,12 @@ class DeltaAttnRes(_DeltaReader):
   There queries start as N(0, 0.02²): behind α = 0 they get no gradient, and α gets none from a read
   parallel to x. Of query, gain and a scalar gate only the query learns in the first step.
 
-  The authors' code skips the very first read (h = x, here x (1 + g), the same after the pre-norm
-  unless g is a vector), and its global initialiser overwrites the zero queries with noise of std
-  0.02; here they are zero, as published. It decays all parameters, here only W does.
+  The authors' code has no embedding among the sources of the very first read. Without a null source
+  it skips that read (h = x, here x (1 + g), the same after the pre-norm unless g is a vector). With
+  one it reads the null source alone, h = x + g n; here embedding and null source share the softmax,
+  as in all later reads. Both are the same function at init, where n = 0. Its global initialiser
+  overwrites the zero queries with noise of std 0.02; here they are zero, as published. It decays
+  all parameters, here only W does. Its other modes are `delta_ablation`.
 
   Args:
     output_gate: `none`, `scalar`, `vector` or `alpha`.
@@ -156,7 +159,7 @@ class DeltaAttnRes(_DeltaReader):
     return state.running
 
 
-class DeltaBlockAttnRes(DepthBlocks, _DeltaReader):
+class DeltaBlockAttnRes(DepthBlocks, DeltaReader):
   """h_i = x + g_i ⊙ depth attention over [embedding, Δ_b of completed blocks],  x ← x + f(h_i).
 
   Δ_b is the sum of the outputs of depth block b, `layers_per_block` layers; what the running block

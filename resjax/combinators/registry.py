@@ -13,6 +13,7 @@ from resjax.combinators.base import SIZES, Combinator
 from resjax.combinators.deep_cross_attention import DeepCrossAttention
 from resjax.combinators.deep_delta import DeepDelta
 from resjax.combinators.deepnorm import DeepNorm
+from resjax.combinators.delta_ablation import DeltaAblation
 from resjax.combinators.delta_attn_res import DeltaAttnRes, DeltaBlockAttnRes
 from resjax.combinators.dense import DenseFormer
 from resjax.combinators.depth_attention import DepthAttention
@@ -52,6 +53,7 @@ _REGISTRY: dict[str, type[Combinator]] = {
   "block_attn_res": BlockAttnRes,
   "delta_attn_res": DeltaAttnRes,
   "delta_block_attn_res": DeltaBlockAttnRes,
+  "delta_ablation": DeltaAblation,
   "depth_attention": DepthAttention,
   "deep_delta": DeepDelta,
   "denseformer": DenseFormer,
