@@ -186,6 +186,7 @@ def residual() -> dict:
     "delta_attn_res": {
       "output_gate": "none",  # none | scalar | vector | alpha
       "null_source": False,
+      "views": "x",  # x | qk_v | qkv
       "num_heads": 1,
       "eps": 1e-6,
       "implementation": "auto",
@@ -195,14 +196,17 @@ def residual() -> dict:
       "two_phase": "auto",  # auto | always | never; never with null_source
       "output_gate": "none",  # none | scalar | vector | alpha
       "null_source": False,
+      "views": "x",  # x | qk_v | qkv
       "num_heads": 1,
       "eps": 1e-6,
       "implementation": "auto",
     },
     "delta_ablation": {
-      "mode": "delta_replace",  # delta_replace | full_additive | pre_gated | first_layer
+      # delta_additive | delta_replace | full_additive | full_replace | pre_gated | first_layer
+      "mode": "delta_additive",
       "output_gate": "none",  # none | scalar | vector | alpha
       "null_source": False,
+      "views": "x",  # x | qk_v | qkv
       "num_heads": 1,
       "eps": 1e-6,
       "implementation": "auto",  # auto | reference

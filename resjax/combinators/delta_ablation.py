@@ -11,7 +11,7 @@ from flax import nnx
 from resjax.combinators.base import OUTPUT, Layer, Strategy, TokenContext, Views, check_option
 from resjax.combinators.delta_attn_res import DeltaReader, gate_of
 from resjax.combinators.numerics import recomputed, scaled_add
-from resjax.combinators.source import DepthState, check_layer
+from resjax.combinators.source import DepthState, check_layer, check_used
 from resjax.kernels.depth_attention import Sources, depth_sum
 from resjax.typing import Array, wide_dtype
 
@@ -69,8 +69,10 @@ class _Mode(NamedTuple):
 
 
 _MODES = {
+  "delta_additive": _Mode(_Outputs()),
   "delta_replace": _Mode(_Outputs(), replaces=True),
   "full_additive": _Mode(_Streams()),
+  "full_replace": _Mode(_Streams(), replaces=True),
   "pre_gated": _Mode(_Outputs(), gated=True),
   "first_layer": _Mode(_FirstOutput(), replaces=True),
 }
@@ -83,19 +85,22 @@ class DeltaAblation(DeltaReader):
   gain comes from. The read is depth attention as there, with these sources, where o_j are the
   outputs of earlier sublayers and x_j = x_{j-1} + o_j the streams after them; x ← x + f(h_i).
 
-  `delta_replace`  o_1 .. o_{i-1} and x; replaces x
-  `full_additive`  x_1 .. x_{i-1}, the last of which is x; is added to x
-  `pre_gated`      σ(x W_i + b_i) ⊙ o_j, keys and values; is added to x. W: [L, sites, D, D] and
-                   b: [L, sites, D], both 0 at init, so that a source starts at half its size
-  `first_layer`    the output of the last site of the first layer, and x; replaces x. The first
-                   layer reads x
+  `delta_additive`  o_1 .. o_{i-1}; is added to x
+  `delta_replace`   o_1 .. o_{i-1} and x; replaces x
+  `full_additive`   x_1 .. x_{i-1}, the last of which is x; is added to x
+  `full_replace`    x_1 .. x_{i-1} and x, which thus counts twice; replaces x
+  `pre_gated`       σ(x W_i + b_i) ⊙ o_j, keys and values; is added to x. W: [L, sites, D, D] and
+                    b: [L, sites, D], both 0 at init, so that a source starts at half its size
+  `first_layer`     the output of the last site of the first layer, and x; replaces x. The first
+                    layer reads x
 
   As released, none has the embedding among its sources, unlike `delta_attn_res`. Therefore their
   uniform means are not parallel to x, and a fresh network is a `standard` one with output_gate
-  `alpha` only. A read without any source is 0. Output gates, null source, queries and gains are
-  those of `delta_attn_res`; the released code has output gates in the first two modes only, and a
-  null source in `full_additive` only. No result of these modes is published: take them to explain
-  a gain of `delta_attn_res`, not to get one.
+  `alpha` only. A read without any source is 0. Output gates, null source, views, queries and gains
+  are those of `delta_attn_res`. In the released code `delta_additive` and `full_replace` exist with
+  views `qk_v` alone, as `delta_v` and `full_v`, and the others without views; the last two modes
+  have no output gate, and only additive ones a null source. No result of these modes is published:
+  take them to explain a gain of `delta_attn_res`, not to get one.
 
   State: all outputs or streams, the embedding, and x: (L · sites + 2) D values per token; with
   `first_layer` 2 D. Parameters: 2 D per sublayer, and those of gates and null source. Reads are in
@@ -106,9 +111,10 @@ class DeltaAblation(DeltaReader):
   layer's attention. Here it is what the code names.
 
   Args:
-    mode: `delta_replace`, `full_additive`, `pre_gated` or `first_layer`.
+    mode: one of those above.
     output_gate: `none`, `scalar`, `vector` or `alpha`.
     null_source: whether the softmax has a null source.
+    views: `x`, `qk_v` or `qkv`, as in `attn_res`.
     num_heads: H, a divisor of D; heads as in `attn_res`.
     eps: added to the mean square of a source in its norm; > 0.
     implementation: `auto` or `reference`.
@@ -119,7 +125,7 @@ class DeltaAblation(DeltaReader):
   Source: github.com/wdlctc/delta-attention-residuals-code, fc11c3e; see `delta_attn_res`.
   """
 
-  def __init__(self, *, mode: str = "delta_replace", **options: Any):
+  def __init__(self, *, mode: str = "delta_additive", **options: Any):
     super().__init__(**options)
     check_option("mode", mode, mode in _MODES, ", ".join(_MODES))
     plain = self.implementation in ("auto", "reference")
@@ -161,12 +167,17 @@ class DeltaAblation(DeltaReader):
 
   def read(self, state: DepthState, layer: Layer, site: str) -> tuple[Views, Any]:
     """See `Combinator.read`."""
-    # What the reverse pass needs of the sources it computes again, and keeps them alone.
-    read = recomputed(self._mixed)(*self._operands(state, layer, site))
+    gate, views = self._gate(state.running, layer, site), {}
     mix = _interpolated if self._mode.replaces else scaled_add
-    return {"x": mix(self._gate(state.running, layer, site), read, state.running)}, None
+    for view in self.view_names(site):
+      # What the reverse pass needs of the sources it computes again, and keeps them alone.
+      read = recomputed(self._mixed)(*self._operands(state, layer, site, view))
+      views[view] = mix(gate, read, state.running)
+    return views, None
 
-  def _operands(self, state: DepthState, layer: Layer, site: str) -> tuple[Any, ...]:
+  def _operands(
+    self, state: DepthState, layer: Layer, site: str, view: str = "x"
+  ) -> tuple[Any, ...]:
     """Returns sources, which of them count, the query, and what gates the sources, or None."""
     sources, counts = state.sources, self._mode.sources.counts(state.sources, layer)
     if self.null_source:
@@ -174,7 +185,8 @@ class DeltaAblation(DeltaReader):
     if self._mode.replaces:
       sources = sources.append(state.running)
     counts = jnp.concatenate([counts, sources.valid()[len(counts) :]])
-    query = self._row(self.query, layer, site) * self._row(self.key_scale, layer, site)
+    reader = self._reader(layer, site, view)
+    query = reader["query"] * reader["key_scale"]
     if not self._mode.gated:
       return sources, counts, query, None
     gate = (self._row(p, layer, site) for p in (self.source_gate, self.source_bias))
@@ -201,6 +213,7 @@ class DeltaAblation(DeltaReader):
     """See `Combinator.write`."""
     if self.strategy == "history":
       check_layer(layer, state.sources)
+    check_used(self.view_names(site), normed, site)
     stream = state.running + out
     ends_first = (layer == 0) & (site == self.sites[-1])
     return DepthState(self._mode.sources.kept(state.sources, out, stream, ends_first), stream)

@@ -9,7 +9,7 @@ from flax import nnx
 from resjax.combinators.base import OUTPUT, Layer, TokenContext, Views, check_flag, check_option
 from resjax.combinators.depth_reader import DepthBlocks, DepthReader
 from resjax.combinators.numerics import project, recomputed, scaled_add
-from resjax.combinators.source import DepthState, check_layer
+from resjax.combinators.source import DepthState, check_layer, check_used
 from resjax.kernels.depth_attention import Sources, depth_attention_row
 from resjax.typing import Array
 
@@ -22,10 +22,11 @@ class DeltaReader(DepthReader):
   """A reader that adds what it reads to a stream, which `final` returns, see `DeltaAttnRes`."""
 
   def __init__(
-    self, *, output_gate: str = "none", null_source: bool = False,
+    self, *, output_gate: str = "none", null_source: bool = False, views: str = "x",
     rngs: nnx.Rngs | None = None, **options: Any,
   ):  # fmt: skip
     super().__init__(**options)
+    self._add_views(views)
     check_flag("null_source", null_source)
     check_option("output_gate", output_gate, output_gate in _GATES, ", ".join(_GATES))
     self.output_gate = output_gate
@@ -68,16 +69,21 @@ class DeltaReader(DepthReader):
 
   def read(self, state: DepthState, layer: Layer, site: str) -> tuple[Views, Any]:
     """See `Combinator.read`. The tape holds the sources for the next reader."""
-    stream = self.final(state)
-    routed, tape = self._routed(state, layer, site)
-    return {"x": scaled_add(self._gate(stream, layer, site), routed, stream)}, tape
+    stream, views = self.final(state), {}
+    gate = self._gate(stream, layer, site)
+    for view in self.view_names(site):
+      routed, state = self._routed(state, layer, site, view)
+      views[view] = scaled_add(gate, routed, stream)
+    return views, state
 
-  def _routed(self, state: DepthState, layer: Layer, site: str) -> tuple[Array, DepthState]:
-    """Returns the read of a site [B, T, D], and the state for the next reader."""
+  def _routed(
+    self, state: DepthState, layer: Layer, site: str, view: str
+  ) -> tuple[Array, DepthState]:
+    """Returns the read of a view of a site [B, T, D], and the state for the next reader."""
     sources = state.sources
     if self.null_source:
       sources = self._with_null(sources, layer, site)
-    routed, sources = self._attend(sources, layer, site)
+    routed, sources = self._attend(sources, layer, site, view=view)
     if self.null_source:
       sources, _ = sources.pop()
     return routed, DepthState(sources, state.running)
@@ -112,7 +118,9 @@ class DeltaAttnRes(DeltaReader):
   `vector`  g = σ(x W + b),    W: [L, sites, D, D], init 0; b: [L, sites, D], init -2
   `alpha`   g = α,             α: [L, sites], init 0
 
-  A null source is one learned vector [D] per site, init 0, that takes part in the softmax.
+  A null source is one learned vector [D] per site, init 0, that takes part in the softmax. Views of
+  a site share gate and null source. In the authors' mode `delta_v` they share the gain of the
+  pre-norm too, which here every view has for itself; the value projection can absorb its own.
 
   State: the N = L · sites + 1 sources and x: (N + 1) D values per token. Parameters: 2 D per
   sublayer, queries zero and gains one at init, and those of gate and null source. The sources sum
@@ -131,6 +139,7 @@ class DeltaAttnRes(DeltaReader):
   Args:
     output_gate: `none`, `scalar`, `vector` or `alpha`.
     null_source: whether the softmax has a null source.
+    views: `x`, `qk_v` or `qkv`, as in `attn_res`.
     num_heads: H, a divisor of D; heads as in `attn_res`.
     eps: added to the mean square of a source in its norm; > 0.
     implementation: of the read, see `depth_attention`; `auto` takes the best that can run.
@@ -152,6 +161,7 @@ class DeltaAttnRes(DeltaReader):
   ) -> DepthState:  # fmt: skip
     """See `Combinator.write`."""
     check_layer(layer, state.sources)
+    check_used(self.view_names(site), normed, site)
     return DepthState(tape.sources.append(out), state.running + out)
 
   def final(self, state: DepthState) -> Array:
@@ -176,7 +186,8 @@ class DeltaBlockAttnRes(DepthBlocks, DeltaReader):
   of the block, so that its third source is x_0 + Δ_2, its fourth Δ_1 + Δ_3; and it appends a
   source only after the first read of the next block. Published numbers may come from that code;
   here sources are the deltas of the paper, complete when their block is. Its blocks are counted
-  instead of their layers: num_blocks = 8 by default.
+  instead of their layers: num_blocks = 8 by default. Its mode `delta_block_v` never appends a
+  source and hands the second read to an attention that ignores it; `qk_v` is what its name says.
 
   Args:
     layers_per_block: layers summed into one source, 1..L; the last block may be shorter.
@@ -184,6 +195,7 @@ class DeltaBlockAttnRes(DepthBlocks, DeltaReader):
       null source.
     output_gate: `none`, `scalar`, `vector` or `alpha`.
     null_source: whether the softmax has a null source.
+    views: `x`, `qk_v` or `qkv`, as in `attn_res`.
     num_heads: H, a divisor of D.
     eps: added to the mean square of a source in its norm; > 0.
     implementation: of the read, see `depth_attention`; `auto` takes the best that can run.
@@ -208,11 +220,13 @@ class DeltaBlockAttnRes(DepthBlocks, DeltaReader):
     """See `DepthBlocks`. A null source is not the same for all sites."""
     return not self.null_source and super()._in_two_phases(sources, queries)
 
-  def _routed(self, state: DepthState, layer: Layer, site: str) -> tuple[Array, DepthState]:
+  def _routed(
+    self, state: DepthState, layer: Layer, site: str, view: str
+  ) -> tuple[Array, DepthState]:
     """No source changes within a block: with two phases the first one has all its reads."""
     if state.opened is None:
-      return super()._routed(state, layer, site)
-    routed, opened = depth_attention_row(state.opened, self._slot(layer, site))
+      return super()._routed(state, layer, site, view)
+    routed, opened = depth_attention_row(state.opened, self._slot(layer, site, view))
     return routed, DepthState(state.sources, state.running, opened)
 
   def close_block(self, state: DepthState) -> DepthState:
@@ -226,6 +240,7 @@ class DeltaBlockAttnRes(DepthBlocks, DeltaReader):
   ) -> DepthState:  # fmt: skip
     """See `Combinator.write`. The last integer layer of a block closes it."""
     check_layer(layer, state.sources)
+    check_used(self.view_names(site), normed, site)
     stream, delta = state.running
     state = DepthState(tape.sources, (stream + out, delta + out), tape.opened)
     return self._close_if_ended(state, layer, site)

@@ -1,50 +1,45 @@
 """Ablations of Delta Attention Residuals."""
 
-import numpy as np
-
 from tests.helpers.reference import depth_read
-from tests.helpers.systems.attn_res import read
+from tests.helpers.systems.attn_res import read, site_reads
 from tests.helpers.systems.common import Case, Costs, D, sigmoid, sublayers
+from tests.helpers.systems.delta_attn_res import gate_of
 
 
 def delta_ablation(
-  params, weights, x, sites, *, mode="delta_replace", output_gate="none", null_source=False,
-  num_heads=1, eps=1e-6, implementation="",
+  params, weights, x, sites, *, mode, output_gate="none", null_source=False, views="x",
+  num_heads=1, eps=1e-6,
 ):  # fmt: skip
   """The released forward passes, mode by mode: `outs` and `streams` begin without the embedding."""
-  outs, streams, first = [], [], None
+  outs, streams, first = [], [], []
   for layer, index, run in sublayers(weights, sites):
     at = layer, index
     gate = 1.0
-    if mode == "full_additive":
-      values = list(streams)
-    elif mode == "delta_replace":
-      values = [*outs, x]
-    elif mode == "pre_gated":
+    if mode == "pre_gated":
       gate = sigmoid(x @ params["source_gate"][at] + params["source_bias"][at])
-      values = [gate * o for o in outs]
-    else:
-      values = [x] if first is None else [first, x]
+    values = {
+      "delta_additive": outs,
+      "delta_replace": [*outs, x],
+      "full_additive": streams,
+      "full_replace": [*streams, x],
+      "pre_gated": [gate * o for o in outs],
+      "first_layer": [*first, x],
+    }[mode]
     if null_source:
-      values.append(gate * params["null"][at] + 0 * x)
-    h = np.zeros_like(x)
-    if values:
-      h = depth_read(params["query"][at], params["key_scale"][at], values, eps, num_heads)
-    if mode in ("full_additive", "pre_gated"):
-      h = x + h
-    g = 1.0
-    if output_gate == "alpha":
-      g = params["alpha"][at]
-    elif output_gate == "scalar":
-      g = sigmoid(params["gate_bias"][at])
-    elif output_gate == "vector":
-      g = sigmoid(params["gate_bias"][at] + x @ params["gate_weight"][at])
-    out = run((1 - g) * x + g * h)[1]
+      values = [*values, gate * params["null"][at] + 0 * x]
+    g = gate_of(params, at, output_gate, x)
+    replaced = 0 if mode in ("delta_replace", "full_replace", "first_layer") else x
+
+    def read(w, gamma, values=values, g=g, x=x, replaced=replaced):
+      found = depth_read(w, gamma, values, eps, num_heads) if values else 0 * x
+      return (1 - g) * x + g * (replaced + found)
+
+    out = run(site_reads(params, layer, index, read, views))[1]
     x = x + out
     outs.append(out)
     streams.append(x)
     if layer == 0 and index == len(sites) - 1:
-      first = out
+      first = [out]
   return x
 
 
@@ -52,7 +47,10 @@ EQUATIONS = {"delta_ablation": delta_ablation}
 
 
 def _case(mode, dead, learns=("query",), **options):
-  dead = {"query": dead, "key_scale": dead}
+  names = ["query", "key_scale"]
+  if "views" in options:
+    names, learns = [*names, "view_query", "view_key_scale"], (*learns, "view_query")
+  dead = dict.fromkeys(names, dead) | {name: ((0,),) for name in names[2:]}
   if mode == "pre_gated":
     dead |= {"source_gate": ((0, 0),), "source_bias": ((0, 0),)}
   if "output_gate" in options:
@@ -65,12 +63,15 @@ def _case(mode, dead, learns=("query",), **options):
   )
 
 
-_READ, _TWO, _LAYER = ((0, 0),), ((0, 0), (0, 1)), ((0,),)  # reads of fewer than two sources
+_READ, _TWO, _LAYER = ((0, 0),), ((0, 0), (0, 1)), ((0,),)  # where no two sources differ
 CASES = (
+  _case("delta_additive", _TWO),
   _case("delta_replace", _READ),
   _case("full_additive", _TWO),
   _case("pre_gated", _TWO, ("query", "source_gate", "source_bias")),
   _case("first_layer", _LAYER),
+  _case("delta_additive", _TWO, views="qk_v"),
+  _case("full_replace", _TWO, views="qk_v"),
   _case("delta_replace", _READ, num_heads=2, output_gate="scalar"),
   _case("full_additive", _TWO, output_gate="alpha"),
   _case("full_additive", _READ, (), null_source=True),
@@ -81,9 +82,9 @@ CASES = (
 _QUERIES = 4 * 2 * D
 _REPLACES, _ADDS = 4 * (3 + 1) * D, 4 * (2 + 1) * D  # difference, gate, sum; and the stream's sum
 COSTS = {  # L = 2, two sites; the embedding is weighed too, with zero
-  ("delta_ablation",): Costs(_QUERIES, 6 * D, sum(map(read, (2, 3, 4, 5))) + _REPLACES),
-  ("delta_ablation", ("mode", "full_additive")): Costs(
-    _QUERIES, 6 * D, sum(map(read, (1, 2, 3, 4))) + _ADDS
+  ("delta_ablation",): Costs(_QUERIES, 6 * D, sum(map(read, (1, 2, 3, 4))) + _ADDS),
+  ("delta_ablation", ("mode", "delta_replace")): Costs(
+    _QUERIES, 6 * D, sum(map(read, (2, 3, 4, 5))) + _REPLACES
   ),
   ("delta_ablation", ("mode", "pre_gated")): Costs(  # one gate for all sources
     _QUERIES + 4 * (D**2 + D),
@@ -99,7 +100,7 @@ BAD_OPTIONS = (
   (
     "delta_ablation",
     {"mode": "delta"},
-    ["mode='delta'", "delta_replace, full_additive, pre_gated, first_layer"],
+    ["mode='delta'", "delta_additive, delta_replace, full_additive"],
   ),
   (
     "delta_ablation",

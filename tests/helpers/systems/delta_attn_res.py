@@ -1,60 +1,53 @@
 """Delta Attention Residuals."""
 
 from tests.helpers.reference import depth_read
-from tests.helpers.systems.attn_res import FIRST, read
+from tests.helpers.systems.attn_res import FIRST, read, site_reads
 from tests.helpers.systems.common import Case, Costs, D, sigmoid, sublayers
 
 
-def delta_read(params, at, values, x, output_gate, null_source, num_heads, eps):
-  """(1 - g) x + g (x + read), section 3 and the code's gates; at: (layer, site)."""
+def gate_of(params, at, kind, x):
+  """g of the code's gates; at: (layer, site)."""
+  if kind == "none":
+    return 1.0
+  if kind == "alpha":
+    return params["alpha"][at]
+  if kind == "scalar":
+    return sigmoid(params["gate_bias"][at])
+  return sigmoid(params["gate_bias"][at] + x @ params["gate_weight"][at])
+
+
+def delta_views(
+  params, at, values, x, *,
+  output_gate="none", null_source=False, views="x", num_heads=1, eps=1e-6,
+):  # fmt: skip
+  """By view (1 - g) x + g (x + read), section 3 and the code's gates; at: (layer, site)."""
+  g = gate_of(params, at, output_gate, x)
   if null_source:
     values = [params["null"][at] + 0 * x, *values]
-  w, gamma = params["query"][at], params["key_scale"][at]
-  routed = x + depth_read(w, gamma, values, eps, num_heads)
-  if output_gate == "none":
-    return routed
-  if output_gate == "alpha":
-    g = params["alpha"][at]
-  elif output_gate == "scalar":
-    g = sigmoid(params["gate_bias"][at])
-  else:
-    g = sigmoid(params["gate_bias"][at] + x @ params["gate_weight"][at])
-  return (1 - g) * x + g * routed
+
+  def read(w, gamma):
+    return (1 - g) * x + g * (x + depth_read(w, gamma, values, eps, num_heads))
+
+  return site_reads(params, *at, read, views)
 
 
-def delta_attn_res(
-  params, weights, x, sites, *, output_gate="none", null_source=False, num_heads=1, eps=1e-6
-):
-  options = output_gate, null_source, num_heads, eps
+def delta_attn_res(params, weights, x, sites, **options):
   values = [x]
   for layer, index, run in sublayers(weights, sites):
-    out = run(delta_read(params, (layer, index), values, x, *options))[1]
+    out = run(delta_views(params, (layer, index), values, x, **options))[1]
     values.append(out)
     x = x + out
   return x
 
 
-def delta_block_attn_res(
-  params,
-  weights,
-  x,
-  sites,
-  *,
-  layers_per_block,
-  output_gate="none",
-  null_source=False,
-  num_heads=1,
-  two_phase="",
-  eps=1e-6,
-):
+def delta_block_attn_res(params, weights, x, sites, *, layers_per_block, two_phase="", **options):
   """Deltas are differences of snapshots of the stream, taken where a block begins."""
-  options = output_gate, null_source, num_heads, eps
   values, snapshot = [x], x
   for layer, index, run in sublayers(weights, sites):
     if index == 0 and layer > 0 and layer % layers_per_block == 0:
       values.append(x - snapshot)
       snapshot = x
-    x = x + run(delta_read(params, (layer, index), values, x, *options))[1]
+    x = x + run(delta_views(params, (layer, index), values, x, **options))[1]
   return x
 
 
@@ -65,7 +58,8 @@ def _blocks(length, options=None, **known):
   """The first block has one source."""
   dead = tuple((layer,) for layer in range(length))
   options = {"layers_per_block": length, **(options or {})}
-  known = {"dead": {"query": dead, "key_scale": dead}, **known}
+  names = ["query", "key_scale"] + ["view_query", "view_key_scale"] * ("views" in options)
+  known = {"dead": dict.fromkeys(names, dead), **known}
   return Case("delta_block_attn_res", options, **known)
 
 
@@ -80,6 +74,13 @@ CASES = (
   Case("delta_attn_res", {"output_gate": "alpha"}, **_STANDARD | {"learns_at_init": ("alpha",)}),
   Case("delta_attn_res", {"null_source": True}, standard_at_init=True),
   Case("delta_attn_res", {"output_gate": "vector", "null_source": True}, standard_at_init=True),
+  Case(
+    "delta_attn_res",
+    {"views": "qk_v"},
+    dead=FIRST | {"view_query": ((0,),), "view_key_scale": ((0,),)},
+    standard_at_init=True,
+    learns_at_init=("query", "view_query"),
+  ),
   *(_blocks(length) for length in (1, 2, 5)),
   _blocks(2, {"num_heads": 4}),
   _blocks(2, {"two_phase": "always", "output_gate": "vector"}),
@@ -87,6 +88,7 @@ CASES = (
   _blocks(2, {"output_gate": "vector"}),
   _blocks(1, {"output_gate": "alpha"}, standard_at_init=True, learns_at_init=("alpha",)),
   _blocks(2, {"output_gate": "scalar", "null_source": True}, dead={}),
+  _blocks(2, {"views": "qkv", "two_phase": "always", "output_gate": "vector"}),
 )
 
 _FULL, _BLOCK = sum(map(read, (1, 2, 3, 4))), sum(map(read, (1, 1, 2, 2)))
@@ -99,6 +101,9 @@ COSTS = {  # L = 2, two sites; the gated sum costs 2 D, also with gate 1, an add
   ("delta_attn_res", ("output_gate", "alpha")): Costs(_QUERIES + 4, 6 * D, _FULL + 4 * (2 + 1) * D),
   ("delta_attn_res", ("output_gate", "vector")): Costs(
     _QUERIES + 4 * (D**2 + D), 6 * D, _FULL + 4 * (2 * D**2 + D + 2 * D + D)
+  ),
+  ("delta_attn_res", ("views", "qk_v")): Costs(  # the attention reads twice
+    _QUERIES + 2 * 2 * D, 6 * D, _FULL + read(1) + read(3) + (6 * 2 + 4) * D
   ),
   ("delta_attn_res", ("null_source", True)): Costs(  # the same for all tokens
     _QUERIES + 4 * D, 6 * D, sum(read(n, 1) for n in (1, 2, 3, 4)) + 4 * (2 + 1) * D
