@@ -266,6 +266,11 @@ def residual() -> dict:
       "init": "neutral",  # neutral | published
       "eps": 1e-6,
     },
+    "multi_gate": {
+      "num_streams": 4,  # R
+      "gate": "competitive",  # competitive | independent
+      "eps": 1e-6,
+    },
   }
 
 

@@ -26,6 +26,7 @@ from resjax.combinators.laurel import Laurel as Laurel
 from resjax.combinators.mhc import MHC as MHC
 from resjax.combinators.mhc import MHCLite as MHCLite
 from resjax.combinators.muddformer import MUDDFormer as MUDDFormer
+from resjax.combinators.multi_gate import MultiGate as MultiGate
 from resjax.combinators.pre_norm import PreNorm as PreNorm
 from resjax.combinators.registry import build as build
 from resjax.combinators.registry import get as get

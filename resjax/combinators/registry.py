@@ -26,6 +26,7 @@ from resjax.combinators.independent_hc import IndependentHC
 from resjax.combinators.laurel import Gemma3nLaurel, Laurel
 from resjax.combinators.mhc import MHC, MHCLite
 from resjax.combinators.muddformer import MUDDFormer
+from resjax.combinators.multi_gate import MultiGate
 from resjax.combinators.rezero_layerscale import LayerScale, ReZero
 from resjax.combinators.standard import Standard
 from resjax.combinators.unet_skips import UNetSkips
@@ -65,6 +66,7 @@ _REGISTRY: dict[str, type[Combinator]] = {
   "independent_hc": IndependentHC,
   "mhc_lite": MHCLite,
   "gated_residual": GatedResidual,
+  "multi_gate": MultiGate,
 }
 
 
