@@ -12,6 +12,7 @@ PROMPT = np.array([3, 17, 5, 5, 29, 11], np.int32)
 REFUSED = {
   "highway", "deepnorm", "depth_attention", "deep_delta", "deep_cross_attention", "muddformer",
   "hyper_connections", "mhc", "mhc_lite", "independent_hc", "gated_residual", "gemma3n_laurel",
+  "multi_gate",
 }  # fmt: skip
 
 
