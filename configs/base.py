@@ -329,6 +329,8 @@ def optim() -> dict:
     "muon_momentum": 0.95,
     "combinator_lr_multiplier": 1.0,  # factor of the combinator's learning rate; 0: frozen
     "clip_norm": 1.0,  # 0: no clipping
+    # NAME=FACTOR each: for one parameter of the combinator, beside the factor of all of them.
+    "combinator_lr_multipliers": (),
   }
 
 

@@ -26,6 +26,9 @@ class UNetSkips(EnteredStream):
   `mix_embedding` also λ [L] at one and μ [L] at zero. Speedruns give λ a learning rate of about a
   hundredth of that of μ; config.optim.combinator_lr_multiplier changes that of all three.
 
+  Learning rates: the released code gives w five times the rate of its output head, which is
+  config.optim.combinator_lr_multiplier = 5 where all else has one rate.
+
   Args:
     mix_embedding: whether the embedding is mixed in before every layer, as speedruns do; nanochat
       found gains of λ and μ that shrink with depth, and none of a skip.

@@ -1,6 +1,7 @@
 """The settings of the optimizer."""
 
 import dataclasses
+import math
 
 from resjax.ranges import check_ranges, check_types
 
@@ -28,6 +29,8 @@ class OptimizerConfig:
     combinator_lr_multiplier: a factor on the learning rate of the combinator's parameters; 0: they
       do not change.
     clip_norm: the largest global norm of a gradient; 0: no clipping.
+    combinator_lr_multipliers: NAME=FACTOR each, a factor beside that of the whole combinator for
+      one of its parameters, or for a folder of them.
 
   Raises:
     ValueError: a setting is out of range.
@@ -46,6 +49,7 @@ class OptimizerConfig:
   muon_momentum: float
   combinator_lr_multiplier: float
   clip_norm: float
+  combinator_lr_multipliers: tuple[str, ...] = ()  # Records of earlier runs have no such setting.
 
   def __post_init__(self) -> None:
     for name, choices in {"name": _NAMES, "schedule": _SCHEDULES}.items():
@@ -67,3 +71,21 @@ class OptimizerConfig:
       "clip_norm": (self.clip_norm >= 0, "0 (no clipping) or more"),
     }
     check_ranges(self, "config.optim", ranges)
+    self.combinator_factors()
+
+  def combinator_factors(self) -> dict[str, float]:
+    """Returns the factors of `combinator_lr_multipliers` by name."""
+    factors: dict[str, float] = {}
+    for text in self.combinator_lr_multipliers:
+      name, _, number = text.partition("=")
+      try:
+        factor = float(number)
+      except ValueError:
+        factor = math.nan
+      if not (name and 0 <= factor < math.inf) or name in factors:
+        raise ValueError(
+          f"config.optim.combinator_lr_multipliers={self.combinator_lr_multipliers!r}: {text!r}; "
+          "allowed: NAME=FACTOR, each name once, factors finite and 0 or more"
+        )
+      factors[name] = factor
+    return factors

@@ -1,5 +1,6 @@
 """What the optimizer does with each parameter, decided by its path, never by its number of axes."""
 
+import math
 from collections.abc import Collection
 from typing import NamedTuple
 
@@ -8,6 +9,7 @@ import jax
 from resjax.optim.config import OptimizerConfig
 from resjax.typing import PyTree
 
+_COMBINATOR = "combinator"  # the folder of its parameters
 _DECAYED_LEAVES = ("kernel", "embedding")
 _LOW_RANK = "norm_gates"  # has matrices that are too long and narrow for Muon
 
@@ -65,8 +67,8 @@ def parameter_rows(
   `decayed` are the parameters that are named `kernel` or `embedding`, and those of the combinator
   that `decayed_combinator_paths` names.
 
-  `lr_multiplier` is config.optim.combinator_lr_multiplier for the parameters of the combinator, and
-  1 for all others.
+  `lr_multiplier` is config.optim.combinator_lr_multiplier for the parameters of the combinator,
+  times the factors that config.optim.combinator_lr_multipliers has for them, and 1 for all others.
 
   `update_multiplier` is for the matrices of the layers 1/m with adam, and m^-1/2 with muon, whose
   updates have a norm that grows as √D; it is 1 for all others.
@@ -78,7 +80,8 @@ def parameter_rows(
     scaling: the size of the model; default: that for which its rates were tuned.
 
   Raises:
-    ValueError: one of `decayed_combinator_paths` names no parameter.
+    ValueError: a path of `decayed_combinator_paths`, or a name in
+      config.optim.combinator_lr_multipliers, names no parameter.
   """
   leaves = jax.tree_util.tree_leaves_with_path(params)
   paths = [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in leaves]
@@ -86,6 +89,13 @@ def parameter_rows(
     # Optax also asks about a placeholder, which has no parameters and therefore no paths.
     if paths and not any(_lies_in(path, folder) for path in paths):
       raise ValueError(f"decayed_combinator_paths: {folder!r} names none of {', '.join(paths)}")
+  for name in config.combinator_factors():
+    if paths and not any(_lies_in(path, f"{_COMBINATOR}/{name}") for path in paths):
+      own = [path.removeprefix(f"{_COMBINATOR}/") for path in paths if _lies_in(path, _COMBINATOR)]
+      raise ValueError(
+        f"config.optim.combinator_lr_multipliers: the combinator has no parameter {name!r}; "
+        f"allowed: {', '.join(own) or 'none'}"
+      )
   return [
     _row(path, leaf.shape, config, decayed_combinator_paths, scaling)
     for path, (_, leaf) in zip(paths, leaves, strict=True)
@@ -112,9 +122,12 @@ def _row(
   scaling: Scaling,
 ) -> ParameterRow:
   *folders, name = path.split("/")
-  if "combinator" in folders:
+  if _COMBINATOR in folders:
     is_decayed = any(_lies_in(path, folder) for folder in decayed)
-    return ParameterRow(path, shape, "adam", is_decayed, config.combinator_lr_multiplier)
+    named = config.combinator_factors().items()
+    factors = [factor for own, factor in named if _lies_in(path, f"{_COMBINATOR}/{own}")]
+    multiplier = config.combinator_lr_multiplier * math.prod(factors)
+    return ParameterRow(path, shape, "adam", is_decayed, multiplier)
   is_matrix = "layers" in folders and name == "kernel"
   update = "adam_layers" if "layers" in folders and scaling != SAME_SIZE else "adam"
   multiplier = 1 / scaling.width if is_matrix else 1.0

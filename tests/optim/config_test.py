@@ -8,6 +8,22 @@ from resjax import optim
 from tests.helpers.optimizers import config
 
 
+def test_factors_by_name():
+  given = ("stream_scale=0.01", "mix/kernel=2")
+  assert config(combinator_lr_multipliers=given).combinator_factors() == {
+    "stream_scale": 0.01,
+    "mix/kernel": 2.0,
+  }
+
+
+@pytest.mark.parametrize("text", ["query", "=2", "query=x", "query=-1", "query=inf", "query=nan"])
+def test_factors_that_are_none(text):
+  with pytest.raises(ValueError, match=r"combinator_lr_multipliers=.*; allowed: NAME=FACTOR, each"):
+    config(combinator_lr_multipliers=("other=1", text))
+  with pytest.raises(ValueError, match=r"'query=2'; allowed: NAME=FACTOR, each name once"):
+    config(combinator_lr_multipliers=("query=1", "query=2"))
+
+
 def test_fields_are_those_of_the_base_config():
   assert [f.name for f in dataclasses.fields(optim.OptimizerConfig)] == list(base.optim())
 

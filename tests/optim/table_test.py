@@ -19,6 +19,19 @@ def test_parameter_rows(name, update):
   ]
 
 
+def test_parameters_of_a_combinator_may_have_rates_of_their_own():
+  c = config(combinator_lr_multiplier=3.0, combinator_lr_multipliers=("query=0.5", "mix=0"))
+  rates = {row.path: row.lr_multiplier for row in optim.parameter_rows(parameters(), c)}
+  assert {rates.pop(f"combinator/{name}") for name in ("query", "mix/kernel")} == {1.5, 0.0}
+  assert rates.pop("combinator/mixer/kernel") == 3.0 and set(rates.values()) == {1.0}
+
+
+def test_a_rate_for_a_parameter_that_is_not_there_is_refused():
+  c = config(combinator_lr_multipliers=("kernel=0.5",))
+  with pytest.raises(ValueError, match="has no parameter 'kernel'; allowed: mix/kernel, mixer/"):
+    optim.parameter_rows(parameters(), c)
+
+
 def test_parameters_of_a_combinator_are_decayed_only_by_name():
   rows = optim.parameter_rows(parameters(), config())
   assert not any(row.decayed for row in rows if "combinator" in row.path)
