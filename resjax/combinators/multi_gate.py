@@ -102,7 +102,8 @@ class MultiGate(Combinator):
     """Returns the read [..., D] of the streams that are open, R of them at most."""
     sources = Sources(bank=state, num_valid=num_open)
     query = query / math.sqrt(self.d_model)
-    return depth_attention(sources, query, eps=self.eps, layout=self.layout)
+    pooled: Any = depth_attention(sources, query, eps=self.eps, layout=self.layout)
+    return pooled
 
   def write(
     self, state: Array, layer: Layer, site: str, out: Array, *,
