@@ -201,7 +201,7 @@ class DeltaAblation(DeltaReader):
 
   def _softmax_over(self, sources: Sources, counts: Array, query: Array) -> Array:
     """Returns the weights of the slots [slots, ..., H], all zero if none counts."""
-    logits = jnp.concatenate([self._logits(query, group) for group in sources.groups()])
+    logits = jnp.concatenate([self.scores.logits(query, group) for group in sources.groups()])
     counts = counts.reshape(-1, *(1,) * (logits.ndim - 1))
     logits = jnp.where(counts | ~jnp.any(counts), logits, -jnp.inf)
     return jnp.where(counts, jax.nn.softmax(logits, axis=0), 0)

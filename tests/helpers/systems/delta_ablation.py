@@ -30,11 +30,12 @@ def delta_ablation(
     g = gate_of(params, at, output_gate, x)
     replaced = 0 if mode in ("delta_replace", "full_replace", "first_layer") else x
 
-    def read(w, gamma, values=values, g=g, x=x, replaced=replaced):
+    def read_by(reader, values=values, g=g, x=x, replaced=replaced):
+      w, gamma = reader["query"], reader["key_scale"]
       found = depth_read(w, gamma, values, eps, num_heads) if values else 0 * x
       return (1 - g) * x + g * (replaced + found)
 
-    out = run(site_reads(params, layer, index, read, views))[1]
+    out = run(site_reads(params, layer, index, read_by, views))[1]
     x = x + out
     outs.append(out)
     streams.append(x)

@@ -25,8 +25,9 @@ def delta_views(
   if null_source:
     values = [params["null"][at] + 0 * x, *values]
 
-  def read(w, gamma):
-    return (1 - g) * x + g * (x + depth_read(w, gamma, values, eps, num_heads))
+  def read(reader):
+    found = depth_read(reader["query"], reader["key_scale"], values, eps, num_heads)
+    return (1 - g) * x + g * (x + found)
 
   return site_reads(params, *at, read, views)
 
