@@ -11,16 +11,14 @@ nothing but the sums over tokens in the cotangents of queries and output gains.
 
 import dataclasses
 import importlib
-import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import lax
-from jax.sharding import PartitionSpec
 
+from resjax.kernels import per_device
 from resjax.kernels.depth_attention import bf16_remainder
 from resjax.kernels.depth_attention.operands import (
   Cotangents,
@@ -31,8 +29,8 @@ from resjax.kernels.depth_attention.operands import (
   Read,
   Stats,
 )
-from resjax.sharding import Layout
-from resjax.typing import Array, PyTree
+from resjax.kernels.per_device import FIRST, NO_TOKENS, SECOND, THIRD
+from resjax.typing import PyTree
 
 # The folders of kernels in order of preference, and the platform on which each of them runs.
 KERNELS = {"mosaic_tpu": "tpu", "mosaic_gpu": "gpu"}
@@ -140,28 +138,9 @@ def _obstacle(name: str, operation: str, read: Read, operands: Any) -> str | Non
     return f"the width {like.shape[-1]} (config.model.d_model) is no multiple of {LANES}"
   if operands.num_slots > MAX_SOURCES:
     return f"there are {operands.num_slots} sources, it takes up to {MAX_SOURCES}"
-  return _sharding_obstacle(layout, like) or getattr(load(name, "obstacles"), operation)(
+  return per_device.obstacle(layout, like) or getattr(load(name, "obstacles"), operation)(
     read, operands
   )
-
-
-def _sharding_obstacle(layout: Layout, like: jax.ShapeDtypeStruct) -> str | None:
-  """Returns why a kernel cannot run on arrays [..., D] that are split as `layout` says, or None."""
-  if not layout.spans_devices:
-    return None
-  if like.ndim != 3:
-    return f"sources of shape {like.shape} on a mesh, it splits [B, T, D]"
-  if layout.num_shards("embed") > 1:
-    return "the mesh splits D of activations (rule 'embed'), it reads whole rows"
-  for axis, size in (("batch", like.shape[0]), ("tokens", like.shape[1])):
-    if size % layout.num_shards(axis):
-      return f"axis {axis!r} of size {size} does not divide over {layout.num_shards(axis)} devices"
-  return None
-
-
-# The position of the first token axis of an array: [..., D], [N, ..., D] or [S, N, ...]. An array
-# without token axes is the same on all devices, and one that a reverse pass returns is summed.
-FIRST, SECOND, THIRD, NO_TOKENS = 0, 1, 2, -1
 
 
 class _Axes(NamedTuple):
@@ -222,61 +201,7 @@ _AXES: dict[str, Callable[[Read, Any], _Axes]] = {
 def _on_each_device(
   read: Read, run: Callable, in_axes: tuple[PyTree, ...], out_axes: PyTree
 ) -> Callable:
-  """Returns a function that runs a backend, a kernel on the rows of each device.
-
-  Args:
-    read: options of the read; with the reference as the backend, `run` itself is returned.
-    run: takes the trees of `in_axes`, whose token axes are folded into one; the first tree has
-      `like`, as `Operands` has.
-    in_axes: for every array the position of its first token axis.
-    out_axes: the same for what `run` returns.
-  """
+  """Returns a function that runs a backend, a kernel on the rows of each device."""
   if read.implementation == "reference":
     return run
-  layout = read.layout
-
-  def local(*trees: PyTree) -> PyTree:
-    tokens = trees[0].like.shape[:-1]
-
-    def fold(axis: int, x: Array) -> Array:
-      behind = x.shape[axis + len(tokens) :]
-      return x if axis < 0 else x.reshape(*x.shape[:axis], math.prod(tokens), *behind)
-
-    def unfold(axis: int, x: Array) -> Array:
-      if axis < 0:
-        return lax.psum(x, _token_axes(layout)) if layout.spans_devices else x
-      return x.reshape(*x.shape[:axis], *tokens, *x.shape[axis + 1 :])
-
-    return jax.tree.map(unfold, out_axes, run(*jax.tree.map(fold, in_axes, trees)))
-
-  if not layout.spans_devices:
-    return partial(_once_differentiable, local)
-
-  def spec(axis: int) -> PartitionSpec:
-    return layout.spec(*[None] * axis, "batch", "tokens") if axis >= 0 else PartitionSpec()
-
-  in_specs, out_specs = jax.tree.map(spec, (in_axes, out_axes))
-  # The outputs of a kernel carry no annotation of the mesh axes that they vary over.
-  sharded = jax.shard_map(
-    local, mesh=layout.mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False
-  )
-  return partial(_once_differentiable, sharded)
-
-
-def _token_axes(layout: Layout) -> tuple[str, ...]:
-  assert layout.rules is not None  # there is a mesh
-  return (*layout.rules.batch, *layout.rules.tokens)
-
-
-@partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _once_differentiable(call: Callable, *args: PyTree) -> PyTree:
-  """Calls a kernel, which has no derivative: one is asked for where a gradient is derived again."""
-  return call(*args)
-
-
-@_once_differentiable.defjvp
-def _refuse(call: Callable, primals: PyTree, tangents: PyTree) -> PyTree:
-  del call, primals, tangents
-  raise ValueError(
-    "the kernels of depth attention have no second derivative; use implementation='reference'"
-  )
+  return per_device.on_each_device(read.layout, "depth attention", run, in_axes, out_axes)

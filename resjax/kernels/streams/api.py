@@ -1,0 +1,103 @@
+"""A read of residual streams, which also applies the write before it."""
+
+from functools import partial
+from typing import Any
+
+import jax
+
+from resjax.kernels.streams import backends
+from resjax.kernels.streams.operands import Coefficients, Operands, Pending, Read, Stats
+from resjax.sharding import Layout
+from resjax.typing import Array, PyTree
+
+
+def stream_read(
+  pending: Pending,
+  projection: Array | None,
+  parameters: PyTree,
+  coefficients: Coefficients,
+  *,
+  norm_gain: Array | None = None,
+  norm_eps: float = 1e-6,
+  layout: Layout | None = None,
+  implementation: str | None = None,
+  interpret: Any = False,
+) -> tuple[Array, Array, Array]:
+  """Applies a pending write, and reads the streams for the next branch.
+
+  H_r = Σ_s M_rs G_s + b_r o of the pending streams G,  z = H φ,  m_r = mean(H_r²),
+  p, M', b' = coefficients(z, m, parameters),  x = Σ_r p_r H_r
+
+  With a gain the output is RMS(x) ⊙ gain. The reverse pass keeps G, o and the float32 numbers M, b,
+  z and m per token. It computes H, x and the coefficients again:
+
+  dx = p' of the norm,  dp_r = ⟨dx, H_r⟩,  dz, dm from dp, dM', db' through `coefficients`,
+  dH_r ← dH_r + p_r dx + φ_r dz + 2 dm_r / D H_r,  dφ_r = Σ_tokens H_r dzᵀ,
+  dM_rs = ⟨dH_r, G_s⟩,  db_r = ⟨dH_r, o⟩,  dG_s = Σ_r M_rs dH_r,  do = Σ_r b_r dH_r
+
+  Args:
+    pending: the streams [R, ..., D] and what is to be written to them.
+    projection: φ [R, D, K] of all streams together, z [K, ...]; or φ [D, K] for each stream by
+      itself, z [R, K, ...]; None where coefficients do not depend on the token: z and m are None.
+    parameters: a tree of float arrays that `coefficients` gets, with an axis of size 1 for each
+      token axis behind their own.
+    coefficients: a pure function, see `Coefficients`.
+    norm_gain: gain [D] of an RMS norm of x; None: there is no norm.
+    norm_eps: number added to the mean square of x in its norm.
+    layout: mesh, and how axes of [B, T, D] are split over it; default: one device.
+    implementation: `reference` (any platform), `mosaic_tpu`, or None, the best that can run on the
+      platform of `layout`.
+    interpret: if not False, a kernel runs in its interpreter, on any platform.
+
+  Returns:
+    x [..., D] and the streams H [R, ..., D] in the dtype of the streams; and the weights of the
+    next write, M' and b' as in `Pending.weights`.
+
+  Raises:
+    ValueError: shapes do not fit, or the implementation cannot run, with the reason.
+  """
+  operands = Operands(pending, projection, parameters, norm_gain)
+  _check(operands)
+  layout = Layout() if layout is None else layout
+  read = Read(coefficients, norm_eps, "reference", layout, interpret)
+  return _read(backends.choose(read, operands, implementation), operands)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _read(read: Read, operands: Operands) -> tuple[Array, Array, Array]:
+  return _read_forward(read, operands)[0]
+
+
+def _read_forward(
+  read: Read, operands: Operands
+) -> tuple[tuple[Array, Array, Array], tuple[Operands, Stats]]:
+  x, streams, mixing, stats = backends.forward(read, operands)
+  return (x, streams, mixing), (operands, stats)
+
+
+def _read_backward(
+  read: Read, residuals: tuple[Operands, Stats], cotangents: tuple[Array, Array, Array]
+) -> tuple[Operands]:
+  return (backends.backward(read, *residuals, *cotangents),)
+
+
+_read.defvjp(_read_forward, _read_backward)
+
+
+def _check(operands: Operands) -> None:
+  """Raises ValueError if arrays do not fit together, naming one of them."""
+  (streams, weights, out), projection, _, gain = operands
+  count, *tokens, width = streams.shape
+  wanted = {
+    "pending.weights": (weights, [(count * (count + 1), *tokens)]),
+    "pending.out": (out, [(*tokens, width)]),
+    "norm_gain": (gain, [(width,)]),
+  }
+  for name, (array, shapes) in wanted.items():
+    if array is not None and array.shape not in shapes:
+      raise ValueError(f"{name} has shape {array.shape}; streams {streams.shape} need {shapes[0]}")
+  if projection is not None and projection.shape[:-1] not in ((count, width), (width,)):
+    raise ValueError(
+      f"projection has shape {projection.shape}; streams {streams.shape} need "
+      f"({count}, {width}, K) or ({width}, K)"
+    )

@@ -1,0 +1,110 @@
+"""The choice of a backend for a read of residual streams, and what it sees of a sharded array."""
+
+import dataclasses
+import importlib
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from resjax.kernels import per_device
+from resjax.kernels.per_device import FIRST, NO_TOKENS, SECOND
+from resjax.kernels.streams import reference
+from resjax.kernels.streams.operands import Operands, Pending, Read, Stats
+from resjax.typing import Array, PyTree
+
+# The folders of kernels in order of preference, and the platform on which each of them runs.
+KERNELS = {"mosaic_tpu": "tpu"}
+IMPLEMENTATIONS = (*KERNELS, "reference")
+LANES = 128  # D is a multiple of this in all kernels
+
+
+def choose(read: Read, operands: Operands, implementation: str | None) -> Read:
+  """Returns the read with the backend that runs it.
+
+  Args:
+    read: options without a backend.
+    operands: of the read.
+    implementation: one of `IMPLEMENTATIONS`; or None, the first of them that can run, which is
+      `reference` where there are several devices and no mesh.
+
+  Raises:
+    ValueError: there is no such backend, or it cannot run here.
+  """
+  if implementation is None:
+    if not read.layout.has_mesh and jax.device_count() > 1 and not read.interpret:
+      # XLA cannot partition a kernel, and without a mesh nothing says how tokens are split.
+      return dataclasses.replace(read, implementation="reference")
+    able = (name for name in IMPLEMENTATIONS if _obstacle(name, read, operands) is None)
+    return dataclasses.replace(read, implementation=next(able))
+  if implementation not in IMPLEMENTATIONS:
+    raise ValueError(
+      f"implementation={implementation!r} of residual streams is not known; allowed: "
+      f"{', '.join(IMPLEMENTATIONS)}, or None for the best"
+    )
+  obstacle = _obstacle(implementation, read, operands)
+  if obstacle:
+    raise ValueError(
+      f"implementation={implementation!r} of residual streams cannot run: {obstacle}; "
+      "implementation=None takes the best that can"
+    )
+  return dataclasses.replace(read, implementation=implementation)
+
+
+def forward(read: Read, operands: Operands) -> tuple[Array, Array, Array, Stats]:
+  """Runs the forward pass by the chosen backend, see `reference.forward`."""
+  axes = _axes(operands)
+  results = (FIRST, SECOND, SECOND, _stats_axes(operands))
+  return _on_each_device(read, "forward", (axes,), results)(operands)
+
+
+def backward(
+  read: Read, operands: Operands, stats: Stats, d_x: Array, d_streams: Array, d_mixing: Array
+) -> Operands:
+  """Runs the reverse pass by the chosen backend, see `reference.backward`."""
+  axes = _axes(operands)
+  in_axes = (axes, _stats_axes(operands), FIRST, SECOND, SECOND)
+  run = _on_each_device(read, "backward", in_axes, axes)
+  return run(operands, stats, d_x, d_streams, d_mixing)
+
+
+def _axes(operands: Operands) -> Operands:
+  """Returns the position of the first token axis of every operand and its cotangent."""
+  shared = jax.tree.map(lambda _: NO_TOKENS, operands._replace(pending=None))
+  return shared._replace(pending=Pending(SECOND, SECOND, FIRST))
+
+
+def _stats_axes(operands: Operands) -> Stats:
+  if operands.projection is None:
+    return Stats(None, None)
+  return Stats(SECOND + (operands.projection.ndim == 2), SECOND)
+
+
+def _on_each_device(
+  read: Read, name: str, in_axes: tuple[PyTree, ...], out_axes: PyTree
+) -> Callable:
+  if read.implementation == "reference":
+    return partial(getattr(reference, name), read)
+  run = partial(getattr(_load(read.implementation, name), name), read)
+  return per_device.on_each_device(read.layout, "residual streams", run, in_axes, out_axes)
+
+
+def _load(implementation: str, module: str) -> Any:
+  """Imports a module of a backend, whose dialect of Pallas nobody else loads."""
+  return importlib.import_module(f"{__package__}.{implementation}.{module}")
+
+
+def _obstacle(name: str, read: Read, operands: Operands) -> str | None:
+  """Returns why a backend cannot run, or None."""
+  if name == "reference":
+    return None
+  layout, like = read.layout, operands.like
+  if layout.platform != KERNELS[name] and not read.interpret:
+    return f"it needs platform {KERNELS[name]!r}, the mesh is on {layout.platform!r}"
+  if like.dtype not in (jnp.bfloat16, jnp.float32):
+    return f"the streams are {like.dtype}, it takes bfloat16 and float32"
+  if like.shape[-1] % LANES:
+    return f"the width {like.shape[-1]} (config.model.d_model) is no multiple of {LANES}"
+  return per_device.obstacle(layout, like) or _load(name, "obstacles").obstacle(read, operands)

@@ -1,0 +1,125 @@
+"""What a read of residual streams takes, keeps for the reverse pass and returns.
+
+Token axes are written [...]: [B, T] for a model, [T] inside a kernel. R is the number of streams.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from resjax.sharding import Layout
+from resjax.typing import Array, PyTree, wide_dtype
+
+# An array, or what stands for it elsewhere: its shape, its tiles, the position of its token axes.
+Field = Any
+# coefficients(products, mean squares, parameters) -> p [R, ...], M [R, R, ...] and b [R, ...].
+# Arrays have token axes behind those named here, parameters have as many axes of size 1. A kernel
+# calls it on tiles, so it may use nothing but arithmetic, sums over the axes in front, and slices
+# and concatenations of them.
+Coefficients = Callable[[Array | None, Array | None, PyTree], tuple[Array, Array, Array]]
+
+
+class Pending(NamedTuple):
+  """Streams to which the last write has not been applied: H_r ← Σ_s M_rs H_s + b_r o.
+
+  Attributes:
+    streams: H [R, ..., D].
+    weights: [R (R + 1), ...], float32 or wider: for every new stream r the row M_r and then b_r.
+    out: the output o of the branch [..., D].
+  """
+
+  streams: Field
+  weights: Field
+  out: Field
+
+
+class Operands(NamedTuple):
+  """The arrays of a read.
+
+  Attributes:
+    pending: `Pending`.
+    projection: φ [R, D, K] or [D, K], or None.
+    parameters: of the coefficients: a tree of arrays without token axes.
+    gain: [D] of the norm of what is read, or None.
+  """
+
+  pending: Field
+  projection: Field
+  parameters: Field
+  gain: Field
+
+  @property
+  def like(self) -> jax.ShapeDtypeStruct:
+    """The shape [..., D] and dtype of a stream."""
+    streams = self.pending.streams
+    return jax.ShapeDtypeStruct(streams.shape[1:], streams.dtype)
+
+
+class Stats(NamedTuple):
+  """What the reverse pass keeps of a read beside its operands; None without a projection.
+
+  Attributes:
+    products: H φ: [K, ...] of all streams together, or [R, K, ...] where they share φ [D, K].
+    mean_squares: of every stream [R, ...].
+  """
+
+  products: Field
+  mean_squares: Field
+
+
+@dataclasses.dataclass(frozen=True)
+class Read:
+  """The static options of a read.
+
+  Attributes:
+    coefficients: see `Coefficients`.
+    norm_eps: number added to the mean square of what is read, in its norm.
+    implementation: name of the backend.
+    layout: mesh, and how token axes are split over it.
+    interpret: False, or what the argument `interpret` of a Pallas call takes.
+  """
+
+  coefficients: Coefficients
+  norm_eps: float
+  implementation: str
+  layout: Layout
+  interpret: Any = False
+
+
+def written(pending: Pending) -> Array:
+  """Returns the streams [R, ..., D] after the write, in their dtype."""
+  streams, weights, out = pending
+  wide, count = wide_dtype(streams), len(streams)
+  sources = [*(streams[s].astype(wide) for s in range(count)), out.astype(wide)]
+  rows = [
+    sum(weights[r * (count + 1) + s][..., None] * source for s, source in enumerate(sources))
+    for r in range(count)
+  ]
+  return jnp.stack([jnp.asarray(row).astype(streams.dtype) for row in rows])
+
+
+def joined(mix: Array, write: Array) -> Array:
+  """Returns M [R, R, ...] and b [R, ...] as `Pending.weights`."""
+  rows = jnp.concatenate([mix, write[:, None]], axis=1)
+  return rows.reshape(-1, *rows.shape[2:])
+
+
+def coefficients(
+  read: Read, num_streams: int, stats: Stats, parameters: PyTree, tokens: tuple[int, ...]
+) -> tuple[Array, Array]:
+  """Returns p [R, ...] and `Pending.weights` [R (R + 1), ...] for all tokens.
+
+  Args:
+    read: options.
+    num_streams: R.
+    stats: of the streams.
+    parameters: with an axis of size 1 for each token axis.
+    tokens: sizes of the token axes.
+  """
+  read_weights, mix, write = read.coefficients(stats.products, stats.mean_squares, parameters)
+  mix = jnp.broadcast_to(mix, (num_streams, num_streams, *tokens))
+  write = jnp.broadcast_to(write, (num_streams, *tokens))
+  return jnp.broadcast_to(read_weights, (num_streams, *tokens)), joined(mix, write)
