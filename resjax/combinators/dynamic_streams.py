@@ -12,10 +12,9 @@ import numpy as np
 from flax import nnx
 
 from resjax.combinators.base import Layer, check_option
-from resjax.combinators.numerics import project
-from resjax.combinators.streams import ResidualStreams, one_hot_reads
-from resjax.kernels.depth_attention import Sources, depth_sum
-from resjax.typing import Array, wide_dtype
+from resjax.combinators.streams import Reading, ResidualStreams, one_hot_reads
+from resjax.kernels.streams import Pending
+from resjax.typing import Array
 
 _INITS = ("uniform", "identity", "one_hot", "home_stream")
 _HEADS = ("sum", "mean", "learned")
@@ -49,10 +48,9 @@ class Gates:
 
     Args:
       projected: RMS(vec H) φ [K, ...], float32 or wider: for p, for b, and for M.
-      bias: [K].
-      scale: a [3], one for each of the three; [2] without M. z = a ⊙ projected + bias.
+      bias: [K, ...], with axes of size 1 for tokens.
+      scale: a [3, ...], one for each of the three; [2, ...] without M. z = a ⊙ projected + bias.
     """
-    bias = bias.reshape(-1, *(1,) * (projected.ndim - 1))
     one, two = self.num_streams, 2 * self.num_streams
     pre = scale[0] * projected[:one] + bias[:one]
     post = scale[1] * projected[one:two] + bias[one:two]
@@ -146,13 +144,10 @@ class DynamicStreams(ResidualStreams):
     parts = [jnp.broadcast_to(part, (sublayers, part.shape[-1])) for part in (pre, post, res)]
     return jnp.concatenate(parts, axis=-1)
 
-  def coefficients(
-    self, streams: Array, layer: Layer, site: str
-  ) -> tuple[Array, Array | None, Array]:
-    """See `ResidualStreams.coefficients`."""
-    projection, bias, scale = self.gate_parameters(layer, site)
-    projected = _normed_projection(self.eps, streams, projection)
-    return self.gates(jnp.moveaxis(projected, -1, 0), bias, scale)
+  def reading(self, layer: Layer, site: str) -> Reading:
+    """See `ResidualStreams.reading`."""
+    projection, *parameters = self.gate_parameters(layer, site)
+    return Reading(projection, tuple(parameters), partial(_gated, self.gates, self.eps))
 
   def gate_parameters(self, layer: Layer, site: str) -> tuple[Array, Array, Array]:
     """Returns φ [R, D, K], bias [K] and a of a site, φ whole on every device."""
@@ -167,18 +162,15 @@ class DynamicStreams(ResidualStreams):
     # The devices first gather φ, since with φ split over D they would exchange a product per token.
     return self.layout.constrain(projection, *[None] * projection.ndim), bias, scale
 
-  def final(self, state: Array) -> Array:
+  def final(self, state: Pending) -> Array:
     """See `Combinator.final`."""
-    if self.head == "sum":
-      return super().final(state)
-    if self.head == "mean":
-      shares = jnp.full(self.num_streams, 1 / self.num_streams)
-    else:
+    if self.head == "learned":
       projection = self.layout.constrain(self.head_projection[...], None, None, None)
-      projected = _normed_projection(self.eps, state, projection)
-      logits = self.head_scale[...] * projected + self.head_bias[...]
-      shares = jnp.moveaxis(jax.nn.sigmoid(logits) + self.gates.read_eps, -1, 0)
-    return depth_sum(Sources(bank=state, num_valid=self.num_streams), shares[..., None])
+      parameters = self.head_bias[...], self.head_scale[...]
+      head = partial(_head, self.gates.read_eps, self.eps)
+      return self._stream_read(state, Reading(projection, parameters, head))[0]
+    total = super().final(state)
+    return total / self.num_streams if self.head == "mean" else total
 
 
 def _mean_logit(num_streams: int) -> float:
@@ -192,10 +184,22 @@ def _without_gradient(where: Array | bool, value: Array, start: int) -> Array:
   return jnp.where(stopped, jax.lax.stop_gradient(value), value)
 
 
-@partial(jax.checkpoint, prevent_cse=False, static_argnums=0)
-def _normed_projection(eps: float, streams: Array, weight: Array) -> Array:
-  """Returns RMS(vec H) φ [..., K]. The norm is a scalar per token, so it follows the product."""
-  product = jnp.sum(project("r...d,rdk->r...k", streams, weight), axis=0)
-  wide = streams.astype(wide_dtype(streams))
-  mean_square = jnp.mean(wide * wide, axis=(0, -1))
-  return product * jax.lax.rsqrt(mean_square + eps)[..., None]
+def _gated(
+  gates: Gates, eps: float, products: Array, mean_squares: Array, parameters: tuple[Array, Array]
+) -> tuple[Array, Array | None, Array]:
+  """Returns the coefficients of a site, see `stream_read`."""
+  return gates(_normed(eps, products, mean_squares), *parameters)
+
+
+def _head(
+  read_eps: float, eps: float, products: Array, mean_squares: Array, parameters: tuple[Array, Array]
+) -> tuple[Array, None, Array]:
+  """Returns p of the last read, after which nothing is written."""
+  bias, scale = parameters
+  shares = jax.nn.sigmoid(scale * _normed(eps, products, mean_squares) + bias) + read_eps
+  return shares, None, jnp.zeros_like(shares)
+
+
+def _normed(eps: float, products: Array, mean_squares: Array) -> Array:
+  """Returns RMS(vec H) φ [K, ...]. The norm is a scalar per token, so it follows the product."""
+  return products * jax.lax.rsqrt(jnp.mean(mean_squares, axis=0) + eps)

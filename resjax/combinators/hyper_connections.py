@@ -8,9 +8,8 @@ import jax.numpy as jnp
 from flax import nnx
 
 from resjax.combinators.base import Layer, check_flag, check_option
-from resjax.combinators.numerics import project
-from resjax.combinators.streams import ResidualStreams, one_hot_reads
-from resjax.typing import Array, wide_dtype
+from resjax.combinators.streams import Reading, ResidualStreams, one_hot_reads
+from resjax.typing import Array
 
 _NORMS = ("layernorm", "rmsnorm")
 
@@ -69,28 +68,53 @@ class HyperConnections(ResidualStreams):
       self.per_layer += ("weight", "scale")
       self.decayed_parameters = ("weight",)
 
-  def coefficients(self, streams: Array, layer: Layer, site: str) -> tuple[Array, Array, Array]:
-    """See `ResidualStreams.coefficients`."""
-    wide = wide_dtype(streams)
-    alpha = self._row(self.alpha, layer, site).astype(wide)
-    beta = self._row(self.beta, layer, site).astype(wide)
-    if self.dynamic:
-      weight, scale = self._row(self.weight, layer, site), self._row(self.scale, layer, site)
-      logits = _normed_projection(self.norm == "layernorm", self.eps, streams, weight)
-      moved = jnp.moveaxis(jnp.tanh(logits) if self.tanh else logits, -1, 1)  # [R, R + 2, ...]
-      per_token = (1,) * (streams.ndim - 2)
-      alpha = alpha.reshape(*alpha.shape, *per_token) + scale[0] * moved[:, :-1]
-      beta = beta.reshape(*beta.shape, *per_token) + scale[1] * moved[:, -1]
-    return alpha[:, 0], jnp.swapaxes(alpha[:, 1:], 0, 1), beta
+  def reading(self, layer: Layer, site: str) -> Reading:
+    """See `ResidualStreams.reading`."""
+    alpha, beta = self._row(self.alpha, layer, site), self._row(self.beta, layer, site)
+    if not self.dynamic:
+      return Reading(None, (alpha, beta), _static)
+    weight, scale = self._row(self.weight, layer, site), self._row(self.scale, layer, site)
+    if self.norm == "layernorm":  # one more column, whose product is the mean
+      mean = jnp.full((self.d_model, 1), 1 / self.d_model, weight.dtype)
+      weight = jnp.concatenate([weight, mean], axis=1)
+    columns = jnp.sum(self._row(self.weight, layer, site), axis=0)
+    coefficients = partial(_dynamic, self.norm == "layernorm", self.tanh, self.eps)
+    return Reading(weight, (alpha, beta, scale, columns), coefficients)
 
 
-@partial(jax.checkpoint, prevent_cse=False, static_argnums=(0, 1))
-def _normed_projection(centred: bool, eps: float, streams: Array, weight: Array) -> Array:
-  """Returns norm(H) W [R, ..., K]. A norm without gain scales rows, so it follows the product."""
-  wide = streams.astype(wide_dtype(streams))
-  product = project("r...d,dk->r...k", streams, weight)
+def _static(
+  products: Array | None, mean_squares: Array | None, parameters: tuple[Array, Array]
+) -> tuple[Array, Array, Array]:
+  """Returns p, M and b: the first column of α, the transpose of the others, and β."""
+  alpha, beta = parameters
+  mix = jnp.stack([alpha[:, r] for r in range(1, alpha.shape[1])])
+  return alpha[:, 0], mix, beta
+
+
+def _dynamic(
+  centred: bool,
+  tanh: bool,
+  eps: float,
+  products: Array,
+  mean_squares: Array,
+  parameters: tuple[Array, Array, Array, Array],
+) -> tuple[Array, Array, Array]:
+  """Returns p, M and b of all tokens. A norm without gain scales rows, so it follows the product.
+
+  Args:
+    centred: whether the last product is the mean, which the norm takes away.
+    tanh: whether the logits go through tanh.
+    eps: added to the mean square in the norm.
+    products: [R, K, ...] of streams with W_α and W_β, and the mean.
+    mean_squares: [R, ...] of streams.
+    parameters: α [R, R + 1], β [R], s_α and s_β [2], and the sum of each column of W.
+  """
+  alpha, beta, scale, columns = parameters
   if centred:
-    mean = jnp.mean(wide, axis=-1, keepdims=True)
-    product = product - mean * jnp.sum(weight.astype(wide.dtype), axis=0)
-    wide = wide - mean
-  return product * jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + eps)
+    mean = products[:, -1]
+    products = products[:, :-1] - mean[:, None] * columns
+    mean_squares = mean_squares - mean * mean
+  logits = products * jax.lax.rsqrt(mean_squares + eps)[:, None]
+  moved = jnp.tanh(logits) if tanh else logits
+  alpha = alpha + scale[0] * moved[:, :-1]
+  return _static(None, None, (alpha, beta + scale[1] * moved[:, -1]))

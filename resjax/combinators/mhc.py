@@ -1,9 +1,9 @@
 """Manifold-constrained Hyper-Connections: streams are mixed by doubly stochastic matrices."""
 
+import collections
 import dataclasses
 import itertools
 import math
-from functools import partial
 from typing import Any
 
 import jax
@@ -12,6 +12,7 @@ import numpy as np
 
 from resjax.combinators.base import check_option
 from resjax.combinators.dynamic_streams import DynamicStreams, Gates
+from resjax.kernels.streams import sinkhorn
 from resjax.typing import Array
 
 
@@ -26,7 +27,7 @@ class SinkhornGates(Gates):
     square = logits.reshape(self.num_streams, self.num_streams, *logits.shape[1:])
     if self.read_eps:
       return _sinkhorn_with_eps(self.iterations, self.read_eps, square)
-    return _sinkhorn(self.iterations, square)
+    return sinkhorn(self.iterations, square)
 
   @property
   def identity(self) -> np.ndarray:
@@ -40,11 +41,12 @@ class PermutationGates(Gates):
 
   def mix(self, logits: Array) -> Array:
     """See `Gates.mix`."""
-    orders = list(itertools.permutations(range(self.num_streams)))
-    permutations = jnp.eye(self.num_streams, dtype=logits.dtype)[np.array(orders)]
-    shares = jax.nn.softmax(logits, axis=0)
-    # The default on TPUs would round the shares to bfloat16, and they would not sum to 1.
-    return jnp.tensordot(permutations, shares, (0, 0), precision=jax.lax.Precision.HIGHEST)
+    shares, streams = jax.nn.softmax(logits, axis=0), range(self.num_streams)
+    chosen: dict[tuple[int, int], list[Array]] = collections.defaultdict(list)
+    for share, order in zip(shares, itertools.permutations(streams), strict=True):
+      for row, column in enumerate(order):
+        chosen[row, column].append(share)
+    return jnp.stack([jnp.stack([sum(chosen[r, s]) for s in streams]) for r in streams])
 
   @property
   def identity(self) -> np.ndarray:
@@ -157,16 +159,6 @@ class MHCLite(DynamicStreams):
     return PermutationGates(self.num_streams)
 
 
-@partial(jax.checkpoint, prevent_cse=False, static_argnums=0)
-def _sinkhorn(iterations: int, logits: Array) -> Array:
-  """Sinkhorn(exp(logits)) of [R, R, ...]; in logarithms nothing overflows or vanishes."""
-  for _ in range(iterations):
-    logits -= jax.nn.logsumexp(logits, axis=0, keepdims=True)  # columns
-    logits -= jax.nn.logsumexp(logits, axis=1, keepdims=True)  # rows
-  return jnp.exp(logits)
-
-
-@partial(jax.checkpoint, prevent_cse=False, static_argnums=(0, 1))
 def _sinkhorn_with_eps(iterations: int, eps: float, logits: Array) -> Array:
   """The same of softmax(logits) + eps, with eps in each division."""
   mix = jax.nn.softmax(logits, axis=0) + eps

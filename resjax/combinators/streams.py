@@ -1,82 +1,144 @@
 """The base class of the systems with several residual streams."""
 
 import abc
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from resjax.combinators.base import Combinator, Layer, TokenContext, Views, check_option
-from resjax.combinators.numerics import scaled_add
-from resjax.kernels.depth_attention import Sources, depth_sum
-from resjax.typing import Array, wide_dtype
+from resjax.combinators.pre_norm import Norms, PreNorm, only_pre_norm
+from resjax.kernels.streams import (
+  IMPLEMENTATIONS,
+  Coefficients,
+  Pending,
+  stream_coefficients,
+  stream_read,
+)
+from resjax.typing import Array, PyTree, wide_dtype
+
+
+class Reading(NamedTuple):
+  """How the coefficients of a site come from its streams, see `stream_read`.
+
+  Attributes:
+    projection: φ [R, D, K] of all streams together, or [D, K] for each stream by itself, or None.
+    parameters: arrays without token axes that `coefficients` gets.
+    coefficients: (φ H, mean squares of H, parameters) -> p, M, b.
+  """
+
+  projection: Array | None
+  parameters: PyTree
+  coefficients: Coefficients
 
 
 class ResidualStreams(Combinator):
   """x = Σ_s p_s H_s;  H_r ← Σ_s M_rs H_s + b_r f(x), with R streams H and coefficients p, M, b.
 
   All streams start as copies of the embedding, the output is their sum. A subclass says in
-  `coefficients` what p [R], M [R, R] and b [R] are, for a site or for every token at a site.
+  `reading` what p [R], M [R, R] and b [R] are, for a site or for every token at a site.
 
-  The state is one array [R, ..., D]: a stream lies in memory like any activation, its batch and
-  token axes are sharded like theirs, and no axis is ever moved. Coefficients are float32 or
-  wider. The reverse pass keeps streams, outputs and logits of the coefficients.
+  A write waits for the next read, which applies it in the same pass over the streams. So the state
+  has the streams [R, ..., D], the last output, and the M and b of its site: (R + 1) D values and
+  R (R + 1) float32 coefficients per token. A stream lies in memory like any activation, its batch
+  and token axes are sharded like theirs, and no axis is ever moved.
 
   Args:
     num_streams: R, at least 1.
+    implementation: of `stream_read`; `auto` takes the best that can run.
 
   Raises:
-    ValueError: num_streams out of range.
+    ValueError: an option out of range.
   """
 
   family = "streams"
 
-  def __init__(self, *, num_streams: int = 4, **options: Any):
+  def __init__(self, *, num_streams: int = 4, implementation: str = "auto", **options: Any):
     super().__init__(**options)
     check_option("num_streams", num_streams, num_streams >= 1, "num_streams >= 1")
+    known = implementation in ("auto", *IMPLEMENTATIONS)
+    check_option("implementation", implementation, known, ", ".join(("auto", *IMPLEMENTATIONS)))
     self.num_streams = num_streams
+    self.implementation = implementation
 
   @abc.abstractmethod
+  def reading(self, layer: Layer, site: str) -> Reading:
+    """Returns how the coefficients of a site come from its streams.
+
+    Args:
+      layer: 0..L-1; may be traced.
+      site: one of `sites`.
+    """
+
   def coefficients(
-    self, streams: Array, layer: Layer, site: str
+    self, state: Pending, layer: Layer, site: str
   ) -> tuple[Array, Array | None, Array]:
     """Returns the coefficients of a site.
 
     Args:
-      streams: [R, ..., D].
+      state: what `read` sees at the site.
       layer: 0..L-1; may be traced.
       site: one of `sites`.
 
     Returns:
       p [R], M [R, R] with a row for each new stream, or None for the identity, and b [R]; each with
-      axes [...] behind its own if it differs from token to token.
+      axes [...] behind its own, of size 1 if it is the same for all tokens.
     """
+    return stream_coefficients(state, *self.reading(layer, site))
 
-  def init(self, x: Array, tokens: TokenContext | None = None) -> Array:
+  def init(self, x: Array, tokens: TokenContext | None = None) -> Pending:
     """See `Combinator.init`."""
-    return jnp.broadcast_to(x, (self.num_streams, *x.shape))
+    count, wide = self.num_streams, wide_dtype(x)
+    weights = jnp.eye(count, count + 1, dtype=wide).reshape(-1, *(1,) * (x.ndim - 1))
+    weights = jnp.broadcast_to(weights, (len(weights), *x.shape[:-1]))
+    return Pending(jnp.broadcast_to(x, (count, *x.shape)), weights, jnp.zeros_like(x))
 
-  def read(self, state: Array, layer: Layer, site: str) -> tuple[Views, Any]:
-    """See `Combinator.read`. The tape holds M and b."""
-    read, mix, write = self.coefficients(state, layer, site)
-    sources = Sources(bank=state, num_valid=self.num_streams)
-    return {"x": depth_sum(sources, read[..., None])}, (mix, write)
+  def read(self, state: Pending, layer: Layer, site: str) -> tuple[Views, Any]:
+    """See `Combinator.read`. The tape holds the streams that are read, and M and b."""
+    return self._read(state, layer, site, None)
+
+  def read_normed(self, state: Pending, layer: Layer, site: str, norms: Norms) -> tuple[Views, Any]:
+    """See `Combinator.read_normed`. A single RMS norm of x is part of the read."""
+    norm = only_pre_norm(norms)
+    if norm is None:
+      return super().read_normed(state, layer, site, norms)
+    return self._read(state, layer, site, norm)
+
+  def _read(
+    self, state: Pending, layer: Layer, site: str, norm: PreNorm | None
+  ) -> tuple[Views, Any]:
+    x, *tape = self._stream_read(state, self.reading(layer, site), norm)
+    return {"x": x}, tuple(tape)
+
+  def _stream_read(
+    self, state: Pending, reading: Reading, norm: PreNorm | None = None
+  ) -> tuple[Array, Array, Array]:
+    fused: dict[str, Any] = {} if norm is None else {"norm_gain": norm.scale, "norm_eps": norm.eps}
+    implementation = None if self.implementation == "auto" else self.implementation
+    return stream_read(state, *reading, layout=self.layout, implementation=implementation, **fused)
 
   def write(
-    self, state: Array, layer: Layer, site: str, out: Array, *,
+    self, state: Pending, layer: Layer, site: str, out: Array, *,
     normed: Views | None = None, tape: Any = None,
-  ) -> Array:  # fmt: skip
+  ) -> Pending:  # fmt: skip
     """See `Combinator.write`. It needs the tape."""
-    mix, write = tape
-    if mix is None:
-      return jax.vmap(scaled_add, (0, None, 0))(write[..., None], out, state)
-    sources = Sources((out,), state, self.num_streams)
-    weights = jnp.concatenate([mix, write[:, None]], axis=1)  # row r makes stream r
-    return jax.vmap(depth_sum, (None, 0))(sources, weights[..., None])
+    streams, weights = tape
+    return Pending(streams, weights, out)
 
-  def final(self, state: Array) -> Array:
+  def final(self, state: Pending) -> Array:
     """See `Combinator.final`."""
-    return jnp.sum(state.astype(wide_dtype(state)), axis=0).astype(state.dtype)
+    return _sum(state)
+
+
+@partial(jax.checkpoint, prevent_cse=False)
+def _sum(state: Pending) -> Array:
+  """Returns the sum of the streams after the write: columns of M are summed before the streams."""
+  streams, weights, out = state
+  count, wide = len(streams), wide_dtype(streams)
+  columns = jnp.sum(weights.reshape(count, count + 1, *weights.shape[1:]), axis=0)
+  sources = jnp.concatenate([streams, out[None]]).astype(wide)
+  return jnp.sum(columns[..., None] * sources, axis=0).astype(streams.dtype)
 
 
 def one_hot_reads(num_sublayers: int, num_streams: int) -> Array:

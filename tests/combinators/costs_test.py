@@ -24,12 +24,13 @@ def at(count, width):
 @pytest.mark.parametrize("key", COSTS, ids=str)
 def test_costs_counted_by_hand(key):
   by_hand, unseen = COSTS[key], set()
+  kept = by_hand.coefficients
   for width in (24, 48, 96):
     made = build(key, width)
     assert made.num_parameters() == at(by_hand.parameters, width)
-    assert made.state_bytes_per_token(jnp.float32) == 4 * at(by_hand.state, width)
+    assert made.state_bytes_per_token(jnp.float32) == 4 * (at(by_hand.state, width) + kept)
     unseen.add(made.flops_per_token() - at(by_hand.flops, width))
-  assert made.state_bytes_per_token(jnp.bfloat16) == 2 * at(by_hand.state, width)
+  assert made.state_bytes_per_token(jnp.bfloat16) == 2 * at(by_hand.state, width) + 4 * kept
   assert len(unseen) == 1 and min(unseen) >= 0
 
 

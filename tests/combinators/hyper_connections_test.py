@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from resjax.kernels.streams import written
 from tests.helpers import toy
 from tests.helpers.compare import assert_close, norm, relative_errors
 
@@ -116,7 +117,7 @@ def test_streams_are_equal_at_init_and_part_with_the_first_update(name, options)
 
 def spread(made):
   """Largest distance of a stream from their mean before the last site, relative to the mean."""
-  streams = np.asarray([*toy.states_by_hand(made, LAYERS, X)][-2])
+  streams = np.asarray(written([*toy.states_by_hand(made, LAYERS, X)][-2]))
   mean = streams.mean(axis=0)
   return max(norm(stream - mean) for stream in streams) / norm(mean)
 

@@ -1,9 +1,9 @@
 """Residual streams: one pass that applies a write and reads for the next branch.
 
-A token has R *streams* H_r [D]. A *site* reads x = Σ_r p_r H_r, a branch computes o from it, and the
-site writes H_r ← Σ_s M_rs H_s + b_r o. The coefficients p, M and b are functions of the streams that
-the site reads. The write waits until the next read (`Pending`), so that one pass over the streams,
-`stream_read`, does both: it loads R streams and o, and stores R streams and x.
+A token has R *streams* H_r [D]. A *site* reads x = Σ_r p_r H_r, a branch computes o from it, and
+the site writes H_r ← Σ_s M_rs H_s + b_r o. The coefficients p, M and b are functions of the streams
+that the site reads. The write waits until the next read (`Pending`), so that one pass over the
+streams, `stream_read`, does both: it loads R streams and o, and stores R streams and x.
 
 | file | content |
 |------|---------|
@@ -19,8 +19,8 @@ Arrays of coefficients have their token axes last, so that tokens lie on the lan
 
 from resjax.kernels.streams.api import stream_read as stream_read
 from resjax.kernels.streams.backends import IMPLEMENTATIONS as IMPLEMENTATIONS
-
 from resjax.kernels.streams.operands import Coefficients as Coefficients
 from resjax.kernels.streams.operands import Pending as Pending
 from resjax.kernels.streams.operands import written as written
+from resjax.kernels.streams.reference import stream_coefficients as stream_coefficients
 from resjax.kernels.streams.sinkhorn import sinkhorn as sinkhorn

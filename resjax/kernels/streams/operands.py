@@ -15,11 +15,11 @@ from resjax.typing import Array, PyTree, wide_dtype
 
 # An array, or what stands for it elsewhere: its shape, its tiles, the position of its token axes.
 Field = Any
-# coefficients(products, mean squares, parameters) -> p [R, ...], M [R, R, ...] and b [R, ...].
-# Arrays have token axes behind those named here, parameters have as many axes of size 1. A kernel
-# calls it on tiles, so it may use nothing but arithmetic, sums over the axes in front, and slices
-# and concatenations of them.
-Coefficients = Callable[[Array | None, Array | None, PyTree], tuple[Array, Array, Array]]
+# coefficients(products, mean squares, parameters) -> p [R, ...], M [R, R, ...] or None for the
+# identity, and b [R, ...]. Arrays have token axes behind those named here, parameters have as many
+# axes of size 1. A kernel calls it on tiles, so it may use nothing but arithmetic, sums over the
+# axes in front, and slices and concatenations of them.
+Coefficients = Callable[[Array | None, Array | None, PyTree], tuple[Array, Array | None, Array]]
 
 
 class Pending(NamedTuple):
@@ -94,20 +94,14 @@ def written(pending: Pending) -> Array:
   streams, weights, out = pending
   wide, count = wide_dtype(streams), len(streams)
   sources = [*(streams[s].astype(wide) for s in range(count)), out.astype(wide)]
-  rows = [
-    sum(weights[r * (count + 1) + s][..., None] * source for s, source in enumerate(sources))
-    for r in range(count)
-  ]
-  return jnp.stack([jnp.asarray(row).astype(streams.dtype) for row in rows])
+  rows = []
+  for first in range(0, len(weights), count + 1):
+    parts = [weights[first + s][..., None] * source for s, source in enumerate(sources)]
+    rows.append(sum(parts[1:], parts[0]).astype(streams.dtype))
+  return jnp.stack(rows)
 
 
-def joined(mix: Array, write: Array) -> Array:
-  """Returns M [R, R, ...] and b [R, ...] as `Pending.weights`."""
-  rows = jnp.concatenate([mix, write[:, None]], axis=1)
-  return rows.reshape(-1, *rows.shape[2:])
-
-
-def coefficients(
+def all_coefficients(
   read: Read, num_streams: int, stats: Stats, parameters: PyTree, tokens: tuple[int, ...]
 ) -> tuple[Array, Array]:
   """Returns p [R, ...] and `Pending.weights` [R (R + 1), ...] for all tokens.
@@ -119,7 +113,12 @@ def coefficients(
     parameters: with an axis of size 1 for each token axis.
     tokens: sizes of the token axes.
   """
-  read_weights, mix, write = read.coefficients(stats.products, stats.mean_squares, parameters)
+  p, mix, b = read.coefficients(stats.products, stats.mean_squares, parameters)
+  b = jnp.broadcast_to(b, (num_streams, *tokens))
+  if mix is None:
+    one, zero = jnp.ones(tokens, b.dtype), jnp.zeros(tokens, b.dtype)
+    rows = range(num_streams)
+    mix = jnp.stack([jnp.stack([one if r == s else zero for s in rows]) for r in rows])
   mix = jnp.broadcast_to(mix, (num_streams, num_streams, *tokens))
-  write = jnp.broadcast_to(write, (num_streams, *tokens))
-  return jnp.broadcast_to(read_weights, (num_streams, *tokens)), joined(mix, write)
+  weights = jnp.concatenate([mix, b[:, None]], axis=1)
+  return jnp.broadcast_to(p, (num_streams, *tokens)), weights.reshape(-1, *tokens)

@@ -7,11 +7,12 @@ import jax.numpy as jnp
 from jax import lax
 
 from resjax.kernels.streams.operands import (
+  Coefficients,
   Operands,
   Pending,
   Read,
   Stats,
-  coefficients,
+  all_coefficients,
   written,
 )
 from resjax.typing import Array, PyTree, wide_dtype
@@ -23,14 +24,22 @@ _einsum = partial(jnp.einsum, precision=lax.Precision.HIGH)
 def forward(read: Read, operands: Operands) -> tuple[Array, Array, Array, Stats]:
   """Returns what is read x [..., D], the streams, `Pending.weights` and what the reverse keeps."""
   streams = written(operands.pending)
-  stats = _stats(streams, operands.projection)
-  tokens = streams.shape[1:-1]
+  stats, tokens = _stats(streams, operands.projection), streams.shape[1:-1]
   parameters = _spread(operands.parameters, len(tokens))
-  weights, mixing = coefficients(read, len(streams), stats, parameters, tokens)
+  weights, mixing = all_coefficients(read, len(streams), stats, parameters, tokens)
   x = _mixed(streams, weights)
   if operands.gain is not None:
     x = x * _inverse_rms(x, read.norm_eps) * operands.gain
   return x.astype(streams.dtype), streams, mixing, stats
+
+
+def stream_coefficients(
+  pending: Pending, projection: Array | None, parameters: PyTree, coefficients: Coefficients
+) -> tuple[Array, Array | None, Array]:
+  """Returns p, M and b of the site that reads these streams, see `stream_read`."""
+  streams = written(pending)
+  spread = _spread(parameters, streams.ndim - 2)
+  return coefficients(*_stats(streams, projection), spread)
 
 
 def backward(
@@ -51,7 +60,9 @@ def backward(
   count, tokens = len(streams), streams.shape[1:-1]
   spread = _spread(parameters, len(tokens))
   (weights, _), pull = jax.vjp(
-    lambda stats, parameters: coefficients(read, count, stats, parameters, tokens), stats, spread
+    lambda stats, parameters: all_coefficients(read, count, stats, parameters, tokens),
+    stats,
+    spread,
   )
   d_x, d_gain = d_x.astype(wide), None
   if gain is not None:
@@ -104,7 +115,8 @@ def _projection_backward(
     d_phi.append(_einsum("kt,td->kd", flat, wide[r].reshape(-1, width)).T)
     back = _einsum("tk,kd->td", flat.T, phi[r].T).reshape(wide[r].shape)
     rows.append(back + scale[r][..., None] * wide[r])
-  d_projection = sum(d_phi) if shared else jnp.stack(d_phi)
+  d_projection = jnp.stack(d_phi)
+  d_projection = jnp.sum(d_projection, axis=0) if shared else d_projection
   return d_projection.astype(projection.dtype), rows
 
 

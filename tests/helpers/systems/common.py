@@ -21,11 +21,14 @@ class Costs(NamedTuple):
     state: values of the last depth state per token, a polynomial in D.
     flops: the terms in D and D² of the FLOPs per token. What is done to a few numbers per token,
       whatever D is, may come on top.
+    coefficients: float32 numbers of the last depth state per token, which any dtype of the
+      activations leaves as they are.
   """
 
   parameters: Polynomial | int
   state: Polynomial
   flops: Polynomial
+  coefficients: int = 0
 
 
 @dataclasses.dataclass(frozen=True, eq=False)  # hashed by identity

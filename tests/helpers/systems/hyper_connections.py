@@ -46,17 +46,18 @@ CASES = (
   Case("hyper_connections", {"num_streams": 1, "dynamic": False}, **_FRESH),
 )
 
-# L = 2, two sites. R = 2: a read of two terms 3, two new streams of three terms 10, the final sum
-# 1; dynamic: two streams with four logits 16, and LayerNorm 8 or RMS 4.
+# L = 2, two sites. R = 2: a read of two terms 3, two new streams of three terms 10, the final
+# sum 5, less 2 at the first site, before which nothing is written; dynamic: two streams with four
+# logits 16, and LayerNorm 8 or RMS 4.
 COSTS = {
   ("hyper_connections", ("num_streams", 2), ("dynamic", False)): Costs(
-    4 * (2 + 4 + 2), 2 * D, 4 * (3 + 10) * D + D
+    4 * (2 + 4 + 2), 3 * D, 4 * (3 + 10) * D + 3 * D, 6
   ),
   ("hyper_connections", ("num_streams", 2)): Costs(
-    4 * (2 + 4 + 2 + 4 * D + 2), 2 * D, 4 * (3 + 10 + 16 + 8) * D + D
+    4 * (2 + 4 + 2 + 4 * D + 2), 3 * D, 4 * (3 + 10 + 16 + 8) * D + 3 * D, 6
   ),
   ("hyper_connections", ("num_streams", 2), ("norm", "rmsnorm")): Costs(
-    4 * (2 + 4 + 2 + 4 * D + 2), 2 * D, 4 * (3 + 10 + 16 + 4) * D + D
+    4 * (2 + 4 + 2 + 4 * D + 2), 3 * D, 4 * (3 + 10 + 16 + 4) * D + 3 * D, 6
   ),
 }
 

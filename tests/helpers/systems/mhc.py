@@ -137,24 +137,26 @@ CASES = (
 )
 
 
-# L = 2, two sites: read, new streams, projection to all logits, norm; final sum.
+# L = 2, two sites: read, new streams, projection to all logits, norm; the final
+# sum of R + 1 terms. Nothing is written before the first read: R products less.
 COSTS = {
-  ("mhc",): Costs(4 * ((4 * D + 1) * 24 + 3), 4 * D, 4 * (7 + 36 + 192 + 8) * D + 3 * D),
+  ("mhc",): Costs(4 * ((4 * D + 1) * 24 + 3), 5 * D, 4 * (7 + 36 + 192 + 8) * D + 5 * D, 20),
   ("mhc", ("num_streams", 2)): Costs(
-    4 * ((2 * D + 1) * 8 + 3), 2 * D, 4 * (3 + 10 + 32 + 4) * D + D
+    4 * ((2 * D + 1) * 8 + 3), 3 * D, 4 * (3 + 10 + 32 + 4) * D + 3 * D, 6
   ),
-  ("mhc_lite",): Costs(4 * ((4 * D + 1) * 32 + 3), 4 * D, 4 * (7 + 36 + 256 + 8) * D + 3 * D),
+  ("mhc_lite",): Costs(4 * ((4 * D + 1) * 32 + 3), 5 * D, 4 * (7 + 36 + 256 + 8) * D + 5 * D, 20),
   ("mhc_lite", ("num_streams", 3)): Costs(
-    4 * ((3 * D + 1) * 12 + 3), 3 * D, 4 * (5 + 21 + 72 + 6) * D + 2 * D
+    4 * ((3 * D + 1) * 12 + 3), 4 * D, 4 * (5 + 21 + 72 + 6) * D + 4 * D, 12
   ),
-  # Two coefficients less R² of M, no new streams but R products and sums; a head like a read.
+  # M = I is a matrix like any other; a head like a read.
   ("independent_hc",): Costs(
     4 * (8 * (4 * D + 1) + 2) + 4 * (4 * D + 1) + 1,
-    4 * D,
-    4 * (7 + 8 + 64 + 8) * D + (7 + 32 + 8) * D,
+    5 * D,
+    4 * (7 + 36 + 64 + 8) * D + (3 + 36 + 32 + 8) * D,
+    20,
   ),
   ("independent_hc", ("num_streams", 2), ("head", "sum")): Costs(
-    4 * (4 * (2 * D + 1) + 2), 2 * D, 4 * (3 + 4 + 16 + 4) * D + D
+    4 * (4 * (2 * D + 1) + 2), 3 * D, 4 * (3 + 10 + 16 + 4) * D + 3 * D, 6
   ),
 }
 
