@@ -1,0 +1,146 @@
+"""The forward kernel for TPUs: streams are loaded once, written once, and read on the chip."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from resjax.kernels.depth_attention.mosaic_tpu.call import on_one_device
+from resjax.kernels.depth_attention.mosaic_tpu.loops import (
+  Span,
+  for_each_chunk,
+  for_each_row_group,
+)
+from resjax.kernels.depth_attention.mosaic_tpu.tiles import LANES, ROWS
+from resjax.kernels.streams.mosaic_tpu import plan as tiles
+from resjax.kernels.streams.mosaic_tpu.obstacles import vmem_limit
+from resjax.kernels.streams.mosaic_tpu.plan import TOKENS, Plan, Ref
+from resjax.kernels.streams.operands import Operands, Read, Stats, all_coefficients
+from resjax.typing import Array
+
+
+class _Inputs(NamedTuple):
+  streams: Any
+  weights: Any
+  out: Any
+  phi: Any
+  parameters: Any
+  gain: Any
+
+
+class _Outputs(NamedTuple):
+  x: Any
+  streams: Any
+  weights: Any
+  products: Any
+  mean_squares: Any
+
+
+class _Scratch(NamedTuple):
+  weights: Any
+  read: Any
+  mixed: Any
+
+
+@on_one_device
+def forward(read: Read, operands: Operands) -> tuple[Array, Array, Array, Stats]:
+  """Runs the forward pass, see `reference.forward`."""
+  (streams, weights, out), projection, parameters, gain = operands
+  plan = Plan.of(operands)
+  count, tokens, width = streams.shape
+  phi, lanes = plan.phi(projection), tiles.on_lanes(parameters)
+  gain = None if gain is None else gain.astype(jnp.float32)[None]
+  numbers = [plan.num_weights, plan.num_products or None, count if plan.num_columns else None]
+  shapes = [None if n is None else plan.like(n, tokens, dtype=jnp.float32) for n in numbers]
+  specs = [None if n is None else plan.numbers(n) for n in numbers]
+  whole = jax.tree.map(lambda x: tiles.whole(x.shape), (phi, lanes, gain))
+  stream_bytes = tokens * width * plan.dtype.itemsize
+  (written,) = pl.pallas_call(
+    lambda *refs: _run(read, plan, *refs),
+    out_shape=(_Outputs(plan.like(tokens, width), plan.like(*streams.shape), *shapes),),
+    grid=plan.grid,
+    in_specs=(_Inputs(plan.streams(), plan.numbers(plan.num_weights), plan.tokens(), *whole),),
+    out_specs=(_Outputs(plan.tokens(), plan.streams(), *specs),),
+    scratch_shapes=(
+      _Scratch(
+        tiles.column_room(plan.num_weights),
+        tiles.column_room(count),
+        pltpu.VMEM((ROWS, width), jnp.float32),
+      ),
+    ),
+    compiler_params=pltpu.CompilerParams(
+      dimension_semantics=("parallel", "arbitrary"), vmem_limit_bytes=vmem_limit(read)
+    ),
+    cost_estimate=pl.CostEstimate(
+      flops=2 * (plan.num_weights + count * (1 + plan.num_columns)) * tokens * width,
+      transcendentals=tokens,
+      bytes_accessed=(2 * count + 2) * stream_bytes + plan.small_bytes(1),
+    ),
+    interpret=read.interpret,
+    name="stream_read_forward",
+  )(_Inputs(streams, weights, out, phi, lanes, gain))
+  products = written.products
+  if plan.shared:
+    products = products.reshape(count, plan.num_columns, tokens)
+  return written.x, written.streams, written.weights, Stats(products, written.mean_squares)
+
+
+def _run(read: Read, plan: Plan, inputs: _Inputs, outputs: _Outputs, scratch: _Scratch) -> None:
+  """Works on one tile."""
+  tiles.columns(inputs.weights[...], scratch.weights)
+  tiles.write_streams(plan, inputs.streams, inputs.out, scratch.weights, outputs.streams)
+  stats = Stats(None, None)
+  if plan.num_columns:
+    _project(plan, inputs, outputs, scratch)
+    stats = tiles.stats(plan, outputs.products, outputs.mean_squares)
+  parameters = jax.tree.map(lambda ref: ref[...], inputs.parameters)
+  weights, mixing = all_coefficients(read, plan.num_streams, stats, parameters, (1, TOKENS))
+  outputs.weights[...] = mixing[:, 0]
+  tiles.columns(weights[:, 0], scratch.read)
+  for_each_row_group(TOKENS, lambda _, rows: _mix(read, plan, inputs, outputs, scratch, rows))
+
+
+def _project(plan: Plan, inputs: _Inputs, outputs: _Outputs, scratch: _Scratch) -> None:
+  """Writes products with φ, and mean squares."""
+  total, columns = None, plan.num_columns
+  for r in range(plan.num_streams):
+    found = tiles.product(plan, outputs.streams[r], inputs.phi[0 if plan.shared else r])
+    if plan.shared:
+      outputs.products[r * columns : (r + 1) * columns, :] = found[:columns]
+    else:
+      total = found if total is None else total + found
+  if total is not None:
+    outputs.products[...] = total[:columns]
+
+  def group(_: Array, rows: Span) -> None:
+    for r in range(plan.num_streams):
+
+      def chunk(lanes: Span, squares: Array, r: int = r) -> Array:
+        x = tiles.wide(outputs.streams, r, rows, lanes)
+        return squares + x * x
+
+      tiles.put(scratch.read, rows, r, for_each_chunk(plan.width, LANES, chunk, tiles.zeros()))
+
+  for_each_row_group(TOKENS, group)
+  squares = tiles.from_columns(scratch.read, plan.num_streams)
+  outputs.mean_squares[...] = squares / plan.width
+
+
+def _mix(
+  read: Read, plan: Plan, inputs: _Inputs, outputs: _Outputs, scratch: _Scratch, rows: Span
+) -> None:
+  """Writes what is read of a group of rows."""
+  squares = tiles.mix(plan, outputs.streams, scratch.read, rows, scratch.mixed)
+  mean = jnp.sum(squares, axis=1, keepdims=True) / plan.width
+  inverse_rms = jnp.broadcast_to(lax.rsqrt(mean + read.norm_eps), (ROWS, LANES))
+
+  def chunk(lanes: Span, _: Any) -> None:
+    x = scratch.mixed[:, lanes]
+    if inputs.gain is not None:
+      x = x * inverse_rms * inputs.gain[:, lanes]
+    outputs.x[rows, lanes] = x.astype(outputs.x.dtype)
+
+  for_each_chunk(plan.width, LANES, chunk)

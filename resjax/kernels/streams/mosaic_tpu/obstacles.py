@@ -1,0 +1,31 @@
+"""What the kernels for TPUs cannot do."""
+
+from resjax.hardware.chips import TPU_CHIPS
+from resjax.kernels.depth_attention.mosaic_tpu.tiles import chip_of
+from resjax.kernels.streams.mosaic_tpu.plan import TOKENS, Plan
+from resjax.kernels.streams.operands import Operands, Read
+
+_SPARE = 8 * 2**20  # left for registers that are spilled
+
+
+def vmem_limit(read: Read) -> int:
+  """Returns how many bytes of on-chip memory the compiler may give a kernel."""
+  return TPU_CHIPS[chip_of(read.layout)].vmem - _SPARE // 4
+
+
+def obstacle(read: Read, operands: Operands) -> str | None:
+  """Returns why the kernels cannot run, or None."""
+  plan = Plan.of(operands)
+  tokens = plan.num_tokens
+  if read.layout.spans_devices:
+    tokens //= read.layout.num_shards("batch") * read.layout.num_shards("tokens")
+  if tokens % TOKENS:
+    return f"a device has {tokens} tokens, it takes multiples of {TOKENS}"
+  room = vmem_limit(read) - _SPARE
+  if plan.vmem_bytes > room:
+    return (
+      f"{TOKENS} tokens of {plan.num_streams} streams of width {plan.width} with "
+      f"{plan.num_columns} coefficients need {plan.vmem_bytes / 2**20:.0f} MiB on the chip, it has "
+      f"{room / 2**20:.0f}"
+    )
+  return None

@@ -1,0 +1,283 @@
+"""Sizes of the kernels for TPUs, their tiles, and the steps within a tile that both passes take."""
+
+import dataclasses
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from resjax.kernels.depth_attention.mosaic_tpu.loops import (
+  Span,
+  for_each_chunk,
+  for_each_row_group,
+)
+from resjax.kernels.depth_attention.mosaic_tpu.tiles import LANES, ROWS
+from resjax.kernels.streams.operands import Operands, Stats
+from resjax.typing import Array, PyTree
+
+TOKENS = LANES  # of a tile
+PARTS = 3  # φ as bfloat16: its first 8 bits, the next 8, and the first ones again
+Ref = Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+  """Sizes of a read of the rows of one device.
+
+  Attributes:
+    num_streams: R.
+    num_tokens: T, a multiple of `TOKENS`.
+    width: D.
+    dtype: of the streams.
+    num_columns: K; 0 without a projection.
+    shared: whether all streams have one φ [D, K].
+  """
+
+  num_streams: int
+  num_tokens: int
+  width: int
+  dtype: Any
+  num_columns: int
+  shared: bool
+
+  @classmethod
+  def of(cls, operands: Operands) -> "Plan":
+    """Returns the sizes of a read, whose token axes are counted as one."""
+    like, phi = operands.like, operands.projection
+    count, tokens = len(operands.pending.streams), math.prod(like.shape[:-1])
+    columns, shared = (0, False) if phi is None else (phi.shape[-1], phi.ndim == 2)
+    return cls(count, tokens, like.shape[-1], jnp.dtype(like.dtype), columns, shared)
+
+  @property
+  def num_weights(self) -> int:
+    """The number of coefficients of a write, R (R + 1)."""
+    return self.num_streams * (self.num_streams + 1)
+
+  @property
+  def rows(self) -> int:
+    """K, rounded up to whole registers."""
+    return -(-self.num_columns // ROWS) * ROWS
+
+  @property
+  def projections(self) -> int:
+    """The number of arrays [K, D] that φ consists of."""
+    return 1 if self.shared else self.num_streams
+
+  @property
+  def num_products(self) -> int:
+    """The products that are kept of a token."""
+    return self.num_columns * (self.num_streams if self.shared else 1)
+
+  @property
+  def split(self) -> bool:
+    """Whether products run on bfloat16, φ in two parts; else in float32."""
+    return self.dtype == jnp.bfloat16
+
+  @property
+  def grid(self) -> tuple[int, int]:
+    """Parts that may run on cores of their own, and the number of tiles in each."""
+    tiles = self.num_tokens // TOKENS
+    parts = 1 if tiles % 2 else 2
+    return parts, tiles // parts
+
+  @property
+  def vmem_bytes(self) -> int:
+    """Bytes of on-chip memory of the reverse kernel, which needs more than the forward one."""
+    tile = TOKENS * self.width
+    moved = 2 * (3 * self.num_streams + 3) * tile * self.dtype.itemsize
+    scratch = self.num_streams * tile * (self.dtype.itemsize + 4) + tile * 4
+    phi = self.projections * self.rows * self.width * (PARTS * 2 if self.split else 4)
+    d_phi = self.projections * self.rows * self.width * 4
+    numbers = 4 * TOKENS * (4 * self.num_weights + 4 * self.num_products) * 4
+    return moved + scratch + 2 * (phi + d_phi) + numbers
+
+  def tile(self, part: Array, step: Array) -> Array:
+    """Returns the index of the tile at a step of a part of the grid."""
+    return part * self.grid[1] + step
+
+  def streams(self) -> pl.BlockSpec:
+    """Returns tiles of streams [R, T, D]."""
+    shape = self.num_streams, TOKENS, self.width
+    return pl.BlockSpec(shape, lambda p, i: (0, self.tile(p, i), 0))
+
+  def tokens(self) -> pl.BlockSpec:
+    """Returns tiles of [T, D]."""
+    return pl.BlockSpec((TOKENS, self.width), lambda p, i: (self.tile(p, i), 0))
+
+  def numbers(self, rows: int) -> pl.BlockSpec:
+    """Returns tiles of numbers per token [rows, T]."""
+    return pl.BlockSpec((rows, TOKENS), lambda p, i: (0, self.tile(p, i)))
+
+  def like(self, *shape: int, dtype: Any = None) -> jax.ShapeDtypeStruct:
+    """Returns the shape of an array in the dtype of the streams, or another one."""
+    return jax.ShapeDtypeStruct(shape, self.dtype if dtype is None else dtype)
+
+  def small_bytes(self, passes: int) -> int:
+    """Returns the bytes of numbers per token and of φ, which a pass takes or gives so many times."""
+    per_token = 2 * self.num_weights + self.num_products + self.num_streams
+    phi = self.projections * self.rows * self.width * (PARTS * 2 if self.split else 4)
+    return passes * 4 * per_token * self.num_tokens + phi
+
+  def phi(self, projection: Array | None) -> Array | None:
+    """Returns φ as a kernel takes it: [projections, PARTS rows, D] bfloat16, or float32 rows."""
+    if projection is None:
+      return None
+    phi = projection.reshape(self.projections, self.width, self.num_columns)
+    phi = jnp.swapaxes(phi.astype(jnp.float32), 1, 2)
+    phi = jnp.pad(phi, ((0, 0), (0, self.rows - self.num_columns), (0, 0)))
+    if not self.split:
+      return phi
+    high, low = in_parts(phi)
+    return jnp.concatenate([high, low, high], axis=1)
+
+
+def in_parts(x: Array) -> tuple[Array, Array]:
+  """Returns two bfloat16 arrays, the sum of which is x to 16 bits."""
+  high = x.astype(jnp.bfloat16)
+  return high, (x - high.astype(jnp.float32)).astype(jnp.bfloat16)
+
+
+def whole(shape: tuple[int, ...]) -> pl.BlockSpec:
+  """Returns the spec of an array that stays on the chip."""
+  return pl.BlockSpec(shape, lambda p, i: (0,) * len(shape))
+
+
+def summed(shape: tuple[int, ...]) -> pl.BlockSpec:
+  """Returns the spec of a sum over the tiles of a part, [parts, ...]."""
+  return pl.BlockSpec((None, *shape), lambda p, i: (p, *(0,) * len(shape)))
+
+
+def on_lanes(tree: PyTree) -> PyTree:
+  """Returns parameters with axes 1 and TOKENS behind their own, as a kernel takes them."""
+  return jax.tree.map(
+    lambda p: jnp.broadcast_to(p.astype(jnp.float32)[..., None, None], (*p.shape, 1, TOKENS)), tree
+  )
+
+
+def columns(rows: Array, scratch: Ref) -> None:
+  """Writes numbers per token [n, TOKENS] to columns of scratch [TOKENS, at least n]."""
+  count = len(rows)
+  for start in range(0, count, LANES):
+    part = rows[start : start + LANES]
+    missing = LANES - len(part)
+    if missing:
+      part = jnp.concatenate([part, jnp.zeros((missing, TOKENS), jnp.float32)])
+    scratch[:, start : start + LANES] = part.T
+
+
+def from_columns(scratch: Ref, count: int) -> Array:
+  """Returns the first columns of scratch as numbers per token [count, TOKENS]."""
+  parts = [scratch[:, start : start + LANES].T for start in range(0, count, LANES)]
+  return (parts[0] if len(parts) == 1 else jnp.concatenate(parts))[:count]
+
+
+def column_room(count: int) -> Any:
+  """Returns scratch for columns."""
+  return pltpu.VMEM((TOKENS, -(-count // LANES) * LANES), jnp.float32)
+
+
+def spread(ref: Ref, rows: Span, number: int) -> Array:
+  """Returns column `number` of a group of rows on all lanes [ROWS, LANES]."""
+  return jnp.broadcast_to(ref[rows, number : number + 1], (ROWS, LANES))
+
+
+def put(ref: Ref, rows: Span, number: int, chunk: Array) -> None:
+  """Writes the sums over lanes of [ROWS, LANES] to a column."""
+  ref[rows, number : number + 1] = jnp.sum(chunk, axis=1, keepdims=True)
+
+
+def zeros() -> Array:
+  """Returns a chunk [ROWS, LANES] of zeros."""
+  return jnp.zeros((ROWS, LANES), jnp.float32)
+
+
+def wide(ref: Ref, *index: Any) -> Array:
+  """Returns a chunk in float32."""
+  return ref[index].astype(jnp.float32)
+
+
+def write_streams(plan: Plan, streams: Ref, out: Ref, weights: Ref, target: Ref) -> None:
+  """Writes Σ_s M_rs H_s + b_r o to target [R, TOKENS, D], weights being columns."""
+  count = plan.num_streams
+
+  def group(_: Array, rows: Span) -> None:
+    for r in range(count):
+      factors = [spread(weights, rows, r * (count + 1) + s) for s in range(count + 1)]
+
+      def chunk(lanes: Span, _: Any, r: int = r, factors: list[Array] = factors) -> None:
+        total = factors[count] * wide(out, rows, lanes)
+        for s in range(count):
+          total += factors[s] * wide(streams, s, rows, lanes)
+        target[r, rows, lanes] = total.astype(target.dtype)
+
+      for_each_chunk(plan.width, LANES, chunk)
+
+  for_each_row_group(TOKENS, group)
+
+
+def mix(plan: Plan, streams: Ref, weights: Ref, rows: Span, target: Ref) -> Array:
+  """Writes Σ_r p_r H_r of a group of rows to target [ROWS, D]; returns its squares in chunks."""
+  factors = [spread(weights, rows, r) for r in range(plan.num_streams)]
+
+  def chunk(lanes: Span, squares: Array) -> Array:
+    total = factors[0] * wide(streams, 0, rows, lanes)
+    for r in range(1, plan.num_streams):
+      total += factors[r] * wide(streams, r, rows, lanes)
+    target[:, lanes] = total
+    return squares + total * total
+
+  return for_each_chunk(plan.width, LANES, chunk, zeros())
+
+
+def stats(plan: Plan, products: Ref, mean_squares: Ref) -> Stats:
+  """Returns what is kept of a tile as coefficients take it, with token axes [1, TOKENS]."""
+  kept = products[...]
+  if plan.shared:
+    kept = kept.reshape(plan.num_streams, plan.num_columns, 1, TOKENS)
+  else:
+    kept = kept.reshape(plan.num_columns, 1, TOKENS)
+  return Stats(kept, mean_squares[...].reshape(plan.num_streams, 1, TOKENS))
+
+
+def product(plan: Plan, stream: Array, phi: Array) -> Array:
+  """Returns φ H of a stream [TOKENS, D] and φ of `Plan.phi`: [rows, TOKENS]."""
+  if not plan.split:
+    return turned(_dot(stream, phi, 1, 1))[: plan.rows]
+  found = turned(_dot(stream, phi[: 2 * plan.rows], 1, 1))
+  return found[: plan.rows] + found[plan.rows : 2 * plan.rows]
+
+
+def product_back(plan: Plan, d: Array, phi: Array) -> Array:
+  """Returns φᵀ d [TOKENS, D] of d [rows, TOKENS]."""
+  if not plan.split:
+    return _dot(d, phi, 0, 0)
+  high, low = in_parts(d)
+  return _dot(jnp.concatenate([high, high, low]), phi, 0, 0)
+
+
+def product_phi(plan: Plan, d: Array, stream: Array) -> Array:
+  """Returns d H [rows, D] of d [rows, TOKENS], summed over tokens."""
+  if not plan.split:
+    return _dot(d, stream, 1, 0)
+  found = _dot(jnp.concatenate(in_parts(d)), stream, 1, 0)
+  return found[: plan.rows] + found[plan.rows :]
+
+
+def turned(x: Array) -> Array:
+  """Returns the transpose of [TOKENS, n] with n rounded up to whole registers."""
+  missing = -x.shape[1] % LANES
+  if missing:
+    x = jnp.concatenate([x, jnp.zeros((TOKENS, missing), x.dtype)], axis=1)
+  parts = [x[:, start : start + LANES].T for start in range(0, x.shape[1], LANES)]
+  return parts[0] if len(parts) == 1 else jnp.concatenate(parts)
+
+
+def _dot(left: Array, right: Array, left_axis: int, right_axis: int) -> Array:
+  """Returns the sum of products over an axis of each, in float32."""
+  exact = lax.Precision.HIGHEST if left.dtype == jnp.float32 else lax.Precision.DEFAULT
+  numbers = (((left_axis,), (right_axis,)), ((), ()))
+  return lax.dot_general(left, right, numbers, precision=exact, preferred_element_type=jnp.float32)
