@@ -241,6 +241,7 @@ def residual() -> dict:
       "tanh": True,  # bounds the dynamic part
       "norm": "layernorm",  # layernorm | rmsnorm, of the dynamic part
       "eps": 1e-6,
+      "implementation": "auto",  # auto | reference | mosaic_tpu
     },
     "mhc": {
       "num_streams": 4,  # R
@@ -249,6 +250,7 @@ def residual() -> dict:
       "init": "uniform",  # uniform | identity | home_stream | one_hot, which alone is not neutral
       "head": "sum",  # sum | mean (GLM-5.3) | learned (DeepSeek-V4)
       "eps": 1e-6,
+      "implementation": "auto",  # as in hyper_connections
     },
     "independent_hc": {  # mhc with M = I
       "num_streams": 4,
@@ -257,8 +259,15 @@ def residual() -> dict:
       "init": "identity",  # as in mhc
       "head": "learned",  # as in mhc
       "eps": 1e-6,
+      "implementation": "auto",
     },
-    "mhc_lite": {"num_streams": 4, "init": "uniform", "head": "sum", "eps": 1e-6},  # see mhc
+    "mhc_lite": {  # see mhc
+      "num_streams": 4,
+      "init": "uniform",
+      "head": "sum",
+      "eps": 1e-6,
+      "implementation": "auto",
+    },
     "gated_residual": {
       "num_streams": 4,  # R
       "rank": 0,  # r; 0: D / 8

@@ -1,4 +1,4 @@
-"""The least memory traffic of depth attention in a training step, by formulas.
+"""The least memory traffic of depth attention and residual streams in a training step, by formulas.
 
 The kernels of a fused read must read every source once and write what it gives; these figures count
 that and nothing else, in streams per sublayer (see `streams`), averaged over all sublayers of the
@@ -12,6 +12,7 @@ import jax.numpy as jnp
 
 from resjax.combinators.attn_res import AttnRes, BlockAttnRes
 from resjax.combinators.base import Combinator
+from resjax.combinators.streams import ResidualStreams
 from resjax.kernels.depth_attention import bf16_remainder, two_phase_moves_less
 
 _WORD = jnp.int16  # in which the kernels keep low bits
@@ -58,6 +59,12 @@ def depth_floor(combinator: Combinator, remat: str, dtype: str) -> Floor | None:
   direct: a read of n sources moves n + 1, and 3 n + 1 in reverse: the sources, their cotangents so
     far and the cotangent of the view in, the cotangents of the sources out.
 
+  streams: a read of R streams, which applies the write before it, takes them and an output, and
+    gives them and the view: 2 R + 2. In reverse it takes streams, output, their cotangents so far
+    and that of the view, and gives the cotangents of streams and output: 3 R + 3. The final sum
+    takes R + 1 and gives one; in reverse it takes R + 2 and gives R + 1. What a scan keeps of the
+    streams for the reverse pass does not count.
+
   Norms are in the reads, and the residual addition is in the product before it, so neither counts.
 
   Args:
@@ -65,10 +72,12 @@ def depth_floor(combinator: Combinator, remat: str, dtype: str) -> Floor | None:
     remat: config.model.remat; all but `none` run the reads of a layer once more.
     dtype: that of the activations.
   """
-  if not isinstance(combinator, AttnRes | BlockAttnRes):
-    return None
   sites = len(combinator.sites)
   count = combinator.num_layers * sites
+  if isinstance(combinator, ResidualStreams):
+    return _of_streams(combinator.num_streams, count, remat)
+  if not isinstance(combinator, AttnRes | BlockAttnRes):
+    return None
   if isinstance(combinator, AttnRes):
     return _direct([index + 1 for index in range(count)], count + 1, remat)
   size = combinator.layers_per_block * sites
@@ -87,6 +96,12 @@ def depth_floor(combinator: Combinator, remat: str, dtype: str) -> Floor | None:
     phase_1_reverse=sum(3 * c + sublayers for c, sublayers in blocks) / count,
     final=_final(last) / count,
   )
+
+
+def _of_streams(streams: int, count: int, remat: str) -> Floor:
+  forward, final = 2 * streams + 2, (streams + 2) + (2 * streams + 3)
+  again = 0 if remat == "none" else forward
+  return Floor(forward, again, 3 * streams + 3, 0, 0, final / count)
 
 
 def _direct(counts: Sequence[int], last: int, remat: str) -> Floor:

@@ -117,7 +117,7 @@ class Plan:
     return jax.ShapeDtypeStruct(shape, self.dtype if dtype is None else dtype)
 
   def small_bytes(self, passes: int) -> int:
-    """Returns the bytes of numbers per token and of φ, which a pass takes or gives so many times."""
+    """Returns the bytes of numbers per token, of so many passes, and of φ."""
     per_token = 2 * self.num_weights + self.num_products + self.num_streams
     phi = self.projections * self.rows * self.width * (PARTS * 2 if self.split else 4)
     return passes * 4 * per_token * self.num_tokens + phi
