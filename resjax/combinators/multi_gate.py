@@ -57,6 +57,7 @@ class MultiGate(Combinator):
   """
 
   equals_standard_at_init = False
+  family = "streams"
   per_layer = ("query", "gate_query", "gate_bias")
 
   def __init__(
