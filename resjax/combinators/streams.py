@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from resjax.combinators.base import Combinator, Layer, TokenContext, Views, check_option
-from resjax.combinators.pre_norm import Norms, PreNorm, only_pre_norm
+from resjax.combinators.pre_norm import Norms, PreNorm
 from resjax.kernels.streams import (
   IMPLEMENTATIONS,
   Coefficients,
@@ -100,8 +100,8 @@ class ResidualStreams(Combinator):
 
   def read_normed(self, state: Pending, layer: Layer, site: str, norms: Norms) -> tuple[Views, Any]:
     """See `Combinator.read_normed`. A single RMS norm of x is part of the read."""
-    norm = only_pre_norm(norms)
-    if norm is None:
+    norm = norms.get("x")
+    if not isinstance(norm, PreNorm):
       return super().read_normed(state, layer, site, norms)
     return self._read(state, layer, site, norm)
 
