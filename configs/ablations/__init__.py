@@ -41,6 +41,8 @@ def systems() -> Iterator[tuple[str, dict]]:
     yield name, {"model.residual.name": name}
   yield "short_swa", {"model.short_swa.window": 128}
   yield "value_residual", {"model.value_residual": "learned"}
+  yield "value_residual_gated", {"model.value_residual": "gated"}
+  yield "value_mixing", {"model.value_mixing": "depth"}
 
 
 def gates(granularities: Iterable[str] = GRANULARITIES) -> Iterator[tuple[str, dict]]:

@@ -24,7 +24,7 @@ class UNetSkips(EnteredStream):
   State: the embedding and the stream after every layer, (L + 1) D values per token. Parameters:
   w [⌊L/2⌋], zero at init, which is `standard`; the released code starts at one. With
   `mix_embedding` also λ [L] at one and μ [L] at zero. Speedruns give λ a learning rate of about a
-  hundredth of that of μ; config.optim.combinator_lr_multiplier changes that of all three.
+  hundredth of that of μ; config.optim.combinator_lr_multipliers sets them.
 
   Learning rates: the released code gives w five times the rate of its output head, which is
   config.optim.combinator_lr_multiplier = 5 where all else has one rate.
