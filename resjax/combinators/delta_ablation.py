@@ -106,9 +106,9 @@ class DeltaAblation(DeltaReader):
   `first_layer` 2 D. Parameters: 2 D per sublayer, and those of gates and null source. Reads are in
   plain JAX, without the kernels of `depth_attention`.
 
-  The authors' code names the first MLP output in `first_layer`, but takes item 2 of a list that
-  began with the embedding in an earlier version: as released that is the output of the second
-  layer's attention. Here it is what the code names.
+  All modes but `first_layer` agree with the authors' code. There it names the first MLP output, but
+  takes item 2 of a list that began with the embedding in an earlier version: as released that is
+  the output of the second layer's attention, from the third layer on. Here it is what it names.
 
   Args:
     mode: one of those above.
