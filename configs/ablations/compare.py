@@ -1,4 +1,4 @@
-"""Every combinator with its defaults at tiny size: loss, parameters, tokens/s, depth state.
+"""Every system with its defaults at tiny size: loss, parameters, tokens/s, depth state.
 
   python -m launch.sweep --config=configs/ablations/compare.py      (what `make compare` runs)
   make compare ARGS=--only=standard,attn_res
@@ -27,5 +27,4 @@ def get_config() -> ConfigDict:
 
 
 def sweep(config: ConfigDict) -> Iterator[tuple[str, dict]]:
-  for name in ablations.NAMES:
-    yield name, {"model.residual.name": name}
+  yield from ablations.systems()
