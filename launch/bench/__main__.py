@@ -8,7 +8,7 @@ from launch import cli
 
 BENCHMARKS = {
   "kernels": "device time of the depth-attention kernels; bytes and schedules of compiled ones",
-  "step": "time of a dense training step, block_attn_res against standard",
+  "step": "time of a dense training step of several combinators, in turn",
   "correctness": "every kernel for NVIDIA GPUs against the reference in float64, on a GPU",
   "gpu_day": "all that needs a GPU: correctness, bandwidth, peers, steps, a killed run",
   "decode": "what a decoded token costs: time here, or bytes on an absent TPU",

@@ -1,7 +1,8 @@
-"""Times the training step of a decoder with block_attn_res and with standard, in turn.
+"""Times the training step of a decoder with standard and with other combinators, in turn.
 
   python -m launch.bench step                                   (1.2B parameters, one 80 GB GPU)
   python -m launch.bench step --model=gpt2_124m --rows=128 --microbatches=2
+  python -m launch.bench step --model=tiny --residuals=standard,mhc --rows=8    (a CPU)
   python -m launch.bench step --layers=2 --d_model=128 --rows=1 --seq_len=64   (for trying it out)
 
 A step is a forward pass, a reverse pass and the optimizer on random tokens: of a dense decoder with
@@ -33,7 +34,9 @@ from resjax.train import program
 from resjax.train.state import init_state
 
 DENSE = "dense"
-_MODEL = flags.DEFINE_enum("model", DENSE, [DENSE, "gpt2_124m", "llama_1p3b"], "What is trained.")
+_MODEL = flags.DEFINE_enum(
+  "model", DENSE, [DENSE, "tiny", "gpt2_124m", "llama_1p3b"], "What is trained."
+)
 _RESIDUALS = flags.DEFINE_list("residuals", ["standard", "block_attn_res"], "Combinators.")
 _MICROBATCHES = flags.DEFINE_integer("microbatches", 1, "Parts of a batch.", lower_bound=1)
 _LAYERS = flags.DEFINE_integer("layers", 24, "Layers.", lower_bound=1)
@@ -71,8 +74,11 @@ def main() -> None:
     "parameters": {name: fact["parameters"] for name, fact in facts.items()},
     "cases": cases,
   }
-  if {"standard", "block_attn_res"} <= medians.keys():
-    report["block_attn_res over standard"] = medians["block_attn_res"] / medians["standard"]
+  if "standard" in medians:
+    others = {name: median for name, median in medians.items() if name != "standard"}
+    report |= {
+      f"{name} over standard": other / medians["standard"] for name, other in others.items()
+    }
   out = Path(_OUT.value)
   out.mkdir(parents=True, exist_ok=True)
   text = json.dumps(report, indent=2)
@@ -87,7 +93,8 @@ def _mfu(flops_per_token: float, tokens_per_second: float) -> float | None:
 
 def _run(name: str) -> Run:
   if _MODEL.value != DENSE:
-    config = importlib.import_module(f"configs.{_MODEL.value}").get_config(name)
+    config = importlib.import_module(f"configs.{_MODEL.value}").get_config()
+    config.model.residual.name = name
     config.mesh.update(data=-1, fsdp=1)
   else:
     config = _dense(name)

@@ -16,7 +16,7 @@ from resjax.kernels.depth_attention.mosaic_tpu.loops import (
 )
 from resjax.kernels.depth_attention.mosaic_tpu.tiles import LANES, ROWS
 from resjax.kernels.streams.mosaic_tpu import plan as tiles
-from resjax.kernels.streams.mosaic_tpu.obstacles import vmem_limit
+from resjax.kernels.streams.mosaic_tpu.obstacles import num_buffers, vmem_limit
 from resjax.kernels.streams.mosaic_tpu.plan import TOKENS, Plan
 from resjax.kernels.streams.operands import Operands, Pending, Read, Stats, all_coefficients
 from resjax.typing import Array
@@ -72,6 +72,7 @@ def backward(
   """Runs the reverse pass, see `reference.backward`."""
   (streams, weights, out), projection, parameters, gain = operands
   plan = Plan.of(operands)
+  buffers = num_buffers(read, plan)
   count, tokens, width = streams.shape
   phi, lanes = plan.phi(projection), tiles.on_lanes(parameters)
   wide_gain = None if gain is None else gain.astype(jnp.float32)[None]
@@ -86,7 +87,7 @@ def backward(
   sums = d_phi, lanes, d_gain
   sum_shapes = jax.tree.map(lambda x: plan.like(parts, *x.shape, dtype=jnp.float32), sums)
   sum_specs = jax.tree.map(lambda x: tiles.summed(x.shape), sums)
-  weight_spec, out_spec = plan.numbers(plan.num_weights), plan.tokens()
+  weight_spec, out_spec = plan.numbers(plan.num_weights), plan.tokens(buffers)
   kept_specs = (None, None)
   if plan.num_columns:
     kept_specs = plan.numbers(plan.num_products), plan.numbers(count)
@@ -101,11 +102,11 @@ def backward(
     grid=plan.grid,
     in_specs=(
       _Inputs(
-        plan.streams(), weight_spec, out_spec, *whole, *kept_specs,
-        out_spec, plan.streams(), weight_spec,
+        plan.streams(buffers), weight_spec, out_spec, *whole, *kept_specs,
+        out_spec, plan.streams(buffers), weight_spec,
       ),
     ),
-    out_specs=(_Outputs(plan.streams(), weight_spec, out_spec, *sum_specs),),
+    out_specs=(_Outputs(plan.streams(buffers), weight_spec, out_spec, *sum_specs),),
     scratch_shapes=(
       _Scratch(
         tiles.column_room(plan.num_weights),

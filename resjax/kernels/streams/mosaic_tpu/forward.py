@@ -16,7 +16,7 @@ from resjax.kernels.depth_attention.mosaic_tpu.loops import (
 )
 from resjax.kernels.depth_attention.mosaic_tpu.tiles import LANES, ROWS
 from resjax.kernels.streams.mosaic_tpu import plan as tiles
-from resjax.kernels.streams.mosaic_tpu.obstacles import vmem_limit
+from resjax.kernels.streams.mosaic_tpu.obstacles import num_buffers, vmem_limit
 from resjax.kernels.streams.mosaic_tpu.plan import TOKENS, Plan, Ref
 from resjax.kernels.streams.operands import Operands, Read, Stats, all_coefficients
 from resjax.typing import Array
@@ -50,6 +50,7 @@ def forward(read: Read, operands: Operands) -> tuple[Array, Array, Array, Stats]
   """Runs the forward pass, see `reference.forward`."""
   (streams, weights, out), projection, parameters, gain = operands
   plan = Plan.of(operands)
+  buffers = num_buffers(read, plan)
   count, tokens, width = streams.shape
   phi, lanes = plan.phi(projection), tiles.on_lanes(parameters)
   gain = None if gain is None else gain.astype(jnp.float32)[None]
@@ -62,8 +63,10 @@ def forward(read: Read, operands: Operands) -> tuple[Array, Array, Array, Stats]
     lambda *refs: _run(read, plan, *refs),
     out_shape=(_Outputs(plan.like(tokens, width), plan.like(*streams.shape), *shapes),),
     grid=plan.grid,
-    in_specs=(_Inputs(plan.streams(), plan.numbers(plan.num_weights), plan.tokens(), *whole),),
-    out_specs=(_Outputs(plan.tokens(), plan.streams(), *specs),),
+    in_specs=(
+      _Inputs(plan.streams(buffers), plan.numbers(plan.num_weights), plan.tokens(buffers), *whole),
+    ),
+    out_specs=(_Outputs(plan.tokens(buffers), plan.streams(buffers), *specs),),
     scratch_shapes=(
       _Scratch(
         tiles.column_room(plan.num_weights),

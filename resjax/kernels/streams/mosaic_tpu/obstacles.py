@@ -13,6 +13,12 @@ def vmem_limit(read: Read) -> int:
   return TPU_CHIPS[chip_of(read.layout)].vmem - _SPARE // 4
 
 
+def num_buffers(read: Read, plan: Plan) -> int:
+  """Returns how many tiles of streams have room on the chip: 2, 1 or none."""
+  room = vmem_limit(read) - _SPARE
+  return next((n for n in (2, 1) if plan.vmem_bytes(n) <= room), 0)
+
+
 def obstacle(read: Read, operands: Operands) -> str | None:
   """Returns why the kernels cannot run, or None."""
   plan = Plan.of(operands)
@@ -21,11 +27,11 @@ def obstacle(read: Read, operands: Operands) -> str | None:
     tokens //= read.layout.num_shards("batch") * read.layout.num_shards("tokens")
   if tokens % TOKENS:
     return f"a device has {tokens} tokens, it takes multiples of {TOKENS}"
-  room = vmem_limit(read) - _SPARE
-  if plan.vmem_bytes > room:
+  if not num_buffers(read, plan):
+    room = vmem_limit(read) - _SPARE
     return (
       f"{TOKENS} tokens of {plan.num_streams} streams of width {plan.width} with "
-      f"{plan.num_columns} coefficients need {plan.vmem_bytes / 2**20:.0f} MiB on the chip, it has "
+      f"{plan.num_columns} coefficients need {plan.vmem_bytes(1) / 2**20:.0f} MiB on the chip, it has "
       f"{room / 2**20:.0f}"
     )
   return None

@@ -84,11 +84,14 @@ class Plan:
     parts = 1 if tiles % 2 else 2
     return parts, tiles // parts
 
-  @property
-  def vmem_bytes(self) -> int:
-    """Bytes of on-chip memory of the reverse kernel, which needs more than the forward one."""
+  def vmem_bytes(self, buffers: int) -> int:
+    """Returns the bytes of on-chip memory of the reverse kernel, which needs more than the forward.
+
+    Args:
+      buffers: 2 where streams are moved while the tile before is worked on, 1 where they are not.
+    """
     tile = TOKENS * self.width
-    moved = 2 * (3 * self.num_streams + 3) * tile * self.dtype.itemsize
+    moved = buffers * (3 * self.num_streams + 3) * tile * self.dtype.itemsize
     scratch = self.num_streams * tile * (self.dtype.itemsize + 4) + tile * 4
     phi = self.projections * self.rows * self.width * (PARTS * 2 if self.split else 4)
     d_phi = self.projections * self.rows * self.width * 4
@@ -99,14 +102,15 @@ class Plan:
     """Returns the index of the tile at a step of a part of the grid."""
     return part * self.grid[1] + step
 
-  def streams(self) -> pl.BlockSpec:
+  def streams(self, buffers: int) -> pl.BlockSpec:
     """Returns tiles of streams [R, T, D]."""
-    shape = self.num_streams, TOKENS, self.width
-    return pl.BlockSpec(shape, lambda p, i: (0, self.tile(p, i), 0))
+    shape, mode = (self.num_streams, TOKENS, self.width), pl.Buffered(buffers)
+    return pl.BlockSpec(shape, lambda p, i: (0, self.tile(p, i), 0), pipeline_mode=mode)
 
-  def tokens(self) -> pl.BlockSpec:
+  def tokens(self, buffers: int) -> pl.BlockSpec:
     """Returns tiles of [T, D]."""
-    return pl.BlockSpec((TOKENS, self.width), lambda p, i: (self.tile(p, i), 0))
+    shape, mode = (TOKENS, self.width), pl.Buffered(buffers)
+    return pl.BlockSpec(shape, lambda p, i: (self.tile(p, i), 0), pipeline_mode=mode)
 
   def numbers(self, rows: int) -> pl.BlockSpec:
     """Returns tiles of numbers per token [rows, T]."""
