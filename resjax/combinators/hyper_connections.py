@@ -23,7 +23,9 @@ class HyperConnections(ResidualStreams):
   which nothing bounds. `norm` has no gain or bias: a gain is part of W. Starts from R copies of the
   embedding, ends with the sum of the streams.
 
-  State: (R + 1) D values and R (R + 1) coefficients per token. Parameters: L · sites R (R + 2), if dynamic
+  State: (R + 1) D values and R (R + 1) coefficients per token.
+
+  Parameters: L · sites R (R + 2), if dynamic
   L · sites (D (R + 2) + R (R + 2) + 2). At init sublayer i reads stream i mod R, streams are not
   mixed, β is 1, W is 0 and s_α = s_β = 0.01: all streams are the stream of `standard`. With R = 1
   the two gains of the stream (read, kept) and that of the output remain to be learned, and the

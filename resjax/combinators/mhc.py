@@ -74,7 +74,9 @@ class MHC(DynamicStreams):
   effect and get no gradient; with a head that sums or averages, those of the last site have none
   but for what Sinkhorn leaves, as its columns are summed.
 
-  State: (R + 1) D values and R (R + 1) coefficients per token. Parameters: L · sites ((R D + 1) (R² + 2 R) + 3), and R (R D + 1) + 1
+  State: (R + 1) D values and R (R + 1) coefficients per token.
+
+  Parameters: L · sites ((R D + 1) (R² + 2 R) + 3), and R (R D + 1) + 1
   for a learned head. At init a = 0.01 (the paper's appendix A.1) and, by `init`,
     uniform      bias 0: p = 1/2, b = 1, M = 1/R.
     identity     p = 1/R, b = 1, M about I (its logits 0 on the diagonal, -8 off it).
@@ -132,7 +134,9 @@ class MHCLite(DynamicStreams):
   logits of M of the first site have no effect, nor have those of the last site before a head that
   sums or averages.
 
-  State: (R + 1) D values and R (R + 1) coefficients per token. Parameters: L · sites ((R D + 1) (R! + 2 R) + 3), and R (R D + 1) + 1
+  State: (R + 1) D values and R (R + 1) coefficients per token.
+
+  Parameters: L · sites ((R D + 1) (R! + 2 R) + 3), and R (R D + 1) + 1
   for a learned head.
 
   Args:

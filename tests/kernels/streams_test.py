@@ -13,7 +13,7 @@ from resjax.aot import absent_devices
 from resjax.hardware.chips import TPU_CHIPS
 from resjax.kernels.streams import Pending, sinkhorn, stream_read
 from resjax.sharding import MESH_AXES, Layout
-from tests.helpers.compare import assert_close, relative_errors
+from tests.helpers.compare import assert_close
 from tests.helpers.libtpu import needs_libtpu
 
 # Races are looked for, and memory starts as NaN.
@@ -48,8 +48,13 @@ def free(products, squares, parameters):
 def example(form, count, dtype, normed):
   """Arguments of a read, and cotangents of its results; numbers that `dtype` holds."""
   rng = np.random.default_rng(count)
-  held = lambda *shape: np.float64(jnp.asarray(rng.normal(size=shape), dtype))
-  number = lambda *shape: np.float64(np.float32(rng.normal(size=shape)))
+
+  def held(*shape):
+    return np.float64(jnp.asarray(rng.normal(size=shape), dtype))
+
+  def number(*shape):
+    return np.float64(np.float32(rng.normal(size=shape)))
+
   columns, shape = {"joint": (2 * count + count**2, (count,)), "shared": (2 + count, ())}.get(
     form, (0, None)
   )
@@ -139,7 +144,10 @@ def test_values_and_gradients(implementation, form, count, normed, dtype, capfd)
 @pytest.mark.parametrize("size", [1.0, 30.0, 300.0])
 def test_sinkhorn_is_that_of_logarithms(size):
   logits = size * jax.random.normal(jax.random.key(0), (4, 4, 50))
-  run = lambda f: jax.jit(jax.value_and_grad(lambda x: jnp.sum(jnp.sin(f(x)))))(logits)
+
+  def run(f):
+    return jax.jit(jax.value_and_grad(lambda x: jnp.sum(jnp.sin(f(x)))))(logits)
+
   got, want = (run(f) for f in (lambda x: sinkhorn(20, x), lambda x: by_logarithms(x, 20)))
   assert_close(got, want, 1e-4 if size > 1 else 2e-6)
 

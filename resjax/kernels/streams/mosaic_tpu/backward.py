@@ -81,14 +81,14 @@ def backward(
     products = products.reshape(plan.num_products, tokens)
   parts = plan.grid[0]
   shared = phi, lanes, wide_gain
-  whole = jax.tree.map(lambda x: tiles.whole(x.shape), shared)
+  whole: Any = jax.tree.map(lambda x: tiles.whole(x.shape), shared)
   d_phi = None if phi is None else jnp.zeros((plan.projections, plan.rows, width))
   d_gain = None if gain is None else jnp.zeros((ROWS, width))
   sums = d_phi, lanes, d_gain
   sum_shapes = jax.tree.map(lambda x: plan.like(parts, *x.shape, dtype=jnp.float32), sums)
   sum_specs = jax.tree.map(lambda x: tiles.summed(x.shape), sums)
   weight_spec, out_spec = plan.numbers(plan.num_weights), plan.tokens(buffers)
-  kept_specs = (None, None)
+  kept_specs: tuple[Any, Any] = (None, None)
   if plan.num_columns:
     kept_specs = plan.numbers(plan.num_products), plan.numbers(count)
   (found,) = pl.pallas_call(
@@ -102,8 +102,8 @@ def backward(
     grid=plan.grid,
     in_specs=(
       _Inputs(
-        plan.streams(buffers), weight_spec, out_spec, *whole, *kept_specs,
-        out_spec, plan.streams(buffers), weight_spec,
+        plan.streams(buffers), weight_spec, out_spec, *(*whole, *kept_specs),
+        d_x=out_spec, d_streams=plan.streams(buffers), d_weights=weight_spec,
       ),
     ),
     out_specs=(_Outputs(plan.streams(buffers), weight_spec, out_spec, *sum_specs),),
@@ -134,7 +134,7 @@ def backward(
       d_weights.astype(jnp.float32),
     )
   )  # fmt: skip
-  d_projection = None
+  d_projection: Array | None = None
   if projection is not None:
     d_projection = jnp.sum(found.phi, axis=0)[:, : plan.num_columns]
     d_projection = jnp.swapaxes(d_projection, 1, 2).reshape(projection.shape)
@@ -193,12 +193,12 @@ def _unmix(
     mean = jnp.sum(squares, axis=1, keepdims=True) / plan.width
     inverse_rms = jnp.broadcast_to(lax.rsqrt(mean + read.norm_eps), (ROWS, LANES))
 
-    def dot(lanes: Span, total: Array) -> Array:
+    def project(lanes: Span, total: Array) -> Array:
       d, normed = tiles.wide(inputs.d_x, rows, lanes), scratch.mixed[:, lanes] * inverse_rms
       outputs.gain[:, lanes] += d * normed
       return total + d * inputs.gain[:, lanes] * normed
 
-    total = for_each_chunk(plan.width, LANES, dot, tiles.zeros())
+    total = for_each_chunk(plan.width, LANES, project, tiles.zeros())
     mean = jnp.sum(total, axis=1, keepdims=True) / plan.width
     correction = jnp.broadcast_to(mean, (ROWS, LANES))
 
@@ -256,13 +256,13 @@ def _write(plan: Plan, inputs: _Inputs, outputs: _Outputs, scratch: _Scratch, ro
 
   for r in range(count):
 
-    def dot(lanes: Span, dots: list[Array], r: int = r) -> list[Array]:
+    def add(lanes: Span, dots: list[Array], r: int = r) -> list[Array]:
       d = scratch.rows[r, rows, lanes]
       return [total + d * source(s, lanes) for s, total in enumerate(dots)]
 
-    dots = for_each_chunk(plan.width, LANES, dot, [tiles.zeros() for _ in range(count + 1)])
-    for s, total in enumerate(dots):
-      tiles.put(scratch.dots, rows, r * (count + 1) + s, total)
+    dots = for_each_chunk(plan.width, LANES, add, [tiles.zeros() for _ in range(count + 1)])
+    for s, found in enumerate(dots):
+      tiles.put(scratch.dots, rows, r * (count + 1) + s, found)
 
   for s in range(count + 1):
     factors = [tiles.spread(scratch.weights, rows, r * (count + 1) + s) for r in range(count)]

@@ -17,7 +17,7 @@ from resjax.kernels.depth_attention.mosaic_tpu.loops import (
 from resjax.kernels.depth_attention.mosaic_tpu.tiles import LANES, ROWS
 from resjax.kernels.streams.mosaic_tpu import plan as tiles
 from resjax.kernels.streams.mosaic_tpu.obstacles import num_buffers, vmem_limit
-from resjax.kernels.streams.mosaic_tpu.plan import TOKENS, Plan, Ref
+from resjax.kernels.streams.mosaic_tpu.plan import TOKENS, Plan
 from resjax.kernels.streams.operands import Operands, Read, Stats, all_coefficients
 from resjax.typing import Array
 

@@ -5,7 +5,7 @@ from resjax.kernels.depth_attention.mosaic_tpu.tiles import chip_of
 from resjax.kernels.streams.mosaic_tpu.plan import TOKENS, Plan
 from resjax.kernels.streams.operands import Operands, Read
 
-_SPARE = 8 * 2**20  # left for registers that are spilled
+_SPARE = 4 * 2**20  # left for registers that are spilled
 
 
 def vmem_limit(read: Read) -> int:
@@ -31,7 +31,7 @@ def obstacle(read: Read, operands: Operands) -> str | None:
     room = vmem_limit(read) - _SPARE
     return (
       f"{TOKENS} tokens of {plan.num_streams} streams of width {plan.width} with "
-      f"{plan.num_columns} coefficients need {plan.vmem_bytes(1) / 2**20:.0f} MiB on the chip, it has "
-      f"{room / 2**20:.0f}"
+      f"{plan.num_columns} coefficients need {plan.vmem_bytes(1) / 2**20:.0f} MiB on the chip, it "
+      f"has {room / 2**20:.0f}"
     )
   return None
