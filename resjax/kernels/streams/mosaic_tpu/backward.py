@@ -81,13 +81,13 @@ def backward(
     products = products.reshape(plan.num_products, tokens)
   parts = plan.grid[0]
   shared = phi, lanes, wide_gain
-  whole: Any = jax.tree.map(lambda x: tiles.whole(x.shape), shared)
+  whole: tuple[Any, Any, Any] = jax.tree.map(lambda x: tiles.whole(x.shape), shared)
   d_phi = None if phi is None else jnp.zeros((plan.projections, plan.rows, width))
-  d_gain = None if gain is None else jnp.zeros((ROWS, width))
-  sums = d_phi, lanes, d_gain
+  sums = d_phi, lanes, None if gain is None else jnp.zeros((ROWS, width))
   sum_shapes = jax.tree.map(lambda x: plan.like(parts, *x.shape, dtype=jnp.float32), sums)
   sum_specs = jax.tree.map(lambda x: tiles.summed(x.shape), sums)
   weight_spec, out_spec = plan.numbers(plan.num_weights), plan.tokens(buffers)
+  pending_specs = plan.streams(buffers), weight_spec, out_spec
   kept_specs: tuple[Any, Any] = (None, None)
   if plan.num_columns:
     kept_specs = plan.numbers(plan.num_products), plan.numbers(count)
@@ -101,10 +101,7 @@ def backward(
     ),
     grid=plan.grid,
     in_specs=(
-      _Inputs(
-        plan.streams(buffers), weight_spec, out_spec, *(*whole, *kept_specs),
-        d_x=out_spec, d_streams=plan.streams(buffers), d_weights=weight_spec,
-      ),
+      _Inputs(*pending_specs, *whole, *kept_specs, out_spec, *pending_specs[:2]),
     ),
     out_specs=(_Outputs(plan.streams(buffers), weight_spec, out_spec, *sum_specs),),
     scratch_shapes=(
@@ -162,7 +159,7 @@ def _run(read: Read, plan: Plan, inputs: _Inputs, outputs: _Outputs, scratch: _S
   if plan.num_columns:
     stats = tiles.stats(plan, inputs.products, inputs.mean_squares)
   parameters = jax.tree.map(lambda ref: ref[...], inputs.parameters)
-  (weights, _), pull = jax.vjp(
+  (weights, _mixing), pull = jax.vjp(
     lambda stats, parameters: all_coefficients(read, count, stats, parameters, token_axes),
     stats,
     parameters,
@@ -187,7 +184,7 @@ def _unmix(
   read: Read, plan: Plan, inputs: _Inputs, outputs: _Outputs, scratch: _Scratch, rows: Span
 ) -> None:
   """Writes the cotangent of Σ_r p_r H_r of a group of rows, and that of p to columns."""
-  inverse_rms = correction = None
+  inverse_rms = correction = tiles.zeros()  # unused without a norm
   if inputs.gain is not None:
     squares = tiles.mix(plan, scratch.streams, scratch.read, rows, scratch.mixed)
     mean = jnp.sum(squares, axis=1, keepdims=True) / plan.width
