@@ -71,6 +71,8 @@ class OptimizerConfig:
       "clip_norm": (self.clip_norm >= 0, "0 (no clipping) or more"),
     }
     check_ranges(self, "config.optim", ranges)
+    factors = tuple(self.combinator_lr_multipliers)  # a record has a list
+    object.__setattr__(self, "combinator_lr_multipliers", factors)
     self.combinator_factors()
 
   def combinator_factors(self) -> dict[str, float]:

@@ -33,6 +33,8 @@ _PACKAGES = (
 # Settings of how a step is computed, not of what it computes: a resumed run may change them.
 _FREE_MODEL_FIELDS = ("attention", "depth", "remat")
 
+_SYSTEM = "config.model.residual.name"
+
 _Count = Annotated[int, msgspec.Meta(ge=0)]
 
 
@@ -186,12 +188,15 @@ def _decisive(found: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-  """Returns a line for each setting in which two identities differ."""
-  return [
-    f"{key} was {old.get(key)!r} and is {new.get(key)!r}"
-    for key in sorted({*old, *new})
-    if old.get(key) != new.get(key)
-  ]
+  """Returns a line for each setting in which two identities differ.
+
+  The options of different residual systems are not compared.
+  """
+  changed = [key for key in sorted({*old, *new}) if old.get(key) != new.get(key)]
+  if _SYSTEM in changed:
+    options = _SYSTEM.removesuffix("name")
+    changed = [key for key in changed if key == _SYSTEM or not key.startswith(options)]
+  return [f"{key} was {old.get(key)!r} and is {new.get(key)!r}" for key in changed]
 
 
 def write(
