@@ -15,6 +15,7 @@ from resjax.checkpoint.config import CheckpointConfig
 from resjax.data.config import DataConfig
 from resjax.interop import huggingface
 from resjax.models.config import DecoderConfig, ResidualConfig
+from resjax.models.layer import check_norm_gate
 from resjax.runs import divisibility, parents, workdir
 from resjax.runs.config import HealthConfig, Run, TrainConfig
 from resjax.sharding import Layout, MeshConfig, Rules, ShardingConfig, make_layout
@@ -218,7 +219,10 @@ def _decoder(values: Mapping[str, Any], data: DataConfig, layout: Layout) -> Dec
 
 def _check(run: Run) -> None:
   """Raises ValueError for mistakes that would otherwise be found minutes later."""
-  _check_combinator(run.decoder)
+  combinator = _abstract_combinator(run.decoder)
+  check_norm_gate(run.decoder, combinator)
+  parameters = nnx.to_flat_state(nnx.state(combinator, nnx.Param)).paths
+  optim.check_combinator_factors(run.optim, ["/".join(map(str, path)) for path in parameters])
   optim.schedule(run.optim, run.train.steps)
   if "validation" not in run.data.splits:
     raise ValueError(
@@ -228,14 +232,18 @@ def _check(run: Run) -> None:
   divisibility.check(run)
 
 
-def _check_combinator(decoder: DecoderConfig) -> None:
+def _abstract_combinator(decoder: DecoderConfig) -> combinators.Combinator:
+  """Returns the combinator of a decoder with shapes for parameters."""
   name = decoder.residual.name
   sizes = {"num_layers": decoder.num_layers, "d_model": decoder.d_model, "sites": decoder.sites}
   arguments: dict[str, Any] = {**sizes, **decoder.residual.options}
   try:
-    nnx.eval_shape(lambda: combinators.build(name, rngs=nnx.Rngs(0), **arguments))
+    made: combinators.Combinator = nnx.eval_shape(
+      lambda: combinators.build(name, rngs=nnx.Rngs(0), **arguments)
+    )
   except ValueError as error:
     raise ValueError(f"config.model.residual.{name}: {error}") from None
+  return made
 
 
 def to_dataclass(cls: type, values: Mapping[str, Any], path: str) -> Any:

@@ -85,6 +85,18 @@ def dataset(folder, fingerprint="a"):
     ({"sharding__fsdp_tp__mlp": ("fsdp",)}, ["config.sharding", "batch and mlp", "'fsdp'"]),
     ({"data__validation_fraction": 0.0}, ["config.data.validation_fraction=0.0", "above 0"]),
     ({"data__tokenizer__name": "words"}, ["config.data.tokenizer.name", "bpe, byte"]),
+    (
+      {"model__residual__name": "gated_residual", "model__norm_gate__rank": 2},
+      ["config.model.norm_gate.rank=2", "'gated_residual'", "set it to 0"],
+    ),
+    (
+      {"model__residual__name": "mhc", "optim__combinator_lr_multipliers": ("query=0.1",)},
+      ["config.optim.combinator_lr_multipliers", "'query'", "allowed: bias, projection, scale"],
+    ),
+    (
+      {"model__residual__name": "standard", "optim__combinator_lr_multipliers": ("query=0.1",)},
+      ["config.optim.combinator_lr_multipliers", "'query'", "allowed: none"],
+    ),
   ],
 )
 def test_message_names_value_range_and_setting(changes, words):

@@ -15,7 +15,7 @@ from resjax.kernels.self_attention import Window
 from resjax.models import depth
 from resjax.models.config import DecoderConfig
 from resjax.models.decode_cache import DecodeCache, FirstTokens, TokensInCache, TokensInRows
-from resjax.models.layer import Layer, decoder_norm
+from resjax.models.layer import Layer, check_norm_gate, decoder_norm
 from resjax.models.values import ValueMixing, ValueParameters, ValueRows
 from resjax.nn.embed import Embedding
 from resjax.nn.keys import Keys
@@ -94,11 +94,7 @@ class Decoder(nnx.Module):
       rngs=keys("combinator"),
       **config.residual.options,
     )
-    if config.norm_gate.rank and not self.combinator.pre_norm:
-      raise ValueError(
-        f"config.model.norm_gate.rank={config.norm_gate.rank} gates the norms before branches, and "
-        f"with config.model.residual.name={config.residual.name!r} there are none; set it to 0"
-      )
+    check_norm_gate(config, self.combinator)
     self.layers = jax.vmap(
       lambda key: Layer(config, self.combinator, layout, nnx.Rngs(params=key))
     )(jax.random.split(keys("layers").params(), config.num_layers))

@@ -227,6 +227,15 @@ def normed_views(
   }
 
 
+def check_norm_gate(config: DecoderConfig, combinator: combinators.Combinator) -> None:
+  """Raises a ValueError if norms are to have gates and the combinator takes their place."""
+  if config.norm_gate.rank and not combinator.pre_norm:
+    raise ValueError(
+      f"config.model.norm_gate.rank={config.norm_gate.rank} gates the norms before branches, and "
+      f"with config.model.residual.name={config.residual.name!r} there are none; set it to 0"
+    )
+
+
 def _norm_gates(
   config: DecoderConfig, views: Mapping[str, tuple[str, ...]], layout: Layout, rngs: nnx.Rngs
 ) -> nnx.Dict:

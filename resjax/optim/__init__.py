@@ -5,5 +5,6 @@ from resjax.optim.optimizer import make_optimizer as make_optimizer
 from resjax.optim.schedules import schedule as schedule
 from resjax.optim.table import ParameterRow as ParameterRow
 from resjax.optim.table import Scaling as Scaling
+from resjax.optim.table import check_combinator_factors as check_combinator_factors
 from resjax.optim.table import column as column
 from resjax.optim.table import parameter_rows as parameter_rows

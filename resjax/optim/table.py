@@ -60,9 +60,9 @@ def parameter_rows(
 
   `update` is muon, with config.optim.name=muon, for a parameter that is named `kernel` and lies
   under `layers`: stacked matrices [L, d_in, d_out], without those of `norm_gates`, which are of low
-  rank. It is adam for all others: embeddings, output
-  head, norms, biases, and the combinator. With a `scaling`, those of the latter that lie under
-  `layers` have adam_layers, whose eps is divided by m ℓ.
+  rank. It is adam for all others: embeddings, output head, norms, biases, and the combinator. With
+  a `scaling`, those of the latter that lie under `layers` have adam_layers, whose eps is divided by
+  m ℓ.
 
   `decayed` are the parameters that are named `kernel` or `embedding`, and those of the combinator
   that `decayed_combinator_paths` names.
@@ -89,17 +89,29 @@ def parameter_rows(
     # Optax also asks about a placeholder, which has no parameters and therefore no paths.
     if paths and not any(_lies_in(path, folder) for path in paths):
       raise ValueError(f"decayed_combinator_paths: {folder!r} names none of {', '.join(paths)}")
-  for name in config.combinator_factors():
-    if paths and not any(_lies_in(path, f"{_COMBINATOR}/{name}") for path in paths):
-      own = [path.removeprefix(f"{_COMBINATOR}/") for path in paths if _lies_in(path, _COMBINATOR)]
-      raise ValueError(
-        f"config.optim.combinator_lr_multipliers: the combinator has no parameter {name!r}; "
-        f"allowed: {', '.join(own) or 'none'}"
-      )
+  if paths:
+    inside = f"{_COMBINATOR}/"
+    own = [path.removeprefix(inside) for path in paths if path.startswith(inside)]
+    check_combinator_factors(config, own)
   return [
     _row(path, leaf.shape, config, decayed_combinator_paths, scaling)
     for path, (_, leaf) in zip(paths, leaves, strict=True)
   ]
+
+
+def check_combinator_factors(config: OptimizerConfig, paths: Collection[str]) -> None:
+  """Raises a ValueError if config.optim.combinator_lr_multipliers names none of these parameters.
+
+  Args:
+    config: the settings of the optimizer.
+    paths: the paths of the combinator's parameters, such as query.
+  """
+  for name in config.combinator_factors():
+    if not any(_lies_in(path, name) for path in paths):
+      raise ValueError(
+        f"config.optim.combinator_lr_multipliers: the combinator has no parameter {name!r}; "
+        f"allowed: {', '.join(paths) or 'none'}"
+      )
 
 
 def column(
