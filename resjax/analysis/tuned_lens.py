@@ -227,12 +227,20 @@ class _Meter:
     """Returns the sums over rows of `kl`, `nats` and `gain` over the logit lens [P]."""
     total: dict[str, RowSums] = {}
     for batch in batches:
-      found = jax.device_get(self._sums(self._parameters, maps, self._layout.split(batch)))
-      tokens = np.asarray(found.pop("tokens"), np.float64)
+      # The logit lens is a run of its own. On CPUs, XLA of JAX 0.10 and 0.12 makes both lenses in
+      # one program read memory that nothing has written, where the model has no final norm.
+      found = self._of_rows(maps, batch)
+      found["gain"] = self._of_rows(jax.tree.map(jnp.zeros_like, maps), batch)["kl"] - found["kl"]
+      tokens = found.pop("tokens")
       for name, values in found.items():
-        new = RowSums.of(np.asarray(values, np.float64), tokens)
+        new = RowSums.of(values, tokens)
         total[name] = total[name] + new if name in total else new
     return total
+
+  def _of_rows(self, maps: PyTree, batch: Batch) -> dict[str, np.ndarray]:
+    """Returns what `_sums` does, in float64."""
+    found = jax.device_get(self._sums(self._parameters, maps, self._layout.split(batch)))
+    return {name: np.asarray(values, np.float64) for name, values in found.items()}
 
   def compare(self, maps: PyTree, batches: Sequence[Batch]) -> Comparison:
     """Returns the comparison of a lens with the logit lens."""
@@ -266,13 +274,11 @@ def _gradient(decoder: Decoder, maps: PyTree, rows: PyTree) -> PyTree:
 
 
 def _sums(decoder: Decoder, maps: PyTree, rows: PyTree) -> dict[str, Array]:
-  """Returns the sums over tokens of `kl`, `nats` and `gain` [P, B], and the tokens [B]."""
+  """Returns the sums over tokens of `kl` and `nats` [P, B], and the tokens [B]."""
   states, *seen = _observed(decoder, rows)
 
   def of_chunk(one: PyTree, *parts: Array) -> dict[str, Array]:
-    found, plain = (_terms(decoder, m, *parts) for m in (one, jax.tree.map(jnp.zeros_like, one)))
-    found["gain"] = plain["kl"] - found["kl"]
-    return jax.tree.map(lambda values: jnp.sum(values, axis=1), found)
+    return jax.tree.map(lambda values: jnp.sum(values, axis=1), _terms(decoder, one, *parts))
 
   def of_position(_: None, parts: PyTree) -> tuple[None, PyTree]:
     one, state = parts
