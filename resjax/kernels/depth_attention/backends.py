@@ -69,7 +69,7 @@ def choose(
   if obstacle:
     raise ValueError(
       f"implementation={implementation!r} of depth attention cannot run: {obstacle}; "
-      "implementation=None takes the best that can"
+      "config implementation=auto, or None in Python, takes the best that can"
     )
   return dataclasses.replace(read, implementation=implementation)
 

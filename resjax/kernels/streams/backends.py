@@ -48,7 +48,7 @@ def choose(read: Read, operands: Operands, implementation: str | None) -> Read:
   if obstacle:
     raise ValueError(
       f"implementation={implementation!r} of residual streams cannot run: {obstacle}; "
-      "implementation=None takes the best that can"
+      "config implementation=auto, or None in Python, takes the best that can"
     )
   return dataclasses.replace(read, implementation=implementation)
 
