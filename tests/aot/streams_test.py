@@ -242,7 +242,7 @@ def test_streams_of_a_small_step(no_tpu):
 
 @needs_libtpu
 @pytest.mark.slow
-@pytest.mark.parametrize(("residual", "expected"), [("standard", 148.3), ("block_attn_res", 162.2)])
+@pytest.mark.parametrize(("residual", "expected"), [("standard", 146.4), ("block_attn_res", 162.2)])
 def test_streams_of_the_step_of_the_1p3b_config(no_tpu, residual, expected):
   """The figures of docs/kernels.md."""
   c = llama_1p3b.get_config(residual)
