@@ -115,7 +115,12 @@ def wanted(form, count, dtype, normed):
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 @pytest.mark.parametrize(
   "form, count, normed",
-  [("joint", 4, True), ("joint", 2, False), ("shared", 3, True), ("static", 2, True)],
+  [
+    ("joint", 4, True),
+    pytest.param("joint", 2, False, marks=pytest.mark.slow),
+    ("shared", 3, True),
+    ("static", 2, True),
+  ],
 )
 @pytest.mark.parametrize("implementation", ["reference", "mosaic_tpu"])
 def test_values_and_gradients(implementation, form, count, normed, dtype, capfd):
