@@ -111,9 +111,9 @@ def _projection_backward(
   scale = d_stats.mean_squares * (2 / width)
   rows, d_phi = [], []
   for r in range(count):
-    flat = d_z[r].reshape(len(d_z[r]), -1)
-    d_phi.append(_einsum("kt,td->kd", flat, wide[r].reshape(-1, width)).T)
-    back = _einsum("tk,kd->td", flat.T, phi[r].T).reshape(wide[r].shape)
+    # Token axes stay apart: devices would gather tokens that they share before they flatten them.
+    d_phi.append(_einsum("k...,...d->kd", d_z[r], wide[r]).T)
+    back = _einsum("k...,dk->...d", d_z[r], phi[r])
     rows.append(back + scale[r][..., None] * wide[r])
   d_projection = jnp.stack(d_phi)
   d_projection = jnp.sum(d_projection, axis=0) if shared else d_projection
