@@ -122,7 +122,7 @@ class Meter:
     if not counts.sum():
       raise ValueError(
         f"the text of {corpus!r} has no token with a next one in its segment; give a text of at "
-        "least two tokens"
+        "least two tokens, in rows of at least two (seq_len)"
       )
     self._copy = decoder.layout.copy
     deciles = self._copy(frequency_deciles(counts)) if config.deciles else None

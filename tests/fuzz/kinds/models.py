@@ -120,6 +120,8 @@ def _other_figures(original: dict[str, Any], content: bytes) -> bool:
     found = json.loads(content)
     rows = [[0.0 if loss is None else loss for loss in row] for row in found["loss"]]
     whole = found | {"loss": rows, "baseline_loss": found["baseline_loss"] or 0.0}
+    if whole["sites"] in [[site] for site in original["sites"]]:  # the cut of one site alone
+      whole["sites"] = original["sites"]
   except (ValueError, RecursionError, TypeError, KeyError):
     return False
   return mutations.similar(original, json.dumps(whole).encode())
