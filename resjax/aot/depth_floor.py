@@ -41,7 +41,7 @@ class Floor:
 
   @property
   def sum(self) -> float:
-    """All of it."""
+    """The streams of all parts together."""
     return sum(dataclasses.astuple(self))
 
 

@@ -40,7 +40,7 @@ class _Streams(_Outputs):
   """The stream after every sublayer. The embedding is there, and not read."""
 
   def kept(self, sources: Sources, out: Array, stream: Array, ends_first: bool | Array) -> Sources:
-    """See `_Outputs`."""
+    """Returns the sources after a site: the stream is one more."""
     return sources.append(stream)
 
 
@@ -50,15 +50,15 @@ class _FirstOutput(_Outputs):
   strategy: Strategy = "carry"
 
   def init(self, x: Array) -> Sources:
-    """See `_Outputs`."""
+    """Returns the sources before the first site: a zero [..., D] in place of the output."""
     return Sources(recent=(jnp.zeros_like(x),))
 
   def counts(self, sources: Sources, layer: Layer) -> Array:
-    """See `_Outputs`."""
+    """Returns which slots a read attends to: none before the output is there."""
     return jnp.asarray([layer > 0])
 
   def kept(self, sources: Sources, out: Array, stream: Array, ends_first: bool | Array) -> Sources:
-    """See `_Outputs`."""
+    """Returns the sources after a site: the output, if the site ends the first layer."""
     return Sources(recent=(jnp.where(ends_first, out, sources.recent[0]),))
 
 

@@ -17,12 +17,21 @@ from resjax.kernels.depth_attention.mosaic_tpu.loops import (
 from resjax.kernels.depth_attention.mosaic_tpu.tiles import LANES, ROWS
 from resjax.kernels.streams.mosaic_tpu import plan as tiles
 from resjax.kernels.streams.mosaic_tpu.obstacles import num_buffers, vmem_limit
-from resjax.kernels.streams.mosaic_tpu.plan import TOKENS, Plan
+from resjax.kernels.streams.mosaic_tpu.plan import TOKENS, Inputs, Plan
 from resjax.kernels.streams.operands import Operands, Pending, Read, Stats, all_coefficients
 from resjax.typing import Array
 
 
-class _Inputs(NamedTuple):
+class _Given(NamedTuple):
+  """The arrays of `Inputs`, what the forward pass kept, and cotangents of what it wrote.
+
+  Attributes:
+    products, mean_squares: see `Stats`, flat as the forward kernel wrote them.
+    d_x: cotangent of what was read [T, D].
+    d_streams: of the streams after the write [R, T, D].
+    d_weights: of the weights of the next write [R (R + 1), T] float32.
+  """
+
   streams: Any
   weights: Any
   out: Any
@@ -34,15 +43,6 @@ class _Inputs(NamedTuple):
   d_x: Any
   d_streams: Any
   d_weights: Any
-
-
-class _Outputs(NamedTuple):
-  streams: Any
-  weights: Any
-  out: Any
-  phi: Any
-  parameters: Any
-  gain: Any
 
 
 class _Scratch(NamedTuple):
@@ -94,16 +94,16 @@ def backward(
   (found,) = pl.pallas_call(
     lambda *refs: _run(read, plan, *refs),
     out_shape=(
-      _Outputs(
+      Inputs(
         plan.like(*streams.shape), plan.like(*weights.shape, dtype=jnp.float32),
         plan.like(tokens, width), *sum_shapes,
       ),
     ),
     grid=plan.grid,
     in_specs=(
-      _Inputs(*pending_specs, *whole, *kept_specs, out_spec, *pending_specs[:2]),
+      _Given(*pending_specs, *whole, *kept_specs, out_spec, *pending_specs[:2]),
     ),
-    out_specs=(_Outputs(plan.streams(buffers), weight_spec, out_spec, *sum_specs),),
+    out_specs=(Inputs(plan.streams(buffers), weight_spec, out_spec, *sum_specs),),
     scratch_shapes=(
       _Scratch(
         tiles.column_room(plan.num_weights),
@@ -126,7 +126,7 @@ def backward(
     interpret=read.interpret,
     name="stream_read_backward",
   )(
-    _Inputs(
+    _Given(
       streams, weights, out, *shared, products, squares, d_x, d_streams,
       d_weights.astype(jnp.float32),
     )
@@ -144,7 +144,7 @@ def backward(
   return Operands(pending, d_projection, d_parameters, d_gain)
 
 
-def _run(read: Read, plan: Plan, inputs: _Inputs, outputs: _Outputs, scratch: _Scratch) -> None:
+def _run(read: Read, plan: Plan, inputs: _Given, outputs: Inputs, scratch: _Scratch) -> None:
   """Works on one tile."""
   count, token_axes = plan.num_streams, (1, TOKENS)
 
@@ -181,7 +181,7 @@ def _run(read: Read, plan: Plan, inputs: _Inputs, outputs: _Outputs, scratch: _S
 
 
 def _unmix(
-  read: Read, plan: Plan, inputs: _Inputs, outputs: _Outputs, scratch: _Scratch, rows: Span
+  read: Read, plan: Plan, inputs: _Given, outputs: Inputs, scratch: _Scratch, rows: Span
 ) -> None:
   """Writes the cotangent of Σ_r p_r H_r of a group of rows, and that of p to columns."""
   inverse_rms = correction = tiles.zeros()  # unused without a norm
@@ -213,7 +213,7 @@ def _unmix(
 
 
 def _project_back(
-  plan: Plan, inputs: _Inputs, outputs: _Outputs, scratch: _Scratch, d_products: Array
+  plan: Plan, inputs: _Given, outputs: Inputs, scratch: _Scratch, d_products: Array
 ) -> None:
   """Writes what the products add to the cotangents of the streams; adds to that of φ."""
   missing = jnp.zeros((plan.rows - plan.num_columns, TOKENS), jnp.float32)
@@ -226,7 +226,7 @@ def _project_back(
     outputs.phi[number] += tiles.product_phi(plan, d, scratch.streams[r])
 
 
-def _add(plan: Plan, inputs: _Inputs, scratch: _Scratch, rows: Span) -> None:
+def _add(plan: Plan, inputs: _Given, scratch: _Scratch, rows: Span) -> None:
   """Completes the cotangents of the streams of a group of rows."""
   for r in range(plan.num_streams):
     weight, scale = (tiles.spread(ref, rows, r) for ref in (scratch.read, scratch.dots))
@@ -242,7 +242,7 @@ def _add(plan: Plan, inputs: _Inputs, scratch: _Scratch, rows: Span) -> None:
     for_each_chunk(plan.width, LANES, chunk)
 
 
-def _write(plan: Plan, inputs: _Inputs, outputs: _Outputs, scratch: _Scratch, rows: Span) -> None:
+def _write(plan: Plan, inputs: _Given, outputs: Inputs, scratch: _Scratch, rows: Span) -> None:
   """Writes the cotangents of pending streams and output, and those of M and b to columns."""
   count = plan.num_streams
 

@@ -17,21 +17,22 @@ from resjax.kernels.depth_attention.mosaic_tpu.loops import (
 from resjax.kernels.depth_attention.mosaic_tpu.tiles import LANES, ROWS
 from resjax.kernels.streams.mosaic_tpu import plan as tiles
 from resjax.kernels.streams.mosaic_tpu.obstacles import num_buffers, vmem_limit
-from resjax.kernels.streams.mosaic_tpu.plan import TOKENS, Plan
+from resjax.kernels.streams.mosaic_tpu.plan import TOKENS, Inputs, Plan
 from resjax.kernels.streams.operands import Operands, Read, Stats, all_coefficients
 from resjax.typing import Array
 
 
-class _Inputs(NamedTuple):
-  streams: Any
-  weights: Any
-  out: Any
-  phi: Any
-  parameters: Any
-  gain: Any
-
-
 class _Outputs(NamedTuple):
+  """What the forward kernel writes.
+
+  Attributes:
+    x: what is read [T, D].
+    streams: after the write [R, T, D].
+    weights: M and b of the next write [R (R + 1), T] float32.
+    products: with φ [K or R K, T] float32, or None.
+    mean_squares: of every stream [R, T] float32, or None.
+  """
+
   x: Any
   streams: Any
   weights: Any
@@ -40,6 +41,13 @@ class _Outputs(NamedTuple):
 
 
 class _Scratch(NamedTuple):
+  """On-chip memory.
+
+  Attributes:
+    weights, read: columns of M and b, and of p: a token per row.
+    mixed: what is read, of a group of tokens [ROWS, D] float32.
+  """
+
   weights: Any
   read: Any
   mixed: Any
@@ -64,7 +72,7 @@ def forward(read: Read, operands: Operands) -> tuple[Array, Array, Array, Stats]
     out_shape=(_Outputs(plan.like(tokens, width), plan.like(*streams.shape), *shapes),),
     grid=plan.grid,
     in_specs=(
-      _Inputs(plan.streams(buffers), plan.numbers(plan.num_weights), plan.tokens(buffers), *whole),
+      Inputs(plan.streams(buffers), plan.numbers(plan.num_weights), plan.tokens(buffers), *whole),
     ),
     out_specs=(_Outputs(plan.tokens(buffers), plan.streams(buffers), *specs),),
     scratch_shapes=(
@@ -84,14 +92,14 @@ def forward(read: Read, operands: Operands) -> tuple[Array, Array, Array, Stats]
     ),
     interpret=read.interpret,
     name="stream_read_forward",
-  )(_Inputs(streams, weights, out, phi, lanes, gain))
+  )(Inputs(streams, weights, out, phi, lanes, gain))
   products = written.products
   if plan.shared:
     products = products.reshape(count, plan.num_columns, tokens)
   return written.x, written.streams, written.weights, Stats(products, written.mean_squares)
 
 
-def _run(read: Read, plan: Plan, inputs: _Inputs, outputs: _Outputs, scratch: _Scratch) -> None:
+def _run(read: Read, plan: Plan, inputs: Inputs, outputs: _Outputs, scratch: _Scratch) -> None:
   """Works on one tile."""
   tiles.columns(inputs.weights[...], scratch.weights)
   tiles.write_streams(plan, inputs.streams, inputs.out, scratch.weights, outputs.streams)
@@ -106,7 +114,7 @@ def _run(read: Read, plan: Plan, inputs: _Inputs, outputs: _Outputs, scratch: _S
   for_each_row_group(TOKENS, lambda _, rows: _mix(read, plan, inputs, outputs, scratch, rows))
 
 
-def _project(plan: Plan, inputs: _Inputs, outputs: _Outputs, scratch: _Scratch) -> None:
+def _project(plan: Plan, inputs: Inputs, outputs: _Outputs, scratch: _Scratch) -> None:
   """Writes products with φ, and mean squares."""
   total, columns = None, plan.num_columns
   for r in range(plan.num_streams):
@@ -133,7 +141,7 @@ def _project(plan: Plan, inputs: _Inputs, outputs: _Outputs, scratch: _Scratch) 
 
 
 def _mix(
-  read: Read, plan: Plan, inputs: _Inputs, outputs: _Outputs, scratch: _Scratch, rows: Span
+  read: Read, plan: Plan, inputs: Inputs, outputs: _Outputs, scratch: _Scratch, rows: Span
 ) -> None:
   """Writes what is read of a group of rows."""
   squares = tiles.mix(plan, outputs.streams, scratch.read, rows, scratch.mixed)

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +22,28 @@ from resjax.typing import Array, PyTree
 TOKENS = LANES  # of a tile
 PARTS = 3  # φ as bfloat16: its first 8 bits, the next 8, and the first ones again
 Ref = Any
+
+
+class Inputs(NamedTuple):
+  """What a read takes, on one device; the reverse kernel writes cotangents in the same order.
+
+  The T tokens are the last axis of coefficients.
+
+  Attributes:
+    streams: before the write that waits [R, T, D].
+    weights: M and b of that write [R (R + 1), T] float32.
+    out: the output that it adds [T, D].
+    phi: φ as `Plan.phi` lays it out, or None.
+    parameters: of the coefficients, each broadcast over the lanes.
+    gain: of the norm of what is read [1, D] float32, or None.
+  """
+
+  streams: Any
+  weights: Any
+  out: Any
+  phi: Any
+  parameters: Any
+  gain: Any
 
 
 @dataclasses.dataclass(frozen=True)
