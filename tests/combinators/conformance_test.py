@@ -15,22 +15,34 @@ from tests.helpers.systems import CASES, STANDARD_AT_INIT
 
 walk = walks.cases()
 SCANNED = tuple(case for case in CASES if not case.loop_only)
-X = jnp.asarray(toy.embeddings())
 
 
 def build(case, **changes):
   return toy.build(case.name, case.options, num_layers=walks.num_layers(case), **changes)
 
 
-def layers(case):
-  return toy.layers(walks.num_layers(case))
+def inputs(case, dtype=np.float32):
+  """The parameters of the branches, and the embeddings."""
+  return toy.layers(walks.num_layers(case), dtype=dtype), jnp.asarray(toy.embeddings(dtype))
+
+
+def network(case):
+  """A combinator with random parameters, the branches and embeddings, in float64.
+
+  The gradient of a scalar is a sum that may cancel: what float32 leaves of it proves little.
+  """
+  graphdef, state = nnx.split(build(case))  # drawn outside: x64 draws others
+  with jax.enable_x64(True):
+    state = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float64), state)
+    return nnx.merge(graphdef, state), *inputs(case, np.float64)
 
 
 @functools.cache
 def expected(case):
-  """Value and gradients of the loop over layers written out by hand, random parameters."""
-  made = build(case)
-  return made, *toy.value_and_gradients(toy.by_hand, made, layers(case), X)
+  """Value and gradients of the loop over layers written out by hand."""
+  made = network(case)
+  with jax.enable_x64(True):
+    return jax.tree.map(np.asarray, toy.value_and_gradients(toy.by_hand, *made))
 
 
 def test_every_registered_name_has_cases():
@@ -56,9 +68,8 @@ def test_python_loop_with_remat_is_the_loop_by_hand(case):
 
 
 def check_loop(case, remat):
-  made, *want = expected(case)
   forward = functools.partial(toy.run, unroll=True, remat=remat)
-  assert_close(toy.value_and_gradients(forward, made, layers(case), X), tuple(want), 1e-5)
+  check(case, toy.value_and_gradients, forward)
 
 
 @walks.first_cases(SCANNED)
@@ -73,14 +84,20 @@ def test_scan_is_the_loop_by_hand(case, remat):
 
 
 def check_scan(case, remat):
-  made, *want = expected(case)
-  got = toy.jitted(functools.partial(toy.run, remat=remat), made, layers(case), X)
-  assert_close(got, tuple(want), 1e-5)
+  check(case, toy.jitted, functools.partial(toy.run, remat=remat))
+
+
+def check(case, value_and_gradients, forward):
+  want, made = expected(case), network(case)
+  with jax.enable_x64(True):
+    got = value_and_gradients(forward, *made)
+  assert {leaf.dtype for leaf in jax.tree.leaves(got)} == {jnp.dtype("float64")}
+  assert_close(got, want, 1e-12)
 
 
 @walks.first_cases()
 def test_random_parameters_all_have_gradients(case):
-  _, _, (params, *others) = expected(case)
+  _, (params, *others) = expected(case)
   check_dead(params, case.dead, params)
   for leaf in jax.tree.leaves(others):
     assert np.isfinite(leaf).all() and norm(leaf) > 0
@@ -101,16 +118,16 @@ def check_dead(gradients, dead, names):
 @walks.first_cases(tuple(case for case in CASES if case.learns_at_init))
 def test_queries_and_gates_learn_from_the_first_step(case):
   made = build(case, random=False)
-  _, (params, _, _) = toy.value_and_gradients(toy.by_hand, made, layers(case), X)
+  _, (params, _, _) = toy.value_and_gradients(toy.by_hand, made, *inputs(case))
   check_dead(params, case.dead, case.learns_at_init)
 
 
 @walks.first_cases()
 def test_bfloat16_activations_and_float32_parameters(case):
-  made, want, want_gradients = expected(case)
-  x = jnp.asarray(X, jnp.bfloat16)
+  want, want_gradients = expected(case)
+  made, (layers, x) = build(case), inputs(case)
   forward = functools.partial(toy.run, unroll=True)
-  got, gradients = toy.value_and_gradients(forward, made, layers(case), x)
+  got, gradients = toy.value_and_gradients(forward, made, layers, x.astype(jnp.bfloat16))
   assert got.dtype == jnp.bfloat16 and gradients[2].dtype == jnp.bfloat16
   assert {leaf.dtype for leaf in jax.tree.leaves(nnx.state(made))} <= {jnp.dtype("float32")}
   assert {leaf.dtype for leaf in jax.tree.leaves(gradients[:2])} == {jnp.dtype("float32")}
@@ -129,10 +146,10 @@ def test_number_of_parameters(case):
 
 @walks.first_cases()
 def test_state_bytes_are_those_of_the_last_state(case):
-  made = build(case)
-  *_, last = toy.states_by_hand(made, layers(case), X)
+  made, (layers, x) = build(case), inputs(case)
+  *_, last = toy.states_by_hand(made, layers, x)
   held = sum(leaf.nbytes for leaf in jax.tree.leaves(last) if isinstance(leaf, jax.Array))
-  assert made.state_bytes_per_token(X.dtype) * toy.B * toy.T == held
+  assert made.state_bytes_per_token(x.dtype) * toy.B * toy.T == held
 
 
 @walk

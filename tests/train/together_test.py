@@ -16,6 +16,7 @@ from resjax.aot import absent_devices
 from resjax.records.metrics_log import FILE_NAME, read_metrics
 from resjax.runs import alike
 from resjax.train import program, together
+from resjax.train.loop import train
 from resjax.train.state import init_state
 from tests.helpers import trained
 from tests.helpers.libtpu import needs_libtpu
@@ -154,7 +155,7 @@ def test_folders_are_those_of_single_runs_and_one_that_ends_stops_no_other(tmp_p
   built = [experiment.build(config(name, **own)) for name, own in runs.items()]
   with pytest.raises(ValueError, match=rf"^1 of 3 runs ended: {root}/wild: step 1 has .* update"):
     together.train(built, Console(file=io.StringIO()))
-  trained.run(config("alone", **changes))
+  train(experiment.build(config("alone", **changes)), Console(file=io.StringIO()))
   assert_alike(records(root / "b"), records(root / "alone"))
   wild = read_metrics(root / "wild" / FILE_NAME)
   assert wild[-1]["train/ended_by_guard"]
