@@ -265,43 +265,39 @@ def _parse(argv: list[str]) -> list[str]:
         _fail(f"{arg}: {what}; configs/ has those that come with resjax")
   try:
     return flags.FLAGS(argv)
-  except Exception as error:
+  except (Exception, SystemExit) as error:
     if _debug():
       traceback.print_exc()
-    _fail(_where_config_failed(error, path) or _what_is_wrong(error, argv))
+    where = _where_config_failed(error, path)
+    if isinstance(error, SystemExit) and not where:
+      raise
+    _fail(where or _what_is_wrong(error, argv))
 
 
-def _where_config_failed(error: Exception, path: str) -> str | None:
+def _where_config_failed(error: BaseException, path: str) -> str | None:
   """Returns file, line and error where the config file failed, None where it did not."""
   if not path:
     return None
-  if isinstance(error, SyntaxError) and error.filename:
-    return f"{error.filename}:{error.lineno}: {error.msg}"
+  if isinstance(error, SyntaxError):
+    return f"{error.filename or path}:{error.lineno or 1}: {error.msg}"
   if str(error).endswith("has no attribute 'get_config'"):
     return f"{path} has no function get_config(), which returns the settings"
-  frames = traceback.extract_tb(error.__traceback__)
-  places = [(frame.filename, frame.lineno) for frame in frames]
   # ml_collections turns errors of some kinds into a text that has the traceback.
-  nested = re.findall(r'File "([^"]+)", line (\d+)', str(error))
-  own = [place for place in [*places, *nested] if _is_users(place[0], path)]
+  nested = [
+    (file, int(line)) for file, line in re.findall(r'File "([^"]+)", line (\d+)', str(error))
+  ]
+  place = errors.users_place(error, nested)
   said = " ".join(str(error).split())
   if nested:
     last = re.split(r"^(?=\w[\w.]*: )", str(error), flags=re.MULTILINE)[-1]
     said = " ".join(last.removeprefix("ValueError: ").split())
-    if not own:  # its get_config cannot be called as it is
+    if not place:  # its get_config cannot be called as it is
       return f"{path}: {said}"
-  if not own:
+  if not place:
     return None
   if not nested and not isinstance(error, ValueError | OSError):
     said = f"{type(error).__name__}: {said}" if said else type(error).__name__
-  return f"{own[-1][0]}:{own[-1][1]}: {said}"
-
-
-def _is_users(file: str, config: str) -> bool:
-  """Returns whether a file is the config or lies beside it, where those are that it imports."""
-  folder, place = Path(config).resolve().parent, Path(file).resolve()
-  library = "site-packages" in place.parts or place.is_relative_to(Path(__file__).parent)
-  return place.is_relative_to(folder) and not library
+  return f"{place}: {said}"
 
 
 def _what_is_wrong(error: Exception, argv: list[str]) -> str:

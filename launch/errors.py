@@ -5,19 +5,30 @@ import lzma
 import os
 import shlex
 import sys
+import sysconfig
 import tempfile
 import traceback
 import zlib
+from collections.abc import Iterable
+from pathlib import Path
 from typing import NamedTuple
 
 from absl import flags
 
+import launch
+import resjax
 from resjax import processes, redaction
 
 FILE_NAME = "error.log"
 _LONGEST = 900  # characters of a line, of which JAX would fill pages
 _DAMAGED = (EOFError, zlib.error, lzma.LZMAError)
 _OUT_OF_MEMORY = ("RESOURCE_EXHAUSTED", "Out of memory", "out of memory")
+# Where files are that no user has written.
+_LIBRARIES = (
+  *map(sysconfig.get_path, ("stdlib", "platstdlib")),
+  *resjax.__path__,
+  *launch.__path__,
+)
 
 
 class Explained(NamedTuple):
@@ -36,7 +47,8 @@ def explain(error: Exception) -> Explained:
   """Returns what an error means.
 
   ValueError, OSError and ImportError are the user's, as is too little memory. Where another process
-  is gone, the line says so.
+  is gone, the line says so. Of an error that passed through a file of the user, such as a config or
+  a combinator that is registered from outside, the line names file and line.
   """
   said = processes.explain(error)
   if said != str(error):
@@ -49,7 +61,31 @@ def explain(error: Exception) -> Explained:
   if isinstance(error, _DAMAGED):
     return Explained(f"a compressed file is damaged or cut ({said or name})", False)
   why = f"{name}: {_cut(said, 300)}" if said else name
+  if place := users_place(error):
+    return Explained(f"{place}: {why}", False)
   return Explained(f"{why}; a bug in resjax or in a library; run again with --debug", False)
+
+
+def users_place(error: BaseException, further: Iterable[tuple[str, int | None]] = ()) -> str | None:
+  """Returns FILE:LINE of the last call in a file of the user that an error went through.
+
+  Args:
+    error: the error.
+    further: file and line of calls that came after those of its traceback.
+
+  Returns:
+    None if there is no such call.
+  """
+  frames = traceback.extract_tb(error.__traceback__)
+  calls = [*((frame.filename, frame.lineno) for frame in frames), *further]
+  own = [f"{file}:{line}" for file, line in calls if _is_users(file)]
+  return own[-1] if own else None
+
+
+def _is_users(file: str) -> bool:
+  place = Path(file).resolve()
+  installed = {"site-packages", "dist-packages"} & set(place.parts)
+  return place.is_file() and not installed and not any(map(place.is_relative_to, _LIBRARIES))
 
 
 def one_line(text: str) -> str:

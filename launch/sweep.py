@@ -33,6 +33,7 @@ from ml_collections import config_flags
 from rich.console import Console
 
 from launch import cli, sweep_runs, sweep_tuning
+from launch.errors import users_place
 from launch.sweep_tuning import Sweep
 from resjax import terminal
 from resjax.ranges import MAX_SEED
@@ -111,7 +112,8 @@ def _read() -> Sweep:
     arms = {asked.baseline: arms[asked.baseline], **arms}
     runs = expand(config, arms.items(), asked.seeds)
   except ValueError as wrong:
-    raise ValueError(f"{path}: {wrong}") from None
+    place = users_place(wrong) or path
+    raise ValueError(f"{place}: {wrong}") from None
   if "PLAN" in file and not asked.seeds:
     raise ValueError(f"{path}: PLAN has no seeds; give some, as --seeds=0,1,2")
   sweep = Sweep(config, path, arms, file.get("CURVES"))

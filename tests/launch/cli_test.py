@@ -93,6 +93,13 @@ def test_another_error_is_one_line_that_names_the_file_with_its_traceback(tmp_pa
   check_traceback(tmp_path, body, words, "run")
 
 
+def test_an_error_in_a_file_of_the_user_names_file_and_line(tmp_path):
+  mine = tmp_path / "mine.py"
+  mine.write_text("def fail():\n  return {}['k']\n")
+  body = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import mine; mine.fail()"
+  check_traceback(tmp_path, body, f"error: {mine}:2: KeyError: 'k'; traceback in ", "run")
+
+
 def test_a_traceback_that_has_no_folder_is_a_temporary_file(tmp_path):
   check_traceback(tmp_path, "raise RuntimeError('hush-hush')", "RuntimeError: ***", "nowhere")
 
@@ -162,6 +169,8 @@ CONFIGS = {
   "def get_config():\n  return 1\n": "FILE: get_config() must return a ConfigDict, and returns int",
   "def get_config():\n  raise ValueError('a setting\\nis bad')\n": "FILE:2: a setting is bad",
   "import no_such\ndef get_config():\n  return 1\n": "FILE:1: ModuleNotFoundError: No module named",
+  "import sys\nsys.exit('end')\n": "FILE:2: SystemExit: end",
+  "\0": "FILE:1: source code string cannot contain null bytes",
   "def get_config():\n  return get_config()\n": "FILE:2: RecursionError: maximum recursion",
 }
 
