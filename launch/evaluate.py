@@ -18,6 +18,7 @@ same command in several processes scores together; see `resjax.processes.initial
 import dataclasses
 import importlib.metadata
 import importlib.util
+import logging
 import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -301,6 +302,8 @@ def _run_harness(model: Model, tasks: Sequence[str]) -> Results:
   """Returns what lm-evaluation-harness finds, in process 0; nothing in the others."""
   from resjax.interop.lm_eval import run_tasks
 
+  # Its warnings are about the defaults of its own tasks, some for each of their metrics.
+  logging.getLogger("lm_eval").setLevel(logging.ERROR)
   found = run_tasks(
     model.decoder,
     model.tokenizer,

@@ -1,14 +1,19 @@
 """Runs tasks of lm-evaluation-harness on a decoder."""
 
+import contextlib
 import dataclasses
 import os
-from collections.abc import Sequence
+import traceback
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import lm_eval
+import yaml
 from lm_eval.tasks import TaskManager
 
 from resjax.data.tokenizer import Tokenizer
+from resjax.interop.lm_eval import language_model
 from resjax.interop.lm_eval.language_model import LanguageModel
 from resjax.models.decoder import Decoder
 
@@ -77,9 +82,10 @@ def _evaluated(
   manager = _manager(options["tasks"], folder)
   # The harness would fork this process for its bootstrap, which JAX's threads do not survive.
   os.environ["DISABLE_MULTIPROC"] = "1"
-  results = lm_eval.simple_evaluate(
-    model=harness, task_manager=manager, torch_random_seed=None, **options
-  )
+  with _naming_files(manager, options["tasks"]):
+    results = lm_eval.simple_evaluate(
+      model=harness, task_manager=manager, torch_random_seed=None, **options
+    )
   programs = len(harness.scorer.programs) + len(harness.generator.programs)
   return results | {"counts": dataclasses.asdict(harness.counts) | {"programs": programs}}
 
@@ -100,8 +106,47 @@ def _manager(
     manager = TaskManager(include_path=path)
   unknown = [name for name in names if name not in manager.all_tasks]
   if unknown:
+    for place in sorted(Path(path).rglob("*.yaml")) if path else []:
+      _check_yaml(place)
     raise ValueError(
       f"{', '.join(unknown)}: no such task of lm-evaluation-harness; set --tasks to names that "
       "`lm-eval ls tasks` prints, or --tasks_folder to the folder of your own"
     )
   return manager
+
+
+def _check_yaml(place: Path) -> None:
+  """Raises ValueError if a file holds no YAML; the harness passes over it without a word."""
+  try:
+    list(yaml.parse(place.read_bytes(), Loader=yaml.SafeLoader))
+  except yaml.MarkedYAMLError as error:
+    line = f":{error.problem_mark.line + 1}" if error.problem_mark else ""
+    raise ValueError(f"{place}{line} is no YAML: {error.problem}") from None
+  except (yaml.YAMLError, ValueError) as error:
+    raise ValueError(f"{place} is no YAML: {' '.join(str(error).split())}") from None
+
+
+@contextlib.contextmanager
+def _naming_files(manager: TaskManager, tasks: Sequence[str | dict[str, Any]]) -> Iterator[None]:
+  """Turns what goes wrong in the files of tasks into a ValueError that names file and line.
+
+  What goes wrong in the model stays as it is, and so does what says itself which file is missing.
+  """
+  try:
+    yield
+  except (OSError, ValueError):
+    raise
+  except Exception as error:
+    calls = traceback.extract_tb(error.__traceback__)
+    if any(call.filename == language_model.__file__ for call in calls):
+      raise
+    entries = (manager.task_index.get(task) for task in tasks if isinstance(task, str))
+    files = [entry.yaml_path for entry in entries if entry and entry.yaml_path]
+    own = [
+      f"{call.filename}:{call.lineno}"
+      for call in calls
+      if any(Path(call.filename).is_relative_to(file.parent.resolve()) for file in files)
+    ]
+    where = own[-1] if own else " or ".join(map(str, files)) or "a task"
+    said = " ".join(str(error).split())
+    raise ValueError(f"{where}: {type(error).__name__}: {said}") from error

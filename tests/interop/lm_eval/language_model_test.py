@@ -306,3 +306,24 @@ def test_unknown_tasks_are_named(decoder, words, tmp_path):
   folder = tasks.write(tmp_path / "own")
   with pytest.raises(ValueError, match="chioce: no such task of lm-evaluation-harness; set"):
     run_tasks(decoder, words, ["choice", "chioce"], max_length=L, tasks_folder=folder)
+
+
+@pytest.mark.parametrize(
+  ("changes", "words_of_error"),
+  [
+    ({"doc_to_text": "{{question"}, r"choice\.yaml: TemplateSyntaxError: unexpected end"),
+    ({"test_split": "none"}, r"choice\.yaml: KeyError: 'none'"),
+    ({"doc_to_text": "!function mine.fail"}, r"mine\.py:2: KeyError: 'k'"),
+    ({"metadata": "["}, r"choice\.yaml:1 is no YAML: "),
+  ],
+)
+def test_files_of_tasks_that_fail_are_named(decoder, tmp_path, changes, words_of_error):
+  folder = tasks.write(tmp_path / "own")
+  (folder / "mine.py").write_text("def fail(document):\n  return {}['k']\n")
+  file = folder / "choice.yaml"
+  text = json.dumps(json.loads(file.read_text()) | changes)
+  for plain in ("!function mine.fail", "["):  # a YAML tag, and a bracket that nothing closes
+    text = text.replace(f'"{plain}"', plain)
+  file.write_text(text)
+  with pytest.raises(ValueError, match=words_of_error):
+    run_tasks(decoder, tasks.tokenizer(True), ["choice"], max_length=L, tasks_folder=folder)
