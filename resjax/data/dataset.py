@@ -9,7 +9,7 @@ from absl import logging
 
 from resjax import locations
 from resjax.data import built, mirror, storage, summary, tokenizer
-from resjax.data.config import DataConfig
+from resjax.data.config import DataConfig, TokenizerConfig
 from resjax.data.summary import CorpusSummary, DatasetSummary, SplitSummary, StoredSummary
 from resjax.manifest import Damaged
 
@@ -187,12 +187,32 @@ def _taken(config: DataConfig) -> DatasetSummary:
   for (key, value), want in zip(have.items(), wanted, strict=True):
     if value != want:
       raise ValueError(f"{names} has {key} {value}, and config.data.{key} is {want}; set the same")
+  if not _has_size(found, config.tokenizer):
+    raise ValueError(
+      f"{names} has a tokenizer of {found.vocab_size} tokens, which is not that of "
+      f"config.data.tokenizer.vocab_size={config.tokenizer.vocab_size}; set the same"
+    )
   if not set(config.splits) <= set(found.splits):
     lacks = f"has the splits {', '.join(found.splits)} alone"
     raise ValueError(
       f"{names} {lacks}; set config.data.validation_fraction and test_fraction to it"
     )
   return found
+
+
+def _has_size(found: DatasetSummary, tokenizer: TokenizerConfig) -> bool:
+  """Returns whether a tokenizer of these settings has so many tokens.
+
+  Merges that a small corpus ran out of are fewer than the settings allow; what they were learned
+  with is in their fingerprint.
+  """
+  if found.vocab_size >= tokenizer.vocab_limit or tokenizer.name != "bpe":
+    return found.vocab_size == tokenizer.vocab_limit
+  from resjax.data import tokenizer_training
+
+  texts = [corpus.text.parents[1] for corpus in found.corpora.values()]
+  mark = tokenizer_training.bpe_mark(tokenizer, [text.name.rpartition("-")[2] for text in texts])
+  return found.tokenizer.parent.name == f"bpe-{mark}"
 
 
 def _copying(root: str) -> contextlib.AbstractContextManager:

@@ -1,7 +1,7 @@
 """Builds the tokenizer of a data config; BPE is learned from an equal share of every corpus."""
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 import grain
@@ -43,9 +43,7 @@ def build(
     found = _pretrained(settings)
     mark, make = storage.fingerprint(found.record, _VERSION), lambda: found
   else:
-    learned_from = sorted(fingerprint for fingerprint, _ in corpora.values())
-    learning = settings.vocab_size, settings.train_bytes
-    mark = storage.fingerprint(*learning, learned_from, _VERSION)
+    mark = bpe_mark(settings, [fingerprint for fingerprint, _ in corpora.values()])
     records = [records for _, (_, records) in sorted(corpora.items())]
     make = functools.partial(_learn, settings, records, progress)
 
@@ -56,6 +54,11 @@ def build(
 
   name = f"{built.TOKENIZERS}/{settings.name}-{mark}"
   return mark, built.prepare(config.root, name, config.verify, fill, progress) / FILE_NAME
+
+
+def bpe_mark(settings: TokenizerConfig, corpora: Iterable[str]) -> str:
+  """Returns the fingerprint of merges that are learned from corpora of these fingerprints."""
+  return storage.fingerprint(settings.vocab_size, settings.train_bytes, sorted(corpora), _VERSION)
 
 
 def _pretrained(settings: TokenizerConfig) -> PretrainedTokenizer:

@@ -219,6 +219,8 @@ def test_built_data_are_taken_without_their_sources(tmp_path, first):
     ({"built": "../x"}, "config.data.built is '../x'; 12 hexadecimal digits"),
     ({"seq_len": 32}, "has seq_len 16, and config.data.seq_len is 32"),
     ({"corpora": {"b": {"source": "x"}}}, "has corpora ['a'], and config.data.corpora is ['b']"),
+    ({"tokenizer": TokenizerConfig("bpe", 299)}, "300 tokens, which is not that of config.data.t"),
+    ({"tokenizer": TokenizerConfig("bpe", 301, 10_000)}, "config.data.tokenizer.vocab_size=301"),
     ({"tokenizer": TokenizerConfig("byte")}, "has tokenizer.name bpe, and config.data.token"),
   ],
 )
@@ -226,6 +228,18 @@ def test_built_data_of_another_config_are_refused(tmp_path, first, changes, word
   with pytest.raises(ValueError, match=r"config\.data\.built") as caught:
     build(config(tmp_path / "text", tmp_path / "first", **({"built": first} | changes)))
   assert word in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_tokenizer_that_ran_out_of_merges_is_taken(tmp_path):
+  few = TokenizerConfig("bpe", 100_000, 10_000)
+  of = config(write_folder(tmp_path / "text", TEXTS), tmp_path / "root", tokenizer=few)
+  made = build(of)
+  assert made.vocab_size < few.vocab_size
+  taken = dataclasses.replace(of, built=made.fingerprint)
+  assert build(taken).vocab_size == made.vocab_size
+  fewer = dataclasses.replace(few, vocab_size=made.vocab_size + 1)
+  with pytest.raises(ValueError, match=r"tokenizer of .* tokens, which is not that of"):
+    build(dataclasses.replace(taken, tokenizer=fewer))
 
 
 def test_a_split_that_was_not_built_is_asked_for(tmp_path):
