@@ -30,8 +30,13 @@ class _Manager(ocp.CheckpointManager):
   """Orbax's manager, which does not ask JAX's preemption service whether a run is to stop.
 
   The training loop asks it after each tick (see `resjax.processes.signals.StopRequest`), and the
-  service would take the question of the manager for another tick.
+  service would take the question of the manager for another tick. What another process left
+  half-written is gone once the manager is there; Orbax alone sees to that at the first save.
   """
+
+  def __init__(self, *args: Any, **options: Any):
+    super().__init__(*args, **options)
+    self._maybe_await_cleanup_tmp_directory()
 
   def reached_preemption(self, step: int) -> bool:
     """Returns False: the training loop, not the manager, stops for a preemption."""
