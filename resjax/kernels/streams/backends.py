@@ -16,7 +16,7 @@ from resjax.kernels.streams.operands import Operands, Pending, Read, Stats
 from resjax.typing import Array, PyTree
 
 # The folders of kernels in order of preference, and the platform on which each of them runs.
-KERNELS = {"mosaic_tpu": "tpu"}
+KERNELS = {"mosaic_tpu": "tpu", "mosaic_gpu": "gpu"}
 IMPLEMENTATIONS = (*KERNELS, "reference")
 LANES = 128  # D is a multiple of this in all kernels
 

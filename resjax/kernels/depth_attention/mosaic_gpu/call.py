@@ -12,13 +12,27 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from resjax.kernels.depth_attention.mosaic_gpu.ring import Ring, Stream
 from resjax.kernels.depth_attention.mosaic_gpu.row_ops import LANES, ChannelSums
-from resjax.kernels.depth_attention.mosaic_gpu.tiles import GpuTiles
+from resjax.kernels.depth_attention.mosaic_gpu.tiles import GpuTiles, LaunchOptions
 from resjax.kernels.depth_attention.operands import Operands, Read, Ref
 from resjax.typing import Array, PyTree
 
 _PROGRAM = "program"
 # Streaming multiprocessors of an H100, for which a kernel is lowered where there is no GPU.
 _ABSENT_SMS = 132
+_HOPPER = 9.0
+
+
+def device_obstacle(options: LaunchOptions) -> str | None:
+  """Returns why no kernel can run on the GPU of a mesh, or None."""
+  if options.interpret:
+    return None
+  found = options.layout.device
+  capability = getattr(found, "compute_capability", None)
+  if capability is None:
+    return f"the compute capability of {found.device_kind!r} is not known, it needs {_HOPPER}"
+  if float(capability) < _HOPPER:
+    return f"{found.device_kind!r} has compute capability {capability}, it needs {_HOPPER}"
+  return None
 
 
 def fold(rows: PyTree) -> PyTree:
@@ -78,7 +92,7 @@ class Results(NamedTuple):
 
 
 def launch(
-  read: Read,
+  options: LaunchOptions,
   kernel: Callable[[Refs], None],
   tiles: GpuTiles,
   like: jax.ShapeDtypeStruct,
@@ -93,7 +107,7 @@ def launch(
   """Runs a kernel; under `vmap` it runs once per element.
 
   Args:
-    read: options, as given to the backend.
+    options: mesh, and whether the kernel is interpreted.
     kernel: function that is traced in every program.
     tiles: tile sizes.
     like: a folded source [T, D / 128, 128].
@@ -104,7 +118,7 @@ def launch(
     updated: arrays that the kernel changes in place.
     numbers: further shared memory that every program needs.
   """
-  programs = _num_programs(read, len(like), tiles)
+  programs = _num_programs(options, len(like), tiles)
   parts = jax.tree.map(lambda x: jax.ShapeDtypeStruct((programs, *x.shape), jnp.float32), totals)
   in_leaves, in_tree = jax.tree.flatten((inputs, updated))
   shapes, out_tree = jax.tree.flatten((outputs, parts))
@@ -125,7 +139,7 @@ def launch(
     compiler_params=plgpu.CompilerParams(
       lowering_semantics=plgpu.LoweringSemantics.Lane, unsafe_no_auto_barriers=True
     ),
-    interpret=read.interpret,
+    interpret=options.interpret,
     name=name,
   )
 
@@ -145,12 +159,12 @@ def launch(
   return Results(outputs, jax.tree.map(lambda x: jnp.sum(x, axis=0), parts), updated)
 
 
-def _num_programs(read: Read, tokens: int, tiles: GpuTiles) -> int:
+def _num_programs(options: LaunchOptions, tokens: int, tiles: GpuTiles) -> int:
   """Returns how many programs share the tokens: as many as run at a time.
 
   The interpreter runs programs one after another: to it, the GPU has one streaming multiprocessor.
   """
-  sms = 1 if read.interpret else getattr(read.layout.device, "core_count", _ABSENT_SMS)
+  sms = 1 if options.interpret else getattr(options.layout.device, "core_count", _ABSENT_SMS)
   return min(tokens, tiles.programs_per_sm * sms)
 
 

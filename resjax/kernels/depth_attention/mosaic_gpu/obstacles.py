@@ -10,11 +10,11 @@ from resjax.kernels.depth_attention.mosaic_gpu import (
   merge_backward,
   merge_forward,
 )
+from resjax.kernels.depth_attention.mosaic_gpu.call import device_obstacle
 from resjax.kernels.depth_attention.mosaic_gpu.pairs import MAX_SOURCES
 from resjax.kernels.depth_attention.mosaic_gpu.tiles import room_of
 from resjax.kernels.depth_attention.operands import MergeOperands, Operands, Read
 
-_HOPPER = 9.0
 _MAX_WIDTH = 8192  # of rows that are held in registers: a thread has its share of up to four rows
 
 
@@ -22,7 +22,7 @@ def direct(read: Read, operands: Operands) -> str | None:
   """Returns why the kernels of the direct read cannot run, or None."""
   return (
     _width_obstacle(operands)
-    or _device_obstacle(read)
+    or device_obstacle(read)
     or _room_obstacle(read, operands, direct_forward, direct_backward)
   )
 
@@ -31,14 +31,14 @@ def block(read: Read, operands: Operands) -> str | None:
   """Returns why the kernels of phase 1 cannot run, or None."""
   if operands.num_slots > MAX_SOURCES:
     return f"there are {operands.num_slots} sources, it takes up to {MAX_SOURCES}"
-  return _device_obstacle(read) or _room_obstacle(read, operands, block_forward, block_backward)
+  return device_obstacle(read) or _room_obstacle(read, operands, block_forward, block_backward)
 
 
 def merge(read: Read, operands: MergeOperands) -> str | None:
   """Returns why the kernels of the merge cannot run, or None."""
   return (
     _width_obstacle(operands)
-    or _device_obstacle(read)
+    or device_obstacle(read)
     or _room_obstacle(read, operands, merge_forward, merge_backward)
   )
 
@@ -61,17 +61,4 @@ def _width_obstacle(operands: Operands | MergeOperands) -> str | None:
   width = operands.like.shape[-1]
   if width > _MAX_WIDTH:
     return f"the width {width} (config.model.d_model) is above {_MAX_WIDTH}, what registers hold"
-  return None
-
-
-def _device_obstacle(read: Read) -> str | None:
-  """Returns why no kernel can run on the GPU of a read, or None."""
-  if read.interpret:
-    return None
-  found = read.layout.device
-  capability = getattr(found, "compute_capability", None)
-  if capability is None:
-    return f"the compute capability of {found.device_kind!r} is not known, it needs {_HOPPER}"
-  if float(capability) < _HOPPER:
-    return f"{found.device_kind!r} has compute capability {capability}, it needs {_HOPPER}"
   return None

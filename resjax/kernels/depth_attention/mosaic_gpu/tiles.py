@@ -6,13 +6,14 @@ of a streaming multiprocessor (SM) in bytes, see `room_of`.
 
 import dataclasses
 import math
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
 
 from resjax.hardware.chips import GPU_CHIPS, GPU_DRIVER_BYTES
 from resjax.kernels.depth_attention.mosaic_gpu.row_ops import LANES, WARPS, part_size
-from resjax.kernels.depth_attention.operands import Read
+from resjax.sharding import Layout
 
 # For an H100 a kernel is lowered where there is no GPU; a B200 has as much.
 H100_ROOM = GPU_CHIPS["NVIDIA H100"].shared_bytes
@@ -26,6 +27,18 @@ _WIDE_PROGRAMS, _NARROW = 2, 768
 MAX_ROWS = 32  # barriers that one reference may hold
 MAX_GROUP = 8
 _NUMBERS = (3 * LANES,)  # three numbers per source
+
+
+class LaunchOptions(Protocol):
+  """What a launch has to know of the options of an operation."""
+
+  @property
+  def layout(self) -> Layout:
+    """The mesh, on the GPUs of which the kernel runs."""
+
+  @property
+  def interpret(self) -> Any:
+    """False, or what the argument `interpret` of a Pallas call takes."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,9 +95,9 @@ def row_bytes(like: jax.ShapeDtypeStruct) -> int:
   return like.shape[-1] * jnp.dtype(like.dtype).itemsize
 
 
-def room_of(read: Read) -> int:
-  """Returns the shared memory of an SM of the GPU of a read, which the GPU itself tells."""
-  program = getattr(read.layout.device, "shared_memory_per_block_optin", None)
+def room_of(options: LaunchOptions) -> int:
+  """Returns the shared memory of an SM of the GPU that runs a kernel, which itself tells."""
+  program = getattr(options.layout.device, "shared_memory_per_block_optin", None)
   return H100_ROOM if program is None else program + GPU_DRIVER_BYTES
 
 

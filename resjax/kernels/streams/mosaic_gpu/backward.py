@@ -1,0 +1,311 @@
+"""The reverse pass on NVIDIA GPUs: of the mix and its norm, and then of the write.
+
+Both kernels compute the streams again from those before the write. The first finds the cotangents
+of p, from which XLA gets those of the products with φ; the second needs those.
+"""
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from resjax.kernels.depth_attention.mosaic_gpu import call, row_ops
+from resjax.kernels.depth_attention.mosaic_gpu.call import Refs, row_stream
+from resjax.kernels.depth_attention.mosaic_gpu.ring import Ring
+from resjax.kernels.depth_attention.mosaic_gpu.row_ops import ChannelSums
+from resjax.kernels.depth_attention.operands import Ref
+from resjax.kernels.streams.mosaic_gpu import tiles
+from resjax.kernels.streams.mosaic_gpu.forward import stream_rows
+from resjax.kernels.streams.mosaic_gpu.products import products_back, products_phi
+from resjax.kernels.streams.operands import Field, Operands, Pending, Read, Stats, all_coefficients
+from resjax.typing import Array
+
+# Sums over channels that a thread adds up in registers while it walks over a token.
+_HELD_SUMS = 24
+
+
+class _Unmixed(NamedTuple):
+  """What the reverse pass of the mix finds of a token.
+
+  Attributes:
+    streams: after the write [R, T, ...]; None without φ.
+    d_read: cotangents of p [T, R].
+    scale: the cotangent of Σ_r p_r H_r is scale γ dx - shrink Σ_r p_r H_r; None without a norm.
+    shrink: see `scale` [T].
+  """
+
+  streams: Field
+  d_read: Field
+  scale: Field
+  shrink: Field
+
+
+class _Inputs(NamedTuple):
+  """What both kernels read; rows are [T, D / 128, 128].
+
+  Attributes:
+    streams: before the write, R rows of a token.
+    out: what it adds.
+    weights: M and b of the write [T, R (R + 1)].
+    read: p [T, R].
+    gain: of the norm, or None.
+    d_x: cotangent of what was read.
+  """
+
+  streams: Field
+  out: Field
+  weights: Field
+  read: Field
+  gain: Field
+  d_x: Field
+
+
+class _Cotangents(NamedTuple):
+  """What the reverse pass of the write reads besides.
+
+  Attributes:
+    scale, shrink: see `_Unmixed`.
+    d_streams: of the streams after the write, R rows of a token.
+    back: what the products with φ add to them, or None without φ.
+    squares: factors of the streams that the mean squares add [T, R], or None.
+  """
+
+  scale: Field
+  shrink: Field
+  d_streams: Field
+  back: Field
+  squares: Field
+
+
+def backward(
+  read: Read, operands: Operands, stats: Stats, d_x: Array, d_streams: Array, d_mixing: Array
+) -> Operands:
+  """Runs the reverse pass on the rows of one device, see `reference.backward`."""
+  (before, weights, out), phi, parameters, gain = operands
+  count, tokens, width = before.shape
+
+  def coefficients(stats: Stats, parameters: Any) -> tuple[Array, Array]:
+    spread = jax.tree.map(lambda p: p[..., None], parameters)
+    return all_coefficients(read, count, stats, spread, (tokens,))
+
+  (p, _), pull = jax.vjp(coefficients, stats, parameters)
+  rows, d_x = call.fold((before, out)), call.fold(d_x)
+  wide_gain = None if gain is None else call.fold(gain.astype(jnp.float32))
+  inputs = _Inputs(*rows, weights.T, p.T, wide_gain, d_x)
+  unmixed, d_gain = _unmix(read, operands, inputs)
+  d_stats, d_parameters = pull((unmixed.d_read.T, d_mixing.astype(p.dtype)))
+  d_phi, back, squares = None, None, None
+  if phi is not None:
+    streams = call.unfold(unmixed.streams)
+    d_phi, back = _through_products(streams, phi, d_stats.products)
+    back, squares = call.fold(back), d_stats.mean_squares.T * (2 / width)
+  given = _Cotangents(unmixed.scale, unmixed.shrink, call.fold(d_streams), back, squares)
+  pending = _unwrite(read, operands, inputs, given)
+  d_gain = None if gain is None else call.unfold(d_gain).astype(gain.dtype)
+  return Operands(pending, d_phi, d_parameters, d_gain)
+
+
+def _through_products(streams: Array, phi: Array, d: Array) -> tuple[Array, Array]:
+  """Returns the cotangents of φ, and what those of the products add to those of the streams."""
+  shared, count = phi.ndim == 2, len(streams)
+  d = jnp.swapaxes(d, 1, 2) if shared else jnp.broadcast_to(d.T, (count, *d.T.shape))
+  d_phi = products_phi(streams, d)
+  d_phi = jnp.sum(d_phi, axis=0) if shared else d_phi
+  phi_of_each = jnp.broadcast_to(phi.astype(jnp.float32), (count, *phi.shape[-2:]))
+  return d_phi.astype(phi.dtype), products_back(d, phi_of_each, streams.dtype)
+
+
+def _unmix(read: Read, operands: Operands, inputs: _Inputs) -> tuple[_Unmixed, Array | None]:
+  """Returns what the first kernel finds, and the cotangent of the gain."""
+  count, tokens = inputs.streams.shape[:2]
+  rows = jax.ShapeDtypeStruct(inputs.streams.shape, inputs.streams.dtype)
+  numbers = jax.ShapeDtypeStruct((tokens,), jnp.float32)
+  normed, summed = inputs.gain is not None, ()
+  d_gain = None
+  if inputs.gain is not None:
+    d_gain = jax.ShapeDtypeStruct(inputs.gain.shape, jnp.float32)
+    summed = (plgpu.SMEM(inputs.gain.shape, jnp.float32),)
+  outputs = _Unmixed(
+    None if operands.projection is None else rows,
+    jax.ShapeDtypeStruct((tokens, count), jnp.float32),
+    numbers if normed else None,
+    numbers if normed else None,
+  )
+  sizes = tiles.unmix_tiles(read, operands)
+  assert sizes is not None  # obstacles.py has refused what has none
+  like = jax.ShapeDtypeStruct(rows.shape[1:], rows.dtype)
+  written = call.launch(
+    read, partial(_unmix_kernel, read.norm_eps), sizes, like, "stream_read_unmix",
+    inputs=inputs, outputs=outputs, totals=d_gain, numbers=summed,
+  )  # fmt: skip
+  return written.outputs, written.totals
+
+
+def _unmix_kernel(eps: float, refs: Refs) -> None:
+  inputs: _Inputs = refs.inputs
+  count, tokens, groups, _ = inputs.streams.shape
+  rows = *stream_rows(inputs.streams), row_stream(inputs.out), row_stream(inputs.d_x)
+  ring = call.make_ring(refs.rings[0], rows, tokens)
+  d_gain = refs.numbers[0] if refs.numbers else None
+  if d_gain is not None:  # every thread adds to its own channels alone
+    row_ops.store(d_gain, row_ops.zeros(groups))
+
+  def token_backward(step: Array, _: None) -> None:
+    for position in range(len(rows)):
+      ring.wait(step, position)
+    read = tiles.numbers_of(inputs.read, ring.token(step))
+    factors = _rewrite(inputs, refs.outputs, read, ring, refs.sums, step, eps)
+    _unmix_token(inputs, refs.outputs, read, factors, ring, refs.sums, step, d_gain)
+    ring.release(step, range(len(rows)))
+
+  lax.fori_loop(jnp.int32(0), ring.steps, token_backward, None)
+  if d_gain is not None:
+    row_ops.store(refs.own_totals(), row_ops.load(d_gain))
+
+
+def _rewrite(
+  inputs: _Inputs, outputs: _Unmixed, read: list[Array], ring: Ring, sums: ChannelSums,
+  step: Array, eps: float,
+) -> tuple[Array, Array] | None:  # fmt: skip
+  """Writes the new streams to the ring in place of the old ones; returns `scale` and `shrink`."""
+  token, (count, _, groups, _) = ring.token(step), inputs.streams.shape
+  weights = tiles.numbers_of(inputs.weights, token)
+
+  def write(index: Array, totals: tuple[Array, Array]) -> tuple[Array, Array]:
+    parts = tiles.written_part(ring, step, weights, index)
+    for r, part in enumerate(parts):
+      row_ops.store_part(ring.at(step, r), index, part)
+      if outputs.streams is not None:
+        row_ops.store_part(outputs.streams.at[r, token], index, part)
+    x, d = tiles.weighted(read, parts), ring.load_part(step, count + 1, index)
+    if inputs.gain is not None:
+      d = d * row_ops.load_part(inputs.gain, index)
+    return totals[0] + x * x, totals[1] + d * x
+
+  totals = tiles.each_part(groups, write, tiles.zeros(groups, 2))
+  if inputs.gain is None:
+    return None
+  for place, total in enumerate(totals):
+    sums.put(place, (total,))
+  sums.reduce()
+  width = groups * row_ops.LANES
+  scale = lax.rsqrt(sums[0] / width + eps)
+  shrink = sums[1] / width * scale * scale * scale
+  outputs.scale[token] = scale
+  outputs.shrink[token] = shrink
+  return scale, shrink
+
+
+def _unmix_token(
+  inputs: _Inputs, outputs: _Unmixed, read: list[Array], factors: tuple[Array, Array] | None,
+  ring: Ring, sums: ChannelSums, step: Array, d_gain: Ref | None,
+) -> None:  # fmt: skip
+  """Writes the cotangents of p of a token; adds its part to that of the gain."""
+  count, _, groups, _ = inputs.streams.shape
+
+  def add(index: Array, dots: tuple[Array, ...]) -> tuple[Array, ...]:
+    parts = [ring.load_part(step, r, index) for r in range(count)]
+    d = ring.load_part(step, count + 1, index)
+    if factors is not None:
+      scale, shrink = factors
+      x = tiles.weighted(read, parts)
+      row_ops.add_part(None, d_gain, index, d * x * scale)
+      d = scale * d * row_ops.load_part(inputs.gain, index) - shrink * x
+    return tuple(dot + d * part for dot, part in zip(dots, parts, strict=True))
+
+  dots = tiles.each_part(groups, add, tiles.zeros(groups, count))
+  for r, dot in enumerate(dots):
+    sums.put(r, (dot,))
+  sums.reduce()
+  for r in range(count):
+    outputs.d_read[ring.token(step), r] = sums[r]
+
+
+def _unwrite(read: Read, operands: Operands, inputs: _Inputs, given: _Cotangents) -> Pending:
+  """Returns the cotangents of what was written, and to what."""
+  before, weights, out = operands.pending
+  rows = jax.ShapeDtypeStruct(inputs.streams.shape, before.dtype)
+  row = jax.ShapeDtypeStruct(inputs.out.shape, out.dtype)
+  numbers = jax.ShapeDtypeStruct(inputs.weights.shape, jnp.float32)
+  sizes = tiles.unwrite_tiles(read, operands)
+  assert sizes is not None  # obstacles.py has refused what has none
+  like = jax.ShapeDtypeStruct(rows.shape[1:], rows.dtype)
+  found = call.launch(
+    read, _unwrite_kernel, sizes, like, "stream_read_unwrite",
+    inputs=(inputs, given), outputs=Pending(rows, numbers, row),
+  ).outputs  # fmt: skip
+  streams, out = call.unfold((found.streams, found.out))
+  return Pending(streams, found.weights.T.astype(weights.dtype), out)
+
+
+def _unwrite_kernel(refs: Refs) -> None:
+  inputs, given = refs.inputs
+  tokens = inputs.streams.shape[1]
+  rows = *stream_rows(inputs.streams), row_stream(inputs.out), row_stream(inputs.d_x)
+  rows = *rows, *stream_rows(given.d_streams)
+  if given.back is not None:
+    rows = *rows, *stream_rows(given.back)
+  ring = call.make_ring(refs.rings[0], rows, tokens)
+
+  def token_backward(step: Array, _: None) -> None:
+    for position in range(len(rows)):
+      ring.wait(step, position)
+    _unwrite_token(inputs, given, refs.outputs, ring, refs.sums, step)
+    ring.release(step, range(len(rows)))
+
+  lax.fori_loop(jnp.int32(0), ring.steps, token_backward, None)
+
+
+def _unwrite_token(
+  inputs: _Inputs, given: _Cotangents, outputs: Pending, ring: Ring, sums: ChannelSums, step: Array
+) -> None:
+  """Writes the cotangents of a token."""
+  token, (count, _, groups, _) = ring.token(step), inputs.streams.shape
+  weights, read = (tiles.numbers_of(ref, token) for ref in (inputs.weights, inputs.read))
+  squares = None if given.squares is None else tiles.numbers_of(given.squares, token)
+  norm = None if given.scale is None else (given.scale[token], given.shrink[token])
+  sources = count + 1
+
+  def d_part(index: Array) -> list[Array]:
+    """Returns a part of the cotangent of each new stream."""
+    parts = tiles.written_part(ring, step, weights, index)
+    d_x = ring.load_part(step, count + 1, index)
+    if norm is not None:
+      x = tiles.weighted(read, parts)
+      d_x = norm[0] * d_x * row_ops.load_part(inputs.gain, index) - norm[1] * x
+    found = []
+    for r, part in enumerate(parts):
+      d = ring.load_part(step, count + 2 + r, index) + read[r] * d_x
+      if squares is not None:
+        d += ring.load_part(step, 2 * count + 2 + r, index) + squares[r] * part
+      found.append(d)
+    return found
+
+  def store(index: Array, d: list[Array]) -> None:
+    for s in range(sources):
+      part = tiles.weighted(weights[s::sources], d)
+      row_ops.store_part(outputs.out.at[token] if s == count else outputs.streams.at[s, token],
+                         index, part)  # fmt: skip
+
+  most = max(1, _HELD_SUMS // sources)
+  for start in range(0, count, most):
+    some = range(start, min(start + most, count))
+
+    def add(index: Array, dots: tuple[Array, ...], some: range = some) -> tuple[Array, ...]:
+      d = d_part(index)
+      if not some.start:
+        store(index, d)
+      parts = tiles.source_parts(ring, step, weights, index)
+      terms = [d[r] * part for r in some for part in parts]
+      return tuple(dot + term for dot, term in zip(dots, terms, strict=True))
+
+    dots = tiles.each_part(groups, add, tiles.zeros(groups, len(some) * sources))
+    for place, r in enumerate(some):
+      for s in range(sources):
+        sums.put(s, (dots[place * sources + s],))
+      sums.reduce()
+      for s in range(sources):
+        outputs.weights[token, r * sources + s] = sums[s]

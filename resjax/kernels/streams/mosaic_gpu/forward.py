@@ -1,0 +1,144 @@
+"""The forward pass on NVIDIA GPUs: a kernel that writes the streams, and one that mixes them.
+
+Without φ the coefficients are known beforehand, and one launch does both.
+"""
+
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from resjax.kernels.depth_attention.mosaic_gpu import call, row_ops
+from resjax.kernels.depth_attention.mosaic_gpu.call import Refs, row_stream
+from resjax.kernels.depth_attention.mosaic_gpu.ring import Ring, Stream
+from resjax.kernels.depth_attention.mosaic_gpu.row_ops import ChannelSums, Row
+from resjax.kernels.streams.mosaic_gpu import tiles
+from resjax.kernels.streams.mosaic_gpu.products import products
+from resjax.kernels.streams.operands import Field, Operands, Read, Stats, all_coefficients
+from resjax.typing import Array
+
+
+class _Inputs(NamedTuple):
+  """What the kernel reads; rows are [T, D / 128, 128].
+
+  Attributes:
+    streams: R rows of a token.
+    out: what the write adds; None if there is nothing to write.
+    weights: M and b of the write [T, R (R + 1)], or None.
+    read: p [T, R]; None if nothing is mixed.
+    gain: of the norm of what is mixed, or None.
+  """
+
+  streams: Field
+  out: Field
+  weights: Field
+  read: Field
+  gain: Field
+
+
+class _Outputs(NamedTuple):
+  """What the kernel writes: new streams, sums of their squares [T, R], and what is mixed."""
+
+  streams: Field = None
+  squares: Field = None
+  x: Field = None
+
+
+def forward(read: Read, operands: Operands) -> tuple[Array, Array, Array, Stats]:
+  """Runs the forward pass on the rows of one device, see `reference.forward`."""
+  (before, weights, out), phi, parameters, gain = operands
+  count, tokens, width = before.shape
+  folded, gain = call.fold((before, out)), None if gain is None else gain.astype(jnp.float32)
+  rows = jax.ShapeDtypeStruct(folded[0].shape, before.dtype)
+  row = jax.ShapeDtypeStruct(rows.shape[1:], before.dtype)
+  spread = jax.tree.map(lambda p: p[..., None], parameters)
+  writes, gain = _Inputs(*folded, weights.T, None, None), call.fold(gain)
+  if phi is None:
+    stats = Stats(None, None)
+    p, mixing = all_coefficients(read, count, stats, spread, (tokens,))
+    written = _launch(read, operands, writes._replace(read=p.T, gain=gain), _Outputs(rows, x=row))
+    x, streams = written.x, call.unfold(written.streams)
+  else:
+    squares = jax.ShapeDtypeStruct((tokens, count), jnp.float32)
+    written = _launch(read, operands, writes, _Outputs(rows, squares))
+    streams = call.unfold(written.streams)
+    stats = Stats(_products(streams, phi), written.squares.T / width)
+    p, mixing = all_coefficients(read, count, stats, spread, (tokens,))
+    mixes = _Inputs(written.streams, None, None, p.T, gain)
+    x = _launch(read, operands, mixes, _Outputs(x=row)).x
+  return call.unfold(x), streams, mixing, stats
+
+
+def _products(streams: Array, phi: Array) -> Array:
+  """Returns `Stats.products`."""
+  shared = phi.ndim == 2
+  found = products(streams, jnp.broadcast_to(phi, (len(streams), *phi.shape[-2:])))
+  return jnp.swapaxes(found, 1, 2) if shared else jnp.sum(found, axis=0).T
+
+
+def _launch(read: Read, operands: Operands, inputs: _Inputs, outputs: _Outputs) -> _Outputs:
+  choose = tiles.mix_tiles if inputs.out is None else tiles.write_tiles
+  like, sizes = jax.ShapeDtypeStruct(inputs.streams.shape[1:], inputs.streams.dtype), None
+  sizes = choose(read, operands)
+  assert sizes is not None  # obstacles.py has refused what has none
+  kernel, name = partial(_kernel, read.norm_eps), "stream_read_forward"
+  return call.launch(read, kernel, sizes, like, name, inputs=inputs, outputs=outputs).outputs
+
+
+def _kernel(eps: float, refs: Refs) -> None:
+  inputs: _Inputs = refs.inputs
+  count, tokens = inputs.streams.shape[:2]
+  streams = stream_rows(inputs.streams)
+  if inputs.out is not None:
+    streams = (*streams, row_stream(inputs.out))
+  ring = call.make_ring(refs.rings[0], streams, tokens)
+
+  def token_forward(step: Array, _: None) -> None:
+    for position in range(len(streams)):
+      ring.wait(step, position)
+    if inputs.out is not None:
+      _write(inputs, refs.outputs, ring, refs.sums, step)
+    x: Row = ()
+    if inputs.read is not None:
+      x = _mixed(tiles.numbers_of(inputs.read, ring.token(step)), ring, step)
+    ring.release(step, range(len(streams)))
+    if inputs.read is not None:
+      if inputs.gain is not None:
+        x = row_ops.scaled(x, refs.sums.inverse_rms(x, eps), inputs.gain)
+      row_ops.store(refs.outputs.x.at[ring.token(step)], x)
+
+  lax.fori_loop(jnp.int32(0), ring.steps, token_forward, None)
+
+
+def stream_rows(ref: Field) -> tuple[Stream, ...]:
+  """Returns where the R rows of a token in [R, T, D / 128, 128] lie."""
+  return tuple(Stream(partial(call.row_of, ref, (), r)) for r in range(ref.shape[0]))
+
+
+def _write(inputs: _Inputs, outputs: _Outputs, ring: Ring, sums: ChannelSums, step: Array) -> None:
+  """Writes the new streams of a token, also to the ring in place of the old ones."""
+  token, (count, _, groups, _) = ring.token(step), inputs.streams.shape
+  weights = tiles.numbers_of(inputs.weights, token)
+
+  def write(index: Array, squares: tuple[Array, ...]) -> tuple[Array, ...]:
+    parts = tiles.written_part(ring, step, weights, index)
+    for r, part in enumerate(parts):
+      row_ops.store_part(ring.at(step, r), index, part)
+      row_ops.store_part(outputs.streams.at[r, token], index, part)
+    return tuple(total + part * part for total, part in zip(squares, parts, strict=True))
+
+  squares = tiles.each_part(groups, write, tiles.zeros(groups, count))
+  if outputs.squares is not None:
+    for r, total in enumerate(squares):
+      sums.put(r, (total,))
+    sums.reduce()
+    for r in range(count):
+      outputs.squares[token, r] = sums[r]
+
+
+def _mixed(read: list[Array], ring: Ring, step: Array) -> Row:
+  """Returns Σ_r p_r H_r of a token."""
+  rows = (ring.load(step, r) for r in range(len(read)))
+  return tuple(tiles.weighted(read, parts) for parts in zip(*rows, strict=True))
