@@ -1,4 +1,4 @@
-"""Reads of residual streams in Mosaic GPU: in the interpreter of the newest JAX, against float64."""
+"""Reads of residual streams in Mosaic GPU, in the interpreter of the newest JAX."""
 
 import jax.numpy as jnp
 import pytest

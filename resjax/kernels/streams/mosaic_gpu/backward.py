@@ -4,6 +4,7 @@ Both kernels compute the streams again from those before the write. The first fi
 of p, from which XLA gets those of the products with φ; the second needs those.
 """
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -13,15 +14,16 @@ from jax import lax
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from resjax.kernels.depth_attention.mosaic_gpu import call, row_ops
-from resjax.kernels.depth_attention.mosaic_gpu.call import Refs, row_stream
+from resjax.kernels.depth_attention.mosaic_gpu.call import Refs, Results, row_stream
 from resjax.kernels.depth_attention.mosaic_gpu.ring import Ring
 from resjax.kernels.depth_attention.mosaic_gpu.row_ops import ChannelSums
+from resjax.kernels.depth_attention.mosaic_gpu.tiles import GpuTiles
 from resjax.kernels.depth_attention.operands import Ref
 from resjax.kernels.streams.mosaic_gpu import tiles
-from resjax.kernels.streams.mosaic_gpu.forward import stream_rows
+from resjax.kernels.streams.mosaic_gpu.forward import stream_rows, wide_gain
 from resjax.kernels.streams.mosaic_gpu.products import products_back, products_phi
 from resjax.kernels.streams.operands import Field, Operands, Pending, Read, Stats, all_coefficients
-from resjax.typing import Array
+from resjax.typing import Array, PyTree
 
 # Sums over channels that a thread adds up in registers while it walks over a token.
 _HELD_SUMS = 24
@@ -84,27 +86,22 @@ def backward(
   read: Read, operands: Operands, stats: Stats, d_x: Array, d_streams: Array, d_mixing: Array
 ) -> Operands:
   """Runs the reverse pass on the rows of one device, see `reference.backward`."""
-  (before, weights, out), phi, parameters, gain = operands
-  count, tokens, width = before.shape
+  phi, count = operands.projection, len(operands.pending.streams)
+  tokens, width = operands.like.shape
 
-  def coefficients(stats: Stats, parameters: Any) -> tuple[Array, Array]:
+  def coefficients(stats: Stats, parameters: PyTree) -> tuple[Array, Array]:
     spread = jax.tree.map(lambda p: p[..., None], parameters)
     return all_coefficients(read, count, stats, spread, (tokens,))
 
-  (p, _), pull = jax.vjp(coefficients, stats, parameters)
-  rows, d_x = call.fold((before, out)), call.fold(d_x)
-  wide_gain = None if gain is None else call.fold(gain.astype(jnp.float32))
-  inputs = _Inputs(*rows, weights.T, p.T, wide_gain, d_x)
-  unmixed, d_gain = _unmix(read, operands, inputs)
+  (p, _), pull = jax.vjp(coefficients, stats, operands.parameters)
+  unmixed, d_gain = unmix(read, operands, p, d_x)
   d_stats, d_parameters = pull((unmixed.d_read.T, d_mixing.astype(p.dtype)))
   d_phi, back, squares = None, None, None
   if phi is not None:
-    streams = call.unfold(unmixed.streams)
-    d_phi, back = _through_products(streams, phi, d_stats.products)
+    d_phi, back = _through_products(call.unfold(unmixed.streams), phi, d_stats.products)
     back, squares = call.fold(back), d_stats.mean_squares.T * (2 / width)
   given = _Cotangents(unmixed.scale, unmixed.shrink, call.fold(d_streams), back, squares)
-  pending = _unwrite(read, operands, inputs, given)
-  d_gain = None if gain is None else call.unfold(d_gain).astype(gain.dtype)
+  pending = unwrite(read, operands, p, d_x, given)
   return Operands(pending, d_phi, d_parameters, d_gain)
 
 
@@ -118,35 +115,46 @@ def _through_products(streams: Array, phi: Array, d: Array) -> tuple[Array, Arra
   return d_phi.astype(phi.dtype), products_back(d, phi_of_each, streams.dtype)
 
 
-def _unmix(read: Read, operands: Operands, inputs: _Inputs) -> tuple[_Unmixed, Array | None]:
-  """Returns what the first kernel finds, and the cotangent of the gain."""
-  count, tokens = inputs.streams.shape[:2]
-  rows = jax.ShapeDtypeStruct(inputs.streams.shape, inputs.streams.dtype)
-  numbers = jax.ShapeDtypeStruct((tokens,), jnp.float32)
-  normed, summed = inputs.gain is not None, ()
-  d_gain = None
-  if inputs.gain is not None:
-    d_gain = jax.ShapeDtypeStruct(inputs.gain.shape, jnp.float32)
-    summed = (plgpu.SMEM(inputs.gain.shape, jnp.float32),)
-  outputs = _Unmixed(
-    None if operands.projection is None else rows,
-    jax.ShapeDtypeStruct((tokens, count), jnp.float32),
-    numbers if normed else None,
-    numbers if normed else None,
-  )
-  sizes = tiles.unmix_tiles(read, operands)
+def unmix(read: Read, operands: Operands, p: Array, d_x: Array) -> tuple[_Unmixed, Array | None]:
+  """Returns what the first kernel finds, with p [R, T]; and the cotangent of the gain."""
+  inputs = _inputs(operands, p, d_x)
+  rows, gain = inputs.streams, inputs.gain
+  numbers = jax.ShapeDtypeStruct((rows.shape[1],), jnp.float32)
+  kept = None if operands.projection is None else jax.ShapeDtypeStruct(rows.shape, rows.dtype)
+  outputs = _Unmixed(kept, jax.ShapeDtypeStruct(inputs.read.shape, jnp.float32), numbers, numbers)
+  summed: tuple = ()
+  if gain is None:
+    outputs = outputs._replace(scale=None, shrink=None)
+  else:
+    summed = (plgpu.SMEM(gain.shape, jnp.float32),)
+  found = _launch(
+    read, partial(_unmix_kernel, read.norm_eps), "stream_read_unmix",
+    tiles.unmix_tiles(read, operands), rows, inputs=inputs, outputs=outputs, numbers=summed,
+    totals=None if gain is None else jax.ShapeDtypeStruct(gain.shape, jnp.float32),
+  )  # fmt: skip
+  if gain is None or operands.gain is None:
+    return found.outputs, None
+  return found.outputs, call.unfold(found.totals).astype(operands.gain.dtype)
+
+
+def _inputs(operands: Operands, p: Array, d_x: Array) -> _Inputs:
+  streams, weights, out = operands.pending
+  rows, row, d_row = call.fold((streams, out, d_x))
+  return _Inputs(rows, row, weights.T, p.T, wide_gain(operands), d_row)
+
+
+def _launch(
+  read: Read, kernel: Callable[[Refs], None], name: str, sizes: GpuTiles | None, rows: Array,
+  **arrays: Any,
+) -> Results:  # fmt: skip
   assert sizes is not None  # obstacles.py has refused what has none
   like = jax.ShapeDtypeStruct(rows.shape[1:], rows.dtype)
-  written = call.launch(
-    read, partial(_unmix_kernel, read.norm_eps), sizes, like, "stream_read_unmix",
-    inputs=inputs, outputs=outputs, totals=d_gain, numbers=summed,
-  )  # fmt: skip
-  return written.outputs, written.totals
+  return call.launch(read, kernel, sizes, like, name, **arrays)
 
 
 def _unmix_kernel(eps: float, refs: Refs) -> None:
   inputs: _Inputs = refs.inputs
-  count, tokens, groups, _ = inputs.streams.shape
+  _, tokens, groups, _ = inputs.streams.shape
   rows = *stream_rows(inputs.streams), row_stream(inputs.out), row_stream(inputs.d_x)
   ring = call.make_ring(refs.rings[0], rows, tokens)
   d_gain = refs.numbers[0] if refs.numbers else None
@@ -212,7 +220,7 @@ def _unmix_token(
     if factors is not None:
       scale, shrink = factors
       x = tiles.weighted(read, parts)
-      row_ops.add_part(None, d_gain, index, d * x * scale)
+      row_ops.store_part(d_gain, index, row_ops.load_part(d_gain, index) + d * x * scale)
       d = scale * d * row_ops.load_part(inputs.gain, index) - shrink * x
     return tuple(dot + d * part for dot, part in zip(dots, parts, strict=True))
 
@@ -224,18 +232,16 @@ def _unmix_token(
     outputs.d_read[ring.token(step), r] = sums[r]
 
 
-def _unwrite(read: Read, operands: Operands, inputs: _Inputs, given: _Cotangents) -> Pending:
+def unwrite(read: Read, operands: Operands, p: Array, d_x: Array, given: _Cotangents) -> Pending:
   """Returns the cotangents of what was written, and to what."""
-  before, weights, out = operands.pending
-  rows = jax.ShapeDtypeStruct(inputs.streams.shape, before.dtype)
-  row = jax.ShapeDtypeStruct(inputs.out.shape, out.dtype)
+  inputs, weights = _inputs(operands, p, d_x), operands.pending.weights
+  row = jax.ShapeDtypeStruct(inputs.out.shape, inputs.out.dtype)
   numbers = jax.ShapeDtypeStruct(inputs.weights.shape, jnp.float32)
+  outputs = Pending(jax.ShapeDtypeStruct(inputs.streams.shape, row.dtype), numbers, row)
   sizes = tiles.unwrite_tiles(read, operands)
-  assert sizes is not None  # obstacles.py has refused what has none
-  like = jax.ShapeDtypeStruct(rows.shape[1:], rows.dtype)
-  found = call.launch(
-    read, _unwrite_kernel, sizes, like, "stream_read_unwrite",
-    inputs=(inputs, given), outputs=Pending(rows, numbers, row),
+  found = _launch(
+    read, _unwrite_kernel, "stream_read_unwrite", sizes, inputs.streams,
+    inputs=(inputs, given), outputs=outputs,
   ).outputs  # fmt: skip
   streams, out = call.unfold((found.streams, found.out))
   return Pending(streams, found.weights.T.astype(weights.dtype), out)

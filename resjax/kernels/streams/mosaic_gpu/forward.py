@@ -14,6 +14,7 @@ from resjax.kernels.depth_attention.mosaic_gpu import call, row_ops
 from resjax.kernels.depth_attention.mosaic_gpu.call import Refs, row_stream
 from resjax.kernels.depth_attention.mosaic_gpu.ring import Ring, Stream
 from resjax.kernels.depth_attention.mosaic_gpu.row_ops import ChannelSums, Row
+from resjax.kernels.depth_attention.mosaic_gpu.tiles import GpuTiles
 from resjax.kernels.streams.mosaic_gpu import tiles
 from resjax.kernels.streams.mosaic_gpu.products import products
 from resjax.kernels.streams.operands import Field, Operands, Read, Stats, all_coefficients
@@ -41,55 +42,83 @@ class _Inputs(NamedTuple):
 class _Outputs(NamedTuple):
   """What the kernel writes: new streams, sums of their squares [T, R], and what is mixed."""
 
-  streams: Field = None
-  squares: Field = None
-  x: Field = None
+  streams: Field
+  squares: Field
+  x: Field
 
 
 def forward(read: Read, operands: Operands) -> tuple[Array, Array, Array, Stats]:
   """Runs the forward pass on the rows of one device, see `reference.forward`."""
-  (before, weights, out), phi, parameters, gain = operands
-  count, tokens, width = before.shape
-  folded, gain = call.fold((before, out)), None if gain is None else gain.astype(jnp.float32)
-  rows = jax.ShapeDtypeStruct(folded[0].shape, before.dtype)
-  row = jax.ShapeDtypeStruct(rows.shape[1:], before.dtype)
-  spread = jax.tree.map(lambda p: p[..., None], parameters)
-  writes, gain = _Inputs(*folded, weights.T, None, None), call.fold(gain)
+  phi, count = operands.projection, len(operands.pending.streams)
+  tokens, width = operands.like.shape
+  spread = jax.tree.map(lambda p: p[..., None], operands.parameters)
   if phi is None:
     stats = Stats(None, None)
     p, mixing = all_coefficients(read, count, stats, spread, (tokens,))
-    written = _launch(read, operands, writes._replace(read=p.T, gain=gain), _Outputs(rows, x=row))
-    x, streams = written.x, call.unfold(written.streams)
-  else:
-    squares = jax.ShapeDtypeStruct((tokens, count), jnp.float32)
-    written = _launch(read, operands, writes, _Outputs(rows, squares))
-    streams = call.unfold(written.streams)
-    stats = Stats(_products(streams, phi), written.squares.T / width)
-    p, mixing = all_coefficients(read, count, stats, spread, (tokens,))
-    mixes = _Inputs(written.streams, None, None, p.T, gain)
-    x = _launch(read, operands, mixes, _Outputs(x=row)).x
-  return call.unfold(x), streams, mixing, stats
+    streams, _, x = write(read, operands, p)
+    return x, streams, mixing, stats
+  streams, squares, _ = write(read, operands)
+  stats = Stats(_products(streams, phi), squares / width)
+  p, mixing = all_coefficients(read, count, stats, spread, (tokens,))
+  return mix(read, operands, streams, p), streams, mixing, stats
+
+
+def write(read: Read, operands: Operands, p: Array | None = None) -> _Outputs:
+  """Returns the new streams, and the sums of their squares [R, T]; or, with p [R, T], Σ_r p_r H_r.
+
+  What is mixed is normalised if there is a gain.
+  """
+  streams, weights, out = operands.pending
+  count, tokens, _ = streams.shape
+  rows, row = call.fold((streams, out))
+  inputs = _Inputs(rows, row, weights.T, None, None)
+  outputs = _Outputs(_like(rows), jax.ShapeDtypeStruct((tokens, count), jnp.float32), None)
+  if p is not None:
+    inputs = inputs._replace(read=p.T, gain=wide_gain(operands))
+    outputs = outputs._replace(squares=None, x=_like(row))
+  found = _launch(read, "stream_read_write", tiles.write_tiles(read, operands), inputs, outputs)
+  squares = found.squares.T if p is None else None
+  return _Outputs(call.unfold(found.streams), squares, call.unfold(found.x))
+
+
+def mix(read: Read, operands: Operands, streams: Array, p: Array) -> Array:
+  """Returns Σ_r p_r H_r [T, D] of p [R, T], normalised if there is a gain."""
+  rows = call.fold(streams)
+  inputs = _Inputs(rows, None, None, p.T, wide_gain(operands))
+  outputs = _Outputs(None, None, jax.ShapeDtypeStruct(rows.shape[1:], rows.dtype))
+  found = _launch(read, "stream_read_mix", tiles.mix_tiles(read, operands), inputs, outputs)
+  return call.unfold(found.x)
+
+
+def wide_gain(operands: Operands) -> Array | None:
+  """Returns the gain [D / 128, 128] float32, if there is one."""
+  return None if operands.gain is None else call.fold(operands.gain.astype(jnp.float32))
+
+
+def _like(x: Array) -> jax.ShapeDtypeStruct:
+  return jax.ShapeDtypeStruct(x.shape, x.dtype)
 
 
 def _products(streams: Array, phi: Array) -> Array:
   """Returns `Stats.products`."""
   shared = phi.ndim == 2
-  found = products(streams, jnp.broadcast_to(phi, (len(streams), *phi.shape[-2:])))
+  phi = jnp.broadcast_to(phi.astype(jnp.float32), (len(streams), *phi.shape[-2:]))
+  found = products(streams, phi)
   return jnp.swapaxes(found, 1, 2) if shared else jnp.sum(found, axis=0).T
 
 
-def _launch(read: Read, operands: Operands, inputs: _Inputs, outputs: _Outputs) -> _Outputs:
-  choose = tiles.mix_tiles if inputs.out is None else tiles.write_tiles
-  like, sizes = jax.ShapeDtypeStruct(inputs.streams.shape[1:], inputs.streams.dtype), None
-  sizes = choose(read, operands)
+def _launch(
+  read: Read, name: str, sizes: GpuTiles | None, inputs: _Inputs, outputs: _Outputs
+) -> _Outputs:
   assert sizes is not None  # obstacles.py has refused what has none
-  kernel, name = partial(_kernel, read.norm_eps), "stream_read_forward"
+  like = jax.ShapeDtypeStruct(inputs.streams.shape[1:], inputs.streams.dtype)
+  kernel = partial(_kernel, read.norm_eps)
   return call.launch(read, kernel, sizes, like, name, inputs=inputs, outputs=outputs).outputs
 
 
 def _kernel(eps: float, refs: Refs) -> None:
   inputs: _Inputs = refs.inputs
-  count, tokens = inputs.streams.shape[:2]
+  tokens = inputs.streams.shape[1]
   streams = stream_rows(inputs.streams)
   if inputs.out is not None:
     streams = (*streams, row_stream(inputs.out))

@@ -4,6 +4,8 @@ A float32 factor is then the sum of two bfloat16 arrays, 16 bits of it. XLA woul
 float32 in memory if it were given one as it is.
 """
 
+from typing import Any
+
 import jax.numpy as jnp
 from jax import lax
 
@@ -37,7 +39,9 @@ def products_phi(streams: Array, d: Array) -> Array:
   return high + low
 
 
-def _dot(left: Array, right: Array, left_axis: int, right_axis: int, dtype=jnp.float32) -> Array:
+def _dot(
+  left: Array, right: Array, left_axis: int, right_axis: int, dtype: Any = jnp.float32
+) -> Array:
   numbers = (((left_axis,), (right_axis,)), ((0,), (0,)))
   exact = lax.Precision.HIGHEST if left.dtype == jnp.float32 else lax.Precision.DEFAULT
   return lax.dot_general(left, right, numbers, precision=exact, preferred_element_type=dtype)

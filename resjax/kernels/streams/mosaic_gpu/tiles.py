@@ -1,9 +1,8 @@
 """The tiles of the kernels for streams, and what a token needs of them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
-import jax.numpy as jnp
 from jax import lax
 
 from resjax.kernels.depth_attention.mosaic_gpu import row_ops
@@ -99,6 +98,6 @@ def zeros(groups: int, count: int) -> tuple[Array, ...]:
   return (row_ops.zeros(groups)[0],) * count
 
 
-def each_part(groups: int, function, carry):
+def each_part(groups: int, function: Callable, carry: tuple) -> tuple:
   """Calls carry = function(index, carry) for all parts of rows [groups, 128]."""
   return lax.fori_loop(0, row_ops.num_parts(groups), function, carry)
