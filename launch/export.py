@@ -2,6 +2,9 @@
 
   python -m launch.export --checkpoint=runs/tiny --out=exported/tiny
 
+A model that no family of transformers computes gets code of its own beside its weights, which
+transformers runs with trust_remote_code=True; --with_code gives it to any model.
+
 The command runs in one process, whose host or devices must hold the whole model.
 """
 
@@ -17,6 +20,9 @@ _CHECKPOINT = flags.DEFINE_string("checkpoint", None, "Folder of a run, or a che
 _OUT = flags.DEFINE_string("out", None, "Folder to write; it must not exist yet.")
 _DTYPE = flags.DEFINE_enum("dtype", "float32", DTYPES, "Type of the tensors.")
 _SHARD_GB = flags.DEFINE_float("shard_gb", 5.0, "Largest file in 10^9 bytes.", lower_bound=1e-6)
+_WITH_CODE = flags.DEFINE_bool(
+  "with_code", None, "Whether the folder holds its model's code; default: where it has to."
+)
 
 
 def main() -> None:
@@ -26,7 +32,7 @@ def main() -> None:
   processes.refuse_several("launch.export")
   saved = restore.find(_CHECKPOINT.value, "--checkpoint")
   run = experiment.load(str(saved.workdir))
-  huggingface.find_family(run.decoder)  # before the parameters are read
+  form = huggingface.find_form(run.decoder, _WITH_CODE.value)  # before the parameters are read
   huggingface.check_target(_OUT.value, "--out")
   model, params, tokenizer = restore.restore_model(run, saved)
   huggingface.export(
@@ -35,9 +41,9 @@ def main() -> None:
     tokenizer=tokenizer,
     dtype=_DTYPE.value,
     shard_bytes=int(_SHARD_GB.value * 1e9),
+    with_code=_WITH_CODE.value,
   )
-  family, _ = huggingface.find_family(model.config)
-  print(f"{_OUT.value}: {family.architecture}, {_DTYPE.value}")
+  print(f"{_OUT.value}: {form.architecture}, {_DTYPE.value}")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,17 @@
 """Hugging Face folders of models, read and written without torch or transformers."""
 
 from resjax.data.pretrained_tokenizer import load_pretrained as tokenizer
-from resjax.interop.huggingface.exporting import check_target, export, find_family
+from resjax.interop.huggingface.exporting import check_target, export, find_family, find_form
 from resjax.interop.huggingface.families import FAMILIES
 from resjax.interop.huggingface.loading import load, read_config
 
-__all__ = ["FAMILIES", "check_target", "export", "find_family", "load", "read_config", "tokenizer"]
+__all__ = [
+  "FAMILIES",
+  "check_target",
+  "export",
+  "find_family",
+  "find_form",
+  "load",
+  "read_config",
+  "tokenizer",
+]

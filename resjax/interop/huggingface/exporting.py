@@ -6,7 +6,7 @@ import os
 import pathlib
 import tempfile
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -15,9 +15,11 @@ from safetensors.numpy import save_file
 
 from resjax import locations
 from resjax.data.tokenizer import Tokenizer
+from resjax.interop.huggingface import remote_code
 from resjax.interop.huggingface.families import FAMILIES, Family
 from resjax.interop.huggingface.settings import Settings
 from resjax.interop.huggingface.stored_tensors import INDEX, SINGLE, expected_shapes
+from resjax.interop.huggingface.tensors import TensorNames
 from resjax.interop.huggingface.tokenizer_files import special_ids, tokenizer_files
 from resjax.models.config import DecoderConfig
 from resjax.models.decoder import Decoder
@@ -40,12 +42,15 @@ def export(
   tokenizer: Tokenizer | None = None,
   dtype: str = "float32",
   shard_bytes: int = 5_000_000_000,
+  with_code: bool | None = None,
 ) -> None:
-  """Writes a decoder with plain residuals as a Hugging Face folder, as a whole or not at all.
+  """Writes a decoder as a Hugging Face folder, as a whole or not at all.
 
   The folder holds config.json, generation_config.json, model.safetensors (or shards and their
   index), and the files of the tokenizer; the files of a pretrained tokenizer stay as they were.
-  Beside the decoder the host holds one shard.
+  Where no family of transformers computes what the decoder does, it holds the source of a model
+  that does, which transformers runs with trust_remote_code=True. Beside the decoder the host holds
+  one shard.
 
   Args:
     decoder: the model, all of which this process must hold.
@@ -53,10 +58,11 @@ def export(
     tokenizer: the tokenizer of the model; None writes no files and no special tokens.
     dtype: the dtype of the tensors.
     shard_bytes: the size of the largest file; a larger tensor gets a file of its own.
+    with_code: whether the folder holds the source of its model; None: where it has to.
 
   Raises:
-    ValueError: No family of transformers expresses the decoder, the folder is not empty, or an
-      option is out of range.
+    ValueError: Neither a family of transformers nor such a source expresses the decoder, the folder
+      is not empty, or an option is out of range.
   """
   if dtype not in DTYPES:
     raise ValueError(f"dtype={dtype!r} is not supported; allowed: {', '.join(DTYPES)}")
@@ -65,18 +71,58 @@ def export(
     raise ValueError(
       f"{jax.process_count()} processes hold the decoder; export from one of its own"
     )
-  family, settings = find_family(decoder.config)
+  form = find_form(decoder.config, with_code)
   ids = special_ids(tokenizer)
-  settings |= {"architectures": [family.architecture], "torch_dtype": dtype, "use_cache": True}
   with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as scratch:
     whole = pathlib.Path(scratch) / "whole"
     whole.mkdir()
-    _write_json(whole / "config.json", settings | ids)
+    _write_json(whole / "config.json", form.settings | {"torch_dtype": dtype} | ids)
     _write_json(whole / "generation_config.json", {k: v for k, v in ids.items() if v is not None})
-    for name, text in tokenizer_files(tokenizer).items():
+    for name, text in {**form.files, **tokenizer_files(tokenizer)}.items():
       (whole / name).write_text(text, encoding="utf-8")
-    _write_tensors(decoder, family, whole, np.dtype(jax.numpy.dtype(dtype)), shard_bytes)
+    _write_tensors(decoder, form.names, whole, np.dtype(jax.numpy.dtype(dtype)), shard_bytes)
     os.replace(whole, folder)
+
+
+class Form(NamedTuple):
+  """In which form a decoder is written.
+
+  Attributes:
+    architecture: the class of the model.
+    names: the names of the tensors.
+    settings: what config.json says of the decoder.
+    files: the source texts of the model; empty for those that transformers has.
+  """
+
+  architecture: str
+  names: TensorNames
+  settings: dict[str, Any]
+  files: dict[str, str]
+
+
+def find_form(config: DecoderConfig, with_code: bool | None = None) -> Form:
+  """Returns the form in which a decoder is written: that of a family, or with code of its own.
+
+  Args:
+    config: of the decoder.
+    with_code: whether the folder holds the source of its model; None: where no family expresses it.
+
+  Raises:
+    ValueError: The form does not express the decoder; the message names the options in the way.
+  """
+  if not with_code:
+    try:
+      family, settings = find_family(config)
+      settings |= {"architectures": [family.architecture], "use_cache": True}
+      return Form(family.architecture, family, settings, {})
+    except ValueError as error:
+      if with_code is not None:
+        raise
+      if found := remote_code.obstacles(config):
+        raise ValueError(f"{error}; in the way of code of its own: {'; '.join(found)}") from None
+  settings = remote_code.settings(config)
+  files = remote_code.files(config.residual.name)
+  return Form(settings["architectures"][0], remote_code.RemoteNames(), settings, files)
 
 
 def find_family(config: DecoderConfig) -> tuple[Family, dict[str, Any]]:
@@ -151,12 +197,13 @@ def check_target(folder: str | os.PathLike, setting: str = "folder") -> pathlib.
 
 
 def _write_tensors(
-  decoder: Decoder, family: Family, folder: pathlib.Path, dtype: np.dtype, shard_bytes: int
+  decoder: Decoder, family: TensorNames, folder: pathlib.Path, dtype: np.dtype, shard_bytes: int
 ) -> None:
   flat = nnx.to_flat_state(nnx.state(decoder))
   arrays = {"/".join(map(str, path)): variable for path, variable in flat}
   parameters = {path: Parameter.of(variable) for path, variable in arrays.items()}
   values = {path: variable[...] for path, variable in arrays.items()}
+  parameters, values = (remote_code.apart(decoder.config, each) for each in (parameters, values))
   shapes = expected_shapes(family, decoder.config, parameters)
   sizes = {name: int(np.prod(shape)) * dtype.itemsize for name, shape in shapes.items()}
   shards = list(_shards(sizes, shard_bytes))
@@ -189,7 +236,7 @@ def _shards(sizes: dict[str, int], limit: int) -> Iterator[list[str]]:
 def _tensor(
   name: str,
   shape: tuple[int, ...],
-  family: Family,
+  family: TensorNames,
   config: DecoderConfig,
   values: dict[str, Array],
   dtype: np.dtype,

@@ -12,7 +12,8 @@ from flax import nnx
 from jax.sharding import Sharding, SingleDeviceSharding
 
 from resjax.data.pretrained_tokenizer import read_json
-from resjax.interop.huggingface.families import FAMILIES, Family
+from resjax.interop.huggingface import remote_code
+from resjax.interop.huggingface.families import FAMILIES
 from resjax.interop.huggingface.settings import Settings
 from resjax.interop.huggingface.stored_tensors import (
   StoredTensor,
@@ -21,7 +22,7 @@ from resjax.interop.huggingface.stored_tensors import (
   has_tensors,
   stored_tensors,
 )
-from resjax.interop.huggingface.tensors import Tensor
+from resjax.interop.huggingface.tensors import Tensor, TensorNames
 from resjax.models.config import DecoderConfig
 from resjax.models.decoder import Decoder
 from resjax.models.parameters import Parameter, failures, refuse
@@ -83,19 +84,22 @@ def load(
     for path, variable in nnx.to_flat_state(template)
   }
   refuse(failures(parameters, layout))
-  tensors = family.tensors_of(parameters)
-  stored = check_tensors(folder, family, config, parameters, in_files)
+  parts = remote_code.apart(config, parameters)
+  stored = check_tensors(folder, family, config, parts, in_files)
   loaded = {
-    tensor.path: _parameter(tensor, parameters[tensor.path], stored, config, layout, param_dtype)
-    for tensor in tensors
+    tensor.path: _parameter(tensor, parts[tensor.path], stored, config, layout, param_dtype)
+    for tensor in family.tensors_of(parts)
   }
+  loaded = remote_code.together(config, loaded, parameters)
   nnx.replace_by_pure_dict(template, nnx.traversals.unflatten_mapping(loaded, sep="/"))
   return nnx.merge(graphdef, template)
 
 
-def _family_and_config(folder: pathlib.Path, dtype: str) -> tuple[Family, DecoderConfig]:
+def _family_and_config(folder: pathlib.Path, dtype: str) -> tuple[TensorNames, DecoderConfig]:
   values = read_json(folder / "config.json", dict[str, Any])
   where, kind = str(folder / "config.json"), values.get("model_type")
+  if str(kind).startswith(remote_code.MODEL_TYPE):
+    return remote_code.RemoteNames(), remote_code.read_settings(values, where, dtype)
   settings = Settings(values, where)
   if kind not in FAMILIES:
     raise ValueError(

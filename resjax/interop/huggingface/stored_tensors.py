@@ -11,8 +11,7 @@ import safetensors
 
 from resjax import locations
 from resjax.data.pretrained_tokenizer import read_json
-from resjax.interop.huggingface.families import Family
-from resjax.interop.huggingface.tensors import Index
+from resjax.interop.huggingface.tensors import Index, TensorNames
 from resjax.models.config import DecoderConfig
 from resjax.models.parameters import Parameter
 
@@ -119,7 +118,7 @@ def _bound_of_links(folder: pathlib.Path) -> pathlib.Path:
 
 
 def expected_shapes(
-  family: Family, config: DecoderConfig, parameters: Mapping[str, Parameter]
+  family: TensorNames, config: DecoderConfig, parameters: Mapping[str, Parameter]
 ) -> dict[str, tuple[int, ...]]:
   """Returns the shape of every tensor of a decoder, by name."""
   expected: dict[str, tuple[int, ...]] = {}
@@ -135,7 +134,7 @@ def expected_shapes(
 
 def check_tensors(
   folder: pathlib.Path,
-  family: Family,
+  family: TensorNames,
   config: DecoderConfig,
   parameters: Mapping[str, Parameter],
   stored: Mapping[str, StoredTensor],
@@ -172,7 +171,7 @@ def check_tensors(
   return found
 
 
-def _embedding(family: Family) -> str:
+def _embedding(family: TensorNames) -> str:
   return next(tensor.name for tensor in family.tensors if tensor.path == "embed/embedding")
 
 

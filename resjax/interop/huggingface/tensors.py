@@ -1,7 +1,8 @@
 """How the tensors of a file correspond to the parameters of a decoder."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -50,6 +51,8 @@ class Tensor:
 
   def stored_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
     """Returns the shape of the tensor, given that of the parameter of one layer."""
+    if not shape:
+      return shape
     *rest, last = shape
     last *= self.part.count if self.part else 1
     return (last, *rest) if self.transposed else (*rest, last)
@@ -65,6 +68,8 @@ class Tensor:
 
     The parameter has this shape, and `slice_of` reads slices of the tensor.
     """
+    if not shape:
+      return slice_of(())
     *rest, last = (slice(*s.indices(n)[:2]) for s, n in zip(index, shape, strict=True))
     if self.part is None:
       return self._oriented(slice_of, rest, last)
@@ -102,3 +107,26 @@ class Tensor:
   def _width(self, shape: tuple[int, ...], config: DecoderConfig) -> int:
     """Returns how many values of one parameter lie side by side."""
     return config.head_dim if self.part and self.part.per_head else shape[-1]
+
+
+class TensorNames(Protocol):
+  """The names of the tensors of some models, see `Family`."""
+
+  @property
+  def tensors(self) -> tuple[Tensor, ...]:
+    """The tensors that a model may have, those of its embeddings among them."""
+    ...
+
+  @property
+  def prefix(self) -> str:
+    """The beginning of most names of tensors, which some files leave out."""
+    ...
+
+  @property
+  def buffers(self) -> tuple[str, ...]:
+    """The endings of names of tensors that are not parameters."""
+    ...
+
+  def tensors_of(self, parameters: Mapping[str, Any]) -> tuple[Tensor, ...]:
+    """Returns the tensors of a decoder, given its parameters by path."""
+    ...

@@ -117,7 +117,11 @@ def test_what_no_family_has_is_refused(changes, message):
 def test_other_refusals(tmp_path):
   decoder = huggingface.load(FOLDER / "gpt2")
   decoder.config = decoders.config("gpt2", "gate")
-  with pytest.raises(ValueError, match="residual='gate', there 'standard'"):
+  with pytest.raises(ValueError, match=r"residual='gate', there 'standard'$"):
+    huggingface.export(decoder, tmp_path / "out", with_code=False)
+  decoder.config = decoders.config("gpt2", "gate", value_mixing="depth")
+  both = r"residual='gate', there .*; in the way of code of its own: .*value_mixing='depth'"
+  with pytest.raises(ValueError, match=both):
     huggingface.export(decoder, tmp_path / "out")
   assert not list(tmp_path.iterdir())
   with pytest.raises(ValueError, match="dtype='int8' is not supported; allowed: float32, bfloat16"):

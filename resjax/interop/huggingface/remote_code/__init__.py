@@ -1,0 +1,28 @@
+"""Folders for transformers with code of their own, for decoders that no stock family expresses.
+
+The code is text: `templates/` holds it, and nothing here imports torch. A folder that is read again
+gives its decoder by its settings and tensors; its code is not run.
+"""
+
+from resjax.interop.huggingface.remote_code.assembly import class_name, files, names, template
+from resjax.interop.huggingface.remote_code.settings import (
+  MODEL_TYPE,
+  obstacles,
+  read_settings,
+  settings,
+)
+from resjax.interop.huggingface.remote_code.tensor_names import RemoteNames, apart, together
+
+__all__ = [
+  "MODEL_TYPE",
+  "RemoteNames",
+  "apart",
+  "class_name",
+  "files",
+  "names",
+  "obstacles",
+  "read_settings",
+  "settings",
+  "template",
+  "together",
+]

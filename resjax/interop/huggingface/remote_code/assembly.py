@@ -1,0 +1,109 @@
+"""Puts the source text of a model together from the template of its combinator and shared parts."""
+
+import dataclasses
+import functools
+import importlib.resources
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from resjax import combinators
+
+_TEMPLATES = importlib.resources.files("resjax") / "interop/huggingface/remote_code/templates"
+_SUFFIX = ".py.txt"
+_HEAD = re.compile(r"# (sections|options|free|rename): (.*)\n")
+
+
+@dataclasses.dataclass(frozen=True)
+class Template:
+  """The template of a combinator.
+
+  Attributes:
+    code: the source text, with a class `Residual`.
+    sections: the names of the shared parts that it needs.
+    options: the options that the code knows.
+    free: the options that do not decide which function a trained model computes.
+    renamed: the names of settings that are not residual_OPTION, by option.
+  """
+
+  code: str
+  sections: tuple[str, ...]
+  options: tuple[str, ...]
+  free: tuple[str, ...]
+  renamed: Mapping[str, str]
+
+  def setting(self, option: str) -> str:
+    """Returns the name of the setting of an option in config.json."""
+    return self.renamed.get(option, f"residual_{option}")
+
+
+def names() -> tuple[str, ...]:
+  """Returns the names of the combinators that have a template."""
+  found = (_TEMPLATES / "residual").iterdir()
+  return tuple(sorted(path.name.removesuffix(_SUFFIX) for path in found))
+
+
+@functools.cache
+def template(name: str) -> Template:
+  """Returns the template of a combinator that has one; its first lines say what it needs."""
+  code = _text(f"residual/{name}")
+  head: dict[str, list[str]] = {"sections": [], "options": [], "free": [], "rename": []}
+  while match := _HEAD.match(code):
+    head[match[1]] += match[2].split()
+    code = code[match.end() :]
+  sections, options, free, renamed = head.values()
+  pairs = dict(zip(renamed[::2], renamed[1::2], strict=True))
+  return Template(code, tuple(sections), tuple(options), tuple(free), pairs)
+
+
+def class_name(name: str) -> str:
+  """Returns what the names of a combinator's classes begin with, such as ResjaxAttnRes."""
+  return "Resjax" + "".join(word.capitalize() for word in name.split("_"))
+
+
+def modules(name: str) -> tuple[str, str]:
+  """Returns the names of the files of the configuration and of the model, without their ending."""
+  return f"configuration_resjax_{name}", f"modeling_resjax_{name}"
+
+
+def files(name: str) -> dict[str, str]:
+  """Returns the source texts of a model by the names of their files.
+
+  They depend on the combinator alone, which has a template; all else is in the settings.
+  """
+  own, options = template(name), combinators.options(name)
+  lines = [f'  "{own.setting(option)}": {_literal(options[option])},\n' for option in own.options]
+  configuration = _text("configuration").replace("  OPTIONS_\n", "".join(lines))
+  shared = [_text(name) for name in ("base", *(f"sections/{part}" for part in own.sections))]
+  code = "\n\n".join([*shared, own.code, _text("decoder")])
+  modeling = _imports(_text("head"), code) + "\n\n" + code
+  return {
+    f"{file}.py": _filled(text, name)
+    for file, text in zip(modules(name), (configuration, modeling), strict=True)
+  }
+
+
+def _imports(head: str, code: str) -> str:
+  """Returns the head without the imports of what the code does not name."""
+
+  def needed(match: re.Match) -> str:
+    names = [n for n in match[2].split(", ") if re.search(rf"\b{n}(\b|Config)", code)]
+    return f"{match[1]}{', '.join(names)}\n" if names else ""
+
+  return re.sub(r"((?:from \S+ )?import )(.*)\n", needed, head)
+
+
+def _filled(text: str, name: str) -> str:
+  text = text.replace("CLASS_", class_name(name)).replace("MODEL_TYPE_", f"resjax_{name}")
+  return text.replace("NAME_", name)
+
+
+def _literal(value: Any) -> str:
+  """Returns a value as Python, in double quotes as formatters want it."""
+  if isinstance(value, tuple | list):
+    return f"[{', '.join(map(_literal, value))}]"
+  return f'"{value}"' if isinstance(value, str) else repr(value)
+
+
+def _text(name: str) -> str:
+  return (_TEMPLATES / f"{name}{_SUFFIX}").read_text(encoding="utf-8")

@@ -1,0 +1,206 @@
+"""The settings of config.json for a decoder with remote code, and the decoder of such settings."""
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from flax import nnx
+
+from resjax import combinators, typed_json
+from resjax.interop.huggingface.remote_code import assembly
+from resjax.models.config import DecoderConfig
+from resjax.models.layer import normed_views
+from resjax.nn.mlp import is_gated
+
+MODEL_TYPE = "resjax_"  # what the model types of such folders begin with
+_RECORD = "resjax_config"
+_ACTIVATIONS = {
+  "swiglu": "silu", "geglu": "gelu_pytorch_tanh", "gelu": "gelu_pytorch_tanh", "gelu_exact": "gelu",
+}  # fmt: skip
+_SLIDING, _FULL = "sliding_attention", "full_attention"
+# The options that the code expresses, or that do not decide which function a decoder computes.
+_KNOWN = frozenset(
+  (
+    "attention", "attention_softcap", "bias", "d_model", "depth", "dtype", "embed_scale",
+    "head_dim", "init_std", "logit_softcap", "max_positions", "mlp", "mlp_dim", "mup", "norm",
+    "norm_eps", "num_heads", "num_kv_heads", "num_layers", "positions", "post_norm", "qk_norm",
+    "query_pre_attn_scalar", "remat", "residual", "rope_fraction", "rope_scaling", "rope_theta",
+    "scaled_output_init", "tied_embeddings", "vocab_size", "windows",
+  )
+)  # fmt: skip
+# What the other options have to be; those that are not here have to have their default.
+_ONLY = {"parallel": False, "value_residual": "none"}
+_DECIDES_NOTHING = {"value_gate": "value_residual", "depth_values": "value_mixing"}
+
+
+def obstacles(config: DecoderConfig) -> list[str]:
+  """Returns a phrase for each option of a decoder that the code does not express."""
+  found = []
+  for field in dataclasses.fields(config):
+    value = getattr(config, field.name)
+    if field.name in _KNOWN or field.name in _DECIDES_NOTHING:
+      continue
+    only = _ONLY.get(field.name, field.default)
+    if field.name == "short_swa":
+      only = dataclasses.replace(value, window=0)
+    if value != only:
+      found.append(f"config.model.{field.name}={value!r}, there {only!r}")
+  sizes = {size for size in config.layer_windows if size}
+  if len(sizes) > 1:
+    found.append(f"config.model.windows={config.windows!r} has several sizes, there one")
+  return found + _residual_obstacles(config)
+
+
+def _residual_obstacles(config: DecoderConfig) -> list[str]:
+  name, known = config.residual.name, assembly.names()
+  if name not in known:
+    return [f"config.model.residual.name={name!r} has no template; there are {', '.join(known)}"]
+  template, defaults = assembly.template(name), combinators.options(name)
+  return [
+    f"config.model.residual.{name}.{option}={value!r}, there {defaults[option]!r}"
+    for option, value in config.residual.options.items()
+    if option not in template.options + template.free and value != defaults[option]
+  ]
+
+
+def check(config: DecoderConfig) -> None:
+  """Raises a ValueError that names the options of a decoder that the code does not express."""
+  if found := obstacles(config):
+    raise ValueError(f"no code expresses this decoder: {'; '.join(found)}")
+
+
+def settings(config: DecoderConfig) -> dict[str, Any]:
+  """Returns all settings of config.json but those of tokens and of the dtype of tensors.
+
+  Beside what the code reads, it holds the record of the whole config, from which the decoder is
+  made again.
+
+  Raises:
+    ValueError: the code does not express the decoder.
+  """
+  check(config)
+  name = config.residual.name
+  configuration, modeling = assembly.modules(name)
+  model = assembly.class_name(name)
+  classes = {
+    "AutoConfig": f"{configuration}.{model}Config",
+    "AutoModel": f"{modeling}.{model}Model",
+    "AutoModelForCausalLM": f"{modeling}.{model}ForCausalLM",
+  }
+  values = {
+    "model_type": MODEL_TYPE + name,
+    "architectures": [f"{model}ForCausalLM"],
+    "auto_map": classes,
+    "use_cache": True,
+    "initializer_range": config.init_std,
+    _RECORD: dataclasses.asdict(config),
+  }
+  return _as_json(values | _function(config))
+
+
+def _function(config: DecoderConfig) -> dict[str, Any]:
+  """Returns the settings that the code reads."""
+  return _sizes(config) | _norms_and_maps(config) | _attention(config) | _residual(config)
+
+
+def _as_json(values: dict[str, Any]) -> dict[str, Any]:
+  """Returns values as they come back from a file."""
+  return json.loads(json.dumps(values))
+
+
+def _sizes(config: DecoderConfig) -> dict[str, Any]:
+  return {
+    "vocab_size": config.vocab_size,
+    "hidden_size": config.d_model,
+    "intermediate_size": config.mlp_dim,
+    "num_hidden_layers": config.num_layers,
+    "num_attention_heads": config.num_heads,
+    "num_key_value_heads": config.num_kv_heads,
+    "head_dim": config.head_dim,
+    "max_position_embeddings": config.max_positions,
+    "tie_word_embeddings": config.tied_embeddings,
+    "embedding_multiplier": config.d_model**0.5 if config.embed_scale else 1.0,
+    "logit_scale": 1 / config.width_ratio,
+    "branch_divisor": config.depth_ratio,
+    "final_logit_softcapping": config.logit_softcap or None,
+  }
+
+
+def _norms_and_maps(config: DecoderConfig) -> dict[str, Any]:
+  combinator = _combinator(config)
+  return {
+    "norm_type": config.norm,
+    "norm_eps": config.norm_eps,
+    "norm_bias": config.bias == "all",
+    "pre_norm": combinator.pre_norm,
+    "post_norm": config.post_norm,
+    "final_norm": combinator.final_norm,
+    "qk_norm": config.qk_norm,
+    "attention_views": list(normed_views(config, combinator)["attention"]),
+    "attention_bias": config.bias != "none",
+    "attention_out_bias": config.bias in ("attention", "all"),
+    "hidden_act": _ACTIVATIONS[config.mlp],
+    "mlp_gated": is_gated(config.mlp),
+    "mlp_bias": config.bias == "all",
+  }
+
+
+def _attention(config: DecoderConfig) -> dict[str, Any]:
+  rotation = config.rotation
+  frequencies = [] if rotation is None else rotation.frequencies(config.head_dim).tolist()
+  return {
+    "position_embedding_type": config.positions,
+    "rope_frequencies": frequencies,
+    "layer_types": [_SLIDING if size else _FULL for size in config.layer_windows],
+    "sliding_window": max(config.windows) or None,
+    "attention_scaling": config.scores.scale_for(config.head_dim),
+    "attn_logit_softcapping": config.attention_softcap or None,
+  }
+
+
+def _residual(config: DecoderConfig) -> dict[str, Any]:
+  name = config.residual.name
+  template = assembly.template(name)
+  options = combinators.options(name) | dict(config.residual.options)
+  chosen = {template.setting(option): options[option] for option in template.options}
+  return {"sites": list(config.sites), **chosen}
+
+
+def _combinator(config: DecoderConfig) -> combinators.Combinator:
+  """Returns the combinator with shapes for parameters."""
+  return nnx.eval_shape(
+    lambda: combinators.build(
+      config.residual.name,
+      num_layers=config.num_layers,
+      d_model=config.d_model,
+      sites=config.sites,
+      rngs=nnx.Rngs(0),
+      **config.residual.options,
+    )
+  )
+
+
+def read_settings(values: Mapping[str, Any], where: str, dtype: str = "float32") -> DecoderConfig:
+  """Returns the config of the decoder that has these settings, with activations of a dtype.
+
+  Raises:
+    ValueError: there is no record of a decoder, the code does not express it, or a setting differs
+      from what the record says.
+  """
+  if _RECORD not in values:
+    raise ValueError(
+      f"{where} has no {_RECORD}, by which model_type={values['model_type']!r} is read"
+    )
+  record = typed_json.convert(values[_RECORD], DecoderConfig, f"{where}: {_RECORD}")
+  try:
+    check(record)
+    wanted = _as_json(_function(record))
+  except ValueError as error:
+    raise ValueError(f"{where}: {error}") from None
+  for name, value in wanted.items():
+    if values.get(name) != value:
+      raise ValueError(
+        f"{where}: {name}={values.get(name)!r} differs from {value!r}, which {_RECORD} asks for"
+      )
+  return dataclasses.replace(record, dtype=dtype, attention="auto")

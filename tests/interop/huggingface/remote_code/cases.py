@@ -1,0 +1,34 @@
+"""Decoders that are written with code: those of both styles, and every case of every template."""
+
+from resjax.interop.huggingface import remote_code
+from tests.helpers import decoders, systems
+from tests.interop.huggingface.remote_code.folders import Case
+
+# What decoders without a residual system of their own may have, in both styles.
+DECODERS = (
+  Case("standard", changes={"num_heads": 3, "num_kv_heads": 1, "bias": "qkv", "qk_norm": True}),
+  Case("standard", changes={"windows": (5, 0), "bias": "attention", "tied_embeddings": False}),
+  Case(
+    "standard",
+    changes={
+      "mlp": "geglu", "embed_scale": True, "post_norm": True, "windows": (3, 0),
+      "attention_softcap": 2.0, "logit_softcap": 3.0, "query_pre_attn_scalar": 7.0,
+    },
+  ),
+  Case("standard", {}, "gpt2", {"positions": "rope", "rope_fraction": 0.5, "head_dim": 8}),
+  Case("standard", {}, "gpt2", {"mlp": "gelu_exact", "bias": "none"}),
+)  # fmt: skip
+
+
+def _residuals():
+  """Yields the cases of tests/helpers/systems: defaults in both styles, others in turn."""
+  for number, case in enumerate(systems.CASES):
+    changes = {"depth": "loop"} if case.loop_only else {}
+    changes |= {"num_layers": max(4, case.options.get("layers_per_block", 0))}
+    styles = decoders.STYLES if not case.options else decoders.STYLES[number % 2 :][:1]
+    for style in styles if case.name in remote_code.names() else ():
+      yield Case(case.name, dict(case.options), style, changes)
+
+
+RESIDUALS = tuple(_residuals())
+CASES = DECODERS + RESIDUALS

@@ -1,0 +1,129 @@
+"""What holds of the source texts without torch: they are Python, short, and fit the tensors."""
+
+import math
+import pathlib
+import subprocess
+import sys
+import types
+
+import pytest
+
+from resjax import combinators
+from resjax.interop import huggingface
+from resjax.interop.huggingface import remote_code
+from resjax.interop.huggingface.stored_tensors import expected_shapes
+from resjax.models.parameters import parameters
+from resjax.sharding import Layout
+from tests.helpers import decoders
+from tests.interop.huggingface.remote_code.cases import RESIDUALS
+
+ROOT = pathlib.Path(__file__).parents[4]
+LONGEST = 450  # lines of a file
+
+
+def test_the_files_are_short_and_pass_ruff(tmp_path):
+  for name in remote_code.names():
+    for file, text in remote_code.files(name).items():
+      compile(text, file, "exec")
+      assert text.count("\n") <= LONGEST, file
+      (tmp_path / file).write_text(text)
+  rules = ["--config", str(ROOT / "ruff.toml")]
+  for command in (["check", *rules, "--ignore", "D1"], ["format", "--check", *rules]):
+    done = subprocess.run(
+      [sys.executable, "-m", "ruff", *command, "--no-cache", str(tmp_path)], capture_output=True
+    )
+    assert done.returncode == 0, done.stdout.decode() + done.stderr.decode()
+
+
+def test_every_combinator_has_a_template_or_is_refused_by_name():
+  for name in combinators.names():
+    config = decoders.config("llama", name)
+    if name in remote_code.names():
+      settings = remote_code.settings(config)
+      assert remote_code.read_settings(settings, "config.json") == config
+    else:
+      with pytest.raises(ValueError, match=f"residual.name='{name}' has no template"):
+        huggingface.find_form(config)
+
+
+def test_templates_know_every_option():
+  for name in remote_code.names():
+    template = remote_code.template(name)
+    assert {*template.options, *template.free} == set(combinators.options(name)), name
+
+
+class Shape(tuple):
+  """Stands in for a tensor."""
+
+
+class Parameter(Shape):
+  """Stands in for a parameter."""
+
+
+class Module:
+  """Stands in for torch.nn.Module, whose parameters are shapes."""
+
+  def add_module(self, name, module):
+    setattr(self, name, module)
+
+
+class ParameterDict(Module):
+  def __init__(self, values):
+    vars(self).update({name: Parameter(value) for name, value in values.items()})
+
+
+class ParameterList(ParameterDict):
+  def __init__(self, values):
+    super().__init__({str(number): value for number, value in enumerate(values)})
+
+
+def shapes(module, prefix):
+  """Returns the shapes of the parameters of a module by their names."""
+  found = {}
+  for name, value in vars(module).items():
+    if isinstance(value, Module):
+      found |= shapes(value, f"{prefix}{name}.")
+    elif isinstance(value, Parameter):
+      found[prefix + name] = tuple(value)
+  return found
+
+
+def zeros(*sizes):
+  return Shape(sizes[0] if sizes and isinstance(sizes[0], tuple) else sizes)
+
+
+def declared(config):
+  """Returns the shapes of the parameters that a template declares, by the names of tensors."""
+  name = config.residual.name
+  settings, known = types.SimpleNamespace(**remote_code.settings(config)), {}
+  files = remote_code.files(name)
+  defaults = files[f"configuration_resjax_{name}.py"]
+  exec(defaults[defaults.index("DEFAULTS") : defaults.index("class ")], known)
+  code = files[f"modeling_resjax_{name}.py"]
+  code = code[code.index("\n\n\n") : code.index("class RMSNorm")]
+  known |= {
+    "Any": object, "Tensor": object, "Cache": object, "math": math,
+    "nn": types.SimpleNamespace(
+      Module=Module, Parameter=Parameter, ParameterDict=ParameterDict, ParameterList=ParameterList
+    ),
+    "torch": types.SimpleNamespace(zeros=zeros, ones=zeros),
+  }  # fmt: skip
+  exec(code.replace(f": {remote_code.class_name(name)}Config", ""), known)
+  model = Module()
+  layers = [Module() for _ in range(config.num_layers)]
+  model.layers = layers
+  found = shapes(known["Residual"](settings, model), "model.residual.") | shapes(model, "model.")
+  for number, layer in enumerate(layers):
+    found |= shapes(layer, f"model.layers.{number}.")
+  return found
+
+
+@pytest.mark.parametrize("case", RESIDUALS, ids=str)
+def test_templates_declare_the_tensors_that_are_written(case):
+  parts = remote_code.apart(case.config, parameters(case.config, Layout()))
+  of_residual = {
+    path: part for path, part in parts.items() if path.startswith(("combinator/", "model."))
+  }
+  assert declared(case.config) == expected_shapes(
+    remote_code.RemoteNames(), case.config, of_residual
+  )
