@@ -45,6 +45,9 @@ def model() -> dict:
     "rope_theta": 10000.0,
     "rope_fraction": 1.0,  # the share of each head that is rotated, from its start
     "rope_scaling": rope_scaling(),
+    # Layers take turns, as with windows: sections of `theta` (0: no rotation) and `scaling` (as
+    # rope_scaling) in place of the two settings above; (): the same for all layers.
+    "ropes": (),
     "norm": "rmsnorm",  # rmsnorm | layernorm
     "norm_eps": 1e-6,
     "norm_gate": norm_gate(),
@@ -95,11 +98,17 @@ def mup() -> dict:
 def rope_scaling() -> dict:
   """Stretches the wavelengths of RoPE for rows longer than those of pretraining."""
   return {
-    "kind": "none",  # none | linear | llama3 (by wavelength)
+    "kind": "none",  # none | linear | llama3 (by wavelength) | yarn | longrope
     "factor": 1.0,  # the factor of the wavelengths
     "low_freq_factor": 1.0,  # llama3: up to so many turns in a row the whole factor counts
     "high_freq_factor": 4.0,  # llama3: above so many turns no factor counts
-    "original_max_positions": 0,  # llama3: tokens of a row in pretraining
+    "original_max_positions": 0,  # llama3, yarn, longrope: tokens of a row in pretraining
+    "beta_fast": 32.0,  # yarn: above so many turns no factor counts
+    "beta_slow": 1.0,  # yarn: up to so many turns in a row the whole factor counts
+    "truncate": True,  # yarn: round where these two limits lie
+    "attention_factor": 0.0,  # yarn, longrope: multiplies what is rotated; 0: by factor
+    "short_factors": (),  # longrope: of each wavelength, in rows as long as those of pretraining
+    "long_factors": (),  # longrope: of each wavelength, in longer rows
   }
 
 

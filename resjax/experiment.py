@@ -249,7 +249,8 @@ def _abstract_combinator(decoder: DecoderConfig) -> combinators.Combinator:
 def to_dataclass(cls: type, values: Mapping[str, Any], path: str) -> Any:
   """Returns an instance of a dataclass with the values of a mapping that has exactly its fields.
 
-  Nested mappings become the dataclasses that the annotations of the fields name.
+  Nested mappings, and those in tuples, become the dataclasses that the annotations of the fields
+  name.
 
   Args:
     cls: a dataclass.
@@ -271,9 +272,18 @@ def to_dataclass(cls: type, values: Mapping[str, Any], path: str) -> Any:
       raise ValueError(f"{path}.{name} is missing")
   kwargs = dict(values)
   for name, value in values.items():
-    if dataclasses.is_dataclass(hints[name]) and isinstance(value, Mapping):
-      kwargs[name] = to_dataclass(hints[name], value, f"{path}.{name}")
+    kwargs[name] = _typed(hints[name], value, f"{path}.{name}")
   return cls(**kwargs)
+
+
+def _typed(hint: Any, value: Any, path: str) -> Any:
+  """Returns the value of a field with this annotation; JSON has lists in place of tuples."""
+  if typing.get_origin(hint) is tuple and isinstance(value, tuple | list):
+    each = typing.get_args(hint)[0]
+    return tuple(_typed(each, one, f"{path}[{i}]") for i, one in enumerate(value))
+  if dataclasses.is_dataclass(hint) and isinstance(value, Mapping):
+    return to_dataclass(typing.cast(type, hint), value, path)
+  return value
 
 
 def _has_default(field: dataclasses.Field) -> bool:

@@ -41,6 +41,19 @@ class ResidualConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class LayerRope:
+  """The rotary embedding of a layer.
+
+  Attributes:
+    theta: the base of the wavelengths; 0: queries and keys are not rotated.
+    scaling: how the wavelengths are stretched.
+  """
+
+  theta: float = 10000.0
+  scaling: RopeScaling = dataclasses.field(default_factory=RopeScaling)
+
+
+@dataclasses.dataclass(frozen=True)
 class ShortSWAConfig:
   """The site `short_swa` before the attention: causal attention over a short window.
 
@@ -177,6 +190,7 @@ class DecoderConfig:
   value_gate: ValueGateConfig = ValueGateConfig()
   value_mixing: str = "none"
   depth_values: DepthValuesConfig = DepthValuesConfig()
+  ropes: tuple[LayerRope, ...] = ()
 
   def __post_init__(self) -> None:
     """Fills in head_dim and checks every field."""
@@ -220,20 +234,43 @@ class DecoderConfig:
     object.__setattr__(self, "windows", tuple(windows))
 
   def _check_rope(self) -> None:
+    ropes = self.ropes
+    fits = isinstance(ropes, tuple | list) and len(ropes) <= self.num_layers
+    self._check("ropes", fits, f"a tuple of at most num_layers={self.num_layers} sections")
+    object.__setattr__(self, "ropes", tuple(ropes))
     if self.positions != "rope":
       return
     self._check("head_dim", self.head_dim % 2 == 0, "even with positions='rope'")
     self._check_rotated_part(self.head_dim)
-    scaling = self.rope_scaling
+    self._check_scaling(self.rope_scaling, "config.model.rope_scaling")
+    for index, each in enumerate(self.ropes):
+      check_types(each, where := f"config.model.ropes[{index}]")
+      if each.theta < 0:
+        raise ValueError(f"{where}.theta={each.theta} must be positive, or 0 for no rotation")
+      self._check_scaling(each.scaling, f"{where}.scaling")
+
+  def _check_scaling(self, scaling: RopeScaling, where: str) -> None:
+    kind, n = scaling.kind, scaling.original_max_positions
+    _check_at(where, "kind", kind, kind in SCALINGS, f"one of {', '.join(SCALINGS)}")
     ordered = 0 < scaling.low_freq_factor < scaling.high_freq_factor
-    needed = scaling.kind != "llama3" or scaling.original_max_positions > 0
+    high = scaling.high_freq_factor
+    turns = 0 < scaling.beta_slow < scaling.beta_fast
+    half = Rope(1.0, self.rope_fraction).width(self.head_dim) // 2
+    needs_n = kind in ("llama3", "yarn", "longrope")
+    needed = n > (kind == "longrope") if needs_n else True  # whose formula divides by ln n
+    lists = {
+      f"{name}_factors": kind != "longrope" or (len(factors) == half and min(factors) > 0)
+      for name, factors in (("short", scaling.short_factors), ("long", scaling.long_factors))
+    }
     for name, ok, allowed in (
-      ("kind", scaling.kind in SCALINGS, f"one of {', '.join(SCALINGS)}"),
       ("factor", scaling.factor > 0, "positive"),
-      ("low_freq_factor", ordered, f"between 0 and high_freq_factor={scaling.high_freq_factor}"),
-      ("original_max_positions", needed, "positive with kind='llama3'"),
+      ("low_freq_factor", ordered, f"between 0 and high_freq_factor={high}"),
+      ("original_max_positions", needed, f"positive with kind={kind!r}"),
+      ("beta_slow", turns, f"between 0 and beta_fast={scaling.beta_fast}"),
+      ("attention_factor", scaling.attention_factor >= 0, "0 or positive"),
+      *((name, ok, f"{half} positive numbers with {kind!r}") for name, ok in lists.items()),
     ):
-      self._check(f"rope_scaling.{name}", ok, allowed)
+      _check_at(where, name, getattr(scaling, name), ok, allowed)
 
   def _check_short_swa(self) -> None:
     short = self.short_swa
@@ -247,6 +284,12 @@ class DecoderConfig:
       )
     if short.window and parts == 2:
       self._check_rotated_part(self.d_model // heads)
+      kinds = {rope.scaling.kind for rope in self.layer_ropes if rope is not None}
+      if "longrope" in kinds and self.d_model // heads != self.head_dim:
+        raise ValueError(
+          f"config.model.short_swa.num_heads={heads} must give heads of head_dim={self.head_dim}, "
+          "for which rope_scaling.kind='longrope' has its factors"
+        )
 
   def _check_values(self) -> None:
     gate = self.value_gate
@@ -329,11 +372,15 @@ class DecoderConfig:
     )
 
   @property
-  def rotation(self) -> Rope | None:
-    """The rotary embedding; None without one."""
-    if self.positions != "rope":
-      return None
-    return Rope(self.rope_theta, self.rope_fraction, self.rope_scaling)
+  def layer_ropes(self) -> tuple[Rope | None, ...]:
+    """The rotary embedding of each layer; None: no rotation."""
+    pattern = self.ropes or (LayerRope(self.rope_theta, self.rope_scaling),)
+    rotates = self.positions == "rope"
+    ropes = tuple(
+      Rope(each.theta, self.rope_fraction, each.scaling) if rotates and each.theta else None
+      for each in pattern
+    )
+    return tuple(ropes[i % len(ropes)] for i in range(self.num_layers))
 
   @property
   def scores(self) -> Scores:
@@ -371,3 +418,8 @@ class DecoderConfig:
     """Standard deviation of output projections at init, `matrix_std` / √(2L) if scaled."""
     num_layers = self.mup.base_layers or self.num_layers
     return self.matrix_std * ((2 * num_layers) ** -0.5 if self.scaled_output_init else 1.0)
+
+
+def _check_at(where: str, name: str, value: Any, ok: bool, allowed: str) -> None:
+  if not ok:
+    raise ValueError(f"{where}.{name}={value!r} must be {allowed}")

@@ -1,8 +1,9 @@
 """A decoder whose residual path is a combinator."""
 
+import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -21,8 +22,11 @@ from resjax.nn.embed import Embedding
 from resjax.nn.keys import Keys
 from resjax.nn.kv_cache import KeyValues
 from resjax.nn.norm import Identity
+from resjax.nn.rope import Rope, Rotation
 from resjax.sharding import Layout
 from resjax.typing import Array, PyTree
+
+T = TypeVar("T")
 
 
 class _Rows(NamedTuple):
@@ -31,6 +35,7 @@ class _Rows(NamedTuple):
   layer: PyTree  # the parameters of a `Layer`
   values: ValueRows
   window: Array | None  # the attention's window, as index into the different ones
+  rope: Array | None  # its rotation, likewise
   past: dict[str, KeyValues]  # the keys and values of a `DecodeCache`; empty without one
 
 
@@ -173,13 +178,15 @@ class Decoder(nnx.Module):
   ) -> dict[str, Any]:
     """Returns the arguments of `depth.run_layers` for these tokens [B, T]."""
     graphdef, layers = nnx.split(self.layers)
-    windows = tuple(dict.fromkeys(self.config.layer_windows))
+    windows, window = _different(self.config.layer_windows)
+    ropes, rope = _different(self._ropes(tokens.shape[1], past))
     values = self._values()
 
     def branch(row: _Rows, site: str, views: combinators.Views, context: _Context) -> tuple:
       mixers = values.mixers(row.values, context.first_values, context.bank)
       layer = nnx.merge(graphdef, row.layer)
-      return layer(site, views, context.tokens, row.past, mixers, Window(windows, row.window))
+      window, rotation = Window(windows, row.window), Rotation(ropes, row.rope)
+      return layer(site, views, context.tokens, row.past, mixers, window, rotation)
 
     def pre_norms(row: _Rows, site: str) -> Norms:
       return nnx.merge(graphdef, row.layer).pre_norms(site)
@@ -201,7 +208,7 @@ class Decoder(nnx.Module):
       first = nnx.merge(graphdef, jax.tree.map(lambda leaf: leaf[0], rows.layer))
       return first.values(self.config.attention_site, views)
 
-    rows = _Rows(layers, values.rows(), self._window_indices(), past or {})
+    rows = _Rows(layers, values.rows(), window, rope, past or {})
     x = self.embed(tokens, place.positions)
     x = self.layout.constrain(x, "batch", "tokens", "embed")
     context = _Context(None, place)
@@ -252,11 +259,12 @@ class Decoder(nnx.Module):
     parameters = ValueParameters(self.value_weights, self.value_gate, self.value_share)
     return ValueMixing(self.config, self.layout, parameters)
 
-  def _window_indices(self) -> Array | None:
-    """Returns which of the different windows each layer has [L]; None: all have the same."""
-    windows = self.config.layer_windows
-    sizes = list(dict.fromkeys(windows))
-    return jnp.array([sizes.index(size) for size in windows]) if len(sizes) > 1 else None
+  def _ropes(self, count: int, past: dict[str, KeyValues] | None) -> tuple[Rope | None, ...]:
+    """Returns the rotation of each layer for rows of `count` tokens, or for those of a cache."""
+    cached = past[self.config.attention_site].keys.shape[2] if past else 0
+    return tuple(
+      rope and dataclasses.replace(rope, length=cached or count) for rope in self.config.layer_ropes
+    )
 
   def _check_length(self, length: int) -> None:
     longest = self.config.max_positions
@@ -284,6 +292,13 @@ class Decoder(nnx.Module):
     logits = jnp.einsum("...d,vd->...v", hidden, head, preferred_element_type=jnp.float32)
     cap = self.config.logit_softcap
     return cap * jnp.tanh(logits / cap) if cap else logits
+
+
+def _different(of_layers: Sequence[T]) -> tuple[tuple[T, ...], Array | None]:
+  """Returns the different values of layers, and which of them each has [L]; None: all the same."""
+  values = tuple(dict.fromkeys(of_layers))
+  indices = [values.index(value) for value in of_layers]
+  return values, jnp.array(indices) if len(values) > 1 else None
 
 
 def _relay(values: ValueMixing, x: Array) -> depth.Relay | None:

@@ -16,6 +16,7 @@ from resjax.nn.keys import Keys
 from resjax.nn.kv_cache import KeyValues
 from resjax.nn.mlp import MLP
 from resjax.nn.norm import Identity, Norm, NormGate, norm
+from resjax.nn.rope import NOT_ROTATED, Rotation
 from resjax.nn.values import ValueMixer
 from resjax.sharding import Layout
 from resjax.typing import Array
@@ -61,7 +62,6 @@ class Layer(nnx.Module):
     attends = common | {
       "bias": config.bias in ("attention", "all"),
       "qkv_bias": config.bias == "qkv",
-      "rotation": config.rotation,
       "qk_norm": config.qk_norm,
       "norm_eps": config.norm_eps,
       "implementation": config.attention,
@@ -99,6 +99,7 @@ class Layer(nnx.Module):
     past: Mapping[str, KeyValues],
     mixers: Sequence[ValueMixer] = (),
     window: Window = ALL_EARLIER,
+    rotation: Rotation = NOT_ROTATED,
   ) -> tuple[combinators.Views, Array, KeyValues | None]:
     """Runs the branch of a site.
 
@@ -109,6 +110,7 @@ class Layer(nnx.Module):
       past: the keys and values in the cache, by attention site; empty without a cache.
       mixers: what is mixed into the values of `attention`.
       window: how many of the last tokens `attention` sees.
+      rotation: the rotary embedding of queries and keys.
 
     Returns:
       The normalised views, the first sublayer's where sublayers differ; the output of the branch
@@ -121,12 +123,14 @@ class Layer(nnx.Module):
       if sublayer == "mlp":
         out = self.mlp(normed["x"])
       elif isinstance(tokens, FirstTokens | TokensInCache):
-        out, new = self._decode(sublayer, normed, tokens, site, past[site], mixers, window)
+        seen_by = (mixers, window, rotation)
+        out, new = self._decode(sublayer, normed, tokens, site, past[site], *seen_by)
       elif sublayer == "short_swa":
-        out, new = self.short_swa(*_qkv(normed), **tokens._asdict(), window=self.short_window)
+        place = tokens._asdict() | {"window": self.short_window, "rotation": rotation}
+        out, new = self.short_swa(*_qkv(normed), **place)
       else:
-        place = tokens._asdict()
-        out, new = self.attention(*_qkv(normed), **place, window=window, mixers=mixers)
+        place = tokens._asdict() | {"window": window, "rotation": rotation}
+        out, new = self.attention(*_qkv(normed), **place, mixers=mixers)
       if sublayer in self.post_norms:
         out = self.post_norms[sublayer](out)
       out = self.layout.constrain(out, "batch", "tokens", "embed")
@@ -143,6 +147,7 @@ class Layer(nnx.Module):
     past: KeyValues,
     mixers: Sequence[ValueMixer],
     window: Window,
+    rotation: Rotation,
   ) -> tuple[Array, KeyValues]:
     """Returns the output [B, T, D] of an attention, and the keys and values of the T tokens."""
     short = sublayer == "short_swa"
@@ -151,6 +156,7 @@ class Layer(nnx.Module):
       "segment_ids": tokens.segment_ids,
       "positions": tokens.positions,
       "window": self.short_window if short else window,
+      "rotation": rotation,
       "mixers": () if short else mixers,
     }
     if isinstance(tokens, FirstTokens):

@@ -1,6 +1,5 @@
 """Multi-head causal self-attention."""
 
-import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,7 +19,7 @@ from resjax.nn.keys import Keys
 from resjax.nn.kv_cache import KeyValues
 from resjax.nn.linear import Linear, shared
 from resjax.nn.norm import Identity, norm
-from resjax.nn.rope import Rope, rope
+from resjax.nn.rope import NOT_ROTATED, Rotation, rope
 from resjax.nn.values import Projected, ValueMixer
 from resjax.sharding import Layout
 from resjax.typing import Array
@@ -36,7 +35,6 @@ class Attention(nnx.Module):
     num_heads: the number of query heads H.
     num_kv_heads: the number of key and value heads K; H is a multiple of K.
     head_dim: the width of a head C.
-    rotation: the rotary embedding of queries and keys; None: no rotation.
     qk_norm: whether every query and key head goes through an RMSNorm before the rotation.
     norm_eps: the eps of that norm.
     bias: whether the linear maps have biases.
@@ -58,7 +56,6 @@ class Attention(nnx.Module):
     num_kv_heads: int,
     head_dim: int,
     *,
-    rotation: Rope | None,
     qk_norm: bool,
     norm_eps: float,
     bias: bool,
@@ -72,8 +69,7 @@ class Attention(nnx.Module):
     layout: Layout,
     rngs: nnx.Rngs,
   ):
-    self.rotation, self.scores = rotation, scores
-    self.implementation, self.layout = implementation, layout
+    self.scores, self.implementation, self.layout = scores, implementation, layout
     common: dict[str, Any] = {"dtype": dtype, "layout": layout}
     keys, inward = Keys(rngs), ("embed_param", "heads")
     into = common | {"bias": bias or qkv_bias}
@@ -104,6 +100,7 @@ class Attention(nnx.Module):
     segment_ids: Array,
     positions: Array,
     window: Window = ALL_EARLIER,
+    rotation: Rotation = NOT_ROTATED,
     mixers: Sequence[ValueMixer] = (),
   ) -> tuple[Array, KeyValues]:
     """Maps three normalised views, often one and the same, to an output.
@@ -115,12 +112,13 @@ class Attention(nnx.Module):
       segment_ids: the segment of each token [B, T]; tokens attend within their segment.
       positions: the position of each token for the rotation [B, T].
       window: how many of the last tokens a token sees.
+      rotation: the rotary embedding of queries and keys.
       mixers: what is mixed into the values, in this order.
 
     Returns:
       The output [B, T, D], and the keys and values [B, T, K, C] that the scores were made of.
     """
-    q, k, v = self._project(x_q, x_k, x_v, positions, mixers)
+    q, k, v = self._project(x_q, x_k, x_v, positions, rotation, mixers)
     out = causal_attention(q, k, v, segment_ids, window=window, **self._kernel_options())
     return self.o_proj(out), KeyValues(k, v)
 
@@ -134,6 +132,7 @@ class Attention(nnx.Module):
     segment_ids: Array,
     positions: Array,
     window: Window = ALL_EARLIER,
+    rotation: Rotation = NOT_ROTATED,
     mixers: Sequence[ValueMixer] = (),
   ) -> tuple[Array, KeyValues]:
     """Does what `__call__` does for rows of any length, in memory linear in T.
@@ -144,7 +143,7 @@ class Attention(nnx.Module):
     Returns:
       The output [B, T, D], and the keys and values [B, T, K, C] for a cache.
     """
-    q, k, v = self._project(x_q, x_k, x_v, positions, mixers)
+    q, k, v = self._project(x_q, x_k, x_v, positions, rotation, mixers)
     out = prompt_attention(q, k, v, segment_ids, window=window, **self._kernel_options())
     return self.o_proj(out), KeyValues(k, v)
 
@@ -161,6 +160,7 @@ class Attention(nnx.Module):
     key_ids: Array,
     positions: Array,
     window: Window = ALL_EARLIER,
+    rotation: Rotation = NOT_ROTATED,
     mixers: Sequence[ValueMixer] = (),
   ) -> tuple[Array, KeyValues]:
     """Does what `__call__` does for T tokens that follow earlier ones, in memory linear in T.
@@ -176,12 +176,13 @@ class Attention(nnx.Module):
       key_ids: the segment of each key, with the new ones in their place [B, keys].
       positions: the position of each token for the rotation [B, T].
       window: how many of the last tokens a token sees.
+      rotation: the rotary embedding of queries and keys.
       mixers: see `__call__`.
 
     Returns:
       The output [B, T, D], and the new keys and values [B, T, K, C].
     """
-    q, k, v = self._project(x_q, x_k, x_v, positions, mixers)
+    q, k, v = self._project(x_q, x_k, x_v, positions, rotation, mixers)
     new = KeyValues(k, v)
     seen = past.joined(new) if length is None else past.stored(new, length)
     first = past.keys.shape[1] if length is None else length
@@ -204,6 +205,7 @@ class Attention(nnx.Module):
     x_k: Array,
     x_v: Array,
     positions: Array,
+    rotation: Rotation,
     mixers: Sequence[ValueMixer],
   ) -> tuple[Array, Array, Array]:
     """Returns queries [B, T, H, C], keys and values [B, T, K, C], as the kernel takes them."""
@@ -213,11 +215,8 @@ class Attention(nnx.Module):
     k = self._heads(self.k_proj(x_k))
     v = self.values(x_v)
     q, k = self.q_norm(q), self.k_norm(k)
-    if self.rotation is not None:
-      rotate = functools.partial(
-        rope, positions=positions, rotation=self.rotation, platform=self.layout.platform
-      )
-      q, k = rotate(q), rotate(k)
+    platform = self.layout.platform
+    q, k = rope(q, positions, rotation, platform), rope(k, positions, rotation, platform)
     for mixer in mixers:
       v = mixer.mix(v, Projected(x_v, q, k))
     return q, k, v

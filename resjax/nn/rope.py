@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -10,24 +11,38 @@ from jax import lax
 
 from resjax.typing import Array
 
-SCALINGS = ("none", "linear", "llama3")
+SCALINGS = ("none", "linear", "llama3", "yarn", "longrope")
 
 
 @dataclasses.dataclass(frozen=True)
 class RopeScaling:
   """How wavelengths are stretched for rows that are longer than those of pretraining.
 
-  `linear` stretches all wavelengths by `factor` (position interpolation, arXiv 2306.15595).
-  `llama3` (Llama 3.1, arXiv 2407.21783), with n = original_max_positions, stretches those longer
-  than n / low_freq_factor by `factor`, leaves those shorter than n / high_freq_factor as they are,
-  and interpolates between both frequencies linearly in n / wavelength for the others.
+  With s = factor, n = original_max_positions, and p_i = theta^(2i/W), the plain frequency is 1/p_i.
+
+  `linear` stretches all wavelengths by s (position interpolation, arXiv 2306.15595).
+  `llama3` (Llama 3.1, arXiv 2407.21783) stretches those longer than n / low_freq_factor by s,
+  leaves those shorter than n / high_freq_factor as they are, and interpolates between both
+  frequencies linearly in n / wavelength for the others.
+  `yarn` (arXiv 2309.00071) has the frequencies ρ_i / (s p_i) + (1 − ρ_i) / p_i with
+  ρ_i = clip((i − low) / (high − low), 0, 1), where low and high are the i that make beta_fast and
+  beta_slow turns in n tokens; and it multiplies what is rotated by A = 1 + 0.1 ln s.
+  `longrope` (arXiv 2402.13753) has the frequencies 1 / (f_i p_i), where f are the long_factors in
+  rows, or for a cache, of more than n tokens, and the short_factors in others; and
+  A = sqrt(1 + ln s / ln n). Of s ≤ 1, A is 1.
 
   Attributes:
     kind: one of `SCALINGS`.
-    factor: by how much wavelengths are stretched.
+    factor: s; of `longrope` by how much longer than n the longest rows are, which decides A alone.
     low_freq_factor: see `llama3`.
     high_freq_factor: see `llama3`.
-    original_max_positions: the length of the rows of pretraining in tokens, for `llama3`.
+    original_max_positions: n, the length of the rows of pretraining in tokens; not for `linear`.
+    beta_fast: see `yarn`.
+    beta_slow: see `yarn`.
+    truncate: whether `yarn` rounds low down and high up.
+    attention_factor: A of `yarn` and `longrope`; 0: by the formula.
+    short_factors: see `longrope`, W / 2 numbers.
+    long_factors: see `longrope`, W / 2 numbers.
   """
 
   kind: str = "none"
@@ -35,6 +50,23 @@ class RopeScaling:
   low_freq_factor: float = 1.0
   high_freq_factor: float = 4.0
   original_max_positions: int = 0
+  # Records of earlier runs do not have these settings.
+  beta_fast: float = 32.0
+  beta_slow: float = 1.0
+  truncate: bool = True
+  attention_factor: float = 0.0
+  short_factors: tuple[float, ...] = ()
+  long_factors: tuple[float, ...] = ()
+
+  def gain(self) -> float:
+    """Returns A, by which what is rotated is multiplied."""
+    if self.kind not in ("yarn", "longrope"):
+      return 1.0
+    if self.attention_factor or self.factor <= 1:
+      return self.attention_factor or 1.0
+    if self.kind == "yarn":
+      return 0.1 * math.log(self.factor) + 1.0
+    return math.sqrt(1 + math.log(self.factor) / math.log(self.original_max_positions))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,36 +77,111 @@ class Rope:
     theta: the base of the wavelengths.
     fraction: the part of each head that is rotated, which is its first part.
     scaling: how the wavelengths are stretched.
+    length: the number of tokens of a row, or that a cache has room for; it decides `longrope`.
   """
 
   theta: float
   fraction: float = 1.0
   scaling: RopeScaling = RopeScaling()
+  length: int = 0
 
   def width(self, head_dim: int) -> int:
     """Returns the number of values of a head that are rotated, W."""
     return int(head_dim * self.fraction)
 
   def frequencies(self, head_dim: int) -> np.ndarray:
-    """Returns the angle per position of each pair, in radians, float32 [W / 2]."""
+    """Returns the angle per position of each pair, in radians, float32 [W / 2].
+
+    `llama3`, `yarn` and `longrope` are computed in float32, as transformers does.
+    """
     width, scaling = self.width(head_dim), self.scaling
-    plain = self.theta ** -(np.arange(0, width, 2) / width)
-    if scaling.kind == "none":
-      return plain.astype(np.float32)
-    if scaling.kind == "linear":
-      return (plain / scaling.factor).astype(np.float32)
-    turns = scaling.original_max_positions * plain / (2 * np.pi)
-    low, high = scaling.low_freq_factor, scaling.high_freq_factor
-    kept = np.clip((turns - low) / (high - low), 0, 1)
-    return (kept * plain + (1 - kept) * plain / scaling.factor).astype(np.float32)
+    if scaling.kind in ("none", "linear"):
+      plain = self.theta ** -(np.arange(0, width, 2) / width)
+      return (plain / scaling.factor if scaling.kind == "linear" else plain).astype(np.float32)
+    periods = np.float32(self.theta) ** (np.arange(0, width, 2, dtype=np.float32) / width)
+    if scaling.kind == "llama3":
+      return _llama3(1 / periods, scaling)
+    if scaling.kind == "yarn":
+      return _yarn(periods, self.theta, scaling)
+    is_long = self.length > scaling.original_max_positions
+    factors = scaling.long_factors if is_long else scaling.short_factors
+    return 1 / (np.asarray(factors, np.float32) * periods)
+
+
+def _llama3(plain: np.ndarray, scaling: RopeScaling) -> np.ndarray:
+  """Returns the frequencies of `llama3`, given plain ones [W / 2], in their dtype."""
+  wavelengths, n = 2 * math.pi / plain, scaling.original_max_positions
+  low, high = scaling.low_freq_factor, scaling.high_freq_factor
+  kept = (n / wavelengths - low) / (high - low)
+  between = (1 - kept) * plain / scaling.factor + kept * plain
+  is_long, is_short = wavelengths > n / low, wavelengths < n / high
+  return np.where(is_long, plain / scaling.factor, np.where(is_short, plain, between))
+
+
+def _yarn(periods: np.ndarray, theta: float, scaling: RopeScaling) -> np.ndarray:
+  """Returns the frequencies of `yarn`, given the p_i [W / 2] of a base theta, in their dtype."""
+  width = 2 * len(periods)
+
+  def index(turns: float) -> float:
+    longest = scaling.original_max_positions / (turns * 2 * math.pi)
+    return width * math.log(longest) / (2 * math.log(theta))
+
+  low, high = index(scaling.beta_fast), index(scaling.beta_slow)
+  if scaling.truncate:
+    low, high = math.floor(low), math.ceil(high)
+  low, high = max(low, 0), min(high, width - 1)
+  high += 0.001 if low == high else 0
+  ramp = np.clip((np.arange(width // 2, dtype=periods.dtype) - low) / (high - low), 0, 1)
+  kept = 1 - ramp
+  return 1 / (scaling.factor * periods) * (1 - kept) + 1 / periods * kept
+
+
+@dataclasses.dataclass(frozen=True)
+class Rotation:
+  """The rotation of a layer: one of those that the layers have.
+
+  Layers of a scan are one program, so a layer chooses its rotation by an index that may be traced.
+
+  Attributes:
+    ropes: the different rotations, which turn equal parts of a head; None: no rotation.
+    index: which of them this layer has, an integer; None: the only one.
+  """
+
+  ropes: tuple[Rope | None, ...] = (None,)
+  index: Array | None = None
+
+  def width(self, head_dim: int) -> int:
+    """Returns the number of values of a head that are rotated, W; 0: none."""
+    return max((rope.width(head_dim) for rope in self.ropes if rope is not None), default=0)
+
+  def tables(self, head_dim: int) -> tuple[Array | np.ndarray, Array | np.ndarray | None]:
+    """Returns frequencies and gains of all values of a head, float32 [C].
+
+    What is not rotated has frequency 0 and gain 1; the gains are None where all are 1.
+    """
+    width = self.width(head_dim)
+    frequencies = np.zeros((len(self.ropes), head_dim), np.float32)
+    gains = np.ones_like(frequencies)
+    for row, rope in enumerate(self.ropes):
+      if rope is not None:
+        frequencies[row, :width] = np.tile(rope.frequencies(head_dim), 2)
+        gains[row, :width] = rope.scaling.gain()
+    if self.index is None:
+      return frequencies[0], None if np.all(gains == 1) else gains[0]
+    chosen = jnp.asarray(frequencies)[self.index]
+    return chosen, None if np.all(gains == 1) else jnp.asarray(gains)[self.index]
+
+
+NOT_ROTATED = Rotation()
 
 
 @jax.named_scope("rope")
-def rope(x: Array, positions: Array, rotation: Rope, platform: str) -> Array:
+def rope(x: Array, positions: Array, rotation: Rotation, platform: str) -> Array:
   """Rotates the pairs (x_i, x_{i + W/2}) of every head by position · frequency_i.
 
   The first W values of a head are rotated; frequency_i = theta^(−2i/W) unless it is scaled. The
-  result is x · cos + turned(x) · sin, where a quarter turn makes (−x_{i + W/2}, x_i) of each pair.
+  result is x · cos + turned(x) · sin, where a quarter turn makes (−x_{i + W/2}, x_i) of each pair;
+  `yarn` and `longrope` also multiply what is rotated by a number.
 
   Args:
     x: queries or keys [B, T, H, C].
@@ -87,12 +194,15 @@ def rope(x: Array, positions: Array, rotation: Rope, platform: str) -> Array:
 
   Source: RoFormer, arXiv 2104.09864, in the half-split layout of Llama checkpoints.
   """
-  head_dim = x.shape[-1]
-  pairs, width = rotation.frequencies(head_dim), rotation.width(head_dim)
-  # What is not rotated has the angle 0.
-  frequencies = np.concatenate([pairs, pairs, np.zeros(head_dim - width, np.float32)])
+  width = rotation.width(x.shape[-1])
+  if width == 0:
+    return x
+  frequencies, gains = rotation.tables(x.shape[-1])
   angles = positions[:, :, None, None].astype(jnp.float32) * frequencies  # [B, T, 1, C]
-  return _rotated(x, jnp.cos(angles), jnp.sin(angles), width, platform == "tpu")
+  cos, sin = jnp.cos(angles), jnp.sin(angles)
+  if gains is not None:
+    cos, sin = cos * gains, sin * gains
+  return _rotated(x, cos, sin, width, platform == "tpu")
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))

@@ -20,6 +20,7 @@ from resjax.checkpoint.identity import RunId
 from resjax.data.summary import DatasetSummary
 from resjax.locations import Location
 from resjax.models.config import DecoderConfig
+from resjax.nn.rope import RopeScaling
 from resjax.ranges import AS_SEED
 from resjax.runs import run_text
 from resjax.runs.config import Run
@@ -32,6 +33,10 @@ _PACKAGES = (
 )  # fmt: skip
 # Settings of how a step is computed, not of what it computes: a resumed run may change them.
 _FREE_MODEL_FIELDS = ("attention", "depth", "remat")
+# Settings of config.model.rope_scaling that records of earlier runs do not have.
+_LATER_SCALING = (
+  "beta_fast", "beta_slow", "truncate", "attention_factor", "short_factors", "long_factors",
+)  # fmt: skip
 
 _SYSTEM = "config.model.residual.name"
 
@@ -271,6 +276,9 @@ def model_identity(decoder: DecoderConfig) -> dict[str, Any]:
   for field in dataclasses.fields(decoder):
     if getattr(decoder, field.name) == field.default:  # Records of earlier runs lack such settings.
       del model[field.name]
+  for name in _LATER_SCALING:
+    if model["rope_scaling"][name] == getattr(RopeScaling, name):
+      del model["rope_scaling"][name]
   return json.loads(json.dumps({f"config.model.{key}": value for key, value in model.items()}))
 
 

@@ -18,7 +18,7 @@ from resjax.models.config import ShortSWAConfig
 from resjax.models.flops import forward_flops_per_token
 from resjax.models.loss import loss_sums
 from resjax.models.model_def import ModelDef
-from resjax.nn.rope import RopeScaling
+from resjax.nn.rope import RopeScaling, Rotation
 from resjax.sharding import Layout
 from tests.helpers import decoders
 from tests.helpers.compare import assert_close
@@ -66,7 +66,8 @@ def test_a_parallel_site_reads_once_and_adds_both_branches():
   model = decoders.drawn(config)
   tokens = decoders.tokens(config)
   positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
-  place = {"segment_ids": jnp.ones_like(tokens), "positions": positions}
+  rotation = Rotation(config.layer_ropes[:1])
+  place = {"segment_ids": jnp.ones_like(tokens), "positions": positions, "rotation": rotation}
   graphdef, state = nnx.split(model.layers)
 
   @jax.jit
@@ -198,7 +199,7 @@ def test_flops_of_windows_and_gates():
     ({"attention_softcap": -1.0}, "attention_softcap=-1.0 must be 0 or positive"),
     ({"logit_softcap": -1.0}, "logit_softcap=-1.0 must be 0 or positive"),
     ({"query_pre_attn_scalar": -1.0}, "query_pre_attn_scalar=-1.0 must be 0 or positive"),
-    ({"rope_scaling": RopeScaling("yarn")}, "rope_scaling.kind='yarn' must be one of none, linear"),
+    ({"rope_scaling": RopeScaling("ntk")}, "rope_scaling.kind='ntk' must be one of none, linear"),
     ({"rope_scaling": RopeScaling("linear", 0.0)}, "rope_scaling.factor=0.0 must be positive"),
     (
       {"rope_scaling": RopeScaling("llama3", 8.0)},

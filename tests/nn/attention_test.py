@@ -5,7 +5,7 @@ import pytest
 from flax import nnx
 
 from resjax.nn.attention import Attention
-from resjax.nn.rope import Rope
+from resjax.nn.rope import Rope, Rotation
 from resjax.sharding import Layout
 from tests.helpers import reference
 from tests.helpers.compare import assert_close
@@ -16,7 +16,7 @@ POSITIONS = np.array([[0, 1, 2, 0, 1, 2], [0, 1, 2, 3, 4, 0]])
 
 
 def attention(**changes):
-  options = {"rotation": None, "qk_norm": False, "bias": True} | changes
+  options = {"qk_norm": False, "bias": True} | changes
   module = Attention(
     D, H, K, C, norm_eps=1e-6, std=0.4, value_std=0.4, out_std=0.4, implementation="auto",
     dtype="float32", layout=Layout(), rngs=nnx.Rngs(0), **options,
@@ -51,9 +51,11 @@ def in_numpy(p, views, rope_theta, qk_norm):
 @pytest.mark.parametrize("qk_norm", [False, True])
 @pytest.mark.parametrize("bias", [False, True])
 def test_three_views_in_numpy(rope_theta, qk_norm, bias):
-  module, p = attention(rotation=rope_theta and Rope(rope_theta), qk_norm=qk_norm, bias=bias)
+  module, p = attention(qk_norm=qk_norm, bias=bias)
   views = np.random.default_rng(2).normal(size=(3, B, T, D)).astype(np.float32)
-  got, _ = module(*map(jnp.asarray, views), segment_ids=SEGMENTS, positions=jnp.asarray(POSITIONS))
+  rotation = Rotation((rope_theta and Rope(rope_theta),))
+  place = {"segment_ids": SEGMENTS, "positions": jnp.asarray(POSITIONS), "rotation": rotation}
+  got, _ = module(*map(jnp.asarray, views), **place)
   assert_close(got, in_numpy(p, np.float64(views), rope_theta, qk_norm), 2e-6)
 
 

@@ -12,7 +12,7 @@ from resjax.nn.embed import Embedding
 from resjax.nn.linear import Linear
 from resjax.nn.mlp import MLP
 from resjax.nn.norm import norm
-from resjax.nn.rope import Rope, RopeScaling, rope
+from resjax.nn.rope import Rope, RopeScaling, Rotation, rope
 from resjax.sharding import Layout
 from tests.helpers.compare import assert_close
 
@@ -38,7 +38,7 @@ def test_rope_multiplies_complex_numbers(positions, theta, platform):
   angles = t[:, :, None, None] * theta ** (-2.0 * np.arange(4) / 8)
   turned = half * np.exp(1j * angles)
   want = np.concatenate([turned.real, turned.imag], axis=-1)
-  got = rope(jnp.asarray(x), jnp.asarray(t), Rope(theta), platform)
+  got = rope(jnp.asarray(x), jnp.asarray(t), Rotation((Rope(theta),)), platform)
   # A float32 angle is right to eps times itself.
   assert_close(got, want, 1e-6 if t.max() < 10 else 1e-4)
 
@@ -48,7 +48,8 @@ def test_rope_scores_depend_on_the_distance_alone():
 
   def score(at, to):
     places = ((q, at), (k, to))
-    turned = (rope(jnp.asarray(a), jnp.full((1, 1), t), Rope(1e4), "cpu") for a, t in places)
+    by = Rotation((Rope(1e4),))
+    turned = (rope(jnp.asarray(a), jnp.full((1, 1), t), by, "cpu") for a, t in places)
     return float(jnp.sum(next(turned) * next(turned)))
 
   np.testing.assert_allclose(score(3, 1), score(40, 38), rtol=1e-4)
@@ -77,7 +78,7 @@ def test_rope_turns_a_part_of_a_head_by_scaled_angles(scaling, platform):
   turned = (x[..., :4] + 1j * x[..., 4:8]) * np.exp(1j * t[:, :, None, None] * frequencies)
   want = np.concatenate([turned.real, turned.imag, x[..., 8:]], axis=-1)
   rotation = Rope(100.0, 0.67, scaling)
-  got = rope(jnp.asarray(x), jnp.asarray(t), rotation, platform)
+  got = rope(jnp.asarray(x), jnp.asarray(t), Rotation((rotation,)), platform)
   assert_close(got, want, 1e-5)
   np.testing.assert_array_equal(got[..., 8:], x[..., 8:])
 
@@ -91,7 +92,7 @@ def test_rope_on_a_tpu_has_the_values_and_gradients_of_rope_elsewhere(dtype, fra
 
   @functools.partial(jax.jit, static_argnums=0)
   def both(platform):
-    out, vjp = jax.vjp(lambda x: rope(x, t, Rope(1e4, fraction), platform), x)
+    out, vjp = jax.vjp(lambda x: rope(x, t, Rotation((Rope(1e4, fraction),)), platform), x)
     return out, vjp(d)[0]
 
   want, got = both("cpu"), both("tpu")
@@ -117,7 +118,7 @@ def test_the_gradient_of_rope_is_that_of_plain_operations(platform):
     return jnp.concatenate([pairs[..., 0], pairs[..., 1], rest], axis=-1)
 
   (want,) = jax.vjp(plain, x)[1](d)
-  (got,) = jax.vjp(lambda x: rope(x, t, rotation, platform), x)[1](d)
+  (got,) = jax.vjp(lambda x: rope(x, t, Rotation((rotation,)), platform), x)[1](d)
   assert_close(got, want, 1e-6)
 
 
@@ -125,7 +126,7 @@ def test_rope_on_a_tpu_makes_no_array_of_half_a_head():
   x = jax.ShapeDtypeStruct((1, 8, 2, 64), jnp.bfloat16)
 
   def both(x):
-    out, vjp = jax.vjp(lambda x: rope(x, jnp.arange(8)[None], Rope(1e4), "tpu"), x)
+    out, vjp = jax.vjp(lambda x: rope(x, jnp.arange(8)[None], Rotation((Rope(1e4),)), "tpu"), x)
     return vjp(out)
 
   text = jax.jit(both).trace(x).lower(lowering_platforms=("tpu",)).as_text()

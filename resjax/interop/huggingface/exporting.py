@@ -24,6 +24,7 @@ from resjax.interop.huggingface.tokenizer_files import special_ids, tokenizer_fi
 from resjax.models.config import DecoderConfig
 from resjax.models.decoder import Decoder
 from resjax.models.parameters import Parameter
+from resjax.nn.rope import Rope
 from resjax.typing import Array
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -31,7 +32,7 @@ DTYPES = ("float32", "bfloat16", "float16")
 # The options that do not decide which function a trained decoder computes, and those that decide
 # it only together with rotary positions.
 _FREE = ("dtype", "attention", "remat", "depth", "init_std", "scaled_output_init")
-_ROPE = ("rope_theta", "rope_fraction", "rope_scaling")
+_ROPE = ("rope_theta", "rope_fraction", "rope_scaling", "ropes")
 _OF_VALUES = ("value_gate", "depth_values")  # options of what no family has
 
 
@@ -175,10 +176,19 @@ def _function(config: DecoderConfig) -> dict[str, Any]:
   chosen["short_swa"] = config.short_swa.window
   chosen["windows"] = config.layer_windows
   chosen["query_pre_attn_scalar"] = config.query_pre_attn_scalar or float(config.head_dim)
-  if config.positions == "rope" and config.rope_scaling.kind != "llama3":
-    scaling = config.rope_scaling
-    chosen["rope_scaling"] = scaling.kind, 1.0 if scaling.kind == "none" else scaling.factor
-  return chosen
+  return chosen | (_rotations(config) if config.positions == "rope" else {})
+
+
+def _rotations(config: DecoderConfig) -> dict[str, Any]:
+  """Returns the options that decide the rotations of layers, each in one spelling."""
+  if len(set(config.layer_ropes)) > 1:
+    ropes = tuple(rope and (rope.theta, rope.scaling) for rope in config.layer_ropes)
+    return {"rope_theta": None, "rope_scaling": None, "ropes": ropes}
+  rope = config.layer_ropes[0] or Rope(0.0)
+  scaling: Any = rope.scaling
+  if scaling.kind in ("none", "linear"):
+    scaling = scaling.kind, 1.0 if scaling.kind == "none" else scaling.factor
+  return {"rope_theta": rope.theta, "rope_scaling": scaling, "ropes": ()}
 
 
 def check_target(folder: str | os.PathLike, setting: str = "folder") -> pathlib.Path:

@@ -8,7 +8,6 @@ import msgspec
 
 from resjax import typed_json
 from resjax.data.pretrained_tokenizer import MOST_ROWS
-from resjax.nn.rope import RopeScaling
 
 # Settings that do not change what a model computes at inference.
 _HARMLESS = frozenset(
@@ -30,17 +29,6 @@ _HARMLESS = frozenset(
     "transformers_version", "unsloth_version", "use_bfloat16", "use_cache",
   )
 )  # fmt: skip
-# The settings of each kind of rope scaling, and the fields of `RopeScaling` that they become.
-ROPE_SCALINGS: dict[str, dict[str, str]] = {
-  "default": {},
-  "linear": {"factor": "factor"},
-  "llama3": {
-    "factor": "factor",
-    "low_freq_factor": "low_freq_factor",
-    "high_freq_factor": "high_freq_factor",
-    "original_max_position_embeddings": "original_max_positions",
-  },
-}
 _REQUIRED = object()
 
 _Layers = Annotated[int, msgspec.Meta(ge=1, le=10_000)]
@@ -64,6 +52,22 @@ class _Rope:
   low_freq_factor: _Positive | None = None
   high_freq_factor: _Positive | None = None
   original_max_position_embeddings: _Size | None = None
+  attention_factor: _Positive | None = None
+  beta_fast: _Positive | None = None
+  beta_slow: _Positive | None = None
+  mscale: _Cap | None = None
+  mscale_all_dim: _Cap | None = None
+  truncate: bool | None = None
+  short_factor: list[_Positive] | None = None
+  long_factor: list[_Positive] | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class _Ropes(_Rope):
+  """The same where the types of layers may have rotations of their own."""
+
+  full_attention: _Rope | None = None
+  sliding_attention: _Rope | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,11 +104,13 @@ class _Types:
   num_attention_heads: _Size | None = None
   num_hidden_layers: _Layers | None = None
   num_key_value_heads: _Size | None = None
+  original_max_position_embeddings: _Size | None = None
   partial_rotary_factor: _Fraction | None = None
   query_pre_attn_scalar: _Positive | None = None
   reorder_and_upcast_attn: bool | None = None
   rms_norm_eps: _Fraction | msgspec.UnsetType = msgspec.UNSET  # not null
-  rope_parameters: _Rope | None = None
+  rope_local_base_freq: _Positive | None = None
+  rope_parameters: _Ropes | None = None
   rope_scaling: _Rope | None = None
   rope_theta: _Positive | None = None
   rotary_emb_base: _Positive | None = None
@@ -182,41 +188,6 @@ class Settings:
   def refusal(self, name: str, value: Any, allowed: str) -> ValueError:
     """Returns the error for a value that this decoder does not support."""
     return ValueError(f"{self._where}: {name}={value!r} is not supported; allowed: {allowed}")
-
-  def rope(
-    self, default_fraction: float = 1.0, names: tuple[str, str] | None = None
-  ) -> dict[str, Any]:
-    """Returns the fields of `DecoderConfig` for rotary positions, from old or new spelling.
-
-    Args:
-      default_fraction: the share of each head that is rotated, where the file does not say.
-      names: the names of base and fraction; None for families that rotate whole heads.
-    """
-    base, fraction = names or ("rope_theta", "partial_rotary_factor")
-    given = self.take("rope_parameters", {})
-    given = dict(self.take("rope_scaling", {}) or given)
-    theta = given.pop("rope_theta", self.take(base, 10000.0))
-    part = given.pop("partial_rotary_factor", self.take(fraction, default_fraction))
-    if names is None and part != 1:
-      raise self.refusal(fraction, part, "1.0")
-    kinds = {given.pop(name, None) for name in ("rope_type", "type")} - {None}
-    kind = kinds.pop() if len(kinds) == 1 else "default" if not kinds else str(kinds)
-    scaling = self._scaling(kind, given)
-    return {"rope_theta": float(theta), "rope_fraction": float(part), "rope_scaling": scaling}
-
-  def _scaling(self, kind: str, given: dict[str, Any]) -> RopeScaling:
-    if kind not in ROPE_SCALINGS:
-      raise self.refusal("rope_scaling.rope_type", kind, ", ".join(ROPE_SCALINGS))
-    if kind == "llama3":
-      given.setdefault("original_max_position_embeddings", self.take("max_position_embeddings", 0))
-    names = ROPE_SCALINGS[kind]
-    for name in (*names, *given):
-      if (name in names) != (name in given):
-        raise self.refusal(
-          f"rope_scaling.{name}", given.get(name), f"{', '.join(names) or 'nothing'} with {kind}"
-        )
-    fields = {names[name]: value for name, value in given.items()}
-    return RopeScaling(kind="none" if kind == "default" else kind, **fields)
 
   def finish(self) -> None:
     """Raises ValueError if the file has a setting that no caller took, unless it is off."""

@@ -222,8 +222,8 @@ def test_windows_of_some_layers(tmp_path):
     ("huggyllama/llama-7b", {"hidden_act": "gelu"}, "hidden_act='gelu' is not supported"),
     (
       "huggyllama/llama-7b",
-      {"rope_scaling": {"type": "yarn", "factor": 2.0}},
-      "rope_type='yarn' is not supported; allowed: default, linear, llama3",
+      {"rope_scaling": {"type": "dynamic", "factor": 2.0}},
+      "rope_type='dynamic' is not supported; allowed: default, linear, llama3, yarn, longrope",
     ),
     (
       "huggyllama/llama-7b",

@@ -99,7 +99,7 @@ def test_logits_and_greedy_tokens_are_those_of_transformers(name):
 def test_rotated_pairs_in_another_order_are_not_the_same_model(name):
   """Meta's own checkpoints have rotary pairs side by side, not half a head apart."""
   decoder = huggingface.load(FOLDER / name)
-  rotation, width = decoder.config.rotation, decoder.config.head_dim
+  rotation, width = decoder.config.layer_ropes[0], decoder.config.head_dim
   turned = rotation.width(width)
   order = np.arange(width)
   order[:turned] = np.arange(turned).reshape(2, -1).T.ravel()

@@ -10,7 +10,7 @@ import pytest
 
 from resjax.data.tokenizer import ByteTokenizer, train_bpe
 from resjax.interop import huggingface
-from tests.golden.huggingface import make
+from tests.golden.huggingface import make, rope
 from tests.helpers import decoders
 from tests.interop.huggingface.golden_test import compare, logits
 
@@ -96,3 +96,7 @@ def test_the_golden_folders_have_the_settings_that_are_made_now(tmp_path):
     for key in ("transformers_version", "architectures", "dtype"):
       made.pop(key, None), golden.pop(key, None)
     assert made == golden
+
+
+def test_the_golden_frequencies_are_those_that_are_made_now():
+  assert rope.found() == json.loads(rope.FILE.read_text())

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from resjax.interop.huggingface.settings import ROPE_SCALINGS, Settings
+from resjax.interop.huggingface.settings import Settings
 from resjax.interop.huggingface.tensors import Tensor
 from resjax.models.config import DecoderConfig, ResidualConfig, ShortSWAConfig
 from resjax.nn.rope import RopeScaling
@@ -91,20 +91,3 @@ def read_fields(
 def write_fields(config: DecoderConfig, names: Mapping[str, str]) -> dict[str, Any]:
   """Returns the settings of config.json, the inverse of `read_fields`."""
   return {name: getattr(config, field) for name, field in names.items()}
-
-
-def shortest_pattern(windows: list[int]) -> tuple[int, ...]:
-  """Returns the shortest run of windows that, repeated, gives those of all layers."""
-  for period in range(1, len(windows)):
-    if all(size == windows[i % period] for i, size in enumerate(windows)):
-      return tuple(windows[:period])
-  return tuple(windows)
-
-
-def rope_settings(config: DecoderConfig) -> dict[str, Any]:
-  """Returns the settings of rotary positions, in the spelling that every transformers reads."""
-  kind, values = config.rope_scaling.kind, None
-  if kind != "none":
-    names = ROPE_SCALINGS[kind].items()
-    values = {"rope_type": kind} | {name: getattr(config.rope_scaling, f) for name, f in names}
-  return {"rope_theta": config.rope_theta, "rope_scaling": values}

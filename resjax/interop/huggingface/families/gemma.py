@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from resjax.interop.huggingface.families.family import Family, rope_settings, write_fields
+from resjax.interop.huggingface.families.family import Family, write_fields
 from resjax.interop.huggingface.families.llama import (
   FILES,
   NAMES,
@@ -12,6 +12,7 @@ from resjax.interop.huggingface.families.llama import (
   read_windows,
   write_windows,
 )
+from resjax.interop.huggingface.rope_settings import read_rope, rope_settings
 from resjax.interop.huggingface.settings import Settings
 from resjax.models.config import DecoderConfig
 
@@ -24,7 +25,7 @@ def _common(settings: Settings, activations: dict[str, str]) -> dict[str, Any]:
   name = "hidden_activation" if settings.take("hidden_activation", None) else "hidden_act"
   biased = settings.take("attention_bias", False)
   return read_sizes(settings, head_dim=256, tied=True) | {
-    **settings.rope(),
+    **read_rope(settings),
     "mlp": settings.choose(name, _TANH, activations),
     "bias": "attention" if biased else "none",
     "embed_scale": True,

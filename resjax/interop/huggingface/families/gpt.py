@@ -6,9 +6,9 @@ from typing import Any
 from resjax.interop.huggingface.families.family import (
   Family,
   read_fields,
-  rope_settings,
   write_fields,
 )
+from resjax.interop.huggingface.rope_settings import read_rope, rope_settings
 from resjax.interop.huggingface.settings import Settings
 from resjax.interop.huggingface.tensors import Part, Tensor
 from resjax.models.config import DecoderConfig
@@ -90,7 +90,7 @@ def _read_neox(settings: Settings) -> dict[str, Any]:
     "tie_word_embeddings": False,
   }
   return _read_common(settings, _NEOX_NAMES, defaults) | {
-    **settings.rope(0.25, names=("rotary_emb_base", "rotary_pct")),
+    **read_rope(settings, fraction=0.25, names=("rotary_emb_base", "rotary_pct")),
     "mlp": settings.choose("hidden_act", "gelu", _ACTIVATIONS),
   }
 

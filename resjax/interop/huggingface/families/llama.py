@@ -5,15 +5,19 @@ from typing import Any
 from resjax.interop.huggingface.families.family import (
   Family,
   read_fields,
+  write_fields,
+)
+from resjax.interop.huggingface.rope_settings import (
+  FULL,
+  SLIDING,
+  read_rope,
   rope_settings,
   shortest_pattern,
-  write_fields,
 )
 from resjax.interop.huggingface.settings import Settings
 from resjax.interop.huggingface.tensors import Tensor
 from resjax.models.config import DecoderConfig
 
-_SLIDING, _FULL = "sliding_attention", "full_attention"
 # The settings and the fields of `DecoderConfig` that they become.
 NAMES = {
   "vocab_size": "vocab_size",
@@ -43,27 +47,27 @@ def read_windows(settings: Settings, size: int, default: list[bool]) -> tuple[in
 
   The setting layer_types says which layers have a window of this size; without it, `default` does.
   """
-  types = settings.take("layer_types", [_SLIDING if slides else _FULL for slides in default])
+  types = settings.take("layer_types", [SLIDING if slides else FULL for slides in default])
   for kind in types:
-    if kind not in (_SLIDING, _FULL):
-      raise settings.refusal("layer_types", kind, f"{_SLIDING}, {_FULL}")
+    if kind not in (SLIDING, FULL):
+      raise settings.refusal("layer_types", kind, f"{SLIDING}, {FULL}")
   if len(types) != len(default):
     raise settings.refusal("layer_types", types, f"one for each of {len(default)} layers")
-  return shortest_pattern([size if kind == _SLIDING else 0 for kind in types])
+  return shortest_pattern([size if kind == SLIDING else 0 for kind in types])
 
 
 def write_windows(config: DecoderConfig) -> dict[str, Any]:
   """Returns the size of the window and the layer_types, the inverse of `read_windows`."""
   return {
     "sliding_window": max(config.windows) or None,
-    "layer_types": [_SLIDING if size else _FULL for size in config.layer_windows],
+    "layer_types": [SLIDING if size else FULL for size in config.layer_windows],
   }
 
 
 def _common(settings: Settings, head_dim: int = 0) -> dict[str, Any]:
   activations = {"silu": "swiglu", "swish": "swiglu"}
   mlp = settings.choose("hidden_act", "silu", activations)
-  return read_sizes(settings, head_dim) | settings.rope() | {"mlp": mlp}
+  return read_sizes(settings, head_dim) | read_rope(settings) | {"mlp": mlp}
 
 
 def _write_common(config: DecoderConfig) -> dict[str, Any]:
