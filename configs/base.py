@@ -51,11 +51,13 @@ def model() -> dict:
     "norm": "rmsnorm",  # rmsnorm | layernorm
     "norm_eps": 1e-6,
     "norm_gate": norm_gate(),
+    "pre_norm": True,  # normalise what each sublayer reads, unless the combinator does
     "post_norm": False,  # also normalise the output of each sublayer before the combinator
     "mlp": "swiglu",  # swiglu | geglu | gelu (both tanh approximation) | gelu_exact
     "bias": "none",  # none | qkv | attention (also its output) | all (also MLP and LayerNorm)
     "parallel": False,  # attention and MLP read the same input, as one site `parallel`
-    "qk_norm": False,  # RMSNorm of queries and keys per head
+    "qk_norm": False,  # RMSNorm of queries and keys
+    "qk_norm_over": "head",  # head | heads (all of a token together, as in OLMo 2)
     "query_pre_attn_scalar": 0.0,  # scores are q · k / sqrt(this); 0: head_dim
     "windows": (0,),  # tokens that a token sees, itself included; 0: all. Layers take turns
     "attention_softcap": 0.0,  # c in c · tanh(score / c), which replaces scores; 0: off

@@ -24,6 +24,7 @@ _MOST = {
   "head_dim": 1 << 16,
   "mlp_dim": 1 << 24,
 }
+QK_NORMS = ("head", "heads")
 BIASES = ("none", "qkv", "attention", "all")
 
 
@@ -191,6 +192,8 @@ class DecoderConfig:
   value_mixing: str = "none"
   depth_values: DepthValuesConfig = DepthValuesConfig()
   ropes: tuple[LayerRope, ...] = ()
+  pre_norm: bool = True
+  qk_norm_over: str = "head"
 
   def __post_init__(self) -> None:
     """Fills in head_dim and checks every field."""
@@ -200,6 +203,7 @@ class DecoderConfig:
     self._choice("bias", BIASES)
     self._choice("value_residual", ("none", "learned", "fixed", "gated"))
     self._choice("value_mixing", ("none", "depth"))
+    self._choice("qk_norm_over", QK_NORMS)
     self._choice("dtype", DTYPES)
     self._choice("attention", ("auto", *IMPLEMENTATIONS))
     self._choice("remat", REMAT)
@@ -224,6 +228,8 @@ class DecoderConfig:
     self._check_mup()
     rank, most = self.norm_gate.rank, self.d_model
     self._check("norm_gate.rank", 0 <= rank <= most, f"in 0..{most}")
+    gated = self.norm_gate.rank == 0 or self.pre_norm
+    self._check("norm_gate.rank", gated, "0 with pre_norm=False, where no norm is before a branch")
     self._check("norm_gate.form", self.norm_gate.form in NORM_GATES, f"{' or '.join(NORM_GATES)}")
 
   def _check_windows(self) -> None:

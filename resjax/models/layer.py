@@ -31,9 +31,9 @@ class Layer(nnx.Module):
   The sites are `attention` and `mlp`; or `parallel`, whose branch is the sum of both (GPT-J,
   GPT-NeoX, arXiv 2204.06745), each with norms of its own. If the config has a window for it, the
   site `short_swa` comes first: causal attention over the last few tokens (arXiv 2603.16039), with
-  as many key heads as query heads. A sublayer has a pre-norm for every view that it uses, a gate
-  behind each of them if `config.norm_gate` asks for it, and a norm of its output if
-  `config.post_norm` asks for one.
+  as many key heads as query heads. A sublayer has a pre-norm for every view that it uses unless
+  `config.pre_norm` or the combinator is without them, a gate behind each of them if
+  `config.norm_gate` asks for it, and a norm of its output if `config.post_norm` asks for one.
 
   Args:
     config: the sizes and choices of the decoder.
@@ -62,7 +62,7 @@ class Layer(nnx.Module):
     attends = common | {
       "bias": config.bias in ("attention", "all"),
       "qkv_bias": config.bias == "qkv",
-      "qk_norm": config.qk_norm,
+      "qk_norm": config.qk_norm_over if config.qk_norm else "none",
       "norm_eps": config.norm_eps,
       "implementation": config.attention,
       "std": config.matrix_std,
@@ -271,7 +271,8 @@ def _used_views(given: tuple[str, ...], sublayer: str) -> tuple[str, ...]:
 
 
 def _pre_norm(config: DecoderConfig, combinator: combinators.Combinator, rngs: nnx.Rngs) -> Norm:
-  return decoder_norm(config, rngs) if combinator.pre_norm else Identity()
+  has_one = config.pre_norm and combinator.pre_norm
+  return decoder_norm(config, rngs) if has_one else Identity()
 
 
 def decoder_norm(config: DecoderConfig, rngs: nnx.Rngs) -> Norm:

@@ -18,7 +18,7 @@ from resjax.kernels.self_attention import (
 from resjax.nn.keys import Keys
 from resjax.nn.kv_cache import KeyValues
 from resjax.nn.linear import Linear, shared
-from resjax.nn.norm import Identity, norm
+from resjax.nn.norm import Identity, Norm, norm
 from resjax.nn.rope import NOT_ROTATED, Rotation, rope
 from resjax.nn.values import Projected, ValueMixer
 from resjax.sharding import Layout
@@ -35,7 +35,8 @@ class Attention(nnx.Module):
     num_heads: the number of query heads H.
     num_kv_heads: the number of key and value heads K; H is a multiple of K.
     head_dim: the width of a head C.
-    qk_norm: whether every query and key head goes through an RMSNorm before the rotation.
+    qk_norm: what of queries and keys goes through an RMSNorm before the rotation: `none`, every
+      `head`, or the `heads` of a token together.
     norm_eps: the eps of that norm.
     bias: whether the linear maps have biases.
     qkv_bias: whether those of q, k and v have biases, whatever `bias` says.
@@ -56,7 +57,7 @@ class Attention(nnx.Module):
     num_kv_heads: int,
     head_dim: int,
     *,
-    qk_norm: bool,
+    qk_norm: str,
     norm_eps: float,
     bias: bool,
     qkv_bias: bool = False,
@@ -87,8 +88,10 @@ class Attention(nnx.Module):
     out = common | {"bias": bias, "in_heads": heads}
     self.o_proj = Linear(size, d_model, inward[::-1], std=out_std, rngs=keys("o_proj"), **out)
     each: dict[str, Any] = {"eps": norm_eps, "bias": False, "dtype": dtype, "rngs": rngs}
-    self.q_norm = norm("rmsnorm", head_dim, **each) if qk_norm else Identity()
-    self.k_norm = norm("rmsnorm", head_dim, **each) if qk_norm else Identity()
+    widths = {"head": (head_dim, head_dim), "heads": (size, kv_size)}.get(qk_norm)
+    self.norm_axes = 2 if qk_norm == "heads" else 1
+    self.q_norm = norm("rmsnorm", widths[0], **each) if widths else Identity()
+    self.k_norm = norm("rmsnorm", widths[1], **each) if widths else Identity()
 
   @jax.named_scope("attention")
   def __call__(
@@ -214,12 +217,18 @@ class Attention(nnx.Module):
     q = self._heads(self.q_proj(x_q))
     k = self._heads(self.k_proj(x_k))
     v = self.values(x_v)
-    q, k = self.q_norm(q), self.k_norm(k)
+    q, k = self._normed(self.q_norm, q), self._normed(self.k_norm, k)
     platform = self.layout.platform
     q, k = rope(q, positions, rotation, platform), rope(k, positions, rotation, platform)
     for mixer in mixers:
       v = mixer.mix(v, Projected(x_v, q, k))
     return q, k, v
+
+  def _normed(self, by: Norm, x: Array) -> Array:
+    """Returns normalised queries or keys [B, T, H, C]."""
+    if self.norm_axes == 1:
+      return by(x)
+    return self._heads(by(x.reshape(*x.shape[:2], -1)).reshape(x.shape))
 
   def _heads(self, x: Array) -> Array:
     """Returns heads [B, T, H, C] in their place on the mesh."""

@@ -14,7 +14,7 @@ from flax import nnx
 
 from resjax import combinators
 from resjax.losses import cross_entropy
-from resjax.models.config import ShortSWAConfig
+from resjax.models.config import NormGateConfig, ShortSWAConfig
 from resjax.models.flops import forward_flops_per_token
 from resjax.models.loss import loss_sums
 from resjax.models.model_def import ModelDef
@@ -32,13 +32,14 @@ NEOX = {
   "norm": "layernorm", "bias": "all", "mlp": "gelu_exact", "parallel": True, "rope_fraction": 0.5,
   "rope_scaling": RopeScaling("llama3", 4.0, 1.0, 4.0, 16),
 }  # fmt: skip
+OLMO2 = {"pre_norm": False, "post_norm": True, "qk_norm": True, "qk_norm_over": "heads"}
 ALL = GEMMA2 | {"parallel": True, "bias": "attention", "windows": (3, 0, 5), "qk_norm": True}
 EXTRAS = {"short_swa": ShortSWAConfig(window=3), "value_residual": "learned"}
 
 
 # Without padding, golden_test.py shows it for every family.
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [GEMMA2, NEOX])
+@pytest.mark.parametrize("options", [GEMMA2, NEOX, OLMO2])
 def test_cached_decoding_is_the_whole_row(options):
   assert_close(*cached_and_whole(decoders.config("llama", **options), (6, 1)), 1e-5)
 
@@ -78,6 +79,32 @@ def test_a_parallel_site_reads_once_and_adds_both_branches():
       n = layer.norms["attention"]["x"](x)
       attended = layer.post_norms["attention"](layer.attention(n, n, n, **place)[0])
       x = x + attended + layer.post_norms["mlp"](layer.mlp(layer.norms["mlp"]["x"](x)))
+    return model(tokens), model.final_norm(x)
+
+  assert_close(*both(), 1e-5)
+
+
+@pytest.mark.parametrize("pre_norm", [True, False])
+def test_norms_of_branches_by_hand(pre_norm):
+  """y = x + norm(f(x)) without pre-norms; with them y = x + norm(f(norm x))."""
+  config = decoders.config("llama", **OLMO2 | {"pre_norm": pre_norm, "num_layers": 2})
+  model = decoders.drawn(config)
+  tokens = decoders.tokens(config)
+  positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
+  rotation = Rotation(config.layer_ropes[:1])
+  place = {"segment_ids": jnp.ones_like(tokens), "positions": positions, "rotation": rotation}
+  graphdef, state = nnx.split(model.layers)
+  assert bool(nnx.to_flat_state(nnx.state(model.layers.norms))) == pre_norm
+
+  @jax.jit
+  def both():
+    x = model.embed(tokens, positions)
+    for index in range(2):
+      layer = nnx.merge(graphdef, jax.tree.map(lambda leaf, i=index: leaf[i], state))
+      n = layer.norms["attention"]["x"](x) if pre_norm else x
+      x = x + layer.post_norms["attention"](layer.attention(n, n, n, **place)[0])
+      n = layer.norms["mlp"]["x"](x) if pre_norm else x
+      x = x + layer.post_norms["mlp"](layer.mlp(n))
     return model(tokens), model.final_norm(x)
 
   assert_close(*both(), 1e-5)
@@ -162,6 +189,9 @@ def test_parameters_by_hand():
     ({"bias": "all"}, layers * (qkv + d + 2 * f + d)),
     ({"bias": "all", "norm": "layernorm"}, layers * (qkv + d + 2 * f + d + 2 * d) + d),
     ({"post_norm": True}, layers * 2 * d),
+    ({"pre_norm": False}, -layers * 2 * d),
+    ({"qk_norm": True}, layers * 2 * 4),
+    ({"qk_norm": True, "qk_norm_over": "heads"}, layers * (heads + kv)),
     ({"parallel": True}, 0),
     ({"mlp": "geglu"}, 0),
     ({"mlp": "gelu_exact"}, -layers * d * f),
@@ -196,6 +226,8 @@ def test_flops_of_windows_and_gates():
       {"rope_fraction": 0.5, "short_swa": ShortSWAConfig(3, 8)},
       r"rope_fraction=0.5 must be in \(0, 1\] and rotate an even part of 2",
     ),
+    ({"qk_norm_over": "all"}, "qk_norm_over='all' must be one of head, heads"),
+    ({"pre_norm": False, "norm_gate": NormGateConfig(2)}, "norm_gate.rank=2 must be 0 with pre_no"),
     ({"attention_softcap": -1.0}, "attention_softcap=-1.0 must be 0 or positive"),
     ({"logit_softcap": -1.0}, "logit_softcap=-1.0 must be 0 or positive"),
     ({"query_pre_attn_scalar": -1.0}, "query_pre_attn_scalar=-1.0 must be 0 or positive"),

@@ -16,7 +16,7 @@ POSITIONS = np.array([[0, 1, 2, 0, 1, 2], [0, 1, 2, 3, 4, 0]])
 
 
 def attention(**changes):
-  options = {"qk_norm": False, "bias": True} | changes
+  options = {"qk_norm": "none", "bias": True} | changes
   module = Attention(
     D, H, K, C, norm_eps=1e-6, std=0.4, value_std=0.4, out_std=0.4, implementation="auto",
     dtype="float32", layout=Layout(), rngs=nnx.Rngs(0), **options,
@@ -33,7 +33,10 @@ def in_numpy(p, views, rope_theta, qk_norm):
     return x.reshape(B, T, -1, C)
 
   def prepared(x, name):
-    if qk_norm:
+    if qk_norm == "heads":
+      x = reference.rms(x.reshape(B, T, -1), 1e-6) * p[name]["scale"]
+      x = x.reshape(B, T, -1, C)
+    if qk_norm == "head":
       x = reference.rms(x, 1e-6) * p[name]["scale"]
     if rope_theta:
       pairs = x[..., : C // 2] + 1j * x[..., C // 2 :]
@@ -48,7 +51,7 @@ def in_numpy(p, views, rope_theta, qk_norm):
 
 
 @pytest.mark.parametrize("rope_theta", [None, 100.0])
-@pytest.mark.parametrize("qk_norm", [False, True])
+@pytest.mark.parametrize("qk_norm", ["none", "head", "heads"])
 @pytest.mark.parametrize("bias", [False, True])
 def test_three_views_in_numpy(rope_theta, qk_norm, bias):
   module, p = attention(qk_norm=qk_norm, bias=bias)
@@ -59,12 +62,13 @@ def test_three_views_in_numpy(rope_theta, qk_norm, bias):
   assert_close(got, in_numpy(p, np.float64(views), rope_theta, qk_norm), 2e-6)
 
 
-@pytest.mark.parametrize("qk_norm", [False, True])
+@pytest.mark.parametrize("qk_norm", ["none", "head", "heads"])
 def test_parameter_shapes(qk_norm):
   module, _ = attention(qk_norm=qk_norm, bias=False)
   shapes = jax.tree.map(np.shape, nnx.to_pure_dict(nnx.state(module)))
   want = {"q_proj": (D, H * C), "k_proj": (D, K * C), "v_proj": (D, K * C), "o_proj": (H * C, D)}
   want = {name: {"kernel": shape} for name, shape in want.items()}
-  if qk_norm:
-    want |= {"q_norm": {"scale": (C,)}, "k_norm": {"scale": (C,)}}
+  if qk_norm != "none":
+    widths = (C, C) if qk_norm == "head" else (H * C, K * C)
+    want |= {name: {"scale": (n,)} for name, n in zip(("q_norm", "k_norm"), widths, strict=True)}
   assert shapes == want
