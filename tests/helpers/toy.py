@@ -73,7 +73,8 @@ def build(name, options, *, num_layers=L, sites=SITES, random=True):
 
   def move(path, leaf):
     fan_in = leaf.shape[-2] if path[0].key in fresh.decayed_parameters else 1
-    return leaf + jnp.asarray(0.5 * fan_in**-0.5 * rng.normal(size=leaf.shape), leaf.dtype)
+    by = (0.5 * fan_in**-0.5 * rng.normal(size=leaf.shape)).astype(leaf.dtype)
+    return jnp.asarray(np.asarray(leaf) + by)
 
   moved = jax.tree.map_with_path(move, state)
   return nnx.merge(graphdef, moved)
@@ -105,8 +106,12 @@ def by_hand(combinator, layers, x, branch=branch):
 
 def compiled_by_hand(combinator, layers, x):
   """`by_hand`, in one program: less to compile than one for every operation and shape."""
-  graphdef, state = nnx.split(combinator)
-  return jax.jit(lambda state, *rest: by_hand(nnx.merge(graphdef, state), *rest))(state, layers, x)
+  return _compiled_by_hand(*nnx.split(combinator), layers, x)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _compiled_by_hand(graphdef, state, layers, x):
+  return by_hand(nnx.merge(graphdef, state), layers, x)
 
 
 def run(combinator, layers, x, branch=branch, **options):
@@ -131,7 +136,10 @@ def value_and_gradients(forward, combinator, layers, x):
 
 
 def jitted(forward, combinator, layers, x):
-  """`value_and_gradients`, compiled."""
-  graphdef, state = nnx.split(combinator)
-  compute = jax.jit(lambda s, *a: value_and_gradients(forward, nnx.merge(graphdef, s), *a))
-  return compute(state, layers, x)
+  """`value_and_gradients` in one program, for all combinators that differ in values alone."""
+  return _jitted(forward, *nnx.split(combinator), layers, x)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _jitted(forward, graphdef, state, layers, x):
+  return value_and_gradients(forward, nnx.merge(graphdef, state), layers, x)

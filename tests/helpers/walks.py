@@ -14,9 +14,9 @@ def cases(selected=CASES):
   return pytest.mark.parametrize("case", selected, ids=str)
 
 
-def first_cases(selected=CASES):
-  """The first case of every name; the others are slow."""
-  first = _first(selected)
+def first_cases(selected=CASES, *, quick=_ALL):
+  """The first case of every name, or of these names; the others are slow."""
+  first = [case for case in _first(selected) if case.name in quick]
   marked = [_param(case, str(case), case in first) for case in selected]
   return pytest.mark.parametrize("case", marked)
 
@@ -35,11 +35,15 @@ def other_forms(selected=CASES):
   return pytest.mark.parametrize("case", chosen, ids=str)
 
 
-def one_case_each(selected=CASES, *, all_of=()):
-  """The first case of every name, for what options hardly change; all of some names, as slow."""
+def one_case_each(selected=CASES, *, all_of=(), quick=_ALL):
+  """The first case of every name, for what options hardly change; all of some names, as slow.
+
+  The first cases of names that are not among `quick` are slow, too.
+  """
   first = _first(selected)
   chosen = [case for case in selected if case in first or case.name in all_of]
-  return pytest.mark.parametrize("case", [_param(c, str(c), c in first) for c in chosen])
+  marked = [_param(c, str(c), c in first and c.name in quick) for c in chosen]
+  return pytest.mark.parametrize("case", marked)
 
 
 def is_first(case):
