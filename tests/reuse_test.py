@@ -89,7 +89,7 @@ TREE_MODE = """
   layers, x = toy.layers(3, dtype=np.float64), jnp.asarray(toy.embeddings(np.float64))
   for name in combinators.names():
     made = toy.build(name, {}, num_layers=3)
-    want, wants = toy.value_and_gradients(toy.by_hand, made, layers, x)
+    want, wants = toy.jitted(toy.by_hand, made, layers, x)
     got, gots = toy.jitted(toy.run, made, layers, x)
     pairs = zip(jax.tree.leaves((got, gots)), jax.tree.leaves((want, wants)), strict=True)
     for a, b in pairs:

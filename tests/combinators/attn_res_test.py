@@ -58,6 +58,6 @@ def test_two_phase_form_is_the_direct_read(layers_per_block, sites):
   with jax.enable_x64(True):
     made = toy.build("block_attn_res", {"layers_per_block": layers_per_block}, sites=sites)
     layers, x = toy.layers(sites=sites, dtype=float), toy.embeddings(float)
-    got = toy.by_hand(made, jax.tree.map(jnp.asarray, layers), jnp.asarray(x))
+    got = toy.compiled_by_hand(made, jax.tree.map(jnp.asarray, layers), jnp.asarray(x))
     params = toy.parameters(made)
   assert_close(got, two_phase(params, layers, x, sites, layers_per_block), 1e-12)

@@ -16,13 +16,13 @@ DCA = "deep_cross_attention"
 
 
 def values_and_gradients(made):
-  return toy.value_and_gradients(toy.by_hand, made, LAYERS, X)
+  return toy.jitted(toy.by_hand, made, LAYERS, X)
 
 
 @pytest.mark.parametrize("last", [0, 2])
 def test_fresh_gated_cross_attention_is_nearly_standard(last):
   fresh = toy.build(DCA, {"version": 3, "last": last}, random=False)
-  error = relative_errors(toy.by_hand(fresh, LAYERS, X), toy.by_hand(STANDARD, LAYERS, X))[""]
+  error = relative_errors(toy.compiled_by_hand(fresh, LAYERS, X), toy.compiled_by_hand(STANDARD, LAYERS, X))[""]
   # A gate relu(w · g) has a root mean square of 0.02 / √2 for sources of unit size; reads add up.
   assert 0 < error < 0.02 * np.sqrt((toy.L + 1) / 2)
 
@@ -111,5 +111,5 @@ def test_one_layer(name, options):
   made = toy.build(name, options, num_layers=1)
   layers = toy.layers(num_layers=1)
   got = toy.run(made, layers, X, unroll=made.strategy == "loop")
-  assert_close(got, toy.by_hand(made, layers, X), 1e-5)
+  assert_close(got, toy.compiled_by_hand(made, layers, X), 1e-5)
   assert made.num_parameters() == sum(leaf.size for leaf in jax.tree.leaves(nnx.state(made)))

@@ -61,7 +61,7 @@ def test_sinkhorn_survives_logits_whose_exponential_overflows():
 
 def test_released_form_without_eps_is_that_of_the_paper():
   exact, almost = (toy.build("mhc", {"gate_eps": eps}, num_layers=2) for eps in (0.0, 1e-12))
-  assert_close(toy.by_hand(almost, LAYERS, X), toy.by_hand(exact, LAYERS, X), 1e-6)
+  assert_close(toy.compiled_by_hand(almost, LAYERS, X), toy.compiled_by_hand(exact, LAYERS, X), 1e-6)
 
 
 def test_independent_streams_are_mhc_whose_mix_is_the_identity():
@@ -72,7 +72,7 @@ def test_independent_streams_are_mhc_whose_mix_is_the_identity():
   logits = jnp.broadcast_to(200.0 * jnp.eye(4).reshape(-1), (2, 2, 16))
   mhc.bias[...] = jnp.concatenate([made.bias[...], logits], axis=-1)
   mhc.scale[...] = mhc.scale[...].at[..., :2].set(made.scale[...])
-  assert_close(toy.by_hand(made, LAYERS, X), toy.by_hand(mhc, LAYERS, X), 1e-6)
+  assert_close(toy.compiled_by_hand(made, LAYERS, X), toy.compiled_by_hand(mhc, LAYERS, X), 1e-6)
   assert all(made.coefficients(s, 0, "mlp")[1] is None for s in toy.states_by_hand(made, LAYERS, X))
 
 
@@ -86,8 +86,8 @@ def test_one_stream_whose_output_gain_alone_has_moved_is_a_scaled_add(dynamic):
   made = toy.build("hyper_connections", {"num_streams": 1, "dynamic": dynamic}, random=False)
   made.beta[...] = made.beta[...] * 0.7
   layers = {site: {**p, "down": 0.7 * p["down"]} for site, p in LAYERS.items()}
-  want = toy.by_hand(toy.build("standard", {}), layers, X)
-  assert_close(toy.by_hand(made, LAYERS, X), want, 1e-6)
+  want = toy.compiled_by_hand(toy.build("standard", {}), layers, X)
+  assert_close(toy.compiled_by_hand(made, LAYERS, X), want, 1e-6)
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_one_stream_whose_output_gain_alone_has_moved_is_a_scaled_add(dynamic):
 def test_streams_are_equal_at_init_and_part_with_the_first_update(name, options):
   made = toy.build(name, options, num_layers=2, random=False)
   assert spread(made) < 1e-6
-  _, (gradients, _, _) = toy.value_and_gradients(toy.by_hand, made, LAYERS, X)
+  _, (gradients, _, _) = toy.jitted(toy.by_hand, made, LAYERS, X)
   state = nnx.state(made)
   moved = jax.tree.map(lambda p, g: p - g, nnx.to_pure_dict(state), gradients)
   nnx.replace_by_pure_dict(state, moved)
@@ -136,6 +136,6 @@ def test_fresh_mhc_of_other_inits_mix_differently_and_agree():
   assert np.abs(mixes(uniform)[0] - 0.25).max() < 0.02
   assert np.abs(mixes(identity)[0] - np.eye(4)[..., None, None]).max() < 0.01
   one_hot = toy.build("mhc", {"init": "one_hot"}, random=False)
-  want = toy.rms_norm(toy.by_hand(uniform, LAYERS, X))
-  assert_close(toy.rms_norm(toy.by_hand(identity, LAYERS, X)), want, 1e-4)
-  assert relative_errors(toy.rms_norm(toy.by_hand(one_hot, LAYERS, X)), want)[""] > 1e-2
+  want = toy.rms_norm(toy.compiled_by_hand(uniform, LAYERS, X))
+  assert_close(toy.rms_norm(toy.compiled_by_hand(identity, LAYERS, X)), want, 1e-4)
+  assert relative_errors(toy.rms_norm(toy.compiled_by_hand(one_hot, LAYERS, X)), want)[""] > 1e-2

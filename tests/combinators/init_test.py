@@ -18,7 +18,7 @@ def normed_output(combinator, layers, x):
 @functools.cache
 def of_standard(num_layers):
   made = toy.build("standard", {}, num_layers=num_layers)
-  return toy.value_and_gradients(normed_output, made, toy.layers(num_layers), X)
+  return toy.jitted(normed_output, made, toy.layers(num_layers), X)
 
 
 @walks.first_cases(STANDARD_AT_INIT)
@@ -45,5 +45,5 @@ def test_one_layer_blocks_of_one_site_are_full_attention_residuals():
   layers = toy.layers(sites=("mlp",))
   full = toy.build("attn_res", {}, sites=("mlp",))
   block = toy.build("block_attn_res", {"layers_per_block": 1}, sites=("mlp",))
-  want = toy.value_and_gradients(toy.by_hand, full, layers, X)
-  assert_close(toy.value_and_gradients(toy.by_hand, block, layers, X), want, 1e-6)
+  want = toy.jitted(toy.by_hand, full, layers, X)
+  assert_close(toy.jitted(toy.by_hand, block, layers, X), want, 1e-6)

@@ -83,7 +83,7 @@ def test_what_branches_keep_is_stacked_over_layers(name):
   assert_close((y, kept), want[:2], 1e-5)
   np.testing.assert_array_equal(kept["attention"]["gain"], layers["attention"]["gain"])
   assert kept["attention"]["out"].shape == (toy.L, *x.shape)
-  np.testing.assert_allclose(y, toy.by_hand(made, layers, x), rtol=0, atol=1e-4)
+  np.testing.assert_allclose(y, toy.compiled_by_hand(made, layers, x), rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", ["standard", "block_attn_res"])
@@ -125,5 +125,5 @@ def test_one_layer(name):
   made = toy.build(name, options, num_layers=1)
   layers, x = toy.layers(num_layers=1), jnp.asarray(toy.embeddings())
   np.testing.assert_allclose(
-    toy.run(made, layers, x), toy.by_hand(made, layers, x), rtol=0, atol=1e-5
+    toy.run(made, layers, x), toy.compiled_by_hand(made, layers, x), rtol=0, atol=1e-5
   )
