@@ -1,4 +1,4 @@
-"""Compiles the GPU kernels of depth attention to machine code, for GPUs that need not be there.
+"""Compiles the GPU kernels to machine code, for GPUs that need not be there.
 
 Registers, spilled bytes and shared memory of every kernel are read off. Neither XLA nor ptxas
 checks whether the programs that should run at a time find as many registers and as much shared
@@ -22,20 +22,23 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import SingleDeviceSharding
 
+from launch.bench.kernels import gpu_stream_kernels
 from resjax.aot import absent_devices
 from resjax.hardware.chips import GPU_DRIVER_BYTES, GPU_TARGETS
 from resjax.kernels.depth_attention import backends
 from resjax.kernels.depth_attention.mosaic_gpu import obstacles
+from resjax.kernels.depth_attention.mosaic_gpu.tiles import GpuTiles
 from resjax.kernels.depth_attention.operands import MergeOperands, Operands, Read
 from resjax.sharding import Layout, MeshConfig, make_mesh
 
-KINDS = ("direct", "block", "merge")
+KINDS = ("direct", "block", "merge", "streams")
 PASSES = ("forward", "backward")
 # Forms of a kind: fused, banked, threaded. In a decoder under a scan all three hold.
 _FORMS = {
   "direct": ((False, False, False), (False, False, True), (True, True, True)),
   "block": ((False, False, False), (False, False, True), (False, True, True)),
   "merge": ((False, False, True), (True, False, True)),
+  "streams": ((True, False, False),),
 }
 _EPS = 1e-6
 _REGISTERS = 65536  # of a streaming multiprocessor
@@ -49,8 +52,9 @@ class KernelCase:
   """A kernel to compile.
 
   Attributes:
-    kind: `direct` for a direct read, `block` for phase 1 of a depth block, `merge` for phase 2.
-    name: `forward` or `backward`.
+    kind: `direct` for a direct read, `block` for phase 1 of a depth block, `merge` for phase 2;
+      `streams` for a read of residual streams.
+    name: `forward` or `backward`; of streams one of `gpu_stream_kernels.NAMES`.
     width: D.
     fused: whether a direct read or a merge has the residual add and the following norm.
     banked: whether all sources but the last are in a bank, of which some may not count.
@@ -59,6 +63,7 @@ class KernelCase:
     num_reads: S, the reads of a depth block.
     num_tokens: T.
     dtype: the dtype of the sources.
+    num_streams: R.
   """
 
   kind: str
@@ -71,6 +76,7 @@ class KernelCase:
   num_reads: int = 8
   num_tokens: int = 1001
   dtype: str = "bfloat16"
+  num_streams: int = 4
 
   def __str__(self) -> str:
     form = [name for name in ("fused", "banked", "threaded") if getattr(self, name)]
@@ -122,15 +128,15 @@ def most_spilled(width: int) -> int:
 
 
 def cases(widths: Sequence[int], kinds: Sequence[str] = KINDS) -> Iterator[KernelCase]:
-  """Yields both passes of every kind in several forms, at every width.
+  """Yields all kernels of every kind in several forms, at every width.
 
   A forward pass is the same kernel whether sources are threaded or not.
   """
   for width in widths:
     for kind in kinds:
-      for name in PASSES:
+      for name in gpu_stream_kernels.NAMES if kind == "streams" else PASSES:
         for fused, banked, threaded in _FORMS[kind]:
-          if name == "backward" or kind == "merge" or banked or not threaded:
+          if name != "forward" or kind == "merge" or banked or not threaded:
             yield KernelCase(kind, name, width, fused, banked, threaded)
 
 
@@ -151,12 +157,11 @@ def compile_kernel(gpu: str, case: KernelCase) -> Compiled | str:
   def array(*sizes: int, dtype: Any = jnp.float32) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(sizes, jnp.dtype(dtype), sharding=whole)
 
-  read = Read(1, _EPS, case.fused, case.threaded, "mosaic_gpu", layout)
-  operands = _merge_operands(case, array) if case.kind == "merge" else _operands(case, array)
-  obstacle = getattr(obstacles, case.kind)(read, operands)
-  if obstacle:
-    return obstacle
-  run, *args = _call(read, case, operands)
+  prepared = _prepared_streams if case.kind == "streams" else _prepared
+  found = prepared(case, layout, array)
+  if isinstance(found, str):
+    return found
+  tiles, run, args = found
   placed = jax.tree.map(lambda x: array(*x.shape, dtype=x.dtype), args)
   start = time.perf_counter()
   lowered = jax.jit(run).lower(*placed)
@@ -164,7 +169,6 @@ def compile_kernel(gpu: str, case: KernelCase) -> Compiled | str:
   seconds = time.perf_counter() - start
   if "registers" not in told:
     raise ValueError(f"{case}: ptxas told nothing; has a cache already held the kernel?")
-  tiles = backends.load("mosaic_gpu", f"{case.kind}_{case.name}").tiles_of(read, operands)
   return Compiled(
     case,
     gpu,
@@ -173,7 +177,7 @@ def compile_kernel(gpu: str, case: KernelCase) -> Compiled | str:
       int(stores) + int(loads)
       for stores, loads in re.findall(r"(\d+) bytes spill stores, (\d+) bytes spill loads", told)
     ),
-    shared=tiles.shared_bytes(operands.like),
+    shared=tiles.shared_bytes(array(case.num_tokens, case.width, dtype=case.dtype)),
     programs=tiles.programs_per_sm,
     seconds=seconds,
   )
@@ -201,6 +205,26 @@ def _told_by_ptxas(compile: Callable[[], Any]) -> str:
     return captured.read().decode(errors="replace")
 
 
+def _prepared(
+  case: KernelCase, layout: Layout, array: Callable
+) -> str | tuple[GpuTiles, Callable, tuple]:
+  """Returns a kernel of depth attention, see `gpu_stream_kernels.prepared`."""
+  read = Read(1, _EPS, case.fused, case.threaded, "mosaic_gpu", layout)
+  operands = _merge_operands(case, array) if case.kind == "merge" else _operands(case, array)
+  obstacle = getattr(obstacles, case.kind)(read, operands)
+  if obstacle:
+    return obstacle
+  tiles = backends.load("mosaic_gpu", f"{case.kind}_{case.name}").tiles_of(read, operands)
+  return tiles, *_call(read, case, operands)
+
+
+def _prepared_streams(
+  case: KernelCase, layout: Layout, array: Callable
+) -> str | tuple[GpuTiles, Callable, tuple]:
+  sizes = case.num_streams, case.num_tokens, case.width
+  return gpu_stream_kernels.prepared(case.name, sizes, case.dtype, layout, array)
+
+
 def _operands(case: KernelCase, array: Callable) -> Operands:
   block = case.kind == "block"
   slots = case.num_slots - block
@@ -221,24 +245,24 @@ def _merge_operands(case: KernelCase, array: Callable) -> MergeOperands:
   return MergeOperands(reads, lse, source, counts, row, addend, scale)
 
 
-def _call(read: Read, case: KernelCase, operands: Any) -> tuple:
+def _call(read: Read, case: KernelCase, operands: Any) -> tuple[Callable, tuple]:
   """Returns the function of a kernel, and its arguments."""
   forward = functools.partial(backends.load("mosaic_gpu", f"{case.kind}_forward").forward, read)
   if case.name == "forward":
-    return forward, operands
+    return forward, (operands,)
   backward = functools.partial(backends.load("mosaic_gpu", f"{case.kind}_backward").backward, read)
   results = jax.eval_shape(forward, operands)
   if case.kind == "merge":
     out, _, stats = results
     reads = operands.out, operands.lse
     operands = operands._replace(out=None, lse=None, addend=None)
-    return backward, operands, out, stats, out, out, reads
+    return backward, (operands, out, stats, out, out, reads)
   threaded = (operands.bank, operands.recent) if read.threaded else None
   if case.kind == "block":
     out, stats = results
-    return backward, operands, stats, out, stats.lse, threaded
+    return backward, (operands, stats, out, stats.lse, threaded)
   out, _, stats = results
-  return backward, operands._replace(addend=None), stats, out, threaded
+  return backward, (operands._replace(addend=None), stats, out, threaded)
 
 
 def main(out: Path, chips: Sequence[str], widths: Sequence[int]) -> None:

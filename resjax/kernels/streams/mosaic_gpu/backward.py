@@ -65,7 +65,7 @@ class _Inputs(NamedTuple):
   d_x: Field
 
 
-class _Cotangents(NamedTuple):
+class Cotangents(NamedTuple):
   """What the reverse pass of the write reads besides.
 
   Attributes:
@@ -100,7 +100,7 @@ def backward(
   if phi is not None:
     d_phi, back = _through_products(call.unfold(unmixed.streams), phi, d_stats.products)
     back, squares = call.fold(back), d_stats.mean_squares.T * (2 / width)
-  given = _Cotangents(unmixed.scale, unmixed.shrink, call.fold(d_streams), back, squares)
+  given = Cotangents(unmixed.scale, unmixed.shrink, call.fold(d_streams), back, squares)
   pending = unwrite(read, operands, p, d_x, given)
   return Operands(pending, d_phi, d_parameters, d_gain)
 
@@ -232,7 +232,7 @@ def _unmix_token(
     outputs.d_read[ring.token(step), r] = sums[r]
 
 
-def unwrite(read: Read, operands: Operands, p: Array, d_x: Array, given: _Cotangents) -> Pending:
+def unwrite(read: Read, operands: Operands, p: Array, d_x: Array, given: Cotangents) -> Pending:
   """Returns the cotangents of what was written, and to what."""
   inputs, weights = _inputs(operands, p, d_x), operands.pending.weights
   row = jax.ShapeDtypeStruct(inputs.out.shape, inputs.out.dtype)
@@ -266,7 +266,7 @@ def _unwrite_kernel(refs: Refs) -> None:
 
 
 def _unwrite_token(
-  inputs: _Inputs, given: _Cotangents, outputs: Pending, ring: Ring, sums: ChannelSums, step: Array
+  inputs: _Inputs, given: Cotangents, outputs: Pending, ring: Ring, sums: ChannelSums, step: Array
 ) -> None:
   """Writes the cotangents of a token."""
   token, (count, _, groups, _) = ring.token(step), inputs.streams.shape
