@@ -15,9 +15,10 @@ from resjax.ranges import check_types
 
 DTYPES = ("bfloat16", "float16", "float32", "float64")
 # Sizes beyond these are mistakes, and would take hours or all memory before they are noticed.
+MOST_LAYERS = 4096
 _MOST = {
   "vocab_size": 1 << 28,
-  "num_layers": 4096,
+  "num_layers": MOST_LAYERS,
   "d_model": 1 << 20,
   "num_heads": 1 << 16,
   "num_kv_heads": 1 << 16,

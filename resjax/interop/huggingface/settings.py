@@ -8,6 +8,7 @@ import msgspec
 
 from resjax import typed_json
 from resjax.data.pretrained_tokenizer import MOST_ROWS
+from resjax.models.config import MOST_LAYERS
 
 # Settings that do not change what a model computes at inference.
 _HARMLESS = frozenset(
@@ -31,7 +32,7 @@ _HARMLESS = frozenset(
 )  # fmt: skip
 _REQUIRED = object()
 
-_Layers = Annotated[int, msgspec.Meta(ge=1, le=10_000)]
+_Layers = Annotated[int, msgspec.Meta(ge=1, le=MOST_LAYERS)]
 _Rows = Annotated[int, msgspec.Meta(ge=1, le=MOST_ROWS)]
 _Size = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
 _Window = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
