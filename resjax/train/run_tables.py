@@ -30,8 +30,10 @@ def model_costs(model: ModelDef, run: Run) -> dict[str, float]:
 def show_model(model: ModelDef, run: Run, costs: Mapping[str, float], console: Console) -> None:
   """Prints every parameter with what the optimizer does with it, and what the model costs."""
   table = Table(title="parameters", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-  for heading in ("path", "shape", "size", "update", "decay", "lr ×", "sharding"):
+  table.add_column("path", overflow="fold")
+  for heading in ("shape", "size", "update", "decay", "lr ×"):  # numbers are never cut
     table.add_column(heading, justify="right" if heading == "size" else "left", no_wrap=True)
+  table.add_column("sharding", overflow="fold")
   leaves = model.leaves()
   rows = parameter_rows(model.abstract, run.optim, model.decayed_combinator_paths, run.scaling)
   for row, leaf in zip(rows, leaves, strict=True):

@@ -50,6 +50,18 @@ def test_it_tells_everything_and_writes_nothing(tmp_path):
   assert row.split()[-3:] == ["-,", "fsdp,", "tensor"]
 
 
+def test_no_number_is_cut_on_a_narrow_terminal(tmp_path):
+  c = tiny.get_config()
+  c.model.residual.name = "x0_residual"
+  c.optim.combinator_lr_multipliers = ("stream_scale=0.01",)
+  c.workdir = str(tmp_path / "run")
+  out = io.StringIO()
+  dry_run(experiment.build(c), Console(file=out, width=80))
+  parameters = out.getvalue().partition("lr ×")[2].partition("bytes per device")[0]
+  assert "  0.01 " in parameters and "  524,288  adam    yes    1 " in parameters
+  assert "…" not in parameters
+
+
 def test_bytes_are_those_that_the_devices_hold(tmp_path):
   run = run_of(tmp_path, fsdp=2, tensor=2).with_vocab_size(64)
   planned = program.build(run)
