@@ -3,7 +3,7 @@
   python -m launch.aot --config=configs/llama_1p3b.py --topology=v5e-256
   python -m launch.aot --config=configs/llama_7b.py --topology=v5e:16x16 --num_slices=2
   python -m launch.aot --config=configs/llama_7b.py --topology=v6e-256 --search
-  python -m launch.aot --config=configs/llama_1p3b.py --topology=v5p-8 --devices=1 --streams \
+  python -m launch.aot --config=configs/llama_1p3b.py --topology=v5p-8 --devices=1 --streams \\
     --config.train.batch_size=4 --config.mesh.fsdp=1
   python -m launch.aot --config=configs/gpt2_124m.py --topology=h100-8
 

@@ -17,7 +17,7 @@ from absl import app, flags, logging
 from ml_collections import ConfigDict, config_flags
 
 import launch
-from launch import errors
+from launch import errors, help_text
 from resjax import processes, redaction
 from resjax.processes.signals import SIGINT_CODE, Interrupted
 
@@ -69,7 +69,8 @@ def run(
 
   def parse(argv: list[str]) -> list[str]:
     if _HELP & set(argv[1:]):
-      _guarded(lambda: print(_help(sys.modules[main.__module__].__doc__ or "")), folder)
+      documentation = sys.modules[main.__module__].__doc__ or ""
+      _guarded(lambda: print(help_text.of_command(documentation)), folder)
       sys.exit(0)
     return _parse(argv)
 
@@ -156,24 +157,6 @@ def config_workdir() -> str | None:
   """Returns the workdir of --config if it is a local folder, for `run`."""
   workdir = getattr(flags.FLAGS.config, "workdir", None)
   return workdir if isinstance(workdir, str) and workdir and os.path.isdir(workdir) else None
-
-
-def _help(documentation: str) -> str:
-  """Returns the help text of a command: its documentation, and the flags that it defines itself."""
-  lines = [documentation.strip(), "", "flags:"]
-  for module, found in flags.FLAGS.flags_by_module_dict().items():
-    if module == sys.argv[0] or module.split(".")[0] == "launch":
-      lines += [_flag_help(flag) for flag in found]
-  if "config" in flags.FLAGS:
-    lines.append("  --config.KEY=VALUE\n      Another value of a setting; see configs/base.py.")
-  return "\n".join(lines)
-
-
-def _flag_help(flag: flags.Flag) -> str:
-  default = (flag.default_as_str or "").strip("'") if flag.default != [] else ""
-  name = f"[no]{flag.name}" if flag.boolean else f"{flag.name}={default}"
-  usual = f" (default: {default})" if flag.boolean and flag.default else ""
-  return f"  --{name}\n      {' '.join((flag.help or '').split()).replace('.;', ';')}{usual}"
 
 
 def _drop_repeated_reports() -> None:

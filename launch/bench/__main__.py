@@ -4,7 +4,7 @@ import runpy
 import sys
 from collections.abc import Sequence
 
-from launch import cli
+from launch import cli, help_text
 
 BENCHMARKS = {
   "kernels": "device time of the depth-attention kernels; bytes and schedules of compiled ones",
@@ -27,8 +27,10 @@ def main(words: Sequence[str]) -> None:
   what, *rest = words or [""]
   allowed = ", ".join(BENCHMARKS)
   if what in ("-h", "-help", "--help"):
-    lines = [f"  {name:12}{text}" for name, text in BENCHMARKS.items()]
-    print("\n".join(["usage: python -m launch.bench WHAT [FLAGS]", "", *lines]))
+    lines = [f"  {name:13}{text}" for name, text in BENCHMARKS.items()]
+    print(
+      "usage: python -m launch.bench WHAT [FLAGS]", "", help_text.fitted("\n".join(lines)), sep="\n"
+    )
   elif not what:
     raise ValueError(f"one word says what to measure, of: {allowed}; --help explains them")
   elif what not in BENCHMARKS:

@@ -3,11 +3,13 @@
 import ast
 import json
 import re
+import shlex
 import subprocess
 import sys
 
 import pytest
 
+from launch import help_text
 from launch.bench.__main__ import BENCHMARKS
 from tests.helpers import runs
 from tests.helpers.stand_ins import ROOT
@@ -59,7 +61,7 @@ def run():
   process = subprocess.Popen(
     [sys.executable, "-c", PROGRAM],
     cwd=runs.REPOSITORY,
-    env=runs.environment(),
+    env=runs.environment() | {"COLUMNS": "80"},
     text=True,
     stdin=subprocess.PIPE,
     stdout=subprocess.PIPE,
@@ -75,12 +77,19 @@ def run():
     process.stdin.close()
 
 
+def in_words(text):
+  """The words of a text, without the signs that continue a line of a shell."""
+  return [word for word in text.split() if word != "\\"]
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help(run, command):
   code, output = run(*command.split(), "--help")
   assert code == 0, output
   text = COMMANDS[command].read_text()
-  assert output.startswith(ast.get_docstring(ast.parse(text)))
+  documentation = in_words(ast.get_docstring(ast.parse(text)))
+  assert in_words(output)[: len(documentation)] == documentation
+  assert max(map(len, output.splitlines())) <= 80
   flags = DEFINED.findall(text) + ["config"] * ("define_config" in text)
   if "model_flags" in text:
     flags += ["checkpoint", "hf", "data", "fsdp"]
@@ -99,6 +108,15 @@ def test_every_command_is_walked():
   assert {*single.split(), *(f"bench {name}" for name in BENCHMARKS if name != "kernels")} == names
 
 
+def test_commands_that_are_broken_are_still_commands(monkeypatch):
+  monkeypatch.setenv("COLUMNS", "60")
+  command = '  python -m launch.train --config=FILE --config.a="b c" --config.steps=1000  (a note)'
+  first, second, note = help_text.fitted(command).splitlines()
+  assert note == "      (a note)" and max(len(first), len(second)) <= 60
+  words = shlex.split(command.partition("  (")[0])
+  assert first.endswith(" \\") and shlex.split(f"{first[:-1]} {second}") == words
+
+
 def test_short_form(run):
   assert run("launch.train", "-h") == run("launch.train", "--config=configs/tiny.py", "--help")
 
@@ -106,6 +124,7 @@ def test_short_form(run):
 def test_benchmarks(run):
   code, listed = run("launch.bench", "--help")
   assert code == 0 and all(f"  {name} " in listed for name in BENCHMARKS)
+  assert max(map(len, listed.splitlines())) <= 80
   code, output = run("launch.bench")
   assert code == 1 and output.startswith("error: one word says what to measure, of: kernels, ")
   assert output.count("\n") == 1

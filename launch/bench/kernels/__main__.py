@@ -24,7 +24,7 @@ from typing import Any, NoReturn
 
 import jax
 
-from launch import cli
+from launch import cli, help_text
 from launch.bench import arms
 from launch.bench.kernels import arg_specs, bench_table, suites
 from resjax.hardware.chips import GPU_TARGETS, TPU_CHIPS
@@ -46,7 +46,8 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _parse(argv: list[str]) -> argparse.Namespace:
-  parser = _Parser(prog="python -m launch.bench kernels", description=__doc__,
+  about = help_text.fitted(__doc__ or "")
+  parser = _Parser(prog="python -m launch.bench kernels", description=about,
                    formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
   add = parser.add_argument
   add("--out", type=Path, default=Path("runs/bench"), help="folder of the results")
