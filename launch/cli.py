@@ -283,7 +283,7 @@ def _where_config_failed(error: BaseException, path: str) -> str | None:
   return f"{place}: {said}"
 
 
-def _what_is_wrong(error: Exception, argv: list[str]) -> str:
+def _what_is_wrong(error: BaseException, argv: list[str]) -> str:
   """Returns in words which flag or setting cannot be parsed."""
   reason: BaseException | object = error
   while isinstance(reason, BaseException) and reason.args:  # ml_collections nests them

@@ -22,7 +22,9 @@ def values_and_gradients(made):
 @pytest.mark.parametrize("last", [0, 2])
 def test_fresh_gated_cross_attention_is_nearly_standard(last):
   fresh = toy.build(DCA, {"version": 3, "last": last}, random=False)
-  error = relative_errors(toy.compiled_by_hand(fresh, LAYERS, X), toy.compiled_by_hand(STANDARD, LAYERS, X))[""]
+  error = relative_errors(
+    toy.compiled_by_hand(fresh, LAYERS, X), toy.compiled_by_hand(STANDARD, LAYERS, X)
+  )[""]
   # A gate relu(w · g) has a root mean square of 0.02 / √2 for sources of unit size; reads add up.
   assert 0 < error < 0.02 * np.sqrt((toy.L + 1) / 2)
 

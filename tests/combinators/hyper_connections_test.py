@@ -61,7 +61,9 @@ def test_sinkhorn_survives_logits_whose_exponential_overflows():
 
 def test_released_form_without_eps_is_that_of_the_paper():
   exact, almost = (toy.build("mhc", {"gate_eps": eps}, num_layers=2) for eps in (0.0, 1e-12))
-  assert_close(toy.compiled_by_hand(almost, LAYERS, X), toy.compiled_by_hand(exact, LAYERS, X), 1e-6)
+  assert_close(
+    toy.compiled_by_hand(almost, LAYERS, X), toy.compiled_by_hand(exact, LAYERS, X), 1e-6
+  )
 
 
 def test_independent_streams_are_mhc_whose_mix_is_the_identity():

@@ -49,6 +49,8 @@ def obstacles(config: DecoderConfig) -> list[str]:
   sizes = {size for size in config.layer_windows if size}
   if len(sizes) > 1:
     found.append(f"config.model.windows={config.windows!r} has several sizes, there one")
+  if config.positions == "rope" and config.rope_scaling.kind == "longrope":
+    found.append("config.model.rope_scaling.kind='longrope', there frequencies for every length")
   return found + _residual_obstacles(config)
 
 
@@ -147,11 +149,11 @@ def _norms_and_maps(config: DecoderConfig) -> dict[str, Any]:
 
 
 def _attention(config: DecoderConfig) -> dict[str, Any]:
-  rotation = config.rotation
-  frequencies = [] if rotation is None else rotation.frequencies(config.head_dim).tolist()
+  rope = config.layer_ropes[0]
   return {
     "position_embedding_type": config.positions,
-    "rope_frequencies": frequencies,
+    "rope_frequencies": [] if rope is None else rope.frequencies(config.head_dim).tolist(),
+    "rope_gain": 1.0 if rope is None else rope.scaling.gain(),
     "layer_types": [_SLIDING if size else _FULL for size in config.layer_windows],
     "sliding_window": max(config.windows) or None,
     "attention_scaling": config.scores.scale_for(config.head_dim),

@@ -1,6 +1,7 @@
 """Decoders that are written with code: those of both styles, and every case of every template."""
 
 from resjax.interop.huggingface import remote_code
+from resjax.nn.rope import RopeScaling
 from tests.helpers import decoders, systems
 from tests.interop.huggingface.remote_code.folders import Case
 
@@ -17,6 +18,7 @@ DECODERS = (
   ),
   Case("standard", {}, "gpt2", {"positions": "rope", "rope_fraction": 0.5, "head_dim": 8}),
   Case("standard", {}, "gpt2", {"mlp": "gelu_exact", "bias": "none"}),
+  Case("gate", changes={"rope_scaling": RopeScaling("yarn", 4.0, original_max_positions=8)}),
 )  # fmt: skip
 
 
