@@ -11,15 +11,6 @@ pytest.importorskip("transformers")
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(scope="module", autouse=True)
-def modules(tmp_path_factory):
-  """transformers copies code to a folder of its own before it runs it."""
-  with pytest.MonkeyPatch.context() as patch:
-    place = str(tmp_path_factory.mktemp("modules"))
-    patch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", place)
-    yield
-
-
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_the_same_function_and_back(case, tmp_path):
   decoder = case.write(tmp_path / "model", shard_bytes=20_000)
