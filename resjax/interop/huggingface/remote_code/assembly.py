@@ -22,7 +22,8 @@ class Template:
     code: the source text, with a class `Residual`.
     sections: the names of the shared parts that it needs.
     options: the options that the code knows.
-    free: the options that do not decide which function a trained model computes.
+    free: the options that decide nothing of what a trained model computes, or that another setting
+      holds (pre_norm).
     renamed: the names of settings that are not residual_OPTION, by option.
   """
 

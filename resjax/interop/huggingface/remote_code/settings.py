@@ -194,7 +194,7 @@ def read_settings(values: Mapping[str, Any], where: str, dtype: str = "float32")
     raise ValueError(
       f"{where} has no {_RECORD}, by which model_type={values['model_type']!r} is read"
     )
-  record = typed_json.convert(values[_RECORD], DecoderConfig, f"{where}: {_RECORD}")
+  record = _with_tuples(typed_json.convert(values[_RECORD], DecoderConfig, f"{where}: {_RECORD}"))
   try:
     check(record)
     wanted = _as_json(_function(record))
@@ -206,3 +206,12 @@ def read_settings(values: Mapping[str, Any], where: str, dtype: str = "float32")
         f"{where}: {name}={values.get(name)!r} differs from {value!r}, which {_RECORD} asks for"
       )
   return dataclasses.replace(record, dtype=dtype, attention="auto")
+
+
+def _with_tuples(config: DecoderConfig) -> DecoderConfig:
+  """Returns a config that is read from JSON, where options that are tuples came as lists."""
+  options = {
+    name: tuple(value) if isinstance(value, list) else value
+    for name, value in config.residual.options.items()
+  }
+  return dataclasses.replace(config, residual=dataclasses.replace(config.residual, options=options))
