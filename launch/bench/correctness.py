@@ -1,4 +1,4 @@
-"""Compares every depth-attention kernel of a GPU with the reference in float64, case by case.
+"""Compares every kernel of a GPU with the reference in float64, case by case.
 
   python -m launch.bench correctness                   (a GPU of compute capability 9.0 or more)
   python -m launch.bench correctness --interpret       (anywhere, a few small cases, slowly)
@@ -29,6 +29,7 @@ from absl import flags
 
 from launch import cli
 from launch.bench import arms
+from resjax.combinators.mhc import SinkhornGates
 from resjax.kernels.depth_attention import (
   BlockRead,
   Sources,
@@ -36,6 +37,7 @@ from resjax.kernels.depth_attention import (
   depth_attention_block,
   depth_attention_merge,
 )
+from resjax.kernels.streams import Pending, stream_read
 from resjax.typing import Array, PyTree
 
 _OUT = flags.DEFINE_string("out", "runs/bench", "Folder to write correctness.json to.")
@@ -53,7 +55,9 @@ _FILE = flags.DEFINE_string("file", "", "With --worker: the file to write what i
 LIMITS = {"float32": (1e-5, 1e-4), "float16": (4e-3, 6e-3), "bfloat16": (6e-3, 1.2e-2)}
 OK = "ok"
 _TIMEOUT = "Timeout ("  # what faulthandler prints first when it ends a process
+_STREAMS = ("mhc", "fixed")
 _SMALL = 5  # tokens of a case that the interpreter can run
+_EPS = 1e-6
 _START = 90.0  # seconds that Python and the device may take to start
 
 
@@ -62,12 +66,13 @@ class Case:
   """One operation at one shape.
 
   Attributes:
-    kind: `direct`, `block` or `merge`.
+    kind: `direct`, `block` or `merge`; of residual streams `mhc`, whose streams have one φ
+      together, or `fixed`, which has none.
     tokens: T.
     width: D.
     dtype: the dtype of the sources.
     banked: number of sources in a bank.
-    recent: number of other sources.
+    recent: number of other sources; of residual streams R.
     valid: how many slots of the bank count.
     reads: S, of a depth block.
     adds: whether there is an addend.
@@ -91,9 +96,11 @@ class Case:
 
   def __str__(self) -> str:
     words = [self.kind, f"T={self.tokens}", f"D={self.width}", self.dtype]
-    if self.kind != "merge":
+    if self.kind in _STREAMS:
+      words.append(f"R={self.recent}")
+    elif self.kind != "merge":
       words += [f"N={self.banked}+{self.recent}", f"valid={self.valid}"]
-    if self.kind != "direct":
+    if self.kind in ("block", "merge"):
       words.append(f"S={self.reads}")
     return " ".join([*words, *(n for n in ("adds", "norm", "threaded") if getattr(self, n))])
 
@@ -111,6 +118,9 @@ def _small_cases() -> Iterator[Case]:
     yield direct(_SMALL, 128, dtype, recent=1)
     yield block(_SMALL, 128, dtype, recent=1, reads=1, threaded=True)
     yield merge(_SMALL, 128, dtype)
+    if dtype != "float16":
+      yield Case("mhc", _SMALL, 128, dtype, recent=2, norm=True)
+      yield Case("fixed", _SMALL, 128, dtype, recent=3)
   for dtype in LIMITS:
     yield direct(dtype=dtype)
     yield fused(dtype=dtype, banked=2, recent=2, valid=1)
@@ -134,9 +144,13 @@ def _large_cases() -> Iterator[Case]:
       yield Case("merge", 4099, width, dtype, reads=2, adds=True, norm=True)
       if width <= 2048:
         yield Case("block", 4099, width, dtype, 7, 0, 7, reads=8, threaded=True)
+      if width <= 2048 or dtype == "bfloat16":
+        yield Case("mhc", 4099, width, dtype, recent=4, norm=True)
   fused = functools.partial(Case, "direct", adds=True, norm=True, threaded=True)
   bf16 = "bfloat16"
   yield fused(4099, 2048, bf16, 7, 1, 5)
+  yield Case("mhc", 4099, 2048, bf16, recent=6)
+  yield Case("fixed", 4099, 2048, bf16, recent=4, norm=True)
   yield fused(2053, 7168, bf16, 7, 1, 6)
   yield Case("direct", 2053, 7168, bf16, recent=16)  # sources do not stay on the chip
   yield fused(2053, 7168, bf16, 15, 1, 15)
@@ -299,6 +313,8 @@ def _both(case: Case, options: dict, inputs: dict, cotangents: PyTree) -> tuple[
 def _operation(case: Case, options: dict, inputs: dict) -> PyTree:
   fused = {name: inputs[name] for name in ("addend", "out_norm_scale") if name in inputs}
   options = options | fused
+  if case.kind in _STREAMS:
+    return _stream_read(inputs, options)
   if case.kind == "merge":
     merged: Any = depth_attention_merge(
       BlockRead(inputs["out"], inputs["lse"], inputs["inverse_rms"]), case.reads - 1,
@@ -319,7 +335,40 @@ def _operation(case: Case, options: dict, inputs: dict) -> PyTree:
   return outs if kept is None else (*outs, kept.bank, kept.recent)
 
 
-def _normal(seed: int, dtype: str, *shape: int) -> Array:
+def _stream_read(inputs: dict, options: dict) -> PyTree:
+  gates = SinkhornGates(len(inputs["pending"].streams))
+
+  def coefficients(products: Any, squares: Any, parameters: PyTree) -> tuple[Array, Any, Array]:
+    if products is None:
+      (shares,) = parameters
+      return shares[:, 0], None, shares[:, 1]
+    return gates(products * jax.lax.rsqrt(jnp.mean(squares, axis=0) + _EPS), *parameters)
+
+  return stream_read(
+    inputs["pending"], inputs["phi"], inputs["parameters"], coefficients,
+    norm_gain=inputs["gain"], **options,
+  )  # fmt: skip
+
+
+def _stream_example(case: Case) -> tuple[dict, PyTree]:
+  """Returns the arguments of a read of residual streams, and the cotangents of what it returns."""
+  count, row, columns = case.recent, (case.tokens, case.width), case.recent * (case.recent + 2)
+  squares, streams = (count * (count + 1), case.tokens), (count, *row)
+  phi: Array | None = None
+  parameters: tuple[Array, ...] = (_normal(24, count, 2),)
+  if case.kind == "mhc":
+    phi = _normal(22, count, case.width, columns) / np.sqrt(count * case.width)
+    parameters = _normal(23, columns), _normal(25, 3)
+  inputs = {
+    "pending": Pending(_rows(20, case, streams), _normal(21, *squares), _rows(26, case, row)),
+    "phi": phi,
+    "parameters": parameters,
+    "gain": _normal(27, case.width) if case.norm else None,
+  }
+  return inputs, (_rows(28, case, row), _rows(29, case, streams), _normal(30, *squares))
+
+
+def _normal(seed: int, *shape: int, dtype: str = "float32") -> Array:
   values = np.random.default_rng([seed, *shape]).standard_normal(shape, np.float32)
   return jnp.asarray(values, jnp.dtype(dtype))
 
@@ -328,29 +377,31 @@ def _example(case: Case) -> tuple[dict, PyTree]:
   """Returns the inputs of an operation by name, and the cotangents of what it returns."""
   row, reads = (case.tokens, case.width), (case.reads, case.tokens, case.width)
   queries = (case.reads, case.width) if case.kind == "block" else (case.width,)
-  inputs: dict[str, Any] = {"query": _normal(1, "float32", *queries) / np.sqrt(case.width)}
+  if case.kind in _STREAMS:
+    return _stream_example(case)
+  inputs: dict[str, Any] = {"query": _normal(1, *queries) / np.sqrt(case.width)}
   if case.adds:
     inputs["addend"] = _rows(2, case, row)
   if case.norm:
-    inputs["out_norm_scale"] = _normal(3, "float32", case.width)
+    inputs["out_norm_scale"] = _normal(3, case.width)
   d_out = _rows(4, case, row)
   if case.kind == "merge":
     inputs |= {"out": _rows(5, case, reads), "running": _rows(7, case, row)}
-    inputs["lse"] = 1 + _normal(6, "float32", case.reads, case.tokens)
+    inputs["lse"] = 1 + _normal(6, case.reads, case.tokens)
     inputs["inverse_rms"] = None  # a merge does not need it
-    d_lse = _normal(9, "float32", case.reads, case.tokens)
+    d_lse = _normal(9, case.reads, case.tokens)
     return inputs, (d_out, _rows(8, case, row), (_rows(10, case, reads), d_lse))
-  inputs["gain"] = _normal(11, "float32", *queries)
+  inputs["gain"] = _normal(11, *queries)
   inputs |= dict(zip(("bank", "recent"), _sources(20, case), strict=True))
   d_sources = _sources(60, case) if case.threaded else ()
   if case.kind == "block":
-    d_lse = _normal(13, "float32", case.reads, case.tokens)
+    d_lse = _normal(13, case.reads, case.tokens)
     return inputs, (_rows(12, case, reads), d_lse, *d_sources)
   return inputs, (d_out, *d_sources)
 
 
 def _rows(seed: int, case: Case, shape: tuple[int, ...]) -> Array:
-  return _normal(seed, case.dtype, *shape)
+  return _normal(seed, *shape, dtype=case.dtype)
 
 
 def _sources(seed: int, case: Case) -> tuple[Array | None, tuple[Array, ...]]:
@@ -361,6 +412,8 @@ def _sources(seed: int, case: Case) -> tuple[Array | None, tuple[Array, ...]]:
 
 def _poisoned(case: Case, inputs: dict) -> dict:
   """Returns the inputs with NaN in all that does not count, of which nothing may come."""
+  if case.kind in _STREAMS:
+    return inputs
   if case.kind == "merge":
     return inputs if case.last or case.adds else inputs | {"running": inputs["running"] * jnp.nan}
   if inputs["bank"] is None:

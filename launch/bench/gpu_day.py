@@ -5,9 +5,9 @@
   python -m launch.bench gpu_day --dry_run           (the same arms, tiny, on a CPU)
 
   1  correctness   every kernel against the reference in float64
-  2  bandwidth     reads, depth blocks and a network: their share of the bandwidth of a copy
+  2  bandwidth     reads, streams, depth blocks, a network: their share of the bandwidth of a copy
   3  peers         fla-core, liger-kernel and flash-attn-res beside ours, by the same timer
-  4  step          the training step of 124M and 1.35B parameters, standard and block_attn_res
+  4  step          the training step of 124M and 1.35B parameters: standard, block_attn_res, mhc
   5  killed        a killed run of 124M parameters ends in the same bits as one that went through
 
 Every arm is a process with a deadline. --out gets gpu_day.json, written after each arm, and a
@@ -86,6 +86,8 @@ def gpu_arms() -> Iterator[Arm]:
   for shape in ("8192x2048x8", "32768x4096x10", "8192x7168x9"):
     for name in ("direct", "xla_no_stack"):
       yield _kernels("bandwidth", "read", shape, name, 100, "--repeats=10")
+  for name in ("direct", "xla_no_stack"):
+    yield _kernels("bandwidth", "streams", "8192x2048x4", name, 100, "--repeats=10")
   for suite, shape in (("block", "8192x2048x8"), ("network", "32x8x16384x2048")):
     for name in ("two_phase", "direct", "residual_norm"):
       yield _kernels("bandwidth", suite, shape, name, 150, "--repeats=10")
@@ -104,6 +106,9 @@ def gpu_arms() -> Iterator[Arm]:
       words = _bench("step", f"--model={model}", f"--residuals={residuals}", *rows, "--repeats=8")
       name = f"step_{model}_{residuals.replace(',', '_')}"
       yield Arm("step", name, words, deadline, "bench_step.json")
+  words = _bench("step", "--model=gpt2_124m", "--residuals=standard,mhc", *sizes["gpt2_124m"])
+  words = (*words, "--repeats=8")
+  yield Arm("step", "step_gpt2_124m_standard_mhc", words, 330, "bench_step.json")
   train = (
     "--config=configs/gpt2_124m.py:block_attn_res",
     "--config.data.corpora.web.source=python-stdlib", "--config.data.corpora.web.format=auto",
@@ -120,6 +125,7 @@ def dry_arms() -> Iterator[Arm]:
   yield Arm("correctness", "correctness", words, 300, "correctness.json")
   few = ("--repeats=2",)
   yield _kernels("bandwidth", "read", "32x128x2", "direct", 200, *few)
+  yield _kernels("bandwidth", "streams", "32x128x2", "direct", 200, *few)
   yield _kernels("bandwidth", "network", "2x2x32x128", "two_phase", 200, *few)
   for name in ("fla_checkpoint_0", "liger"):
     yield _kernels("peers", "read", "32x128x2", name, 200, *few)

@@ -80,15 +80,29 @@ def test_kernels_fit_other_gpus_or_say_so(tmp_path):
 
 
 @needs_cuda_aot
-def test_a_training_step_in_two_phases_compiles_for_an_h100(monkeypatch):
+@pytest.mark.parametrize(
+  ("system", "layers", "kernels"),
+  [
+    (
+      "block_attn_res", 6,
+      [*(f"depth_attention_{name}" for name in ("block_forward", "block_backward", "forward")),
+       *(f"depth_attention_merge_{name}" for name in ("forward", "backward"))],
+    ),
+    ("mhc", 2, [f"stream_read_{name}" for name in ("write", "mix", "unmix", "unwrite")]),
+    pytest.param(
+      "hyper_connections", 2, [f"stream_read_{name}" for name in ("write", "unwrite")],
+      marks=pytest.mark.slow,
+    ),
+  ],
+)  # fmt: skip
+def test_a_training_step_compiles_for_an_h100(monkeypatch, system, layers, kernels):
   config = compile.base.get_config()
   config.model.attention = "xla"
   monkeypatch.setattr(compile.base, "get_config", lambda: config)
   devices = absent_devices.describe("h100-1").devices
-  small = compile.small_program("block_attn_res", 6, 1, list(devices))
+  small = compile.small_program(system, layers, 1, list(devices))
   text = hlo.text_of(small.lower_train_step().compile())
-  for kernel in ("block_forward", "block_backward", "merge_forward", "merge_backward", "forward"):
-    assert f"depth_attention_{kernel}" in text, kernel
+  assert not [kernel for kernel in kernels if kernel not in text]
 
 
 CASE = KernelCase("merge", "forward", 2048, False, False, True)

@@ -1,4 +1,4 @@
-"""Times depth attention, and what competes with it, on the device at hand.
+"""Times depth attention, residual streams, and what competes, on the device at hand.
 
   python -m launch.bench kernels --out runs/bench
 
@@ -55,7 +55,7 @@ def _parse(argv: list[str]) -> argparse.Namespace:
   add("--suites", type=_names(names), default=names, help=f"suites to run: {', '.join(names)}")
   arms = suites.arm_names()
   add("--arms", type=_names(arms), default=arms, help=f"arms to run: {', '.join(arms)}")
-  add("--shapes", type=_shapes(arg_specs.parse_read), help="reads and blocks, TxDxN,TxDxN,...")
+  add("--shapes", type=_shapes(arg_specs.parse_read), help="reads, streams and blocks, TxDxN,...")
   add(
     "--networks",
     type=_shapes(arg_specs.parse_network),
@@ -116,12 +116,14 @@ def _measure(flags: argparse.Namespace) -> None:
   about = _about(isolated=flags.deadline > 0)
   small = about["platform"] == "cpu"
   shapes = flags.shapes or (arg_specs.SMALL_READS if small else arg_specs.READS)
+  streams = flags.shapes or (arg_specs.SMALL_STREAM_READS if small else arg_specs.STREAM_READS)
   networks = flags.networks or [arg_specs.SMALL_NETWORK if small else arg_specs.NETWORK]
   title = f"{about['device']}, JAX {about['jax']}, {flags.repeats} samples each"
   if small:
     title += "; a trial on a CPU, which says nothing about the kernels"
   print(title)
-  todo = {"read": shapes, "block": [arg_specs.block_of(s) for s in shapes], "network": networks}
+  blocks = [arg_specs.block_of(s) for s in shapes]
+  todo = {"read": shapes, "streams": streams, "block": blocks, "network": networks}
   records: list[suites.Record] = []
   for suite in flags.suites:
     for shape in todo[suite]:

@@ -19,7 +19,7 @@ class ReadShape:
   Attributes:
     num_tokens: T.
     d_model: D.
-    num_sources: N.
+    num_sources: N; of residual streams R.
   """
 
   num_tokens: int
@@ -69,6 +69,8 @@ READS = (
   ReadShape(32768, 4096, 10),
   ReadShape(8192, 7168, 9),
 )
+STREAM_READS = (ReadShape(8192, 2048, 4),)
+SMALL_STREAM_READS = (ReadShape(64, 128, 2),)
 SMALL_READS = (ReadShape(64, 128, 3), ReadShape(200, 384, 5))
 NETWORK = NetworkShape(32, 8, 65536, 2048, normed=False)
 SMALL_NETWORK = NetworkShape(4, 2, 64, 128, normed=False)
@@ -133,6 +135,16 @@ def read_forward(num_sources: int) -> int:
 def read_backward(num_sources: int) -> int:
   """Returns 2N + 1: the sources and the output's cotangent in, the sources' cotangents out."""
   return 2 * num_sources + 1
+
+
+def stream_read_forward(num_streams: int) -> int:
+  """Returns 2R + 2: R streams and what is written to them in, R streams and what is read out."""
+  return 2 * num_streams + 2
+
+
+def stream_read_backward(num_streams: int) -> int:
+  """Returns 3R + 3: all of that in, with the cotangents of results; those of arguments out."""
+  return 3 * num_streams + 3
 
 
 def residual_forward() -> int:

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from launch.bench.kernels import cases, networks, reads, timing, torch_arms
+from launch.bench.kernels import cases, networks, reads, stream_reads, timing, torch_arms
 from resjax.typing import PyTree
 
 COPY = "copy"
@@ -41,6 +41,7 @@ class Suite:
 # Several sublayers keep much between the passes, so that both are measured as one program there.
 SUITES = {
   "read": Suite(reads.NAMES, reads.arms, torch_arms.READ_ARMS, ("forward", "backward")),
+  "streams": Suite(stream_reads.NAMES, stream_reads.arms, {}, ("forward", "backward")),
   "block": Suite(networks.NAMES, networks.arms, {}, ("forward", "both")),
   "network": Suite(networks.NAMES, networks.arms, torch_arms.NETWORK_ARMS, ("forward", "both")),
 }
@@ -159,7 +160,7 @@ def _outputs(case: cases.CompiledCase) -> PyTree:
 
 def _large_leaves(tree: PyTree, like: jax.Array) -> list[jax.Array]:
   """Returns the output and the cotangents of sources, without those of queries and gains."""
-  return [leaf for leaf in jax.tree.leaves(tree) if leaf.size == like.size]
+  return [leaf for leaf in jax.tree.leaves(tree) if leaf.size % like.size == 0]
 
 
 def _error(want: list[jax.Array], like: jax.Array, got: PyTree) -> float:

@@ -173,6 +173,16 @@ def test_every_arm_of_a_network_has_a_record(tmp_path):
       _check(group)
 
 
+@pytest.mark.slow
+def test_every_arm_of_streams_has_a_record(tmp_path):
+  records = report(tmp_path, "--suites=streams", "--shapes=8x128x2")
+  for direction, least in (("forward", 6), ("backward", 9)):
+    group = {r["arm"]: r for r in records if r["direction"] == direction}
+    assert group.keys() == {"copy", "xla_no_stack", "direct", "residual_norm"}
+    assert all(record["status"] == "ok" for record in group.values())
+    assert group["direct"]["streams"] == least and group["direct"]["relative_l2_error"] < 1e-2
+
+
 def test_shares_are_those_of_the_copy(records):
   for direction in ("forward", "backward"):
     _check([record for record in records if record["direction"] == direction])
