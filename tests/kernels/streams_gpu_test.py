@@ -1,10 +1,18 @@
-"""Reads of residual streams in Mosaic GPU, in the interpreter of the newest JAX."""
+"""Reads of residual streams in Mosaic GPU: lowered for cuda, and in the interpreter of new JAX."""
 
+import functools
+
+import jax
 import jax.numpy as jnp
 import pytest
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from tests.helpers import streams
+from resjax.kernels.depth_attention.mosaic_gpu import tiles as gpu_tiles
+from resjax.kernels.streams import Pending, backends, stream_read
+from resjax.kernels.streams.mosaic_gpu import obstacles
+from resjax.kernels.streams.operands import Operands, Read
+from resjax.sharding import Layout
+from tests.helpers import layouts, streams
 from tests.helpers.compare import assert_close
 
 interpreted = pytest.mark.skipif(
@@ -15,13 +23,83 @@ interpreted = pytest.mark.skipif(
 @interpreted
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 @pytest.mark.parametrize(
-  "form, count, normed, width",
-  [("joint", 4, True, 384), ("joint", 2, False, 128), ("shared", 3, True, 512),
-   ("static", 2, True, 256), ("static", 1, False, 128), ("shared", 6, True, 128)],
-)  # fmt: skip
-def test_values_and_gradients(form, count, normed, width, dtype):
+  "form, count, normed, width, programs",
+  [
+    ("joint", 4, True, 384, 1),
+    pytest.param("joint", 2, False, 128, 4, marks=pytest.mark.slow),
+    ("shared", 3, True, 512, 2),
+    ("static", 2, True, 256, 1),
+    pytest.param("static", 1, False, 128, 2, marks=pytest.mark.slow),
+    pytest.param("shared", 6, True, 128, 2, marks=pytest.mark.slow),
+  ],
+)
+def test_values_and_gradients(monkeypatch, form, count, normed, width, programs, dtype):
+  # With one program its ring, of three tokens at most, goes round.
+  monkeypatch.setattr(gpu_tiles, "most_programs", lambda like: programs)
   case = form, count, dtype, normed, (5,), width
-  found = streams.got("mosaic_gpu", plgpu.InterpretGPUParams(detect_races=True), *case)
+  got = streams.got("mosaic_gpu", plgpu.InterpretGPUParams(detect_races=True), *case)
   # The equations do not round the streams that are read to bfloat16.
   tolerance = 3e-6 if dtype == jnp.float32 else 1.5e-2
-  assert_close(found, streams.wanted(*case), tolerance)
+  assert_close(got, streams.wanted(*case), tolerance)
+
+
+def operands(count, tokens, width, dtype=jnp.bfloat16, columns=4):
+  """Shapes of a read of streams that have one φ together."""
+  pending = Pending(
+    jax.ShapeDtypeStruct((count, *tokens, width), dtype),
+    jax.ShapeDtypeStruct((count * (count + 1), *tokens), jnp.float32),
+    jax.ShapeDtypeStruct((*tokens, width), dtype),
+  )
+  phi = jax.ShapeDtypeStruct((width, columns), jnp.float32)
+  parameters = (jax.ShapeDtypeStruct((count, columns), jnp.float32),)
+  return Operands(pending, phi, parameters, jax.ShapeDtypeStruct((width,), jnp.float32))
+
+
+def lowered(function, *arguments):
+  program = jax.jit(function).trace(*arguments).lower(lowering_platforms=("cuda",))
+  return program.as_text()
+
+
+def test_a_device_lowers_the_kernels_for_its_own_tokens():
+  layout = layouts.layout("long_context", data=2, fsdp=2, sequence=2)
+  read = Read(streams.free, 1e-6, "mosaic_gpu", layout)
+  inputs = operands(2, (4, 10), 128)
+  forward = functools.partial(backends.forward, read)
+  text = lowered(forward, inputs)
+  assert text.count("@mosaic_gpu") == 2 and "tensor<2x5x1x128xbf16>" in text
+  x, written, mixing, stats = jax.eval_shape(forward, inputs)
+  text = lowered(functools.partial(backends.backward, read), inputs, stats, x, written, mixing)
+  assert text.count("@mosaic_gpu") == 2 and "tensor<2x5x1x128xbf16>" in text
+  assert "all_reduce" in text and "all_gather" not in text
+
+
+@pytest.mark.parametrize(
+  ("changes", "words"),
+  [
+    ({"count": 11}, ["11 streams", "up to 10"]),
+    ({"width": 8320}, ["8320", "8192"]),
+    ({"width": 8192}, ["4 streams of width 8192", "233472 bytes"]),
+    ({"width": 7168}, None),
+    ({"capability": "8.0"}, ["'a GPU'", "8.0", "9.0"]),
+    ({"program_bytes": 24 * 1024}, ["4 streams of width 2048", "25600 bytes"]),
+  ],
+)
+def test_what_the_kernels_cannot_do(monkeypatch, changes, words):
+  given = {"count": 4, "width": 2048, "capability": "9.0", "program_bytes": 227 * 1024} | changes
+
+  class Device:
+    compute_capability, device_kind = given["capability"], "a GPU"
+    shared_memory_per_block_optin = given["program_bytes"]
+
+  monkeypatch.setattr(Layout, "device", Device)
+  read = Read(streams.free, 1e-6, "mosaic_gpu", Layout())
+  obstacle = obstacles.obstacle(read, operands(given["count"], (3,), given["width"]))
+  assert (obstacle is None) == (words is None)
+  assert all(word in obstacle for word in words or [])
+
+
+def test_without_a_gpu_the_name_is_refused():
+  pending, phi, parameters, _ = operands(2, (3,), 128)
+  read = functools.partial(stream_read, coefficients=streams.free, implementation="mosaic_gpu")
+  with pytest.raises(ValueError, match=r"'mosaic_gpu'.*platform 'gpu'.*'cpu'"):
+    jax.eval_shape(read, pending, phi, parameters)
