@@ -13,6 +13,7 @@ streams, `stream_read`, does both: it loads R streams and o, and stores R stream
 | sinkhorn.py | doubly stochastic matrices, with a derivative of their own |
 | reference.py | both passes in plain JAX |
 | mosaic_tpu/ | the same as Pallas kernels for TPUs |
+| mosaic_gpu/ | the same as Pallas kernels for NVIDIA GPUs, with products in XLA between them |
 
 Arrays of coefficients have their token axes last, so that tokens lie on the lanes of registers.
 """

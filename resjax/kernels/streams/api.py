@@ -45,8 +45,8 @@ def stream_read(
     norm_gain: gain [D] of an RMS norm of x; None: there is no norm.
     norm_eps: number added to the mean square of x in its norm.
     layout: mesh, and how axes of [B, T, D] are split over it; default: one device.
-    implementation: `reference` (any platform), `mosaic_tpu`, or None, the best that can run on the
-      platform of `layout`.
+    implementation: `reference` (any platform), `mosaic_tpu`, `mosaic_gpu`, or None, the best that
+      can run on the platform of `layout`.
     interpret: if not False, a kernel runs in its interpreter, on any platform.
 
   Returns:

@@ -162,10 +162,11 @@ def _unmix_kernel(eps: float, refs: Refs) -> None:
     row_ops.store(d_gain, row_ops.zeros(groups))
 
   def token_backward(step: Array, _: None) -> None:
+    token = ring.token(step)  # its numbers are loaded while its rows arrive
+    weights, read = tiles.numbers_of(inputs.weights, token), tiles.numbers_of(inputs.read, token)
     for position in range(len(rows)):
       ring.wait(step, position)
-    read = tiles.numbers_of(inputs.read, ring.token(step))
-    factors = _rewrite(inputs, refs.outputs, read, ring, refs.sums, step, eps)
+    factors = _rewrite(inputs, refs.outputs, weights, read, ring, refs.sums, step, eps)
     _unmix_token(inputs, refs.outputs, read, factors, ring, refs.sums, step, d_gain)
     ring.release(step, range(len(rows)))
 
@@ -175,12 +176,11 @@ def _unmix_kernel(eps: float, refs: Refs) -> None:
 
 
 def _rewrite(
-  inputs: _Inputs, outputs: _Unmixed, read: list[Array], ring: Ring, sums: ChannelSums,
-  step: Array, eps: float,
+  inputs: _Inputs, outputs: _Unmixed, weights: list[Array], read: list[Array], ring: Ring,
+  sums: ChannelSums, step: Array, eps: float,
 ) -> tuple[Array, Array] | None:  # fmt: skip
   """Writes the new streams to the ring in place of the old ones; returns `scale` and `shrink`."""
   token, (count, _, groups, _) = ring.token(step), inputs.streams.shape
-  weights = tiles.numbers_of(inputs.weights, token)
 
   def write(index: Array, totals: tuple[Array, Array]) -> tuple[Array, Array]:
     parts = tiles.written_part(ring, step, weights, index)
@@ -257,8 +257,6 @@ def _unwrite_kernel(refs: Refs) -> None:
   ring = call.make_ring(refs.rings[0], rows, tokens)
 
   def token_backward(step: Array, _: None) -> None:
-    for position in range(len(rows)):
-      ring.wait(step, position)
     _unwrite_token(inputs, given, refs.outputs, ring, refs.sums, step)
     ring.release(step, range(len(rows)))
 
@@ -271,9 +269,11 @@ def _unwrite_token(
   """Writes the cotangents of a token."""
   token, (count, _, groups, _) = ring.token(step), inputs.streams.shape
   weights, read = (tiles.numbers_of(ref, token) for ref in (inputs.weights, inputs.read))
-  squares = None if given.squares is None else tiles.numbers_of(given.squares, token)
+  squares = tiles.numbers_of(given.squares, token)
   norm = None if given.scale is None else (given.scale[token], given.shrink[token])
   sources = count + 1
+  for position in range(len(ring.streams)):
+    ring.wait(step, position)
 
   def d_part(index: Array) -> list[Array]:
     """Returns a part of the cotangent of each new stream."""
@@ -285,7 +285,7 @@ def _unwrite_token(
     found = []
     for r, part in enumerate(parts):
       d = ring.load_part(step, count + 2 + r, index) + read[r] * d_x
-      if squares is not None:
+      if squares:
         d += ring.load_part(step, 2 * count + 2 + r, index) + squares[r] * part
       found.append(d)
     return found

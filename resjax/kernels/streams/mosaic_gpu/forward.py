@@ -125,18 +125,18 @@ def _kernel(eps: float, refs: Refs) -> None:
   ring = call.make_ring(refs.rings[0], streams, tokens)
 
   def token_forward(step: Array, _: None) -> None:
+    token = ring.token(step)  # its numbers are loaded while its rows arrive
+    weights, read = tiles.numbers_of(inputs.weights, token), tiles.numbers_of(inputs.read, token)
     for position in range(len(streams)):
       ring.wait(step, position)
-    if inputs.out is not None:
-      _write(inputs, refs.outputs, ring, refs.sums, step)
-    x: Row = ()
-    if inputs.read is not None:
-      x = _mixed(tiles.numbers_of(inputs.read, ring.token(step)), ring, step)
+    if weights:
+      _write(weights, refs.outputs, ring, refs.sums, step)
+    x = _mixed(read, ring, step) if read else None
     ring.release(step, range(len(streams)))
-    if inputs.read is not None:
+    if x is not None:
       if inputs.gain is not None:
         x = row_ops.scaled(x, refs.sums.inverse_rms(x, eps), inputs.gain)
-      row_ops.store(refs.outputs.x.at[ring.token(step)], x)
+      row_ops.store(refs.outputs.x.at[token], x)
 
   lax.fori_loop(jnp.int32(0), ring.steps, token_forward, None)
 
@@ -146,10 +146,11 @@ def stream_rows(ref: Field) -> tuple[Stream, ...]:
   return tuple(Stream(partial(call.row_of, ref, (), r)) for r in range(ref.shape[0]))
 
 
-def _write(inputs: _Inputs, outputs: _Outputs, ring: Ring, sums: ChannelSums, step: Array) -> None:
+def _write(
+  weights: list[Array], outputs: _Outputs, ring: Ring, sums: ChannelSums, step: Array
+) -> None:
   """Writes the new streams of a token, also to the ring in place of the old ones."""
-  token, (count, _, groups, _) = ring.token(step), inputs.streams.shape
-  weights = tiles.numbers_of(inputs.weights, token)
+  token, (count, _, groups, _) = ring.token(step), outputs.streams.shape
 
   def write(index: Array, squares: tuple[Array, ...]) -> tuple[Array, ...]:
     parts = tiles.written_part(ring, step, weights, index)

@@ -62,9 +62,9 @@ def unwrite_tiles(read: Read, operands: Operands) -> GpuTiles | None:
   return choose(read, operands.like, rows, count + 1)
 
 
-def numbers_of(ref: Ref, token: Array) -> list[Array]:
-  """Returns the numbers of a token in [T, n]."""
-  return [ref[token, i] for i in range(ref.shape[1])]
+def numbers_of(ref: Ref | None, token: Array) -> list[Array]:
+  """Returns the numbers of a token in [T, n]; none if there is no such array."""
+  return [] if ref is None else [ref[token, i] for i in range(ref.shape[1])]
 
 
 def written_part(ring: Ring, step: Array, weights: list[Array], index: Array) -> list[Array]:
