@@ -24,7 +24,7 @@ def build(case, **changes):
 
 def inputs(case, dtype=np.float32):
   """The parameters of the branches, and the embeddings."""
-  return toy.layers(walks.num_layers(case), dtype=dtype), jnp.asarray(toy.embeddings(dtype))
+  return toy.layers(walks.num_layers(case), dtype=dtype), jax.device_put(toy.embeddings(dtype))
 
 
 def network(case, **changes):
@@ -34,7 +34,7 @@ def network(case, **changes):
   """
   graphdef, state = nnx.split(build(case, **changes))  # drawn outside: x64 draws others
   with jax.enable_x64(True):
-    state = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float64), state)
+    state = jax.device_put(jax.tree.map(np.float64, state))
     return nnx.merge(graphdef, state), *inputs(case, np.float64)
 
 

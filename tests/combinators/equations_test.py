@@ -3,7 +3,6 @@
 import functools
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -46,7 +45,7 @@ def test_float32_values_of_other_forms_in_a_shallow_network(case):
 def check_values(case, sites, dtype, tolerance, num_layers=toy.L):
   made = toy.build(case.name, case.options, sites=sites, num_layers=num_layers)
   layers = toy.layers(num_layers, sites=sites, dtype=dtype)
-  layers, x = jax.tree.map(jnp.asarray, (layers, toy.embeddings(dtype=dtype)))
+  layers, x = jax.device_put((layers, toy.embeddings(dtype=dtype)))
   # Twenty Sinkhorn iterations for each sublayer take a minute to compile as one program.
   forward = toy.by_hand if case.name == "mhc" else toy.compiled_by_hand
   got = forward(made, layers, x)
@@ -61,7 +60,7 @@ def test_float64_values_and_gradients(case):
     num_layers = walks.num_layers(case)
     made = toy.build(case.name, case.options, num_layers=num_layers)
     layers = toy.layers(num_layers, dtype=float)
-    layers, x = jax.tree.map(jnp.asarray, (layers, toy.embeddings(dtype=float)))
+    layers, x = jax.device_put((layers, toy.embeddings(dtype=float)))
     params = toy.parameters(made)
     y, gradients = walks.value_and_gradients(case)(toy.by_hand, made, layers, x)
     assert y.dtype == np.float64

@@ -1,5 +1,7 @@
 """What tells residual streams apart from one stream, and the manifold from free mixing."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,10 +18,16 @@ constrained = pytest.mark.parametrize("name", ["mhc", "mhc_lite"])
 
 def mixes(made):
   """M [R, R, B, T] of every sublayer but the first, which mixes copies, on a run's own streams."""
+  return [np.float64(mix) for mix in _mixes(*nnx.split(made))]
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _mixes(graphdef, state):
+  made = nnx.merge(graphdef, state)
   states = list(toy.states_by_hand(made, LAYERS, X))
   places = [(layer, site) for layer in range(made.num_layers) for site in made.sites]
   return [
-    np.float64(made.coefficients(state, *place)[1])
+    made.coefficients(state, *place)[1]
     for state, place in zip(states[1:], places[1:], strict=False)
   ]
 
@@ -53,7 +61,7 @@ def test_gain_over_the_depth_is_bounded_where_that_of_free_mixing_grows(name):
 
 
 def test_sinkhorn_survives_logits_whose_exponential_overflows():
-  made = toy.build("mhc", {}, random=False)
+  made = toy.build("mhc", {}, num_layers=2, random=False)
   made.bias[...] = made.bias[...].at[..., 8:].set(200.0 * jnp.eye(4).reshape(-1))
   for mix in mixes(made):
     np.testing.assert_allclose(mix, np.broadcast_to(np.eye(4)[..., None, None], mix.shape), 1e-5)
@@ -61,9 +69,8 @@ def test_sinkhorn_survives_logits_whose_exponential_overflows():
 
 def test_released_form_without_eps_is_that_of_the_paper():
   exact, almost = (toy.build("mhc", {"gate_eps": eps}, num_layers=2) for eps in (0.0, 1e-12))
-  assert_close(
-    toy.compiled_by_hand(almost, LAYERS, X), toy.compiled_by_hand(exact, LAYERS, X), 1e-6
-  )
+  got, want = (toy.compiled_by_hand(made, LAYERS, X) for made in (almost, exact))
+  assert_close(got, want, 1e-6)
 
 
 def test_independent_streams_are_mhc_whose_mix_is_the_identity():
@@ -109,7 +116,7 @@ def test_one_stream_whose_output_gain_alone_has_moved_is_a_scaled_add(dynamic):
 def test_streams_are_equal_at_init_and_part_with_the_first_update(name, options):
   made = toy.build(name, options, num_layers=2, random=False)
   assert spread(made) < 1e-6
-  _, (gradients, _, _) = toy.jitted(toy.by_hand, made, LAYERS, X)
+  _, (gradients, _, _) = toy.jitted(toy.run, made, toy.layers(made.num_layers), X)
   state = nnx.state(made)
   moved = jax.tree.map(lambda p, g: p - g, nnx.to_pure_dict(state), gradients)
   nnx.replace_by_pure_dict(state, moved)
@@ -119,9 +126,14 @@ def test_streams_are_equal_at_init_and_part_with_the_first_update(name, options)
 
 def spread(made):
   """Largest distance of a stream from their mean before the last site, relative to the mean."""
-  streams = np.asarray(written([*toy.states_by_hand(made, LAYERS, X)][-2]))
+  streams = np.asarray(_streams(*nnx.split(made)))
   mean = streams.mean(axis=0)
   return max(norm(stream - mean) for stream in streams) / norm(mean)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _streams(graphdef, state):
+  return written([*toy.states_by_hand(nnx.merge(graphdef, state), LAYERS, X)][-2])
 
 
 def test_home_streams_are_those_of_pull_request_1849():
@@ -134,10 +146,12 @@ def test_home_streams_are_those_of_pull_request_1849():
 
 
 def test_fresh_mhc_of_other_inits_mix_differently_and_agree():
-  uniform, identity = (toy.build("mhc", {"init": i}, random=False) for i in ("uniform", "identity"))
+  inits = ("uniform", "identity", "one_hot")
+  uniform, identity, one_hot = (
+    toy.build("mhc", {"init": init}, num_layers=3, random=False) for init in inits
+  )
   assert np.abs(mixes(uniform)[0] - 0.25).max() < 0.02
   assert np.abs(mixes(identity)[0] - np.eye(4)[..., None, None]).max() < 0.01
-  one_hot = toy.build("mhc", {"init": "one_hot"}, random=False)
   want = toy.rms_norm(toy.compiled_by_hand(uniform, LAYERS, X))
   assert_close(toy.rms_norm(toy.compiled_by_hand(identity, LAYERS, X)), want, 1e-4)
   assert relative_errors(toy.rms_norm(toy.compiled_by_hand(one_hot, LAYERS, X)), want)[""] > 1e-2
