@@ -12,6 +12,7 @@ themselves; with --nospeed they are left out. docs/scaling.md has the formulas.
 """
 
 import dataclasses
+import re
 import statistics
 from collections.abc import Mapping, Sequence
 
@@ -25,6 +26,7 @@ from resjax.locations import Location
 from resjax.records.metrics_log import FILE_NAME, read_metrics
 from resjax.runs import workdir
 from resjax.statistics.compute_multiplier import CURRENCIES, LEAST_RUNGS, Ladder
+from resjax.sweeps import plan as plans
 from resjax.sweeps import results
 
 _SWEEP = flags.DEFINE_string("sweep", None, "The config.workdir of the sweep.")
@@ -59,9 +61,11 @@ def main() -> None:
     raise ValueError("no sweep; give the folder of one, for example --sweep=runs/ladder_toy")
   jax.config.update("jax_platforms", "cpu")  # runs are read, not trained
   folder = locations.path(_SWEEP.value, "--sweep", writable=True)
-  points = _read(folder)
-  rungs = _rungs(points, folder)
+  points, unfinished = _read(folder)
   console = terminal.console()
+  for line in unfinished:
+    console.print(line, markup=False, soft_wrap=True)
+  rungs = _rungs(points, folder)
   ladders = {}
   for arm in sorted(points, key=lambda arm: (arm != _REFERENCE.value, arm)):
     found = points[arm]
@@ -81,26 +85,46 @@ def main() -> None:
     console.print(str(file), soft_wrap=True)
 
 
-def _read(folder: Location) -> dict[str, dict[str, Point]]:
-  """Returns the finished runs of a sweep, by arm and rung.
+def _read(folder: Location) -> tuple[dict[str, dict[str, Point]], list[str]]:
+  """Returns the finished runs of a sweep, by arm and rung, and a line for each that is not done.
 
   Raises:
     ValueError: there is no such folder, or runs have different data.
   """
   if not folder.is_dir():
     raise ValueError(f"--sweep={folder}: there is no such folder; run launch.sweep first")
+  runs = {place: _runs(place) for place in sorted(folder.iterdir()) if place.is_dir()}
+  plan = plans.read(folder)
+  planned = [f"seed_{seed}" for seed in plan.seeds] if plan else []
+  wanted = planned or sorted({name for names in runs.values() for name in names if name}) or [""]
   points: dict[str, dict[str, Point]] = {}
-  for place in sorted(folder.iterdir()):
+  unfinished = []
+  for place, found in runs.items():
     rung, _, arm = place.name.partition("-")
-    seeds = [place, *sorted(place.iterdir())] if arm and place.is_dir() else []
-    runs = [_point(run) for run in seeds if (run / workdir.RECORD).exists()]
+    if not arm or not found:
+      continue
     # With a seed that is not done, the mean would be over other seeds than those of other arms.
-    if runs and None not in runs:
-      points.setdefault(arm, {})[rung] = _mean([run for run in runs if run is not None])
+    done = {name: point for name in wanted if (point := found.get(name)) is not None}
+    if len(done) == len(wanted):
+      points.setdefault(arm, {})[rung] = _mean(list(done.values()))
+    else:
+      missing = ", ".join(name for name in wanted if name and name not in done)
+      unfinished.append(f"{place.name} is not done{f': {missing}' if missing else ''}")
   data = {point.data for found in points.values() for point in found.values()}
   if len(data) > 1:
     raise ValueError(f"--sweep={folder}: its runs have different data: {', '.join(sorted(data))}")
-  return points
+  return points, unfinished
+
+
+def _runs(place: Location) -> dict[str, Point | None]:
+  """Returns the runs of an arm on a rung by the folder of their seed, which is "" without seeds.
+
+  One that has not begun, is not done, or diverged, is None.
+  """
+  seeds = [one for one in sorted(place.iterdir()) if re.fullmatch(r"seed_\d+", one.name)]
+  if seeds:
+    return {one.name: _point(one) if (one / workdir.RECORD).exists() else None for one in seeds}
+  return {"": _point(place)} if (place / workdir.RECORD).exists() else {}
 
 
 def _point(folder: Location) -> Point | None:

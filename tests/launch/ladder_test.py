@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -105,7 +106,22 @@ def test_an_arm_that_is_not_done_is_left_out(tmp_path, forked):
   metrics.write_text("\n".join(lines) + "\n")
   code, output = forked(f"--sweep={folder}")
   assert code == 0 and "gate is left out: l4d32 is not done" in output
+  assert "l4d32-gate is not done\n" in output
   assert set(values(folder)[1]) == {"block_attn_res"}
+
+
+def test_missing_seeds_are_named(tmp_path, forked):
+  folder = write_ladder(tmp_path / "a", seeds=(0, 1))
+  shutil.rmtree(folder / "l3d24-gate" / "seed_1")
+  code, output = forked(f"--sweep={folder}")
+  assert code == 0 and "l3d24-gate is not done: seed_1\n" in output
+  assert "gate is left out: l3d24 is not done" in output
+  assert set(values(folder)[1]) == {"block_attn_res"}
+  shutil.rmtree(folder / "l6d48-standard" / "seed_0")
+  (folder / "l6d48-standard" / "seed_1" / workdir.RECORD).unlink()
+  code, output = forked(f"--sweep={folder}")
+  assert code == 1 and "l6d48-standard is not done: seed_0, seed_1\n" in output
+  assert "--reference=standard has 3 finished rungs" in output
 
 
 def test_mistakes_are_one_line(tmp_path, forked):
