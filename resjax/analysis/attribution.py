@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 import jax
@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax import lax
+from jax.interpreters import partial_eval
 
 from resjax.analysis.alignment import DepthPosition
 from resjax.analysis.probing import ProbeConfig
@@ -94,32 +95,46 @@ def attribute(decoder: Decoder, tokens: np.ndarray, targets: tuple[int, ...] = (
     hidden = model(rows["inputs"], rows["segment_ids"], rows["positions"])[0, len(tokens) - 1]
     return model.head.astype(jnp.float32) @ hidden.astype(jnp.float32)
 
-  @functools.partial(jax.jit, out_shardings=layout.everywhere)
-  def parts(parameters: PyTree, rows: Rows, signs: Array, moved: Array) -> dict[str, Array]:
-    model = nnx.merge(graphdef, parameters)
-    towards = signs @ model.head.astype(jnp.float32)
-
+  def parts_of_writes(parameters: PyTree, rows: Rows, signs: Array, *scales: Array) -> list[Array]:
     def logit(of_writes: Array, of_heads: Array) -> Array:
+      model = nnx.merge(graphdef, parameters)
       hidden = _output(model, rows, of_writes, None if no_heads else of_heads)
+      towards = signs @ model.head.astype(jnp.float32)
       return _frozen_norm(model, hidden[0, len(tokens) - 1]) @ towards
 
-    scales = jnp.zeros(shape), jnp.zeros((config.num_layers, config.num_heads))
-    by_write, by_head = jax.grad(logit, (0, 1))(*scales)
+    return jax.grad(logit, (0, 1))(*scales)
+
+  def change(
+    parameters: PyTree, rows: Rows, signs: Array, of_writes: Array, of_heads: Array, moved: Array
+  ) -> Array:
     # The parts change along with the writes only where a weight depends on them. Two reverse passes
     # tell: kernels have a rule for the reverse pass alone.
-    change = jax.grad(lambda s: jnp.vdot(jax.grad(logit)(s, scales[1]), moved))(scales[0])
+    def along(scale: Array) -> Array:
+      return jnp.vdot(parts_of_writes(parameters, rows, signs, scale, of_heads)[0], moved)
+
+    return jnp.linalg.norm(jax.grad(along)(of_writes))
+
+  @functools.partial(jax.jit, out_shardings=layout.everywhere)
+  def parts(parameters: PyTree, rows: Rows, signs: Array, moved: Array) -> dict[str, Array]:
+    by_write, by_head = parts_of_writes(parameters, rows, signs, *scales)
+    changed = change(parameters, rows, signs, *scales, moved) if may_change else 0.0
+    model = nnx.merge(graphdef, parameters)
     return {
       "writes": jnp.sum(by_write, axis=(1, 2, 3)),
       "heads": by_head,
-      "bias": _norm_bias(model) @ towards,
-      "change": jnp.linalg.norm(change) / jnp.linalg.norm(by_write),
+      "bias": _norm_bias(model) @ (signs @ model.head.astype(jnp.float32)),
+      "change": changed / jnp.linalg.norm(by_write),
     }
 
+  scales = jnp.zeros(shape), jnp.zeros((config.num_layers, config.num_heads))
+  signs = np.zeros(config.vocab_size, np.float32)
+  may_change = _depends(change, parameters, rows, signs, *scales, moved)
+  if may_change and not combinator.source_names():
+    raise ValueError(_weights_depend(config.residual.name))
   whole = jax.device_get(logits(parameters, rows))
   if not np.isfinite(whole).all():
     raise ValueError("the logits of the model are not finite; take one whose parameters are")
   targets = targets or (int(np.argmax(whole)),)
-  signs = np.zeros(config.vocab_size, np.float32)
   for target, sign in zip(targets, (1, -1), strict=False):
     signs[target] += sign
   found = jax.device_get(parts(parameters, rows, layout.copy(signs), moved))
@@ -137,19 +152,37 @@ def attribute(decoder: Decoder, tokens: np.ndarray, targets: tuple[int, ...] = (
   return made
 
 
+def _depends(function: Callable[..., Array], *arguments: PyTree) -> bool:
+  """Returns whether a value depends on arguments, as far as derivatives tell without numbers.
+
+  A rule of its own, as kernels have, counts as a dependence, also where its derivative is 0.
+  """
+  traced = jax.make_jaxpr(function)(*arguments)
+  _, used = partial_eval.dce_jaxpr(traced.jaxpr, [True])
+  return any(used)
+
+
+def _undefined(name: str) -> str:
+  return f"the parts of a logit are not defined for residual.name={name!r}"
+
+
+def _weights_depend(name: str) -> str:
+  return (
+    f"{_undefined(name)}: the weights of what a site wrote depend on what others wrote; patch "
+    "states instead"
+  )
+
+
 def _check(decoder: Decoder, found: Attribution, change: float) -> None:
   """Raises a ValueError unless the parts are those of a linear read that adds up to the logit."""
   name = decoder.config.residual.name
-  what = f"the parts of a logit are not defined for residual.name={name!r}"
   if not change <= _LINEAR:
-    raise ValueError(
-      f"{what}: the weights of what a site wrote depend on what others wrote; patch states instead"
-    )
+    raise ValueError(_weights_depend(name))
   rounding = _ROUNDINGS * float(jnp.finfo(decoder.config.dtype).eps)
   if not abs(found.total - found.logit) <= rounding * np.abs(found.writes).sum():
     raise ValueError(
-      f"{what}: its last read has no single weight for each source, so that the parts add up to "
-      f"{found.total:.4f} in place of {found.logit:.4f}; patch states instead"
+      f"{_undefined(name)}: its last read has no single weight for each source, so that the parts "
+      f"add up to {found.total:.4f} in place of {found.logit:.4f}; patch states instead"
     )
 
 

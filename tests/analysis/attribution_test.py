@@ -81,8 +81,7 @@ def test_a_head_has_the_part_that_its_rows_write():
   ],
 )
 def test_parts_add_up_or_are_refused(name):
-  few = {"sinkhorn_iterations": 2} if name == "mhc" else {}  # 20 take minutes to compile
-  decoder = model(name, "llama", options=few)
+  decoder = model(name, "llama")
   if name in REFUSED:
     with pytest.raises(ValueError, match=f"not defined for residual.name='{name}'"):
       attribute(decoder, PROMPT)
@@ -92,6 +91,14 @@ def test_parts_add_up_or_are_refused(name):
   logits = decoder.logits(decoder(PROMPT[None]))[0, -1]
   assert found.targets == (int(np.argmax(logits)),)
   np.testing.assert_allclose(found.logit, logits.max(), atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["mhc", "deepnorm"])
+def test_weights_that_depend_on_states_are_refused_before_anything_is_computed(name, monkeypatch):
+  decoder = model(name, "llama")
+  monkeypatch.setattr("jax.device_get", lambda _: pytest.fail("something was computed"))
+  with pytest.raises(ValueError, match=f"not defined for residual.name='{name}': the weights of"):
+    attribute(decoder, PROMPT)
 
 
 def test_sources_keep_the_weights_of_the_last_read():
