@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 from flax import nnx
+from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
 from resjax import locations
@@ -74,7 +75,10 @@ def export(
     )
   form = find_form(decoder.config, with_code)
   ids = special_ids(tokenizer)
-  with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as scratch:
+  with (
+    locations.writing(folder),
+    tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as scratch,
+  ):
     whole = pathlib.Path(scratch) / "whole"
     whole.mkdir()
     _write_json(whole / "config.json", form.settings | {"torch_dtype": dtype} | ids)
@@ -223,7 +227,10 @@ def _write_tensors(
     tensors = {
       name: _tensor(name, shapes[name], family, decoder.config, values, dtype) for name in names
     }
-    save_file(tensors, folder / file, metadata={"format": "pt"})
+    try:
+      save_file(tensors, folder / file, metadata={"format": "pt"})
+    except SafetensorError as error:  # it has the cause as text alone
+      raise OSError(str(error)) from error
     where |= dict.fromkeys(names, file)
   if len(shards) > 1:
     total = {"total_size": sum(sizes.values())}

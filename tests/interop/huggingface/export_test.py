@@ -1,6 +1,7 @@
 """Exported decoders are loaded with the same bits; those that no family expresses are refused."""
 
 import json
+import resource
 
 import jax
 import numpy as np
@@ -53,6 +54,21 @@ def test_our_own_decoders_come_back_bit_equal(style, changes, tmp_path):
   decoder = decoders.drawn(decoders.config(style, **changes))
   huggingface.export(decoder, tmp_path / "out")
   assert_same(decoder, huggingface.load(tmp_path / "out"))
+
+
+@pytest.mark.parametrize("room", [100, 10_000])  # bytes of a file: of config.json, of the tensors
+def test_a_full_disk_is_one_line_and_leaves_nothing(room, tmp_path):
+  decoder = decoders.decoder(decoders.config("llama"))
+  limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+  resource.setrlimit(resource.RLIMIT_FSIZE, (room, limits[1]))
+  try:
+    with pytest.raises(
+      OSError, match=r"cannot write .*out \(.*File too large.*\); make room"
+    ) as full:
+      huggingface.export(decoder, tmp_path / "out")
+  finally:
+    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+  assert "\n" not in str(full.value) and not list(tmp_path.iterdir())
 
 
 # The two styles of configs/base.py with changes that they allow.
