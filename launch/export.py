@@ -10,11 +10,13 @@ The command runs in one process, whose host or devices must hold the whole model
 
 from absl import flags
 
+import resjax
 from launch import cli
 from resjax import experiment, processes
 from resjax.interop import huggingface
-from resjax.interop.huggingface.exporting import DTYPES
+from resjax.interop.huggingface.exporting import DTYPES, SERVERS
 from resjax.runs import restore
+from resjax.runs.config import Run
 
 _CHECKPOINT = flags.DEFINE_string("checkpoint", None, "Folder of a run, or a checkpoint in it.")
 _OUT = flags.DEFINE_string("out", None, "Folder to write; it must not exist yet.")
@@ -22,6 +24,9 @@ _DTYPE = flags.DEFINE_enum("dtype", "float32", DTYPES, "Type of the tensors.")
 _SHARD_GB = flags.DEFINE_float("shard_gb", 5.0, "Largest file in 10^9 bytes.", lower_bound=1e-6)
 _WITH_CODE = flags.DEFINE_bool(
   "with_code", None, "Whether the folder holds its model's code; default: where it has to."
+)
+_FOR = flags.DEFINE_enum(
+  "for", "", SERVERS, "A server that has to be able to serve the folder, or nothing is written."
 )
 
 
@@ -32,7 +37,8 @@ def main() -> None:
   processes.refuse_several("launch.export")
   saved = restore.find(_CHECKPOINT.value, "--checkpoint")
   run = experiment.load(str(saved.workdir))
-  form = huggingface.find_form(run.decoder, _WITH_CODE.value)  # before the parameters are read
+  # before the parameters are read
+  form = huggingface.find_form(run.decoder, _WITH_CODE.value, _FOR.value)
   huggingface.check_target(_OUT.value, "--out")
   model, params, tokenizer = restore.restore_model(run, saved)
   huggingface.export(
@@ -42,8 +48,24 @@ def main() -> None:
     dtype=_DTYPE.value,
     shard_bytes=int(_SHARD_GB.value * 1e9),
     with_code=_WITH_CODE.value,
+    server=_FOR.value,
+    facts=_facts(run, saved),
   )
   print(f"{_OUT.value}: {form.architecture}, {_DTYPE.value}")
+
+
+def _facts(run: Run, saved: restore.Saved) -> dict[str, object]:
+  """Returns what the model card says of the training."""
+  row = run.train.batch_size * run.data.seq_len
+  steps = 0 if saved.step is None else saved.step
+  return {
+    "checkpoint": saved.title,
+    "training": f"{steps:,} of {run.train.steps:,} steps of {row:,} tokens, rows of {run.data.seq_len:,}",
+    "data": ", ".join(name for name, _ in run.data.corpora),
+    "optimizer": f"{run.optim.name}, learning rate {run.optim.learning_rate:g}",
+    "seed": run.seed,
+    "written by": f"resjax {resjax.__version__}",
+  }
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ import json
 import os
 import pathlib
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -18,6 +18,7 @@ from resjax import locations
 from resjax.data.tokenizer import Tokenizer
 from resjax.interop.huggingface import remote_code
 from resjax.interop.huggingface.families import FAMILIES, Family
+from resjax.interop.huggingface.model_card import model_card
 from resjax.interop.huggingface.settings import Settings
 from resjax.interop.huggingface.stored_tensors import INDEX, SINGLE, expected_shapes
 from resjax.interop.huggingface.tensors import TensorNames
@@ -29,6 +30,7 @@ from resjax.nn.rope import Rope
 from resjax.typing import Array
 
 DTYPES = ("float32", "bfloat16", "float16")
+SERVERS = ("", "vllm")
 
 # The options that do not decide which function a trained decoder computes, and those that decide
 # it only together with rotary positions.
@@ -45,11 +47,13 @@ def export(
   dtype: str = "float32",
   shard_bytes: int = 5_000_000_000,
   with_code: bool | None = None,
+  server: str = "",
+  facts: Mapping[str, object] | None = None,
 ) -> None:
   """Writes a decoder as a Hugging Face folder, as a whole or not at all.
 
   The folder holds config.json, generation_config.json, model.safetensors (or shards and their
-  index), and the files of the tokenizer; the files of a pretrained tokenizer stay as they were.
+  index), a model card, and the files of the tokenizer; those of a pretrained one stay as they were.
   Where no family of transformers computes what the decoder does, it holds the source of a model
   that does, which transformers runs with trust_remote_code=True. Beside the decoder the host holds
   one shard.
@@ -61,10 +65,12 @@ def export(
     dtype: the dtype of the tensors.
     shard_bytes: the size of the largest file; a larger tensor gets a file of its own.
     with_code: whether the folder holds the source of its model; None: where it has to.
+    server: a server that has to be able to serve the folder, one of `SERVERS`.
+    facts: what the model card says of the training, by name.
 
   Raises:
-    ValueError: Neither a family of transformers nor such a source expresses the decoder, the folder
-      is not empty, or an option is out of range.
+    ValueError: Neither a family of transformers nor such a source expresses the decoder, the server
+      would compute something else, the folder is not empty, or an option is out of range.
   """
   if dtype not in DTYPES:
     raise ValueError(f"dtype={dtype!r} is not supported; allowed: {', '.join(DTYPES)}")
@@ -73,7 +79,7 @@ def export(
     raise ValueError(
       f"{jax.process_count()} processes hold the decoder; export from one of its own"
     )
-  form = find_form(decoder.config, with_code)
+  form = find_form(decoder.config, with_code, server)
   ids = special_ids(tokenizer)
   with (
     locations.writing(folder),
@@ -85,7 +91,10 @@ def export(
     _write_json(whole / "generation_config.json", {k: v for k, v in ids.items() if v is not None})
     for name, text in {**form.files, **tokenizer_files(tokenizer)}.items():
       (whole / name).write_text(text, encoding="utf-8")
-    _write_tensors(decoder, form.names, whole, np.dtype(jax.numpy.dtype(dtype)), shard_bytes)
+    count = _write_tensors(decoder, form.names, whole, np.dtype(jax.numpy.dtype(dtype)), shard_bytes)
+    code = next((name for name in form.files if name.startswith("modeling")), "")
+    card = model_card(decoder.config, facts or {}, code, count, dtype)
+    (whole / "README.md").write_text(card, encoding="utf-8")
     os.replace(whole, folder)
 
 
@@ -105,16 +114,20 @@ class Form(NamedTuple):
   files: dict[str, str]
 
 
-def find_form(config: DecoderConfig, with_code: bool | None = None) -> Form:
+def find_form(config: DecoderConfig, with_code: bool | None = None, server: str = "") -> Form:
   """Returns the form in which a decoder is written: that of a family, or with code of its own.
 
   Args:
     config: of the decoder.
     with_code: whether the folder holds the source of its model; None: where no family expresses it.
+    server: one of `SERVERS`, which has to be able to serve the folder.
 
   Raises:
-    ValueError: The form does not express the decoder; the message names the options in the way.
+    ValueError: The form does not express the decoder, or the server would compute something else;
+      the message names the options in the way.
   """
+  if server not in SERVERS:
+    raise ValueError(f"server={server!r} is not known; allowed: {', '.join(map(repr, SERVERS))}")
   if not with_code:
     try:
       family, settings = find_family(config)
@@ -126,6 +139,8 @@ def find_form(config: DecoderConfig, with_code: bool | None = None) -> Form:
       if found := remote_code.obstacles(config):
         raise ValueError(f"{error}; in the way of code of its own: {'; '.join(found)}") from None
   settings = remote_code.settings(config)
+  if server and (found := remote_code.vllm_obstacles(config)):
+    raise ValueError(f"vLLM cannot serve this decoder: {'; '.join(found)}")
   files = remote_code.files(config.residual.name)
   return Form(settings["architectures"][0], remote_code.RemoteNames(), settings, files)
 
@@ -212,7 +227,8 @@ def check_target(folder: str | os.PathLike, setting: str = "folder") -> pathlib.
 
 def _write_tensors(
   decoder: Decoder, family: TensorNames, folder: pathlib.Path, dtype: np.dtype, shard_bytes: int
-) -> None:
+) -> int:
+  """Writes the tensors, and returns how many numbers they hold."""
   flat = nnx.to_flat_state(nnx.state(decoder))
   arrays = {"/".join(map(str, path)): variable for path, variable in flat}
   parameters = {path: Parameter.of(variable) for path, variable in arrays.items()}
@@ -235,6 +251,7 @@ def _write_tensors(
   if len(shards) > 1:
     total = {"total_size": sum(sizes.values())}
     _write_json(folder / INDEX, {"metadata": total, "weight_map": where})
+  return sum(sizes.values()) // dtype.itemsize
 
 
 def _shards(sizes: dict[str, int], limit: int) -> Iterator[list[str]]:

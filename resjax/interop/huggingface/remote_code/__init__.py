@@ -5,6 +5,7 @@ gives its decoder by its settings and tensors; its code is not run.
 """
 
 from resjax.interop.huggingface.remote_code.assembly import class_name, files, names, template
+from resjax.interop.huggingface.remote_code.serving import vllm_obstacles
 from resjax.interop.huggingface.remote_code.settings import (
   MODEL_TYPE,
   obstacles,
@@ -25,4 +26,5 @@ __all__ = [
   "settings",
   "template",
   "together",
+  "vllm_obstacles",
 ]

@@ -130,7 +130,7 @@ def _sizes(config: DecoderConfig) -> dict[str, Any]:
 
 
 def _norms_and_maps(config: DecoderConfig) -> dict[str, Any]:
-  combinator = _combinator(config)
+  combinator = abstract_combinator(config)
   return {
     "norm_type": config.norm,
     "norm_eps": config.norm_eps,
@@ -169,7 +169,7 @@ def _residual(config: DecoderConfig) -> dict[str, Any]:
   return {"sites": list(config.sites), **chosen}
 
 
-def _combinator(config: DecoderConfig) -> combinators.Combinator:
+def abstract_combinator(config: DecoderConfig) -> combinators.Combinator:
   """Returns the combinator with shapes for parameters."""
   return nnx.eval_shape(
     lambda: combinators.build(

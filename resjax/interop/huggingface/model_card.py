@@ -1,0 +1,74 @@
+"""The README.md of a folder: what the model is, where it comes from, how it is loaded."""
+
+from collections.abc import Mapping
+
+from resjax.interop.huggingface.remote_code.serving import vllm_obstacles
+from resjax.models.config import DecoderConfig
+
+_HEAD = """---
+library_name: transformers
+pipeline_tag: text-generation
+tags: [resjax, {residual}]
+---
+
+# A decoder with the residual path {residual}
+
+| | |
+|---|---|
+"""
+_USE = """
+```python
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+model = AutoModelForCausalLM.from_pretrained("FOLDER"{trust})
+tokenizer = AutoTokenizer.from_pretrained("FOLDER")
+```
+"""
+_CODE = """
+`{modeling}` computes the model; its class `Residual` is the residual path, and settings that begin with
+`residual_` are its options. It needs transformers 5. `resjax.interop.huggingface.load` reads settings
+and tensors again and does not run the code.
+"""
+
+
+def model_card(
+  config: DecoderConfig, facts: Mapping[str, object], modeling: str, num_parameters: int, dtype: str
+) -> str:
+  """Returns the text of the card.
+
+  Args:
+    config: of the decoder.
+    facts: what is known of its training, by name.
+    modeling: the file that computes the model; empty where transformers has its code.
+    num_parameters: how many numbers the tensors hold.
+    dtype: of the tensors.
+  """
+  options = [f"{key}={value!r}" for key, value in config.residual.options.items()]
+  rows = {
+    "residual path": ", ".join([config.residual.name, *options]),
+    "layers, width, MLP": f"{config.num_layers}, {config.d_model}, {config.mlp_dim}",
+    "heads": f"{config.num_heads} of {config.head_dim}, {config.num_kv_heads} for keys and values",
+    "vocabulary": f"{config.vocab_size:,}",
+    "parameters": f"{num_parameters:,}, {dtype}",
+    **facts,
+  }
+  text = _HEAD.format(residual=config.residual.name)
+  text += "".join(f"| {name} | {_cell(value)} |\n" for name, value in rows.items())
+  text += _USE.format(trust=", trust_remote_code=True" if modeling else "")
+  if modeling:
+    text += _CODE.format(modeling=modeling) + "\n" + _served(config)
+  return text
+
+
+def _served(config: DecoderConfig) -> str:
+  found = vllm_obstacles(config)
+  if found:
+    return f"vLLM cannot serve it: {'; '.join(found)}.\n"
+  return (
+    "vLLM serves it by its Transformers backend (`--trust-remote-code`), on one device or with tensor "
+    "parallelism. It\nrounds the parameters of the residual path to the dtype in which it serves.\n"
+  )
+
+
+def _cell(value: object) -> str:
+  return str(value).replace("|", "\\|").replace("\n", " ")

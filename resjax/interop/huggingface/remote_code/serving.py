@@ -1,0 +1,23 @@
+"""What vLLM's Transformers backend cannot serve."""
+
+import jax.numpy as jnp
+
+from resjax.interop.huggingface.remote_code.settings import abstract_combinator
+from resjax.models.config import DecoderConfig
+
+
+def vllm_obstacles(config: DecoderConfig) -> list[str]:
+  """Returns a phrase for each reason why vLLM would compute something else than a decoder.
+
+  It runs all sequences as one row, gives a model no cache but that of attention, and caps logits
+  before it scales them. What a stock family expresses it serves like any model of the family.
+  """
+  name, found = config.residual.name, []
+  if abstract_combinator(config).decode_cache(1, jnp.float32) is not None:
+    found.append(
+      f"config.model.residual.name={name!r} mixes tokens with these options, which needs a cache of "
+      "its own"
+    )
+  if config.logit_softcap and config.mup.base_width:
+    found.append("config.model.logit_softcap comes after the factor of config.model.mup.base_width")
+  return found
