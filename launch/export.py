@@ -57,10 +57,10 @@ def main() -> None:
 def _facts(run: Run, saved: restore.Saved) -> dict[str, object]:
   """Returns what the model card says of the training."""
   row = run.train.batch_size * run.data.seq_len
-  steps = 0 if saved.step is None else saved.step
   return {
     "checkpoint": saved.title,
-    "training": f"{steps:,} of {run.train.steps:,} steps of {row:,} tokens, rows of {run.data.seq_len:,}",
+    "training": f"{saved.step} of {run.train.steps} steps of {row:,} tokens",
+    "rows": f"{run.data.seq_len:,} tokens",
     "data": ", ".join(name for name, _ in run.data.corpora),
     "optimizer": f"{run.optim.name}, learning rate {run.optim.learning_rate:g}",
     "seed": run.seed,

@@ -42,6 +42,15 @@ def test_a_run_becomes_a_folder(trained, tmp_path):
   assert json.loads((out / "config.json").read_text())["eos_token_id"] == words.eot_id
 
 
+def test_a_run_becomes_a_folder_with_code(trained, tmp_path):
+  out = tmp_path / "out"
+  more = ["--with_code", "--for=vllm", "--dtype=bfloat16"]
+  said = runs.finish([*COMMAND, f"--checkpoint={trained}", f"--out={out}", *more])
+  assert said == f"{out}: ResjaxStandardForCausalLM, bfloat16\n"
+  assert "| training | 2 of 2 steps of 256 tokens |" in (out / "README.md").read_text()
+  assert huggingface.read_config(out).residual.name == "standard"
+
+
 @pytest.fixture(scope="module")
 def damaged(trained, tmp_path_factory):
   """A copy of the workdir whose parameters cannot be read."""

@@ -91,7 +91,8 @@ def export(
     _write_json(whole / "generation_config.json", {k: v for k, v in ids.items() if v is not None})
     for name, text in {**form.files, **tokenizer_files(tokenizer)}.items():
       (whole / name).write_text(text, encoding="utf-8")
-    count = _write_tensors(decoder, form.names, whole, np.dtype(jax.numpy.dtype(dtype)), shard_bytes)
+    kind = np.dtype(jax.numpy.dtype(dtype))
+    count = _write_tensors(decoder, form.names, whole, kind, shard_bytes)
     code = next((name for name in form.files if name.startswith("modeling")), "")
     card = model_card(decoder.config, facts or {}, code, count, dtype)
     (whole / "README.md").write_text(card, encoding="utf-8")

@@ -25,14 +25,18 @@ tokenizer = AutoTokenizer.from_pretrained("FOLDER")
 ```
 """
 _CODE = """
-`{modeling}` computes the model; its class `Residual` is the residual path, and settings that begin with
-`residual_` are its options. It needs transformers 5. `resjax.interop.huggingface.load` reads settings
-and tensors again and does not run the code.
+`{modeling}` computes the model; its class `Residual` is the residual path, and
+settings that begin with `residual_` are its options. It needs transformers 5.
+`resjax.interop.huggingface.load` reads settings and tensors again and does not run the code.
 """
 
 
 def model_card(
-  config: DecoderConfig, facts: Mapping[str, object], modeling: str, num_parameters: int, dtype: str
+  config: DecoderConfig,
+  facts: Mapping[str, object],
+  modeling: str,
+  num_parameters: int,
+  dtype: str,
 ) -> str:
   """Returns the text of the card.
 
@@ -65,8 +69,8 @@ def _served(config: DecoderConfig) -> str:
   if found:
     return f"vLLM cannot serve it: {'; '.join(found)}.\n"
   return (
-    "vLLM serves it by its Transformers backend (`--trust-remote-code`), on one device or with tensor "
-    "parallelism. It\nrounds the parameters of the residual path to the dtype in which it serves.\n"
+    "vLLM serves it by its Transformers backend (`--trust-remote-code`), without pipeline stages.\n"
+    "It rounds the parameters of the residual path to the dtype in which it serves.\n"
   )
 
 

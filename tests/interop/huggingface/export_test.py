@@ -148,6 +148,37 @@ def test_other_refusals(tmp_path):
   assert (tmp_path / "kept").read_text() == "mine"
 
 
+def test_what_vllm_would_compute_wrongly_is_refused(tmp_path):
+  mixes = decoders.config("llama", "deep_delta")
+  with pytest.raises(
+    ValueError, match="vLLM cannot serve this decoder: .*'deep_delta' mixes tokens"
+  ):
+    huggingface.find_form(mixes, server="vllm")
+  capped = decoders.config(mup=MupConfig(8), logit_softcap=3.0)
+  with pytest.raises(
+    ValueError, match="vLLM cannot serve this decoder: config.model.logit_softcap"
+  ):
+    huggingface.find_form(capped, server="vllm")
+  with pytest.raises(ValueError, match="server='tgi' is not known; allowed: '', 'vllm'"):
+    huggingface.find_form(mixes, server="tgi")
+  alone = {"value_width": 1, "compressor": "none", "embedding_expansion": False}
+  for config in (decoders.config("llama", "deep_delta", alone), decoders.config()):
+    huggingface.find_form(config, server="vllm")
+
+
+def test_the_card_says_what_the_model_is(tmp_path):
+  facts = {"checkpoint": "tiny | step 2"}
+  for name, code in (("standard", ""), ("deep_delta", "modeling_resjax_deep_delta.py")):
+    folder, decoder = tmp_path / name, decoders.drawn(decoders.config("llama", name))
+    huggingface.export(decoder, folder, facts=facts)
+    card = (folder / "README.md").read_text()
+    count = sum(leaf.size for leaf in jax.tree.leaves(nnx.state(decoder)))
+    assert f"tags: [resjax, {name}]" in card and f"| parameters | {count:,}, float32 |" in card
+    assert "| checkpoint | tiny \\| step 2 |" in card
+    assert ("trust_remote_code=True" in card) == (code in card and bool(code)) == bool(code)
+    assert ("vLLM cannot serve it" in card) == bool(code)
+
+
 def test_tokenizers_of_our_own_go_along(tmp_path):
   texts = ["import os\n", "hélo wörld \x00\x7f\xad\u2028", " def f(x):\n    return x"] * 3
   for words in (ByteTokenizer(), train_bpe(texts, 300)):

@@ -15,8 +15,8 @@ def vllm_obstacles(config: DecoderConfig) -> list[str]:
   name, found = config.residual.name, []
   if abstract_combinator(config).decode_cache(1, jnp.float32) is not None:
     found.append(
-      f"config.model.residual.name={name!r} mixes tokens with these options, which needs a cache of "
-      "its own"
+      f"config.model.residual.name={name!r} mixes tokens with these options, which needs a cache "
+      "of its own"
     )
   if config.logit_softcap and config.mup.base_width:
     found.append("config.model.logit_softcap comes after the factor of config.model.mup.base_width")

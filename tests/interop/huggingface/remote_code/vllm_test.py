@@ -1,9 +1,9 @@
 """What vLLM's Transformers backend asks of a model, checked without vLLM.
 
-It builds the model on the meta device, puts layers of its own in the place of norms and linear maps
-(queries, keys and values as one where they read one input), allocates the parameters that are left in
-the dtype of the model, and runs all sequences as one row, with a function for attention that knows
-layers by number. See vllm/model_executor/models/transformers.
+It builds the model on the meta device, puts layers of its own in the place of norms and linear
+maps (queries, keys and values as one where they read one input), allocates the parameters that are
+left, and runs all sequences as one row, with a function for attention that knows layers by number.
+See vllm/model_executor/models/transformers.
 """
 
 import ast
