@@ -148,16 +148,12 @@ def test_other_refusals(tmp_path):
   assert (tmp_path / "kept").read_text() == "mine"
 
 
-def test_what_vllm_would_compute_wrongly_is_refused(tmp_path):
+def test_what_vllm_would_compute_wrongly_is_refused():
   mixes = decoders.config("llama", "deep_delta")
-  with pytest.raises(
-    ValueError, match="vLLM cannot serve this decoder: .*'deep_delta' mixes tokens"
-  ):
+  with pytest.raises(ValueError, match=r"^vLLM cannot serve this .*'deep_delta' mixes tokens"):
     huggingface.find_form(mixes, server="vllm")
   capped = decoders.config(mup=MupConfig(8), logit_softcap=3.0)
-  with pytest.raises(
-    ValueError, match="vLLM cannot serve this decoder: config.model.logit_softcap"
-  ):
+  with pytest.raises(ValueError, match=r"^vLLM cannot serve this decoder: .*\.logit_softcap comes"):
     huggingface.find_form(capped, server="vllm")
   with pytest.raises(ValueError, match="server='tgi' is not known; allowed: '', 'vllm'"):
     huggingface.find_form(mixes, server="tgi")
