@@ -26,7 +26,8 @@ def _residuals():
   """Yields the cases of tests/helpers/systems: defaults in both styles, others in turn."""
   for number, case in enumerate(systems.CASES):
     changes = {"depth": "loop"} if case.loop_only else {}
-    changes |= {"num_layers": max(4, case.options.get("layers_per_block", 0))}
+    spans = [case.options.get(name, 0) for name in ("layers_per_block", "dilation", "period")]
+    changes |= {"num_layers": max(4, *spans)}
     styles = decoders.STYLES if not case.options else decoders.STYLES[number % 2 :][:1]
     for style in styles if case.name in remote_code.names() else ():
       yield Case(case.name, dict(case.options), style, changes)
