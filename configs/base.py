@@ -50,6 +50,7 @@ def model() -> dict:
     "ropes": (),
     "norm": "rmsnorm",  # rmsnorm | layernorm
     "norm_eps": 1e-6,
+    "norm_bias": False,  # layernorm: it has a bias whatever `bias` says
     "norm_gate": norm_gate(),
     "pre_norm": True,  # normalise what each sublayer reads, unless the combinator does
     "post_norm": False,  # also normalise the output of each sublayer before the combinator

@@ -56,10 +56,21 @@ class PretrainedRecord:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class _TextConfig:
+  """The settings of the model of text in a file that also describes one of images.
+
+  The first files of Gemma 3 leave out what transformers has as default.
+  """
+
+  vocab_size: _Rows = 262_208
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class _ModelConfig(_Ids):
   """The settings of config.json that a tokenizer needs."""
 
-  vocab_size: _Rows
+  vocab_size: _Rows | msgspec.UnsetType = msgspec.UNSET
+  text_config: _TextConfig | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -195,13 +206,16 @@ def load_pretrained(folder: str | os.PathLike) -> PretrainedTokenizer:
   """
   folder = pathlib.Path(folder)
   config = read_json(folder / "config.json", _ModelConfig)
+  rows = config.text_config.vocab_size if config.text_config else config.vocab_size
+  if isinstance(rows, msgspec.UnsetType):
+    raise ValueError(f"{folder / 'config.json'}: the value: missing required field vocab_size")
   if not (folder / MAIN).is_file():
     raise ValueError(f"{folder} has no {MAIN}; save it with a fast tokenizer of transformers")
   paths = [folder / name for name in _FILES]
   files = {path.name: read_text(path) for path in paths if path.is_file()}
   ids: Ids = {"bos_token_id": config.bos_token_id, "eos_token_id": config.eos_token_id}
   try:
-    return PretrainedTokenizer(files, config.vocab_size, ids)
+    return PretrainedTokenizer(files, rows, ids)
   except ValueError as error:
     raise ValueError(f"{folder}: {error}") from None
 

@@ -195,6 +195,7 @@ class DecoderConfig:
   ropes: tuple[LayerRope, ...] = ()
   pre_norm: bool = True
   qk_norm_over: str = "head"
+  norm_bias: bool = False
 
   def __post_init__(self) -> None:
     """Fills in head_dim and checks every field."""

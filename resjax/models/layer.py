@@ -281,7 +281,7 @@ def decoder_norm(config: DecoderConfig, rngs: nnx.Rngs) -> Norm:
     config.norm,
     config.d_model,
     eps=config.norm_eps,
-    bias=config.bias == "all",
+    bias=config.bias == "all" or config.norm_bias,
     dtype=config.dtype,
     rngs=rngs,
   )

@@ -278,13 +278,20 @@ def _tensor(
 ) -> np.ndarray:
   """Returns the tensor called `name`, made of all parameters that it holds."""
   target = np.empty(shape, dtype)
-  for tensor in family.tensors_of(values):
+  whole: np.ndarray | None = None
+  for tensor in family.tensors_of(config, values):
     value = values[tensor.path]
-    if not tensor.stacked and tensor.name == name:
-      tensor.write(target, np.asarray(value), config)
-    for layer in range(config.num_layers) if tensor.stacked else ():
-      if tensor.name.format(layer) == name:
-        tensor.write(target, np.asarray(value[layer]), config)
+    for layer in range(config.num_layers) if tensor.stacked else (None,):
+      if tensor.name.format(layer) != name:
+        continue
+      own = np.asarray(value if layer is None else value[layer])
+      if whole is not None and not np.array_equal(whole, own):
+        raise ValueError(
+          f"{tensor.path} differs from the parameter with which it shares the tensor {name}; "
+          "keep such parameters equal in training, or set config.model.parallel=False"
+        )
+      whole = own if tensor.part is None else None
+      tensor.write(target, own, config)
   return target
 
 

@@ -21,6 +21,7 @@ from resjax.interop.huggingface.stored_tensors import (
   check_tensors,
   has_tensors,
   stored_tensors,
+  text_tensors,
 )
 from resjax.interop.huggingface.tensors import Tensor, TensorNames
 from resjax.models.config import DecoderConfig
@@ -75,7 +76,7 @@ def load(
   if dtype == "auto":
     dtype = "float32" if layout.platform == "cpu" else "bfloat16"
   family, config = _family_and_config(folder, dtype)
-  in_files = stored_tensors(folder)
+  in_files = text_tensors(stored_tensors(folder)) if family.nested else stored_tensors(folder)
   check_sizes(folder, config, in_files)
   model = nnx.eval_shape(lambda: Decoder(config, layout=layout, rngs=nnx.Rngs(0)))
   graphdef, template = nnx.split(model)
@@ -88,7 +89,7 @@ def load(
   stored = check_tensors(folder, family, config, parts, in_files)
   loaded = {
     tensor.path: _parameter(tensor, parts[tensor.path], stored, config, layout, param_dtype)
-    for tensor in family.tensors_of(parts)
+    for tensor in family.tensors_of(config, parts)
   }
   loaded = remote_code.together(config, loaded, parameters)
   nnx.replace_by_pure_dict(template, nnx.traversals.unflatten_mapping(loaded, sep="/"))
@@ -101,17 +102,20 @@ def _family_and_config(folder: pathlib.Path, dtype: str) -> tuple[TensorNames, D
   if str(kind).startswith(remote_code.MODEL_TYPE):
     return remote_code.RemoteNames(), remote_code.read_settings(values, where, dtype)
   settings = Settings(values, where)
-  if kind not in FAMILIES:
-    raise ValueError(
-      f"{where}: model_type={kind!r} is not supported; allowed: {', '.join(FAMILIES)}"
-    )
-  family = FAMILIES[kind]
+  nested = {family.nested[0]: family for family in FAMILIES.values() if family.nested}
+  known = FAMILIES | nested
+  if kind not in known:
+    raise ValueError(f"{where}: model_type={kind!r} is not supported; allowed: {', '.join(known)}")
+  family = known[kind]
+  architecture = family.nested[1] if family.nested and kind in nested else family.architecture
   for name in values.get("architectures") or []:
-    if name != family.architecture:
+    if name != architecture:
       raise ValueError(
         f"{where}: architecture {name!r} is not supported; allowed: "
         f"{', '.join(other.architecture for other in FAMILIES.values())}"
       )
+  if kind in nested:
+    settings = settings.of_text()
   try:
     return family, family.decoder_config(settings, dtype)
   except ValueError as error:  # some of them name the settings of a decoder alone

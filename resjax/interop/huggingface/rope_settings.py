@@ -103,7 +103,7 @@ def read_layer_ropes(
 def rope_fields(ropes: Sequence[LayerRope]) -> dict[str, Any]:
   """Returns the fields of `DecoderConfig` for the rotations of its layers."""
   pattern = shortest_pattern(ropes)
-  if len(pattern) > 1:
+  if len(pattern) > 1 or pattern[0].theta == 0:
     return {"ropes": pattern}
   return {"rope_theta": pattern[0].theta, "rope_scaling": pattern[0].scaling}
 
@@ -116,15 +116,18 @@ def shortest_pattern(values: Sequence[Any]) -> tuple[Any, ...]:
   return tuple(values)
 
 
-def rope_settings(config: DecoderConfig, name: str = "rope_type") -> dict[str, Any]:
+def rope_settings(config: DecoderConfig, *, longrope: bool = False) -> dict[str, Any]:
   """Returns the settings of one rotation, in the spelling that every transformers reads.
 
   Args:
     config: the decoder; of several rotations this is the first.
-    name: the name of the kind of scaling.
+    longrope: whether the family may have `longrope`: others do not compute the cache anew where
+      the wavelengths change. The kind of scaling then has its older name.
   """
   rope = next(filter(None, config.layer_ropes), None) or Rope(config.rope_theta)
-  return {"rope_theta": rope.theta, "rope_scaling": _write_scaling(rope.scaling, name)}
+  written = rope.scaling if longrope or rope.scaling.kind != "longrope" else RopeScaling()
+  name = "type" if longrope else "rope_type"
+  return {"rope_theta": rope.theta, "rope_scaling": _write_scaling(written, name)}
 
 
 def layer_rope_settings(

@@ -14,20 +14,28 @@ from resjax.models.config import MOST_LAYERS
 _HARMLESS = frozenset(
   (
     "_attn_implementation", "_attn_implementation_internal", "_commit_hash", "_name_or_path",
-    "_num_labels", "architectures", "attention_dropout", "attention_probs_dropout_prob",
-    "attn_pdrop", "bad_words_ids", "begin_suppress_tokens", "bos_token", "bos_token_id",
-    "cache_implementation", "chunk_size_feed_forward", "classifier_dropout",
-    "decoder_start_token_id", "dtype", "embd_pdrop", "eos_token", "eos_token_id", "finetuning_task",
-    "forced_bos_token_id", "forced_eos_token_id", "gradient_checkpointing", "hidden_dropout",
-    "hidden_dropout_prob", "id2label", "initializer_range", "is_decoder", "is_llama_config",
-    "keys_to_ignore_at_inference", "label2id", "max_length", "max_sequence_length", "model_type",
-    "n_ctx", "n_special", "name_or_path", "neftune_noise_alpha", "num_labels", "output_attentions",
-    "output_hidden_states", "output_past", "pad_token_id", "predict_special_tokens", "prefix",
-    "pretraining_tp", "problem_type", "resid_pdrop", "return_dict", "sep_token_id",
-    "summary_activation", "summary_first_dropout", "summary_proj_to_labels", "summary_type",
-    "summary_use_proj", "suppress_tokens", "task_specific_params", "tf_legacy_loss",
-    "tokenizer_class", "torch_dtype", "torchscript", "transformers.js_config",
-    "transformers_version", "unsloth_version", "use_bfloat16", "use_cache",
+    "_num_labels", "_sliding_window_pattern", "architectures", "attention_dropout",
+    "attention_probs_dropout_prob", "attn_pdrop", "bad_words_ids", "begin_suppress_tokens",
+    "bos_token", "bos_token_id", "cache_implementation", "chunk_size_feed_forward",
+    "classifier_dropout", "decoder_start_token_id", "dtype", "embd_pdrop", "embedding_dropout",
+    "eos_token", "eos_token_id", "finetuning_task", "forced_bos_token_id", "forced_eos_token_id",
+    "gradient_checkpointing", "hidden_dropout", "hidden_dropout_prob", "id2label",
+    "initializer_range", "is_decoder", "is_llama_config", "keys_to_ignore_at_inference", "label2id",
+    "max_length", "max_sequence_length", "model_type", "n_ctx", "n_special", "name_or_path",
+    "neftune_noise_alpha", "num_labels", "output_attentions", "output_hidden_states", "output_past",
+    "pad_token_id", "predict_special_tokens", "prefix", "pretraining_tp", "problem_type",
+    "resid_pdrop", "residual_dropout", "return_dict", "sep_token_id", "summary_activation",
+    "summary_first_dropout", "summary_proj_to_labels", "summary_type", "summary_use_proj",
+    "suppress_tokens", "task_specific_params", "tf_legacy_loss", "tokenizer_class", "torch_dtype",
+    "torchscript", "transformers.js_config", "transformers_version", "unsloth_version",
+    "use_bfloat16", "use_cache",
+  )
+)  # fmt: skip
+# Settings of what reads images, in a file that also has a model of text.
+_OF_IMAGES = frozenset(
+  (
+    "boi_token_id", "boi_token_index", "eoi_token_id", "eoi_token_index", "image_token_id",
+    "image_token_index", "mm_tokens_per_image", "vision_config",
   )
 )  # fmt: skip
 _REQUIRED = object()
@@ -96,17 +104,23 @@ class _Types:
   max_position_embeddings: _Size | None = None
   max_window_layers: _Window | None = None
   mlp_bias: bool | None = None
+  mlp_type: str | None = None
   model_type: str | None = None
   n_embd: _Size | None = None
   n_head: _Size | None = None
   n_inner: _Size | None = None
   n_layer: _Layers | None = None
   n_positions: _Size | None = None
+  no_rope_layer_interval: _Size | None = None
+  no_rope_layers: list[Annotated[int, msgspec.Meta(ge=0, le=1)]] | None = None
+  norm_epsilon: _Fraction | msgspec.UnsetType = msgspec.UNSET  # not null
+  norm_type: str | None = None
   num_attention_heads: _Size | None = None
   num_hidden_layers: _Layers | None = None
   num_key_value_heads: _Size | None = None
   original_max_position_embeddings: _Size | None = None
   partial_rotary_factor: _Fraction | None = None
+  qk_layernorm: bool | None = None
   query_pre_attn_scalar: _Positive | None = None
   reorder_and_upcast_attn: bool | None = None
   rms_norm_eps: _Fraction | msgspec.UnsetType = msgspec.UNSET  # not null
@@ -119,10 +133,14 @@ class _Types:
   scale_attn_by_inverse_layer_idx: bool | None = None
   scale_attn_weights: bool | None = None
   sliding_window: _Window | None = None
+  sliding_window_pattern: _Size | None = None
   sliding_window_size: _Window | None = None
+  text_config: dict[str, Any] | None = None
   tie_word_embeddings: bool | None = None
+  use_bias: bool | None = None
   use_bidirectional_attention: bool | None = None
   use_parallel_residual: bool | None = None
+  use_qkv_bias: bool | None = None
   use_sliding_window: bool | None = None
   vocab_size: _Rows | None = None
 
@@ -189,6 +207,15 @@ class Settings:
   def refusal(self, name: str, value: Any, allowed: str) -> ValueError:
     """Returns the error for a value that this decoder does not support."""
     return ValueError(f"{self._where}: {name}={value!r} is not supported; allowed: {allowed}")
+
+  def of_text(self) -> "Settings":
+    """Returns the settings of the model of text, in a file that also describes one of images."""
+    inner = self.take("text_config")
+    self._used |= _OF_IMAGES
+    if (tied := self.take("tie_word_embeddings", None)) is not None:
+      inner = {**inner, "tie_word_embeddings": tied}
+    self.finish()
+    return Settings(inner, f"{self._where}: text_config")
 
   def finish(self) -> None:
     """Raises ValueError if the file has a setting that no caller took, unless it is off."""

@@ -18,6 +18,7 @@ from resjax.models.parameters import Parameter
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 _MOST_LINES = 40  # Of the list of tensors that do not fit.
 _BLOCK = 1 << 22  # The number of values of a tensor that are compared at a time.
+_OF_IMAGES = ("vision_tower.", "multi_modal_projector.")  # the beginnings of names of tensors
 _DTYPES = ("F64", "F32", "F16", "BF16")
 
 
@@ -53,6 +54,19 @@ def stored_tensors(folder: pathlib.Path) -> dict[str, StoredTensor]:
           found[name] = StoredTensor(file, name, tuple(part.get_shape()), part.get_dtype())
     except safetensors.SafetensorError as error:
       raise ValueError(f"{file} is damaged or cut off: {error}") from None
+  return found
+
+
+def text_tensors(stored: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
+  """Returns the tensors that read text, by the names that they have without those for images."""
+  found = {}
+  for name, tensor in stored.items():
+    part = name.removeprefix("model.")
+    if part.startswith("language_model."):
+      part = part.removeprefix("language_model.")
+      name = part if part.startswith(("model.", "lm_head.")) else f"model.{part}"
+    if not part.startswith(_OF_IMAGES):
+      found[name] = tensor
   return found
 
 
@@ -122,13 +136,13 @@ def expected_shapes(
 ) -> dict[str, tuple[int, ...]]:
   """Returns the shape of every tensor of a decoder, by name."""
   expected: dict[str, tuple[int, ...]] = {}
-  for tensor in family.tensors_of(parameters):
+  for tensor in family.tensors_of(config, parameters):
     shape = parameters[tensor.path].shape
     if tensor.stacked:
-      stored = tensor.stored_shape(shape[1:])
+      stored = tensor.stored_shape(shape[1:], config)
       expected |= {tensor.name.format(layer): stored for layer in range(config.num_layers)}
     else:
-      expected[tensor.name] = tensor.stored_shape(shape)
+      expected[tensor.name] = tensor.stored_shape(shape, config)
   return expected
 
 

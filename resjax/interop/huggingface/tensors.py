@@ -17,13 +17,12 @@ class Part:
 
   Attributes:
     index: the number of the parameter among those of the tensor.
-    count: how many parameters the tensor holds.
-    per_head: whether the parameters alternate from head to head.
+    widths: how many values of each of them lie side by side, until all begin anew: all that there
+      are, or those of a head if the parameters alternate from head to head.
   """
 
   index: int
-  count: int
-  per_head: bool = False
+  widths: Callable[[DecoderConfig], tuple[int, ...]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,12 +48,14 @@ class Tensor:
     """Whether each layer has a tensor of its own."""
     return "{}" in self.name
 
-  def stored_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+  def stored_shape(self, shape: tuple[int, ...], config: DecoderConfig) -> tuple[int, ...]:
     """Returns the shape of the tensor, given that of the parameter of one layer."""
     if not shape:
       return shape
     *rest, last = shape
-    last *= self.part.count if self.part else 1
+    if self.part:
+      widths = self.part.widths(config)
+      last = last // widths[self.part.index] * sum(widths)
     return (last, *rest) if self.transposed else (*rest, last)
 
   def read(
@@ -73,14 +74,13 @@ class Tensor:
     *rest, last = (slice(*s.indices(n)[:2]) for s, n in zip(index, shape, strict=True))
     if self.part is None:
       return self._oriented(slice_of, rest, last)
-    width, part = self._width(shape, config), self.part
+    before, width, total = self._place(self.part, config)
     first, end = last.start // width, -(-last.stop // width)  # These are numbers of heads.
     if end - first == 1:
-      start = (first * part.count + part.index) * width - first * width
+      start = first * total + before - first * width
       return self._oriented(slice_of, rest, slice(start + last.start, start + last.stop))
-    heads = slice(first * part.count * width, end * part.count * width)
-    found = self._oriented(slice_of, rest, heads)
-    found = found.reshape(*found.shape[:-1], end - first, part.count, width)[..., part.index, :]
+    found = self._oriented(slice_of, rest, slice(first * total, end * total))
+    found = found.reshape(*found.shape[:-1], end - first, total)[..., before : before + width]
     found = found.reshape(*found.shape[:-2], -1)
     return found[..., last.start - first * width : last.stop - first * width]
 
@@ -91,9 +91,9 @@ class Tensor:
     if self.part is None:
       target[...] = value
       return
-    width, part = self._width(value.shape, config), self.part
+    before, width, total = self._place(self.part, config)
     for head in range(value.shape[-1] // width):
-      start = (head * part.count + part.index) * width
+      start = head * total + before
       target[..., start : start + width] = value[..., head * width : (head + 1) * width]
 
   def _oriented(
@@ -104,9 +104,13 @@ class Tensor:
       return np.moveaxis(slice_of((last, *rest)), 0, -1)
     return slice_of((*rest, last))
 
-  def _width(self, shape: tuple[int, ...], config: DecoderConfig) -> int:
-    """Returns how many values of one parameter lie side by side."""
-    return config.head_dim if self.part and self.part.per_head else shape[-1]
+  def _place(self, part: Part, config: DecoderConfig) -> tuple[int, int, int]:
+    """Returns how many values lie before those of the parameter, how many it has, and how many all.
+
+    These are the numbers until all parameters of the tensor begin anew.
+    """
+    widths = part.widths(config)
+    return sum(widths[: part.index]), widths[part.index], sum(widths)
 
 
 class TensorNames(Protocol):
@@ -123,10 +127,15 @@ class TensorNames(Protocol):
     ...
 
   @property
+  def nested(self) -> tuple[str, str] | None:
+    """What files are called that hold such a model beside one of images; None: there are none."""
+    ...
+
+  @property
   def buffers(self) -> tuple[str, ...]:
     """The endings of names of tensors that are not parameters."""
     ...
 
-  def tensors_of(self, parameters: Mapping[str, Any]) -> tuple[Tensor, ...]:
+  def tensors_of(self, config: DecoderConfig, parameters: Mapping[str, Any]) -> tuple[Tensor, ...]:
     """Returns the tensors of a decoder, given its parameters by path."""
     ...

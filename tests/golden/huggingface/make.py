@@ -56,6 +56,46 @@ MODELS = {
     "head_dim": 8, "sliding_window": 6, "query_pre_attn_scalar": 5,
     "attn_logit_softcapping": 1.5, "final_logit_softcapping": 4.0,
   }, "float32", None),
+  "gemma3": ("Gemma3", _LLAMA | {
+    "head_dim": 8, "sliding_window": 6, "query_pre_attn_scalar": 5, "final_logit_softcapping": 4.0,
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+    "rope_parameters": {
+      "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+      "full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e4},
+    },
+  }, "bfloat16", None),
+  "olmo2": ("Olmo2", _LLAMA, "bfloat16", None),
+  "olmo3": ("Olmo3", _LLAMA | {
+    "sliding_window": 7, "num_hidden_layers": 4,
+    "rope_parameters": {
+      "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
+      "full_attention": {
+        "rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0,
+        "original_max_position_embeddings": 24, "attention_factor": 1.3,
+      },
+    },
+  }, "float16", None),
+  "smollm3": ("SmolLM3", _LLAMA | {
+    "no_rope_layers": [1, 0, 1], "use_sliding_window": True, "sliding_window": 9,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
+  }, "bfloat16", None),
+  "starcoder2": ("Starcoder2", {k: v for k, v in _LLAMA.items() if k != "rms_norm_eps"} | {
+    "sliding_window": 8, "norm_epsilon": 1e-4, "num_key_value_heads": 1,
+  }, "bfloat16", None),
+  "stablelm": ("StableLm", _COMMON | {
+    "num_key_value_heads": 2, "use_qkv_bias": True, "hidden_size": 32,
+  }, "bfloat16", None),
+  "stablelm_parallel": ("StableLm", _COMMON | {
+    "num_key_value_heads": 4, "use_parallel_residual": True, "partial_rotary_factor": 0.67,
+  }, "bfloat16", None),
+  "phi3": ("Phi3", _LLAMA | {
+    "sliding_window": 11, "hidden_size": 32, "partial_rotary_factor": 0.75,
+    "original_max_position_embeddings": 96, "max_position_embeddings": 192,
+    "rope_parameters": {
+      "rope_type": "longrope", "rope_theta": 100.0, "short_factor": [1.0, 1.2, 1.5],
+      "long_factor": [1.0, 3.0, 9.0],
+    },
+  }, "bfloat16", 20_000),
 }  # fmt: skip
 
 
@@ -65,7 +105,8 @@ def build(name: str, seed: int = 0):
   import transformers
 
   family, settings, dtype, _ = MODELS[name]
-  settings = getattr(transformers, f"{family}Config")(**settings)
+  text = "Text" if family == "Gemma3" else ""
+  settings = getattr(transformers, f"{family}{text}Config")(**settings)
   settings._attn_implementation = "eager"  # the only one with soft caps
   cls = getattr(transformers, "GPT2LMHeadModel" if family == "GPT2" else f"{family}ForCausalLM")
   model = cls(settings)

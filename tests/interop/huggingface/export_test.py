@@ -11,7 +11,8 @@ from safetensors.numpy import load_file
 
 from resjax.data.tokenizer import ByteTokenizer, train_bpe
 from resjax.interop import huggingface
-from resjax.models.config import MupConfig, ShortSWAConfig
+from resjax.models.config import LayerRope, MupConfig, ShortSWAConfig
+from resjax.nn.rope import RopeScaling
 from tests.helpers import decoders, layouts
 from tests.interop.huggingface.golden_test import FOLDER, walk
 
@@ -38,7 +39,7 @@ def test_tensors_are_those_that_transformers_wrote(name, tmp_path):
   for path, tensor in want.items():
     assert got[path].dtype == tensor.dtype
     # The gains of these norms are stored less 1, and were rounded when 1 was added.
-    atol = 2**-24 if name == "gemma2" and "norm" in path else 0
+    atol = 2**-24 if name.startswith("gemma") and "norm" in path else 0
     np.testing.assert_allclose(np.float64(got[path]), np.float64(tensor), rtol=0, atol=atol)
   assert huggingface.read_config(tmp_path / "out") == decoder.config
   files = sorted(path.name for path in (tmp_path / "out").glob("*.safetensors"))
@@ -71,6 +72,13 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(room, tmp_path):
   assert "\n" not in str(full.value) and not list(tmp_path.iterdir())
 
 
+OLMO = {"pre_norm": False, "post_norm": True, "qk_norm": True, "qk_norm_over": "heads"}
+GEMMA3 = {
+  "post_norm": True, "qk_norm": True, "mlp": "geglu", "embed_scale": True, "windows": (4, 0),
+  "ropes": (LayerRope(50.0), LayerRope(90.0, RopeScaling("linear", 2.0))),
+}  # fmt: skip
+
+
 # The two styles of configs/base.py with changes that they allow.
 @pytest.mark.parametrize(
   "style, changes, family",
@@ -80,6 +88,13 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(room, tmp_path):
     ("llama", {"qk_norm": True, "tied_embeddings": False}, "qwen3"),
     ("llama", {"num_heads": 3, "num_kv_heads": 1, "head_dim": 6}, "mistral"),
     ("llama", {"windows": (4,)}, "mistral"),
+    ("llama", {"rope_fraction": 0.5}, "phi3"),
+    ("llama", {"ropes": (LayerRope(9.0), LayerRope(0.0))}, "smollm3"),
+    ("llama", {"norm": "layernorm", "norm_bias": True, "bias": "qkv"}, "stablelm"),
+    ("gpt2", {"positions": "rope", "norm_bias": True, "windows": (4,)}, "starcoder2"),
+    ("llama", OLMO, "olmo2"),
+    ("llama", OLMO | {"windows": (4, 0)}, "olmo3"),
+    ("llama", GEMMA3, "gemma3_text"),
     ("llama", {"windows": (4, 0), "bias": "qkv"}, "qwen2"),
     ("gpt2", {"num_kv_heads": 4}, "gpt2"),
     ("gpt2", {"num_kv_heads": 4, "query_pre_attn_scalar": 1.0}, "gpt2"),
@@ -88,6 +103,15 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(room, tmp_path):
 )
 def test_the_family_of_our_own_decoders(style, changes, family):
   assert huggingface.find_family(decoders.config(style, **changes))[0].model_type == family
+
+
+def test_two_norms_are_written_as_one_where_they_are_equal(tmp_path):
+  decoder = huggingface.load(FOLDER / "stablelm_parallel")
+  norm = decoder.layers.norms["mlp"]["x"]
+  norm.bias[...] = norm.bias[...].at[1].add(1)
+  with pytest.raises(ValueError, match="layers/norms/mlp/x/bias differs from the parameter with"):
+    huggingface.export(decoder, tmp_path / "out")
+  assert not list(tmp_path.iterdir())
 
 
 def test_gains_that_were_rounded_once_come_back_bit_equal(tmp_path):
@@ -121,7 +145,10 @@ def test_a_sharded_decoder_in_bfloat16(tmp_path):
     ({"windows": (4, 8, 0)}, r"config.model.windows=\(4, 8, 0\), there"),
     ({"parallel": True}, "config.model.parallel=True, there False"),
     ({"logit_softcap": 3.0}, "llama: config.model.logit_softcap=3.0, there 0.0$"),
-    ({"rope_fraction": 0.5}, "llama: config.model.rope_fraction=0.5, there 1.0$"),
+    (
+      {"rope_fraction": 0.5, "bias": "attention"},
+      "llama: config.model.rope_fraction=0.5, there 1.0$",
+    ),
   ],
 )
 def test_what_no_family_has_is_refused(changes, message):

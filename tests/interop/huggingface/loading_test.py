@@ -45,10 +45,10 @@ def test_any_slice_of_a_part_is_read(per_head):
   count, width = 3, 4
   ours = np.arange(2 * count * 2 * width).reshape(2, count, 2, width)  # [D, q k v, heads, C]
   theirs = (np.moveaxis(ours, 1, 2) if per_head else ours).reshape(2, -1)
-  config = SimpleNamespace(head_dim=width)
+  config = SimpleNamespace(widths=(width if per_head else 2 * width,) * count)
   for part, start, stop in itertools.product(range(count), range(8), range(1, 9)):
     if start < stop:
-      tensor = Tensor("theirs", "ours", part=Part(part, count, per_head))
+      tensor = Tensor("theirs", "ours", part=Part(part, lambda c: c.widths))
       found = tensor.read(theirs.__getitem__, (2, 8), (slice(None), slice(start, stop)), config)
       np.testing.assert_array_equal(found, ours[:, part].reshape(2, 8)[:, start:stop])
 
@@ -239,7 +239,7 @@ def with_another_head(folder):
     (
       "qwen3",
       with_setting(model_type="mamba"),
-      r"model_type='mamba' is not supported; allowed: llama, mistral, .*gemma2, gpt2, gpt_neox$",
+      r"model_type='mamba' is not supported; allowed: llama, mistral, .*, gpt_neox, .*gemma3$",
     ),
     (
       "qwen3",

@@ -23,6 +23,10 @@ class Family:
     prefix: the beginning of most names of tensors, which some files leave out.
     buffers: the endings of names of tensors that are not parameters.
     whole_heads: whether D must be a multiple of H, whatever the head width C is.
+    parallel: `tensors` where attention and MLP read the same input, if they differ. Two parameters
+      may have one name there; they must be equal to be written.
+    nested: the name of the family, and the class, of files that hold such a model in `text_config`,
+      beside what reads images; None: there are no such files.
   """
 
   model_type: str
@@ -33,6 +37,8 @@ class Family:
   prefix: str
   buffers: tuple[str, ...] = ()
   whole_heads: bool = False
+  parallel: tuple[Tensor, ...] = ()
+  nested: tuple[str, str] | None = None
 
   def decoder_config(self, settings: Settings, dtype: str = "float32") -> DecoderConfig:
     """Returns the config of a decoder, whose activations have this dtype.
@@ -45,9 +51,10 @@ class Family:
     settings.finish()
     return DecoderConfig(**fields, dtype=dtype)
 
-  def tensors_of(self, parameters: Mapping[str, Any]) -> tuple[Tensor, ...]:
+  def tensors_of(self, config: DecoderConfig, parameters: Mapping[str, Any]) -> tuple[Tensor, ...]:
     """Returns the tensors of a decoder, given its parameters by path."""
-    return tuple(tensor for tensor in self.tensors if tensor.path in parameters)
+    table = self.parallel if config.parallel and self.parallel else self.tensors
+    return tuple(tensor for tensor in table if tensor.path in parameters)
 
 
 # The fields of `DecoderConfig` that are the same in most families; each family sets the others.

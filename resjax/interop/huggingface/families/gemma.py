@@ -1,4 +1,4 @@
-"""Gemma and Gemma 2, which store the gains of norms less 1."""
+"""Gemma, Gemma 2 and Gemma 3, which store the gains of norms less 1."""
 
 from typing import Any
 
@@ -12,11 +12,27 @@ from resjax.interop.huggingface.families.llama import (
   read_windows,
   write_windows,
 )
-from resjax.interop.huggingface.rope_settings import read_rope, rope_settings
+from resjax.interop.huggingface.rope_settings import (
+  FULL,
+  SLIDING,
+  layer_rope_settings,
+  read_layer_ropes,
+  read_rope,
+  rope_settings,
+)
 from resjax.interop.huggingface.settings import Settings
 from resjax.models.config import DecoderConfig
 
 _TANH = "gelu_pytorch_tanh"
+
+
+# What transformers takes where a file of Gemma 3 does not say; that of the 4B model says little.
+_GEMMA3 = {
+  "vocab_size": 262_208, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26,
+  "num_attention_heads": 8, "num_key_value_heads": 4, "max_position_embeddings": 131_072,
+}  # fmt: skip
+_THETAS = {SLIDING: 10_000.0, FULL: 1_000_000.0}  # of Gemma 3
+_LOCAL = "rope_local_base_freq"
 
 
 def _common(settings: Settings, activations: dict[str, str]) -> dict[str, Any]:
@@ -25,7 +41,6 @@ def _common(settings: Settings, activations: dict[str, str]) -> dict[str, Any]:
   name = "hidden_activation" if settings.take("hidden_activation", None) else "hidden_act"
   biased = settings.take("attention_bias", False)
   return read_sizes(settings, head_dim=256, tied=True) | {
-    **read_rope(settings),
     "mlp": settings.choose(name, _TANH, activations),
     "bias": "attention" if biased else "none",
     "embed_scale": True,
@@ -34,7 +49,6 @@ def _common(settings: Settings, activations: dict[str, str]) -> dict[str, Any]:
 
 def _write_common(config: DecoderConfig) -> dict[str, Any]:
   return write_fields(config, NAMES) | {
-    **rope_settings(config),
     "hidden_act": _TANH,
     "hidden_activation": _TANH,
     "attention_bias": config.bias == "attention",
@@ -43,13 +57,19 @@ def _write_common(config: DecoderConfig) -> dict[str, Any]:
 
 def _read_gemma(settings: Settings) -> dict[str, Any]:
   # The first files say gelu and mean its tanh approximation.
-  return _common(settings, {_TANH: "geglu", "gelu_new": "geglu", "gelu": "geglu"})
+  activations = {_TANH: "geglu", "gelu_new": "geglu", "gelu": "geglu"}
+  return _common(settings, activations) | read_rope(settings)
+
+
+def _write_gemma(config: DecoderConfig) -> dict[str, Any]:
+  return _write_common(config) | rope_settings(config)
 
 
 def _read_gemma2(settings: Settings) -> dict[str, Any]:
   layers = settings.take("num_hidden_layers")
   settings.take("sliding_window_size", None)  # Also in the first files.
   return _common(settings, {_TANH: "geglu", "gelu_new": "geglu"}) | {
+    **read_rope(settings),
     "post_norm": True,
     "query_pre_attn_scalar": float(settings.take("query_pre_attn_scalar", 256)),
     "windows": read_windows(
@@ -61,6 +81,10 @@ def _read_gemma2(settings: Settings) -> dict[str, Any]:
 
 
 def _write_gemma2(config: DecoderConfig) -> dict[str, Any]:
+  return _write_windowed(config) | rope_settings(config)
+
+
+def _write_windowed(config: DecoderConfig) -> dict[str, Any]:
   scalar = config.query_pre_attn_scalar or config.head_dim
   return (
     _write_common(config)
@@ -73,6 +97,28 @@ def _write_gemma2(config: DecoderConfig) -> dict[str, Any]:
   )
 
 
+def _read_gemma3(settings: Settings) -> dict[str, Any]:
+  for name, value in _GEMMA3.items():
+    settings.default(name, value)
+  settings.expect("attn_logit_softcapping", None)  # which transformers leaves out
+  layers, period = settings.take("num_hidden_layers"), settings.take("sliding_window_pattern", 6)
+  size = settings.nullable("sliding_window", 4096)
+  windows = read_windows(settings, size, [(i + 1) % period != 0 for i in range(layers)])
+  of_layers = [windows[i % len(windows)] for i in range(layers)]
+  return _common(settings, {_TANH: "geglu", "gelu_new": "geglu"}) | {
+    **read_layer_ropes(settings, of_layers, _THETAS, _LOCAL),
+    "post_norm": True,
+    "qk_norm": True,
+    "query_pre_attn_scalar": float(settings.take("query_pre_attn_scalar", 256)),
+    "windows": windows,
+    "logit_softcap": float(settings.nullable("final_logit_softcapping", 0.0)),
+  }
+
+
+def _write_gemma3(config: DecoderConfig) -> dict[str, Any]:
+  return _write_windowed(config) | layer_rope_settings(config, _THETAS, _LOCAL)
+
+
 _GEMMA2_NORMS = {
   "input_layernorm": "norms/attention/x",
   "post_attention_layernorm": "post_norms/attention",
@@ -81,7 +127,11 @@ _GEMMA2_NORMS = {
 }
 _GEMMA, _GEMMA2 = (llama_tensors(norms, offset=1.0) for norms in (NORMS, _GEMMA2_NORMS))
 
-GEMMA = Family("gemma", "GemmaForCausalLM", _read_gemma, _write_common, _GEMMA, **FILES)
+GEMMA = Family("gemma", "GemmaForCausalLM", _read_gemma, _write_gemma, _GEMMA, **FILES)
 GEMMA2 = Family(
   "gemma2", "Gemma2ForCausalLM", _read_gemma2, _write_gemma2, _GEMMA2, **FILES, whole_heads=True
 )
+GEMMA3 = Family(
+  "gemma3_text", "Gemma3ForCausalLM", _read_gemma3, _write_gemma3, _GEMMA2, **FILES,
+  whole_heads=True, nested=("gemma3", "Gemma3ForConditionalGeneration"),
+)  # fmt: skip

@@ -128,12 +128,16 @@ def _tensors(
     transposed: whether the kernels of maps are stored as [out, in].
     per_head: whether queries, keys and values alternate from head to head.
   """
+
+  def widths(config: DecoderConfig) -> tuple[int, ...]:
+    return (config.head_dim * (1 if per_head else config.num_heads),) * 3
+
   rows = [Tensor(name, path) for path, name in embeddings.items()]
   paths = ("attention/o_proj", "mlp/up_proj", "mlp/down_proj")
   maps = dict(zip(paths, (attention[1], *mlp), strict=True))
   for ending, leaf, turned in (("weight", "kernel", transposed), ("bias", "bias", False)):
     for part, letter in enumerate("qkv"):
-      path, where = f"layers/attention/{letter}_proj/{leaf}", Part(part, 3, per_head)
+      path, where = f"layers/attention/{letter}_proj/{leaf}", Part(part, widths)
       rows.append(Tensor(f"{layer}{attention[0]}.{ending}", path, turned, part=where))
     for path, name in maps.items():
       rows.append(Tensor(f"{layer}{name}.{ending}", f"layers/{path}/{leaf}", turned))

@@ -33,12 +33,14 @@ NAMES = {
 }
 
 
-def read_sizes(settings: Settings, head_dim: int = 0, tied: bool = False) -> dict[str, Any]:
+def read_sizes(
+  settings: Settings, head_dim: int = 0, tied: bool = False, eps: float = 1e-6
+) -> dict[str, Any]:
   """Returns the sizes of a decoder, its norm, and whether its embeddings are tied.
 
-  `head_dim` (0 stands for D / H) and `tied` hold for a file that does not have them.
+  `head_dim` (0 stands for D / H), `tied` and `eps` hold for a file that does not have them.
   """
-  defaults = {"head_dim": head_dim, "rms_norm_eps": 1e-6, "tie_word_embeddings": tied}
+  defaults = {"head_dim": head_dim, "rms_norm_eps": eps, "tie_word_embeddings": tied}
   return read_fields(settings, NAMES, defaults) | {"norm": "rmsnorm"}
 
 
@@ -64,10 +66,28 @@ def write_windows(config: DecoderConfig) -> dict[str, Any]:
   }
 
 
+def read_swiglu(settings: Settings) -> dict[str, Any]:
+  """Returns the MLP of families that have no other."""
+  return {"mlp": settings.choose("hidden_act", "silu", {"silu": "swiglu", "swish": "swiglu"})}
+
+
+def read_bias(settings: Settings) -> dict[str, Any]:
+  """Returns whether the maps of the attention have biases."""
+  return {"bias": "attention" if settings.take("attention_bias", False) else "none"}
+
+
+def write_bias(config: DecoderConfig) -> dict[str, Any]:
+  """Returns the inverse of `read_bias`."""
+  return {"attention_bias": config.bias == "attention"}
+
+
+def all_heads(settings: Settings) -> None:
+  """Gives a file that does not say otherwise as many key heads as query heads."""
+  settings.default("num_key_value_heads", settings.take("num_attention_heads"))
+
+
 def _common(settings: Settings, head_dim: int = 0) -> dict[str, Any]:
-  activations = {"silu": "swiglu", "swish": "swiglu"}
-  mlp = settings.choose("hidden_act", "silu", activations)
-  return read_sizes(settings, head_dim) | read_rope(settings) | {"mlp": mlp}
+  return read_sizes(settings, head_dim) | read_rope(settings) | read_swiglu(settings)
 
 
 def _write_common(config: DecoderConfig) -> dict[str, Any]:
@@ -76,13 +96,12 @@ def _write_common(config: DecoderConfig) -> dict[str, Any]:
 
 def _read_llama(settings: Settings) -> dict[str, Any]:
   settings.expect("mlp_bias", False)
-  settings.default("num_key_value_heads", settings.take("num_attention_heads"))  # As in Llama 1.
-  biased = settings.take("attention_bias", False)
-  return _common(settings) | {"bias": "attention" if biased else "none"}
+  all_heads(settings)  # as in Llama 1
+  return _common(settings) | read_bias(settings)
 
 
 def _write_llama(config: DecoderConfig) -> dict[str, Any]:
-  return _write_common(config) | {"attention_bias": config.bias == "attention", "mlp_bias": False}
+  return _write_common(config) | write_bias(config) | {"mlp_bias": False}
 
 
 def _read_mistral(settings: Settings) -> dict[str, Any]:
@@ -114,17 +133,12 @@ def _write_qwen2(config: DecoderConfig) -> dict[str, Any]:
 
 
 def _read_qwen3(settings: Settings) -> dict[str, Any]:
-  biased = settings.take("attention_bias", False)
-  return _common(settings, head_dim=128) | {
-    "qk_norm": True,
-    "bias": "attention" if biased else "none",
-    "windows": _qwen_windows(settings),
-  }
+  found = _common(settings, head_dim=128) | read_bias(settings)
+  return found | {"qk_norm": True, "windows": _qwen_windows(settings)}
 
 
 def _write_qwen3(config: DecoderConfig) -> dict[str, Any]:
-  settings = _write_common(config) | _qwen_window_settings(config)
-  return settings | {"attention_bias": config.bias == "attention"}
+  return _write_common(config) | _qwen_window_settings(config) | write_bias(config)
 
 
 def llama_tensors(norms: dict[str, str], offset: float = 0.0) -> tuple[Tensor, ...]:
@@ -136,10 +150,12 @@ def llama_tensors(norms: dict[str, str], offset: float = 0.0) -> tuple[Tensor, .
   rows = [
     Tensor("model.embed_tokens.weight", "embed/embedding"),
     Tensor("model.norm.weight", "final_norm/scale", offset=offset),
+    Tensor("model.norm.bias", "final_norm/bias"),
     Tensor("lm_head.weight", "output/embedding"),
   ]
   for name, path in norms.items():
     rows.append(Tensor(f"{layer}{name}.weight", f"layers/{path}/scale", offset=offset))
+    rows.append(Tensor(f"{layer}{name}.bias", f"layers/{path}/bias"))
   for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
     path = f"layers/attention/{name}"
     rows.append(Tensor(f"{layer}self_attn.{name}.weight", f"{path}/kernel", transposed=True))
@@ -147,7 +163,8 @@ def llama_tensors(norms: dict[str, str], offset: float = 0.0) -> tuple[Tensor, .
   for name in ("gate_proj", "up_proj", "down_proj"):
     rows.append(Tensor(f"{layer}mlp.{name}.weight", f"layers/mlp/{name}/kernel", transposed=True))
   for name in ("q_norm", "k_norm"):
-    rows.append(Tensor(f"{layer}self_attn.{name}.weight", f"layers/attention/{name}/scale"))
+    path = f"layers/attention/{name}/scale"
+    rows.append(Tensor(f"{layer}self_attn.{name}.weight", path, offset=offset))
   return tuple(rows)
 
 

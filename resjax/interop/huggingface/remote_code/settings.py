@@ -24,7 +24,7 @@ _KNOWN = frozenset(
   (
     "attention", "attention_softcap", "bias", "d_model", "depth", "dtype", "embed_scale",
     "head_dim", "init_std", "logit_softcap", "max_positions", "mlp", "mlp_dim", "mup", "norm",
-    "norm_eps", "num_heads", "num_kv_heads", "num_layers", "positions", "post_norm", "qk_norm",
+    "norm_bias", "norm_eps", "num_heads", "num_kv_heads", "num_layers", "positions", "post_norm", "qk_norm",
     "query_pre_attn_scalar", "remat", "residual", "rope_fraction", "rope_scaling", "rope_theta",
     "scaled_output_init", "tied_embeddings", "vocab_size", "windows",
   )
@@ -134,7 +134,7 @@ def _norms_and_maps(config: DecoderConfig) -> dict[str, Any]:
   return {
     "norm_type": config.norm,
     "norm_eps": config.norm_eps,
-    "norm_bias": config.bias == "all",
+    "norm_bias": config.bias == "all" or config.norm_bias,
     "pre_norm": combinator.pre_norm,
     "post_norm": config.post_norm,
     "final_norm": combinator.final_norm,

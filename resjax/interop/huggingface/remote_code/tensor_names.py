@@ -54,9 +54,10 @@ class RemoteNames:
 
   prefix = "model."
   buffers = ("rotary_emb.inv_freq",)
+  nested = None
   tensors = tuple(Tensor(name, path) for path, name in _PLACES[:3])
 
-  def tensors_of(self, parameters: Mapping[str, Any]) -> tuple[Tensor, ...]:
+  def tensors_of(self, config: DecoderConfig, parameters: Mapping[str, Any]) -> tuple[Tensor, ...]:
     """Returns the tensors of a decoder, given its parameters by path, parts `apart`."""
     return tuple(_tensor(path) for path in parameters)
 

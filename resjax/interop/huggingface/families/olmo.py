@@ -1,0 +1,71 @@
+"""OLMo 2 and OLMo 3: norms behind branches alone, and of all query and key heads together."""
+
+from typing import Any
+
+from resjax.interop.huggingface.families.family import Family, write_fields
+from resjax.interop.huggingface.families.llama import (
+  FILES,
+  NAMES,
+  all_heads,
+  llama_tensors,
+  read_bias,
+  read_sizes,
+  read_swiglu,
+  read_windows,
+  write_bias,
+  write_windows,
+)
+from resjax.interop.huggingface.rope_settings import (
+  FULL,
+  SLIDING,
+  layer_rope_settings,
+  read_layer_ropes,
+  read_rope,
+  rope_settings,
+)
+from resjax.interop.huggingface.settings import Settings
+from resjax.models.config import DecoderConfig
+
+_THETAS = {SLIDING: 500_000.0, FULL: 500_000.0}  # of OLMo 3
+
+
+def _common(settings: Settings) -> dict[str, Any]:
+  all_heads(settings)
+  found = read_sizes(settings, eps=1e-5) | read_swiglu(settings) | read_bias(settings)
+  return found | {"pre_norm": False, "post_norm": True, "qk_norm": True, "qk_norm_over": "heads"}
+
+
+def _write_common(config: DecoderConfig) -> dict[str, Any]:
+  return write_fields(config, NAMES) | write_bias(config) | {"hidden_act": "silu"}
+
+
+def _read_olmo2(settings: Settings) -> dict[str, Any]:
+  return _common(settings) | read_rope(settings)
+
+
+def _write_olmo2(config: DecoderConfig) -> dict[str, Any]:
+  return _write_common(config) | rope_settings(config)
+
+
+def _read_olmo3(settings: Settings) -> dict[str, Any]:
+  layers = settings.take("num_hidden_layers")
+  size = settings.nullable("sliding_window", 4096)
+  windows = read_windows(settings, size, [i % 4 != 3 for i in range(layers)])
+  of_layers = [windows[i % len(windows)] for i in range(layers)]
+  ropes = read_layer_ropes(settings, of_layers, _THETAS, None)
+  return _common(settings) | {"windows": windows} | ropes
+
+
+def _write_olmo3(config: DecoderConfig) -> dict[str, Any]:
+  ropes = layer_rope_settings(config, _THETAS, None)
+  return _write_common(config) | write_windows(config) | ropes
+
+
+_NORMS = {
+  "post_attention_layernorm": "post_norms/attention",
+  "post_feedforward_layernorm": "post_norms/mlp",
+}
+_SHARED: dict[str, Any] = {"tensors": llama_tensors(_NORMS), **FILES}
+
+OLMO2 = Family("olmo2", "Olmo2ForCausalLM", _read_olmo2, _write_olmo2, **_SHARED)
+OLMO3 = Family("olmo3", "Olmo3ForCausalLM", _read_olmo3, _write_olmo3, **_SHARED)

@@ -1,0 +1,74 @@
+"""SmolLM3, some layers of which do not rotate queries and keys."""
+
+from typing import Any
+
+from resjax.interop.huggingface.families.family import Family, write_fields
+from resjax.interop.huggingface.families.llama import (
+  FILES,
+  NAMES,
+  NORMS,
+  all_heads,
+  llama_tensors,
+  read_bias,
+  read_sizes,
+  read_swiglu,
+  read_windows,
+  write_bias,
+  write_windows,
+)
+from resjax.interop.huggingface.rope_settings import (
+  SLIDING,
+  read_rope,
+  rope_fields,
+  rope_settings,
+)
+from resjax.interop.huggingface.settings import Settings
+from resjax.models.config import DecoderConfig, LayerRope
+
+
+def _rotated_layers(settings: Settings) -> list[bool]:
+  layers, interval = settings.take("num_hidden_layers"), settings.take("no_rope_layer_interval", 4)
+  # In spite of its name, 1 stands for rotation.
+  flags = settings.take("no_rope_layers", [(i + 1) % interval != 0 for i in range(layers)])
+  if len(flags) < layers:
+    raise settings.refusal("no_rope_layers", flags, f"one for each of {layers} layers")
+  return [bool(flag) for flag in flags[:layers]]
+
+
+def _windows(settings: Settings, rotated: list[bool]) -> tuple[int, ...]:
+  slides = settings.take("use_sliding_window", False)
+  settings.take("max_window_layers", None)  # also in published files, and not read
+  size = settings.nullable("sliding_window", 0)
+  if not slides and SLIDING in settings.take("layer_types", []):
+    raise settings.refusal("use_sliding_window", slides, f"True with {SLIDING} in layer_types")
+  return read_windows(settings, size, [bool(slides and size) and not turns for turns in rotated])
+
+
+def _read(settings: Settings) -> dict[str, Any]:
+  settings.expect("mlp_bias", False)
+  all_heads(settings)
+  rotated, rope = _rotated_layers(settings), read_rope(settings, theta=2_000_000.0)
+  turned = LayerRope(rope["rope_theta"], rope["rope_scaling"])
+  return {
+    **read_sizes(settings, tied=True),
+    **read_swiglu(settings),
+    **read_bias(settings),
+    **rope_fields([turned if turns else LayerRope(0.0) for turns in rotated]),
+    "windows": _windows(settings, rotated),
+  }
+
+
+def _write(config: DecoderConfig) -> dict[str, Any]:
+  return {
+    **write_fields(config, NAMES),
+    **write_bias(config),
+    **rope_settings(config),
+    **write_windows(config),
+    "use_sliding_window": max(config.windows) > 0,
+    "no_rope_layers": [int(rope is not None) for rope in config.layer_ropes],
+    "hidden_act": "silu",
+    "mlp_bias": False,
+  }
+
+
+SMOLLM3 = Family("smollm3", "SmolLM3ForCausalLM", _read, _write, llama_tensors(NORMS), **FILES)
