@@ -18,6 +18,9 @@ CHECKPOINTS = flags.DEFINE_multi_string(
 FOLDERS = flags.DEFINE_multi_string(
   "hf", [], "Folder of a Hugging Face model: config.json, safetensors, tokenizer.json."
 )
+IGNORED = flags.DEFINE_list(
+  "hf_ignore", [], "Settings of config.json that are not known, and that change nothing."
+)
 BATCH_SIZE = flags.DEFINE_integer("batch_size", 8, "Rows measured at a time.", lower_bound=1)
 _MESH = {
   axis: flags.DEFINE_integer(
@@ -57,5 +60,8 @@ def loaders(checkpoints: Sequence[str]) -> Sequence[Callable[[], Subject]]:
   place = layout()
   return [
     *(partial(measured_models.from_workdir, path, place) for path in checkpoints),
-    *(partial(measured_models.from_huggingface, path, place) for path in FOLDERS.value),
+    *(
+      partial(measured_models.from_huggingface, path, place, IGNORED.value)
+      for path in FOLDERS.value
+    ),
   ]

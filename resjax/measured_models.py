@@ -4,7 +4,7 @@ import dataclasses
 import hashlib
 import json
 import pathlib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from flax import nnx
 
@@ -78,18 +78,21 @@ def from_workdir(path: str, layout: Layout | None = None, knob: str = "--checkpo
   return Subject(saved.title, model.bind(params), tokenizer, run.data.seq_len)
 
 
-def from_huggingface(path: str, layout: Layout | None = None) -> Subject:
+def from_huggingface(
+  path: str, layout: Layout | None = None, ignore: Collection[str] = ()
+) -> Subject:
   """Returns the model of a Hugging Face folder.
 
   Args:
     path: a folder with config.json, safetensors and tokenizer.json.
     layout: says where the parameters go; default: the first device.
+    ignore: the names of settings of config.json that are not known, and harmless.
 
   Raises:
     ValueError: a file is missing or damaged, or resjax does not know the architecture.
   """
   tokenizer = huggingface.tokenizer(path)
-  decoder = huggingface.load(path, layout=layout)
+  decoder = huggingface.load(path, layout=layout, ignore=ignore)
   name = pathlib.Path(path).absolute().name
   seq_len = min(decoder.config.max_positions, _USUAL_ROW)
   return Subject(name, decoder, tokenizer, seq_len, start_rows=True)

@@ -3,7 +3,7 @@
 import functools
 import os
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import jax
@@ -14,7 +14,7 @@ from jax.sharding import Sharding, SingleDeviceSharding
 from resjax.data.pretrained_tokenizer import read_json
 from resjax.interop.huggingface import remote_code
 from resjax.interop.huggingface.families import FAMILIES
-from resjax.interop.huggingface.settings import Settings
+from resjax.interop.huggingface.settings import Settings, reasons
 from resjax.interop.huggingface.stored_tensors import (
   StoredTensor,
   check_sizes,
@@ -33,19 +33,22 @@ from resjax.typing import Array
 Folder = str | os.PathLike
 
 
-def read_config(folder: Folder, *, dtype: str = "float32") -> DecoderConfig:
+def read_config(
+  folder: Folder, *, dtype: str = "float32", ignore: Collection[str] = ()
+) -> DecoderConfig:
   """Returns the config of the decoder that the config.json of a folder describes.
 
   Args:
     folder: a local folder, as `save_pretrained` of transformers writes it.
     dtype: the dtype of the activations.
+    ignore: the names of settings that are not known and that the caller knows to be harmless.
 
   Raises:
     ValueError: There is no config.json, or the decoder does not support its architecture or one of
       its settings; or tensors are there, which are too few for its sizes.
   """
   folder = pathlib.Path(folder)
-  config = _family_and_config(folder, dtype)[1]
+  config = _family_and_config(folder, dtype, ignore)[1]
   if has_tensors(folder):
     check_sizes(folder, config, stored_tensors(folder))
   return config
@@ -57,6 +60,7 @@ def load(
   layout: Layout | None = None,
   dtype: str = "auto",
   param_dtype: jax.typing.DTypeLike = "float32",
+  ignore: Collection[str] = (),
 ) -> Decoder:
   """Returns the decoder of a folder; every device reads its own share of the parameters.
 
@@ -67,6 +71,7 @@ def load(
     layout: the mesh and its rules; None uses the first device.
     dtype: the dtype of the activations; `auto` is float32 on CPUs and bfloat16 elsewhere.
     param_dtype: the dtype of the parameters.
+    ignore: see `read_config`.
 
   Raises:
     ValueError: See `read_config`; also if sizes do not divide over the devices, a file is damaged,
@@ -75,7 +80,7 @@ def load(
   folder, layout = pathlib.Path(folder), layout or Layout()
   if dtype == "auto":
     dtype = "float32" if layout.platform == "cpu" else "bfloat16"
-  family, config = _family_and_config(folder, dtype)
+  family, config = _family_and_config(folder, dtype, ignore)
   in_files = text_tensors(stored_tensors(folder)) if family.nested else stored_tensors(folder)
   check_sizes(folder, config, in_files)
   model = nnx.eval_shape(lambda: Decoder(config, layout=layout, rngs=nnx.Rngs(0)))
@@ -96,16 +101,20 @@ def load(
   return nnx.merge(graphdef, template)
 
 
-def _family_and_config(folder: pathlib.Path, dtype: str) -> tuple[TensorNames, DecoderConfig]:
+def _family_and_config(
+  folder: pathlib.Path, dtype: str, ignore: Collection[str]
+) -> tuple[TensorNames, DecoderConfig]:
   values = read_json(folder / "config.json", dict[str, Any])
   where, kind = str(folder / "config.json"), values.get("model_type")
   if str(kind).startswith(remote_code.MODEL_TYPE):
     return remote_code.RemoteNames(), remote_code.read_settings(values, where, dtype)
-  settings = Settings(values, where)
+  settings = Settings(values, where, ignore)
   nested = {family.nested[0]: family for family in FAMILIES.values() if family.nested}
   known = FAMILIES | nested
   if kind not in known:
-    raise ValueError(f"{where}: model_type={kind!r} is not supported; allowed: {', '.join(known)}")
+    raise ValueError(
+      f"{where}: model_type={kind!r} is not supported{reasons(values)}; allowed: {', '.join(known)}"
+    )
   family = known[kind]
   architecture = family.nested[1] if family.nested and kind in nested else family.architecture
   for name in values.get("architectures") or []:

@@ -1,7 +1,7 @@
 """The settings of a config.json, each of which is used, known to be harmless, or refused."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Annotated, Any
 
 import msgspec
@@ -13,22 +13,37 @@ from resjax.models.config import MOST_LAYERS
 # Settings that do not change what a model computes at inference.
 _HARMLESS = frozenset(
   (
-    "_attn_implementation", "_attn_implementation_internal", "_commit_hash", "_name_or_path",
-    "_num_labels", "_sliding_window_pattern", "architectures", "attention_dropout",
-    "attention_probs_dropout_prob", "attn_pdrop", "bad_words_ids", "begin_suppress_tokens",
-    "bos_token", "bos_token_id", "cache_implementation", "chunk_size_feed_forward",
-    "classifier_dropout", "decoder_start_token_id", "dtype", "embd_pdrop", "embedding_dropout",
-    "eos_token", "eos_token_id", "finetuning_task", "forced_bos_token_id", "forced_eos_token_id",
-    "gradient_checkpointing", "hidden_dropout", "hidden_dropout_prob", "id2label",
+    "_attn_implementation", "_attn_implementation_autoset", "_attn_implementation_internal",
+    "_commit_hash", "_flash_attn_2_enabled", "_name_or_path", "_num_labels",
+    "_sliding_window_pattern", "_use_flash_attention_2", "activation_dropout", "architectures",
+    "attention_dropout", "attention_probs_dropout_prob", "attention_softmax_in_fp32",
+    "attn_implementation", "attn_pdrop", "auto_map", "bad_words_ids", "base_model",
+    "begin_suppress_tokens", "bf16", "bos_token", "bos_token_id", "cache_implementation",
+    "chunk_size_feed_forward", "classifier_dropout", "cls_token_id", "decoder_start_token_id",
+    "diversity_penalty", "do_sample", "dropout", "dtype", "early_stopping", "emb_dropout",
+    "embd_pdrop", "embed_dropout", "embedding_dropout", "encoder_no_repeat_ngram_size", "eos_token",
+    "eos_token_id", "exponential_decay_length_penalty", "finetuning_task", "forced_bos_token_id",
+    "forced_eos_token_id", "fp16", "fp32", "fused_bias_fc", "gradient_checkpointing",
+    "hidden_dropout", "hidden_dropout_prob", "id2label", "initializer_cutoff_factor",
     "initializer_range", "is_decoder", "is_llama_config", "keys_to_ignore_at_inference", "label2id",
-    "max_length", "max_sequence_length", "model_type", "n_ctx", "n_special", "name_or_path",
-    "neftune_noise_alpha", "num_labels", "output_attentions", "output_hidden_states", "output_past",
-    "pad_token_id", "predict_special_tokens", "prefix", "pretraining_tp", "problem_type",
-    "resid_pdrop", "residual_dropout", "return_dict", "sep_token_id", "summary_activation",
-    "summary_first_dropout", "summary_proj_to_labels", "summary_type", "summary_use_proj",
-    "suppress_tokens", "task_specific_params", "tf_legacy_loss", "tokenizer_class", "torch_dtype",
-    "torchscript", "transformers.js_config", "transformers_version", "unsloth_version",
-    "use_bfloat16", "use_cache",
+    "language", "layerdrop", "length_penalty", "license", "mask_token_id", "max_length",
+    "max_new_tokens", "max_seq_len", "max_seq_length", "max_sequence_length", "max_time",
+    "min_length", "min_new_tokens", "mlp_dropout", "model_max_length", "model_type", "n_ctx",
+    "n_special", "name_or_path", "neftune_noise_alpha", "no_repeat_ngram_size", "num_beam_groups",
+    "num_beams", "num_labels", "num_logits_to_keep", "num_return_sequences", "output_attentions",
+    "output_hidden_states", "output_past", "output_scores", "pad_token", "pad_token_id",
+    "predict_special_tokens", "prefix", "pretraining_tp", "problem_type", "remove_invalid_values",
+    "repetition_penalty", "resid_pdrop", "residual_dropout", "return_dict",
+    "return_dict_in_generate", "sep_token_id", "seq_length", "sequence_parallel",
+    "summary_activation", "summary_first_dropout", "summary_proj_to_labels", "summary_type",
+    "summary_use_proj", "suppress_tokens", "task_specific_params", "temperature",
+    "tensor_parallel_degree", "tensor_parallel_output", "tf_legacy_loss", "tokenizer_class",
+    "tokenizer_model_max_length", "tokenizer_padding_side", "tokenizer_type", "top_k", "top_p",
+    "torch_dtype", "torchscript", "transformers.js_config", "transformers_version", "typical_p",
+    "unk_token", "unk_token_id", "unsloth_fixed", "unsloth_version", "use_bfloat16", "use_cache",
+    "use_flash_attention", "use_flash_attn", "use_fused_mlp", "use_fused_rms_norm",
+    "use_fused_rope", "use_gradient_checkpointing", "use_memory_efficient_attention",
+    "use_xformers",
   )
 )  # fmt: skip
 # Settings of what reads images, in a file that also has a model of text.
@@ -38,6 +53,19 @@ _OF_IMAGES = frozenset(
     "image_token_index", "mm_tokens_per_image", "vision_config",
   )
 )  # fmt: skip
+# What resjax does not compute, and settings that tell of it.
+_BEYOND = {
+  "experts": (
+    "num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts",
+    "num_experts_per_tok", "moe_intermediate_size",
+  ),
+  "latent attention": ("kv_lora_rank", "q_lora_rank", "qk_rope_head_dim"),
+  "linear attention or a state": (
+    "linear_num_value_heads", "linear_num_key_heads", "linear_attn_config", "mamba_d_state",
+    "mamba_d_ssm", "ssm_state_size", "state_size", "conv_L_cache", "wkv_heads",
+  ),
+  "packed weights": ("quantization_config", "quantization"),
+}  # fmt: skip
 _REQUIRED = object()
 
 _Layers = Annotated[int, msgspec.Meta(ge=1, le=MOST_LAYERS)]
@@ -154,14 +182,15 @@ class Settings:
   Args:
     values: the settings by name.
     where: the path of the file, for messages.
+    ignore: the names of settings that no caller takes and that are not refused.
 
   Raises:
     ValueError: a setting that a family may use has another type, or is out of range.
   """
 
-  def __init__(self, values: Mapping[str, Any], where: str):
+  def __init__(self, values: Mapping[str, Any], where: str, ignore: Collection[str] = ()):
     typed_json.convert(dict(values), _Types, where)
-    self._values, self._where = values, where
+    self._values, self._where, self._ignored = values, where, frozenset(ignore)
     self._used: set[str] = set()
 
   def take(self, name: str, default: Any = _REQUIRED) -> Any:
@@ -215,13 +244,45 @@ class Settings:
     if (tied := self.take("tie_word_embeddings", None)) is not None:
       inner = {**inner, "tie_word_embeddings": tied}
     self.finish()
-    return Settings(inner, f"{self._where}: text_config")
+    return Settings(inner, f"{self._where}: text_config", self._ignored)
 
   def finish(self) -> None:
     """Raises ValueError if the file has a setting that no caller took, unless it is off."""
+    kind = self._values.get("model_type")
+    for name in sorted(self._ignored & self._used & self._values.keys()):
+      raise ValueError(
+        f"{self._where}: {name} decides what a model with model_type={kind!r} computes, so that it "
+        "cannot be ignored; take it out of ignore (--hf_ignore)"
+      )
     for name, value in self._values.items():
-      if name not in self._used | _HARMLESS and value is not None and value is not False:
-        raise ValueError(
-          f"{self._where}: {name}={value!r} is not known for model_type="
-          f"{self._values.get('model_type')!r}, and may change what the model computes"
-        )
+      if name in self._used | _HARMLESS | self._ignored or _is_off(value):
+        continue
+      raise ValueError(
+        f"{self._where}: {name}={_short(value)} is not known for model_type={kind!r}, and may "
+        f"change what the model computes{reasons({name: value})}; if it does not, ignore it with "
+        f"ignore=({name!r},), on the command line --hf_ignore={name}"
+      )
+
+
+def reasons(values: Mapping[str, Any]) -> str:
+  """Returns what resjax does not compute of a model with these settings, as the end of a sentence.
+
+  It is empty where they do not tell.
+  """
+  inner = values.get("text_config")
+  values = {**values, **inner} if isinstance(inner, dict) else values
+  found = []
+  for what, names in _BEYOND.items():
+    telling = [name for name in names if not _is_off(values.get(name)) and values[name] != 0]
+    found += [f"{what} ({telling[0]})"] if telling else []
+  return f": it has {' and '.join(found)}, which resjax does not compute" if found else ""
+
+
+def _is_off(value: Any) -> bool:
+  """Returns whether the value of a setting switches something off, or says nothing."""
+  return value is None or value is False or value in ({}, [])
+
+
+def _short(value: Any) -> str:
+  text = repr(value)
+  return text if len(text) <= 80 else f"{text[:60]}... ({len(text)} characters)"

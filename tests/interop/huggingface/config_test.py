@@ -301,6 +301,85 @@ def test_types_and_ranges_of_settings(name, change, message, tmp_path):
   assert "\n" not in str(caught.value)
 
 
+# Settings beyond those of a family, as published files have them.
+HARMLESS = {
+  "_attn_implementation_autoset": True, "_flash_attn_2_enabled": True, "activation_dropout": 0.1,
+  "attention_softmax_in_fp32": True, "attn_implementation": "flash_attention_2", "bf16": True,
+  "auto_map": {"AutoModelForCausalLM": "modeling_x.X"}, "base_model": "x/y", "cls_token_id": 3,
+  "diversity_penalty": 0.0, "do_sample": True, "dropout": 0.1, "early_stopping": False,
+  "emb_dropout": 0.0, "encoder_no_repeat_ngram_size": 0, "fp16": False, "id2label": {"0": "A"},
+  "gradient_checkpointing": True, "is_encoder_decoder": False, "layerdrop": 0.0,
+  "length_penalty": 1, "max_length": 20, "max_new_tokens": 2048, "min_length": 0,
+  "mlp_only_layers": [], "model_max_length": 8192, "no_repeat_ngram_size": 0, "num_beams": 1,
+  "num_return_sequences": 1, "output_router_logits": False, "pretraining_tp": 1,
+  "pruned_heads": {}, "repetition_penalty": 1.1, "rope_interleaved": False, "seq_length": 2048,
+  "temperature": 0.7, "tensor_parallel_degree": 8, "tie_encoder_decoder": False,
+  "tokenizer_model_max_length": 4096, "top_k": 50, "top_p": 0.9, "unk_token_id": 0,
+  "unsloth_fixed": True, "use_flash_attn": True, "use_mrope": False,
+}  # fmt: skip
+REFUSED = {
+  "alibi": True, "attention_multiplier": 0.0078125, "dim_model_base": 256,
+  "embedding_multiplier": 12, "first_k_dense_replace": 1, "layer_norm_epsilon": 1e-5,
+  "logits_scaling": 8.0, "num_nextn_predict_layers": 1, "qk_layernorm": True, "qkv_bias": True,
+  "residual_multiplier": 0.22, "rope_interleaved": True, "rope_ratio": 50, "rotary_dim": 64,
+  "scale_depth": 1.4, "scale_emb": 12, "sliding_window": 4096, "use_logn_attn": True,
+  "use_qk_norm": True, "value_residual": 1,
+}  # fmt: skip
+
+
+def test_published_settings_that_change_nothing(tmp_path):
+  assert len(HARMLESS) + len(REFUSED) >= 60
+  base = PUBLISHED["meta-llama/Llama-3.2-1B"]
+  want = huggingface.read_config(write(tmp_path, base))
+  assert huggingface.read_config(write(tmp_path, base | HARMLESS)) == want
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_others_are_refused_by_name_and_can_be_ignored(name, tmp_path):
+  base = PUBLISHED["meta-llama/Llama-3.2-1B"]
+  want = huggingface.read_config(write(tmp_path, base))
+  folder = write(tmp_path, base | {name: REFUSED[name]})
+  with pytest.raises(
+    ValueError, match=rf"config.json: {name}=.* is not known for .*'llama'"
+  ) as told:
+    huggingface.read_config(folder)
+  assert f"ignore=('{name}',), on the command line --hf_ignore={name}" in str(told.value)
+  assert "\n" not in str(told.value)
+  assert huggingface.read_config(folder, ignore=(name,)) == want
+
+
+def test_what_decides_cannot_be_ignored(tmp_path):
+  folder = write(tmp_path, PUBLISHED["meta-llama/Llama-3.2-1B"])
+  with pytest.raises(
+    ValueError, match=r"rope_theta decides what .* so that it cannot be ignored; "
+  ):
+    huggingface.read_config(folder, ignore=("rope_theta", "other"))
+
+
+@pytest.mark.parametrize(
+  ("change", "message"),
+  [
+    (
+      {"model_type": "deepseek_v3", "n_routed_experts": 256, "kv_lora_rank": 512},
+      r"'deepseek_v3' is not supported: it has experts \(n_routed_experts\) and latent attention "
+      r"\(kv_lora_rank\), which resjax does not compute; allowed: llama, ",
+    ),
+    (
+      {"model_type": "qwen3_next", "text_config": {"linear_num_key_heads": 16}},
+      r"it has linear attention or a state \(linear_num_key_heads\), which",
+    ),
+    ({"num_local_experts": 8}, r"num_local_experts=8 is not known .*: it has experts \("),
+    ({"quantization_config": {"bits": 4}}, r"it has packed weights \(quantization_config\), which"),
+    ({"model_type": "falcon"}, "'falcon' is not supported; allowed"),
+  ],
+)
+def test_refusals_have_the_reason(change, message, tmp_path):
+  folder = write(tmp_path, PUBLISHED["huggyllama/llama-7b"] | change)
+  with pytest.raises(ValueError, match=message) as caught:
+    huggingface.read_config(folder)
+  assert "\n" not in str(caught.value)
+
+
 @pytest.mark.parametrize(
   "text, message", [("{", "holds no JSON"), ("[]", "expected object, got array")]
 )
