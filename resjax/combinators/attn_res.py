@@ -20,6 +20,8 @@ from resjax.typing import Array
 class _OutputReader(DepthReader):
   """A reader with options for its `scores` that has a reader for the output too."""
 
+  needs_pre_norms = True
+
   def __init__(
     self, *,
     value_norm: bool = False, key_norm: str = "gain", key_rank: int = 0, scale: str = "one",

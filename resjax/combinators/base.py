@@ -79,6 +79,9 @@ class Combinator(nnx.Module):
       kernels of its branches. Post-norm systems choose it by depth.
     equals_standard_at_init: whether a fresh combinator computes what `standard` computes, up to
       the eps of norms, in a model where every branch begins with a scale-free norm.
+    needs_pre_norms: whether that fails in a model whose branches read what no norm has touched
+      (config.model.pre_norm=False, as in OLMo 2): a fresh read is the stream times a number, or
+      normalises what it returns.
     decayed_parameters: the names of the parameters that take weight decay; the others never do.
     per_layer: the names of the parameters that have a leading axis L and of which layer i uses row
       i alone. A scan hands each layer a combinator that has just its row of them, with a leading
@@ -93,6 +96,7 @@ class Combinator(nnx.Module):
   final_norm: bool = True
   branch_init_gain: float = 1.0
   equals_standard_at_init: bool = True
+  needs_pre_norms: bool = False
   decayed_parameters: tuple[str, ...] = ()
   per_layer: tuple[str, ...] = ()
 

@@ -29,7 +29,7 @@ class DeltaReader(DepthReader):
     self._add_views(views)
     check_flag("null_source", null_source)
     check_option("output_gate", output_gate, output_gate in _GATES, ", ".join(_GATES))
-    self.output_gate = output_gate
+    self.output_gate, self.needs_pre_norms = output_gate, output_gate != "alpha"
     self.null_source = null_source
     per_site, per_channel = self.query.shape[:2], self.query.shape
     if output_gate == "scalar":

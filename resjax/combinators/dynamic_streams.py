@@ -87,6 +87,7 @@ class DynamicStreams(ResidualStreams):
     ValueError: init, head or eps out of range.
   """
 
+  needs_pre_norms = True
   per_layer = ("projection", "bias", "scale")
   decayed_parameters: tuple[str, ...] = ("projection",)
 

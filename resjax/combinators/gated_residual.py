@@ -67,6 +67,7 @@ class GatedResidual(Combinator):
   family = "streams"
   pre_norm = False
   final_norm = False
+  needs_pre_norms = True
   per_layer = ("gain", "down", "up", "inject")
   decayed_parameters = ("down", "up", "inject", "final_down", "final_up")
 

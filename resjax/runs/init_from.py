@@ -152,7 +152,9 @@ def changes(parent: Parent, model: ModelDef, run: Run) -> list[str]:
   new = workdir.model_identity(_without_idle_values(run.decoder, old))
   reasons = workdir.differences(_select(old, _is_function), _select(new, _is_function))
   was, name = old.get(f"{_RESIDUAL}name"), run.decoder.residual.name
-  neutral = was == "standard" and model.combinator.equals_standard_at_init
+  fresh = model.combinator
+  is_neutral = fresh.equals_standard_at_init and (run.decoder.pre_norm or not fresh.needs_pre_norms)
+  neutral = was == "standard" and is_neutral
   if neutral and run.decoder.short_swa.zero_init:  # a new site adds zero at first
     reasons = [reason for reason in reasons if not reason.startswith(_NEW_SITE)]
   if run.decoder.norm_gate.form == "neutral":  # a new gate is one at first

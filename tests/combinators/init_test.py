@@ -41,6 +41,30 @@ def test_the_same_combinator_with_moved_parameters_is_not(case):
   assert relative_errors(y, of_standard(num_layers)[0])[""] > 1e-2
 
 
+def bare(*arguments, **options):
+  """A branch that reads what no norm has touched."""
+  return toy.branch(*arguments, **options | {"pre_norm": False})
+
+
+@walks.first_cases(STANDARD_AT_INIT)
+def test_who_needs_norms_before_branches(case):
+  """Without them a read must be the stream itself: a multiple of it is not enough."""
+  num_layers = walks.num_layers(case)
+  fresh, standard = (
+    toy.build(name, options, num_layers=num_layers, random=False)
+    for name, options in ((case.name, case.options), ("standard", {}))
+  )
+  layers = toy.layers(num_layers)
+  got, want = (
+    toy.rms_norm(toy.compiled_by_hand(made, layers, X, bare), eps=1e-20)
+    for made in (fresh, standard)
+  )
+  if not fresh.needs_pre_norms:
+    assert_close(got, want, 1e-5)
+  elif case.options.get("init") != "home_stream":  # some of which read the stream itself
+    assert relative_errors(got, want)[""] > 1e-3
+
+
 def test_one_layer_blocks_of_one_site_are_full_attention_residuals():
   layers = toy.layers(sites=("mlp",))
   full = toy.build("attn_res", {}, sites=("mlp",))

@@ -104,14 +104,14 @@ def by_hand(combinator, layers, x, branch=branch):
   return combinator.final(last)
 
 
-def compiled_by_hand(combinator, layers, x):
+def compiled_by_hand(combinator, layers, x, branch=branch):
   """`by_hand`, in one program: less to compile than one for every operation and shape."""
-  return _compiled_by_hand(*nnx.split(combinator), layers, x)
+  return _compiled_by_hand(*nnx.split(combinator), layers, x, branch)
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def _compiled_by_hand(graphdef, state, layers, x):
-  return by_hand(nnx.merge(graphdef, state), layers, x)
+@functools.partial(jax.jit, static_argnums=(0, 4))
+def _compiled_by_hand(graphdef, state, layers, x, branch):
+  return by_hand(nnx.merge(graphdef, state), layers, x, branch)
 
 
 def run(combinator, layers, x, branch=branch, **options):

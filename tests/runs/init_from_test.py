@@ -214,6 +214,25 @@ def test_what_changes_the_function_is_named(root, parent, name, model, reason):
 
 
 @pytest.mark.parametrize(
+  ("name", "reason"),
+  [
+    ("gate", []),
+    ("attn_res", ["'attn_res' with these options is not what 'standard' with its op"]),
+  ],
+)
+def test_models_without_norms_before_branches(root, parent, monkeypatch, name, reason):
+  """A read that is the stream times a number is then another one."""
+  c = settings(root, root / "other", name)
+  c.model.pre_norm = False
+  theirs = settings(root, root / "theirs", "standard")
+  theirs.model.pre_norm = False
+  identity = workdir.model_identity(experiment.build(theirs).decoder)
+  monkeypatch.setattr(parents.FromRun, "identity", lambda *_: identity)
+  found = init_from.changes(parent, model_def(name), experiment.build(c))
+  assert [line[: len(start)] for line, start in zip(found, reason, strict=True)] == reason
+
+
+@pytest.mark.parametrize(
   ("ours", "words"),
   [
     ({"a/kernel": (2, 4)}, ["a/kernel is (2, 3) there and a/kernel is (2, 4) here"]),

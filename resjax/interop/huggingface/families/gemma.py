@@ -85,10 +85,12 @@ def _write_gemma2(config: DecoderConfig) -> dict[str, Any]:
 
 
 def _write_windowed(config: DecoderConfig) -> dict[str, Any]:
+  # transformers makes masks with windows even if no layer has one.
+  windows = write_windows(config) | {"sliding_window": max(config.windows) or 4096}
   scalar = config.query_pre_attn_scalar or config.head_dim
   return (
     _write_common(config)
-    | write_windows(config)
+    | windows
     | {
       "query_pre_attn_scalar": int(scalar) if scalar == int(scalar) else scalar,
       "attn_logit_softcapping": config.attention_softcap or None,
