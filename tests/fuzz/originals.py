@@ -64,6 +64,14 @@ BUILD = training(data__root="out", data__tokenizer__name="bpe", data__tokenizer_
 COLLECT = (
   "--config=sweep.py", *training(workdir="sweep")[1:], "--collect",
 )  # fmt: skip
+PLANNED = (
+  "--config=sweep.py", *training(workdir="planned")[1:], "--collect", "--seeds=0,1",
+)  # fmt: skip
+LADDER = ("--sweep=ladder",)
+RUNGS = ("a", "b", "c", "d")
+RETRIEVAL = (
+  "--systems=standard", "--task=fixed:0", "--layers=1", "--seeds=0", "--out=retrieval",
+)  # fmt: skip
 _SWEEP = """\
 from configs import tiny
 
@@ -91,6 +99,22 @@ def write(folder: Path) -> None:
   (folder / "sweep").mkdir()
   (folder / "sweep" / "standard").symlink_to("../run")
   write_victim(folder / "victim")
+
+
+def write_ladder(folder: Path) -> None:
+  """Writes a sweep whose runs are like the small one, but for losses that fall with the steps."""
+  record = json.loads((folder / "run" / "run.json").read_text())
+  plan = (folder / "planned" / "plan.json").read_text()
+  for number, rung in enumerate(RUNGS):
+    run = folder / "ladder" / f"{rung}-standard"
+    steps = record["config"]["train"]["steps"] = 10 * 4**number
+    losses = [{"step": 0, "validation/loss": 6.0}, {"step": steps, "validation/loss": 5 - number}]
+    for seed in (0, 1):
+      one = run / f"seed_{seed}"
+      one.mkdir(parents=True)
+      (one / "run.json").write_text(json.dumps(record))
+      (one / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in losses))
+  (folder / "ladder" / "plan.json").write_text(plan)
 
 
 def write_victim(folder: Path) -> None:

@@ -80,6 +80,10 @@ class Runner:
     originals.write(place)
     self._least, self._usual = 0, {}
     self._valid("launch.train", originals.training())
+    self._valid("launch.sweep", originals.PLANNED)
+    self._valid("launch.depth_retrieval", originals.RETRIEVAL)
+    originals.write_ladder(place)
+    self._valid("launch.ladder", originals.LADDER)
     place.rename(original)
     results: list[tuple[str, str, tuple[str, ...], Callable[[Done], bytes]]] = [
       ("export", "launch.export", originals.EXPORT, lambda _: originals.exported(place)),
