@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import logging as python_logging
 import os
 import re
 import select
@@ -160,7 +161,8 @@ def config_workdir() -> str | None:
 
 
 def _drop_repeated_reports() -> None:
-  """Leaves out what threads print about a failed save, which is reported as one error anyway."""
+  """Leaves out what threads and object stores print of what is reported as one error anyway."""
+  python_logging.getLogger("gcsfs").setLevel(python_logging.CRITICAL)  # tracebacks of each request
   logging.get_absl_logger().addFilter(lambda record: "orbax" not in Path(record.pathname).parts)
 
 

@@ -67,6 +67,7 @@ def fails(tmp_path, body, *flags, folder=None, **options):
     ("raise type('JaxRuntimeError', (RuntimeError,), {})('RESOURCE_EXHAUSTED: x')", "out of mem"),
     ("raise OSError(errno.ENOSPC, 'No space left', 'x\\x1b[31m\\udcff')", r"'x\x1b[31m\udcff'"),
     ("raise ValueError('SOME_TOKEN=abc hush-hush')", "SOME_TOKEN=*** ***"),
+    ("import logging; logging.getLogger('gcsfs').error('x'); raise ValueError('a bucket')", "a bu"),
     (r"raise ValueError('a\x1b[31mb\x07\u202ec')", r"error: a\x1b[31mb\x07\u202ec"),
   ],
 )
