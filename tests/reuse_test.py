@@ -68,7 +68,11 @@ def check_learns(example, name):
 
 
 @pytest.mark.parametrize(
-  ("file", "steps"), [("vision_transformer_nnx.py", 60), ("mlp_mixer_linen.py", 30)]
+  ("file", "steps"),
+  [
+    pytest.param("vision_transformer_nnx.py", 60, marks=pytest.mark.slow),
+    ("mlp_mixer_linen.py", 30),
+  ],
 )
 def test_examples_run_and_classify(file, steps, tmp_path):
   command = [sys.executable, EXAMPLES / file, "--combinator=gate", f"--steps={steps}"]

@@ -139,6 +139,7 @@ def config(root, name, **train):
   return c
 
 
+@pytest.mark.slow
 def test_a_run_keeps_its_name_and_its_child_knows_it(root, capsys):
   trained.run(config(root, "parent"))
   record = json.loads((root / "parent" / "run.json").read_text())["lineage"]

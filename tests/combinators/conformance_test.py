@@ -75,7 +75,7 @@ def check_loop(case, remat):
   check(case, functools.partial(toy.run, unroll=True, remat=remat))
 
 
-@walks.first_cases(SCANNED)
+@walks.first_cases(SCANNED, quick=FORMS)
 def test_scan_with_remat_is_the_loop_by_hand(case):
   check_scan(case, "full")
 

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 from jax import lax
 
 from resjax.combinators import TokenContext
@@ -43,7 +44,15 @@ def one_layer(made, state, layer, row):
 
 
 def forward(made, x, segment_ids=None):
-  return made.final(run_layers(made, made.init(x, TokenContext(segment_ids))))
+  return chunk(run_layers, *nnx.split(made), x, segment_ids)[0]
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def chunk(run_layers, graphdef, state, x, segment_ids, cache=None):
+  """Output of some tokens, in one program, and the cache that they leave."""
+  made = nnx.merge(graphdef, state)
+  state = run_layers(made, made.init(x, TokenContext(segment_ids, cache)))
+  return made.final(state), made.next_cache(state)
 
 
 def update(beta, value, x, out):
@@ -128,11 +137,10 @@ def by_chunks(made, run_layers, sizes, segment_ids):
   """Outputs of tokens that come in chunks, each with the cache that the ones before left."""
   cache, outputs, start = made.decode_cache(B, jnp.float32), [], 0
   for size in sizes:
-    chunk = slice(start, start + size)
-    ids = None if segment_ids is None else segment_ids[:, chunk]
-    state = run_layers(made, made.init(X[:, chunk], TokenContext(ids, cache)))
-    outputs.append(made.final(state))
-    after = made.next_cache(state)
+    place = slice(start, start + size)
+    ids = None if segment_ids is None else segment_ids[:, place]
+    output, after = chunk(run_layers, *nnx.split(made), X[:, place], ids, cache)
+    outputs.append(output)
     assert jax.tree.map(kind, after) == jax.tree.map(kind, cache)
     cache, start = after, start + size
   return jnp.concatenate(outputs, axis=1)

@@ -68,6 +68,7 @@ def run(copied, *command):
   )
 
 
+@pytest.mark.slow
 def test_the_recipe_passes_the_conformance_tests(copied):
   # The parametrised tests of the new name, and those that compare lists of all names.
   chosen = f"{NAME} or every_registered or config_lists or signatures"

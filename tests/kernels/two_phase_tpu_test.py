@@ -54,10 +54,10 @@ def no_races(capfd):
     # Two parts of the grid, each with several tiles: reads and writes of the bank overlap.
     (2, 2, 1, 1, (768,), 128, jnp.bfloat16, True),
     pytest.param(1, 16, 0, 16, (5,), 128, jnp.bfloat16, True, marks=pytest.mark.slow),
-    (1, 20, 0, 20, (5,), 128, jnp.bfloat16, True),
+    pytest.param(1, 20, 0, 20, (5,), 128, jnp.bfloat16, True, marks=pytest.mark.slow),
     pytest.param(1, 64, 0, 64, (5,), 128, jnp.bfloat16, True, marks=pytest.mark.slow),
     (1, 0, 2, 0, (5,), 1536, np.float32, False),
-    (1, 0, 2, 0, (5,), 2048, jnp.bfloat16, True),
+    pytest.param(1, 0, 2, 0, (5,), 2048, jnp.bfloat16, True, marks=pytest.mark.slow),
     pytest.param(1, 0, 1, 0, (5,), 7168, jnp.bfloat16, True, marks=pytest.mark.slow),
     pytest.param(8, 8, 0, 8, (40,), 2048, jnp.bfloat16, True, marks=pytest.mark.slow),
     pytest.param(2, 60, 4, 33, (19,), 128, jnp.bfloat16, True, marks=pytest.mark.slow),
@@ -92,9 +92,10 @@ def test_phase_1_at_equal_and_at_huge_logits(scale):
     ((19,), 128, np.float32, True, True, False),
     pytest.param((19,), 128, jnp.bfloat16, False, False, False, marks=pytest.mark.slow),
     pytest.param((512,), 128, np.float32, True, True, True, marks=pytest.mark.slow),
-    ((130,), 640, jnp.bfloat16, True, True, True),  # the last word is not full
+    # The last word is not full.
+    pytest.param((130,), 640, jnp.bfloat16, True, True, True, marks=pytest.mark.slow),
     pytest.param((5,), 1536, jnp.bfloat16, True, True, True, marks=pytest.mark.slow),
-    ((5,), 2048, jnp.bfloat16, True, True, True),
+    pytest.param((5,), 2048, jnp.bfloat16, True, True, True, marks=pytest.mark.slow),
     pytest.param((5,), 7168, jnp.bfloat16, True, True, True, marks=pytest.mark.slow),
     pytest.param((19,), 7168, np.float32, True, True, True, marks=pytest.mark.slow),
   ],

@@ -15,7 +15,8 @@ from tests.helpers import layouts, walks
 from tests.helpers.runs import command, finish, write_text
 
 V, T, B, STEPS = 32, 8, 8, 4
-ONE_PER_STRATEGY = ("gate", "attn_res")  # the other commands' tests run block_attn_res
+# The other commands' tests run block_attn_res.
+ONE_PER_STRATEGY = ("gate", pytest.param("attn_res", marks=pytest.mark.slow))
 
 
 def narrow(name):

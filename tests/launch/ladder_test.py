@@ -146,7 +146,7 @@ def test_mistakes_are_one_line(tmp_path, forked):
   assert code == 1 and "its runs have different data: aa, bb" in output
 
 
-@pytest.mark.parametrize("size", ["toy", "full"])
+@pytest.mark.parametrize("size", ["toy", pytest.param("full", marks=pytest.mark.slow)])
 def test_rungs_have_20_tokens_per_parameter(size):
   found = dict(runs(size))
   assert len(found) == 4 * len(ladder.ARMS)

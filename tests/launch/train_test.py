@@ -50,6 +50,7 @@ def test_a_config_that_is_not_there(root, tmp_path):
   )
 
 
+@pytest.mark.slow  # tests/train/poison_test.py has the same in one process
 def test_divergence_stops_the_run_and_keeps_the_last_good_checkpoint(root, tmp_path):
   finish(small_command(root, tmp_path / "run", train__steps=10, checkpoint__every=5))
   diverging = {"optim__learning_rate": 1e30, "optim__clip_norm": 0, "checkpoint__every": 1}

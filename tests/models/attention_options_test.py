@@ -10,7 +10,7 @@ from flax import nnx
 
 from resjax import combinators
 from resjax.models.config import ShortSWAConfig
-from tests.helpers import decoders, reference
+from tests.helpers import decoders, reference, walks
 from tests.helpers.compare import assert_close
 
 BOTH = {"short_swa": ShortSWAConfig(window=3, num_heads=2), "value_residual": "learned"}
@@ -103,7 +103,7 @@ def test_gradients_reach_the_first_values_through_all_layers(depth, remat):
     np.testing.assert_allclose([got[place] for place in places], want, rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.parametrize("name", ["attn_res", "block_attn_res"])
+@walks.names("block_attn_res", among=("attn_res", "block_attn_res"))
 def test_gradients_of_growing_states_are_those_of_the_loop(name):
   config = decoders.config("llama", name, **BOTH)
   graphdef, state = nnx.split(decoders.decoder(config))

@@ -72,7 +72,7 @@ def test_attention_options_in_chunks_of_any_length(changes):
   assert_close(*cached_and_whole(decoders.config("llama", **changes), (5, 1, 2, 1)), 1e-5)
 
 
-@walks.names("block_attn_res", "deep_delta")
+@walks.names("deep_delta")
 def test_64_greedy_tokens_are_those_of_the_whole_row(name):
   # A tied head that sees little else than its token would repeat it.
   options = {"max_positions": 80, "tied_embeddings": False, **EXTRAS}

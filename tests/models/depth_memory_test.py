@@ -3,7 +3,7 @@
 from tests.helpers import decoders, walks
 
 
-@walks.names("denseformer", "deep_cross_attention", "hyper_connections")
+@walks.names("deep_cross_attention")
 def test_twice_the_layers_take_at_most_twice_the_memory(name):
   bytes_24, bytes_48 = (decoders.training_bytes(name, "full", n) for n in (24, 48))
   assert bytes_48 <= 2.2 * bytes_24

@@ -57,7 +57,9 @@ def states(made, steps=3):
   return jax.device_get(state)
 
 
-@pytest.mark.parametrize(("optimizer", "microbatches"), [("adamw", 2), ("muon", 1)])
+@pytest.mark.parametrize(
+  ("optimizer", "microbatches"), [("adamw", 2), pytest.param("muon", 1, marks=pytest.mark.slow)]
+)
 def test_updates_are_the_same(optimizer, microbatches):
   whole, split = (states(programs(moments, optimizer, microbatches)) for moments in ((), ("data",)))
   assert whole.step == split.step == 3

@@ -131,6 +131,7 @@ def test_a_learning_rate_of_1e25_from_a_step_on(root, tmp_path, guarded):
   assert_trains(settings(root, tmp_path), start=4)
 
 
+@pytest.mark.slow
 def test_a_learning_rate_of_1e25_from_the_start(root, tmp_path):
   message = fails(settings(root, tmp_path, rate=1e25))
   assert "no checkpoint is there, so the same command starts anew" in message
@@ -141,7 +142,9 @@ def test_a_learning_rate_of_1e25_from_the_start(root, tmp_path):
   ("change", "words"),
   [
     (nan_in_parameters, "parameters that are not finite"),
-    (inf_in_moments, "moments of the optimizer that are not finite"),
+    pytest.param(
+      inf_in_moments, "moments of the optimizer that are not finite", marks=pytest.mark.slow
+    ),
   ],
 )
 def test_memory_that_goes_wrong(root, tmp_path, change, words):

@@ -87,7 +87,7 @@ def test_microbatches_weigh_by_tokens(whole, microbatches):
   "mesh",
   [
     pytest.param({"data": 8}, marks=pytest.mark.slow),
-    {"data": 1, "fsdp": 8},
+    pytest.param({"data": 1, "fsdp": 8}, marks=pytest.mark.slow),
     {"data": 2, "fsdp": 2, "tensor": 2},
   ],
   ids=["data", "fsdp", "mixed"],
