@@ -38,12 +38,12 @@ def mlp_mixer(name):
   return params, lambda p: mlp_mixer_linen.loss(model, {"params": p}, PATCHES, LABELS)
 
 
-@walks.names("standard", "block_attn_res", "deep_cross_attention")
+@walks.names("block_attn_res", "deep_cross_attention")
 def test_vision_transformer_learns_with_every_combinator(name):
   check_learns(vision_transformer, name)
 
 
-@walks.names("standard", "attn_res")
+@walks.names("attn_res")
 def test_mlp_mixer_learns_or_refuses_views_that_it_has_no_use_for(name):
   if name in ("deep_cross_attention", "muddformer"):
     with pytest.raises(ValueError, match="its branch leaves out q, k, v; attend with q, k and v"):

@@ -85,9 +85,13 @@ def test_the_batch_size_changes_nothing(decoder, scored, batch_size):
 
 
 @pytest.mark.parametrize(
-  "name, mesh", [("fsdp_tp", {}), ("fsdp_tp", {"fsdp": 2, "tensor": 2}),
-                 ("long_context", {"data": 2, "tensor": 2, "sequence": 2})],
-)  # fmt: skip
+  "name, mesh",
+  [
+    pytest.param("fsdp_tp", {}, marks=pytest.mark.slow),
+    pytest.param("fsdp_tp", {"fsdp": 2, "tensor": 2}, marks=pytest.mark.slow),
+    ("long_context", {"data": 2, "tensor": 2, "sequence": 2}),
+  ],
+)
 def test_eight_devices_equal_one(scored, name, mesh):
   sharded = decoders.decoder(config(), layout=layouts.layout(name, **mesh))
   found = Scorer(sharded, max_length=LONGEST, batch_size=2).score(rows())

@@ -23,7 +23,7 @@ class Model(linen.Module):
   @linen.compact
   def __call__(self, x):
     made = combinator(self.kind, num_layers=toy.L, d_model=toy.D, **self.options)
-    return toy.by_hand(made, LAYERS, x)
+    return toy.run(made, LAYERS, x)
 
 
 # One combinator without parameters, one with some, and one whose state grows; tests/reuse_test.py
@@ -39,7 +39,7 @@ def test_parameters_are_linen_parameters_and_values_those_of_nnx(name, options):
   # A Linen user trains and saves this collection, and no other one.
   variables = {"params": {"combinator": params}} if params else {}
   assert jax.tree.map(jnp.shape, variables) == jax.tree.map(jnp.shape, dict(abstract))
-  assert_close(model.apply(variables, X), toy.by_hand(made, LAYERS, X), 1e-6)
+  assert_close(jax.jit(model.apply)(variables, X), toy.compiled_by_hand(made, LAYERS, X), 1e-6)
 
 
 def test_initial_values_follow_the_key_of_linen(monkeypatch):

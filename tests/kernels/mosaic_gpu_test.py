@@ -44,7 +44,14 @@ def lowered(function, *arguments):
 
 @pytest.mark.parametrize(
   ("width", "dtype"),
-  [(128, BF16), (384, BF16), (2048, BF16), (7168, BF16), (384, jnp.float16), (2048, FP32)],
+  [
+    (128, BF16),
+    pytest.param(384, BF16, marks=pytest.mark.slow),
+    pytest.param(2048, BF16, marks=pytest.mark.slow),
+    pytest.param(7168, BF16, marks=pytest.mark.slow),
+    (384, jnp.float16),
+    (2048, FP32),
+  ],
 )
 def test_every_variant_lowers_for_cuda(width, dtype):
   for count, banked, adds, norms, threaded in ((3, 0, 0, 0, 0), (4, 2, 1, 1, 1), (2, 2, 0, 0, 1)):

@@ -31,7 +31,10 @@ def test_runs_do_not_depend_on_those_beside_them():
   assert (both > 0.95).all()
 
 
-@pytest.mark.parametrize("text", ["deep_delta", "deepnorm", "block_attn_res", "muddformer"])
+@pytest.mark.parametrize(
+  "text",
+  ["deep_delta", "deepnorm", "block_attn_res", pytest.param("muddformer", marks=pytest.mark.slow)],
+)
 def test_output_is_that_of_the_depth_runner(text):
   made = System(text).build(4, 8, nnx.Rngs(0))
   writes = jnp.asarray(np.random.default_rng(0).normal(size=(5, 3, 8)), jnp.float32)
