@@ -24,9 +24,9 @@ _KNOWN = frozenset(
   (
     "attention", "attention_softcap", "bias", "d_model", "depth", "dtype", "embed_scale",
     "head_dim", "init_std", "logit_softcap", "max_positions", "mlp", "mlp_dim", "mup", "norm",
-    "norm_bias", "norm_eps", "num_heads", "num_kv_heads", "num_layers", "positions", "post_norm", "qk_norm",
-    "query_pre_attn_scalar", "remat", "residual", "rope_fraction", "rope_scaling", "rope_theta",
-    "scaled_output_init", "tied_embeddings", "vocab_size", "windows",
+    "norm_bias", "norm_eps", "num_heads", "num_kv_heads", "num_layers", "positions", "post_norm",
+    "qk_norm", "query_pre_attn_scalar", "remat", "residual", "rope_fraction", "rope_scaling",
+    "rope_theta", "scaled_output_init", "tied_embeddings", "vocab_size", "windows",
   )
 )  # fmt: skip
 # What the other options have to be; those that are not here have to have their default.
