@@ -40,6 +40,19 @@ def copied(tmp_path):
   return copy
 
 
+def test_any_slice_of_parts_of_different_widths_is_read():
+  widths = (8, 4, 4)
+  theirs, config = np.arange(2 * 16).reshape(2, 16), SimpleNamespace()
+  for part, start in ((0, 0), (1, 8), (2, 12)):
+    width = widths[part]
+    tensor = Tensor("theirs", "ours", part=Part(part, lambda _: widths))
+    assert tensor.stored_shape((2, width), config) == (2, 16)
+    for low, high in itertools.combinations(range(width + 1), 2):
+      index = (slice(None), slice(low, high))
+      found = tensor.read(theirs.__getitem__, (2, width), index, config)
+      np.testing.assert_array_equal(found, theirs[:, start + low : start + high])
+
+
 @pytest.mark.parametrize("per_head", [False, True])
 def test_any_slice_of_a_part_is_read(per_head):
   count, width = 3, 4
@@ -53,13 +66,15 @@ def test_any_slice_of_a_part_is_read(per_head):
       np.testing.assert_array_equal(found, ours[:, part].reshape(2, 8)[:, start:stop])
 
 
-# GPT-2 and GPT-NeoX store q, k and v in one tensor, of which devices read slices.
+# GPT-2, GPT-NeoX and Phi-3 store q, k and v in one tensor, of which devices read slices.
 @pytest.mark.parametrize(
   "name, mesh",
   [
     ("llama", {"data": 1, "fsdp": 4, "tensor": 2}),
     pytest.param("gpt_neox", {"data": 2, "fsdp": 2, "tensor": 2}, marks=pytest.mark.slow),
     pytest.param("gpt2", {"data": 1, "fsdp": 8}, marks=pytest.mark.slow),
+    pytest.param("olmo2", {"data": 2, "fsdp": 2, "tensor": 2}, marks=pytest.mark.slow),
+    pytest.param("phi3", {"data": 1, "fsdp": 4, "tensor": 2}, marks=pytest.mark.slow),
   ],
 )
 def test_shards_are_slices_of_the_same_parameters(name, mesh):
