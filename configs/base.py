@@ -363,6 +363,7 @@ def train() -> dict:
     # means (AttnRes) are 1/n times the stream. The function stays the same only if model.norm_eps
     # is small beside the stream's mean square / n², for example 1e-12, in both runs.
     "init_from": "",
+    "hf_ignore": (),  # settings of its config.json that are not known, and that change nothing
     "steps": 1000,
     "batch_size": 32,  # rows per step, over all devices and microbatches
     "microbatches": 1,  # gradient accumulation

@@ -167,7 +167,8 @@ def _filled(values: Mapping[str, Any]) -> dict[str, Any]:
       f"{open_settings[0]} is not set, and config.train.init_from={folder!r} is no Hugging Face "
       "folder, whose config.json would have it; set one of them"
     )
-  theirs = dataclasses.asdict(huggingface.read_config(folder))
+  ignored = to_dataclass(TrainConfig, values["train"], "config.train").hf_ignore
+  theirs = dataclasses.asdict(huggingface.read_config(folder, ignore=ignored))
   data = {**values["data"], "tokenizer": _with_values(tokenizer, theirs)}
   return {**values, "model": _with_values(model, theirs), "data": data}
 

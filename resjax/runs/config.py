@@ -36,7 +36,9 @@ class TrainConfig:
   sample_tokens: int
   tensorboard: bool
   wandb_project: str
-  compiler_options: str = "auto"  # Records of earlier runs have no such setting.
+  # Records of earlier runs have no such settings.
+  compiler_options: str = "auto"
+  hf_ignore: tuple[str, ...] = ()
 
   def __post_init__(self) -> None:
     check_types(self, "config.train")

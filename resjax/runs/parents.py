@@ -4,7 +4,7 @@ import dataclasses
 import hashlib
 import json
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -73,9 +73,14 @@ class FromHuggingFace:
   """A parent that is a folder with config.json, safetensors and tokenizer.json.
 
   Rows of learned positions beyond the length of the run's rows are left out.
+
+  Attributes:
+    folder: the folder.
+    ignore: the names of settings of config.json that are not known, and harmless.
   """
 
   folder: pathlib.Path
+  ignore: tuple[str, ...] = ()
 
   @property
   def source(self) -> Location:
@@ -88,7 +93,7 @@ class FromHuggingFace:
 
   def shapes(self, config: DecoderConfig) -> Shapes:
     """See `FromRun`."""
-    theirs = huggingface.read_config(self.folder)
+    theirs = huggingface.read_config(self.folder, ignore=self.ignore)
     reached = min(theirs.max_positions, config.max_positions)
     theirs = dataclasses.replace(theirs, max_positions=reached)
     model = nnx.eval_shape(lambda: Decoder(theirs, rngs=nnx.Rngs(0)))
@@ -96,12 +101,13 @@ class FromHuggingFace:
 
   def read(self, wanted: Mapping[str, jax.ShapeDtypeStruct], layout: Layout) -> Mapping[str, Array]:
     """See `FromRun`."""
-    found = _parameters(huggingface.load(self.folder, layout=layout))
+    found = _parameters(huggingface.load(self.folder, layout=layout, ignore=self.ignore))
     return {path: _first_rows(found[path], leaf) for path, leaf in wanted.items()}
 
   def identity(self, config: DecoderConfig) -> Mapping[str, Any]:
     """See `FromRun`; the dtype of activations is that of `config`."""
-    return workdir.model_identity(huggingface.read_config(self.folder, dtype=config.dtype))
+    theirs = huggingface.read_config(self.folder, dtype=config.dtype, ignore=self.ignore)
+    return workdir.model_identity(theirs)
 
   def facts(self) -> dict[str, str | int | None]:
     """See `FromRun`; the digest covers the files of the folder, without those in its subfolders."""
@@ -117,18 +123,19 @@ class FromHuggingFace:
 Parent = FromRun | FromHuggingFace  # a trained model that a run starts from
 
 
-def find(path: str) -> Parent:
+def find(path: str, ignore: Sequence[str] = ()) -> Parent:
   """Returns the parent that config.train.init_from names.
 
   Args:
     path: a workdir, which stands for its newest checkpoint, a checkpoint in one, or a Hugging Face
       folder.
+    ignore: what `config.train.hf_ignore` names.
 
   Raises:
     ValueError: the path is none of them.
   """
   if is_huggingface(path):
-    return FromHuggingFace(pathlib.Path(path))
+    return FromHuggingFace(pathlib.Path(path), tuple(ignore))
   return FromRun(restore.find(path, KNOB))
 
 

@@ -95,10 +95,10 @@ def find_origin(run: Run, folder: Location) -> Parent | None:
 
   def find() -> str | None:
     starts = newest(folder / "checkpoints") is None
-    return str(parents.find(run.train.init_from).source) if starts else None
+    return str(parents.find(run.train.init_from, run.train.hf_ignore).source) if starts else None
 
   found = processes.first("origin", find) if run.train.init_from else None
-  return parents.find(found) if found else None
+  return parents.find(found, run.train.hf_ignore) if found else None
 
 
 def show(trainer: Trainer, born: Mapping[str, Any], console: Console) -> None:

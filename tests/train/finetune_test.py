@@ -52,6 +52,8 @@ def settings(root, folder, name, **train):
     ("gemma2", "gate", {"granularity": "channel"}),
     ("gpt2", "attenuation", {"layers": (1,), "alpha": 1.0}),
     pytest.param("gpt_neox", "gate", {}, marks=pytest.mark.slow),
+    pytest.param("gemma3", "gate", {}, marks=pytest.mark.slow),
+    pytest.param("olmo3", "gate", {}, marks=pytest.mark.slow),
   ],
 )
 def test_neutral_init_continues_the_pretrained_model(root, tmp_path, family, name, options):
@@ -113,6 +115,21 @@ def test_settings_that_no_folder_has(root, tmp_path):
   with pytest.raises(ValueError, match=r"config\.model\.\w+" + re.escape(message)) as error:
     experiment.build(config)
   assert "\n" not in str(error.value)
+
+
+def test_settings_of_a_folder_to_ignore(root, tmp_path):
+  folder = pretrained.folder(tmp_path, "smollm3")
+  want = huggingface.read_config(folder)
+  path = folder / "config.json"
+  path.write_text(json.dumps(json.loads(path.read_text()) | {"rope_ratio": 3}))
+  config = settings(root, folder, "gate")
+  with pytest.raises(ValueError, match=r"rope_ratio=3 is not known .*config\.train\.hf_ignore"):
+    experiment.build(config)
+  config.train.hf_ignore = ("rope_ratio",)
+  built = experiment.build(config)
+  assert built.decoder.layer_ropes == want.layer_ropes
+  parent = parents.find(str(folder), built.train.hf_ignore)
+  assert parent.shapes(built.decoder) and parent.identity(built.decoder)
 
 
 def test_another_tokenizer_than_the_folders(root, tmp_path):

@@ -252,7 +252,7 @@ class Settings:
     for name in sorted(self._ignored & self._used & self._values.keys()):
       raise ValueError(
         f"{self._where}: {name} decides what a model with model_type={kind!r} computes, so that it "
-        "cannot be ignored; take it out of ignore (--hf_ignore)"
+        "cannot be ignored; take it out of ignore (--hf_ignore, config.train.hf_ignore)"
       )
     for name, value in self._values.items():
       if name in self._used | _HARMLESS | self._ignored or _is_off(value):
@@ -260,7 +260,8 @@ class Settings:
       raise ValueError(
         f"{self._where}: {name}={_short(value)} is not known for model_type={kind!r}, and may "
         f"change what the model computes{reasons({name: value})}; if it does not, ignore it with "
-        f"ignore=({name!r},), on the command line --hf_ignore={name}"
+        f"ignore=({name!r},), on the command line --hf_ignore={name}, in training "
+        "config.train.hf_ignore"
       )
 
 
