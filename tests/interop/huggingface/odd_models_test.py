@@ -220,10 +220,14 @@ def test_odd_models(name, tmp_path):
   again_read = huggingface.load(tmp_path / "ours")
   assert_same(decoder, again_read)
   first, second = stored(tmp_path / "theirs"), stored(tmp_path / "ours")
-  if name == "llama longrope":  # is written as Phi-3, whose class computes the cache anew
+  types = [
+    json.loads((tmp_path / folder / "config.json").read_text())["model_type"]
+    for folder in ("theirs", "ours")
+  ]
+  if types[0] != types[1]:  # Phi-3 without longrope is a Mistral, and longrope alone is Phi-3's
     return
   assert first.keys() == second.keys()
   for path, tensor in first.items():
-    # The gains of Gemma's norms are stored less 1, and were rounded when 1 was added.
-    atol = 2**-24 if "norm" in path and name.startswith("gemma") else 0
+    # Gains of Gemma's norms, here below 3, are stored less 1 and were rounded when it was added.
+    atol = 2**-23 if "norm" in path and name.startswith("gemma") else 0
     np.testing.assert_allclose(np.float32(second[path]), np.float32(tensor), rtol=0, atol=atol)
