@@ -11,6 +11,7 @@ import io
 import os
 import pathlib
 import re
+import shutil
 import stat
 import tempfile
 import uuid
@@ -229,6 +230,14 @@ def write_bytes(place: Location, content: bytes) -> None:
     except BaseException:
       partial.unlink(missing_ok=True)
       raise
+
+
+def remove(place: pathlib.Path) -> None:
+  """Removes a local folder, or the link or file in its place, if there is one."""
+  if place.is_symlink() or place.is_file():
+    place.unlink()
+  elif place.exists():
+    shutil.rmtree(place)
 
 
 def append_text(place: Location, text: str) -> None:

@@ -9,7 +9,6 @@ import dataclasses
 import json
 import math
 import re
-import shutil
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path, PurePosixPath
 from typing import Annotated
@@ -232,9 +231,9 @@ def sweep(root: Path) -> None:
   for kind in KINDS:
     for path in (root / kind).glob(f"{_PARTIAL}*"):
       if re.fullmatch(_NAME, path.name.removeprefix(_PARTIAL)):
-        _remove(path)
+        locations.remove(path)
   for path in root.glob(".summary-*.json.partial"):
-    _remove(path)
+    locations.remove(path)
 
 
 @contextlib.contextmanager
@@ -242,13 +241,13 @@ def _replaced(folder: Path) -> Iterator[Path]:
   """Gives an empty folder to fill, which takes the place of `folder` once that has succeeded."""
   partial = folder.with_name(f"{_PARTIAL}{folder.name}")
   try:
-    _remove(partial)
+    locations.remove(partial)
     partial.mkdir(parents=True)
     yield partial
-    _remove(folder)
+    locations.remove(folder)
     partial.rename(folder)
   finally:
-    _remove(partial)
+    locations.remove(partial)
 
 
 @contextlib.contextmanager
@@ -271,11 +270,3 @@ def explained(place: Path, reason: str) -> Iterator[None]:
       "config.data.root to a folder that can be written, see that all sources are there, and the "
       "same command goes on"
     ) from error
-
-
-def _remove(path: Path) -> None:
-  """Removes a folder that this module names, or the link or file in its place, if there is one."""
-  if path.is_symlink() or path.is_file():
-    path.unlink()
-  elif path.exists():
-    shutil.rmtree(path)

@@ -1,10 +1,10 @@
 """Writes decoders as Hugging Face folders, which transformers and vLLM load."""
 
+import contextlib
 import dataclasses
 import json
 import os
 import pathlib
-import tempfile
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -83,10 +83,8 @@ def export(
   ids = special_ids(tokenizer)
   with (
     locations.writing(folder),
-    tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as scratch,
+    _partial(folder) as whole,
   ):
-    whole = pathlib.Path(scratch) / "whole"
-    whole.mkdir()
     _write_json(whole / "config.json", form.settings | {"torch_dtype": dtype} | ids)
     _write_json(whole / "generation_config.json", {k: v for k, v in ids.items() if v is not None})
     for name, text in {**form.files, **tokenizer_files(tokenizer)}.items():
@@ -97,6 +95,18 @@ def export(
     card = model_card(decoder.config, facts or {}, code, count, dtype)
     (whole / "README.md").write_text(card, encoding="utf-8")
     os.replace(whole, folder)
+
+
+@contextlib.contextmanager
+def _partial(folder: pathlib.Path) -> Iterator[pathlib.Path]:
+  """Gives an empty folder beside another one, without what a killed export left there."""
+  partial = folder.parent / f".{folder.name}.partial"
+  locations.remove(partial)
+  try:
+    partial.mkdir()
+    yield partial
+  finally:
+    locations.remove(partial)
 
 
 class Form(NamedTuple):

@@ -57,6 +57,20 @@ def test_our_own_decoders_come_back_bit_equal(style, changes, tmp_path):
   assert_same(decoder, huggingface.load(tmp_path / "out"))
 
 
+def test_what_a_killed_export_left_is_removed_by_the_next(tmp_path):
+  (tmp_path / "victim").mkdir()
+  (tmp_path / "victim" / "kept").touch()
+  left = tmp_path / ".out.partial"
+  left.symlink_to(tmp_path / "victim")
+  huggingface.export(decoders.decoder(decoders.config("llama")), tmp_path / "out")
+  left.mkdir()
+  (left / "model.safetensors").touch()
+  (tmp_path / "out").rename(tmp_path / "first")
+  huggingface.export(decoders.decoder(decoders.config("llama")), tmp_path / "out")
+  assert sorted(path.name for path in tmp_path.iterdir()) == ["first", "out", "victim"]
+  assert (tmp_path / "victim" / "kept").exists()
+
+
 @pytest.mark.parametrize("room", [100, 10_000])  # bytes of a file: of config.json, of the tensors
 def test_a_full_disk_is_one_line_and_leaves_nothing(room, tmp_path):
   decoder = decoders.decoder(decoders.config("llama"))
