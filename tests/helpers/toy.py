@@ -74,7 +74,7 @@ def build(name, options, *, num_layers=L, sites=SITES, random=True):
   def move(path, leaf):
     fan_in = leaf.shape[-2] if path[0].key in fresh.decayed_parameters else 1
     by = (0.5 * fan_in**-0.5 * rng.normal(size=leaf.shape)).astype(leaf.dtype)
-    return jax.device_put(np.asarray(leaf) + by)  # `jnp.asarray` compiles a program for a shape
+    return leaf + by
 
   moved = jax.tree.map_with_path(move, state)
   return nnx.merge(graphdef, moved)
