@@ -25,8 +25,9 @@ _KNOWN = frozenset(
     "attention", "attention_softcap", "bias", "d_model", "depth", "dtype", "embed_scale",
     "head_dim", "init_std", "logit_softcap", "max_positions", "mlp", "mlp_dim", "mup", "norm",
     "norm_bias", "norm_eps", "num_heads", "num_kv_heads", "num_layers", "positions", "post_norm",
-    "qk_norm", "query_pre_attn_scalar", "remat", "residual", "rope_fraction", "rope_scaling",
-    "rope_theta", "scaled_output_init", "tied_embeddings", "vocab_size", "windows",
+    "pre_norm", "qk_norm", "qk_norm_over", "query_pre_attn_scalar", "remat", "residual",
+    "rope_fraction", "rope_scaling", "rope_theta", "ropes", "scaled_output_init",
+    "tied_embeddings", "vocab_size", "windows",
   )
 )  # fmt: skip
 # What the other options have to be; those that are not here have to have their default.
@@ -49,7 +50,7 @@ def obstacles(config: DecoderConfig) -> list[str]:
   sizes = {size for size in config.layer_windows if size}
   if len(sizes) > 1:
     found.append(f"config.model.windows={config.windows!r} has several sizes, there one")
-  if config.positions == "rope" and config.rope_scaling.kind == "longrope":
+  if any(rope.scaling.kind == "longrope" for rope in config.layer_ropes if rope is not None):
     found.append("config.model.rope_scaling.kind='longrope', there frequencies for every length")
   return found + _residual_obstacles(config)
 
@@ -59,10 +60,11 @@ def _residual_obstacles(config: DecoderConfig) -> list[str]:
   if name not in known:
     return [f"config.model.residual.name={name!r} has no template; there are {', '.join(known)}"]
   template, defaults = assembly.template(name), combinators.options(name)
+  other = set(defaults).difference(template.options, template.free)
   return [
     f"config.model.residual.{name}.{option}={value!r}, there {defaults[option]!r}"
     for option, value in config.residual.options.items()
-    if option not in template.options + template.free and value != defaults[option]
+    if option in other and value != defaults[option]
   ]
 
 
@@ -135,10 +137,10 @@ def _norms_and_maps(config: DecoderConfig) -> dict[str, Any]:
     "norm_type": config.norm,
     "norm_eps": config.norm_eps,
     "norm_bias": config.bias == "all" or config.norm_bias,
-    "pre_norm": combinator.pre_norm,
+    "pre_norm": combinator.pre_norm and config.pre_norm,
     "post_norm": config.post_norm,
     "final_norm": combinator.final_norm,
-    "qk_norm": config.qk_norm,
+    "qk_norm": config.qk_norm_over if config.qk_norm else "none",
     "attention_views": list(normed_views(config, combinator)["attention"]),
     "attention_bias": config.bias != "none",
     "attention_out_bias": config.bias in ("attention", "all"),
@@ -149,11 +151,12 @@ def _norms_and_maps(config: DecoderConfig) -> dict[str, Any]:
 
 
 def _attention(config: DecoderConfig) -> dict[str, Any]:
-  rope = config.layer_ropes[0]
+  ropes = [rope for rope in dict.fromkeys(config.layer_ropes) if rope is not None]
   return {
     "position_embedding_type": config.positions,
-    "rope_frequencies": [] if rope is None else rope.frequencies(config.head_dim).tolist(),
-    "rope_gain": 1.0 if rope is None else rope.scaling.gain(),
+    "rope_frequencies": [rope.frequencies(config.head_dim).tolist() for rope in ropes],
+    "rope_gains": [rope.scaling.gain() for rope in ropes],
+    "layer_ropes": [None if rope is None else ropes.index(rope) for rope in config.layer_ropes],
     "layer_types": [_SLIDING if size else _FULL for size in config.layer_windows],
     "sliding_window": max(config.windows) or None,
     "attention_scaling": config.scores.scale_for(config.head_dim),
@@ -197,7 +200,7 @@ def read_settings(values: Mapping[str, Any], where: str, dtype: str = "float32")
   record = _with_tuples(typed_json.convert(values[_RECORD], DecoderConfig, f"{where}: {_RECORD}"))
   try:
     check(record)
-    wanted = _as_json(_function(record))
+    wanted = _as_json(_function(record)) | {"model_type": MODEL_TYPE + record.residual.name}
   except ValueError as error:
     raise ValueError(f"{where}: {error}") from None
   for name, value in wanted.items():

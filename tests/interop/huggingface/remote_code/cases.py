@@ -1,10 +1,12 @@
 """Decoders that are written with code: those of both styles, and every case of every template."""
 
 from resjax.interop.huggingface import remote_code
+from resjax.models.config import LayerRope
 from resjax.nn.rope import RopeScaling
 from tests.helpers import decoders, systems
 from tests.interop.huggingface.remote_code.folders import Case
 
+YARN = RopeScaling("yarn", 4.0, original_max_positions=16)
 # What decoders without a residual system of their own may have, in both styles.
 DECODERS = (
   Case("standard", changes={"num_heads": 3, "num_kv_heads": 1, "bias": "qkv", "qk_norm": True}),
@@ -17,6 +19,13 @@ DECODERS = (
     },
   ),
   Case("standard", {}, "gpt2", {"positions": "rope", "rope_fraction": 0.5, "head_dim": 8}),
+  Case(
+    "gate",
+    changes={
+      "ropes": (LayerRope(100.0), LayerRope(0.0), LayerRope(1e4, YARN)), "pre_norm": False,
+      "post_norm": True, "qk_norm": True, "qk_norm_over": "heads", "windows": (0, 6),
+    },
+  ),
   Case("standard", {}, "gpt2", {"mlp": "gelu_exact", "bias": "none"}),
   Case("gate", changes={"rope_scaling": RopeScaling("yarn", 4.0, original_max_positions=8)}),
 )  # fmt: skip

@@ -46,6 +46,31 @@ def test_every_combinator_has_a_template_or_is_refused_by_name():
         huggingface.find_form(config)
 
 
+@pytest.mark.parametrize(
+  "changes, message",
+  [
+    ({"hidden_size": 8}, r"hidden_size=8 differs from 16, which resjax_config asks for"),
+    ({"residual_scope": "layer"}, r"residual_scope='layer' differs from 'sublayer'"),
+    ({"model_type": "resjax_highway"}, r"model_type='resjax_highway' differs from 'resjax_gate'"),
+    ({"resjax_config": None}, r"resjax_config: "),
+    ({"resjax_config": {"vocab_size": "many"}}, r"resjax_config"),
+    ({"residual": {"name": "none"}}, r"residual.name='none' has no template"),
+    ({"residual": {"name": "gate", "options": {"depth": 1}}}, r"'depth' is not an option of comb"),
+    ({"residual": {"name": "gate", "options": {"kappa": "x"}}}, r"kappa"),
+    ({"num_layers": 1 << 40}, r"num_layers"),
+    ({"parallel": True}, r"config.model.parallel=True, there False"),
+  ],
+)
+def test_settings_that_no_export_writes_are_refused(changes, message):
+  values = remote_code.settings(decoders.config("llama", "gate"))
+  record = values["resjax_config"]
+  for key, value in changes.items():
+    (record if key in record else values)[key] = value
+  with pytest.raises(ValueError, match=message) as caught:
+    remote_code.read_settings(values, "config.json")
+  assert "config.json" in str(caught.value) and "\n" not in str(caught.value)
+
+
 def test_templates_know_every_option():
   for name in remote_code.names():
     template = remote_code.template(name)
