@@ -152,7 +152,7 @@ def find_form(config: DecoderConfig, with_code: bool | None = None, server: str 
   settings = remote_code.settings(config)
   if server and (found := remote_code.vllm_obstacles(config)):
     raise ValueError(f"vLLM cannot serve this decoder: {'; '.join(found)}")
-  files = remote_code.files(config.residual.name)
+  files = remote_code.files(config.residual.name, remote_code.parts(config))
   return Form(settings["architectures"][0], remote_code.RemoteNames(), settings, files)
 
 

@@ -9,6 +9,7 @@ from resjax.interop.huggingface.remote_code.serving import vllm_obstacles
 from resjax.interop.huggingface.remote_code.settings import (
   MODEL_TYPE,
   obstacles,
+  parts,
   read_settings,
   settings,
 )
@@ -22,6 +23,7 @@ __all__ = [
   "files",
   "names",
   "obstacles",
+  "parts",
   "read_settings",
   "settings",
   "template",

@@ -4,13 +4,17 @@ import dataclasses
 import functools
 import importlib.resources
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from resjax import combinators
 
 _TEMPLATES = importlib.resources.files("resjax") / "interop/huggingface/remote_code/templates"
 _SUFFIX = ".py.txt"
+_LONGEST = 450  # lines of a file; with more, the branches of a layer are in a file of their own
+_BRANCHES = '"""The branches of the layers of a decoder whose residual path is NAME_."""'
+_SECTIONS = ("views", "values", "norm_gate", "short_swa")  # parts of layers with text of their own
+_ONLY_WITH = re.compile(r"^(.*?) *#: (.*)\n", re.MULTILINE)
 _HEAD = re.compile(r"# (sections|options|free|rename): (.*)\n")
 
 
@@ -62,26 +66,63 @@ def class_name(name: str) -> str:
   return "Resjax" + "".join(word.capitalize() for word in name.split("_"))
 
 
-def modules(name: str) -> tuple[str, str]:
-  """Returns the names of the files of the configuration and of the model, without their ending."""
-  return f"configuration_resjax_{name}", f"modeling_resjax_{name}"
+def modules(name: str) -> tuple[str, str, str]:
+  """Returns the names of the files of configuration, model and branches, without their ending."""
+  return f"configuration_resjax_{name}", f"modeling_resjax_{name}", f"branches_resjax_{name}"
 
 
-def files(name: str) -> dict[str, str]:
+def files(name: str, parts: Collection[str] = ()) -> dict[str, str]:
   """Returns the source texts of a model by the names of their files.
 
-  They depend on the combinator alone, which has a template; all else is in the settings.
+  They depend on the combinator, which has a template, and on parts; all else is in the settings.
+
+  Args:
+    name: of the combinator.
+    parts: what the layers have besides attention and MLP: `views`, `values`, `norm_gate`,
+      `short_swa`, `parallel`. Lines of the texts that end in `#: parallel` are for that part alone.
   """
   own, options = template(name), combinators.options(name)
   lines = [f'  "{own.setting(option)}": {_literal(options[option])},\n' for option in own.options]
   configuration = _text("configuration").replace("  OPTIONS_\n", "".join(lines))
-  shared = [_text(name) for name in ("base", *(f"sections/{part}" for part in own.sections))]
-  code = "\n\n".join([*shared, own.code, _text("decoder")])
-  modeling = _imports(_text("head"), code) + "\n\n" + code
+  residual = _code("base", *(f"sections/{part}" for part in own.sections)) + "\n\n" + own.code
+  branches = _code("branches", *(f"sections/{part}" for part in _SECTIONS if part in parts))
+  of_parts = configuration, residual, branches, _code("decoder")
+  configuration, residual, branches, decoder = (_chosen(text, parts) for text in of_parts)
+  texts = [configuration, _module(residual, branches, decoder)]
+  if texts[1].count("\n") > _LONGEST:
+    texts[1:] = _module(residual, decoder, beside=branches), _module(branches, title=_BRANCHES)
   return {
-    f"{file}.py": _filled(text, name)
-    for file, text in zip(modules(name), (configuration, modeling), strict=True)
+    f"{file}.py": _filled(text, name) for file, text in zip(modules(name), texts, strict=False)
   }
+
+
+def _code(*names: str) -> str:
+  return "\n\n".join(map(_text, names))
+
+
+def _module(*codes: str, title: str = "", beside: str = "") -> str:
+  """Returns codes behind a title and the imports that they need, also from the code beside them."""
+  code, head = "\n\n".join(codes), _text("head")
+  head = _imports(re.sub('""".*?"""', title, head, flags=re.DOTALL) if title else head, code)
+  head = re.sub(r"\n{3,}", "\n\n", head)
+  defined = re.findall(r"^(?:class |def )(\w+)", beside, re.MULTILINE)
+  if used := [name for name in defined if re.search(rf"\b{name}\b", code)]:
+    used.sort(key=lambda name: (not name.isupper(), name[0].islower(), name.lower()))
+    lines = "".join(f"  {name},\n" for name in used)
+    own = f"\nfrom .branches_resjax_NAME_ import (\n{lines})\nfrom ."
+    head = head.replace("\nfrom .", own, 1)
+  return head + "\n\n" + code
+
+
+def _chosen(text: str, parts: Collection[str]) -> str:
+  """Returns a text without the lines that end in the names of parts that are not all there."""
+
+  def line(match: re.Match) -> str:
+    wanted = match[2].removeprefix("not ").split()
+    there = set(wanted) <= set(parts)
+    return f"{match[1]}\n" if there != match[2].startswith("not ") else ""
+
+  return _ONLY_WITH.sub(line, text)
 
 
 def _imports(head: str, code: str) -> str:

@@ -24,15 +24,13 @@ _KNOWN = frozenset(
   (
     "attention", "attention_softcap", "bias", "d_model", "depth", "dtype", "embed_scale",
     "head_dim", "init_std", "logit_softcap", "max_positions", "mlp", "mlp_dim", "mup", "norm",
-    "norm_bias", "norm_eps", "num_heads", "num_kv_heads", "num_layers", "positions", "post_norm",
-    "pre_norm", "qk_norm", "qk_norm_over", "query_pre_attn_scalar", "remat", "residual",
-    "rope_fraction", "rope_scaling", "rope_theta", "ropes", "scaled_output_init",
-    "tied_embeddings", "vocab_size", "windows",
+    "depth_values", "norm_bias", "norm_eps", "norm_gate", "num_heads", "num_kv_heads", "num_layers",
+    "parallel", "positions", "post_norm", "pre_norm", "qk_norm", "qk_norm_over",
+    "query_pre_attn_scalar", "remat", "residual", "rope_fraction", "rope_scaling", "rope_theta",
+    "ropes", "scaled_output_init", "short_swa", "tied_embeddings", "value_gate", "value_mixing",
+    "value_residual", "vocab_size", "windows",
   )
 )  # fmt: skip
-# What the other options have to be; those that are not here have to have their default.
-_ONLY = {"parallel": False, "value_residual": "none"}
-_DECIDES_NOTHING = {"value_gate": "value_residual", "depth_values": "value_mixing"}
 
 
 def obstacles(config: DecoderConfig) -> list[str]:
@@ -40,13 +38,8 @@ def obstacles(config: DecoderConfig) -> list[str]:
   found = []
   for field in dataclasses.fields(config):
     value = getattr(config, field.name)
-    if field.name in _KNOWN or field.name in _DECIDES_NOTHING:
-      continue
-    only = _ONLY.get(field.name, field.default)
-    if field.name == "short_swa":
-      only = dataclasses.replace(value, window=0)
-    if value != only:
-      found.append(f"config.model.{field.name}={value!r}, there {only!r}")
+    if field.name not in _KNOWN and value != field.default:
+      found.append(f"config.model.{field.name}={value!r}, there {field.default!r}")
   sizes = {size for size in config.layer_windows if size}
   if len(sizes) > 1:
     found.append(f"config.model.windows={config.windows!r} has several sizes, there one")
@@ -55,17 +48,43 @@ def obstacles(config: DecoderConfig) -> list[str]:
   return found + _residual_obstacles(config)
 
 
+def parts(config: DecoderConfig) -> tuple[str, ...]:
+  """Returns what the layers of a decoder have besides attention and MLP, see `files`."""
+  there = {
+    "views": normed_views(config, abstract_combinator(config))["attention"] != ("x",),
+    "parallel": config.parallel,
+    "values": config.value_residual != "none" or config.value_mixing != "none",
+    "norm_gate": config.norm_gate.rank > 0,
+    "short_swa": config.short_swa.window > 0,
+  }
+  return tuple(name for name, has in there.items() if has)
+
+
 def _residual_obstacles(config: DecoderConfig) -> list[str]:
   name, known = config.residual.name, assembly.names()
   if name not in known:
     return [f"config.model.residual.name={name!r} has no template; there are {', '.join(known)}"]
   template, defaults = assembly.template(name), combinators.options(name)
+  if config.short_swa.window and _reads_or_mixes_more(config):
+    window = config.short_swa.window
+    return [
+      f"config.model.short_swa.window={window}, there 0 with the options of {name} that mix tokens "
+      "or read other views than x, and with several rotations"
+    ]
   other = set(defaults).difference(template.options, template.free)
   return [
     f"config.model.residual.{name}.{option}={value!r}, there {defaults[option]!r}"
     for option, value in config.residual.options.items()
     if option in other and value != defaults[option]
   ]
+
+
+def _reads_or_mixes_more(config: DecoderConfig) -> bool:
+  """Returns whether a short attention would meet other views, past tokens or several rotations."""
+  combinator = abstract_combinator(config)
+  views = combinator.view_names(config.sites[0])
+  is_simple = views == ("x",) and len(set(config.layer_ropes)) == 1
+  return not is_simple or combinator.decode_cache(1, config.dtype) is not None
 
 
 def check(config: DecoderConfig) -> None:
@@ -85,7 +104,7 @@ def settings(config: DecoderConfig) -> dict[str, Any]:
   """
   check(config)
   name = config.residual.name
-  configuration, modeling = assembly.modules(name)
+  configuration, modeling, _ = assembly.modules(name)
   model = assembly.class_name(name)
   classes = {
     "AutoConfig": f"{configuration}.{model}Config",
@@ -105,7 +124,10 @@ def settings(config: DecoderConfig) -> dict[str, Any]:
 
 def _function(config: DecoderConfig) -> dict[str, Any]:
   """Returns the settings that the code reads."""
-  return _sizes(config) | _norms_and_maps(config) | _attention(config) | _residual(config)
+  return (
+    _sizes(config) | _norms_and_maps(config) | _attention(config) | _parts(config)
+    | _residual(config)
+  )  # fmt: skip
 
 
 def _as_json(values: dict[str, Any]) -> dict[str, Any]:
@@ -162,6 +184,36 @@ def _attention(config: DecoderConfig) -> dict[str, Any]:
     "attention_scaling": config.scores.scale_for(config.head_dim),
     "attn_logit_softcapping": config.attention_softcap or None,
   }
+
+
+def _parts(config: DecoderConfig) -> dict[str, Any]:
+  rope, short_width = config.layer_ropes[0], config.d_model // config.short_swa_heads
+  found: dict[str, dict[str, Any]] = {
+    "norm_gate": {
+      "norm_gate_rank": config.norm_gate.rank,
+      "norm_gate_scale": 2.0 if config.norm_gate.form == "neutral" else 1.0,
+    },
+    "values": {
+      "value_residual": config.value_residual,
+      "value_gate": config.value_gate.gate,
+      "gated_layers": config.num_gated_layers,
+      "value_sources": list(config.value_sources),
+      "value_share": _has_value_share(config),
+    },
+    "short_swa": {
+      "short_swa_window": config.short_swa.window,
+      "short_swa_heads": config.short_swa_heads,
+      "short_swa_scaling": config.short_swa_scores.scale_for(short_width),
+      "short_swa_frequencies": [] if rope is None else rope.frequencies(short_width).tolist(),
+    },
+  }
+  chosen = parts(config)
+  return {key: value for part in found if part in chosen for key, value in found[part].items()}
+
+
+def _has_value_share(config: DecoderConfig) -> bool:
+  mixes = config.value_mixing == "depth" and config.depth_values.zero_init
+  return mixes and config.num_layers > 1
 
 
 def _residual(config: DecoderConfig) -> dict[str, Any]:

@@ -24,23 +24,39 @@ _PLACES = (
   ("layers/norms/mlp/x/", "model.layers.{}.mlp_norm."),
   ("layers/post_norms/attention/", "model.layers.{}.attention_out_norm."),
   ("layers/post_norms/mlp/", "model.layers.{}.mlp_out_norm."),
+  ("layers/norms/short_swa/x/", "model.layers.{}.short_norm."),
+  ("layers/post_norms/short_swa/", "model.layers.{}.short_out_norm."),
+  ("layers/short_swa/", "model.layers.{}.short_swa."),
+  ("layers/norm_gates/attention/", "model.layers.{}.attention_gates."),
+  ("layers/norm_gates/mlp/x/", "model.layers.{}.mlp_gate."),
+  ("layers/norm_gates/short_swa/x/", "model.layers.{}.short_gate."),
+  ("value_weights", "model.values.weights"),
+  ("value_gate/kernel", "model.values.gate"),
+  ("value_share", "model.values.share"),
   ("combinator/", "model.residual."),
 )
-# Parameters of a combinator that several tensors hold: for each tensor its name, and the index of
-# its part in the parameter. Those of Kimi K3: a query is a projection to one number.
-_SITE, _ALL = (("self_attention_res", 0), ("mlp_res", 1)), slice(None)
-_PARTS: dict[str, dict[str, dict[str, tuple]]] = {
-  "block_attn_res": {
+
+
+def _parts(config: DecoderConfig) -> dict[str, dict[str, tuple]]:
+  """Returns the parameters of a combinator that several tensors hold.
+
+  For each tensor there is its name, and the index of its part in the parameter. The names are those
+  of Kimi K3: a query is a projection to one number.
+  """
+  if config.residual.name != "block_attn_res":
+    return {}
+  reads = [f"{site}_res".replace("attention", "self_attention") for site in config.sites]
+  every, names = slice(None), [f"model.layers.{{}}.{read}" for read in reads]
+  return {
     "combinator/query": {
-      f"model.layers.{{}}.{name}_proj.weight": (_ALL, slice(site, site + 1)) for name, site in _SITE
+      f"{name}_proj.weight": (every, slice(site, site + 1)) for site, name in enumerate(names)
     },
     "combinator/key_scale": {
-      f"model.layers.{{}}.{name}_norm.weight": (_ALL, site) for name, site in _SITE
+      f"{name}_norm.weight": (every, site) for site, name in enumerate(names)
     },
     "combinator/final_query": {"model.output_attn_res_proj.weight": (None,)},
     "combinator/final_key_scale": {"model.output_attn_res_norm.weight": ()},
   }
-}
 
 
 class RemoteNames:
@@ -81,7 +97,7 @@ def apart(config: DecoderConfig, values: Mapping[str, Any]) -> dict[str, Any]:
     config: of the decoder.
     values: arrays, or the `Parameter`s that describe them.
   """
-  parts = _PARTS.get(config.residual.name, {})
+  parts = _parts(config)
   found = {path: value for path, value in values.items() if path not in parts}
   for path in parts.keys() & values.keys():
     for name, index in parts[path].items():
@@ -106,7 +122,7 @@ def together(
     values: the arrays, in parts.
     parameters: what describes whole arrays.
   """
-  parts = _PARTS.get(config.residual.name, {})
+  parts = _parts(config)
   whole = dict(values)
   for path in parts.keys() & parameters.keys():
     pieces = {name: whole.pop(name) for name in parts[path]}

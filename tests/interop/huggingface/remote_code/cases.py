@@ -1,7 +1,14 @@
 """Decoders that are written with code: those of both styles, and every case of every template."""
 
 from resjax.interop.huggingface import remote_code
-from resjax.models.config import LayerRope
+from resjax.models.config import (
+  DepthValuesConfig,
+  LayerRope,
+  MupConfig,
+  NormGateConfig,
+  ShortSWAConfig,
+  ValueGateConfig,
+)
 from resjax.nn.rope import RopeScaling
 from tests.helpers import decoders, systems
 from tests.interop.huggingface.remote_code.folders import Case
@@ -30,6 +37,38 @@ DECODERS = (
   Case("gate", changes={"rope_scaling": RopeScaling("yarn", 4.0, original_max_positions=8)}),
 )  # fmt: skip
 
+_LEARNED = {"value_residual": "learned"}
+_DEPTH = {"value_mixing": "depth", "depth_values": DepthValuesConfig(stride=2, recent=1)}
+_STARTS_PLAIN = {**_DEPTH, "depth_values": DepthValuesConfig(zero_init=True)}
+_GATED = {"value_residual": "gated"}
+_SHORT = {"short_swa": ShortSWAConfig(4, 2)}
+_GATES = {"norm_gate": NormGateConfig(3, "published")}
+# What layers may have besides attention and MLP, alone, together, and beside several systems.
+PARTS = (
+  Case("standard", {}, "llama", {"parallel": True, "norm_gate": NormGateConfig(2)}),
+  Case("standard", {}, "gpt2", {"parallel": True, "post_norm": True}),
+  Case("standard", {}, "llama", _LEARNED),
+  Case("gate", {"granularity": "token"}, "gpt2", {"value_residual": "fixed", "parallel": True}),
+  Case("attn_res", {"views": "qkv"}, "llama", _GATED | _GATES),
+  *(
+    Case("standard", {}, style, _GATED | {"value_gate": ValueGateConfig(gate, count)})
+    for gate, count, style in (
+      ("sigmoid", 2, "llama"), ("tanh", 1, "gpt2"), ("identity", 0, "llama"),
+      ("softmax", 0, "gpt2"), ("softmax_sigmoid", 9, "llama"),
+    )
+  ),
+  Case("standard", {}, "llama", _DEPTH | {"qk_norm": True, "query_pre_attn_scalar": 7.0}),
+  Case("deep_delta", {"compressor": "token"}, "gpt2", _STARTS_PLAIN | _LEARNED),
+  Case("standard", {}, "llama", _SHORT | {"qk_norm": True, "windows": (5, 0), "post_norm": True}),
+  Case("standard", {}, "gpt2", {"short_swa": ShortSWAConfig(1)}),
+  Case("gate", {"scope": "layer"}, "llama", _SHORT | _GATES | {"parallel": True}),
+  Case("block_attn_res", {"layers_per_block": 2}, "llama", {"parallel": True}),
+  Case("block_attn_res", {"layers_per_block": 2}, "llama", _SHORT | _GATES | _DEPTH | _LEARNED),
+  Case("attenuation", {"layers": (1, -1), "cut_sites": ("short_swa",)}, "gpt2", _SHORT),
+  Case("gemma3n_laurel", {"rank": 4}, "llama", _SHORT | {"bias": "all"}),
+  Case("standard", {}, "gpt2", _SHORT | {"mup": MupConfig(8, 2)}),
+)  # fmt: skip
+
 
 def _residuals():
   """Yields the cases of tests/helpers/systems: defaults in both styles, others in turn."""
@@ -43,4 +82,4 @@ def _residuals():
 
 
 RESIDUALS = tuple(_residuals())
-CASES = DECODERS + RESIDUALS
+CASES = DECODERS + PARTS + RESIDUALS

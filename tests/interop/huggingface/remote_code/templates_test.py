@@ -1,5 +1,6 @@
 """What holds of the source texts without torch: they are Python, short, and fit the tensors."""
 
+import itertools
 import math
 import pathlib
 import subprocess
@@ -19,14 +20,17 @@ from tests.interop.huggingface.remote_code.cases import RESIDUALS
 
 ROOT = pathlib.Path(__file__).parents[4]
 LONGEST = 450  # lines of a file
+PARTS = ("views",), ("norm_gate",), ("views", "values", "norm_gate", "short_swa", "parallel")
 
 
 def test_the_files_are_short_and_pass_ruff(tmp_path):
-  for name in remote_code.names():
-    for file, text in remote_code.files(name).items():
+  for name, parts in itertools.product(remote_code.names(), ((), *PARTS)):
+    folder = tmp_path / "-".join([name, *parts])
+    folder.mkdir()
+    for file, text in remote_code.files(name, parts).items():
       compile(text, file, "exec")
       assert text.count("\n") <= LONGEST, file
-      (tmp_path / file).write_text(text)
+      (folder / file).write_text(text)
   rules = ["--config", str(ROOT / "ruff.toml")]
   for command in (["check", *rules, "--ignore", "D1"], ["format", "--check", *rules]):
     done = subprocess.run(
@@ -121,11 +125,12 @@ def declared(config):
   """Returns the shapes of the parameters that a template declares, by the names of tensors."""
   name = config.residual.name
   settings, known = types.SimpleNamespace(**remote_code.settings(config)), {}
-  files = remote_code.files(name)
+  files = remote_code.files(name, remote_code.parts(config))
   defaults = files[f"configuration_resjax_{name}.py"]
   exec(defaults[defaults.index("DEFAULTS") : defaults.index("class ")], known)
   code = files[f"modeling_resjax_{name}.py"]
-  code = code[code.index("\n\n\n") : code.index("class RMSNorm")]
+  last = "class RMSNorm" if "class RMSNorm" in code else "class DecoderLayer"
+  code = code[code.index("\n\n\n") : code.index(last)]
   known |= {
     "Any": object, "Tensor": object, "Cache": object, "math": math,
     "nn": types.SimpleNamespace(
