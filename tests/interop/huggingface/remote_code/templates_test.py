@@ -62,7 +62,7 @@ def test_every_combinator_has_a_template_or_is_refused_by_name():
     ({"residual": {"name": "gate", "options": {"depth": 1}}}, r"'depth' is not an option of comb"),
     ({"residual": {"name": "gate", "options": {"kappa": "x"}}}, r"kappa"),
     ({"num_layers": 1 << 40}, r"num_layers"),
-    ({"parallel": True}, r"config.model.parallel=True, there False"),
+    ({"windows": [2, 3]}, r"config.model.windows=\(2, 3\) has several sizes, there one"),
   ],
 )
 def test_settings_that_no_export_writes_are_refused(changes, message):
