@@ -18,6 +18,8 @@ def vllm_obstacles(config: DecoderConfig) -> list[str]:
       f"config.model.residual.name={name!r} mixes tokens with these options, which needs a cache "
       "of its own"
     )
+  if window := config.short_swa.window:
+    found.append(f"config.model.short_swa.window={window} needs a cache of its own")
   if config.logit_softcap and config.mup.base_width:
     found.append("config.model.logit_softcap comes after the factor of config.model.mup.base_width")
   return found

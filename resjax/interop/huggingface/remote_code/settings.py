@@ -24,11 +24,11 @@ _KNOWN = frozenset(
   (
     "attention", "attention_softcap", "bias", "d_model", "depth", "dtype", "embed_scale",
     "head_dim", "init_std", "logit_softcap", "max_positions", "mlp", "mlp_dim", "mup", "norm",
-    "depth_values", "norm_bias", "norm_eps", "norm_gate", "num_heads", "num_kv_heads", "num_layers",
-    "parallel", "positions", "post_norm", "pre_norm", "qk_norm", "qk_norm_over",
-    "query_pre_attn_scalar", "remat", "residual", "rope_fraction", "rope_scaling", "rope_theta",
-    "ropes", "scaled_output_init", "short_swa", "tied_embeddings", "value_gate", "value_mixing",
-    "value_residual", "vocab_size", "windows",
+    "norm_bias", "norm_eps", "norm_gate", "num_heads", "num_kv_heads", "num_layers", "parallel",
+    "positions", "post_norm", "pre_norm", "qk_norm", "qk_norm_over", "query_pre_attn_scalar",
+    "remat", "residual", "rope_fraction", "rope_scaling", "rope_theta", "ropes",
+    "scaled_output_init", "short_swa", "tied_embeddings", "value_gate", "value_mixing",
+    "value_residual", "depth_values", "vocab_size", "windows",
   )
 )  # fmt: skip
 
@@ -65,13 +65,13 @@ def _residual_obstacles(config: DecoderConfig) -> list[str]:
   if name not in known:
     return [f"config.model.residual.name={name!r} has no template; there are {', '.join(known)}"]
   template, defaults = assembly.template(name), combinators.options(name)
+  other = set(defaults).difference(template.options, template.free)
   if config.short_swa.window and _reads_or_mixes_more(config):
     window = config.short_swa.window
     return [
       f"config.model.short_swa.window={window}, there 0 with the options of {name} that mix tokens "
-      "or read other views than x, and with several rotations"
+      "or read other views than x"
     ]
-  other = set(defaults).difference(template.options, template.free)
   return [
     f"config.model.residual.{name}.{option}={value!r}, there {defaults[option]!r}"
     for option, value in config.residual.options.items()
@@ -80,11 +80,10 @@ def _residual_obstacles(config: DecoderConfig) -> list[str]:
 
 
 def _reads_or_mixes_more(config: DecoderConfig) -> bool:
-  """Returns whether a short attention would meet other views, past tokens or several rotations."""
+  """Returns whether the first site has other views than x, or the combinator keeps past tokens."""
   combinator = abstract_combinator(config)
   views = combinator.view_names(config.sites[0])
-  is_simple = views == ("x",) and len(set(config.layer_ropes)) == 1
-  return not is_simple or combinator.decode_cache(1, config.dtype) is not None
+  return views != ("x",) or combinator.decode_cache(1, config.dtype) is not None
 
 
 def check(config: DecoderConfig) -> None:
@@ -187,7 +186,8 @@ def _attention(config: DecoderConfig) -> dict[str, Any]:
 
 
 def _parts(config: DecoderConfig) -> dict[str, Any]:
-  rope, short_width = config.layer_ropes[0], config.d_model // config.short_swa_heads
+  short_width = config.d_model // config.short_swa_heads
+  ropes = [rope for rope in dict.fromkeys(config.layer_ropes) if rope is not None]
   found: dict[str, dict[str, Any]] = {
     "norm_gate": {
       "norm_gate_rank": config.norm_gate.rank,
@@ -204,7 +204,7 @@ def _parts(config: DecoderConfig) -> dict[str, Any]:
       "short_swa_window": config.short_swa.window,
       "short_swa_heads": config.short_swa_heads,
       "short_swa_scaling": config.short_swa_scores.scale_for(short_width),
-      "short_swa_frequencies": [] if rope is None else rope.frequencies(short_width).tolist(),
+      "short_swa_frequencies": [rope.frequencies(short_width).tolist() for rope in ropes],
     },
   }
   chosen = parts(config)

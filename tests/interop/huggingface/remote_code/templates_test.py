@@ -62,7 +62,8 @@ def test_every_combinator_has_a_template_or_is_refused_by_name():
     ({"residual": {"name": "gate", "options": {"depth": 1}}}, r"'depth' is not an option of comb"),
     ({"residual": {"name": "gate", "options": {"kappa": "x"}}}, r"kappa"),
     ({"num_layers": 1 << 40}, r"num_layers"),
-    ({"windows": [2, 3]}, r"config.model.windows=\(2, 3\) has several sizes, there one"),
+    ({"parallel": True}, r"sites=\['attention', 'mlp'\] differs from \['parallel'\]"),
+    ({"windows": [3, 5]}, r"config.model.windows=\(3, 5\) has several sizes, there one"),
   ],
 )
 def test_settings_that_no_export_writes_are_refused(changes, message):
