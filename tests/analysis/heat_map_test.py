@@ -12,6 +12,7 @@ from resjax.analysis.heat_map import heat_map
 from resjax.analysis.report.heat_table import Cell, in_words
 from resjax.data.tokenizer import ByteTokenizer
 from resjax.models.decode_cache import TokensInRows
+from resjax.nn.rope import Rotation
 from tests.helpers import decoders, layouts
 
 TOKENS = np.arange(11, dtype=np.int32) * 7 % 31
@@ -23,11 +24,12 @@ def closed_states(decoder, tokens):
   x = decoder.embed(row, jnp.arange(len(tokens))[None])
   graphdef, layers = nnx.split(decoder.layers)
   rows = TokensInRows(jnp.arange(len(tokens))[None], jnp.ones_like(row))
-  states = [x]
+  states, ropes = [x], decoder.config.layer_ropes
   for index in range(decoder.config.num_layers):
     layer = nnx.merge(graphdef, jax.tree.map(lambda leaf, i=index: leaf[i], layers))
     for site in decoder.combinator.sites:
-      x = x + layer(site, {"x": layer.norms[site]["x"](x)}, rows, {})[1]
+      normed = {"x": layer.norms[site]["x"](x)}
+      x = x + layer(site, normed, rows, {}, rotation=Rotation((ropes[index],)))[1]
       states.append(x)
   return states
 

@@ -8,6 +8,7 @@ from flax import nnx
 from resjax.combinators import TokenContext
 from resjax.combinators.base import OUTPUT
 from resjax.models.decode_cache import TokensInRows
+from resjax.nn.rope import Rotation
 
 
 def states(decoder, batch):
@@ -40,7 +41,8 @@ def _states(decoder, batch):
       views, tape = c.read(state, index, site)
       weigh(index, site)
       normed = {name: norm(views[name]) for name, norm in layer.norms[site].items()}
-      _, out, _ = layer(site, normed, tokens, {})
+      rotation = Rotation((decoder.config.layer_ropes[index],))
+      _, out, _ = layer(site, normed, tokens, {}, rotation=rotation)
       state = c.write(state, index, site, out, normed=normed, tape=tape)
       found["read"].append(views["x"])
       found["branch"].append(out)
