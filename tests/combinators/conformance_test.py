@@ -41,12 +41,12 @@ def network(case, **changes):
 @functools.cache
 def expected(case):
   """Value and gradients of the loop over layers written out by hand."""
-  return by_hand(network(case))
+  return by_hand(case, network(case))
 
 
-def by_hand(made):
+def by_hand(case, made):
   with jax.enable_x64(True):
-    return jax.tree.map(np.asarray, toy.jitted(toy.by_hand, *made))
+    return jax.tree.map(np.asarray, walks.value_and_gradients(case)(toy.by_hand, *made))
 
 
 def test_every_registered_name_has_cases():
@@ -72,7 +72,8 @@ def test_python_loop_with_remat_is_the_loop_by_hand(case):
 
 
 def check_loop(case, remat):
-  check(case, functools.partial(toy.run, unroll=True, remat=remat))
+  forward = functools.partial(toy.run, unroll=True, remat=remat)
+  check(case, walks.value_and_gradients(case), forward)
 
 
 @walks.first_cases(SCANNED, quick=FORMS)
@@ -91,13 +92,13 @@ def test_scan_that_keeps_products_is_the_loop_by_hand(case):
 
 
 def check_scan(case, remat):
-  check(case, functools.partial(toy.run, remat=remat))
+  check(case, toy.jitted, functools.partial(toy.run, remat=remat))
 
 
-def check(case, forward):
+def check(case, value_and_gradients, forward):
   want, made = expected(case), network(case)
   with jax.enable_x64(True):
-    got = toy.jitted(forward, *made)
+    got = value_and_gradients(forward, *made)
   assert {leaf.dtype for leaf in jax.tree.leaves(got)} == {jnp.dtype("float64")}
   assert_close(got, want, 1e-12)
 
@@ -124,7 +125,7 @@ def check_dead(gradients, dead, names):
 
 @walks.first_cases(tuple(case for case in CASES if case.learns_at_init))
 def test_queries_and_gates_learn_from_the_first_step(case):
-  _, (params, _, _) = by_hand(network(case, random=False))
+  _, (params, _, _) = by_hand(case, network(case, random=False))
   check_dead(params, case.dead, case.learns_at_init)
 
 
