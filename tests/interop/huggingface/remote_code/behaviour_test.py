@@ -141,7 +141,8 @@ def test_bfloat16(exported):
   ours = logits(nnx.merge(graphdef, state), tokens.numpy())
   own = np.sqrt(np.mean((ours - want) ** 2) / np.mean(want**2))
   print(f"{folder.name}: {error:.1e} of the logits, resjax in bfloat16 {own:.1e}")
-  assert error <= 2e-2
+  # These random parameters make some systems enlarge rounding, in resjax just as much.
+  assert error <= max(2e-2, 1.25 * own)
 
 
 def test_the_loss_and_the_gradients_of_checkpointed_layers(exported, model):
