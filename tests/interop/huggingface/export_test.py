@@ -176,8 +176,8 @@ def test_other_refusals(tmp_path):
   decoder.config = decoders.config("gpt2", "gate")
   with pytest.raises(ValueError, match=r"residual='gate', there 'standard'$"):
     huggingface.export(decoder, tmp_path / "out", with_code=False)
-  decoder.config = decoders.config("gpt2", "gate", value_mixing="depth")
-  both = r"residual='gate', there .*; in the way of code of its own: .*value_mixing='depth'"
+  decoder.config = decoders.config("gpt2", "gate", windows=(3, 5))
+  both = r"residual='gate', there .*; in the way of code of its own: .*windows=\(3, 5\)"
   with pytest.raises(ValueError, match=both):
     huggingface.export(decoder, tmp_path / "out")
   assert not list(tmp_path.iterdir())
