@@ -1,6 +1,6 @@
 """Compares a run with its export, which transformers runs: logits, and greedy tokens with its cache.
 
-  python docs/examples/compare_with_transformers.py RUN FOLDER      (needs torch and transformers)
+python docs/examples/compare_with_transformers.py RUN FOLDER      (needs torch and transformers)
 """
 
 import sys
