@@ -1,4 +1,4 @@
-"""Compares a run with its export, which transformers runs: logits, and greedy tokens with its cache.
+"""Compares a run with its export in transformers: logits, and greedy tokens with a cache.
 
 python docs/examples/compare_with_transformers.py RUN FOLDER      (needs torch and transformers)
 """
@@ -17,6 +17,7 @@ from resjax.runs import restore
 
 
 def main(workdir: str, folder: str) -> None:
+  """Prints how far logits are apart, and how many greedy tokens are equal, of random prompts."""
   saved = restore.find(workdir, "RUN")
   model, params, _ = restore.restore_model(experiment.load(str(saved.workdir)), saved)
   decoder = model.bind(params)
