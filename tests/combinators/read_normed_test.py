@@ -29,7 +29,7 @@ def test_it_is_attention_residuals_that_fuse():
   assert {case.name for case in FUSES} >= {"attn_res", "block_attn_res"}
 
 
-@walks.first_cases(FUSES)
+@walks.first_cases(FUSES, also=({"layers_per_block": 2, "two_phase": "always"},))
 def test_fused_norm(case, monkeypatch):
   check(case, monkeypatch, fuses=True)
 

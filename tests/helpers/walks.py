@@ -14,10 +14,10 @@ def cases(selected=CASES):
   return pytest.mark.parametrize("case", selected, ids=str)
 
 
-def first_cases(selected=CASES, *, quick=_ALL):
-  """The first case of every name, or of these names; the others are slow."""
+def first_cases(selected=CASES, *, quick=_ALL, also=()):
+  """The first case of every name, or of these names, and of the options `also`; others are slow."""
   first = [case for case in _first(selected) if case.name in quick]
-  marked = [_param(case, str(case), case in first) for case in selected]
+  marked = [_param(case, str(case), case in first or case.options in also) for case in selected]
   return pytest.mark.parametrize("case", marked)
 
 
