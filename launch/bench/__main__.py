@@ -17,6 +17,7 @@ BENCHMARKS = {
   "score": "tokens per second of the scorer of evaluations, a plain forward pass beside it",
   "together": "runs in one program against the same runs one by one",
   "systems": "parameters, state, FLOPs and memory traffic of every residual system",
+  "exported": "first and next token of exported models in transformers, beside Llama's",
   "serve": "greedy tokens of exported folders in vLLM on the CPU, beside those of resjax",
   "compile": "compile time and memory of the training step",
   "checkpoint": "how long saving a state holds up the caller; restoring; verifying",
