@@ -24,7 +24,7 @@ from resjax.models.decoder import Decoder
 
 _NAMES = flags.DEFINE_list(
   "residuals",
-  ["standard", "gate", "block_attn_res", "attn_res", "deep_delta", "hyper_connections", "mhc"],
+  ["standard", "gate", "block_attn_res", "deep_delta", "hyper_connections"],
   "Combinators, with their default options.",
 )
 _LAYERS = flags.DEFINE_integer("layers", 8, "Layers.", lower_bound=1)
