@@ -92,7 +92,9 @@ def export(
     kind = np.dtype(jax.numpy.dtype(dtype))
     count = _write_tensors(decoder, form.names, whole, kind, shard_bytes)
     code = next((name for name in form.files if name.startswith("modeling")), "")
-    card = model_card(decoder.config, facts or {}, code, count, dtype)
+    card = model_card(
+      decoder.config, facts or {}, code, count, dtype, has_tokenizer=tokenizer is not None
+    )
     (whole / "README.md").write_text(card, encoding="utf-8")
     os.replace(whole, folder)
 

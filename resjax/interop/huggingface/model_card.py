@@ -18,12 +18,13 @@ tags: [resjax, {residual}]
 """
 _USE = """
 ```python
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM{more}
 
 model = AutoModelForCausalLM.from_pretrained("FOLDER"{trust})
-tokenizer = AutoTokenizer.from_pretrained("FOLDER")
-```
+{tokenizer}```
 """
+# Without trust the class for tokenizers asks whether to run the code: it reads config.json, too.
+_TOKENIZER = 'tokenizer = AutoTokenizer.from_pretrained("FOLDER"{trust})\n'
 _CODE = """
 `{modeling}` computes the model; its class `Residual` is the residual path, and
 settings that begin with `residual_` are its options. It needs transformers 5.
@@ -37,6 +38,7 @@ def model_card(
   modeling: str,
   num_parameters: int,
   dtype: str,
+  has_tokenizer: bool,
 ) -> str:
   """Returns the text of the card.
 
@@ -46,6 +48,7 @@ def model_card(
     modeling: the file that computes the model; empty where transformers has its code.
     num_parameters: how many numbers the tensors hold.
     dtype: of the tensors.
+    has_tokenizer: whether the folder holds the files of one.
   """
   options = [f"{key}={value!r}" for key, value in config.residual.options.items()]
   rows = {
@@ -58,7 +61,9 @@ def model_card(
   }
   text = _HEAD.format(residual=config.residual.name)
   text += "".join(f"| {name} | {_cell(value)} |\n" for name, value in rows.items())
-  text += _USE.format(trust=", trust_remote_code=True" if modeling else "")
+  trust = ", trust_remote_code=True" if modeling else ""
+  more, tokenizer = (", AutoTokenizer", _TOKENIZER) if has_tokenizer else ("", "")
+  text += _USE.format(more=more, trust=trust, tokenizer=tokenizer.format(trust=trust))
   if modeling:
     text += _CODE.format(modeling=modeling) + "\n" + _served(config)
   return text

@@ -214,6 +214,7 @@ def test_the_card_says_what_the_model_is(tmp_path):
     assert "| checkpoint | tiny \\| step 2 |" in card
     assert ("trust_remote_code=True" in card) == (code in card and bool(code)) == bool(code)
     assert ("vLLM cannot serve it" in card) == bool(code)
+    assert "AutoTokenizer" not in card
 
 
 def test_tokenizers_of_our_own_go_along(tmp_path):

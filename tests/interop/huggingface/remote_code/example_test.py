@@ -1,11 +1,16 @@
-"""docs/examples/compare_with_transformers.py on a run and its export."""
+"""What users do with a run and its export: the example in docs/examples, and the model card."""
+
+import os
+import subprocess
+import sys
 
 import pytest
 
 from resjax import experiment
+from resjax.data.tokenizer import ByteTokenizer
 from resjax.interop import huggingface
 from resjax.runs import restore
-from tests.helpers import trained
+from tests.helpers import decoders, trained
 from tests.helpers.runs import write_text
 
 pytest.importorskip("torch")
@@ -29,3 +34,21 @@ def test_the_example_compares_a_run_with_its_export(tmp_path, capsys):
   logits, greedy = capsys.readouterr().out.splitlines()[-2:]
   assert float(logits.split()[3]) <= 1e-4
   assert greedy == "greedy tokens: 32 of 32 equal"
+
+
+@pytest.mark.slow
+def test_the_code_of_the_card_runs_without_a_question(tmp_path):
+  words = ByteTokenizer()
+  for name in ("standard", "gate"):
+    decoder = decoders.drawn(decoders.config("llama", name, vocab_size=words.vocab_size))
+    huggingface.export(decoder, tmp_path / name, tokenizer=words)
+    code = (tmp_path / name / "README.md").read_text().split("```")[1].removeprefix("python\n")
+    code = code.replace("FOLDER", name) + "print(tokenizer.decode(tokenizer('ab').input_ids))"
+    env = {**os.environ, "HF_MODULES_CACHE": str(tmp_path / "modules"), "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(
+      [sys.executable, "-c", code], cwd=tmp_path, env=env, stdin=subprocess.DEVNULL,
+      capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "ab"
+    assert "trust_remote_code" not in done.stderr
