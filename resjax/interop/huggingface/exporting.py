@@ -148,7 +148,10 @@ def find_form(config: DecoderConfig, with_code: bool | None = None, server: str 
       return Form(family.architecture, family, settings, {})
     except ValueError as error:
       if with_code is not None:
-        raise
+        raise ValueError(
+          f"{error}; a folder with code of its own expresses more: leave out with_code=False "
+          "(--nowith_code)"
+        ) from None
       if found := remote_code.obstacles(config):
         raise ValueError(f"{error}; in the way of code of its own: {'; '.join(found)}") from None
   settings = remote_code.settings(config)
@@ -260,6 +263,7 @@ def _write_tensors(
       save_file(tensors, folder / file, metadata={"format": "pt"})
     except SafetensorError as error:  # it has the cause as text alone
       raise OSError(str(error)) from error
+    (folder / file).chmod((folder / "config.json").stat().st_mode)  # else the owner alone reads it
     where |= dict.fromkeys(names, file)
   if len(shards) > 1:
     total = {"total_size": sum(sizes.values())}
