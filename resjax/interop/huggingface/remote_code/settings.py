@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -242,25 +243,48 @@ def read_settings(values: Mapping[str, Any], where: str, dtype: str = "float32")
   """Returns the config of the decoder that has these settings, with activations of a dtype.
 
   Raises:
-    ValueError: there is no record of a decoder, the code does not express it, or a setting differs
-      from what the record says.
+    ValueError: there is no record of a decoder, it has a setting that is not known, the code does
+      not express it, or a setting differs from what the record says.
   """
   if _RECORD not in values:
     raise ValueError(
       f"{where} has no {_RECORD}, by which model_type={values['model_type']!r} is read"
     )
-  record = _with_tuples(typed_json.convert(values[_RECORD], DecoderConfig, f"{where}: {_RECORD}"))
+  given = values[_RECORD]
+  record = _with_tuples(typed_json.convert(given, DecoderConfig, f"{where}: {_RECORD}"))
+  _check_names(given, dataclasses.asdict(record), f"{where}: {_RECORD}")
   try:
     check(record)
     wanted = _as_json(_function(record)) | {"model_type": MODEL_TYPE + record.residual.name}
   except ValueError as error:
     raise ValueError(f"{where}: {error}") from None
   for name, value in wanted.items():
-    if values.get(name) != value:
+    if not _same(values.get(name), value):
       raise ValueError(
         f"{where}: {name}={values.get(name)!r} differs from {value!r}, which {_RECORD} asks for"
       )
   return dataclasses.replace(record, dtype=dtype, attention="auto")
+
+
+def _check_names(given: Mapping[str, Any], known: Mapping[str, Any], where: str) -> None:
+  """Raises a ValueError that names a setting of a record which is not known here."""
+  for name, value in given.items():
+    if name not in known:
+      raise ValueError(
+        f"{where}.{name} is not known to this version of resjax; load the folder with the version "
+        "that wrote it, which its README.md names"
+      )
+    if isinstance(value, dict):
+      _check_names(value, known[name], f"{where}.{name}")
+
+
+def _same(given: Any, wanted: Any) -> bool:
+  """Returns whether settings are the same, up to how machines round powers and logarithms."""
+  if isinstance(given, list) and isinstance(wanted, list):
+    return len(given) == len(wanted) and all(map(_same, given, wanted))
+  if isinstance(given, float) and isinstance(wanted, float):
+    return math.isclose(given, wanted, rel_tol=1e-5)
+  return given == wanted
 
 
 def _with_tuples(config: DecoderConfig) -> DecoderConfig:

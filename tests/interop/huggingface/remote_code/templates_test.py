@@ -1,5 +1,6 @@
 """What holds of the source texts without torch: they are Python, short, and fit the tensors."""
 
+import dataclasses
 import itertools
 import math
 import pathlib
@@ -10,9 +11,11 @@ import types
 import pytest
 
 from resjax import combinators
+from resjax.combinators import registry
 from resjax.interop import huggingface
 from resjax.interop.huggingface import remote_code
 from resjax.interop.huggingface.stored_tensors import expected_shapes
+from resjax.models.config import ResidualConfig
 from resjax.models.parameters import parameters
 from resjax.sharding import Layout
 from tests.helpers import decoders
@@ -39,15 +42,21 @@ def test_the_files_are_short_and_pass_ruff(tmp_path):
     assert done.returncode == 0, done.stdout.decode() + done.stderr.decode()
 
 
-def test_every_combinator_has_a_template_or_is_refused_by_name():
+def test_every_combinator_has_a_template():
+  assert set(remote_code.names()) == set(combinators.names())
   for name in combinators.names():
     config = decoders.config("llama", name)
-    if name in remote_code.names():
-      settings = remote_code.settings(config)
-      assert remote_code.read_settings(settings, "config.json") == config
-    else:
-      with pytest.raises(ValueError, match=f"residual.name='{name}' has no template"):
-        huggingface.find_form(config)
+    settings = remote_code.settings(config)
+    assert remote_code.read_settings(settings, "config.json") == config
+
+
+def test_a_combinator_without_a_template_is_refused_by_name(monkeypatch):
+  monkeypatch.setattr(registry, "_REGISTRY", dict(registry._REGISTRY))
+  combinators.register("of_a_user")(type("OfAUser", (combinators.Standard,), {}))
+  residual = ResidualConfig("of_a_user", {})
+  config = dataclasses.replace(decoders.config("llama"), residual=residual)
+  with pytest.raises(ValueError, match=r"residual\.name='of_a_user' has no template; there are"):
+    huggingface.find_form(config)
 
 
 @pytest.mark.parametrize(
@@ -62,6 +71,9 @@ def test_every_combinator_has_a_template_or_is_refused_by_name():
     ({"residual": {"name": "gate", "options": {"depth": 1}}}, r"'depth' is not an option of comb"),
     ({"residual": {"name": "gate", "options": {"kappa": "x"}}}, r"kappa"),
     ({"num_layers": 1 << 40}, r"num_layers"),
+    ({"rope_frequencies": [[1.0, 0.0101]]}, r"rope_frequencies=\[\[1.0, 0.0101\]\] differs"),
+    ({"rope_frequencies": [[1.0]]}, r"rope_frequencies=\[\[1.0\]\] differs"),
+    ({"mup": {"base_width": 0, "base_depth": 4}}, r"resjax_config.mup.base_depth is not known to"),
     ({"parallel": True}, r"sites=\['attention', 'mlp'\] differs from \['parallel'\]"),
     ({"windows": [3, 5]}, r"config.model.windows=\(3, 5\) has several sizes, there one"),
   ],
@@ -74,6 +86,24 @@ def test_settings_that_no_export_writes_are_refused(changes, message):
   with pytest.raises(ValueError, match=message) as caught:
     remote_code.read_settings(values, "config.json")
   assert "config.json" in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_what_another_machine_rounds_otherwise_is_read():
+  """Powers in float32 differ by a few ulp between processors."""
+  config = decoders.config("llama", "gate")
+  values = remote_code.settings(config)
+  first, second = values["rope_frequencies"][0]
+  values["rope_frequencies"] = [[first, second * (1 + 4e-7)]]
+  assert remote_code.read_settings(values, "config.json") == config
+
+
+def test_settings_of_a_newer_version_are_refused():
+  values = remote_code.settings(decoders.config("llama", "gate"))
+  values["resjax_config"]["attention_sinks"] = 4
+  with pytest.raises(
+    ValueError, match=r"resjax_config\.attention_sinks is not known to this version"
+  ):
+    remote_code.read_settings(values, "config.json")
 
 
 def test_templates_know_every_option():
