@@ -8,6 +8,8 @@ transformers runs with trust_remote_code=True; --with_code gives it to any model
 The command runs in one process, whose host or devices must hold the whole model.
 """
 
+import math
+
 from absl import flags
 
 import resjax
@@ -34,6 +36,8 @@ def main() -> None:
   """Writes the folder, and prints the architecture that it has."""
   if _CHECKPOINT.value is None or _OUT.value is None:
     raise ValueError("give both, for example --checkpoint=runs/tiny --out=exported/tiny")
+  if not math.isfinite(_SHARD_GB.value):
+    raise ValueError(f"--shard_gb={_SHARD_GB.value} must be a finite number, for example 5")
   processes.refuse_several("launch.export")
   saved = restore.find(_CHECKPOINT.value, "--checkpoint")
   run = experiment.load(str(saved.workdir))

@@ -66,6 +66,8 @@ def damaged(trained, tmp_path_factory):
     (["--checkpoint={damaged}", "--out={damaged}"], "not an empty folder; set --out to another"),
     (["--checkpoint={damaged}", "--out=/dev/null/x"], "cannot write to /dev/null"),
     (["--checkpoint={damaged}", "--out={damaged}/new"], "damaged"),
+    (["--checkpoint=a", "--out=b", "--shard_gb=nan"], "--shard_gb=nan must be a finite number"),
+    (["--checkpoint=a", "--out=b", "--shard_gb=inf"], "--shard_gb=inf must be a finite number"),
   ],
 )
 def test_mistakes(damaged, flags, words):

@@ -232,9 +232,13 @@ def check_target(folder: str | os.PathLike, setting: str = "folder") -> pathlib.
   Messages name the `setting` that holds the folder.
 
   Raises:
-    ValueError: The folder is not empty, or cannot be written.
+    ValueError: The folder is not local, not empty, a link, or cannot be written.
   """
+  if not locations.is_local(os.fspath(folder)):
+    raise ValueError(f"{folder} is no local folder; set {setting} to one, and copy it there")
   folder = pathlib.Path(folder)
+  if folder.is_symlink():
+    raise ValueError(f"{folder} is a link; set {setting} to the folder itself")
   if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
     raise ValueError(f"{folder} exists and is not an empty folder; set {setting} to another one")
   locations.make_folder(folder.parent, setting)

@@ -189,6 +189,11 @@ def test_other_refusals(tmp_path):
   with pytest.raises(ValueError, match="exists and is not an empty folder; set folder to another"):
     huggingface.export(decoder, tmp_path)
   assert (tmp_path / "kept").read_text() == "mine"
+  (tmp_path / "link").symlink_to(tmp_path / "nothing")
+  with pytest.raises(ValueError, match="link is a link; set folder to the folder itself"):
+    huggingface.export(decoder, tmp_path / "link")
+  with pytest.raises(ValueError, match="^gs://bucket/out is no local folder; set folder to one"):
+    huggingface.export(decoder, "gs://bucket/out")
 
 
 def test_what_vllm_would_compute_wrongly_is_refused():
