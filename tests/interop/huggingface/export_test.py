@@ -192,7 +192,7 @@ def test_other_refusals(tmp_path):
   (tmp_path / "link").symlink_to(tmp_path / "nothing")
   with pytest.raises(ValueError, match="link is a link; set folder to the folder itself"):
     huggingface.export(decoder, tmp_path / "link")
-  with pytest.raises(ValueError, match="^gs://bucket/out is no local folder; set folder to one"):
+  with pytest.raises(ValueError, match=r"^gs://bucket/out is no local folder; set folder to one"):
     huggingface.export(decoder, "gs://bucket/out")
 
 
