@@ -122,6 +122,17 @@ def test_beams_take_their_past_with_them(exported, model):
   assert (cached == not_cached).all()
 
 
+def test_a_static_cache(exported, model):
+  """For which `generate` makes the masks; the second row has padding on the left."""
+  prompt = rows(2, 7)
+  mask = torch.ones_like(prompt)
+  mask[1, :3] = 0
+  options = {"max_new_tokens": 12, "do_sample": False, "pad_token_id": 0, "attention_mask": mask}
+  want = model.generate(prompt, **options)
+  options |= {"cache_implementation": "static", "disable_compile": True}
+  assert (model.generate(prompt, **options) == want).all()
+
+
 def test_embeddings_in_place_of_tokens_and_fewer_logits(exported, model):
   tokens = rows()
   want = run(model, tokens)
