@@ -12,6 +12,7 @@ page names what agreed, what did not, and what the export refused and why.
 """
 
 import json
+import shutil
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -54,13 +55,19 @@ def main() -> None:
       raise ValueError(f"--only={name}: no such system; there are {', '.join(systems)}")
   if _PYTHON.value is None:
     raise ValueError("give the Python of an environment with vLLM: --python=ENV/bin/python")
+  if shutil.which(_PYTHON.value) is None:
+    raise ValueError(
+      f"--python={_PYTHON.value} is no program; give ENV/bin/python, with vLLM in ENV"
+    )
+  page = Path(_PAGE.value)
+  page.parent.mkdir(parents=True, exist_ok=True)
   rows, versions = [], {"jax": jax.__version__}
   for name in _ONLY.value or systems:
     cell, used = _serve(systems[name])
     versions |= used
     rows.append(f"| `{name}` | {cell} |")
     print(rows[-1], flush=True)
-  Path(_PAGE.value).write_text(_page(rows, versions))
+  page.write_text(_page(rows, versions))
 
 
 def _serve(overrides: Mapping[str, Any]) -> tuple[str, dict[str, str]]:
