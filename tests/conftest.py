@@ -46,26 +46,31 @@ def pytest_xdist_auto_num_workers(config):
 def bounded_memory():
   """Drops compiled programs after a test when the process has grown to 2 GB, or by 1 GB since then.
 
-  Every program holds more than a megabyte, and parts of the address space, of which a process has
-  no more than 65,530: without this the compiler would crash in a module of a thousand programs. To
-  drop them after every module would have the next one compile them again.
+  Every program holds more than a megabyte. To drop them after every module would have the next one
+  compile them again. They also hold mappings, of which a process may have 65,530: with more the
+  compiler crashes, and a module of a thousand programs has them before it has its gigabytes.
   """
   yield
-  if "jax" not in sys.modules or not _STATM.exists():
+  if "jax" not in sys.modules or not _PROCESS.exists():
     return
-  if _resident() > _allowed[0]:
+  _allowed["tests"] -= 1
+  mappings = 0
+  if _allowed["tests"] == 0:  # to count them takes time
+    _allowed["tests"] = 20
+    mappings = (_PROCESS / "maps").read_bytes().count(b"\n")
+  if _resident() > _allowed["bytes"] or mappings > 30_000:
     sys.modules["jax"].clear_caches()
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)  # without it the freed memory stays with the process
-    _allowed[0] = max(_allowed[0], _resident() + 1_000_000_000)
+    _allowed["bytes"] = max(_allowed["bytes"], _resident() + 1_000_000_000)
 
 
-_STATM = pathlib.Path("/proc/self/statm")  # of Linux alone, as `malloc_trim` is
-_allowed = [2_000_000_000]  # bytes that the process may hold
+_PROCESS = pathlib.Path("/proc/self")  # of Linux alone, as `malloc_trim` is
+_allowed = {"bytes": 2_000_000_000, "tests": 20}  # what it may hold, tests until mappings count
 
 
 def _resident():
-  return int(_STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+  return int((_PROCESS / "statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 @pytest.fixture(scope="session")
