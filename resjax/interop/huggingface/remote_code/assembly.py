@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import hashlib
 import importlib.resources
 import re
 from collections.abc import Collection, Mapping
@@ -91,6 +92,8 @@ def files(name: str, parts: Collection[str] = ()) -> dict[str, str]:
   texts = [configuration, _module(residual, branches, decoder)]
   if texts[1].count("\n") > _LONGEST:
     texts[1:] = _module(residual, decoder, beside=branches), _module(branches, title=_BRANCHES)
+  digest = hashlib.sha256("".join(texts[1:]).encode()).hexdigest()[:16]
+  texts[0] = texts[0].replace("DIGEST_", digest)
   return {
     f"{file}.py": _filled(text, name) for file, text in zip(modules(name), texts, strict=False)
   }

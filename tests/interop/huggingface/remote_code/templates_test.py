@@ -42,6 +42,14 @@ def test_the_files_are_short_and_pass_ruff(tmp_path):
     assert done.returncode == 0, done.stdout.decode() + done.stderr.decode()
 
 
+def test_other_code_has_other_classes_of_settings():
+  """By which transformers tells apart the models of one process."""
+  texts = [remote_code.files("attn_res", parts) for parts in ((), ("views",), ("parallel",))]
+  for a, b in itertools.combinations(texts, 2):
+    assert a["modeling_resjax_attn_res.py"] != b["modeling_resjax_attn_res.py"]
+    assert a["configuration_resjax_attn_res.py"] != b["configuration_resjax_attn_res.py"]
+
+
 def test_every_combinator_has_a_template():
   assert set(remote_code.names()) == set(combinators.names())
   for name in combinators.names():
