@@ -15,7 +15,8 @@ FORBIDDEN = {"tensorflow", "torch", "transformers", "tokamax", "sklearn", "stats
 
 # Times published kernels beside those of resjax; imports nothing of theirs before it runs them.
 # Benchmarks whose other side is torch.
-TORCH_ARMS = {ROOT / "launch/bench/kernels/torch_arms.py", ROOT / "launch/bench/prefill.py"}
+_TORCH_ARMS = "kernels/torch_arms.py", "prefill.py", "exported.py"
+TORCH_ARMS = {ROOT / "launch/bench" / name for name in _TORCH_ARMS}
 
 # Part of resjax -> the other parts that it may import.
 ALLOWED = {
