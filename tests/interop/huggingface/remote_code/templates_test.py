@@ -166,7 +166,7 @@ def declared(config):
   settings, known = types.SimpleNamespace(**remote_code.settings(config)), {}
   files = remote_code.files(name, remote_code.parts(config))
   defaults = files[f"configuration_resjax_{name}.py"]
-  exec(defaults[defaults.index("DEFAULTS") : defaults.index("class ")], known)
+  exec(defaults[defaults.index("DEFAULTS") : defaults.index("\nclass ")], known)
   code = files[f"modeling_resjax_{name}.py"]
   last = "class RMSNorm" if "class RMSNorm" in code else "class DecoderLayer"
   code = code[code.index("\n\n\n") : code.index(last)]
