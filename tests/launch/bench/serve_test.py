@@ -26,7 +26,7 @@ def test_the_page_lies_in_a_folder_that_is_made(tmp_path, monkeypatch):
   [
     ({"python": "/nothing"}, "--python=/nothing is no program"),
     ({"python": None}, "give the Python of an environment with vLLM"),
-    ({"python": sys.executable, "only": ["gates"]}, "--only=gates: no such system"),
+    ({"python": sys.executable, "only": ["gates"]}, "--systems=gates: no such system"),
   ],
 )
 def test_mistakes(given, words, monkeypatch):
