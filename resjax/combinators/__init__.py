@@ -27,9 +27,12 @@ from resjax.combinators.mhc import MHC as MHC
 from resjax.combinators.mhc import MHCLite as MHCLite
 from resjax.combinators.muddformer import MUDDFormer as MUDDFormer
 from resjax.combinators.multi_gate import MultiGate as MultiGate
+from resjax.combinators.outside import section as section
 from resjax.combinators.pre_norm import PreNorm as PreNorm
 from resjax.combinators.registry import build as build
 from resjax.combinators.registry import get as get
+from resjax.combinators.registry import load as load
+from resjax.combinators.registry import missing_section as missing_section
 from resjax.combinators.registry import names as names
 from resjax.combinators.registry import options as options
 from resjax.combinators.registry import register as register

@@ -77,6 +77,8 @@ class Combinator(nnx.Module):
       False returns an output that is normalised already.
     branch_init_gain: a factor by which the model multiplies the initial value, output and MLP
       kernels of its branches. Post-norm systems choose it by depth.
+    scaled_init: whether the model does so, which it says itself (`build` takes it as an argument,
+      `resjax.models.residual_stream.branch_init` sets it). See `check_scaled_init`.
     equals_standard_at_init: whether a fresh combinator computes what `standard` computes, up to
       the eps of norms, in a model where every branch begins with a scale-free norm.
     needs_pre_norms: whether that fails in a model whose branches read what no norm has touched
@@ -120,6 +122,7 @@ class Combinator(nnx.Module):
     self.num_layers = num_layers
     self.d_model = d_model
     self.sites = tuple(sites)
+    self.scaled_init = False
     self.layout = Layout() if layout is None else layout
 
   def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -128,7 +131,7 @@ class Combinator(nnx.Module):
     found: dict[str, inspect.Parameter] = {}
     for base in cls.__mro__:
       if "__init__" in vars(base):
-        _, *own = inspect.signature(vars(base)["__init__"]).parameters.values()
+        _, *own = _signature(vars(base)["__init__"]).parameters.values()
         named = [parameter for parameter in own if parameter.kind is not parameter.VAR_KEYWORD]
         found |= {parameter.name: parameter for parameter in named if parameter.name not in found}
         if named == own:  # nothing is passed on
@@ -266,6 +269,19 @@ class Combinator(nnx.Module):
     """
     return {}
 
+  def check_scaled_init(self) -> None:
+    """Raises a ValueError where branches must start scaled, and the model does not say they do.
+
+    A combinator whose `branch_init_gain` is not 1 calls it in `init`.
+    """
+    if self.branch_init_gain != 1 and not self.scaled_init:
+      norms = "" if self.pre_norm else ", leave out norms before branches (pre_norm is False)"
+      raise ValueError(
+        f"{type(self).__name__} starts branches {self.branch_init_gain:.3g} times as large; "
+        f"multiply their value, output and MLP kernels by its branch_init_gain{norms}, and then "
+        "say so: combinator.scaled_init = True"
+      )
+
   def num_parameters(self) -> int:
     """Returns the number of parameters, see `resjax.combinators.costs`."""
     return costs.num_parameters(self)
@@ -295,6 +311,14 @@ class Combinator(nnx.Module):
     """Returns parameter[layer]; a parameter with one row already belongs to that layer."""
     value = parameter[...]
     return value[0] if value.shape[0] == 1 else value[layer]
+
+
+def _signature(function: Any) -> inspect.Signature:
+  """Returns a signature whose annotations are types, also where a module writes them as texts."""
+  try:
+    return inspect.signature(function, eval_str=True)
+  except NameError:  # one of them is imported for type checkers alone
+    return inspect.signature(function)
 
 
 def check_option(name: str, value: Any, ok: bool, allowed: str) -> None:

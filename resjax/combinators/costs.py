@@ -89,6 +89,7 @@ def _trace(
 ) -> core.ClosedJaxpr:
   def run(params: Sequence[Array], x: Array, out: Array) -> Any:
     made: Any = nnx.merge(graphdef, jax.tree.unflatten(treedef, params))
+    made.scaled_init = True  # nobody learns from what is counted
     made.layout = Layout()  # one token does not divide over the devices of a mesh
     if hasattr(made, "implementation"):
       made.implementation = "reference"

@@ -5,7 +5,7 @@ from typing import Any
 import jax.numpy as jnp
 from flax import nnx
 
-from resjax.combinators.base import Layer, Views, check_option
+from resjax.combinators.base import Layer, TokenContext, Views, check_option
 from resjax.combinators.numerics import recomputed, standardized
 from resjax.combinators.standard import Standard
 from resjax.typing import Array, wide_dtype
@@ -46,6 +46,15 @@ class DeepNorm(Standard):
     per_site = (self.num_layers, len(self.sites), self.d_model)
     self.norm_scale = nnx.Param(jnp.ones(per_site))
     self.norm_bias = nnx.Param(jnp.zeros(per_site))
+
+  def init(self, x: Array, tokens: TokenContext | None = None) -> Array:
+    """See `Combinator.init`.
+
+    Raises:
+      ValueError: the model does not say that it scales its branches.
+    """
+    self.check_scaled_init()
+    return super().init(x, tokens)
 
   def write(
     self, state: Array, layer: Layer, site: str, out: Array, *,

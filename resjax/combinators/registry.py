@@ -2,11 +2,12 @@
 
 import difflib
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from flax import nnx
 
+from resjax.combinators import outside
 from resjax.combinators.attenuation import Attenuation
 from resjax.combinators.attn_res import AttnRes, BlockAttnRes
 from resjax.combinators.base import SIZES, Combinator
@@ -90,8 +91,7 @@ def register(name: str) -> Callable[[Class], Class]:
   def add(cls: Class) -> Class:
     if not (isinstance(name, str) and name.isidentifier()):
       raise ValueError(f"{name!r} cannot name a combinator; allowed: a Python identifier")
-    if not (isinstance(cls, type) and issubclass(cls, Combinator)):
-      raise ValueError(f"{cls!r} cannot be registered; allowed: subclasses of Combinator")
+    outside.check_class(cls, name)
     known = _REGISTRY.get(name)
     if known and (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
       raise ValueError(
@@ -104,22 +104,74 @@ def register(name: str) -> Callable[[Class], Class]:
   return add
 
 
+def load(name: str) -> type[Combinator]:
+  """Returns the class of a name; for `module:Class` it imports the module, which runs its code.
+
+  `get`, `build` and records of runs then know the class by this name. Give it names of your own
+  alone, and none that was read from a file.
+
+  Raises:
+    ValueError: there is no such combinator, or it cannot be imported.
+  """
+  if name not in _REGISTRY and outside.is_import(name):
+    cls, key = outside.import_class(name), outside.section(name)
+    if key in names():
+      raise ValueError(
+        f"the class of {name!r} has the name of the combinator {key!r}, whose options lie in "
+        f"config.model.residual.{key}; rename the class"
+      )
+    _REGISTRY[name] = cls
+  return get(name)
+
+
 def names() -> tuple[str, ...]:
-  """Returns the names of all combinators."""
-  return tuple(_REGISTRY)
+  """Returns the names of all combinators, also those that installed packages declare.
+
+  Nothing is imported for it.
+  """
+  return tuple(dict.fromkeys((*_REGISTRY, *outside.installed())))
 
 
 def get(name: str) -> type[Combinator]:
-  """Returns the class that is registered under a name.
+  """Returns the class that is registered, or declared by an installed package, under a name.
+
+  The module of a name `module:Class` is not imported: the name may come from somebody's file.
 
   Raises:
-    ValueError: there is no such combinator.
+    ValueError: there is no such combinator, or its package cannot be imported.
   """
-  if name not in _REGISTRY:
-    near = difflib.get_close_matches(name, _REGISTRY, 1)
+  if name in _REGISTRY:
+    return _REGISTRY[name]
+  if outside.is_import(name):
+    raise ValueError(
+      f"{name!r} names code, which is not imported because a file names it; if you trust it, give "
+      f"--import={name}, or call resjax.combinators.load({name!r}) in Python"
+    )
+  if name not in outside.installed():
+    near = difflib.get_close_matches(name, names(), 1)
     hint = f"did you mean {near[0]!r}? " if near else ""
-    raise ValueError(f"{name!r} is not a combinator; {hint}registered: {', '.join(_REGISTRY)}")
-  return _REGISTRY[name]
+    raise ValueError(
+      f"{name!r} is not a combinator; {hint}registered: {', '.join(names())}; one of your own is "
+      "named module:Class"
+    )
+  cls = outside.load_entry_point(name)
+  return _REGISTRY.setdefault(name, cls)  # its module may have registered it
+
+
+def missing_section(residual: Mapping[str, Any], name: str) -> dict[str, dict[str, Any]]:
+  """Returns the section that a config lacks for a system from outside, by its name, or nothing.
+
+  It is for the user's own config, as it loads the class (see `load`).
+
+  Args:
+    residual: config.model.residual.
+    name: the system that it chooses.
+
+  Raises:
+    ValueError: there is no such combinator, or it cannot be imported.
+  """
+  key = outside.section(name)
+  return {} if key in residual else {key: outside.settings(load(name))}
 
 
 def options(name: str) -> dict[str, Any]:
@@ -130,12 +182,14 @@ def options(name: str) -> dict[str, Any]:
 
 def build(
   name: str,
+  /,
   *,
   num_layers: int,
   d_model: int,
   sites: tuple[str, ...] = ("attention", "mlp"),
   layout: Layout | None = None,
   rngs: nnx.Rngs,
+  scaled_init: bool = False,
   **kwargs: Any,
 ) -> Combinator:
   """Returns a fresh combinator.
@@ -147,6 +201,7 @@ def build(
     sites: the names of the sites of a layer, in order.
     layout: mesh and sharding rules, for combinators that run kernels; the default is one device.
     rngs: the source of initial values, for combinators that draw any.
+    scaled_init: see `Combinator.scaled_init`.
     **kwargs: the combinator's own options, see `options(name)`.
 
   Raises:
@@ -155,8 +210,10 @@ def build(
   cls: Any = get(name)
   for key in kwargs:
     if key not in options(name):
+      near = difflib.get_close_matches(key, options(name), 1)
+      hint = f"did you mean {near[0]!r}? " if near else ""
       allowed = ", ".join(options(name)) or "none"
-      raise ValueError(f"{key!r} is not an option of combinator {name!r}; allowed: {allowed}")
+      raise ValueError(f"{key!r} is not an option of combinator {name!r}; {hint}allowed: {allowed}")
     if isinstance(kwargs[key], int) and abs(kwargs[key]) > _MOST:
       raise ValueError(f"{key}={kwargs[key]} is out of range; allowed: {-_MOST}..{_MOST}")
   sizes = {"num_layers": num_layers, "d_model": d_model, "sites": sites, "layout": layout}
@@ -166,6 +223,7 @@ def build(
     _check_types(cls, kwargs)
     raise
   _check_types(cls, kwargs)  # a class knows its ranges better, so that its own checks come first
+  made.scaled_init = scaled_init
   return made
 
 

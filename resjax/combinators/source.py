@@ -82,13 +82,19 @@ def check_used(offered: tuple[str, ...], normed: Views | None, site: str) -> Non
 
   Args:
     offered: the views that the site is given.
-    normed: the normalised views that its branch saw, or None where these are not known.
+    normed: the normalised views that its branch saw.
     site: its name.
 
   Raises:
-    ValueError: the branch leaves out a view other than x.
+    ValueError: the branch leaves out a view other than x, or it is not known which it saw.
   """
-  unused = [view for view in offered if view != "x" and normed is not None and view not in normed]
+  others = [view for view in offered if view != "x"]
+  if others and normed is None:
+    raise ValueError(
+      f"site {site!r} is given the views {', '.join(offered)}, and `write` is not told which of "
+      "them its branch used; pass normed="
+    )
+  unused = [view for view in others if normed is not None and view not in normed]
   if unused:
     raise ValueError(
       f"site {site!r} is given the views {', '.join(offered)}, and its branch leaves out "
@@ -100,6 +106,7 @@ def check_layer(layer: Layer, sources: Sources) -> None:
   """Raises a ValueError if sources cannot grow: under a trace outside of `depth.run`."""
   if not isinstance(layer, int) and sources.bank is None:
     raise ValueError(
-      f"layer={layer!r} is traced, but the sources grow from layer to layer; "
-      "loop over Python ints, or scan with resjax.models.depth.run"
+      f"layer={layer!r} is traced, but the sources grow from layer to layer; loop over Python ints "
+      "and keep them static under remat (static_argnums, where Linen counts self as 0), scan with "
+      "resjax.models.depth.run, or hand blocks a ResidualStream, which does either"
     )

@@ -81,6 +81,7 @@ class UNetSkips(EnteredStream):
 
   def _enter(self, state: DepthState, layer: Layer) -> Array:
     """Returns the stream before a layer; the reverse pass keeps the sources as they are."""
+    check_layer(layer, state.sources)
     sources, scales = state.sources, self._scales(layer)
     skip = layer - (self.num_layers - self.num_skips)
     place = self.num_layers - layer  # source i is the stream after i layers

@@ -1,10 +1,16 @@
 """Residual combinators in Flax Linen models, through `flax.nnx.bridge`."""
 
+from collections.abc import Mapping
 from typing import Any
 
-from flax import nnx
+import jax
+from flax import linen, nnx
+from flax.core import meta
 
 from resjax import combinators
+from resjax.models.residual_stream import Initializer, branch_init, run_blocks
+from resjax.models.residual_stream import ResidualStream as ResidualStream
+from resjax.typing import Array, PyTree
 
 
 def combinator(name: str, **sizes_and_options: Any) -> combinators.Combinator:
@@ -16,8 +22,9 @@ def combinator(name: str, **sizes_and_options: Any) -> combinators.Combinator:
         c = combinator("attn_res", num_layers=12, d_model=768)
         state = c.init(x)  # The rest is as in `resjax.combinators.Combinator`.
 
-  The parameters lie in the collection `params` of that module under `combinator`, and are drawn
-  with the key `params`. Call it once, in a compact method, and loop over layers in Python.
+  The parameters lie in the collection `params` of that module under `combinator`, as plain arrays,
+  and are drawn with the key `params`. Call it once, in a compact method, and loop over layers in
+  Python. A module with `setup` takes a `Residual`.
 
   Args:
     name: one of `combinators.names()`.
@@ -26,7 +33,91 @@ def combinator(name: str, **sizes_and_options: Any) -> combinators.Combinator:
   Raises:
     ValueError: The name or an option is unknown, or an option is out of range.
   """
-  lifted = nnx.bridge.to_linen(combinators.build, name, name="combinator", **sizes_and_options)
+  lifted = nnx.bridge.to_linen(
+    combinators.build, name, name="combinator", metadata_fn=None, **sizes_and_options
+  )
   # One call returns the bound combinator itself. If each read and write were a call of its own,
   # each would make the combinator anew.
   return lifted(nnx_method=lambda bound: bound)
+
+
+class Residual(linen.Module):
+  """A combinator as a Linen module: called on embeddings, it returns a `ResidualStream`.
+
+    class Model(linen.Module):
+      def setup(self):
+        self.residual = Residual("attn_res", num_layers=12, d_model=768)
+
+      def __call__(self, x):
+        x = self.residual(x)  # The rest is as in `resjax.models.residual_stream`.
+
+  Attributes:
+    kind: one of `combinators.names()`.
+    num_layers: L.
+    d_model: D.
+    sites: the names of the sites of a layer, in their order.
+    options: the combinator's own options, see `combinators.options`.
+    scaled_init: whether kernels of branches start with `branch_init`, see `combinators.build`.
+  """
+
+  kind: str
+  num_layers: int
+  d_model: int
+  sites: tuple[str, ...] = ("attention", "mlp")
+  options: Mapping[str, Any] = linen.FrozenDict()
+  scaled_init: bool = False
+
+  @linen.compact
+  def __call__(self, x: Array, tokens: combinators.TokenContext | None = None) -> ResidualStream:
+    """Returns the stream before the first site, see `ResidualStream.start`."""
+    made = combinator(self.kind, scaled_init=self.scaled_init, **self._arguments())
+    return ResidualStream.start(made, x, tokens)
+
+  def branch_init(self, init: Initializer) -> Initializer:
+    """Returns the initializer for kernels of branches, see `residual_stream.branch_init`."""
+    made = nnx.eval_shape(
+      lambda: combinators.build(self.kind, rngs=nnx.Rngs(0), scaled_init=True, **self._arguments())
+    )
+    return branch_init(made, init)
+
+  def _arguments(self) -> dict[str, Any]:
+    sizes = {"num_layers": self.num_layers, "d_model": self.d_model, "sites": tuple(self.sites)}
+    return sizes | dict(self.options)
+
+
+class Layers(linen.Module):
+  """L equal blocks that a `ResidualStream` runs through, as a scan; for what `linen.scan` does.
+
+    x = Layers(Block(config), remat="full")(x)
+
+  The parameters are those of `linen.scan(Block, variable_axes={"params": 0}, ...)`: the block's,
+  with a leading axis L. Other collections cannot be changed inside, and no key reaches the blocks.
+
+  Attributes:
+    block: a module that is called as block(stream, *context), and returns the stream after it.
+    remat: what a layer keeps for the reverse pass, see `resjax.models.depth.run`.
+    partition_name: the name of the axis L in the metadata of `linen.with_partitioning`.
+  """
+
+  block: linen.Module
+  remat: str = "none"
+  partition_name: str | None = None
+
+  @linen.compact
+  def __call__(self, stream: ResidualStream, *context: PyTree) -> ResidualStream:
+    """Returns the stream after all layers; context: arrays that all of them read."""
+    block = self.block.clone(parent=None)
+    if self.is_initializing():
+      keys = jax.random.split(self.make_rng("params"), stream.combinator.num_layers)
+      drawn = jax.vmap(lambda key: block.init(key, stream, *context)["params"])(keys)
+      for name, value in meta.add_axis(
+        drawn, 0, {meta.PARTITION_NAME: self.partition_name}
+      ).items():
+        self.put_variable("params", name, value)
+
+    def run_block(row: PyTree, stream: ResidualStream, *context: PyTree) -> ResidualStream:
+      after: Any = block.apply({"params": row}, stream, *context)
+      return after
+
+    layers = linen.unbox(self.variables["params"])
+    return run_blocks(stream, layers, run_block, *context, remat=self.remat)

@@ -25,8 +25,8 @@ from resjax.typing import Array, PyTree
 
 
 def block_loop(
-  combinator: SourceCombinator, layer: LayerStep, carried: Carried,
-  shared: PyTree, stack: Stack, context: PyTree,
+  combinator: SourceCombinator, layer: LayerStep, shared: PyTree, stack: Stack,
+  carried: Carried, context: PyTree,
 ) -> tuple[Carried, PyTree]:  # fmt: skip
   """Runs the layers, and appends sources to a bank after every depth block.
 

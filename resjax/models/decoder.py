@@ -78,27 +78,47 @@ class Decoder(nnx.Module):
 
   Args:
     config: the sizes and choices of the decoder.
+    combinator: the residual path, where it is made already; `config.residual` is then not read. It
+      must have the config's num_layers, d_model and sites (`DecoderConfig.sites`), and a layout
+      over the devices of this one: combinators.Gate(num_layers=config.num_layers,
+      d_model=config.d_model, sites=config.sites, layout=layout). Commands and records know a system
+      by name alone, see `combinators.register`. Default: the one that `config.residual` names.
     layout: the mesh and sharding rules of the activations; default: no mesh.
     rngs: the source of the initial values.
+
+  Raises:
+    ValueError: the combinator does not agree with the config.
 
   Source: GPT-2 and Llama styles; pre-norm, arXiv 2002.04745. Value residual: arXiv 2410.17897.
   """
 
-  def __init__(self, config: DecoderConfig, *, layout: Layout | None = None, rngs: nnx.Rngs):
+  def __init__(
+    self,
+    config: DecoderConfig,
+    combinator: combinators.Combinator | None = None,
+    *,
+    layout: Layout | None = None,
+    rngs: nnx.Rngs,
+  ):
     layout = Layout() if layout is None else layout
     self.config, self.layout = config, layout
     learned = config.positions == "learned"
     keys, max_positions = Keys(rngs), config.max_positions if learned else 0
     self.embed = _embedding(config, max_positions, layout, keys("embed"))
-    self.combinator = combinators.build(
-      config.residual.name,
-      num_layers=config.num_layers,
-      d_model=config.d_model,
-      sites=config.sites,
-      layout=layout,
-      rngs=keys("combinator"),
-      **config.residual.options,
-    )
+    if combinator is None:
+      combinator = combinators.build(
+        config.residual.name,
+        num_layers=config.num_layers,
+        d_model=config.d_model,
+        sites=config.sites,
+        layout=layout,
+        rngs=keys("combinator"),
+        scaled_init=True,
+        **config.residual.options,
+      )
+    else:
+      _check_agrees(config, combinator, layout)
+    self.combinator, combinator.scaled_init = combinator, True  # `Layer` multiplies by the gain
     check_norm_gate(config, self.combinator)
     self.layers = jax.vmap(
       lambda key: Layer(config, self.combinator, layout, nnx.Rngs(params=key))
@@ -292,6 +312,26 @@ class Decoder(nnx.Module):
     logits = jnp.einsum("...d,vd->...v", hidden, head, preferred_element_type=jnp.float32)
     cap = self.config.logit_softcap
     return cap * jnp.tanh(logits / cap) if cap else logits
+
+
+def _check_agrees(
+  config: DecoderConfig, combinator: combinators.Combinator, layout: Layout
+) -> None:
+  """Raises a ValueError where a combinator that is given is not for a decoder of this config."""
+  for name in ("num_layers", "d_model", "sites"):
+    own, wanted = getattr(combinator, name), getattr(config, name)
+    if own != wanted:
+      raise ValueError(f"the combinator has {name}={own!r}, the decoder {wanted!r}; make it anew")
+  if combinator.layout.mesh != layout.mesh:
+    raise ValueError(
+      f"the combinator is for the mesh {dict(combinator.layout.mesh.shape)}, the decoder for "
+      f"{dict(layout.mesh.shape)}; give both the same layout"
+    )
+  if config.mup.base_layers and type(combinator) is not combinators.Standard:
+    raise ValueError(
+      f"config.model.mup.base_layers={config.mup.base_layers} scales the branches of 'standard', "
+      f"and the combinator is a {type(combinator).__name__}; set it to 0"
+    )
 
 
 def _different(of_layers: Sequence[T]) -> tuple[tuple[T, ...], Array | None]:

@@ -158,12 +158,38 @@ def run_layers(
   Raises:
     ValueError: see `run`.
   """
+  step = partial(_layer, branch, pre_norms, collect, relay)
+  scan = over_layers(combinator, layers, step, remat=remat, unroll=unroll)
+  carried = Carried(combinator.init(x, tokens), None if relay is None else relay.first)
+  with jax.named_scope("layers"):
+    carried, found = scan(carried, context)
+  return carried.state, lax.stop_gradient(found)
+
+
+def over_layers(
+  combinator: Combinator, layers: PyTree, step: Callable[..., tuple[Carried, PyTree]], *,
+  remat: str = "none", unroll: bool = False,
+) -> Callable[[Carried, PyTree], tuple[Carried, PyTree]]:  # fmt: skip
+  """Returns a function of what the first layer is handed and of the context, which runs L layers.
+
+  It returns what the last layer hands on; and what was found in the layers, with a leading axis L.
+  The other arguments are those of `run`.
+
+  Args:
+    step: a pure function: step(graphdef, index, carried, shared, row, context) returns what the
+      next layer is handed, and a pytree of arrays that are found; see `combinator_of`.
+
+  Raises:
+    ValueError: see `run`.
+  """
   if remat not in REMAT:
-    raise ValueError(f"config.model.remat={remat!r} is not known; allowed: {', '.join(REMAT)}")
+    allowed = ", ".join(REMAT)
+    raise ValueError(f"remat={remat!r} (config.model.remat) is not known; allowed: {allowed}")
+  combinator.check_scaled_init()
   if combinator.strategy == "loop" and not unroll:
     raise ValueError(
       "the layers of this combinator differ in shape and cannot be scanned; "
-      "set config.model.depth='loop'"
+      "set config.model.depth='loop', or loop over the blocks of your own model in Python"
     )
   graphdef, *parts = nnx.split(combinator, lambda path, _: path[0] in combinator.per_layer, ...)
   rows, shared = parts
@@ -173,24 +199,26 @@ def run_layers(
       raise ValueError(
         f"a stacked parameter has {leaf.shape[0]} layers, its combinator {combinator.num_layers}"
       )
-  layer: LayerStep = partial(_layer, graphdef, branch, pre_norms, collect, relay)
+  layer: LayerStep = partial(step, graphdef)
   if remat != "none":
     # The loop numbers the layers by Python ints, which combinators may look up.
     static = (0,) if unroll else ()
     layer = jax.checkpoint(layer, policy=_POLICIES[remat], prevent_cse=False, static_argnums=static)
   strategy = loop if unroll else STRATEGIES[combinator.strategy]
-  carried = Carried(combinator.init(x, tokens), None if relay is None else relay.first)
-  with jax.named_scope("layers"):
-    carried, found = strategy(combinator, layer, carried, shared, stack, context)
-  return carried.state, lax.stop_gradient(found)
+  return partial(strategy, combinator, layer, shared, stack)
+
+
+def combinator_of(graphdef: nnx.GraphDef, shared: PyTree, row: Stack) -> Combinator:
+  """Returns the combinator with one layer's row of its `per_layer` parameters."""
+  return nnx.merge(graphdef, jax.tree.map(lambda leaf: leaf[None], row.combinator), shared)
 
 
 def _layer(
-  graphdef: nnx.GraphDef,
   branch: Branch,
   pre_norms: PreNorms | None,
   collect: Collect | None,
   relay: Relay | None,
+  graphdef: nnx.GraphDef,
   index: int | Array,
   carried: Carried,
   shared: PyTree,
@@ -200,7 +228,7 @@ def _layer(
   """Returns what layer `index` leaves for the next one, and what `collect` made of its visits."""
   state, handed = carried
   of_layer = context if relay is None else relay.give(context, handed)
-  combinator = nnx.merge(graphdef, jax.tree.map(lambda leaf: leaf[None], row.combinator), shared)
+  combinator = combinator_of(graphdef, shared, row)
   visits = []
   for site in combinator.sites:
     with jax.named_scope("depth_mixing"):

@@ -6,7 +6,7 @@ history       the state is a growing list of sources: `block_loop`, with a bank 
 depth_blocks  the same, where only the last layer of a depth block appends; what the layers
               of a block carry among them is kept once per layer, like a `carry`.
 
-Each is called as strategy(combinator, layer, carried, shared, stack, context), with
+Each is called as strategy(combinator, layer, shared, stack, carried, context), with
 layer(index, carried, shared, row of the stack, context) for one layer, and returns what the last
 layer leaves and what the layers gave besides, with a leading axis L. What layers hand on besides
 the depth state (`resjax.models.depth.Relay`) is kept once per layer.
@@ -25,8 +25,8 @@ from resjax.typing import Array, PyTree
 
 
 def loop(
-  combinator: Combinator, layer: LayerStep, carried: Carried,
-  shared: PyTree, stack: Stack, context: PyTree,
+  combinator: Combinator, layer: LayerStep, shared: PyTree, stack: Stack,
+  carried: Carried, context: PyTree,
 ) -> tuple[Carried, PyTree]:  # fmt: skip
   """Runs the layers one after another in Python, for any combinator."""
   found = []
@@ -38,8 +38,8 @@ def loop(
 
 
 def _carry(
-  combinator: Combinator, layer: LayerStep, carried: Carried,
-  shared: PyTree, stack: Stack, context: PyTree,
+  combinator: Combinator, layer: LayerStep, shared: PyTree, stack: Stack,
+  carried: Carried, context: PyTree,
 ) -> tuple[Carried, PyTree]:  # fmt: skip
   """Runs the layers in a scan that carries the state."""
 

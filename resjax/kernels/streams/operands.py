@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from resjax.sharding import Layout
 from resjax.typing import Array, PyTree, wide_dtype
@@ -105,6 +106,15 @@ def written(pending: Pending) -> Array:
     terms = [weights[first + s][..., None] * part for s, part in enumerate(parts)]
     rows.append(sum(terms[1:], terms[0]).astype(streams.dtype))
   return jnp.stack(rows)
+
+
+def in_parts(x: Array) -> tuple[Array, Array]:
+  """Returns two bfloat16 arrays, the sum of which is the float32 array x to 16 bits.
+
+  XLA may drop a conversion to bfloat16 and back, but not `reduce_precision`.
+  """
+  high = lax.reduce_precision(x, exponent_bits=8, mantissa_bits=7)
+  return high.astype(jnp.bfloat16), (x - high).astype(jnp.bfloat16)
 
 
 def all_coefficients(

@@ -80,7 +80,8 @@ def files(name: str, parts: Collection[str] = ()) -> dict[str, str]:
   Args:
     name: of the combinator.
     parts: what the layers have besides attention and MLP: `views`, `values`, `norm_gate`,
-      `short_swa`, `parallel`. Lines of the texts that end in `#: parallel` are for that part alone.
+      `short_swa`, `parallel`, several sizes of windows (`windows`), or frequencies by the length of
+      a row (`longrope`). Lines of the texts that end in `#: parallel` are for that part alone.
   """
   own, options = template(name), combinators.options(name)
   lines = [f'  "{own.setting(option)}": {_literal(options[option])},\n' for option in own.options]

@@ -4,18 +4,22 @@ import dataclasses
 import json
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
 from flax import nnx
 
 from resjax import combinators, typed_json
+from resjax.data.pretrained_tokenizer import MOST_ROWS
 from resjax.interop.huggingface.remote_code import assembly
 from resjax.models.config import DecoderConfig
 from resjax.models.layer import normed_views
 from resjax.nn.mlp import is_gated
+from resjax.nn.rope import Rope
 
 MODEL_TYPE = "resjax_"  # what the model types of such folders begin with
 _RECORD = "resjax_config"
+_Rows = Annotated[int, msgspec.Meta(ge=1, le=MOST_ROWS)]
 _ACTIVATIONS = {
   "swiglu": "silu", "geglu": "gelu_pytorch_tanh", "gelu": "gelu_pytorch_tanh", "gelu_exact": "gelu",
 }  # fmt: skip
@@ -41,11 +45,6 @@ def obstacles(config: DecoderConfig) -> list[str]:
     value = getattr(config, field.name)
     if field.name not in _KNOWN and value != field.default:
       found.append(f"config.model.{field.name}={value!r}, there {field.default!r}")
-  sizes = {size for size in config.layer_windows if size}
-  if len(sizes) > 1:
-    found.append(f"config.model.windows={config.windows!r} has several sizes, there one")
-  if any(rope.scaling.kind == "longrope" for rope in config.layer_ropes if rope is not None):
-    found.append("config.model.rope_scaling.kind='longrope', there frequencies for every length")
   return found + _residual_obstacles(config)
 
 
@@ -57,6 +56,8 @@ def parts(config: DecoderConfig) -> tuple[str, ...]:
     "values": config.value_residual != "none" or config.value_mixing != "none",
     "norm_gate": config.norm_gate.rank > 0,
     "short_swa": config.short_swa.window > 0,
+    "windows": len(set(config.layer_windows) - {0}) > 1,
+    "longrope": any(map(_short_length, _ropes(config))),
   }
   return tuple(name for name, has in there.items() if has)
 
@@ -173,10 +174,10 @@ def _norms_and_maps(config: DecoderConfig) -> dict[str, Any]:
 
 
 def _attention(config: DecoderConfig) -> dict[str, Any]:
-  ropes = [rope for rope in dict.fromkeys(config.layer_ropes) if rope is not None]
+  ropes = _ropes(config)
   return {
     "position_embedding_type": config.positions,
-    "rope_frequencies": [rope.frequencies(config.head_dim).tolist() for rope in ropes],
+    "rope_frequencies": _frequencies(config, config.head_dim),
     "rope_gains": [rope.scaling.gain() for rope in ropes],
     "layer_ropes": [None if rope is None else ropes.index(rope) for rope in config.layer_ropes],
     "layer_types": [_SLIDING if size else _FULL for size in config.layer_windows],
@@ -186,9 +187,28 @@ def _attention(config: DecoderConfig) -> dict[str, Any]:
   }
 
 
+def _ropes(config: DecoderConfig) -> list[Rope]:
+  """Returns the different rotations of the layers."""
+  return [rope for rope in dict.fromkeys(config.layer_ropes) if rope is not None]
+
+
+def _frequencies(config: DecoderConfig, width: int) -> list:
+  """Returns the angles per position of each rotation, with `longrope` in short and long rows."""
+  short = [rope.frequencies(width).tolist() for rope in _ropes(config)]
+  if not any(map(_short_length, _ropes(config))):
+    return short
+  longer = [dataclasses.replace(rope, length=_short_length(rope) + 1) for rope in _ropes(config)]
+  long = [rope.frequencies(width).tolist() for rope in longer]
+  return list(zip(short, long, strict=True))
+
+
+def _short_length(rope: Rope) -> int:
+  """Returns how many tokens a row has at most that `longrope` turns as a short one; else 0."""
+  return rope.scaling.original_max_positions if rope.scaling.kind == "longrope" else 0
+
+
 def _parts(config: DecoderConfig) -> dict[str, Any]:
   short_width = config.d_model // config.short_swa_heads
-  ropes = [rope for rope in dict.fromkeys(config.layer_ropes) if rope is not None]
   found: dict[str, dict[str, Any]] = {
     "norm_gate": {
       "norm_gate_rank": config.norm_gate.rank,
@@ -205,8 +225,10 @@ def _parts(config: DecoderConfig) -> dict[str, Any]:
       "short_swa_window": config.short_swa.window,
       "short_swa_heads": config.short_swa_heads,
       "short_swa_scaling": config.short_swa_scores.scale_for(short_width),
-      "short_swa_frequencies": [rope.frequencies(short_width).tolist() for rope in ropes],
+      "short_swa_frequencies": _frequencies(config, short_width) if config.short_swa.window else [],
     },
+    "windows": {"layer_windows": list(config.layer_windows)},
+    "longrope": {"rope_short_lengths": [_short_length(rope) for rope in _ropes(config)]},
   }
   chosen = parts(config)
   return {key: value for part in found if part in chosen for key, value in found[part].items()}
@@ -234,6 +256,7 @@ def abstract_combinator(config: DecoderConfig) -> combinators.Combinator:
       d_model=config.d_model,
       sites=config.sites,
       rngs=nnx.Rngs(0),
+      scaled_init=True,
       **config.residual.options,
     )
   )
@@ -253,6 +276,9 @@ def read_settings(values: Mapping[str, Any], where: str, dtype: str = "float32")
   given = values[_RECORD]
   record = _with_tuples(typed_json.convert(given, DecoderConfig, f"{where}: {_RECORD}"))
   _check_names(given, dataclasses.asdict(record), f"{where}: {_RECORD}")
+  # `resize_token_embeddings` of transformers changes this setting, and the tensors.
+  rows = typed_json.convert(values.get("vocab_size"), _Rows, f"{where}: vocab_size")
+  record = dataclasses.replace(record, vocab_size=rows)
   try:
     check(record)
     wanted = _as_json(_function(record)) | {"model_type": MODEL_TYPE + record.residual.name}

@@ -9,6 +9,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
+from resjax.kernels.streams.operands import in_parts
 from resjax.typing import Array
 
 
@@ -16,7 +17,7 @@ def products(streams: Array, phi: Array) -> Array:
   """Returns H_r φ_r [R, T, K] float32 of streams [R, T, D] and φ [R, D, K]."""
   if streams.dtype == jnp.float32:
     return _dot(streams, phi, 2, 1)
-  found = _dot(streams, jnp.concatenate(_in_parts(phi), axis=2), 2, 1)
+  found = _dot(streams, jnp.concatenate(in_parts(phi), axis=2), 2, 1)
   high, low = jnp.split(found, 2, axis=2)
   return high + low
 
@@ -25,7 +26,7 @@ def products_back(d: Array, phi: Array, dtype: jnp.dtype) -> Array:
   """Returns d_r φ_rᵀ [R, T, D] in `dtype`, of d [R, T, K] and φ [R, D, K]."""
   if dtype == jnp.float32:
     return _dot(d, phi, 2, 2)
-  (high, low), (phi_high, phi_low) = _in_parts(d), _in_parts(phi)
+  (high, low), (phi_high, phi_low) = in_parts(d), in_parts(phi)
   left = jnp.concatenate([high, high, low], axis=2)
   right = jnp.concatenate([phi_high, phi_low, phi_high], axis=2)
   return _dot(left, right, 2, 2, dtype)
@@ -35,7 +36,7 @@ def products_phi(streams: Array, d: Array) -> Array:
   """Returns H_rᵀ d_r [R, D, K] float32, of streams [R, T, D] and d [R, T, K]."""
   if streams.dtype == jnp.float32:
     return _dot(streams, d, 1, 1)
-  high, low = jnp.split(_dot(streams, jnp.concatenate(_in_parts(d), axis=2), 1, 1), 2, axis=2)
+  high, low = jnp.split(_dot(streams, jnp.concatenate(in_parts(d), axis=2), 1, 1), 2, axis=2)
   return high + low
 
 
@@ -45,12 +46,3 @@ def _dot(
   numbers = (((left_axis,), (right_axis,)), ((0,), (0,)))
   exact = lax.Precision.HIGHEST if left.dtype == jnp.float32 else lax.Precision.DEFAULT
   return lax.dot_general(left, right, numbers, precision=exact, preferred_element_type=dtype)
-
-
-def _in_parts(x: Array) -> tuple[Array, Array]:
-  """Returns two bfloat16 arrays, the sum of which is x to 16 bits.
-
-  XLA may drop a conversion to bfloat16 and back, but not `reduce_precision`.
-  """
-  high = lax.reduce_precision(x, exponent_bits=8, mantissa_bits=7)
-  return high.astype(jnp.bfloat16), (x - high).astype(jnp.bfloat16)

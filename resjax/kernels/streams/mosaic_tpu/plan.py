@@ -16,7 +16,7 @@ from resjax.kernels.depth_attention.mosaic_tpu.loops import (
   for_each_row_group,
 )
 from resjax.kernels.depth_attention.mosaic_tpu.tiles import LANES, ROWS
-from resjax.kernels.streams.operands import Operands, Stats
+from resjax.kernels.streams.operands import Operands, Stats, in_parts
 from resjax.typing import Array, PyTree
 
 TOKENS = LANES  # of a tile
@@ -161,12 +161,6 @@ class Plan:
     return jnp.concatenate([high, low, high], axis=1)
 
 
-def in_parts(x: Array) -> tuple[Array, Array]:
-  """Returns two bfloat16 arrays, the sum of which is x to 16 bits."""
-  high = x.astype(jnp.bfloat16)
-  return high, (x - high.astype(jnp.float32)).astype(jnp.bfloat16)
-
-
 def whole(shape: tuple[int, ...]) -> pl.BlockSpec:
   """Returns the spec of an array that stays on the chip."""
   return pl.BlockSpec(shape, lambda p, i: (0,) * len(shape))
@@ -281,7 +275,7 @@ def product_back(plan: Plan, d: Array, phi: Array) -> Array:
   """Returns φᵀ d [TOKENS, D] of d [rows, TOKENS]."""
   if not plan.split:
     return _dot(d, phi, 0, 0)
-  high, low = in_parts(d)
+  high, low = _in_parts(d)
   return _dot(jnp.concatenate([high, high, low]), phi, 0, 0)
 
 
@@ -289,8 +283,14 @@ def product_phi(plan: Plan, d: Array, stream: Array) -> Array:
   """Returns d H [rows, D] of d [rows, TOKENS], summed over tokens."""
   if not plan.split:
     return _dot(d, stream, 1, 0)
-  found = _dot(jnp.concatenate(in_parts(d)), stream, 1, 0)
+  found = _dot(jnp.concatenate(_in_parts(d)), stream, 1, 0)
   return found[: plan.rows] + found[plan.rows :]
+
+
+def _in_parts(x: Array) -> tuple[Array, Array]:
+  """Returns what `operands.in_parts` does, inside a kernel, where its operation does not exist."""
+  high = x.astype(jnp.bfloat16)
+  return high, (x - high.astype(jnp.float32)).astype(jnp.bfloat16)
 
 
 def turned(x: Array) -> Array:
