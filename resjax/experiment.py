@@ -49,6 +49,7 @@ def build(
   """
   given = config.to_dict() if isinstance(config, ConfigDict) else config
   _check_sections(given)
+  given = _with_system(given)
   _check_combinators(given["model"]["residual"])
   values = _filled(given)
   mesh = to_dataclass(MeshConfig, values["mesh"], "config.mesh")
@@ -104,14 +105,31 @@ def _check_sections(values: Mapping[str, Any]) -> None:
   ranges.check_type(values["train"]["init_from"], str, "config.train.init_from")
 
 
+def _with_system(given: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns a user's own config with the options of its combinator, which may be from outside.
+
+  Raises:
+    ValueError: there is no such combinator, or it cannot be imported.
+  """
+  model = given["model"]
+  residual = model["residual"]
+  try:
+    combinators.load(residual["name"])
+    found = combinators.missing_section(residual, residual["name"])
+  except ValueError as error:
+    raise ValueError(f"config.model.residual.name: {error}") from None
+  return {**given, "model": {**model, "residual": {**residual, **found}}}
+
+
 def _check_combinators(residual: Mapping[str, Any]) -> None:
   """Raises ValueError where a section of config.model.residual is that of no combinator here.
 
   A run may have been trained where more of them are registered.
   """
+  known = [*map(combinators.section, combinators.names())]
   for key in residual:
-    if key != "name" and key not in combinators.names():
-      near = difflib.get_close_matches(str(key), combinators.names(), 1)
+    if key != "name" and key not in known:
+      near = difflib.get_close_matches(str(key), known, 1)
       hint = f"did you mean {near[0]!r}?" if near else "no such combinator is registered"
       raise ValueError(f"config.model.residual.{key} is not a setting; {hint}")
 
@@ -213,7 +231,8 @@ def _decoder(values: Mapping[str, Any], data: DataConfig, layout: Layout) -> Dec
   values["vocab_size"] = data.tokenizer.vocab_limit
   values["max_positions"] = data.seq_len
   name = residual["name"]
-  options = _mapping(residual.get(name), f"config.model.residual.{name}")
+  section = combinators.section(name)
+  options = _mapping(residual.get(section), f"config.model.residual.{section}")
   values["residual"] = ResidualConfig(name, options)
   return to_dataclass(DecoderConfig, values, "config.model")
 
@@ -240,10 +259,10 @@ def _abstract_combinator(decoder: DecoderConfig) -> combinators.Combinator:
   arguments: dict[str, Any] = {**sizes, **decoder.residual.options}
   try:
     made: combinators.Combinator = nnx.eval_shape(
-      lambda: combinators.build(name, rngs=nnx.Rngs(0), **arguments)
+      lambda: combinators.build(name, rngs=nnx.Rngs(0), scaled_init=True, **arguments)
     )
   except ValueError as error:
-    raise ValueError(f"config.model.residual.{name}: {error}") from None
+    raise ValueError(f"config.model.residual.{combinators.section(name)}: {error}") from None
   return made
 
 

@@ -1,8 +1,25 @@
-"""Consoles that print text as it is: a name in brackets or colons is no markup and no emoji."""
+"""Consoles and tables that print text and numbers as they are: no markup, and nothing cut off."""
 
-from typing import Any, NoReturn
+import contextlib
+import io
+import os
+import re
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, Literal, NoReturn
 
-from rich.console import Console
+from rich import box
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.jupyter import JupyterMixin
+from rich.measure import Measurement
+from rich.segment import Segment
+from rich.table import Table as _RichTable
+from rich.text import Text
+
+LOG_WIDTH = 120  # columns of what is no terminal, unless $COLUMNS says otherwise
+_COLUMNS = 80
+_LEAST_NAME = 16  # columns that names keep where numbers need the rest
+_SECONDS_BETWEEN = 0.25  # two drawings of an output of a notebook
 
 
 class _Console(Console):
@@ -10,7 +27,134 @@ class _Console(Console):
     """Leaves it to the command what happens when nobody reads its output any more."""
     raise BrokenPipeError
 
+  def print(self, *objects: Any, **options: Any) -> None:
+    """Prints objects; a line that is too long goes on in the next one instead of being cut."""
+    super().print(*objects, **{"crop": False} | options)
+
+
+class Name:
+  """A name in a table, which goes on in the next line after a space, a slash or an underscore."""
+
+  def __init__(self, text: str):
+    self.text = text
+
+  def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+    longest = max(map(len, self.text.split("\n")))
+    return Measurement(min(longest, _LEAST_NAME), longest).with_maximum(options.max_width)
+
+  def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+    for line in self.lines(options.max_width):
+      yield Segment(line)
+      yield Segment.line()
+
+  def lines(self, width: int) -> list[str]:
+    """Returns the lines of the name, none of which is longer than the width."""
+    lines = [""]
+    for part in self._parts(width):
+      if lines[-1] and len(lines[-1] + part.rstrip(" ")) > width:
+        lines.append("")
+      lines[-1] += part
+    return [line.rstrip(" ") for line in lines]
+
+  def _parts(self, width: int) -> Iterator[str]:
+    """Yields what stays together: words and folders, or what is between underscores in them."""
+    for word in re.findall(r"[^ /]*[ /]|[^ /]+", self.text):
+      fits = len(word.rstrip(" ")) <= width
+      yield from [word] if fits else re.findall(rf"[^_]{{1,{width - 1}}}_?|_", word)
+
+
+class Table(_RichTable):
+  """A plain table, which is wider than the terminal where its numbers would be cut otherwise."""
+
+  def __init__(self, *, title: str | None = None, **options: Any):
+    usual: dict[str, Any] = {"box": box.SIMPLE_HEAD, "pad_edge": False, "padding": (0, 1, 0, 0)}
+    super().__init__(title=title, **usual | options)
+
+  def numbers(self, *headings: str, justify: Literal["left", "right"] = "right") -> None:
+    """Adds columns of numbers, and of words that are never folded."""
+    for heading in headings:
+      self.add_column(heading, justify=justify, no_wrap=True)
+
+  def add_row(self, *cells: RenderableType | None, **options: Any) -> None:
+    """Adds a row, in which texts of columns without `no_wrap` are names that may be folded."""
+    shown = (
+      Name(cell) if isinstance(cell, str) and not column.no_wrap else cell
+      for cell, column in zip(cells, self.columns, strict=False)
+    )
+    super().add_row(*shown, **options)
+
+  def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+    width = max(options.max_width, self._least(console, options.update(width=10_000)))
+    yield from super().__rich_console__(console, options.update(width=width))
+
+  def _least(self, console: Console, options: ConsoleOptions) -> int:
+    """Returns the width at which no number is cut, and names are folded as far as they may be."""
+    least = self.__rich_measure__(console, options).maximum
+    for column in self.columns:
+      names = [cell.text for cell in column.cells if isinstance(cell, Name)]
+      least -= max(0, max(map(len, names), default=0) - _LEAST_NAME)
+    return least
+
 
 def console(**options: Any) -> Console:
   """Returns a console of rich, with its options, that takes no text for markup."""
-  return _Console(markup=False, emoji=False, **options)
+  made = _Console(markup=False, emoji=False, **options)
+  plain = not made.is_terminal and not made.is_jupyter
+  if plain and "width" not in options and "COLUMNS" not in os.environ:
+    made.width = LOG_WIDTH
+  return made
+
+
+def say(console: Console, text: str) -> None:
+  """Prints sentences: broken between words on a terminal, as one line in pipes and logs."""
+  console.print(text, markup=False, highlight=False, soft_wrap=not console.is_terminal)
+
+
+def text_of(show: Callable[[Console], object]) -> str:
+  """Returns what a function prints on a console of 80 columns, without empty lines at its ends."""
+  shown = io.StringIO()
+  show(console(file=shown, width=_COLUMNS, force_jupyter=False, color_system=None))
+  return "\n".join(line.rstrip() for line in shown.getvalue().splitlines()).strip("\n")
+
+
+@contextlib.contextmanager
+def status(*, quiet: bool = False) -> Iterator[Callable[[str], None]]:
+  """Gives a function that shows what is being done, until the context is left.
+
+  A terminal shows it on the standard error, a notebook below the cell, and anything else nowhere.
+  """
+  shown = console(stderr=True, quiet=quiet)
+  if not shown.is_jupyter:
+    with shown.status("") as line:
+      yield lambda doing: line.update(Text(doing))
+  elif quiet:
+    yield lambda doing: None
+  else:
+    output = NotebookOutput(Text())
+    try:
+      yield lambda doing: output.refresh(Text(doing))
+    finally:
+      output.draw(Text())
+
+
+class NotebookOutput:
+  """Shows something of rich below the cell of a notebook, and draws it again where it changes.
+
+  It needs no widgets, so it also shows in notebooks that are saved and converted.
+  """
+
+  def __init__(self, shown: JupyterMixin):
+    from IPython.display import display  # a notebook has it, and nothing else needs it
+
+    self._drawn = time.monotonic()
+    self._handle = display(shown, display_id=True)
+
+  def refresh(self, shown: JupyterMixin) -> None:
+    """Draws something in its place, unless that was done a moment ago."""
+    if time.monotonic() - self._drawn >= _SECONDS_BETWEEN:
+      self.draw(shown)
+
+  def draw(self, shown: JupyterMixin) -> None:
+    """Draws something in its place."""
+    self._handle.update(shown)
+    self._drawn = time.monotonic()

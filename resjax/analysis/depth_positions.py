@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from resjax.analysis.alignment import Alignment, DepthPosition, Group, Switch
+from resjax.analysis.switch_layer import RANK_RATIO
 
 
 def places(alignment: Alignment) -> np.ndarray:
@@ -44,6 +45,34 @@ def switch_text(alignment: Alignment, switch: Switch | None) -> str:
   between = " to ".join(end.removeprefix("layer ") for end in (lower, upper))
   interval = f"{switch.level:.0%}: {between}" if alignment.num_rows > 1 else "one row: no interval"
   return f"after {at} ({interval})" if switch.is_localised else f"not localised ({interval})"
+
+
+def effect(alignment: Alignment) -> float | None:
+  """Returns how many times better the next token ranks in the end than a random one does.
+
+  It is the quotient of their geometric mean ranks after the last layer; the random token is drawn
+  by its frequency. A model that has learned nothing has about 1. None: no random token was ranked.
+  """
+  groups = next(iter(alignment.readings.values()))
+  if "shuffled" not in groups:
+    return None
+  random, found = (groups[name].metrics["next_log_rank"][-1] for name in ("shuffled", "all"))
+  times = float(np.exp(random - found))
+  return times if np.isfinite(times) else None
+
+
+def answer(alignment: Alignment) -> str:
+  """Returns where a model switches, and how much better than chance it ends, in a sentence."""
+  group = next(iter(alignment.readings.values()))["all"]
+  where, times = switch_text(alignment, group.switch), effect(alignment)
+  if group.switch is not None and group.switch.index is not None:
+    where = f"switches {where}"
+  if times is None:
+    return where
+  chance = ", which is no better than chance" if times < 1 / RANK_RATIO else ""
+  return (
+    f"{where}; in the end the next token ranks {times:.3g} times better than a random one{chance}"
+  )
 
 
 def subtitle(alignment: Alignment, group: Group) -> str:

@@ -135,14 +135,14 @@ def save(comparison: Comparison, path: Location) -> None:
   locations.write_text(path, json.dumps(content, indent=2, allow_nan=False) + "\n")
 
 
-def plot(comparison: Comparison, title: str, path: Location) -> None:
-  """Draws losses with the law, and multipliers with their intervals, into a PNG file."""
-  figure = Figure(figsize=(10, 4.2), layout="constrained")
-  left, right = figure.subplots(1, 2)
+def figure(comparison: Comparison, title: str) -> Figure:
+  """Draws losses with the law, and multipliers with their intervals."""
+  made = Figure(figsize=(10, 4.2), layout="constrained")
+  left, right = made.subplots(1, 2)
   _draw_losses(left, comparison)
   _draw_multipliers(right, comparison)
-  figure.suptitle(plots.plain(title))
-  plots.save(figure, path)
+  plots.set_title(made, title)
+  return made
 
 
 def _draw_losses(axes: Axes, comparison: Comparison) -> None:

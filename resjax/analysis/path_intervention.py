@@ -2,11 +2,13 @@
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
 from resjax import combinators
+from resjax.analysis.wrapped_path import WrappedPath, with_path
 from resjax.combinators import Combinator
 from resjax.combinators.base import Layer, TokenContext, Views
 from resjax.models.decoder import Decoder
@@ -14,14 +16,17 @@ from resjax.typing import Array, PyTree, wide_dtype
 
 # The combinators with one stream to which every site adds: x ← g(a ⊙ x + s ⊙ f), where a and s do
 # not depend on x.
-SUPPORTED = ("standard", "attenuation", "gate", "rezero", "layerscale", "deepnorm")
+STREAMS = ("standard", "attenuation", "gate", "rezero", "layerscale", "deepnorm")
+# Those with a list of sources, of which every read is a mixture.
+SOURCES = ("attn_res", "block_attn_res")
+SUPPORTED = (*STREAMS, *SOURCES)
 
 
 class AttenuatedPath(Combinator):
   """A combinator in which a site adds its output to α[layer, site] x in place of x.
 
   `standard` becomes x ← α x + f(x), which is `Attenuation` with a factor per layer and site. The
-  other combinators in `SUPPORTED` apply their own rule to the stream times α, in float32 or wider.
+  other combinators in `STREAMS` apply their own rule to the stream times α, in float32 or wider.
   What a branch reads does not change.
 
   Args:
@@ -64,6 +69,41 @@ class AttenuatedPath(Combinator):
     return self.inner.final_after(state, layer, site)
 
 
+class AttenuatedSources(WrappedPath):
+  """A combinator of `SOURCES` in which a site multiplies all that is older than its output by α.
+
+  Every source, and the running sum of a block, becomes α times itself before the output is added.
+  The norm of keys keeps the weights of reads, so that where these are uniform, as in an untrained
+  model, the function is that of `standard` with x ← α x + f(x).
+
+  Args:
+    inner: the combinator to attenuate, see `check_supported`.
+    factors: α [L, sites]; they may be traced.
+  """
+
+  def __init__(self, inner: Combinator, factors: Array):
+    super().__init__(inner)
+    self.factors = nnx.Variable(factors)
+
+  def write(
+    self, state: PyTree, layer: Layer, site: str, out: Array, *,
+    normed: Views | None = None, tape: Any = None,
+  ) -> PyTree:  # fmt: skip
+    """See `Combinator.write`."""
+    factor = self.factors[...][layer, self.sites.index(site)]
+
+    def scale(value: Any) -> Any:
+      is_state = isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jnp.floating)
+      return (factor * value.astype(wide_dtype(value))).astype(value.dtype) if is_state else value
+
+    state, tape = jax.tree.map(scale, (state, tape))
+    return self.inner.write(state, layer, site, out, normed=normed, tape=tape)
+
+  def final_after(self, state: PyTree, layer: Layer, site: str) -> Array:
+    """See `Combinator.final_after`."""
+    return self.inner.final_after(state, layer, site)
+
+
 def attenuate(decoder: Decoder, factors: Array | np.ndarray) -> Decoder:
   """Returns a decoder with the same parameters, and α [L, sites] on its residual path.
 
@@ -71,13 +111,16 @@ def attenuate(decoder: Decoder, factors: Array | np.ndarray) -> Decoder:
     ValueError: See `check_supported`.
   """
   check_supported(decoder)
+  placed = jnp.asarray(factors, jnp.float32)
   changed = nnx.merge(*nnx.split(decoder))
-  changed.combinator = AttenuatedPath(changed.combinator, jnp.asarray(factors, jnp.float32))
+  if decoder.config.residual.name in SOURCES:
+    return with_path(changed, AttenuatedSources(changed.combinator, placed))
+  changed.combinator = AttenuatedPath(changed.combinator, placed)
   return changed
 
 
 def check_supported(decoder: Decoder) -> None:
-  """Checks that the residual path of a decoder is one stream.
+  """Checks that the residual path of a decoder is one stream, or a list of sources.
 
   Raises:
     ValueError: It has several streams, or the later sites of a layer do not read what the earlier

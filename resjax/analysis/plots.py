@@ -1,22 +1,42 @@
-"""Plots of runs and of sweeps, as PNG files."""
+"""Plots of runs and of sweeps, as PNG, SVG and PDF files."""
 
 import io
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import matplotlib
+import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter
 
 from resjax import locations
 from resjax.locations import Location
+from resjax.statistics import mean_interval
 
 # The palette of Okabe and Ito, whose colours can be told apart with any colour vision.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 DASHES = ("-", "--", ":", "-.", (0, (8, 2, 1, 2, 1, 2)), (0, (1, 4)))
 
-FINAL = "validation loss at the end (bits per byte)"
+TITLE = "title"  # the gid of texts that are the title of a figure
+
+# The same figure gives the same bytes; PDF files hold their letters as text.
+_RC: Any = {"svg.hashsalt": "resjax", "svg.fonttype": "path", "pdf.fonttype": 42}
+_DPI = 200
+_UNDATED: dict[str, dict[str, Any]] = {
+  "png": {},
+  "svg": {"Date": None},
+  "pdf": {"CreationDate": None},
+}
+
+FINAL = "validation loss at the end\n(bits per byte)"
+
+# The metrics of a run that are drawn: labels and styles.
+TRAINING: Mapping[str, tuple[str, dict[str, Any]]] = {
+  "train/loss": ("training loss (nats per token)", {"color": COLOURS[0]}),
+  "validation/bits_per_byte": ("validation (bits per byte)", {"color": COLOURS[1], "marker": "o"}),
+}
 
 _SPACES = "\n\u00a0"
 
@@ -34,53 +54,65 @@ def drawable(text: str) -> str:
   return "".join(c if isinstance(c, str) else c.decode() for c in kept)
 
 
-def training_curves(records: Records, title: str, path: Location) -> None:
-  """Draws training loss and validation bits per byte over the steps of a run into a PNG file."""
-  figure = Figure(figsize=(10, 4), layout="constrained")
-  left, right = figure.subplots(1, 2)
-  _curve(left, records, "train/loss", COLOURS[0], "training loss (nats per token)")
-  _curve(
-    right, records, "validation/bits_per_byte", COLOURS[1], "validation (bits per byte)", marker="o"
-  )
-  figure.suptitle(plain(title))
-  save(figure, path)
+def training_figure(records: Records) -> Figure:
+  """Draws training loss and validation bits per byte over the steps of a run."""
+  figure = Figure(figsize=(11, 4), layout="constrained")
+  for axes, key in zip(figure.subplots(1, 2), TRAINING, strict=True):
+    _curve(axes, records, key)
+  return figure
+
+
+def curve(records: Records, key: str) -> Figure:
+  """Draws one of the metrics of `TRAINING` over the steps of a run."""
+  figure = Figure(figsize=(5, 3.8), layout="constrained")
+  _curve(figure.subplots(), records, key)
+  return figure
 
 
 def sweep_dots(
-  panels: Mapping[str, Mapping[str, float | None]], reference: str, title: str, path: Location
-) -> None:
-  """Draws results of runs as dots, one panel per kind of result, into a PNG file.
+  panels: Mapping[str, Mapping[str, Sequence[float]]], reference: str, title: str
+) -> Figure:
+  """Draws results of arms as dots, one panel per kind of result.
 
   Args:
-    panels: for each label of a panel the results of the runs by name, None for a run that has no
-      such result; all panels have the same runs.
-    reference: the name of the run whose results are marked by a line.
+    panels: for each label of a panel the results of each arm, one per seed; empty for an arm that
+      has no such result. All panels have the same arms. With several seeds a dot is their mean, and
+      a bar its 95 % interval.
+    reference: the name of the arm whose results are marked by a line.
     title: the title of the figure.
-    path: the file to write.
   """
   runs = max(map(len, panels.values()))
-  size = (2 + 3.2 * len(panels), 1.6 + 0.28 * runs)
+  letters = max((len(name) for values in panels.values() for name in values), default=0)
+  size = (0.5 + 0.09 * letters + 2.6 * len(panels), 1.2 + 0.28 * runs)
   figure = Figure(figsize=size, layout="constrained")
-  for axes, (label, values) in zip(
-    figure.subplots(1, len(panels), sharey=True), panels.items(), strict=True
-  ):
-    if values.get(reference) is not None:
-      number = f"{plain(reference)}: {values[reference]:,.6g}"
-      axes.axvline(values[reference], color=COLOURS[6], linestyle="--", label=number)
-      axes.legend(loc="lower left", bbox_to_anchor=(0, 1), frameon=False)
-    axes.plot(
-      list(values.values()),
-      [plain(name) for name in values],
-      color=COLOURS[0],
-      marker="o",
-      linestyle="",
-    )
+  every = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
+  for axes, (label, values) in zip(every, panels.items(), strict=True):
+    _dots(axes, values)
+    if values.get(reference):
+      middle = float(np.mean(values[reference]))
+      axes.axvline(middle, color=COLOURS[6], linestyle="--", zorder=0)
     axes.set_xlabel(label)
     axes.locator_params(axis="x", nbins=4)  # More labels would overlap.
+    # Labels hold whole numbers; matplotlib would write what they share, or 1e6, over the label.
+    axes.ticklabel_format(axis="x", useOffset=False)
+    if max((abs(v) for found in values.values() for v in found), default=0) >= 1000:
+      axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     axes.grid(alpha=0.3)
-  axes.invert_yaxis()
-  figure.suptitle(plain(title))
-  save(figure, path)
+  set_title(figure, title)
+  return figure
+
+
+def _dots(axes: Axes, values: Mapping[str, Sequence[float]]) -> None:
+  """Draws the mean of each arm's values, with its interval if there are several values."""
+  axes.set_yticks(range(len(values)), [plain(name) for name in values])
+  axes.set_ylim(len(values) - 0.5, -0.5)  # the first one is at the top
+  for row, found in enumerate(values.values()):
+    if not found:
+      continue
+    mean = float(np.mean(found))
+    ends = mean_interval(found) or (mean, mean)
+    bars = [[mean - ends[0]], [ends[1] - mean]]
+    axes.errorbar(mean, row, xerr=bars, color=COLOURS[0], marker="o", capsize=3)
 
 
 def sweep_curves(
@@ -88,16 +120,14 @@ def sweep_curves(
   levels: Mapping[str, float],
   across: str,
   title: str,
-  path: Location,
-) -> None:
-  """Draws curves of bits per byte, and single runs as horizontal lines, into a PNG file.
+) -> Figure:
+  """Draws curves of bits per byte, and single runs as horizontal lines.
 
   Args:
     curves: for each label the points (x, bits per byte).
     levels: the bits per byte of the single runs, by name.
     across: the label of the horizontal axis.
     title: the title of the figure.
-    path: the file to write.
   """
   figure = Figure(figsize=(9, 5), layout="constrained")
   axes = figure.subplots()
@@ -111,21 +141,17 @@ def sweep_curves(
   figure.legend(loc="outside right upper", frameon=False)
   axes.set_ylabel(FINAL)
   axes.grid(alpha=0.3)
-  figure.suptitle(plain(title))
-  save(figure, path)
+  set_title(figure, title)
+  return figure
 
 
 def score_curves(
   panels: Mapping[str, Mapping[str, Sequence[tuple[float, float, float]]]],
-  title: str,
-  path: Location,
-) -> None:
-  """Draws scores of checkpoints over steps with bars of one standard error, into a PNG file.
+) -> Figure:
+  """Draws scores of checkpoints over steps with bars of one standard error.
 
   Args:
     panels: for each label of a panel the points (step, score, standard error) of runs by name.
-    title: the title of the figure.
-    path: the file to write.
   """
   across = min(3, len(panels))
   down = -(-len(panels) // across)
@@ -146,20 +172,49 @@ def score_curves(
     axes.set_axis_off()
   handles, names = grid[0].get_legend_handles_labels()
   figure.legend(handles, names, loc="outside lower center", frameon=False)
-  figure.suptitle(plain(title))
-  save(figure, path)
+  return figure
 
 
-def save(figure: Figure, path: Location) -> None:
-  """Writes a figure as PNG, without a display; a link at its place is replaced."""
+def set_title(figure: Figure, title: str) -> None:
+  """Writes a title above a figure, which `save` hides unless it is asked for."""
+  figure.suptitle(plain(title), gid=TITLE)
+
+
+def save(figure: Figure, path: Location, *, titles: bool = False) -> None:
+  """Writes a figure as PNG with 200 dots per inch, SVG and PDF, without a display.
+
+  Args:
+    figure: the figure; its texts with the gid `TITLE` are shown with `titles` alone.
+    path: the place of the PNG file, beside which the others stand; links there are replaced.
+    titles: whether the title is part of the figure.
+  """
+  if not titles:
+    hide_title(figure)
+  for kind in _UNDATED:
+    locations.write_bytes(path.with_suffix(f".{kind}"), render(figure, kind))
+
+
+def render(figure: Figure, kind: str) -> bytes:
+  """Returns a figure as the content of a file of a kind (png, svg or pdf), the same every time."""
   drawn = io.BytesIO()
-  FigureCanvasAgg(figure).print_png(drawn)
-  locations.write_bytes(path, drawn.getvalue())
+  with matplotlib.rc_context(_RC):
+    figure.savefig(drawn, format=kind, dpi=_DPI, metadata=_UNDATED[kind])
+  return drawn.getvalue()
 
 
-def _curve(axes: Axes, records: Records, key: str, colour: str, label: str, **style: Any) -> None:
+def hide_title(figure: Figure) -> None:
+  """Hides the title of a figure, and gives its room to the axes."""
+  titles = [text for text in figure.texts if text.get_gid() == TITLE]
+  for text in titles:
+    text.set_visible(False)
+  if titles:
+    figure.set_layout_engine("constrained", rect=(0, 0, 1, 1))
+
+
+def _curve(axes: Axes, records: Records, key: str) -> None:
   points = [(r["step"], r[key]) for r in records if r.get(key) is not None]
-  axes.plot(*zip(*points, strict=True) if points else ([], []), color=colour, **style)
+  label, style = TRAINING[key]
+  axes.plot(*zip(*points, strict=True) if points else ([], []), **style)
   axes.set_xlabel("step")
   axes.set_ylabel(label)
   axes.grid(alpha=0.3)

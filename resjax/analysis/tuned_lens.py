@@ -189,7 +189,7 @@ def load(folder: Location, model: str) -> TunedLens:
   if facts.model != model:
     raise ValueError(
       f"{folder} has a tuned lens for other parameters ({facts.model[:12]}, not {model[:12]}); "
-      "train one for this checkpoint with launch.inspect --what=lens"
+      "train one for this checkpoint with resjax inspect --what=lens"
     )
   if hashlib.sha256(content).hexdigest() != facts.digest:
     raise ValueError(f"{folder / _TENSORS} is damaged; train the lens again")

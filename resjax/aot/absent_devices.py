@@ -59,10 +59,8 @@ def describe(name: str, num_slices: int = 1) -> AbsentSlices:
       raise ValueError(f"--num_slices joins TPU slices; {name} has its nodes in its own number")
     return _describe_gpus(gpu_nodes.resolve(name))
   tpu = slices.resolve(name)
-  if importlib.util.find_spec("libtpu") is None:
-    raise ValueError(
-      f"--topology={name} needs libtpu, TPU or not; install the extra: pip install -e '.[tpu]'"
-    )
+  if missing := missing_for(name):
+    raise ValueError(f"--topology={name} needs {missing}")
   for key, value in ENVIRONMENT.items():
     os.environ.setdefault(key, value)
   jax.config.update("jax_platforms", "cpu")
@@ -80,6 +78,17 @@ def describe(name: str, num_slices: int = 1) -> AbsentSlices:
   return AbsentSlices(tpu, num_slices, tuple(devices))
 
 
+def missing_for(name: str) -> str | None:
+  """Returns what is not installed of what compiles for absent devices, and its extra, or None."""
+  if gpu_nodes.is_gpu(name):
+    missing = missing_for_gpus()
+    kind, extra = "GPU", "cuda_aot"
+  else:
+    missing = None if importlib.util.find_spec("libtpu") else "libtpu"
+    kind, extra = "TPU", "tpu"
+  return f"{missing}, {kind} or not: pip install 'resjax[{extra}]'" if missing else None
+
+
 def missing_for_gpus() -> str | None:
   """Returns what is not installed of what compiles for absent GPUs, or None."""
   missing = []
@@ -94,11 +103,8 @@ def missing_for_gpus() -> str | None:
 
 
 def _describe_gpus(gpus: GpuNodes) -> AbsentSlices:
-  if missing := missing_for_gpus():
-    raise ValueError(
-      f"--topology={gpus.name} needs {missing}, GPU or not; install the extra: "
-      "pip install -e '.[cuda_aot]'"
-    )
+  if missing := missing_for(gpus.name):
+    raise ValueError(f"--topology={gpus.name} needs {missing}")
   os.environ.setdefault("JAX_PLATFORMS", "cpu")
   jax.config.update("jax_platforms", "cpu")
   devices = topologies.get_topology_desc(

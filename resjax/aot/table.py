@@ -15,6 +15,7 @@ from resjax.aot.memory import GIB, DoesNotFitError, Memory
 from resjax.aot.parts import PARTS
 from resjax.aot.streams import Streams
 from resjax.aot.suggest_settings import Try
+from resjax.aot.verify_changes import Verified
 from resjax.hardware import compiler_options
 from resjax.runs.config import Run
 
@@ -112,6 +113,16 @@ def show_refusal(error: DoesNotFitError, changes: Sequence[str], console: Consol
   _say(f"does not fit: {error}. What to change, one after the other:", console)
   for number, change in enumerate(changes, 1):
     _say(f"  {number}. {change}", console)
+
+
+def show_verified(found: Verified, console: Console) -> None:
+  """Prints what compiling with suggested changes has shown."""
+  outcome = found.outcome
+  if isinstance(outcome, Report):
+    _say(f"compiled: it fits, in {outcome.memory.total / GIB:.2f} GiB, with", console)
+  else:
+    _say(f"compiled: it still does not fit ({outcome}) with", console)
+  _say(f"  {found.flags}", console)
 
 
 def show_try(one: Try, console: Console) -> None:

@@ -2,7 +2,6 @@
 
 import time
 
-from rich import box
 from rich.console import Console
 from rich.progress import (
   BarColumn,
@@ -12,7 +11,7 @@ from rich.progress import (
   TextColumn,
   TimeElapsedColumn,
 )
-from rich.table import Table
+from rich.table import Column
 
 from resjax import terminal
 from resjax.data import storage
@@ -27,8 +26,13 @@ def build_and_show(config: DataConfig, console: Console | None = None) -> Datase
   """Builds the data of `config` if needed, and shows the progress and the summary."""
   console = console or terminal.console()
   if console.is_terminal:
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn())
-    with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as bar:
+    columns = (
+      TextColumn("{task.description}", markup=False),
+      BarColumn(),
+      MofNCompleteColumn(table_column=Column(no_wrap=True)),
+      TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=console, transient=True) as bar:
       summary = build(config, _bar_progress(bar))
   else:
     summary = build(config, _line_progress(console))
@@ -38,16 +42,11 @@ def build_and_show(config: DataConfig, console: Console | None = None) -> Datase
 
 def show(summary: DatasetSummary, console: Console) -> None:
   """Prints counts per corpus and split, dropped documents, and where the data lie."""
-  table = Table(
-    title=f"data: rows of {summary.seq_len} tokens, vocabulary {summary.vocab_size:,}",
-    box=box.SIMPLE_HEAD,
-    pad_edge=False,
-    padding=(0, 1, 0, 0),
-  )
+  title = f"data: rows of {summary.seq_len} tokens, vocabulary {summary.vocab_size:,}"
+  table = terminal.Table(title=title)
   table.add_column("corpus")
-  table.add_column("split")
-  for heading in ("documents", "MB", "tokens", "bytes/token", "rows", "fill"):
-    table.add_column(heading, justify="right", no_wrap=True)
+  table.numbers("split", justify="left")
+  table.numbers("documents", "MB", "tokens", "bytes/token", "rows", "fill")
   for name, corpus in summary.corpora.items():
     for split, counts in corpus.splits.items():
       table.add_row(
@@ -63,9 +62,9 @@ def show(summary: DatasetSummary, console: Console) -> None:
   console.print(table)
   for name, corpus in summary.corpora.items():
     dropped = ", ".join(f"{count:,} {reason}" for reason, count in corpus.dropped.items())
-    console.print(f"{name}: dropped {dropped}; rows in {corpus.rows}", markup=False, soft_wrap=True)
+    terminal.say(console, f"{name}: dropped {dropped}; rows in {corpus.rows}")
   places = f"tokenizer {summary.tokenizer}; summary {summary.path}"
-  console.print(places, markup=False, soft_wrap=True)
+  terminal.say(console, places)
 
 
 def _bar_progress(bar: Progress) -> storage.Progress:
@@ -74,7 +73,7 @@ def _bar_progress(bar: Progress) -> storage.Progress:
 
   def show(stage: str, done: int, total: int) -> None:
     if stage not in tasks:
-      tasks[stage] = bar.add_task(stage)
+      tasks[stage] = bar.add_task(stage, total=None)  # rich's own total is 100
     bar.update(tasks[stage], completed=done, total=total or None)
 
   return show

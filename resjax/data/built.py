@@ -120,7 +120,7 @@ def find(root: str, name: str, verify: str, checked: Collection[str] = ()) -> Fa
   if reason is not None:
     raise Damaged(
       f"{folder} is {f'damaged: {reason}' if reason else 'missing'}; build it anew with "
-      "launch.build_dataset and the config of the run, or bring back a copy of config.data.root"
+      "resjax build_dataset and the config of the run, or bring back a copy of config.data.root"
     )
   return facts(folder)
 

@@ -121,7 +121,7 @@ def read(path: Path) -> StoredSummary:
     raise Damaged(str(error)) from None
   if not found.sha256:
     raise Damaged(
-      f"{path} has no sha256, as of data that were built by resjax 0.2.0 or before: launch.train "
+      f"{path} has no sha256, as of data that were built by resjax 0.2.0 or before: resjax train "
       "with the config of the run builds them anew and goes on where the rows are the same"
     )
   values = dataclasses.asdict(found)

@@ -17,7 +17,8 @@ class OptimizerConfig:
     name: adamw, or muon: Muon for the matrices of the layers and AdamW for all else.
     learning_rate: the peak of the learning rate.
     schedule: cosine, wsd or constant: what follows the warm-up.
-    warmup_steps: the number of steps of the linear warm-up; the last of them has the peak.
+    warmup_steps: the number of steps of the linear warm-up; the last of them has the peak. A run
+      too short for them takes as many as it has room for, see `schedules.warmup_steps`.
     decay_fraction: the share of all steps that the final decay of wsd takes.
     final_fraction: the learning rate of the last step of cosine and wsd, as a share of the peak.
     b1: the decay rate of Adam's mean of gradients.

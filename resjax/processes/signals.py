@@ -4,6 +4,7 @@ import contextlib
 import os
 import signal
 import sys
+import threading
 from collections.abc import Iterator
 from typing import NoReturn
 
@@ -89,10 +90,14 @@ def stop_on_request() -> Iterator[StopRequest]:
 
 @contextlib.contextmanager
 def _handlers(handlers: dict) -> Iterator[None]:
-  """Sets signal handlers in this context, by number."""
+  """Sets signal handlers in this context, by number; signals reach the main thread alone."""
+  if threading.current_thread() is not threading.main_thread():
+    yield
+    return
   before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
   try:
     yield
   finally:
     for number, handler in before.items():
-      signal.signal(number, handler)
+      # None: it was not set from Python, which cannot set it again.
+      signal.signal(number, signal.SIG_DFL if handler is None else handler)

@@ -5,8 +5,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from rich import box
-from rich.table import Table
+from resjax import terminal
 
 # A process is in one of these phases at a time; the rest of its time counts as `other`.
 PHASES = ("init", "compile", "restore", "input", "dispatch", "device", "eval", "save", "log")
@@ -105,23 +104,42 @@ class Ledger:
     found = {f"goodput/{row}": round(seconds, 6) for row, seconds in self.rows().items()}
     return {**found, _TIME: round(self._wall(), 3)}
 
-  def table(self) -> Table:
+  def table(self) -> terminal.Table:
     """Returns the account as a table of seconds and of their share of the whole."""
-    rows = self.rows()
-    total = sum(rows.values())
-    table = Table(title="where the time went", box=box.SIMPLE_HEAD, show_footer=True)
+    account = shares(self.rows())
+    total = sum(seconds for _, seconds, _ in account)
+    table = terminal.Table(title="where the time went", show_footer=True)
     table.add_column("", footer="total")
-    table.add_column("seconds", footer=f"{total:,.1f}", justify="right")
-    table.add_column("share", footer="100.0%", justify="right")
-    for row, (meaning, _) in _ROWS.items():
-      if rows[row] > 0:
-        table.add_row(meaning, f"{rows[row]:,.1f}", f"{rows[row] / total:.1%}")
+    table.add_column("seconds", footer=f"{total:,.1f}", justify="right", no_wrap=True)
+    table.add_column("share", footer="100.0%", justify="right", no_wrap=True)
+    for meaning, seconds, share in account:
+      table.add_row(meaning, f"{seconds:,.1f}", f"{share:.1%}")
     return table
 
   def _charge(self) -> None:
     now = self._clock()
     self._phases[self._stack[-1]] += now - self._since
     self._since = now
+
+
+def shares(rows: Mapping[str, float]) -> list[tuple[str, float, float]]:
+  """Returns what the rows of an account mean, with their seconds and their share of the whole.
+
+  Args:
+    rows: the seconds of each row, as `Ledger.rows` returns them; rows without time are left out.
+  """
+  total = sum(rows.values())
+  return [
+    (meaning, rows[row], rows[row] / total)
+    for row, (meaning, _) in _ROWS.items()
+    if rows.get(row, 0) > 0
+  ]
+
+
+def recorded(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+  """Returns the rows of the last account in the records of a run; empty if there is none."""
+  known = [record for record in records if _TIME in record]
+  return {row: known[-1].get(f"goodput/{row}", 0.0) for row in _ROWS} if known else {}
 
 
 def carried(
@@ -143,7 +161,7 @@ def carried(
     return {}
   last = known[-1]
   kept = [r for r in known if resume_step is not None and r["step"] <= resume_step]
-  rows = {row: last.get(f"goodput/{row}", 0.0) for row in _ROWS}
+  rows = recorded(known)
   for row in _REPEATED:
     repeated = rows[row] - (kept[-1].get(f"goodput/{row}", 0.0) if kept else 0.0)
     rows[row] -= repeated

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import jax
 import msgspec
 
-from resjax import locations, redaction, typed_json
+from resjax import combinators, locations, redaction, typed_json
 from resjax.checkpoint.identity import RunId
 from resjax.data.summary import DatasetSummary
 from resjax.locations import Location
@@ -270,7 +270,7 @@ def model_identity(decoder: DecoderConfig) -> dict[str, Any]:
   residual = model.pop("residual")
   model["residual.name"] = residual["name"]
   for key, value in residual["options"].items():
-    model[f"residual.{residual['name']}.{key}"] = value
+    model[f"residual.{combinators.section(residual['name'])}.{key}"] = value
   for key in (*_FREE_MODEL_FIELDS, "vocab_size", "max_positions"):  # the data decide the last two
     del model[key]
   for field in dataclasses.fields(decoder):

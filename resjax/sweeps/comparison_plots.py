@@ -1,34 +1,32 @@
-"""The comparison of a sweep as PNG files."""
+"""The comparison of a sweep as figures."""
 
 from collections.abc import Sequence
 
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter
 
 from resjax.analysis import plots
-from resjax.locations import Location
 from resjax.statistics import mean_interval
 from resjax.sweeps.comparison import Comparison, Row
 from resjax.sweeps.results import Result
 
 
-def differences(comparison: Comparison, title: str, folder: Location) -> Location | None:
-  """Draws paired differences with their 95 % intervals into differences.png.
+def differences(comparison: Comparison, title: str) -> Figure | None:
+  """Draws paired differences with their 95 % intervals.
 
   Single seeds are dots, the margin is shaded, and contrasts that were not planned are hollow.
 
   Args:
     comparison: what the sweep shows.
     title: the title of the figure.
-    folder: the folder of the file.
 
   Returns:
-    The path of the file; None if there is no difference.
+    The figure; None if there is no difference.
   """
   rows = [row for row in (*comparison.planned, *comparison.afterwards) if row.difference]
   if not rows:
     return None
-  path = folder / "differences.png"
   figure = Figure(figsize=(8.5, 1.9 + 0.42 * len(rows)), layout="constrained")
   axes = figure.subplots()
   planned = len([row for row in comparison.planned if row.difference])
@@ -62,13 +60,12 @@ def differences(comparison: Comparison, title: str, folder: Location) -> Locatio
   axes.set_xlabel(f"difference in {comparison.metric} ({comparison.better} is better)")
   axes.grid(axis="x", alpha=0.3)
   figure.legend(loc="outside lower center", ncols=2, frameon=False)
-  figure.suptitle(plots.plain(title))
-  plots.save(figure, path)
-  return path
+  plots.set_title(figure, title)
+  return figure
 
 
-def curves(results: Sequence[Result], metric: str, title: str, folder: Location) -> Location | None:
-  """Draws the metric of every arm over tokens, with 95 % intervals, into curves.png.
+def curves(results: Sequence[Result], metric: str, title: str) -> Figure | None:
+  """Draws the metric of every arm over tokens, with bands of 95 % intervals.
 
   Intervals are those of each arm's own mean. What seeds shift alike does not show in them, so that
   differences may be certain where intervals overlap.
@@ -77,10 +74,9 @@ def curves(results: Sequence[Result], metric: str, title: str, folder: Location)
     results: the results of the runs.
     metric: the name of the metric.
     title: the title of the figure.
-    folder: the folder of the file.
 
   Returns:
-    The path of the file; None if there is no evaluation.
+    The figure; None if there is no evaluation.
   """
   arms: dict[str, dict[int, list[float]]] = {}
   for result in results:
@@ -90,7 +86,6 @@ def curves(results: Sequence[Result], metric: str, title: str, folder: Location)
   arms = {arm: points for arm, points in arms.items() if points}
   if not arms:
     return None
-  path = folder / "curves.png"
   figure = Figure(figsize=(9, 5), layout="constrained")
   axes = figure.subplots()
   for i, (arm, points) in enumerate(arms.items()):
@@ -106,15 +101,14 @@ def curves(results: Sequence[Result], metric: str, title: str, folder: Location)
       linestyle=plots.DASHES[i % len(plots.DASHES)],
       label=plots.plain(arm),
     )
-    errors = np.abs(np.array(bounds).T - means)
-    axes.errorbar(seen, means, errors, linestyle="", color=colour, capsize=3, alpha=0.7)
+    axes.fill_between(seen, *np.array(bounds).T, color=colour, alpha=0.15, linewidth=0)
   axes.set_xlabel("tokens")
+  axes.xaxis.set_major_formatter(EngFormatter(sep=""))
   axes.set_ylabel(f"{metric}\nmean and 95 % interval over seeds")
   axes.grid(alpha=0.3)
   figure.legend(loc="outside right upper", frameon=False)
-  figure.suptitle(plots.plain(title))
-  plots.save(figure, path)
-  return path
+  plots.set_title(figure, title)
+  return figure
 
 
 def _label(row: Row) -> str:

@@ -2,10 +2,9 @@
 
 from collections.abc import Sequence
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
+from resjax import terminal
 from resjax.statistics import Difference
 from resjax.sweeps.comparison import Arm, Comparison, Row
 from resjax.sweeps.plan import Plan
@@ -35,7 +34,7 @@ def show_plan(plan: Plan, effects: tuple[float, float] | None, console: Console)
     )
   else:
     lines.append(_effects(effects, "can be seen"))
-  console.print("\n".join(lines), soft_wrap=True)
+  terminal.say(console, "\n".join(lines))
 
 
 def _contrasts(plan: Plan) -> str:
@@ -45,7 +44,7 @@ def _contrasts(plan: Plan) -> str:
 def show(comparison: Comparison, console: Console) -> None:
   """Prints what a sweep shows: the planned contrasts, the others, and deviations from the plan."""
   for reason in comparison.exploratory:
-    console.print(f"exploratory: {reason}", soft_wrap=True)
+    terminal.say(console, f"exploratory: {reason}")
   _block(f"planned contrasts in {comparison.metric}", comparison.planned, comparison, console)
   if comparison.afterwards:
     title = "found afterwards, to be tested on new seeds"
@@ -53,14 +52,14 @@ def show(comparison: Comparison, console: Console) -> None:
   _costs(comparison, console)
   for arm, values in comparison.tuned.items():
     found = ", ".join(f"{name}={value:g}" for name, value in values.items())
-    console.print(f"tuned: {arm} {found}", soft_wrap=True)
+    terminal.say(console, f"tuned: {arm} {found}")
   for line in comparison.deviations:
-    console.print(f"deviation: {line}", soft_wrap=True)
+    terminal.say(console, f"deviation: {line}")
   if comparison.deviation is not None:
     text = f"pooled standard deviation of a paired difference: {comparison.deviation:.3g}"
-    console.print(text, soft_wrap=True)
+    terminal.say(console, text)
   if comparison.detectable:
-    console.print(_effects(comparison.detectable, "could have been seen"), soft_wrap=True)
+    terminal.say(console, _effects(comparison.detectable, "could have been seen"))
 
 
 def _effects(effects: tuple[float, float], words: str) -> str:
@@ -77,7 +76,7 @@ def _block(title: str, rows: Sequence[Row], comparison: Comparison, console: Con
   console.print(f"\n{title}; Δ: less {references[0] if len(references) == 1 else 'the reference'}")
   headings = ("n", "mean", "Δ", "95 % interval", "p Holm")
   table = _table(headings)
-  table.add_column("verdict", no_wrap=True)
+  table.numbers("verdict", justify="left")
   for name in references:
     table.add_row(name, *_reached(comparison.arms[name]))
   for row in rows:
@@ -101,11 +100,10 @@ def _costs(comparison: Comparison, console: Console) -> None:
   console.print(table)
 
 
-def _table(headings: Sequence[str]) -> Table:
-  table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-  table.add_column("arm", overflow="fold")
-  for heading in headings:
-    table.add_column(heading, justify="right", no_wrap=True)
+def _table(headings: Sequence[str]) -> terminal.Table:
+  table = terminal.Table()
+  table.add_column("arm")
+  table.numbers(*headings)
   return table
 
 
@@ -119,6 +117,17 @@ def _found(row: Row) -> list[str]:
   if d is None:
     return ["", "", "", row.verdict]
   return [f"{d.mean:+.4f}", _interval(d), _p_value(d), row.verdict]
+
+
+def in_words(row: Row, metric: str) -> str:
+  """Returns what was found about a contrast, in a sentence without its names."""
+  d = row.difference
+  if d is None:
+    return row.verdict
+  interval, p = _interval(d), _p_value(d)
+  sure = f" (95%: {interval})" if interval else ""
+  tested = f", p {p if p.startswith('<') else f'= {p}'}" if p else ""
+  return f"{row.verdict}, {d.mean:+.4f} in {metric}{sure}{tested}, {len(d.seeds)}\u00a0seeds"
 
 
 def _interval(difference: Difference) -> str:

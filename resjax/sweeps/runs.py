@@ -8,8 +8,10 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from resjax import locations
+from resjax import combinators, locations
 
+_OPTIONS = "model.residual."
+_SYSTEM = f"{_OPTIONS}name"
 _ARM = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
@@ -89,19 +91,40 @@ def make_run(
   Raises:
     ValueError: an override has the wrong type, or there is no setting of that name.
   """
+  config = config.copy_and_resolve_references()
+  no_system = _add_system(config, overrides.get(_SYSTEM))
   settings = list(_settings(config.to_dict()))
   for key in overrides:
+    if key not in settings and no_system and key.startswith(_OPTIONS):
+      raise ValueError(f"run {arm!r}: {no_system}")
     if key not in settings:
       near = difflib.get_close_matches(key, settings, 1)
       hint = f"; did you mean {near[0]!r}?" if near else ""
       raise ValueError(f"run {arm!r}: {key!r} is not a setting{hint}")
-  config = config.copy_and_resolve_references()
   try:
     config.update_from_flattened_dict(overrides)
   except TypeError as error:
     raise ValueError(f"run {arm!r}: {error}") from None
   config.workdir = str(locations.path(config.workdir, "config.workdir") / name)
   return SweepRun(name, arm, seed, overrides, config)
+
+
+def _add_system(config: ConfigDict, name: Any) -> str:
+  """Adds the options of a combinator from outside, whose name an override gives, to a config.
+
+  Returns:
+    Why there are none, or nothing. A run without options says so itself when it is built.
+  """
+  if not isinstance(name, str):
+    return ""
+  residual = config.model.residual
+  try:
+    found = combinators.missing_section(residual, name)
+  except ValueError as error:
+    return str(error)
+  with residual.unlocked():
+    residual.update(found)
+  return ""
 
 
 def _settings(values: Mapping[str, Any], prefix: str = "") -> Iterable[str]:

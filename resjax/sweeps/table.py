@@ -7,34 +7,33 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from rich import box
+from matplotlib.figure import Figure
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
-from resjax import locations
+from resjax import locations, terminal
 from resjax.analysis import plots
 from resjax.combinators import FAMILIES
 from resjax.locations import Location
 from resjax.sweeps.comparison import Comparison
-from resjax.sweeps.results import DONE, Result
+from resjax.sweeps.results import DONE, Result, mean_of_seeds
 
 # The panels of the plot: the label and the attribute of `Result` that it shows.
 _PANELS = {
   plots.FINAL: "bits_per_byte",
   "parameters": "num_parameters",
   "tokens per second": "tokens_per_second",
-  "depth state (bytes per token)": "state_bytes_per_token",
+  "depth state\n(bytes per token)": "state_bytes_per_token",
 }
+_OF_SEEDS = ("bits_per_byte", "tokens_per_second")  # the others are the same for all seeds
 
 
 def show(results: Sequence[Result], console: Console) -> None:
   """Prints the table of a sweep, whose first run is the reference."""
-  table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-  table.add_column("run", overflow="fold")
-  for heading in ("params", "loss", "bpb", "Δ", "tok/s", "state", "step"):
-    table.add_column(heading, justify="right", no_wrap=True)
-  table.add_column("status", no_wrap=True)
+  table = terminal.Table()
+  table.add_column("run")
+  table.numbers("params", "loss", "bpb", "Δ", "tok/s", "state", "step")
+  table.numbers("status", justify="left")
   for r in _by_family(results, table):
     table.add_row(
       r.name,
@@ -48,15 +47,14 @@ def show(results: Sequence[Result], console: Console) -> None:
       r.status,
     )
   console.print(table)
-  console.print(
+  terminal.say(
+    console,
     "loss: nats per token, bpb: bits per byte, of the validation split; "
     f"Δ: bits per byte above {results[0].name}; state: bytes of depth state per token",
-    markup=False,
-    soft_wrap=True,
   )
 
 
-def _by_family(results: Sequence[Result], table: Table) -> Iterator[Result]:
+def _by_family(results: Sequence[Result], table: terminal.Table) -> Iterator[Result]:
   """Yields results by family; between them the table gets headings if there are several."""
   families = [family for family in FAMILIES if family in {r.family for r in results}]
   for family in families:
@@ -70,7 +68,7 @@ def show_errors(results: Sequence[Result], console: Console) -> None:
   """Prints why runs failed."""
   for r in results:
     if r.error is not None:
-      console.print(f"{r.name} failed: {r.error}", markup=False, soft_wrap=True)
+      terminal.say(console, f"{r.name} failed: {r.error}")
 
 
 def _number(value: float | None, form: str) -> str:
@@ -79,7 +77,7 @@ def _number(value: float | None, form: str) -> str:
 
 def save(
   results: Sequence[Result], folder: Location, comparison: Comparison | None = None
-) -> list[Location | None]:
+) -> list[Location]:
   """Writes results.json and results.csv into a folder, and returns their paths.
 
   Args:
@@ -106,34 +104,41 @@ def save(
   return [as_json, as_csv]
 
 
-def plot(
-  results: Sequence[Result], curves: tuple[str, str] | None, title: str, folder: Location
-) -> Location | None:
-  """Draws all finished runs into sweep.png, and returns its path, or None if no run is finished.
+def figure(results: Sequence[Result], curves: tuple[str, str] | None, title: str) -> Figure | None:
+  """Draws all finished runs; returns None if no run is finished.
 
-  The plot shows bits per byte over a setting, or the results and costs of each run as dots.
+  The figure shows bits per byte over a setting, or the results and costs of each arm as dots: with
+  seeds their means and 95 % intervals.
 
   Args:
     results: the results of the sweep, the reference first.
     curves: the setting of the horizontal axis and the setting that tells curves apart; runs that do
       not override both become horizontal lines. None draws dots.
-    title: the title of the plot.
-    folder: the folder of the file.
+    title: the title of the figure.
   """
   done = [r for r in results if r.status == DONE]
-  path = folder / "sweep.png"
   if not done:
     return None
   if curves is None:
-    panels = {label: {r.name: getattr(r, key) for r in done} for label, key in _PANELS.items()}
-    plots.sweep_dots(panels, results[0].name, title, path)
-  else:
-    on_curves = [r for r in done if all(key in r.overrides for key in curves)]
-    free = [r for r in done if r not in on_curves]
-    levels = {r.name: r.bits_per_byte for r in free if r.bits_per_byte is not None}
-    across = curves[0].rpartition(".")[2]
-    plots.sweep_curves(_lines(on_curves, *curves), levels, across, title, path)
-  return path
+    return plots.sweep_dots(_panels(done), results[0].arm, title)
+  done = [r for r in mean_of_seeds(results) if r.status == DONE]
+  on_curves = [r for r in done if all(key in r.overrides for key in curves)]
+  free = [r for r in done if r not in on_curves]
+  levels = {r.name: r.bits_per_byte for r in free if r.bits_per_byte is not None}
+  across = curves[0].rpartition(".")[2]
+  return plots.sweep_curves(_lines(on_curves, *curves), levels, across, title)
+
+
+def _panels(done: Sequence[Result]) -> dict[str, dict[str, list[float]]]:
+  """Returns what the panels show: for each arm a result of each of its seeds, or one cost."""
+  panels: dict[str, dict[str, list[float]]] = {}
+  for label, key in _PANELS.items():
+    arms = panels.setdefault(label, {})
+    for r in done:
+      value, found = getattr(r, key), arms.setdefault(r.arm, [])
+      if value is not None and (key in _OF_SEEDS or not found):
+        found.append(value)
+  return panels
 
 
 def _lines(results: Sequence[Result], across: str, between: str) -> dict[str, list[Any]]:

@@ -10,13 +10,14 @@ from rich.console import Console
 from rich.table import Table
 
 from resjax import terminal
+from resjax.data import source_check
 from resjax.runs.config import Run
 from resjax.train import program, run_tables
 from resjax.typing import PyTree
 
 
 def dry_run(run: Run, console: Console | None = None) -> None:
-  """Prints settings, parameters with shardings, costs, bytes per device and rows per process.
+  """Prints settings, parameters with shardings, costs, bytes per device, rows, and sources of data.
 
   The vocabulary is the largest that the tokenizer may have. Nothing is written, built or compiled.
   """
@@ -27,6 +28,7 @@ def dry_run(run: Run, console: Console | None = None) -> None:
   run_tables.show_model(planned.model, run, run_tables.model_costs(planned.model, run), console)
   run_tables.show_compiler_options(run, console)
   _show_step(run, planned, console)
+  _show_sources(run, console)
 
 
 def settings(resolved: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -100,7 +102,7 @@ def _show_step(run: Run, planned: program.Program, console: Console) -> None:
   mesh = run.layout.mesh
   shape = " × ".join(f"{axis} {size}" for axis, size in mesh.shape.items())
   lines = [
-    f"{mesh.size} devices: {shape}; activations and temporaries come on top, launch.aot tells them",
+    f"{mesh.size} devices: {shape}; activations and temporaries come on top, resjax aot tells them",
     f"{flops / 1e12:,.3f} TFLOP per step of {tokens:,} tokens, "
     f"{flops / mesh.size / 1e12:,.3f} per device",
     f"vocabulary {run.decoder.vocab_size:,}" + _vocabulary_note(run),
@@ -109,6 +111,15 @@ def _show_step(run: Run, planned: program.Program, console: Console) -> None:
     rows = ", ".join(f"{first}..{end - 1}" for first, end in ranges)
     lines.append(f"process {process}: rows {rows} of the first {run.train.batch_size}")
   console.print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)
+
+
+def _show_sources(run: Run, console: Console) -> None:
+  """Prints what is known of each corpus, and warns of those without which training would fail."""
+  for found in source_check.check(run.data):
+    verdict = {True: "", None: "not checked: ", False: "WARNING: training would fail: "}[found.ok]
+    line = f"{found.what}: {verdict}{found.text}"
+    style = "bold yellow" if found.ok is False else None
+    console.print(line, markup=False, highlight=False, soft_wrap=True, style=style)
 
 
 def _vocabulary_note(run: Run) -> str:

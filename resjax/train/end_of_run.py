@@ -3,6 +3,7 @@
 import jax
 from rich.console import Console
 
+from resjax import locations
 from resjax.locations import Location
 from resjax.records.metrics_log import FILE_NAME, read_metrics
 from resjax.runs import workdir
@@ -10,11 +11,14 @@ from resjax.runs.config import Run
 from resjax.runs.sample import sample_text
 from resjax.train import run_tables
 from resjax.train.evaluate import SPLIT
+from resjax.train.result import TrainingResult
 from resjax.train.trainer import Trainer
 
+SAMPLE = "sample.txt"  # the text that the model wrote when it was done
 
-def finish(trainer: Trainer, console: Console) -> None:
-  """Prints the result of a run, its alignment, a sample, and where its files are."""
+
+def finish(trainer: Trainer, console: Console) -> TrainingResult:
+  """Prints the result of a run, its alignment, a sample, and where its files are; returns it."""
   run, folder = trainer.run, workdir.place(trainer.run.workdir)
   figures = _show_records(run, folder, console) if jax.process_index() == 0 else []
   num_tokens = min(run.train.sample_tokens, run.data.seq_len - 1)  # a row begins with one token
@@ -29,24 +33,30 @@ def finish(trainer: Trainer, console: Console) -> None:
       temperature=0.8,
       seed=run.seed,
     )
-    console.print("sample (temperature 0.8):")
+    console.print("sample (temperature 0.8):", highlight=False)
     console.print(text, markup=False, highlight=False, soft_wrap=True)
+    if jax.process_index() == 0:
+      locations.write_text(folder / SAMPLE, text)
   console.print(trainer.ledger.table())
-  newest = trainer.checkpoints.folder / str(trainer.checkpoints.latest)
+  step = trainer.checkpoints.latest
+  assert step is not None  # the last step of a run is saved
+  newest = trainer.checkpoints.folder / str(step)
   files = [("metrics", folder / FILE_NAME), *(("plot", file) for file in figures)]
   for kind, file in [*files, ("checkpoint", newest)]:
     console.print(f"{kind:12}{file}", markup=False, soft_wrap=True)
+  model = trainer.model.bind(trainer.state.params)
+  return TrainingResult(step, folder, newest, figures, model, trainer.tokenizer)
 
 
 def _show_records(run: Run, folder: Location, console: Console) -> list[Location]:
   """Prints and draws the records of a run, of earlier processes too; returns the files drawn."""
   # Drawing needs matplotlib, which nothing before the end of a run loads.
-  from resjax.analysis.plots import training_curves
+  from resjax.analysis import plots
   from resjax.analysis.report import alignment_table
 
   records = read_metrics(folder / FILE_NAME)
   plot = folder / "plots" / "training.png"
-  training_curves(records, f"{folder}  ({run.decoder.residual.name})", plot)
+  plots.save(plots.training_figure(records), plot)
   run_tables.show_result(records, console)
   found = alignment_table.alignments(records, run.workdir, SPLIT, run.decoder.sites[-1])
   if not found:

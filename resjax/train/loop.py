@@ -23,10 +23,13 @@ from resjax.runs.config import Run
 from resjax.runs.parents import Parent
 from resjax.train import common_start, program, run_tables
 from resjax.train.end_of_run import finish
+from resjax.train.result import TrainingResult
 from resjax.train.trainer import Trainer
 
 
-def train(run: Run, console: Console | None = None, profile_steps: range = range(0)) -> None:
+def train(
+  run: Run, console: Console | None = None, profile_steps: range = range(0)
+) -> TrainingResult:
   """Trains a run to its last step, from its newest checkpoint if there is one.
 
   Process 0 alone prints, and writes all files but checkpoints and profiles. `Trainer.run_steps`
@@ -36,6 +39,9 @@ def train(run: Run, console: Console | None = None, profile_steps: range = range
     run: the run to train.
     console: where to print; default: standard output.
     profile_steps: the steps to trace, see `profile.parse_steps`.
+
+  Returns:
+    The trained model, and where the files of the run are.
 
   Raises:
     Interrupted: SIGTERM or Ctrl-C came, and the step in progress was saved.
@@ -65,7 +71,7 @@ def train(run: Run, console: Console | None = None, profile_steps: range = range
         trainer = Trainer(run, program.build(run), dataset, checkpoints, origin, ledger)
         show(trainer, lineage.record(found), console)
       trainer.run_steps(stop, profile_steps)
-    finish(trainer, console)
+    return finish(trainer, console)
 
 
 def open_checkpoints(

@@ -1,6 +1,7 @@
 """Records and shows the metrics of a run while it goes on."""
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 
 import jax
 import numpy as np
@@ -122,6 +123,10 @@ class Recorder:
     with self._ledger.phase("log"):
       self._logger.log(step, record)
       self._logger.flush()
+
+  def doing(self, what: str) -> AbstractContextManager[None]:
+    """Returns the context in which the bar says what is done between steps."""
+    return self._progress.doing(what)
 
   def message(self, text: str) -> None:
     """Shows a line of text."""

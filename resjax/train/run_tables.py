@@ -3,14 +3,13 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
+from resjax import terminal
 from resjax.hardware import compiler_options
 from resjax.models.flops import training_flops_per_token
 from resjax.models.model_def import ModelDef
-from resjax.optim import parameter_rows
+from resjax.optim import parameter_rows, warmup_steps
 from resjax.runs.config import Run
 from resjax.runs.init_from import Inheritance
 from resjax.runs.parents import Parent
@@ -29,33 +28,43 @@ def model_costs(model: ModelDef, run: Run) -> dict[str, float]:
 
 def show_model(model: ModelDef, run: Run, costs: Mapping[str, float], console: Console) -> None:
   """Prints every parameter with what the optimizer does with it, and what the model costs."""
-  table = Table(title="parameters", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-  table.add_column("path", overflow="fold")
-  for heading in ("shape", "size", "update", "decay", "lr ×"):  # numbers are never cut
-    table.add_column(heading, justify="right" if heading == "size" else "left", no_wrap=True)
-  table.add_column("sharding", overflow="fold")
+  table = terminal.Table(title="parameters")
+  table.add_column("path")
+  table.numbers("shape", justify="left")
+  table.numbers("size")
+  table.numbers("update", "decay", "lr ×", justify="left")
+  split = run.layout.mesh.size > 1
+  if split:
+    table.numbers("sharding", justify="left")
   leaves = model.leaves()
   rows = parameter_rows(model.abstract, run.optim, model.decayed_combinator_paths, run.scaling)
   for row, leaf in zip(rows, leaves, strict=True):
-    decay, spec = "yes" if row.decayed else "", _spec(leaf.sharding.spec)
+    decay, spec = "yes" if row.decayed else "", [_spec(leaf.sharding.spec)] * split
     rate = f"{row.lr_multiplier * row.update_multiplier:g}"
-    table.add_row(row.path, _shape(row.shape), f"{leaf.size:,}", row.update, decay, rate, spec)
+    table.add_row(row.path, _shape(row.shape), f"{leaf.size:,}", row.update, decay, rate, *spec)
   console.print(table)
-  console.print(
+  terminal.say(
+    console,
     f"{costs['parameters']:,} parameters, {costs['combinator_parameters']:,} of them in the "
     f"combinator {run.decoder.residual.name!r}; "
     f"{costs['training_flops_per_token'] / 1e6:,.1f} MFLOP and "
     f"{costs['state_bytes_per_token']:,} bytes of depth state per token; "
     f"activations in {run.decoder.dtype}",
-    soft_wrap=True,
   )
+  asked, steps = run.optim.warmup_steps, run.train.steps
+  warmup = warmup_steps(run.optim, steps)
+  if warmup < asked:
+    terminal.say(
+      console,
+      f"warm-up: {warmup} steps, as the {asked} of config.optim.warmup_steps do not fit into "
+      f"config.train.steps={steps}",
+    )
 
 
 def show_compiler_options(run: Run, console: Console) -> None:
   """Prints the options that the steps of a run are compiled with, if there are any."""
   if run.compiler_options:
-    words = f"compiler options: {compiler_options.text(run.compiler_options)}"
-    console.print(words, markup=False, highlight=False, soft_wrap=True)
+    terminal.say(console, f"compiler options: {compiler_options.text(run.compiler_options)}")
 
 
 def show_parent(
@@ -69,7 +78,7 @@ def show_parent(
   lines.append(
     f"the function changes: {'; '.join(changes)}" if changes else "the function is the parent's"
   )
-  console.print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)
+  terminal.say(console, "\n".join(lines))
 
 
 def show_result(records: Sequence[Mapping[str, Any]], console: Console) -> None:
@@ -79,10 +88,10 @@ def show_result(records: Sequence[Mapping[str, Any]], console: Console) -> None:
     console.print("done; the record holds no evaluation")
     return
   first, last = (evaluations[i]["validation/bits_per_byte"] for i in (0, -1))
-  console.print(
+  terminal.say(
+    console,
     f"done: {evaluations[-1]['step']} steps; validation {first:.4f} -> {last:.4f} bits per byte "
     f"({last / first - 1:+.1%})",
-    soft_wrap=True,
   )
 
 

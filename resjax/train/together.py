@@ -2,7 +2,7 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -309,6 +309,12 @@ class _Part(Progress):
     """See `Progress.update`."""
     if self._leads:
       self._shown.update(step, metrics)
+
+  @contextlib.contextmanager
+  def doing(self, what: str) -> Iterator[None]:
+    """See `Progress.doing`. All runs do it at once."""
+    with self._shown.doing(what) if self._leads else contextlib.nullcontext():
+      yield
 
   def message(self, text: str) -> None:
     """See `Progress.message`."""

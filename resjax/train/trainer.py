@@ -145,7 +145,7 @@ class Trainer:
     Raises:
       Interrupted: a signal came.
     """
-    with self.ledger.phase("compile"):
+    with self.ledger.phase("compile"), recorder.doing("compiling"):
       alignment = self.run.train.alignment_every > 0
       compiled = compile_steps(program, stop, alignment=alignment)
     if compiled is None or stop.tick():

@@ -125,7 +125,7 @@ def _cell(values: Sequence[float]) -> str:
 
 
 def plot(results: Results, num_layers: int, path: Location) -> None:
-  """Draws all accuracies of a depth, seeds as dots, means with their intervals, as a PNG file."""
+  """Draws all accuracies of a depth into files: seeds as dots, and means with their intervals."""
   cells = [cell for cell in results.cells if cell.num_layers == num_layers]
   systems = [System.parse(name) for name in dict.fromkeys(cell.system for cell in cells)]
   tasks = sorted(
@@ -155,5 +155,6 @@ def plot(results: Results, num_layers: int, path: Location) -> None:
     [ceiling_line], [f"ceiling of the plain stream, {limit:.3f}"], loc="outside upper right",
     frameon=False,
   )  # fmt: skip
-  figure.suptitle(f"Depth retrieval, {num_layers} layers", x=0.02, ha="left")
+  title = f"Depth retrieval, {num_layers} layers"
+  figure.suptitle(title, x=0.02, ha="left", gid=plots.TITLE)
   plots.save(figure, path)

@@ -117,7 +117,13 @@ class System:
     options = dict(self.options)
     try:
       return combinators.build(
-        self.name, num_layers=layers, d_model=d_model, sites=(SITE,), rngs=rngs, **options
+        self.name,
+        num_layers=layers,
+        d_model=d_model,
+        sites=(SITE,),
+        rngs=rngs,
+        scaled_init=True,
+        **options,
       )
     except ValueError as error:
       raise ValueError(f"--systems={self} with {num_layers} layers: {error}") from None

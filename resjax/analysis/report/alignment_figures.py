@@ -196,7 +196,7 @@ def figure(alignment: Alignment, trajectory: Trajectory, reading: str) -> Figure
   if trajectory.control and "shuffled" in alignment.readings[reading]:
     last, control = trajectory.curves[-1], alignment.readings[reading]["shuffled"]
     y = last.value(control.metrics[last.metric])
-    chosen.append(Line("random token", x, y, _CONTROL, hollow=True))
+    chosen.append(Line("random token", x, y, _CONTROL, True, _ends(last, control)))
   panels.layer_axis(axes, depth_positions.num_layers(alignment))
   axes.set_ylabel(trajectory.unit)
   panels.draw_lines(axes, chosen, trajectory.setup)
@@ -227,7 +227,8 @@ def overlay(
   chosen = []
   for style, (alignment, group) in enumerate(zip(alignments, groups, strict=True)):
     x = depth_positions.places(alignment) / depth_positions.num_layers(alignment)
-    chosen.append(Line(alignment.model, x, curve.value(group.metrics[curve.metric]), style))
+    y, ends = curve.value(group.metrics[curve.metric]), _ends(curve, group)
+    chosen.append(Line(alignment.model, x, y, style, ends=ends))
   panels.relative_axis(axes)
   axes.set_ylabel(trajectory.unit)
   panels.draw_lines(axes, chosen, trajectory.setup)
@@ -268,10 +269,10 @@ def group_ranks(alignment: Alignment, reading: str) -> Figure:
   made, axes = panels.panel(
     "Rank of the next token by group", depth_positions.subtitle(alignment, groups["all"])
   )
-  x, chosen = depth_positions.places(alignment), []
+  x, chosen, rank = depth_positions.places(alignment), [], trajectory.curves[-1]
   for style, name in enumerate(_RANK_GROUPS):
-    y = np.exp(groups[name].metrics["next_log_rank"])
-    chosen.append(Line(_LABELS[name], x, y, style))
+    y = rank.value(groups[name].metrics[rank.metric])
+    chosen.append(Line(_LABELS[name], x, y, style, ends=_ends(rank, groups[name])))
   panels.layer_axis(axes, depth_positions.num_layers(alignment))
   axes.set_ylabel(trajectory.unit)
   panels.draw_lines(axes, chosen, trajectory.setup)

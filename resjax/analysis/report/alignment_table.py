@@ -3,10 +3,9 @@
 from collections.abc import Sequence
 
 import numpy as np
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
+from resjax import terminal
 from resjax.analysis import depth_positions, plots
 from resjax.analysis.alignment import Alignment
 from resjax.analysis.alignment_record import from_record
@@ -33,28 +32,20 @@ def show(found: Alignment, console: Console) -> None:
   group = found.readings["closed"]["all"]
   ranks = {name: np.exp(group.metrics[f"{name}_log_rank"]) for name in ("input", "next")}
   worst = max(2.0, *ranks["input"], *ranks["next"])
-  table = Table(
-    title="what the states decode to: input token i, next token n",
-    box=box.SIMPLE_HEAD,
-    pad_edge=False,
-    padding=(0, 1, 0, 0),
-  )
-  table.add_column("after", no_wrap=True)
-  for heading in ("rank i", "rank n", "p(i)", "p(n)"):
-    table.add_column(heading, justify="right", no_wrap=True)
-  table.add_column(_scale_heading(worst), no_wrap=True)
+  table = terminal.Table(title="what the states decode to: input token i, next token n")
+  table.numbers("after", justify="left")
+  table.numbers("rank i", "rank n", "p(i)", "p(n)")
+  table.numbers(_scale_heading(worst), justify="left")
   for i, name in enumerate(depth_positions.names(found.positions)):
     each = [ranks["input"][i], ranks["next"][i]]
     shares = [group.metrics[f"{name}_probability"][i] for name in ("input", "next")]
     cells = [f"{rank:,.1f}" for rank in each] + [f"{share:.3f}" for share in shares]
     table.add_row(name, *cells, _scale(each[0], each[1], worst))
   console.print(table)
-  console.print(
+  terminal.say(
+    console,
     f"rank: geometric mean over {group.num_tokens:,} tokens of the {found.corpus} split; "
     f"switch to the next token: {depth_positions.switch_text(found, group.switch)}",
-    markup=False,
-    highlight=False,
-    soft_wrap=True,
   )
 
 

@@ -1,13 +1,11 @@
 """The factors by which models multiply their stream, as tables of HTML and for the terminal."""
 
 from collections.abc import Sequence
-from html import escape
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
+from resjax import terminal
+from resjax.analysis.report import parts
 from resjax.analysis.stream_factors import StreamFactors, concentration
 
 _NOTE = (
@@ -19,10 +17,8 @@ _NOTE = (
 
 def html(factors: StreamFactors) -> str:
   """Returns a table with a row for the embedding and for every site of every layer."""
-  head = "".join(
-    f'<th scope="col">{name}</th>' for name in ("write", "α", "±", "weight", "attenuation")
-  )
-  rows = [_row("embedding", "", "", f"{factors.embedding_weight:.3f}", "")]
+  weight = f"{factors.embedding_weight:.3f}"
+  rows: list[tuple[str, ...]] = [("embedding", "", "", weight, "")]
   for layer, attenuation in enumerate(factors.attenuations):
     for number, site in enumerate(factors.sites):
       values = (
@@ -30,37 +26,31 @@ def html(factors: StreamFactors) -> str:
         for array in (factors.means, factors.deviations, factors.write_weights)
       )
       last = number == len(factors.sites) - 1
-      rows.append(_row(f"layer {layer} {site}", *values, f"{attenuation:.3f}" if last else ""))
+      rows.append((f"layer {layer} {site}", *values, f"{attenuation:.3f}" if last else ""))
   share = factors.last_share
   located = "too little attenuation to locate" if share is None else f"{share:.0%} of all"
   even = f"{1 / len(factors.means):.0%}"
+  headings = ("write", "α", "±", "weight", "attenuation")
   return (
     f'<p class="facts">{_NOTE} The last layer has {located} (even: {even}).</p>\n'
-    '<div class="scroll" tabindex="0" role="region" aria-label="Factors of the stream">'
-    f'<table class="summary"><thead><tr>{head}</tr></thead>\n<tbody>{"".join(rows)}</tbody>'
-    "</table></div>"
+    + parts.table("Factors of the stream", headings, rows)
   )
-
-
-def _row(name: str, *cells: str) -> str:
-  return f'<tr><th scope="row">{escape(name)}</th>{"".join(f"<td>{c}</td>" for c in cells)}</tr>'
 
 
 def show(found: Sequence[tuple[str, StreamFactors]], console: Console) -> None:
   """Prints where models attenuate the stream, given their names and factors; may be none."""
   if not found:
     return
-  table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+  table = terminal.Table()
   for heading in ("model", "attenuation by layer", "last layer", "weight of the embedding"):
-    table.add_column(heading, overflow="fold")
+    table.add_column(heading)
   for model, factors in found:
     shares = " ".join(f"{a:.3f}" for a in factors.attenuations)
-    table.add_row(
-      Text(model), shares, _percent(factors.last_share), f"{factors.embedding_weight:.3f}"
-    )
+    weight = f"{factors.embedding_weight:.3f}"
+    table.add_row(model, shares, _percent(factors.last_share), weight)
   console.print(table)
   if len({len(factors.means) for _, factors in found}) == 1 < len(found):
-    console.print(_in_words([factors for _, factors in found]), soft_wrap=True, highlight=False)
+    terminal.say(console, _in_words([factors for _, factors in found]))
 
 
 def _in_words(models: Sequence[StreamFactors]) -> str:

@@ -1,20 +1,13 @@
-"""Writes a report: a page of HTML without scripts or other files, PNG files, and a JSON file."""
+"""Writes a report: a page of HTML without scripts or other files, figures, and a JSON file."""
 
-import base64
-import importlib.resources
-import io
-import string
 from collections.abc import Callable, Iterable, Sequence
 from html import escape
-
-import matplotlib
-from matplotlib.backends.backend_svg import FigureCanvasSVG
-from matplotlib.figure import Figure
 
 from resjax import locations
 from resjax.analysis import depth_positions, plots
 from resjax.analysis.alignment import READINGS, Alignment
 from resjax.analysis.report import factor_table, sections
+from resjax.analysis.report import parts as html
 from resjax.analysis.report.heat_table import heat_figure, heat_table
 from resjax.analysis.report.results import Results, to_json
 from resjax.analysis.report.sections import Drawn
@@ -24,7 +17,8 @@ PAGE, PLOTS, NUMBERS = "report.html", "plots", "results.json"
 Embed = Callable[[Iterable[Drawn]], str]
 
 TITLE = "Where models switch from the input token to the next one"
-_LEAD = (
+_MEANING = (
+  '<section id="meaning"><h2>What a switch is</h2>\n'
   "<p>The final norm and the output embedding decode the state after each layer as if the layers "
   "ended there (the logit lens). Early states decode to the <em>input token</em>, late ones to the "
   "<em>next token</em>. The <em>switch</em> is the first depth position from which on the "
@@ -32,16 +26,17 @@ _LEAD = (
   "of a random token that is as frequent. Its interval comes from resampling rows of the text: if "
   "less than 95% of the resamples have a switch there is <em>no switch</em>, and if the interval "
   "covers half of the depth it is <em>not localised</em>.</p>\n"
-  f'<p>The folder <a href="{PLOTS}">{PLOTS}</a> has these figures as PNG files, and '
-  f'<a href="{NUMBERS}">{NUMBERS}</a> has all numbers.</p>'
+  f'<p>The folder <a href="{PLOTS}">{PLOTS}</a> has these figures as PNG, SVG and PDF files, and '
+  f'<a href="{NUMBERS}">{NUMBERS}</a> has all numbers.</p></section>'
 )
 
 _GREY = "A grey line in the plots marks the switch, and a band its confidence interval."
 
 
-def write(results: Sequence[Results], folder: Location) -> list[Location]:
+def write(results: Sequence[Results], folder: Location, *, titles: bool = False) -> list[Location]:
   """Writes a report into a folder, and returns the paths of its page, plots and JSON file.
 
+  The files of figures have a title with `titles` alone; on the page it stands below them.
   The page is written last and as a whole: where it exists, all that it points to is complete.
 
   Raises:
@@ -51,7 +46,7 @@ def write(results: Sequence[Results], folder: Location) -> list[Location]:
   locations.inside(folder, PLOTS, "the folder of the plots")
 
   def save(drawn: Drawn) -> None:
-    plots.save(drawn.figure, folder / PLOTS / f"{drawn.name}.png")
+    plots.save(drawn.figure, folder / PLOTS / f"{drawn.name}.png", titles=titles)
 
   locations.write_text(
     folder / NUMBERS, to_json(results)
@@ -59,9 +54,8 @@ def write(results: Sequence[Results], folder: Location) -> list[Location]:
   for number, one in enumerate(results, 1):
     if one.heat is not None:  # The page shows this one as a table.
       figure = heat_figure(one.heat, one.alignment.model)
-      plots.save(figure, folder / PLOTS / f"{number}_heat.png")
-  html = page(results, save).encode("utf-8", "backslashreplace").decode()  # names may be no UTF-8
-  locations.write_text(folder / PAGE, html)
+      plots.save(figure, folder / PLOTS / f"{number}_heat.png", titles=titles)
+  locations.write_text(folder / PAGE, page(results, save))
   return [folder / PAGE, folder / PLOTS, folder / NUMBERS]
 
 
@@ -72,10 +66,14 @@ def page(results: Sequence[Results], on_figure: Callable[[Drawn], None]) -> str:
     shown = []
     for drawn in figures:
       on_figure(drawn)
-      shown.append(_figure(drawn))
-    return f'<div class="figures">{"".join(shown)}</div>'
+      shown.append(
+        html.figure(
+          drawn.name, drawn.figure, drawn.title, drawn.caption, drawn.note, wide=drawn.wide
+        )
+      )
+    return html.figures(shown)
 
-  parts = [_summary(results)]
+  parts = [_summary(results), _MEANING]
   if len(results) > 1:
     figures = embed(sections.of_all([one.alignment for one in results]))
     note = "The axis is the relative depth. A ring on a line marks the switch of that model."
@@ -83,8 +81,10 @@ def page(results: Sequence[Results], on_figure: Callable[[Drawn], None]) -> str:
       f'<section id="all"><h2>All models</h2>\n<p class="facts">{note}</p>\n{figures}</section>'
     )
   parts += [_model(one, number, embed) for number, one in enumerate(results, 1)]
-  template = importlib.resources.files(__package__).joinpath("page.html").read_text("utf-8")
-  return string.Template(template).substitute(title=TITLE, lead=_LEAD, sections="\n".join(parts))
+  lead = "\n".join(
+    html.answer(one.alignment.model, depth_positions.answer(one.alignment)) for one in results
+  )
+  return html.fill(TITLE, lead, parts)
 
 
 def _model(one: Results, number: int, embed: Embed) -> str:
@@ -122,57 +122,30 @@ def _summary(results: Sequence[Results]) -> str:
   """Returns the table of the switches."""
   headings = (
     "model",
-    "layers",
-    "corpus",
-    "tokens",
     "switch",
+    "end: times better than random",
     "switch by what is read",
     "shuffled next",
+    "layers",
+    "tokens",
+    "corpus",
   )
-  head = "".join(f'<th scope="col">{heading}</th>' for heading in headings)
-  rows = [
+  rows = (
     f'<tr><th scope="row"><a href="#model-{number}">{escape(one.alignment.model)}</a></th>'
-    + "".join(map(_cell, _facts(one.alignment)))
+    + "".join(map(html.cell, _facts(one.alignment)))
     + "</tr>"
     for number, one in enumerate(results, 1)
-  ]
-  return (
-    '<section id="summary"><div class="scroll" tabindex="0" role="region" aria-label="Switches">'
-    f'<table class="summary"><thead><tr>{head}</tr></thead>\n<tbody>{"".join(rows)}</tbody>'
-    "</table></div></section>"
   )
+  return f'<section id="summary">{html.framed("Switches", headings, rows)}</section>'
 
 
 def _facts(alignment: Alignment) -> list[str]:
   """Returns the cells of the summary of one model, except its name."""
   closed, read = (alignment.readings.get(reading, {}) for reading in READINGS)
-  some, layers = closed or read, depth_positions.num_layers(alignment)
-  cells = [str(layers), alignment.corpus, f"{some['all'].num_tokens:,}"]
-  for group in (closed.get("all"), read.get("all"), some.get("shuffled")):
-    if group is None:
-      cells.append("not measured")
-    else:
-      cells.append(depth_positions.switch_text(alignment, group.switch))
-  return cells
-
-
-def _cell(text: str) -> str:
-  words = ' class="words"' if len(text) > 24 else ""
-  return f"<td{words}>{escape(text)}</td>"
-
-
-def _figure(drawn: Drawn) -> str:
-  kind = ' class="wide"' if drawn.wide else ""
-  words = escape(f"{drawn.title}. {drawn.caption} {drawn.note}")
-  return (
-    f'<figure{kind} id="{drawn.name}"><img alt="{words}" src="{_data(drawn.figure)}">'
-    f"<figcaption>{escape(drawn.caption)}</figcaption></figure>\n"
+  some, times = closed or read, depth_positions.effect(alignment)
+  first, *others = (
+    "not measured" if group is None else depth_positions.switch_text(alignment, group.switch)
+    for group in (closed.get("all"), read.get("all"), some.get("shuffled"))
   )
-
-
-def _data(figure: Figure) -> str:
-  """Returns a figure as a data URL, which is the same for the same figure."""
-  file = io.StringIO()
-  with matplotlib.rc_context({"svg.hashsalt": "resjax", "svg.fonttype": "path"}):
-    FigureCanvasSVG(figure).print_svg(file, metadata={"Date": None})
-  return f"data:image/svg+xml;base64,{base64.b64encode(file.getvalue().encode()).decode()}"
+  size = [str(depth_positions.num_layers(alignment)), f"{some['all'].num_tokens:,}"]
+  return [first, "" if times is None else f"{times:.3g}", *others, *size, alignment.corpus]

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 
 from resjax.analysis.alignment import Alignment, Switch
 from resjax.analysis.depth_positions import interval, places
-from resjax.analysis.plots import drawable
+from resjax.analysis.plots import TITLE, drawable
 
 SIZE = (5.0, 3.8)  # Inches; at a width of 370 pixels the letters are still legible.
 LABEL = 8.5  # Points.
@@ -64,20 +64,24 @@ class Line:
 def panel(
   title: str, subtitle: str, size: tuple[float, float] = SIZE, note: str = ""
 ) -> tuple[Figure, Axes]:
-  """Returns an empty panel of a size in inches, with a note below the subtitle."""
+  """Returns an empty panel of a size in inches, with a title at its top and a note at its foot.
+
+  The title and the subtitle are what `plots.hide_title` hides.
+  """
   characters = int(size[0] * 72 / (0.56 * LABEL))
   subtitle = subtitle.replace("n = ", "n\u00a0=\u00a0")  # Keeps it in one line.
-  header = textwrap.wrap(subtitle, characters) + textwrap.wrap(note, characters)
+  header = textwrap.wrap(subtitle, characters)
   height = (20 + 1.3 * LABEL * len(header)) / 72  # Inches.
   figure = Figure(figsize=size, dpi=150)
   figure.set_layout_engine("constrained", rect=(0, 0, 1, 1 - height / size[1]))
   # Names may hold $, so text is not parsed as formulas.
-  top: dict[str, Any] = {"x": 0.08 / size[0], "va": "top", "ha": "left", "parse_math": False}
+  left: dict[str, Any] = {"x": 0.08 / size[0], "ha": "left", "parse_math": False}
+  top: dict[str, Any] = left | {"va": "top", "gid": TITLE}
+  small: dict[str, Any] = {"fontsize": LABEL, "color": _GREY, "linespacing": 1.25}
   figure.text(y=1 - 5 / 72 / size[1], s=drawable(title), fontsize=12, fontweight="bold", **top)
-  below = 1 - 21 / 72 / size[1]
-  figure.text(
-    y=below, s=drawable("\n".join(header)), fontsize=LABEL, color=_GREY, linespacing=1.25, **top
-  )
+  figure.text(y=1 - 21 / 72 / size[1], s=drawable("\n".join(header)), **small, **top)
+  if note:
+    figure.supxlabel(drawable("\n".join(textwrap.wrap(note, characters))), **small, **left)
   axes = figure.subplots()
   axes.spines[["top", "right"]].set_visible(False)
   return figure, axes

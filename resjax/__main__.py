@@ -1,0 +1,101 @@
+"""The command `resjax`, also `python -m resjax`: runs the one of its commands that is named."""
+
+import difflib
+import runpy
+import sys
+from importlib.util import find_spec
+from typing import NoReturn
+
+from resjax import shipped
+from resjax._version import __version__
+from resjax.shipped import completion
+
+COMMANDS = {
+  "train": {
+    "train": "train what a config describes",
+    "sweep": "train several models and compare them",
+    "train_together": "train runs that differ in seeds or rates in one program",
+    "build_dataset": "build the tokenized data of a config",
+  },
+  "look at trained models": {
+    "analyze": "at which depth a model switches to the next token",
+    "inspect": "tuned lens, parts of a logit, activation patching",
+    "intervene": "what is lost when the residual path is cut",
+    "evaluate": "perplexities and accuracies on texts and tasks",
+    "generate": "sample text",
+    "export": "write a folder that transformers and vLLM load",
+    "report": "a page of HTML about a run or a sweep",
+    "ladder": "fit a scaling law to a sweep",
+  },
+  "before a run": {
+    "aot": "compile for accelerators that are not there: memory, speed",
+    "bench": "benchmarks of kernels, steps, decoding and others",
+    "depth_retrieval": "which systems can learn to pick a layer",
+  },
+  "machines and shells": {
+    "tpu": "create Cloud TPUs, run a command on them, delete them",
+    "gke": "run a command on Google Kubernetes Engine",
+    "slurm": "submit a command to SLURM",
+    "local": "run a command in several processes of this machine",
+    "completion": "what bash or zsh reads to complete all this",
+  },
+}
+_NAMES = [name for group in COMMANDS.values() for name in group]
+
+
+def main() -> None:
+  """Runs the command that the first word names, with the words behind it, and ends the process."""
+  name, *words = sys.argv[1:] or ["--help"]
+  if name in ("-h", "-help", "--help", "help"):
+    print(_help())
+  elif name == "--version":
+    print(f"resjax {__version__}")
+  elif name == "completion":
+    _complete(words)
+  elif name not in _NAMES:
+    nearest = difflib.get_close_matches(name, _NAMES, n=1, cutoff=0.4)
+    meant = f"did you mean {nearest[0]}? " if nearest else ""
+    _fail(f"resjax has no command {name!r}; {meant}resjax --help lists all")
+  else:
+    _run(name, words)
+
+
+def _complete(words: list[str]) -> None:
+  """Prints the completion script of a shell."""
+  if {"-h", "-help", "--help"} & set(words):
+    print("source <(resjax completion bash)    completes commands, flags and configs; or zsh")
+    return
+  try:
+    print(completion.script(" ".join(words), _NAMES), end="")
+  except ValueError as error:
+    _fail(str(error))
+
+
+def _run(name: str, words: list[str]) -> None:
+  """Runs a command as `python -m launch.NAME` does in a checkout."""
+  shipped.make_importable()
+  sys.argv = ["-m", *words]  # what Python writes there at first, see launch/__init__.py
+  try:
+    runpy.run_module(f"launch.{name}", run_name="__main__", alter_sys=True)
+  except ModuleNotFoundError as error:
+    missing = (error.name or "").split(".")[0]
+    if find_spec(missing) is not None:  # it is there, and part of it is not
+      raise
+    _fail(f"resjax {name} needs {missing}, which is not installed; pip install 'resjax[train]'")
+
+
+def _help() -> str:
+  """Returns the list of all commands, for a screen of 80 columns."""
+  lines = ["usage: resjax COMMAND [FLAGS]    resjax COMMAND --help names the flags of one"]
+  for title, commands in COMMANDS.items():
+    lines += [f"{title}:", *(f"  {name:<16} {what}" for name, what in commands.items())]
+  return "\n".join(lines)
+
+
+def _fail(message: str) -> NoReturn:
+  print(f"error: {message}", file=sys.stderr)
+  sys.exit(1)
+
+
+if __name__ == "__main__":
+  main()

@@ -1,0 +1,1 @@
+"""What is done with experiments and models, by the commands and in Python alike."""

@@ -1,0 +1,194 @@
+"""Measures at which depth models switch to the next token, and writes the page about it."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+
+from resjax import terminal
+from resjax.analysis import depth_positions, stream_factors
+from resjax.analysis.heat_map import heat_map
+from resjax.analysis.measurement import measure
+from resjax.analysis.probing import ProbeConfig
+from resjax.analysis.report import factor_table, heat_table, page
+from resjax.analysis.report.results import Results
+from resjax.analysis.sensitivity import Sensitivity
+from resjax.data.eval_text import MeasuredText
+from resjax.locations import Location
+from resjax.measured_models import Subject
+
+_SHOWN = 48  # how many tokens of the data the table shows where no text is given
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Analysis:
+  """Where models switch from the input token to the next one.
+
+  Attributes:
+    results: what was measured, for each model.
+    page: the page of HTML that shows it.
+    files: the page, the folder of its figures, and the file with all numbers.
+  """
+
+  results: Sequence[Results]
+  page: Location
+  files: Sequence[Location]
+
+  def __repr__(self) -> str:
+    lines = [terminal.text_of(lambda console: show(self.results, console)), *map(str, self.files)]
+    return "\n".join(lines)
+
+
+def check_text(text: str | None) -> None:
+  """Raises ValueError if a text to show is empty."""
+  if text is not None and not text.strip():
+    raise ValueError("--text is empty; give a text of two tokens or more, or leave it out")
+
+
+def prepare(
+  models: Sequence[Subject],
+  texts: Callable[[Subject], MeasuredText],
+  text: str | None,
+  sensitivities: Sequence[Sensitivity] = (),
+) -> Sequence["Prepared"]:
+  """Returns models with what they are measured on, under names that differ.
+
+  Args:
+    models: the models.
+    texts: returns the data for a model.
+    text: the text to show token by token; None: the beginning of the data.
+    sensitivities: what `resjax intervene` has found for some of the models.
+
+  Raises:
+    ValueError: a text is too short or too long, or a sensitivity belongs to none of the models.
+  """
+  models = _named_apart(models)
+  _check_owners(sensitivities, models)
+  found = []
+  for subject in models:
+    data = texts(subject)
+    own = [one for one in sensitivities if one.model == subject.name]
+    found.append(Prepared(subject, data, shown_tokens(subject, data, text), text is None, own))
+  return found
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Prepared:
+  """A model that is about to be measured.
+
+  Attributes:
+    subject: the model.
+    data: the text that it is measured on.
+    shown: the tokens of the heat map, the token that starts documents first.
+    of_data: whether these are the beginning of the data.
+    sensitivities: what cuts of its residual path do.
+  """
+
+  subject: Subject
+  data: MeasuredText
+  shown: np.ndarray
+  of_data: bool
+  sensitivities: Sequence[Sensitivity]
+
+  def measure(self, config: ProbeConfig) -> Results:
+    """Measures the model; all processes call this together."""
+    subject, rows = self.subject, self._rows_here()
+    alignment = measure(
+      subject.decoder, **rows, model=subject.name, corpus=self.data.name, config=config
+    )
+    factors = stream_factors.measure(subject.decoder, **rows)
+    cells = heat_map(subject.decoder, self.shown, config.every)
+    source = self.data.name if self.of_data else "a text that was given"
+    heat = heat_table.in_words(cells, self.shown, subject.tokenizer, source)
+    return Results(alignment, heat, self.sensitivities, factors)
+
+  def _rows_here(self) -> dict[str, Any]:
+    """Returns the batches with the rows of this process, and the size of a whole batch."""
+    size = len(self.data.batches[0]["inputs"])
+    rows = self.subject.decoder.layout.rows(size)
+    batches = [{name: array[rows] for name, array in batch.items()} for batch in self.data.batches]
+    return {"batches": batches, "batch_size": size}
+
+
+def measure_all(
+  models: Sequence[Prepared], config: ProbeConfig, tell: Callable[[str], None]
+) -> list[Results]:
+  """Measures models one after another; `tell` is called with what is being done."""
+  found = []
+  for one in models:
+    tell(f"measuring {one.subject.name}")
+    found.append(one.measure(config))
+  return found
+
+
+def write(results: Sequence[Results], folder: Location, *, titles: bool = False) -> Analysis:
+  """Writes the page with its figures and numbers into a folder, which exists; see `page.write`."""
+  files = page.write(results, folder, titles=titles)
+  return Analysis(results, files[0], files)
+
+
+def shown_tokens(subject: Subject, data: MeasuredText, text: str | None) -> np.ndarray:
+  """Returns an end of text and the tokens of a text, or without one the first tokens of the data.
+
+  Raises:
+    ValueError: the text is too short or too long.
+  """
+  if text is None:
+    row, segments = (data.batches[0][name][0] for name in ("inputs", "segment_ids"))
+    return row[segments == segments[0]][:_SHOWN]  # from the first document alone
+  tokens = subject.tokenizer.encode_batch([text])[0]
+  if len(tokens) < 2:
+    raise ValueError(
+      f"--text={text!r} is one token of {subject.name}; give a text of two tokens or more"
+    )
+  if len(tokens) >= subject.seq_len:
+    raise ValueError(
+      f"--text is {len(tokens)} tokens of {subject.name}, whose rows have {subject.seq_len}, the "
+      "end of text before it included; give a shorter text"
+    )
+  return np.concatenate([[subject.tokenizer.eot_id], tokens])
+
+
+def show(results: Sequence[Results], console: Console) -> None:
+  """Prints after which layer each model switches."""
+  table = terminal.Table()
+  table.add_column("model")
+  table.numbers("layers", "tokens")
+  for heading in ("switch", "shuffled next"):
+    table.add_column(heading)
+  for one in results:
+    groups = next(iter(one.alignment.readings.values()))
+    switches = [
+      depth_positions.switch_text(one.alignment, groups[name].switch)
+      for name in ("all", "shuffled")
+    ]
+    layers = str(depth_positions.num_layers(one.alignment))
+    table.add_row(one.alignment.model, layers, f"{groups['all'].num_tokens:,}", *switches)
+  console.print(table)
+  for one in results:
+    words = depth_positions.answer(one.alignment)
+    terminal.say(console, f"{one.alignment.model}: {words}")
+  named = [(one.alignment.model, one.factors) for one in results if one.factors is not None]
+  factor_table.show(named, console)
+
+
+def _named_apart(models: Sequence[Subject]) -> list[Subject]:
+  """Returns the models with names that differ; equal names get numbers."""
+  found: list[Subject] = []
+  for subject in models:
+    same = sum(subject.name == other.name for other in models[: len(found)])
+    name = f"{subject.name} ({same + 1})" if same else subject.name
+    found.append(dataclasses.replace(subject, name=name))
+  return found
+
+
+def _check_owners(found: Sequence[Sensitivity], models: Sequence[Subject]) -> None:
+  names = [subject.name for subject in models]
+  for one in found:
+    if one.model not in names:
+      raise ValueError(
+        f"--sensitivity: figures of {one.model!r}, but the models are {', '.join(names)}; measure "
+        "them with resjax intervene"
+      )

@@ -1,0 +1,58 @@
+"""Where the commands and configs that come with resjax lie.
+
+They are the top-level packages `launch` and `configs`: in a checkout or an editable install folders
+of the repository, in a wheel folders of this package.
+"""
+
+import difflib
+import sys
+from pathlib import Path
+
+
+def root() -> Path:
+  """Returns the folder that holds `launch` and `configs`: this package's own, or the repository."""
+  here = Path(__file__).resolve().parent
+  return here if (here / "launch").is_dir() else here.parent.parent
+
+
+def make_importable() -> None:
+  """Puts `launch` and `configs` before all other modules, and the current folder behind all.
+
+  Each of their modules has one name then, and a user's config or combinator may lie in the folder
+  where the command runs.
+  """
+  sys.path.insert(0, str(root()))
+  if not sys.flags.safe_path and not {"", str(Path.cwd())} & set(sys.path):
+    sys.path.append(str(Path.cwd()))
+
+
+def config_names() -> list[str]:
+  """Returns the names of the shipped configs, such as `tiny` and `ablations/compare`."""
+  folder = root() / "configs"
+  files = (path for path in folder.rglob("*.py") if path.name != "__init__.py")
+  return sorted(path.relative_to(folder).with_suffix("").as_posix() for path in files)
+
+
+def config_file(name: str) -> Path:
+  """Returns the file of a config.
+
+  Args:
+    name: the name of a shipped config, or the path of a file.
+
+  Raises:
+    ValueError: there is neither; the nearest names are given.
+  """
+  if not name:
+    raise ValueError("no config; give one, for example tiny")
+  if name in config_names():
+    return root() / "configs" / f"{name}.py"
+  path = Path(name)
+  if path.is_file():
+    return path
+  if path.is_dir():
+    raise ValueError(f"{name}: is a folder, not a file")
+  wanted = name.removeprefix("configs/").removesuffix(".py")
+  nearest = difflib.get_close_matches(wanted, config_names(), n=3) or config_names()
+  raise ValueError(
+    f"{name}: no such file, and no config that comes with resjax; near it: {', '.join(nearest)}"
+  )

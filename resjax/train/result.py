@@ -1,0 +1,37 @@
+"""What a training run leaves: a model, its metrics, and the paths of its files."""
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+
+from resjax.data.tokenizer import Tokenizer
+from resjax.locations import Location
+from resjax.models.decoder import Decoder
+from resjax.records.metrics_log import FILE_NAME
+from resjax.records.metrics_table import MetricsTable, read_table
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class TrainingResult:
+  """A run that has reached its last step.
+
+  Attributes:
+    step: the number of its last step.
+    workdir: its folder.
+    checkpoint: the folder of its newest checkpoint.
+    plots: its figures, as PNG files; empty in all processes but the first.
+    model: the decoder with its parameters.
+    tokenizer: the tokenizer of its data.
+  """
+
+  step: int
+  workdir: Location
+  checkpoint: Location
+  plots: Sequence[Location]
+  model: Decoder = dataclasses.field(repr=False)
+  tokenizer: Tokenizer = dataclasses.field(repr=False)
+
+  @functools.cached_property
+  def metrics(self) -> MetricsTable:
+    """The metrics of all its steps, those of earlier processes included."""
+    return read_table(self.workdir / FILE_NAME)

@@ -1,0 +1,147 @@
+"""One page of HTML about a run: what it reached, its curve, switch, sample, time and settings."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from html import escape
+from typing import Any
+
+from resjax import locations
+from resjax.analysis import depth_positions, plots
+from resjax.analysis.alignment import Alignment
+from resjax.analysis.report import alignment_figures, alignment_table, parts
+from resjax.analysis.report.alignment_figures import TRAJECTORIES
+from resjax.locations import Location
+from resjax.records import time_ledger
+from resjax.records.metrics_log import FILE_NAME, read_metrics
+from resjax.runs import workdir
+from resjax.runs.workdir import Record
+from resjax.train.end_of_run import SAMPLE
+from resjax.train.evaluate import SPLIT
+
+_MOST_OF_SAMPLE = 1 << 20  # bytes
+_SHARED = ("workdir",)  # settings that differ between all runs
+_CURVES = (
+  ("train/loss", "Training", "Loss of the training steps that were recorded."),
+  ("validation/bits_per_byte", "Validation", "Loss of the validation split."),
+)
+_CHOICES = ("model.residual", "sharding")  # settings that have one folder for each name
+
+
+def page(folder: Location, base: Mapping[str, Any]) -> str:
+  """Returns the page of a run, finished or not.
+
+  Args:
+    folder: the folder of the run.
+    base: the settings that its own are compared with, those of configs/base.py.
+
+  Raises:
+    ValueError: the folder holds no run, or its record or its metrics are damaged.
+  """
+  record, path = workdir.read(folder), folder / FILE_NAME
+  records = read_metrics(path) if path.exists() else []
+  site = "parallel" if record.config.get("model", {}).get("parallel") else "mlp"
+  found = alignment_table.alignments(records, str(folder), SPLIT, site)
+  lead = parts.answer(str(folder), _reached(record, records))
+  if found:
+    lead += parts.answer("Switch to the next token", depth_positions.answer(found[-1]))
+  sections = [
+    parts.section("run", "The run", parts.table("The run", ("", ""), _facts(record, records))),
+    parts.section("curves", "Curves", parts.figures(_figures(records, found))),
+    *_sample(folder),
+    *_time(records),
+    _settings(record.config, base),
+  ]
+  return parts.fill(f"Run {folder.name}", lead, sections)
+
+
+def _reached(record: Record, records: Sequence[Mapping[str, Any]]) -> str:
+  """Returns how far a run came, in a sentence."""
+  steps = record.config.get("train", {}).get("steps")
+  done = records[-1]["step"] if records else 0
+  evaluations = [r for r in records if r.get("validation/bits_per_byte") is not None]
+  if not evaluations:
+    return f"step {done} of {steps}; no evaluation so far"
+  first, last = (evaluations[at]["validation/bits_per_byte"] for at in (0, -1))
+  change = f", {last / first - 1:+.1%} since the first evaluation" if len(evaluations) > 1 else ""
+  at = evaluations[-1]["step"]
+  return f"validation {last:.4f} bits per byte at step {at} of {steps}{change}"
+
+
+def _facts(record: Record, records: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
+  """Yields names and values of what a run is, as far as its record says."""
+  residual = record.config.get("model", {}).get("residual", {})
+  yield "residual system", str(residual.get("name"))
+  for name, value in (
+    ("parameters", record.costs.parameters),
+    ("training FLOPs per token", record.costs.training_flops_per_token),
+    ("depth state, bytes per token", record.costs.state_bytes_per_token),
+  ):
+    if value is not None:
+      yield name, f"{value:,.0f}"
+  speeds = sorted(r["time/tokens_per_second"] for r in records if r.get("time/tokens_per_second"))
+  if speeds:
+    yield "tokens per second, median", f"{speeds[len(speeds) // 2]:,.0f}"
+  for name in ("devices", "git", "python"):
+    value = record.environment.get(name)
+    if value:
+      yield name, ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def _figures(records: Sequence[Mapping[str, Any]], found: Sequence[Alignment]) -> Iterator[str]:
+  for key, title, caption in _CURVES:
+    yield parts.figure(key.replace("/", "_"), plots.curve(records, key), title, caption)
+  if found:
+    rank = TRAJECTORIES["rank"]
+    drawn = alignment_figures.figure(found[-1], rank, "closed")
+    yield parts.figure("rank", drawn, rank.title, rank.meaning)
+
+
+def _sample(folder: Location) -> Iterator[str]:
+  """Yields the section with the text that the model wrote, if there is one."""
+  if (folder / SAMPLE).exists():
+    text = locations.read_bytes(folder / SAMPLE, _MOST_OF_SAMPLE).decode("utf-8", "replace")
+    yield parts.section("sample", "A sample", f"<pre>{escape(text)}</pre>")
+
+
+def _time(records: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+  """Yields the section with the account of time, if there is one."""
+  account = time_ledger.shares(time_ledger.recorded(records))
+  if account:
+    rows = [(name, f"{seconds:,.1f}", f"{share:.1%}") for name, seconds, share in account]
+    table = parts.table("Where the time went", ("", "seconds", "share"), rows)
+    yield parts.section("time", "Where the time went", table)
+
+
+def _settings(config: Mapping[str, Any], base: Mapping[str, Any]) -> str:
+  """Returns the section with the settings that differ from the base.
+
+  Options of residual systems and of sharding rules that the run does not use are left out.
+  """
+  own, usual = dict(_flat(config)), dict(_flat(base))
+  rows = [
+    (name, _text(value), _text(usual[name]) if name in usual else "none")
+    for name, value in own.items()
+    if name not in _SHARED and value != usual.get(name) and _is_used(name, own)
+  ]
+  table = parts.table("Settings", ("config.", "this run", "base"), rows)
+  return parts.section("settings", "Settings that are not those of the base", table)
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+  """Yields the dotted name and the value of each setting, in which tuples are lists, as in JSON."""
+  for key, value in values.items():
+    if isinstance(value, Mapping) and value:
+      yield from _flat(value, f"{prefix}{key}.")
+    else:
+      yield f"{prefix}{key}", list(value) if isinstance(value, tuple) else value
+
+
+def _is_used(name: str, settings: Mapping[str, Any]) -> bool:
+  for folder in _CHOICES:
+    chosen = settings.get(f"{folder}.name")
+    if name.startswith(f"{folder}.") and name.split(".")[folder.count(".") + 1] != "name":
+      return name.startswith(f"{folder}.{chosen}.")
+  return True
+
+
+def _text(value: Any) -> str:
+  return value if isinstance(value, str) and value else repr(value)
