@@ -2,7 +2,7 @@
 
 The argument is the style of the decoder, `llama` (default) or `gpt2`.
 
-  python -m launch.train --config=configs/base.py:gpt2 --config.train.steps=1000
+  resjax train --config=base:gpt2 --config.train.steps=1000
 
 This file and its neighbours hold data only, and import no JAX.
 """

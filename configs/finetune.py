@@ -2,10 +2,11 @@
 
 The argument is a Hugging Face folder, or the workdir of a run or a checkpoint in it.
 
-  python -m launch.train --config=configs/finetune.py:FOLDER --config.model.residual.name=gate \
+  resjax train --config=finetune:FOLDER --config.model.residual.name=gate \
     --config.data.corpora.stdlib.source=TEXT
 
 Model and tokenizer are those of the folder; with a run, corpora and row length are the run's too.
+A folder that resjax exported with code goes on with its own combinator unless another is given.
 A combinator that is neutral at init (gate, attn_res, ...) starts with the function of the model,
 and `attenuation` cuts the model at once.
 
@@ -37,6 +38,9 @@ OURS = (
   "value_mixing",
   "value_residual",
 )
+# Exported folders with code record their whole decoder here, also what others do not have.
+EXPORTED = "resjax_config"
+RECORDED = ("depth_values", "short_swa", "value_gate", "value_mixing", "value_residual")
 LEARNING_RATE = 3e-5
 RECORD = "run.json"  # the file in a workdir that describes the run
 MOST_BYTES = 64 << 20  # of a JSON file that is read
@@ -67,7 +71,7 @@ def _workdir(folder: str) -> Path | None:
   if not (workdir / RECORD).is_file():
     raise ValueError(
       f"{folder} is no Hugging Face folder (it has no config.json), no workdir of a run (no "
-      f"{RECORD}) and no checkpoint in one; give one of them as in --config=configs/finetune.py:"
+      f"{RECORD}) and no checkpoint in one; give one of them as in --config=finetune:"
       "runs/tiny"
     )
   return workdir
@@ -78,6 +82,19 @@ def _like_folder(c: ConfigDict, folder: str) -> None:
   _open(c.model, [key for key in c.model if key not in OURS])
   c.data.tokenizer.update(name="pretrained", folder=folder)
   _open(c.data.tokenizer, ["vocab_size"])
+  if folder:
+    _like_export(c.model, Path(folder) / "config.json")
+
+
+def _like_export(model: ConfigDict, file: Path) -> None:
+  """Takes the residual path, and what only exported folders have, where a folder is one."""
+  decoder = read_json(file).get(EXPORTED)
+  if decoder is None:
+    return
+  with _fits(file):
+    name, options = (decoder["residual"][key] for key in ("name", "options"))
+    _copy(model, {key: decoder[key] for key in RECORDED if key in decoder})
+    _copy(model.residual, {"name": name, name: options})
 
 
 def _open(section: ConfigDict, keys: list[str]) -> None:

@@ -2,8 +2,8 @@
 
 The argument is the residual combinator, `standard` by default.
 
-  python -m launch.train --config=configs/gpt2_124m.py --config.data.corpora.web.source=FOLDER
-  python -m launch.train --config=configs/gpt2_124m.py:attn_res \
+  resjax train --config=gpt2_124m --config.data.corpora.web.source=FOLDER
+  resjax train --config=gpt2_124m:attn_res \
     --config.data.corpora.web.source=FOLDER --config.workdir=runs/gpt2_124m_attn_res
 
 FOLDER holds Parquet files with a column `text`, such as the sample-10BT of FineWeb-Edu; for other

@@ -2,9 +2,9 @@
 
 The argument is the size, `full` (default) or `toy`.
 
-  python -m launch.sweep --config=configs/ladder.py:toy
-  python -m launch.ladder --sweep=runs/ladder_toy
-  python -m launch.sweep --config=configs/ladder.py --config.data.corpora.web.source=FOLDER \
+  resjax sweep --config=ladder:toy
+  resjax ladder --workdir=runs/ladder_toy
+  resjax sweep --config=ladder --config.data.corpora.web.source=FOLDER \
     --print_commands
 
 Runs are named RUNG-ARM, such as l4d256-gate; --only=NAMES chooses some of them, and ARMS below is

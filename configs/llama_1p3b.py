@@ -3,15 +3,15 @@
 The argument is the residual combinator, `block_attn_res` by default, or a slice of `SLICES`, whose
 recomputation and microbatches are then set, or both with a comma between.
 
-  python -m launch.train --config=configs/llama_1p3b.py --config.data.corpora.web.source=FOLDER
-  python -m launch.train --config=configs/llama_1p3b.py:v5e-256 --config.data.corpora.web.source=...
-  python -m launch.aot --config=configs/llama_1p3b.py:standard,v5e-256 --topology=v5e-256
+  resjax train --config=llama_1p3b --config.data.corpora.web.source=FOLDER
+  resjax train --config=llama_1p3b:v5e-256 --config.data.corpora.web.source=...
+  resjax aot --config=llama_1p3b:standard,v5e-256 --topology=v5e-256
 
 FOLDER holds Parquet files with a column `text`; see configs/gpt2_124m.py for other files.
 
 Hardware: 256 chips of v5e, v5p or v6e (v5e-256, v5p-512, v6e-256), or two slices of v5e-256 as it
 is; a device holds a 16th of parameters and moments, 0.9 GiB. docs/measurements.md has what
-`launch.aot` says of each slice. On fewer chips set --config.train.microbatches.
+`resjax aot` says of each slice. On fewer chips set --config.train.microbatches.
 Without a slice in the argument all of a layer is recomputed, which fits all of these.
 Time: 8.3 GFLOP per token of training times 27B tokens is 2.2e20 FLOP; at an assumed 40% MFU that is
 3.1 hours on v5e-256 (256 × 197 TFLOP/s), 1.5 on two such slices, 1.3 on v5p-512 (256 × 459) and 0.7
@@ -29,7 +29,7 @@ from ml_collections import ConfigDict
 
 from configs import base
 
-# What `launch.aot --search` (JAX 0.10.2, libtpu 0.0.42) chose for `block_attn_res`: the least
+# What `resjax aot --search` (JAX 0.10.2, libtpu 0.0.42) chose for `block_attn_res`: the least
 # recomputation with which a row fits, and then the most rows at a time; and what that needs of a
 # device's HBM. The search leaves the mesh as it is.
 SLICES = {

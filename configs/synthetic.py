@@ -2,8 +2,8 @@
 
 The argument is the task: mqar (default), s3, s5, parity, copy or hops.
 
-  python -m launch.train --config=configs/synthetic.py:s3
-  python -m launch.train --config=configs/synthetic.py:mqar --config.model.residual.name=attn_res
+  resjax train --config=synthetic:s3
+  resjax train --config=synthetic:mqar --config.model.residual.name=attn_res
 
 Hardware: 2 CPU cores. Time: 1 to 3 minutes, data included.
 Expect: mqar 1.00 after 200 steps, s3 0.56 after 1,100 (docs/synthetic.md); the others were not

@@ -1,6 +1,6 @@
 """A decoder of 1.7M parameters with Block Attention Residuals, on the Python standard library.
 
-  python -m launch.train --config=configs/tiny.py      (what `make train` runs)
+  resjax train --config=tiny      (what `make train` runs)
 
 Hardware: 2 CPU cores, 2 GB of memory. Time: about 4 minutes, data included.
 Expect: validation falls from about 3.5 to below 2 bits per byte.

@@ -1,19 +1,21 @@
 """Compiles the training step for TPUs or GPUs that need not be there, and tells whether it fits.
 
-  python -m launch.aot --config=configs/llama_1p3b.py --topology=v5e-256
-  python -m launch.aot --config=configs/llama_7b.py --topology=v5e:16x16 --num_slices=2
-  python -m launch.aot --config=configs/llama_7b.py --topology=v6e-256 --search
-  python -m launch.aot --config=configs/llama_1p3b.py --topology=v5p-8 --devices=1 --streams \\
+  resjax aot --config=llama_1p3b --topology=v5e-256
+  resjax aot --config=llama_7b --topology=v5e:16x16 --num_slices=2
+  resjax aot --config=llama_7b --topology=v6e-256 --search
+  resjax aot --config=llama_1p3b --topology=v5p-8 --devices=1 --streams \\
     --config.train.batch_size=4 --config.mesh.fsdp=1
-  python -m launch.aot --config=configs/gpt2_124m.py --topology=h100-8
+  resjax aot --config=gpt2_124m --topology=h100-8
 
-The program is the one that launch.train runs with the same settings, compiled with the same options
+The program is the one that resjax train runs with the same settings, compiled with the same options
 (config.train.compiler_options). The command needs the extra `tpu` and no TPU, or for GPUs the extra
 `cuda_aot` and no GPU. It prints tables of memory, operations and exchanges, or with --json one JSON
 object, which --out writes to a file. If the config does not fit, it prints how much memory is
-missing and what to change, and exits with 1. --search compiles repeatedly to find the cheapest
-recomputation and the most rows per chip that fit; the batch stays as it is. --streams counts the
-memory traffic of the step, by part, beside that of the same model with the residual `standard`.
+missing and what to change, compiles with these changes until it fits, and exits with 1. A mesh that
+is for more devices is made smaller, and what training needs for that is printed. --search compiles
+repeatedly to find the cheapest recomputation and the most rows per chip that fit; the batch stays
+as it is. --streams counts the memory traffic of the step, by part, beside that of the same model
+with the residual `standard`.
 """
 
 import dataclasses
@@ -28,12 +30,20 @@ from rich.console import Console
 
 from launch import cli, topology
 from resjax import experiment, terminal
-from resjax.aot import absent_devices, compile_step, suggest_settings, table
+from resjax.aot import (
+  absent_devices,
+  compile_step,
+  derive_mesh,
+  suggest_settings,
+  table,
+  verify_changes,
+)
 from resjax.aot.absent_devices import AbsentSlices
 from resjax.aot.depth_floor import Floor
 from resjax.aot.memory import GIB, DoesNotFitError
 from resjax.aot.streams import Streams
 from resjax.runs.config import Run
+from resjax.sharding import MeshConfig
 
 _CONFIG = cli.define_config("The config that would be trained.")
 _SLICES = flags.DEFINE_integer(
@@ -55,9 +65,11 @@ def main() -> None:
     raise ValueError("no topology; give one, for example --topology=v5e-256")
   target = absent_devices.describe(topology.FLAG.value, _SLICES.value)
   target = dataclasses.replace(target, devices=target.devices[: _DEVICES.value or None])
-  run = experiment.build(config, target.devices)
   console = terminal.console(stderr=_JSON.value)
-  fits, report = (_search if _SEARCH.value else _once)(run, target, console)
+  mesh_flags = _derive_mesh(config, target, console)
+  run = experiment.build(config, target.devices)
+  fits, report = (_search if _SEARCH.value else _once)(run, config, target, console)
+  report |= {"mesh_flags": mesh_flags}
   if _STREAMS.value and fits:
     report |= _against_standard(config, run, target, report, console)
   text = json.dumps(_head(run, target) | report, indent=2)
@@ -70,17 +82,33 @@ def main() -> None:
     sys.exit(1)
 
 
-def _once(run: Run, target: AbsentSlices, console: Console) -> tuple[bool, dict]:
+def _derive_mesh(config: ConfigDict, target: AbsentSlices, console: Console) -> str:
+  """Sets the entries of the mesh that follow from the devices; returns them as flags."""
+  given = experiment.to_dataclass(MeshConfig, config.mesh.to_dict(), "config.mesh")
+  mesh = derive_mesh.derive(given, len(target.devices), target.num_slices)
+  flags_ = derive_mesh.flags(mesh, given)
+  if flags_:
+    config.mesh.update(dataclasses.asdict(mesh))
+    said = f"the mesh of the config is for other devices; {len(target.devices)} have {flags_}"
+    console.print(f"{said}, which training needs too", soft_wrap=True, highlight=False)
+  return flags_
+
+
+def _once(
+  run: Run, config: ConfigDict, target: AbsentSlices, console: Console
+) -> tuple[bool, dict]:
   table.show_target(run, target, console)
   try:
     report = compile_step.compile_step(run)
   except DoesNotFitError as error:
-    return False, _refused(run, target, error, console)
+    return False, _refused(run, config, target, error, console)
   table.show_report(report, target, console)
   return True, {"fits": True, **dataclasses.asdict(report)}
 
 
-def _search(run: Run, target: AbsentSlices, console: Console) -> tuple[bool, dict]:
+def _search(
+  run: Run, config: ConfigDict, target: AbsentSlices, console: Console
+) -> tuple[bool, dict]:
   table.show_target(run, target, console)
   tries = []
   for one in suggest_settings.search(run, compile_step.compile_step):
@@ -88,7 +116,8 @@ def _search(run: Run, target: AbsentSlices, console: Console) -> tuple[bool, dic
     tries.append(one)
   chosen = suggest_settings.best(tries) or tries[-1]  # the last one: full recomputation, one row
   if isinstance(chosen.outcome, DoesNotFitError):
-    return False, _refused(chosen.run, target, chosen.outcome, console)
+    config.model.remat, config.train.microbatches = chosen.remat, chosen.microbatches
+    return False, _refused(chosen.run, config, target, chosen.outcome, console)
   table.show_report(chosen.outcome, target, console)
   console.print(f"use {chosen.flags}", soft_wrap=True, highlight=False)
   found = {"fits": True, "flags": chosen.flags, "tries": {one.flags: one.fits for one in tries}}
@@ -109,9 +138,21 @@ def _against_standard(
   return {"standard_streams": dataclasses.asdict(standard)}
 
 
-def _refused(run: Run, target: AbsentSlices, error: DoesNotFitError, console: Console) -> dict:
+def _refused(
+  run: Run, config: ConfigDict, target: AbsentSlices, error: DoesNotFitError, console: Console
+) -> dict:
+  """Prints what to change, and compiles with these changes to see whether they suffice."""
   changes = suggest_settings.suggestions(run, error, target.num_slices)
   table.show_refusal(error, changes, console)
+
+  def attempt(settings: dict[str, int | str]) -> compile_step.Report:
+    changed = config.copy_and_resolve_references()
+    changed.update_from_flattened_dict(settings)
+    return compile_step.compile_step(experiment.build(changed, target.devices))
+
+  verified = verify_changes.verify(changes, attempt)
+  if verified:
+    table.show_verified(verified, console)
   return {
     "fits": False,
     "required": error.required,
@@ -119,6 +160,7 @@ def _refused(run: Run, target: AbsentSlices, error: DoesNotFitError, console: Co
     "shortfall": error.shortfall,
     "arguments": dataclasses.asdict(error.arguments),
     "changes": changes,
+    "fits_with": verified.flags if verified and verified.fits else None,
   }
 
 

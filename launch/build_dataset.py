@@ -1,6 +1,6 @@
 """Builds the corpora, the tokenizer and the packed rows of a config, and shows their sizes.
 
-  python -m launch.build_dataset --config=configs/base.py
+  resjax build_dataset --config=base
 
 Training builds missing data by itself. This command builds them ahead of time, on a machine without
 accelerators, so that you can look at the counts before anything is trained.

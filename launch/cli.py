@@ -12,14 +12,15 @@ import threading
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from absl import app, flags, logging
-from ml_collections import ConfigDict, config_flags
+from ml_collections import ConfigDict
+from ml_collections.config_flags import config_flags
 
 import launch
-from launch import errors, help_text
-from resjax import processes, redaction
+from launch import errors, help_text, outside
+from resjax import processes, redaction, shipped
 from resjax.processes.signals import SIGINT_CODE, Interrupted
 
 # Seconds for which processes wait for each other: at the start, and for a sign of life.
@@ -32,9 +33,29 @@ _INTERRUPTED = "interrupted; the same command goes on where it can"
 _DEBUG = flags.DEFINE_bool("debug", False, "Errors are reported with their traceback.")
 
 
-def define_config(help_text: str) -> flags.FlagHolder:
-  """Defines --config=FILE[:ARGUMENT], and --config.KEY=VALUE for each of its settings."""
-  return config_flags.DEFINE_config_file("config", None, help_text, lock_config=True)
+class _ConfigParser(outside.ConfigParser):
+  """Loads a config by its path, or one that comes with resjax by its name."""
+
+  def parse(self, path: str) -> Any:
+    name, *argument = path.split(":", 1)
+    return super().parse(":".join([str(shipped.config_file(name)), *argument]))
+
+
+def define_config(
+  help_text: str, values: flags.FlagValues = flags.FLAGS, argv: list[str] | None = None
+) -> flags.FlagHolder:
+  """Defines --config=NAME[:ARGUMENT], and --config.KEY=VALUE for each of its settings.
+
+  Args:
+    help_text: what the config is for.
+    values: the flags that it becomes one of.
+    argv: the command line that will be parsed; None: that of this process.
+  """
+  holder = config_flags.DEFINE_config_file(
+    "config", None, help_text, flag_values=values, lock_config=True, sys_argv=argv
+  )
+  values["config"].parser = _ConfigParser("config")
+  return holder
 
 
 def run(
@@ -63,6 +84,7 @@ def run(
   def checked(argv: list[str]) -> None:
     if len(argv) > 1 and not takes_words:
       raise ValueError(f"unexpected argument {argv[1]!r}; settings look like --config.seed=1")
+    outside.import_all()
     main(*([argv[1:], after] if takes_words else []))
 
   def work(argv: list[str]) -> None:
@@ -138,7 +160,7 @@ def config_value(holder: flags.FlagHolder) -> ConfigDict:
     ValueError: there is none, or the file makes something else.
   """
   if holder.value is None:
-    raise ValueError("no config; give one, for example --config=configs/tiny.py")
+    raise ValueError("no config; give one, for example --config=tiny")
   if not isinstance(holder.value, ConfigDict):
     path = config_flags.get_config_filename(flags.FLAGS[holder.name])
     kind = type(holder.value).__name__
@@ -244,10 +266,10 @@ def _parse(argv: list[str]) -> list[str]:
   path = ""
   for arg in argv:
     if found := re.match(r"--?config=([^:]+)", arg):
-      path = found[1]
-      if not Path(path).is_file():
-        what = "is a folder, not a file" if Path(path).is_dir() else "no such file"
-        _fail(f"{arg}: {what}; configs/ has those that come with resjax")
+      try:
+        path = str(shipped.config_file(found[1]))
+      except ValueError as error:
+        _fail(f"--config={error}")
   try:
     return flags.FLAGS(argv)
   except (Exception, SystemExit) as error:

@@ -1,8 +1,8 @@
 """Measures which residual systems can give back, at the end, what one layer has written.
 
-  python -m launch.depth_retrieval --out=runs/retrieval
-  python -m launch.depth_retrieval --systems=standard,gate:granularity=token,attn_res --out=DIR
-  python -m launch.depth_retrieval --task=fixed:3,marked --layers=7,15 --seeds=0,1,2,3,4 --out=DIR
+  resjax depth_retrieval --out=runs/retrieval
+  resjax depth_retrieval --systems=standard,gate:granularity=token,attn_res --out=DIR
+  resjax depth_retrieval --task=fixed:3,marked --layers=7,15 --seeds=0,1,2,3,4 --out=DIR
 
 Source j = 0..L writes one of 32 symbols and a tag of its own: source 0 is the embedding, source j
 layer j, whatever it reads. Asked is, from the last state through a norm and a linear map, for the

@@ -144,7 +144,7 @@ def _memory_knobs() -> str:
     return (
       "less is needed with more config.train.microbatches, a smaller config.train.batch_size, "
       "config.train.loss_chunk or config.data.seq_len, config.model.remat=full, or parameters that "
-      "more devices share (config.mesh.fsdp); launch.aot tells what fits"
+      "more devices share (config.mesh.fsdp); resjax aot tells what fits"
     )
   knobs = ("batch_size", "max_length", "seq_len", "tokens", "num_samples", "num_tokens", "shard_gb")
   found = [f"--{name}" for name in knobs if name in flags.FLAGS]

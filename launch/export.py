@@ -1,6 +1,6 @@
 """Writes a checkpoint of a run as a folder that transformers and vLLM load.
 
-  python -m launch.export --checkpoint=runs/tiny --out=exported/tiny
+  resjax export --checkpoint=runs/tiny --out=exported/tiny
 
 A model that no family of transformers computes gets code of its own beside its weights, which
 transformers runs with trust_remote_code=True; --with_code gives it to any model.
@@ -20,7 +20,9 @@ from resjax.interop.huggingface.exporting import DTYPES, SERVERS
 from resjax.runs import restore
 from resjax.runs.config import Run
 
-_CHECKPOINT = flags.DEFINE_string("checkpoint", None, "Folder of a run, or a checkpoint in it.")
+_CHECKPOINT = flags.DEFINE_string(
+  "checkpoint", None, "Folder of a run, whose newest checkpoint is taken, or a checkpoint."
+)
 _OUT = flags.DEFINE_string("out", None, "Folder to write; it must not exist yet.")
 _DTYPE = flags.DEFINE_enum("dtype", "float32", DTYPES, "Type of the tensors.")
 _SHARD_GB = flags.DEFINE_float("shard_gb", 5.0, "Largest file in 10^9 bytes.", lower_bound=1e-6)
@@ -38,7 +40,7 @@ def main() -> None:
     raise ValueError("give both, for example --checkpoint=runs/tiny --out=exported/tiny")
   if not math.isfinite(_SHARD_GB.value):
     raise ValueError(f"--shard_gb={_SHARD_GB.value} must be a finite number, for example 5")
-  processes.refuse_several("launch.export")
+  processes.refuse_several("resjax export")
   saved = restore.find(_CHECKPOINT.value, "--checkpoint")
   run = experiment.load(str(saved.workdir))
   # before the parameters are read

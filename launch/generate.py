@@ -1,26 +1,25 @@
 """Samples text from the newest checkpoint of a run, or from a Hugging Face model.
 
-  python -m launch.generate --workdir=runs/tiny --prompt="import os" --prompt="def main" --top_k=40
-  python -m launch.generate --hf=models/SmolLM3-3B --prompt="import os"
+  resjax generate --checkpoint=runs/tiny --prompt="import os" --prompt="def main" --top_k=40
+  resjax generate --hf=models/SmolLM3-3B --prompt="import os"
 
 The same command in several processes samples together; see `resjax.processes.initialize`.
 """
 
 import jax
 from absl import flags
-from flax import nnx
 
 from launch import cli
-from resjax import experiment, measured_models, processes
-from resjax.data.tokenizer import END_OF_TEXT, Tokenizer
-from resjax.models.model_def import ModelDef
+from resjax import measured_models, processes
+from resjax.actions.sampling import sample
+from resjax.data.tokenizer import END_OF_TEXT
+from resjax.measured_models import Subject
 from resjax.models.sampling import check_options
 from resjax.ranges import MAX_SEED
-from resjax.runs import restore
-from resjax.runs.sample import sample_text
-from resjax.typing import PyTree
 
-_WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run, or a checkpoint in it.")
+_CHECKPOINT = flags.DEFINE_string(
+  "checkpoint", None, "Folder of a run, whose newest checkpoint is taken, or a checkpoint."
+)
 _FOLDER = flags.DEFINE_string("hf", None, "Folder of a Hugging Face model, in place of a run.")
 _IGNORED = flags.DEFINE_list(
   "hf_ignore", [], "Settings of its config.json that are not known, and that change nothing."
@@ -37,48 +36,39 @@ _SEED = flags.DEFINE_integer("seed", 0, "Seed of the random numbers.", 0, MAX_SE
 _SAMPLES = flags.DEFINE_integer("num_samples", 1, "Continuations of a prompt.", lower_bound=1)
 
 
-def _trained(folder: str) -> tuple[ModelDef, PyTree, Tokenizer]:
-  """Returns the model of --workdir, its parameters and its tokenizer."""
-  saved = restore.find(folder, "--workdir")
-  return restore.restore_model(experiment.load(str(saved.workdir)), saved)
-
-
-def _pretrained(folder: str) -> tuple[ModelDef, PyTree, Tokenizer]:
-  """Returns the model of --hf, its parameters and its tokenizer."""
-  processes.refuse_several("launch.generate --hf")
-  subject = measured_models.from_huggingface(folder, ignore=_IGNORED.value)
-  decoder = subject.decoder
-  params = nnx.to_pure_dict(nnx.state(decoder))
-  return ModelDef(decoder.config, decoder.layout), params, subject.tokenizer
+def _pretrained(folder: str) -> Subject:
+  """Returns the model of --hf."""
+  processes.refuse_several("resjax generate --hf")
+  return measured_models.from_huggingface(folder, ignore=_IGNORED.value)
 
 
 def main() -> None:
   """Prints each prompt with its continuations."""
-  workdir, folder = _WORKDIR.value, _FOLDER.value
-  if workdir is None and folder is None:
+  checkpoint, folder = _CHECKPOINT.value, _FOLDER.value
+  if checkpoint is None and folder is None:
     raise ValueError(
-      "no model; give the folder of a run, for example --workdir=runs/tiny, or --hf with the "
+      "no model; give the folder of a run, for example --checkpoint=runs/tiny, or --hf with the "
       "folder of a Hugging Face model"
     )
-  if workdir is not None and folder is not None:
-    raise ValueError(f"--workdir={workdir} and --hf={folder} are two models; give one of them")
+  if checkpoint is not None and folder is not None:
+    raise ValueError(
+      f"--checkpoint={checkpoint} and --hf={folder} are two models; give one of them"
+    )
   cli.join()
   for prompt in _PROMPTS.value:
     cli.check_text(prompt, "--prompt")
   check_options(_TEMPERATURE.value, _TOP_K.value, _TOP_P.value)
-  model, params, tokenizer = _pretrained(folder) if folder else _trained(workdir or "")
+  subject = _pretrained(folder) if folder else measured_models.from_workdir(checkpoint or "")
   prompts = [prompt for prompt in _PROMPTS.value for _ in range(_SAMPLES.value)]
-  texts = sample_text(
-    model,
-    params,
-    tokenizer,
+  texts = sample(
+    subject,
     prompts,
     num_tokens=_NUM_TOKENS.value,
     temperature=_TEMPERATURE.value,
-    seed=_SEED.value,
     top_k=_TOP_K.value,
     top_p=_TOP_P.value,
     stop=_STOP.value,
+    seed=_SEED.value,
   )
   if jax.process_index() == 0:
     pairs = zip(prompts, texts, strict=True)

@@ -8,17 +8,27 @@ import textwrap
 from absl import flags
 
 _LEAST, _MOST = 40, 100  # columns; documentation is written for the latter
+_SETTINGS = "  --config.KEY=VALUE\n      Another value of a setting; see configs/base.py."
+# Modules whose flags several commands have -> the title of their group.
+_SHARED = {
+  "launch.subject_flags": "models",
+  "launch.model_flags": "text",
+  "launch.outside": "combinators of other packages",
+  "launch.cli": "every command",
+}
 
 
 def of_command(documentation: str) -> str:
-  """Returns the help text of a command: its documentation, and the flags that it defines itself."""
-  lines = [fitted(documentation.strip()), "", "flags:"]
+  """Returns the help text of a command: its documentation, its own flags, and those it shares."""
+  groups: dict[str, list[str]] = {title: [] for title in ("flags", *_SHARED.values())}
+  if "config" in flags.FLAGS:
+    groups["flags"] += [_flag(flags.FLAGS["config"]), _SETTINGS]
   for module, found in flags.FLAGS.flags_by_module_dict().items():
     if module == sys.argv[0] or module.split(".")[0] == "launch":
-      lines += [_flag(flag) for flag in found]
-  if "config" in flags.FLAGS:
-    lines.append("  --config.KEY=VALUE\n      Another value of a setting; see configs/base.py.")
-  return "\n".join(lines)
+      texts = [_flag(flag) for flag in found if flag.name != "config"]
+      groups[_SHARED.get(module, "flags")] += texts
+  titled = ["\n".join([f"{title}:", *texts]) for title, texts in groups.items() if texts]
+  return "\n\n".join([fitted(documentation.strip()), *titled])
 
 
 def fitted(text: str) -> str:
@@ -44,7 +54,7 @@ def _width() -> int:
 def _row(line: str) -> list[str]:
   """Returns the lines of an indented one that is too long."""
   text, note = line, ""
-  if line.lstrip().startswith("python "):
+  if line.lstrip().startswith(("python ", "resjax ")):
     if found := re.fullmatch(r"(.*?\S)  +(\(.*\))", line):
       text, note = found[1], found[2]
     more = [f"      {note}"] * bool(note)
@@ -69,7 +79,7 @@ def _command(line: str) -> list[str]:
 
 
 def _flag(flag: flags.Flag) -> str:
-  default = (flag.default_as_str or "").strip("'") if flag.default != [] else ""
+  default = "" if flag.default in (None, [], [""]) else (flag.default_as_str or "").strip("'")
   name = f"[no]{flag.name}" if flag.boolean else f"{flag.name}={default}"
   usual = f" (default: {default})" if flag.boolean and flag.default else ""
   text = f"      {' '.join((flag.help or '').split()).replace('.;', ';')}{usual}"

@@ -1,9 +1,9 @@
 """Reads single states of a trained model: by a tuned lens, by the parts of a logit, or by patching.
 
-  python -m launch.inspect --what=lens --checkpoint=runs/tiny --tokens=65536
-  python -m launch.inspect --what=attribution --checkpoint=runs/tiny --text="for i in" \\
+  resjax inspect --what=lens --checkpoint=runs/tiny --tokens=65536
+  resjax inspect --what=attribution --checkpoint=runs/tiny --text="for i in" \\
     --answer=" range"
-  python -m launch.inspect --what=patching --hf=FOLDER --text="The capital of France is" \\
+  resjax inspect --what=patching --hf=FOLDER --text="The capital of France is" \\
     --corrupted="The capital of Italy is" --answer=" Paris" --answer=" Rome"
 
 lens trains an affine map for the state after every layer, such that the state decodes to what the

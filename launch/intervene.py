@@ -1,7 +1,7 @@
 """Measures what a trained model loses when its residual path is cut, layer by layer.
 
-  python -m launch.intervene --checkpoint=runs/tiny --alphas=0,0.25,0.5 --out=runs/tiny/cuts.json
-  python -m launch.intervene --hf=FOLDER --data=text.jsonl --layers=-3,-2,-1 --sites=mlp --out=FILE
+  resjax intervene --checkpoint=runs/tiny --alphas=0,0.25,0.5 --out=runs/tiny/cuts.json
+  resjax intervene --hf=FOLDER --data=text.jsonl --layers=-3,-2,-1 --sites=mlp --out=FILE
 
 At one layer after another the sites of --sites become x ← alpha x + f(x); all others stay as they
 are, and nothing is trained. The command prints loss and switch of every layer and alpha, and writes
@@ -15,10 +15,8 @@ from typing import TypeVar
 
 import jax
 from absl import flags
-from rich import box
 from rich.console import Console
 from rich.progress import Progress
-from rich.table import Table
 
 from launch import cli, model_flags
 from resjax import locations, processes, terminal
@@ -75,30 +73,25 @@ def show(found: Sensitivity, console: Console) -> None:
   """Prints the additional loss of every layer and alpha, and the layer of the switch."""
   difference = found.loss - found.baseline_loss
   console.print(_table(found, [[f"{value:+.4f}" for value in row] for row in difference]))
-  console.print(
+  terminal.say(
+    console,
     f"{found.model} ({found.residual}) on {found.num_tokens:,} tokens of {found.corpus}: loss "
     f"{found.baseline_loss:.4f} nats per token; above it with x ← alpha x + f(x) at "
     f"{' and '.join(found.sites)} of one layer",
-    markup=False,
-    highlight=False,
-    soft_wrap=True,
   )
   if found.baseline_alignment is not None:
     rows = [[_switch(alignment) for alignment in row] for row in found.alignments]
     console.print(_table(found, rows))
-    console.print(
+    terminal.say(
+      console,
       f"switch: after which layer the next token stays before the input token; -: none, ?: not "
       f"localised; {_switch(found.baseline_alignment)} in the model as it is",
-      markup=False,
-      soft_wrap=True,
     )
 
 
-def _table(found: Sensitivity, rows: list[list[str]]) -> Table:
-  table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-  table.add_column("layer", justify="right")
-  for alpha in found.alphas:
-    table.add_column(f"alpha {alpha:g}", justify="right", no_wrap=True)
+def _table(found: Sensitivity, rows: list[list[str]]) -> terminal.Table:
+  table = terminal.Table()
+  table.numbers("layer", *(f"alpha {alpha:g}" for alpha in found.alphas))
   for layer, row in zip(found.layers, rows, strict=True):
     table.add_row(str(layer), *row)
   return table

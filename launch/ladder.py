@@ -1,8 +1,8 @@
 """Fits a scaling law to the reference of a ladder, and says how much compute each arm saves.
 
-  python -m launch.sweep --config=configs/ladder.py:toy
-  python -m launch.ladder --sweep=runs/ladder_toy
-  python -m launch.ladder --sweep=runs/ladder_toy --currency=tokens --nospeed --floor=1.7
+  resjax sweep --config=ladder:toy
+  resjax ladder --workdir=runs/ladder_toy
+  resjax ladder --workdir=runs/ladder_toy --currency=tokens --nospeed --floor=1.7
 
 The command reads the finished runs of a sweep, whose names are RUNG-ARM, and takes means over
 seeds. It prints the multiplier S of every arm on every rung, and writes ladder.json and ladder.png
@@ -21,7 +21,7 @@ from absl import flags
 
 from launch import cli
 from resjax import experiment, locations, terminal
-from resjax.analysis import ladder
+from resjax.analysis import ladder, plots
 from resjax.locations import Location
 from resjax.records.metrics_log import FILE_NAME, read_metrics
 from resjax.runs import workdir
@@ -29,10 +29,11 @@ from resjax.statistics.compute_multiplier import CURRENCIES, LEAST_RUNGS, Ladder
 from resjax.sweeps import plan as plans
 from resjax.sweeps import results
 
-_SWEEP = flags.DEFINE_string("sweep", None, "The config.workdir of the sweep.")
+_WORKDIR = flags.DEFINE_string("workdir", None, "The config.workdir of a sweep.")
 _REFERENCE = flags.DEFINE_string("reference", "standard", "The arm that the law is fitted to.")
 _CURRENCY = flags.DEFINE_enum("currency", CURRENCIES[0], CURRENCIES, "What compute is counted in.")
 _FLOOR = flags.DEFINE_float("floor", None, "The loss that no compute reaches; default: fitted.")
+_TITLES = flags.DEFINE_bool("titles", False, "The figure has a title.")
 _SPEED = flags.DEFINE_bool("speed", True, "Whether S has the ratio of the speeds in it.")
 
 
@@ -57,10 +58,10 @@ class Point:
 
 def main() -> None:
   """Reads the ladder of the command line, and writes what it shows."""
-  if not _SWEEP.value:
-    raise ValueError("no sweep; give the folder of one, for example --sweep=runs/ladder_toy")
+  if not _WORKDIR.value:
+    raise ValueError("no sweep; give the folder of one, for example --workdir=runs/ladder_toy")
   jax.config.update("jax_platforms", "cpu")  # runs are read, not trained
-  folder = locations.path(_SWEEP.value, "--sweep", writable=True)
+  folder = locations.path(_WORKDIR.value, "--sweep", writable=True)
   points, unfinished = _read(folder)
   console = terminal.console()
   for line in unfinished:
@@ -80,7 +81,7 @@ def main() -> None:
   ladder.show(comparison, console)
   files = folder / "ladder.json", folder / "ladder.png"
   ladder.save(comparison, files[0])
-  ladder.plot(comparison, str(folder), files[1])
+  plots.save(ladder.figure(comparison, str(folder)), files[1], titles=_TITLES.value)
   for file in files:
     console.print(str(file), soft_wrap=True)
 
@@ -92,7 +93,7 @@ def _read(folder: Location) -> tuple[dict[str, dict[str, Point]], list[str]]:
     ValueError: there is no such folder, or runs have different data.
   """
   if not folder.is_dir():
-    raise ValueError(f"--sweep={folder}: there is no such folder; run launch.sweep first")
+    raise ValueError(f"--workdir={folder}: there is no such folder; run resjax sweep first")
   runs = {place: _runs(place) for place in sorted(folder.iterdir()) if place.is_dir()}
   plan = plans.read(folder)
   planned = [f"seed_{seed}" for seed in plan.seeds] if plan else []
@@ -112,7 +113,7 @@ def _read(folder: Location) -> tuple[dict[str, dict[str, Point]], list[str]]:
       unfinished.append(f"{place.name} is not done{f': {missing}' if missing else ''}")
   data = {point.data for found in points.values() for point in found.values()}
   if len(data) > 1:
-    raise ValueError(f"--sweep={folder}: its runs have different data: {', '.join(sorted(data))}")
+    raise ValueError(f"--workdir={folder}: its runs have different data: {', '.join(sorted(data))}")
   return points, unfinished
 
 
@@ -167,8 +168,8 @@ def _rungs(points: Mapping[str, Mapping[str, Point]], folder: Location) -> list[
   if len(found) < LEAST_RUNGS:
     arms = ", ".join(sorted(points)) or "none"
     raise ValueError(
-      f"--sweep={folder}: --reference={_REFERENCE.value} has {len(found)} finished rungs, folders "
-      f"RUNG-{_REFERENCE.value}, and needs {LEAST_RUNGS}; arms with finished runs: {arms}"
+      f"--workdir={folder}: --reference={_REFERENCE.value} has {len(found)} finished rungs, "
+      f"folders RUNG-{_REFERENCE.value}, and needs {LEAST_RUNGS}; arms with finished runs: {arms}"
     )
   return sorted(found, key=lambda rung: found[rung].tokens * (found[rung].flops_per_token or 1))
 

@@ -8,12 +8,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from resjax import locations, redaction
+from resjax import locations, redaction, shipped
 
 _MOST_BYTES = 1 << 20  # of a config file
 _Action = TypeVar("_Action", bound=Callable)
 
-EXAMPLE = "-- python -m launch.train --config=configs/tiny.py --config.workdir=gs://BUCKET/RUN"
+_TRAIN = (("-m", "launch.train"), ("-m", "resjax", "train"), ("resjax", "train"))
+
+EXAMPLE = "-- resjax train --config=tiny --config.workdir=gs://BUCKET/RUN"
 
 
 def choose(
@@ -55,7 +57,7 @@ def check_google_name(name: str) -> None:
 
 def same_again(module: str) -> str:
   """Returns the command line that runs this process again, with `***` in place of secrets."""
-  return shlex.join(["python", "-m", module, *redaction.words(sys.argv[1:])])
+  return shlex.join(["resjax", module.removeprefix("launch."), *redaction.words(sys.argv[1:])])
 
 
 def require_command(command: Sequence[str]) -> None:
@@ -75,10 +77,10 @@ def require_text(text: str, where: str) -> None:
 
 
 def require_shared_workdir(command: Sequence[str], shared: Sequence[str], otherwise: str) -> None:
-  """Checks that all hosts see the workdir of a `launch.train`, and that it outlives them.
+  """Checks that all hosts see the workdir of a training, and that it outlives them.
 
   Args:
-    command: the command to run; other commands than launch.train are not checked.
+    command: the command to run; other commands than those that train are not checked.
     shared: the folders that all hosts share.
     otherwise: says in words what the user can do instead of using a bucket.
 
@@ -109,21 +111,52 @@ def environment(settings: Sequence[str]) -> dict[str, str]:
   return dict(setting.split("=", 1) for setting in settings)
 
 
-def _workdir(command: Sequence[str]) -> str | None:
-  """Returns the config.workdir of a `launch.train` command, None for any other command.
+def training(command: Sequence[str]) -> list[str] | None:
+  """Returns the arguments of a command that trains, None of any other command."""
+  names = [Path(word).name if "/" in word else word for word in command]
+  for words in _TRAIN:
+    for first in range(len(names) - len(words) + 1):
+      if tuple(names[first : first + len(words)]) == words:
+        return list(command[first + len(words) :])
+  return None
 
-  The config file is Python, which the hosts run: the launcher only reads it.
+
+def setting(arguments: Sequence[str], name: str) -> str:
+  """Returns the value of a flag as the command line gives it last, or an empty text."""
+  given = (word.lstrip("-").partition("=") for word in arguments if word.startswith("-"))
+  return next((value for key, _, value in reversed([*given]) if key == name), "")
+
+
+def config_file(arguments: Sequence[str]) -> Path:
+  """Returns the config file of the arguments of a training, which may name one of resjax's own.
+
+  Raises:
+    ValueError: there is none.
   """
-  if "launch.train" not in command:
+  name = setting(arguments, "config").partition(":")[0]
+  if not name:
+    raise ValueError(f"{shlex.join(redaction.words(arguments))}: it has no --config=FILE")
+  try:
+    return shipped.config_file(name)
+  except ValueError as error:
+    raise ValueError(f"--config={error}") from None
+
+
+def is_own(config: Path) -> bool:
+  """Returns whether a config file came with resjax, or lies among those that did."""
+  return config.resolve().is_relative_to((shipped.root() / "configs").resolve())
+
+
+def _workdir(command: Sequence[str]) -> str | None:
+  """Returns the config.workdir of a command that trains, None for any other command.
+
+  The config file is Python: here it is only read.
+  """
+  arguments = training(command)
+  if arguments is None:
     return None
-  settings = dict(word.lstrip("-").split("=", 1) for word in command if "=" in word)
-  if "config" not in settings:
-    raise ValueError(f"{shlex.join(redaction.words(command))}: it has no --config=FILE")
-  path = settings["config"].split(":", 1)[0]
-  if not Path(path).is_file():
-    raise ValueError(f"--config={path}: no such file; configs/ has those that come with resjax")
-  given = "config.workdir" in settings
-  return settings["config.workdir"] if given else _written_workdir(path)
+  place = config_file(arguments)
+  return setting(arguments, "config.workdir") or _written_workdir(str(place))
 
 
 def _written_workdir(path: str) -> str:

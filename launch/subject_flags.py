@@ -22,11 +22,10 @@ IGNORED = flags.DEFINE_list(
   "hf_ignore", [], "Settings of config.json that are not known, and that change nothing."
 )
 BATCH_SIZE = flags.DEFINE_integer("batch_size", 8, "Rows measured at a time.", lower_bound=1)
+_REST = "the axis data has the rest."
 _MESH = {
-  axis: flags.DEFINE_integer(
-    axis, 1, f"Devices along the mesh axis {axis}; the axis data has the rest."
-  )
-  for axis in ("fsdp", "tensor")
+  "fsdp": flags.DEFINE_integer("fsdp", 1, f"Devices along the mesh axis fsdp; {_REST}"),
+  "tensor": flags.DEFINE_integer("tensor", 1, f"Devices along the mesh axis tensor; {_REST}"),
 }
 
 

@@ -1,9 +1,9 @@
 """Runs a sweep: the arms that a config file's `sweep(config)` yields, each with several seeds.
 
-  python -m launch.sweep --config=configs/ablations/residuals.py --seeds=0,1,2
-  python -m launch.sweep --config=configs/ablations/residuals.py --only=standard,attn_res
-  python -m launch.sweep --config=configs/ablations/residuals.py --print_commands
-  python -m launch.sweep --config=configs/ablations/residuals.py --seeds=0,1,2 --collect
+  resjax sweep --config=ablations/residuals --seeds=0,1,2
+  resjax sweep --config=ablations/residuals --only=standard,attn_res
+  resjax sweep --config=ablations/residuals --print_commands
+  resjax sweep --config=ablations/residuals --seeds=0,1,2 --collect
 
 Settings on the command line apply to all runs; the overrides of the sweep come on top. Every run
 has a folder in config.workdir: ARM, or ARM/seed_SEED. With seeds, all arms of a seed see the same
@@ -11,13 +11,13 @@ batches; plan.json is written before the first run, and the arms are compared wi
 paired differences with intervals (docs/comparisons.md). `PLAN` in the file states contrasts, margin
 and seeds, and how learning rates are tuned.
 
-The tables are written there as results.json and results.csv, and the plots as sweep.png,
-differences.png and curves.png. Finished runs are not repeated, and stopped runs go on. A failed run
-does not end the sweep: the table says why it failed, and the exit code is 1. With --print_commands
-a scheduler can run the sweep: it prints one command per run, which may run in any order on any
-machine that sees the folder; --collect then makes tables and plots. With --together=N up
-to N runs that differ in seeds or learning rate alone train in one program, which small models need
-to keep a GPU busy.
+The tables are written there as results.json and results.csv, and the plots as sweep, differences
+and curves, each a PNG, an SVG and a PDF file. Finished runs are not repeated, and stopped runs go
+on. A failed run does not end the sweep: the table says why it failed, and the exit code is 1. With
+--print_commands a scheduler can run the sweep: it prints one command per run, which may run in any
+order on any machine that sees the folder; --collect then makes tables and plots. With --together=N
+up to N runs that differ in seeds or learning rate alone train in one program, which small models
+need to keep a GPU busy.
 """
 
 import math
@@ -35,7 +35,8 @@ from rich.console import Console
 from launch import cli, sweep_runs, sweep_tuning
 from launch.errors import users_place
 from launch.sweep_tuning import Sweep
-from resjax import terminal
+from resjax import shipped, terminal
+from resjax.analysis import plots
 from resjax.ranges import MAX_SEED
 from resjax.runs import workdir
 from resjax.sweeps import comparison, comparison_plots, comparison_table, results, table
@@ -58,6 +59,7 @@ _SPREAD = flags.DEFINE_float(
   "Expected standard deviation of the metric over seeds, which tells what the sweep can show.",
   lower_bound=0,
 )
+_TITLES = flags.DEFINE_bool("titles", False, "Figures have titles.")
 _ALONE = flags.DEFINE_bool(
   "alone", False, "The runs had their machines for themselves, so that their speeds are compared."
 )
@@ -92,7 +94,7 @@ def main() -> None:
     return
   if not _COLLECT.value:
     errors |= sweep_runs.run_all([run for run in todo if run.name not in errors], console)
-  _show(sweep, runs, errors, console)
+  _show(sweep, runs, chosen, errors, console)
   if errors:
     sys.exit(1)
 
@@ -100,10 +102,11 @@ def main() -> None:
 def _read() -> Sweep:
   """Returns the sweep of the command line, whose plan is written where it has seeds."""
   config = cli.config_value(_CONFIG)
-  path = config_flags.get_config_filename(flags.FLAGS[_CONFIG.name]).split(":", 1)[0]
+  named = config_flags.get_config_filename(flags.FLAGS[_CONFIG.name]).split(":", 1)[0]
+  path = str(shipped.config_file(named))
   file = runpy.run_path(path)
   if "sweep" not in file:
-    raise ValueError(f"{path} has no sweep(config); choose one of configs/ablations")
+    raise ValueError(f"{path} has no sweep(config); choose another, such as ablations/compare")
   seeds = _seeds(_SEEDS.value)
   try:
     arms = {run.arm: dict(run.overrides) for run in expand(config, file["sweep"](config))}
@@ -149,24 +152,36 @@ def _tell(sweep: Sweep, console: Console) -> None:
 
 
 def _show(
-  sweep: Sweep, runs: Sequence[SweepRun], errors: Mapping[str, str], console: Console
+  sweep: Sweep,
+  runs: Sequence[SweepRun],
+  chosen: Sequence[str],
+  errors: Mapping[str, str],
+  console: Console,
 ) -> None:
-  """Prints and writes the tables, and draws the plots."""
+  """Prints and writes the tables, and draws the plots.
+
+  What was neither chosen nor run before is left out of the table that is printed.
+  """
   title, folder = f"{sweep.folder}  ({sweep.path})", sweep.folder
   metric = sweep.plan.questions.key if sweep.plan else results.PRIMARY
   found = [sweep_runs.collect(run, errors.get(run.name), metric) for run in runs]
   shown = comparison.make(sweep.plan, found, alone=_ALONE.value) if sweep.plan else None
   if shown is None:
-    table.show(found, console)
+    asked = [r for r in found[1:] if r.arm in chosen or r.status != results.NOT_RUN]
+    table.show([found[0], *asked], console)  # all are compared with the first one
   else:
     comparison_table.show(shown, console)
   table.show_errors(found, console)
   files = table.save(found, folder, shown)
-  files.append(table.plot(results.mean_of_seeds(found), sweep.curves, title, folder))
+  figures = {"sweep": table.figure(found, sweep.curves, title)}
   if shown is not None:
-    files.append(comparison_plots.differences(shown, title, folder))
-    files.append(comparison_plots.curves(found, metric, title, folder))
-  for file in filter(None, files):
+    figures["differences"] = comparison_plots.differences(shown, title)
+    figures["curves"] = comparison_plots.curves(found, metric, title)
+  for name, figure in figures.items():
+    if figure is not None:
+      files.append(folder / f"{name}.png")
+      plots.save(figure, files[-1], titles=_TITLES.value)
+  for file in files:
     console.print(str(file), soft_wrap=True)
 
 
@@ -188,7 +203,7 @@ def _chosen(known: list[str], names: list[str]) -> list[str]:
 
 def _print(runs: Sequence[SweepRun]) -> None:
   for group in sweep_runs.groups(runs):
-    print(shlex.join(["python", *sweep_runs.arguments(group)]))
+    print(shlex.join(["resjax", *sweep_runs.arguments(group)]))
 
 
 if __name__ == "__main__":

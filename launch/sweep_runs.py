@@ -13,6 +13,7 @@ from absl import flags
 from ml_collections import config_flags
 from rich.console import Console
 
+from launch import outside
 from resjax import experiment, typed_json
 from resjax.processes.signals import SIGINT_CODE, Interrupted
 from resjax.records.metrics_log import FILE_NAME, read_metrics
@@ -70,7 +71,7 @@ def _are_done(group: Sequence[SweepRun]) -> bool:
 
 def _run(group: Sequence[SweepRun]) -> str | None:
   """Trains runs in a process of their own, and returns their error in one line, or None."""
-  command = [sys.executable, *arguments(group)]
+  command = [sys.executable, "-m", "resjax", *arguments(group)]
   options: Any = {"stderr": subprocess.PIPE, "text": True, "errors": "replace"}
   # Its own group: every signal comes from here, once, whoever was asked to stop.
   process = subprocess.Popen(command, process_group=0, **options)
@@ -111,7 +112,7 @@ def _signals_to(process: subprocess.Popen[str]) -> Iterator[list[int]]:
 
 
 def arguments(group: Sequence[SweepRun]) -> list[str]:
-  """Returns the arguments of Python that train runs: their file, and all settings changed."""
+  """Returns the words behind `resjax` that train runs: their file, and all settings changed."""
   flag, own = flags.FLAGS["config"], []
   settings = {**config_flags.get_override_values(flag), **group[0].overrides}
   settings["workdir"] = group[0].config.workdir
@@ -120,8 +121,9 @@ def arguments(group: Sequence[SweepRun]) -> list[str]:
     configs = [alike.flat(run.config.to_dict()) for run in group]
     texts = [" ".join(shlex.quote(f"{key}={c[key]}") for key in alike.FREE) for c in configs]
     own = [f"--run={text}" for text in texts]
-  module = "launch.train_together" if own else "launch.train"
-  words = ["-m", module, f"--config={config_flags.get_config_filename(flag)}"]
+  command = "train_together" if own else "train"
+  words = [command, f"--config={config_flags.get_config_filename(flag)}"]
+  words += outside.words()
   return words + [f"--config.{key}={value}" for key, value in settings.items()] + own
 
 

@@ -25,7 +25,7 @@ class Sweep:
     config: the config that all runs share.
     path: the file of the sweep.
     arms: the overrides of each arm by name, the baseline first.
-    curves: the settings of the plot's axes, see `resjax.sweeps.table.plot`.
+    curves: the settings of the plot's axes, see `resjax.sweeps.table.figure`.
     plan: its plan; None: it has no seeds, so that single runs are compared.
   """
 

@@ -1,9 +1,9 @@
 """Trains what a config describes, from the newest checkpoint of its workdir if there is one.
 
-  python -m launch.train --config=configs/tiny.py
-  python -m launch.train --config=configs/tiny.py --config.model.residual.name=attn_res \\
+  resjax train --config=tiny
+  resjax train --config=tiny --config.model.residual.name=attn_res \\
     --config.workdir=runs/attn_res
-  python -m launch.train --config=configs/tiny.py --dry_run
+  resjax train --config=tiny --dry_run
 
 The same command in several processes is one run; `resjax.processes.initialize` says how they find
 each other. --dry_run prints what the command would do, and writes nothing.

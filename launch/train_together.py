@@ -1,6 +1,6 @@
 """Trains several runs of a small model in one program: seeds or learning rates side by side.
 
-  python -m launch.train_together --config=configs/tiny.py \\
+  resjax train_together --config=tiny \\
     --run="workdir=runs/seed_0 seed=0" --run="workdir=runs/seed_1 seed=1"
 
 Each --run names the settings of one run that differ: its workdir, and seed, init_seed,

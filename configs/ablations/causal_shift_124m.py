@@ -3,9 +3,9 @@
 The argument is what the first stage found with seed 0: the granularity of the best gate, the layer
 and the alpha of the best cut, and the layer where `standard` switches to the next token.
 
-  python -m launch.sweep --config=configs/ablations/cut_layer.py:gpt2_124m --seeds=0 \
+  resjax sweep --config=ablations/cut_layer:gpt2_124m --seeds=0 \
     --config.data.corpora.web.source=FOLDER --print_commands
-  python -m launch.sweep --config=configs/ablations/causal_shift_124m.py:token,10,0.5,8 \
+  resjax sweep --config=ablations/causal_shift_124m:token,10,0.5,8 \
     --config.data.corpora.web.source=FOLDER --print_commands
 
 The first command explores: one seed of `standard`, 4 gates and 36 cuts, from which nothing follows

@@ -1,6 +1,6 @@
 """Every system with its defaults at tiny size: loss, parameters, tokens/s, depth state.
 
-  python -m launch.sweep --config=configs/ablations/compare.py      (what `make compare` runs)
+  resjax sweep --config=ablations/compare      (what `make compare` runs)
   make compare ARGS=--only=standard,attn_res
 
 Hardware: 2 CPU cores, 2 GB of memory. Time: about a minute per name (100 s of CPU time for

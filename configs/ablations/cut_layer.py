@@ -2,8 +2,8 @@
 
 The argument is the size, `tiny` (default) or `gpt2_124m`.
 
-  python -m launch.sweep --config=configs/ablations/cut_layer.py
-  python -m launch.sweep --config=configs/ablations/cut_layer.py:gpt2_124m \
+  resjax sweep --config=ablations/cut_layer
+  resjax sweep --config=ablations/cut_layer:gpt2_124m \
     --config.data.corpora.web.source=FOLDER --print_commands
 
 Both sites of the layer are cut, so that it multiplies its input by alpha² in all.

@@ -2,16 +2,16 @@
 
 The argument is a Hugging Face folder, or a run with `standard`, as in configs/finetune.py.
 
-  python -m launch.sweep --config=configs/ablations/finetune_cuts.py:FOLDER \
+  resjax sweep --config=ablations/finetune_cuts:FOLDER \
     --config.data.corpora.stdlib.source=TEXT
 
-`python -m launch.intervene --hf=FOLDER --data=TEXT` shows what a cut costs without training. All
+`resjax intervene --hf=FOLDER --data=TEXT` shows what a cut costs without training. All
 runs start from the same parameters and see the same batches. `standard` shows what training alone
 brings, and `gate` what a learned factor for each layer and site finds. Without an argument the tiny
 model is trained from its initial values.
 
 Hardware: what the model needs. Time: 2 runs of 200 steps, and one for each layer and alpha.
-Expect: a part of the loss that launch.intervene shows is left; late cuts are said to recover (arXiv
+Expect: a part of the loss that resjax intervene shows is left; late cuts are said to recover (arXiv
 2602.14760; not measured here).
 """
 

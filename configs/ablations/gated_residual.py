@@ -1,8 +1,8 @@
 """Gated Residual against `standard`, as it is and with an MLP that makes up for the parameters.
 
-  python -m launch.sweep --config=configs/ablations/gated_residual.py --spread=0.002 \
+  resjax sweep --config=ablations/gated_residual --spread=0.002 \
     --config.data.corpora.web.source=FOLDER
-  python -m launch.sweep --config=configs/ablations/gated_residual.py --print_commands
+  resjax sweep --config=ablations/gated_residual --print_commands
 
 `gated_residual` has about D² parameters per site, 17 % of a dense layer whose MLP has 8 D². The arm
 `wide-mlp` is `standard` with as many parameters, and nearly as many FLOPs: what is left of the

@@ -1,8 +1,8 @@
 """Seven residual systems against `standard`, five seeds each, with tuned learning rates.
 
-  python -m launch.sweep --config=configs/ablations/h100_45min.py --spread=0.002 \
+  resjax sweep --config=ablations/h100_45min --spread=0.002 \
     --config.data.corpora.web.source=FOLDER
-  python -m launch.sweep --config=configs/ablations/h100_45min.py --print_commands
+  resjax sweep --config=ablations/h100_45min --print_commands
 
 FOLDER holds Parquet files with a column `text`; without it the text is Python's standard library,
 which is far too small for 50M tokens: it is read more than once. Every arm first tries five

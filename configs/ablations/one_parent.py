@@ -3,7 +3,7 @@
 The argument is the workdir of a run with `standard`, such as the 3,000 steps that docs/findings.md
 trains.
 
-  python -m launch.sweep --config=configs/ablations/one_parent.py:RUN --config.workdir=FOLDER
+  resjax sweep --config=ablations/one_parent:RUN --config.workdir=FOLDER
 
 All arms start from the parent's parameters, with its data, rows per step and optimizer; its cosine
 has ended, so they start again at a tenth of its peak rate. Seeds differ in the order of the data

@@ -2,8 +2,8 @@
 
 The argument is the size, `tiny` (default) or `gpt2_124m`.
 
-  python -m launch.sweep --config=configs/ablations/residuals.py
-  python -m launch.sweep --config=configs/ablations/residuals.py:gpt2_124m \
+  resjax sweep --config=ablations/residuals
+  resjax sweep --config=ablations/residuals:gpt2_124m \
     --config.data.corpora.web.source=FOLDER --print_commands
 
 Hardware: 2 CPU cores (tiny); what configs/gpt2_124m.py says (gpt2_124m).

@@ -2,8 +2,8 @@
 
 The argument is the task of configs/synthetic.py: mqar (default), s3, s5, parity, copy or hops.
 
-  python -m launch.sweep --config=configs/ablations/synthetic.py:s3
-  python -m launch.sweep --config=configs/ablations/synthetic.py:s3 --only=standard,attn_res
+  resjax sweep --config=ablations/synthetic:s3
+  resjax sweep --config=ablations/synthetic:s3 --only=standard,attn_res
 
 Hardware: 2 CPU cores. Time: 23 runs of 1 to 5 minutes.
 Expect: the table has the loss on the answers; accuracy by difficulty stands in the metrics.jsonl of

@@ -1,1 +1,1 @@
-"""Benchmarks: `python -m launch.bench WHAT`."""
+"""Benchmarks: `resjax bench WHAT`."""

@@ -1,4 +1,4 @@
-"""Runs one benchmark: `python -m launch.bench WHAT [FLAGS]`; `WHAT --help` names its flags."""
+"""Runs one benchmark: `resjax bench WHAT [FLAGS]`; `WHAT --help` names its flags."""
 
 import runpy
 import sys
@@ -30,9 +30,7 @@ def main(words: Sequence[str]) -> None:
   allowed = ", ".join(BENCHMARKS)
   if what in ("-h", "-help", "--help"):
     lines = [f"  {name:13}{text}" for name, text in BENCHMARKS.items()]
-    print(
-      "usage: python -m launch.bench WHAT [FLAGS]", "", help_text.fitted("\n".join(lines)), sep="\n"
-    )
+    print("usage: resjax bench WHAT [FLAGS]", "", help_text.fitted("\n".join(lines)), sep="\n")
   elif not what:
     raise ValueError(f"one word says what to measure, of: {allowed}; --help explains them")
   elif what not in BENCHMARKS:

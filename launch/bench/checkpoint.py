@@ -1,7 +1,7 @@
 """Times checkpoints: how long a save holds up its caller and takes in all; restoring; verifying.
 
-  python -m launch.bench checkpoint                       (500 MB, in a temporary folder)
-  python -m launch.bench checkpoint --megabytes=8 --folder=runs/bench
+  resjax bench checkpoint                       (500 MB, in a temporary folder)
+  resjax bench checkpoint --megabytes=8 --folder=runs/bench
 
 The state consists of float32 arrays of random bits, all finite, which no compression makes much
 smaller, sharded over all devices. The first save compiles the checksums, and is reported

@@ -1,7 +1,7 @@
 """Measures compile time and memory of the training step: block_attn_res, standard, more layers.
 
-  python -m launch.bench compile                        (for the CPU)
-  python -m launch.bench compile --topology=v5e:2x4     (for a TPU that need not be there)
+  resjax bench compile                        (for the CPU)
+  resjax bench compile --topology=v5e:2x4     (for a TPU that need not be there)
 
 Each case is compiled `--rounds` times in turn with the others, and its shortest time counts. The
 command prints one JSON object. A topology needs the extra `tpu` and no TPU.

@@ -1,7 +1,7 @@
 """Compares every kernel of a GPU with the reference in float64, case by case.
 
-  python -m launch.bench correctness                   (a GPU of compute capability 9.0 or more)
-  python -m launch.bench correctness --interpret       (anywhere, a few small cases, slowly)
+  resjax bench correctness                   (a GPU of compute capability 9.0 or more)
+  resjax bench correctness --interpret       (anywhere, a few small cases, slowly)
 
 Each case computes outputs and gradients of one operation at one shape. What does not count holds
 NaN. The compiled program runs `--again` times: other bits mean a race. The cases of one process
@@ -233,7 +233,7 @@ def _command(numbers: list[int], file: Path) -> list[str]:
   """Returns the command of a process that runs some cases, with the flags of this one."""
   own = [f"--worker={','.join(map(str, numbers))}", f"--file={file}", f"--again={_AGAIN.value}"]
   own += [f"--deadline={_DEADLINE.value}", f"--interpret={_INTERPRET.value}"]
-  return [sys.executable, "-m", "launch.bench", "correctness", *own]
+  return [sys.executable, "-m", "resjax", "bench", "correctness", *own]
 
 
 def _record(number: int, status: str) -> dict:

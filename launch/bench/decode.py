@@ -1,7 +1,7 @@
 """Compares what a decoded token costs with several combinators: time here, bytes on an absent TPU.
 
-  python -m launch.bench decode --config=configs/tiny.py                      (timed on the CPU)
-  python -m launch.bench decode --config=configs/llama_1p3b.py --topology=v5e-1 --tokens=2048
+  resjax bench decode --config=tiny                      (timed on the CPU)
+  resjax bench decode --config=llama_1p3b --topology=v5e-1 --tokens=2048
 
 A token is one step of `Decoder.decode` behind a cache of `--tokens` tokens, with the logits and the
 most probable next token; parameters and activations have the dtype of the config. Without

@@ -1,6 +1,6 @@
 """Times exported models in transformers, on the CPU, beside a Llama of the same size.
 
-  python -m launch.bench exported --residuals=standard,gate,block_attn_res
+  resjax bench exported --residuals=standard,gate,block_attn_res
 
 The first model is the plain decoder as `LlamaForCausalLM`, the others have the source that their
 folders hold. `first` is the time of a prompt with a cache that is filled, `next` that of a token

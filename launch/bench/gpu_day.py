@@ -1,8 +1,8 @@
 """Measures all that a GPU is needed for, in five stages of at most nine minutes.
 
-  python -m launch.bench gpu_day                     (all stages; one GPU of 80 GB)
-  python -m launch.bench gpu_day --stages=1          (one stage per command, where those are short)
-  python -m launch.bench gpu_day --dry_run           (the same arms, tiny, on a CPU)
+  resjax bench gpu_day                     (all stages; one GPU of 80 GB)
+  resjax bench gpu_day --stages=1          (one stage per command, where those are short)
+  resjax bench gpu_day --dry_run           (the same arms, tiny, on a CPU)
 
   1  correctness   every kernel against the reference in float64
   2  bandwidth     reads, streams, depth blocks, a network: their share of the bandwidth of a copy
@@ -66,7 +66,7 @@ class Arm:
 
 
 def _bench(what: str, *words: str) -> tuple[str, ...]:
-  return "-m", "launch.bench", what, "--out={out}", *words
+  return "-m", "resjax", "bench", what, "--out={out}", *words
 
 
 def _kernels(stage: str, suite: str, shape: str, name: str, deadline: float, *more: str) -> Arm:
@@ -110,7 +110,7 @@ def gpu_arms() -> Iterator[Arm]:
   words = (*words, "--repeats=8")
   yield Arm("step", "step_gpt2_124m_standard_mhc", words, 330, "bench_step.json")
   train = (
-    "--config=configs/gpt2_124m.py:block_attn_res",
+    "--config=gpt2_124m:block_attn_res",
     "--config.data.corpora.web.source=python-stdlib", "--config.data.corpora.web.format=auto",
     "--config.data.tokenizer.train_bytes=20000000", "--config.mesh.fsdp=1",
     "--config.train.batch_size=32", "--config.train.microbatches=1", "--config.train.eval_rows=8",
@@ -134,7 +134,7 @@ def dry_arms() -> Iterator[Arm]:
   words = _bench("step", *tiny, "--repeats=2", "--steps=1")
   yield Arm("step", "step_tiny", words, 200, "bench_step.json")
   train = (
-    "--config=configs/tiny.py", "--config.model.num_layers=2", "--config.model.d_model=32",
+    "--config=tiny", "--config.model.num_layers=2", "--config.model.d_model=32",
     "--config.model.num_heads=2", "--config.model.num_kv_heads=2", "--config.model.mlp_dim=64",
     "--config.data.root={out}/data", "--config.data.seq_len=32",
     "--config.data.tokenizer.name=byte", "--config.train.batch_size=4",

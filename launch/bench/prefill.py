@@ -1,7 +1,7 @@
 """Times the prefill of a prompt by the decoder, and by the same model in transformers with SDPA.
 
-  python -m launch.bench prefill                             (a decoder like GPT-2 124M, on the CPU)
-  python -m launch.bench prefill --layers=2 --d_model=128 --lengths=64 --repeats=1   (to try it out)
+  resjax bench prefill                             (a decoder like GPT-2 124M, on the CPU)
+  resjax bench prefill --layers=2 --d_model=128 --lengths=64 --repeats=1   (to try it out)
 
 A prefill runs a whole prompt of one row and leaves its keys and values in a cache; both sides have
 the same random parameters, in float32. They run in turn, so that the machine is the same for both.

@@ -1,7 +1,7 @@
 """Times the scorer of evaluations against a plain forward pass with the loss.
 
-  python -m launch.bench score                                 (a decoder like GPT-2 124M)
-  python -m launch.bench score --layers=4 --d_model=256        (to try it out)
+  resjax bench score                                 (a decoder like GPT-2 124M)
+  resjax bench score --layers=4 --d_model=256        (to try it out)
 
 The plain pass runs full rows, as an evaluation in training does. `text` has the windows of a long
 text: full rows, all tokens of which are scored. `choices` has rows of any length from 16 tokens on,

@@ -1,9 +1,9 @@
 """Times the training step of a decoder with standard and with other combinators, in turn.
 
-  python -m launch.bench step                                   (1.2B parameters, one 80 GB GPU)
-  python -m launch.bench step --model=gpt2_124m --rows=128 --microbatches=2
-  python -m launch.bench step --model=tiny --residuals=standard,mhc --rows=8    (a CPU)
-  python -m launch.bench step --layers=2 --d_model=128 --rows=1 --seq_len=64   (for trying it out)
+  resjax bench step                                   (1.2B parameters, one 80 GB GPU)
+  resjax bench step --model=gpt2_124m --rows=128 --microbatches=2
+  resjax bench step --model=tiny --residuals=standard,mhc --rows=8    (a CPU)
+  resjax bench step --layers=2 --d_model=128 --rows=1 --seq_len=64   (for trying it out)
 
 A step is a forward pass, a reverse pass and the optimizer on random tokens: of a dense decoder with
 the sizes of the flags, or of --model=NAME, the decoder of configs/NAME.py on one device. Both

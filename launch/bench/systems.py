@@ -1,7 +1,7 @@
 """What every residual system costs: parameters, depth state, FLOPs, memory traffic of a real step.
 
-  python -m launch.bench systems --out=docs/systems --page=docs/systems.md
-  python -m launch.bench systems --out=docs/systems --page=docs/systems.md --only=mhc,gate --again
+  resjax bench systems --out=docs/systems --page=docs/systems.md
+  resjax bench systems --out=docs/systems --page=docs/systems.md --only=mhc,gate --again
 
 Parameters, depth state (bfloat16) and forward FLOPs are those of configs/gpt2_124m.py. Memory and
 streams are those of the training step of configs/llama_1p3b.py with 4 rows of 2048 tokens and full

@@ -1,7 +1,7 @@
 """Times runs that train in one program beside the same runs one by one.
 
-  python -m launch.bench together --runs=5                    (D=128, as configs/tiny.py)
-  python -m launch.bench together --runs=2 --d_model=32 --rows=1 --seq_len=16    (for trying it out)
+  resjax bench together --runs=5                    (D=128, as configs/tiny.py)
+  resjax bench together --runs=2 --d_model=32 --rows=1 --seq_len=16    (for trying it out)
 
 A step is a forward pass, a reverse pass and the optimizer on random tokens, of the model of
 configs/tiny.py with the combinator and the width of the flags. A sample is the time of --steps

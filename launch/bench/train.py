@@ -1,9 +1,9 @@
 """Measures the speed of a training run, and whether a killed run ends in the same result.
 
-  python -m launch.bench train                (1.35B parameters, one GPU of 80 GB or more)
-  python -m launch.bench train --steps=12 -- --config=configs/tiny.py     (for trying it out)
+  resjax bench train                (1.35B parameters, one GPU of 80 GB or more)
+  resjax bench train --steps=12 -- --config=tiny     (for trying it out)
 
-The arguments that follow `--` are those of launch.train. A first run of `--steps` steps measures
+The arguments that follow `--` are those of resjax train. A first run of `--steps` steps measures
 model FLOP utilisation, tokens per second, and the shares of a step's time that go to waiting for
 data and to metrics and progress; they are medians over the records after its first third. With
 --steps=0 there is no such run. Then one run of 16 steps goes through, and another one is killed
@@ -40,7 +40,7 @@ _STEPS = flags.DEFINE_integer(
 _OUT = flags.DEFINE_string("out", "runs/bench", "Folder to write bench_train.json and the runs to.")
 
 DEFAULT = (
-  "--config=configs/llama_1p3b.py:standard",
+  "--config=llama_1p3b:standard",
   "--config.mesh.fsdp=1",
   "--config.train.batch_size=32",
   "--config.train.microbatches=4",
@@ -58,7 +58,7 @@ class Options:
   """How a run is started.
 
   Attributes:
-    arguments: arguments of launch.train.
+    arguments: those of resjax train.
     steps: the number of steps.
     save_every: the number of steps between checkpoints; 0 for none.
     xla_flags: the flags of XLA; empty for those of this process.
@@ -77,7 +77,7 @@ def main(words: list[str], after: list[str]) -> None:
     ValueError: a run has failed, or the killed run has another result.
   """
   if words:
-    raise ValueError(f"unexpected argument {words[0]!r}; those of launch.train come after --")
+    raise ValueError(f"unexpected argument {words[0]!r}; those of resjax train come after --")
   if 0 < _STEPS.value < 6:
     raise ValueError(f"--steps={_STEPS.value}: the timed run has 6 steps or more, or none with 0")
   arguments = after or list(DEFAULT)
@@ -184,7 +184,7 @@ def _last_step(folder: Path) -> int:
 def _train(folder: Path, options: Options) -> Records:
   code = _start(folder, options).wait()
   if code:
-    raise ValueError(f"launch.train ended with exit code {code}, for the reason above")
+    raise ValueError(f"resjax train ended with exit code {code}, for the reason above")
   return read_metrics(folder / FILE_NAME)
 
 
@@ -201,7 +201,7 @@ def _start(folder: Path, options: Options) -> subprocess.Popen:
   }
   environment = {"XLA_FLAGS": options.xla_flags} if options.xla_flags else {}
   own = [f"--config.{key}={value}" for key, value in settings.items()]
-  command = [sys.executable, "-m", "launch.train", *options.arguments, *own]
+  command = [sys.executable, "-m", "resjax", "train", *options.arguments, *own]
   return subprocess.Popen(command, env={**os.environ, **environment}, stdout=sys.stderr)
 
 

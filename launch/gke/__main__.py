@@ -1,8 +1,8 @@
 """Trains on GKE with a JobSet; see launch/gke/README.md.
 
-  python -m launch.gke run --name=run1 --image=IMAGE --topology=v5litepod-16 --num_slices=2 \\
-    -- python -m launch.train --config=FILE --config.workdir=gs://BUCKET/run1
-  python -m launch.gke logs --name=run1
+  resjax gke run --name=run1 --image=IMAGE --topology=v5litepod-16 --num_slices=2 \\
+    -- resjax train --config=FILE --config.workdir=gs://BUCKET/run1
+  resjax gke logs --name=run1
 
 The other actions are status and delete. --dry_run prints the commands and the manifest instead of
 running them. With --xpk_cluster=CLUSTER, xpk runs and deletes.
@@ -14,12 +14,12 @@ from collections.abc import Callable
 
 from absl import flags
 
-from launch import cli, launcher_args, shell_steps
+from launch import cli, launcher_args, preflight, shell_steps
 from launch.gke import commands
 from launch.gke.jobset import GkeJob, GpuNodes, TpuNodes
 from launch.shell_steps import Step
 from resjax import redaction
-from resjax.hardware import slices
+from resjax.hardware import gpu_nodes, slices
 
 _NAME = flags.DEFINE_string("name", "", "Name of the JobSet.")
 _NAMESPACE = flags.DEFINE_string("namespace", "default", "Kubernetes namespace of the JobSet.")
@@ -42,6 +42,7 @@ _HOST = flags.DEFINE_string("host", "0", "Number of the host in it whose log is 
 _CLUSTER = flags.DEFINE_string("xpk_cluster", "", "GKE cluster on which xpk runs and deletes.")
 _ZONE = flags.DEFINE_string("zone", "", "Zone for xpk; default: that of gcloud.")
 _PROJECT = flags.DEFINE_string("project", "", "Project for xpk; default: that of gcloud.")
+_FIT = flags.DEFINE_bool("fit", True, "Compile the step before, where possible, to see if it fits.")
 _DRY_RUN = flags.DEFINE_bool("dry_run", False, "Print the commands instead of running them.")
 
 
@@ -66,7 +67,9 @@ def _create(command: list[str]) -> list[Step]:
   def steps(job: GkeJob) -> list[Step]:
     return commands.xpk_run(job, _cluster()) if _CLUSTER.value else commands.run(job)
 
-  return shell_steps.hide(steps(job), steps(shown))
+  todo = shell_steps.hide(steps(job), steps(shown))
+  preflight.check(command, _hardware(job), compiles=_FIT.value, runs_config=not _DRY_RUN.value)
+  return todo
 
 
 def _delete() -> list[Step]:
@@ -117,6 +120,17 @@ def _nodes() -> TpuNodes | GpuNodes:
   if _GPU.value:
     return GpuNodes(_GPU.value, _NUM_NODES.value, _GPUS.value)
   return TpuNodes(slices.resolve(_TOPOLOGY.value), _NUM_SLICES.value)
+
+
+def _hardware(job: GkeJob) -> preflight.Hardware:
+  shared = tuple(job.claims.values())
+  if isinstance(job.nodes, TpuNodes):
+    tpu, count = job.nodes.tpu, job.nodes.num_slices
+    return preflight.Hardware(tpu.devices * count, tpu.name, count, shared)
+  gpus = job.nodes.num_nodes * job.nodes.gpus
+  kind = job.nodes.accelerator.removeprefix("nvidia-").split("-")[0]
+  name = f"{kind}-{gpus}"
+  return preflight.Hardware(gpus, name if gpu_nodes.is_gpu(name) else "", shared=shared)
 
 
 def _claims() -> dict[str, str]:

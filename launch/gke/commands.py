@@ -39,7 +39,7 @@ def run(job: GkeJob) -> list[Step]:
     if output.strip():
       raise ValueError(
         f"--name={job.name} exists already; choose another --name, or delete it: "
-        f"python -m launch.gke delete --name={job.name} --namespace={job.namespace}"
+        f"resjax gke delete --name={job.name} --namespace={job.namespace}"
       )
 
   look = (*kubectl, "get", "jobset", job.name, "--ignore-not-found", "--output=name")

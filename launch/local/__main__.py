@@ -1,6 +1,6 @@
 """Runs several processes of one command on this machine, which find each other through JAX.
 
-python -m launch.local --num_processes=4 -- python -m launch.train --config=configs/tiny.py
+resjax local --num_processes=4 -- resjax train --config=tiny
 """
 
 import os

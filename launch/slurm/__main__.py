@@ -1,8 +1,8 @@
 """Trains on a SLURM cluster; see launch/slurm/README.md. Run it on a login node.
 
-  python -m launch.slurm run --name=run1 --nodes=4 --gpus_per_node=8 --hours=24 \\
-    --setup="source .venv/bin/activate" -- python -m launch.train --config=FILE
-  python -m launch.slurm logs --name=run1
+  resjax slurm run --name=run1 --nodes=4 --gpus_per_node=8 --hours=24 \\
+    --setup="source .venv/bin/activate" -- resjax train --config=FILE
+  resjax slurm logs --name=run1
 
 The other actions are status and delete. --dry_run prints the commands and the script instead of
 running them.
@@ -17,7 +17,7 @@ from pathlib import Path
 
 from absl import flags
 
-from launch import cli, launcher_args, shell_steps
+from launch import cli, launcher_args, preflight, shell_steps
 from launch.shell_steps import Step
 from launch.slurm.script import SlurmJob, script
 from resjax import redaction
@@ -56,9 +56,9 @@ def main(words: list[str], command: list[str]) -> None:
   shell_steps.run(action(), launcher_args.same_again("launch.slurm"), _DRY_RUN.value)
 
 
-def _run(command: list[str]) -> list[Step]:
-  launcher_args.require_command(command)
-  job = _job(command)
+def _run(words: list[str]) -> list[Step]:
+  launcher_args.require_command(words)
+  job = _job(words)
   if job.container and not _DRY_RUN.value and shutil.which("apptainer") is None:
     raise ValueError(f"--container={job.container} needs apptainer, which is not on PATH")
   if not _DRY_RUN.value:
@@ -75,16 +75,19 @@ def _run(command: list[str]) -> list[Step]:
       raise ValueError(
         f"--name={job.name} is job {', '.join(output.split())} already, and two of them would "
         "write to one workdir; choose another --name, or delete it: "
-        f"python -m launch.slurm delete --name={job.name}"
+        f"resjax slurm delete --name={job.name}"
       )
 
   def submit(job: SlurmJob) -> list[Step]:
     return [Step("submit the job", ("sbatch",), stdin=script(job), undo=_cancel())]
 
-  return [
+  todo = [
     Step("look whether the name is free", _jobs("%i"), check=must_be_free),
     *shell_steps.hide(submit(job), submit(shown)),
   ]
+  hardware = preflight.Hardware(job.nodes * job.gpus, sees_here=True)
+  preflight.check(words, hardware, runs_config=not _DRY_RUN.value)
+  return todo
 
 
 def _job(command: list[str]) -> SlurmJob:
@@ -121,7 +124,7 @@ def _cancel() -> tuple[str, ...]:
 def _logs() -> list[Step]:
   found = sorted(Path(_LOGS.value).glob(f"{_NAME.value}-*.log"), key=os.path.getmtime)
   if not found:
-    raise ValueError(f"no {_LOGS.value}/{_NAME.value}-*.log yet; see python -m launch.slurm status")
+    raise ValueError(f"no {_LOGS.value}/{_NAME.value}-*.log yet; see resjax slurm status")
   return [Step("follow the log", ("tail", f"--lines={_LINES.value}", "-F", str(found[-1])))]
 
 

@@ -1,9 +1,10 @@
 """Trains on Cloud TPU VMs; see launch/tpu/README.md.
 
-  python -m launch.tpu create --name=run1 --zone=us-west4-a --topology=v5litepod-16 --tier=spot
-  python -m launch.tpu install --name=run1 --zone=us-west4-a
-  python -m launch.tpu run --name=run1 --zone=us-west4-a -- python -m launch.train --config=FILE
-  python -m launch.tpu logs --name=run1 --zone=us-west4-a
+  resjax tpu create --name=run1 --zone=us-west4-a --topology=v5litepod-16 --tier=spot
+  resjax tpu install --name=run1 --zone=us-west4-a
+  resjax tpu run --name=run1 --zone=us-west4-a -- resjax train --config=FILE
+  resjax tpu logs --name=run1 --zone=us-west4-a
+  resjax tpu watch --workdir=gs://BUCKET/run1
 
 `resume` does all of this, and does it again after each preemption. The other actions are status,
 stop and delete. --dry_run prints the commands instead of running them.
@@ -16,7 +17,7 @@ from pathlib import Path
 
 from absl import flags
 
-from launch import cli, launcher_args, shell_steps
+from launch import cli, launcher_args, preflight, shell_steps, watching
 from launch.shell_steps import Step
 from launch.tpu import commands, remote, resume
 from resjax import redaction
@@ -41,26 +42,44 @@ _ENV = flags.DEFINE_multi_string("env", [], "KEY=VALUE for the environment of th
 _SHARED = flags.DEFINE_string("shared_folder", "", "Folder that all hosts share: /mnt/disk.")
 _NODE = flags.DEFINE_string("node", "0", "Number of the slice whose log is followed, or all.")
 _WORKER = flags.DEFINE_string("worker", "0", "Number of the host whose log is followed, or all.")
-_LINES = flags.DEFINE_integer("lines", 100, "How many earlier lines of the log to print.")
+_LINES = flags.DEFINE_integer("lines", 100, "How many earlier lines to print.")
+_WORKDIR = flags.DEFINE_string("workdir", "", "watch: the config.workdir of the run.")
 _STOP = flags.DEFINE_integer("stop_seconds", 300, "Time to save when it is stopped.")
 _POLL = flags.DEFINE_float("poll_seconds", 30.0, "Time between looks at the state.")
 _DELETE = flags.DEFINE_bool("delete_when_done", False, "resume: delete the hosts at the end.")
+_FIT = flags.DEFINE_bool(
+  "fit", True, "Compile the step before, where libtpu is, to see if it fits."
+)
 _DRY_RUN = flags.DEFINE_bool("dry_run", False, "Print the commands instead of running them.")
 
 
 def main(words: list[str], command: list[str]) -> None:
   """Runs the action that the command line names."""
   actions: dict[str, Callable[[], None]] = {
-    "create": lambda: _run(_create()),
+    "create": lambda: _run(_checked(_create(), command)),
     "install": lambda: _run(_install()),
-    "run": lambda: _run(_start(command)),
+    "run": lambda: _run(_checked(_start(command), command)),
     "logs": lambda: _run([Step("follow the log", _logs())]),
+    "watch": lambda: watching.follow(_WORKDIR.value, _LINES.value, _POLL.value),
     "status": lambda: _run(_status()),
     "resume": lambda: _resume(command),
     "stop": lambda: _run([Step("stop it", commands.stop(_resource(), _STOP.value))]),
     "delete": lambda: _run([Step("delete the hosts", commands.delete(_resource()))]),
   }
-  launcher_args.choose(actions, words, command, runs_command=("run", "resume"))()
+  launcher_args.choose(actions, words, command, runs_command=("create", "run", "resume"))()
+
+
+def _checked(todo: list[Step], command: list[str]) -> list[Step]:
+  """Returns the steps, after what can be checked before they run."""
+  tpu = slices.resolve(_TOPOLOGY.value) if _TOPOLOGY.value else None
+  hardware = preflight.Hardware(
+    devices=tpu.devices * _NUM_SLICES.value if tpu else 0,
+    topology=tpu.name if tpu else "",
+    num_slices=_NUM_SLICES.value if tpu else 1,
+    shared=(_SHARED.value,),
+  )
+  preflight.check(command, hardware, compiles=_FIT.value, runs_config=not _DRY_RUN.value)
+  return todo
 
 
 def _run(todo: list[Step]) -> None:
@@ -120,7 +139,7 @@ def _status() -> list[Step]:
 
 
 def _resume(command: list[str]) -> None:
-  setup = resume.Setup(_create(), _install(), _start(command))
+  setup = resume.Setup(_checked(_create(), command), _install(), _start(command))
   if _DRY_RUN.value:
     print("# If there is nothing yet, and again whenever the slice is SUSPENDED or FAILED:\n")
     delete = Step("delete what preemption left", commands.delete(_resource()))

@@ -177,6 +177,4 @@ done
 
 def again(action: str, resource: Resource) -> str:
   """Returns the launcher's command line for an action on this resource."""
-  return shlex.join(
-    ["python", "-m", "launch.tpu", action, f"--name={resource.name}", *resource.where]
-  )
+  return shlex.join(["resjax", "tpu", action, f"--name={resource.name}", *resource.where])

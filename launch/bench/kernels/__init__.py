@@ -1,1 +1,1 @@
-"""Measures depth attention; see `python -m launch.bench kernels --help`."""
+"""Measures depth attention; see `resjax bench kernels --help`."""

@@ -1,6 +1,6 @@
 """Times depth attention, residual streams, and what competes, on the device at hand.
 
-  python -m launch.bench kernels --out runs/bench
+  resjax bench kernels --out runs/bench
 
 writes bench.json and bench.png into --out. Every arm has a process of its own, which ends after
 --deadline seconds: what aborts or hangs costs no other arm. bench.json is written after each.
@@ -47,7 +47,7 @@ class _Parser(argparse.ArgumentParser):
 
 def _parse(argv: list[str]) -> argparse.Namespace:
   about = help_text.fitted(__doc__ or "")
-  parser = _Parser(prog="python -m launch.bench kernels", description=about,
+  parser = _Parser(prog="resjax bench kernels", description=about,
                    formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
   add = parser.add_argument
   add("--out", type=Path, default=Path("runs/bench"), help="folder of the results")
@@ -189,7 +189,7 @@ def _command(suite: str, shape: Any, name: str, repeats: int, out: Path) -> list
   if suite == "block":  # its shape follows from that of a read
     shape = arg_specs.read_of(shape)
   return [
-    sys.executable, "-m", "launch.bench.kernels", "--deadline=0", f"--suites={suite}",
+    sys.executable, "-m", "resjax", "bench", "kernels", "--deadline=0", f"--suites={suite}",
     f"--arms={name}", f"{kind}={shape}", f"--repeats={repeats}", f"--out={out}",
   ]  # fmt: skip
 

@@ -279,7 +279,7 @@ def main(out: Path, chips: Sequence[str], widths: Sequence[int]) -> None:
   if len(chips) == 1:
     _compile_all(out, chips[0], widths)
     return
-  command = [sys.executable, "-m", "launch.bench.kernels", "--gpu-compile", f"--out={out}"]
+  command = [sys.executable, "-m", "resjax", "bench", "kernels", "--gpu-compile", f"--out={out}"]
   command.append(f"--widths={','.join(map(str, widths))}")
   failed = [chip for chip in chips if subprocess.call([*command, f"--chips={chip}"])]
   if failed:

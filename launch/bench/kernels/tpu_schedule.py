@@ -21,6 +21,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 from launch.bench.kernels.tpu_compile import KernelCase, compile_kernel, sizes_of
+from resjax import shipped
 from resjax.aot.absent_devices import ENVIRONMENT
 from resjax.hardware.chips import TPU_CHIPS
 from resjax.kernels.depth_attention.mosaic_tpu import tiles
@@ -108,6 +109,7 @@ def measure(chip: str, case: KernelCase, sizes: TpuTiles) -> Schedule:
     request = json.dumps([chip, dataclasses.asdict(case), dataclasses.asdict(sizes)])
     done = subprocess.run(
       [sys.executable, "-m", __spec__.name, request],
+      cwd=shipped.root(),  # where Python finds this module
       env=os.environ | ENVIRONMENT | {"LIBTPU_INIT_ARGS": flags},
       capture_output=True,
       text=True,

@@ -1,0 +1,76 @@
+"""Combinators from outside on the command line: --import, and options of the one that is chosen."""
+
+import sys
+from collections.abc import Sequence
+
+from absl import flags
+from ml_collections import ConfigDict
+from ml_collections.config_flags import config_flags
+
+_IMPORT = flags.DEFINE_multi_string(
+  "import",
+  [],
+  "module:Class of a combinator; its module is imported, which runs its code. A run that was "
+  "trained with it is read only with this flag.",
+)
+_NAME = "config.model.residual.name"
+
+
+def import_all() -> None:
+  """Imports the combinators of --import.
+
+  Raises:
+    ValueError: one cannot be imported.
+  """
+  _load(_IMPORT.value)
+
+
+def words() -> list[str]:
+  """Returns the flags that have another command import the same."""
+  return [f"--import={name}" for name in _IMPORT.value]
+
+
+class ConfigParser(config_flags.ConfigFileFlagParser):
+  """Reads a config file; its config has the options of a combinator from outside, if it has one.
+
+  The combinator is that of the command line, else that of the file. Options can be set and are
+  checked as those of any other one.
+  """
+
+  def parse(self, path: str) -> ConfigDict:
+    """Returns the config of FILE[:ARGUMENT]."""
+    config = super().parse(path)
+    residual = config.get("model", {}).get("residual") if isinstance(config, ConfigDict) else None
+    if not isinstance(residual, ConfigDict):
+      return config
+    name = (_given(_NAME) or [residual.get("name")])[-1]
+    if isinstance(name, str) and name not in residual:
+      # A system of resjax needs nothing of this, which takes a second to import.
+      from resjax import combinators
+
+      _load(_given("import"))
+      try:
+        found = combinators.missing_section(residual, name)
+      except ValueError as error:  # absl would say that --config is wrong
+        raise flags.Error(f"{_NAME}: {error}") from error
+      with residual.unlocked():
+        residual.update(found)
+    return config
+
+
+def _load(names: Sequence[str]) -> None:
+  if names:
+    from resjax import combinators
+
+    for name in names:
+      combinators.load(name)
+
+
+def _given(flag: str) -> list[str]:
+  """Returns the values of a flag on the command line, which is not parsed yet."""
+  found = []
+  for word, following in zip(sys.argv, [*sys.argv[1:], ""], strict=True):
+    key, equals, value = word.partition("=")
+    if key in (f"--{flag}", f"-{flag}"):
+      found.append(value if equals else following)
+  return found

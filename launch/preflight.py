@@ -1,0 +1,130 @@
+"""What a launcher checks of the training that it will start, before any machine is paid for."""
+
+import re
+import shlex
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from absl import flags
+from ml_collections import ConfigDict
+
+from launch import cli, launcher_args, preflight_model
+from launch.preflight_model import Hardware
+from resjax import redaction
+from resjax.data import source_check
+from resjax.data.config import DataConfig
+from resjax.data.source_check import Finding
+
+_BUCKET = re.compile(r"gs://[a-z0-9][a-z0-9._-]{1,220}[a-z0-9](/|$)")
+_VERDICTS = {True: "ok", None: "not checked"}
+_Findings = Iterator[Finding]
+
+
+def check(
+  command: Sequence[str], hardware: Hardware, *, compiles: bool = True, runs_config: bool = True
+) -> None:
+  """Prints a line for each thing that was checked, or that cannot be checked from here.
+
+  Args:
+    command: what the hosts will run; nothing is said of commands that do not train.
+    hardware: what they are.
+    compiles: whether the step is compiled to see if it fits, where its compiler is installed.
+    runs_config: whether a config file may be run, as it is Python, that did not come with resjax.
+
+  Raises:
+    ValueError: something is wrong; the message says all of it, and what to do.
+  """
+  if (arguments := launcher_args.training(command)) is None:
+    if not command:
+      print(f"# nothing is checked; what will run, behind --, would be: {launcher_args.EXAMPLE}\n")
+    return
+  print("# checked first:")  # a comment, as --dry_run prints a shell script
+  wrong = []
+  for found in _findings(arguments, hardware, compiles, runs_config):
+    if found.ok is False:
+      wrong.append(found.text)
+    else:
+      print(f"#   {found.what:6} {_VERDICTS[found.ok]}: {found.text}", flush=True)
+    if wrong and found.what == "mesh":
+      break  # what comes next may take minutes
+  if wrong:
+    raise ValueError("; ".join(wrong))
+  print()
+
+
+def _findings(
+  arguments: Sequence[str], hardware: Hardware, compiles: bool, runs_config: bool
+) -> _Findings:
+  place = launcher_args.config_file(arguments)
+  if not runs_config and not launcher_args.is_own(place):
+    dry = shlex.join(["resjax", "train", *redaction.words(arguments), "--dry_run"])
+    text = f"--dry_run runs no config file but resjax's own; look with {dry}"
+    yield Finding("config", None, text)
+    return
+  try:
+    config = _parsed(arguments, place)
+  except Exception as error:  # a config file may raise anything
+    yield Finding("config", False, f"{place}: {' '.join(str(error).split())}")
+    return
+  yield from _of_config(config, place, hardware, compiles, arguments)
+
+
+def _of_config(
+  config: ConfigDict, place: Path, hardware: Hardware, compiles: bool, arguments: Sequence[str]
+) -> _Findings:
+  from resjax import experiment  # takes a second, which mistakes on the command line need not wait
+
+  try:
+    data = experiment.data_config(config)
+  except ValueError as error:
+    yield Finding("config", False, f"{place}: {error}")
+    return
+  yield from _sources(data, hardware)
+  yield from _bucket(config.workdir, "config.workdir")
+  yield from _bucket(data.root, "config.data.root")
+  words = [word for word in arguments if word.startswith("--config")]
+  yield from preflight_model.check(config, place, hardware, compiles, words)
+
+
+def _parsed(arguments: Sequence[str], place: Path) -> ConfigDict:
+  """Returns the config of a command line; it runs the config file."""
+  argument = launcher_args.setting(arguments, "config").partition(":")[1:]
+  line = ["train", f"--config={place}{''.join(argument)}"]
+  line += [word for word in arguments if re.match(r"--?(no)?config\.", word)]
+  values = flags.FlagValues()
+  holder = cli.define_config("The config to check.", values, line)
+  values(line)
+  return holder.value
+
+
+def _sources(data: DataConfig, hardware: Hardware) -> _Findings:
+  names = [(f"config.data.corpora.{name}.source", one.source) for name, one in data.corpora]
+  found = source_check.check(data)
+  for finding, (setting, source) in zip(found, names, strict=False):
+    remote = "://" in source or source.startswith(("tfds:", "synthetic:")) or data.built
+    if remote or source == "python-stdlib" or hardware.sees_here:
+      yield Finding("source", finding.ok, f"{finding.what}: {finding.text}")
+    elif _is_under(source, hardware.shared):
+      yield Finding("source", None, f"{setting}={source} is on a disk that only the hosts see")
+    else:
+      copy = f"gcloud storage cp --recursive {shlex.quote(source)} gs://BUCKET/text"
+      text = f"{setting}={source} is not on the hosts, whose disks are new; put the text into a "
+      yield Finding("source", False, f"{text}bucket ({copy}) and give --{setting}=gs://BUCKET/text")
+
+
+def _bucket(path: str, setting: str) -> _Findings:
+  if not path.startswith("gs:"):
+    return
+  if not _BUCKET.match(path):
+    needs = "gs://BUCKET/FOLDER with a bucket of 3 or more of a-z, 0-9, - _ and ."
+    yield Finding("bucket", False, f"{setting}={path} is not {needs}")
+    return
+  bucket = "/".join(path.split("/")[:3])
+  found = source_check.reachable(bucket)
+  make = f"make it with `gcloud storage buckets create {bucket}`"
+  text = f"{found.text}; {make}" if found.ok is False else found.text
+  yield Finding("bucket", found.ok, f"{setting}={path}: {text}")
+
+
+def _is_under(path: str, folders: Sequence[str]) -> bool:
+  return any(f"{path}/".startswith(f"{folder.rstrip('/')}/") for folder in folders if folder)
