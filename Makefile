@@ -2,20 +2,24 @@
 PYTHON ?= python3
 VENV ?= .venv
 RUN = $(VENV)/bin/python
-CONFIG ?= configs/tiny.py
+CONFIG ?= tiny
+# The oldest packages that the base install declares, as jax==0.8.3.
+FLOOR = $(shell sed -n '/^install_requires/,/^$$/s/^  \(.*\)>=/\1==/p' setup.cfg)
+FLOOR_TESTS = tests/combinators tests/interop/linen_test.py tests/models/depth_test.py \
+  tests/kernels/depth_attention_test.py tests/kernels/sources_test.py tests/models/decode_test.py
 # As many as there are cores and memory for, see tests/conftest.py.
 WORKERS ?= auto
 # Tests start many processes: each loads what the first one compiled.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DELETE_ON_ERROR:
-.PHONY: train compare test test-all lint clean
+.PHONY: train compare test test-all test-floor lint docs clean
 
 train: $(VENV)/installed
-	$(RUN) -m launch.train --config=$(CONFIG) $(ARGS)
+	$(RUN) -m resjax train --config=$(CONFIG) $(ARGS)
 
 compare: $(VENV)/installed
-	$(RUN) -m launch.sweep --config=configs/ablations/compare.py $(ARGS)
+	$(RUN) -m resjax sweep --config=ablations/compare $(ARGS)
 
 test: $(VENV)/installed-test
 	JAX_PLATFORMS=cpu $(RUN) -m pytest -n $(WORKERS) --dist=loadfile -m "not slow" $(ARGS)
@@ -23,13 +27,24 @@ test: $(VENV)/installed-test
 test-all: $(VENV)/installed-test
 	JAX_PLATFORMS=cpu $(RUN) -m pytest -n $(WORKERS) --dist=loadfile $(ARGS)
 
+# Combinators on the oldest JAX and Flax that setup.cfg declares, without the packages of the trainer.
+test-floor: $(VENV)-floor/installed
+	JAX_PLATFORMS=cpu $(VENV)-floor/bin/python -m pytest -n $(WORKERS) --dist=loadfile \
+	  -m "not slow" $(or $(ARGS),$(FLOOR_TESTS))
+
 lint: $(VENV)/installed-test
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 
+docs: $(VENV)/installed-docs
+	$(VENV)/bin/codespell --config docs/site/codespell.cfg *.md docs resjax launch configs
+	rm -rf docs/generated
+	JAX_PLATFORMS=cpu $(RUN) -m sphinx --fail-on-warning --keep-going --quiet \
+	  --conf-dir docs/site docs build/site $(ARGS)
+
 clean:
-	rm -rf $(VENV) build *.egg-info
+	rm -rf $(VENV) $(VENV)-floor build docs/generated *.egg-info
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -38,9 +53,20 @@ $(VENV)/bin/python:
 	$(RUN) -m pip install --quiet --upgrade pip
 
 $(VENV)/installed: setup.cfg pyproject.toml | $(VENV)/bin/python
-	$(RUN) -m pip install --quiet -e .
+	$(RUN) -m pip install --quiet -e ".[train]"
+	@touch $@
+
+# ml_collections: tests build decoders from configs.
+$(VENV)-floor/installed: setup.cfg pyproject.toml
+	$(MAKE) VENV=$(VENV)-floor $(VENV)-floor/bin/python
+	$(VENV)-floor/bin/python -m pip install --quiet -e . $(FLOOR) ml_collections hypothesis \
+	  pytest pytest-xdist pytest-cov pytest-timeout
 	@touch $@
 
 $(VENV)/installed-test: setup.cfg pyproject.toml | $(VENV)/bin/python
 	$(RUN) -m pip install --quiet -e ".[test]"
 	@touch $@ $(VENV)/installed
+
+$(VENV)/installed-docs: setup.cfg pyproject.toml | $(VENV)/bin/python
+	$(RUN) -m pip install --quiet -e ".[train,docs]"
+	@touch $@

@@ -3,6 +3,7 @@
 import importlib
 import io
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -71,8 +72,11 @@ def test_configs_are_data_only():
 
 @pytest.mark.parametrize("module", MODULES)
 def test_has_a_docstring_with_its_command_and_builds(module):
-  path = f"{module.replace('.', '/')}.py"
-  assert f"--config={path}" in importlib.import_module(module).__doc__
+  name = module.removeprefix("configs.").replace(".", "/")
+  commands = re.findall(
+    r"^ +resjax \w+ --config=([\w/]+)", importlib.import_module(module).__doc__, re.M
+  )
+  assert name in commands
   config = _load(module, FOLDER if module == "configs.finetune" else None)
   config.mesh.update(data=-1, fsdp=1)  # some are made for more devices than there are
   assert experiment.build(config).workdir.startswith("runs/")

@@ -66,7 +66,6 @@ def dataset(folder, fingerprint="a"):
     ({"train__steps": 0}, ["config.train.steps=0", "at least 1"]),
     ({"train__alignment_every": -1}, ["config.train.alignment_every=-1", "at least 0"]),
     ({"train__alignment_rows": 0}, ["config.train.alignment_rows=0", "at least 1"]),
-    ({"optim__warmup_steps": 400}, ["config.optim.warmup_steps is 400", "config.train.steps"]),
     ({"health__max_skipped": 0}, ["config.health.max_skipped=0", "at least 1"]),
     ({"mesh__data": 3}, ["config.mesh", "8 devices", "-1"]),
     (

@@ -7,9 +7,18 @@ import pytest
 from flax import nnx
 
 from resjax import combinators
-from resjax.analysis.path_intervention import SUPPORTED, AttenuatedPath, attenuate, cut_factors
-from tests.helpers import decoders, toy
-from tests.helpers.compare import assert_close
+from resjax.analysis.path_intervention import (
+  SOURCES,
+  STREAMS,
+  SUPPORTED,
+  AttenuatedPath,
+  attenuate,
+  cut_factors,
+)
+from resjax.models.decoder import Decoder
+from resjax.testing import toy
+from resjax.testing.compare import assert_close
+from tests.helpers import decoders
 from tests.helpers.systems.common import sigmoid, sublayers
 
 FACTORS = np.random.default_rng(5).uniform(0, 1.5, (toy.L, len(toy.SITES)))
@@ -40,7 +49,7 @@ def written(name, params, at, stream, n, out):
   return params["norm_scale"][at] * z + params["norm_bias"][at]
 
 
-@pytest.mark.parametrize("name", SUPPORTED)
+@pytest.mark.parametrize("name", STREAMS)
 def test_equations(name):
   with jax.enable_x64(True):
     inner = toy.build(name, OPTIONS.get(name, {}))
@@ -92,3 +101,33 @@ def test_cut_factors():
   np.testing.assert_array_equal(
     cut_factors(decoder, 1, ("mlp",), 0.25), [[1, 1], [1, 0.25], [1, 1]]
   )
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_a_fresh_model_with_sources_is_cut_like_a_standard_one(name):
+  """Its reads are uniform means, and norms take their scale away."""
+  sizes = {"init_std": 0.2, "norm_eps": 1e-12}
+  made = {
+    system: Decoder(decoders.config("llama", system, **sizes), rngs=nnx.Rngs(0))
+    for system in ("standard", name)
+  }
+  own = nnx.to_pure_dict(nnx.state(made["standard"]))
+  own.pop("combinator", None)
+  nnx.update(made[name], own)
+  tokens = jnp.asarray(np.random.default_rng(0).integers(0, 16, (2, 8)))
+  factors = np.random.default_rng(1).uniform(0, 1.5, (3, 2))
+  want, got = (attenuate(one, factors)(tokens) for one in made.values())
+  assert_close(got, want, 1e-4)
+  assert np.abs(np.asarray(made[name](tokens)) - np.asarray(got)).max() > 0.01
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_a_factor_of_one_changes_nothing(name):
+  decoder = Decoder(decoders.config("llama", name), rngs=nnx.Rngs(0))
+  rng = np.random.default_rng(0)
+  changed = jax.tree.map(
+    lambda a: jnp.asarray(rng.normal(size=a.shape), a.dtype), nnx.state(decoder.combinator)
+  )
+  nnx.update(decoder.combinator, changed)  # Reads are no longer uniform.
+  tokens = jnp.asarray(rng.integers(0, 16, (2, 8)))
+  assert_close(attenuate(decoder, np.ones((3, 2)))(tokens), decoder(tokens), 1e-5)

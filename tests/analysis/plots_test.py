@@ -2,6 +2,7 @@
 
 import resource
 
+import matplotlib.image
 import pytest
 from matplotlib.figure import Figure
 
@@ -12,14 +13,6 @@ from resjax.sweeps.results import result
 from resjax.sweeps.runs import expand
 
 LAYERS, ALPHA = "model.residual.attenuation.layers", "model.residual.attenuation.alpha"
-
-
-@pytest.fixture
-def figures(monkeypatch):
-  """Returns a list that gets every figure that is saved."""
-  found, save = [], plots.save
-  monkeypatch.setattr(plots, "save", lambda f, path: (found.append(f), save(f, path)))
-  return found
 
 
 def _results(values):
@@ -37,37 +30,45 @@ def _results(values):
   ]
 
 
-def _assert_png(path):
-  assert path.read_bytes().startswith(b"\x89PNG\r\n\x1a\n") and path.stat().st_size > 5000
+def _assert_files(figure, folder):
+  """Saves a figure, whose PNG file has 200 dots per inch."""
+  plots.save(figure, folder / "a.png")
+  for ending, start in {"png": b"\x89PNG\r\n\x1a\n", "svg": b"<?xml", "pdf": b"%PDF"}.items():
+    content = (folder / f"a.{ending}").read_bytes()
+    assert content.startswith(start) and len(content) > 5000
+  shape = matplotlib.image.imread(folder / "a.png").shape
+  assert shape[:2] == tuple(int(200 * inches) for inches in reversed(figure.get_size_inches()))
 
 
-def test_dots_with_the_reference_as_line(figures, tmp_path):
+def test_dots_with_the_reference_as_line(tmp_path):
   results = _results([("standard", {}, 2.0), ("other", {}, 1.5), ("waiting", {}, None)])
-  _assert_png(table.plot(results, None, "title", tmp_path))
-  loss, parameters, speed, state = figures[0].axes
+  figure = table.figure(results, None, "title")
+  loss, parameters, speed, state = figure.axes
   for axes, label, values in (
     (loss, "bits per byte", [2.0, 1.5]),
     (parameters, "parameters", [1000, 1000]),
     (state, "bytes per token", [512, 320]),
   ):
-    line, dots = axes.lines
-    assert list(line.get_xdata()) == [values[0]] * 2 and list(dots.get_xdata()) == values
-    assert label in axes.get_xlabel()
-    assert line.get_label() == f"standard: {values[0]:,g}"
+    *dots, line = axes.lines
+    assert list(line.get_xdata()) == [values[0]] * 2
+    means = [dot.get_xdata()[0] for dot in dots if dot.get_marker() == "o"]
+    assert means == values and label in axes.get_xlabel().replace("\n", " ")
   assert [label.get_text() for label in loss.get_yticklabels()] == ["standard", "other"]
-  assert "tokens per second" in speed.get_xlabel() and len(speed.lines) == 1  # No speeds.
-  assert figures[0].get_suptitle() == "title"
+  assert "tokens per second" in speed.get_xlabel() and not speed.lines  # No speeds.
+  _assert_files(figure, tmp_path)
+  assert figure.get_suptitle() == "title"
 
 
-def test_curves_over_a_setting_and_the_rest_as_levels(figures, tmp_path):
+def test_curves_over_a_setting_and_the_rest_as_levels(tmp_path):
   cuts = [
     (f"cut{layer}-{alpha}", {LAYERS: (layer,), ALPHA: alpha}, 1.0 + layer + alpha)
     for layer in (2, 0)
     for alpha in (0.0, 0.5)
   ]
   results = _results([("standard", {}, 2.0), *cuts, ("gate", {}, 1.5)])
-  _assert_png(table.plot(results, (LAYERS, ALPHA), "title", tmp_path))
-  (axes,) = figures[0].axes
+  figure = table.figure(results, (LAYERS, ALPHA), "title")
+  _assert_files(figure, tmp_path)
+  (axes,) = figure.axes
   drawn = {line.get_label(): line for line in axes.lines}
   assert set(drawn) == {"alpha = 0.0", "alpha = 0.5", "standard: 2.0000", "gate: 1.5000"}
   points = drawn["alpha = 0.5"].get_xydata().tolist()
@@ -77,17 +78,18 @@ def test_curves_over_a_setting_and_the_rest_as_levels(figures, tmp_path):
   assert len(styles) == 4  # They can be told apart without colour.
 
 
-def test_no_plot_of_nothing(tmp_path):
-  assert table.plot(_results([("standard", {}, None)]), None, "title", tmp_path) is None
-  assert list(tmp_path.iterdir()) == []
+def test_no_plot_of_nothing():
+  assert table.figure(_results([("standard", {}, None)]), None, "title") is None
 
 
 @pytest.mark.parametrize("name", ["$a_{$", r"\$x$ $", "[/x] %s {}", "a\udcffb\x1b[31m", "a\nb"])
 def test_a_name_is_drawn_as_it_is(name, tmp_path):
-  plots.training_curves([{"step": 1, "train/loss": 1.0}], name, tmp_path / "curves.png")
-  values = {name: 1.0, "b": 2.0}
-  plots.sweep_dots({"x": values, "y": values}, name, name, tmp_path / "dots.png")
-  plots.sweep_curves({name: [(0, 1.0)]}, {name: 2.0}, name, name, tmp_path / "lines.png")
+  values = {name: [1.0], "b": [2.0]}
+  for figure in (
+    plots.sweep_dots({"x": values, "y": values}, name, name),
+    plots.sweep_curves({name: [(0, 1.0)]}, {name: 2.0}, name, name),
+  ):
+    plots.save(figure, tmp_path / "figure.png", titles=True)
   figure = Figure()
   text = figure.text(0, 0, plots.plain(name))
   shown, is_math = text._preprocess_math(text.get_text())
@@ -105,3 +107,32 @@ def test_a_full_disk_leaves_the_picture_of_before(tmp_path):
   finally:
     resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
   assert path.read_bytes() == b"before" and list(tmp_path.iterdir()) == [path]
+
+
+def test_a_title_is_drawn_only_where_it_is_asked_for(tmp_path):
+  sizes = []
+  for titles in (True, False):
+    figure = plots.sweep_dots({"x": {"a": [1.0]}}, "a", "A long title")
+    plots.save(figure, tmp_path / "a.png", titles=titles)
+    sizes.append(figure.axes[0].get_position().height)
+  assert sizes[1] > 1.1 * sizes[0]  # The room goes to the axes.
+
+
+def test_large_and_near_values_have_whole_labels():
+  """Where matplotlib would write an offset or a power of ten below the axis."""
+  values = {"a": [1_708_928.0], "b": [1_709_000.0]}
+  near = {"a": [2.00001], "b": [2.00002]}
+  figure = plots.sweep_dots({"parameters": values, "loss": near}, "a", "")
+  plots.render(figure, "png")
+  for axes in figure.axes:
+    assert axes.xaxis.get_offset_text().get_text() == ""
+    labels = [label.get_text() for label in axes.get_xticklabels()]
+    assert len(set(labels)) == len(labels)
+
+
+def test_seeds_become_a_mean_with_its_interval():
+  figure = plots.sweep_dots({"x": {"a": [1.0, 2.0, 3.0], "b": [4.0]}}, "a", "")
+  (axes,) = figure.axes
+  wide, narrow = (c.lines[2][0].get_segments()[0][:, 0] for c in axes.containers)
+  assert wide == pytest.approx([2 - 2.4841, 2 + 2.4841], abs=1e-3)  # t(2) = 4.3027, s = 1
+  assert list(narrow) == [4.0, 4.0]

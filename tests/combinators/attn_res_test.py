@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.helpers import toy
-from tests.helpers.compare import assert_close
+from resjax.testing import toy
+from resjax.testing.compare import assert_close
 from tests.helpers.reference import rms
 from tests.helpers.systems.common import sublayers
 

@@ -1,192 +1,127 @@
 """What every registered combinator owes, on every option set of tests/helpers/systems."""
 
-import functools
+from pathlib import Path
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
 from resjax import combinators
-from tests.helpers import toy, walks
-from tests.helpers.compare import assert_close, norm, relative_errors
+from resjax.testing import CHECKS, checks, toy
+from resjax.testing.compare import relative_errors
+from tests.helpers import walks
 from tests.helpers.systems import CASES, STANDARD_AT_INIT
 
 walk = walks.cases()
 SCANNED = tuple(case for case in CASES if not case.loop_only)
 # What a state can hold; how a layer is recomputed depends on no other option.
 FORMS = ("standard", "block_attn_res", "delta_attn_res", "mhc_lite", "unet_skips", "x0_residual")
-
-
-def build(case, **changes):
-  return toy.build(case.name, case.options, num_layers=walks.num_layers(case), **changes)
-
-
-def inputs(case, dtype=np.float32):
-  """The parameters of the branches, and the embeddings."""
-  return toy.layers(walks.num_layers(case), dtype=dtype), jax.device_put(toy.embeddings(dtype))
-
-
-def network(case, **changes):
-  """A combinator with random parameters, the branches and embeddings, in float64.
-
-  The gradient of a scalar is a sum that may cancel: what float32 leaves of it proves little.
-  """
-  graphdef, state = nnx.split(build(case, **changes))  # drawn outside: x64 draws others
-  with jax.enable_x64(True):
-    state = jax.device_put(jax.tree.map(np.float64, state))
-    return nnx.merge(graphdef, state), *inputs(case, np.float64)
-
-
-@functools.cache
-def expected(case):
-  """Value and gradients of the loop over layers written out by hand."""
-  return by_hand(case, network(case))
-
-
-def by_hand(case, made):
-  with jax.enable_x64(True):
-    return jax.tree.map(np.asarray, walks.value_and_gradients(case)(toy.by_hand, *made))
+MIX_TOKENS = ("deep_delta",)
 
 
 def test_every_registered_name_has_cases():
   names = set(combinators.names())
   assert {case.name for case in CASES} == names
-  made = nnx.eval_shape(lambda: {n: combinators.build(n, **sizes()) for n in names})
+  made = nnx.eval_shape(lambda: {n: toy.build(n, {}, random=False) for n in names})
   plain = {n for n in names if made[n].equals_standard_at_init}
   assert {case.name for case in STANDARD_AT_INIT} >= plain
 
 
-def sizes():
-  return {"num_layers": toy.L, "d_model": toy.D, "rngs": nnx.Rngs(0)}
-
-
 @walks.one_case_each()
 def test_python_loop_of_depth_run_is_the_loop_by_hand(case):
-  check_loop(case, "none")
+  checks.loop(walks.subject(case))
 
 
 @walks.first_cases(quick=FORMS)
 def test_python_loop_with_remat_is_the_loop_by_hand(case):
-  check_loop(case, "full")
-
-
-def check_loop(case, remat):
-  forward = functools.partial(toy.run, unroll=True, remat=remat)
-  check(case, walks.value_and_gradients(case), forward)
+  checks.loop_with_remat(walks.subject(case))
 
 
 @walks.first_cases(SCANNED, quick=FORMS)
 def test_scan_with_remat_is_the_loop_by_hand(case):
-  check_scan(case, "full")
+  checks.scan_with_remat(walks.subject(case))
 
 
 @walks.one_case_each(SCANNED)
 def test_scan_is_the_loop_by_hand(case):
-  check_scan(case, "none")
+  checks.scan(walks.subject(case))
 
 
 @walks.one_case_each(SCANNED, quick=FORMS)
 def test_scan_that_keeps_products_is_the_loop_by_hand(case):
-  check_scan(case, "dots")
+  checks.scan_that_keeps_products(walks.subject(case))
 
 
-def check_scan(case, remat):
-  check(case, toy.jitted, functools.partial(toy.run, remat=remat))
-
-
-def check(case, value_and_gradients, forward):
-  want, made = expected(case), network(case)
-  with jax.enable_x64(True):
-    got = value_and_gradients(forward, *made)
-  assert {leaf.dtype for leaf in jax.tree.leaves(got)} == {jnp.dtype("float64")}
-  assert_close(got, want, 1e-12)
+def test_a_loop_alone_is_for_those_that_no_scan_can_run():
+  for case in CASES:
+    assert case.loop_only == (walks.subject(case).abstract().strategy == "loop"), str(case)
 
 
 @walks.first_cases()
 def test_random_parameters_all_have_gradients(case):
-  _, (params, *others) = expected(case)
-  check_dead(params, case.dead, params)
-  for leaf in jax.tree.leaves(others):
-    assert np.isfinite(leaf).all() and norm(leaf) > 0
-
-
-def check_dead(gradients, dead, names):
-  """Exactly the elements under the index prefixes of `dead` are zero."""
-  assert set(dead) <= set(gradients)
-  for name in names:
-    for gradient in jax.tree.leaves(gradients[name]):  # one, or one per layer
-      zero = np.zeros(gradient.shape, bool)
-      for prefix in dead.get(name, ()):
-        zero[prefix] = True
-      assert np.isfinite(gradient).all(), name
-      np.testing.assert_array_equal(gradient == 0, zero, err_msg=name)
+  checks.gradients(walks.subject(case))
 
 
 @walks.first_cases(tuple(case for case in CASES if case.learns_at_init))
 def test_queries_and_gates_learn_from_the_first_step(case):
-  _, (params, _, _) = by_hand(case, network(case, random=False))
-  check_dead(params, case.dead, case.learns_at_init)
+  subject = walks.subject(case)
+  _, (params, _, _) = subject.by_hand(*subject.network(subject.fresh()))
+  checks.check_dead(params, case.dead, case.learns_at_init)
 
 
 @walks.first_cases()
 def test_bfloat16_activations_and_float32_parameters(case):
-  want, want_gradients = expected(case)
-  made, (layers, x) = build(case), inputs(case)
-  compute = scan_with_every_rounding if walks.is_first(case) else loop_by_operations
-  got, gradients = compute(made, layers, x.astype(jnp.bfloat16))
-  assert got.dtype == jnp.bfloat16 and gradients[2].dtype == jnp.bfloat16
-  assert {leaf.dtype for leaf in jax.tree.leaves(nnx.state(made))} <= {jnp.dtype("float32")}
-  assert {leaf.dtype for leaf in jax.tree.leaves(gradients[:2])} == {jnp.dtype("float32")}
-  # Every sublayer rounds its input, hidden layer, output and the stream once or twice.
-  rounding = float(jnp.finfo(jnp.bfloat16).eps) * np.sqrt(4 * made.num_sublayers)
-  assert_close(got, want, rounding)
-  assert_close(gradients, want_gradients, 3 * rounding, floor=0.3)
+  checks.bfloat16(walks.subject(case))
 
 
-def scan_with_every_rounding(made, *arrays):
-  """Value and gradients in one program, with also the roundings within one kernel."""
-  graphdef, state = nnx.split(made)
-
-  def compute(state, *arrays):
-    return toy.value_and_gradients(toy.run, nnx.merge(graphdef, state), *arrays)
-
-  options = {"xla_allow_excess_precision": False}
-  return jax.jit(compute, compiler_options=options)(state, *arrays)
-
-
-def loop_by_operations(made, *arrays):
-  return toy.value_and_gradients(functools.partial(toy.run, unroll=True), made, *arrays)
+@walks.first_cases()
+def test_parameters_and_state_bytes_and_flops_are_counted(case):
+  checks.counts(walks.subject(case))
 
 
 @walk
 def test_number_of_parameters(case):
-  made = nnx.eval_shape(lambda: combinators.build(case.name, **sizes(), **case.options))
+  made = walks.subject(case).abstract()
   leaves = jax.tree.leaves(nnx.state(made))
   assert made.num_parameters() == sum(leaf.size for leaf in leaves)
 
 
-@walks.first_cases()
-def test_state_bytes_are_those_of_the_last_state(case):
-  made, (layers, x) = build(case), inputs(case)
-  last = jax.eval_shape(lambda: arrays([*toy.states_by_hand(made, layers, x)][-1]))
-  held = sum(leaf.size * leaf.dtype.itemsize for leaf in last)
-  assert made.state_bytes_per_token(x.dtype) * toy.B * toy.T == held
-
-
-def arrays(state):
-  return [leaf for leaf in jax.tree.leaves(state) if isinstance(leaf, jax.Array)]
-
-
 @walk
 def test_decayed_and_per_layer_parameters_exist(case):
-  made = nnx.eval_shape(lambda: build(case, random=False))
-  params = nnx.to_pure_dict(nnx.state(made))
-  assert set(made.decayed_parameters) | set(made.per_layer) <= set(params)
-  assert {len(params[name]) for name in made.per_layer} <= {walks.num_layers(case)}
+  checks.declarations(walks.subject(case))
+
+
+@walks.one_case_each(quick=FORMS)
+def test_shapes_and_sizes_are_those_of_the_protocol(case):
+  checks.protocol(walks.subject(case))
+
+
+@walks.one_case_each(all_of=MIX_TOKENS)
+def test_causal_and_without_a_cache_token_local(case):
+  checks.causal(walks.subject(case, num_layers=2))
+
+
+@walks.one_case_each(all_of=MIX_TOKENS, quick=MIX_TOKENS)
+def test_tokens_in_chunks_are_all_tokens(case):
+  checks.decoding(walks.subject(case))
+
+
+@walks.one_case_each(quick=("block_attn_res",))
+def test_two_devices_compute_what_one_does(case):
+  checks.mesh(walks.subject(case))
+
+
+@walks.one_case_each(quick=("block_attn_res", "x0_residual"))
+def test_the_output_after_the_last_site_is_the_output(case):
+  checks.early_output(walks.subject(case))
 
 
 def test_relative_error_sees_one_wrong_leaf():
   want = {"a": np.ones(4), "b": np.full(4, 1e-3)}
   errors = relative_errors({"a": np.ones(4), "b": np.full(4, 1.1e-3)}, want)
   assert errors["['a']"] == 0 and errors["['b']"] > 0.01
+
+
+def test_no_check_is_left_out_here():
+  tests = "".join(path.read_text() for path in Path(__file__).parent.glob("*_test.py"))
+  assert {name for name in CHECKS if f"checks.{name}(" in tests} == set(CHECKS)

@@ -6,7 +6,7 @@ import pytest
 from flax import nnx
 
 from resjax import combinators
-from resjax.combinators import Standard
+from resjax.combinators import Standard, registry
 from tests.helpers.systems import COSTS
 from tests.helpers.systems.common import D
 
@@ -14,7 +14,7 @@ from tests.helpers.systems.common import D
 def build(key, d_model):
   name, *options = key
   sizes = {"num_layers": 2, "d_model": d_model}
-  return nnx.eval_shape(lambda: combinators.build(name, **sizes, rngs=nnx.Rngs(0), **dict(options)))
+  return nnx.eval_shape(lambda: registry.get(name)(**sizes, rngs=nnx.Rngs(0), **dict(options)))
 
 
 def at(count, width):

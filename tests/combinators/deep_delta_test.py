@@ -11,8 +11,8 @@ from jax import lax
 
 from resjax.combinators import TokenContext
 from resjax.combinators.deep_delta import delta_update
-from tests.helpers import toy
-from tests.helpers.compare import assert_close
+from resjax.testing import toy
+from resjax.testing.compare import assert_close
 from tests.helpers.systems.deep_delta import CHANNEL, PLAIN_WIDTH, TOKEN, deep_delta
 
 B, T, D, L = 2, 7, toy.D, 2

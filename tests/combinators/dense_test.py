@@ -9,8 +9,8 @@ import pytest
 from flax import nnx
 
 from resjax import combinators
-from tests.helpers import toy
-from tests.helpers.compare import assert_close, relative_errors
+from resjax.testing import toy
+from resjax.testing.compare import assert_close, relative_errors
 
 LAYERS, X = toy.layers(), jnp.asarray(toy.embeddings())
 STANDARD = toy.build("standard", {})

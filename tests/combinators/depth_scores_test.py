@@ -8,7 +8,7 @@ import pytest
 
 from resjax.combinators.depth_scores import DepthScores
 from resjax.kernels.depth_attention import Sources
-from tests.helpers import toy
+from resjax.testing import toy
 from tests.helpers.reference import depth_read
 
 D, N, EPS = 8, 4, 1e-6

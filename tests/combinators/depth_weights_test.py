@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from resjax.combinators.base import OUTPUT
-from tests.helpers import toy
+from resjax.testing import toy
 from tests.helpers.reference import rms
 from tests.helpers.systems import CASES
 

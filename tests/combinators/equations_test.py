@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from resjax import combinators
-from tests.helpers import toy, walks
-from tests.helpers.compare import assert_close
+from resjax.testing import toy
+from resjax.testing.compare import assert_close
+from tests.helpers import walks
 from tests.helpers.systems import CASES, EQUATIONS
 
 THREE = ("short_swa", "attention", "mlp")

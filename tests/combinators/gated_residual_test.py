@@ -8,7 +8,8 @@ import pytest
 from flax import nnx
 
 from resjax.nn.norm import Identity
-from tests.helpers import decoders, toy
+from resjax.testing import toy
+from tests.helpers import decoders
 
 SITES = ("mlp",)
 LAYERS, X = toy.layers(2, SITES), jnp.asarray(toy.embeddings())

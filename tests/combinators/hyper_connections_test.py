@@ -9,8 +9,8 @@ import pytest
 from flax import nnx
 
 from resjax.kernels.streams import written
-from tests.helpers import toy
-from tests.helpers.compare import assert_close, norm, relative_errors
+from resjax.testing import toy
+from resjax.testing.compare import assert_close, norm, relative_errors
 
 LAYERS, X = toy.layers(), jnp.asarray(toy.embeddings())
 constrained = pytest.mark.parametrize("name", ["mhc", "mhc_lite"])

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from tests.helpers import toy
+from resjax.testing import toy
 
 
 def test_x0_residual_starts_like_nanochat():

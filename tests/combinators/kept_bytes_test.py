@@ -5,7 +5,8 @@ import jax.numpy as jnp
 from flax import nnx
 
 from resjax import combinators
-from tests.helpers import toy, walks
+from resjax.testing import toy
+from tests.helpers import walks
 
 WIDTH, TOKENS = 48, 7  # no other axis is as long
 
@@ -16,9 +17,8 @@ def branch(row, site, views, context, pre_norm):
 
 @walks.first_cases()
 def test_no_float32_copy_of_a_bfloat16_array_is_kept(case):
-  made = combinators.build(
-    case.name, num_layers=toy.L, d_model=WIDTH, sites=toy.SITES, rngs=nnx.Rngs(0), **case.options
-  )
+  sizes = {"num_layers": toy.L, "d_model": WIDTH, "sites": toy.SITES, "rngs": nnx.Rngs(0)}
+  made = combinators.build(case.name, **sizes, scaled_init=True, **case.options)
   graphdef, state = nnx.split(made)
 
   def kept(state, x):

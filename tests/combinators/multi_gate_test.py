@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.helpers import toy
+from resjax.testing import toy
 
 LAYERS, X = toy.layers(), jnp.asarray(toy.embeddings())
 gates = pytest.mark.parametrize("gate", ["competitive", "independent"])

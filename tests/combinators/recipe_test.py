@@ -12,6 +12,7 @@ import pytest
 
 from resjax import combinators
 from resjax.combinators import registry
+from resjax.testing import CHECKS, combinator
 from tests.helpers import xla
 
 ROOT = Path(__file__).parents[2]
@@ -20,8 +21,13 @@ BLOCK = re.compile(r"^(?:`([\w/.]+)`[^\n]*\n\n)?```(python|diff)\n(.*?)^```", re
 NAME = "leaky"
 
 
-def test_a_class_of_ones_own(monkeypatch):
+QUICK = ("protocol", "declarations", "counts")  # of the checks of an author
+
+
+@pytest.mark.parametrize("checks", [QUICK, pytest.param(CHECKS, marks=pytest.mark.slow)], ids=len)
+def test_a_class_of_ones_own(checks, monkeypatch):
   monkeypatch.setattr(registry, "_REGISTRY", dict(registry._REGISTRY))
+  monkeypatch.setattr(combinator, "CHECKS", {name: CHECKS[name] for name in checks})
   names = {}
   for _, _, block in BLOCK.findall(OWN):
     exec(block, names)

@@ -1,6 +1,7 @@
 """Bad options are refused with what was given and what is allowed."""
 
 import dataclasses
+import functools
 import inspect
 import pydoc
 import re
@@ -15,12 +16,15 @@ from resjax import combinators
 from resjax.combinators import Standard, registry
 from resjax.combinators.base import SIZES
 from resjax.models.config import ResidualConfig
-from tests.helpers import decoders, toy
+from resjax.models.residual_stream import ResidualStream, branch_init
+from resjax.testing import toy
+from tests.helpers import decoders
 from tests.helpers.systems import BAD_OPTIONS
 
 
 def build(name, num_layers=3, **options):
-  return combinators.build(name, num_layers=num_layers, d_model=toy.D, rngs=nnx.Rngs(0), **options)
+  sizes = {"num_layers": num_layers, "d_model": toy.D, "rngs": nnx.Rngs(0)}
+  return combinators.build(name, **sizes, scaled_init=True, **options)
 
 
 @pytest.mark.parametrize(
@@ -68,6 +72,32 @@ def test_gates_of_tokens_need_the_normalised_input():
   for granularity in ("token", "channel"):
     with pytest.raises(ValueError, match=f"granularity='{granularity}' needs write.*normed"):
       build("gate", granularity=granularity).write(x, 0, "mlp", x)
+
+
+def test_a_gain_of_branches_that_no_model_knows_of_is_refused():
+  """In a loop by hand, in `depth.run` and in a stream, whoever made the combinator."""
+  layers, x = toy.layers(3), jnp.asarray(toy.embeddings())
+  sizes = {"num_layers": 3, "d_model": toy.D}
+  for made in (combinators.DeepNorm(**sizes), combinators.build("deepnorm", **sizes, rngs=None)):
+    for start in (made.init, functools.partial(ResidualStream.start, made)):
+      with pytest.raises(ValueError, match=r"DeepNorm starts branches 0\.452 .*scaled_init = True"):
+        jax.eval_shape(start, x)
+    with pytest.raises(ValueError, match=r"leave out norms before branches \(pre_norm is False\)"):
+      jax.jit(lambda x, made=made: toy.run(made, layers, x))(x)
+  branch_init(made, nnx.initializers.ones)
+  assert toy.run(made, layers, x).shape == x.shape
+  plain = combinators.build("deepnorm", **sizes, rngs=None, scaled_init=True)
+  assert plain.init(x) is not None
+
+
+@pytest.mark.parametrize("name", ["muddformer", "deep_cross_attention"])
+def test_a_model_that_keeps_quiet_about_views_is_refused(name):
+  made = build(name)
+  x = jnp.ones((1, 2, toy.D))
+  state = made.init(x)
+  for normed, words in ((None, "pass normed="), ({"x": x}, "leaves out q, k, v")):
+    with pytest.raises(ValueError, match=f"'attention' is given the views .*{words}"):
+      jax.eval_shape(lambda n=normed: made.write(state, 0, "attention", x, normed=n))
 
 
 def test_every_system_has_a_family():

@@ -1,5 +1,6 @@
 import io
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -64,3 +65,6 @@ def test_bar_on_a_terminal(folder_config):
   for stage in ("writing a train", "learning the tokenizer", "packing a train"):
     assert stage in shown
   assert f"{summary.corpora['a'].splits['train'].rows:,}" in shown
+  # A stage whose length is not known has no total, where rich would show 100.
+  plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown)
+  assert re.search(r"reading a .* [0-9]+/\? ", plain) and "/100 " not in plain

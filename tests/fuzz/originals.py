@@ -49,7 +49,7 @@ def training(config: str = "tiny", **settings: object) -> tuple[str, ...]:
 # One pass over all rows of the built data, in a folder of its own.
 PASS = training(workdir="out", train__steps=14, train__batch_size=32, train__eval_every=14)
 EXPORT = ("--checkpoint=run", "--out=out")
-GENERATE = ("--workdir=run", "--num_tokens=6")
+GENERATE = ("--checkpoint=run", "--num_tokens=6")
 INTERVENE = (
   "--hf=hf", "--data=text", "--out=out/cuts.json", "--alphas=0", "--layers=0", "--noalignment",
   "--tokens=64", "--seq_len=16",
@@ -67,7 +67,7 @@ COLLECT = (
 PLANNED = (
   "--config=sweep.py", *training(workdir="planned")[1:], "--collect", "--seeds=0,1",
 )  # fmt: skip
-LADDER = ("--sweep=ladder",)
+LADDER = ("--workdir=ladder",)
 RUNGS = ("a", "b", "c", "d")
 RETRIEVAL = (
   "--systems=standard", "--task=fixed:0", "--layers=1", "--seeds=0", "--out=retrieval",

@@ -1,5 +1,6 @@
 """Runs of a few steps in this process."""
 
+import contextlib
 import io
 from unittest import mock
 
@@ -29,10 +30,11 @@ def settings(root, workdir, name, **train):
   return c
 
 
-def run(config) -> str:
-  """Trains a config and returns what it printed; no curves are drawn."""
+def run(config, *, draws: bool = False) -> str:
+  """Trains a config and returns what it printed; no figures are drawn unless it `draws`."""
   printed = io.StringIO()
-  with mock.patch("resjax.analysis.plots.training_curves"):
+  saving = contextlib.nullcontext() if draws else mock.patch("resjax.analysis.plots.save")
+  with saving:
     train(experiment.build(config), Console(file=printed, width=200))
   return printed.getvalue()
 

@@ -12,7 +12,7 @@ from resjax.kernels.depth_attention import (
   depth_attention_block,
   depth_attention_merge,
 )
-from tests.helpers.compare import assert_close
+from resjax.testing.compare import assert_close
 
 EPS = 1e-6
 NARROW, FORWARD, GRADIENT = 4e-3, 2e-6, 1e-5

@@ -1,9 +1,11 @@
 """Parametrisations over the registry: what takes long runs for some, and is `slow` for the rest."""
 
+import functools
+
 import pytest
 
 from resjax import combinators
-from tests.helpers import toy
+from resjax.testing import checks, toy
 from tests.helpers.systems import CASES
 
 _ALL = combinators.names()
@@ -50,12 +52,23 @@ def is_first(case):
   return case in _first(CASES)
 
 
+@functools.cache
+def subject(case, num_layers=None):
+  """What the checks of resjax.testing check; one for all tests, which share what it expects."""
+  return checks.Subject(
+    functools.partial(combinators.build, case.name, scaled_init=True, **case.options),
+    num_layers or (3 if is_first(case) else 5),
+    case.dead,
+    value_and_gradients(case),
+  )
+
+
 def num_layers(case):
   """Layers of a case: 3, a first, a middle and a last one, for the first case of a name.
 
   Options of other cases may be about more layers; they have 5.
   """
-  return 3 if is_first(case) else 5
+  return subject(case).num_layers
 
 
 def value_and_gradients(case):

@@ -8,8 +8,8 @@ from flax import linen, nnx
 
 from resjax import combinators
 from resjax.interop.linen import combinator
-from tests.helpers import toy
-from tests.helpers.compare import assert_close
+from resjax.testing import toy
+from resjax.testing.compare import assert_close
 
 LAYERS, X = toy.layers(), jnp.asarray(toy.embeddings())
 

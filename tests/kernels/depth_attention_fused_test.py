@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from resjax.kernels.depth_attention import Sources, depth_attention
+from resjax.testing.compare import assert_close
 from tests.helpers import reference
-from tests.helpers.compare import assert_close
 
 D, TOKENS, EPS = 16, (2, 3), 1e-6
 

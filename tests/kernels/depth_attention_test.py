@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from resjax.kernels.depth_attention import Sources, depth_attention, make_bank, store
+from resjax.testing.compare import assert_close
 from tests.helpers import reference
-from tests.helpers.compare import assert_close
 
 D, TOKENS = 16, (2, 3)
 COUNTS = (1, 2, 5, 9, 16)

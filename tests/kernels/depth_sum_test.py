@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from resjax.kernels.depth_attention import Sources, depth_sum, gated_depth_sum
-from tests.helpers.compare import assert_close
+from resjax.testing.compare import assert_close
 
 N, TOKENS, D = 5, (2, 3), 8
 RNG = np.random.default_rng(0)

@@ -18,8 +18,8 @@ from resjax.kernels.depth_attention.mosaic_gpu import (
 from resjax.kernels.depth_attention.mosaic_gpu import tiles as gpu_tiles
 from resjax.kernels.depth_attention.operands import Operands, Read
 from resjax.sharding import Layout
+from resjax.testing.compare import assert_close
 from tests.helpers import layouts, reference
-from tests.helpers.compare import assert_close
 
 EPS = 1e-6
 BF16, FP32 = jnp.bfloat16, jnp.float32

@@ -14,8 +14,8 @@ from resjax.kernels.depth_attention.mosaic_tpu.tiles import TpuTiles
 from resjax.kernels.depth_attention.operands import Operands, Read
 from resjax.kernels.depth_attention.reference import direct as reference_backend
 from resjax.sharding import Layout
+from resjax.testing.compare import assert_close
 from tests.helpers import layouts, reference
-from tests.helpers.compare import assert_close
 
 EPS = 1e-6
 INTERPRET = pltpu.InterpretParams(detect_races=True, uninitialized_memory="nan")

@@ -17,8 +17,8 @@ from resjax.kernels.self_attention import (
   prompt_attention,
 )
 from resjax.sharding import Layout
+from resjax.testing.compare import assert_close
 from tests.helpers import layouts, reference
-from tests.helpers.compare import assert_close
 
 
 def example(length, batch=2, num_heads=4, num_kv_heads=2, width=8, seed=0):

@@ -12,8 +12,8 @@ from resjax.kernels.streams import Pending, backends, stream_read
 from resjax.kernels.streams.mosaic_gpu import obstacles
 from resjax.kernels.streams.operands import Operands, Read
 from resjax.sharding import Layout
+from resjax.testing.compare import assert_close
 from tests.helpers import layouts, streams
-from tests.helpers.compare import assert_close
 
 interpreted = pytest.mark.skipif(
   not hasattr(plgpu, "InterpretGPUParams"), reason="this JAX has no interpreter of GPU kernels"

@@ -13,8 +13,8 @@ from resjax.aot import absent_devices
 from resjax.hardware.chips import TPU_CHIPS
 from resjax.kernels.streams import Pending, sinkhorn, stream_read
 from resjax.sharding import MESH_AXES, Layout
+from resjax.testing.compare import assert_close
 from tests.helpers import streams
-from tests.helpers.compare import assert_close
 from tests.helpers.libtpu import needs_libtpu
 
 # Races are looked for, and memory starts as NaN.

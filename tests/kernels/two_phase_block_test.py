@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from resjax.kernels.depth_attention import BlockRead, Sources, depth_attention_block
+from resjax.testing.compare import assert_close
 from tests.helpers import reference
-from tests.helpers.compare import assert_close
 from tests.helpers.two_phase import EPS, TOKENS, D, as_sources, example, rounded, wide
 
 PRECISIONS = [(jnp.float32, 2e-6, 1e-5), (jnp.bfloat16, 4e-3, 4e-3)]

@@ -24,8 +24,8 @@ from resjax.kernels.depth_attention.mosaic_gpu import (
 from resjax.kernels.depth_attention.mosaic_gpu.tiles import GpuTiles
 from resjax.kernels.depth_attention.operands import MergeOperands, Operands, Read
 from resjax.sharding import Layout
+from resjax.testing.compare import assert_close
 from tests.helpers import layouts, two_phase_kernels
-from tests.helpers.compare import assert_close
 from tests.helpers.two_phase_kernels import (
   FORWARD,
   GRADIENT,

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from resjax.kernels.depth_attention import depth_attention_merge
-from tests.helpers.compare import assert_close, relative_errors
+from resjax.testing.compare import assert_close, relative_errors
 from tests.helpers.two_phase import EPS, D, one_read, wide
 
 

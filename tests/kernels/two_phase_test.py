@@ -11,7 +11,7 @@ from resjax.kernels.depth_attention import (
   depth_attention_merge,
   two_phase_moves_less,
 )
-from tests.helpers.compare import assert_close
+from resjax.testing.compare import assert_close
 from tests.helpers.two_phase import (
   EPS,
   cotangents,

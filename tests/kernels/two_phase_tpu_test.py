@@ -15,8 +15,8 @@ from resjax.kernels.depth_attention import (
   depth_attention_merge,
 )
 from resjax.sharding import Layout
+from resjax.testing.compare import assert_close
 from tests.helpers import layouts
-from tests.helpers.compare import assert_close
 from tests.helpers.two_phase_kernels import (
   FORWARD,
   GRADIENT,

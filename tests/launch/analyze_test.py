@@ -93,7 +93,7 @@ MISTAKES = [
   ([*LLAMA, "--out=/dev/null/x"], ["cannot write to /dev/null/x", "--out"]),
   (["--hf={root}/llama", "--data=nowhere/x"], ["--data", "nowhere/x"]),
   ([*LLAMA, "--readings=shut"], ["shut", "closed, read"]),
-  ([*LLAMA, "--sensitivity={root}/llama/config.json"], ["launch.intervene"]),
+  ([*LLAMA, "--sensitivity={root}/llama/config.json"], ["resjax intervene"]),
 ]
 GOOD = [*LLAMA, "--tokens=64", "--readings=closed", "--text=depth width", "--out={root}/good"]
 # All in one process: each would spend seconds on its start.
@@ -156,11 +156,9 @@ def test_a_mistake_on_the_command_line():
 SHOWN = """
 from types import SimpleNamespace
 import numpy as np
-from absl import flags
-from launch import analyze
-flags.FLAGS(["analyze"])
+from resjax.actions import analysis
 batch = {"inputs": np.arange(10, 16)[None], "segment_ids": np.array([[1, 1, 1, 2, 2, 0]])}
-print("=", analyze._shown_tokens(None, SimpleNamespace(batches=[batch])).tolist())
+print("=", analysis.shown_tokens(None, SimpleNamespace(batches=[batch]), None).tolist())
 """
 
 

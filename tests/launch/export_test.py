@@ -84,4 +84,4 @@ def test_several_processes_are_refused(tmp_path):
   arguments = [*COMMAND, f"--checkpoint={tmp_path}", f"--out={tmp_path / 'out'}"]
   for code, output in runs.ends(runs.start_together(2, arguments), timeout=120):
     assert code == 1 and output.count("\n") == 1, output
-    assert output.startswith("error: launch.export runs in one process"), output
+    assert output.startswith("error: resjax export runs in one process"), output

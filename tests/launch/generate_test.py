@@ -31,5 +31,5 @@ def test_a_folder_with_a_setting_to_ignore(tmp_path):
 
 def test_one_model():
   assert failed(COMMAND).startswith("error: no model; give the folder of a run, for example ")
-  both = failed([*COMMAND, "--hf=a", "--workdir=b"])
-  assert both == "error: --workdir=b and --hf=a are two models; give one of them\n"
+  both = failed([*COMMAND, "--hf=a", "--checkpoint=b"])
+  assert both == "error: --checkpoint=b and --hf=a are two models; give one of them\n"

@@ -17,7 +17,8 @@ SCHEMA = json.loads((pathlib.Path(__file__).parent / "jobset_schema.json").read_
 NAME = "--name=run1"
 TPUS = ("--image=repo/image:1", "--topology=v5litepod-16")
 GPUS = ("--image=repo/image:1", "--gpu=nvidia-h100-80gb", "--num_nodes=3")
-TRAIN = ("--", "python", "-m", "launch.train", "--config=configs/tiny.py")
+ROWS = "--config.train.batch_size=96"  # divide over all devices here
+TRAIN = ("--", "python", "-m", "launch.train", "--config=configs/tiny.py", ROWS)
 WORKDIR = "--config.workdir=gs://bucket/run1"
 
 
@@ -141,7 +142,7 @@ def test_a_name_that_exists_is_left_alone(cluster):
   cluster.state.touch()
   code, output = launch(cluster, "run", NAME, *TPUS, *TRAIN, WORKDIR)
   assert code == 1 and cluster.state.exists() and len(cluster.calls) == 1
-  assert "--name=run1 exists already" in output and "python -m launch.gke delete" in output
+  assert "--name=run1 exists already" in output and "resjax gke delete" in output
 
 
 @pytest.mark.parametrize("failing", ["get jobset", "apply"])
@@ -150,7 +151,7 @@ def test_a_failure_leaves_nothing(cluster, failing):
   code, output = launch(cluster, "run", NAME, *TPUS, *TRAIN, WORKDIR)
   last = output.splitlines()[-1]
   assert code == 1 and not cluster.state.exists()
-  assert "of 2" in last and "; go on with: python -m launch.gke run --name=run1" in last
+  assert "of 2" in last and "; go on with: resjax gke run --name=run1" in last
   assert len(cluster.matching("delete jobset run1")) == (failing == "apply")
 
 

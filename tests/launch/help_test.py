@@ -103,14 +103,14 @@ def test_every_command_is_walked():
   names = {command.split(".", 1)[1] for command in COMMANDS}
   single = (
     "train train_together sweep ladder build_dataset aot evaluate analyze intervene inspect "
-    "depth_retrieval generate export tpu gke slurm local"
+    "depth_retrieval generate export report tpu gke slurm local"
   )
   assert {*single.split(), *(f"bench {name}" for name in BENCHMARKS if name != "kernels")} == names
 
 
 def test_commands_that_are_broken_are_still_commands(monkeypatch):
   monkeypatch.setenv("COLUMNS", "60")
-  command = '  python -m launch.train --config=FILE --config.a="b c" --config.steps=1000  (a note)'
+  command = '  resjax train --config=FILE --config.a="b c" --config.steps=1000  (a note)'
   first, second, note = help_text.fitted(command).splitlines()
   assert note == "      (a note)" and max(len(first), len(second)) <= 60
   words = shlex.split(command.partition("  (")[0])
@@ -132,7 +132,7 @@ def test_benchmarks(run):
   assert code == 1
   assert output == f"error: 'kernel' is not a benchmark; allowed: {', '.join(BENCHMARKS)}\n"
   code, output = run("launch.bench", "kernels", "--help")
-  assert code == 0 and "--network-bytes" in output and "python -m launch.bench kernels" in output
+  assert code == 0 and "--network-bytes" in output and "resjax bench kernels" in output
   code, output = run("launch.bench", "kernels", "--sh\x1b[31mapes=1")
   assert code == 1
   assert output == "error: unrecognized arguments: --sh\\x1b[31mapes=1\n"

@@ -128,7 +128,7 @@ def test_a_failing_step_prints_no_secret(tools):
   for module, *flags in (("launch.tpu", "run", *TPU), ("launch.gke", "run", *GKE)):
     own = more if module == "launch.gke" else more[1:]
     code, output = tools.run(module, *flags, *own)
-    assert code == 1 and "go on with: python -m" in output and "B_TOKEN=***" in output
+    assert code == 1 and "go on with: resjax" in output and "B_TOKEN=***" in output
     assert_silent(output)
 
 

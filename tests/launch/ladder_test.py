@@ -79,7 +79,7 @@ def values(folder):
 
 def test_an_arm_of_a_known_loss_has_its_multiplier(tmp_path, forked):
   folder = write_ladder(tmp_path / "a", speeds={"gate": 8e3}, seeds=(0, 1))
-  code, output = forked(f"--sweep={folder}")
+  code, output = forked(f"--workdir={folder}")
   assert code == 0, output
   lines = [line for line in output.splitlines() if str(folder) not in line]
   assert len(lines) > 16 and max(map(len, lines)) <= 80, output
@@ -92,7 +92,7 @@ def test_an_arm_of_a_known_loss_has_its_multiplier(tmp_path, forked):
   assert "block_attn_res: no saving is claimed, since S is 0.90 on rung" in output
   assert (folder / "ladder.png").stat().st_size > 10_000
 
-  code, output = forked(f"--sweep={folder}", "--nospeed")
+  code, output = forked(f"--workdir={folder}", "--nospeed")
   assert code == 0 and "gate saves 20.0%" in output
   assert found["arms"]["gate"]["tokens_per_second"] == [8e3] * 4
   np.testing.assert_allclose(values(folder)[1]["gate"], 1.25, rtol=1e-3)
@@ -104,7 +104,7 @@ def test_an_arm_that_is_not_done_is_left_out(tmp_path, forked):
   lines = metrics.read_text().splitlines()
   lines[-1] = lines[-1].replace(str(json.loads(lines[-1])["validation/loss"]), "null")
   metrics.write_text("\n".join(lines) + "\n")
-  code, output = forked(f"--sweep={folder}")
+  code, output = forked(f"--workdir={folder}")
   assert code == 0 and "gate is left out: l4d32 is not done" in output
   assert "l4d32-gate is not done\n" in output
   assert set(values(folder)[1]) == {"block_attn_res"}
@@ -113,13 +113,13 @@ def test_an_arm_that_is_not_done_is_left_out(tmp_path, forked):
 def test_missing_seeds_are_named(tmp_path, forked):
   folder = write_ladder(tmp_path / "a", seeds=(0, 1))
   shutil.rmtree(folder / "l3d24-gate" / "seed_1")
-  code, output = forked(f"--sweep={folder}")
+  code, output = forked(f"--workdir={folder}")
   assert code == 0 and "l3d24-gate is not done: seed_1\n" in output
   assert "gate is left out: l3d24 is not done" in output
   assert set(values(folder)[1]) == {"block_attn_res"}
   shutil.rmtree(folder / "l6d48-standard" / "seed_0")
   (folder / "l6d48-standard" / "seed_1" / workdir.RECORD).unlink()
-  code, output = forked(f"--sweep={folder}")
+  code, output = forked(f"--workdir={folder}")
   assert code == 1 and "l6d48-standard is not done: seed_0, seed_1\n" in output
   assert "--reference=standard has 3 finished rungs" in output
 
@@ -128,21 +128,24 @@ def test_mistakes_are_one_line(tmp_path, forked):
   folder = write_ladder(tmp_path / "a")
   for flags, words in (
     ([], "no sweep; give the folder of one"),
-    ([f"--sweep={tmp_path / 'b'}"], "there is no such folder; run launch.sweep first"),
+    ([f"--workdir={tmp_path / 'b'}"], "there is no such folder; run resjax sweep first"),
     (
-      [f"--sweep={folder}", "--reference=atn"],
+      [f"--workdir={folder}", "--reference=atn"],
       "--reference=atn has 0 finished rungs, folders RUNG-atn, and needs 4; arms with finished "
       "runs: block_attn_res, gate, standard",
     ),
-    ([f"--sweep={folder}", "--floor=3"], "floor=3 must be at least 0 and below the smallest loss"),
-    ([f"--sweep={folder}", "--currency=hours"], "hours"),
+    (
+      [f"--workdir={folder}", "--floor=3"],
+      "floor=3 must be at least 0 and below the smallest loss",
+    ),
+    ([f"--workdir={folder}", "--currency=hours"], "hours"),
   ):
     code, output = forked(*flags)
     assert code == 1 and words in output, output
     assert output.startswith("error: ") and output.count("\n") == 1, output
   other = folder / "l2d16-gate" / workdir.RECORD
   other.write_text(other.read_text().replace('"aa"', '"bb"'))
-  code, output = forked(f"--sweep={folder}")
+  code, output = forked(f"--workdir={folder}")
   assert code == 1 and "its runs have different data: aa, bb" in output
 
 
@@ -181,7 +184,7 @@ def test_a_ladder_of_four_sizes_is_trained_and_read(tmp_path):
   flags = ["--config=configs/ladder.py:toy", *flags, f"--only={only}"]
   swept = subprocess.run([sys.executable, "-m", "launch.sweep", *flags], **options)
   assert swept.returncode == 0, swept.stderr[-2000:]
-  command = [sys.executable, "-m", "launch.ladder", f"--sweep={tmp_path / 'out'}"]
+  command = [sys.executable, "-m", "launch.ladder", f"--workdir={tmp_path / 'out'}"]
   read = subprocess.run([*command, "--floor=0"], **options)
   assert read.returncode == 0, read.stderr
   found, multipliers = values(tmp_path / "out")

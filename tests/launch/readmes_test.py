@@ -1,10 +1,9 @@
-"""The commands in the launchers' READMEs are ones that the launchers accept."""
-
-import re
-import sys
+"""The commands in the launchers' READMEs are ones that the launchers accept, as they stand."""
 
 import pytest
 
+from tests.data.conftest import write_folder
+from tests.helpers import doc_commands
 from tests.helpers.stand_ins import ROOT, StandIns
 
 READMES = sorted((ROOT / "launch").glob("*/README.md"))
@@ -12,18 +11,22 @@ READMES = sorted((ROOT / "launch").glob("*/README.md"))
 
 @pytest.mark.parametrize("readme", READMES, ids=lambda readme: readme.parent.name)
 def test_commands(readme, tmp_path):
-  blocks = re.findall(r"^```\n(.*?)^```", readme.read_text(), re.MULTILINE | re.DOTALL)
-  text = "\n".join(block for block in blocks if "python -m launch" in block)
-  dry, count = re.subn(r"(python -m launch\.(?!train)\w+(?: [a-z]+)?)", r"\1 --dry_run", text)
-  assert count
-  tools = StandIns(tmp_path / "tools", "python")
-  tools.answer("^python", run=f'exec {sys.executable} "$@"')
   (tmp_path / "configs").symlink_to(ROOT / "configs")
+  write_folder(tmp_path / "text" / "web", ["a text"])
   (tmp_path / "runs" / "slurm").mkdir(parents=True)
   (tmp_path / "runs" / "slurm" / "run1-7.log").touch()
-  done = tools.bash(dry, cwd=tmp_path)
-  assert done.returncode == 0, done.stderr
-  assert len(tools.calls) == count
+  tools = StandIns(tmp_path / "tools", "python", "resjax", "docker")
+  calls = doc_commands.calls(readme, tools, cwd=tmp_path)
+  found = [command for words in calls if (command := doc_commands.of_resjax(words))]
+  assert readme.parent.name in {name for name, _ in found}
+  for name, arguments in found:
+    code, output = doc_commands.run(name, arguments, cwd=tmp_path)
+    assert code == 0, output
+
+
+@pytest.mark.parametrize("readme", READMES, ids=lambda readme: readme.parent.name)
+def test_flags(readme):
+  assert not doc_commands.unknown_flags(readme)
 
 
 def test_each_launcher_has_one():

@@ -9,10 +9,11 @@ import time
 
 import pytest
 
-from tests.helpers.stand_ins import StandIns, shellcheck
+from tests.helpers.stand_ins import ROOT, StandIns, shellcheck
 
 NAME = "--name=run1"
-TRAIN = ("--", "python", "-m", "launch.train", "--config=configs/tiny.py")
+ROWS = "--config.train.batch_size=96"  # divide over all GPUs here
+TRAIN = ("--", "python", "-m", "launch.train", f"--config={ROOT}/configs/tiny.py", ROWS)
 TASK = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2]"}
 
 
@@ -138,7 +139,7 @@ def test_a_name_that_exists_is_left_alone(cluster):
   cluster.answer("^squeue", "12\n")
   code, output = launch(cluster, "run", NAME, *TRAIN)
   assert code == 1 and len(cluster.calls) == 1
-  assert "--name=run1 is job 12 already" in output and "python -m launch.slurm delete" in output
+  assert "--name=run1 is job 12 already" in output and "resjax slurm delete" in output
 
 
 @pytest.mark.parametrize("failing", ["squeue", "sbatch"])
@@ -146,7 +147,7 @@ def test_a_failure_leaves_nothing(cluster, failing):
   cluster.answer(f"^{failing}", 1)
   code, output = launch(cluster, "run", NAME, *TRAIN)
   last = output.splitlines()[-1]
-  assert code == 1 and "; go on with: python -m launch.slurm run --name=run1" in last
+  assert code == 1 and "; go on with: resjax slurm run --name=run1" in last
   cancels = [call.argv for call in cluster.matching("^scancel")]
   assert cancels == [["scancel", "--me", "--name=run1"]] * (failing == "sbatch")
 
@@ -192,4 +193,5 @@ def test_a_program_is_missing(cluster, missing, flags):
   (cluster.folder / "bin" / missing).unlink()
   code, output = launch(cluster, "run", NAME, *flags, *TRAIN)
   assert code == 1 and not cluster.calls
-  assert output.count("\n") == 1 and missing in output and "not on PATH" in output
+  *_, last = output.splitlines()
+  assert last.startswith("error: ") and missing in last and "not on PATH" in last

@@ -87,6 +87,12 @@ def _results(folder):
   return {run["name"]: run for run in found}
 
 
+def test_a_shipped_sweep_by_its_name(forked, tmp_path):
+  words = ("--print_commands", "--only=standard", f"--config.workdir={tmp_path}")
+  code, output = forked("--config=ablations/compare", *words)
+  assert code == 0 and f"--config.workdir={tmp_path}/standard" in output, output
+
+
 def test_a_failing_run_does_not_end_the_sweep(sweep_file, tmp_path, forked):
   first = _run(f"--config={sweep_file}", "--only=bad,impossible,good")
   assert first.returncode == 1
@@ -94,6 +100,7 @@ def test_a_failing_run_does_not_end_the_sweep(sweep_file, tmp_path, forked):
   assert [run["status"] for run in results.values()] == ["done", "failed", "not run", "failed"]
   assert "config.data.corpora.stdlib.source" in results["bad"]["error"]
   assert "no-such-folder" in first.stdout and "Traceback" not in first.stderr
+  assert "not run" not in first.stdout  # `later`, which is not chosen
   assert "num_heads=3" in results["impossible"]["error"] and "num_heads=3" in first.stdout
   assert results["good"]["state_bytes_per_token"] == 16 * 4
   # V D, and per layer 4 projections (2 of them half as wide), 3 MLP matrices, 2 norms; a last norm.
@@ -152,8 +159,8 @@ def test_printed_commands_are_the_runs(forked):
   lines = [shlex.split(line) for line in output.splitlines()]
   assert len(lines) == 2
   for line, name in zip(lines, ("standard", "cut-layer5-alpha0.25"), strict=True):
-    assert line[:3] == ["python", "-m", "launch.train"]
-    assert _parsed(line[2:]) == wanted[name].to_dict()
+    assert line[:2] == ["resjax", "train"]
+    assert _parsed(line[1:]) == wanted[name].to_dict()
 
 
 def _parsed(argv):
@@ -185,8 +192,8 @@ def test_every_arm_is_printed_with_every_seed_and_the_plan_is_written(forked, tm
   mine = [f"--config.workdir={tmp_path / 'out'}", "--only=standard,gate-token"]
   code, output = forked(CUT_LAYER, *mine, "--seeds=3,0", "--print_commands", "--spread=0.01")
   assert code == 0, output
-  lines = [shlex.split(line) for line in output.splitlines() if line.startswith("python ")]
-  settings = [dict(word.split("=", 1) for word in line[3:]) for line in lines]
+  lines = [shlex.split(line) for line in output.splitlines() if line.startswith("resjax ")]
+  settings = [dict(word.split("=", 1) for word in line[2:]) for line in lines]
   assert [s["--config.seed"] for s in settings] == ["3", "3", "0", "0"]
   names = [Path(s["--config.workdir"]).relative_to(tmp_path / "out") for s in settings]
   arms = "standard", "gate-token"
@@ -238,7 +245,7 @@ def test_mistakes_about_seeds_are_one_line(planned, forked, tmp_path):
 def test_tuning_is_printed_first(planned, forked):
   code, output = forked(f"--config={planned}", "--print_commands")
   assert code == 0 and "these runs tune the arms" in output
-  lines = [shlex.split(line) for line in output.splitlines() if line.startswith("python ")]
+  lines = [shlex.split(line) for line in output.splitlines() if line.startswith("resjax ")]
   rates = [word for line in lines for word in line if "optim.learning_rate" in word]
   assert len(rates) == len(lines) == 6 and len(set(rates)) == 3
   assert all("--config.seed=9" in line and "--config.train.steps=2" in line for line in lines)
@@ -311,11 +318,11 @@ def test_alike_runs_train_together(sweep_file, forked):
   code, output = forked(f"--config={sweep_file}", "--together=4", "--print_commands")
   assert code == 0
   first, *others = [shlex.split(line) for line in output.splitlines()]
-  assert first[:3] == ["python", "-m", "launch.train_together"]
+  assert first[:2] == ["resjax", "train_together"]
   runs = [word for word in first if word.startswith("--run=")]
   assert [word.split()[0].rsplit("/", 1)[-1] for word in runs] == ["good", "later"]
   assert "seed=1" in runs[1] and "optim.learning_rate=0.001" in runs[1]
-  assert [words[2] for words in others] == ["launch.train"] * len(others)
+  assert [words[1] for words in others] == ["train"] * len(others)
   mistake = forked(f"--config={sweep_file}", "--together=4", "--print_commands", "--only=good,bad")
   _assert_mistake(mistake, "--together=4", "config.data.corpora.stdlib.source", "optim.learning")
 

@@ -94,7 +94,9 @@ def test_inspect(root, what):
 
 
 def test_generate(root):
-  arguments = command("generate", f"--workdir={root / 'run'}", "--prompt=width", "--num_tokens=8")
+  arguments = command(
+    "generate", f"--checkpoint={root / 'run'}", "--prompt=width", "--num_tokens=8"
+  )
   printed = together([*arguments, "--temperature=0"])
   assert finish([*arguments, "--temperature=0"]) in printed[0]
   assert "width" not in printed[1]

@@ -44,7 +44,7 @@ def test_resume_gives_up_when_the_command_fails(cloud, checkout):
   code, output = launch(cloud, *RESUME, *failing, cwd=checkout)
   last = output.splitlines()[-1]
   assert code == 1 and "error: the command ended with exit 5 on " in last
-  assert "python -m launch.tpu logs" in last and "python -m launch.tpu delete" in last
+  assert "resjax tpu logs" in last and "resjax tpu delete" in last
   assert cloud.state.exists() and len(cloud.matching("queued-resources create")) == 1
 
 
@@ -52,9 +52,7 @@ def test_resume_gives_up_when_the_command_fails(cloud, checkout):
 def test_resume_gives_up_after_three_tries_and_leaves_nothing(cloud, checkout):
   cloud.answer("resources scp", 1)
   code, output = launch(cloud, *RESUME, "--", "true", cwd=checkout)
-  assert (
-    code == 1 and "try 2 of 3" in output and "go on with: python -m launch.tpu resume" in output
-  )
+  assert code == 1 and "try 2 of 3" in output and "go on with: resjax tpu resume" in output
   assert len(cloud.matching("queued-resources create")) == 3 and not cloud.state.exists()
 
 
@@ -64,7 +62,7 @@ def test_resume_of_a_done_run_starts_nothing(cloud):
     (home / "resjax-run").mkdir()
     (home / "resjax-run" / "exit_code").write_text("0\n")
   code, output = launch(cloud, *RESUME, "--", "true")
-  assert code == 0 and "the hosts are still up, to end them: python -m launch.tpu delete" in output
+  assert code == 0 and "the hosts are still up, to end them: resjax tpu delete" in output
   assert [call.argv[4] for call in cloud.calls] == ["list", "ssh"]
 
 

@@ -59,7 +59,7 @@ def test_a_name_that_exists_is_left_alone(cloud):
   code, output = launch(cloud, "create", *NAME, *SLICE)
   assert code == 1 and [call.argv for call in cloud.calls] == [STATE]
   assert "--name=run1 exists already, its state is PROVISIONING" in output.splitlines()[-1]
-  assert "python -m launch.tpu delete --name=run1 --zone=us-west4-a" in output
+  assert "resjax tpu delete --name=run1 --zone=us-west4-a" in output
 
 
 @pytest.mark.parametrize("failing", ["create run1", "list .*FAILED"])
@@ -74,7 +74,7 @@ def test_what_create_made_is_deleted_when_it_fails(cloud, failing):
   assert len(cloud.matching("delete run1 --zone=us-west4-a --force --quiet")) == 1
   last = output.splitlines()[-1]
   assert re.search(r"error: step [23] of 3 .* failed: .*; what was made is undone, nothing", last)
-  assert f"go on with: python -m launch.tpu create {' '.join(NAME)}" in last
+  assert f"go on with: resjax tpu create {' '.join(NAME)}" in last
   assert ("describe" in cloud.calls[-2].argv) == failing.startswith("list")  # says why
 
 
@@ -189,8 +189,8 @@ def test_stop_and_delete(cloud):
     (("create", *NAME, "--topology=tpu7x-8"), "not a Cloud TPU VM; see launch.gke"),
     (("create", *NAME, *SLICE, "--tier=cheap"), "--tier"),
     (("create", *NAME, *SLICE, "--bogus=1"), "bogus"),
-    (("create", *NAME, *SLICE, "--", "true"), "create runs no command"),
-    (("run", *NAME), "say what to run, for example: -- python -m launch.train"),
+    (("install", *NAME, "--", "true"), "install runs no command"),
+    (("run", *NAME), "say what to run, for example: -- resjax train --config"),
     (("run", *NAME, *TRAIN), "config.workdir='runs/tiny' is on the disk of one host"),
     (("run", *NAME, *TRAIN[:-1], "--config=no.py"), "--config=no.py: no such file"),
     (("run", *NAME, "--env=A", "--", "true"), "--env=A is not KEY=VALUE"),

@@ -10,8 +10,8 @@ from flax import nnx
 
 from resjax import combinators
 from resjax.models.config import ShortSWAConfig
+from resjax.testing.compare import assert_close
 from tests.helpers import decoders, reference, walks
-from tests.helpers.compare import assert_close
 
 BOTH = {"short_swa": ShortSWAConfig(window=3, num_heads=2), "value_residual": "learned"}
 LENGTH = 7

@@ -10,8 +10,8 @@ from flax import nnx
 
 from resjax.models.config import ShortSWAConfig
 from resjax.models.sampling import generate
+from resjax.testing.compare import assert_close
 from tests.helpers import decoders, walks
-from tests.helpers.compare import assert_close
 
 EXTRAS = {
   "short_swa": ShortSWAConfig(window=3), "value_residual": "learned", "value_mixing": "depth",

@@ -10,8 +10,8 @@ from flax import nnx
 
 from resjax import combinators
 from resjax.models.decoder import Decoder
+from resjax.testing.compare import assert_close
 from tests.helpers import decoders, walks
-from tests.helpers.compare import assert_close
 
 names = pytest.mark.parametrize("name", combinators.names())
 

@@ -8,8 +8,8 @@ import pytest
 
 from resjax.combinators.base import OUTPUT
 from resjax.models import depth
-from tests.helpers import toy
-from tests.helpers.compare import assert_close
+from resjax.testing import toy
+from resjax.testing.compare import assert_close
 
 L = 3
 LAYERS, X = toy.layers(L), jnp.asarray(toy.embeddings())

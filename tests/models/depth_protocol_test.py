@@ -8,8 +8,8 @@ import pytest
 from flax import nnx
 
 from resjax.combinators import AttnRes, BlockAttnRes, Standard
-from tests.helpers import toy
-from tests.helpers.compare import assert_close
+from resjax.testing import toy
+from resjax.testing.compare import assert_close
 
 LAYERS, X = toy.layers(), jnp.asarray(toy.embeddings())
 SIZES = {"num_layers": toy.L, "d_model": toy.D}

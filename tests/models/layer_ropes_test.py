@@ -14,8 +14,8 @@ from resjax.models.config import LayerRope, ShortSWAConfig
 from resjax.models.sampling import generate
 from resjax.nn.rope import Rope, RopeScaling, Rotation, rope
 from resjax.runs import workdir
+from resjax.testing.compare import assert_close
 from tests.helpers import decoders
-from tests.helpers.compare import assert_close
 
 YARN = RopeScaling("yarn", 4.0, original_max_positions=64)
 LONG = RopeScaling(

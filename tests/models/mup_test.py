@@ -13,8 +13,8 @@ from resjax.models.config import MupConfig, ShortSWAConfig
 from resjax.models.decoder import Decoder
 from resjax.models.loss import loss_sums
 from resjax.runs import workdir
+from resjax.testing.compare import assert_close
 from tests.helpers import decoders
-from tests.helpers.compare import assert_close
 
 OPTIONS = {
   "gpt2": {"tied_embeddings": False, "parallel": True},

@@ -14,8 +14,8 @@ from resjax.models.flops import forward_flops_per_token
 from resjax.optim import parameter_rows
 from resjax.optim.config import OptimizerConfig
 from resjax.runs.workdir import model_identity
+from resjax.testing.compare import relative_errors
 from tests.helpers import decoders
-from tests.helpers.compare import relative_errors
 
 GATE = {"norm_gate": NormGateConfig(rank=3)}
 PUBLISHED = {"norm_gate": NormGateConfig(rank=3, form="published")}

@@ -20,8 +20,8 @@ from resjax.models.loss import loss_sums
 from resjax.models.model_def import ModelDef
 from resjax.nn.rope import RopeScaling, Rotation
 from resjax.sharding import Layout
+from resjax.testing.compare import assert_close
 from tests.helpers import decoders
-from tests.helpers.compare import assert_close
 from tests.models.decode_test import cached_and_whole
 
 GEMMA2 = {

@@ -6,8 +6,8 @@ from flax import nnx
 
 from resjax import combinators
 from resjax.models.decoder import Decoder
+from resjax.testing.compare import assert_close
 from tests.helpers import decoders, walks
-from tests.helpers.compare import assert_close
 
 L = 3
 # Where the number of layers would decide more than how many there are, options that leave that out.

@@ -12,8 +12,8 @@ from flax import nnx
 from resjax import combinators
 from resjax.models.config import DepthValuesConfig, MupConfig, ShortSWAConfig, ValueGateConfig
 from resjax.models.flops import forward_flops_per_token
+from resjax.testing.compare import assert_close
 from tests.helpers import decoders, reference
-from tests.helpers.compare import assert_close
 from tests.models.decode_test import cached_and_whole
 
 LENGTH = 7

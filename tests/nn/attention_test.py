@@ -7,8 +7,8 @@ from flax import nnx
 from resjax.nn.attention import Attention
 from resjax.nn.rope import Rope, Rotation
 from resjax.sharding import Layout
+from resjax.testing.compare import assert_close
 from tests.helpers import reference
-from tests.helpers.compare import assert_close
 
 B, T, D, H, K, C = 2, 6, 10, 4, 2, 6  # H · C is not D
 SEGMENTS = np.array([[1, 1, 1, 2, 2, 2], [1, 1, 1, 1, 1, 0]])

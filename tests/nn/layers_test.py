@@ -14,7 +14,7 @@ from resjax.nn.mlp import MLP
 from resjax.nn.norm import norm
 from resjax.nn.rope import Rope, RopeScaling, Rotation, rope
 from resjax.sharding import Layout
-from tests.helpers.compare import assert_close
+from resjax.testing.compare import assert_close
 
 D, F = 12, 20
 X = np.random.default_rng(0).normal(size=(2, 5, D)).astype(np.float32)

@@ -60,10 +60,17 @@ def test_warmup_as_long_as_the_run_ends_at_the_peak():
   np.testing.assert_allclose(rates(4, warmup_steps=4, learning_rate=1.0), [0.25, 0.5, 0.75, 1.0])
 
 
-def test_schedules_that_do_not_fit():
-  with pytest.raises(ValueError, match=r"config\.optim\.warmup_steps is 100, more than the 50"):
-    optim.schedule(config(warmup_steps=100), 50)
-  with pytest.raises(ValueError, match=r"config\.optim\.warmup_steps \(6\).*overlap in 10 steps"):
-    optim.schedule(config(schedule="wsd", warmup_steps=6, decay_fraction=0.5), 10)
+def test_a_warmup_that_does_not_fit_takes_the_room_there_is():
+  np.testing.assert_allclose(rates(2, warmup_steps=20, learning_rate=1.0), [0.5, 1.0])
+  wsd = config(schedule="wsd", warmup_steps=6, decay_fraction=0.5)
+  assert optim.warmup_steps(wsd, 10) == 5 and optim.warmup_steps(wsd, 12) == 6
+  rise = rates(10, schedule="wsd", warmup_steps=6, decay_fraction=0.5, learning_rate=1.0)
+  np.testing.assert_allclose(rise[:5], [0.2, 0.4, 0.6, 0.8, 1.0])
+  assert np.all(np.diff(rise[4:]) < 0)
+  for schedule in ("cosine", "wsd", "constant"):
+    assert rates(1, schedule=schedule, warmup_steps=3, learning_rate=1.0) == [1.0]
+
+
+def test_a_schedule_has_steps():
   with pytest.raises(ValueError, match=r"config\.train\.steps is 0"):
     optim.schedule(config(), 0)

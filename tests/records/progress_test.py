@@ -1,5 +1,6 @@
 import io
 import math
+import re
 import subprocess
 import sys
 
@@ -60,6 +61,33 @@ def test_bar_on_a_terminal(monkeypatch):
   text = stream.getvalue()
   assert "101/1000" in text and LINE in text and "[sample] text" in text
   assert text.rindex("\x1b[?25h") > text.rindex("\x1b[?25l")  # the cursor is back
+
+
+@pytest.mark.parametrize(("columns", "last"), [(80, "tok/s 123.4k"), (70, "lr 6.0e-4"), (30, "")])
+def test_a_narrow_terminal_gets_whole_metrics(columns, last, monkeypatch):
+  monkeypatch.setenv("TERM", "xterm-256color")
+  monkeypatch.setenv("COLUMNS", str(columns))
+  stream = Terminal()
+  with progress.Progress(100_000, stream=stream) as shown:
+    shown.update(12_345, METRICS | {"tok/s": 123_400.0})
+  line = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", stream.getvalue()).rstrip().splitlines()[-1]
+  assert len(line) <= columns and "12345/100000" in line and "…" not in line
+  assert last in line
+  assert [key in line for key in METRICS] == sorted((key in line for key in METRICS), reverse=True)
+
+
+def test_the_bar_says_what_is_done_between_steps(monkeypatch):
+  monkeypatch.setenv("TERM", "xterm-256color")
+  monkeypatch.setenv("COLUMNS", "80")
+  stream = Terminal()
+  with progress.Progress(10, stream=stream) as shown, shown.doing("compiling"):
+    shown.message("on the way")  # draws the bar anew
+  lines = stream.getvalue().splitlines()
+  assert any("compiling" in line for line in lines) and "compiling" not in lines[-1]
+  lines = io.StringIO()
+  with progress.Progress(10, stream=lines) as shown, shown.doing("compiling"):
+    shown.message("on the way")
+  assert lines.getvalue() == "compiling\non the way\n"
 
 
 def test_dumb_terminal_gets_lines(monkeypatch):

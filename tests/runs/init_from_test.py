@@ -29,7 +29,7 @@ SIZES = {"num_layers": 3, "d_model": 32, "sites": ("attention", "mlp")}
 
 def claims(name):
   options = SIZES | base.residual()[name]
-  made = nnx.eval_shape(lambda: combinators.build(name, **options, rngs=nnx.Rngs(0)))
+  made = nnx.eval_shape(lambda: combinators.get(name)(**options, rngs=nnx.Rngs(0)))
   return made.equals_standard_at_init
 
 

@@ -15,8 +15,8 @@ from resjax.models.loss import loss_sums
 from resjax.models.model_def import ModelDef
 from resjax.models.sampling import generate
 from resjax.sharding import Layout
+from resjax.testing.compare import assert_close
 from tests.helpers import decoders, layouts
-from tests.helpers.compare import assert_close
 
 T = 22  # no other axis is as long, nor as long as half of it
 MESHES = {

@@ -6,6 +6,7 @@ import json
 
 from configs import base
 from resjax import locations
+from resjax.analysis import plots
 from resjax.sweeps import table
 from resjax.sweeps.results import result
 from resjax.sweeps.runs import expand
@@ -20,8 +21,10 @@ def test_runs_have_folders_there_and_results_arrive(bucket):
   results = [result(run, [record], {"parameters": 3}) for run in runs]
   folder = locations.path(config.workdir)
   as_json, as_csv = table.save(results, folder)
-  plot = table.plot(results, None, "sweep", folder)
+  plots.save(table.figure(results, None, "sweep"), folder / "sweep.png")
   assert [r["name"] for r in json.loads(as_json.read_text())["runs"]] == ["a", "b"]
   rows = list(csv.DictReader(io.StringIO(as_csv.read_text())))
   assert [row["bits_per_byte"] for row in rows] == ["2.5", "2.5"]
-  assert plot.read_bytes().startswith(b"\x89PNG")
+  starts = {"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}
+  for ending, start in starts.items():
+    assert (folder / f"sweep.{ending}").read_bytes().startswith(start)

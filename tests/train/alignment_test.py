@@ -38,7 +38,7 @@ def config(root, **train):
 def run(root):
   """A run that is stopped by its last step and then goes on; what it printed in the end."""
   first = trained.run(config(root, steps=3))
-  second = trained.run(config(root, steps=6))
+  second = trained.run(config(root, steps=6), draws=True)
   return first, second
 
 

@@ -43,6 +43,7 @@ def test_it_tells_everything_and_writes_nothing(tmp_path):
     "8 devices: data 2 × fsdp 2 × tensor 2 × sequence 1",
     "vocabulary 4,096 (config.data.tokenizer.vocab_size; a small corpus gives fewer",
     "process 0: rows 0..7 of the first 8",
+    f"config.data.corpora.stdlib.source={tmp_path}/no-such-corpus: WARNING: training would fail",
   ):
     assert line in text, line
   assert "config.sharding.dp" not in text and "config.model.residual.mhc" not in text

@@ -10,6 +10,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from flax import nnx
 
 from configs import base, finetune
 from resjax import experiment, measured_models
@@ -19,7 +20,7 @@ from resjax.interop import huggingface
 from resjax.models.config import ResidualConfig
 from resjax.models.model_def import ModelDef
 from resjax.runs import init_from, parents
-from tests.helpers import layouts, pretrained
+from tests.helpers import decoders, layouts, pretrained
 from tests.helpers.losses import nats_per_token
 from tests.helpers.runs import start, write_text
 from tests.helpers.trained import evaluations, run
@@ -32,12 +33,12 @@ def root(tmp_path_factory) -> Path:
   return write_text(tmp_path_factory.mktemp("finetune"))
 
 
-def settings(root, folder, name, **train):
+def settings(root, folder, name=None, **train):
   """What `launch.train --config=configs/finetune.py:FOLDER` runs, on a small corpus."""
   c = finetune.get_config(str(folder))
   c.lock()
   c.workdir = str(root / f"{Path(folder).name}-{name}")
-  c.model.residual.name = name
+  c.model.residual.name = name or c.model.residual.name
   c.data.update(root=str(root / "data"), seq_len=T, validation_fraction=0.2)
   c.data.corpora.stdlib.source = str(root / "text")
   c.optim.warmup_steps = 1
@@ -105,6 +106,26 @@ def test_what_a_cut_changes_is_told(root, tmp_path):
     "config.model.rope_theta was 10000.0 and is 5.0",
     "'attenuation' with these options is not what 'standard' with its options is",
   ]
+
+
+def test_an_exported_folder_goes_on_with_its_own_combinator(root, tmp_path):
+  options = {"layers_per_block": 2, "num_heads": 2, "views": "qk_v"}
+  sizes = {"vocab_size": pretrained.V, "max_positions": T, "value_residual": "learned"}
+  theirs = decoders.decoder(decoders.config("llama", "block_attn_res", options, **sizes))
+  folder = tmp_path / "exported"
+  tokenizer = huggingface.tokenizer(pretrained.folder(tmp_path))
+  huggingface.export(theirs, folder, tokenizer=tokenizer)
+  built = experiment.build(settings(root, folder))
+  assert built.decoder.residual == theirs.config.residual
+  data = dataset.build(built.data)
+  model = ModelDef(built.decoder, layouts.layout(devices=jax.devices()[:1]))
+  parent = parents.find(str(folder))
+  assert init_from.changes(parent, model, built) == []
+  params, inheritance = init_from.start(parent, model, seed=0, tokenizer=data.tokenizer)
+  assert not inheritance.new
+  jax.tree.map(np.testing.assert_array_equal, params, nnx.to_pure_dict(nnx.state(theirs)))
+  other = experiment.build(settings(root, folder, "gate")).decoder
+  assert other.residual.name == "gate" and other.value_residual == "learned"
 
 
 def test_settings_that_no_folder_has(root, tmp_path):

@@ -184,7 +184,7 @@ def generate():
 
 def test_generate_reads_the_checkpoint(straight, generate):
   def rows_of(*flags):
-    code, output = generate(f"--workdir={straight}", *flags)
+    code, output = generate(f"--checkpoint={straight}", *flags)
     assert code == 0, output
     return output
 
@@ -206,6 +206,6 @@ def test_generate_reads_the_checkpoint(straight, generate):
   ],
 )
 def test_generate_refuses_in_one_line(straight, generate, flag, words):
-  code, output = generate(f"--workdir={straight}", flag)
+  code, output = generate(f"--checkpoint={straight}", flag)
   assert code == 1
   assert output.startswith("error: ") and output.count("\n") == 1 and words in output

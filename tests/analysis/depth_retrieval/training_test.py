@@ -9,7 +9,7 @@ from resjax import combinators
 from resjax.analysis.depth_retrieval.task import SITE, Setup, System, Task, ceiling
 from resjax.analysis.depth_retrieval.training import _output, accuracies
 from resjax.models import depth
-from tests.helpers import toy
+from resjax.testing import toy
 
 SHORT = Setup(num_symbols=4, d_model=16, steps=150, batch_size=64, evaluation_batches=40)
 

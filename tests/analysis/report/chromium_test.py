@@ -10,7 +10,7 @@ import matplotlib.image
 import numpy as np
 import pytest
 
-from tests.helpers import chromium
+from tests.helpers import chromium, pages
 
 pytestmark = pytest.mark.skipif(chromium.PROGRAM is None, reason="no chromium on PATH")
 
@@ -122,6 +122,19 @@ def test_tables_scroll_in_their_frame(opened):
   if width == 400:
     top, left = page.evaluate(STICKY)
     assert abs(top) <= 2 and abs(left) <= 2
+
+
+def test_the_first_screen_has_the_answer_and_no_number_is_broken(opened):
+  page, width, _ = opened
+  answers = pages.check(page, width)
+  assert len(answers) == 2 and all("times better than a random one" in text for text in answers)
+  # The column of the switch is in view, whatever else there is.
+  box = """(() => {
+    const box = document.querySelector('#summary td').getBoundingClientRect();
+    return [box.left, box.right, box.bottom + scrollY];
+  })()"""
+  left, right, bottom = page.evaluate(box)
+  assert left >= 0 and right <= width and bottom <= 800
 
 
 def test_text_is_legible(opened):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from resjax.analysis import plots
+from resjax.analysis import depth_positions, plots
 from resjax.analysis.report import factor_table, results
 from resjax.analysis.report.page import page as render
 from resjax.analysis.report.page import write
@@ -62,12 +62,17 @@ def test_needs_nothing_else(page):
     assert targets and all(target.startswith(("#", "data:")) for target in targets)
 
 
+def test_figures_on_the_page_have_their_titles_as_text(page):
+  titles = {text for tag, text in page.texts if tag == "strong"}
+  assert {"Rank under the lens.", "Depth attention.", "Loss when a layer is cut."} <= titles
+
+
 def test_every_figure_is_there_and_says_what_it_is_of(page, folder, given):
   names = [attributes["id"] for attributes in page.all("figure")]
   assert len(set(names)) == len(names) == len(page.all("img"))
   files = {path.name for path in folder.glob("plots/*")}
-  assert {f"{name}.png" for name in names} == files - {"1_heat.png"}  # The page has it as a table.
-  assert "1_heat.png" in files
+  # The page has the heat map as a table.
+  assert files == {f"{name}.{end}" for name in [*names, "1_heat"] for end in ("png", "svg", "pdf")}
   for prefix in ("1_", "1_read_", "2_"):
     wanted = ("rank", "probability", "top1", "nats", "cosine", "projection", "energy", "norm")
     assert {f"{prefix}{key}" for key in (*wanted, "controls_switch", "controls_rank")} <= {*names}
@@ -85,6 +90,26 @@ def test_switches_are_listed(page):
   assert set(reports.NAMES) <= {*cells}
   assert "no switch" in cells  # This is the shuffled control.
   assert any(re.fullmatch(r"after layer 1 \w+ \(95%: .*\)", cell) for cell in cells)
+
+
+def test_the_answer_comes_first_with_its_size(page, given):
+  """For each model a sentence: where it switches, and how much better than chance it ends."""
+  texts = [text for _, text in page.texts]
+  first = "".join(texts[texts.index(reports.NAMES[0]) :][:12])
+  sizes = [f"{depth_positions.effect(one.alignment):.3g} times better" for one in given]
+  assert re.search(rf": switches after layer \d.*{sizes[0]} than a random one", first), first
+  groups = given[1].alignment.readings["closed"]
+  ranks = (np.exp(groups[name].metrics["next_log_rank"][-1]) for name in ("shuffled", "all"))
+  assert depth_positions.effect(given[1].alignment) == pytest.approx(next(ranks) / next(ranks))
+
+
+def test_a_model_that_knows_nothing_is_no_better_than_chance(given):
+  alignment = given[0].alignment
+  groups = dict(alignment.readings["closed"])
+  groups["shuffled"] = groups["all"]
+  nothing = dataclasses.replace(alignment, readings={"closed": groups})
+  words = "ranks 1 times better than a random one, which is no better than chance"
+  assert words in depth_positions.answer(nothing)
 
 
 def test_factors_are_a_table_of_writes(page):
@@ -110,7 +135,8 @@ def test_factors_of_several_models_have_a_verdict():
 def test_tokens_and_names_are_text(page):
   cells = [text for tag, text in page.texts if tag == "bdi"]
   assert set(cells) == set(reports.TOKENS)
-  assert [text for tag, text in page.texts if tag == "h2"] == ["All models", *reports.NAMES]
+  heads = [text for tag, text in page.texts if tag == "h2"]
+  assert heads == ["What a switch is", "All models", *reports.NAMES]
   assert not page.all("b")
   rows = [text for tag, text in page.texts if tag == "bdi"][:: 1 + 5]  # L = 2 has five positions.
   assert tuple(rows) == reports.TOKENS
@@ -149,7 +175,7 @@ def test_one_model_has_no_overlays_and_the_same_page_twice(given):
 
 
 def test_an_interrupt_leaves_the_page_that_was_there(given, tmp_path, monkeypatch):
-  def interrupt(figure, path):
+  def interrupt(figure, path, **options):
     raise KeyboardInterrupt
 
   monkeypatch.setattr(plots, "save", interrupt)

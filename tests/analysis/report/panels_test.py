@@ -61,4 +61,4 @@ def test_every_line_has_its_label_within_the_figure():
   tall = sorted(boxes, key=lambda box: box.y0)
   assert all(low.y1 <= high.y0 + 1 for low, high in itertools.pairwise(tall))
   shown = [text.get_text() for text in figure.texts]
-  assert shown == ["title", "of what\nmore"]
+  assert shown == ["title", "of what", "more"]

@@ -6,7 +6,8 @@ import numpy as np
 from flax import nnx
 
 from resjax import combinators
-from tests.helpers import published, toy
+from resjax.testing import toy
+from tests.helpers import published
 
 NORM_EPS, PER_BLOCK = 1e-4, 2  # as in the maker
 

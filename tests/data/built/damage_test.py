@@ -62,7 +62,7 @@ def test_without_its_source_what_is_damaged_is_refused_in_one_line(copied, harm,
   root, config, mark = copied
   path = max((root / kind).rglob("*"), key=lambda p: p.stat().st_size * p.is_file())
   harm(path, random.Random(0))
-  with pytest.raises(ValueError, match=f"{path.name}.*build it anew with launch.build_dataset"):
+  with pytest.raises(ValueError, match=f"{path.name}.*build it anew with resjax build_dataset"):
     find_all(config, mark)
   gone = config_of(tmp_path, tmp_path / "nowhere")
   with pytest.raises(ValueError, match=r"config.data.corpora.a.source: .*nowhere"):

@@ -65,7 +65,11 @@ def name(draw: st.DrawFn, original: Path) -> Case:
       module = "launch.train"
       arguments = originals.training(workdir=given, train__steps=2)
     case "generate":
-      source, module, arguments = "run", "launch.generate", (f"--workdir={given}", "--num_tokens=2")
+      source, module, arguments = (
+        "run",
+        "launch.generate",
+        (f"--checkpoint={given}", "--num_tokens=2"),
+      )
     case "export":
       source, module = "run", "launch.export"
       arguments = (f"--checkpoint={given}", "--out=out")

@@ -57,7 +57,7 @@ class Case:
 
 
 def run_branch(weights, site, views, pre_norm=True):
-  """Normalised views and output of a branch of tests/helpers/toy.py.
+  """Normalised views and output of a branch of resjax/testing/toy.py.
 
   Views: x [B, T, D], or x, q, k and v by name.
   """

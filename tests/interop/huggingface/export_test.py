@@ -15,6 +15,7 @@ from resjax.models.config import LayerRope, MupConfig, ShortSWAConfig
 from resjax.nn.rope import RopeScaling
 from tests.helpers import decoders, layouts
 from tests.interop.huggingface.golden_test import FOLDER, walk
+from tests.interop.huggingface.remote_code.cases import longrope
 
 
 def assert_same(decoder, other):
@@ -178,8 +179,8 @@ def test_other_refusals(tmp_path):
   decoder.config = decoders.config("gpt2", "gate")
   with pytest.raises(ValueError, match=r"there 'standard'; .* leave out with_code=False"):
     huggingface.export(decoder, tmp_path / "out", with_code=False)
-  decoder.config = decoders.config("gpt2", "gate", windows=(3, 5))
-  both = r"residual='gate', there .*; in the way of code of its own: .*windows=\(3, 5\)"
+  decoder.config = decoders.config("gpt2", "deep_delta", short_swa=ShortSWAConfig(4, 2))
+  both = r"residual='deep_delta', there .*; in the way of code of its own: .*short_swa\.window=4"
   with pytest.raises(ValueError, match=both):
     huggingface.export(decoder, tmp_path / "out")
   assert not list(tmp_path.iterdir())
@@ -203,6 +204,12 @@ def test_what_vllm_would_compute_wrongly_is_refused():
   capped = decoders.config(mup=MupConfig(8), logit_softcap=3.0)
   with pytest.raises(ValueError, match=r"^vLLM cannot serve this decoder: .*\.logit_softcap comes"):
     huggingface.find_form(capped, server="vllm")
+  for changes, words in (
+    ({"windows": (3, 0, 5)}, r"\.windows=\(3, 0, 5\) has several sizes, there one"),
+    ({"rope_scaling": longrope(8), "head_dim": 6}, r"kind='longrope', there frequencies for every"),
+  ):
+    with pytest.raises(ValueError, match=f"^vLLM cannot serve this decoder: .*{words}"):
+      huggingface.find_form(decoders.config("llama", "gate", **changes), server="vllm")
   with pytest.raises(ValueError, match="server='tgi' is not known; allowed: '', 'vllm'"):
     huggingface.find_form(mixes, server="tgi")
   alone = {"value_width": 1, "compressor": "none", "embedding_expansion": False}

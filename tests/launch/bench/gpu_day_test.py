@@ -91,7 +91,7 @@ def test_stages_keep_to_nine_minutes_and_the_trial_has_the_same_kinds_of_arms():
     assert list(dict.fromkeys(stages)) == ["correctness", "bandwidth", "peers", "step", "killed"]
     assert stages == sorted(stages, key=list(dict.fromkeys(stages)).index)
     assert all(deadline <= 540 for *_, deadline in arms)
-  commands = [{words[2] for _, _, words, _ in arms} for arms in (gpu, dry)]
+  commands = [{words[3] for _, _, words, _ in arms} for arms in (gpu, dry)]
   assert commands[0] == commands[1] == {"correctness", "kernels", "step", "train"}
   asked = {word for _, _, words, _ in gpu for word in words}
   for word in ("--arms=fla_checkpoint_0", "--arms=fla_checkpoint_1", "--arms=liger"):

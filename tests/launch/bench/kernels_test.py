@@ -27,8 +27,8 @@ from launch.bench.kernels import (
   walks,
 )
 from launch.bench.kernels.arg_specs import NetworkShape, ReadShape
+from resjax.testing.compare import assert_close
 from tests.helpers import reference
-from tests.helpers.compare import assert_close
 
 
 def test_bytes_of_one_read():
@@ -261,7 +261,7 @@ def test_a_process_of_its_own_is_asked_for_one_arm_at_one_shape():
     ("network", arg_specs.SMALL_NETWORK, "--networks=4x2x64x128"),
   ):
     words = command._command(suite, one, "direct", 7, Path("out"))
-    flags = command._parse(words[words.index("launch.bench.kernels") + 1 :])
+    flags = command._parse(words[words.index("kernels") + 1 :])
     assert word in words and (flags.suites, flags.arms) == ([suite], ["direct"])
     assert (flags.deadline, flags.repeats, flags.out) == (0, 7, Path("out"))
 

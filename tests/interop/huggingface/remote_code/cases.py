@@ -14,6 +14,16 @@ from tests.helpers import decoders, systems
 from tests.interop.huggingface.remote_code.folders import Case
 
 YARN = RopeScaling("yarn", 4.0, original_max_positions=16)
+
+
+def longrope(length):
+  """Wavelengths of short rows, of at most so many tokens, and of longer ones."""
+  factors = {"short_factors": (1.0, 1.5, 2.0), "long_factors": (2.0, 4.0, 8.0)}
+  return RopeScaling("longrope", 2.0, original_max_positions=length, **factors)
+
+
+# Rows of pretraining that are longer than the texts here, and ones that are shorter.
+LONG, SHORT = longrope(90), longrope(5)
 # What decoders without a residual system of their own may have, in both styles.
 DECODERS = (
   Case("standard", changes={"num_heads": 3, "num_kv_heads": 1, "bias": "qkv", "qk_norm": True}),
@@ -35,6 +45,10 @@ DECODERS = (
   ),
   Case("standard", {}, "gpt2", {"mlp": "gelu_exact", "bias": "none"}),
   Case("gate", changes={"rope_scaling": RopeScaling("yarn", 4.0, original_max_positions=8)}),
+  Case("standard", changes={"rope_scaling": LONG}),
+  Case("gate", changes={"ropes": (LayerRope(1e3, SHORT), LayerRope(50.0)), "windows": (7, 0)}),
+  Case("standard", changes={"windows": (3, 9, 0, 5)}),
+  Case("attn_res", changes={"windows": (12, 4), "rope_scaling": SHORT}),
 )  # fmt: skip
 
 _LEARNED = {"value_residual": "learned"}

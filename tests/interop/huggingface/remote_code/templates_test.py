@@ -23,7 +23,8 @@ from tests.interop.huggingface.remote_code.cases import RESIDUALS
 
 ROOT = pathlib.Path(__file__).parents[4]
 LONGEST = 450  # lines of a file
-PARTS = ("views",), ("norm_gate",), ("views", "values", "norm_gate", "short_swa", "parallel")
+ALL = ("views", "values", "norm_gate", "short_swa", "parallel", "windows", "longrope")
+PARTS = ("views",), ("norm_gate",), ("windows",), ("longrope",), ALL
 
 
 def test_the_files_are_short_and_pass_ruff(tmp_path):
@@ -83,7 +84,7 @@ def test_a_combinator_without_a_template_is_refused_by_name(monkeypatch):
     ({"rope_frequencies": [[1.0]]}, r"rope_frequencies=\[\[1.0\]\] differs"),
     ({"mup": {"base_width": 0, "base_depth": 4}}, r"resjax_config.mup.base_depth is not known to"),
     ({"parallel": True}, r"sites=\['attention', 'mlp'\] differs from \['parallel'\]"),
-    ({"windows": [3, 5]}, r"config.model.windows=\(3, 5\) has several sizes, there one"),
+    ({"windows": [3, 5]}, r"layer_types=\['full_attention', .* differs from \['sliding_attention'"),
   ],
 )
 def test_settings_that_no_export_writes_are_refused(changes, message):
@@ -103,6 +104,17 @@ def test_what_another_machine_rounds_otherwise_is_read():
   first, second = values["rope_frequencies"][0]
   values["rope_frequencies"] = [[first, second * (1 + 4e-7)]]
   assert remote_code.read_settings(values, "config.json") == config
+
+
+def test_the_rows_of_embeddings_are_those_of_the_settings():
+  """transformers resizes embeddings, and does not know the record."""
+  config = decoders.config("llama", "gate")
+  values = remote_code.settings(config) | {"vocab_size": 40}
+  wanted = dataclasses.replace(config, vocab_size=40)
+  assert remote_code.read_settings(values, "config.json") == wanted
+  for rows in (0, "many", None):
+    with pytest.raises(ValueError, match=r"config.json: vocab_size: the value is "):
+      remote_code.read_settings(values | {"vocab_size": rows}, "config.json")
 
 
 def test_settings_of_a_newer_version_are_refused():

@@ -1,0 +1,98 @@
+"""The shell commands that a page shows: what each is called with, and how resjax's own are run.
+
+Commands stand in fenced blocks that are marked sh or not marked; what they print stands in blocks
+that are marked `text`.
+"""
+
+import pathlib
+import re
+
+from resjax import __main__
+from tests.helpers import forks, runs
+from tests.helpers.stand_ins import ROOT, StandIns
+
+_BLOCK = re.compile(r"^```(\S*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_UNKNOWN = "a_flag_that_no_command_has"  # the first one that is not known is named
+_SHELL = ("", "sh", "bash")
+_DEFINED = re.compile(
+  r"(?:flags\.DEFINE_\w+\(\s*(?:#[^\n]*\n\s*)?\"|add(?:_argument)?\(\s*\"--)([\w-]+)\""
+)
+_OTHERS = {"config", "help", "fsdp", "tensor"}  # the last two are defined in a loop
+_FLAG = re.compile(r"(?<![\w=-])--([a-z]\w*)(?![\w-])")
+COMMANDS = [name for group in __main__.COMMANDS.values() for name in group]
+# What these do costs money, hours or a cluster: --dry_run prints it.
+DRY = ("train", "tpu", "gke", "slurm", "local")
+
+
+def script(page: pathlib.Path) -> str:
+  """Returns all commands of a page as one shell script."""
+  found = _BLOCK.findall(page.read_text())
+  return "\n".join(block for language, block in found if language in _SHELL)
+
+
+def calls(page: pathlib.Path, tools: StandIns, cwd: pathlib.Path = ROOT) -> list[list[str]]:
+  """Returns the words of every command of a page, with its variables filled in.
+
+  Args:
+    page: the page.
+    tools: stand-ins for the programs that the page calls; another program is an error.
+    cwd: the folder that the commands are run in.
+  """
+  done = tools.bash(script(page), cwd=cwd)
+  assert done.returncode == 0, done.stderr
+  return [call.argv for call in tools.calls]
+
+
+def of_resjax(words: list[str]) -> tuple[str, list[str]] | None:
+  """Returns the command and the arguments of a call of resjax, None for another program."""
+  if words[0] == "resjax":
+    return (words[1], words[2:]) if words[1] in COMMANDS else None  # or the help of all
+  if words[0] in ("python", "python3") and words[1:3] == ["-m", "resjax"]:
+    return words[3], words[4:]
+  if words[0] in ("python", "python3") and words[1] == "-m" and words[2].startswith("launch."):
+    return words[2].removeprefix("launch."), words[3:]
+  return None
+
+
+def run(
+  name: str, arguments: list[str], *more: str, cwd: pathlib.Path = ROOT, **variables: str
+) -> tuple[int, str]:
+  """Runs a command of resjax in its cheap form; returns its exit code and what it printed.
+
+  Args:
+    name: the command, such as train.
+    arguments: its arguments.
+    more: further flags that make it cheap.
+    cwd: the folder that it runs in.
+    **variables: its environment besides that of this process.
+  """
+  end = arguments.index("--") if "--" in arguments else len(arguments)
+  cheap = [*(("--dry_run",) if name in DRY else ()), *more]
+  arguments = [*arguments[:end], *cheap, *arguments[end:]]
+  environment = runs.environment(PYTHONPATH=ROOT, **variables)
+  return forks.run(f"launch.{name}", arguments, cwd, environment)
+
+
+def unknown_flags(page: pathlib.Path) -> set[str]:
+  """Returns flags that code within the lines of a page names and no command of resjax has."""
+  folders = (ROOT / "launch", ROOT / "tests")
+  files = [file for folder in folders for file in folder.rglob("*.py")]
+  known = _OTHERS.union(*(_DEFINED.findall(file.read_text()) for file in files))
+  text = _BLOCK.sub("", page.read_text())
+  named = {name for code in re.findall(r"`[^`\n]+`", text) for name in _FLAG.findall(code)}
+  return {name for name in named - known if name.removeprefix("no") not in known}
+
+
+def wrong_flags(name: str, arguments: list[str], cwd: pathlib.Path = ROOT) -> str:
+  """Returns what a command says of its flags and their values; empty: it takes all of them.
+
+  Args:
+    name: the command, such as bench.
+    arguments: its arguments.
+    cwd: the folder that it would run in.
+  """
+  code, output = forks.run(
+    f"launch.{name}", [*arguments, f"--{_UNKNOWN}"], cwd, runs.environment(PYTHONPATH=ROOT)
+  )
+  assert code != 0
+  return "" if _UNKNOWN in output else output

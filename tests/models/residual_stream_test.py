@@ -1,0 +1,303 @@
+"""Blocks that hand on a residual stream: values of the protocol by hand, and what is refused."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen, nnx
+
+from resjax import combinators
+from resjax.interop.linen import Layers, Residual, combinator
+from resjax.models.residual_stream import ResidualStream, branch_init
+from resjax.testing import toy
+from resjax.testing.compare import assert_close
+from tests.helpers import walks
+
+L = 3
+ROWS, X = toy.layers(L), jnp.asarray(toy.embeddings())
+
+
+class Block(nnx.Module):
+  """The branches of the toy model as a block of one layer, or of all layers stacked."""
+
+  def __init__(self, rows):
+    self.rows = nnx.data(jax.tree.map(nnx.Param, rows))
+
+  def __call__(self, x, factor=1.0):
+    def branch(site, *qkv):
+      row = jax.tree.map(lambda p: p[...], self.rows, is_leaf=lambda p: isinstance(p, nnx.Param))
+      views = {"x": qkv[0]} | (dict(zip("qkv", qkv, strict=True)) if len(qkv) > 1 else {})
+      return factor * toy.branch(row, site, views, pre_norm=False)[1]
+
+    x = x.sublayer("attention", toy.rms_norm, functools.partial(branch, "attention"), "qkv")
+    return x.sublayer("mlp", toy.rms_norm, functools.partial(branch, "mlp"))
+
+
+def in_a_loop(remat, combinator, rows, x):
+  stream = ResidualStream.start(combinator, x)
+  for i in range(L):
+    block = Block(jax.tree.map(lambda leaf, i=i: jnp.asarray(leaf)[i], rows))
+    stream = remat(lambda block, stream: block(stream))(block, stream)
+  return stream.final(None)
+
+
+def scanned(remat, combinator, rows, x):
+  layers = Block(jax.tree.map(jnp.asarray, rows))
+  return ResidualStream.start(combinator, x).through(layers, jnp.ones(()), remat=remat).final(None)
+
+
+RUNS = {
+  "loop": functools.partial(in_a_loop, lambda f: f),
+  "nnx.remat": functools.partial(in_a_loop, nnx.remat),
+  "jax.checkpoint": functools.partial(in_a_loop, jax.checkpoint),
+  "scan": functools.partial(scanned, "none"),
+  "scan with remat": functools.partial(scanned, "full"),
+}
+QUICK = {("muddformer", "nnx.remat"), ("block_attn_res", "scan with remat"), ("gate", "scan")}
+# What recomputes without a scan goes by the kind of depth state: one system of each.
+KINDS = ("gate", "x0_residual", "attn_res", "delta_block_attn_res", "muddformer", "mhc")
+CASES = [
+  pytest.param(name, run, marks=() if (name, run) in QUICK else pytest.mark.slow)
+  for name in combinators.names()
+  for run in RUNS
+  if name in KINDS or run in ("loop", "scan with remat")
+]
+
+
+@pytest.mark.parametrize("name, run", CASES)
+def test_values_and_gradients_are_those_of_the_protocol_by_hand(name, run):
+  made = toy.build(name, {}, num_layers=L)
+  want = toy.jitted(functools.partial(toy.by_hand, branch=_branch), made, ROWS, X)
+  assert_close(toy.jitted(RUNS[run], made, ROWS, X), want, 2e-5)
+
+
+def _branch(layer, site, views, context=None, *, pre_norm):
+  """The toy branch, which uses x alone where it is not given q, k and v."""
+  used = {k: v for k, v in views.items() if k != "x" or set(views) == {"x"}}
+  normed = {k: toy.rms_norm(v) if pre_norm else v for k, v in used.items()}
+  x = normed.get("x", normed.get("q"))
+  return normed, toy.branch(layer, site, {"x": x} | normed, pre_norm=False)[1]
+
+
+def start(name="standard", **options):
+  made = toy.build(name, options, num_layers=L, random=False)
+  return ResidualStream.start(made, X)
+
+
+def double(x):
+  return 2 * x
+
+
+def test_norms_are_not_called_where_the_combinator_replaces_them():
+  def fails(x):
+    raise AssertionError("called")
+
+  stream = start("deepnorm")
+  for _ in range(L):
+    stream = stream.sublayer("attention", fails, double).sublayer("mlp", fails, double)
+  assert stream.final(double).shape == X.shape
+  stream = start("gated_residual")
+  for _ in range(L):
+    stream = stream.sublayer("attention", fails, double).sublayer("mlp", fails, double)
+  stream.final(fails)
+
+
+def test_branch_init_has_the_gain_of_the_combinator():
+  init = branch_init(start("deepnorm").combinator, nnx.initializers.ones)
+  np.testing.assert_allclose(init(jax.random.key(0), (2,), jnp.float32), (4 * 2 * L) ** -0.25)
+  of_linen = Residual("deepnorm", L, toy.D, scaled_init=True).branch_init(nnx.initializers.ones)
+  np.testing.assert_allclose(of_linen(jax.random.key(0), (2,), jnp.float32), (8 * L) ** -0.25)
+
+
+def test_sites_and_layers_that_do_not_fit_are_refused():
+  with pytest.raises(ValueError, match=r"'mlp' runs where 'attention' comes next; .*sites="):
+    start().sublayer("mlp", None, double)
+  with pytest.raises(ValueError, match=r"0 of num_layers=3 layers have run .* number of blocks"):
+    start().final(None)
+  stream = start()
+  for _ in range(L):
+    stream = stream.sublayer("attention", None, double).sublayer("mlp", None, double)
+  with pytest.raises(ValueError, match=r"after all num_layers=3 layers .* number of blocks"):
+    stream.sublayer("attention", None, double)
+  for wrong, named in (
+    (lambda x: x[:, :1], r"an array \(2, 1, 8\)"),
+    (lambda x: (x, None), "tuple"),
+  ):
+    with pytest.raises(ValueError, match=f"'attention' returns {named}; .* one array .2, 4, 8."):
+      start().sublayer("attention", None, wrong)
+  with pytest.raises(ValueError, match="not at its first site"):
+    stream.through(Block(ROWS))
+  with pytest.raises(ValueError, match="leaves out q, k, v; attend with q, k and v"):
+    start("muddformer").sublayer("attention", None, double)
+
+
+class Half(nnx.Module):
+  """Runs one site only."""
+
+  def __init__(self):
+    self.scale = nnx.Param(jnp.ones(L))
+
+  def __call__(self, x):
+    return x.sublayer("attention", None, lambda x: self.scale * x)
+
+
+class NoStream(Half):
+  """A block that returns a pair, as the body of a scan does."""
+
+  def __call__(self, x):
+    return x, None
+
+
+class WithState(Half):
+  """A block with what is no parameter."""
+
+  def __init__(self, state):
+    super().__init__()
+    self.state = state
+
+  def __call__(self, x):
+    if isinstance(self.state, nnx.BatchStat):
+      self.state[...] += 1
+    return super().__call__(x).sublayer("mlp", None, double)
+
+
+def test_stacked_blocks_that_a_scan_cannot_run_are_refused():
+  for name in ("gate", "attn_res"):
+    with pytest.raises(ValueError, match=r"ran 1 of the sites \('attention', 'mlp'\)"):
+      start(name).through(Half())
+    with pytest.raises(ValueError, match="a block returns tuple; it must return the stream"):
+      start(name).through(NoStream())
+    with pytest.raises(ValueError, match=r"state.*uint32.*random keys .* loop over layers in Py"):
+      start(name).through(WithState(nnx.RngCount(jnp.zeros(L, jnp.uint32), tag="params")))
+    with pytest.raises(ValueError, match=r"changes layer.*state.*, which a scan loses; loop"):
+      start(name).through(WithState(nnx.BatchStat(jnp.zeros(L))))
+  with pytest.raises(ValueError, match="loop over the blocks of your own model in Python"):
+    start("muddformer", row_sizes="faithful").through(Block(ROWS))
+
+
+@pytest.mark.parametrize("name", ["gate", "attn_res"])
+def test_a_foreign_scan_is_answered_with_the_one_to_take(name):
+  layers = Block(jax.tree.map(jnp.asarray, ROWS))
+  scan = nnx.scan(lambda x, block: block(x), in_axes=(nnx.Carry, 0), out_axes=nnx.Carry)
+  with pytest.raises(Exception, match=r"with ResidualStream\.through, in Linen with .*Layers"):
+    scan(start(name), layers)
+
+
+class RawBlock(linen.Module):
+  """A block that drives the protocol itself."""
+
+  @linen.compact
+  def __call__(self, c, state, layer):
+    for site in c.sites:
+      views, tape = c.read(state, layer, site)
+      out = linen.Dense(toy.D)(views["x"])
+      state = c.write(state, layer, site, out, normed=views, tape=tape)
+    return state
+
+
+class RawModel(linen.Module):
+  """A Linen model whose remat hands on the number of the layer."""
+
+  kind: str
+  static: tuple
+
+  @linen.compact
+  def __call__(self, x):
+    c = combinator(self.kind, num_layers=L, d_model=toy.D, scaled_init=True)
+    state = c.init(x)
+    for layer in range(L):
+      state = linen.remat(RawBlock, static_argnums=self.static)()(c, state, layer)
+    return c.final(state)
+
+
+@pytest.mark.parametrize("name", ["attn_res", "unet_skips"])
+def test_remat_that_traces_the_layer_is_told_how_it_stays_static(name):
+  with pytest.raises(ValueError, match=r"static under remat \(static_argnums, where Linen counts"):
+    RawModel(name, ()).init(jax.random.key(0), X)
+  abstract = jax.eval_shape(RawModel(name, (3,)).init, jax.random.key(0), X)  # as the message says
+  assert len(abstract["params"]) == 1 + L
+
+
+class Partitioned(linen.Module):
+  """A block with a parameter that names its axes."""
+
+  @linen.compact
+  def __call__(self, x):
+    init = linen.with_partitioning(linen.initializers.ones, ("embed",))
+    scale = self.param("scale", init, (toy.D,))
+    x = x.sublayer("attention", None, lambda x: x * scale)
+    return x.sublayer("mlp", None, lambda x: linen.Dense(toy.D)(x))
+
+
+class Setup(linen.Module):
+  """A module with `setup` and without a compact method."""
+
+  kind: str
+
+  def setup(self):
+    self.residual = Residual(self.kind, num_layers=L, d_model=toy.D, options={"eps": 1e-5})
+    self.layers = Layers(Partitioned(), remat="full", partition_name="depth")
+
+  def __call__(self, x):
+    return self.layers(self.residual(x)).final(None)
+
+
+def test_linen_layers_are_parameters_with_a_leading_axis_that_has_a_name():
+  params = jax.eval_shape(Setup("attn_res").init, jax.random.key(0), X)["params"]
+  layers = params["layers"]
+  assert jax.tree.map(jnp.shape, layers["Dense_0"]) == {"bias": (L, toy.D), "kernel": (L, 8, 8)}
+  assert layers["scale"].names == ("depth", "embed") and layers["scale"].value.shape == (L, toy.D)
+  own = combinators.build("attn_res", num_layers=L, d_model=toy.D, rngs=nnx.Rngs(0))
+  assert jax.tree.map(jnp.shape, params["residual"]["combinator"]) == jax.tree.map(
+    jnp.shape, toy.parameters(own)
+  )
+
+
+def test_linen_layers_draw_other_values_for_each_layer():
+  kernel = jax.jit(Setup("attn_res").init)(jax.random.key(0), X)["params"]["layers"]["Dense_0"]
+  assert len(np.unique(np.asarray(kernel["kernel"])[:, 0, 0])) == L
+
+
+@walks.names("muddformer")
+def test_no_box_reaches_a_user_of_linen(name):
+  class Model(linen.Module):
+    @linen.compact
+    def __call__(self, x):
+      return combinator(name, num_layers=L, d_model=toy.D, scaled_init=True).init(x)
+
+  variables = jax.eval_shape(Model().init, jax.random.key(0), X)
+  leaves = jax.tree.leaves(variables, is_leaf=lambda leaf: hasattr(leaf, "unbox"))
+  assert all(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in leaves)
+
+
+class Dropped(linen.Module):
+  """A block whose dropout has its key as an argument."""
+
+  @linen.compact
+  def __call__(self, x, key):
+    dropout = linen.Dropout(0.5, deterministic=False)
+
+    def branch(h):
+      return dropout(linen.Dense(toy.D)(h), rng=jax.random.fold_in(key, x.layer))
+
+    x = x.sublayer("attention", toy.rms_norm, branch)
+    return x.sublayer("mlp", toy.rms_norm, linen.Dense(toy.D))
+
+
+@pytest.mark.parametrize("name", ["gate", "attn_res"])
+def test_random_keys_reach_stacked_blocks_as_arguments(name):
+  class Model(linen.Module):
+    @linen.compact
+    def __call__(self, x, key):
+      return Layers(Dropped(), remat="full")(
+        Residual(name, L, toy.D, scaled_init=True)(x), key
+      ).final(None)
+
+  one, other = jax.random.key(1), jax.random.key(2)
+  params = jax.jit(Model().init)(jax.random.key(0), X, one)
+  loss = jax.jit(jax.value_and_grad(lambda p, key: (Model().apply(p, X, key) ** 2).sum()))
+  value, gradients = loss(params, one)
+  assert value == loss(params, one)[0] and value != loss(params, other)[0]
+  assert all(np.any(leaf) for leaf in jax.tree.leaves(gradients["params"]["Layers_0"]))

@@ -1,0 +1,107 @@
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from resjax import shipped
+from resjax.__main__ import COMMANDS
+from resjax.shipped import completion
+
+ROOT = Path(__file__).parent.parent
+NAMES = [name for group in COMMANDS.values() for name in group]
+
+
+def test_configs_are_found_by_name_and_by_path(tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  assert shipped.root() == ROOT
+  assert shipped.config_file("tiny") == ROOT / "configs/tiny.py"
+  assert shipped.config_file("ablations/compare") == ROOT / "configs/ablations/compare.py"
+  own = tmp_path / "own.py"
+  own.touch()
+  assert shipped.config_file(str(own)) == own and shipped.config_file("own.py").samefile(own)
+  for name in ("tinny", "configs/tiny.py"):
+    with pytest.raises(ValueError, match=f"{name}: no such file.* near it: tiny"):
+      shipped.config_file(name)
+  with pytest.raises(ValueError, match="no config; give one"):
+    shipped.config_file("")
+  with pytest.raises(ValueError, match="is a folder"):
+    shipped.config_file(str(tmp_path))
+
+
+def test_every_command_is_listed():
+  modules = [path for path in (ROOT / "launch").glob("*.py") if "cli.run" in path.read_text()]
+  packages = [path.parent for path in (ROOT / "launch").glob("*/__main__.py")]
+  assert sorted(path.stem for path in modules + packages if path.stem != "cli") == sorted(
+    name for name in NAMES if name != "completion"
+  )
+
+
+def test_the_command_finds_others_from_any_folder(tmp_path):
+  def resjax(*words):
+    env = {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", "COLUMNS": "80"}
+    command = [sys.executable, "-m", "resjax", *words]
+    return subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
+
+  listed = resjax("--help")
+  lines = listed.stdout.splitlines()
+  assert listed.returncode == 0 and len(lines) <= 26 and max(map(len, lines)) <= 80
+  assert all(f"  {name} " in listed.stdout for name in NAMES)
+  unknown = resjax("trian", "--config=tiny")
+  assert unknown.returncode == 1 and "did you mean train?" in unknown.stderr
+  # What Python looks for first may be the user's: a folder of configs.
+  (tmp_path / "configs").mkdir()
+  (tmp_path / "mine.py").write_text("from configs import tiny\nget_config = tiny.get_config\n")
+  ran = resjax("train", "--config=mine.py", "--dry_run", "--config.model.layers=x")
+  assert ran.returncode == 1 and ran.stderr.startswith("error: --config.model.layers"), ran.stderr
+
+
+ASKED = {
+  "resjax tra": {"train", "train_together"},
+  "resjax train --pro": {"--profile_steps="},
+  "resjax analyze --che": {"--checkpoint="},
+  "resjax analyze --fs": {"--fsdp="},
+  "resjax train --config=ti": {"tiny"},
+  "resjax sweep --config=ablations/com": {"ablations/compare"},
+  "resjax bench corr": {"correctness"},
+  "resjax bench step --mic": {"--microbatches="},
+  "resjax completion ": {"bash", "zsh"},
+  "resjax tpu --dr": {"--dry_run"},
+  "resjax tpu st": {"status", "stop"},
+  "resjax slurm l": {"logs"},
+  "resjax report --co": set(),
+}
+
+
+def test_bash_completes_commands_flags_and_configs():
+  ask = "".join(
+    f"COMPREPLY=(); COMP_LINE={line!r}; COMP_POINT=${{#COMP_LINE}}; _resjax; "
+    'echo "${COMPREPLY[@]}"\n'
+    for line in ASKED
+  )
+  program = completion.script("bash", NAMES) + ask
+  done = subprocess.run(["bash", "-c", program], capture_output=True, text=True, check=True)
+  found = [set(line.split()) for line in done.stdout.splitlines()]
+  assert dict(zip(ASKED, found, strict=True)) == ASKED
+  with pytest.raises(ValueError, match="of: bash, zsh; got fish"):
+    completion.script("fish", NAMES)
+
+
+@pytest.mark.skipif(shutil.which("zsh") is None, reason="zsh is not installed")
+def test_zsh_completes_too():
+  stand_ins = """
+    compdef() { :; }; _files() { :; }; compset() { PREFIX=${PREFIX#--config=}; }
+    compadd() { while [[ $1 != -- ]]; do shift; done; shift; print -rl -- "$@"; }
+    ask() {  # what is printed has another prefix where compset cut it
+      words=("$@"); CURRENT=$#; PREFIX=${words[-1]}
+      for one in $(_resjax); do [[ $one == ${PREFIX#--config=}* ]] && print -rn -- "$one "; done
+      print
+    }
+  """
+  ask = "\n".join("ask " + shlex.join(line.split(" ")) for line in ASKED)
+  program = f"{stand_ins}\n{completion.script('zsh', NAMES)}\n{ask}"
+  done = subprocess.run(["zsh", "-fc", program], capture_output=True, text=True, check=True)
+  found = [set(line.split()) for line in done.stdout.splitlines()]
+  assert dict(zip(ASKED, found, strict=True)) == ASKED

@@ -1,0 +1,58 @@
+"""The wheel holds commands and configs, which work from an empty folder outside of a checkout."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.helpers import runs
+
+ROOT = Path(__file__).parent.parent
+SOURCES = ("setup.py", "setup.cfg", "pyproject.toml", "README.md", "LICENSE")
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+  """A folder into which the wheel is installed, without what it needs."""
+  place = tmp_path_factory.mktemp("wheel")
+  for name in ("resjax", "launch", "configs"):  # a build leaves files beside its sources
+    shutil.copytree(ROOT / name, place / "source" / name)
+  for name in SOURCES:
+    shutil.copy(ROOT / name, place / "source")
+  pip = [sys.executable, "-m", "pip", "--quiet"]
+  wheel = [*pip, "wheel", "--no-deps", f"--wheel-dir={place}", str(place / "source")]
+  subprocess.run(wheel, check=True)
+  install = [*pip, "install", "--no-deps", f"--target={place / 'site'}"]
+  subprocess.run([*install, *map(str, place.glob("*.whl"))], check=True)
+  return place / "site"
+
+
+@pytest.mark.slow
+def test_commands_run_from_an_empty_folder(site, tmp_path):
+  def resjax(*words):
+    done = subprocess.run(
+      [sys.executable, str(site / "bin" / "resjax"), *words],
+      cwd=tmp_path,
+      env=runs.environment(PYTHONPATH=site, COLUMNS=80),
+      capture_output=True,
+      text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout + done.stderr
+
+  assert "  train " in resjax("--help")
+  runs.write_text(tmp_path)
+  command = runs.small_command(tmp_path, tmp_path / "run")
+  small = command[command.index("--config=configs/tiny.py") + 1 :]
+  steps = ["--config.train.steps=2", "--config.optim.warmup_steps=1"]
+  assert "done: 2 steps" in resjax("train", "--config=tiny", *small, *steps)
+  assert (tmp_path / "run" / "run.json").exists()
+  # A sweep starts processes of its own.
+  sweep = ("sweep", "--config=ablations/compare", "--only=standard", *small, *steps)
+  workdir = f"--config.workdir={tmp_path / 'sweep'}"
+  resjax(*sweep, workdir)
+  assert (tmp_path / "sweep" / "standard" / "run.json").exists()
+  printed = resjax(*sweep, workdir, "--print_commands")
+  assert "resjax train --config=ablations/compare" in printed
