@@ -55,6 +55,7 @@ class MlpMixer(linen.Module):
       num_layers=self.num_layers,
       d_model=self.d_model,
       sites=("token_mixing", "channel_mixing"),
+      scaled_init=True,
     )
     state = c.init(linen.Dense(self.d_model)(patches))
     for layer in range(c.num_layers):

@@ -1,0 +1,81 @@
+"""A decoder in Flax Linen whose layers are one `linen.scan` over `linen.remat` of a block."""
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from resjax.interop.linen import Layers, Residual, ResidualStream
+
+
+class Attention(nn.Module):
+  """Causal self-attention with learned heads."""
+
+  d_model: int
+  num_heads: int
+  kernel_init: nn.initializers.Initializer
+
+  @nn.compact
+  def __call__(self, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+    """Returns an array [B, T, D]."""
+    heads = (self.num_heads, self.d_model // self.num_heads)
+    q = nn.DenseGeneral(heads, use_bias=False, name="query")(q)
+    k = nn.DenseGeneral(heads, use_bias=False, name="key")(k)
+    v = nn.DenseGeneral(heads, use_bias=False, kernel_init=self.kernel_init, name="value")(v)
+    out = jax.nn.dot_product_attention(q, k, v, is_causal=True)
+    return nn.DenseGeneral(
+      self.d_model, axis=(-2, -1), use_bias=False, kernel_init=self.kernel_init
+    )(out)
+
+
+class Mlp(nn.Module):
+  """Computes W_down gelu(W_up x)."""
+
+  hidden: int
+  kernel_init: nn.initializers.Initializer
+
+  @nn.compact
+  def __call__(self, x: jax.Array) -> jax.Array:
+    """Returns an array [B, T, D]."""
+    up = nn.Dense(self.hidden, use_bias=False, kernel_init=self.kernel_init)(x)
+    return nn.Dense(x.shape[-1], use_bias=False, kernel_init=self.kernel_init)(nn.gelu(up))
+
+
+class Block(nn.Module):
+  """Attention and MLP, each behind a norm."""
+
+  d_model: int
+  num_heads: int
+  kernel_init: nn.initializers.Initializer
+
+  def setup(self) -> None:
+    """Makes the submodules."""
+    self.norm_1, self.norm_2 = nn.RMSNorm(), nn.RMSNorm()
+    self.attention = Attention(self.d_model, self.num_heads, self.kernel_init)
+    self.mlp = Mlp(4 * self.d_model, self.kernel_init)
+
+  def __call__(self, x: ResidualStream) -> ResidualStream:
+    """Returns the residual stream after the block."""
+    x = x.sublayer("attention", self.norm_1, self.attention, "qkv")
+    return x.sublayer("mlp", self.norm_2, self.mlp)
+
+
+class Model(nn.Module):
+  """Turns tokens [B, T] into logits [B, T, V]; the parameters of blocks have a leading axis L."""
+
+  kind: str
+  vocab_size: int = 256
+  num_layers: int = 4
+  d_model: int = 48
+  num_heads: int = 4
+  max_positions: int = 64
+
+  @nn.compact
+  def __call__(self, tokens: jax.Array) -> jax.Array:
+    """Returns the logits of the next token."""
+    embed = nn.Embed(self.vocab_size, self.d_model)
+    x = embed(tokens) + nn.Embed(self.max_positions, self.d_model)(jnp.arange(tokens.shape[1]))
+    residual = Residual(self.kind, self.num_layers, self.d_model, scaled_init=True)
+    init = residual.branch_init(nn.initializers.lecun_normal())
+    block = Block(self.d_model, self.num_heads, init)
+    x = Layers(block, remat="full", name="layers")(residual(x))
+    return embed.attend(x.final(nn.RMSNorm()))
