@@ -1,6 +1,7 @@
 """An experiment in Python: one short run, all that is asked of it, and nothing left behind."""
 
 import faulthandler
+import gc
 import os
 import signal
 import sys
@@ -24,14 +25,28 @@ def root(tmp_path_factory):
   return write_text(tmp_path_factory.mktemp("experiment"))
 
 
+def reading_ahead():
+  return {thread for thread in threading.enumerate() if thread.name.startswith("grain")}
+
+
+# Readers of another module's tests, which hold what they made or wait for the garbage collector.
+OF_OTHERS = set()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def readers_of_others():
+  gc.collect()
+  OF_OTHERS.update(reading_ahead())
+
+
 def state_of_the_process():
   """Handlers, threads, paths; threads that read ahead are given a moment to end."""
   deadline = time.monotonic() + 20
-  while any(t.name.startswith("grain") for t in threading.enumerate()):
+  while reading_ahead() - OF_OTHERS:
     assert time.monotonic() < deadline, threading.enumerate()
     time.sleep(0.05)
   handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
-  threads = {thread.name for thread in threading.enumerate() if not thread.daemon}
+  threads = {t.name for t in set(threading.enumerate()) - OF_OTHERS if not t.daemon}
   watchdogs = [thread for thread in threading.enumerate() if thread.name == "watchdog"]
   return handlers, threads, watchdogs, faulthandler.is_enabled(), sys.path[:], os.getcwd()
 
