@@ -36,8 +36,31 @@ def stop_at_once() -> Iterator[None]:
   def handler(*_: object) -> NoReturn:
     raise Interrupted("stopped; nothing had to be saved; the same command goes on", 0)
 
-  with _handlers({signal.SIGTERM: handler}):
+  with _handlers({signal.SIGTERM: handler}), _sent_again_if_ignored():
     yield
+
+
+@contextlib.contextmanager
+def _sent_again_if_ignored() -> Iterator[None]:
+  """Sends SIGTERM or Ctrl-C again where Python has ignored what its handler raised.
+
+  It ignores what is raised in a callback of the garbage collector, where JAX has one, and in a
+  finalizer. The new signal comes from a thread, so that it does not arrive in there again.
+  """
+  before = sys.unraisablehook
+
+  def hook(ignored: "sys.UnraisableHookArgs") -> None:
+    number = {Interrupted: signal.SIGTERM, KeyboardInterrupt: signal.SIGINT}.get(ignored.exc_type)
+    if number:
+      threading.Timer(0.01, os.kill, (os.getpid(), number)).start()
+    else:
+      before(ignored)
+
+  sys.unraisablehook = hook
+  try:
+    yield
+  finally:
+    sys.unraisablehook = before
 
 
 class StopRequest:
