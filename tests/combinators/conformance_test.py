@@ -32,7 +32,7 @@ def test_python_loop_of_depth_run_is_the_loop_by_hand(case):
   checks.loop(walks.subject(case))
 
 
-@walks.first_cases(quick=FORMS)
+@walks.one_case_each(quick=FORMS)
 def test_python_loop_with_remat_is_the_loop_by_hand(case):
   checks.loop_with_remat(walks.subject(case))
 

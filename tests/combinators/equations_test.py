@@ -4,7 +4,6 @@ import functools
 
 import jax
 import numpy as np
-import pytest
 
 from resjax import combinators
 from resjax.testing import toy
@@ -23,18 +22,22 @@ def test_every_registered_name_has_equations():
   assert set(EQUATIONS) == set(combinators.names())
 
 
-@walks.first_cases()
+# In float64 all cases; their other forms in float32 in a shallow network below.
+@walks.one_case_each()
 def test_float32_values(case):
   check_values(case, toy.SITES, np.float32, 1e-6)
 
 
 @walks.first_cases()
-@pytest.mark.parametrize(
-  "sites", [THREE, pytest.param(("mlp",), marks=pytest.mark.slow)], ids="+".join
-)
-def test_float64_values_at_other_sites(case, sites):
+def test_float64_values_at_three_sites(case):
   with jax.enable_x64(True):
-    check_values(case, sites, np.float64, 1e-12, walks.num_layers(case))
+    check_values(case, THREE, np.float64, 1e-12, walks.num_layers(case))
+
+
+@walks.one_case_each(quick=())
+def test_float64_values_at_one_site(case):
+  with jax.enable_x64(True):
+    check_values(case, ("mlp",), np.float64, 1e-12, walks.num_layers(case))
 
 
 # Twenty Sinkhorn iterations take a minute to compile; mhc_lite has all else that mhc has.
