@@ -1,7 +1,9 @@
 """The command `resjax`, also `python -m resjax`: runs the one of its commands that is named."""
 
 import difflib
+import os
 import runpy
+import signal
 import sys
 from importlib.util import find_spec
 from typing import NoReturn
@@ -47,9 +49,9 @@ def main() -> None:
   """Runs the command that the first word names, with the words behind it, and ends the process."""
   name, *words = sys.argv[1:] or ["--help"]
   if name in ("-h", "-help", "--help", "help"):
-    print(_help())
+    _print(_help())
   elif name == "--version":
-    print(f"resjax {__version__}")
+    _print(f"resjax {__version__}")
   elif name == "completion":
     _complete(words)
   elif name not in _NAMES:
@@ -63,12 +65,13 @@ def main() -> None:
 def _complete(words: list[str]) -> None:
   """Prints the completion script of a shell."""
   if {"-h", "-help", "--help"} & set(words):
-    print("source <(resjax completion bash)    completes commands, flags and configs; or zsh")
+    _print("source <(resjax completion bash)    completes commands, flags and configs; or zsh")
     return
   try:
-    print(completion.script(" ".join(words), _NAMES), end="")
+    script = completion.script(" ".join(words), _NAMES)
   except ValueError as error:
     _fail(str(error))
+  _print(script)
 
 
 def _run(name: str, words: list[str]) -> None:
@@ -92,9 +95,19 @@ def _help() -> str:
   return "\n".join(lines)
 
 
+def _print(text: str) -> None:
+  """Prints a text; ends without a word if nobody reads it, as `launch.cli` does, else with one."""
+  try:
+    print(text, flush=True)
+  except OSError as error:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is in the buffer
+    if isinstance(error, BrokenPipeError):
+      sys.exit(128 + signal.SIGPIPE)
+    _fail(str(error))
+
+
 def _fail(message: str) -> NoReturn:
-  print(f"error: {message}", file=sys.stderr)
-  sys.exit(1)
+  sys.exit(f"error: {message}")
 
 
 if __name__ == "__main__":

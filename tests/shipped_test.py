@@ -58,6 +58,17 @@ def test_the_command_finds_others_from_any_folder(tmp_path):
   assert ran.returncode == 1 and ran.stderr.startswith("error: --config.model.layers"), ran.stderr
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_text_that_cannot_be_written_is_one_line_and_unread_text_none():
+  script = """
+    "$0" -m resjax --version > /dev/full; echo $?
+    { "$0" -m resjax completion bash; echo $? >&2; } | true
+  """
+  done = subprocess.run(["bash", "-c", script, sys.executable], cwd=ROOT, capture_output=True)
+  assert done.stdout == b"1\n"
+  assert done.stderr == b"error: [Errno 28] No space left on device\n141\n"
+
+
 ASKED = {
   "resjax tra": {"train", "train_together"},
   "resjax train --pro": {"--profile_steps="},
