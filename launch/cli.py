@@ -38,7 +38,9 @@ class _ConfigParser(outside.ConfigParser):
 
   def parse(self, path: str) -> Any:
     name, *argument = path.split(":", 1)
-    return super().parse(":".join([str(shipped.config_file(name)), *argument]))
+    file = shipped.config_file(name)
+    with shipped.imports_of(file):
+      return super().parse(":".join([str(file), *argument]))
 
 
 def define_config(

@@ -103,8 +103,9 @@ def _read() -> Sweep:
   """Returns the sweep of the command line, whose plan is written where it has seeds."""
   config = cli.config_value(_CONFIG)
   named = config_flags.get_config_filename(flags.FLAGS[_CONFIG.name]).split(":", 1)[0]
-  path = str(shipped.config_file(named))
-  file = runpy.run_path(path)
+  path = shipped.config_file(named)
+  with shipped.imports_of(path):
+    file = runpy.run_path(str(path))
   if "sweep" not in file:
     raise ValueError(f"{path} has no sweep(config); choose another, such as ablations/compare")
   seeds = _seeds(_SEEDS.value)
@@ -119,7 +120,7 @@ def _read() -> Sweep:
     raise ValueError(f"{place}: {wrong}") from None
   if "PLAN" in file and not asked.seeds:
     raise ValueError(f"{path}: PLAN has no seeds; give some, as --seeds=0,1,2")
-  sweep = Sweep(config, path, arms, file.get("CURVES"))
+  sweep = Sweep(config, str(path), arms, file.get("CURVES"))
   if not asked.seeds and (stored := plans.read(sweep.folder)):
     planned = ",".join(map(str, stored.seeds))
     raise ValueError(

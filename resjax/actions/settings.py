@@ -1,14 +1,11 @@
 """The config that a name, a file or a mapping stands for, with other values for some settings."""
 
-import contextlib
 import difflib
 import importlib.util
 import inspect
 import os
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -102,7 +99,7 @@ def _from_file(source: str) -> ConfigDict:
   """Returns what `get_config` of a config file returns."""
   name, _, argument = source.partition(":")
   path = shipped.config_file(name)
-  with _shipped_configs():
+  with shipped.imports_of(path):
     get_config, arguments = _get_config(path), [argument] if argument else []
     try:
       inspect.signature(get_config).bind(*arguments)
@@ -124,24 +121,6 @@ def _get_config(path: Path) -> Callable[..., Any]:
   if not hasattr(module, "get_config"):
     raise ValueError(f"{path} has no function get_config(), which returns the settings")
   return module.get_config
-
-
-@contextlib.contextmanager
-def _shipped_configs() -> Iterator[None]:
-  """Lets config files import the shipped `configs`, also beside a package of that name."""
-  theirs = _pop_configs()
-  sys.path.insert(0, str(shipped.root()))
-  try:
-    yield
-  finally:
-    sys.path.remove(str(shipped.root()))
-    _pop_configs()
-    sys.modules.update(theirs)
-
-
-def _pop_configs() -> dict[str, ModuleType]:
-  names = [name for name in sys.modules if name.partition(".")[0] == "configs"]
-  return {name: sys.modules.pop(name) for name in names}
 
 
 def _section(config: ConfigDict, key: str, path: str) -> ConfigDict:

@@ -4,9 +4,14 @@ They are the top-level packages `launch` and `configs`: in a checkout or an edit
 of the repository, in a wheel folders of this package.
 """
 
+import contextlib
 import difflib
+import filecmp
+import importlib
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 
 def root() -> Path:
@@ -56,3 +61,44 @@ def config_file(name: str) -> Path:
   raise ValueError(
     f"{name}: no such file, and no config that comes with resjax; near it: {', '.join(nearest)}"
   )
+
+
+@contextlib.contextmanager
+def imports_of(config: Path) -> Iterator[None]:
+  """Lets a config file import from `configs` what comes with resjax and what lies beside it.
+
+  The latter needs a folder of that name, below which the file lies. Another package `configs` that
+  is imported already stays what it is.
+
+  Raises:
+    ValueError: a module was imported of which that folder has another version.
+  """
+  shipped = root() / "configs"
+  own = next((path for path in config.absolute().parents if path.name == "configs"), shipped)
+  theirs = _pop_configs()
+  sys.path.insert(0, str(root()))
+  try:
+    importlib.import_module("configs").__path__.append(str(own))
+    yield
+    for module in _pop_configs().values():
+      _check_version(Path(module.__file__ or ""), shipped, own, config)
+  finally:
+    sys.path.remove(str(root()))
+    _pop_configs()
+    sys.modules.update(theirs)
+
+
+def _pop_configs() -> dict[str, ModuleType]:
+  names = [name for name in sys.modules if name.partition(".")[0] == "configs"]
+  return {name: sys.modules.pop(name) for name in names}
+
+
+def _check_version(imported: Path, shipped: Path, own: Path, config: Path) -> None:
+  """Raises ValueError if a folder has another version of a shipped config that was imported."""
+  if not imported.is_relative_to(shipped) or imported.name == "__init__.py":
+    return
+  other = own / imported.relative_to(shipped)
+  if not other.is_file() or other.samefile(config) or filecmp.cmp(imported, other, shallow=False):
+    return
+  name = ".".join(imported.relative_to(shipped.parent).with_suffix("").parts)
+  raise ValueError(f"{name} is imported from resjax, not from {other}; give that file another name")
