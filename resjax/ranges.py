@@ -44,19 +44,19 @@ def check_type(value: Any, kind: Any, where: str, most: int = MOST) -> None:
     where: the name of the setting.
     most: the largest allowed magnitude of whole numbers.
   """
-  if wrong := _wrong(value, kind, most):
+  if needed := wrong(value, kind, most):
     shown = repr(value)
     shown = shown if len(shown) <= 80 else f"{shown[:60]}... ({len(shown)} characters)"
-    raise ValueError(f"{where}={shown} must be {wrong}")
+    raise ValueError(f"{where}={shown} must be {needed}")
   if dataclasses.is_dataclass(kind):
     check_types(value, where)
 
 
-def _wrong(value: Any, kind: Any, most: int) -> str:
-  """Returns what a value must be, in words; nothing if it is."""
+def wrong(value: Any, kind: Any, most: int) -> str:
+  """Returns what a value must be, in words; nothing if it is. See `check_type`."""
   origin, inner = typing.get_origin(kind), typing.get_args(kind)
   if origin in (Union, types.UnionType):
-    found = [_wrong(value, one, most) for one in inner]
+    found = [wrong(value, one, most) for one in inner]
     return "" if "" in found else " or ".join(found)
   if origin is tuple:
     return _wrong_tuple(value, inner, most)
@@ -101,8 +101,8 @@ def _wrong_tuple(value: Any, inner: tuple[Any, ...], most: int) -> str:
     return wanted
   if inner[-1:] != (...,):
     right = len(value) == len(kinds)
-    return "" if right and not any(map(_wrong, value, kinds, [most] * len(kinds))) else wanted
-  return wanted if any(_wrong(one, kinds[0], most) for one in value) else ""
+    return "" if right and not any(map(wrong, value, kinds, [most] * len(kinds))) else wanted
+  return wanted if any(wrong(one, kinds[0], most) for one in value) else ""
 
 
 def _annotations(kind: type) -> Mapping[str, Any]:

@@ -8,6 +8,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from resjax import experiment, measured_models, processes
+from resjax.actions.arguments import checked
 from resjax.actions.model import Model
 from resjax.actions.settings import Overrides, overridden, read_config
 from resjax.checkpoint.reader import newest
@@ -50,8 +51,9 @@ class Experiment(Model):
     overrides: Overrides | None = None,
   ):
     processes.refuse_several("resjax.Experiment")
-    self._keep(read_config(config, overrides or {}))
-    experiment.build(self._config)
+    found = read_config(config, overrides or {})
+    experiment.build(found)
+    self._keep(found)
 
   def _keep(self, config: ConfigDict) -> None:
     self._config = config
@@ -59,6 +61,7 @@ class Experiment(Model):
     self._loaded: tuple[Location, Subject] | None = None  # by checkpoint
 
   @classmethod
+  @checked
   def load(cls, folder: str | os.PathLike, overrides: Overrides | None = None) -> "Experiment":
     """Returns the experiment whose run lies in a workdir, also where other devices trained it.
 
@@ -94,6 +97,7 @@ class Experiment(Model):
     """The metrics of the run so far; a table without rows if it has not begun."""
     return read_table(self.workdir / FILE_NAME)
 
+  @checked
   def train(self, *, profile_steps: str = "") -> TrainingResult:
     """Trains to the last step, from the newest checkpoint of the workdir if there is one.
 
@@ -153,6 +157,7 @@ class Pretrained(Model):
       architecture; or this process is one of several.
   """
 
+  @checked
   def __init__(self, path: str | os.PathLike, hf_ignore: Collection[str] = ()):
     processes.refuse_several("resjax.Pretrained")
     place = os.fspath(path)

@@ -2,11 +2,12 @@
 
 import abc
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from resjax import experiment, locations, measured_models, terminal
 from resjax.actions import sampling, scoring
+from resjax.actions.arguments import check_least, checked
 from resjax.actions.scoring import Evaluation, ScoringConfig
 from resjax.actions.tasks import find as find_tasks
 from resjax.analysis.alignment import READINGS
@@ -39,6 +40,7 @@ class Model(abc.ABC):
       ValueError: it is not trained yet, or a file is damaged.
     """
 
+  @checked
   def generate(
     self,
     prompts: str | Sequence[str] = "",
@@ -67,7 +69,11 @@ class Model(abc.ABC):
       ValueError: the model is not trained yet, an option is out of range, or the longest text does
         not fit into a row.
     """
-    given = [prompts] if isinstance(prompts, str) else prompts
+    check_least(1, num_samples=num_samples)
+    check_least(0, num_tokens=num_tokens, seed=seed)
+    given = [prompts] if isinstance(prompts, str) else list(prompts)
+    if not given:
+      raise ValueError(f"prompts={prompts!r} are none; give one, which may be empty")
     return sampling.sample(
       self.subject(),
       [prompt for prompt in given for _ in range(num_samples)],
@@ -79,12 +85,13 @@ class Model(abc.ABC):
       seed=seed,
     )
 
+  @checked
   def evaluate(
     self,
     texts: Mapping[str, str] | None = None,
     *,
     tasks: Sequence[str] = (),
-    tasks_folder: str | None = None,
+    tasks_folder: str | os.PathLike | None = None,
     compare: Sequence["Model"] = (),
     data_format: str = "auto",
     data_field: str = "",
@@ -122,12 +129,16 @@ class Model(abc.ABC):
     """
     if not isinstance(texts, Mapping | None):
       raise ValueError(f"texts={texts!r}; give sources by name, such as {{'licence': 'LICENSE'}}")
-    asked = find_tasks(tasks, tasks_folder)
+    strides = list(stride) if isinstance(stride, Collection) else [stride]
+    if not strides:
+      raise ValueError(f"stride={stride!r} has no number; give one, 0 for max_length")
+    check_least(1, batch_size=batch_size)
+    check_least(0, limit=limit, max_length=max_length, num_fewshot=num_fewshot or 0)
+    asked = find_tasks(tasks, None if tasks_folder is None else os.fspath(tasks_folder))
     items = [f"{name}={place}" for name, place in (texts or {}).items()]
     found = corpora.parse([*items, *asked.texts], data_format, data_field)
     if not texts and not tasks:
       found = self._held_out()
-    strides = [stride] if isinstance(stride, int) else list(stride)
     config = ScoringConfig(
       max_length, strides, bos, batch_size, limit, num_fewshot, apply_chat_template
     )
@@ -152,9 +163,10 @@ class Model(abc.ABC):
       for name, one in config.corpora
     ]
 
+  @checked
   def analyze(
     self,
-    data: str | None = None,
+    data: str | os.PathLike | None = None,
     *,
     text: str | None = None,
     compare: Sequence["Model"] = (),
@@ -189,10 +201,11 @@ class Model(abc.ABC):
     from resjax.actions import analysis
 
     analysis.check_text(text)
-    if tokens < 2:
-      raise ValueError(f"tokens={tokens} must be 2 or more")
+    check_least(2, tokens=tokens)
+    check_least(1, batch_size=batch_size)
+    check_least(0, seq_len=seq_len)
     config = ProbeConfig(every=every, readings=tuple(readings))
-    source = data or (self.workdir and str(self.workdir))
+    source = os.fspath(data or "") or (self.workdir and str(self.workdir))
     if not source:
       raise ValueError("no text; give data=: a file, a folder, the workdir of a run, python-stdlib")
 

@@ -39,8 +39,9 @@ def read_config(
     config = ConfigDict(dict(source))
   else:
     config = _from_file(os.fspath(source))
-  residual = config.get("model", {}).get("residual", {})
-  return overridden(config, {_COMBINATOR: residual.get("name"), **overrides})
+  residual = _residual(config)
+  chosen = {} if residual is None else {_COMBINATOR: residual.get("name")}
+  return overridden(config, {**chosen, **overrides})
 
 
 def overridden(config: ConfigDict, overrides: Overrides) -> ConfigDict:
@@ -84,8 +85,8 @@ def _flat(overrides: Overrides, path: str = "") -> Iterator[tuple[str, Any]]:
 
 def _add_options(config: ConfigDict, name: Any) -> None:
   """Adds the options of a combinator from outside, which no config file has."""
-  residual = config.get("model", {}).get("residual")
-  if not (isinstance(residual, ConfigDict) and isinstance(name, str)):
+  residual = _residual(config)
+  if residual is None or not isinstance(name, str):
     return
   try:
     found = combinators.missing_section(residual, name)
@@ -93,6 +94,13 @@ def _add_options(config: ConfigDict, name: Any) -> None:
     raise ValueError(f"config.{_COMBINATOR}: {error}") from None
   with residual.unlocked():
     residual.update(found)
+
+
+def _residual(config: ConfigDict) -> ConfigDict | None:
+  """Returns the section of the combinator, None where there is none."""
+  model = config.get("model")
+  residual = model.get("residual") if isinstance(model, ConfigDict) else None
+  return residual if isinstance(residual, ConfigDict) else None
 
 
 def _from_file(source: str) -> ConfigDict:

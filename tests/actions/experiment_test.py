@@ -131,8 +131,6 @@ def test_where_it_switches(root, run):
   assert "switch" in repr(found) and str(found.page) in repr(found)
   with pytest.raises(ValueError, match="--text is empty"):
     experiment.analyze(text=" ")
-  with pytest.raises(ValueError, match="tokens=0 must be 2 or more"):
-    experiment.analyze(tokens=0)
 
 
 def test_a_folder_of_hugging_face(root, tmp_path):
