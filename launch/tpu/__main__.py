@@ -56,7 +56,7 @@ _DRY_RUN = flags.DEFINE_bool("dry_run", False, "Print the commands instead of ru
 def main(words: list[str], command: list[str]) -> None:
   """Runs the action that the command line names."""
   actions: dict[str, Callable[[], None]] = {
-    "create": lambda: _run(_checked(_create(), command)),
+    "create": lambda: _create_alone(command),
     "install": lambda: _run(_install()),
     "run": lambda: _run(_checked(_start(command), command)),
     "logs": lambda: _run([Step("follow the log", _logs())]),
@@ -112,7 +112,17 @@ def _create() -> list[Step]:
   return commands.create(_resource(), _request(), _POLL.value)
 
 
+def _create_alone(command: list[str]) -> None:
+  todo = _create()
+  try:
+    commands.check_checkout(Path.cwd())
+  except ValueError as error:  # the hosts can also be used without `install`, or from elsewhere
+    print(f"# for `resjax tpu install`, later: {error}\n")
+  _run(_checked(todo, command))
+
+
 def _install() -> list[Step]:
+  commands.check_checkout(Path.cwd())
   bundle = Path(tempfile.gettempdir()) / f"{getpass.getuser()}-{_NAME.value}.bundle"
   return commands.install(_resource(), str(bundle), _PYTHON.value, _EXTRA.value)
 
@@ -139,7 +149,8 @@ def _status() -> list[Step]:
 
 
 def _resume(command: list[str]) -> None:
-  setup = resume.Setup(_checked(_create(), command), _install(), _start(command))
+  install = _install()
+  setup = resume.Setup(_checked(_create(), command), install, _start(command))
   if _DRY_RUN.value:
     print("# If there is nothing yet, and again whenever the slice is SUSPENDED or FAILED:\n")
     delete = Step("delete what preemption left", commands.delete(_resource()))

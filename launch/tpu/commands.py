@@ -3,6 +3,7 @@
 import dataclasses
 import shlex
 from collections.abc import Sequence
+from pathlib import Path
 
 from launch.shell_steps import Step
 from launch.tpu import remote
@@ -80,6 +81,16 @@ def create(resource: Resource, request: Request, poll_seconds: float) -> list[St
     Step("request the slice", _request(resource, request), undo=delete(resource)),
     Step("wait until its hosts are up", ("bash", "-c", _wait(resource, poll_seconds))),
   ]
+
+
+def check_checkout(folder: Path) -> None:
+  """Raises ValueError if a folder is in no git checkout that `install` could bring to the hosts."""
+  top = next((one for one in (folder, *folder.parents) if (one / ".git").exists()), None)
+  if top is None or not any((top / name).exists() for name in ("setup.py", "pyproject.toml")):
+    raise ValueError(
+      f"hosts get the last commit of a git checkout with a setup.py or pyproject.toml, and {folder} "
+      "is in none; run this in a clone of resjax, or of a package of yours that requires it"
+    )
 
 
 def install(resource: Resource, bundle: str, python: str, extra: str) -> list[Step]:

@@ -57,7 +57,7 @@ def test_what_is_no_model_is_no_path():
 def test_arguments_of_the_right_types_go_on(untrained):
   with pytest.raises(ValueError, match="has no checkpoint yet"):
     untrained.generate(np.array(["a", "b"]), num_tokens=np.int64(1), temperature=np.float32(1))
-  with pytest.raises(ValueError, match=r"no such folder|holds no run|no run"):
+  with pytest.raises(ValueError, match="path='nowhere' has no checkpoint"):
     Pretrained(pathlib.Path("nowhere"))
   with pytest.raises(TypeError, match=r"generate\(\) got an unexpected keyword argument 'top'"):
     untrained.generate(top=3)

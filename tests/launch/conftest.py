@@ -38,6 +38,7 @@ def checkout(tmp_path_factory):
   for name in ("launch", "configs", "resjax"):
     shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
   (folder / ".gitignore").write_text("__pycache__/\n")
+  shutil.copy(ROOT / "setup.py", folder)
   identity = ["-c", "user.name=x", "-c", "user.email=x@example.com"]
   for words in (["init", "--quiet"], ["add", "."], [*identity, "commit", "--quiet", "-mx"]):
     subprocess.run(["git", *words], cwd=folder, check=True)

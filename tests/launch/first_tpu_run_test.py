@@ -33,6 +33,8 @@ def calls(tmp_path_factory):
 
 def test_commands(calls, tmp_path):
   write_folder(tmp_path / "text", make_texts(200))
+  (tmp_path / ".git").mkdir()
+  (tmp_path / "setup.py").touch()
   (tmp_path / "runs" / "slurm").mkdir(parents=True)
   (tmp_path / "runs" / "slurm" / "first-7.log").touch()
   found = [command for words in calls if (command := doc_commands.of_resjax(words))]

@@ -11,7 +11,9 @@ READMES = sorted((ROOT / "launch").glob("*/README.md"))
 
 @pytest.mark.parametrize("readme", READMES, ids=lambda readme: readme.parent.name)
 def test_commands(readme, tmp_path):
-  (tmp_path / "configs").symlink_to(ROOT / "configs")
+  for name in ("configs", "setup.py"):
+    (tmp_path / name).symlink_to(ROOT / name)
+  (tmp_path / ".git").mkdir()
   write_folder(tmp_path / "text" / "web", ["a text"])
   (tmp_path / "runs" / "slurm").mkdir(parents=True)
   (tmp_path / "runs" / "slurm" / "run1-7.log").touch()

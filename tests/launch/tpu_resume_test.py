@@ -56,31 +56,31 @@ def test_resume_gives_up_after_three_tries_and_leaves_nothing(cloud, checkout):
   assert len(cloud.matching("queued-resources create")) == 3 and not cloud.state.exists()
 
 
-def test_resume_of_a_done_run_starts_nothing(cloud):
+def test_resume_of_a_done_run_starts_nothing(cloud, checkout):
   cloud.state.write_text("ACTIVE\n")
   for home in cloud.homes:
     (home / "resjax-run").mkdir()
     (home / "resjax-run" / "exit_code").write_text("0\n")
-  code, output = launch(cloud, *RESUME, "--", "true")
+  code, output = launch(cloud, *RESUME, "--", "true", cwd=checkout)
   assert code == 0 and "the hosts are still up, to end them: resjax tpu delete" in output
   assert [call.argv[4] for call in cloud.calls] == ["list", "ssh"]
 
 
-def test_dry_run_is_a_shell_script_and_calls_nothing(cloud):
-  code, output = launch(cloud, *RESUME, "--dry_run", "--", "true")
+def test_dry_run_is_a_shell_script_and_calls_nothing(cloud, checkout):
+  code, output = launch(cloud, *RESUME, "--dry_run", "--", "true", cwd=checkout)
   assert code == 0 and not cloud.calls
   assert shellcheck(output) == ""
 
 
-def test_resume_says_at_once_that_it_cannot_look_and_later_looks_again(cloud):
+def test_resume_says_at_once_that_it_cannot_look_and_later_looks_again(cloud, checkout):
   cloud.answer("queued-resources list", 1)
-  code, output = launch(cloud, *RESUME, "--", "true")
+  code, output = launch(cloud, *RESUME, "--", "true", cwd=checkout)
   assert code == 1 and len(cloud.calls) == 1 and output.count("\n") == 1
   cloud.answer("queued-resources list", "ACTIVE\n")
   answers = "".join(f"resjax-status host{number} exit 0 | done\n" for number in range(4))
   running = answers.replace("host0 exit 0", "host0 running")  # the others are done
   cloud.answer("resources ssh", running, 1, answers.split("\n", 1)[1], answers)
-  code, output = launch(cloud, *RESUME, "--", "true")
+  code, output = launch(cloud, *RESUME, "--", "true", cwd=checkout)
   assert code == 0
   assert "looking, try 1 of 60: gcloud" in output
   assert "looking, try 2 of 60: 3 of 4 hosts answered" in output

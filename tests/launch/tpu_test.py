@@ -149,6 +149,17 @@ def test_code_that_is_not_committed_is_refused(cloud, checkout):
   assert code == 1 and "this is not in it: ?? configs/mine.py; commit it" in output
 
 
+@pytest.mark.parametrize("flags", [(), ("--dry_run",)])
+def test_code_that_is_in_no_checkout_is_refused_before_anything_is_printed(cloud, tmp_path, flags):
+  (tmp_path / ".git").mkdir()  # of a project that pip cannot install
+  for words in (("install", *NAME, *flags), ("resume", *NAME, *SLICE, *flags, "--", "true")):
+    code, output = launch(cloud, *words, cwd=tmp_path)
+    assert code == 1 and output.count("\n") == 1 and not cloud.calls
+    assert output.startswith("error: hosts get the last commit of a git checkout with a setup.py or")
+  code, output = launch(cloud, "create", *NAME, *SLICE, "--dry_run", cwd=tmp_path)
+  assert code == 0 and output.startswith("# for `resjax tpu install`, later: hosts get the last")
+
+
 def test_a_start_that_fails_on_one_host_is_stopped_on_all(cloud):
   for home in cloud.homes[:3]:
     (home / "resjax").mkdir()
