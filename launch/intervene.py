@@ -22,6 +22,7 @@ from launch import cli, model_flags
 from resjax import locations, processes, terminal
 from resjax.analysis.alignment import Alignment
 from resjax.analysis.interventions import sensitivity
+from resjax.analysis.path_intervention import check_supported
 from resjax.analysis.sensitivity import Sensitivity
 from resjax.locations import Location
 from resjax.measured_models import Subject
@@ -53,6 +54,7 @@ def main() -> None:
 
 
 def _measure(subject: Subject, alphas: list[float], layers: list[int]) -> Sensitivity:
+  check_supported(subject.decoder)  # before the text, which may take minutes
   text = model_flags.read_text(subject)
   console = terminal.console(stderr=True, quiet=jax.process_index() != 0)
   with Progress(console=console, transient=True) as bar:

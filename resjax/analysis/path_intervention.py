@@ -123,15 +123,15 @@ def check_supported(decoder: Decoder) -> None:
   """Checks that the residual path of a decoder is one stream, or a list of sources.
 
   Raises:
-    ValueError: It has several streams, or the later sites of a layer do not read what the earlier
-      ones wrote.
+    ValueError: It is neither, or the later sites of a layer do not read what the earlier ones wrote.
   """
   combinator, name = decoder.combinator, decoder.config.residual.name
   allowed = f"it is defined for {', '.join(SUPPORTED)}"
   if type(combinator) not in [combinators.get(supported) for supported in SUPPORTED]:
     raise ValueError(
-      f"attenuating the residual path of residual.name={name!r} is not defined, which has more "
-      f"than one stream or reads it where it writes; {allowed}"
+      f"attenuating the residual path of residual.name={name!r} is not defined: it is neither one "
+      f"stream to which sites add, by weights that do not depend on it, nor a list of outputs; "
+      f"{allowed}"
     )
   scope = getattr(combinator, "scope", "sublayer")
   if scope != "sublayer":
