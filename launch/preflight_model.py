@@ -12,6 +12,8 @@ from ml_collections import ConfigDict
 
 from resjax import redaction
 from resjax.data.source_check import Finding
+from resjax.hardware.chips import GPU_TARGETS
+from resjax.hardware.gpu_nodes import NODE_GPUS
 from resjax.runs.config import Run
 
 
@@ -50,7 +52,7 @@ def check(
   from resjax import experiment
   from resjax.aot import absent_devices
 
-  missing = "the kind of the GPUs"
+  missing = f"a --gpu of {', '.join(GPU_TARGETS)}, and 1, 2, 4 or a multiple of {NODE_GPUS} of them"
   if not hardware.devices:
     config = config.copy_and_resolve_references()
     config.mesh.update(data=1, fsdp=1, tensor=1, sequence=1)

@@ -128,9 +128,8 @@ def _hardware(job: GkeJob) -> preflight.Hardware:
     tpu, count = job.nodes.tpu, job.nodes.num_slices
     return preflight.Hardware(tpu.devices * count, tpu.name, count, shared)
   gpus = job.nodes.num_nodes * job.nodes.gpus
-  kind = job.nodes.accelerator.removeprefix("nvidia-").split("-")[0]
-  name = f"{kind}-{gpus}"
-  return preflight.Hardware(gpus, name if gpu_nodes.is_gpu(name) else "", shared=shared)
+  found = gpu_nodes.find(job.nodes.accelerator.removeprefix("nvidia-").split("-")[0], gpus)
+  return preflight.Hardware(gpus, found.name if found else "", shared=shared)
 
 
 def _claims() -> dict[str, str]:

@@ -21,10 +21,15 @@ from launch import cli, launcher_args, preflight, shell_steps
 from launch.shell_steps import Step
 from launch.slurm.script import SlurmJob, script
 from resjax import redaction
+from resjax.hardware import gpu_nodes
+from resjax.hardware.chips import GPU_TARGETS
 
 _NAME = flags.DEFINE_string("name", "", "Name of the job.")
 _NODES = flags.DEFINE_integer("nodes", 1, "Number of nodes.", lower_bound=1)
 _GPUS = flags.DEFINE_integer("gpus_per_node", 8, "Number of GPUs of a node.", lower_bound=1)
+_GPU = flags.DEFINE_string(
+  "gpu", "", "Kind of the GPUs, to see if the step fits: h100; default: what an --option names."
+)
 _TASKS = flags.DEFINE_enum("processes", "gpu", ["gpu", "node"], "One process per GPU, or per node.")
 _CPUS = flags.DEFINE_integer(
   "cpus_per_node", 0, "Number of CPUs of a node; 0: the cluster's default.", lower_bound=0
@@ -38,6 +43,7 @@ _CONTAINER = flags.DEFINE_string("container", "", "Apptainer image to run the co
 _ENV = flags.DEFINE_multi_string("env", [], "KEY=VALUE for the environment of the command.")
 _GRACE = flags.DEFINE_integer("grace_seconds", 120, "Time to save before the limit.", lower_bound=1)
 _OPTION = flags.DEFINE_multi_string("option", [], "sbatch option: --option=--constraint=h100.")
+_FIT = flags.DEFINE_bool("fit", True, "Compile the step before, where possible, to see if it fits.")
 _LINES = flags.DEFINE_integer("lines", 100, "How many earlier lines of the log to print.")
 _DRY_RUN = flags.DEFINE_bool("dry_run", False, "Print the commands instead of running them.")
 
@@ -85,9 +91,17 @@ def _run(words: list[str]) -> list[Step]:
     Step("look whether the name is free", _jobs("%i"), check=must_be_free),
     *shell_steps.hide(submit(job), submit(shown)),
   ]
-  hardware = preflight.Hardware(job.nodes * job.gpus, sees_here=True)
-  preflight.check(words, hardware, runs_config=not _DRY_RUN.value)
+  preflight.check(words, _hardware(job), compiles=_FIT.value, runs_config=not _DRY_RUN.value)
   return todo
+
+
+def _hardware(job: SlurmJob) -> preflight.Hardware:
+  """Returns the GPUs of a job, of the kind of --gpu or of an option such as --constraint=h100."""
+  named = sorted({*re.findall(r"\w+", " ".join(job.options))} & {*GPU_TARGETS})
+  kind = _GPU.value or (named[0] if len(named) == 1 else "")
+  gpus = job.nodes * job.gpus
+  found = gpu_nodes.find(kind, gpus)
+  return preflight.Hardware(gpus, found.name if found else "", sees_here=True)
 
 
 def _job(command: list[str]) -> SlurmJob:

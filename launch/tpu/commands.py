@@ -88,8 +88,8 @@ def check_checkout(folder: Path) -> None:
   top = next((one for one in (folder, *folder.parents) if (one / ".git").exists()), None)
   if top is None or not any((top / name).exists() for name in ("setup.py", "pyproject.toml")):
     raise ValueError(
-      f"hosts get the last commit of a git checkout with a setup.py or pyproject.toml, and {folder} "
-      "is in none; run this in a clone of resjax, or of a package of yours that requires it"
+      "hosts get the last commit of a git checkout with a setup.py or pyproject.toml, and "
+      f"{folder} is in none; run this in a clone of resjax, or of a package of yours that requires it"
     )
 
 

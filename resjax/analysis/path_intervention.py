@@ -123,7 +123,7 @@ def check_supported(decoder: Decoder) -> None:
   """Checks that the residual path of a decoder is one stream, or a list of sources.
 
   Raises:
-    ValueError: It is neither, or the later sites of a layer do not read what the earlier ones wrote.
+    ValueError: It is neither, or later sites of a layer do not read what earlier ones wrote.
   """
   combinator, name = decoder.combinator, decoder.config.residual.name
   allowed = f"it is defined for {', '.join(SUPPORTED)}"

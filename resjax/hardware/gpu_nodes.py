@@ -46,17 +46,21 @@ def is_gpu(name: str) -> bool:
   return name.split("-")[0] in GPU_TARGETS
 
 
+def find(gpu: str, devices: int) -> GpuNodes | None:
+  """Returns so many GPUs of a kind, None if nothing is compiled for that kind or number."""
+  whole = devices in (1, 2, 4) or devices % NODE_GPUS == 0
+  return GpuNodes(gpu, devices) if gpu in GPU_TARGETS and whole else None
+
+
 def resolve(name: str) -> GpuNodes:
   """Returns the GPUs that `h100-8` names.
 
   Raises:
     ValueError: there are none; the message says which there are.
   """
-  found = re.fullmatch(r"(\w+)-([1-9]\d*)", name)
-  if found and found[1] in GPU_TARGETS:
-    count = int(found[2])
-    if count in (1, 2, 4) or count % NODE_GPUS == 0:
-      return GpuNodes(found[1], count)
+  parts = re.fullmatch(r"(\w+)-([1-9]\d*)", name)
+  if parts and (found := find(parts[1], int(parts[2]))):
+    return found
   raise ValueError(
     f"--topology={name} is not a number of GPUs; give KIND-N such as h100-8, KIND of "
     f"{', '.join(GPU_TARGETS)}, N one of 1, 2, 4 or a multiple of {NODE_GPUS}, the GPUs of a node"

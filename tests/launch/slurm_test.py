@@ -165,6 +165,24 @@ def test_other_verbs(cluster):
   assert code == 0 and "tail --lines=100 -F runs/slurm/run1-7.log" in output
 
 
+@pytest.mark.parametrize(
+  ("flags", "words"),
+  [
+    ((), "that needs a --gpu of h100, b200, rtxpro6000, and 1, 2, 4 or a multiple of 8 of them;"),
+    (
+      ("--option=--constraint=h100", "--gpus_per_node=4", "--nodes=3"),
+      "that needs a --gpu of h100",
+    ),
+    (("--option=--gres=gpu:h100:8",), "--topology=h100-8"),
+    (("--gpu=b200", "--nodes=2"), "--topology=b200-16"),
+  ],
+)
+def test_the_fit_is_checked_where_the_gpus_are_known(cluster, flags, words):
+  code, output = launch(cluster, "run", NAME, "--dry_run", "--nofit", *flags, *TRAIN)
+  (line,) = [line for line in output.splitlines() if line.startswith("#   fit ")]
+  assert code == 0 and "not checked: " in line and words in line
+
+
 def test_dry_run_calls_nothing(cluster):
   code, output = launch(cluster, "run", NAME, "--dry_run", "--container=x.sif", *TRAIN)
   assert code == 0 and not cluster.calls and not (cluster.folder / "runs").exists()

@@ -155,7 +155,9 @@ def test_code_that_is_in_no_checkout_is_refused_before_anything_is_printed(cloud
   for words in (("install", *NAME, *flags), ("resume", *NAME, *SLICE, *flags, "--", "true")):
     code, output = launch(cloud, *words, cwd=tmp_path)
     assert code == 1 and output.count("\n") == 1 and not cloud.calls
-    assert output.startswith("error: hosts get the last commit of a git checkout with a setup.py or")
+    assert output.startswith(
+      "error: hosts get the last commit of a git checkout with a setup.py or"
+    )
   code, output = launch(cloud, "create", *NAME, *SLICE, "--dry_run", cwd=tmp_path)
   assert code == 0 and output.startswith("# for `resjax tpu install`, later: hosts get the last")
 
