@@ -85,7 +85,7 @@ def run(
 
   def checked(argv: list[str]) -> None:
     if len(argv) > 1 and not takes_words:
-      raise ValueError(f"unexpected argument {argv[1]!r}; settings look like --config.seed=1")
+      raise ValueError(f"unexpected argument {argv[1]!r}; {_looks()}")
     outside.import_all()
     main(*([argv[1:], after] if takes_words else []))
 
@@ -309,8 +309,17 @@ def _where_config_failed(error: BaseException, path: str) -> str | None:
   return f"{place}: {said}"
 
 
+def _looks() -> str:
+  """Returns how the words of a command line look."""
+  if "config" in flags.FLAGS:
+    return "settings look like --config.train.steps=2"
+  return "flags look like --NAME=VALUE, and --help lists them"
+
+
 def _what_is_wrong(error: BaseException, argv: list[str]) -> str:
   """Returns in words which flag or setting cannot be parsed."""
+  if isinstance(error, flags.UnrecognizedFlagError) and "Did you mean" not in str(error):
+    return f"{error}; {_looks()}"
   reason: BaseException | object = error
   while isinstance(reason, BaseException) and reason.args:  # ml_collections nests them
     reason = reason.args[0]

@@ -89,7 +89,7 @@ def check_checkout(folder: Path) -> None:
   if top is None or not any((top / name).exists() for name in ("setup.py", "pyproject.toml")):
     raise ValueError(
       "hosts get the last commit of a git checkout with a setup.py or pyproject.toml, and "
-      f"{folder} is in none; run this in a clone of resjax, or of a package of yours that requires it"
+      f"{folder} is in none; run this in a clone of resjax, or of a package that requires it"
     )
 
 

@@ -184,6 +184,8 @@ def test_configs_that_fail_name_file_and_line(tmp_path):
       code, output = train(f"--config={file}", "--dry_run")
       assert code == 1 and output.count("\n") == 1, output
       assert output.startswith(f"error: {words.replace('FILE', str(file))}"), output
+    code, output = train("--config=configs/tiny.py", "--stages=3")
+    assert code == 1 and "'stages'; settings look like --config.train.steps=2\n" in output
     code, output = train(f"--config={tmp_path}")
     assert code == 1 and output.startswith(f"error: --config={tmp_path}: is a folder, not a file")
     for setting in ("extra", "train.extra", "data.corpora.extra"):
