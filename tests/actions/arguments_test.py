@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from resjax import Experiment, Pretrained
-from resjax.actions.arguments import checked
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +61,6 @@ def test_arguments_of_the_right_types_go_on(untrained):
   with pytest.raises(TypeError, match=r"generate\(\) got an unexpected keyword argument 'top'"):
     untrained.generate(top=3)
   assert list(inspect.signature(untrained.train).parameters) == ["profile_steps"]
-  assert checked(len)([1]) == 1  # without annotations nothing is checked
 
 
 @pytest.mark.parametrize("config", [{}, {"model": 3}, {"model": {"residual": 3}}])
