@@ -47,11 +47,6 @@ def site_module(name):
   return module
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_flags_exist(page):
-  assert not doc_commands.unknown_flags(page)
-
-
 def test_pictures_show_every_system():
   pictures = site_module("pictures")
   assert set(pictures.FLOWS) == set(combinators.names())

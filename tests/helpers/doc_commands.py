@@ -11,14 +11,14 @@ from resjax import __main__
 from tests.helpers import forks, runs
 from tests.helpers.stand_ins import ROOT, StandIns
 
-_BLOCK = re.compile(r"^```(\S*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(r"^```(\S*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+PAGES = [
+  *sorted(page for page in (ROOT / "docs").rglob("*.md") if "generated" not in page.parts),
+  *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")),
+  *sorted((ROOT / "launch").glob("*/README.md")),
+]
 _UNKNOWN = "a_flag_that_no_command_has"  # the first one that is not known is named
 _SHELL = ("", "sh", "bash")
-_DEFINED = re.compile(
-  r"(?:flags\.DEFINE_\w+\(\s*(?:#[^\n]*\n\s*)?\"|add(?:_argument)?\(\s*\"--)([\w-]+)\""
-)
-_OTHERS = {"config", "help", "fsdp", "tensor"}  # the last two are defined in a loop
-_FLAG = re.compile(r"(?<![\w=-])--([a-z]\w*)(?![\w-])")
 COMMANDS = [name for group in __main__.COMMANDS.values() for name in group]
 # What these do costs money, hours or a cluster: --dry_run prints it.
 DRY = ("train", "tpu", "gke", "slurm", "local")
@@ -26,7 +26,7 @@ DRY = ("train", "tpu", "gke", "slurm", "local")
 
 def script(page: pathlib.Path) -> str:
   """Returns all commands of a page as one shell script."""
-  found = _BLOCK.findall(page.read_text())
+  found = BLOCK.findall(page.read_text())
   return "\n".join(block for language, block in found if language in _SHELL)
 
 
@@ -45,13 +45,12 @@ def calls(page: pathlib.Path, tools: StandIns, cwd: pathlib.Path = ROOT) -> list
 
 def of_resjax(words: list[str]) -> tuple[str, list[str]] | None:
   """Returns the command and the arguments of a call of resjax, None for another program."""
-  if words[0] == "resjax":
-    return (words[1], words[2:]) if words[1] in COMMANDS else None  # or the help of all
-  if words[0] in ("python", "python3") and words[1:3] == ["-m", "resjax"]:
-    return words[3], words[4:]
-  if words[0] in ("python", "python3") and words[1] == "-m" and words[2].startswith("launch."):
-    return words[2].removeprefix("launch."), words[3:]
-  return None
+  if words[0] in ("python", "python3") and words[1:2] == ["-m"] and len(words) > 2:
+    module, *arguments = words[2:]
+    words = module.replace("launch.", "resjax ").split() + arguments
+  if words[0] != "resjax" or words[1:2] == [] or words[1] not in COMMANDS:
+    return None  # the help of all is none of them
+  return words[1], words[2:]
 
 
 def run(
@@ -71,16 +70,6 @@ def run(
   arguments = [*arguments[:end], *cheap, *arguments[end:]]
   environment = runs.environment(PYTHONPATH=ROOT, **variables)
   return forks.run(f"launch.{name}", arguments, cwd, environment)
-
-
-def unknown_flags(page: pathlib.Path) -> set[str]:
-  """Returns flags that code within the lines of a page names and no command of resjax has."""
-  folders = (ROOT / "launch", ROOT / "tests")
-  files = [file for folder in folders for file in folder.rglob("*.py")]
-  known = _OTHERS.union(*(_DEFINED.findall(file.read_text()) for file in files))
-  text = _BLOCK.sub("", page.read_text())
-  named = {name for code in re.findall(r"`[^`\n]+`", text) for name in _FLAG.findall(code)}
-  return {name for name in named - known if name.removeprefix("no") not in known}
 
 
 def wrong_flags(name: str, arguments: list[str], cwd: pathlib.Path = ROOT) -> str:

@@ -69,10 +69,6 @@ def test_what_trains_is_checked_with_the_slice(calls, tmp_path):
   assert output.count("#   bucket not checked") == 2 and "#   source not checked" in output
 
 
-def test_flags_exist():
-  assert not doc_commands.unknown_flags(PAGE)
-
-
 def test_dockerfile():
   text = (ROOT / "Dockerfile").read_text()
   setup = configparser.ConfigParser()

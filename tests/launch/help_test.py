@@ -1,6 +1,7 @@
-"""`--help` of every command: its documentation, its own flags, and exit code 0."""
+"""`--help` of every command: its documentation, its own flags, exit code 0, and what pages name."""
 
 import ast
+import functools
 import json
 import re
 import shlex
@@ -11,7 +12,7 @@ import pytest
 
 from launch import help_text
 from launch.bench.__main__ import BENCHMARKS
-from tests.helpers import runs
+from tests.helpers import doc_commands, named_flags, runs
 from tests.helpers.stand_ins import ROOT
 
 # Runs each command of the standard input in a fork of one process that has imported what most
@@ -67,6 +68,7 @@ def run():
     stdout=subprocess.PIPE,
   )
 
+  @functools.cache
   def ask(*arguments):
     process.stdin.write(json.dumps(arguments) + "\n")
     process.stdin.flush()
@@ -136,3 +138,20 @@ def test_benchmarks(run):
   code, output = run("launch.bench", "kernels", "--sh\x1b[31mapes=1")
   assert code == 1
   assert output == "error: unrecognized arguments: --sh\\x1b[31mapes=1\n"
+
+
+# Flags that stand alone in a sentence, and are those of another program.
+OF_OTHERS = {"gpus-per-task", "gpu-bind"}  # srun
+
+
+@pytest.mark.parametrize("page", doc_commands.PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_pages_name_flags_that_help_has(run, page):
+  def flags_of(command):
+    code, output = run(*command.split(), "--help")
+    assert code == 0, output
+    return named_flags.of_help(output)
+
+  alone = set().union(*map(flags_of, named_flags.commands_of(page)), OF_OTHERS)
+  for command, flags in named_flags.of_page(page):
+    unknown = set(flags) - (flags_of(command) if command else alone)
+    assert not unknown, (command, flags)

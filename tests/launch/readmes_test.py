@@ -26,11 +26,6 @@ def test_commands(readme, tmp_path):
     assert code == 0, output
 
 
-@pytest.mark.parametrize("readme", READMES, ids=lambda readme: readme.parent.name)
-def test_flags(readme):
-  assert not doc_commands.unknown_flags(readme)
-
-
 def test_each_launcher_has_one():
   launchers = {path.parent.name for path in (ROOT / "launch").glob("*/__main__.py")} - {"bench"}
   assert launchers == {readme.parent.name for readme in READMES} >= {"tpu", "gke", "slurm", "local"}
