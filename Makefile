@@ -42,6 +42,7 @@ docs: $(VENV)/installed-docs
 	rm -rf docs/generated
 	JAX_PLATFORMS=cpu $(RUN) -m sphinx --fail-on-warning --keep-going --quiet \
 	  --conf-dir docs/site docs build/site $(ARGS)
+	$(RUN) -m tests.site_widths build/site
 
 clean:
 	rm -rf $(VENV) $(VENV)-floor build docs/generated *.egg-info

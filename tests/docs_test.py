@@ -1,42 +1,40 @@
-"""Pages: commands that they show run, flags that they name exist, and the gallery has every system.
+"""Pages: the commands that they show run, and the gallery has every system.
 
 `make docs` builds the site, and fails for dead links. READMEs of launchers and the page of the
 first TPU run need stand-ins of cloud tools, and have tests of their own in tests/launch.
 """
 
+import configparser
 import importlib.util
+import json
 import re
+import shutil
 
+import jax
 import pytest
 
 from configs import tiny
 from resjax import combinators
-from resjax.shipped import completion
-from tests.helpers import doc_commands, trained
+from tests.data.conftest import make_texts, write_folder
+from tests.helpers import cheap_forms, doc_commands, ladders, pretrained, trained
 from tests.helpers.stand_ins import ROOT, StandIns
 
 DOCS = ROOT / "docs"
+# The others have tests with stand-ins of cloud tools, in tests/launch.
 PAGES = [
-  *sorted(page for page in DOCS.rglob("*.md") if "generated" not in page.parts),
-  *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")),
+  page
+  for page in doc_commands.PAGES
+  if page.stem != "first_tpu_run" and not page.is_relative_to(ROOT / "launch")
 ]
 PROGRAMS = ("python", "python3", "pip", "make", "resjax", "vllm", "curl")
-# What is added to a command so that it takes seconds. Others are too dear: their flags are checked.
-CHEAP = {
-  "train": (),  # --dry_run, see doc_commands.DRY
-  "sweep": ("--print_commands",),
-  "analyze": ("--tokens=128",),
-  "intervene": ("--tokens=128",),
-  "generate": ("--num_tokens=2",),
-  "export": (),
-}
 PLACEHOLDERS = {
   "FOLDER": "runs/standard",
   "TEXT": "text.txt",
   "FILE": "configs/ablations/compare.py",
+  "/usr/share/licenses": "notes.txt",
+  ",hellaswag": "",  # downloaded; tests/interop/lm_eval runs tasks of the harness
 }
-# A virtual environment, and a loop over the folders of a sweep that this test does not run.
-_LEFT_OUT = re.compile(r"\.venv/bin/|^\. env[^\n]*|^for .*?^done$", re.MULTILINE | re.DOTALL)
+_ACTIVATE = re.compile(r"^\. env[^\n]*|\.venv/bin/", re.MULTILINE)
 
 
 def site_module(name):
@@ -90,40 +88,69 @@ def folder(tmp_path_factory):
     (root / "runs" / name).symlink_to(root / "runs" / "standard")
   (root / "stranger").mkdir()
   (root / "stranger" / "run").symlink_to(root / "runs" / "standard")
-  for name in ("text.txt", "text.md"):
-    (root / name).write_text("A short text of one line. " * 400)
-  (root / "docs").mkdir()
+  one_parent = shutil.copytree(DOCS / "findings" / "one_parent", root / "runs" / "one_parent")
+  (one_parent / "unchanged").mkdir()
+  (one_parent / "unchanged" / "seed_1").symlink_to(root / "runs" / "standard")
+  ladders.write(root / "runs" / "ladder_toy")
+  add_texts(root)
+  for name in ("findings", "systems", "examples"):
+    shutil.copytree(DOCS / name, root / "docs" / name)
+  shutil.copy(DOCS / "systems.md", root / "docs")
+  costs = root / "docs" / "systems" / "costs.json"  # of this JAX, so that none is compiled again
+  costs.write_text(re.sub(r'"jax": ".*?"', f'"jax": "{jax.__version__}"', costs.read_text()))
   (root / "configs").symlink_to(ROOT / "configs")
   return root
 
 
+def add_texts(root):
+  """Adds the texts and the folder of Hugging Face that pages score and train on."""
+  for name in ("text.txt", "text.md", "notes.txt"):
+    (root / name).write_text("A short text of one line. " * 400)
+  write_folder(root / "wikitext-2-raw-v1", make_texts(20))
+  (root / "fineweb").mkdir()  # with enough documents for 2 % of them
+  rows = (json.dumps({"text": text}) for text in make_texts(500))
+  (root / "fineweb" / "0.jsonl").write_text("\n".join(rows))
+  (root / "paloma" / "c4" / "val").mkdir(parents=True)
+  (root / "paloma" / "c4" / "val" / "0.txt").write_text("A text of one domain. " * 20)
+  (root / "tasks").mkdir()
+  rows = [{"text": "the depth of a layer is width"}, {"text": "query the gate"}]
+  (root / "tasks" / "lambada_openai.jsonl").write_text("\n".join(map(json.dumps, rows)))
+  pretrained.folder(root, "gpt2")
+
+
+@pytest.fixture(scope="module")
+def calls(folder, tmp_path_factory):
+  """The words of every command, by page."""
+  found = {}
+  for page in PAGES:
+    tools = StandIns(tmp_path_factory.mktemp("tools"), *PROGRAMS)
+    shell = _ACTIVATE.sub("", doc_commands.script(page))
+    for name, value in PLACEHOLDERS.items():
+      shell = re.sub(rf"(?<!\w){name}\b", value, shell)
+    done = tools.bash(shell, cwd=folder)
+    assert done.returncode == 0, (page, done.stderr)
+    found[page] = [call.argv for call in tools.calls]
+  return found
+
+
+@pytest.mark.slow
+def test_every_command_has_a_cheap_form_or_a_reason(calls):
+  every = [words for found in calls.values() for words in found]
+  keys = {cheap_forms.key_of(words) for words in every}
+  assert None not in keys, [words for words in every if cheap_forms.key_of(words) is None]
+  for reason in cheap_forms.ELSEWHERE.values():
+    assert all((ROOT / path).exists() for path in re.findall(r"tests/[\w/]+(?:\.py)?", reason))
+  assert cheap_forms.ELSEWHERE.keys() <= keys  # no exception for what no page prints
+  setup = configparser.ConfigParser()
+  setup.read(ROOT / "setup.cfg")
+  asked = re.findall(r"\[([\w,]+)\]", " ".join(word for words in every for word in words))
+  assert {name for one in asked for name in one.split(",")} <= {*setup["options.extras_require"]}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
-  "page", [page for page in PAGES if page.stem != "first_tpu_run"], ids=lambda page: page.stem
+  "page", [page for page in PAGES if doc_commands.script(page)], ids=lambda page: page.stem
 )
-def test_commands_run(page, folder, tmp_path):
-  tools = StandIns(tmp_path, *PROGRAMS)
-  shell = _LEFT_OUT.sub("", doc_commands.script(page))
-  for name, value in PLACEHOLDERS.items():
-    shell = re.sub(rf"\b{name}\b", value, shell)
-  done = tools.bash(shell, cwd=folder)
-  assert done.returncode == 0, done.stderr
-  for call in tools.calls:
-    if found := doc_commands.of_resjax(call.argv):
-      name, arguments = found
-      run_or_check(name, arguments, folder, num_devices=32 if page.stem == "sharding" else 1)
-
-
-def run_or_check(name, arguments, folder, num_devices):
-  if name == "completion":  # of the command `resjax` itself
-    assert completion.script(*arguments, ["train"])
-    return
-  dear = name not in CHEAP and not (name == "inspect" and "--what=lens" not in arguments)
-  if dear:
-    said = doc_commands.wrong_flags(name, arguments, folder)
-    assert not said, (name, arguments, said)
-    return
-  devices = f"--xla_force_host_platform_device_count={num_devices}"
-  more = [] if name == "inspect" else CHEAP[name]
-  code, output = doc_commands.run(name, arguments, *more, cwd=folder, XLA_FLAGS=devices)
-  assert code == 0, (name, arguments, output)
+def test_commands_run(page, calls, folder):
+  for words in calls[page]:
+    cheap_forms.run(words, folder, num_devices=32 if page.stem == "sharding" else 1)

@@ -22,6 +22,9 @@ exclude_patterns = ["site"]
 html_theme = "furo"
 html_title = "resjax"
 html_show_copyright = False
+# No page links to them, and their tables are wider than a telephone; the search finds names.
+html_use_index = False
+html_domain_indices = False
 
 myst_heading_anchors = 4  # links such as attention.md#values-along-the-depth, as on GitHub
 nb_execution_mode = "cache"

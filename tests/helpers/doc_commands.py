@@ -17,7 +17,6 @@ PAGES = [
   *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")),
   *sorted((ROOT / "launch").glob("*/README.md")),
 ]
-_UNKNOWN = "a_flag_that_no_command_has"  # the first one that is not known is named
 _SHELL = ("", "sh", "bash")
 COMMANDS = [name for group in __main__.COMMANDS.values() for name in group]
 # What these do costs money, hours or a cluster: --dry_run prints it.
@@ -70,18 +69,3 @@ def run(
   arguments = [*arguments[:end], *cheap, *arguments[end:]]
   environment = runs.environment(PYTHONPATH=ROOT, **variables)
   return forks.run(f"launch.{name}", arguments, cwd, environment)
-
-
-def wrong_flags(name: str, arguments: list[str], cwd: pathlib.Path = ROOT) -> str:
-  """Returns what a command says of its flags and their values; empty: it takes all of them.
-
-  Args:
-    name: the command, such as bench.
-    arguments: its arguments.
-    cwd: the folder that it would run in.
-  """
-  code, output = forks.run(
-    f"launch.{name}", [*arguments, f"--{_UNKNOWN}"], cwd, runs.environment(PYTHONPATH=ROOT)
-  )
-  assert code != 0
-  return "" if _UNKNOWN in output else output

@@ -12,7 +12,10 @@ import sys
 from tests.helpers import forks
 
 ROOT = pathlib.Path(__file__).parents[2]
-_SYSTEM = "bash cat date git grep hostname ln mkdir nohup rm sed seq setsid sleep tail touch"
+_SYSTEM = (
+  "basename bash cat date git grep hostname ln ls mkdir nohup rm sed seq setsid sleep tail touch "
+  "xargs"
+)
 _PROGRAM = """\
 #!{python} -IS
 import fcntl, json, os, re, subprocess, sys

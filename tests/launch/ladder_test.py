@@ -12,60 +12,19 @@ import numpy as np
 import pytest
 
 from configs import ladder
-from resjax import experiment
 from resjax.models.model_def import ModelDef
 from resjax.records.metrics_log import FILE_NAME
 from resjax.runs import workdir
 from tests.data.conftest import make_texts, write_folder
-from tests.helpers import forks, xla
+from tests.helpers import forks, ladders, xla
 
 ROOT = Path(__file__).parents[2]
-FLOOR, SCALE, EXPONENT = 1.2, 150.0, 0.2
-SAVING = {"standard": 1.0, "gate": 1.25, "block_attn_res": 0.9}
 
 
 @pytest.fixture(scope="module")
 def forked():
   with forks.command("launch.ladder", COLUMNS=80) as run:
     yield run
-
-
-def runs(size="toy"):
-  """The name and the built run of each run of a ladder."""
-  config = ladder.get_config(size)
-  for name, overrides in ladder.sweep(config):
-    own = config.copy_and_resolve_references()
-    own.update_from_flattened_dict(overrides)
-    own.mesh.update(data=-1)
-    yield name, experiment.build(own)
-
-
-def write_ladder(folder, data="aa", speeds=None, seeds=()):
-  """Folders of runs whose losses are those of a law in FLOPs, each arm with its saving."""
-  for name, run in runs():
-    arm = name.partition("-")[2]
-    tokens = run.train.steps * run.train.batch_size * run.data.seq_len
-    # Their own FLOPs per token would differ from arm to arm.
-    price = 6.0 * run.decoder.num_layers * run.decoder.d_model**2
-    loss = FLOOR + SCALE * (SAVING[arm] * tokens * price) ** -EXPONENT
-    for offset, place in zip(
-      (1e-3, -1e-3), [f"seed_{seed}" for seed in seeds] or [""], strict=False
-    ):
-      own = folder / name / place
-      own.mkdir(parents=True)
-      record = {
-        "config": run.resolved, "identity": {}, "data_fingerprint": data,
-        "costs": {"parameters": 1, "training_flops_per_token": price},
-      }  # fmt: skip
-      (own / workdir.RECORD).write_text(json.dumps(record))
-      speed = (speeds or {}).get(arm, 1e4)
-      records = [
-        {"step": 0, "validation/loss": 5.5},
-        {"step": run.train.steps, "train/loss": 1.0, "time/tokens_per_second": speed},
-        {"step": run.train.steps, "validation/loss": loss + offset * bool(seeds)},
-      ]
-      (own / FILE_NAME).write_text("".join(json.dumps(one) + "\n" for one in records))
-  return folder
 
 
 def values(folder):
@@ -78,14 +37,16 @@ def values(folder):
 
 
 def test_an_arm_of_a_known_loss_has_its_multiplier(tmp_path, forked):
-  folder = write_ladder(tmp_path / "a", speeds={"gate": 8e3}, seeds=(0, 1))
+  folder = ladders.write(tmp_path / "a", speeds={"gate": 8e3}, seeds=(0, 1))
   code, output = forked(f"--workdir={folder}")
   assert code == 0, output
   lines = [line for line in output.splitlines() if str(folder) not in line]
   assert len(lines) > 16 and max(map(len, lines)) <= 80, output
   found, multipliers = values(folder)
   law = found["law"]
-  assert (law["floor"], law["exponent"]) == pytest.approx((FLOOR, EXPONENT), rel=1e-3)
+  assert (law["floor"], law["exponent"]) == pytest.approx(
+    (ladders.FLOOR, ladders.EXPONENT), rel=1e-3
+  )
   np.testing.assert_allclose(multipliers["gate"], 1.25 * 0.8, rtol=1e-3)
   np.testing.assert_allclose(multipliers["block_attn_res"], 0.9, rtol=1e-3)
   assert found["rungs"] == ["l2d16", "l3d24", "l4d32", "l6d48"]
@@ -99,7 +60,7 @@ def test_an_arm_of_a_known_loss_has_its_multiplier(tmp_path, forked):
 
 
 def test_an_arm_that_is_not_done_is_left_out(tmp_path, forked):
-  folder = write_ladder(tmp_path / "a")
+  folder = ladders.write(tmp_path / "a")
   metrics = folder / "l4d32-gate" / FILE_NAME
   lines = metrics.read_text().splitlines()
   lines[-1] = lines[-1].replace(str(json.loads(lines[-1])["validation/loss"]), "null")
@@ -111,7 +72,7 @@ def test_an_arm_that_is_not_done_is_left_out(tmp_path, forked):
 
 
 def test_missing_seeds_are_named(tmp_path, forked):
-  folder = write_ladder(tmp_path / "a", seeds=(0, 1))
+  folder = ladders.write(tmp_path / "a", seeds=(0, 1))
   shutil.rmtree(folder / "l3d24-gate" / "seed_1")
   code, output = forked(f"--workdir={folder}")
   assert code == 0 and "l3d24-gate is not done: seed_1\n" in output
@@ -125,7 +86,7 @@ def test_missing_seeds_are_named(tmp_path, forked):
 
 
 def test_mistakes_are_one_line(tmp_path, forked):
-  folder = write_ladder(tmp_path / "a")
+  folder = ladders.write(tmp_path / "a")
   for flags, words in (
     ([], "no sweep; give the folder of one"),
     ([f"--workdir={tmp_path / 'b'}"], "there is no such folder; run resjax sweep first"),
@@ -151,7 +112,7 @@ def test_mistakes_are_one_line(tmp_path, forked):
 
 @pytest.mark.parametrize("size", ["toy", pytest.param("full", marks=pytest.mark.slow)])
 def test_rungs_have_20_tokens_per_parameter(size):
-  found = dict(runs(size))
+  found = dict(ladders.runs(size))
   assert len(found) == 4 * len(ladder.ARMS)
   sizes = [(r.decoder.num_layers, r.decoder.d_model) for r in found.values()]
   if size == "full":
