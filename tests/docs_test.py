@@ -126,7 +126,7 @@ def calls(folder, tmp_path_factory):
     tools = StandIns(tmp_path_factory.mktemp("tools"), *PROGRAMS)
     shell = _ACTIVATE.sub("", doc_commands.script(page))
     for name, value in PLACEHOLDERS.items():
-      shell = re.sub(rf"(?<!\w){name}\b", value, shell)
+      shell = re.sub(rf"(?<![A-Z_]){name}\b", value, shell)
     done = tools.bash(shell, cwd=folder)
     assert done.returncode == 0, (page, done.stderr)
     found[page] = [call.argv for call in tools.calls]
