@@ -93,7 +93,7 @@ ELSEWHERE = {
   ),
   "python3 -m venv": "tests/first_steps_test.py runs it",
   "pip install": "tests/wheel_test.py and tests/first_steps_test.py install the wheel",
-  "vllm serve": "a server of another project, that needs a GPU or an hour of building",
+  "vllm serve": "a server of another project, which tests do not install",
   "curl": "asks that server",
 }
 
