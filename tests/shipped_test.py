@@ -37,6 +37,8 @@ def test_every_command_is_listed():
   assert sorted(path.stem for path in modules + packages if path.stem != "cli") == sorted(
     name for name in NAMES if name != "completion"
   )
+  page = (ROOT / "docs/commands.md").read_text()
+  assert not [name for name in NAMES if f"| `resjax {name} " not in page]
 
 
 def test_the_command_finds_others_from_any_folder(tmp_path):
