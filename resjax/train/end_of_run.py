@@ -1,5 +1,8 @@
 """What a run prints and draws when it is done."""
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 import jax
 from rich.console import Console
 
@@ -18,9 +21,11 @@ SAMPLE = "sample.txt"  # the text that the model wrote when it was done
 
 
 def finish(trainer: Trainer, console: Console) -> TrainingResult:
-  """Prints the result of a run, its alignment, a sample, and where its files are; returns it."""
+  """Prints the alignment of a run, a sample, its files and, last, its result; returns it."""
   run, folder = trainer.run, workdir.place(trainer.run.workdir)
-  figures = _show_records(run, folder, console) if jax.process_index() == 0 else []
+  first = jax.process_index() == 0  # the consoles of others are quiet
+  records = read_metrics(folder / FILE_NAME) if first else []
+  figures = _show_alignment(run, records, folder, console) if first else []
   num_tokens = min(run.train.sample_tokens, run.data.seq_len - 1)  # a row begins with one token
   if num_tokens:
     # The parameters are on the devices of all processes, so that each of them samples.
@@ -35,7 +40,7 @@ def finish(trainer: Trainer, console: Console) -> TrainingResult:
     )
     console.print("sample (temperature 0.8):", highlight=False)
     console.print(text, markup=False, highlight=False, soft_wrap=True)
-    if jax.process_index() == 0:
+    if first:
       locations.write_text(folder / SAMPLE, text)
   console.print(trainer.ledger.table())
   step = trainer.checkpoints.latest
@@ -44,20 +49,21 @@ def finish(trainer: Trainer, console: Console) -> TrainingResult:
   files = [("metrics", folder / FILE_NAME), *(("plot", file) for file in figures)]
   for kind, file in [*files, ("checkpoint", newest)]:
     console.print(f"{kind:12}{file}", markup=False, soft_wrap=True)
+  run_tables.show_result(records, console)  # in the last screen of a terminal
   model = trainer.model.bind(trainer.state.params)
   return TrainingResult(step, folder, newest, figures, model, trainer.tokenizer)
 
 
-def _show_records(run: Run, folder: Location, console: Console) -> list[Location]:
-  """Prints and draws the records of a run, of earlier processes too; returns the files drawn."""
+def _show_alignment(
+  run: Run, records: Sequence[Mapping[str, Any]], folder: Location, console: Console
+) -> list[Location]:
+  """Draws the records of a run, and prints its last alignment; returns the files drawn."""
   # Drawing needs matplotlib, which nothing before the end of a run loads.
   from resjax.analysis import plots
   from resjax.analysis.report import alignment_table
 
-  records = read_metrics(folder / FILE_NAME)
   plot = folder / "plots" / "training.png"
   plots.save(plots.training_figure(records), plot)
-  run_tables.show_result(records, console)
   found = alignment_table.alignments(records, run.workdir, SPLIT, run.decoder.sites[-1])
   if not found:
     return [plot]

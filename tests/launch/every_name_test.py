@@ -68,6 +68,7 @@ def check_command(name, folder):
   output = finish(command(folder, folder / "run", *flags))
   assert f"in the combinator {name!r}" in " ".join(output.split())
   assert output.count("sample (temperature 0.8):\n") == 1
+  assert output.splitlines()[-1].startswith("done: 2 steps; validation ")
   records = read_metrics(folder / "run" / "metrics.jsonl")
   losses = [r["validation/loss"] for r in records if "validation/loss" in r]
   assert len(losses) == 2 and losses[1] < losses[0]
