@@ -23,6 +23,10 @@ _CURVES = (
   ("train/loss", "Training", "Loss of the training steps that were recorded."),
   ("validation/bits_per_byte", "Validation", "Loss of the validation split."),
 )
+_RANKS = (
+  "Rank of the input token and of the next token among all tokens when the state is decoded by "
+  "final norm and output embedding, in the last measurement of the run."
+)
 _CHOICES = ("model.residual", "sharding")  # settings that have one folder for each name
 
 
@@ -92,7 +96,7 @@ def _figures(records: Sequence[Mapping[str, Any]], found: Sequence[Alignment]) -
   if found:
     rank = TRAJECTORIES["rank"]
     drawn = alignment_figures.figure(found[-1], rank, "closed")
-    yield parts.figure("rank", drawn, rank.title, rank.meaning)
+    yield parts.figure("rank", drawn, rank.title, _RANKS)
 
 
 def _sample(folder: Location) -> Iterator[str]:

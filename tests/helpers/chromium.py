@@ -12,7 +12,11 @@ import time
 from pathlib import Path
 
 PROGRAM = shutil.which("chromium") or shutil.which("chromium-browser")
-_FLAGS = ("--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--no-first-run")
+_FLAGS = (
+  *("--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--no-first-run"),
+  # It asks for nothing but the pages of the tests.
+  *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
+)
 _TIMEOUT = 60  # seconds
 
 

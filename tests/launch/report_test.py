@@ -83,6 +83,10 @@ def test_the_page_of_a_run(written):
   assert ANSWER in words and "switches after layer" in words
   for shown in ("1,708,928", "2,403", "75.0%", "25.0%", "block_attn_res", "return &lt;/pre&gt;"):
     assert shown in words, shown
+  # Columns of numbers stand at the right; a table without headings has no row of them.
+  assert 'class="right">seconds<' in text and 'class="number right">75.0%<' in text
+  assert 'class="right">base' not in text and text.count("<thead>") == 2
+  assert "drawn by its frequency" not in words  # The run has no ranks of random tokens.
   assert re.search(r"optim\.learning_rate0\.0040\.0006", words)  # the run's, and that of the base
   # Settings like those of the base are not shown, nor options of systems that the run does not use.
   assert "weight_decay" not in words and "mhc" not in words and "workdir" not in words
@@ -132,7 +136,8 @@ def test_the_first_screen_has_the_answer_and_no_number_is_broken(written, tmp_pa
         assert any(answer in text for text in pages.check(page, width))
         assert all(url.startswith(("file:", "data:")) for url in page.requests)
         if kept := os.environ.get("RESJAX_SCREENSHOTS"):
-          page.screenshot(Path(kept) / f"{path.parent.name[:5].strip('<>')}-{width}.png")
+          name = "sweep" if path.parent.name == "sweep" else "run"
+          page.screenshot(Path(kept) / f"{name}-{width}.png")
 
 
 @pytest.mark.skipif(chromium.PROGRAM is None, reason="no chromium on PATH")

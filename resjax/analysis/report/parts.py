@@ -4,7 +4,7 @@ import base64
 import importlib.resources
 import re
 import string
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from html import escape
 
 from matplotlib.figure import Figure
@@ -12,6 +12,8 @@ from matplotlib.figure import Figure
 from resjax.analysis import plots
 
 _NUMBERS = re.compile(r"(?<!\S)\S{0,24}\d\S{0,24}(?!\S)")  # words with a digit, if not too long
+_NUMBER = re.compile(r"([<+-]?[\d.,]+(e[+-]?\d+)?[%kMGT]?)?")  # a cell that holds one, or nothing
+_RIGHT = ' class="right"'
 _SEPARATORS = re.compile(r"[./_]")
 
 
@@ -38,18 +40,39 @@ def section(name: str, title: str, *parts: str) -> str:
 
 
 def table(label: str, headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-  """Returns a table of texts in a frame of its own, whose first column names the rows."""
-  lines = (f"<tr>{_name(name)}{''.join(map(cell, cells))}</tr>" for name, *cells in rows)
-  return framed(label, headings, lines)
+  """Returns a table of texts in a frame of its own, whose first column names the rows.
+
+  Columns that hold numbers alone stand at the right. Empty headings are left out.
+  """
+  rows = list(rows)
+  columns = list(zip(*rows, strict=True))
+  right = {at for at, texts in enumerate(columns) if at and all(map(_NUMBER.fullmatch, texts))}
+  lines = (
+    f"<tr>{_name(name)}{''.join(cell(text, at in right) for at, text in enumerate(cells, 1))}</tr>"
+    for name, *cells in rows
+  )
+  return framed(label, headings, lines, right)
 
 
-def framed(label: str, headings: Sequence[str], rows: Iterable[str]) -> str:
-  """Returns a table in a frame of its own from rows that are HTML."""
-  head = "".join(f'<th scope="col">{escape(heading)}</th>' for heading in headings)
+def framed(
+  label: str, headings: Sequence[str], rows: Iterable[str], right: Collection[int] = ()
+) -> str:
+  """Returns a table in a frame of its own from rows that are HTML.
+
+  Args:
+    label: what the frame is called.
+    headings: the names of the columns.
+    rows: the rows.
+    right: the columns whose headings stand at the right.
+  """
+  cells = (
+    f'<th scope="col"{_RIGHT * (at in right)}>{escape(heading)}</th>'
+    for at, heading in enumerate(headings)
+  )
+  head = f"<thead><tr>{''.join(cells)}</tr></thead>\n" if any(headings) else ""
   return (
     f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(label)}">'
-    f'<table class="summary"><thead><tr>{head}</tr></thead>\n<tbody>{"".join(rows)}</tbody>'
-    "</table></div>\n"
+    f'<table class="summary">{head}<tbody>{"".join(rows)}</tbody></table></div>\n'
   )
 
 
@@ -59,11 +82,11 @@ def _name(name: str) -> str:
   return f'<th scope="row">{broken}</th>'
 
 
-def cell(text: str) -> str:
-  """Returns a cell of a table; numbers stand at the right and are never wrapped."""
-  number = re.fullmatch(r"[<+-]?[\d.,]+(e[+-]?\d+)?[%kMGT]?", text)
+def cell(text: str, right: bool = False) -> str:
+  """Returns a cell of a table; numbers are never wrapped."""
+  number = text and _NUMBER.fullmatch(text)
   kind = "number" if number else "words" if len(text) > 24 else ""
-  return f'<td class="{kind}">{escape(text)}</td>'
+  return f'<td class="{kind}{" right" * right}">{escape(text)}</td>'
 
 
 def figure(

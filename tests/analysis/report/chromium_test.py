@@ -38,7 +38,8 @@ TEXTS = """[...document.querySelectorAll('h1,h2,h3,p,figcaption,summary,th,td,.k
 SCROLLS = """[...document.querySelectorAll('.scroll')].map(e => {
   const box = e.getBoundingClientRect();
   return {heat: e.querySelector('.heat') != null, left: box.left, right: box.right,
-          inner: e.scrollWidth, outer: e.clientWidth, height: box.height};
+          inner: e.scrollWidth, outer: e.clientWidth, height: box.height,
+          fades: getComputedStyle(e).maskImage != 'none'};
 })"""
 
 # The places of the names of columns and rows after the table has been scrolled.
@@ -116,6 +117,8 @@ def test_tables_scroll_in_their_frame(opened):
   page, width, _ = opened
   for frame in page.evaluate(SCROLLS):
     assert frame["left"] >= 0 and frame["right"] <= width
+    # Where a number may be cut by the edge of the frame, it fades.
+    assert frame["fades"] == (frame["inner"] > frame["outer"])
     if frame["heat"]:
       assert frame["height"] > 150
       assert (frame["inner"] > frame["outer"]) == (width == 400)
