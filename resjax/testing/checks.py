@@ -264,7 +264,7 @@ def fused_norms(subject: Subject) -> None:
     want = toy.jitted(_with_separate_norms, *network)
     got = toy.jitted(with_fused_norms, *network)
   for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
-    np.testing.assert_allclose(a, b, rtol=0, atol=_TOLERANCE * max(1, abs(b).max()))
+    np.testing.assert_allclose(a, b, rtol=0, atol=_TOLERANCE * max(1, np.abs(b).max()))
 
 
 def with_fused_norms(combinator: Combinator, layers: PyTree, x: jax.Array) -> jax.Array:

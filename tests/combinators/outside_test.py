@@ -206,5 +206,6 @@ def test_annotations_that_are_texts_are_types(site):
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("error")  # as packages of others often run their tests
 def test_the_package_of_the_example_keeps_the_protocol(echo):
   runpy.run_path(str(PACKAGE / "test_echo.py"))["test_echo"]()
