@@ -1,8 +1,9 @@
-"""The wheel holds commands and configs, which work from an empty folder outside of a checkout."""
+"""The wheel, built from the source distribution: its commands work in an empty folder."""
 
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -22,11 +23,34 @@ def site(tmp_path_factory):
   for name in SOURCES:
     shutil.copy(ROOT / name, place / "source")
   pip = [sys.executable, "-m", "pip", "--quiet"]
-  wheel = [*pip, "wheel", "--no-deps", f"--wheel-dir={place}", str(place / "source")]
-  subprocess.run(wheel, check=True)
-  install = [*pip, "install", "--no-deps", f"--target={place / 'site'}"]
-  subprocess.run([*install, *map(str, place.glob("*.whl"))], check=True)
+  install = [*pip, "install", "--no-deps"]
+  backend = tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"]
+  subprocess.run([*install, f"--target={place / 'backend'}", *backend], check=True)
+  build = f"from setuptools import build_meta; build_meta.build_sdist({str(place)!r})"
+  subprocess.run(
+    [sys.executable, "-c", build],
+    cwd=place / "source",
+    env=runs.environment(PYTHONPATH=place / "backend"),
+    stdout=subprocess.DEVNULL,
+    check=True,
+  )
+  (sources,) = place.glob("*.tar.gz")
+  subprocess.run([*pip, "wheel", "--no-deps", f"--wheel-dir={place}", str(sources)], check=True)
+  (wheel,) = place.glob("*.whl")
+  subprocess.run([*install, f"--target={place / 'site'}", str(wheel)], check=True)
   return place / "site"
+
+
+@pytest.mark.slow
+def test_every_file_is_there(site):
+  def files(folder):
+    paths = (path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
+    return {path for path in paths if "__pycache__" not in path.parts}
+
+  installed = files(site / "resjax")
+  assert files(ROOT / "resjax") <= installed
+  for name in ("launch", "configs"):
+    assert {Path("shipped", name) / path for path in files(ROOT / name)} <= installed
 
 
 @pytest.mark.slow
@@ -49,6 +73,8 @@ def test_commands_run_from_an_empty_folder(site, tmp_path):
   steps = ["--config.train.steps=2", "--config.optim.warmup_steps=1"]
   assert "done: 2 steps" in resjax("train", "--config=tiny", *small, *steps)
   assert (tmp_path / "run" / "run.json").exists()
+  assert "no better than chance" in resjax("analyze", "--checkpoint=run", "--tokens=256")
+  assert resjax("report", "run") == "run/page.html\n" and (tmp_path / "run/page.html").exists()
   # A sweep starts processes of its own.
   sweep = ("sweep", "--config=ablations/compare", "--only=standard", *small, *steps)
   workdir = f"--config.workdir={tmp_path / 'sweep'}"
