@@ -3,6 +3,7 @@
 import ast
 import json
 import os
+import re
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -233,6 +234,34 @@ def test_importing_combinators_is_quick_and_loads_no_kernel():
   assert not [name for name in modules if name.startswith(kernels)]
   own = "resjax.kernels.depth_attention.mosaic_"
   assert not [name for name in modules if name.startswith(own)]
+
+
+COLLECT = """
+import sys
+import pytest
+
+class Absent:
+  def find_spec(self, name, path=None, target=None):
+    if name.partition(".")[0] in {absent}:
+      raise ModuleNotFoundError(name)
+
+sys.meta_path.insert(0, Absent())
+sys.exit(pytest.main(["--collect-only", "-qq", "-p", "no:cacheprovider", *{paths}]))
+"""
+
+
+@pytest.mark.slow
+def test_tests_of_the_base_install_need_no_more():
+  """Those of `make test-floor`, whose environment has no package of the trainer."""
+  makefile = (ROOT / "Makefile").read_text().replace("\\\n", " ")
+  paths = re.search(r"^FLOOR_TESTS = (.*)", makefile, re.MULTILINE)[1].split()
+  absent = {"grain", "matplotlib", "msgspec", "pyarrow", "safetensors", "tokenizers"}
+  code = COLLECT.format(absent=absent, paths=paths)
+  env = {**os.environ, "JAX_PLATFORMS": "cpu"}
+  command = [sys.executable, "-c", code]
+  done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=300)
+  assert done.returncode == 0, done.stdout[-3000:]
+  assert all(path in done.stdout for path in paths)
 
 
 def test_the_training_command_is_quick_to_import():
