@@ -19,7 +19,7 @@ from ml_collections import ConfigDict
 from ml_collections.config_flags import config_flags
 
 import launch
-from launch import errors, help_text, outside
+from launch import errors, help_text, outside, workdir_flag
 from resjax import processes, redaction, shipped
 from resjax.processes.signals import SIGINT_CODE, Interrupted
 
@@ -47,6 +47,8 @@ def define_config(
   help_text: str, values: flags.FlagValues = flags.FLAGS, argv: list[str] | None = None
 ) -> flags.FlagHolder:
   """Defines --config=NAME[:ARGUMENT], and --config.KEY=VALUE for each of its settings.
+
+  `run` takes --workdir for --config.workdir.
 
   Args:
     help_text: what the config is for.
@@ -79,6 +81,8 @@ def run(
     takes_words: whether the command line may hold words that are no flags.
     folder: returns the folder of the run that the command writes to; None: it writes to none.
   """
+  if "config" in flags.FLAGS and "workdir" not in flags.FLAGS:
+    sys.argv[:] = workdir_flag.spelled_out(sys.argv)
   end = sys.argv.index("--") if takes_words and "--" in sys.argv else len(sys.argv)
   arguments, after = sys.argv[:end], sys.argv[end + 1 :]
   _prepare()

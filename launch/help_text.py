@@ -8,7 +8,10 @@ import textwrap
 from absl import flags
 
 _LEAST, _MOST = 40, 100  # columns; documentation is written for the latter
-_SETTINGS = "  --config.KEY=VALUE\n      Another value of a setting; see configs/base.py."
+_SETTINGS = (
+  "  --config.KEY=VALUE\n      Another value of a setting; see configs/base.py.\n"
+  "  --workdir=DIR\n      The same as --config.workdir=DIR."
+)
 # Modules whose flags several commands have -> the title of their group.
 _SHARED = {
   "launch.subject_flags": "models",

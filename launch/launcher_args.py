@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
+from launch import workdir_flag
 from resjax import locations, redaction, shipped
 
 _MOST_BYTES = 1 << 20  # of a config file
@@ -117,7 +118,7 @@ def training(command: Sequence[str]) -> list[str] | None:
   for words in _TRAIN:
     for first in range(len(names) - len(words) + 1):
       if tuple(names[first : first + len(words)]) == words:
-        return list(command[first + len(words) :])
+        return workdir_flag.spelled_out(command[first + len(words) :])
   return None
 
 

@@ -157,7 +157,7 @@ def _defined(node: ast.Call) -> Iterator[str]:
   name = node.func.attr if isinstance(node.func, ast.Attribute) else ""
   first = node.args[0].value if node.args and isinstance(node.args[0], ast.Constant) else None
   if name == "define_config":
-    yield "--config="
+    yield from ("--config=", "--workdir=")
   elif isinstance(first, str) and name.startswith("DEFINE_") and name != "DEFINE_config_file":
     yield f"--{first}" if name == "DEFINE_bool" else f"--{first}="
   elif isinstance(first, str) and name == "add_argument" and first.startswith("--"):

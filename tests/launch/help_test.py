@@ -92,7 +92,7 @@ def test_help(run, command):
   documentation = in_words(ast.get_docstring(ast.parse(text)))
   assert in_words(output)[: len(documentation)] == documentation
   assert max(map(len, output.splitlines())) <= 80
-  flags = DEFINED.findall(text) + ["config"] * ("define_config" in text)
+  flags = DEFINED.findall(text) + ["config", "workdir"] * ("define_config" in text)
   if "model_flags" in text:
     flags += ["checkpoint", "hf", "data", "fsdp"]
   assert flags

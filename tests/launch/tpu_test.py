@@ -218,7 +218,7 @@ def test_mistakes_are_one_line_and_call_nothing(cloud, arguments, words):
 def test_a_folder_that_hosts_share_may_hold_the_workdir(cloud):
   shared = ("--shared_folder=/mnt/disk", *TRAIN, "--config.workdir=/mnt/disk/run1")
   assert launch(cloud, "run", *NAME, "--dry_run", *shared)[0] == 0
-  beside = (*shared[:-1], "--config.workdir=/mnt/disk2/run1")
+  beside = (*shared[:-1], "--workdir=/mnt/disk2/run1")
   code, output = launch(cloud, "run", *NAME, "--dry_run", *beside)
   assert code == 1 and "config.workdir='/mnt/disk2/run1' is on the disk of one host" in output
 

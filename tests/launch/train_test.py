@@ -29,6 +29,7 @@ def train():
     (["stray"], ["unexpected argument 'stray'"]),
     (["--config.data.corpora.stdlib.source=nowhere/x"], ["config.data.corpora.stdlib.source"]),
     (["--config.workdir=/dev/null/run"], ["cannot write to /dev/null/run", "config.workdir"]),
+    (["--workdir=/dev/null/run"], ["cannot write to /dev/null/run", "config.workdir"]),
   ],
 )
 def test_mistakes(root, tmp_path, train, flags, words):
