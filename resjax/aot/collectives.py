@@ -110,7 +110,7 @@ def _exchanges(module: Module) -> Iterator[tuple[ComputationCall, Instruction, b
       parts.setdefault(key, []).append((call, line))
   for (call, line), *others in parts.values():
     started = line.opcode.endswith("-start") or _sends(line)
-    waits = callers.get(call.computation.name, ("", ""))[1] == "async-start"
+    waits = callers.get(call.computation.name, ("", ""))[1] in ("async-start", "call-start")
     yield call, line, started or waits or len(others) > 0
 
 

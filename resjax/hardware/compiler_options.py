@@ -28,42 +28,54 @@ class CompilerOption:
   evidence: str
 
 
-# All counts are of libtpu 0.0.42, and of all-gathers in the text of a training step on four chips:
-# how many run while other work is done, of how many. "Small" is the decoder of two layers with
-# D=512 in tests/hardware/compiler_options_test.py, "1.3B" configs/llama_1p3b.py with `standard`,
-# fsdp=4 and 16 rows. What stays synchronous in it are the table of the embeddings, that of the
-# output, and the first gather of each of the two loops, which nothing precedes.
+# All counts are of libtpu 0.0.42, which belongs to JAX 0.10.2, and of exchanges in the text of a
+# training step for all chips of a slice of 2x2 or 2x2x1: how many run while other work is done, of
+# how many. "Small" is the decoder of two layers with D=512 of
+# tests/hardware/compiler_options_test.py, "1.3B" configs/llama_1p3b.py with `standard`, fsdp=4 and
+# 16 rows. With libtpu 0.0.50, of JAX 0.12.0, the same exchanges are asynchronous.
 #
-# v5e takes none: there the compiler's own choice is the same program as with the two options below.
-# tpu7x takes none: it gathers 0 of 18 (small) in the background in every case.
+# Chips with SparseCores (v5p, v6e, tpu7x) exchange there while the TensorCores compute. Of the two
+# options of gathers neither does anything without the other.
 #
-# The reduce-scatters of gradients stay synchronous, each one fusion of an all-reduce and its slice.
-# Not taken: xla_tpu_enable_async_collective_fusion_fuse_reduce_scatter together with
-# xla_enable_async_reduce_scatter_fusion. On v5p they make 6 of 9 asynchronous in the small decoder,
-# with 44 MiB of temporaries instead of 19, but 1.3B then needs more VMEM than there is and does not
-# compile; alone each changes nothing. Three options of layout save 3 % of these bytes on v5p.
+# Not taken: xla_tpu_enable_async_collective_fusion_fuse_all_gather, which spreads a gather over
+# fusions of the TensorCores, 12 of 16 for 1.3B on v5p. libtpu 0.0.50 refuses it on all chips but
+# v5e, as it "might lead to many errors including but not limited to: incorrect results"; on v5e it
+# is the compiler's own choice. xla_tpu_enable_sparse_core_collective_offload_all_reduce leaves 0 of
+# 5 all-reduces asynchronous on v5p. Three options of layout save 3 % of synchronous bytes on v5p.
 #
 # Platforms other than TPUs take none: the compiler for CPUs refuses all these names, and for GPUs
 # nothing was compiled for several devices. NVIDIA's images for JAX set
 # xla_gpu_enable_latency_hiding_scheduler=true (docs.nvidia.com/jax-toolbox, "Environment
 # Variables"), which config.train.compiler_options may add.
+_SPARSE_CORES = ("v5p", "v6e", "tpu7x")
+_OFFLOAD = "xla_tpu_enable_sparse_core_collective_offload_"
 OPTIONS = (
   CompilerOption(
     "xla_enable_async_all_gather",
     "true",
-    ("v4", "v5p", "v6e"),
-    "v4, small: 0 of 18 without it, 18 of 18 with it. v5p and v6e: nothing by itself, see the next "
-    "one.",
+    ("v4",),
+    "Small: 0 of 18 gathers without it, 18 of 18 with it.",
   ),
   CompilerOption(
-    "xla_tpu_enable_async_collective_fusion_fuse_all_gather",
+    f"{_OFFLOAD}all_gather",
     "true",
-    ("v5p", "v6e"),
-    "Small: 0 of 18 without both on v5p and v6e, and with either of them alone on v5p; 14 of 18 on "
-    "v5p and 9 of 18 on v6e with both. 1.3B on v5p: 0 of 16 without, 12 of 16 with both. On v6e "
-    "most weights of 1.3B go round the chips while they are multiplied, with and without; of the "
-    "other gathers 0 of 8 without, 6 of 8 with both. On v4, two layers with D=1024, it takes the "
-    "first gathers of loops out of the background: 16 of 20 instead of 20 of 20.",
+    _SPARSE_CORES,
+    "Small: 0 of 18 gathers without this and the next one, 18 of 18 with both on v5p, v6e and "
+    "tpu7x. 1.3B: 0 of 16 and 16 of 16 on v5p; 0 of 8 and 8 of 8 on v6e, where most weights go "
+    "round the chips while they are multiplied, with and without; the same temporaries.",
+  ),
+  CompilerOption(
+    f"{_OFFLOAD}2d_all_gather",
+    "true",
+    _SPARSE_CORES,
+    "See the one before; 0 of 16 with either of them alone on v5p.",
+  ),
+  CompilerOption(
+    f"{_OFFLOAD}reduce_scatter",
+    "true",
+    _SPARSE_CORES,
+    "Of gradients. Small, v5p: 0 of 9 without it, 9 of 9 with it. 1.3B: 0 of 9 and 9 of 9 on v5p, 0 "
+    "of 2 and 2 of 2 on v6e; temporaries grow from 3.41 to 3.60 GiB and from 3.47 to 3.63.",
   ),
 )
 _FORM = (

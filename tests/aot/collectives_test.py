@@ -147,3 +147,26 @@ def test_a_gather_that_goes_on_during_a_loop_counts_once(mesh):
 def test_an_exchange_in_two_instructions_counts_once_and_whole(mesh):
   found = collectives(hlo.parse(STARTED), mesh)
   assert found == [Collective("all-gather", ("fsdp",), "", 32 * 32 * 4, True, 1, 1)]
+
+
+# As the compiler writes an exchange that SparseCores do while TensorCores go on.
+OFFLOADED = """HloModule jit_f
+
+%gather (param: f32[8,32]) -> f32[32,32] {
+  %param = f32[8,32]{1,0} parameter(0)
+  ROOT %all-gather = f32[32,32]{1,0} all-gather(%param), channel_id=1, \
+replica_groups={{0,1,2,3},{4,5,6,7}}, dimensions={0}
+}, execution_thread="sparsecore"
+
+ENTRY %main (p: f32[8,32]) -> f32[32,32] {
+  %s = ((), (), (s32[1]{0})) call-start(), async_execution_thread="sparsecore", to_apply=%gather
+  %p = f32[8,32]{1,0} parameter(0)
+  %u = ((f32[8,32]{1,0}), f32[32,32]{1,0}) call-update(%s, %p)
+  ROOT %d = f32[32,32]{1,0} call-done(%u)
+}
+"""
+
+
+def test_a_gather_of_sparse_cores_counts_once_and_is_asynchronous(mesh):
+  found = collectives(hlo.parse(OFFLOADED), mesh)
+  assert found == [Collective("all-gather", ("fsdp",), "", 32 * 32 * 4, True, 1, 1)]

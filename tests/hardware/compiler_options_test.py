@@ -13,24 +13,33 @@ from resjax.train import program
 from resjax.train.compilation import compile_lowered
 from tests.helpers.libtpu import needs_libtpu
 
-ASYNC, FUSE = (
-  "xla_enable_async_all_gather",
-  "xla_tpu_enable_async_collective_fusion_fuse_all_gather",
-)
+ASYNC = "xla_enable_async_all_gather"
+OFFLOAD = "xla_tpu_enable_sparse_core_collective_offload_"
+OFFLOADS = [OFFLOAD + kind for kind in ("all_gather", "2d_all_gather", "reduce_scatter")]
+FUSE = "xla_tpu_enable_async_collective_fusion_fuse_all_gather"  # libtpu 0.0.50: "SDC"
 
 
 @pytest.mark.parametrize(
   ("setting", "expected"),
   [
-    ("auto", {ASYNC: "true", FUSE: "true"}),
+    ("auto", {ASYNC: "true"}),
     ("none", {}),
-    (f"auto,-{FUSE},xla_a=1,xla_b=x=y", {ASYNC: "true", "xla_a": "1", "xla_b": "x=y"}),
-    (f"auto,{ASYNC}=false", {ASYNC: "false", FUSE: "true"}),
+    (f"auto,-{ASYNC},xla_a=1,xla_b=x=y", {"xla_a": "1", "xla_b": "x=y"}),
+    (f"auto,{ASYNC}=false", {ASYNC: "false"}),
     (f"none,{FUSE}=true", {FUSE: "true"}),
   ],
 )
 def test_a_setting_adds_and_removes(setting, expected):
-  assert compiler_options.resolve(setting, "tpu", "TPU v5p") == expected
+  assert compiler_options.resolve(setting, "tpu", "TPU v4") == expected
+
+
+def test_chips_with_sparse_cores_exchange_there():
+  for kind in ("TPU v5p", "TPU v6 lite", "TPU7x"):
+    assert compiler_options.resolve("auto", "tpu", kind) == dict.fromkeys(OFFLOADS, "true")
+
+
+def test_no_chip_takes_what_newer_compilers_call_unsafe():
+  assert FUSE not in {option.name for option in compiler_options.OPTIONS}
 
 
 def test_other_platforms_and_unknown_chips_take_none():
@@ -89,39 +98,50 @@ def step(topology, setting):
   c.model.update(num_layers=2, d_model=512, num_heads=4, num_kv_heads=4, mlp_dim=1408)
   c.data.seq_len = 256
   c.data.tokenizer.vocab_size = 1024
-  c.train.update(batch_size=4, compiler_options=setting)
-  c.mesh.update(data=1, fsdp=4)
+  c.train.update(batch_size=8, compiler_options=setting)
+  c.mesh.update(data=1, fsdp=-1)
   run = experiment.build(c, absent_devices.describe(topology).devices)
   return run, program.build(run).lower_train_step()
 
 
-def gathers(topology, setting):
-  """How many all-gathers of the small decoder are asynchronous, and how many there are."""
+def asynchronous(topology, setting, *kinds):
+  """How many exchanges of the small decoder are asynchronous, and how many there are, by kind."""
   run, lowered = step(topology, setting)
   module = hlo.parse(hlo.text_of(compile_lowered(lowered)))
-  return asynchronous_places(collectives(module, run.layout.mesh), "all-gather")
-
-
-# Seven matrices of a layer in each of two loops, two tables, and a part of each norm's gradient.
-ASYNCHRONOUS = {"v4:2x2x1": 18, "v5p:2x2x1": 14, "v6e:2x2": 9}
+  rows = collectives(module, run.layout.mesh)
+  return [asynchronous_places(rows, kind) for kind in kinds]
 
 
 @needs_libtpu
 @pytest.mark.usefixtures("no_tpu")
 @pytest.mark.parametrize(
-  "topology", [pytest.param(t, marks=() if "v5p" in t else pytest.mark.slow) for t in ASYNCHRONOUS]
+  "topology",
+  [
+    pytest.param(topology, marks=() if "v5p" in topology else pytest.mark.slow)
+    for topology in ("v4:2x2x1", "v5p:2x2x1", "v6e:2x2", "tpu7x:2x2x1")
+  ],
 )
 def test_weights_are_gathered_while_others_are_used(topology):
-  assert gathers(topology, "none") == (0, 18)
-  assert gathers(topology, "auto") == (ASYNCHRONOUS[topology], 18)
+  ((none, count),) = asynchronous(topology, "none", "all-gather")
+  assert none == 0 and count >= 16  # seven matrices of a layer in each of two loops, two tables
+  assert asynchronous(topology, "auto", "all-gather") == [(count, count)]
+
+
+@needs_libtpu
+@pytest.mark.usefixtures("no_tpu")
+def test_gradients_of_v5p_are_scattered_while_others_are_computed():
+  ((none, _),) = asynchronous("v5p:2x2x1", "none", "reduce-scatter")
+  ((found, count),) = asynchronous("v5p:2x2x1", "auto", "reduce-scatter")
+  assert none == 0 and found == count >= 7
 
 
 @needs_libtpu
 @pytest.mark.slow
 @pytest.mark.usefixtures("no_tpu")
-@pytest.mark.parametrize("name", [ASYNC, FUSE])
-def test_one_option_of_v5p_alone_does_nothing(name):
-  assert gathers("v5p:2x2x1", f"auto,-{name}") == (0, 18)
+@pytest.mark.parametrize("name", OFFLOADS[:2])
+def test_one_option_of_gathers_alone_does_nothing(name):
+  ((found, _),) = asynchronous("v5p:2x2x1", f"auto,-{name}", "all-gather")
+  assert found == 0
 
 
 @needs_libtpu
