@@ -16,6 +16,7 @@ from tests.helpers.libtpu import needs_libtpu
 ASYNC = "xla_enable_async_all_gather"
 OFFLOAD = "xla_tpu_enable_sparse_core_collective_offload_"
 OFFLOADS = [OFFLOAD + kind for kind in ("all_gather", "2d_all_gather", "reduce_scatter")]
+OF_A_3D_TORUS = f"{OFFLOAD}3d_all_gather"
 FUSE = "xla_tpu_enable_async_collective_fusion_fuse_all_gather"  # libtpu 0.0.50: "SDC"
 
 
@@ -34,8 +35,10 @@ def test_a_setting_adds_and_removes(setting, expected):
 
 
 def test_chips_with_sparse_cores_exchange_there():
-  for kind in ("TPU v5p", "TPU v6 lite", "TPU7x"):
-    assert compiler_options.resolve("auto", "tpu", kind) == dict.fromkeys(OFFLOADS, "true")
+  v6e = dict.fromkeys(OFFLOADS, "true")
+  assert compiler_options.resolve("auto", "tpu", "TPU v6 lite") == v6e
+  for kind in ("TPU v5p", "TPU7x"):
+    assert compiler_options.resolve("auto", "tpu", kind) == {**v6e, OF_A_3D_TORUS: "true"}
 
 
 def test_no_chip_takes_what_newer_compilers_call_unsafe():
