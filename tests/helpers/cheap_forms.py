@@ -7,6 +7,7 @@ import dataclasses
 import importlib.util
 import pathlib
 import re
+import os
 import shlex
 import subprocess
 import sys
@@ -180,9 +181,16 @@ def _run_script(words: Sequence[str], cwd: pathlib.Path) -> None:
   assert done.returncode == 0, (words, done.stdout)
 
 
+_OF_AN_OUTER_MAKE = ("ARGS", "MAKEFLAGS", "MAKEOVERRIDES", "MFLAGS", "MAKELEVEL")
+
+
 def _of_make(words: Sequence[str]) -> list[list[str]]:
   """Returns the commands of resjax that a call of make would run."""
-  done = subprocess.run([*words, "--dry-run"], cwd=ROOT, text=True, capture_output=True, check=True)
+  # Without the ARGS of the `make test-all` that runs this.
+  plain = {name: value for name, value in os.environ.items() if name not in _OF_AN_OUTER_MAKE}
+  done = subprocess.run(
+    [*words, "--dry-run"], cwd=ROOT, env=plain, text=True, capture_output=True, check=True
+  )
   lines = [shlex.split(line) for line in done.stdout.splitlines() if " -m resjax " in line]
   return [["python", *line[1:]] for line in lines]
 
