@@ -5,9 +5,9 @@ A key is a command with words that stand among its arguments; the longest that f
 
 import dataclasses
 import importlib.util
+import os
 import pathlib
 import re
-import os
 import shlex
 import subprocess
 import sys
