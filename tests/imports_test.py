@@ -165,15 +165,13 @@ NEED_EXTRAS = {"resjax.interop.lm_eval": "lm_eval"}
 ABSENT = tuple(room for room, package in NEED_EXTRAS.items() if find_spec(package) is None)
 
 EVERYTHING = f"""
-import importlib, json, pkgutil, sys, time
-start = time.process_time()
+import importlib, json, pkgutil, sys
 import resjax
-seconds = time.process_time() - start
 alone = sorted(sys.modules)
 for module in pkgutil.walk_packages(resjax.__path__, "resjax."):
   if not module.name.startswith({ABSENT}):
     importlib.import_module(module.name)
-print(json.dumps([seconds, alone, sorted(sys.modules)]))
+print(json.dumps([alone, sorted(sys.modules)]))
 """
 
 
@@ -191,49 +189,38 @@ def loaded(tmp_path_factory):
   return json.loads(done.stdout)
 
 
-def test_import_resjax_is_quick_and_alone(loaded):
-  seconds, alone, _ = loaded
-  assert seconds < 2
-  assert not set(alone) & {*FORBIDDEN, "jax", "matplotlib", "numpy"}
+def test_import_resjax_is_alone(loaded):
+  assert not set(loaded[0]) & {*FORBIDDEN, "jax", "matplotlib", "numpy"}
 
 
 def test_every_module_imports_and_brings_no_other_framework(loaded):
-  modules = set(loaded[2])
+  modules = set(loaded[1])
   for path in python_files("resjax"):
     name = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
     assert name in modules or name.startswith(ABSENT)
   assert not modules & FORBIDDEN
 
 
-IMPORT = """
-import json, sys, time
-start = time.process_time()
-{statement}
-print(json.dumps([time.process_time() - start, sorted(sys.modules)]))
-"""
-
-
-def modules_of(statement, most_seconds):
-  """The modules that some imports load, which take less than so many seconds of the CPU."""
-  command = [sys.executable, "-c", IMPORT.format(statement=statement)]
+def modules_of(statement):
+  """The modules that some imports load in a process of their own."""
+  code = f"import json, sys\n{statement}\nprint(json.dumps(sorted(sys.modules)))"
   env = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
-  seconds = []
-  for _ in range(3):  # the machine may do other things too
-    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=100)
-    assert done.returncode == 0, done.stderr[-3000:]
-    taken, modules = json.loads(done.stdout)
-    seconds.append(taken)
-    if taken < most_seconds:
-      return modules
-  raise AssertionError(f"{statement} takes {seconds} s, not {most_seconds}")
+  command = [sys.executable, "-c", code]
+  done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=100)
+  assert done.returncode == 0, done.stderr[-3000:]
+  return set(json.loads(done.stdout))
 
 
-def test_importing_combinators_is_quick_and_loads_no_kernel():
-  modules = modules_of("import resjax; from resjax import combinators", 1.2)
-  kernels = ("jax.experimental.pallas", "jax.experimental.mosaic", "matplotlib")
+def test_importing_combinators_loads_little_besides_flax():
+  # How long an import takes is what it loads; a limit in seconds would tell machines apart.
+  theirs = modules_of("from flax import nnx")
+  modules = modules_of("import resjax; from resjax import combinators") - theirs
+  own = {name for name in modules if name.partition(".")[0] == "resjax"}
+  assert len(modules - own) <= 5, modules - own
+  assert len(own) <= 70
+  kernels = ("jax.experimental.pallas", "jax.experimental.mosaic", "resjax.kernels.streams.mosaic_")
+  kernels += ("resjax.kernels.depth_attention.mosaic_",)
   assert not [name for name in modules if name.startswith(kernels)]
-  own = "resjax.kernels.depth_attention.mosaic_"
-  assert not [name for name in modules if name.startswith(own)]
 
 
 COLLECT = """
@@ -264,12 +251,11 @@ def test_tests_of_the_base_install_need_no_more():
   assert all(path in done.stdout for path in paths)
 
 
-def test_the_training_command_is_quick_to_import():
-  modules = modules_of("import launch.train", 2)
-  heavy = {"matplotlib", "tensorflow_datasets", "grain", "orbax", "jax.experimental.mosaic.gpu"}
-  assert not heavy & set(modules)
+def test_the_training_command_loads_no_trainer_before_it_has_a_config():
+  heavy = {"flax", "grain", "matplotlib", "orbax", "resjax.train", "tensorflow_datasets"}
+  assert not heavy & modules_of("import launch.train")
 
 
 def test_training_loads_nothing_that_draws():
-  modules = modules_of("import launch.train; from resjax import Experiment", 3)
-  assert not {"matplotlib", "tensorflow_datasets", "jax.experimental.mosaic.gpu"} & set(modules)
+  modules = modules_of("import launch.train; from resjax import Experiment")
+  assert not {"matplotlib", "tensorflow_datasets", "jax.experimental.mosaic.gpu"} & modules

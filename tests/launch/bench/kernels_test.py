@@ -117,7 +117,7 @@ def test_the_loop_runs_as_often_as_it_says(monkeypatch):
   sample = timing.samplers(cases.CompiledCase.of(fn, jnp.ones(3)))["loop"]()
   jax.effects_barrier()
   ran.clear()
-  assert sample() >= 0
+  sample()
   jax.effects_barrier()
   assert len(ran) == 1
 
