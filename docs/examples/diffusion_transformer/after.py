@@ -30,7 +30,7 @@ class Block(nn.Module):
   kernel_init: nn.initializers.Initializer
 
   def setup(self) -> None:
-    """Makes the submodules."""
+    """Makes the norm, the branches, and the map from the condition to shifts, scales and gates."""
     self.norm = nn.LayerNorm(use_scale=False, use_bias=False)
     self.attend = nn.MultiHeadDotProductAttention(self.num_heads, kernel_init=self.kernel_init)
     self.up = nn.Dense(4 * self.d_model, kernel_init=self.kernel_init)
@@ -64,7 +64,7 @@ class Model(nn.Module):
 
   @nn.compact
   def __call__(self, patches: jax.Array, time: jax.Array, labels: jax.Array) -> jax.Array:
-    """Returns the velocities."""
+    """Returns the velocity [B, T, P] of each patch at its time."""
     residual = Residual(self.kind, self.num_layers, self.d_model, scaled_init=True)
     init = residual.branch_init(nn.initializers.lecun_normal())
     positions = nn.Embed(patches.shape[1], self.d_model)(jnp.arange(patches.shape[1]))

@@ -33,7 +33,7 @@ class Attention(nnx.Module):
     self.query_norm, self.key_norm = (nnx.RMSNorm(size, rngs=rngs) for _ in range(2))
 
   def __call__(self, x: jax.Array) -> jax.Array:
-    """Returns an array [B, T, D]."""
+    """Returns for each token a mix of it and earlier ones, [B, T, D]."""
     q, k, v = self.query(x), self.key(x), self.value(x)
     q, k = rotated(self.query_norm(q)), rotated(self.key_norm(k))
     return self.out(jax.nn.dot_product_attention(q, k, v, is_causal=True))
@@ -49,7 +49,7 @@ class GatedMlp(nnx.Module):
     self.down = nnx.Linear(hidden, d_model, **scaled)
 
   def __call__(self, x: jax.Array) -> jax.Array:
-    """Returns an array [B, T, D]."""
+    """Returns what each token becomes by itself, [B, T, D]."""
     return self.down(nnx.gelu(self.gate(x)) * self.up(x))
 
 
@@ -94,7 +94,7 @@ class Model(nnx.Module):
     self.norm = nnx.RMSNorm(d_model, rngs=rngs)
 
   def __call__(self, tokens: jax.Array) -> jax.Array:
-    """Returns the logits of the next token."""
+    """Returns the logits [B, T, V] of each next token."""
     x = self.embed(tokens) * self.d_model**0.5
     for block in self.blocks:
       x = block(x)

@@ -6,7 +6,7 @@ from flax import linen as nn
 
 
 class Attention(nn.Module):
-  """Causal self-attention with learned heads."""
+  """Attention of every token to itself and to earlier ones."""
 
   d_model: int
   num_heads: int
@@ -14,7 +14,7 @@ class Attention(nn.Module):
 
   @nn.compact
   def __call__(self, x: jax.Array) -> jax.Array:
-    """Returns an array [B, T, D]."""
+    """Returns for each token a mix of it and earlier ones, [B, T, D]."""
     heads = (self.num_heads, self.d_model // self.num_heads)
     q = nn.DenseGeneral(heads, use_bias=False, name="query")(x)
     k = nn.DenseGeneral(heads, use_bias=False, name="key")(x)
@@ -33,7 +33,7 @@ class Mlp(nn.Module):
 
   @nn.compact
   def __call__(self, x: jax.Array) -> jax.Array:
-    """Returns an array [B, T, D]."""
+    """Returns what each token becomes by itself, [B, T, D]."""
     up = nn.Dense(self.hidden, use_bias=False, kernel_init=self.kernel_init)(x)
     return nn.Dense(x.shape[-1], use_bias=False, kernel_init=self.kernel_init)(nn.gelu(up))
 
@@ -46,7 +46,7 @@ class Block(nn.Module):
   kernel_init: nn.initializers.Initializer
 
   def setup(self) -> None:
-    """Makes the submodules."""
+    """Makes a norm and a branch for each of the two sites."""
     self.norm_1, self.norm_2 = nn.RMSNorm(), nn.RMSNorm()
     self.attention = Attention(self.d_model, self.num_heads, self.kernel_init)
     self.mlp = Mlp(4 * self.d_model, self.kernel_init)
@@ -67,7 +67,7 @@ class Model(nn.Module):
   max_positions: int = 64
 
   def setup(self) -> None:
-    """Makes the submodules."""
+    """Makes embeddings of tokens and positions, the blocks, and the final norm."""
     self.embed = nn.Embed(self.vocab_size, self.d_model)
     self.positions = nn.Embed(self.max_positions, self.d_model)
     init = nn.initializers.lecun_normal()
@@ -76,7 +76,7 @@ class Model(nn.Module):
     self.norm = nn.RMSNorm()
 
   def __call__(self, tokens: jax.Array) -> jax.Array:
-    """Returns the logits of the next token."""
+    """Returns the logits [B, T, V] of each next token."""
     x = self.embed(tokens) + self.positions(jnp.arange(tokens.shape[1]))
     for block in self.blocks:
       x = block(x)

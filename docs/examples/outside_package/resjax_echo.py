@@ -39,11 +39,11 @@ class Echo(combinators.Combinator):
     self.gain = nnx.Param(jnp.zeros((self.num_layers, len(self.sites), self.d_model)))
 
   def init(self, x, tokens=None):
-    """Returns the embeddings, and silence."""
+    """Returns the embeddings [B, T, D] as the stream, and silence."""
     return EchoState(x, jnp.zeros_like(x))
 
   def read(self, state, layer, site):
-    """Returns the stream."""
+    """Returns the stream [B, T, D] as the one view of a site, and no tape."""
     return {"x": state.stream}, None
 
   def write(self, state, layer, site, out, *, normed=None, tape=None):
@@ -55,5 +55,5 @@ class Echo(combinators.Combinator):
     return EchoState(stream, self.decay * state.echo + out)
 
   def final(self, state):
-    """Returns the stream."""
+    """Returns the stream [B, T, D]; what still echoes is lost."""
     return state.stream

@@ -9,7 +9,7 @@ from resjax.models.residual_stream import ResidualStream, branch_init
 
 
 class Attention(nnx.Module):
-  """Causal self-attention."""
+  """Attention of every token to itself and to earlier ones."""
 
   def __init__(self, d_model: int, num_heads: int, init: nnx.Initializer, rngs: nnx.Rngs):
     self.heads = (num_heads, d_model // num_heads)
@@ -20,7 +20,7 @@ class Attention(nnx.Module):
     self.out = nnx.LinearGeneral(self.heads, d_model, axis=(-2, -1), **scaled)
 
   def __call__(self, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-    """Returns an array [B, T, D]."""
+    """Returns for each token a mix of it and earlier ones, [B, T, D]."""
     q, k, v = self.query(q), self.key(k), self.value(v)
     return self.out(jax.nn.dot_product_attention(q, k, v, is_causal=True))
 
@@ -34,7 +34,7 @@ class Mlp(nnx.Module):
     self.down = nnx.Linear(4 * d_model, d_model, **scaled)
 
   def __call__(self, x: jax.Array) -> jax.Array:
-    """Returns an array [B, T, D]."""
+    """Returns what each token becomes by itself, [B, T, D]."""
     return self.down(nnx.gelu(self.up(x)))
 
 
@@ -75,7 +75,7 @@ class Model(nnx.Module):
     self.norm = nnx.RMSNorm(d_model, rngs=rngs)
 
   def __call__(self, tokens: jax.Array) -> jax.Array:
-    """Returns the logits of the next token."""
+    """Returns the logits [B, T, V] of each next token."""
     x = self.embed(tokens) + self.positions(jnp.arange(tokens.shape[1]))
     x = ResidualStream.start(self.combinator, x).through(self.layers, remat="full")
     return self.embed.attend(x.final(self.norm))

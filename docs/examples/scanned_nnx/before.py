@@ -6,7 +6,7 @@ from flax import nnx
 
 
 class Attention(nnx.Module):
-  """Causal self-attention."""
+  """Attention of every token to itself and to earlier ones."""
 
   def __init__(self, d_model: int, num_heads: int, init: nnx.Initializer, rngs: nnx.Rngs):
     self.heads = (num_heads, d_model // num_heads)
@@ -17,7 +17,7 @@ class Attention(nnx.Module):
     self.out = nnx.LinearGeneral(self.heads, d_model, axis=(-2, -1), **scaled)
 
   def __call__(self, x: jax.Array) -> jax.Array:
-    """Returns an array [B, T, D]."""
+    """Returns for each token a mix of it and earlier ones, [B, T, D]."""
     q, k, v = self.query(x), self.key(x), self.value(x)
     return self.out(jax.nn.dot_product_attention(q, k, v, is_causal=True))
 
@@ -31,7 +31,7 @@ class Mlp(nnx.Module):
     self.down = nnx.Linear(4 * d_model, d_model, **scaled)
 
   def __call__(self, x: jax.Array) -> jax.Array:
-    """Returns an array [B, T, D]."""
+    """Returns what each token becomes by itself, [B, T, D]."""
     return self.down(nnx.gelu(self.up(x)))
 
 
@@ -70,7 +70,7 @@ class Model(nnx.Module):
     self.norm = nnx.RMSNorm(d_model, rngs=rngs)
 
   def __call__(self, tokens: jax.Array) -> jax.Array:
-    """Returns the logits of the next token."""
+    """Returns the logits [B, T, V] of each next token."""
     x = self.embed(tokens) + self.positions(jnp.arange(tokens.shape[1]))
     block = nnx.remat(lambda x, block: block(x), prevent_cse=False)
     x = nnx.scan(block, in_axes=(nnx.Carry, 0), out_axes=nnx.Carry)(x, self.layers)

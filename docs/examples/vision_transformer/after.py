@@ -19,7 +19,7 @@ class Block(nnx.Module):
     self.down = nnx.Linear(4 * d_model, d_model, kernel_init=init, rngs=rngs)
 
   def mlp(self, x: jax.Array) -> jax.Array:
-    """Returns W_down gelu(W_up x)."""
+    """Returns W_down gelu(W_up x), [B, T, D]."""
     return self.down(nnx.gelu(self.up(x)))
 
   def __call__(self, x: ResidualStream) -> ResidualStream:
@@ -29,7 +29,7 @@ class Block(nnx.Module):
 
 
 class Model(nnx.Module):
-  """Turns patches [B, T, P] into logits [B, 10]."""
+  """Turns patches [B, T, P] into logits of classes [B, 10]."""
 
   def __init__(
     self,
@@ -52,7 +52,7 @@ class Model(nnx.Module):
     self.head = nnx.Linear(d_model, num_classes, rngs=rngs)
 
   def __call__(self, patches: jax.Array) -> jax.Array:
-    """Returns the logits of the classes."""
+    """Returns the logits [B, 10]; a picture is the mean of its tokens."""
     x = ResidualStream.start(self.combinator, self.embed(patches) + self.positions[...])
     for block in self.blocks:
       x = block(x)
