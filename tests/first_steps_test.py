@@ -1,14 +1,12 @@
 """docs/first_steps.md, followed to the letter in an empty folder, from this checkout's wheel."""
 
 import os
-import re
-import shutil
 import subprocess
 import sys
 
 import pytest
 
-from tests.helpers import doc_commands
+from tests.helpers import checkouts, doc_commands
 from tests.helpers.stand_ins import ROOT
 
 PAGE = ROOT / "docs" / "first_steps.md"
@@ -35,11 +33,7 @@ def shell(script, cwd, **variables):
 def wheels(tmp_path_factory):
   """A folder with the wheel of this checkout, built from a copy."""
   root = tmp_path_factory.mktemp("checkout")
-  for name in ("resjax", "launch", "configs"):
-    shutil.copytree(ROOT / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))
-  for name in ("setup.cfg", "pyproject.toml", "README.md", "LICENSE", "MANIFEST.in", "setup.py"):
-    if (ROOT / name).exists():
-      shutil.copy(ROOT / name, root)
+  checkouts.copy(root, *checkouts.WHEEL)
   folder = tmp_path_factory.mktemp("wheels")
   shell(f"{sys.executable} -m pip wheel --quiet --no-deps --wheel-dir {folder} {root}", root)
   return folder
@@ -47,8 +41,8 @@ def wheels(tmp_path_factory):
 
 @pytest.mark.slow
 def test_a_reader_succeeds(wheels, tmp_path):
-  python = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
-  script = doc_commands.script(PAGE) + "\n" + "".join(f"python - <<'END'\n{b}END\n" for b in python)
+  python = "".join(f"python - <<'END'\n{code}END\n" for code in doc_commands.python(PAGE))
+  script = f"{doc_commands.script(PAGE)}\n{python}"
   empty = tmp_path / "reader"
   empty.mkdir()
   find = f"{wheels} {os.environ.get('PIP_FIND_LINKS', '')}"

@@ -2,7 +2,6 @@
 
 import inspect
 import re
-from pathlib import Path
 
 import jax
 import numpy as np
@@ -10,10 +9,11 @@ import pytest
 from flax import nnx
 
 from resjax import combinators
+from tests.helpers import doc_commands
+from tests.helpers.stand_ins import ROOT
 
-ROOT = Path(__file__).parents[1]
-README = (ROOT / "README.md").read_text()
-PYTHON = re.findall(r"^```python\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+PAGE = ROOT / "README.md"
+README = PAGE.read_text()
 D = 32
 
 
@@ -28,7 +28,7 @@ class Block(nnx.Module):
 
 def test_python_runs_before_and_after():
   before, after = ({} for _ in range(2))
-  for block, names in zip(PYTHON, (before, after), strict=True):
+  for block, names in zip(doc_commands.python(PAGE), (before, after), strict=True):
     exec(block, names)
     lines = inspect.cleandoc(block.split("def ", 1)[1]).splitlines()
     assert len(lines) <= 8

@@ -1,6 +1,5 @@
 """The wheel, built from the source distribution: its commands work in an empty folder."""
 
-import shutil
 import subprocess
 import sys
 import tomllib
@@ -8,20 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers import runs
+from tests.helpers import checkouts, runs
 
 ROOT = Path(__file__).parent.parent
-SOURCES = ("setup.py", "setup.cfg", "pyproject.toml", "README.md", "LICENSE")
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
   """A folder into which the wheel is installed, without what it needs."""
   place = tmp_path_factory.mktemp("wheel")
-  for name in ("resjax", "launch", "configs"):  # a build leaves files beside its sources
-    shutil.copytree(ROOT / name, place / "source" / name)
-  for name in SOURCES:
-    shutil.copy(ROOT / name, place / "source")
+  checkouts.copy(place / "source", *checkouts.WHEEL)  # a build leaves files beside its sources
   pip = [sys.executable, "-m", "pip", "--quiet"]
   install = [*pip, "install", "--no-deps"]
   backend = tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"]

@@ -58,6 +58,9 @@ def test_arguments_of_the_right_types_go_on(untrained):
     untrained.generate(np.array(["a", "b"]), num_tokens=np.int64(1), temperature=np.float32(1))
   with pytest.raises(ValueError, match="path='nowhere' has no checkpoint"):
     Pretrained(pathlib.Path("nowhere"))
+
+
+def test_names_of_arguments_are_those_of_the_method(untrained):
   with pytest.raises(TypeError, match=r"generate\(\) got an unexpected keyword argument 'top'"):
     untrained.generate(top=3)
   assert list(inspect.signature(untrained.train).parameters) == ["profile_steps"]

@@ -1,15 +1,14 @@
 """docs/python.md: all of its code runs, on a smaller model and less text."""
 
-import pathlib
-import re
 import shutil
 
 import pytest
 
 from resjax import shipped
+from tests.helpers import doc_commands
 from tests.helpers.runs import write_text
+from tests.helpers.stand_ins import ROOT
 
-ROOT = pathlib.Path(__file__).parents[2]
 SMALL = """
 from configs import tiny
 
@@ -33,9 +32,9 @@ def test_all_code_of_the_page_runs(tmp_path, monkeypatch, capsys):
   (tmp_path / "tiny.py").write_text(SMALL)
   monkeypatch.setattr(shipped, "config_file", lambda name: tmp_path / f"{name}.py")
   monkeypatch.chdir(tmp_path)
-  blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs/python.md").read_text(), re.M | re.S)
+  blocks = doc_commands.python(ROOT / "docs" / "python.md")
   assert len(blocks) > 8
-  names: dict = {}
+  names = {}
   for block in blocks:
     exec(block, names)
   said = capsys.readouterr().out

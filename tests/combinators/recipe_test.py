@@ -2,7 +2,6 @@
 
 import os
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +12,7 @@ import pytest
 from resjax import combinators
 from resjax.combinators import registry
 from resjax.testing import CHECKS, combinator
-from tests.helpers import xla
+from tests.helpers import checkouts, xla
 
 ROOT = Path(__file__).parents[2]
 OWN, RECIPE = (ROOT / "docs" / "new_combinator.md").read_text().split("## In resjax")
@@ -59,10 +58,7 @@ def follow(root):
 def copied(tmp_path_factory):
   """A copy of the checkout that has the new system."""
   root = tmp_path_factory.mktemp("checkout")
-  for folder in ("resjax", "configs", "tests"):
-    shutil.copytree(ROOT / folder, root / folder, ignore=shutil.ignore_patterns("__pycache__"))
-  for file in ("setup.cfg", "pyproject.toml", "ruff.toml"):
-    shutil.copy(ROOT / file, root)
+  checkouts.copy(root, "resjax", "configs", "tests", "setup.cfg", "pyproject.toml", "ruff.toml")
   assert follow(root) == 5
   return root
 

@@ -1,5 +1,7 @@
 """What is said of sources before anything is built: there, not there, or not to be told."""
 
+import time
+
 import pytest
 
 from resjax.data import source_check
@@ -54,4 +56,4 @@ def test_a_bucket(gcs, bucket):
 def test_a_store_that_never_answers(monkeypatch):
   monkeypatch.setattr(source_check, "_SECONDS", 0.01)
   with pytest.raises(TimeoutError, match=r"no answer in 0\.01 seconds"):
-    source_check._in_time(lambda: __import__("time").sleep(1))
+    source_check._in_time(lambda: time.sleep(1))

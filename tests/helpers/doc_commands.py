@@ -1,4 +1,4 @@
-"""The shell commands that a page shows: what each is called with, and how resjax's own are run.
+"""The code that a page shows: what each command is called with, and how resjax's own are run.
 
 Commands stand in fenced blocks that are marked sh or not marked; what they print stands in blocks
 that are marked `text`.
@@ -27,6 +27,11 @@ def script(page: pathlib.Path) -> str:
   """Returns all commands of a page as one shell script."""
   found = BLOCK.findall(page.read_text())
   return "\n".join(block for language, block in found if language in _SHELL)
+
+
+def python(page: pathlib.Path) -> list[str]:
+  """Returns the blocks of Python of a page."""
+  return [block for language, block in BLOCK.findall(page.read_text()) if language == "python"]
 
 
 def calls(page: pathlib.Path, tools: StandIns, cwd: pathlib.Path = ROOT) -> list[list[str]]:

@@ -12,7 +12,7 @@ SAVING = {"standard": 1.0, "gate": 1.25, "block_attn_res": 0.9}
 
 
 def runs(size="toy"):
-  """The name and the built run of each run of a ladder."""
+  """Yields the name and the built run of each run of a ladder."""
   config = ladder.get_config(size)
   for name, overrides in ladder.sweep(config):
     own = config.copy_and_resolve_references()
@@ -22,16 +22,23 @@ def runs(size="toy"):
 
 
 def write(folder, data="aa", speeds=None, seeds=()):
-  """Folders of runs whose losses are those of a law in FLOPs, each arm with its saving."""
+  """Writes the folder of every run, with losses of a law in FLOPs, and returns the folder of all.
+
+  Args:
+    folder: the folder of the ladder.
+    data: the fingerprint of the data of all runs.
+    speeds: by arm, tokens per second; others have 10,000.
+    seeds: one or two; without any a run has no folders of seeds. Two differ by as much in both
+      directions from the law.
+  """
   for name, run in runs():
     arm = name.partition("-")[2]
     tokens = run.train.steps * run.train.batch_size * run.data.seq_len
     # Their own FLOPs per token would differ from arm to arm.
     price = 6.0 * run.decoder.num_layers * run.decoder.d_model**2
     loss = FLOOR + SCALE * (SAVING[arm] * tokens * price) ** -EXPONENT
-    for offset, place in zip(
-      (1e-3, -1e-3), [f"seed_{seed}" for seed in seeds] or [""], strict=False
-    ):
+    places = [f"seed_{seed}" for seed in seeds] or [""]
+    for offset, place in zip((1e-3, -1e-3), places, strict=False):
       own = folder / name / place
       own.mkdir(parents=True)
       record = {

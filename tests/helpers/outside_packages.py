@@ -11,7 +11,13 @@ EXAMPLE = Path(__file__).parents[2] / "docs/examples/outside_package"
 
 
 def install(folder, module, **entry_points):
-  """Makes what pip leaves of a package in a folder: its module, and the metadata beside it."""
+  """Makes what pip leaves of a package in a folder: its module, and the metadata beside it.
+
+  Args:
+    folder: where packages are installed.
+    module: the file of the package.
+    **entry_points: the classes that it declares, `module:Class` by name.
+  """
   info = folder / f"{module.stem}-0.1.0.dist-info"
   info.mkdir(parents=True)
   info.joinpath("METADATA").write_text(
@@ -24,7 +30,7 @@ def install(folder, module, **entry_points):
 
 
 def site(folder, monkeypatch):
-  """Yields a folder of installed packages, with a registry that nobody else sees."""
+  """Yields the folder as one of installed packages, with a registry that nobody else sees."""
   modules = dict(sys.modules)
   monkeypatch.setattr(registry, "_REGISTRY", dict(registry._REGISTRY))
   monkeypatch.syspath_prepend(str(folder))
@@ -44,6 +50,7 @@ def install_example(folder):
 
 
 def write(folder, name, text):
+  """Writes a module with the classes to inherit from and a text, and returns its path."""
   path = folder / f"{name}.py"
   path.write_text(f"from resjax.combinators import Combinator, Standard\n{text}")
   return path

@@ -1,12 +1,12 @@
 """A cloud of four hosts, and code to bring there."""
 
-import shutil
 import subprocess
 import sys
 
 import pytest
 
-from tests.helpers.stand_ins import ROOT, StandIns
+from tests.helpers import checkouts
+from tests.helpers.stand_ins import StandIns
 
 
 @pytest.fixture
@@ -35,10 +35,8 @@ def cloud(tmp_path):
 def checkout(tmp_path_factory):
   """A committed copy of what the launcher needs, so that this one may be dirty."""
   folder = tmp_path_factory.mktemp("checkout")
-  for name in ("launch", "configs", "resjax"):
-    shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+  checkouts.copy(folder, "launch", "configs", "resjax", "setup.py")
   (folder / ".gitignore").write_text("__pycache__/\n")
-  shutil.copy(ROOT / "setup.py", folder)
   identity = ["-c", "user.name=x", "-c", "user.email=x@example.com"]
   for words in (["init", "--quiet"], ["add", "."], [*identity, "commit", "--quiet", "-mx"]):
     subprocess.run(["git", *words], cwd=folder, check=True)

@@ -66,9 +66,7 @@ def test_an_installed_package_is_trained_and_read(tmp_path):
     [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", site, source],
     check=True,
   )  # fmt: skip
-  (tmp_path / "text").mkdir()
-  for number in range(20):
-    (tmp_path / f"text/{number}.md").write_text(f"depth {number} and width " * 60)
+  runs.write_text(tmp_path)
   env = runs.environment(PYTHONPATH=f"{site}{os.pathsep}{ROOT}")
 
   def done(*command):

@@ -1,3 +1,5 @@
+"""Progress as a bar on a terminal, as lines elsewhere, with numbers that are never cut."""
+
 import io
 import math
 import re

@@ -9,18 +9,14 @@ from resjax import combinators, experiment
 from resjax.combinators import outside, registry
 from resjax.sweeps.runs import expand
 from tests.helpers import outside_packages, trained
+from tests.helpers.runs import write_text
 
 
 @pytest.fixture
-def site(tmp_path, monkeypatch):
-  """A folder of installed packages, and a registry that nobody else sees."""
-  yield from outside_packages.site(tmp_path, monkeypatch)
-
-
-@pytest.fixture
-def echo(site):
-  """The package of docs/examples/outside_package, installed by what its pyproject.toml says."""
-  return outside_packages.install_example(site)
+def echo(tmp_path, monkeypatch):
+  """The package of the documentation, installed into a folder."""
+  for site in outside_packages.site(tmp_path, monkeypatch):
+    yield outside_packages.install_example(site)
 
 
 def own(name, **options):
@@ -35,10 +31,8 @@ def own(name, **options):
 @pytest.mark.parametrize("name", ["echo", "resjax_echo:Echo"])
 def test_a_run_is_trained_recorded_and_read(echo, name, tmp_path):
   """The record of a run imports nothing; an installed package may be named by it."""
-  (tmp_path / "text").mkdir()
-  for number in range(20):
-    (tmp_path / f"text/{number}.md").write_text(f"depth {number} and width " * 60)
-  config = trained.settings(tmp_path, tmp_path / "run", name, steps=2, eval_rows=8)
+  root = write_text(tmp_path)
+  config = trained.settings(root, tmp_path / "run", name, steps=2, eval_rows=8)
   trained.run(config)
   record = json.loads((tmp_path / "run/run.json").read_text())
   section = outside.section(name)
