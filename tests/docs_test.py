@@ -1,11 +1,6 @@
-"""Pages: the commands that they show run, and the gallery has every system.
-
-`make docs` builds the site, and fails for dead links. READMEs of launchers and the page of the
-first TPU run need stand-ins of cloud tools, and have tests of their own in tests/launch.
-"""
+"""Every command that a page prints runs, and every extra that it installs exists."""
 
 import configparser
-import importlib.util
 import json
 import re
 import shutil
@@ -14,7 +9,6 @@ import jax
 import pytest
 
 from configs import tiny
-from resjax import combinators
 from tests.data.conftest import make_texts, write_folder
 from tests.helpers import cheap_forms, doc_commands, ladders, pretrained, trained
 from tests.helpers.stand_ins import ROOT, StandIns
@@ -35,41 +29,6 @@ PLACEHOLDERS = {
   ",hellaswag": "",  # downloaded; tests/interop/lm_eval runs tasks of the harness
 }
 _ACTIVATE = re.compile(r"^\. env[^\n]*|\.venv/bin/", re.MULTILINE)
-
-
-def site_module(name):
-  """Returns a module that builds the site."""
-  spec = importlib.util.spec_from_file_location(name, DOCS / "site" / f"{name}.py")
-  module = importlib.util.module_from_spec(spec)
-  spec.loader.exec_module(module)
-  return module
-
-
-def test_pictures_show_every_system():
-  pictures = site_module("pictures")
-  assert set(pictures.FLOWS) == set(combinators.names())
-  for name in pictures.FLOWS:
-    drawn = pictures.svg(name)
-    assert drawn.startswith("<div") and drawn.endswith("</svg></div>")
-    longest = max(len(text) for text in re.findall(r">([^<>]+)</text>", drawn))
-    assert longest <= 26  # what fits into the widest box
-
-
-def test_gallery_has_every_system(monkeypatch):
-  monkeypatch.syspath_prepend(str(DOCS / "site"))
-  pages = site_module("gallery").pages()
-  assert tuple(pages) == combinators.names()
-  for name, page in pages.items():
-    assert f"# `{name}`" in page and "{" not in re.sub(r"<svg.*</svg>|\{eval-rst\}", "", page)
-
-
-def test_docstrings_become_restructured_text():
-  lines = ["A * b, `x * y`s and v_.", "", "  z = 1", "", "Args:", "  **kwargs: a | b.", ""]
-  site_module("docstrings").to_rst(None, "class", "A", None, None, lines)
-  assert lines == [
-    r"A \* b, ``x * y``\ s and v\_.", "", "::", "", "    z = 1", "", "Args:",
-    r"  **kwargs: a | b.", "",
-  ]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -141,10 +100,26 @@ def test_every_command_has_a_cheap_form_or_a_reason(calls):
   for reason in cheap_forms.ELSEWHERE.values():
     assert all((ROOT / path).exists() for path in re.findall(r"tests/[\w/]+(?:\.py)?", reason))
   assert cheap_forms.ELSEWHERE.keys() <= keys  # no exception for what no page prints
+
+
+def extras():
+  """The names of the extras that setup.cfg has."""
   setup = configparser.ConfigParser()
   setup.read(ROOT / "setup.cfg")
-  asked = re.findall(r"\[([\w,]+)\]", " ".join(word for words in every for word in words))
-  assert {name for one in asked for name in one.split(",")} <= {*setup["options.extras_require"]}
+  return {*setup["options.extras_require"]}
+
+
+@pytest.mark.slow
+def test_extras_that_pages_install_exist(calls):
+  words = " ".join(word for found in calls.values() for words in found for word in words)
+  asked = {name for names in re.findall(r"\[([\w,]+)\]", words) for name in names.split(",")}
+  assert "train" in asked and asked <= extras()
+
+
+def test_every_extra_is_explained():
+  page = (DOCS / "installation.md").read_text()
+  rows = re.findall(r"^\| (`.*?) \|", page, re.MULTILINE)
+  assert sorted(re.findall(r"`(\w+)`", " ".join(rows))) == sorted(extras())
 
 
 @pytest.mark.slow

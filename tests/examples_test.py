@@ -1,6 +1,7 @@
 """Combinators in models of others: each of docs/examples before and after the change."""
 
 import functools
+import importlib
 import os
 import re
 import subprocess
@@ -19,10 +20,10 @@ from flax import linen, nnx
 
 from resjax import combinators
 from resjax.testing.compare import assert_close
-from tests.helpers import xla
+from tests.helpers import doc_commands, xla
 
 EXAMPLES = Path(diff_sizes.__file__).parent
-LINEN = {"nanodo_linen", "scanned_linen", "diffusion_transformer"}
+PAGE = EXAMPLES.parent / "foreign_models.md"
 # More layers than `layers_per_block` of any default: with fewer a reader has one source alone.
 SIZES = {"num_layers": 4, "d_model": 16, "num_heads": 2}
 STEPS = 10
@@ -61,9 +62,12 @@ def of_combinator(tree):
   return {path: leaf for path, leaf in leaves if "combinator" in path}
 
 
-def test_at_most_15_lines_are_typed(capsys):
+def test_at_most_15_lines_are_typed():
   assert len(diff_sizes.NAMES) == 6
   assert all(diff_sizes.sizes(name)[0] <= 15 for name in diff_sizes.NAMES)
+
+
+def test_the_command_prints_sizes_and_diffs(capsys):
   diff_sizes.main([])
   table = dict(re.findall(r"^(\w+) +(\d+) +\d+$", capsys.readouterr().out, re.MULTILINE))
   assert table == {name: str(diff_sizes.sizes(name)[0]) for name in diff_sizes.NAMES}
@@ -74,20 +78,24 @@ def test_at_most_15_lines_are_typed(capsys):
     diff_sizes.main(["gemma"])
 
 
-PAGE = (EXAMPLES.parent / "foreign_models.md").read_text()
-
-
-def test_the_page_shows_these_sizes_and_runs():
-  rows = re.findall(r"`(\w+)` \| (\d+) \| (\d+) \|", PAGE)
+def test_the_page_shows_these_sizes():
+  rows = re.findall(r"`(\w+)` \| (\d+) \| (\d+) \|", PAGE.read_text())
   shown = {name: (int(typed), int(replaced)) for name, typed, replaced in rows}
   assert shown == {name: diff_sizes.sizes(name) for name in diff_sizes.NAMES}
-  (code,) = re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+
+
+def test_the_model_of_the_page_runs():
+  (code,) = doc_commands.python(PAGE)
   names = {}
   exec(code, names)
   assert names["y"].shape == (2, 16, 64) and np.isfinite(names["y"]).all()
-  for path in re.findall(r"python (docs/\S+)|\]\((\S+)\)", PAGE):
-    assert path[0] == "" or (EXAMPLES.parents[1] / path[0]).exists(), path
-    assert path[1] == "" or (EXAMPLES.parent / path[1]).exists(), path
+
+
+def test_files_that_the_page_names_exist():
+  commands = re.findall(r"^python (docs/\S+)", PAGE.read_text(), re.MULTILINE)
+  links = re.findall(r"\]\((\S+)\)", PAGE.read_text())
+  assert commands and all((EXAMPLES.parents[1] / path).exists() for path in commands), commands
+  assert links and all((EXAMPLES.parent / path).exists() for path in links), links
 
 
 @pytest.mark.slow
@@ -164,7 +172,7 @@ def test_every_example_trains_with_every_combinator(name, kind, tmp_path):
 
 def zeros_of_page():
   """By combinator, the parameters that the page says have no gradient in the first step."""
-  rows = re.findall(r"^\| (`\w+`(?:, `\w+`)*) \| (`\w+`(?:, `\w+`)*) \|$", PAGE, re.MULTILINE)
+  rows = re.findall(r"^\| (`\w+`(?:, `\w+`)*) \| (`\w+`(?:, `\w+`)*) \|$", PAGE.read_text(), re.M)
   table = [[re.findall(r"\w+", cell) for cell in row] for row in rows]
   return {kind: set(parameters) for kinds, parameters in table for kind in kinds}
 
@@ -188,7 +196,7 @@ def check_round_trip(params, folder):
 def test_shapes_without_memory_and_eager_values(name):
   """`eval_shape` of the whole model, and what `jit` and a split and merge leave unchanged."""
   inputs = train_example.task_of(name).inputs(small_batch(name))
-  module = sys.modules.get(f"{name}.after") or __import__(f"{name}.after", fromlist=["Model"])
+  module = importlib.import_module(f"{name}.after")
   if issubclass(module.Model, linen.Module):
     model = module.Model("attn_res", **SIZES)
     abstract = jax.eval_shape(model.init, jax.random.key(0), *inputs)["params"]
@@ -218,7 +226,8 @@ def test_memory_is_that_of_the_scan_before_and_linear_in_depth():
 @pytest.mark.slow
 def test_a_command_trains_before_and_after(tmp_path):
   """One process each would be slow: after alone is started, before is called."""
-  assert train_example.train("diffusion_transformer", None, 2)
+  losses = train_example.train("diffusion_transformer", None, 40)
+  assert len(losses) == 40 and np.mean(losses[-20:]) < 0.5 * losses[0]
   command = [sys.executable, EXAMPLES / "train_example.py", "diffusion_transformer"]
   command += ["--combinator=gate", "--steps=40"]
   env = {**os.environ, "XLA_FLAGS": xla.QUICK, "PYTHONPATH": os.pathsep.join(sys.path)}
