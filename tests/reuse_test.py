@@ -1,10 +1,9 @@
-"""The protocol in a model of others, docs/examples/mlp_mixer_linen.py; and NNX without graphs."""
+"""The protocol in a model of others, docs/examples/mlp_mixer_linen.py."""
 
 import os
 import re
 import subprocess
 import sys
-import textwrap
 from pathlib import Path
 
 import digits
@@ -60,31 +59,3 @@ def test_the_example_runs_and_classifies(tmp_path):
   done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
   found = re.search(r"^gate: test accuracy ([0-9.]+)%$", done.stdout, re.MULTILINE)
   assert found and float(found[1]) > 50, done.stdout + done.stderr  # chance is 10 %
-
-
-TREE_MODE = """
-  import jax, jax.numpy as jnp, numpy as np
-  from flax import config, nnx
-  from resjax import combinators
-  from resjax.testing import toy
-
-  jax.config.update("jax_enable_x64", True)  # rounding in float32 depends on the processor
-  assert config.nnx_graph_mode is False
-  layers, x = toy.layers(3, dtype=np.float64), jnp.asarray(toy.embeddings(np.float64))
-  for name in combinators.names():
-    made = toy.build(name, {}, num_layers=3)
-    want, wants = toy.jitted(toy.by_hand, made, layers, x)
-    got, gots = toy.jitted(toy.run, made, layers, x)
-    pairs = zip(jax.tree.leaves((got, gots)), jax.tree.leaves((want, wants)), strict=True)
-    for a, b in pairs:
-      np.testing.assert_allclose(a, b, rtol=0, atol=1e-12 * max(1, abs(b).max()), err_msg=name)
-  print("checked")
-"""
-
-
-@pytest.mark.slow
-def test_without_nnx_graph_mode():
-  env = {**os.environ, "NNX_GRAPH_MODE": "false"}
-  command = [sys.executable, "-c", textwrap.dedent(TREE_MODE)]
-  done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
-  assert done.stdout == "checked\n", done.stderr[-3000:]

@@ -1,5 +1,5 @@
-import shlex
-import shutil
+"""The command `resjax` finds its commands and configs, from any folder."""
+
 import subprocess
 import sys
 from pathlib import Path
@@ -8,7 +8,6 @@ import pytest
 
 from resjax import shipped
 from resjax.__main__ import COMMANDS
-from resjax.shipped import completion
 
 ROOT = Path(__file__).parent.parent
 NAMES = [name for group in COMMANDS.values() for name in group]
@@ -69,52 +68,3 @@ def test_text_that_cannot_be_written_is_one_line_and_unread_text_none():
   done = subprocess.run(["bash", "-c", script, sys.executable], cwd=ROOT, capture_output=True)
   assert done.stdout == b"1\n"
   assert done.stderr == b"error: [Errno 28] No space left on device\n141\n"
-
-
-ASKED = {
-  "resjax tra": {"train", "train_together"},
-  "resjax train --pro": {"--profile_steps="},
-  "resjax analyze --che": {"--checkpoint="},
-  "resjax analyze --fs": {"--fsdp="},
-  "resjax train --config=ti": {"tiny"},
-  "resjax sweep --config=ablations/com": {"ablations/compare"},
-  "resjax bench corr": {"correctness"},
-  "resjax bench step --mic": {"--microbatches="},
-  "resjax completion ": {"bash", "zsh"},
-  "resjax tpu --dr": {"--dry_run"},
-  "resjax tpu st": {"status", "stop"},
-  "resjax slurm l": {"logs"},
-  "resjax report --co": set(),
-}
-
-
-def test_bash_completes_commands_flags_and_configs():
-  ask = "".join(
-    f"COMPREPLY=(); COMP_LINE={line!r}; COMP_POINT=${{#COMP_LINE}}; _resjax; "
-    'echo "${COMPREPLY[@]}"\n'
-    for line in ASKED
-  )
-  program = completion.script("bash", NAMES) + ask
-  done = subprocess.run(["bash", "-c", program], capture_output=True, text=True, check=True)
-  found = [set(line.split()) for line in done.stdout.splitlines()]
-  assert dict(zip(ASKED, found, strict=True)) == ASKED
-  with pytest.raises(ValueError, match="of: bash, zsh; got fish"):
-    completion.script("fish", NAMES)
-
-
-@pytest.mark.skipif(shutil.which("zsh") is None, reason="zsh is not installed")
-def test_zsh_completes_too():
-  stand_ins = """
-    compdef() { :; }; _files() { :; }; compset() { PREFIX=${PREFIX#--config=}; }
-    compadd() { while [[ $1 != -- ]]; do shift; done; shift; print -rl -- "$@"; }
-    ask() {  # what is printed has another prefix where compset cut it
-      words=("$@"); CURRENT=$#; PREFIX=${words[-1]}
-      for one in $(_resjax); do [[ $one == ${PREFIX#--config=}* ]] && print -rn -- "$one "; done
-      print
-    }
-  """
-  ask = "\n".join("ask " + shlex.join(line.split(" ")) for line in ASKED)
-  program = f"{stand_ins}\n{completion.script('zsh', NAMES)}\n{ask}"
-  done = subprocess.run(["zsh", "-fc", program], capture_output=True, text=True, check=True)
-  found = [set(line.split()) for line in done.stdout.splitlines()]
-  assert dict(zip(ASKED, found, strict=True)) == ASKED
