@@ -26,8 +26,8 @@ class Model(linen.Module):
     return toy.run(made, LAYERS, x)
 
 
-# One combinator without parameters, one with some, and one whose state grows; tests/reuse_test.py
-# walks all names.
+# One combinator without parameters, one with some, and one whose state grows;
+# tests/mlp_mixer_test.py walks all names.
 @pytest.mark.parametrize(
   ("name", "options"), [("standard", {}), ("gate", {"granularity": "token"}), ("attn_res", {})]
 )

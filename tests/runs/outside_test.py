@@ -28,28 +28,33 @@ def own(name, **options):
   return c
 
 
-@pytest.mark.parametrize("name", ["echo", "resjax_echo:Echo"])
-def test_a_run_is_trained_recorded_and_read(echo, name, tmp_path):
-  """The record of a run imports nothing; an installed package may be named by it."""
-  root = write_text(tmp_path)
-  config = trained.settings(root, tmp_path / "run", name, steps=2, eval_rows=8)
+def trained_and_forgotten(name, folder):
+  """Trains a run, reads it, and forgets the system as another process would not know it."""
+  config = trained.settings(write_text(folder), folder / "run", name, steps=2, eval_rows=8)
   trained.run(config)
-  record = json.loads((tmp_path / "run/run.json").read_text())
+  record = json.loads((folder / "run/run.json").read_text())
   section = outside.section(name)
   assert record["config"]["model"]["residual"][section] == {"decay": 0.5}
   assert record["identity"][f"config.model.residual.{section}.decay"] == 0.5
-  loaded = experiment.load(str(tmp_path / "run"))
-  assert loaded.decoder.residual.name == name
-  registry._REGISTRY.pop(name)  # as in another process
-  if name == "echo":
-    assert experiment.load(str(tmp_path / "run")).decoder.residual.options == {"decay": 0.5}
-    return
-  with pytest.raises(
-    ValueError, match=r"run\.json.*'resjax_echo:Echo' names code.*--import=resjax_"
-  ):
+  decoder = experiment.load(str(folder / "run")).decoder
+  assert decoder.residual.name == name and decoder.residual.options == {"decay": 0.5}
+  registry._REGISTRY.pop(name)
+  return decoder
+
+
+def test_the_record_of_a_run_may_name_an_installed_package(echo, tmp_path):
+  decoder = trained_and_forgotten("echo", tmp_path)
+  assert experiment.load(str(tmp_path / "run")).decoder == decoder
+
+
+def test_the_record_of_a_run_imports_no_class(echo, tmp_path):
+  name = "resjax_echo:Echo"
+  decoder = trained_and_forgotten(name, tmp_path)
+  words = r"run\.json.*'resjax_echo:Echo' names code.*--import=resjax_"
+  with pytest.raises(ValueError, match=words):
     experiment.load(str(tmp_path / "run"))
   combinators.load(name)
-  assert experiment.load(str(tmp_path / "run")).decoder == loaded.decoder
+  assert experiment.load(str(tmp_path / "run")).decoder == decoder
 
 
 def test_options_are_typed_and_checked_as_those_inside(echo):
