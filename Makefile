@@ -5,9 +5,9 @@ RUN = $(VENV)/bin/python
 CONFIG ?= tiny
 # The oldest packages that the base install declares, as jax==0.8.3.
 FLOOR = $(shell sed -n '/^install_requires/,/^$$/s/^  \(.*\)>=/\1==/p' setup.cfg)
-FLOOR_TESTS = tests/combinators tests/interop/linen_test.py tests/interop/linen_stream_test.py tests/models/depth_test.py \
-  tests/models/residual_stream_test.py tests/kernels/depth_attention_test.py \
-  tests/kernels/sources_test.py tests/models/decode_test.py
+FLOOR_TESTS = tests/combinators tests/interop/linen_test.py tests/interop/linen_stream_test.py \
+  tests/models/depth_test.py tests/models/residual_stream_test.py tests/models/decode_test.py \
+  tests/kernels/depth_attention_test.py tests/kernels/sources_test.py
 # As many as there are cores and memory for, see tests/conftest.py.
 WORKERS ?= auto
 # Tests start many processes: each loads what the first one compiled.
