@@ -118,11 +118,12 @@ QUICK = {
   "vision_transformer": ("laurel",),
   "nanodo_linen": ("unet_skips",),
 }
-# Every system runs in a loop and in a scan of others; the other examples run one of each kind.
+# Every system runs in a loop and in a scan of others; the other examples run one of each kind, the
+# one with streams that compiles soonest.
 WITH_ALL = ("vision_transformer", "scanned_linen")
 KINDS = (
   "standard", "gate", "laurel", "deepnorm", "unet_skips", "attn_res", "delta_block_attn_res",
-  "muddformer", "deep_delta", "mhc", "gated_residual",
+  "muddformer", "deep_delta", "hyper_connections", "gated_residual",
 )  # fmt: skip
 CASES = [
   pytest.param(name, kind, marks=() if kind in QUICK.get(name, ()) else pytest.mark.slow)
