@@ -125,7 +125,8 @@ def _prepare() -> None:
   """Lets names that are no UTF-8 be printed, to nowhere if a stream is closed, and Ctrl-C raise."""
   for name in ("stdout", "stderr"):
     if getattr(sys, name) is None:
-      setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115  it lives as long as the process
+      nowhere = os.open(os.devnull, os.O_WRONLY)
+      setattr(sys, name, os.fdopen(nowhere, "w"))  # open as long as the process lives
   for stream in (sys.stdout, sys.stderr):
     if isinstance(stream, io.TextIOWrapper):
       stream.reconfigure(errors="backslashreplace")

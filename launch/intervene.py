@@ -5,7 +5,7 @@
 
 At one layer after another the sites of --sites become x ← alpha x + f(x); all others stay as they
 are, and nothing is trained. The command prints loss and switch of every layer and alpha, and writes
-the figures as JSON, which `launch.analyze --sensitivity=FILE` draws.
+the figures as JSON, which `resjax analyze --sensitivity=FILE` draws.
 configs/ablations/finetune_cuts.py trains from such cuts. The same command in several processes
 measures together; see `resjax.processes.initialize`.
 """

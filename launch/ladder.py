@@ -61,7 +61,7 @@ def main() -> None:
   if not _WORKDIR.value:
     raise ValueError("no sweep; give the folder of one, for example --workdir=runs/ladder_toy")
   jax.config.update("jax_platforms", "cpu")  # runs are read, not trained
-  folder = locations.path(_WORKDIR.value, "--sweep", writable=True)
+  folder = locations.path(_WORKDIR.value, "--workdir", writable=True)
   points, unfinished = _read(folder)
   console = terminal.console()
   for line in unfinished:

@@ -89,14 +89,17 @@ def require_shared_workdir(command: Sequence[str], shared: Sequence[str], otherw
     ValueError: the workdir is on the disk of a single host.
   """
   workdir = _workdir(command)
-  if workdir is None or workdir.startswith("gs://"):
-    return
-  if any(f"{workdir}/".startswith(f"{folder.rstrip('/')}/") for folder in shared if folder):
+  if workdir is None or workdir.startswith("gs://") or is_under(workdir, shared):
     return
   raise ValueError(
     f"config.workdir={workdir!r} is on the disk of one host; set --config.workdir=gs://BUCKET/RUN, "
     f"or {otherwise}"
   )
+
+
+def is_under(path: str, folders: Sequence[str]) -> bool:
+  """Returns whether a path is one of some folders or lies in one; empty names are no folders."""
+  return any(f"{path}/".startswith(f"{folder.rstrip('/')}/") for folder in folders if folder)
 
 
 def environment(settings: Sequence[str]) -> dict[str, str]:

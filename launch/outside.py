@@ -7,6 +7,8 @@ from absl import flags
 from ml_collections import ConfigDict
 from ml_collections.config_flags import config_flags
 
+from resjax.runs import outside_options
+
 _IMPORT = flags.DEFINE_multi_string(
   "import",
   [],
@@ -40,21 +42,16 @@ class ConfigParser(config_flags.ConfigFileFlagParser):
   def parse(self, path: str) -> ConfigDict:
     """Returns the config of FILE[:ARGUMENT]."""
     config = super().parse(path)
-    residual = config.get("model", {}).get("residual") if isinstance(config, ConfigDict) else None
-    if not isinstance(residual, ConfigDict):
+    residual = outside_options.residual_of(config)
+    if residual is None:
       return config
     name = (_given(_NAME) or [residual.get("name")])[-1]
-    if isinstance(name, str) and name not in residual:
-      # A system of resjax needs nothing of this, which takes a second to import.
-      from resjax import combinators
-
+    if isinstance(name, str) and name not in residual:  # else it is a system of resjax
       _load(_given("import"))
       try:
-        found = combinators.missing_section(residual, name)
+        outside_options.add(residual, name)
       except ValueError as error:  # absl would say that --config is wrong
         raise flags.Error(f"{_NAME}: {error}") from error
-      with residual.unlocked():
-        residual.update(found)
     return config
 
 

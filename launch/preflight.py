@@ -104,7 +104,7 @@ def _sources(data: DataConfig, hardware: Hardware) -> _Findings:
     remote = "://" in source or source.startswith(("tfds:", "synthetic:")) or data.built
     if remote or source == "python-stdlib" or hardware.sees_here:
       yield Finding("source", finding.ok, f"{finding.what}: {finding.text}")
-    elif _is_under(source, hardware.shared):
+    elif launcher_args.is_under(source, hardware.shared):
       yield Finding("source", None, f"{setting}={source} is on a disk that only the hosts see")
     else:
       copy = f"gcloud storage cp --recursive {shlex.quote(source)} gs://BUCKET/text"
@@ -124,7 +124,3 @@ def _bucket(path: str, setting: str) -> _Findings:
   make = f"make it with `gcloud storage buckets create {bucket}`"
   text = f"{found.text}; {make}" if found.ok is False else found.text
   yield Finding("bucket", found.ok, f"{setting}={path}: {text}")
-
-
-def _is_under(path: str, folders: Sequence[str]) -> bool:
-  return any(f"{path}/".startswith(f"{folder.rstrip('/')}/") for folder in folders if folder)

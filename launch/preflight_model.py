@@ -23,7 +23,7 @@ class Hardware:
 
   Attributes:
     devices: the number of JAX devices; 0: nobody has said.
-    topology: the name by which launch.aot knows them, or one slice of them; empty: it knows none.
+    topology: the name by which resjax aot knows them, or one slice of them; empty: it knows none.
     num_slices: how many such slices there are.
     shared: folders that all hosts see, and this machine perhaps not.
     sees_here: whether the hosts see the files of this machine.

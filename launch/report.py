@@ -45,18 +45,18 @@ def _kind(folder: Location) -> Callable[[Location], str]:
     ValueError: the folder holds neither a run nor the results of a sweep.
   """
   # --help and mistakes need no matplotlib.
-  from resjax.sweeps import sweep_page
+  from resjax.sweeps import sweep_page, table
   from resjax.train import run_page
 
   if not folder.exists():
     raise ValueError(f"there is no folder {folder}; name one of a run or of a sweep")
   if (folder / workdir.RECORD).exists():
     return lambda place: run_page.page(place, base.get_config().to_dict())
-  if (folder / sweep_page.FILE).exists():
+  if (folder / table.FILE_NAME).exists():
     return sweep_page.page
   raise ValueError(
     f"{folder} holds neither a run ({workdir.RECORD}) nor the results of a sweep "
-    f"({sweep_page.FILE}, which resjax sweep writes when it ends, and with --collect)"
+    f"({table.FILE_NAME}, which resjax sweep writes when it ends, and with --collect)"
   )
 
 

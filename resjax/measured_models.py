@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+import itertools
 import json
 import pathlib
 from collections.abc import Collection, Iterable
@@ -53,6 +54,12 @@ class Subject:
         f"the tokenizer of {self.name} has {known} tokens, its embedding {rows} rows; give the "
         "tokenizer that the model was trained with"
       )
+
+
+def free_name(name: str, taken: Collection[str]) -> str:
+  """Returns the name of a model, with a number behind it where another one has the name."""
+  numbered = (f"{name} ({number})" for number in itertools.count(2))
+  return next(one for one in itertools.chain([name], numbered) if one not in taken)
 
 
 def fingerprint(decoder: Decoder) -> str:

@@ -110,6 +110,11 @@ def say(console: Console, text: str) -> None:
   console.print(text, markup=False, highlight=False, soft_wrap=not console.is_terminal)
 
 
+def number(value: float | None, form: str) -> str:
+  """Returns a number in a form such as `.4f` for a cell of a table, which None leaves empty."""
+  return "" if value is None else format(value, form)
+
+
 def text_of(show: Callable[[Console], object]) -> str:
   """Returns what a function prints on a console of 80 columns, without empty lines at its ends."""
   shown = io.StringIO()

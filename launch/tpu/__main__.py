@@ -96,7 +96,7 @@ def _resource() -> commands.Resource:
 def _request() -> commands.Request:
   tpu = slices.resolve(_TOPOLOGY.value)
   if not tpu.generation.runtime:
-    raise ValueError(f"--topology={_TOPOLOGY.value} is not a Cloud TPU VM; see launch.gke")
+    raise ValueError(f"--topology={_TOPOLOGY.value} is not a Cloud TPU VM; see resjax gke")
   return commands.Request(
     tpu=tpu,
     num_slices=_NUM_SLICES.value,

@@ -17,7 +17,7 @@ from resjax.analysis.report.results import Results
 from resjax.analysis.sensitivity import Sensitivity
 from resjax.data.eval_text import MeasuredText
 from resjax.locations import Location
-from resjax.measured_models import Subject
+from resjax.measured_models import Subject, free_name
 
 _SHOWN = 48  # how many tokens of the data the table shows where no text is given
 
@@ -178,8 +178,7 @@ def _named_apart(models: Sequence[Subject]) -> list[Subject]:
   """Returns the models with names that differ; equal names get numbers."""
   found: list[Subject] = []
   for subject in models:
-    same = sum(subject.name == other.name for other in models[: len(found)])
-    name = f"{subject.name} ({same + 1})" if same else subject.name
+    name = free_name(subject.name, [other.name for other in found])
     found.append(dataclasses.replace(subject, name=name))
   return found
 

@@ -172,7 +172,7 @@ class Pretrained(Model):
     return f"<Pretrained {self._subject.name}: {self._subject.decoder.config.residual.name}>"
 
   def subject(self) -> Subject:
-    """Returns the model."""
+    """See `Model.subject`. The model was loaded when this was made."""
     return self._subject
 
 

@@ -17,7 +17,7 @@ from resjax.evaluation.corpora import Corpus
 from resjax.evaluation.estimates import Estimate
 from resjax.evaluation.texts import Measured, Model, Report, measure, summarise
 from resjax.locations import Location
-from resjax.measured_models import Subject
+from resjax.measured_models import Subject, free_name
 from resjax.runs import workdir
 
 _PACKAGES = ("resjax", "jax", "jaxlib", "flax", "tokenizers", "numpy", "lm_eval")
@@ -172,9 +172,8 @@ def _again(texts: Sequence[Corpus], stride: int) -> list[Corpus]:
 
 def _model(subject: Subject, config: ScoringConfig, names: Sequence[str]) -> Model:
   """Returns a model as it is scored, with a name that none of the others has."""
-  same = sum(name == subject.name or name.startswith(f"{subject.name} (") for name in names)
   return Model(
-    f"{subject.name} ({same + 1})" if same else subject.name,
+    free_name(subject.name, names),
     subject.decoder,
     subject.tokenizer,
     config.max_length or subject.seq_len,

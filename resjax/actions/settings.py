@@ -4,13 +4,14 @@ import difflib
 import importlib.util
 import inspect
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from ml_collections import ConfigDict
 
-from resjax import combinators, shipped
+from resjax import shipped
+from resjax.runs import alike, outside_options
 
 Overrides = Mapping[str, Any]
 
@@ -39,9 +40,10 @@ def read_config(
     config = ConfigDict(dict(source))
   else:
     config = _from_file(os.fspath(source))
-  residual = _residual(config)
-  chosen = {} if residual is None else {_COMBINATOR: residual.get("name")}
-  return overridden(config, {**chosen, **overrides})
+  residual = outside_options.residual_of(config)
+  # The user's own config may choose a combinator from outside, as overrides may.
+  own = {} if residual is None or "name" not in residual else {_COMBINATOR: residual.name}
+  return overridden(config, {**own, **overrides})
 
 
 def overridden(config: ConfigDict, overrides: Overrides) -> ConfigDict:
@@ -58,7 +60,7 @@ def overridden(config: ConfigDict, overrides: Overrides) -> ConfigDict:
   """
   _check_mapping(overrides)
   config = config.copy_and_resolve_references()
-  values = dict(_flat(overrides))
+  values = alike.flat(overrides)
   _add_options(config, values.get(_COMBINATOR))
   config.lock()
   for name, value in values.items():
@@ -75,32 +77,15 @@ def _check_mapping(overrides: Any) -> None:
     raise ValueError(f"overrides={overrides!r}; give a mapping, such as {{'train.steps': 20}}")
 
 
-def _flat(overrides: Overrides, path: str = "") -> Iterator[tuple[str, Any]]:
-  for name, value in overrides.items():
-    if isinstance(value, Mapping):
-      yield from _flat(value, f"{path}{name}.")
-    else:
-      yield f"{path}{name}", value
-
-
 def _add_options(config: ConfigDict, name: Any) -> None:
   """Adds the options of a combinator from outside, which no config file has."""
-  residual = _residual(config)
+  residual = outside_options.residual_of(config)
   if residual is None or not isinstance(name, str):
     return
   try:
-    found = combinators.missing_section(residual, name)
+    outside_options.add(residual, name)
   except ValueError as error:
     raise ValueError(f"config.{_COMBINATOR}: {error}") from None
-  with residual.unlocked():
-    residual.update(found)
-
-
-def _residual(config: ConfigDict) -> ConfigDict | None:
-  """Returns the section of the combinator, None where there is none."""
-  model = config.get("model")
-  residual = model.get("residual") if isinstance(model, ConfigDict) else None
-  return residual if isinstance(residual, ConfigDict) else None
 
 
 def _from_file(source: str) -> ConfigDict:

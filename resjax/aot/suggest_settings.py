@@ -34,7 +34,7 @@ class Try:
 
   @property
   def flags(self) -> str:
-    """The settings as flags of launch.train."""
+    """The settings as flags of resjax train."""
     return f"--config.model.remat={self.remat} --config.train.microbatches={self.microbatches}"
 
 

@@ -1,4 +1,4 @@
-"""Prints the results of launch.aot on the terminal."""
+"""Prints the results of resjax aot on the terminal."""
 
 import dataclasses
 from collections.abc import Sequence

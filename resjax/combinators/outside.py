@@ -31,7 +31,7 @@ def section(name: str) -> str:
 
 
 def import_class(name: str) -> type[Combinator]:
-  """Imports a class.
+  """Returns the class of a name, after importing its module, which runs its code.
 
   Args:
     name: `module:Class`, such as my_package.gates:MyGate.

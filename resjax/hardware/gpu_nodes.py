@@ -32,12 +32,12 @@ class GpuNodes:
 
   @property
   def node_devices(self) -> int:
-    """Number of GPUs of a node."""
+    """How many of the GPUs are in one node: all of them, if they are fewer than it has."""
     return min(self.devices, NODE_GPUS)
 
   @property
   def nodes(self) -> int:
-    """Number of nodes."""
+    """How many nodes hold the GPUs; a part of a node counts as one."""
     return self.devices // self.node_devices
 
 

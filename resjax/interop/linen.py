@@ -110,9 +110,8 @@ class Layers(linen.Module):
     if self.is_initializing():
       keys = jax.random.split(self.make_rng("params"), stream.combinator.num_layers)
       drawn = jax.vmap(lambda key: block.init(key, stream, *context)["params"])(keys)
-      for name, value in meta.add_axis(
-        drawn, 0, {meta.PARTITION_NAME: self.partition_name}
-      ).items():
+      stacked = meta.add_axis(drawn, 0, {meta.PARTITION_NAME: self.partition_name})
+      for name, value in stacked.items():
         self.put_variable("params", name, value)
 
     def run_block(row: PyTree, stream: ResidualStream, *context: PyTree) -> ResidualStream:

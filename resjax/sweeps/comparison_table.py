@@ -96,7 +96,7 @@ def _costs(comparison: Comparison, console: Console) -> None:
     ratios: tuple[float | None, ...] = ()
     if name in rows:
       ratios = (rows[name].speed_ratio, rows[name].memory_ratio, rows[name].flops_ratio)
-    table.add_row(name, parameters, *(_number(ratio, ".3f") for ratio in ratios))
+    table.add_row(name, parameters, *(terminal.number(ratio, ".3f") for ratio in ratios))
   console.print(table)
 
 
@@ -108,7 +108,7 @@ def _table(headings: Sequence[str]) -> terminal.Table:
 
 
 def _reached(arm: Arm) -> tuple[str, str]:
-  return str(arm.seeds), _number(arm.mean, ".4f")
+  return str(arm.seeds), terminal.number(arm.mean, ".4f")
 
 
 def _found(row: Row) -> list[str]:
@@ -141,7 +141,3 @@ def _p_value(difference: Difference) -> str:
   if difference.holm is None:
     return ""
   return "<0.001" if difference.holm < 0.001 else f"{difference.holm:.3f}"
-
-
-def _number(value: float | None, form: str) -> str:
-  return "" if value is None else format(value, form)

@@ -8,7 +8,8 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from resjax import combinators, locations
+from resjax import locations
+from resjax.runs import alike, outside_options
 
 _OPTIONS = "model.residual."
 _SYSTEM = f"{_OPTIONS}name"
@@ -93,7 +94,7 @@ def make_run(
   """
   config = config.copy_and_resolve_references()
   no_system = _add_system(config, overrides.get(_SYSTEM))
-  settings = list(_settings(config.to_dict()))
+  settings = list(alike.flat(config.to_dict()))
   for key in overrides:
     if key not in settings and no_system and key.startswith(_OPTIONS):
       raise ValueError(f"run {arm!r}: {no_system}")
@@ -117,19 +118,8 @@ def _add_system(config: ConfigDict, name: Any) -> str:
   """
   if not isinstance(name, str):
     return ""
-  residual = config.model.residual
   try:
-    found = combinators.missing_section(residual, name)
+    outside_options.add(config.model.residual, name)
   except ValueError as error:
     return str(error)
-  with residual.unlocked():
-    residual.update(found)
   return ""
-
-
-def _settings(values: Mapping[str, Any], prefix: str = "") -> Iterable[str]:
-  for key, value in values.items():
-    if isinstance(value, Mapping):
-      yield from _settings(value, f"{prefix}{key}.")
-    else:
-      yield f"{prefix}{key}"

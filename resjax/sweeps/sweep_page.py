@@ -3,14 +3,12 @@
 import dataclasses
 from collections.abc import Iterator, Sequence
 
-from resjax import typed_json
+from resjax import terminal, typed_json
 from resjax.analysis.report import parts
 from resjax.locations import Location
 from resjax.sweeps import comparison_plots, comparison_table, results, table
 from resjax.sweeps.comparison import UNDECIDED, Comparison, Row
 from resjax.sweeps.results import Result
-
-FILE = "results.json"  # what `table.save` writes
 
 _MOST_ANSWERS = 4  # contrasts on the first screen of a telephone
 _HEADINGS = ("run", "bits per byte", "loss", "parameters", "tokens/s", "step", "status")
@@ -29,9 +27,9 @@ def page(folder: Location) -> str:
     FileNotFoundError: they were not.
     ValueError: they are damaged.
   """
-  found = typed_json.read(folder / FILE, _File)
+  found = typed_json.read(folder / table.FILE_NAME, _File)
   if not found.runs:
-    raise ValueError(f"{folder / FILE} holds no runs")
+    raise ValueError(f"{folder / table.FILE_NAME} holds no runs")
   begun = [run for run in found.runs if run.status != results.NOT_RUN]
   sections = [
     parts.section("plots", "Plots", parts.figures(_figures(found))),
@@ -118,5 +116,5 @@ def _row(run: Result) -> tuple[str, ...]:
     (run.num_parameters, ",d"),
     (run.tokens_per_second, ",.0f"),
   )
-  cells = ("" if value is None else format(value, form) for value, form in numbers)
+  cells = (terminal.number(value, form) for value, form in numbers)
   return run.name, *cells, f"{run.step:,}", run.status

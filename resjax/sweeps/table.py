@@ -18,6 +18,7 @@ from resjax.locations import Location
 from resjax.sweeps.comparison import Comparison
 from resjax.sweeps.results import DONE, Result, mean_of_seeds
 
+FILE_NAME = "results.json"
 # The panels of the plot: the label and the attribute of `Result` that it shows.
 _PANELS = {
   plots.FINAL: "bits_per_byte",
@@ -38,11 +39,11 @@ def show(results: Sequence[Result], console: Console) -> None:
     table.add_row(
       r.name,
       "" if r.num_parameters is None else f"{r.num_parameters / 1e6:.3f}M",
-      _number(r.loss, ".3f"),
-      _number(r.bits_per_byte, ".4f"),
-      _number(r.delta(results[0]), "+.4f"),
-      _number(r.tokens_per_second, ".0f"),
-      _number(r.state_bytes_per_token, "d"),
+      terminal.number(r.loss, ".3f"),
+      terminal.number(r.bits_per_byte, ".4f"),
+      terminal.number(r.delta(results[0]), "+.4f"),
+      terminal.number(r.tokens_per_second, ".0f"),
+      terminal.number(r.state_bytes_per_token, "d"),
       str(r.step),
       r.status,
     )
@@ -71,10 +72,6 @@ def show_errors(results: Sequence[Result], console: Console) -> None:
       terminal.say(console, f"{r.name} failed: {r.error}")
 
 
-def _number(value: float | None, form: str) -> str:
-  return "" if value is None else format(value, form)
-
-
 def save(
   results: Sequence[Result], folder: Location, comparison: Comparison | None = None
 ) -> list[Location]:
@@ -90,7 +87,7 @@ def save(
   rows = [
     dataclasses.asdict(r) | {"delta_bits_per_byte": r.delta(references[r.seed])} for r in results
   ]
-  as_json, as_csv = folder / "results.json", folder / "results.csv"
+  as_json, as_csv = folder / FILE_NAME, folder / "results.csv"
   content: dict[str, Any] = {"reference": results[0].arm, "runs": rows}
   if comparison is not None:
     content["comparison"] = dataclasses.asdict(comparison)

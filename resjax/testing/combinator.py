@@ -6,7 +6,10 @@ from typing import Any
 
 from resjax import combinators
 from resjax.combinators import Combinator
-from resjax.testing.checks import CHECKS, Subject
+from resjax.testing.checks import CHECKS, Check
+from resjax.testing.subject import Subject
+
+_MOST = 400  # characters of a failure: JAX would fill pages
 
 
 def check_combinator(
@@ -59,7 +62,7 @@ def check_combinator(
     raise AssertionError("\n".join([f"{title}: {count}", *failures]))
 
 
-def _failure(check: Callable[[Subject], None], subject: Subject) -> str:
+def _failure(check: Check, subject: Subject) -> str:
   """Returns why a check fails in one line, or nothing."""
   try:
     check(subject)
@@ -75,8 +78,5 @@ def _one_line(error: Exception) -> str:
   return text if len(text) <= _MOST else f"{text[:_MOST]}..."
 
 
-def _first_line(check: Callable[[Subject], None]) -> str:
+def _first_line(check: Check) -> str:
   return (check.__doc__ or "").partition("\n")[0].rstrip(".")
-
-
-_MOST = 400  # characters of a failure: JAX would fill pages

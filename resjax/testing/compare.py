@@ -7,6 +7,8 @@ import numpy as np
 
 from resjax.typing import PyTree
 
+ALIKE = 1e-5  # relative, in float32, for what a norm makes equal up to its eps
+
 
 def norm(x: object) -> float:
   """Returns the L2 norm of an array, computed in float64."""

@@ -12,7 +12,7 @@ from resjax.analysis.report.alignment_figures import TRAJECTORIES
 from resjax.locations import Location
 from resjax.records import time_ledger
 from resjax.records.metrics_log import FILE_NAME, read_metrics
-from resjax.runs import workdir
+from resjax.runs import alike, workdir
 from resjax.runs.workdir import Record
 from resjax.train.end_of_run import SAMPLE
 from resjax.train.evaluate import SPLIT
@@ -120,7 +120,7 @@ def _settings(config: Mapping[str, Any], base: Mapping[str, Any]) -> str:
 
   Options of residual systems and of sharding rules that the run does not use are left out.
   """
-  own, usual = dict(_flat(config)), dict(_flat(base))
+  own, usual = _settings_of(config), _settings_of(base)
   rows = [
     (name, _text(value), _text(usual[name]) if name in usual else "none")
     for name, value in own.items()
@@ -130,13 +130,10 @@ def _settings(config: Mapping[str, Any], base: Mapping[str, Any]) -> str:
   return parts.section("settings", "Settings that are not those of the base", table)
 
 
-def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-  """Yields the dotted name and the value of each setting, in which tuples are lists, as in JSON."""
-  for key, value in values.items():
-    if isinstance(value, Mapping) and value:
-      yield from _flat(value, f"{prefix}{key}.")
-    else:
-      yield f"{prefix}{key}", list(value) if isinstance(value, tuple) else value
+def _settings_of(config: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns the values of settings by dotted name, in which tuples are lists, as in JSON."""
+  found = alike.flat(config)
+  return {key: list(v) if isinstance(v, tuple) else v for key, v in found.items()}
 
 
 def _is_used(name: str, settings: Mapping[str, Any]) -> bool:

@@ -7,7 +7,7 @@ import numpy as np
 from flax import nnx
 
 from resjax import combinators
-from resjax.testing import CHECKS, checks, toy
+from resjax.testing import CHECKS, claims, layers, tokens, toy
 from resjax.testing.compare import relative_errors
 from tests.helpers import walks
 from tests.helpers.systems import CASES, STANDARD_AT_INIT
@@ -29,27 +29,27 @@ def test_every_registered_name_has_cases():
 
 @walks.one_case_each()
 def test_python_loop_of_depth_run_is_the_loop_by_hand(case):
-  checks.loop(walks.subject(case))
+  layers.loop(walks.subject(case))
 
 
 @walks.one_case_each(quick=FORMS)
 def test_python_loop_with_remat_is_the_loop_by_hand(case):
-  checks.loop_with_remat(walks.subject(case))
+  layers.loop_with_remat(walks.subject(case))
 
 
 @walks.first_cases(SCANNED, quick=FORMS)
 def test_scan_with_remat_is_the_loop_by_hand(case):
-  checks.scan_with_remat(walks.subject(case))
+  layers.scan_with_remat(walks.subject(case))
 
 
 @walks.one_case_each(SCANNED)
 def test_scan_is_the_loop_by_hand(case):
-  checks.scan(walks.subject(case))
+  layers.scan(walks.subject(case))
 
 
 @walks.one_case_each(SCANNED, quick=FORMS)
 def test_scan_that_keeps_products_is_the_loop_by_hand(case):
-  checks.scan_that_keeps_products(walks.subject(case))
+  layers.scan_that_keeps_products(walks.subject(case))
 
 
 def test_a_loop_alone_is_for_those_that_no_scan_can_run():
@@ -59,24 +59,24 @@ def test_a_loop_alone_is_for_those_that_no_scan_can_run():
 
 @walks.first_cases()
 def test_random_parameters_all_have_gradients(case):
-  checks.gradients(walks.subject(case))
+  layers.gradients(walks.subject(case))
 
 
 @walks.first_cases(tuple(case for case in CASES if case.learns_at_init))
 def test_queries_and_gates_learn_from_the_first_step(case):
   subject = walks.subject(case)
   _, (params, _, _) = subject.by_hand(*subject.network(subject.fresh()))
-  checks.check_dead(params, case.dead, case.learns_at_init)
+  layers.check_dead(params, case.dead, case.learns_at_init)
 
 
 @walks.first_cases()
 def test_bfloat16_activations_and_float32_parameters(case):
-  checks.bfloat16(walks.subject(case))
+  layers.bfloat16(walks.subject(case))
 
 
 @walks.first_cases()
 def test_parameters_and_state_bytes_and_flops_are_counted(case):
-  checks.counts(walks.subject(case))
+  claims.counts(walks.subject(case))
 
 
 @walk
@@ -88,32 +88,32 @@ def test_number_of_parameters(case):
 
 @walk
 def test_decayed_and_per_layer_parameters_exist(case):
-  checks.declarations(walks.subject(case))
+  claims.declarations(walks.subject(case))
 
 
 @walks.one_case_each(quick=FORMS)
 def test_shapes_and_sizes_are_those_of_the_protocol(case):
-  checks.protocol(walks.subject(case))
+  claims.protocol(walks.subject(case))
 
 
 @walks.one_case_each(all_of=MIX_TOKENS)
 def test_causal_and_without_a_cache_token_local(case):
-  checks.causal(walks.subject(case, num_layers=2))
+  tokens.causal(walks.subject(case, num_layers=2))
 
 
 @walks.one_case_each(all_of=MIX_TOKENS, quick=MIX_TOKENS)
 def test_tokens_in_chunks_are_all_tokens(case):
-  checks.decoding(walks.subject(case))
+  tokens.decoding(walks.subject(case))
 
 
 @walks.one_case_each(quick=("block_attn_res",))
 def test_two_devices_compute_what_one_does(case):
-  checks.mesh(walks.subject(case))
+  layers.mesh(walks.subject(case))
 
 
 @walks.one_case_each(quick=("block_attn_res", "x0_residual"))
 def test_the_output_after_the_last_site_is_the_output(case):
-  checks.early_output(walks.subject(case))
+  claims.early_output(walks.subject(case))
 
 
 def test_relative_error_sees_one_wrong_leaf():
@@ -124,4 +124,5 @@ def test_relative_error_sees_one_wrong_leaf():
 
 def test_no_check_is_left_out_here():
   tests = "".join(path.read_text() for path in Path(__file__).parent.glob("*_test.py"))
-  assert {name for name in CHECKS if f"checks.{name}(" in tests} == set(CHECKS)
+  rooms = {name: check.__module__.rpartition(".")[2] for name, check in CHECKS.items()}
+  assert {name for name, room in rooms.items() if f"{room}.{name}(" in tests} == set(CHECKS)

@@ -2,7 +2,7 @@
 
 import functools
 
-from resjax.testing import checks, toy
+from resjax.testing import claims, toy
 from resjax.testing.compare import assert_close, relative_errors
 from tests.helpers import walks
 from tests.helpers.systems import STANDARD_AT_INIT
@@ -13,24 +13,24 @@ X = toy.embeddings()
 @functools.cache
 def of_standard(num_layers):
   made = toy.build("standard", {}, num_layers=num_layers)
-  return toy.jitted(checks.normed_output, made, toy.layers(num_layers), X)
+  return toy.jitted(claims.normed_output, made, toy.layers(num_layers), X)
 
 
 @walks.first_cases(STANDARD_AT_INIT)
 def test_fresh_combinator_is_standard(case):
   assert walks.subject(case).abstract().equals_standard_at_init
-  checks.init(walks.subject(case))
+  claims.init(walks.subject(case))
 
 
 @walks.first_cases(tuple(case for case in STANDARD_AT_INIT if case.learns_at_init))
 def test_the_same_combinator_with_moved_parameters_is_not(case):
   num_layers = walks.num_layers(case)
   moved = toy.build(case.name, case.options, num_layers=num_layers)
-  y, _ = toy.jitted(checks.normed_output, moved, toy.layers(num_layers), X)
+  y, _ = toy.jitted(claims.normed_output, moved, toy.layers(num_layers), X)
   assert relative_errors(y, of_standard(num_layers)[0])[""] > 1e-2
 
 
-# Of those with home streams some read the stream itself; `checks.init` is for all that need none.
+# Of those with home streams some read the stream itself; `claims.init` is for all that need none.
 NEED_NORMS = tuple(
   case
   for case in STANDARD_AT_INIT
@@ -41,7 +41,7 @@ NEED_NORMS = tuple(
 @walks.first_cases(NEED_NORMS)
 def test_who_needs_norms_before_branches_is_not_standard_without(case):
   """A read must be the stream itself: a multiple of it is not enough."""
-  got, want = checks.outputs_without_norms(walks.subject(case))
+  got, want = claims.outputs_without_norms(walks.subject(case))
   assert relative_errors(got, want)[""] > 1e-3
 
 

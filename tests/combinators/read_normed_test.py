@@ -5,7 +5,7 @@ import pytest
 
 from resjax.combinators import Combinator, PreNorm, registry
 from resjax.combinators.depth_reader import DepthReader
-from resjax.testing import checks
+from resjax.testing import layers
 from tests.helpers import walks
 from tests.helpers.systems import CASES
 
@@ -39,8 +39,8 @@ def check(case, monkeypatch, *, fuses):
   monkeypatch.setattr(PreNorm, "__call__", lambda *args: (unfused.append(args), called(*args))[1])
   made, *arrays = walks.subject(case).network()
   with jax.enable_x64(True):
-    jax.eval_shape(lambda: checks.with_fused_norms(made, *arrays))
+    jax.eval_shape(lambda: layers.with_fused_norms(made, *arrays))
   # A read with options that no kernel of depth attention covers.
   in_plain_jax = fuses and isinstance(made, DepthReader) and made.scores.plain != ""
   assert bool(unfused) == (in_plain_jax or not fuses)
-  checks.fused_norms(walks.subject(case))
+  layers.fused_norms(walks.subject(case))

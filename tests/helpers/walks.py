@@ -5,7 +5,8 @@ import functools
 import pytest
 
 from resjax import combinators
-from resjax.testing import checks, toy
+from resjax.testing import toy
+from resjax.testing.subject import Subject
 from tests.helpers.systems import CASES
 
 _ALL = combinators.names()
@@ -55,7 +56,7 @@ def is_first(case):
 @functools.cache
 def subject(case, num_layers=None):
   """What the checks of resjax.testing check; one for all tests, which share what it expects."""
-  return checks.Subject(
+  return Subject(
     functools.partial(combinators.build, case.name, scaled_init=True, **case.options),
     num_layers or (3 if is_first(case) else 5),
     case.dead,

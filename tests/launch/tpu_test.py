@@ -199,7 +199,7 @@ def test_stop_and_delete(cloud):
     (("create", "--name=run1", *SLICE), "--zone is missing"),
     (("create", *NAME, "--topology=v5litepod-17"), "v5e has v5litepod-1 (1x1), v5litepod-4 (2x2)"),
     (("create", *NAME, "--topology=h100"), "--topology=h100 is not a TPU slice"),
-    (("create", *NAME, "--topology=tpu7x-8"), "not a Cloud TPU VM; see launch.gke"),
+    (("create", *NAME, "--topology=tpu7x-8"), "not a Cloud TPU VM; see resjax gke"),
     (("create", *NAME, *SLICE, "--tier=cheap"), "--tier"),
     (("create", *NAME, *SLICE, "--bogus=1"), "bogus"),
     (("install", *NAME, "--", "true"), "install runs no command"),

@@ -48,9 +48,8 @@ def write(results: Sequence[Results], folder: Location, *, titles: bool = False)
   def save(drawn: Drawn) -> None:
     plots.save(drawn.figure, folder / PLOTS / f"{drawn.name}.png", titles=titles)
 
-  locations.write_text(
-    folder / NUMBERS, to_json(results)
-  )  # First, since only this is hard to get again.
+  # The numbers come first, since they alone are hard to get again.
+  locations.write_text(folder / NUMBERS, to_json(results))
   for number, one in enumerate(results, 1):
     if one.heat is not None:  # The page shows this one as a table.
       figure = heat_figure(one.heat, one.alignment.model)
@@ -77,9 +76,7 @@ def page(results: Sequence[Results], on_figure: Callable[[Drawn], None]) -> str:
   if len(results) > 1:
     figures = embed(sections.of_all([one.alignment for one in results]))
     note = "The axis is the relative depth. A ring on a line marks the switch of that model."
-    parts.append(
-      f'<section id="all"><h2>All models</h2>\n<p class="facts">{note}</p>\n{figures}</section>'
-    )
+    parts.append(html.section("all", "All models", f'<p class="facts">{note}</p>\n', figures))
   parts += [_model(one, number, embed) for number, one in enumerate(results, 1)]
   lead = "\n".join(
     html.answer(one.alignment.model, depth_positions.answer(one.alignment)) for one in results

@@ -1,0 +1,30 @@
+"""The options of a combinator from outside, in a config whose file does not have them."""
+
+from typing import Any
+
+from ml_collections import ConfigDict
+
+
+def residual_of(config: Any) -> ConfigDict | None:
+  """Returns the section config.model.residual, None where there is none."""
+  section = config
+  for name in ("model", "residual"):
+    section = section[name] if isinstance(section, ConfigDict) and name in section else None
+  return section if isinstance(section, ConfigDict) else None
+
+
+def add(residual: ConfigDict, name: str) -> None:
+  """Adds the section of the combinator that a user chooses, see `combinators.missing_section`.
+
+  Args:
+    residual: config.model.residual, which is changed; it may be locked.
+    name: the system.
+
+  Raises:
+    ValueError: there is no such combinator, or it cannot be imported.
+  """
+  from resjax import combinators  # takes a second, which a config of resjax need not wait for
+
+  found = combinators.missing_section(residual, name)
+  with residual.unlocked():
+    residual.update(found)

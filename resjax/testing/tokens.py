@@ -1,0 +1,76 @@
+"""Checks of what a combinator does among tokens: none sees a later one, also token by token."""
+
+import functools
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from resjax.combinators import TokenContext
+from resjax.models import depth
+from resjax.testing import toy
+from resjax.testing.compare import ALIKE, assert_close
+from resjax.testing.subject import Subject
+from resjax.typing import PyTree
+
+
+def causal(subject: Subject) -> None:
+  """No output depends on a later token; without a `decode_cache` tokens are kept apart."""
+  found = tokens_seen(subject, mixes=True)
+  assert (found[np.triu_indices(toy.T, 1)] == 0).all(), "an output depends on a later token"
+  assert (found[np.tril_indices(toy.T)] > 0).all(), "an output misses an earlier token"
+  local = tokens_seen(subject, mixes=False)
+  mixes = subject.abstract().decode_cache(1, "float32") is not None
+  assert (local.diagonal() > 0).all(), "an output does not depend on its own token"
+  seen = bool((local[~np.eye(toy.T, dtype=bool)] > 0).any())
+  assert seen == mixes, (
+    "it mixes tokens and has no decode_cache, which decoding needs"
+    if seen
+    else "it has a decode_cache and mixes no tokens"
+  )
+
+
+def tokens_seen(subject: Subject, *, mixes: bool) -> np.ndarray:
+  """Returns the largest |d output of token t / d input of token s| [T, T].
+
+  Args:
+    subject: what is checked.
+    mixes: whether the branches mix tokens, causally.
+  """
+  x = toy.embeddings()[:1]
+  return np.abs(_jacobian(subject)(x, mixes)).max(axis=(1, 2, 4))
+
+
+@functools.lru_cache(maxsize=1)
+def _jacobian(subject: Subject) -> Callable[..., jax.Array]:
+  made, layers = subject.moved(), toy.layers(subject.num_layers)
+
+  def output(x: jax.Array, mixes: jax.Array) -> jax.Array:
+    branch = functools.partial(toy.branch, mix_tokens=mixes)
+    return toy.by_hand(made, layers, x, branch)[0]
+
+  return jax.jit(jax.jacrev(output))
+
+
+def decoding(subject: Subject) -> None:
+  """Tokens in chunks, each with the cache of those before, give what all give together."""
+  made, (layers, x) = subject.moved(), subject.inputs()
+  branch = functools.partial(toy.token_local_branch, pre_norm=made.pre_norm)
+  graphdef, state = nnx.split(made)
+
+  @jax.jit
+  def some(state: PyTree, x: jax.Array, cache: PyTree) -> tuple[jax.Array, PyTree]:
+    made, tokens = nnx.merge(graphdef, state), TokenContext(jnp.ones(x.shape[:2], jnp.int32), cache)
+    unroll = made.strategy == "loop"
+    last, _ = depth.run_layers(made, layers, x, branch, tokens=tokens, unroll=unroll)
+    return made.final(last), made.next_cache(last)
+
+  want, _ = some(state, x, made.decode_cache(toy.B, x.dtype))
+  cache, parts = made.decode_cache(toy.B, x.dtype), []
+  for start, end in ((0, 2), (2, 3), (3, toy.T)):
+    out, cache = some(state, x[:, start:end], cache)
+    parts.append(out)
+  assert_close(jnp.concatenate(parts, axis=1), want, ALIKE)
+  assert_close(want, toy.run(made, layers, x, toy.token_local_branch, unroll=True), ALIKE)
