@@ -159,6 +159,17 @@ def residual() -> dict:
   """The combinator's name, and the options of each combinator under its name."""
   return {
     "name": "standard",
+    **one_stream(),
+    **attention_over_depth(),
+    "deep_delta": deep_delta(),
+    **sums_of_layers(),
+    **several_streams(),
+  }
+
+
+def one_stream() -> dict:
+  """Combinators whose state is one stream, to which sites add."""
+  return {
     "standard": {},
     "attenuation": {
       "layers": (-1,),
@@ -179,6 +190,12 @@ def residual() -> dict:
     "unet_skips": {"mix_embedding": False},  # True: also x0_residual, as in speedruns
     "laurel": {"variant": "rw+lr", "rank": 4, "num_previous": 3, "normalize": "none"},
     "gemma3n_laurel": {"rank": 0, "eps": 1e-6},  # rank 0: by width; Gemma 3n has post_norm too
+  }
+
+
+def attention_over_depth() -> dict:
+  """Combinators whose sites attend to what earlier ones wrote."""
+  return {
     "attn_res": {
       "window": 0,  # newest sources that are read besides the embedding; 0: all
       **depth_scores(),
@@ -224,17 +241,27 @@ def residual() -> dict:
       "implementation": "auto",  # auto | reference
     },
     "depth_attention": {"window": 8, "num_heads": 4, "eps": 1e-6},  # window in layers
-    "deep_delta": {
-      "value_width": 4,  # R; 1: the plain width, with compressor none and no expansion
-      "compressor": "channel",  # none (R = 1) | channel | token
-      "kernel_size": 4,  # taps of the convolutions over tokens
-      "embedding_expansion": True,
-      "shared_compressor": False,  # one for all sites of a layer
-      "value": "linear",  # linear | sigmoid
-      "beta_init": 1.0,
-      "beta_hidden": 0,  # the width between two layers that give beta (released: 128); 0: one layer
-      "eps": 1e-5,
-    },
+  }
+
+
+def deep_delta() -> dict:
+  """Deep Delta Learning, whose state has R values for each channel."""
+  return {
+    "value_width": 4,  # R; 1: the plain width, with compressor none and no expansion
+    "compressor": "channel",  # none (R = 1) | channel | token
+    "kernel_size": 4,  # taps of the convolutions over tokens
+    "embedding_expansion": True,
+    "shared_compressor": False,  # one for all sites of a layer
+    "value": "linear",  # linear | sigmoid
+    "beta_init": 1.0,
+    "beta_hidden": 0,  # the width between two layers that give beta (released: 128); 0: one layer
+    "eps": 1e-5,
+  }
+
+
+def sums_of_layers() -> dict:
+  """Combinators whose layers read weighted sums of what earlier ones wrote."""
+  return {
     "denseformer": {"dilation": 1, "period": 1},
     "elc": {
       "variant": "base",  # base | zero | normalized
@@ -247,6 +274,12 @@ def residual() -> dict:
       "pre_post_norm": False,  # normalise sources, and the mix that is then added to the stream
       "eps": 1e-6,
     },
+  }
+
+
+def several_streams() -> dict:
+  """Combinators whose state is R streams."""
+  return {
     "hyper_connections": {
       "num_streams": 4,  # R
       "dynamic": True,

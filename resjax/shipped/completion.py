@@ -93,7 +93,7 @@ def script(shell: str, commands: Iterable[str]) -> str:
   files = {name: _file(folder, name) for name in names if name not in ("bench", "completion")}
   files |= {f"bench_{name}": _file(folder / "bench", name) for name in benchmarks}
   words = {"bench": benchmarks, "completion": SHELLS}
-  words |= {name: actions(path) for name, path in files.items() if actions(path)}
+  words |= {name: found for name, path in files.items() if (found := actions(path))}
   table = _TABLE.format(
     commands=" ".join(names),
     configs=" ".join(shipped.config_names()),

@@ -14,6 +14,7 @@ from resjax.records import time_ledger
 from resjax.records.metrics_log import FILE_NAME, read_metrics
 from resjax.runs import alike, workdir
 from resjax.runs.workdir import Record
+from resjax.train import run_tables
 from resjax.train.end_of_run import SAMPLE
 from resjax.train.evaluate import SPLIT
 
@@ -61,7 +62,7 @@ def _reached(record: Record, records: Sequence[Mapping[str, Any]]) -> str:
   """Returns how far a run came, in a sentence."""
   steps = record.config.get("train", {}).get("steps")
   done = records[-1]["step"] if records else 0
-  evaluations = [r for r in records if r.get("validation/bits_per_byte") is not None]
+  evaluations = run_tables.evaluations(records)
   if not evaluations:
     return f"step {done} of {steps}; no evaluation so far"
   first, last = (evaluations[at]["validation/bits_per_byte"] for at in (0, -1))

@@ -83,16 +83,21 @@ def show_parent(
 
 def show_result(records: Sequence[Mapping[str, Any]], console: Console) -> None:
   """Prints the first and the last evaluation of a run, and how they differ."""
-  evaluations = [r for r in records if r.get("validation/bits_per_byte") is not None]
-  if not evaluations:
+  found = evaluations(records)
+  if not found:
     console.print("done; the record holds no evaluation")
     return
-  first, last = (evaluations[i]["validation/bits_per_byte"] for i in (0, -1))
+  first, last = (found[i]["validation/bits_per_byte"] for i in (0, -1))
   terminal.say(
     console,
-    f"done: {evaluations[-1]['step']} steps; validation {first:.4f} -> {last:.4f} bits per byte "
+    f"done: {found[-1]['step']} steps; validation {first:.4f} -> {last:.4f} bits per byte "
     f"({last / first - 1:+.1%})",
   )
+
+
+def evaluations(records: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+  """Returns the records of a run that hold an evaluation."""
+  return [r for r in records if r.get("validation/bits_per_byte") is not None]
 
 
 def _shape(shape: tuple[int, ...]) -> str:
