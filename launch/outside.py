@@ -7,7 +7,7 @@ from absl import flags
 from ml_collections import ConfigDict
 from ml_collections.config_flags import config_flags
 
-from resjax.runs import outside_options
+from resjax import config_tree
 
 _IMPORT = flags.DEFINE_multi_string(
   "import",
@@ -42,14 +42,14 @@ class ConfigParser(config_flags.ConfigFileFlagParser):
   def parse(self, path: str) -> ConfigDict:
     """Returns the config of FILE[:ARGUMENT]."""
     config = super().parse(path)
-    residual = outside_options.residual_of(config)
+    residual = config_tree.residual_of(config)
     if residual is None:
       return config
     name = (_given(_NAME) or [residual.get("name")])[-1]
     if isinstance(name, str) and name not in residual:  # else it is a system of resjax
       _load(_given("import"))
       try:
-        outside_options.add(residual, name)
+        config_tree.add_system(residual, name)
       except ValueError as error:  # absl would say that --config is wrong
         raise flags.Error(f"{_NAME}: {error}") from error
     return config

@@ -14,7 +14,7 @@ from ml_collections import config_flags
 from rich.console import Console
 
 from launch import outside
-from resjax import experiment, typed_json
+from resjax import config_tree, experiment, typed_json
 from resjax.processes.signals import SIGINT_CODE, Interrupted
 from resjax.records.metrics_log import FILE_NAME, read_metrics
 from resjax.runs import alike, workdir
@@ -118,7 +118,7 @@ def arguments(group: Sequence[SweepRun]) -> list[str]:
   settings["workdir"] = group[0].config.workdir
   if len(group) > 1:
     settings = {key: value for key, value in settings.items() if key not in alike.FREE}
-    configs = [alike.flat(run.config.to_dict()) for run in group]
+    configs = [config_tree.flat(run.config.to_dict()) for run in group]
     texts = [" ".join(shlex.quote(f"{key}={c[key]}") for key in alike.FREE) for c in configs]
     own = [f"--run={text}" for text in texts]
   command = "train_together" if own else "train"

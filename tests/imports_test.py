@@ -81,7 +81,9 @@ ALLOWED["evaluation"] = {
   "models",
   "data",
 }
+ALLOWED["config_tree"] = {"combinators"}
 ALLOWED["sweeps"] = {
+  "config_tree",
   "locations",
   "typed_json",
   "terminal",

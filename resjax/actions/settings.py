@@ -10,8 +10,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from resjax import shipped
-from resjax.runs import alike, outside_options
+from resjax import config_tree, shipped
 
 Overrides = Mapping[str, Any]
 
@@ -40,7 +39,7 @@ def read_config(
     config = ConfigDict(dict(source))
   else:
     config = _from_file(os.fspath(source))
-  residual = outside_options.residual_of(config)
+  residual = config_tree.residual_of(config)
   # The user's own config may choose a combinator from outside, as overrides may.
   own = {} if residual is None or "name" not in residual else {_COMBINATOR: residual.name}
   return overridden(config, {**own, **overrides})
@@ -60,7 +59,7 @@ def overridden(config: ConfigDict, overrides: Overrides) -> ConfigDict:
   """
   _check_mapping(overrides)
   config = config.copy_and_resolve_references()
-  values = alike.flat(overrides)
+  values = config_tree.flat(overrides)
   _add_options(config, values.get(_COMBINATOR))
   config.lock()
   for name, value in values.items():
@@ -79,11 +78,11 @@ def _check_mapping(overrides: Any) -> None:
 
 def _add_options(config: ConfigDict, name: Any) -> None:
   """Adds the options of a combinator from outside, which no config file has."""
-  residual = outside_options.residual_of(config)
+  residual = config_tree.residual_of(config)
   if residual is None or not isinstance(name, str):
     return
   try:
-    outside_options.add(residual, name)
+    config_tree.add_system(residual, name)
   except ValueError as error:
     raise ValueError(f"config.{_COMBINATOR}: {error}") from None
 

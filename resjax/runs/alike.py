@@ -3,6 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from resjax import config_tree
+
 # Settings in which runs of one program may differ, and their types.
 FREE = {
   "workdir": str,
@@ -15,7 +17,7 @@ FREE = {
 
 def check(configs: Sequence[Mapping[str, Any]]) -> None:
   """Raises ValueError unless configs differ in `FREE` alone, and each has a folder of its own."""
-  first, *others = [flat(config) for config in configs]
+  first, *others = [config_tree.flat(config) for config in configs]
   for other in others:
     for key in sorted({*first, *other} - FREE.keys()):
       if first.get(key) != other.get(key):
@@ -29,15 +31,6 @@ def check(configs: Sequence[Mapping[str, Any]]) -> None:
       raise ValueError(f"two runs have config.workdir={folder!r}; each needs a folder of its own")
 
 
-def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-  """Returns the settings of a config by their dotted names."""
-  found: dict[str, Any] = {}
-  for key, value in config.items():
-    inner = isinstance(value, Mapping)
-    found |= flat(value, f"{prefix}{key}.") if inner else {f"{prefix}{key}": value}
-  return found
-
-
 def groups(configs: Sequence[Mapping[str, Any]], most: int) -> list[list[int]]:
   """Returns the indices of configs that differ in `FREE` alone, in groups of at most so many.
 
@@ -45,7 +38,7 @@ def groups(configs: Sequence[Mapping[str, Any]], most: int) -> list[list[int]]:
   """
   found: dict[str, list[list[int]]] = {}
   for index, config in enumerate(configs):
-    fixed = {key: value for key, value in flat(config).items() if key not in FREE}
+    fixed = {key: value for key, value in config_tree.flat(config).items() if key not in FREE}
     alike = found.setdefault(repr(sorted(fixed.items())), [[]])
     if len(alike[-1]) == most:
       alike.append([])

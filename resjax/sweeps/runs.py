@@ -8,8 +8,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from resjax import locations
-from resjax.runs import alike, outside_options
+from resjax import config_tree, locations
 
 _OPTIONS = "model.residual."
 _SYSTEM = f"{_OPTIONS}name"
@@ -94,7 +93,7 @@ def make_run(
   """
   config = config.copy_and_resolve_references()
   no_system = _add_system(config, overrides.get(_SYSTEM))
-  settings = list(alike.flat(config.to_dict()))
+  settings = list(config_tree.flat(config.to_dict()))
   for key in overrides:
     if key not in settings and no_system and key.startswith(_OPTIONS):
       raise ValueError(f"run {arm!r}: {no_system}")
@@ -119,7 +118,7 @@ def _add_system(config: ConfigDict, name: Any) -> str:
   if not isinstance(name, str):
     return ""
   try:
-    outside_options.add(config.model.residual, name)
+    config_tree.add_system(config.model.residual, name)
   except ValueError as error:
     return str(error)
   return ""

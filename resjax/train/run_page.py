@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from typing import Any
 
-from resjax import locations
+from resjax import config_tree, locations
 from resjax.analysis import depth_positions, plots
 from resjax.analysis.alignment import Alignment
 from resjax.analysis.report import alignment_figures, alignment_table, parts
@@ -12,7 +12,7 @@ from resjax.analysis.report.alignment_figures import TRAJECTORIES
 from resjax.locations import Location
 from resjax.records import time_ledger
 from resjax.records.metrics_log import FILE_NAME, read_metrics
-from resjax.runs import alike, workdir
+from resjax.runs import workdir
 from resjax.runs.workdir import Record
 from resjax.train import run_tables
 from resjax.train.end_of_run import SAMPLE
@@ -133,7 +133,7 @@ def _settings(config: Mapping[str, Any], base: Mapping[str, Any]) -> str:
 
 def _settings_of(config: Mapping[str, Any]) -> dict[str, Any]:
   """Returns the values of settings by dotted name, in which tuples are lists, as in JSON."""
-  found = alike.flat(config)
+  found = config_tree.flat(config)
   return {key: list(v) if isinstance(v, tuple) else v for key, v in found.items()}
 
 

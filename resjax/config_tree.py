@@ -1,8 +1,18 @@
-"""The options of a combinator from outside, in a config whose file does not have them."""
+"""Configs as trees: settings by dotted names, and the section of the combinators in them."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from ml_collections import ConfigDict
+
+
+def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+  """Returns the settings of a config by their dotted names."""
+  found: dict[str, Any] = {}
+  for key, value in config.items():
+    inner = isinstance(value, Mapping)
+    found |= flat(value, f"{prefix}{key}.") if inner else {f"{prefix}{key}": value}
+  return found
 
 
 def residual_of(config: Any) -> ConfigDict | None:
@@ -13,7 +23,7 @@ def residual_of(config: Any) -> ConfigDict | None:
   return section if isinstance(section, ConfigDict) else None
 
 
-def add(residual: ConfigDict, name: str) -> None:
+def add_system(residual: ConfigDict, name: str) -> None:
   """Adds the section of the combinator that a user chooses, see `combinators.missing_section`.
 
   Args:
