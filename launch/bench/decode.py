@@ -39,7 +39,7 @@ _NAMES = flags.DEFINE_list(
 _ROWS = flags.DEFINE_integer("rows", 1, "Rows that are decoded together.", lower_bound=1)
 _TOKENS = flags.DEFINE_integer("tokens", 128, "Tokens in the cache.", lower_bound=1)
 _STEPS = flags.DEFINE_integer("steps", 100, "Tokens of a sample.", lower_bound=1)
-_REPEATS = flags.DEFINE_integer("repeats", 30, "Samples of each combinator.", lower_bound=1)
+_REPEATS = flags.DEFINE_integer("repeats", 200, "Samples of each combinator.", lower_bound=1)
 _OUT = flags.DEFINE_string("out", "runs/bench", "Folder to write bench_decode.json to.")
 
 
