@@ -10,6 +10,10 @@ FLOOR_TESTS = tests/combinators tests/interop/linen_test.py tests/interop/linen_
   tests/kernels/depth_attention_test.py tests/kernels/sources_test.py
 # As many as there are cores and memory for, see tests/conftest.py.
 WORKERS ?= auto
+# A file is one worker's; those that take long come first, see tests/conftest.py.
+SHARE = --dist=loadfile --no-loadscope-reorder
+# What takes seconds; `slow` is for CI, and `release` for before a release, see setup.cfg.
+QUICK = not slow and not release
 # Tests start many processes: each loads what the first one compiled.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -23,15 +27,15 @@ compare: $(VENV)/installed
 	$(RUN) -m resjax sweep --config=ablations/compare $(ARGS)
 
 test: $(VENV)/installed-test
-	JAX_PLATFORMS=cpu $(RUN) -m pytest -n $(WORKERS) --dist=loadfile -m "not slow" $(ARGS)
+	JAX_PLATFORMS=cpu $(RUN) -m pytest -n $(WORKERS) $(SHARE) -m "$(QUICK)" $(ARGS)
 
 test-all: $(VENV)/installed-test
-	JAX_PLATFORMS=cpu $(RUN) -m pytest -n $(WORKERS) --dist=loadfile $(ARGS)
+	JAX_PLATFORMS=cpu $(RUN) -m pytest -n $(WORKERS) $(SHARE) $(ARGS)
 
 # Combinators on the oldest JAX and Flax that setup.cfg declares, without the packages of the trainer.
 test-floor: $(VENV)-floor/installed
-	JAX_PLATFORMS=cpu $(VENV)-floor/bin/python -m pytest -n $(WORKERS) --dist=loadfile \
-	  -m "not slow" $(or $(ARGS),$(FLOOR_TESTS))
+	JAX_PLATFORMS=cpu $(VENV)-floor/bin/python -m pytest -n $(WORKERS) $(SHARE) \
+	  -m "$(QUICK)" $(or $(ARGS),$(FLOOR_TESTS))
 
 lint: $(VENV)/installed-test
 	$(VENV)/bin/ruff check .

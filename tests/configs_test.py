@@ -275,8 +275,9 @@ def test_a_damaged_parent_is_named(tmp_path, text, words):
 # The tests of training run tiny.py.
 @pytest.mark.parametrize(
   ("module", "argument"),
-  [pytest.param(*b, marks=() if b[0] == "gpt2_124m" else pytest.mark.slow) for b in BASES],
+  [pytest.param(*b, marks=() if b[0] == "gpt2_124m" else pytest.mark.release) for b in BASES],
 )
+@pytest.mark.slow
 def test_trains_two_steps_when_shrunk(module, argument, tmp_path):
   config = _load(f"configs.{module}", argument)
   source = write_folder(tmp_path / "text", make_texts(300))

@@ -36,10 +36,19 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 
 
 def pytest_xdist_auto_num_workers(config):
-  """Returns the workers of `-n auto`: one for each core, and 3 GB of memory for each of them."""
+  """Returns the workers of `-n auto`: one more than cores, and 3 GB of memory for each of them.
+
+  Tests of commands wait for what they start, and the others take the core meanwhile.
+  """
   cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
   memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-  return max(1, min(cores, memory // 3_000_000_000))
+  return max(1, min(cores + 1, memory // 3_000_000_000))
+
+
+def pytest_collection_modifyitems(items):
+  """Puts files that start processes first, so that none of them is left alone at the end."""
+  rooms = [pathlib.Path(__file__).parent / name for name in ("train", "launch", "analysis", "runs")]
+  items.sort(key=lambda item: not any(item.path.is_relative_to(room) for room in rooms))
 
 
 @pytest.fixture(autouse=True)

@@ -126,13 +126,14 @@ KINDS = (
   "muddformer", "deep_delta", "hyper_connections", "gated_residual",
 )  # fmt: skip
 CASES = [
-  pytest.param(name, kind, marks=() if kind in QUICK.get(name, ()) else pytest.mark.slow)
+  pytest.param(name, kind, marks=() if kind in QUICK.get(name, ()) else pytest.mark.release)
   for name in diff_sizes.NAMES
   for kind in (combinators.names() if name in WITH_ALL else KINDS)
 ]
 
 
 @pytest.mark.parametrize("name, kind", CASES)
+@pytest.mark.slow
 def test_every_example_trains_with_every_combinator(name, kind, tmp_path):
   batch = small_batch(name)
   params, apply = make(name, kind)
@@ -194,6 +195,7 @@ def check_round_trip(params, folder):
 
 
 @pytest.mark.parametrize("name", ["scanned_linen", "scanned_nnx"])
+@pytest.mark.slow
 def test_shapes_without_memory_and_eager_values(name):
   """`eval_shape` of the whole model, and what `jit` and a split and merge leave unchanged."""
   inputs = train_example.task_of(name).inputs(small_batch(name))

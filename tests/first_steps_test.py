@@ -39,7 +39,7 @@ def wheels(tmp_path_factory):
   return folder
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_a_reader_succeeds(wheels, tmp_path):
   python = "".join(f"python - <<'END'\n{code}END\n" for code in doc_commands.python(PAGE))
   script = f"{doc_commands.script(PAGE)}\n{python}"

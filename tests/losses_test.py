@@ -92,7 +92,7 @@ def test_correct_counts_top_1_hits():
 
 
 @pytest.mark.parametrize(
-  "seed", [pytest.param(seed, marks=pytest.mark.slow if seed > 2 else ()) for seed in range(6)]
+  "seed", [pytest.param(seed, marks=pytest.mark.release if seed > 2 else ()) for seed in range(6)]
 )
 def test_chunk_size_does_not_matter(seed):
   rng = np.random.default_rng(seed)

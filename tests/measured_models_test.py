@@ -110,7 +110,9 @@ def test_data_that_are_no_longer_there(root, subject, tmp_path):
     measured_models.read_text(subject, str(tmp_path), max_tokens=10)
 
 
-@pytest.mark.parametrize("mesh", [{}, pytest.param({"data": 4, "fsdp": 2}, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+  "mesh", [{}, pytest.param({"data": 4, "fsdp": 2}, marks=pytest.mark.release)]
+)
 def test_a_hugging_face_folder(tmp_path, mesh):
   layout = layouts.layout(**mesh) if mesh else None
   folder = pretrained.folder(tmp_path, "gemma2")

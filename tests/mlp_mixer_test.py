@@ -30,6 +30,7 @@ def mlp_mixer(name):
 
 
 @walks.names("attn_res")
+@pytest.mark.slow
 def test_mlp_mixer_learns_or_refuses_views_that_it_has_no_use_for(name):
   if name in ("deep_cross_attention", "muddformer"):
     with pytest.raises(ValueError, match="its branch leaves out q, k, v; attend with q, k and v"):
@@ -53,6 +54,7 @@ def check_learns(name):
   assert sum(leaf.size for leaf in jax.tree.leaves(own)) == fresh.num_parameters()
 
 
+@pytest.mark.slow
 def test_the_example_runs_and_classifies(tmp_path):
   command = [sys.executable, EXAMPLES / "mlp_mixer_linen.py", "--combinator=gate", "--steps=30"]
   env = {**os.environ, "XLA_FLAGS": xla.QUICK, "PYTHONPATH": os.pathsep.join(sys.path)}

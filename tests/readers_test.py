@@ -378,6 +378,7 @@ def limited():
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
+@pytest.mark.slow
 def test_readers_change_nothing(root, attack, monkeypatch):
   monkeypatch.syspath_prepend(str(root))  # as of a command that is started inside of the folder
   ATTACKS[attack](root)

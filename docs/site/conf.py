@@ -8,6 +8,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import docstrings
 import gallery
 import links
+import navigation
 
 project = "resjax"
 root_doc = "index"
@@ -53,4 +54,5 @@ def setup(app):
   app.connect("builder-inited", gallery.write_pages)
   app.connect("builder-inited", links.copy_pages)
   app.connect("source-read", links.rewrite)
+  app.connect("html-page-context", navigation.share, priority=400)  # before the theme
   app.connect("autodoc-process-docstring", docstrings.to_rst, priority=100)  # before napoleon

@@ -159,8 +159,9 @@ def test_what_is_not_trained_says_so(root, settings, tmp_path):
 
 @pytest.mark.parametrize(
   ("number", "error"),
-  [("SIGINT", KeyboardInterrupt), pytest.param("SIGTERM", SystemExit, marks=pytest.mark.slow)],
+  [("SIGINT", KeyboardInterrupt), pytest.param("SIGTERM", SystemExit, marks=pytest.mark.release)],
 )
+@pytest.mark.slow
 def test_an_interrupt_saves_and_leaves_the_process_alone(
   settings, tmp_path, monkeypatch, number, error
 ):

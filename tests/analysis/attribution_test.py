@@ -35,7 +35,7 @@ def frozen(decoder, h, part):
 
 
 @pytest.mark.parametrize(
-  "style", [pytest.param("gpt2"), pytest.param("llama", marks=pytest.mark.slow)]
+  "style", [pytest.param("gpt2"), pytest.param("llama", marks=pytest.mark.release)]
 )
 def test_a_plain_path_has_the_parts_of_its_equation(style):
   decoder = model(style=style)
@@ -74,12 +74,13 @@ def test_a_head_has_the_part_that_its_rows_write():
   [
     *("gate", "muddformer"),  # the one has parts, the other is refused
     *(
-      pytest.param(name, marks=pytest.mark.slow)
+      pytest.param(name, marks=pytest.mark.release)
       for name in combinators.names()
       if name not in ("standard", "gate", "muddformer")
     ),
   ],
 )
+@pytest.mark.slow
 def test_parts_add_up_or_are_refused(name):
   decoder = model(name, "llama")
   if name in REFUSED:
@@ -94,6 +95,7 @@ def test_parts_add_up_or_are_refused(name):
 
 
 @pytest.mark.parametrize("name", ["mhc", "deepnorm"])
+@pytest.mark.slow
 def test_weights_that_depend_on_states_are_refused_before_anything_is_computed(name, monkeypatch):
   decoder = model(name, "llama")
   monkeypatch.setattr("jax.device_get", lambda _: pytest.fail("something was computed"))
@@ -115,6 +117,7 @@ def test_sources_keep_the_weights_of_the_last_read():
   np.testing.assert_allclose(found.writes, want, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_read_with_several_heads_has_no_single_weights():
   decoder = model("attn_res", "llama", options={"num_heads": 2})
   with pytest.raises(ValueError, match="its last read has no single weight for each source"):

@@ -34,7 +34,7 @@ def closed_states(decoder, tokens):
   return states
 
 
-@pytest.mark.parametrize("every", [pytest.param("layer", marks=pytest.mark.slow), "site"])
+@pytest.mark.parametrize("every", [pytest.param("layer", marks=pytest.mark.release), "site"])
 def test_equals_a_loop_by_hand(every):
   decoder = decoders.decoder(decoders.config())
   found = heat_map(decoder, TOKENS, every)

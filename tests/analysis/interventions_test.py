@@ -56,9 +56,9 @@ def test_alpha_1_is_the_untouched_model_bit_for_bit():
   ("style", "changes"),
   [
     ("llama", {"dtype": "bfloat16"}),
-    pytest.param("gpt2", {}, marks=pytest.mark.slow),
-    pytest.param("llama", {}, marks=pytest.mark.slow),
-    pytest.param("llama", {"depth": "loop"}, marks=pytest.mark.slow),
+    pytest.param("gpt2", {}, marks=pytest.mark.release),
+    pytest.param("llama", {}, marks=pytest.mark.release),
+    pytest.param("llama", {"depth": "loop"}, marks=pytest.mark.release),
   ],
 )
 def test_factors_of_1_are_no_factors_bit_for_bit(style, changes):
@@ -101,7 +101,7 @@ def gpt2_loss(params, batch, factors):
 
 
 @pytest.mark.parametrize(
-  "sites", [("mlp",), pytest.param(("attention", "mlp"), marks=pytest.mark.slow)]
+  "sites", [("mlp",), pytest.param(("attention", "mlp"), marks=pytest.mark.release)]
 )
 def test_every_layer_and_alpha_in_numpy(sites):
   decoder, words = made("gpt2"), text()

@@ -71,7 +71,7 @@ def check(found, switch):
 
 @pytest.mark.parametrize(
   ("name", "num_layers"),
-  [("standard", 12), pytest.param("block_attn_res", 4, marks=pytest.mark.slow)],
+  [("standard", 12), pytest.param("block_attn_res", 4, marks=pytest.mark.release)],
 )
 def test_the_switch_is_measured_where_it_is(name, num_layers):
   graphdef, _ = nnx.split(decoder(name, num_layers, 0))

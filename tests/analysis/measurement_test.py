@@ -74,7 +74,7 @@ def by_numpy(name, style, every="site"):
   "name, style",
   [("block_attn_res", "llama")]
   + [
-    pytest.param(*system, marks=pytest.mark.slow)
+    pytest.param(*system, marks=pytest.mark.release)
     for system in (("standard", "gpt2"), ("attn_res", "llama"), ("muddformer", "llama"))
   ],
 )

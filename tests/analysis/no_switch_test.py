@@ -68,15 +68,17 @@ def switches(name, seeds):
   ("name", "seeds"),
   [
     ("llama, standard, untied", 20),  # without a ratio of ranks one in nine would have a switch
-    *(pytest.param(name, 200, marks=pytest.mark.slow) for name in ARCHITECTURES),
+    *(pytest.param(name, 200, marks=pytest.mark.release) for name in ARCHITECTURES),
   ],
 )
+@pytest.mark.slow
 def test_untrained_models_have_none(name, seeds):
   found = switches(name, range(seeds))
   assert len(found) == seeds
   assert [one for one in found if one.index is not None or not one.is_localised] == []
 
 
+@pytest.mark.slow
 def test_a_model_that_learned_to_copy_its_input_has_none():
   config = decoders.config("gpt2", **SIZES | {"num_layers": 2})
   graphdef, state = nnx.split(Decoder(config, rngs=nnx.Rngs(0)))

@@ -27,12 +27,13 @@ def difference(decoder, tokens):
   [
     *("standard", "block_attn_res"),
     *(
-      pytest.param(name, marks=pytest.mark.slow)
+      pytest.param(name, marks=pytest.mark.release)
       for name in combinators.names()
       if name not in ("standard", "block_attn_res")
     ),
   ],
 )
+@pytest.mark.slow
 def test_what_patches_do_for_any_combinator(name):
   # Convolutions of the embedding would put the changed token into the first states of later ones.
   plain = {"embedding_expansion": False} if name == "deep_delta" else None

@@ -104,6 +104,7 @@ def test_cut_factors():
 
 
 @pytest.mark.parametrize("name", SOURCES)
+@pytest.mark.slow
 def test_a_fresh_model_with_sources_is_cut_like_a_standard_one(name):
   """Its reads are uniform means, and norms take their scale away."""
   sizes = {"init_std": 0.2, "norm_eps": 1e-12}

@@ -83,6 +83,7 @@ def test_no_plot_of_nothing():
 
 
 @pytest.mark.parametrize("name", ["$a_{$", r"\$x$ $", "[/x] %s {}", "a\udcffb\x1b[31m", "a\nb"])
+@pytest.mark.slow
 def test_a_name_is_drawn_as_it_is(name, tmp_path):
   values = {name: [1.0], "b": [2.0]}
   for figure in (

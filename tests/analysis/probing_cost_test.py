@@ -51,7 +51,7 @@ walk = pytest.mark.parametrize(
   "name, style, dtype",
   [
     ("standard", "gpt2", "float32"),
-    pytest.param("block_attn_res", "llama", "bfloat16", marks=pytest.mark.slow),
+    pytest.param("block_attn_res", "llama", "bfloat16", marks=pytest.mark.release),
   ],
 )
 
@@ -66,8 +66,8 @@ def test_probes_take_at_most_a_fifth_more_memory(name, style, dtype):
   "name, style, dtype",
   [
     ("standard", "llama", "bfloat16"),
-    pytest.param("standard", "gpt2", "float32", marks=pytest.mark.slow),
-    pytest.param("block_attn_res", "llama", "bfloat16", marks=pytest.mark.slow),
+    pytest.param("standard", "gpt2", "float32", marks=pytest.mark.release),
+    pytest.param("block_attn_res", "llama", "bfloat16", marks=pytest.mark.release),
   ],
 )
 def test_the_same_beside_the_evaluation_step_of_a_sharded_run(name, style, dtype):

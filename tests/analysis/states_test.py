@@ -11,7 +11,7 @@ from tests.helpers import alignment, decoders
 
 
 @pytest.mark.parametrize(
-  "name", ["block_attn_res", pytest.param("standard", marks=pytest.mark.slow)]
+  "name", ["block_attn_res", pytest.param("standard", marks=pytest.mark.release)]
 )
 def test_states_are_those_of_a_loop_over_the_layers(name):
   decoder, rows = model(name), batch()

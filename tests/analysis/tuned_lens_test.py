@@ -32,6 +32,7 @@ def trained():
   return model(), *tuned_lens.train(model(), text(), steps=30, learning_rate=3e-3)
 
 
+@pytest.mark.slow
 def test_it_is_closer_to_the_final_prediction_and_never_further(trained):
   _, _, found = trained
   assert (found.gain >= 0).all() and (found.kl[1] <= found.kl[0]).all()

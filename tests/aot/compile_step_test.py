@@ -69,6 +69,7 @@ def test_the_compiled_step_is_the_one_of_launch_train(trainer):
   assert fingerprint() == compile_step.fingerprint(lowered, trainer.program.compiler_options)
 
 
+@pytest.mark.slow
 def test_the_fingerprint_changes_with_what_changes_the_program():
   settings = [
     {},

@@ -168,6 +168,7 @@ def test_a_run_keeps_its_name_and_its_child_knows_it(root, capsys):
     trained.run(child)
 
 
+@pytest.mark.slow
 def test_another_seed(root):
   for name, seed in (("zero", 0), ("one", 1)):
     c = config(root, name)

@@ -60,8 +60,8 @@ def test_state_comes_back(tmp_path, name):
   ("changes", "kept"),
   [
     ({"keep_last": 1}, [9]),
-    pytest.param({"keep_last": 3}, [7, 8, 9], marks=pytest.mark.slow),
-    pytest.param({"keep_last": 2, "keep_every": 4}, [4, 8, 9], marks=pytest.mark.slow),
+    pytest.param({"keep_last": 3}, [7, 8, 9], marks=pytest.mark.release),
+    pytest.param({"keep_last": 2, "keep_every": 4}, [4, 8, 9], marks=pytest.mark.release),
     ({"keep_last": 1, "keep_every": 3}, [3, 6, 9]),
   ],
 )

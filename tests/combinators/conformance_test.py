@@ -27,7 +27,7 @@ def test_every_registered_name_has_cases():
   assert {case.name for case in STANDARD_AT_INIT} >= plain
 
 
-@walks.one_case_each()
+@walks.one_case_each(quick=FORMS)
 def test_python_loop_of_depth_run_is_the_loop_by_hand(case):
   layers.loop(walks.subject(case))
 
@@ -42,7 +42,7 @@ def test_scan_with_remat_is_the_loop_by_hand(case):
   layers.scan_with_remat(walks.subject(case))
 
 
-@walks.one_case_each(SCANNED)
+@walks.one_case_each(SCANNED, quick=FORMS)
 def test_scan_is_the_loop_by_hand(case):
   layers.scan(walks.subject(case))
 
@@ -62,14 +62,14 @@ def test_random_parameters_all_have_gradients(case):
   layers.gradients(walks.subject(case))
 
 
-@walks.first_cases(tuple(case for case in CASES if case.learns_at_init))
+@walks.first_cases(tuple(case for case in CASES if case.learns_at_init), quick=FORMS)
 def test_queries_and_gates_learn_from_the_first_step(case):
   subject = walks.subject(case)
   _, (params, _, _) = subject.by_hand(*subject.network(subject.fresh()))
   layers.check_dead(params, case.dead, case.learns_at_init)
 
 
-@walks.first_cases()
+@walks.first_cases(quick=FORMS)
 def test_bfloat16_activations_and_float32_parameters(case):
   layers.bfloat16(walks.subject(case))
 
@@ -96,7 +96,7 @@ def test_shapes_and_sizes_are_those_of_the_protocol(case):
   claims.protocol(walks.subject(case))
 
 
-@walks.one_case_each(all_of=MIX_TOKENS)
+@walks.one_case_each(all_of=MIX_TOKENS, quick=FORMS)
 def test_causal_and_without_a_cache_token_local(case):
   tokens.causal(walks.subject(case, num_layers=2))
 

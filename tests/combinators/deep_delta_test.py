@@ -124,6 +124,7 @@ def test_taps_stay_within_segments(options):
 
 @mixing
 @pytest.mark.parametrize("remat", ["none", "full"])
+@pytest.mark.slow
 def test_segments_in_a_scan(options, remat):
   made, tokens = build(options), TokenContext(jnp.asarray(SEGMENTS))
   loop = functools.partial(toy.run, branch=toy.token_local_branch, tokens=tokens, unroll=True)
@@ -154,6 +155,7 @@ def kind(leaf):
   "sizes, segment_ids", [((1,) * T, None), ((3, 3, 1), SEGMENTS), ((4, 1, 1, 1), SEGMENTS)]
 )
 @pytest.mark.parametrize("options", [PLAIN_WIDTH, CHANNEL, *MIXING], ids=str)
+@pytest.mark.slow
 def test_cached_evaluation_is_the_full_one(options, sizes, segment_ids):
   made = build(options)
   got = by_chunks(made, run_layers, sizes, segment_ids)

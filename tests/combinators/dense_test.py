@@ -22,6 +22,7 @@ def values_and_gradients(made):
 
 
 @pytest.mark.parametrize("last", [0, 2])
+@pytest.mark.slow
 def test_fresh_gated_cross_attention_is_nearly_standard(last):
   fresh = toy.build(DCA, {"version": 3, "last": last}, random=False)
   y, of_standard = (toy.compiled_by_hand(made, LAYERS, X) for made in (fresh, STANDARD))
@@ -31,6 +32,7 @@ def test_fresh_gated_cross_attention_is_nearly_standard(last):
 
 
 @pytest.mark.parametrize("last", [0, 2])
+@pytest.mark.slow
 def test_gates_at_zero_learn_nothing_and_are_version_2(last):
   made = toy.build(DCA, {"version": 3, "last": last})
   second = toy.build(DCA, {"version": 2, "last": last})

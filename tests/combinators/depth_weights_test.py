@@ -71,11 +71,11 @@ def reads(case, x):
 
 
 def walk(chosen):
-  """One case of `QUICK`, the others are slow."""
+  """One case of `QUICK`, the others wait for `release`."""
   return pytest.mark.parametrize(
     "case",
     [
-      pytest.param(case, id=str(case), marks=() if str(case) in QUICK else pytest.mark.slow)
+      pytest.param(case, id=str(case), marks=() if str(case) in QUICK else pytest.mark.release)
       for case in chosen
     ],
   )

@@ -58,7 +58,7 @@ def check_values(case, sites, dtype, tolerance, num_layers=toy.L):
   assert_close(got, equations(case, params, layers, x, sites), tolerance)
 
 
-@walks.first_cases()
+@walks.first_cases(quick=("standard", "deep_delta", "mhc_lite", "gate"))
 def test_float64_values_and_gradients(case):
   with jax.enable_x64(True):
     num_layers = walks.num_layers(case)

@@ -53,7 +53,7 @@ def test_streams_part_from_the_second_update_on():
   "changes",
   [
     {"parallel": True},
-    pytest.param({"post_norm": True, "value_residual": "learned"}, marks=pytest.mark.slow),
+    pytest.param({"post_norm": True, "value_residual": "learned"}, marks=pytest.mark.release),
   ],
   ids=str,
 )

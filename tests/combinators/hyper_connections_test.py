@@ -41,7 +41,7 @@ def largest_gain(matrices):
 
 
 @constrained
-@pytest.mark.parametrize("num_streams", [pytest.param(2, marks=pytest.mark.slow), 4])
+@pytest.mark.parametrize("num_streams", [pytest.param(2, marks=pytest.mark.release), 4])
 def test_rows_and_columns_sum_to_one(name, num_streams):
   made = toy.build(name, {"num_streams": num_streams}, num_layers=2)
   made.scale[...] *= 0.1  # 20 iterations are enough for logits of about 1, not for any
@@ -54,6 +54,7 @@ def test_rows_and_columns_sum_to_one(name, num_streams):
 
 
 @constrained
+@pytest.mark.slow
 def test_gain_over_the_depth_is_bounded_where_that_of_free_mixing_grows(name):
   assert 1 - 1e-2 < largest_gain(mixes(toy.build(name, {}))) < 1 + 1e-2
   free = mixes(toy.build("hyper_connections", {}))
@@ -67,12 +68,14 @@ def test_sinkhorn_survives_logits_whose_exponential_overflows():
     np.testing.assert_allclose(mix, np.broadcast_to(np.eye(4)[..., None, None], mix.shape), 1e-5)
 
 
+@pytest.mark.slow
 def test_released_form_without_eps_is_that_of_the_paper():
   exact, almost = (toy.build("mhc", {"gate_eps": eps}, num_layers=2) for eps in (0.0, 1e-12))
   got, want = (toy.compiled_by_hand(made, LAYERS, X) for made in (almost, exact))
   assert_close(got, want, 1e-6)
 
 
+@pytest.mark.slow
 def test_independent_streams_are_mhc_whose_mix_is_the_identity():
   options = {"gate_eps": 0.0, "head": "sum"}
   made = toy.build("independent_hc", options, num_layers=2)
@@ -113,6 +116,7 @@ def test_one_stream_whose_output_gain_alone_has_moved_is_a_scaled_add(dynamic):
     ("independent_hc", {"init": "home_stream"}),
   ],
 )
+@pytest.mark.slow
 def test_streams_are_equal_at_init_and_part_with_the_first_update(name, options):
   made = toy.build(name, options, num_layers=2, random=False)
   assert spread(made) < 1e-6
@@ -145,6 +149,7 @@ def test_home_streams_are_those_of_pull_request_1849():
     np.testing.assert_array_equal(bias[8:].reshape(4, 4), 6 * np.eye(4) - 3)
 
 
+@pytest.mark.slow
 def test_fresh_mhc_of_other_inits_mix_differently_and_agree():
   inits = ("uniform", "identity", "one_hot")
   uniform, identity, one_hot = (

@@ -25,7 +25,7 @@ def test_fused_norm(case, monkeypatch):
 @pytest.mark.parametrize(
   "case",
   [
-    pytest.param(case, id=str(case), marks=[] if case.name in PLAIN else pytest.mark.slow)
+    pytest.param(case, id=str(case), marks=[] if case.name in PLAIN else pytest.mark.release)
     for case in CASES
     if case not in FUSES and walks.is_first(case)
   ],

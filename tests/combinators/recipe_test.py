@@ -23,7 +23,9 @@ NAME = "leaky"
 QUICK = ("protocol", "declarations", "counts")  # of the checks of an author
 
 
-@pytest.mark.parametrize("checks", [QUICK, pytest.param(CHECKS, marks=pytest.mark.slow)], ids=len)
+@pytest.mark.parametrize(
+  "checks", [QUICK, pytest.param(CHECKS, marks=pytest.mark.release)], ids=len
+)
 def test_a_class_of_ones_own(checks, monkeypatch):
   monkeypatch.setattr(registry, "_REGISTRY", dict(registry._REGISTRY))
   monkeypatch.setattr(combinator, "CHECKS", {name: CHECKS[name] for name in checks})
@@ -76,7 +78,8 @@ def test_the_recipe_passes_the_conformance_tests(copied):
   chosen = f"{NAME} or every_registered or config_lists or signatures"
   ignored = [f"--ignore={path}" for path in ("tests/combinators/recipe_test.py",)]
   done = run(
-    copied, "pytest", "-q", "-p", "no:cacheprovider", "-m", "not slow", "-k", chosen, *ignored,
+    copied, "pytest", "-q", "-p", "no:cacheprovider", "-m", "not slow and not release",
+    "-k", chosen, *ignored,
     "tests/combinators",
   )  # fmt: skip
   assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]

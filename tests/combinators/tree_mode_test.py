@@ -27,7 +27,7 @@ TREE_MODE = """
 """
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_without_nnx_graph_mode():
   env = {**os.environ, "NNX_GRAPH_MODE": "false"}
   command = [sys.executable, "-c", textwrap.dedent(TREE_MODE)]

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from rich.console import Console
 
 from resjax.data.build_table import build_and_show
@@ -25,6 +26,7 @@ def _config(tmp_path, *settings):
   return ["--config=configs/base.py", *(f"--config.{setting}" for setting in (root, *settings))]
 
 
+@pytest.mark.slow
 def test_builds_a_folder_and_shows_counts(tmp_path):
   texts = make_texts(60)
   folder = write_folder(tmp_path / "text", [*texts, texts[0]])

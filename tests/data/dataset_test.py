@@ -167,6 +167,7 @@ build(DataConfig(sys.argv[2], 16, corpora, TokenizerConfig("byte"), 0.1, 0.1), d
 
 
 @pytest.mark.parametrize("stage", ["writing a validation", "packing a validation"])
+@pytest.mark.slow
 def test_killed_build_is_repeated(folder_config, tmp_path, stage):
   config = folder_config({"a": make_texts(50)})
   source = dict(config.corpora)["a"].source

@@ -102,6 +102,7 @@ def common(texts):
   return found
 
 
+@pytest.mark.slow
 def test_equals_a_loop_over_questions(decoder, folder):
   found = core(decoder, ByteTokenizer(), folder, max_length=LONGEST)
   assert set(found.tasks) == set(TASKS)

@@ -62,6 +62,7 @@ def test_equals_a_softmax_of_each_row_alone(decoder, scored):
 
 
 @pytest.mark.parametrize("chunk_size", [1, 7, 1000])  # which holds all
+@pytest.mark.slow
 def test_the_size_of_chunks_changes_nothing(decoder, scored, chunk_size):
   found = Scorer(decoder, max_length=LONGEST, batch_size=2, chunk_size=chunk_size).score(rows())
   assert_close(found, as_pairs(scored))
@@ -79,6 +80,7 @@ def test_neither_order_nor_neighbours_change_a_bit(decoder, scored):
 
 
 @pytest.mark.parametrize("batch_size", [1, 16])
+@pytest.mark.slow
 def test_the_batch_size_changes_nothing(decoder, scored, batch_size):
   found = Scorer(decoder, max_length=LONGEST, batch_size=batch_size).score(rows())
   assert_close(found, as_pairs(scored))
@@ -87,8 +89,8 @@ def test_the_batch_size_changes_nothing(decoder, scored, batch_size):
 @pytest.mark.parametrize(
   "name, mesh",
   [
-    pytest.param("fsdp_tp", {}, marks=pytest.mark.slow),
-    pytest.param("fsdp_tp", {"fsdp": 2, "tensor": 2}, marks=pytest.mark.slow),
+    pytest.param("fsdp_tp", {}, marks=pytest.mark.release),
+    pytest.param("fsdp_tp", {"fsdp": 2, "tensor": 2}, marks=pytest.mark.release),
     ("long_context", {"data": 2, "tensor": 2, "sequence": 2}),
   ],
 )
@@ -141,12 +143,13 @@ def test_no_row_gives_no_score(decoder):
 # The quick ones: `deep_delta` mixes neighbouring tokens, and `attn_res` keeps all sources.
 QUICK = ("standard", "deep_delta", "attn_res")
 ALL = [
-  name if name in QUICK else pytest.param(name, marks=pytest.mark.slow)
+  name if name in QUICK else pytest.param(name, marks=pytest.mark.release)
   for name in combinators.names()
 ]
 
 
 @pytest.mark.parametrize("residual", ALL)
+@pytest.mark.slow
 def test_every_combinator_scores_a_row_as_if_it_were_alone(residual):
   decoder = decoders.decoder(config(residual))
   some = rows((9, 64, 40))

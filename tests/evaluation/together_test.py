@@ -30,6 +30,7 @@ def test_two_processes_score_and_continue_as_one():
     np.testing.assert_allclose(own, alone, rtol=0, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_an_error_of_the_first_ends_both():
   finished, _ = found_by(2, "error")
   assert [code for code, _ in finished] == [1, 1], finished

@@ -96,6 +96,7 @@ def test_all_tests_follow_the_named_ones(checkout):
   assert (verdict.status, verdict.stage) == ("caught", "fast")
 
 
+@pytest.mark.slow
 def test_slow_tests_come_last(checkout):
   marked = "import pytest\n" + FILES["double_test.py"].replace("def", "@pytest.mark.slow\ndef")
   (checkout / "double_test.py").write_text(marked)
@@ -104,6 +105,7 @@ def test_slow_tests_come_last(checkout):
   assert (verdict.status, verdict.stage) == ("caught", "slow")
 
 
+@pytest.mark.slow
 def test_a_test_that_fails_without_the_fault_tells_nothing(checkout):
   runner = runs.Runner(checkout, named_only=True)
   wrong = dataclasses.replace(TRIPLE, old="NAMES = {}", new="NAMES = []", tests=("wrong_test.py",))

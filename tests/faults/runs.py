@@ -17,6 +17,8 @@ from pathlib import Path
 from tests.faults import faults
 from tests.faults.faults import Fault
 
+# What `make test` runs, and what it leaves out.
+QUICK, LONG = "not slow and not release", "slow or release"
 # The lists themselves would fail wherever one of their faults is applied.
 _LEFT_OUT = "tests/faults/"
 
@@ -137,13 +139,13 @@ class Runner:
   def _stages(self, fault: Fault) -> Iterator[tuple[str, list[str]]]:
     named = [*(["-k", fault.select] if fault.select else []), *fault.tests]
     whole = ["-n", str(self._workers), "--dist=loadfile"]
-    yield "named", ["-m", "not slow", *named]
+    yield "named", ["-m", QUICK, *named]
     if not self._named_only:
-      yield "fast", ["-m", "not slow", *whole]
+      yield "fast", ["-m", QUICK, *whole]
     if self._slow:
-      yield "slow", ["-m", "slow", *named]
+      yield "slow", ["-m", LONG, *named]
     if self._slow and not self._named_only:
-      yield "slow", ["-m", "slow", *whole]
+      yield "slow", ["-m", LONG, *whole]
 
   def _judged(self, fault: Fault, stage: str, outcome: Outcome) -> Verdict:
     for wanted, status in (("failed", "caught"), ("import", "caught at import")):

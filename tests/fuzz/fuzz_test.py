@@ -25,6 +25,7 @@ def fuzz(*arguments: str, timeout: float) -> subprocess.CompletedProcess:
   )
 
 
+@pytest.mark.slow
 def test_a_sample():
   # What a stranger may put into files is in tests/readers_test.py, too, without a process for each.
   drawn = [f"--kind={kind}" for kind in kinds.ALL if kind != "stranger"]
@@ -32,7 +33,7 @@ def test_a_sample():
   assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_a_larger_sample_and_all_known_attacks():
   done = fuzz("--cases=250", "--seed=1", timeout=1800)
   assert done.returncode == 0, done.stdout + done.stderr

@@ -120,7 +120,7 @@ def asynchronous(topology, setting, *kinds):
 @pytest.mark.parametrize(
   "topology",
   [
-    pytest.param(topology, marks=() if "v5p" in topology else pytest.mark.slow)
+    pytest.param(topology, marks=() if "v5p" in topology else pytest.mark.release)
     for topology in ("v4:2x2x1", "v5p:2x2x1", "v6e:2x2", "tpu7x:2x2x1")
   ],
 )

@@ -1,4 +1,8 @@
-"""Parametrisations over the registry: what takes long runs for some, and is `slow` for the rest."""
+"""Parametrisations over the registry.
+
+`make test` runs what takes long for some names. The first case of every other name is `slow`, and
+further options of a name are for `release`.
+"""
 
 import functools
 
@@ -18,10 +22,9 @@ def cases(selected=CASES):
 
 
 def first_cases(selected=CASES, *, quick=_ALL, also=()):
-  """The first case of every name, or of these names, and of the options `also`; others are slow."""
-  first = [case for case in _first(selected) if case.name in quick]
-  marked = [_param(case, str(case), case in first or case.options in also) for case in selected]
-  return pytest.mark.parametrize("case", marked)
+  """Every case; `quick` are the first ones of these names, and those of the options `also`."""
+  first = _first(selected)
+  return _marked(selected, first, [case for case in first if case.name in quick], also)
 
 
 def other_forms(selected=CASES):
@@ -39,14 +42,10 @@ def other_forms(selected=CASES):
 
 
 def one_case_each(selected=CASES, *, all_of=(), quick=_ALL):
-  """The first case of every name, for what options hardly change; all of some names, as slow.
-
-  The first cases of names that are not among `quick` are slow, too.
-  """
+  """The first case of every name, for what options hardly change, and every case of some."""
   first = _first(selected)
   chosen = [case for case in selected if case in first or case.name in all_of]
-  marked = [_param(c, str(c), c in first and c.name in quick) for c in chosen]
-  return pytest.mark.parametrize("case", marked)
+  return _marked(chosen, first, [case for case in first if case.name in quick])
 
 
 def is_first(case):
@@ -82,9 +81,12 @@ def value_and_gradients(case):
 
 
 def names(*quick, among=_ALL):
-  """Every registered name, or some of them; those that are not named here are slow."""
+  """Every registered name, or some of them; those that are not named here wait for `release`."""
   assert set(quick) <= set(among)
-  marked = [_param(name, name, name in quick) for name in among]
+  marked = [
+    pytest.param(name, id=name, marks=() if name in quick else pytest.mark.release)
+    for name in among
+  ]
   return pytest.mark.parametrize("name", marked)
 
 
@@ -99,5 +101,11 @@ def _forms(case):
   }
 
 
-def _param(value, name, is_quick):
-  return pytest.param(value, id=name, marks=() if is_quick else pytest.mark.slow)
+def _marked(chosen, first, quick, also=()):
+  def marks(case):
+    if case in quick or case.options in also:
+      return ()
+    return pytest.mark.slow if case in first else pytest.mark.release
+
+  params = [pytest.param(case, id=str(case), marks=marks(case)) for case in chosen]
+  return pytest.mark.parametrize("case", params)

@@ -91,7 +91,7 @@ def test_kernels_fit_other_gpus_or_say_so(tmp_path):
     ("mhc", 2, [f"stream_read_{name}" for name in ("write", "mix", "unmix", "unwrite")]),
     pytest.param(
       "hyper_connections", 2, [f"stream_read_{name}" for name in ("write", "unwrite")],
-      marks=pytest.mark.slow,
+      marks=pytest.mark.release,
     ),
   ],
 )  # fmt: skip

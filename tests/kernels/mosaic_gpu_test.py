@@ -46,13 +46,14 @@ def lowered(function, *arguments):
   ("width", "dtype"),
   [
     (128, BF16),
-    pytest.param(384, BF16, marks=pytest.mark.slow),
-    pytest.param(2048, BF16, marks=pytest.mark.slow),
-    pytest.param(7168, BF16, marks=pytest.mark.slow),
+    pytest.param(384, BF16, marks=pytest.mark.release),
+    pytest.param(2048, BF16, marks=pytest.mark.release),
+    pytest.param(7168, BF16, marks=pytest.mark.release),
     (384, jnp.float16),
     (2048, FP32),
   ],
 )
+@pytest.mark.slow
 def test_every_variant_lowers_for_cuda(width, dtype):
   for count, banked, adds, norms, threaded in ((3, 0, 0, 0, 0), (4, 2, 1, 1, 1), (2, 2, 0, 0, 1)):
     read = Read(1, EPS, bool(adds), bool(threaded), "mosaic_gpu", Layout())

@@ -75,9 +75,9 @@ def check(query, gain, values, dh, dtype=np.float32, read=read_list):
     (2, 2048, jnp.bfloat16),
     (5, 128, np.float32),
     (9, 128, jnp.bfloat16),
-    pytest.param(16, 128, jnp.bfloat16, marks=pytest.mark.slow),
+    pytest.param(16, 128, jnp.bfloat16, marks=pytest.mark.release),
     (2, 1536, np.float32),
-    pytest.param(1, 7168, jnp.bfloat16, marks=pytest.mark.slow),
+    pytest.param(1, 7168, jnp.bfloat16, marks=pytest.mark.release),
   ],
 )
 def test_values_and_gradients_are_those_of_numpy(count, width, dtype):
@@ -93,7 +93,7 @@ SIZES = [
 ]
 
 
-@pytest.mark.slow
+@pytest.mark.release
 @pytest.mark.parametrize("size", SIZES, ids=str)
 def test_all_counts_and_widths(size):
   dtype = (np.float32, jnp.bfloat16)[SIZES.index(size) % 2]
@@ -104,12 +104,13 @@ def test_all_counts_and_widths(size):
   ("count", "width", "dtype"),
   [
     (20, 128, jnp.bfloat16),  # five groups; registers of rows that are not full
-    pytest.param(64, 128, jnp.bfloat16, marks=pytest.mark.slow),
-    pytest.param(64, 1536, np.float32, marks=pytest.mark.slow),
-    pytest.param(64, 2048, jnp.bfloat16, marks=pytest.mark.slow),
-    pytest.param(16, 7168, np.float32, marks=pytest.mark.slow),
+    pytest.param(64, 128, jnp.bfloat16, marks=pytest.mark.release),
+    pytest.param(64, 1536, np.float32, marks=pytest.mark.release),
+    pytest.param(64, 2048, jnp.bfloat16, marks=pytest.mark.release),
+    pytest.param(16, 7168, np.float32, marks=pytest.mark.release),
   ],
 )
+@pytest.mark.slow
 def test_many_sources_in_a_bank(count, width, dtype):
   def read_bank(query, gain, bank):
     return kernel(Sources((), bank, count), query, key_scale=gain)
@@ -250,8 +251,9 @@ def test_bank_that_is_not_threaded_and_a_last_source_that_holds_nothing(last_val
 
 
 @pytest.mark.parametrize(
-  "sizes", [pytest.param(TpuTiles(64, 1), marks=pytest.mark.slow), TpuTiles(256, 2)]
+  "sizes", [pytest.param(TpuTiles(64, 1), marks=pytest.mark.release), TpuTiles(256, 2)]
 )
+@pytest.mark.slow
 def test_tiles_of_any_size(sizes):
   (query, _, scale, addend, bank, recent), (d_out, *d_sources) = whole_example(2, 2, (300,))
   counts = jnp.array([2, 1], jnp.int32)

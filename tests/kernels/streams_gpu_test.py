@@ -26,11 +26,11 @@ interpreted = pytest.mark.skipif(
   "form, count, normed, width, programs",
   [
     ("joint", 4, True, 384, 1),
-    pytest.param("joint", 2, False, 128, 4, marks=pytest.mark.slow),
+    pytest.param("joint", 2, False, 128, 4, marks=pytest.mark.release),
     ("shared", 3, True, 512, 2),
     ("static", 2, True, 256, 1),
-    pytest.param("static", 1, False, 128, 2, marks=pytest.mark.slow),
-    pytest.param("shared", 6, True, 128, 2, marks=pytest.mark.slow),
+    pytest.param("static", 1, False, 128, 2, marks=pytest.mark.release),
+    pytest.param("shared", 6, True, 128, 2, marks=pytest.mark.release),
   ],
 )
 def test_values_and_gradients(monkeypatch, form, count, normed, width, programs, dtype):

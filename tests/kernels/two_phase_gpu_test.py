@@ -71,9 +71,9 @@ def block_operands(count, banked, reads, width, dtype):
     (1, 0, 1, 128, FP16, True),
     (3, 2, 3, 384, FP32, False),
     (4, 4, 8, 2048, BF16, True),
-    pytest.param(9, 9, 8, 2048, BF16, True, marks=pytest.mark.slow),
-    pytest.param(9, 8, 8, 7168, BF16, True, marks=pytest.mark.slow),
-    pytest.param(32, 0, 2, 1536, BF16, False, marks=pytest.mark.slow),
+    pytest.param(9, 9, 8, 2048, BF16, True, marks=pytest.mark.release),
+    pytest.param(9, 8, 8, 7168, BF16, True, marks=pytest.mark.release),
+    pytest.param(32, 0, 2, 1536, BF16, False, marks=pytest.mark.release),
   ],
 )
 def test_phase_1_lowers_for_cuda(count, banked, reads, width, dtype, threaded):
@@ -107,8 +107,8 @@ def merge_operands(width, dtype, adds, normed):
     (128, FP16, True, False),
     (384, FP32, False, False),
     (2048, BF16, True, True),
-    pytest.param(7168, BF16, False, True, marks=pytest.mark.slow),
-    pytest.param(8192, FP32, True, True, marks=pytest.mark.slow),
+    pytest.param(7168, BF16, False, True, marks=pytest.mark.release),
+    pytest.param(8192, FP32, True, True, marks=pytest.mark.release),
   ],
 )
 def test_a_merge_lowers_for_cuda(width, dtype, adds, normed):
@@ -288,11 +288,11 @@ def interpret():
     (2, 0, 2, 0, (3,), 384, jnp.bfloat16, True),
     (3, 9, 0, 5, (3,), 128, jnp.bfloat16, True),
     (2, 5, 1, 0, (4,), 128, np.float32, False),  # the bank is empty
-    pytest.param(5, 3, 2, 2, (3,), 512, jnp.float16, True, marks=pytest.mark.slow),
-    pytest.param(9, 1, 2, 1, (3,), 256, np.float32, False, marks=pytest.mark.slow),
-    pytest.param(8, 8, 0, 8, (2,), 2048, jnp.bfloat16, True, marks=pytest.mark.slow),
-    pytest.param(2, 12, 4, 7, (3,), 128, jnp.bfloat16, True, marks=pytest.mark.slow),
-    pytest.param(2, 0, 3, 0, (3,), 7168, np.float32, True, marks=pytest.mark.slow),
+    pytest.param(5, 3, 2, 2, (3,), 512, jnp.float16, True, marks=pytest.mark.release),
+    pytest.param(9, 1, 2, 1, (3,), 256, np.float32, False, marks=pytest.mark.release),
+    pytest.param(8, 8, 0, 8, (2,), 2048, jnp.bfloat16, True, marks=pytest.mark.release),
+    pytest.param(2, 12, 4, 7, (3,), 128, jnp.bfloat16, True, marks=pytest.mark.release),
+    pytest.param(2, 0, 3, 0, (3,), 7168, np.float32, True, marks=pytest.mark.release),
   ],
 )
 def test_phase_1_is_the_reference(
@@ -303,7 +303,7 @@ def test_phase_1_is_the_reference(
 
 
 @interpreted
-@pytest.mark.parametrize("threaded", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.parametrize("threaded", [pytest.param(False, marks=pytest.mark.release), True])
 def test_sources_that_do_not_stay_are_read_twice(monkeypatch, threaded):
   numbers = two_phase_tiles.backward_numbers(3, 0)
   tiles = GpuTiles(3, 2, 4, 1, numbers, (4, 3)[: 1 + threaded])
@@ -334,10 +334,10 @@ def test_phase_1_at_equal_and_at_huge_logits(scale):
     ((4,), 128, jnp.bfloat16, False, False, True),
     ((5,), 128, np.float32, True, True, False),
     ((5,), 256, np.float16, False, True, True),
-    pytest.param((9,), 128, np.float32, False, True, True, marks=pytest.mark.slow),
-    pytest.param((5,), 512, np.float32, False, False, False, marks=pytest.mark.slow),
-    pytest.param((4,), 2048, jnp.bfloat16, True, True, True, marks=pytest.mark.slow),
-    pytest.param((3,), 7168, np.float32, True, True, True, marks=pytest.mark.slow),
+    pytest.param((9,), 128, np.float32, False, True, True, marks=pytest.mark.release),
+    pytest.param((5,), 512, np.float32, False, False, False, marks=pytest.mark.release),
+    pytest.param((4,), 2048, jnp.bfloat16, True, True, True, marks=pytest.mark.release),
+    pytest.param((3,), 7168, np.float32, True, True, True, marks=pytest.mark.release),
   ],
 )
 def test_a_merge_is_the_reference(tokens, width, dtype, adds, normed, last_valid):

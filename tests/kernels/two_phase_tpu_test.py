@@ -48,20 +48,20 @@ def no_races(capfd):
     (1, 0, 1, 0, (), 128, np.float32, False),
     (2, 0, 2, 0, (3, 11), 384, jnp.bfloat16, True),
     (3, 9, 0, 5, (2, 7), 128, jnp.bfloat16, True),
-    pytest.param(8, 9, 0, 5, (2, 11), 128, jnp.bfloat16, True, marks=pytest.mark.slow),
+    pytest.param(8, 9, 0, 5, (2, 11), 128, jnp.bfloat16, True, marks=pytest.mark.release),
     (2, 5, 1, 0, (19,), 128, np.float32, True),  # the bank is empty
-    pytest.param(9, 3, 6, 2, (37,), 256, np.float32, False, marks=pytest.mark.slow),
+    pytest.param(9, 3, 6, 2, (37,), 256, np.float32, False, marks=pytest.mark.release),
     # Two parts of the grid, each with several tiles: reads and writes of the bank overlap.
     (2, 2, 1, 1, (768,), 128, jnp.bfloat16, True),
-    pytest.param(1, 16, 0, 16, (5,), 128, jnp.bfloat16, True, marks=pytest.mark.slow),
-    pytest.param(1, 20, 0, 20, (5,), 128, jnp.bfloat16, True, marks=pytest.mark.slow),
-    pytest.param(1, 64, 0, 64, (5,), 128, jnp.bfloat16, True, marks=pytest.mark.slow),
+    pytest.param(1, 16, 0, 16, (5,), 128, jnp.bfloat16, True, marks=pytest.mark.release),
+    pytest.param(1, 20, 0, 20, (5,), 128, jnp.bfloat16, True, marks=pytest.mark.release),
+    pytest.param(1, 64, 0, 64, (5,), 128, jnp.bfloat16, True, marks=pytest.mark.release),
     (1, 0, 2, 0, (5,), 1536, np.float32, False),
-    pytest.param(1, 0, 2, 0, (5,), 2048, jnp.bfloat16, True, marks=pytest.mark.slow),
-    pytest.param(1, 0, 1, 0, (5,), 7168, jnp.bfloat16, True, marks=pytest.mark.slow),
-    pytest.param(8, 8, 0, 8, (40,), 2048, jnp.bfloat16, True, marks=pytest.mark.slow),
-    pytest.param(2, 60, 4, 33, (19,), 128, jnp.bfloat16, True, marks=pytest.mark.slow),
-    pytest.param(4, 0, 3, 0, (19,), 7168, np.float32, False, marks=pytest.mark.slow),
+    pytest.param(1, 0, 2, 0, (5,), 2048, jnp.bfloat16, True, marks=pytest.mark.release),
+    pytest.param(1, 0, 1, 0, (5,), 7168, jnp.bfloat16, True, marks=pytest.mark.release),
+    pytest.param(8, 8, 0, 8, (40,), 2048, jnp.bfloat16, True, marks=pytest.mark.release),
+    pytest.param(2, 60, 4, 33, (19,), 128, jnp.bfloat16, True, marks=pytest.mark.release),
+    pytest.param(4, 0, 3, 0, (19,), 7168, np.float32, False, marks=pytest.mark.release),
   ],
 )
 def test_phase_1_is_the_reference(
@@ -88,23 +88,25 @@ def test_phase_1_at_equal_and_at_huge_logits(scale):
     ((), 128, np.float32, True, True, True),
     ((2, 11), 384, jnp.bfloat16, True, True, True),
     ((2, 11), 128, jnp.bfloat16, False, False, True),
-    pytest.param((3, 50), 128, np.float32, False, True, True, marks=pytest.mark.slow),
+    pytest.param((3, 50), 128, np.float32, False, True, True, marks=pytest.mark.release),
     ((19,), 128, np.float32, True, True, False),
-    pytest.param((19,), 128, jnp.bfloat16, False, False, False, marks=pytest.mark.slow),
-    pytest.param((512,), 128, np.float32, True, True, True, marks=pytest.mark.slow),
+    pytest.param((19,), 128, jnp.bfloat16, False, False, False, marks=pytest.mark.release),
+    pytest.param((512,), 128, np.float32, True, True, True, marks=pytest.mark.release),
     # The last word is not full.
-    pytest.param((130,), 640, jnp.bfloat16, True, True, True, marks=pytest.mark.slow),
-    pytest.param((5,), 1536, jnp.bfloat16, True, True, True, marks=pytest.mark.slow),
-    pytest.param((5,), 2048, jnp.bfloat16, True, True, True, marks=pytest.mark.slow),
-    pytest.param((5,), 7168, jnp.bfloat16, True, True, True, marks=pytest.mark.slow),
-    pytest.param((19,), 7168, np.float32, True, True, True, marks=pytest.mark.slow),
+    pytest.param((130,), 640, jnp.bfloat16, True, True, True, marks=pytest.mark.release),
+    pytest.param((5,), 1536, jnp.bfloat16, True, True, True, marks=pytest.mark.release),
+    pytest.param((5,), 2048, jnp.bfloat16, True, True, True, marks=pytest.mark.release),
+    pytest.param((5,), 7168, jnp.bfloat16, True, True, True, marks=pytest.mark.release),
+    pytest.param((19,), 7168, np.float32, True, True, True, marks=pytest.mark.release),
   ],
 )
 def test_a_merge_is_the_reference(tokens, width, dtype, adds, normed, last_valid):
   check_merge("mosaic_tpu", INTERPRET, tokens, width, dtype, adds, normed, last_valid)
 
 
-@pytest.mark.parametrize("dtype", [np.float32, pytest.param(jnp.bfloat16, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+  "dtype", [np.float32, pytest.param(jnp.bfloat16, marks=pytest.mark.release)]
+)
 def test_tokens_over_eight_devices_are_those_of_one(dtype):
   layout = layouts.layout("long_context", data=2, fsdp=2, sequence=2)
   bank, addends = (normal(n, 4, 6, 128, dtype=dtype, seed=n) for n in (3, 2))
@@ -129,7 +131,9 @@ def test_tokens_over_eight_devices_are_those_of_one(dtype):
   assert "collective-permute" not in text
 
 
-@pytest.mark.parametrize("dtype", [np.float32, pytest.param(jnp.bfloat16, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+  "dtype", [np.float32, pytest.param(jnp.bfloat16, marks=pytest.mark.release)]
+)
 def test_scan_over_sublayers_with_recomputation(dtype):
   bank, addends = (normal(3, 9, 128, dtype=dtype, seed=seed) for seed in (1, 2))
   operands = normal(3, 128), bank, addends
@@ -187,6 +191,7 @@ def test_a_merge_that_is_too_wide_is_refused():
 
 
 @pytest.mark.parametrize("passes", [block_example, merge_example], ids=["phase 1", "merge"])
+@pytest.mark.slow
 def test_vmap_is_one_call_after_another(passes):
   if passes is block_example:
     operands, cotangents = block_example(2, 2, 1, (5,))

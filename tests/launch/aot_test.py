@@ -56,6 +56,7 @@ def test_without_the_plugin_the_extra_is_named(monkeypatch):
     (["--topology=h100-8", "--num_slices=2"], "error: --num_slices joins TPU slices; h100-8 has"),
   ],
 )
+@pytest.mark.slow
 def test_mistakes_are_one_line(flags, message):
   done = aot(*flags)
   assert done.returncode == 1 and done.stdout == ""

@@ -176,6 +176,7 @@ CONFIGS = {
 }
 
 
+@pytest.mark.slow
 def test_configs_that_fail_name_file_and_line(tmp_path):
   file = tmp_path / "config.py"
   with forks.command("launch.train") as train:

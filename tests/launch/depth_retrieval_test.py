@@ -60,6 +60,7 @@ def test_runs_that_are_there_are_not_repeated(run, tmp_path):
     (["--out=/dev/null/x", "--systems=standard"], "cannot write to /dev/null/x"),
   ],
 )
+@pytest.mark.slow
 def test_mistakes(run, flags, words):
   code, output = run(*flags)
   assert code == 1 and output.startswith("error: ") and output.count("\n") == 1, output

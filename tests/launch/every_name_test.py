@@ -16,7 +16,7 @@ from tests.helpers.runs import command, finish, write_text
 
 V, T, B, STEPS = 32, 8, 8, 4
 # The other commands' tests run block_attn_res.
-ONE_PER_STRATEGY = ("gate", pytest.param("attn_res", marks=pytest.mark.slow))
+ONE_PER_STRATEGY = ("gate", pytest.param("attn_res", marks=pytest.mark.release))
 
 
 def narrow(name):
@@ -77,11 +77,12 @@ def check_command(name, folder):
 
 
 @pytest.mark.parametrize("name", ONE_PER_STRATEGY)
+@pytest.mark.slow
 def test_command(name, tmp_path):
   check_command(name, tmp_path)
 
 
-@pytest.mark.slow
+@pytest.mark.release
 @pytest.mark.parametrize("name", ["deepnorm", "x0_residual", "deep_delta", "muddformer", "mhc"])
 def test_command_with_systems_of_other_shapes(name, tmp_path):
   check_command(name, tmp_path)

@@ -145,6 +145,7 @@ OF_OTHERS = {"gpus-per-task", "gpu-bind"}  # srun
 
 
 @pytest.mark.parametrize("page", doc_commands.PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+@pytest.mark.slow
 def test_pages_name_flags_that_help_has(run, page):
   def flags_of(command):
     code, output = run(*command.split(), "--help")

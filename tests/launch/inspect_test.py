@@ -28,6 +28,7 @@ def results(out, what):
   return json.loads((out / f"{what}_results.json").read_text())
 
 
+@pytest.mark.slow
 def test_parts_of_a_logit(folder, tmp_path):
   code, output = run("--what=attribution", f"--hf={folder}", "--text=depth", f"--out={tmp_path}")
   assert code == 0, output
@@ -101,6 +102,7 @@ def test_mistakes(forked, flags, words):
     ),
   ],
 )
+@pytest.mark.slow
 def test_prompts_and_answers_that_cannot_be(forked, folder, tmp_path, flags, words):
   code, output = forked(f"--hf={folder}", f"--out={tmp_path}", *flags)
   assert code == 1 and output.startswith("error: ") and output.count("\n") == 1, output

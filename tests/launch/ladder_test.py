@@ -110,7 +110,8 @@ def test_mistakes_are_one_line(tmp_path, forked):
   assert code == 1 and "its runs have different data: aa, bb" in output
 
 
-@pytest.mark.parametrize("size", ["toy", pytest.param("full", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("size", ["toy", pytest.param("full", marks=pytest.mark.release)])
+@pytest.mark.slow
 def test_rungs_have_20_tokens_per_parameter(size):
   found = dict(ladders.runs(size))
   assert len(found) == 4 * len(ladder.ARMS)

@@ -143,6 +143,7 @@ def test_jax_processes_see_the_devices_of_all():
     (["--num_processes=0", "--", "true"], "num_processes"),
   ],
 )
+@pytest.mark.slow
 def test_mistakes(arguments, words):
   command = [sys.executable, "-m", "launch.local", *arguments]
   done = subprocess.run(command, cwd=ROOT, text=True, capture_output=True, timeout=60)

@@ -64,7 +64,7 @@ def test_a_run_that_is_killed_while_it_saves_goes_on(gcs, bucket, command, tmp_p
   assert "gs:" not in os.listdir(runs.REPOSITORY)
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_two_processes_train_there_from_another_run(gcs, bucket, command):
   runs.finish(command("parent", train__steps=10))
   origin = f"--config.train.init_from=gs://{bucket}/parent/checkpoints/10"

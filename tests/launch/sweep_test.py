@@ -93,6 +93,7 @@ def test_a_shipped_sweep_by_its_name(forked, tmp_path):
   assert code == 0 and f"--config.workdir={tmp_path}/standard" in output, output
 
 
+@pytest.mark.slow
 def test_a_failing_run_does_not_end_the_sweep(sweep_file, tmp_path, forked):
   first = _run(f"--config={sweep_file}", "--only=bad,impossible,good")
   assert first.returncode == 1
@@ -251,7 +252,7 @@ def test_tuning_is_printed_first(planned, forked):
   assert all("--config.seed=9" in line and "--config.train.steps=2" in line for line in lines)
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_a_planned_sweep_tunes_runs_and_compares(planned, tmp_path):
   settings = [f"--config={planned}", "--config.train.steps=4", "--config.train.log_every=2"]
   settings += ["--config.optim.learning_rate=0.1"]
@@ -283,7 +284,7 @@ def test_a_planned_sweep_tunes_runs_and_compares(planned, tmp_path):
 NASTY = "$a_{$ [/x] :fire: 'q' \"r\" $(id) `id` ü*"
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_a_folder_of_any_name_goes_through_training_report_and_table(tmp_path):
   root = write_text(tmp_path)
   folder = tmp_path / NASTY
@@ -312,6 +313,7 @@ def test_a_folder_of_any_name_goes_through_training_report_and_table(tmp_path):
   assert (out / "report.html").stat().st_size > 5000
 
 
+@pytest.mark.slow
 def test_alike_runs_train_together(sweep_file, forked):
   text = sweep_file.read_text().replace('{"seed": 1}', '{"seed": 1, "optim.learning_rate": 1e-3}')
   sweep_file.write_text(text)

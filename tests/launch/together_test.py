@@ -78,6 +78,7 @@ def test_intervene(root):
 
 
 @pytest.mark.parametrize("what", ["lens", "attribution"])
+@pytest.mark.release
 def test_inspect(root, what):
   text = [f"--data={root / 'text' / '0.txt'}", "--tokens=400", "--batch_size=4", "--seq_len=16"]
   more = ["--steps=4"] if what == "lens" else []

@@ -16,6 +16,7 @@ def launch(cloud, *arguments, cwd=ROOT):
   return cloud.run("launch.tpu", *arguments, cwd=cwd)
 
 
+@pytest.mark.slow
 def test_resume_after_a_preemption(cloud, checkout):
   launched = cloud.folder / "launched"
   program = (

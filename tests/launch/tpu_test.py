@@ -129,6 +129,7 @@ def test_code_reaches_all_hosts_and_the_command_runs_there(cloud, checkout):
 
 
 @pytest.mark.parametrize("failing", ["git status", "git bundle", "resources scp", "resources ssh"])
+@pytest.mark.slow
 def test_install_fails_step_by_step(cloud, checkout, failing):
   cloud.state.write_text("ACTIVE\n")
   tools = StandIns(cloud.folder / "git", "git") if "git" in failing else cloud

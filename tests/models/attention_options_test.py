@@ -104,6 +104,7 @@ def test_gradients_reach_the_first_values_through_all_layers(depth, remat):
 
 
 @walks.names("block_attn_res", among=("attn_res", "block_attn_res"))
+@pytest.mark.slow
 def test_gradients_of_growing_states_are_those_of_the_loop(name):
   config = decoders.config("llama", name, **BOTH)
   graphdef, state = nnx.split(decoders.decoder(config))

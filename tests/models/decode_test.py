@@ -68,11 +68,13 @@ def test_prefill_and_single_tokens_in_gpt2_style(name):
     {"residual": "attn_res", "options": {"views": "qk_v"}, "value_residual": "learned"},
   ],
 )
+@pytest.mark.slow
 def test_attention_options_in_chunks_of_any_length(changes):
   assert_close(*cached_and_whole(decoders.config("llama", **changes), (5, 1, 2, 1)), 1e-5)
 
 
 @walks.names("deep_delta")
+@pytest.mark.slow
 def test_64_greedy_tokens_are_those_of_the_whole_row(name):
   # A tied head that sees little else than its token would repeat it.
   options = {"max_positions": 80, "tied_embeddings": False, **EXTRAS}
@@ -94,6 +96,7 @@ def test_64_greedy_tokens_are_those_of_the_whole_row(name):
   assert max(len(set(row)) for row in want[:, 5:]) > 3
 
 
+@pytest.mark.slow
 def test_bfloat16_cache_is_bfloat16():
   config = decoders.config("llama", "attn_res", dtype="bfloat16", **EXTRAS)
   cache = decoders.decoder(config).empty_cache(2, 4)
@@ -135,6 +138,7 @@ def temporary_bytes(length, chunk):
 
 
 @pytest.mark.parametrize("parts", [1, 2])
+@pytest.mark.slow
 def test_memory_of_a_prefill_is_linear_in_the_prompt(parts):
   one, two, four = (temporary_bytes(length, length // parts) for length in (1024, 2048, 4096))
   assert two / one <= 2.2 and four / two <= 2.2, (one, two, four)

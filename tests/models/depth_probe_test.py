@@ -41,7 +41,7 @@ QUICK = ("attenuation-(0, -1)-layer", "block_attn_res-2", "elc-zero-True", "x0_r
 
 
 def walk(systems):
-  marks = {False: pytest.mark.slow, True: ()}
+  marks = {False: pytest.mark.release, True: ()}
   names = ["-".join([name, *map(str, options.values())]) for name, options in systems]
   marked = [
     pytest.param(*one, id=name, marks=marks[name in QUICK])

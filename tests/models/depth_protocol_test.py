@@ -68,6 +68,7 @@ def by_scan_and_by_hand(made):
   [(SharedStandard, {}), (SharedFull, {}), (SharedBlock, {"layers_per_block": 2})],
   ids=lambda value: getattr(value, "__name__", ""),
 )
+@pytest.mark.slow
 def test_gradients_of_a_parameter_that_all_layers_share(cls, options):
   for got, want in by_scan_and_by_hand(cls(**SIZES, **options)):
     assert_close(got, want, 1e-5)

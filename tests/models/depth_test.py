@@ -14,6 +14,7 @@ from tests.helpers import decoders, walks
 
 
 @walks.names("block_attn_res", among=("attn_res", "block_attn_res"))
+@pytest.mark.slow
 def test_twice_the_layers_take_twice_the_memory(name):
   bytes_24, bytes_48 = (
     {remat: decoders.training_bytes(name, remat, n) for remat in depth.REMAT} for n in (24, 48)
@@ -64,6 +65,7 @@ def test_context_reaches_every_branch_and_so_do_its_gradients(name):
 
 
 @pytest.mark.parametrize("name", ["standard", "attn_res", "block_attn_res"])
+@pytest.mark.slow
 def test_what_branches_keep_is_stacked_over_layers(name):
   made = toy.build(name, {"layers_per_block": 2} if name == "block_attn_res" else {})
   layers, x = toy.layers(), jnp.asarray(toy.embeddings())

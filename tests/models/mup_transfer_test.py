@@ -113,7 +113,7 @@ def spread(mup, name):
   return {key: max(f[key] for f in found) / min(f[key] for f in found) for key in found[0]}
 
 
-@pytest.mark.slow
+@pytest.mark.release
 @pytest.mark.parametrize("name", ["adamw", "muon"])
 def test_activations_keep_their_size_over_widths(name):
   assert max(spread(MUP, name).values()) < 2
@@ -134,7 +134,7 @@ def test_the_stream_keeps_its_size_over_depths():
   assert large / small > 8
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_the_best_rate_stays_over_widths():
   best = {}
   for mup in (MUP, OFF):

@@ -57,7 +57,7 @@ QUICK = {("muddformer", "nnx.remat"), ("block_attn_res", "scan with remat"), ("g
 # What recomputes without a scan goes by the kind of depth state: one system of each.
 KINDS = ("gate", "x0_residual", "attn_res", "delta_block_attn_res", "muddformer", "mhc")
 CASES = [
-  pytest.param(name, run, marks=() if (name, run) in QUICK else pytest.mark.slow)
+  pytest.param(name, run, marks=() if (name, run) in QUICK else pytest.mark.release)
   for name in combinators.names()
   for run in RUNS
   if name in KINDS or run in ("loop", "scan with remat")

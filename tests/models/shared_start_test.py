@@ -51,6 +51,7 @@ def compare(found, wanted, rtol=0.0):
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("name", combinators.names())
+@pytest.mark.slow
 def test_every_system_starts_with_the_same_shared_parameters(name, form):
   rest = compare(start(name, **FORMS[form]), reference(form), 1e-6 * (name == "deepnorm"))
   # A system may have views with norms of their own, no norms before branches, or no final norm.
@@ -76,6 +77,7 @@ def test_no_two_parameters_start_alike():
 
 
 @pytest.mark.parametrize("name", ["standard", "depth_attention"])
+@pytest.mark.slow
 def test_devices_that_share_parameters_start_them_as_one_does(name):
   config = settings(name, d_model=32, num_heads=8, num_kv_heads=8, mlp_dim=32, vocab_size=32)
   split = ModelDef(config, layouts.layout("fsdp_tp", data=2, fsdp=2, tensor=2)).init(3)

@@ -129,7 +129,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(
-  "changes", [CASES[0], *(pytest.param(case, marks=pytest.mark.slow) for case in CASES[1:])]
+  "changes", [CASES[0], *(pytest.param(case, marks=pytest.mark.release) for case in CASES[1:])]
 )
 def test_numpy(changes):
   config, model, parameters, tokens = example(**changes)
@@ -139,7 +139,7 @@ def test_numpy(changes):
     assert_close(in_numpy(parameters, config, tokens, rotated_keys=False), want, 1e-12)
 
 
-@pytest.mark.parametrize("remat", ["none", pytest.param("full", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("remat", ["none", pytest.param("full", marks=pytest.mark.release)])
 def test_gradients_of_a_scan_are_those_of_numpy(remat):
   changes = BOTH | {"depth_values": DepthValuesConfig(2, 1, True), "remat": remat}
   config, model, parameters, tokens = example(**changes)
@@ -201,8 +201,10 @@ def test_every_combinator_takes_both(name):
   "changes",
   [
     BOTH | {"short_swa": ShortSWAConfig(3), "depth_values": DepthValuesConfig(3, 1, True)},
-    pytest.param(DEPTH | {"residual": "block_attn_res", "parallel": True}, marks=pytest.mark.slow),
-    pytest.param(GATED | {"positions": "learned"}, marks=pytest.mark.slow),
+    pytest.param(
+      DEPTH | {"residual": "block_attn_res", "parallel": True}, marks=pytest.mark.release
+    ),
+    pytest.param(GATED | {"positions": "learned"}, marks=pytest.mark.release),
   ],
 )
 def test_decoding_with_a_cache_is_the_whole_row(changes):

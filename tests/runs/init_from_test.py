@@ -98,6 +98,7 @@ def test_gates_and_attention_residuals_claim_to_be_standard():
 
 
 @walks.names("standard", "gate", "block_attn_res", "muddformer", among=CLAIMED)
+@pytest.mark.slow
 def test_neutral_combinators_go_on_with_the_parents_function(parent, learned, name):
   model = model_def(name)
   params, inheritance = started(model, parent)
@@ -153,6 +154,7 @@ def test_a_combinator_in_place_of_norms_takes_their_gains(parent, learned):
     started(ModelDef(layer_norms, layouts.layout(devices=jax.devices()[:1])), parent)
 
 
+@pytest.mark.slow
 def test_run_starts_from_a_workdir_and_resumes_without_it(root, parent):
   moved = shutil.copytree(parent.saved.workdir, root / "moved")
   child = settings(root, root / "child", "block_attn_res", init_from=str(moved))

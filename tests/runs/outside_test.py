@@ -42,6 +42,7 @@ def trained_and_forgotten(name, folder):
   return decoder
 
 
+@pytest.mark.slow
 def test_the_record_of_a_run_may_name_an_installed_package(echo, tmp_path):
   decoder = trained_and_forgotten("echo", tmp_path)
   assert experiment.load(str(tmp_path / "run")).decoder == decoder

@@ -33,7 +33,7 @@ def walk():
   pairs = [(name, rules) for name in EVERY_SET for rules in MESHES]
   pairs += [(name, "fsdp_tp") for name in combinators.names() if name not in EVERY_SET]
   pairs.append(("deep_delta", "long_context"))  # convolutions over tokens
-  marks = {False: pytest.mark.slow, True: ()}
+  marks = {False: pytest.mark.release, True: ()}
   return [pytest.param(*p, marks=marks[p in QUICK], id="-".join(p)) for p in pairs]
 
 
@@ -109,8 +109,11 @@ def test_a_gathered_source_would_be_seen():
   assert (8, T, 16) in gathered_activations(whole.lower(x).compile().as_text())
 
 
-@pytest.mark.parametrize("name", ["standard", pytest.param("deep_delta", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("length", [pytest.param(3, marks=pytest.mark.slow), 4])
+@pytest.mark.parametrize(
+  "name", ["standard", pytest.param("deep_delta", marks=pytest.mark.release)]
+)
+@pytest.mark.parametrize("length", [pytest.param(3, marks=pytest.mark.release), 4])
+@pytest.mark.slow
 def test_a_split_sequence_generates_the_same_tokens(name, length):
   # 5 rows and prompts of 3 tokens divide over no mesh axis, those of 4 tokens do.
   prompts = np.random.default_rng(0).integers(0, 32, (5, 4)).astype(np.int32)

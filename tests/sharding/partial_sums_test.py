@@ -25,7 +25,7 @@ SLOW += [(name, "long_context") for name in ("mhc", "muddformer", "deep_delta", 
 
 def walk():
   quick = [pytest.param(*p, id="-".join(p)) for p in QUICK]
-  return quick + [pytest.param(*p, marks=pytest.mark.slow, id="-".join(p)) for p in SLOW]
+  return quick + [pytest.param(*p, marks=pytest.mark.release, id="-".join(p)) for p in SLOW]
 
 
 def lowered_step(name, rules):

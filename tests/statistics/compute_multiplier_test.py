@@ -86,8 +86,9 @@ def test_speeds_count_only_where_both_are_known():
 
 
 @pytest.mark.parametrize(
-  ("rungs", "floor"), [(4, None), (4, FLOOR), pytest.param(6, None, marks=pytest.mark.slow)]
+  ("rungs", "floor"), [(4, None), (4, FLOOR), pytest.param(6, None, marks=pytest.mark.release)]
 )
+@pytest.mark.slow
 def test_coverage_of_the_interval(rungs, floor):
   """95 % of the intervals of noisy ladders hold the multiplier; n − 2 would hold 80 % of them."""
   rng, saving, trials, hit = np.random.default_rng(0), 1.2, 400, np.zeros(2)

@@ -75,6 +75,7 @@ def test_holm_by_hand():
 
 
 @pytest.mark.parametrize("n", [2, 3, 5])
+@pytest.mark.slow
 def test_intervals_hold_the_truth_in_95_of_100_sweeps(n):
   sweeps, held, rejected = 1000, 0, 0
   for seed in range(sweeps):

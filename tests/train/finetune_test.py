@@ -49,12 +49,12 @@ def settings(root, folder, name=None, **train):
 @pytest.mark.parametrize(
   ("family", "name", "options"),
   [
-    pytest.param("gemma2", "standard", {}, marks=pytest.mark.slow),
+    pytest.param("gemma2", "standard", {}, marks=pytest.mark.release),
     ("gemma2", "gate", {"granularity": "channel"}),
     ("gpt2", "attenuation", {"layers": (1,), "alpha": 1.0}),
-    pytest.param("gpt_neox", "gate", {}, marks=pytest.mark.slow),
-    pytest.param("gemma3", "gate", {}, marks=pytest.mark.slow),
-    pytest.param("olmo3", "gate", {}, marks=pytest.mark.slow),
+    pytest.param("gpt_neox", "gate", {}, marks=pytest.mark.release),
+    pytest.param("gemma3", "gate", {}, marks=pytest.mark.release),
+    pytest.param("olmo3", "gate", {}, marks=pytest.mark.release),
   ],
 )
 def test_neutral_init_continues_the_pretrained_model(root, tmp_path, family, name, options):

@@ -11,13 +11,13 @@ from tests import kills
 ROOT = pathlib.Path(__file__).parents[2]
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_kills_in_every_phase(tmp_path):
   killed = kills.kills(tmp_path, count=10)
   assert set(killed) == {"data", "compile", "train", "save", "evaluation", "report"}
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_nothing_grows():
   # In a process of its own, whose heaps are few from the start.
   command = [sys.executable, "-m", "tests.soak", "--steps=1600", "--saves=160"]

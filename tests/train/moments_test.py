@@ -58,8 +58,9 @@ def states(made, steps=3):
 
 
 @pytest.mark.parametrize(
-  ("optimizer", "microbatches"), [("adamw", 2), pytest.param("muon", 1, marks=pytest.mark.slow)]
+  ("optimizer", "microbatches"), [("adamw", 2), pytest.param("muon", 1, marks=pytest.mark.release)]
 )
+@pytest.mark.slow
 def test_updates_are_the_same(optimizer, microbatches):
   whole, split = (states(programs(moments, optimizer, microbatches)) for moments in ((), ("data",)))
   assert whole.step == split.step == 3
@@ -89,6 +90,7 @@ def exchanged(made):
   ]
 
 
+@pytest.mark.slow
 def test_updated_parameters_are_gathered_once_per_step():
   """The compiler for CPUs has no reduce-scatters of its own: it sums whole gradients."""
   made = programs(("data",), microbatches=2)

@@ -115,8 +115,9 @@ def inf_in_moments(state, *, one_copy=True):
 
 
 @pytest.mark.parametrize(
-  "guarded", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["guarded", "unguarded"]
+  "guarded", [True, pytest.param(False, marks=pytest.mark.release)], ids=["guarded", "unguarded"]
 )
+@pytest.mark.slow
 def test_a_learning_rate_of_1e25_from_a_step_on(root, tmp_path, guarded):
   trained.run(settings(root, tmp_path, steps=4))
   before = contents(tmp_path)
@@ -143,10 +144,11 @@ def test_a_learning_rate_of_1e25_from_the_start(root, tmp_path):
   [
     (nan_in_parameters, "parameters that are not finite"),
     pytest.param(
-      inf_in_moments, "moments of the optimizer that are not finite", marks=pytest.mark.slow
+      inf_in_moments, "moments of the optimizer that are not finite", marks=pytest.mark.release
     ),
   ],
 )
+@pytest.mark.slow
 def test_memory_that_goes_wrong(root, tmp_path, change, words):
   config = settings(root, tmp_path)
   with at_step(6, change):
@@ -158,7 +160,7 @@ def test_memory_that_goes_wrong(root, tmp_path, change, words):
 
 
 @pytest.mark.parametrize(
-  "change", [nan_in_parameters, pytest.param(inf_in_moments, marks=pytest.mark.slow)]
+  "change", [nan_in_parameters, pytest.param(inf_in_moments, marks=pytest.mark.release)]
 )
 def test_a_checkpoint_that_an_older_program_saved(root, tmp_path, change):
   off = {"skip_nonfinite": False, "max_update": 0.0}
@@ -195,6 +197,7 @@ def test_the_last_step_is_skipped(root, tmp_path):
   assert_trains(settings(root, tmp_path, steps=5), start=2)
 
 
+@pytest.mark.slow
 def test_a_signal_while_steps_are_skipped(root, tmp_path):
   config = settings(root, tmp_path, steps=8)
 

@@ -76,6 +76,7 @@ def assert_as_alone(found: dict, alone: dict) -> None:
       np.testing.assert_allclose(found[key], value, rtol=rtol, atol=1e-7, err_msg=str(key))
 
 
+@pytest.mark.slow
 def test_two_processes_train_as_one(root, alone):
   first, second = ends(start_together(2, a_run(root, "two", **MEASURED)))
   assert first[0] == second[0] == 0, first[1] + second[1]
@@ -85,7 +86,7 @@ def test_two_processes_train_as_one(root, alone):
   assert len([line for line in second[1].splitlines() if "[Gloo]" not in line]) == 1
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_four_processes_train_as_one(root, alone):
   # Two processes read the same rows, and each holds the half of their tokens.
   mesh = {"mesh__data": 1, "mesh__fsdp": 2, "mesh__sequence": 2, "sharding__name": "long_context"}
@@ -228,6 +229,7 @@ def test_error_on_process_0_ends_all(root):
   assert "process 1 ends with process 0" in found[1][1] and "cannot write to" in found[1][1]
 
 
+@pytest.mark.slow
 def test_bringup_fails_in_one_line(root):
   with socket.socket() as taken:
     taken.bind(("", 0))

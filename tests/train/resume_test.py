@@ -205,6 +205,7 @@ def test_generate_reads_the_checkpoint(straight, generate):
     ("--stop=ab", "stop='ab' is 2 tokens; it must be one"),
   ],
 )
+@pytest.mark.slow
 def test_generate_refuses_in_one_line(straight, generate, flag, words):
   code, output = generate(f"--checkpoint={straight}", flag)
   assert code == 1

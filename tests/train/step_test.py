@@ -73,7 +73,7 @@ def whole(plain):
   return one_step(plain)
 
 
-@pytest.mark.parametrize("microbatches", [2, pytest.param(8, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("microbatches", [2, pytest.param(8, marks=pytest.mark.release)])
 def test_microbatches_weigh_by_tokens(whole, microbatches):
   state, metrics = one_step(setup(microbatches=microbatches))
   assert metrics["sums"].tokens == whole[1]["sums"].tokens
@@ -86,8 +86,8 @@ def test_microbatches_weigh_by_tokens(whole, microbatches):
 @pytest.mark.parametrize(
   "mesh",
   [
-    pytest.param({"data": 8}, marks=pytest.mark.slow),
-    pytest.param({"data": 1, "fsdp": 8}, marks=pytest.mark.slow),
+    pytest.param({"data": 8}, marks=pytest.mark.release),
+    pytest.param({"data": 1, "fsdp": 8}, marks=pytest.mark.release),
     {"data": 2, "fsdp": 2, "tensor": 2},
   ],
   ids=["data", "fsdp", "mixed"],
@@ -109,7 +109,7 @@ def test_sharded_step_of_muon_is_the_step_of_one_device():
   assert relative(*changes) < 450e-6
 
 
-@pytest.mark.parametrize("name", ["adamw", pytest.param("muon", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["adamw", pytest.param("muon", marks=pytest.mark.release)])
 def test_state_is_made_and_stays_where_it_belongs(name):
   _run, model, optimizer, step = setup({"data": 2, "fsdp": 2, "tensor": 2}, optimizer=name)
   state = init_state(model, optimizer, seed=0)

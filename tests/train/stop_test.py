@@ -81,7 +81,7 @@ def test_stops_in_compilation_and_evaluation(root):
   assert evaluated(root / "short") == {0}  # the one owed; that of step 5 was thrown away
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_sigterm_20_of_20_times(root, monkeypatch):
   name = "often"
   steps = [stop_in_compilation(root, name)]

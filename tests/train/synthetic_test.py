@@ -21,6 +21,7 @@ def trained(tmp_path, task, count=100_000, **settings):
   return read_metrics(tmp_path / "run" / FILE_NAME)
 
 
+@pytest.mark.slow
 def test_accuracy_comes_by_level_and_sums_up(tmp_path):
   records = trained(tmp_path, "parity", 2000, steps=2, eval_rows=32, batch_size=16, log_every=1)
   losses = [r["train/loss"] for r in records if "train/loss" in r]
@@ -32,13 +33,13 @@ def test_accuracy_comes_by_level_and_sums_up(tmp_path):
   np.testing.assert_allclose(np.mean(by_level), last["validation/accuracy"], atol=1e-6)
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_two_layers_learn_associative_recall(tmp_path):
   records = trained(tmp_path, "mqar", 15_000, steps=200, eval_every=0)
   assert [r for r in records if "validation/accuracy" in r][-1]["validation/accuracy"] > 0.9
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_products_in_s3_are_learned_from_left_to_right(tmp_path):
   records = trained(tmp_path, "s3", 30_000, steps=400, eval_every=0)
   last = [r for r in records if "validation/accuracy" in r][-1]

@@ -19,6 +19,7 @@ def test_ceiling_by_counting_all_cases():
 
 
 @pytest.mark.parametrize(("sources", "said"), [(8, 0.208), (16, 0.150)])
+@pytest.mark.slow
 def test_ceiling_by_drawing(sources, said):
   rng = np.random.default_rng(0)
   symbols = rng.integers(32, size=(200_000, sources))

@@ -24,6 +24,7 @@ def test_the_plain_stream_is_at_its_ceiling_and_denseformer_above_it():
   assert (dense[0] > 0.95).all() and (abs(dense[1] - limit) < 0.06).all()
 
 
+@pytest.mark.slow
 def test_runs_do_not_depend_on_those_beside_them():
   both = accuracies(System("attn_res"), 2, [Task(1), Task(None)], (0, 1), SHORT)
   alone = accuracies(System("attn_res"), 2, [Task(None)], (1,), SHORT)
@@ -33,8 +34,14 @@ def test_runs_do_not_depend_on_those_beside_them():
 
 @pytest.mark.parametrize(
   "text",
-  ["deep_delta", "deepnorm", "block_attn_res", pytest.param("muddformer", marks=pytest.mark.slow)],
+  [
+    "deep_delta",
+    "deepnorm",
+    "block_attn_res",
+    pytest.param("muddformer", marks=pytest.mark.release),
+  ],
 )
+@pytest.mark.slow
 def test_output_is_that_of_the_depth_runner(text):
   made = System(text).build(4, 8, nnx.Rngs(0))
   writes = jnp.asarray(np.random.default_rng(0).normal(size=(5, 3, 8)), jnp.float32)
@@ -58,7 +65,7 @@ SETTLED = (
 )  # fmt: skip
 
 
-@pytest.mark.slow
+@pytest.mark.release
 @pytest.mark.parametrize("text", SETTLED)
 def test_these_systems_find_the_last_source(text):
   assert (accuracies(System.parse(text), 7, [Task(7)], (0, 1), Setup()) >= 0.95).all()

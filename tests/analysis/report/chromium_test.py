@@ -72,6 +72,7 @@ def opened(request, browser, folder, tmp_path_factory):
   return browser, request.param, matplotlib.image.imread(picture)
 
 
+@pytest.mark.slow
 def test_no_console_message_and_no_request(opened):
   page, _, _ = opened
   assert page.console == []

@@ -47,7 +47,10 @@ def damage_and_rebuild(original, folder, seed):
   return case, gone
 
 
-@pytest.mark.parametrize("seeds", [range(40), pytest.param(range(40, 240), marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+  "seeds", [range(40), pytest.param(range(40, 240), marks=pytest.mark.release)]
+)
+@pytest.mark.slow
 def test_every_damage_is_found_and_built_anew(original, tmp_path, warnings, seeds):
   for seed in seeds:
     warnings.clear()

@@ -19,7 +19,7 @@ from resjax.models.sampling import generate
 FOLDER = pathlib.Path(__file__).parents[2] / "golden" / "huggingface"
 NAMES = sorted(path.parent.name for path in FOLDER.glob("*/config.json"))
 PROMPT = 6
-SLOW = pytest.mark.slow
+RELEASE = pytest.mark.release
 
 
 @functools.cache
@@ -77,8 +77,8 @@ def test_every_family_is_there():
 
 
 def walk(quick):
-  """Parametrizes a test over all models; those that are not `quick` are slow."""
-  marked = [pytest.param(name, marks=() if name in quick else SLOW) for name in NAMES]
+  """Parametrizes a test over all models; those that are not `quick` wait for `release`."""
+  marked = [pytest.param(name, marks=() if name in quick else RELEASE) for name in NAMES]
   return pytest.mark.parametrize("name", marked)
 
 

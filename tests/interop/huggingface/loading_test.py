@@ -71,10 +71,10 @@ def test_any_slice_of_a_part_is_read(per_head):
   "name, mesh",
   [
     ("llama", {"data": 1, "fsdp": 4, "tensor": 2}),
-    pytest.param("gpt_neox", {"data": 2, "fsdp": 2, "tensor": 2}, marks=pytest.mark.slow),
-    pytest.param("gpt2", {"data": 1, "fsdp": 8}, marks=pytest.mark.slow),
-    pytest.param("olmo2", {"data": 2, "fsdp": 2, "tensor": 2}, marks=pytest.mark.slow),
-    pytest.param("phi3", {"data": 1, "fsdp": 4, "tensor": 2}, marks=pytest.mark.slow),
+    pytest.param("gpt_neox", {"data": 2, "fsdp": 2, "tensor": 2}, marks=pytest.mark.release),
+    pytest.param("gpt2", {"data": 1, "fsdp": 8}, marks=pytest.mark.release),
+    pytest.param("olmo2", {"data": 2, "fsdp": 2, "tensor": 2}, marks=pytest.mark.release),
+    pytest.param("phi3", {"data": 1, "fsdp": 4, "tensor": 2}, marks=pytest.mark.release),
   ],
 )
 def test_shards_are_slices_of_the_same_parameters(name, mesh):

@@ -11,7 +11,7 @@ import pytest
 REPOSITORY = Path(__file__).parents[3]
 
 
-@pytest.mark.slow
+@pytest.mark.release
 @pytest.mark.parametrize("devices", [1, 8])
 def test_half_a_gigabyte_blocks_no_more_than_two_seconds(tmp_path, devices):
   flags = f"--xla_force_host_platform_device_count={devices}"

@@ -34,7 +34,7 @@ def check(report):
   assert large["temporary_bytes"] <= 2.2 * small["temporary_bytes"]
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_cpu():
   check(measured("--rounds=1"))
 

@@ -50,6 +50,7 @@ def run(*words):
   )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_case_that_dies_or_hangs_costs_no_other(tmp_path):
   done = run("-c", PARENT, WORKER, str(tmp_path), "240")
   assert done.returncode == 0, done.stderr
@@ -91,7 +92,7 @@ def test_cases_reach_every_kernel_dtype_and_width():
 @pytest.mark.skipif(
   not hasattr(plgpu, "InterpretGPUParams"), reason="this JAX has no interpreter of GPU kernels"
 )
-@pytest.mark.slow
+@pytest.mark.release
 def test_the_kernels_are_right_in_the_interpreter(tmp_path):
   words = ["--interpret", "--again=1", "--only=T=5", f"--out={tmp_path}", "--deadline=300"]
   done = run("-m", "launch.bench", "correctness", *words)

@@ -102,7 +102,7 @@ def test_stages_keep_to_nine_minutes_and_the_trial_has_the_same_kinds_of_arms():
     assert f"--model={model}" in asked
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_the_trial_on_a_cpu_reaches_every_arm(tmp_path):
   done = day("--dry_run", f"--out={tmp_path}")
   assert done.returncode == 0, done.stderr

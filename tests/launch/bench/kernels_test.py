@@ -122,6 +122,7 @@ def test_the_loop_runs_as_often_as_it_says(monkeypatch):
   assert len(ran) == 1
 
 
+@pytest.mark.slow
 def test_all_forms_of_a_network_are_one_function():
   shape = NetworkShape(6, 2, 3, 128)  # its last block begins with enough sources for two phases
   queries, gains, sources = networks.inputs(shape)
@@ -162,7 +163,7 @@ def test_every_arm_of_a_read_has_a_record(records):
   assert len(records) == 2 * len(names)
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_every_arm_of_a_network_has_a_record(tmp_path):
   records = report(tmp_path, "--suites=block,network", "--shapes=8x128x2", "--networks=4x2x8x128")
   own = {"copy", "xla_stack", "xla_no_stack", "direct", "two_phase", "residual_norm"}

@@ -30,6 +30,7 @@ def test_a_small_decoder(tmp_path):
 
 
 @pytest.mark.parametrize(("model", "width"), [("gpt2_124m", 768), ("llama_1p3b", 2048)])
+@pytest.mark.slow
 def test_the_decoder_of_a_config(model, width):
   program = (
     "import sys; from absl import flags; from launch.bench import step\n"

@@ -53,7 +53,7 @@ def run(tmp_path, *flags):
   return subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True)
 
 
-@pytest.mark.slow
+@pytest.mark.release
 @needs_libtpu
 def test_costs_are_those_of_the_page_and_stay_where_they_are(tmp_path):
   done = run(tmp_path, "--only=standard")

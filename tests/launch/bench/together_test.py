@@ -11,7 +11,7 @@ import pytest
 REPOSITORY = Path(__file__).parents[3]
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_two_small_runs(tmp_path):
   sizes = ["--runs=2", "--d_model=32", "--rows=1", "--seq_len=16", "--repeats=2"]
   command = [sys.executable, "-m", "launch.bench.together", *sizes, f"--out={tmp_path}"]

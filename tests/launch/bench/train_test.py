@@ -9,7 +9,7 @@ import pytest
 from tests.helpers.runs import REPOSITORY, environment, finish, small_command, write_text
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_a_killed_run_is_the_same_run(tmp_path):
   root = write_text(tmp_path)
   train = small_command(root, root / "unused")
@@ -38,6 +38,7 @@ def test_a_disk_without_room_for_two_checkpoints_is_refused_before_the_killed_ru
   assert done.stdout == "room\n" and "two checkpoints" in done.stderr and "--out" in done.stderr
 
 
+@pytest.mark.slow
 def test_the_default_is_a_config_that_exists(tmp_path):
   shown = "import json; from launch.bench import train; print(json.dumps(train.DEFAULT))"
   default = json.loads(finish([sys.executable, "-c", shown]))

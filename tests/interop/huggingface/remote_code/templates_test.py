@@ -27,6 +27,7 @@ ALL = ("views", "values", "norm_gate", "short_swa", "parallel", "windows", "long
 PARTS = ("views",), ("norm_gate",), ("windows",), ("longrope",), ALL
 
 
+@pytest.mark.slow
 def test_the_files_are_short_and_pass_ruff(tmp_path):
   for name, parts in itertools.product(remote_code.names(), ((), *PARTS)):
     folder = tmp_path / "-".join([name, *parts])
@@ -200,6 +201,7 @@ def declared(config):
 
 
 @pytest.mark.parametrize("case", RESIDUALS, ids=str)
+@pytest.mark.slow
 def test_templates_declare_the_tensors_that_are_written(case):
   parts = remote_code.apart(case.config, parameters(case.config, Layout()))
   of_residual = {
