@@ -18,7 +18,7 @@ QUICK = not slow and not release
 unexport PYTHONDONTWRITEBYTECODE
 
 .DELETE_ON_ERROR:
-.PHONY: train compare test test-all test-floor lint docs clean
+.PHONY: train compare test test-slow test-all test-floor lint docs clean
 
 train: $(VENV)/installed
 	$(RUN) -m resjax train --config=$(CONFIG) $(ARGS)
@@ -28,6 +28,9 @@ compare: $(VENV)/installed
 
 test: $(VENV)/installed-test
 	JAX_PLATFORMS=cpu $(RUN) -m pytest -n $(WORKERS) $(SHARE) -m "$(QUICK)" $(ARGS)
+
+test-slow: $(VENV)/installed-test
+	JAX_PLATFORMS=cpu $(RUN) -m pytest -n $(WORKERS) $(SHARE) -m "slow and not release" $(ARGS)
 
 test-all: $(VENV)/installed-test
 	JAX_PLATFORMS=cpu $(RUN) -m pytest -n $(WORKERS) $(SHARE) $(ARGS)

@@ -24,7 +24,8 @@ def interrupt(phase, info):
 def main():
   gc.callbacks.append(interrupt)
   gc.collect()
-  time.sleep(30)
+  for _ in range(200):  # a signal on the way into one long sleep is seen after it
+    time.sleep(0.1)
 
 cli.run(main)
 """

@@ -14,6 +14,7 @@ def run():
     yield run
 
 
+@pytest.mark.slow
 def test_runs_that_are_there_are_not_repeated(run, tmp_path):
   flags = ["--systems=standard", "--task=marked", "--layers=1", f"--out={tmp_path}"]
   code, output = run(*flags, "--seeds=0,1")

@@ -123,6 +123,7 @@ def test_short_form(run):
   assert run("launch.train", "-h") == run("launch.train", "--config=configs/tiny.py", "--help")
 
 
+@pytest.mark.slow
 def test_benchmarks(run):
   code, listed = run("launch.bench", "--help")
   assert code == 0 and all(f"  {name} " in listed for name in BENCHMARKS)

@@ -85,6 +85,7 @@ def test_missing_seeds_are_named(tmp_path, forked):
   assert "--reference=standard has 3 finished rungs" in output
 
 
+@pytest.mark.slow
 def test_mistakes_are_one_line(tmp_path, forked):
   folder = ladders.write(tmp_path / "a")
   for flags, words in (
@@ -128,7 +129,7 @@ def test_rungs_have_20_tokens_per_parameter(size):
       assert run.train.steps == -(-20 * body // batch)
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_a_ladder_of_four_sizes_is_trained_and_read(tmp_path):
   """Two arms of a very small ladder, from the first batch to the multipliers."""
   source = write_folder(tmp_path / "text", make_texts(400))

@@ -123,6 +123,7 @@ class _Views(combinators.Standard):
     return dict.fromkeys(self.view_names(site), state), None
 
 
+@pytest.mark.slow
 def test_norms_of_views_start_as_the_norm_of_the_stream(parent, learned, monkeypatch):
   monkeypatch.setitem(registry._REGISTRY, "views", _Views)
   model = model_def("views", {})

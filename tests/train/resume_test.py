@@ -182,6 +182,7 @@ def generate():
     yield run
 
 
+@pytest.mark.slow
 def test_generate_reads_the_checkpoint(straight, generate):
   def rows_of(*flags):
     code, output = generate(f"--checkpoint={straight}", *flags)

@@ -12,7 +12,10 @@ import pytest
 
 from tests.helpers import chromium, pages
 
-pytestmark = pytest.mark.skipif(chromium.PROGRAM is None, reason="no chromium on PATH")
+pytestmark = [
+  pytest.mark.skipif(chromium.PROGRAM is None, reason="no chromium on PATH"),
+  pytest.mark.slow,
+]
 
 WIDTHS = (400, 1600)
 LEGIBLE = 12  # pixels
@@ -72,7 +75,6 @@ def opened(request, browser, folder, tmp_path_factory):
   return browser, request.param, matplotlib.image.imread(picture)
 
 
-@pytest.mark.slow
 def test_no_console_message_and_no_request(opened):
   page, _, _ = opened
   assert page.console == []

@@ -48,6 +48,7 @@ def page(folder):
   return Parsed((folder / "report.html").read_text("utf-8"))
 
 
+@pytest.mark.slow
 def test_needs_nothing_else(page):
   assert not page.all("script") and not page.all("iframe") and not page.all("object")
   for tag, attributes in page.tags:
@@ -62,11 +63,13 @@ def test_needs_nothing_else(page):
     assert targets and all(target.startswith(("#", "data:")) for target in targets)
 
 
+@pytest.mark.slow
 def test_figures_on_the_page_have_their_titles_as_text(page):
   titles = {text for tag, text in page.texts if tag == "strong"}
   assert {"Rank under the lens.", "Depth attention.", "Loss when a layer is cut."} <= titles
 
 
+@pytest.mark.slow
 def test_every_figure_is_there_and_says_what_it_is_of(page, folder, given):
   names = [attributes["id"] for attributes in page.all("figure")]
   assert len(set(names)) == len(names) == len(page.all("img"))
@@ -85,6 +88,7 @@ def test_every_figure_is_there_and_says_what_it_is_of(page, folder, given):
     assert given[0].alignment.corpus in image["alt"] and count in image["alt"]
 
 
+@pytest.mark.slow
 def test_switches_are_listed(page):
   cells = [text for tag, text in page.texts if tag in ("td", "a")]
   assert set(reports.NAMES) <= {*cells}
@@ -92,6 +96,7 @@ def test_switches_are_listed(page):
   assert any(re.fullmatch(r"after layer 1 \w+ \(95%: .*\)", cell) for cell in cells)
 
 
+@pytest.mark.slow
 def test_the_answer_comes_first_with_its_size(page, given):
   """For each model a sentence: where it switches, and how much better than chance it ends."""
   texts = [text for _, text in page.texts]
@@ -112,6 +117,7 @@ def test_a_model_that_knows_nothing_is_no_better_than_chance(given):
   assert words in depth_positions.answer(nothing)
 
 
+@pytest.mark.slow
 def test_factors_are_a_table_of_writes(page):
   cells = [text for tag, text in page.texts if tag in ("th", "td")]
   row = cells.index("layer 1 mlp")
@@ -132,6 +138,7 @@ def test_factors_of_several_models_have_a_verdict():
   assert console.file.getvalue() == said
 
 
+@pytest.mark.slow
 def test_tokens_and_names_are_text(page):
   cells = [text for tag, text in page.texts if tag == "bdi"]
   assert set(cells) == set(reports.TOKENS)
@@ -142,6 +149,7 @@ def test_tokens_and_names_are_text(page):
   assert tuple(rows) == reports.TOKENS
 
 
+@pytest.mark.slow
 def test_cells_show_probability_and_kind(page, given):
   cells = [a for a in page.all("td") if "style" in a]
   wanted = [cell for row in given[0].heat.cells for cell in row]
@@ -156,6 +164,7 @@ def test_cells_show_probability_and_kind(page, given):
   assert shades[0.0] == "background:#ffffff" and len(set(shades.values())) == 11
 
 
+@pytest.mark.slow
 def test_json_and_back(given, folder):
   back = results.from_json((folder / "results.json").read_text("utf-8"))
   for one, two in zip(given, back, strict=True):
