@@ -49,6 +49,7 @@ def test_any_combinator_has_one(name):
   assert (found.gain >= 0).all() and found.gain[0] > 0
 
 
+@pytest.mark.slow
 def test_the_gain_is_the_difference_where_the_last_read_normalises():
   _, found = tuned_lens.train(model("gated_residual"), text(), steps=1)
   np.testing.assert_allclose(found.gain, found.kl[0] - found.kl[1], atol=1e-5)

@@ -57,7 +57,7 @@ def test_a_loop_alone_is_for_those_that_no_scan_can_run():
     assert case.loop_only == (walks.subject(case).abstract().strategy == "loop"), str(case)
 
 
-@walks.first_cases()
+@walks.first_cases(quick=FORMS)
 def test_random_parameters_all_have_gradients(case):
   layers.gradients(walks.subject(case))
 

@@ -94,6 +94,7 @@ def test_what_a_query_depends_on():
 
 
 @pytest.mark.parametrize("options", [{"window": 2}, {"value_norm": True}], ids=str)
+@pytest.mark.slow
 def test_a_window_and_normalised_values_are_not_neutral(options):
   made = toy.build("attn_res", options, random=False)
   assert not made.equals_standard_at_init

@@ -8,6 +8,7 @@ from tests.helpers import walks
 from tests.helpers.systems import STANDARD_AT_INIT
 
 X = toy.embeddings()
+QUICK = ("attenuation", "block_attn_res", "deep_delta", "mhc_lite")
 
 
 @functools.cache
@@ -16,7 +17,9 @@ def of_standard(num_layers):
   return toy.jitted(claims.normed_output, made, toy.layers(num_layers), X)
 
 
-@walks.first_cases(STANDARD_AT_INIT)
+@walks.first_cases(
+  STANDARD_AT_INIT, quick=("attenuation", "block_attn_res", "deep_delta", "mhc_lite")
+)
 def test_fresh_combinator_is_standard(case):
   assert walks.subject(case).abstract().equals_standard_at_init
   claims.init(walks.subject(case))

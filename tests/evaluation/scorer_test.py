@@ -94,6 +94,7 @@ def test_the_batch_size_changes_nothing(decoder, scored, batch_size):
     ("long_context", {"data": 2, "tensor": 2, "sequence": 2}),
   ],
 )
+@pytest.mark.slow
 def test_eight_devices_equal_one(scored, name, mesh):
   sharded = decoders.decoder(config(), layout=layouts.layout(name, **mesh))
   found = Scorer(sharded, max_length=LONGEST, batch_size=2).score(rows())

@@ -42,6 +42,7 @@ def batch(layout):
 
 
 @walks.names("muddformer", "deepnorm", "x0_residual")
+@pytest.mark.slow
 def test_trains(name):
   run = narrow(name)
   layout = layouts.layout(devices=jax.devices()[:1])

@@ -243,6 +243,7 @@ def test_mistakes_about_seeds_are_one_line(planned, forked, tmp_path):
   _assert_mistake(forked(f"--config={own}", "--seeds=0"), "run 'later' sets seed", "--seeds")
 
 
+@pytest.mark.slow
 def test_tuning_is_printed_first(planned, forked):
   code, output = forked(f"--config={planned}", "--print_commands")
   assert code == 0 and "these runs tune the arms" in output

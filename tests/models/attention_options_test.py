@@ -74,6 +74,7 @@ def test_numpy(changes):
 
 
 @pytest.mark.parametrize("depth, remat", [("scan", "none"), ("scan", "full")])
+@pytest.mark.slow
 def test_gradients_reach_the_first_values_through_all_layers(depth, remat):
   config, model, parameters, tokens = example(**BOTH, depth=depth, remat=remat)
   graphdef, state = nnx.split(model)

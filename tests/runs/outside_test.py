@@ -48,6 +48,7 @@ def test_the_record_of_a_run_may_name_an_installed_package(echo, tmp_path):
   assert experiment.load(str(tmp_path / "run")).decoder == decoder
 
 
+@pytest.mark.slow
 def test_the_record_of_a_run_imports_no_class(echo, tmp_path):
   name = "resjax_echo:Echo"
   decoder = trained_and_forgotten(name, tmp_path)

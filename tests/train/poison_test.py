@@ -162,6 +162,7 @@ def test_memory_that_goes_wrong(root, tmp_path, change, words):
 @pytest.mark.parametrize(
   "change", [nan_in_parameters, pytest.param(inf_in_moments, marks=pytest.mark.release)]
 )
+@pytest.mark.slow
 def test_a_checkpoint_that_an_older_program_saved(root, tmp_path, change):
   off = {"skip_nonfinite": False, "max_update": 0.0}
   change = partial(change, one_copy=False)

@@ -57,6 +57,7 @@ def states(made):
   return [init_state(made.model, made.optimizer, seed) for seed in range(len(RATES))]
 
 
+@pytest.mark.slow
 def test_each_run_is_its_single_run(pair):
   made, step = pair
   single = program.build(run_of(learning_rate=RATES[1]))

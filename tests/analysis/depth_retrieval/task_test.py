@@ -11,6 +11,7 @@ from resjax.analysis.depth_retrieval.task import Setup, System, Task, ceiling, e
 from resjax.analysis.depth_retrieval.training import check
 
 
+@pytest.mark.slow
 def test_ceiling_by_counting_all_cases():
   for symbols, sources in [(1, 3), (2, 1), (2, 5), (3, 4), (5, 3), (3, 7)]:
     cases = list(itertools.product(range(symbols), repeat=sources))

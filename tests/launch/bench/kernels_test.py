@@ -156,6 +156,7 @@ def records(tmp_path_factory):
   return report(tmp_path_factory.mktemp("bench"), "--suites=read", "--shapes=8x128x2")
 
 
+@pytest.mark.slow
 def test_every_arm_of_a_read_has_a_record(records):
   names = {"copy", "xla_stack", "xla_no_stack", "direct", "residual_norm", *torch_arms.READ_ARMS}
   for direction in ("forward", "backward"):
