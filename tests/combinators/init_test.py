@@ -17,9 +17,7 @@ def of_standard(num_layers):
   return toy.jitted(claims.normed_output, made, toy.layers(num_layers), X)
 
 
-@walks.first_cases(
-  STANDARD_AT_INIT, quick=("attenuation", "block_attn_res", "deep_delta", "mhc_lite")
-)
+@walks.first_cases(STANDARD_AT_INIT, quick=QUICK)
 def test_fresh_combinator_is_standard(case):
   assert walks.subject(case).abstract().equals_standard_at_init
   claims.init(walks.subject(case))
