@@ -12,12 +12,14 @@ from tests.helpers.systems import CASES
 PLAIN = ("standard", "muddformer", "hyper_connections")  # the others show no more of the default
 FUSES = [c for c in CASES if registry.get(c.name).read_normed is not Combinator.read_normed]
 
+QUICK = ("attn_res", "block_attn_res", "delta_attn_res", "mhc_lite")
+
 
 def test_it_is_attention_residuals_that_fuse():
   assert {case.name for case in FUSES} >= {"attn_res", "block_attn_res"}
 
 
-@walks.first_cases(FUSES, also=({"layers_per_block": 2, "two_phase": "always"},))
+@walks.first_cases(FUSES, quick=QUICK, also=({"layers_per_block": 2, "two_phase": "always"},))
 def test_fused_norm(case, monkeypatch):
   check(case, monkeypatch, fuses=True)
 

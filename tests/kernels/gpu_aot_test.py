@@ -88,11 +88,11 @@ def test_kernels_fit_other_gpus_or_say_so(tmp_path):
       [*(f"depth_attention_{name}" for name in ("block_forward", "block_backward", "forward")),
        *(f"depth_attention_merge_{name}" for name in ("forward", "backward"))],
     ),
-    ("mhc", 2, [f"stream_read_{name}" for name in ("write", "mix", "unmix", "unwrite")]),
-    pytest.param(
-      "hyper_connections", 2, [f"stream_read_{name}" for name in ("write", "unwrite")],
+    pytest.param(  # twenty Sinkhorn iterations compile for a minute
+      "mhc", 2, [f"stream_read_{name}" for name in ("write", "mix", "unmix", "unwrite")],
       marks=pytest.mark.release,
     ),
+    ("hyper_connections", 2, [f"stream_read_{name}" for name in ("write", "unwrite")]),
   ],
 )  # fmt: skip
 def test_a_training_step_compiles_for_an_h100(monkeypatch, system, layers, kernels):

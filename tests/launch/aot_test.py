@@ -193,7 +193,9 @@ def test_the_large_configs_fit_and_compile_in_time(size, name, num_slices):
 
 
 @needs_cuda_aot
-@pytest.mark.parametrize(("name", "memory"), [("h100-8", 79.1), ("b200-8", 178.4)])
+@pytest.mark.parametrize(
+  ("name", "memory"), [pytest.param("h100-8", 79.1, marks=pytest.mark.release), ("b200-8", 178.4)]
+)
 def test_a_step_on_a_node_of_gpus(name, memory):
   small = ["--config.model.num_layers=4", "--config.model.residual.name=standard"]
   mesh = ["--config.mesh.data=2", "--config.mesh.fsdp=4", "--config.model.attention=xla"]

@@ -25,7 +25,7 @@ MESHES = {
   "fsdp_tp": {"data": 2, "fsdp": 2, "tensor": 2},
   "long_context": {"data": 1, "fsdp": 2, "tensor": 2, "sequence": 2},
 }
-QUICK = [("standard", "fsdp_tp"), ("standard", "long_context"), ("block_attn_res", "long_context")]
+QUICK = [("standard", "fsdp_tp"), ("block_attn_res", "long_context")]
 EVERY_SET = ("standard", "block_attn_res", "mhc", "muddformer")
 
 
