@@ -20,7 +20,7 @@ def found_by(count, what):
   return finished, [json.loads(line[0].split("found|")[1]) if line else None for line in lines]
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_two_processes_score_and_continue_as_one():
   _, [(scores, texts)] = found_by(1, "rows")
   finished, (first, second) = found_by(2, "rows")

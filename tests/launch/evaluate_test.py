@@ -99,7 +99,7 @@ def test_all_checkpoints_of_a_run(root, checkpoint):
   assert value[f"run, step {STEPS}"] < value["run, step 1"]
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_two_processes_find_what_one_finds(root):
   flags = [f"--hf={root / 'llama'}", f"--text=own={root / 'text'}", "--limit=3", "--fsdp=2"]
   place = {"JAX_COORDINATOR_ADDRESS": f"localhost:{free_port()}", "JAX_NUM_PROCESSES": 2}

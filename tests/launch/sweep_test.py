@@ -330,7 +330,7 @@ def test_alike_runs_train_together(sweep_file, forked):
   _assert_mistake(mistake, "--together=4", "config.data.corpora.stdlib.source", "optim.learning")
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_a_group_ends_in_the_table_of_the_sweep(sweep_file):
   only = (f"--config={sweep_file}", "--together=2", "--only=good,later")
   done = _run(*only)

@@ -66,6 +66,7 @@ def test_analyze(root):
   assert names[0] == names[1]
 
 
+@pytest.mark.release
 def test_intervene(root):
   text = [f"--data={root / 'text' / '0.txt'}", "--tokens=128", "--batch_size=4", "--seq_len=32"]
   arguments = command("intervene", f"--hf={root / 'llama'}", *text, "--alphas=0", "--layers=1")
@@ -94,6 +95,7 @@ def test_inspect(root, what):
   assert not (root / f"{what}b").exists()
 
 
+@pytest.mark.release
 def test_generate(root):
   arguments = command(
     "generate", f"--checkpoint={root / 'run'}", "--prompt=width", "--num_tokens=8"

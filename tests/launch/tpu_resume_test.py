@@ -87,7 +87,7 @@ def test_resume_says_at_once_that_it_cannot_look_and_later_looks_again(cloud, ch
   assert "looking, try 2 of 60: 3 of 4 hosts answered" in output
 
 
-@pytest.mark.slow
+@pytest.mark.release
 @pytest.mark.parametrize("change", [False, True], ids=["the same text", "other text"])
 def test_a_new_host_builds_its_data_again_and_goes_on(cloud, checkout, tmp_path, change):
   """Text, and the data that are built from it, lie on disks that a preemption takes away."""

@@ -126,7 +126,7 @@ def streams(mup, depths=(2, 8, 32)):
   return [coordinates(64, mup, rate=2.0**-7, num_layers=depth)["stream"] for depth in depths]
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_the_stream_keeps_its_size_over_depths():
   small, *others = streams(MupConfig(base_width=64, base_layers=2))
   assert all(0.5 < other / small < 2 for other in others)

@@ -168,7 +168,7 @@ def test_gradients_of_a_scan_are_those_of_numpy(remat):
       np.testing.assert_allclose(got[place], want, rtol=2e-3, atol=1e-3)
 
 
-@pytest.mark.slow
+@pytest.mark.release
 @pytest.mark.parametrize("name", ["attn_res", "block_attn_res", "hyper_connections", "muddformer"])
 def test_values_and_gradients_of_other_strategies_are_those_of_the_loop(name):
   changes = BOTH | {"depth_values": DepthValuesConfig(recent=1, zero_init=True)}

@@ -95,7 +95,7 @@ def test_four_processes_train_as_one(root, alone):
   assert_as_alone(numbers(root / "four"), alone)
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_batches_are_the_same_rows_whatever_reads_them(root):
   arguments = [sys.executable, "-m", "tests.helpers.batch_process", str(root), "5"]
 
@@ -122,7 +122,7 @@ def test_batches_are_the_same_rows_whatever_reads_them(root):
     assert (scattered[0] == "0,1,4,5") == (count == 2)
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_tasks_of_slurm_find_each_other(root):
   arguments = [sys.executable, "-m", "tests.helpers.batch_process", str(root), "1"]
   job = {"SLURM_JOB_ID": 7, "SLURM_STEP_NODELIST": "localhost", "SLURM_NTASKS": 2}

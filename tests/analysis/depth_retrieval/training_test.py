@@ -71,12 +71,12 @@ def test_these_systems_find_the_last_source(text):
   assert (accuracies(System.parse(text), 7, [Task(7)], (0, 1), Setup()) >= 0.95).all()
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_the_plain_stream_of_seven_layers_is_at_its_ceiling():
   found = accuracies(System("standard"), 7, [Task(0), Task(7), Task(None)], (0, 1), Setup())
   assert (abs(found - ceiling(32, 8)) <= 0.03).all()
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_content_selects_for_attention_residuals():
   assert (accuracies(System("attn_res"), 7, [Task(None)], (0, 1), Setup()) >= 0.95).all()

@@ -175,7 +175,7 @@ def test_every_arm_of_a_network_has_a_record(tmp_path):
       _check(group)
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_every_arm_of_streams_has_a_record(tmp_path):
   records = report(tmp_path, "--suites=streams", "--shapes=8x128x2")
   for direction, least in (("forward", 6), ("backward", 9)):
@@ -268,7 +268,7 @@ def test_a_process_of_its_own_is_asked_for_one_arm_at_one_shape():
     assert (flags.deadline, flags.repeats, flags.out) == (0, 7, Path("out"))
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_arms_in_processes_of_their_own_give_the_records_of_one_process(tmp_path):
   flags = ["--suites=read", "--shapes=8x128x2", "--arms=xla_no_stack,liger"]
   records = report(tmp_path, *flags, "--deadline=120")

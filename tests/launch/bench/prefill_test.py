@@ -12,7 +12,7 @@ import pytest
 REPOSITORY = Path(__file__).parents[3]
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_a_small_decoder(tmp_path):
   flags = ["--layers=2", "--d_model=128", "--lengths=32,300", "--repeats=2", f"--out={tmp_path}"]
   environment = {**os.environ, "XLA_FLAGS": "", "JAX_PLATFORMS": "cpu"}

@@ -11,7 +11,7 @@ import pytest
 REPOSITORY = Path(__file__).parents[3]
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_a_small_decoder(tmp_path):
   flags = ["--layers=2", "--d_model=64", "--max_length=128", "--batches=1", "--repeats=2"]
   environment = {**os.environ, "XLA_FLAGS": "", "JAX_PLATFORMS": "cpu"}

@@ -11,7 +11,7 @@ import pytest
 REPOSITORY = Path(__file__).parents[3]
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_a_small_decoder(tmp_path):
   sizes = ["--layers=2", "--layers_per_block=1", "--d_model=128", "--rows=1", "--seq_len=32"]
   command = [sys.executable, "-m", "launch.bench.step", *sizes, "--repeats=2", f"--out={tmp_path}"]
