@@ -21,11 +21,10 @@ from ml_collections.config_flags import config_flags
 import launch
 from launch import errors, help_text, outside, workdir_flag
 from resjax import processes, redaction, shipped
-from resjax.processes.signals import SIGINT_CODE, Interrupted
+from resjax.processes.signals import SIGINT_CODE, Interrupted, send_again
 
 # Seconds for which processes wait for each other: at the start, and for a sign of life.
 _BRINGUP, _HEARTBEAT = 300, 100
-_AGAIN = 0.05  # seconds after which a Ctrl-C that was lost is delivered again
 _HELP = {"-h", "--h", "-help", "--help", "-helpshort", "--helpshort"}
 _PIPE_CODE = 141  # the exit code that shells give a command whose reader has gone: 128 + SIGPIPE
 _INTERRUPTED = "interrupted; the same command goes on where it can"
@@ -206,9 +205,7 @@ def _watch_threads() -> None:
 
   def hook(report: "sys.UnraisableHookArgs") -> None:
     if issubclass(report.exc_type, KeyboardInterrupt):
-      again = threading.Timer(_AGAIN, os.kill, (os.getpid(), signal.SIGINT))
-      again.daemon = True
-      again.start()
+      send_again(signal.SIGINT)
     elif str(report.exc_value) != "Event loop is closed":
       usual(report)
 

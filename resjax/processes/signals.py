@@ -10,6 +10,7 @@ from typing import NoReturn
 
 from resjax import processes
 
+_SOON = 0.05  # seconds
 SIGINT_CODE = 130  # the exit code that shells give a command that Ctrl-C ended
 
 
@@ -40,19 +41,26 @@ def stop_at_once() -> Iterator[None]:
     yield
 
 
+def send_again(number: int) -> None:
+  """Sends a signal to this process soon, from a thread: not where the last one came to nothing."""
+  timer = threading.Timer(_SOON, os.kill, (os.getpid(), number))
+  timer.daemon = True
+  timer.start()
+
+
 @contextlib.contextmanager
 def _sent_again_if_ignored() -> Iterator[None]:
   """Sends SIGTERM or Ctrl-C again where Python has ignored what its handler raised.
 
   It ignores what is raised in a callback of the garbage collector, where JAX has one, and in a
-  finalizer. The new signal comes from a thread, so that it does not arrive in there again.
+  finalizer.
   """
   before = sys.unraisablehook
 
   def hook(ignored: "sys.UnraisableHookArgs") -> None:
     number = {Interrupted: signal.SIGTERM, KeyboardInterrupt: signal.SIGINT}.get(ignored.exc_type)
     if number:
-      threading.Timer(0.01, os.kill, (os.getpid(), number)).start()
+      send_again(number)
     else:
       before(ignored)
 
