@@ -81,75 +81,120 @@ def attribute(decoder: Decoder, tokens: np.ndarray, targets: tuple[int, ...] = (
   """
   if len(set(targets)) < len(targets):
     raise ValueError(f"token {targets[0]} less itself is no difference; give two other answers")
-  config, layout, combinator = decoder.config, decoder.layout, decoder.combinator
-  no_heads = _no_heads(decoder)
-  rows = layout.split(rows_of([tokens], layout))
-  graphdef, parameters = nnx.split(decoder)
-  shape = 1 + combinator.num_sublayers, *rows["inputs"].shape, config.d_model
-  rng = np.random.default_rng(0)
-  moved = layout.copy(rng.normal(size=shape).astype(np.float32))
+  combinator, residual = decoder.combinator, decoder.config.residual.name
+  prompt = _Prompt(decoder, tokens)
+  weights_may_change = prompt.weights_may_change()
+  if weights_may_change and not combinator.source_names():
+    raise ValueError(_weights_depend(residual))
+  logits = prompt.logits()
+  if not np.isfinite(logits).all():
+    raise ValueError("the logits of the model are not finite; take one whose parameters are")
+  targets = targets or (int(np.argmax(logits)),)
+  signs = np.zeros_like(logits)
+  for target, sign in zip(targets, (1, -1), strict=False):
+    signs[target] += sign
+  found = prompt.parts(signs, weights_may_change)
+  made = Attribution(
+    positions=ProbeConfig(every="site").positions(combinator),
+    writes=found["writes"],
+    bias=float(found["bias"]),
+    heads=found["heads"] if prompt.no_heads == "" else None,
+    no_heads=prompt.no_heads,
+    logit=float(logits @ signs),
+    tokens=np.asarray(tokens),
+    targets=tuple(targets),
+  )
+  _check(decoder, made, float(found["change"]))
+  return made
 
-  @functools.partial(jax.jit, out_shardings=layout.everywhere)
-  def logits(parameters: PyTree, rows: Rows) -> Array:
-    model = nnx.merge(graphdef, parameters)
-    hidden = model(rows["inputs"], rows["segment_ids"], rows["positions"])[0, len(tokens) - 1]
+
+class _Prompt:
+  """The logits after the last token of a prompt, and their derivatives with respect to writes.
+
+  Args:
+    decoder: the model.
+    tokens: the prompt [T].
+
+  Attributes:
+    no_heads: why the heads of an attention have no parts; empty if they have.
+  """
+
+  def __init__(self, decoder: Decoder, tokens: np.ndarray):
+    config, layout = decoder.config, decoder.layout
+    self.no_heads = "the sum of the heads is normalised" if config.post_norm else ""
+    self._layout, self._last = layout, len(tokens) - 1
+    self._graphdef, parameters = nnx.split(decoder)
+    rows = layout.split(rows_of([tokens], layout))
+    self._arguments = parameters, rows
+    shape = 1 + decoder.combinator.num_sublayers, *rows["inputs"].shape, config.d_model
+    self._scales = jnp.zeros(shape), jnp.zeros((config.num_layers, config.num_heads))
+    moved = np.random.default_rng(0).normal(size=shape).astype(np.float32)
+    self._moved = layout.copy(moved)  # one change of all writes
+    self._no_token = np.zeros(config.vocab_size, np.float32)
+
+  def logits(self) -> np.ndarray:
+    """Returns the logits [V] that the model gives."""
+    return self._run(self._logits)
+
+  def weights_may_change(self) -> bool:
+    """Returns whether the weight of a write may depend on another write."""
+    arguments = *self._arguments, self._no_token, *self._scales, self._moved
+    return _depends(self._change, *arguments)
+
+  def parts(self, signs: np.ndarray, weights_may_change: bool) -> dict[str, np.ndarray]:
+    """Returns the parts of a sum of logits, and how much they change along with the writes.
+
+    Args:
+      signs: the factor of every logit in the sum [V].
+      weights_may_change: see the method of this name.
+    """
+    parts = functools.partial(self._parts, weights_may_change)
+    return self._run(parts, self._layout.copy(signs), self._moved)
+
+  def _run(self, function: Callable[..., PyTree], *arguments: Array) -> Any:
+    compiled = jax.jit(function, out_shardings=self._layout.everywhere)
+    return jax.device_get(compiled(*self._arguments, *arguments))
+
+  def _logits(self, parameters: PyTree, rows: Rows) -> Array:
+    model = nnx.merge(self._graphdef, parameters)
+    hidden = model(rows["inputs"], rows["segment_ids"], rows["positions"])[0, self._last]
     return model.head.astype(jnp.float32) @ hidden.astype(jnp.float32)
 
-  def parts_of_writes(parameters: PyTree, rows: Rows, signs: Array, *scales: Array) -> list[Array]:
+  def _by_scale(self, parameters: PyTree, rows: Rows, signs: Array, *scales: Array) -> list[Array]:
+    """Returns the derivative with respect to the scale of every number written, and of heads."""
+
     def logit(of_writes: Array, of_heads: Array) -> Array:
-      model = nnx.merge(graphdef, parameters)
-      hidden = _output(model, rows, of_writes, None if no_heads else of_heads)
+      model = nnx.merge(self._graphdef, parameters)
+      hidden = _output(model, rows, of_writes, None if self.no_heads else of_heads)
       towards = signs @ model.head.astype(jnp.float32)
-      return _frozen_norm(model, hidden[0, len(tokens) - 1]) @ towards
+      return _frozen_norm(model, hidden[0, self._last]) @ towards
 
     return jax.grad(logit, (0, 1))(*scales)
 
-  def change(
-    parameters: PyTree, rows: Rows, signs: Array, of_writes: Array, of_heads: Array, moved: Array
-  ) -> Array:
+  def _change(
+    self, parameters: PyTree, rows: Rows, signs: Array, of_writes: Array, of_heads: Array,
+    moved: Array,
+  ) -> Array:  # fmt: skip
     # The parts change along with the writes only where a weight depends on them. Two reverse passes
     # tell: kernels have a rule for the reverse pass alone.
     def along(scale: Array) -> Array:
-      return jnp.vdot(parts_of_writes(parameters, rows, signs, scale, of_heads)[0], moved)
+      return jnp.vdot(self._by_scale(parameters, rows, signs, scale, of_heads)[0], moved)
 
     return jnp.linalg.norm(jax.grad(along)(of_writes))
 
-  @functools.partial(jax.jit, out_shardings=layout.everywhere)
-  def parts(parameters: PyTree, rows: Rows, signs: Array, moved: Array) -> dict[str, Array]:
-    by_write, by_head = parts_of_writes(parameters, rows, signs, *scales)
-    changed = change(parameters, rows, signs, *scales, moved) if may_change else 0.0
-    model = nnx.merge(graphdef, parameters)
+  def _parts(
+    self, may_change: bool, parameters: PyTree, rows: Rows, signs: Array, moved: Array
+  ) -> dict[str, Array]:
+    arguments = parameters, rows, signs, *self._scales
+    by_write, by_head = self._by_scale(*arguments)
+    changed = self._change(*arguments, moved) if may_change else jnp.zeros(())
+    model = nnx.merge(self._graphdef, parameters)
     return {
       "writes": jnp.sum(by_write, axis=(1, 2, 3)),
       "heads": by_head,
       "bias": _norm_bias(model) @ (signs @ model.head.astype(jnp.float32)),
       "change": changed / jnp.linalg.norm(by_write),
     }
-
-  scales = jnp.zeros(shape), jnp.zeros((config.num_layers, config.num_heads))
-  signs = np.zeros(config.vocab_size, np.float32)
-  may_change = _depends(change, parameters, rows, signs, *scales, moved)
-  if may_change and not combinator.source_names():
-    raise ValueError(_weights_depend(config.residual.name))
-  whole = jax.device_get(logits(parameters, rows))
-  if not np.isfinite(whole).all():
-    raise ValueError("the logits of the model are not finite; take one whose parameters are")
-  targets = targets or (int(np.argmax(whole)),)
-  for target, sign in zip(targets, (1, -1), strict=False):
-    signs[target] += sign
-  found = jax.device_get(parts(parameters, rows, layout.copy(signs), moved))
-  made = Attribution(
-    positions=ProbeConfig(every="site").positions(combinator),
-    writes=found["writes"],
-    bias=float(found["bias"]),
-    heads=None if no_heads else found["heads"],
-    no_heads=no_heads,
-    logit=float(whole @ signs),
-    tokens=np.asarray(tokens),
-    targets=tuple(targets),
-  )
-  _check(decoder, made, float(found["change"]))
-  return made
 
 
 def _depends(function: Callable[..., Array], *arguments: PyTree) -> bool:
@@ -184,11 +229,6 @@ def _check(decoder: Decoder, found: Attribution, change: float) -> None:
       f"{_undefined(name)}: its last read has no single weight for each source, so that the parts "
       f"add up to {found.total:.4f} in place of {found.logit:.4f}; patch states instead"
     )
-
-
-def _no_heads(decoder: Decoder) -> str:
-  """Returns why the heads of an attention have no parts of their own; empty if they have."""
-  return "the sum of the heads is normalised" if decoder.config.post_norm else ""
 
 
 def _output(decoder: Decoder, rows: Rows, of_writes: Array, of_heads: Array | None) -> Array:
