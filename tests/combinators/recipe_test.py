@@ -78,8 +78,7 @@ def test_the_recipe_passes_the_conformance_tests(copied):
   chosen = f"{NAME} or every_registered or config_lists or signatures"
   ignored = [f"--ignore={path}" for path in ("tests/combinators/recipe_test.py",)]
   done = run(
-    copied, "pytest", "-q", "-p", "no:cacheprovider", "-m", "not slow and not release",
-    "-k", chosen, *ignored,
+    copied, "pytest", "-q", "-p", "no:cacheprovider", "-m", "not release", "-k", chosen, *ignored,
     "tests/combinators",
   )  # fmt: skip
   assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]
