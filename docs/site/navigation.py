@@ -16,8 +16,9 @@ def share(app, pagename, templatename, context, doctree):
     context: what the layout is given; its `toctree` is replaced.
     doctree: the page's text, none for source code.
   """
-  draw = context["toctree"]
-  depth = pagename.count("/")
+  if not pagename.startswith("_modules/"):
+    return
+  draw, depth = context["toctree"], pagename.count("/")
 
   def drawn(**options):
     key = (depth, *sorted(options.items()))
@@ -25,5 +26,4 @@ def share(app, pagename, templatename, context, doctree):
       _trees[key] = draw(**options)
     return _trees[key]
 
-  if pagename.startswith("_modules/"):
-    context["toctree"] = drawn
+  context["toctree"] = drawn

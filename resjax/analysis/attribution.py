@@ -2,31 +2,25 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
-from typing import Any, cast
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jax import lax
 from jax.interpreters import partial_eval
 
+from resjax.analysis import frozen_path
 from resjax.analysis.alignment import DepthPosition
+from resjax.analysis.frozen_path import Rows
 from resjax.analysis.probing import ProbeConfig
 from resjax.analysis.prompts import rows_of
-from resjax.analysis.wrapped_path import WrappedPath, with_path
-from resjax.combinators import Combinator
-from resjax.combinators.base import OUTPUT, Layer, TokenContext, Views
-from resjax.combinators.source import DepthState
 from resjax.models.decoder import Decoder
-from resjax.nn.norm import Identity
 from resjax.typing import Array, PyTree
 
 _LINEAR = 1e-5  # the most that the parts may change when the writes do, relative to themselves
 _ROUNDINGS = 30  # how far their sum may be from the logit, in eps times the sum of their sizes
-
-Rows = Mapping[str, Array]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -161,13 +155,13 @@ class _Prompt:
     return model.head.astype(jnp.float32) @ hidden.astype(jnp.float32)
 
   def _by_scale(self, parameters: PyTree, rows: Rows, signs: Array, *scales: Array) -> list[Array]:
-    """Returns the derivative with respect to the scale of every number written, and of heads."""
+    """Returns the derivatives to the scales of writes [P, B, T, D] and heads [L, H]."""
 
     def logit(of_writes: Array, of_heads: Array) -> Array:
       model = nnx.merge(self._graphdef, parameters)
-      hidden = _output(model, rows, of_writes, None if self.no_heads else of_heads)
+      hidden = frozen_path.output(model, rows, of_writes, None if self.no_heads else of_heads)
       towards = signs @ model.head.astype(jnp.float32)
-      return _frozen_norm(model, hidden[0, self._last]) @ towards
+      return frozen_path.norm(model, hidden[0, self._last]) @ towards
 
     return jax.grad(logit, (0, 1))(*scales)
 
@@ -192,7 +186,7 @@ class _Prompt:
     return {
       "writes": jnp.sum(by_write, axis=(1, 2, 3)),
       "heads": by_head,
-      "bias": _norm_bias(model) @ (signs @ model.head.astype(jnp.float32)),
+      "bias": frozen_path.norm_bias(model) @ (signs @ model.head.astype(jnp.float32)),
       "change": changed / jnp.linalg.norm(by_write),
     }
 
@@ -229,84 +223,3 @@ def _check(decoder: Decoder, found: Attribution, change: float) -> None:
       f"{_undefined(name)}: its last read has no single weight for each source, so that the parts "
       f"add up to {found.total:.4f} in place of {found.logit:.4f}; patch states instead"
     )
-
-
-def _output(decoder: Decoder, rows: Rows, of_writes: Array, of_heads: Array | None) -> Array:
-  """Returns the output of the layers [B, T, D] along the frozen path.
-
-  Args:
-    decoder: the model.
-    rows: the prompt.
-    of_writes: what is added to the scale of each write, which is one [P, B, T, D].
-    of_heads: the same for the heads of each layer [L, H]; None: nothing.
-  """
-  changed = with_path(decoder, _FrozenPath(decoder.combinator, of_writes))
-  if of_heads is not None:
-    projection = changed.layers.attention.o_proj
-    kernel = projection.kernel
-    by_row = jnp.repeat(1 + of_heads, kernel.shape[1] // of_heads.shape[1], axis=1)
-    scaled = kernel.replace(kernel[...] * by_row[..., None])
-    projection.kernel = cast(nnx.Param[Array], scaled)
-  changed.final_norm = Identity()
-  return changed(rows["inputs"], rows["segment_ids"], rows["positions"]).astype(jnp.float32)
-
-
-class _FrozenPath(WrappedPath):
-  """A residual path whose weights are fixed: derivatives follow the writes to the output alone.
-
-  Args:
-    inner: the combinator of the model.
-    scales: what is added to the scale of each write, which is one [P, B, T, D].
-  """
-
-  def __init__(self, inner: Combinator, scales: Array):
-    super().__init__(inner)
-    self.scales = nnx.Variable(scales)
-
-  def init(self, x: Array, tokens: TokenContext | None = None) -> PyTree:
-    """See `Combinator.init`."""
-    return super().init(self._scaled(lax.stop_gradient(x), 0), tokens)
-
-  def read(self, state: PyTree, layer: Layer, site: str) -> tuple[Views, Any]:
-    """See `Combinator.read`."""
-    views, tape = super().read(state, layer, site)
-    return lax.stop_gradient(views), tape
-
-  def write(
-    self, state: PyTree, layer: Layer, site: str, out: Array, *,
-    normed: Views | None = None, tape: Any = None,
-  ) -> PyTree:  # fmt: skip
-    """See `Combinator.write`."""
-    out = self._scaled(out, self._position(layer, site))
-    return super().write(state, layer, site, out, normed=normed, tape=tape)
-
-  def final(self, state: PyTree) -> Array:
-    """See `Combinator.final`. Sources that a read weighs keep their weights."""
-    read = super().final(state)
-    weights = self.inner.depth_weights(state, self.num_layers, OUTPUT)
-    if weights is None or not isinstance(state, DepthState):
-      return read
-    sources = jnp.stack(state.sources.recent)
-    weighed = jnp.sum(lax.stop_gradient(weights)[..., None] * sources, axis=0).astype(read.dtype)
-    return weighed + lax.stop_gradient(read - weighed)  # the value is that of the model
-
-  def _scaled(self, out: Array, place: int) -> Array:
-    return (out * (1 + self.scales[...][place])).astype(out.dtype)
-
-
-def _frozen_norm(decoder: Decoder, hidden: Array) -> Array:
-  """Returns the final norm of h [D] without its bias; its scale has no derivative."""
-  norm = decoder.final_norm
-  if isinstance(norm, Identity):  # the last read has normalised h
-    return hidden
-  assert norm.scale is not None  # that of a decoder has one
-  if decoder.config.norm == "layernorm":
-    hidden = hidden - jnp.mean(hidden)
-  scale = lax.rsqrt(jnp.mean(hidden * hidden) + decoder.config.norm_eps)
-  return hidden * lax.stop_gradient(scale) * norm.scale[...]
-
-
-def _norm_bias(decoder: Decoder) -> Array:
-  """Returns the bias of the final norm [D], zero where it has none."""
-  bias = getattr(decoder.final_norm, "bias", None)
-  return jnp.zeros(decoder.config.d_model) if bias is None else bias[...]

@@ -213,7 +213,7 @@ def hide_title(figure: Figure) -> None:
 
 
 def _lay_out(figure: Figure) -> None:
-  """Places axes and texts once for all kinds of file: to do it for each takes half of the time."""
+  """Places axes and texts once for all kinds of file: to do it for each takes a third more."""
   if figure.get_layout_engine() is not None:
     figure.draw_without_rendering()
     figure.set_layout_engine(None)

@@ -10,7 +10,7 @@ from typing import NoReturn
 
 from resjax import processes
 
-_SOON = 0.05  # seconds
+_SOON = 0.05  # seconds until a lost signal is sent again
 SIGINT_CODE = 130  # the exit code that shells give a command that Ctrl-C ended
 
 
