@@ -38,16 +38,21 @@ class Embedding(nnx.Module):
   @jax.named_scope("embedding")
   def __call__(self, tokens: Array, positions: Array) -> Array:
     """Maps tokens and positions [B, T] to [B, T, D]."""
-    x = self._rows(self.embedding, "vocab", tokens)
+    x = self._rows(self.embedding, tokens)
     if self.scaled:
       x = x * jnp.asarray(x.shape[-1] ** 0.5, x.dtype)
-    return x if self.positions is None else x + self._rows(self.positions, None, positions)
+    return x if self.positions is None else x + self._rows(self.positions, positions)
 
-  def _rows(self, parameter: nnx.Param, axis: str | None, index: Array) -> Array:
-    """Returns the rows [B, T, D] of a table [axis, D] that an index [B, T] names."""
-    # The table is gathered over D first: if it stayed split there, every device would look up
-    # all tokens.
-    table = self.layout.constrain(parameter[...], axis, "embed")
+  def _rows(self, parameter: nnx.Param, index: Array) -> Array:
+    """Returns the rows [B, T, D] of a table [V, D] that an index [B, T] names."""
+    # Where D of the table is split over devices, each of them looks up its columns for the tokens
+    # of all, and they exchange what was found. To gather the table instead, and to scatter its
+    # gradient, would mostly take more bytes: a device rarely has more tokens than there are rows.
+    layouts = [*self.layout.by_columns(), self.layout]
+    rows = jnp.take(parameter[...], layouts[0].constrain(index, "batch", "tokens"), axis=0)
     # The cast comes after the lookup, so that the gradient of a frequent token, which is a long
     # sum, is summed in float32.
-    return jnp.take(table, index, axis=0).astype(self.dtype)
+    rows = rows.astype(self.dtype)
+    for layout in layouts:
+      rows = layout.constrain(rows, "batch", "tokens", "embed")
+    return rows

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -63,6 +63,20 @@ class Layout:
   def sharding(self, *axes: str | None) -> NamedSharding | None:
     """Returns the sharding of an array with these logical axes; None without a mesh."""
     return NamedSharding(self.mesh, self.spec(*axes)) if self.has_mesh else None
+
+  def by_columns(self) -> Iterator["Layout"]:
+    """Yields layouts of activations [B, T, D] from D split as that of parameters to D whole.
+
+    Each has one mesh axis less along D, which splits B or T again if it does by the rules: the
+    compiler exchanges along one axis at a time, and would gather everything for several.
+    """
+    for count in range(len(self.rules.embed_param), 0, -1):
+      split = self.rules.embed_param[:count]
+      rest = {
+        axis: tuple(name for name in self.rules.axes(axis) if name not in split)
+        for axis in ("batch", "tokens")
+      }
+      yield Layout(self.mesh, dataclasses.replace(self.rules, embed=split, **rest))
 
   def moments(self, parameter: jax.ShapeDtypeStruct) -> NamedSharding | None:
     """Returns how the moments of a parameter are split, and the update that comes of them.

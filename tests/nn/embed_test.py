@@ -1,12 +1,18 @@
-"""The embedding's gradient in 16-bit training."""
+"""The embedding's gradient in 16-bit training, and what devices exchange for a lookup."""
+
+import re
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from flax import nnx
 
 from resjax.nn.embed import Embedding
 from resjax.sharding import Layout
+from tests.helpers import layouts
+
+LONG = {"fsdp": 2, "tensor": 2, "sequence": 2}
 
 
 def test_gradient_of_a_frequent_token_is_summed_in_float32():
@@ -27,3 +33,20 @@ def test_gradient_of_a_frequent_token_is_summed_in_float32():
   # float32 sums of 4096 terms; a sum in bfloat16 stops growing at a few hundred.
   for table, row in ((gradient.embedding, 3), (gradient.positions, 0)):
     np.testing.assert_allclose(table[...][row], exact, rtol=4096 * 2**-24)
+
+
+@pytest.mark.parametrize("rules, mesh", [("fsdp", {"fsdp": 8}), ("long_context", LONG)])
+def test_devices_exchange_rows_instead_of_the_table(rules, mesh):
+  layout = layouts.layout(rules, **{"data": 1} | mesh)
+  sizes = {"max_positions": 0, "std": 1.0, "dtype": jnp.bfloat16}
+  graphdef, state = nnx.split(Embedding(64, 32, layout=layout, rngs=nnx.Rngs(0), **sizes))
+  state = jax.device_put(state, layout.sharding("vocab", "embed_param"))
+  tokens = jax.device_put(jnp.zeros((8, 6), jnp.int32), layout.sharding("batch", "tokens"))
+
+  def total(state, tokens):
+    return jnp.sum(nnx.merge(graphdef, state)(tokens, tokens).astype(jnp.float32) ** 2)
+
+  text = jax.jit(jax.grad(total)).lower(state, tokens).compile().as_text()
+  gathered = re.findall(r"= (\w+)\[[\d,]*\]\S* all-gather(?:-start)?\(", text)
+  assert set(gathered) <= {"s32", "pred"}  # numbers of tokens, and no part of the table
+  assert " all-to-all(" in text
