@@ -46,17 +46,17 @@ def test_builds_a_folder_and_shows_counts(tmp_path):
 
 def test_mistakes_are_one_line(tmp_path):
   source = "data.corpora.stdlib.source"
-  with forks.command("launch.build_dataset") as run:
-    for arguments, *words in (
-      (_config(tmp_path, f"{source}={tmp_path}/nope"), f"config.{source}", f"{tmp_path}/nope"),
-      (_config(tmp_path, "data.seq_length=8"), "seq_length", '"seq_len"'),
-      (_config(tmp_path, "data.seq_len=1"), "config.data.seq_len is 1"),
-      ([], "--config="),
-    ):
-      code, output = run(*arguments)
-      assert code == 1
-      assert output.startswith("error: ") and output.count("\n") == 1
-      assert all(word in output for word in words), output
+  run = forks.command("launch.build_dataset")
+  for arguments, *words in (
+    (_config(tmp_path, f"{source}={tmp_path}/nope"), f"config.{source}", f"{tmp_path}/nope"),
+    (_config(tmp_path, "data.seq_length=8"), "seq_length", '"seq_len"'),
+    (_config(tmp_path, "data.seq_len=1"), "config.data.seq_len is 1"),
+    ([], "--config="),
+  ):
+    code, output = run(*arguments)
+    assert code == 1
+    assert output.startswith("error: ") and output.count("\n") == 1
+    assert all(word in output for word in words), output
 
 
 def test_bar_on_a_terminal(folder_config):

@@ -6,8 +6,6 @@ of time and of memory, and its output goes to files.
 
 import contextlib
 import dataclasses
-import gc
-import importlib
 import os
 import resource
 import runpy
@@ -20,20 +18,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NoReturn
 
-from tests.helpers import xla
+from tests.helpers import forks, xla
 
 ROOT = Path(__file__).parents[2]
 _POLL_SECONDS = 0.02
 _PAGE = resource.getpagesize()
 _MOST_OUTPUT = 1 << 20  # bytes of a stream that are looked at
-
-# The commands define flags, which clash, so that only what they import is imported here.
-_IMPORTS = (
-  "launch.cli", "resjax.experiment", "resjax.measured_models", "resjax.train.dry_run",
-  "resjax.train.loop", "resjax.analysis.interventions", "resjax.analysis.report.page",
-  "resjax.sweeps.table", "resjax.aot.compile_step", "resjax.data.build_table",
-  "resjax.hardware.slices", "pyarrow.parquet",
-)  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,9 +64,7 @@ def prepare(programs: Path) -> None:
   )
   sys.path.insert(0, str(ROOT))
   sys.dont_write_bytecode = True  # Python would write beside a config file
-  for name in _IMPORTS:
-    importlib.import_module(name)
-  gc.freeze()  # a collection in a child would otherwise copy every page
+  forks.import_all()
 
 
 def run(

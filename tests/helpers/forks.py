@@ -3,7 +3,6 @@
 For what ends early: most of its seconds are imports.
 """
 
-import contextlib
 import functools
 import gc
 import importlib
@@ -16,65 +15,66 @@ import subprocess
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from typing import NoReturn
 
-from launch import cli
 from tests.helpers import runs
 
+_IMPORTS = (
+  "launch.cli", "resjax.experiment", "resjax.measured_models", "resjax.train.dry_run",
+  "resjax.train.loop", "resjax.analysis.interventions", "resjax.analysis.report.page",
+  "resjax.sweeps.table", "resjax.aot.compile_step", "resjax.data.build_table",
+  "resjax.hardware.slices", "pyarrow.parquet",
+)  # fmt: skip
 SECONDS = 600  # a report takes minutes on a machine with much else to do
 
 
-@contextlib.contextmanager
-def command(module: str, **variables: object) -> Iterator[Callable[..., tuple[int, str]]]:
-  """Yields a function of a command's arguments: its exit code, and what it printed."""
-  with _start(module, **variables) as process:
-    yield lambda *arguments: _ask(process, {"arguments": [str(one) for one in arguments]})
+def command(module: str, **variables: object) -> Callable[..., tuple[int, str]]:
+  """Returns a function of a command's arguments: its exit code, and what it printed."""
+  environment = runs.environment(**variables)
+  return lambda *arguments: run(module, map(str, arguments), runs.REPOSITORY, environment)
 
 
 def run(
-  module: str, arguments: list[str], cwd: pathlib.Path, environment: dict[str, str]
+  module: str, arguments: Iterable[str], cwd: pathlib.Path, environment: dict[str, str]
 ) -> tuple[int, str]:
   """Returns the exit code and the output of `python -m module arguments`.
 
-  The process that is forked has imported this repository's `launch.cli`, and serves until the one
-  that asks ends.
+  The process that is forked has imported this repository's code, and serves until the one that
+  asks ends.
   """
-  request = {"module": module, "arguments": arguments, "cwd": str(cwd), "environment": environment}
-  return _ask(_shared(), request)
+  process = _server()
+  request = {
+    "module": module, "arguments": list(arguments), "cwd": str(cwd), "environment": environment
+  }  # fmt: skip
+  process.stdin.write(json.dumps(request) + "\n")
+  process.stdin.flush()
+  return tuple(json.loads(process.stdout.readline()))
 
 
 @functools.cache
-def _shared() -> subprocess.Popen:
-  return _start("launch.cli")
-
-
-def _start(module: str, **variables: object) -> subprocess.Popen:
+def _server() -> subprocess.Popen:
   return subprocess.Popen(
-    [sys.executable, "-m", "tests.helpers.forks", module],
+    [sys.executable, "-m", "tests.helpers.forks"],
     cwd=runs.REPOSITORY,
-    env=runs.environment(**variables),
+    env=runs.environment(),
     text=True,
     stdin=subprocess.PIPE,
     stdout=subprocess.PIPE,
   )
 
 
-def _ask(process: subprocess.Popen, request: dict) -> tuple[int, str]:
-  process.stdin.write(json.dumps(request) + "\n")
-  process.stdin.flush()
-  return tuple(json.loads(process.stdout.readline()))
+def import_all() -> None:
+  """Imports what commands need; they themselves define flags, which clash."""
+  for name in _IMPORTS:
+    importlib.import_module(name)
+  gc.freeze()  # a collection in a fork would otherwise copy every page
 
 
-def serve(module: str) -> None:
-  """Runs what every line of the standard input asks for.
-
-  A request without a module is one for the command that is imported here.
-  """
-  imported = importlib.import_module(module)
-  gc.freeze()  # the collection at the end of a fork would otherwise copy every page
+def _serve() -> None:
+  """Runs what every line of the standard input asks for."""
+  import_all()
   for line in sys.stdin:
-    request = json.loads(line)
     with tempfile.TemporaryFile() as output:
       child = _fork()
       if child == 0:
@@ -83,10 +83,7 @@ def serve(module: str) -> None:
           os.dup2(nothing.fileno(), sys.stdin.fileno())
         for stream in (sys.stdout, sys.stderr):
           os.dup2(output.fileno(), stream.fileno())
-        if "module" in request:
-          _run_module(**request)
-        sys.argv = [imported.__file__, *request["arguments"]]
-        cli.run(imported.main)
+        _run_module(**json.loads(line))
       code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
       output.seek(0)
       print(json.dumps([code, output.read().decode()]), flush=True)
@@ -111,4 +108,4 @@ def _fork() -> int:
 
 
 if __name__ == "__main__":
-  serve(sys.argv[1])
+  _serve()

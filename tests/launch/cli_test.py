@@ -180,27 +180,27 @@ CONFIGS = {
 @pytest.mark.slow
 def test_configs_that_fail_name_file_and_line(tmp_path):
   file = tmp_path / "config.py"
-  with forks.command("launch.train") as train:
-    for text, words in CONFIGS.items():
-      file.write_text(text)
-      code, output = train(f"--config={file}", "--dry_run")
-      assert code == 1 and output.count("\n") == 1, output
-      assert output.startswith(f"error: {words.replace('FILE', str(file))}"), output
-    code, output = train("--config=configs/tiny.py", "--stages=3")
-    assert code == 1 and "'stages'; settings look like --config.train.steps=2\n" in output
-    code, output = train(f"--config={tmp_path}")
-    assert code == 1 and output.startswith(f"error: --config={tmp_path}: is a folder, not a file")
-    for setting in ("extra", "train.extra", "data.corpora.extra"):
-      code, output = train("--config=configs/tiny.py", f"--config.{setting}=1")
-      assert code == 1 and output == f"error: --config.{setting}=1: there is no setting 'extra'\n"
-    for setting, words in {
-      "workdir=": "config.workdir='' names no folder",
-      f"seed={2**63}": "config.seed=9223372036854775808 must be a whole number of at most",
-      "model.num_layers=1000000000": "config.model.num_layers=1000000000 must be a whole number of",
-      "model.rope_theta=inf": "config.model.rope_theta=inf must be a finite number",
-    }.items():
-      code, output = train("--config=configs/tiny.py", "--dry_run", f"--config.{setting}")
-      assert code == 1 and output.startswith(f"error: {words}") and output.count("\n") == 1, output
+  train = forks.command("launch.train")
+  for text, words in CONFIGS.items():
+    file.write_text(text)
+    code, output = train(f"--config={file}", "--dry_run")
+    assert code == 1 and output.count("\n") == 1, output
+    assert output.startswith(f"error: {words.replace('FILE', str(file))}"), output
+  code, output = train("--config=configs/tiny.py", "--stages=3")
+  assert code == 1 and "'stages'; settings look like --config.train.steps=2\n" in output
+  code, output = train(f"--config={tmp_path}")
+  assert code == 1 and output.startswith(f"error: --config={tmp_path}: is a folder, not a file")
+  for setting in ("extra", "train.extra", "data.corpora.extra"):
+    code, output = train("--config=configs/tiny.py", f"--config.{setting}=1")
+    assert code == 1 and output == f"error: --config.{setting}=1: there is no setting 'extra'\n"
+  for setting, words in {
+    "workdir=": "config.workdir='' names no folder",
+    f"seed={2**63}": "config.seed=9223372036854775808 must be a whole number of at most",
+    "model.num_layers=1000000000": "config.model.num_layers=1000000000 must be a whole number of",
+    "model.rope_theta=inf": "config.model.rope_theta=inf must be a finite number",
+  }.items():
+    code, output = train("--config=configs/tiny.py", "--dry_run", f"--config.{setting}")
+    assert code == 1 and output.startswith(f"error: {words}") and output.count("\n") == 1, output
 
 
 @pytest.mark.parametrize("closed", ["stdout", "stderr"])

@@ -10,8 +10,7 @@ from tests.helpers import forks
 
 @pytest.fixture(scope="module")
 def run():
-  with forks.command("launch.depth_retrieval") as run:
-    yield run
+  return forks.command("launch.depth_retrieval")
 
 
 @pytest.mark.slow

@@ -2,43 +2,16 @@
 
 import ast
 import functools
-import json
 import re
 import shlex
-import subprocess
-import sys
 
 import pytest
 
 from launch import help_text
 from launch.bench.__main__ import BENCHMARKS
-from tests.helpers import doc_commands, named_flags, runs
+from tests.helpers import doc_commands, forks, named_flags
 from tests.helpers.stand_ins import ROOT
 
-# Runs each command of the standard input in a fork of one process that has imported what most
-# commands import.
-PROGRAM = """
-import gc, json, os, runpy, sys, tempfile, warnings
-from launch import cli
-from resjax import measured_models
-from resjax.analysis import measurement
-from resjax.sweeps import table
-warnings.simplefilter("ignore")
-gc.freeze()  # the collection at the end of a fork would otherwise copy every page
-for line in sys.stdin:
-  module, *arguments = json.loads(line)
-  with tempfile.TemporaryFile() as output:
-    child = os.fork()
-    if child == 0:
-      os.dup2(output.fileno(), 1)
-      os.dup2(output.fileno(), 2)
-      sys.argv = [module, *arguments]
-      runpy.run_module(module, run_name="__main__", alter_sys=True)
-      sys.exit(0)
-    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    output.seek(0)
-    print(json.dumps([code, output.read().decode()]), flush=True)
-"""
 FILES = [path for path in (ROOT / "launch").rglob("*.py") if "cli.run(" in path.read_text()]
 FILES = [path for path in FILES if path.name != "cli.py"]
 BENCH = ROOT / "launch" / "bench"
@@ -56,27 +29,10 @@ COMMANDS = {" ".join(words(path)): path for path in sorted(FILES)}
 DEFINED = re.compile(r"flags\.DEFINE_\w+\(\s*(?:#[^\n]*\n\s*)?\"(\w+)\"")
 
 
-@pytest.fixture(scope="module")
-def run():
-  """A function of the words of a command: its exit code, and what it printed."""
-  process = subprocess.Popen(
-    [sys.executable, "-c", PROGRAM],
-    cwd=runs.REPOSITORY,
-    env=runs.environment() | {"COLUMNS": "80"},
-    text=True,
-    stdin=subprocess.PIPE,
-    stdout=subprocess.PIPE,
-  )
-
-  @functools.cache
-  def ask(*arguments):
-    process.stdin.write(json.dumps(arguments) + "\n")
-    process.stdin.flush()
-    return json.loads(process.stdout.readline())
-
-  with process:
-    yield ask
-    process.stdin.close()
+@functools.cache
+def run(module, *arguments):
+  """Returns the exit code of a command, and what it printed."""
+  return forks.command(module, COLUMNS=80)(*arguments)
 
 
 def in_words(text):
@@ -85,7 +41,7 @@ def in_words(text):
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_help(run, command):
+def test_help(command):
   code, output = run(*command.split(), "--help")
   assert code == 0, output
   text = COMMANDS[command].read_text()
@@ -119,12 +75,12 @@ def test_commands_that_are_broken_are_still_commands(monkeypatch):
   assert first.endswith(" \\") and shlex.split(f"{first[:-1]} {second}") == words
 
 
-def test_short_form(run):
+def test_short_form():
   assert run("launch.train", "-h") == run("launch.train", "--config=configs/tiny.py", "--help")
 
 
 @pytest.mark.slow
-def test_benchmarks(run):
+def test_benchmarks():
   code, listed = run("launch.bench", "--help")
   assert code == 0 and all(f"  {name} " in listed for name in BENCHMARKS)
   assert max(map(len, listed.splitlines())) <= 80
@@ -147,7 +103,7 @@ OF_OTHERS = {"gpus-per-task", "gpu-bind"}  # srun
 
 @pytest.mark.parametrize("page", doc_commands.PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 @pytest.mark.slow
-def test_pages_name_flags_that_help_has(run, page):
+def test_pages_name_flags_that_help_has(page):
   def flags_of(command):
     code, output = run(*command.split(), "--help")
     assert code == 0, output

@@ -54,8 +54,7 @@ def test_a_lens_of_its_own(folder, tmp_path):
 
 @pytest.fixture(scope="module")
 def forked():
-  with forks.command("launch.inspect") as run:
-    yield run
+  return forks.command("launch.inspect")
 
 
 @pytest.mark.slow

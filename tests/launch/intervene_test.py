@@ -38,8 +38,7 @@ def test_a_hugging_face_folder(tmp_path):
 
 @pytest.fixture(scope="module")
 def forked():
-  with forks.command("launch.intervene") as run:
-    yield run
+  return forks.command("launch.intervene")
 
 
 def check_mistake(forked, tmp_path, flags, words):

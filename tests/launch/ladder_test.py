@@ -23,8 +23,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="module")
 def forked():
-  with forks.command("launch.ladder", COLUMNS=80) as run:
-    yield run
+  return forks.command("launch.ladder", COLUMNS=80)
 
 
 def values(folder):

@@ -57,8 +57,7 @@ def sweep_file(tmp_path):
 
 @pytest.fixture(scope="module")
 def forked():
-  with forks.command("launch.sweep", COLUMNS=80) as run:
-    yield run
+  return forks.command("launch.sweep", COLUMNS=80)
 
 
 def _command(*arguments):

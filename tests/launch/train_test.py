@@ -15,8 +15,7 @@ def root(tmp_path_factory) -> pathlib.Path:
 
 @pytest.fixture(scope="module")
 def train():
-  with forks.command("launch.train") as run:
-    yield run
+  return forks.command("launch.train")
 
 
 @pytest.mark.parametrize(

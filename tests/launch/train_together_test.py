@@ -10,8 +10,7 @@ OTHER = "--run=workdir=unused seed=1"
 
 @pytest.fixture(scope="module")
 def forked():
-  with forks.command("launch.train_together") as run:
-    yield run
+  return forks.command("launch.train_together")
 
 
 @pytest.mark.parametrize(

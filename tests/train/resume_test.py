@@ -157,8 +157,7 @@ def test_a_full_disk_while_records_or_the_report_are_written(root, straight, wha
 
 @pytest.fixture(scope="module")
 def train():
-  with forks.command("launch.train") as run:
-    yield run
+  return forks.command("launch.train")
 
 
 def test_finished_run_says_so(root, straight, train):
@@ -178,8 +177,7 @@ def test_another_model_is_refused(root, straight, train):
 
 @pytest.fixture(scope="module")
 def generate():
-  with forks.command("launch.generate") as run:
-    yield run
+  return forks.command("launch.generate")
 
 
 @pytest.mark.slow
