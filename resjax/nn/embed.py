@@ -8,9 +8,17 @@ from resjax.nn.keys import Keys
 from resjax.sharding import Layout
 from resjax.typing import Array
 
+# TPUs keep narrower rows as if they were so wide.
+_LANES = 128
+
 
 class Embedding(nnx.Module):
   """x_t = s E[token_t] (+ P[position_t]) with s = 1 or √D, rounded to the dtype of the result.
+
+  Where D of a table is split over devices, each of them looks up its columns for the tokens of all,
+  and they exchange what they found. To gather the table, and to scatter its gradient, would mostly
+  take more bytes, since a device rarely has more tokens than there are rows; but it is done where a
+  device has only few columns.
 
   Args:
     vocab_size: the size of the vocabulary V.
@@ -38,18 +46,18 @@ class Embedding(nnx.Module):
   @jax.named_scope("embedding")
   def __call__(self, tokens: Array, positions: Array) -> Array:
     """Maps tokens and positions [B, T] to [B, T, D]."""
-    x = self._rows(self.embedding, tokens)
+    x = self._rows(self.embedding, "vocab", tokens)
     if self.scaled:
       x = x * jnp.asarray(x.shape[-1] ** 0.5, x.dtype)
-    return x if self.positions is None else x + self._rows(self.positions, positions)
+    return x if self.positions is None else x + self._rows(self.positions, None, positions)
 
-  def _rows(self, parameter: nnx.Param, index: Array) -> Array:
-    """Returns the rows [B, T, D] of a table [V, D] that an index [B, T] names."""
-    # Where D of the table is split over devices, each of them looks up its columns for the tokens
-    # of all, and they exchange what was found. To gather the table instead, and to scatter its
-    # gradient, would mostly take more bytes: a device rarely has more tokens than there are rows.
-    layouts = [*self.layout.by_columns(), self.layout]
-    rows = jnp.take(parameter[...], layouts[0].constrain(index, "batch", "tokens"), axis=0)
+  def _rows(self, parameter: nnx.Param, axis: str | None, index: Array) -> Array:
+    """Returns the rows [B, T, D] of a table [axis, D] that an index [B, T] names."""
+    width = parameter.shape[-1] // self.layout.num_shards("embed_param")
+    exchanged = [*self.layout.by_columns()] if width >= _LANES else []
+    layouts = [*exchanged, self.layout]
+    table = parameter[...] if exchanged else self.layout.constrain(parameter[...], axis, "embed")
+    rows = jnp.take(table, layouts[0].constrain(index, "batch", "tokens"), axis=0)
     # The cast comes after the lookup, so that the gradient of a frequent token, which is a long
     # sum, is summed in float32.
     rows = rows.astype(self.dtype)

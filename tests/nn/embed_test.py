@@ -10,6 +10,7 @@ from flax import nnx
 
 from resjax.nn.embed import Embedding
 from resjax.sharding import Layout
+from resjax.testing.compare import assert_close
 from tests.helpers import layouts
 
 LONG = {"fsdp": 2, "tensor": 2, "sequence": 2}
@@ -35,18 +36,35 @@ def test_gradient_of_a_frequent_token_is_summed_in_float32():
     np.testing.assert_allclose(table[...][row], exact, rtol=4096 * 2**-24)
 
 
-@pytest.mark.parametrize("rules, mesh", [("fsdp", {"fsdp": 8}), ("long_context", LONG)])
-def test_devices_exchange_rows_instead_of_the_table(rules, mesh):
-  layout = layouts.layout(rules, **{"data": 1} | mesh)
+def lookup(layout, width):
+  """The gradient of a loss of rows that are looked up, compiled, and its arguments."""
   sizes = {"max_positions": 0, "std": 1.0, "dtype": jnp.bfloat16}
-  graphdef, state = nnx.split(Embedding(64, 32, layout=layout, rngs=nnx.Rngs(0), **sizes))
-  state = jax.device_put(state, layout.sharding("vocab", "embed_param"))
-  tokens = jax.device_put(jnp.zeros((8, 6), jnp.int32), layout.sharding("batch", "tokens"))
+  graphdef, state = nnx.split(Embedding(64, width, layout=layout, rngs=nnx.Rngs(0), **sizes))
+  tokens = jnp.asarray(np.random.default_rng(0).integers(0, 64, (8, 6)))
+  if layout.has_mesh:
+    state = jax.device_put(state, layout.sharding("vocab", "embed_param"))
+    tokens = jax.device_put(tokens, layout.sharding("batch", "tokens"))
+  weights = jnp.arange(8 * 6 * width).reshape(8, 6, width) / (8 * 6 * width)
 
   def total(state, tokens):
-    return jnp.sum(nnx.merge(graphdef, state)(tokens, tokens).astype(jnp.float32) ** 2)
+    rows = nnx.merge(graphdef, state)(tokens, tokens).astype(jnp.float32)
+    return jnp.sum(weights * rows**2)
 
-  text = jax.jit(jax.grad(total)).lower(state, tokens).compile().as_text()
+  return jax.jit(jax.value_and_grad(total)).lower(state, tokens).compile(), (state, tokens)
+
+
+@pytest.mark.parametrize("rules, mesh", [("fsdp", {"fsdp": 8}), ("long_context", LONG)])
+def test_devices_exchange_rows_instead_of_the_table(rules, mesh):
+  program, arguments = lookup(layouts.layout(rules, **{"data": 1} | mesh), 1024)
+  text = program.as_text()
   gathered = re.findall(r"= (\w+)\[[\d,]*\]\S* all-gather(?:-start)?\(", text)
   assert set(gathered) <= {"s32", "pred"}  # numbers of tokens, and no part of the table
   assert " all-to-all(" in text
+  whole, of_whole = lookup(Layout(), 1024)
+  assert_close(program(*arguments), whole(*of_whole), 1e-6)
+
+
+def test_few_columns_are_gathered():
+  text = lookup(layouts.layout("fsdp", data=1, fsdp=8), 512)[0].as_text()
+  assert re.search(r"= f32\[64,512\]\S* all-gather", text)
+  assert " all-to-all(" not in text
