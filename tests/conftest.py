@@ -44,8 +44,17 @@ def pytest_xdist_auto_num_workers(config):
   Tests of commands wait for what they start, and the others take the core meanwhile.
   """
   cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-  memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-  return max(1, min(cores + 1, memory // 3_000_000_000))
+  return max(1, min(cores + 1, _memory() // 3_000_000_000))
+
+
+def _memory():
+  return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _share_of_memory():
+  """Returns the bytes that a worker may hold: its part of half of the memory, 2 to 4 GB."""
+  workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", 1))
+  return min(max(2_000_000_000, _memory() // 2 // workers), 4_000_000_000)
 
 
 def pytest_collection_modifyitems(items):
@@ -56,11 +65,11 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture(autouse=True)
 def bounded_memory():
-  """Drops compiled programs after a test when the process has grown to 2 GB, or by 1 GB since then.
+  """Drops compiled programs after a test when the process has grown to its share of the memory.
 
-  Every program holds more than a megabyte. To drop them after every module would have the next one
-  compile them again. They also hold mappings, of which a process may have 65,530: with more the
-  compiler crashes, and a module of a thousand programs has them before it has its gigabytes.
+  Every program holds more than a megabyte. To drop them takes seconds, and what later tests share
+  with earlier ones is traced and compiled again. They also hold mappings, of which a process may
+  have 65,530: with more the compiler crashes.
   """
   yield
   if "jax" not in sys.modules or not _PROCESS.exists():
@@ -78,7 +87,8 @@ def bounded_memory():
 
 
 _PROCESS = pathlib.Path("/proc/self")  # of Linux alone, as `malloc_trim` is
-_allowed = {"bytes": 2_000_000_000, "tests": 20}  # what it may hold, tests until mappings count
+# What a worker may hold, and how many tests run until its mappings are counted.
+_allowed = {"bytes": _share_of_memory(), "tests": 20}
 
 
 def _resident():

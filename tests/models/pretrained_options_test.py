@@ -15,6 +15,7 @@ from flax import nnx
 from resjax import combinators
 from resjax.losses import cross_entropy
 from resjax.models.config import NormGateConfig, ShortSWAConfig
+from resjax.models.decoder import Decoder
 from resjax.models.flops import forward_flops_per_token
 from resjax.models.loss import loss_sums
 from resjax.models.model_def import ModelDef
@@ -54,10 +55,10 @@ def test_cached_decoding_with_all_options(name):
 @pytest.mark.parametrize("name", combinators.names())
 def test_every_combinator_takes_a_parallel_site_and_post_norms(name):
   config = decoders.config("llama", name, **ALL)
-  model = nnx.eval_shape(lambda: decoders.decoder(config, random=False))
+  model = decoders.shapes(config)
   assert model.combinator.sites == ("parallel",)
   assert set(model.layers.norms) == set(model.layers.post_norms) == {"attention", "mlp"}
-  out = nnx.eval_shape(lambda: decoders.decoder(config, random=False)(decoders.tokens(config)))
+  out = nnx.eval_shape(Decoder.__call__, model, decoders.tokens(config))
   assert out.shape == (2, 12, 16)
 
 
