@@ -17,7 +17,7 @@ from resjax.typing import Array, PyTree, wide_dtype
 # An array, or what stands for it elsewhere: its shape, its tiles, the position of its token axes.
 Field = Any
 # Up to so many streams, sums that are written out are faster on a CPU; their code grows as R².
-_FEW = 4
+FEW = 4
 # coefficients(products, mean squares, parameters) -> p [R, ...], M [R, R, ...] or None for the
 # identity, and b [R, ...]. Arrays have token axes behind those named here, parameters have as many
 # axes of size 1. A kernel calls it on tiles, so it may use nothing but arithmetic, sums over the
@@ -96,7 +96,7 @@ def written(pending: Pending) -> Array:
   """Returns the streams [R, ..., D] after the write, in their dtype."""
   streams, weights, out = pending
   wide, count = wide_dtype(streams), len(streams)
-  if count > _FEW:
+  if count > FEW:
     square = weights.reshape(count, count + 1, *weights.shape[1:], 1)
     sources = jnp.concatenate([streams, out[None]]).astype(wide)
     return jnp.sum(square * sources[None], axis=1).astype(streams.dtype)

@@ -1,5 +1,6 @@
 """A read of residual streams in plain JAX."""
 
+import itertools
 from functools import partial
 
 import jax
@@ -7,6 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from resjax.kernels.streams.operands import (
+  FEW,
   Coefficients,
   Operands,
   Pending,
@@ -23,10 +25,10 @@ _einsum = partial(jnp.einsum, precision=lax.Precision.HIGH)
 
 def forward(read: Read, operands: Operands) -> tuple[Array, Array, Array, Stats]:
   """Returns what is read x [..., D], the streams, `Pending.weights` and what the reverse keeps."""
-  streams = written(operands.pending)
+  streams = _once(written(operands.pending))
   stats, tokens = _stats(streams, operands.projection), streams.shape[1:-1]
   parameters = _spread(operands.parameters, len(tokens))
-  weights, mixing = all_coefficients(read, len(streams), stats, parameters, tokens)
+  weights, mixing = _once(all_coefficients(read, len(streams), stats, parameters, tokens))
   x = _mixed(streams, weights)
   if operands.gain is not None:
     x = x * _inverse_rms(x, read.norm_eps) * operands.gain
@@ -55,8 +57,8 @@ def backward(
     d_streams: of the streams [R, ..., D].
     d_mixing: of the weights of the next write [R (R + 1), ...].
   """
-  (before, old, out), projection, parameters, gain = operands
-  streams, wide = written(operands.pending), wide_dtype(before)
+  pending, projection, parameters, gain = operands
+  streams, wide = _once(written(pending)), wide_dtype(pending.out)
   count, tokens = len(streams), streams.shape[1:-1]
   spread = _spread(parameters, len(tokens))
   (weights, _), pull = jax.vjp(
@@ -64,27 +66,20 @@ def backward(
     stats,
     spread,
   )
-  d_x, d_gain = d_x.astype(wide), None
+  weights, d_x, d_gain = _once(weights), d_x.astype(wide), None
   if gain is not None:
     d_x, d_gain = _norm_backward(_mixed(streams, weights), gain, read.norm_eps, d_x)
+    d_x = _once(d_x)
   d_weights = jnp.sum(d_x[None] * streams.astype(wide), axis=-1)
-  d_stats, d_spread = pull((d_weights, d_mixing.astype(wide)))
+  d_stats, d_spread = _once(pull((d_weights, d_mixing.astype(wide))))
   rows = [d_streams[r].astype(wide) + weights[r][..., None] * d_x for r in range(count)]
   d_projection = None
   if projection is not None:
     d_projection, back = _projection_backward(streams, projection, d_stats)
     rows = [row + part for row, part in zip(rows, back, strict=True)]
-  stacked = jnp.stack(rows)
-  # A product, not a sum of rows: XLA would compute each row again for every source.
-  square = old.reshape(count, count + 1, *tokens)
-  d_sources = _einsum("rs...,r...d->s...d", square, stacked)
-  pending = Pending(
-    d_sources[:count].astype(before.dtype),
-    _dots(stacked, [*before, out]).astype(old.dtype),
-    d_sources[count].astype(out.dtype),
-  )
+  d_pending = _unwritten(pending, _once(rows))
   d_parameters = jax.tree.map(lambda d, p: d.reshape(p.shape).astype(p.dtype), d_spread, parameters)
-  return Operands(pending, d_projection, d_parameters, d_gain)
+  return Operands(d_pending, d_projection, d_parameters, d_gain)
 
 
 def _stats(streams: Array, projection: Array | None) -> Stats:
@@ -104,20 +99,16 @@ def _projection_backward(
 
   Products are [K, tokens] [tokens, D] and [tokens, K] [K, D], which need no transposed streams.
   """
-  wide, count = streams.astype(wide_dtype(streams)), len(streams)
-  width, shared = wide.shape[-1], projection.ndim == 2
-  phi = jnp.broadcast_to(projection.astype(wide.dtype), (count, width, projection.shape[-1]))
-  d_z = jnp.broadcast_to(d_stats.products, (count, *d_stats.products.shape[1 if shared else 0 :]))
+  wide, width = streams.astype(wide_dtype(streams)), streams.shape[-1]
+  phi, d_z, shared = projection.astype(wide.dtype), d_stats.products, projection.ndim == 2
   scale = d_stats.mean_squares * (2 / width)
-  rows, d_phi = [], []
-  for r in range(count):
-    # Token axes stay apart: devices would gather tokens that they share before they flatten them.
-    d_phi.append(_einsum("k...,...d->kd", d_z[r], wide[r]).T)
-    back = _einsum("k...,dk->...d", d_z[r], phi[r])
-    rows.append(back + scale[r][..., None] * wide[r])
-  d_projection = jnp.stack(d_phi)
-  d_projection = jnp.sum(d_projection, axis=0) if shared else d_projection
-  return d_projection.astype(projection.dtype), rows
+  # Token axes stay apart: devices would gather tokens that they share before they flatten them.
+  d_phi = _einsum("rk...,r...d->kd" if shared else "k...,r...d->rkd", d_z, wide)
+  rows = []
+  for r, stream in enumerate(wide):
+    of_stream = (d_z[r], phi) if shared else (d_z, phi[r])
+    rows.append(_einsum("k...,dk->...d", *of_stream) + scale[r][..., None] * stream)
+  return jnp.swapaxes(d_phi, -1, -2).astype(projection.dtype), rows
 
 
 def _norm_backward(x: Array, gain: Array, eps: float, d: Array) -> tuple[Array, Array]:
@@ -141,11 +132,33 @@ def _mixed(streams: Array, weights: Array) -> Array:
   return sum(parts[1:], parts[0])
 
 
-def _dots(rows: Array, sources: list[Array]) -> Array:
-  """Returns ⟨row, source⟩ of all pairs [rows · sources, ...]."""
-  right = jnp.stack([source.astype(rows.dtype) for source in sources])
-  dots = jnp.sum(rows[:, None] * right[None], axis=-1)
-  return dots.reshape(-1, *dots.shape[2:])
+def _unwritten(pending: Pending, rows: list[Array]) -> Pending:
+  """Returns the cotangents of a write from those of its streams, R float32 rows [..., D]."""
+  streams, weights, out = pending
+  sources, count = [*streams, out], len(streams)
+  if count > FEW:
+    stacked = jnp.stack(rows)
+    right = jnp.stack([source.astype(stacked.dtype) for source in sources])
+    square = weights.reshape(count, count + 1, *weights.shape[1:])
+    d_sources = list(_einsum("rs...,r...d->s...d", square, stacked))
+    dots = jnp.sum(stacked[:, None] * right[None], axis=-1).reshape(weights.shape)
+  else:
+    d_sources = []
+    for s in range(count + 1):
+      terms = [weights[r * (count + 1) + s][..., None] * rows[r] for r in range(count)]
+      d_sources.append(sum(terms[1:], terms[0]))
+    pairs = itertools.product(rows, sources)
+    dots = jnp.stack([jnp.sum(row * source.astype(row.dtype), axis=-1) for row, source in pairs])
+  return Pending(
+    jnp.stack([d.astype(streams.dtype) for d in d_sources[:count]]),
+    dots.astype(weights.dtype),
+    d_sources[count].astype(out.dtype),
+  )
+
+
+def _once(tree: PyTree) -> PyTree:
+  """Has XLA compute what several passes use one time, not within each of them again."""
+  return lax.optimization_barrier(tree)
 
 
 def _spread(parameters: PyTree, axes: int) -> PyTree:
