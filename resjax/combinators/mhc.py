@@ -1,8 +1,6 @@
 """Manifold-constrained Hyper-Connections: streams are mixed by doubly stochastic matrices."""
 
-import collections
 import dataclasses
-import itertools
 import math
 from typing import Any
 
@@ -41,12 +39,8 @@ class PermutationGates(Gates):
 
   def mix(self, logits: Array) -> Array:
     """See `Gates.mix`."""
-    shares, streams = jax.nn.softmax(logits, axis=0), range(self.num_streams)
-    chosen: dict[tuple[int, int], list[Array]] = collections.defaultdict(list)
-    for share, order in zip(shares, itertools.permutations(streams), strict=True):
-      for row, column in enumerate(order):
-        chosen[row, column].append(share)
-    return jnp.stack([jnp.stack([sum(chosen[r, s]) for s in streams]) for r in streams])
+    shares = jax.nn.softmax(logits, axis=0)
+    return _permuted(self.num_streams, shares[None])[0]
 
   @property
   def identity(self) -> np.ndarray:
@@ -169,3 +163,27 @@ def _sinkhorn_with_eps(iterations: int, eps: float, logits: Array) -> Array:
   for axis in (1, *(0, 1) * (iterations - 1)):
     mix /= jnp.sum(mix, axis=axis, keepdims=True) + eps
   return mix
+
+
+def _permuted(size: int, shares: Array) -> Array:
+  """Returns Σ_k shares_k P_k [G, n, n, ...] over the permutations P_k of n columns, in their order.
+
+  The first (n - 1)! of them begin with column 0 and go on with the permutations of the others, and
+  so on: the first row is a sum over each such part, and what is below it follows in the same way.
+
+  Args:
+    size: n.
+    shares: [G, n!, ...], of G sums at once.
+  """
+  groups, _, *tokens = shares.shape
+  if size == 1:
+    return shares[:, None]
+  parts = shares.reshape(groups, size, -1, *tokens)
+  below = _permuted(size - 1, shares.reshape(groups * size, -1, *tokens))
+  below = below.reshape(groups, size, size - 1, size - 1, *tokens)
+  zeros = jnp.zeros((groups, size - 1, 1, *tokens), shares.dtype)
+  rows: Array | float = 0.0
+  for first in range(size):
+    others = below[:, first]
+    rows += jnp.concatenate([others[:, :, :first], zeros, others[:, :, first:]], axis=2)
+  return jnp.concatenate([jnp.sum(parts, axis=2)[:, None], rows], axis=1)

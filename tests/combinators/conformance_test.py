@@ -15,7 +15,14 @@ from tests.helpers.systems import CASES, STANDARD_AT_INIT
 walk = walks.cases()
 SCANNED = tuple(case for case in CASES if not case.loop_only)
 # What a state can hold; how a layer is recomputed depends on no other option.
-FORMS = ("standard", "block_attn_res", "delta_attn_res", "mhc_lite", "unet_skips", "x0_residual")
+FORMS = (
+  "standard",
+  "block_attn_res",
+  "delta_attn_res",
+  "hyper_connections",
+  "unet_skips",
+  "x0_residual",
+)
 MIX_TOKENS = ("deep_delta",)
 
 
