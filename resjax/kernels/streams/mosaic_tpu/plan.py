@@ -266,24 +266,24 @@ def stats(plan: Plan, products: Ref, mean_squares: Ref) -> Stats:
 def product(plan: Plan, stream: Array, phi: Array) -> Array:
   """Returns φ H of a stream [TOKENS, D] and φ of `Plan.phi`: [rows, TOKENS]."""
   if not plan.split:
-    return turned(_dot(stream, phi, 1, 1))[: plan.rows]
-  found = turned(_dot(stream, phi[: 2 * plan.rows], 1, 1))
+    return turned(dot(stream, phi, 1, 1))[: plan.rows]
+  found = turned(dot(stream, phi[: 2 * plan.rows], 1, 1))
   return found[: plan.rows] + found[plan.rows : 2 * plan.rows]
 
 
 def product_back(plan: Plan, d: Array, phi: Array) -> Array:
   """Returns φᵀ d [TOKENS, D] of d [rows, TOKENS]."""
   if not plan.split:
-    return _dot(d, phi, 0, 0)
+    return dot(d, phi, 0, 0)
   high, low = _in_parts(d)
-  return _dot(jnp.concatenate([high, high, low]), phi, 0, 0)
+  return dot(jnp.concatenate([high, high, low]), phi, 0, 0)
 
 
 def product_phi(plan: Plan, d: Array, stream: Array) -> Array:
   """Returns d H [rows, D] of d [rows, TOKENS], summed over tokens."""
   if not plan.split:
-    return _dot(d, stream, 1, 0)
-  found = _dot(jnp.concatenate(_in_parts(d)), stream, 1, 0)
+    return dot(d, stream, 1, 0)
+  found = dot(jnp.concatenate(_in_parts(d)), stream, 1, 0)
   return found[: plan.rows] + found[plan.rows :]
 
 
@@ -302,7 +302,7 @@ def turned(x: Array) -> Array:
   return parts[0] if len(parts) == 1 else jnp.concatenate(parts)
 
 
-def _dot(left: Array, right: Array, left_axis: int, right_axis: int) -> Array:
+def dot(left: Array, right: Array, left_axis: int, right_axis: int) -> Array:
   """Returns the sum of products over an axis of each, in float32."""
   exact = lax.Precision.HIGHEST if left.dtype == jnp.float32 else lax.Precision.DEFAULT
   numbers = (((left_axis,), (right_axis,)), ((), ()))

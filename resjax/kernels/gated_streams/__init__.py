@@ -1,0 +1,17 @@
+"""Reads of residual streams through a gate per channel of low rank, which normalise them too.
+
+A token has R streams H_s [D]. A read normalises each of them, computes gates from all of them in two
+products of rank r, and mixes what they let through. In plain JAX every one of these steps passes
+over R streams; a kernel loads a tile of tokens with all its streams once.
+
+| file | content |
+|------|---------|
+| api.py | `gated_read`, its equations and its derivative (custom_vjp) |
+| operands.py | the tuples of arrays that all backends take and return |
+| backends.py | which backend runs, and the rows of one device that it is given |
+| reference.py | the read in plain JAX, which JAX differentiates |
+| mosaic_tpu/ | both passes as Pallas kernels for TPUs |
+"""
+
+from resjax.kernels.gated_streams.api import gated_read as gated_read
+from resjax.kernels.gated_streams.backends import IMPLEMENTATIONS as IMPLEMENTATIONS

@@ -1,0 +1,123 @@
+"""The choice of a backend for a gated read, and what it sees of a sharded array."""
+
+import dataclasses
+import importlib
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from resjax.kernels import per_device
+from resjax.kernels.gated_streams.operands import Operands, Read
+from resjax.kernels.per_device import FIRST, NO_TOKENS, SECOND
+from resjax.typing import Array
+
+# The folders of kernels in order of preference, and the platform on which each of them runs.
+KERNELS = {"mosaic_tpu": "tpu"}
+IMPLEMENTATIONS = (*KERNELS, "reference")
+LANES = 128  # D is a multiple of this in all kernels
+_WHAT = "gated reads of residual streams"
+
+
+def choose(read: Read, operands: Operands, implementation: str | None) -> Read:
+  """Returns the read with the backend that runs it.
+
+  Args:
+    read: options without a backend.
+    operands: of the read.
+    implementation: one of `IMPLEMENTATIONS`; or None, the first of them that can run, which is
+      `reference` where there are several devices and no mesh.
+
+  Raises:
+    ValueError: there is no such backend, or it cannot run here.
+  """
+  if implementation is None:
+    if not read.layout.has_mesh and jax.device_count() > 1 and not read.interpret:
+      # XLA cannot partition a kernel, and without a mesh nothing says how tokens are split.
+      return dataclasses.replace(read, implementation="reference")
+    able = (name for name in IMPLEMENTATIONS if _obstacle(name, read, operands) is None)
+    return dataclasses.replace(read, implementation=next(able))
+  if implementation not in IMPLEMENTATIONS:
+    raise ValueError(
+      f"implementation={implementation!r} of {_WHAT} is not known; allowed: "
+      f"{', '.join(IMPLEMENTATIONS)}, or None for the best"
+    )
+  obstacle = _obstacle(implementation, read, operands)
+  if obstacle:
+    raise ValueError(
+      f"implementation={implementation!r} of {_WHAT} cannot run: {obstacle}; "
+      "config implementation=auto, or None in Python, takes the best that can"
+    )
+  return dataclasses.replace(read, implementation=implementation)
+
+
+def forward(read: Read, operands: Operands) -> tuple[Array, Array | None, Array]:
+  """Runs the forward pass by the chosen kernel.
+
+  Returns:
+    x [..., D]; the logits [R, ...] float32, or None; and z [..., at least r] float32, which the
+    reverse pass takes.
+  """
+  axes = _axes(operands)
+  run = partial(_load(read.implementation, "forward").forward, read)
+  results = FIRST, _if_written(operands, SECOND), FIRST
+  return per_device.on_each_device(read.layout, _WHAT, run, (axes,), results)(operands)
+
+
+def backward(
+  read: Read,
+  operands: Operands,
+  squeezed: Array,
+  d_x: Array,
+  d_logits: Array | None,
+  d_streams: Array | None,
+) -> Operands:
+  """Runs the reverse pass by the chosen kernel.
+
+  Args:
+    read: options.
+    operands: of the forward pass.
+    squeezed: z, from the forward pass.
+    d_x: cotangent of what was read [..., D].
+    d_logits: of the logits [R, ...], or None.
+    d_streams: of the streams that were handed on [R, ..., D], or None.
+
+  Returns:
+    The cotangents of the operands.
+  """
+  axes, second = _axes(operands), _if_written(operands, SECOND)
+  run = partial(_load(read.implementation, "backward").backward, read)
+  in_axes = axes, FIRST, FIRST, second, second
+  on_devices = per_device.on_each_device(read.layout, _WHAT, run, in_axes, axes)
+  return on_devices(operands, squeezed, d_x, d_logits, d_streams)
+
+
+def _axes(operands: Operands) -> Operands:
+  """Returns the position of the first token axis of every operand and its cotangent."""
+  inject = _if_written(operands, NO_TOKENS)
+  return Operands(SECOND, NO_TOKENS, NO_TOKENS, NO_TOKENS, inject)
+
+
+def _if_written(operands: Operands, axis: int) -> int | None:
+  """Returns the position of an array that is there if something is written after the read."""
+  return None if operands.inject is None else axis
+
+
+def _load(implementation: str, module: str) -> Any:
+  """Imports a module of a backend, whose dialect of Pallas nobody else loads."""
+  return importlib.import_module(f"{__package__}.{implementation}.{module}")
+
+
+def _obstacle(name: str, read: Read, operands: Operands) -> str | None:
+  """Returns why a backend cannot run, or None."""
+  if name == "reference":
+    return None
+  layout, like = read.layout, operands.like
+  if layout.platform != KERNELS[name] and not read.interpret:
+    return f"it needs platform {KERNELS[name]!r}, the mesh is on {layout.platform!r}"
+  if like.dtype not in (jnp.bfloat16, jnp.float32):
+    return f"the streams are {like.dtype}, it takes bfloat16 and float32"
+  if like.shape[-1] % LANES:
+    return f"the width {like.shape[-1]} (config.model.d_model) is no multiple of {LANES}"
+  return per_device.obstacle(layout, like) or _load(name, "obstacles").obstacle(read, operands)

@@ -1,0 +1,210 @@
+"""The reverse kernel for TPUs: streams are loaded once, and their cotangents are written once."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from resjax.kernels.depth_attention.mosaic_tpu.call import on_one_device
+from resjax.kernels.depth_attention.mosaic_tpu.loops import Span
+from resjax.kernels.depth_attention.mosaic_tpu.tiles import LANES, SUBLANES
+from resjax.kernels.gated_streams.mosaic_tpu import plan as tiles
+from resjax.kernels.gated_streams.mosaic_tpu.plan import Plan, Weights
+from resjax.kernels.gated_streams.operands import Operands, Read
+from resjax.kernels.streams.mosaic_tpu.plan import TOKENS, column_room, columns, dot, wide
+from resjax.typing import Array
+
+
+class _Given(NamedTuple):
+  """What the reverse kernel takes.
+
+  Attributes:
+    streams: H [R, T, D].
+    weights: see `Weights`.
+    squeezed: z [T, rank] float32.
+    d_x: cotangent of what was read [T, D].
+    d_logits: of the logits [R, T] float32, or None.
+    d_streams: of the streams that were handed on [R, T, D], or None.
+  """
+
+  streams: Any
+  weights: Any
+  squeezed: Any
+  d_x: Any
+  d_logits: Any
+  d_streams: Any
+
+
+class _Outputs(NamedTuple):
+  """What the reverse kernel writes.
+
+  Attributes:
+    streams: the cotangents of the streams [R, T, D].
+    weights: those of the weights, summed over the tiles of a part, float32.
+  """
+
+  streams: Any
+  weights: Any
+
+
+class _Scratch(NamedTuple):
+  """On-chip memory.
+
+  Attributes:
+    scales: 1 / RMS of every stream, see `Plan.scales`.
+    gates: G [R, TOKENS, D].
+    inner: silu(z) [TOKENS, rank].
+    d_inner: its cotangent, float32.
+    d_products: cotangent of Σ_s R̂_s [W_down_s, W_inject_s] [TOKENS, rows].
+    columns: cotangents of the logits, a token per row, or None.
+    back: γ_s times the cotangent of R̂_s for one stream [TOKENS, D] float32.
+  """
+
+  scales: Any
+  gates: Any
+  inner: Any
+  d_inner: Any
+  d_products: Any
+  columns: Any
+  back: Any
+
+
+@on_one_device
+def backward(
+  read: Read,
+  operands: Operands,
+  squeezed: Array,
+  d_x: Array,
+  d_logits: Array | None,
+  d_streams: Array | None,
+) -> Operands:
+  """Runs the reverse pass, see `backends.backward`."""
+  plan = Plan.of(read, operands)
+  count, tokens, width = operands.streams.shape
+  weights = plan.weights(operands)
+  sums = Weights((count, SUBLANES, width), weights.inward.shape, weights.outward.shape)
+  written, parts = plan.injected > 0, plan.grid[0]
+  (found,) = pl.pallas_call(
+    lambda *refs: _run(read, plan, *refs),
+    out_shape=(
+      _Outputs(
+        plan.like(count, tokens, width),
+        Weights(*(plan.like(parts, *shape, dtype=jnp.float32) for shape in sums)),
+      ),
+    ),
+    grid=plan.grid,
+    in_specs=(
+      _Given(
+        plan.streams(), Weights(*(tiles.once(x.shape) for x in weights)), plan.squeezed(),
+        plan.tokens(), plan.logits() if written else None, plan.streams() if written else None,
+      ),
+    ),
+    out_specs=(_Outputs(plan.streams(), Weights(*map(tiles.summed, sums))),),
+    scratch_shapes=(
+      _Scratch(
+        plan.scales(),
+        pltpu.VMEM((count, TOKENS, width), plan.dtype),
+        pltpu.VMEM((TOKENS, plan.rank), plan.dtype),
+        pltpu.VMEM((TOKENS, plan.rank), jnp.float32),
+        pltpu.VMEM((TOKENS, plan.rows), plan.dtype),
+        column_room(count) if written else None,
+        pltpu.VMEM((TOKENS, width), jnp.float32),
+      ),
+    ),
+    compiler_params=pltpu.CompilerParams(
+      dimension_semantics=("parallel", "arbitrary"), vmem_limit_bytes=plan.vmem_limit
+    ),
+    cost_estimate=plan.cost(
+      2 * plan.rows + 3 * plan.rank, (3 if written else 2) * count + 1, summed=True
+    ),
+    interpret=read.interpret,
+    name="gated_read_backward",
+  )(
+    _Given(
+      operands.streams, weights, squeezed, d_x,
+      None if d_logits is None else d_logits.astype(jnp.float32), d_streams,
+    )
+  )  # fmt: skip
+  return plan.gradients(operands, found.weights)._replace(streams=found.streams)
+
+
+def _run(read: Read, plan: Plan, given: _Given, outputs: _Outputs, scratch: _Scratch) -> None:
+  """Works on one tile."""
+
+  @pl.when(pl.program_id(1) == 0)
+  def _() -> None:
+    for ref in outputs.weights:
+      ref[...] = jnp.zeros_like(ref)
+
+  tiles.find_scales(plan, read.eps, given.streams, scratch.scales)
+  squeezed = given.squeezed[...]
+  share = jax.nn.sigmoid(squeezed)
+  scratch.inner[...] = (squeezed * share).astype(plan.dtype)
+  _open_back(plan, given, outputs, scratch)
+  slope = share * (1 + squeezed * (1 - share)) / plan.num_streams
+  scratch.d_products[:, : plan.rank] = (scratch.d_inner[...] * slope).astype(plan.dtype)
+  if plan.injected:
+    columns(given.d_logits[...] / plan.num_streams, scratch.columns)
+    injected = scratch.columns[:, : plan.injected]
+    scratch.d_products[:, plan.rank :] = injected.astype(plan.dtype)
+  for_each = tiles.for_each_stream
+  for_each(plan.num_streams, lambda s, _: _write(plan, given, outputs, scratch, s))
+
+
+def _open_back(plan: Plan, given: _Given, outputs: _Outputs, scratch: _Scratch) -> None:
+  """Writes gates and the cotangent of silu(z); adds to that of W_up."""
+  scratch.d_inner[...] = jnp.zeros_like(scratch.d_inner)
+
+  def step(lanes: Span, _: None) -> None:
+    d = wide(given.d_x, slice(None), lanes) / plan.num_streams
+
+    def stream(s: Array, _: None) -> None:
+      outward, inner = given.weights.outward[s, :, lanes], scratch.inner[...]
+      gate = jax.nn.sigmoid(dot(inner, outward, 1, 0))
+      scratch.gates[s, :, lanes] = gate.astype(plan.dtype)
+      normed = wide(given.streams, s, slice(None), lanes) * scratch.scales[s]
+      normed = normed * given.weights.gain[s, :, lanes]
+      d_opened = (d * normed * gate * (1 - gate)).astype(plan.dtype)
+      outputs.weights.outward[s, :, lanes] += dot(inner, d_opened, 0, 0)
+      scratch.d_inner[...] += dot(d_opened, outward, 1, 1)
+
+    tiles.for_each_stream(plan.num_streams, stream)
+
+  tiles.for_each_step(plan, step)
+
+
+def _write(plan: Plan, given: _Given, outputs: _Outputs, scratch: _Scratch, s: Array) -> None:
+  """Writes the cotangent of a stream; adds to those of its γ, W_down and W_inject."""
+  scale = scratch.scales[s]
+
+  def step(lanes: Span, total: Array) -> Array:
+    gain = given.weights.gain[s, :, lanes]
+    unit = wide(given.streams, s, slice(None), lanes) * scale
+    d_products, inward = scratch.d_products[...], given.weights.inward[s, :, lanes]
+    normed = (unit * gain).astype(plan.dtype)
+    outputs.weights.inward[s, :, lanes] += dot(d_products, normed, 0, 0)
+    d = wide(given.d_x, slice(None), lanes) / plan.num_streams
+    d = d * wide(scratch.gates, s, slice(None), lanes) + dot(d_products, inward, 1, 0)
+    by_row = (d * unit).reshape(TOKENS // SUBLANES, SUBLANES, plan.chunk)
+    outputs.weights.gain[s, :, lanes] += jnp.sum(by_row, axis=0)
+    d = d * gain
+    scratch.back[:, lanes] = d
+    projected = d * unit
+    for start in range(0, plan.chunk, LANES):
+      total += projected[:, start : start + LANES]
+    return total
+
+  total = tiles.for_each_step(plan, step, jnp.zeros((TOKENS, LANES), jnp.float32))
+  mean = jnp.sum(total, axis=1, keepdims=True) / plan.width
+  mean = jnp.broadcast_to(mean, (TOKENS, plan.chunk))
+
+  def finish(lanes: Span, _: None) -> None:
+    unit = wide(given.streams, s, slice(None), lanes) * scale
+    d = scale * (scratch.back[:, lanes] - unit * mean)
+    if given.d_streams is not None:
+      d += wide(given.d_streams, s, slice(None), lanes)
+    outputs.streams[s, :, lanes] = d.astype(outputs.streams.dtype)
+
+  tiles.for_each_step(plan, finish)
