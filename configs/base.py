@@ -319,6 +319,7 @@ def several_streams() -> dict:
       "shared_gain": False,  # one gain for all streams of a site
       "init": "neutral",  # neutral | published
       "eps": 1e-6,
+      "implementation": "auto",  # auto | reference | mosaic_tpu
     },
     "multi_gate": {
       "num_streams": 4,  # R

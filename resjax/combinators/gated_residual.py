@@ -7,7 +7,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax.ad_checkpoint import checkpoint_name
 
 from resjax.combinators.base import (
   OUTPUT,
@@ -18,11 +17,11 @@ from resjax.combinators.base import (
   check_flag,
   check_option,
 )
-from resjax.combinators.numerics import recomputed, rms_normalized, scaled_add
-from resjax.typing import Array, wide_dtype
+from resjax.combinators.numerics import scaled_add
+from resjax.kernels.gated_streams import IMPLEMENTATIONS, gated_read
+from resjax.typing import Array
 
 _INITS = ("neutral", "published")
-_SQUEEZED = "squeezed"  # the low-rank projection, which the reverse pass keeps
 _STD = 0.02  # of matrices at init, the published backbone's
 
 
@@ -57,6 +56,7 @@ class GatedResidual(Combinator):
     shared_gain: whether all streams of a site share one γ [D].
     init: `neutral` or `published`.
     eps: added to the mean square of a stream in its norm; > 0.
+    implementation: of `gated_read`; `auto` takes the best that can run.
 
   Raises:
     ValueError: an option out of range.
@@ -79,6 +79,7 @@ class GatedResidual(Combinator):
     shared_gain: bool = False,
     init: str = "neutral",
     eps: float = 1e-6,
+    implementation: str = "auto",
     rngs: nnx.Rngs,
     **options: Any,
   ):
@@ -88,7 +89,9 @@ class GatedResidual(Combinator):
     check_flag("shared_gain", shared_gain)
     check_option("init", init, init in _INITS, ", ".join(_INITS))
     check_option("eps", eps, eps > 0, "eps > 0")
-    self.num_streams, self.eps = num_streams, eps
+    known = implementation in ("auto", *IMPLEMENTATIONS)
+    check_option("implementation", implementation, known, ", ".join(("auto", *IMPLEMENTATIONS)))
+    self.num_streams, self.eps, self.implementation = num_streams, eps, implementation
     self.equals_standard_at_init = init == "neutral"
     rank = rank or max(1, self.d_model // 8)
     own, self.initial_gain = (1 if shared_gain else num_streams), 2.0 if init == "neutral" else 1.0
@@ -109,23 +112,25 @@ class GatedResidual(Combinator):
     return jnp.broadcast_to(x, (self.num_streams, *x.shape))
 
   def read(self, state: Array, layer: Layer, site: str) -> tuple[Views, Any]:
-    """See `Combinator.read`. The tape holds g [R, ...]."""
+    """See `Combinator.read`. The tape holds the streams that are read, and g [R, ...]."""
     parameters = (self.gain, self.down, self.up, self.inject)
-    weights = (self._whole(self._row(p, layer, site)) for p in parameters)
-    x, logits = _gated(self.eps, state, *weights)
-    return {"x": x}, 2 * jax.nn.sigmoid(jnp.moveaxis(logits, -1, 0))
+    weights = [self._row(p, layer, site) for p in parameters]
+    x, logits, streams = self._gated_read(state, *weights)
+    assert logits is not None  # there is W_inject
+    return {"x": x}, (streams, 2 * jax.nn.sigmoid(logits))
 
   def write(
     self, state: Array, layer: Layer, site: str, out: Array, *,
     normed: Views | None = None, tape: Any = None,
   ) -> Array:  # fmt: skip
     """See `Combinator.write`. It needs the tape."""
-    return scaled_add(tape[..., None], out, state)
+    streams, shares = tape
+    return scaled_add(shares[..., None], out, streams)
 
   def final(self, state: Array) -> Array:
     """See `Combinator.final`."""
     parameters = (self.final_gain, self.final_down, self.final_up)
-    return _gated(self.eps, state, *(self._whole(p[...]) for p in parameters), None)[0]
+    return self._gated_read(state, *(p[...] for p in parameters))[0]
 
   def from_norms(self, gains: Mapping[str, Array]) -> dict[str, Array]:
     """See `Combinator.from_norms`."""
@@ -136,6 +141,16 @@ class GatedResidual(Combinator):
       name: self.initial_gain * jnp.broadcast_to(gain, getattr(self, name).shape)
       for name, gain in found.items()
     }
+
+  def _gated_read(
+    self, state: Array, gain: Array, down: Array, up: Array, inject: Array | None = None
+  ) -> tuple[Array, Array | None, Array | None]:
+    gain, down, up = map(self._whole, (gain, down, up))
+    inject = None if inject is None else self._whole(inject)
+    implementation = None if self.implementation == "auto" else self.implementation
+    return gated_read(
+      state, gain, down, up, inject, eps=self.eps, layout=self.layout, implementation=implementation
+    )
 
   def _whole(self, weight: Array) -> Array:
     """Gathers a weight: were it split over D, devices would exchange a product per token."""
@@ -148,47 +163,3 @@ def _matrix(
   """Returns a matrix that is normal with this standard deviation, or zero."""
   init = nnx.initializers.normal(std) if std else nnx.initializers.zeros
   return nnx.Param(init(rngs.params(), shape), axes=axes)
-
-
-@partial(recomputed, policy=jax.checkpoint_policies.save_only_these_names(_SQUEEZED))
-def _gated(
-  eps: float, streams: Array, gain: Array, down: Array, up: Array, inject: Array | None
-) -> tuple[Array, Array | None]:
-  """Returns x [..., D], and the logits of g [..., R] given W_inject; weights [R, ...] of a site."""
-  gain = gain.reshape(len(gain), *[1] * (streams.ndim - 2), -1)
-  wide = rms_normalized(streams, eps) * gain
-  normed = wide.astype(streams.dtype)
-  logits = None if inject is None else _product("s...d,sdk->...k", normed, inject) / len(streams)
-  squeezed = _product("s...d,sdk->...k", normed, down) / len(streams)
-  inner = jax.nn.silu(checkpoint_name(squeezed, _SQUEEZED)).astype(streams.dtype)
-  # R D values per token are rounded before they are stored, as activations are.
-  gate = jax.nn.sigmoid(_product("...k,skd->s...d", inner, up).astype(streams.dtype))
-  return jnp.mean(gate * wide, axis=0).astype(streams.dtype), logits
-
-
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _product(equation: str, x: Array, weight: Array) -> Array:
-  """Returns a product with a float32 weight as `Linear` computes it, in the dtype of x.
-
-  Sums are float32 or wider, and so are results and gradients of weights, which devices add.
-  """
-  return jnp.einsum(equation, x, weight.astype(x.dtype), preferred_element_type=wide_dtype(x))
-
-
-def _product_forward(equation: str, x: Array, weight: Array) -> tuple[Array, tuple[Array, Array]]:
-  return _product(equation, x, weight), (x, weight)
-
-
-def _product_backward(
-  equation: str, saved: tuple[Array, Array], grad: Array
-) -> tuple[Array, Array]:
-  x, weight = saved
-  of_x, of_weight, of_grad = equation.replace("->", ",").split(",")
-  grad = grad.astype(x.dtype)  # JAX's own rule would multiply in float32
-  d_x = jnp.einsum(f"{of_grad},{of_weight}->{of_x}", grad, weight.astype(x.dtype))
-  wide = wide_dtype(x)
-  d_weight = jnp.einsum(f"{of_x},{of_grad}->{of_weight}", x, grad, preferred_element_type=wide)
-  return d_x, d_weight.astype(weight.dtype)
-
-
-_product.defvjp(_product_forward, _product_backward)

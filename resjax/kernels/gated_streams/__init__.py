@@ -1,8 +1,8 @@
 """Reads of residual streams through a gate per channel of low rank, which normalise them too.
 
-A token has R streams H_s [D]. A read normalises each of them, computes gates from all of them in two
-products of rank r, and mixes what they let through. In plain JAX every one of these steps passes
-over R streams; a kernel loads a tile of tokens with all its streams once.
+A token has R streams H_s [D]. A read normalises each of them, computes gates from all of them in
+two products of rank r, and mixes what they let through. In plain JAX every one of these steps
+passes over R streams; a kernel loads a tile of tokens with all its streams once.
 
 | file | content |
 |------|---------|

@@ -81,7 +81,8 @@ def _read_forward(read: Read, operands: Operands) -> tuple[_Results, tuple[Opera
 def _read_backward(
   read: Read, residuals: tuple[Operands, Array], cotangents: _Results
 ) -> tuple[Operands]:
-  return (backends.backward(read, *residuals, *cotangents),)
+  operands, squeezed = residuals
+  return (backends.backward(read, operands, squeezed, *cotangents),)
 
 
 _read.defvjp(_read_forward, _read_backward)
@@ -91,7 +92,7 @@ def _check(operands: Operands) -> None:
   """Raises ValueError if arrays do not fit together, naming one of them."""
   streams, gain, down, up, inject = operands
   count, width, rank = len(streams), streams.shape[-1], down.shape[-1]
-  wanted = {
+  wanted: dict[str, tuple[Array | None, list[tuple[int, ...]]]] = {
     "gain": (gain, [(count, width), (1, width)]),
     "down": (down, [(count, width, rank)]),
     "up": (up, [(count, rank, width)]),

@@ -76,4 +76,9 @@ BAD_OPTIONS = (
   ("gated_residual", {"shared_gain": 2}, ["shared_gain=2", "True, False"]),
   ("gated_residual", {"init": "zeros"}, ["init='zeros'", "neutral, published"]),
   ("gated_residual", {"eps": 0.0}, ["eps=0.0", "eps > 0"]),
+  (
+    "gated_residual",
+    {"implementation": "mosaic_gpu"},
+    ["implementation='mosaic_gpu'", "auto, mosaic_tpu, reference"],
+  ),
 )

@@ -111,9 +111,7 @@ def _project(plan: Plan, streams: Any, weights: Weights, scratch: _Scratch) -> N
   tiles.for_each_step(plan, step)
 
 
-def _mix(
-  plan: Plan, streams: Any, weights: Weights, outputs: _Outputs, scratch: _Scratch
-) -> None:
+def _mix(plan: Plan, streams: Any, weights: Weights, outputs: _Outputs, scratch: _Scratch) -> None:
   """Writes what is read."""
 
   def step(lanes: Span, _: None) -> None:
