@@ -14,7 +14,7 @@ from resjax.hardware.chips import TPU_CHIPS
 from resjax.kernels.gated_streams import gated_read
 from resjax.sharding import MESH_AXES, Layout
 from resjax.testing.compare import assert_close
-from tests.helpers import gated_streams
+from tests.helpers import gated_streams, layouts
 from tests.helpers.libtpu import needs_libtpu
 
 # Races are looked for, and memory starts as NaN.
@@ -47,6 +47,54 @@ def test_values_and_gradients(
   tolerance = 3e-6 if dtype == jnp.float32 else 1.5e-2
   assert_close(got, gated_streams.wanted(*case), tolerance)
   assert "RACE" not in capfd.readouterr().out
+
+
+def test_a_scan_with_recomputation():
+  """The streams that a read hands on are written to, and read again in the next step."""
+  case = 2, True, True, 8, jnp.float32, (128,), 128
+  arguments, _ = gated_streams.example(*case)
+  streams, *weights = (jnp.asarray(arguments[name], jnp.float32) for name in gated_streams.NAMES)
+
+  @functools.partial(jax.jit, static_argnums=(0, 1))
+  def gradients(implementation, interpret, streams, weights):
+    @jax.checkpoint
+    def step(streams, _):
+      x, logits, streams = gated_read(
+        streams, *weights, implementation=implementation, interpret=interpret
+      )
+      return streams + jax.nn.sigmoid(logits)[..., None] * jnp.tanh(x), None
+
+    def loss(streams, weights):
+      return jnp.sum(jnp.sin(jax.lax.scan(step, streams, length=3)[0]))
+
+    return jax.value_and_grad(loss, (0, 1))(streams, weights)
+
+  want = gradients("reference", False, streams, weights)
+  assert_close(gradients("mosaic_tpu", True, streams, weights), want, 1e-5)
+
+
+def test_tokens_over_eight_devices_are_those_of_one():
+  """Devices exchange nothing but the sums over tokens in the gradients of weights."""
+  case = 2, False, True, 8, jnp.float32, (4, 256), 128
+  layout = layouts.layout("long_context", data=2, fsdp=2, sequence=2)
+  got = gated_streams.got("mosaic_tpu", True, *case, layout=layout)
+  assert_close(got, gated_streams.wanted(*case), 3e-6)
+
+
+def test_there_is_no_second_derivative():
+  case = 1, True, False, 8, jnp.float32, (128,), 128
+  arguments, _ = gated_streams.example(*case)
+  streams, *weights = (jnp.asarray(arguments[n], jnp.float32) for n in gated_streams.NAMES[:-1])
+
+  def loss(gain):
+    return jnp.sum(
+      gated_read(
+        streams, gain, *weights[1:], None, implementation="mosaic_tpu", interpret=True
+      )[0]
+    )  # fmt: skip
+
+  with pytest.raises(ValueError, match="no second derivative; use implementation='reference'"):
+    jax.hessian(loss)(weights[0])
 
 
 @pytest.mark.parametrize(

@@ -15,10 +15,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 
-from resjax.kernels import per_device
+from resjax.kernels import choice, per_device
 from resjax.kernels.depth_attention import bf16_remainder
 from resjax.kernels.depth_attention.operands import (
   Cotangents,
@@ -47,31 +46,17 @@ def choose(
   Args:
     read: options without a backend.
     operands: `Operands` or `MergeOperands`.
-    implementation: one of `IMPLEMENTATIONS`; or None, the first of them that can run, which is
-      `reference` where there are several devices and no mesh.
+    implementation: one of `IMPLEMENTATIONS`, or None, see `choice.choose`.
     operation: `direct`, `block` or `merge`.
 
   Raises:
     ValueError: there is no such backend, or it cannot run here.
   """
-  if implementation is None:
-    if not read.layout.has_mesh and jax.device_count() > 1 and not read.interpret:
-      # XLA cannot partition a kernel, and without a mesh nothing says how tokens are split.
-      return dataclasses.replace(read, implementation="reference")
-    able = (name for name in IMPLEMENTATIONS if _obstacle(name, operation, read, operands) is None)
-    return dataclasses.replace(read, implementation=next(able))
-  if implementation not in IMPLEMENTATIONS:
-    raise ValueError(
-      f"implementation={implementation!r} of depth attention is not known; allowed: "
-      f"{', '.join(IMPLEMENTATIONS)}, or None for the best"
-    )
-  obstacle = _obstacle(implementation, operation, read, operands)
-  if obstacle:
-    raise ValueError(
-      f"implementation={implementation!r} of depth attention cannot run: {obstacle}; "
-      "config implementation=auto, or None in Python, takes the best that can"
-    )
-  return dataclasses.replace(read, implementation=implementation)
+  obstacle = partial(_obstacle, operation=operation, read=read, operands=operands)
+  chosen = choice.choose(
+    "depth attention", IMPLEMENTATIONS, implementation, obstacle, read.layout, read.interpret
+  )
+  return dataclasses.replace(read, implementation=chosen)
 
 
 def has_kernel(read: Read, operands: Any, implementation: str | None, operation: str) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from resjax.kernels import per_device
+from resjax.kernels import choice, per_device
 from resjax.kernels.per_device import FIRST, NO_TOKENS, SECOND
 from resjax.kernels.streams import reference
 from resjax.kernels.streams.operands import Operands, Pending, Read, Stats
@@ -27,30 +27,16 @@ def choose(read: Read, operands: Operands, implementation: str | None) -> Read:
   Args:
     read: options without a backend.
     operands: of the read.
-    implementation: one of `IMPLEMENTATIONS`; or None, the first of them that can run, which is
-      `reference` where there are several devices and no mesh.
+    implementation: one of `IMPLEMENTATIONS`, or None, see `choice.choose`.
 
   Raises:
     ValueError: there is no such backend, or it cannot run here.
   """
-  if implementation is None:
-    if not read.layout.has_mesh and jax.device_count() > 1 and not read.interpret:
-      # XLA cannot partition a kernel, and without a mesh nothing says how tokens are split.
-      return dataclasses.replace(read, implementation="reference")
-    able = (name for name in IMPLEMENTATIONS if _obstacle(name, read, operands) is None)
-    return dataclasses.replace(read, implementation=next(able))
-  if implementation not in IMPLEMENTATIONS:
-    raise ValueError(
-      f"implementation={implementation!r} of residual streams is not known; allowed: "
-      f"{', '.join(IMPLEMENTATIONS)}, or None for the best"
-    )
-  obstacle = _obstacle(implementation, read, operands)
-  if obstacle:
-    raise ValueError(
-      f"implementation={implementation!r} of residual streams cannot run: {obstacle}; "
-      "config implementation=auto, or None in Python, takes the best that can"
-    )
-  return dataclasses.replace(read, implementation=implementation)
+  obstacle = partial(_obstacle, read=read, operands=operands)
+  chosen = choice.choose(
+    "residual streams", IMPLEMENTATIONS, implementation, obstacle, read.layout, read.interpret
+  )
+  return dataclasses.replace(read, implementation=chosen)
 
 
 def forward(read: Read, operands: Operands) -> tuple[Array, Array, Array, Stats]:
