@@ -135,8 +135,7 @@ def _run(read: Read, plan: Plan, given: _Given, outputs: _Outputs, scratch: _Scr
 
   @pl.when(pl.program_id(1) == 0)
   def _() -> None:
-    for ref in outputs.weights:
-      ref[...] = jnp.zeros_like(ref)
+    tiles.for_each_step(plan, lambda lanes, _: _clear(outputs.weights, lanes), at_once=1)
 
   tiles.find_scales(plan, read.eps, given.streams, scratch.scales)
   squeezed = given.squeezed[...]
@@ -151,6 +150,11 @@ def _run(read: Read, plan: Plan, given: _Given, outputs: _Outputs, scratch: _Scr
     scratch.d_products[:, plan.rank :] = injected.astype(plan.dtype)
   for_each = tiles.for_each_stream
   for_each(plan.num_streams, lambda s, _: _write(plan, given, outputs, scratch, s))
+
+
+def _clear(sums: Weights, lanes: Span) -> None:
+  for ref in sums:
+    ref[:, :, lanes] = jnp.zeros((*ref.shape[:2], lanes.size), ref.dtype)
 
 
 def _open_back(plan: Plan, given: _Given, outputs: _Outputs, scratch: _Scratch) -> None:
@@ -172,7 +176,7 @@ def _open_back(plan: Plan, given: _Given, outputs: _Outputs, scratch: _Scratch) 
 
     tiles.for_each_stream(plan.num_streams, stream)
 
-  tiles.for_each_step(plan, step)
+  tiles.for_each_step(plan, step, at_once=1)  # two would gain nothing here
 
 
 def _write(plan: Plan, given: _Given, outputs: _Outputs, scratch: _Scratch, s: Array) -> None:

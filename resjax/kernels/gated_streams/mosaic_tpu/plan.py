@@ -219,9 +219,14 @@ def for_each_stream(count: int, run: Callable[[Array, Any], Any], carry: Any = N
   return lax.fori_loop(0, count, run, carry, unroll=count <= _FEW)
 
 
-def for_each_step(plan: Plan, run: Callable[[Span, Any], Any], carry: Any = None) -> Any:
-  """Folds `carry = run(lanes, carry)` over all chunks of channels."""
-  return for_each_chunk(plan.width, plan.chunk, run, carry, at_once=1)
+def for_each_step(
+  plan: Plan, run: Callable[[Span, Any], Any], carry: Any = None, at_once: int = 2
+) -> Any:
+  """Folds `carry = run(lanes, carry)` over all chunks of channels.
+
+  Two chunks at once let products of one run beside arithmetic of the other.
+  """
+  return for_each_chunk(plan.width, plan.chunk, run, carry, at_once)
 
 
 def find_scales(plan: Plan, eps: float, streams: Ref, scales: Ref) -> None:
