@@ -86,6 +86,10 @@ def backward(
   weights = plan.weights(operands)
   sums = Weights((count, SUBLANES, width), weights.inward.shape, weights.outward.shape)
   written, parts = plan.injected > 0, plan.grid[0]
+  given = _Given(
+    operands.streams, weights, squeezed, d_x,
+    None if d_logits is None else d_logits.astype(jnp.float32), d_streams,
+  )  # fmt: skip
   (found,) = pl.pallas_call(
     lambda *refs: _run(read, plan, *refs),
     out_shape=(
@@ -113,6 +117,8 @@ def backward(
         pltpu.VMEM((TOKENS, width), jnp.float32),
       ),
     ),
+    # In place: R streams less of memory while the kernel runs.
+    input_output_aliases={len(jax.tree.leaves(given)) - 1: 0} if written else {},
     compiler_params=pltpu.CompilerParams(
       dimension_semantics=("parallel", "arbitrary"), vmem_limit_bytes=plan.vmem_limit
     ),
@@ -121,12 +127,7 @@ def backward(
     ),
     interpret=read.interpret,
     name="gated_read_backward",
-  )(
-    _Given(
-      operands.streams, weights, squeezed, d_x,
-      None if d_logits is None else d_logits.astype(jnp.float32), d_streams,
-    )
-  )  # fmt: skip
+  )(given)  # fmt: skip
   return plan.gradients(operands, found.weights)._replace(streams=found.streams)
 
 
