@@ -117,6 +117,20 @@ def in_parts(x: Array) -> tuple[Array, Array]:
   return high.astype(jnp.bfloat16), (x - high).astype(jnp.bfloat16)
 
 
+def each_coefficient(
+  read: Read, num_streams: int, stats: Stats, parameters: PyTree, tokens: tuple[int, ...]
+) -> tuple[Array, Array, Array]:
+  """Returns p [R, ...], M [R, R, ...] and b [R, ...] for all tokens, see `all_coefficients`."""
+  p, mix, b = read.coefficients(stats.products, stats.mean_squares, parameters)
+  b = jnp.broadcast_to(b, (num_streams, *tokens))
+  if mix is None:
+    one, zero = jnp.ones(tokens, b.dtype), jnp.zeros(tokens, b.dtype)
+    rows = range(num_streams)
+    mix = jnp.stack([jnp.stack([one if r == s else zero for s in rows]) for r in rows])
+  mix = jnp.broadcast_to(mix, (num_streams, num_streams, *tokens))
+  return jnp.broadcast_to(p, (num_streams, *tokens)), mix, b
+
+
 def all_coefficients(
   read: Read, num_streams: int, stats: Stats, parameters: PyTree, tokens: tuple[int, ...]
 ) -> tuple[Array, Array]:
@@ -129,12 +143,6 @@ def all_coefficients(
     parameters: with an axis of size 1 for each token axis.
     tokens: sizes of the token axes.
   """
-  p, mix, b = read.coefficients(stats.products, stats.mean_squares, parameters)
-  b = jnp.broadcast_to(b, (num_streams, *tokens))
-  if mix is None:
-    one, zero = jnp.ones(tokens, b.dtype), jnp.zeros(tokens, b.dtype)
-    rows = range(num_streams)
-    mix = jnp.stack([jnp.stack([one if r == s else zero for s in rows]) for r in rows])
-  mix = jnp.broadcast_to(mix, (num_streams, num_streams, *tokens))
+  p, mix, b = each_coefficient(read, num_streams, stats, parameters, tokens)
   weights = jnp.concatenate([mix, b[:, None]], axis=1)
-  return jnp.broadcast_to(p, (num_streams, *tokens)), weights.reshape(-1, *tokens)
+  return p, weights.reshape(-1, *tokens)

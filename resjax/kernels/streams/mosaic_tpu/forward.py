@@ -15,10 +15,11 @@ from resjax.kernels.depth_attention.mosaic_tpu.loops import (
   for_each_row_group,
 )
 from resjax.kernels.depth_attention.mosaic_tpu.tiles import LANES, ROWS
+from resjax.kernels.streams.mosaic_tpu import budget
 from resjax.kernels.streams.mosaic_tpu import plan as tiles
-from resjax.kernels.streams.mosaic_tpu.obstacles import num_buffers, vmem_limit
+from resjax.kernels.streams.mosaic_tpu.coefficients import write_coefficients
 from resjax.kernels.streams.mosaic_tpu.plan import TOKENS, Inputs, Plan
-from resjax.kernels.streams.operands import Operands, Read, Stats, all_coefficients
+from resjax.kernels.streams.operands import Operands, Read, Stats
 from resjax.typing import Array
 
 
@@ -58,15 +59,14 @@ def forward(read: Read, operands: Operands) -> tuple[Array, Array, Array, Stats]
   """Runs the forward pass, see `reference.forward`."""
   (streams, weights, out), projection, parameters, gain = operands
   plan = Plan.of(operands)
-  buffers = num_buffers(read, plan)
+  buffers = budget.forward_buffers(read, plan)
   count, tokens, width = streams.shape
-  phi, lanes = plan.phi(projection), tiles.on_lanes(parameters)
+  phi, lanes = plan.phi(projection), plan.on_lanes(parameters)
   gain = None if gain is None else gain.astype(jnp.float32)[None]
-  numbers = [plan.num_weights, plan.num_products or None, count if plan.num_columns else None]
-  shapes = [None if n is None else plan.like(n, tokens, dtype=jnp.float32) for n in numbers]
-  specs = [None if n is None else plan.numbers(n) for n in numbers]
+  numbers = [plan.num_weights, plan.num_products, plan.num_squares]
+  shapes = [plan.like(n, tokens, dtype=jnp.float32) if n else None for n in numbers]
+  specs = [plan.numbers(n) for n in numbers]
   whole = jax.tree.map(lambda x: tiles.whole(x.shape), (phi, lanes, gain))
-  stream_bytes = tokens * width * plan.dtype.itemsize
   (written,) = pl.pallas_call(
     lambda *refs: _run(read, plan, *refs),
     out_shape=(_Outputs(plan.like(tokens, width), plan.like(*streams.shape), *shapes),),
@@ -83,12 +83,14 @@ def forward(read: Read, operands: Operands) -> tuple[Array, Array, Array, Stats]
       ),
     ),
     compiler_params=pltpu.CompilerParams(
-      dimension_semantics=("parallel", "arbitrary"), vmem_limit_bytes=vmem_limit(read)
+      dimension_semantics=("parallel", "arbitrary"), vmem_limit_bytes=budget.vmem_limit(read)
     ),
     cost_estimate=pl.CostEstimate(
       flops=2 * (plan.num_weights + count * (1 + plan.num_columns)) * tokens * width,
       transcendentals=tokens,
-      bytes_accessed=(2 * count + 2) * stream_bytes + plan.small_bytes(1),
+      bytes_accessed=(2 * count + 2) * plan.stream_bytes
+      + plan.number_bytes(plan.num_weights + sum(numbers))
+      + budget.fetches(read, plan) * plan.phi_bytes,
     ),
     interpret=read.interpret,
     name="stream_read_forward",
@@ -103,14 +105,12 @@ def _run(read: Read, plan: Plan, inputs: Inputs, outputs: _Outputs, scratch: _Sc
   """Works on one tile."""
   tiles.columns(inputs.weights[...], scratch.weights)
   tiles.write_streams(plan, inputs.streams, inputs.out, scratch.weights, outputs.streams)
-  stats = Stats(None, None)
   if plan.num_columns:
     _project(plan, inputs, outputs, scratch)
-    stats = tiles.stats(plan, outputs.products, outputs.mean_squares)
-  parameters = jax.tree.map(lambda ref: ref[...], inputs.parameters)
-  weights, mixing = all_coefficients(read, plan.num_streams, stats, parameters, (1, TOKENS))
-  outputs.weights[...] = mixing[:, 0]
-  tiles.columns(weights[:, 0], scratch.read)
+  p = write_coefficients(
+    read, plan, outputs.products, outputs.mean_squares, inputs.parameters, outputs.weights
+  )
+  tiles.columns(p, scratch.read)
   for_each_row_group(TOKENS, lambda _, rows: _mix(read, plan, inputs, outputs, scratch, rows))
 
 
@@ -144,7 +144,8 @@ def _mix(
   read: Read, plan: Plan, inputs: Inputs, outputs: _Outputs, scratch: _Scratch, rows: Span
 ) -> None:
   """Writes what is read of a group of rows."""
-  squares = tiles.mix(plan, outputs.streams, scratch.read, rows, scratch.mixed)
+  streams = tiles.chunks_of(outputs.streams)
+  squares = tiles.mix(plan, streams, scratch.read, rows, scratch.mixed)
   mean = jnp.sum(squares, axis=1, keepdims=True) / plan.width
   inverse_rms = jnp.broadcast_to(lax.rsqrt(mean + read.norm_eps), (ROWS, LANES))
 

@@ -2,6 +2,8 @@
 
 import dataclasses
 import math
+from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -15,13 +17,14 @@ from resjax.kernels.depth_attention.mosaic_tpu.loops import (
   for_each_chunk,
   for_each_row_group,
 )
-from resjax.kernels.depth_attention.mosaic_tpu.tiles import LANES, ROWS
-from resjax.kernels.streams.operands import Operands, Stats, in_parts
+from resjax.kernels.depth_attention.mosaic_tpu.tiles import LANES, ROWS, SUBLANES
+from resjax.kernels.streams.operands import Operands, in_parts
 from resjax.typing import Array, PyTree
 
 TOKENS = LANES  # of a tile
-PARTS = 3  # φ as bfloat16: its first 8 bits, the next 8, and the first ones again
+PARTS = 2  # φ as bfloat16: its first 8 bits, and the next 8
 Ref = Any
+Chunks = Callable[[Span, Span], Array]  # rows and lanes of a tile -> a chunk of it in float32
 
 
 class Inputs(NamedTuple):
@@ -57,6 +60,8 @@ class Plan:
     dtype: of the streams.
     num_columns: K; 0 without a projection.
     shared: whether all streams have one φ [D, K].
+    packed: whether coefficients [n, TOKENS] fill registers, n being multiples of `SUBLANES`. Else
+      they are [n, 1, TOKENS], and a register has one of them.
   """
 
   num_streams: int
@@ -65,6 +70,7 @@ class Plan:
   dtype: Any
   num_columns: int
   shared: bool
+  packed: bool
 
   @classmethod
   def of(cls, operands: Operands) -> "Plan":
@@ -72,7 +78,13 @@ class Plan:
     like, phi = operands.like, operands.projection
     count, tokens = len(operands.pending.streams), math.prod(like.shape[:-1])
     columns, shared = (0, False) if phi is None else (phi.shape[-1], phi.ndim == 2)
-    return cls(count, tokens, like.shape[-1], jnp.dtype(like.dtype), columns, shared)
+    whole = phi is not None and not shared and count % SUBLANES == 0
+    packed = whole and all(p.ndim for p in jax.tree.leaves(operands.parameters))
+    return cls(count, tokens, like.shape[-1], jnp.dtype(like.dtype), columns, shared, packed)
+
+  def narrowed(self, width: int) -> "Plan":
+    """Returns the sizes of the same read of so many of the channels."""
+    return dataclasses.replace(self, width=width)
 
   @property
   def num_weights(self) -> int:
@@ -95,6 +107,11 @@ class Plan:
     return self.num_columns * (self.num_streams if self.shared else 1)
 
   @property
+  def num_squares(self) -> int:
+    """The mean squares that are kept of a token."""
+    return self.num_streams if self.num_columns else 0
+
+  @property
   def split(self) -> bool:
     """Whether products run on bfloat16, φ in two parts; else in float32."""
     return self.dtype == jnp.bfloat16
@@ -106,19 +123,20 @@ class Plan:
     parts = 1 if tiles % 2 else 2
     return parts, tiles // parts
 
-  def vmem_bytes(self, buffers: int) -> int:
-    """Returns the bytes of on-chip memory of the reverse kernel, which needs more than the forward.
+  @property
+  def token_axes(self) -> tuple[int, ...]:
+    """The token axes of coefficients on the chip."""
+    return (TOKENS,) if self.packed else (1, TOKENS)
 
-    Args:
-      buffers: 2 where streams are moved while the tile before is worked on, 1 where they are not.
-    """
-    tile = TOKENS * self.width
-    moved = buffers * (3 * self.num_streams + 3) * tile * self.dtype.itemsize
-    scratch = self.num_streams * tile * (self.dtype.itemsize + 4) + tile * 4
-    phi = self.projections * self.rows * self.width * (PARTS * 2 if self.split else 4)
-    d_phi = self.projections * self.rows * self.width * 4
-    numbers = 4 * TOKENS * (4 * self.num_weights + 4 * self.num_products) * 4
-    return moved + scratch + 2 * (phi + d_phi) + numbers
+  @property
+  def phi_bytes(self) -> int:
+    """The bytes of φ as `phi` lays it out; its cotangent in float32 has as many."""
+    return 4 * self.projections * self.rows * self.width
+
+  @property
+  def stream_bytes(self) -> int:
+    """The bytes of one array [T, D]."""
+    return self.num_tokens * self.width * self.dtype.itemsize
 
   def tile(self, part: Array, step: Array) -> Array:
     """Returns the index of the tile at a step of a part of the grid."""
@@ -134,19 +152,31 @@ class Plan:
     shape, mode = (TOKENS, self.width), pl.Buffered(buffers)
     return pl.BlockSpec(shape, lambda p, i: (self.tile(p, i), 0), pipeline_mode=mode)
 
-  def numbers(self, rows: int) -> pl.BlockSpec:
-    """Returns tiles of numbers per token [rows, T]."""
-    return pl.BlockSpec((rows, TOKENS), lambda p, i: (0, self.tile(p, i)))
+  def numbers(self, rows: int) -> pl.BlockSpec | None:
+    """Returns tiles of numbers per token [rows, T], None without rows."""
+    return pl.BlockSpec((rows, TOKENS), lambda p, i: (0, self.tile(p, i))) if rows else None
 
   def like(self, *shape: int, dtype: Any = None) -> jax.ShapeDtypeStruct:
     """Returns the shape of an array in the dtype of the streams, or another one."""
     return jax.ShapeDtypeStruct(shape, self.dtype if dtype is None else dtype)
 
-  def small_bytes(self, passes: int) -> int:
-    """Returns the bytes of numbers per token, of so many passes, and of φ."""
-    per_token = 2 * self.num_weights + self.num_products + self.num_streams
-    phi = self.projections * self.rows * self.width * (PARTS * 2 if self.split else 4)
-    return passes * 4 * per_token * self.num_tokens + phi
+  def of_parts(self, x: Any) -> jax.ShapeDtypeStruct:
+    """Returns the shape of sums over the tiles of each part of the grid, x having that of one."""
+    return self.like(self.grid[0], *x.shape, dtype=jnp.float32)
+
+  def number_bytes(self, rows: int) -> int:
+    """Returns the bytes of numbers per token [rows, T]."""
+    return 4 * rows * self.num_tokens
+
+  def on_lanes(self, tree: PyTree) -> PyTree:
+    """Returns parameters with `token_axes` behind their own, as a kernel takes them."""
+    axes = self.token_axes
+    return jax.tree.map(
+      lambda p: jnp.broadcast_to(
+        p.astype(jnp.float32).reshape(*p.shape, *(1,) * len(axes)), (*p.shape, *axes)
+      ),
+      tree,
+    )
 
   def phi(self, projection: Array | None) -> Array | None:
     """Returns φ as a kernel takes it: [projections, PARTS rows, D] bfloat16, or float32 rows."""
@@ -158,24 +188,18 @@ class Plan:
     if not self.split:
       return phi
     high, low = in_parts(phi)
-    return jnp.concatenate([high, low, high], axis=1)
+    return jnp.concatenate([high, low], axis=1)
 
 
 def whole(shape: tuple[int, ...]) -> pl.BlockSpec:
-  """Returns the spec of an array that stays on the chip."""
-  return pl.BlockSpec(shape, lambda p, i: (0,) * len(shape))
+  """Returns the spec of an array that stays on the chip, once, as nothing is moved in turn."""
+  return pl.BlockSpec(shape, lambda p, i: (0,) * len(shape), pipeline_mode=pl.Buffered(1))
 
 
 def summed(shape: tuple[int, ...]) -> pl.BlockSpec:
   """Returns the spec of a sum over the tiles of a part, [parts, ...]."""
-  return pl.BlockSpec((None, *shape), lambda p, i: (p, *(0,) * len(shape)))
-
-
-def on_lanes(tree: PyTree) -> PyTree:
-  """Returns parameters with axes 1 and TOKENS behind their own, as a kernel takes them."""
-  return jax.tree.map(
-    lambda p: jnp.broadcast_to(p.astype(jnp.float32)[..., None, None], (*p.shape, 1, TOKENS)), tree
-  )
+  mode = pl.Buffered(1)
+  return pl.BlockSpec((None, *shape), lambda p, i: (p, *(0,) * len(shape)), pipeline_mode=mode)
 
 
 def columns(rows: Array, scratch: Ref) -> None:
@@ -220,6 +244,14 @@ def wide(ref: Ref, *index: Any) -> Array:
   return ref[index].astype(jnp.float32)
 
 
+def chunks_of(streams: Ref, *others: Ref) -> list[Chunks]:
+  """Returns for every stream, and then for arrays [tokens, D], a function to its chunks."""
+  return [
+    *(partial(wide, streams, r) for r in range(len(streams))),
+    *(partial(wide, other) for other in others),
+  ]
+
+
 def write_streams(plan: Plan, streams: Ref, out: Ref, weights: Ref, target: Ref) -> None:
   """Writes Σ_s M_rs H_s + b_r o to target [R, TOKENS, D], weights being columns."""
   count = plan.num_streams
@@ -239,28 +271,18 @@ def write_streams(plan: Plan, streams: Ref, out: Ref, weights: Ref, target: Ref)
   for_each_row_group(TOKENS, group)
 
 
-def mix(plan: Plan, streams: Ref, weights: Ref, rows: Span, target: Ref) -> Array:
+def mix(plan: Plan, sources: list[Chunks], weights: Ref, rows: Span, target: Ref) -> Array:
   """Writes Σ_r p_r H_r of a group of rows to target [ROWS, D]; returns its squares in chunks."""
-  factors = [spread(weights, rows, r) for r in range(plan.num_streams)]
+  factors = [spread(weights, rows, r) for r in range(len(sources))]
 
   def chunk(lanes: Span, squares: Array) -> Array:
-    total = factors[0] * wide(streams, 0, rows, lanes)
-    for r in range(1, plan.num_streams):
-      total += factors[r] * wide(streams, r, rows, lanes)
+    total = factors[0] * sources[0](rows, lanes)
+    for factor, source in zip(factors[1:], sources[1:], strict=True):
+      total += factor * source(rows, lanes)
     target[:, lanes] = total
     return squares + total * total
 
   return for_each_chunk(plan.width, LANES, chunk, zeros())
-
-
-def stats(plan: Plan, products: Ref, mean_squares: Ref) -> Stats:
-  """Returns what is kept of a tile as coefficients take it, with token axes [1, TOKENS]."""
-  kept = products[...]
-  if plan.shared:
-    kept = kept.reshape(plan.num_streams, plan.num_columns, 1, TOKENS)
-  else:
-    kept = kept.reshape(plan.num_columns, 1, TOKENS)
-  return Stats(kept, mean_squares[...].reshape(plan.num_streams, 1, TOKENS))
 
 
 def product(plan: Plan, stream: Array, phi: Array) -> Array:
@@ -276,6 +298,7 @@ def product_back(plan: Plan, d: Array, phi: Array) -> Array:
   if not plan.split:
     return dot(d, phi, 0, 0)
   high, low = _in_parts(d)
+  phi = jnp.concatenate([phi, phi[: plan.rows]])
   return dot(jnp.concatenate([high, high, low]), phi, 0, 0)
 
 

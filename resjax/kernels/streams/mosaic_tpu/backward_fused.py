@@ -1,0 +1,138 @@
+"""The reverse kernel for TPUs: streams and their cotangents are loaded once and written once."""
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from resjax.kernels.depth_attention.mosaic_tpu.loops import Span, for_each_row_group
+from resjax.kernels.depth_attention.mosaic_tpu.tiles import ROWS
+from resjax.kernels.streams.mosaic_tpu import budget
+from resjax.kernels.streams.mosaic_tpu import plan as tiles
+from resjax.kernels.streams.mosaic_tpu import reverse_steps as steps
+from resjax.kernels.streams.mosaic_tpu.coefficients import pull_back
+from resjax.kernels.streams.mosaic_tpu.plan import TOKENS, Inputs, Plan
+from resjax.kernels.streams.mosaic_tpu.reverse_steps import Given
+from resjax.kernels.streams.operands import Read
+from resjax.typing import Array
+
+
+class _Scratch(NamedTuple):
+  """On-chip memory. The streams after the write lie where their sources' cotangents will.
+
+  Attributes:
+    weights, read, dots: columns of M and b, of p, and of sums over channels.
+    rows: cotangents of the streams after the write in float32 [R, TOKENS, D].
+    d_x: the cotangent of what was read, before its norm [TOKENS, D] float32.
+    mixed: [ROWS, D].
+  """
+
+  weights: Any
+  read: Any
+  dots: Any
+  rows: Any
+  d_x: Any
+  mixed: Any
+
+
+def backward(read: Read, plan: Plan, buffers: int, given: Given) -> Inputs:
+  """Returns the cotangents of the arrays of `Inputs`, those without token axes [parts, ...].
+
+  Args:
+    read: options.
+    plan: sizes.
+    buffers: tiles of streams on the chip beside each other.
+    given: arrays.
+  """
+  count, tokens, width = plan.num_streams, plan.num_tokens, plan.width
+  shared = given.phi, given.parameters, given.gain
+  whole: tuple[Any, Any, Any] = jax.tree.map(lambda x: tiles.whole(x.shape), shared)
+  sums = steps.sums(plan, given)
+  sum_shapes = jax.tree.map(plan.of_parts, sums)
+  sum_specs = jax.tree.map(lambda x: tiles.summed(x.shape), sums)
+  weight_spec, out_spec = plan.numbers(plan.num_weights), plan.tokens(buffers)
+  pending_specs = plan.streams(buffers), weight_spec, out_spec
+  kept_specs = plan.numbers(plan.num_products), plan.numbers(plan.num_squares)
+  numbers = 3 * plan.num_weights + plan.num_products + plan.num_squares
+  (found,) = pl.pallas_call(
+    lambda *refs: _run(read, plan, *refs),
+    out_shape=(
+      Inputs(
+        plan.like(count, tokens, width), plan.like(plan.num_weights, tokens, dtype=jnp.float32),
+        plan.like(tokens, width), *sum_shapes,
+      ),
+    ),
+    grid=plan.grid,
+    in_specs=(
+      Given(*pending_specs, *whole, *kept_specs, out_spec, *pending_specs[:2]),
+    ),
+    out_specs=(Inputs(plan.streams(buffers), weight_spec, out_spec, *sum_specs),),
+    scratch_shapes=(
+      _Scratch(
+        tiles.column_room(plan.num_weights),
+        tiles.column_room(count),
+        tiles.column_room(plan.num_weights),
+        pltpu.VMEM((count, TOKENS, width), jnp.float32),
+        pltpu.VMEM((TOKENS, width), jnp.float32),
+        pltpu.VMEM((ROWS, width), jnp.float32),
+      ),
+    ),
+    compiler_params=pltpu.CompilerParams(
+      dimension_semantics=("parallel", "arbitrary"), vmem_limit_bytes=budget.vmem_limit(read)
+    ),
+    cost_estimate=pl.CostEstimate(
+      flops=2 * (3 * plan.num_weights + 3 * count * (1 + plan.num_columns)) * tokens * width,
+      transcendentals=tokens,
+      bytes_accessed=(3 * count + 3) * plan.stream_bytes
+      + plan.number_bytes(numbers)
+      + (budget.fetches(read, plan) + plan.grid[0]) * plan.phi_bytes,
+    ),
+    interpret=read.interpret,
+    name="stream_read_backward",
+  )(given)  # fmt: skip
+  return found
+
+
+def _run(read: Read, plan: Plan, given: Given, outputs: Inputs, scratch: _Scratch) -> None:
+  """Works on one tile."""
+
+  @pl.when(pl.program_id(1) == 0)
+  def _() -> None:
+    steps.clear((outputs.phi, outputs.parameters, outputs.gain))
+
+  streams = outputs.streams
+  tiles.columns(given.weights[...], scratch.weights)
+  tiles.write_streams(plan, given.streams, given.out, scratch.weights, streams)
+  p, pull = pull_back(read, plan, given.products, given.mean_squares, given.parameters)
+  tiles.columns(p, scratch.read)
+  refs = steps.Unmix(given.d_x, given.gain, outputs.gain, scratch.read, scratch.mixed, scratch.dots)
+
+  def unmix(_: Array, rows: Span) -> None:
+    steps.unmix(read, plan, refs, tiles.chunks_of(streams), rows, scratch.d_x)
+
+  for_each_row_group(TOKENS, unmix)
+  d_read = tiles.from_columns(scratch.dots, plan.num_streams)
+  d_products, d_squares, d_parameters = pull(d_read, given.d_weights)
+  steps.add(outputs.parameters, d_parameters)
+  if d_squares is not None:
+    steps.project_back(
+      plan, given.phi, outputs.phi, lambda r: d_products[r if plan.shared else 0], streams,
+      scratch.rows,
+    )  # fmt: skip
+    tiles.columns(d_squares * (2 / plan.width), scratch.dots)
+
+  def add(_: Array, rows: Span) -> None:
+    factors, d_read = (scratch.read, scratch.dots), partial(tiles.wide, scratch.d_x)
+    steps.add_rows(plan, given, streams, factors, d_read, rows, scratch.rows)
+
+  def write(_: Array, rows: Span) -> None:
+    sources = tiles.chunks_of(given.streams, given.out)
+    targets = outputs.streams, outputs.out
+    steps.write_rows(plan, sources, targets, scratch.weights, scratch.dots, scratch.rows, rows)
+
+  for_each_row_group(TOKENS, add)
+  for_each_row_group(TOKENS, write)
+  outputs.weights[...] = tiles.from_columns(scratch.dots, plan.num_weights)

@@ -1,0 +1,213 @@
+"""The second of two reverse kernels for TPUs: back through φ and the write, in parts of D.
+
+But for sums over channels, which are added afterwards, nothing here connects channels. So a part of
+φ and of its cotangent stays on the chip while the tiles of tokens pass.
+"""
+
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from resjax.kernels.depth_attention.mosaic_tpu.loops import Span, for_each_chunk, for_each_row_group
+from resjax.kernels.depth_attention.mosaic_tpu.tiles import LANES, ROWS
+from resjax.kernels.streams.mosaic_tpu import budget
+from resjax.kernels.streams.mosaic_tpu import plan as tiles
+from resjax.kernels.streams.mosaic_tpu import reverse_steps as steps
+from resjax.kernels.streams.mosaic_tpu.backward_read import ReadBack
+from resjax.kernels.streams.mosaic_tpu.plan import TOKENS, Chunks, Plan
+from resjax.kernels.streams.mosaic_tpu.reverse_steps import Given
+from resjax.kernels.streams.operands import Read
+from resjax.typing import Array
+
+
+class WrittenBack(NamedTuple):
+  """What the kernel writes.
+
+  Attributes:
+    streams: cotangent of the pending streams [R, T, D].
+    weights: that of M and b [D / width, R (R + 1), T] float32, to be summed over the first axis.
+    out: that of the output [T, D].
+    phi: that of φ [projections, rows, D] float32, or None.
+  """
+
+  streams: Any
+  weights: Any
+  out: Any
+  phi: Any
+
+
+class _Scratch(NamedTuple):
+  """On-chip memory. The streams after the write lie where their sources' cotangents will.
+
+  Attributes:
+    weights, read, norms, squares: columns of M and b, and of what `ReadBack` has.
+    dots: columns of sums over channels.
+    rows: cotangents of the streams after the write [R, TOKENS, width] float32.
+    d_read: that of what was read, of a group of tokens [ROWS, width] float32.
+  """
+
+  weights: Any
+  read: Any
+  norms: Any
+  squares: Any
+  dots: Any
+  rows: Any
+  d_read: Any
+
+
+def backward(
+  read: Read, plan: Plan, width: int, buffers: int, given: Given, numbers: ReadBack
+) -> WrittenBack:
+  """Runs the kernel.
+
+  Args:
+    read: options.
+    plan: sizes.
+    width: channels of a tile.
+    buffers: tiles of streams on the chip beside each other.
+    given: arrays, of which what the coefficients need is not used.
+    numbers: of the first kernel.
+  """
+  count, tokens, parts = plan.num_streams, plan.num_tokens, plan.width // width
+  given = given._replace(parameters=None, products=None, mean_squares=None, d_weights=None)
+  numbers = numbers._replace(parameters=None, gain=None)
+  phi_rows = None if given.phi is None else given.phi.shape[1]
+  number_specs = [x if x is None else _numbers(len(x)) for x in numbers]
+  stream_spec, out_spec = _streams(count, width, buffers), _tokens(width, buffers)
+  per_token = plan.num_weights + sum(len(x) for x in numbers if x is not None)
+  (found,) = pl.pallas_call(
+    lambda *refs: _run(plan.narrowed(width), *refs),
+    out_shape=(
+      WrittenBack(
+        plan.like(count, tokens, plan.width),
+        plan.like(parts, plan.num_weights, tokens, dtype=jnp.float32),
+        plan.like(tokens, plan.width),
+        plan.like(plan.projections, plan.rows, plan.width, dtype=jnp.float32) if phi_rows else None,
+      ),
+    ),
+    grid=(parts, tokens // TOKENS),
+    in_specs=(
+      Given(
+        stream_spec, _numbers(plan.num_weights), out_spec, _channels(plan, phi_rows, width), None,
+        None if given.gain is None else pl.BlockSpec((1, width), lambda c, i: (0, c)),
+        None, None, out_spec, stream_spec, None,
+      ),
+      ReadBack(*number_specs),
+    ),
+    out_specs=(
+      WrittenBack(
+        stream_spec,
+        pl.BlockSpec((None, plan.num_weights, TOKENS), lambda c, i: (c, 0, i)),
+        out_spec,
+        _channels(plan, plan.rows if phi_rows else None, width),
+      ),
+    ),
+    scratch_shapes=(
+      _Scratch(
+        tiles.column_room(plan.num_weights),
+        tiles.column_room(count),
+        tiles.column_room(2),
+        tiles.column_room(count),
+        tiles.column_room(plan.num_weights),
+        pltpu.VMEM((count, TOKENS, width), jnp.float32),
+        pltpu.VMEM((ROWS, width), jnp.float32),
+      ),
+    ),
+    compiler_params=pltpu.CompilerParams(
+      dimension_semantics=("parallel", "arbitrary"), vmem_limit_bytes=budget.vmem_limit(read)
+    ),
+    cost_estimate=pl.CostEstimate(
+      flops=2 * (3 * plan.num_weights + 3 * count * (1 + plan.num_columns)) * tokens * plan.width,
+      transcendentals=0,
+      bytes_accessed=(3 * count + 3) * plan.stream_bytes
+      + parts * plan.number_bytes(per_token + plan.num_weights)
+      + 2 * plan.phi_bytes,
+    ),
+    interpret=read.interpret,
+    name="stream_read_backward_write",
+  )(given, numbers)  # fmt: skip
+  return found
+
+
+def _run(
+  plan: Plan, given: Given, numbers: ReadBack, outputs: WrittenBack, scratch: _Scratch
+) -> None:
+  """Works on some channels of one tile of tokens."""
+
+  @pl.when(pl.program_id(1) == 0)
+  def _() -> None:
+    steps.clear(outputs.phi)
+
+  for values, columns in (
+    (given.weights, scratch.weights),
+    (numbers.read, scratch.read),
+    (numbers.norms, scratch.norms),
+    (numbers.squares, scratch.squares),
+  ):
+    if values is not None:
+      tiles.columns(values[...], columns)
+  streams = outputs.streams
+  tiles.write_streams(plan, given.streams, given.out, scratch.weights, streams)
+  if plan.num_columns:
+
+    def d_products(r: int) -> Array:
+      start = r * plan.num_columns if plan.shared else 0
+      return numbers.products[start : start + plan.num_columns, :]
+
+    steps.project_back(plan, given.phi, outputs.phi, d_products, streams, scratch.rows)
+
+  def add(_: Array, rows: Span) -> None:
+    d_read = _unmix(plan, given, outputs, scratch, rows)
+    factors = scratch.read, scratch.squares
+    steps.add_rows(plan, given, streams, factors, d_read, rows, scratch.rows)
+
+  def write(_: Array, rows: Span) -> None:
+    sources = tiles.chunks_of(given.streams, given.out)
+    targets = outputs.streams, outputs.out
+    steps.write_rows(plan, sources, targets, scratch.weights, scratch.dots, scratch.rows, rows)
+
+  for_each_row_group(TOKENS, add)
+  for_each_row_group(TOKENS, write)
+  outputs.weights[...] = tiles.from_columns(scratch.dots, plan.num_weights)
+
+
+def _unmix(plan: Plan, given: Given, outputs: WrittenBack, scratch: _Scratch, rows: Span) -> Chunks:
+  """Returns the cotangent of what was read of a group of rows, before its norm, in chunks."""
+  if given.gain is None:
+    return lambda rows, lanes: tiles.wide(given.d_x, rows, lanes)
+  tiles.mix(plan, tiles.chunks_of(outputs.streams), scratch.read, rows, scratch.d_read)
+  inverse_rms, correction = (tiles.spread(scratch.norms, rows, number) for number in range(2))
+
+  def chunk(lanes: Span, _: Any) -> None:
+    d, mixed = tiles.wide(given.d_x, rows, lanes), scratch.d_read[:, lanes]
+    d = steps.norm_back(d, given.gain[:, lanes], mixed, inverse_rms, correction)
+    scratch.d_read[:, lanes] = d
+
+  for_each_chunk(plan.width, LANES, chunk)
+  return lambda _, lanes: scratch.d_read[:, lanes]
+
+
+def _streams(count: int, width: int, buffers: int) -> pl.BlockSpec:
+  """Returns tiles of some channels of streams [R, T, D]."""
+  mode = pl.Buffered(buffers)
+  return pl.BlockSpec((count, TOKENS, width), lambda c, i: (0, i, c), pipeline_mode=mode)
+
+
+def _tokens(width: int, buffers: int) -> pl.BlockSpec:
+  """Returns tiles of some channels of [T, D]."""
+  return pl.BlockSpec((TOKENS, width), lambda c, i: (i, c), pipeline_mode=pl.Buffered(buffers))
+
+
+def _numbers(rows: int) -> pl.BlockSpec:
+  """Returns tiles of numbers per token [rows, T]."""
+  return pl.BlockSpec((rows, TOKENS), lambda c, i: (0, i))
+
+
+def _channels(plan: Plan, rows: int | None, width: int) -> pl.BlockSpec | None:
+  """Returns the spec of some channels of φ or its cotangent, which stay while tokens pass."""
+  if rows is None:
+    return None
+  shape, mode = (plan.projections, rows, width), pl.Buffered(1)
+  return pl.BlockSpec(shape, lambda c, i: (0, 0, c), pipeline_mode=mode)
