@@ -6,6 +6,7 @@ But for sums over channels, which are added afterwards, nothing here connects ch
 
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
@@ -73,7 +74,7 @@ def backward(
   count, tokens, parts = plan.num_streams, plan.num_tokens, plan.width // width
   given = given._replace(parameters=None, products=None, mean_squares=None, d_weights=None)
   numbers = numbers._replace(parameters=None, gain=None)
-  phi_rows = None if given.phi is None else given.phi.shape[1]
+  phi_specs = jax.tree.map(lambda x: _channels(len(x), plan.rows, width), given.phi)
   number_specs = [x if x is None else _numbers(len(x)) for x in numbers]
   stream_spec, out_spec = _streams(count, width, buffers), _tokens(width, buffers)
   per_token = plan.num_weights + sum(len(x) for x in numbers if x is not None)
@@ -84,13 +85,13 @@ def backward(
         plan.like(count, tokens, plan.width),
         plan.like(parts, plan.num_weights, tokens, dtype=jnp.float32),
         plan.like(tokens, plan.width),
-        plan.like(plan.projections, plan.rows, plan.width, dtype=jnp.float32) if phi_rows else None,
+        None if given.phi is None else plan.like(*given.phi[0].shape, dtype=jnp.float32),
       ),
     ),
     grid=(parts, tokens // TOKENS),
     in_specs=(
       Given(
-        stream_spec, _numbers(plan.num_weights), out_spec, _channels(plan, phi_rows, width), None,
+        stream_spec, _numbers(plan.num_weights), out_spec, phi_specs, None,
         None if given.gain is None else pl.BlockSpec((1, width), lambda c, i: (0, c)),
         None, None, out_spec, stream_spec, None,
       ),
@@ -101,7 +102,7 @@ def backward(
         stream_spec,
         pl.BlockSpec((None, plan.num_weights, TOKENS), lambda c, i: (c, 0, i)),
         out_spec,
-        _channels(plan, plan.rows if phi_rows else None, width),
+        None if phi_specs is None else phi_specs[0],
       ),
     ),
     scratch_shapes=(
@@ -205,9 +206,7 @@ def _numbers(rows: int) -> pl.BlockSpec:
   return pl.BlockSpec((rows, TOKENS), lambda c, i: (0, i))
 
 
-def _channels(plan: Plan, rows: int | None, width: int) -> pl.BlockSpec | None:
+def _channels(projections: int, rows: int, width: int) -> pl.BlockSpec:
   """Returns the spec of some channels of φ or its cotangent, which stay while tokens pass."""
-  if rows is None:
-    return None
-  shape, mode = (plan.projections, rows, width), pl.Buffered(1)
+  shape, mode = (projections, rows, width), pl.Buffered(1)
   return pl.BlockSpec(shape, lambda c, i: (0, 0, c), pipeline_mode=mode)

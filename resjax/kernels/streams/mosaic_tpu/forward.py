@@ -118,7 +118,8 @@ def _project(plan: Plan, inputs: Inputs, outputs: _Outputs, scratch: _Scratch) -
   """Writes products with φ, and mean squares."""
   total, columns = None, plan.num_columns
   for r in range(plan.num_streams):
-    found = tiles.product(plan, outputs.streams[r], inputs.phi[0 if plan.shared else r])
+    phi = [ref[0 if plan.shared else r] for ref in inputs.phi]
+    found = tiles.product(plan, outputs.streams[r], phi)
     if plan.shared:
       outputs.products[r * columns : (r + 1) * columns, :] = found[:columns]
     else:

@@ -36,7 +36,7 @@ class Inputs(NamedTuple):
     streams: before the write that waits [R, T, D].
     weights: M and b of that write [R (R + 1), T] float32.
     out: the output that it adds [T, D].
-    phi: φ as `Plan.phi` lays it out, or None.
+    phi: the parts of φ as `Plan.phi` lays them out, or None.
     parameters: of the coefficients, each broadcast over the lanes.
     gain: of the norm of what is read [1, D] float32, or None.
   """
@@ -178,17 +178,14 @@ class Plan:
       tree,
     )
 
-  def phi(self, projection: Array | None) -> Array | None:
-    """Returns φ as a kernel takes it: [projections, PARTS rows, D] bfloat16, or float32 rows."""
+  def phi(self, projection: Array | None) -> tuple[Array, ...] | None:
+    """Returns φ [projections, rows, D] as a kernel takes it: bfloat16 parts, or all in float32."""
     if projection is None:
       return None
     phi = projection.reshape(self.projections, self.width, self.num_columns)
     phi = jnp.swapaxes(phi.astype(jnp.float32), 1, 2)
     phi = jnp.pad(phi, ((0, 0), (0, self.rows - self.num_columns), (0, 0)))
-    if not self.split:
-      return phi
-    high, low = in_parts(phi)
-    return jnp.concatenate([high, low], axis=1)
+    return in_parts(phi) if self.split else (phi,)
 
 
 def whole(shape: tuple[int, ...]) -> pl.BlockSpec:
@@ -285,21 +282,20 @@ def mix(plan: Plan, sources: list[Chunks], weights: Ref, rows: Span, target: Ref
   return for_each_chunk(plan.width, LANES, chunk, zeros())
 
 
-def product(plan: Plan, stream: Array, phi: Array) -> Array:
-  """Returns φ H of a stream [TOKENS, D] and φ of `Plan.phi`: [rows, TOKENS]."""
+def product(plan: Plan, stream: Array, phi: list[Array]) -> Array:
+  """Returns φ H of a stream [TOKENS, D] and the parts of φ of `Plan.phi`: [rows, TOKENS]."""
   if not plan.split:
-    return turned(dot(stream, phi, 1, 1))[: plan.rows]
-  found = turned(dot(stream, phi[: 2 * plan.rows], 1, 1))
+    return turned(dot(stream, phi[0], 1, 1))[: plan.rows]
+  found = turned(dot(stream, jnp.concatenate(phi), 1, 1))
   return found[: plan.rows] + found[plan.rows : 2 * plan.rows]
 
 
-def product_back(plan: Plan, d: Array, phi: Array) -> Array:
+def product_back(plan: Plan, d: Array, phi: list[Array]) -> Array:
   """Returns φᵀ d [TOKENS, D] of d [rows, TOKENS]."""
   if not plan.split:
-    return dot(d, phi, 0, 0)
+    return dot(d, phi[0], 0, 0)
   high, low = _in_parts(d)
-  phi = jnp.concatenate([phi, phi[: plan.rows]])
-  return dot(jnp.concatenate([high, high, low]), phi, 0, 0)
+  return dot(jnp.concatenate([high, high, low]), jnp.concatenate([*phi, phi[0]]), 0, 0)
 
 
 def product_phi(plan: Plan, d: Array, stream: Array) -> Array:

@@ -138,13 +138,18 @@ def norm_back(d: Array, gain: Array, mixed: Array, inverse_rms: Array, correctio
 
 
 def project_back(
-  plan: Plan, phi: Ref, d_phi: Ref, d_products: Callable[[int], Array], streams: Ref, target: Ref
+  plan: Plan,
+  phi: tuple[Ref, ...],
+  d_phi: Ref,
+  d_products: Callable[[int], Array],
+  streams: Ref,
+  target: Ref,
 ) -> None:
   """Writes what the products add to the cotangents of the streams; adds to that of φ.
 
   Args:
     plan: sizes.
-    phi: φ as `Plan.phi` lays it out.
+    phi: the parts of φ as `Plan.phi` lays them out.
     d_phi: its cotangent so far [projections, rows, D].
     d_products: returns the cotangent of the products of a stream [K, TOKENS].
     streams: the streams after the write [R, TOKENS, D].
@@ -156,7 +161,7 @@ def project_back(
     if len(missing):
       d = jnp.concatenate([d, missing])
     number = 0 if plan.shared else r
-    target[r] = tiles.product_back(plan, d, phi[number])
+    target[r] = tiles.product_back(plan, d, [ref[number] for ref in phi])
     d_phi[number] += tiles.product_phi(plan, d, streams[r])
 
 
