@@ -71,7 +71,7 @@ def _read(read: Read, operands: Operands) -> tuple[Array, Array, Array]:
 def _read_forward(
   read: Read, operands: Operands
 ) -> tuple[tuple[Array, Array, Array], tuple[Operands, Stats]]:
-  x, streams, mixing, stats = backends.forward(read, operands)
+  x, streams, mixing, stats = backends.forward_if_used(read, operands)
   return (x, streams, mixing), (operands, stats)
 
 

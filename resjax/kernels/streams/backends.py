@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from resjax.kernels import choice, per_device
+from resjax.kernels import choice, per_device, unused_outputs
 from resjax.kernels.per_device import FIRST, NO_TOKENS, SECOND
 from resjax.kernels.streams import reference
 from resjax.kernels.streams.operands import Operands, Pending, Read, Stats
@@ -18,6 +18,7 @@ from resjax.typing import Array, PyTree
 # The folders of kernels in order of preference, and the platform on which each of them runs.
 KERNELS = {"mosaic_tpu": "tpu", "mosaic_gpu": "gpu"}
 IMPLEMENTATIONS = (*KERNELS, "reference")
+_STREAMS = 1  # the position of the streams in what `reference.forward` returns
 LANES = 128  # D is a multiple of this in all kernels
 
 
@@ -46,6 +47,34 @@ def forward(read: Read, operands: Operands) -> tuple[Array, Array, Array, Stats]
   return _on_each_device(read, "forward", (axes,), results)(operands)
 
 
+def forward_if_used(read: Read, operands: Operands) -> tuple[Array, Array, Array, Stats]:
+  """Runs the forward pass, by a backend that can do so without streams that nobody uses.
+
+  The last read of a layer that is computed again for its reverse pass is such a one.
+  """
+  if read.implementation != "mosaic_tpu" or not isinstance(read.interpret, bool):
+    return forward(read, operands)  # effects of an interpreter cannot be part of such a call
+  leaves, structure = jax.tree.flatten(operands)
+
+  def run(needed: tuple[bool, ...], *leaves: Array) -> list[Array]:
+    operands = structure.unflatten(leaves)
+    if needed[_STREAMS]:
+      found = jax.tree.leaves(forward(read, operands))
+    else:
+      found = jax.tree.leaves(_forward_without_streams(read, operands))
+      found.insert(_STREAMS, None)
+    return [array for array, keep in zip(found, needed, strict=True) if keep]
+
+  shapes, results = jax.tree.flatten(jax.eval_shape(partial(reference.forward, read), operands))
+  return results.unflatten(unused_outputs.call(run, shapes, *leaves))
+
+
+def _forward_without_streams(read: Read, operands: Operands) -> tuple[Array, None, Array, Stats]:
+  results = (FIRST, None, SECOND, _stats_axes(operands))
+  run = _on_each_device(read, "forward", (_axes(operands),), results, keep_streams=False)
+  return run(operands)
+
+
 def backward(
   read: Read, operands: Operands, stats: Stats, d_x: Array, d_streams: Array, d_mixing: Array
 ) -> Operands:
@@ -69,11 +98,11 @@ def _stats_axes(operands: Operands) -> Stats:
 
 
 def _on_each_device(
-  read: Read, name: str, in_axes: tuple[PyTree, ...], out_axes: PyTree
+  read: Read, name: str, in_axes: tuple[PyTree, ...], out_axes: PyTree, **options: Any
 ) -> Callable:
   if read.implementation == "reference":
     return partial(getattr(reference, name), read)
-  run = partial(getattr(_load(read.implementation, name), name), read)
+  run = partial(getattr(_load(read.implementation, name), name), read, **options)
   return per_device.on_each_device(read.layout, "residual streams", run, in_axes, out_axes)
 
 

@@ -132,5 +132,5 @@ def _product_bytes(plan: Plan) -> int:
 
 
 def _back_bytes(plan: Plan) -> int:
-  """Returns the bytes of a stream's product with the cotangent of φ H, before parts are added."""
-  return PARTS * plan.rows * plan.width * 4
+  """Returns the bytes of a stream's product with the cotangent of φ H."""
+  return plan.rows * plan.width * 4

@@ -18,7 +18,7 @@ from resjax.kernels.depth_attention.mosaic_tpu.tiles import LANES, ROWS
 from resjax.kernels.streams.mosaic_tpu import budget
 from resjax.kernels.streams.mosaic_tpu import plan as tiles
 from resjax.kernels.streams.mosaic_tpu.coefficients import write_coefficients
-from resjax.kernels.streams.mosaic_tpu.plan import TOKENS, Inputs, Plan
+from resjax.kernels.streams.mosaic_tpu.plan import TOKENS, Inputs, Plan, Ref
 from resjax.kernels.streams.operands import Operands, Read, Stats
 from resjax.typing import Array
 
@@ -28,7 +28,7 @@ class _Outputs(NamedTuple):
 
   Attributes:
     x: what is read [T, D].
-    streams: after the write [R, T, D].
+    streams: after the write [R, T, D], or None if they are not kept.
     weights: M and b of the next write [R (R + 1), T] float32.
     products: with φ [K or R K, T] float32, or None.
     mean_squares: of every stream [R, T] float32, or None.
@@ -47,16 +47,20 @@ class _Scratch(NamedTuple):
   Attributes:
     weights, read: columns of M and b, and of p: a token per row.
     mixed: what is read, of a group of tokens [ROWS, D] float32.
+    streams: the streams after the write [R, TOKENS, D] if they are not kept, or None.
   """
 
   weights: Any
   read: Any
   mixed: Any
+  streams: Any
 
 
 @on_one_device
-def forward(read: Read, operands: Operands) -> tuple[Array, Array, Array, Stats]:
-  """Runs the forward pass, see `reference.forward`."""
+def forward(
+  read: Read, operands: Operands, keep_streams: bool = True
+) -> tuple[Array, Array | None, Array, Stats]:
+  """Runs the forward pass, see `reference.forward`; without the streams if they are not kept."""
   (streams, weights, out), projection, parameters, gain = operands
   plan = Plan.of(operands)
   buffers = budget.forward_buffers(read, plan)
@@ -69,17 +73,24 @@ def forward(read: Read, operands: Operands) -> tuple[Array, Array, Array, Stats]
   whole = jax.tree.map(lambda x: tiles.whole(x.shape), (phi, lanes, gain))
   (written,) = pl.pallas_call(
     lambda *refs: _run(read, plan, *refs),
-    out_shape=(_Outputs(plan.like(tokens, width), plan.like(*streams.shape), *shapes),),
+    out_shape=(
+      _Outputs(
+        plan.like(tokens, width), plan.like(*streams.shape) if keep_streams else None, *shapes
+      ),
+    ),
     grid=plan.grid,
     in_specs=(
       Inputs(plan.streams(buffers), plan.numbers(plan.num_weights), plan.tokens(buffers), *whole),
     ),
-    out_specs=(_Outputs(plan.tokens(buffers), plan.streams(buffers), *specs),),
+    out_specs=(
+      _Outputs(plan.tokens(buffers), plan.streams(buffers) if keep_streams else None, *specs),
+    ),
     scratch_shapes=(
       _Scratch(
         tiles.column_room(plan.num_weights),
         tiles.column_room(count),
         pltpu.VMEM((ROWS, width), jnp.float32),
+        None if keep_streams else pltpu.VMEM((count, TOKENS, width), plan.dtype),
       ),
     ),
     compiler_params=pltpu.CompilerParams(
@@ -88,7 +99,7 @@ def forward(read: Read, operands: Operands) -> tuple[Array, Array, Array, Stats]
     cost_estimate=pl.CostEstimate(
       flops=2 * (plan.num_weights + count * (1 + plan.num_columns)) * tokens * width,
       transcendentals=tokens,
-      bytes_accessed=(2 * count + 2) * plan.stream_bytes
+      bytes_accessed=(count * (1 + keep_streams) + 2) * plan.stream_bytes
       + plan.number_bytes(plan.num_weights + sum(numbers))
       + budget.fetches(read, plan) * plan.phi_bytes,
     ),
@@ -103,23 +114,28 @@ def forward(read: Read, operands: Operands) -> tuple[Array, Array, Array, Stats]
 
 def _run(read: Read, plan: Plan, inputs: Inputs, outputs: _Outputs, scratch: _Scratch) -> None:
   """Works on one tile."""
+  streams = outputs.streams if scratch.streams is None else scratch.streams
   tiles.columns(inputs.weights[...], scratch.weights)
-  tiles.write_streams(plan, inputs.streams, inputs.out, scratch.weights, outputs.streams)
+  tiles.write_streams(plan, inputs.streams, inputs.out, scratch.weights, streams)
   if plan.num_columns:
-    _project(plan, inputs, outputs, scratch)
+    _project(plan, inputs, streams, outputs, scratch)
   p = write_coefficients(
     read, plan, outputs.products, outputs.mean_squares, inputs.parameters, outputs.weights
   )
   tiles.columns(p, scratch.read)
-  for_each_row_group(TOKENS, lambda _, rows: _mix(read, plan, inputs, outputs, scratch, rows))
+  for_each_row_group(
+    TOKENS, lambda _, rows: _mix(read, plan, inputs, streams, outputs, scratch, rows)
+  )
 
 
-def _project(plan: Plan, inputs: Inputs, outputs: _Outputs, scratch: _Scratch) -> None:
+def _project(
+  plan: Plan, inputs: Inputs, streams: Ref, outputs: _Outputs, scratch: _Scratch
+) -> None:
   """Writes products with φ, and mean squares."""
   total, columns = None, plan.num_columns
   for r in range(plan.num_streams):
     phi = [ref[0 if plan.shared else r] for ref in inputs.phi]
-    found = tiles.product(plan, outputs.streams[r], phi)
+    found = tiles.product(plan, streams[r], phi)
     if plan.shared:
       outputs.products[r * columns : (r + 1) * columns, :] = found[:columns]
     else:
@@ -131,7 +147,7 @@ def _project(plan: Plan, inputs: Inputs, outputs: _Outputs, scratch: _Scratch) -
     for r in range(plan.num_streams):
 
       def chunk(lanes: Span, squares: Array, r: int = r) -> Array:
-        x = tiles.wide(outputs.streams, r, rows, lanes)
+        x = tiles.wide(streams, r, rows, lanes)
         return squares + x * x
 
       tiles.put(scratch.read, rows, r, for_each_chunk(plan.width, LANES, chunk, tiles.zeros()))
@@ -142,11 +158,16 @@ def _project(plan: Plan, inputs: Inputs, outputs: _Outputs, scratch: _Scratch) -
 
 
 def _mix(
-  read: Read, plan: Plan, inputs: Inputs, outputs: _Outputs, scratch: _Scratch, rows: Span
+  read: Read,
+  plan: Plan,
+  inputs: Inputs,
+  streams: Ref,
+  outputs: _Outputs,
+  scratch: _Scratch,
+  rows: Span,
 ) -> None:
   """Writes what is read of a group of rows."""
-  streams = tiles.chunks_of(outputs.streams)
-  squares = tiles.mix(plan, streams, scratch.read, rows, scratch.mixed)
+  squares = tiles.mix(plan, tiles.chunks_of(streams), scratch.read, rows, scratch.mixed)
   mean = jnp.sum(squares, axis=1, keepdims=True) / plan.width
   inverse_rms = jnp.broadcast_to(lax.rsqrt(mean + read.norm_eps), (ROWS, LANES))
 

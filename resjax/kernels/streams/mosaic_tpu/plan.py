@@ -302,8 +302,7 @@ def product_phi(plan: Plan, d: Array, stream: Array) -> Array:
   """Returns d H [rows, D] of d [rows, TOKENS], summed over tokens."""
   if not plan.split:
     return dot(d, stream, 1, 0)
-  found = dot(jnp.concatenate(_in_parts(d)), stream, 1, 0)
-  return found[: plan.rows] + found[plan.rows :]
+  return dot(jnp.concatenate(_in_parts(d), axis=1), jnp.concatenate([stream, stream]), 1, 0)
 
 
 def _in_parts(x: Array) -> tuple[Array, Array]:
