@@ -12,6 +12,9 @@ from jax.sharding import AxisType, Mesh
 from resjax.aot import absent_devices
 from resjax.hardware.chips import TPU_CHIPS
 from resjax.kernels.streams import Pending, sinkhorn, stream_read
+from resjax.kernels.streams.mosaic_tpu import budget
+from resjax.kernels.streams.mosaic_tpu.plan import Plan
+from resjax.kernels.streams.operands import Operands, Read
 from resjax.sharding import MESH_AXES, Layout
 from resjax.testing.compare import assert_close
 from tests.helpers import streams
@@ -33,6 +36,9 @@ TOKENS, WIDTH = (2, 128), 256
     pytest.param("shared", 3, True, jnp.bfloat16, marks=pytest.mark.release),
     ("static", 2, True, jnp.float32),
     pytest.param("static", 2, True, jnp.bfloat16, marks=pytest.mark.slow),
+    # With 8 streams a kernel has a coefficient per row of a register, not per register.
+    pytest.param("joint", 8, True, jnp.float32, marks=pytest.mark.release),
+    pytest.param("joint", 8, True, jnp.bfloat16, marks=pytest.mark.release),
   ],
 )
 @pytest.mark.parametrize("implementation", ["reference", "mosaic_tpu"])
@@ -44,6 +50,85 @@ def test_values_and_gradients(implementation, form, count, normed, dtype, capfd)
   tolerance = 3e-6 if dtype == jnp.float32 else 1.5e-2
   assert_close(got, streams.wanted(*case), tolerance)
   assert "RACE" not in capfd.readouterr().out
+
+
+@pytest.mark.parametrize(
+  "form, count, normed, dtype",
+  [
+    pytest.param("joint", 2, True, jnp.float32, marks=pytest.mark.slow),
+    pytest.param("joint", 2, False, jnp.bfloat16, marks=pytest.mark.release),
+    ("shared", 3, True, jnp.float32),
+    pytest.param("shared", 3, True, jnp.bfloat16, marks=pytest.mark.release),
+    pytest.param("static", 2, True, jnp.float32, marks=pytest.mark.release),
+    pytest.param("joint", 8, True, jnp.float32, marks=pytest.mark.release),
+    pytest.param("joint", 8, True, jnp.bfloat16, marks=pytest.mark.release),
+  ],
+)
+def test_reverse_pass_in_two_kernels(monkeypatch, form, count, normed, dtype, capfd):
+  case = form, count, dtype, normed, TOKENS, WIDTH
+  plan = _plan(*case)
+  room = budget.least_bytes(plan)
+  monkeypatch.setattr(budget, "room", lambda read: room)
+  assert budget.reverse(None, plan).width == WIDTH // 2
+  tolerance = 3e-6 if dtype == jnp.float32 else 1.5e-2
+  assert_close(streams.got("mosaic_tpu", INTERPRET, *case), streams.wanted(*case), tolerance)
+  assert "RACE" not in capfd.readouterr().out
+
+
+def _plan(form, count, dtype, normed, tokens, width):
+  given, _ = streams.example(form, count, dtype, normed, tokens, width)
+  pending = Pending(jnp.asarray(given["streams"], dtype), given["weights"], given["out"])
+  return Plan.of(Operands(pending, given["projection"], given["parameters"], given["gain"]))
+
+
+@pytest.mark.parametrize(
+  "chip, count, columns, shared, one",
+  [
+    ("v5p", 2, 8, False, True),
+    ("v5p", 4, 24, False, True),
+    ("v5p", 16, 18, True, True),
+    ("v5p", 16, 288, False, False),
+    ("tpu7x", 16, 288, False, False),
+  ],
+)
+def test_reverse_pass_runs_in_one_kernel_where_that_has_room(
+  monkeypatch, chip, count, columns, shared, one
+):
+  monkeypatch.setattr(budget, "chip_of", lambda layout: chip)
+  plan = Plan(count, 8192, 2048, jnp.dtype(jnp.bfloat16), columns, shared, not shared)
+  way = budget.reverse(Read(streams.free, 1e-6, "mosaic_tpu", Layout()), plan)
+  assert (way.width == 0) == one
+
+
+@pytest.mark.parametrize("implementation, interpret", [("reference", False), ("mosaic_tpu", True)])
+def test_a_layer_that_runs_again_leaves_out_its_last_streams(implementation, interpret):
+  given, _ = streams.example("static", 2, jnp.float32, True, (128,), 128)
+  given = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), given)
+  parameters = given["parameters"]
+
+  def layer(implementation, interpret, pending, gain):
+    for _ in range(2):
+      x, *tape = stream_read(
+        pending, None, parameters, streams.free, norm_gain=gain, implementation=implementation,
+        interpret=interpret,
+      )  # fmt: skip
+      pending = Pending(*tape, jnp.sin(x))
+    return pending
+
+  def gradient(*options):
+    run = jax.checkpoint(functools.partial(layer, *options))
+    pending = Pending(given["streams"], given["weights"], given["out"])
+
+    def loss(pending, gain):
+      return sum(jnp.sum(jnp.sin(x)) for x in run(pending, gain))
+
+    return jax.make_jaxpr(jax.grad(loss, (0, 1)))(pending, given["gain"]), jax.jit(
+      jax.grad(loss, (0, 1))
+    )(pending, given["gain"])
+
+  program, got = gradient(implementation, interpret)
+  assert str(program).count("needed=(True, False, False)") == (implementation == "mosaic_tpu")
+  assert_close(got, gradient("reference", False)[1], 1e-5)
 
 
 @pytest.mark.parametrize("size", [1.0, 30.0, 300.0])
@@ -61,7 +146,10 @@ def test_sinkhorn_is_that_of_logarithms(size):
   "changes, words",
   [
     ({"tokens": 100}, "a device has 100 tokens, it takes multiples of 128"),
-    ({"count": 16, "columns": 288}, "16 streams of width 2048 with 288 coefficients need"),
+    (
+      {"count": 32, "columns": 1088},
+      "32 streams of width 2048 with 1088 coefficients need 313 MiB",
+    ),
     ({"width": 200}, "the width 200 (config.model.d_model) is no multiple of 128"),
     ({"dtype": jnp.float16}, "the streams are float16"),
   ],
@@ -101,8 +189,11 @@ def test_shapes_that_do_not_fit_are_named():
 @needs_libtpu
 @pytest.mark.slow
 @pytest.mark.usefixtures("no_tpu")
-@pytest.mark.parametrize("chip, count", [*((c, 4) for c in TPU_CHIPS if c != "v4"), ("v5p", 2)])
-def test_kernels_compile_for_absent_chips(chip, count):
+@pytest.mark.parametrize(
+  "chip, count, kernels",
+  [*((c, 4, 2) for c in TPU_CHIPS if c != "v4"), ("v5p", 2, 2), ("v5p", 16, 3)],
+)
+def test_kernels_compile_for_absent_chips(chip, count, kernels):
   devices = absent_devices.describe({"v5p": "v5p-8", "tpu7x": "tpu7x-8"}.get(chip, f"{chip}-1"))
   mesh = Mesh(np.array(devices.devices[:1]).reshape(1, 1, 1, 1), MESH_AXES,
               axis_types=(AxisType.Auto,) * 4)  # fmt: skip
@@ -126,4 +217,4 @@ def test_kernels_compile_for_absent_chips(chip, count):
 
   arguments = pending, array(count, 2048, columns), array(columns), array(2048)
   compiled = jax.jit(jax.grad(loss, (0, 1, 2, 3))).lower(*arguments).compile()
-  assert compiled.as_text().count('custom_call_target="tpu_custom_call"') == 2
+  assert compiled.as_text().count('custom_call_target="tpu_custom_call"') == kernels
