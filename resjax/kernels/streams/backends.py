@@ -57,7 +57,7 @@ def forward_if_used(read: Read, operands: Operands) -> tuple[Array, Array, Array
   leaves, structure = jax.tree.flatten(operands)
 
   def run(needed: tuple[bool, ...], *leaves: Array) -> list[Array]:
-    operands = structure.unflatten(leaves)
+    operands = jax.tree.unflatten(structure, leaves)
     if needed[_STREAMS]:
       found = jax.tree.leaves(forward(read, operands))
     else:
@@ -66,7 +66,7 @@ def forward_if_used(read: Read, operands: Operands) -> tuple[Array, Array, Array
     return [array for array, keep in zip(found, needed, strict=True) if keep]
 
   shapes, results = jax.tree.flatten(jax.eval_shape(partial(reference.forward, read), operands))
-  return results.unflatten(unused_outputs.call(run, shapes, *leaves))
+  return jax.tree.unflatten(results, unused_outputs.call(run, shapes, *leaves))
 
 
 def _forward_without_streams(read: Read, operands: Operands) -> tuple[Array, None, Array, Stats]:

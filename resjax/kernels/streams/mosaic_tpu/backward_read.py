@@ -75,6 +75,8 @@ def backward(read: Read, plan: Plan, buffers: int, given: Given) -> ReadBack:
   rows = count, 2 if given.gain is not None else 0, plan.num_products, plan.num_squares
   shapes = [plan.like(n, tokens, dtype=jnp.float32) if n else None for n in rows]
   weight_spec, out_spec = plan.numbers(plan.num_weights), plan.tokens(buffers)
+  shared = given.parameters, given.gain
+  whole: tuple[Any, Any] = jax.tree.map(lambda x: tiles.whole(x.shape), shared)
   (found,) = pl.pallas_call(
     lambda *refs: _run(read, plan, *refs),
     out_shape=(ReadBack(*shapes, *jax.tree.map(plan.of_parts, sums)),),
@@ -82,7 +84,7 @@ def backward(read: Read, plan: Plan, buffers: int, given: Given) -> ReadBack:
     in_specs=(
       Given(
         plan.streams(buffers), weight_spec, out_spec, None,
-        *jax.tree.map(lambda x: tiles.whole(x.shape), (given.parameters, given.gain)),
+        *whole,
         plan.numbers(plan.num_products), plan.numbers(plan.num_squares), out_spec, None,
         weight_spec,
       ),
