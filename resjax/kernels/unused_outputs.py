@@ -41,8 +41,14 @@ def _types(*arrays: Any, run: Run, shapes: Any, needed: tuple[bool, ...]) -> lis
   return [ShapedArray(x.shape, x.dtype) for x, keep in zip(shapes, needed, strict=True) if keep]
 
 
-def _without_unused(used: list[bool], equation: Any) -> tuple[list[bool], Any]:
-  """Returns which inputs are used, and the equation with the outputs that are."""
+def _without_unused(used: list[bool], *given: Any) -> tuple[list[bool], Any]:
+  """Returns which inputs are used, and the equation with the outputs that are.
+
+  Args:
+    used: which outputs of the equation have users.
+    given: the equation comes last; JAX 0.12 says before it which inputs are read afterwards.
+  """
+  equation = given[-1]
   if not any(used):
     return [False] * len(equation.invars), None
   before = iter(used)
