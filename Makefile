@@ -7,7 +7,8 @@ CONFIG ?= tiny
 FLOOR = $(shell sed -n '/^install_requires/,/^$$/s/^  \(.*\)>=/\1==/p' setup.cfg)
 FLOOR_TESTS = tests/combinators tests/interop/linen_test.py tests/interop/linen_stream_test.py \
   tests/models/depth_test.py tests/models/residual_stream_test.py tests/models/decode_test.py \
-  tests/kernels/depth_attention_test.py tests/kernels/sources_test.py
+  tests/kernels/depth_attention_test.py tests/kernels/sources_test.py \
+  tests/kernels/unused_outputs_test.py
 # As many as there are cores and memory for, see tests/conftest.py.
 WORKERS ?= auto
 # A file is one worker's; those that take long come first, see tests/conftest.py.
