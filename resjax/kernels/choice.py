@@ -1,11 +1,16 @@
 """The choice of one of the implementations of an operation."""
 
+import importlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
+from resjax.kernels import per_device
 from resjax.sharding import Layout
+
+LANES = 128  # D is a multiple of this in the kernels of residual streams
 
 
 def choose(
@@ -47,3 +52,28 @@ def choose(
       "config implementation=auto, or None in Python, takes the best that can"
     )
   return implementation
+
+
+def load(package: str, implementation: str, module: str) -> Any:
+  """Imports a module of an implementation, whose dialect of Pallas nobody else loads."""
+  return importlib.import_module(f"{package}.{implementation}.{module}")
+
+
+def obstacle_of_streams(
+  platform: str, like: jax.ShapeDtypeStruct, layout: Layout, interpret: Any
+) -> str | None:
+  """Returns why no kernel for a platform can read residual streams, or None.
+
+  Args:
+    platform: `tpu` or `gpu`.
+    like: shape [..., D] and dtype of a stream.
+    layout: mesh, and how token axes are split over it.
+    interpret: whether kernels run in their interpreter, on any platform.
+  """
+  if layout.platform != platform and not interpret:
+    return f"it needs platform {platform!r}, the mesh is on {layout.platform!r}"
+  if like.dtype not in (jnp.bfloat16, jnp.float32):
+    return f"the streams are {like.dtype}, it takes bfloat16 and float32"
+  if like.shape[-1] % LANES:
+    return f"the width {like.shape[-1]} (config.model.d_model) is no multiple of {LANES}"
+  return per_device.obstacle(layout, like)

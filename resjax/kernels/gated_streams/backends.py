@@ -1,11 +1,8 @@
 """The choice of a backend for a gated read, and what it sees of a sharded array."""
 
 import dataclasses
-import importlib
 from functools import partial
 from typing import Any
-
-import jax.numpy as jnp
 
 from resjax.kernels import choice, per_device
 from resjax.kernels.gated_streams.operands import Operands, Read
@@ -15,7 +12,6 @@ from resjax.typing import Array
 # The folders of kernels in order of preference, and the platform on which each of them runs.
 KERNELS = {"mosaic_tpu": "tpu"}
 IMPLEMENTATIONS = (*KERNELS, "reference")
-LANES = 128  # D is a multiple of this in all kernels
 _WHAT = "gated reads of residual streams"
 
 
@@ -90,19 +86,12 @@ def _if_written(operands: Operands, axis: int) -> int | None:
 
 
 def _load(implementation: str, module: str) -> Any:
-  """Imports a module of a backend, whose dialect of Pallas nobody else loads."""
-  return importlib.import_module(f"{__package__}.{implementation}.{module}")
+  return choice.load(__package__, implementation, module)
 
 
 def _obstacle(name: str, read: Read, operands: Operands) -> str | None:
   """Returns why a backend cannot run, or None."""
   if name == "reference":
     return None
-  layout, like = read.layout, operands.like
-  if layout.platform != KERNELS[name] and not read.interpret:
-    return f"it needs platform {KERNELS[name]!r}, the mesh is on {layout.platform!r}"
-  if like.dtype not in (jnp.bfloat16, jnp.float32):
-    return f"the streams are {like.dtype}, it takes bfloat16 and float32"
-  if like.shape[-1] % LANES:
-    return f"the width {like.shape[-1]} (config.model.d_model) is no multiple of {LANES}"
-  return per_device.obstacle(layout, like) or _load(name, "obstacles").obstacle(read, operands)
+  reason = choice.obstacle_of_streams(KERNELS[name], operands.like, read.layout, read.interpret)
+  return reason or _load(name, "obstacles").obstacle(read, operands)

@@ -1,13 +1,11 @@
 """The choice of a backend for a read of residual streams, and what it sees of a sharded array."""
 
 import dataclasses
-import importlib
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from resjax.kernels import choice, per_device, unused_outputs
 from resjax.kernels.per_device import FIRST, NO_TOKENS, SECOND
@@ -19,7 +17,6 @@ from resjax.typing import Array, PyTree
 KERNELS = {"mosaic_tpu": "tpu", "mosaic_gpu": "gpu"}
 IMPLEMENTATIONS = (*KERNELS, "reference")
 _STREAMS = 1  # the position of the streams in what `reference.forward` returns
-LANES = 128  # D is a multiple of this in all kernels
 
 
 def choose(read: Read, operands: Operands, implementation: str | None) -> Read:
@@ -107,19 +104,12 @@ def _on_each_device(
 
 
 def _load(implementation: str, module: str) -> Any:
-  """Imports a module of a backend, whose dialect of Pallas nobody else loads."""
-  return importlib.import_module(f"{__package__}.{implementation}.{module}")
+  return choice.load(__package__, implementation, module)
 
 
 def _obstacle(name: str, read: Read, operands: Operands) -> str | None:
   """Returns why a backend cannot run, or None."""
   if name == "reference":
     return None
-  layout, like = read.layout, operands.like
-  if layout.platform != KERNELS[name] and not read.interpret:
-    return f"it needs platform {KERNELS[name]!r}, the mesh is on {layout.platform!r}"
-  if like.dtype not in (jnp.bfloat16, jnp.float32):
-    return f"the streams are {like.dtype}, it takes bfloat16 and float32"
-  if like.shape[-1] % LANES:
-    return f"the width {like.shape[-1]} (config.model.d_model) is no multiple of {LANES}"
-  return per_device.obstacle(layout, like) or _load(name, "obstacles").obstacle(read, operands)
+  reason = choice.obstacle_of_streams(KERNELS[name], operands.like, read.layout, read.interpret)
+  return reason or _load(name, "obstacles").obstacle(read, operands)
