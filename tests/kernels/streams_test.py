@@ -57,9 +57,9 @@ def test_values_and_gradients(implementation, form, count, normed, dtype, capfd)
   [
     pytest.param("joint", 2, True, jnp.float32, marks=pytest.mark.slow),
     pytest.param("joint", 2, False, jnp.bfloat16, marks=pytest.mark.release),
-    ("shared", 3, True, jnp.float32),
+    pytest.param("shared", 3, True, jnp.float32, marks=pytest.mark.slow),
     pytest.param("shared", 3, True, jnp.bfloat16, marks=pytest.mark.release),
-    pytest.param("static", 2, True, jnp.float32, marks=pytest.mark.release),
+    ("static", 2, True, jnp.float32),
     pytest.param("joint", 8, True, jnp.float32, marks=pytest.mark.release),
     pytest.param("joint", 8, True, jnp.bfloat16, marks=pytest.mark.release),
   ],
