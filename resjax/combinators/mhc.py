@@ -185,5 +185,7 @@ def _permuted(size: int, shares: Array) -> Array:
   rows: Array | float = 0.0
   for first in range(size):
     others = below[:, first]
-    rows += jnp.concatenate([others[:, :, :first], zeros, others[:, :, first:]], axis=2)
+    columns = [others[:, :, :first], zeros, others[:, :, first:]]
+    # A kernel cannot hold arrays without elements.
+    rows += jnp.concatenate([part for part in columns if part.size], axis=2)
   return jnp.concatenate([jnp.sum(parts, axis=2)[:, None], rows], axis=1)
