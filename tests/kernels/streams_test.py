@@ -6,9 +6,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import AxisType, Mesh
 
+from resjax import combinators
 from resjax.aot import absent_devices
 from resjax.hardware.chips import TPU_CHIPS
 from resjax.kernels.streams import Pending, sinkhorn, stream_read
@@ -186,14 +188,8 @@ def test_shapes_that_do_not_fit_are_named():
     stream_read(pending, None, (), streams.free, implementation="cuda")
 
 
-@needs_libtpu
-@pytest.mark.slow
-@pytest.mark.usefixtures("no_tpu")
-@pytest.mark.parametrize(
-  "chip, count, kernels",
-  [*((c, 4, 2) for c in TPU_CHIPS if c != "v4"), ("v5p", 2, 2), ("v5p", 16, 3)],
-)
-def test_kernels_compile_for_absent_chips(chip, count, kernels):
+def absent(chip):
+  """Returns the layout of one chip that is not there, and a function of shapes of arrays on it."""
   devices = absent_devices.describe({"v5p": "v5p-8", "tpu7x": "tpu7x-8"}.get(chip, f"{chip}-1"))
   mesh = Mesh(np.array(devices.devices[:1]).reshape(1, 1, 1, 1), MESH_AXES,
               axis_types=(AxisType.Auto,) * 4)  # fmt: skip
@@ -202,19 +198,57 @@ def test_kernels_compile_for_absent_chips(chip, count, kernels):
   def array(*shape, dtype=jnp.float32):
     return jax.ShapeDtypeStruct(shape, dtype, sharding=layout.sharding(*[None] * len(shape)))
 
-  columns, held = 2 * count + count**2, functools.partial(array, dtype=jnp.bfloat16)
-  pending = Pending(
-    held(count, 1, 1024, 2048), array(count * (count + 1), 1, 1024), held(1, 1024, 2048)
-  )
+  return layout, array
 
-  def loss(pending, projection, bias, gain):
-    mix = functools.partial(sinkhorn, 20)
+
+def pending_of(array, count, tokens, width):
+  held = functools.partial(array, dtype=jnp.bfloat16)
+  weights = array(count * (count + 1), 1, tokens)
+  return Pending(held(count, 1, tokens, width), weights, held(1, tokens, width))
+
+
+def gradient(layout, coefficients):
+  """Returns the gradient of a read, a program of kernels."""
+
+  def loss(pending, projection, parameters, gain):
     found = stream_read(
-      pending, projection, (bias,), functools.partial(streams.constrained, mix), norm_gain=gain,
-      layout=layout, implementation="mosaic_tpu",
+      pending, projection, parameters, coefficients, norm_gain=gain, layout=layout,
+      implementation="mosaic_tpu",
     )  # fmt: skip
     return sum(jnp.sum(jnp.sin(x.astype(jnp.float32))) for x in found)
 
-  arguments = pending, array(count, 2048, columns), array(columns), array(2048)
-  compiled = jax.jit(jax.grad(loss, (0, 1, 2, 3))).lower(*arguments).compile()
-  assert compiled.as_text().count('custom_call_target="tpu_custom_call"') == kernels
+  return jax.jit(jax.grad(loss, (0, 1, 2, 3)))
+
+
+def kernels_of(compiled):
+  return compiled.as_text().count('custom_call_target="tpu_custom_call"')
+
+
+@needs_libtpu
+@pytest.mark.slow
+@pytest.mark.usefixtures("no_tpu")
+@pytest.mark.parametrize(
+  "chip, count, kernels",
+  [*((c, 4, 2) for c in TPU_CHIPS if c != "v4"), ("v5p", 2, 2), ("v5p", 16, 3)],
+)
+def test_kernels_compile_for_absent_chips(chip, count, kernels):
+  layout, array = absent(chip)
+  coefficients = functools.partial(streams.constrained, functools.partial(sinkhorn, 20))
+  columns = 2 * count + count**2
+  arguments = array(count, 2048, columns), (array(columns),), array(2048)
+  program = gradient(layout, coefficients).lower(pending_of(array, count, 1024, 2048), *arguments)
+  assert kernels_of(program.compile()) == kernels
+
+
+@needs_libtpu
+@pytest.mark.usefixtures("no_tpu")
+@pytest.mark.parametrize("name", ["hyper_connections", "mhc", "mhc_lite", "independent_hc"])
+def test_coefficients_of_systems_compile_in_kernels(name):
+  layout, array = absent("v5p")
+  made = combinators.build(name, num_layers=2, d_model=128, rngs=nnx.Rngs(0))
+  projection, parameters, coefficients = made.reading(1, "mlp")
+  shapes = jax.tree.map(lambda x: array(*x.shape), (projection, parameters))
+  program = gradient(layout, coefficients).lower(
+    pending_of(array, 4, 256, 128), *shapes, array(128)
+  )
+  assert kernels_of(program.compile()) == 2
