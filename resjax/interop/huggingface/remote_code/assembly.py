@@ -109,7 +109,7 @@ def _module(*codes: str, title: str = "", beside: str = "") -> str:
   code, head = "\n\n".join(codes), _text("head")
   head = _imports(re.sub('""".*?"""', title, head, flags=re.DOTALL) if title else head, code)
   head = re.sub(r"\n{3,}", "\n\n", head)
-  defined = re.findall(r"^(?:class |def )(\w+)", beside, re.MULTILINE)
+  defined = re.findall(r"^(?:class |def |(?=[A-Z]+ = ))(\w+)", beside, re.MULTILINE)
   if used := [name for name in defined if re.search(rf"\b{name}\b", code)]:
     used.sort(key=lambda name: (not name.isupper(), name[0].islower(), name.lower()))
     lines = "".join(f"  {name},\n" for name in used)
