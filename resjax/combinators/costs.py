@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 # These only move, choose or convert values.
 _MOVES = """
   broadcast_in_dim concatenate convert_element_type copy dynamic_slice dynamic_update_slice
-  expand_dims gather iota name pad reduce_precision reshape rev scatter select_n sharding_constraint
-  slice sort split squeeze stack stop_gradient transpose unstack
+  expand_dims gather iota name optimization_barrier pad reduce_precision reshape rev scatter
+  select_n sharding_constraint slice sort split squeeze stack stop_gradient transpose unstack
 """
 # Devices have units of their own for these, and XLA counts them apart from FLOPs.
 _TRANSCENDENTAL = "cos erf erf_inv exp exp2 expm1 log log1p logistic pow rsqrt sin sqrt tan tanh"

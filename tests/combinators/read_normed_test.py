@@ -12,7 +12,7 @@ from tests.helpers.systems import CASES
 PLAIN = ("standard", "muddformer", "hyper_connections")  # the others show no more of the default
 FUSES = [c for c in CASES if registry.get(c.name).read_normed is not Combinator.read_normed]
 
-QUICK = ("attn_res", "block_attn_res", "delta_attn_res", "independent_hc")
+QUICK = ("attn_res", "block_attn_res", "delta_attn_res")
 
 
 def test_it_is_attention_residuals_that_fuse():
