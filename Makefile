@@ -9,6 +9,9 @@ FLOOR_TESTS = tests/combinators tests/interop/linen_test.py tests/interop/linen_
   tests/models/depth_test.py tests/models/residual_stream_test.py tests/models/decode_test.py \
   tests/kernels/depth_attention_test.py tests/kernels/sources_test.py \
   tests/kernels/unused_outputs_test.py
+# What other programs are asked about, in their newest releases.
+LIVE = torch transformers accelerate lm-eval
+LIVE_TESTS = tests/interop tests/evaluation tests/combinators/published
 # As many as there are cores and memory for, see tests/conftest.py.
 WORKERS ?= auto
 # A file is one worker's; those that take long come first, see tests/conftest.py.
@@ -19,7 +22,7 @@ QUICK = not slow and not release
 unexport PYTHONDONTWRITEBYTECODE
 
 .DELETE_ON_ERROR:
-.PHONY: train compare test test-slow test-all test-floor lint docs clean
+.PHONY: train compare test test-slow test-all test-floor test-live lint docs clean
 
 train: $(VENV)/installed
 	$(RUN) -m resjax train --config=$(CONFIG) $(ARGS)
@@ -41,6 +44,11 @@ test-floor: $(VENV)-floor/installed
 	JAX_PLATFORMS=cpu $(VENV)-floor/bin/python -m pytest -n $(WORKERS) $(SHARE) \
 	  -m "$(QUICK)" $(or $(ARGS),$(FLOOR_TESTS))
 
+# Exported folders in transformers, published modules, scores of lm-eval: all tests of them.
+test-live: $(VENV)-live/installed
+	HF_HUB_OFFLINE=1 JAX_PLATFORMS=cpu $(VENV)-live/bin/python -m pytest -n $(WORKERS) $(SHARE) \
+	  $(or $(ARGS),$(LIVE_TESTS))
+
 lint: $(VENV)/installed-test
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
@@ -54,7 +62,7 @@ docs: $(VENV)/installed-docs
 	$(RUN) -m tests.site_widths build/site
 
 clean:
-	rm -rf $(VENV) $(VENV)-floor build docs/generated *.egg-info
+	rm -rf $(VENV) $(VENV)-floor $(VENV)-live build docs/generated *.egg-info
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -71,6 +79,11 @@ $(VENV)-floor/installed: setup.cfg pyproject.toml
 	$(MAKE) VENV=$(VENV)-floor $(VENV)-floor/bin/python
 	$(VENV)-floor/bin/python -m pip install --quiet -e . $(FLOOR) ml_collections hypothesis \
 	  pytest pytest-xdist pytest-cov pytest-timeout
+	@touch $@
+
+$(VENV)-live/installed: setup.cfg pyproject.toml
+	$(MAKE) VENV=$(VENV)-live $(VENV)-live/installed-test
+	$(VENV)-live/bin/python -m pip install --quiet --upgrade $(LIVE)
 	@touch $@
 
 $(VENV)/installed-test: setup.cfg pyproject.toml | $(VENV)/bin/python

@@ -62,8 +62,9 @@ def depth_floor(combinator: Combinator, remat: str, dtype: str) -> Floor | None:
   streams: a read of R streams, which applies the write before it, takes them and an output, and
     gives them and the view: 2 R + 2. In reverse it takes streams, output, their cotangents so far
     and that of the view, and gives the cotangents of streams and output: 3 R + 3. The final sum
-    takes R + 1 and gives one; in reverse it takes R + 2 and gives R + 1. What a scan keeps of the
-    streams for the reverse pass does not count.
+    takes R + 1 and gives one; in reverse it takes R + 2 and gives R + 1. A layer that is computed
+    again ends with a read whose streams nobody needs: R + 2. What a scan keeps of the streams for
+    the reverse pass does not count.
 
   Norms are in the reads, and the residual addition is in the product before it, so neither counts.
 
@@ -75,7 +76,7 @@ def depth_floor(combinator: Combinator, remat: str, dtype: str) -> Floor | None:
   sites = len(combinator.sites)
   count = combinator.num_layers * sites
   if isinstance(combinator, ResidualStreams):
-    return _of_streams(combinator.num_streams, count, remat)
+    return _of_streams(combinator.num_streams, count, sites, remat)
   if not isinstance(combinator, AttnRes | BlockAttnRes):
     return None
   if isinstance(combinator, AttnRes):
@@ -98,9 +99,9 @@ def depth_floor(combinator: Combinator, remat: str, dtype: str) -> Floor | None:
   )
 
 
-def _of_streams(streams: int, count: int, remat: str) -> Floor:
+def _of_streams(streams: int, count: int, sites: int, remat: str) -> Floor:
   forward, final = 2 * streams + 2, (streams + 2) + (2 * streams + 3)
-  again = 0 if remat == "none" else forward
+  again = 0 if remat == "none" else forward - streams / sites
   return Floor(forward, again, 3 * streams + 3, 0, 0, final / count)
 
 

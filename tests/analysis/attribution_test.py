@@ -103,6 +103,7 @@ def test_weights_that_depend_on_states_are_refused_before_anything_is_computed(n
     attribute(decoder, PROMPT)
 
 
+@pytest.mark.slow
 def test_sources_keep_the_weights_of_the_last_read():
   """Parts of Attention Residuals are the sources with their weights in the last read."""
   decoder = model("attn_res", "llama")

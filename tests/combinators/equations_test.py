@@ -22,8 +22,8 @@ def test_every_registered_name_has_equations():
   assert set(EQUATIONS) == set(combinators.names())
 
 
-# In float64 all cases; their other forms in float32 in a shallow network below.
-@walks.one_case_each()
+# `make test` has float64 for the first case of a name, and float32 for its other forms.
+@walks.one_case_each(quick=())
 def test_float32_values(case):
   check_values(case, toy.SITES, np.float32, 1e-6)
 
@@ -58,7 +58,7 @@ def check_values(case, sites, dtype, tolerance, num_layers=toy.L):
   assert_close(got, equations(case, params, layers, x, sites), tolerance)
 
 
-@walks.first_cases(quick=("standard", "deep_delta", "mhc_lite", "gate"))
+@walks.first_cases(quick=("standard", "deep_delta", "independent_hc", "gate"))
 def test_float64_values_and_gradients(case):
   with jax.enable_x64(True):
     num_layers = walks.num_layers(case)

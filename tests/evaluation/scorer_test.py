@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from flax import nnx
 
 from resjax import combinators
 from resjax.evaluation import Scored, Scorer
@@ -20,10 +21,15 @@ def rows(lengths=LENGTHS, seed=0):
   return [Scored(rng.integers(0, V, length), int(rng.integers(1, length))) for length in lengths]
 
 
+@nnx.jit
+def all_logits(decoder, tokens):
+  return decoder.logits(decoder(tokens))
+
+
 def expected(decoder, row):
   """Log p and greedy flags of a row that runs alone, whole and without padding."""
   tokens = np.asarray(row.tokens)
-  logits = np.asarray(decoder.logits(decoder(tokens[None, :-1]))[0], np.float64)[row.first - 1 :]
+  logits = np.asarray(all_logits(decoder, tokens[None, :-1])[0], np.float64)[row.first - 1 :]
   targets = tokens[row.first :]
   top = logits.max(-1)
   log_p = logits[np.arange(len(targets)), targets] - top

@@ -34,7 +34,7 @@ TOKENS, WIDTH = (2, 128), 256
     pytest.param("joint", 4, True, jnp.bfloat16, marks=pytest.mark.release),
     pytest.param("joint", 2, False, jnp.float32, marks=pytest.mark.release),
     pytest.param("joint", 2, False, jnp.bfloat16, marks=pytest.mark.release),
-    ("shared", 3, True, jnp.float32),
+    pytest.param("shared", 3, True, jnp.float32, marks=pytest.mark.slow),
     pytest.param("shared", 3, True, jnp.bfloat16, marks=pytest.mark.release),
     ("static", 2, True, jnp.float32),
     pytest.param("static", 2, True, jnp.bfloat16, marks=pytest.mark.slow),

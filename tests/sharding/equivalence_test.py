@@ -25,7 +25,7 @@ MESHES = {
   "fsdp_tp": {"data": 2, "fsdp": 2, "tensor": 2},
   "long_context": {"data": 1, "fsdp": 2, "tensor": 2, "sequence": 2},
 }
-QUICK = [("standard", "fsdp_tp"), ("block_attn_res", "long_context")]
+QUICK, SLOW = ("block_attn_res", "long_context"), ("standard", "fsdp_tp")
 EVERY_SET = ("standard", "block_attn_res", "mhc", "muddformer")
 
 
@@ -33,8 +33,8 @@ def walk():
   pairs = [(name, rules) for name in EVERY_SET for rules in MESHES]
   pairs += [(name, "fsdp_tp") for name in combinators.names() if name not in EVERY_SET]
   pairs.append(("deep_delta", "long_context"))  # convolutions over tokens
-  marks = {False: pytest.mark.release, True: ()}
-  return [pytest.param(*p, marks=marks[p in QUICK], id="-".join(p)) for p in pairs]
+  marks = {QUICK: (), SLOW: pytest.mark.slow}
+  return [pytest.param(*p, marks=marks.get(p, pytest.mark.release), id="-".join(p)) for p in pairs]
 
 
 def config(name):

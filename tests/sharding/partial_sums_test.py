@@ -16,16 +16,17 @@ MESHES = {
   "fsdp_tp": {"data": 2, "fsdp": 2, "tensor": 2},
   "long_context": {"data": 1, "fsdp": 2, "tensor": 2, "sequence": 2},
 }
-QUICK = [("standard", "fsdp_tp"), ("block_attn_res", "long_context")]
-
-
-SLOW = [("standard", "long_context"), ("block_attn_res", "fsdp_tp")]
-SLOW += [(name, "long_context") for name in ("mhc", "muddformer", "deep_delta", "highway")]
+QUICK, SLOW = ("standard", "fsdp_tp"), ("block_attn_res", "long_context")
+RELEASE = [("standard", "long_context"), ("block_attn_res", "fsdp_tp")]
+RELEASE += [(name, "long_context") for name in ("mhc", "muddformer", "deep_delta", "highway")]
 
 
 def walk():
-  quick = [pytest.param(*p, id="-".join(p)) for p in QUICK]
-  return quick + [pytest.param(*p, marks=pytest.mark.release, id="-".join(p)) for p in SLOW]
+  marks = {QUICK: (), SLOW: pytest.mark.slow}
+  return [
+    pytest.param(*p, marks=marks.get(p, pytest.mark.release), id="-".join(p))
+    for p in (QUICK, SLOW, *RELEASE)
+  ]
 
 
 def lowered_step(name, rules):

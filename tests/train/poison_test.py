@@ -180,6 +180,7 @@ def test_a_checkpoint_that_an_older_program_saved(root, tmp_path, change):
   assert "going on from checkpoint 4" in printed
 
 
+@pytest.mark.slow
 def test_the_next_step_taken_is_saved_after_a_skipped_one(root, tmp_path, capsys):
   config = settings(root, tmp_path, steps=8)
   with bad_steps(4, 5):

@@ -119,17 +119,19 @@ def _case(name, num_streams=4, standard_at_init=True, **options):
 
 
 CASES = (
-  _case("mhc", sinkhorn_iterations=3, num_streams=3, init="identity"),
+  _case("mhc", sinkhorn_iterations=3, num_streams=2, init="identity"),
   _case("mhc"),
   _case("mhc", init="one_hot", num_streams=2, standard_at_init=False),
   _case("mhc", num_streams=1),
   _case("mhc", gate_eps=1e-3, sinkhorn_iterations=4, head="learned", standard_at_init=False),
   _case("mhc", gate_eps=1e-6, num_streams=3, init="home_stream", head="mean"),
+  _case("mhc_lite", num_streams=2),
   _case("mhc_lite"),
   _case("mhc_lite", num_streams=3, init="identity"),
   _case("mhc_lite", num_streams=2, init="home_stream", head="learned"),
   _case("mhc_lite", num_streams=2, init="one_hot", standard_at_init=False),
   _case("mhc_lite", num_streams=1, init="identity"),
+  Case("independent_hc", {"num_streams": 2}, {}, True),
   Case("independent_hc", standard_at_init=True),
   Case("independent_hc", {"init": "home_stream", "head": "sum", "gate_eps": 0.0}, {}, True),
   Case("independent_hc", {"num_streams": 2, "magnitude": 3.0, "init": "one_hot"}),
