@@ -12,7 +12,6 @@ writes it to --out.
 import importlib.util
 import json
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -79,11 +78,11 @@ def _case(
     return hidden[:, -1], cache
 
   compiled = jax.jit(prefill).lower(state, jnp.asarray(tokens)).compile()
-  samplers = {"resjax": _sampler(lambda: jax.block_until_ready(compiled(state, tokens)))}
+  samplers = {"resjax": timing.wall(lambda: jax.block_until_ready(compiled(state, tokens)))}
   memory = compiled.memory_analysis()
   report: dict[str, object] = {"temporary_bytes": memory.temp_size_in_bytes if memory else None}
   if peer is not None:
-    samplers["transformers"] = _sampler(lambda: peer(tokens))
+    samplers["transformers"] = timing.wall(lambda: peer(tokens))
     ours, theirs = np.asarray(compiled(state, tokens)[0]), peer(tokens)
     report["difference"] = float(np.abs(ours - theirs).max() / np.abs(theirs).max())
   found = timing.interleaved(samplers, _REPEATS.value)
@@ -92,18 +91,6 @@ def _case(
     medians = [timing.summary(found[name])["median_ms"] for name in ("resjax", "transformers")]
     report["resjax over transformers"] = medians[0] / medians[1]
   return report
-
-
-def _sampler(run: Callable[[], object]) -> timing.Sampler:
-  """Returns a function that runs once and returns the seconds; it has run once before."""
-
-  def sample() -> float:
-    start = time.perf_counter()
-    run()
-    return time.perf_counter() - start
-
-  run()
-  return sample
 
 
 def _peer(decoder: Decoder) -> Callable[[np.ndarray], np.ndarray] | None:

@@ -11,7 +11,6 @@ counts is tokens per second without padding. The command prints one JSON object,
 """
 
 import json
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -51,7 +50,7 @@ def main() -> None:
   runs |= {name: partial(scorer.score, rows) for name, rows in sides.items()}
   tokens = {name: sum(len(row.tokens) - 1 for row in rows) for name, rows in sides.items()}
   tokens["plain"] = _BATCHES.value * _ROWS.value * _LENGTH.value
-  seconds = timing.interleaved({n: _sampler(run) for n, run in runs.items()}, _REPEATS.value)
+  seconds = timing.interleaved({n: timing.wall(run) for n, run in runs.items()}, _REPEATS.value)
   speed = {name: tokens[name] / float(np.median(found)) for name, found in seconds.items()}
   report = {
     "device": jax.devices()[0].device_kind,
@@ -109,18 +108,6 @@ def _choices(decoder: Decoder) -> list[Scored]:
 
 def _tokens(decoder: Decoder, rng: np.random.Generator, count: int) -> np.ndarray:
   return rng.integers(decoder.config.vocab_size, size=count).astype(np.int32)
-
-
-def _sampler(run: Callable[[], object]) -> timing.Sampler:
-  """Returns a function that runs once and returns the seconds; it has run once before."""
-
-  def sample() -> float:
-    start = time.perf_counter()
-    run()
-    return time.perf_counter() - start
-
-  run()
-  return sample
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from flax import nnx
 from resjax import combinators
 from resjax.analysis.wrapped_path import WrappedPath, with_path
 from resjax.combinators import Combinator
-from resjax.combinators.base import Layer, TokenContext, Views
+from resjax.combinators.base import Layer, Views
 from resjax.models.decoder import Decoder
 from resjax.typing import Array, PyTree, wide_dtype
 
@@ -22,7 +22,7 @@ SOURCES = ("attn_res", "block_attn_res")
 SUPPORTED = (*STREAMS, *SOURCES)
 
 
-class AttenuatedPath(Combinator):
+class AttenuatedPath(WrappedPath):
   """A combinator in which a site adds its output to α[layer, site] x in place of x.
 
   `standard` becomes x ← α x + f(x), which is `Attenuation` with a factor per layer and site. The
@@ -35,21 +35,10 @@ class AttenuatedPath(Combinator):
   """
 
   def __init__(self, inner: Combinator, factors: Array):
-    super().__init__(
-      num_layers=inner.num_layers, d_model=inner.d_model, sites=inner.sites, layout=inner.layout
-    )
-    self.inner, self.factors = inner, nnx.Variable(factors)
-    self.strategy, self.pre_norm = inner.strategy, inner.pre_norm
+    super().__init__(inner)
+    self.strategy, self.factors = inner.strategy, nnx.Variable(factors)
     # A supported combinator has parameters per layer alone, or none of them.
     self.per_layer = ("factors", "inner") if inner.per_layer else ("factors",)
-
-  def init(self, x: Array, tokens: TokenContext | None = None) -> PyTree:
-    """See `Combinator.init`."""
-    return self.inner.init(x, tokens)
-
-  def read(self, state: PyTree, layer: Layer, site: str) -> tuple[Views, Any]:
-    """See `Combinator.read`."""
-    return self.inner.read(state, layer, site)
 
   def write(
     self, state: PyTree, layer: Layer, site: str, out: Array, *,
@@ -59,14 +48,6 @@ class AttenuatedPath(Combinator):
     stream = self._row(self.factors, layer, site) * state.astype(wide_dtype(state))
     written = self.inner.write(stream, layer, site, out, normed=normed, tape=tape)
     return written.astype(jnp.promote_types(state.dtype, out.dtype))
-
-  def final(self, state: PyTree) -> Array:
-    """See `Combinator.final`."""
-    return self.inner.final(state)
-
-  def final_after(self, state: PyTree, layer: Layer, site: str) -> Array:
-    """See `Combinator.final_after`."""
-    return self.inner.final_after(state, layer, site)
 
 
 class AttenuatedSources(WrappedPath):
@@ -98,10 +79,6 @@ class AttenuatedSources(WrappedPath):
 
     state, tape = jax.tree.map(scale, (state, tape))
     return self.inner.write(state, layer, site, out, normed=normed, tape=tape)
-
-  def final_after(self, state: PyTree, layer: Layer, site: str) -> Array:
-    """See `Combinator.final_after`."""
-    return self.inner.final_after(state, layer, site)
 
 
 def attenuate(decoder: Decoder, factors: Array | np.ndarray) -> Decoder:

@@ -6,19 +6,19 @@ from typing import Any
 from flax import nnx
 
 from resjax.combinators import Combinator
-from resjax.combinators.base import Layer, TokenContext, Views
+from resjax.combinators.base import Layer, Strategy, TokenContext, Views
 from resjax.models.decoder import Decoder
 from resjax.typing import Array, PyTree
 
 
 class WrappedPath(Combinator):
-  """A combinator that hands every call on to another one; layers run in a Python loop.
+  """A combinator that hands every call on to another one, by default in a Python loop.
 
   Args:
     inner: any combinator.
   """
 
-  strategy = "loop"
+  strategy: Strategy = "loop"
 
   def __init__(self, inner: Combinator):
     super().__init__(
@@ -45,6 +45,10 @@ class WrappedPath(Combinator):
   def final(self, state: PyTree) -> Array:
     """See `Combinator.final`."""
     return self.inner.final(state)
+
+  def final_after(self, state: PyTree, layer: Layer, site: str) -> Array:
+    """See `Combinator.final_after`."""
+    return self.inner.final_after(state, layer, site)
 
   def view_names(self, site: str) -> tuple[str, ...]:
     """See `Combinator.view_names`."""

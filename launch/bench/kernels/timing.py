@@ -65,6 +65,18 @@ def cupti(work: Callable[[], Any]) -> Sampler:
   return sample
 
 
+def wall(run: Callable[[], Any]) -> Sampler:
+  """Returns a sampler of the time of a function on the clock; it has run once before."""
+
+  def sample() -> float:
+    start = time.perf_counter()
+    run()
+    return time.perf_counter() - start
+
+  run()
+  return sample
+
+
 def _loop(case: CompiledCase) -> Sampler:
   """Returns a sampler of the time of k runs in one program, less that of no run, over k."""
 
