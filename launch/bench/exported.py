@@ -4,15 +4,17 @@
 
 The first model is the plain decoder as `LlamaForCausalLM`, the others have the source that their
 folders hold. `first` is the time of a prompt with a cache that is filled, `next` that of a token
-behind it; both are the least of --repeats. It needs torch and transformers. The command prints a
-table of Markdown.
+behind it; both are the least of --repeats, in which the models take turns. It needs torch and
+transformers. The command prints a table of Markdown.
 """
 
 import importlib.util
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 from absl import flags
 from flax import nnx
 
@@ -39,40 +41,44 @@ def main() -> None:
   for name in ("torch", "transformers"):
     if importlib.util.find_spec(name) is None:
       raise ValueError(f"{name} is not installed; this command needs torch and transformers")
+  models = {"Llama": _load("standard", with_code=False)}
+  models |= {f"`{name}`": _load(name, with_code=True) for name in _NAMES.value}
+  turns = [[_times(model) for model in models.values()] for _ in range(_REPEATS.value)]
+  best = 1e3 * np.min(turns, axis=0)
   print("| model | first, ms | ratio | next, ms | ratio |\n|---|---|---|---|---|")
-  llama = _times("standard", with_code=False)
-  print(f"| Llama | {llama[0]:.1f} | 1.00 | {llama[1]:.2f} | 1.00 |", flush=True)
-  for name in _NAMES.value:
-    times = _times(name, with_code=True)
-    cells = (f"{own:.4g} | {own / plain:.2f}" for own, plain in zip(times, llama, strict=True))
-    print(f"| `{name}` | {' | '.join(cells)} |", flush=True)
+  for name, times in zip(models, best, strict=True):
+    cells = (f"{own:.4g} | {own / plain:.2f}" for own, plain in zip(times, best[0], strict=True))
+    print(f"| {name} | {' | '.join(cells)} |")
 
 
-def _times(name: str, *, with_code: bool) -> tuple[float, float]:
-  """Returns the milliseconds of the prompt, and of a token behind it."""
+def _load(name: str, *, with_code: bool) -> Any:
+  """Returns the exported model as transformers loads it."""
   import torch
   import transformers
 
   transformers.logging.set_verbosity_error()
   transformers.utils.logging.disable_progress_bar()
-  decoder = _decoder(name)
   with tempfile.TemporaryDirectory() as scratch:
     folder = Path(scratch) / name
-    huggingface.export(decoder, folder, with_code=with_code)
+    huggingface.export(_decoder(name), folder, with_code=with_code)
     load = transformers.AutoModelForCausalLM.from_pretrained
-    model = load(folder, trust_remote_code=True, dtype=torch.float32).eval()
-  prompt = torch.randint(decoder.config.vocab_size, (1, _PROMPT.value))
-  first, following = [], []
+    return load(folder, trust_remote_code=True, dtype=torch.float32).eval()
+
+
+def _times(model: Any) -> tuple[float, float]:
+  """Returns the seconds of the prompt, and of a token behind it."""
+  import torch
+
+  prompt = torch.randint(model.config.vocab_size, (1, _PROMPT.value))
   with torch.no_grad():
-    for _ in range(_REPEATS.value):
-      start = time.perf_counter()
-      cache = model(prompt, use_cache=True).past_key_values
-      between = time.perf_counter()
-      for _ in range(_TOKENS.value):
-        cache = model(prompt[:, :1], past_key_values=cache).past_key_values
-      first.append(between - start)
-      following.append((time.perf_counter() - between) / _TOKENS.value)
-  return 1e3 * min(first), 1e3 * min(following)
+    start = time.perf_counter()
+    found = model(prompt, use_cache=True)
+    between = time.perf_counter()
+    cache = "cache" if "cache" in found else "past_key_values"  # its name up to transformers 5.23
+    for _ in range(_TOKENS.value):
+      found = model(prompt[:, :1], **{cache: found[cache]})
+    end = time.perf_counter()
+  return between - start, (end - between) / _TOKENS.value
 
 
 def _decoder(name: str) -> Decoder:
