@@ -3,6 +3,7 @@
 Where torch is installed; golden_test.py holds one of each family to folders that were made before.
 """
 
+import copy
 import json
 
 import numpy as np
@@ -175,6 +176,11 @@ def theirs(model, tokens):
     return model(torch.tensor(tokens)).logits.numpy()
 
 
+def rounding(model, tokens):
+  """What rounding changes in their logits; some random models amplify it to 1e-4."""
+  return np.abs(theirs(model, tokens) - theirs(copy.deepcopy(model).double(), tokens)).max()
+
+
 def greedy(model, prompt):
   """Greedy tokens with a cache, and how far apart the two best logits are at least."""
   options = {"do_sample": False, "max_new_tokens": NEW, "eos_token_id": None, "pad_token_id": 0}
@@ -197,7 +203,7 @@ def test_odd_models(name, tmp_path):
   for seed in range(50):
     model = build(name, seed)
     rows, gap = greedy(model, prompt)
-    if gap > 1e-3:
+    if gap > 1e-3 and rounding(model, tokens) < 2e-5:
       break
   want = theirs(model, tokens)
   dtype, shard = ODD[name][2:]
