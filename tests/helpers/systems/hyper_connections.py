@@ -38,7 +38,7 @@ EQUATIONS = {"hyper_connections": hyper_connections}
 _FRESH = {"standard_at_init": True}
 
 CASES = (
-  Case("hyper_connections", {"num_streams": 2}, learns_at_init=("beta", "weight"), **_FRESH),
+  Case("hyper_connections", {"num_streams": 3}, learns_at_init=("beta", "weight"), **_FRESH),
   Case("hyper_connections", learns_at_init=("beta", "weight"), **_FRESH),
   Case("hyper_connections", {"norm": "rmsnorm"}, **_FRESH),
   Case("hyper_connections", {"tanh": False}, **_FRESH),
