@@ -53,7 +53,11 @@ def float64():
   before = torch.get_default_dtype()
   torch.set_default_dtype(torch.float64)
   try:
-    with mock.patch.object(torch.Tensor, "float", torch.Tensor.double), torch.no_grad():
+    with (
+      mock.patch.object(torch.Tensor, "float", torch.Tensor.double),
+      mock.patch.object(torch.nn.functional, "softmax", lambda x, dim, **_: x.softmax(dim)),
+      torch.no_grad(),
+    ):
       yield
   finally:
     torch.set_default_dtype(before)
