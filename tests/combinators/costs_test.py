@@ -25,7 +25,7 @@ def at(count, width):
 def test_costs_counted_by_hand(key):
   by_hand, unseen = COSTS[key], set()
   kept = by_hand.coefficients
-  for width in (24, 96):
+  for width in (24, 48, 96):
     made = build(key, width)
     assert made.num_parameters() == at(by_hand.parameters, width)
     assert made.state_bytes_per_token(jnp.float32) == 4 * (at(by_hand.state, width) + kept)

@@ -45,7 +45,7 @@ def _case(learns_at_init=_LEARNS, standard_at_init=True, **options):
 
 
 CASES = (
-  _case(rank=3, num_streams=2),
+  _case(rank=3, num_streams=3),
   _case(),
   _case(init="published", standard_at_init=False, learns_at_init=(*_LEARNS, "down", "final_down")),
   _case(shared_gain=True, num_streams=2),

@@ -118,14 +118,15 @@ def _case(name, num_streams=4, standard_at_init=True, **options):
   return Case(name, options, _mix_of(num_streams, *sites), standard_at_init)
 
 
+# Three streams first: a doubly stochastic matrix of two is its own transpose.
 CASES = (
-  _case("mhc", sinkhorn_iterations=3, num_streams=2, init="identity"),
+  _case("mhc", sinkhorn_iterations=3, num_streams=3, init="identity"),
   _case("mhc"),
   _case("mhc", init="one_hot", num_streams=2, standard_at_init=False),
   _case("mhc", num_streams=1),
   _case("mhc", gate_eps=1e-3, sinkhorn_iterations=4, head="learned", standard_at_init=False),
   _case("mhc", gate_eps=1e-6, num_streams=3, init="home_stream", head="mean"),
-  _case("mhc_lite", num_streams=2),
+  _case("mhc_lite", num_streams=3),
   _case("mhc_lite"),
   _case("mhc_lite", num_streams=3, init="identity"),
   _case("mhc_lite", num_streams=2, init="home_stream", head="learned"),
