@@ -90,6 +90,15 @@ def names(*quick, among=_ALL):
   return pytest.mark.parametrize("name", marked)
 
 
+def words(listed, *, quick, slow):
+  """Tuples of words: one for `make test`, one that is slow; the others wait for `release`."""
+  marks = {quick: (), slow: pytest.mark.slow}
+  return [
+    pytest.param(*one, marks=marks.get(one, pytest.mark.release), id="-".join(one))
+    for one in listed
+  ]
+
+
 def _first(selected):
   return list({case.name: case for case in reversed(selected)}.values())
 

@@ -16,7 +16,7 @@ from resjax.models.model_def import ModelDef
 from resjax.models.sampling import generate
 from resjax.sharding import Layout
 from resjax.testing.compare import assert_close
-from tests.helpers import decoders, layouts
+from tests.helpers import decoders, layouts, walks
 
 T = 22  # no other axis is as long, nor as long as half of it
 MESHES = {
@@ -33,8 +33,7 @@ def walk():
   pairs = [(name, rules) for name in EVERY_SET for rules in MESHES]
   pairs += [(name, "fsdp_tp") for name in combinators.names() if name not in EVERY_SET]
   pairs.append(("deep_delta", "long_context"))  # convolutions over tokens
-  marks = {QUICK: (), SLOW: pytest.mark.slow}
-  return [pytest.param(*p, marks=marks.get(p, pytest.mark.release), id="-".join(p)) for p in pairs]
+  return walks.words(pairs, quick=QUICK, slow=SLOW)
 
 
 def config(name):

@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec
 from configs import tiny
 from resjax import experiment
 from resjax.train import program
-from tests.helpers import hlo
+from tests.helpers import hlo, walks
 
 MESHES = {
   "fsdp_tp": {"data": 2, "fsdp": 2, "tensor": 2},
@@ -19,14 +19,6 @@ MESHES = {
 QUICK, SLOW = ("standard", "fsdp_tp"), ("block_attn_res", "long_context")
 RELEASE = [("standard", "long_context"), ("block_attn_res", "fsdp_tp")]
 RELEASE += [(name, "long_context") for name in ("mhc", "muddformer", "deep_delta", "highway")]
-
-
-def walk():
-  marks = {QUICK: (), SLOW: pytest.mark.slow}
-  return [
-    pytest.param(*p, marks=marks.get(p, pytest.mark.release), id="-".join(p))
-    for p in (QUICK, SLOW, *RELEASE)
-  ]
 
 
 def lowered_step(name, rules):
@@ -41,7 +33,9 @@ def lowered_step(name, rules):
   return program.build(run).lower_train_step()
 
 
-@pytest.mark.parametrize("name, rules", walk())
+@pytest.mark.parametrize(
+  "name, rules", walks.words((QUICK, SLOW, *RELEASE), quick=QUICK, slow=SLOW)
+)
 def test_partial_sums_are_float32(name, rules, tmp_path):
   text = hlo.partitioned(lowered_step(name, rules), tmp_path)
   assert hlo.narrow_sums(text) == []
