@@ -5,7 +5,8 @@ in, and the innermost scope that `_SCOPES` has decides. An instruction that mixe
 the name of its last operation, with two exceptions. A fusion with a matrix product belongs to the
 product, into which the compiler pulls what comes before and after it: residual additions, norms,
 activations. And whatever exchanges data between devices is a collective. What the compiler adds
-without a name, such as a change of layout, has the part of what it reads, else of what reads it.
+without a name, such as a change of layout, has the part of what it reads, else of what reads it; a
+tuple, which holds arrays of all parts, has that of the loop that takes it.
 """
 
 import re
@@ -67,7 +68,7 @@ class Parts:
       for operand in line.operands:
         users.setdefault(operand, []).append(line.name)
     for line in lines.values():  # operands come before what reads them
-      if found[line.name] is None:
+      if found[line.name] is None and line.opcode != "tuple":
         found[line.name] = _first(found.get(name) for name in line.operands)
     for line in reversed(lines.values()):
       if found[line.name] is None:

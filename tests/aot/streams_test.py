@@ -104,6 +104,36 @@ def test_parts():
   assert {name: parts.of(body, body.instructions[name]) for name in expected} == expected
 
 
+# What a loop adds to begins as zeros without a name, beside what another part computed.
+LOOP = """HloModule jit_step, is_scheduled=true
+
+%body (b: (bf16[8,128], f32[32,128])) -> (bf16[8,128], f32[32,128]) {
+  ROOT %b = (bf16[8,128]{1,0}, f32[32,128]{1,0}) parameter(0)
+}
+
+%condition (c: (bf16[8,128], f32[32,128])) -> pred[] {
+  %c = (bf16[8,128]{1,0}, f32[32,128]{1,0}) parameter(0)
+  ROOT %c.1 = pred[] constant(false)
+}
+
+ENTRY %main (p.0: bf16[8,128]) -> (bf16[8,128], f32[32,128]) {
+  %p.0 = bf16[8,128]{1,0} parameter(0)
+  %mixed = bf16[8,128]{1,0} negate(%p.0), metadata={op_name="jit(step)/depth_mixing/neg"}
+  %zero = f32[] constant(0)
+  %zeros = f32[32,128]{1,0} broadcast(%zero), dimensions={}
+  %carry = (bf16[8,128]{1,0}, f32[32,128]{1,0}) tuple(%mixed, %zeros)
+  ROOT %loop = (bf16[8,128]{1,0}, f32[32,128]{1,0}) while(%carry), condition=%condition, body=%body, metadata={op_name="jit(step)/layers/while"}
+}
+"""  # noqa: E501
+
+
+def test_what_a_loop_begins_with_is_part_of_the_loop():
+  module = hlo.parse(LOOP)
+  main, parts = module.computations["main"], Parts(module)
+  found = {name: parts.of(main, main.instructions[name]) for name in ("mixed", "zeros", "loop")}
+  assert found == {"mixed": DEPTH, "zeros": LOOPS, "loop": LOOPS}
+
+
 # Two fusions that compute while devices exchange, as the compiler for TPUs writes.
 EXCHANGE = """HloModule jit_step, is_scheduled=true
 
