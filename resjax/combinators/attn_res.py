@@ -12,7 +12,7 @@ from resjax.combinators.base import OUTPUT, Layer, TokenContext, Views, check_fl
 from resjax.combinators.depth_reader import DepthBlocks, DepthReader, Reader
 from resjax.combinators.numerics import rms_normalized
 from resjax.combinators.pre_norm import Norms, PreNorm, are_pre_norms
-from resjax.combinators.source import DepthState, check_layer, check_used
+from resjax.combinators.source import DepthState
 from resjax.kernels.depth_attention import Sources, depth_attention_merge
 from resjax.typing import Array
 
@@ -137,13 +137,8 @@ class AttnRes(_OutputReader):
       views[view], sources = self._attend(sources, layer, site, norm=norms.get(view), view=view)
     return views, DepthState(sources)
 
-  def write(
-    self, state: DepthState, layer: Layer, site: str, out: Array, *,
-    normed: Views | None = None, tape: Any = None,
-  ) -> DepthState:  # fmt: skip
-    """See `Combinator.write`."""
-    check_layer(layer, state.sources)
-    check_used(self.view_names(site), normed, site)
+  def _after(self, state: DepthState, layer: Layer, site: str, out: Array, tape: Any) -> DepthState:
+    """See `SourceMixer`."""
     return DepthState(tape.sources.append(out))
 
 
@@ -250,13 +245,8 @@ class BlockAttnRes(DepthBlocks, _OutputReader):
         )
     return views, DepthState(sources, (running, *others), opened)
 
-  def write(
-    self, state: DepthState, layer: Layer, site: str, out: Array, *,
-    normed: Views | None = None, tape: Any = None,
-  ) -> DepthState:  # fmt: skip
-    """See `Combinator.write`. The last integer layer of a block closes it."""
-    check_layer(layer, state.sources)
-    check_used(self.view_names(site), normed, site)
+  def _after(self, state: DepthState, layer: Layer, site: str, out: Array, tape: Any) -> DepthState:
+    """See `SourceMixer`. The last integer layer of a block closes it."""
     outs = (out, rms_normalized(out, self.eps).astype(out.dtype)) if self.rms_block else (out,)
     running = jax.tree.map(jnp.add, tape.running, outs)
     state = DepthState(tape.sources, running, tape.opened)

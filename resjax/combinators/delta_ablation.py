@@ -11,7 +11,7 @@ from flax import nnx
 from resjax.combinators.base import OUTPUT, Layer, Strategy, TokenContext, Views, check_option
 from resjax.combinators.delta_attn_res import DeltaReader, gate_of
 from resjax.combinators.numerics import recomputed, scaled_add
-from resjax.combinators.source import DepthState, check_layer, check_used
+from resjax.combinators.source import DepthState
 from resjax.kernels.depth_attention import Sources, depth_sum
 from resjax.typing import Array, wide_dtype
 
@@ -206,14 +206,8 @@ class DeltaAblation(DeltaReader):
     logits = jnp.where(counts | ~jnp.any(counts), logits, -jnp.inf)
     return jnp.where(counts, jax.nn.softmax(logits, axis=0), 0)
 
-  def write(
-    self, state: DepthState, layer: Layer, site: str, out: Array, *,
-    normed: Views | None = None, tape: Any = None,
-  ) -> DepthState:  # fmt: skip
-    """See `Combinator.write`."""
-    if self.strategy == "history":
-      check_layer(layer, state.sources)
-    check_used(self.view_names(site), normed, site)
+  def _after(self, state: DepthState, layer: Layer, site: str, out: Array, tape: Any) -> DepthState:
+    """See `SourceMixer`."""
     stream = state.running + out
     ends_first = (layer == 0) & (site == self.sites[-1])
     return DepthState(self._mode.sources.kept(state.sources, out, stream, ends_first), stream)

@@ -9,7 +9,7 @@ from flax import nnx
 from resjax.combinators.base import OUTPUT, Layer, TokenContext, Views, check_flag, check_option
 from resjax.combinators.depth_reader import DepthBlocks, DepthReader
 from resjax.combinators.numerics import project, recomputed, scaled_add
-from resjax.combinators.source import DepthState, check_layer, check_used
+from resjax.combinators.source import DepthState
 from resjax.kernels.depth_attention import Sources, depth_attention_row
 from resjax.typing import Array
 
@@ -157,13 +157,8 @@ class DeltaAttnRes(DeltaReader):
     """See `Combinator.init`."""
     return DepthState(Sources(recent=(x,)), x)
 
-  def write(
-    self, state: DepthState, layer: Layer, site: str, out: Array, *,
-    normed: Views | None = None, tape: Any = None,
-  ) -> DepthState:  # fmt: skip
-    """See `Combinator.write`."""
-    check_layer(layer, state.sources)
-    check_used(self.view_names(site), normed, site)
+  def _after(self, state: DepthState, layer: Layer, site: str, out: Array, tape: Any) -> DepthState:
+    """See `SourceMixer`."""
     return DepthState(tape.sources.append(out), state.running + out)
 
   def final(self, state: DepthState) -> Array:
@@ -236,13 +231,8 @@ class DeltaBlockAttnRes(DepthBlocks, DeltaReader):
     stream, delta = state.running
     return DepthState(state.sources.append(delta), (stream, jnp.zeros_like(delta)))
 
-  def write(
-    self, state: DepthState, layer: Layer, site: str, out: Array, *,
-    normed: Views | None = None, tape: Any = None,
-  ) -> DepthState:  # fmt: skip
-    """See `Combinator.write`. The last integer layer of a block closes it."""
-    check_layer(layer, state.sources)
-    check_used(self.view_names(site), normed, site)
+  def _after(self, state: DepthState, layer: Layer, site: str, out: Array, tape: Any) -> DepthState:
+    """See `SourceMixer`. The last integer layer of a block closes it."""
     stream, delta = state.running
     state = DepthState(tape.sources, (stream + out, delta + out), tape.opened)
     return self._close_if_ended(state, layer, site)

@@ -9,7 +9,7 @@ from flax import nnx
 from resjax.combinators.base import OUTPUT, Layer, Strategy, check_option
 from resjax.combinators.depth_scores import DepthScores, Flag, Reader
 from resjax.combinators.pre_norm import PreNorm
-from resjax.combinators.source import DepthState, SourceCombinator
+from resjax.combinators.source import DepthState, SourceMixer
 from resjax.kernels.depth_attention import (
   IMPLEMENTATIONS,
   Sources,
@@ -24,7 +24,7 @@ TWO_PHASE = ("auto", "always", "never")
 VIEWS = {"x": (), "qk_v": ("v",), "qkv": ("k", "v")}  # the views with a reader beside that of x
 
 
-class DepthReader(SourceCombinator):
+class DepthReader(SourceMixer):
   """A combinator with one reader per site: a pseudo-query and a key gain, unless `scores` differ.
 
   A subclass may offer the option `views`, the inputs of the attention, which is the first site of a

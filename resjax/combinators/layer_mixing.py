@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 
 from resjax.combinators.base import Layer, TokenContext, Views
-from resjax.combinators.source import DepthState, SourceCombinator, check_layer, check_used
+from resjax.combinators.source import DepthState, SourceMixer
 from resjax.kernels.depth_attention import Sources
 from resjax.typing import Array
 
@@ -23,7 +23,7 @@ class LayerStream(NamedTuple):
   output: Array | None = None
 
 
-class LayerMixer(SourceCombinator):
+class LayerMixer(SourceMixer):
   """The first site of a layer reads mixes of the embedding and the outputs of earlier layers.
 
   The other sites read a stream that starts at the mix and to which every site adds. After the
@@ -67,14 +67,8 @@ class LayerMixer(SourceCombinator):
     views = self._mix(state, layer)
     return views, views["x"] if self.stream_has_mix else None
 
-  def write(
-    self, state: DepthState, layer: Layer, site: str, out: Array, *,
-    normed: Views | None = None, tape: Any = None,
-  ) -> DepthState:  # fmt: skip
-    """See `Combinator.write`. The last site of a layer appends its output to the sources."""
-    if self.strategy == "history":
-      check_layer(layer, state.sources)
-    check_used(self.view_names(site), normed, site)
+  def _after(self, state: DepthState, layer: Layer, site: str, out: Array, tape: Any) -> DepthState:
+    """See `SourceMixer`. The last site of a layer appends its output to the sources."""
     output = None
     if self._splits:
       output = out if site == self.sites[0] else state.running.output + out

@@ -62,6 +62,28 @@ class SourceCombinator(Combinator):
     return state
 
 
+class SourceMixer(SourceCombinator):
+  """A combinator whose sites read mixes of sources, maybe other ones for q, k and v than for x."""
+
+  @abc.abstractmethod
+  def _after(self, state: DepthState, layer: Layer, site: str, out: Array, tape: Any) -> DepthState:
+    """Returns the depth state after a site; the arguments are those of `write`."""
+
+  def write(
+    self, state: DepthState, layer: Layer, site: str, out: Array, *,
+    normed: Views | None = None, tape: Any = None,
+  ) -> DepthState:  # fmt: skip
+    """See `Combinator.write`.
+
+    Raises:
+      ValueError: sources cannot grow, see `check_layer`, or a view is not used, see `check_used`.
+    """
+    if self.strategy in ("history", "depth_blocks"):
+      check_layer(layer, state.sources)
+    check_used(self.view_names(site), normed, site)
+    return self._after(state, layer, site, out, tape)
+
+
 class EnteredStream(SourceCombinator):
   """A combinator that changes the stream x before every layer; every site: x ← x + f(x)."""
 
