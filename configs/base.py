@@ -137,6 +137,25 @@ def depth_scores() -> dict:
   }
 
 
+def depth_read() -> dict:
+  """What the reads of all combinators that attend over depth have in common."""
+  return {
+    "num_heads": 1,
+    "eps": 1e-6,
+    "implementation": "auto",  # auto | names in resjax.kernels.depth_attention.IMPLEMENTATIONS
+  }
+
+
+def delta_read() -> dict:
+  """How the reads of Delta Attention Residuals are added to the stream."""
+  return {
+    "output_gate": "none",  # none | scalar | vector | alpha
+    "null_source": False,
+    "views": "x",  # x | qk_v | qkv
+    **depth_read(),
+  }
+
+
 def value_gate() -> dict:
   """The gate of value_residual=gated: v + gate(W x) · (values of the first layer), per token."""
   return {
@@ -199,46 +218,25 @@ def attention_over_depth() -> dict:
     "attn_res": {
       "window": 0,  # newest sources that are read besides the embedding; 0: all
       **depth_scores(),
-      "num_heads": 1,
-      "eps": 1e-6,
-      "implementation": "auto",
+      **depth_read(),
     },
     "block_attn_res": {
       "layers_per_block": 3,
       "rms_block": False,
       "two_phase": "auto",  # auto | always | never
       **depth_scores(),
-      "num_heads": 1,
-      "eps": 1e-6,
-      "implementation": "auto",  # auto | names in resjax.kernels.depth_attention.IMPLEMENTATIONS
+      **depth_read(),
     },
-    "delta_attn_res": {
-      "output_gate": "none",  # none | scalar | vector | alpha
-      "null_source": False,
-      "views": "x",  # x | qk_v | qkv
-      "num_heads": 1,
-      "eps": 1e-6,
-      "implementation": "auto",
-    },
+    "delta_attn_res": delta_read(),
     "delta_block_attn_res": {
       "layers_per_block": 3,
       "two_phase": "auto",  # auto | always | never; never with null_source
-      "output_gate": "none",  # none | scalar | vector | alpha
-      "null_source": False,
-      "views": "x",  # x | qk_v | qkv
-      "num_heads": 1,
-      "eps": 1e-6,
-      "implementation": "auto",
+      **delta_read(),
     },
     "delta_ablation": {
       # delta_additive | delta_replace | full_additive | full_replace | pre_gated | first_layer
       "mode": "delta_additive",
-      "output_gate": "none",  # none | scalar | vector | alpha
-      "null_source": False,
-      "views": "x",  # x | qk_v | qkv
-      "num_heads": 1,
-      "eps": 1e-6,
-      "implementation": "auto",  # auto | reference
+      **delta_read(),  # implementation: auto | reference
     },
     "depth_attention": {"window": 8, "num_heads": 4, "eps": 1e-6},  # window in layers
   }
