@@ -6,6 +6,7 @@
 
 import bisect
 import re
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import msgspec
@@ -15,6 +16,7 @@ from resjax.locations import Location
 
 MOST_BYTES = 64 << 20  # of a file, unless its reader allows more
 
+S = TypeVar("S")
 T = TypeVar("T")
 
 
@@ -54,6 +56,25 @@ def parse(text: str | bytes, kind: type[T], where: str) -> T:
     raise ValueError(f"{where} holds no JSON: it has half a surrogate pair") from None
   except RecursionError:
     raise ValueError(f"{where} is nested too deeply") from None
+
+
+def rebuild(text: str | bytes, kind: type[S], build: Callable[[S], T], where: str) -> T:
+  """Returns what a JSON text stands for, where that is not the value that it holds.
+
+  Args:
+    text: the JSON.
+    kind: the type of the value that it holds.
+    build: makes the result of that value.
+    where: names the text in messages.
+
+  Raises:
+    ValueError: see `read`, or `build` raises one.
+  """
+  stored = parse(text, kind, where)
+  try:
+    return build(stored)
+  except ValueError as error:
+    raise ValueError(f"{where}: {error}") from None
 
 
 def convert(value: Any, kind: type[T], where: str) -> T:

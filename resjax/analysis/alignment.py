@@ -186,11 +186,7 @@ class Alignment:
     Raises:
       ValueError: it is something else; the message begins with `where`.
     """
-    stored = typed_json.parse(text, StoredAlignment, where)
-    try:
-      return stored.alignment()
-    except ValueError as error:
-      raise ValueError(f"{where}: {error}") from None
+    return typed_json.rebuild(text, StoredAlignment, StoredAlignment.alignment, where)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -63,11 +63,7 @@ class Sensitivity:
     Raises:
       ValueError: it is something else; the message begins with `where`.
     """
-    stored = typed_json.parse(text, StoredSensitivity, where)
-    try:
-      return stored.sensitivity()
-    except ValueError as error:
-      raise ValueError(f"{where}: {error}") from None
+    return typed_json.rebuild(text, StoredSensitivity, StoredSensitivity.sensitivity, where)
 
 
 @dataclasses.dataclass(frozen=True)

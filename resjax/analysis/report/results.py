@@ -41,11 +41,11 @@ def from_json(text: str | bytes, where: str = "the results") -> list[Results]:
   Raises:
     ValueError: it is something else; the message begins with `where`.
   """
-  stored = typed_json.parse(text, _Stored, where)
-  try:
+
+  def build(stored: _Stored) -> list[Results]:
     return [one.results() for one in stored.models]
-  except ValueError as error:
-    raise ValueError(f"{where}: {error}") from None
+
+  return typed_json.rebuild(text, _Stored, build, where)
 
 
 @dataclasses.dataclass(frozen=True)
