@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 
 from resjax.data import dataset, tokenizer_training
+from resjax.data.batching import batched
 from resjax.data.config import CorpusConfig, DataConfig, SettingNames
 from resjax.data.packing import PADDING, split_rows
 from resjax.data.pipeline import Batch
@@ -109,12 +110,5 @@ def _stream(name: str, texts: Iterable[str], tokenizer: Tokenizer, max_tokens: i
 
 
 def _encoded(texts: Iterable[str], tokenizer: Tokenizer) -> Iterator[np.ndarray]:
-  some: list[str] = []
-  size = 0
-  for text in texts:
-    some.append(text)
-    size += len(text)
-    if size >= _CHARACTERS:
-      yield from tokenizer.encode_batch(some)
-      some, size = [], 0
-  yield from tokenizer.encode_batch(some)
+  for some in batched(texts, len, _CHARACTERS):
+    yield from tokenizer.encode_batch(some)

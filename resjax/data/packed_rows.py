@@ -9,6 +9,7 @@ import numpy as np
 import tensorflow_datasets as tfds
 
 from resjax.data import array_records, built, storage
+from resjax.data.batching import batched
 from resjax.data.config import DataConfig
 from resjax.data.packing import RowCutter
 from resjax.data.tokenizer import Tokenizer, load
@@ -79,17 +80,8 @@ class PackedRows(array_records.ArrayRecordBuilder, skip_registration=True):  # t
 
 
 def _batches(documents: storage.Records, start: int, stop: int) -> Iterator[list[bytes]]:
-  batch: list[bytes] = []
-  size = 0
-  for index in range(start, stop):
-    text = documents[index]["text"]
-    batch.append(text)
-    size += len(text)
-    if size >= _BATCH_BYTES or len(batch) >= _BATCH_DOCUMENTS:
-      yield batch
-      batch, size = [], 0
-  if batch:
-    yield batch
+  texts = (documents[index]["text"] for index in range(start, stop))
+  return batched(texts, len, _BATCH_BYTES, _BATCH_DOCUMENTS)
 
 
 def build(

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
+from resjax.data.batching import batched
 from resjax.data.text_digest import TextHasher
 from resjax.data.tokenizer import Tokenizer
 from resjax.evaluation import estimates
@@ -187,7 +188,7 @@ def _measure(
   ids, table, merged, lossy, scored = [], [], 0, 0, 0
   by_position = np.zeros((2, BINS))
   found = first_units(units(corpus, texts(), model.tokenizer, cut), limit)
-  for batch in _batches(found):
+  for batch in batched(found, lambda unit: len(unit.rows), _ROWS):
     rows = [row for unit in batch for row in unit.rows]
     results = iter(scorer.score(rows))
     for unit in batch:
@@ -234,19 +235,6 @@ def _add_positions(
     nats = -one.log_probs.astype(np.float64)
     total[0] += np.bincount(positions, nats, BINS)
     total[1] += np.bincount(positions, minlength=BINS)
-
-
-def _batches(found: Iterator[Unit]) -> Iterator[list[Unit]]:
-  some: list[Unit] = []
-  rows = 0
-  for unit in found:
-    some.append(unit)
-    rows += len(unit.rows)
-    if rows >= _ROWS:
-      yield some
-      some, rows = [], 0
-  if some:
-    yield some
 
 
 def summarise(measured: Sequence[Measured]) -> Report:

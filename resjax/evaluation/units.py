@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 
 from resjax.data import corpus_files, token_files
+from resjax.data.batching import batched
 from resjax.data.tokenizer import Tokenizer
 from resjax.evaluation.conventions import LAST_WORD, STREAM, TOKENS
 from resjax.evaluation.corpora import Corpus, Text
@@ -180,16 +181,7 @@ def _after_start(tokens: np.ndarray, tokenizer: Tokenizer, wanted: bool) -> np.n
 
 
 def _batches(texts: Iterable[Text]) -> Iterator[list[Text]]:
-  some: list[Text] = []
-  size = 0
-  for text in texts:
-    some.append(text)
-    size += len(text.given)
-    if size >= _CHARACTERS:
-      yield some
-      some, size = [], 0
-  if some:
-    yield some
+  return batched(texts, lambda text: len(text.given), _CHARACTERS)
 
 
 def first_units(found: Iterator[Unit], limit: int) -> Iterator[Unit]:
