@@ -87,9 +87,9 @@ def backward(operation: str, read: Read, operands: Any, *others: PyTree) -> Any:
   """Runs the reverse pass of an operation by the chosen backend.
 
   Args:
-    operation: `direct`, `block` or `merge`.
-    read: options with a backend.
-    operands: `Operands` or `MergeOperands`.
+    operation: see `forward`.
+    read: see `forward`.
+    operands: see `forward`.
     *others: what `backward` takes after the operands in reference/{operation}.py.
 
   Returns:
