@@ -1,4 +1,4 @@
-"""The cotangent of a bank of sources, of which a kernel for TPUs moves only the valid slots.
+"""The cotangents of sources, of whose bank a kernel for TPUs moves only the valid slots.
 
 The pipeline of a kernel would write all slots of an output. So the kernel copies these tiles by
 hand: while one tile of tokens is worked on, the next one is read and the one before is written.
@@ -13,11 +13,23 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from resjax.kernels.depth_attention.mosaic_tpu.call import Tiled, in_memory
+from resjax.kernels.depth_attention.mosaic_tpu.call import Tiled, in_memory, tiled
 from resjax.kernels.depth_attention.mosaic_tpu.sources_plan import SourcesPlan
 from resjax.kernels.depth_attention.mosaic_tpu.tiles import ROWS
-from resjax.kernels.depth_attention.operands import Ref
-from resjax.typing import Array
+from resjax.kernels.depth_attention.operands import Cotangents, Field, Operands, Ref
+from resjax.typing import Array, PyTree
+
+
+class SourceCotangents(NamedTuple):
+  """The cotangents of all sources, as later reads left them and a reverse kernel takes them.
+
+  Attributes:
+    bank: [N_max, T, D], or None.
+    recent: tuple of arrays [T, D]; empty if the sources are not threaded.
+  """
+
+  bank: Field
+  recent: tuple[Field, ...]
 
 
 class BankScratch(NamedTuple):
@@ -46,8 +58,34 @@ def num_buffers(plan: SourcesPlan) -> int:
   return 3 if plan.sizes.threaded else 2
 
 
-def input_of(plan: SourcesPlan, bank: Array | None, d_bank: Array | None) -> Tiled | None:
-  """Returns the input of a kernel: the cotangent that later reads left, or zeros.
+def inputs_of(plan: SourcesPlan, operands: Operands, d_sources: PyTree) -> SourceCotangents:
+  """Returns the inputs of a kernel: the cotangents that later reads left, for a bank maybe zeros.
+
+  Args:
+    plan: tiles of the kernel.
+    operands: of the read.
+    d_sources: cotangents of bank and recent sources; None if the sources are not threaded.
+  """
+  d_bank, d_recent = d_sources or (None, ())
+  recent = tuple(tiled(d, plan.tokens_spec()) for d in d_recent)
+  return SourceCotangents(_bank_input(plan, operands.bank, d_bank), recent)
+
+
+def outputs_of(plan: SourcesPlan) -> tuple[Tiled | None, tuple[Tiled, ...]]:
+  """Returns the outputs of a kernel that are cotangents of the bank and of recent sources."""
+  recent = Tiled(plan.source_shape(), plan.tokens_spec())
+  return _bank_output(plan), (recent,) * plan.sizes.num_recent
+
+
+def without_padding(plan: SourcesPlan, written: Cotangents) -> Cotangents:
+  """Returns the cotangents that a kernel wrote, those of the bank with T as it was."""
+  if written.bank is None:
+    return written
+  return written._replace(bank=written.bank[:, : plan.sizes.num_tokens])
+
+
+def _bank_input(plan: SourcesPlan, bank: Array | None, d_bank: Array | None) -> Tiled | None:
+  """Returns the bank's part of the inputs.
 
   Its T is a multiple of `ROWS`, because what is copied by hand consists of whole registers.
   """
@@ -58,8 +96,8 @@ def input_of(plan: SourcesPlan, bank: Array | None, d_bank: Array | None) -> Til
   return in_memory(jnp.pad(d_bank, ((0, 0), (0, rest), (0, 0))) if rest else d_bank)
 
 
-def output_of(plan: SourcesPlan) -> Tiled | None:
-  """Returns the output of a kernel, whose T is padded like that of the input."""
+def _bank_output(plan: SourcesPlan) -> Tiled | None:
+  """Returns the bank's part of the outputs, whose T is padded like that of the input."""
   sizes = plan.sizes
   if not sizes.num_banked:
     return None
@@ -68,17 +106,17 @@ def output_of(plan: SourcesPlan) -> Tiled | None:
 
 
 @dataclasses.dataclass(frozen=True)
-class BankTiles:
-  """Tiles of the cotangent of a bank at one step of a kernel; it does nothing without a bank.
+class CotangentTiles:
+  """Tiles of the cotangents of sources at one step of a kernel, which moves those of the bank.
 
   Attributes:
-    plan: tiles of the kernel. If the sources are threaded, tiles begin with the cotangent that
+    plan: tiles of the kernel. If the sources are threaded, tiles begin with the cotangents that
       later reads left.
-    num_valid: number of slots to move.
+    num_valid: number of slots of the bank to move.
     tile: index of the tile of tokens.
     step: index of the step in this part of the grid.
-    source: reference of the cotangent [N_max, T, D] that later reads left, in memory.
-    target: reference of the cotangent [N_max, T, D] to write, in memory.
+    inputs: references of the cotangents that later reads left, the bank's in memory.
+    outputs: references of the cotangents to write, the bank's in memory.
     scratch: on-chip memory.
   """
 
@@ -86,8 +124,8 @@ class BankTiles:
   num_valid: Array
   tile: Array
   step: Array
-  source: Ref
-  target: Ref
+  inputs: SourceCotangents
+  outputs: Cotangents
   scratch: BankScratch
 
   @property
@@ -113,8 +151,15 @@ class BankTiles:
     if self._reads:
       self._for_each(True, self.step, "wait")
 
-  def tiles(self) -> tuple[Ref, ...]:
-    """Returns references [tokens, D] to the tile of every slot."""
+  def old(self) -> tuple[Ref, ...]:
+    """Returns references [tokens, D] to what later reads left of every source, or none."""
+    return (*self._banked(), *self.inputs.recent) if self.plan.sizes.threaded else ()
+
+  def new(self) -> tuple[Ref, ...]:
+    """Returns references [tokens, D] to what is to be written of every source."""
+    return *self._banked(), *self.outputs.recent
+
+  def _banked(self) -> tuple[Ref, ...]:
     if not self._exists:
       return ()
     here = self._buffer(self.step)
@@ -158,7 +203,7 @@ class BankTiles:
   def _copy(self, reads: bool, step: Array, tile: Array, slot: Array, rows: int) -> Any:
     start = pl.multiple_of(tile * self.plan.tiles.tokens, ROWS)
     buffer, index = self._buffer(step), 0 if reads else 1
-    outside = (self.source if reads else self.target).at[slot, pl.ds(start, rows)]
+    outside = (self.inputs if reads else self.outputs).bank.at[slot, pl.ds(start, rows)]
     inside = self.scratch.buffers.at[buffer, slot, pl.ds(0, rows)]
     ends = (outside, inside) if reads else (inside, outside)
     return pltpu.make_async_copy(*ends, self.scratch.semaphores.at[index, buffer])

@@ -12,7 +12,6 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
 from resjax.kernels.depth_attention.mosaic_tpu import bank
-from resjax.kernels.depth_attention.mosaic_tpu.bank import BankScratch, BankTiles
 from resjax.kernels.depth_attention.mosaic_tpu.block_plan import (
   SLOTS,
   BlockPlan,
@@ -42,14 +41,7 @@ class _Inputs(NamedTuple):
   numbers: _Numbers
   slots: tuple[Field, ...]
   d_out: Field
-  d_recent: tuple[Field, ...]
-  d_bank: Field
-
-
-class _Outputs(NamedTuple):
-  d_recent: tuple[Field, ...]
-  d_bank: Field
-  query: Field
+  d_sources: bank.SourceCotangents
 
 
 @on_one_device
@@ -57,17 +49,17 @@ def backward(
   read: Read, operands: Operands, stats: Stats, d_out: Array, d_lse: Array, d_sources: PyTree
 ) -> Cotangents:
   """Runs the reverse pass, see reference/block.py."""
-  plan, (d_bank, d_recent) = BlockPlan.of("backward", read, operands), d_sources or (None, ())
-  sizes, tokens = plan.sizes, plan.tokens_spec()
+  plan = BlockPlan.of("backward", read, operands)
+  sizes = plan.sizes
   numbers, queries = _numbers(plan, stats, d_lse), plan.queries(operands.query)
   sums, reads, slots = (plan.padded_reads, sizes.width), plan.num_reads, sizes.num_slots
-  outputs = _Outputs(
-    (tiled(plan.source_shape(), tokens),) * sizes.num_recent,
-    bank.output_of(plan),
+  outputs = Cotangents(
+    *bank.outputs_of(plan),
     tiled(
       jax.ShapeDtypeStruct((plan.grid[0], *sums), jnp.float32),
       pl.BlockSpec((None, *sums), lambda p, i, _: (p, 0, 0)),
     ),
+    None,
   )
   written = launch(
     read,
@@ -80,17 +72,15 @@ def backward(
       numbers,
       plan.slots(operands),
       tiled(d_out, plan.reads_spec()),
-      tuple(tiled(d, tokens) for d in d_recent),
-      bank.input_of(plan, operands.bank, d_bank),
+      bank.inputs_of(plan, operands, d_sources),
     ),
     outputs=outputs,
     cost=plan.cost((8 * reads + 4) * slots, 0, (2 + read.threaded) * slots + reads),
     scratch=bank.scratch_shapes(plan),
     updates=plan.updates(read.interpret),
   )
-  d_bank = None if written.d_bank is None else written.d_bank[:, : sizes.num_tokens]
   d_query = jnp.sum(written.query, axis=0)[: plan.num_reads]
-  return Cotangents(d_bank, written.d_recent, d_query, None)
+  return bank.without_padding(plan, written)._replace(query=d_query)
 
 
 def _numbers(plan: BlockPlan, stats: Stats, d_lse: Array) -> _Numbers:
@@ -111,16 +101,16 @@ def _numbers(plan: BlockPlan, stats: Stats, d_lse: Array) -> _Numbers:
 class _Kernel(TileKernel):
   plan: BlockPlan
   inputs: _Inputs
-  outputs: _Outputs
-  scratch: BankScratch
+  outputs: Cotangents
+  scratch: bank.BankScratch
 
   def run(self) -> None:
     """Writes the cotangents of a tile, one group of tokens at a time."""
     plan, inputs, outputs, step = self.plan, self.inputs, self.outputs, pl.program_id(1)
     tile = plan.tile(pl.program_id(0), step)
-    refs = inputs.d_bank, outputs.d_bank, self.scratch
-    bank_tiles = BankTiles(plan, self.counts[0], tile, step, *refs)
-    bank_tiles.begin()
+    refs = inputs.d_sources, outputs, self.scratch
+    tiles = bank.CotangentTiles(plan, self.counts[0], tile, step, *refs)
+    tiles.begin()
     plan.clear_empty_bank(self.counts, inputs.slots)
     d_reads = [inputs.d_out.at[s] for s in range(plan.num_reads)]
     plan.clear_rows_past_end(tile, [*inputs.slots, *d_reads])
@@ -129,9 +119,8 @@ class _Kernel(TileKernel):
     def _() -> None:
       outputs.query[...] = jnp.zeros_like(outputs.query)
 
-    bank_tiles.wait_until_read()
-    new = (*bank_tiles.tiles(), *outputs.d_recent)
-    old = (*bank_tiles.tiles(), *inputs.d_recent) if plan.sizes.threaded else ()
+    tiles.wait_until_read()
+    old, new = tiles.old(), tiles.new()
 
     def run(index: Array, rows: Span) -> None:
       numbers = _Numbers(*(ref[index] for ref in inputs.numbers))
@@ -139,7 +128,7 @@ class _Kernel(TileKernel):
       self._write(numbers.weights, d_dots, shrinks, old, new, rows)
 
     plan.for_each_row_group(run)
-    bank_tiles.end()
+    tiles.end()
 
   def _d_mixed(self, rows: Span, lanes: Span) -> Array:
     """Returns a chunk [S · ROWS, chunk] of the cotangents of all reads."""

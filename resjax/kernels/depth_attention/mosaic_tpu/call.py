@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import jax
@@ -102,8 +103,8 @@ def launch(
     outputs: named tuple of `Tiled` shapes.
     cost: floating-point operations and bytes, for the scheduler of XLA.
     scratch: tree of on-chip memory that the kernel needs beside its tiles.
-    updates: pairs of a field of `inputs` and a field of `outputs`: where the first one has an
-      array, the output takes its place in memory.
+    updates: pairs of a field of `inputs` and a field of `outputs`, such as d_sources.bank: where
+      the first one has an array, the output takes its place in memory.
 
   Returns:
     The outputs.
@@ -151,6 +152,6 @@ def _aliases(inputs: Any, outputs: Any, updates: tuple[tuple[str, str], ...]) ->
   sources, targets = numbered(inputs, 1), numbered(outputs, 0)  # the counts are input 0
   aliases: dict[int, int] = {}
   for source, target in updates:
-    pairs = jax.tree.leaves(getattr(sources, source)), jax.tree.leaves(getattr(targets, target))
+    pairs = (jax.tree.leaves(attrgetter(n)(t)) for n, t in ((source, sources), (target, targets)))
     aliases |= dict(zip(*pairs, strict=False))  # no inputs where sources are not threaded
   return aliases

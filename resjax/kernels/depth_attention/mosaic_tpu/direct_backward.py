@@ -14,7 +14,6 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from resjax.kernels.depth_attention.mosaic_tpu import bank, direct_plan
-from resjax.kernels.depth_attention.mosaic_tpu.bank import BankScratch, BankTiles
 from resjax.kernels.depth_attention.mosaic_tpu.call import launch, on_one_device, tiled
 from resjax.kernels.depth_attention.mosaic_tpu.direct_forward import DirectKernel
 from resjax.kernels.depth_attention.mosaic_tpu.direct_plan import (
@@ -37,15 +36,7 @@ class _Inputs(NamedTuple):
   stats: Stats
   slots: tuple[Field, ...]
   d_out: Field
-  d_recent: tuple[Field, ...]
-  d_bank: Field
-
-
-class _Outputs(NamedTuple):
-  d_recent: tuple[Field, ...]
-  d_bank: Field
-  query: Field
-  out_norm_scale: Field
+  d_sources: bank.SourceCotangents
 
 
 class _Scratch(NamedTuple):
@@ -64,7 +55,7 @@ class _Scratch(NamedTuple):
   scores: Ref
   mixed: Ref
   d_mixed: Ref
-  bank: BankScratch
+  bank: bank.BankScratch
 
 
 @on_one_device
@@ -79,21 +70,19 @@ def backward(
 ) -> Cotangents:
   """Runs the reverse pass with given or chosen tile sizes, see reference/direct.py."""
   plan = DirectPlan.of("backward", read, operands, tile_sizes)
-  sizes, tokens, (d_bank, d_recent) = plan.sizes, plan.tokens_spec(), d_sources or (None, ())
+  sizes = plan.sizes
   inputs = _Inputs(
     tiled(spread_rows(operands.query), plan.whole_spec()),
     tiled(spread_rows(operands.out_norm_scale), plan.whole_spec()),
     Stats(*(plan.padded_stats(jnp.atleast_2d(x)) for x in stats)),
     plan.slots(operands),
-    tiled(d_out, tokens),
-    tuple(tiled(d, tokens) for d in d_recent),
-    bank.input_of(plan, operands.bank, d_bank),
+    tiled(d_out, plan.tokens_spec()),
+    bank.inputs_of(plan, operands, d_sources),
   )
   sums_shape = jax.ShapeDtypeStruct((plan.grid[0] * SUBLANES, sizes.width), jnp.float32)
   sums = tiled(sums_shape, pl.BlockSpec((SUBLANES, sizes.width), lambda p, i, _: (p, 0)))
-  outputs = _Outputs(
-    (tiled(plan.source_shape(), tokens),) * sizes.num_recent,
-    bank.output_of(plan),
+  outputs = Cotangents(
+    *bank.outputs_of(plan),
     sums,
     None if operands.out_norm_scale is None else sums,
   )
@@ -114,29 +103,28 @@ def backward(
     scratch=_Scratch(columns, columns, columns, scores, rows, rows, bank.scratch_shapes(plan)),
     updates=plan.updates(read.interpret),
   )
-  d_bank = None if written.d_bank is None else written.d_bank[:, : sizes.num_tokens]
   d_scale = None if written.out_norm_scale is None else jnp.sum(written.out_norm_scale, axis=0)
-  return Cotangents(d_bank, written.d_recent, jnp.sum(written.query, axis=0), d_scale)
+  d_query = jnp.sum(written.query, axis=0)
+  found = bank.without_padding(plan, written)
+  return found._replace(query=d_query, out_norm_scale=d_scale)
 
 
 class _Kernel(DirectKernel):
   inputs: _Inputs
-  outputs: _Outputs
+  outputs: Cotangents
   scratch: _Scratch
 
   def run(self) -> None:
     """Turns the statistics of a tile, then writes cotangents, one group of rows at a time."""
     plan, inputs, outputs, step = self.plan, self.inputs, self.outputs, pl.program_id(1)
     tile, place = plan.tile(pl.program_id(0), step), lax.rem(step, plan.tiles_per_stats)
-    bank_tiles = BankTiles(
-      plan, self.counts[0], tile, step, inputs.d_bank, outputs.d_bank, self.scratch.bank
-    )
-    bank_tiles.begin()
+    refs = inputs.d_sources, outputs, self.scratch.bank
+    tiles = bank.CotangentTiles(plan, self.counts[0], tile, step, *refs)
+    tiles.begin()
     self._clear(tile, step)
     pl.when(place == 0)(self._read_stats)
-    bank_tiles.wait_until_read()
-    new = (*bank_tiles.tiles(), *outputs.d_recent)
-    old = (*bank_tiles.tiles(), *inputs.d_recent) if plan.sizes.threaded else ()
+    tiles.wait_until_read()
+    old, new = tiles.old(), tiles.new()
 
     def run(rows: Span) -> None:
       start = pl.multiple_of(place * plan.tiles.tokens + rows.start, ROWS)
@@ -145,7 +133,7 @@ class _Kernel(DirectKernel):
       self._write_d_sources(self._factors(rows, columns), old, new, rows)
 
     plan.for_each_row_group(run)
-    bank_tiles.end()
+    tiles.end()
 
   def _clear(self, tile: Array, step: Array) -> None:
     """Zeroes the sums over tokens at the first tile, and all that must not enter them."""

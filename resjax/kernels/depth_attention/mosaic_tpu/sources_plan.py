@@ -125,5 +125,5 @@ class SourcesPlan:
     updated, so the cotangents of recent sources are not updated in place then.
     """
     partly_empty = self.sizes.num_tokens % self.tiles.tokens
-    recent = () if interpret and partly_empty else (("d_recent", "d_recent"),)
-    return ("d_bank", "d_bank"), *recent
+    recent = () if interpret and partly_empty else (("d_sources.recent", "recent"),)
+    return ("d_sources.bank", "bank"), *recent
