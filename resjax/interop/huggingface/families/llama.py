@@ -81,6 +81,19 @@ def write_bias(config: DecoderConfig) -> dict[str, Any]:
   return {"attention_bias": config.bias == "attention"}
 
 
+def read_layers(settings: Settings, **sizes: Any) -> dict[str, Any]:
+  """Returns sizes, MLP and biases: all but rotation and windows, where layers are those of Llama.
+
+  `sizes` is for a file that does not have them, see `read_sizes`.
+  """
+  return read_sizes(settings, **sizes) | read_swiglu(settings) | read_bias(settings)
+
+
+def write_layers(config: DecoderConfig) -> dict[str, Any]:
+  """Returns the inverse of `read_layers`."""
+  return write_fields(config, NAMES) | write_bias(config) | {"hidden_act": "silu"}
+
+
 def all_heads(settings: Settings) -> None:
   """Gives a file that does not say otherwise as many key heads as query heads."""
   settings.default("num_key_value_heads", settings.take("num_attention_heads"))

@@ -2,17 +2,14 @@
 
 from typing import Any
 
-from resjax.interop.huggingface.families.family import Family, write_fields
+from resjax.interop.huggingface.families.family import Family
 from resjax.interop.huggingface.families.llama import (
   FILES,
-  NAMES,
   all_heads,
   llama_tensors,
-  read_bias,
-  read_sizes,
-  read_swiglu,
+  read_layers,
   read_windows,
-  write_bias,
+  write_layers,
   write_windows,
 )
 from resjax.interop.huggingface.rope_settings import (
@@ -31,12 +28,8 @@ _THETAS = {SLIDING: 500_000.0, FULL: 500_000.0}  # of OLMo 3
 
 def _common(settings: Settings) -> dict[str, Any]:
   all_heads(settings)
-  found = read_sizes(settings, eps=1e-5) | read_swiglu(settings) | read_bias(settings)
-  return found | {"pre_norm": False, "post_norm": True, "qk_norm": True, "qk_norm_over": "heads"}
-
-
-def _write_common(config: DecoderConfig) -> dict[str, Any]:
-  return write_fields(config, NAMES) | write_bias(config) | {"hidden_act": "silu"}
+  norms = {"pre_norm": False, "post_norm": True, "qk_norm": True, "qk_norm_over": "heads"}
+  return read_layers(settings, eps=1e-5) | norms
 
 
 def _read_olmo2(settings: Settings) -> dict[str, Any]:
@@ -44,7 +37,7 @@ def _read_olmo2(settings: Settings) -> dict[str, Any]:
 
 
 def _write_olmo2(config: DecoderConfig) -> dict[str, Any]:
-  return _write_common(config) | rope_settings(config)
+  return write_layers(config) | rope_settings(config)
 
 
 def _read_olmo3(settings: Settings) -> dict[str, Any]:
@@ -58,7 +51,7 @@ def _read_olmo3(settings: Settings) -> dict[str, Any]:
 
 def _write_olmo3(config: DecoderConfig) -> dict[str, Any]:
   ropes = layer_rope_settings(config, _THETAS, None)
-  return _write_common(config) | write_windows(config) | ropes
+  return write_layers(config) | write_windows(config) | ropes
 
 
 _NORMS = {

@@ -2,18 +2,15 @@
 
 from typing import Any
 
-from resjax.interop.huggingface.families.family import Family, write_fields
+from resjax.interop.huggingface.families.family import Family
 from resjax.interop.huggingface.families.llama import (
   FILES,
-  NAMES,
   NORMS,
   all_heads,
   llama_tensors,
-  read_bias,
-  read_sizes,
-  read_swiglu,
+  read_layers,
   read_windows,
-  write_bias,
+  write_layers,
   write_windows,
 )
 from resjax.interop.huggingface.rope_settings import (
@@ -50,9 +47,7 @@ def _read(settings: Settings) -> dict[str, Any]:
   rotated, rope = _rotated_layers(settings), read_rope(settings, theta=2_000_000.0)
   turned = LayerRope(rope["rope_theta"], rope["rope_scaling"])
   return {
-    **read_sizes(settings, tied=True),
-    **read_swiglu(settings),
-    **read_bias(settings),
+    **read_layers(settings, tied=True),
     **rope_fields([turned if turns else LayerRope(0.0) for turns in rotated]),
     "windows": _windows(settings, rotated),
   }
@@ -60,13 +55,11 @@ def _read(settings: Settings) -> dict[str, Any]:
 
 def _write(config: DecoderConfig) -> dict[str, Any]:
   return {
-    **write_fields(config, NAMES),
-    **write_bias(config),
+    **write_layers(config),
     **rope_settings(config),
     **write_windows(config),
     "use_sliding_window": max(config.windows) > 0,
     "no_rope_layers": [int(rope is not None) for rope in config.layer_ropes],
-    "hidden_act": "silu",
     "mlp_bias": False,
   }
 
