@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -12,14 +13,7 @@ from jax.typing import DTypeLike
 from launch.bench.kernels import arg_specs
 from resjax.aot import absent_devices
 from resjax.hardware import slices
-from resjax.kernels.depth_attention.mosaic_tpu import (
-  block_backward,
-  block_forward,
-  direct_backward,
-  direct_forward,
-  merge_backward,
-  merge_forward,
-)
+from resjax.kernels.depth_attention import backends
 from resjax.kernels.depth_attention.mosaic_tpu.tiles import PassSizes, TpuTiles
 from resjax.kernels.depth_attention.operands import MergeOperands, Operands, Read, Stats
 from resjax.sharding import Layout
@@ -87,42 +81,37 @@ def _compile_direct(
   case: KernelCase, read: Read, array: Callable, tile_sizes: TpuTiles | None
 ) -> jax.stages.Compiled:
   """Compiles a kernel of a direct read."""
+  forward, backward = (partial(run, tile_sizes=tile_sizes) for run in _passes("direct", read))
   operands = _operands(case, array)
   if case.name == "forward":
-    forward = jax.jit(
-      lambda operands: direct_forward.forward(read, operands, tile_sizes=tile_sizes)
-    )
-    return forward.lower(operands).compile()
+    return jax.jit(forward).lower(operands).compile()
   slots = case.num_slots, case.num_tokens
   stats = Stats(*(array(*shape, dtype=jnp.float32) for shape in (slots, slots, slots[1:])))
   operands = operands._replace(addend=None)
   d_out = array(case.num_tokens, case.width, dtype=case.dtype)
   d_sources = (operands.bank, operands.recent) if case.fused else None
-  backward = jax.jit(
-    lambda operands, stats, d_out, d_sources: direct_backward.backward(
-      read, operands, stats, d_out, d_sources, tile_sizes=tile_sizes
-    ),
-    donate_argnums=(3,),
-  )
-  return backward.lower(operands, stats, d_out, d_sources).compile()
+  jitted = jax.jit(backward, donate_argnums=(3,))
+  return jitted.lower(operands, stats, d_out, d_sources).compile()
 
 
 def _compile_block(case: KernelCase, read: Read, array: Callable) -> jax.stages.Compiled:
   """Compiles a kernel of phase 1, which chooses its tile sizes itself."""
+  forward, backward = _passes("block", read)
   operands = _operands(case, array)
   if case.name == "forward":
-    return jax.jit(lambda operands: block_forward.forward(read, operands)).lower(operands).compile()
+    return jax.jit(forward).lower(operands).compile()
   slots, reads = (case.num_slots, case.num_tokens), (case.num_reads, case.num_tokens)
   shapes = slots, (case.num_reads, *slots), reads, reads
   *stats, d_lse = (array(*shape, dtype=jnp.float32) for shape in shapes)
   d_out = array(*reads, case.width, dtype=case.dtype)
   d_sources = (operands.bank, operands.recent) if case.fused else None
-  backward = jax.jit(lambda *args: block_backward.backward(read, *args), donate_argnums=(4,))
-  return backward.lower(operands, Stats(*stats), d_out, d_lse, d_sources).compile()
+  jitted = jax.jit(backward, donate_argnums=(4,))
+  return jitted.lower(operands, Stats(*stats), d_out, d_lse, d_sources).compile()
 
 
 def _compile_merge(case: KernelCase, read: Read, array: Callable) -> jax.stages.Compiled:
   """Compiles a kernel of phase 2, whose tiles have one fixed size."""
+  forward, backward = _passes("merge", read)
   rows = case.num_tokens, case.width
   source, row = array(*rows, dtype=case.dtype), array(case.width, dtype=jnp.float32)
   reads = array(case.num_reads, *rows, dtype=case.dtype)
@@ -131,14 +120,20 @@ def _compile_merge(case: KernelCase, read: Read, array: Callable) -> jax.stages.
   counts = array(2, dtype=jnp.int32)
   operands = MergeOperands(reads, lse, source, counts, row, addend, scale)
   if case.name == "forward":
-    return jax.jit(lambda operands: merge_forward.forward(read, operands)).lower(operands).compile()
+    return jax.jit(forward).lower(operands).compile()
   out, _, stats = jax.tree.map(
-    lambda a: array(*a.shape, dtype=a.dtype),
-    jax.eval_shape(lambda operands: merge_forward.forward(read, operands), operands),
+    lambda a: array(*a.shape, dtype=a.dtype), jax.eval_shape(forward, operands)
   )
-  backward = jax.jit(lambda *args: merge_backward.backward(read, *args), donate_argnums=(4, 5))
+  jitted = jax.jit(backward, donate_argnums=(4, 5))
   operands = operands._replace(out=None, lse=None, addend=None)
-  return backward.lower(operands, out, stats, source, source, (reads, lse)).compile()
+  return jitted.lower(operands, out, stats, source, source, (reads, lse)).compile()
+
+
+def _passes(operation: str, read: Read) -> tuple[Callable, Callable]:
+  """Returns the forward and the reverse pass of an operation."""
+  forward = backends.load("mosaic_tpu", f"{operation}_forward").forward
+  backward = backends.load("mosaic_tpu", f"{operation}_backward").backward
+  return partial(forward, read), partial(backward, read)
 
 
 def _operands(case: KernelCase, array: Callable) -> Operands:
