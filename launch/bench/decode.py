@@ -10,11 +10,9 @@ their number. With --topology one step is compiled for one device of that slice,
 moves from and to main memory is counted. The command prints one JSON object; --out gets it too.
 """
 
-import json
 import time
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -25,6 +23,7 @@ from ml_collections import ConfigDict
 
 from launch import cli, topology
 from launch.bench.kernels import timing
+from launch.bench.report import write_report
 from resjax import experiment
 from resjax.aot import absent_devices, hlo
 from resjax.aot.streams import traffic
@@ -60,11 +59,7 @@ def main() -> None:
     "cost": costs,
     "ratio": {name: cost / first for name, cost in costs.items()},
   }
-  out = Path(_OUT.value)
-  out.mkdir(parents=True, exist_ok=True)
-  text = json.dumps(report, indent=2)
-  (out / "bench_decode.json").write_text(text)
-  print(text)
+  write_report(report, _OUT.value, "bench_decode.json")
 
 
 def _model(config: ConfigDict, name: str, devices: list[jax.Device]) -> ModelDef:

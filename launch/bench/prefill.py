@@ -10,7 +10,6 @@ writes it to --out.
 """
 
 import importlib.util
-import json
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -24,6 +23,7 @@ from flax import nnx
 from configs import base
 from launch import cli
 from launch.bench.kernels import timing
+from launch.bench.report import write_report
 from resjax import experiment
 from resjax.interop import huggingface
 from resjax.models.decoder import Decoder
@@ -49,11 +49,7 @@ def main() -> None:
     "flags": {flag.name: flag.value for flag in (_LAYERS, _WIDTH, _REPEATS)},
     "cases": cases,
   }
-  out = Path(_OUT.value)
-  out.mkdir(parents=True, exist_ok=True)
-  text = json.dumps(report, indent=2)
-  (out / "bench_prefill.json").write_text(text)
-  print(text)
+  write_report(report, _OUT.value, "bench_prefill.json")
 
 
 def _decoder(longest: int) -> Decoder:

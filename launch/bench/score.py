@@ -10,10 +10,8 @@ counts is tokens per second without padding. The command prints one JSON object,
 --out.
 """
 
-import json
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +22,7 @@ from flax import nnx
 from configs import base
 from launch import cli
 from launch.bench.kernels import timing
+from launch.bench.report import write_report
 from resjax import experiment
 from resjax.evaluation import Scored, Scorer
 from resjax.models.decoder import Decoder
@@ -61,11 +60,7 @@ def main() -> None:
     "ratio": {name: speed[name] / speed["plain"] for name in sides},
     "programs": sorted(scorer.programs),
   }
-  out = Path(_OUT.value)
-  out.mkdir(parents=True, exist_ok=True)
-  text = json.dumps(report, indent=2)
-  (out / "bench_score.json").write_text(text)
-  print(text)
+  write_report(report, _OUT.value, "bench_score.json")
 
 
 def _decoder() -> Decoder:

@@ -13,10 +13,8 @@ JSON object, and writes it to --out.
 """
 
 import importlib
-import json
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +25,7 @@ from ml_collections import ConfigDict
 from configs import base
 from launch import cli
 from launch.bench.kernels import timing
+from launch.bench.report import write_report
 from resjax import experiment, metrics
 from resjax.models.flops import training_flops_per_token
 from resjax.runs.config import Run
@@ -79,11 +78,7 @@ def main() -> None:
     report |= {
       f"{name} over standard": other / medians["standard"] for name, other in others.items()
     }
-  out = Path(_OUT.value)
-  out.mkdir(parents=True, exist_ok=True)
-  text = json.dumps(report, indent=2)
-  (out / "bench_step.json").write_text(text)
-  print(text)
+  write_report(report, _OUT.value, "bench_step.json")
 
 
 def _mfu(flops_per_token: float, tokens_per_second: float) -> float | None:

@@ -9,10 +9,8 @@ steps, with both kinds in turn in this process. The command prints one JSON obje
 --out: total tokens per second of both, and their ratio.
 """
 
-import json
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +20,7 @@ from absl import flags
 from configs import tiny
 from launch import cli
 from launch.bench.kernels import timing
+from launch.bench.report import write_report
 from resjax import experiment
 from resjax.runs.config import Run
 from resjax.train import program, together
@@ -64,11 +63,7 @@ def main() -> None:
     "tokens_per_second": {name: tokens / seconds for name, seconds in medians.items()},
     "together over one by one": medians["one by one"] / medians["together"],
   }
-  text = json.dumps(report, indent=2)
-  out = Path(_OUT.value)
-  out.mkdir(parents=True, exist_ok=True)
-  (out / "bench_together.json").write_text(text)
-  print(text)
+  write_report(report, _OUT.value, "bench_together.json")
 
 
 def _run() -> Run:
