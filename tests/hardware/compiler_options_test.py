@@ -17,7 +17,9 @@ ASYNC = "xla_enable_async_all_gather"
 OFFLOAD = "xla_tpu_enable_sparse_core_collective_offload_"
 OFFLOADS = [OFFLOAD + kind for kind in ("all_gather", "2d_all_gather", "reduce_scatter")]
 OF_A_3D_TORUS = f"{OFFLOAD}3d_all_gather"
+WINDOWED = {"xla_jf_spmd_threshold_for_windowed_einsum_mib": "1000000"}
 FUSE = "xla_tpu_enable_async_collective_fusion_fuse_all_gather"  # libtpu 0.0.50: "SDC"
+RELEASE = pytest.mark.release
 
 
 @pytest.mark.parametrize(
@@ -35,10 +37,13 @@ def test_a_setting_adds_and_removes(setting, expected):
 
 
 def test_chips_with_sparse_cores_exchange_there():
-  v6e = dict.fromkeys(OFFLOADS, "true")
-  assert compiler_options.resolve("auto", "tpu", "TPU v6 lite") == v6e
-  for kind in ("TPU v5p", "TPU7x"):
-    assert compiler_options.resolve("auto", "tpu", kind) == {**v6e, OF_A_3D_TORUS: "true"}
+  offloads, of_3d = dict.fromkeys(OFFLOADS, "true"), {OF_A_3D_TORUS: "true"}
+  expected = {
+    "TPU v6 lite": offloads | WINDOWED,
+    "TPU v5p": offloads | of_3d,
+    "TPU7x": offloads | of_3d | WINDOWED,
+  }
+  assert {kind: compiler_options.resolve("auto", "tpu", kind) for kind in expected} == expected
 
 
 def test_no_chip_takes_what_newer_compilers_call_unsafe():
@@ -95,21 +100,21 @@ def test_other_errors_of_the_compiler_are_not_taken_for_options(monkeypatch):
     compile_lowered(lowered)
 
 
-def step(topology, setting):
-  """The compiled training step of a small decoder on four chips, and its run."""
+def step(topology, setting, batch_size=8, seq_len=256):
+  """The lowered training step of a small decoder on four chips, and its run."""
   c = llama_1p3b.get_config("standard")
   c.model.update(num_layers=2, d_model=512, num_heads=4, num_kv_heads=4, mlp_dim=1408)
-  c.data.seq_len = 256
+  c.data.seq_len = seq_len
   c.data.tokenizer.vocab_size = 1024
-  c.train.update(batch_size=8, compiler_options=setting)
+  c.train.update(batch_size=batch_size, compiler_options=setting)
   c.mesh.update(data=1, fsdp=-1)
   run = experiment.build(c, absent_devices.describe(topology).devices)
   return run, program.build(run).lower_train_step()
 
 
-def asynchronous(topology, setting, *kinds):
+def asynchronous(topology, setting, *kinds, **sizes):
   """How many exchanges of the small decoder are asynchronous, and how many there are, by kind."""
-  run, lowered = step(topology, setting)
+  run, lowered = step(topology, setting, **sizes)
   module = hlo.parse(hlo.text_of(compile_lowered(lowered)))
   rows = collectives(module, run.layout.mesh)
   return [asynchronous_places(rows, kind) for kind in kinds]
@@ -120,7 +125,7 @@ def asynchronous(topology, setting, *kinds):
 @pytest.mark.parametrize(
   "topology",
   [
-    pytest.param(topology, marks=() if "v5p" in topology else pytest.mark.release)
+    pytest.param(topology, marks=() if "v5p" in topology else RELEASE)
     for topology in ("v4:2x2x1", "v5p:2x2x1", "v6e:2x2", "tpu7x:2x2x1")
   ],
 )
@@ -136,6 +141,21 @@ def test_gradients_of_v5p_are_scattered_while_others_are_computed():
   ((none, _),) = asynchronous("v5p:2x2x1", "none", "reduce-scatter")
   ((found, count),) = asynchronous("v5p:2x2x1", "auto", "reduce-scatter")
   assert none == 0 and found == count >= 7
+
+
+@needs_libtpu
+@pytest.mark.usefixtures("no_tpu")
+@pytest.mark.parametrize(
+  ("topology", "rows"), [("v6e:2x2", 16), pytest.param("tpu7x:2x2x1", 32, marks=RELEASE)]
+)
+def test_weights_are_multiplied_whole(topology, rows):
+  """With 8192 tokens per chip permutes would bring a part of a weight at a time: 53 on v6e."""
+  sizes = {"batch_size": rows, "seq_len": 2048}
+  kinds = "collective-permute", "all-gather", "reduce-scatter"
+  permutes, gathers, scatters = asynchronous(topology, "auto", *kinds, **sizes)
+  assert permutes == (0, 0)
+  assert gathers[0] == gathers[1] >= 16
+  assert scatters[0] == scatters[1] >= 7
 
 
 @needs_libtpu
