@@ -33,7 +33,7 @@ def test_python_loop_of_depth_run_is_the_loop_by_hand(case):
   layers.loop(walks.subject(case))
 
 
-@walks.one_case_each(quick=LOOPED)
+@walks.one_case_each(quick=LOOPED, slow=())
 def test_python_loop_with_remat_is_the_loop_by_hand(case):
   layers.loop_with_remat(walks.subject(case))
 
@@ -48,7 +48,7 @@ def test_scan_is_the_loop_by_hand(case):
   layers.scan(walks.subject(case))
 
 
-@walks.one_case_each(SCANNED, quick=FORMS)
+@walks.one_case_each(SCANNED, quick=FORMS, slow=())
 def test_scan_that_keeps_products_is_the_loop_by_hand(case):
   layers.scan_that_keeps_products(walks.subject(case))
 

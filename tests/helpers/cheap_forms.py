@@ -20,6 +20,7 @@ from tests.helpers.stand_ins import ROOT
 _SMALL_STEP = (
   "--config.model.num_layers=4",
   "--config.model.d_model=256",
+  "--config.model.head_dim=64",
   "--config.model.mlp_dim=256",
   "--config.data.seq_len=128",
   "--config.data.tokenizer.name=byte",

@@ -41,11 +41,15 @@ def other_forms(selected=CASES):
   return pytest.mark.parametrize("case", chosen, ids=str)
 
 
-def one_case_each(selected=CASES, *, all_of=(), quick=_ALL):
-  """The first case of every name, for what options hardly change, and every case of some."""
+def one_case_each(selected=CASES, *, all_of=(), quick=_ALL, slow=_ALL):
+  """The first case of every name, for what options hardly change, and every case of some.
+
+  Names that are neither in `quick` nor in `slow` wait for `release`.
+  """
   first = _first(selected)
   chosen = [case for case in selected if case in first or case.name in all_of]
-  return _marked(chosen, first, [case for case in first if case.name in quick])
+  fast = [case for case in first if case.name in quick]
+  return _marked(chosen, [case for case in first if case.name in slow], fast)
 
 
 def is_first(case):
@@ -110,11 +114,11 @@ def _forms(case):
   }
 
 
-def _marked(chosen, first, quick, also=()):
+def _marked(chosen, slow, quick, also=()):
   def marks(case):
     if case in quick or case.options in also:
       return ()
-    return pytest.mark.slow if case in first else pytest.mark.release
+    return pytest.mark.slow if case in slow else pytest.mark.release
 
   params = [pytest.param(case, id=str(case), marks=marks(case)) for case in chosen]
   return pytest.mark.parametrize("case", params)
