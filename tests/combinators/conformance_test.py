@@ -28,7 +28,7 @@ def test_every_registered_name_has_cases():
   assert {case.name for case in STANDARD_AT_INIT} >= plain
 
 
-@walks.one_case_each(quick=LOOPED)
+@walks.one_case_each(quick=LOOPED, slow=())
 def test_python_loop_of_depth_run_is_the_loop_by_hand(case):
   layers.loop(walks.subject(case))
 
@@ -107,7 +107,7 @@ def test_tokens_in_chunks_are_all_tokens(case):
   tokens.decoding(walks.subject(case))
 
 
-@walks.one_case_each(quick=("block_attn_res",))
+@walks.one_case_each(quick=("block_attn_res",), slow=("hyper_connections", "muddformer"))
 def test_two_devices_compute_what_one_does(case):
   layers.mesh(walks.subject(case))
 

@@ -99,7 +99,7 @@ def test_sharded_step_is_the_step_of_one_device(whole, mesh):
   assert relative(*moments) < 1e-5
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_sharded_step_of_muon_is_the_step_of_one_device():
   mesh = {"data": 2, "fsdp": 2, "tensor": 2}
   start = init_state(*setup(optimizer="muon")[1:3], seed=0).params
