@@ -138,7 +138,7 @@ class AttnRes(_OutputReader):
     return views, DepthState(sources)
 
   def _after(self, state: DepthState, layer: Layer, site: str, out: Array, tape: Any) -> DepthState:
-    """See `SourceMixer`."""
+    """See `SourceMixer._after`."""
     return DepthState(tape.sources.append(out))
 
 
@@ -246,7 +246,7 @@ class BlockAttnRes(DepthBlocks, _OutputReader):
     return views, DepthState(sources, (running, *others), opened)
 
   def _after(self, state: DepthState, layer: Layer, site: str, out: Array, tape: Any) -> DepthState:
-    """See `SourceMixer`. The last integer layer of a block closes it."""
+    """See `SourceMixer._after`. The last integer layer of a block closes it."""
     outs = (out, rms_normalized(out, self.eps).astype(out.dtype)) if self.rms_block else (out,)
     running = jax.tree.map(jnp.add, tape.running, outs)
     state = DepthState(tape.sources, running, tape.opened)

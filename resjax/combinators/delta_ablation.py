@@ -207,7 +207,7 @@ class DeltaAblation(DeltaReader):
     return jnp.where(counts, jax.nn.softmax(logits, axis=0), 0)
 
   def _after(self, state: DepthState, layer: Layer, site: str, out: Array, tape: Any) -> DepthState:
-    """See `SourceMixer`."""
+    """See `SourceMixer._after`."""
     stream = state.running + out
     ends_first = (layer == 0) & (site == self.sites[-1])
     return DepthState(self._mode.sources.kept(state.sources, out, stream, ends_first), stream)

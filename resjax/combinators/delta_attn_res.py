@@ -158,7 +158,7 @@ class DeltaAttnRes(DeltaReader):
     return DepthState(Sources(recent=(x,)), x)
 
   def _after(self, state: DepthState, layer: Layer, site: str, out: Array, tape: Any) -> DepthState:
-    """See `SourceMixer`."""
+    """See `SourceMixer._after`."""
     return DepthState(tape.sources.append(out), state.running + out)
 
   def final(self, state: DepthState) -> Array:
@@ -232,7 +232,7 @@ class DeltaBlockAttnRes(DepthBlocks, DeltaReader):
     return DepthState(state.sources.append(delta), (stream, jnp.zeros_like(delta)))
 
   def _after(self, state: DepthState, layer: Layer, site: str, out: Array, tape: Any) -> DepthState:
-    """See `SourceMixer`. The last integer layer of a block closes it."""
+    """See `SourceMixer._after`. The last integer layer of a block closes it."""
     stream, delta = state.running
     state = DepthState(tape.sources, (stream + out, delta + out), tape.opened)
     return self._close_if_ended(state, layer, site)

@@ -68,7 +68,7 @@ class LayerMixer(SourceMixer):
     return views, views["x"] if self.stream_has_mix else None
 
   def _after(self, state: DepthState, layer: Layer, site: str, out: Array, tape: Any) -> DepthState:
-    """See `SourceMixer`. The last site of a layer appends its output to the sources."""
+    """See `SourceMixer._after`. The last site of a layer appends its output to the sources."""
     output = None
     if self._splits:
       output = out if site == self.sites[0] else state.running.output + out

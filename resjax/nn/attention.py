@@ -169,10 +169,13 @@ class Attention(nnx.Module):
     """Does what `__call__` does for T tokens that follow earlier ones, in memory linear in T.
 
     Args:
-      x_q: see `__call__`, as all arguments that are not here.
+      x_q: what queries are made of [B, T, D].
+      x_k: what keys are made of [B, T, D].
+      x_v: what values are made of [B, T, D].
       past: the keys and values of earlier tokens [B, S, K, C], see `KeyValues`.
       length: the number of slots of `past` that are filled, after which the new ones go; may be
         traced. None: `past` is full, and the new ones go behind it.
+      segment_ids: the segment of each token [B, T], see `__call__`, as what is not here.
       key_ids: the segment of each key, with the new ones in their place [B, keys].
 
     Returns:

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
-from resjax.kernels.depth_attention.mosaic_tpu import bank
+from resjax.kernels.depth_attention.mosaic_tpu import source_cotangents
 from resjax.kernels.depth_attention.mosaic_tpu.block_plan import (
   SLOTS,
   BlockPlan,
@@ -41,7 +41,7 @@ class _Inputs(NamedTuple):
   numbers: _Numbers
   slots: tuple[Field, ...]
   d_out: Field
-  d_sources: bank.SourceCotangents
+  d_sources: source_cotangents.SourceCotangents
 
 
 @on_one_device
@@ -54,7 +54,7 @@ def backward(
   numbers, queries = _numbers(plan, stats, d_lse), plan.queries(operands.query)
   sums, reads, slots = (plan.padded_reads, sizes.width), plan.num_reads, sizes.num_slots
   outputs = Cotangents(
-    *bank.outputs_of(plan),
+    *source_cotangents.outputs_of(plan),
     tiled(
       jax.ShapeDtypeStruct((plan.grid[0], *sums), jnp.float32),
       pl.BlockSpec((None, *sums), lambda p, i, _: (p, 0, 0)),
@@ -72,15 +72,15 @@ def backward(
       numbers,
       plan.slots(operands),
       tiled(d_out, plan.reads_spec()),
-      bank.inputs_of(plan, operands, d_sources),
+      source_cotangents.inputs_of(plan, operands, d_sources),
     ),
     outputs=outputs,
     cost=plan.cost((8 * reads + 4) * slots, 0, (2 + read.threaded) * slots + reads),
-    scratch=bank.scratch_shapes(plan),
+    scratch=source_cotangents.scratch_shapes(plan),
     updates=plan.updates(read.interpret),
   )
   d_query = jnp.sum(written.query, axis=0)[: plan.num_reads]
-  return bank.without_padding(plan, written)._replace(query=d_query)
+  return source_cotangents.without_padding(plan, written)._replace(query=d_query)
 
 
 def _numbers(plan: BlockPlan, stats: Stats, d_lse: Array) -> _Numbers:
@@ -102,14 +102,14 @@ class _Kernel(TileKernel):
   plan: BlockPlan
   inputs: _Inputs
   outputs: Cotangents
-  scratch: bank.BankScratch
+  scratch: source_cotangents.BankScratch
 
   def run(self) -> None:
     """Writes the cotangents of a tile, one group of tokens at a time."""
     plan, inputs, outputs, step = self.plan, self.inputs, self.outputs, pl.program_id(1)
     tile = plan.tile(pl.program_id(0), step)
     refs = inputs.d_sources, outputs, self.scratch
-    tiles = bank.CotangentTiles(plan, self.counts[0], tile, step, *refs)
+    tiles = source_cotangents.CotangentTiles(plan, self.counts[0], tile, step, *refs)
     tiles.begin()
     plan.clear_empty_bank(self.counts, inputs.slots)
     d_reads = [inputs.d_out.at[s] for s in range(plan.num_reads)]

@@ -13,7 +13,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from resjax.kernels.depth_attention.mosaic_tpu import bank, direct_plan
+from resjax.kernels.depth_attention.mosaic_tpu import direct_plan, source_cotangents
 from resjax.kernels.depth_attention.mosaic_tpu.call import launch, on_one_device, tiled
 from resjax.kernels.depth_attention.mosaic_tpu.direct_forward import DirectKernel
 from resjax.kernels.depth_attention.mosaic_tpu.direct_plan import (
@@ -36,7 +36,7 @@ class _Inputs(NamedTuple):
   stats: Stats
   slots: tuple[Field, ...]
   d_out: Field
-  d_sources: bank.SourceCotangents
+  d_sources: source_cotangents.SourceCotangents
 
 
 class _Scratch(NamedTuple):
@@ -55,7 +55,7 @@ class _Scratch(NamedTuple):
   scores: Ref
   mixed: Ref
   d_mixed: Ref
-  bank: bank.BankScratch
+  bank: source_cotangents.BankScratch
 
 
 @on_one_device
@@ -77,12 +77,12 @@ def backward(
     Stats(*(plan.padded_stats(jnp.atleast_2d(x)) for x in stats)),
     plan.slots(operands),
     tiled(d_out, plan.tokens_spec()),
-    bank.inputs_of(plan, operands, d_sources),
+    source_cotangents.inputs_of(plan, operands, d_sources),
   )
   sums_shape = jax.ShapeDtypeStruct((plan.grid[0] * SUBLANES, sizes.width), jnp.float32)
   sums = tiled(sums_shape, pl.BlockSpec((SUBLANES, sizes.width), lambda p, i, _: (p, 0)))
   outputs = Cotangents(
-    *bank.outputs_of(plan),
+    *source_cotangents.outputs_of(plan),
     sums,
     None if operands.out_norm_scale is None else sums,
   )
@@ -100,12 +100,14 @@ def backward(
     inputs=inputs,
     outputs=outputs,
     cost=plan.cost(10 * slots, slots, (2 + read.threaded) * slots + 1, numbers),
-    scratch=_Scratch(columns, columns, columns, scores, rows, rows, bank.scratch_shapes(plan)),
+    scratch=_Scratch(
+      columns, columns, columns, scores, rows, rows, source_cotangents.scratch_shapes(plan)
+    ),
     updates=plan.updates(read.interpret),
   )
   d_scale = None if written.out_norm_scale is None else jnp.sum(written.out_norm_scale, axis=0)
   d_query = jnp.sum(written.query, axis=0)
-  found = bank.without_padding(plan, written)
+  found = source_cotangents.without_padding(plan, written)
   return found._replace(query=d_query, out_norm_scale=d_scale)
 
 
@@ -119,7 +121,7 @@ class _Kernel(DirectKernel):
     plan, inputs, outputs, step = self.plan, self.inputs, self.outputs, pl.program_id(1)
     tile, place = plan.tile(pl.program_id(0), step), lax.rem(step, plan.tiles_per_stats)
     refs = inputs.d_sources, outputs, self.scratch.bank
-    tiles = bank.CotangentTiles(plan, self.counts[0], tile, step, *refs)
+    tiles = source_cotangents.CotangentTiles(plan, self.counts[0], tile, step, *refs)
     tiles.begin()
     self._clear(tile, step)
     pl.when(place == 0)(self._read_stats)
