@@ -42,7 +42,7 @@ class Gates:
   magnitude: float = 2.0
 
   def __call__(
-    self, projected: Array, bias: Array, scale: Array
+    self, projected: Array, bias: Array, scale: Array, copies: Array | None = None
   ) -> tuple[Array, Array | None, Array]:
     """Returns p [R, ...], M [R, R, ...] with a row for each new stream, or None, and b [R, ...].
 
@@ -50,13 +50,19 @@ class Gates:
       projected: RMS(vec H) φ [K, ...], float32 or wider: for p, for b, and for M.
       bias: [K, ...], with axes of size 1 for tokens.
       scale: a [3, ...], one for each of the three; [2, ...] without M. z = a ⊙ projected + bias.
+      copies: [1, ...], 1 where the streams are copies of each other, which M cannot change; None:
+        they are not. The gradient of the logits of M would be rounding errors there, which Adam
+        scales up, so it is 0.
     """
     one, two = self.num_streams, 2 * self.num_streams
     pre = scale[0] * projected[:one] + bias[:one]
     post = scale[1] * projected[one:two] + bias[one:two]
     mix = None
     if len(projected) > two:
-      mix = self.mix(scale[2] * projected[two:] + bias[two:])
+      logits = scale[2] * projected[two:] + bias[two:]
+      if copies is not None:
+        logits = jnp.where(copies > 0, jax.lax.stop_gradient(logits), logits)
+      mix = self.mix(logits)
     read = jax.nn.sigmoid(pre) + self.read_eps
     return read, mix, self.magnitude * jax.nn.sigmoid(post) + self.write_eps
 
@@ -147,21 +153,14 @@ class DynamicStreams(ResidualStreams):
 
   def reading(self, layer: Layer, site: str) -> Reading:
     """See `ResidualStreams.reading`."""
-    projection, *parameters = self.gate_parameters(layer, site)
-    return Reading(projection, tuple(parameters), partial(_gated, self.gates, self.eps))
-
-  def gate_parameters(self, layer: Layer, site: str) -> tuple[Array, Array, Array]:
-    """Returns φ [R, D, K], bias [K] and a of a site, φ whole on every device."""
     parameters = (self.projection, self.bias, self.scale)
     projection, bias, scale = (self._row(parameter, layer, site) for parameter in parameters)
-    if site == self.sites[0]:
-      # The gradient of a mix of copies would be rounding errors, which Adam scales up.
-      projection, bias = (
-        _without_gradient(layer == 0, value, 2 * self.num_streams) for value in (projection, bias)
-      )
-      scale = _without_gradient(layer == 0, scale, 2)
     # The devices first gather φ, since with φ split over D they would exchange a product per token.
-    return self.layout.constrain(projection, *[None] * projection.ndim), bias, scale
+    projection = self.layout.constrain(projection, *[None] * projection.ndim)
+    copies = None
+    if site == self.sites[0] and len(self.gates.identity):
+      copies = jnp.asarray([layer == 0], scale.dtype)
+    return Reading(projection, (bias, scale, copies), partial(_gated, self.gates, self.eps))
 
   def final(self, state: Pending) -> Array:
     """See `Combinator.final`."""
@@ -179,14 +178,12 @@ def _mean_logit(num_streams: int) -> float:
   return -math.log(max(num_streams - 1, 1))
 
 
-def _without_gradient(where: Array | bool, value: Array, start: int) -> Array:
-  """Returns value, no gradient of whose [..., start:] passes where the condition holds."""
-  stopped = where & (np.arange(value.shape[-1]) >= start)
-  return jnp.where(stopped, jax.lax.stop_gradient(value), value)
-
-
 def _gated(
-  gates: Gates, eps: float, products: Array, mean_squares: Array, parameters: tuple[Array, Array]
+  gates: Gates,
+  eps: float,
+  products: Array,
+  mean_squares: Array,
+  parameters: tuple[Array, Array, Array | None],
 ) -> tuple[Array, Array | None, Array]:
   """Returns the coefficients of a site, see `stream_read`."""
   return gates(_normed(eps, products, mean_squares), *parameters)
