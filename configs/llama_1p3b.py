@@ -33,9 +33,9 @@ from configs import base
 # recomputation with which a row fits, and then the most rows at a time; and what that needs of a
 # device's HBM. The search leaves the mesh as it is.
 SLICES = {
-  "v5e-256": {"remat": "none", "microbatches": 2},  # 9.80 of 15.75 GiB; with 2 rows: 17.08
-  "v5p-512": {"remat": "none", "microbatches": 1},  # 17.31 of 95.74 GiB
-  "v6e-256": {"remat": "none", "microbatches": 1},  # 17.26 of 31.25 GiB
+  "v5e-256": {"fsdp": 16, "remat": "none", "microbatches": 2},  # 9.80 of 15.75 GiB; 2 rows: 17.08
+  "v5p-512": {"fsdp": 16, "remat": "none", "microbatches": 1},  # 12.79 of 95.74 GiB
+  "v6e-256": {"fsdp": 16, "remat": "none", "microbatches": 1},  # 17.26 of 31.25 GiB
 }
 
 
@@ -54,7 +54,8 @@ def parse(argument: str, slices: Mapping[str, dict]) -> tuple[str, dict]:
 def set_slice(c: ConfigDict, settings: Mapping) -> None:
   """Sets what a slice of `SLICES` asks for, if there is anything."""
   if settings:
-    c.model.remat, c.train.microbatches = settings["remat"], settings["microbatches"]
+    c.mesh.fsdp, c.model.remat = settings["fsdp"], settings["remat"]
+    c.train.microbatches = settings["microbatches"]
 
 
 def get_config(argument: str = "block_attn_res") -> ConfigDict:

@@ -8,7 +8,8 @@ combinator by default, the data and the optimizer.
   resjax aot --config=llama_7b:v5p-512 --topology=v5p-512
 
 Hardware: the slices of configs/llama_1p3b.py; a device holds a 64th of parameters and moments,
-1.2 GiB. docs/measurements.md has what `resjax aot` says of each slice.
+1.2 GiB (in the preset of v5p-512 a 32nd). docs/measurements.md has what `resjax aot` says of each
+slice.
 Time: 42.9 GFLOP per token of training times 134B tokens is 5.8e21 FLOP; at an assumed 40% MFU that
 is 3.3 days on v5e-256 (256 × 197 TFLOP/s), 1.7 on two such slices, 1.4 on v5p-512 (256 × 459) and
 0.7 on v6e-256 (256 × 918). This is estimated from FLOPs and data-sheet peaks, not measured.
@@ -23,11 +24,13 @@ from ml_collections import ConfigDict
 
 from configs import llama_1p3b
 
-# As in configs/llama_1p3b.py: what `resjax aot --search` chose for `block_attn_res`.
+# As in configs/llama_1p3b.py: what `resjax aot --search` chose for `block_attn_res`. On v5p the
+# gradients of the MLP (11008 wide) are scattered with fsdp=32; with 64 the compiler sums them
+# whole, 32 GiB in a step that nothing overlaps.
 SLICES = {
-  "v5e-256": {"remat": "dots", "microbatches": 4},  # 15.01 of 15.75 GiB; remat none: 43.90
-  "v5p-512": {"remat": "none", "microbatches": 2},  # 85.49 of 95.74 GiB; 165.86 with 4 rows
-  "v6e-256": {"remat": "dots", "microbatches": 2},  # 28.52 of 31.25 GiB; remat none: 43.82
+  "v5e-256": {"fsdp": 64, "remat": "dots", "microbatches": 4},  # 15.01 of 15.75 GiB; none: 43.90
+  "v5p-512": {"fsdp": 32, "remat": "none", "microbatches": 2},  # 63.01 of 95.74 GiB; 4 rows: 119.74
+  "v6e-256": {"fsdp": 64, "remat": "dots", "microbatches": 2},  # 28.52 of 31.25 GiB; none: 43.82
 }
 
 

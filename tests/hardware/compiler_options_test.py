@@ -16,7 +16,7 @@ from tests.helpers.libtpu import needs_libtpu
 ASYNC = "xla_enable_async_all_gather"
 OFFLOAD = "xla_tpu_enable_sparse_core_collective_offload_"
 OFFLOADS = [OFFLOAD + kind for kind in ("all_gather", "2d_all_gather", "reduce_scatter")]
-OF_A_3D_TORUS = f"{OFFLOAD}3d_all_gather"
+OF_A_3D_TORUS = [f"{OFFLOAD}3d_all_gather", f"{OFFLOAD}nd_reduce_scatter"]
 WINDOWED = {"xla_jf_spmd_threshold_for_windowed_einsum_mib": "1000000"}
 FUSE = "xla_tpu_enable_async_collective_fusion_fuse_all_gather"  # libtpu 0.0.50: "SDC"
 RELEASE = pytest.mark.release
@@ -37,12 +37,9 @@ def test_a_setting_adds_and_removes(setting, expected):
 
 
 def test_chips_with_sparse_cores_exchange_there():
-  offloads, of_3d = dict.fromkeys(OFFLOADS, "true"), {OF_A_3D_TORUS: "true"}
-  expected = {
-    "TPU v6 lite": offloads | WINDOWED,
-    "TPU v5p": offloads | of_3d,
-    "TPU7x": offloads | of_3d | WINDOWED,
-  }
+  of_2d = dict.fromkeys(OFFLOADS, "true") | WINDOWED
+  of_3d = of_2d | dict.fromkeys(OF_A_3D_TORUS, "true")
+  expected = {"TPU v6 lite": of_2d, "TPU v5p": of_3d, "TPU7x": WINDOWED}
   assert {kind: compiler_options.resolve("auto", "tpu", kind) for kind in expected} == expected
 
 
@@ -101,7 +98,7 @@ def test_other_errors_of_the_compiler_are_not_taken_for_options(monkeypatch):
 
 
 def step(topology, setting, batch_size=8, seq_len=256):
-  """The lowered training step of a small decoder on four chips, and its run."""
+  """The lowered training step of a small decoder on all chips, and its run."""
   c = llama_1p3b.get_config("standard")
   c.model.update(num_layers=2, d_model=512, num_heads=4, num_kv_heads=4, mlp_dim=1408)
   c.data.seq_len = seq_len
@@ -126,7 +123,7 @@ def asynchronous(topology, setting, *kinds, **sizes):
   "topology",
   [
     pytest.param(topology, marks=() if "v5p" in topology else RELEASE)
-    for topology in ("v4:2x2x1", "v5p:2x2x1", "v6e:2x2", "tpu7x:2x2x1")
+    for topology in ("v4:2x2x1", "v5p:2x2x1", "v6e:2x2")
   ],
 )
 def test_weights_are_gathered_while_others_are_used(topology):
@@ -146,7 +143,8 @@ def test_gradients_of_v5p_are_scattered_while_others_are_computed():
 @needs_libtpu
 @pytest.mark.usefixtures("no_tpu")
 @pytest.mark.parametrize(
-  ("topology", "rows"), [("v6e:2x2", 16), pytest.param("tpu7x:2x2x1", 32, marks=RELEASE)]
+  ("topology", "rows"),
+  [("v5p:2x2x4", 64), ("v6e:2x2", 16), pytest.param("tpu7x:2x2x4", 128, marks=RELEASE)],
 )
 def test_weights_are_multiplied_whole(topology, rows):
   """With 8192 tokens per chip permutes would bring a part of a weight at a time: 53 on v6e."""
