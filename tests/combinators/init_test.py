@@ -23,7 +23,7 @@ def test_fresh_combinator_is_standard(case):
   claims.init(walks.subject(case))
 
 
-@walks.first_cases(tuple(case for case in STANDARD_AT_INIT if case.learns_at_init))
+@walks.first_cases(tuple(case for case in STANDARD_AT_INIT if case.learns_at_init), quick=QUICK)
 def test_the_same_combinator_with_moved_parameters_is_not(case):
   num_layers = walks.num_layers(case)
   moved = toy.build(case.name, case.options, num_layers=num_layers)

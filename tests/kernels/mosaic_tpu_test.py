@@ -76,7 +76,7 @@ def check(query, gain, values, dh, dtype=np.float32, read=read_list):
     (5, 128, np.float32),
     (9, 128, jnp.bfloat16),
     pytest.param(16, 128, jnp.bfloat16, marks=pytest.mark.release),
-    (2, 1536, np.float32),
+    pytest.param(2, 1536, np.float32, marks=pytest.mark.slow),
     pytest.param(1, 7168, jnp.bfloat16, marks=pytest.mark.release),
   ],
 )

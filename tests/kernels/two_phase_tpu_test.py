@@ -47,7 +47,7 @@ def no_races(capfd):
   [
     (1, 0, 1, 0, (), 128, np.float32, False),
     (2, 0, 2, 0, (3, 11), 384, jnp.bfloat16, True),
-    (3, 9, 0, 5, (2, 7), 128, jnp.bfloat16, True),
+    pytest.param(3, 9, 0, 5, (2, 7), 128, jnp.bfloat16, True, marks=pytest.mark.slow),
     pytest.param(8, 9, 0, 5, (2, 11), 128, jnp.bfloat16, True, marks=pytest.mark.release),
     (2, 5, 1, 0, (19,), 128, np.float32, True),  # the bank is empty
     pytest.param(9, 3, 6, 2, (37,), 256, np.float32, False, marks=pytest.mark.release),
@@ -56,7 +56,7 @@ def no_races(capfd):
     pytest.param(1, 16, 0, 16, (5,), 128, jnp.bfloat16, True, marks=pytest.mark.release),
     pytest.param(1, 20, 0, 20, (5,), 128, jnp.bfloat16, True, marks=pytest.mark.release),
     pytest.param(1, 64, 0, 64, (5,), 128, jnp.bfloat16, True, marks=pytest.mark.release),
-    (1, 0, 2, 0, (5,), 1536, np.float32, False),
+    pytest.param(1, 0, 2, 0, (5,), 1536, np.float32, False, marks=pytest.mark.slow),
     pytest.param(1, 0, 2, 0, (5,), 2048, jnp.bfloat16, True, marks=pytest.mark.release),
     pytest.param(1, 0, 1, 0, (5,), 7168, jnp.bfloat16, True, marks=pytest.mark.release),
     pytest.param(8, 8, 0, 8, (40,), 2048, jnp.bfloat16, True, marks=pytest.mark.release),

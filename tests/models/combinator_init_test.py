@@ -2,12 +2,11 @@
 
 import jax
 import numpy as np
-import pytest
 from flax import nnx
 
 from configs import base
 from resjax import combinators
-from tests.helpers import decoders
+from tests.helpers import decoders, walks
 
 _BUILD = combinators.build
 
@@ -31,7 +30,7 @@ def parameters(combinator):
   return nnx.to_pure_dict(nnx.state(combinator, nnx.Param))
 
 
-@pytest.mark.parametrize("name", combinators.names())
+@walks.names("deepnorm", "gated_residual", "block_attn_res", "mhc", "muddformer", "deep_delta")
 def test_decoder_leaves_the_init_to_the_combinator(name, monkeypatch):
   inside, alone = made(name, monkeypatch, init_std=0.02)
   other, _ = made(name, monkeypatch, init_std=5.0, scaled_output_init=False)

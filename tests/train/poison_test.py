@@ -190,6 +190,7 @@ def test_the_next_step_taken_is_saved_after_a_skipped_one(root, tmp_path, capsys
   assert saved_steps(tmp_path / "checkpoints") == [6, 8]
 
 
+@pytest.mark.slow
 def test_the_last_step_is_skipped(root, tmp_path):
   config = settings(root, tmp_path, steps=4)
   with bad_steps(4):
