@@ -32,6 +32,21 @@ def _mixes(graphdef, state):
   ]
 
 
+@constrained
+def test_the_logits_of_a_mix_of_copies_get_no_gradient(name):
+  """At the first site they have no effect; rounding errors would be all that they learn."""
+  made = toy.build(name, {"num_streams": 3})
+  logits = jnp.linspace(-1.0, 1.0, made.bias.shape[-1])[:, None]
+
+  def total(logits, copies):
+    read, mix, write = made.gates(logits, jnp.zeros_like(logits), jnp.ones(3), copies)
+    return jnp.sum(read) + jnp.sum(mix**2) + jnp.sum(write)
+
+  dead, alive = (jax.grad(total)(logits, jnp.array([copies])) for copies in (1.0, 0.0))
+  assert_close(dead[:6], alive[:6], 1e-6)
+  assert not dead[6:].any() and alive[6:].all()
+
+
 def largest_gain(matrices):
   """Largest absolute row or column sum of the product over depth (the mHC paper's gain)."""
   product = np.broadcast_to(np.eye(len(matrices[0]))[..., None, None], matrices[0].shape)
