@@ -26,7 +26,7 @@ from configs import llama_1p3b
 
 # As in configs/llama_1p3b.py: what `resjax aot --search` chose for `block_attn_res`. On v5p the
 # gradients of the MLP (11008 wide) are scattered with fsdp=32; with 64 the compiler sums them
-# whole, 32 GiB in a step that nothing overlaps.
+# whole, 32 GiB in a step that nothing overlaps. v5e has no room for fsdp=32.
 SLICES = {
   "v5e-256": {"fsdp": 64, "remat": "dots", "microbatches": 4},  # 15.01 of 15.75 GiB; none: 43.90
   "v5p-512": {"fsdp": 32, "remat": "none", "microbatches": 2},  # 63.01 of 95.74 GiB; 4 rows: 119.74
