@@ -96,8 +96,8 @@ def test_a_slice_chooses_recomputation_and_microbatches(module):
     for argument in (name, f"gate,{name}", f"{name},gate"):
       c = _load(module, argument)
       residual = "gate" if "gate" in argument else plain.model.residual.name
-      chosen = c.mesh.fsdp, c.model.remat, c.train.microbatches
-      assert (chosen, c.model.residual.name) == (tuple(settings.values()), residual)
+      chosen = {"fsdp": c.mesh.fsdp, "remat": c.model.remat, "microbatches": c.train.microbatches}
+      assert (chosen, c.model.residual.name) == (settings, residual)
   with pytest.raises(ValueError, match=r"more than a combinator and a slice; slices: v5e-256"):
     _load(module, "gate,mhc,v5e-256")
 

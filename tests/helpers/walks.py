@@ -84,13 +84,10 @@ def value_and_gradients(case):
   return toy.jitted if is_first(case) else toy.value_and_gradients
 
 
-def names(*quick, among=_ALL):
-  """Every registered name, or some of them; those that are not named here wait for `release`."""
+def names(*quick, among=_ALL, others=pytest.mark.release):
+  """Every registered name, or some of them; those that are not named here have the other mark."""
   assert set(quick) <= set(among)
-  marked = [
-    pytest.param(name, id=name, marks=() if name in quick else pytest.mark.release)
-    for name in among
-  ]
+  marked = [pytest.param(name, id=name, marks=() if name in quick else others) for name in among]
   return pytest.mark.parametrize("name", marked)
 
 

@@ -2,6 +2,7 @@
 
 import jax
 import numpy as np
+import pytest
 from flax import nnx
 
 from configs import base
@@ -30,7 +31,9 @@ def parameters(combinator):
   return nnx.to_pure_dict(nnx.state(combinator, nnx.Param))
 
 
-@walks.names("deepnorm", "gated_residual", "block_attn_res", "mhc", "muddformer", "deep_delta")
+@walks.names(
+  "deepnorm", "gated_residual", "block_attn_res", "mhc", "muddformer", others=pytest.mark.slow
+)
 def test_decoder_leaves_the_init_to_the_combinator(name, monkeypatch):
   inside, alone = made(name, monkeypatch, init_std=0.02)
   other, _ = made(name, monkeypatch, init_std=5.0, scaled_output_init=False)

@@ -129,7 +129,9 @@ def test_loop_and_remat_are_the_scan():
     assert_close(got, want, 1e-5)
 
 
-@walks.names("standard", "attenuation", "gated_residual", "block_attn_res", "mhc", "muddformer")
+@walks.names(
+  "standard", "gated_residual", "block_attn_res", "mhc", "muddformer", others=pytest.mark.slow
+)
 def test_bfloat16_keeps_float32_parameters_and_logits(name):
   config = decoders.config("llama", name, dtype="bfloat16", depth="loop")
   model = decoders.shapes(config)
