@@ -21,7 +21,14 @@ def at(count, width):
   return int((count + 0 * D)(width))
 
 
-@pytest.mark.parametrize("key", COSTS, ids=str)
+def keys():
+  """Every key of `COSTS`; those that are not the first of their name are slow."""
+  first = {key[0]: key for key in reversed(COSTS)}
+  marks = {key: () if first[key[0]] == key else pytest.mark.slow for key in COSTS}
+  return [pytest.param(key, id=str(key), marks=mark) for key, mark in marks.items()]
+
+
+@pytest.mark.parametrize("key", keys())
 def test_costs_counted_by_hand(key):
   by_hand, unseen = COSTS[key], set()
   kept = by_hand.coefficients
