@@ -25,24 +25,25 @@ def root(tmp_path_factory):
   return write_text(tmp_path_factory.mktemp("experiment"))
 
 
-def reading_ahead():
-  return {thread for thread in threading.enumerate() if thread.name.startswith("grain")}
+def ending():
+  """Threads that read ahead, and those of Orbax's event loops, which it closes without waiting."""
+  return {t for t in threading.enumerate() if t.name.startswith(("grain", "asyncio"))}
 
 
-# Readers of another module's tests, which hold what they made or wait for the garbage collector.
+# Threads of another module's tests, which hold what they made or wait for the garbage collector.
 OF_OTHERS = set()
 
 
 @pytest.fixture(autouse=True, scope="module")
-def readers_of_others():
+def threads_of_others():
   gc.collect()
-  OF_OTHERS.update(reading_ahead())
+  OF_OTHERS.update(ending())
 
 
 def state_of_the_process():
-  """Handlers, threads, paths; threads that read ahead are given a moment to end."""
+  """Handlers, threads, paths; threads that end by themselves are given a moment."""
   deadline = time.monotonic() + 20
-  while reading_ahead() - OF_OTHERS:
+  while ending() - OF_OTHERS:
     assert time.monotonic() < deadline, threading.enumerate()
     time.sleep(0.05)
   handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
