@@ -11,6 +11,7 @@ stop and delete. --dry_run prints the commands instead of running them.
 """
 
 import getpass
+import os
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -123,7 +124,8 @@ def _create_alone(command: list[str]) -> None:
 
 def _install() -> list[Step]:
   commands.check_checkout(Path.cwd())
-  bundle = Path(tempfile.gettempdir()) / f"{getpass.getuser()}-{_NAME.value}.bundle"
+  # Another launcher may pack other code at the same time.
+  bundle = Path(tempfile.gettempdir()) / f"{getpass.getuser()}-{_NAME.value}-{os.getpid()}.bundle"
   return commands.install(_resource(), str(bundle), _PYTHON.value, _EXTRA.value)
 
 

@@ -108,6 +108,7 @@ def install(resource: Resource, bundle: str, python: str, extra: str) -> list[St
     Step("look whether all is committed", ("git", "status", "--porcelain"), check=must_be_clean),
     Step("pack the code", ("git", "bundle", "create", "--quiet", bundle, "HEAD")),
     Step("copy it to all hosts", copy),
+    Step("remove what was packed", ("rm", bundle)),
     Step("install it on all hosts", ssh(resource, script)),
   ]
 

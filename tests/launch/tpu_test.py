@@ -1,5 +1,6 @@
 """Cloud TPU VMs: the exact gcloud calls, and what is left when one of them fails."""
 
+import pathlib
 import re
 import signal
 import time
@@ -109,6 +110,10 @@ def test_code_reaches_all_hosts_and_the_command_runs_there(cloud, checkout):
   installs = [call.argv for call in cloud.matching("^python3 .* --editable")]
   python = ["python3", "-m", "uv", "pip", "install", "--quiet", "--python", "resjax-venv"]
   assert installs == 4 * [[*python, "--editable", "./resjax[tpu,wandb]"]]
+  packed = cloud.matching(" scp ")[0].argv[5]
+  assert packed.endswith(".bundle") and not pathlib.Path(packed).exists()
+  _, other = launch(cloud, "install", *NAME, "--dry_run")  # which may run at the same time
+  assert ".bundle HEAD" in other and packed not in other
   for home in cloud.homes:
     assert (home / "resjax" / "launch" / "train.py").exists()
   for home in cloud.homes:  # as an earlier command leaves it
@@ -139,7 +144,7 @@ def test_install_fails_step_by_step(cloud, checkout, failing):
     path.unlink()
     path.symlink_to(tools.folder / "bin" / "git")
   code, output = launch(cloud, "install", *NAME, cwd=checkout)
-  assert code == 1 and re.search(r"error: step \d of 4 .* failed: .*; go on with: ", output)
+  assert code == 1 and re.search(r"error: step \d of 5 .* failed: .*; go on with: ", output)
   assert cloud.state.exists()  # `create` made it, not this command
 
 
