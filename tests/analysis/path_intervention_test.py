@@ -18,7 +18,7 @@ from resjax.analysis.path_intervention import (
 from resjax.models.decoder import Decoder
 from resjax.testing import toy
 from resjax.testing.compare import assert_close
-from tests.helpers import decoders
+from tests.helpers import decoders, walks
 from tests.helpers.systems.common import sigmoid, sublayers
 
 FACTORS = np.random.default_rng(5).uniform(0, 1.5, (toy.L, len(toy.SITES)))
@@ -122,7 +122,7 @@ def test_a_fresh_model_with_sources_is_cut_like_a_standard_one(name):
   assert np.abs(np.asarray(made[name](tokens)) - np.asarray(got)).max() > 0.01
 
 
-@pytest.mark.parametrize("name", SOURCES)
+@walks.names("block_attn_res", among=SOURCES, others=pytest.mark.slow)
 def test_a_factor_of_one_changes_nothing(name):
   decoder = Decoder(decoders.config("llama", name), rngs=nnx.Rngs(0))
   rng = np.random.default_rng(0)

@@ -56,7 +56,7 @@ def largest_gain(matrices):
 
 
 @constrained
-@pytest.mark.parametrize("num_streams", [pytest.param(2, marks=pytest.mark.release), 4])
+@pytest.mark.parametrize("num_streams", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_rows_and_columns_sum_to_one(name, num_streams):
   made = toy.build(name, {"num_streams": num_streams}, num_layers=2)
   made.scale[...] *= 0.1  # 20 iterations are enough for logits of about 1, not for any

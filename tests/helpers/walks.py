@@ -84,10 +84,16 @@ def value_and_gradients(case):
   return toy.jitted if is_first(case) else toy.value_and_gradients
 
 
-def names(*quick, among=_ALL, others=pytest.mark.release):
+def names(*quick, slow=(), among=_ALL, others=pytest.mark.release):
   """Every registered name, or some of them; those that are not named here have the other mark."""
-  assert set(quick) <= set(among)
-  marked = [pytest.param(name, id=name, marks=() if name in quick else others) for name in among]
+  assert {*quick, *slow} <= set(among)
+
+  def marks(name):
+    if name in quick:
+      return ()
+    return pytest.mark.slow if name in slow else others
+
+  marked = [pytest.param(name, id=name, marks=marks(name)) for name in among]
   return pytest.mark.parametrize("name", marked)
 
 

@@ -62,7 +62,7 @@ def test_float64(count, heads):
   assert_close(gradients, want, 1e-13)
 
 
-@pytest.mark.parametrize("heads", [2, 8])
+@pytest.mark.parametrize("heads", [2, pytest.param(8, marks=pytest.mark.slow)])
 def test_a_head_is_one_headed_attention_with_the_other_channels_of_the_query_zero(heads):
   query, gain, sources, _ = example(5)
   h = listed(query, gain, sources, num_heads=heads)

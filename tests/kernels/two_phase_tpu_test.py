@@ -49,7 +49,8 @@ def no_races(capfd):
     (2, 0, 2, 0, (3, 11), 384, jnp.bfloat16, True),
     pytest.param(3, 9, 0, 5, (2, 7), 128, jnp.bfloat16, True, marks=pytest.mark.slow),
     pytest.param(8, 9, 0, 5, (2, 11), 128, jnp.bfloat16, True, marks=pytest.mark.release),
-    (2, 5, 1, 0, (19,), 128, np.float32, True),  # the bank is empty
+    # The bank is empty.
+    pytest.param(2, 5, 1, 0, (19,), 128, np.float32, True, marks=pytest.mark.slow),
     pytest.param(9, 3, 6, 2, (37,), 256, np.float32, False, marks=pytest.mark.release),
     # Two parts of the grid, each with several tiles: reads and writes of the bank overlap.
     (2, 2, 1, 1, (768,), 128, jnp.bfloat16, True),
@@ -87,7 +88,7 @@ def test_phase_1_at_equal_and_at_huge_logits(scale):
   [
     ((), 128, np.float32, True, True, True),
     ((2, 11), 384, jnp.bfloat16, True, True, True),
-    ((2, 11), 128, jnp.bfloat16, False, False, True),
+    pytest.param((2, 11), 128, jnp.bfloat16, False, False, True, marks=pytest.mark.slow),
     pytest.param((3, 50), 128, np.float32, False, True, True, marks=pytest.mark.release),
     ((19,), 128, np.float32, True, True, False),
     pytest.param((19,), 128, jnp.bfloat16, False, False, False, marks=pytest.mark.release),

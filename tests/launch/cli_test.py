@@ -57,6 +57,13 @@ def fails(tmp_path, body, *flags, folder=None, **options):
   )
 
 
+def fails_in_a_fork(body, folder):
+  fail = forks.command("tests.helpers.failing", BODY=body, FOLDER=folder, SOME_TOKEN="hush-hush")
+  code, output = fail()
+  assert code == 1
+  return output
+
+
 @pytest.mark.parametrize(
   ("body", "words"),
   [
@@ -73,10 +80,9 @@ def fails(tmp_path, body, *flags, folder=None, **options):
   ],
 )
 def test_an_error_of_the_user_is_one_line(tmp_path, body, words):
-  done = fails(tmp_path, body, folder=str(tmp_path))
-  assert done.returncode == 1 and done.stdout == ""
-  assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1, done.stderr
-  assert words in done.stderr and not list(tmp_path.iterdir())
+  output = fails_in_a_fork(body, tmp_path)
+  assert output.startswith("error: ") and output.count("\n") == 1, output
+  assert words in output and not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(
@@ -92,27 +98,28 @@ def test_an_error_of_the_user_is_one_line(tmp_path, body, words):
   ],
 )
 def test_another_error_is_one_line_that_names_the_file_with_its_traceback(tmp_path, body, words):
-  check_traceback(tmp_path, body, words, "run")
+  (tmp_path / "run").mkdir()
+  check_traceback(fails_in_a_fork(body, tmp_path / "run"), words, tmp_path / "run")
 
 
 def test_an_error_in_a_file_of_the_user_names_file_and_line(tmp_path):
   mine = tmp_path / "mine.py"
   mine.write_text("def fail():\n  return {}['k']\n")
   body = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import mine; mine.fail()"
-  check_traceback(tmp_path, body, f"error: {mine}:2: KeyError: 'k'; traceback in ", "run")
+  done = fails(tmp_path, body, folder=str(tmp_path))
+  check_traceback(done.stderr, f"error: {mine}:2: KeyError: 'k'; traceback in ", tmp_path)
 
 
 def test_a_traceback_that_has_no_folder_is_a_temporary_file(tmp_path):
-  check_traceback(tmp_path, "raise RuntimeError('hush-hush')", "RuntimeError: ***", "nowhere")
+  done = fails(tmp_path, "raise RuntimeError('hush-hush')", folder=str(tmp_path / "nowhere"))
+  assert done.returncode == 1 and done.stdout == ""
+  check_traceback(done.stderr, "RuntimeError: ***", tmp_path)
 
 
-def check_traceback(tmp_path, body, words, where):
-  (tmp_path / "run").mkdir()
-  done = fails(tmp_path, body, folder=str(tmp_path / where))
-  assert done.returncode == 1 and done.stderr.count("\n") == 1, done.stderr
-  assert done.stderr.startswith("error: ") and words in done.stderr
-  log = pathlib.Path(done.stderr.strip().split("; traceback in ")[1])
-  assert log.parent == (tmp_path / "run" if where == "run" else tmp_path)
+def check_traceback(output, words, folder):
+  assert output.startswith("error: ") and words in output and output.count("\n") == 1, output
+  log = pathlib.Path(output.strip().split("; traceback in ")[1])
+  assert log.parent == folder
   text = log.read_text()
   assert "Traceback (most recent call last)" in text and "hush" not in text
   assert log.stat().st_mode & 0o077 == 0

@@ -49,7 +49,7 @@ def cached_and_whole(config, chunks):
   return [(rows[0, padding:], rows[1]) for rows in (got, want)]
 
 
-@walks.names("standard", "gate", "block_attn_res", "deep_delta", "hyper_connections")
+@walks.names("block_attn_res", "deep_delta", slow=("standard", "gate", "hyper_connections"))
 def test_prefill_and_single_tokens_are_the_whole_row(name):
   assert_close(*cached_and_whole(decoders.config("llama", name, **EXTRAS), (6, 1, 1, 1)), 1e-5)
 

@@ -16,7 +16,7 @@ from tests.helpers import decoders, walks
 names = pytest.mark.parametrize("name", combinators.names())
 
 
-@walks.names("standard", "gate", "block_attn_res", "deep_delta", "hyper_connections")
+@walks.names("block_attn_res", "deep_delta", slow=("standard", "gate", "hyper_connections"))
 def test_no_token_sees_later_ones(name):
   check_causal("llama", name)
 
@@ -43,7 +43,7 @@ def check_causal(style, name):
   assert (reach[np.tril_indices(6)] > 0).all()
 
 
-@walks.names("standard", "gate", "block_attn_res", "deep_delta", "hyper_connections")
+@walks.names("block_attn_res", "deep_delta", slow=("standard", "gate", "hyper_connections"))
 def test_packed_documents_are_those_alone(name):
   check_packed("llama", name)
 

@@ -44,7 +44,10 @@ def test_unknown_remat_is_refused():
     toy.run(toy.build("standard", {}), toy.layers(), toy.embeddings(), remat="half")
 
 
-@pytest.mark.parametrize("name", ["standard", "attn_res", "block_attn_res"])
+ALL = ("standard", "attn_res", "block_attn_res")
+
+
+@walks.names("block_attn_res", among=ALL, others=pytest.mark.slow)
 def test_context_reaches_every_branch_and_so_do_its_gradients(name):
   made = toy.build(name, {})
   layers, x = toy.layers(), jnp.asarray(toy.embeddings())

@@ -19,7 +19,6 @@ from resjax.models.sampling import generate
 FOLDER = pathlib.Path(__file__).parents[2] / "golden" / "huggingface"
 NAMES = sorted(path.parent.name for path in FOLDER.glob("*/config.json"))
 PROMPT = 6
-RELEASE = pytest.mark.release
 
 
 @functools.cache
@@ -76,13 +75,17 @@ def test_every_family_is_there():
   )
 
 
-def walk(quick):
-  """Parametrizes a test over all models; those that are not `quick` wait for `release`."""
-  marked = [pytest.param(name, marks=() if name in quick else RELEASE) for name in NAMES]
-  return pytest.mark.parametrize("name", marked)
+# Between them they have all that the layers of families differ in.
+QUICK = ("llama", "gpt2", "gpt_neox", "gemma2", "olmo3", "phi3", "qwen3", "stablelm")
 
 
-@walk(huggingface.FAMILIES)
+def marks(name):
+  if name in QUICK:
+    return ()
+  return pytest.mark.slow if name in huggingface.FAMILIES else pytest.mark.release
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=marks(name)) for name in NAMES])
 def test_logits_and_greedy_tokens_are_those_of_transformers(name):
   decoder, found = huggingface.load(FOLDER / name), reference(name)
   difference, kl, wrong = compare(decoder, found)
