@@ -23,7 +23,7 @@ def test_every_registered_name_has_equations():
 
 
 # `make test` has float64 for the first case of a name, and float32 for its other forms.
-@walks.one_case_each(quick=())
+@walks.one_case_each(quick=(), slow=())
 def test_float32_values(case):
   check_values(case, toy.SITES, np.float32, 1e-6)
 
@@ -34,7 +34,7 @@ def test_float64_values_at_three_sites(case):
     check_values(case, THREE, np.float64, 1e-12, walks.num_layers(case))
 
 
-@walks.one_case_each(quick=())
+@walks.one_case_each(quick=(), slow=())
 def test_float64_values_at_one_site(case):
   with jax.enable_x64(True):
     check_values(case, ("mlp",), np.float64, 1e-12, walks.num_layers(case))

@@ -79,13 +79,18 @@ def test_every_family_is_there():
 QUICK = ("llama", "gpt2", "gpt_neox", "gemma2", "olmo3", "phi3", "qwen3", "stablelm")
 
 
-def marks(name):
-  if name in QUICK:
-    return ()
-  return pytest.mark.slow if name in huggingface.FAMILIES else pytest.mark.release
+def walk(quick, slow=()):
+  """Parametrizes a test over all models; those that are neither wait for `release`."""
+
+  def marks(name):
+    if name in quick:
+      return ()
+    return pytest.mark.slow if name in slow else pytest.mark.release
+
+  return pytest.mark.parametrize("name", [pytest.param(name, marks=marks(name)) for name in NAMES])
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=marks(name)) for name in NAMES])
+@walk(QUICK, slow=huggingface.FAMILIES)
 def test_logits_and_greedy_tokens_are_those_of_transformers(name):
   decoder, found = huggingface.load(FOLDER / name), reference(name)
   difference, kl, wrong = compare(decoder, found)
