@@ -43,7 +43,7 @@ def test_scan_with_remat_is_the_loop_by_hand(case):
   layers.scan_with_remat(walks.subject(case))
 
 
-@walks.one_case_each(SCANNED, quick=FORMS)
+@walks.one_case_each(SCANNED, quick=FORMS, slow=())
 def test_scan_is_the_loop_by_hand(case):
   layers.scan(walks.subject(case))
 
