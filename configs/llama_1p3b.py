@@ -43,9 +43,11 @@ def parse(argument: str, slices: Mapping[str, dict]) -> tuple[str, dict]:
   """Returns the combinator and the settings of the slice that an argument names."""
   words = argument.split(",")
   residuals = [word for word in words if word not in slices]
-  if len(residuals) > 1 or len(words) - len(residuals) > 1:
+  wrong = [word for word in residuals if not (word.isidentifier() or ":" in word)]
+  if wrong or len(residuals) > 1 or len(words) - len(residuals) > 1:
     raise ValueError(
-      f"argument {argument!r} has more than a combinator and a slice; slices: {', '.join(slices)}"
+      f"argument {argument!r} is not a combinator, a slice, or both with a comma between; "
+      f"slices: {', '.join(slices)}"
     )
   chosen = [slices[word] for word in words if word in slices]
   return (residuals or ["block_attn_res"])[0], (chosen or [{}])[0]

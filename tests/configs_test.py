@@ -98,8 +98,15 @@ def test_a_slice_chooses_recomputation_and_microbatches(module):
       residual = "gate" if "gate" in argument else plain.model.residual.name
       chosen = {"fsdp": c.mesh.fsdp, "remat": c.model.remat, "microbatches": c.train.microbatches}
       assert (chosen, c.model.residual.name) == (settings, residual)
-  with pytest.raises(ValueError, match=r"more than a combinator and a slice; slices: v5e-256"):
-    _load(module, "gate,mhc,v5e-256")
+  for argument in (
+    "gate,mhc,v5e-256",
+    "gate,mhc",
+    "v5e-256,v6e-256",
+    "v5p-511",
+    "standard,v5p-511",
+  ):
+    with pytest.raises(ValueError, match=r"is not a combinator, a slice, or both .*: v5e-256, v5p"):
+      _load(module, argument)
 
 
 def test_gpt2_124m_is_gpt2():
