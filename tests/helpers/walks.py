@@ -85,7 +85,7 @@ def value_and_gradients(case):
 
 
 def names(*quick, slow=(), among=_ALL, others=pytest.mark.release):
-  """Every registered name, or some of them; those that are not named here have the other mark."""
+  """Every registered name, or those `among`; what is neither quick nor slow has the other mark."""
   assert {*quick, *slow} <= set(among)
 
   def marks(name):

@@ -107,6 +107,7 @@ def test_an_error_in_a_file_of_the_user_names_file_and_line(tmp_path):
   mine.write_text("def fail():\n  return {}['k']\n")
   body = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import mine; mine.fail()"
   done = fails(tmp_path, body, folder=str(tmp_path))
+  assert done.returncode == 1 and done.stdout == ""
   check_traceback(done.stderr, f"error: {mine}:2: KeyError: 'k'; traceback in ", tmp_path)
 
 

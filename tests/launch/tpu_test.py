@@ -112,7 +112,8 @@ def test_code_reaches_all_hosts_and_the_command_runs_there(cloud, checkout):
   assert installs == 4 * [[*python, "--editable", "./resjax[tpu,wandb]"]]
   packed = cloud.matching(" scp ")[0].argv[5]
   assert packed.endswith(".bundle") and not pathlib.Path(packed).exists()
-  _, other = launch(cloud, "install", *NAME, "--dry_run", cwd=checkout)  # perhaps meanwhile
+  # A second launcher of the same name has a file of its own.
+  _, other = launch(cloud, "install", *NAME, "--dry_run", cwd=checkout)
   assert ".bundle HEAD" in other and packed not in other
   for home in cloud.homes:
     assert (home / "resjax" / "launch" / "train.py").exists()

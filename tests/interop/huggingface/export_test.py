@@ -13,8 +13,8 @@ from resjax.data.tokenizer import ByteTokenizer, train_bpe
 from resjax.interop import huggingface
 from resjax.models.config import LayerRope, MupConfig, ShortSWAConfig
 from resjax.nn.rope import RopeScaling
-from tests.helpers import decoders, layouts
-from tests.interop.huggingface.golden_test import FOLDER, walk
+from tests.helpers import decoders, layouts, walks
+from tests.interop.huggingface.golden_test import FOLDER, NAMES
 from tests.interop.huggingface.remote_code.cases import longrope
 
 
@@ -30,7 +30,7 @@ def stored(folder):
   return tensors
 
 
-@walk(("llama", "gpt2", "gpt_neox", "gemma2"))  # One of each table of names.
+@walks.names("llama", "gpt2", "gpt_neox", "gemma2", among=NAMES)  # one of each table of names
 def test_tensors_are_those_that_transformers_wrote(name, tmp_path):
   want = stored(FOLDER / name)
   decoder, dtype = huggingface.load(FOLDER / name), str(next(iter(want.values())).dtype)

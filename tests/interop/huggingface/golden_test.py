@@ -15,6 +15,7 @@ from flax import nnx
 
 from resjax.interop import huggingface
 from resjax.models.sampling import generate
+from tests.helpers import walks
 
 FOLDER = pathlib.Path(__file__).parents[2] / "golden" / "huggingface"
 NAMES = sorted(path.parent.name for path in FOLDER.glob("*/config.json"))
@@ -75,22 +76,11 @@ def test_every_family_is_there():
   )
 
 
-# Between them they have all that the layers of families differ in.
+# One or two of each kind of layer; the other families are slow tests.
 QUICK = ("llama", "gpt2", "gpt_neox", "gemma2", "olmo3", "phi3", "qwen3", "stablelm")
 
 
-def walk(quick, slow=()):
-  """Parametrizes a test over all models; those that are neither wait for `release`."""
-
-  def marks(name):
-    if name in quick:
-      return ()
-    return pytest.mark.slow if name in slow else pytest.mark.release
-
-  return pytest.mark.parametrize("name", [pytest.param(name, marks=marks(name)) for name in NAMES])
-
-
-@walk(QUICK, slow=huggingface.FAMILIES)
+@walks.names(*QUICK, slow=huggingface.FAMILIES.keys() & set(NAMES), among=NAMES)
 def test_logits_and_greedy_tokens_are_those_of_transformers(name):
   decoder, found = huggingface.load(FOLDER / name), reference(name)
   difference, kl, wrong = compare(decoder, found)
