@@ -21,7 +21,7 @@ from ml_collections.config_flags import config_flags
 import launch
 from launch import errors, help_text, outside, workdir_flag
 from resjax import processes, redaction, shipped
-from resjax.processes.signals import SIGINT_CODE, Interrupted, send_again
+from resjax.processes.signals import SIGINT_CODE, Interrupted, raising_ctrl_c
 
 # Seconds for which processes wait for each other: at the start, and for a sign of life.
 _BRINGUP, _HEARTBEAT = 300, 100
@@ -140,7 +140,8 @@ def _guarded(work: Callable[[], None], folder: Callable[[], str | None]) -> None
     logging.set_verbosity(logging.WARNING)  # libraries log every step as info
     _drop_repeated_reports()
   try:
-    work()
+    with raising_ctrl_c():
+      work()
     sys.stdout.flush()
   except Interrupted as stop:
     if stop.agreed:
@@ -195,18 +196,15 @@ def _drop_repeated_reports() -> None:
 
 
 def _watch_threads() -> None:
-  """Handles errors that nobody can catch: of threads, and of callbacks such as the collector's.
+  """Handles errors that nobody can catch: of threads, and of finalizers and callbacks.
 
-  An error of a thread is one line, as others are. A Ctrl-C that comes while a callback of Python's
-  collector runs (JAX has one) would be lost: it is delivered again. TensorStore's complaint after a
-  failed save is left out. All other errors are reported as usual.
+  An error of a thread is one line, as others are. TensorStore's complaint after a failed save is
+  left out. All other errors are reported as usual.
   """
   usual, usual_of_threads = sys.unraisablehook, threading.excepthook
 
   def hook(report: "sys.UnraisableHookArgs") -> None:
-    if issubclass(report.exc_type, KeyboardInterrupt):
-      send_again(signal.SIGINT)
-    elif str(report.exc_value) != "Event loop is closed":
+    if str(report.exc_value) != "Event loop is closed":
       usual(report)
 
   def thread_hook(report: threading.ExceptHookArgs) -> None:

@@ -1,5 +1,6 @@
 """How SIGTERM and Ctrl-C stop a run."""
 
+import _thread
 import contextlib
 import os
 import signal
@@ -10,7 +11,7 @@ from typing import NoReturn
 
 from resjax import processes
 
-_SOON = 0.05  # seconds until a lost signal is sent again
+_SOON = 0.05  # seconds until a signal that came to nothing is sent again
 SIGINT_CODE = 130  # the exit code that shells give a command that Ctrl-C ended
 
 
@@ -30,45 +31,97 @@ class Interrupted(BaseException):
     self.code, self.agreed = code, agreed
 
 
+_RAISED = KeyboardInterrupt, Interrupted  # what signals raise
+
+
 @contextlib.contextmanager
 def stop_at_once() -> Iterator[None]:
-  """Lets SIGTERM raise `Interrupted`, while there is nothing to save, or all is saved."""
+  """Lets SIGTERM raise `Interrupted`, while there is nothing to save, or all is saved.
 
-  def handler(*_: object) -> NoReturn:
-    raise Interrupted("stopped; nothing had to be saved; the same command goes on", 0)
-
-  with _handlers({signal.SIGTERM: handler}), _sent_again_if_ignored():
+  Ctrl-C raises KeyboardInterrupt, unless something else handles it.
+  """
+  with raising(signal.SIGTERM), raising_ctrl_c():
     yield
 
 
-def send_again(number: int) -> None:
-  """Sends a signal to this process soon, from a thread: not where the last one came to nothing."""
-  timer = threading.Timer(_SOON, os.kill, (os.getpid(), number))
-  timer.daemon = True
-  timer.start()
+def raising_ctrl_c() -> contextlib.AbstractContextManager[None]:
+  """Lets Ctrl-C, unless something else handles it, raise KeyboardInterrupt for certain."""
+  if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    return raising(signal.SIGINT)
+  return contextlib.nullcontext()
 
 
 @contextlib.contextmanager
-def _sent_again_if_ignored() -> Iterator[None]:
-  """Sends SIGTERM or Ctrl-C again where Python has ignored what its handler raised.
+def raising(number: int) -> Iterator[None]:
+  """Lets SIGTERM raise `Interrupted`, or SIGINT raise KeyboardInterrupt, for certain.
 
-  It ignores what is raised in a callback of the garbage collector, where JAX has one, and in a
-  finalizer.
+  What the handler of a signal raises may be lost: JAX has a bare `except` where it broadcasts
+  shapes and makes a ValueError of what is raised where its C++ compares trees, and Python ignores
+  what is raised in finalizers and in callbacks of its collector. So it is raised again until it is
+  being handled, and it takes the place of an error that it may have become.
+
+  Args:
+    number: the number of the signal.
   """
+  insistent = _InsistentHandler(number)
   before = sys.unraisablehook
 
   def hook(ignored: "sys.UnraisableHookArgs") -> None:
-    number = {Interrupted: signal.SIGTERM, KeyboardInterrupt: signal.SIGINT}.get(ignored.exc_type)
-    if number:
-      send_again(number)
-    else:
+    if not (insistent.has_raised and isinstance(ignored.exc_value, _RAISED)):
       before(ignored)
 
   sys.unraisablehook = hook
   try:
-    yield
+    with _handlers({number: insistent}):
+      yield
+  except Exception as error:
+    if insistent.has_raised:
+      raise insistent.error() from error
+    raise
   finally:
+    insistent.end()
     sys.unraisablehook = before
+
+
+class _InsistentHandler:
+  """A signal handler that raises, and raises again while it is the handler and nothing takes it."""
+
+  def __init__(self, number: int):
+    self.has_raised = False
+    self._number, self._ended = number, threading.Event()
+
+  def error(self) -> BaseException:
+    """Returns what the signal raises."""
+    if self._number == signal.SIGINT:
+      return KeyboardInterrupt()
+    return Interrupted("stopped; nothing had to be saved; the same command goes on", 0)
+
+  def __call__(self, number: int, frame: object) -> NoReturn:
+    if not self.has_raised:
+      self.has_raised = True
+      # Unlike threading.Thread it takes no lock, which this thread may hold.
+      _thread.start_new_thread(self._insist, ())
+    raise self.error()
+
+  def end(self) -> None:
+    """Ends the repetition."""
+    self._ended.set()
+
+  def _insist(self) -> None:
+    while not self._ended.wait(_SOON):
+      if signal.getsignal(self._number) is self and not _is_being_handled():
+        os.kill(os.getpid(), self._number)
+
+
+def _is_being_handled() -> bool:
+  """Returns whether the main thread is where an interrupt is caught, or cleans up after one."""
+  found: object = sys._current_exceptions().get(threading.main_thread().ident or 0)
+  error = found[1] if isinstance(found, tuple) else found  # a tuple until Python 3.12
+  while isinstance(error, BaseException):
+    if isinstance(error, _RAISED):
+      return True
+    error = error.__context__
+  return False
 
 
 class StopRequest:
@@ -84,6 +137,8 @@ class StopRequest:
 
   def __init__(self) -> None:
     self.asked, self.code = False, 0
+    before = signal.getsignal(signal.SIGINT)
+    self._second_ctrl_c = before if callable(before) else signal.default_int_handler
     self._ticks = 0
 
   def tick(self) -> bool:
@@ -97,11 +152,11 @@ class StopRequest:
     return self.asked
 
   def on_signal(self, number: int, frame: object) -> None:
-    """Handles SIGTERM and the first Ctrl-C, and leaves the second Ctrl-C to Python."""
+    """Handles SIGTERM and the first Ctrl-C, and leaves the second one to the handler before."""
     del frame
     if number == signal.SIGINT:
       self.code = SIGINT_CODE
-      signal.signal(signal.SIGINT, signal.default_int_handler)
+      signal.signal(signal.SIGINT, self._second_ctrl_c)
       print("\nstopping after this step; Ctrl-C again stops at once", file=sys.stderr)
     if processes.active():
       os.kill(os.getpid(), signal.SIGTERM)
