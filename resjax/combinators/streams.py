@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from resjax.combinators.base import Combinator, Layer, TokenContext, Views, check_option
 from resjax.combinators.pre_norm import Norms, PreNorm
@@ -143,4 +144,4 @@ def _sum(state: Pending) -> Array:
 
 def one_hot_reads(num_sublayers: int, num_streams: int) -> Array:
   """Returns [sublayers, R], one at stream i mod R for sublayer i and zero elsewhere."""
-  return jnp.eye(num_streams)[jnp.arange(num_sublayers) % num_streams]
+  return jnp.asarray(np.eye(num_streams)[np.arange(num_sublayers) % num_streams])

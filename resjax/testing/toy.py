@@ -101,7 +101,7 @@ def moved(fresh: Combinator) -> Combinator:
   def move(path: Any, leaf: Array) -> Array:
     fan_in = leaf.shape[-2] if path[0].key in fresh.decayed_parameters else 1
     by = (0.5 * fan_in**-0.5 * rng.normal(size=leaf.shape)).astype(leaf.dtype)
-    return leaf + by
+    return jax.device_put(np.asarray(leaf) + by)
 
   return nnx.merge(graphdef, jax.tree.map_with_path(move, state))
 

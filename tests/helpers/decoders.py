@@ -53,7 +53,8 @@ def decoder(config, *, random=True, **kwargs):
     # A combinator's matrices are moved by as much in what they make of normal inputs.
     name = jax.tree_util.keystr(path[:2], simple=True, separator="/")
     fan_in = a.shape[-2] if name in matrices else 1
-    return a + jnp.asarray(0.2 * fan_in**-0.5 * rng.normal(size=a.shape), a.dtype)
+    by = (0.2 * fan_in**-0.5 * rng.normal(size=a.shape)).astype(a.dtype)
+    return jax.device_put(np.asarray(a) + by, a.sharding)
 
   return nnx.merge(graphdef, jax.tree.map_with_path(move, state))
 
@@ -71,14 +72,14 @@ def drawn(config):
   def draw(path, leaf):
     name = jax.tree_util.keystr(path, simple=True, separator="/")
     centre = 1.0 if "scale" in name else 0.0
-    return jnp.asarray(centre + 0.3 * rng.normal(size=leaf.shape), leaf.dtype)
+    return jax.device_put((centre + 0.3 * rng.normal(size=leaf.shape)).astype(leaf.dtype))
 
   return nnx.merge(graphdef, jax.tree.map_with_path(draw, state))
 
 
 def tokens(config, batch=2, length=12, seed=0):
   rng = np.random.default_rng(seed)
-  return jnp.asarray(rng.integers(0, config.vocab_size, (batch, length)))
+  return jax.device_put(rng.integers(0, config.vocab_size, (batch, length)))
 
 
 def training_bytes(name, remat, num_layers):

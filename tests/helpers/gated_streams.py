@@ -20,7 +20,7 @@ def example(count, shared, injected, rank, dtype, tokens, width):
   rng = np.random.default_rng(count)
 
   def held(*shape, scale=1.0):
-    return np.float64(jnp.asarray(scale * rng.normal(size=shape), dtype))
+    return np.float64((scale * rng.normal(size=shape)).astype(dtype))
 
   def number(*shape):
     return np.float64(np.float32(rng.normal(size=shape)))
@@ -61,9 +61,8 @@ def _with_gradients(read, arguments, cotangents):
 def wanted(*case):
   """Results of a read and all gradients by the equations in float64, for `example(*case)`."""
   with jax.enable_x64(True):
-    arguments, cotangents = jax.tree.map(jnp.asarray, example(*case))
     run = jax.jit(functools.partial(_with_gradients, _by_equations))
-    return jax.tree.map(np.float64, run(arguments, cotangents))
+    return jax.tree.map(np.float64, run(*example(*case)))
 
 
 def got(implementation, interpret, *case, **options):

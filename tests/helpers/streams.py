@@ -101,7 +101,7 @@ def wanted(form, *case):
   with jax.enable_x64(True):
     arguments, cotangents = example(form, *case)
     run = jax.jit(functools.partial(_with_gradients, functools.partial(_by_equations, form)))
-    return jax.tree.map(np.float64, run(jax.tree.map(jnp.asarray, arguments), cotangents))
+    return jax.tree.map(np.float64, run(arguments, cotangents))
 
 
 def got(implementation, interpret, form, count, dtype, *case):

@@ -19,7 +19,7 @@ NARROW, FORWARD, GRADIENT = 4e-3, 2e-6, 1e-5
 
 
 def normal(*shape, dtype=np.float32, seed=0):
-  return jnp.asarray(np.random.default_rng([seed, *shape]).normal(size=shape), dtype)
+  return jax.device_put(np.random.default_rng([seed, *shape]).normal(size=shape).astype(dtype))
 
 
 def wide(tree):
@@ -60,7 +60,7 @@ def block(implementation, interpret, threaded, num_valid, operands, cotangents):
 
 def in_float64(run, *trees):
   with jax.enable_x64(True):
-    return run(*jax.tree.map(jnp.asarray, wide(trees)))
+    return run(*jax.device_put(wide(trees)))
 
 
 def merge_example(tokens, width, dtype, adds, normed):

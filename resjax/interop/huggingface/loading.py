@@ -145,7 +145,7 @@ def _parameter(
     return _finished(part, tensor.offset, dtype)
   shape, axes = parameter.shape[1:], parameter.axes[1:]
   whole = _sharding(layout, parameter.axes)
-  stack = jax.jit(functools.partial(jnp.zeros, parameter.shape, dtype), out_shardings=whole)()
+  stack = _zeros(parameter.shape, dtype, whole)
   for layer in range(config.num_layers):
     name = tensor.name.format(layer)
     part = _read(tensor, name, shape, axes, stored, config, layout)
@@ -174,6 +174,11 @@ def _read(
 @functools.partial(jax.jit, static_argnums=(1, 2))
 def _finished(part: Array, offset: float, dtype: jax.typing.DTypeLike) -> Array:
   return (part.astype(jnp.float32) + offset).astype(dtype) if offset else part.astype(dtype)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+def _zeros(shape: tuple[int, ...], dtype: jax.typing.DTypeLike, sharding: Sharding) -> Array:
+  return jax.lax.with_sharding_constraint(jnp.zeros(shape, dtype), sharding)
 
 
 @functools.partial(jax.jit, donate_argnums=0, static_argnums=3)
