@@ -1,6 +1,7 @@
 """Rules of depth reads: the forms that they have in common, and what each of them depends on."""
 
 import dataclasses
+import functools
 
 import jax
 import numpy as np
@@ -29,7 +30,12 @@ SOURCES = draw(N, 2, 3, D)
 
 
 def read(reader, sources=SOURCES, **rule):
-  return dataclasses.replace(RULE, **rule).read(reader, Sources(recent=tuple(sources)))
+  return compiled(DepthScores.read, dataclasses.replace(RULE, **rule), reader, sources)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def compiled(method, rule, reader, sources):
+  return method(rule, reader, Sources(recent=tuple(sources)))
 
 
 def same(got, want, tolerance=1e-13):
@@ -64,7 +70,7 @@ def test_keys_of_full_rank_are_keys():
 def test_keys_of_low_rank_see_the_last_channels_alone():
   rule = dataclasses.replace(RULE, key_norm="plain", key_rank=3)
   changed = SOURCES + np.where(np.arange(D) < D - 3, 1.0, 0.0)
-  a, b = (rule.weigh({"query": draw(3)}, Sources(tuple(s))) for s in (SOURCES, changed))
+  a, b = (compiled(DepthScores.weigh, rule, {"query": draw(3)}, s) for s in (SOURCES, changed))
   same(a, b, 0)
   assert np.std(a) > 0.01
 
@@ -107,10 +113,15 @@ def test_a_window_and_normalised_values_are_not_neutral(options):
 
 def test_tied_readers_of_views_read_one_view():
   made = toy.build("attn_res", {"views": "qkv"})
-  made.view_query[...] = made.query[...][:, :1].repeat(2, axis=1)
-  made.view_key_scale[...] = made.key_scale[...][:, :1].repeat(2, axis=1)
-  state = dataclasses.replace(made.init(SOURCES[0]), sources=Sources(tuple(SOURCES)))
-  views, _ = made.read(state, 2, "attention")
+  for tied, parameter in ((made.view_query, made.query), (made.view_key_scale, made.key_scale)):
+    tied[...] = np.asarray(parameter[...])[:, :1].repeat(2, axis=1)
+
+  @jax.jit
+  def before(made, sources):
+    state = dataclasses.replace(made.init(sources[0]), sources=Sources(tuple(sources)))
+    return state, made.read(state, 2, "attention")[0]
+
+  state, views = before(made, SOURCES)
   same(views["k"], views["x"])
   same(views["v"], views["x"])
   with pytest.raises(ValueError, match="given the views x, k, v, and its branch leaves out k, v"):

@@ -12,7 +12,7 @@ from resjax.testing import toy
 from tests.helpers import decoders
 
 SITES = ("mlp",)
-LAYERS, X = toy.layers(2, SITES), jnp.asarray(toy.embeddings())
+LAYERS, X = toy.layers(2, SITES), toy.embeddings()
 
 
 def fresh(name, options=None):
@@ -20,10 +20,8 @@ def fresh(name, options=None):
 
 
 def test_every_stream_of_a_fresh_one_is_the_stream_of_standard():
-  plain = toy.states_by_hand(fresh("standard"), LAYERS, X)
-  for streams, want in zip(
-    toy.states_by_hand(fresh("gated_residual"), LAYERS, X), plain, strict=True
-  ):
+  states = jax.jit(lambda made: list(toy.states_by_hand(made, LAYERS, X)))
+  for streams, want in zip(states(fresh("gated_residual")), states(fresh("standard")), strict=True):
     np.testing.assert_allclose(streams, np.stack([want] * 4), rtol=1e-5, atol=1e-6)
 
 
@@ -68,11 +66,11 @@ def test_a_decoder_has_no_norm_but_those_of_outputs(changes):
 
   @nnx.jit
   def run(decoder, tokens):
-    return decoder.probe(lambda visits, _: visits[-1].closed(), None, tokens), decoder(tokens)
+    found = decoder.probe(lambda visits, _: visits[-1].closed(), None, tokens)
+    made, positions = decoder.combinator, jnp.arange(tokens.shape[1])[None]
+    return found, decoder(tokens), made.final(made.init(decoder.embed(tokens, positions)))
 
-  found, output = run(decoder, tokens)
+  found, output, embedded = run(decoder, tokens)
   np.testing.assert_array_equal(found.output, output)
   np.testing.assert_allclose(found.layers[-1], output, atol=1e-6)
-  made = decoder.combinator
-  embedded = decoder.embed(tokens, jnp.arange(tokens.shape[1])[None])
-  np.testing.assert_allclose(found.embedded, made.final(made.init(embedded)), atol=1e-5)
+  np.testing.assert_allclose(found.embedded, embedded, atol=1e-5)

@@ -1,5 +1,7 @@
 """The parts of a depth read that surround it: add, norm, sources threaded through several reads."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -36,22 +38,27 @@ def fused(query, gain, sources, addend, out_gain, num_banked=0):
   return out, [*(returned.bank if num_banked else []), *returned.recent]
 
 
+@functools.partial(jax.jit, static_argnums=0)
+def outputs_and_gradients(read, inputs, cotangents):
+  outputs, vjp = jax.vjp(read, *inputs)
+  return outputs, vjp(cotangents)
+
+
 @pytest.mark.parametrize(("count", "num_banked"), [(1, 0), (2, 0), (5, 0), (5, 2)])
 def test_add_and_norm_in_one_read_are_those_apart(count, num_banked):
   *inputs, d_out = arrays(count)
   d_sources = list(np.random.default_rng(1).normal(size=(count, *TOKENS, D)))
   with jax.enable_x64(True):
-    inputs = jax.tree.map(jnp.asarray, inputs)
-    want, want_vjp = jax.vjp(apart, *inputs)
-    got, got_vjp = jax.vjp(lambda *a: fused(*a, num_banked), *inputs)
-    assert_close(got, want, 1e-14)
-    cotangents = jax.tree.map(jnp.asarray, (d_out, d_sources))
-    assert_close(got_vjp(cotangents), want_vjp(cotangents), 1e-13)
+    want, wants = outputs_and_gradients(apart, inputs, (d_out, d_sources))
+    read = functools.partial(fused, num_banked=num_banked)
+    got, gradients = outputs_and_gradients(read, inputs, (d_out, d_sources))
+  assert_close(got, want, 1e-14)
+  assert_close(gradients, wants, 1e-13)
 
 
 def test_add_and_norm_are_those_of_numpy():
   query, gain, sources, addend, out_gain, _ = arrays(4)
-  out, returned = fused(*map(np.float32, (query, gain, sources, addend, out_gain)))
+  out, returned = jax.jit(fused)(*map(np.float32, (query, gain, sources, addend, out_gain)))
   values = [*sources[:-1], sources[-1] + addend]
   h = reference.depth_read(query, gain, values, EPS)
   assert_close(out, out_gain * reference.rms(h, EPS), 2e-6)
@@ -73,9 +80,9 @@ def test_threaded_sources_collect_the_cotangents_of_all_reads():
     return total
 
   with jax.enable_x64(True):
-    inputs = jnp.asarray(queries), jnp.asarray(sources)
-    got, want = (jax.grad(loss, (1, 2))(threads, *inputs) for threads in (True, False))
-    assert_close(got, want, 1e-13)
+    gradients = jax.jit(jax.grad(loss, (1, 2)), static_argnums=0)
+    got, want = (gradients(threads, queries, sources) for threads in (True, False))
+  assert_close(got, want, 1e-13)
 
 
 @pytest.mark.parametrize(

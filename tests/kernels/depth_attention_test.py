@@ -35,6 +35,10 @@ def banked(query, gain, bank, num_valid, **options):
   return depth_attention(sources, query, key_scale=gain, **options)
 
 
+read_listed = jax.jit(listed, static_argnames=("num_heads", "eps"))
+read_banked = jax.jit(banked, static_argnames=("num_valid", "num_heads"))
+
+
 @functools.partial(jax.jit, static_argnames="heads")
 def listed_and_gradients(query, gain, sources, dh, heads):
   h, vjp = jax.vjp(functools.partial(listed, num_heads=heads), query, gain, sources)
@@ -56,7 +60,7 @@ def test_values_and_gradients_are_those_of_numpy(count, heads):
 def test_float64(count, heads):
   query, gain, sources, dh = wide(*example(count))
   with jax.enable_x64(True):
-    h, gradients = listed_and_gradients(*map(jnp.asarray, (query, gain, sources, dh)), heads)
+    h, gradients = listed_and_gradients(query, gain, sources, dh, heads)
   assert_close(h, reference.depth_read(query, gain, sources, 1e-6, heads), 1e-14)
   want = reference.depth_read_gradients(query, gain, sources, 1e-6, dh, heads)
   assert_close(gradients, want, 1e-13)
@@ -65,18 +69,20 @@ def test_float64(count, heads):
 @pytest.mark.parametrize("heads", [2, pytest.param(8, marks=pytest.mark.slow)])
 def test_a_head_is_one_headed_attention_with_the_other_channels_of_the_query_zero(heads):
   query, gain, sources, _ = example(5)
-  h = listed(query, gain, sources, num_heads=heads)
+  h = np.asarray(read_listed(query, gain, sources, num_heads=heads))
   for c in reference.heads(D, heads):
     alone = np.zeros_like(query)
     alone[c] = query[c]
-    assert_close(h[..., c], listed(alone, gain, sources)[..., c], 1e-6)
+    assert_close(h[..., c], np.asarray(read_listed(alone, gain, sources))[..., c], 1e-6)
 
 
-@functools.partial(jax.jit, static_argnames=("num_valid", "heads"))
-def banked_and_gradients(query, gain, bank, dh, num_valid, heads):
+def pull_banked(query, gain, bank, dh, num_valid, heads):
   read = functools.partial(banked, num_valid=num_valid, num_heads=heads)
   h, vjp = jax.vjp(read, query, gain, bank)
   return h, vjp(dh)
+
+
+banked_and_gradients = jax.jit(pull_banked, static_argnames=("num_valid", "heads"))
 
 
 @pytest.mark.parametrize("heads", HEADS)
@@ -92,9 +98,14 @@ def test_bank_is_the_list(count, heads):
 @pytest.mark.parametrize("in_bank", [1, 3, 4])
 def test_bank_and_recent_sources_together_are_the_list(in_bank):
   query, gain, sources, _ = example(5)
-  split = Sources(tuple(sources[in_bank:]), sources[:in_bank], in_bank)
-  got = depth_attention(split, query, key_scale=gain)
-  assert_close(got, listed(query, gain, sources), 1e-6)
+
+  @jax.jit
+  def read_split(query, gain, sources):
+    split = Sources(tuple(sources[in_bank:]), sources[:in_bank], in_bank)
+    return depth_attention(split, query, key_scale=gain)
+
+  got = read_split(query, gain, sources)
+  assert_close(got, read_listed(query, gain, sources), 1e-6)
 
 
 @pytest.mark.parametrize("heads", HEADS)
@@ -102,14 +113,12 @@ def test_bank_and_recent_sources_together_are_the_list(in_bank):
 @pytest.mark.parametrize("num_valid", [1, 3])
 def test_slots_that_are_not_valid_do_not_leak(garbage, num_valid, heads):
   query, gain, sources, dh = example(5)
-  want, vjp = jax.vjp(functools.partial(listed, num_heads=heads), query, gain, sources[:num_valid])
+  want, (*wants, d_sources) = listed_and_gradients(query, gain, sources[:num_valid], dh, heads)
   bank = sources.copy()
   bank[num_valid:] = garbage
-  call = jax.jit(lambda *a: jax.vjp(lambda *b: banked(*b, a[-1], num_heads=heads), *a[:-1]))
-  got, bank_vjp = call(query, gain, bank, num_valid)  # traced, as in a scan
+  call = jax.jit(pull_banked, static_argnames="heads")  # num_valid is traced, as in a scan
+  got, (*shared, d_bank) = jax.tree.map(np.asarray, call(query, gain, bank, dh, num_valid, heads))
   assert_close(got, want, 1e-6)
-  *shared, d_bank = bank_vjp(dh)
-  *wants, d_sources = vjp(dh)
   assert_close(shared, wants, 1e-5)
   assert_close(d_bank[:num_valid], d_sources, 1e-5)
   np.testing.assert_array_equal(d_bank[num_valid:], 0)
@@ -119,23 +128,24 @@ def test_slots_that_are_not_valid_do_not_leak(garbage, num_valid, heads):
 def test_last_source_can_be_switched_off(traced):
   query, gain, sources, dh = example(4)
 
-  def read(query, gain, sources, last_valid):
-    return listed(query, gain, sources, last_valid=last_valid)
+  def pull(query, gain, sources, dh, last_valid):
+    h, vjp = jax.vjp(functools.partial(listed, last_valid=last_valid), query, gain, sources)
+    return h, vjp(dh)
 
-  read = jax.jit(read) if traced else read
+  call = jax.jit(pull, static_argnames=() if traced else "last_valid")
   for last_valid, used in ((False, 3), (True, 4)):
-    want, vjp = jax.vjp(listed, query, gain, sources[:used])
-    got, got_vjp = jax.vjp(lambda *a, ok=last_valid: read(*a, ok), query, gain, sources)
+    want, wants = listed_and_gradients(query, gain, sources[:used], dh, 1)
+    got, gradients = call(query, gain, sources, dh, last_valid)
     assert_close(got, want, 1e-6)
-    d_sources = got_vjp(dh)[2]
-    assert_close(d_sources[:used], vjp(dh)[2], 1e-5)
+    d_sources = np.asarray(gradients[2])
+    assert_close(d_sources[:used], wants[2], 1e-5)
     np.testing.assert_array_equal(d_sources[used:], 0)
 
 
 @pytest.mark.parametrize("heads", HEADS)
 def test_zero_query_is_the_mean(heads):
   _, gain, sources, _ = example(9)
-  h = listed(np.zeros(D, np.float32), gain, sources, num_heads=heads)
+  h = read_listed(np.zeros(D, np.float32), gain, sources, num_heads=heads)
   assert_close(h, sources.mean(axis=0), 1e-6)
 
 
@@ -143,7 +153,7 @@ def test_sources_of_one_direction_have_equal_logits_and_raw_values():
   query, gain, sources, _ = example(1)
   scales = np.array([1.0, 2.0, 4.0, 8.0], np.float32)  # powers of two: the same bits after a norm
   same = scales[:, None, None, None] * sources
-  got = listed(query, gain, same, eps=1e-30)
+  got = read_listed(query, gain, same, eps=1e-30)
   assert_close(got, scales.mean() * sources[0], 1e-6)
 
 
@@ -151,46 +161,44 @@ def test_sources_of_one_direction_have_equal_logits_and_raw_values():
 def test_huge_and_tiny_sources(exponents):
   query, gain, sources, dh = example(4)
   scaled = sources * (10.0 ** np.array(exponents))[:, None, None, None].astype(np.float32)
-  h, vjp = jax.vjp(listed, query, gain, scaled)
+  h, gradients = listed_and_gradients(query, gain, scaled, dh, 1)
   want = reference.depth_read(*wide(query, gain, scaled), 1e-6)
   assert_close(h, want, 1e-5)
-  assert all(np.isfinite(leaf).all() for leaf in vjp(dh))
+  assert all(np.isfinite(leaf).all() for leaf in gradients)
 
 
 def test_huge_logits_select_one_source():
   query, gain, sources, dh = example(5)
-  h, vjp = jax.vjp(listed, 1e6 * query, gain, sources)
+  h, gradients = listed_and_gradients(1e6 * query, gain, sources, dh, 1)
   keys = sources / np.sqrt((sources**2).mean(-1, keepdims=True))
   chosen = np.argmax(np.sum(query * gain * keys, axis=-1), axis=0)
   picked = np.take_along_axis(sources, chosen[None, ..., None], axis=0)[0]
   np.testing.assert_allclose(h, picked, rtol=1e-6)
-  assert all(np.isfinite(leaf).all() for leaf in vjp(dh))
+  assert all(np.isfinite(leaf).all() for leaf in gradients)
 
 
 @pytest.mark.parametrize("heads", HEADS)
 @pytest.mark.parametrize("use_bank", [False, True])
 def test_bfloat16_sources_are_mixed_in_float32_and_rounded_once(use_bank, heads):
   query, gain, sources, dh = example(16)
-  rounded = jnp.asarray(sources, jnp.bfloat16)
-  read = functools.partial(banked, num_valid=16) if use_bank else listed
-  read = functools.partial(read, num_heads=heads)
-  h, vjp = jax.vjp(read, query, gain, rounded)
+  rounded, d = sources.astype(jnp.bfloat16), dh.astype(jnp.bfloat16)
+  banked_16 = functools.partial(banked_and_gradients, num_valid=16)
+  call = banked_16 if use_bank else listed_and_gradients
+  h, (dquery, dgain, dsources) = call(query, gain, rounded, d, heads=heads)
   assert h.dtype == jnp.bfloat16
   want = reference.depth_read(*wide(query, gain, rounded), 1e-6, heads)
   half_ulp = float(jnp.finfo(jnp.bfloat16).eps) / 2
   np.testing.assert_allclose(np.float64(h), want, rtol=1.01 * half_ulp, atol=1e-6)
-  dquery, dgain, dsources = vjp(jnp.asarray(dh, jnp.bfloat16))
   assert dquery.dtype == dgain.dtype == jnp.float32 and dsources.dtype == jnp.bfloat16
-  d = np.float64(jnp.asarray(dh, jnp.bfloat16))
-  wants = reference.depth_read_gradients(*wide(query, gain, rounded), 1e-6, d, heads)
+  wants = reference.depth_read_gradients(*wide(query, gain, rounded), 1e-6, np.float64(d), heads)
   assert_close((dquery, dgain), wants[:2], 1e-5)  # sums over tokens stay float32
   assert_close(dsources, wants[2], 2 * half_ulp)
 
 
 def test_no_key_gain_is_a_gain_of_one():
   query, _, sources, _ = example(3)
-  got = depth_attention(list(sources), query)
-  np.testing.assert_array_equal(got, listed(query, np.ones(D, np.float32), sources))
+  got = jax.jit(lambda query, sources: depth_attention(list(sources), query))(query, sources)
+  np.testing.assert_array_equal(got, read_listed(query, np.ones(D, np.float32), sources))
 
 
 @pytest.mark.parametrize("tokens", [(), (4,), (1, 2, 3)])
@@ -199,7 +207,7 @@ def test_leading_axes_are_free(tokens):
   sources = np.random.default_rng(1).normal(size=(3, *tokens, D)).astype(np.float32)
   for heads in (1, 4):
     want = reference.depth_read(*wide(query, gain, sources), 1e-6, heads)
-    for read in (listed, functools.partial(banked, num_valid=3)):
+    for read in (read_listed, functools.partial(read_banked, num_valid=3)):
       h = read(query, gain, sources, num_heads=heads)
       assert h.shape == (*tokens, D)
       assert_close(h, want, 1e-6)

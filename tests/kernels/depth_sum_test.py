@@ -47,12 +47,17 @@ def banked(num_valid, bank, weights, *query):
   return summed(Sources(bank=bank, num_valid=num_valid), weights, *query)
 
 
+@jax.jit
+def listed_and_gradients(dh, *arguments):
+  h, vjp = jax.vjp(listed, *arguments)
+  return h, vjp(dh)
+
+
 @cases
 def test_values_and_gradients_in_float64(name, query):
   arguments = (SOURCES, WEIGHTS[name], *query)
   with jax.enable_x64(True):
-    h, vjp = jax.vjp(listed, *map(jnp.asarray, arguments))
-    gradients = vjp(jnp.asarray(COTANGENT))
+    h, gradients = listed_and_gradients(COTANGENT, *arguments)
   assert h.dtype == np.float64
   assert_close(h, by_hand(*arguments), 1e-14)
   for place, gradient in enumerate(gradients):
@@ -63,29 +68,32 @@ def test_values_and_gradients_in_float64(name, query):
     np.testing.assert_allclose(np.sum(np.asarray(gradient) * direction), want, rtol=1e-7)
 
 
+@jax.jit
+def banked_and_gradients(num_valid, dh, *arguments):
+  h, vjp = jax.vjp(functools.partial(banked, num_valid), *arguments)
+  return h, vjp(dh)
+
+
 @cases
 @pytest.mark.parametrize("num_valid", [1, 3, 5])
 def test_a_bank_is_the_list_of_its_valid_slots(name, query, num_valid):
-  bank, weights, *rest = (a.astype(np.float32) for a in (SOURCES, WEIGHTS[name], *query))
-  want, vjp = jax.vjp(listed, bank[:num_valid], weights[:num_valid], *rest)
+  arguments = (SOURCES, WEIGHTS[name], COTANGENT, *query)
+  bank, weights, dh, *rest = (a.astype(np.float32) for a in arguments)
+  want, wants = listed_and_gradients(dh, bank[:num_valid], weights[:num_valid], *rest)
   bank = np.where(np.arange(N).reshape(-1, 1, 1, 1) < num_valid, bank, np.float32(-1e18))
 
-  def pull(num_valid, *arguments):
-    h, vjp = jax.vjp(functools.partial(banked, num_valid), *arguments)
-    return h, vjp(COTANGENT.astype(np.float32))
-
-  got, (d_bank, d_weights, *d_rest) = jax.jit(pull)(num_valid, bank, weights, *rest)
+  got, gradients = banked_and_gradients(num_valid, dh, bank, weights, *rest)
+  d_bank, d_weights, *d_rest = map(np.asarray, gradients)
   assert_close(got, want, 1e-6)
-  wants = vjp(COTANGENT.astype(np.float32))
   assert_close((d_bank[:num_valid], d_weights[:num_valid], *d_rest), wants, 1e-5)
   assert not np.any(d_bank[num_valid:]) and not np.any(d_weights[num_valid:])
 
 
 @cases
 def test_bfloat16_sources_are_added_in_float32(name, query):
-  sources = jnp.asarray(SOURCES, jnp.bfloat16)
-  weights, *rest = (jnp.asarray(a, jnp.float32) for a in (WEIGHTS[name], *query))
-  got = listed(sources, weights, *rest)
+  sources = SOURCES.astype(jnp.bfloat16)
+  weights, *rest = (a.astype(np.float32) for a in (WEIGHTS[name], *query))
+  got = jax.jit(listed)(sources, weights, *rest)
   assert got.dtype == jnp.bfloat16
   exact = by_hand(*(np.asarray(a, np.float64) for a in (sources, weights, *rest)))
   assert_close(got, exact, float(jnp.finfo(jnp.bfloat16).eps) / 2)  # rounded once

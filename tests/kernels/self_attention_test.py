@@ -28,7 +28,7 @@ def example(length, batch=2, num_heads=4, num_kv_heads=2, width=8, seed=0):
   k, v = rng.normal(size=(2, batch, length, num_kv_heads, width))
   segment_ids = 1 + np.sort(rng.integers(0, 3, size=(batch, length)), axis=1)
   segment_ids[0, -length // 8 :] = 0
-  return *(jnp.asarray(a, jnp.float32) for a in (q, k, v)), jnp.asarray(segment_ids)
+  return *(a.astype(np.float32) for a in (q, k, v)), segment_ids.astype(np.int32)
 
 
 xla = functools.partial(causal_attention, layout=Layout(), implementation="xla")
@@ -41,9 +41,10 @@ splash = functools.partial(
 def test_xla_is_numpy(num_kv_heads):
   q, k, v, segment_ids = example(16, num_kv_heads=num_kv_heads)
   want = reference.causal_attention(*(np.asarray(a, np.float64) for a in (q, k, v)), segment_ids)
-  assert_close(xla(q, k, v, segment_ids), want, 1e-6)
-  automatic = causal_attention(q, k, v, segment_ids, layout=Layout())  # on CPU
-  np.testing.assert_array_equal(automatic, xla(q, k, v, segment_ids))
+  got = jax.jit(xla)(q, k, v, segment_ids)
+  assert_close(got, want, 1e-6)
+  automatic = functools.partial(causal_attention, layout=Layout())  # on CPU
+  np.testing.assert_array_equal(jax.jit(automatic)(q, k, v, segment_ids), got)
 
 
 @pytest.mark.parametrize("window", [1, 2, 7, 100])
@@ -51,17 +52,24 @@ def test_a_window_in_xla_is_numpy(window):
   q, k, v, segment_ids = example(16)
   wide = (np.asarray(a, np.float64) for a in (q, k, v))
   want = reference.causal_attention(*wide, segment_ids, window)
-  assert_close(xla(q, k, v, segment_ids, window=Window((window,))), want, 1e-6)
+  call = functools.partial(xla, window=Window((window,)))
+  assert_close(jax.jit(call)(q, k, v, segment_ids), want, 1e-6)
 
 
 @pytest.mark.parametrize("window", [0, 2, 100])
 def test_splash_is_xla(window):
   q, k, v, segment_ids = example(256)
-  want, want_vjp = jax.vjp(lambda *a: xla(*a, segment_ids, window=Window((window,))), q, k, v)
-  got, got_vjp = jax.vjp(lambda *a: splash(*a, segment_ids, window=Window((window,))), q, k, v)
-  d = jnp.asarray(np.random.default_rng(1).normal(size=q.shape), jnp.float32)
+  d = np.random.default_rng(1).normal(size=q.shape).astype(np.float32)
+
+  @functools.partial(jax.jit, static_argnums=0)
+  def both(call, q, k, v, segment_ids, d):
+    attend = functools.partial(call, segment_ids=segment_ids, window=Window((window,)))
+    out, vjp = jax.vjp(attend, q, k, v)
+    return out, vjp(d)
+
+  (want, wants), (got, gradients) = (both(call, q, k, v, segment_ids, d) for call in (xla, splash))
   assert_close(got, want, 1e-5)
-  assert_close(got_vjp(d), want_vjp(d), 1e-5)
+  assert_close(gradients, wants, 1e-5)
 
 
 CAPPED = Scores(scale=0.4, softcap=1.5)
@@ -71,25 +79,25 @@ def test_caps_and_scales_are_numpy():
   q, k, v, segment_ids = example(16)
   wide = (np.asarray(a, np.float64) for a in (q, k, v))
   want = reference.causal_attention(*wide, segment_ids, 5, scale=0.4, softcap=1.5)
-  window = Window((0, 5), jnp.asarray(1))
-  assert_close(xla(q, k, v, segment_ids, window=window, scores=CAPPED), want, 1e-6)
+  call = functools.partial(xla, window=Window((0, 5), jnp.asarray(1)), scores=CAPPED)
+  assert_close(jax.jit(call)(q, k, v, segment_ids), want, 1e-6)
   wide = (np.asarray(a, np.float64) for a in (q, k, v))
   want = reference.causal_attention(*wide, segment_ids, scale=0.4)
-  assert_close(xla(q, k, v, segment_ids, scores=Scores(0.4)), want, 1e-6)
+  call = functools.partial(xla, scores=Scores(0.4))
+  assert_close(jax.jit(call)(q, k, v, segment_ids), want, 1e-6)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def capped_and_gradients(call, q, k, v, segment_ids, index):
+  window = Window((0, 9), index)
+  out, vjp = jax.vjp(lambda *a: call(*a, segment_ids, window=window, scores=CAPPED), q, k, v)
+  return out, vjp(jnp.cos(jnp.arange(out.size)).reshape(out.shape))
 
 
 @pytest.mark.parametrize("index", [0, 1])
 def test_splash_takes_caps_and_the_window_of_a_layer(index):
-  q, k, v, segment_ids = example(256)
-
-  def both(call, q, k, v, index):
-    window = Window((0, 9), index)
-    out, vjp = jax.vjp(lambda *a: call(*a, segment_ids, window=window, scores=CAPPED), q, k, v)
-    return out, vjp(jnp.cos(jnp.arange(out.size)).reshape(out.shape))
-
-  want, got = (
-    jax.jit(functools.partial(both, call))(q, k, v, jnp.asarray(index)) for call in (xla, splash)
-  )
+  inputs = example(256)
+  want, got = (capped_and_gradients(call, *inputs, np.int32(index)) for call in (xla, splash))
   assert_close(got, want, 1e-5)
 
 
@@ -98,15 +106,19 @@ def test_cudnn_has_no_cap_and_auto_takes_another():
   qkv = [a.astype("bfloat16") for a in qkv]
   with pytest.raises(ValueError, match=r"no soft cap, .*attention_softcap is 1\.5; use"):
     causal_attention(*qkv, segment_ids, layout=faked("gpu"), scores=CAPPED, implementation="cudnn")
-  got = causal_attention(*qkv, segment_ids, layout=faked("gpu"), scores=CAPPED)
-  np.testing.assert_array_equal(got, xla(*qkv, segment_ids, scores=CAPPED))
+  automatic = functools.partial(causal_attention, layout=faked("gpu"))
+  got, want = (
+    jax.jit(functools.partial(call, scores=CAPPED))(*qkv, segment_ids) for call in (automatic, xla)
+  )
+  np.testing.assert_array_equal(got, want)
 
 
 def test_splash_on_a_mesh_is_xla():
   layout = layouts.layout(devices=jax.devices()[:4], data=2, tensor=2)
   q, k, v, segment_ids = example(128)
   call = functools.partial(splash, layout=layout)
-  assert_close(jax.jit(call)(q, k, v, segment_ids), xla(q, k, v, segment_ids), 1e-5)
+  got, want = (jax.jit(attend)(q, k, v, segment_ids) for attend in (call, xla))
+  assert_close(got, want, 1e-5)
 
 
 @pytest.mark.parametrize("implementation, window", [("splash", 0), ("splash", 200), ("xla", 9)])
@@ -114,7 +126,7 @@ def test_a_split_sequence_changes_nothing(implementation, window):
   layout = layouts.layout("long_context", devices=jax.devices()[:4], tensor=2, sequence=2)
   q, k, v, segment_ids = example(256)
   call = {"splash": splash, "xla": xla}[implementation]
-  d = jnp.asarray(np.random.default_rng(1).normal(size=q.shape), jnp.float32)
+  d = np.random.default_rng(1).normal(size=q.shape).astype(np.float32)
 
   def both(layout, q, k, v):
     out, vjp = jax.vjp(
@@ -122,8 +134,8 @@ def test_a_split_sequence_changes_nothing(implementation, window):
     )
     return out, vjp(d)
 
-  want = both(Layout(), q, k, v)
-  assert_close(jax.jit(functools.partial(both, layout))(q, k, v), want, 1e-5)
+  got, want = (jax.jit(functools.partial(both, on))(q, k, v) for on in (layout, Layout()))
+  assert_close(got, want, 1e-5)
 
 
 def test_cudnn_takes_whole_rows_alone():
@@ -172,8 +184,9 @@ def test_implementations_that_cannot_run_are_refused(
 @pytest.mark.parametrize("platform", ["tpu", "gpu"])
 def test_auto_falls_back_to_xla_where_no_kernel_runs(platform):
   q, k, v, segment_ids = example(16)  # float32, and no multiple of 128
-  got = causal_attention(q, k, v, segment_ids, layout=faked(platform))
-  np.testing.assert_array_equal(got, xla(q, k, v, segment_ids))
+  automatic = functools.partial(causal_attention, layout=faked(platform))
+  got, want = (jax.jit(call)(q, k, v, segment_ids) for call in (automatic, xla))
+  np.testing.assert_array_equal(got, want)
 
 
 @pytest.mark.parametrize("window, scores", [(0, Scores()), (5, Scores()), (0, CAPPED)])
@@ -181,14 +194,15 @@ def test_queries_in_chunks_see_the_keys_of_whole_rows(window, scores, monkeypatc
   monkeypatch.setattr(api, "_CHUNK", 4)
   q, k, v, segment_ids = example(22)
   options = {"window": Window((window,)), "scores": scores}
-  want = xla(q, k, v, segment_ids, **options)
-  got = prompt_attention(q, k, v, segment_ids, layout=Layout(), **options)
+  prompt = functools.partial(prompt_attention, layout=Layout(), **options)
+  got = jax.jit(prompt)(q, k, v, segment_ids)
+  want = np.asarray(jax.jit(functools.partial(xla, **options))(q, k, v, segment_ids))
   assert_close(got, want, 1e-6)
   # The last tokens alone, before slots that hold no token yet.
-  keys, values = (jnp.pad(a, ((0, 0), (0, 9), (0, 0), (0, 0)), constant_values=7) for a in (k, v))
-  key_ids = jnp.pad(segment_ids, ((0, 0), (0, 9)))
+  keys, values = (np.pad(a, ((0, 0), (0, 9), (0, 0), (0, 0)), constant_values=7) for a in (k, v))
+  key_ids = np.pad(segment_ids, ((0, 0), (0, 9)))
   rest = jax.jit(functools.partial(cached_attention, **options))(
-    q[:, 9:], keys, values, segment_ids[:, 9:], key_ids, jnp.asarray(9)
+    q[:, 9:], keys, values, segment_ids[:, 9:], key_ids, np.int32(9)
   )
   assert_close(rest, want[:, 9:], 1e-6)
 
@@ -206,8 +220,9 @@ def test_a_padded_prompt_through_splash_is_xla(monkeypatch):
   interpreted = functools.partial(causal_attention, interpret=True)
   monkeypatch.setattr(api, "causal_attention", interpreted)
   *qkv, segment_ids = example(200)
-  got = prompt_attention(*qkv, segment_ids, layout=faked("tpu"))
-  assert_close(got, xla(*qkv, segment_ids), 1e-5)
+  prompt = functools.partial(prompt_attention, layout=faked("tpu"))
+  got, want = (jax.jit(call)(*qkv, segment_ids) for call in (prompt, xla))
+  assert_close(got, want, 1e-5)
 
 
 def gpu_text(monkeypatch, hopper, window=ALL_EARLIER, num_kv_heads=2):
@@ -252,9 +267,9 @@ def test_cudnn_before_hopper_takes_a_bias_for_several_segments_alone(monkeypatch
 
 
 def test_places_of_segments_are_as_jax_describes_them():
-  ids = jnp.asarray([[1, 1, 2, 3, 3, 0], [4, 4, 4, 4, 4, 4]])
-  starts = jnp.diff(ids, axis=1, prepend=ids[:, :1] - 1) != 0
-  lengths, offsets = cudnn.segments(starts, 4)
+  ids = np.array([[1, 1, 2, 3, 3, 0], [4, 4, 4, 4, 4, 4]])
+  starts = np.diff(ids, axis=1, prepend=ids[:, :1] - 1) != 0
+  lengths, offsets = jax.jit(cudnn.segments, static_argnums=1)(starts, 4)
   np.testing.assert_array_equal(lengths, [[2, 1, 2, 1], [6, -1, -1, -1]])
   np.testing.assert_array_equal(offsets, [[0, 2, 3, 5, -1], [0, -1, -1, -1, -1]])
 
@@ -264,7 +279,7 @@ def test_places_of_segments_are_as_jax_describes_them():
 def test_rows_take_the_branch_that_can_express_them(most, ids, window, monkeypatch):
   """With XLA in place of both calls of cuDNN, all of them give the attention of packed rows."""
   q, k, v, segment_ids = example(64)
-  segment_ids = jnp.full_like(segment_ids, ids) if ids else segment_ids
+  segment_ids = np.full_like(segment_ids, ids) if ids else segment_ids
   monkeypatch.setattr(cudnn, "MAX_SEGMENTS", most)
   monkeypatch.setattr(cudnn, "takes_segments", lambda: True)
   monkeypatch.setattr(api, "takes_segments", lambda: True)
@@ -278,11 +293,15 @@ def test_rows_take_the_branch_that_can_express_them(most, ids, window, monkeypat
   monkeypatch.setattr(cudnn, "_one_segment", one_segment)
   monkeypatch.setattr(cudnn, "_packed", packed)
   otherwise = functools.partial(api._beyond_cudnn, scores=Scores())
-  call = functools.partial(
-    cudnn.cudnn_attention,
-    segment_ids=segment_ids, window=window, scores=Scores(), otherwise=otherwise,
-  )  # fmt: skip
-  want, want_vjp = jax.vjp(lambda *a: xla(*a, segment_ids, window=window), q, k, v)
-  got, got_vjp = jax.vjp(call, q, k, v)
-  assert_close(got, want, 1e-6)
-  assert_close(got_vjp(want), want_vjp(want), 1e-6)
+  call = functools.partial(cudnn.cudnn_attention, scores=Scores(), otherwise=otherwise)
+
+  @jax.jit
+  def both(q, k, v, segment_ids):
+    options = {"segment_ids": segment_ids, "window": window}
+    want, want_vjp = jax.vjp(functools.partial(xla, **options), q, k, v)
+    got, got_vjp = jax.vjp(functools.partial(call, **options), q, k, v)
+    return (got, want), (got_vjp(want), want_vjp(want))
+
+  outputs, gradients = both(q, k, v, segment_ids)
+  assert_close(*outputs, 1e-6)
+  assert_close(*gradients, 1e-6)

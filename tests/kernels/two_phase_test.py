@@ -18,7 +18,6 @@ from tests.helpers.two_phase import (
   direct,
   example,
   numpy_block,
-  rounded,
   two_phase,
   wide,
 )
@@ -40,39 +39,48 @@ def outputs_and_gradients(block, inputs, **options):
 def test_two_phases_are_direct_reads_in_float64(count, num_banked, num_reads, norm):
   inputs = example(count, num_reads)
   with jax.enable_x64(True):
-    args = [jnp.asarray(a) for a in inputs]
-    want = outputs_and_gradients(direct, args, norm=norm)
-    got = outputs_and_gradients(two_phase, args, norm=norm, num_banked=num_banked)
+    want = outputs_and_gradients(direct, inputs, norm=norm)
+    got = outputs_and_gradients(two_phase, inputs, norm=norm, num_banked=num_banked)
   assert_close(got[0], numpy_block(*inputs, norm=norm), 1e-13)
   assert_close(got, want, 1e-13)
 
 
 @pytest.mark.parametrize("norm", [False, True])
 def test_two_phases_in_float32(norm):
-  inputs = rounded(example(5, 2), jnp.float32)
+  inputs = [np.float32(a) for a in example(5, 2)]
   out, gradients = outputs_and_gradients(two_phase, inputs, norm=norm, num_banked=3)
   assert_close(out, numpy_block(*wide(inputs), norm=norm), 2e-6)
   with jax.enable_x64(True):
-    args = jax.tree.map(jnp.asarray, wide(inputs))
-    _, want = outputs_and_gradients(direct, args, norm=norm)
+    _, want = outputs_and_gradients(direct, wide(inputs), norm=norm)
   assert_close(gradients, want, 1e-5)
 
 
 def test_zero_queries_give_the_mean():
-  _, gains, sources, _, _ = rounded(example(5, 2), jnp.float32)
-  got = depth_attention_block(list(sources), jnp.zeros_like(gains), key_scales=gains)
+  _, gains, sources, _, _ = map(np.float32, example(5, 2))
+
+  @jax.jit
+  def run(queries, gains, sources):
+    read = depth_attention_block(list(sources), queries, key_scales=gains)
+    h, *_ = depth_attention_merge(read, 1, sources[0], queries[1])
+    return read, h
+
+  got, h = run(np.zeros_like(gains), gains, sources)
   assert_close(got.out, np.stack([sources.mean(axis=0)] * 2), 1e-6)
   np.testing.assert_allclose(got.lse, np.log(5), rtol=1e-6)
-  h, *_ = depth_attention_merge(got, 1, sources[0], jnp.zeros_like(gains[1]))
   assert_close(h, (sources.sum(axis=0) + sources[0]) / 6, 1e-6)
 
 
 def test_sources_of_one_direction_have_equal_logits():
-  queries, gains, sources, _, _ = rounded(example(1, 2), jnp.float32)
-  scales = jnp.array([1.0, 2.0, 4.0])  # powers of two: the same bits after a norm
-  same = scales[:, None, None, None] * sources
-  first = depth_attention_block(same[:2], queries, key_scales=gains, eps=1e-30)
-  h, *_ = depth_attention_merge(first, 1, same[2], queries[1], key_scale=gains[1], eps=1e-30)
+  queries, gains, sources, _, _ = map(np.float32, example(1, 2))
+  scales = np.float32([1.0, 2.0, 4.0])  # powers of two: the same bits after a norm
+
+  @jax.jit
+  def run(queries, gains, same):
+    first = depth_attention_block(same[:2], queries, key_scales=gains, eps=1e-30)
+    h, *_ = depth_attention_merge(first, 1, same[2], queries[1], key_scale=gains[1], eps=1e-30)
+    return h
+
+  h = run(queries, gains, scales[:, None, None, None] * sources)
   assert_close(h, 7 / 3 * sources[0], 1e-6)
 
 
@@ -96,10 +104,8 @@ def test_sources_are_threaded_through_depth_blocks():
     return total
 
   with jax.enable_x64(True):
-    inputs = jax.tree.map(jnp.asarray, (queries, sources, addends))
-    got, want = (
-      jax.jit(jax.grad(lambda *a, t=t: loss(t, *a), (0, 1, 2)))(*inputs) for t in (True, False)
-    )
+    gradients = jax.jit(jax.grad(loss, (1, 2, 3)), static_argnums=0)
+    got, want = (gradients(threads, queries, sources, addends) for threads in (True, False))
   assert_close(got, want, 1e-13)
 
 

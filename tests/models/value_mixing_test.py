@@ -113,8 +113,9 @@ def example(**changes):
   return config, model, parameters, np.asarray(decoders.tokens(config, length=LENGTH))
 
 
+@jax.jit
 def hidden(model, tokens):
-  return jax.jit(model)(tokens, jnp.asarray(SEGMENTS), jnp.asarray(POSITIONS))
+  return model(tokens, SEGMENTS, POSITIONS)
 
 
 CASES = [
@@ -268,7 +269,7 @@ def test_parameters_and_slots_by_hand():
 
 
 def test_flops_by_hand():
-  made = decoders.decoder(decoders.config("llama", num_layers=6)).combinator
+  made = decoders.shapes(decoders.config("llama", num_layers=6)).combinator
 
   def flops(**changes):
     return forward_flops_per_token(decoders.config("llama", num_layers=6, **changes), made, 32)

@@ -18,6 +18,7 @@ from resjax.testing.compare import assert_close
 
 D, F = 12, 20
 X = np.random.default_rng(0).normal(size=(2, 5, D)).astype(np.float32)
+rotated = jax.jit(rope, static_argnums=(2, 3))
 
 
 def randomised(module):
@@ -38,7 +39,7 @@ def test_rope_multiplies_complex_numbers(positions, theta, platform):
   angles = t[:, :, None, None] * theta ** (-2.0 * np.arange(4) / 8)
   turned = half * np.exp(1j * angles)
   want = np.concatenate([turned.real, turned.imag], axis=-1)
-  got = rope(jnp.asarray(x), jnp.asarray(t), Rotation((Rope(theta),)), platform)
+  got = rotated(x, t, Rotation((Rope(theta),)), platform)
   # A float32 angle is right to eps times itself.
   assert_close(got, want, 1e-6 if t.max() < 10 else 1e-4)
 
@@ -49,8 +50,8 @@ def test_rope_scores_depend_on_the_distance_alone():
   def score(at, to):
     places = ((q, at), (k, to))
     by = Rotation((Rope(1e4),))
-    turned = (rope(jnp.asarray(a), jnp.full((1, 1), t), by, "cpu") for a, t in places)
-    return float(jnp.sum(next(turned) * next(turned)))
+    turned = (np.asarray(rotated(a, np.full((1, 1), t), by, "cpu")) for a, t in places)
+    return float(np.sum(next(turned) * next(turned)))
 
   np.testing.assert_allclose(score(3, 1), score(40, 38), rtol=1e-4)
   assert abs(score(3, 1) - score(3, 2)) > 1e-3
@@ -78,7 +79,7 @@ def test_rope_turns_a_part_of_a_head_by_scaled_angles(scaling, platform):
   turned = (x[..., :4] + 1j * x[..., 4:8]) * np.exp(1j * t[:, :, None, None] * frequencies)
   want = np.concatenate([turned.real, turned.imag, x[..., 8:]], axis=-1)
   rotation = Rope(100.0, 0.67, scaling)
-  got = rope(jnp.asarray(x), jnp.asarray(t), Rotation((rotation,)), platform)
+  got = np.asarray(rotated(x, t, Rotation((rotation,)), platform))
   assert_close(got, want, 1e-5)
   np.testing.assert_array_equal(got[..., 8:], x[..., 8:])
 
@@ -87,8 +88,8 @@ def test_rope_turns_a_part_of_a_head_by_scaled_angles(scaling, platform):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_rope_on_a_tpu_has_the_values_and_gradients_of_rope_elsewhere(dtype, fraction):
   rng = np.random.default_rng(0)
-  x, d = (jnp.asarray(a, dtype) for a in rng.normal(size=(2, 2, 9, 3, 16)))
-  t = jnp.asarray(rng.integers(0, 2000, size=(2, 9)))
+  x, d = rng.normal(size=(2, 2, 9, 3, 16)).astype(dtype)
+  t = rng.integers(0, 2000, size=(2, 9))
 
   @functools.partial(jax.jit, static_argnums=0)
   def both(platform):
@@ -104,8 +105,8 @@ def test_rope_on_a_tpu_has_the_values_and_gradients_of_rope_elsewhere(dtype, fra
 @pytest.mark.parametrize("platform", ["cpu", "tpu"])
 def test_the_gradient_of_rope_is_that_of_plain_operations(platform):
   rng = np.random.default_rng(0)
-  x, d = jnp.asarray(rng.normal(size=(2, 1, 6, 2, 12)), jnp.float32)
-  t, rotation = jnp.arange(6)[None], Rope(100.0, 0.67)
+  x, d = rng.normal(size=(2, 1, 6, 2, 12)).astype(np.float32)
+  t, rotation = np.arange(6)[None], Rope(100.0, 0.67)
 
   def turns(angles):  # of row vectors, [..., 2, 2], behind an axis for the row
     cos, sin = jnp.cos(angles), jnp.sin(angles)
@@ -117,9 +118,13 @@ def test_the_gradient_of_rope_is_that_of_plain_operations(platform):
     pairs = jnp.einsum("...i,...ij->...j", jnp.stack([first, second], -1), turns(angles))
     return jnp.concatenate([pairs[..., 0], pairs[..., 1], rest], axis=-1)
 
-  (want,) = jax.vjp(plain, x)[1](d)
-  (got,) = jax.vjp(lambda x: rope(x, t, Rotation((rotation,)), platform), x)[1](d)
-  assert_close(got, want, 1e-6)
+  @jax.jit
+  def gradients(x, d):
+    (got,) = jax.vjp(lambda x: rope(x, t, Rotation((rotation,)), platform), x)[1](d)
+    (want,) = jax.vjp(plain, x)[1](d)
+    return got, want
+
+  assert_close(*gradients(x, d), 1e-6)
 
 
 def test_rope_on_a_tpu_makes_no_array_of_half_a_head():
@@ -144,7 +149,7 @@ def test_layernorm(bias, offset):
   want = centred / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-5) * p["scale"]
   want = want + p["bias"] if bias else want
   assert ("bias" in p) == bias
-  assert_close(layer(jnp.asarray(x, jnp.float32)), want, 1e-6 + 1e-6 * offset)
+  assert_close(jax.jit(layer)(x.astype(np.float32)), want, 1e-6 + 1e-6 * offset)
 
 
 def test_rmsnorm():
@@ -152,7 +157,7 @@ def test_rmsnorm():
   layer, p = randomised(layer)
   want = X / np.sqrt((np.float64(X) ** 2).mean(-1, keepdims=True) + 1e-2) * p["scale"]
   assert set(p) == {"scale"}
-  assert_close(layer(jnp.asarray(X)), want, 1e-6)
+  assert_close(jax.jit(layer)(X), want, 1e-6)
 
 
 @pytest.mark.parametrize("name", ["rmsnorm", "layernorm"])
@@ -183,7 +188,7 @@ def test_gelu_mlp(bias):
   u = affine(np.float64(X), p["up_proj"])
   gelu = 0.5 * u * (1 + np.tanh(np.sqrt(2 / np.pi) * (u + 0.044715 * u**3)))
   assert set(p) == {"up_proj", "down_proj"} and ("bias" in p["up_proj"]) == bias
-  assert_close(layer(jnp.asarray(X)), affine(gelu, p["down_proj"]), 1e-6)
+  assert_close(jax.jit(layer)(X), affine(gelu, p["down_proj"]), 1e-6)
 
 
 @pytest.mark.parametrize("bias", [False, True])
@@ -191,7 +196,7 @@ def test_swiglu_mlp(bias):
   layer, p = randomised(mlp("swiglu", bias))
   gate, up = (affine(np.float64(X), p[key]) for key in ("gate_proj", "up_proj"))
   hidden = gate / (1 + np.exp(-gate)) * up
-  assert_close(layer(jnp.asarray(X)), affine(hidden, p["down_proj"]), 1e-6)
+  assert_close(jax.jit(layer)(X), affine(hidden, p["down_proj"]), 1e-6)
 
 
 @pytest.mark.parametrize("max_positions", [0, 9])
@@ -205,7 +210,7 @@ def test_embedding(max_positions):
     want = want + np.asarray(layer.positions[...])[positions]
   else:
     assert layer.positions is None
-  np.testing.assert_array_equal(layer(jnp.asarray(tokens), jnp.asarray(positions)), want)
+  np.testing.assert_array_equal(jax.jit(layer)(tokens, positions), want)
 
 
 @pytest.mark.parametrize("bias", [False, True])

@@ -60,7 +60,9 @@ def build(arrays, name, order, options):
   """The combinator with the weights of the layers."""
   num_layers, num_sites, count, width = arrays["fn"].shape
   sizes = {"num_layers": num_layers, "d_model": width // R}
-  made = combinators.build(name, **sizes, rngs=nnx.Rngs(0), eps=1e-5, **options)
+  made = nnx.eval_shape(
+    lambda: combinators.build(name, **sizes, rngs=nnx.Rngs(0), eps=1e-5, **options)
+  )
   fn = arrays["fn"].reshape(num_layers, num_sites, count, R, -1)[:, :, order(count)]
   params = {
     "projection": np.moveaxis(fn, 2, -1),
@@ -71,7 +73,8 @@ def build(arrays, name, order, options):
     params["head_projection"] = np.moveaxis(arrays["hc_fn"].reshape(R, R, -1), 0, -1)
     params |= {"head_bias": arrays["hc_base"], "head_scale": arrays["hc_scale"]}
   state = nnx.state(made)
-  assert jax.tree.map(jnp.shape, nnx.to_pure_dict(state)) == jax.tree.map(jnp.shape, params)
-  nnx.replace_by_pure_dict(state, jax.tree.map(jnp.asarray, params))
+  shapes = jax.tree.map(lambda leaf: leaf.shape, nnx.to_pure_dict(state))
+  assert shapes == jax.tree.map(np.shape, params)
+  nnx.replace_by_pure_dict(state, params)
   nnx.update(made, state)
   return made
