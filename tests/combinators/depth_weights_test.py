@@ -39,11 +39,11 @@ class Read(NamedTuple):
 @functools.cache
 def readers(case):
   """(layer, site) -> `Read` of all that read sources, by a loop by hand."""
-  return jax.tree.map(np.asarray, jax.jit(functools.partial(reads, case))(X))
-
-
-def reads(case, x):
   made = toy.build(case.name, case.options)
+  return jax.tree.map(np.asarray, jax.jit(functools.partial(reads, case, made))(X))
+
+
+def reads(case, made, x):
   branch = functools.partial(toy.branch, pre_norm=made.pre_norm)
   shape, found, state = (len(made.source_names()), *x.shape[:2]), {}, made.init(x)
 
