@@ -65,6 +65,20 @@ def test_add_and_norm_are_those_of_numpy():
   assert_close(returned, values, 1e-7)
 
 
+def test_a_read_of_bfloat16_sources_is_rounded_once_behind_its_norm():
+  query, gain, sources, _, out_gain, _ = arrays(4)
+  narrow = sources.astype(jnp.bfloat16)
+  # Not in one program, in which XLA may leave out what rounds between two operations.
+  out = depth_attention(
+    list(narrow), np.float32(query), key_scale=np.float32(gain),
+    out_norm_scale=np.float32(out_gain), eps=EPS,
+  )  # fmt: skip
+  h = reference.depth_read(np.float32(query), np.float32(gain), np.float64(narrow), EPS)
+  half_ulp = float(jnp.finfo(jnp.bfloat16).eps) / 2
+  want = out_gain * reference.rms(h, EPS)
+  np.testing.assert_allclose(np.float64(out), want, rtol=1.01 * half_ulp, atol=1e-6)
+
+
 def test_threaded_sources_collect_the_cotangents_of_all_reads():
   rng = np.random.default_rng(2)
   queries, sources = rng.normal(size=(3, D)), rng.normal(size=(4, *TOKENS, D))

@@ -138,7 +138,7 @@ def test_a_combinator_without_learning_rate_stays():
     assert np.asarray(update).any() != row.path.startswith("combinator/"), row.path
 
 
-@pytest.mark.parametrize("shape", [(3, 4, 8), (2, 8, 4)])
+@pytest.mark.parametrize("shape", [(9, 4, 8), (2, 8, 4)])  # more layers than a row has numbers, too
 @pytest.mark.parametrize("clip_norm", [0.0, 1.0])
 def test_muon_is_that_of_optax_on_each_layer_alone(shape, clip_norm):
   c = config(name="muon", **STEADY, clip_norm=clip_norm, muon_momentum=0.8)
