@@ -54,7 +54,7 @@ def decoder(config, *, random=True, **kwargs):
     name = jax.tree_util.keystr(path[:2], simple=True, separator="/")
     fan_in = a.shape[-2] if name in matrices else 1
     by = (0.2 * fan_in**-0.5 * rng.normal(size=a.shape)).astype(a.dtype)
-    return jax.device_put(np.asarray(a) + by, a.sharding)
+    return jax.device_put(np.asarray(a) + by, a.sharding if a.committed else None)
 
   return nnx.merge(graphdef, jax.tree.map_with_path(move, state))
 
