@@ -67,7 +67,7 @@ def raising(number: int) -> Iterator[None]:
   before = sys.unraisablehook
 
   def hook(ignored: "sys.UnraisableHookArgs") -> None:
-    if not (insistent.has_raised and isinstance(ignored.exc_value, _RAISED)):
+    if not (insistent.insists and isinstance(ignored.exc_value, _RAISED)):
       before(ignored)
 
   sys.unraisablehook = hook
@@ -75,7 +75,7 @@ def raising(number: int) -> Iterator[None]:
     with _handlers({number: insistent}):
       yield
   except Exception as error:
-    if insistent.has_raised:
+    if insistent.insists:
       raise insistent.error() from error
     raise
   finally:
@@ -84,10 +84,14 @@ def raising(number: int) -> Iterator[None]:
 
 
 class _InsistentHandler:
-  """A signal handler that raises, and raises again while it is the handler and nothing takes it."""
+  """A signal handler that raises, and raises again while nothing takes that.
+
+  Attributes:
+    insists: whether it has raised, and no other handler has taken the signal over.
+  """
 
   def __init__(self, number: int):
-    self.has_raised = False
+    self.insists = False
     self._number, self._ended = number, threading.Event()
 
   def error(self) -> BaseException:
@@ -97,8 +101,8 @@ class _InsistentHandler:
     return Interrupted("stopped; nothing had to be saved; the same command goes on", 0)
 
   def __call__(self, number: int, frame: object) -> NoReturn:
-    if not self.has_raised:
-      self.has_raised = True
+    if not self.insists:
+      self.insists = True
       # Unlike threading.Thread it takes no lock, which this thread may hold.
       _thread.start_new_thread(self._insist, ())
     raise self.error()
@@ -108,8 +112,9 @@ class _InsistentHandler:
     self._ended.set()
 
   def _insist(self) -> None:
-    while not self._ended.wait(_SOON):
-      if signal.getsignal(self._number) is self and not _is_being_handled():
+    while self.insists and not self._ended.wait(_SOON):
+      if not _is_being_handled():
+        self.insists = signal.getsignal(self._number) is self
         os.kill(os.getpid(), self._number)
 
 
