@@ -108,7 +108,7 @@ class _InsistentHandler:
     raise self.error()
 
   def end(self) -> None:
-    """Ends the repetition."""
+    """Lets the signal that came be: it is not sent again."""
     self._ended.set()
 
   def _insist(self) -> None:

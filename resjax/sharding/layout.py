@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
@@ -149,7 +150,7 @@ class Layout:
 
     def place(array: np.ndarray) -> Array:
       if sharding is None:
-        return jax.device_put(array)
+        return jnp.asarray(array)
 
       def part(index: Any) -> np.ndarray:  # a slice for each axis
         wanted = np.arange(batch_size)[index[0]]
@@ -170,7 +171,7 @@ class Layout:
     """Returns an array, the same one in all processes, with a copy on every device of the mesh."""
     sharding = self.sharding()
     if sharding is None:
-      return jax.device_put(array)
+      return jnp.asarray(array)
     return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
 
   def num_shards(self, axis: str) -> int:
