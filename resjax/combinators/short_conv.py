@@ -5,6 +5,7 @@ import functools
 import jax.numpy as jnp
 
 from resjax.combinators.numerics import recomputed
+from resjax.kernels.sums import sum_of_products
 from resjax.typing import Array, wide_dtype
 
 
@@ -50,7 +51,7 @@ def pool(
   known = after(past, x).astype(wide_dtype(x))
   taps, rows, width = filters.shape
   filters = filters.reshape(taps, rows, *(1,) * (x.ndim - 2), width)
-  pooled = [jnp.sum(weight * known, axis=0) for weight in filters]
+  pooled = [sum_of_products(weight, known) for weight in filters]
   first, *others = (shift(row, steps, segment_ids) for steps, row in enumerate(pooled))
   y = sum(others, start=first)
   return (y if past is None else y[..., past.shape[-2] :, :]).astype(x.dtype)

@@ -17,6 +17,7 @@ from resjax.kernels.streams import (
   stream_coefficients,
   stream_read,
 )
+from resjax.kernels.sums import sum_of_products
 from resjax.typing import Array, PyTree, wide_dtype
 
 
@@ -139,7 +140,7 @@ def _sum(state: Pending) -> Array:
   count, wide = len(streams), wide_dtype(streams)
   columns = jnp.sum(weights.reshape(count, count + 1, *weights.shape[1:]), axis=0)
   sources = jnp.concatenate([streams, out[None]]).astype(wide)
-  return jnp.sum(columns[..., None] * sources, axis=0).astype(streams.dtype)
+  return sum_of_products(columns[..., None], sources).astype(streams.dtype)
 
 
 def one_hot_reads(num_sublayers: int, num_streams: int) -> Array:

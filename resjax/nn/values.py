@@ -7,6 +7,7 @@ from typing import NamedTuple, Protocol
 import jax
 import jax.numpy as jnp
 
+from resjax.kernels.sums import sum_of_products
 from resjax.nn.kv_cache import KeyValues
 from resjax.nn.linear import Linear
 from resjax.sharding import Layout
@@ -131,7 +132,7 @@ class DepthValues:
     earlier = jnp.where(self.seen[:, None, None, None], earlier, -jnp.inf)
     scores = jnp.concatenate([earlier, jnp.sum(q * k, axis=-1)[None]])
     weights = jax.nn.softmax(scores, axis=0)[..., None]
-    mixed = jnp.sum(weights[:-1] * self.sources.values, axis=0) + weights[-1] * v
+    mixed = sum_of_products(weights[:-1], self.sources.values) + weights[-1] * v
     if self.share is not None:
       mixed = v + self.share * (mixed - v)
     return mixed.astype(v.dtype)

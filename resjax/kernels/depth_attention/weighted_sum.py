@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from resjax.kernels.depth_attention.sources import Sources
+from resjax.kernels.sums import sum_of_products
 from resjax.typing import Array, wide_dtype
 
 
@@ -72,6 +73,6 @@ def _wide_sum(groups: tuple[Array, ...], valid: Array, weights: Array) -> Array:
   parts, start = [], 0
   for group in groups:
     end = start + len(group)
-    parts.append(jnp.sum(weights[start:end] * group.astype(wide), axis=0))
+    parts.append(sum_of_products(weights[start:end], group.astype(wide)))
     start = end
   return sum(parts[1:], parts[0])

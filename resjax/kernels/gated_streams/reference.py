@@ -8,6 +8,7 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
 from resjax.kernels.gated_streams.operands import Operands
+from resjax.kernels.sums import sum_of_products
 from resjax.typing import Array, wide_dtype
 
 _SQUEEZED = "squeezed"  # the low-rank projection, which the reverse pass keeps
@@ -33,7 +34,7 @@ def read(eps: float, operands: Operands) -> tuple[Array, Array | None]:
   inner = jax.nn.silu(checkpoint_name(squeezed, _SQUEEZED)).astype(streams.dtype)
   # R D values per token are rounded before they are stored, as activations are.
   gate = jax.nn.sigmoid(_product("...k,skd->s...d", inner, up).astype(streams.dtype))
-  return jnp.mean(gate * wide, axis=0).astype(streams.dtype), logits
+  return (sum_of_products(gate, wide) / len(streams)).astype(streams.dtype), logits
 
 
 @partial(jax.checkpoint, prevent_cse=False)

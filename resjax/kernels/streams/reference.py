@@ -17,6 +17,7 @@ from resjax.kernels.streams.operands import (
   all_coefficients,
   written,
 )
+from resjax.kernels.sums import sum_of_products
 from resjax.typing import Array, PyTree, wide_dtype
 
 # Three bfloat16 passes on TPUs, tfloat32 on GPUs; one pass would round φ to 8 bits.
@@ -127,9 +128,7 @@ def _inverse_rms(x: Array, eps: float) -> Array:
 
 def _mixed(streams: Array, weights: Array) -> Array:
   """Returns Σ_r p_r H_r [..., D] in float32 or wider."""
-  wide = wide_dtype(streams)
-  parts = [weights[r][..., None] * streams[r].astype(wide) for r in range(len(streams))]
-  return sum(parts[1:], parts[0])
+  return sum_of_products(weights[..., None], streams.astype(wide_dtype(streams)))
 
 
 def _unwritten(pending: Pending, rows: list[Array]) -> Pending:

@@ -10,6 +10,7 @@ from resjax.kernels.depth_attention.reference.groups import (
   split,
   wide,
 )
+from resjax.kernels.sums import sum_of_products
 from resjax.typing import Array, PyTree
 
 
@@ -29,8 +30,9 @@ def forward(read: Read, operands: Operands) -> tuple[Array, Stats]:
   inverse_rms = jax.lax.rsqrt(jnp.concatenate(squares) + read.eps)
   logits = jnp.where(valid, jnp.concatenate(dots, axis=1) * inverse_rms, -jnp.inf)
   stats = Stats(inverse_rms, logits, jax.nn.logsumexp(logits, axis=1))
-  weights = split(_weights(stats), groups, 1)
-  parts = [jnp.sum(p[..., None] * x, axis=1) for p, x in zip(weights, groups, strict=True)]
+  weights = split(jnp.swapaxes(_weights(stats), 0, 1), groups, 0)
+  # One axis more in front of the channels is that of the reads.
+  parts = [sum_of_products(p[..., None], x[:, None]) for p, x in zip(weights, groups, strict=True)]
   return sum(parts[1:], parts[0]).astype(operands.like.dtype), stats
 
 
@@ -61,7 +63,8 @@ def backward(
   parts = [split(part, groups, 1) for part in (weights, d_dots, shrink[None])]
   for x, total, p, d, c in zip(groups, cotangent_groups(operands, d_sources), *parts, strict=True):
     p, d = p[..., None], d[..., None]
-    d_group = total + jnp.sum(p * d_mixed + d * queries, axis=0) - c[0, ..., None] * x
+    of_reads = sum_of_products(p, d_mixed) + sum_of_products(d, queries)
+    d_group = total + of_reads - c[0, ..., None] * x
     d_groups.append(d_group.astype(d_out.dtype))
     d_queries.append(jnp.sum(d * x, axis=tuple(range(1, d.ndim - 1))))
   d_bank = None if operands.bank is None else d_groups.pop(0)

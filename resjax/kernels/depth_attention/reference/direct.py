@@ -10,6 +10,7 @@ from resjax.kernels.depth_attention.reference.groups import (
   split,
   wide,
 )
+from resjax.kernels.sums import sum_of_products
 from resjax.typing import Array, PyTree
 
 
@@ -90,7 +91,7 @@ def _mix(read: Read, stats: Stats, groups: tuple[Array, ...]) -> Array:
   """Returns h = Σ_n p_n v_n [..., D], at least in float32."""
   weights = split(jnp.exp(stats.logits - stats.lse), groups, 0)
   parts = [
-    jnp.sum(_to_channels(p, read.num_heads, group) * wide(group), axis=0)
+    sum_of_products(_to_channels(p, read.num_heads, group), wide(group))
     for p, group in zip(weights, groups, strict=True)
   ]
   return sum(parts[1:], parts[0])
