@@ -129,9 +129,11 @@ def test_second_derivatives_of_the_reference():
 @pytest.mark.parametrize("num_sublayers", [1, 2, 8, 12])
 @pytest.mark.parametrize("num_sources", range(1, 10))
 def test_the_rule_counts_arrays(num_sources, num_sublayers, low_bits):
-  direct_arrays, phases = 0, num_sources + num_sublayers
+  phases = num_sources + num_sublayers + 3 * num_sources + num_sublayers
+  direct_arrays = 0
   for sublayer in range(num_sublayers):
     reads = num_sources + (2 if sublayer else 0)  # running sum and addend
     direct_arrays += reads + (2 if sublayer else 1)
-    phases += 5 + low_bits if sublayer else 0
+    direct_arrays += 3 * (num_sources + bool(sublayer)) + 1  # in reverse
+    phases += 5 + 6 + 2 * low_bits if sublayer else 0
   assert two_phase_moves_less(num_sources, num_sublayers) == (phases < direct_arrays)

@@ -54,16 +54,17 @@ def two_phase_moves_less(num_sources: float, num_sublayers: int) -> bool:
   two phases: c + S in phase 1; 5 (S − 1): result of phase 1, running sum, addend, new sum, output
   direct:     c + 1 at first; (c + 4) (S − 1): sources, running sum, addend, new sum, output
 
-  Two phases save (S − 1) (c − 2), in bfloat16 (S − 1) / 4 less (bf16_remainder.py). The reverse
-  pass with threaded sources moves 3 c + S in phase 1 and 6 per merge; direct reads move 3 (c + 1)
-  + 1 each, the first one 3 c + 1. Two phases save 3 (S − 1) (c − 1), in bfloat16 as much less: the
-  reverse pass gains wherever the forward pass does.
+  Two phases save (S − 1) (c − 2). The reverse pass with threaded sources moves 3 c + S in phase 1
+  and 6 per merge; direct reads move 3 (c + 1) + 1 each, the first one 3 c + 1. Two phases save
+  3 (S − 1) (c − 1). A merge moves 1/4 more per pass in bfloat16 (bf16_remainder.py). Both passes
+  together save (S − 1) (4 c − 5 1/2) then.
 
   Args:
-    num_sources: c, the number of completed sources, including the embedding.
+    num_sources: c, the number of completed sources, including the embedding; their mean if there
+      are several depth blocks.
     num_sublayers: S, the number of sublayers of the depth block.
   """
-  return num_sublayers > 1 and num_sources > 2
+  return num_sublayers > 1 and 4 * num_sources > 5.5
 
 
 def depth_attention_block(
@@ -118,14 +119,16 @@ def depth_attention_block(
   return block_read, Sources(recent, bank, sources.num_valid)
 
 
-def has_block_kernel(
+def two_phase_keeps_kernels(
   sources: Sources,
   queries: Array,
   *,
   layout: Layout | None = None,
   implementation: str | None = None,
 ) -> bool:
-  """Returns whether `depth_attention_block` with threaded sources runs a kernel, not the reference.
+  """Returns whether two phases with threaded sources run kernels if direct reads run one.
+
+  Phase 1 keeps more on the chip than a direct read and may have no room there.
 
   Args:
     sources: as for `depth_attention_block`; only their shapes are looked at.
@@ -135,7 +138,10 @@ def has_block_kernel(
   """
   read = _options(0.0, False, True, layout, False)
   operands = _block_operands(sources, queries, None)
-  return backends.has_kernel(read, operands, implementation, "block")
+  one_query = operands._replace(query=operands.query[0])
+  return backends.has_kernel(read, operands, implementation, "block") or not backends.has_kernel(
+    read, one_query, implementation, "direct"
+  )
 
 
 def _block_operands(sources: Sources, queries: Array, key_scales: Array | None) -> Operands:
