@@ -11,14 +11,17 @@ _FEW = 32
 
 
 def sum_of_products(weights: Array, values: Array) -> Array:
-  """Returns Σ_n weights_n ⊙ values_n over the first axis.
+  """Returns Σ_n weights_n ⊙ values_n over the first axis, [...].
 
   Up to 32 terms are added one after another, because XLA takes more than ten times as long to
   reduce a first axis on a CPU. With more the program would be long.
 
   Args:
     weights: [N, ...].
-    values: [N, ...]; weights and values broadcast against each other.
+    values: [N, ...] with N >= 1; behind the first axis weights and values broadcast.
+
+  Returns:
+    [...] in the wider dtype of the two.
   """
   count = len(values)
   if count > _FEW:

@@ -31,7 +31,7 @@ def forward(read: Read, operands: Operands) -> tuple[Array, Stats]:
   logits = jnp.where(valid, jnp.concatenate(dots, axis=1) * inverse_rms, -jnp.inf)
   stats = Stats(inverse_rms, logits, jax.nn.logsumexp(logits, axis=1))
   weights = split(jnp.swapaxes(_weights(stats), 0, 1), groups, 0)
-  # One axis more in front of the channels is that of the reads.
+  # Σ_n of weights [n, S, ..., 1] and sources [n, 1, ..., D].
   parts = [sum_of_products(p[..., None], x[:, None]) for p, x in zip(weights, groups, strict=True)]
   return sum(parts[1:], parts[0]).astype(operands.like.dtype), stats
 
