@@ -28,7 +28,7 @@ import numpy as np
 from absl import flags
 
 from launch import cli
-from launch.bench import arms
+from launch.bench import arms, gated_reads
 from resjax.combinators.mhc import SinkhornGates
 from resjax.kernels.depth_attention import (
   BlockRead,
@@ -55,7 +55,7 @@ _FILE = flags.DEFINE_string("file", "", "With --worker: the file to write what i
 LIMITS = {"float32": (1e-5, 1e-4), "float16": (4e-3, 6e-3), "bfloat16": (6e-3, 1.2e-2)}
 OK = "ok"
 _TIMEOUT = "Timeout ("  # what faulthandler prints first when it ends a process
-_STREAMS = ("mhc", "fixed")
+_STREAMS = ("mhc", "fixed", "gated")
 _SMALL = 5  # tokens of a case that the interpreter can run
 _EPS = 1e-6
 _START = 90.0  # seconds that Python and the device may take to start
@@ -67,7 +67,7 @@ class Case:
 
   Attributes:
     kind: `direct`, `block` or `merge`; of residual streams `mhc`, whose streams have one φ
-      together, or `fixed`, which has none.
+      together, `fixed`, which has none, or `gated`, a read through gates.
     tokens: T.
     width: D.
     dtype: the dtype of the sources.
@@ -121,6 +121,7 @@ def _small_cases() -> Iterator[Case]:
     if dtype != "float16":
       yield Case("mhc", _SMALL, 128, dtype, recent=2, norm=True)
       yield Case("fixed", _SMALL, 128, dtype, recent=3)
+      yield Case("gated", _SMALL, 128, dtype, recent=2)
   for dtype in LIMITS:
     yield direct(dtype=dtype)
     yield fused(dtype=dtype, banked=2, recent=2, valid=1)
@@ -146,6 +147,7 @@ def _large_cases() -> Iterator[Case]:
         yield Case("block", 4099, width, dtype, 7, 0, 7, reads=8, threaded=True)
       if width <= 2048 or dtype == "bfloat16":
         yield Case("mhc", 4099, width, dtype, recent=4, norm=True)
+        yield Case("gated", 4099, width, dtype, recent=4)
   fused = functools.partial(Case, "direct", adds=True, norm=True, threaded=True)
   bf16 = "bfloat16"
   yield fused(4099, 2048, bf16, 7, 1, 5)
@@ -313,6 +315,8 @@ def _both(case: Case, options: dict, inputs: dict, cotangents: PyTree) -> tuple[
 def _operation(case: Case, options: dict, inputs: dict) -> PyTree:
   fused = {name: inputs[name] for name in ("addend", "out_norm_scale") if name in inputs}
   options = options | fused
+  if case.kind == "gated":
+    return gated_reads.run(inputs, options)
   if case.kind in _STREAMS:
     return _stream_read(inputs, options)
   if case.kind == "merge":
@@ -377,6 +381,8 @@ def _example(case: Case) -> tuple[dict, PyTree]:
   """Returns the inputs of an operation by name, and the cotangents of what it returns."""
   row, reads = (case.tokens, case.width), (case.reads, case.tokens, case.width)
   queries = (case.reads, case.width) if case.kind == "block" else (case.width,)
+  if case.kind == "gated":
+    return gated_reads.example(case.recent, case.tokens, case.width, case.dtype)
   if case.kind in _STREAMS:
     return _stream_example(case)
   inputs: dict[str, Any] = {"query": _normal(1, *queries) / np.sqrt(case.width)}

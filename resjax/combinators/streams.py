@@ -137,10 +137,10 @@ class ResidualStreams(Combinator):
 def _sum(state: Pending) -> Array:
   """Returns the sum of the streams after the write: columns of M are summed before the streams."""
   streams, weights, out = state
-  count, wide = len(streams), wide_dtype(streams)
-  columns = jnp.sum(weights.reshape(count, count + 1, *weights.shape[1:]), axis=0)
-  sources = jnp.concatenate([streams, out[None]]).astype(wide)
-  return sum_of_products(columns[..., None], sources).astype(streams.dtype)
+  count = len(streams)
+  columns = jnp.sum(weights.reshape(count, count + 1, *weights.shape[1:]), axis=0)[..., None]
+  total = sum_of_products(columns[:count], streams) + columns[count] * out
+  return total.astype(streams.dtype)
 
 
 def one_hot_reads(num_sublayers: int, num_streams: int) -> Array:

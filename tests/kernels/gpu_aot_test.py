@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from launch.bench import compile
-from launch.bench.kernels import gpu_compile, gpu_stream_kernels
+from launch.bench.kernels import gpu_compile, gpu_gated_kernels, gpu_stream_kernels
 from launch.bench.kernels.gpu_compile import Compiled, KernelCase, compile_kernel
 from resjax.aot import absent_devices, hlo
 from resjax.hardware.chips import GPU_TARGETS
@@ -49,7 +49,7 @@ def test_other_widths(case):
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @whole(768, 2048)
 def test_other_dtypes(case, dtype):
-  if case.kind == "streams" and dtype == "float16":
+  if case.kind in ("streams", "gated") and dtype == "float16":
     pytest.skip("streams are bfloat16 or float32")
   check("h100", dataclasses.replace(case, dtype=dtype))
 
@@ -57,9 +57,15 @@ def test_other_dtypes(case, dtype):
 @needs_cuda_aot
 @pytest.mark.slow
 @pytest.mark.parametrize("count", [1, 2, 3, 5, 6])
-@pytest.mark.parametrize("name", gpu_stream_kernels.NAMES)
-def test_other_numbers_of_streams(name, count):
-  check("h100", KernelCase("streams", name, 2048, True, False, False, num_streams=count))
+@pytest.mark.parametrize(
+  ("kind", "name"),
+  [
+    *(("streams", name) for name in gpu_stream_kernels.NAMES),
+    *(("gated", name) for name in gpu_gated_kernels.NAMES),
+  ],
+)
+def test_other_numbers_of_streams(kind, name, count):
+  check("h100", KernelCase(kind, name, 2048, True, False, False, num_streams=count))
 
 
 @needs_cuda_aot
@@ -74,7 +80,7 @@ def test_kernels_fit_other_gpus_or_say_so(tmp_path):
   for gpu, room in (("b200", None), ("rtxpro6000", "102400 bytes")):
     records = json.loads((tmp_path / f"gpu_compile_{gpu}.json").read_text())["records"]
     refused = [record for record in records if "refused" in record]
-    assert len(records) == 57 and len(refused) < 20
+    assert len(records) == 69 and len(refused) < 24
     assert all(room and room in record["refused"] for record in refused)
     assert all(record["case"]["width"] == 7168 for record in refused)
 
@@ -93,6 +99,7 @@ def test_kernels_fit_other_gpus_or_say_so(tmp_path):
       marks=pytest.mark.release,
     ),
     ("hyper_connections", 2, [f"stream_read_{name}" for name in ("write", "unwrite")]),
+    ("gated_residual", 2, [f"gated_read_{name}" for name in gpu_gated_kernels.NAMES]),
   ],
 )  # fmt: skip
 def test_a_training_step_compiles_for_an_h100(monkeypatch, system, layers, kernels):

@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import SingleDeviceSharding
 
-from launch.bench.kernels import gpu_stream_kernels
+from launch.bench.kernels import gpu_gated_kernels, gpu_stream_kernels
 from resjax.aot import absent_devices
 from resjax.hardware.chips import GPU_DRIVER_BYTES, GPU_TARGETS
 from resjax.kernels.depth_attention import backends
@@ -31,14 +31,16 @@ from resjax.kernels.depth_attention.mosaic_gpu.tiles import GpuTiles
 from resjax.kernels.depth_attention.operands import MergeOperands, Operands, Read
 from resjax.sharding import Layout, MeshConfig, make_mesh
 
-KINDS = ("direct", "block", "merge", "streams")
+KINDS = ("direct", "block", "merge", "streams", "gated")
 PASSES = ("forward", "backward")
+_OF_STREAMS = {"streams": gpu_stream_kernels, "gated": gpu_gated_kernels}
 # Forms of a kind: fused, banked, threaded. In a decoder under a scan all three hold.
 _FORMS = {
   "direct": ((False, False, False), (False, False, True), (True, True, True)),
   "block": ((False, False, False), (False, False, True), (False, True, True)),
   "merge": ((False, False, True), (True, False, True)),
   "streams": ((True, False, False),),
+  "gated": ((True, False, False),),
 }
 _EPS = 1e-6
 _REGISTERS = 65536  # of a streaming multiprocessor
@@ -53,8 +55,8 @@ class KernelCase:
 
   Attributes:
     kind: `direct` for a direct read, `block` for phase 1 of a depth block, `merge` for phase 2;
-      `streams` for a read of residual streams.
-    name: `forward` or `backward`; of streams one of `gpu_stream_kernels.NAMES`.
+      `streams` for a read of residual streams, `gated` for one through gates.
+    name: `forward` or `backward`; of streams one of the `NAMES` of their module.
     width: D.
     fused: whether a direct read or a merge has the residual add and the following norm.
     banked: whether all sources but the last are in a bank, of which some may not count.
@@ -134,7 +136,7 @@ def cases(widths: Sequence[int], kinds: Sequence[str] = KINDS) -> Iterator[Kerne
   """
   for width in widths:
     for kind in kinds:
-      for name in gpu_stream_kernels.NAMES if kind == "streams" else PASSES:
+      for name in _OF_STREAMS[kind].NAMES if kind in _OF_STREAMS else PASSES:
         for fused, banked, threaded in _FORMS[kind]:
           if name != "forward" or kind == "merge" or banked or not threaded:
             yield KernelCase(kind, name, width, fused, banked, threaded)
@@ -157,7 +159,7 @@ def compile_kernel(gpu: str, case: KernelCase) -> Compiled | str:
   def array(*sizes: int, dtype: Any = jnp.float32) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(sizes, jnp.dtype(dtype), sharding=whole)
 
-  prepared = _prepared_streams if case.kind == "streams" else _prepared
+  prepared = _prepared_streams if case.kind in _OF_STREAMS else _prepared
   found = prepared(case, layout, array)
   if isinstance(found, str):
     return found
@@ -222,7 +224,7 @@ def _prepared_streams(
   case: KernelCase, layout: Layout, array: Callable
 ) -> str | tuple[GpuTiles, Callable, tuple]:
   sizes = case.num_streams, case.num_tokens, case.width
-  return gpu_stream_kernels.prepared(case.name, sizes, case.dtype, layout, array)
+  return _OF_STREAMS[case.kind].prepared(case.name, sizes, case.dtype, layout, array)
 
 
 def _operands(case: KernelCase, array: Callable) -> Operands:

@@ -73,6 +73,6 @@ def _wide_sum(groups: tuple[Array, ...], valid: Array, weights: Array) -> Array:
   parts, start = [], 0
   for group in groups:
     end = start + len(group)
-    parts.append(sum_of_products(weights[start:end], group.astype(wide)))
+    parts.append(sum_of_products(weights[start:end], group))
     start = end
   return sum(parts[1:], parts[0])

@@ -11,6 +11,7 @@ passes over R streams; a kernel loads a tile of tokens with all its streams once
 | backends.py | which backend runs, and the rows of one device that it is given |
 | reference.py | the read in plain JAX, which JAX differentiates |
 | mosaic_tpu/ | both passes as Pallas kernels for TPUs |
+| mosaic_gpu/ | the same as Pallas kernels for NVIDIA GPUs, with products in XLA between them |
 """
 
 from resjax.kernels.gated_streams.api import gated_read as gated_read

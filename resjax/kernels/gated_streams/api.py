@@ -41,8 +41,8 @@ def gated_read(
     inject: W_inject [R, D, R]; None where nothing is written after the read.
     eps: number added to the mean square of a stream in its norm.
     layout: mesh, and how axes of [B, T, D] are split over it; default: one device.
-    implementation: `reference` (any platform), `mosaic_tpu`, or None, the best that can run on the
-      platform of `layout`.
+    implementation: `reference` (any platform), `mosaic_tpu`, `mosaic_gpu`, or None, the best that
+      can run on the platform of `layout`.
     interpret: if not False, a kernel runs in its interpreter, on any platform.
 
   Returns:

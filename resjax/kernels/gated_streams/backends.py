@@ -10,7 +10,7 @@ from resjax.kernels.per_device import FIRST, NO_TOKENS, SECOND
 from resjax.typing import Array
 
 # The folders of kernels in order of preference, and the platform on which each of them runs.
-KERNELS = {"mosaic_tpu": "tpu"}
+KERNELS = {"mosaic_tpu": "tpu", "mosaic_gpu": "gpu"}
 IMPLEMENTATIONS = (*KERNELS, "reference")
 _WHAT = "gated reads of residual streams"
 

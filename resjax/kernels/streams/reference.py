@@ -128,7 +128,7 @@ def _inverse_rms(x: Array, eps: float) -> Array:
 
 def _mixed(streams: Array, weights: Array) -> Array:
   """Returns Σ_r p_r H_r [..., D] in float32 or wider."""
-  return sum_of_products(weights[..., None], streams.astype(wide_dtype(streams)))
+  return sum_of_products(weights[..., None], streams)
 
 
 def _unwritten(pending: Pending, rows: list[Array]) -> Pending:

@@ -1,0 +1,69 @@
+"""The GPU kernels of gated reads, each with arguments that it can be compiled for."""
+
+from collections.abc import Callable
+
+from resjax.kernels.depth_attention.mosaic_gpu import call
+from resjax.kernels.depth_attention.mosaic_gpu.tiles import GpuTiles
+from resjax.kernels.gated_streams.mosaic_gpu import backward, forward, obstacles, rows
+from resjax.kernels.gated_streams.operands import Operands, Read
+from resjax.sharding import Layout
+from resjax.typing import Array
+
+NAMES = ("normalise", "mix", "unmix", "unnormalise")
+
+
+def prepared(
+  name: str, sizes: tuple[int, int, int], dtype: str, layout: Layout, array: Callable
+) -> str | tuple[GpuTiles, Callable, tuple]:
+  """Returns a kernel of a gated read after which something is written.
+
+  Args:
+    name: of `NAMES`.
+    sizes: R, T and D.
+    dtype: of the streams.
+    layout: mesh of the GPU.
+    array: function (*shape, dtype) -> abstract array there.
+
+  Returns:
+    Why it cannot run; or its tiles, a function that runs it, and the arguments of that.
+  """
+  count, tokens, width = sizes
+  streams, row = array(count, tokens, width, dtype=dtype), array(tokens, width, dtype=dtype)
+  by_token = array(tokens, count, width, dtype=dtype)
+  down, up = array(count, width, 8), array(count, 8, width)
+  operands = Operands(streams, array(count, width), down, up, array(count, width, count))
+  read = Read(1e-6, "mosaic_gpu", layout)
+
+  def normalise(operands: Operands) -> tuple:
+    return forward.normalise(read, operands)
+
+  def mix(operands: Operands, gates: Array, inverse_rms: Array) -> Array:
+    return forward.mix(read, operands, gates, inverse_rms)
+
+  def inputs(operands: Operands, gates: Array, d_x: Array) -> backward.Inputs:
+    return backward.inputs_of(operands, gates, d_x)
+
+  def unmix(operands: Operands, gates: Array, d_x: Array) -> tuple:
+    return backward.unmix(read, operands, inputs(operands, gates, d_x))
+
+  def unnormalise(
+    operands: Operands, gates: Array, d_x: Array, inverse_rms: Array, products: Array, state: Array
+  ) -> tuple:
+    given = backward.Back(inverse_rms, *call.fold((products, state)))
+    return backward.unnormalise(read, operands, inputs(operands, gates, d_x), given)
+
+  scales = array(tokens, count)
+  passes: dict[str, tuple[Callable, tuple, GpuTiles | None]] = {
+    "normalise": (normalise, (), rows.normalise_tiles(read, operands)),
+    "mix": (mix, (by_token, scales), rows.mix_tiles(read, operands)),
+    "unmix": (unmix, (by_token, row), rows.unmix_tiles(read, operands)),
+    "unnormalise": (
+      unnormalise, (by_token, row, scales, by_token, streams),
+      rows.unnormalise_tiles(read, operands),
+    ),
+  }  # fmt: skip
+  if obstacle := obstacles.obstacle(read, operands):
+    return obstacle
+  run, others, found = passes[name]
+  assert found is not None  # there is no obstacle
+  return found, run, (operands, *others)

@@ -1,0 +1,102 @@
+"""Tile sizes of the kernels for gated reads, and the parts of rows that they share."""
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from resjax.kernels.depth_attention.mosaic_gpu import call, row_ops
+from resjax.kernels.depth_attention.mosaic_gpu.ring import Ring, Stream
+from resjax.kernels.depth_attention.mosaic_gpu.row_ops import ChannelSums
+from resjax.kernels.depth_attention.mosaic_gpu.tiles import MAX_ROWS, GpuTiles
+from resjax.kernels.depth_attention.operands import Ref
+from resjax.kernels.gated_streams.operands import Field, Operands, Read
+from resjax.kernels.streams.mosaic_gpu import tiles
+from resjax.typing import Array
+
+MAX_STREAMS = (MAX_ROWS - 1) // 2  # the reverse pass has 2 R + 1 rows of a token in a ring
+
+
+def normalise_tiles(read: Read, operands: Operands) -> GpuTiles | None:
+  """Returns the tile sizes of the kernel that normalises, or None."""
+  count = len(operands.streams)
+  return tiles.choose(read, operands.like, count, count)
+
+
+def mix_tiles(read: Read, operands: Operands) -> GpuTiles | None:
+  """Returns the tile sizes of the kernel that mixes, or None."""
+  return tiles.choose(read, operands.like, 2 * len(operands.streams), 1)
+
+
+def unmix_tiles(read: Read, operands: Operands) -> GpuTiles | None:
+  """Returns the tile sizes of the reverse pass of the mix, or None."""
+  count = len(operands.streams)
+  return tiles.choose(read, operands.like, 2 * count + 1, count)
+
+
+def unnormalise_tiles(read: Read, operands: Operands) -> GpuTiles | None:
+  """Returns the tile sizes of the kernel that ends the reverse pass, or None."""
+  rows, numbers = 4 + (operands.inject is not None), len(operands.streams) * operands.like.shape[-1]
+  return tiles.choose(read, operands.like, rows, 1, (numbers,))
+
+
+def launch(
+  read: Read, kernel: Any, sizes: GpuTiles | None, streams: Array, name: str, **arrays: Any
+) -> call.Results:
+  """Runs a kernel on the tokens of folded streams [R, T, D / 128, 128]."""
+  assert sizes is not None  # obstacles.py has refused what has none
+  like = jax.ShapeDtypeStruct(streams.shape[1:], streams.dtype)
+  return call.launch(read, kernel, sizes, like, name, **arrays)
+
+
+def by_token(streams: Array) -> jax.ShapeDtypeStruct:
+  """Returns the shape [T, R, D / 128, 128] of what belongs to folded streams [R, T, ...]."""
+  count, tokens, *row = streams.shape
+  return jax.ShapeDtypeStruct((tokens, count, *row), streams.dtype)
+
+
+def numbers(streams: Array) -> jax.ShapeDtypeStruct:
+  """Returns the shape of a float32 number per token and stream [T, R]."""
+  return jax.ShapeDtypeStruct(streams.shape[1::-1], jnp.float32)
+
+
+def wide_gain(operands: Operands) -> Array:
+  """Returns γ of every stream, folded [R, D / 128, 128] float32."""
+  count, width = len(operands.streams), operands.streams.shape[-1]
+  return call.fold(jnp.broadcast_to(operands.gain.astype(jnp.float32), (count, width)))
+
+
+def token_rows(ref: Field) -> tuple[Stream, ...]:
+  """Returns where the R rows of a token in [T, R, D / 128, 128] lie."""
+  return tuple(Stream(partial(_row, ref, s)) for s in range(ref.shape[1]))
+
+
+def _row(ref: Ref, stream: int, token: Array) -> Ref:
+  return ref.at[token, stream]
+
+
+def inverse_rms(ring: Ring, sums: ChannelSums, step: Array, count: int, eps: float) -> list[Array]:
+  """Returns 1 / RMS of the streams of a token, which are at the first positions of a ring."""
+  groups = ring.rows.shape[1]
+
+  def add(index: Array, squares: tuple[Array, ...]) -> tuple[Array, ...]:
+    parts = (ring.load_part(step, s, index) for s in range(count))
+    return tuple(total + part * part for total, part in zip(squares, parts, strict=True))
+
+  squares = tiles.each_part(groups, add, tiles.zeros(groups, count))
+  totals = summed(sums, squares)
+  return [jax.lax.rsqrt(total / (groups * row_ops.LANES) + eps) for total in totals]
+
+
+def summed(sums: ChannelSums, parts: tuple[Array, ...]) -> list[Array]:
+  """Returns the sums over channels of rows that every thread has added up."""
+  for place, part in enumerate(parts):
+    sums.put(place, (part,))
+  sums.reduce()
+  return [sums[place] for place in range(len(parts))]
+
+
+def sigmoid(x: Array) -> Array:
+  """Returns 1 / (1 + exp(-x))."""
+  return 1 / (1 + jnp.exp(-x))
