@@ -86,6 +86,14 @@ def test_kernels_fit_other_gpus_or_say_so(tmp_path):
 
 
 @needs_cuda_aot
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [8, 11, 15])
+@pytest.mark.parametrize("name", gpu_gated_kernels.NAMES)
+def test_many_streams_of_gated_reads(name, count):
+  check("h100", KernelCase("gated", name, 2048, True, False, False, num_streams=count))
+
+
+@needs_cuda_aot
 @pytest.mark.parametrize(
   ("system", "layers", "kernels"),
   [

@@ -17,15 +17,7 @@ def prepared(
 ) -> str | tuple[GpuTiles, Callable, tuple]:
   """Returns a kernel of a gated read after which something is written.
 
-  Args:
-    name: of `NAMES`.
-    sizes: R, T and D.
-    dtype: of the streams.
-    layout: mesh of the GPU.
-    array: function (*shape, dtype) -> abstract array there.
-
-  Returns:
-    Why it cannot run; or its tiles, a function that runs it, and the arguments of that.
+  The arguments and what is returned are those of `gpu_stream_kernels.prepared`.
   """
   count, tokens, width = sizes
   streams, row = array(count, tokens, width, dtype=dtype), array(tokens, width, dtype=dtype)
@@ -47,9 +39,9 @@ def prepared(
     return backward.unmix(read, operands, inputs(operands, gates, d_x))
 
   def unnormalise(
-    operands: Operands, gates: Array, d_x: Array, inverse_rms: Array, products: Array, state: Array
+    operands: Operands, gates: Array, d_x: Array, inverse_rms: Array, projected: Array, state: Array
   ) -> tuple:
-    given = backward.Back(inverse_rms, *call.fold((products, state)))
+    given = backward.Given(inverse_rms, *call.fold((projected, state)))
     return backward.unnormalise(read, operands, inputs(operands, gates, d_x), given)
 
   scales = array(tokens, count)

@@ -78,7 +78,7 @@ BAD_OPTIONS = (
   ("gated_residual", {"eps": 0.0}, ["eps=0.0", "eps > 0"]),
   (
     "gated_residual",
-    {"implementation": "mosaic_gpu"},
-    ["implementation='mosaic_gpu'", "auto, mosaic_tpu, reference"],
+    {"implementation": "cuda"},
+    ["implementation='cuda'", "auto, mosaic_tpu, mosaic_gpu, reference"],
   ),
 )

@@ -191,11 +191,26 @@ def program() -> Array:
   return lax.axis_index(_PROGRAM)
 
 
-def make_ring(buffer: tuple[Ref, Ref], streams: tuple[Stream, ...], tokens: int) -> Ring:
-  """Returns a ring for the tokens of this program, filled; with P programs these are every P-th."""
+def make_ring(
+  buffer: tuple[Ref, Ref], streams: tuple[Stream, ...], tokens: int, parts: int = 1
+) -> Ring:
+  """Returns a ring for the tokens of this program, filled; with P programs these are every P-th.
+
+  Args:
+    buffer: rows and barriers.
+    streams: where the rows lie.
+    tokens: T.
+    parts: in how many steps a token passes. What the ring takes for a token is then the number of
+      one of these parts, of T times as many.
+  """
   first, programs = program(), lax.axis_size(_PROGRAM)
   steps = lax.div(tokens - first + jnp.int32(programs - 1), jnp.int32(programs))
-  ring = Ring(*buffer, streams, lambda step: first + step * programs, steps)
+
+  def part(step: Array) -> Array:
+    size = jnp.int32(parts)
+    return (first + lax.div(step, size) * programs) * parts + lax.rem(step, size)
+
+  ring = Ring(*buffer, streams, part, steps * parts)
   ring.start()
   return ring
 

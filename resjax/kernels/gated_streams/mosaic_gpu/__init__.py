@@ -3,10 +3,11 @@
 The kernels work on one token at a time, with the rows and rings of depth attention. The weights of
 a read have no room on the chip, so XLA takes the products with them, between two kernels
 (products.py). Arrays that it multiplies are [T, R, D], all streams of a token one behind another,
-so that a product is one of matrices [T, R D]. In passes over [T, D]:
+so that a product is one of matrices [T, R D]. The last kernel adds what flows back through the
+state. In passes over [T, D], dx counting once where it is loaded for every stream:
 
 | pass | what runs | passes |
 |------|-----------|--------|
 | forward | normalise; project; open gates; mix | 6 R + 1 |
-| reverse | open gates; unmix; products; unnormalise, with what flows back through the state | 14 R + 2 |
+| reverse | open gates; unmix; four products; unnormalise | 14 R + 2 |
 """

@@ -1,7 +1,6 @@
 """The reverse pass on NVIDIA GPUs: back through the mix, through products, and through the norm."""
 
-import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -12,6 +11,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from resjax.kernels.depth_attention.mosaic_gpu import call, row_ops
 from resjax.kernels.depth_attention.mosaic_gpu.call import Refs, row_stream
+from resjax.kernels.depth_attention.mosaic_gpu.ring import Stream
 from resjax.kernels.depth_attention.mosaic_gpu.row_ops import ChannelSums
 from resjax.kernels.depth_attention.operands import Ref
 from resjax.kernels.gated_streams.mosaic_gpu import products, rows
@@ -51,17 +51,17 @@ class _Unmixed(NamedTuple):
   inverse_rms: Field
 
 
-class Back(NamedTuple):
+class Given(NamedTuple):
   """What the second kernel reads besides.
 
   Attributes:
     inverse_rms: see `_Unmixed`.
-    products: what the products add to the cotangent of R̂ [T, R, D / 128, 128].
+    projected: what the products add to the cotangent of R̂ [T, R, D / 128, 128].
     state: cotangent of the streams that were handed on [R, T, D / 128, 128], or None.
   """
 
   inverse_rms: Field
-  products: Field
+  projected: Field
   state: Field
 
 
@@ -79,9 +79,9 @@ def backward(
   normed, d_opened = call.unfold((unmixed.normed, unmixed.d_opened))
   d_products = products.products_back(squeezed, d_opened, d_logits, operands)
   d_weights = products.weights_back(squeezed, normed, d_opened, d_products, operands)
-  back = call.fold(products.back(d_products, operands))
+  projected = call.fold(products.back(d_products, operands))
   state = None if d_streams is None else call.fold(d_streams)
-  given = Back(unmixed.inverse_rms, back, state)
+  given = Given(unmixed.inverse_rms, projected, state)
   return Operands(*unnormalise(read, operands, inputs, given), *d_weights)
 
 
@@ -106,7 +106,7 @@ def unmix(read: Read, operands: Operands, inputs: Inputs) -> _Unmixed:
 def _unmix(eps: float, refs: Refs) -> None:
   inputs: Inputs = refs.inputs
   count, tokens, groups, _ = inputs.streams.shape
-  ring = call.make_ring(refs.rings[0], _streams(inputs), tokens)
+  ring = call.make_ring(refs.rings[0], _unmix_rows(inputs), tokens)
 
   def token_backward(step: Array, _: None) -> None:
     token, outputs = ring.token(step), refs.outputs
@@ -133,13 +133,13 @@ def _unmix(eps: float, refs: Refs) -> None:
   lax.fori_loop(jnp.int32(0), ring.steps, token_backward, None)
 
 
-def _streams(inputs: Inputs) -> tuple:
-  """Returns the rows of a token that both kernels read, in the order of `Inputs`."""
+def _unmix_rows(inputs: Inputs) -> tuple[Stream, ...]:
+  """Returns where H, the gates and dx of a token lie."""
   return *stream_rows(inputs.streams), *rows.token_rows(inputs.gates), row_stream(inputs.d_x)
 
 
 def unnormalise(
-  read: Read, operands: Operands, inputs: Inputs, given: Back
+  read: Read, operands: Operands, inputs: Inputs, given: Given
 ) -> tuple[Array, Array]:
   """Returns the cotangents of the streams and of γ."""
   streams, gain = inputs.streams, operands.gain
@@ -159,36 +159,42 @@ def _unnormalise(refs: Refs) -> None:
   """Works on one stream of a token after the other: few rows are on the chip at a time."""
   inputs, given = refs.inputs
   count, tokens, groups, _ = inputs.streams.shape
-  per_stream = [
-    (row_stream(inputs.d_x),) * count, stream_rows(inputs.streams), rows.token_rows(inputs.gates),
-    rows.token_rows(given.products),
-  ]  # fmt: skip
+
+  def place(item: Array) -> tuple[Array, Array]:
+    """Returns stream and token of one of R T rows."""
+    return lax.rem(item, jnp.int32(count)), lax.div(item, jnp.int32(count))
+
+  streams = [
+    Stream(lambda item: inputs.d_x.at[place(item)[1]]),
+    Stream(lambda item: inputs.streams.at[place(item)]),
+    Stream(lambda item: inputs.gates.at[place(item)[::-1]]),
+    Stream(lambda item: given.projected.at[place(item)[::-1]]),
+  ]
   if given.state is not None:
-    per_stream.append(stream_rows(given.state))
-  streams = tuple(itertools.chain.from_iterable(zip(*per_stream, strict=True)))
-  ring, d_gain = call.make_ring(refs.rings[0], streams, tokens), refs.numbers[0]
+    streams.append(Stream(lambda item: given.state.at[place(item)]))
+  ring = call.make_ring(refs.rings[0], tuple(streams), tokens, parts=count)
+  d_gain, positions = refs.numbers[0], range(len(streams))
   for s in range(count):  # every thread adds to its own channels alone
     row_ops.store(d_gain.at[s], row_ops.zeros(groups))
 
-  def token_backward(step: Array, _: None) -> None:
-    scales = tiles.numbers_of(given.inverse_rms, ring.token(step))
-    for s, scale in enumerate(scales):
-      positions = range(s * len(per_stream), (s + 1) * len(per_stream))
-      for position in positions:
-        ring.wait(step, position)
-      part = partial(ring.load_part, step)
-      row = _Row(inputs.gain.at[s], d_gain.at[s], refs.outputs.at[s, ring.token(step)])
-      _unnormalise_row(row, [partial(part, p) for p in positions], refs.sums, scale, count)
-      ring.release(step, positions)
+  def row_backward(step: Array, _: None) -> None:
+    s, token = place(ring.token(step))
+    scale = given.inverse_rms[token, s]
+    for position in positions:
+      ring.wait(step, position)
+    row = _Row(inputs.gain.at[s], d_gain.at[s], refs.outputs.at[s, token])
+    loads = [partial(ring.load_part, step, position) for position in positions]
+    _unnormalise_row(row, loads, refs.sums, scale, count)
+    ring.release(step, positions)
 
-  lax.fori_loop(jnp.int32(0), ring.steps, token_backward, None)
+  lax.fori_loop(jnp.int32(0), ring.steps, row_backward, None)
   own = refs.own_totals()
   for s in range(count):
     row_ops.store(own.at[s], row_ops.load(d_gain.at[s]))
 
 
 class _Row(NamedTuple):
-  """References of a stream of a token: its γ and the sums for that, and where its cotangent goes."""
+  """References for a stream of a token: γ, the sums of its cotangent, and that of the stream."""
 
   gain: Ref
   d_gain: Ref
@@ -196,23 +202,24 @@ class _Row(NamedTuple):
 
 
 def _unnormalise_row(
-  row: _Row, loads: list[Callable], sums: ChannelSums, scale: Array, count: int
+  row: _Row, loads: Sequence[Callable], sums: ChannelSums, scale: Array, count: int
 ) -> None:
   """Writes the cotangent of a stream of a token; adds to that of its γ.
 
   Args:
     row: references.
-    loads: functions of the number of a part, of dx, H, gates, products and, if given, state.
+    loads: functions that load a part of dx, H, the gates, `Given.projected` and, if there is one,
+      `Given.state`.
     sums: what a sum over channels needs.
     scale: 1 / RMS of the stream.
     count: R.
   """
-  d_x, stream, gate, back, *state = loads
+  d_x, stream, gate, projected, *state = loads
   groups = row.gain.shape[0]
 
   def cotangent(index: Array) -> tuple[Array, Array, Array]:
-    """Returns a part of the cotangent of R̂, of H / RMS(H), and of γ."""
-    d = d_x(index) / count * rows.sigmoid(gate(index)) + back(index)
+    """Returns a part of the cotangent of R̂; of H / RMS(H); and of γ itself."""
+    d = d_x(index) / count * rows.sigmoid(gate(index)) + projected(index)
     return d, stream(index) * scale, row_ops.load_part(row.gain, index)
 
   def add(index: Array, totals: tuple[Array]) -> tuple[Array]:

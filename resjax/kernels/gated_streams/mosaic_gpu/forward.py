@@ -1,4 +1,4 @@
-"""The forward pass on NVIDIA GPUs: a kernel that normalises, and one that mixes what gates let by."""
+"""The forward pass on NVIDIA GPUs: a kernel that normalises, and one that mixes through gates."""
 
 from functools import partial
 from typing import NamedTuple
@@ -113,13 +113,12 @@ def _mix(refs: Refs) -> None:
       ring.wait(step, position)
 
     def write(index: Array, _: tuple) -> tuple:
-      total = None
+      terms = []
       for s, scale in enumerate(scales):
         gate = rows.sigmoid(ring.load_part(step, count + s, index))
         gain = row_ops.load_part(inputs.gain.at[s], index)
-        term = gate * ring.load_part(step, s, index) * (scale / count) * gain
-        total = term if total is None else total + term
-      row_ops.store_part(refs.outputs.at[token], index, total)
+        terms.append(gate * ring.load_part(step, s, index) * (scale / count) * gain)
+      row_ops.store_part(refs.outputs.at[token], index, sum(terms[1:], terms[0]))
       return ()
 
     tiles.each_part(groups, write, ())

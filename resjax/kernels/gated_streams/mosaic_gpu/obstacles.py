@@ -14,7 +14,7 @@ def obstacle(read: Read, operands: Operands) -> str | None:
   chosen = rows.mix_tiles, rows.unmix_tiles, rows.unnormalise_tiles
   if any(choose(read, operands) is None for choose in chosen):
     return (
-      f"a token of {count} streams of width {width} does not fit into shared memory, "
-      f"{room_of(read)} bytes of a multiprocessor"
+      f"a token of {count} streams of width {width} and the sums of its gains' cotangents do not "
+      f"fit into shared memory, {room_of(read)} bytes of a multiprocessor"
     )
   return device_obstacle(read)

@@ -62,7 +62,15 @@ def back(d_products: Array, operands: Operands) -> Array:
 def weights_back(
   squeezed: Array, normed: Array, d_opened: Array, d_products: Array, operands: Operands
 ) -> WeightGradients:
-  """Returns the cotangents of the weights of products; see `products_back` for the arguments."""
+  """Returns the cotangents of the weights of products.
+
+  Args:
+    squeezed: z [T, r].
+    normed: R̂ [T, R, D].
+    d_opened: cotangent of silu(z) W_up [T, R, D].
+    d_products: what `products_back` returns.
+    operands: of the read.
+  """
   inner = jax.nn.silu(squeezed).astype(normed.dtype)
   d_up = _product("tk,tsd->skd", inner, d_opened, jnp.float32)
   d_inward = _product("tsd,tk->sdk", normed, d_products, jnp.float32)

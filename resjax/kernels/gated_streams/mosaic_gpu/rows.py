@@ -37,8 +37,10 @@ def unmix_tiles(read: Read, operands: Operands) -> GpuTiles | None:
 
 def unnormalise_tiles(read: Read, operands: Operands) -> GpuTiles | None:
   """Returns the tile sizes of the kernel that ends the reverse pass, or None."""
-  rows, numbers = 4 + (operands.inject is not None), len(operands.streams) * operands.like.shape[-1]
-  return tiles.choose(read, operands.like, rows, 1, (numbers,))
+  count, width = len(operands.streams), operands.like.shape[-1]
+  return tiles.choose(
+    read, operands.like, 4 + (operands.inject is not None), 1, numbers=(count * width,)
+  )
 
 
 def launch(

@@ -9,7 +9,7 @@ from resjax.kernels.depth_attention.mosaic_gpu import row_ops
 from resjax.kernels.depth_attention.mosaic_gpu import tiles as gpu_tiles
 from resjax.kernels.depth_attention.mosaic_gpu.ring import Ring
 from resjax.kernels.depth_attention.mosaic_gpu.row_ops import WARPS
-from resjax.kernels.depth_attention.mosaic_gpu.tiles import MAX_ROWS, GpuTiles
+from resjax.kernels.depth_attention.mosaic_gpu.tiles import MAX_ROWS, GpuTiles, LaunchOptions
 from resjax.kernels.depth_attention.operands import Ref
 from resjax.kernels.streams.operands import Operands, Read
 from resjax.typing import Array
@@ -18,7 +18,11 @@ MAX_STREAMS = (MAX_ROWS - 2) // 3  # the reverse pass has 3 R + 2 rows of a toke
 
 
 def choose(
-  read: Read, like: jax.ShapeDtypeStruct, rows: int, sums: int, numbers: tuple[int, ...] = ()
+  read: LaunchOptions,
+  like: jax.ShapeDtypeStruct,
+  rows: int,
+  sums: int,
+  numbers: tuple[int, ...] = (),
 ) -> GpuTiles | None:
   """Returns the tile sizes of a kernel, or None if a token does not fit.
 
@@ -32,7 +36,7 @@ def choose(
   summed, room = -(-sums // WARPS) * WARPS, gpu_tiles.room_of(read)
   for programs in range(gpu_tiles.most_programs(like), 0, -1):
     fitting = min(MAX_ROWS, gpu_tiles.fitting_rows(like, summed, numbers, 1, programs, room))
-    if fitting >= (min(MAX_ROWS, 3 * rows // 2) if programs > 1 else rows):
+    if fitting >= max(2, min(MAX_ROWS, 3 * rows // 2) if programs > 1 else rows):
       return GpuTiles(max(2, min(fitting, 3 * rows)), 1, summed, programs, numbers)
   return None
 
