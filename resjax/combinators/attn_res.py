@@ -171,9 +171,8 @@ class BlockAttnRes(DepthBlocks, _OutputReader):
     rms_block: whether outputs are normalised before they are summed into a completed block.
     two_phase: whether a scan reads the complete sources once for all sites of a block, and then
       merges the running sum site by site; the function is the same up to rounding. `auto` does so
-      with several blocks, but not where only a read of all sources has a kernel. `always` needs one
-      head and a read that kernels cover, and uses plain JAX where none can run. `never` reads all
-      sources at every site.
+      with several blocks where a kernel can run. `always` needs one head and a read that kernels
+      cover, and uses plain JAX where none can run. `never` reads all sources at every site.
     value_norm: whether values are normalised; this and what follows is as in `attn_res`.
     key_norm: `gain`, `plain` or `none`.
     key_rank: 0..D.

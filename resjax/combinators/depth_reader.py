@@ -15,7 +15,7 @@ from resjax.kernels.depth_attention import (
   Sources,
   depth_attention,
   depth_attention_block,
-  two_phase_keeps_kernels,
+  has_block_kernel,
   two_phase_moves_less,
 )
 from resjax.typing import Array, PyTree
@@ -170,9 +170,9 @@ class DepthBlocks(DepthReader):
   Args:
     layers_per_block: layers of one depth block, 1..L; the last block may be shorter.
     two_phase: whether a scan reads the complete sources once for all sites of a block; the function
-      is the same up to rounding. `auto` does so where that moves fewer bytes, but not where only a
-      read of all sources has a kernel. `always` needs one head and scores that kernels cover, and
-      uses plain JAX where none can run. `never` reads all sources at every site.
+      is the same up to rounding. `auto` does so where a kernel can run and moves fewer bytes.
+      `always` needs one head and scores that kernels cover, and uses plain JAX where none can run.
+      `never` reads all sources at every site.
   """
 
   strategy: Strategy = "depth_blocks"
@@ -208,11 +208,9 @@ class DepthBlocks(DepthReader):
       return self.two_phase == "always"
     on_average = (self.num_blocks + 1) / 2  # before the blocks 1, 2, ... sources are complete
     moves_less = two_phase_moves_less(on_average, len(queries))
-    if self.num_heads > 1 or not moves_less:
-      return False
     options = self._kernel_options()
     options.pop("eps")
-    return two_phase_keeps_kernels(sources, queries, **options)
+    return self.num_heads == 1 and moves_less and has_block_kernel(sources, queries, **options)
 
   def _block_reader(self) -> Reader:
     """Returns the parameters of all reads of a depth block, [reads, ...] each."""

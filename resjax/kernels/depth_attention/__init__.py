@@ -58,9 +58,7 @@ from resjax.kernels.depth_attention.two_phase import BlockRead as BlockRead
 from resjax.kernels.depth_attention.two_phase import depth_attention_block as depth_attention_block
 from resjax.kernels.depth_attention.two_phase import depth_attention_merge as depth_attention_merge
 from resjax.kernels.depth_attention.two_phase import depth_attention_row as depth_attention_row
-from resjax.kernels.depth_attention.two_phase import (
-  two_phase_keeps_kernels as two_phase_keeps_kernels,
-)
+from resjax.kernels.depth_attention.two_phase import has_block_kernel as has_block_kernel
 from resjax.kernels.depth_attention.two_phase import two_phase_moves_less as two_phase_moves_less
 from resjax.kernels.depth_attention.weighted_sum import depth_sum as depth_sum
 from resjax.kernels.depth_attention.weighted_sum import gated_depth_sum as gated_depth_sum

@@ -119,16 +119,17 @@ def depth_attention_block(
   return block_read, Sources(recent, bank, sources.num_valid)
 
 
-def two_phase_keeps_kernels(
+def has_block_kernel(
   sources: Sources,
   queries: Array,
   *,
   layout: Layout | None = None,
   implementation: str | None = None,
 ) -> bool:
-  """Returns whether two phases with threaded sources run kernels if direct reads run one.
+  """Returns whether `depth_attention_block` with threaded sources runs a kernel, not plain JAX.
 
-  Phase 1 keeps more on the chip than a direct read and may have no room there.
+  In plain JAX phase 1 is cut into as many passes over the sources as XLA likes. A step moves as
+  much there as one with direct reads, and needs more memory.
 
   Args:
     sources: as for `depth_attention_block`; only their shapes are looked at.
@@ -137,11 +138,7 @@ def two_phase_keeps_kernels(
     implementation: as for `depth_attention_block`.
   """
   read = _options(0.0, False, True, layout, False)
-  operands = _block_operands(sources, queries, None)
-  one_query = operands._replace(query=operands.query[0])
-  return backends.has_kernel(read, operands, implementation, "block") or not backends.has_kernel(
-    read, one_query, implementation, "direct"
-  )
+  return backends.has_kernel(read, _block_operands(sources, queries, None), implementation, "block")
 
 
 def _block_operands(sources: Sources, queries: Array, key_scales: Array | None) -> Operands:
