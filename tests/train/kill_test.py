@@ -12,7 +12,6 @@ import pytest
 from resjax.checkpoint.reader import saved_steps
 from tests.helpers.checkpoints import assert_restores, numbers, opened, small_state
 
-KILLS = 50
 SIZE = 8192  # 3 MB
 
 
@@ -43,13 +42,14 @@ def save_until_killed(folder: pathlib.Path) -> None:
 
 
 @pytest.mark.slow
-def test_every_restart_goes_on_from_the_last_save_or_the_one_before_it(tmp_path):
+@pytest.mark.parametrize("kills", [20, pytest.param(50, marks=pytest.mark.release)])
+def test_every_restart_goes_on_from_the_last_save_or_the_one_before_it(tmp_path, kills):
   generator = np.random.default_rng(0)
   context = multiprocessing.get_context("forkserver")  # a fresh backend, without the imports
   context.set_forkserver_preload(["tests.helpers.checkpoints"])
   log, begun = tmp_path / "log", 0
   log.touch()
-  for _ in range(KILLS):
+  for _ in range(kills):
     lines = len(log.read_text().splitlines())
     process = context.Process(target=save_until_killed, args=(tmp_path,))
     process.start()
@@ -67,7 +67,7 @@ def test_every_restart_goes_on_from_the_last_save_or_the_one_before_it(tmp_path)
         assert int(step) in (begun, begun - 1), log.read_text()
         assert not more, line
       begun = int(step)
-  assert begun > KILLS // 2
+  assert begun > kills // 2
   with opened(tmp_path / "checkpoints") as checkpoints:
     last = checkpoints.latest
     assert_restores(checkpoints, last, SIZE)
