@@ -110,7 +110,7 @@ def test_bundles_are_counted_per_loop():
 
 
 @needs_libtpu
-@pytest.mark.parametrize("chip", ["v5e", "v5p", "v6e"])
+@pytest.mark.parametrize("chip", [pytest.param("v5e", marks=pytest.mark.release), "v5p", "v6e"])
 def test_memory_is_the_limit(chip, tmp_path):
   schedules = tpu_schedule.main(tmp_path, [chip])
   assert len(schedules) == 8 and max(s.ratio for s in schedules) <= 1.0

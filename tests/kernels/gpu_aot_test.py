@@ -106,7 +106,10 @@ def test_many_streams_of_gated_reads(name, count):
       "mhc", 2, [f"stream_read_{name}" for name in ("write", "mix", "unmix", "unwrite")],
       marks=pytest.mark.release,
     ),
-    ("hyper_connections", 2, [f"stream_read_{name}" for name in ("write", "unwrite")]),
+    pytest.param(
+      "hyper_connections", 2, [f"stream_read_{name}" for name in ("write", "unwrite")],
+      marks=pytest.mark.release,
+    ),
     ("gated_residual", 2, [f"gated_read_{name}" for name in gpu_gated_kernels.NAMES]),
   ],
 )  # fmt: skip
