@@ -19,7 +19,7 @@ def test_it_is_attention_residuals_that_fuse():
   assert {case.name for case in FUSES} >= {"attn_res", "block_attn_res"}
 
 
-@walks.first_cases(FUSES, quick=QUICK, also=({"layers_per_block": 2, "two_phase": "never"},))
+@walks.first_cases(FUSES, quick=QUICK, also=({"layers_per_block": 2, "two_phase": "always"},))
 def test_fused_norm(case, monkeypatch):
   check(case, monkeypatch, fuses=True)
 

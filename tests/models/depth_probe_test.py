@@ -19,7 +19,7 @@ OPTIONS = [
   ("attn_res", {}),
   ("block_attn_res", {"layers_per_block": 2}),
   ("block_attn_res", {"layers_per_block": 2, "rms_block": True, "num_heads": 2}),
-  ("block_attn_res", {"layers_per_block": 2, "two_phase": "never"}),
+  ("block_attn_res", {"layers_per_block": 2, "two_phase": "always"}),
   ("deep_cross_attention", {}),
   ("deep_cross_attention", {"last": 1}),
   ("deep_delta", {"value_width": 2, "compressor": "token"}),

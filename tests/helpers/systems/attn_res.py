@@ -176,7 +176,7 @@ CASES = (
   *(Case("block_attn_res", {"layers_per_block": length}, **_FRESH) for length in range(1, 6)),
   Case("block_attn_res", {"layers_per_block": 2, "num_heads": 8}, **_FRESH),
   Case("block_attn_res", {"layers_per_block": 2, "rms_block": True}, **_QUERIES),
-  Case("block_attn_res", {"layers_per_block": 2, "two_phase": "never"}, **_FRESH),
+  Case("block_attn_res", {"layers_per_block": 2, "two_phase": "always"}, **_FRESH),
   Case("block_attn_res", {"layers_per_block": 2, "views": "qk_v"}, **_VIEWS),
   Case("block_attn_res", {"layers_per_block": 2, "views": "qkv", "two_phase": "always"}, **_VIEWS),
   Case(
@@ -201,7 +201,7 @@ CASES = (
   ),
   Case(
     "block_attn_res",
-    {"layers_per_block": 3, "rms_block": True, "two_phase": "never"},
+    {"layers_per_block": 3, "rms_block": True, "two_phase": "always"},
     **_QUERIES,
   ),
 )

@@ -84,7 +84,7 @@ CASES = (
   ),
   *(_blocks(length) for length in (1, 2, 5)),
   _blocks(2, {"num_heads": 4}),
-  _blocks(2, {"two_phase": "never", "output_gate": "vector"}),
+  _blocks(2, {"two_phase": "always", "output_gate": "vector"}),
   _blocks(2, {"output_gate": "scalar"}),
   _blocks(2, {"output_gate": "vector"}),
   _blocks(1, {"output_gate": "alpha"}, standard_at_init=True, learns_at_init=("alpha",)),
