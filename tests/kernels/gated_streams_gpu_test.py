@@ -13,7 +13,7 @@ from resjax.kernels.gated_streams.mosaic_gpu import obstacles
 from resjax.kernels.gated_streams.operands import Operands, Read
 from resjax.sharding import Layout
 from resjax.testing.compare import assert_close
-from tests.helpers import gated_streams, layouts
+from tests.helpers import gated_streams, gpus, layouts
 
 interpreted = pytest.mark.skipif(
   not hasattr(plgpu, "InterpretGPUParams"), reason="this JAX has no interpreter of GPU kernels"
@@ -50,21 +50,16 @@ def operands(count, tokens, width, rank=8, dtype=jnp.bfloat16):
   )  # fmt: skip
 
 
-def lowered(function, *arguments):
-  program = jax.jit(function).trace(*arguments).lower(lowering_platforms=("cuda",))
-  return program.as_text()
-
-
 def test_a_device_lowers_the_kernels_for_its_own_tokens():
   layout = layouts.layout("long_context", data=2, fsdp=2, sequence=2)
   read = Read(1e-6, "mosaic_gpu", layout)
   inputs = operands(2, (4, 10), 128)
   forward = functools.partial(backends.forward, read)
-  text = lowered(forward, inputs)
+  text = gpus.lowered(forward, inputs)
   assert text.count("@mosaic_gpu") == 2 and "tensor<2x5x1x128xbf16>" in text
   x, logits, squeezed = jax.eval_shape(forward, inputs)
   backward = functools.partial(backends.backward, read)
-  text = lowered(backward, inputs, squeezed, x, logits, inputs.streams)
+  text = gpus.lowered(backward, inputs, squeezed, x, logits, inputs.streams)
   assert text.count("@mosaic_gpu") == 2 and "tensor<2x5x1x128xbf16>" in text
   assert "all_reduce" in text and "all_gather" not in text
 
@@ -80,15 +75,11 @@ def test_a_device_lowers_the_kernels_for_its_own_tokens():
   ],
 )
 def test_what_the_kernels_cannot_do(monkeypatch, changes, words):
-  given = {"count": 4, "width": 2048, "capability": "9.0", "program_bytes": 227 * 1024} | changes
-
-  class Device:
-    compute_capability, device_kind = given["capability"], "a GPU"
-    shared_memory_per_block_optin = given["program_bytes"]
-
-  monkeypatch.setattr(Layout, "device", Device)
+  changes = dict(changes)
+  count, width = changes.pop("count", 4), changes.pop("width", 2048)
+  monkeypatch.setattr(Layout, "device", gpus.Gpu(**changes))
   read = Read(1e-6, "mosaic_gpu", Layout())
-  obstacle = obstacles.obstacle(read, operands(given["count"], (3,), given["width"]))
+  obstacle = obstacles.obstacle(read, operands(count, (3,), width))
   assert (obstacle is None) == (words is None)
   assert all(word in obstacle for word in words or [])
 

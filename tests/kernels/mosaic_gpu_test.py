@@ -19,7 +19,7 @@ from resjax.kernels.depth_attention.mosaic_gpu import tiles as gpu_tiles
 from resjax.kernels.depth_attention.operands import Operands, Read
 from resjax.sharding import Layout
 from resjax.testing.compare import assert_close
-from tests.helpers import layouts, reference
+from tests.helpers import gpus, layouts, reference
 
 EPS = 1e-6
 BF16, FP32 = jnp.bfloat16, jnp.float32
@@ -35,11 +35,6 @@ def operands(count, banked, tokens, width, dtype, adds=False, norms=False):
   counts = jax.ShapeDtypeStruct((2,), jnp.int32)
   recent = (row,) * (count - banked)
   return Operands(bank, recent, counts, gain, row if adds else None, gain if norms else None)
-
-
-def lowered(function, *arguments):
-  program = jax.jit(function).trace(*arguments).lower(lowering_platforms=("cuda",))
-  return program.as_text()
 
 
 @pytest.mark.parametrize(
@@ -59,14 +54,14 @@ def test_every_variant_lowers_for_cuda(width, dtype):
     read = Read(1, EPS, bool(adds), bool(threaded), "mosaic_gpu", Layout())
     inputs = operands(count, banked, 1001, width, dtype, adds, norms)
     forward = functools.partial(direct_forward.forward, read)
-    assert lowered(forward, inputs).count("@mosaic_gpu") == 1
+    assert gpus.lowered(forward, inputs).count("@mosaic_gpu") == 1
     out, running, stats = jax.eval_shape(forward, inputs)
     assert (running is not None) == adds and stats.logits.shape == (count, 1001)
     inputs = inputs._replace(addend=None)
     d_sources = (inputs.bank, inputs.recent) if threaded else None
     backward = functools.partial(direct_backward.backward, read)
     arguments = inputs, stats, out, d_sources
-    assert lowered(backward, *arguments).count("@mosaic_gpu") == 1
+    assert gpus.lowered(backward, *arguments).count("@mosaic_gpu") == 1
     d = jax.eval_shape(backward, *arguments)
     assert jax.tree.map(lambda x: (x.shape, x.dtype), (d.bank, d.recent)) == jax.tree.map(
       lambda x: (x.shape, x.dtype), (inputs.bank, inputs.recent)
@@ -83,9 +78,9 @@ def test_a_device_lowers_the_kernels_for_its_own_tokens():
   forward = functools.partial(backends.forward, "direct", read)
   out, _, stats = jax.eval_shape(forward, inputs)
   assert out.shape == row.shape and stats.lse.shape == (4, 10)
-  text = lowered(forward, inputs)
+  text = gpus.lowered(forward, inputs)
   assert text.count("@mosaic_gpu") == 1 and "tensor<2x5x1x128xbf16>" in text
-  text = lowered(lambda *a: backends.backward("direct", read, *a, None), inputs, stats, out)
+  text = gpus.lowered(lambda *a: backends.backward("direct", read, *a, None), inputs, stats, out)
   assert text.count("@mosaic_gpu") == 1 and "tensor<2x5x1x128xbf16>" in text
   assert "all_reduce" in text and "all_gather" not in text
 
@@ -269,15 +264,6 @@ def test_tiles_that_do_not_exist_are_refused(field, value, words):
     gpu_tiles.GpuTiles(**sizes)
 
 
-class Device:
-  """What an obstacle asks of a device."""
-
-  def __init__(self, capability, program_bytes=None):
-    self.compute_capability, self.device_kind = capability, "a GPU"
-    if program_bytes is not None:
-      self.shared_memory_per_block_optin = program_bytes
-
-
 @pytest.mark.parametrize(
   ("capability", "width", "words"),
   [
@@ -289,7 +275,7 @@ class Device:
   ],
 )
 def test_what_the_kernels_cannot_do(monkeypatch, capability, width, words):
-  monkeypatch.setattr(Layout, "device", Device(capability))
+  monkeypatch.setattr(Layout, "device", gpus.Gpu(capability))
   read = Read(1, EPS, False, False, "mosaic_gpu", Layout())
   obstacle = obstacles.direct(read, operands(2, 0, 3, width, BF16))
   assert (obstacle is None) == (words is None)
@@ -301,13 +287,13 @@ def test_tiles_fit_the_shared_memory_that_the_gpu_tells(monkeypatch):
   read = Read(1, EPS, False, False, "mosaic_gpu", Layout())
   sizes = []
   for program_bytes in (None, 227 * 1024, 99 * 1024):  # not told: as much as an H100 has
-    monkeypatch.setattr(Layout, "device", Device("12.0", program_bytes))
+    monkeypatch.setattr(Layout, "device", gpus.Gpu("12.0", program_bytes))
     assert obstacles.direct(read, inputs) is None
     tiles = direct_forward.tiles_of(read, inputs), direct_backward.tiles_of(read, inputs)
     sizes.append([(t.programs_per_sm, t.shared_bytes(like)) for t in tiles])
   assert sizes[0] == sizes[1] and all(size <= 99 * 1024 for _, size in sizes[2])
   wide = operands(8, 0, 3, 8192, FP32)
-  monkeypatch.setattr(Layout, "device", Device("12.0", 24 * 1024))
+  monkeypatch.setattr(Layout, "device", gpus.Gpu("12.0", 24 * 1024))
   obstacle = obstacles.direct(read, wide)
   assert all(word in obstacle for word in ("8 sources", "8192", "shared memory", "25600 bytes"))
 

@@ -7,6 +7,7 @@ import pytest
 
 from resjax.kernels.sums import sum_of_products
 from resjax.testing.compare import assert_close
+from tests.helpers.gpus import lowered
 
 RNG = np.random.default_rng(0)
 VALUES = np.float32(RNG.normal(size=(3, 4, 6)))
@@ -37,10 +38,6 @@ def test_values_and_derivatives_are_those_of_einsum(weights):
   assert_close(second[0], second[1], 1e-6)
 
 
-def lowered(platform, function, *arguments):
-  return jax.jit(function).trace(*arguments).lower(lowering_platforms=(platform,)).as_text()
-
-
 @pytest.mark.parametrize(
   ("platform", "count", "reduces"),
   [("cpu", 3, False), ("cpu", 33, True), ("tpu", 3, True), ("cuda", 3, True)],
@@ -48,8 +45,8 @@ def lowered(platform, function, *arguments):
 def test_a_cpu_adds_few_terms_and_others_reduce(platform, count, reduces):
   """Added terms cost ten times less on a CPU, and up to twice the memory traffic on a TPU."""
   values, weights = jnp.ones((count, 4, 6), jnp.bfloat16), jnp.ones((count, 4, 1))
-  text = lowered(platform, sum_of_products, weights, values)
+  text = lowered(sum_of_products, weights, values, platform=platform)
   assert ("stablehlo.reduce" in text) == reduces
   assert ("stablehlo.slice" in text) != reduces
   grad = jax.grad(lambda v: jnp.sum(jnp.sin(sum_of_products(weights, v))))
-  assert ("stablehlo.concatenate" in lowered(platform, grad, values)) != reduces
+  assert ("stablehlo.concatenate" in lowered(grad, values, platform=platform)) != reduces

@@ -26,6 +26,7 @@ from resjax.kernels.depth_attention.operands import MergeOperands, Operands, Rea
 from resjax.sharding import Layout
 from resjax.testing.compare import assert_close
 from tests.helpers import layouts, two_phase_kernels
+from tests.helpers.gpus import Gpu
 from tests.helpers.two_phase_kernels import (
   FORWARD,
   GRADIENT,
@@ -131,18 +132,11 @@ def test_a_merge_lowers_for_cuda(width, dtype, adds, normed):
   assert shapes((d.out, d.lse)) == shapes(d_reads) and d.query.shape == (width,)
 
 
-class Hopper:
-  """What is asked of a device."""
-
-  def __init__(self, capability="9.0"):
-    self.compute_capability, self.device_kind, self.core_count = capability, "a GPU", 132
-
-
 @pytest.fixture
 def gpus(monkeypatch):
   """All devices are GPUs to what asks for a kernel."""
   monkeypatch.setattr(Layout, "platform", "gpu")
-  monkeypatch.setattr(Layout, "device", Hopper())
+  monkeypatch.setattr(Layout, "device", Gpu())
   return monkeypatch
 
 
@@ -172,7 +166,7 @@ def test_block_attn_res_takes_two_phases_on_gpus_where_a_kernel_can_run(gpus):
   assert not opens(12, num_heads=2) and not opens(12, two_phase="never")
   assert not opens(12, implementation="reference") and not opens(12, width=192)
   assert not opens(64) and opens(64, two_phase="always")  # 33 sources
-  gpus.setattr(Layout, "device", Hopper("8.0"))
+  gpus.setattr(Layout, "device", Gpu("8.0"))
   assert not opens(12) and opens(12, two_phase="always")
 
 
@@ -258,7 +252,7 @@ def test_what_the_kernels_cannot_do(gpus, count, reads, width, words):
   [("8.0", 128, ["8.0", "9.0"]), ("9.0", 8320, ["8320", "8192"]), ("10.0", 8192, None)],
 )
 def test_what_a_merge_cannot_do(gpus, capability, width, words):
-  gpus.setattr(Layout, "device", Hopper(capability))
+  gpus.setattr(Layout, "device", Gpu(capability))
   read = Read(1, EPS, False, True, "mosaic_gpu", Layout())
   obstacle = obstacles.merge(read, merge_operands(width, BF16, False, False))
   assert (obstacle is None) == (words is None)
