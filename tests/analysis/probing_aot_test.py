@@ -14,7 +14,9 @@ L, V, DEVICES = 24, 50257, 8
 
 
 @needs_libtpu
-@pytest.mark.parametrize("name", ["standard", "block_attn_res"])
+@pytest.mark.parametrize(
+  "name", [pytest.param("standard", marks=pytest.mark.release), "block_attn_res"]
+)
 def test_probes_take_at_most_a_fifth_more_than_an_evaluation(name):
   """With parameters split over 8 chips and a row each, head and logits take most of the memory."""
   c = llama_1p3b.get_config(name)
