@@ -4,7 +4,8 @@ from collections.abc import Callable
 
 from resjax.kernels.depth_attention.mosaic_gpu import call
 from resjax.kernels.depth_attention.mosaic_gpu.tiles import GpuTiles
-from resjax.kernels.gated_streams.mosaic_gpu import backward, forward, obstacles, rows
+from resjax.kernels.gated_streams.mosaic_gpu import backward, forward, obstacles
+from resjax.kernels.gated_streams.mosaic_gpu import sizes as tile_sizes
 from resjax.kernels.gated_streams.operands import Operands, Read
 from resjax.sharding import Layout
 from resjax.typing import Array
@@ -46,12 +47,12 @@ def prepared(
 
   scales = array(tokens, count)
   passes: dict[str, tuple[Callable, tuple, GpuTiles | None]] = {
-    "normalise": (normalise, (), rows.normalise_tiles(read, operands)),
-    "mix": (mix, (by_token, scales), rows.mix_tiles(read, operands)),
-    "unmix": (unmix, (by_token, row), rows.unmix_tiles(read, operands)),
+    "normalise": (normalise, (), tile_sizes.normalise_tiles(read, operands)),
+    "mix": (mix, (by_token, scales), tile_sizes.mix_tiles(read, operands)),
+    "unmix": (unmix, (by_token, row), tile_sizes.unmix_tiles(read, operands)),
     "unnormalise": (
       unnormalise, (by_token, row, scales, by_token, streams),
-      rows.unnormalise_tiles(read, operands),
+      tile_sizes.unnormalise_tiles(read, operands),
     ),
   }  # fmt: skip
   if obstacle := obstacles.obstacle(read, operands):

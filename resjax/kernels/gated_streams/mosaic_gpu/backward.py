@@ -14,7 +14,7 @@ from resjax.kernels.depth_attention.mosaic_gpu.call import Refs, row_stream
 from resjax.kernels.depth_attention.mosaic_gpu.ring import Stream
 from resjax.kernels.depth_attention.mosaic_gpu.row_ops import ChannelSums
 from resjax.kernels.depth_attention.operands import Ref
-from resjax.kernels.gated_streams.mosaic_gpu import products, rows
+from resjax.kernels.gated_streams.mosaic_gpu import products, rows, sizes
 from resjax.kernels.gated_streams.operands import Field, Operands, Read
 from resjax.kernels.streams.mosaic_gpu import tiles
 from resjax.kernels.streams.mosaic_gpu.forward import stream_rows
@@ -94,11 +94,11 @@ def inputs_of(operands: Operands, gates: Array, d_x: Array) -> Inputs:
 def unmix(read: Read, operands: Operands, inputs: Inputs) -> _Unmixed:
   """Returns what the first kernel finds."""
   streams = inputs.streams
-  sizes = rows.unmix_tiles(read, operands)
   like = rows.by_token(streams)
   outputs = _Unmixed(like, like, rows.numbers(streams))
   return rows.launch(
-    read, partial(_unmix, read.eps), sizes, streams, "gated_read_unmix",
+    read, partial(_unmix, read.eps), sizes.unmix_tiles(read, operands), streams,
+    "gated_read_unmix",
     inputs=inputs, outputs=outputs,
   ).outputs  # fmt: skip
 
@@ -144,7 +144,7 @@ def unnormalise(
   """Returns the cotangents of the streams and of γ."""
   streams, gain = inputs.streams, operands.gain
   found = rows.launch(
-    read, _unnormalise, rows.unnormalise_tiles(read, operands), streams, "gated_read_unnormalise",
+    read, _unnormalise, sizes.unnormalise_tiles(read, operands), streams, "gated_read_unnormalise",
     inputs=(inputs, given), outputs=jax.ShapeDtypeStruct(streams.shape, streams.dtype),
     numbers=(plgpu.SMEM(inputs.gain.shape, jnp.float32),),
     totals=jax.ShapeDtypeStruct(inputs.gain.shape, jnp.float32),

@@ -9,7 +9,7 @@ from jax import lax
 
 from resjax.kernels.depth_attention.mosaic_gpu import call, row_ops
 from resjax.kernels.depth_attention.mosaic_gpu.call import Refs
-from resjax.kernels.gated_streams.mosaic_gpu import products, rows
+from resjax.kernels.gated_streams.mosaic_gpu import products, rows, sizes
 from resjax.kernels.gated_streams.operands import Field, Operands, Read
 from resjax.kernels.streams.mosaic_gpu import tiles
 from resjax.kernels.streams.mosaic_gpu.forward import stream_rows
@@ -51,7 +51,7 @@ def normalise(read: Read, operands: Operands) -> Normed:
   """Returns the normalised streams."""
   streams = call.fold(operands.streams)
   return rows.launch(
-    read, partial(_normalise, read.eps), rows.normalise_tiles(read, operands), streams,
+    read, partial(_normalise, read.eps), sizes.normalise_tiles(read, operands), streams,
     "gated_read_normalise", inputs=(streams, rows.wide_gain(operands)),
     outputs=Normed(rows.by_token(streams), rows.numbers(streams)),
   ).outputs  # fmt: skip
@@ -69,7 +69,7 @@ def mix(read: Read, operands: Operands, gates: Array, inverse_rms: Array) -> Arr
   streams = call.fold(operands.streams)
   inputs = _Mixed(streams, rows.wide_gain(operands), call.fold(gates), inverse_rms)
   x = rows.launch(
-    read, _mix, rows.mix_tiles(read, operands), streams, "gated_read_mix", inputs=inputs,
+    read, _mix, sizes.mix_tiles(read, operands), streams, "gated_read_mix", inputs=inputs,
     outputs=jax.ShapeDtypeStruct(streams.shape[1:], streams.dtype),
   ).outputs  # fmt: skip
   return call.unfold(x)

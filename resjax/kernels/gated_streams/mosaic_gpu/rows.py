@@ -1,4 +1,4 @@
-"""Tile sizes of the kernels for gated reads, and the parts of rows that they share."""
+"""Launches of the kernels for gated reads, their rows, and steps within a token that they share."""
 
 from functools import partial
 from typing import Any
@@ -9,38 +9,11 @@ import jax.numpy as jnp
 from resjax.kernels.depth_attention.mosaic_gpu import call, row_ops
 from resjax.kernels.depth_attention.mosaic_gpu.ring import Ring, Stream
 from resjax.kernels.depth_attention.mosaic_gpu.row_ops import ChannelSums
-from resjax.kernels.depth_attention.mosaic_gpu.tiles import MAX_ROWS, GpuTiles
+from resjax.kernels.depth_attention.mosaic_gpu.tiles import GpuTiles
 from resjax.kernels.depth_attention.operands import Ref
 from resjax.kernels.gated_streams.operands import Field, Operands, Read
 from resjax.kernels.streams.mosaic_gpu import tiles
 from resjax.typing import Array
-
-MAX_STREAMS = (MAX_ROWS - 1) // 2  # the reverse pass has 2 R + 1 rows of a token in a ring
-
-
-def normalise_tiles(read: Read, operands: Operands) -> GpuTiles | None:
-  """Returns the tile sizes of the kernel that normalises, or None."""
-  count = len(operands.streams)
-  return tiles.choose(read, operands.like, count, count)
-
-
-def mix_tiles(read: Read, operands: Operands) -> GpuTiles | None:
-  """Returns the tile sizes of the kernel that mixes, or None."""
-  return tiles.choose(read, operands.like, 2 * len(operands.streams), 1)
-
-
-def unmix_tiles(read: Read, operands: Operands) -> GpuTiles | None:
-  """Returns the tile sizes of the reverse pass of the mix, or None."""
-  count = len(operands.streams)
-  return tiles.choose(read, operands.like, 2 * count + 1, count)
-
-
-def unnormalise_tiles(read: Read, operands: Operands) -> GpuTiles | None:
-  """Returns the tile sizes of the kernel that ends the reverse pass, or None."""
-  count, width = len(operands.streams), operands.like.shape[-1]
-  return tiles.choose(
-    read, operands.like, 4 + (operands.inject is not None), 1, numbers=(count * width,)
-  )
 
 
 def launch(
