@@ -2,9 +2,11 @@
 
 The compiler notes for an instruction the names of the scopes (`jax.named_scope`) that it was traced
 in, and the innermost scope that `_SCOPES` has decides. An instruction that mixes several parts has
-the name of its last operation, with two exceptions. A fusion with a matrix product belongs to the
+the name of its last operation, with three exceptions. A fusion with a matrix product belongs to the
 product, into which the compiler pulls what comes before and after it: residual additions, norms,
-activations. And whatever exchanges data between devices is a collective. What the compiler adds
+activations. A fusion that cuts an array out of a stack, and does nothing else but name its axes
+anew, belongs to who cuts: to the loop over layers. And whatever exchanges data between devices is a
+collective. What the compiler adds
 without a name, such as a change of layout, has the part of what it reads, else of what reads it; a
 tuple, which holds arrays of all parts, has that of the loop that takes it.
 """
@@ -39,6 +41,8 @@ _SCOPES = {
 _NAME = re.compile(r'op_name="([^"]*)"')
 _WORDS = re.compile(r"\w+")
 _PRODUCTS = ("convolution", "dot")
+_CUT = "dynamic-slice"
+_MOVES_NOTHING = {"fusion", "parameter", "constant", "bitcast"}
 
 
 class Parts:
@@ -80,8 +84,8 @@ class Parts:
     inside = list(self._inside(line))
     if any(map(_exchanges, inside)) and not self._accompanies(line):
       return COLLECTIVES
-    products = [_named(one) for one in inside if one.opcode in _PRODUCTS]
-    return _first(products) or _named(line) or _first(map(_named, reversed(inside)))
+    deciding = [one for one in inside if one.opcode in _PRODUCTS] or _only_cuts(inside)
+    return _first(map(_named, (*deciding, line, *reversed(inside))))
 
   def _accompanies(self, line: Instruction) -> bool:
     called = line.called.get("calls", [])
@@ -93,6 +97,13 @@ class Parts:
     if line.opcode == "fusion":
       for inner in self._module.computations[line.called["calls"][0]].instructions.values():
         yield from self._inside(inner)
+
+
+def _only_cuts(lines: list[Instruction]) -> list[Instruction]:
+  """Returns the instructions that cut, or nothing if others do more than to name axes."""
+  cuts = [one for one in lines if one.opcode == _CUT]
+  others = {one.opcode for one in lines} - {_CUT}
+  return cuts if others <= _MOVES_NOTHING else []
 
 
 def _exchanges(line: Instruction) -> bool:

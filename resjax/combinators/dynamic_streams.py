@@ -153,14 +153,15 @@ class DynamicStreams(ResidualStreams):
 
   def reading(self, layer: Layer, site: str) -> Reading:
     """See `ResidualStreams.reading`."""
-    parameters = (self.projection, self.bias, self.scale)
-    projection, bias, scale = (self._row(parameter, layer, site) for parameter in parameters)
+    bias, scale = self._row(self.bias, layer, site), self._row(self.scale, layer, site)
+    projection = self._layer_row(self.projection, layer)
     # The devices first gather φ, since with φ split over D they would exchange a product per token.
     projection = self.layout.constrain(projection, *[None] * projection.ndim)
     copies = None
     if site == self.sites[0] and len(self.gates.identity):
       copies = jnp.asarray([layer == 0], scale.dtype)
-    return Reading(projection, (bias, scale, copies), partial(_gated, self.gates, self.eps))
+    gated = partial(_gated, self.gates, self.eps)
+    return Reading(projection, (bias, scale, copies), gated, self.sites.index(site))
 
   def final(self, state: Pending) -> Array:
     """See `Combinator.final`."""

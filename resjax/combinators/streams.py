@@ -28,11 +28,13 @@ class Reading(NamedTuple):
     projection: φ [R, D, K] of all streams together, or [D, K] for each stream by itself, or None.
     parameters: arrays without token axes that `coefficients` gets.
     coefficients: (φ H, mean squares of H, parameters) -> p, M, b.
+    site: if not None, `projection` is a stack [S, ...] of φ of all sites, and this one is used.
   """
 
   projection: Array | None
   parameters: PyTree
   coefficients: Coefficients
+  site: int | None = None
 
 
 class ResidualStreams(Combinator):

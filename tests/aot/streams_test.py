@@ -134,6 +134,42 @@ def test_what_a_loop_begins_with_is_part_of_the_loop():
   assert found == {"mixed": DEPTH, "zeros": LOOPS, "loop": LOOPS}
 
 
+# Fusions for depth mixing, of which one cuts a row out of a stack, and one also adds.
+CUTS = """HloModule jit_step, is_scheduled=true
+
+%cut (c.0: f32[6,8,128], c.1: s32[]) -> f32[128,8] {
+  %c.0 = f32[6,8,128]{2,1,0} parameter(0)
+  %c.1 = s32[] parameter(1)
+  %c.2 = s32[] constant(0)
+  %c.3 = f32[1,8,128]{2,1,0} dynamic-slice(%c.0, %c.1, %c.2, %c.2), dynamic_slice_sizes={1,8,128}, metadata={op_name="jit(step)/layers/while/body/dynamic_slice"}
+  ROOT %c.4 = f32[128,8]{0,1} bitcast(%c.3), metadata={op_name="jit(step)/layers/while/body/depth_mixing/transpose"}
+}
+
+%add (a.0: f32[6,8,128], a.1: s32[]) -> f32[1,8,128] {
+  %a.0 = f32[6,8,128]{2,1,0} parameter(0)
+  %a.1 = s32[] parameter(1)
+  %a.2 = s32[] constant(0)
+  %a.3 = f32[1,8,128]{2,1,0} dynamic-slice(%a.0, %a.1, %a.2, %a.2), dynamic_slice_sizes={1,8,128}, metadata={op_name="jit(step)/layers/while/body/dynamic_slice"}
+  ROOT %a.4 = f32[1,8,128]{2,1,0} add(%a.3, %a.3), metadata={op_name="jit(step)/layers/while/body/depth_mixing/add"}
+}
+
+ENTRY %main (p.0: f32[6,8,128], p.1: s32[]) -> (f32[128,8], f32[1,8,128]) {
+  %p.0 = f32[6,8,128]{2,1,0} parameter(0)
+  %p.1 = s32[] parameter(1)
+  %row = f32[128,8]{0,1} fusion(%p.0, %p.1), kind=kLoop, calls=%cut, metadata={op_name="jit(step)/layers/while/body/depth_mixing/transpose"}
+  %sum = f32[1,8,128]{2,1,0} fusion(%p.0, %p.1), kind=kLoop, calls=%add, metadata={op_name="jit(step)/layers/while/body/depth_mixing/add"}
+  ROOT %both = (f32[128,8]{0,1}, f32[1,8,128]{2,1,0}) tuple(%row, %sum)
+}
+"""  # noqa: E501
+
+
+def test_a_row_cut_out_of_a_stack_is_part_of_the_loop():
+  module = hlo.parse(CUTS)
+  main, parts = module.computations["main"], Parts(module)
+  assert parts.of(main, main.instructions["row"]) == LOOPS
+  assert parts.of(main, main.instructions["sum"]) == DEPTH
+
+
 # Two fusions that compute while devices exchange, as the compiler for TPUs writes.
 EXCHANGE = """HloModule jit_step, is_scheduled=true
 

@@ -105,12 +105,15 @@ def wanted(form, *case):
 
 
 def got(implementation, interpret, form, count, dtype, *case):
-  """The same by `stream_read`."""
+  """The same by `stream_read`, whose φ is the second of a stack. The first one must not be used."""
 
   def read(streams, weights, out, projection, parameters, gain):
+    site = None
+    if projection is not None:
+      projection, site = jnp.stack([jnp.full_like(projection, jnp.nan), projection]), 1
     return stream_read(
       Pending(streams, weights, out), projection, parameters,
-      _coefficients(form, functools.partial(sinkhorn, 20)), norm_gain=gain, norm_eps=EPS,
+      _coefficients(form, functools.partial(sinkhorn, 20)), site, norm_gain=gain, norm_eps=EPS,
       implementation=implementation, interpret=interpret,
     )  # fmt: skip
 

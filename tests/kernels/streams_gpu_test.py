@@ -57,8 +57,9 @@ def operands(count, tokens, width, dtype=jnp.bfloat16, columns=4):
 
 def test_a_device_lowers_the_kernels_for_its_own_tokens():
   layout = layouts.layout("long_context", data=2, fsdp=2, sequence=2)
-  read = Read(streams.free, 1e-6, "mosaic_gpu", layout)
+  read = Read(streams.free, 0, 1e-6, "mosaic_gpu", layout)
   inputs = operands(2, (4, 10), 128)
+  inputs = inputs._replace(projection=jax.ShapeDtypeStruct((1, 128, 4), jnp.float32))  # a stack
   forward = functools.partial(backends.forward, read)
   text = gpus.lowered(forward, inputs)
   assert text.count("@mosaic_gpu") == 2 and "tensor<2x5x1x128xbf16>" in text
@@ -83,7 +84,7 @@ def test_what_the_kernels_cannot_do(monkeypatch, changes, words):
   changes = dict(changes)
   count, width = changes.pop("count", 4), changes.pop("width", 2048)
   monkeypatch.setattr(Layout, "device", gpus.Gpu(**changes))
-  read = Read(streams.free, 1e-6, "mosaic_gpu", Layout())
+  read = Read(streams.free, 0, 1e-6, "mosaic_gpu", Layout())
   obstacle = obstacles.obstacle(read, operands(count, (3,), width))
   assert (obstacle is None) == (words is None)
   assert all(word in obstacle for word in words or [])

@@ -33,7 +33,7 @@ def prepared(
   per_stream, weights = array(count, tokens), array(count * (count + 1), tokens)
   phi = None if name == "read" else array(count, width, count * (count + 2))
   operands = Operands(Pending(streams, weights, row), phi, (), array(width))
-  read = Read(_no_coefficients, 1e-6, "mosaic_gpu", layout)
+  read = Read(_no_coefficients, 0, 1e-6, "mosaic_gpu", layout)
   passes: dict[str, tuple[Callable, tuple]] = {
     "read": (forward.write, (per_stream,)),
     "write": (forward.write, ()),

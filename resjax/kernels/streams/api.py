@@ -16,6 +16,7 @@ def stream_read(
   projection: Array | None,
   parameters: PyTree,
   coefficients: Coefficients,
+  site: int | None = None,
   *,
   norm_gain: Array | None = None,
   norm_eps: float = 1e-6,
@@ -42,6 +43,8 @@ def stream_read(
     parameters: a tree of float arrays that `coefficients` gets, with an axis of size 1 for each
       token axis behind their own.
     coefficients: a pure function, see `Coefficients`.
+    site: the projection is φ of all sites of a layer, [S, R, D, K] or [S, D, K], and this one is
+      used. A kernel takes it out of the stack, XLA would copy it. None: it is one φ.
     norm_gain: gain [D] of an RMS norm of x; None: there is no norm.
     norm_eps: number added to the mean square of x in its norm.
     layout: mesh, and how axes of [B, T, D] are split over it; default: one device.
@@ -56,10 +59,12 @@ def stream_read(
   Raises:
     ValueError: shapes do not fit, or the implementation cannot run, with the reason.
   """
+  if site is None:
+    site, projection = 0, None if projection is None else projection[None]
   operands = Operands(pending, projection, parameters, norm_gain)
   _check(operands)
   layout = Layout() if layout is None else layout
-  read = Read(coefficients, norm_eps, "reference", layout, interpret)
+  read = Read(coefficients, site, norm_eps, "reference", layout, interpret)
   return _read(backends.choose(read, operands, implementation), operands)
 
 
@@ -96,8 +101,8 @@ def _check(operands: Operands) -> None:
   for name, (array, shapes) in wanted.items():
     if array is not None and array.shape not in shapes:
       raise ValueError(f"{name} has shape {array.shape}; streams {streams.shape} need {shapes[0]}")
-  if projection is not None and projection.shape[:-1] not in ((count, width), (width,)):
+  if projection is not None and projection.shape[1:-1] not in ((count, width), (width,)):
     raise ValueError(
-      f"projection has shape {projection.shape}; streams {streams.shape} need "
+      f"projection has shape {projection.shape[1:]}; streams {streams.shape} need "
       f"({count}, {width}, K) or ({width}, K)"
     )

@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from resjax.kernels import choice, per_device, unused_outputs
 from resjax.kernels.per_device import FIRST, NO_TOKENS, SECOND
@@ -16,7 +17,7 @@ from resjax.typing import Array, PyTree
 # The folders of kernels in order of preference, and the platform on which each of them runs.
 KERNELS = {"mosaic_tpu": "tpu", "mosaic_gpu": "gpu"}
 IMPLEMENTATIONS = (*KERNELS, "reference")
-_STREAMS = 1  # the position of the streams in what `reference.forward` returns
+_TAKES_STACKS = "mosaic_tpu"  # of φ of all sites; other backends get that of one
 
 
 def choose(read: Read, operands: Operands, implementation: str | None) -> Read:
@@ -30,7 +31,7 @@ def choose(read: Read, operands: Operands, implementation: str | None) -> Read:
   Raises:
     ValueError: there is no such backend, or it cannot run here.
   """
-  obstacle = partial(_obstacle, read=read, operands=operands)
+  obstacle = partial(_obstacle, read=read, operands=operands.at(read.site))
   chosen = choice.choose(
     "residual streams", IMPLEMENTATIONS, implementation, obstacle, read.layout, read.interpret
   )
@@ -40,14 +41,15 @@ def choose(read: Read, operands: Operands, implementation: str | None) -> Read:
 def forward(read: Read, operands: Operands) -> tuple[Array, Array, Array, Stats]:
   """Runs the forward pass by the chosen backend, see `reference.forward`."""
   axes = _axes(operands)
-  results = (FIRST, SECOND, SECOND, _stats_axes(operands))
-  return _on_each_device(read, "forward", (axes,), results)(operands)
+  results = (FIRST, SECOND, SECOND, _stats_axes(read, operands))
+  return _on_each_device(read, "forward", (axes,), results)(_taken(read, operands))
 
 
 def forward_if_used(read: Read, operands: Operands) -> tuple[Array, Array, Array, Stats]:
-  """Runs the forward pass, by a backend that can do so without streams that nobody uses.
+  """Runs the forward pass, by a backend that can do so without streams or stats that nobody uses.
 
-  The last read of a layer that is computed again for its reverse pass is such a one.
+  Nobody uses the streams of the last read of a layer that is computed again for its reverse pass,
+  and the stats of a layer that will be.
   """
   if read.implementation != "mosaic_tpu" or not isinstance(read.interpret, bool):
     return forward(read, operands)  # effects of an interpreter cannot be part of such a call
@@ -55,21 +57,26 @@ def forward_if_used(read: Read, operands: Operands) -> tuple[Array, Array, Array
 
   def run(needed: tuple[bool, ...], *leaves: Array) -> list[Array]:
     operands = jax.tree.unflatten(structure, leaves)
-    if needed[_STREAMS]:
-      found = jax.tree.leaves(forward(read, operands))
-    else:
-      found = jax.tree.leaves(_forward_without_streams(read, operands))
-      found.insert(_STREAMS, None)
+    _, keep_streams, _, *keep_stats = needed
+    *others, stats = _forward_in_part(read, operands, keep_streams, any(keep_stats))
+    found = [*others, *(stats or [None] * len(keep_stats))]
     return [array for array, keep in zip(found, needed, strict=True) if keep]
 
-  shapes, results = jax.tree.flatten(jax.eval_shape(partial(reference.forward, read), operands))
+  shapes, results = jax.tree.flatten(
+    jax.eval_shape(partial(reference.forward, read), operands.at(read.site))
+  )
   return jax.tree.unflatten(results, unused_outputs.call(run, shapes, *leaves))
 
 
-def _forward_without_streams(read: Read, operands: Operands) -> tuple[Array, None, Array, Stats]:
-  results = (FIRST, None, SECOND, _stats_axes(operands))
-  run = _on_each_device(read, "forward", (_axes(operands),), results, keep_streams=False)
-  return run(operands)
+def _forward_in_part(
+  read: Read, operands: Operands, keep_streams: bool, keep_stats: bool
+) -> tuple[Array, Array | None, Array, Stats | None]:
+  stats_axes = _stats_axes(read, operands) if keep_stats else None
+  results = (FIRST, SECOND if keep_streams else None, SECOND, stats_axes)
+  keep = {"keep_streams": keep_streams, "keep_stats": keep_stats}
+  return _on_each_device(read, "forward", (_axes(operands),), results, **keep)(
+    _taken(read, operands)
+  )
 
 
 def backward(
@@ -77,9 +84,20 @@ def backward(
 ) -> Operands:
   """Runs the reverse pass by the chosen backend, see `reference.backward`."""
   axes = _axes(operands)
-  in_axes = (axes, _stats_axes(operands), FIRST, SECOND, SECOND)
+  in_axes = (axes, _stats_axes(read, operands), FIRST, SECOND, SECOND)
   run = _on_each_device(read, "backward", in_axes, axes)
-  return run(operands, stats, d_x, d_streams, d_mixing)
+  found = run(_taken(read, operands), stats, d_x, d_streams, d_mixing)
+  if operands.projection is None:
+    return found
+  behind = len(operands.projection) - read.site - 1
+  of_one = found.projection[None]
+  stacked = jnp.pad(of_one, ((read.site, behind), *((0, 0),) * (of_one.ndim - 1)))
+  return found._replace(projection=stacked)
+
+
+def _taken(read: Read, operands: Operands) -> Operands:
+  """Returns the operands as the backend takes them."""
+  return operands if read.implementation == _TAKES_STACKS else operands.at(read.site)
 
 
 def _axes(operands: Operands) -> Operands:
@@ -88,10 +106,11 @@ def _axes(operands: Operands) -> Operands:
   return shared._replace(pending=Pending(SECOND, SECOND, FIRST))
 
 
-def _stats_axes(operands: Operands) -> Stats:
-  if operands.projection is None:
+def _stats_axes(read: Read, operands: Operands) -> Stats:
+  projection = operands.at(read.site).projection
+  if projection is None:
     return Stats(None, None)
-  return Stats(SECOND + (operands.projection.ndim == 2), SECOND)
+  return Stats(SECOND + (projection.ndim == 2), SECOND)
 
 
 def _on_each_device(

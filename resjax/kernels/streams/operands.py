@@ -44,7 +44,7 @@ class Operands(NamedTuple):
 
   Attributes:
     pending: `Pending`.
-    projection: φ [R, D, K] or [D, K], or None.
+    projection: φ of all sites of a layer [S, R, D, K] or [S, D, K], or None; with `at` that of one.
     parameters: of the coefficients: a tree of arrays without token axes.
     gain: [D] of the norm of what is read, or None.
   """
@@ -59,6 +59,10 @@ class Operands(NamedTuple):
     """The shape [..., D] and dtype of a stream."""
     streams = self.pending.streams
     return jax.ShapeDtypeStruct(streams.shape[1:], streams.dtype)
+
+  def at(self, site: int) -> "Operands":
+    """Returns the operands with φ [R, D, K] or [D, K] of a site."""
+    return self if self.projection is None else self._replace(projection=self.projection[site])
 
 
 class Stats(NamedTuple):
@@ -79,6 +83,7 @@ class Read:
 
   Attributes:
     coefficients: see `Coefficients`.
+    site: whose φ is used.
     norm_eps: number added to the mean square of what is read, in its norm.
     implementation: name of the backend.
     layout: mesh, and how token axes are split over it.
@@ -86,6 +91,7 @@ class Read:
   """
 
   coefficients: Coefficients
+  site: int
   norm_eps: float
   implementation: str
   layout: Layout

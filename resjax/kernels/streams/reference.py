@@ -37,10 +37,16 @@ def forward(read: Read, operands: Operands) -> tuple[Array, Array, Array, Stats]
 
 
 def stream_coefficients(
-  pending: Pending, projection: Array | None, parameters: PyTree, coefficients: Coefficients
+  pending: Pending,
+  projection: Array | None,
+  parameters: PyTree,
+  coefficients: Coefficients,
+  site: int | None = None,
 ) -> tuple[Array, Array | None, Array]:
   """Returns p, M and b of the site that reads these streams, see `stream_read`."""
   streams = written(pending)
+  if projection is not None and site is not None:
+    projection = projection[site]
   spread = _spread(parameters, streams.ndim - 2)
   return coefficients(*_stats(streams, projection), spread)
 

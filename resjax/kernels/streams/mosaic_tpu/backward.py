@@ -9,6 +9,7 @@ from resjax.kernels.streams.mosaic_tpu import (
   backward_read,
   backward_write,
   budget,
+  phi,
 )
 from resjax.kernels.streams.mosaic_tpu.plan import Inputs, Plan
 from resjax.kernels.streams.mosaic_tpu.reverse_steps import Given
@@ -22,19 +23,19 @@ def backward(
 ) -> Operands:
   """Runs the reverse pass, see `reference.backward`."""
   (streams, weights, out), projection, parameters, gain = operands
-  plan = Plan.of(operands)
+  plan = Plan.of(operands.at(read.site))
   products, squares = stats
   if plan.num_columns:
     products = products.reshape(plan.num_products, plan.num_tokens)
   given = Given(
-    streams, weights, out, plan.phi(projection), plan.on_lanes(parameters),
+    streams, weights, out, phi.laid_out(plan, projection), plan.on_lanes(parameters),
     None if gain is None else gain.astype(jnp.float32)[None],
     products, squares, d_x, d_streams, d_weights.astype(jnp.float32),
   )  # fmt: skip
   way = budget.reverse(read, plan)
   assert way is not None  # or the backend refuses
   run = _in_two if way.width else _in_one
-  return _summed(plan, operands, run(read, plan, way, given))
+  return _summed(plan, operands.at(read.site), run(read, plan, way, given))
 
 
 def _in_one(read: Read, plan: Plan, way: budget.Reverse, given: Given) -> Inputs:
@@ -43,7 +44,7 @@ def _in_one(read: Read, plan: Plan, way: budget.Reverse, given: Given) -> Inputs
 
 def _in_two(read: Read, plan: Plan, way: budget.Reverse, given: Given) -> Inputs:
   numbers = backward_read.backward(read, plan, way.buffers, given)
-  found = backward_write.backward(read, plan, way.width, way.width_buffers, given, numbers)
+  found = backward_write.backward(read, plan, way, given, numbers)
   d_phi = None if found.phi is None else found.phi[None]
   d_weights = jnp.sum(found.weights, axis=0)
   return Inputs(found.streams, d_weights, found.out, d_phi, numbers.parameters, numbers.gain)

@@ -11,6 +11,7 @@ from jax.experimental.pallas import tpu as pltpu
 from resjax.kernels.depth_attention.mosaic_tpu.loops import Span, for_each_row_group
 from resjax.kernels.depth_attention.mosaic_tpu.tiles import ROWS
 from resjax.kernels.streams.mosaic_tpu import budget
+from resjax.kernels.streams.mosaic_tpu import phi as on_chip
 from resjax.kernels.streams.mosaic_tpu import plan as tiles
 from resjax.kernels.streams.mosaic_tpu import reverse_steps as steps
 from resjax.kernels.streams.mosaic_tpu.coefficients import pull_back
@@ -28,6 +29,7 @@ class _Scratch(NamedTuple):
     rows: cotangents of the streams after the write in float32 [R, TOKENS, D].
     d_x: the cotangent of what was read, before its norm [TOKENS, D] float32.
     mixed: [ROWS, D].
+    phi: `Phi`, or None.
   """
 
   weights: Any
@@ -36,6 +38,7 @@ class _Scratch(NamedTuple):
   rows: Any
   d_x: Any
   mixed: Any
+  phi: Any
 
 
 def backward(read: Read, plan: Plan, buffers: int, given: Given) -> Inputs:
@@ -48,8 +51,9 @@ def backward(read: Read, plan: Plan, buffers: int, given: Given) -> Inputs:
     given: arrays.
   """
   count, tokens, width = plan.num_streams, plan.num_tokens, plan.width
-  shared = given.phi, given.parameters, given.gain
-  whole: tuple[Any, Any, Any] = jax.tree.map(lambda x: tiles.whole(x.shape), shared)
+  shared = given.parameters, given.gain
+  phi_spec = None if given.phi is None else on_chip.SPEC
+  whole: tuple[Any, Any] = jax.tree.map(lambda x: tiles.whole(x.shape), shared)
   sums = steps.sums(plan, given)
   sum_shapes = jax.tree.map(plan.of_parts, sums)
   sum_specs = jax.tree.map(lambda x: tiles.summed(x.shape), sums)
@@ -67,7 +71,7 @@ def backward(read: Read, plan: Plan, buffers: int, given: Given) -> Inputs:
     ),
     grid=plan.grid,
     in_specs=(
-      Given(*pending_specs, *whole, *kept_specs, out_spec, *pending_specs[:2]),
+      Given(*pending_specs, phi_spec, *whole, *kept_specs, out_spec, *pending_specs[:2]),
     ),
     out_specs=(Inputs(plan.streams(buffers), weight_spec, out_spec, *sum_specs),),
     scratch_shapes=(
@@ -78,6 +82,7 @@ def backward(read: Read, plan: Plan, buffers: int, given: Given) -> Inputs:
         pltpu.VMEM((count, TOKENS, width), jnp.float32),
         pltpu.VMEM((TOKENS, width), jnp.float32),
         pltpu.VMEM((ROWS, width), jnp.float32),
+        on_chip.room(plan),
       ),
     ),
     compiler_params=pltpu.CompilerParams(
@@ -103,6 +108,8 @@ def _run(read: Read, plan: Plan, given: Given, outputs: Inputs, scratch: _Scratc
   def _() -> None:
     steps.clear((outputs.phi, outputs.parameters, outputs.gain))
 
+  if plan.num_columns:
+    on_chip.load_at_start(plan, budget.fetches(read, plan), given.phi.at[read.site], scratch.phi)
   streams = outputs.streams
   tiles.columns(given.weights[...], scratch.weights)
   tiles.write_streams(plan, given.streams, given.out, scratch.weights, streams)
@@ -119,7 +126,7 @@ def _run(read: Read, plan: Plan, given: Given, outputs: Inputs, scratch: _Scratc
   steps.add(outputs.parameters, d_parameters)
   if d_squares is not None:
     steps.project_back(
-      plan, given.phi, outputs.phi, lambda r: d_products[r if plan.shared else 0], streams,
+      plan, scratch.phi.parts, outputs.phi, lambda r: d_products[r if plan.shared else 0], streams,
       scratch.rows,
     )  # fmt: skip
     tiles.columns(d_squares * (2 / plan.width), scratch.dots)

@@ -1,12 +1,11 @@
 """The second of two reverse kernels for TPUs: back through φ and the write, in parts of D.
 
 But for sums over channels, which are added afterwards, nothing here connects channels. So a part of
-φ and of its cotangent stays on the chip while the tiles of tokens pass.
+φ and of its cotangent stays on the chip while the tokens pass, in tiles of some of its channels.
 """
 
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
@@ -14,6 +13,7 @@ from jax.experimental.pallas import tpu as pltpu
 from resjax.kernels.depth_attention.mosaic_tpu.loops import Span, for_each_chunk, for_each_row_group
 from resjax.kernels.depth_attention.mosaic_tpu.tiles import LANES, ROWS
 from resjax.kernels.streams.mosaic_tpu import budget
+from resjax.kernels.streams.mosaic_tpu import phi as on_chip
 from resjax.kernels.streams.mosaic_tpu import plan as tiles
 from resjax.kernels.streams.mosaic_tpu import reverse_steps as steps
 from resjax.kernels.streams.mosaic_tpu.backward_read import ReadBack
@@ -28,7 +28,7 @@ class WrittenBack(NamedTuple):
 
   Attributes:
     streams: cotangent of the pending streams [R, T, D].
-    weights: that of M and b [D / width, R (R + 1), T] float32, to be summed over the first axis.
+    weights: that of M and b [parts of D, R (R + 1), T] float32, to be summed over the first axis.
     out: that of the output [T, D].
     phi: that of φ [projections, rows, D] float32, or None.
   """
@@ -47,6 +47,7 @@ class _Scratch(NamedTuple):
     dots: columns of sums over channels.
     rows: cotangents of the streams after the write [R, TOKENS, width] float32.
     d_read: that of what was read, of a group of tokens [ROWS, width] float32.
+    phi: `Phi` of a part of the channels, or None.
   """
 
   weights: Any
@@ -56,43 +57,45 @@ class _Scratch(NamedTuple):
   dots: Any
   rows: Any
   d_read: Any
+  phi: Any
 
 
 def backward(
-  read: Read, plan: Plan, width: int, buffers: int, given: Given, numbers: ReadBack
+  read: Read, plan: Plan, way: budget.Reverse, given: Given, numbers: ReadBack
 ) -> WrittenBack:
   """Runs the kernel.
 
   Args:
     read: options.
     plan: sizes.
-    width: channels of a tile.
-    buffers: tiles of streams on the chip beside each other.
+    way: widths of parts and tiles.
     given: arrays, of which what the coefficients need is not used.
     numbers: of the first kernel.
   """
-  count, tokens, parts = plan.num_streams, plan.num_tokens, plan.width // width
+  count, tokens, width = plan.num_streams, plan.num_tokens, way.width
+  parts, tiles_of_part = plan.width // way.part, way.part // width
   given = given._replace(parameters=None, products=None, mean_squares=None, d_weights=None)
   numbers = numbers._replace(parameters=None, gain=None)
-  phi_specs = jax.tree.map(lambda x: _channels(len(x), plan.rows, width), given.phi)
   number_specs = [x if x is None else _numbers(len(x)) for x in numbers]
-  stream_spec, out_spec = _streams(count, width, buffers), _tokens(width, buffers)
+  stream_spec, out_spec = _streams(plan, way), _tokens(way)
+  phi_shape = plan.projections, plan.rows, plan.width
   per_token = plan.num_weights + sum(len(x) for x in numbers if x is not None)
   (found,) = pl.pallas_call(
-    lambda *refs: _run(plan.narrowed(width), *refs),
+    lambda *refs: _run(read, plan.narrowed(way.part), plan.narrowed(width), *refs),
     out_shape=(
       WrittenBack(
         plan.like(count, tokens, plan.width),
         plan.like(parts, plan.num_weights, tokens, dtype=jnp.float32),
         plan.like(tokens, plan.width),
-        None if given.phi is None else plan.like(*given.phi[0].shape, dtype=jnp.float32),
+        None if given.phi is None else plan.like(*phi_shape, dtype=jnp.float32),
       ),
     ),
-    grid=(parts, tokens // TOKENS),
+    grid=(parts, tokens // TOKENS, tiles_of_part),
     in_specs=(
       Given(
-        stream_spec, _numbers(plan.num_weights), out_spec, phi_specs, None,
-        None if given.gain is None else pl.BlockSpec((1, width), lambda c, i: (0, c)),
+        stream_spec, _numbers(plan.num_weights), out_spec,
+        None if given.phi is None else on_chip.SPEC, None,
+        None if given.gain is None else pl.BlockSpec((1, width), lambda *at: (0, _tile(way, at))),
         None, None, out_spec, stream_spec, None,
       ),
       ReadBack(*number_specs),
@@ -100,9 +103,9 @@ def backward(
     out_specs=(
       WrittenBack(
         stream_spec,
-        pl.BlockSpec((None, plan.num_weights, TOKENS), lambda c, i: (c, 0, i)),
+        pl.BlockSpec((None, plan.num_weights, TOKENS), lambda c, i, _: (c, 0, i)),
         out_spec,
-        None if phi_specs is None else phi_specs[0],
+        None if given.phi is None else _channels(plan, way),
       ),
     ),
     scratch_shapes=(
@@ -114,10 +117,12 @@ def backward(
         tiles.column_room(plan.num_weights),
         pltpu.VMEM((count, TOKENS, width), jnp.float32),
         pltpu.VMEM((ROWS, width), jnp.float32),
+        on_chip.room(plan.narrowed(way.part)),
       ),
     ),
     compiler_params=pltpu.CompilerParams(
-      dimension_semantics=("parallel", "arbitrary"), vmem_limit_bytes=budget.vmem_limit(read)
+      dimension_semantics=("parallel", "arbitrary", "arbitrary"),
+      vmem_limit_bytes=budget.vmem_limit(read),
     ),
     cost_estimate=pl.CostEstimate(
       flops=2 * (3 * plan.num_weights + 3 * count * (1 + plan.num_columns)) * tokens * plan.width,
@@ -133,22 +138,38 @@ def backward(
 
 
 def _run(
-  plan: Plan, given: Given, numbers: ReadBack, outputs: WrittenBack, scratch: _Scratch
+  read: Read,
+  part: Plan,
+  plan: Plan,
+  given: Given,
+  numbers: ReadBack,
+  outputs: WrittenBack,
+  scratch: _Scratch,
 ) -> None:
-  """Works on some channels of one tile of tokens."""
+  """Works on a tile: some channels of a part, of some tokens."""
+  number, step, tile = (pl.program_id(axis) for axis in range(3))
+  channels = pl.ds(pl.multiple_of(tile * plan.width, LANES), plan.width)  # in the part
 
-  @pl.when(pl.program_id(1) == 0)
+  @pl.when(jnp.logical_and(step == 0, tile == 0))
   def _() -> None:
-    steps.clear(outputs.phi)
+    if plan.num_columns:
+      start = pl.multiple_of(number * part.width, LANES)
+      source = given.phi.at[read.site, :, :, pl.ds(start, part.width)]
+      on_chip.load(part, source, scratch.phi)
+      steps.clear(outputs.phi)
 
-  for values, columns in (
-    (given.weights, scratch.weights),
-    (numbers.read, scratch.read),
-    (numbers.norms, scratch.norms),
-    (numbers.squares, scratch.squares),
-  ):
-    if values is not None:
-      tiles.columns(values[...], columns)
+  @pl.when(tile == 0)
+  def _() -> None:
+    for values, columns in (
+      (given.weights, scratch.weights),
+      (numbers.read, scratch.read),
+      (numbers.norms, scratch.norms),
+      (numbers.squares, scratch.squares),
+    ):
+      if values is not None:
+        tiles.columns(values[...], columns)
+    steps.clear(outputs.weights)
+
   streams = outputs.streams
   tiles.write_streams(plan, given.streams, given.out, scratch.weights, streams)
   if plan.num_columns:
@@ -157,7 +178,9 @@ def _run(
       start = r * plan.num_columns if plan.shared else 0
       return numbers.products[start : start + plan.num_columns, :]
 
-    steps.project_back(plan, given.phi, outputs.phi, d_products, streams, scratch.rows)
+    phi = [ref.at[:, :, channels] for ref in scratch.phi.parts]
+    d_phi = outputs.phi.at[:, :, channels]
+    steps.project_back(plan, phi, d_phi, d_products, streams, scratch.rows)
 
   def add(_: Array, rows: Span) -> None:
     d_read = _unmix(plan, given, outputs, scratch, rows)
@@ -171,7 +194,7 @@ def _run(
 
   for_each_row_group(TOKENS, add)
   for_each_row_group(TOKENS, write)
-  outputs.weights[...] = tiles.from_columns(scratch.dots, plan.num_weights)
+  outputs.weights[...] += tiles.from_columns(scratch.dots, plan.num_weights)
 
 
 def _unmix(plan: Plan, given: Given, outputs: WrittenBack, scratch: _Scratch, rows: Span) -> Chunks:
@@ -190,23 +213,30 @@ def _unmix(plan: Plan, given: Given, outputs: WrittenBack, scratch: _Scratch, ro
   return lambda _, lanes: scratch.d_read[:, lanes]
 
 
-def _streams(count: int, width: int, buffers: int) -> pl.BlockSpec:
-  """Returns tiles of some channels of streams [R, T, D]."""
-  mode = pl.Buffered(buffers)
-  return pl.BlockSpec((count, TOKENS, width), lambda c, i: (0, i, c), pipeline_mode=mode)
+def _tile(way: budget.Reverse, at: tuple[Array, ...]) -> Array:
+  """Returns the index of the channels of a tile at a place of the grid."""
+  part, _, tile = at
+  return part * (way.part // way.width) + tile
 
 
-def _tokens(width: int, buffers: int) -> pl.BlockSpec:
-  """Returns tiles of some channels of [T, D]."""
-  return pl.BlockSpec((TOKENS, width), lambda c, i: (i, c), pipeline_mode=pl.Buffered(buffers))
+def _streams(plan: Plan, way: budget.Reverse) -> pl.BlockSpec:
+  """Returns tiles of streams [R, T, D]."""
+  shape, mode = (plan.num_streams, TOKENS, way.width), pl.Buffered(way.width_buffers)
+  return pl.BlockSpec(shape, lambda *at: (0, at[1], _tile(way, at)), pipeline_mode=mode)
+
+
+def _tokens(way: budget.Reverse) -> pl.BlockSpec:
+  """Returns tiles of [T, D]."""
+  shape, mode = (TOKENS, way.width), pl.Buffered(way.width_buffers)
+  return pl.BlockSpec(shape, lambda *at: (at[1], _tile(way, at)), pipeline_mode=mode)
 
 
 def _numbers(rows: int) -> pl.BlockSpec:
   """Returns tiles of numbers per token [rows, T]."""
-  return pl.BlockSpec((rows, TOKENS), lambda c, i: (0, i))
+  return pl.BlockSpec((rows, TOKENS), lambda _, i, __: (0, i))
 
 
-def _channels(projections: int, rows: int, width: int) -> pl.BlockSpec:
-  """Returns the spec of some channels of φ or its cotangent, which stay while tokens pass."""
-  shape, mode = (projections, rows, width), pl.Buffered(1)
-  return pl.BlockSpec(shape, lambda c, i: (0, 0, c), pipeline_mode=mode)
+def _channels(plan: Plan, way: budget.Reverse) -> pl.BlockSpec:
+  """Returns the spec of a part of the cotangent of φ, which stays while tokens pass."""
+  shape, mode = (plan.projections, plan.rows, way.part), pl.Buffered(1)
+  return pl.BlockSpec(shape, lambda c, *_: (0, 0, c), pipeline_mode=mode)

@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 from resjax.hardware.chips import TPU_CHIPS
 from resjax.kernels.depth_attention.mosaic_tpu.tiles import LANES, ROWS, chip_of
+from resjax.kernels.streams.mosaic_tpu import phi
 from resjax.kernels.streams.mosaic_tpu.plan import PARTS, TOKENS, Plan
 from resjax.kernels.streams.operands import Read
 
@@ -18,11 +19,14 @@ class Reverse(NamedTuple):
 
   Attributes:
     buffers: tiles of streams on the chip, in the one kernel or in the first of two.
-    width: channels of a tile of the second kernel; 0: one kernel does everything.
+    part: channels of which the second kernel keeps φ while tokens pass; 0: one kernel does
+      everything.
+    width: channels of a tile of the second kernel, of which a part has one or more.
     width_buffers: tiles of streams on the chip in the second kernel.
   """
 
   buffers: int
+  part: int = 0
   width: int = 0
   width_buffers: int = 0
 
@@ -55,15 +59,17 @@ def reverse(read: Read, plan: Plan) -> Reverse | None:
       return Reverse(buffers)
   first = next((n for n in _BUFFERS if read_back_bytes(plan, n) <= space), 0)
   for buffers in _BUFFERS:
-    for width in widths(plan):
-      if first and write_back_bytes(plan.narrowed(width), buffers) <= space:
-        return Reverse(first, width, buffers)
+    for part in widths(plan):
+      for width in widths(plan.narrowed(part)):
+        if first and write_back_bytes(plan, part, width, buffers) <= space:
+          return Reverse(first, part, width, buffers)
   return None
 
 
 def least_bytes(plan: Plan) -> int:
   """Returns the bytes that a chip must have for a read and its reverse pass in two kernels."""
-  second = min(write_back_bytes(plan.narrowed(width), 1) for width in widths(plan))
+  least = widths(plan)[-1]
+  second = write_back_bytes(plan, least, least, 1)
   return max(forward_bytes(plan, 1), read_back_bytes(plan, 1), second)
 
 
@@ -82,7 +88,7 @@ def forward_bytes(plan: Plan, buffers: int) -> int:
   """
   streams = buffers * (2 * plan.num_streams + 2) * _tile(plan)
   mixed = ROWS * plan.width * 4
-  return streams + mixed + plan.phi_bytes + _product_bytes(plan) + _number_bytes(plan)
+  return streams + mixed + phi.room_bytes(plan) + _product_bytes(plan) + _number_bytes(plan)
 
 
 def fused_bytes(plan: Plan, buffers: int) -> int:
@@ -90,7 +96,8 @@ def fused_bytes(plan: Plan, buffers: int) -> int:
   streams = buffers * (3 * plan.num_streams + 3) * _tile(plan)
   wide = (plan.num_streams + 1) * TOKENS * plan.width * 4
   numbers = _number_bytes(plan) + _derivative_bytes(plan)
-  return streams + wide + 2 * plan.phi_bytes + _back_bytes(plan) + numbers
+  room = phi.room_bytes(plan) + plan.phi_bytes
+  return streams + wide + room + _back_bytes(plan) + numbers
 
 
 def read_back_bytes(plan: Plan, buffers: int) -> int:
@@ -99,11 +106,20 @@ def read_back_bytes(plan: Plan, buffers: int) -> int:
   return streams + 3 * ROWS * plan.width * 4 + _number_bytes(plan) + _derivative_bytes(plan)
 
 
-def write_back_bytes(plan: Plan, buffers: int) -> int:
-  """Returns the same of the second of two reverse kernels, D being the width of its tiles."""
-  streams = buffers * (3 * plan.num_streams + 3) * _tile(plan)
-  wide = plan.num_streams * TOKENS * plan.width * 4 + ROWS * plan.width * 4
-  return streams + wide + 2 * plan.phi_bytes + _back_bytes(plan) + _number_bytes(plan)
+def write_back_bytes(plan: Plan, part: int, width: int, buffers: int) -> int:
+  """Returns the same of the second of two reverse kernels.
+
+  Args:
+    plan: sizes.
+    part: channels of which φ stays on the chip.
+    width: channels of a tile.
+    buffers: tiles of streams beside each other.
+  """
+  whole, tile = plan.narrowed(part), plan.narrowed(width)
+  streams = buffers * (3 * plan.num_streams + 3) * _tile(tile)
+  wide = plan.num_streams * TOKENS * width * 4 + ROWS * width * 4
+  room = phi.room_bytes(whole) + whole.phi_bytes
+  return streams + wide + room + _back_bytes(tile) + _number_bytes(plan)
 
 
 def _tile(plan: Plan) -> int:

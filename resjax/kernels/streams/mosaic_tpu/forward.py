@@ -16,6 +16,7 @@ from resjax.kernels.depth_attention.mosaic_tpu.loops import (
 )
 from resjax.kernels.depth_attention.mosaic_tpu.tiles import LANES, ROWS
 from resjax.kernels.streams.mosaic_tpu import budget
+from resjax.kernels.streams.mosaic_tpu import phi as on_chip
 from resjax.kernels.streams.mosaic_tpu import plan as tiles
 from resjax.kernels.streams.mosaic_tpu.coefficients import write_coefficients
 from resjax.kernels.streams.mosaic_tpu.plan import TOKENS, Inputs, Plan, Ref
@@ -30,15 +31,14 @@ class _Outputs(NamedTuple):
     x: what is read [T, D].
     streams: after the write [R, T, D], or None if they are not kept.
     weights: M and b of the next write [R (R + 1), T] float32.
-    products: with φ [K or R K, T] float32, or None.
-    mean_squares: of every stream [R, T] float32, or None.
+    stats: products with φ [K or R K, T] and mean squares of every stream [R, T] in float32, or None
+      if there are none or they are not kept.
   """
 
   x: Any
   streams: Any
   weights: Any
-  products: Any
-  mean_squares: Any
+  stats: Stats
 
 
 class _Scratch(NamedTuple):
@@ -48,42 +48,53 @@ class _Scratch(NamedTuple):
     weights, read: columns of M and b, and of p: a token per row.
     mixed: what is read, of a group of tokens [ROWS, D] float32.
     streams: the streams after the write [R, TOKENS, D] if they are not kept, or None.
+    stats: as in `_Outputs`, of a tile, if they are not kept.
+    phi: `Phi`, or None.
   """
 
   weights: Any
   read: Any
   mixed: Any
   streams: Any
+  stats: Stats
+  phi: Any
 
 
 @on_one_device
 def forward(
-  read: Read, operands: Operands, keep_streams: bool = True
-) -> tuple[Array, Array | None, Array, Stats]:
-  """Runs the forward pass, see `reference.forward`; without the streams if they are not kept."""
+  read: Read, operands: Operands, keep_streams: bool = True, keep_stats: bool = True
+) -> tuple[Array, Array | None, Array, Stats | None]:
+  """Runs the forward pass, see `reference.forward`; without streams or stats that are not kept."""
   (streams, weights, out), projection, parameters, gain = operands
-  plan = Plan.of(operands)
+  plan = Plan.of(operands.at(read.site))
   buffers = budget.forward_buffers(read, plan)
   count, tokens, width = streams.shape
-  phi, lanes = plan.phi(projection), plan.on_lanes(parameters)
+  phi, lanes = on_chip.laid_out(plan, projection), plan.on_lanes(parameters)
   gain = None if gain is None else gain.astype(jnp.float32)[None]
-  numbers = [plan.num_weights, plan.num_products, plan.num_squares]
-  shapes = [plan.like(n, tokens, dtype=jnp.float32) if n else None for n in numbers]
-  specs = [plan.numbers(n) for n in numbers]
-  whole = jax.tree.map(lambda x: tiles.whole(x.shape), (phi, lanes, gain))
+  numbers = [plan.num_products, plan.num_squares]
+  kept = numbers if keep_stats else [0, 0]
+  whole: tuple[Any, Any] = jax.tree.map(lambda x: tiles.whole(x.shape), (lanes, gain))
   (written,) = pl.pallas_call(
     lambda *refs: _run(read, plan, *refs),
     out_shape=(
       _Outputs(
-        plan.like(tokens, width), plan.like(*streams.shape) if keep_streams else None, *shapes
+        plan.like(tokens, width), plan.like(*streams.shape) if keep_streams else None,
+        plan.like(plan.num_weights, tokens, dtype=jnp.float32),
+        Stats(*(plan.like(n, tokens, dtype=jnp.float32) if n else None for n in kept)),
       ),
     ),
     grid=plan.grid,
     in_specs=(
-      Inputs(plan.streams(buffers), plan.numbers(plan.num_weights), plan.tokens(buffers), *whole),
+      Inputs(
+        plan.streams(buffers), plan.numbers(plan.num_weights), plan.tokens(buffers),
+        None if phi is None else on_chip.SPEC, *whole,
+      ),
     ),
     out_specs=(
-      _Outputs(plan.tokens(buffers), plan.streams(buffers) if keep_streams else None, *specs),
+      _Outputs(
+        plan.tokens(buffers), plan.streams(buffers) if keep_streams else None,
+        plan.numbers(plan.num_weights), Stats(*map(plan.numbers, kept)),
+      ),
     ),
     scratch_shapes=(
       _Scratch(
@@ -91,6 +102,8 @@ def forward(
         tiles.column_room(count),
         pltpu.VMEM((ROWS, width), jnp.float32),
         None if keep_streams else pltpu.VMEM((count, TOKENS, width), plan.dtype),
+        Stats(*(None if keep_stats or not n else tiles.number_room(n) for n in numbers)),
+        on_chip.room(plan),
       ),
     ),
     compiler_params=pltpu.CompilerParams(
@@ -100,48 +113,47 @@ def forward(
       flops=2 * (plan.num_weights + count * (1 + plan.num_columns)) * tokens * width,
       transcendentals=tokens,
       bytes_accessed=(count * (1 + keep_streams) + 2) * plan.stream_bytes
-      + plan.number_bytes(plan.num_weights + sum(numbers))
+      + plan.number_bytes(2 * plan.num_weights + sum(kept))
       + budget.fetches(read, plan) * plan.phi_bytes,
     ),
     interpret=read.interpret,
     name="stream_read_forward",
-  )(Inputs(streams, weights, out, phi, lanes, gain))
-  products = written.products
-  if plan.shared:
-    products = products.reshape(count, plan.num_columns, tokens)
-  return written.x, written.streams, written.weights, Stats(products, written.mean_squares)
+  )(Inputs(streams, weights, out, phi, lanes, gain))  # fmt: skip
+  stats = written.stats if keep_stats else None
+  if stats is not None and plan.shared:
+    stats = stats._replace(products=stats.products.reshape(count, plan.num_columns, tokens))
+  return written.x, written.streams, written.weights, stats
 
 
 def _run(read: Read, plan: Plan, inputs: Inputs, outputs: _Outputs, scratch: _Scratch) -> None:
   """Works on one tile."""
+  if plan.num_columns:
+    on_chip.load_at_start(plan, budget.fetches(read, plan), inputs.phi.at[read.site], scratch.phi)
   streams = outputs.streams if scratch.streams is None else scratch.streams
+  stats = outputs.stats if scratch.stats.mean_squares is None else scratch.stats
   tiles.columns(inputs.weights[...], scratch.weights)
   tiles.write_streams(plan, inputs.streams, inputs.out, scratch.weights, streams)
   if plan.num_columns:
-    _project(plan, inputs, streams, outputs, scratch)
-  p = write_coefficients(
-    read, plan, outputs.products, outputs.mean_squares, inputs.parameters, outputs.weights
-  )
+    _project(plan, streams, stats, scratch)
+  p = write_coefficients(read, plan, *stats, inputs.parameters, outputs.weights)
   tiles.columns(p, scratch.read)
   for_each_row_group(
     TOKENS, lambda _, rows: _mix(read, plan, inputs, streams, outputs, scratch, rows)
   )
 
 
-def _project(
-  plan: Plan, inputs: Inputs, streams: Ref, outputs: _Outputs, scratch: _Scratch
-) -> None:
+def _project(plan: Plan, streams: Ref, stats: Stats, scratch: _Scratch) -> None:
   """Writes products with φ, and mean squares."""
   total, columns = None, plan.num_columns
   for r in range(plan.num_streams):
-    phi = [ref[0 if plan.shared else r] for ref in inputs.phi]
+    phi = [ref[0 if plan.shared else r] for ref in scratch.phi.parts]
     found = tiles.product(plan, streams[r], phi)
     if plan.shared:
-      outputs.products[r * columns : (r + 1) * columns, :] = found[:columns]
+      stats.products[r * columns : (r + 1) * columns, :] = found[:columns]
     else:
       total = found if total is None else total + found
   if total is not None:
-    outputs.products[...] = total[:columns]
+    stats.products[...] = total[:columns]
 
   def group(_: Array, rows: Span) -> None:
     for r in range(plan.num_streams):
@@ -154,7 +166,7 @@ def _project(
 
   for_each_row_group(TOKENS, group)
   squares = tiles.from_columns(scratch.read, plan.num_streams)
-  outputs.mean_squares[...] = squares / plan.width
+  stats.mean_squares[...] = squares / plan.width
 
 
 def _mix(

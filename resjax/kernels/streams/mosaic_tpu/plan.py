@@ -18,7 +18,7 @@ from resjax.kernels.depth_attention.mosaic_tpu.loops import (
   for_each_row_group,
 )
 from resjax.kernels.depth_attention.mosaic_tpu.tiles import LANES, ROWS, SUBLANES
-from resjax.kernels.streams.operands import Operands, in_parts
+from resjax.kernels.streams.operands import Operands
 from resjax.typing import Array, PyTree
 
 TOKENS = LANES  # of a tile
@@ -36,7 +36,7 @@ class Inputs(NamedTuple):
     streams: before the write that waits [R, T, D].
     weights: M and b of that write [R (R + 1), T] float32.
     out: the output that it adds [T, D].
-    phi: the parts of φ as `Plan.phi` lays them out, or None.
+    phi: φ as `phi.laid_out` returns it, or None.
     parameters: of the coefficients, each broadcast over the lanes.
     gain: of the norm of what is read [1, D] float32, or None.
   """
@@ -130,7 +130,7 @@ class Plan:
 
   @property
   def phi_bytes(self) -> int:
-    """The bytes of φ as `phi` lays it out; its cotangent in float32 has as many."""
+    """The bytes of φ as `phi.laid_out` returns it; its cotangent has as many."""
     return 4 * self.projections * self.rows * self.width
 
   @property
@@ -178,15 +178,6 @@ class Plan:
       tree,
     )
 
-  def phi(self, projection: Array | None) -> tuple[Array, ...] | None:
-    """Returns φ [projections, rows, D] as a kernel takes it: bfloat16 parts, or all in float32."""
-    if projection is None:
-      return None
-    phi = projection.reshape(self.projections, self.width, self.num_columns)
-    phi = jnp.swapaxes(phi.astype(jnp.float32), 1, 2)
-    phi = jnp.pad(phi, ((0, 0), (0, self.rows - self.num_columns), (0, 0)))
-    return in_parts(phi) if self.split else (phi,)
-
 
 def whole(shape: tuple[int, ...]) -> pl.BlockSpec:
   """Returns the spec of an array that stays on the chip, once, as nothing is moved in turn."""
@@ -219,6 +210,11 @@ def from_columns(scratch: Ref, count: int) -> Array:
 def column_room(count: int) -> Any:
   """Returns scratch for columns."""
   return pltpu.VMEM((TOKENS, -(-count // LANES) * LANES), jnp.float32)
+
+
+def number_room(rows: int) -> Any:
+  """Returns scratch for numbers per token [rows, TOKENS]."""
+  return pltpu.VMEM((rows, TOKENS), jnp.float32)
 
 
 def spread(ref: Ref, rows: Span, number: int) -> Array:
@@ -283,7 +279,7 @@ def mix(plan: Plan, sources: list[Chunks], weights: Ref, rows: Span, target: Ref
 
 
 def product(plan: Plan, stream: Array, phi: list[Array]) -> Array:
-  """Returns φ H of a stream [TOKENS, D] and the parts of φ of `Plan.phi`: [rows, TOKENS]."""
+  """Returns φ H of a stream [TOKENS, D] and the parts of one projection: [rows, TOKENS]."""
   if not plan.split:
     return turned(dot(stream, phi[0], 1, 1))[: plan.rows]
   found = turned(dot(stream, jnp.concatenate(phi), 1, 1))
@@ -294,7 +290,7 @@ def product_back(plan: Plan, d: Array, phi: list[Array]) -> Array:
   """Returns φᵀ d [TOKENS, D] of d [rows, TOKENS]."""
   if not plan.split:
     return dot(d, phi[0], 0, 0)
-  high, low = _in_parts(d)
+  high, low = in_parts(d)
   return dot(jnp.concatenate([high, high, low]), jnp.concatenate([*phi, phi[0]]), 0, 0)
 
 
@@ -302,10 +298,10 @@ def product_phi(plan: Plan, d: Array, stream: Array) -> Array:
   """Returns d H [rows, D] of d [rows, TOKENS], summed over tokens."""
   if not plan.split:
     return dot(d, stream, 1, 0)
-  return dot(jnp.concatenate(_in_parts(d), axis=1), jnp.concatenate([stream, stream]), 1, 0)
+  return dot(jnp.concatenate(in_parts(d), axis=1), jnp.concatenate([stream, stream]), 1, 0)
 
 
-def _in_parts(x: Array) -> tuple[Array, Array]:
+def in_parts(x: Array) -> tuple[Array, Array]:
   """Returns what `operands.in_parts` does, inside a kernel, where its operation does not exist."""
   high = x.astype(jnp.bfloat16)
   return high, (x - high.astype(jnp.float32)).astype(jnp.bfloat16)
