@@ -126,7 +126,7 @@ def _run(read: Read, plan: Plan, given: Given, outputs: Inputs, scratch: _Scratc
   steps.add(outputs.parameters, d_parameters)
   if d_squares is not None:
     steps.project_back(
-      plan, scratch.phi.parts, outputs.phi, lambda r: d_products[r if plan.shared else 0], streams,
+      plan, scratch.phi.kept, outputs.phi, lambda r: d_products[r if plan.shared else 0], streams,
       scratch.rows,
     )  # fmt: skip
     tiles.columns(d_squares * (2 / plan.width), scratch.dots)

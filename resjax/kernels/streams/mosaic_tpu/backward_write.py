@@ -178,8 +178,7 @@ def _run(
       start = r * plan.num_columns if plan.shared else 0
       return numbers.products[start : start + plan.num_columns, :]
 
-    phi = [ref.at[:, :, channels] for ref in scratch.phi.parts]
-    d_phi = outputs.phi.at[:, :, channels]
+    phi, d_phi = (ref.at[:, :, channels] for ref in (scratch.phi.kept, outputs.phi))
     steps.project_back(plan, phi, d_phi, d_products, streams, scratch.rows)
 
   def add(_: Array, rows: Span) -> None:

@@ -144,16 +144,19 @@ def _run(read: Read, plan: Plan, inputs: Inputs, outputs: _Outputs, scratch: _Sc
 
 def _project(plan: Plan, streams: Ref, stats: Stats, scratch: _Scratch) -> None:
   """Writes products with φ, and mean squares."""
-  total, columns = None, plan.num_columns
-  for r in range(plan.num_streams):
-    phi = [ref[0 if plan.shared else r] for ref in scratch.phi.parts]
-    found = tiles.product(plan, streams[r], phi)
-    if plan.shared:
+  columns = plan.num_columns
+  if plan.shared:
+    for r in range(plan.num_streams):
+      found = tiles.product(plan, streams[r], scratch.phi.kept[0])
       stats.products[r * columns : (r + 1) * columns, :] = found[:columns]
-    else:
-      total = found if total is None else total + found
-  if total is not None:
-    stats.products[...] = total[:columns]
+  else:
+    stats.products[...] = jnp.zeros_like(stats.products)
+
+    def add(r: Array, _: Any) -> None:
+      stats.products[...] += tiles.product(plan, streams[r], scratch.phi.kept[r])[:columns]
+
+    # A loop at run time, as steps that are written out have room on the chip of their own.
+    lax.fori_loop(0, plan.num_streams, add, None)
 
   def group(_: Array, rows: Span) -> None:
     for r in range(plan.num_streams):

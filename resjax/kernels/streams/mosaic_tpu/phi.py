@@ -12,40 +12,52 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from resjax.kernels.depth_attention.mosaic_tpu.loops import Span, for_each_chunk, for_each_row_group
-from resjax.kernels.depth_attention.mosaic_tpu.tiles import LANES
-from resjax.kernels.streams.mosaic_tpu.plan import Plan, Ref, in_parts
+from resjax.kernels.depth_attention.mosaic_tpu.tiles import LANES, ROWS
+from resjax.kernels.streams.mosaic_tpu.plan import PARTS, Plan, Ref, in_parts
 from resjax.typing import Array
 
 SPEC = pl.BlockSpec(memory_space=pl.ANY)  # of φ in the memory of the device
+_LOADED_BYTES = 384 * 2**10  # of φ in float32 on the chip; two of them, while φ is loaded
 
 
 class Phi(NamedTuple):
   """On-chip memory of φ, of all its channels or some.
 
   Attributes:
-    parts: its first 8 bits and the next 8 in bfloat16, or all in float32 [projections, rows, D].
-    loaded: room for one projection in float32 [rows, D], if it is kept in parts.
+    kept: in bfloat16 its first 8 bits, and behind these rows the next 8 [projections, 2 rows, D];
+      or all in float32 [projections, rows, D].
+    loaded: room for some rows in float32, twice, if φ is kept in bfloat16 [2, some rows, D].
+    arrived: semaphores of the copies to `loaded` [2].
   """
 
-  parts: tuple[Any, ...]
+  kept: Any
   loaded: Any
+  arrived: Any
 
 
 def room(plan: Plan) -> Phi | None:
   """Returns scratch for the channels of a plan, None if there is no φ."""
   if not plan.num_columns:
     return None
-  shape = plan.projections, plan.rows, plan.width
   if not plan.split:
-    return Phi((pltpu.VMEM(shape, jnp.float32),), None)
-  parts = pltpu.VMEM(shape, jnp.bfloat16), pltpu.VMEM(shape, jnp.bfloat16)
-  return Phi(parts, pltpu.VMEM(shape[1:], jnp.float32))
+    return Phi(pltpu.VMEM((plan.projections, plan.rows, plan.width), jnp.float32), None, None)
+  kept = pltpu.VMEM((plan.projections, PARTS * plan.rows, plan.width), jnp.bfloat16)
+  loaded = pltpu.VMEM((2, _rows_at_once(plan), plan.width), jnp.float32)
+  return Phi(kept, loaded, pltpu.SemaphoreType.DMA((2,)))
 
 
 def room_bytes(plan: Plan) -> int:
   """Returns the bytes of `room`."""
-  loaded = plan.phi_bytes // plan.projections if plan.split else 0
-  return plan.phi_bytes + loaded
+  if not (plan.num_columns and plan.split):
+    return plan.phi_bytes
+  return plan.phi_bytes + 2 * 4 * _rows_at_once(plan) * plan.width
+
+
+def _rows_at_once(plan: Plan) -> int:
+  """Returns how many rows of φ are loaded at once."""
+  groups = plan.rows // ROWS
+  fitting = max(1, _LOADED_BYTES // (4 * ROWS * plan.width))
+  return ROWS * max(n for n in range(1, min(groups, fitting) + 1) if groups % n == 0)
 
 
 def laid_out(plan: Plan, projection: Array | None) -> Array | None:
@@ -82,22 +94,41 @@ def load(plan: Plan, source: Ref, target: Phi) -> None:
     target: on-chip memory.
   """
 
-  def projection(number: Array, _: Any) -> None:
-    if not plan.split:
-      pltpu.sync_copy(source.at[number], target.parts[0].at[number])
-      return
-    pltpu.sync_copy(source.at[number], target.loaded)
-    for_each_row_group(plan.rows, lambda _, rows: _round(plan, number, rows, target))
+  if not plan.split:
+    pltpu.sync_copy(source, target.kept)
+    return
+  rows = target.loaded.shape[1]
+  copies = plan.rows // rows  # of a projection
+  count = plan.projections * copies
 
-  lax.fori_loop(0, plan.projections, projection, None)
+  def place(index: Array) -> tuple[Array, Array]:
+    return index // copies, pl.multiple_of(index % copies * rows, ROWS)
+
+  def copy(index: Array) -> Any:
+    (number, start), buffer = place(index), index % 2
+    ends = source.at[number, pl.ds(start, rows)], target.loaded.at[buffer]
+    return pltpu.make_async_copy(*ends, target.arrived.at[buffer])
+
+  def step(index: Array, _: Any) -> None:
+    pl.when(index + 1 < count)(lambda: copy(index + 1).start())
+    copy(index).wait()
+    number, start = place(index)
+    starts = [pl.multiple_of(part * plan.rows + start, ROWS) for part in range(PARTS)]
+    parts = [target.kept.at[number, pl.ds(start, rows)] for start in starts]
+    _round(plan, target.loaded.at[index % 2], parts)
+
+  copy(jnp.int32(0)).start()
+  lax.fori_loop(0, count, step, None)
 
 
-def _round(plan: Plan, number: Array, rows: Span, target: Phi) -> None:
-  """Writes a group of rows of the loaded projection as two parts."""
+def _round(plan: Plan, source: Ref, targets: list[Ref]) -> None:
+  """Writes rows of φ as two parts."""
 
-  def chunk(lanes: Span, _: Any) -> None:
-    parts = in_parts(target.loaded[rows, lanes])
-    for ref, part in zip(target.parts, parts, strict=True):
-      ref[number, rows, lanes] = part
+  def group(_: Array, rows: Span) -> None:
+    def chunk(lanes: Span, _: Any) -> None:
+      for ref, part in zip(targets, in_parts(source[rows, lanes]), strict=True):
+        ref[rows, lanes] = part
 
-  for_each_chunk(plan.width, LANES, chunk)
+    for_each_chunk(plan.width, LANES, chunk)
+
+  for_each_row_group(source.shape[0], group)

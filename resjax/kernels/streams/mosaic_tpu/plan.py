@@ -278,20 +278,21 @@ def mix(plan: Plan, sources: list[Chunks], weights: Ref, rows: Span, target: Ref
   return for_each_chunk(plan.width, LANES, chunk, zeros())
 
 
-def product(plan: Plan, stream: Array, phi: list[Array]) -> Array:
-  """Returns φ H of a stream [TOKENS, D] and the parts of one projection: [rows, TOKENS]."""
+def product(plan: Plan, stream: Array, phi: Array) -> Array:
+  """Returns φ H [rows, TOKENS] of a stream [TOKENS, D] and a projection as `Phi` keeps it."""
+  found = turned(dot(stream, phi, 1, 1))
   if not plan.split:
-    return turned(dot(stream, phi[0], 1, 1))[: plan.rows]
-  found = turned(dot(stream, jnp.concatenate(phi), 1, 1))
-  return found[: plan.rows] + found[plan.rows : 2 * plan.rows]
+    return found[: plan.rows]
+  return found[: plan.rows] + found[plan.rows : PARTS * plan.rows]
 
 
-def product_back(plan: Plan, d: Array, phi: list[Array]) -> Array:
-  """Returns φᵀ d [TOKENS, D] of d [rows, TOKENS]."""
+def product_back(plan: Plan, d: Array, phi: Array) -> Array:
+  """Returns φᵀ d [TOKENS, D] of d [rows, TOKENS] and a projection as `Phi` keeps it."""
   if not plan.split:
-    return dot(d, phi[0], 0, 0)
+    return dot(d, phi, 0, 0)
   high, low = in_parts(d)
-  return dot(jnp.concatenate([high, high, low]), jnp.concatenate([*phi, phi[0]]), 0, 0)
+  left, right = [high, high, low], [phi, phi[: plan.rows]]
+  return dot(jnp.concatenate(left), jnp.concatenate(right), 0, 0)
 
 
 def product_phi(plan: Plan, d: Array, stream: Array) -> Array:

@@ -1,6 +1,6 @@
 """What the reverse kernels for TPUs take, and the steps within a tile that they share."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -139,7 +139,7 @@ def norm_back(d: Array, gain: Array, mixed: Array, inverse_rms: Array, correctio
 
 def project_back(
   plan: Plan,
-  phi: Sequence[Ref],
+  phi: Ref,
   d_phi: Ref,
   d_products: Callable[[int], Array],
   streams: Ref,
@@ -149,7 +149,7 @@ def project_back(
 
   Args:
     plan: sizes.
-    phi: the parts of φ, see `Phi`.
+    phi: as `Phi` keeps it.
     d_phi: its cotangent so far [projections, rows, D].
     d_products: returns the cotangent of the products of a stream [K, TOKENS].
     streams: the streams after the write [R, TOKENS, D].
@@ -161,7 +161,7 @@ def project_back(
     if len(missing):
       d = jnp.concatenate([d, missing])
     number = 0 if plan.shared else r
-    target[r] = tiles.product_back(plan, d, [ref[number] for ref in phi])
+    target[r] = tiles.product_back(plan, d, phi[number])
     d_phi[number] += tiles.product_phi(plan, d, streams[r])
 
 
