@@ -4,11 +4,13 @@ import configparser
 import json
 import re
 import shutil
+from unittest import mock
 
 import jax
 import pytest
 
 from configs import tiny
+from resjax.analysis import plots
 from tests.data.conftest import make_texts, write_folder
 from tests.helpers import cheap_forms, doc_commands, ladders, pretrained, trained
 from tests.helpers.stand_ins import ROOT, StandIns
@@ -127,5 +129,7 @@ def test_every_extra_is_explained():
   "page", [page for page in PAGES if doc_commands.script(page)], ids=lambda page: page.stem
 )
 def test_commands_run(page, calls, folder):
-  for words in calls[page]:
-    cheap_forms.run(words, folder, num_devices=32 if page.stem == "sharding" else 1)
+  # Three files of each of some hundred figures take a third of the time.
+  with mock.patch.object(plots, "KINDS", {"svg": plots.KINDS["svg"]}):
+    for words in calls[page]:
+      cheap_forms.run(words, folder, num_devices=32 if page.stem == "sharding" else 1)

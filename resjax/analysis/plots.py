@@ -24,7 +24,8 @@ TITLE = "title"  # the gid of texts that are the title of a figure
 # The same figure gives the same bytes; PDF files hold their letters as text.
 _RC: Any = {"svg.hashsalt": "resjax", "svg.fonttype": "path", "pdf.fonttype": 42}
 _DPI = 200
-_UNDATED: dict[str, dict[str, Any]] = {
+# The files of a figure, and what to say of each so that it has no date.
+KINDS: dict[str, dict[str, Any]] = {
   "png": {},
   "svg": {"Date": None},
   "pdf": {"CreationDate": None},
@@ -190,7 +191,7 @@ def save(figure: Figure, path: Location, *, titles: bool = False) -> None:
   """
   if not titles:
     hide_title(figure)
-  for kind in _UNDATED:
+  for kind in KINDS:
     locations.write_bytes(path.with_suffix(f".{kind}"), render(figure, kind))
 
 
@@ -199,7 +200,7 @@ def render(figure: Figure, kind: str) -> bytes:
   drawn = io.BytesIO()
   with matplotlib.rc_context(_RC):
     _lay_out(figure)
-    figure.savefig(drawn, format=kind, dpi=_DPI, metadata=_UNDATED[kind])
+    figure.savefig(drawn, format=kind, dpi=_DPI, metadata=KINDS[kind])
   return drawn.getvalue()
 
 

@@ -42,7 +42,7 @@ def save_until_killed(folder: pathlib.Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kills", [20, pytest.param(50, marks=pytest.mark.release)])
+@pytest.mark.parametrize("kills", [12, pytest.param(50, marks=pytest.mark.release)])
 def test_every_restart_goes_on_from_the_last_save_or_the_one_before_it(tmp_path, kills):
   generator = np.random.default_rng(0)
   context = multiprocessing.get_context("forkserver")  # a fresh backend, without the imports
