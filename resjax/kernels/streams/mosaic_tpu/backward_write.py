@@ -148,7 +148,7 @@ def _run(
 ) -> None:
   """Works on a tile: some channels of a part, of some tokens."""
   number, step, tile = (pl.program_id(axis) for axis in range(3))
-  channels = pl.ds(pl.multiple_of(tile * plan.width, LANES), plan.width)  # in the part
+  channels = pl.ds(pl.multiple_of(tile * plan.width, LANES), plan.width)
 
   @pl.when(jnp.logical_and(step == 0, tile == 0))
   def _() -> None:
