@@ -14,9 +14,9 @@ from resjax import combinators
 from resjax.aot import absent_devices
 from resjax.hardware.chips import TPU_CHIPS
 from resjax.kernels.streams import Pending, sinkhorn, stream_read
-from resjax.kernels.streams.mosaic_tpu import budget
+from resjax.kernels.streams.mosaic_tpu import budget, forward
 from resjax.kernels.streams.mosaic_tpu.plan import Plan
-from resjax.kernels.streams.operands import Read
+from resjax.kernels.streams.operands import Operands, Read
 from resjax.sharding import MESH_AXES, Layout
 from resjax.testing.compare import assert_close
 from tests.helpers import streams
@@ -83,7 +83,9 @@ def test_reverse_pass_in_two_kernels(monkeypatch, form, count, normed, dtype, pa
     ("v5p", 16, 18, True, (0, 0, 0)),
     # φ of half of the channels, and two tiles of a quarter of them beside each other.
     ("v5p", 16, 288, False, (1024, 512, 2)),
+    # v6e has one core, and the two cores of v5p take a half each though one would have room.
     ("v6e", 16, 288, False, (2048, 1024, 2)),
+    ("v5p", 12, 168, False, (1024, 1024, 2)),
   ],
 )
 def test_reverse_pass_runs_in_one_kernel_where_that_has_room(
@@ -184,6 +186,32 @@ def test_what_a_kernel_refuses(changes, words):
   with pytest.raises(ValueError) as raised:
     jax.eval_shape(read, pending, projection)
   assert words in str(raised.value)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("keep_streams", [True, False])
+def test_forward_without_stats_is_the_same(keep_streams):
+  given, _ = streams.example("joint", 2, jnp.bfloat16, True, (256,), 256)
+  given = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), given)
+  pending = Pending(given["streams"].astype(jnp.bfloat16), given["weights"],
+                    given["out"].astype(jnp.bfloat16))  # fmt: skip
+  operands = Operands(pending, given["projection"][None], given["parameters"], given["gain"])
+  coefficients = functools.partial(streams.constrained, functools.partial(sinkhorn, 2))
+  read = Read(coefficients, 0, 1e-6, "mosaic_tpu", Layout(), INTERPRET)
+  x, written, weights, stats = forward.forward(
+    read, operands, keep_streams=keep_streams, keep_stats=False
+  )
+  wanted = forward.forward(read, operands)
+  assert stats is None and (written is not None) == keep_streams
+  np.testing.assert_array_equal(x, wanted[0])
+  np.testing.assert_array_equal(weights, wanted[2])
+
+
+def test_a_site_that_is_not_there_is_named():
+  pending = Pending(jnp.zeros((2, 3, 8)), jnp.zeros((6, 3)), jnp.zeros((3, 8)))
+  for site in (-1, 2):
+    with pytest.raises(ValueError, match=f"site={site} of a projection of 2 sites; .* 0 to 1"):
+      stream_read(pending, jnp.zeros((2, 2, 8, 4)), (), streams.free, site)
 
 
 def test_shapes_that_do_not_fit_are_named():

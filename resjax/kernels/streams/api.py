@@ -43,8 +43,9 @@ def stream_read(
     parameters: a tree of float arrays that `coefficients` gets, with an axis of size 1 for each
       token axis behind their own.
     coefficients: a pure function, see `Coefficients`.
-    site: the projection is φ of all sites of a layer, [S, R, D, K] or [S, D, K], and this one is
-      used. A kernel takes it out of the stack, XLA would copy it. None: it is one φ.
+    site: if given, the projection is a stack of φ of all sites of a layer, [S, R, D, K] or
+      [S, D, K], and this one of 0..S-1 is used. Kernels for TPUs take it out of the stack, which
+      XLA would do with a copy. Without `site` an array [R, D, K] is one φ.
     norm_gain: gain [D] of an RMS norm of x; None: there is no norm.
     norm_eps: number added to the mean square of x in its norm.
     layout: mesh, and how axes of [B, T, D] are split over it; default: one device.
@@ -57,12 +58,13 @@ def stream_read(
     next write, M' and b' as in `Pending.weights`.
 
   Raises:
-    ValueError: shapes do not fit, or the implementation cannot run, with the reason.
+    ValueError: shapes do not fit, there is no such site, or the implementation cannot run, with the
+      reason.
   """
   if site is None:
     site, projection = 0, None if projection is None else projection[None]
   operands = Operands(pending, projection, parameters, norm_gain)
-  _check(operands)
+  _check(operands, site)
   layout = Layout() if layout is None else layout
   read = Read(coefficients, site, norm_eps, "reference", layout, interpret)
   return _read(backends.choose(read, operands, implementation), operands)
@@ -89,7 +91,7 @@ def _read_backward(
 _read.defvjp(_read_forward, _read_backward)
 
 
-def _check(operands: Operands) -> None:
+def _check(operands: Operands, site: int) -> None:
   """Raises ValueError if arrays do not fit together, naming one of them."""
   (streams, weights, out), projection, _, gain = operands
   count, *tokens, width = streams.shape
@@ -101,8 +103,14 @@ def _check(operands: Operands) -> None:
   for name, (array, shapes) in wanted.items():
     if array is not None and array.shape not in shapes:
       raise ValueError(f"{name} has shape {array.shape}; streams {streams.shape} need {shapes[0]}")
-  if projection is not None and projection.shape[1:-1] not in ((count, width), (width,)):
+  if projection is None:
+    return
+  if projection.shape[1:-1] not in ((count, width), (width,)):
     raise ValueError(
       f"projection has shape {projection.shape[1:]}; streams {streams.shape} need "
       f"({count}, {width}, K) or ({width}, K)"
+    )
+  if not 0 <= site < len(projection):
+    raise ValueError(
+      f"site={site} of a projection of {len(projection)} sites; it takes 0 to {len(projection) - 1}"
     )

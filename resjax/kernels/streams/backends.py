@@ -17,7 +17,7 @@ from resjax.typing import Array, PyTree
 # The folders of kernels in order of preference, and the platform on which each of them runs.
 KERNELS = {"mosaic_tpu": "tpu", "mosaic_gpu": "gpu"}
 IMPLEMENTATIONS = (*KERNELS, "reference")
-_TAKES_STACKS = "mosaic_tpu"  # of φ of all sites; other backends get that of one
+_TAKES_STACKS = "mosaic_tpu"  # gets φ of all sites, the other backends get φ of the site that reads
 
 
 def choose(read: Read, operands: Operands, implementation: str | None) -> Read:

@@ -7,6 +7,7 @@ and are turned to columns, a token per row, where they multiply channels.
 | file | content |
 |------|---------|
 | plan.py | sizes, tiles, and steps within a tile |
+| phi.py | φ on the chip |
 | budget.py | what a kernel needs on the chip, and which of them have room |
 | coefficients.py | coefficients of a tile, and their derivative |
 | forward.py | the forward kernel |

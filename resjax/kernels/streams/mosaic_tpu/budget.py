@@ -1,8 +1,9 @@
 """How much on-chip memory the kernels for TPUs need, and which of them have room on a chip."""
 
+import itertools
 from typing import NamedTuple
 
-from resjax.hardware.chips import TPU_CHIPS
+from resjax.hardware.chips import TPU_CHIPS, find_tpu
 from resjax.kernels.depth_attention.mosaic_tpu.tiles import LANES, ROWS, chip_of
 from resjax.kernels.streams.mosaic_tpu import phi
 from resjax.kernels.streams.mosaic_tpu.plan import PARTS, TOKENS, Plan
@@ -42,8 +43,12 @@ def room(read: Read) -> int:
 
 
 def fetches(read: Read, plan: Plan) -> int:
-  """Returns how often φ is loaded by a kernel that keeps it: once by every core that works."""
-  return min(TPU_CHIPS[chip_of(read.layout)].device_cores, plan.grid[0])
+  """Returns how often φ is loaded by a kernel that keeps it: once by every core that works.
+
+  A chip that is not known, such as an interpreter, may have as many cores as the grid has parts.
+  """
+  chip = find_tpu(read.layout.device.device_kind)
+  return min(TPU_CHIPS[chip].device_cores, plan.grid[0]) if chip else plan.grid[0]
 
 
 def forward_buffers(read: Read, plan: Plan) -> int:
@@ -52,14 +57,19 @@ def forward_buffers(read: Read, plan: Plan) -> int:
 
 
 def reverse(read: Read, plan: Plan) -> Reverse | None:
-  """Returns how the reverse pass runs: in one kernel, if that has room, or in two; None: not."""
+  """Returns how the reverse pass runs: in one kernel, if that has room, or in two; None: not.
+
+  The second kernel has work for all cores where some number of parts can give it to them.
+  """
   space = room(read)
   for buffers in _BUFFERS:
     if fused_bytes(plan, buffers) <= space:
       return Reverse(buffers)
   first = next((n for n in _BUFFERS if read_back_bytes(plan, n) <= space), 0)
-  for buffers in _BUFFERS:
-    for part in widths(plan):
+  cores = TPU_CHIPS[chip_of(read.layout)].device_cores
+  busy = [part for part in widths(plan) if plan.width // part % cores == 0]
+  for parts, buffers in itertools.product((busy, widths(plan)), _BUFFERS):
+    for part in parts:
       for width in widths(plan.narrowed(part)):
         if first and write_back_bytes(plan, part, width, buffers) <= space:
           return Reverse(first, part, width, buffers)

@@ -1,7 +1,8 @@
 """φ on the chip: kernels load it in float32, and keep it as their products take it.
 
 XLA cuts φ of all sites of a layer out of the stack of layers. A kernel that takes φ of its site out
-of that and rounds it saves two arrays of its size, each written and read.
+of that and rounds it saves two arrays of its size, each written and read. Where K is no multiple of
+16, XLA writes one of them nevertheless, with more rows.
 """
 
 from typing import Any, NamedTuple

@@ -36,7 +36,7 @@ class Inputs(NamedTuple):
     streams: before the write that waits [R, T, D].
     weights: M and b of that write [R (R + 1), T] float32.
     out: the output that it adds [T, D].
-    phi: φ as `phi.laid_out` returns it, or None.
+    phi: φ of all sites as `phi.laid_out` returns it, or None.
     parameters: of the coefficients, each broadcast over the lanes.
     gain: of the norm of what is read [1, D] float32, or None.
   """
@@ -130,7 +130,7 @@ class Plan:
 
   @property
   def phi_bytes(self) -> int:
-    """The bytes of φ as `phi.laid_out` returns it; its cotangent has as many."""
+    """The bytes of φ of one site in float32, or in two bfloat16 parts; 0 without a φ."""
     return 4 * self.projections * self.rows * self.width
 
   @property
