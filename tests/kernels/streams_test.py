@@ -188,6 +188,35 @@ def test_what_a_kernel_refuses(changes, words):
   assert words in str(raised.value)
 
 
+@pytest.mark.release
+@pytest.mark.parametrize("dtype, tolerance", [(jnp.float32, 3e-6), (jnp.bfloat16, 1.5e-2)])
+def test_sixteen_streams_are_those_of_the_reference(monkeypatch, dtype, tolerance):
+  """With the 288 coefficients of `mhc`, one of its iterations, and two tiles in a part."""
+  monkeypatch.setattr(budget, "reverse", lambda read, plan: budget.Reverse(1, 256, 128, 1))
+  given, cotangents = streams.example("joint", 16, dtype, True, (128,), 256)
+  given = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), given)
+  coefficients = functools.partial(streams.constrained, functools.partial(sinkhorn, 1))
+
+  def read(options, dtype, given):
+    pending = Pending(given["streams"].astype(dtype), given["weights"], given["out"].astype(dtype))
+    return stream_read(
+      pending, given["projection"], given["parameters"], coefficients, norm_gain=given["gain"],
+      **options,
+    )  # fmt: skip
+
+  def found(dtype, **options):
+    def loss(given):
+      outputs = read(options, dtype, given)
+      return sum(
+        jnp.vdot(x.astype(jnp.float32), d) for x, d in zip(outputs, cotangents, strict=True)
+      )
+
+    return jax.jit(lambda given: (read(options, dtype, given), jax.grad(loss)(given)))(given)
+
+  got = found(dtype, implementation="mosaic_tpu", interpret=True)
+  assert_close(got, found(jnp.float32, implementation="reference"), tolerance)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("keep_streams", [True, False])
 def test_forward_without_stats_is_the_same(keep_streams):
