@@ -61,7 +61,7 @@ class _Scratch(NamedTuple):
 
 
 def backward(read: Read, plan: Plan, buffers: int, given: Given) -> ReadBack:
-  """Runs the kernel.
+  """Returns what the second kernel needs of every token, and sums over tokens.
 
   Args:
     read: options.

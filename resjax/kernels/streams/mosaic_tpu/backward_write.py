@@ -63,7 +63,7 @@ class _Scratch(NamedTuple):
 def backward(
   read: Read, plan: Plan, way: budget.Reverse, given: Given, numbers: ReadBack
 ) -> WrittenBack:
-  """Runs the kernel.
+  """Returns the cotangents of streams, their weights, the output and φ.
 
   Args:
     read: options.

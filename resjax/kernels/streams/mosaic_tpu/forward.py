@@ -42,7 +42,7 @@ class _Outputs(NamedTuple):
 
 
 class _Scratch(NamedTuple):
-  """On-chip memory.
+  """On-chip memory for a tile, and for φ, which stays.
 
   Attributes:
     weights, read: columns of M and b, and of p: a token per row.

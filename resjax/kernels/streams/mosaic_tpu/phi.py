@@ -76,7 +76,7 @@ def load_at_start(plan: Plan, fetches: int, source: Ref, target: Phi) -> None:
   Args:
     plan: sizes.
     fetches: how often φ is loaded: in the first step of each part of the grid, or of the first.
-    source: φ of a site.
+    source: φ of a site [projections, rows, D] float32 in the memory of the device.
     target: on-chip memory.
   """
   part, step = pl.program_id(0), pl.program_id(1)
@@ -87,14 +87,13 @@ def load_at_start(plan: Plan, fetches: int, source: Ref, target: Phi) -> None:
 
 
 def load(plan: Plan, source: Ref, target: Phi) -> None:
-  """Loads φ.
+  """Loads φ of all channels or some, and rounds rows of it while the next ones arrive.
 
   Args:
     plan: sizes, D being that of the channels that are loaded.
-    source: φ of these channels [projections, rows, D] in the memory of the device.
+    source: φ of these channels [projections, rows, D] float32 in the memory of the device.
     target: on-chip memory.
   """
-
   if not plan.split:
     pltpu.sync_copy(source, target.kept)
     return
