@@ -12,6 +12,7 @@ import numpy as np
 import tokenizers
 
 from resjax import locations, typed_json
+from resjax.data import special_tokens
 from resjax.data.token_spelling import from_byte_level, from_sentencepiece
 from resjax.locations import Location
 
@@ -122,6 +123,7 @@ class PretrainedTokenizer(LibraryTokenizer):
   Attributes:
     eot_id: bos_token_id if there is one, else the first eos_token_id.
     end_ids: `eot_id`, and every eos_token_id.
+    around: the tokens that its own rules put around a text, see `special_tokens.around`.
 
   Raises:
     ValueError: A file is damaged, there are more tokens than V, or neither id is given.
@@ -141,6 +143,12 @@ class PretrainedTokenizer(LibraryTokenizer):
     self.files, self.ids = dict(files), dict(ids)
     self.vocab_size, self.end_ids = vocab_size, _end_ids(ids, vocab_size)
     self.eot_id = self.end_ids[0]
+    self.around = special_tokens.around(model, files)
+    for token in (*self.around.before, *self.around.after):
+      if token >= vocab_size:
+        raise ValueError(
+          f"{MAIN} puts token {token} around texts; the embedding has {vocab_size} rows"
+        )
     by_byte = _is_byte_level(typed_json.parse(files[MAIN], _Parts, MAIN))
     self._bytes_of = from_byte_level if by_byte else from_sentencepiece
     self._added = model.get_added_tokens_decoder()

@@ -1,0 +1,93 @@
+"""The special tokens that the rules of a pretrained tokenizer put around a text.
+
+They are those of transformers (since its version 5) where it reads the same files: the
+post-processor of tokenizer.json decides, and add_bos_token and add_eos_token of
+tokenizer_config.json, which were made into that file when it was written, are not heeded again.
+"""
+
+import dataclasses
+import itertools
+from collections.abc import Mapping
+from typing import Any
+
+import tokenizers
+
+from resjax import typed_json
+
+SETTINGS = "tokenizer_config.json"
+# Classes of transformers that replace the post-processor by one that adds nothing.
+_WITHOUT = ("GPTNeoXTokenizer",)
+
+Spelled = str | dict[str, Any] | None  # a token as tokenizer_config.json spells it
+
+
+@dataclasses.dataclass(frozen=True)
+class Around:
+  """The tokens around a text.
+
+  Attributes:
+    before: those in front of it, in their order.
+    after: those behind it.
+  """
+
+  before: tuple[int, ...] = ()
+  after: tuple[int, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+  """What tokenizer_config.json says about special tokens."""
+
+  tokenizer_class: str | None = None
+  add_bos_token: bool | None = None
+  add_eos_token: bool | None = None
+  bos_token: Spelled = None
+  eos_token: Spelled = None
+
+  @classmethod
+  def of(cls, files: Mapping[str, str]) -> "Settings":
+    """Returns the settings of a tokenizer with these files, by name.
+
+    Raises:
+      ValueError: tokenizer_config.json is damaged.
+    """
+    return typed_json.parse(files.get(SETTINGS, "{}"), cls, SETTINGS)
+
+
+def around(model: tokenizers.Tokenizer, files: Mapping[str, str]) -> Around:
+  """Returns the tokens that the rules of a tokenizer put around a text.
+
+  Args:
+    model: the model of tokenizer.json, which neither cuts nor pads texts.
+    files: the contents of the tokenizer's files by name.
+
+  Raises:
+    ValueError: tokenizer_config.json is damaged.
+  """
+  if (Settings.of(files).tokenizer_class or "").removesuffix("Fast") in _WITHOUT:
+    return Around()
+  # Any text that has tokens shows them; some vocabularies know no "a".
+  texts = itertools.chain(["a"], model.get_vocab())
+  text = next(filter(None, (_encoding(model, text) for text in texts)), None)
+  if text is None:
+    return Around()
+  whole = model.post_process(text)
+  added = list(zip(whole.ids, whole.special_tokens_mask, strict=True))
+  before = [token for token, _ in itertools.takewhile(lambda one: one[1], added)]
+  rest = reversed(added[len(before) :])
+  after = [token for token, _ in itertools.takewhile(lambda one: one[1], rest)]
+  return Around(tuple(before), tuple(after[::-1]))
+
+
+def _encoding(model: tokenizers.Tokenizer, text: str) -> tokenizers.Encoding | None:
+  """Returns the tokens of a text; None where the model knows none."""
+  try:
+    return model.encode(text, add_special_tokens=False) or None
+  except Exception:  # The library raises Exception itself.
+    return None
+
+
+def spelling(token: Spelled) -> str | None:
+  """Returns the text of a token, which may stand in a dict with its properties."""
+  found = token.get("content") if isinstance(token, dict) else token
+  return found if isinstance(found, str) else None
