@@ -8,6 +8,8 @@ from typing import Any
 
 import grain
 import tensorflow_datasets as tfds
+from tensorflow_datasets.core import writer
+from tensorflow_datasets.proto import tf_example_pb2
 
 from resjax.data import built, storage
 from resjax.data.config import DataConfig
@@ -18,6 +20,22 @@ class _Info(tfds.core.DatasetInfo):
 
   def initialize_from_bucket(self) -> None:
     """Asks no bucket of TFDS for it, for which TFDS would leave an empty folder in /tmp."""
+
+
+class _Writer(writer.ExampleWriter):
+  """Writes records whose bytes are the same in every process that builds them."""
+
+  def write(self, path: Any, examples: Iterator[tuple[Any, bytes]]) -> Any:
+    """Writes pairs of a key and a record to a file."""
+    return super().write(path, ((key, _ordered(record)) for key, record in examples))
+
+
+def _ordered(record: bytes) -> bytes:
+  """Returns a record with its features in the order of their names.
+
+  TFDS leaves the order to protobuf, which goes by where the process has its memory.
+  """
+  return tf_example_pb2.Example.FromString(record).SerializeToString(deterministic=True)
 
 
 class ArrayRecordBuilder(tfds.core.ShardBasedBuilder, skip_registration=True):  # type: ignore[call-arg]
@@ -43,6 +61,9 @@ class ArrayRecordBuilder(tfds.core.ShardBasedBuilder, skip_registration=True):  
       features=tfds.features.FeaturesDict(features),
       metadata=tfds.core.MetadataDict(),
     )
+
+  def _example_writer(self) -> writer.ExampleWriter:
+    return _Writer(file_format=self.info.file_format)
 
   def _log_download_bytes(self) -> None:
     """Prints nothing, where TFDS would print to the caller's standard output."""

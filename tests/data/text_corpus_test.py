@@ -1,9 +1,12 @@
 import hashlib
 import re
 
+import grain
 import numpy as np
 import pytest
 import tensorflow_datasets as tfds
+from tensorflow_datasets.core.example_serializer import ExampleSerializer
+from tensorflow_datasets.proto import tf_example_pb2
 
 from resjax.data import array_records, storage, text_corpus
 from resjax.data.config import SPLITS
@@ -80,3 +83,24 @@ def test_weight_does_not_rebuild_but_files_and_fractions_do(folder_config):
   assert text_corpus.build("a", config) == (first, path) and path.stat().st_mtime_ns == time
   assert text_corpus.build("a", folder_config({"a": []}, test_fraction=0.2))[0] != first
   assert text_corpus.build("a", folder_config({"a": [*texts[:5], "new"]}))[0] != first
+
+
+def test_records_are_the_same_bytes_in_every_process(folder_config, monkeypatch):
+  """Protobuf has an order of its own in every process; here it is always the wrong one."""
+
+  def backwards(self, example):
+    features = self.get_tf_example(example).features.feature
+    parts = [tf_example_pb2.Example() for _ in features]
+    for part, name in zip(parts, sorted(features, reverse=True), strict=True):
+      part.features.feature[name].CopyFrom(features[name])
+    return b"".join(part.SerializeToString() for part in parts)  # a message may come in parts
+
+  monkeypatch.setattr(ExampleSerializer, "serialize_example", backwards)
+  config = folder_config({"a": ["depth"]}, validation_fraction=0.0, test_fraction=0.0)
+  _, path = text_corpus.build("a", config)
+  (file,) = path.glob("*array_record*")
+  wanted = tf_example_pb2.Example()
+  for name, value in (("id", b"0000.txt#0"), ("text", b"depth")):
+    wanted.features.feature[name].bytes_list.value.append(value)
+  (record,) = grain.sources.ArrayRecordDataSource(str(file))
+  assert record == wanted.SerializeToString(deterministic=True)
