@@ -47,7 +47,7 @@ def build(
   Raises:
     ValueError: a setting is unknown, missing or out of range, or does not fit the devices.
   """
-  given = config.to_dict() if isinstance(config, ConfigDict) else config
+  given = ranges.plain(config.to_dict() if isinstance(config, ConfigDict) else config)
   _check_sections(given)
   given = _with_system(given)
   _check_combinators(given["model"]["residual"])
@@ -303,7 +303,7 @@ def _typed(hint: Any, value: Any, path: str) -> Any:
     return tuple(_typed(each, one, f"{path}[{i}]") for i, one in enumerate(value))
   if dataclasses.is_dataclass(hint) and isinstance(value, Mapping):
     return to_dataclass(typing.cast(type, hint), value, path)
-  return value
+  return ranges.plain(value, hint)
 
 
 def _has_default(field: dataclasses.Field) -> bool:

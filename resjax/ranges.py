@@ -1,17 +1,55 @@
-"""Checks that the settings of a config have their types and are in their ranges."""
+"""Settings as values of Python, and checks that they have their types and are in their ranges."""
 
 import dataclasses
 import math
 import numbers
+import os
 import types
 import typing
 from collections.abc import Mapping
 from typing import Any, Union
 
+import numpy as np
+
 MOST = 2**31 - 1  # of a whole number: JAX counts in 32 bits
 MAX_SEED = 2**32 - 1  # JAX takes 32 bits of a seed, so that larger ones would be others again
 AS_SEED = -1  # of a seed of one purpose: config.seed decides
 _LEAST_FLOAT, _MOST_FLOAT = 1.18e-38, 3.4e38  # of float32 without zeros
+
+
+def plain(value: Any, kind: Any = None) -> Any:
+  """Returns a setting as a value of Python, whichever library it comes from.
+
+  Numbers and arrays of NumPy, JAX and others become numbers and lists, and paths become texts, in
+  lists and mappings too. A class or dtype of a number becomes its name. A float that is whole
+  becomes a whole number where one is wanted: a table of numbers, as of pandas, has floats alone.
+
+  Args:
+    value: the setting.
+    kind: its annotation, see `check_type`; None: whole floats stay floats.
+  """
+  origin, inner = typing.get_origin(kind), typing.get_args(kind)
+  each, one_of = (inner[0], ()) if origin is tuple and inner else (None, inner)
+  if isinstance(value, os.PathLike):
+    return os.fspath(value)
+  if isinstance(value, Mapping):
+    return {key: plain(one) for key, one in value.items()}
+  if isinstance(value, list | tuple):
+    found = [plain(one, each) for one in value]
+    return found if isinstance(value, list) else tuple(found)
+  if isinstance(value, type | np.dtype):
+    return value.__name__ if isinstance(value, type) else value.name
+  if hasattr(value, "tolist"):
+    return plain(value.tolist(), kind)
+  if isinstance(value, float) and value.is_integer() and int in (kind, *one_of):
+    return int(value)
+  return value
+
+
+def shown(value: Any) -> str:
+  """Returns a value for a message: on one line, and not longer than 80 characters or so."""
+  text = " ".join(repr(value).split())
+  return text if len(text) <= 80 else f"{text[:60]}... ({len(text)} characters)"
 
 
 def check_types(
@@ -45,9 +83,7 @@ def check_type(value: Any, kind: Any, where: str, most: int = MOST) -> None:
     most: the largest allowed magnitude of whole numbers.
   """
   if needed := wrong(value, kind, most):
-    shown = repr(value)
-    shown = shown if len(shown) <= 80 else f"{shown[:60]}... ({len(shown)} characters)"
-    raise ValueError(f"{where}={shown} must be {needed}")
+    raise ValueError(f"{where}={shown(value)} must be {needed}")
   if dataclasses.is_dataclass(kind):
     check_types(value, where)
 

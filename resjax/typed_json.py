@@ -13,6 +13,7 @@ import msgspec
 
 from resjax import locations
 from resjax.locations import Location
+from resjax.ranges import shown
 
 MOST_BYTES = 64 << 20  # of a file, unless its reader allows more
 
@@ -101,8 +102,8 @@ def _explain(value: Any, kind: type, error: msgspec.ValidationError) -> str:
     keys, found = _follow(value, kind, message)
   except (LookupError, TypeError):
     return message.replace("`", "")
-  shown = "" if isinstance(found, dict | list) else f" is {_short(found)}"
-  return f"{keys or 'the value'}{shown}: {wanted[0].lower()}{wanted[1:]}"
+  what = "" if isinstance(found, dict | list) else f" is {shown(found)}"
+  return f"{keys or 'the value'}{what}: {wanted[0].lower()}{wanted[1:]}"
 
 
 def _follow(value: Any, kind: type, message: str) -> tuple[str, Any]:
@@ -138,8 +139,3 @@ def _wrong_key(whole: Any, entries: dict[str, Any], kind: type, message: str) ->
   entries.clear()  # what else is wrong would be found instead of what is inside of this key
   entries[key] = value
   return key
-
-
-def _short(value: Any) -> str:
-  text = repr(value)
-  return text if len(text) <= 80 else f"{text[:60]}... ({len(text)} characters)"

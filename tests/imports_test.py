@@ -26,7 +26,7 @@ ALLOWED = {
   "typing": set(),
   "ranges": set(),
   "locations": set(),
-  "typed_json": {"locations"},
+  "typed_json": {"locations", "ranges"},
   "manifest": {"locations", "typed_json"},
   "redaction": set(),
   "terminal": set(),
@@ -84,6 +84,7 @@ ALLOWED["evaluation"] = {
 ALLOWED["config_tree"] = {"combinators"}
 ALLOWED["sweeps"] = {
   "config_tree",
+  "ranges",
   "locations",
   "typed_json",
   "terminal",

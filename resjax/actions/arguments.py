@@ -15,27 +15,30 @@ _Result = TypeVar("_Result")
 
 _LISTS = (Sequence, Collection)
 _PLURALS = {str: "texts", int: "whole numbers"}
-_LONGEST = 80  # characters of a value that a message shows
 
 
 def checked(function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
   """Returns a function that raises ValueError where an argument has another type than it says.
 
-  Mappings are left to the function, and so are annotations of other kinds than numbers, texts,
-  paths, classes, and lists of them.
+  Numbers and lists may be those of other libraries, see `ranges.plain`. Mappings are left to the
+  function, and so are annotations of other kinds than numbers, texts, paths, classes, and lists of
+  them.
   """
 
   @functools.wraps(function)
   def call(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
     try:
-      given = inspect.signature(function).bind(*args, **kwargs).arguments
+      given = inspect.signature(function).bind(*args, **kwargs)
     except TypeError:  # Python says it better
       return function(*args, **kwargs)
     kinds = _kinds(function)
-    for name, value in given.items():
-      if wrong := _wrong(value, kinds.get(name)):
-        raise ValueError(f"{name}={_shown(value)} must be {wrong}")
-    return function(*args, **kwargs)
+    for name, value in given.arguments.items():
+      kind = kinds.get(name)
+      if _wrong(value, kind):
+        given.arguments[name] = ranges.plain(value, kind)
+      if wrong := _wrong(given.arguments[name], kind):
+        raise ValueError(f"{name}={ranges.shown(value)} must be {wrong}")
+    return function(*given.args, **given.kwargs)
 
   return call
 
@@ -70,8 +73,3 @@ def _wrong(value: Any, kind: Any) -> str:
   if inspect.isclass(kind) and kind.__module__.startswith("resjax."):
     return "" if isinstance(value, kind) else f"of type {kind.__name__}"
   return ranges.wrong(value, kind, ranges.MAX_SEED)
-
-
-def _shown(value: Any) -> str:
-  text = " ".join(repr(value).split())
-  return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."

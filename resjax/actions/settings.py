@@ -10,7 +10,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from resjax import config_tree, shipped
+from resjax import config_tree, ranges, shipped
 
 Overrides = Mapping[str, Any]
 
@@ -51,8 +51,9 @@ def overridden(config: ConfigDict, overrides: Overrides) -> ConfigDict:
   Args:
     config: the config.
     overrides: values by the name of the setting without `config.`, such as `train.steps`; or by the
-      name of a section, whose value is a mapping of the same kind. A combinator from outside that
-      they choose is imported, and its options can be set.
+      name of a section, whose value is a mapping of the same kind. Numbers and arrays may be those
+      of NumPy or JAX, see `ranges.plain`. A combinator from outside that they choose is imported,
+      and its options can be set.
 
   Raises:
     ValueError: there is no such setting or combinator, or a value has another type.
@@ -136,7 +137,9 @@ def _set(section: ConfigDict, key: str, value: Any, path: str) -> None:
   if isinstance(before, ConfigDict):
     raise ValueError(f"{path}={value!r}: that is a section; give {{'NAME': VALUE}}, or {path}.NAME")
   try:
-    section[key] = os.fspath(value) if isinstance(value, os.PathLike) else value
+    section[key] = ranges.plain(value, type(before))
   except TypeError:
     wanted = type(before).__name__
-    raise ValueError(f"{path}={value!r} must be of type {wanted}, as {before!r} is") from None
+    raise ValueError(
+      f"{path}={ranges.shown(value)} must be of type {wanted}, as {before!r} is"
+    ) from None

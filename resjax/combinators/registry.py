@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 from flax import nnx
 
+from resjax import ranges
 from resjax.combinators import outside
 from resjax.combinators.attenuation import Attenuation
 from resjax.combinators.attn_res import AttnRes, BlockAttnRes
@@ -32,7 +33,6 @@ from resjax.combinators.rezero_layerscale import LayerScale, ReZero
 from resjax.combinators.standard import Standard
 from resjax.combinators.unet_skips import UNetSkips
 from resjax.combinators.x0_residual import X0Residual
-from resjax.ranges import check_type
 from resjax.sharding import Layout
 
 _MOST = 1 << 16  # of whole numbers: no option counts more than the values of a head
@@ -216,6 +216,7 @@ def build(
       raise ValueError(f"{key!r} is not an option of combinator {name!r}; {hint}allowed: {allowed}")
     if isinstance(kwargs[key], int) and abs(kwargs[key]) > _MOST:
       raise ValueError(f"{key}={kwargs[key]} is out of range; allowed: {-_MOST}..{_MOST}")
+  kwargs = _as_annotated(cls, kwargs)
   sizes = {"num_layers": num_layers, "d_model": d_model, "sites": sites, "layout": layout}
   try:
     made = cls(**sizes, rngs=rngs, **kwargs)
@@ -227,7 +228,17 @@ def build(
   return made
 
 
+def _as_annotated(cls: type[Combinator], kwargs: dict[str, Any]) -> dict[str, Any]:
+  """Returns options where those of another type are what `ranges.plain` makes of them."""
+  annotations = inspect.signature(cls).parameters
+  kinds = {key: annotations[key].annotation for key in kwargs}
+  return {
+    key: ranges.plain(value, kinds[key]) if ranges.wrong(value, kinds[key], _MOST) else value
+    for key, value in kwargs.items()
+  }
+
+
 def _check_types(cls: type[Combinator], kwargs: dict[str, Any]) -> None:
   annotations = inspect.signature(cls).parameters
   for key, value in kwargs.items():
-    check_type(value, annotations[key].annotation, key)
+    ranges.check_type(value, annotations[key].annotation, key)

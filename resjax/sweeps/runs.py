@@ -8,7 +8,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from resjax import config_tree, locations
+from resjax import config_tree, locations, ranges
 
 _OPTIONS = "model.residual."
 _SYSTEM = f"{_OPTIONS}name"
@@ -93,7 +93,7 @@ def make_run(
   """
   config = config.copy_and_resolve_references()
   no_system = _add_system(config, overrides.get(_SYSTEM))
-  settings = list(config_tree.flat(config.to_dict()))
+  settings = config_tree.flat(config.to_dict())
   for key in overrides:
     if key not in settings and no_system and key.startswith(_OPTIONS):
       raise ValueError(f"run {arm!r}: {no_system}")
@@ -101,6 +101,7 @@ def make_run(
       near = difflib.get_close_matches(key, settings, 1)
       hint = f"; did you mean {near[0]!r}?" if near else ""
       raise ValueError(f"run {arm!r}: {key!r} is not a setting{hint}")
+  overrides = {key: ranges.plain(value, type(settings[key])) for key, value in overrides.items()}
   try:
     config.update_from_flattened_dict(overrides)
   except TypeError as error:

@@ -3,6 +3,7 @@
 import inspect
 import pathlib
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -56,6 +57,8 @@ def test_what_is_no_model_is_no_path():
 def test_arguments_of_the_right_types_go_on(untrained):
   with pytest.raises(ValueError, match="has no checkpoint yet"):
     untrained.generate(np.array(["a", "b"]), num_tokens=np.int64(1), temperature=np.float32(1))
+  with pytest.raises(ValueError, match="has no checkpoint yet"):
+    untrained.generate("a", num_tokens=jnp.int32(1), temperature=jnp.float32(1), seed=2.0)
   with pytest.raises(ValueError, match="path='nowhere' has no checkpoint"):
     Pretrained(pathlib.Path("nowhere"))
 

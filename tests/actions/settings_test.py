@@ -4,10 +4,13 @@ import pathlib
 import sys
 from types import ModuleType
 
+import jax.numpy as jnp
+import numpy as np
 import pytest
 from ml_collections import ConfigDict
 
 from configs import base, tiny
+from resjax import config_tree, experiment
 from resjax.actions.settings import overridden, read_config
 from resjax.combinators import registry
 
@@ -63,7 +66,44 @@ def test_overrides_by_dotted_names_and_by_sections():
   assert own.to_json() == tiny.get_config().to_json()  # it is a copy
 
 
+# As Optuna, pandas, NumPy and JAX give them.
+OF_OTHERS = [
+  ("optim.learning_rate", np.float32(0.25), 0.25),
+  ("optim.learning_rate", jnp.float32(0.25), 0.25),
+  ("train.steps", np.int64(3), 3),
+  ("train.steps", jnp.array(3), 3),
+  ("train.steps", np.float64(3), 3),
+  ("train.steps", 3.0, 3),
+  ("model.windows", np.array([4, 0]), (4, 0)),
+  ("model.windows", [np.int32(4), jnp.int32(0)], (4, 0)),
+  ("model.tied_embeddings", np.bool_(False), False),
+  ("model.residual.name", np.str_("gate"), "gate"),
+  ("model.dtype", jnp.bfloat16, "bfloat16"),
+  ("model.dtype", np.dtype("float32"), "float32"),
+  ("data.root", pathlib.Path("here"), "here"),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "want"), OF_OTHERS)
+def test_values_of_other_libraries(name, value, want):
+  found = config_tree.flat(read_config("tiny", {name: value}).to_dict())[name]
+  assert found == want and type(found) is type(want)
+
+
+def test_an_own_config_with_values_of_other_libraries():
+  own = tiny.get_config()
+  own.optim.learning_rate, own.model.windows = np.float64(0.25), (np.float64(4), np.int64(0))
+  run = experiment.build(own)
+  assert [*map(type, (run.optim.learning_rate, *run.decoder.windows))] == [float, int, int]
+  assert type(run.resolved["optim"]["learning_rate"]) is float
+
+
 MISTAKES = [
+  ({"train.steps": np.float64(2.5)}, ["config.train.steps=np.float64(2.5)", "of type int"]),
+  ({"train.steps": np.array([[2], [3]])}, ["config.train.steps=array([[2], [3]])", "of type int"]),
+  ({"train.steps": 1e300}, ["config.train.steps=1000", "(301 characters)", "at most 2,147"]),
+  ({"model.tied_embeddings": np.int64(1)}, ["tied_embeddings=np.int64(1)", "of type bool"]),
+  ({"optim.learning_rate": np.float32("nan")}, ["config.optim.learning_rate=nan", "finite"]),
   ({"train.stepz": 2}, ["config.train.stepz is not a setting", "did you mean 'steps'?"]),
   ({"trian": {"steps": 2}}, ["config.trian is not a setting", "did you mean 'train'?"]),
   ({"model": {"residual": {"gate.kapa": 1}}}, ["config.model.residual.gate.kapa", "'kappa'"]),
@@ -80,7 +120,7 @@ MISTAKES = [
 @pytest.mark.parametrize(("values", "words"), MISTAKES)
 def test_mistakes_in_settings(values, words):
   with pytest.raises(ValueError) as raised:
-    read_config("tiny", values)
+    experiment.build(read_config("tiny", values))
   said = str(raised.value)
   assert all(word in said for word in words) and "\n" not in said, said
 

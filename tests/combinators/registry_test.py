@@ -8,6 +8,7 @@ import re
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from flax import nnx
 
@@ -44,6 +45,12 @@ def test_bad_options_are_refused(name, options, message):
   for part in message:
     assert part in str(raised.value)
   assert "\n" not in str(raised.value)
+
+
+def test_options_may_be_numbers_of_other_libraries():
+  made = build("block_attn_res", layers_per_block=jnp.int32(2))
+  assert type(made.layers_per_block) is int and made.layers_per_block == 2
+  assert build("attenuation", layers=np.array([1])).factors[1] == (0.5, 0.5)
 
 
 def held(name, num_layers):

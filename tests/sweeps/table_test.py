@@ -4,6 +4,7 @@ import csv
 import io
 import json
 
+import numpy as np
 import pytest
 from rich.console import Console
 
@@ -48,12 +49,13 @@ def test_expand_applies_overrides_to_copies():
     config,
     [
       ("cut", {"model.residual.name": "attenuation", "model.residual.attenuation.layers": (3,)}),
-      ("rate", {"optim.learning_rate": 1}),
+      ("rate", {"optim.learning_rate": np.float32(1), "train.steps": np.int64(7)}),
     ],
   )
   assert first.config.model.residual.name == "attenuation"
   assert first.config.model.residual.attenuation.layers == (3,)
   assert first.config.workdir == "runs/tiny/cut"
+  assert json.dumps(second.overrides) == '{"optim.learning_rate": 1.0, "train.steps": 7}'
   assert second.config.optim.learning_rate == 1.0 and second.config.workdir == "runs/tiny/rate"
   assert second.config.model.residual.name == "block_attn_res"
   assert config.to_json() == tiny.get_config().to_json()
