@@ -20,7 +20,8 @@ from resjax.interop.huggingface import remote_code
 from resjax.interop.huggingface.families import FAMILIES, Family
 from resjax.interop.huggingface.model_card import model_card
 from resjax.interop.huggingface.settings import Settings
-from resjax.interop.huggingface.stored_tensors import INDEX, SINGLE, expected_shapes
+from resjax.interop.huggingface.stored_tensors import INDEX, SINGLE
+from resjax.interop.huggingface.tensor_checks import expected_shapes
 from resjax.interop.huggingface.tensors import TensorNames
 from resjax.interop.huggingface.tokenizer_files import special_ids, tokenizer_files
 from resjax.models.config import DecoderConfig

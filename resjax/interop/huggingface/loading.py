@@ -17,12 +17,11 @@ from resjax.interop.huggingface.families import FAMILIES
 from resjax.interop.huggingface.settings import Settings, reasons
 from resjax.interop.huggingface.stored_tensors import (
   StoredTensor,
-  check_sizes,
-  check_tensors,
   has_tensors,
   stored_tensors,
   text_tensors,
 )
+from resjax.interop.huggingface.tensor_checks import check_sizes, check_tensors
 from resjax.interop.huggingface.tensors import Tensor, TensorNames
 from resjax.models.config import DecoderConfig
 from resjax.models.decoder import Decoder

@@ -1,25 +1,36 @@
-"""The tensors in the safetensors files of a folder, and the check that they fit a decoder."""
+"""The tensors in the safetensors files of a folder, and which file each of them is read from."""
 
 import dataclasses
-import math
+import fnmatch
+import functools
+import itertools
 import os
 import pathlib
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import safetensors
+from absl import logging
 
 from resjax import locations
 from resjax.data.pretrained_tokenizer import read_json
-from resjax.interop.huggingface.tensors import Index, TensorNames
-from resjax.models.config import DecoderConfig
-from resjax.models.parameters import Parameter
+from resjax.interop.huggingface.tensors import Index
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
-_MOST_LINES = 40  # Of the list of tensors that do not fit.
-_BLOCK = 1 << 22  # The number of values of a tensor that are compared at a time.
 _OF_IMAGES = ("vision_tower.", "multi_modal_projector.")  # the beginnings of names of tensors
-_DTYPES = ("F64", "F32", "F16", "BF16")
+_OF_MODEL = re.compile(r"model(-\d+-of-\d+)?\.safetensors")  # names that transformers gives files
+_SAVE = "is not read; load it with transformers, and write it with save_pretrained"
+_OTHER_FORMATS = {  # what else a folder may hold, by patterns of names, and what to do about it
+  "adapter_model.*": "is an adapter; merge it into its model (merge_and_unload of PEFT)",
+  "model-*-of-*.safetensors": f"is one of several files, which are read by {INDEX}; bring it back",
+  "model.*.safetensors": f"is a variant; rename it to {SINGLE}",
+  "model.safetensors.index.*.json": f"is a variant; rename it to {INDEX}",
+  "consolidated*.safetensors": "has other names of tensors; give the folder for transformers",
+  "*.gguf": "is not read; give the folder of safetensors that it was made of",
+  "*.bin": _SAVE,
+  "*.pth": _SAVE,
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,66 +50,121 @@ class StoredTensor:
 
 
 def stored_tensors(folder: pathlib.Path) -> dict[str, StoredTensor]:
-  """Returns the tensors in the safetensors files of a folder, by name; only headers are read.
+  """Returns the tensors of a model by name; only headers of its safetensors files are read.
+
+  The index decides the file of every tensor that it names. Others are taken from the file that
+  holds them, the last one if several do, as transformers takes them. Whatever leaves a doubt about
+  what is read is logged, in one line.
 
   Raises:
-    ValueError: There are no such files, the index names an absent one, or one is damaged.
+    ValueError: There are no such files, the index names a file or a tensor that is absent, or a
+      file is damaged.
   """
-  found = {}
-  for file in _files(folder):
-    try:
-      with safetensors.safe_open(file, framework="numpy") as opened:
-        names = opened.keys()
-        for name in names:
-          part = opened.get_slice(name)
-          found[name] = StoredTensor(file, name, tuple(part.get_shape()), part.get_dtype())
-    except safetensors.SafetensorError as error:
-      raise ValueError(f"{file} is damaged or cut off: {error}") from None
+  if (folder / "adapter_config.json").is_file():
+    _say_once(
+      f"{folder} has an adapter (adapter_config.json), which is not applied; merge it into the "
+      "model (merge_and_unload of PEFT) to read both"
+    )
+  weight_map = _weight_map(folder)
+  files = [folder / SINGLE] if weight_map is None else sorted(set(weight_map.values()))
+  copies: dict[str, list[StoredTensor]] = {}
+  for tensor in itertools.chain.from_iterable(map(_tensors, files)):
+    copies.setdefault(tensor.name, []).append(tensor)
+  found = {name: places[-1] for name, places in copies.items()}
+  for name, file in (weight_map or {}).items():
+    named = [tensor for tensor in copies.get(name, []) if tensor.file == file]
+    if not named:
+      others = ", ".join(tensor.file.name for tensor in copies.get(name, [])) or "no file"
+      raise ValueError(
+        f"{folder / INDEX}: weight_map has {name} in {file.name}, but {others} holds it; download "
+        "the files of one revision again"
+      )
+    (found[name],) = named
+  _say_doubts(folder, weight_map, found, copies)
   return found
 
 
+def _tensors(file: pathlib.Path) -> Iterator[StoredTensor]:
+  """Yields the tensors of a file."""
+  try:
+    with safetensors.safe_open(file, framework="numpy") as opened:
+      names = opened.keys()
+      for name in names:
+        part = opened.get_slice(name)
+        yield StoredTensor(file, name, tuple(part.get_shape()), part.get_dtype())
+  except safetensors.SafetensorError as error:
+    raise ValueError(f"{file} is damaged or cut off: {error}") from None
+
+
+def _say_doubts(
+  folder: pathlib.Path,
+  weight_map: Mapping[str, pathlib.Path] | None,
+  found: Mapping[str, StoredTensor],
+  copies: Mapping[str, Sequence[StoredTensor]],
+) -> None:
+  """Logs tensors that stand in several files, those the index leaves out, and files beside it."""
+  if weight_map is None:
+    return
+  more = "; the same holds for {} more"
+  several = {name: places for name, places in copies.items() if len(places) > 1}
+  for name, places in itertools.islice(several.items(), 1):
+    _say_once(
+      f"{folder}: {name} stands in {', '.join(tensor.file.name for tensor in places)}; it is read "
+      f"from {found[name].file.name}{', as the index says' * (name in weight_map)}"
+      f"{more.format(len(several) - 1) * (len(several) > 1)}"
+    )
+  unnamed = [name for name in found if name not in weight_map]
+  for name in unnamed[:1]:
+    _say_once(
+      f"{folder}: {INDEX} does not name {name}; it is read from {found[name].file.name}"
+      f"{more.format(len(unnamed) - 1) * (len(unnamed) > 1)}"
+    )
+  beside = {file.name for file in folder.iterdir() if _OF_MODEL.fullmatch(file.name)}
+  if others := sorted(beside - {file.name for file in weight_map.values()}):
+    _say_once(f"{folder}: {', '.join(others)} is not read, since {INDEX} does not name it")
+
+
+@functools.cache
+def _say_once(text: str) -> None:
+  """Logs a line that every reader of a folder would log again."""
+  logging.warning("%s", text)
+
+
 def text_tensors(stored: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
-  """Returns the tensors that read text, by the names that they have without those for images."""
-  found = {}
+  """Returns the tensors that read text, by the names that they have without those for images.
+
+  Raises:
+    ValueError: two of them would have one name.
+  """
+  found: dict[str, StoredTensor] = {}
   for name, tensor in stored.items():
     part = name.removeprefix("model.")
     if part.startswith("language_model."):
       part = part.removeprefix("language_model.")
       name = part if part.startswith(("model.", "lm_head.")) else f"model.{part}"
     if not part.startswith(_OF_IMAGES):
-      found[name] = tensor
+      add(found, name, tensor)
   return found
+
+
+def add(found: dict[str, StoredTensor], name: str, tensor: StoredTensor) -> None:
+  """Adds a tensor under the name that the model has for it.
+
+  Raises:
+    ValueError: there is one of this name.
+  """
+  if name in found:
+    one, other = sorted((tensor, found[name]), key=lambda each: each.name)
+    raise ValueError(
+      f"{one.name} in {one.file.name} and {other.name} in {other.file.name} are one tensor of the "
+      f"model; remove one from {tensor.file.parent}"
+    )
+  found[name] = tensor
 
 
 def has_tensors(folder: pathlib.Path) -> bool:
   """Returns whether a folder has safetensors files, or an index of them."""
   return any((folder / name).is_file() for name in (INDEX, SINGLE))
-
-
-def check_sizes(
-  folder: pathlib.Path, config: DecoderConfig, stored: Mapping[str, StoredTensor]
-) -> None:
-  """Raises ValueError if a size of a decoder is larger than its files can have.
-
-  They bound what a config.json may claim before a decoder is traced or a table is made.
-  """
-  if config.num_layers > len(stored):
-    raise ValueError(
-      f"{folder}: config.json has {config.num_layers:,} layers, its files {len(stored):,} tensors"
-    )
-  values = sum(math.prod(tensor.shape) for tensor in stored.values())
-  sizes = {
-    "the vocabulary": config.vocab_size,
-    "the width": config.d_model,
-    "the width of the MLP": config.mlp_dim,
-    "the width of all heads": config.num_heads * config.head_dim,
-    "the number of learned positions": config.max_positions * (config.positions == "learned"),
-  }
-  for name, size in sizes.items():
-    if size > values:
-      raise ValueError(
-        f"{folder}: {name} of config.json is {size:,}, its files have {values:,} numbers"
-      )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,18 +174,31 @@ class _Index:
   weight_map: dict[str, str]
 
 
-def _files(folder: pathlib.Path) -> list[pathlib.Path]:
+def _weight_map(folder: pathlib.Path) -> dict[str, pathlib.Path] | None:
+  """Returns the file of every tensor that the index names; None if all are in one file."""
   if not (folder / INDEX).is_file():
     if not (folder / SINGLE).is_file():
-      raise ValueError(f"{folder} has neither {SINGLE} nor {INDEX}; other formats are not read")
-    return [folder / SINGLE]
-  names = sorted(set(read_json(folder / INDEX, _Index).weight_map.values()))
+      raise ValueError(f"{folder} has neither {SINGLE} nor {INDEX}; {_other_format(folder)}")
+    return None
+  names = read_json(folder / INDEX, _Index).weight_map
   where, links = f"{folder / INDEX}: weight_map", _bound_of_links(folder)
-  files = [locations.inside(folder, name, where, links=links) for name in names]
-  absent = [file.name for file in files if not file.is_file()]
+  paths = {
+    name: locations.inside(folder, name, where, links=links)
+    for name in dict.fromkeys(names.values())
+  }
+  absent = [name for name, path in sorted(paths.items()) if not path.is_file()]
   if absent:
     raise ValueError(f"{folder / INDEX} names files that are absent: {', '.join(absent)}")
-  return files
+  return {tensor: paths[name] for tensor, name in names.items()}
+
+
+def _other_format(folder: pathlib.Path) -> str:
+  """Returns what a folder without the files of a model has, and what to do about it."""
+  names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+  for pattern, remedy in _OTHER_FORMATS.items():
+    if found := fnmatch.filter(names, pattern):
+      return f"{found[0]} {remedy}"
+  return "other formats are not read"
 
 
 def _bound_of_links(folder: pathlib.Path) -> pathlib.Path:
@@ -129,84 +208,3 @@ def _bound_of_links(folder: pathlib.Path) -> pathlib.Path:
   """
   found = pathlib.Path(os.path.realpath(folder))
   return found.parents[1] if found.parent.name == "snapshots" else found
-
-
-def expected_shapes(
-  family: TensorNames, config: DecoderConfig, parameters: Mapping[str, Parameter]
-) -> dict[str, tuple[int, ...]]:
-  """Returns the shape of every tensor of a decoder, by name."""
-  expected: dict[str, tuple[int, ...]] = {}
-  for tensor in family.tensors_of(config, parameters):
-    shape = parameters[tensor.path].shape
-    if tensor.stacked:
-      stored = tensor.stored_shape(shape[1:], config)
-      expected |= {tensor.name.format(layer): stored for layer in range(config.num_layers)}
-    else:
-      expected[tensor.name] = tensor.stored_shape(shape, config)
-  return expected
-
-
-def check_tensors(
-  folder: pathlib.Path,
-  family: TensorNames,
-  config: DecoderConfig,
-  parameters: Mapping[str, Parameter],
-  stored: Mapping[str, StoredTensor],
-) -> dict[str, StoredTensor]:
-  """Returns the tensors that a decoder needs, by their full names.
-
-  Buffers are left out, and so is the output embedding if the config ties it to the input's.
-
-  Raises:
-    ValueError: Tensors are missing, extra, or of another shape (the message is a table of them); a
-      dtype is not one of floating-point numbers; or an output embedding that the config ties to
-      the input's differs from it.
-  """
-  expected = expected_shapes(family, config, parameters)
-  heads = {tensor.name for tensor in family.tensors if tensor.path == "output/embedding"}
-  found = {}
-  for name, tensor in stored.items():
-    full = name if name in heads or name.startswith(family.prefix) else family.prefix + name
-    if full in expected or not (full in heads or full.endswith(family.buffers)):
-      found[full] = tensor
-  rows = [
-    (name, expected.get(name, "nothing"), found[name].shape if name in found else "nothing")
-    for name in sorted({**expected, **found})
-    if name not in found or name not in expected or found[name].shape != expected[name]
-  ]
-  if rows:
-    raise ValueError(_table(folder, rows))
-  for tensor in found.values():
-    if tensor.dtype not in _DTYPES:
-      allowed = ", ".join(_DTYPES)
-      raise ValueError(f"{tensor.file}: {tensor.name} is {tensor.dtype}; allowed: {allowed}")
-  for head in heads & stored.keys() - found.keys():
-    _check_tied(stored[head], found[_embedding(family)])
-  return found
-
-
-def _embedding(family: TensorNames) -> str:
-  return next(tensor.name for tensor in family.tensors if tensor.path == "embed/embedding")
-
-
-def _check_tied(head: StoredTensor, embedding: StoredTensor) -> None:
-  """Raises ValueError if both differ; transformers 4 would tie them nevertheless, 5 would not."""
-  size, width = embedding.shape
-  rows = max(1, _BLOCK // width)
-  blocks = [(slice(i, min(i + rows, size)), slice(None)) for i in range(0, size, rows)]
-  same = (np.array_equal(head.slice(block), embedding.slice(block)) for block in blocks)
-  if head.shape != embedding.shape or not all(same):
-    raise ValueError(
-      f"{head.file}: {head.name} differs from {embedding.name}, and config.json ties them; set "
-      "tie_word_embeddings to false there, or remove the tensor"
-    )
-
-
-def _table(folder: pathlib.Path, rows: list[tuple]) -> str:
-  lines = [f"{folder}: {len(rows)} tensors are not those of config.json; nothing was loaded"]
-  width = max(len(name) for name, *_ in rows[:_MOST_LINES])
-  for name, expected, found in rows[:_MOST_LINES]:
-    lines.append(f"  {name:{width}}  expected {expected!s:16} found {found};")
-  if len(rows) > _MOST_LINES:
-    lines.append(f"  and {len(rows) - _MOST_LINES} more")
-  return "\n".join(lines)

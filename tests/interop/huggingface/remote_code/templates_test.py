@@ -14,7 +14,7 @@ from resjax import combinators
 from resjax.combinators import registry
 from resjax.interop import huggingface
 from resjax.interop.huggingface import remote_code
-from resjax.interop.huggingface.stored_tensors import expected_shapes
+from resjax.interop.huggingface.tensor_checks import expected_shapes
 from resjax.models.config import ResidualConfig
 from resjax.models.parameters import parameters
 from resjax.sharding import Layout
