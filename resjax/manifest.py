@@ -180,8 +180,8 @@ def _entry(path: Location) -> tuple[int, str]:
 
 
 def _size(path: Location) -> int:
-  found = path.stat()
-  return found.st_size if isinstance(found, os.stat_result) else found.length
+  """Returns the size of a file; the path of a local one is asked of the operating system alone."""
+  return os.stat(path).st_size if locations.is_local(path) else path.stat().length
 
 
 def _digest(files: Files, facts: Mapping[str, Any]) -> str:

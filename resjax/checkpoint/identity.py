@@ -9,6 +9,7 @@ import msgspec
 from etils import epath
 
 from resjax import manifest, typed_json
+from resjax.checkpoint.place import absolute
 from resjax.manifest import Damaged
 
 RunId = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{16}$")]
@@ -57,7 +58,7 @@ def of(checkpoint: epath.PathLike) -> Identity:
     Damaged: its manifest is missing, or is not as it was written.
     ValueError: a fact is no fact of a checkpoint.
   """
-  folder = epath.Path(checkpoint)
+  folder = absolute(checkpoint)
   facts = manifest.read(folder).facts
   return typed_json.parse(json.dumps(facts), Identity, str(folder / manifest.FILE_NAME))
 
@@ -73,7 +74,7 @@ def misplaced(checkpoint: epath.PathLike, run: str | None) -> Identity | None:
     found = of(checkpoint)
   except Damaged:  # whoever reads the arrays says so
     return None
-  name = epath.Path(checkpoint).name
+  name = absolute(checkpoint).name
   moved = found.known and str(found.step) != name
   foreign = found.known and run is not None and found.run != run
   return found if moved or foreign else None

@@ -16,7 +16,8 @@ from resjax import manifest
 from resjax.checkpoint import checksums, identity, leaks
 from resjax.checkpoint.config import CheckpointConfig
 from resjax.checkpoint.identity import Identity
-from resjax.checkpoint.reader import ARRAYS, absolute, compare, saved_steps
+from resjax.checkpoint.place import absolute
+from resjax.checkpoint.reader import ARRAYS, compare, saved_steps
 from resjax.checkpoint.schedule import SaveSchedule
 from resjax.manifest import Damaged
 from resjax.typing import PyTree

@@ -12,6 +12,7 @@ from flax import nnx
 
 from resjax import locations, manifest, typed_json
 from resjax.checkpoint import checksums
+from resjax.checkpoint.place import absolute
 from resjax.manifest import Damaged
 from resjax.typing import PyTree
 
@@ -28,12 +29,6 @@ class _Array(TypedDict):
   dtype: str
   shape: list[int]
   checksum: str
-
-
-def absolute(folder: epath.PathLike) -> epath.Path:
-  """Returns an absolute path, as Orbax needs it; that of an object store is one already."""
-  path = epath.Path(folder)
-  return path if "://" in str(path) else epath.Path(Path(folder).absolute())
 
 
 def saved_steps(folder: epath.PathLike) -> list[int]:

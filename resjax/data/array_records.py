@@ -13,6 +13,7 @@ from tensorflow_datasets.proto import tf_example_pb2
 
 from resjax.data import built, storage
 from resjax.data.config import DataConfig
+from resjax.library_paths import LocalPath
 
 
 class _Info(tfds.core.DatasetInfo):
@@ -53,6 +54,11 @@ class ArrayRecordBuilder(tfds.core.ShardBasedBuilder, skip_registration=True):  
 
   def __init__(self, *, folder: Path):
     super().__init__(data_dir=folder, file_format="array_record")
+
+  @property
+  def data_path(self) -> LocalPath:
+    """The folder of the records, whose files TFDS lists and asks for their sizes."""
+    return LocalPath(self.data_dir)
 
   def _info_of(self, description: str, features: dict[str, Any]) -> tfds.core.DatasetInfo:
     return _Info(

@@ -14,9 +14,11 @@ from typing import Annotated, Any
 
 import jax
 import msgspec
+from absl import logging
 
 from resjax import combinators, locations, redaction, typed_json
 from resjax.checkpoint.identity import RunId
+from resjax.checkpoint.place import absolute
 from resjax.data.summary import DatasetSummary
 from resjax.locations import Location
 from resjax.models.config import DecoderConfig
@@ -120,9 +122,10 @@ def create(path: str) -> Location:
   """Makes the folder of a run and proves that files can be written there.
 
   Raises:
-    ValueError: no file can be written there.
+    ValueError: no file can be written there, or no checkpoint can be kept there.
   """
   folder = place(path)
+  absolute(folder)
   locations.make_folder(folder, "config.workdir")
   if locations.is_local(folder):
     locations.make_folder(folder / "checkpoints", "config.workdir")
@@ -134,7 +137,8 @@ def lock(folder: Location) -> Iterator[None]:
   """Keeps other trainers out of a folder, until the context is left or the process dies.
 
   An object store has no lock that a dead process would release. There, the earlier one of two
-  processes notices at its next checkpoint that another one writes the records, and ends.
+  processes notices at its next checkpoint that another one writes the records, and ends. Where a
+  file system has no locks either, a line says that nothing keeps others out.
 
   Raises:
     ValueError: another process trains in the folder.
@@ -149,6 +153,10 @@ def lock(folder: Location) -> Iterator[None]:
       raise ValueError(
         f"another process trains in {folder}; wait for it, or choose another config.workdir"
       ) from None
+    except OSError as error:  # such as ENOSYS of Lustre without its option `flock`
+      logging.warning(
+        "%s cannot be locked (%s): let one process train there at a time", folder, error
+      )
     yield
 
 

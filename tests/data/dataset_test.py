@@ -1,12 +1,14 @@
 import itertools
 import json
 import os
+import pwd
 import signal
 import subprocess
 import sys
 import threading
 import time
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -44,6 +46,18 @@ def test_rows_hold_exactly_the_documents(folder_config, name):
     assert sorted(_all_decoded(summary, corpus)) == sorted(given)
     train = _decoded(summary, corpus, "train")
     assert train == [text for text in given if text in train]  # The order of documents is kept.
+
+
+def test_a_root_of_an_owner_that_nobody_knows_and_with_the_characters_of_patterns(
+  folder_config, tmp_path, monkeypatch
+):
+  unknown = mock.Mock(side_effect=KeyError("getpwuid(): uid not found: 54321"))
+  monkeypatch.setattr(pwd, "getpwuid", unknown)
+  config = folder_config({"a": make_texts(30)}, root=str(tmp_path / "a[b] *@2"))
+  summary = build(config)
+  assert sorted(_all_decoded(summary, "a")) == sorted(make_texts(30))
+  assert build(config) == summary
+  unknown.assert_not_called()
 
 
 @pytest.mark.parametrize("name", ["byte", "bpe"])
