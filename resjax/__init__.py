@@ -1,13 +1,18 @@
 """resjax: how should information travel along the depth of a Transformer?"""
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
 from resjax._version import __version__ as __version__
+from resjax.extras import Finder
 
 if TYPE_CHECKING:
   from resjax.actions.experiment import Experiment as Experiment
   from resjax.actions.experiment import Pretrained as Pretrained
+
+if Finder not in sys.meta_path:
+  sys.meta_path.insert(0, Finder)
 
 __all__ = ["Experiment", "Pretrained", "__version__"]
 
@@ -16,12 +21,7 @@ def __getattr__(name: str) -> Any:
   if name not in ("Experiment", "Pretrained"):
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
   # They need the trainer, which takes seconds to import and packages of its own.
-  try:
-    return getattr(importlib.import_module("resjax.actions.experiment"), name)
-  except ModuleNotFoundError as error:
-    raise ImportError(
-      f"resjax.{name} needs {error.name}, which is not installed; pip install 'resjax[train]'"
-    ) from error
+  return getattr(importlib.import_module("resjax.actions.experiment"), name)
 
 
 def __dir__() -> list[str]:

@@ -8,7 +8,7 @@ import sys
 from importlib.util import find_spec
 from typing import NoReturn
 
-from resjax import shipped
+from resjax import extras, shipped
 from resjax._version import __version__
 from resjax.shipped import completion
 
@@ -81,10 +81,10 @@ def _run(name: str, words: list[str]) -> None:
   try:
     runpy.run_module(f"launch.{name}", run_name="__main__", alter_sys=True)
   except ModuleNotFoundError as error:
-    missing = (error.name or "").split(".")[0]
-    if find_spec(missing) is not None:  # it is there, and part of it is not
+    package = (error.name or "").split(".")[0]
+    if find_spec(package) is not None:  # it is there, and part of it is not
       raise
-    _fail(f"resjax {name} needs {missing}, which is not installed; pip install 'resjax[train]'")
+    _fail(extras.missing(f"resjax {name}", package))
 
 
 def _help() -> str:

@@ -23,6 +23,7 @@ TORCH_ARMS = {ROOT / "launch/bench" / name for name in _TORCH_ARMS}
 ALLOWED = {
   "_version": set(),
   "shipped": set(),
+  "extras": set(),
   "typing": set(),
   "ranges": set(),
   "locations": set(),
@@ -102,15 +103,15 @@ ALLOWED["sweeps"] = {
   "analysis",
   "statistics",
 }
-BASE = set(ALLOWED) - {"_version"}
+BASE = set(ALLOWED) - {"_version", "extras"}
 ALLOWED["runs"] = BASE
 ALLOWED["train"] = BASE | {"runs"}
 ALLOWED["aot"] = BASE | {"runs", "train"}
 ALLOWED["experiment"] = BASE | {"runs"}
 ALLOWED["measured_models"] = BASE | {"runs", "experiment"}
-ALLOWED["__main__"] = {"_version", "shipped"}
+ALLOWED["__main__"] = {"_version", "extras", "shipped"}
 ALLOWED["actions"] = BASE | {"runs", "train", "experiment", "measured_models"}
-ALLOWED["__init__"] = {"_version", "actions"}
+ALLOWED["__init__"] = {"_version", "extras", "actions"}
 
 
 def python_files(*folders):
@@ -229,24 +230,64 @@ def test_importing_combinators_loads_little_besides_flax():
   modules = modules_of("import resjax; from resjax import combinators") - theirs
   own = {name for name in modules if name.partition(".")[0] == "resjax"}
   assert len(modules - own) <= 5, modules - own
-  assert len(own) <= 71
+  assert len(own) <= 72
   kernels = ("jax.experimental.pallas", "jax.experimental.mosaic", "resjax.kernels.streams.mosaic_")
   kernels += ("resjax.kernels.depth_attention.mosaic_",)
   assert not [name for name in modules if name.startswith(kernels)]
 
 
-COLLECT = """
+WITHOUT = """
 import sys
-import pytest
 
 class Absent:
   def find_spec(self, name, path=None, target=None):
-    if name.partition(".")[0] in {absent}:
-      raise ModuleNotFoundError(name)
+    if (package := name.partition(".")[0]) in {absent}:
+      raise ModuleNotFoundError(package, name=name)
 
 sys.meta_path.insert(0, Absent())
-sys.exit(pytest.main(["--collect-only", "-qq", "-p", "no:cacheprovider", *{paths}]))
 """
+
+COLLECT = f"""{WITHOUT}
+import pytest
+sys.exit(pytest.main(["--collect-only", "-qq", "-p", "no:cacheprovider", *{{paths}}]))
+"""
+
+SAID = f"""{WITHOUT}
+import importlib
+import resjax
+for name in {{names}}:
+  try:
+    importlib.import_module(name)
+  except ImportError as error:
+    print(error)
+try:
+  resjax.Experiment
+except ImportError as error:
+  print(error)
+from resjax import combinators
+combinators.get("gate")
+"""
+
+
+def test_a_module_that_needs_an_extra_names_it():
+  """In an environment as after `pip install resjax`."""
+  wanted = {
+    "resjax.interop.huggingface": ("msgspec", "train"),
+    "resjax.interop.lm_eval": ("lm_eval", "eval"),
+    "resjax.data.array_records": ("grain", "train"),
+    "resjax.config_tree": ("ml_collections", "train"),
+    "resjax.analysis.plots": ("matplotlib", "train"),
+    "resjax.actions.experiment": ("ml_collections", "train"),
+  }
+  absent = {package for package, _ in wanted.values()} | {"tokenizers", "safetensors", "pyarrow"}
+  code = SAID.format(absent=absent, names=[*wanted][:-1])
+  env = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
+  done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
+  assert done.returncode == 0, done.stderr[-3000:]
+  assert done.stdout.splitlines() == [
+    f"{name} needs {package}, which is not installed; pip install 'resjax[{extra}]'"
+    for name, (package, extra) in wanted.items()
+  ]
 
 
 @pytest.mark.slow

@@ -1,0 +1,45 @@
+"""Says which extra of resjax has a package that a module needs and that is not installed.
+
+The base install runs combinators and decoders alone. Any other module of resjax that is imported
+there fails with one line: the module, the package, and what to install.
+"""
+
+from collections.abc import Sequence
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from types import ModuleType
+
+_OF_OTHER_EXTRAS = {"lm_eval": "eval", "jinja2": "eval"}
+
+
+def missing(what: str, package: str) -> str:
+  """Returns the message that a module or command needs a package, and how to install it."""
+  extra = _OF_OTHER_EXTRAS.get(package, "train")
+  return f"{what} needs {package}, which is not installed; pip install 'resjax[{extra}]'"
+
+
+class Finder:
+  """Finds the modules of resjax in their folder, as Python does, and loads them by `_Loader`."""
+
+  @staticmethod
+  def find_spec(
+    name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+  ) -> ModuleSpec | None:
+    """Returns how to load a module of resjax; None: it is none, or is not here."""
+    if not name.startswith("resjax."):
+      return None
+    spec = PathFinder.find_spec(name, path, target)
+    if spec is not None and type(spec.loader) is SourceFileLoader:
+      spec.loader = _Loader(spec.loader.name, spec.loader.path)
+    return spec
+
+
+class _Loader(SourceFileLoader):
+  def exec_module(self, module: ModuleType) -> None:
+    try:
+      super().exec_module(module)
+    except ModuleNotFoundError as error:
+      package = (error.name or "").partition(".")[0]
+      if package in ("", "resjax"):
+        raise
+      # Each module that imports another one says so anew: the last one is that of the caller.
+      raise ModuleNotFoundError(missing(module.__name__, package), name=error.name) from None
