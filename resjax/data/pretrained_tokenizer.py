@@ -5,7 +5,8 @@ import json
 import os
 import pathlib
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Annotated, TypeVar
+from types import MappingProxyType
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -13,6 +14,7 @@ import tokenizers
 
 from resjax import locations, typed_json
 from resjax.data import special_tokens
+from resjax.data.model_ids import GENERATION, EndIds, Given, ModelIds, unique
 from resjax.data.token_spelling import from_byte_level, from_sentencepiece
 from resjax.locations import Location
 
@@ -28,17 +30,7 @@ MOST_ROWS = 1 << 24  # of an embedding; the largest vocabularies have about a mi
 
 T = TypeVar("T")
 
-Ids = Mapping[str, int | list[int] | None]
 _Rows = Annotated[int, msgspec.Meta(ge=1, le=MOST_ROWS)]
-_SomeIds = Annotated[list[int], msgspec.Meta(min_length=1)]
-
-
-@dataclasses.dataclass(frozen=True)
-class _Ids:
-  """The tokens that begin or end a text."""
-
-  bos_token_id: int | _SomeIds | None = None
-  eos_token_id: int | _SomeIds | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,16 +40,18 @@ class PretrainedRecord:
   Attributes:
     files: the contents of its files by name.
     vocab_size: V.
-    ids: bos_token_id and eos_token_id of the model.
+    ids: the special tokens of the model.
+    generation: what its generation_config.json says.
   """
 
   files: dict[str, str]
   vocab_size: _Rows
-  ids: _Ids
+  ids: ModelIds
+  generation: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _TextConfig:
+class _TextConfig(ModelIds):
   """The settings of the model of text in a file that also describes one of images.
 
   The first files of Gemma 3 leave out what transformers has as default.
@@ -67,7 +61,7 @@ class _TextConfig:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _ModelConfig(_Ids):
+class _ModelConfig(ModelIds):
   """The settings of config.json that a tokenizer needs."""
 
   vocab_size: _Rows | msgspec.UnsetType = msgspec.UNSET
@@ -118,9 +112,12 @@ class PretrainedTokenizer(LibraryTokenizer):
   Args:
     files: the contents of its files by name, among them tokenizer.json; they are kept as they are.
     vocab_size: V, at least the number of its tokens.
-    ids: bos_token_id and eos_token_id of the model: numbers, lists of numbers, or None.
+    ids: bos_token_id, eos_token_id and pad_token_id of config.json: numbers, lists, or None.
+    generation: what generation_config.json says.
 
   Attributes:
+    ids: the same; what generation_config.json or the tokenizer's own eos_token says to end a text
+      is an eos_token_id, too.
     eot_id: bos_token_id if there is one, else the first eos_token_id.
     end_ids: `eot_id`, and every eos_token_id.
     around: the tokens that its own rules put around a text, see `special_tokens.around`.
@@ -129,7 +126,13 @@ class PretrainedTokenizer(LibraryTokenizer):
     ValueError: A file is damaged, there are more tokens than V, or neither id is given.
   """
 
-  def __init__(self, files: Mapping[str, str], vocab_size: int, ids: Ids):
+  def __init__(
+    self,
+    files: Mapping[str, str],
+    vocab_size: int,
+    ids: Mapping[str, Given],
+    generation: Mapping[str, Any] = MappingProxyType({}),
+  ):
     model = library_model(files[MAIN], MAIN)
     largest = max(model.get_vocab().values(), default=-1)
     if largest >= vocab_size:
@@ -140,8 +143,12 @@ class PretrainedTokenizer(LibraryTokenizer):
     model.no_truncation()
     model.no_padding()
     super().__init__(model)
-    self.files, self.ids = dict(files), dict(ids)
-    self.vocab_size, self.end_ids = vocab_size, _end_ids(ids, vocab_size)
+    self.files, self.generation = dict(files), dict(generation)
+    theirs = typed_json.convert(self.generation, EndIds, GENERATION).eos_token_id
+    given = typed_json.convert(dict(ids), ModelIds, "config.json")
+    found = given.with_ends(theirs, special_tokens.end(model, files))
+    self.ids = found.as_dict()
+    self.vocab_size, self.end_ids = vocab_size, _end_ids(found, vocab_size)
     self.eot_id = self.end_ids[0]
     self.around = special_tokens.around(model, files)
     for token in (*self.around.before, *self.around.after):
@@ -173,7 +180,8 @@ class PretrainedTokenizer(LibraryTokenizer):
   def record(self) -> str:
     """All arguments of the constructor, as JSON."""
     fields = {"name": "pretrained", "files": self.files, "ids": self.ids}
-    return json.dumps(fields | {"vocab_size": self.vocab_size})
+    generation = {"generation": self.generation} if self.generation else {}
+    return json.dumps(fields | {"vocab_size": self.vocab_size} | generation)
 
   def save(self, path: Location) -> None:
     """Writes `record` to the file `path`."""
@@ -191,7 +199,7 @@ class PretrainedTokenizer(LibraryTokenizer):
     for name in record.files:  # an export gives files these names
       if name not in _FILES:
         raise ValueError(f"files has {name!r}; allowed: {', '.join(_FILES)}")
-    return cls(record.files, record.vocab_size, dataclasses.asdict(record.ids))
+    return cls(record.files, record.vocab_size, record.ids.as_dict(), record.generation)
 
 
 def library_model(text: str, where: str) -> tokenizers.Tokenizer:
@@ -207,7 +215,9 @@ def library_model(text: str, where: str) -> tokenizers.Tokenizer:
 
 
 def load_pretrained(folder: str | os.PathLike) -> PretrainedTokenizer:
-  """Returns the tokenizer of a Hugging Face folder, read from tokenizer.json and config.json.
+  """Returns the tokenizer of a Hugging Face folder.
+
+  It is read from tokenizer.json and what stands beside it, config.json and generation_config.json.
 
   Raises:
     ValueError: A file is missing or damaged, or there are more tokens than rows of the embedding.
@@ -221,9 +231,17 @@ def load_pretrained(folder: str | os.PathLike) -> PretrainedTokenizer:
     raise ValueError(f"{folder} has no {MAIN}; save it with a fast tokenizer of transformers")
   paths = [folder / name for name in _FILES]
   files = {path.name: read_text(path) for path in paths if path.is_file()}
-  ids: Ids = {"bos_token_id": config.bos_token_id, "eos_token_id": config.eos_token_id}
+  nested = config.text_config or ModelIds()
+  bos, pad = (
+    getattr(nested if getattr(config, name) is None else config, name)
+    for name in ("bos_token_id", "pad_token_id")
+  )
+  ids = ModelIds(bos_token_id=bos, eos_token_id=config.eos_token_id, pad_token_id=pad)
+  place = folder / GENERATION
+  generation = read_json(place, dict[str, Any]) if place.is_file() else {}
   try:
-    return PretrainedTokenizer(files, rows, ids)
+    ids = ids.with_ends(nested.eos_token_id)
+    return PretrainedTokenizer(files, rows, ids.as_dict(), generation)
   except ValueError as error:
     raise ValueError(f"{folder}: {error}") from None
 
@@ -253,17 +271,16 @@ def read_text(path: Location) -> str:
     raise ValueError(f"{path} is not UTF-8: {error}") from None
 
 
-def _end_ids(ids: Ids, vocab_size: int) -> tuple[int, ...]:
+def _end_ids(ids: ModelIds, vocab_size: int) -> tuple[int, ...]:
   """Returns the tokens that begin or end a text, each once, those that begin a text first."""
-  begin, end = ids.get("bos_token_id"), ids.get("eos_token_id")
-  given = [i for value in (begin, end) for i in (value if isinstance(value, list) else [value])]
-  known = [i for i in given if isinstance(i, int) and 0 <= i < vocab_size]
+  given = unique(ids.bos_token_id, ids.eos_token_id)
+  known = tuple(token for token in given if 0 <= token < vocab_size)
   if not known:
     raise ValueError(
-      f"config.json has bos_token_id={begin!r} and eos_token_id={end!r}; one of them must be a "
-      f"token, 0..{vocab_size - 1}: it stands before every text"
+      f"config.json has bos_token_id={ids.bos_token_id!r} and eos_token_id={ids.eos_token_id!r}; "
+      f"one of them must be a token, 0..{vocab_size - 1}: it stands before every text"
     )
-  return tuple(dict.fromkeys(known))
+  return known
 
 
 def _is_byte_level(parts: _Parts) -> bool:

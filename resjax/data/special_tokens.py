@@ -15,6 +15,7 @@ import tokenizers
 from resjax import typed_json
 
 SETTINGS = "tokenizer_config.json"
+_MAP = "special_tokens_map.json"
 # Classes of transformers that replace the post-processor by one that adds nothing.
 _WITHOUT = ("GPTNeoXTokenizer",)
 
@@ -77,6 +78,21 @@ def around(model: tokenizers.Tokenizer, files: Mapping[str, str]) -> Around:
   rest = reversed(added[len(before) :])
   after = [token for token, _ in itertools.takewhile(lambda one: one[1], rest)]
   return Around(tuple(before), tuple(after[::-1]))
+
+
+def end(model: tokenizers.Tokenizer, files: Mapping[str, str]) -> int | None:
+  """Returns the token that ends a text by the tokenizer's own files; None: they name none.
+
+  Raises:
+    ValueError: tokenizer_config.json or special_tokens_map.json is damaged.
+  """
+  text = spelling(Settings.of(files).eos_token) or spelling(_named(files).eos_token)
+  return None if text is None else model.token_to_id(text)
+
+
+def _named(files: Mapping[str, str]) -> Settings:
+  """Returns what the file of special tokens of older folders says."""
+  return typed_json.parse(files.get(_MAP, "{}"), Settings, _MAP)
 
 
 def _encoding(model: tokenizers.Tokenizer, text: str) -> tokenizers.Encoding | None:

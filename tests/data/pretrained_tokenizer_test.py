@@ -77,12 +77,52 @@ def test_what_begins_and_ends_a_document(tmp_path, ids, ends):
   config = json.loads((folder / "config.json").read_text())
   config.update(bos_token_id=ids[0], eos_token_id=ids[1])
   (folder / "config.json").write_text(json.dumps(config))
+  (folder / "generation_config.json").unlink()
   if ends is None:
     with pytest.raises(ValueError, match="bos_token_id=None and eos_token_id=None; one of"):
       load_pretrained(folder)
   else:
     words = load_pretrained(folder)
     assert (words.eot_id, words.end_ids) == (ends[0], ends)
+
+
+ENDS = [  # config.json, its text_config, generation_config.json, tokenizer_config.json; end_ids
+  ((0, 1), {}, {"bos_token_id": 0, "eos_token_id": [1, 7]}, {}, (0, 1, 7)),
+  ((0, [2, 3]), {}, {"eos_token_id": 7}, {}, (0, 2, 3, 7)),
+  ((0, 1), {}, {"eos_token_id": [1, 99]}, {}, (0, 1)),  # a row that the embedding does not have
+  ((0, None), {}, {"eos_token_id": None}, {"eos_token": "</s>"}, (0, 1)),
+  ((0, 5), {}, {}, {"eos_token": {"content": "</s>", "lstrip": False}}, (0, 5, 1)),
+  ((0, 5), {}, {}, {"eos_token": "of another model"}, (0, 5)),
+  ((None, None), {"bos_token_id": 0, "eos_token_id": 4}, {"eos_token_id": [6]}, {}, (0, 4, 6)),
+  ((None, [2, 3]), {"eos_token_id": 4}, {}, {}, (2, 3, 4)),
+]
+
+
+@pytest.mark.parametrize(("ids", "nested", "generation", "settings", "ends"), ENDS)
+def test_whatever_file_says_that_a_token_ends_texts(
+  tmp_path, ids, nested, generation, settings, ends
+):
+  folder = pretrained.folder(tmp_path)
+  config = json.loads((folder / "config.json").read_text())
+  config.update(bos_token_id=ids[0], eos_token_id=ids[1])
+  if nested:
+    config["text_config"] = nested | {"vocab_size": pretrained.V}
+  files = {"config": config, "generation_config": generation, "tokenizer_config": settings}
+  for name, content in files.items():
+    (folder / f"{name}.json").write_text(json.dumps(content))
+  made = load_pretrained(folder)
+  assert made.end_ids == ends
+  made.save(tmp_path / "copy.json")
+  assert tokenizer.load(tmp_path / "copy.json").end_ids == ends
+
+
+def test_the_end_of_older_folders(tmp_path):
+  folder = pretrained.folder(tmp_path)
+  (folder / "generation_config.json").unlink()
+  (folder / "special_tokens_map.json").write_text(json.dumps({"eos_token": "</s>"}))
+  config = json.loads((folder / "config.json").read_text())
+  (folder / "config.json").write_text(json.dumps(config | {"eos_token_id": None}))
+  assert load_pretrained(folder).end_ids == (0, 1)
 
 
 def test_more_tokens_than_rows(tmp_path):
@@ -116,6 +156,8 @@ def test_more_tokens_than_rows(tmp_path):
       "bos_token_id: expected array of length >= 1",
     ),
     ("config.json", "[", "holds no JSON"),
+    ("generation_config.json", "[]", "generation_config.json: the value: expected object"),
+    ("generation_config.json", '{"eos_token_id": "1"}', "generation_config.json: eos_token_id is"),
   ],
 )
 def test_damaged_folders(tmp_path, name, content, words):
@@ -156,8 +198,9 @@ def test_a_folder_for_pretrained_ones_alone(name, folder):
     ({"files": ["tokenizer.json"]}, "files: expected object, got array"),
     ({"vocab_size": 1 << 40}, "vocab_size is 1099511627776: expected int <= 16777216"),
     ({"vocab_size": 40}, "has token 49, but the embedding has 40 rows"),
-    ({"ids": {"bos_token_id": 99}}, "bos_token_id=99 and eos_token_id=None"),
-    ({"ids": {"pad": 1}}, "bos_token_id=None and eos_token_id=None"),
+    ({"ids": {"bos_token_id": 99}, "generation": {}}, "bos_token_id=99 and eos_token_id=None"),
+    ({"ids": {"pad": 1}, "generation": {}}, "bos_token_id=None and eos_token_id=None"),
+    ({"generation": {"eos_token_id": "1"}}, "generation_config.json: eos_token_id is '1'"),
     ({"ids": {"bos_token_id": 1.5}}, "ids.bos_token_id is 1.5"),
     ({"name": "words"}, "name is 'words'; allowed: byte, pretrained, synthetic, or none"),
     ({"name": 3}, "name is 3: expected str"),

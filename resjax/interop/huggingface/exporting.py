@@ -15,6 +15,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
 from resjax import locations
+from resjax.data.model_ids import GENERATION
 from resjax.data.tokenizer import Tokenizer
 from resjax.interop.huggingface import remote_code
 from resjax.interop.huggingface.families import FAMILIES, Family
@@ -23,7 +24,11 @@ from resjax.interop.huggingface.settings import Settings
 from resjax.interop.huggingface.stored_tensors import INDEX, SINGLE
 from resjax.interop.huggingface.tensor_checks import expected_shapes
 from resjax.interop.huggingface.tensors import TensorNames
-from resjax.interop.huggingface.tokenizer_files import special_ids, tokenizer_files
+from resjax.interop.huggingface.tokenizer_files import (
+  generation_settings,
+  special_ids,
+  tokenizer_files,
+)
 from resjax.models.config import DecoderConfig
 from resjax.models.decoder import Decoder
 from resjax.models.parameters import Parameter
@@ -87,7 +92,7 @@ def export(
     _partial(folder) as whole,
   ):
     _write_json(whole / "config.json", form.settings | {"torch_dtype": dtype} | ids)
-    _write_json(whole / "generation_config.json", {k: v for k, v in ids.items() if v is not None})
+    _write_json(whole / GENERATION, generation_settings(tokenizer))
     for name, text in {**form.files, **tokenizer_files(tokenizer)}.items():
       (whole / name).write_text(text, encoding="utf-8")
     kind = np.dtype(jax.numpy.dtype(dtype))

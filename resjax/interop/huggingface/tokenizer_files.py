@@ -18,6 +18,13 @@ def special_ids(tokenizer: Tokenizer | None) -> dict[str, object]:
   return dict(zip(names, (end, end, None), strict=True))
 
 
+def generation_settings(tokenizer: Tokenizer | None) -> dict[str, object]:
+  """Returns generation_config.json: that of a pretrained model, with all tokens that end texts."""
+  given = tokenizer.generation if isinstance(tokenizer, PretrainedTokenizer) else {}
+  known = {name: ids for name, ids in special_ids(tokenizer).items() if ids is not None}
+  return known | given | {name: ids for name, ids in known.items() if name == "eos_token_id"}
+
+
 def tokenizer_files(tokenizer: Tokenizer | None) -> dict[str, str]:
   """Returns the files of a tokenizer by name; those of a pretrained one stay as they were."""
   if tokenizer is None:

@@ -15,6 +15,7 @@ import jinja2.parser
 import jinja2.sandbox
 
 from resjax import typed_json
+from resjax.data.model_ids import unique
 from resjax.data.pretrained_tokenizer import MAIN, PretrainedTokenizer, library_model
 from resjax.data.tokenizer import Tokenizer
 from resjax.evaluation import start_token
@@ -171,14 +172,12 @@ class TaskTokenizer:
     return {name: text for name, text in named.items() if text is not None}
 
   def _stop_ids(self) -> tuple[int, ...]:
-    """Returns the tokens that end a text: of the tokenizer, then further ones of config.json."""
+    """Returns the tokens that end a text: that which the tokenizer names, then all others."""
     spelled = _spelling(self._settings.eos_token)
-    ids = [] if spelled is None else [self._model.token_to_id(spelled)]
-    if isinstance(self._tokenizer, PretrainedTokenizer):
-      further = self._tokenizer.ids.get("eos_token_id")
-      ids += further if isinstance(further, list) else [further]
-    known = tuple(dict.fromkeys(token for token in ids if token is not None))
-    return known or (self._tokenizer.eot_id,)
+    own = None if spelled is None else self._model.token_to_id(spelled)
+    tokenizer = self._tokenizer
+    others = tokenizer.ids["eos_token_id"] if isinstance(tokenizer, PretrainedTokenizer) else None
+    return unique(own, others) or (tokenizer.eot_id,)
 
 
 def _spelling(token: Spelled) -> str | None:

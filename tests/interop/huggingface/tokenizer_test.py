@@ -96,6 +96,25 @@ def test_files_are_copied_verbatim(tmp_path):
   assert huggingface.tokenizer(tmp_path / "out").files == words.files
 
 
+def test_what_says_how_to_go_on_comes_back(tmp_path):
+  given = {"eos_token_id": [2, 5], "pad_token_id": 0, "temperature": 0.6, "do_sample": True}
+  (tmp_path / "in").mkdir()
+  ids = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 7}
+  folder = write(tmp_path / "in", sentence_piece(), 300, **ids)
+  (folder / "generation_config.json").write_text(json.dumps(given))
+  words = huggingface.tokenizer(folder)
+  words.save(tmp_path / "run.json")
+  decoder = our_decoders.drawn(our_decoders.config(vocab_size=300))
+  for number, kept in enumerate((words, our_tokenizers.load(tmp_path / "run.json"))):
+    out = tmp_path / f"out{number}"
+    huggingface.export(decoder, out, tokenizer=kept)
+    config = json.loads((out / "config.json").read_text())
+    assert {name: config[name] for name in ids} == ids | {"eos_token_id": [2, 5]}
+    again = json.loads((out / "generation_config.json").read_text())
+    assert again == given | {"bos_token_id": 1}
+    assert huggingface.tokenizer(out).end_ids == words.end_ids == (1, 2, 5)
+
+
 def damaged(folder):
   (folder / "tokenizer.json").write_text("{}")
 
