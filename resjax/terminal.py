@@ -1,11 +1,13 @@
 """Consoles and tables that print text and numbers as they are: no markup, and nothing cut off."""
 
+import base64
 import contextlib
+import html
 import io
 import os
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal, NoReturn
 
 from rich import box
@@ -120,6 +122,17 @@ def text_of(show: Callable[[Console], object]) -> str:
   shown = io.StringIO()
   show(console(file=shown, width=_COLUMNS, force_jupyter=False, color_system=None))
   return "\n".join(line.rstrip() for line in shown.getvalue().splitlines()).strip("\n")
+
+
+def notebook_html(text: str, pictures: Iterable[bytes]) -> str:
+  """Returns what a notebook shows of a result: its text, and below it pictures, PNG files each.
+
+  The pictures are part of the page, so that they are there when the notebook is saved or sent.
+  """
+  data = (base64.b64encode(picture).decode() for picture in pictures)
+  style = "max-width:100%;width:640px"
+  figures = (f'<img style="{style}" src="data:image/png;base64,{one}">' for one in data)
+  return f"<pre>{html.escape(text)}</pre>{''.join(figures)}"
 
 
 @contextlib.contextmanager

@@ -4,6 +4,7 @@
 """
 
 import importlib.util
+import json
 import re
 
 from resjax import combinators
@@ -25,7 +26,10 @@ def test_pictures_show_every_system():
   assert set(pictures.FLOWS) == set(combinators.names())
   for name in pictures.FLOWS:
     drawn = pictures.svg(name)
-    assert drawn.startswith("<div") and drawn.endswith("</svg></div>")
+    assert drawn.startswith("<svg") and drawn.endswith("</svg>")
+    assert (
+      int(re.search(r'viewBox="0 0 (\d+)', drawn)[1]) <= 368
+    )  # what a telephone shows of a page
     longest = max(len(text) for text in re.findall(r">([^<>]+)</text>", drawn))
     assert longest <= 26  # what fits into the widest box
 
@@ -45,3 +49,18 @@ def test_docstrings_become_restructured_text():
     r"A \* b, ``x * y``\ s and v\_.", "", "::", "", "    z = 1", "", "Args:",
     r"  **kwargs: a | b.", "",
   ]  # fmt: skip
+
+
+def test_the_sidebar_has_every_page_once():
+  listed = re.findall(r"^[a-z][\w/*]*$", (SITE.parent / "index.md").read_text(), re.MULTILINE)
+  own = [name for name in listed if not name.startswith("generated/")]
+  pages = {path.stem for path in SITE.parent.glob("*.md")} - {"index"}
+  assert len(set(own)) == len(own) and pages == {name for name in own if "/" not in name}
+
+
+def test_notebooks_have_their_plots_and_no_path_of_a_machine():
+  for path in (SITE.parent / "notebooks").glob("*.ipynb"):
+    cells = json.loads(path.read_text())["cells"]
+    drawn = [cell for cell in cells if "plt." in "".join(cell["source"])]
+    assert drawn and all("image/png" in json.dumps(cell["outputs"]) for cell in drawn), path
+    assert all(set(one["data"]) == {"image/png"} for c in cells for one in c.get("outputs", ()))

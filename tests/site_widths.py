@@ -24,7 +24,8 @@ _REACHES = """(() => {
     .filter(e => e.checkVisibility() && !within(e.parentElement))
     .map(e => {
       const box = e.getBoundingClientRect();
-      return Math.max(box.right, scrolls(e) ? 0 : box.left + e.scrollWidth);
+      const isPart = e instanceof SVGElement;  // whose widths are those of the whole picture
+      return Math.max(box.right, isPart || scrolls(e) ? 0 : box.left + e.scrollWidth);
     });
   return Math.round(Math.max(document.documentElement.scrollWidth, ...ends));
 })()"""

@@ -38,6 +38,7 @@ apidoc_modules = [
     "path": "../../resjax",
     "destination": "generated/api",
     "max_depth": 4,
+    "module_first": True,  # what a package is for, and then its modules
     # Its functions are on the page of its package; one of them has the name of the module.
     "exclude_patterns": ["../../resjax/interop/huggingface/remote_code/settings.py"],
   }

@@ -3,8 +3,11 @@
 import dataclasses
 import html
 
-_ROW, _BOX, _WIDTH = 34, 26, 720  # heights of a row and a box, the width of a picture: pixels
-_STYLE = "min-width:620px;max-width:100%;font:13px system-ui,sans-serif"
+_ROW, _BOX, _WIDTH = 34, 26, 368  # heights of a row and a box, the width of a picture: pixels
+_STATE, _LINE = 136, 20  # the width of a part of the state, and where the line is that carries it
+_BRANCH, _BRANCH_WIDTH = 190, 174  # where the column of the branch begins, and its width
+_MIDDLE = _BRANCH + _BRANCH_WIDTH // 2
+_STYLE = "max-width:100%;font:13px system-ui,sans-serif"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,36 +97,43 @@ FLOWS = {
 
 
 def svg(name: str) -> str:
-  """Returns the picture of a system: the state on both sides, the branch below what is carried."""
+  """Returns the picture of a system: the state above and below, the branch beside what is carried.
+
+  It is as wide as a telephone shows whole.
+  """
   flow = FLOWS[name]
-  rows = max(len(flow.before), len(flow.after))
-  middle = rows * _ROW // 2 + 4
-  low = max(rows * _ROW, middle + 50) + 4
-  branch = [_box(455, low, 90, "branch f")]
-  if flow.norm:
-    branch += [_box(360, low, 60, "norm"), _arrow(f"M420,{low} H455")]
-  end = 360 if flow.norm else 455
+  top = len(flow.before) * _ROW  # where the state that is found ends
+  read = top + _ROW
+  norm = read + 52
+  branch = norm + 46 if flow.norm else read + 60
+  bottom = branch + _ROW + 4  # where the state that is left begins
+  start, end = read + _BOX // 2, (norm if flow.norm else branch) - _BOX // 2
   parts = [
-    *_column(flow.before, 4, middle),
-    *_column(flow.after, 586, middle),
-    _arrow(f"M134,{middle} H440"),
-    _text(290, middle - 9, flow.carry),
-    _box(440, middle, 120, flow.write),
-    _arrow(f"M560,{middle} H586"),
-    _arrow(f"M148,{middle} V{low} H160"),
-    _box(160, low, 170, flow.read),
-    *(_arrow(f"M330,{y} H{end}") for y in _spread(len(flow.views), 7, low)),
-    *([_text(345, low - 22, ", ".join(flow.views))] if len(flow.views) > 1 else []),
-    *branch,
-    _arrow(f"M500,{low - _BOX // 2} V{middle + _BOX // 2}"),
+    *_column(flow.before, 0),
+    _arrow(f"M{_LINE},{top - 4} V{branch - _BOX // 2}"),
+    _text(_LINE + 10, (read + branch) // 2 + 4, flow.carry, "start"),
+    _arrow(f"M{_LINE},{read} H{_BRANCH}"),
+    _box(_BRANCH, read, _BRANCH_WIDTH, flow.read),
+    *(_arrow(f"M{x},{start} V{end}") for x in _spread(len(flow.views), 7, _MIDDLE)),
+    *([_text(_MIDDLE + 18, end - 9, ", ".join(flow.views), "start")] * (len(flow.views) > 1)),
+    _box(_MIDDLE - 45, branch, 90, "branch f"),
+    _arrow(f"M{_MIDDLE - 45},{branch} H{_STATE + 4}"),
+    _box(4, branch, _STATE, flow.write),
+    _arrow(f"M{_LINE},{branch + _BOX // 2} V{bottom + 4}"),
+    *_column(flow.after, bottom),
   ]
+  if flow.norm:
+    parts += [
+      _box(_MIDDLE - 45, norm, 90, "norm"),
+      _arrow(f"M{_MIDDLE},{norm + 13} V{branch - 13}"),
+    ]
+  height = bottom + len(flow.after) * _ROW
   what = f"Data flow of {name}: {flow.read}; {flow.carry or 'unchanged'}; {flow.write}"
   return (
-    '<div style="overflow-x:auto">'  # on a narrow screen it is moved, not shrunk
-    f'<svg viewBox="0 0 {_WIDTH} {low + 20}" width="{_WIDTH}" role="img" style="{_STYLE}" '
+    f'<svg viewBox="0 0 {_WIDTH} {height}" width="{_WIDTH}" role="img" style="{_STYLE}" '
     f'aria-label="{html.escape(what)}"><defs><marker id="head" viewBox="0 0 6 6" refX="6" refY="3" '
     f'markerWidth="7" markerHeight="7" orient="auto"><path d="M0,0 L6,3 L0,6 z" '
-    f'fill="currentColor"/></marker></defs>{"".join(parts)}</svg></div>'
+    f'fill="currentColor"/></marker></defs>{"".join(parts)}</svg>'
   )
 
 
@@ -131,12 +141,14 @@ def _spread(count, step, middle):
   return [middle + (i - (count - 1) / 2) * step for i in range(count)]
 
 
-def _column(names, x, middle):
-  for y, name in zip(_spread(len(names), _ROW, middle), names, strict=True):
+def _column(names, top):
+  """Yields the parts of a state, one below the other; a star marks what is new or changed."""
+  for row, name in enumerate(names):
+    y = top + row * _ROW + _ROW // 2
     if name == "…":
-      yield _text(x + 65, y + 4, name)
+      yield _text(4 + _STATE / 2, y + 4, name)
     else:
-      yield _box(x, y, 130, name.removesuffix("*"), is_new=name.endswith("*"))
+      yield _box(4, y, _STATE, name.removesuffix("*"), is_new=name.endswith("*"))
 
 
 def _box(x, middle, width, text, is_new=False):
@@ -151,6 +163,6 @@ def _arrow(path):
   return f'<path d="{path}" fill="none" stroke="currentColor" marker-end="url(#head)"/>'
 
 
-def _text(x, y, text):
+def _text(x, y, text, anchor="middle"):
   text = html.escape(text)
-  return f'<text x="{x}" y="{y}" text-anchor="middle" fill="currentColor">{text}</text>'
+  return f'<text x="{x}" y="{y}" text-anchor="{anchor}" fill="currentColor">{text}</text>'

@@ -40,6 +40,13 @@ class Analysis:
     lines = [terminal.text_of(lambda console: show(self.results, console)), *map(str, self.files)]
     return "\n".join(lines)
 
+  def _repr_html_(self) -> str:
+    """Returns what a notebook shows: the text, and the ranks of the model or of all models."""
+    folder = self.page.parent / page.PLOTS
+    ranks = "overlay_rank*.png" if len(self.results) > 1 else "1_rank.png"
+    pictures = sorted(folder.glob(ranks), key=str)
+    return terminal.notebook_html(repr(self), [picture.read_bytes() for picture in pictures])
+
 
 def check_text(text: str | None) -> None:
   """Raises ValueError if a text to show is empty."""

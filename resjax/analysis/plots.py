@@ -73,7 +73,9 @@ def curve(records: Records, key: str) -> Figure:
 def sweep_dots(
   panels: Mapping[str, Mapping[str, Sequence[float]]], reference: str, title: str
 ) -> Figure:
-  """Draws results of arms as dots, one panel per kind of result.
+  """Draws results of arms as dots, one panel per kind of result, two beside each other.
+
+  Wider figures would be cut on a telephone, or too small to read.
 
   Args:
     panels: for each label of a panel the results of each arm, one per seed; empty for an arm that
@@ -84,10 +86,14 @@ def sweep_dots(
   """
   runs = max(map(len, panels.values()))
   letters = max((len(name) for values in panels.values() for name in values), default=0)
-  size = (0.5 + 0.09 * letters + 2.6 * len(panels), 1.2 + 0.28 * runs)
+  columns = min(2, len(panels))
+  rows = -(-len(panels) // columns)
+  size = (0.5 + 0.09 * letters + 2.3 * columns, (1.2 + 0.28 * runs) * rows)
   figure = Figure(figsize=size, layout="constrained")
-  every = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
-  for axes, (label, values) in zip(every, panels.items(), strict=True):
+  every = figure.subplots(rows, columns, sharey=True, squeeze=False).flat
+  for axes in every[len(panels) :]:
+    axes.remove()
+  for axes, (label, values) in zip(every, panels.items(), strict=False):
     _dots(axes, values)
     if values.get(reference):
       middle = float(np.mean(values[reference]))

@@ -8,14 +8,15 @@ from matplotlib.ticker import EngFormatter
 
 from resjax.analysis import plots
 from resjax.statistics import mean_interval
-from resjax.sweeps.comparison import Comparison, Row
+from resjax.sweeps.comparison import Comparison
 from resjax.sweeps.results import Result
 
 
 def differences(comparison: Comparison, title: str) -> Figure | None:
-  """Draws paired differences with their 95 % intervals.
+  """Draws paired differences with their 95 % intervals, below the names of what is compared.
 
-  Single seeds are dots, the margin is shaded, and contrasts that were not planned are hollow.
+  Single seeds are dots, the margin is shaded, and contrasts that were not planned are hollow. The
+  figure is as narrow as a telephone needs it.
 
   Args:
     comparison: what the sweep shows.
@@ -27,11 +28,14 @@ def differences(comparison: Comparison, title: str) -> Figure | None:
   rows = [row for row in (*comparison.planned, *comparison.afterwards) if row.difference]
   if not rows:
     return None
-  figure = Figure(figsize=(8.5, 1.9 + 0.42 * len(rows)), layout="constrained")
+  figure = Figure(figsize=(5.5, 1.9 + 0.55 * len(rows)), layout="constrained")
   axes = figure.subplots()
   planned = len([row for row in comparison.planned if row.difference])
   for y, row in enumerate(rows):
     assert row.difference is not None
+    name = plots.plain(f"{row.contrast.arm} - {row.contrast.reference}")
+    back = {"facecolor": "white", "alpha": 0.7, "linewidth": 0, "pad": 1}
+    axes.text(0.01, y - 0.17, name, transform=axes.get_yaxis_transform(), va="bottom", bbox=back)
     colour = plots.COLOURS[0] if y < planned else plots.COLOURS[1]
     if row.margin is not None:
       label = "margin of equality" if y == 0 else None
@@ -39,7 +43,7 @@ def differences(comparison: Comparison, title: str) -> Figure | None:
         (y - 0.5, y + 0.5), -row.margin, row.margin, color="0.88", linewidth=0, label=label
       )
     for x in row.difference.paired:
-      axes.plot(x, y + 0.22, marker=".", linestyle="", color="0.45", markersize=6)
+      axes.plot(x, y + 0.25, marker=".", linestyle="", color="0.45", markersize=6)
     if row.difference.interval:
       axes.plot(row.difference.interval, (y, y), color=colour, linewidth=2)
     filled = colour if y < planned else "white"
@@ -55,11 +59,11 @@ def differences(comparison: Comparison, title: str) -> Figure | None:
         [], [], marker=marker, linestyle=line, color=colour, markerfacecolor=filled, label=name
       )
   axes.axvline(0, color="black", linewidth=0.8)
-  axes.set_yticks(range(len(rows)), [_label(row) for row in rows])
-  axes.set_ylim(len(rows) - 0.5, -0.5)
+  axes.set_yticks([])
+  axes.set_ylim(len(rows) - 0.5, -0.7)
   axes.set_xlabel(f"difference in {comparison.metric} ({comparison.better} is better)")
   axes.grid(axis="x", alpha=0.3)
-  figure.legend(loc="outside lower center", ncols=2, frameon=False)
+  figure.legend(loc="outside lower center", ncols=1, frameon=False)
   plots.set_title(figure, title)
   return figure
 
@@ -86,7 +90,7 @@ def curves(results: Sequence[Result], metric: str, title: str) -> Figure | None:
   arms = {arm: points for arm, points in arms.items() if points}
   if not arms:
     return None
-  figure = Figure(figsize=(9, 5), layout="constrained")
+  figure = Figure(figsize=(6, 4.5 + 0.11 * len(arms)), layout="constrained")
   axes = figure.subplots()
   for i, (arm, points) in enumerate(arms.items()):
     seen = sorted(points)
@@ -106,10 +110,6 @@ def curves(results: Sequence[Result], metric: str, title: str) -> Figure | None:
   axes.xaxis.set_major_formatter(EngFormatter(sep=""))
   axes.set_ylabel(f"{metric}\nmean and 95 % interval over seeds")
   axes.grid(alpha=0.3)
-  figure.legend(loc="outside right upper", frameon=False)
+  figure.legend(loc="outside lower center", ncols=2, frameon=False)
   plots.set_title(figure, title)
   return figure
-
-
-def _label(row: Row) -> str:
-  return plots.plain(f"{row.contrast.arm} - {row.contrast.reference}")

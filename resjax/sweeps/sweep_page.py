@@ -96,17 +96,17 @@ def _figures(found: _File) -> Iterator[str]:
   drawn = table.figure(found.runs, None, "")
   if drawn is not None:
     caption = "Each arm once: with several seeds a dot is their mean, and a bar its 95 % interval."
-    yield parts.figure("sweep", drawn, "Results and costs", caption, wide=True)
+    yield parts.figure("sweep", drawn, "Results and costs", caption)
   if found.comparison is None:
     return
   drawn = comparison_plots.differences(found.comparison, "")
   if drawn is not None:
     caption = "Paired differences with 95 % intervals."
-    yield parts.figure("differences", drawn, "Differences", caption, wide=True)
+    yield parts.figure("differences", drawn, "Differences", caption)
   drawn = comparison_plots.curves(found.runs, found.comparison.metric, "")
   if drawn is not None:
     caption = "Means over seeds with bands of 95 % intervals."
-    yield parts.figure("curves", drawn, "Curves", caption, wide=True)
+    yield parts.figure("curves", drawn, "Curves", caption)
 
 
 def _row(run: Result) -> tuple[str, ...]:

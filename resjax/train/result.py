@@ -4,6 +4,7 @@ import dataclasses
 import functools
 from collections.abc import Sequence
 
+from resjax import terminal
 from resjax.data.tokenizer import Tokenizer
 from resjax.locations import Location
 from resjax.models.decoder import Decoder
@@ -35,3 +36,7 @@ class TrainingResult:
   def metrics(self) -> MetricsTable:
     """The metrics of all its steps, those of earlier processes included."""
     return read_table(self.workdir / FILE_NAME)
+
+  def _repr_html_(self) -> str:
+    """Returns what a notebook shows: where the run lies, and its figures."""
+    return terminal.notebook_html(repr(self), [plot.read_bytes() for plot in self.plots])

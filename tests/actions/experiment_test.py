@@ -1,5 +1,6 @@
 """An experiment in Python: one short run, all that is asked of it, and nothing left behind."""
 
+import base64
 import faulthandler
 import gc
 import os
@@ -81,6 +82,8 @@ def test_a_result_has_model_metrics_and_paths(root, run):
   assert steps == [1, 2, 3] and losses[-1] < losses[0]
   assert experiment.metrics == metrics and repr(experiment).endswith("3 of 3 steps>")
   assert len(repr(result)) < 1000  # no arrays
+  picture = base64.b64encode(result.plots[0].read_bytes()).decode()
+  assert picture in result._repr_html_()  # what a notebook shows
 
 
 def test_a_second_call_has_nothing_to_train(run, capsys):
@@ -130,6 +133,7 @@ def test_where_it_switches(root, run):
   group = found.results[0].alignment.readings["closed"]["all"]
   assert group.num_tokens == 128 - 128 // trained.T
   assert "switch" in repr(found) and str(found.page) in repr(found)
+  assert found._repr_html_().count('src="data:image/png;base64,') == 1
   with pytest.raises(ValueError, match="--text is empty"):
     experiment.analyze(text=" ")
 

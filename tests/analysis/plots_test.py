@@ -37,7 +37,7 @@ def _assert_files(figure, folder):
     content = (folder / f"a.{ending}").read_bytes()
     assert content.startswith(start) and len(content) > 5000
   shape = matplotlib.image.imread(folder / "a.png").shape
-  assert shape[:2] == tuple(int(200 * inches) for inches in reversed(figure.get_size_inches()))
+  assert shape[:2] == tuple(round(200 * inches) for inches in reversed(figure.get_size_inches()))
 
 
 def test_dots_with_the_reference_as_line(tmp_path):
@@ -129,6 +129,14 @@ def test_large_and_near_values_have_whole_labels():
     assert axes.xaxis.get_offset_text().get_text() == ""
     labels = [label.get_text() for label in axes.get_xticklabels()]
     assert len(set(labels)) == len(labels)
+
+
+def test_four_panels_fit_a_telephone():
+  """Which has 370 pixels for a figure: its letters of 10 points are 7 pixels high there."""
+  panels = {label: {"gate-depth_mixture": [1.0], "b": [2.0]} for label in "wxyz"}
+  figure = plots.sweep_dots(panels, "b", "")
+  assert figure.get_size_inches()[0] <= 7 and len(figure.axes) == 4
+  assert len(plots.sweep_dots(dict(list(panels.items())[:3]), "b", "").axes) == 3
 
 
 def test_seeds_become_a_mean_with_its_interval():

@@ -161,7 +161,7 @@ def test_plots_have_intervals_margin_and_single_seeds():
   assert [(box.x0, box.x1) for box in shaded] == [
     pytest.approx((-row.margin, row.margin)) for row in (*found.planned, *found.afterwards)
   ]
-  labels = [label.get_text() for label in axes.get_yticklabels()]
+  labels = [label.get_text() for label in axes.texts]
   assert labels == ["gate - standard", "rezero - standard", "laurel - standard"]
 
 
