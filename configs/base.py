@@ -361,8 +361,8 @@ def corpus() -> dict:
   return {
     # python-stdlib | file, folder or glob | tfds:NAME[/CONFIG] | synthetic:TASK[?SETTING=VALUE&...]
     "source": "python-stdlib",
-    "format": "auto",  # auto (by file ending) | text | jsonl | parquet
-    "field": "text",  # field of JSONL, column of Parquet, feature of a TFDS builder
+    "format": "auto",  # auto (by what files hold) | text | jsonl (any JSON) | parquet
+    "field": "text",  # field of JSON objects, column of Parquet, feature of a TFDS builder
     "weight": 1.0,  # share in the mixture, relative to the other corpora
   }
 

@@ -39,7 +39,7 @@ _TASKS_FOLDER = flags.DEFINE_string(
   "tasks_folder", None, "Folder with the data of tasks of resjax, and with further tasks (YAML)."
 )
 _FORMAT = flags.DEFINE_enum(
-  "data_format", "auto", FORMATS, "Format of files; auto: by their endings."
+  "data_format", "auto", FORMATS, "Format of files; auto: by what they hold."
 )
 _FIELD = flags.DEFINE_string(
   "data_field", "", "Field, column or feature that holds the text; default: by the convention."

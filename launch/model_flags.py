@@ -14,13 +14,13 @@ _DATA = flags.DEFINE_string(
   "data",
   None,
   "Folder of a run, for the validation split of its corpora; or python-stdlib, a file, folder or "
-  "glob of text, JSONL or Parquet, or tfds:NAME[/CONFIG]. Default: the first --checkpoint.",
+  "glob of text, JSON or Parquet, or tfds:NAME[/CONFIG]. Default: the first --checkpoint.",
 )
 _FORMAT = flags.DEFINE_enum(
-  "data_format", "auto", FORMATS, "Format of files; auto: by their endings."
+  "data_format", "auto", FORMATS, "Format of files; auto: by what they hold."
 )
 _FIELD = flags.DEFINE_string(
-  "data_field", "text", "Field of JSONL, column of Parquet or feature of TFDS that holds the text."
+  "data_field", "text", "Field of JSON, column of Parquet or feature of TFDS that holds the text."
 )
 _TOKENS = flags.DEFINE_integer("tokens", 16384, "Most tokens of the text.", lower_bound=2)
 _SEQ_LEN = flags.DEFINE_integer(

@@ -121,13 +121,13 @@ def read_text(
     subject: the model that is to be measured.
     data: the workdir of a run or a checkpoint in it, for the validation split of its corpora
       (documents in random but fixed order); or `python-stdlib`, a file, folder or glob of text,
-      JSONL or Parquet, or tfds:NAME[/CONFIG].
+      JSON or Parquet, or tfds:NAME[/CONFIG].
     max_tokens: the text ends after so many targets.
     batch_size: the number of rows at a time, which is raised to a multiple of what the devices of
       the subject share.
     seq_len: T; 0: that of the subject.
     form: the format of files, one of `resjax.data.config.FORMATS`.
-    field: the field of JSONL, the column of Parquet, or the feature of a TFDS builder.
+    field: the field of JSON objects, the column of Parquet, or the feature of a TFDS builder.
 
   Raises:
     ValueError: there is no text, or it has less than two tokens.

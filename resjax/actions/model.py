@@ -183,7 +183,7 @@ class Model(abc.ABC):
 
     Args:
       data: the workdir of a run, for the validation split of its corpora; or python-stdlib, a file,
-        folder or glob of text, JSONL or Parquet, or tfds:NAME[/CONFIG]. Default: the run itself.
+        folder or glob of text, JSON or Parquet, or tfds:NAME[/CONFIG]. Default: the run itself.
       text: the text to show token by token at every depth; default: the beginning of the data.
       compare: other models, which are drawn over this one by relative depth.
       every: after what the state is decoded, `layer` or `site`.
@@ -192,7 +192,7 @@ class Model(abc.ABC):
       seq_len: the tokens in a row; 0: as many as in training, of a pretrained model at most 1024.
       batch_size: the number of rows at a time.
       data_format: the format of files, one of `resjax.data.config.FORMATS`.
-      data_field: the field of JSONL, column of Parquet or feature of TFDS that holds the text.
+      data_field: the field of JSON, column of Parquet or feature of TFDS that holds the text.
       out: the folder to write the page to; default: `analysis` in the workdir, or runs/analysis.
 
     Raises:

@@ -47,8 +47,8 @@ class CorpusConfig:
   Attributes:
     source: `python-stdlib`; or a file, folder or glob, also of gs://; or `tfds:NAME[/CONFIG]`;
       or `synthetic:TASK[?SETTING=VALUE&...]`, see `resjax.data.synthetic.tasks`.
-    format: one of `FORMATS`; `auto` goes by the file ending.
-    field: the JSONL field, Parquet column, or TFDS feature that holds the text.
+    format: one of `FORMATS`; `auto` goes by what files hold, `jsonl` is JSON of any layout.
+    field: the field of JSON objects, Parquet column, or TFDS feature that holds the text.
     weight: the share of the training rows, relative to the other corpora.
   """
 

@@ -1,22 +1,19 @@
-"""Readers of text, JSONL and Parquet files, one document at a time in bounded memory."""
+"""Readers of text, JSON and Parquet files, one document at a time in bounded memory."""
 
-import contextlib
 import dataclasses
-import gzip
 import io
-import json
-import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import IO, Any
 
 from resjax import locations
-from resjax.data import corpus_files
+from resjax.data import corpus_files, json_text, plain_bytes
 from resjax.data.config import SettingNames
 from resjax.locations import Location
 
 MAX_PIECE = 1 << 20  # Characters; a longer text file becomes several documents.
-# Bytes of a line of JSONL, and of a document of Parquet. BPE needs about 100 bytes for each.
+# Bytes of a document, and characters of JSON that holds one. BPE needs about 100 bytes for each.
 MAX_LINE = 16 << 20
+_TAR, _TAR_AT = "ustar", 257  # what an archive has there; most of its bytes may be those of a text
 _MOST_NAMES, _MOST_CHARACTERS = 20, 40  # Of fields and columns, in messages.
 _BATCH_ROWS = 256  # Rows of a Parquet file that are in memory at a time,
 _BATCH_BYTES = 64 << 20  # if they have so many bytes at most by the average of their row group.
@@ -33,9 +30,9 @@ class Document:
 def read_text(path: Location, name: str, piece: int = MAX_PIECE) -> Iterator[Document]:
   """Yields the file as one document, or cut at line ends into pieces of about `piece` characters.
 
-  Newlines stay as they are. A document that is not UTF-8 has no text and is the last one.
+  Newlines stay as they are. What is not UTF-8, or a tar archive, has no text and is the last one.
   """
-  with _open(path) as raw, io.TextIOWrapper(raw, encoding="utf-8", newline="") as file:
+  with plain_bytes.opened(path) as raw, io.TextIOWrapper(raw, "utf-8", newline="") as file:
     part = 0
     while True:
       try:
@@ -46,61 +43,64 @@ def read_text(path: Location, name: str, piece: int = MAX_PIECE) -> Iterator[Doc
         return
       if not text and part:
         return
+      if not part and text[_TAR_AT:].startswith(_TAR):
+        yield Document(f"{name}#{part}", None)
+        return
       yield Document(f"{name}#{part}", text)
       part += 1
 
 
-def read_jsonl(path: Location, name: str, field: str, settings: SettingNames) -> Iterator[Document]:
-  """Yields the string under `field` of every line that is not blank; null counts as empty.
+def objects(file: IO[bytes], shown: str) -> Iterator[tuple[str, Any]]:
+  """Yields JSON values and their places; see `json_text.values`, also for what is raised."""
+  return json_text.values(file, shown, MAX_LINE, _too_long(""))
+
+
+def read_json(path: Location, name: str, field: str, settings: SettingNames) -> Iterator[Document]:
+  """Yields the string under `field` of every object; null counts as empty.
+
+  The objects stand one after another, on lines of their own or not, or in an array.
 
   Raises:
-    ValueError: A line is not a JSON object, lacks the field, or has more than `MAX_LINE` bytes.
+    ValueError: The file is not JSON; or a value is no object, lacks the field, or holds more than
+      `MAX_LINE` bytes.
   """
   shown = corpus_files.spelled(path)
-  with _open(path) as file:
-    number = 0
-    while line := file.readline(MAX_LINE + 1):
-      number += 1
-      if len(line) > MAX_LINE:
-        raise ValueError(_too_long(f"{shown}:{number}"))
-      try:
-        text = line.decode()
-      except UnicodeDecodeError as error:
-        reason = f"{error.reason} in line {number}"
-        raise ValueError(f"{shown} is not UTF-8 text, so not JSONL: {reason}") from None
-      if text.strip():
-        found = _field(text, field, f"{shown}:{number}", settings)
-        yield Document(f"{name}:{number}", _valid(found))
+  with plain_bytes.opened(path) as file:
+    try:
+      for place, value in objects(file, shown):
+        text = _field(value, field, f"{shown}{place}", settings)
+        yield Document(f"{name}{place}", _valid(text, f"{shown}{place}"))
+    except json_text.NotJsonError as error:
+      knob = f"mend it, or set {settings.format}=text to read the file as it stands"
+      raise ValueError(f"{error}; {knob}") from None
 
 
 def _too_long(at: str) -> str:
   return (
-    f"{at} has more than {MAX_LINE:,} bytes, the most that a line of JSONL or a document may have; "
+    f"{at} has more than {MAX_LINE:,} bytes, the most that a JSON object or a document may have; "
     "cut it into several documents"
-  )
+  ).lstrip()
 
 
-def _field(line: str, field: str, at: str, settings: SettingNames) -> str:
-  record = _json(line, at, settings)
+def _field(record: Any, field: str, at: str, settings: SettingNames) -> str:
   if not isinstance(record, dict):
     raise ValueError(f"{at} is not a JSON object but a {type(record).__name__}")
   if field not in record:
-    raise ValueError(f"{at} has no field {field!r}; it has {_some(record)}; set {settings.field}")
+    knobs = f"set {settings.field}, or {settings.format}=text to read the file as it stands"
+    knobs += _inside(record)
+    raise ValueError(f"{at} has no field {field!r}; it has {_some(record)}; {knobs}")
   text = record[field]
   if not isinstance(text, str | None):
     raise ValueError(f"{at}: {field!r} is a {type(text).__name__}, not text; set {settings.field}")
   return text or ""
 
 
-def _json(line: str, at: str, settings: SettingNames) -> Any:
-  try:
-    return json.loads(line)
-  except json.JSONDecodeError as error:
-    raise ValueError(f"{at} is not JSON: {error.msg}; {settings.format} says jsonl") from None
-  except RecursionError:
-    raise ValueError(f"{at} is nested too deeply") from None
-  except ValueError:  # Python converts no text of more than some thousand digits.
-    raise ValueError(f"{at} has a number with too many digits") from None
+def _inside(record: Mapping[str, Any]) -> str:
+  """Returns what to do with an object that holds a list of objects under one of its keys."""
+  for key, value in record.items():
+    if isinstance(value, list) and value and isinstance(value[0], dict):
+      return f"; or write the objects in {key[:_MOST_CHARACTERS]!r} into a file, one in each line"
+  return ""
 
 
 def _some(names: Iterable[str]) -> str:
@@ -128,6 +128,8 @@ def read_parquet(
       file = pq.ParquetFile(raw)
     except (pa.ArrowException, OSError) as error:
       wrong = str(error).splitlines()[0]
+      if packed := plain_bytes.compression(path):
+        raise ValueError(f"{shown} is Parquet inside of a {packed} file; decompress it") from None
       raise ValueError(f"{shown} is not a Parquet file; set {settings.format}: {wrong}") from None
     schema = file.schema_arrow
     if field not in schema.names:
@@ -175,30 +177,16 @@ def _decoded(buffer: Any) -> str | None:
     return None
 
 
-@contextlib.contextmanager
-def _open(path: Location) -> Iterator[IO[bytes]]:
-  """Opens a file to read its bytes, without compression where its name ends in .gz.
+def _valid(text: str, at: str) -> str | None:
+  """Returns the text, or None if JSON spelled half a surrogate pair, which UTF-8 cannot hold.
 
   Raises:
-    ValueError: It is no regular file; or, while the context lasts, its compression is damaged.
+    ValueError: It has more than `MAX_LINE` bytes.
   """
-  with contextlib.ExitStack() as stack:
-    raw: Any = stack.enter_context(locations.open_regular(path))
-    if path.suffix == ".gz":
-      raw = stack.enter_context(gzip.GzipFile(fileobj=raw))
-    elif not isinstance(raw, io.BufferedReader):  # Lines of objects could not be bounded.
-      raw = stack.enter_context(io.BufferedReader(raw))
-    try:
-      yield raw
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-      shown = corpus_files.spelled(path)
-      raise ValueError(f"{shown} is a damaged gzip file: {error}; replace it") from None
-
-
-def _valid(text: str) -> str | None:
-  """Returns the text, or None if JSON spelled half a surrogate pair, which UTF-8 cannot hold."""
   try:
-    text.encode()
+    size = len(text.encode())
   except UnicodeEncodeError:
     return None
+  if size > MAX_LINE:
+    raise ValueError(_too_long(at))
   return text

@@ -31,7 +31,7 @@ class Finding(NamedTuple):
 
 
 def check(config: DataConfig) -> list[Finding]:
-  """Returns a finding for each corpus; files are counted and not opened, nothing is downloaded."""
+  """Returns a finding for each corpus; local files are looked at, nothing is downloaded."""
   if config.built:
     text = f"the data built before are taken from config.data.root={config.root}"
     return [Finding("config.data.built", None, f"{text}, whose files are compared at the start")]
@@ -71,11 +71,13 @@ def _check(name: str, corpus: CorpusConfig) -> Finding:
   if "://" in corpus.source and (found := reachable(corpus.source)).ok is not True:
     return found._replace(what=what)
   try:
-    stamps = _in_time(lambda: sources.open_source(settings, corpus).stamps)
+    source = _in_time(lambda: sources.open_source(settings, corpus))
+    if source.is_local:
+      _in_time(source.look)
   except ValueError as error:
     return Finding(what, False, str(error).removeprefix(f"{settings.source}: "))
-  size = sum(size for _, size, _ in stamps)
-  return Finding(what, True, f"{len(stamps):,} files, {size / 1e9:,.3f} GB")
+  size = sum(size for _, size, _ in source.stamps)
+  return Finding(what, True, f"{len(source.stamps):,} files, {size / 1e9:,.3f} GB")
 
 
 def _require_login() -> None:

@@ -1,6 +1,7 @@
 """Where documents come from: Python's standard library, files, TFDS data sets, synthetic tasks."""
 
 import dataclasses
+import functools
 import re
 import sysconfig
 from collections.abc import Callable, Iterator
@@ -8,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from resjax import locations
-from resjax.data import corpus_files, readers
+from resjax.data import corpus_files, formats, readers
 from resjax.data.config import SPLITS, CorpusConfig, SettingNames
 from resjax.data.corpus_files import File, FoundFiles
+from resjax.data.formats import Choice
 from resjax.data.readers import Document
 from resjax.data.synthetic import tasks
 from resjax.data.synthetic.alphabet import SyntheticTokenizer
@@ -18,7 +20,7 @@ from resjax.data.synthetic.alphabet import SyntheticTokenizer
 STDLIB = "python-stdlib"
 TFDS = "tfds:"
 
-_ENDINGS = {"jsonl": (".jsonl", ".ndjson", ".jsonl.gz", ".json.gz"), "parquet": (".parquet", ".pq")}
+_READING = 2  # another number whenever files are read in another way
 # A corpus of one text file is cut into so many documents, if each has enough characters.
 _PIECES = 100
 _MIN_PIECE = 4096
@@ -35,7 +37,7 @@ class Source:
     documents: returns an iterator from the first document on, each time it is called.
     is_local: whether the stamps are those of files of this machine.
     settled: whether any later change of the documents will show in the stamps.
-    form: `text`, `jsonl`, `parquet` or `tfds`.
+    look: says which of the files are read, and as what; it opens them when it is called first.
   """
 
   place: Any
@@ -43,7 +45,7 @@ class Source:
   documents: Callable[[], Iterator[Document]]
   is_local: bool = True
   settled: bool = False
-  form: str = "text"
+  look: Callable[[], Choice] = lambda: Choice(formats.TEXT)
 
 
 def open_source(settings: SettingNames, corpus: CorpusConfig, split: str | None = None) -> Source:
@@ -57,7 +59,8 @@ def open_source(settings: SettingNames, corpus: CorpusConfig, split: str | None 
       the other ones held out; of files all.
 
   Raises:
-    ValueError: There are no documents, or none in the format or the split asked for.
+    ValueError: There are no files, or none of the split asked for. That they hold other things than
+      text, or text in another format, is said when they are looked at or read.
   """
   made = corpus.source.startswith(tasks.PREFIX)
   if split is not None and (made or corpus.source == STDLIB):
@@ -79,9 +82,9 @@ def splits_of_files(place: str, setting: str, *, of_text: bool) -> list[str]:
     setting: the name of the setting that holds it, for messages.
     of_text: whether files of plain text count too, where such a word may mean something else.
   """
-  ends = tuple(end for ends in _ENDINGS.values() for end in ends)
   found = corpus_files.find(place, setting).files
-  names = [_words(file) for file in found if of_text or file.name.endswith(ends)]
+  is_data = [of_text or formats.claimed(file.name) != formats.TEXT for file in found]
+  names = [_words(file) for file, counts in zip(found, is_data, strict=True) if counts]
   return [split for split in SPLITS if any(split in words for words in names)]
 
 
@@ -118,22 +121,27 @@ def _files(corpus: CorpusConfig, settings: SettingNames, split: str | None) -> S
     kinds += f"{tasks.PREFIX}TASK"
     shown = corpus_files.spelled(corpus.source)
     raise ValueError(f"{settings.source}: {shown} is {what}; {kinds}")
-  kind, chosen = _choose_format(corpus, found, settings)
-  alone = len(chosen) == 1
-  piece = min(max(chosen[0].size // _PIECES, _MIN_PIECE), readers.MAX_PIECE)
+
+  @functools.cache
+  def look() -> Choice:
+    return formats.choose(corpus, found, settings)
 
   def documents() -> Iterator[Document]:
-    for file in chosen:
-      if kind == "text":
-        yield from readers.read_text(file.path, file.name, piece if alone else readers.MAX_PIECE)
-      elif kind == "jsonl":
-        yield from readers.read_jsonl(file.path, file.name, corpus.field, settings)
+    choice = look()
+    piece = readers.MAX_PIECE
+    if len(choice.files) == 1:
+      piece = min(max(choice.files[0].size // _PIECES, _MIN_PIECE), piece)
+    for file in choice.files:
+      if choice.form == formats.TEXT:
+        yield from readers.read_text(file.path, file.name, piece)
+      elif choice.form == formats.JSON:
+        yield from readers.read_json(file.path, file.name, corpus.field, settings)
       else:
         yield from readers.read_parquet(file.path, file.name, corpus.field, settings)
 
-  place = [corpus_files.spelled(found.base), corpus.source, kind, corpus.field]
+  place = [_READING, corpus_files.spelled(found.base), corpus.source, corpus.format, corpus.field]
   is_local = locations.is_local(found.base)
-  return Source(place, _stamps(chosen), documents, is_local, _settled(chosen), kind)
+  return Source(place, _stamps(found.files), documents, is_local, _settled(found.files), look)
 
 
 def _of_split(found: FoundFiles, split: str, source: str, settings: SettingNames) -> FoundFiles:
@@ -152,32 +160,6 @@ def _of_split(found: FoundFiles, split: str, source: str, settings: SettingNames
 
 def _words(file: File) -> list[str]:
   return re.split(r"[-_.]", _name(file))
-
-
-def _choose_format(
-  corpus: CorpusConfig, found: FoundFiles, settings: SettingNames
-) -> tuple[str, list[File]]:
-  """Returns the format and the files in it; `auto` refuses a folder with JSONL and Parquet."""
-  by_kind = {
-    kind: [file for file in found.files if file.name.endswith(ends)]
-    for kind, ends in _ENDINGS.items()
-  }
-  if corpus.format == "auto":
-    present = [kind for kind, chosen in by_kind.items() if chosen]
-    if len(present) > 1:
-      both = " and ".join(f"{kind} ({_name(by_kind[kind][0])})" for kind in present)
-      raise ValueError(f"{settings.source} holds {both}; choose with {settings.format}")
-    kind = present[0] if present else "text"
-    return kind, by_kind.get(kind, found.files)
-  if not found.is_folder or corpus.format == "text":
-    return corpus.format, found.files
-  if not by_kind[corpus.format]:
-    ends = ", ".join(_ENDINGS[corpus.format])
-    raise ValueError(
-      f"{settings.source}: no {ends} files under {corpus_files.spelled(corpus.source)}; "
-      f"set {settings.format}"
-    )
-  return corpus.format, by_kind[corpus.format]
 
 
 def _tfds(corpus: CorpusConfig, settings: SettingNames, split: str) -> Source:
@@ -212,7 +194,8 @@ def _tfds(corpus: CorpusConfig, settings: SettingNames, split: str) -> Source:
 
   found = corpus_files.find(str(builder.data_path), settings.source)
   place, is_local = [TFDS, str(builder.data_path), corpus.field], locations.is_local(found.base)
-  return Source(place, _stamps(found.files), documents, is_local, _settled(found.files), "tfds")
+  stamps, settled = _stamps(found.files), _settled(found.files)
+  return Source(place, stamps, documents, is_local, settled, lambda: Choice("tfds"))
 
 
 def _decode(raw: bytes) -> str | None:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from absl import logging
 
 from resjax import locations
-from resjax.data import corpus_files, sources, text_digest
+from resjax.data import corpus_files, formats, sources, text_digest
 from resjax.data.config import CorpusConfig, SettingNames
 from resjax.data.readers import Document
 from resjax.data.sources import Source
@@ -74,7 +74,8 @@ class Corpus:
       ValueError: there is none, or a file is damaged or has another form.
     """
     source, found = self._open()
-    if self.convention == "wikitext" and (source.form == "text" or self._field(source) == "text"):
+    as_pages = source.look().form == formats.TEXT or self._field(source) == "text"
+    if self.convention == "wikitext" and as_pages:
       rows = _rows(source, found)
       found = (Document(str(n), page) for n, page in enumerate(wikitext.pages(rows)))
     elif self.convention == "wikitext_guide":
@@ -263,7 +264,7 @@ def _rows(source: Source, documents: Iterator[Document]) -> Iterator[str]:
   for document in documents:
     text = document.text or ""
     # Unlike str.splitlines, this ends lines at "\n" alone; articles hold other separators.
-    yield from io.StringIO(text, newline="\n") if source.form == "text" else [text]
+    yield from io.StringIO(text, newline="\n") if source.look().form == formats.TEXT else [text]
 
 
 def _bare(rows: Iterator[str]) -> Iterator[str]:

@@ -1,8 +1,10 @@
 """Text files that are read: broken, cut, deep, of other encodings, with odd names."""
 
+import bz2
 import gzip
 import io
 import json
+import lzma
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +17,23 @@ from tests.fuzz.cases import Case, Check, Place, ended_well, must_refuse
 
 _LINES = [json.dumps({"text": f"depth width layer {number} " * 4}) for number in range(12)]
 _JSONL = ("\n".join(_LINES) + "\n").encode()
+_LAYOUTS = {
+  "lines": _JSONL,
+  "array": f"[{', '.join(_LINES)}]".encode(),
+  "indented array": json.dumps([json.loads(line) for line in _LINES], indent=1).encode(),
+  "indented objects": "\n".join(json.dumps(json.loads(one), indent=1) for one in _LINES).encode(),
+  "lines of Windows in UTF-16": "\r\n".join(_LINES).encode("utf-16"),
+  "object with a list": json.dumps({"data": [json.loads(line) for line in _LINES]}).encode(),
+}
+_PACKERS = {
+  "gz": gzip.compress,
+  "bz2": bz2.compress,
+  "xz": lzma.compress,
+  "zst": lambda content: pyarrow.compress(content, codec="zstd", asbytes=True),
+  "lz4": lambda content: pyarrow.compress(content, codec="lz4", asbytes=True),
+}
+# Those that find any damage; the others were written here without checksums.
+_UNPACKERS = {"gz": gzip.decompress, "bz2": bz2.decompress, "xz": lzma.decompress}
 _NAMES = (
   "a.txt", "é.txt", " .txt", "-.txt", "a\nb.txt", "[red].txt", "$a_{$.txt", "x" * 200 + ".txt",
   "\x1b[31m.txt", "*.txt", "A.TXT", ".hidden.txt", "a.txt.gz", "no_ending",
@@ -62,17 +81,26 @@ _RAW = {
 @st.composite
 def damaged(draw: st.DrawFn, original: Path) -> Case:
   """Draws a file of text and a command that reads it, alone or beside valid files."""
-  form = draw(st.sampled_from(["txt", "jsonl", "jsonl", "jsonl.gz", "parquet", "parquet", "name"]))
+  forms = ["txt", "jsonl", "json", "packed", "parquet", "parquet", "name", "other name"]
+  form = draw(st.sampled_from(forms))
   right: Check = ended_well
   name = f"hostile.{form}"
   match form:
     case "txt":
       what = draw(st.sampled_from(sorted(_RAW)))
       content = _RAW[what]
-    case "jsonl":
-      content, what, right = draw(_lines())
-    case "jsonl.gz":
-      content, what, right = draw(_compressed())
+    case "jsonl" | "json":
+      content, what, right = draw(_json())
+    case "packed":
+      ending = draw(st.sampled_from(sorted(_PACKERS)))
+      name = f"hostile.jsonl.{ending}"
+      content, what, right = draw(_compressed(ending))
+      what = f"{ending} {what}"
+    case "other name":
+      name = draw(st.sampled_from(["hostile", "hostile.txt", "hostile.parquet", "hostile.gz"]))
+      content = draw(st.sampled_from([_TABLE, *_LAYOUTS.values()]))
+      content = draw(st.sampled_from([bytes, *_PACKERS.values()]))(content)
+      what = name
     case "parquet":
       content, what, right = draw(_tables())
     case _:
@@ -129,47 +157,53 @@ def tokens(draw: st.DrawFn, original: Path) -> Case:
 
 
 @st.composite
-def _lines(draw: st.DrawFn) -> tuple[bytes, str, Check]:
+def _json(draw: st.DrawFn) -> tuple[bytes, str, Check]:
   if draw(st.booleans()):
     piece = draw(st.sampled_from(_LINE_PIECES))
     at = draw(st.integers(0, len(_LINES)))
-    lines = [*_LINES[:at], piece, *_LINES[at:]]
-    return "\n".join(lines).encode(), f"line {at + 1} is {piece[:30]}", _if_broken(piece)
-  changed = draw(mutations.of_bytes(_JSONL))
-  broken = any(_broken(line) for line in changed.content.split(b"\n"))
-  return changed.content, changed.what, must_refuse if broken else ended_well
+    content = "\n".join([*_LINES[:at], piece, *_LINES[at:]]).encode()
+    return content, f"line {at + 1} is {piece[:30]}", _if_broken(content)
+  layout = draw(st.sampled_from(sorted(_LAYOUTS)))
+  changed = draw(mutations.of_bytes(_LAYOUTS[layout]))
+  return changed.content, f"{layout}: {changed.what}", _if_broken(changed.content)
 
 
-def _if_broken(line: str) -> Check:
-  return must_refuse if _broken(line.encode()) else ended_well
+def _if_broken(content: bytes) -> Check:
+  return must_refuse if _broken(content) else ended_well
 
 
-def _broken(line: bytes) -> bool:
-  """Returns whether a line of JSONL holds no document, so that a reader may not pass over it."""
+def _broken(content: bytes) -> bool:
+  """Returns whether something in JSON is no document, so that a reader may not pass over it."""
   try:
-    text = line.decode("utf-8")
-    return bool(text.strip()) and not isinstance(json.loads(text)["text"], str | None)
-  except (ValueError, KeyError, TypeError, RecursionError):
+    text = content.decode("utf-16" if content[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8")
+    at, found = 0, []
+    while text := text[at:].strip("\ufeff \t\r\n"):
+      value, at = json.JSONDecoder().raw_decode(text)
+      found += value if isinstance(value, list) else [value]
+    return not all(isinstance(value["text"], str | None) for value in found)
+  except (ValueError, KeyError, TypeError, IndexError, RecursionError):
     return True
 
 
 @st.composite
-def _compressed(draw: st.DrawFn) -> tuple[bytes, str, Check]:
+def _compressed(draw: st.DrawFn, ending: str) -> tuple[bytes, str, Check]:
+  pack = _PACKERS[ending]
   match draw(st.sampled_from(["bytes", "bytes", "large line", "many", "plain"])):
     case "bytes":
-      packed = gzip.compress(_JSONL, mtime=0)
-      changed = draw(mutations.of_bytes(packed))
+      changed = draw(mutations.of_bytes(pack(_JSONL)))
+      if ending not in _UNPACKERS:
+        return changed.content, changed.what, must_refuse if "cut" in changed.what else ended_well
       try:
-        same = gzip.decompress(changed.content) in (_JSONL, _JSONL * 2)
-      except (OSError, EOFError, ValueError, Exception):  # zlib.error is no OSError
+        same = _UNPACKERS[ending](changed.content) in (_JSONL, _JSONL * 2)
+      except Exception:  # zlib.error is no OSError
         same = False
       return changed.content, changed.what, ended_well if same else must_refuse
-    case "large line":
+    case "large line" if ending == "gz":
       return _bomb(), "one line of 3 GB", ended_well
-    case "many":
-      return gzip.compress(_JSONL * 20, mtime=0), "many lines", ended_well
+    case "plain":
+      return _JSONL, "not compressed", ended_well
     case _:
-      return _JSONL, "not compressed", must_refuse
+      return pack(_JSONL * 20), "many lines", ended_well
 
 
 def _bomb() -> bytes:
