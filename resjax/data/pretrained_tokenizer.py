@@ -4,7 +4,7 @@ import dataclasses
 import json
 import os
 import pathlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Annotated, Any, TypeVar
 
@@ -15,6 +15,7 @@ import tokenizers
 from resjax import locations, typed_json
 from resjax.data import special_tokens
 from resjax.data.model_ids import GENERATION, EndIds, Given, ModelIds, unique
+from resjax.data.text_encoder import TextEncoder
 from resjax.data.token_spelling import from_byte_level, from_sentencepiece
 from resjax.locations import Location
 
@@ -89,17 +90,27 @@ class LibraryTokenizer:
   """Encodes and decodes text by a model of the `tokenizers` library.
 
   Args:
-    model: the model; kept as an attribute. Text that spells a special token stays text.
+    content: the model, JSON in the format of the library.
+    model: the same, read; kept as an attribute.
+    ends, special: see `TextEncoder`.
+
+  Attributes:
+    control: the tokens that no text becomes, see `TextEncoder`.
   """
 
-  def __init__(self, model: tokenizers.Tokenizer):
-    model.encode_special_tokens = True
-    self.model = model
+  def __init__(
+    self,
+    content: str,
+    model: tokenizers.Tokenizer,
+    ends: Collection[int],
+    special: Collection[int] = (),
+  ):
+    self.model, self._encoder = model, TextEncoder(content, ends, special)
+    self.control = self._encoder.control
 
   def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
     """Returns the tokens of each text, int32, without tokens that begin or end a text."""
-    encodings = self.model.encode_batch_fast(list(texts), add_special_tokens=False)
-    return [np.array(encoding.ids, np.int32) for encoding in encodings]
+    return self._encoder.encode_batch(texts)
 
   def decode(self, ids: Iterable[int]) -> str:
     """Returns the text of `ids`, with special tokens spelled out."""
@@ -142,7 +153,6 @@ class PretrainedTokenizer(LibraryTokenizer):
       )
     model.no_truncation()
     model.no_padding()
-    super().__init__(model)
     self.files, self.generation = dict(files), dict(generation)
     theirs = typed_json.convert(self.generation, EndIds, GENERATION).eos_token_id
     given = typed_json.convert(dict(ids), ModelIds, "config.json")
@@ -151,6 +161,8 @@ class PretrainedTokenizer(LibraryTokenizer):
     self.vocab_size, self.end_ids = vocab_size, _end_ids(found, vocab_size)
     self.eot_id = self.end_ids[0]
     self.around = special_tokens.around(model, files)
+    ends = {*self.end_ids, *self.around.before, *self.around.after}
+    super().__init__(files[MAIN], model, ends, special_tokens.named(model, files))
     for token in (*self.around.before, *self.around.after):
       if token >= vocab_size:
         raise ValueError(
@@ -168,12 +180,13 @@ class PretrainedTokenizer(LibraryTokenizer):
     return b"" if spelled is None else self._bytes_of(spelled)
 
   def token_bytes(self) -> np.ndarray:
-    """Returns int32 [V]: the UTF-8 bytes of each token; 0 for special tokens and unused rows."""
+    """Returns int32 [V]: the UTF-8 bytes of each token; 0 for control tokens and unused rows."""
     sizes = np.zeros(self.vocab_size, np.int32)
     for token, index in self.model.get_vocab().items():
       sizes[index] = len(self._bytes_of(token))
     for index, added in self._added.items():
       sizes[index] = 0 if added.special else len(added.content.encode())
+    sizes[list(self.control)] = 0
     return sizes
 
   @property

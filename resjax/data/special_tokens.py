@@ -7,7 +7,7 @@ tokenizer_config.json, which were made into that file when it was written, are n
 
 import dataclasses
 import itertools
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import tokenizers
@@ -93,6 +93,49 @@ def end(model: tokenizers.Tokenizer, files: Mapping[str, str]) -> int | None:
 def _named(files: Mapping[str, str]) -> Settings:
   """Returns what the file of special tokens of older folders says."""
   return typed_json.parse(files.get(_MAP, "{}"), Settings, _MAP)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Special:
+  """What a file says which tokens are special."""
+
+  bos_token: Any = None
+  eos_token: Any = None
+  pad_token: Any = None
+  cls_token: Any = None
+  sep_token: Any = None
+  mask_token: Any = None
+  additional_special_tokens: Any = None
+  extra_special_tokens: Any = None
+  added_tokens_decoder: Any = None
+
+  def spellings(self) -> Iterator[str]:
+    for field in dataclasses.fields(self)[:6]:
+      yield from filter(None, [spelling(getattr(self, field.name))])
+    for some in (self.additional_special_tokens, self.extra_special_tokens):
+      listed = some.values() if isinstance(some, dict) else some if isinstance(some, list) else ()
+      yield from filter(None, map(spelling, listed))
+    if isinstance(self.added_tokens_decoder, dict):
+      for token in self.added_tokens_decoder.values():
+        if isinstance(token, dict) and token.get("special") is True:
+          yield from filter(None, [spelling(token)])
+
+
+def named(model: tokenizers.Tokenizer, files: Mapping[str, str]) -> frozenset[int]:
+  """Returns the tokens that the files beside tokenizer.json call special.
+
+  transformers keeps them out of texts although tokenizer.json may not flag them.
+
+  Args:
+    model: the model of tokenizer.json.
+    files: the contents of the tokenizer's files by name.
+
+  Raises:
+    ValueError: a file is damaged.
+  """
+  said = [typed_json.parse(files.get(name, "{}"), _Special, name) for name in (SETTINGS, _MAP)]
+  ids = (model.token_to_id(word) for one in said for word in one.spellings())
+  return frozenset(token for token in ids if token is not None)
 
 
 def _encoding(model: tokenizers.Tokenizer, text: str) -> tokenizers.Encoding | None:

@@ -97,10 +97,10 @@ class BpeTokenizer(LibraryTokenizer):
   """
 
   def __init__(self, model: tokenizers.Tokenizer):
-    super().__init__(model)
     eot_id = model.token_to_id(END_OF_TEXT)
     if eot_id is None:
       raise ValueError(f"the tokenizer has no token {END_OF_TEXT}")
+    super().__init__(model.to_str(), model, [eot_id])
     self.vocab_size, self.eot_id = model.get_vocab_size(), eot_id
     largest = max(model.get_vocab().values())
     if largest >= self.vocab_size:
