@@ -81,6 +81,12 @@ def test_words_in_one_piece():
   assert TextEncoder(words.to_str(), [1]).encode_batch([text])[0].tolist() == [2, 3, 4, 5, 6, 7, 2]
 
 
+def test_pieces_of_unigram(tmp_path):
+  words = load_pretrained(tokenizer_kinds.folder(tmp_path, "unigram"))
+  spelled = [words.model.id_to_token(i) for i in words.encode_batch(["the</s>end"])[0]]
+  assert spelled == ["▁the", "<", "/", "s", ">", "e", "n", "d"]
+
+
 @pytest.mark.parametrize("ignore_merges", [False, True])
 def test_merges_that_make_the_end(ignore_merges):
   vocabulary = letters("</s>")
