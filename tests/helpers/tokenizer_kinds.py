@@ -55,6 +55,7 @@ def folder(place: pathlib.Path, name: str) -> pathlib.Path:
   kind.model().save(str(made / "tokenizer.json"))
   config = json.loads((made / "config.json").read_text())
   files = {"tokenizer_config.json": kind.settings, "config.json": config | kind.config}
+  (made / "generation_config.json").unlink()  # that of the golden model, which has other tokens
   if kind.generation:
     files["generation_config.json"] = kind.generation
   for file, content in files.items():
