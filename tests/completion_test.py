@@ -18,7 +18,7 @@ ASKED = {
   "resjax analyze --fs": {"--fsdp="},
   "resjax train --config=ti": {"tiny"},
   "resjax sweep --config=ablations/com": {"ablations/compare"},
-  "resjax bench corr": {"correctness"},
+  "resjax bench gpu": {"gpu_day"},
   "resjax bench step --mic": {"--microbatches="},
   "resjax completion ": {"bash", "zsh"},
   "resjax tpu --dr": {"--dry_run"},

@@ -9,8 +9,7 @@ from launch import cli, help_text
 BENCHMARKS = {
   "kernels": "device time of the depth-attention kernels; bytes and schedules of compiled ones",
   "step": "time of a dense training step of several combinators, in turn",
-  "correctness": "every kernel for NVIDIA GPUs against the reference in float64, on a GPU",
-  "gpu_day": "all that needs a GPU: correctness, bandwidth, peers, steps, a killed run",
+  "gpu_day": "what needs a GPU, in minutes: are kernels right and fast, steps, peers, a profile",
   "decode": "what a decoded token costs: time here, or bytes on an absent TPU",
   "train": "MFU and input wait of a run on a GPU; a killed run must end in the same bits",
   "prefill": "time and memory of a prompt's prefill; transformers with SDPA beside it",

@@ -11,7 +11,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 OK = "ok"
@@ -39,8 +39,6 @@ def run(
   command: Sequence[str],
   log: Path,
   deadline: float,
-  environment: Mapping[str, str] | None = None,
-  leads: bool = True,
 ) -> Outcome:
   """Runs a command, and ends it and what it has started when its time is over.
 
@@ -48,9 +46,6 @@ def run(
     command: the program and its arguments.
     log: file for what it prints; the folder is made.
     deadline: seconds after which it is killed.
-    environment: variables to set beside those of this process.
-    leads: whether it leads a group of processes that ends with it. An arm that runs arms itself has
-      them in its own group, so that nothing survives it.
   """
   log.parent.mkdir(parents=True, exist_ok=True)
   begin = time.monotonic()
@@ -60,15 +55,14 @@ def run(
       stdout=output,
       stderr=subprocess.STDOUT,
       stdin=subprocess.DEVNULL,
-      env={**os.environ, **(environment or {})},
-      start_new_session=leads,
+      start_new_session=True,
     )
     try:
-      status = _status(process.wait(max(deadline, 0.0)), log)
+      status = ended(process.wait(max(deadline, 0.0)), log)
     except subprocess.TimeoutExpired:
       status = f"over its deadline of {deadline:.0f} s"
     finally:
-      _end(process, leads)
+      _end(process)
   return Outcome(status, round(time.monotonic() - begin, 3))
 
 
@@ -80,17 +74,17 @@ def tail(log: Path, lines: int = 1) -> str:
   return "\n".join(found[-lines:])
 
 
-def _status(code: int, log: Path) -> str:
+def ended(code: int, log: Path) -> str:
+  """Returns how a process ended: `ok`, or its signal or exit code and the last line of its log."""
   if code == 0:
     return OK
   how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
   return f"{how}: {tail(log)}"[:300].rstrip(": ")
 
 
-def _end(process: subprocess.Popen, leads: bool) -> None:
-  """Ends a process, and if it leads a group those that it has started and left behind."""
-  if leads:
-    with contextlib.suppress(ProcessLookupError):
-      os.killpg(process.pid, signal.SIGKILL)
+def _end(process: subprocess.Popen) -> None:
+  """Ends a process, and those that it has started and left behind."""
+  with contextlib.suppress(ProcessLookupError):
+    os.killpg(process.pid, signal.SIGKILL)
   process.kill()
   process.wait()

@@ -1,34 +1,22 @@
-"""Compares every kernel of a GPU with the reference in float64, case by case.
-
-  resjax bench correctness                   (a GPU of compute capability 9.0 or more)
-  resjax bench correctness --interpret       (anywhere, a few small cases, slowly)
+"""Kernels for NVIDIA GPUs against the reference in float64, case by case.
 
 Each case computes outputs and gradients of one operation at one shape. What does not count holds
-NaN. The compiled program runs `--again` times: other bits mean a race. The cases of one process
-come one after the other, small ones first, and a process that dies or is over its time costs the
-case that it was at: the next process goes on behind it. The command writes correctness.json into
---out after each process, prints one line per case, and exits with 1 if a case is not well or was
-not reached.
+NaN. The compiled program runs several times: other bits mean a race.
 """
 
 import dataclasses
-import faulthandler
 import functools
 import importlib
-import json
-import sys
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from absl import flags
 
-from launch import cli
-from launch.bench import arms, gated_reads
+from launch.bench import gated_reads
+from launch.bench.arms import OK
 from resjax.combinators.mhc import SinkhornGates
 from resjax.kernels.depth_attention import (
   BlockRead,
@@ -40,25 +28,11 @@ from resjax.kernels.depth_attention import (
 from resjax.kernels.streams import Pending, stream_read
 from resjax.typing import Array, PyTree
 
-_OUT = flags.DEFINE_string("out", "runs/bench", "Folder to write correctness.json to.")
-_INTERPRET = flags.DEFINE_bool("interpret", False, "Run small cases in the interpreter of JAX.")
-_AGAIN = flags.DEFINE_integer("again", 10, "Further runs of each compiled program.", lower_bound=0)
-_DEADLINE = flags.DEFINE_float(
-  "deadline", 90.0, "Seconds of a case, its compilation included.", lower_bound=0.001
-)
-_BUDGET = flags.DEFINE_float("budget", 480.0, "Seconds of all cases together.")
-_ONLY = flags.DEFINE_list("only", [], "Words that the name of a case must have, several by commas.")
-_WORKER = flags.DEFINE_list("worker", [], "Numbers of cases to run in this very process.")
-_FILE = flags.DEFINE_string("file", "", "With --worker: the file to write what is known to.")
-
 # Largest relative L2 errors of outputs and of gradients.
 LIMITS = {"float32": (1e-5, 1e-4), "float16": (4e-3, 6e-3), "bfloat16": (6e-3, 1.2e-2)}
-OK = "ok"
-_TIMEOUT = "Timeout ("  # what faulthandler prints first when it ends a process
 _STREAMS = ("mhc", "fixed", "gated")
-_SMALL = 5  # tokens of a case that the interpreter can run
+SMALL = 5  # tokens of a case that the interpreter can run
 _EPS = 1e-6
-_START = 90.0  # seconds that Python and the device may take to start
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,12 +76,27 @@ class Case:
       words += [f"N={self.banked}+{self.recent}", f"valid={self.valid}"]
     if self.kind in ("block", "merge"):
       words.append(f"S={self.reads}")
-    return " ".join([*words, *(n for n in ("adds", "norm", "threaded") if getattr(self, n))])
+    words += [n for n in ("adds", "norm", "threaded") if getattr(self, n)]
+    return " ".join(words if self.last else [*words, "without the last"])
 
 
 def cases() -> list[Case]:
-  """Returns all cases, the smallest first: the first that fails is then the cheapest to study."""
-  return [*_small_cases(), *_large_cases()]
+  """Returns all cases: every kernel at two shapes, then the smallest first.
+
+  Of those the first that fails is the cheapest to study.
+  """
+  return list(dict.fromkeys([*first_cases(), *_small_cases(), *_large_cases()]))
+
+
+def first_cases() -> Iterator[Case]:
+  """Yields every kernel, at the width of 124M parameters and at that of 1.35B."""
+  for dtype, tokens, width in (("float32", 1001, 768), ("bfloat16", 4099, 2048)):
+    for kind in _STREAMS:
+      yield Case(kind, tokens, width, dtype, recent=4, norm=kind != "gated")
+    yield Case("direct", tokens, width, dtype, recent=8)
+    yield Case("direct", tokens, width, dtype, 7, 1, 5, adds=True, norm=True, threaded=True)
+    yield Case("block", tokens, width, dtype, 7, 0, 7, reads=8, threaded=True)
+    yield Case("merge", tokens, width, dtype, reads=2, adds=True, norm=True)
 
 
 def _small_cases() -> Iterator[Case]:
@@ -115,13 +104,13 @@ def _small_cases() -> Iterator[Case]:
   merge = functools.partial(Case, "merge", adds=True, norm=True)
   fused = functools.partial(direct, adds=True, norm=True, threaded=True)
   for dtype in LIMITS:
-    yield direct(_SMALL, 128, dtype, recent=1)
-    yield block(_SMALL, 128, dtype, recent=1, reads=1, threaded=True)
-    yield merge(_SMALL, 128, dtype)
+    yield direct(SMALL, 128, dtype, recent=1)
+    yield block(SMALL, 128, dtype, recent=1, reads=1, threaded=True)
+    yield merge(SMALL, 128, dtype)
     if dtype != "float16":
-      yield Case("mhc", _SMALL, 128, dtype, recent=2, norm=True)
-      yield Case("fixed", _SMALL, 128, dtype, recent=3)
-      yield Case("gated", _SMALL, 128, dtype, recent=2)
+      yield Case("mhc", SMALL, 128, dtype, recent=2, norm=True)
+      yield Case("fixed", SMALL, 128, dtype, recent=3)
+      yield Case("gated", SMALL, 128, dtype, recent=2)
   for dtype in LIMITS:
     yield direct(dtype=dtype)
     yield fused(dtype=dtype, banked=2, recent=2, valid=1)
@@ -163,113 +152,6 @@ def _large_cases() -> Iterator[Case]:
   yield Case("block", 1025, 1024, bf16, 4, 0, 4, reads=24, threaded=True)
   yield Case("merge", 2053, 8192, "float32", reads=2, adds=True, norm=True)
   yield Case("direct", 65537, 2048, bf16, recent=8)
-
-
-def main() -> None:
-  """Runs the cases that the flags ask for.
-
-  Raises:
-    ValueError: a case is not well, or was not reached.
-  """
-  if _WORKER.value:
-    numbers = [int(number) for number in _WORKER.value]
-    checked = functools.partial(check, again=_AGAIN.value, interpret=_INTERPRET.value)
-    work(numbers, checked, Path(_FILE.value), _DEADLINE.value)
-    return
-  todo = [
-    number for number, case in enumerate(cases())
-    if all(word in str(case) for word in _ONLY.value)
-    and (case.tokens <= _SMALL or not _INTERPRET.value)
-  ]  # fmt: skip
-  records = supervise(todo, _command, Path(_OUT.value), _DEADLINE.value, _BUDGET.value)
-  print(*map(_line, records), sep="\n")
-  wrong = sum(record["status"] != OK for record in records)
-  print(f"{len(records)} of {len(todo)} cases, {wrong} not well")
-  if wrong or len(records) < len(todo) or not todo:
-    raise ValueError(f"{wrong} cases are not well, {len(todo) - len(records)} were not reached")
-
-
-def supervise(
-  todo: list[int],
-  command: Callable[[list[int], Path], list[str]],
-  out: Path,
-  deadline: float,
-  budget: float,
-) -> list[dict]:
-  """Runs cases in processes, each of which goes on behind the case that ended the one before.
-
-  Args:
-    todo: the numbers of the cases, in order.
-    command: a function that returns the command of a process for some cases, which writes what it
-      knows to a file: `records`, and the number of the case that it is `at`.
-    out: folder for correctness.json, and the file and log of each process.
-    deadline: seconds of a case.
-    budget: seconds of all of them.
-
-  Returns:
-    One record for each case that was reached.
-  """
-  out.mkdir(parents=True, exist_ok=True)
-  records: list[dict] = []
-  left, end, number = list(todo), time.monotonic() + budget, 0
-  while left and time.monotonic() < end:
-    file, log = out / f"correctness_{number}.json", out / f"correctness_{number}.log"
-    outcome = arms.run(command(left, file), log, end - time.monotonic(), leads=False)
-    told = json.loads(file.read_text()) if file.exists() else {"records": [], "at": None}
-    records += told["records"]
-    if told["at"] is not None:
-      status = "no time left" if time.monotonic() >= end else outcome.status
-      if _TIMEOUT in log.read_text(errors="replace"):
-        status = f"over its deadline of {deadline:.0f} s"
-      records.append(_record(told["at"], status))
-    (out / "correctness.json").write_text(json.dumps({"records": records}, indent=1))
-    reached = {record["number"] for record in records}
-    if not outcome.ok and not reached & set(left):
-      break  # it does not even start
-    left = [number for number in left if number not in reached]
-    number += 1
-  return records
-
-
-def _command(numbers: list[int], file: Path) -> list[str]:
-  """Returns the command of a process that runs some cases, with the flags of this one."""
-  own = [f"--worker={','.join(map(str, numbers))}", f"--file={file}", f"--again={_AGAIN.value}"]
-  own += [f"--deadline={_DEADLINE.value}", f"--interpret={_INTERPRET.value}"]
-  return [sys.executable, "-m", "resjax", "bench", "correctness", *own]
-
-
-def _record(number: int, status: str) -> dict:
-  return {"number": number, "case": str(cases()[number]), "status": status}
-
-
-def _line(record: dict) -> str:
-  errors = [f"{key} {record[key]:.1e}" for key in ("out_error", "grad_error") if key in record]
-  return f"{record['status']:8} {record['case']}  {', '.join(errors)}"
-
-
-def work(numbers: list[int], check: Callable[[Case], dict], file: Path, deadline: float) -> None:
-  """Checks cases in this process, and tells in a file which one it is at and what it has found.
-
-  A case that is over its deadline ends the process, even if a kernel never returns.
-  """
-  records: list[dict] = []
-
-  def tell(at: int | None) -> None:
-    file.write_text(json.dumps({"records": records, "at": at}))
-
-  for place, number in enumerate(numbers):
-    tell(number)
-    faulthandler.dump_traceback_later(deadline + (0 if place else _START), exit=True)
-    record = _record(number, OK)
-    try:
-      record |= check(cases()[number])
-    except Exception as problem:
-      record["status"] = f"{type(problem).__name__}: {problem}"[:1000]
-    faulthandler.cancel_dump_traceback_later()
-    records.append(record)
-    tell(None)
-    if "CUDA" in record["status"]:
-      sys.exit(1)  # such an error stays with the process
 
 
 def check(case: Case, again: int, interpret: bool) -> dict:
@@ -444,7 +326,3 @@ def _error(got: PyTree, want: PyTree) -> float:
     error = float(np.linalg.norm(np.asarray(found, np.float64) - leaf) / least)
     worst = error if np.isnan(error) else max(worst, error)
   return worst
-
-
-if __name__ == "__main__":
-  cli.run(main)

@@ -1,4 +1,4 @@
-"""A gated read of residual streams, as the command `correctness` runs it."""
+"""A gated read of residual streams, as correctness.py checks it."""
 
 from typing import Any
 

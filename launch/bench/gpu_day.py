@@ -1,250 +1,234 @@
-"""Measures all that a GPU is needed for, in five stages of at most nine minutes.
+"""Measures what a GPU is needed for, the most important first, in the minutes that there are.
 
-  resjax bench gpu_day                     (all stages; one GPU of 80 GB)
-  resjax bench gpu_day --stages=1          (one stage per command, where those are short)
-  resjax bench gpu_day --dry_run           (the same arms, tiny, on a CPU)
+  resjax bench gpu_day --minutes=9             (one NVIDIA GPU of 80 GB)
+  resjax bench gpu_day --minutes=4             (goes on: what is ok is not measured again)
+  resjax bench gpu_day --only=block,D=2048     (the arms with these words in their names)
+  resjax bench gpu_day --minutes=0             (prints what is there)
+  resjax bench gpu_day --dry_run               (tiny arms of the same kinds, on a CPU)
 
-  1  correctness   every kernel against the reference in float64
-  2  bandwidth     reads, streams, depth blocks, a network: their share of the bandwidth of a copy
-  3  peers         fla-core, liger-kernel and flash-attn-res beside ours, by the same timer
-  4  step          the training step of 124M and 1.35B parameters: standard, block_attn_res, mhc
-  5  killed        a killed run of 124M parameters ends in the same bits as one that went through
-
-Every arm is a process with a deadline. --out gets gpu_day.json, written after each arm, and a
-folder per arm with its log and results. An arm that fails, is killed, or finds no time left costs
-no other one; it is listed with its reason. The exit code is 0 once every arm has a record.
+In this order: every kernel against the reference in float64 at two shapes; the training step of
+124M parameters with standard and with block_attn_res; a read beside a copy and fla-core; mhc; the
+kernels of one step; and what the time is left for. Arms share a process, until one of them ends it.
+--out gets gpu_day.json, which is complete whenever the command is stopped, gpu_day.log, and at the
+end gpu_day.png. The last thing printed is what was reached of each goal, see docs/gpu.md.
 """
 
-import dataclasses
-import json
+import gc
+import os
 import platform
 import sys
+import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import jax
 from absl import flags
 
 from launch import cli
-from launch.bench import arms
+from launch.bench import arms, correctness, gpu_goals, supervisor, timed_step
+from launch.bench.kernels import arg_specs, bench_table, suites
+from launch.bench.supervisor import Arm, Record
+from resjax.processes.signals import stop_at_once
 
-STAGES = ("correctness", "bandwidth", "peers", "step", "killed")
-BUDGET = 540.0  # seconds of a stage
-_LEAST = 20.0  # seconds that must be left for an arm to begin
-
-_NUMBERS = [str(number) for number in range(1, len(STAGES) + 1)]
-_CHOSEN = flags.DEFINE_list("stages", _NUMBERS, "Numbers of stages, several by commas.")
+_MINUTES = flags.DEFINE_float(
+  "minutes", 9.0, "Minutes of everything, the start of Python included.", lower_bound=0.0
+)
+_ONLY = flags.DEFINE_list("only", [], "Words that the name of an arm must have, several by commas.")
 _DRY_RUN = flags.DEFINE_bool("dry_run", False, "Run tiny arms on the CPU, to try the command out.")
-_BUDGET = flags.DEFINE_float("budget", BUDGET, "Seconds of a stage.", lower_bound=0.0)
 _OUT = flags.DEFINE_string("out", "runs/gpu_day", "Folder of the results.")
+_WORKER = flags.DEFINE_bool("worker", False, "Measure the arms in this very process.")
 
-# JAX takes more of the memory than by default, and keeps what it has compiled.
-ENVIRONMENT = {"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.9", "TF_CPP_MIN_LOG_LEVEL": "1"}
-DRY_ENVIRONMENT = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
+_BEGIN = time.monotonic()
+_LAST = 8.0  # seconds in which a process is ended, and the table and the plot are made
 
-
-@dataclasses.dataclass(frozen=True)
-class Arm:
-  """One process of a stage.
-
-  Attributes:
-    stage: one of `STAGES`.
-    name: its name, which no other arm has.
-    words: the arguments of Python, in which `{out}` stands for the folder of the arm.
-    deadline: seconds.
-    result: the file in its folder that it writes.
-    environment: variables of the process beside those of all arms.
-  """
-
-  stage: str
-  name: str
-  words: tuple[str, ...]
-  deadline: float
-  result: str
-  environment: dict[str, str] = dataclasses.field(default_factory=dict)
+# JAX leaves memory for torch, and a process finds what the one before it has compiled.
+ENVIRONMENT = {
+  "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
+  "XLA_PYTHON_CLIENT_MEM_FRACTION": "0.9",
+  "TF_CPP_MIN_LOG_LEVEL": "1",
+  "JAX_COMPILATION_CACHE_DIR": str(Path(tempfile.gettempdir()) / "resjax_gpu_day"),
+}
+DRY_ENVIRONMENT = {"JAX_PLATFORMS": "cpu", "XLAgpu_goals.FLAGS": ""}
 
 
-def _bench(what: str, *words: str) -> tuple[str, ...]:
-  return "-m", "resjax", "bench", what, "--out={out}", *words
+def gpu_arms() -> list[Arm]:
+  """Returns the arms for a GPU."""
+  first = [_right(case) for case in correctness.first_cases()]
+  step = _steps(gpu_goals.MODEL, 128, 2)
+  large = _steps("llama_1p3b", 32, 4)
+  return [
+    *first,
+    step("standard"),
+    step("standard", "block_attn_res"),
+    *(
+      _kernels("read", gpu_goals.READ, name) for name in ("direct", *gpu_goals.FLA, "xla_no_stack")
+    ),
+    step("standard", "mhc"),
+    *(_kernels("streams", gpu_goals.STREAMS, name) for name in ("direct", "xla_no_stack")),
+    _profile(gpu_goals.MODEL, "block_attn_res", 128, 2),
+    *(_kernels("block", gpu_goals.READ, name) for name in ("two_phase", "direct", "residual_norm")),
+    large("standard"),
+    large("standard", "block_attn_res"),
+    _kernels("read", gpu_goals.READ, "liger"),
+    *(_kernels("read", "8192x7168x9", name) for name in ("direct", *gpu_goals.FLA)),
+    *(_kernels("network", "32x8x16384x2048", name) for name in ("two_phase", "residual_norm")),
+    *(_kernels("network", "32x8x65536x2048", name) for name in ("flash_attn_res", "two_phase")),
+    *map(_right, correctness.cases()[len(first) :]),
+  ]
 
 
-def _kernels(stage: str, suite: str, shape: str, name: str, deadline: float, *more: str) -> Arm:
-  """Returns the arm that times one form of a suite at one shape, beside a copy."""
-  kind = "--networks" if suite == "network" else "--shapes"
-  words = _bench("kernels", "--deadline=0", f"--suites={suite}", f"--arms={name}")
-  label = f"{stage}_{suite}_{shape}_{name}"
-  environment = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}  # torch needs memory too
-  words = (*words, f"{kind}={shape}", *more)
-  return Arm(stage, label, words, deadline, "bench.json", environment)
+def dry_arms() -> list[Arm]:
+  """Returns tiny arms of the same kinds for a CPU; the kernels run in the interpreter of JAX."""
+  cases = [case for case in correctness.cases() if case.tokens <= correctness.SMALL]
+  read, network = "32x128x2", "2x2x32x128"
+  step = _steps("tiny", 1, 1, steps=1, repeats=2)
+  return [
+    *(_right(case, again=1, interpret=True) for case in cases[:2]),
+    step("standard"),
+    step("standard", "block_attn_res"),
+    *(
+      _kernels("read", read, name, repeats=2) for name in ("direct", *gpu_goals.FLA, "xla_no_stack")
+    ),
+    step("standard", "mhc"),
+    _kernels("streams", read, "direct", repeats=2),
+    _profile("tiny", "block_attn_res", 1, 1),
+    _kernels("block", read, "two_phase", repeats=2),
+    _kernels("network", network, "two_phase", repeats=2),
+    _kernels("network", network, "flash_attn_res", repeats=2),
+    *(_right(case, again=1, interpret=True) for case in cases[2:]),
+  ]
 
 
-def gpu_arms() -> Iterator[Arm]:
-  """Yields the arms for a GPU, those whose results decide about others first."""
-  words = _bench("correctness", "--budget=500", "--deadline=60")
-  yield Arm("correctness", "correctness", words, 530, "correctness.json")
-  for shape in ("8192x2048x8", "32768x4096x10", "8192x7168x9"):
-    for name in ("direct", "xla_no_stack"):
-      yield _kernels("bandwidth", "read", shape, name, 100, "--repeats=10")
-  for name in ("direct", "xla_no_stack"):
-    yield _kernels("bandwidth", "streams", "8192x2048x4", name, 100, "--repeats=10")
-  for suite, shape in (("block", "8192x2048x8"), ("network", "32x8x16384x2048")):
-    for name in ("two_phase", "direct", "residual_norm"):
-      yield _kernels("bandwidth", suite, shape, name, 150, "--repeats=10")
-  for name in ("fla_checkpoint_0", "fla_checkpoint_1", "liger", "direct"):
-    for shape in ("8192x2048x8", "8192x7168x9"):
-      yield _kernels("peers", "read", shape, name, 90, "--repeats=10")
-  for name in ("flash_attn_res", "two_phase"):
-    yield _kernels("peers", "network", "32x8x65536x2048", name, 200, "--repeats=5")
-  # The run of `standard` alone stays if the kernels fail; the one of both has their ratio.
-  sizes = {
-    "gpt2_124m": ("--rows=128", "--microbatches=2"),
-    "llama_1p3b": ("--rows=32", "--microbatches=4"),
-  }
-  for model, rows in sizes.items():
-    for residuals, deadline in (("standard", 120), ("standard,block_attn_res", 330)):
-      words = _bench("step", f"--model={model}", f"--residuals={residuals}", *rows, "--repeats=8")
-      name = f"step_{model}_{residuals.replace(',', '_')}"
-      yield Arm("step", name, words, deadline, "bench_step.json")
-  words = _bench("step", "--model=gpt2_124m", "--residuals=standard,mhc", *sizes["gpt2_124m"])
-  words = (*words, "--repeats=8")
-  yield Arm("step", "step_gpt2_124m_standard_mhc", words, 330, "bench_step.json")
-  train = (
-    "--config=gpt2_124m:block_attn_res",
-    "--config.data.corpora.web.source=python-stdlib", "--config.data.corpora.web.format=auto",
-    "--config.data.tokenizer.train_bytes=20000000", "--config.mesh.fsdp=1",
-    "--config.train.batch_size=32", "--config.train.microbatches=1", "--config.train.eval_rows=8",
-  )  # fmt: skip
-  words = _bench("train", "--steps=0", "--", *train)
-  yield Arm("killed", "killed_124m", words, 530, "bench_train.json")
+def _right(case: correctness.Case, again: int = 10, interpret: bool = False) -> Arm:
+  """Returns the arm that compares a kernel with the reference in float64."""
+  return Arm(
+    gpu_goals.RIGHT + str(case),
+    lambda: correctness.check(case, again, interpret),
+    90 + 210 * interpret,
+  )
 
 
-def dry_arms() -> Iterator[Arm]:
-  """Yields arms of the same commands that a CPU can run in a minute or two."""
-  words = _bench("correctness", "--interpret", "--again=1", "--only=T=5,float32,direct")
-  yield Arm("correctness", "correctness", words, 300, "correctness.json")
-  few = ("--repeats=2",)
-  yield _kernels("bandwidth", "read", "32x128x2", "direct", 200, *few)
-  yield _kernels("bandwidth", "streams", "32x128x2", "direct", 200, *few)
-  yield _kernels("bandwidth", "network", "2x2x32x128", "two_phase", 200, *few)
-  for name in ("fla_checkpoint_0", "liger"):
-    yield _kernels("peers", "read", "32x128x2", name, 200, *few)
-  yield _kernels("peers", "network", "2x2x32x128", "flash_attn_res", 200, *few)
-  tiny = ("--layers=2", "--layers_per_block=1", "--d_model=128", "--rows=1", "--seq_len=32")
-  words = _bench("step", *tiny, "--repeats=2", "--steps=1")
-  yield Arm("step", "step_tiny", words, 200, "bench_step.json")
-  train = (
-    "--config=tiny", "--config.model.num_layers=2", "--config.model.d_model=32",
-    "--config.model.num_heads=2", "--config.model.num_kv_heads=2", "--config.model.mlp_dim=64",
-    "--config.data.root={out}/data", "--config.data.seq_len=32",
-    "--config.data.tokenizer.name=byte", "--config.train.batch_size=4",
-    "--config.train.eval_rows=4",
-  )  # fmt: skip
-  words = _bench("train", "--steps=0", "--", *train)
-  yield Arm("killed", "killed_tiny", words, 300, "bench_train.json")
+def _steps(
+  model: str, rows: int, microbatches: int, steps: int = 3, repeats: int = 8
+) -> Callable[..., Arm]:
+  """Returns a function that returns the arm of the steps of several systems, in turn."""
+
+  def arm(*residuals: str) -> Arm:
+    def measure() -> dict[str, Any]:
+      runs = {
+        name: timed_step.with_batch(timed_step.config_of(model, name), rows, microbatches)
+        for name in residuals
+      }
+      return timed_step.compare(runs, steps, repeats)
+
+    return Arm(gpu_goals.step_name(model, residuals), measure, 60 + 60 * len(residuals))
+
+  return arm
+
+
+def _profile(model: str, residual: str, rows: int, microbatches: int) -> Arm:
+  """Returns the arm that lists the kernels of a step."""
+
+  def measure() -> dict[str, Any]:
+    config = timed_step.config_of(model, residual)
+    return timed_step.kernels(timed_step.with_batch(config, rows, microbatches))
+
+  return Arm(f"profile {model} {residual}", measure, 120)
+
+
+def _kernels(suite: str, shape: str, name: str, repeats: int = 10) -> Arm:
+  """Returns the arm that times one form of a suite beside a copy."""
+
+  def measure() -> dict[str, Any]:
+    parsed: Any = (arg_specs.parse_network if suite == "network" else arg_specs.parse_read)(shape)
+    if suite == "block":
+      parsed = arg_specs.block_of(parsed)
+    records = [record for found in suites.run(suite, parsed, [name], repeats) for record in found]
+    problems = [f"{r['direction']}: {r['status']}" for r in records if r["status"] != arms.OK]
+    return {"status": problems[0] if problems else arms.OK, "records": records}
+
+  return Arm(gpu_goals.kernel_name(suite, shape, name), measure, 100)
 
 
 def main() -> None:
-  """Runs the arms of the stages that the flags ask for.
+  """Measures the arms that the flags ask for.
 
   Raises:
-    ValueError: there is no such stage.
+    ValueError: no arm has all the words of --only.
   """
-  unknown = [number for number in _CHOSEN.value if number not in _NUMBERS]
-  if unknown:
-    raise ValueError(f"--stages={unknown[0]}: allowed are {', '.join(_NUMBERS)}")
-  stages = [STAGES[int(number) - 1] for number in _CHOSEN.value]
-  chosen = [arm for arm in (dry_arms() if _DRY_RUN.value else gpu_arms()) if arm.stage in stages]
-  environment = ENVIRONMENT | (DRY_ENVIRONMENT if _DRY_RUN.value else {})
-  records = run(chosen, Path(_OUT.value), _BUDGET.value, environment)
-  failed = [record for record in records if record["status"] != arms.OK]
-  print(f"{len(records)} arms, {len(failed)} not well: {Path(_OUT.value) / 'gpu_day.json'}")
+  every = dry_arms() if _DRY_RUN.value else gpu_arms()
+  chosen = [arm for arm in every if all(word in arm.name for word in _ONLY.value)]
+  if not chosen:
+    raise ValueError(f"--only={','.join(_ONLY.value)}: no arm has these words in its name")
+  out = Path(_OUT.value)
+  report, log = out / "gpu_day.json", out / "gpu_day.log"
+  if _WORKER.value:
+    supervisor.work(chosen, report, about(), settle)
+    return
+  environment = {**ENVIRONMENT, **os.environ, **(DRY_ENVIRONMENT if _DRY_RUN.value else {})}
+  command = [sys.executable, "-m", "resjax", "bench", "gpu_day", *sys.argv[1:], "--worker"]
+  left = 60 * _MINUTES.value - _LAST - (time.monotonic() - _BEGIN)
+  try:
+    with stop_at_once():
+      if left > 0:
+        supervisor.supervise(chosen, command, report, log, left, environment, _tell)
+  finally:
+    content = supervisor.read(report)
+    print(gpu_goals.table(content), flush=True)
+  if records := [
+    record for found in content["arms"].values() for record in found.get("records", ())
+  ]:
+    bench_table.plot(records, content["about"]["device"], out / "gpu_day.png")
 
 
-def run(
-  chosen: list[Arm], out: Path, budget: float, environment: dict[str, str]
-) -> list[dict[str, Any]]:
-  """Runs arms one after the other, and writes gpu_day.json after each.
-
-  Args:
-    chosen: the arms, stage by stage.
-    out: folder of the results. Records of other arms that it has from an earlier call stay.
-    budget: seconds of a stage.
-    environment: variables of all processes.
-
-  Returns:
-    One record per arm, also for those that have failed or found no time left.
-  """
-  out.mkdir(parents=True, exist_ok=True)
-  begins: dict[str, float] = {}
-  cache = {"JAX_COMPILATION_CACHE_DIR": str(out.absolute() / "compiled")}
-  records = []
-  for arm in chosen:
-    begins.setdefault(arm.stage, time.monotonic())
-    left = budget - (time.monotonic() - begins[arm.stage])
-    records.append(_run(arm, out.absolute() / arm.name, left, cache | environment))
-    _write(out / "gpu_day.json", records)
-    print(_line(records[-1]), flush=True)
-  return records
+def about() -> dict[str, str]:
+  """Returns what the arms of this process run on."""
+  device = jax.devices()[0]
+  return {
+    "device": device.device_kind,
+    "platform": device.platform,
+    "jax": jax.__version__,
+    "python": platform.python_version(),
+  }
 
 
-def _run(arm: Arm, folder: Path, left: float, environment: dict[str, str]) -> dict[str, Any]:
-  """Runs one arm, and returns its record with what it has written."""
-  record: dict[str, Any] = {"stage": arm.stage, "arm": arm.name}
-  if left < _LEAST:
-    return record | {"status": "no time left in its stage", "seconds": 0.0, "result": None}
-  folder.mkdir(parents=True, exist_ok=True)
-  result, log = folder / arm.result, folder / "log"
-  result.unlink(missing_ok=True)  # of an earlier call
-  command = [sys.executable, *(word.replace("{out}", str(folder)) for word in arm.words)]
-  outcome = arms.run(command, log, min(arm.deadline, left), environment | arm.environment)
-  record |= {"status": outcome.status, "seconds": outcome.seconds, "command": command}
-  found = None
-  if result.exists():
-    try:
-      found = json.loads(result.read_text())
-    except ValueError:  # it was killed while it wrote
-      record["status"] = f"{outcome.status}; its result is cut off"
-  elif outcome.ok:
-    record["status"] = f"it has written no {arm.result}"
-  if record["status"] != arms.OK:
-    record["log"] = arms.tail(log, 20)
-  return record | {"result": found}
+def settle() -> bool:
+  """Frees what an arm has held, and returns whether the device still answers."""
+  try:
+    gc.collect()
+    jax.clear_caches()
+    if torch := sys.modules.get("torch"):
+      torch.cuda.empty_cache()
+    jax.block_until_ready(jax.device_put(1.0) + 1)
+  except Exception:
+    return False
+  return True
 
 
-def _write(path: Path, records: list[dict]) -> None:
-  """Writes all records; the file is replaced at once, so that it is complete at any time."""
-  own = {record["arm"] for record in records}
-  before = json.loads(path.read_text())["arms"] if path.exists() else []
-  kept = [record for record in before if record["arm"] not in own]
-  content = {"python": platform.python_version(), "arms": kept + records}
-  draft = path.with_suffix(".draft")
-  draft.write_text(json.dumps(content, indent=1))
-  draft.replace(path)
+def _tell(name: str, record: Record) -> None:
+  line = f"{record.get('seconds', 0):7.1f} s  {name}: {record['status']}"
+  print(", ".join([line, *_figures(record)]), flush=True)
 
 
-def _line(record: dict[str, Any]) -> str:
-  """Returns a line about an arm, with the figures that a reader looks for first."""
-  start = f"{record['stage']:12}{record['arm']:48}{record['seconds']:7.1f} s  {record['status']}"
-  return "  ".join([start, ", ".join(_figures(record["result"] or {}))]).rstrip()
-
-
-def _figures(result: dict[str, Any]) -> Iterator[str]:
-  """Yields the most important figures of what a benchmark has written."""
-  for row in result.get("records", []):
-    if "median_ms" in row and row["arm"] != "copy":
-      share = f", {row['share_of_copy']:.0%} of a copy" if "share_of_copy" in row else ""
+def _figures(record: Record) -> Iterator[str]:
+  """Yields the most important figures of an arm."""
+  for key in ("out_error", "grad_error"):
+    if key in record:
+      yield f"{key} {record[key]:.1e}" if isinstance(record[key], float) else f"{key} {record[key]}"
+  for row in record.get("records", []):
+    if "median_ms" in row and row["arm"] != suites.COPY:
+      share = f" ({row['share_of_copy']:.0%} of a copy)" if "share_of_copy" in row else ""
       yield f"{row['direction']} {row['median_ms']:.3g} ms{share}"
-    elif row["status"] != arms.OK:
-      yield f"{row.get('direction') or row.get('case')}: {row['status']}"
-  for name, case in result.get("cases", {}).items():
-    mfu = "" if case["mfu"] is None else f", MFU {case['mfu']:.1%}"
+  for name, case in record.get("cases", {}).items():
+    mfu = "" if case["mfu"] is None else f" (MFU {case['mfu']:.1%})"
     yield f"{name} {case['median_ms']:.4g} ms{mfu}"
-  if "block_attn_res over standard" in result:
-    yield f"ratio {result['block_attn_res over standard']:.4f}"
-  if "killed" in result:
-    killed = result["killed"]
-    yield f"same losses {killed['same_losses']}, same state {killed['same_state']}"
+  yield from (
+    f"{key} {value:.4f}" for key, value in record.items() if key.endswith("over standard")
+  )
+  for kernel in record.get("kernels", [])[:3]:
+    yield f"{kernel['share']:.0%} {kernel['kernel'][:40]}"
 
 
 if __name__ == "__main__":

@@ -12,25 +12,15 @@ consecutive steps over their number, which hides the time to launch them. The co
 JSON object, and writes it to --out.
 """
 
-import importlib
-import time
-from collections.abc import Callable
-
 import jax
-import jax.numpy as jnp
-import numpy as np
 from absl import flags
 from ml_collections import ConfigDict
 
 from configs import base
 from launch import cli
-from launch.bench.kernels import timing
+from launch.bench import timed_step
 from launch.bench.report import write_report
-from resjax import experiment, metrics
-from resjax.models.flops import training_flops_per_token
 from resjax.runs.config import Run
-from resjax.train import program
-from resjax.train.state import init_state
 
 DENSE = "dense"
 _MODEL = flags.DEFINE_enum(
@@ -56,45 +46,20 @@ _TOLD = (
 
 def main() -> None:
   """Prints milliseconds per step of each combinator, and their ratio."""
-  samplers, facts = {}, {}
-  for name in _RESIDUALS.value:
-    samplers[name], facts[name] = _sampler(_run(name))
-  found = timing.interleaved(samplers, _REPEATS.value)
-  cases = {name: timing.summary(seconds) for name, seconds in found.items()}
-  for name, case in cases.items():
-    rate = facts[name]["tokens"] / case["median_ms"] * 1e3
-    case |= {"tokens_per_second": rate, "mfu": _mfu(facts[name]["flops_per_token"], rate)}
-  medians = {name: case["median_ms"] for name, case in cases.items()}
+  runs = {name: _run(name) for name in _RESIDUALS.value}
   report = {
     "device": jax.devices()[0].device_kind,
     "devices": jax.device_count(),
     "jax": jax.__version__,
     "flags": {flag.name: flag.value for flag in _TOLD},
-    "parameters": {name: fact["parameters"] for name, fact in facts.items()},
-    "cases": cases,
   }
-  if "standard" in medians:
-    others = {name: median for name, median in medians.items() if name != "standard"}
-    report |= {
-      f"{name} over standard": other / medians["standard"] for name, other in others.items()
-    }
+  report |= timed_step.compare(runs, _STEPS.value, _REPEATS.value)
   write_report(report, _OUT.value, "bench_step.json")
 
 
-def _mfu(flops_per_token: float, tokens_per_second: float) -> float | None:
-  peak = metrics.peak_flops(jax.devices()[0].device_kind, "bfloat16")
-  return metrics.mfu(flops_per_token, tokens_per_second, peak and peak * jax.device_count())
-
-
 def _run(name: str) -> Run:
-  if _MODEL.value != DENSE:
-    config = importlib.import_module(f"configs.{_MODEL.value}").get_config()
-    config.model.residual.name = name
-    config.mesh.update(data=-1, fsdp=1)
-  else:
-    config = _dense(name)
-  config.train.update(batch_size=_ROWS.value, microbatches=_MICROBATCHES.value)
-  return experiment.build(config)
+  config = _dense(name) if _MODEL.value == DENSE else timed_step.config_of(_MODEL.value, name)
+  return timed_step.with_batch(config, _ROWS.value, _MICROBATCHES.value)
 
 
 def _dense(name: str) -> ConfigDict:
@@ -108,39 +73,6 @@ def _dense(name: str) -> ConfigDict:
   config.model.residual.block_attn_res.layers_per_block = _PER_BLOCK.value
   config.data.seq_len = _LENGTH.value
   return config
-
-
-def _sampler(run: Run) -> tuple[Callable[[], float], dict[str, float]]:
-  """Returns a function that takes a sample, and what is known of the model and its step."""
-  programs = program.build(run)
-  step, model = programs.train_step, programs.model
-  state = init_state(model, programs.optimizer, seed=0)
-  batch = run.layout.put(_random_batch(run), run.train.batch_size)
-  token_bytes = jnp.ones(run.decoder.vocab_size, jnp.int32)
-
-  def sample() -> float:
-    nonlocal state
-    start = time.perf_counter()
-    for _ in range(_STEPS.value):
-      state, metrics = step(state, batch, token_bytes)
-    jax.block_until_ready((state, metrics))
-    return (time.perf_counter() - start) / _STEPS.value
-
-  sample()  # compiles
-  return sample, {
-    "parameters": sum(leaf.size for leaf in model.leaves()),
-    "tokens": run.train.batch_size * run.data.seq_len,
-    "flops_per_token": training_flops_per_token(run.decoder, model.combinator, run.data.seq_len),
-  }
-
-
-def _random_batch(run: Run) -> dict[str, np.ndarray]:
-  shape = run.train.batch_size, run.data.seq_len
-  tokens = np.random.default_rng(0).integers(run.decoder.vocab_size, size=(2, *shape))
-  inputs, targets = tokens.astype(np.int32)
-  positions = np.broadcast_to(np.arange(shape[1], dtype=np.int32), shape)
-  ones = np.ones(shape, np.int32)
-  return {"inputs": inputs, "targets": targets, "segment_ids": ones, "positions": positions}
 
 
 if __name__ == "__main__":

@@ -37,32 +37,40 @@ def samplers(case: CompiledCase) -> dict[str, MakeSampler]:
 
 
 def cupti(work: Callable[[], Any]) -> Sampler:
-  """Returns a sampler of the time of all kernels that a function runs on a GPU.
+  """Returns a sampler of the time of all kernels that a function runs on a GPU, see below."""
+  work()  # compiles, and tunes
+  return lambda: sum(ms for _, ms in kernel_times(work, CUPTI_RUNS)) / 1e3 / CUPTI_RUNS
+
+
+def kernel_times(work: Callable[[], Any], runs: int = 1) -> list[tuple[str, float]]:
+  """Returns name and milliseconds of each kernel that a function launches on a GPU.
 
   It sees the kernels of the whole process, those of JAX and those of torch alike. What passes
   between them, the launches, does not count.
 
   Args:
-    work: function that returns when its kernels are done.
+    work: function that returns arrays of its last kernels, or when these are done.
+    runs: how many times it runs.
+
+  Raises:
+    ValueError: there is no NVIDIA GPU.
+    RuntimeError: CUPTI saw no kernel; it may not be permitted here.
   """
+  if jax.default_backend() != "gpu":
+    raise ValueError("CUPTI lists the kernels of NVIDIA GPUs alone, and JAX runs on none here")
   # JAX's own wrapper around these two takes functions of JAX alone.
   from jax._src.lib import mosaic_gpu
 
   extension = mosaic_gpu._mosaic_gpu_ext
-  work()  # compiles, and tunes
-
-  def sample() -> float:
-    extension._cupti_init()
-    try:
-      for _ in range(CUPTI_RUNS):
-        work()
-    finally:
-      seen = extension._cupti_get_timings(True)
-    if not seen:
-      raise RuntimeError("CUPTI saw no kernel")
-    return sum(milliseconds for _, milliseconds in seen) / 1e3 / CUPTI_RUNS
-
-  return sample
+  extension._cupti_init()
+  try:
+    for _ in range(runs):
+      jax.block_until_ready(work())
+  finally:
+    seen = extension._cupti_get_timings(True)
+  if not seen:
+    raise RuntimeError("CUPTI saw no kernel")
+  return seen
 
 
 def wall(run: Callable[[], Any]) -> Sampler:

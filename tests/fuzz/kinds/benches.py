@@ -13,8 +13,7 @@ _FLAGS = {
   "launch.bench.decode": ["rows", "tokens", "steps", "repeats"],
   "launch.bench.prefill": ["layers", "d_model", "repeats"],
   "launch.bench.compile": ["rounds"],
-  "launch.bench.correctness": ["again", "deadline", "budget"],
-  "launch.bench.gpu_day": ["stages", "budget"],
+  "launch.bench.gpu_day": ["minutes"],
   "launch.bench.train": ["steps"],
 }  # fmt: skip
 _VALUES = ("-1", "abc", "", "None", "é", "[/x]", "a\nb", "--", "x" * 3000, "\x1b[31m")

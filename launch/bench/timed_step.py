@@ -1,0 +1,134 @@
+"""Training steps on random tokens: how long several take in turn, and the kernels of one."""
+
+import importlib
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from ml_collections import ConfigDict
+
+from launch.bench.kernels import timing
+from resjax import experiment, metrics
+from resjax.models.flops import training_flops_per_token
+from resjax.runs.config import Run
+from resjax.train import program
+from resjax.train.state import init_state
+
+_NAMED = 120  # characters of a kernel's name that are kept
+
+
+def config_of(model: str, residual: str) -> ConfigDict:
+  """Returns the config of configs/MODEL.py with another combinator, on all devices here."""
+  config = importlib.import_module(f"configs.{model}").get_config()
+  config.model.residual.name = residual
+  config.mesh.update(data=-1, fsdp=1)
+  return config
+
+
+def with_batch(config: ConfigDict, rows: int, microbatches: int) -> Run:
+  """Returns the run of a config with batches of some rows."""
+  config.train.update(batch_size=rows, microbatches=microbatches)
+  return experiment.build(config)
+
+
+def compare(runs: Mapping[str, Run], steps: int, repeats: int) -> dict[str, Any]:
+  """Times the steps of several systems in turn, with all models in memory.
+
+  Args:
+    runs: the runs by the names of their combinators.
+    steps: how many consecutive steps a sample takes the mean of, which hides their launches.
+    repeats: number of samples of each.
+
+  Returns:
+    Milliseconds and MFU of each, and the ratio of each other one to `standard`.
+  """
+  samplers, facts = {}, {}
+  for name, run in runs.items():
+    step, facts[name] = _stepper(run)
+    samplers[name] = _sampler(step, steps)
+  found = timing.interleaved(samplers, repeats)
+  cases = {name: timing.summary(seconds) for name, seconds in found.items()}
+  for name, case in cases.items():
+    rate = facts[name]["tokens"] / case["median_ms"] * 1e3
+    case |= {"tokens_per_second": rate, "mfu": _mfu(facts[name]["flops_per_token"], rate)}
+  report = {
+    "parameters": {name: fact["parameters"] for name, fact in facts.items()},
+    "cases": cases,
+  }
+  if "standard" in cases:
+    plain = cases["standard"]["median_ms"]
+    others = {name: case["median_ms"] for name, case in cases.items() if name != "standard"}
+    report |= {f"{name} over standard": other / plain for name, other in others.items()}
+  return report
+
+
+def kernels(run: Run, most: int = 30) -> dict[str, Any]:
+  """Returns the kernels of one step that take the longest, as CUPTI sees them.
+
+  Args:
+    run: what is trained.
+    most: how many kernels are listed.
+  """
+  step, _ = _stepper(run)
+  seen = timing.kernel_times(step)
+  total, calls, times = sum(ms for _, ms in seen), Counter[str](), Counter[str]()
+  for name, ms in seen:
+    calls[name] += 1
+    times[name] += ms
+  listed = [
+    {"kernel": name[:_NAMED], "calls": calls[name], "ms": ms, "share": ms / total}
+    for name, ms in times.most_common(most)
+  ]
+  return {"step_ms": total, "launches": len(seen), "names": len(times), "kernels": listed}
+
+
+def _mfu(flops_per_token: float, tokens_per_second: float) -> float | None:
+  peak = metrics.peak_flops(jax.devices()[0].device_kind, "bfloat16")
+  return metrics.mfu(flops_per_token, tokens_per_second, peak and peak * jax.device_count())
+
+
+def _sampler(step: Callable[[], Any], steps: int) -> timing.Sampler:
+  """Returns a sampler of the mean time of consecutive steps."""
+
+  def sample() -> float:
+    start = time.perf_counter()
+    for _ in range(steps):
+      done = step()
+    jax.block_until_ready(done)
+    return (time.perf_counter() - start) / steps
+
+  return sample
+
+
+def _stepper(run: Run) -> tuple[Callable[[], Any], dict[str, float]]:
+  """Returns a function that launches a step, compiled, and what is known of the model."""
+  programs = program.build(run)
+  model = programs.model
+  state = init_state(model, programs.optimizer, seed=0)
+  batch = run.layout.put(_random_batch(run), run.train.batch_size)
+  token_bytes = jnp.ones(run.decoder.vocab_size, jnp.int32)
+
+  def step() -> Any:
+    nonlocal state
+    state, metrics = programs.train_step(state, batch, token_bytes)
+    return state, metrics
+
+  jax.block_until_ready(step())
+  return step, {
+    "parameters": sum(leaf.size for leaf in model.leaves()),
+    "tokens": run.train.batch_size * run.data.seq_len,
+    "flops_per_token": training_flops_per_token(run.decoder, model.combinator, run.data.seq_len),
+  }
+
+
+def _random_batch(run: Run) -> dict[str, np.ndarray]:
+  shape = run.train.batch_size, run.data.seq_len
+  tokens = np.random.default_rng(0).integers(run.decoder.vocab_size, size=(2, *shape))
+  inputs, targets = tokens.astype(np.int32)
+  positions = np.broadcast_to(np.arange(shape[1], dtype=np.int32), shape)
+  ones = np.ones(shape, np.int32)
+  return {"inputs": inputs, "targets": targets, "segment_ids": ones, "positions": positions}
