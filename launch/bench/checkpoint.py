@@ -59,6 +59,7 @@ def _measure(folder: epath.Path) -> dict:
       blocking.append(time.perf_counter() - start)
       checkpoints.wait()
       total.append(time.perf_counter() - start)
+    opening_seconds = checkpoints.opening_seconds
   abstract = jax.tree.map(
     lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state
   )
@@ -76,6 +77,7 @@ def _measure(folder: epath.Path) -> dict:
     "blocking_seconds": statistics.median(blocking[1:]),
     "blocking_seconds_worst": max(blocking[1:]),
     "total_seconds": statistics.median(total[1:]),
+    "opening_seconds": opening_seconds / len(total),
     "restore_seconds": restore[False],
     "restore_and_verify_seconds": restore[True],
     "checksums_seconds": _seconds(lambda: checksums.record(state)),

@@ -2,7 +2,10 @@
 
 import contextlib
 import dataclasses
+import functools
+import itertools
 import math
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -12,8 +15,8 @@ import orbax.checkpoint as ocp
 from etils import epath
 from jax.experimental import multihost_utils
 
-from resjax import manifest
-from resjax.checkpoint import checksums, identity, leaks
+from resjax import manifest, processes
+from resjax.checkpoint import checksums, identity, leaks, opening
 from resjax.checkpoint.config import CheckpointConfig
 from resjax.checkpoint.identity import Identity
 from resjax.checkpoint.place import absolute
@@ -22,6 +25,8 @@ from resjax.checkpoint.schedule import SaveSchedule
 from resjax.manifest import Damaged
 from resjax.typing import PyTree
 
+_UNREADABLE = "unreadable-"  # the prefix of the name of a checkpoint that could not be opened
+_NUMBERS = itertools.count()  # of the saves of this process; those of the others have the same
 _EXPLODED = 1e19  # the square of a parameter from here on is no fp32 number
 
 State = TypeVar("State", bound=Any)  # a dataclass of pytrees of arrays, with a field `params`
@@ -33,16 +38,29 @@ class _Manager(ocp.CheckpointManager):
   The training loop asks it after each tick (see `resjax.processes.signals.StopRequest`), and the
   service would take the question of the manager for another tick. What another process left
   half-written is gone once the manager is there; Orbax alone sees to that at the first save.
+
+  Args:
+    complete: is called in the background of every process with the step of a checkpoint that is in
+      its place, before older ones are deleted; they stay where it raises.
   """
 
-  def __init__(self, *args: Any, **options: Any):
+  def __init__(self, *args: Any, complete: Callable[[int], None], **options: Any):
+    self._complete = complete
     super().__init__(*args, **options)
     self._maybe_await_cleanup_tmp_directory()
+
+  def _finalize_checkpoint(self, step: int) -> None:
+    super()._finalize_checkpoint(step)
+    self._complete(step)
 
   def reached_preemption(self, step: int) -> bool:
     """Returns False: the training loop, not the manager, stops for a preemption."""
     del step
     return False
+
+
+class Unreadable(ValueError):
+  """A checkpoint was written and cannot be opened."""
 
 
 class Checkpoints:
@@ -52,15 +70,20 @@ class Checkpoints:
   checkpoint appears as a whole or not at all. What a killed process left half-written is removed at
   the start of the next one. Beside the arrays a checkpoint holds their checksums, computed on the
   devices, the place in the data, and a manifest of its files, which says of which run and step it
-  is. All processes make the same calls.
+  is. Before older ones are deleted it is opened as a reader would; one that cannot be opened is
+  moved aside as unreadable-STEP, in the place of an earlier one of these. All processes make the
+  same calls.
 
   Args:
     folder: the folder of the checkpoints, which is made where missing.
     config: says when to save, how many checkpoints to keep, and what to check.
     batch_size: the number of rows of a step over all processes; the place in the data is counted in
       such batches.
-    say: is called with a line about each damaged checkpoint.
+    say: is called with a line about each damaged checkpoint, and about each that cannot be opened.
     run: what checkpoints say of their run, but for the step; by default nothing.
+
+  Attributes:
+    opening_seconds: the time that this process has spent on opening new checkpoints.
   """
 
   def __init__(
@@ -78,6 +101,7 @@ class Checkpoints:
     self._config, self._batch_size, self._say = config, batch_size, say
     self._last = self.latest  # the step that needs no saving; it is the same in all processes
     self._saving: int | None = None
+    self.opening_seconds = 0.0
     policies = ocp.checkpoint_managers.preservation_policy
     kept = [policies.LatestN(config.keep_last)]
     if config.keep_every:
@@ -85,6 +109,7 @@ class Checkpoints:
     leaks.stop_counting_bytes()
     self._manager = _Manager(
       self.folder,
+      complete=self._complete,
       options=ocp.CheckpointManagerOptions(
         preservation_policy=policies.AnyPreservationPolicy(kept),
         cleanup_tmp_directories=True,
@@ -112,7 +137,7 @@ class Checkpoints:
 
   def last_words(self) -> str:
     """Returns in words what the next process will go on from, when everything is on disk."""
-    self.wait()
+    self._settle()
     if self.latest is None:
       return "no checkpoint is there, so the same command starts anew"
     return f"the checkpoint of step {self.latest} is the last one: the same command goes on from it"
@@ -121,10 +146,10 @@ class Checkpoints:
     """Returns whether to save after a step; all processes ask after the same steps.
 
     Raises:
-      ValueError: the last save failed.
+      ValueError: the last save failed, other than by what cannot be opened.
     """
     if self._saving is not None and not self._manager.is_saving_in_progress():
-      self.wait()
+      self._settle()
     return self.schedule.due(step)
 
   def save(self, step: int, state: Any, batches: grain.DatasetIterator) -> None:
@@ -142,7 +167,7 @@ class Checkpoints:
     """
     if step == self._last:
       return
-    self.wait()
+    self._settle()
     items = _items(state)
     if bad := _not_finite(items):
       raise ValueError(
@@ -163,16 +188,21 @@ class Checkpoints:
     """Returns when everything is on disk.
 
     Raises:
-      ValueError: the last save failed.
+      ValueError: the last save failed, or what it wrote cannot be opened.
     """
     if self._saving is None:
       return
     with self._failing():
       self._manager.wait_until_finished()
-      if jax.process_index() == 0:
-        manifest.write(self.folder / str(self._saving), self._facts())
     self._saving = None
     leaks.give_back_freed_memory()
+
+  def _settle(self) -> None:
+    """Waits as `wait` does, and says what cannot be opened: the run goes on to its next save."""
+    try:
+      self.wait()
+    except Unreadable as error:
+      self._say(f"{error}; the run goes on")
 
   @contextlib.contextmanager
   def _failing(self) -> Iterator[None]:
@@ -182,8 +212,10 @@ class Checkpoints:
     except Exception as error:
       step, self._saving, self._last = self._saving, None, None
       self._manager.reload()
-      reason = (str(error).splitlines() or [type(error).__name__])[0]
       last = f"that of step {self.latest} is the last one" if self.latest else "there is none"
+      if isinstance(error, Unreadable):
+        raise Unreadable(f"the checkpoint of step {step} {error}; {last}") from error
+      reason = _first_line(error)
       raise ValueError(
         f"the checkpoint of step {step} was not written ({reason}); {last}; make room in "
         f"{self.folder}, or make it writable, and the same command goes on"
@@ -194,6 +226,32 @@ class Checkpoints:
     final = self.folder / str(self._saving)
     path_class = ocp.path.atomicity_defaults.get_default_temporary_path_class(final)
     manifest.write(path_class.from_final(final).get(), self._facts(), root=False)
+
+  def _complete(self, step: int) -> None:
+    """Raises Unreadable in all processes where process 0 cannot open the checkpoint of a step."""
+    name = f"opened/{next(_NUMBERS)}"
+    if problem := processes.first(name, functools.partial(self._opening_problem, step)):
+      raise Unreadable(problem)
+
+  def _opening_problem(self, step: int) -> str | None:
+    """Completes the manifest of a checkpoint and opens it; returns what is wrong with it."""
+    folder, start = self.folder / str(step), time.perf_counter()
+    try:
+      manifest.write(folder, self._facts())
+      opening.check(folder)
+      return None
+    except Exception as error:
+      reason = f"was written and cannot be read ({_first_line(error)})"
+    finally:
+      self.opening_seconds += time.perf_counter() - start
+    try:
+      for earlier in self.folder.iterdir():
+        if earlier.name.startswith(_UNREADABLE):
+          earlier.rmtree()
+      place = folder.rename(self.folder / f"{_UNREADABLE}{step}")
+      return f"{reason}; what is left of it is now {place}"
+    except OSError as error:
+      return f"{reason}, nor moved ({_first_line(error)})"
 
   def _facts(self) -> dict[str, Any]:
     assert self._saving is not None
@@ -310,6 +368,10 @@ def _not_finite(items: Mapping[str, PyTree]) -> list[str]:
     for name, tree in items.items()
     for path in checksums.not_finite(tree, largest[name])
   ]
+
+
+def _first_line(error: Exception) -> str:
+  return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def _count(paths: Sequence[str]) -> str:

@@ -4,21 +4,23 @@ import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TypedDict
+from typing import Any, TypedDict
 
+import jax
 import orbax.checkpoint as ocp
 from etils import epath
-from flax import nnx
 
 from resjax import locations, manifest, typed_json
 from resjax.checkpoint import checksums
 from resjax.checkpoint.place import absolute
+from resjax.library_paths import LiteralPath
 from resjax.manifest import Damaged
 from resjax.typing import PyTree
 
 ARRAYS = "arrays"  # the item of a checkpoint that holds the checksums of the arrays of the others
 
-_JSON = "metadata"  # the file in which Orbax keeps an item that is JSON
+DATA = "data"  # the item that holds the place in the data
+JSON = "metadata"  # the file in which Orbax keeps an item that is JSON
 # The beginnings of the names of files that Orbax reads as a whole, to describe arrays.
 _DESCRIBING = ("_", "metadata", "array_metadatas")
 
@@ -51,10 +53,24 @@ def parameter_shapes(checkpoint: epath.PathLike) -> dict[str, tuple[int, ...]]:
     ValueError: the checkpoint is damaged.
   """
   folder = absolute(checkpoint)
-  with _reading(folder), ocp.StandardCheckpointer() as checkpointer:
-    tree = checkpointer.metadata(folder / "params").item_metadata.tree
-    leaves = nnx.traversals.flatten_mapping(tree, sep="/")
-    return {path: tuple(leaf.shape) for path, leaf in leaves.items()}
+  with _reading(folder):
+    found = leaves(described(folder / "params"))
+    return {path: tuple(leaf.shape) for path, leaf in found.items()}
+
+
+def described(item: LiteralPath) -> PyTree:
+  """Returns the names, dtypes, shapes and chunks of the arrays of an item of a checkpoint."""
+  handler = ocp.StandardCheckpointHandler()
+  try:
+    return handler.metadata(item).tree
+  finally:
+    handler.close()
+
+
+def leaves(tree: PyTree) -> dict[str, Any]:
+  """Returns the leaves of a tree by their paths."""
+  found = jax.tree_util.tree_leaves_with_path(tree)
+  return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in found}
 
 
 def restore_params(checkpoint: epath.PathLike, abstract: PyTree) -> PyTree:
@@ -81,8 +97,17 @@ def checksums_of(checkpoint: epath.PathLike) -> checksums.Record:
   """Returns the checksums that the arrays of a checkpoint had when it was saved."""
   folder = absolute(checkpoint)
   manifest.check(folder, f"{ARRAYS}/")
+  return recorded(folder)
+
+
+def recorded(checkpoint: LiteralPath) -> checksums.Record:
+  """Returns the checksums of arrays that a checkpoint holds, whose file is not checked.
+
+  Raises:
+    Damaged: the file is missing, or holds something else.
+  """
   try:
-    return typed_json.read(folder / ARRAYS / _JSON, dict[str, _Array])
+    return typed_json.read(checkpoint / ARRAYS / JSON, dict[str, _Array])
   except (FileNotFoundError, ValueError) as error:
     raise Damaged(str(error)) from None
 

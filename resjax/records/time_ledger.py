@@ -27,6 +27,7 @@ _ROWS = {
 # The rows of what a restart repeats.
 _REPEATED = ("step", "input", "eval")
 _TIME = "goodput/unix_time"
+_OPENED = "opened"  # seconds beside the rows: no step waits for them
 
 
 class Ledger:
@@ -54,6 +55,7 @@ class Ledger:
     wall: Callable[[], float] = time.time,
   ):
     self._earlier: dict[str, float] = {}
+    self._opening: list[Callable[[], float]] = []
     self._on_phase, self._clock, self._wall = on_phase, clock, wall
     self._phases = dict.fromkeys((*PHASES, "other"), 0.0)
     self._stack = ["other"]
@@ -82,6 +84,14 @@ class Ledger:
     """Takes the account of earlier processes of the run, as `carried` returns it."""
     self._earlier = dict(earlier)
 
+  def beside(self, opening: Callable[[], float]) -> None:
+    """Takes what returns the seconds spent on opening saved checkpoints, in the background."""
+    self._opening.append(opening)
+
+  def opened(self) -> float:
+    """Returns the seconds spent on opening saved checkpoints, over all processes of the run."""
+    return self._earlier.get(_OPENED, 0.0) + sum(opening() for opening in self._opening)
+
   def phases(self) -> dict[str, float]:
     """Returns the seconds that this process spent so far in each phase, `other` included."""
     self._charge()
@@ -96,12 +106,13 @@ class Ledger:
     }
 
   def record(self) -> dict[str, float]:
-    """Returns the seconds of each row as goodput/ROW, for metrics.jsonl.
+    """Returns the seconds of each row as goodput/ROW, for metrics.jsonl, and goodput/opened.
 
     A resumed run knows exactly what it repeats if each evaluation has such a record, and if one is
     written just before each checkpoint.
     """
-    found = {f"goodput/{row}": round(seconds, 6) for row, seconds in self.rows().items()}
+    seconds = self.rows() | {_OPENED: self.opened()}
+    found = {f"goodput/{row}": round(value, 6) for row, value in seconds.items()}
     return {**found, _TIME: round(self._wall(), 3)}
 
   def table(self) -> terminal.Table:
@@ -112,6 +123,8 @@ class Ledger:
     table.add_column("", footer="total")
     table.add_column("seconds", footer=f"{total:,.1f}", justify="right", no_wrap=True)
     table.add_column("share", footer="100.0%", justify="right", no_wrap=True)
+    if opened := self.opened():
+      table.caption = f"opening saved checkpoints, in the background: {opened:,.1f} s"
     for meaning, seconds, share in account:
       table.add_row(meaning, f"{seconds:,.1f}", f"{share:.1%}")
     return table
@@ -145,7 +158,7 @@ def recorded(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 def carried(
   records: Sequence[Mapping[str, Any]], resume_step: int | None, now: float | None = None
 ) -> dict[str, float]:
-  """Returns the account that a new process of a run goes on from.
+  """Returns the account that a new process of a run goes on from, for `Ledger.resume`.
 
   It is the account of the last record, with two changes: what was spent on steps, on waiting for
   data and on evaluations after the checkpoint counts as lost, and the time since that record counts
@@ -167,4 +180,4 @@ def carried(
     rows[row] -= repeated
     rows["lost"] += repeated
   rows["down"] += max(0.0, (time.time() if now is None else now) - last[_TIME])
-  return rows
+  return rows | {_OPENED: last.get(f"goodput/{_OPENED}", 0.0)}

@@ -58,6 +58,7 @@ class Trainer:
     ledger: Ledger,
   ):
     self.run, self.dataset, self.checkpoints, self.ledger = run, dataset, checkpoints, ledger
+    ledger.beside(lambda: checkpoints.opening_seconds)
     self.origin = origin
     self.inheritance: Inheritance | None = None
     self.layout = run.layout

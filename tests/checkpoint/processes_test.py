@@ -16,7 +16,9 @@ from tests.helpers.checkpoints import assert_restores, fill, opened
 REPOSITORY = pathlib.Path(__file__).parents[2]
 
 
-def together(folder: pathlib.Path, count: int, start: int, last: int) -> list[dict]:
+def together(
+  folder: pathlib.Path, count: int, start: int, last: int, spoiled: int = 0
+) -> list[dict]:
   """Runs processes of 8 devices in all; returns what each printed."""
   with socket.socket() as free:
     free.bind(("localhost", 0))
@@ -25,7 +27,7 @@ def together(folder: pathlib.Path, count: int, start: int, last: int) -> list[di
   command = [sys.executable, "-m", "tests.helpers.checkpoint_process", str(folder), str(port)]
   processes = [
     subprocess.Popen(
-      [*command, *map(str, (index, count, start, last))],
+      [*command, *map(str, (index, count, start, last, spoiled))],
       cwd=REPOSITORY,
       env=environment,
       text=True,
@@ -55,3 +57,14 @@ def test_two_processes_then_one_then_two(tmp_path):
   (line,) = first["said"]
   assert line.startswith("checkpoint 8 is damaged (optimizer/_METADATA has ")
   assert saved_steps(tmp_path) == [7, 11]
+
+
+@pytest.mark.slow
+def test_two_processes_agree_that_a_save_failed(tmp_path):
+  fill(tmp_path, 1)
+  first, second = together(tmp_path, count=2, start=1, last=9, spoiled=5)
+  assert first == second and first["saved"] == [5, 8]
+  (line,) = first["said"]
+  assert line.startswith("the checkpoint of step 5 was written and cannot be read (params/manifest")
+  assert line.endswith("that of step 1 is the last one; the run goes on")
+  assert saved_steps(tmp_path) == [1, 8]

@@ -1,9 +1,10 @@
 """One of several processes that save and restore together.
 
-  python -m tests.helpers.checkpoint_process FOLDER PORT INDEX COUNT START LAST
+  python -m tests.helpers.checkpoint_process FOLDER PORT INDEX COUNT START LAST SPOILED
 
 Goes on from the checkpoint of step START, which must be the newest good one, to step LAST, saving
 by time, with clocks that run differently; prints what it was told, and after which steps it saved.
+The checkpoint of step SPOILED loses a file before it is opened.
 """
 
 import json
@@ -11,12 +12,30 @@ import sys
 
 import jax
 
+from resjax import processes
+from resjax.checkpoint import opening
 from resjax.checkpoint.schedule import SaveSchedule
+from resjax.processes import agreement
 from tests.helpers.checkpoints import assert_restores, numbers, opened, settings, small_state
 
 
-def main(folder: str, port: str, index: int, count: int, expected: int, last: int) -> None:
+def spoil(step: int) -> None:
+  check = opening.check
+
+  def spoiling(checkpoint):
+    if checkpoint.name == str(step):
+      (checkpoint / "params" / "manifest.ocdbt").unlink()
+    check(checkpoint)
+
+  opening.check = spoiling
+
+
+def main(
+  folder: str, port: str, index: int, count: int, expected: int, last: int, spoiled: int
+) -> None:
   jax.distributed.initialize(f"localhost:{port}", count, index)
+  agreement.joined()
+  spoil(spoiled)
   seconds = [0.0]
   with opened(folder, every=0, minutes=1.0) as checkpoints:
     checkpoints.schedule = SaveSchedule(settings(every=0, minutes=1.0), lambda: seconds[0])
@@ -30,7 +49,8 @@ def main(folder: str, port: str, index: int, count: int, expected: int, last: in
         batches.set_state({"next_index": step})
         checkpoints.save(step, small_state(step), batches)
         saved.append(step)
-  print(json.dumps({"said": checkpoints.said, "saved": saved}))
+  print(json.dumps({"said": checkpoints.said, "saved": saved}), flush=True)
+  processes.shutdown()
 
 
 if __name__ == "__main__":

@@ -161,6 +161,15 @@ def test_table_names_what_took_time():
   assert not any("evaluation" in line for line in lines)
 
 
+def test_seconds_in_the_background_are_told_and_no_row_has_them():
+  ledger = Ledger(clock=Clock())
+  ledger.resume(carried([{"step": 1, "goodput/unix_time": 0.0, "goodput/opened": 2.5}], 1, 0.0))
+  ledger.beside(lambda: 1.25)
+  ledger.beside(lambda: 0.25)  # of another run in the same process
+  assert ledger.record()["goodput/opened"] == 4.0 and sum(ledger.rows().values()) == 0
+  assert ledger.table().caption == "opening saved checkpoints, in the background: 4.0 s"
+
+
 def test_step_time_is_the_mean_since_the_last_reading():
   clock = Clock()
   ledger = Ledger(clock=clock)

@@ -26,4 +26,5 @@ def test_half_a_gigabyte_blocks_no_more_than_two_seconds(tmp_path, devices):
   assert report["bytes"] == pytest.approx(500e6, rel=0.02)
   assert report["blocking_seconds"] <= 2
   assert report["blocking_seconds"] < report["total_seconds"]
+  assert 0 < report["opening_seconds"] < report["total_seconds"]
   assert not list(tmp_path.iterdir())
