@@ -14,10 +14,10 @@ from rich.progress import (
 from rich.table import Column
 
 from resjax import terminal
-from resjax.data import storage
+from resjax.data import dropped, storage
 from resjax.data.config import DataConfig
 from resjax.data.dataset import build
-from resjax.data.summary import DatasetSummary
+from resjax.data.summary import CorpusSummary, DatasetSummary
 
 _SECONDS_BETWEEN_LINES = 10.0  # Of progress, where the output is not a terminal.
 
@@ -61,10 +61,19 @@ def show(summary: DatasetSummary, console: Console) -> None:
       )
   console.print(table)
   for name, corpus in summary.corpora.items():
-    dropped = ", ".join(f"{count:,} {reason}" for reason, count in corpus.dropped.items())
-    terminal.say(console, f"{name}: dropped {dropped}; rows in {corpus.rows}")
+    terminal.say(console, f"{name}: dropped {_dropped(corpus)}; rows in {corpus.rows}")
   places = f"tokenizer {summary.tokenizer}; summary {summary.path}"
   terminal.say(console, places)
+
+
+def _dropped(corpus: CorpusSummary) -> str:
+  """Returns what a corpus left out: how much for each reason, with the first names."""
+  folder, noted = corpus.text.parents[1], dropped.Dropped()
+  for reason, name in dropped.read(folder):
+    noted.add(reason, name)
+  if any(noted.counts.values()):
+    return f"{noted}; all are in {folder / dropped.FILE_NAME}"
+  return ", ".join(f"{count:,} {reason}" for reason, count in corpus.dropped.items())
 
 
 def _bar_progress(bar: Progress) -> storage.Progress:

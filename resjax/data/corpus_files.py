@@ -6,7 +6,7 @@ import os
 import re
 import stat
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import fsspec
 from absl import logging
 
 from resjax import locations
+from resjax.data import dropped
 from resjax.locations import Location
 
 _TICK_NS = 2_000_000_000  # The longest tick of the times of any file system in use.
@@ -49,11 +50,13 @@ class FoundFiles:
     base: the folder that names are relative to.
     is_folder: whether the path is a folder.
     files: the files, sorted; the list is empty where nothing is found.
+    skipped: the names of what else there is in the folder or glob, such as pipes.
   """
 
   base: Location
   is_folder: bool
   files: list[File]
+  skipped: Sequence[str] = ()
 
 
 def find(source: str, setting: str) -> FoundFiles:
@@ -73,7 +76,7 @@ def find(source: str, setting: str) -> FoundFiles:
 
 def under(base: Path, ending: str = "") -> list[File]:
   """Returns the files under a local folder whose names have this ending."""
-  return _regular([path for path in _walk(base) if path.name.endswith(ending)], base)
+  return _regular([path for path in _walk(base) if path.name.endswith(ending)], base)[0]
 
 
 def spelled(name: object) -> str:
@@ -85,16 +88,16 @@ def spelled(name: object) -> str:
 def _find_local(place: Path, setting: str) -> FoundFiles:
   place = place.expanduser().absolute()
   if place.is_dir():
-    return FoundFiles(place, True, under(place))
+    return FoundFiles(place, True, *_regular(_walk(place), place))
   if place.is_file():
-    return FoundFiles(place.parent, False, _regular([place], place.parent))
+    return FoundFiles(place.parent, False, *_regular([place], place.parent))
   if os.path.lexists(place):
     raise ValueError(
       f"{setting}: {spelled(place)} is no regular file but a pipe, a socket, a device or a link "
       "that leads nowhere; give a file or a folder"
     )
   paths = [path for path in _glob(place) if not path.is_dir()]
-  return FoundFiles(Path.cwd(), False, _regular(paths, Path.cwd()))
+  return FoundFiles(Path.cwd(), False, *_regular(paths, Path.cwd()))
 
 
 def _glob(place: Path) -> list[Path]:
@@ -117,8 +120,8 @@ def _glob(place: Path) -> list[Path]:
   return sorted(kept, key=str)
 
 
-def _regular(paths: Iterable[Path], base: Path) -> list[File]:
-  """Returns the regular files, and warns of what else there is."""
+def _regular(paths: Iterable[Path], base: Path) -> tuple[list[File], list[str]]:
+  """Returns the regular files, and the names of what else there is, of which it warns."""
   found, skipped = [], []
   for path in paths:
     try:
@@ -134,13 +137,11 @@ def _regular(paths: Iterable[Path], base: Path) -> list[File]:
       found.append(File(path, name, state.st_size, version, settled))
     else:
       skipped.append(path)
-  if skipped:
-    logging.warning(
-      "%s is no regular file and left out of the corpus%s",
-      spelled(skipped[0]),
-      f", and so are {len(skipped) - 1} more" if len(skipped) > 1 else "",
-    )
-  return found
+  names = [spelled(os.path.relpath(path, base)) for path in skipped]
+  if names:
+    what = f"{spelled(base)} has what is no regular file and left out of the corpus"
+    logging.warning("%s: %s", what, dropped.listed(names, len(names)))
+  return found, names
 
 
 def _walk(base: Path) -> Iterator[Path]:

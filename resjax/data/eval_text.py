@@ -5,8 +5,9 @@ import sys
 from collections.abc import Iterable, Iterator
 
 import numpy as np
+from absl import logging
 
-from resjax.data import dataset, tokenizer_training
+from resjax.data import dataset, dropped, tokenizer_training
 from resjax.data.batching import batched
 from resjax.data.config import CorpusConfig, DataConfig, SettingNames
 from resjax.data.packing import PADDING, split_rows
@@ -35,11 +36,19 @@ class MeasuredText:
 def texts_of_source(corpus: CorpusConfig, settings: SettingNames) -> Iterator[str]:
   """Yields the documents of a source in its order, without those that hold no text.
 
+  Of the first ones that are no UTF-8 it warns.
+
   Raises:
     ValueError: There are no documents, or none in the format asked for.
   """
+  left_out = 0
   for document in open_source(settings, corpus).documents():
-    if document.text and document.text.strip():
+    if document.text is None:
+      left_out += 1
+      if left_out > dropped.SHOWN:
+        continue
+      logging.warning("%s: %s is no UTF-8 text and left out", settings.source, document.id)
+    elif document.text.strip():
       yield document.text
 
 

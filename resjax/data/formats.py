@@ -5,7 +5,9 @@ import itertools
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from resjax.data import json_text, plain_bytes, readers
+from absl import logging
+
+from resjax.data import dropped, json_text, plain_bytes, readers
 from resjax.data.config import CorpusConfig, SettingNames
 from resjax.data.corpus_files import File, FoundFiles, spelled
 from resjax.locations import Location
@@ -13,6 +15,7 @@ from resjax.locations import Location
 TEXT, JSON, PARQUET = "text", "jsonl", "parquet"
 _OBJECT = "json"  # one JSON value that is no document, such as a description of the data
 _EMPTY = "empty"
+_NO_FILE = "no regular file"
 
 # What names end in that say a format, also in front of the ending of a compressed file.
 _ENDINGS = {JSON: (".jsonl", ".ndjson"), _OBJECT: (".json",), PARQUET: (".parquet", ".pq")}
@@ -55,7 +58,7 @@ def choose(corpus: CorpusConfig, found: FoundFiles, settings: SettingNames) -> C
       the format asked for; or a file is damaged.
   """
   if corpus.format == TEXT or (corpus.format != "auto" and not found.is_folder):
-    return Choice(corpus.format, found.files)
+    return Choice(corpus.format, found.files, [(name, _NO_FILE) for name in found.skipped])
   with ThreadPoolExecutor(_THREADS) as threads:
     forms = list(threads.map(lambda file: _look(file, corpus.field), found.files))
   present = {form: file.name for file, form in reversed([*zip(found.files, forms, strict=True)])}
@@ -72,7 +75,11 @@ def choose(corpus: CorpusConfig, found: FoundFiles, settings: SettingNames) -> C
   pairs = list(zip(found.files, forms, strict=True))
   files = [file for file, its in pairs if its in wanted]
   others = [(file.name, its) for file, its in pairs if its not in wanted]
+  if names := [name for name, its in others if its != _EMPTY]:
+    where = f"{spelled(corpus.source)} is read as {form}, without files in other formats"
+    logging.warning("%s: %s", where, dropped.listed(names, len(names)))
   left_out = [(name, "empty" if its == _EMPTY else "other format") for name, its in others]
+  left_out += [(name, _NO_FILE) for name in found.skipped]
   return Choice(JSON if form == _OBJECT else form, files, left_out)
 
 

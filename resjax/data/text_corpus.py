@@ -3,13 +3,14 @@
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import tensorflow_datasets as tfds
 
-from resjax.data import array_records, digest_cache, storage
+from resjax.data import array_records, digest_cache, dropped, storage
 from resjax.data.config import SPLITS, DataConfig, SettingNames
+from resjax.data.dropped import Dropped
 from resjax.data.sources import Source, open_source
 from resjax.data.text_digest import TextDigest, TextHasher, digest_of, place_of
 
@@ -27,7 +28,8 @@ class SplitPlan:
     size: the bytes of UTF-8 of each document [documents read].
     place: the place in [0, 1) that its hash gives each document [documents read], -1 where it is
       dropped.
-    dropped: the number of dropped documents by reason: `duplicate`, `empty`, `undecodable`.
+    dropped: how many were left out by reason: documents that are `duplicate`, `empty` or
+      `undecodable`, and files that the source leaves out.
     text: what the documents are.
   """
 
@@ -50,7 +52,11 @@ class SplitPlan:
 
 
 def plan_splits(
-  name: str, source: Source, config: DataConfig, progress: storage.Progress = storage.silent
+  name: str,
+  source: Source,
+  config: DataConfig,
+  progress: storage.Progress = storage.silent,
+  listing: IO[str] | None = None,
 ) -> SplitPlan:
   """Reads the source once and decides the split of each document.
 
@@ -60,17 +66,26 @@ def plan_splits(
   split has one. Of exact duplicates the first is kept. The plan takes 150 to 200 bytes of memory
   per document.
 
+  Args:
+    name: the name of the corpus.
+    source: its documents.
+    config: the fractions of the splits.
+    progress: is told how many documents were read.
+    listing: gets the reason and the name of everything that is left out.
+
   Raises:
     ValueError: The source has fewer usable documents than there are splits.
   """
   seen: set[bytes] = set()
   places, sizes = [], []
   hasher = TextHasher()
-  dropped = dict.fromkeys(("duplicate", "empty", "undecodable"), 0)
+  left_out = Dropped(listing)
+  for file, reason in source.look().left_out:
+    left_out.add(reason, file)
   for number, document in enumerate(source.documents()):
     place, size = _place(document.text, hasher.add(document.text), seen), 0
     if isinstance(place, str):
-      dropped[place] += 1
+      left_out.add(place, document.id)
       place = DROPPED
     elif document.text:
       size = len(document.text.encode())
@@ -79,13 +94,13 @@ def plan_splits(
     if number % _PROGRESS_EVERY == 0:
       progress(f"reading {name}", number, 0)
   if len(seen) < len(config.splits):
-    unused = ", ".join(f"{count} {kind}" for kind, count in dropped.items())
-    found = f"{len(seen)} usable documents in {dict(config.corpora)[name].source} ({unused})"
+    found = f"{len(seen)} usable documents in {dict(config.corpora)[name].source} ({left_out})"
     need = f"the splits {', '.join(config.splits)} need {len(config.splits)}"
     knob = f"give config.data.corpora.{name}.source more documents"
     raise ValueError(f"config.data.corpora.{name} has {found}; {need}; {knob}")
   at = np.array(places, np.float64)
-  return SplitPlan(_assign(at, config), np.array(sizes, np.int64), at, dropped, hasher.digest())
+  split = _assign(at, config)
+  return SplitPlan(split, np.array(sizes, np.int64), at, left_out.counts, hasher.digest())
 
 
 def _place(text: str | None, digest: bytes, seen: set[bytes]) -> float | str:
@@ -122,8 +137,8 @@ class TextCorpus(array_records.ArrayRecordBuilder, skip_registration=True):  # t
   """Documents {"id", "text"} of one source, in the order of the source.
 
   A build reads the source once to plan the splits, and once more for each split. It fails unless
-  all of them give the documents that `text` says. The progress is told the numbers of documents
-  that were read and written.
+  all of them give the documents that `text` says. What is left out is listed in the folder, in
+  `dropped.FILE_NAME`. The progress is told the numbers of documents that were read and written.
   """
 
   def __init__(
@@ -137,7 +152,7 @@ class TextCorpus(array_records.ArrayRecordBuilder, skip_registration=True):  # t
     progress: storage.Progress = storage.silent,
   ):
     self._corpus, self._source, self._text, self._config = name, source, text, config
-    self._progress = progress
+    self._progress, self._listing = progress, folder / dropped.FILE_NAME
     super().__init__(folder=folder)
 
   def _info(self) -> tfds.core.DatasetInfo:
@@ -145,7 +160,8 @@ class TextCorpus(array_records.ArrayRecordBuilder, skip_registration=True):  # t
 
   def _shard_iterators_per_split(self, dl_manager: Any) -> Mapping[str, Sequence[Any]]:
     del dl_manager
-    plan = plan_splits(self._corpus, self._source, self._config, self._progress)
+    with open(self._listing, "w", encoding="utf-8") as listing:
+      plan = plan_splits(self._corpus, self._source, self._config, self._progress, listing)
     if plan.text != self._text:
       digest_cache.forget(self._config.root, self._source)
       raise ValueError(f"corpus {self._corpus} changed while it was read; run again")

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from absl import logging
 
 from resjax import locations
-from resjax.data import corpus_files, formats, sources, text_digest
+from resjax.data import corpus_files, dropped, formats, sources, text_digest
 from resjax.data.config import CorpusConfig, SettingNames
 from resjax.data.readers import Document
 from resjax.data.sources import Source
@@ -80,9 +80,10 @@ class Corpus:
       found = (Document(str(n), page) for n, page in enumerate(wikitext.pages(rows)))
     elif self.convention == "wikitext_guide":
       found = iter([Document("stream", "\n\n".join(_bare(_rows(source, found))))])
-    empty, invalid = True, 0
+    empty, invalid = True, list[str]()
     for document in self._held_out(found):
-      invalid += document.text is None
+      if document.text is None:
+        invalid.append(document.id)
       if document.text and document.text.strip():
         empty = False
         yield self._as_given(document.id, document.text)
@@ -91,7 +92,9 @@ class Corpus:
       place = f"{self.place}@{self.split}" if self.split else self.place
       raise ValueError(f"--text={self.name}={place} holds no {what}; give another one")
     if invalid:
-      logging.warning("--text=%s: %d documents are no UTF-8 text and left out", self.name, invalid)
+      named = dropped.listed(invalid, len(invalid))
+      what = f"{len(invalid):,} documents are no UTF-8 text and left out"
+      logging.warning("--text=%s: %s: %s", self.name, what, named)
 
   def file(self) -> locations.Location:
     """Returns the one file that a convention for tokens reads.

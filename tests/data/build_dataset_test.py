@@ -35,7 +35,9 @@ def test_builds_a_folder_and_shows_counts(tmp_path):
   result = _run(*arguments)
   assert result.returncode == 0 and result.stderr == ""
   assert "packing stdlib train" in result.stdout
-  assert "stdlib: dropped 1 duplicate, 0 empty, 0 undecodable" in result.stdout
+  assert (
+    "stdlib: dropped 1 duplicate (0060.txt#0), 0 empty, 0 undecodable; all are in" in result.stdout
+  )
   rows = [line.split() for line in result.stdout.splitlines() if line.strip()]
   documents = {row[1]: int(row[2]) for row in rows if row[0] == "stdlib"}
   assert documents.keys() == {"train", "validation", "test"}
@@ -70,3 +72,23 @@ def test_bar_on_a_terminal(folder_config):
   # A stage whose length is not known has no total, where rich would show 100.
   plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown)
   assert re.search(r"reading a .* [0-9]+/\? ", plain) and "/100 " not in plain
+
+
+def test_what_is_dropped_is_named_and_listed(tmp_path):
+  texts = make_texts(20)
+  folder = write_folder(tmp_path / "text", [*texts, *[texts[0]] * 12])
+  (folder / "latin.txt").write_bytes("café".encode("latin-1"))
+  os.mkfifo(folder / "pipe")
+  names = ["--config.data.tokenizer.name=byte", "--config.data.seq_len=32"]
+  run = forks.command("launch.build_dataset")
+  arguments = [*_config(tmp_path, f"data.corpora.stdlib.source={folder}"), *names]
+  for _ in range(2):  # also where the data are there
+    code, output = run(*arguments)
+    flat = " ".join(output.split())
+    first = ", ".join(f"00{number}.txt#0" for number in range(20, 30))
+    assert code == 0 and f"dropped 12 duplicate ({first} and 2 more), 0 empty" in flat
+    assert "1 undecodable (latin.txt#0), 1 no regular file (pipe); all are in" in flat
+  (listed,) = tmp_path.glob("root/corpora/*/dropped.tsv")
+  lines = listed.read_text().splitlines()
+  assert len(lines) == 14 and lines[:2] == ["no regular file\tpipe", "duplicate\t0020.txt#0"]
+  assert lines[-1] == "undecodable\tlatin.txt#0"

@@ -294,7 +294,8 @@ def test_what_is_no_regular_file_is_left_out_with_one_warning(tmp_path, caplog):
     caplog.clear()
     assert _texts(source) == ["one"]
     (warning,) = [record.getMessage() for record in caplog.records]
-    assert "is no regular file and left out of the corpus, and so are 4 more" in warning
+    assert "left out of the corpus: " in warning
+    assert all(name in warning for name in ("loop", "lost", "null", "pipe", "socket"))
   (tmp_path / "text" / "a.txt").unlink()
   _fails("a folder without files", tmp_path / "text")
 
