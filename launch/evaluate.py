@@ -25,8 +25,9 @@ from resjax import locations, processes, terminal
 from resjax.actions import scores_table, scoring, tasks
 from resjax.actions.scoring import ScoringConfig
 from resjax.checkpoint.reader import saved_steps
+from resjax.data import prefix
 from resjax.data.config import FORMATS
-from resjax.evaluation import corpora, start_token
+from resjax.evaluation import corpora
 
 _OUT = flags.DEFINE_string("out", "runs/evaluation", "Folder to write figures to.")
 _TEXT = flags.DEFINE_multi_string(
@@ -54,7 +55,7 @@ _STRIDES = flags.DEFINE_list(
   "stride", ["0"], "By how many tokens windows advance, one or several; 0: by max_length, disjoint."
 )
 _BOS = flags.DEFINE_enum(
-  "bos", "auto", start_token.RULES, "Whether contexts begin with the token that begins texts."
+  "bos", "auto", prefix.RULES, "Whether contexts begin with the token that begins texts."
 )
 _LIMIT = flags.DEFINE_integer(
   "limit", 0, "So many documents of each text and task; 0: all.", lower_bound=0

@@ -10,8 +10,9 @@ import jax
 from absl import flags
 
 from launch import cli
-from resjax import measured_models, processes
+from resjax import measured_models, processes, terminal
 from resjax.actions.sampling import sample
+from resjax.data import prefix
 from resjax.data.tokenizer import END_OF_TEXT
 from resjax.measured_models import Subject
 from resjax.models.sampling import check_options
@@ -32,6 +33,9 @@ _TOP_P = flags.DEFINE_float(
   "top_p", 1.0, "Sample among the most probable tokens whose sum is p; 1: all."
 )
 _STOP = flags.DEFINE_string("stop", END_OF_TEXT, "Text of one token that ends a continuation too.")
+_BOS = flags.DEFINE_enum(
+  "bos", "auto", prefix.RULES, "Whether something stands in front of texts; auto: by the tokenizer."
+)
 _SEED = flags.DEFINE_integer("seed", 0, "Seed of the random numbers.", 0, MAX_SEED)
 _SAMPLES = flags.DEFINE_integer("num_samples", 1, "Continuations of a prompt.", lower_bound=1)
 
@@ -59,6 +63,7 @@ def main() -> None:
     cli.check_text(prompt, "--prompt")
   check_options(_TEMPERATURE.value, _TOP_K.value, _TOP_P.value)
   subject = _pretrained(folder) if folder else measured_models.from_workdir(checkpoint or "")
+  subject = subject.with_bos(_BOS.value)
   prompts = [prompt for prompt in _PROMPTS.value for _ in range(_SAMPLES.value)]
   texts = sample(
     subject,
@@ -72,7 +77,8 @@ def main() -> None:
   )
   if jax.process_index() == 0:
     pairs = zip(prompts, texts, strict=True)
-    print("\n----\n".join(prompt + text for prompt, text in pairs))
+    print("\n----\n".join(prompt + text for prompt, text in pairs), flush=True)
+    terminal.say(terminal.console(stderr=True), subject.prefix_in_words)
   processes.shutdown()
 
 

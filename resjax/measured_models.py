@@ -11,9 +11,10 @@ from flax import nnx
 
 from resjax import experiment, locations
 from resjax.checkpoint import checksums
-from resjax.data import eval_text
+from resjax.data import eval_text, prefix
 from resjax.data.config import CorpusConfig, SettingNames
 from resjax.data.eval_text import MeasuredText
+from resjax.data.special_tokens import Around
 from resjax.data.tokenizer import Tokenizer
 from resjax.interop import huggingface
 from resjax.models.decoder import Decoder
@@ -34,8 +35,9 @@ class Subject:
     tokenizer: the tokenizer that it was trained with; the embedding may have more rows than this
       has tokens.
     seq_len: T of the rows that the model was trained on, or is usually measured on.
-    start_rows: whether every row begins with the token that starts documents. Pretrained models
-      were trained on such rows, and some (Gemma) give poor predictions without that token.
+    around: the tokens around each text; None: texts are packed as in training, where the token that
+      separates documents stands in front of each. Some pretrained models (Gemma) give poor
+      predictions without what their tokenizer puts in front.
 
   Raises:
     ValueError: the tokenizer has more tokens than the embedding has rows.
@@ -45,7 +47,30 @@ class Subject:
   decoder: Decoder
   tokenizer: Tokenizer
   seq_len: int
-  start_rows: bool = False
+  around: Around | None = None
+
+  @property
+  def prefix(self) -> tuple[int, ...]:
+    """The tokens in front of each text."""
+    return (self.tokenizer.eot_id,) if self.around is None else self.around.before
+
+  @property
+  def prefix_in_words(self) -> str:
+    """What stands in front of texts, and why, in a line."""
+    front = prefix.spelled(self.tokenizer, self.prefix)
+    by_itself = None if self.around is None else prefix.by_rule(self.tokenizer).before
+    why = {None: "as in training", self.prefix: "as its tokenizer's rules say"}
+    return f"{self.name}: {front} in front of texts, {why.get(by_itself, 'as --bos says')}"
+
+  def with_bos(self, rule: str) -> "Subject":
+    """Returns the model with another rule for what stands in front of texts, see `prefix.RULES`.
+
+    Raises:
+      ValueError: the rule is unknown.
+    """
+    found = prefix.by_rule(self.tokenizer, rule)
+    same = rule == "auto" or (rule == "always" and self.prefix)
+    return self if same else dataclasses.replace(self, around=found)
 
   def __post_init__(self) -> None:
     known, rows = self.tokenizer.vocab_size, self.decoder.config.vocab_size
@@ -102,7 +127,7 @@ def from_huggingface(
   decoder = huggingface.load(path, layout=layout, ignore=ignore)
   name = pathlib.Path(path).absolute().name
   seq_len = min(decoder.config.max_positions, _USUAL_ROW)
-  return Subject(name, decoder, tokenizer, seq_len, start_rows=True)
+  return Subject(name, decoder, tokenizer, seq_len, prefix.by_rule(tokenizer))
 
 
 def read_text(
@@ -150,7 +175,7 @@ def read_text(
     seq_len=seq_len,
     batch_size=-(-batch_size // shards) * shards,
     max_tokens=max_tokens,
-    start_rows=subject.start_rows,
+    around=subject.around,
   )
 
 

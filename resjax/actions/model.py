@@ -50,10 +50,13 @@ class Model(abc.ABC):
     top_k: int = 0,
     top_p: float = 1.0,
     stop: str = END_OF_TEXT,
+    bos: str = "auto",
     seed: int = 0,
     num_samples: int = 1,
   ) -> list[str]:
     """Returns continuations of texts, without the texts.
+
+    A line on the standard error says what stood in front of the texts.
 
     Args:
       prompts: the beginning of a text, which may be empty, or several of them.
@@ -61,7 +64,10 @@ class Model(abc.ABC):
       temperature: the temperature of the sampling; 0 takes the most probable token.
       top_k: tokens are sampled among the k most probable ones; 0: among all.
       top_p: tokens are sampled among the most probable ones that sum to p; 1: among all.
-      stop: the text of a token at which a continuation ends, as it always does at the end of text.
+      stop: the text of a token at which a continuation ends, as it always does at the end of text;
+        special tokens, too.
+      bos: whether something stands in front of texts: always, never, or auto: as the rules of the
+        tokenizer say, or as in training.
       seed: the seed of the random numbers.
       num_samples: the number of continuations of each prompt, which follow each other.
 
@@ -74,8 +80,9 @@ class Model(abc.ABC):
     given = [prompts] if isinstance(prompts, str) else list(prompts)
     if not given:
       raise ValueError(f"prompts={prompts!r} are none; give one, which may be empty")
-    return sampling.sample(
-      self.subject(),
+    subject = self.subject().with_bos(bos)
+    texts = sampling.sample(
+      subject,
       [prompt for prompt in given for _ in range(num_samples)],
       num_tokens=num_tokens,
       temperature=temperature,
@@ -84,6 +91,8 @@ class Model(abc.ABC):
       stop=stop,
       seed=seed,
     )
+    terminal.say(terminal.console(stderr=True), subject.prefix_in_words)
+    return texts
 
   @checked
   def evaluate(

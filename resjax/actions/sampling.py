@@ -11,7 +11,7 @@ from resjax.runs.sample import sample_text
 
 
 def sample(subject: Subject, prompts: Sequence[str], **options: Any) -> list[str]:
-  """Returns a continuation of each prompt.
+  """Returns a continuation of each prompt, in front of which `subject.prefix` stands.
 
   Args:
     subject: the model.
@@ -27,5 +27,6 @@ def sample(subject: Subject, prompts: Sequence[str], **options: Any) -> list[str
     nnx.to_pure_dict(nnx.state(decoder)),
     subject.tokenizer,
     prompts,
+    prefix=subject.prefix,
     **options,
   )

@@ -11,7 +11,8 @@ import jax
 from resjax import locations, terminal
 from resjax.actions import scores_table, tasks
 from resjax.actions.tasks import TaskResults, Tasks
-from resjax.evaluation import record, start_token
+from resjax.data import prefix
+from resjax.evaluation import record
 from resjax.evaluation.conventions import LAST_WORD
 from resjax.evaluation.corpora import Corpus
 from resjax.evaluation.estimates import Estimate
@@ -31,7 +32,7 @@ class ScoringConfig:
     max_length: the most inputs of a row; 0: as many as in training, of a pretrained model at most
       1024.
     strides: by how many tokens windows advance, one or several numbers; 0: by max_length, disjoint.
-    bos: whether contexts begin with the token that begins texts, see `start_token.RULES`.
+    bos: whether contexts begin with the token that begins texts, see `prefix.RULES`.
     batch_size: the number of rows at a time.
     limit: so many documents of each text and task; 0: all.
     num_fewshot: examples before each question of the harness; None: as tasks say.
@@ -177,7 +178,7 @@ def _model(subject: Subject, config: ScoringConfig, names: Sequence[str]) -> Mod
     subject.decoder,
     subject.tokenizer,
     config.max_length or subject.seq_len,
-    start_token.begins_contexts(subject.tokenizer, config.bos),
+    prefix.begins_contexts(subject.tokenizer, config.bos),
   )
 
 

@@ -13,8 +13,10 @@ from resjax.data.config import CorpusConfig, DataConfig, SettingNames
 from resjax.data.packing import PADDING, split_rows
 from resjax.data.pipeline import Batch
 from resjax.data.sources import open_source
+from resjax.data.special_tokens import Around
 from resjax.data.tokenizer import Tokenizer
 
+_KEYS = "inputs", "targets", "segment_ids", "positions"
 _CHARACTERS = 1 << 18  # One call of the tokenizer gets documents up to this many characters.
 
 
@@ -72,9 +74,9 @@ def measured_text(
   seq_len: int,
   batch_size: int,
   max_tokens: int,
-  start_rows: bool = False,
+  around: Around | None = None,
 ) -> MeasuredText:
-  """Returns the first tokens of some texts, packed into rows as in training.
+  """Returns the first tokens of some texts, packed into rows.
 
   Args:
     name: the name of the corpus.
@@ -83,20 +85,20 @@ def measured_text(
     seq_len: T.
     batch_size: B; the last batch is filled up with padding.
     max_tokens: the number of targets after which the text ends.
-    start_rows: whether the first token of every row is replaced by the one that starts documents,
-      also where a document continues. The targets stay the same.
+    around: the tokens around each document, those in front also where it goes on in another row, in
+      place of its last token in the row before; None: the stream of training is cut into rows.
 
   Raises:
     ValueError: There is no text, or it has less than two tokens.
   """
+  if around is not None:
+    return _apart(name, _encoded(texts, tokenizer), around, seq_len, batch_size, max_tokens)
   stream = _stream(name, texts, tokenizer, max_tokens)
   num_tokens = len(stream) - 1
   num_batches = -(-num_tokens // (seq_len * batch_size))
   padded = np.full(num_batches * batch_size * seq_len + 1, PADDING, np.int32)
   padded[: len(stream)] = stream
   rows = np.lib.stride_tricks.sliding_window_view(padded, seq_len + 1)[::seq_len].copy()
-  if start_rows:
-    rows[:, 0] = tokenizer.eot_id
   split = [split_rows(part, tokenizer.eot_id) for part in np.split(rows, num_batches)]
   return MeasuredText(name, num_tokens, tuple(split))
 
@@ -113,9 +115,52 @@ def _stream(name: str, texts: Iterable[str], tokenizer: Tokenizer, max_tokens: i
     if size > max_tokens:
       break
   if text_size < 2:
-    found = "holds no text" if not parts else "is one token of text"
-    raise ValueError(f"{name} {found}; measuring needs two tokens or more: give a longer text")
+    raise _too_short(name, text_size)
   return np.concatenate([*parts, eot])[: max_tokens + 1]
+
+
+def _apart(
+  name: str,
+  documents: Iterable[np.ndarray],
+  around: Around,
+  seq_len: int,
+  batch_size: int,
+  max_tokens: int,
+) -> MeasuredText:
+  """Returns documents that nothing separates but their segments; see `measured_text`."""
+  front = np.array(around.before, np.int32)
+  # Behind a document stands its end, or as in training the beginning of the next one.
+  after = np.array(around.after or around.before[:1], np.int32)
+  rows: list[Batch] = []
+  used, segment, left, text_size = seq_len, 0, max_tokens, 0
+  for document in documents:
+    text_size += len(document)
+    rest = np.concatenate([front, document, after])
+    while left and len(rest) > max(len(front), 1):
+      if seq_len - used < max(len(front), 1):
+        rows.append({key: np.zeros((1, seq_len), np.int32) for key in _KEYS})
+        used = segment = 0
+      size = min(seq_len - used, len(rest) - 1, left)
+      place, segment = slice(used, used + size), segment + 1
+      values = rest[:size], rest[1 : size + 1], segment, np.arange(size)
+      for key, value in zip(_KEYS, values, strict=True):
+        rows[-1][key][0, place] = value
+      used, left = used + size, left - size
+      rest = np.concatenate([front, rest[size + bool(len(front)) :]])
+    if not left:
+      break
+  if text_size < 2 or not rows:
+    raise _too_short(name, text_size)
+  empty = {key: np.zeros((1, seq_len), np.int32) for key in _KEYS}
+  rows += [empty] * (-len(rows) % batch_size)
+  batches = (rows[i : i + batch_size] for i in range(0, len(rows), batch_size))
+  joined = ({key: np.concatenate([row[key] for row in some]) for key in _KEYS} for some in batches)
+  return MeasuredText(name, max_tokens - left, tuple(joined))
+
+
+def _too_short(name: str, size: int) -> ValueError:
+  found = "is one token of text" if size else "holds no text"
+  return ValueError(f"{name} {found}; measuring needs two tokens or more: give a longer text")
 
 
 def _encoded(texts: Iterable[str], tokenizer: Tokenizer) -> Iterator[np.ndarray]:

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from resjax import locations
+from resjax.data import prefix
 from resjax.data.tokenizer import Tokenizer
 from resjax.evaluation.estimates import COLUMNS
 from resjax.evaluation.texts import Measured, Model, Report
@@ -29,7 +30,13 @@ def describe(model: Model) -> dict[str, Any]:
     "tokenizer_sha256": _tokenizer_digest(model.tokenizer),
     "max_length": model.max_length,
     "bos": model.bos,
+    "prefix": _prefix(model),
   }
+
+
+def _prefix(model: Model) -> list[int]:
+  """Returns the tokens in front of contexts and streams."""
+  return list(prefix.by_rule(model.tokenizer, "always").before) if model.bos else []
 
 
 def _tokenizer_digest(tokenizer: Tokenizer) -> str:

@@ -8,11 +8,11 @@ import numpy as np
 
 from resjax.data import corpus_files, token_files
 from resjax.data.batching import batched
+from resjax.data.prefix import by_rule, start_token
 from resjax.data.tokenizer import Tokenizer
 from resjax.evaluation.conventions import LAST_WORD, STREAM, TOKENS
 from resjax.evaluation.corpora import Corpus, Text
 from resjax.evaluation.scorer import Scored
-from resjax.evaluation.start_token import start_token
 from resjax.evaluation.wikitext import count_words
 from resjax.evaluation.windows import windows
 
@@ -49,7 +49,8 @@ class Cut:
   Attributes:
     max_length: L, the most inputs of a row.
     stride: S, by how many tokens windows advance, from 1 to L.
-    bos: whether the token that starts texts also stands before contexts and streams.
+    bos: whether what the tokenizer puts in front of texts, or else the token that starts them, also
+      stands before contexts and streams.
   """
 
   max_length: int
@@ -79,7 +80,7 @@ def units(corpus: Corpus, texts: Iterable[Text], tokenizer: Tokenizer, cut: Cut)
         f"--text={corpus.name} is one stream of {len(text.given):,} characters; allowed: "
         f"{_MOST_STREAM:,}"
       )
-    tokens = _after_start(tokenizer.encode_batch([text.given])[0], tokenizer, cut.bos)
+    tokens = _behind(_front(tokenizer, cut), tokenizer.encode_batch([text.given])[0])
     yield from _stream_units(tokens, tokenizer, cut.max_length, cut.stride)
   elif kind == LAST_WORD:
     for batch in _batches(texts):
@@ -95,7 +96,7 @@ def _documents(
 ) -> Iterator[Unit]:
   encoded = tokenizer.encode_batch([text.given for text in texts])
   for text, tokens in zip(texts, encoded, strict=True):
-    stream = _after_start(tokens, tokenizer, True)
+    stream = _behind((start_token(tokenizer),), tokens)
     found = windows(stream, cut.max_length + 1, cut.stride, full_last=True)
     rows = [Scored(row, first) for row, first in found]
     # Tokenizers with words that begin in a space put one in front of the first word.
@@ -115,7 +116,8 @@ def _last_words(texts: Sequence[Text], tokenizer: Tokenizer, cut: Cut) -> Iterat
         f"the last word of {text.id} has {len(target)} tokens, and a row {cut.max_length} inputs; "
         "set --max_length to more"
       )
-    context = _after_start(before, tokenizer, cut.bos or not len(before))
+    context = _behind(_front(tokenizer, cut), before)
+    context = context if len(context) else _behind((start_token(tokenizer),), context)
     row = np.concatenate([context, target])[-(cut.max_length + 1) :]
     yield Unit(text.id, [Scored(row, len(row) - len(target))], len(word.encode()), 1, merged)
 
@@ -175,9 +177,13 @@ def _stream_units(
     yield Unit(str(number), [Scored(row, first)], int(sizes[row[first:]].sum()), 0)
 
 
-def _after_start(tokens: np.ndarray, tokenizer: Tokenizer, wanted: bool) -> np.ndarray:
-  start = [start_token(tokenizer)] if wanted else []
-  return np.concatenate([np.array(start, np.int32), tokens])
+def _front(tokenizer: Tokenizer, cut: Cut) -> tuple[int, ...]:
+  """Returns the tokens in front of contexts and streams."""
+  return by_rule(tokenizer, "always").before if cut.bos else ()
+
+
+def _behind(front: tuple[int, ...], tokens: np.ndarray) -> np.ndarray:
+  return np.concatenate([np.array(front, np.int32), tokens])
 
 
 def _batches(texts: Iterable[Text]) -> Iterator[list[Text]]:

@@ -7,6 +7,7 @@ from resjax.data import dataset
 from resjax.data.config import CorpusConfig, SettingNames
 from resjax.data.eval_text import measured_text, texts_of_dataset, texts_of_source
 from resjax.data.packing import RowCutter, split_rows
+from resjax.data.special_tokens import Around
 from resjax.data.tokenizer import ByteTokenizer
 from tests.data.conftest import make_texts, write_folder
 
@@ -37,16 +38,59 @@ def test_all_of_a_text_is_packed_as_in_training():
     assert not got[len(array) :].any()  # The rest is padding.
 
 
-def test_every_row_may_begin_with_the_token_that_starts_documents():
-  texts = make_texts(30)
-  plain, started = measured(texts), measured(texts, start_rows=True)
-  assert started.num_tokens == plain.num_tokens
-  for name in ("targets", "segment_ids", "positions"):
-    np.testing.assert_array_equal(joined(started, name), joined(plain, name))
-  got, want = joined(started, "inputs"), joined(plain, "inputs")
-  np.testing.assert_array_equal(got[:, 1:], want[:, 1:])
-  first = got[joined(plain, "segment_ids")[:, 0] != 0, 0]
-  assert (first == BYTES.eot_id).all() and not (want[: len(first), 0] == BYTES.eot_id).all()
+@pytest.mark.parametrize(
+  ("around", "rows"),  # inputs, targets, segments and positions
+  [
+    (Around(), [("abcd", "bcde", "1111", "0123"), ("eg", "fh", "12", "00")]),
+    (
+      Around((1,)),
+      [
+        ("1abc", "abcd", "1111", "0123"),
+        ("1ef1", "ef1g", "1112", "0120"),
+        ("1h1i", "h1i1", "1122", "0101"),
+      ],
+    ),
+    (
+      Around((1,), (2,)),
+      [
+        ("1abc", "abcd", "1111", "0123"),
+        ("1ef1", "ef2g", "1112", "0120"),
+        ("1h1i", "h2i2", "1122", "0101"),
+      ],
+    ),
+    (
+      Around((1, 3)),
+      [
+        ("13ab", "3abc", "1111", "0123"),
+        ("13de", "3def", "1111", "0123"),
+        ("1313", "313g", "1122", "0101"),
+        ("13h", "3h1", "111", "012"),
+        ("13i", "3i1", "111", "012"),
+      ],
+    ),
+  ],
+)
+def test_documents_with_what_a_tokenizer_puts_around_them(around, rows):
+  found = measured(["abcdef", "gh", "i"], seq_len=4, batch_size=3, around=around)
+  assert found.num_tokens == sum(len(targets) for _, targets, _, _ in rows)
+  assert all(array.shape == (3, 4) for batch in found.batches for array in batch.values())
+  for number, name in enumerate(("inputs", "targets", "segment_ids", "positions")):
+    got = joined(found, name)
+    for row, want in zip(got, rows, strict=False):
+      values = [int(c) if c.isdigit() else ord(c) for c in want[number]]
+      np.testing.assert_array_equal(row, np.pad(values, (0, 4 - len(values))))
+    assert not got[len(rows) :].any()
+
+
+@pytest.mark.parametrize("max_tokens", [2, 4, 5, 7])
+def test_at_most_so_many_tokens_of_documents(max_tokens):
+  options = {"seq_len": 4, "around": Around((1,))}
+  found = measured(["abcdef", "gh", "i"], max_tokens, **options)
+  assert found.num_tokens == np.sum(joined(found, "segment_ids") != 0) == max_tokens
+  whole = measured(["abcdef", "gh", "i"], **options)
+  for name in ("inputs", "targets"):
+    got, want = joined(found, name).reshape(-1), joined(whole, name).reshape(-1)
+    np.testing.assert_array_equal(got[:max_tokens], want[:max_tokens])
 
 
 @pytest.mark.parametrize("max_tokens", [2, 16, 33])
@@ -67,10 +111,11 @@ def test_no_more_text_is_read_than_is_needed():
   assert measured(endless(), max_tokens=100).num_tokens == 100
 
 
+@pytest.mark.parametrize("around", [None, Around(), Around((1,))])
 @pytest.mark.parametrize(("texts", "words"), [([], "no text"), (["a"], "one token of text")])
-def test_too_short(texts, words):
+def test_too_short(texts, words, around):
   with pytest.raises(ValueError, match=f"mine .*{words}; measuring needs two tokens") as error:
-    measured(texts)
+    measured(texts, around=around)
   assert "\n" not in str(error.value)
 
 

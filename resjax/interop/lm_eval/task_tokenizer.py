@@ -5,7 +5,7 @@ import datetime
 import functools
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 import jinja2
@@ -15,10 +15,11 @@ import jinja2.parser
 import jinja2.sandbox
 
 from resjax import typed_json
+from resjax.data import prefix
+from resjax.data.continuation import text_behind
 from resjax.data.model_ids import unique
 from resjax.data.pretrained_tokenizer import MAIN, PretrainedTokenizer, library_model
 from resjax.data.tokenizer import Tokenizer
-from resjax.evaluation import start_token
 from resjax.interop.huggingface.tokenizer_files import tokenizer_files
 
 _SETTINGS, _TEMPLATE = "tokenizer_config.json", "chat_template.jinja"
@@ -46,12 +47,12 @@ class TaskTokenizer:
   Args:
     tokenizer: the tokenizer of the model.
     bos: whether texts begin with the token that begins a text: `auto`, `always` or `never`, see
-      `start_token.begins_contexts`.
+      `prefix.begins_contexts`.
 
   Attributes:
-    prefix_id: the token that an empty context is replaced by, see `start_token.start_token`.
+    prefix_id: the token that an empty context is replaced by, see `prefix.start_token`.
     stop_ids: the tokens that end a text.
-    begins: whether texts begin with `prefix_id`.
+    begins: whether what the tokenizer's rules say, or else `prefix_id`, stands in front of texts.
 
   Raises:
     ValueError: the rule is unknown.
@@ -65,9 +66,10 @@ class TaskTokenizer:
     self._model.no_padding()
     self._settings = typed_json.parse(files.get(_SETTINGS, "{}"), _Settings, _SETTINGS)
     self._files = files
-    self.prefix_id = start_token.start_token(tokenizer)
-    self.begins = start_token.begins_contexts(tokenizer, bos)
+    self.prefix_id = prefix.start_token(tokenizer)
+    self.begins = prefix.begins_contexts(tokenizer, bos)
     self.stop_ids = self._stop_ids()
+    self._front = list(prefix.by_rule(tokenizer, "always").before)
     self._prefix_text = self._model.decode([self.prefix_id], skip_special_tokens=False)
 
   @property
@@ -85,17 +87,17 @@ class TaskTokenizer:
 
     Args:
       text: the text.
-      begin: whether the token that begins a text is put in front; None: by the rule, but not where
-        the text itself begins with it, as that of a chat template may.
+      begin: whether what begins a text is put in front; None: by the rule, but not where the text
+        itself begins with `prefix_id`, as that of a chat template may.
     """
     ids = self._model.encode(text, add_special_tokens=False).ids
     if begin is None:
       begin = self.begins and not (self._prefix_text and text.startswith(self._prefix_text))
-    return [self.prefix_id, *ids] if begin else ids
+    return [*self._front, *ids] if begin else ids
 
-  def decode(self, ids: Iterable[int]) -> str:
-    """Returns the text of tokens, without special ones."""
-    return self._model.decode(list(ids), skip_special_tokens=True)
+  def decode_behind(self, before: Sequence[int], tokens: Sequence[int]) -> str:
+    """Returns the text of tokens that go on with others, without special ones."""
+    return text_behind(self._model.decode, before, tokens)
 
   def ending_ids(self, texts: Sequence[str]) -> list[int]:
     """Returns the tokens behind which a text is over: `stop_ids`, and those that hold a stop text.

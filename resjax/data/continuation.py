@@ -1,0 +1,64 @@
+"""The text of a continuation, and the tokens at which one ends."""
+
+from collections.abc import Callable, Sequence
+
+from resjax.data.pretrained_tokenizer import LibraryTokenizer
+from resjax.data.tokenizer import END_OF_TEXT, Tokenizer
+
+_LONGEST = 4  # bytes of a character in UTF-8
+_UNKNOWN = "\N{REPLACEMENT CHARACTER}"  # decoders put it where bytes are no character
+
+
+def text_behind(
+  decode: Callable[[list[int]], str], before: Sequence[int], tokens: Sequence[int]
+) -> str:
+  """Returns the text of tokens that go on with others.
+
+  It is the text of all of them without that of the first ones: decoded alone, many tokenizers drop
+  the space in front of the first token, or join it to nothing.
+
+  Args:
+    decode: returns the text of tokens.
+    before: the tokens of what is continued.
+    tokens: the tokens that go on with it.
+  """
+  given = decode(list(before))
+  for count in range(len(tokens), max(-1, len(tokens) - _LONGEST), -1):
+    whole = decode([*before, *tokens[:count]])
+    if whole.startswith(given):
+      return whole[len(given) :] + _UNKNOWN * (count < len(tokens))
+    if _UNKNOWN not in whole:
+      break
+    # Bytes of a character that is not whole, at the end, may undo the characters in front of it.
+  whole = decode([*before, *tokens])
+  pairs = enumerate(zip(given, whole, strict=False))
+  same = next((i for i, (ours, theirs) in pairs if ours != theirs), min(len(given), len(whole)))
+  return whole[same:]
+
+
+def stop_tokens(tokenizer: Tokenizer, text: str) -> tuple[int, ...]:
+  """Returns the tokens that a text stands for at which continuations end.
+
+  Args:
+    tokenizer: the tokenizer.
+    text: the spelling of a token, special or not; or END_OF_TEXT for the end of documents, beside
+      the token of that spelling.
+
+  Raises:
+    ValueError: it is no token.
+  """
+  found = [tokenizer.eot_id] if text == END_OF_TEXT else []
+  if isinstance(tokenizer, LibraryTokenizer):
+    added = {token.content: i for i, token in tokenizer.model.get_added_tokens_decoder().items()}
+    number = added.get(text, tokenizer.model.token_to_id(text))
+    if number is not None and tokenizer.piece(number) == text.encode():
+      found.append(number)
+  tokens = tokenizer.encode_batch([text])[0].tolist()
+  if len(tokens) == 1:
+    found += tokens
+  if not found:
+    raise ValueError(
+      f"stop={text!r} is {len(tokens)} tokens; it must be one, special or not, or {END_OF_TEXT} "
+      "for the end of text"
+    )
+  return tuple(dict.fromkeys(found))

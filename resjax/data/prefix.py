@@ -1,0 +1,71 @@
+"""What stands in front of a text that a model goes on with or is measured on.
+
+The rules of a pretrained tokenizer say it, see `special_tokens.around`. A model that was trained
+here has seen its documents behind the token that separates them.
+"""
+
+from resjax.data import special_tokens
+from resjax.data.pretrained_tokenizer import PretrainedTokenizer
+from resjax.data.special_tokens import Around, Settings
+from resjax.data.tokenizer import Tokenizer
+
+RULES = ("auto", "always", "never")
+
+
+def start_token(tokenizer: Tokenizer) -> int:
+  """Returns the token before the first one of a text: that which begins texts, else ends them.
+
+  It stands for a context without tokens. Where tokenizer_config.json names none of the two, it is
+  the `eot_id` of the tokenizer.
+  """
+  if isinstance(tokenizer, PretrainedTokenizer):
+    settings = Settings.of(tokenizer.files)
+    for token in (settings.bos_token, settings.eos_token):
+      spelled = special_tokens.spelling(token)
+      number = None if spelled is None else tokenizer.model.token_to_id(spelled)
+      if number is not None:
+        return number
+  return tokenizer.eot_id
+
+
+def by_rule(tokenizer: Tokenizer, rule: str = "auto") -> Around:
+  """Returns the tokens around a text.
+
+  Args:
+    tokenizer: the tokenizer of the model.
+    rule: `auto`: what the rules of a pretrained tokenizer say; in front of the texts of others
+      stands the token that separates documents. `never`: nothing in front. `always`: as `auto`, but
+      where that is nothing, `start_token` in front.
+
+  Raises:
+    ValueError: the rule is unknown.
+  """
+  if rule not in RULES:
+    raise ValueError(f"bos={rule!r} is unknown; allowed: {', '.join(RULES)}")
+  found = Around((tokenizer.eot_id,))
+  if isinstance(tokenizer, PretrainedTokenizer):
+    found = tokenizer.around
+  if rule == "never":
+    return Around((), found.after)
+  if rule == "always" and not found.before:
+    return Around((start_token(tokenizer),), found.after)
+  return found
+
+
+def begins_contexts(tokenizer: Tokenizer, rule: str = "auto") -> bool:
+  """Returns whether something stands in front of contexts that are scored, see `by_rule`.
+
+  With `auto` nothing stands in front of those of tokenizers that resjax has learned.
+
+  Raises:
+    ValueError: the rule is unknown.
+  """
+  found = by_rule(tokenizer, rule)
+  own = not isinstance(tokenizer, PretrainedTokenizer)
+  return bool(found.before) and not (own and rule == "auto")
+
+
+def spelled(tokenizer: Tokenizer, before: tuple[int, ...]) -> str:
+  """Returns what stands in front of a text in words, such as `<s> (1)`, or `nothing`."""
+  named = (f"{tokenizer.piece(i).decode(errors='replace')} ({i})" for i in before)
+  return ", ".join(named) or "nothing"

@@ -1,0 +1,113 @@
+"""What stands in front of texts is what the tokenizer says, wherever a model is given texts."""
+
+from types import SimpleNamespace
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from resjax.data import prefix
+from resjax.data.eval_text import measured_text
+from resjax.data.pretrained_tokenizer import load_pretrained
+from resjax.data.special_tokens import Around
+from resjax.data.tokenizer import ByteTokenizer
+from resjax.evaluation.conventions import LAST_WORD
+from resjax.evaluation.corpora import Text
+from resjax.evaluation.units import Cut, units
+from resjax.measured_models import Subject
+from resjax.runs import sample
+from tests.helpers import tokenizer_kinds
+from tests.helpers.tokenizer_kinds import TEXT
+
+
+@pytest.fixture(params=tokenizer_kinds.KINDS)
+def kind(request, tmp_path):
+  folder = tokenizer_kinds.folder(tmp_path, request.param)
+  return tokenizer_kinds.KINDS[request.param], load_pretrained(folder)
+
+
+def prompts(monkeypatch, tokenizer, texts, front):
+  """Returns the tokens that `sample_text` gives a model for each text."""
+  seen = []
+
+  def end(model, rows, num_tokens, *, lengths, **options):
+    seen.extend(row[len(row) - n :].tolist() for row, n in zip(rows, lengths, strict=True))
+    return jnp.concatenate([rows, jnp.full((len(rows), 1), tokenizer.end_ids[-1])], axis=1)
+
+  monkeypatch.setattr(sample, "generate", end)
+  monkeypatch.setattr(sample.jax, "jit", lambda function, **options: function)
+  model = SimpleNamespace(bind=lambda params: None, layout=SimpleNamespace(everywhere=None))
+  options = {"num_tokens": 1, "temperature": 0.0, "seed": 0, "prefix": front}
+  assert sample.sample_text(model, {}, tokenizer, texts, **options) == [""] * len(texts)
+  return seen
+
+
+def test_prompts(monkeypatch, kind):
+  want, words = kind
+  front = prefix.by_rule(words).before
+  filled, empty = prompts(monkeypatch, words, [TEXT, ""], front)
+  assert tuple(filled) == want.before + want.ids
+  assert tuple(empty) == (want.before or (prefix.start_token(words),))
+
+
+def test_rows_that_are_analyzed(kind):
+  want, words = kind
+  around = prefix.by_rule(words)
+  sizes = {"seq_len": 32, "batch_size": 1, "max_tokens": 99}
+  (batch,) = measured_text("mine", [TEXT, TEXT], words, around=around, **sizes).batches
+  whole = want.before + want.ids + (want.after or want.before)
+  for segment in (1, 2):
+    mine = batch["segment_ids"][0] == segment
+    assert tuple(batch["inputs"][0][mine]) == whole[:-1]
+    assert tuple(batch["targets"][0][mine]) == whole[1:]
+
+
+def test_contexts_that_are_scored(kind):
+  want, words = kind
+  text = f"{TEXT} the"
+  cut = Cut(64, 64, prefix.begins_contexts(words))
+  corpus = SimpleNamespace(rule=SimpleNamespace(kind=LAST_WORD))
+  (unit,) = units(corpus, [Text("0", text, text)], words, cut)
+  row = unit.rows[0]
+  whole = words.encode_batch([text])[0]
+  np.testing.assert_array_equal(row.tokens, [*want.before, *whole])
+  assert tuple(row.tokens[: row.first]) == (want.before + want.ids)[: row.first]
+
+
+@pytest.mark.parametrize(
+  ("name", "always"),
+  [("qwen", (260,)), ("smollm", (1,)), ("pythia", (0,)), ("llama2", (1,)), ("wordpiece", (2,))],
+)
+def test_rules(tmp_path, name, always):
+  words = load_pretrained(tokenizer_kinds.folder(tmp_path, name))
+  kind = tokenizer_kinds.KINDS[name]
+  assert prefix.by_rule(words) == Around(kind.before, kind.after)
+  assert prefix.by_rule(words, "always") == Around(always, kind.after)
+  assert prefix.by_rule(words, "never") == Around((), kind.after)
+  with pytest.raises(ValueError, match="bos='maybe' is unknown; allowed: auto, always, never"):
+    prefix.by_rule(words, "maybe")
+
+
+def test_models_that_were_trained_here():
+  words = ByteTokenizer()
+  assert prefix.by_rule(words) == prefix.by_rule(words, "always") == Around((256,))
+  assert prefix.by_rule(words, "never") == Around()
+  found = [prefix.begins_contexts(words, rule) for rule in prefix.RULES]
+  assert found == [False, True, False]
+
+
+def subject(words, around):
+  decoder = SimpleNamespace(config=SimpleNamespace(vocab_size=words.vocab_size))
+  return Subject("it", decoder, words, 8, around)
+
+
+def test_in_words(tmp_path):
+  llama = load_pretrained(tokenizer_kinds.folder(tmp_path, "llama2"))
+  ours = subject(ByteTokenizer(), None)
+  theirs = subject(llama, prefix.by_rule(llama))
+  rules = "<s> (1) in front of texts, as its tokenizer's rules say"
+  training = "<|endoftext|> (256) in front of texts, as in training"
+  never = "nothing in front of texts, as --bos says"
+  for model, by_itself in ((ours, training), (theirs, rules)):
+    for rule, words in {"auto": by_itself, "always": by_itself, "never": never}.items():
+      assert model.with_bos(rule).prefix_in_words == f"it: {words}"
