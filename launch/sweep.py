@@ -38,7 +38,7 @@ from launch.sweep_tuning import Sweep
 from resjax import shipped, terminal
 from resjax.analysis import plots
 from resjax.ranges import MAX_SEED
-from resjax.runs import workdir
+from resjax.runs import environment
 from resjax.sweeps import comparison, comparison_plots, comparison_table, results, table
 from resjax.sweeps import plan as plans
 from resjax.sweeps.runs import SweepRun, expand
@@ -133,7 +133,7 @@ def _read() -> Sweep:
     if len(refused) == len(arms):
       raise ValueError(f"run {runs[0].name!r}: {refused[runs[0].name]}")
     begun = any(map(sweep_runs.begun, runs)) or sweep_tuning.begun(sweep)
-    wanted = plans.make(asked, runs, workdir.code_version(), time.time())
+    wanted = plans.make(asked, runs, environment.code_version(), time.time())
     sweep.plan = plans.settle(sweep.folder, wanted, begun)
   return sweep
 

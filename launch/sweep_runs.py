@@ -14,7 +14,7 @@ from ml_collections import config_flags
 from rich.console import Console
 
 from launch import outside
-from resjax import config_tree, experiment, typed_json
+from resjax import config_tree, experiment
 from resjax.processes.signals import SIGINT_CODE, Interrupted
 from resjax.records.metrics_log import FILE_NAME, read_metrics
 from resjax.runs import alike, workdir
@@ -184,8 +184,8 @@ def _settings(run: Run) -> dict[str, Any]:
 
 
 def begun(run: SweepRun) -> bool:
-  """Returns whether a run has a record."""
-  return (workdir.place(run.config.workdir) / workdir.RECORD).exists()
+  """Returns whether a run has trained a step."""
+  return workdir.begun(workdir.place(run.config.workdir)) is not None
 
 
 def collect(run: SweepRun, error: str | None = None, metric: str = results.PRIMARY) -> Result:
@@ -198,10 +198,9 @@ def collect(run: SweepRun, error: str | None = None, metric: str = results.PRIMA
   """
   folder = workdir.place(run.config.workdir)
   records = read_metrics(folder / FILE_NAME) if (folder / FILE_NAME).exists() else []
-  if not begun(run):
+  record = workdir.begun(folder)
+  if record is None:
     return results.result(run, records, {}, error, metric=metric)
-  record = workdir.read(folder)
   costs = dataclasses.asdict(record.costs)
-  where = f"{folder / workdir.RECORD}: environment"
-  environment = typed_json.convert(record.environment, results.Environment, where)
+  environment = results.Environment(record.environment.git, tuple(record.environment.devices))
   return results.result(run, records, costs, error, environment=environment, metric=metric)

@@ -156,10 +156,9 @@ def test_record_keeps_config_versions_and_revision(tmp_path, monkeypatch):
   workdir.write(tmp_path, run, dataset(tmp_path), {"parameters": 7})
   found = workdir.read(tmp_path)
   assert found.config["model"]["d_model"] == 128
-  assert found.environment["packages"]["jax"] == jax.__version__
-  assert set(found.environment) >= {"packages", "python", "git", "devices", "command"}
-  command = found.environment["command"]
-  assert command == ["launch.train", "--config.seed=1", "--api_key=***"]
+  assert found.environment.packages["jax"] == found.environment.facts["jax"] == jax.__version__
+  assert found.environment.facts["devices"] == f"{jax.device_count()} x cpu"
+  assert found.environment.command == ["launch.train", "--config.seed=1", "--api_key=***"]
   assert experiment.load(str(tmp_path)).decoder == run.decoder
   assert found.config["model"]["dtype"] == "float32"  # resolved
   assert found.costs == workdir.Costs(parameters=7)

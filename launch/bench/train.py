@@ -99,7 +99,7 @@ def main(words: list[str], after: list[str]) -> None:
 
 def _write(out: Path, report: dict, run: Path) -> str:
   """Writes the report, with what a run knows of its environment, and returns its text."""
-  environment = workdir.read(run).environment
+  environment = dataclasses.asdict(workdir.read(run).environment)
   text = json.dumps(report | {"environment": environment}, indent=2)
   (out / "bench_train.json").write_text(text)
   return text

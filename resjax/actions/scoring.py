@@ -19,7 +19,7 @@ from resjax.evaluation.estimates import Estimate
 from resjax.evaluation.texts import Measured, Model, Report, measure, summarise
 from resjax.locations import Location
 from resjax.measured_models import Subject, free_name
-from resjax.runs import workdir
+from resjax.runs import environment
 
 _PACKAGES = ("resjax", "jax", "jaxlib", "flax", "tokenizers", "numpy", "lm_eval")
 
@@ -184,7 +184,7 @@ def _model(subject: Subject, config: ScoringConfig, names: Sequence[str]) -> Mod
 
 def _environment() -> dict[str, Any]:
   """Returns versions, devices and the time, for the record."""
-  versions = {name: workdir.package_version(name) for name in _PACKAGES}
+  versions = {name: environment.package_version(name) for name in _PACKAGES}
   return {
     "versions": versions | {"python": platform.python_version()},
     "devices": [jax.device_count(), jax.devices()[0].device_kind],

@@ -39,9 +39,12 @@ TRAINING: Mapping[str, tuple[str, dict[str, Any]]] = {
   "validation/bits_per_byte": ("validation (bits per byte)", {"color": COLOURS[1], "marker": "o"}),
 }
 
+_LETTER = 0.03  # the width of a letter beside a mark, as a share of the axis
+
 _SPACES = "\n\u00a0"
 
 Records = Sequence[Mapping[str, Any]]
+Marks = Sequence[tuple[float, str]]
 
 
 def plain(text: str) -> str:
@@ -55,18 +58,24 @@ def drawable(text: str) -> str:
   return "".join(c if isinstance(c, str) else c.decode() for c in kept)
 
 
-def training_figure(records: Records) -> Figure:
-  """Draws training loss and validation bits per byte over the steps of a run."""
+def training_figure(records: Records, marks: Marks = ()) -> Figure:
+  """Draws training loss and validation bits per byte over the steps of a run; see `curve`."""
   figure = Figure(figsize=(11, 4), layout="constrained")
   for axes, key in zip(figure.subplots(1, 2), TRAINING, strict=True):
-    _curve(axes, records, key)
+    _curve(axes, records, key, marks)
   return figure
 
 
-def curve(records: Records, key: str) -> Figure:
-  """Draws one of the metrics of `TRAINING` over the steps of a run."""
+def curve(records: Records, key: str, marks: Marks = ()) -> Figure:
+  """Draws one of the metrics of `TRAINING` over the steps of a run.
+
+  Args:
+    records: the records of the run.
+    key: the metric.
+    marks: steps where something changed, which lines mark, with a short text each.
+  """
   figure = Figure(figsize=(5, 3.8), layout="constrained")
-  _curve(figure.subplots(), records, key)
+  _curve(figure.subplots(), records, key, marks)
   return figure
 
 
@@ -187,18 +196,21 @@ def set_title(figure: Figure, title: str) -> None:
   figure.suptitle(plain(title), gid=TITLE)
 
 
-def save(figure: Figure, path: Location, *, titles: bool = False) -> None:
+def save(figure: Figure, path: Location, *, titles: bool = False, keep: bool = False) -> None:
   """Writes a figure as PNG with 200 dots per inch, SVG and PDF, without a display.
 
   Args:
     figure: the figure; its texts with the gid `TITLE` are shown with `titles` alone.
     path: the place of the PNG file, beside which the others stand; links there are replaced.
     titles: whether the title is part of the figure.
+    keep: whether files that are there stay as they are.
   """
   if not titles:
     hide_title(figure)
   for kind in KINDS:
-    locations.write_bytes(path.with_suffix(f".{kind}"), render(figure, kind))
+    file = path.with_suffix(f".{kind}")
+    if not (keep and file.exists()):
+      locations.write_bytes(file, render(figure, kind))
 
 
 def render(figure: Figure, kind: str) -> bytes:
@@ -226,10 +238,26 @@ def _lay_out(figure: Figure) -> None:
     figure.set_layout_engine(None)
 
 
-def _curve(axes: Axes, records: Records, key: str) -> None:
+def _curve(axes: Axes, records: Records, key: str, marks: Marks) -> None:
   points = [(r["step"], r[key]) for r in records if r.get(key) is not None]
   label, style = TRAINING[key]
   axes.plot(*zip(*points, strict=True) if points else ([], []), **style)
+  for step, text in _apart(marks, _LETTER * np.ptp(axes.get_xlim())):
+    axes.axvline(step, color=COLOURS[6], linestyle=":", zorder=0)
+    # Above the axes, where no curve is.
+    place = {"xy": (step, 1), "xytext": (0, 2), "textcoords": "offset points", "ha": "center"}
+    axes.annotate(plain(text), xycoords=axes.get_xaxis_transform(), fontsize="small", **place)
   axes.set_xlabel("step")
   axes.set_ylabel(label)
   axes.grid(alpha=0.3)
+
+
+def _apart(marks: Marks, letter: float) -> list[tuple[float, str]]:
+  """Returns marks in order, in which those that are too close for their texts are one."""
+  found: list[tuple[float, str]] = []
+  for step, text in sorted(marks):
+    if found and step - found[-1][0] < letter * len(found[-1][1]):
+      found[-1] = found[-1][0], f"{found[-1][1]}, {text}"
+    else:
+      found.append((step, text))
+  return found

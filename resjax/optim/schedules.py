@@ -54,6 +54,11 @@ def warmup_steps(config: OptimizerConfig, steps: int) -> int:
   return min(config.warmup_steps, room)
 
 
+def steps_before_decay(config: OptimizerConfig, steps: int) -> int:
+  """Returns the number of steps before the final decay of wsd."""
+  return steps - _decay_steps(config, steps)
+
+
 def _decay_steps(config: OptimizerConfig, steps: int) -> int:
   """Returns the number of steps of the final decay of wsd."""
   return min(max(1, round(config.decay_fraction * steps)), steps - 1)

@@ -28,9 +28,9 @@ def find(folder: Location, run: Run, origin: Parent | None) -> dict[str, Any]:
   Raises:
     ValueError: the record of the run is damaged, or is missing beside checkpoints of a known run.
   """
-  recorded = (folder / workdir.RECORD).exists()
-  old = workdir.read(folder).lineage if recorded else None
-  if not recorded:
+  begun = workdir.begun(folder)
+  old = begun.lineage if begun else None
+  if begun is None:
     _check_none_is_lost(folder)
   name = old.run if old else secrets.token_hex(8)
   parent = origin.facts() if origin else old.parent if old else None

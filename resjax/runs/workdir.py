@@ -3,20 +3,15 @@
 import contextlib
 import dataclasses
 import fcntl
-import importlib.metadata
 import json
-import platform
-import subprocess
-import sys
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Annotated, Any
 
-import jax
 import msgspec
 from absl import logging
 
-from resjax import combinators, locations, redaction, typed_json
+from resjax import combinators, locations, typed_json
+from resjax.checkpoint import reader
 from resjax.checkpoint.identity import RunId
 from resjax.checkpoint.place import absolute
 from resjax.data.summary import DatasetSummary
@@ -24,15 +19,13 @@ from resjax.locations import Location
 from resjax.models.config import DecoderConfig
 from resjax.nn.rope import RopeScaling
 from resjax.ranges import AS_SEED
-from resjax.runs import run_text
+from resjax.runs import environment, history, run_text
 from resjax.runs.config import Run
+from resjax.runs.environment import Environment
+from resjax.runs.history import Part
 
 RECORD = "run.json"
 TOKENIZER = "tokenizer.json"
-_PACKAGES = (
-  "resjax", "jax", "jaxlib", "libtpu", "flax", "optax", "orbax-checkpoint", "grain",
-  "tensorflow-datasets", "tokenizers", "numpy",
-)  # fmt: skip
 # Settings of how a step is computed, not of what it computes: a resumed run may change them.
 _FREE_MODEL_FIELDS = ("attention", "depth", "remat")
 # Settings of config.model.rope_scaling that records of earlier runs do not have.
@@ -78,20 +71,30 @@ class Record:
   """What `run.json` says of a run.
 
   Attributes:
-    config: the resolved config, whose sections `resjax.experiment` checks.
+    config: the resolved config of its last steps, whose sections `resjax.experiment` checks.
     identity: the settings that decide the parameters and the order of the data, see `identity`.
     data_fingerprint: the name of the data that were built for it.
     costs: what its model costs.
-    environment: the versions, the devices and the command of its last start.
+    environment: what its last steps were computed by.
     lineage: who the run is; None in records of runs from before they had names.
+    history: its parts, with those settings alone in which they differ; None in records of earlier
+      runs, whose last start says what held.
   """
 
   config: dict[str, Any]
   identity: dict[str, Any]
   data_fingerprint: Annotated[str, msgspec.Meta(pattern=r"^[0-9A-Za-z_-]+$")]
   costs: Costs
-  environment: dict[str, Any] = dataclasses.field(default_factory=dict)
+  environment: Environment = dataclasses.field(default_factory=Environment)
   lineage: Lineage | None = None
+  history: list[Part] | None = None
+
+  @property
+  def parts(self) -> list[Part]:
+    """The parts of the run in order, each with all its settings; none before its first step."""
+    if self.history is None:
+      return [Part(1, history.settings(self.config), self.environment)]
+    return history.whole(self.history, self.config)
 
 
 class _Corpus(msgspec.Struct):
@@ -166,9 +169,9 @@ def check(folder: Location, run: Run, dataset: DatasetSummary) -> None:
   Raises:
     ValueError: the folder holds a run with other parameters or another order of the data.
   """
-  if not (folder / RECORD).exists():
+  old = begun(folder)
+  if old is None:
     return
-  old = read(folder)
   try:
     before = _decisive(old.identity)
   except msgspec.ValidationError as error:
@@ -212,14 +215,14 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
   return [f"{key} was {old.get(key)!r} and is {new.get(key)!r}" for key in changed]
 
 
-def write(
+def begin(
   folder: Location,
   run: Run,
   dataset: DatasetSummary,
   costs: Mapping[str, float],
   lineage: Mapping[str, Any] | None = None,
 ) -> None:
-  """Writes the record of a run, the digests of its documents, and a copy of its tokenizer.
+  """Writes the record of a run that has trained no step, unless the folder holds one that has.
 
   Args:
     folder: the folder of the run.
@@ -229,6 +232,40 @@ def write(
     lineage: the random name of the run and its parent, see `resjax.runs.lineage.record`; None: the
       run has no checkpoints.
   """
+  if begun(folder) is None:
+    _write(folder, run, dataset, costs, lineage, [])
+
+
+def write(
+  folder: Location,
+  run: Run,
+  dataset: DatasetSummary,
+  costs: Mapping[str, float],
+  lineage: Mapping[str, Any] | None = None,
+  *,
+  after: int = 0,
+) -> None:
+  """Writes the record of a run whose settings hold from the step behind `after` on.
+
+  Steps behind it that were trained before are not those of the run any more: they were after its
+  newest checkpoint. The arguments are those of `begin`.
+  """
+  old = begun(folder)
+  now = Part(after + 1, history.settings(run.resolved), environment.current())
+  parts = history.continued(old.parts if old else [], now)
+  _write(folder, run, dataset, costs, lineage, parts)
+
+
+def _write(
+  folder: Location,
+  run: Run,
+  dataset: DatasetSummary,
+  costs: Mapping[str, float],
+  lineage: Mapping[str, Any] | None,
+  parts: list[Part],
+) -> None:
+  """Writes the record, the digests of the documents, and a copy of the tokenizer."""
+  last = parts[-1].environment if parts else environment.current()
   content = {
     "lineage": lineage,
     "config": run.resolved,
@@ -236,11 +273,24 @@ def write(
     "data_fingerprint": dataset.fingerprint,
     "costs": costs,
     "compiler_options": dict(run.compiler_options),
-    "environment": _environment(),
+    "environment": dataclasses.asdict(last),
+    "history": [dataclasses.asdict(part) for part in history.short(parts)],
   }
   run_text.write(folder, dataset)
   locations.write_text(folder / RECORD, json.dumps(content, indent=2) + "\n")
   locations.write_text(folder / TOKENIZER, dataset.tokenizer.read_text())
+
+
+def begun(folder: Location) -> Record | None:
+  """Returns the record of a run that has trained a step or saved its state; else None.
+
+  Raises:
+    ValueError: the record is damaged.
+  """
+  if not (folder / RECORD).exists():
+    return None
+  found = read(folder)
+  return found if found.parts or reader.saved_steps(folder / "checkpoints") else None
 
 
 def read(folder: Location) -> Record:
@@ -288,32 +338,3 @@ def model_identity(decoder: DecoderConfig) -> dict[str, Any]:
     if model["rope_scaling"][name] == getattr(RopeScaling, name):
       del model["rope_scaling"][name]
   return json.loads(json.dumps({f"config.model.{key}": value for key, value in model.items()}))
-
-
-def _environment() -> dict[str, Any]:
-  return {
-    "packages": {package: package_version(package) for package in _PACKAGES},
-    "python": platform.python_version(),
-    "git": code_version(),
-    "devices": [device.device_kind for device in jax.devices()],
-    "command": redaction.words(sys.argv),
-  }
-
-
-def package_version(name: str) -> str | None:
-  """Returns the version of an installed package; None if it is not installed."""
-  try:
-    return importlib.metadata.version(name)
-  except importlib.metadata.PackageNotFoundError:
-    return None
-
-
-def code_version() -> str | None:
-  """Returns the commit of this source, with `-dirty` if files were changed; None outside git."""
-  command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
-  try:
-    source = Path(__file__).parent
-    found = subprocess.run(command, cwd=source, capture_output=True, text=True, check=False)
-  except OSError:
-    return None
-  return found.stdout.strip() or None

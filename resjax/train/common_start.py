@@ -16,7 +16,7 @@ from resjax.data.config import DataConfig
 from resjax.data.summary import DatasetSummary
 from resjax.manifest import Damaged
 from resjax.runs.config import Run
-from resjax.runs.workdir import package_version
+from resjax.runs.environment import package_version
 
 _ALIKE = ("resjax", "jax", "jaxlib", "libtpu")
 

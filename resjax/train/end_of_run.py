@@ -9,8 +9,7 @@ from rich.console import Console
 from resjax import locations
 from resjax.locations import Location
 from resjax.records.metrics_log import FILE_NAME, read_metrics
-from resjax.runs import workdir
-from resjax.runs.config import Run
+from resjax.runs import history, workdir
 from resjax.runs.sample import sample_text
 from resjax.train import run_tables
 from resjax.train.evaluate import SPLIT
@@ -21,11 +20,14 @@ SAMPLE = "sample.txt"  # the text that the model wrote when it was done
 
 
 def finish(trainer: Trainer, console: Console) -> TrainingResult:
-  """Prints the alignment of a run, a sample, its files and, last, its result; returns it."""
+  """Prints the alignment of a run, a sample, its files and, last, its result; returns it.
+
+  Of a run that was finished before, the files that are there stay as they are.
+  """
   run, folder = trainer.run, workdir.place(trainer.run.workdir)
   first = jax.process_index() == 0  # the consoles of others are quiet
   records = read_metrics(folder / FILE_NAME) if first else []
-  figures = _show_alignment(run, records, folder, console) if first else []
+  figures = _show_alignment(trainer, records, console) if first else []
   num_tokens = min(run.train.sample_tokens, run.data.seq_len - 1)  # a row begins with one token
   if num_tokens:
     # The parameters are on the devices of all processes, so that each of them samples.
@@ -40,7 +42,7 @@ def finish(trainer: Trainer, console: Console) -> TrainingResult:
     )
     console.print("sample (temperature 0.8):", highlight=False)
     console.print(text, markup=False, highlight=False, soft_wrap=True)
-    if first:
+    if first and (trainer.recorded or not (folder / SAMPLE).exists()):
       locations.write_text(folder / SAMPLE, text)
   console.print(trainer.ledger.table())
   step = trainer.checkpoints.latest
@@ -55,17 +57,19 @@ def finish(trainer: Trainer, console: Console) -> TrainingResult:
 
 
 def _show_alignment(
-  run: Run, records: Sequence[Mapping[str, Any]], folder: Location, console: Console
+  trainer: Trainer, records: Sequence[Mapping[str, Any]], console: Console
 ) -> list[Location]:
   """Draws the records of a run, and prints its last alignment; returns the files drawn."""
   # Drawing needs matplotlib, which nothing before the end of a run loads.
   from resjax.analysis import plots
   from resjax.analysis.report import alignment_table
 
-  plot = folder / "plots" / "training.png"
-  plots.save(plots.training_figure(records), plot)
+  run, folder = trainer.run, workdir.place(trainer.run.workdir)
+  plot, keep = folder / "plots" / "training.png", not trainer.recorded
+  marks = history.marks(workdir.read(folder).parts)
+  plots.save(plots.training_figure(records, marks), plot, keep=keep)
   found = alignment_table.alignments(records, run.workdir, SPLIT, run.decoder.sites[-1])
   if not found:
     return [plot]
   alignment_table.show(found[-1], console)
-  return [plot, *alignment_table.draw(found, plot.parent)]
+  return [plot, *alignment_table.draw(found, plot.parent, keep=keep)]

@@ -68,8 +68,11 @@ def train(
       found, checkpoints = open_checkpoints(run, dataset, origin, console)
     with signals.stop_on_request() as stop, checkpoints, watchdog:
       with ledger.phase("init"):
-        trainer = Trainer(run, program.build(run), dataset, checkpoints, origin, ledger)
-        show(trainer, lineage.record(found), console)
+        born = lineage.record(found)
+        trainer = Trainer(run, program.build(run), dataset, checkpoints, origin, born, ledger)
+        trainer.begin()
+        show_model(trainer, console)
+        show_start(trainer, console)
       trainer.run_steps(stop, profile_steps)
     return finish(trainer, console)
 
@@ -107,18 +110,19 @@ def find_origin(run: Run, folder: Location) -> Parent | None:
   return parents.find(found, run.train.hf_ignore) if found else None
 
 
-def show(trainer: Trainer, born: Mapping[str, Any], console: Console) -> None:
-  """Writes the record of a run into its folder; prints its model, and where it starts from."""
-  run, folder = trainer.run, workdir.place(trainer.run.workdir)
-  costs = run_tables.model_costs(trainer.model, run)
-  if jax.process_index() == 0:
-    workdir.write(folder, run, trainer.dataset, costs, born)
-  run_tables.show_model(trainer.model, run, costs, console)
+def show_model(trainer: Trainer, console: Console) -> None:
+  """Prints the model of a run, and the parent whose parameters it starts from."""
+  run = trainer.run
+  run_tables.show_model(trainer.model, run, trainer.costs, console)
   run_tables.show_compiler_options(run, console)
   if trainer.origin is not None and trainer.inheritance is not None:
     changes = init_from.changes(trainer.origin, trainer.model, run)
     run_tables.show_parent(trainer.origin, trainer.inheritance, changes, console)
+
+
+def show_start(trainer: Trainer, console: Console, name: str = "") -> None:
+  """Prints from which step a run goes on, and what changes there; lines begin with `name`."""
+  run = trainer.run
   if trainer.start is not None:
-    steps = run.train.steps
-    at_end = "; that is the last one, nothing to train" * (trainer.start >= steps)
-    console.print(f"resuming after step {trainer.start} of {steps}{at_end}")
+    record = workdir.begun(workdir.place(run.workdir))
+    run_tables.show_resumption(run, trainer.start, record.parts if record else [], console, name)

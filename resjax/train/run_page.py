@@ -1,5 +1,6 @@
 """One page of HTML about a run: what it reached, its curve, switch, sample, time and settings."""
 
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from typing import Any
@@ -12,9 +13,9 @@ from resjax.analysis.report.alignment_figures import TRAJECTORIES
 from resjax.locations import Location
 from resjax.records import time_ledger
 from resjax.records.metrics_log import FILE_NAME, read_metrics
-from resjax.runs import workdir
+from resjax.runs import history, workdir
 from resjax.runs.workdir import Record
-from resjax.train import run_tables
+from resjax.train import run_history, run_tables
 from resjax.train.end_of_run import SAMPLE
 from resjax.train.evaluate import SPLIT
 
@@ -28,7 +29,6 @@ _RANKS = (
   "Rank of the input token and of the next token among all tokens when the state is decoded by "
   "final norm and output embedding, in the last measurement of the run."
 )
-_CHOICES = ("model.residual", "sharding")  # settings that have one folder for each name
 
 
 def page(folder: Location, base: Mapping[str, Any]) -> str:
@@ -50,7 +50,8 @@ def page(folder: Location, base: Mapping[str, Any]) -> str:
     lead += parts.answer("Switch to the next token", depth_positions.answer(found[-1]))
   sections = [
     parts.section("run", "The run", parts.table("The run", ("", ""), _facts(record, records))),
-    parts.section("curves", "Curves", parts.figures(_figures(records, found))),
+    parts.section("curves", "Curves", parts.figures(_figures(record, records, found))),
+    *run_history.section(record.parts),
     *_sample(folder),
     *_time(records),
     _settings(record.config, base),
@@ -85,15 +86,21 @@ def _facts(record: Record, records: Sequence[Mapping[str, Any]]) -> Iterator[tup
   speeds = sorted(r["time/tokens_per_second"] for r in records if r.get("time/tokens_per_second"))
   if speeds:
     yield "tokens per second, median", f"{speeds[len(speeds) // 2]:,.0f}"
-  for name in ("devices", "git", "python"):
-    value = record.environment.get(name)
-    if value:
-      yield name, ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+  facts = record.environment.facts
+  for name in ("devices", "git", "python", "resjax", "jax", "flax"):
+    if value := facts.get(name):
+      yield name, value
+  if record.environment.command:
+    yield "command", shlex.join(record.environment.command)
 
 
-def _figures(records: Sequence[Mapping[str, Any]], found: Sequence[Alignment]) -> Iterator[str]:
+def _figures(
+  record: Record, records: Sequence[Mapping[str, Any]], found: Sequence[Alignment]
+) -> Iterator[str]:
+  marks = history.marks(record.parts)
   for key, title, caption in _CURVES:
-    yield parts.figure(key.replace("/", "_"), plots.curve(records, key), title, caption)
+    note = f"{caption} {run_history.NOTE}" if marks else caption
+    yield parts.figure(key.replace("/", "_"), plots.curve(records, key, marks), title, note)
   if found:
     rank = TRAJECTORIES["rank"]
     drawn = alignment_figures.figure(found[-1], rank, "closed")
@@ -121,11 +128,11 @@ def _settings(config: Mapping[str, Any], base: Mapping[str, Any]) -> str:
 
   Options of residual systems and of sharding rules that the run does not use are left out.
   """
-  own, usual = _settings_of(config), _settings_of(base)
+  own, usual = config_tree.in_use(config), _settings_of(base)
   rows = [
     (name, _text(value), _text(usual[name]) if name in usual else "none")
     for name, value in own.items()
-    if name not in _SHARED and value != usual.get(name) and _is_used(name, own)
+    if name not in _SHARED and value != usual.get(name)
   ]
   table = parts.table("Settings", ("config.", "this run", "base"), rows)
   return parts.section("settings", "Settings that are not those of the base", table)
@@ -135,14 +142,6 @@ def _settings_of(config: Mapping[str, Any]) -> dict[str, Any]:
   """Returns the values of settings by dotted name, in which tuples are lists, as in JSON."""
   found = config_tree.flat(config)
   return {key: list(v) if isinstance(v, tuple) else v for key, v in found.items()}
-
-
-def _is_used(name: str, settings: Mapping[str, Any]) -> bool:
-  for folder in _CHOICES:
-    chosen = settings.get(f"{folder}.name")
-    if name.startswith(f"{folder}.") and name.split(".")[folder.count(".") + 1] != "name":
-      return name.startswith(f"{folder}.{chosen}.")
-  return True
 
 
 def _text(value: Any) -> str:

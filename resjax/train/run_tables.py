@@ -10,9 +10,12 @@ from resjax.hardware import compiler_options
 from resjax.models.flops import training_flops_per_token
 from resjax.models.model_def import ModelDef
 from resjax.optim import parameter_rows, warmup_steps
+from resjax.runs import environment, history
 from resjax.runs.config import Run
+from resjax.runs.history import Part
 from resjax.runs.init_from import Inheritance
 from resjax.runs.parents import Parent
+from resjax.train import rate_jump
 
 
 def model_costs(model: ModelDef, run: Run) -> dict[str, float]:
@@ -79,6 +82,31 @@ def show_parent(
     f"the function changes: {'; '.join(changes)}" if changes else "the function is the parent's"
   )
   terminal.say(console, "\n".join(lines))
+
+
+def show_resumption(
+  run: Run, start: int, parts: Sequence[Part], console: Console, name: str = ""
+) -> None:
+  """Prints from which step a run goes on, what changes there, and a jump of the learning rate.
+
+  Args:
+    run: the run as it is now.
+    start: the step of the checkpoint that it goes on from.
+    parts: its parts so far.
+    console: where to print.
+    name: what the lines begin with.
+  """
+  steps, before = run.train.steps, history.at(parts, max(start, 1))
+  at_end = "; that is the last one, nothing to train" * (start >= steps)
+  lines = [f"resuming after step {start} of {steps}{at_end}"]
+  if before is not None:
+    now = Part(start + 1, history.settings(run.resolved), environment.current())
+    changed = "; ".join(map(str, history.changes(before, now)))
+    if changed and at_end:
+      lines.append(f"this has no effect, and is not recorded: {changed}")
+    elif changed:
+      lines += [f"from step {start + 1} on: {changed}", *rate_jump.explain(before, run, start)]
+  terminal.say(console, "\n".join(f"{name}{line}" for line in lines))
 
 
 def show_result(records: Sequence[Mapping[str, Any]], console: Console) -> None:

@@ -127,9 +127,12 @@ def train(runs: Sequence[Run], console: Console | None = None) -> None:
         single = program.build(runs[0])
         parts = zip(runs, opened, origins, strict=True)
         for run, (found, checkpoints), origin in parts:
-          trainers.append(Trainer(run, single, dataset, checkpoints, origin, ledger))
-          shown = console if len(trainers) == 1 else terminal.console(quiet=True)
-          loop.show(trainers[-1], lineage.record(found), shown)
+          born = lineage.record(found)
+          trainers.append(Trainer(run, single, dataset, checkpoints, origin, born, ledger))
+          trainers[-1].begin()
+          if len(trainers) == 1:
+            loop.show_model(trainers[-1], console)
+          loop.show_start(trainers[-1], console, f"{run.workdir}: ")
       ended: dict[str, str] = {}
       for start in dict.fromkeys(trainer.start or 0 for trainer in trainers):
         group = [trainer for trainer in trainers if (trainer.start or 0) == start]
@@ -207,6 +210,8 @@ class _Group:
       batch, token_bytes = self._batch(), self.trainers[0].token_bytes
       with self.ledger.phase("dispatch"):
         state, values = train_step(state, batch, token_bytes, self.peaks)
+      if step == self.start + 1:
+        self._sign(values)
       self._record(before)
       before = step, values
       if self.stop.tick() or self._any_due(step):
@@ -215,6 +220,10 @@ class _Group:
         self._after(step, state)
       if len(self.ended) == len(self.trainers):
         return
+
+  def _sign(self, values: Metrics) -> None:
+    """See `Trainer.sign`, for each run."""
+    self._each(lambda trainer, _: trainer.sign(values))
 
   def _batch(self) -> Mapping[str, Array]:
     """Returns the next batches of all runs [runs, B, T]."""

@@ -1,9 +1,9 @@
 """A run in progress: its steps, and what is done after them."""
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import jax
 
@@ -21,6 +21,7 @@ from resjax.runs import init_from, workdir
 from resjax.runs.config import Run
 from resjax.runs.init_from import Inheritance
 from resjax.runs.parents import Parent
+from resjax.train import run_tables
 from resjax.train.compilation import compile_steps
 from resjax.train.evaluate import SPLIT, evaluate
 from resjax.train.profile import Profiler
@@ -39,13 +40,16 @@ class Trainer:
     dataset: the built data.
     checkpoints: the checkpoints of its workdir.
     origin: the parent that it starts from; None: it has none, or goes on from a checkpoint.
+    born: who the run is, see `resjax.runs.lineage.record`.
     ledger: counts the time of the run.
 
   Attributes:
+    costs: what the model costs, see `run_tables.model_costs`.
     other_steps: the compiled step of evaluation, and that of the alignment where it is measured.
     start: the step of the checkpoint that the run goes on from; None: there is none.
     inheritance: says which parameters came from `origin`; None: there is no origin.
     state: the train state.
+    recorded: whether this process has added to the records of the run.
   """
 
   def __init__(
@@ -55,15 +59,17 @@ class Trainer:
     dataset: DatasetSummary,
     checkpoints: Checkpoints,
     origin: Parent | None,
+    born: Mapping[str, Any],
     ledger: Ledger,
   ):
     self.run, self.dataset, self.checkpoints, self.ledger = run, dataset, checkpoints, ledger
     ledger.beside(lambda: checkpoints.opening_seconds)
-    self.origin = origin
+    self.origin, self._born = origin, born
     self.inheritance: Inheritance | None = None
     self.layout = run.layout
     self.program = program
     self.model = program.model
+    self.costs = run_tables.model_costs(self.model, run)
     self.tokenizer = tokenizer.load(dataset.tokenizer)
     self.token_bytes = self.layout.copy(self.tokenizer.token_bytes())
     size = run.train.batch_size
@@ -71,6 +77,7 @@ class Trainer:
       run.data, dataset, batch_size=size, seed=run.seeds.order, rows=self.layout.rows(size).tolist()
     )
     self._meter: Meter | None = None
+    self.recorded = False
     self._put_off = False  # whether a save waits for a step that is taken
     self.start = _agreed(checkpoints)
     self.state = self._first_state()
@@ -124,6 +131,8 @@ class Trainer:
       for step in range(done + 1, steps + 1):
         with profiler.step(step):
           values = self._step(train_step)
+        if step == done + 1:
+          self.sign(values)
         recorder.step(step, values)
         profiler.end(step, values)
         if stop.tick() or self.is_due(step):
@@ -135,6 +144,7 @@ class Trainer:
 
   def recorder(self, progress: Progress) -> Recorder:
     """Returns what records the run, and shows its metrics there."""
+    self.recorded = True
     devices = self.layout.mesh.devices
     return Recorder(
       self.run, self.program, self.checkpoints, devices, self.start, self.ledger, progress
@@ -163,6 +173,24 @@ class Trainer:
     with self.ledger.phase("dispatch"):
       self.state, values = train_step(self.state, batch, self.token_bytes)
     return values
+
+  def begin(self) -> None:
+    """Writes the record of a run that has trained no step yet, in process 0."""
+    if jax.process_index() == 0:
+      folder = workdir.place(self.run.workdir)
+      workdir.begin(folder, self.run, self.dataset, self.costs, self._born)
+
+  def sign(self, values: Metrics) -> None:
+    """Notes in the record of the run that its settings hold from the first step here on.
+
+    Args:
+      values: the metrics of that step; one that does not end claims nothing.
+    """
+    with self.ledger.phase("device"):
+      jax.block_until_ready(values)
+    if jax.process_index() == 0:
+      folder, after = workdir.place(self.run.workdir), self.start or 0
+      workdir.write(folder, self.run, self.dataset, self.costs, self._born, after=after)
 
   def _due(self, step: int) -> list[str]:
     """Returns what is measured after a step: `validation`, `alignment`, both or neither.

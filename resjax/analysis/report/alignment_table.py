@@ -49,16 +49,16 @@ def show(found: Alignment, console: Console) -> None:
   )
 
 
-def draw(found: Sequence[Alignment], folder: Location) -> list[Location]:
-  """Draws the last alignment over the layers, and a few of all steps, into PNG files."""
+def draw(found: Sequence[Alignment], folder: Location, *, keep: bool = False) -> list[Location]:
+  """Draws the last alignment over the layers, and a few of all steps; `keep`: see `plots.save`."""
   rank = TRAJECTORIES["rank"]
   files = [folder / "alignment.png"]
-  plots.save(alignment_figures.figure(found[-1], rank, "closed"), files[0])
+  plots.save(alignment_figures.figure(found[-1], rank, "closed"), files[0], keep=keep)
   if len(found) > 1:
     files.append(folder / "alignment_steps.png")
     shown = np.unique(np.linspace(0, len(found) - 1, _MOST_STEPS).round().astype(int))
     some = [found[index] for index in shown]
-    plots.save(alignment_figures.overlay(some, rank, rank.curves[1], "closed"), files[1])
+    plots.save(alignment_figures.overlay(some, rank, rank.curves[1], "closed"), files[1], keep=keep)
   return files
 
 
