@@ -29,7 +29,8 @@ class TokenContext:
   """What a combinator that mixes tokens has to know about them; the others ignore it.
 
   Attributes:
-    segment_ids: [B, T]; tokens mix within a segment only. None means one segment per row.
+    segment_ids: [B, T]; tokens mix within a segment only. None means one segment per row. With a
+      cache a row is one segment, 1, and 0 is padding, which comes last among the T tokens.
     cache: in decoding with a cache what earlier tokens left, see `Combinator.decode_cache`;
       otherwise None.
   """
@@ -245,7 +246,8 @@ class Combinator(nnx.Module):
   def decode_cache(self, batch_size: int, dtype: jax.typing.DTypeLike) -> PyTree:
     """Returns what later tokens need of earlier ones, before the first token.
 
-    A combinator that mixes nothing across tokens needs nothing, which is None.
+    A combinator that mixes nothing across tokens needs nothing, which is None. What it keeps is of
+    tokens, never of padding: each row has its own number of them, which may be 0 in a call.
 
     Args:
       batch_size: B.

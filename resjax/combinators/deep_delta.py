@@ -187,7 +187,8 @@ class DeepDelta(Combinator):
     if self.embedding_expansion:
       past = None if cache is None else cache.embeddings
       stream = expand(x, self.expand[...], segment_ids, past)
-      cache = None if cache is None else cache.with_embeddings(x)
+      if cache is not None:
+        cache = cache.with_embeddings(x, cache.counts(segment_ids))
     mixes_later = self.compressor == "token" or cache is not None
     return DeltaState(stream, segment_ids if mixes_later else None, cache)
 
@@ -217,7 +218,8 @@ class DeepDelta(Combinator):
     x = delta_update(state.x, out, beta, value, self.eps)
     cache = state.cache
     if cache is not None:
-      cache = cache.with_read(self._sublayer(layer, site), state.x)
+      counts = cache.counts(state.segment_ids)
+      cache = cache.with_read(self._sublayer(layer, site), state.x, counts)
     return DeltaState(x, state.segment_ids, cache)
 
   def final(self, state: DeltaState) -> Array:

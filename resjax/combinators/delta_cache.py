@@ -3,10 +3,11 @@
 import dataclasses
 
 import jax
+import jax.numpy as jnp
 from jax import lax
 
 from resjax.combinators.base import Layer
-from resjax.combinators.short_conv import after
+from resjax.combinators.short_conv import latest
 from resjax.typing import Array
 
 
@@ -27,11 +28,11 @@ class DeltaCache:
   reads: Array | None = None
   final: Array | None = None
 
-  def with_embeddings(self, x: Array) -> "DeltaCache":
-    """Returns the cache after new embeddings [B, T, D]."""
+  def with_embeddings(self, x: Array, counts: Array) -> "DeltaCache":
+    """Returns the cache after new embeddings [B, T, D], `counts` of which are tokens [B]."""
     if self.embeddings is None:
       return self
-    return dataclasses.replace(self, embeddings=_last(self.embeddings, x))
+    return dataclasses.replace(self, embeddings=latest(self.embeddings, x, counts))
 
   def read(self, sublayer: Layer) -> Array | None:
     """Returns X of the past tokens as a sublayer read it [R, B, P, D]; None if not kept."""
@@ -39,12 +40,12 @@ class DeltaCache:
       return None
     return lax.dynamic_index_in_dim(self.reads, sublayer, keepdims=False)
 
-  def with_read(self, sublayer: Layer, x: Array) -> "DeltaCache":
+  def with_read(self, sublayer: Layer, x: Array, counts: Array) -> "DeltaCache":
     """Returns the cache after a sublayer read the new tokens' X [R, B, T, D]."""
     if self.reads is None:
       return self
-    last = _last(lax.dynamic_index_in_dim(self.reads, sublayer, keepdims=False), x)
-    reads = lax.dynamic_update_index_in_dim(self.reads, last, sublayer, 0)
+    past = lax.dynamic_index_in_dim(self.reads, sublayer, keepdims=False)
+    reads = lax.dynamic_update_index_in_dim(self.reads, latest(past, x, counts), sublayer, 0)
     return dataclasses.replace(self, reads=reads)
 
   def closed(self, segment_ids: Array, x: Array) -> "DeltaCache":
@@ -54,11 +55,12 @@ class DeltaCache:
       segment_ids: of past and new tokens [B, P + T].
       x: the new tokens' X as the output reads it [R, B, T, D].
     """
-    final = None if self.final is None else _last(self.final, x)
-    past = self.segment_ids.shape[1]
-    return dataclasses.replace(self, segment_ids=segment_ids[:, -past:], final=final)
+    counts = self.counts(segment_ids)
+    final = None if self.final is None else latest(self.final, x, counts)
+    new = segment_ids[:, self.segment_ids.shape[1] :, None]
+    of_last = latest(self.segment_ids[..., None], new, counts)[..., 0]
+    return dataclasses.replace(self, segment_ids=of_last, final=final)
 
-
-def _last(past: Array, x: Array) -> Array:
-  """Returns the last P of past [..., P, D] and new tokens [..., T, D]."""
-  return after(past, x)[..., -past.shape[-2] :, :]
+  def counts(self, segment_ids: Array) -> Array:
+    """Returns how many of the T new tokens are no padding [B], of segments [B, P + T]."""
+    return jnp.sum(segment_ids[:, self.segment_ids.shape[1] :] > 0, axis=1)

@@ -81,3 +81,19 @@ def shift(x: Array, steps: int, segment_ids: Array | None = None) -> Array:
 def after(past: Array | None, x: Array) -> Array:
   """Returns past tokens [..., P, D] and new ones [..., T, D] as one [..., P + T, D]."""
   return x if past is None else jnp.concatenate([past, x], axis=-2)
+
+
+def latest(past: Array, x: Array, counts: Array) -> Array:
+  """Returns the last P tokens of each row.
+
+  Args:
+    past: P tokens [..., B, P, D].
+    x: those that follow [..., B, T, D]; in each row padding comes last.
+    counts: how many of these are no padding [B].
+
+  Returns:
+    [..., B, P, D].
+  """
+  slots = counts[:, None] + jnp.arange(past.shape[-2])
+  leading = (1,) * (x.ndim - 3)
+  return jnp.take_along_axis(after(past, x), slots.reshape(*leading, *slots.shape, 1), axis=-2)

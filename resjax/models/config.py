@@ -391,6 +391,12 @@ class DecoderConfig:
     return tuple(ropes[i % len(ropes)] for i in range(self.num_layers))
 
   @property
+  def short_lengths(self) -> tuple[int, ...]:
+    """The different lengths up to which a document is short for a rotation (`longrope`)."""
+    lengths = {rope.short_length for rope in self.layer_ropes if rope is not None}
+    return tuple(sorted(lengths - {0}))
+
+  @property
   def scores(self) -> Scores:
     """What the attention does with its scores."""
     squared = self.query_pre_attn_scalar or (self.head_dim**2 if self.mup.base_width else 0)

@@ -45,14 +45,14 @@ class TokensInCache(NamedTuple):
     length: the number of slots that earlier tokens fill, a scalar.
     positions: the position of each new token in its row [B, T], padding not counted.
     segment_ids: 1 for a token, 0 for padding [B, T].
-    key_ids: the same for the keys that the new tokens may see, their own among them, and -1 for
-      slots before the first token, by attention site: [B, keys].
+    keys: the same two of the keys that the new tokens may see, their own among them, by attention
+      site: segments (-1 for slots before the first token) and positions, [B, keys] each.
   """
 
   length: Array
   positions: Array
   segment_ids: Array
-  key_ids: dict[str, Array]
+  keys: dict[str, tuple[Array, Array]]
 
 
 @jax.tree_util.register_dataclass
@@ -60,9 +60,10 @@ class TokensInCache(NamedTuple):
 class DecodeCache:
   """The keys and values of all layers, and what else decoding needs of earlier tokens.
 
-  A row is one document, with padding before it or after it. The attention stores 2 K C values per
-  token and layer, whatever its windows are; `short_swa` stores 2 D values for each of the last
-  window - 1 tokens.
+  A row is one document. Padding among its tokens takes slots and is seen by none of them; what
+  counts tokens, as windows do, counts it nowhere. The attention stores 2 K C values per slot and
+  layer, whatever its windows are; `short_swa` stores 2 D values for each of the last window - 1
+  tokens.
 
   Attributes:
     past: the keys and values by attention site, [L, B, slots, K, C].
@@ -70,12 +71,15 @@ class DecodeCache:
     length: the number of slots that are filled, a scalar; of an empty cache a NumPy array, so that
       where it was made it is known to be 0 while a program is traced.
     combinator: what the combinator keeps, see `Combinator.decode_cache`.
+    tokens: the tokens themselves [B, S], where rows that get long turn all their keys anew
+      (`longrope`); else None.
   """
 
   past: dict[str, KeyValues]
   segment_ids: Array
   length: Array | np.ndarray
   combinator: PyTree
+  tokens: Array | None = None
 
   @classmethod
   def empty(
@@ -107,7 +111,31 @@ class DecodeCache:
       jnp.zeros((batch_size, size), jnp.int32),
       np.zeros((), np.int32),
       combinator.decode_cache(batch_size, config.dtype),
+      jnp.zeros((batch_size, size), jnp.int32) if config.short_lengths else None,
     )
+
+  @property
+  def is_empty(self) -> bool:
+    """Whether it is known to have no tokens yet."""
+    return isinstance(self.length, np.ndarray) and self.length == 0
+
+  @property
+  def size(self) -> int:
+    """The number of slots S."""
+    return self.segment_ids.shape[1]
+
+  def counts(self) -> Array:
+    """Returns the number of tokens of each row [B], padding not counted."""
+    return jnp.sum(self.segment_ids > 0, axis=1)
+
+  def check_room(self, count: int) -> None:
+    """Raises ValueError if it is known that T more tokens do not fit."""
+    filled = 0 if isinstance(self.length, jax.core.Tracer) else int(self.length)
+    if filled + count > self.size:
+      raise ValueError(
+        f"{count} tokens, padding included, do not fit into a cache of {self.size} slots of which "
+        f"{filled} are filled; make it larger: empty_cache(batch_size, size)"
+      )
 
   def place(self, segment_ids: Array) -> FirstTokens | TokensInCache:
     """Returns where T new tokens stand.
@@ -116,40 +144,52 @@ class DecodeCache:
       segment_ids: 1 for a token, 0 for padding [B, T]. The first token of a row that is no padding
         has position 0.
     """
-    count = segment_ids.shape[1]
     real = jnp.cumsum(segment_ids > 0, axis=1)
-    if isinstance(self.length, np.ndarray) and self.length == 0:
+    if self.is_empty:
       return FirstTokens(jnp.maximum(real - 1, 0), segment_ids)
-    earlier = jnp.sum(self.segment_ids > 0, axis=1, keepdims=True)
-    ids = {}
-    for site, past in self.past.items():
-      ids[site] = self._segment_ids_with(segment_ids)
-      if site == "short_swa":  # its keys are the last `size` ones and the new ones
-        size = past.keys.shape[-3]
-        slots = self.length - size + jnp.arange(size + count)
-        ids[site] = jnp.where(slots < 0, -1, jnp.take(ids[site], slots, axis=1, mode="clip"))
+    earlier = self.counts()[:, None]
     positions = jnp.maximum(earlier + real - 1, 0)
-    return TokensInCache(jnp.asarray(self.length), positions, segment_ids, ids)
+    ids = self._with(self.segment_ids, segment_ids)
+    keys = {}
+    for site, past in self.past.items():
+      keys[site] = ids, jnp.maximum(jnp.cumsum(ids > 0, axis=1) - 1, 0)
+      if site == "short_swa":  # its keys are the last `size` tokens and the new ones
+        size = past.keys.shape[-3]
+        last = earlier - size + jnp.arange(size)
+        window = jnp.where(last < 0, -1, 1)
+        keys[site] = tuple(
+          jnp.concatenate(pair, axis=1) for pair in ((window, segment_ids), (last, positions))
+        )
+    return TokensInCache(jnp.asarray(self.length), positions, segment_ids, keys)
 
   def advance(
-    self, segment_ids: Array, new: dict[str, KeyValues], combinator: PyTree
+    self, tokens: Array, segment_ids: Array, new: dict[str, KeyValues], combinator: PyTree
   ) -> "DecodeCache":
     """Returns the cache after T tokens.
 
     Args:
-      segment_ids: 1 for a token, 0 for padding [B, T].
+      tokens: the tokens [B, T].
+      segment_ids: 1 for a token, 0 for padding [B, T], which comes last in its row.
       new: the keys and values of these tokens, by attention site: [L, B, T, K, C].
       combinator: what the combinator keeps, see `Combinator.next_cache`.
     """
-    first = jnp.asarray(self.length)
+    first, counts = jnp.asarray(self.length), jnp.sum(segment_ids > 0, axis=1)
     past = {
-      site: old.pushed(new[site]) if site == "short_swa" else old.stored(new[site], first)
+      site: old.pushed(new[site], counts) if site == "short_swa" else old.stored(new[site], first)
       for site, old in self.past.items()
     }
-    segments = self._segment_ids_with(segment_ids)
-    return DecodeCache(past, segments, first + segment_ids.shape[1], combinator)
+    ids, length = self._with(self.segment_ids, segment_ids), first + segment_ids.shape[1]
+    kept = None if self.tokens is None else self._with(self.tokens, tokens)
+    return DecodeCache(past, ids, length, combinator, kept)
 
-  def _segment_ids_with(self, segment_ids: Array) -> Array:
-    """Returns the segments of all slots [B, S] with those of T new tokens [B, T]."""
-    new = segment_ids.astype(self.segment_ids.dtype)
-    return lax.dynamic_update_slice_in_dim(self.segment_ids, new, self.length, axis=1)
+  def rows(self, tokens: Array, segment_ids: Array) -> tuple[Array, Array]:
+    """Returns the tokens of all slots with T new ones, and which of them are tokens, [B, S] each.
+
+    Only a cache that keeps tokens has them.
+    """
+    assert self.tokens is not None  # `Decoder.decode` asks where `short_lengths` are not empty
+    return self._with(self.tokens, tokens), self._with(self.segment_ids, segment_ids)
+
+  def _with(self, slots: Array, new: Array) -> Array:
+    """Returns what is known of all slots [B, S] with that of T new tokens [B, T]."""
+    return lax.dynamic_update_slice_in_dim(slots, new.astype(slots.dtype), self.length, axis=1)

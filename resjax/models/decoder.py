@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, TypeVar
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax import lax
 
 from resjax import combinators
 from resjax.combinators.base import OUTPUT
@@ -22,7 +23,7 @@ from resjax.nn.embed import Embedding
 from resjax.nn.keys import Keys
 from resjax.nn.kv_cache import KeyValues
 from resjax.nn.norm import Identity
-from resjax.nn.rope import Rope, Rotation
+from resjax.nn.rope import Rotation
 from resjax.sharding import Layout
 from resjax.typing import Array, PyTree
 
@@ -44,6 +45,7 @@ class _Context(NamedTuple):
 
   first_values: Array | None  # the values of the first layer [B, T, K, C], for the value residual
   tokens: TokensInRows | FirstTokens | TokensInCache
+  lengths: Array | None = None  # of the documents of the tokens [B, T], where they decide rotations
   bank: KeyValues | None = None  # of earlier layers, for the mix over depth
   seen: PyTree = None  # what a probe reads
 
@@ -199,13 +201,13 @@ class Decoder(nnx.Module):
     """Returns the arguments of `depth.run_layers` for these tokens [B, T]."""
     graphdef, layers = nnx.split(self.layers)
     windows, window = _different(self.config.layer_windows)
-    ropes, rope = _different(self._ropes(tokens.shape[1], past))
+    ropes, rope = _different(self.config.layer_ropes)
     values = self._values()
 
     def branch(row: _Rows, site: str, views: combinators.Views, context: _Context) -> tuple:
       mixers = values.mixers(row.values, context.first_values, context.bank)
       layer = nnx.merge(graphdef, row.layer)
-      window, rotation = Window(windows, row.window), Rotation(ropes, row.rope)
+      window, rotation = Window(windows, row.window), Rotation(ropes, row.rope, context.lengths)
       return layer(site, views, context.tokens, row.past, mixers, window, rotation)
 
     def pre_norms(row: _Rows, site: str) -> Norms:
@@ -232,8 +234,11 @@ class Decoder(nnx.Module):
     x = self.embed(tokens, place.positions)
     x = self.layout.constrain(x, "batch", "tokens", "embed")
     context = _Context(None, place)
+    if self.config.short_lengths:
+      lengths = _document_lengths(place.positions, place.segment_ids)
+      context = context._replace(lengths=lengths)
     if values.needs_first:
-      context = _Context(first_values(rows, x, context, token_context), place)
+      context = context._replace(first_values=first_values(rows, x, context, token_context))
     return {
       "layers": rows,
       "x": x,
@@ -254,16 +259,59 @@ class Decoder(nnx.Module):
   ) -> tuple[Array, DecodeCache]:
     """Runs tokens that follow those of a cache: a whole prompt, or the next token.
 
+    Every row is what it would be alone, whatever the lengths of the others and wherever padding
+    stands. A row that gets long for `longrope` by these tokens is run again from its first token.
+
     Args:
       tokens: the token numbers [B, T]; as many as fit into the cache.
       cache: what earlier tokens left; it is not changed.
-      segment_ids: 1 for a token, 0 for padding [B, T]. Default: no padding.
+      segment_ids: 1 for a token, 0 for padding [B, T], in any places. Default: no padding.
 
     Returns:
-      The final normalised hidden states [B, T, D], and the cache with the new tokens.
+      The final normalised hidden states [B, T, D], and the cache with the new tokens. What is
+      returned for padding has no meaning.
+
+    Raises:
+      ValueError: it is known that they do not fit.
     """
-    if segment_ids is None:
-      segment_ids = jnp.ones_like(tokens)
+    cache.check_room(tokens.shape[1])
+    if segment_ids is None or tokens.shape[1] == 1:
+      segment_ids = jnp.ones_like(tokens) if segment_ids is None else segment_ids
+      return self._decode_or_again(tokens, cache, segment_ids)
+    # Padding goes behind the tokens of its row, where it is in no token's way.
+    order = jnp.argsort(segment_ids <= 0, axis=1, stable=True)
+    tokens, segment_ids = (jnp.take_along_axis(a, order, axis=1) for a in (tokens, segment_ids))
+    hidden, cache = self._decode_or_again(tokens, cache, segment_ids)
+    return jnp.take_along_axis(hidden, jnp.argsort(order, axis=1)[..., None], axis=1), cache
+
+  def _decode_or_again(
+    self, tokens: Array, cache: DecodeCache, segment_ids: Array
+  ) -> tuple[Array, DecodeCache]:
+    """Does what `decode` does for rows whose padding comes last."""
+    count = tokens.shape[1]
+
+    def on() -> tuple[Array, DecodeCache]:
+      return self._decode(tokens, cache, segment_ids)
+
+    def again() -> tuple[Array, DecodeCache]:
+      # In a long row the hidden states of earlier tokens are others too, so that no key stays.
+      rows, ids = cache.rows(tokens, segment_ids)
+      hidden, new = self.decode(rows, self.empty_cache(len(rows), cache.size), ids)
+      hidden = lax.dynamic_slice_in_dim(hidden, cache.length, count, axis=1)
+      return hidden, dataclasses.replace(new, length=jnp.asarray(cache.length) + count)
+
+    borders = [length for length in self.config.short_lengths if length < cache.size]
+    if cache.is_empty or not borders:
+      return on()
+    earlier = cache.counts()
+    after = earlier + jnp.sum(segment_ids > 0, axis=1)
+    crosses = [(earlier > 0) & (earlier <= border) & (border < after) for border in borders]
+    return lax.cond(jnp.any(jnp.stack(crosses)), again, on)
+
+  def _decode(
+    self, tokens: Array, cache: DecodeCache, segment_ids: Array
+  ) -> tuple[Array, DecodeCache]:
+    """Does what `decode` does where all earlier tokens stay what they were."""
 
     def keep(visits: Sequence[depth.SiteVisit], _: _Context) -> dict[str, KeyValues | None]:
       return {visit.site: visit.kept[0] for visit in visits}
@@ -272,19 +320,13 @@ class Decoder(nnx.Module):
     stack = self._stack(tokens, cache.place(segment_ids), token_context, cache.past)
     state, new = depth.run_layers(self.combinator, **stack, collect=keep)
     hidden = self.final_norm(self.combinator.final(state))
-    return hidden, cache.advance(segment_ids, new, self.combinator.next_cache(state))
+    new_cache = cache.advance(tokens, segment_ids, new, self.combinator.next_cache(state))
+    return hidden, new_cache
 
   def _values(self) -> ValueMixing:
     """Returns what the attention does with values."""
     parameters = ValueParameters(self.value_weights, self.value_gate, self.value_share)
     return ValueMixing(self.config, self.layout, parameters)
-
-  def _ropes(self, count: int, past: dict[str, KeyValues] | None) -> tuple[Rope | None, ...]:
-    """Returns the rotation of each layer for rows of `count` tokens, or for those of a cache."""
-    cached = past[self.config.attention_site].keys.shape[2] if past else 0
-    return tuple(
-      rope and dataclasses.replace(rope, length=cached or count) for rope in self.config.layer_ropes
-    )
 
   def _check_length(self, length: int) -> None:
     longest = self.config.max_positions
@@ -312,6 +354,12 @@ class Decoder(nnx.Module):
     logits = jnp.einsum("...d,vd->...v", hidden, head, preferred_element_type=jnp.float32)
     cap = self.config.logit_softcap
     return cap * jnp.tanh(logits / cap) if cap else logits
+
+
+def _document_lengths(positions: Array, segment_ids: Array) -> Array:
+  """Returns the largest position, plus 1, in the document of each token [B, T]."""
+  same = segment_ids[:, :, None] == segment_ids[:, None, :]
+  return 1 + jnp.max(jnp.where(same, positions[:, None, :], 0), axis=-1)
 
 
 def _check_agrees(

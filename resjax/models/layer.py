@@ -162,7 +162,7 @@ class Layer(nnx.Module):
     if isinstance(tokens, FirstTokens):
       return attention.prefill(*_qkv(normed), **options)
     options["length"] = None if short else tokens.length
-    options["key_ids"] = tokens.key_ids[site]
+    options["keys"] = tokens.keys[site]
     return attention.decode(*_qkv(normed), past, **options)
 
   def pre_norms(self, site: str) -> Norms:

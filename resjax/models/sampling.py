@@ -152,14 +152,6 @@ def _check(
       f"{start} prompt tokens + {num_tokens} new ones do not fit; the prompt needs at least one, "
       f"both together at most {longest}, the row length of the model"
     )
-  for rope in filter(None, config.layer_ropes):
-    limit = rope.scaling.original_max_positions
-    if rope.scaling.kind == "longrope" and start <= limit < start + num_tokens - 1:
-      raise ValueError(
-        f"{start} prompt tokens + {num_tokens} new ones cross the {limit} tokens where longrope "
-        f"changes its wavelengths, and the cache has the others; append at most {limit + 1 - start}"
-        ", or give a longer prompt"
-      )
   for token in stop:
     if not 0 <= token < config.vocab_size:
       raise ValueError(f"stop={token} is no token; allowed: 0..{config.vocab_size - 1}")

@@ -160,7 +160,7 @@ class Attention(nnx.Module):
     *,
     length: Array | None,
     segment_ids: Array,
-    key_ids: Array,
+    keys: tuple[Array, Array],
     positions: Array,
     window: Window = ALL_EARLIER,
     rotation: Rotation = NOT_ROTATED,
@@ -176,7 +176,7 @@ class Attention(nnx.Module):
       length: the number of slots of `past` that are filled, after which the new ones go; may be
         traced. None: `past` is full, and the new ones go behind it.
       segment_ids: the segment of each token [B, T], see `__call__`, as what is not here.
-      key_ids: the segment of each key, with the new ones in their place [B, keys].
+      keys: segments and positions of all keys, with the new ones in their place, [B, keys] each.
 
     Returns:
       The output [B, T, D], and the new keys and values [B, T, K, C].
@@ -185,9 +185,9 @@ class Attention(nnx.Module):
     new = KeyValues(k, v)
     seen = past.joined(new) if length is None else past.stored(new, length)
     first = past.keys.shape[1] if length is None else length
-    out = cached_attention(
-      q, seen.keys, seen.values, segment_ids, key_ids, first, window=window, scores=self.scores
-    )
+    options: dict[str, Any] = {"window": window, "scores": self.scores}
+    options["places"] = positions, keys[1]
+    out = cached_attention(q, seen.keys, seen.values, segment_ids, keys[0], first, **options)
     return self.o_proj(out), new
 
   def _kernel_options(self) -> dict[str, Any]:

@@ -42,7 +42,17 @@ class KeyValues:
     """Returns S + T tokens: these, and behind them those of `new`."""
     return jax.tree.map(lambda *parts: jnp.concatenate(parts, axis=-3), self, new)
 
-  def pushed(self, new: "KeyValues") -> "KeyValues":
-    """Returns the last S of the tokens of `joined`."""
-    count = new.keys.shape[-3]
-    return jax.tree.map(lambda a: a[..., count:, :, :], self.joined(new))
+  def pushed(self, new: "KeyValues", counts: Array) -> "KeyValues":
+    """Returns the last S tokens of each row: of `joined`, without what is padding in `new`.
+
+    Args:
+      new: T tokens; in each row padding comes last.
+      counts: how many of them are no padding [B].
+    """
+    slots = counts[:, None] + jnp.arange(self.keys.shape[-3])
+
+    def last(both: Array) -> Array:
+      leading = (1,) * (both.ndim - 4)
+      return jnp.take_along_axis(both, slots.reshape(*leading, *slots.shape, 1, 1), axis=-3)
+
+    return jax.tree.map(last, self.joined(new))

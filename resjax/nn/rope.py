@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from resjax.typing import Array
+from resjax.typing import Array, wide_dtype
 
 SCALINGS = ("none", "linear", "llama3", "yarn", "longrope")
 
@@ -28,8 +28,9 @@ class RopeScaling:
   ρ_i = clip((i − low) / (high − low), 0, 1), where low and high are the i that make beta_fast and
   beta_slow turns in n tokens; and it multiplies what is rotated by A = 1 + 0.1 ln s.
   `longrope` (arXiv 2402.13753) has the frequencies 1 / (f_i p_i), where f are the long_factors in
-  rows, or for a cache, of more than n tokens, and the short_factors in others; and
-  A = sqrt(1 + ln s / ln n). Of s ≤ 1, A is 1.
+  documents of more than n tokens, and the short_factors in others; and A = sqrt(1 + ln s / ln n).
+  Of s ≤ 1, A is 1. How long a document is, its tokens tell: neither padding nor the room in a cache
+  nor other documents of a packed row have a part in it.
 
   Attributes:
     kind: one of `SCALINGS`.
@@ -77,35 +78,44 @@ class Rope:
     theta: the base of the wavelengths.
     fraction: the part of each head that is rotated, which is its first part.
     scaling: how the wavelengths are stretched.
-    length: the number of tokens of a row, or that a cache has room for; it decides `longrope`.
   """
 
   theta: float
   fraction: float = 1.0
   scaling: RopeScaling = RopeScaling()
-  length: int = 0
+
+  @property
+  def short_length(self) -> int:
+    """The most tokens of a document that `longrope` turns as a short one; 0: all turn alike."""
+    return self.scaling.original_max_positions if self.scaling.kind == "longrope" else 0
 
   def width(self, head_dim: int) -> int:
     """Returns the number of values of a head that are rotated, W."""
     return int(head_dim * self.fraction)
 
-  def frequencies(self, head_dim: int) -> np.ndarray:
-    """Returns the angle per position of each pair, in radians, float32 [W / 2].
+  def frequencies(
+    self, head_dim: int, is_long: bool = False, dtype: jax.typing.DTypeLike = np.float32
+  ) -> np.ndarray:
+    """Returns the angle per position of each pair, in radians, [W / 2] in a dtype.
 
-    `llama3`, `yarn` and `longrope` are computed in float32, as transformers does.
+    In float32 `llama3`, `yarn` and `longrope` are computed in it too, as transformers does.
+
+    Args:
+      head_dim: the width of a head C.
+      is_long: whether `longrope` has its long factors.
+      dtype: float32 or wider.
     """
     width, scaling = self.width(head_dim), self.scaling
     if scaling.kind in ("none", "linear"):
       plain = self.theta ** -(np.arange(0, width, 2) / width)
-      return (plain / scaling.factor if scaling.kind == "linear" else plain).astype(np.float32)
-    periods = np.float32(self.theta) ** (np.arange(0, width, 2, dtype=np.float32) / width)
+      return (plain / scaling.factor if scaling.kind == "linear" else plain).astype(dtype)
+    periods = np.dtype(dtype).type(self.theta) ** (np.arange(0, width, 2, dtype=dtype) / width)
     if scaling.kind == "llama3":
       return _llama3(1 / periods, scaling)
     if scaling.kind == "yarn":
       return _yarn(periods, self.theta, scaling)
-    is_long = self.length > scaling.original_max_positions
     factors = scaling.long_factors if is_long else scaling.short_factors
-    return 1 / (np.asarray(factors, np.float32) * periods)
+    return 1 / (np.asarray(factors, dtype) * periods)
 
 
 def _llama3(plain: np.ndarray, scaling: RopeScaling) -> np.ndarray:
@@ -145,31 +155,49 @@ class Rotation:
   Attributes:
     ropes: the different rotations, which turn equal parts of a head; None: no rotation.
     index: which of them this layer has, an integer; None: the only one.
+    lengths: the number of tokens of the document that each token belongs to [B, T], which decides
+      `longrope`; None: no document is long.
   """
 
   ropes: tuple[Rope | None, ...] = (None,)
   index: Array | None = None
+  lengths: Array | None = None
 
   def width(self, head_dim: int) -> int:
     """Returns the number of values of a head that are rotated, W; 0: none."""
     return max((rope.width(head_dim) for rope in self.ropes if rope is not None), default=0)
 
-  def tables(self, head_dim: int) -> tuple[Array | np.ndarray, Array | np.ndarray | None]:
-    """Returns frequencies and gains of all values of a head, float32 [C].
+  def tables(
+    self, head_dim: int, dtype: jax.typing.DTypeLike
+  ) -> tuple[Array | np.ndarray, Array | np.ndarray | None]:
+    """Returns frequencies and gains of all values of a head, [C] in a dtype, float32 or wider.
 
-    What is not rotated has frequency 0 and gain 1; the gains are None where all are 1.
+    What is not rotated has frequency 0 and gain 1; the gains are None where all are 1. Where the
+    length of a document decides, there are frequencies for every token, [B, T, 1, C].
     """
+    frequencies = self._of_layer(self._frequencies(head_dim, False, dtype))
+    borders = np.array([rope.short_length if rope else 0 for rope in self.ropes])
+    if self.lengths is not None and borders.any():
+      border = self._of_layer(borders)
+      is_long = (self.lengths > border) & (border > 0)
+      long = self._of_layer(self._frequencies(head_dim, True, dtype))
+      frequencies = jnp.where(is_long[:, :, None, None], long, frequencies)
+    gains = np.ones((len(self.ropes), head_dim), dtype)
     width = self.width(head_dim)
-    frequencies = np.zeros((len(self.ropes), head_dim), np.float32)
-    gains = np.ones_like(frequencies)
+    for row, rope in enumerate(self.ropes):
+      gains[row, :width] = rope.scaling.gain() if rope else 1
+    return frequencies, None if np.all(gains == 1) else self._of_layer(gains)
+
+  def _frequencies(self, head_dim: int, is_long: bool, dtype: jax.typing.DTypeLike) -> np.ndarray:
+    """Returns the frequencies of each rotation [ropes, C]."""
+    found = np.zeros((len(self.ropes), head_dim), dtype)
     for row, rope in enumerate(self.ropes):
       if rope is not None:
-        frequencies[row, :width] = np.tile(rope.frequencies(head_dim), 2)
-        gains[row, :width] = rope.scaling.gain()
-    if self.index is None:
-      return frequencies[0], None if np.all(gains == 1) else gains[0]
-    chosen = jnp.asarray(frequencies)[self.index]
-    return chosen, None if np.all(gains == 1) else jnp.asarray(gains)[self.index]
+        found[row, : self.width(head_dim)] = np.tile(rope.frequencies(head_dim, is_long, dtype), 2)
+    return found
+
+  def _of_layer(self, rows: np.ndarray) -> Array | np.ndarray:
+    return rows[0] if self.index is None else jnp.asarray(rows)[self.index]
 
 
 NOT_ROTATED = Rotation()
@@ -190,15 +218,16 @@ def rope(x: Array, positions: Array, rotation: Rotation, platform: str) -> Array
     platform: where the program will run; a TPU turns by a matrix product, see `_quarter_turn`.
 
   Returns:
-    The rotated x [B, T, H, C] in its dtype; angles and sums are computed in float32.
+    The rotated x [B, T, H, C] in its dtype; angles and sums are computed in float32 or wider.
 
   Source: RoFormer, arXiv 2104.09864, in the half-split layout of Llama checkpoints.
   """
   width = rotation.width(x.shape[-1])
   if width == 0:
     return x
-  frequencies, gains = rotation.tables(x.shape[-1])
-  angles = positions[:, :, None, None].astype(jnp.float32) * frequencies  # [B, T, 1, C]
+  wide = wide_dtype(x)
+  frequencies, gains = rotation.tables(x.shape[-1], wide)
+  angles = positions[:, :, None, None].astype(wide) * frequencies  # [B, T, 1, C]
   cos, sin = jnp.cos(angles), jnp.sin(angles)
   if gains is not None:
     cos, sin = cos * gains, sin * gains
@@ -209,7 +238,7 @@ def rope(x: Array, positions: Array, rotation: Rotation, platform: str) -> Array
 def _rotated(x: Array, cos: Array, sin: Array, width: int, by_product: bool) -> Array:
   """Returns x · cos + turned(x) · sin [B, T, H, C]; cos and sin are [B, T, 1, C]."""
   turned = _quarter_turn(x, width, by_product)
-  return (x.astype(jnp.float32) * cos + turned.astype(jnp.float32) * sin).astype(x.dtype)
+  return (x.astype(cos.dtype) * cos + turned.astype(cos.dtype) * sin).astype(x.dtype)
 
 
 def _rotated_forward(

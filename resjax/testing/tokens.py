@@ -55,14 +55,19 @@ def _jacobian(subject: Subject) -> Callable[..., jax.Array]:
 
 
 def decoding(subject: Subject) -> None:
-  """Tokens in chunks, each with the cache of those before, give what all give together."""
+  """Tokens in chunks, each with the cache of those before, give what all give together.
+
+  Every row has another number of tokens in a chunk, with padding behind them.
+  """
   made, (layers, x) = subject.moved(), subject.inputs()
   branch = functools.partial(toy.token_local_branch, pre_norm=made.pre_norm)
   graphdef, state = nnx.split(made)
 
   @jax.jit
-  def some(state: PyTree, x: jax.Array, cache: PyTree) -> tuple[jax.Array, PyTree]:
-    made, tokens = nnx.merge(graphdef, state), TokenContext(jnp.ones(x.shape[:2], jnp.int32), cache)
+  def some(
+    state: PyTree, x: jax.Array, segment_ids: jax.Array, cache: PyTree
+  ) -> tuple[jax.Array, PyTree]:
+    made, tokens = nnx.merge(graphdef, state), TokenContext(segment_ids, cache)
     unroll = made.strategy == "loop"
     last, _ = depth.run_layers(made, layers, x, branch, tokens=tokens, unroll=unroll)
     return made.final(last), made.next_cache(last)
@@ -71,10 +76,19 @@ def decoding(subject: Subject) -> None:
   def run(state: PyTree, x: jax.Array) -> jax.Array:
     return toy.run(nnx.merge(graphdef, state), layers, x, toy.token_local_branch, unroll=True)
 
-  want, _ = some(state, x, made.decode_cache(toy.B, x.dtype))
-  cache, parts = made.decode_cache(toy.B, x.dtype), []
-  for start, end in ((0, 2), (2, 3), (3, toy.T)):
-    out, cache = some(state, x[:, start:end], cache)
-    parts.append(out)
-  assert_close(np.concatenate(parts, axis=1), want, ALIKE)
+  want, _ = some(state, x, jnp.ones(x.shape[:2], jnp.int32), made.decode_cache(toy.B, x.dtype))
+  cache, done, got = made.decode_cache(toy.B, x.dtype), np.zeros(toy.B, int), np.zeros_like(want)
+  for width in (2, 1, toy.T - 2, toy.T):
+    # The first row has as many tokens as there is room for, the others have one less, or none.
+    counts = np.minimum(width - (np.arange(toy.B) > 0), toy.T - done)
+    chunk, ids = np.zeros((toy.B, width, x.shape[-1]), x.dtype), np.zeros((toy.B, width), np.int32)
+    for row, count in enumerate(counts):
+      chunk[row, :count] = x[row, done[row] : done[row] + count]
+      ids[row, :count] = 1
+    out, cache = some(state, chunk, ids, cache)
+    for row, count in enumerate(counts):
+      got[row, done[row] : done[row] + count] = out[row, :count]
+    done += counts
+  assert (done == toy.T).all()
+  assert_close(got, want, ALIKE)
   assert_close(want, run(state, x), ALIKE)

@@ -152,15 +152,20 @@ def kind(leaf):
   return leaf.shape, leaf.dtype
 
 
+# In a cache padding comes last in a call, and what is returned for it has no meaning.
+IN_CACHE = np.array([[1, 1, 1, 2, 2, 3, 3], [4, 4, 4, 4, 0, 0, 0]], np.int32)
+
+
 @pytest.mark.parametrize(
-  "sizes, segment_ids", [((1,) * T, None), ((3, 3, 1), SEGMENTS), ((4, 1, 1, 1), SEGMENTS)]
+  "sizes, segment_ids", [((1,) * T, None), ((3, 3, 1), IN_CACHE), ((4, 1, 1, 1), IN_CACHE)]
 )
 @pytest.mark.parametrize("options", [PLAIN_WIDTH, CHANNEL, *MIXING], ids=str)
 @pytest.mark.slow
 def test_cached_evaluation_is_the_full_one(options, sizes, segment_ids):
   made = build(options)
   got = by_chunks(made, run_layers, sizes, segment_ids)
-  assert_close(got, forward(made, X, segment_ids), 1e-5)
+  real = np.ones((B, T), bool) if segment_ids is None else segment_ids > 0
+  assert_close(got[real], forward(made, X, segment_ids)[real], 1e-5)
 
 
 @mixing
@@ -174,8 +179,9 @@ def test_cached_evaluation_in_a_scan(options):
 
     return lax.scan(body, state, (jnp.arange(L), jax.tree.map(jnp.asarray, LAYERS)))[0]
 
-  got = by_chunks(made, scanned, (3, 1, 1, 1, 1), SEGMENTS)
-  assert_close(got, forward(made, X, SEGMENTS), 1e-5)
+  got = by_chunks(made, scanned, (3, 1, 1, 1, 1), IN_CACHE)
+  real = IN_CACHE > 0
+  assert_close(got[real], forward(made, X, IN_CACHE)[real], 1e-5)
 
 
 def test_the_cache_holds_what_its_options_need():

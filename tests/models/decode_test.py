@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from resjax.kernels.self_attention import api
 from resjax.models.config import ShortSWAConfig
 from resjax.models.sampling import generate
 from resjax.testing.compare import assert_close
@@ -117,6 +118,61 @@ def test_sizes_that_no_row_has_are_refused(size):
   model = decoders.decoder(decoders.config())
   with pytest.raises(ValueError, match=rf"size={size} is out of range; allowed: 1..32 \(config"):
     model.empty_cache(1, size)
+
+
+# 1 for a token, 0 for padding, of rows in four calls: padding behind, before and among tokens, rows
+# that begin later and that rest.
+RAGGED = (
+  ((1, 1, 1, 0, 0), (0, 0, 1, 1, 1), (0, 0, 0, 0, 0), (1, 0, 1, 0, 1)),
+  ((1, 0, 0), (1, 1, 1), (0, 1, 1), (0, 0, 0)),
+  ((1,), (0,), (1,), (1,)),
+  ((0, 1), (1, 1), (1, 0), (1, 1)),
+)
+
+
+def ragged_and_alone(config):
+  """Hidden states of the tokens of each row: from ragged calls, and of the row by itself."""
+  model = decoders.decoder(config)
+  ids = np.concatenate(RAGGED, axis=1)
+  tokens = np.asarray(decoders.tokens(config, batch=len(ids), length=ids.shape[1]))
+  got = np.asarray(cached(model, tokens, [len(chunk[0]) for chunk in RAGGED], jnp.asarray(ids)))
+  counts = ids.sum(axis=1)
+  rows = np.zeros_like(tokens)
+  for row, real, own in zip(rows, ids, tokens, strict=True):
+    row[: real.sum()] = own[real == 1]
+  segments = (np.arange(rows.shape[1]) < counts[:, None]).astype(np.int32)
+  want = np.asarray(compiled(model)(jnp.asarray(rows), jnp.asarray(segments)))
+  pairs = zip(got, want, ids, counts, strict=True)
+  return zip(*((g[real == 1], w[:count]) for g, w, real, count in pairs), strict=True)
+
+
+SHORT_SIGHTED = {"windows": (2, 0, 3), "short_swa": ShortSWAConfig(window=3)}
+
+
+@walks.names("standard", "deep_delta", others=pytest.mark.slow)
+def test_rows_of_any_padding_are_the_rows_alone(name):
+  assert_close(*ragged_and_alone(decoders.config("llama", name, **SHORT_SIGHTED)), 1e-5)
+
+
+@pytest.mark.parametrize(
+  "changes",
+  [
+    {"residual": "deep_delta", "options": {"compressor": "token"}},
+    {"short_swa": ShortSWAConfig(40), "value_residual": "learned", "value_mixing": "depth"},
+    {"windows": (2, 5, 0), "attention_softcap": 5.0, "depth": "loop", "style": "gpt2"},
+  ],
+)
+def test_rows_of_any_padding_with_other_options(changes, monkeypatch):
+  monkeypatch.setattr(api, "_CHUNK", 2)  # the queries of a call in several chunks
+  assert_close(*ragged_and_alone(decoders.config(**changes)), 1e-5)
+
+
+def test_tokens_that_do_not_fit_are_refused():
+  model = decoders.decoder(decoders.config())
+  tokens = jnp.ones((1, 3), jnp.int32)
+  message = "3 tokens, padding included, do not fit into a cache of 5 slots of which 3 are filled"
+  with pytest.raises(ValueError, match=message):
+    model.decode(tokens, model.decode(tokens, model.empty_cache(1, 5))[1])
 
 
 def temporary_bytes(length, chunk):

@@ -97,40 +97,79 @@ def greedy(config, prompt, count):
 
 
 def recomputed(config, prompt, count):
-  """Greedy tokens from whole rows of the full length, whose last tokens are padding."""
+  """Greedy tokens from whole rows, whose last tokens are padding."""
   rows = np.pad(np.asarray(prompt), ((0, 0), (0, count)))
   graphdef, state = nnx.split(decoders.drawn(config))
 
   @jax.jit
-  def best(state, rows):
+  def best(state, rows, ids):
     model = nnx.merge(graphdef, state)
-    return jnp.argmax(model.logits(model(rows)), -1)
+    return jnp.argmax(model.logits(model(rows, jnp.asarray(ids))), -1)
 
   for at in range(prompt.shape[1], rows.shape[1]):
-    rows[:, at] = np.asarray(best(state, jnp.asarray(rows)))[:, at - 1]
+    ids = np.broadcast_to(np.arange(rows.shape[1]) < at, rows.shape).astype(np.int32)
+    rows[:, at] = np.asarray(best(state, jnp.asarray(rows), ids))[:, at - 1]
   return rows
 
 
 @pytest.mark.parametrize(
-  ("ropes", "length"), [(ROPES, 4), ((LayerRope(100.0, LONG), LayerRope(0.0)), 9)]
+  ("ropes", "length"), [(ROPES, 4), ((LayerRope(100.0, LONG), LayerRope(0.0)), 6)]
 )
 def test_the_cache_gives_what_whole_rows_give(ropes, length):
+  """With longrope, also where a row gets long by a token of its continuation."""
   config = decoders.config(ropes=ropes)
   prompt = decoders.tokens(config, length=length)
   np.testing.assert_array_equal(greedy(config, prompt, 12), recomputed(config, prompt, 12))
 
 
-def test_the_length_of_rows_decides_longrope():
-  short, long = (Rope(1e4, 1.0, LONG, length).frequencies(4) for length in (8, 9))
+def test_frequencies_of_longrope():
+  short, long = (Rope(1e4, 1.0, LONG).frequencies(4, is_long) for is_long in (False, True))
   np.testing.assert_allclose(short * [1.0, 1.2], [1.0, 1e-2], rtol=1e-6)
   np.testing.assert_allclose(long * [2.0, 9.0], [1.0, 1e-2], rtol=1e-6)
-  config = decoders.config(rope_scaling=LONG)
-  tokens = decoders.tokens(config, length=9)
-  eight, nine = run(config, tokens[:, :8]), run(config, tokens)[:, :8]
-  assert np.abs(eight - nine).max() > 1e-2
-  with pytest.raises(ValueError, match=r"6 prompt tokens [+] 4 new ones cross the 8 tokens where"):
-    greedy(config, tokens[:, :6], 4)
-  assert greedy(config, tokens[:, :6], 3).shape == (2, 9)
+
+
+LONG_CONFIG = decoders.config(
+  ropes=(LayerRope(1e4, LONG), LayerRope(100.0)), windows=(0, 6), num_layers=2
+)
+
+
+@pytest.fixture(scope="module")
+def alone():
+  """What rows of 7 to 12 tokens are by themselves, without padding."""
+  tokens = decoders.tokens(LONG_CONFIG, batch=1, length=12)
+  return tokens, {n: np.asarray(run(LONG_CONFIG, tokens[:, :n]))[0] for n in (7, 8, 9, 12)}
+
+
+def test_the_length_of_a_document_decides_longrope(alone):
+  tokens, want = alone
+  assert np.abs(want[9][:8] - want[8]).max() > 1e-2
+  # Two documents on both sides of the border in one row, and padding of a segment of its own.
+  row = jnp.concatenate([tokens[:, :8], tokens[:, :9], tokens[:, :3]], axis=1)
+  ids = jnp.repeat(jnp.array([[1, 2, 0]]), np.array([8, 9, 3]), axis=1)
+  positions = jnp.concatenate([jnp.arange(8), jnp.arange(9), jnp.arange(3)])[None]
+  got = np.asarray(decoders.drawn(LONG_CONFIG)(row, ids, positions))[0]
+  assert_close((got[:8], got[8:17]), (want[8], want[9]), 1e-5)
+
+
+def test_rows_get_long_one_by_one_in_a_cache(alone):
+  """Each by a token of its own: what a call returns is that of the row as long as it is then."""
+  tokens, want = alone
+  model = decoders.drawn(LONG_CONFIG)
+  cache = model.empty_cache(2, 24)
+  calls = [(7, 5), (1, 2), (1, 0), (3, 5)]  # tokens of both rows: 7, 8, 9, 12 and 5, 7, 7, 12
+  done = np.zeros(2, int)
+  for counts in calls:
+    width = max(counts)
+    rows, ids = np.zeros((2, 2, width), np.int32)
+    for row, count in enumerate(counts):
+      rows[row, :count] = tokens[0, done[row] : done[row] + count]
+      ids[row, :count] = 1
+    hidden, cache = model.decode(jnp.asarray(rows), cache, jnp.asarray(ids))
+    done += counts
+    for row, count in enumerate(counts):
+      if count and done[row] in want:
+        assert_close(hidden[row, :count], want[done[row]][-count:], 1e-5)
+  np.testing.assert_array_equal(done, 12)
 
 
 def sections(*ropes):

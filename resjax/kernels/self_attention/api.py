@@ -108,6 +108,7 @@ def _masked_rows(
   *,
   scores: Scores,
   implementation: str,
+  places: tuple[Array, Array] | None = None,
 ) -> Array:
   """Returns the attention of queries number first, first + 1, ... of their rows to all keys.
 
@@ -121,9 +122,13 @@ def _masked_rows(
     window: how many of the last tokens a token sees; 0: all.
     scores: scale and soft cap.
     implementation: `xla` or `cudnn`.
+    places: see `cached_attention`.
   """
   mask = query_ids[:, None, :, None] == key_ids[:, None, None, :]
-  query, key = first + jnp.arange(q.shape[1])[:, None], jnp.arange(k.shape[1])
+  if places is None:
+    query, key = first + jnp.arange(q.shape[1])[:, None], jnp.arange(k.shape[1])
+  else:
+    query, key = places[0][:, None, :, None], places[1][:, None, None, :]
   mask &= (key <= query) & ((key > query - window) | (window == 0))
   if scores.softcap:
     return softcapped_attention(q, k, v, mask, scores)
@@ -189,6 +194,7 @@ def cached_attention(
   *,
   window: Window = ALL_EARLIER,
   scores: Scores = PLAIN,
+  places: tuple[Array, Array] | None = None,
 ) -> Array:
   """Attention of T queries to the S keys of a cache, those of the queries' own tokens among them.
 
@@ -204,6 +210,8 @@ def cached_attention(
     first: the slot of the first query's own key, a scalar; the other ones follow.
     window: how many of the last tokens a token sees.
     scores: scale and soft cap.
+    places: the positions of queries [B, T] and keys [B, S] in their documents, by which a token
+      sees earlier ones and windows count; None: their slots, where there is no padding among them.
 
   Returns:
     The output of the heads [B, T, H, C] in the dtype of q.
@@ -211,18 +219,19 @@ def cached_attention(
   attend = functools.partial(_masked_rows, window=window.size, scores=scores, implementation="xla")
   length, num_keys = q.shape[1], k.shape[1]
   if length <= _CHUNK:
-    return attend(q, k, v, query_ids, key_ids, first)
+    return attend(q, k, v, query_ids, key_ids, first, places=places)
   rest = -length % _CHUNK
-  chunks = (_chunked(_padded(q, rest)), _chunked(_padded(query_ids, rest, -1)))
+  own = None if places is None else _chunked(_padded(places[0], rest))
+  chunks = (_chunked(_padded(q, rest)), _chunked(_padded(query_ids, rest, -1)), own)
   ends = [-(-num_keys * part // 4) for part in (1, 2, 3, 4)]
 
-  def to(end: int, q: Array, ids: Array, start: Array) -> Array:
-    return attend(q, k[:, :end], v[:, :end], ids, key_ids[:, :end], start)
+  def to(end: int, q: Array, ids: Array, own: Array | None, start: Array) -> Array:
+    at = None if places is None else (own, places[1][:, :end])
+    return attend(q, k[:, :end], v[:, :end], ids, key_ids[:, :end], start, places=at)
 
-  def one(chunk: tuple[Array, Array, Array]) -> Array:
-    q, ids, start = chunk
-    least = jnp.searchsorted(jnp.asarray(ends[:-1]), start + _CHUNK)
-    return lax.switch(least, [functools.partial(to, end) for end in ends], q, ids, start)
+  def one(chunk: tuple[Array, Array, Array | None, Array]) -> Array:
+    least = jnp.searchsorted(jnp.asarray(ends[:-1]), chunk[-1] + _CHUNK)
+    return lax.switch(least, [functools.partial(to, end) for end in ends], *chunk)
 
   starts = first + _CHUNK * jnp.arange(chunks[0].shape[0])
   # A reverse pass computes the scores of a chunk again, rather than keep those of all chunks.

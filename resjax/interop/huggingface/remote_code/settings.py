@@ -57,7 +57,7 @@ def parts(config: DecoderConfig) -> tuple[str, ...]:
     "norm_gate": config.norm_gate.rank > 0,
     "short_swa": config.short_swa.window > 0,
     "windows": len(set(config.layer_windows) - {0}) > 1,
-    "longrope": any(map(_short_length, _ropes(config))),
+    "longrope": any(rope.short_length for rope in _ropes(config)),
   }
   return tuple(name for name, has in there.items() if has)
 
@@ -194,17 +194,12 @@ def _ropes(config: DecoderConfig) -> list[Rope]:
 
 def _frequencies(config: DecoderConfig, width: int) -> list:
   """Returns the angles per position of each rotation, with `longrope` in short and long rows."""
-  short = [rope.frequencies(width).tolist() for rope in _ropes(config)]
-  if not any(map(_short_length, _ropes(config))):
-    return short
-  longer = [dataclasses.replace(rope, length=_short_length(rope) + 1) for rope in _ropes(config)]
-  long = [rope.frequencies(width).tolist() for rope in longer]
-  return list(zip(short, long, strict=True))
-
-
-def _short_length(rope: Rope) -> int:
-  """Returns how many tokens a row has at most that `longrope` turns as a short one; else 0."""
-  return rope.scaling.original_max_positions if rope.scaling.kind == "longrope" else 0
+  short, long = (
+    [rope.frequencies(width, is_long).tolist() for rope in _ropes(config)]
+    for is_long in (False, True)
+  )
+  has_both = any(rope.short_length for rope in _ropes(config))
+  return list(zip(short, long, strict=True)) if has_both else short
 
 
 def _parts(config: DecoderConfig) -> dict[str, Any]:
@@ -228,7 +223,7 @@ def _parts(config: DecoderConfig) -> dict[str, Any]:
       "short_swa_frequencies": _frequencies(config, short_width) if config.short_swa.window else [],
     },
     "windows": {"layer_windows": list(config.layer_windows)},
-    "longrope": {"rope_short_lengths": [_short_length(rope) for rope in _ropes(config)]},
+    "longrope": {"rope_short_lengths": [rope.short_length for rope in _ropes(config)]},
   }
   chosen = parts(config)
   return {key: value for part in found if part in chosen for key, value in found[part].items()}
