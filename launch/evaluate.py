@@ -22,7 +22,7 @@ from absl import flags
 
 from launch import cli, subject_flags
 from resjax import locations, processes, terminal
-from resjax.actions import scores_table, scoring, tasks
+from resjax.actions import scoring, tasks
 from resjax.actions.scoring import ScoringConfig
 from resjax.checkpoint.reader import saved_steps
 from resjax.data import prefix
@@ -55,7 +55,10 @@ _STRIDES = flags.DEFINE_list(
   "stride", ["0"], "By how many tokens windows advance, one or several; 0: by max_length, disjoint."
 )
 _BOS = flags.DEFINE_enum(
-  "bos", "auto", prefix.RULES, "Whether contexts begin with the token that begins texts."
+  "bos",
+  "auto",
+  prefix.RULES,
+  "Whether something stands in front of contexts; auto: see docs.",
 )
 _LIMIT = flags.DEFINE_integer(
   "limit", 0, "So many documents of each text and task; 0: all.", lower_bound=0
@@ -95,7 +98,7 @@ def main() -> None:
     found = scoring.score(loaders, texts, asked, config, tell)
   if first:
     found = scoring.write(found, out, _settings(), paths if _EVERY.value else ())
-    scores_table.show(found.report, found.tasks, terminal.console())
+    found.show(terminal.console())
     for file in found.files:
       print(file)
   processes.shutdown()

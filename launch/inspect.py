@@ -186,7 +186,7 @@ def _patching(subject: Subject, folder: Location, console: Console) -> None:
 
 
 def _prompt(subject: Subject, text: str | None, flag: str) -> np.ndarray:
-  """Returns an end of text, as it stands before documents, and the tokens of a flag.
+  """Returns the tokens of a flag behind what stands in front of texts.
 
   Raises:
     ValueError: there is no text, or it is too long.
@@ -194,13 +194,13 @@ def _prompt(subject: Subject, text: str | None, flag: str) -> np.ndarray:
   if not text:
     raise ValueError(f'no prompt; give one, for example {flag}="The capital of France is"')
   cli.check_text(text, flag)
-  tokens = subject.tokenizer.encode_batch([text])[0]
-  if len(tokens) >= subject.seq_len:
+  tokens = subject.prompt(text)
+  if len(tokens) > subject.seq_len:
     raise ValueError(
-      f"{flag} is {len(tokens)} tokens of {subject.name}, whose rows have {subject.seq_len}, the "
-      "end of text before it included; give a shorter text"
+      f"{flag} is {len(tokens) - len(subject.prefix)} tokens of {subject.name}, whose rows have "
+      f"{subject.seq_len}, what stands before it included; give a shorter text"
     )
-  return np.concatenate([[subject.tokenizer.eot_id], tokens]).astype(np.int32)
+  return tokens
 
 
 def _answers(subject: Subject, most: int) -> tuple[int, ...]:
@@ -270,10 +270,12 @@ def _write(
   """Writes numbers and figure, and prints their places."""
   if jax.process_index() != 0:
     return
-  values = {"what": _WHAT.value, "model": subject.name} | facts | dataclasses.asdict(found)
+  told = {"what": _WHAT.value, "model": subject.name, "prefix": subject.prefix_in_words}
+  values = told | facts | dataclasses.asdict(found)
   numbers, picture = folder / f"{_WHAT.value}_results.json", folder / f"{_WHAT.value}.png"
   locations.write_text(numbers, json.dumps(to_plain(values), indent=1, allow_nan=False) + "\n")
   plots.save(figure, picture)
+  _say(console, subject.prefix_in_words)
   for path in (numbers, picture):
     console.print(str(path), markup=False, highlight=False, soft_wrap=True)
 

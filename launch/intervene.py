@@ -81,6 +81,8 @@ def show(found: Sensitivity, console: Console) -> None:
     f"{found.baseline_loss:.4f} nats per token; above it with x ← alpha x + f(x) at "
     f"{' and '.join(found.sites)} of one layer",
   )
+  if found.prefix:
+    terminal.say(console, found.prefix)
   if found.baseline_alignment is not None:
     rows = [[_switch(alignment) for alignment in row] for row in found.alignments]
     console.print(_table(found, rows))

@@ -2,8 +2,10 @@
 
 from absl import flags
 
-from launch.subject_flags import BATCH_SIZE, CHECKPOINTS, FOLDERS, load
+from launch import subject_flags
+from launch.subject_flags import BATCH_SIZE, CHECKPOINTS, FOLDERS
 from resjax import measured_models
+from resjax.data import prefix
 from resjax.data.config import FORMATS
 from resjax.data.eval_text import MeasuredText
 from resjax.measured_models import Subject
@@ -26,6 +28,14 @@ _TOKENS = flags.DEFINE_integer("tokens", 16384, "Most tokens of the text.", lowe
 _SEQ_LEN = flags.DEFINE_integer(
   "seq_len", 0, "Tokens in a row; 0: as many as in training, for --hf at most 1024.", lower_bound=0
 )
+_BOS = flags.DEFINE_enum(
+  "bos", "auto", prefix.RULES, "Whether something stands in front of texts; auto: by the tokenizer."
+)
+
+
+def load() -> list[Subject]:
+  """Returns the models of the command line, see `subject_flags.load`."""
+  return [subject.with_bos(_BOS.value) for subject in subject_flags.load()]
 
 
 def read_text(subject: Subject) -> MeasuredText:

@@ -7,6 +7,7 @@ import json
 import pathlib
 from collections.abc import Collection, Iterable
 
+import numpy as np
 from flax import nnx
 
 from resjax import experiment, locations
@@ -61,6 +62,11 @@ class Subject:
     by_itself = None if self.around is None else prefix.by_rule(self.tokenizer).before
     why = {None: "as in training", self.prefix: "as its tokenizer's rules say"}
     return f"{self.name}: {front} in front of texts, {why.get(by_itself, 'as --bos says')}"
+
+  def prompt(self, text: str) -> np.ndarray:
+    """Returns the tokens of a text behind those in front of it, int32."""
+    tokens = self.tokenizer.encode_batch([text])[0]
+    return np.concatenate([np.array(self.prefix, np.int32), tokens])
 
   def with_bos(self, rule: str) -> "Subject":
     """Returns the model with another rule for what stands in front of texts, see `prefix.RULES`.
@@ -168,7 +174,7 @@ def read_text(
   else:
     name = data
     texts = eval_text.texts_of_source(CorpusConfig(data, form, field), _SETTINGS)
-  return eval_text.measured_text(
+  text = eval_text.measured_text(
     name,
     texts,
     subject.tokenizer,
@@ -177,6 +183,7 @@ def read_text(
     max_tokens=max_tokens,
     around=subject.around,
   )
+  return dataclasses.replace(text, prefix=subject.prefix_in_words)
 
 
 def _check_length(subject: Subject, seq_len: int) -> None:

@@ -126,6 +126,9 @@ def test_a_hugging_face_folder(tmp_path, mesh):
   text = measured_models.read_text(it, str(tmp_path / "text.txt"), max_tokens=100, seq_len=16)
   ids = it.tokenizer.encode_batch(["the gate of a layer"])[0]
   assert text.batches[0]["inputs"].shape == (8, 16)
+  assert text.prefix == "gemma2: <s> (0) in front of texts, as its tokenizer's rules say"
+  assert it.prompt("the gate of a layer").tolist() == [0, *ids]
+  assert it.with_bos("never").prompt("the gate of a layer").tolist() == ids.tolist()
   assert text.batches[0]["inputs"][0, : len(ids) + 1].tolist() == [0, *ids]
 
 

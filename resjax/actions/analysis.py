@@ -88,7 +88,7 @@ class Prepared:
   Attributes:
     subject: the model.
     data: the text that it is measured on.
-    shown: the tokens of the heat map, the token that starts documents first.
+    shown: the tokens of the heat map, what stands in front of texts first.
     of_data: whether these are the beginning of the data.
     sensitivities: what cuts of its residual path do.
   """
@@ -109,7 +109,7 @@ class Prepared:
     cells = heat_map(subject.decoder, self.shown, config.every)
     source = self.data.name if self.of_data else "a text that was given"
     heat = heat_table.in_words(cells, self.shown, subject.tokenizer, source)
-    return Results(alignment, heat, self.sensitivities, factors)
+    return Results(alignment, heat, self.sensitivities, factors, self.data.prefix)
 
   def _rows_here(self) -> dict[str, Any]:
     """Returns the batches with the rows of this process, and the size of a whole batch."""
@@ -137,7 +137,7 @@ def write(results: Sequence[Results], folder: Location, *, titles: bool = False)
 
 
 def shown_tokens(subject: Subject, data: MeasuredText, text: str | None) -> np.ndarray:
-  """Returns an end of text and the tokens of a text, or without one the first tokens of the data.
+  """Returns the tokens of a text behind what stands in front of it, or the first ones of the data.
 
   Raises:
     ValueError: the text is too short or too long.
@@ -145,17 +145,18 @@ def shown_tokens(subject: Subject, data: MeasuredText, text: str | None) -> np.n
   if text is None:
     row, segments = (data.batches[0][name][0] for name in ("inputs", "segment_ids"))
     return row[segments == segments[0]][:_SHOWN]  # from the first document alone
-  tokens = subject.tokenizer.encode_batch([text])[0]
-  if len(tokens) < 2:
+  tokens = subject.prompt(text)
+  count = len(tokens) - len(subject.prefix)
+  if count < 2:
     raise ValueError(
       f"--text={text!r} is one token of {subject.name}; give a text of two tokens or more"
     )
-  if len(tokens) >= subject.seq_len:
+  if len(tokens) > subject.seq_len:
     raise ValueError(
-      f"--text is {len(tokens)} tokens of {subject.name}, whose rows have {subject.seq_len}, the "
-      "end of text before it included; give a shorter text"
+      f"--text is {count} tokens of {subject.name}, whose rows have {subject.seq_len}, what stands "
+      "before it included; give a shorter text"
     )
-  return np.concatenate([[subject.tokenizer.eot_id], tokens])
+  return tokens
 
 
 def show(results: Sequence[Results], console: Console) -> None:
@@ -175,6 +176,8 @@ def show(results: Sequence[Results], console: Console) -> None:
     table.add_row(one.alignment.model, layers, f"{groups['all'].num_tokens:,}", *switches)
   console.print(table)
   for one in results:
+    if one.prefix:
+      terminal.say(console, one.prefix)
     words = depth_positions.answer(one.alignment)
     terminal.say(console, f"{one.alignment.model}: {words}")
   named = [(one.alignment.model, one.factors) for one in results if one.factors is not None]

@@ -126,7 +126,8 @@ class Model(abc.ABC):
       max_length: the most inputs of a row; 0: as many as in training, of a pretrained model at
         most 1024.
       stride: by how many tokens windows advance, one number or several; 0: by max_length.
-      bos: whether contexts begin with the token that begins texts: auto, always or never.
+      bos: whether something stands in front of contexts: always, never, or auto: as the rules of a
+        pretrained tokenizer say, and nothing with others.
       batch_size: the number of rows at a time.
       limit: so many documents of each text and task; 0: all.
       num_fewshot: examples before each question of the harness; None: as tasks say.
@@ -186,6 +187,7 @@ class Model(abc.ABC):
     batch_size: int = 8,
     data_format: str = "auto",
     data_field: str = "text",
+    bos: str = "auto",
     out: str | os.PathLike | None = None,
   ) -> "Analysis":
     """Measures after which layer the model switches to the next token, and writes a page about it.
@@ -202,6 +204,7 @@ class Model(abc.ABC):
       batch_size: the number of rows at a time.
       data_format: the format of files, one of `resjax.data.config.FORMATS`.
       data_field: the field of JSON, column of Parquet or feature of TFDS that holds the text.
+      bos: whether something stands in front of texts, see `generate`.
       out: the folder to write the page to; default: `analysis` in the workdir, or runs/analysis.
 
     Raises:
@@ -224,7 +227,7 @@ class Model(abc.ABC):
 
     with terminal.status() as tell:
       tell("loading")
-      models = [model.subject() for model in (self, *compare)]
+      models = [model.subject().with_bos(bos) for model in (self, *compare)]
       prepared = analysis.prepare(models, read, text)
       folder = _made(out or (self.workdir / "analysis" if self.workdir else "runs/analysis"))
       results = analysis.measure_all(prepared, config, tell)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+from rich.console import Console
 
 from resjax import locations, terminal
 from resjax.actions import scores_table, tasks
@@ -72,8 +73,15 @@ class Evaluation:
       raise KeyError(f"no text is called {text!r}; there are {', '.join(found)}")
     return found[text]
 
+  def show(self, console: Console) -> None:
+    """Prints the figures, and what stood in front of contexts."""
+    scores_table.show(self.report, self.tasks, console)
+    for one in self.models:
+      text = f"{one['model']}: {one['prefix_text']} in front of contexts and streams"
+      terminal.say(console, text)
+
   def __repr__(self) -> str:
-    return terminal.text_of(lambda console: scores_table.show(self.report, self.tasks, console))
+    return terminal.text_of(self.show)
 
 
 def score(

@@ -82,6 +82,7 @@ def sensitivity(
     loss=loss,
     baseline_alignment=uncut,
     alignments=tuple(map(tuple, rows)) if align else (),
+    prefix=text.prefix,
   )
 
 

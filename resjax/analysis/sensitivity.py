@@ -38,6 +38,7 @@ class Sensitivity:
     baseline_alignment: the alignment of the model without a cut, with all tokens in one group; None
       if it was not measured.
     alignments: the alignment for every cut, by layer and alpha; empty if not measured.
+    prefix: says what stands in front of each document.
   """
 
   model: str
@@ -51,6 +52,7 @@ class Sensitivity:
   loss: np.ndarray
   baseline_alignment: Alignment | None = None
   alignments: tuple[tuple[Alignment, ...], ...] = ()
+  prefix: str = ""
 
   def to_json(self) -> str:
     """Returns the sensitivity as JSON, in which numbers that are not finite are null."""
@@ -81,6 +83,7 @@ class StoredSensitivity:
   loss: list[Values]
   baseline_alignment: StoredAlignment | None
   alignments: list[list[StoredAlignment]]
+  prefix: str = ""
 
   def sensitivity(self) -> Sensitivity:
     """Returns the sensitivity that was stored, with arrays in place of lists.
@@ -108,4 +111,5 @@ class StoredSensitivity:
       matrix(self.loss, len(self.layers), len(self.alphas), "loss"),
       None if whole is None else whole.alignment(),
       tuple(tuple(one.alignment() for one in row) for row in self.alignments),
+      self.prefix,
     )

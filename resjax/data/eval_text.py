@@ -28,11 +28,13 @@ class MeasuredText:
     name: the name of the corpus.
     num_tokens: the number of targets in all batches.
     batches: dicts as `split_rows` returns them, with int32 arrays [B, T]; segment 0 is padding.
+    prefix: says what stands in front of each document.
   """
 
   name: str
   num_tokens: int
   batches: tuple[Batch, ...]
+  prefix: str = ""
 
 
 def texts_of_source(corpus: CorpusConfig, settings: SettingNames) -> Iterator[str]:

@@ -30,13 +30,14 @@ def describe(model: Model) -> dict[str, Any]:
     "tokenizer_sha256": _tokenizer_digest(model.tokenizer),
     "max_length": model.max_length,
     "bos": model.bos,
-    "prefix": _prefix(model),
+    "prefix": list(_prefix(model)),
+    "prefix_text": prefix.spelled(model.tokenizer, _prefix(model)),
   }
 
 
-def _prefix(model: Model) -> list[int]:
+def _prefix(model: Model) -> tuple[int, ...]:
   """Returns the tokens in front of contexts and streams."""
-  return list(prefix.by_rule(model.tokenizer, "always").before) if model.bos else []
+  return prefix.by_rule(model.tokenizer, "always").before if model.bos else ()
 
 
 def _tokenizer_digest(tokenizer: Tokenizer) -> str:

@@ -177,6 +177,7 @@ def test_eight_devices_give_the_same():
 def test_json_is_the_same_again():
   fields = {"model": "a", "corpus": "b", "num_tokens": 3, "residual": "gate", "layers": (0, 4)}
   fields |= {"sites": ("mlp",), "alphas": (0.0, 1 / 3), "baseline_loss": 0.1}
+  fields["prefix"] = "a: nothing in front of texts, as its tokenizer's rules say"
   want = Sensitivity(**fields, loss=np.array([[1 / 3, np.nan], [2.0, 1e-300]]))
   got = Sensitivity.from_json(want.to_json())
   np.testing.assert_array_equal(got.loss, want.loss)

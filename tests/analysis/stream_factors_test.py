@@ -129,8 +129,8 @@ def test_other_systems_have_none():
 
 
 def test_factors_are_in_the_results():
-  (found,) = from_json(to_json([Results(any_alignment(), factors=GIVEN)]))
-  assert found.factors.sites == SITES
+  (found,) = from_json(to_json([Results(any_alignment(), factors=GIVEN, prefix="a: nothing")]))
+  assert (found.factors.sites, found.prefix) == (SITES, "a: nothing")
   np.testing.assert_array_equal(found.factors.means, MEANS)
   text = to_json([Results(any_alignment(), factors=dataclasses.replace(GIVEN, sites=("mlp",)))])
   with pytest.raises(ValueError, match=r"factors.means must have 3 rows of 1 numbers"):

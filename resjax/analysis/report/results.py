@@ -20,12 +20,14 @@ class Results:
     heat: the heat map of a text; None if there is no text.
     sensitivities: its losses for cuts of its residual path.
     factors: by what its sites multiply the stream; None if they do not.
+    prefix: says what stands in front of each document.
   """
 
   alignment: Alignment
   heat: HeatText | None = None
   sensitivities: Sequence[Sensitivity] = ()
   factors: StreamFactors | None = None
+  prefix: str = ""
 
 
 def to_json(results: Sequence[Results]) -> str:
@@ -54,6 +56,7 @@ class _StoredResults:
   heat: HeatText | None
   sensitivities: list[StoredSensitivity]
   factors: StoredFactors | None = None
+  prefix: str = ""
 
   def results(self) -> Results:
     """Returns the results of a model that were stored, with arrays in place of lists."""
@@ -64,7 +67,7 @@ class _StoredResults:
       raise ValueError("heat.cells must have a row for each token, with a cell for each column")
     found = [one.sensitivity() for one in self.sensitivities]
     factors = None if self.factors is None else self.factors.factors()
-    return Results(self.alignment.alignment(), heat, found, factors)
+    return Results(self.alignment.alignment(), heat, found, factors, self.prefix)
 
 
 @dataclasses.dataclass(frozen=True)
