@@ -12,6 +12,13 @@ FLOOR_TESTS = tests/combinators tests/interop/linen_test.py tests/interop/linen_
 # What other programs are asked about, in their newest releases.
 LIVE = torch transformers accelerate lm-eval
 LIVE_TESTS = tests/interop tests/evaluation tests/combinators/published
+# A GPU machine without network: what is carried to it, and a stand-in for it, see docs/gpu.md.
+KIT_PYTHON ?= python3.12
+KIT_GLIBC = $(foreach n,2_28 2_27 2_24 2_17,--platform=manylinux_$(n)_x86_64) \
+  --platform=manylinux2014_x86_64 --platform=manylinux1_x86_64
+KIT_RUN = $(shell unshare --net --map-root-user true 2>/dev/null && echo unshare --net --map-root-user) \
+  env JAX_PLATFORMS=cpu PYTHONPATH=$(VENV)-gpu/site $(VENV)-gpu/bin/python
+KIT_TESTS = $(wildcard tests/kernels/*_gpu_test.py)
 # As many as there are cores and memory for, see tests/conftest.py.
 WORKERS ?= auto
 # A file is one worker's; those that take long come first, see tests/conftest.py.
@@ -22,7 +29,7 @@ QUICK = not slow and not release
 unexport PYTHONDONTWRITEBYTECODE
 
 .DELETE_ON_ERROR:
-.PHONY: train compare test test-slow test-all test-floor test-live lint docs clean
+.PHONY: train compare test test-slow test-all test-floor test-live gpu-kit lint docs clean
 
 train: $(VENV)/installed
 	$(RUN) -m resjax train --config=$(CONFIG) $(ARGS)
@@ -49,6 +56,17 @@ test-live: $(VENV)-live/installed
 	HF_HUB_OFFLINE=1 JAX_PLATFORMS=cpu $(VENV)-live/bin/python -m pytest -n $(WORKERS) $(SHARE) \
 	  $(or $(ARGS),$(LIVE_TESTS))
 
+# Without a network where the kernel lets one take it away. No torch: it is there on the machine.
+gpu-kit: .whl $(VENV)-gpu/installed
+	rm -rf $(VENV)-gpu/site $(VENV)-gpu/runs
+	$(KIT_RUN) -m pip install --quiet --no-index --no-deps --no-compile --target $(VENV)-gpu/site .whl/*.whl
+	! $(KIT_RUN) -m pip check | grep -v -e "requires torch," -e "requires triton," -e "^No broken"
+	$(KIT_RUN) -m pytest -q -n $(WORKERS) $(SHARE) -m "$(QUICK)" $(KIT_TESTS)
+	$(KIT_RUN) -m resjax train --config=tiny --workdir=$(VENV)-gpu/runs/tiny --config.train.steps=20 \
+	  --config.optim.warmup_steps=5 --config.data.root=$(VENV)-gpu/runs/data
+	$(KIT_RUN) -m resjax bench gpu_day --dry_run --minutes=2 --out=$(VENV)-gpu/runs/gpu_day
+	@echo "$$(ls .whl | wc -l) wheels, $$(du -m .whl | cut -f1) MB, for Python 3.12 and JAX 0.11.2: .whl"
+
 lint: $(VENV)/installed-test
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
@@ -62,7 +80,7 @@ docs: $(VENV)/installed-docs
 	$(RUN) -m tests.site_widths build/site
 
 clean:
-	rm -rf $(VENV) $(VENV)-floor $(VENV)-live build docs/generated *.egg-info
+	rm -rf $(VENV) $(VENV)-floor $(VENV)-live $(VENV)-gpu .whl build docs/generated *.egg-info
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -92,4 +110,22 @@ $(VENV)/installed-test: setup.cfg pyproject.toml | $(VENV)/bin/python
 
 $(VENV)/installed-docs: setup.cfg pyproject.toml | $(VENV)/bin/python
 	$(RUN) -m pip install --quiet -e ".[train,docs]"
+	@touch $@
+
+# A package without a wheel of its own is built here: it must be one of Python alone.
+.whl: launch/bench/gpu_kit.txt | $(VENV)/bin/python
+	rm -rf $@ $@.part
+	$(RUN) -m pip download --quiet --no-deps --python-version=3.12 --implementation=cp $(KIT_GLIBC) \
+	  --dest=$@.part --requirement=$<
+	for source in $@.part/*.tar.gz; do \
+	  $(RUN) -m pip wheel --quiet --no-deps --wheel-dir=$@.part $$source && rm $$source || exit 1; done
+	mv $@.part $@
+	@touch $@
+
+$(VENV)-gpu/installed: launch/bench/gpu_machine.txt
+	@$(KIT_PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 12))' 2>/dev/null || \
+	  { echo "error: $(KIT_PYTHON) is missing or no Python 3.12; name one: make gpu-kit KIT_PYTHON=PATH"; exit 1; }
+	$(KIT_PYTHON) -m venv $(VENV)-gpu
+	$(VENV)-gpu/bin/python -m pip install --quiet --upgrade pip
+	$(VENV)-gpu/bin/python -m pip install --quiet --requirement=$<
 	@touch $@
