@@ -1,4 +1,4 @@
-"""Runs commands one after the other, each in a process of its own that has a deadline.
+"""Runs a command in a process of its own that has a deadline, and tells how a process ended.
 
 A kernel that fails on a GPU may abort the process, spoil its CUDA context, or never end. So
 whatever is measured there, an *arm*, costs no more than its own deadline, and what it has written
@@ -6,49 +6,28 @@ stays.
 """
 
 import contextlib
-import dataclasses
 import os
 import signal
 import subprocess
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
 OK = "ok"
+_DUMP = "Fatal Python error"  # what Python prints behind the last words of what aborts it
 
 
-@dataclasses.dataclass(frozen=True)
-class Outcome:
-  """How a process ended.
-
-  Attributes:
-    status: `ok`, or why it is not, in words.
-    seconds: wall time.
-  """
-
-  status: str
-  seconds: float
-
-  @property
-  def ok(self) -> bool:
-    """Whether it ended by itself with exit code 0."""
-    return self.status == OK
-
-
-def run(
-  command: Sequence[str],
-  log: Path,
-  deadline: float,
-) -> Outcome:
+def run(command: Sequence[str], log: Path, deadline: float) -> str:
   """Runs a command, and ends it and what it has started when its time is over.
 
   Args:
     command: the program and its arguments.
     log: file for what it prints; the folder is made.
     deadline: seconds after which it is killed.
+
+  Returns:
+    `ok` if it ended by itself with exit code 0, or why not, in words.
   """
   log.parent.mkdir(parents=True, exist_ok=True)
-  begin = time.monotonic()
   with log.open("w") as output:
     process = subprocess.Popen(
       command,
@@ -58,28 +37,27 @@ def run(
       start_new_session=True,
     )
     try:
-      status = ended(process.wait(max(deadline, 0.0)), log)
+      return ended(process.wait(max(deadline, 0.0)), log)
     except subprocess.TimeoutExpired:
-      status = f"over its deadline of {deadline:.0f} s"
+      return f"over its deadline of {deadline:.0f} s"
     finally:
       _end(process)
-  return Outcome(status, round(time.monotonic() - begin, 3))
 
 
-def tail(log: Path, lines: int = 1) -> str:
-  """Returns the last lines of a log that are not empty."""
-  if not log.exists():
-    return ""
-  found = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
-  return "\n".join(found[-lines:])
+def ended(code: int, log: Path, start: int = 0) -> str:
+  """Returns how a process ended: `ok`, or its signal or exit code and its last words.
 
-
-def ended(code: int, log: Path) -> str:
-  """Returns how a process ended: `ok`, or its signal or exit code and the last line of its log."""
+  Args:
+    code: what `subprocess` says.
+    log: what it has printed to.
+    start: how many bytes the log had before.
+  """
   if code == 0:
     return OK
   how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-  return f"{how}: {tail(log)}"[:300].rstrip(": ")
+  text = log.read_bytes()[start:].decode(errors="replace").partition(_DUMP)[0]
+  words = [line for line in text.splitlines() if line.strip()] or [""]
+  return f"{how}: {words[-1]}"[:300].rstrip(": ")
 
 
 def _end(process: subprocess.Popen) -> None:

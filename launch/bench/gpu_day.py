@@ -65,6 +65,7 @@ def gpu_arms() -> list[Arm]:
     *(
       _kernels("read", gpu_goals.READ, name) for name in ("direct", *gpu_goals.FLA, "xla_no_stack")
     ),
+    _steps(gpu_goals.MODEL, 128, 4, remat="none")("standard"),
     step("standard", "mhc"),
     *(_kernels("streams", gpu_goals.STREAMS, name) for name in ("direct", "xla_no_stack")),
     _profile(gpu_goals.MODEL, "block_attn_res", 128, 2),
@@ -111,19 +112,19 @@ def _right(case: correctness.Case, again: int = 10, interpret: bool = False) -> 
 
 
 def _steps(
-  model: str, rows: int, microbatches: int, steps: int = 3, repeats: int = 8
+  model: str, rows: int, microbatches: int, steps: int = 3, repeats: int = 8, remat: str = "full"
 ) -> Callable[..., Arm]:
   """Returns a function that returns the arm of the steps of several systems, in turn."""
 
   def arm(*residuals: str) -> Arm:
     def measure() -> dict[str, Any]:
-      runs = {
-        name: timed_step.with_batch(timed_step.config_of(model, name), rows, microbatches)
-        for name in residuals
-      }
+      configs = {name: timed_step.config_of(model, name) for name in residuals}
+      for config in configs.values():
+        config.model.remat = remat
+      runs = {n: timed_step.with_batch(c, rows, microbatches) for n, c in configs.items()}
       return timed_step.compare(runs, steps, repeats)
 
-    return Arm(gpu_goals.step_name(model, residuals), measure, 60 + 60 * len(residuals))
+    return Arm(gpu_goals.step_name(model, residuals, remat), measure, 60 + 60 * len(residuals))
 
   return arm
 

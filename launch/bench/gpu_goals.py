@@ -21,9 +21,9 @@ def kernel_name(suite: str, shape: str, form: str) -> str:
   return f"{suite} {shape} {form}"
 
 
-def step_name(model: str, residuals: Sequence[str]) -> str:
+def step_name(model: str, residuals: Sequence[str], remat: str = "full") -> str:
   """Returns the name of the arm of the steps of several systems."""
-  return f"step {model} {','.join(residuals)}"
+  return f"step {model} {','.join(residuals)}" + ("" if remat == "full" else f" remat={remat}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,8 +80,10 @@ def _ratio(residual: str) -> Callable[[Records], float | None]:
 
 
 def _mfu(found: Records) -> float | None:
-  cases = found.get(step_name(MODEL, ["standard"]), {}).get("cases", {})
-  return cases.get("standard", {}).get("mfu")
+  """Returns the larger one of those with and without recomputed layers."""
+  names = [step_name(MODEL, ["standard"], remat) for remat in ("full", "none")]
+  cases = [found[name].get("cases", {}) for name in names if name in found]
+  return max((case["standard"]["mfu"] for case in cases if case), default=None)
 
 
 def _share_right(found: Records) -> float | None:

@@ -82,11 +82,12 @@ def supervise(
     time.monotonic() < end
   ):
     with log.open("a") as output:
+      start = output.tell()
       process = subprocess.Popen(
         command, stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, env=environment
       )
     try:
-      status = _watch(process, left, report, log, end, tell)
+      status = _watch(process, left, report, end, tell) or arms.ended(process.wait(), log, start)
     finally:
       process.kill()
       process.wait()
@@ -106,11 +107,10 @@ def _watch(
   process: subprocess.Popen,
   left: Sequence[Arm],
   report: Path,
-  log: Path,
   end: float,
   tell: Callable[[str, Record], None],
-) -> str:
-  """Waits for the last arm, an end, or the end of somebody's time, and returns which it was."""
+) -> str | None:
+  """Waits for the last arm, or the end of somebody's time; returns None if the process ended."""
   deadlines = {arm.name: arm.deadline for arm in left}
   at, since, told = None, time.monotonic(), set[str]()
   while True:
@@ -124,7 +124,7 @@ def _watch(
     if len(told) == len(left):
       return arms.OK
     if code is not None:
-      return arms.ended(code, log)
+      return None
     if now >= end:
       return NO_TIME
     if running != at:

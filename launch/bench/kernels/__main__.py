@@ -170,15 +170,15 @@ def _isolated(suite: str, shape: Any, flags: argparse.Namespace) -> Iterator[lis
   for name in (name for name in names if name in flags.arms):
     with tempfile.TemporaryDirectory() as folder:
       out, log = Path(folder), Path(folder) / "log"
-      done = arms.run(_command(suite, shape, name, flags.repeats, out), log, flags.deadline)
+      status = arms.run(_command(suite, shape, name, flags.repeats, out), log, flags.deadline)
       path = out / "bench.json"
       found = json.loads(path.read_text())["records"] if path.exists() else []
     copies = [record for record in found if record["arm"] == suites.COPY]
     found = [record for record in found if record["arm"] == name]
     for direction in suites.SUITES[suite].directions:
       if direction not in {record["direction"] for record in found}:
-        status = done.status if not done.ok else "its process gave no result"
-        found.append(suites.unmeasured(suite, shape, name, direction, status))
+        problem = "its process gave no result" if status == arms.OK else status
+        found.append(suites.unmeasured(suite, shape, name, direction, problem))
     yield found if kept_copy else [*copies, *found]
     kept_copy |= len(copies) == len(suites.SUITES[suite].directions)
 

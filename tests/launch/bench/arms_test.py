@@ -15,10 +15,8 @@ def run(tmp_path, program, deadline=60.0):
 
 
 def test_what_ends_well(tmp_path):
-  outcome, log = run(tmp_path, "print('first'); print('last')")
-  assert outcome.ok and outcome.status == "ok" and 0 < outcome.seconds < 60
-  assert arms.tail(log) == "last" and arms.tail(log, 5) == "first\nlast"
-  assert arms.tail(tmp_path / "none") == ""
+  status, log = run(tmp_path, "print('first'); print('last')")
+  assert status == "ok" and log.read_text() == "first\nlast\n"
 
 
 @pytest.mark.parametrize(
@@ -28,11 +26,15 @@ def test_what_ends_well(tmp_path):
     ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", "killed by SIGSEGV"),
     ("raise ValueError('too wide')", "exit code 1: ValueError: too wide"),
     ("raise SystemExit(3)", "exit code 3"),
+    (  # and not the report that Python makes of it
+      "import faulthandler, os; faulthandler.enable(); print('at 8', flush=True); os.abort()",
+      "killed by SIGABRT: at 8",
+    ),
   ],
 )
 def test_how_an_arm_died(tmp_path, program, status):
-  outcome, _ = run(tmp_path, program)
-  assert not outcome.ok and outcome.status == status
+  found, _ = run(tmp_path, program)
+  assert found == status
 
 
 def alive(number):
@@ -55,8 +57,8 @@ def test_a_deadline_ends_an_arm_and_all_that_it_has_started(tmp_path):
     "time.sleep(600)\n"
   )
   begin = time.monotonic()
-  outcome, log = run(tmp_path, program, deadline=3.0)
-  assert outcome.status == "over its deadline of 3 s" and time.monotonic() - begin < 30
+  status, log = run(tmp_path, program, deadline=3.0)
+  assert status == "over its deadline of 3 s" and time.monotonic() - begin < 30
   child = int(log.read_text())
   deadline = time.monotonic() + 10
   while alive(child) and time.monotonic() < deadline:

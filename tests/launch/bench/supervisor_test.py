@@ -67,7 +67,7 @@ def test_arms_share_a_process_until_one_ends_it(tmp_path):
   status = {name: record["status"] for name, record in found.items()}
   assert list(status) == list(names) and told == list(status.items())
   assert [name for name in names if status[name] == "ok"] == ["1 well", "3 well", "5 nan", "8 well"]
-  assert status["2 abort"].startswith("killed by SIGABRT")
+  assert status["2 abort"] == "killed by SIGABRT: == 2 abort"  # its last words
   assert status["4 raise"] == status["7 spoil"] == "ValueError: too wide"
   assert status["6 object"] == "TypeError: Object of type object is not JSON serializable"
   assert found["5 nan"]["error"] == "NaN"
@@ -103,6 +103,8 @@ def test_a_later_call_measures_what_is_not_ok(tmp_path):
 def test_a_process_that_does_not_start_is_an_error(tmp_path):
   with pytest.raises(ValueError, match=r"began none: exit code 1: no GPU; see .*log$"):
     supervise(tmp_path, "1 well", program="raise SystemExit('no GPU')")
+  with pytest.raises(ValueError, match=r"began none: exit code 3; see .*log$"):
+    supervise(tmp_path, "1 well", program="raise SystemExit(3)")
 
 
 PARENT = """
