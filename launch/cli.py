@@ -30,6 +30,9 @@ _PIPE_CODE = 141  # the exit code that shells give a command whose reader has go
 _INTERRUPTED = "interrupted; the same command goes on where it can"
 
 _DEBUG = flags.DEFINE_bool("debug", False, "Errors are reported with their traceback.")
+_CHECK = flags.DEFINE_bool(
+  "check_flags", False, "Only parse the command line; nothing is said where it is right."
+)
 
 
 class _ConfigParser(outside.ConfigParser):
@@ -90,6 +93,10 @@ def run(
     if len(argv) > 1 and not takes_words:
       raise ValueError(f"unexpected argument {argv[1]!r}; {_looks()}")
     outside.import_all()
+    if _CHECK.value:
+      if "config" in flags.FLAGS:
+        config_value(flags.FlagHolder(flags.FLAGS, flags.FLAGS["config"]))
+      return
     main(*([argv[1:], after] if takes_words else []))
 
   def work(argv: list[str]) -> None:

@@ -1,6 +1,8 @@
 """Checks the words, the command and the variables that a launcher is given."""
 
 import ast
+import difflib
+import itertools
 import re
 import shlex
 import sys
@@ -10,11 +12,14 @@ from typing import TypeVar
 
 from launch import workdir_flag
 from resjax import locations, redaction, shipped
+from resjax.__main__ import COMMANDS
 
 _MOST_BYTES = 1 << 20  # of a config file
 _Action = TypeVar("_Action", bound=Callable)
 
-_TRAIN = (("-m", "launch.train"), ("-m", "resjax", "train"), ("resjax", "train"))
+# The launchers, and what reads its words itself.
+_NOT_CHECKED = ("tpu", "gke", "slurm", "local", "completion", "bench")
+_NAMES = [name for group in COMMANDS.values() for name in group if name not in _NOT_CHECKED]
 
 EXAMPLE = "-- resjax train --config=tiny --config.workdir=gs://BUCKET/RUN"
 
@@ -78,10 +83,10 @@ def require_text(text: str, where: str) -> None:
 
 
 def require_shared_workdir(command: Sequence[str], shared: Sequence[str], otherwise: str) -> None:
-  """Checks that all hosts see the workdir of a training, and that it outlives them.
+  """Checks that all hosts see the workdir of a training or a sweep, and that it outlives them.
 
   Args:
-    command: the command to run; other commands than those that train are not checked.
+    command: the command to run; others are not checked.
     shared: the folders that all hosts share.
     otherwise: says in words what the user can do instead of using a bucket.
 
@@ -115,14 +120,37 @@ def environment(settings: Sequence[str]) -> dict[str, str]:
   return dict(setting.split("=", 1) for setting in settings)
 
 
-def training(command: Sequence[str]) -> list[str] | None:
-  """Returns the arguments of a command that trains, None of any other command."""
-  names = [Path(word).name if "/" in word else word for word in command]
-  for words in _TRAIN:
-    for first in range(len(names) - len(words) + 1):
-      if tuple(names[first : first + len(words)]) == words:
-        return workdir_flag.spelled_out(command[first + len(words) :])
+def resjax_command(command: Sequence[str]) -> tuple[str, list[str]] | None:
+  """Returns the name and the arguments of the command of resjax that is run; None of others.
+
+  Raises:
+    ValueError: resjax has no command of that name.
+  """
+  for at, (word, following) in enumerate(itertools.pairwise(command)):
+    name = following
+    if word == "-m" and following.startswith("launch."):
+      name = following.removeprefix("launch.")
+    elif Path(word).name != "resjax":
+      continue
+    if name in _NAMES:
+      return name, _joined(workdir_flag.spelled_out(command[at + 2 :]))
+    if name not in _NOT_CHECKED and (at == 0 or command[at - 1] == "-m"):
+      near = difflib.get_close_matches(name, _NAMES, 1)
+      hint = f"did you mean {near[0]}?" if near else "resjax --help lists all"
+      raise ValueError(f"resjax has no command {redaction.words([name])[0]!r}; {hint}")
   return None
+
+
+def _joined(words: Sequence[str]) -> list[str]:
+  """Returns the words of a command line with --NAME=VALUE in place of --NAME VALUE."""
+  found: list[str] = []
+  for word in words:
+    is_value = not word.startswith("-") or re.match(r"-[\d.]", word)
+    if is_value and found and found[-1].startswith("-") and "=" not in found[-1]:
+      found[-1] += f"={word}"
+    else:
+      found.append(word)
+  return found
 
 
 def setting(arguments: Sequence[str], name: str) -> str:
@@ -146,19 +174,22 @@ def config_file(arguments: Sequence[str]) -> Path:
     raise ValueError(f"--config={error}") from None
 
 
-def is_own(config: Path) -> bool:
-  """Returns whether a config file came with resjax, or lies among those that did."""
-  return config.resolve().is_relative_to((shipped.root() / "configs").resolve())
+def own_config(command: Sequence[str]) -> str:
+  """Returns the config file of a command of resjax; empty: it has none of its own."""
+  found = resjax_command(command)
+  name = setting(found[1], "config").partition(":")[0] if found else ""
+  return "" if name in shipped.config_names() else name
 
 
 def _workdir(command: Sequence[str]) -> str | None:
-  """Returns the config.workdir of a command that trains, None for any other command.
+  """Returns the config.workdir of a training or a sweep, None for any other command.
 
   The config file is Python: here it is only read.
   """
-  arguments = training(command)
-  if arguments is None:
+  found = resjax_command(command)
+  if found is None or found[0] not in ("train", "sweep"):
     return None
+  _, arguments = found
   place = config_file(arguments)
   return setting(arguments, "config.workdir") or _written_workdir(str(place))
 

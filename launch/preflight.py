@@ -10,68 +10,52 @@ from ml_collections import ConfigDict
 
 from launch import cli, launcher_args, preflight_model
 from launch.preflight_model import Hardware
-from resjax import redaction
 from resjax.data import source_check
 from resjax.data.config import DataConfig
 from resjax.data.source_check import Finding
 
 _BUCKET = re.compile(r"gs://[a-z0-9][a-z0-9._-]{1,220}[a-z0-9](/|$)")
+_WITH_DATA = ("train", "sweep", "train_together", "build_dataset")
 _VERDICTS = {True: "ok", None: "not checked"}
 _Findings = Iterator[Finding]
 
 
-def check(
-  command: Sequence[str], hardware: Hardware, *, compiles: bool = True, runs_config: bool = True
-) -> None:
+def check(command: Sequence[str], hardware: Hardware, *, compiles: bool = True) -> None:
   """Prints a line for each thing that was checked, or that cannot be checked from here.
 
+  The flags are right, see `flag_check.check`.
+
   Args:
-    command: what the hosts will run; nothing is said of commands that do not train.
+    command: what the hosts will run; nothing is said of commands that build no data.
     hardware: what they are.
     compiles: whether the step is compiled to see if it fits, where its compiler is installed.
-    runs_config: whether a config file may be run, as it is Python, that did not come with resjax.
 
   Raises:
     ValueError: something is wrong; the message says all of it, and what to do.
   """
-  if (arguments := launcher_args.training(command)) is None:
+  found = launcher_args.resjax_command(command)
+  if found is None or found[0] not in _WITH_DATA:
     if not command:
       print(f"# nothing is checked; what will run, behind --, would be: {launcher_args.EXAMPLE}\n")
     return
+  name, arguments = found
   print("# checked first:")  # a comment, as --dry_run prints a shell script
   wrong = []
-  for found in _findings(arguments, hardware, compiles, runs_config):
-    if found.ok is False:
-      wrong.append(found.text)
+  for one in _findings(name, arguments, hardware, compiles):
+    if one.ok is False:
+      wrong.append(one.text)
     else:
-      print(f"#   {found.what:6} {_VERDICTS[found.ok]}: {found.text}", flush=True)
-    if wrong and found.what == "mesh":
+      print(f"#   {one.what:6} {_VERDICTS[one.ok]}: {one.text}", flush=True)
+    if wrong and one.what == "mesh":
       break  # what comes next may take minutes
   if wrong:
     raise ValueError("; ".join(wrong))
   print()
 
 
-def _findings(
-  arguments: Sequence[str], hardware: Hardware, compiles: bool, runs_config: bool
-) -> _Findings:
+def _findings(name: str, arguments: Sequence[str], hardware: Hardware, compiles: bool) -> _Findings:
   place = launcher_args.config_file(arguments)
-  if not runs_config and not launcher_args.is_own(place):
-    dry = shlex.join(["resjax", "train", *redaction.words(arguments), "--dry_run"])
-    text = f"--dry_run runs no config file but resjax's own; look with {dry}"
-    yield Finding("config", None, text)
-    return
-  try:
-    config = _parsed(arguments, place)
-  except Exception as error:  # a config file may raise anything
-    yield Finding("config", False, f"{place}: {' '.join(str(error).split())}")
-    return
-  yield from _of_config(config, place, hardware, compiles, arguments)
-
-
-def _of_config(
-  config: ConfigDict, place: Path, hardware: Hardware, compiles: bool, arguments: Sequence[str]
-) -> _Findings:
+  config = _parsed(arguments, place)
   from resjax import experiment  # takes a second, which mistakes on the command line need not wait
 
   try:
@@ -82,6 +66,8 @@ def _of_config(
   yield from _sources(data, hardware)
   yield from _bucket(config.workdir, "config.workdir")
   yield from _bucket(data.root, "config.data.root")
+  if name != "train":  # a sweep changes what follows
+    return
   words = [word for word in arguments if word.startswith("--config")]
   yield from preflight_model.check(config, place, hardware, compiles, words)
 

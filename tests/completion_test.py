@@ -14,7 +14,7 @@ NAMES = [name for group in COMMANDS.values() for name in group]
 ASKED = {
   "resjax tra": {"train", "train_together"},
   "resjax train --pro": {"--profile_steps="},
-  "resjax analyze --che": {"--checkpoint="},
+  "resjax analyze --chec": {"--checkpoint=", "--check_flags"},
   "resjax analyze --fs": {"--fsdp="},
   "resjax train --config=ti": {"tiny"},
   "resjax sweep --config=ablations/com": {"ablations/compare"},

@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from absl import flags
 
-from launch import cli, launcher_args, preflight, shell_steps
+from launch import cli, flag_check, launcher_args, preflight, shell_steps
 from launch.gke import commands
 from launch.gke.jobset import GkeJob, GpuNodes, TpuNodes
 from launch.shell_steps import Step
@@ -55,6 +55,7 @@ def main(words: list[str], command: list[str]) -> None:
     "delete": _delete,
   }
   action = launcher_args.choose(actions, words, command)
+  flag_check.check(command)
   launcher_args.check_google_name(_NAME.value)
   shell_steps.run(action(), launcher_args.same_again("launch.gke"), _DRY_RUN.value)
 
@@ -68,7 +69,7 @@ def _create(command: list[str]) -> list[Step]:
     return commands.xpk_run(job, _cluster()) if _CLUSTER.value else commands.run(job)
 
   todo = shell_steps.hide(steps(job), steps(shown))
-  preflight.check(command, _hardware(job), compiles=_FIT.value, runs_config=not _DRY_RUN.value)
+  preflight.check(command, _hardware(job), compiles=_FIT.value)
   return todo
 
 

@@ -9,7 +9,7 @@ import sys
 
 from absl import flags
 
-from launch import cli, launcher_args
+from launch import cli, flag_check, launcher_args
 from launch.local import processes
 from resjax import redaction
 
@@ -31,6 +31,7 @@ def main(words: list[str], command: list[str]) -> None:
   launcher_args.require_command(command)
   port = _PORT.value or processes.free_port()
   if _DRY_RUN.value:
+    flag_check.check(command)
     shown = redaction.words(command)
     for added in processes.environments(_NUM.value, port, _DEVICES.value, {}):
       print(shlex.join(["env", *(f"{key}={value}" for key, value in added.items()), *shown]))

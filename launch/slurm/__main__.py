@@ -17,7 +17,7 @@ from pathlib import Path
 
 from absl import flags
 
-from launch import cli, launcher_args, preflight, shell_steps
+from launch import cli, flag_check, launcher_args, preflight, shell_steps
 from launch.shell_steps import Step
 from launch.slurm.script import SlurmJob, script
 from resjax import redaction
@@ -57,6 +57,7 @@ def main(words: list[str], command: list[str]) -> None:
     "delete": _delete,
   }
   action = launcher_args.choose(actions, words, command)
+  flag_check.check(command)
   if not re.fullmatch(r"[A-Za-z0-9][\w.-]*", _NAME.value):
     raise ValueError(f"--name={_NAME.value} must be of letters, digits, and ._- within")
   shell_steps.run(action(), launcher_args.same_again("launch.slurm"), _DRY_RUN.value)
@@ -91,7 +92,7 @@ def _run(words: list[str]) -> list[Step]:
     Step("look whether the name is free", _jobs("%i"), check=must_be_free),
     *shell_steps.hide(submit(job), submit(shown)),
   ]
-  preflight.check(words, _hardware(job), compiles=_FIT.value, runs_config=not _DRY_RUN.value)
+  preflight.check(words, _hardware(job), compiles=_FIT.value)
   return todo
 
 

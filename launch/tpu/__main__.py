@@ -18,9 +18,10 @@ from pathlib import Path
 
 from absl import flags
 
-from launch import cli, launcher_args, preflight, shell_steps, watching
+from launch import cli, flag_check, launcher_args, preflight, shell_steps, watching
 from launch.shell_steps import Step
 from launch.tpu import commands, remote, resume
+from launch.tpu.code import Code
 from resjax import redaction
 from resjax.hardware import slices
 
@@ -38,6 +39,10 @@ _INTERNAL = flags.DEFINE_bool("internal_ip", False, "Give the VMs no external ad
 _PYTHON = flags.DEFINE_string(  # on 3.12.1 gcsfs crashes while a checkpoint is written to gs://
   "python", "3.13", "Version of Python to install on the hosts."
 )
+_FOLDER = flags.DEFINE_string(
+  "folder", "", "Folder that hosts get as it is, in place of the last commit of the git checkout."
+)
+_WHEEL = flags.DEFINE_string("wheel", "", "Wheel that hosts install, in place of the code.")
 _EXTRA = flags.DEFINE_string("extra", "tpu", "Extras of setup.cfg to install, such as tpu,wandb.")
 _ENV = flags.DEFINE_multi_string("env", [], "KEY=VALUE for the environment of the command.")
 _SHARED = flags.DEFINE_string("shared_folder", "", "Folder that all hosts share: /mnt/disk.")
@@ -67,11 +72,14 @@ def main(words: list[str], command: list[str]) -> None:
     "stop": lambda: _run([Step("stop it", commands.stop(_resource(), _STOP.value))]),
     "delete": lambda: _run([Step("delete the hosts", commands.delete(_resource()))]),
   }
-  launcher_args.choose(actions, words, command, runs_command=("create", "run", "resume"))()
+  action = launcher_args.choose(actions, words, command, ("create", "run", "resume"))
+  flag_check.check(command)
+  action()
 
 
 def _checked(todo: list[Step], command: list[str]) -> list[Step]:
   """Returns the steps, after what can be checked before they run."""
+  _code().require_config(launcher_args.own_config(command), _SHARED.value)
   tpu = slices.resolve(_TOPOLOGY.value) if _TOPOLOGY.value else None
   hardware = preflight.Hardware(
     devices=tpu.devices * _NUM_SLICES.value if tpu else 0,
@@ -79,7 +87,7 @@ def _checked(todo: list[Step], command: list[str]) -> list[Step]:
     num_slices=_NUM_SLICES.value if tpu else 1,
     shared=(_SHARED.value,),
   )
-  preflight.check(command, hardware, compiles=_FIT.value, runs_config=not _DRY_RUN.value)
+  preflight.check(command, hardware, compiles=_FIT.value)
   return todo
 
 
@@ -116,17 +124,23 @@ def _create() -> list[Step]:
 def _create_alone(command: list[str]) -> None:
   todo = _create()
   try:
-    commands.check_checkout(Path.cwd())
+    _code().check()
   except ValueError as error:  # the hosts can also be used without `install`, or from elsewhere
     print(f"# for `resjax tpu install`, later: {error}\n")
   _run(_checked(todo, command))
 
 
+def _code() -> Code:
+  return Code(Path.cwd(), _FOLDER.value, _WHEEL.value)
+
+
 def _install() -> list[Step]:
-  commands.check_checkout(Path.cwd())
+  code = _code()
+  code.check()
   # Another launcher may pack other code at the same time.
-  bundle = Path(tempfile.gettempdir()) / f"{getpass.getuser()}-{_NAME.value}-{os.getpid()}.bundle"
-  return commands.install(_resource(), str(bundle), _PYTHON.value, _EXTRA.value)
+  name = f"{getpass.getuser()}-{_NAME.value}-{os.getpid()}"
+  packed = str(Path(tempfile.gettempdir()) / name)
+  return commands.install(_resource(), code, packed, _PYTHON.value, _EXTRA.value)
 
 
 def _start(command: list[str]) -> list[Step]:

@@ -7,10 +7,13 @@ from pathlib import Path
 
 from launch.shell_steps import Step
 from launch.tpu import remote
+from launch.tpu.code import Code
 from resjax.hardware.slices import TpuSlice
 
 _GROUP = ("gcloud", "compute", "tpus", "queued-resources")
 ENDED = ("FAILED", "SUSPENDING", "SUSPENDED", "DELETING")
+# What is left out of a folder: where code is kept, environments, and what runs write by default.
+_NOT_SENT = (".git", ".venv*", "__pycache__", "./runs", "./data")
 _SCOPES = "https://www.googleapis.com/auth/cloud-platform"
 
 
@@ -83,18 +86,16 @@ def create(resource: Resource, request: Request, poll_seconds: float) -> list[St
   ]
 
 
-def check_checkout(folder: Path) -> None:
-  """Raises ValueError if a folder is in no git checkout that `install` could bring to the hosts."""
-  top = next((one for one in (folder, *folder.parents) if (one / ".git").exists()), None)
-  if top is None or not any((top / name).exists() for name in ("setup.py", "pyproject.toml")):
-    raise ValueError(
-      "hosts get the last commit of a git checkout with a setup.py or pyproject.toml, and "
-      f"{folder} is in none; run this in a clone of resjax, or of a package that requires it"
-    )
+def install(resource: Resource, code: Code, packed: str, python: str, extra: str) -> list[Step]:
+  """Returns the steps that bring code to all hosts and install it.
 
-
-def install(resource: Resource, bundle: str, python: str, extra: str) -> list[Step]:
-  """Returns the steps that bring the last commit of this checkout to all hosts and install it."""
+  Args:
+    resource: the hosts.
+    code: what they get.
+    packed: the path of a file that is made here for a while, without its ending.
+    python: the version of Python to install.
+    extra: the extras of the package to install.
+  """
 
   def must_be_clean(output: str) -> None:
     if output.strip():
@@ -102,15 +103,36 @@ def install(resource: Resource, bundle: str, python: str, extra: str) -> list[St
       raise ValueError(f"hosts get the last commit, and this is not in it: {first}; commit it")
 
   everywhere = (*resource.where, "--node=all", "--worker=all", *_address(resource))
-  copy = (*_GROUP, "scp", bundle, f"{resource.name}:{remote.BUNDLE}", *everywhere, "--quiet")
-  script = remote.install(python, extra)
-  return [
-    Step("look whether all is committed", ("git", "status", "--porcelain"), check=must_be_clean),
-    Step("pack the code", ("git", "bundle", "create", "--quiet", bundle, "HEAD")),
-    Step("copy it to all hosts", copy),
-    Step("remove what was packed", ("rm", bundle)),
-    Step("install it on all hosts", ssh(resource, script)),
-  ]
+
+  def copy(file: str, name: str) -> Step:
+    words = (*_GROUP, "scp", file, f"{resource.name}:{name}", *everywhere, "--quiet")
+    return Step("copy it to all hosts", words)
+
+  todo: list[Step] = []
+  if code.folder:
+    packed += ".tar.gz"
+    left_out = tuple(f"--exclude={name}" for name in _NOT_SENT)
+    pack = ("tar", "--create", "--gzip", f"--file={packed}", *left_out)
+    todo += [
+      Step("pack the folder", (*pack, f"--directory={code.folder}", ".")),
+      copy(packed, remote.ARCHIVE),
+      Step("remove what was packed", ("rm", packed)),
+    ]
+  elif not code.wheel:
+    packed += ".bundle"
+    clean = ("git", "status", "--porcelain")
+    todo += [
+      Step("look whether all is committed", clean, check=must_be_clean),
+      Step("pack the code", ("git", "bundle", "create", "--quiet", packed, "HEAD")),
+      copy(packed, remote.BUNDLE),
+      Step("remove what was packed", ("rm", packed)),
+    ]
+  wheel = Path(code.wheel).name
+  if code.wheel:
+    todo.append(copy(code.wheel, wheel))
+  sent = remote.ARCHIVE if code.folder else "" if code.wheel else remote.BUNDLE
+  script = remote.install(python, extra, sent, wheel)
+  return [*todo, Step("install it on all hosts", ssh(resource, script))]
 
 
 def start(resource: Resource, command: Sequence[str], environment: dict[str, str]) -> list[Step]:

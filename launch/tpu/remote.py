@@ -5,7 +5,8 @@ from collections.abc import Mapping, Sequence
 
 from launch.shell import COORDINATOR_PORT, heredoc, supervised
 
-BUNDLE = "resjax.bundle"  # the git bundle of the code
+BUNDLE = "resjax.bundle"  # the git bundle of the code,
+ARCHIVE = "resjax.tar.gz"  # or a folder with it
 CODE = "resjax"
 VENV = "resjax-venv"
 RUN = "resjax-run"  # holds command.sh, and its log, pid and exit_code
@@ -21,19 +22,34 @@ fi
 """
 
 
-def install(python: str, extra: str) -> str:
-  """Returns the script that unpacks the code and installs it with an extra of setup.cfg."""
-  target = shlex.quote(f"./{CODE}[{extra}]")
+def install(python: str, extra: str, sent: str = BUNDLE, wheel: str = "") -> str:
+  """Returns the script that unpacks the code and installs it.
+
+  Args:
+    python: the version of Python.
+    extra: the extras of the package.
+    sent: `BUNDLE`, `ARCHIVE`, or empty: the folder of the code stays empty.
+    wheel: the name of the wheel that is installed; empty: the code is.
+  """
+  unpack = f"mkdir {CODE}\n"
+  if sent == ARCHIVE:
+    unpack += f"tar --extract --gzip --file={ARCHIVE} --directory={CODE}\n"
+  elif sent:
+    unpack = f"git clone --quiet {BUNDLE} {CODE}\n"
+  target = f"--editable {shlex.quote(f'./{CODE}[{extra}]')}"
+  if wheel:
+    package = wheel.partition("-")[0]
+    target = f'{shlex.quote(f"{package}[{extra}] @ file://")}"$PWD"{shlex.quote(f"/{wheel}")}'
+  revision = f"$(git -C {CODE} rev-parse --short HEAD)" if sent == BUNDLE else "a copy"
   return f"""\
 set -euo pipefail
 cd "$HOME"
 {_REFUSE}
 rm -rf {CODE} {VENV}
-git clone --quiet {BUNDLE} {CODE}
-python3 -m pip install --quiet --user uv
+{unpack}python3 -m pip install --quiet --user uv
 python3 -m uv venv --quiet --python {shlex.quote(python)} {VENV}
-python3 -m uv pip install --quiet --python {VENV} --editable {target}
-echo "$(hostname): $(git -C {CODE} rev-parse --short HEAD), $({VENV}/bin/python --version)"
+python3 -m uv pip install --quiet --python {VENV} {target}
+echo "$(hostname): {revision}, $({VENV}/bin/python --version)"
 """
 
 

@@ -63,9 +63,9 @@ def choose(corpus: CorpusConfig, found: FoundFiles, settings: SettingNames) -> C
     forms = list(threads.map(lambda file: _look(file, corpus.field), found.files))
   present = {form: file.name for file, form in reversed([*zip(found.files, forms, strict=True)])}
   form = _form(corpus, present, settings) if corpus.format == "auto" else corpus.format
-  if form not in present and form == JSON:
+  if form == JSON and form not in present and _OBJECT in present:
     form = _OBJECT  # the reader says which fields it has
-  if form not in present and form == PARQUET:
+  if form not in present and form != TEXT:
     raise ValueError(
       f"{settings.source}: no file under {spelled(corpus.source)} holds {form}; set "
       f"{settings.format}"

@@ -65,10 +65,10 @@ def config_file(name: str) -> Path:
 
 @contextlib.contextmanager
 def imports_of(config: Path) -> Iterator[None]:
-  """Lets a config file import from `configs` what comes with resjax and what lies beside it.
+  """Lets a config file import from `configs` what comes with resjax, and modules in its own folder.
 
-  The latter needs a folder of that name, below which the file lies. Another package `configs` that
-  is imported already stays what it is.
+  If it lies below a folder `configs`, this is a part of that package, too. Another package
+  `configs` that is imported already stays what it is.
 
   Raises:
     ValueError: a module was imported of which that folder has another version.
@@ -77,6 +77,7 @@ def imports_of(config: Path) -> Iterator[None]:
   own = next((path for path in config.absolute().parents if path.name == "configs"), shipped)
   theirs = _pop_configs()
   sys.path.insert(0, str(root()))
+  sys.path.append(beside := str(config.absolute().parent))
   try:
     importlib.import_module("configs").__path__.append(str(own))
     yield
@@ -84,6 +85,7 @@ def imports_of(config: Path) -> Iterator[None]:
       _check_version(Path(module.__file__ or ""), shipped, own, config)
   finally:
     sys.path.remove(str(root()))
+    del sys.path[len(sys.path) - 1 - sys.path[::-1].index(beside)]  # not the one of the user
     _pop_configs()
     sys.modules.update(theirs)
 

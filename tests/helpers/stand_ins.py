@@ -13,8 +13,8 @@ from tests.helpers import forks
 
 ROOT = pathlib.Path(__file__).parents[2]
 _SYSTEM = (
-  "basename bash cat date git grep hostname ln ls mkdir nohup rm sed seq setsid sleep tail touch "
-  "xargs"
+  "basename bash cat date git grep gzip hostname ln ls mkdir nohup rm sed seq setsid sleep tail "
+  "tar touch xargs"
 )
 _PROGRAM = """\
 #!{python} -IS

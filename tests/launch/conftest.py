@@ -23,7 +23,7 @@ def cloud(tmp_path):
   tools.answer("queued-resources list", run=f"if [ -e {tools.state} ]; then cat {tools.state}; fi")
   tools.answer(
     "resources scp",
-    run=f"{each} cat $(grep -o '/[^ ]*bundle' <<< $CALL) > $host/resjax.bundle; done",
+    run=f'{each} cat "$5" > "$host/${{6#*:}}"; done',
   )
   tools.answer("resources ssh", run=each + ' bash -c "${CALL##*--command=}" || exit 1; done')
   python = f"mkdir -p resjax-venv/bin; ln -sf {sys.executable} resjax-venv/bin/python"

@@ -197,22 +197,19 @@ def test_what_ends_a_here_document_begins_no_line_of_it():
   assert heredoc("\tEND)\nEND_x\n", "END") == "<<'END__'\n\tEND)\nEND_x\nEND__\n"
 
 
-def test_launchers_do_not_run_the_config(tools, tmp_path):
-  config = tmp_path / "hostile.py"
-  ran = tmp_path / "ran"
-  text = f"open({str(ran)!r}, 'w')\ndef get_config():\n  c = None\n  c.workdir = {{}}\n"
-  train = ("--", "python", "-m", "launch.train", f"--config={config}")
+def test_the_workdir_is_read_from_the_text_of_a_config(tools, tmp_path):
+  config = tmp_path / "own.py"
+  text = "from configs import base\ndef get_config():\n  c = base.get_config()\n"
+  train = ("--nofit", "--dry_run", "--", "python", "-m", "launch.train", f"--config={config}")
   for workdir, words in (
-    ("'gs://bucket/run'", ""),
     ("'runs/x'", "config.workdir='runs/x' is on the disk of one host"),
     ("'gs://' + 'x'", "sets no workdir that can be read without running it"),
   ):
-    config.write_text(text.format(workdir))
-    code, output = tools.run("launch.tpu", "run", *TPU, "--dry_run", *train)
-    assert code == bool(words) and words in output, output
+    config.write_text(f"{text}  c.workdir = {workdir}\n  return c\n")
+    code, output = tools.run("launch.tpu", "run", *TPU, *train, cwd=tmp_path)
+    assert code == 1 and words in output, output
   override = "--config.workdir=gs://bucket/run"
-  assert tools.run("launch.tpu", "run", *TPU, "--dry_run", *train, override)[0] == 0
+  assert tools.run("launch.tpu", "run", *TPU, *train, override, cwd=tmp_path)[0] == 0
   config.write_text("def f(:\n")
-  code, output = tools.run("launch.tpu", "run", *TPU, "--dry_run", *train)
-  assert code == 1 and output == f"error: {config}:1: invalid syntax\n"
-  assert not ran.exists()
+  code, output = tools.run("launch.tpu", "run", *TPU, *train, cwd=tmp_path)
+  assert code == 1 and output == f"error: resjax train: {config}:1: invalid syntax\n"

@@ -66,14 +66,91 @@ def test_what_cannot_be_checked_is_said(create, monkeypatch):
   assert code == 0 and output.startswith("# nothing is checked; what will run, behind --, would be")
 
 
-def test_a_config_of_ones_own_is_run_unless_it_is_a_dry_run(create, tmp_path):
-  ran, config = tmp_path / "ran", tmp_path / "mine.py"
-  tiny = (ROOT / "configs" / "tiny.py").read_text()
-  config.write_text(f"{tiny}\nopen({str(ran)!r}, 'w')\n")
-  command = ("resjax", "train", f"--config={config}", BUCKET[0], "--config.train.batch_size=16")
-  code, output, _ = create(("--dry_run",), *command)
+@pytest.fixture
+def folder(tmp_path):
+  """A folder that pip installs, with a config of its own and a module that this imports."""
+  folder = tmp_path / "mine"
+  folder.mkdir()
+  (folder / "setup.py").touch()
+  (folder / "sizes.py").write_text("STEPS = 7\n")
+  tiny = (ROOT / "configs" / "tiny.py").read_text().replace("steps=300", "steps=sizes.STEPS")
+  (folder / "own.py").write_text(f"import sizes\n{tiny}")
+  return folder
+
+
+@pytest.fixture
+def dry_run(tmp_path):
+  """A function of a launcher and a command: exit code and last line of its dry run."""
+  tools = StandIns(tmp_path / "tools", "gcloud", "kubectl", "sbatch", "squeue")
+  tpu = ("create", *TPU, "--folder=.", "--nofit")
+  gke = ("run", "--name=run1", "--image=x", "--topology=v5litepod-16", "--nofit")
+  usual = {"tpu": tpu, "gke": gke, "slurm": ("run", "--name=run1", "--nofit"), "local": ()}
+
+  def run(launcher, cwd, *command):
+    words = (*usual[launcher], "--dry_run", "--", *command)
+    code, output = tools.run(f"launch.{launcher}", *words, cwd=cwd)
+    assert not tools.calls
+    return code, output.splitlines()[-1]
+
+  return run
+
+
+OWN = ("resjax", "train", "--config=own.py", BUCKET[0], "--config.train.batch_size=16")
+
+
+@pytest.mark.parametrize(
+  ("launcher", "command", "words"),
+  [
+    (
+      "tpu",
+      (*OWN, "--config.train.stpes=5"),
+      "--config.train.stpes=5: there is no setting 'stpes'",
+    ),
+    ("gke", (*OWN, "--dry_rnu"), "Unknown command line flag 'dry_rnu'. Did you mean: dry_run"),
+    ("slurm", (*OWN, "--config.seed=x"), "config.seed"),
+    ("local", (*OWN, "--config.data.sourc=x"), "there is no setting 'sourc'"),
+    ("local", ("python", "-m", "launch.train", "--config=tiny", "--config.mesh.fsp=2"), "'fsp'"),
+  ],
+)
+def test_every_flag_is_checked_in_every_dry_run(dry_run, folder, launcher, command, words):
+  code, last = dry_run(launcher, folder, *command)
+  assert code == 1 and last.startswith("error: resjax train: ") and words in last, last
+
+
+def test_a_config_of_ones_own_is_run(dry_run, folder):
+  assert dry_run("tpu", folder, *OWN)[0] == 0
+  code, last = dry_run("tpu", folder, *OWN, "--config.mesh.fsdp=3")
+  assert code == 1 and "does not fit 16 devices" in last
+
+
+@pytest.mark.parametrize(
+  ("command", "words"),
+  [
+    (("resjax", "trian"), "resjax has no command 'trian'; did you mean train?"),
+    (("resjax", "train", "--config=base:gtp2", BUCKET[0]), "style 'gtp2' is not known; choose one"),
+    (("resjax", "train", "--config=tiny:x", BUCKET[0]), "takes 0 positional arguments but 1 was"),
+    (("resjax", "train", "--workdr=x"), "resjax train: Unknown command line flag 'workdr'"),
+    (("env", "A=b", "resjax", "evaluate", "--checkpiont=x"), "Did you mean: checkpoint"),
+    (("/x/bin/resjax", "sweep", "--config=ablations/compare"), "config.workdir='runs/compare' is"),
+  ],
+)
+def test_commands_other_than_a_plain_training(dry_run, folder, command, words):
+  code, last = dry_run("gke", folder, *command)
+  assert code == 1 and words in last, last
+
+
+def test_flags_may_stand_before_their_values(dry_run, folder):
+  words = ("--config", "own.py", *BUCKET[0].split("="), "--config.train.batch_size", "16")
+  code, last = dry_run("gke", folder, "resjax", "train", *words, "--config.train.steps", "-1")
+  assert code == 1 and "config.train.steps=-1" in last
+
+
+def test_hosts_get_the_config(dry_run, folder, tmp_path):
+  own = str(folder / "own.py")
+  code, last = dry_run("tpu", folder, *OWN[:2], f"--config={own}", *OWN[3:])
+  assert code == 1 and "give --config=own.py, and run this there" in last
+  (tmp_path / "other.py").write_text((ROOT / "configs" / "tiny.py").read_text())
+  code, last = dry_run("tpu", folder, *OWN[:2], "--config=../other.py", *OWN[3:])
   assert (
-    code == 0 and not ran.exists() and "--dry_run runs no config file but resjax's own" in output
+    code == 1 and "--config=../other.py is not in" in last and "which is what hosts get" in last
   )
-  code, output, calls = create(("--nofit",), *command, "--config.mesh.fsdp=3")
-  assert code == 1 and ran.exists() and not calls and "does not fit 16 devices" in output

@@ -134,6 +134,59 @@ def test_code_reaches_all_hosts_and_the_command_runs_there(cloud, checkout):
   assert code == 0 and output.count(" exit 0 | 8476 b c ") == 4 and "\nACTIVE\n" in output
 
 
+@pytest.fixture
+def loose(tmp_path):
+  """A folder in no checkout, with a wheel and what is not sent."""
+  folder = tmp_path / "loose"
+  for name in ("setup.py", "own.py", "pkg/runs/kept.py", "runs/big", "data/big", ".venv/big"):
+    (folder / name).parent.mkdir(parents=True, exist_ok=True)
+    (folder / name).write_text("x = 1\n")
+  (folder / "pkg-1.0-py3-none-any.whl").write_text("wheel")
+  return folder
+
+
+def test_a_folder_reaches_all_hosts(cloud, loose):
+  cloud.state.write_text("ACTIVE\n")
+  code, output = launch(cloud, "install", *NAME, "--folder=.", cwd=loose)
+  assert code == 0, output
+  for home in cloud.homes:
+    sent = home / "resjax"
+    found = {str(path.relative_to(sent)) for path in sent.rglob("*") if path.is_file()}
+    assert found == {"setup.py", "own.py", "pkg/runs/kept.py", "pkg-1.0-py3-none-any.whl"}
+  installs = [call.argv for call in cloud.matching("^python3 .* --editable")]
+  assert len(installs) == 4 and installs[0][-1] == "./resjax[tpu]"
+  assert "git" not in {call.argv[0] for call in cloud.calls}
+  assert not pathlib.Path(cloud.matching(" scp ")[0].argv[5]).exists()
+
+
+@pytest.mark.parametrize("flags", [(), ("--folder=.",)])
+def test_a_wheel_reaches_all_hosts(cloud, loose, flags):
+  (loose / "setup.py").unlink()
+  cloud.state.write_text("ACTIVE\n")
+  wheel = f"--wheel={loose}/pkg-1.0-py3-none-any.whl"
+  code, output = launch(cloud, "install", *NAME, wheel, "--extra=tpu,wandb", *flags, cwd=loose)
+  assert code == 0, output
+  installs = cloud.matching("^python3 -m uv pip install")
+  for home, install in zip(cloud.homes, installs, strict=True):
+    assert install.argv[-1] == f"pkg[tpu,wandb] @ file://{home}/pkg-1.0-py3-none-any.whl"
+    assert (home / "pkg-1.0-py3-none-any.whl").read_text() == "wheel"
+    assert (home / "resjax" / "own.py").exists() == bool(flags)
+
+
+@pytest.mark.parametrize(
+  ("flags", "words"),
+  [
+    (("--folder=nowhere",), "--folder=nowhere is no folder"),
+    (("--folder=pkg",), "--folder=pkg has no setup.py or pyproject.toml"),
+    (("--wheel=setup.py",), "--wheel=setup.py is no wheel"),
+    ((), "send a folder or a wheel with --folder=DIR or --wheel=FILE"),
+  ],
+)
+def test_what_cannot_be_sent_is_said_first(cloud, loose, flags, words):
+  code, output = launch(cloud, "install", *NAME, *flags, cwd=loose)
+  assert code == 1 and output.count("\n") == 1 and words in output and not cloud.calls
+
+
 @pytest.mark.parametrize("failing", ["git status", "git bundle", "resources scp", "resources ssh"])
 @pytest.mark.slow
 def test_install_fails_step_by_step(cloud, checkout, failing):
