@@ -129,7 +129,7 @@ def _watch(
       return NO_TIME
     if running != at:
       at, since = running, now
-    limit = deadlines.get(at, START)
+    limit = START if at is None else deadlines[at]
     if now - since > limit:
       return f"over its deadline of {limit:.0f} s"
     time.sleep(_PAUSE)

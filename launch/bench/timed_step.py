@@ -2,7 +2,7 @@
 
 import importlib
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -75,13 +75,13 @@ def kernels(run: Run, most: int = 30) -> dict[str, Any]:
   """
   step, _ = _stepper(run)
   seen = timing.kernel_times(step)
-  total, calls, times = sum(ms for _, ms in seen), Counter[str](), Counter[str]()
+  total, calls, times = sum(ms for _, ms in seen), Counter[str](), defaultdict[str, float](float)
   for name, ms in seen:
     calls[name] += 1
     times[name] += ms
   listed = [
     {"kernel": name[:_NAMED], "calls": calls[name], "ms": ms, "share": ms / total}
-    for name, ms in times.most_common(most)
+    for name, ms in sorted(times.items(), key=lambda item: item[1], reverse=True)[:most]
   ]
   return {"step_ms": total, "launches": len(seen), "names": len(times), "kernels": listed}
 
