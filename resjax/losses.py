@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 
-from resjax.typing import Array, rounded
+from resjax.typing import Array, aligned, rounded
 
 
 @jax.tree_util.register_dataclass
@@ -147,7 +147,8 @@ def _chunk_sums(
   lse = jax.nn.logsumexp(logits, axis=-1)
   # The target's logit is found by a comparison, not by a gather: V may be split over devices, and
   # the transpose is no scatter.
-  hit = jnp.arange(vocab, dtype=jnp.int32) == targets[..., None]
+  place = targets[..., None]
+  hit = aligned(jnp.arange(vocab, dtype=jnp.int32), place) == place
   ce = lse - jnp.sum(jnp.where(hit, logits, 0.0), axis=-1)
   ce = jnp.where((targets >= 0) & (targets < vocab), ce, jnp.nan)
   weights = weights.astype(jnp.float32)

@@ -15,19 +15,53 @@
 | V      | vocabulary                | data.tokenizer        |
 """
 
-from typing import Any
+import functools
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
 
 import jax
 import jax.numpy as jnp
 
 Array = jax.Array
 PyTree = Any
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 NOT_ASKED = -1  # as a target: nothing is asked there, and the loss leaves it out
 
 
 def wide_dtype(x: Array) -> jnp.dtype:
   """Returns the dtype in which values of `x` are summed: float32 or wider."""
-  return jnp.promote_types(x.dtype, jnp.float32)
+  return wider(x.dtype, jnp.float32)
+
+
+def wider(a: jax.typing.DTypeLike, b: jax.typing.DTypeLike) -> jnp.dtype:
+  """Returns the dtype that holds values of both, also where JAX is set to promote none."""
+  with jax.numpy_dtype_promotion("standard"):
+    return jnp.promote_types(a, b)
+
+
+def aligned(x: Array, like: Array) -> Array:
+  """Returns x with axes of size 1 in front, as many as `like` has axes more.
+
+  So two arrays broadcast that share their last axes, such as a gain [D] and activations [..., D],
+  also where JAX is set to add no axis by itself (`jax_numpy_rank_promotion`).
+  """
+  return jnp.expand_dims(x, range(like.ndim - x.ndim))
+
+
+def promoting(function: Callable[_P, _R]) -> Callable[_P, _R]:
+  """Returns a function of another library, which runs with JAX's own defaults of promotion.
+
+  Optax and Flax multiply counts by numbers and bfloat16 by float32, and leave it to JAX to promote
+  them, which a program may forbid (`jax_numpy_dtype_promotion`, `jax_numpy_rank_promotion`).
+  """
+
+  @functools.wraps(function)
+  def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+      return function(*args, **kwargs)
+
+  return call
 
 
 def rounded(x: Array, dtype: jax.typing.DTypeLike) -> Array:

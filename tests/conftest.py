@@ -95,6 +95,15 @@ def _resident():
   return int((_PROCESS / "statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
+@pytest.fixture(scope="module")
+def without_promotion():
+  """Forbids JAX to add axes or to widen dtypes by itself, as the program of a user may."""
+  import jax  # few tests need it
+
+  with jax.numpy_rank_promotion("raise"), jax.numpy_dtype_promotion("strict"):
+    yield
+
+
 @pytest.fixture(scope="session")
 def gcs_server():
   """One for all: clients keep what they learned about it."""

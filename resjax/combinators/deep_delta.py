@@ -13,7 +13,7 @@ from resjax.combinators.base import Combinator, Layer, TokenContext, Views, chec
 from resjax.combinators.delta_cache import DeltaCache
 from resjax.combinators.numerics import project, recomputed
 from resjax.combinators.short_conv import expand, pool
-from resjax.typing import Array, wide_dtype
+from resjax.typing import Array, aligned, wide_dtype
 
 COMPRESSORS = ("none", "channel", "token")
 VALUES = ("linear", "sigmoid")
@@ -255,19 +255,20 @@ class DeepDelta(Combinator):
     if self.compressor == "channel":
       return self._layer_row(self.mix, layer)[index][None]
     pool, taps = self._layer_row(self.pool, layer), self._layer_row(self.taps, layer)
-    return pool[index][:, None] * taps[index]
+    return pool[index][None, :, None] * taps[index]
 
   def _final_filters(self) -> Array:
     if self.compressor == "channel":
       return self.final_mix[...][None]
-    return self.final_pool[...][:, None] * self.final_taps[...]
+    return self.final_pool[...][None, :, None] * self.final_taps[...]
 
   def _value(self, layer: Layer, site: str, context: Array, x_in: Array) -> Array:
     """Returns v [R, ..., 1]."""
     linear = self.value == "linear"
     v = _values(context if linear else x_in, self._row(self.value_weight, layer, site))
     if not linear:
-      v = _SIGMOID_SCALE * jax.nn.sigmoid(v + self._row(self.value_bias, layer, site))
+      bias = self._row(self.value_bias, layer, site)
+      v = _SIGMOID_SCALE * jax.nn.sigmoid(v + aligned(bias, v))
     return jnp.moveaxis(v, -1, 0)[..., None]
 
 
@@ -280,8 +281,9 @@ def _hidden(context: Array, weight: Array) -> Array:
 @recomputed
 def _strength(context: Array, weight: Array, bias: Array) -> Array:
   """Returns β = 2 σ(w · context + b) [..., 1] in float32 or wider."""
-  logit = jnp.sum(weight * context.astype(wide_dtype(context)), axis=-1, keepdims=True)
-  return 2.0 * jax.nn.sigmoid(logit + bias)
+  wide = context.astype(wide_dtype(context))
+  logit = jnp.sum(aligned(weight, wide) * wide, axis=-1, keepdims=True)
+  return 2.0 * jax.nn.sigmoid(logit + aligned(bias, logit))
 
 
 @recomputed
@@ -310,6 +312,6 @@ def delta_update(x: Array, out: Array, beta: Array, value: Array, eps: float) ->
   wide = wide_dtype(x)
   direction, stream = out.astype(wide), x.astype(wide)
   square = jnp.sum(direction * direction, axis=-1, keepdims=True)
-  k = direction * lax.rsqrt(square + eps**2)
+  k = aligned(direction * lax.rsqrt(square + eps**2), stream)
   held = jnp.sum(k * stream, axis=-1, keepdims=True)
-  return (stream + beta * (value - held) * k).astype(x.dtype)
+  return (stream + aligned(beta, stream) * (value - held) * k).astype(x.dtype)

@@ -8,7 +8,7 @@ from flax import nnx
 from resjax.combinators.base import Layer, TokenContext, Views, check_option
 from resjax.combinators.numerics import recomputed, standardized
 from resjax.combinators.standard import Standard
-from resjax.typing import Array, wide_dtype
+from resjax.typing import Array, aligned, wide_dtype
 
 
 class DeepNorm(Standard):
@@ -70,4 +70,4 @@ def _normed_sum(alpha: Array, eps: float, x: Array, out: Array, gain: Array, bia
   """Returns LN(α x + o), computed in float32 or wider."""
   wide = wide_dtype(x)
   total = alpha * x.astype(wide) + out.astype(wide)
-  return (standardized(total, eps) * gain + bias).astype(x.dtype)
+  return (standardized(total, eps) * aligned(gain, x) + aligned(bias, x)).astype(x.dtype)

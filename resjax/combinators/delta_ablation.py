@@ -13,7 +13,7 @@ from resjax.combinators.delta_attn_res import DeltaReader, gate_of
 from resjax.combinators.numerics import recomputed, scaled_add
 from resjax.combinators.source import DepthState
 from resjax.kernels.depth_attention import Sources, depth_sum
-from resjax.typing import Array, wide_dtype
+from resjax.typing import Array, aligned, wide_dtype
 
 Gate = tuple[Array, Array, Array] | None  # stream, W and b
 
@@ -222,6 +222,7 @@ def _interpolated(gate: Array, read: Array, stream: Array) -> Array:
   """Returns (1 - g) x + g read [..., D]."""
   wide = wide_dtype(stream)
   stream_wide = stream.astype(wide)
+  gate = aligned(gate, stream_wide)
   return (stream_wide + gate * (read.astype(wide) - stream_wide)).astype(stream.dtype)
 
 
@@ -230,7 +231,7 @@ def _gated(sources: Sources, gate: Gate) -> Sources:
   if gate is None:
     return sources
   factor = gate_of(*gate)
-  return _each(lambda source: factor * source, sources)
+  return _each(lambda source: aligned(factor, source) * source.astype(factor.dtype), sources)
 
 
 def _in_heads(sources: Sources, num_heads: int) -> Sources:

@@ -11,7 +11,7 @@ from resjax.combinators.depth_reader import DepthBlocks, DepthReader
 from resjax.combinators.numerics import project, recomputed, scaled_add
 from resjax.combinators.source import DepthState
 from resjax.kernels.depth_attention import Sources, depth_attention_row
-from resjax.typing import Array
+from resjax.typing import Array, aligned
 
 _GATES = ("none", "scalar", "vector", "alpha")
 _CLOSED = -2.0  # σ(-2) = 0.12
@@ -103,7 +103,8 @@ class DeltaReader(DepthReader):
 @recomputed
 def gate_of(x: Array, weight: Array, bias: Array) -> Array:
   """Returns σ(x W + b) [..., D]."""
-  return jax.nn.sigmoid(project("...d,dg->...g", x, weight) + bias)
+  logits = project("...d,dg->...g", x, weight)
+  return jax.nn.sigmoid(logits + aligned(bias, logits))
 
 
 class DeltaAttnRes(DeltaReader):

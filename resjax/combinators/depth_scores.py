@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from resjax.combinators.base import check_flag, check_option
 from resjax.combinators.numerics import project, recomputed, rms_normalized
 from resjax.kernels.depth_attention import Sources, depth_sum
-from resjax.typing import Array, wide_dtype
+from resjax.typing import Array, aligned, wide_dtype
 
 Flag = bool | Array
 Reader = Mapping[str, Any]  # the parameters of one read, arrays by name, see `DepthScores.shapes`
@@ -123,7 +123,9 @@ class DepthScores:
     """Returns c q."""
     if self.scale == "rsqrt":
       return query * (self.key_width // self.num_heads) ** -0.5
-    return query * jnp.exp(reader["log_scale"])[..., None] if self.scale == "learned" else query
+    if self.scale == "learned":
+      return query * aligned(jnp.exp(reader["log_scale"])[..., None], query)
+    return query
 
   def weigh(self, reader: Reader, sources: Sources, last_valid: Flag = True) -> Array:
     """Returns the weights of all slots by head, [slots, ..., H]; 0 for those that do not count.
@@ -156,13 +158,14 @@ class DepthScores:
     query = reader["query"]
     if self.dynamic_query:
       newest = rms_normalized(sources.from_end(), self.eps)
-      query = query + project("...d,dk->...k", newest, reader["query_weight"])
-    return self._scaled(reader, query) * reader.get("key_scale", 1.0)
+      query = aligned(query, newest) + project("...d,dk->...k", newest, reader["query_weight"])
+    query = self._scaled(reader, query)
+    return query * aligned(reader["key_scale"], query) if "key_scale" in reader else query
 
   def logits(self, query: Array, group: Array) -> Array:
     """Returns q · k per head [n, ..., H] for sources [n, ..., D]."""
     wide = group[..., -self.key_width :].astype(wide_dtype(group))
-    products = (wide * query).reshape(*wide.shape[:-1], self.num_heads, -1)
+    products = (wide * aligned(query, wide)).reshape(*wide.shape[:-1], self.num_heads, -1)
     dots = jnp.sum(products, axis=-1)
     return dots if self.key_norm == "none" else dots * self._inverse_rms(wide)
 

@@ -55,11 +55,11 @@ class Gates:
         scales up, so it is 0.
     """
     one, two = self.num_streams, 2 * self.num_streams
-    pre = scale[0] * projected[:one] + bias[:one]
-    post = scale[1] * projected[one:two] + bias[one:two]
+    pre = scale[:1] * projected[:one] + bias[:one]
+    post = scale[1:2] * projected[one:two] + bias[one:two]
     mix = None
     if len(projected) > two:
-      logits = scale[2] * projected[two:] + bias[two:]
+      logits = scale[2:] * projected[two:] + bias[two:]
       if copies is not None:
         logits = jnp.where(copies > 0, jax.lax.stop_gradient(logits), logits)
       mix = self.mix(logits)
@@ -201,4 +201,4 @@ def _head(
 
 def _normed(eps: float, products: Array, mean_squares: Array) -> Array:
   """Returns RMS(vec H) φ [K, ...]. The norm is a scalar per token, so it follows the product."""
-  return products * jax.lax.rsqrt(jnp.mean(mean_squares, axis=0) + eps)
+  return products * jax.lax.rsqrt(jnp.mean(mean_squares, axis=0, keepdims=True) + eps)

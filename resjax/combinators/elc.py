@@ -81,7 +81,7 @@ class ELC(LayerMixer):
 
   def _shares(self, i: Layer, newest: int | Array) -> Array:
     """Returns softmax(a_i) [N] over the sources up to the newest one, and 0 for the others."""
-    exists = jnp.arange(self.num_layers + 1) <= newest
+    exists = jnp.arange(self.num_layers + 1, dtype=jnp.int32) <= jnp.asarray(newest, jnp.int32)
     return jax.nn.softmax(jnp.where(exists, self.rows.row(self.logits[...], i), -jnp.inf))
 
   def _output(self, running: LayerStream) -> Array:

@@ -9,7 +9,7 @@ from flax import nnx
 from resjax.combinators.attenuation import AttenuatedStream
 from resjax.combinators.base import Layer, Views, check_option
 from resjax.combinators.numerics import recomputed
-from resjax.typing import Array
+from resjax.typing import Array, aligned
 
 GRANULARITIES = ("layer", "depth_mixture", "token", "channel")
 
@@ -85,10 +85,12 @@ class Gate(AttenuatedStream):
 @recomputed
 def _of_token(x: Array, weight: Array, bias: Array) -> Array:
   """Returns 2 σ(w · x + b) [..., 1]."""
-  return 2.0 * jax.nn.sigmoid(jnp.sum(weight * x.astype(bias.dtype), axis=-1, keepdims=True) + bias)
+  products = aligned(weight, x) * x.astype(bias.dtype)
+  return 2.0 * jax.nn.sigmoid(jnp.sum(products, axis=-1, keepdims=True) + aligned(bias, x))
 
 
 @recomputed
 def _of_channel(x: Array, weight: Array, bias: Array) -> Array:
   """Returns 2 σ(w ⊙ x + b) [..., D]."""
+  weight, bias = aligned(weight, x), aligned(bias, x)
   return 2.0 * jax.nn.sigmoid(weight * x.astype(bias.dtype) + bias)

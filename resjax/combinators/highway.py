@@ -9,7 +9,7 @@ from flax import nnx
 from resjax.combinators.base import Layer, Views, check_option
 from resjax.combinators.numerics import project, recomputed
 from resjax.combinators.standard import Standard
-from resjax.typing import Array, wide_dtype
+from resjax.typing import Array, aligned, wide_dtype
 
 GRANULARITIES = ("token", "channel")
 
@@ -66,5 +66,5 @@ def _gated(x: Array, out: Array, weight: Array, bias: Array) -> Array:
   """Returns (1 − g) x + g o with g = σ(x W + b), computed in float32 or wider."""
   wide = wide_dtype(x)
   stream = x.astype(wide)
-  gate = jax.nn.sigmoid(project("...d,dg->...g", stream, weight) + bias)
+  gate = jax.nn.sigmoid(project("...d,dg->...g", stream, weight) + aligned(bias, stream))
   return (stream + gate * (out.astype(wide) - stream)).astype(x.dtype)

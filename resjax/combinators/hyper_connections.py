@@ -114,9 +114,9 @@ def _dynamic(
   alpha, beta, scale, columns = parameters
   if centred:
     mean = products[:, -1]
-    products = products[:, :-1] - mean[:, None] * columns
+    products = products[:, :-1] - mean[:, None] * columns[None]
     mean_squares = mean_squares - mean * mean
   logits = products * jax.lax.rsqrt(mean_squares + eps)[:, None]
   moved = jnp.tanh(logits) if tanh else logits
-  alpha = alpha + scale[0] * moved[:, :-1]
-  return _static(None, None, (alpha, beta + scale[1] * moved[:, -1]))
+  alpha = alpha + scale[:1, None] * moved[:, :-1]
+  return _static(None, None, (alpha, beta + scale[1:] * moved[:, -1]))

@@ -16,7 +16,7 @@ from resjax.combinators.ragged import RaggedRows
 from resjax.combinators.source import DepthState, SourceCombinator, check_layer
 from resjax.combinators.standard import Standard
 from resjax.kernels.depth_attention import Sources
-from resjax.typing import Array, PyTree, wide_dtype
+from resjax.typing import Array, PyTree, aligned, wide_dtype
 
 VARIANTS = ("rw", "lr", "pa", "rw+lr", "rw+pa", "rw+lr+pa")
 NORMALIZE = ("none", "softmax")
@@ -221,7 +221,7 @@ class Gemma3nLaurel(Standard):
 def _halved(x: Array, out: Array, normed: Array, mapped: Array, scale: Array, eps: float) -> Array:
   """Returns (x + o + x̂ + γ ⊙ RMS(m)) / √2 in the dtype of x, computed in float32 or wider."""
   wide = wide_dtype(x)
-  added = scale * rms_normalized(mapped, eps)
+  added = aligned(scale, x) * rms_normalized(mapped, eps)
   total = x.astype(wide) + out.astype(wide) + normed.astype(wide) + added
   return (total * math.sqrt(0.5)).astype(x.dtype)
 

@@ -115,7 +115,7 @@ class MultiGate(Combinator):
     gates = self._gates(_scores(self.eps, state, query / math.sqrt(self.d_model)), bias)
     slot = self._number(layer, site) + 1
     # An output that opens a stream fills it, and leaves the others as they are.
-    opens = _along(jnp.arange(self.num_streams) == slot, gates)
+    opens = _along(jnp.arange(self.num_streams) == slot, gates).astype(gates.dtype)
     return _moved(state, out, jnp.where(slot < self.num_streams, opens, gates))
 
   def _gates(self, scores: Array, bias: Array) -> Array:
@@ -147,7 +147,7 @@ def _moved(streams: Array, out: Array, gates: Array) -> Array:
   """Returns (1 - β_s) H_s + β_s f [R, ..., D]."""
   wide = wide_dtype(streams)
   gates = gates[..., None]
-  return ((1 - gates) * streams.astype(wide) + gates * out.astype(wide)).astype(streams.dtype)
+  return ((1 - gates) * streams.astype(wide) + gates * out.astype(wide)[None]).astype(streams.dtype)
 
 
 def _along(values: Array, like: Array) -> Array:

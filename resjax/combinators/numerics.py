@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from resjax.typing import Array, wide_dtype
+from resjax.typing import Array, aligned, wide_dtype, wider
 
 # The reverse pass computes such a function again from its arguments. Thus it keeps these alone, in
 # the dtype of the activations, and no float32 copies.
@@ -16,9 +16,11 @@ recomputed = functools.partial(jax.checkpoint, prevent_cse=False)
 @recomputed
 def scaled_add(scale: Array, x: Array, y: Array) -> Array:
   """Returns scale · x + y [..., D] in the wider dtype of the two; scale broadcasts against them."""
-  dtype = jnp.promote_types(x.dtype, y.dtype)
-  wide = jnp.promote_types(dtype, jnp.float32)
-  return (scale.astype(wide) * x.astype(wide) + y.astype(wide)).astype(dtype)
+  dtype = wider(x.dtype, y.dtype)
+  wide = wider(dtype, jnp.float32)
+  rank = max((scale, x, y), key=jnp.ndim)
+  scale, x, y = (aligned(array.astype(wide), rank) for array in (scale, x, y))
+  return (scale * x + y).astype(dtype)
 
 
 @recomputed
@@ -31,7 +33,7 @@ def rms_normalized(x: Array, eps: float) -> Array:
 @recomputed
 def scaled_norm(x: Array, scale: Array, eps: float) -> Array:
   """Returns scale ⊙ x / sqrt(mean(x²) + eps) over the last axis [..., D] in the dtype of x."""
-  return (scale * rms_normalized(x, eps)).astype(x.dtype)
+  return (aligned(scale, x) * rms_normalized(x, eps)).astype(x.dtype)
 
 
 @recomputed

@@ -7,7 +7,7 @@ from typing import TypeGuard
 import jax
 import jax.numpy as jnp
 
-from resjax.typing import Array, wide_dtype
+from resjax.typing import Array, aligned, wide_dtype
 
 
 @jax.tree_util.register_dataclass
@@ -27,8 +27,8 @@ class PreNorm:
   def __call__(self, x: Array) -> Array:
     """Returns the normalised x [..., D] in its dtype."""
     wide = x.astype(wide_dtype(x))
-    mean_square = jnp.mean(wide * wide, axis=-1, keepdims=True)
-    return (wide * jax.lax.rsqrt(mean_square + self.eps) * self.scale).astype(x.dtype)
+    inverse_rms = jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + self.eps)
+    return (wide * inverse_rms * aligned(self.scale, x)).astype(x.dtype)
 
 
 # By view, what normalises it: a `PreNorm`, or any function of an array [..., D].

@@ -26,7 +26,7 @@ def expand(
   """
   known = after(past, x).astype(wide_dtype(x))
   filters = filters[:, :, None, None]
-  terms = [row * shift(known, steps, segment_ids) for steps, row in enumerate(filters)]
+  terms = [row * shift(known, steps, segment_ids)[None] for steps, row in enumerate(filters)]
   y = functools.reduce(jnp.add, terms)
   return y[..., known.shape[-2] - x.shape[-2] :, :].astype(x.dtype)
 

@@ -141,7 +141,7 @@ def _sum(state: Pending) -> Array:
   streams, weights, out = state
   count = len(streams)
   columns = jnp.sum(weights.reshape(count, count + 1, *weights.shape[1:]), axis=0)[..., None]
-  total = sum_of_products(columns[:count], streams) + columns[count] * out
+  total = sum_of_products(columns[:count], streams) + columns[count] * out.astype(columns.dtype)
   return total.astype(streams.dtype)
 
 

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from resjax.typing import Array
+from resjax.typing import Array, wider
 
 _FEW = 32
 
@@ -27,6 +27,8 @@ def sum_of_products(weights: Array, values: Array) -> Array:
   Returns:
     [...] in the wider dtype of the two.
   """
+  dtype = wider(weights.dtype, values.dtype)
+  weights, values = weights.astype(dtype), values.astype(dtype)
   if len(values) > _FEW:
     return _reduced(weights, values)
   return lax.platform_dependent(weights, values, cpu=_added, default=_reduced)

@@ -94,7 +94,7 @@ def _prefill(
   """Returns the state after the prompts, and their hidden states [B, P, D]."""
   batch, start = prompt.shape
   lengths = jnp.full(batch, start) if lengths is None else lengths
-  segment_ids = (jnp.arange(start) >= start - lengths[:, None]).astype(jnp.int32)
+  segment_ids = (jnp.arange(start)[None] >= start - lengths[:, None]).astype(jnp.int32)
   cache = decoder.empty_cache(batch, start + num_tokens - 1)
   hidden, cache = decoder.decode(prompt, cache, segment_ids)
   rest = jnp.full((batch, num_tokens), stop[0] if stop else 0, prompt.dtype)

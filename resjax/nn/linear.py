@@ -12,7 +12,7 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
 from resjax.sharding import Layout
-from resjax.typing import Array, rounded, wide_dtype
+from resjax.typing import Array, aligned, rounded, wide_dtype
 
 PRODUCT = "product"  # the name of every linear map's result, for policies of recomputation
 
@@ -140,7 +140,7 @@ def _affine_forward(
   weights = kernel.astype(dtype).reshape(*d_in, -1)
   inner = range(len(rows), x.ndim), range(len(d_in))
   y = _product(x, weights, inner, form.split[0], dtype)
-  y = y if bias is None else y + bias.astype(dtype)
+  y = y if bias is None else y + aligned(bias.astype(dtype), y)
   return y.reshape(*rows, *d_out), (x, like, kernel, bias)
 
 

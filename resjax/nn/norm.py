@@ -8,7 +8,7 @@ from flax import nnx
 from resjax.nn.keys import Keys
 from resjax.nn.linear import Linear
 from resjax.sharding import Layout
-from resjax.typing import Array, wide_dtype
+from resjax.typing import Array, promoting, wide_dtype
 
 NORMS = ("rmsnorm", "layernorm")
 NORM_GATES = ("neutral", "published")
@@ -28,7 +28,7 @@ class RMSNorm(nnx.RMSNorm):
   @jax.named_scope("norm")
   def __call__(self, x: Array, mask: Array | None = None) -> Array:
     """Returns x / sqrt(mean(x²) + eps) ⊙ scale."""
-    return super().__call__(x, mask=mask)
+    return promoting(super().__call__)(x, mask=mask)
 
 
 class LayerNorm(nnx.LayerNorm):
@@ -37,7 +37,7 @@ class LayerNorm(nnx.LayerNorm):
   @jax.named_scope("norm")
   def __call__(self, x: Array, *, mask: Array | None = None) -> Array:
     """Returns (x − mean(x)) / sqrt(var(x) + eps) ⊙ scale (+ bias)."""
-    return super().__call__(x, mask=mask)
+    return promoting(super().__call__)(x, mask=mask)
 
 
 Norm = nnx.RMSNorm | nnx.LayerNorm | Identity
@@ -115,7 +115,7 @@ class NormGate(nnx.Module):
   def __call__(self, y: Array) -> Array:
     """Returns the gated y [..., D]."""
     gate = jax.nn.sigmoid(self.up(jax.nn.silu(self.down(y))).astype(wide_dtype(y)))
-    return (self.scale * gate * y).astype(y.dtype)
+    return (self.scale * gate * y.astype(gate.dtype)).astype(y.dtype)
 
 
 def _as_they_are(arrays: tuple, **_: Any) -> tuple:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from resjax.typing import Array, wide_dtype
+from resjax.typing import Array, aligned, wide_dtype
 
 SCALINGS = ("none", "linear", "llama3", "yarn", "longrope")
 
@@ -227,9 +227,11 @@ def rope(x: Array, positions: Array, rotation: Rotation, platform: str) -> Array
     return x
   wide = wide_dtype(x)
   frequencies, gains = rotation.tables(x.shape[-1], wide)
-  angles = positions[:, :, None, None].astype(wide) * frequencies  # [B, T, 1, C]
+  angles = positions[:, :, None, None].astype(wide)
+  angles = angles * aligned(frequencies, angles)  # [B, T, 1, C]
   cos, sin = jnp.cos(angles), jnp.sin(angles)
   if gains is not None:
+    gains = aligned(gains, cos)
     cos, sin = cos * gains, sin * gains
   return _rotated(x, cos, sin, width, platform == "tpu")
 

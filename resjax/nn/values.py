@@ -51,8 +51,9 @@ class ValueResidual:
   first: Array
 
   def mix(self, v: Array, projected: Projected) -> Array:  # noqa: D102
-    own, first = self.weights.astype(wide_dtype(v))
-    return (own * v + first * self.first).astype(v.dtype)
+    wide = wide_dtype(v)
+    own, first = self.weights.astype(wide)
+    return (own * v.astype(wide) + first * self.first.astype(wide)).astype(v.dtype)
 
 
 def _softmax(z: Array) -> Array:
@@ -95,7 +96,8 @@ class GatedValues:
   def mix(self, v: Array, projected: Projected) -> Array:  # noqa: D102
     logits = self.layout.constrain(self.project(projected.x), "batch", "tokens", "heads")
     share = self.on * GATES[self.gate](logits.astype(wide_dtype(v)))
-    return (v + share[..., None] * self.first).astype(v.dtype)
+    wide = share.dtype
+    return (v.astype(wide) + share[..., None] * self.first.astype(wide)).astype(v.dtype)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,11 +130,12 @@ class DepthValues:
     batch, length, heads, width = k.shape
     wide = wide_dtype(v)
     q = jnp.mean(q.reshape(batch, length, heads, -1, width), axis=3, dtype=wide) * self.scale
-    earlier = jnp.sum(q * self.sources.keys, axis=-1)
+    earlier = jnp.sum(q[None] * self.sources.keys.astype(wide), axis=-1)
     earlier = jnp.where(self.seen[:, None, None, None], earlier, -jnp.inf)
-    scores = jnp.concatenate([earlier, jnp.sum(q * k, axis=-1)[None]])
+    scores = jnp.concatenate([earlier, jnp.sum(q * k.astype(wide), axis=-1)[None]])
     weights = jax.nn.softmax(scores, axis=0)[..., None]
-    mixed = sum_of_products(weights[:-1], self.sources.values) + weights[-1] * v
+    own = v.astype(wide)
+    mixed = sum_of_products(weights[:-1], self.sources.values) + weights[-1] * own
     if self.share is not None:
-      mixed = v + self.share * (mixed - v)
+      mixed = own + self.share * (mixed - own)
     return mixed.astype(v.dtype)

@@ -12,7 +12,7 @@ from optax.contrib import MuonDimensionNumbers, scale_by_muon
 from resjax.optim.config import OptimizerConfig
 from resjax.optim.schedules import schedule
 from resjax.optim.table import SAME_SIZE, Scaling, column
-from resjax.typing import Array, PyTree
+from resjax.typing import Array, PyTree, promoting
 
 # The last two axes are those of the matrix; the matrices of the layers are orthogonalised apart.
 _STACKED = MuonDimensionNumbers(reduction_axis=-2, output_axis=-1)
@@ -68,7 +68,7 @@ def make_optimizer(
   if scaling != SAME_SIZE:
     updates["adam_layers"] = adam(eps=config.eps / (scaling.width * scaling.depth))
     scaled.append(_multiplied(partial(of_table, "update_multiplier")))
-  return optax.chain(
+  chain = optax.chain(
     clip,
     optax.partition(updates, partial(of_table, "update")),
     *scaled,
@@ -76,6 +76,7 @@ def make_optimizer(
     optax.scale_by_learning_rate(schedule(config, steps, peak)),
     _multiplied(partial(of_table, "lr_multiplier")),
   )
+  return chain._replace(update=promoting(chain.update))
 
 
 def _muon(momentum: float) -> optax.GradientTransformation:

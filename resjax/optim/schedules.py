@@ -3,7 +3,7 @@
 import optax
 
 from resjax.optim.config import OptimizerConfig
-from resjax.typing import Array
+from resjax.typing import Array, promoting
 
 
 def schedule(
@@ -41,7 +41,7 @@ def schedule(
     parts.append(optax.linear_schedule(1.0, config.final_fraction, decay))
     boundaries.append(last - decay)
   share = optax.join_schedules(parts, boundaries)
-  return lambda step: peak * share(step)
+  return promoting(lambda step: peak * share(step))
 
 
 def warmup_steps(config: OptimizerConfig, steps: int) -> int:

@@ -15,7 +15,7 @@ from flax import nnx
 from resjax import combinators
 from resjax.combinators import Combinator, Views
 from resjax.models import depth
-from resjax.typing import Array, PyTree
+from resjax.typing import Array, PyTree, aligned, wide_dtype
 
 B, T, D, F, L = 2, 4, 8, 12, 5
 SITES = ("attention", "mlp")
@@ -48,7 +48,7 @@ def embeddings(dtype: Any = np.float32) -> np.ndarray:
 
 def rms_norm(x: Array, eps: float = 1e-6) -> Array:
   """Returns x / sqrt(mean(x²) + eps) in the dtype of x."""
-  wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+  wide = x.astype(wide_dtype(x))
   return (wide * jax.lax.rsqrt(jnp.mean(wide * wide, -1, keepdims=True) + eps)).astype(x.dtype)
 
 
@@ -62,9 +62,9 @@ def branch(
   x: Any = normed["x"]
   if set(normed) > {"x"}:  # a site that is offered q, k and v depends on all of them
     x = sum(c * normed.get(name, x) for name, c in zip("qkv", (0.5, 0.3, 0.2), strict=True))
-  hidden = jnp.tanh((x * p["gain"]) @ p["up"])
+  hidden = jnp.tanh((x * aligned(p["gain"], x)) @ p["up"])
   if site == "attention" and mix_tokens is not False:
-    counts = jnp.arange(1, x.shape[1] + 1, dtype=x.dtype)[:, None]
+    counts = jnp.arange(1, x.shape[1] + 1, dtype=x.dtype)[None, :, None]
     mixed = jnp.cumsum(hidden, axis=1) / counts
     hidden = mixed if mix_tokens is True else jnp.where(mix_tokens, mixed, hidden)  # or traced
   return normed, hidden @ p["down"]

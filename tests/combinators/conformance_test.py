@@ -4,6 +4,7 @@ from pathlib import Path
 
 import jax
 import numpy as np
+import pytest
 from flax import nnx
 
 from resjax import combinators
@@ -12,6 +13,7 @@ from resjax.testing.compare import relative_errors
 from tests.helpers import walks
 from tests.helpers.systems import CASES, STANDARD_AT_INIT
 
+pytestmark = pytest.mark.usefixtures("without_promotion")
 walk = walks.cases()
 SCANNED = tuple(case for case in CASES if not case.loop_only)
 # What a state can hold; how a layer is recomputed depends on no other option.

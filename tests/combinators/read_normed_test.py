@@ -9,6 +9,7 @@ from resjax.testing import layers
 from tests.helpers import walks
 from tests.helpers.systems import CASES
 
+pytestmark = pytest.mark.usefixtures("without_promotion")
 PLAIN = ("standard", "muddformer", "hyper_connections")  # the others show no more of the default
 FUSES = [c for c in CASES if registry.get(c.name).read_normed is not Combinator.read_normed]
 

@@ -11,12 +11,16 @@ import pytest
 from configs import tiny
 from resjax import experiment, optim
 from resjax.models.model_def import ModelDef
+from resjax.train import program
 from resjax.train.state import abstract_state, init_state
 from resjax.train.step import make_eval_step, make_train_step
 from tests.helpers import layouts
 
 V, T, B = 64, 16, 8
 KEYS = ("inputs", "targets", "segment_ids", "positions")
+
+
+pytestmark = pytest.mark.usefixtures("without_promotion")
 
 
 def setup(mesh=None, optimizer="adamw", **train):
@@ -137,6 +141,26 @@ def test_parameters_do_not_depend_on_the_mesh():
   assert kernel.addressable_shards[0].data.shape == (3, 32 // 4, 64 // 2)
   alone = init_state(*setup()[1:3], seed=0)
   assert relative(jax.device_get(state.params), jax.device_get(alone.params)) == 0
+
+
+def test_a_step_with_every_option_needs_no_promotion():
+  c = tiny.get_config()
+  c.optim.name = "muon"
+  c.model.update(
+    num_layers=4, d_model=32, mlp_dim=64, num_heads=4, num_kv_heads=2, dtype="bfloat16",
+    norm="layernorm", norm_bias=True, bias="all", qk_norm=True, post_norm=True, windows=(8, 0),
+    attention_softcap=20.0, logit_softcap=30.0, embed_scale=True, value_residual="gated",
+    value_mixing="depth",
+  )  # fmt: skip
+  c.model.short_swa.window = c.model.norm_gate.rank = 4
+  c.model.depth_values.update(stride=2, zero_init=True)
+  c.model.rope_scaling.update(kind="yarn", factor=2.0, original_max_positions=8)
+  c.data.seq_len = T
+  c.train.update(batch_size=B, loss_chunk=32, microbatches=2, z_loss=1e-4)
+  built = program.build(experiment.build(c, jax.devices()[:1]).with_vocab_size(V))
+  state, _ = jax.eval_shape(built.train_step, built.state, built.batch, built.token_bytes)
+  for after, before in zip(jax.tree.leaves(state), jax.tree.leaves(built.state), strict=True):
+    assert (after.shape, after.dtype) == (before.shape, before.dtype)
 
 
 def test_same_seed_same_step_bit_by_bit(whole):

@@ -94,7 +94,7 @@ class Sources:
       [N, ...]; zeros for sources that do not exist yet.
     """
     size = 0 if self.bank is None else self.bank.shape[0]
-    filled = (self.valid() * 1).astype(rows.dtype).reshape(-1, *(1,) * (rows.ndim - 1)) * rows
+    filled = self.valid().astype(rows.dtype).reshape(-1, *(1,) * (rows.ndim - 1)) * rows
     ordered = jnp.zeros((count, *rows.shape[1:]), rows.dtype).at[:size].set(filled[:size])
     start = 0 if self.bank is None else self.num_valid
     return lax.dynamic_update_slice_in_dim(ordered, filled[size:], start, 0)
@@ -109,7 +109,8 @@ class Sources:
     recent = jnp.ones(len(self.recent), bool)
     if self.bank is None:
       return recent
-    return jnp.concatenate([jnp.arange(self.bank.shape[0]) < self.num_valid, recent])
+    slots = jnp.arange(self.bank.shape[0], dtype=jnp.int32)
+    return jnp.concatenate([slots < jnp.asarray(self.num_valid, jnp.int32), recent])
 
   def counts(self, last_valid: Array | bool = True) -> Array:
     """Returns int32 [2] for backends: number of valid slots of the bank, and `last_valid`."""

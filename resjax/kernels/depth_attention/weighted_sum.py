@@ -5,7 +5,7 @@ import jax.numpy as jnp
 
 from resjax.kernels.depth_attention.sources import Sources
 from resjax.kernels.sums import sum_of_products
-from resjax.typing import Array, wide_dtype
+from resjax.typing import Array, aligned, wide_dtype
 
 
 def depth_sum(sources: Sources, weights: Array) -> Array:
@@ -57,7 +57,8 @@ def _depth_sum(sources: Sources, weights: Array) -> Array:
 def _gated_depth_sum(sources: Sources, weights: Array, query: Array) -> Array:
   groups, valid = sources.groups(), sources.valid()
   wide = wide_dtype(groups[0])
-  dots = [jnp.sum(group.astype(wide) * query.astype(wide), axis=-1) for group in groups]
+  query = aligned(query.astype(wide), groups[0])
+  dots = [jnp.sum(group.astype(wide) * query, axis=-1) for group in groups]
   gates = jax.nn.relu(jnp.concatenate(dots))[..., None]
   h = _wide_sum(groups, valid, weights) + _wide_sum(groups, valid, gates)
   return h.astype(groups[0].dtype)

@@ -18,7 +18,7 @@ from resjax.kernels.self_attention.scores import (
 from resjax.kernels.self_attention.shards import on_shards
 from resjax.kernels.self_attention.splash import LANES, splash_attention
 from resjax.sharding import Layout
-from resjax.typing import Array
+from resjax.typing import Array, promoting
 
 IMPLEMENTATIONS = ("xla", "cudnn", "splash")
 _CUDNN_WIDTH = 128  # the widest head that cuDNN takes on every GPU
@@ -126,7 +126,8 @@ def _masked_rows(
   """
   mask = query_ids[:, None, :, None] == key_ids[:, None, None, :]
   if places is None:
-    query, key = first + jnp.arange(q.shape[1])[:, None], jnp.arange(k.shape[1])
+    query = first + jnp.arange(q.shape[1])[None, None, :, None]
+    key = jnp.arange(k.shape[1])[None, None, None]
   else:
     query, key = places[0][:, None, :, None], places[1][:, None, None, :]
   mask &= (key <= query) & ((key > query - window) | (window == 0))
@@ -134,7 +135,7 @@ def _masked_rows(
     return softcapped_attention(q, k, v, mask, scores)
   # cuDNN gets the causal mask in words too, so that it skips the keys that no query sees.
   cudnn = implementation == "cudnn"
-  return jax.nn.dot_product_attention(
+  return promoting(jax.nn.dot_product_attention)(
     q,
     k,
     v,

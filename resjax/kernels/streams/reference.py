@@ -18,7 +18,7 @@ from resjax.kernels.streams.operands import (
   written,
 )
 from resjax.kernels.sums import sum_of_products
-from resjax.typing import Array, PyTree, wide_dtype
+from resjax.typing import Array, PyTree, aligned, wide_dtype
 
 # Three bfloat16 passes on TPUs, tfloat32 on GPUs; one pass would round φ to 8 bits.
 _einsum = partial(jnp.einsum, precision=lax.Precision.HIGH)
@@ -32,7 +32,7 @@ def forward(read: Read, operands: Operands) -> tuple[Array, Array, Array, Stats]
   weights, mixing = _once(all_coefficients(read, len(streams), stats, parameters, tokens))
   x = _mixed(streams, weights)
   if operands.gain is not None:
-    x = x * _inverse_rms(x, read.norm_eps) * operands.gain
+    x = x * _inverse_rms(x, read.norm_eps) * aligned(operands.gain, x)
   return x.astype(streams.dtype), streams, mixing, stats
 
 
@@ -123,7 +123,7 @@ def _norm_backward(x: Array, gain: Array, eps: float, d: Array) -> tuple[Array, 
   scale = _inverse_rms(x, eps)
   normed = x * scale
   d_gain = jnp.sum(d * normed, axis=tuple(range(d.ndim - 1)))
-  d = d * gain
+  d = d * aligned(gain, d)
   d = scale * (d - normed * jnp.mean(d * normed, axis=-1, keepdims=True))
   return d, d_gain.astype(gain.dtype)
 

@@ -26,9 +26,9 @@ def forward(read: Read, operands: Operands) -> tuple[Array, Stats]:
   """
   groups, valid, queries = _wide_groups(operands), _valid(operands), _queries(operands)
   squares = [jnp.mean(x**2, axis=-1) for x in groups]
-  dots = [jnp.sum(queries * x, axis=-1) for x in groups]
+  dots = [jnp.sum(queries * x[None], axis=-1) for x in groups]
   inverse_rms = jax.lax.rsqrt(jnp.concatenate(squares) + read.eps)
-  logits = jnp.where(valid, jnp.concatenate(dots, axis=1) * inverse_rms, -jnp.inf)
+  logits = jnp.where(valid[None], jnp.concatenate(dots, axis=1) * inverse_rms[None], -jnp.inf)
   stats = Stats(inverse_rms, logits, jax.nn.logsumexp(logits, axis=1))
   weights = split(jnp.swapaxes(_weights(stats), 0, 1), groups, 0)
   # Σ_n of weights [n, S, ..., 1] and sources [n, 1, ..., D].
@@ -52,12 +52,12 @@ def backward(
   """
   groups, queries = _wide_groups(operands), _queries(operands)
   d_mixed, weights = wide(d_out)[:, None], _weights(stats)
-  scores = jnp.concatenate([jnp.sum(d_mixed * x, axis=-1) for x in groups], axis=1)
+  scores = jnp.concatenate([jnp.sum(d_mixed * x[None], axis=-1) for x in groups], axis=1)
   centre = jnp.sum(weights * scores, axis=1) - d_lse
   d_logits = weights * (scores - centre[:, None])
-  d_dots = d_logits * stats.inverse_rms
+  d_dots = d_logits * stats.inverse_rms[None]
   # A slot that does not count has weight 0 and logit -inf.
-  logits = jnp.where(_valid(operands), stats.logits, 0.0)
+  logits = jnp.where(_valid(operands)[None], stats.logits, 0.0)
   shrink = jnp.sum(d_dots * logits, axis=0) * stats.inverse_rms / groups[0].shape[-1]
   d_groups, d_queries = [], []
   parts = [split(part, groups, 1) for part in (weights, d_dots, shrink[None])]
@@ -66,7 +66,7 @@ def backward(
     of_reads = sum_of_products(p, d_mixed) + sum_of_products(d, queries)
     d_group = total + of_reads - c[0, ..., None] * x
     d_groups.append(d_group.astype(d_out.dtype))
-    d_queries.append(jnp.sum(d * x, axis=tuple(range(1, d.ndim - 1))))
+    d_queries.append(jnp.sum(d * x[None], axis=tuple(range(1, d.ndim - 1))))
   d_bank = None if operands.bank is None else d_groups.pop(0)
   d_query = sum(d_queries[1:], d_queries[0])
   return Cotangents(d_bank, tuple(d[0] for d in d_groups), d_query, None)

@@ -11,7 +11,7 @@ from resjax.kernels.depth_attention.reference.groups import (
   wide,
 )
 from resjax.kernels.sums import sum_of_products
-from resjax.typing import Array, PyTree
+from resjax.typing import Array, PyTree, aligned
 
 
 def forward(read: Read, operands: Operands) -> tuple[Array, Array | None, Stats]:
@@ -25,7 +25,7 @@ def forward(read: Read, operands: Operands) -> tuple[Array, Array | None, Stats]
     running = operands.recent[-1] + operands.addend
     operands = operands._replace(recent=(*operands.recent[:-1], running))
   heads, groups = read.num_heads, sources_of(operands).groups()
-  wide_query = wide(operands.query)
+  wide_query = _query(operands)
   squares = [jnp.mean(wide(group) ** 2, axis=-1) for group in groups]
   dots = [_sum_heads(wide(group) * wide_query, heads) for group in groups]
   inverse_rms = jax.lax.rsqrt(jnp.concatenate(squares) + read.eps)
@@ -36,7 +36,7 @@ def forward(read: Read, operands: Operands) -> tuple[Array, Array | None, Stats]
   stats = Stats(inverse_rms, logits, lse)
   out = _mix(read, stats, groups)
   if operands.out_norm_scale is not None:
-    out = out * _inverse_rms(read, out) * wide(operands.out_norm_scale)
+    out = out * _inverse_rms(read, out) * aligned(wide(operands.out_norm_scale), out)
   return out.astype(groups[0].dtype), running, stats
 
 
@@ -54,13 +54,13 @@ def backward(
       added; or None.
   """
   heads, groups = read.num_heads, sources_of(operands).groups()
-  wide_query, d_mixed, d_scale = wide(operands.query), wide(d_out), None
+  wide_query, d_mixed, d_scale = _query(operands), wide(d_out), None
   if operands.out_norm_scale is not None:
     mixed = _mix(read, stats, groups)
     d_mixed, d_scale = _norm_backward(read, mixed, operands.out_norm_scale, d_mixed)
-  weights = jnp.exp(stats.logits - stats.lse)
-  scores = jnp.concatenate([_sum_heads(d_mixed * wide(group), heads) for group in groups])
-  d_logits = weights * (scores - jnp.sum(weights * scores, axis=0))
+  weights, of_all = _weights(stats), d_mixed[None]
+  scores = jnp.concatenate([_sum_heads(of_all * wide(group), heads) for group in groups])
+  d_logits = weights * (scores - jnp.sum(weights * scores, axis=0, keepdims=True))
   d_dot = d_logits * _each_head(stats.inverse_rms, heads)
   # A slot that does not count has weight 0 and logit -inf.
   logits = jnp.where(weights > 0, stats.logits, 0.0)
@@ -73,7 +73,7 @@ def backward(
   ):
     x = wide(group)
     p, d = (_to_channels(part, heads, group) for part in (p, d))
-    d_group = total + p * d_mixed + d * wide_query - c[..., None] * x
+    d_group = total + p * of_all + d * wide_query - c[..., None] * x
     d_groups.append(d_group.astype(group.dtype))
     d_queries.append(jnp.sum(d * x, axis=tuple(range(x.ndim - 1))))
   d_bank = None if operands.bank is None else d_groups.pop(0)
@@ -87,9 +87,19 @@ def _valid(operands: Operands) -> Array:
   return valid.at[-1].set(operands.counts[1] > 0) if operands.recent else valid
 
 
+def _query(operands: Operands) -> Array:
+  """Returns the query as [1, ..., 1, D], to be multiplied by groups [n, ..., D]."""
+  return wide(operands.query).reshape(*[1] * (operands.like.ndim), -1)
+
+
+def _weights(stats: Stats) -> Array:
+  """Returns p [N, ...]."""
+  return jnp.exp(stats.logits - stats.lse[None])
+
+
 def _mix(read: Read, stats: Stats, groups: tuple[Array, ...]) -> Array:
   """Returns h = Σ_n p_n v_n [..., D], at least in float32."""
-  weights = split(jnp.exp(stats.logits - stats.lse), groups, 0)
+  weights = split(_weights(stats), groups, 0)
   parts = [
     sum_of_products(_to_channels(p, read.num_heads, group), wide(group))
     for p, group in zip(weights, groups, strict=True)
@@ -103,7 +113,7 @@ def _inverse_rms(read: Read, x: Array) -> Array:
 
 def _norm_backward(read: Read, x: Array, scale: Array, d_out: Array) -> tuple[Array, Array]:
   """Returns the cotangents of x and of scale, where d_out is that of RMS(x) ⊙ scale."""
-  inverse_rms, d_normed = _inverse_rms(read, x), d_out * wide(scale)
+  inverse_rms, d_normed = _inverse_rms(read, x), d_out * aligned(wide(scale), x)
   d_scale = jnp.sum(d_out * x * inverse_rms, axis=tuple(range(x.ndim - 1)))
   along = jnp.mean(d_normed * x, axis=-1, keepdims=True) * inverse_rms**2
   return inverse_rms * (d_normed - along * x), d_scale

@@ -12,7 +12,7 @@ from resjax.kernels.depth_attention.operands import (
   away_from_zero,
 )
 from resjax.kernels.depth_attention.reference.groups import wide
-from resjax.typing import Array
+from resjax.typing import Array, aligned
 
 _WORD = jnp.dtype("int16")  # holds the remainders of four channels
 
@@ -30,7 +30,7 @@ def forward(read: Read, operands: MergeOperands) -> tuple[Array, Array | None, M
   (counts, slot), v = operands.counts, _running(operands)
   first, lse = (jax.lax.dynamic_index_in_dim(x, slot, 0, False) for x in operands[:2])
   inverse_rms = jax.lax.rsqrt(jnp.mean(v**2, axis=-1) + read.eps)
-  logit = jnp.sum(v * wide(operands.query), axis=-1) * inverse_rms
+  logit = jnp.sum(v * aligned(wide(operands.query), v), axis=-1) * inverse_rms
   log_odds = jnp.where(counts > 0, logit - lse, -jnp.inf)
   out = _share(-log_odds) * wide(first) + _share(log_odds) * v
   out_inverse_rms = None
@@ -59,7 +59,8 @@ def backward(
     d_running: cotangent [..., D] of the returned running sum, to which that of this merge is added.
     d_reads: cotangents of the returned out and lse of phase 1; this merge overwrites one row each.
   """
-  v, query, dtype = _running(operands), wide(operands.query), operands.running.dtype
+  v, dtype = _running(operands), operands.running.dtype
+  query = aligned(wide(operands.query), v)
   d_mixed, along, d_scale = _mixed_backward(read, operands, out, stats, d_out)
   share, rest = _share(stats.log_odds), _share(-stats.log_odds)
   d_logit = share[..., 0] * (jnp.sum(d_mixed * v, axis=-1) - along)
@@ -129,7 +130,8 @@ def _running(operands: MergeOperands) -> Array:
 
 
 def _gain(operands: MergeOperands) -> Array:
-  return away_from_zero(wide(operands.out_norm_scale), operands.running.dtype)
+  gain = away_from_zero(wide(operands.out_norm_scale), operands.running.dtype)
+  return aligned(gain, operands.running)
 
 
 def _share(log_odds: Array) -> Array:
