@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import diff_sizes
+import dropout_nnx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -192,6 +193,16 @@ def check_round_trip(params, folder):
     checkpointer.wait_until_finished()
     restored = checkpointer.restore(folder, jax.eval_shape(lambda: plain))
   jax.tree.map(np.testing.assert_array_equal, restored, plain)
+
+
+def test_dropout_draws_anew_in_every_step_and_not_in_evaluation():
+  model, losses = dropout_nnx.train("gate", 2, num_layers=2, d_model=16)
+  assert len(losses) == 2 and np.isfinite(losses).all()
+  # Two sites draw from one dropout.
+  np.testing.assert_array_equal(model.layers.dropout.rngs.count[...], [4, 4])
+  model.eval()
+  tokens = jnp.asarray(small_batch("scanned_nnx")[0])
+  assert dropout_nnx.loss(model, tokens) == dropout_nnx.loss(model, tokens)
 
 
 @pytest.mark.parametrize("name", ["scanned_linen", "scanned_nnx"])

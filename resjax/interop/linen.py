@@ -6,6 +6,7 @@ from typing import Any
 import jax
 from flax import linen, nnx
 from flax.core import meta
+from flax.core.scope import subtract_filters
 
 from resjax import combinators
 from resjax.models.residual_stream import Initializer, branch_init, run_blocks
@@ -90,8 +91,11 @@ class Layers(linen.Module):
 
     x = Layers(Block(config), remat="full")(x)
 
-  The parameters are those of `linen.scan(Block, variable_axes={"params": 0}, ...)`: the block's,
-  with a leading axis L. Other collections cannot be changed inside, and no key reaches the blocks.
+  The variables are those of `linen.scan(Block, variable_axes={"params": 0, ...})`: the block's,
+  with a leading axis L, in every collection. Where a collection is mutable, every layer changes its
+  row of it (batch statistics, what is sown), without gradients. Of every random key but that of
+  `params` each layer has its own part, as with `split_rngs`, so dropout draws a mask per layer; a
+  layer that is computed again for the reverse pass draws the same.
 
   Attributes:
     block: a module that is called as block(stream, *context), and returns the stream after it.
@@ -107,16 +111,33 @@ class Layers(linen.Module):
   def __call__(self, stream: ResidualStream, *context: PyTree) -> ResidualStream:
     """Returns the stream after all layers; context: arrays that all of them read."""
     block = self.block.clone(parent=None)
+    scope, num_layers = self.scope, stream.combinator.num_layers
+    assert scope is not None  # Linen calls bound modules alone
+    names = [name for name in scope.rngs if name != "params"]
+    keys = {name: jax.random.split(self.make_rng(name), num_layers) for name in names}
     if self.is_initializing():
-      keys = jax.random.split(self.make_rng("params"), stream.combinator.num_layers)
-      drawn = jax.vmap(lambda key: block.init(key, stream, *context)["params"])(keys)
-      stacked = meta.add_axis(drawn, 0, {meta.PARTITION_NAME: self.partition_name})
-      for name, value in stacked.items():
-        self.put_variable("params", name, value)
+      drawing = {**keys, "params": jax.random.split(self.make_rng("params"), num_layers)}
+      drawn = jax.vmap(lambda keys: block.init(keys, stream, *context))(drawing)
+      self._put(meta.add_axis(drawn, 0, {meta.PARTITION_NAME: self.partition_name}))
+    changing = subtract_filters(scope.mutable, "params")
 
-    def run_block(row: PyTree, stream: ResidualStream, *context: PyTree) -> ResidualStream:
-      after: Any = block.apply({"params": row}, stream, *context)
+    def run_block(
+      row: PyTree, stream: ResidualStream, *context: PyTree
+    ) -> tuple[ResidualStream, PyTree]:
+      variables, data = row
+      rngs = {name: jax.random.wrap_key_data(data[name], impl=impls[name]) for name in data}
+      after: Any = block.apply(variables, stream, *context, rngs=rngs, mutable=changing)
       return after
 
-    layers = linen.unbox(self.variables["params"])
-    return run_blocks(stream, layers, run_block, *context, remat=self.remat)
+    impls = {name: jax.random.key_impl(key) for name, key in keys.items()}
+    rows = linen.unbox(self.variables), jax.tree.map(jax.random.key_data, keys)
+    stream, changed = run_blocks(stream, rows, run_block, *context, remat=self.remat)
+    if not self.is_initializing():  # as it was drawn
+      self._put(changed)
+    return stream
+
+  def _put(self, collections: Mapping[str, Mapping[str, PyTree]]) -> None:
+    """Keeps variables by collection and name."""
+    for collection, stacked in collections.items():
+      for name, value in stacked.items():
+        self.put_variable(collection, name, value)

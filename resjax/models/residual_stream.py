@@ -25,6 +25,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax import lax
 
 from resjax.combinators.base import Combinator, Layer, TokenContext
 from resjax.models import depth
@@ -127,34 +128,61 @@ class ResidualStream:
   def through(self, layers: nnx.Module, *context: PyTree, remat: str = "none") -> "ResidualStream":
     """Returns the stream after all layers, which run as a scan in memory linear in depth.
 
+    Values are those of a Python loop over layers, each with its row of `layers`. So are random
+    numbers: every layer has keys and counts of its own, as `nnx.split_rngs` and `nnx.vmap` make
+    them, and a layer that is computed again for the reverse pass draws the same. What a layer
+    changes (counts of random numbers, batch statistics) is changed in its row of `layers`,
+    without gradients.
+
     Args:
-      layers: one NNX module whose parameters have a leading axis L, as `nnx.vmap` makes it. Called
-        as module(stream, *context) with one layer's parameters, it returns the stream after it.
-      *context: arrays that all layers read; gradients flow to those of a floating type.
+      layers: one NNX module whose variables have a leading axis L, as `nnx.vmap` makes it. Called
+        as module(stream, *context) with one layer's row, it returns the stream after it.
+      *context: arrays that all layers read; gradients flow to those of a floating type. Of an
+        `nnx.Rngs` among them each layer gets one with a key of its own for every stream.
       remat: what a layer keeps for the reverse pass, see `resjax.models.depth.run`.
 
     Raises:
-      ValueError: the layers hold or change what a scan cannot hand on, or see `run_blocks`.
+      ValueError: a variable has no leading axis L, a layer adds or removes one, or see
+        `run_blocks`.
     """
-    graphdef, parameters = nnx.split(layers)
-    for path, leaf in jax.tree.leaves_with_path(parameters):
-      if not jnp.issubdtype(leaf.dtype, jnp.floating):
+    num_layers = self.combinator.num_layers
+    graphdef, given = nnx.split(layers)
+    _check_stacked(given, num_layers)
+    leaves, structure = jax.tree.flatten(context, is_leaf=_is_rngs)
+    rngs = {at: leaf for at, leaf in enumerate(leaves) if _is_rngs(leaf)}
+    split = {
+      at: {name: jax.random.split(source(), num_layers) for name, source in own.items()}
+      for at, own in rngs.items()
+    }
+    impls = jax.tree.map(_key_impl, (given, split))
+
+    def block(
+      row: PyTree, stream: "ResidualStream", *arrays: Array | None
+    ) -> tuple["ResidualStream", dict[str, Array]]:
+      own, keys = jax.tree.map(_from_data, row, impls)
+      before = _by_name(own)
+      module = nnx.merge(graphdef, own)
+      all_leaves = [nnx.Rngs(**keys[at]) if at in keys else a for at, a in enumerate(arrays)]
+      stream = module(stream, *jax.tree.unflatten(structure, all_leaves))
+      after = _by_name(nnx.state(module))
+      for name in before.keys() ^ after.keys():
         raise ValueError(
-          f"layers{_name(path)} is {leaf.dtype}, and a scan hands on floating parameters alone; "
-          "leave random keys and counters out of the layers, or loop over layers in Python"
+          f"a layer adds or removes layer{name}, which a scan cannot hand on; make it with the "
+          "layer, or loop over layers in Python"
         )
+      return stream, {n: _data(leaf) for n, leaf in after.items() if leaf is not before[n]}
 
-    def block(row: PyTree, stream: "ResidualStream", *context: PyTree) -> "ResidualStream":
-      given, module = jax.tree.leaves_with_path(row), nnx.merge(graphdef, row)
-      stream = module(stream, *context)
-      for (path, old), new in zip(given, jax.tree.leaves(nnx.state(module)), strict=True):
-        if old is not new:
-          raise ValueError(
-            f"a layer changes layer{_name(path)}, which a scan loses; loop over layers in Python"
-          )
-      return stream
+    rows = jax.tree.map(_data, (given, split))
+    arrays = [None if at in rngs else leaf for at, leaf in enumerate(leaves)]
+    stream, changed = run_blocks(self, rows, block, *arrays, remat=remat)
+    if changed:
 
-    return run_blocks(self, parameters, block, *context, remat=remat)
+      def updated(path: Any, leaf: Array, impl: Any) -> Array:
+        name = _name(path)
+        return _from_data(changed[name], impl) if name in changed else leaf
+
+      nnx.update(layers, jax.tree.map_with_path(updated, given, impls[0]))
+    return stream
 
   def final(self, norm: Norm | None) -> Array:
     """Returns the output of all layers [B, T, D], through the model's final norm.
@@ -205,17 +233,18 @@ def branch_init(combinator: Combinator, init: Initializer) -> Initializer:
 def run_blocks(
   stream: ResidualStream,
   layers: PyTree,
-  block: Callable[..., ResidualStream],
+  block: Callable[..., tuple[ResidualStream, PyTree]],
   *context: PyTree,
   remat: str = "none",
-) -> ResidualStream:
-  """Returns the stream after all layers, which run as a scan.
+) -> tuple[ResidualStream, PyTree]:
+  """Returns the stream after all layers, which run as a scan, and what else they returned, stacked.
 
   Args:
     stream: a stream before its first site.
-    layers: pytree of floating arrays [L, ...], the stacked parameters of the layers.
-    block: a pure function: block(parameters of a layer, stream, *context) returns the stream after
-      all sites of the layer.
+    layers: pytree of arrays [L, ...], the stacked parameters of the layers and what else differs
+      among them; no random keys, but their data.
+    block: a pure function: block(row of a layer, stream, *context) returns the stream after all
+      sites of the layer, and a pytree of arrays, through which no gradient flows.
     *context: arrays that all layers read; gradients flow to those of a floating type.
     remat: see `resjax.models.depth.run`.
 
@@ -230,19 +259,19 @@ def run_blocks(
   def step(
     graphdef: nnx.GraphDef, index: Array, carried: Carried,
     shared: PyTree, row: Stack, context: PyTree,
-  ) -> tuple[Carried, None]:  # fmt: skip
+  ) -> tuple[Carried, PyTree]:  # fmt: skip
     combinator = depth.combinator_of(graphdef, shared, row)
-    after = block(row.layers, ResidualStream(combinator, carried.state, index), *context)
+    after, found = block(row.layers, ResidualStream(combinator, carried.state, index), *context)
     if not isinstance(after, ResidualStream):
       raise ValueError(f"a block returns {_described(after)}; it must return the stream after it")
     if after.place != _Place(1):
       raise ValueError(f"a block ran {_count(after)} of the sites {c.sites}; run each of them once")
-    return Carried(after.state), None
+    return Carried(after.state), lax.stop_gradient(found)
 
   scan = depth.over_layers(c, layers, step, remat=remat)
   with jax.named_scope("layers"):
-    carried, _ = scan(Carried(stream.state), context)
-  return dataclasses.replace(stream, state=carried.state, place=_Place(c.num_layers))
+    carried, found = scan(Carried(stream.state), context)
+  return dataclasses.replace(stream, state=carried.state, place=_Place(c.num_layers)), found
 
 
 def _count(stream: ResidualStream) -> int:
@@ -260,3 +289,38 @@ def _identity(x: Array) -> Array:
 
 def _name(path: Any) -> str:
   return jax.tree_util.keystr(path)
+
+
+def _by_name(state: PyTree) -> dict[str, Array]:
+  return {_name(path): leaf for path, leaf in jax.tree.leaves_with_path(state)}
+
+
+def _is_rngs(value: Any) -> bool:
+  return isinstance(value, nnx.Rngs)
+
+
+def _check_stacked(variables: PyTree, num_layers: int) -> None:
+  """Raises a ValueError unless all arrays have a leading axis for the layers."""
+  for path, leaf in jax.tree.leaves_with_path(variables):
+    if jnp.shape(leaf)[:1] != (num_layers,):
+      raise ValueError(
+        f"layers{_name(path)} has the shape {jnp.shape(leaf)}, without a leading axis of "
+        f"num_layers={num_layers}; make the blocks by nnx.vmap, and their keys under "
+        f"nnx.split_rngs(splits={num_layers})"
+      )
+
+
+def _key_impl(leaf: Array) -> Any:
+  """Returns the kind of random keys; "" if an array holds none."""
+  return jax.random.key_impl(leaf) if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else ""
+
+
+def _data(leaf: Array) -> Array:
+  """Returns an array, and of random keys their data, which loops can index and stack."""
+  is_key = jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+  return jax.random.key_data(leaf) if is_key else leaf
+
+
+def _from_data(data: Array, impl: Any) -> Array:
+  """Returns what `_data` was called with, of the kind that `_key_impl` gave."""
+  return data if impl == "" else jax.random.wrap_key_data(data, impl=impl)
