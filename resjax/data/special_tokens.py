@@ -13,6 +13,7 @@ from typing import Any
 import tokenizers
 
 from resjax import typed_json
+from resjax.data.warn_once import warn_once
 
 SETTINGS = "tokenizer_config.json"
 _MAP = "special_tokens_map.json"
@@ -58,6 +59,8 @@ class Settings:
 def around(model: tokenizers.Tokenizer, files: Mapping[str, str]) -> Around:
   """Returns the tokens that the rules of a tokenizer put around a text.
 
+  A line is logged where a flag of tokenizer_config.json says something else.
+
   Args:
     model: the model of tokenizer.json, which neither cuts nor pads texts.
     files: the contents of the tokenizer's files by name.
@@ -65,8 +68,22 @@ def around(model: tokenizers.Tokenizer, files: Mapping[str, str]) -> Around:
   Raises:
     ValueError: tokenizer_config.json is damaged.
   """
-  if (Settings.of(files).tokenizer_class or "").removesuffix("Fast") in _WITHOUT:
-    return Around()
+  settings = Settings.of(files)
+  found = _of_post_processor(model)
+  if (settings.tokenizer_class or "").removesuffix("Fast") in _WITHOUT:
+    found = Around()
+  asked = {"add_bos_token": settings.add_bos_token, "add_eos_token": settings.add_eos_token}
+  for (name, value), tokens in zip(asked.items(), (found.before, found.after), strict=True):
+    if value is not None and value != bool(tokens):
+      warn_once(
+        f"{SETTINGS} says {name}={str(value).lower()}, and the post-processor of tokenizer.json "
+        f"puts {'a token' if tokens else 'nothing'} there; it decides, as in transformers"
+      )
+  return found
+
+
+def _of_post_processor(model: tokenizers.Tokenizer) -> Around:
+  """Returns what the post-processor of a model puts around a text."""
   # Any text that has tokens shows them; some vocabularies know no "a".
   texts = itertools.chain(["a"], model.get_vocab())
   text = next(filter(None, (_encoding(model, text) for text in texts)), None)

@@ -8,6 +8,7 @@ from tokenizers import models, processors
 
 from resjax.data.pretrained_tokenizer import PretrainedTokenizer, load_pretrained
 from resjax.data.special_tokens import Around, around
+from resjax.data.warn_once import warn_once
 from tests.helpers import tokenizer_kinds
 
 CLS, SEP = ("[CLS]", 2), ("[SEP]", 3)
@@ -39,10 +40,15 @@ def test_post_processors(processor, found):
   assert around(model, {}) == found
 
 
-def test_flags_do_not_outvote_the_post_processor():
+def test_flags_do_not_outvote_the_post_processor(caplog):
   model = tokenizer_kinds.KINDS["llama2"].model()
-  for flags in ({"add_bos_token": False}, {"add_eos_token": True}):
+  warn_once.cache_clear()
+  for flags in ({"add_bos_token": False}, {"add_eos_token": True}, {"add_bos_token": True}):
     assert around(model, {"tokenizer_config.json": json.dumps(flags)}) == Around((1,))
+  end = "it decides, as in transformers"
+  parts = "tokenizer_config.json says add_bos_token=false", "json puts a token there", end
+  assert all(part in caplog.messages[0] for part in parts)
+  assert "add_eos_token=true" in caplog.messages[1] and len(caplog.messages) == 2
 
 
 def test_vocabularies_without_a_letter():

@@ -223,7 +223,7 @@ class LanguageModel(TemplateLM):
     texts = []
     for prompt, row in zip(prompts, rows, strict=True):
       ended = row[-1:] and row[-1] in self.text.stop_ids
-      text = self.text.decode_behind(prompt, row[:-1] if ended else row)
+      text = self.text.decode(row[:-1] if ended else row, behind=prompt)
       # A stop text may lie across tokens, so it is looked for in the whole.
       ends = [text.find(stop) for stop in until if stop and stop in text]
       texts.append(text[: min(ends, default=len(text))])

@@ -95,9 +95,9 @@ class TaskTokenizer:
       begin = self.begins and not (self._prefix_text and text.startswith(self._prefix_text))
     return [*self._front, *ids] if begin else ids
 
-  def decode_behind(self, before: Sequence[int], tokens: Sequence[int]) -> str:
-    """Returns the text of tokens that go on with others, without special ones."""
-    return text_behind(self._model.decode, before, tokens)
+  def decode(self, ids: Sequence[int], *, behind: Sequence[int] = ()) -> str:
+    """Returns the text of tokens, without special ones, which may go on with others."""
+    return text_behind(self._model.decode, behind, ids)
 
   def ending_ids(self, texts: Sequence[str]) -> list[int]:
     """Returns the tokens behind which a text is over: `stop_ids`, and those that hold a stop text.
