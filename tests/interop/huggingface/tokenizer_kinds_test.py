@@ -7,8 +7,10 @@ import json
 
 import pytest
 
+import resjax
 from resjax.data.pretrained_tokenizer import load_pretrained
-from tests.helpers import tokenizer_kinds
+from resjax.interop import huggingface
+from tests.helpers import decoders, tokenizer_kinds
 
 transformers = pytest.importorskip("transformers", minversion="5.23")
 
@@ -45,3 +47,19 @@ def test_settings(tmp_path, case):
   settings = json.loads(place.read_text()) | changes
   place.write_text(json.dumps({k: v for k, v in settings.items() if v is not None}))
   check(folder)
+
+
+@pytest.mark.parametrize("name", ["bpe", "smollm", "qwen", "llama3", "llama2", "gemma"])
+def test_greedy_text(tmp_path, name):
+  words = load_pretrained(tokenizer_kinds.folder(tmp_path, name))
+  decoder = decoders.drawn(decoders.config(vocab_size=words.vocab_size))
+  out = tmp_path / "out"
+  huggingface.export(decoder, out, tokenizer=words)
+  given = transformers.AutoTokenizer.from_pretrained(out)
+  prompt = given("the end", return_tensors="pt")
+  model = transformers.AutoModelForCausalLM.from_pretrained(out)
+  (whole,) = model.generate(**prompt, max_new_tokens=6, do_sample=False).tolist()
+  ended = whole[-1] in words.end_ids
+  text = given.decode(whole[len(words.around.before) : len(whole) - ended])
+  [ours] = resjax.Pretrained(out).generate("the end", num_tokens=6, temperature=0)
+  assert "the end" + ours == text
