@@ -183,7 +183,9 @@ def test_another_run_in_the_folder_is_refused(tmp_path, changes, fingerprint, wo
   workdir.write(tmp_path, experiment.build(config()), dataset(tmp_path), {})
   before = (tmp_path / workdir.RECORD).read_text()
   with pytest.raises(ValueError, match="holds another run") as raised:
-    workdir.check(tmp_path, experiment.build(config(**changes)), dataset(tmp_path, fingerprint))
+    run = experiment.build(config(**changes))
+    workdir.check(tmp_path, run)
+    workdir.check_data(tmp_path, run, fingerprint, {})
   assert word in str(raised.value)
   assert (tmp_path / workdir.RECORD).read_text() == before
 
@@ -200,10 +202,10 @@ def test_a_run_from_before_there_were_several_seeds_goes_on(tmp_path):
   del record["config"]["init_seed"], record["config"]["data"]["order_seed"]
   del record["identity"]["config.init_seed"], record["identity"]["config.data.order_seed"]
   (tmp_path / workdir.RECORD).write_text(json.dumps(record))
-  workdir.check(tmp_path, experiment.build(config(seed=3)), dataset(tmp_path))
+  workdir.check(tmp_path, experiment.build(config(seed=3)))
   assert experiment.load(str(tmp_path)).seeds == (3, 3)
   with pytest.raises(ValueError, match=r"config\.init_seed was -1 and is 4"):
-    workdir.check(tmp_path, experiment.build(config(seed=3, init_seed=4)), dataset(tmp_path))
+    workdir.check(tmp_path, experiment.build(config(seed=3, init_seed=4)))
 
 
 def test_how_a_step_is_computed_may_change(tmp_path):
@@ -214,7 +216,7 @@ def test_how_a_step_is_computed_may_change(tmp_path):
     optim__learning_rate=1e-3,
     optim__combinator_lr_multiplier=2.0,
   )
-  workdir.check(tmp_path, experiment.build(changed), dataset(tmp_path))
+  workdir.check(tmp_path, experiment.build(changed))
 
 
 def test_two_trainers_in_one_folder(tmp_path):

@@ -16,14 +16,16 @@ from rich.table import Column
 from resjax import terminal
 from resjax.data import dropped, storage
 from resjax.data.config import DataConfig
-from resjax.data.dataset import build
+from resjax.data.dataset import Check, build
 from resjax.data.summary import CorpusSummary, DatasetSummary
 
 _SECONDS_BETWEEN_LINES = 10.0  # Of progress, where the output is not a terminal.
 
 
-def build_and_show(config: DataConfig, console: Console | None = None) -> DatasetSummary:
-  """Builds the data of `config` if needed, and shows the progress and the summary."""
+def build_and_show(
+  config: DataConfig, console: Console | None = None, check: Check | None = None
+) -> DatasetSummary:
+  """Builds the data of `config` if needed, see `build`; shows the progress and the summary."""
   console = console or terminal.console()
   if console.is_terminal:
     columns = (
@@ -33,9 +35,9 @@ def build_and_show(config: DataConfig, console: Console | None = None) -> Datase
       TimeElapsedColumn(),
     )
     with Progress(*columns, console=console, transient=True) as bar:
-      summary = build(config, _bar_progress(bar))
+      summary = build(config, _bar_progress(bar), check)
   else:
-    summary = build(config, _line_progress(console))
+    summary = build(config, _line_progress(console), check)
   show(summary, console)
   return summary
 

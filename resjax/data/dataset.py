@@ -2,7 +2,7 @@
 
 import contextlib
 import re
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 from absl import logging
@@ -11,10 +11,16 @@ from resjax import locations
 from resjax.data import built, mirror, storage, summary, tokenizer
 from resjax.data.config import DataConfig, TokenizerConfig
 from resjax.data.summary import CorpusSummary, DatasetSummary, SplitSummary, StoredSummary
+from resjax.data.text_digest import TextDigest
 from resjax.manifest import Damaged
 
+Check = Callable[[str, Mapping[str, TextDigest]], None]
+"""Is told the fingerprint of data before they are built, and by corpus what its documents are."""
 
-def build(config: DataConfig, progress: storage.Progress = storage.silent) -> DatasetSummary:
+
+def build(
+  config: DataConfig, progress: storage.Progress = storage.silent, check: Check | None = None
+) -> DatasetSummary:
   """Builds the data that are missing or damaged under `config.root`; compares those that are there.
 
   Each part lies in a folder named by a fingerprint of all that decides its content (the documents
@@ -26,29 +32,46 @@ def build(config: DataConfig, progress: storage.Progress = storage.silent) -> Da
   Args:
     config: the data to build.
     progress: is told what is being built.
+    check: ends the build before anything is built by raising an error; of data that `config.built`
+      names it is told no documents.
 
   Raises:
     ValueError: A corpus is missing, empty or malformed; or the disk is full; or the data that
       `config.built` names are not there, or are no data of this config.
   """
+  check = check or (lambda fingerprint, texts: None)
   if config.built:
+    check(config.built, {})
     return _taken(config)
   # Imported here because the modules that build import TFDS, which training need not do.
   from resjax.data import packed_rows, text_corpus, tokenizer_training
 
   root = mirror.local(config.root)
-  for name, corpus in config.corpora:  # Checked before any corpus is read, which may take hours.
+  # Checked before any corpus is read, which may take hours.
+  for name, corpus in config.corpora:
     locations.path(corpus.source, f"config.data.corpora.{name}.source")
+  sources = {name: text_corpus.opened(name, config) for name, _ in config.corpora}
+  planned = tokenizer_training.plan(config)
   with storage.exclusive(root) as locked:
     if locked:
       built.sweep(root)
-    corpora = {name: text_corpus.build(name, config, progress) for name, _ in config.corpora}
-    learned = tokenizer_training.build(config, corpora, progress)
+    texts = {
+      name: text_corpus.digest(name, source, config.root, progress)
+      for name, source in sources.items()
+    }
+    marks = {name: text_corpus.identity(text, config) for name, text in texts.items()}
+    words = planned.identity(marks.values())
+    row_marks = [(name, packed_rows.identity(config, marks[name], words)) for name in sorted(marks)]
+    mark = storage.fingerprint(row_marks)
+    check(mark, texts)
+    corpora = {
+      name: text_corpus.build(name, config, progress, text) for name, text in texts.items()
+    }
+    learned = tokenizer_training.build(config, planned, corpora, progress)
     rows = {
       name: packed_rows.build(name, config, corpus, learned, progress)
       for name, corpus in corpora.items()
     }
-    mark = storage.fingerprint(sorted((name, row_mark) for name, (row_mark, _) in rows.items()))
     found = DatasetSummary(
       fingerprint=mark,
       seq_len=config.seq_len,
@@ -135,6 +158,21 @@ def find_texts(root: str, fingerprint: str, verify: str = "full") -> list[Path] 
   for text in texts:
     _part(root, text, built.CORPORA, here / _name(fingerprint), verify)
   return [here / text for text in texts]
+
+
+def parts(root: str, fingerprint: str) -> list[str]:
+  """Returns the folders KIND/NAME-FINGERPRINT that a summary names; none without such a summary.
+
+  Raises:
+    ValueError: It is damaged, or names something else than folders under the root.
+  """
+  stored = _stored(root, fingerprint)
+  if stored is None:
+    return []
+  named = [(stored.tokenizer, built.TOKENIZERS)]
+  for corpus in stored.corpora.values():
+    named += [(corpus.text, built.CORPORA), (corpus.rows, built.ROWS)]
+  return [built.folder_name(root, name, kind, _name(fingerprint)) for name, kind in named]
 
 
 def stamps(found: DatasetSummary) -> list[str]:

@@ -84,6 +84,11 @@ def _batches(documents: storage.Records, start: int, stop: int) -> Iterator[list
   return batched(texts, len, _BATCH_BYTES, _BATCH_DOCUMENTS)
 
 
+def identity(config: DataConfig, corpus: str, tokenizer: str) -> str:
+  """Returns the fingerprint of the rows of a corpus from those of the corpus and the tokenizer."""
+  return storage.fingerprint(str(PackedRows.VERSION), corpus, tokenizer, config.seq_len)
+
+
 def build(
   name: str,
   config: DataConfig,
@@ -103,8 +108,7 @@ def build(
   Returns:
     The fingerprint of the rows, and the folder of their records.
   """
-  mark = storage.fingerprint(str(PackedRows.VERSION), corpus[0], tokenizer[0], config.seq_len)
-
+  mark = identity(config, corpus[0], tokenizer[0])
   coder = load(tokenizer[1])
 
   def make(folder: Path) -> PackedRows:

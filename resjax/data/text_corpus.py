@@ -225,17 +225,30 @@ def digest(
   return found
 
 
+def opened(name: str, config: DataConfig) -> Source:
+  """Returns the source of the corpus called `name`, see `open_source`."""
+  return open_source(SettingNames.of_corpus(name), dict(config.corpora)[name])
+
+
 def build(
-  name: str, config: DataConfig, progress: storage.Progress = storage.silent
+  name: str,
+  config: DataConfig,
+  progress: storage.Progress = storage.silent,
+  text: TextDigest | None = None,
 ) -> tuple[str, Path]:
   """Builds the corpus called `name` of `config` unless it is built.
+
+  Args:
+    name: the name of the corpus.
+    config: the corpus, its splits, and the folder of built data.
+    progress: is told the number of documents that were read and written.
+    text: what `digest` returned; None: it is asked.
 
   Returns:
     The fingerprint of the corpus, and the folder of its records.
   """
-  corpus = dict(config.corpora)[name]
-  source = open_source(SettingNames.of_corpus(name), corpus)
-  text = digest(name, source, config.root, progress)
+  source = opened(name, config)
+  text = text or digest(name, source, config.root, progress)
   mark = identity(text, config)
 
   def make(folder: Path) -> TextCorpus:

@@ -1,8 +1,9 @@
 """Builds the tokenizer of a data config; BPE is learned from an equal share of every corpus."""
 
-import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import grain
 
@@ -16,15 +17,49 @@ FILE_NAME = "tokenizer.json"
 _VERSION = 1  # Grows when the same config and corpora would give another tokenizer.
 
 
+class Plan(NamedTuple):
+  """How a tokenizer is made, which is known before there is any text.
+
+  Attributes:
+    identity: returns its fingerprint from those of the corpora.
+    make: makes it from the folders of the records of the corpora; the progress is told the number
+      of bytes of text read.
+  """
+
+  identity: Callable[[Iterable[str]], str]
+  make: Callable[[list[Path], storage.Progress], Tokenizer]
+
+
+def plan(config: DataConfig) -> Plan:
+  """Returns how the tokenizer of `config` is made.
+
+  Raises:
+    ValueError: The folder of a pretrained tokenizer has none, or one of another size.
+  """
+  settings = config.tokenizer
+  if settings.name == "byte":
+    return Plan(lambda _: storage.fingerprint("byte", _VERSION), lambda *_: ByteTokenizer())
+  if config.task:
+    source = config.corpora[0][1].source
+    mark = storage.fingerprint("synthetic", source, _VERSION)
+    return Plan(lambda _: mark, lambda *_: SyntheticTokenizer(source))
+  if settings.name == "pretrained":
+    found = _pretrained(settings)
+    return Plan(lambda _: storage.fingerprint(found.record, _VERSION), lambda *_: found)
+  return Plan(partial(bpe_mark, settings), partial(_learn, settings))
+
+
 def build(
   config: DataConfig,
+  planned: Plan,
   corpora: Mapping[str, tuple[str, Path]],
   progress: storage.Progress = storage.silent,
 ) -> tuple[str, Path]:
   """Builds the tokenizer of `config` unless it is built.
 
   Args:
-    config: the tokenizer to build, and the folder of built data.
+    config: the folder of built data.
+    planned: what `plan` returned for `config`.
     corpora: the fingerprint and the folder of records of each built corpus, by name.
     progress: is told the number of bytes of text read.
 
@@ -32,23 +67,11 @@ def build(
     The fingerprint of the tokenizer, and its file.
   """
   settings = config.tokenizer
-  make: Callable[[], Tokenizer]
-  if settings.name == "byte":
-    mark, make = storage.fingerprint("byte", _VERSION), ByteTokenizer
-  elif config.task:
-    [(_, corpus)] = config.corpora
-    mark = storage.fingerprint("synthetic", corpus.source, _VERSION)
-    make = functools.partial(SyntheticTokenizer, corpus.source)
-  elif settings.name == "pretrained":
-    found = _pretrained(settings)
-    mark, make = storage.fingerprint(found.record, _VERSION), lambda: found
-  else:
-    mark = bpe_mark(settings, [fingerprint for fingerprint, _ in corpora.values()])
-    records = [records for _, (_, records) in sorted(corpora.items())]
-    make = functools.partial(_learn, settings, records, progress)
+  mark = planned.identity([fingerprint for fingerprint, _ in corpora.values()])
+  records = [records for _, (_, records) in sorted(corpora.items())]
 
   def fill(folder: Path) -> built.Facts:
-    made = make()
+    made = planned.make(records, progress)
     made.save(folder / FILE_NAME)
     return built.Facts(built.TOKENIZERS, mark, vocab_size=made.vocab_size)
 

@@ -188,6 +188,18 @@ class WandbSink:
     self._run.finish()
 
 
+def check_sinks(*, tensorboard: bool, wandb: str) -> None:
+  """Checks that the packages of the chosen sinks are installed, see `MetricLogger`.
+
+  Raises:
+    ValueError: one is not.
+  """
+  if tensorboard:
+    _optional("tensorboardX", "tensorboard", "config.train.tensorboard")
+  if wandb:
+    _optional("wandb", "wandb", "config.train.wandb_project")
+
+
 def _opened(path: Location, resume_step: int | None) -> LocalLines | RemoteLines:
   """Returns the file of the records, without those after the step to resume from."""
   last_step = -1 if resume_step is None else resume_step

@@ -61,14 +61,10 @@ def start(
     )
   wanted, theirs = flat(model.abstract), parent.shapes(model.config)
   norms = _norms(theirs, model)
-  gains = {
-    place: jax.ShapeDtypeStruct(theirs[path], jnp.float32, sharding=model.layout.everywhere)
-    for place, path in norms.items()
-  }
+  gains = _gains(theirs, norms, model)
   from_norms = partial(_from_norms, model.combinator)
   made = jax.eval_shape(from_norms, gains)
-  ours = {path: leaf.shape for path, leaf in wanted.items() if path not in made}
-  inheritance = match(theirs, ours, norms if made else {})
+  inheritance = _inheritance(theirs, norms, made, model)
   abstract = {theirs: wanted[ours] for ours, theirs in inheritance.taken.items()}
   abstract |= {path: gains[place] for place, path in norms.items()}
   found = parent.read(abstract, model.layout)
@@ -81,6 +77,41 @@ def start(
   shardings = {path: wanted[path].sharding for path in made}
   params |= jax.jit(from_norms, out_shardings=shardings)({p: found[norms[p]] for p in norms})
   return nested(params), inheritance
+
+
+def check(parent: Parent, run: Run) -> None:
+  """Checks before the data of a run are built that the parameters of its parent fit.
+
+  The vocabulary, which the data decide, is the parent's here; `start` compares the tokenizers.
+
+  Raises:
+    ValueError: they do not fit.
+  """
+  theirs = parent.shapes(run.decoder)
+  vocab_size = theirs.get("embed/embedding", (run.decoder.vocab_size,))[0]
+  model = ModelDef(dataclasses.replace(run.decoder, vocab_size=vocab_size), run.layout)
+  norms = _norms(theirs, model)
+  made = jax.eval_shape(partial(_from_norms, model.combinator), _gains(theirs, norms, model))
+  _inheritance(theirs, norms, made, model)
+
+
+def _gains(
+  theirs: Shapes, norms: Mapping[str, str], model: ModelDef
+) -> dict[str, jax.ShapeDtypeStruct]:
+  """Returns the gains of a parent's norms by place, without values."""
+  everywhere = model.layout.everywhere
+  return {
+    place: jax.ShapeDtypeStruct(theirs[path], jnp.float32, sharding=everywhere)
+    for place, path in norms.items()
+  }
+
+
+def _inheritance(
+  theirs: Shapes, norms: Mapping[str, str], made: Mapping[str, Any], model: ModelDef
+) -> Inheritance:
+  """Matches a model with its parent; `made` are parameters that come from the parent's norms."""
+  ours = {path: leaf.shape for path, leaf in flat(model.abstract).items() if path not in made}
+  return match(theirs, ours, norms if made else {})
 
 
 def _norms(theirs: Shapes, model: ModelDef) -> dict[str, str]:

@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 import json
 import platform
+from collections.abc import Mapping
 
 from resjax import locations, manifest, typed_json
 from resjax.data import mirror, sources, text_digest
@@ -19,18 +20,21 @@ _MOST_BYTES = 1 << 30  # 2 MB for each corpus
 
 def write(folder: Location, built: DatasetSummary) -> None:
   """Writes the digests of the documents of all corpora whose text lies on this machine."""
-  found = {name: text_digest.of_records(corpus.text) for name, corpus in built.corpora.items()}
-  known = {name: dataclasses.asdict(digest) for name, digest in found.items() if digest}
+  known = {name: dataclasses.asdict(text) for name, text in texts_of(built).items() if text}
   if known:
     locations.write_text(folder / FILE_NAME, json.dumps(known))
 
 
-def explain(folder: Location, data: DataConfig, built: DatasetSummary) -> str:
-  """Returns what differs between the text that a run was started with, and that of `built`."""
+def texts_of(built: DatasetSummary) -> dict[str, TextDigest | None]:
+  """Returns the digests of the documents of all corpora; None of a text that is not here."""
+  return {name: text_digest.of_records(corpus.text) for name, corpus in built.corpora.items()}
+
+
+def explain(folder: Location, data: DataConfig, now: Mapping[str, TextDigest | None]) -> str:
+  """Returns what differs between the text that a run was started with, and the one of `now`."""
   if data.built:
     return f"config.data.built={data.built} names other data than those of its start"
   before = _read(folder)
-  now = {name: text_digest.of_records(corpus.text) for name, corpus in built.corpora.items()}
   found = [
     f"config.data.corpora.{name} {changed}"
     for name in sorted(now)
@@ -59,6 +63,12 @@ def advice(folder: Location, data: DataConfig, fingerprint: str) -> str:
   return (
     f"set config.data.built={fingerprint} to go on with the data of its start, {where}; or {anew}"
   )
+
+
+def have_no_manifest(data: DataConfig, fingerprint: str) -> bool:
+  """Returns whether data are there that a release before manifests built, as the root says."""
+  found = _summary(data, fingerprint)
+  return found is not None and not all(_has_manifest(data, name) for name in found.names)
 
 
 def are_rows_of(data: DataConfig, fingerprint: str, built: DatasetSummary) -> bool:

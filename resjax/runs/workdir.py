@@ -15,6 +15,7 @@ from resjax.checkpoint import reader
 from resjax.checkpoint.identity import RunId
 from resjax.checkpoint.place import absolute
 from resjax.data.summary import DatasetSummary
+from resjax.data.text_digest import TextDigest
 from resjax.locations import Location
 from resjax.models.config import DecoderConfig
 from resjax.nn.rope import RopeScaling
@@ -163,8 +164,8 @@ def lock(folder: Location) -> Iterator[None]:
     yield
 
 
-def check(folder: Location, run: Run, dataset: DatasetSummary) -> None:
-  """Checks that a folder holds no other run.
+def check(folder: Location, run: Run) -> None:
+  """Checks before data are built that a folder holds no run with other settings.
 
   Raises:
     ValueError: the folder holds a run with other parameters or another order of the data.
@@ -184,12 +185,45 @@ def check(folder: Location, run: Run, dataset: DatasetSummary) -> None:
       f"{folder} holds another run: {'; '.join(changed)}; "
       "choose another config.workdir, or delete that folder"
     )
-  mark = old.data_fingerprint
-  if mark != dataset.fingerprint and not run_text.are_rows_of(run.data, mark, dataset):
-    raise ValueError(
-      f"{folder} holds another run: {run_text.explain(folder, run.data, dataset)}; "
-      f"{run_text.advice(folder, run.data, mark)}"
-    )
+
+
+def check_data(
+  folder: Location, run: Run, fingerprint: str, texts: Mapping[str, TextDigest]
+) -> None:
+  """Checks before data are built that a folder holds no run with other data; see `dataset.Check`.
+
+  Rows of releases without manifests are compared with those that are built, by `check_rows`.
+
+  Raises:
+    ValueError: the folder holds a run with other data.
+  """
+  old = begun(folder)
+  if old is None or old.data_fingerprint == fingerprint:
+    return
+  if not run_text.have_no_manifest(run.data, old.data_fingerprint):
+    raise ValueError(_other_data(folder, run, old, texts))
+
+
+def check_rows(folder: Location, run: Run, dataset: DatasetSummary) -> None:
+  """Checks that the rows of a run are those of the data that were built for it.
+
+  Raises:
+    ValueError: the folder holds a run with other rows.
+  """
+  old = begun(folder)
+  if old is None or old.data_fingerprint == dataset.fingerprint:
+    return
+  if not run_text.are_rows_of(run.data, old.data_fingerprint, dataset):
+    raise ValueError(_other_data(folder, run, old, run_text.texts_of(dataset)))
+
+
+def _other_data(
+  folder: Location, run: Run, old: Record, texts: Mapping[str, TextDigest | None]
+) -> str:
+  return (
+    f"{folder} holds another run: {run_text.explain(folder, run.data, texts)}; "
+    f"{run_text.advice(folder, run.data, old.data_fingerprint)}"
+  )
 
 
 def _decisive(found: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from resjax import processes
 from resjax.data import dataset
 from resjax.data.build_table import build_and_show
 from resjax.data.config import DataConfig
+from resjax.data.dataset import Check
 from resjax.data.summary import DatasetSummary
 from resjax.manifest import Damaged
 from resjax.runs.config import Run
@@ -63,15 +64,21 @@ def _odd_one(processes: Sequence[Mapping]) -> str | None:
   return None
 
 
-def build_data(config: DataConfig, console: Console) -> DatasetSummary:
+def build_data(config: DataConfig, console: Console, check: Check | None = None) -> DatasetSummary:
   """Returns the data of a run, which process 0 builds and the others read.
 
   A process that does not find them, because its host has a disk of its own, builds them too.
 
+  Args:
+    config: the data.
+    console: where to print.
+    check: is asked in process 0 before anything is built, see `dataset.build`.
+
   Raises:
-    ValueError: a corpus is missing, empty or malformed; or a process has built other data.
+    ValueError: `check` refuses them; a corpus is missing, empty or malformed; or a process has
+      built other data.
   """
-  built = build_and_show(config, console) if jax.process_index() == 0 else None
+  built = build_and_show(config, console, check) if jax.process_index() == 0 else None
   mark, checked = processes.first("data", lambda: built and _marks(built))
   summary = built or _found(config, mark, checked) or dataset.build(config)
   if summary.fingerprint != mark:

@@ -1,8 +1,8 @@
 """A training run from its data to its last evaluation."""
 
 import contextlib
-import functools
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import jax
@@ -17,6 +17,7 @@ from resjax.locations import Location
 from resjax.processes import signals
 from resjax.processes.watchdog import FILE_NAME as STACKS
 from resjax.processes.watchdog import Watchdog
+from resjax.records import metrics_log
 from resjax.records.time_ledger import Ledger
 from resjax.runs import host_memory, init_from, lineage, parents, workdir
 from resjax.runs.config import Run
@@ -61,11 +62,11 @@ def train(
       if first:
         workdir.create(run.workdir)
         claim.enter_context(workdir.lock(folder))
-      # A mistake in the name of the parent is found before the data are built, which may take long.
-      origin = find_origin(run, folder)
-      dataset = common_start.build_data(run.data, console)
+      # Whatever can be refused is, before the data are built, which may take hours.
+      found, origin = look(run)
+      dataset = common_start.build_data(run.data, console, partial(workdir.check_data, folder, run))
       run = run.with_vocab_size(dataset.vocab_size)
-      found, checkpoints = open_checkpoints(run, dataset, origin, console)
+      checkpoints = open_checkpoints(run, dataset, found, console)
     with signals.stop_on_request() as stop, checkpoints, watchdog:
       with ledger.phase("init"):
         born = lineage.record(found)
@@ -77,20 +78,36 @@ def train(
     return finish(trainer, console)
 
 
-def open_checkpoints(
-  run: Run, dataset: DatasetSummary, origin: Parent | None, console: Console
-) -> tuple[Mapping[str, Any], Checkpoints]:
-  """Returns what `lineage.find` says of a run, and its checkpoints; its folder holds no other run.
+def look(run: Run) -> tuple[Mapping[str, Any], Parent | None]:
+  """Returns what `lineage.find` says of a run, and the parent that it starts from.
 
   Raises:
-    ValueError: the folder holds another run, or its record is damaged or missing.
+    ValueError: the folder holds a run with other settings, or its record is damaged or missing; the
+      parent is missing, or does not fit; or a package that the settings need is missing.
   """
   folder = workdir.place(run.workdir)
   if jax.process_index() == 0:
-    workdir.check(folder, run, dataset)
-  say = functools.partial(console.print, markup=False, highlight=False, soft_wrap=True)
-  found = processes.first("lineage", lambda: lineage.find(folder, run, origin))
-  return found, Checkpoints(
+    workdir.check(folder, run)
+    metrics_log.check_sinks(tensorboard=run.train.tensorboard, wandb=run.train.wandb_project)
+  origin = find_origin(run, folder)
+  if origin is not None:
+    init_from.check(origin, run)
+  return processes.first("lineage", lambda: lineage.find(folder, run, origin)), origin
+
+
+def open_checkpoints(
+  run: Run, dataset: DatasetSummary, found: Mapping[str, Any], console: Console
+) -> Checkpoints:
+  """Returns the checkpoints of a run; `found` is what `lineage.find` says of it.
+
+  Raises:
+    ValueError: the folder holds a run with other rows.
+  """
+  folder = workdir.place(run.workdir)
+  if jax.process_index() == 0:
+    workdir.check_rows(folder, run, dataset)
+  say = partial(console.print, markup=False, highlight=False, soft_wrap=True)
+  return Checkpoints(
     folder / "checkpoints",
     run.checkpoint,
     batch_size=run.train.batch_size,

@@ -11,6 +11,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from rich.console import Console
 
 from resjax import optim, terminal
+from resjax.data.text_digest import TextDigest
 from resjax.processes import signals
 from resjax.processes.signals import Interrupted, StopRequest
 from resjax.processes.watchdog import FILE_NAME as STACKS
@@ -112,21 +113,25 @@ def train(runs: Sequence[Run], console: Console | None = None) -> None:
       for run, folder in zip(runs, folders, strict=True):
         workdir.create(run.workdir)
         claims.enter_context(workdir.lock(folder))
-      origins = [loop.find_origin(run, folder) for run, folder in zip(runs, folders, strict=True)]
-      dataset = common_start.build_data(runs[0].data, console)
+      looked = [loop.look(run) for run in runs]
+
+      def check(fingerprint: str, texts: Mapping[str, TextDigest]) -> None:
+        for run, folder in zip(runs, folders, strict=True):
+          workdir.check_data(folder, run, fingerprint, texts)
+
+      dataset = common_start.build_data(runs[0].data, console, check)
       runs = [run.with_vocab_size(dataset.vocab_size) for run in runs]
       opened = [
-        loop.open_checkpoints(run, dataset, origin, console)
-        for run, origin in zip(runs, origins, strict=True)
+        loop.open_checkpoints(run, dataset, found, console)
+        for run, (found, _) in zip(runs, looked, strict=True)
       ]
     with signals.stop_on_request() as stop, contextlib.ExitStack() as stack, watchdog:
-      for _, checkpoints in opened:
+      for checkpoints in opened:
         stack.enter_context(checkpoints)
       trainers = []
       with ledger.phase("init"):
         single = program.build(runs[0])
-        parts = zip(runs, opened, origins, strict=True)
-        for run, (found, checkpoints), origin in parts:
+        for run, checkpoints, (found, origin) in zip(runs, opened, looked, strict=True):
           born = lineage.record(found)
           trainers.append(Trainer(run, single, dataset, checkpoints, origin, born, ledger))
           trainers[-1].begin()

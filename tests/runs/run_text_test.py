@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shutil
+from functools import partial
 
 import pytest
 
@@ -30,8 +31,9 @@ def run_of(root, text, **data):
 
 def start(run, folder):
   """Does what a start does before it trains: data, check, record."""
-  built = dataset.build(run.data)
-  workdir.check(folder, run, built)
+  workdir.check(folder, run)
+  built = dataset.build(run.data, check=partial(workdir.check_data, folder, run))
+  workdir.check_rows(folder, run, built)
   workdir.write(folder, run, built, {})
   return built
 

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import sys
 
 import pytest
 
@@ -99,3 +100,57 @@ def test_a_record_of_a_version_without_history(tmp_path):
   path.write_text(json.dumps(record))
   trained.run(settings(root, 4, 1e-3))
   assert told(root) == [(1, 1e-2), (3, 1e-3)]
+
+
+def names(folder):
+  """Everything under a folder but what a build notes of text that it has read."""
+  return sorted(str(path) for path in folder.rglob("*") if "digests" not in path.parts)
+
+
+def test_what_contradicts_a_run_is_refused_before_data_are_built(tmp_path, monkeypatch):
+  root = write_text(tmp_path)
+  trained.run(settings(root, 2, 1e-2))
+  before = names(root / "data")
+
+  def refused(words, change):
+    c = settings(root, 4, 1e-2)
+    change(c)
+    with pytest.raises(ValueError, match=words):
+      trained.run(c)
+    assert names(root / "data") == before
+
+  refused("seq_len was 32 and is 16", lambda c: c.data.update(seq_len=16))
+  refused("num_layers was 1 and is 2", lambda c: c.model.update(num_layers=2))
+  refused("train.batch_size was 8 and is 16", lambda c: c.train.update(batch_size=16))
+  refused("validation_fraction was", lambda c: c.data.update(validation_fraction=0.1))
+
+  # What a new run needs is looked at first, too.
+  def new_run(**train):
+    def change(c):
+      c.workdir, c.data.seq_len, c.model.d_model = str(root / "new"), 16, 32
+      c.train.update(**train)
+
+    return change
+
+  monkeypatch.setitem(sys.modules, "wandb", None)
+  refused("needs wandb", new_run(wandb_project="depth"))
+  refused("the parameters do not fit", new_run(init_from=str(root / "run")))
+
+  # Other text under the same path: it is read, and nothing is built of it.
+  (root / "text" / "0.txt").write_text("other words")
+  refused("1 of 40 documents changed, the first is 0.txt", lambda c: None)
+  (root / "text" / "0.txt").unlink()
+  refused("it had 40 documents and has 39", lambda c: None)
+
+
+def test_a_second_corpus_and_a_tokenizer_are_looked_at_before_text_is_built(tmp_path):
+  root = write_text(tmp_path)
+  c = settings(root, 2, 1e-2)
+  c.data.corpora = {**c.data.corpora.to_dict(), "more": {"source": str(root / "gone")}}
+  with pytest.raises(ValueError, match=r"corpora\.more\.source"):
+    trained.run(c)
+  c = settings(root, 2, 1e-2)
+  c.data.tokenizer.update(name="pretrained", folder=str(root / "gone"), vocab_size=9)
+  with pytest.raises(ValueError, match="gone"):
+    trained.run(c)
+  assert not (root / "data" / "corpora").exists()
