@@ -17,7 +17,7 @@ from absl import flags
 
 import launch
 import resjax
-from resjax import processes, redaction
+from resjax import locations, processes, redaction
 
 FILE_NAME = "error.log"
 _LONGEST = 900  # characters of a line, of which JAX would fill pages
@@ -56,6 +56,8 @@ def explain(error: Exception) -> Explained:
   name = type(error).__name__
   if _is_out_of_memory(error):
     return Explained(f"out of memory ({_cut(said, 300) or name}); {_memory_knobs()}", True)
+  if isinstance(error, OSError) and error.filename and (way := locations.way_out(error)):
+    return Explained(f"{said}; {way}", True)
   if isinstance(error, ValueError | OSError | ImportError):
     return Explained(said or name, True)
   if isinstance(error, _DAMAGED):

@@ -5,6 +5,7 @@ An object that is written appears as a whole or not at all.
 """
 
 import contextlib
+import errno
 import functools
 import importlib.util
 import io
@@ -33,6 +34,25 @@ _NEEDED = {
   "s3": (("s3fs",), "pip install s3fs"),
   "az": (("adlfs",), "pip install adlfs"),
   "hf": (("huggingface_hub",), "pip install huggingface_hub"),
+}
+# What to do about a condition outside of the program, by the number of the system's error.
+_WAYS_OUT = {
+  errno.ENOSPC: "make room there",
+  errno.EFBIG: "make room there, or raise the limit of file sizes (ulimit -f)",
+  errno.EDQUOT: "make room there, or ask for a larger quota",
+  errno.EROFS: "mount it for writing, or choose a folder that can be written",
+  errno.EACCES: "let this user read and write there",
+  errno.EPERM: "let this user read and write there",
+  errno.EMFILE: "allow more open files (ulimit -n)",
+  errno.ENFILE: "let other programs close files",
+  errno.EIO: "its disk or server fails; the log of the system says more",
+  errno.ESTALE: "its server has replaced it; mount it again",
+  errno.ENOTCONN: "its server is gone; mount it again",
+  errno.ENAMETOOLONG: "choose a shorter path",
+  errno.ELOOP: "remove the link that leads in a circle",
+  errno.ENOENT: "bring back what was moved or deleted",
+  errno.ENOTDIR: "move the file away that has the name of a folder",
+  errno.EEXIST: "move away what has its name, such as a link that leads nowhere",
 }
 _WRITABLE = ("gs",)  # the schemes of stores where Orbax writes checkpoints
 
@@ -188,6 +208,22 @@ def _try_writing(folder: Location, knob: str) -> None:
     ) from None
 
 
+def way_out(error: BaseException) -> str | None:
+  """Returns what to do about a condition outside of the program; None where nothing is known.
+
+  Args:
+    error: an error of the system, or one that was raised for it or quotes it, as TensorStore's do.
+  """
+  cause: BaseException | None = error
+  while cause is not None:
+    if isinstance(cause, OSError) and cause.errno in _WAYS_OUT:
+      return _WAYS_OUT[cause.errno]
+    if quoted := re.search(r"OS error (\d+)", str(cause)):
+      return _WAYS_OUT.get(int(quoted[1]))
+    cause = cause.__cause__ or cause.__context__
+  return None
+
+
 @contextlib.contextmanager
 def writing(place: Location) -> Iterator[None]:
   """Names a file in the error of writing it, which alone would not say where room is missing.
@@ -198,9 +234,9 @@ def writing(place: Location) -> Iterator[None]:
   try:
     yield
   except OSError as error:
+    way = way_out(error) or "see that it can be written"
     raise OSError(
-      f"cannot write {place} ({error.strerror or error}); make room there, or make it writable, "
-      "and the same command goes on"
+      f"cannot write {place} ({error.strerror or error}); {way}, and the same command goes on"
     ) from error
 
 

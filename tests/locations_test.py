@@ -1,5 +1,6 @@
 """What paths name, and how files are written where there are no folders and no appends."""
 
+import errno
 import os
 import pathlib
 import re
@@ -152,3 +153,15 @@ def test_only_regular_files_are_read(tmp_path):
   for place in (tmp_path / "pipe", tmp_path, pathlib.Path("/dev/zero")):
     with pytest.raises(ValueError, match=f"{place} is no regular file"):
       locations.read_bytes(place, 10)
+
+
+def test_the_way_out_is_that_of_the_cause():
+  full, gone = OSError(errno.ENOSPC, "No space left on device"), OSError(errno.ESTALE, "Stale")
+  quoted = ValueError("Error writing [OS error 122: EDQUOT Disk quota exceeded]")
+  assert locations.way_out(full) == "make room there"
+  assert locations.way_out(quoted) == "make room there, or ask for a larger quota"
+  try:
+    raise ValueError("it failed") from gone
+  except ValueError as error:
+    assert locations.way_out(error) == "its server has replaced it; mount it again"
+  assert locations.way_out(TimeoutError("timed out after 1200 seconds")) is None

@@ -15,7 +15,7 @@ import orbax.checkpoint as ocp
 from etils import epath
 from jax.experimental import multihost_utils
 
-from resjax import manifest, processes
+from resjax import locations, manifest, processes
 from resjax.checkpoint import checksums, identity, leaks, opening
 from resjax.checkpoint.config import CheckpointConfig
 from resjax.checkpoint.identity import Identity
@@ -27,6 +27,7 @@ from resjax.typing import PyTree
 
 _UNREADABLE = "unreadable-"  # the prefix of the name of a checkpoint that could not be opened
 _NUMBERS = itertools.count()  # of the saves of this process; those of the others have the same
+_NEVER = 10**10  # seconds
 _EXPLODED = 1e19  # the square of a parameter from here on is no fp32 number
 
 State = TypeVar("State", bound=Any)  # a dataclass of pytrees of arrays, with a field `params`
@@ -114,6 +115,8 @@ class Checkpoints:
         preservation_policy=policies.AnyPreservationPolicy(kept),
         cleanup_tmp_directories=True,
         async_options=ocp.AsyncOptions(
+          # Orbax measures by the time of day, which may jump; the watchdog tells of what hangs.
+          timeout_secs=_NEVER,
           post_finalization_callback=self._list_files,
           # In the background it would take minutes to notice that a folder cannot be made.
           create_directories_asynchronously=False,
@@ -211,14 +214,16 @@ class Checkpoints:
       yield
     except Exception as error:
       step, self._saving, self._last = self._saving, None, None
+      if processes.lost(error):  # nobody else is there to agree on anything
+        raise
       self._manager.reload()
       last = f"that of step {self.latest} is the last one" if self.latest else "there is none"
       if isinstance(error, Unreadable):
         raise Unreadable(f"the checkpoint of step {step} {error}; {last}") from error
-      reason = _first_line(error)
+      reason, way = _first_line(error), locations.way_out(error)
       raise ValueError(
-        f"the checkpoint of step {step} was not written ({reason}); {last}; make room in "
-        f"{self.folder}, or make it writable, and the same command goes on"
+        f"the checkpoint of step {step} was not written to {self.folder} ({reason}); {last}; "
+        f"{f'{way}, and ' if way else ''}the same command goes on"
       ) from error
 
   def _list_files(self) -> None:

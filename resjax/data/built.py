@@ -265,8 +265,8 @@ def explained(place: Path, reason: str) -> Iterator[None]:
       raise
     cause = " ".join(str(error).split())
     why = f" anew although {reason}" if reason else ""
+    way = locations.way_out(error) or "see that all sources are there"
     raise ValueError(
-      f"{place} was not written{why}: {cause}; nothing of it is left: make room there or set "
-      "config.data.root to a folder that can be written, see that all sources are there, and the "
-      "same command goes on"
+      f"{place} was not written{why}: {cause}; nothing of it is left: {way}, or set "
+      "config.data.root to another folder, and the same command goes on"
     ) from error

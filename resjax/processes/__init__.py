@@ -6,6 +6,7 @@ from resjax.processes.agreement import explain as explain
 from resjax.processes.agreement import first as first
 from resjax.processes.agreement import gather as gather
 from resjax.processes.agreement import listen_for_preemption as listen_for_preemption
+from resjax.processes.agreement import lost as lost
 from resjax.processes.agreement import reached_sync_point as reached_sync_point
 from resjax.processes.agreement import shutdown as shutdown
 from resjax.processes.bring_up import initialize as initialize

@@ -29,6 +29,8 @@ _LOST = re.compile(
   r"gloo|nccl|closed by peer|reset by peer|broken pipe|heartbeat|^UNAVAILABLE", re.I
 )
 
+_ending = threading.RLock()  # is held by the thread that ends this process
+_told = threading.Event()  # is set when nobody is left who has to hear of the end
 _joined = threading.Event()  # is set while this process and the others have found each other
 _watcher: threading.Thread  # runs `_watch` while `_joined` is set
 
@@ -110,14 +112,30 @@ def reached_sync_point(tick: int) -> bool:
   return multihost_utils.reached_preemption_sync_point(tick)
 
 
+def lost(error: Exception) -> bool:
+  """Returns whether an error means that another process is gone."""
+  return active() and bool(_LOST.search(str(error)))
+
+
 def explain(error: Exception) -> str:
   """Returns the message of an error; a plain one where JAX means that another process is gone."""
-  if active() and _LOST.search(str(error)):
-    return (
-      f"another process died, or the network between them ({first_line(error)}); its log says "
-      "why; the same command in all processes goes on from the newest checkpoint"
-    )
-  return str(error)
+  return _gone(first_line(error)) if lost(error) else str(error)
+
+
+def _gone(reason: str) -> str:
+  return (
+    f"another process died, or the network between them ({reason}); its log says why; the same "
+    "command in all processes goes on from the newest checkpoint"
+  )
+
+
+def end_without_coordinator(*_status: object) -> None:
+  """Ends this process where JAX finds the coordination service, or another process, gone.
+
+  It takes the place of a callback that would abort, and may be called in any thread.
+  """
+  _told.set()  # by a service that is gone nobody hears of anything
+  end(f"error: {_gone('they no longer hear of each other')}", 1)
 
 
 def end(message: str, code: int) -> NoReturn:
@@ -126,14 +144,10 @@ def end(message: str, code: int) -> NoReturn:
   Python does not shut down in order: it would wait for a compilation in the background, and JAX for
   processes that will not come.
   """
-  with contextlib.suppress(OSError):  # nobody may read it
-    print(message, file=sys.stderr)
-  if active():
-    notice = {"process": runtime.global_state.process_id, "message": message, "code": code}
-    notice["host"] = socket.gethostname()
-    with contextlib.suppress(RuntimeError):  # another process was first, or the service is gone
-      _client().key_value_set(_END, json.dumps(notice))
-  _leave(code)
+  with _ending:
+    with contextlib.suppress(OSError):  # nobody may read it
+      print(message, file=sys.stderr)
+    _leave(code, message)
 
 
 def _watch() -> None:
@@ -145,25 +159,45 @@ def _watch() -> None:
     if notice and notice["process"] != own:
       # This process may have a message of its own, which comes first.
       time.sleep(_POLL)
-      who = f"process {notice['process']} on {notice['host']}"
-      print(f"process {own} ends with {who}, which says: {notice['message']}", file=sys.stderr)
-      _leave(notice["code"])
+      with _ending:
+        who = f"process {notice['process']} on {notice['host']}"
+        print(f"process {own} ends with {who}, which says: {notice['message']}", file=sys.stderr)
+        _leave(notice["code"])
 
 
-def _leave(code: int) -> NoReturn:
-  state = runtime.global_state
-  with contextlib.suppress(RuntimeError):
-    if active():
-      _client().key_value_set(f"{_LEFT}{state.process_id}", "", allow_overwrite=True)
-      deadline = time.monotonic() + _GRACE
-      while state.process_id == 0 and time.monotonic() < deadline:
-        if len(_client().key_value_dir_get(_LEFT)) == state.num_processes:
-          break
-        time.sleep(_POLL / 5)
+def _leave(code: int, message: str | None = None) -> NoReturn:
+  """Ends this process when the others know, or can no longer be told, why it ends.
+
+  Args:
+    code: the exit code.
+    message: what the others are told; None: it was one of them who told.
+  """
+  if active():
+    # A service that is gone may keep whoever asks it waiting.
+    threading.Thread(target=_tell, args=(code, message), daemon=True).start()
+    _told.wait(2 * _GRACE)
   for stream in (sys.stdout, sys.stderr):
     with contextlib.suppress(OSError, ValueError):  # nobody may read it, and it may be closed
       stream.flush()
   os._exit(code)
+
+
+def _tell(code: int, message: str | None) -> None:
+  """Tells the other processes that this one ends; process 0 waits a while until they have left."""
+  state, client = runtime.global_state, _client()
+  with contextlib.suppress(RuntimeError):  # another process was first, or the service is gone
+    if message is not None:
+      notice = {"process": state.process_id, "message": message, "code": code}
+      notice["host"] = socket.gethostname()
+      client.key_value_set(_END, json.dumps(notice))
+  with contextlib.suppress(RuntimeError):
+    client.key_value_set(f"{_LEFT}{state.process_id}", "", allow_overwrite=True)
+    deadline = time.monotonic() + _GRACE
+    while state.process_id == 0 and time.monotonic() < deadline:
+      if len(client.key_value_dir_get(_LEFT)) == state.num_processes:
+        break
+      time.sleep(_POLL / 5)
+  _told.set()
 
 
 def _client() -> Any:

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 from jax._src import clusters
 
-from resjax.processes import agreement, heaps
+from resjax.processes import aborts, agreement, heaps
 
 _VARIABLES = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
 
@@ -37,7 +37,7 @@ def initialize(*, bringup_seconds: int, heartbeat_seconds: int) -> None:
   _check_port(place)
   # Python handles SIGTERM until `listen_for_preemption` is called.
   jax.config.update("jax_enable_preemption_service", False)
-  with _deadline(bringup_seconds, place):
+  with _deadline(bringup_seconds, place), aborts.explained(agreement.end_without_coordinator):
     try:
       jax.distributed.initialize(
         **place,

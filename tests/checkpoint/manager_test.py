@@ -2,6 +2,7 @@
 
 import dataclasses
 import errno
+import itertools
 import json
 import shutil
 import time
@@ -160,3 +161,11 @@ def test_a_folder_that_is_gone_is_one_line_and_noticed_while_training(tmp_path):
   assert "\n" not in str(caught.value)
   checkpoints.wait()
   assert saved_steps(tmp_path / "elsewhere") == [5]
+
+
+@pytest.mark.parametrize("days", [1, -1])
+def test_a_clock_that_jumps_while_a_checkpoint_is_written(tmp_path, monkeypatch, days):
+  now, looks = time.time, itertools.count()
+  monkeypatch.setattr(time, "time", lambda: now() + 86_400 * days * next(looks))
+  fill(tmp_path, 5)
+  assert saved_steps(tmp_path) == [5]
