@@ -41,7 +41,10 @@ def main() -> None:
   if not math.isfinite(_SHARD_GB.value):
     raise ValueError(f"--shard_gb={_SHARD_GB.value} must be a finite number, for example 5")
   processes.refuse_several("resjax export")
-  saved = restore.find(_CHECKPOINT.value, "--checkpoint")
+  restore.read_newest(_CHECKPOINT.value, "--checkpoint", _export)
+
+
+def _export(saved: restore.Saved) -> None:
   run = experiment.load(str(saved.workdir))
   # before the parameters are read
   form = huggingface.find_form(run.decoder, _WITH_CODE.value, _FOR.value)

@@ -7,6 +7,7 @@ of itself.
 
 import concurrent.futures
 import dataclasses
+import errno
 import hashlib
 import json
 import math
@@ -97,6 +98,7 @@ def check(
 
   Raises:
     Damaged: a file, or the manifest, is not as it was written.
+    OSError: a file is out of reach.
   """
   manifest = read(folder)
   listed = sorted(manifest.files.items())
@@ -118,13 +120,15 @@ def read(folder: Location) -> Manifest:
 
   Raises:
     Damaged: the manifest is missing, or is not as it was written.
+    OSError: it is out of reach.
   """
   try:
     found = typed_json.read(folder / FILE_NAME, _Stored)
     intact = found.sha256 == _digest(found.files, found.facts)
   except FileNotFoundError:
     raise Damaged(f"{FILE_NAME} is missing") from None
-  except (OSError, ValueError):
+  except (OSError, ValueError) as error:
+    _raise_outside(error)
     intact = False
   if not intact:
     raise Damaged(f"{FILE_NAME} was altered")
@@ -134,6 +138,27 @@ def read(folder: Location) -> Manifest:
     except ValueError as error:
       raise Damaged(str(error)) from None
   return Manifest(found.files, found.facts)
+
+
+def is_outside(error: Exception) -> bool:
+  """Returns whether an error says that a file is out of reach, rather than what is in its place.
+
+  Nothing is known of a file without the right to read it, or on a server that does not answer.
+  """
+  return isinstance(error, OSError) and error.errno not in (
+    None,
+    errno.ENOENT,
+    errno.ENOTDIR,
+    errno.EISDIR,
+    errno.ELOOP,
+    errno.ENXIO,
+  )
+
+
+def _raise_outside(error: Exception) -> None:
+  """Raises an error again unless it tells of damage."""
+  if is_outside(error):
+    raise error
 
 
 def _first_damage(folder: Location, files: Files, largest: float) -> str | None:
@@ -146,7 +171,8 @@ def _first_damage(folder: Location, files: Files, largest: float) -> str | None:
     path, (size, digest) = folder / name, files[name]
     try:
       return _size(path) == size and (size > largest or _entry(path)[1] == digest)
-    except (OSError, ValueError):
+    except (OSError, ValueError) as error:
+      _raise_outside(error)
       return False
 
   with concurrent.futures.ThreadPoolExecutor(_THREADS) as threads:
@@ -160,9 +186,8 @@ def _explain(folder: Location, name: str, size: int) -> str:
     found, _ = _entry(folder / name)
   except FileNotFoundError:
     return f"{name} is missing"
-  except OSError as error:
-    return f"{name} cannot be read ({error.strerror or error})"
-  except ValueError:
+  except (OSError, ValueError) as error:
+    _raise_outside(error)
     return f"{name} is no regular file"
   return f"{name} has {found} bytes of {size}" if found != size else f"{name} was altered"
 

@@ -110,10 +110,13 @@ def from_workdir(path: str, layout: Layout | None = None, knob: str = "--checkpo
   Raises:
     ValueError: there is no checkpoint, or it is damaged.
   """
-  saved = restore.find(path, knob)
-  run = experiment.load(str(saved.workdir), layout)
-  model, params, tokenizer = restore.restore_model(run, saved)
-  return Subject(saved.title, model.bind(params), tokenizer, run.data.seq_len)
+
+  def read(saved: restore.Saved) -> Subject:
+    run = experiment.load(str(saved.workdir), layout)
+    model, params, tokenizer = restore.restore_model(run, saved)
+    return Subject(saved.title, model.bind(params), tokenizer, run.data.seq_len)
+
+  return restore.read_newest(path, knob, read)
 
 
 def from_huggingface(

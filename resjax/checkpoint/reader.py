@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypedDict
@@ -23,6 +24,14 @@ DATA = "data"  # the item that holds the place in the data
 JSON = "metadata"  # the file in which Orbax keeps an item that is JSON
 # The beginnings of the names of files that Orbax reads as a whole, to describe arrays.
 _DESCRIBING = ("_", "metadata", "array_metadatas")
+
+
+# Seconds for which a checkpoint may be half deleted, and between two looks at it.
+_PATIENCE, _POLL = 5.0, 0.05
+
+
+class Replaced(ValueError):
+  """A checkpoint was deleted while it was read."""
 
 
 class _Array(TypedDict):
@@ -50,6 +59,7 @@ def parameter_shapes(checkpoint: epath.PathLike) -> dict[str, tuple[int, ...]]:
   """Returns the shape of each parameter of a checkpoint by its path, without reading arrays.
 
   Raises:
+    Replaced: it was deleted meanwhile.
     ValueError: the checkpoint is damaged.
   """
   folder = absolute(checkpoint)
@@ -81,6 +91,7 @@ def restore_params(checkpoint: epath.PathLike, abstract: PyTree) -> PyTree:
     abstract: the shapes, dtypes and shardings of all of its parameters, or of some.
 
   Raises:
+    Replaced: it was deleted meanwhile.
     ValueError: the checkpoint is damaged.
   """
   folder = absolute(checkpoint)
@@ -121,17 +132,36 @@ def compare(tree: PyTree, recorded: checksums.Record) -> None:
 
 
 @contextlib.contextmanager
-def _reading(folder: epath.Path) -> Iterator[None]:
-  """Turns what Orbax raises for a damaged checkpoint into a ValueError of one line."""
+def _reading(folder: LiteralPath) -> Iterator[None]:
+  """Turns what Orbax raises for a damaged checkpoint, or one that goes away, into one line."""
   try:
     _check_files(folder)
     yield
-  except (Damaged, LookupError, TypeError, AttributeError, AssertionError) as error:
+  except Exception as error:
+    if _goes_away(folder):
+      raise Replaced(
+        f"checkpoint {folder} was deleted while it was read, as its trainer does when it has a "
+        "newer one; give the workdir, which stands for its newest checkpoint, or keep more of them "
+        "with config.checkpoint.keep_last"
+      ) from None
+    if not isinstance(error, Damaged | LookupError | TypeError | AttributeError | AssertionError):
+      raise
     reason = (str(error).splitlines() or [type(error).__name__])[0]
     raise ValueError(
       f"checkpoint {folder} is damaged ({reason}); bring it back from a copy, or run the command "
       "that trained it, which goes on from the one before it"
     ) from None
+
+
+def _goes_away(folder: LiteralPath) -> bool:
+  """Returns whether a checkpoint that could not be read is gone, or soon is, for a newer one."""
+  end = time.monotonic() + _PATIENCE
+  while folder.exists():
+    steps = [str(step) for step in saved_steps(folder.parent)]
+    if folder.name in steps[-1:] or folder.name not in steps or time.monotonic() > end:
+      return False
+    time.sleep(_POLL)
+  return True
 
 
 def _check_files(folder: epath.Path) -> None:
@@ -149,6 +179,8 @@ def _check_files(folder: epath.Path) -> None:
         with locations.open_regular(path) as file:
           size = os.fstat(file.fileno()).st_size
       except (OSError, ValueError) as error:
+        if manifest.is_outside(error):
+          raise
         raise Damaged(str(error)) from None
       describes = any(part.startswith(_DESCRIBING) for part in Path(below).parts)
       if describes and size > typed_json.MOST_BYTES:

@@ -2,13 +2,16 @@
 
 import dataclasses
 import sys
+from collections.abc import Callable
+from typing import TypeVar
 
 import jax
 
 from resjax import locations
 from resjax.checkpoint import identity
 from resjax.checkpoint.identity import Identity
-from resjax.checkpoint.reader import newest, parameter_shapes, restore_params
+from resjax.checkpoint.place import absolute
+from resjax.checkpoint.reader import Replaced, newest, parameter_shapes, restore_params
 from resjax.data import tokenizer
 from resjax.data.tokenizer import Tokenizer
 from resjax.locations import Location
@@ -17,6 +20,10 @@ from resjax.models.model_def import ModelDef
 from resjax.runs import workdir
 from resjax.runs.config import Run
 from resjax.typing import PyTree
+
+_TRIES = 10  # so many checkpoints may be deleted one after the other
+
+Found = TypeVar("Found")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,6 +87,31 @@ def find(path: str, knob: str) -> Saved:
       "one, WORKDIR/checkpoints/STEP"
     )
   return Saved(checkpoint, folder)
+
+
+def read_newest(path: str, knob: str, read: Callable[[Saved], Found]) -> Found:
+  """Returns what is read of the checkpoint that a setting names.
+
+  Where the trainer of a workdir deletes it meanwhile, the next newest one is read.
+
+  Args:
+    path: see `find`.
+    knob: see `find`.
+    read: reads a checkpoint.
+
+  Raises:
+    Replaced: the checkpoint that the setting names was deleted, or one after the other was.
+    ValueError: there is no checkpoint.
+  """
+  for _ in range(_TRIES):
+    saved = find(path, knob)
+    try:
+      return read(saved)
+    except Replaced as error:
+      last = error
+      if saved.checkpoint == absolute(path):
+        break
+  raise last
 
 
 def announce(saved: Saved) -> None:
