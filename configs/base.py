@@ -339,7 +339,7 @@ def data() -> dict:
   return {
     "root": "data",  # folder of the built corpora, which all runs share; may be gs://
     "seq_len": 1024,  # T
-    "corpora": {"stdlib": corpus()},
+    "corpora": {"stdlib": corpus()},  # further ones by name: data.corpora.NAME.source=...
     "tokenizer": {
       # bpe (byte level, trained on the corpora) | byte | pretrained | synthetic (symbols of a task)
       "name": "bpe",
@@ -363,7 +363,7 @@ def corpus() -> dict:
     "source": "python-stdlib",
     "format": "auto",  # auto (by what files hold) | text | jsonl (any JSON) | parquet
     "field": "text",  # field of JSON objects, column of Parquet, feature of a TFDS builder
-    "weight": 1.0,  # share in the mixture, relative to the other corpora
+    "weight": 1.0,  # share in the mixture, relative to the other corpora; 0: leave it out
   }
 
 

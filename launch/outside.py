@@ -1,4 +1,4 @@
-"""Combinators from outside on the command line: --import, and options of the one that is chosen."""
+"""What users add to a config on the command line: combinators from outside, and corpora."""
 
 import sys
 from collections.abc import Sequence
@@ -15,6 +15,7 @@ _IMPORT = flags.DEFINE_multi_string(
   "module:Class of a combinator; its module is imported, which runs its code. A run that was "
   "trained with it is read only with this flag.",
 )
+_CORPORA = "data.corpora."
 _NAME = "config.model.residual.name"
 
 
@@ -33,15 +34,22 @@ def words() -> list[str]:
 
 
 class ConfigParser(config_flags.ConfigFileFlagParser):
-  """Reads a config file; its config has the options of a combinator from outside, if it has one.
+  """Reads a config file, and adds the sections of what the command line adds to it.
 
-  The combinator is that of the command line, else that of the file. Options can be set and are
-  checked as those of any other one.
+  These are the options of a combinator from outside, that of the command line or else of the file,
+  and corpora whose source is given. They can be set and are checked as any others.
   """
 
   def parse(self, path: str) -> ConfigDict:
     """Returns the config of FILE[:ARGUMENT]."""
-    config = super().parse(path)
+    config, settings = super().parse(path), _settings()
+    if dashed := [one for one in settings if one.startswith(_CORPORA) and "-" in one]:
+      why = "the command line takes a - in a name for a minus; use _, or a config file"
+      raise flags.Error(f"config.{dashed[0]}: {why}")
+    try:
+      config_tree.add_corpora(config, settings)
+    except ValueError as error:  # absl would say that --config is wrong
+      raise flags.Error(str(error)) from error
     residual = config_tree.residual_of(config)
     if residual is None:
       return config
@@ -50,7 +58,7 @@ class ConfigParser(config_flags.ConfigFileFlagParser):
       _load(_given("import"))
       try:
         config_tree.add_system(residual, name)
-      except ValueError as error:  # absl would say that --config is wrong
+      except ValueError as error:
         raise flags.Error(f"{_NAME}: {error}") from error
     return config
 
@@ -61,6 +69,12 @@ def _load(names: Sequence[str]) -> None:
 
     for name in names:
       combinators.load(name)
+
+
+def _settings() -> list[str]:
+  """Returns the names of the settings of the command line, which is not parsed yet."""
+  keys = [word.partition("=")[0].lstrip("-") for word in sys.argv if word.startswith("-")]
+  return [key.removeprefix("config.") for key in keys if key.startswith("config.")]
 
 
 def _given(flag: str) -> list[str]:

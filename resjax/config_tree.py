@@ -1,7 +1,9 @@
-"""Configs as trees: settings by dotted names, and the section of the combinators in them."""
+"""Configs as trees: settings by dotted names, and sections that users add to them."""
 
+import dataclasses
+import difflib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -39,8 +41,12 @@ def _counts(name: str, settings: Mapping[str, Any]) -> bool:
 
 def residual_of(config: Any) -> ConfigDict | None:
   """Returns the section config.model.residual, None where there is none."""
+  return _section_of(config, "model", "residual")
+
+
+def _section_of(config: Any, *names: str) -> ConfigDict | None:
   section = config
-  for name in ("model", "residual"):
+  for name in names:
     section = section[name] if isinstance(section, ConfigDict) and name in section else None
   return section if isinstance(section, ConfigDict) else None
 
@@ -60,3 +66,32 @@ def add_system(residual: ConfigDict, name: str) -> None:
   found = combinators.missing_section(residual, name)
   with residual.unlocked():
     residual.update(found)
+
+
+def add_corpora(config: Any, names: Iterable[str]) -> None:
+  """Adds the corpora whose source is set and that a config does not have, with usual settings.
+
+  Args:
+    config: the config, which is changed; it may be locked.
+    names: the names of settings, such as `data.corpora.code.source`; others than those of corpora
+      count for nothing.
+
+  Raises:
+    ValueError: a setting is that of a corpus that is not there, and that gets no source.
+  """
+  corpora = _section_of(config, "data", "corpora")
+  parts = [name.split(".") for name in names if name.startswith("data.corpora.")]
+  given = [(part[2], part[3]) for part in parts if len(part) == 4]
+  for name, key in given if corpora is not None else ():
+    if name in corpora:
+      continue
+    path = f"config.data.corpora.{name}"
+    if (name, "source") not in given:
+      near = difflib.get_close_matches(name, corpora.keys(), 1)
+      meant = f"did you mean {near[0]!r}? " if near else ""
+      known = f"there is no corpus {name!r} beside {', '.join(corpora.keys())}"
+      raise ValueError(f"{path}.{key}: {known}; {meant}a new one needs {path}.source")
+    from resjax.data.config import CorpusConfig  # takes a while that few configs need to wait
+
+    with corpora.unlocked():
+      corpora[name] = ConfigDict(dataclasses.asdict(CorpusConfig("")))

@@ -99,7 +99,7 @@ ALLOWED["evaluation"] = {
   "models",
   "data",
 }
-ALLOWED["config_tree"] = {"combinators"}
+ALLOWED["config_tree"] = {"combinators", "data"}
 ALLOWED["sweeps"] = {
   "config_tree",
   "ranges",

@@ -62,6 +62,7 @@ def overridden(config: ConfigDict, overrides: Overrides) -> ConfigDict:
   config = config.copy_and_resolve_references()
   values = config_tree.flat(overrides)
   _add_options(config, values.get(_COMBINATOR))
+  config_tree.add_corpora(config, values)
   config.lock()
   for name, value in values.items():
     *sections, key = name.split(".")

@@ -49,7 +49,8 @@ class CorpusConfig:
       or `synthetic:TASK[?SETTING=VALUE&...]`, see `resjax.data.synthetic.tasks`.
     format: one of `FORMATS`; `auto` goes by what files hold, `jsonl` is JSON of any layout.
     field: the field of JSON objects, Parquet column, or TFDS feature that holds the text.
-    weight: the share of the training rows, relative to the other corpora.
+    weight: the share of the training rows, relative to the other corpora; 0: there is no such
+      corpus, as if it were not named.
   """
 
   source: str
@@ -65,8 +66,9 @@ class CorpusConfig:
     one_of = f"allowed: {', '.join(FORMATS)}"
     _require(self.format in FORMATS, f"{path}.format", self.format, one_of)
     _require(bool(self.field), f"{path}.field", self.field, "name a field")
-    good = self.weight > 0 and math.isfinite(self.weight)
-    _require(good, f"{path}.weight", self.weight, "it must be positive and finite")
+    good = self.weight >= 0 and math.isfinite(self.weight)
+    allowed = "it must be positive and finite, or 0, which leaves the corpus out"
+    _require(good, f"{path}.weight", self.weight, allowed)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,8 +115,9 @@ class DataConfig:
     root: the folder of built corpora, tokenizers and rows, which all runs share. Of a root at gs://
       every machine keeps a copy, see `resjax.data.mirror.local`.
     seq_len: T, the number of tokens in a row.
-    corpora: pairs of a name and a `CorpusConfig`, sorted by name. The constructor also takes a
-      mapping from names to `CorpusConfig`s, or to mappings with their fields.
+    corpora: pairs of a name and a `CorpusConfig` of a weight above 0, sorted by name. The
+      constructor also takes a mapping from names to `CorpusConfig`s, or to mappings with their
+      fields.
     tokenizer: how text becomes tokens.
     validation_fraction: the share of the documents, chosen by hash; 0 builds no validation split.
     test_fraction: the same for the test split.
@@ -140,14 +143,16 @@ class DataConfig:
     listed = isinstance(self.corpora, Mapping | tuple)
     _require(listed, "corpora", self.corpora, "it must be a section of corpora by name")
     pairs = self.corpora.items() if isinstance(self.corpora, Mapping) else self.corpora
-    corpora = tuple(sorted((name, _corpus(name, value)) for name, value in pairs))
+    named = sorted((name, _corpus(name, value)) for name, value in pairs)
+    corpora = tuple((name, corpus) for name, corpus in named if corpus.weight > 0)
     object.__setattr__(self, "corpora", corpora)
     check_types(self, "config.data", {"order_seed": MAX_SEED})
     check_seed(self.order_seed, "config.data.order_seed", AS_SEED)
     _require(bool(self.root), "root", self.root, "name a folder")
     _require(self.seq_len >= 2, "seq_len", self.seq_len, "at least 2 tokens")
     _require(self.seq_len <= _MOST_TOKENS, "seq_len", self.seq_len, f"at most {_MOST_TOKENS:,}")
-    _require(bool(corpora), "corpora", {}, "name at least one corpus")
+    needs = "name at least one corpus, with a weight above 0"
+    _require(bool(corpora), "corpora", [name for name, _ in named], needs)
     for key in ("validation_fraction", "test_fraction"):
       value = getattr(self, key)
       _require(0 <= value < 1, key, value, "it must lie in [0, 1)")

@@ -93,6 +93,10 @@ def make_run(
   """
   config = config.copy_and_resolve_references()
   no_system = _add_system(config, overrides.get(_SYSTEM))
+  try:
+    config_tree.add_corpora(config, overrides)
+  except ValueError as error:
+    raise ValueError(f"run {arm!r}: {error}") from None
   settings = config_tree.flat(config.to_dict())
   for key in overrides:
     if key not in settings and no_system and key.startswith(_OPTIONS):

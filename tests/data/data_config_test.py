@@ -27,6 +27,11 @@ def test_corpora_are_sorted_pairs():
   assert _config(corpora=_config(corpora=corpora).corpora) == _config(corpora=corpora)
 
 
+def test_a_corpus_of_weight_0_is_as_if_it_were_not_named():
+  corpora = {"a": {"source": "x", "weight": 2.0}, "b": {"source": "y", "weight": 0.0}}
+  assert _config(corpora=corpora) == _config(corpora={"a": {"source": "x", "weight": 2.0}})
+
+
 @pytest.mark.parametrize(
   ("changes", "message"),
   [
@@ -37,7 +42,8 @@ def test_corpora_are_sorted_pairs():
     ({"corpora": {"a": {"source": ""}}}, "config.data.corpora.a.source"),
     ({"corpora": {"a": {"source": "x", "format": "csv"}}}, "corpora.a.format is 'csv'"),
     ({"corpora": {"a": {"source": "x", "field": ""}}}, "corpora.a.field"),
-    ({"corpora": {"a": {"source": "x", "weight": 0.0}}}, "corpora.a.weight is 0.0"),
+    ({"corpora": {"a": {"source": "x", "weight": -1.0}}}, "corpora.a.weight is -1.0"),
+    ({"corpora": {"a": {"source": "x", "weight": 0.0}}}, "corpora is ['a']; name at least one"),
     ({"corpora": {"a": {"source": "x", "weight": float("nan")}}}, "corpora.a.weight"),
     ({"corpora": {"a": {"sauce": "x"}}}, "corpora.a is 'sauce'; not a setting"),
     ({"corpora": {"a": {"format": "text"}}}, "source is missing"),
