@@ -26,6 +26,7 @@ from resjax.runs.environment import Environment
 from resjax.runs.history import Part
 
 RECORD = "run.json"
+LOCK = ".lock"  # is held by the process that trains in the folder
 TOKENIZER = "tokenizer.json"
 # Settings of how a step is computed, not of what it computes: a resumed run may change them.
 _FREE_MODEL_FIELDS = ("attention", "depth", "remat")
@@ -150,7 +151,7 @@ def lock(folder: Location) -> Iterator[None]:
   if not locations.is_local(folder):
     yield
     return
-  with locations.open_lock(folder / ".lock") as file:
+  with locations.open_lock(folder / LOCK) as file:
     try:
       fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
