@@ -8,9 +8,9 @@ accelerators, so that you can look at the counts before anything is trained.
   resjax build_dataset --config=base --list --runs=runs
   resjax build_dataset --config=base --prune --runs=runs,/shared/runs
 
---list shows what was built below config.data.root: sizes, ages, and which of the runs below --runs use
-it. --prune shows the same and deletes what none of them uses; name all folders that hold runs with
-this root, since others are not known.
+--list shows what was built below config.data.root: sizes, ages, and which of the runs below --runs
+use it. --prune shows the same and deletes what none of them uses; name all folders that hold runs
+with this root, since others are not known.
 """
 
 from absl import flags
@@ -58,11 +58,11 @@ def _show(found: Use, root: str) -> None:
   for text in found.unknown:
     terminal.say(console, f"not known: {text}")
   size = sum(folder.bytes for folder in found.unused) / 1e6
-  did = "are deleted" if _PRUNE.value else "can be deleted with --prune"
+  did = "they are deleted" if _PRUNE.value else "--prune deletes such folders"
   terminal.say(
     console,
     f"{len(found.unused)} folders of {len(found.folders)}, {size:,.2f} MB, are used by none of the "
-    f"{found.runs} runs below {', '.join(_RUNS.value)}; they {did}",
+    f"{found.runs} runs below {', '.join(_RUNS.value)}; {did}",
   )
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import json
 import shlex
 import signal
 import subprocess
@@ -158,15 +159,23 @@ def _check(run: SweepRun) -> str | None:
   except Exception as error:  # one faulty combinator must not keep the other runs from going on
     return " ".join(str(error).split()) or type(error).__name__
   folder = workdir.place(run.config.workdir)
-  if not begun(run):
+  record = workdir.begun(folder)
+  if record is None:
     return None
   found = _settings(experiment.load(str(folder)))
-  for key, value in wanted.items():
-    if found.get(key) != value:
-      raise ValueError(
-        f"run {run.name!r}: {folder} was run with {key}={found.get(key)!r}, not {value!r}; choose "
-        "another config.workdir, or delete that folder"
-      )
+  wrong = [(key, found.get(key), "") for key in wanted if found.get(key) != wanted[key]]
+  # Those of the optimizer may have been others for some of its steps.
+  for part in record.parts:
+    for key in wanted:
+      was = part.settings.get(key.removeprefix("config."), wanted[key])
+      if key.startswith("config.optim.") and json.dumps(was) != json.dumps(wanted[key]):
+        wrong.append((key, was, f" from step {part.first_step} on"))
+  if wrong:
+    key, was, when = wrong[0]
+    raise ValueError(
+      f"run {run.name!r}: {folder} was run with {key}={was!r}{when}, not {wanted[key]!r}; choose "
+      "another config.workdir, or delete that folder"
+    )
   return None
 
 
