@@ -221,9 +221,9 @@ class LanguageModel(TemplateLM):
     options["stop"] = self.text.ending_ids(until)
     rows = self.together.call("generate", prompts, options)
     texts = []
-    for prompt, row in zip(prompts, rows, strict=True):
+    for row in rows:
       ended = row[-1:] and row[-1] in self.text.stop_ids
-      text = self.text.decode(row[:-1] if ended else row, behind=prompt)
+      text = self.text.decode(row[:-1] if ended else row)
       # A stop text may lie across tokens, so it is looked for in the whole.
       ends = [text.find(stop) for stop in until if stop and stop in text]
       texts.append(text[: min(ends, default=len(text))])

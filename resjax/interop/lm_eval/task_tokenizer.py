@@ -5,7 +5,7 @@ import datetime
 import functools
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import jinja2
@@ -16,7 +16,6 @@ import jinja2.sandbox
 
 from resjax import typed_json
 from resjax.data import prefix
-from resjax.data.continuation import text_behind
 from resjax.data.model_ids import unique
 from resjax.data.pretrained_tokenizer import MAIN, PretrainedTokenizer, library_model
 from resjax.data.tokenizer import Tokenizer
@@ -95,9 +94,13 @@ class TaskTokenizer:
       begin = self.begins and not (self._prefix_text and text.startswith(self._prefix_text))
     return [*self._front, *ids] if begin else ids
 
-  def decode(self, ids: Sequence[int], *, behind: Sequence[int] = ()) -> str:
-    """Returns the text of tokens, without special ones, which may go on with others."""
-    return text_behind(self._model.decode, behind, ids)
+  def decode(self, ids: Iterable[int]) -> str:
+    """Returns the text of tokens, without special ones.
+
+    As in the `hf` backend of the harness, what they go on with is not known, unlike in
+    `continuation.text_behind`: some tokenizers leave out a space in front of them.
+    """
+    return self._model.decode(list(ids), skip_special_tokens=True)
 
   def ending_ids(self, texts: Sequence[str]) -> list[int]:
     """Returns the tokens behind which a text is over: `stop_ids`, and those that hold a stop text.
