@@ -82,7 +82,9 @@ def add_corpora(config: Any, names: Iterable[str]) -> None:
   corpora = _section_of(config, "data", "corpora")
   parts = [name.split(".") for name in names if name.startswith("data.corpora.")]
   given = [(part[2], part[3]) for part in parts if len(part) == 4]
-  for name, key in given if corpora is not None else ():
+  if corpora is None:
+    return
+  for name, key in given:
     if name in corpora:
       continue
     path = f"config.data.corpora.{name}"

@@ -1,6 +1,8 @@
 """What the hosts of a slice get: the last commit of a git checkout, a folder, or a wheel."""
 
+import contextlib
 import dataclasses
+import subprocess
 from pathlib import Path
 
 from launch import launcher_args
@@ -85,3 +87,15 @@ class Code:
         f"--config={name}: the command runs in {self.top} on hosts; give --config={there}, and run "
         "this there"
       )
+    if not self.folder and not _is_committed(at, there):
+      raise ValueError(
+        f"--config={name}: hosts get the last commit, and this is not in it; commit it"
+      )
+
+
+def _is_committed(top: Path, name: str) -> bool:
+  """Returns whether git knows a file of a checkout; also where that cannot be asked."""
+  with contextlib.suppress(FileNotFoundError):  # which the first step says
+    command = ["git", "-C", str(top), "ls-files", "--error-unmatch", "--", name]
+    return not subprocess.run(command, capture_output=True, check=False).returncode
+  return True

@@ -50,7 +50,8 @@ _DAMAGED = (EOFError, OSError, zlib.error, lzma.LZMAError)  # what libraries rai
 def opened(path: Location) -> Iterator[IO[bytes]]:
   """Opens a file to read its bytes, without compression.
 
-  Text in UTF-16 or UTF-32 with a byte order mark becomes UTF-8; any mark is left out.
+  Text in UTF-16 or UTF-32 with a byte order mark becomes UTF-8, as does text in UTF-16 without one
+  that begins with ASCII; any mark is left out.
 
   Raises:
     ValueError: It is no regular file. While it is read: its compression is damaged; or, as
@@ -60,11 +61,23 @@ def opened(path: Location) -> Iterator[IO[bytes]]:
     raw = _buffered(stack.enter_context(locations.open_regular(path)))
     if kind := _compression(raw, path):
       raw = io.BufferedReader(_Changed(_decompressed(raw, kind, corpus_files.spelled(path))))
-    mark = next((mark for mark in _MARKS if raw.peek(_MAGIC).startswith(mark)), b"")
+    head = raw.peek(_MAGIC)[:_MAGIC]
+    mark = next((mark for mark in _MARKS if head.startswith(mark)), b"")
     raw.read(len(mark))
-    if mark and mark != codecs.BOM_UTF8:
-      raw = io.BufferedReader(_Changed(_recoded(raw, _MARKS[mark])))
+    encoding = _MARKS[mark] if mark else _without_mark(head)
+    if encoding != "utf-8":
+      raw = io.BufferedReader(_Changed(_recoded(raw, encoding)))
     yield raw
+
+
+def _without_mark(head: bytes) -> str:
+  """Returns the encoding of a text by its first bytes: every second one of ASCII in UTF-16 is 0."""
+  first, second = head[0::2], head[1::2]
+  if len(head) >= 4 and all(first) and not any(second):
+    return "utf-16-le"
+  if len(head) >= 4 and all(second) and not any(first):
+    return "utf-16-be"
+  return "utf-8"
 
 
 def compression(path: Location) -> str:

@@ -1,5 +1,7 @@
 """What launchers check before anything is created: each mistake is named with what to do."""
 
+import subprocess
+
 import pytest
 
 from tests.helpers.stand_ins import ROOT, StandIns
@@ -151,6 +153,15 @@ def test_hosts_get_the_config(dry_run, folder, tmp_path):
   assert code == 1 and "give --config=own.py, and run this there" in last
   (tmp_path / "other.py").write_text((ROOT / "configs" / "tiny.py").read_text())
   code, last = dry_run("tpu", folder, *OWN[:2], "--config=../other.py", *OWN[3:])
-  assert (
-    code == 1 and "--config=../other.py is not in" in last and "which is what hosts get" in last
-  )
+  assert code == 1 and "--config=../other.py is not in" in last and "what hosts get" in last
+  subprocess.run(["git", "init", "--quiet"], cwd=folder, check=True)
+  (folder / ".gitignore").write_text("own.py\n")
+  (folder / "pkg-1.0-py3-none-any.whl").touch()
+  tools = StandIns(tmp_path / "more", "gcloud")
+  for sent, words in (
+    ((), "--config=own.py: hosts get the last commit, and this is not in it"),
+    (("--wheel=pkg-1.0-py3-none-any.whl",), "--config=own.py: hosts get the wheel alone; give the"),
+  ):
+    given = (*TPU, *sent, "--nofit", "--dry_run", "--", *OWN)
+    code, output = tools.run("launch.tpu", "create", *given, cwd=folder)
+    assert code == 1 and words in output.splitlines()[-1], output
