@@ -12,7 +12,7 @@ from ml_collections import ConfigDict
 
 from resjax import combinators, optim, ranges
 from resjax.checkpoint.config import CheckpointConfig
-from resjax.data.config import DataConfig
+from resjax.data.config import DOCUMENTS, MARKUP, DataConfig
 from resjax.interop import huggingface
 from resjax.models.config import DecoderConfig, ResidualConfig
 from resjax.models.layer import check_norm_gate
@@ -51,7 +51,7 @@ def build(
   _check_sections(given)
   given = _with_system(given)
   _check_combinators(given["model"]["residual"])
-  values = _filled(given)
+  values = _with_documents(_filled(given), {"documents": DOCUMENTS[0], "markup": MARKUP[0]})
   mesh = to_dataclass(MeshConfig, values["mesh"], "config.mesh")
   run = _run(values, make_layout(mesh, _sharding(values["sharding"]), devices))
   _check(run)
@@ -83,7 +83,7 @@ def load(folder: str, layout: Layout | None = None) -> Run:
   given = {"init_seed": ranges.AS_SEED, **workdir.read(place).config, "workdir": folder}
   try:
     _check_sections(given)
-    values = _filled(given)
+    values = _with_documents(_filled(given), workdir.BEFORE_DOCUMENTS)
     values["model"] = {**values["model"], "attention": "auto"}
     return _run(values, layout or make_layout(MeshConfig(), _sharding(values["sharding"])))
   except ValueError as error:
@@ -167,6 +167,15 @@ def _run(values: Mapping[str, Any], layout: Layout) -> Run:
     layout=layout,
     resolved={**values, "model": {**values["model"], "dtype": decoder.dtype}},
   )
+
+
+def _with_documents(values: dict[str, Any], missing: Mapping[str, str]) -> dict[str, Any]:
+  """Returns a config with what its tokenizer does not say about documents.
+
+  A config of one's own, or that of a run of an earlier release, may not have these settings.
+  """
+  data = values["data"]
+  return {**values, "data": {**data, "tokenizer": {**missing, **data["tokenizer"]}}}
 
 
 def _filled(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -21,7 +21,8 @@ class LossSums:
     z: Σ w · lse², with lse the log of the softmax normaliser; a small multiple of it in the loss
       keeps the normaliser near 1 (Chowdhery et al. 2022, arXiv:2204.02311, §5).
     tokens: Σ w.
-    bytes: the UTF-8 bytes of the targets with w > 0; 0 without a `token_bytes` table.
+    bytes: the UTF-8 bytes of text that the targets stand for; 0 where nobody has counted them, as
+      `resjax.models.loss.loss_sums` does.
     correct: Σ w over the targets that have the largest logit.
   """
 
@@ -48,7 +49,6 @@ def cross_entropy(
   weights: Array,
   *,
   chunk_size: int,
-  token_bytes: Array | None = None,
   softcap: float = 0.0,
 ) -> LossSums:
   """Returns the sums of the cross-entropy of softmax(hidden @ headᵀ) against targets.
@@ -66,13 +66,12 @@ def cross_entropy(
     weights: the weight of each target [..., T]; 0 leaves it out.
     chunk_size: the number of tokens, over all leading axes, whose logits exist at one time; a
       chunk has at least one position of each row.
-    token_bytes: the number of UTF-8 bytes of each token [V]; None: bytes are not counted.
     softcap: c > 0 replaces the logits by c · tanh(logits / c) (Gemma 2, arXiv:2408.00118, §2).
 
   Raises:
     ValueError: shapes disagree, or `chunk_size` or `softcap` is out of range.
   """
-  _check(hidden, head, targets, weights, chunk_size, token_bytes, softcap)
+  _check(hidden, head, targets, weights, chunk_size, softcap)
   chunks, length = _chunking(targets.shape, chunk_size)
   split = [_strided(a, targets.ndim - 1, chunks, length) for a in (hidden, targets, weights)]
   # The scan sums the gradient of what it closes over in the dtype of that, hence float32.
@@ -82,7 +81,7 @@ def cross_entropy(
   @functools.partial(jax.checkpoint, prevent_cse=False)
   def body(carry: None, chunk: list[Array]) -> tuple[None, LossSums]:
     hidden, targets, weights = chunk
-    return carry, _chunk_sums(hidden, targets, weights, head, token_bytes, softcap)
+    return carry, _chunk_sums(hidden, targets, weights, head, softcap)
 
   sums = jax.lax.scan(body, None, split)[1]
   return jax.tree.map(jnp.sum, sums)
@@ -91,7 +90,7 @@ def cross_entropy(
 def sharded_cross_entropy(
   hidden: Array, head: Array, targets: Array, weights: Array, *,
   mesh: Mesh, spec: PartitionSpec,
-  chunk_size: int, token_bytes: Array | None = None, softcap: float = 0.0,
+  chunk_size: int, softcap: float = 0.0,
 ) -> LossSums:  # fmt: skip
   """Does what `cross_entropy` does on a mesh: each shard of the tokens scans its own chunks.
 
@@ -109,9 +108,7 @@ def sharded_cross_entropy(
   Raises:
     ValueError: see `cross_entropy`.
   """
-  sums = functools.partial(
-    cross_entropy, chunk_size=chunk_size, token_bytes=token_bytes, softcap=softcap
-  )
+  sums = functools.partial(cross_entropy, chunk_size=chunk_size, softcap=softcap)
   axes = tuple(jax.tree.leaves(tuple(spec)))
   if not axes:
     return sums(hidden, head, targets, weights)
@@ -136,7 +133,6 @@ def _chunk_sums(
   targets: Array,
   weights: Array,
   head: Array,
-  token_bytes: Array | None,
   softcap: float,
 ) -> LossSums:
   """Returns the sums over one chunk, see `cross_entropy`."""
@@ -153,15 +149,11 @@ def _chunk_sums(
   ce = jnp.where((targets >= 0) & (targets < vocab), ce, jnp.nan)
   weights = weights.astype(jnp.float32)
   best = jnp.argmax(jax.lax.stop_gradient(logits), axis=-1)
-  size = jnp.zeros((), jnp.float32)
-  if token_bytes is not None:
-    known = token_bytes.astype(jnp.float32)[jnp.clip(targets, 0, vocab - 1)]
-    size = jnp.sum(jnp.where(weights > 0, known, 0.0))
   return LossSums(
     nats=jnp.sum(jnp.where(weights != 0, weights * ce, 0.0)),
     z=jnp.sum(weights * lse**2),
     tokens=jnp.sum(weights),
-    bytes=size,
+    bytes=jnp.zeros((), jnp.float32),
     correct=jnp.sum(jnp.where(best == targets, weights, 0.0)),
   )
 
@@ -225,7 +217,6 @@ def _check(
   targets: Array,
   weights: Array,
   chunk_size: int,
-  token_bytes: Array | None,
   softcap: float,
 ) -> None:
   if head.ndim != 2 or hidden.shape[-1:] != head.shape[1:]:
@@ -233,8 +224,6 @@ def _check(
   for name, given in (("targets", targets), ("weights", weights)):
     if given.ndim < 1 or given.shape != hidden.shape[:-1]:
       raise ValueError(f"{name} must have the shape {hidden.shape[:-1]}, not {given.shape}")
-  if token_bytes is not None and token_bytes.shape != head.shape[:1]:
-    raise ValueError(f"token_bytes must have the shape {head.shape[:1]}, not {token_bytes.shape}")
   if chunk_size < 1:
     raise ValueError(
       f"chunk_size must be at least 1, not {chunk_size}; set config.train.loss_chunk"

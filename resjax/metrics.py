@@ -54,7 +54,7 @@ def bits_per_byte(nats: float, num_bytes: float) -> float:
     num_bytes: the UTF-8 bytes of these targets.
 
   Raises:
-    ValueError: there are no bytes, as in loss sums made without a `token_bytes` table.
+    ValueError: there are no bytes, as in loss sums where nobody has counted them.
   """
   if not num_bytes > 0:
     raise ValueError(f"bits per byte needs a positive number of bytes, not {num_bytes}")

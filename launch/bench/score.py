@@ -81,7 +81,7 @@ def _plain(decoder: Decoder) -> Callable[[], object]:
   batch = {"inputs": rows[:, :-1], "targets": rows[:, 1:], "positions": place}
   batch["segment_ids"] = jnp.ones(shape, jnp.int32)
   graphdef, state = nnx.split(decoder)
-  run = jax.jit(lambda state, batch: loss_sums(nnx.merge(graphdef, state), batch, None, CHUNK).nats)
+  run = jax.jit(lambda state, batch: loss_sums(nnx.merge(graphdef, state), batch, CHUNK).nats)
   return lambda: jax.block_until_ready([run(state, batch) for _ in range(_BATCHES.value)])
 
 

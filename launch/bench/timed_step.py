@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
@@ -110,11 +109,10 @@ def _stepper(run: Run) -> tuple[Callable[[], Any], dict[str, float]]:
   model = programs.model
   state = init_state(model, programs.optimizer, seed=0)
   batch = run.layout.put(_random_batch(run), run.train.batch_size)
-  token_bytes = jnp.ones(run.decoder.vocab_size, jnp.int32)
 
   def step() -> Any:
     nonlocal state
-    state, metrics = programs.train_step(state, batch, token_bytes)
+    state, metrics = programs.train_step(state, batch)
     return state, metrics
 
   jax.block_until_ready(step())
@@ -130,5 +128,6 @@ def _random_batch(run: Run) -> dict[str, np.ndarray]:
   tokens = np.random.default_rng(0).integers(run.decoder.vocab_size, size=(2, *shape))
   inputs, targets = tokens.astype(np.int32)
   positions = np.broadcast_to(np.arange(shape[1], dtype=np.int32), shape)
-  ones = np.ones(shape, np.int32)
-  return {"inputs": inputs, "targets": targets, "segment_ids": ones, "positions": positions}
+  rows = {"segment_ids": np.ones(shape, np.int32), "positions": positions}
+  sizes = np.full(shape[0], shape[1], np.int32)  # of text, a byte for each token
+  return {"inputs": inputs, "targets": targets, "bytes": sizes} | rows

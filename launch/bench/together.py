@@ -44,14 +44,13 @@ def main() -> None:
   single, both = program.build(run), together.build(run, _RUNS.value)
   state = init_state(single.model, single.optimizer, seed=0)
   batch = jax.tree.map(lambda leaf: jnp.ones(leaf.shape, jnp.int32), single.batch)
-  bytes_of = jnp.ones(run.decoder.vocab_size, jnp.int32)
   peaks = jnp.full(_RUNS.value, run.optim.learning_rate)
   copies = jax.jit(lambda tree: jax.tree.map(lambda x: jnp.stack([x] * _RUNS.value), tree))
   batches = copies(batch)
   samplers = {  # a step donates its state
-    "together": _sampler(lambda s: both.train_step(s, batches, bytes_of, peaks)[0],
+    "together": _sampler(lambda s: both.train_step(s, batches, peaks)[0],
                          copies(state), 1),
-    "one by one": _sampler(lambda s: single.train_step(s, batch, bytes_of)[0], state, _RUNS.value),
+    "one by one": _sampler(lambda s: single.train_step(s, batch)[0], state, _RUNS.value),
   }  # fmt: skip
   found = timing.interleaved(samplers, _REPEATS.value)
   medians = {name: float(np.median(seconds)) for name, seconds in found.items()}

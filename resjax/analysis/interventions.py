@@ -125,7 +125,7 @@ def _evaluation(decoder: Decoder, text: MeasuredText) -> Callable[[np.ndarray | 
   def nats(state: PyTree, batch: Mapping[str, Array], factors: Array | None) -> Array:
     model = nnx.merge(graphdef, state)
     model = model if factors is None else attenuate(model, factors)
-    return loss_sums(model, batch, None, _LOSS_CHUNK).nats
+    return loss_sums(model, batch, _LOSS_CHUNK).nats
 
   def evaluate(factors: np.ndarray | None) -> float:
     placed = None if factors is None else layout.copy(factors)

@@ -88,7 +88,7 @@ class DoesNotFitError(Exception):
 def count_arguments(programs: Program) -> Arguments:
   """Returns the bytes of one device that the arguments of the training step take."""
   state = programs.state
-  others = state.step, dict(programs.batch), programs.token_bytes
+  others = state.step, dict(programs.batch)
   moments = state.opt_state, state.guard
   return Arguments(*(bytes_per_device(tree) for tree in (state.params, moments, others)))
 

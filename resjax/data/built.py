@@ -55,6 +55,7 @@ class Facts:
     dropped: the number of documents that a corpus left out, by reason.
     seq_len: T of rows.
     vocab_size: V of a tokenizer, and of the rows that it made.
+    form: what rows hold, see `storage.row_features`; earlier releases did not say it.
   """
 
   kind: str
@@ -63,6 +64,7 @@ class Facts:
   dropped: dict[str, Count] = dataclasses.field(default_factory=dict)
   seq_len: Count = 0
   vocab_size: Count = 0
+  form: Count = 0
 
 
 def prepare(

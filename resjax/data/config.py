@@ -12,6 +12,8 @@ from resjax.ranges import AS_SEED, MAX_SEED, check_seed, check_types
 
 FORMATS = ("auto", "text", "jsonl", "parquet")
 TOKENIZERS = ("bpe", "byte", "pretrained", "synthetic")
+DOCUMENTS = ("auto", "bos", "eos", "bos_eos", "")
+MARKUP = ("text", "tokens", "with_ends")
 SPLITS = ("train", "validation", "test")
 VERIFY = ("full", "sizes")
 BYTE_VOCAB = 257  # The 256 bytes and the end of text.
@@ -82,12 +84,19 @@ class TokenizerConfig:
       end of text; `byte` ignores it and has `BYTE_VOCAB` tokens.
     train_bytes: the number of bytes of text that `bpe` learns its merges from.
     folder: the folder with tokenizer.json and config.json of a `pretrained` tokenizer.
+    documents: what stands around a document, one of `DOCUMENTS`, see `documents.tokens_around`; the
+      other tokenizers have one token that separates documents. Empty: rows as releases without this
+      setting built them, for their runs.
+    markup: whether texts become the special tokens that they spell, as those of chats: `text`, they
+      do not; `tokens`, but for those around documents; `with_ends`, these too.
   """
 
   name: str = "bpe"
   vocab_size: int = 8192
   train_bytes: int = 20_000_000
   folder: str = ""
+  documents: str = DOCUMENTS[0]
+  markup: str = MARKUP[0]
 
   def __post_init__(self):
     check_types(self, "config.data.tokenizer", {"train_bytes": _MOST_BYTES})
@@ -100,6 +109,13 @@ class TokenizerConfig:
     named = bool(self.folder) == (self.name == "pretrained")
     needs = "tokenizer.name='pretrained' needs the folder of a Hugging Face model, others none"
     _require(named, "tokenizer.folder", self.folder, needs)
+    one_of = f"allowed: {', '.join(DOCUMENTS[:-1])}"
+    _require(self.documents in DOCUMENTS, "tokenizer.documents", self.documents, one_of)
+    one_of = f"allowed: {', '.join(MARKUP)}"
+    _require(self.markup in MARKUP, "tokenizer.markup", self.markup, one_of)
+    has = self.markup == MARKUP[0] or (self.name == "pretrained" and bool(self.documents))
+    needs = "only a pretrained tokenizer has special tokens beside the end of text; set 'text'"
+    _require(has, "tokenizer.markup", self.markup, needs)
 
   @property
   def vocab_limit(self) -> int:

@@ -10,7 +10,7 @@ from absl import logging
 from resjax.data import dataset, dropped, tokenizer_training
 from resjax.data.batching import batched
 from resjax.data.config import CorpusConfig, DataConfig, SettingNames
-from resjax.data.packing import PADDING, split_rows
+from resjax.data.packing import PADDING, START, split_rows
 from resjax.data.pipeline import Batch
 from resjax.data.sources import open_source
 from resjax.data.special_tokens import Around
@@ -101,24 +101,29 @@ def measured_text(
   padded = np.full(num_batches * batch_size * seq_len + 1, PADDING, np.int32)
   padded[: len(stream)] = stream
   rows = np.lib.stride_tricks.sliding_window_view(padded, seq_len + 1)[::seq_len].copy()
-  split = [split_rows(part, tokenizer.eot_id) for part in np.split(rows, num_batches)]
+  split = [split_rows(part) for part in np.split(rows, num_batches)]
   return MeasuredText(name, num_tokens, tuple(split))
 
 
 def _stream(name: str, texts: Iterable[str], tokenizer: Tokenizer, max_tokens: int) -> np.ndarray:
-  """Returns the stream [eot] doc [eot] doc ... [eot], or its first max_tokens + 1 tokens."""
-  eot = np.array([tokenizer.eot_id], np.int32)
+  """Returns the stream of `packing.RowCutter`, or its first max_tokens + 1 tokens.
+
+  All tokens are targets: what stands before a document, too.
+  """
+  around = tokenizer.documents
+  before, after = np.array(around.before, np.int32), np.array(around.after, np.int32)
+  before[0] |= START
   parts: list[np.ndarray] = []
   size = text_size = 0
   for document in _encoded(texts, tokenizer):
-    parts += [eot, document]
-    size += 1 + len(document)
+    parts += [before, document, after]
+    size += len(around.tokens) + len(document)
     text_size += len(document)
     if size > max_tokens:
       break
   if text_size < 2:
     raise _too_short(name, text_size)
-  return np.concatenate([*parts, eot])[: max_tokens + 1]
+  return np.concatenate([*parts, before[: not around.after]])[: max_tokens + 1]
 
 
 def _apart(

@@ -11,7 +11,7 @@ import tensorflow_datasets as tfds
 from resjax.data import array_records, built, storage
 from resjax.data.batching import batched
 from resjax.data.config import DataConfig
-from resjax.data.packing import RowCutter
+from resjax.data.packing import RowCutter, numbers
 from resjax.data.tokenizer import Tokenizer, load
 
 # One call of the tokenizer gets documents up to one of these limits.
@@ -20,9 +20,10 @@ _BATCH_DOCUMENTS = 1024
 
 
 class PackedRows(array_records.ArrayRecordBuilder, skip_registration=True):  # type: ignore[call-arg]
-  """Rows {"tokens": int32 [T+1]} of one corpus, whose `TextCorpus` has its records in a folder.
+  """Rows {"tokens": int32 [T+1], "bytes": int32} of one corpus, whose records lie in a folder.
 
-  T is `seq_len`, and the progress is told the number of bytes of text that were packed.
+  T is `seq_len`, and the progress is told the number of bytes of text that were packed. Rows as
+  earlier releases built them have neither bytes nor the marks of `packing`.
   """
 
   def __init__(
@@ -33,15 +34,17 @@ class PackedRows(array_records.ArrayRecordBuilder, skip_registration=True):  # t
     records: Path,
     tokenizer: Tokenizer,
     seq_len: int,
+    form: int,
     progress: storage.Progress = storage.silent,
   ):
+    self._form = form
     self._corpus, self._records = name, records
     self._facts = built.facts(records.parents[1])
     self._tokenizer, self._seq_len, self._progress = tokenizer, seq_len, progress
     super().__init__(folder=folder)
 
   def _info(self) -> tfds.core.DatasetInfo:
-    features = storage.row_features(self._seq_len)
+    features = storage.row_features(self._seq_len, self._form)
     return self._info_of("A corpus packed into rows of tokens.", features)
 
   def _shard_iterators_per_split(self, dl_manager: Any) -> Mapping[str, Sequence[Any]]:
@@ -49,7 +52,7 @@ class PackedRows(array_records.ArrayRecordBuilder, skip_registration=True):  # t
     self.info.metadata["splits"] = {}
     shards = {}
     for split, facts in self._facts.splits.items():
-      cutter = RowCutter(self._seq_len, self._tokenizer.eot_id)
+      cutter = RowCutter(self._seq_len, self._tokenizer.documents)
       ends = np.cumsum([count for _, count in facts.shards]).tolist()
       shards[split] = [
         functools.partial(self._rows, split, cutter, start, stop)
@@ -66,17 +69,22 @@ class PackedRows(array_records.ArrayRecordBuilder, skip_registration=True):  # t
     total = self._facts.splits[split].counts["bytes"]
     done = start * total // len(documents)
     for texts in _batches(documents, start, stop):
-      encoded = self._tokenizer.encode_batch([text.decode() for text in texts])
+      encoded = self._tokenizer.encode_with_bytes([text.decode() for text in texts])
       done += sum(map(len, texts))
       self._progress(f"packing {self._corpus} {split}", min(done, total), total)
-      for row in cutter.push(encoded):
-        yield summary["rows"], {"tokens": row}
-        summary["rows"] += 1
+      yield from self._numbered(cutter.push(encoded), summary)
     if stop == len(documents):
-      for row in cutter.finish():
-        yield summary["rows"], {"tokens": row}
-        summary["rows"] += 1
+      yield from self._numbered(cutter.finish(), summary)
     summary["tokens"] = cutter.num_tokens
+
+  def _numbered(
+    self, cut: tuple[np.ndarray, np.ndarray], summary: dict[str, int]
+  ) -> Iterator[tuple[int, dict[str, np.ndarray]]]:
+    """Yields rows, each with its number, and counts them."""
+    for tokens, size in zip(*cut, strict=True):
+      row = {"tokens": tokens, "bytes": np.int32(size)}
+      yield summary["rows"], row if self._form else {"tokens": numbers(tokens)}
+      summary["rows"] += 1
 
 
 def _batches(documents: storage.Records, start: int, stop: int) -> Iterator[list[bytes]]:
@@ -86,7 +94,14 @@ def _batches(documents: storage.Records, start: int, stop: int) -> Iterator[list
 
 def identity(config: DataConfig, corpus: str, tokenizer: str) -> str:
   """Returns the fingerprint of the rows of a corpus from those of the corpus and the tokenizer."""
-  return storage.fingerprint(str(PackedRows.VERSION), corpus, tokenizer, config.seq_len)
+  parts = [str(PackedRows.VERSION), corpus, tokenizer, config.seq_len]
+  # Those of the runs of earlier releases are named as these named them.
+  return storage.fingerprint(*parts, *filter(None, [_form(config)]))
+
+
+def _form(config: DataConfig) -> int:
+  """Returns what rows hold, see `storage.row_features`."""
+  return storage.ROW_FORM if config.tokenizer.documents else 0
 
 
 def build(
@@ -118,10 +133,11 @@ def build(
       records=corpus[1],
       tokenizer=coder,
       seq_len=config.seq_len,
+      form=_form(config),
       progress=progress,
     )
 
-  sizes = {"seq_len": config.seq_len, "vocab_size": coder.vocab_size}
+  sizes = {"seq_len": config.seq_len, "vocab_size": coder.vocab_size, "form": _form(config)}
   return mark, array_records.prepare(
     config, f"rows/{name}-{mark}", PackedRows, make, progress, **sizes
   )

@@ -1,73 +1,131 @@
-"""Packing: documents become one stream of tokens, and the stream becomes rows of equal length."""
+"""Packing: documents become one stream of tokens, and the stream becomes rows of equal length.
+
+A stored token is its number, with two marks above it: `START` on the first token of a document, and
+`GIVEN` on one that is no target, since what stands before a document follows from the end of the
+one before. A document may hold the same tokens without the marks. Rows of earlier releases have
+none: there each `eot_id` starts a document.
+"""
 
 from collections.abc import Iterable
 
 import numpy as np
 
+from resjax.data.special_tokens import Around
+from resjax.typing import NOT_ASKED
+
 PADDING = -1  # Fills the last row behind the end of the stream.
+START, GIVEN = 1 << 24, 1 << 25  # Vocabularies have at most 2 ** 24 tokens.
+_NUMBER = ~(START | GIVEN)
+
+Document = tuple[np.ndarray, np.ndarray]
+"""The tokens [n] of a document, and the bytes [n + 1] of its text that each of them stands for.
+
+The last one is what is left behind the tokens; it is counted at the token behind the document.
+"""
 
 
 class RowCutter:
-  """Cuts the stream `[eot] doc [eot] doc ... [eot]` into rows [T+1] that overlap by one token.
+  """Cuts a stream of documents into rows [T+1] that overlap by one token.
 
-  With inputs = row[:-1] and targets = row[1:], every token but the first `eot` is a target
-  exactly once, whatever the length of the documents; only the last row has padding. Documents
-  keep their order here; rows are shuffled when they are read. T is seq_len, and eot is eot_id.
+  With `around` = ((bos,), (eos,)) the stream is `bos doc eos bos doc eos ...`; with ((eos,), ()) one
+  token separates documents, `eos doc eos doc ... eos`. With inputs = row[:-1] and targets = row[1:],
+  every token but the first of the stream is a target exactly once, whatever the length of the
+  documents, unless it has the mark `GIVEN`; only the last row has padding. The bytes of a row are
+  those of its targets, so that the rows have the bytes of all documents together. Documents keep
+  their order here; rows are shuffled when they are read.
+
+  Args:
+    seq_len: T.
+    around: the tokens before and behind every document; some stand before it.
   """
 
-  def __init__(self, seq_len: int, eot_id: int):
-    self._seq_len, self._eot = seq_len, np.array([eot_id], np.int32)
-    self._rest = np.zeros(0, np.int32)
+  def __init__(self, seq_len: int, around: Around):
+    self._seq_len = seq_len
+    self._closes = not around.after  # by what separates documents
+    before, self._after = np.array(around.before, np.int32), np.array(around.after, np.int32)
+    before[0] |= START
+    self._before = before | (0 if self._closes else GIVEN)
+    self._rest, self._rest_bytes = np.zeros(0, np.int32), np.zeros(0, np.int64)
+    self._left = 0  # bytes behind the tokens of the last document
     self.num_tokens = 0
 
-  def push(self, documents: Iterable[np.ndarray]) -> np.ndarray:
-    """Adds documents to the stream, and returns the rows [n, T+1] that they complete."""
-    parts = [self._rest]
-    for document in documents:
-      parts += [self._eot, document]
-      self.num_tokens += 1 + len(document)
-    stream = np.concatenate(parts)
+  def push(self, documents: Iterable[Document]) -> tuple[np.ndarray, np.ndarray]:
+    """Adds documents to the stream; returns the rows [n, T+1] that they complete, and bytes [n]."""
+    parts, sizes = [self._rest], [self._rest_bytes]
+    for tokens, bytes_of in documents:
+      self._add(parts, sizes, self._before)
+      parts.append(tokens)
+      sizes.append(bytes_of[:-1])
+      self._left += int(bytes_of[-1])
+      self._add(parts, sizes, self._after)
+      self.num_tokens += len(self._before) + len(tokens) + len(self._after)
+    return self._cut(np.concatenate(parts), np.concatenate(sizes))
+
+  def _add(self, parts: list[np.ndarray], sizes: list[np.ndarray], tokens: np.ndarray) -> None:
+    """Adds tokens around a document, of which the first that is a target has what was left."""
+    size = np.zeros(len(tokens), np.int64)
+    if len(tokens) and not tokens[0] & GIVEN:
+      size[0], self._left = self._left, 0
+    parts.append(tokens)
+    sizes.append(size)
+
+  def _cut(self, stream: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     count = max(len(stream) - 1, 0) // self._seq_len
     used = count * self._seq_len
-    self._rest = stream[used:].copy()
+    self._rest, self._rest_bytes = stream[used:].copy(), sizes[used:].copy()
     if not count:
-      return np.zeros((0, self._seq_len + 1), np.int32)
+      return np.zeros((0, self._seq_len + 1), np.int32), np.zeros(0, np.int64)
     windows = np.lib.stride_tricks.sliding_window_view(stream[: used + 1], self._seq_len + 1)
-    return windows[:: self._seq_len]
+    return windows[:: self._seq_len], sizes[1 : used + 1].reshape(count, -1).sum(axis=1)
 
-  def finish(self) -> np.ndarray:
-    """Closes the stream and returns the last rows [n, T+1], padded with `PADDING`."""
-    rows = self.push([np.zeros(0, np.int32)])  # Adds the end of text that closes the stream.
+  def finish(self) -> tuple[np.ndarray, np.ndarray]:
+    """Closes the stream; returns the last rows [n, T+1], padded with `PADDING`, and bytes [n]."""
+    parts, sizes = [self._rest], [self._rest_bytes]
+    if self._closes:
+      self._add(parts, sizes, self._before)
+      self.num_tokens += len(self._before)
+    rows, counts = self._cut(np.concatenate(parts), np.concatenate(sizes))
     rest, self._rest = self._rest, self._rest[:0]
     if len(rest) < 2:  # Only the overlap is left, whose token has been a target.
-      return rows
+      return rows, counts
     padding = np.full(self._seq_len + 1 - len(rest), PADDING, np.int32)
-    return np.concatenate([rows, np.concatenate([rest, padding])[None]])
+    last = np.concatenate([rest, padding])[None]
+    return np.concatenate([rows, last]), np.append(counts, self._rest_bytes[1:].sum())
 
 
-def split_rows(tokens: np.ndarray, eot_id: int) -> dict[str, np.ndarray]:
+def numbers(tokens: np.ndarray) -> np.ndarray:
+  """Returns the numbers of stored tokens; `PADDING` stays."""
+  return np.where(tokens == PADDING, PADDING, tokens & _NUMBER)
+
+
+def marked(tokens: np.ndarray, eot_id: int) -> np.ndarray:
+  """Returns the rows of an earlier release, in which each `eot_id` starts a document, with marks."""
+  return np.where(tokens == eot_id, tokens | START, tokens)
+
+
+def split_rows(tokens: np.ndarray) -> dict[str, np.ndarray]:
   """Turns stored rows into inputs and targets, with the segments and positions of the inputs.
 
-  A segment is a document, or the part of it in this row, and includes the end of text before it.
-  The last token of a document has the next end of text as target. Positions count from the start
-  of the segment, so they stay below T: a document cut by a row's end continues at position 0.
+  A segment is a document, or the part of it in this row, and includes what stands before it. The
+  last token of a document has as target what stands behind it, or else before the next one.
+  Positions count from the start of the segment, so they stay below T: a document cut by a row's end
+  continues at position 0.
 
   Args:
     tokens: rows of `RowCutter` [B, T+1].
-    eot_id: the token that starts a document.
 
   Returns:
     `inputs`, `targets`, `segment_ids` (1, 2, ... in each row; 0 marks padding, which has no weight
-    in the loss) and `positions`, each int32 [B, T]. Padding is 0 in all four.
+    in the loss) and `positions`, each int32 [B, T]. Padding is 0 in all four. Targets are
+    `NOT_ASKED` where the next token has the mark `GIVEN`.
   """
-  inputs, targets = tokens[:, :-1], tokens[:, 1:]
-  valid = targets != PADDING
-  starts = inputs == eot_id
+  valid = tokens[:, 1:] != PADDING
+  starts = tokens[:, :-1] & START != 0
   starts[:, 0] = True
-  index = np.arange(inputs.shape[1], dtype=np.int32)
+  index = np.arange(starts.shape[1], dtype=np.int32)
   batch = {
-    "inputs": inputs,
-    "targets": targets,
+    "inputs": tokens[:, :-1] & _NUMBER,
+    "targets": np.where(tokens[:, 1:] & GIVEN != 0, NOT_ASKED, tokens[:, 1:] & _NUMBER),
     "segment_ids": np.cumsum(starts, axis=1, dtype=np.int32),
     "positions": index - np.maximum.accumulate(np.where(starts, index, 0), axis=1),
   }

@@ -10,7 +10,7 @@ import numpy as np
 
 from resjax.data import storage, tokenizer
 from resjax.data.config import DataConfig
-from resjax.data.packing import PADDING, split_rows
+from resjax.data.packing import PADDING, marked, split_rows
 from resjax.data.summary import DatasetSummary
 from resjax.data.synthetic import asked
 from resjax.data.synthetic.alphabet import SyntheticTokenizer
@@ -47,8 +47,9 @@ def train_batches(
     rows: the rows of each batch that this process reads, of 0 to batch_size - 1; None reads all.
 
   Returns:
-    An iterator over dicts as `split_rows` returns them, with int32 arrays [number of rows, T];
-    targets of a synthetic task are its answers.
+    An iterator over dicts as `split_rows` returns them, with int32 arrays [number of rows, T], and
+    `bytes` [number of rows], the bytes of text that the targets of each row stand for; targets of a
+    synthetic task are its answers.
 
   Raises:
     ValueError: A row is not in the batch, or the corpora of `config` are not those of `dataset`.
@@ -78,9 +79,9 @@ class _Batches:
   def __len__(self) -> int:
     return len(self._stream) // self._batch_size
 
-  def __getitem__(self, index: int) -> np.ndarray:
+  def __getitem__(self, index: int) -> list[dict[str, np.ndarray]]:
     start = index * self._batch_size
-    return np.stack([self._stream[start + row]["tokens"] for row in self._chosen])
+    return [self._stream[start + row] for row in self._chosen]
 
 
 def evaluation_batches(
@@ -104,7 +105,7 @@ def evaluation_batches(
       none among them; None: all.
 
   Returns:
-    An iterator over dicts as `split_rows` returns them; added rows of padding have segment id 0.
+    An iterator over dicts as those of `train_batches`; added rows of padding have segment id 0.
 
   Raises:
     ValueError: The split is not built, max_rows is negative, or a row is not in the batch.
@@ -136,17 +137,35 @@ def _read_padded(
   dataset: DatasetSummary,
 ) -> Iterator[Batch]:
   for start in range(0, len(taken), batch_size):
-    tokens = np.full((len(chosen), dataset.seq_len + 1), PADDING, np.int32)
-    for slot, row in enumerate(chosen):
-      if start + row < len(taken):
-        tokens[slot] = records[int(taken[start + row])]["tokens"]
-    yield _batch_of(dataset, tokens)
+    nothing = {"tokens": np.full(dataset.seq_len + 1, PADDING, np.int32), "bytes": np.int32(0)}
+    numbers = range(start, start + batch_size)
+    rows = [records[int(taken[i])] if i < len(taken) else nothing for i in numbers]
+    yield _batch_of(dataset, [rows[row] for row in chosen])
 
 
-def _batch_of(dataset: DatasetSummary, tokens: np.ndarray) -> Batch:
-  """Returns the batch of rows [B, T + 1]: next tokens are its targets, or the answers of a task."""
-  batch, task = split_rows(tokens, _tokenizer(dataset.tokenizer).eot_id), task_of(dataset)
-  return asked.ask(batch, task) if task else batch
+def _batch_of(dataset: DatasetSummary, rows: Sequence[dict[str, np.ndarray]]) -> Batch:
+  """Returns the batch of some rows: next tokens are its targets, or the answers of a task."""
+  words = _tokenizer(dataset.tokenizer)
+  tokens, sizes = zip(*(_with_bytes(row, words) for row in rows), strict=True)
+  batch = {**split_rows(np.stack(tokens)), "bytes": np.array(sizes, np.int32)}
+  return asked.ask(batch, words.task) if isinstance(words, SyntheticTokenizer) else batch
+
+
+def _with_bytes(row: dict[str, np.ndarray], words: tokenizer.Tokenizer) -> tuple[np.ndarray, int]:
+  """Returns the tokens of a row with their marks, and the bytes of its targets.
+
+  Rows that an earlier release built say neither; there the bytes are those of the tokens.
+  """
+  tokens = row["tokens"]
+  if "bytes" in row:
+    return tokens, int(row["bytes"])
+  targets = tokens[1:][tokens[1:] != PADDING]
+  return marked(tokens, words.eot_id), int(_sizes(words)[targets].sum())
+
+
+@functools.cache
+def _sizes(words: tokenizer.Tokenizer) -> np.ndarray:
+  return words.token_bytes()
 
 
 def task_of(dataset: DatasetSummary) -> Task | None:

@@ -1,12 +1,14 @@
 """The tokenizer of a pretrained model, read from its tokenizer.json."""
 
+import abc
 import dataclasses
+import functools
 import json
 import os
 import pathlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 import numpy as np
@@ -14,7 +16,9 @@ import tokenizers
 
 from resjax import locations, typed_json
 from resjax.data import special_tokens
+from resjax.data.config import MARKUP
 from resjax.data.model_ids import GENERATION, EndIds, Given, ModelIds, unique
+from resjax.data.special_tokens import Around
 from resjax.data.text_encoder import TextEncoder
 from resjax.data.token_spelling import from_byte_level, from_sentencepiece
 from resjax.locations import Location
@@ -43,12 +47,15 @@ class PretrainedRecord:
     vocab_size: V.
     ids: the special tokens of the model.
     generation: what its generation_config.json says.
+    documents, markup: see the constructor.
   """
 
   files: dict[str, str]
   vocab_size: _Rows
   ids: ModelIds
   generation: dict[str, Any] = dataclasses.field(default_factory=dict)
+  documents: Around | None = None
+  markup: Literal["text", "tokens", "with_ends"] = "text"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -86,13 +93,13 @@ class _Parts:
   decoder: _Part | None = None
 
 
-class LibraryTokenizer:
+class LibraryTokenizer(abc.ABC):
   """Encodes and decodes text by a model of the `tokenizers` library.
 
   Args:
     content: the model, JSON in the format of the library.
     model: the same, read; kept as an attribute.
-    ends, special: see `TextEncoder`.
+    ends, special, markup: see `TextEncoder`.
 
   Attributes:
     control: the tokens that no text becomes, see `TextEncoder`.
@@ -104,13 +111,48 @@ class LibraryTokenizer:
     model: tokenizers.Tokenizer,
     ends: Collection[int],
     special: Collection[int] = (),
+    markup: Collection[int] = (),
   ):
-    self.model, self._encoder = model, TextEncoder(content, ends, special)
+    self.model, self._encoder = model, TextEncoder(content, ends, special, markup)
     self.control = self._encoder.control
 
   def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
     """Returns the tokens of each text, int32, without tokens that begin or end a text."""
     return self._encoder.encode_batch(texts)
+
+  def encode_with_bytes(self, texts: Sequence[str]) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Returns the tokens of each text, and the bytes of it, see `TextEncoder.encode_with_bytes`."""
+    found = [
+      (ids, self._bytes_by_token(text, ids))
+      for text, ids in zip(texts, self.encode_batch(texts), strict=True)
+    ]
+    # The bytes of tokens are those of the text, unless it was normalised or has unknown words.
+    odd = [i for i, (_, sizes) in enumerate(found) if sizes[-1]]
+    followed = self._encoder.encode_with_bytes([texts[i] for i in odd])
+    for i, pair in zip(odd, followed, strict=True):
+      found[i] = pair
+    return found
+
+  def _bytes_by_token(self, text: str, ids: np.ndarray) -> np.ndarray:
+    """Returns the bytes of each token, and behind them how many more the text has."""
+    sizes = np.append(self._sizes[ids], 0)
+    sizes[-1] = len(text.encode()) - sizes.sum()
+    # Tokenizers with words that begin in a space put one in front of the first word.
+    if sizes[-1] == -1 and len(ids) and self.piece(ids[0])[:1] == b" " and text[:1] != " ":
+      sizes[0], sizes[-1] = sizes[0] - 1, 0
+    return sizes
+
+  @functools.cached_property
+  def _sizes(self) -> np.ndarray:
+    return self.token_bytes().astype(np.int64)
+
+  @abc.abstractmethod
+  def piece(self, token: int) -> bytes:
+    """Returns the bytes that a token stands for."""
+
+  @abc.abstractmethod
+  def token_bytes(self) -> np.ndarray:
+    """Returns int32 [V]: the UTF-8 bytes of each token; 0 for control tokens."""
 
   def decode(self, ids: Iterable[int]) -> str:
     """Returns the text of `ids`, with special tokens spelled out."""
@@ -125,6 +167,10 @@ class PretrainedTokenizer(LibraryTokenizer):
     vocab_size: V, at least the number of its tokens.
     ids: bos_token_id, eos_token_id and pad_token_id of config.json: numbers, lists, or None.
     generation: what generation_config.json says.
+    documents: the tokens around documents in rows; None: `eot_id` separates them, as in the runs of
+      earlier releases.
+    markup: whether texts become the added tokens that they spell: `text`, they do not; `tokens`,
+      they do but for those around documents; `with_ends`, these too.
 
   Attributes:
     ids: the same; what generation_config.json or the tokenizer's own eos_token says to end a text
@@ -143,6 +189,8 @@ class PretrainedTokenizer(LibraryTokenizer):
     vocab_size: int,
     ids: Mapping[str, Given],
     generation: Mapping[str, Any] = MappingProxyType({}),
+    documents: Around | None = None,
+    markup: str = MARKUP[0],
   ):
     model = library_model(files[MAIN], MAIN)
     largest = max(model.get_vocab().values(), default=-1)
@@ -161,16 +209,20 @@ class PretrainedTokenizer(LibraryTokenizer):
     self.vocab_size, self.end_ids = vocab_size, _end_ids(found, vocab_size)
     self.eot_id = self.end_ids[0]
     self.around = special_tokens.around(model, files)
-    ends = {*self.end_ids, *self.around.before, *self.around.after}
-    super().__init__(files[MAIN], model, ends, special_tokens.named(model, files))
-    for token in (*self.around.before, *self.around.after):
-      if token >= vocab_size:
+    self.given_documents, self.markup = documents, markup
+    self.documents = documents or Around((self.eot_id,))
+    ends = {*self.end_ids, *self.around.tokens, *self.documents.tokens}
+    for token in ends:
+      if not 0 <= token < vocab_size:
         raise ValueError(
           f"{MAIN} puts token {token} around texts; the embedding has {vocab_size} rows"
         )
+    self._added = model.get_added_tokens_decoder()
+    spelled = frozenset(self._added) if markup != MARKUP[0] else frozenset()
+    self._markup = spelled - set(self.documents.tokens if markup == "tokens" else ())
+    super().__init__(files[MAIN], model, ends, special_tokens.named(model, files), self._markup)
     by_byte = _is_byte_level(typed_json.parse(files[MAIN], _Parts, MAIN))
     self._bytes_of = from_byte_level if by_byte else from_sentencepiece
-    self._added = model.get_added_tokens_decoder()
 
   def piece(self, token: int) -> bytes:
     """Returns the bytes that a token stands for; no bytes for an unused row of the embedding."""
@@ -185,7 +237,8 @@ class PretrainedTokenizer(LibraryTokenizer):
     for token, index in self.model.get_vocab().items():
       sizes[index] = len(self._bytes_of(token))
     for index, added in self._added.items():
-      sizes[index] = 0 if added.special else len(added.content.encode())
+      text = not added.special or index in self._markup
+      sizes[index] = len(added.content.encode()) if text else 0
     sizes[list(self.control)] = 0
     return sizes
 
@@ -194,7 +247,10 @@ class PretrainedTokenizer(LibraryTokenizer):
     """All arguments of the constructor, as JSON."""
     fields = {"name": "pretrained", "files": self.files, "ids": self.ids}
     generation = {"generation": self.generation} if self.generation else {}
-    return json.dumps(fields | {"vocab_size": self.vocab_size} | generation)
+    rows: dict[str, Any] = {}
+    if self.given_documents is not None:
+      rows = {"documents": dataclasses.asdict(self.given_documents), "markup": self.markup}
+    return json.dumps(fields | {"vocab_size": self.vocab_size} | generation | rows)
 
   def save(self, path: Location) -> None:
     """Writes `record` to the file `path`."""
@@ -212,7 +268,10 @@ class PretrainedTokenizer(LibraryTokenizer):
     for name in record.files:  # an export gives files these names
       if name not in _FILES:
         raise ValueError(f"files has {name!r}; allowed: {', '.join(_FILES)}")
-    return cls(record.files, record.vocab_size, record.ids.as_dict(), record.generation)
+    ids = record.ids.as_dict()
+    return cls(
+      record.files, record.vocab_size, ids, record.generation, record.documents, record.markup
+    )
 
 
 def library_model(text: str, where: str) -> tokenizers.Tokenizer:
@@ -257,6 +316,17 @@ def load_pretrained(folder: str | os.PathLike) -> PretrainedTokenizer:
     return PretrainedTokenizer(files, rows, ids.as_dict(), generation)
   except ValueError as error:
     raise ValueError(f"{folder}: {error}") from None
+
+
+def record_before(tokenizer: PretrainedTokenizer, folder: str | os.PathLike) -> str:
+  """Returns the record that releases without `documents` made of the tokenizer of a folder.
+
+  They name the data of their runs by it.
+  """
+  config = read_json(pathlib.Path(folder) / "config.json", ModelIds)
+  ids = {"bos_token_id": config.bos_token_id, "eos_token_id": config.eos_token_id}
+  fields = {"name": "pretrained", "files": tokenizer.files, "ids": ids}
+  return json.dumps(fields | {"vocab_size": tokenizer.vocab_size})
 
 
 def read_json(path: pathlib.Path, kind: type[T]) -> T:

@@ -35,6 +35,11 @@ class Around:
   before: tuple[int, ...] = ()
   after: tuple[int, ...] = ()
 
+  @property
+  def tokens(self) -> tuple[int, ...]:
+    """All of them."""
+    return self.before + self.after
+
 
 @dataclasses.dataclass(frozen=True)
 class Settings:

@@ -15,10 +15,11 @@ import numpy as np
 from absl import logging
 
 from resjax import locations
-from resjax.data import built
+from resjax.data import built, packing
 from resjax.data.packing import PADDING
 from resjax.manifest import Damaged
 
+ROW_FORM = 1  # of rows that are built now
 _QUIET_SECONDS = 1.0  # Nothing is said about waiting for a lock that takes no longer.
 _POLL_SECONDS = 0.05
 
@@ -70,11 +71,18 @@ def _lock(file: IO[bytes], path: Path) -> None:
   fcntl.flock(file, fcntl.LOCK_EX)
 
 
-def row_features(seq_len: int) -> dict[str, Any]:
-  """Returns the features of rows of T + 1 tokens, T = `seq_len`."""
+def row_features(seq_len: int, form: int) -> dict[str, Any]:
+  """Returns the features of rows of T + 1 tokens, T = `seq_len`.
+
+  Args:
+    seq_len: T.
+    form: 0: tokens alone, as earlier releases built rows; `ROW_FORM`: tokens with the marks of
+      `packing`, and the bytes of text of their targets.
+  """
   import tensorflow_datasets as tfds  # Imported here because it takes a third of a second.
 
-  return {"tokens": tfds.features.Tensor(shape=(seq_len + 1,), dtype=np.int32, encoding="bytes")}
+  tokens = tfds.features.Tensor(shape=(seq_len + 1,), dtype=np.int32, encoding="bytes")
+  return {"tokens": tokens, "bytes": tfds.features.Scalar(np.int32)} if form else {"tokens": tokens}
 
 
 def text_features() -> dict[str, Any]:
@@ -94,6 +102,9 @@ class Records:
     path: the folder of the records, KIND/NAME-FINGERPRINT/BUILDER/VERSION under a root.
     split: the split.
 
+  Attributes:
+    form: what rows hold, see `row_features`.
+
   Raises:
     ValueError: The manifest is damaged, or has no such split.
   """
@@ -112,9 +123,10 @@ class Records:
     self._ends = np.cumsum([shard.take for shard in self._shards]).tolist()
     self._source = grain.sources.ArrayRecordDataSource(self._shards)
     is_rows = facts.kind == built.ROWS
-    features = row_features(facts.seq_len) if is_rows else text_features()
+    features = row_features(facts.seq_len, facts.form) if is_rows else text_features()
     self._decode = tfds.features.FeaturesDict(features).deserialize_example_np
     self._vocab_size = facts.vocab_size if is_rows else 0
+    self.form = facts.form
 
   def __len__(self) -> int:
     return self._ends[-1]
@@ -132,7 +144,7 @@ class Records:
     except Exception as error:  # ArrayRecord, protobuf and NumPy each have their own
       raise self._damaged(index, " ".join(str(error).split())) from error
     if self._vocab_size:
-      tokens = record["tokens"]
+      tokens = packing.numbers(record["tokens"]) if self.form else record["tokens"]
       if tokens.min() < PADDING or tokens.max() >= self._vocab_size:
         found = f"{tokens.min()} to {tokens.max()}"
         raise self._damaged(index, f"tokens are {found}, allowed: 0 to {self._vocab_size - 1}")

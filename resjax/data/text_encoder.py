@@ -33,16 +33,24 @@ class TextEncoder:
     content: the model, JSON in the format of the `tokenizers` library.
     ends: the tokens that begin or end texts.
     special: tokens that count as if they had the flag `special`.
+    markup: added tokens that texts become where they spell them, whatever they are otherwise.
 
   Attributes:
     control: the tokens that no text becomes: `ends`, and special tokens but that of what the
       vocabulary cannot spell. A token is text where it is the only one of a character.
   """
 
-  def __init__(self, content: str, ends: Collection[int], special: Collection[int] = ()):
+  def __init__(
+    self,
+    content: str,
+    ends: Collection[int],
+    special: Collection[int] = (),
+    markup: Collection[int] = (),
+  ):
     parts = msgspec.json.decode(content)
-    self.control = _control(parts, frozenset(ends), frozenset(special))
-    if _keep_out(parts, self.control, hashlib.sha256(content.encode()).hexdigest()):
+    self.control = _control(parts, frozenset(ends), frozenset(special)) - frozenset(markup)
+    mark = hashlib.sha256(content.encode()).hexdigest()
+    if _let_in(parts, frozenset(markup)) | _keep_out(parts, self.control, mark):
       content = msgspec.json.encode(parts).decode()
     self._model = tokenizers.Tokenizer.from_str(content)
     self._model.encode_special_tokens = True
@@ -55,6 +63,29 @@ class TextEncoder:
     """Returns the tokens of each text, int32, without tokens that begin or end a text."""
     encodings = self._model.encode_batch_fast(list(texts), add_special_tokens=False)
     return [self._text_alone(np.array(encoding.ids, np.int32)) for encoding in encodings]
+
+  def encode_with_bytes(self, texts: Sequence[str]) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Returns the tokens of each text, and how many bytes of the text each of them stands for.
+
+    A token stands for the characters from the end of the one before to its own end, as the library
+    follows them through normalisers. This takes several times as long as `encode_batch`.
+
+    Returns:
+      For each text its tokens [n], int32, and the bytes [n + 1], int64, which sum to those of the
+      text; the last one is what is left behind the tokens.
+    """
+    encodings = self._model.encode_batch(list(texts), add_special_tokens=False)
+    return [self._with_bytes(*pair) for pair in zip(texts, encodings, strict=True)]
+
+  def _with_bytes(self, text: str, encoding: tokenizers.Encoding) -> tuple[np.ndarray, np.ndarray]:
+    ids = np.array(encoding.ids, np.int32)
+    ends = np.array(encoding.offsets, np.int64).reshape(-1, 2)[:, 1]
+    ends = np.maximum.accumulate(ends[~self._is_control[np.minimum(ids, self._beyond)]])
+    points = np.frombuffer(text.encode("utf-32-le"), np.uint32)
+    sizes = 1 + (points >= 0x80) + (points >= 0x800) + (points >= 0x10000)
+    before = np.concatenate([[0], np.cumsum(sizes)])
+    at = np.concatenate([[0], before[ends], before[-1:]])
+    return self._text_alone(ids), np.diff(at)
 
   def _text_alone(self, ids: np.ndarray) -> np.ndarray:
     found = self._is_control[np.minimum(ids, self._beyond)]
@@ -71,6 +102,14 @@ def _control(parts: Json, ends: frozenset[int], special: frozenset[int]) -> froz
   if not model.get("byte_fallback"):
     only |= {i for i, word in spelled.items() if len(word) == 1}
   return control - only
+
+
+def _let_in(parts: Json, markup: frozenset[int]) -> bool:
+  """Takes the flag `special`, which keeps tokens out of texts, from some; says if any had it."""
+  some = [t for t in parts.get("added_tokens") or [] if t["id"] in markup and t["special"]]
+  for token in some:
+    token["special"] = False
+  return bool(some)
 
 
 def _keep_out(parts: Json, control: frozenset[int], mark: str) -> bool:

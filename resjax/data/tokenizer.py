@@ -18,6 +18,7 @@ from resjax.data.pretrained_tokenizer import (
   library_model,
   read_text,
 )
+from resjax.data.special_tokens import Around
 from resjax.data.synthetic.alphabet import SyntheticTokenizer
 from resjax.data.token_spelling import END_OF_TEXT, from_byte_level
 from resjax.locations import Location
@@ -33,16 +34,27 @@ class Tokenizer(Protocol):
 
   Attributes:
     vocab_size: V.
-    eot_id: the token that stands before every document and after the last; no text encodes to it.
+    eot_id: the token that stands before every document and after the last, unless `documents`
+      says otherwise; no text encodes to it.
     end_ids: the tokens at which a sampled text ends; `eot_id` is the first of them.
+    documents: the tokens that stand around documents in rows.
   """
 
   vocab_size: int
   eot_id: int
   end_ids: tuple[int, ...]
+  documents: Around
 
   def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
     """Returns the tokens of each text, int32."""
+
+  def encode_with_bytes(self, texts: Sequence[str]) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Returns the tokens of each text, and how many bytes of the text each of them stands for.
+
+    Returns:
+      For each text its tokens [n], int32, and the bytes [n + 1], int64, which sum to those of the
+      text; the last one is what is left behind the tokens.
+    """
 
   def decode(self, ids: Iterable[int]) -> str:
     """Returns the text of `ids`, end of text spelled out; bytes that are no UTF-8 become U+FFFD."""
@@ -63,10 +75,15 @@ class ByteTokenizer:
   vocab_size = BYTE_VOCAB
   eot_id = 256
   end_ids: tuple[int, ...] = (eot_id,)
+  documents = Around((eot_id,))
 
   def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
     """Returns the UTF-8 bytes of each text, int32."""
     return [np.frombuffer(text.encode(), np.uint8).astype(np.int32) for text in texts]
+
+  def encode_with_bytes(self, texts: Sequence[str]) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Returns the bytes of each text, and a one for each of them and a zero behind."""
+    return [(ids, np.append(np.ones(len(ids), np.int64), 0)) for ids in self.encode_batch(texts)]
 
   def decode(self, ids: Iterable[int]) -> str:
     """Returns the text of `ids`."""
@@ -106,6 +123,7 @@ class BpeTokenizer(LibraryTokenizer):
     if largest >= self.vocab_size:
       raise ValueError(f"the tokenizer has {self.vocab_size} tokens, one of them number {largest}")
     self.end_ids: tuple[int, ...] = (eot_id,)
+    self.documents = Around((eot_id,))
 
   def piece(self, token: int) -> bytes:
     """Returns the bytes that the characters of a token spell."""

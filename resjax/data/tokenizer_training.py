@@ -9,7 +9,8 @@ import grain
 
 from resjax.data import built, pretrained_tokenizer, storage
 from resjax.data.config import DataConfig, TokenizerConfig
-from resjax.data.pretrained_tokenizer import PretrainedTokenizer
+from resjax.data.documents import with_documents
+from resjax.data.pretrained_tokenizer import PretrainedTokenizer, record_before
 from resjax.data.synthetic.alphabet import SyntheticTokenizer
 from resjax.data.tokenizer import BpeTokenizer, ByteTokenizer, Tokenizer, train_bpe
 
@@ -45,7 +46,8 @@ def plan(config: DataConfig) -> Plan:
     return Plan(lambda _: mark, lambda *_: SyntheticTokenizer(source))
   if settings.name == "pretrained":
     found = _pretrained(settings)
-    return Plan(lambda _: storage.fingerprint(found.record, _VERSION), lambda *_: found)
+    record = found.record if settings.documents else record_before(found, settings.folder)
+    return Plan(lambda _: storage.fingerprint(record, _VERSION), lambda *_: found)
   return Plan(partial(bpe_mark, settings), partial(_learn, settings))
 
 
@@ -91,7 +93,7 @@ def _pretrained(settings: TokenizerConfig) -> PretrainedTokenizer:
       f"config.data.tokenizer.vocab_size is {settings.vocab_size}, but config.json of "
       f"{settings.folder} has {found.vocab_size}; set that"
     )
-  return found
+  return with_documents(found, settings.documents, settings.markup)
 
 
 def _learn(

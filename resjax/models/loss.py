@@ -1,5 +1,6 @@
 """The next-token loss of a decoder."""
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,16 +11,14 @@ from resjax.models.decoder import Decoder
 from resjax.typing import NOT_ASKED, Array
 
 
-def loss_sums(
-  decoder: Decoder, batch: Mapping[str, Array], token_bytes: Array | None, chunk_size: int
-) -> LossSums:
+def loss_sums(decoder: Decoder, batch: Mapping[str, Array], chunk_size: int) -> LossSums:
   """Returns the loss sums of a batch.
 
   Args:
     decoder: the decoder with its parameters.
     batch: `inputs`, `targets`, `segment_ids` and `positions`, [B, T] each; segment 0 is padding,
-      and nothing is asked for where the target is `NOT_ASKED`.
-    token_bytes: how many UTF-8 bytes each token stands for [V]; None: bytes are not counted.
+      and nothing is asked for where the target is `NOT_ASKED`. Where it has `bytes` [B], the UTF-8
+      bytes of text that the targets of each row stand for, these are summed too.
     chunk_size: the number of tokens whose logits exist at one time.
   """
   hidden = decoder(batch["inputs"], batch["segment_ids"], batch["positions"])
@@ -29,11 +28,14 @@ def loss_sums(
   softcap = decoder.config.logit_softcap
   options: dict[str, Any] = {
     "chunk_size": chunk_size,
-    "token_bytes": token_bytes,
     "softcap": softcap,
   }
   layout = decoder.layout
   if not layout.spans_devices:
-    return cross_entropy(*arguments, **options)
-  spec = layout.spec("batch", "tokens")
-  return sharded_cross_entropy(*arguments, mesh=layout.mesh, spec=spec, **options)
+    sums = cross_entropy(*arguments, **options)
+  else:
+    spec = layout.spec("batch", "tokens")
+    sums = sharded_cross_entropy(*arguments, mesh=layout.mesh, spec=spec, **options)
+  if "bytes" not in batch:
+    return sums
+  return dataclasses.replace(sums, bytes=jnp.sum(batch["bytes"]).astype(jnp.float32))

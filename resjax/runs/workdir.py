@@ -14,6 +14,7 @@ from resjax import combinators, locations, typed_json
 from resjax.checkpoint import reader
 from resjax.checkpoint.identity import RunId
 from resjax.checkpoint.place import absolute
+from resjax.data.config import DOCUMENTS, MARKUP
 from resjax.data.summary import DatasetSummary
 from resjax.data.text_digest import TextDigest
 from resjax.locations import Location
@@ -34,6 +35,9 @@ _FREE_MODEL_FIELDS = ("attention", "depth", "remat")
 _LATER_SCALING = (
   "beta_fast", "beta_slow", "truncate", "attention_factor", "short_factors", "long_factors",
 )  # fmt: skip
+
+# What records of earlier runs do not have.
+BEFORE_DOCUMENTS = {"documents": "", "markup": MARKUP[0]}
 
 _SYSTEM = "config.model.residual.name"
 
@@ -227,11 +231,34 @@ def _other_data(
   )
 
 
+def as_begun(run: Run) -> Run:
+  """Returns a run with documents like those of the run that its folder holds.
+
+  It may be of a release without `config.data.tokenizer.documents`; a setting other than the default
+  stays.
+
+  Raises:
+    ValueError: the record of the folder is damaged.
+  """
+  folder = place(run.workdir)
+  if run.data.tokenizer.documents != DOCUMENTS[0] or not (folder / RECORD).exists():
+    return run
+  before = read(folder).config.get("data", {}).get("tokenizer", {})
+  if not before or "documents" in before:
+    return run
+  tokenizer = dataclasses.replace(run.data.tokenizer, **BEFORE_DOCUMENTS)
+  resolved = {**run.resolved, "data": {**run.resolved["data"]}}
+  resolved["data"]["tokenizer"] = {**resolved["data"]["tokenizer"], **BEFORE_DOCUMENTS}
+  data = dataclasses.replace(run.data, tokenizer=tokenizer)
+  return dataclasses.replace(run, data=data, resolved=resolved)
+
+
 def _decisive(found: Mapping[str, Any]) -> dict[str, Any]:
   """Returns an identity without the places of texts and tokenizer: what is there has a digest."""
   data = msgspec.convert(found, _Places)
   weights = {f"config.data.corpora.{name}.weight": corpus.weight for name, corpus in data.corpora}
   tokenizer = {key: value for key, value in data.tokenizer.items() if key != "folder"}
+  tokenizer = tokenizer and BEFORE_DOCUMENTS | tokenizer
   others = {key: value for key, value in found.items() if key != "config.data.corpora"}
   # Records of earlier runs have one seed.
   seeds = dict.fromkeys(("config.init_seed", "config.data.order_seed"), AS_SEED)

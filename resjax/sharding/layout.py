@@ -143,21 +143,22 @@ class Layout:
     """Returns a batch on the devices of the mesh.
 
     Args:
-      rows: arrays [b, T]: the rows that `Layout.rows` gives for this process.
-      batch_size: B of the whole batch [B, T].
+      rows: arrays [b, T] or [b] of the rows that `Layout.rows` gives for this process.
+      batch_size: B of the whole batch, [B, T] or [B].
     """
-    own, sharding = self.rows(batch_size), self.sharding("batch", "tokens")
+    own = self.rows(batch_size)
 
     def place(array: np.ndarray) -> Array:
+      sharding = self.sharding(*("batch", "tokens")[: array.ndim])
       if sharding is None:
         return jnp.asarray(array)
 
       def part(index: Any) -> np.ndarray:  # a slice for each axis
         wanted = np.arange(batch_size)[index[0]]
         start = np.searchsorted(own, wanted[0])
-        return array[start : start + len(wanted), index[1]]
+        return array[(slice(start, start + len(wanted)), *index[1:])]
 
-      return jax.make_array_from_callback((batch_size, array.shape[1]), sharding, part)
+      return jax.make_array_from_callback((batch_size, *array.shape[1:]), sharding, part)
 
     return {name: place(array) for name, array in rows.items()}
 

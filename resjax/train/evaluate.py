@@ -15,17 +15,16 @@ from resjax.losses import LossSums
 from resjax.metrics import bits_per_byte
 from resjax.sharding import Layout
 from resjax.train.step import Batch
-from resjax.typing import Array, PyTree
+from resjax.typing import PyTree
 
 SPLIT = "validation"  # the split that runs in progress are evaluated on
 
 
 def evaluate(
-  eval_step: Callable[[PyTree, Batch, Array], LossSums],
+  eval_step: Callable[[PyTree, Batch], LossSums],
   params: PyTree,
   dataset: DatasetSummary,
   layout: Layout,
-  token_bytes: Array,
   around_batch: Callable[[], AbstractContextManager],
   *,
   batch_size: int,
@@ -41,7 +40,6 @@ def evaluate(
     params: the parameters of the model.
     dataset: the built data.
     layout: says which devices hold which part of a batch.
-    token_bytes: [V], the number of bytes that each token stands for.
     around_batch: gives the context in which a batch is evaluated; it may end the evaluation by
       raising.
     batch_size: the number of rows per step over all devices.
@@ -65,7 +63,7 @@ def evaluate(
         with around_batch():
           of, before = part, running
           part = _Part(corpus, level)
-          running = eval_step(params, layout.put(batch, batch_size), token_bytes)
+          running = eval_step(params, layout.put(batch, batch_size))
           # This waits for the batch before, so that a stop need not wait for more than one.
           found[of] = found.get(of, LossSums.zeros()) + jax.device_get(before)
   found[part] = found.get(part, LossSums.zeros()) + running

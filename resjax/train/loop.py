@@ -52,7 +52,7 @@ def train(
   """
   first = jax.process_index() == 0
   console = (console or terminal.console()) if first else terminal.console(quiet=True)
-  folder = workdir.place(run.workdir)
+  run, folder = workdir.as_begun(run), workdir.place(run.workdir)
   watchdog = Watchdog(run.health.watchdog_seconds, folder / STACKS if first else None)
   ledger = Ledger(on_phase=watchdog.beat)
   with signals.stop_at_once(), contextlib.ExitStack() as claim:

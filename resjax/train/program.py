@@ -33,10 +33,9 @@ class Program:
     eval_step: what `make_eval_step` returns.
     alignment_step: what `make_probe_step` returns for `ALIGNMENT_PROBES`; it takes the parameters.
     state: the train state.
-    batch: the arrays of a training batch, [B, T] int32 each, B over all devices.
+    batch: the arrays of a training batch, [B, T] int32 each and `bytes` [B], B over all devices.
     eval_batch: the arrays of an evaluation batch, which has as many rows as a microbatch.
     alignment_batch: the arrays of a batch whose alignment is measured, of at most as many rows.
-    token_bytes: [V] int32, the number of bytes that each token stands for.
     compiler_options: the options that all steps are compiled with, by name; the text of a lowered
       step does not show them.
   """
@@ -50,21 +49,20 @@ class Program:
   batch: Mapping[str, jax.ShapeDtypeStruct]
   eval_batch: Mapping[str, jax.ShapeDtypeStruct]
   alignment_batch: Mapping[str, jax.ShapeDtypeStruct]
-  token_bytes: jax.ShapeDtypeStruct
   compiler_options: Mapping[str, str]
 
   def lower_train_step(self) -> jax.stages.Lowered:
     """Returns the training step in the form that the compiler takes."""
-    return self.train_step.lower(self.state, self.batch, self.token_bytes)
+    return self.train_step.lower(self.state, self.batch)
 
   def lower_eval_step(self) -> jax.stages.Lowered:
     """Returns the evaluation step in the form that the compiler takes."""
-    return self.eval_step.lower(self.state.params, self.eval_batch, self.token_bytes)
+    return self.eval_step.lower(self.state.params, self.eval_batch)
 
   def lower_alignment_step(self) -> jax.stages.Lowered:
     """Returns the step that measures the alignment in the form that the compiler takes."""
     number = jax.ShapeDtypeStruct((), jnp.int32, sharding=self.model.layout.sharding())
-    counts = self.token_bytes  # the same shape and sharding
+    counts = _int32((self.model.config.vocab_size,), self.model.layout, None)
     return self.alignment_step.lower(self.state.params, self.alignment_batch, counts, None, number)
 
 
@@ -82,10 +80,9 @@ def build(run: Run) -> Program:
   )
   learning_rate = optim.schedule(run.optim, run.train.steps)
   batch_size, length = run.train.batch_size, run.data.seq_len
-  rows = _int32((batch_size, length), layout, "batch", "tokens")
-  eval_rows = _int32((batch_size // run.train.microbatches, length), layout, "batch", "tokens")
+  eval_size = batch_size // run.train.microbatches
   shards = layout.num_shards("batch")
-  few = min(eval_rows.shape[0], -(-run.train.alignment_rows // shards) * shards)
+  few = min(eval_size, -(-run.train.alignment_rows // shards) * shards)
   alignment_rows = _int32((few, length), layout, "batch", "tokens")
   return Program(
     model=model,
@@ -96,12 +93,16 @@ def build(run: Run) -> Program:
     eval_step=make_eval_step(model, run.train, compiler_options=options),
     alignment_step=make_probe_step(model.bind, layout, ALIGNMENT_PROBES, compiler_options=options),
     state=abstract_state(model, optimizer),
-    batch=dict.fromkeys(BATCH, rows),
-    eval_batch=dict.fromkeys(BATCH, eval_rows),
+    batch=_batch(batch_size, length, layout),
+    eval_batch=_batch(eval_size, length, layout),
     alignment_batch=dict.fromkeys(PROBED, alignment_rows),
-    token_bytes=_int32((run.decoder.vocab_size,), layout, None),
     compiler_options=options,
   )
+
+
+def _batch(size: int, length: int, layout: Layout) -> dict[str, jax.ShapeDtypeStruct]:
+  rows = dict.fromkeys(BATCH, _int32((size, length), layout, "batch", "tokens"))
+  return rows | {"bytes": _int32((size,), layout, "batch")}
 
 
 def _int32(shape: tuple[int, ...], layout: Layout, *axes: str | None) -> jax.ShapeDtypeStruct:

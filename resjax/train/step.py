@@ -18,8 +18,8 @@ from resjax.typing import Array, PyTree
 
 Batch = Mapping[str, Array]
 Metrics = Mapping[str, Any]
-Step = Callable[[TrainState, Batch, Array], tuple[TrainState, Metrics]]
-Gradient = Callable[[PyTree, Batch, Array], tuple[PyTree, LossSums]]
+Step = Callable[[TrainState, Batch], tuple[TrainState, Metrics]]
+Gradient = Callable[[PyTree, Batch], tuple[PyTree, LossSums]]
 
 
 def make_train_step(
@@ -55,7 +55,7 @@ def step_function(
   config: TrainConfig,
   health: HealthConfig | None = None,
 ) -> Step:
-  """Returns train_step(state, batch, token_bytes) -> (state, metrics).
+  """Returns train_step(state, batch) -> (state, metrics).
 
   Where `Layout.moments` splits moments over more devices than parameters, each device updates the
   part whose moments it has, and updated parameters are gathered once.
@@ -76,8 +76,8 @@ def step_function(
     health: tells which steps are skipped; None: no step is.
   """
 
-  def objective_sum(params: PyTree, batch: Batch, token_bytes: Array) -> tuple[Array, LossSums]:
-    sums = loss_sums(model.bind(params), batch, token_bytes, config.loss_chunk)
+  def objective_sum(params: PyTree, batch: Batch) -> tuple[Array, LossSums]:
+    sums = loss_sums(model.bind(params), batch, config.loss_chunk)
     return sums.nats + config.z_loss * sums.z, sums
 
   def parts(tree: PyTree) -> PyTree:
@@ -96,8 +96,8 @@ def step_function(
   if config.microbatches > 1:
     gradient = _accumulated(gradient, config.microbatches, parts)
 
-  def train_step(state: TrainState, batch: Batch, token_bytes: Array) -> tuple[TrainState, Metrics]:
-    gradients, sums = gradient(state.params, batch, token_bytes)
+  def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
+    gradients, sums = gradient(state.params, batch)
     if config.microbatches == 1:  # else they are split since they were added up
       gradients = parts(gradients)
     with jax.named_scope("optimizer"):
@@ -130,10 +130,10 @@ def step_function(
 def make_eval_step(
   model: ModelDef, config: TrainConfig, compiler_options: Mapping[str, str] | None = None
 ) -> Wrapped:
-  """Returns eval_step(params, batch, token_bytes) -> loss sums, jitted with these options."""
+  """Returns eval_step(params, batch) -> loss sums, jitted with these options."""
 
-  def eval_step(params: PyTree, batch: Batch, token_bytes: Array) -> LossSums:
-    return loss_sums(model.bind(params), batch, token_bytes, config.loss_chunk)
+  def eval_step(params: PyTree, batch: Batch) -> LossSums:
+    return loss_sums(model.bind(params), batch, config.loss_chunk)
 
   return jax.jit(eval_step, compiler_options=dict(compiler_options or {}))
 
@@ -149,9 +149,9 @@ def _accumulated(
     parts: splits a tree of gradients as they are to be kept while they are added.
   """
 
-  def accumulated(params: PyTree, batch: Batch, token_bytes: Array) -> tuple[PyTree, LossSums]:
+  def accumulated(params: PyTree, batch: Batch) -> tuple[PyTree, LossSums]:
     def body(total: PyTree, microbatch: Batch) -> tuple[PyTree, None]:
-      gradients, sums = gradient(params, microbatch, token_bytes)
+      gradients, sums = gradient(params, microbatch)
       return jax.tree.map(jnp.add, total, (parts(gradients), sums)), None
 
     zeros = parts(jax.tree.map(jnp.zeros_like, params)), LossSums.zeros()

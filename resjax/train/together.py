@@ -40,30 +40,30 @@ class Together(Program):
   runs: int
 
   def lower_train_step(self) -> jax.stages.Lowered:
-    """See `Program.lower_train_step`; every argument but token_bytes has a leading axis of runs."""
+    """See `Program.lower_train_step`; every argument has a leading axis of runs."""
     state, batch = lifted(self.state, self.runs), lifted(self.batch, self.runs)
     peaks = jax.ShapeDtypeStruct((self.runs,), jnp.float32, sharding=self.model.layout.sharding())
-    return self.train_step.lower(state, batch, self.token_bytes, peaks)
+    return self.train_step.lower(state, batch, peaks)
 
 
 def build(run: Run, runs: int) -> Together:
   """Returns the programs of several runs like this one; nothing is compiled.
 
-  The training step is train_step(states, batches, token_bytes, peaks) -> (states, metrics): each
+  The training step is train_step(states, batches, peaks) -> (states, metrics): each
   run has its own state, batch, guard and peak of the learning rate.
   """
   single = program.build(run)
   model, decayed = single.model, single.model.decayed_combinator_paths
 
-  def one(state: PyTree, batch: Batch, token_bytes: Array, peak: Array) -> tuple[PyTree, Metrics]:
+  def one(state: PyTree, batch: Batch, peak: Array) -> tuple[PyTree, Metrics]:
     optimizer = optim.make_optimizer(run.optim, run.train.steps, decayed, run.scaling, peak)
     rate = optim.schedule(run.optim, run.train.steps, peak)
     step = step_function(model, optimizer, rate, run.train, run.health)
-    return step(state, batch, token_bytes)
+    return step(state, batch)
 
   shardings = jax.tree.map(lambda leaf: leaf.sharding, lifted(single.state, runs))
   train_step = jax.jit(
-    jax.vmap(one, in_axes=(0, 0, None, 0)),
+    jax.vmap(one),
     donate_argnums=0,
     out_shardings=(shardings, None),
     compiler_options=dict(single.compiler_options),
@@ -102,6 +102,7 @@ def train(runs: Sequence[Run], console: Console | None = None) -> None:
   """
   if jax.process_count() > 1:
     raise ValueError("runs that train together need one process; train large models one by one")
+  runs = [workdir.as_begun(run) for run in runs]
   alike.check([run.resolved for run in runs])
   console = console or terminal.console()
   folders = [workdir.place(run.workdir) for run in runs]
@@ -212,9 +213,9 @@ class _Group:
       recorder.throughput.read()
     before: tuple[int, Metrics] | None = None
     for step in range(self.start + 1, self.steps + 1):
-      batch, token_bytes = self._batch(), self.trainers[0].token_bytes
+      batch = self._batch()
       with self.ledger.phase("dispatch"):
-        state, values = train_step(state, batch, token_bytes, self.peaks)
+        state, values = train_step(state, batch, self.peaks)
       if step == self.start + 1:
         self._sign(values)
       self._record(before)

@@ -71,7 +71,6 @@ class Trainer:
     self.model = program.model
     self.costs = run_tables.model_costs(self.model, run)
     self.tokenizer = tokenizer.load(dataset.tokenizer)
-    self.token_bytes = self.layout.copy(self.tokenizer.token_bytes())
     size = run.train.batch_size
     self.batches = train_batches(
       run.data, dataset, batch_size=size, seed=run.seeds.order, rows=self.layout.rows(size).tolist()
@@ -171,7 +170,7 @@ class Trainer:
     with self.ledger.phase("input"):
       batch = self.layout.put(next(self.batches), self.run.train.batch_size)
     with self.ledger.phase("dispatch"):
-      self.state, values = train_step(self.state, batch, self.token_bytes)
+      self.state, values = train_step(self.state, batch)
     return values
 
   def begin(self) -> None:
@@ -261,7 +260,6 @@ class Trainer:
       self.state.params,
       self.dataset,
       self.layout,
-      self.token_bytes,
       partial(self._batch, step, recorder, stop),
       batch_size=config.batch_size // config.microbatches,
       max_rows=config.eval_rows,

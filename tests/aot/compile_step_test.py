@@ -66,7 +66,7 @@ def trainer(tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_the_compiled_step_is_the_one_of_launch_train(trainer):
   batch = trainer.layout.put(next(trainer.batches), ROWS)
-  lowered = trainer.program.train_step.lower(trainer.state, batch, trainer.token_bytes)
+  lowered = trainer.program.train_step.lower(trainer.state, batch)
   assert fingerprint() == compile_step.fingerprint(lowered, trainer.program.compiler_options)
 
 

@@ -19,7 +19,7 @@ def _take(iterator, count):
 def _assert_equal(ones, twos):
   assert len(ones) == len(twos)
   for one, two in zip(ones, twos, strict=True):
-    assert one.keys() == two.keys() == {"inputs", "targets", "segment_ids", "positions"}
+    assert one.keys() == two.keys() == {"inputs", "targets", "segment_ids", "positions", "bytes"}
     for name in one:
       np.testing.assert_array_equal(one[name], two[name])
 
@@ -38,7 +38,7 @@ def _row_ids(batches):
 
 def _all_rows(dataset, name, split):
   tokens = [r["tokens"] for r in storage.read(dataset.corpora[name].rows, split)]
-  return _row_ids([split_rows(np.stack(tokens), EOT)])
+  return _row_ids([split_rows(np.stack(tokens))])
 
 
 @pytest.fixture

@@ -177,7 +177,7 @@ def test_data_are_built_with_it(folder_config, tmp_path):
   config = folder_config({"a": texts}, **{"validation_fraction": 0.3})
   summary = dataset.build(type(config)(**(vars(config) | {"tokenizer": settings})))
   assert summary.vocab_size == pretrained.V
-  assert tokenizer.load(summary.tokenizer).record == load_pretrained(folder).record
+  assert tokenizer.load(summary.tokenizer).files == load_pretrained(folder).files
 
 
 @pytest.mark.parametrize(("name", "folder"), [("pretrained", ""), ("byte", "x")])

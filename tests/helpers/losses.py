@@ -11,7 +11,7 @@ def nats_per_token(decoder, batches, options=None):
   graphdef, state = nnx.split(decoder)
 
   def sums(state, batch):
-    return loss_sums(nnx.merge(graphdef, state), batch, None, 1024)
+    return loss_sums(nnx.merge(graphdef, state), batch, 1024)
 
   program = jax.jit(sums, compiler_options=options)
   # One after another: runs over eight devices, side by side on few cores, can wait for each other.

@@ -176,7 +176,7 @@ def test_a_training_step_in_two_phases_lowers_for_cuda(gpus):
   config.model.attention = "xla"
   gpus.setattr(base, "get_config", lambda: config)
   small = compile.small_program("block_attn_res", 12, 3, jax.devices())
-  traced = small.train_step.trace(small.state, small.batch, small.token_bytes)
+  traced = small.train_step.trace(small.state, small.batch)
   text = traced.lower(lowering_platforms=("cuda",)).as_text()
   for kernel in ("block_forward", "merge_forward", "forward"):
     assert f"depth_attention_{kernel}" in text, kernel

@@ -1,7 +1,6 @@
 """`launch.train --config=configs/tiny.py --config.model.residual.name=NAME`, for every name."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -49,7 +48,7 @@ def test_trains(name):
   model = ModelDef(run.decoder, layout)
   optimizer = optim.make_optimizer(run.optim, STEPS, model.decayed_combinator_paths)
   step = make_train_step(model, optimizer, optim.schedule(run.optim, STEPS), run.train)
-  arguments = init_state(model, optimizer, run.seed), batch(layout), jnp.ones(V, jnp.int32)
+  arguments = init_state(model, optimizer, run.seed), batch(layout)
   step = step.lower(*arguments).compile()
   state, losses = arguments[0], []
   for _ in range(STEPS):

@@ -58,7 +58,7 @@ class Trial:
     optimizer = optim.make_optimizer(settings, steps, (), self.scaling)
 
     def loss(params, rows):
-      sums = loss_sums(self.model.bind(params), rows, None, BATCH * T)
+      sums = loss_sums(self.model.bind(params), rows, BATCH * T)
       return sums.nats / sums.tokens
 
     def step(carry, key):

@@ -66,7 +66,7 @@ def compiled(name, layout):
   model = ModelDef(config(name), layout)
 
   def loss(params, rows):
-    sums = loss_sums(model.bind(params), rows, jnp.ones(32, jnp.int32), 16)
+    sums = loss_sums(model.bind(params), rows, 16)
     return (sums.nats + 0.1 * sums.z) / sums.tokens
 
   params = nnx.to_pure_dict(nnx.state(decoders.decoder(config(name))))

@@ -85,10 +85,10 @@ def activations(model):
     rows = jax.ShapeDtypeStruct((8, 32), jnp.int32)
     batch = dict.fromkeys(("inputs", "targets", "segment_ids", "positions"), rows)
 
-    def loss(params, batch, token_bytes):
-      return loss_sums(model.bind(params), batch, token_bytes, 16)
+    def loss(params, batch):
+      return loss_sums(model.bind(params), batch, 16)
 
-    jax.eval_shape(loss, model.abstract, batch, jax.ShapeDtypeStruct((32,), jnp.int32))
+    jax.eval_shape(loss, model.abstract, batch)
   finally:
     Layout.constrain, jax.shard_map = constrain, shard_map
   return [f"{what}  {how}" for what, how in asked]

@@ -30,14 +30,14 @@ def evaluated(monkeypatch, tokens, around_batch=contextlib.nullcontext, **more):
   dataset = SimpleNamespace(corpora=corpora)
   layout = SimpleNamespace(rows=np.arange, put=lambda batch, size: batch)
 
-  def eval_step(params, batch, token_bytes):
+  def eval_step(params, batch):
     (count,) = batch["inputs"]
     zero = np.float32(0)
     size = count / 2 if count < 100 else 2 * count
     return LossSums(nats=2 * count, z=zero, tokens=count, bytes=size, correct=count / 4)
 
   options = {"batch_size": 8, "max_rows": 0}
-  return evaluate.evaluate(eval_step, None, dataset, layout, None, around_batch, **options)
+  return evaluate.evaluate(eval_step, None, dataset, layout, around_batch, **options)
 
 
 @pytest.mark.parametrize("tokens", [(5,), (5, 7), (5, 7, 90)])

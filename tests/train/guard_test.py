@@ -182,7 +182,7 @@ class Trainer:
       patch.setattr(step_module, "loss_sums", poisoned(step_module.loss_sums))
       step = make_train_step(self.model, self.optimizer, schedule, config, health)
       abstract = abstract_state(self.model, self.optimizer)
-      self.lowered = step.lower(abstract, self.rows(0), jnp.ones(V, jnp.int32))
+      self.lowered = step.lower(abstract, self.rows(0))
 
   def start(self):
     self.step = self.lowered.compile()
@@ -208,7 +208,7 @@ class Trainer:
     """Returns the metrics of the steps."""
     found = []
     for rows in batches:
-      self.state, metrics = self.step(self.state, rows, jnp.ones(V, jnp.int32))
+      self.state, metrics = self.step(self.state, rows)
       found.append(jax.device_get(metrics))
     return found
 

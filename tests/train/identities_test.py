@@ -1,7 +1,6 @@
 """Systems that are `standard` by construction stay so through training."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -35,7 +34,7 @@ def trained(name, combinator_lr=1.0, **options):
     whole = np.ones((B, T), np.int32)
     batch = {"inputs": inputs, "targets": targets, "segment_ids": whole}
     batch["positions"] = np.broadcast_to(np.arange(T, dtype=np.int32), (B, T))
-    state, _ = step(state, batch, jnp.ones(V, jnp.int32))
+    state, _ = step(state, batch)
   leaves = jax.tree_util.tree_leaves_with_path(jax.device_get(state.params))
   named = {jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in leaves}
   return {name: leaf for name, leaf in named.items() if "combinator" not in name}

@@ -44,14 +44,13 @@ def programs(moments, optimizer="adamw", microbatches=1, **mesh):
 def states(made, steps=3):
   """The host's copy of the state after some steps, each on another batch."""
   state, rng = init_state(made.model, made.optimizer, seed=0), np.random.default_rng(0)
-  token_bytes = jnp.ones(made.token_bytes.shape, jnp.int32)
   for _ in range(steps):
     rows = {key: rng.integers(1, 512, leaf.shape) for key, leaf in made.batch.items()}
     rows["positions"] = np.tile(np.arange(T), (16, 1))
     rows["segment_ids"] = np.ones((16, T))
     rows = {key: np.asarray(value, np.int32) for key, value in rows.items()}
     placed = {key: jax.device_put(rows[key], leaf.sharding) for key, leaf in made.batch.items()}
-    state, _ = made.train_step(state, placed, token_bytes)
+    state, _ = made.train_step(state, placed)
   for leaf, planned in zip(jax.tree.leaves(state), jax.tree.leaves(made.state), strict=True):
     assert leaf.sharding.is_equivalent_to(planned.sharding, leaf.ndim)
   return jax.device_get(state)

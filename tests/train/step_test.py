@@ -3,7 +3,6 @@
 import dataclasses
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -55,7 +54,7 @@ def batch(model, padded=True):
 def one_step(made):
   _run, model, optimizer, step = made
   state = init_state(model, optimizer, seed=0)
-  state, metrics = step(state, batch(model), jnp.ones(V, jnp.int32))
+  state, metrics = step(state, batch(model))
   return jax.device_get((state, metrics))
 
 
@@ -119,7 +118,7 @@ def test_state_is_made_and_stays_where_it_belongs(name):
   state = init_state(model, optimizer, seed=0)
   abstract = abstract_state(model, optimizer)
   assert_placed(state, abstract)
-  next_state, _ = step(state, batch(model), jnp.ones(V, jnp.int32))
+  next_state, _ = step(state, batch(model))
   assert_placed(next_state, abstract)
   moment = optax.tree_utils.tree_get(next_state.opt_state, "mu", filtering=has_matrices)
   kernel = moment["layers"]["mlp"]["up_proj"]["kernel"]  # [L, D, F]
@@ -175,8 +174,7 @@ def test_rows_of_padding_change_nothing(plain):
   emptied = {key: rows.at[4:].set(0) for key, rows in full.items()}
   garbage = {**emptied, "inputs": full["inputs"], "targets": full["targets"]}
   results = [
-    jax.device_get(step(init_state(model, optimizer, seed=0), rows, jnp.ones(V, jnp.int32)))
-    for rows in (emptied, garbage)
+    jax.device_get(step(init_state(model, optimizer, seed=0), rows)) for rows in (emptied, garbage)
   ]
   assert relative(results[0][0].params, results[1][0].params) < 1e-6
   assert results[0][1]["sums"].tokens == 4 * T
@@ -185,7 +183,7 @@ def test_rows_of_padding_change_nothing(plain):
 def test_evaluation_agrees_with_the_loss_of_the_step(plain, whole):
   run, model, optimizer, _ = plain
   params = init_state(model, optimizer, seed=0).params
-  sums = make_eval_step(model, run.train)(params, batch(model), jnp.ones(V, jnp.int32))
+  sums = make_eval_step(model, run.train)(params, batch(model))
   assert relative(jax.device_get(sums), whole[1]["sums"]) < 1e-6
 
 
@@ -194,7 +192,7 @@ def test_loss_falls_on_a_batch_that_repeats(plain):
   state, rows = init_state(model, optimizer, seed=0), batch(model)
   losses = []
   for _ in range(50):
-    state, metrics = step(state, rows, jnp.ones(V, jnp.int32))
+    state, metrics = step(state, rows)
     losses.append(float(metrics["sums"].nats / metrics["sums"].tokens))
   assert losses[0] == pytest.approx(np.log(V), rel=0.02)
   assert losses[-1] < 0.5 * losses[0]

@@ -63,9 +63,9 @@ def test_each_run_is_its_single_run(pair):
   single = program.build(run_of(learning_rate=RATES[1]))
   alone, both = init_state(made.model, made.optimizer, 1), stacked(states(made))
   for number in range(20):
-    alone, wanted = single.train_step(alone, rows(100 + number), jnp.ones(V, jnp.int32))
+    alone, wanted = single.train_step(alone, rows(100 + number))
     batch = stacked([rows(number), rows(100 + number)])
-    both, values = step(both, batch, jnp.ones(V, jnp.int32), jnp.array(RATES))
+    both, values = step(both, batch, jnp.array(RATES))
   close = lambda a, b: np.testing.assert_allclose(a[1], b, rtol=1e-5, atol=1e-5)  # noqa: E731
   jax.tree.map(close, both, alone)
   jax.tree.map(close, values, wanted)
@@ -79,7 +79,7 @@ def test_each_run_has_its_own_guard(pair):
   both = stacked([one, two.__class__(two.step, bad, two.opt_state, two.guard)])
   before = jax.device_get(both)
   batch = stacked([rows(0), rows(1)])
-  after, values = jax.device_get(step(both, batch, jnp.ones(V, jnp.int32), jnp.array(RATES)))
+  after, values = jax.device_get(step(both, batch, jnp.array(RATES)))
   np.testing.assert_array_equal(values["skipped"], [0, 1])
   np.testing.assert_array_equal(after.guard.in_a_row, [0, 1])
   np.testing.assert_array_equal(after.step, [1, 1])

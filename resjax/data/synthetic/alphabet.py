@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from resjax import locations
+from resjax.data.special_tokens import Around
 from resjax.data.synthetic import tasks
 from resjax.data.token_spelling import END_OF_TEXT
 from resjax.locations import Location
@@ -28,6 +29,7 @@ class SyntheticTokenizer:
     self.eot_id = self.task.num_symbols
     self.vocab_size = self.eot_id + 1
     self.end_ids: tuple[int, ...] = (self.eot_id,)
+    self.documents = Around((self.eot_id,))
     self._characters = _characters(self.task.num_symbols)
     self._number = {character: i for i, character in enumerate(self._characters)}
 
@@ -49,6 +51,11 @@ class SyntheticTokenizer:
         f"{error.args[0]!r} is no symbol of {self.source}; allowed: {alphabet}"
       ) from None
 
+  def encode_with_bytes(self, texts: Sequence[str]) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Returns the symbols of each text, and the bytes of each symbol and a zero behind."""
+    sizes = self.token_bytes().astype(np.int64)
+    return [(ids, np.append(sizes[ids], 0)) for ids in self.encode_batch(texts)]
+
   def decode(self, ids: Iterable[int]) -> str:
     """Returns the text of `ids`."""
     return b"".join(map(self.piece, ids)).decode()
@@ -59,11 +66,17 @@ class SyntheticTokenizer:
 
   def token_bytes(self) -> np.ndarray:
     """Returns int32 [V]: the UTF-8 bytes of each character, 0 for end of text."""
-    return np.array([len(c.encode()) for c in self._characters] + [0], np.int32)
+    return np.append(symbol_bytes(self.task.num_symbols), np.int32(0))
 
   def save(self, path: Location) -> None:
     """Writes the name of the tokenizer and its task."""
     locations.write_text(path, json.dumps({"name": "synthetic", "source": self.source}))
+
+
+@functools.cache
+def symbol_bytes(count: int) -> np.ndarray:
+  """Returns int32 [count]: the UTF-8 bytes of the character of each symbol."""
+  return np.array([len(character.encode()) for character in _characters(count)], np.int32)
 
 
 @functools.cache

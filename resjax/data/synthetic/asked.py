@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from resjax.data.synthetic.alphabet import symbol_bytes
 from resjax.data.synthetic.tasks import Task
 from resjax.typing import NOT_ASKED
 
@@ -20,7 +21,7 @@ def ask(batch: Batch, task: Task) -> Batch:
   Returns:
     The batch with targets `NOT_ASKED` where nothing is asked, as at the end of text and in padding.
   """
-  return {**batch, "targets": _answers(batch, task)[0]}
+  return _with_targets(batch, _answers(batch, task)[0], task)
 
 
 def by_level(batch: Batch, task: Task) -> Iterator[tuple[str, Batch]]:
@@ -38,7 +39,13 @@ def by_level(batch: Batch, task: Task) -> Iterator[tuple[str, Batch]]:
   answers, levels = _answers(batch, task)
   for level in range(task.num_levels):
     name = f"{task.level_name}_{level:02}"
-    yield name, {**batch, "targets": np.where(levels == level, answers, NOT_ASKED)}
+    yield name, _with_targets(batch, np.where(levels == level, answers, NOT_ASKED), task)
+
+
+def _with_targets(batch: Batch, targets: np.ndarray, task: Task) -> Batch:
+  """Returns the batch with other targets, and the bytes of those that are asked for."""
+  sizes = np.append(symbol_bytes(task.num_symbols), 0)  # the last one is that of `NOT_ASKED`
+  return {**batch, "targets": targets, "bytes": sizes[targets].sum(axis=1).astype(np.int32)}
 
 
 def _answers(batch: Batch, task: Task) -> tuple[np.ndarray, np.ndarray]:

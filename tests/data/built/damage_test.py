@@ -136,7 +136,7 @@ def test_tokens_out_of_range_are_named(tmp_path, bad):
   place.mkdir(parents=True)
   rows = [np.arange(17, dtype=np.int32), np.arange(17, dtype=np.int32)]
   rows[1][3] = bad
-  features = array_records.tfds.features.FeaturesDict(storage.row_features(16))
+  features = array_records.tfds.features.FeaturesDict(storage.row_features(16, 0))
   writer = array_record_module.ArrayRecordWriter(str(place / "shard"), "group_size:1")
   for row in rows:
     writer.write(features.serialize_example({"tokens": row}))
