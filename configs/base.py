@@ -346,8 +346,8 @@ def data() -> dict:
       "vocab_size": 8192,  # V of bpe, or rows of a pretrained embedding; byte always has 257
       "train_bytes": 20_000_000,  # how much text bpe learns its merges from
       "folder": "",  # pretrained: a Hugging Face folder with tokenizer.json and config.json
-      # pretrained: what stands around a document, whose end is a target: bos | eos (one token between
-      # documents) | bos_eos (one before, one behind) | auto (by the tokenizer's own rules).
+      # pretrained: what stands around a document, whose end is a target: bos | eos (one token
+      # between documents) | bos_eos (one before, one behind) | auto (by the tokenizer's rules).
       "documents": "auto",
       # Whether documents become the special tokens that they spell, as chats do: text (no) | tokens
       # (but for those around documents) | with_ends (these too).

@@ -27,12 +27,12 @@ The last one is what is left behind the tokens; it is counted at the token behin
 class RowCutter:
   """Cuts a stream of documents into rows [T+1] that overlap by one token.
 
-  With `around` = ((bos,), (eos,)) the stream is `bos doc eos bos doc eos ...`; with ((eos,), ()) one
-  token separates documents, `eos doc eos doc ... eos`. With inputs = row[:-1] and targets = row[1:],
-  every token but the first of the stream is a target exactly once, whatever the length of the
-  documents, unless it has the mark `GIVEN`; only the last row has padding. The bytes of a row are
-  those of its targets, so that the rows have the bytes of all documents together. Documents keep
-  their order here; rows are shuffled when they are read.
+  With `around` = ((bos,), (eos,)) the stream is `bos doc eos bos doc eos ...`; with ((eos,), ())
+  one token separates documents, `eos doc eos doc ... eos`. With inputs = row[:-1] and targets =
+  row[1:], every token but the first of the stream is a target exactly once, whatever the length of
+  the documents, unless it has the mark `GIVEN`; only the last row has padding. The bytes of a row
+  are those of its targets, so that the rows have the bytes of all documents together. Documents
+  keep their order here; rows are shuffled when they are read.
 
   Args:
     seq_len: T.
@@ -99,7 +99,7 @@ def numbers(tokens: np.ndarray) -> np.ndarray:
 
 
 def marked(tokens: np.ndarray, eot_id: int) -> np.ndarray:
-  """Returns the rows of an earlier release, in which each `eot_id` starts a document, with marks."""
+  """Returns rows of an earlier release with marks: each `eot_id` starts a document."""
   return np.where(tokens == eot_id, tokens | START, tokens)
 
 
