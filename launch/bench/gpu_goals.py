@@ -6,7 +6,7 @@ from typing import Any
 
 from launch.bench.arms import OK
 from launch.bench.kernels.suites import COPY
-from launch.bench.supervisor import NO_TIME, RUNNING, Record
+from launch.bench.supervisor import NO_TIME, RUNNING, STOPPED, Record
 
 # What the goals are about: the arms are named after it.
 MODEL, READ, STREAMS = "gpt2_124m", "8192x2048x8", "8192x2048x4"
@@ -89,7 +89,7 @@ def _mfu(found: Records) -> float | None:
 def _share_right(found: Records) -> float | None:
   """Returns the share of right ones of the kernels that were compared."""
   status = [record["status"] for name, record in found.items() if name.startswith(RIGHT)]
-  compared = [one for one in status if one not in (RUNNING, NO_TIME)]
+  compared = [one for one in status if one not in (RUNNING, STOPPED, NO_TIME)]
   return compared.count(OK) / len(compared) if compared else None
 
 

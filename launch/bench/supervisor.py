@@ -21,7 +21,7 @@ from typing import Any
 
 from launch.bench import arms
 
-RUNNING, NO_TIME = "running", "no time left"
+RUNNING, STOPPED, NO_TIME = "running", "stopped", "no time left"
 START = 120.0  # seconds that Python and the device may take to start, and to free what an arm held
 _PAUSE = 0.1
 
@@ -86,19 +86,20 @@ def supervise(
       process = subprocess.Popen(
         command, stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, env=environment
       )
+    status = STOPPED
     try:
       status = _watch(process, left, report, end, tell) or arms.ended(process.wait(), log, start)
     finally:
       process.kill()
       process.wait()
-    content = read(report)
-    begun = [arm.name for arm in left if arm.name in content["arms"]]
-    for name in begun:
-      record = content["arms"][name]
-      if record["status"] == RUNNING:
-        record |= {"status": status, "seconds": round(time.time() - record.pop("began"), 2)}
-        _write(report, content)
-        tell(name, record)
+      content = read(report)
+      begun = [arm.name for arm in left if arm.name in content["arms"]]
+      for name in begun:
+        record = content["arms"][name]
+        if record["status"] == RUNNING:
+          record |= {"status": status, "seconds": round(time.time() - record.pop("began"), 2)}
+          _write(report, content)
+          tell(name, record)
     if not begun and status != NO_TIME:
       raise ValueError(f"the process of the arms began none: {status}; see {log}")
 

@@ -138,3 +138,20 @@ def test_a_killed_parent_leaves_a_whole_report_and_no_process(tmp_path):
     time.sleep(0.05)
   assert not os.path.exists(f"/proc/{done[0]}")
   assert 20 <= len(strictly(report)["arms"]) < len(names)
+
+
+def test_an_interrupted_call_says_which_arm_it_stopped(tmp_path):
+  def interrupt(name, record):
+    while record["status"] == "ok":
+      if "2 hang" in strictly(report)["arms"]:
+        raise KeyboardInterrupt
+
+  report, names = tmp_path / "report.json", ("1 well", "2 hang")
+  command = [sys.executable, "-c", WORKER, str(report), "one", *names]
+  with pytest.raises(KeyboardInterrupt):
+    supervisor.supervise(
+      [Arm(name, dict, 60) for name in names], command, report, tmp_path / "log", 60.0,
+      environment(PYTHONPATH=REPOSITORY), interrupt,
+    )  # fmt: skip
+  assert strictly(report)["arms"]["1 well"]["status"] == "ok"
+  assert strictly(report)["arms"]["2 hang"]["status"] == "stopped"
