@@ -25,7 +25,7 @@ from resjax.nn.kv_cache import KeyValues
 from resjax.nn.norm import Identity
 from resjax.nn.rope import Rotation
 from resjax.sharding import Layout
-from resjax.typing import Array, PyTree
+from resjax.typing import Array, PyTree, wide_dtype
 
 T = TypeVar("T")
 
@@ -344,14 +344,17 @@ class Decoder(nnx.Module):
     return embedding if ratio == 1 else embedding / ratio
 
   def logits(self, hidden: Array, head: Array | None = None) -> Array:
-    """Maps hidden states [..., D] to float32 logits [..., V], capped where the config says so.
+    """Maps hidden states [..., D] to logits [..., V], capped where the config says so.
+
+    They are float32 or wider.
 
     Args:
       hidden: hidden states after the final norm [..., D].
       head: an output embedding [V, D]; default: that of the decoder.
     """
     head = (self.head if head is None else head).astype(hidden.dtype)
-    logits = jnp.einsum("...d,vd->...v", hidden, head, preferred_element_type=jnp.float32)
+    wide = wide_dtype(hidden)
+    logits = jnp.einsum("...d,vd->...v", hidden, head, preferred_element_type=wide)
     cap = self.config.logit_softcap
     return cap * jnp.tanh(logits / cap) if cap else logits
 

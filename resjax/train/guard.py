@@ -225,7 +225,7 @@ def problem(
   if not (math.isfinite(loss) and math.isfinite(grad_norm)):
     return (
       f"{values}; lower config.optim.learning_rate, or skip such steps with "
-      "config.health.skip_nonfinite=True"
+      f"config.health.skip_nonfinite=True{_if_depth(loss, grad_norm)}"
     )
   if update is not None and (_is_poisoned(update) or _is_too_large(config, update)):
     return f"{values}; {_remedy(config, loss, grad_norm, update)}"
@@ -272,4 +272,14 @@ def _remedy(config: HealthConfig, loss: float, grad_norm: float, update: Update 
   others = f"config.health.max_skipped={config.max_skipped}"
   if config.spike_sigma and math.isfinite(loss) and math.isfinite(grad_norm):
     others += f" or config.health.spike_sigma={config.spike_sigma:g}"
-  return f"lower config.optim.learning_rate, or raise {others}"
+  return f"lower config.optim.learning_rate, or raise {others}{_if_depth(loss, grad_norm)}"
+
+
+def _if_depth(loss: float, grad_norm: float) -> str:
+  """Returns what else may be the cause where a loss is finite and its gradient is not."""
+  if not math.isfinite(loss) or math.isfinite(grad_norm):
+    return ""
+  return (
+    "; if it is so from the first step on, the gradient grows too much with depth: lower "
+    "config.model.num_layers, or take another config.model.residual.name"
+  )

@@ -11,8 +11,10 @@ from jax import lax
 
 from resjax.combinators import TokenContext
 from resjax.combinators.deep_delta import delta_update
+from resjax.models.decoder import Decoder
 from resjax.testing import toy
 from resjax.testing.compare import assert_close
+from tests.helpers import decoders
 from tests.helpers.systems.deep_delta import CHANNEL, PLAIN_WIDTH, TOKEN, deep_delta
 
 B, T, D, L = 2, 7, toy.D, 2
@@ -242,3 +244,23 @@ def test_write_needs_what_the_branch_saw():
   for given in ({"normed": views}, {"tape": tape}):
     with pytest.raises(ValueError, match=r"'deep_delta' needs write\(\.\.\., normed=views, tape"):
       made.write(state, 0, "mlp", X, **given)
+
+
+@pytest.mark.slow
+def test_the_gradient_at_init_grows_with_depth_as_the_docstring_says():
+  tokens = jnp.asarray(np.random.default_rng(0).integers(0, 256, (4, 33)))
+
+  def norm(num_layers):
+    sizes = {"num_layers": num_layers, "d_model": 32, "mlp_dim": 128, "vocab_size": 256}
+    made = Decoder(decoders.config("llama", "deep_delta", init_std=0.02, **sizes), rngs=nnx.Rngs(0))
+    graphdef, parameters = nnx.split(made)
+
+    def loss(parameters):
+      model = nnx.merge(graphdef, parameters)
+      logits = jax.nn.log_softmax(model.logits(model(tokens[:, :-1])))
+      return -jnp.take_along_axis(logits, tokens[:, 1:, None], axis=-1).mean()
+
+    leaves = jax.tree.leaves(jax.jit(jax.grad(loss))(parameters))
+    return np.sqrt(sum(np.sum(np.square(np.float64(leaf))) for leaf in leaves))
+
+  assert 10 < norm(6) < 40 and 300 < norm(24) < 1500

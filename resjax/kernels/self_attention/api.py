@@ -13,7 +13,7 @@ from resjax.kernels.self_attention.scores import (
   PLAIN,
   Scores,
   Window,
-  softcapped_attention,
+  masked_attention,
 )
 from resjax.kernels.self_attention.shards import on_shards
 from resjax.kernels.self_attention.splash import LANES, splash_attention
@@ -131,8 +131,9 @@ def _masked_rows(
   else:
     query, key = places[0][:, None, :, None], places[1][:, None, None, :]
   mask &= (key <= query) & ((key > query - window) | (window == 0))
-  if scores.softcap:
-    return softcapped_attention(q, k, v, mask, scores)
+  # The softmax of `jax.nn.dot_product_attention` is float32, whatever its arguments are.
+  if scores.softcap or q.dtype == jnp.float64:
+    return masked_attention(q, k, v, mask, scores)
   # cuDNN gets the causal mask in words too, so that it skips the keys that no query sees.
   cudnn = implementation == "cudnn"
   return promoting(jax.nn.dot_product_attention)(

@@ -49,8 +49,8 @@ PLAIN = Scores()
 ALL_EARLIER = Window()
 
 
-def softcapped_attention(q: Array, k: Array, v: Array, mask: Array, scores: Scores) -> Array:
-  """Attention in plain operations, for scores with a soft cap; softmax in float32 or wider.
+def masked_attention(q: Array, k: Array, v: Array, mask: Array, scores: Scores) -> Array:
+  """Attention in plain operations, with a soft cap or without; softmax in float32 or wider.
 
   Args:
     q: the queries [B, T, H, C].
@@ -65,7 +65,8 @@ def softcapped_attention(q: Array, k: Array, v: Array, mask: Array, scores: Scor
   batch, length, num_heads, width = q.shape
   grouped = q.reshape(batch, length, k.shape[2], num_heads // k.shape[2], width)
   dots = jnp.einsum("btkgc,bskc->bkgts", grouped, k, preferred_element_type=wide_dtype(q))
-  capped = scores.softcap * jnp.tanh(dots * (scores.scale_for(width) / scores.softcap))
+  scaled, cap = dots * scores.scale_for(width), scores.softcap
+  capped = cap * jnp.tanh(scaled / cap) if cap else scaled
   capped = jnp.where(mask[:, :, None], capped, jnp.finfo(capped.dtype).min)
   p = jax.nn.softmax(capped, axis=-1).astype(v.dtype)
   return jnp.einsum("bkgts,bskc->btkgc", p, v).reshape(q.shape)
