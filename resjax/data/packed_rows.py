@@ -72,16 +72,16 @@ class PackedRows(array_records.ArrayRecordBuilder, skip_registration=True):  # t
       encoded = self._tokenizer.encode_with_bytes([text.decode() for text in texts])
       done += sum(map(len, texts))
       self._progress(f"packing {self._corpus} {split}", min(done, total), total)
-      yield from self._numbered(cutter.push(encoded), summary)
+      yield from self._numbered(cutter, cutter.push(*zip(*encoded, strict=True)), summary)
     if stop == len(documents):
-      yield from self._numbered(cutter.finish(), summary)
+      yield from self._numbered(cutter, cutter.finish(), summary)
     summary["tokens"] = cutter.num_tokens
 
   def _numbered(
-    self, cut: tuple[np.ndarray, np.ndarray], summary: dict[str, int]
+    self, cutter: RowCutter, rows: np.ndarray, summary: dict[str, int]
   ) -> Iterator[tuple[int, dict[str, np.ndarray]]]:
     """Yields rows, each with its number, and counts them."""
-    for tokens, size in zip(*cut, strict=True):
+    for tokens, size in zip(rows, cutter.bytes, strict=True):
       row = {"tokens": tokens, "bytes": np.int32(size)}
       yield summary["rows"], row if self._form else {"tokens": numbers(tokens)}
       summary["rows"] += 1

@@ -6,6 +6,7 @@ one before. A document may hold the same tokens without the marks. Rows of earli
 none: there each `eot_id` starts a document.
 """
 
+import itertools
 from collections.abc import Iterable
 
 import numpy as np
@@ -16,12 +17,7 @@ from resjax.typing import NOT_ASKED
 PADDING = -1  # Fills the last row behind the end of the stream.
 START, GIVEN = 1 << 24, 1 << 25  # Vocabularies have at most 2 ** 24 tokens.
 _NUMBER = ~(START | GIVEN)
-
-Document = tuple[np.ndarray, np.ndarray]
-"""The tokens [n] of a document, and the bytes [n + 1] of its text that each of them stands for.
-
-The last one is what is left behind the tokens; it is counted at the token behind the document.
-"""
+_NONE = np.zeros(0, np.int64)  # where bytes are not counted
 
 
 class RowCutter:
@@ -36,11 +32,17 @@ class RowCutter:
 
   Args:
     seq_len: T.
-    around: the tokens before and behind every document; some stand before it.
+    around: the tokens before and behind every document, of which some stand before it; or the one
+      that separates documents.
+
+  Attributes:
+    num_tokens: the number of tokens of the stream.
+    bytes: the bytes [n] of the rows that were returned last.
   """
 
-  def __init__(self, seq_len: int, around: Around):
-    self._seq_len = seq_len
+  def __init__(self, seq_len: int, around: Around | int):
+    self._seq_len, self.bytes = seq_len, np.zeros(0, np.int64)
+    around = Around((around,)) if isinstance(around, int) else around
     self._closes = not around.after  # by what separates documents
     before, self._after = np.array(around.before, np.int32), np.array(around.after, np.int32)
     before[0] |= START
@@ -49,48 +51,59 @@ class RowCutter:
     self._left = 0  # bytes behind the tokens of the last document
     self.num_tokens = 0
 
-  def push(self, documents: Iterable[Document]) -> tuple[np.ndarray, np.ndarray]:
-    """Adds documents to the stream; returns the rows [n, T+1] that they complete, and bytes [n]."""
-    parts, sizes = [self._rest], [self._rest_bytes]
-    for tokens, bytes_of in documents:
-      self._add(parts, sizes, self._before)
-      parts.append(tokens)
-      sizes.append(bytes_of[:-1])
-      self._left += int(bytes_of[-1])
-      self._add(parts, sizes, self._after)
-      self.num_tokens += len(self._before) + len(tokens) + len(self._after)
-    return self._cut(np.concatenate(parts), np.concatenate(sizes))
+  def push(
+    self, documents: Iterable[np.ndarray], sizes: Iterable[np.ndarray] = itertools.repeat(_NONE)
+  ) -> np.ndarray:
+    """Adds documents to the stream, and returns the rows [n, T+1] that they complete.
 
-  def _add(self, parts: list[np.ndarray], sizes: list[np.ndarray], tokens: np.ndarray) -> None:
+    Args:
+      documents: the tokens [n] of each document.
+      sizes: the bytes [n + 1] of text that each of them stands for; the last one is what is left
+        behind the tokens, and is counted at the token behind the document. Default: not counted.
+    """
+    parts, counts = [self._rest], [self._rest_bytes]
+    for tokens, size in zip(documents, sizes, strict=False):
+      bytes_of = size if len(size) else np.zeros(len(tokens) + 1, np.int64)
+      self._add(parts, counts, self._before)
+      parts.append(tokens)
+      counts.append(bytes_of[:-1])
+      self._left += int(bytes_of[-1])
+      self._add(parts, counts, self._after)
+      self.num_tokens += len(self._before) + len(tokens) + len(self._after)
+    return self._cut(np.concatenate(parts), np.concatenate(counts))
+
+  def _add(self, parts: list[np.ndarray], counts: list[np.ndarray], tokens: np.ndarray) -> None:
     """Adds tokens around a document, of which the first that is a target has what was left."""
     size = np.zeros(len(tokens), np.int64)
     if len(tokens) and not tokens[0] & GIVEN:
       size[0], self._left = self._left, 0
     parts.append(tokens)
-    sizes.append(size)
+    counts.append(size)
 
-  def _cut(self, stream: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+  def _cut(self, stream: np.ndarray, sizes: np.ndarray) -> np.ndarray:
     count = max(len(stream) - 1, 0) // self._seq_len
     used = count * self._seq_len
     self._rest, self._rest_bytes = stream[used:].copy(), sizes[used:].copy()
     if not count:
-      return np.zeros((0, self._seq_len + 1), np.int32), np.zeros(0, np.int64)
+      self.bytes = np.zeros(0, np.int64)
+      return np.zeros((0, self._seq_len + 1), np.int32)
     windows = np.lib.stride_tricks.sliding_window_view(stream[: used + 1], self._seq_len + 1)
-    return windows[:: self._seq_len], sizes[1 : used + 1].reshape(count, -1).sum(axis=1)
+    self.bytes = sizes[1 : used + 1].reshape(count, -1).sum(axis=1)
+    return windows[:: self._seq_len]
 
-  def finish(self) -> tuple[np.ndarray, np.ndarray]:
-    """Closes the stream; returns the last rows [n, T+1], padded with `PADDING`, and bytes [n]."""
-    parts, sizes = [self._rest], [self._rest_bytes]
+  def finish(self) -> np.ndarray:
+    """Closes the stream and returns the last rows [n, T+1], padded with `PADDING`."""
+    parts, counts = [self._rest], [self._rest_bytes]
     if self._closes:
-      self._add(parts, sizes, self._before)
+      self._add(parts, counts, self._before)
       self.num_tokens += len(self._before)
-    rows, counts = self._cut(np.concatenate(parts), np.concatenate(sizes))
+    rows = self._cut(np.concatenate(parts), np.concatenate(counts))
     rest, self._rest = self._rest, self._rest[:0]
     if len(rest) < 2:  # Only the overlap is left, whose token has been a target.
-      return rows, counts
+      return rows
     padding = np.full(self._seq_len + 1 - len(rest), PADDING, np.int32)
-    last = np.concatenate([rest, padding])[None]
-    return np.concatenate([rows, last]), np.append(counts, self._rest_bytes[1:].sum())
+    self.bytes = np.append(self.bytes, self._rest_bytes[1:].sum())
+    return np.concatenate([rows, np.concatenate([rest, padding])[None]])
 
 
 def numbers(tokens: np.ndarray) -> np.ndarray:
@@ -103,7 +116,7 @@ def marked(tokens: np.ndarray, eot_id: int) -> np.ndarray:
   return np.where(tokens == eot_id, tokens | START, tokens)
 
 
-def split_rows(tokens: np.ndarray) -> dict[str, np.ndarray]:
+def split_rows(tokens: np.ndarray, eot_id: int | None = None) -> dict[str, np.ndarray]:
   """Turns stored rows into inputs and targets, with the segments and positions of the inputs.
 
   A segment is a document, or the part of it in this row, and includes what stands before it. The
@@ -113,12 +126,14 @@ def split_rows(tokens: np.ndarray) -> dict[str, np.ndarray]:
 
   Args:
     tokens: rows of `RowCutter` [B, T+1].
+    eot_id: starts a document although it has no mark, as in rows of earlier releases.
 
   Returns:
     `inputs`, `targets`, `segment_ids` (1, 2, ... in each row; 0 marks padding, which has no weight
     in the loss) and `positions`, each int32 [B, T]. Padding is 0 in all four. Targets are
     `NOT_ASKED` where the next token has the mark `GIVEN`.
   """
+  tokens = tokens if eot_id is None else marked(tokens, eot_id)
   valid = tokens[:, 1:] != PADDING
   starts = tokens[:, :-1] & START != 0
   starts[:, 0] = True

@@ -85,8 +85,10 @@ def test_rows_have_the_bytes_of_the_texts(kinds, name, seq_len):
     np.testing.assert_array_equal(ids, words.encode_batch([text])[0])
     assert len(sizes) == len(ids) + 1 and (sizes >= 0).all()
     assert sizes.sum() == len(text.encode()), text
-  sizes = cutter.push(encoded)[1].sum() + cutter.finish()[1].sum()
-  assert sizes == sum(len(text.encode()) for text in TEXTS)
+  cutter.push(*zip(*encoded, strict=True))
+  sizes = cutter.bytes.sum()
+  cutter.finish()
+  assert sizes + cutter.bytes.sum() == sum(len(text.encode()) for text in TEXTS)
 
 
 def test_a_token_has_the_bytes_that_it_was_made_of(kinds):

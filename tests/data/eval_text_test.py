@@ -28,7 +28,7 @@ def test_all_of_a_text_is_packed_as_in_training():
   texts = make_texts(30)
   found = measured(texts)
   cutter = RowCutter(16, BYTES.documents)
-  rows = cutter.push(BYTES.encode_with_bytes(texts))[0], cutter.finish()[0]
+  rows = cutter.push(BYTES.encode_batch(texts)), cutter.finish()
   want = split_rows(np.concatenate(rows))
   assert {batch["inputs"].shape for batch in found.batches} == {(2, 16)}
   assert found.num_tokens == np.sum(joined(found, "segment_ids") != 0) == cutter.num_tokens - 1

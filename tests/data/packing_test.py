@@ -18,10 +18,13 @@ def _documents(count, longest, seed=0):
 def _pack(documents, seq_len, batch, around=SEPARATED):
   """Returns rows, their bytes and the cutter; token t stands for t bytes, and 1 is left behind."""
   cutter = RowCutter(seq_len, around)
-  pairs = [(document, np.append(document.astype(np.int64), 1)) for document in documents]
-  parts = [cutter.push(pairs[i : i + batch]) for i in range(0, len(pairs), batch)]
-  rows, sizes = zip(*parts, cutter.finish(), strict=True)
-  return np.concatenate(rows), np.concatenate(sizes), cutter
+  rows, sizes = [], []
+  for i in range(0, len(documents), batch):
+    some = documents[i : i + batch]
+    rows.append(cutter.push(some, [np.append(document.astype(np.int64), 1) for document in some]))
+    sizes.append(cutter.bytes)
+  rows.append(cutter.finish())
+  return np.concatenate(rows), np.concatenate([*sizes, cutter.bytes]), cutter
 
 
 def _stream(documents):
