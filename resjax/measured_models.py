@@ -36,9 +36,9 @@ class Subject:
     tokenizer: the tokenizer that it was trained with; the embedding may have more rows than this
       has tokens.
     seq_len: T of the rows that the model was trained on, or is usually measured on.
-    around: the tokens around each text; None: texts are packed as in training, where the token that
-      separates documents stands in front of each. Some pretrained models (Gemma) give poor
-      predictions without what their tokenizer puts in front.
+    around: the tokens around each text; None: texts are packed as in training, with the `documents`
+      of the tokenizer around each. Some pretrained models (Gemma) give poor predictions without
+      what their tokenizer puts in front.
 
   Raises:
     ValueError: the tokenizer has more tokens than the embedding has rows.
@@ -53,7 +53,7 @@ class Subject:
   @property
   def prefix(self) -> tuple[int, ...]:
     """The tokens in front of each text."""
-    return (self.tokenizer.eot_id,) if self.around is None else self.around.before
+    return (self.around or self.tokenizer.documents).before
 
   @property
   def prefix_in_words(self) -> str:

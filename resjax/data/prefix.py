@@ -1,7 +1,7 @@
 """What stands in front of a text that a model goes on with or is measured on.
 
 The rules of a pretrained tokenizer say it, see `special_tokens.around`. A model that was trained
-here has seen its documents behind the token that separates them.
+here has seen what stands in front of its documents, see `Tokenizer.documents`.
 """
 
 from resjax.data import special_tokens

@@ -41,15 +41,15 @@ def sample_text(
     top_k: tokens are sampled among the k most probable ones; 0: among all.
     top_p: tokens are sampled among the most probable ones that sum to p; 1: among all.
     stop: the text of a token at which a continuation ends, as it always does at the end of text.
-    prefix: the tokens in front of each prompt; None: the token that separates the documents of
-      training. A row has one token at least: `prefix.start_token` where both are empty.
+    prefix: the tokens in front of each prompt; None: those in front of the documents of training. A
+      row has one token at least: `prefix.start_token` where both are empty.
 
   Raises:
     ValueError: the longest prompt and its continuation do not fit into a row, `stop` is not one
       token, or another option is out of range.
   """
   encoded = tokenizer.encode_batch(prompts)
-  front = [tokenizer.eot_id] if prefix is None else list(prefix)
+  front = list(tokenizer.documents.before if prefix is None else prefix)
   given = [[*front, *map(int, tokens)] or [start_token(tokenizer)] for tokens in encoded]
   lengths = np.array(list(map(len, given)))
   rows = np.full((len(prompts), lengths.max()), tokenizer.eot_id, np.int32)

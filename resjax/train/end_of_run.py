@@ -28,7 +28,8 @@ def finish(trainer: Trainer, console: Console) -> TrainingResult:
   first = jax.process_index() == 0  # the consoles of others are quiet
   records = read_metrics(folder / FILE_NAME) if first else []
   figures = _show_alignment(trainer, records, console) if first else []
-  num_tokens = min(run.train.sample_tokens, run.data.seq_len - 1)  # a row begins with one token
+  front = len(trainer.tokenizer.documents.before)
+  num_tokens = min(run.train.sample_tokens, run.data.seq_len - front)
   if num_tokens:
     # The parameters are on the devices of all processes, so that each of them samples.
     [text] = sample_text(

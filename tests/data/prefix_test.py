@@ -8,7 +8,7 @@ import pytest
 
 from resjax.data import prefix
 from resjax.data.eval_text import measured_text
-from resjax.data.pretrained_tokenizer import load_pretrained
+from resjax.data.pretrained_tokenizer import PretrainedTokenizer, load_pretrained
 from resjax.data.special_tokens import Around
 from resjax.data.tokenizer import ByteTokenizer
 from resjax.evaluation.conventions import LAST_WORD
@@ -94,6 +94,19 @@ def test_models_that_were_trained_here():
   assert prefix.by_rule(words, "never") == Around()
   found = [prefix.begins_contexts(words, rule) for rule in prefix.RULES]
   assert found == [False, True, False]
+
+
+def test_models_that_were_tuned_here(monkeypatch, tmp_path):
+  words = load_pretrained(tokenizer_kinds.folder(tmp_path, "smollm"))
+  separated = Around((2,))
+  tuned = PretrainedTokenizer(
+    words.files, words.vocab_size, words.ids, words.generation, separated, "text"
+  )
+  model = subject(tuned, None)
+  assert model.prefix == (2,)
+  assert model.prefix_in_words == "it: <|im_end|> (2) in front of texts, as in training"
+  assert model.prompt("the").tolist() == [2, *tuned.encode_batch(["the"])[0]]
+  assert prompts(monkeypatch, tuned, ["the"], None)[0][0] == 2
 
 
 def subject(words, around):
