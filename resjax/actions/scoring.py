@@ -1,15 +1,17 @@
 """Scores models on texts and tasks, and compares them with the first one."""
 
 import dataclasses
+import json
 import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+from absl import logging
 from rich.console import Console
 
-from resjax import locations, terminal
+from resjax import config_tree, locations, terminal, typed_json
 from resjax.actions import scores_table, tasks
 from resjax.actions.tasks import TaskResults, Tasks
 from resjax.data import prefix
@@ -142,6 +144,12 @@ def write(
       nothing is drawn.
   """
   report, models = found.report, found.models
+  if changed := _other_settings(out / record.RESULTS, settings):
+    logging.warning(
+      "%s had results of other settings, which are replaced: %s; another --out keeps both",
+      out / record.RESULTS,
+      "; ".join(changed),
+    )
   content = record.to_json(report, models, {**settings, **_environment()}, found.tasks)
   locations.write_text(out / record.RESULTS, content)
   record.write_samples(report.measured, out / record.SAMPLES)
@@ -150,6 +158,18 @@ def write(
     files.append(out / "checkpoints.png")
     _draw(report, curves, files[-1])
   return dataclasses.replace(found, files=files)
+
+
+def _other_settings(place: Location, settings: Mapping[str, Any]) -> list[str]:
+  """Returns in words which settings of results that lie in a file are not these."""
+  try:
+    old = typed_json.read(place, dict[str, Any])["settings"]
+    was = config_tree.flat({key: old.get(key) for key in settings})
+  except (OSError, LookupError, AttributeError, ValueError):  # no results, or none that can be read
+    return []
+  now = config_tree.flat(json.loads(json.dumps(settings, default=str)))
+  names = [name for name in {**was, **now} if was.get(name) != now.get(name)]
+  return [f"{name} was {was.get(name)!r} and is {now.get(name)!r}" for name in names]
 
 
 def _measure(
