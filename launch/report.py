@@ -34,7 +34,12 @@ def main(words: list[str], after: list[str]) -> None:
     locations.make_folder(out.parent, "--out")
   if out.is_dir():
     raise ValueError(f"--out={out} is a folder; give a file, for example {out / _PAGE}")
-  locations.write_text(out, html)
+  try:
+    locations.write_text(out, html)
+  except OSError as error:
+    if _OUT.value is not None:
+      raise
+    raise ValueError(f"{error}; or give another place, --out=FILE.html") from None
   print(out)
 
 

@@ -189,9 +189,10 @@ def make_folder(folder: Location, knob: str) -> None:
     with tempfile.TemporaryFile(dir=folder):
       pass
   except OSError as error:
+    way = way_out(error)
     raise ValueError(
-      f"cannot write to {folder} ({error.strerror or error}); set {knob} to a folder that can be "
-      "written"
+      f"cannot write to {folder} ({error.strerror or error}); {f'{way}, or ' if way else ''}set "
+      f"{knob} to a folder that can be written"
     ) from None
 
 

@@ -165,3 +165,11 @@ def test_the_way_out_is_that_of_the_cause():
   except ValueError as error:
     assert locations.way_out(error) == "its server has replaced it; mount it again"
   assert locations.way_out(TimeoutError("timed out after 1200 seconds")) is None
+
+
+def test_a_link_that_leads_nowhere_is_named_with_what_to_do(tmp_path):
+  (tmp_path / "link").symlink_to("nowhere")
+  with pytest.raises(
+    ValueError, match=r"link \(File exists\); move away .*, or set config\.workdir"
+  ):
+    locations.make_folder(tmp_path / "link", "config.workdir")

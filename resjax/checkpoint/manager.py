@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import errno
 import functools
 import itertools
 import math
@@ -185,6 +186,9 @@ class Checkpoints:
     self.schedule.saved(step)
     self._saving = self._last = step
     with self._failing():
+      if locations.is_local(self.folder) and not self.folder.is_dir():
+        # Orbax would make another one, without the records of the run.
+        raise FileNotFoundError(errno.ENOENT, "it was moved or deleted", str(self.folder))
       self._manager.save(step, args=args, force=True)
 
   def wait(self) -> None:

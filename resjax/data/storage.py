@@ -114,7 +114,13 @@ class Records:
     import tensorflow_datasets as tfds
 
     folder = path.parents[1]
-    facts = built.facts(folder)
+    try:
+      facts = built.facts(folder)
+    except Damaged as error:
+      raise Damaged(
+        f"{folder}: {error}; it was moved, deleted or altered: bring it back, or start the same "
+        "command again, which builds anew what is missing"
+      ) from None
     if split not in facts.splits:
       raise ValueError(f"{folder} has no split {split!r}; it has {', '.join(facts.splits)}")
     shards = facts.splits[split].shards

@@ -169,3 +169,14 @@ def test_a_clock_that_jumps_while_a_checkpoint_is_written(tmp_path, monkeypatch,
   monkeypatch.setattr(time, "time", lambda: now() + 86_400 * days * next(looks))
   fill(tmp_path, 5)
   assert saved_steps(tmp_path) == [5]
+
+
+def test_a_folder_that_was_moved_is_not_made_again(tmp_path):
+  folder = tmp_path / "run" / "checkpoints"
+  with opened(folder) as checkpoints:
+    checkpoints.save(5, small_state(5), numbers())
+    checkpoints.wait()
+    (tmp_path / "run").rename(tmp_path / "moved")
+    with pytest.raises(ValueError, match=r"run/checkpoints.*moved or deleted.*bring back"):
+      checkpoints.save(6, small_state(6), numbers())
+  assert not (tmp_path / "run").exists() and saved_steps(tmp_path / "moved" / "checkpoints") == [5]

@@ -165,11 +165,13 @@ def test_killed_process_ends_the_others_and_the_restart_equals_the_straight_run(
 
 @pytest.mark.slow
 def test_killed_process_in_a_save_ends_the_other(root):
-  arguments = a_run(root, "saving", train__steps=10**6, train__eval_every=0, checkpoint__every=10)
+  settings = {"train__steps": 10**6, "train__eval_every": 0, "checkpoint__every": 10}
   for victim in (1, 0):
+    arguments, folder = a_run(root, f"saving-{victim}", **settings), root / f"saving-{victim}"
     processes = start_together(2, [*arguments, "--heartbeat_seconds=10"])
-    folder = root / "saving" / "checkpoints"
-    wait_for(processes[0], lambda at=folder: any("tmp" in path.name for path in at.glob("*")))
+    wait_for(
+      processes[0], lambda at=folder: any("tmp" in path.name for path in at.glob("checkpoints/*"))
+    )
     processes[victim].send_signal(signal.SIGKILL)
     (code, output), _ = ends([processes[1 - victim], processes[victim]], timeout=60)
     assert_one_line(code, output)

@@ -1,0 +1,37 @@
+"""A run under a path with odd characters is trained, resumed, read, reported and exported."""
+
+import numpy as np
+import pytest
+
+from resjax import measured_models
+from resjax.checkpoint.reader import saved_steps
+from resjax.interop import huggingface
+from tests.helpers import trained
+from tests.helpers.runs import write_text
+
+NAMES = (
+  "a[b]c", "[!x]", "[0-9]/run", "star*", "a**b", "what?", "{x,y}", "sp ace", "#h%41", "é世界",
+  "~tilde~", "-dash", "dots...", "new\nline", "q'u\"o", "link/../run", "$HOME;x|y", "x" * 200,
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+  root = write_text(tmp_path_factory.mktemp("odd[1]"))
+  (root / "far" / "away").mkdir(parents=True)
+  (root / "link").symlink_to("far/away")
+  return root
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_odd_paths(root, name):
+  workdir = root / name
+  trained.run(trained.settings(root, workdir, "standard", steps=2))
+  printed = trained.run(trained.settings(root, workdir, "standard", steps=3))
+  assert "resuming after step 2 of 3" in printed and saved_steps(workdir / "checkpoints") == [2, 3]
+  subject = measured_models.from_workdir(str(workdir))
+  huggingface.export(subject.decoder, workdir / "exported[1]", tokenizer=subject.tokenizer)
+  again = huggingface.load(workdir / "exported[1]")
+  tokens = np.arange(32)[None]
+  np.testing.assert_allclose(again(tokens), subject.decoder(tokens), rtol=1e-5, atol=1e-5)
