@@ -31,8 +31,8 @@ def tokens_around(tokenizer: PretrainedTokenizer, rule: str) -> Around | None:
   if not rule:
     return None
   bos, eos = _begin(tokenizer), _end(tokenizer)
-  for name, wanted, found in (("begins", "bos", bos), ("ends", "eos", eos)):
-    if wanted in rule and not found:
+  for name, wanted, known in (("begins", "bos", bos), ("ends", "eos", eos)):
+    if wanted in rule and not known:
       raise ValueError(
         f"{_SETTING} is {rule!r}, and the tokenizer has no token that {name} texts; set 'auto'"
       )

@@ -2,8 +2,9 @@
 
 import functools
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import grain
 import numpy as np
@@ -137,21 +138,24 @@ def _read_padded(
   dataset: DatasetSummary,
 ) -> Iterator[Batch]:
   for start in range(0, len(taken), batch_size):
-    nothing = {"tokens": np.full(dataset.seq_len + 1, PADDING, np.int32), "bytes": np.int32(0)}
+    nothing: dict[str, Any] = {
+      "tokens": np.full(dataset.seq_len + 1, PADDING, np.int32),
+      "bytes": np.int32(0),
+    }
     numbers = range(start, start + batch_size)
     rows = [records[int(taken[i])] if i < len(taken) else nothing for i in numbers]
     yield _batch_of(dataset, [rows[row] for row in chosen])
 
 
-def _batch_of(dataset: DatasetSummary, rows: Sequence[dict[str, np.ndarray]]) -> Batch:
+def _batch_of(dataset: DatasetSummary, rows: Sequence[Mapping[str, np.ndarray]]) -> Batch:
   """Returns the batch of some rows: next tokens are its targets, or the answers of a task."""
   words = _tokenizer(dataset.tokenizer)
-  tokens, sizes = zip(*(_with_bytes(row, words) for row in rows), strict=True)
+  tokens, sizes = zip(*(_with_bytes(row, dataset.tokenizer) for row in rows), strict=True)
   batch = {**split_rows(np.stack(tokens)), "bytes": np.array(sizes, np.int32)}
   return asked.ask(batch, words.task) if isinstance(words, SyntheticTokenizer) else batch
 
 
-def _with_bytes(row: dict[str, np.ndarray], words: tokenizer.Tokenizer) -> tuple[np.ndarray, int]:
+def _with_bytes(row: Mapping[str, np.ndarray], words: Path) -> tuple[np.ndarray, int]:
   """Returns the tokens of a row with their marks, and the bytes of its targets.
 
   Rows that an earlier release built say neither; there the bytes are those of the tokens.
@@ -160,12 +164,12 @@ def _with_bytes(row: dict[str, np.ndarray], words: tokenizer.Tokenizer) -> tuple
   if "bytes" in row:
     return tokens, int(row["bytes"])
   targets = tokens[1:][tokens[1:] != PADDING]
-  return marked(tokens, words.eot_id), int(_sizes(words)[targets].sum())
+  return marked(tokens, _tokenizer(words).eot_id), int(_sizes(words)[targets].sum())
 
 
 @functools.cache
-def _sizes(words: tokenizer.Tokenizer) -> np.ndarray:
-  return words.token_bytes()
+def _sizes(words: Path) -> np.ndarray:
+  return _tokenizer(words).token_bytes()
 
 
 def task_of(dataset: DatasetSummary) -> Task | None:

@@ -246,7 +246,8 @@ def as_begun(run: Run) -> Run:
   before = read(folder).config.get("data", {}).get("tokenizer", {})
   if not before or "documents" in before:
     return run
-  tokenizer = dataclasses.replace(run.data.tokenizer, **BEFORE_DOCUMENTS)
+  documents, markup = BEFORE_DOCUMENTS.values()
+  tokenizer = dataclasses.replace(run.data.tokenizer, documents=documents, markup=markup)
   resolved = {**run.resolved, "data": {**run.resolved["data"]}}
   resolved["data"]["tokenizer"] = {**resolved["data"]["tokenizer"], **BEFORE_DOCUMENTS}
   data = dataclasses.replace(run.data, tokenizer=tokenizer)
