@@ -11,6 +11,7 @@ import numpy as np
 from resjax.combinators.base import check_option
 from resjax.combinators.dynamic_streams import DynamicStreams, Gates
 from resjax.kernels.streams import sinkhorn
+from resjax.sharding.axis_types import reshape_front
 from resjax.typing import Array
 
 
@@ -175,13 +176,14 @@ def _permuted(size: int, shares: Array) -> Array:
     size: n.
     shares: [G, n!, ...], of G sums at once.
   """
-  groups, _, *tokens = shares.shape
+  groups = len(shares)
   if size == 1:
     return shares[:, None]
-  parts = shares.reshape(groups, size, -1, *tokens)
-  below = _permuted(size - 1, shares.reshape(groups * size, -1, *tokens))
-  below = below.reshape(groups, size, size - 1, size - 1, *tokens)
-  zeros = jnp.zeros((groups, size - 1, 1, *tokens), shares.dtype)
+  of_part = math.factorial(size - 1)
+  parts = reshape_front(shares, 2, groups, size, of_part)
+  below = _permuted(size - 1, reshape_front(shares, 2, groups * size, of_part))
+  below = reshape_front(below, 3, groups, size, size - 1, size - 1)
+  zeros = jnp.zeros_like(below[:, 0, :, :1])
   rows: Array | float = 0.0
   for first in range(size):
     others = below[:, first]

@@ -88,7 +88,7 @@ class MultiGate(Combinator):
 
   def init(self, x: Array, tokens: TokenContext | None = None) -> Array:
     """See `Combinator.init`. Streams that are not open hold zeros."""
-    return jnp.zeros((self.num_streams, *x.shape), x.dtype).at[0].set(x)
+    return jnp.stack([x, *[jnp.zeros_like(x)] * (self.num_streams - 1)])
 
   def read(self, state: Array, layer: Layer, site: str) -> tuple[Views, Any]:
     """See `Combinator.read`."""
@@ -122,7 +122,7 @@ class MultiGate(Combinator):
     """Returns β [R, ...] from z [R, ...] and b."""
     if self.gate == "independent":
       return jax.nn.sigmoid(scores + _along(bias, scores))
-    forget = jnp.broadcast_to(_along(bias, scores), (1, *scores.shape[1:]))
+    forget = _along(bias, scores) + jnp.zeros_like(scores[:1])
     return jax.nn.softmax(jnp.concatenate([forget, scores]), axis=0)[1:]
 
   def final(self, state: Array) -> Array:

@@ -2,10 +2,13 @@
 
 import functools
 
+import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 
 from resjax.combinators.numerics import recomputed
 from resjax.kernels.sums import sum_of_products
+from resjax.sharding.axis_types import laid_out
 from resjax.typing import Array, wide_dtype
 
 
@@ -70,12 +73,14 @@ def shift(x: Array, steps: int, segment_ids: Array | None = None) -> Array:
   """
   if steps == 0:
     return x
-  length = x.shape[1]
+  length, spec = x.shape[1], jax.typeof(x).sharding.spec
+  x = laid_out(x, PartitionSpec(spec[0], None, spec[2]))  # whole rows: tokens move
   moved = jnp.pad(x, ((0, 0), (steps, 0), (0, 0)))[:, :length]
-  if segment_ids is None:
-    return moved
-  of_moved = jnp.pad(segment_ids, ((0, 0), (steps, 0)))[:, :length]
-  return jnp.where((of_moved == segment_ids)[..., None], moved, 0)
+  if segment_ids is not None:
+    ids = laid_out(segment_ids, PartitionSpec(spec[0], None))
+    of_moved = jnp.pad(ids, ((0, 0), (steps, 0)))[:, :length]
+    moved = jnp.where((of_moved == ids)[..., None], moved, 0)
+  return laid_out(moved, spec)
 
 
 def after(past: Array | None, x: Array) -> Array:

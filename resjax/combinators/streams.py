@@ -95,7 +95,7 @@ class ResidualStreams(Combinator):
     """See `Combinator.init`."""
     count, wide = self.num_streams, wide_dtype(x)
     weights = jnp.eye(count, count + 1, dtype=wide).reshape(-1, *(1,) * (x.ndim - 1))
-    weights = jnp.broadcast_to(weights, (len(weights), *x.shape[:-1]))
+    weights += jnp.sum(jnp.zeros_like(x, wide), axis=-1)[None]  # they lie as the tokens do
     return Pending(jnp.broadcast_to(x, (count, *x.shape)), weights, jnp.zeros_like(x))
 
   def read(self, state: Pending, layer: Layer, site: str) -> tuple[Views, Any]:

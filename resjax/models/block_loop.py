@@ -21,6 +21,7 @@ from jax import lax
 from resjax.combinators.source import DepthState, SourceCombinator
 from resjax.kernels.depth_attention import Sources, make_bank, store
 from resjax.models.layer_stack import Carried, LayerStep, Stack
+from resjax.sharding.axis_types import laid_out, typed_like
 from resjax.typing import Array, PyTree
 
 
@@ -191,7 +192,7 @@ def _forward(
     structures: list[Any] = []  # of what is kept of a layer; the loops carry its leaves
     run_block = partial(_run_block, keeps, loops, segment, arrays, structures)
     shapes = jax.eval_shape(run_block, jnp.int32(0), (bank, running, None))[2]
-    stacks = [lax.empty((segment.num_layers, *row.shape), row.dtype) for row in shapes]
+    stacks = [_empty(row, segment.num_layers) for row in shapes]
     bank, running, stacks = lax.fori_loop(0, segment.num_blocks, run_block, (bank, running, stacks))
     kept.append(jax.tree.unflatten(structures[-1], stacks))
   found = jax.tree.map(lambda *parts: jnp.concatenate(parts), *(found for _, found in kept))
@@ -276,14 +277,16 @@ def _backward(
 ) -> tuple[tuple[Array, ...], PyTree, _Arrays]:
   vjps, bank, arrays = residuals
   d_bank, d_running, _ = cotangents
-  d_stack = jax.tree.map(_empty, arrays.stack)
-  d_rows = jax.tree.map(lambda leaf: _empty(leaf) if loops.opens else None, arrays.stack.combinator)
+  d_stack = jax.tree.map(_empty_cotangent, arrays.stack)
+  d_rows = jax.tree.map(
+    lambda leaf: _empty_cotangent(leaf) if loops.opens else None, arrays.stack.combinator
+  )
   d_shared = jax.tree.map(jnp.zeros_like, arrays.shared)
   d = _Collected(d_bank, d_running, d_shared, d_stack, d_rows)
   for segment, kept in reversed(list(zip(loops.sizes.segments(), vjps, strict=True))):
     reverse_block = partial(_reverse_block, loops, segment, kept, bank, arrays)
     opened = jax.eval_shape(partial(_opened, loops, segment, bank, arrays), jnp.int32(0))[0]
-    d_opened = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), opened)
+    d_opened = jax.tree.map(lambda a: typed_like(jnp.zeros(a.shape, a.dtype), a), opened)
     _, d = lax.fori_loop(0, segment.num_blocks, reverse_block, (d_opened, d))
   d_combinator = d.stack.combinator
   if loops.opens:
@@ -356,7 +359,7 @@ def _reverse_close(loops: _Loops, block: Array, d: _Collected) -> tuple[tuple[Ar
   """Returns the cotangents of the sources that the last layer of a block left, and of `running`."""
   sizes = loops.sizes
   d_appended = tuple(_row(d.bank, sizes.num_valid(block) + k) for k in range(sizes.appended))
-  recent = (jax.ShapeDtypeStruct(d.bank.shape[1:], d.bank.dtype),) * sizes.recent
+  recent = (jax.eval_shape(partial(_row, i=0), d.bank),) * sizes.recent
   transposed: Any = jax.linear_transpose(loops.close_block, recent, d.running)
   return transposed((d_appended, d.running))
 
@@ -378,14 +381,22 @@ def _with_rows(stack: PyTree, rows: PyTree, first: Array) -> PyTree:
   """Returns a stack with these rows from row `first` on; where it has None they are dropped."""
 
   def write(leaf: Array | None, new: Array) -> Array | None:
-    return None if leaf is None else lax.dynamic_update_slice_in_dim(leaf, new, first, 0)
+    if leaf is None:
+      return None
+    new = laid_out(new, jax.typeof(leaf).sharding.spec)
+    return lax.dynamic_update_slice_in_dim(leaf, new, first, 0)
 
   return jax.tree.map(write, stack, rows, is_leaf=lambda leaf: leaf is None)
 
 
-def _empty(leaf: Array) -> Array | None:
-  """Returns an array of which every row has to be written before it is read; None for integers."""
-  return lax.empty(leaf.shape, leaf.dtype) if jnp.issubdtype(leaf.dtype, jnp.inexact) else None
+def _empty(like: Array | jax.ShapeDtypeStruct, *rows: int) -> Array:
+  """Returns an array [*rows, ...] of which all has to be written before it is read."""
+  return typed_like(lax.empty((*rows, *like.shape), like.dtype), like)
+
+
+def _empty_cotangent(leaf: Array) -> Array | None:
+  """Returns what every row of the cotangent of a stack is written to; None for integers."""
+  return _empty(leaf) if jnp.issubdtype(leaf.dtype, jnp.inexact) else None
 
 
 def _by_type(context: PyTree) -> tuple[PyTree, PyTree]:

@@ -12,11 +12,11 @@ from resjax.kernels.depth_attention.operands import (
   Operands,
   Read,
   Stats,
-  cast_like,
   check_gains,
 )
 from resjax.kernels.depth_attention.sources import Sources
 from resjax.sharding import Layout
+from resjax.sharding.axis_types import cotangent
 from resjax.typing import Array, PyTree
 
 
@@ -129,9 +129,9 @@ def _read_backward(
 ) -> tuple[Operands]:
   operands, stats = residuals
   d: Cotangents = backends.backward("direct", read, operands, stats, *cotangents)
-  d_query = cast_like(d.query, operands.query)
+  d_query = cotangent(d.query, operands.query)
   d_addend = d.recent[-1] if read.adds else None
-  d_scale = cast_like(d.out_norm_scale, operands.out_norm_scale)
+  d_scale = cotangent(d.out_norm_scale, operands.out_norm_scale)
   return (Operands(d.bank, d.recent, None, d_query, d_addend, d_scale),)
 
 

@@ -199,11 +199,6 @@ def share(log_odds: Array) -> Array:
   return 1 / (1 + jnp.exp(-log_odds))
 
 
-def cast_like(d: Array | None, x: Array | None) -> Array | None:
-  """Returns a cotangent in the dtype of x; None where there is no x."""
-  return None if d is None or x is None else d.astype(x.dtype)
-
-
 def check_gains(needed: str, width: int, **gains: Array | None) -> None:
   """Raises ValueError if a gain or query is not [D].
 

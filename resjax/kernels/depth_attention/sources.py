@@ -139,7 +139,7 @@ class Sources:
 
 def make_bank(sources: tuple[Array, ...], size: int) -> Array:
   """Returns a bank [size, ..., D] whose first slots are `sources`, the others zero."""
-  bank = jnp.zeros((size, *sources[0].shape), sources[0].dtype)
+  bank = jnp.broadcast_to(jnp.zeros_like(sources[0]), (size, *sources[0].shape))
   return store(bank, 0, sources)
 
 

@@ -22,11 +22,11 @@ from resjax.kernels.depth_attention.operands import (
   Operands,
   Read,
   Stats,
-  cast_like,
   check_gains,
 )
 from resjax.kernels.depth_attention.sources import Sources
 from resjax.sharding import Layout
+from resjax.sharding.axis_types import cotangent
 from resjax.typing import Array, PyTree, wide_dtype
 
 
@@ -286,7 +286,7 @@ def _block_backward(
   operands, stats = residuals
   (d_out, d_lse, _), d_sources = cotangents
   d = backends.backward("block", read, operands, stats, d_out, d_lse, d_sources)
-  return (Operands(d.bank, d.recent, None, cast_like(d.query, operands.query), None, None),)
+  return (Operands(d.bank, d.recent, None, cotangent(d.query, operands.query), None, None),)
 
 
 _block.defvjp(_block_forward, _block_backward)
@@ -314,8 +314,8 @@ def _merge_backward(
   d_out, d_running, *d_reads = cotangents
   others = out, stats, d_out, d_running, tuple(d_reads)
   d: MergeCotangents = backends.backward("merge", read, operands, *others)
-  d_query = cast_like(d.query, operands.query)
-  d_scale = cast_like(d.out_norm_scale, operands.out_norm_scale)
+  d_query = cotangent(d.query, operands.query)
+  d_scale = cotangent(d.out_norm_scale, operands.out_norm_scale)
   d_addend = d.running if read.adds else None
   return (MergeOperands(d.out, d.lse, d.running, None, d_query, d_addend, d_scale),)
 

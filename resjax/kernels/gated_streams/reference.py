@@ -9,6 +9,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from resjax.kernels.gated_streams.operands import Operands
 from resjax.kernels.sums import sum_of_products
+from resjax.sharding.axis_types import cotangent, whole
 from resjax.typing import Array, wide_dtype
 
 _SQUEEZED = "squeezed"  # the low-rank projection, which the reverse pass keeps
@@ -23,7 +24,7 @@ _SQUEEZED = "squeezed"  # the low-rank projection, which the reverse pass keeps
 def read(eps: float, operands: Operands) -> tuple[Array, Array | None]:
   """Returns x [..., D], and the logits [R, ...] if there is W_inject; see `gated_read`."""
   streams, gain, down, up, inject = operands
-  gain = gain.reshape(len(gain), *[1] * (streams.ndim - 2), -1)
+  gain = jnp.expand_dims(gain, range(1, streams.ndim - 1))
   wide = _normalized(streams, eps) * gain
   normed = wide.astype(streams.dtype)
   logits = None
@@ -63,9 +64,10 @@ def _product_backward(
   of_x, of_weight, of_grad = equation.replace("->", ",").split(",")
   grad = grad.astype(x.dtype)  # JAX's own rule would multiply in float32
   d_x = jnp.einsum(f"{of_grad},{of_weight}->{of_x}", grad, weight.astype(x.dtype))
+  product = partial(jnp.einsum, f"{of_x},{of_grad}->{of_weight}", out_sharding=whole())
   wide = wide_dtype(x)
-  d_weight = jnp.einsum(f"{of_x},{of_grad}->{of_weight}", x, grad, preferred_element_type=wide)
-  return d_x, d_weight.astype(weight.dtype)
+  d_weight = product(x, grad, preferred_element_type=wide)
+  return cotangent(d_x, x), cotangent(d_weight, weight)
 
 
 _product.defvjp(_product_forward, _product_backward)

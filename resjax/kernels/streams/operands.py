@@ -130,7 +130,7 @@ def each_coefficient(
   p, mix, b = read.coefficients(stats.products, stats.mean_squares, parameters)
   b = jnp.broadcast_to(b, (num_streams, *tokens))
   if mix is None:
-    one, zero = jnp.ones(tokens, b.dtype), jnp.zeros(tokens, b.dtype)
+    one, zero = jnp.ones_like(b[0]), jnp.zeros_like(b[0])
     rows = range(num_streams)
     mix = jnp.stack([jnp.stack([one if r == s else zero for s in rows]) for r in rows])
   mix = jnp.broadcast_to(mix, (num_streams, num_streams, *tokens))

@@ -18,6 +18,7 @@ from resjax.kernels.streams.operands import (
   written,
 )
 from resjax.kernels.sums import sum_of_products
+from resjax.sharding.axis_types import cotangent, whole
 from resjax.typing import Array, PyTree, aligned, wide_dtype
 
 # Three bfloat16 passes on TPUs, tfloat32 on GPUs; one pass would round φ to 8 bits.
@@ -85,7 +86,7 @@ def backward(
     d_projection, back = _projection_backward(streams, projection, d_stats)
     rows = [row + part for row, part in zip(rows, back, strict=True)]
   d_pending = _unwritten(pending, _once(rows))
-  d_parameters = jax.tree.map(lambda d, p: d.reshape(p.shape).astype(p.dtype), d_spread, parameters)
+  d_parameters = jax.tree.map(lambda d, p: cotangent(d.reshape(p.shape), p), d_spread, parameters)
   return Operands(d_pending, d_projection, d_parameters, d_gain)
 
 
@@ -110,12 +111,13 @@ def _projection_backward(
   phi, d_z, shared = projection.astype(wide.dtype), d_stats.products, projection.ndim == 2
   scale = d_stats.mean_squares * (2 / width)
   # Token axes stay apart: devices would gather tokens that they share before they flatten them.
-  d_phi = _einsum("rk...,r...d->kd" if shared else "k...,r...d->rkd", d_z, wide)
+  equation = "rk...,r...d->kd" if shared else "k...,r...d->rkd"
+  d_phi = _einsum(equation, d_z, wide, out_sharding=whole())
   rows = []
   for r, stream in enumerate(wide):
     of_stream = (d_z[r], phi) if shared else (d_z, phi[r])
     rows.append(_einsum("k...,dk->...d", *of_stream) + scale[r][..., None] * stream)
-  return jnp.swapaxes(d_phi, -1, -2).astype(projection.dtype), rows
+  return cotangent(jnp.swapaxes(d_phi, -1, -2), projection), rows
 
 
 def _norm_backward(x: Array, gain: Array, eps: float, d: Array) -> tuple[Array, Array]:
@@ -125,7 +127,7 @@ def _norm_backward(x: Array, gain: Array, eps: float, d: Array) -> tuple[Array, 
   d_gain = jnp.sum(d * normed, axis=tuple(range(d.ndim - 1)))
   d = d * aligned(gain, d)
   d = scale * (d - normed * jnp.mean(d * normed, axis=-1, keepdims=True))
-  return d, d_gain.astype(gain.dtype)
+  return d, cotangent(d_gain, gain)
 
 
 def _inverse_rms(x: Array, eps: float) -> Array:
@@ -156,7 +158,7 @@ def _unwritten(pending: Pending, rows: list[Array]) -> Pending:
     dots = jnp.stack([jnp.sum(row * source.astype(row.dtype), axis=-1) for row, source in pairs])
   return Pending(
     jnp.stack([d.astype(streams.dtype) for d in d_sources[:count]]),
-    dots.astype(weights.dtype),
+    cotangent(dots, weights),
     d_sources[count].astype(out.dtype),
   )
 
