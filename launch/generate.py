@@ -11,7 +11,7 @@ from absl import flags
 
 from launch import cli
 from resjax import measured_models, processes, terminal
-from resjax.actions.sampling import sample
+from resjax.actions.sampling import sample, told
 from resjax.data import prefix
 from resjax.data.tokenizer import END_OF_TEXT
 from resjax.measured_models import Subject
@@ -78,7 +78,7 @@ def main() -> None:
   if jax.process_index() == 0:
     pairs = zip(prompts, texts, strict=True)
     print("\n----\n".join(prompt + text for prompt, text in pairs), flush=True)
-    terminal.say(terminal.console(stderr=True), subject.prefix_in_words)
+    terminal.say(terminal.console(stderr=True), told(subject, prompts))
   processes.shutdown()
 
 

@@ -91,7 +91,7 @@ class Model(abc.ABC):
       stop=stop,
       seed=seed,
     )
-    terminal.say(terminal.console(stderr=True), subject.prefix_in_words)
+    terminal.say(terminal.console(stderr=True), sampling.told(subject, given))
     return texts
 
   @checked

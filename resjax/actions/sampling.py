@@ -5,6 +5,7 @@ from typing import Any
 
 from flax import nnx
 
+from resjax.data.prefix import spelled, start_token
 from resjax.measured_models import Subject
 from resjax.models.model_def import ModelDef
 from resjax.runs.sample import sample_text
@@ -30,3 +31,11 @@ def sample(subject: Subject, prompts: Sequence[str], **options: Any) -> list[str
     prefix=subject.prefix,
     **options,
   )
+
+
+def told(subject: Subject, prompts: Sequence[str]) -> str:
+  """Returns a line about what stands in front of prompts, or in place of empty ones."""
+  if subject.prefix or all(prompts):
+    return subject.prefix_in_words
+  start = spelled(subject.tokenizer, (start_token(subject.tokenizer),))
+  return f"{subject.prefix_in_words}; {start} in place of an empty one"

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from resjax.actions.sampling import told
 from resjax.data import prefix
 from resjax.data.eval_text import measured_text
 from resjax.data.pretrained_tokenizer import PretrainedTokenizer, load_pretrained
@@ -112,6 +113,15 @@ def test_models_that_were_tuned_here(monkeypatch, tmp_path):
 def subject(words, around):
   decoder = SimpleNamespace(config=SimpleNamespace(vocab_size=words.vocab_size))
   return Subject("it", decoder, words, 8, around)
+
+
+def test_what_is_told_of_prompts(tmp_path):
+  words = load_pretrained(tokenizer_kinds.folder(tmp_path, "smollm"))
+  model = subject(words, prefix.by_rule(words))
+  nothing = "it: nothing in front of texts, as its tokenizer's rules say"
+  assert told(model, ["a"]) == nothing
+  assert told(model, ["a", ""]) == f"{nothing}; <|im_start|> (1) in place of an empty one"
+  assert told(subject(ByteTokenizer(), None), [""]).endswith("as in training")
 
 
 def test_in_words(tmp_path):
