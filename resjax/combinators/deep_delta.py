@@ -222,7 +222,7 @@ class DeepDelta(Combinator):
     value = self._value(layer, site, context, tape)
     x = delta_update(state.x, out, beta, value, self.eps)
     cache = state.cache
-    if cache is not None:
+    if cache is not None and state.segment_ids is not None:
       counts = cache.counts(state.segment_ids)
       cache = cache.with_read(self._sublayer(layer, site), state.x, counts)
     return DeltaState(x, state.segment_ids, cache)

@@ -99,6 +99,6 @@ def latest(past: Array, x: Array, counts: Array) -> Array:
   Returns:
     [..., B, P, D].
   """
-  slots = counts[:, None] + jnp.arange(past.shape[-2])
+  slots = counts[:, None] + jnp.arange(past.shape[-2])[None]
   leading = (1,) * (x.ndim - 3)
   return jnp.take_along_axis(after(past, x), slots.reshape(*leading, *slots.shape, 1), axis=-2)

@@ -155,11 +155,10 @@ class DecodeCache:
       keys[site] = ids, jnp.maximum(jnp.cumsum(ids > 0, axis=1) - 1, 0)
       if site == "short_swa":  # its keys are the last `size` tokens and the new ones
         size = past.keys.shape[-3]
-        last = earlier - size + jnp.arange(size)
+        last = earlier - size + jnp.arange(size)[None]
         window = jnp.where(last < 0, -1, 1)
-        keys[site] = tuple(
-          jnp.concatenate(pair, axis=1) for pair in ((window, segment_ids), (last, positions))
-        )
+        ids_of_last = jnp.concatenate([window, segment_ids], axis=1)
+        keys[site] = ids_of_last, jnp.concatenate([last, positions], axis=1)
     return TokensInCache(jnp.asarray(self.length), positions, segment_ids, keys)
 
   def advance(

@@ -49,7 +49,7 @@ class KeyValues:
       new: T tokens; in each row padding comes last.
       counts: how many of them are no padding [B].
     """
-    slots = counts[:, None] + jnp.arange(self.keys.shape[-3])
+    slots = counts[:, None] + jnp.arange(self.keys.shape[-3])[None]
 
     def last(both: Array) -> Array:
       leading = (1,) * (both.ndim - 4)

@@ -181,7 +181,9 @@ class Rotation:
       border = self._of_layer(borders)
       is_long = (self.lengths > border) & (border > 0)
       long = self._of_layer(self._frequencies(head_dim, True, dtype))
-      frequencies = jnp.where(is_long[:, :, None, None], long, frequencies)
+      chosen = is_long[:, :, None, None]
+      long, short = (aligned(jnp.asarray(a), chosen) for a in (long, frequencies))
+      frequencies = jnp.where(chosen, long, short)
     gains = np.ones((len(self.ropes), head_dim), dtype)
     width = self.width(head_dim)
     for row, rope in enumerate(self.ropes):
@@ -228,10 +230,10 @@ def rope(x: Array, positions: Array, rotation: Rotation, platform: str) -> Array
   wide = wide_dtype(x)
   frequencies, gains = rotation.tables(x.shape[-1], wide)
   angles = positions[:, :, None, None].astype(wide)
-  angles = angles * aligned(frequencies, angles)  # [B, T, 1, C]
+  angles = angles * aligned(jnp.asarray(frequencies), angles)  # [B, T, 1, C]
   cos, sin = jnp.cos(angles), jnp.sin(angles)
   if gains is not None:
-    gains = aligned(gains, cos)
+    gains = aligned(jnp.asarray(gains), cos)
     cos, sin = cos * gains, sin * gains
   return _rotated(x, cos, sin, width, platform == "tpu")
 
