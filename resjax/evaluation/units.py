@@ -72,7 +72,9 @@ def units(corpus: Corpus, texts: Iterable[Text], tokenizer: Tokenizer, cut: Cut)
   """
   kind = corpus.rule.kind
   if kind == TOKENS:
-    yield from _stream_units(_tokens(corpus, tokenizer), tokenizer, cut.max_length + 1, cut.stride)
+    tokens = _tokens(corpus, tokenizer)
+    sizes = tokenizer.token_bytes().astype(np.int64)[tokens]
+    yield from _stream_units(tokens, sizes, cut.max_length + 1, cut.stride)
   elif kind == STREAM:
     (text,) = texts
     if len(text.given) > _MOST_STREAM:
@@ -80,8 +82,10 @@ def units(corpus: Corpus, texts: Iterable[Text], tokenizer: Tokenizer, cut: Cut)
         f"--text={corpus.name} is one stream of {len(text.given):,} characters; allowed: "
         f"{_MOST_STREAM:,}"
       )
-    tokens = _behind(_front(tokenizer, cut), tokenizer.encode_batch([text.given])[0])
-    yield from _stream_units(tokens, tokenizer, cut.max_length, cut.stride)
+    [(tokens, sizes)] = tokenizer.encode_with_bytes([text.given])
+    front = _front(tokenizer, cut)
+    sizes = np.append(np.zeros(len(front), np.int64), sizes[:-1])
+    yield from _stream_units(_behind(front, tokens), sizes, cut.max_length, cut.stride)
   elif kind == LAST_WORD:
     for batch in _batches(texts):
       yield from _last_words(batch, tokenizer, cut)
@@ -169,12 +173,12 @@ def _tokens(corpus: Corpus, tokenizer: Tokenizer) -> np.ndarray:
   return tokens.astype(np.int32)
 
 
-def _stream_units(
-  tokens: np.ndarray, tokenizer: Tokenizer, width: int, stride: int
-) -> Iterator[Unit]:
-  sizes = tokenizer.token_bytes().astype(np.int64)
+def _stream_units(tokens: np.ndarray, sizes: np.ndarray, width: int, stride: int) -> Iterator[Unit]:
+  """Yields the windows of a stream, whose tokens [n] stand for so many bytes [n] of text."""
   for number, (row, first) in enumerate(windows(tokens, width, stride, full_last=False)):
-    yield Unit(str(number), [Scored(row, first)], int(sizes[row[first:]].sum()), 0)
+    start = number * stride
+    size = int(sizes[start + first : start + len(row)].sum())
+    yield Unit(str(number), [Scored(row, first)], size, 0)
 
 
 def _front(tokenizer: Tokenizer, cut: Cut) -> tuple[int, ...]:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import types
 
 import numpy as np
 import pytest
@@ -13,6 +14,8 @@ from resjax.data.documents import tokens_around, with_documents
 from resjax.data.packing import RowCutter
 from resjax.data.pretrained_tokenizer import load_pretrained, record_before
 from resjax.data.special_tokens import Around
+from resjax.evaluation.conventions import STREAM
+from resjax.evaluation.units import Cut, units
 from resjax.typing import NOT_ASKED
 from tests.data.conftest import write_folder
 from tests.helpers import tokenizer_kinds
@@ -187,3 +190,14 @@ def test_markup_needs_a_pretrained_tokenizer():
     TokenizerConfig("byte", markup="tokens")
   with pytest.raises(ValueError, match=r"tokenizer\.documents is 'both'; allowed: auto, bos"):
     TokenizerConfig(documents="both")
+
+
+def test_windows_of_a_stream_have_the_bytes_of_its_text(kinds):
+  words, text = load_pretrained(kinds["nfkc"]), "\uff41\uff42\uff43 the end \uff44\uff45"
+  corpus = types.SimpleNamespace(rule=types.SimpleNamespace(kind=STREAM), name="a")
+  given = [types.SimpleNamespace(given=text)]
+  found = list(units(corpus, given, words, Cut(4, 4, bos=True)))
+  # The first token of every window is not scored; that of the text is "▁", with the first letter.
+  ((ids, sizes),) = words.encode_with_bytes([text])
+  scored = [i for i in range(len(ids)) if (i + 1) % 4]
+  assert [unit.bytes for unit in found] and sum(u.bytes for u in found) == sizes[scored].sum()
