@@ -80,9 +80,14 @@ class ResidualStream:
       tokens: what combinators that mix tokens must know of them, see `Combinator.init`.
 
     Raises:
-      ValueError: branches must start scaled, see `branch_init`.
+      ValueError: branches must start scaled, see `branch_init`; or x has another width than D.
     """
     combinator.check_scaled_init()
+    if x.shape[-1] != combinator.d_model:
+      raise ValueError(
+        f"x {x.shape} has width {x.shape[-1]}, the combinator d_model={combinator.d_model}; inside "
+        "shard_map split rows and not the width, or leave its mesh axis to the compiler (axis_names)"
+      )
     return cls(combinator, combinator.init(x, tokens))
 
   @property

@@ -120,3 +120,9 @@ def test_values_and_gradients_in_a_shard_map_are_those_of_one_device(name):
   scan = name == "attn_res"
   f, params = network(name, scan)
   assert_close(jax.device_get(jax.jit(manual(f))(params, X)), expected(name, scan), 1e-5)
+
+
+def test_a_part_of_the_width_is_refused_in_one_line():
+  f, params = network("highway", scan=False)
+  with pytest.raises(ValueError, match=r"has width 2, the combinator d_model=8; inside shard_map"):
+    jax.eval_shape(f, params, X[..., :2])
