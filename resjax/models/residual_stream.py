@@ -86,7 +86,7 @@ class ResidualStream:
     if x.shape[-1] != combinator.d_model:
       raise ValueError(
         f"x {x.shape} has width {x.shape[-1]}, the combinator d_model={combinator.d_model}; inside "
-        "shard_map split rows and not the width, or leave its mesh axis to the compiler (axis_names)"
+        "shard_map split rows, not the width, or leave its mesh axis to the compiler (axis_names)"
       )
     return cls(combinator, combinator.init(x, tokens))
 
