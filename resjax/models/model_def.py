@@ -81,7 +81,9 @@ class ModelDef:
 
     def create(key: Array) -> PyTree:
       model = Decoder(self.config, layout=self.layout, rngs=nnx.Rngs(params=key))
-      return choose(nnx.to_pure_dict(nnx.state(model)))
+      params = choose(nnx.to_pure_dict(nnx.state(model)))
+      # A step returns no weak types, and would be compiled again for its own results.
+      return jax.tree.map(lambda leaf: jax.lax.convert_element_type(leaf, leaf.dtype), params)
 
     shardings = jax.tree.map(lambda leaf: leaf.sharding, choose(self.abstract))
     return jax.jit(create, out_shardings=shardings)

@@ -7,7 +7,8 @@ from flax import nnx
 
 from configs import base
 from resjax import combinators
-from tests.helpers import decoders, walks
+from resjax.models.model_def import ModelDef
+from tests.helpers import decoders, layouts, walks
 
 _BUILD = combinators.build
 
@@ -40,3 +41,12 @@ def test_decoder_leaves_the_init_to_the_combinator(name, monkeypatch):
   for wants in (alone, other):
     assert jax.tree.structure(wants) == jax.tree.structure(inside)
     jax.tree.map(np.testing.assert_array_equal, inside, wants)
+
+
+@pytest.mark.parametrize("name", ["hyper_connections", "mhc", "gated_residual", "highway"])
+def test_no_parameter_has_a_weak_type(name):
+  """The first step would be compiled for it, and the second one again, for what it returns."""
+  config = decoders.config(residual=name, options=base.residual()[name])
+  model = ModelDef(config, layouts.layout(devices=jax.devices()[:1]))
+  made = jax.eval_shape(model.init_program(), jax.random.key(0))
+  assert not [leaf for leaf in jax.tree.leaves(made) if leaf.weak_type]
