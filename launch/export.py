@@ -45,6 +45,7 @@ def main() -> None:
 
 
 def _export(saved: restore.Saved) -> None:
+  assert _OUT.value is not None
   run = experiment.load(str(saved.workdir))
   # before the parameters are read
   form = huggingface.find_form(run.decoder, _WITH_CODE.value, _FOR.value)

@@ -13,7 +13,7 @@ import json
 import math
 import os
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, cast
 
 import jax
 import numpy as np
@@ -206,7 +206,7 @@ def _entry(path: Location) -> tuple[int, str]:
 
 def _size(path: Location) -> int:
   """Returns the size of a file; the path of a local one is asked of the operating system alone."""
-  return os.stat(path).st_size if locations.is_local(path) else path.stat().length
+  return os.stat(path).st_size if locations.is_local(path) else cast(Any, path.stat()).length
 
 
 def _digest(files: Files, facts: Mapping[str, Any]) -> str:
