@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import time
 
 import pytest
 
@@ -85,7 +86,8 @@ def test_a_failed_save_is_said_and_the_run_goes_on(tmp_path, spoiled, listed):
     for step in (6, 7):
       checkpoints.save(step, small_state(step), at(step))
       if step == 6:
-        while not checkpoints.said:
+        deadline = time.monotonic() + 30
+        while not checkpoints.said and time.monotonic() < deadline:
           checkpoints.due(6)
         assert saved_steps(tmp_path) == [5] == [checkpoints.latest]
     (line,) = checkpoints.said
