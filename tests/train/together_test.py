@@ -39,7 +39,7 @@ def rows(seed):
   positions = np.broadcast_to(np.arange(T, dtype=np.int32), (B, T))
   ones = np.ones((B, T), np.int32)
   found = {"inputs": tokens[0], "targets": tokens[1], "positions": positions, "segment_ids": ones}
-  return found
+  return found | {"bytes": np.full(B, T, np.int32)}
 
 
 def stacked(trees):
