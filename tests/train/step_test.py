@@ -157,7 +157,7 @@ def test_a_step_with_every_option_needs_no_promotion():
   c.data.seq_len = T
   c.train.update(batch_size=B, loss_chunk=32, microbatches=2, z_loss=1e-4)
   built = program.build(experiment.build(c, jax.devices()[:1]).with_vocab_size(V))
-  state, _ = jax.eval_shape(built.train_step, built.state, built.batch, built.token_bytes)
+  state, _ = jax.eval_shape(built.train_step, built.state, built.batch)
   for after, before in zip(jax.tree.leaves(state), jax.tree.leaves(built.state), strict=True):
     assert (after.shape, after.dtype) == (before.shape, before.dtype)
 
