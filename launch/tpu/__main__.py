@@ -10,7 +10,6 @@
 stop and delete. --dry_run prints the commands instead of running them.
 """
 
-import getpass
 import os
 import tempfile
 from collections.abc import Callable
@@ -138,7 +137,7 @@ def _install() -> list[Step]:
   code = _code()
   code.check()
   # Another launcher may pack other code at the same time.
-  name = f"{getpass.getuser()}-{_NAME.value}-{os.getpid()}"
+  name = f"resjax-{os.getuid()}-{_NAME.value}-{os.getpid()}"
   packed = str(Path(tempfile.gettempdir()) / name)
   return commands.install(_resource(), code, packed, _PYTHON.value, _EXTRA.value)
 

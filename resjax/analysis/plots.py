@@ -245,8 +245,15 @@ def _curve(axes: Axes, records: Records, key: str, marks: Marks) -> None:
   for step, text in _apart(marks, _LETTER * np.ptp(axes.get_xlim())):
     axes.axvline(step, color=COLOURS[6], linestyle=":", zorder=0)
     # Above the axes, where no curve is.
-    place = {"xy": (step, 1), "xytext": (0, 2), "textcoords": "offset points", "ha": "center"}
-    axes.annotate(plain(text), xycoords=axes.get_xaxis_transform(), fontsize="small", **place)
+    axes.annotate(
+      plain(text),
+      (step, 1),
+      (0, 2),
+      xycoords=axes.get_xaxis_transform(),
+      textcoords="offset points",
+      ha="center",
+      fontsize="small",
+    )
   axes.set_xlabel("step")
   axes.set_ylabel(label)
   axes.grid(alpha=0.3)

@@ -86,7 +86,7 @@ def spelled(name: object) -> str:
 
 
 def _find_local(place: Path, setting: str) -> FoundFiles:
-  place = place.expanduser().absolute()
+  place = Path(os.path.expanduser(place)).absolute()
   if place.is_dir():
     return FoundFiles(place, True, *_regular(_walk(place), place))
   if place.is_file():

@@ -21,14 +21,19 @@ def local(root: str) -> Path:
 
   Raises:
     ValueError: The root is neither local nor gs://, or the package for gs:// is not installed; or
-      its name leads out of the cache.
+      its name leads out of the cache; or the user has no cache.
   """
   place = _place(root)
   if isinstance(place, Path):
     return place
-  cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "resjax"
+  cache = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))
+  if str(cache).startswith("~"):  # a user without $HOME whom /etc/passwd does not know
+    raise ValueError(
+      f"config.data.root={root!r} is copied to the cache of the user, who has no home folder; set "
+      "$XDG_CACHE_HOME"
+    )
   name = str(place).rstrip("/").replace("://", "/")
-  return Path(locations.inside(cache, name, f"config.data.root={root!r} in the cache"))
+  return Path(locations.inside(cache / "resjax", name, f"config.data.root={root!r} in the cache"))
 
 
 def is_mirrored(root: str) -> bool:

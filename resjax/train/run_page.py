@@ -88,8 +88,8 @@ def _facts(record: Record, records: Sequence[Mapping[str, Any]]) -> Iterator[tup
     yield "tokens per second, median", f"{speeds[len(speeds) // 2]:,.0f}"
   facts = record.environment.facts
   for name in ("devices", "git", "python", "resjax", "jax", "flax"):
-    if value := facts.get(name):
-      yield name, value
+    if fact := facts.get(name):
+      yield name, fact
   if record.environment.command:
     yield "command", shlex.join(record.environment.command)
 

@@ -6,6 +6,7 @@ import pytest
 from resjax import measured_models
 from resjax.checkpoint.reader import saved_steps
 from resjax.interop import huggingface
+from resjax.train import run_page
 from tests.helpers import trained
 from tests.helpers.runs import write_text
 
@@ -33,5 +34,6 @@ def test_odd_paths(root, name):
   subject = measured_models.from_workdir(str(workdir))
   huggingface.export(subject.decoder, workdir / "exported[1]", tokenizer=subject.tokenizer)
   again = huggingface.load(workdir / "exported[1]")
+  assert "Run " in run_page.page(workdir, {})
   tokens = np.arange(32)[None]
   np.testing.assert_allclose(again(tokens), subject.decoder(tokens), rtol=1e-5, atol=1e-5)

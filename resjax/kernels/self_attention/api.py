@@ -228,7 +228,7 @@ def cached_attention(
   ends = [-(-num_keys * part // 4) for part in (1, 2, 3, 4)]
 
   def to(end: int, q: Array, ids: Array, own: Array | None, start: Array) -> Array:
-    at = None if places is None else (own, places[1][:, :end])
+    at = None if places is None or own is None else (own, places[1][:, :end])
     return attend(q, k[:, :end], v[:, :end], ids, key_ids[:, :end], start, places=at)
 
   def one(chunk: tuple[Array, Array, Array | None, Array]) -> Array:

@@ -50,3 +50,10 @@ def test_a_root_that_leads_out_of_the_cache_is_refused(monkeypatch, tmp_path):
   monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
   with pytest.raises(ValueError, match=r"config.data.root=.* a name below .*, without \.\."):
     dataset.find("gs://bucket/../../../victim", "0" * 12)
+
+
+def test_a_user_without_a_home_is_told_where_copies_can_lie(monkeypatch):
+  monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+  monkeypatch.setattr("os.path.expanduser", lambda path: path)  # as where nobody knows the user
+  with pytest.raises(ValueError, match=r"who has no home folder; set \$XDG_CACHE_HOME"):
+    dataset.find("gs://bucket/data", "0" * 12)
