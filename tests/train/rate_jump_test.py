@@ -44,6 +44,14 @@ def test_a_longer_cosine_jumps_and_the_line_has_both_rates():
   assert rates(explained(old, new, 50))[1] > rates(explained(old, run_of(60), 50))[1] > 0
 
 
+def test_whoever_takes_the_advice_hears_of_no_jump():
+  old, new = run_of(100, schedule="cosine"), run_of(200, schedule="cosine")
+  for start in (50, 73, 99):
+    advised = re.search(r"learning_rate=(\S+) goes", explained(old, new, start))[1]
+    now = experiment.build(_with_rate(run_of(200, schedule="constant"), float(advised)))
+    assert explained(old, now, start) == ""
+
+
 def test_wsd_does_not_jump_before_its_decay():
   old, new = (run_of(steps, schedule="wsd", decay_fraction=0.2) for steps in (100, 200))
   assert explained(old, new, 80) == ""
