@@ -123,6 +123,8 @@ def environment(settings: Sequence[str]) -> dict[str, str]:
 def resjax_command(command: Sequence[str]) -> tuple[str, list[str]] | None:
   """Returns the name and the arguments of the command of resjax that is run; None of others.
 
+  Arguments are as they are given, but for --workdir.
+
   Raises:
     ValueError: resjax has no command of that name.
   """
@@ -133,7 +135,7 @@ def resjax_command(command: Sequence[str]) -> tuple[str, list[str]] | None:
     elif Path(word).name != "resjax":
       continue
     if name in _NAMES:
-      return name, _joined(workdir_flag.spelled_out(command[at + 2 :]))
+      return name, workdir_flag.spelled_out(command[at + 2 :])
     if name not in _NOT_CHECKED and (at == 0 or command[at - 1] == "-m"):
       near = difflib.get_close_matches(name, _NAMES, 1)
       hint = f"did you mean {near[0]}?" if near else "resjax --help lists all"
@@ -141,8 +143,11 @@ def resjax_command(command: Sequence[str]) -> tuple[str, list[str]] | None:
   return None
 
 
-def _joined(words: Sequence[str]) -> list[str]:
-  """Returns the words of a command line with --NAME=VALUE in place of --NAME VALUE."""
+def joined(words: Sequence[str]) -> list[str]:
+  """Returns the words of a command line with --NAME=VALUE in place of --NAME VALUE.
+
+  The command has a config, and with it no words of its own that could follow a flag.
+  """
   found: list[str] = []
   for word in words:
     is_value = not word.startswith("-") or re.match(r"-[\d.]", word)
@@ -155,7 +160,7 @@ def _joined(words: Sequence[str]) -> list[str]:
 
 def setting(arguments: Sequence[str], name: str) -> str:
   """Returns the value of a flag as the command line gives it last, or an empty text."""
-  given = (word.lstrip("-").partition("=") for word in arguments if word.startswith("-"))
+  given = (word.lstrip("-").partition("=") for word in joined(arguments) if word.startswith("-"))
   return next((value for key, _, value in reversed([*given]) if key == name), "")
 
 

@@ -38,7 +38,7 @@ def check(command: Sequence[str], hardware: Hardware, *, compiles: bool = True) 
     if not command:
       print(f"# nothing is checked; what will run, behind --, would be: {launcher_args.EXAMPLE}\n")
     return
-  name, arguments = found
+  name, arguments = found[0], launcher_args.joined(found[1])
   print("# checked first:")  # a comment, as --dry_run prints a shell script
   wrong = []
   for one in _findings(name, arguments, hardware, compiles):

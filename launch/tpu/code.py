@@ -94,8 +94,9 @@ class Code:
 
 
 def _is_committed(top: Path, name: str) -> bool:
-  """Returns whether git knows a file of a checkout; also where that cannot be asked."""
+  """Returns whether a file is in the last commit as it is; also where that cannot be asked."""
   with contextlib.suppress(FileNotFoundError):  # which the first step says
-    command = ["git", "-C", str(top), "ls-files", "--error-unmatch", "--", name]
-    return not subprocess.run(command, capture_output=True, check=False).returncode
+    command = ["git", "-C", str(top), "status", "--porcelain", "--ignored", "--", name]
+    found = subprocess.run(command, capture_output=True, check=False)
+    return not (found.returncode or found.stdout)
   return True

@@ -4,6 +4,8 @@ import subprocess
 
 import pytest
 
+from launch import flag_check
+from launch.tpu.code import Code
 from tests.helpers.stand_ins import ROOT, StandIns
 
 TPU = ("--name=run1", "--zone=us-west4-a", "--topology=v5litepod-16")
@@ -145,6 +147,33 @@ def test_flags_may_stand_before_their_values(dry_run, folder):
   words = ("--config", "own.py", *BUCKET[0].split("="), "--config.train.batch_size", "16")
   code, last = dry_run("gke", folder, "resjax", "train", *words, "--config.train.steps", "-1")
   assert code == 1 and "config.train.steps=-1" in last
+
+
+def test_words_behind_a_flag_without_a_value_are_no_value_of_it():
+  flag_check.check(["resjax", "report", "--debug", "runs/a"])
+
+
+def test_hosts_get_the_config_of_the_last_commit_alone(folder):
+  def git(*words):
+    name = ("-c", "user.name=a", "-c", "user.email=a@b.c")
+    subprocess.run(["git", *name, *words], cwd=folder, check=True)
+
+  def refused():
+    try:
+      Code(folder).require_config("own.py", "")
+    except ValueError as error:
+      assert "hosts get the last commit, and this is not in it; commit it" in str(error)
+      return True
+    return False
+
+  git("init", "--quiet")
+  seen = [refused()]
+  git("add", ".")
+  seen.append(refused())
+  git("commit", "--quiet", "--message=all")
+  seen.append(refused())
+  (folder / "own.py").write_text("changed since")
+  assert [*seen, refused()] == [True, True, False, True]
 
 
 def test_hosts_get_the_config(dry_run, folder, tmp_path):
