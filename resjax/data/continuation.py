@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 
-from resjax.data.pretrained_tokenizer import LibraryTokenizer
 from resjax.data.tokenizer import END_OF_TEXT, Tokenizer
 
 _LONGEST = 4  # bytes of a character in UTF-8
@@ -48,17 +47,18 @@ def stop_tokens(tokenizer: Tokenizer, text: str) -> tuple[int, ...]:
     ValueError: it is no token.
   """
   found = [tokenizer.eot_id] if text == END_OF_TEXT else []
-  if isinstance(tokenizer, LibraryTokenizer):
-    added = {token.content: i for i, token in tokenizer.model.get_added_tokens_decoder().items()}
-    number = added.get(text, tokenizer.model.token_to_id(text))
-    if number is not None and tokenizer.piece(number) == text.encode():
-      found.append(number)
+  pieces = [tokenizer.piece(token) for token in range(tokenizer.vocab_size)] if text else []
+  found += [token for token, piece in enumerate(pieces) if piece == text.encode()]
   tokens = tokenizer.encode_batch([text])[0].tolist()
+  what = f"{len(tokens)} tokens"
   if len(tokens) == 1:
-    found += tokens
+    # That of an unknown word stands for other texts, too.
+    what = f"the token of {pieces[tokens[0]].decode(errors='replace')!r}"
+    if pieces[tokens[0]].strip(b" ") == text.strip(" ").encode():
+      found += tokens
   if not found:
     raise ValueError(
-      f"stop={text!r} is {len(tokens)} tokens; it must be one, special or not, or {END_OF_TEXT} "
-      "for the end of text"
+      f"stop={text!r} is {what}; it must be one, special or not, or {END_OF_TEXT} for the end of "
+      "text"
     )
   return tuple(dict.fromkeys(found))

@@ -10,7 +10,7 @@ from absl import logging
 from resjax.data import dataset, dropped, tokenizer_training
 from resjax.data.batching import batched
 from resjax.data.config import CorpusConfig, DataConfig, SettingNames
-from resjax.data.packing import PADDING, START, split_rows
+from resjax.data.packing import GIVEN, PADDING, START, split_rows
 from resjax.data.pipeline import Batch
 from resjax.data.sources import open_source
 from resjax.data.special_tokens import Around
@@ -96,34 +96,33 @@ def measured_text(
   if around is not None:
     return _apart(name, _encoded(texts, tokenizer), around, seq_len, batch_size, max_tokens)
   stream = _stream(name, texts, tokenizer, max_tokens)
-  num_tokens = len(stream) - 1
-  num_batches = -(-num_tokens // (seq_len * batch_size))
+  num_batches = -(-(len(stream) - 1) // (seq_len * batch_size))
   padded = np.full(num_batches * batch_size * seq_len + 1, PADDING, np.int32)
   padded[: len(stream)] = stream
   rows = np.lib.stride_tricks.sliding_window_view(padded, seq_len + 1)[::seq_len].copy()
   split = [split_rows(part) for part in np.split(rows, num_batches)]
-  return MeasuredText(name, num_tokens, tuple(split))
+  return MeasuredText(name, int(np.sum(stream[1:] & GIVEN == 0)), tuple(split))
 
 
 def _stream(name: str, texts: Iterable[str], tokenizer: Tokenizer, max_tokens: int) -> np.ndarray:
-  """Returns the stream of `packing.RowCutter`, or its first max_tokens + 1 tokens.
-
-  All tokens are targets: what stands before a document, too.
-  """
+  """Returns the stream of `packing.RowCutter` up to the target number `max_tokens`."""
   around = tokenizer.documents
   before, after = np.array(around.before, np.int32), np.array(around.after, np.int32)
   before[0] |= START
+  before |= GIVEN if around.after else 0
   parts: list[np.ndarray] = []
   size = text_size = 0
   for document in _encoded(texts, tokenizer):
     parts += [before, document, after]
-    size += len(around.tokens) + len(document)
+    size += int(np.sum(before & GIVEN == 0)) + len(document) + len(after)
     text_size += len(document)
     if size > max_tokens:
       break
   if text_size < 2:
     raise _too_short(name, text_size)
-  return np.concatenate([*parts, before[: not around.after]])[: max_tokens + 1]
+  stream = np.concatenate([*parts, before[: 0 if around.after else None]])
+  targets = np.flatnonzero(stream[1:] & GIVEN == 0)
+  return stream[: targets[:max_tokens][-1] + 2]
 
 
 def _apart(

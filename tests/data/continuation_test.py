@@ -82,8 +82,10 @@ def test_decoders_that_change_what_stands_in_front():
     ("qwen", "<|im_start|>", (259,)),
     ("gemma", "<end_of_turn>", (4,)),
     ("llama2", "</s>", (2,)),
-    ("llama2", "e", (264,)),  # inside of words, where `encode` has two tokens
+    ("llama2", "e", (104, 264)),  # as a byte and inside of words, where `encode` has two tokens
     ("llama2", "the", (287, 288)),  # inside of words, and at the beginning of one
+    ("llama2", "\n", (13,)),  # which `encode` puts a space in front of
+    ("llama2", " the", (288,)),
     ("bpe", "the", (257,)),
     ("bpe", "\n", (198,)),
     ("wordpiece", "the", (56,)),
@@ -92,6 +94,13 @@ def test_decoders_that_change_what_stands_in_front():
 def test_stops(tmp_path, name, stop, tokens):
   words = load_pretrained(tokenizer_kinds.folder(tmp_path, name))
   assert stop_tokens(words, stop) == tokens
+
+
+def test_the_token_of_unknown_words_is_no_stop(tmp_path):
+  words = load_pretrained(tokenizer_kinds.folder(tmp_path, "wordpiece"))
+  assert words.encode_batch(["."])[0].tolist() == [1]
+  with pytest.raises(ValueError, match=r"stop='.' is the token of '\[UNK\]'; it must be one"):
+    stop_tokens(words, ".")
 
 
 def test_stops_of_bytes():

@@ -5,11 +5,15 @@ import pytest
 
 from resjax.data import dataset
 from resjax.data.config import CorpusConfig, SettingNames
+from resjax.data.documents import with_documents
 from resjax.data.eval_text import measured_text, texts_of_dataset, texts_of_source
 from resjax.data.packing import RowCutter, split_rows
+from resjax.data.pretrained_tokenizer import load_pretrained
 from resjax.data.special_tokens import Around
 from resjax.data.tokenizer import ByteTokenizer
+from resjax.typing import NOT_ASKED
 from tests.data.conftest import make_texts, write_folder
+from tests.helpers import tokenizer_kinds
 
 SETTINGS = SettingNames("--data", "--data_format", "--data_field")
 BYTES = ByteTokenizer()
@@ -36,6 +40,24 @@ def test_all_of_a_text_is_packed_as_in_training():
     got = joined(found, name)
     np.testing.assert_array_equal(got[: len(array)], array)
     assert not got[len(array) :].any()  # The rest is padding.
+
+
+def test_what_stands_before_a_document_is_no_target_where_training_asks_for_none(tmp_path):
+  folder = tokenizer_kinds.folder(tmp_path, "llama2")
+  words = with_documents(load_pretrained(folder), "bos_eos", "text")
+  texts = ["the end", "e", "the", "the the end"] * 4
+  sizes = {"seq_len": 8, "batch_size": 2}
+  cutter = RowCutter(8, words.documents)
+  want = split_rows(np.concatenate([cutter.push(words.encode_batch(texts)), cutter.finish()]))
+  asked = (want["segment_ids"] != 0) & (want["targets"] != NOT_ASKED)
+  assert np.sum(want["targets"] == NOT_ASKED) == len(texts) - 1
+  for max_tokens in (10**6, 20, 7):
+    found = measured_text("mine", iter(texts), words, max_tokens=max_tokens, **sizes)
+    targets, used = (joined(found, name) for name in ("targets", "segment_ids"))
+    counted = (used != 0) & (targets != NOT_ASKED)
+    assert found.num_tokens == counted.sum() == min(max_tokens, asked.sum())
+    np.testing.assert_array_equal(targets[counted], want["targets"][asked][:max_tokens])
+    assert np.array_equal(targets[:1], want["targets"][:1]) or max_tokens < 8
 
 
 @pytest.mark.parametrize(
