@@ -46,10 +46,14 @@ class Environment:
 
   @property
   def facts(self) -> dict[str, str | None]:
-    """Everything but the command as texts by name, such as jax, git and devices."""
-    counted = [f"{count} x {kind}" for kind, count in Counter(self.devices).items()]
-    found = {**self.packages, "python": self.python, "git": self.git, **self.variables}
-    return found | {"devices": ", ".join(counted) or None}
+    """Everything that is known but the command as texts by name, such as jax, git and devices."""
+    found = {**self.packages, "git": self.git, **self.variables}
+    if self.python is not None:
+      found["python"] = self.python
+    if self.devices:
+      counted = [f"{count} x {kind}" for kind, count in Counter(self.devices).items()]
+      found["devices"] = ", ".join(counted)
+    return found
 
 
 def current() -> Environment:

@@ -94,7 +94,8 @@ def whole(parts: Sequence[Part], config: Mapping[str, Any]) -> list[Part]:
 def changes(before: Part, now: Part) -> list[Change]:
   """Returns what differs between two parts, settings first; commands are not compared.
 
-  Of other sharding rules the name alone is told.
+  Of other sharding rules the name alone is told, and nothing of what the record of the first part
+  does not know, as those of earlier releases may not.
   """
   old, new = before.settings, now.settings
   names = [name for name in {**old, **new} if old.get(name, _ABSENT) != new.get(name, _ABSENT)]
@@ -102,7 +103,8 @@ def changes(before: Part, now: Part) -> list[Change]:
     names = [name for name in names if not name.startswith("sharding.") or name == "sharding.name"]
   found = [Change(f"config.{name}", old.get(name), new.get(name)) for name in names]
   was, facts = before.environment.facts, now.environment.facts
-  others = [name for name in {**was, **facts} if was.get(name) != facts.get(name)]
+  known = {**was, **now.environment.variables}
+  others = [name for name in known if was.get(name) != facts.get(name)]
   return found + [Change(name, was.get(name), facts.get(name)) for name in others]
 
 

@@ -81,6 +81,16 @@ def test_changes_in_words():
   ]
 
 
+def test_what_an_earlier_record_does_not_know_is_no_change():
+  old = part(1, Environment({"jax": "0.9", "tokenizers": None}))
+  packages = HERE.packages | {"tokenizers": "0.2", "flax": "0.12"}
+  new = part(8, dataclasses.replace(HERE, packages=packages, git=None))
+  assert [str(change) for change in history.changes(old, new)] == [
+    "jax was 0.9 and is 0.10.2",
+    "tokenizers was None and is 0.2",
+  ]
+
+
 def test_marks_are_where_more_than_the_command_changed():
   other = dataclasses.replace(HERE, command=["resjax", "train"])
   parts = [at_rate(0.1), part(5, other), at_rate(0.2, 9)]
