@@ -133,6 +133,9 @@ def _users(here: Path, places: Iterable[Location]) -> tuple[dict[str, list[str]]
   unknown = []
   for folder in _workdirs(here, places):
     record = None
+    if _leads_nowhere(folder):
+      unknown.append(f"{folder} is a link that leads nowhere; mount its disk, or remove the link")
+      continue
     try:
       if (folder / workdir.RECORD).exists():
         record = workdir.read(folder)
@@ -146,7 +149,10 @@ def _users(here: Path, places: Iterable[Location]) -> tuple[dict[str, list[str]]
 
 
 def _workdirs(here: Path, places: Iterable[Location]) -> Iterator[Location]:
-  """Yields the folders below some folders, but for the root, that hold a run or a starting one."""
+  """Yields the folders below some folders, but for the root, that hold a run or a starting one.
+
+  A run may also be behind a link that leads nowhere, which is yielded in its place.
+  """
   seen: set[Location] = {here.resolve()}
   todo = list(places)
   for place in todo:
@@ -161,7 +167,13 @@ def _workdirs(here: Path, places: Iterable[Location]) -> Iterator[Location]:
     inside = sorted(folder.iterdir())
     if {workdir.RECORD, workdir.LOCK} & {path.name for path in inside}:
       yield folder
+    yield from filter(_leads_nowhere, inside)
     todo += [path for path in inside if path.name not in _WITHOUT_RUNS and path.is_dir()]
+
+
+def _leads_nowhere(place: Location) -> bool:
+  """Returns whether a path is a link to what is not there, as on a disk that is not mounted."""
+  return locations.is_local(place) and Path(place).is_symlink() and not Path(place).exists()
 
 
 def _is_held(folder: Location) -> bool:

@@ -56,6 +56,11 @@ def test_a_run_behind_a_link_is_found(runs, tmp_path):
   (runs / "circle").symlink_to(runs)
   found = find(runs)
   assert found.runs == 1 and len(found.unused) == 1
+  shutil.move(tmp_path / "elsewhere", tmp_path / "gone")  # as where a disk is not mounted
+  (text,) = find(runs).unknown
+  assert text.startswith(f"{runs / 'link'} is a link that leads nowhere")
+  with pytest.raises(ValueError, match=r"nothing is deleted: .* leads nowhere"):
+    data_use.prune(str(runs.parent / "data"), [runs])
 
 
 def test_nothing_is_deleted_where_it_is_not_known_what_runs_use(runs):
