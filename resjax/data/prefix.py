@@ -4,6 +4,8 @@ The rules of a pretrained tokenizer say it, see `special_tokens.around`. A model
 here has seen what stands in front of its documents, see `Tokenizer.documents`.
 """
 
+import dataclasses
+
 from resjax.data import special_tokens
 from resjax.data.pretrained_tokenizer import PretrainedTokenizer
 from resjax.data.special_tokens import Around, Settings
@@ -16,9 +18,11 @@ def start_token(tokenizer: Tokenizer) -> int:
   """Returns the token before the first one of a text: that which begins texts, else ends them.
 
   It stands for a context without tokens. Where tokenizer_config.json names none of the two, it is
-  the `eot_id` of the tokenizer.
+  the `eot_id` of the tokenizer. Of a model that was trained here it is what stood before documents.
   """
   if isinstance(tokenizer, PretrainedTokenizer):
+    if tokenizer.given_documents is not None:
+      return tokenizer.given_documents.before[-1]
     settings = Settings.of(tokenizer.files)
     for token in (settings.bos_token, settings.eos_token):
       spelled = special_tokens.spelling(token)
@@ -33,8 +37,9 @@ def by_rule(tokenizer: Tokenizer, rule: str = "auto") -> Around:
 
   Args:
     tokenizer: the tokenizer of the model.
-    rule: `auto`: what the rules of a pretrained tokenizer say; in front of the texts of others
-      stands the token that separates documents. `never`: nothing in front. `always`: as `auto`, but
+    rule: `auto`: what the rules of a pretrained tokenizer say, with what stood before documents
+      where the model was trained here; in front of the texts of others stands the token that
+      separates documents. `never`: nothing in front. `always`: as `auto`, but
       where that is nothing, `start_token` in front.
 
   Raises:
@@ -45,6 +50,8 @@ def by_rule(tokenizer: Tokenizer, rule: str = "auto") -> Around:
   found = Around((tokenizer.eot_id,))
   if isinstance(tokenizer, PretrainedTokenizer):
     found = tokenizer.around
+    if found.before and tokenizer.given_documents is not None:
+      found = dataclasses.replace(found, before=tokenizer.given_documents.before)
   if rule == "never":
     return Around((), found.after)
   if rule == "always" and not found.before:

@@ -8,11 +8,12 @@ import pytest
 
 from resjax.actions.sampling import told
 from resjax.data import prefix
+from resjax.data.documents import with_documents
 from resjax.data.eval_text import measured_text
 from resjax.data.pretrained_tokenizer import PretrainedTokenizer, load_pretrained
 from resjax.data.special_tokens import Around
 from resjax.data.tokenizer import ByteTokenizer
-from resjax.evaluation.conventions import LAST_WORD
+from resjax.evaluation.conventions import DOCUMENTS, LAST_WORD
 from resjax.evaluation.corpora import Text
 from resjax.evaluation.units import Cut, units
 from resjax.measured_models import Subject
@@ -108,6 +109,26 @@ def test_models_that_were_tuned_here(monkeypatch, tmp_path):
   assert model.prefix_in_words == "it: <|im_end|> (2) in front of texts, as in training"
   assert model.prompt("the").tolist() == [2, *tuned.encode_batch(["the"])[0]]
   assert prompts(monkeypatch, tuned, ["the"], None)[0][0] == 2
+
+
+def test_texts_are_scored_behind_what_stood_before_documents(tmp_path):
+  def scored(kind, front):
+    corpus = SimpleNamespace(rule=SimpleNamespace(kind=kind))
+    cut = Cut(64, 64, prefix.begins_contexts(words))
+    (unit,) = units(corpus, [Text("0", "the end", "the end")], words, cut)
+    assert tuple(unit.rows[0].tokens[: len(front)]) == front
+    assert len(unit.rows[0].tokens) == len(front) + len(words.encode_batch(["the end"])[0])
+
+  llama = load_pretrained(tokenizer_kinds.folder(tmp_path, "llama2"))
+  for rule, token in {"eos": 2, "bos": 1, "bos_eos": 1}.items():
+    words = with_documents(llama, rule, "text")
+    assert prefix.start_token(words) == token
+    scored(DOCUMENTS, (token,))
+    scored(LAST_WORD, (token,))
+  words = with_documents(load_pretrained(tokenizer_kinds.folder(tmp_path, "qwen")), "auto", "text")
+  assert words.documents.before == (prefix.start_token(words),) == (260,)
+  scored(DOCUMENTS, (260,))
+  scored(LAST_WORD, ())  # its own rules put nothing in front of contexts
 
 
 def subject(words, around):
