@@ -242,8 +242,9 @@ def _curve(axes: Axes, records: Records, key: str, marks: Marks) -> None:
   points = [(r["step"], r[key]) for r in records if r.get(key) is not None]
   label, style = TRAINING[key]
   axes.plot(*zip(*points, strict=True) if points else ([], []), **style)
-  for step, text in _apart(marks, _LETTER * np.ptp(axes.get_xlim())):
+  for step, _ in marks:
     axes.axvline(step, color=COLOURS[6], linestyle=":", zorder=0)
+  for step, text in _apart(marks, _LETTER * np.ptp(axes.get_xlim())):
     # Above the axes, where no curve is.
     axes.annotate(
       plain(text),
@@ -251,7 +252,7 @@ def _curve(axes: Axes, records: Records, key: str, marks: Marks) -> None:
       (0, 2),
       xycoords=axes.get_xaxis_transform(),
       textcoords="offset points",
-      ha="center",
+      ha="left",
       fontsize="small",
     )
   axes.set_xlabel("step")
@@ -260,11 +261,16 @@ def _curve(axes: Axes, records: Records, key: str, marks: Marks) -> None:
 
 
 def _apart(marks: Marks, letter: float) -> list[tuple[float, str]]:
-  """Returns marks in order, in which those that are too close for their texts are one."""
-  found: list[tuple[float, str]] = []
-  for step, text in sorted(marks):
-    if found and step - found[-1][0] < letter * len(found[-1][1]):
-      found[-1] = found[-1][0], f"{found[-1][1]}, {text}"
+  """Returns the texts of marks with their places; of those too close the first and the last one."""
+  groups: list[list[tuple[float, str]]] = []
+  for mark in sorted(marks, key=lambda mark: mark[0]):
+    if groups and mark[0] - groups[-1][0][0] < letter * (len(_span(groups[-1])) + 1):
+      groups[-1].append(mark)
     else:
-      found.append((step, text))
-  return found
+      groups.append([mark])
+  return [(group[0][0], _span(group)) for group in groups]
+
+
+def _span(group: Marks) -> str:
+  texts = dict.fromkeys((group[0][1], group[-1][1]))
+  return "-".join(texts)

@@ -1,5 +1,6 @@
 """Plots of sweeps, read back from the figures that are saved."""
 
+import itertools
 import resource
 
 import matplotlib.image
@@ -145,3 +146,18 @@ def test_seeds_become_a_mean_with_its_interval():
   wide, narrow = (c.lines[2][0].get_segments()[0][:, 0] for c in axes.containers)
   assert wide == pytest.approx([2 - 2.4841, 2 + 2.4841], abs=1e-3)  # t(2) = 4.3027, s = 1
   assert list(narrow) == [4.0, 4.0]
+
+
+def test_texts_of_many_marks_do_not_touch_and_every_mark_has_its_line():
+  marks = [(1000 * n - 0.5, str(n)) for n in (*range(2, 20), 2.001)]
+  figure = plots.curve(
+    [{"step": 20_000, "train/loss": 1.0}, {"step": 1, "train/loss": 2.0}], "train/loss", marks
+  )
+  figure.draw_without_rendering()
+  (axes,) = figure.axes
+  lines = sorted(line.get_xdata()[0] for line in axes.lines[1:])
+  assert lines == sorted(step for step, _ in marks)
+  boxes = [text.get_window_extent() for text in axes.texts]
+  assert all(a.x1 < b.x0 for a, b in itertools.pairwise(boxes))
+  texts = [text.get_text() for text in axes.texts]
+  assert texts[0].startswith("2-") and texts[-1].endswith("19") and len(texts) > 2
