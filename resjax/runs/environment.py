@@ -78,10 +78,16 @@ def package_version(name: str) -> str | None:
 
 def code_version() -> str | None:
   """Returns the commit of this source, with `-dirty` if files were changed; None outside git."""
-  command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+  source = Path(__file__)
+
+  def git(*words: str) -> str:
+    command = ["git", *words]
+    found = subprocess.run(command, cwd=source.parent, capture_output=True, text=True, check=False)
+    return found.stdout.strip()
+
   try:
-    source = Path(__file__).parent
-    found = subprocess.run(command, cwd=source, capture_output=True, text=True, check=False)
+    if not git("ls-files", "--", source.name):  # an environment may be in the folder of a project
+      return None
+    return git("describe", "--always", "--dirty", "--abbrev=40", "--exclude=*") or None
   except OSError:
     return None
-  return found.stdout.strip() or None
