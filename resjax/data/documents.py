@@ -1,7 +1,7 @@
 """What stands around the documents that a model with a pretrained tokenizer is trained on."""
 
 from resjax.data import special_tokens
-from resjax.data.model_ids import unique
+from resjax.data.model_ids import Given, unique
 from resjax.data.pretrained_tokenizer import PretrainedTokenizer
 from resjax.data.special_tokens import Around, Settings
 
@@ -70,9 +70,14 @@ def with_documents(tokenizer: PretrainedTokenizer, rule: str, markup: str) -> Pr
 def _begin(tokenizer: PretrainedTokenizer) -> tuple[int, ...]:
   spelled = special_tokens.spelling(Settings.of(tokenizer.files).bos_token)
   named = None if spelled is None else tokenizer.model.token_to_id(spelled)
-  return unique(tokenizer.ids["bos_token_id"], named)[:1]
+  return _first(tokenizer, tokenizer.ids["bos_token_id"], named)
 
 
 def _end(tokenizer: PretrainedTokenizer) -> tuple[int, ...]:
   named = special_tokens.end(tokenizer.model, tokenizer.files)
-  return unique(named, tokenizer.ids["eos_token_id"])[:1]
+  return _first(tokenizer, named, tokenizer.ids["eos_token_id"])
+
+
+def _first(tokenizer: PretrainedTokenizer, *given: Given) -> tuple[int, ...]:
+  """Returns the first that is a token: configs have -1 or one without a row where there is none."""
+  return tuple(token for token in unique(*given) if 0 <= token < tokenizer.vocab_size)[:1]

@@ -70,6 +70,24 @@ def test_other_rules(kinds):
     tokens_around(load_pretrained(kinds["unigram"]), "bos_eos")
 
 
+@pytest.mark.parametrize(
+  ("config", "around"),
+  [
+    ({"eos_token_id": [10**5, 2]}, Around((1,), (2,))),
+    ({"eos_token_id": -1}, Around((1,))),
+    ({"bos_token_id": 10**5}, Around((1,), (2,))),
+  ],
+)
+def test_what_has_no_row_is_no_token(tmp_path, config, around):
+  folder = tokenizer_kinds.folder(tmp_path, "llama2")
+  (folder / "tokenizer_config.json").write_text(json.dumps({"bos_token": "<s>"}))
+  whole = json.loads((folder / "config.json").read_text()) | config
+  (folder / "config.json").write_text(json.dumps(whole))
+  words = load_pretrained(folder)
+  assert tokens_around(words, "auto") == around
+  assert tokens_around(words, "bos") == Around((1,))
+
+
 def test_a_token_of_texts_cannot_end_them(kinds, tmp_path):
   folder = tokenizer_kinds.folder(tmp_path, "bpe")
   config = json.loads((folder / "config.json").read_text())
