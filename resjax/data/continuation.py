@@ -22,14 +22,23 @@ def text_behind(
     tokens: the tokens that go on with it.
   """
   given = decode(list(before))
-  for count in range(len(tokens), max(-1, len(tokens) - _LONGEST), -1):
-    whole = decode([*before, *tokens[:count]])
-    if whole.startswith(given):
-      return whole[len(given) :] + _UNKNOWN * (count < len(tokens))
-    if _UNKNOWN not in whole:
-      break
-    # Bytes of a character that is not whole, at the end, may undo the characters in front of it.
   whole = decode([*before, *tokens])
+  if whole.startswith(given):
+    return whole[len(given) :]
+  if _UNKNOWN in whole:
+    # Bytes of a character that is not whole undo the characters in front of it, as far as these
+    # are spelled in bytes; so they are looked for, and left out.
+    for size in range(1, _LONGEST):
+      good = 0
+      for start in range(len(tokens) - size + 1):
+        front = decode([*before, *tokens[:start]])
+        if front.startswith(given):
+          good = start
+          rest = decode([*before, *tokens[:start], *tokens[start + size :]])
+          if rest.startswith(front):
+            return front[len(given) :] + _UNKNOWN + rest[len(front) :]
+        elif start - good >= _LONGEST:  # no character is that long, so more is broken before
+          break
   pairs = enumerate(zip(given, whole, strict=False))
   same = next((i for i, (ours, theirs) in pairs if ours != theirs), min(len(given), len(whole)))
   return whole[same:]

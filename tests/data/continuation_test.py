@@ -65,6 +65,22 @@ def test_a_byte_that_undoes_the_characters_before_it(kinds):
   assert text_behind(words.decode, before, tokens) == "\N{REPLACEMENT CHARACTER}"
 
 
+@pytest.mark.parametrize("name", ["llama2", "byte_fallback"])
+@pytest.mark.parametrize("prompt", ["é", "the é"])
+@pytest.mark.parametrize("stray", [["<0xE2>"], ["<0xE2>", "<0x82>"]])
+@pytest.mark.parametrize("between", ["", "日", "日本"])
+@pytest.mark.parametrize("tail", ["", " e", " the end the end"])
+def test_stray_bytes_leave_what_stands_around_them(kinds, name, prompt, stray, between, tail):
+  words = kinds[name]
+  whole = words.encode_batch([prompt + between])[0].tolist()
+  before = words.encode_batch([prompt])[0].tolist()
+  assert whole[: len(before)] == before
+  tokens = [*whole[len(before) :], *map(words.model.token_to_id, stray)]
+  tokens += words.encode_batch([tail[1:]])[0].tolist()
+  found = text_behind(words.decode, before, tokens)
+  assert found == f"{between}\N{REPLACEMENT CHARACTER}{tail}"
+
+
 def test_decoders_that_change_what_stands_in_front():
   def decode(ids):
     return "".join(map(chr, ids)).replace(" .", ".")
