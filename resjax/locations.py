@@ -219,7 +219,7 @@ def way_out(error: BaseException) -> str | None:
   while cause is not None:
     if isinstance(cause, OSError) and cause.errno in _WAYS_OUT:
       return _WAYS_OUT[cause.errno]
-    if quoted := re.search(r"OS error (\d+)", str(cause)):
+    if quoted := re.search(r"\b[Oo][Ss] error (\d+)", str(cause)):
       return _WAYS_OUT.get(int(quoted[1]))
     cause = cause.__cause__ or cause.__context__
   return None

@@ -12,6 +12,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 from resjax import locations, typed_json
 from resjax.data.config import BYTE_VOCAB
 from resjax.data.pretrained_tokenizer import (
+  MAIN,
   LibraryTokenizer,
   PretrainedRecord,
   PretrainedTokenizer,
@@ -189,6 +190,21 @@ def load(path: Location) -> Tokenizer:
     return BpeTokenizer(library_model(text, "it"))
   except ValueError as error:
     raise ValueError(f"{path}: {error}") from None
+
+
+def same_vocabulary(one: str, other: str) -> bool:
+  """Returns whether a model of one tokenizer file can read the tokens of another one.
+
+  What pretrained tokenizers put around documents, and take for markup, may differ.
+  """
+  return _vocabulary(one) == _vocabulary(other)
+
+
+def _vocabulary(text: str) -> object:
+  if typed_json.parse(text, _Named, "record").name != "pretrained":
+    return text
+  record = typed_json.parse(text, PretrainedRecord, "record")
+  return record.files.get(MAIN), record.vocab_size
 
 
 def _chunks(texts: Iterable[str]) -> Iterator[str]:

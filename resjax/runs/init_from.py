@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from resjax.combinators import Combinator
 from resjax.combinators.base import OUTPUT
+from resjax.data.tokenizer import same_vocabulary
 from resjax.locations import Location
 from resjax.models.config import DecoderConfig, DepthValuesConfig, ValueGateConfig
 from resjax.models.model_def import ModelDef
@@ -54,7 +55,7 @@ def start(
   Raises:
     ValueError: the parent has another tokenizer, or its parameters do not fit.
   """
-  if parent.tokenizer() != tokenizer.read_text():
+  if not same_vocabulary(parent.tokenizer(), tokenizer.read_text()):
     raise ValueError(
       f"{KNOB}: the tokenizer of {parent.source} is not that of this run; set config.data.corpora "
       "and config.data.tokenizer as they are there, or take configs/finetune.py"

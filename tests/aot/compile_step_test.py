@@ -94,7 +94,7 @@ def test_report_of_a_step():
   assert given.parameters == sharded
   guard = 4 * (3 + 2 * MAX_SPIKE_WINDOW)
   assert given.optimizer == pytest.approx(2 * sharded + guard, rel=0.01)  # moments, counters
-  assert given.batch == 4 * ROWS * 16 * 4 // 8 + 257 * 4 + 4
+  assert given.batch == (4 * ROWS * 16 + ROWS) * 4 // 8 + 4
   assert report.memory.padding == 0 and report.memory.temporaries > 0
   assert report.memory.donated == pytest.approx(3 * sharded + guard, rel=0.01)
   # A dot of each projection, forward, again and twice backward, on this device's tokens.
