@@ -5,11 +5,21 @@ whose cotangents must have the types of its arguments, and where a product or re
 Under Auto axes, and without a mesh, all functions here do nothing.
 """
 
+from typing import overload
+
 import jax
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from resjax.typing import Array
+
+
+@overload
+def cotangent(d: Array, x: Array) -> Array: ...
+
+
+@overload
+def cotangent(d: Array | None, x: Array | None) -> Array | None: ...
 
 
 def cotangent(d: Array | None, x: Array | None) -> Array | None:
