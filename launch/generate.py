@@ -61,6 +61,7 @@ def main() -> None:
   cli.join()
   for prompt in _PROMPTS.value:
     cli.check_text(prompt, "--prompt")
+  cli.check_text(_STOP.value, "--stop")
   check_options(_TEMPERATURE.value, _TOP_K.value, _TOP_P.value)
   subject = _pretrained(folder) if folder else measured_models.from_workdir(checkpoint or "")
   subject = subject.with_bos(_BOS.value)

@@ -58,7 +58,7 @@ def stop_tokens(tokenizer: Tokenizer, text: str) -> tuple[int, ...]:
   found = [tokenizer.eot_id] if text == END_OF_TEXT else []
   pieces = [tokenizer.piece(token) for token in range(tokenizer.vocab_size)] if text else []
   found += [token for token, piece in enumerate(pieces) if piece == text.encode()]
-  tokens = tokenizer.encode_batch([text])[0].tolist()
+  tokens = [] if text == END_OF_TEXT else tokenizer.encode_batch([text])[0].tolist()
   what = f"{len(tokens)} tokens"
   if len(tokens) == 1:
     # That of an unknown word stands for other texts, too.

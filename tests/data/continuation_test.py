@@ -4,6 +4,7 @@ import pytest
 
 from resjax.data.continuation import stop_tokens, text_behind
 from resjax.data.pretrained_tokenizer import load_pretrained
+from resjax.data.synthetic.alphabet import SyntheticTokenizer
 from resjax.data.tokenizer import END_OF_TEXT, ByteTokenizer
 from tests.helpers import tokenizer_kinds
 
@@ -117,6 +118,14 @@ def test_the_token_of_unknown_words_is_no_stop(tmp_path):
   assert words.encode_batch(["."])[0].tolist() == [1]
   with pytest.raises(ValueError, match=r"stop='.' is the token of '\[UNK\]'; it must be one"):
     stop_tokens(words, ".")
+
+
+def test_stops_of_a_task():
+  words = SyntheticTokenizer("synthetic:copy")
+  assert stop_tokens(words, END_OF_TEXT) == (words.eot_id,)
+  assert stop_tokens(words, words.piece(3).decode()) == (3,)
+  with pytest.raises(ValueError, match="' ' is no symbol of synthetic:copy; allowed: ! to A"):
+    stop_tokens(words, " ")
 
 
 def test_stops_of_bytes():
