@@ -47,6 +47,15 @@ def test_xla_is_numpy(num_kv_heads):
   np.testing.assert_array_equal(jax.jit(automatic)(q, k, v, segment_ids), got)
 
 
+def test_float16_runs_on_a_cpu_and_is_numpy():
+  q, k, v, segment_ids = example(16)
+  half = [a.astype(np.float16) for a in (q, k, v)]
+  want = reference.causal_attention(*(np.asarray(a, np.float64) for a in half), segment_ids)
+  got = jax.jit(xla)(*half, segment_ids)
+  assert got.dtype == jnp.float16
+  assert_close(np.float64(got), want, 2e-3)
+
+
 @pytest.mark.parametrize("window", [1, 2, 7, 100])
 def test_a_window_in_xla_is_numpy(window):
   q, k, v, segment_ids = example(16)

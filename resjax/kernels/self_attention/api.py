@@ -131,8 +131,10 @@ def _masked_rows(
   else:
     query, key = places[0][:, None, :, None], places[1][:, None, None, :]
   mask &= (key <= query) & ((key > query - window) | (window == 0))
-  # The softmax of `jax.nn.dot_product_attention` is float32, whatever its arguments are.
-  if scores.softcap or q.dtype == jnp.float64:
+  # `jax.nn.dot_product_attention` has a softmax in float32 whatever its arguments are, and for
+  # float16 it asks for products that CPUs do not have.
+  plain = q.dtype == jnp.float64 or (q.dtype == jnp.float16 and implementation == "xla")
+  if scores.softcap or plain:
     return masked_attention(q, k, v, mask, scores)
   # cuDNN gets the causal mask in words too, so that it skips the keys that no query sees.
   cudnn = implementation == "cudnn"
