@@ -17,7 +17,7 @@ from resjax.processes.signals import Interrupted, StopRequest
 from resjax.records.metrics_log import FILE_NAME, read_metrics
 from resjax.records.progress import Progress
 from resjax.records.time_ledger import Ledger
-from resjax.runs import init_from, workdir
+from resjax.runs import history, init_from, workdir
 from resjax.runs.config import Run
 from resjax.runs.init_from import Inheritance
 from resjax.runs.parents import Parent
@@ -295,11 +295,19 @@ class Trainer:
       self._stop(step, recorder, stop)
 
   def owed(self) -> list[str]:
-    """Returns what should have been measured after the step to go on from, but is not recorded."""
-    step, path = self.start or 0, workdir.place(self.run.workdir) / FILE_NAME
+    """Returns what should have been measured after the step to go on from, but is not recorded.
+
+    A run that is done does not owe an alignment that its last part did not ask for.
+    """
+    step, folder = self.start or 0, workdir.place(self.run.workdir)
+    path, due = folder / FILE_NAME, self._due(step)
+    if step >= self.run.train.steps and (record := workdir.begun(folder)):
+      part = history.at(record.parts, step)
+      if part and not part.settings.get("train.alignment_every", True):
+        due = [name for name in due if name != "alignment"]
     records = read_metrics(path) if self.start is not None and path.exists() else []
     names = [name for record in records if record["step"] == step for name in record]
-    return [due for due in self._due(step) if not any(n.startswith(f"{due}/") for n in names)]
+    return [name for name in due if not any(n.startswith(f"{name}/") for n in names)]
 
   def _stop(self, step: int, recorder: Recorder, stop: StopRequest) -> NoReturn:
     """Saves the state after a step unless the step was skipped, and raises Interrupted."""

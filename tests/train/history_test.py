@@ -66,9 +66,12 @@ def test_the_record_of_a_run_with_three_settings(tmp_path, monkeypatch):
 
   # A finished run that is started again, with other settings too, stays as it is.
   before = files(root)
-  printed = trained.run(settings(root, 2, 5e-2, final_fraction=0.5), draws=True)
+  other = settings(root, 2, 5e-2, final_fraction=0.5)
+  other.train.alignment_every = 1
+  printed = trained.run(other, draws=True)
   assert files(root) == before
-  assert "has no effect, and is not recorded: config.optim.final_fraction was 0.1" in printed
+  assert "has no effect, and is not recorded: config." in printed
+  assert "config.optim.final_fraction was 0.1" in printed
 
   # It goes on with another rate, and dies behind a checkpoint.
   with monkeypatch.context() as patch, pytest.raises(ValueError, match="killed"):
