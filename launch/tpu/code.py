@@ -2,11 +2,14 @@
 
 import contextlib
 import dataclasses
+import fnmatch
 import subprocess
 from pathlib import Path
 
 from launch import launcher_args
 
+# What is left out of a folder: where code is kept, environments, and what runs write by default.
+NOT_SENT = (".git", ".venv*", "__pycache__", "./runs", "./data")
 _PROJECT = ("setup.py", "pyproject.toml")  # one of them is in a folder that pip installs
 
 
@@ -87,10 +90,22 @@ class Code:
         f"--config={name}: the command runs in {self.top} on hosts; give --config={there}, and run "
         "this there"
       )
+    if self.folder and (left_out := _left_out(there)):
+      raise ValueError(f"--config={name}: hosts do not get {left_out}; put it elsewhere")
     if not self.folder and not _is_committed(at, there):
       raise ValueError(
         f"--config={name}: hosts get the last commit, and this is not in it; commit it"
       )
+
+
+def _left_out(name: str) -> str | None:
+  """Returns what of `NOT_SENT` keeps a file of a folder from being sent; None: nothing does."""
+  parts = name.split("/")
+  for pattern in NOT_SENT:
+    top = pattern.startswith("./")
+    if any(fnmatch.fnmatchcase(part, pattern.removeprefix("./")) for part in parts[: top or None]):
+      return pattern
+  return None
 
 
 def _is_committed(top: Path, name: str) -> bool:

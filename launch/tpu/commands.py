@@ -7,13 +7,11 @@ from pathlib import Path
 
 from launch.shell_steps import Step
 from launch.tpu import remote
-from launch.tpu.code import Code
+from launch.tpu.code import NOT_SENT, Code
 from resjax.hardware.slices import TpuSlice
 
 _GROUP = ("gcloud", "compute", "tpus", "queued-resources")
 ENDED = ("FAILED", "SUSPENDING", "SUSPENDED", "DELETING")
-# What is left out of a folder: where code is kept, environments, and what runs write by default.
-_NOT_SENT = (".git", ".venv*", "__pycache__", "./runs", "./data")
 _SCOPES = "https://www.googleapis.com/auth/cloud-platform"
 
 
@@ -111,7 +109,7 @@ def install(resource: Resource, code: Code, packed: str, python: str, extra: str
   todo: list[Step] = []
   if code.folder:
     packed += ".tar.gz"
-    left_out = tuple(f"--exclude={name}" for name in _NOT_SENT)
+    left_out = tuple(f"--exclude={name}" for name in NOT_SENT)
     pack = ("tar", "--create", "--gzip", f"--file={packed}", *left_out)
     todo += [
       Step("pack the folder", (*pack, f"--directory={code.folder}", ".")),

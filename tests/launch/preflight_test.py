@@ -176,6 +176,14 @@ def test_hosts_get_the_config_of_the_last_commit_alone(folder):
   assert [*seen, refused()] == [True, True, False, True]
 
 
+@pytest.mark.parametrize("name", ["data/own.py", "a/.venv-2/own.py", "runs/own.py"])
+def test_a_config_that_is_left_out_of_a_folder_is_refused(tmp_path, name):
+  code = Code(tmp_path, ".")
+  with pytest.raises(ValueError, match=f"--config={name}: hosts do not get "):
+    code.require_config(name, "")
+  code.require_config("a/data/own.py", "")  # only at the top are these what runs write
+
+
 def test_hosts_get_the_config(dry_run, folder, tmp_path):
   own = str(folder / "own.py")
   code, last = dry_run("tpu", folder, *OWN[:2], f"--config={own}", *OWN[3:])
