@@ -32,8 +32,11 @@ def explain(before: Part, run: Run, start: int) -> Iterator[str]:
   now = {name: (own | {_LENGTH: run.train.steps})[name] for name in _DECIDING}
   was = {name: before.settings.get(name, value) for name, value in now.items()}
   rate = _rate(run, now, start)
-  last = _rate(run, was, start - 1)
-  if _are_close(_rate(run, was, start), rate) or _are_close(last, rate):
+  try:
+    last, expected = _rate(run, was, start - 1), _rate(run, was, start)
+  except (TypeError, ValueError):  # settings of another release, which this one does not have
+    return
+  if _are_close(expected, rate) or _are_close(last, rate):
     return
   causes = [n for n in _DECIDING if not _are_close(_rate(run, now | {n: was[n]}, start), rate)]
   said = [f"config.{name} was {was[name]} and is {now[name]}" for name in causes]

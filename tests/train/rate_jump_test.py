@@ -78,5 +78,15 @@ def test_settings_without_a_part_in_the_next_rate_are_not_blamed():
   assert text.endswith("because config.optim.learning_rate was 0.01 and is 0.005")
 
 
+@pytest.mark.parametrize(
+  ("name", "value"),
+  [("optim.schedule", "linear"), ("optim.warmup_steps", None), ("train.steps", 0)],
+)
+def test_a_run_of_another_release_goes_on_though_its_rates_are_not_known(name, value):
+  run = run_of(50)
+  before = Part(1, history.settings(run.resolved) | {name: value}, Environment())
+  assert list(rate_jump.explain(before, run, 20)) == []
+
+
 def _with_rate(run, rate):
   return {**run.resolved, "optim": {**run.resolved["optim"], "learning_rate": rate}}
