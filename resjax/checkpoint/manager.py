@@ -6,6 +6,7 @@ import errno
 import functools
 import itertools
 import math
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
@@ -255,7 +256,7 @@ class Checkpoints:
       self.opening_seconds += time.perf_counter() - start
     try:
       for earlier in self.folder.iterdir():
-        if earlier.name.startswith(_UNREADABLE):
+        if re.fullmatch(rf"{_UNREADABLE}\d+", earlier.name):
           earlier.rmtree()
       place = folder.rename(self.folder / f"{_UNREADABLE}{step}")
       return f"{reason}; what is left of it is now {place}"
