@@ -174,7 +174,7 @@ class PretrainedTokenizer(LibraryTokenizer):
 
   Attributes:
     ids: the same; what generation_config.json or the tokenizer's own eos_token says to end a text
-      is an eos_token_id, too.
+      is an eos_token_id, too, and so is what stands behind given `documents`, or between them.
     eot_id: bos_token_id if there is one, else the first eos_token_id.
     end_ids: `eot_id`, and every eos_token_id.
     around: the tokens that its own rules put around a text, see `special_tokens.around`.
@@ -205,6 +205,8 @@ class PretrainedTokenizer(LibraryTokenizer):
     theirs = typed_json.convert(self.generation, EndIds, GENERATION).eos_token_id
     given = typed_json.convert(dict(ids), ModelIds, "config.json")
     found = given.with_ends(theirs, special_tokens.end(model, files))
+    if documents is not None:  # The model has learned to end by it, whatever its folder names.
+      found = found.with_ends(*(documents.after or documents.before)[:1])
     self.ids = found.as_dict()
     self.vocab_size, self.end_ids = vocab_size, _end_ids(found, vocab_size)
     self.eot_id = self.end_ids[0]

@@ -16,6 +16,7 @@ from resjax.data.pretrained_tokenizer import load_pretrained, record_before
 from resjax.data.special_tokens import Around
 from resjax.evaluation.conventions import STREAM
 from resjax.evaluation.units import Cut, units
+from resjax.interop.huggingface.tokenizer_files import special_ids
 from resjax.typing import NOT_ASKED
 from tests.data.conftest import write_folder
 from tests.helpers import tokenizer_kinds
@@ -86,6 +87,21 @@ def test_what_has_no_row_is_no_token(tmp_path, config, around):
   words = load_pretrained(folder)
   assert tokens_around(words, "auto") == around
   assert tokens_around(words, "bos") == Around((1,))
+
+
+def test_texts_end_at_what_stood_behind_documents(tmp_path):
+  folder = tokenizer_kinds.folder(tmp_path, "wordpiece")
+  (folder / "tokenizer_config.json").write_text(json.dumps({"sep_token": "[SEP]"}))
+  whole = json.loads((folder / "config.json").read_text())
+  (folder / "config.json").write_text(json.dumps(whole | {"eos_token_id": None}))
+  words = load_pretrained(folder)
+  assert words.end_ids == (2,)
+  tuned = with_documents(words, "auto", "text")
+  assert tuned.documents == Around((2,), (3,))
+  assert tuned.end_ids == (2, 3) and tuned.eot_id == 2
+  assert special_ids(tuned)["eos_token_id"] == 3
+  tuned.save(tmp_path / "words.json")
+  assert tokenizer.load(tmp_path / "words.json").end_ids == (2, 3)
 
 
 def test_a_token_of_texts_cannot_end_them(kinds, tmp_path):
