@@ -79,7 +79,8 @@ def backward(
     d_x, d_gain = _norm_backward(_mixed(streams, weights), gain, read.norm_eps, d_x)
     d_x = _once(d_x)
   d_weights = jnp.sum(d_x[None] * streams.astype(wide), axis=-1)
-  d_stats, d_spread = _once(pull((d_weights, d_mixing.astype(wide))))
+  d_stats, d_spread = pull((d_weights, d_mixing.astype(wide)))
+  d_stats = _once(d_stats)  # not d_spread: a barrier makes it vary like these, and added up twice
   rows = [d_streams[r].astype(wide) + weights[r][..., None] * d_x for r in range(count)]
   d_projection = None
   if projection is not None:
