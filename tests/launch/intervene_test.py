@@ -66,7 +66,7 @@ def test_mistakes(forked, tmp_path, flags, words):
     (["--hf=a", "--checkpoint=b"], "several models; give one --checkpoint or one --hf"),
     (["--hf=a", "--alphas=0,b"], "--alphas=0,b must be numbers"),
     (["--hf=a", "--out="], "no file for the figures"),
-    (["--hf=a", "--out=/dev/null/x.json"], "cannot write to /dev/null (File exists); set --out"),
+    (["--hf=a", "--out=/dev/null/x.json"], "cannot write to /dev/null (File exists); move"),
   ],
 )
 def test_other_mistakes(forked, tmp_path, flags, words):
