@@ -74,11 +74,24 @@ def manual(f):
   return jax.shard_map(local, mesh=mesh(AxisType.Auto), **specs)
 
 
+@functools.cache
+def refuses_gelu():
+  """Whether this JAX fails for the gradient of any exact GELU in a shard_map, as 0.12.0.1 does."""
+  d_gelu = jax.grad(lambda x: jnp.sum(jax.nn.gelu(x, approximate=False)))
+  rows = {"in_specs": P("data"), "out_specs": P("data")}
+  try:
+    jax.eval_shape(jax.shard_map(d_gelu, mesh=mesh(AxisType.Auto), **rows), X)
+  except ValueError as error:
+    return "varying manual axes" in str(error)
+  return False
+
+
 @pytest.mark.parametrize("name", combinators.names())
 def test_explicit_and_manual_axes_fit_the_types_of_all(name):
   for scan in (False, True)[: 1 + can_scan(name)]:
     f, params = network(name, scan)
-    jax.eval_shape(manual(f), params, X)
+    if name != "muddformer" or not refuses_gelu():  # its weights pass a GELU
+      jax.eval_shape(manual(f), params, X)
     explicit = mesh(AxisType.Explicit)
     with jax.set_mesh(explicit):
       for spec in SPECS.values():
