@@ -138,6 +138,7 @@ def test_a_full_disk_while_records_or_the_report_are_written(root, straight, wha
   else:
     room += 2000
     assert room < size(workdir / "plots" / what)
+    shutil.rmtree(workdir / "plots")  # a start that trains nothing writes what is missing alone
   process = start(with_room_for(room, command(root, workdir)))
   output, _ = process.communicate(timeout=120)
   assert process.returncode == 1
@@ -184,6 +185,8 @@ def test_generate_reads_the_checkpoint(straight, generate):
   output = rows_of("--prompt=depth", "--num_tokens=8", "--temperature=0")
   assert output.startswith("depth") and len(output) > len("depth")
   rows = rows_of("--prompt=depth", "--prompt=a", "--num_tokens=16", "--top_k=5", "--stop=e")
+  rows, said, front = rows.rpartition("straight, step 30: ")
+  assert said and front.endswith("in front of texts, as in training\n")
   first, second = rows.split("\n----\n")
   assert first.startswith("depth") and second.startswith("a")
   assert "e" not in first.removeprefix("depth") + second
