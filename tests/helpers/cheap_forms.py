@@ -92,6 +92,7 @@ ELSEWHERE = {
   "bench train": "three runs, see tests/launch/bench/train_test.py",
   "python -m pytest": "these tests are in this suite",
   "python -m tests.fuzz": "runs of tests/fuzz/fuzz_test.py differ in the numbers of cases",
+  "python docs/examples/dropout_nnx.py": "it trains in tests/examples_test.py",
   "python docs/examples/train_example.py": "an example trains in tests/examples_test.py",
   "python docs/examples/compare_with_transformers.py": (
     "needs torch; tests/interop/huggingface/remote_code/example_test.py runs it"
