@@ -86,7 +86,6 @@ SCRIPTS = {
 # What is not run from a page -> why, and where else.
 ELSEWHERE = {
   "make .whl": "downloads what is in launch/bench/gpu_kit.txt, see tests/gpu_kit_test.py",
-  "make gpu-kit": "installs a second environment; it is the check of itself",
   "python3 -m pip install": "installs those wheels",
   "bench gpu_day": "minutes also with --dry_run, as in tests/launch/bench/gpu_day_test.py",
   "bench train": "three runs, see tests/launch/bench/train_test.py",
