@@ -41,6 +41,22 @@ def test_the_next_newest_is_read(tmp_path, monkeypatch):
   np.testing.assert_array_equal(found, small_state(2).params["scale"])
 
 
+def test_a_file_may_get_its_name_while_the_folder_is_listed(tmp_path, monkeypatch):
+  fill(tmp_path, 1)
+  open_regular = locations.open_regular
+  partial = tmp_path / "1" / ".manifest.json.partial"
+  partial.touch()
+
+  def renaming(place):
+    if place.name == partial.name:
+      partial.unlink()
+    return open_regular(place)
+
+  monkeypatch.setattr(locations, "open_regular", renaming)
+  found = restore_params(tmp_path / "1", WANTED)
+  np.testing.assert_array_equal(found["scale"], small_state(1).params["scale"])
+
+
 def test_a_named_one_was_replaced(tmp_path):
   folder = tmp_path / "checkpoints"
   fill(folder, 1, 2)
