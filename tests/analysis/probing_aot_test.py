@@ -17,7 +17,7 @@ L, V, DEVICES = 24, 50257, 8
 @pytest.mark.parametrize(
   "name", [pytest.param("standard", marks=pytest.mark.release), "block_attn_res"]
 )
-def test_probes_take_at_most_a_fifth_more_than_an_evaluation(name):
+def test_probes_take_at_most_two_arrays_of_logits_more_than_an_evaluation(name):
   """With parameters split over 8 chips and a row each, head and logits take most of the memory."""
   c = llama_1p3b.get_config(name)
   c.model.update(num_layers=L, d_model=1024, num_heads=16, num_kv_heads=16, mlp_dim=4096)
@@ -27,4 +27,5 @@ def test_probes_take_at_most_a_fifth_more_than_an_evaluation(name):
   run = experiment.build(c, absent_devices.describe("v5e:2x4").devices)
   programs = program.build(run.with_vocab_size(V))
   plain, probed = programs.lower_eval_step(), programs.lower_alignment_step()
-  assert total_bytes(probed.compile()) <= 1.2 * total_bytes(plain.compile())  # It is 0.7 and 0.9.
+  logits = 4 * c.data.seq_len * V  # bytes in float32
+  assert total_bytes(probed.compile()) <= total_bytes(plain.compile()) + 2 * logits  # it is 1.7
