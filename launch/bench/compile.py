@@ -1,4 +1,4 @@
-"""Measures compile time and memory of the training step: block_attn_res, standard, more layers.
+"""Measures compile time and memory of the training step: by depth, and in a Python loop.
 
   resjax bench compile                        (for the CPU)
   resjax bench compile --topology=v5e:2x4     (for a TPU that need not be there)
@@ -24,11 +24,13 @@ from resjax.train.program import Program
 
 _ROUNDS = flags.DEFINE_integer("rounds", 5, "How often each case is compiled.", lower_bound=1)
 
+_LOOPED = ("mhc", "hyper_connections", "deep_delta")  # systems that compile longest in a loop
+# The combinator, the number of layers, and what runs them, as in config.model.depth.
 _CASES = {
-  "standard-24": ("standard", 24, 3),
-  "block_attn_res-24": ("block_attn_res", 24, 3),
-  "block_attn_res-48": ("block_attn_res", 48, 3),
-}
+  "standard-24": ("standard", 24, "scan"),
+  "block_attn_res-24": ("block_attn_res", 24, "scan"),
+  "block_attn_res-48": ("block_attn_res", 48, "scan"),
+} | {f"{name}-loop": (name, 4, "loop") for name in ("standard", *_LOOPED)}
 
 
 def main() -> None:
@@ -48,14 +50,17 @@ def main() -> None:
     "cases": best,
     "block_attn_res over standard": seconds["block_attn_res-24"] / seconds["standard-24"],
     "twice the layers": seconds["block_attn_res-48"] / seconds["block_attn_res-24"],
+    "loop of 4 layers over standard": {
+      name: seconds[f"{name}-loop"] / seconds["standard-loop"] for name in _LOOPED
+    },
   }
   print(json.dumps(report, indent=2))
 
 
 def _compile(
-  name: str, num_layers: int, layers_per_block: int, devices: Sequence[jax.Device] | None
+  name: str, num_layers: int, depth: str, devices: Sequence[jax.Device] | None
 ) -> dict[str, float]:
-  small = small_program(name, num_layers, layers_per_block, devices)
+  small = small_program(name, num_layers, 3, devices, depth=depth)
   jax.clear_caches()
   start = time.perf_counter()
   compiled = small.lower_train_step().compile()
@@ -68,7 +73,11 @@ def _compile(
 
 
 def small_program(
-  name: str, num_layers: int, layers_per_block: int, devices: Sequence[jax.Device] | None
+  name: str,
+  num_layers: int,
+  layers_per_block: int,
+  devices: Sequence[jax.Device] | None,
+  depth: str = "scan",
 ) -> Program:
   """Returns the programs of a small decoder.
 
@@ -77,9 +86,11 @@ def small_program(
     num_layers: L.
     layers_per_block: the layers of a depth block of block_attn_res.
     devices: the devices to compile for; None for those that are there.
+    depth: `scan` or `loop`, a Python loop over layers.
   """
   config = base.get_config()
   config.model.update(num_layers=num_layers, d_model=512, num_heads=4, num_kv_heads=4, mlp_dim=1536)
+  config.model.depth = depth
   config.model.residual.name = name
   config.model.residual.block_attn_res.layers_per_block = layers_per_block
   return program.build(experiment.build(config, devices))

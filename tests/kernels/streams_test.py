@@ -144,9 +144,10 @@ def test_a_layer_that_runs_again_leaves_out_its_last_streams(
   assert_close(got, gradient("reference", False)[1], 1e-5)
 
 
+@pytest.mark.parametrize("tokens", [50, 300])  # in a loop, and one round after another
 @pytest.mark.parametrize("size", [1.0, 30.0, 300.0])
-def test_sinkhorn_is_that_of_logarithms(size):
-  logits = size * jax.random.normal(jax.random.key(0), (4, 4, 50))
+def test_sinkhorn_is_that_of_logarithms(size, tokens):
+  logits = size * jax.random.normal(jax.random.key(0), (4, 4, tokens))
 
   def run(f):
     return jax.jit(jax.value_and_grad(lambda x: jnp.sum(jnp.sin(f(x)))))(logits)
