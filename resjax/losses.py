@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 
+from resjax.sharding.axis_types import whole
 from resjax.typing import Array, aligned, rounded
 
 
@@ -178,7 +179,9 @@ def _project_backward(saved: tuple[Array, Array], grad: Array) -> tuple[Array, A
   d_hidden = jnp.einsum(
     "...tv,vd->...td", grad, head.astype(hidden.dtype), preferred_element_type=jnp.float32
   )
-  d_head = jnp.einsum("...tv,...td->vd", grad, hidden, preferred_element_type=jnp.float32)
+  d_head = jnp.einsum(
+    "...tv,...td->vd", grad, hidden, preferred_element_type=jnp.float32, out_sharding=whole()
+  )
   return rounded(d_hidden, hidden.dtype), d_head
 
 

@@ -59,7 +59,7 @@ ALLOWED = {
     "manifest",
     "terminal",
   },
-  "losses": {"typing"},
+  "losses": {"typing", "sharding"},
   "metrics": {"typing", "hardware"},
   "statistics": set(),
   "optim": {"typing", "ranges"},

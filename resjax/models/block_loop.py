@@ -359,9 +359,8 @@ def _reverse_close(loops: _Loops, block: Array, d: _Collected) -> tuple[tuple[Ar
   """Returns the cotangents of the sources that the last layer of a block left, and of `running`."""
   sizes = loops.sizes
   d_appended = tuple(_row(d.bank, sizes.num_valid(block) + k) for k in range(sizes.appended))
-  recent = (jax.eval_shape(partial(_row, i=0), d.bank),) * sizes.recent
-  transposed: Any = jax.linear_transpose(loops.close_block, recent, d.running)
-  return transposed((d_appended, d.running))
+  anywhere = (_row(d.bank, 0),) * sizes.recent  # it is linear
+  return jax.vjp(loops.close_block, anywhere, d.running)[1]((d_appended, d.running))
 
 
 _run.defvjp(partial(_forward, True), _backward)

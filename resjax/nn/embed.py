@@ -6,6 +6,7 @@ from flax import nnx
 
 from resjax.nn.keys import Keys
 from resjax.sharding import Layout
+from resjax.sharding.axis_types import take_rows
 from resjax.typing import Array
 
 # TPUs keep narrower rows as if they were so wide.
@@ -57,7 +58,7 @@ class Embedding(nnx.Module):
     exchanged = [*self.layout.by_columns()] if width >= _LANES else []
     layouts = [*exchanged, self.layout]
     table = parameter[...] if exchanged else self.layout.constrain(parameter[...], axis, "embed")
-    rows = jnp.take(table, layouts[0].constrain(index, "batch", "tokens"), axis=0)
+    rows = take_rows(table, layouts[0].constrain(index, "batch", "tokens"))
     # The cast comes after the lookup, so that the gradient of a frequent token, which is a long
     # sum, is summed in float32.
     rows = rows.astype(self.dtype)

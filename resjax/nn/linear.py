@@ -12,6 +12,7 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
 from resjax.sharding import Layout
+from resjax.sharding.axis_types import cotangent, whole
 from resjax.typing import Array, aligned, rounded, wide_dtype
 
 PRODUCT = "product"  # the name of every linear map's result, for policies of recomputation
@@ -154,9 +155,11 @@ def _affine_backward(form: _Form, saved: _Saved, grad: Array) -> tuple[Array, Ar
   outer = range(count, grad.ndim), range(len(d_in), weights.ndim)
   d_x = _product(grad, weights, outer, form.split[1], like.dtype)
   joined = grad.reshape(*grad.shape[:count], math.prod(d_out))
-  d_kernel = lax.dot_general(x, joined, ((rows, rows), ((), ())), preferred_element_type=wide)
-  d_bias = None if bias is None else jnp.sum(joined, rows, wide).astype(bias.dtype)
-  return d_x, d_kernel.reshape(kernel.shape).astype(kernel.dtype), d_bias
+  d_kernel = lax.dot_general(
+    x, joined, ((rows, rows), ((), ())), preferred_element_type=wide, out_sharding=whole()
+  )
+  d_bias = None if bias is None else jnp.sum(joined, rows, wide)
+  return d_x, cotangent(d_kernel.reshape(kernel.shape), kernel), cotangent(d_bias, bias)
 
 
 _affine.defvjp(_affine_forward, _affine_backward)

@@ -5,7 +5,7 @@ whose cotangents must have the types of its arguments, and where a product or re
 Under Auto axes, and without a mesh, all functions here do nothing.
 """
 
-from typing import overload
+from typing import Any, overload
 
 import jax
 from jax import lax
@@ -45,10 +45,12 @@ def laid_out(x: Array, spec: PartitionSpec) -> Array:
 
 def typed_like(x: Array, like: Array | jax.ShapeDtypeStruct) -> Array:
   """Returns new values x [..., axes of `like`] that lie, and vary over devices, as `like` does."""
-  kind = jax.typeof(like)
   parts = _varying(like) - _varying(x)
   if parts:
     x = lax.pcast(x, tuple(sorted(parts)), to="varying")
+  if not _has_explicit_axes():
+    return x
+  kind = jax.typeof(like)
   return laid_out(x, PartitionSpec(*[None] * (x.ndim - len(kind.shape)), *kind.sharding.spec))
 
 
@@ -64,11 +66,21 @@ def reshape_front(x: Array, count: int, *sizes: int) -> Array:
   return lax.reshape(x, (*sizes, *x.shape[count:]), out_sharding=out)
 
 
+def take_rows(table: Array, index: Array) -> Array:
+  """Returns the rows [..., D] of a table [V, D] that an index names; they lie as the index does."""
+  out = PartitionSpec(*jax.typeof(index).sharding.spec, None) if _has_explicit_axes() else None
+  return table.at[index].get(mode="fill", out_sharding=out)
+
+
 def _has_explicit_axes() -> bool:
   return bool(jax.sharding.get_abstract_mesh().explicit_axes)
 
 
 def _varying(x: Array | jax.ShapeDtypeStruct) -> frozenset[str]:
   """Returns the Manual axes along which devices see other values of x."""
-  kind = jax.typeof(x)
-  return frozenset(kind.manual_axis_type.varying if hasattr(kind, "manual_axis_type") else kind.vma)
+  # A shape is asked itself: where some axes alone are Manual, JAX knows no type of it.
+  kind: Any = x if isinstance(x, jax.ShapeDtypeStruct) else jax.typeof(x)
+  if hasattr(kind, "manual_axis_type"):
+    axes = kind.manual_axis_type
+    return frozenset() if axes is None else frozenset(axes.varying)
+  return frozenset(kind.vma or ())

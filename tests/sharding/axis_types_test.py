@@ -11,9 +11,11 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from resjax import combinators
+from resjax.models.loss import loss_sums
 from resjax.models.residual_stream import ResidualStream
 from resjax.testing import toy
 from resjax.testing.compare import assert_close
+from tests.helpers import decoders
 
 L, D = 3, 8
 X = np.random.default_rng(0).normal(size=(4, 8, D)).astype(np.float32)
@@ -63,15 +65,15 @@ def mesh(kind):
   return jax.make_mesh((2, 4), ("data", "model"), axis_types=(kind,) * 2)
 
 
-def manual(f):
-  """f on the rows of each device, whose losses are added."""
+def manual(f, axes=("data", "model")):
+  """f on the rows of each device, whose losses are added; the compiler has the other axes."""
 
   def local(params, x):
     value, (d_params, d_x) = f(params, x)
     return jax.lax.psum(value, "data"), (d_params, d_x)
 
   specs = {"in_specs": (P(), P("data")), "out_specs": (P(), (P(), P("data")))}
-  return jax.shard_map(local, mesh=mesh(AxisType.Auto), **specs)
+  return jax.shard_map(local, mesh=mesh(AxisType.Auto), axis_names=set(axes), **specs)
 
 
 @functools.cache
@@ -92,6 +94,7 @@ def test_explicit_and_manual_axes_fit_the_types_of_all(name):
     f, params = network(name, scan)
     if name != "muddformer" or not refuses_gelu():  # its weights pass a GELU
       jax.eval_shape(manual(f), params, X)
+      jax.eval_shape(manual(f, ["data"]), params, X)
     explicit = mesh(AxisType.Explicit)
     with jax.set_mesh(explicit):
       for spec in SPECS.values():
@@ -130,11 +133,33 @@ def test_values_and_gradients_are_those_of_one_device(name, spec, kind):
   assert_close(jax.device_get(got), expected(name, scan), ROUNDING)
 
 
+@pytest.mark.parametrize("axes", [("data", "model"), ("data",)])
 @pytest.mark.parametrize("name", ["mhc", "attn_res"])
-def test_values_and_gradients_in_a_shard_map_are_those_of_one_device(name):
+def test_values_and_gradients_in_a_shard_map_are_those_of_one_device(name, axes):
   scan = name == "attn_res"
   f, params = network(name, scan)
-  assert_close(jax.device_get(jax.jit(manual(f))(params, X)), expected(name, scan), ROUNDING)
+  got = jax.device_get(jax.jit(manual(f, axes))(params, X))
+  assert_close(got, expected(name, scan), ROUNDING)
+
+
+@pytest.mark.parametrize("style, name", [("gpt2", "standard"), ("llama", "block_attn_res")])
+def test_a_decoder_takes_rows_that_lie_on_explicit_axes(style, name):
+  config = decoders.config(style, name)
+  graphdef, params = nnx.split(decoders.decoder(config))
+  tokens = decoders.tokens(config, batch=4, length=8)
+
+  def loss(params, tokens):
+    ones = jnp.ones_like(tokens)
+    positions = jnp.broadcast_to(jnp.arange(8, dtype=jnp.int32), tokens.shape)
+    texts = {"inputs": tokens, "targets": tokens, "segment_ids": ones, "positions": positions}
+    return loss_sums(nnx.merge(graphdef, params), texts, chunk_size=16).nats
+
+  gradient = jax.jit(jax.value_and_grad(loss))
+  want = jax.device_get(gradient(params, tokens))
+  made = mesh(AxisType.Explicit)
+  with jax.set_mesh(made):
+    got = gradient(params, jax.device_put(tokens, NamedSharding(made, P("data"))))
+  assert_close(jax.device_get(got), want, ROUNDING)
 
 
 def test_a_part_of_the_width_is_refused_in_one_line():
