@@ -157,8 +157,9 @@ def _goes_away(folder: LiteralPath) -> bool:
   """Returns whether a checkpoint that could not be read is gone, or soon is, for a newer one."""
   end = time.monotonic() + _PATIENCE
   while folder.exists():
-    steps = [str(step) for step in saved_steps(folder.parent)]
-    if folder.name in steps[-1:] or folder.name not in steps or time.monotonic() > end:
+    # It may be gone since it was looked at, so it need not be among them.
+    newer = folder.name.isdecimal() and saved_steps(folder.parent)[-1:] > [int(folder.name)]
+    if not newer or time.monotonic() > end:
       return False
     time.sleep(_POLL)
   return True

@@ -69,6 +69,20 @@ def test_a_named_one_was_replaced(tmp_path):
     restore.read_newest(str(folder / "1"), "--checkpoint", read)
 
 
+def test_one_may_go_while_the_others_are_listed(tmp_path, monkeypatch):
+  fill(tmp_path, 1, 2)
+  os.unlink(tmp_path / "1" / "params" / "manifest.ocdbt")
+  saved_steps = reader.saved_steps
+
+  def listed(folder):
+    shutil.rmtree(tmp_path / "1", ignore_errors=True)
+    return saved_steps(folder)
+
+  monkeypatch.setattr(reader, "saved_steps", listed)
+  with pytest.raises(Replaced, match="/1 was deleted while it was read"):
+    restore_params(tmp_path / "1", WANTED)
+
+
 def test_one_that_stays_is_damaged(tmp_path, monkeypatch):
   fill(tmp_path, 1, 2)
   monkeypatch.setattr(reader, "_PATIENCE", 0.1)
