@@ -179,8 +179,8 @@ def _check_files(folder: epath.Path) -> None:
           continue
         with locations.open_regular(path) as file:
           size = os.fstat(file.fileno()).st_size
-      except FileNotFoundError:  # a partial file that got its name meanwhile; the manifest decides
-        continue
+      except FileNotFoundError:
+        continue  # a partial file that got its name meanwhile; the manifest decides
       except (OSError, ValueError) as error:
         if manifest.is_outside(error):
           raise
