@@ -1,13 +1,16 @@
-"""The packages of the wheel: `launch` and `configs` lie inside `resjax.shipped` there."""
+"""The packages of the wheel: `launch` and `configs` lie inside `resjax.shipped` there.
+
+Benchmarks measure a checkout and stay out of it.
+"""
 
 from setuptools import find_packages, setup
 
-SHIPPED = ("launch", "configs")
+SHIPPED = {"include": ["launch*", "configs*"], "exclude": ["launch.bench*"]}
 
 setup(
   packages=[
     *find_packages(include=["resjax", "resjax.*"]),
-    *(f"resjax.shipped.{name}" for name in find_packages(include=[f"{n}*" for n in SHIPPED])),
+    *(f"resjax.shipped.{name}" for name in find_packages(**SHIPPED)),
   ],
-  package_dir={f"resjax.shipped.{name}": name for name in SHIPPED},
+  package_dir={f"resjax.shipped.{name}": name for name in ("launch", "configs")},
 )

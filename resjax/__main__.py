@@ -31,7 +31,7 @@ COMMANDS = {
   },
   "before a run": {
     "aot": "compile for accelerators that are not there: memory, speed",
-    "bench": "benchmarks of kernels, steps, decoding and others",
+    "bench": "in a checkout: benchmarks of kernels, steps, decoding",
     "depth_retrieval": "which systems can learn to pick a layer",
   },
   "machines and shells": {
@@ -77,6 +77,11 @@ def _complete(words: list[str]) -> None:
 def _run(name: str, words: list[str]) -> None:
   """Runs a command as `python -m launch.NAME` does in a checkout."""
   shipped.make_importable()
+  if find_spec(f"launch.{name}") is None:
+    _fail(
+      f"resjax {name} measures a checkout and is not in the wheel; clone the repository and run "
+      f"`pip install -e .` there"
+    )
   sys.argv = ["-m", *words]  # what Python writes there at first, see launch/__init__.py
   try:
     runpy.run_module(f"launch.{name}", run_name="__main__", alter_sys=True)

@@ -1,6 +1,5 @@
 """Imports point down the layout, stay away from other frameworks, and configs import neither."""
 
-import ast
 import json
 import os
 import re
@@ -10,6 +9,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+
+from tests.structure import imported, python_files, room
 
 ROOT = Path(__file__).parents[1]
 FORBIDDEN = {"tensorflow", "torch", "transformers", "tokamax", "sklearn", "statsmodels"}
@@ -122,32 +123,12 @@ ALLOWED["actions"] = BASE | {"runs", "train", "experiment", "measured_models"}
 ALLOWED["__init__"] = {"_version", "extras", "actions"}
 
 
-def python_files(*folders):
-  return [path for folder in folders for path in sorted((ROOT / folder).rglob("*.py"))]
-
-
-def imported(path):
-  """Absolute names of everything that a file imports, inside functions too."""
-  names = set()
-  for node in ast.walk(ast.parse(path.read_text())):
-    if isinstance(node, ast.Import):
-      names |= {alias.name for alias in node.names}
-    elif isinstance(node, ast.ImportFrom):
-      assert node.level == 0, f"{path}: relative import"
-      names |= {f"{node.module}.{alias.name}" for alias in node.names}
-  return names
-
-
-def part(path):
-  return path.relative_to(ROOT / "resjax").parts[0].removesuffix(".py")
-
-
 def test_imports_point_down():
   wrong = []
   for path in python_files("resjax"):
     for name in imported(path):
       parts = name.split(".")
-      if parts[0] == "resjax" and parts[1] not in ALLOWED[part(path)] | {part(path)}:
+      if parts[0] == "resjax" and parts[1] not in ALLOWED[room(path)] | {room(path)}:
         wrong.append(f"{path.relative_to(ROOT)} imports {name}")
   assert not wrong
 

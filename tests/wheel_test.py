@@ -45,12 +45,16 @@ def test_every_file_is_there(site):
   installed = files(site / "resjax")
   assert files(ROOT / "resjax") <= installed
   for name in ("launch", "configs"):
-    assert {Path("shipped", name) / path for path in files(ROOT / name)} <= installed
+    paths = {Path(name) / path for path in files(ROOT / name)}
+    shipped = {path for path in paths if not path.is_relative_to("launch/bench")}
+    assert {path for path in installed if path.is_relative_to(Path("shipped", name))} == {
+      Path("shipped") / path for path in shipped
+    }
 
 
 @pytest.mark.slow
 def test_commands_run_from_an_empty_folder(site, tmp_path):
-  def resjax(*words):
+  def resjax(*words, code=0):
     done = subprocess.run(
       [sys.executable, str(site / "bin" / "resjax"), *words],
       cwd=tmp_path,
@@ -58,10 +62,13 @@ def test_commands_run_from_an_empty_folder(site, tmp_path):
       capture_output=True,
       text=True,
     )
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == code, done.stderr
     return done.stdout + done.stderr
 
   assert "  train " in resjax("--help")
+  said = resjax("bench", "kernels", code=1)
+  assert said.startswith("error: resjax bench measures a checkout") and said.count("\n") == 1
+  assert " --top_k=" in resjax("completion", "bash")
   runs.write_text(tmp_path)
   command = runs.small_command(tmp_path, tmp_path / "run")
   small = command[command.index("--config=configs/tiny.py") + 1 :]
