@@ -1,34 +1,23 @@
-"""Residual combinators: what a sublayer reads from the depth state, and how it writes to it."""
+"""Residual combinators: what a sublayer reads from the depth state, and how it writes to it.
 
-from resjax.combinators.attenuation import Attenuation as Attenuation
-from resjax.combinators.attn_res import AttnRes as AttnRes
-from resjax.combinators.attn_res import BlockAttnRes as BlockAttnRes
+  from flax import nnx
+  from resjax import combinators
+
+  combinator = combinators.build("mhc", num_layers=12, d_model=768, rngs=nnx.Rngs(0))
+
+The class of a system is imported when it is asked for, here or by its name.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from resjax.combinators.base import FAMILIES as FAMILIES
 from resjax.combinators.base import Combinator as Combinator
 from resjax.combinators.base import TokenContext as TokenContext
 from resjax.combinators.base import Views as Views
-from resjax.combinators.deep_cross_attention import DeepCrossAttention as DeepCrossAttention
-from resjax.combinators.deep_delta import DeepDelta as DeepDelta
-from resjax.combinators.deepnorm import DeepNorm as DeepNorm
-from resjax.combinators.delta_ablation import DeltaAblation as DeltaAblation
-from resjax.combinators.delta_attn_res import DeltaAttnRes as DeltaAttnRes
-from resjax.combinators.delta_attn_res import DeltaBlockAttnRes as DeltaBlockAttnRes
-from resjax.combinators.dense import DenseFormer as DenseFormer
-from resjax.combinators.depth_attention import DepthAttention as DepthAttention
-from resjax.combinators.elc import ELC as ELC
-from resjax.combinators.gate import Gate as Gate
-from resjax.combinators.gated_residual import GatedResidual as GatedResidual
-from resjax.combinators.highway import Highway as Highway
-from resjax.combinators.hyper_connections import HyperConnections as HyperConnections
-from resjax.combinators.independent_hc import IndependentHC as IndependentHC
-from resjax.combinators.laurel import Gemma3nLaurel as Gemma3nLaurel
-from resjax.combinators.laurel import Laurel as Laurel
-from resjax.combinators.mhc import MHC as MHC
-from resjax.combinators.mhc import MHCLite as MHCLite
-from resjax.combinators.muddformer import MUDDFormer as MUDDFormer
-from resjax.combinators.multi_gate import MultiGate as MultiGate
 from resjax.combinators.outside import section as section
 from resjax.combinators.pre_norm import PreNorm as PreNorm
+from resjax.combinators.registry import SYSTEMS as SYSTEMS
 from resjax.combinators.registry import build as build
 from resjax.combinators.registry import get as get
 from resjax.combinators.registry import load as load
@@ -36,9 +25,47 @@ from resjax.combinators.registry import missing_section as missing_section
 from resjax.combinators.registry import names as names
 from resjax.combinators.registry import options as options
 from resjax.combinators.registry import register as register
-from resjax.combinators.rezero_layerscale import LayerScale as LayerScale
-from resjax.combinators.rezero_layerscale import ReZero as ReZero
-from resjax.combinators.source import SourceCombinator as SourceCombinator
-from resjax.combinators.standard import Standard as Standard
-from resjax.combinators.unet_skips import UNetSkips as UNetSkips
-from resjax.combinators.x0_residual import X0Residual as X0Residual
+
+if TYPE_CHECKING:
+  from resjax.combinators.attenuation import Attenuation as Attenuation
+  from resjax.combinators.attn_res import AttnRes as AttnRes
+  from resjax.combinators.attn_res import BlockAttnRes as BlockAttnRes
+  from resjax.combinators.deep_cross_attention import DeepCrossAttention as DeepCrossAttention
+  from resjax.combinators.deep_delta import DeepDelta as DeepDelta
+  from resjax.combinators.deepnorm import DeepNorm as DeepNorm
+  from resjax.combinators.delta_ablation import DeltaAblation as DeltaAblation
+  from resjax.combinators.delta_attn_res import DeltaAttnRes as DeltaAttnRes
+  from resjax.combinators.delta_attn_res import DeltaBlockAttnRes as DeltaBlockAttnRes
+  from resjax.combinators.dense import DenseFormer as DenseFormer
+  from resjax.combinators.depth_attention import DepthAttention as DepthAttention
+  from resjax.combinators.elc import ELC as ELC
+  from resjax.combinators.gate import Gate as Gate
+  from resjax.combinators.gated_residual import GatedResidual as GatedResidual
+  from resjax.combinators.highway import Highway as Highway
+  from resjax.combinators.hyper_connections import HyperConnections as HyperConnections
+  from resjax.combinators.independent_hc import IndependentHC as IndependentHC
+  from resjax.combinators.laurel import Gemma3nLaurel as Gemma3nLaurel
+  from resjax.combinators.laurel import Laurel as Laurel
+  from resjax.combinators.mhc import MHC as MHC
+  from resjax.combinators.mhc import MHCLite as MHCLite
+  from resjax.combinators.muddformer import MUDDFormer as MUDDFormer
+  from resjax.combinators.multi_gate import MultiGate as MultiGate
+  from resjax.combinators.rezero_layerscale import LayerScale as LayerScale
+  from resjax.combinators.rezero_layerscale import ReZero as ReZero
+  from resjax.combinators.source import SourceCombinator as SourceCombinator
+  from resjax.combinators.standard import Standard as Standard
+  from resjax.combinators.unet_skips import UNetSkips as UNetSkips
+  from resjax.combinators.x0_residual import X0Residual as X0Residual
+
+_MODULES = {path.partition(".")[2]: path.partition(".")[0] for path in SYSTEMS.values()}
+_MODULES["SourceCombinator"] = "source"
+
+
+def __getattr__(name: str) -> Any:
+  if name not in _MODULES:
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+  return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+  return sorted({*globals(), *_MODULES})

@@ -1,6 +1,7 @@
 """Combinators by name."""
 
 import difflib
+import importlib
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
@@ -9,66 +10,46 @@ from flax import nnx
 
 from resjax import ranges
 from resjax.combinators import outside
-from resjax.combinators.attenuation import Attenuation
-from resjax.combinators.attn_res import AttnRes, BlockAttnRes
 from resjax.combinators.base import SIZES, Combinator
-from resjax.combinators.deep_cross_attention import DeepCrossAttention
-from resjax.combinators.deep_delta import DeepDelta
-from resjax.combinators.deepnorm import DeepNorm
-from resjax.combinators.delta_ablation import DeltaAblation
-from resjax.combinators.delta_attn_res import DeltaAttnRes, DeltaBlockAttnRes
-from resjax.combinators.dense import DenseFormer
-from resjax.combinators.depth_attention import DepthAttention
-from resjax.combinators.elc import ELC
-from resjax.combinators.gate import Gate
-from resjax.combinators.gated_residual import GatedResidual
-from resjax.combinators.highway import Highway
-from resjax.combinators.hyper_connections import HyperConnections
-from resjax.combinators.independent_hc import IndependentHC
-from resjax.combinators.laurel import Gemma3nLaurel, Laurel
-from resjax.combinators.mhc import MHC, MHCLite
-from resjax.combinators.muddformer import MUDDFormer
-from resjax.combinators.multi_gate import MultiGate
-from resjax.combinators.rezero_layerscale import LayerScale, ReZero
-from resjax.combinators.standard import Standard
-from resjax.combinators.unet_skips import UNetSkips
-from resjax.combinators.x0_residual import X0Residual
 from resjax.sharding import Layout
 
 _MOST = 1 << 16  # of whole numbers: no option counts more than the values of a head
 
 Class = TypeVar("Class", bound=type[Combinator])
 
-_REGISTRY: dict[str, type[Combinator]] = {
-  "standard": Standard,
-  "attenuation": Attenuation,
-  "gate": Gate,
-  "rezero": ReZero,
-  "layerscale": LayerScale,
-  "highway": Highway,
-  "deepnorm": DeepNorm,
-  "x0_residual": X0Residual,
-  "unet_skips": UNetSkips,
-  "laurel": Laurel,
-  "gemma3n_laurel": Gemma3nLaurel,
-  "attn_res": AttnRes,
-  "block_attn_res": BlockAttnRes,
-  "delta_attn_res": DeltaAttnRes,
-  "delta_block_attn_res": DeltaBlockAttnRes,
-  "delta_ablation": DeltaAblation,
-  "depth_attention": DepthAttention,
-  "deep_delta": DeepDelta,
-  "denseformer": DenseFormer,
-  "elc": ELC,
-  "deep_cross_attention": DeepCrossAttention,
-  "muddformer": MUDDFormer,
-  "hyper_connections": HyperConnections,
-  "mhc": MHC,
-  "independent_hc": IndependentHC,
-  "mhc_lite": MHCLite,
-  "gated_residual": GatedResidual,
-  "multi_gate": MultiGate,
+# Where the class of each system of resjax lies, below `resjax.combinators`.
+SYSTEMS = {
+  "standard": "standard.Standard",
+  "attenuation": "attenuation.Attenuation",
+  "gate": "gate.Gate",
+  "rezero": "rezero_layerscale.ReZero",
+  "layerscale": "rezero_layerscale.LayerScale",
+  "highway": "highway.Highway",
+  "deepnorm": "deepnorm.DeepNorm",
+  "x0_residual": "x0_residual.X0Residual",
+  "unet_skips": "unet_skips.UNetSkips",
+  "laurel": "laurel.Laurel",
+  "gemma3n_laurel": "laurel.Gemma3nLaurel",
+  "attn_res": "attn_res.AttnRes",
+  "block_attn_res": "attn_res.BlockAttnRes",
+  "delta_attn_res": "delta_attn_res.DeltaAttnRes",
+  "delta_block_attn_res": "delta_attn_res.DeltaBlockAttnRes",
+  "delta_ablation": "delta_ablation.DeltaAblation",
+  "depth_attention": "depth_attention.DepthAttention",
+  "deep_delta": "deep_delta.DeepDelta",
+  "denseformer": "dense.DenseFormer",
+  "elc": "elc.ELC",
+  "deep_cross_attention": "deep_cross_attention.DeepCrossAttention",
+  "muddformer": "muddformer.MUDDFormer",
+  "hyper_connections": "hyper_connections.HyperConnections",
+  "mhc": "mhc.MHC",
+  "independent_hc": "independent_hc.IndependentHC",
+  "mhc_lite": "mhc.MHCLite",
+  "gated_residual": "gated_residual.GatedResidual",
+  "multi_gate": "multi_gate.MultiGate",
 }
+
+_REGISTRY: dict[str, str | type[Combinator]] = dict(SYSTEMS)  # a class once it was asked for
 
 
 def register(name: str) -> Callable[[Class], Class]:
@@ -92,7 +73,7 @@ def register(name: str) -> Callable[[Class], Class]:
     if not (isinstance(name, str) and name.isidentifier()):
       raise ValueError(f"{name!r} cannot name a combinator; allowed: a Python identifier")
     outside.check_class(cls, name)
-    known = _REGISTRY.get(name)
+    known = _loaded(name) if name in _REGISTRY else None
     if known and (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
       raise ValueError(
         f"the combinator name {name!r} belongs to {known.__module__}.{known.__qualname__}; "
@@ -141,7 +122,7 @@ def get(name: str) -> type[Combinator]:
     ValueError: there is no such combinator, or its package cannot be imported.
   """
   if name in _REGISTRY:
-    return _REGISTRY[name]
+    return _loaded(name)
   if outside.is_import(name):
     raise ValueError(
       f"{name!r} names code, which is not imported because a file names it; if you trust it, give "
@@ -155,7 +136,17 @@ def get(name: str) -> type[Combinator]:
       "named module:Class"
     )
   cls = outside.load_entry_point(name)
-  return _REGISTRY.setdefault(name, cls)  # its module may have registered it
+  _REGISTRY.setdefault(name, cls)  # its module may have registered it
+  return _loaded(name)
+
+
+def _loaded(name: str) -> type[Combinator]:
+  known = _REGISTRY[name]
+  if isinstance(known, str):
+    module, _, cls = known.partition(".")
+    known = getattr(importlib.import_module(f"resjax.combinators.{module}"), cls)
+    _REGISTRY[name] = known
+  return known
 
 
 def missing_section(residual: Mapping[str, Any], name: str) -> dict[str, dict[str, Any]]:

@@ -61,7 +61,7 @@ def copied(tmp_path_factory):
   """A copy of the checkout that has the new system."""
   root = tmp_path_factory.mktemp("checkout")
   checkouts.copy(root, "resjax", "configs", "tests", "setup.cfg", "pyproject.toml", "ruff.toml")
-  assert follow(root) == 5
+  assert follow(root) == 4
   return root
 
 
