@@ -68,7 +68,8 @@ class DeepDelta(Combinator):
   The gradient norm at init grows by about 1.2 times per layer: only the direction of o is used, and
   ∂k/∂o = (I − k kᵀ) / ‖o‖ is large where o is small. A decoder of width 32 with matrices of
   deviation 0.02 has a norm of 21 with 6 layers, 7e2 with 24 and 8e7 with 96, and with some hundreds
-  it is infinite in float32: take fewer layers then, or another system.
+  it is infinite in float32. With 96 layers beta_init=0.1 makes it 2e2, and 0.01 makes it 3, as does
+  eps=0.1, which bounds ∂k/∂o by 1 / eps; matrices of deviation 0.2 or value="sigmoid" do not help.
 
   The released code differs from the paper: v = 4 σ(W_v x_in + b), from the input without norm
   (value="sigmoid"); one compressor for all sites of a layer (shared_compressor); its channel

@@ -281,5 +281,6 @@ def _if_depth(loss: float, grad_norm: float) -> str:
     return ""
   return (
     "; if it is so from the first step on, the gradient grows too much with depth: lower "
-    "config.model.num_layers, or take another config.model.residual.name"
+    "config.model.num_layers, or with deep_delta its beta_init, or raise its eps, or take another "
+    "config.model.residual.name"
   )
