@@ -80,7 +80,7 @@ def _run(name: str, words: list[str]) -> None:
   if find_spec(f"launch.{name}") is None:
     _fail(
       f"resjax {name} measures a checkout and is not in the wheel; clone the repository and run "
-      f"`pip install -e .` there"
+      "`pip install -e .` there"
     )
   sys.argv = ["-m", *words]  # what Python writes there at first, see launch/__init__.py
   try:

@@ -17,7 +17,7 @@ from resjax.combinators.base import TokenContext as TokenContext
 from resjax.combinators.base import Views as Views
 from resjax.combinators.outside import section as section
 from resjax.combinators.pre_norm import PreNorm as PreNorm
-from resjax.combinators.registry import SYSTEMS as SYSTEMS
+from resjax.combinators.registry import SYSTEMS
 from resjax.combinators.registry import build as build
 from resjax.combinators.registry import get as get
 from resjax.combinators.registry import load as load
