@@ -16,7 +16,7 @@ see `resjax.processes.initialize`.
 import jax
 from absl import flags
 
-from launch import cli, model_flags
+from launch import cli, text_flags
 from resjax import locations, processes, terminal, typed_json
 from resjax.actions import analysis
 from resjax.analysis.alignment import READINGS
@@ -49,7 +49,7 @@ def main() -> None:
   analysis.check_text(_TEXT.value)
   cli.check_text(_TEXT.value or "", "--text")
   found = [_sensitivity(path) for path in _SENSITIVITIES.value]
-  models = analysis.prepare(model_flags.load(), model_flags.read_text, _TEXT.value, found)
+  models = analysis.prepare(text_flags.load(), text_flags.read_text, _TEXT.value, found)
   folder = locations.path(_OUT.value, "--out", writable=True)
   if first:
     locations.make_folder(folder, "--out")

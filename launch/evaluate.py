@@ -20,7 +20,7 @@ from typing import Any
 import jax
 from absl import flags
 
-from launch import cli, subject_flags
+from launch import cli, model_flags
 from resjax import locations, processes, terminal
 from resjax.actions import scoring, tasks
 from resjax.actions.scoring import ScoringConfig
@@ -89,8 +89,8 @@ def main() -> None:
       "--text=licences=/usr/share/licenses"
     )
   config = _config()
-  paths = _all_checkpoints() if _EVERY.value else list(subject_flags.CHECKPOINTS.value)
-  loaders = subject_flags.loaders(paths)
+  paths = _all_checkpoints() if _EVERY.value else list(model_flags.CHECKPOINTS.value)
+  loaders = model_flags.loaders(paths)
   out = locations.path(_OUT.value, "--out", writable=True)
   if first:
     locations.make_folder(out, "--out")
@@ -109,7 +109,7 @@ def _config() -> ScoringConfig:
     _MAX_LENGTH.value,
     _strides(),
     _BOS.value,
-    subject_flags.BATCH_SIZE.value,
+    model_flags.BATCH_SIZE.value,
     _LIMIT.value,
     _FEWSHOT.value,
     _CHAT.value,
@@ -124,7 +124,7 @@ def _items(flag: flags.FlagHolder) -> list[str]:
 def _all_checkpoints() -> list[str]:
   """Returns all checkpoints of the runs of --checkpoint, each run's in order."""
   found = []
-  for path in subject_flags.CHECKPOINTS.value:
+  for path in model_flags.CHECKPOINTS.value:
     folder = locations.path(path, "--checkpoint") / "checkpoints"
     steps = saved_steps(folder)
     if not steps:
@@ -157,7 +157,7 @@ def _settings() -> dict[str, Any]:
 
 
 def _is_ours(module: str) -> bool:
-  return module in ("launch.evaluate", "launch.subject_flags", "__main__") or module.endswith(
+  return module in ("launch.evaluate", "launch.model_flags", "__main__") or module.endswith(
     "evaluate.py"
   )
 

@@ -50,11 +50,11 @@ def _export(saved: restore.Saved) -> None:
   # before the parameters are read
   form = huggingface.find_form(run.decoder, _WITH_CODE.value, _FOR.value)
   huggingface.check_target(_OUT.value, "--out")
-  model, params, tokenizer = restore.restore_model(run, saved)
+  model = restore.restore_model(run, saved)
   huggingface.export(
-    model.bind(params),
+    model.decoder,
     _OUT.value,
-    tokenizer=tokenizer,
+    tokenizer=model.tokenizer,
     dtype=_DTYPE.value,
     shard_bytes=int(_SHARD_GB.value * 1e9),
     with_code=_WITH_CODE.value,

@@ -6,17 +6,20 @@
 The same command in several processes samples together; see `resjax.processes.initialize`.
 """
 
+import dataclasses
+
 import jax
 from absl import flags
 
 from launch import cli
-from resjax import measured_models, processes, terminal
-from resjax.actions.sampling import sample, told
+from resjax import processes, terminal
+from resjax.actions import loading
 from resjax.data import prefix
 from resjax.data.tokenizer import END_OF_TEXT
-from resjax.measured_models import Subject
 from resjax.models.sampling import check_options
 from resjax.ranges import MAX_SEED
+from resjax.runs.sample import prefix_of_prompts, sample_text
+from resjax.trained_model import TrainedModel
 
 _CHECKPOINT = flags.DEFINE_string(
   "checkpoint", None, "Folder of a run, whose newest checkpoint is taken, or a checkpoint."
@@ -40,10 +43,10 @@ _SEED = flags.DEFINE_integer("seed", 0, "Seed of the random numbers.", 0, MAX_SE
 _SAMPLES = flags.DEFINE_integer("num_samples", 1, "Continuations of a prompt.", lower_bound=1)
 
 
-def _pretrained(folder: str) -> Subject:
+def _pretrained(folder: str) -> TrainedModel:
   """Returns the model of --hf."""
   processes.refuse_several("resjax generate --hf")
-  return measured_models.from_huggingface(folder, ignore=_IGNORED.value)
+  return loading.from_huggingface(folder, ignore=_IGNORED.value)
 
 
 def main() -> None:
@@ -63,11 +66,11 @@ def main() -> None:
     cli.check_text(prompt, "--prompt")
   cli.check_text(_STOP.value, "--stop")
   check_options(_TEMPERATURE.value, _TOP_K.value, _TOP_P.value)
-  subject = _pretrained(folder) if folder else measured_models.from_workdir(checkpoint or "")
-  subject = subject.with_bos(_BOS.value)
+  model = _pretrained(folder) if folder else loading.from_workdir(checkpoint or "")
+  model = dataclasses.replace(model, bos=_BOS.value)
   prompts = [prompt for prompt in _PROMPTS.value for _ in range(_SAMPLES.value)]
-  texts = sample(
-    subject,
+  texts = sample_text(
+    model,
     prompts,
     num_tokens=_NUM_TOKENS.value,
     temperature=_TEMPERATURE.value,
@@ -79,7 +82,7 @@ def main() -> None:
   if jax.process_index() == 0:
     pairs = zip(prompts, texts, strict=True)
     print("\n----\n".join(prompt + text for prompt, text in pairs), flush=True)
-    terminal.say(terminal.console(stderr=True), told(subject, prompts))
+    terminal.say(terminal.console(stderr=True), prefix_of_prompts(model, prompts))
   processes.shutdown()
 
 

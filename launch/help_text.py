@@ -14,8 +14,8 @@ _SETTINGS = (
 )
 # Modules whose flags several commands have -> the title of their group.
 _SHARED = {
-  "launch.subject_flags": "models",
-  "launch.model_flags": "text",
+  "launch.model_flags": "models",
+  "launch.text_flags": "text",
   "launch.outside": "combinators of other packages",
   "launch.cli": "every command",
 }

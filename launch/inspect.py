@@ -32,8 +32,8 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from launch import cli, model_flags
-from resjax import locations, measured_models, processes, terminal
+from launch import cli, text_flags
+from resjax import locations, processes, terminal
 from resjax.analysis import depth_positions, plots
 from resjax.analysis.alignment import to_plain
 from resjax.analysis.attribution import Attribution, attribute
@@ -43,8 +43,8 @@ from resjax.analysis.report import reading_figures
 from resjax.analysis.report.heat_table import visible
 from resjax.analysis.tuned_lens import Comparison, save, train
 from resjax.locations import Location
-from resjax.measured_models import Subject
 from resjax.runs import restore
+from resjax.trained_model import TrainedModel
 
 _WHAT = flags.DEFINE_enum("what", None, ("lens", "attribution", "patching"), "What to read.")
 _OUT = flags.DEFINE_string(
@@ -68,15 +68,15 @@ def main() -> None:
   cli.join()
   if _WHAT.value is None:
     raise ValueError("nothing to read; give --what=lens, --what=attribution or --what=patching")
-  if len(model_flags.CHECKPOINTS.value) + len(model_flags.FOLDERS.value) > 1:
+  if len(text_flags.CHECKPOINTS.value) + len(text_flags.FOLDERS.value) > 1:
     raise ValueError("several models; give one --checkpoint or one --hf")
-  (subject,) = model_flags.load()
+  (model,) = text_flags.load()
   folder = _folder()
   first = jax.process_index() == 0
   if first:
     locations.make_folder(folder, "--out")
   {"lens": _lens, "attribution": _attribution, "patching": _patching}[_WHAT.value](
-    subject, folder, terminal.console(quiet=not first)
+    model, folder, terminal.console(quiet=not first)
   )
   processes.shutdown()
 
@@ -84,24 +84,24 @@ def main() -> None:
 def _folder() -> Location:
   """Returns the folder to write to."""
   (root,) = [
-    *(str(restore.find(path, "--checkpoint").workdir) for path in model_flags.CHECKPOINTS.value),
-    *("runs" for _ in model_flags.FOLDERS.value),
+    *(str(restore.find(path, "--checkpoint").workdir) for path in text_flags.CHECKPOINTS.value),
+    *("runs" for _ in text_flags.FOLDERS.value),
   ]
   return locations.path(_OUT.value or f"{root}/{_WHAT.value}", "--out", writable=True)
 
 
-def _lens(subject: Subject, folder: Location, console: Console) -> None:
+def _lens(model: TrainedModel, folder: Location, console: Console) -> None:
   """Trains a tuned lens, saves it and shows how it compares with the logit lens."""
-  text = model_flags.read_text(subject)
+  text = text_flags.read_text(model)
   with _shown("training") as progress:
     lens, found = train(
-      subject.decoder,
+      model.decoder,
       text,
       steps=_STEPS.value,
       learning_rate=_RATE.value,
       progress=progress,
     )
-  positions = ProbeConfig().positions(subject.decoder.combinator)
+  positions = ProbeConfig().positions(model.decoder.combinator)
   table = _table("after", "KL logit", "KL tuned", "gain", "loss logit", "loss tuned")
   for row, name in enumerate(depth_positions.names(positions)):
     gain = f"{found.gain[row]:.4f} ±{found.gain_errors[row]:.4f}"
@@ -114,19 +114,19 @@ def _lens(subject: Subject, folder: Location, console: Console) -> None:
     "prediction; ±: standard error over rows",
   )
   facts = {"corpus": text.name, "steps": _STEPS.value, "learning_rate": _RATE.value}
-  fingerprint = measured_models.fingerprint(subject.decoder)
+  fingerprint = model.fingerprint()
   if jax.process_index() == 0:
     save(lens, folder, fingerprint)
-  _write(subject, folder, console, found, facts | {"positions": positions}, reading_figures.lens(
-    found, positions, f"{subject.name}  |  {text.name}"
+  _write(model, folder, console, found, facts | {"positions": positions}, reading_figures.lens(
+    found, positions, f"{model.name}  |  {text.name}"
   ))  # fmt: skip
 
 
-def _attribution(subject: Subject, folder: Location, console: Console) -> None:
+def _attribution(model: TrainedModel, folder: Location, console: Console) -> None:
   """Shows which parts of a logit each site and head wrote."""
-  tokens = _prompt(subject, _TEXT.value, "--text")
-  found = attribute(subject.decoder, tokens, _answers(subject, most=2))
-  names, sites = _words(subject, found.targets), subject.decoder.combinator.sites
+  tokens = _prompt(model, _TEXT.value, "--text")
+  found = attribute(model.decoder, tokens, _answers(model, most=2))
+  names, sites = _words(model, found.targets), model.decoder.combinator.sites
   table = _table("layer", *sites, "sum so far")
   parts = found.writes[1:].reshape(-1, len(sites))
   sums = found.writes[0] + np.cumsum(parts.sum(axis=1))
@@ -142,30 +142,30 @@ def _attribution(subject: Subject, folder: Location, console: Console) -> None:
     + f"; no heads: {found.no_heads}"
     * bool(found.no_heads),
   )
-  title = f"{subject.name}  |  logit of {of}"
-  facts = {"prompt": _words(subject, tokens), "answers": names}
-  _write(subject, folder, console, found, facts, reading_figures.attribution(found, title))
+  title = f"{model.name}  |  logit of {of}"
+  facts = {"prompt": _words(model, tokens), "answers": names}
+  _write(model, folder, console, found, facts, reading_figures.attribution(found, title))
 
 
-def _patching(subject: Subject, folder: Location, console: Console) -> None:
+def _patching(model: TrainedModel, folder: Location, console: Console) -> None:
   """Shows which states of one prompt bring its answer back into another one."""
-  clean = _prompt(subject, _TEXT.value, "--text")
-  corrupted = _prompt(subject, _CORRUPTED.value, "--corrupted")
+  clean = _prompt(model, _TEXT.value, "--text")
+  corrupted = _prompt(model, _CORRUPTED.value, "--corrupted")
   if np.array_equal(clean, corrupted):
     raise ValueError("--corrupted has the tokens of --text; give a prompt that differs in a word")
-  answers = _answers(subject, most=2)
+  answers = _answers(model, most=2)
   if len(answers) == 1:
     raise ValueError(f"--answer={_ANSWERS.value[0]!r} alone; give two answers to compare, or none")
   with _shown("patching") as progress:
     found = patch(
-      subject.decoder,
+      model.decoder,
       clean,
       corrupted,
       (answers[0], answers[1]) if answers else None,
       every=_EVERY.value,
       progress=progress,
     )
-  shares, words = found.recovered(found.patched), _words(subject, clean)
+  shares, words = found.recovered(found.patched), _words(model, clean)
   table = _table("after", "all tokens", "best single token")
   for row, name in enumerate(depth_positions.names(found.positions)):
     whole, best = (
@@ -174,18 +174,18 @@ def _patching(subject: Subject, folder: Location, console: Console) -> None:
     )
     table.add_row(name, f"{whole:.3f}", f"{shares[row, best]:.3f} at {best} {words[best]!r}")
   console.print(table)
-  names = _words(subject, found.answers)
+  names = _words(model, found.answers)
   _say(
     console,
     f"share of the logit difference of {names[0]!r} and {names[1]!r} that comes back; it is "
     f"{found.clean:.4f} for --text and {found.corrupted:.4f} for --corrupted",
   )
-  facts = {"prompt": words, "corrupted": _words(subject, corrupted), "answers": names}
-  title = f"{subject.name}  |  {names[0]!r} against {names[1]!r}"
-  _write(subject, folder, console, found, facts, reading_figures.patching(found, words, title))
+  facts = {"prompt": words, "corrupted": _words(model, corrupted), "answers": names}
+  title = f"{model.name}  |  {names[0]!r} against {names[1]!r}"
+  _write(model, folder, console, found, facts, reading_figures.patching(found, words, title))
 
 
-def _prompt(subject: Subject, text: str | None, flag: str) -> np.ndarray:
+def _prompt(model: TrainedModel, text: str | None, flag: str) -> np.ndarray:
   """Returns the tokens of a flag behind what stands in front of texts.
 
   Raises:
@@ -194,16 +194,16 @@ def _prompt(subject: Subject, text: str | None, flag: str) -> np.ndarray:
   if not text:
     raise ValueError(f'no prompt; give one, for example {flag}="The capital of France is"')
   cli.check_text(text, flag)
-  tokens = subject.prompt(text)
-  if len(tokens) > subject.seq_len:
+  tokens = model.prompt(text)
+  if len(tokens) > model.seq_len:
     raise ValueError(
-      f"{flag} is {len(tokens) - len(subject.prefix)} tokens of {subject.name}, whose rows have "
-      f"{subject.seq_len}, what stands before it included; give a shorter text"
+      f"{flag} is {len(tokens) - len(model.prefix)} tokens of {model.name}, whose rows have "
+      f"{model.seq_len}, what stands before it included; give a shorter text"
     )
   return tokens
 
 
-def _answers(subject: Subject, most: int) -> tuple[int, ...]:
+def _answers(model: TrainedModel, most: int) -> tuple[int, ...]:
   """Returns the tokens of --answers.
 
   Raises:
@@ -214,18 +214,18 @@ def _answers(subject: Subject, most: int) -> tuple[int, ...]:
   found = []
   for answer in _ANSWERS.value:
     cli.check_text(answer, "--answer")
-    tokens = subject.tokenizer.encode_batch([answer])[0]
+    tokens = model.tokenizer.encode_batch([answer])[0]
     if len(tokens) != 1:
       raise ValueError(
-        f"--answer={answer!r} is {len(tokens)} tokens of {subject.name}; give single tokens, "
+        f"--answer={answer!r} is {len(tokens)} tokens of {model.name}; give single tokens, "
         "often with the blank before them"
       )
     found.append(int(tokens[0]))
   return tuple(found)
 
 
-def _words(subject: Subject, tokens: Sequence[int] | np.ndarray) -> list[str]:
-  return [visible(subject.tokenizer.piece(int(token))) for token in tokens]
+def _words(model: TrainedModel, tokens: Sequence[int] | np.ndarray) -> list[str]:
+  return [visible(model.tokenizer.piece(int(token))) for token in tokens]
 
 
 @contextlib.contextmanager
@@ -260,7 +260,7 @@ def _say(console: Console, line: str) -> None:
 
 
 def _write(
-  subject: Subject,
+  model: TrainedModel,
   folder: Location,
   console: Console,
   found: Comparison | Attribution | Patching,
@@ -270,12 +270,12 @@ def _write(
   """Writes numbers and figure, and prints their places."""
   if jax.process_index() != 0:
     return
-  told = {"what": _WHAT.value, "model": subject.name, "prefix": subject.prefix_in_words}
+  told = {"what": _WHAT.value, "model": model.name, "prefix": model.prefix_in_words}
   values = told | facts | dataclasses.asdict(found)
   numbers, picture = folder / f"{_WHAT.value}_results.json", folder / f"{_WHAT.value}.png"
   locations.write_text(numbers, json.dumps(to_plain(values), indent=1, allow_nan=False) + "\n")
   plots.save(figure, picture)
-  _say(console, subject.prefix_in_words)
+  _say(console, model.prefix_in_words)
   for path in (numbers, picture):
     console.print(str(path), markup=False, highlight=False, soft_wrap=True)
 

@@ -18,14 +18,14 @@ from absl import flags
 from rich.console import Console
 from rich.progress import Progress
 
-from launch import cli, model_flags
+from launch import cli, text_flags
 from resjax import locations, processes, terminal
 from resjax.analysis.alignment import Alignment
 from resjax.analysis.interventions import sensitivity
 from resjax.analysis.path_intervention import check_supported
 from resjax.analysis.sensitivity import Sensitivity
 from resjax.locations import Location
-from resjax.measured_models import Subject
+from resjax.trained_model import TrainedModel
 
 _Number = TypeVar("_Number", int, float)
 
@@ -41,10 +41,10 @@ def main() -> None:
   cli.join()
   out = _out()
   alphas, layers = _numbers(_ALPHAS, float), _numbers(_LAYERS, int)
-  if len(model_flags.CHECKPOINTS.value) + len(model_flags.FOLDERS.value) > 1:
+  if len(text_flags.CHECKPOINTS.value) + len(text_flags.FOLDERS.value) > 1:
     raise ValueError("several models; give one --checkpoint or one --hf")
-  (subject,) = model_flags.load()
-  found = _measure(subject, alphas, layers)
+  (model,) = text_flags.load()
+  found = _measure(model, alphas, layers)
   if jax.process_index() == 0:
     console = terminal.console()
     show(found, console)
@@ -53,16 +53,16 @@ def main() -> None:
   processes.shutdown()
 
 
-def _measure(subject: Subject, alphas: list[float], layers: list[int]) -> Sensitivity:
-  check_supported(subject.decoder)  # before the text, which may take minutes
-  text = model_flags.read_text(subject)
+def _measure(model: TrainedModel, alphas: list[float], layers: list[int]) -> Sensitivity:
+  check_supported(model.decoder)  # before the text, which may take minutes
+  text = text_flags.read_text(model)
   console = terminal.console(stderr=True, quiet=jax.process_index() != 0)
   with Progress(console=console, transient=True) as bar:
     task = bar.add_task("evaluating", total=None)
     return sensitivity(
-      subject.decoder,
+      model.decoder,
       text,
-      model=subject.name,
+      model=model.name,
       alphas=alphas,
       layers=layers,
       sites=_SITES.value,

@@ -1,58 +1,63 @@
-"""Flags of the commands that measure trained models on one text: which models, which text."""
+"""Flags of the commands that load trained models: which models, on which mesh, how many rows."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from absl import flags
 
-from launch import subject_flags
-from launch.subject_flags import BATCH_SIZE, CHECKPOINTS, FOLDERS
-from resjax import measured_models
-from resjax.data import prefix
-from resjax.data.config import FORMATS
-from resjax.data.eval_text import MeasuredText
-from resjax.measured_models import Subject
+from configs import base
+from resjax.actions import loading
+from resjax.sharding import Layout, MeshConfig, Rules, ShardingConfig, make_layout
+from resjax.trained_model import TrainedModel
 
-__all__ = ["CHECKPOINTS", "FOLDERS", "load", "read_text"]
+_RULES = "fsdp_tp"  # the sharding rules of configs/base.py that have this name
 
-_DATA = flags.DEFINE_string(
-  "data",
-  None,
-  "Folder of a run, for the validation split of its corpora; or python-stdlib, a file, folder or "
-  "glob of text, JSON or Parquet, or tfds:NAME[/CONFIG]. Default: the first --checkpoint.",
+CHECKPOINTS = flags.DEFINE_multi_string(
+  "checkpoint", [], "Folder of a run, whose newest checkpoint is taken, or a checkpoint."
 )
-_FORMAT = flags.DEFINE_enum(
-  "data_format", "auto", FORMATS, "Format of files; auto: by what they hold."
+FOLDERS = flags.DEFINE_multi_string(
+  "hf", [], "Folder of a Hugging Face model: config.json, safetensors, tokenizer.json."
 )
-_FIELD = flags.DEFINE_string(
-  "data_field", "text", "Field of JSON, column of Parquet or feature of TFDS that holds the text."
+IGNORED = flags.DEFINE_list(
+  "hf_ignore", [], "Settings of config.json that are not known, and that change nothing."
 )
-_TOKENS = flags.DEFINE_integer("tokens", 16384, "Most tokens of the text.", lower_bound=2)
-_SEQ_LEN = flags.DEFINE_integer(
-  "seq_len", 0, "Tokens in a row; 0: as many as in training, for --hf at most 1024.", lower_bound=0
-)
-_BOS = flags.DEFINE_enum(
-  "bos", "auto", prefix.RULES, "Whether something stands in front of texts; auto: by the tokenizer."
-)
+BATCH_SIZE = flags.DEFINE_integer("batch_size", 8, "Rows measured at a time.", lower_bound=1)
+_REST = "the axis data has the rest."
+_MESH = {
+  "fsdp": flags.DEFINE_integer("fsdp", 1, f"Devices along the mesh axis fsdp; {_REST}"),
+  "tensor": flags.DEFINE_integer("tensor", 1, f"Devices along the mesh axis tensor; {_REST}"),
+}
 
 
-def load() -> list[Subject]:
-  """Returns the models of the command line, see `subject_flags.load`."""
-  return [subject.with_bos(_BOS.value) for subject in subject_flags.load()]
+def layout() -> Layout:
+  """Returns the layout over all devices that the flags describe."""
+  rules = ShardingConfig(_RULES, Rules(**base.sharding()[_RULES]))
+  mesh = MeshConfig(**{axis: flag.value for axis, flag in _MESH.items()})
+  return make_layout(mesh, rules)
 
 
-def read_text(subject: Subject) -> MeasuredText:
-  """Returns the text of --data, encoded with the tokenizer of a model.
+def load() -> list[TrainedModel]:
+  """Returns the models of --checkpoint, and behind them those of --hf.
 
   Raises:
-    ValueError: there is no text, or less than two tokens of it.
+    ValueError: there are none, or one cannot be loaded.
   """
-  data = _DATA.value or next(iter(CHECKPOINTS.value), None)
-  if data is None:
-    raise ValueError("no text; give --data a file, a folder, the folder of a run, or python-stdlib")
-  return measured_models.read_text(
-    subject,
-    data,
-    max_tokens=_TOKENS.value,
-    batch_size=BATCH_SIZE.value,
-    seq_len=_SEQ_LEN.value,
-    form=_FORMAT.value,
-    field=_FIELD.value,
-  )
+  return [one() for one in loaders(CHECKPOINTS.value)]
+
+
+def loaders(checkpoints: Sequence[str]) -> Sequence[Callable[[], TrainedModel]]:
+  """Returns functions that load the models of some checkpoints, and behind them those of --hf.
+
+  Raises:
+    ValueError: there are none.
+  """
+  if not checkpoints and not FOLDERS.value:
+    raise ValueError(
+      "no model; give the folder of a run, for example --checkpoint=runs/tiny, or --hf with the "
+      "folder of a Hugging Face model"
+    )
+  place = layout()
+  return [
+    *(partial(loading.from_workdir, path, place) for path in checkpoints),
+    *(partial(loading.from_huggingface, path, place, IGNORED.value) for path in FOLDERS.value),
+  ]

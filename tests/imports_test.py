@@ -91,7 +91,10 @@ ALLOWED = {
     "statistics",
   },
 }
+ALLOWED["trained_model"] = {"checkpoint", "data", "models"}
+ALLOWED["interop"] |= {"trained_model"}
 ALLOWED["evaluation"] = {
+  "trained_model",
   "typing",
   "locations",
   "typed_json",
@@ -117,9 +120,8 @@ ALLOWED["runs"] = BASE
 ALLOWED["train"] = BASE | {"runs"}
 ALLOWED["aot"] = BASE | {"runs", "train"}
 ALLOWED["experiment"] = BASE | {"runs"}
-ALLOWED["measured_models"] = BASE | {"runs", "experiment"}
 ALLOWED["__main__"] = {"_version", "extras", "shipped"}
-ALLOWED["actions"] = BASE | {"runs", "train", "experiment", "measured_models"}
+ALLOWED["actions"] = BASE | {"runs", "train", "experiment"}
 ALLOWED["__init__"] = {"_version", "extras", "actions"}
 
 

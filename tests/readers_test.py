@@ -17,7 +17,8 @@ import pytest
 
 from configs import finetune
 from configs.ablations import finetune_cuts
-from resjax import experiment, locations, manifest, measured_models
+from resjax import experiment, locations, manifest
+from resjax.actions import loading
 from resjax.analysis import tuned_lens
 from resjax.analysis.alignment import Alignment
 from resjax.analysis.report import results
@@ -58,8 +59,8 @@ def _restored(root):
 
 
 def _subject_and_text(root):
-  subject = measured_models.from_workdir(str(root / "run"))
-  return measured_models.read_text(subject, str(root / "run"), max_tokens=100)
+  model = loading.from_workdir(str(root / "run"))
+  return loading.read_text(model, str(root / "run"), max_tokens=100)
 
 
 def _parent(folder):
@@ -103,7 +104,7 @@ READERS = {
   "Hugging Face config": lambda root: huggingface.read_config(root / "hf"),
   "Hugging Face model": lambda root: huggingface.load(root / "hf"),
   "Hugging Face tokenizer": lambda root: huggingface.tokenizer(root / "hf"),
-  "Hugging Face subject": lambda root: measured_models.from_huggingface(str(root / "hf")),
+  "trained model of Hugging Face": lambda root: loading.from_huggingface(str(root / "hf")),
   "parent of Hugging Face": lambda root: _parent(root / "hf"),
   "fine-tune of Hugging Face": lambda root: finetune_cuts.get_config(str(root / "hf")),
   "sensitivity": lambda root: Sensitivity.from_json(text_of(root / "cuts.json")),

@@ -19,8 +19,7 @@ from resjax.runs import restore
 def main(workdir: str, folder: str) -> None:
   """Prints how far logits are apart, and how many greedy tokens are equal, of random prompts."""
   saved = restore.find(workdir, "RUN")
-  model, params, _ = restore.restore_model(experiment.load(str(saved.workdir)), saved)
-  decoder = model.bind(params)
+  decoder = restore.restore_model(experiment.load(str(saved.workdir)), saved).decoder
   exported = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True).eval()
   rng = np.random.default_rng(0)
   tokens = rng.integers(decoder.config.vocab_size, size=(2, decoder.config.max_positions // 2))

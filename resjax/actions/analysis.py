@@ -17,7 +17,7 @@ from resjax.analysis.report.results import Results
 from resjax.analysis.sensitivity import Sensitivity
 from resjax.data.eval_text import MeasuredText
 from resjax.locations import Location
-from resjax.measured_models import Subject, free_name
+from resjax.trained_model import TrainedModel
 
 _SHOWN = 48  # how many tokens of the data the table shows where no text is given
 
@@ -55,8 +55,8 @@ def check_text(text: str | None) -> None:
 
 
 def prepare(
-  models: Sequence[Subject],
-  texts: Callable[[Subject], MeasuredText],
+  models: Sequence[TrainedModel],
+  texts: Callable[[TrainedModel], MeasuredText],
   text: str | None,
   sensitivities: Sequence[Sensitivity] = (),
 ) -> Sequence["Prepared"]:
@@ -71,13 +71,15 @@ def prepare(
   Raises:
     ValueError: a text is too short or too long, or a sensitivity belongs to none of the models.
   """
-  models = _named_apart(models)
-  _check_owners(sensitivities, models)
+  apart: list[TrainedModel] = []  # names differ
+  for model in models:
+    apart.append(model.renamed([one.name for one in apart]))
+  _check_owners(sensitivities, apart)
   found = []
-  for subject in models:
-    data = texts(subject)
-    own = [one for one in sensitivities if one.model == subject.name]
-    found.append(Prepared(subject, data, shown_tokens(subject, data, text), text is None, own))
+  for model in apart:
+    data = texts(model)
+    own = [one for one in sensitivities if one.model == model.name]
+    found.append(Prepared(model, data, shown_tokens(model, data, text), text is None, own))
   return found
 
 
@@ -86,14 +88,14 @@ class Prepared:
   """A model that is about to be measured.
 
   Attributes:
-    subject: the model.
+    model: the model.
     data: the text that it is measured on.
     shown: the tokens of the heat map, what stands in front of texts first.
     of_data: whether these are the beginning of the data.
     sensitivities: what cuts of its residual path do.
   """
 
-  subject: Subject
+  model: TrainedModel
   data: MeasuredText
   shown: np.ndarray
   of_data: bool
@@ -101,20 +103,20 @@ class Prepared:
 
   def measure(self, config: ProbeConfig) -> Results:
     """Measures the model; all processes call this together."""
-    subject, rows = self.subject, self._rows_here()
+    model, rows = self.model, self._rows_here()
     alignment = measure(
-      subject.decoder, **rows, model=subject.name, corpus=self.data.name, config=config
+      model.decoder, **rows, model=model.name, corpus=self.data.name, config=config
     )
-    factors = stream_factors.measure(subject.decoder, **rows)
-    cells = heat_map(subject.decoder, self.shown, config.every)
+    factors = stream_factors.measure(model.decoder, **rows)
+    cells = heat_map(model.decoder, self.shown, config.every)
     source = self.data.name if self.of_data else "a text that was given"
-    heat = heat_table.in_words(cells, self.shown, subject.tokenizer, source)
+    heat = heat_table.in_words(cells, self.shown, model.tokenizer, source)
     return Results(alignment, heat, self.sensitivities, factors, self.data.prefix)
 
   def _rows_here(self) -> dict[str, Any]:
     """Returns the batches with the rows of this process, and the size of a whole batch."""
     size = len(self.data.batches[0]["inputs"])
-    rows = self.subject.decoder.layout.rows(size)
+    rows = self.model.decoder.layout.rows(size)
     batches = [{name: array[rows] for name, array in batch.items()} for batch in self.data.batches]
     return {"batches": batches, "batch_size": size}
 
@@ -125,7 +127,7 @@ def measure_all(
   """Measures models one after another; `tell` is called with what is being done."""
   found = []
   for one in models:
-    tell(f"measuring {one.subject.name}")
+    tell(f"measuring {one.model.name}")
     found.append(one.measure(config))
   return found
 
@@ -136,7 +138,7 @@ def write(results: Sequence[Results], folder: Location, *, titles: bool = False)
   return Analysis(results, files[0], files)
 
 
-def shown_tokens(subject: Subject, data: MeasuredText, text: str | None) -> np.ndarray:
+def shown_tokens(model: TrainedModel, data: MeasuredText, text: str | None) -> np.ndarray:
   """Returns the tokens of a text behind what stands in front of it, or the first ones of the data.
 
   Raises:
@@ -145,15 +147,15 @@ def shown_tokens(subject: Subject, data: MeasuredText, text: str | None) -> np.n
   if text is None:
     row, segments = (data.batches[0][name][0] for name in ("inputs", "segment_ids"))
     return row[segments == segments[0]][:_SHOWN]  # from the first document alone
-  tokens = subject.prompt(text)
-  count = len(tokens) - len(subject.prefix)
+  tokens = model.prompt(text)
+  count = len(tokens) - len(model.prefix)
   if count < 2:
     raise ValueError(
-      f"--text={text!r} is one token of {subject.name}; give a text of two tokens or more"
+      f"--text={text!r} is one token of {model.name}; give a text of two tokens or more"
     )
-  if len(tokens) > subject.seq_len:
+  if len(tokens) > model.seq_len:
     raise ValueError(
-      f"--text is {count} tokens of {subject.name}, whose rows have {subject.seq_len}, what stands "
+      f"--text is {count} tokens of {model.name}, whose rows have {model.seq_len}, what stands "
       "before it included; give a shorter text"
     )
   return tokens
@@ -184,17 +186,8 @@ def show(results: Sequence[Results], console: Console) -> None:
   factor_table.show(named, console)
 
 
-def _named_apart(models: Sequence[Subject]) -> list[Subject]:
-  """Returns the models with names that differ; equal names get numbers."""
-  found: list[Subject] = []
-  for subject in models:
-    name = free_name(subject.name, [other.name for other in found])
-    found.append(dataclasses.replace(subject, name=name))
-  return found
-
-
-def _check_owners(found: Sequence[Sensitivity], models: Sequence[Subject]) -> None:
-  names = [subject.name for subject in models]
+def _check_owners(found: Sequence[Sensitivity], models: Sequence[TrainedModel]) -> None:
+  names = [model.name for model in models]
   for one in found:
     if one.model not in names:
       raise ValueError(

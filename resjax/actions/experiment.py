@@ -7,25 +7,25 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from resjax import experiment, measured_models, processes
+from resjax import experiment, processes
+from resjax.actions import loading
 from resjax.actions.arguments import checked
-from resjax.actions.model import Model
+from resjax.actions.model import ModelActions
 from resjax.actions.settings import Overrides, overridden, read_config
 from resjax.checkpoint.reader import newest
 from resjax.locations import Location
-from resjax.measured_models import Subject
 from resjax.processes.signals import SIGINT_CODE, Interrupted
 from resjax.ranges import AS_SEED
 from resjax.records.metrics_log import FILE_NAME
 from resjax.records.metrics_table import MetricsTable, read_table
 from resjax.runs import parents, restore, workdir
-from resjax.runs.config import Run
 from resjax.train import loop
 from resjax.train.profile import parse_steps
 from resjax.train.result import TrainingResult
+from resjax.trained_model import TrainedModel
 
 
-class Experiment(Model):
+class Experiment(ModelActions):
   """A config, and the run that it describes in its workdir.
 
     experiment = Experiment("tiny", {"train.steps": 100, "model.residual.name": "gate"})
@@ -58,7 +58,7 @@ class Experiment(Model):
   def _keep(self, config: ConfigDict) -> None:
     self._config = config
     self.workdir: Location = workdir.place(config.workdir)
-    self._loaded: tuple[Location, Subject] | None = None  # by checkpoint
+    self._loaded: tuple[Location, TrainedModel] | None = None  # by checkpoint
 
   @classmethod
   @checked
@@ -116,7 +116,9 @@ class Experiment(Model):
     self._loaded = None
     profiled = parse_steps(profile_steps, run.train.steps)
     try:
-      return self._remember(loop.train(run, profile_steps=profiled), run)
+      result = loop.train(run, profile_steps=profiled)
+      self._loaded = result.checkpoint, result.trained
+      return result
     except Interrupted as stop:
       said, code = str(stop), stop.code
     # Raised here, the error does not hold the frames of the run, whose state would stay in memory.
@@ -125,14 +127,7 @@ class Experiment(Model):
     print(said, file=sys.stderr)
     sys.exit(code)
 
-  def _remember(self, result: TrainingResult, run: Run) -> TrainingResult:
-    """Keeps the model of a result, so that it need not be read again; returns the result."""
-    title = restore.find(str(self.workdir), "config.workdir").title
-    subject = Subject(title, result.model, result.tokenizer, run.data.seq_len)
-    self._loaded = result.checkpoint, subject
-    return result
-
-  def subject(self) -> Subject:
+  def trained(self) -> TrainedModel:
     """Returns the model of the newest checkpoint, which is kept as long as it is the newest one."""
     checkpoint = newest(self.workdir / "checkpoints")
     if checkpoint is None:
@@ -140,11 +135,11 @@ class Experiment(Model):
         f"config.workdir={str(self.workdir)!r} has no checkpoint yet; call train() first"
       )
     if self._loaded is None or str(self._loaded[0].name) != checkpoint.name:
-      self._loaded = checkpoint, measured_models.from_workdir(str(self.workdir), None)
+      self._loaded = checkpoint, loading.from_workdir(str(self.workdir))
     return self._loaded[1]
 
 
-class Pretrained(Model):
+class Pretrained(ModelActions):
   """A model that is trained already.
 
   Args:
@@ -163,17 +158,17 @@ class Pretrained(Model):
     place = os.fspath(path)
     if parents.is_huggingface(place):
       self.workdir = None
-      self._subject = measured_models.from_huggingface(place, ignore=hf_ignore)
+      self._trained = loading.from_huggingface(place, ignore=hf_ignore)
     else:
       self.workdir = _saved(place).workdir
-      self._subject = measured_models.from_workdir(place, knob="path")
+      self._trained = loading.from_workdir(place, knob="path")
 
   def __repr__(self) -> str:
-    return f"<Pretrained {self._subject.name}: {self._subject.decoder.config.residual.name}>"
+    return f"<Pretrained {self._trained.name}: {self._trained.decoder.config.residual.name}>"
 
-  def subject(self) -> Subject:
-    """See `Model.subject`. The model was loaded when this was made."""
-    return self._subject
+  def trained(self) -> TrainedModel:
+    """See `ModelActions.trained`. The model was loaded when this was made."""
+    return self._trained
 
 
 def _saved(path: str) -> restore.Saved:

@@ -1,12 +1,13 @@
 """What can be asked of a trained model in Python: generate, evaluate, analyze."""
 
 import abc
+import dataclasses
 import os
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from resjax import experiment, locations, measured_models, terminal
-from resjax.actions import sampling, scoring
+from resjax import experiment, locations, terminal
+from resjax.actions import loading, scoring
 from resjax.actions.arguments import check_least, checked
 from resjax.actions.scoring import Evaluation, ScoringConfig
 from resjax.actions.tasks import find as find_tasks
@@ -17,14 +18,17 @@ from resjax.data.tokenizer import END_OF_TEXT
 from resjax.evaluation import corpora
 from resjax.evaluation.corpora import Corpus
 from resjax.locations import Location
-from resjax.measured_models import Subject
+from resjax.runs.sample import prefix_of_prompts, sample_text
+from resjax.trained_model import TrainedModel
 
 if TYPE_CHECKING:  # it draws, and matplotlib takes a second
   from resjax.actions.analysis import Analysis
 
 
-class Model(abc.ABC):
-  """A trained model. Arguments of its methods are those of the commands, which messages name.
+class ModelActions(abc.ABC):
+  """What a trained model can be asked.
+
+  Arguments of methods are those of the commands, which messages name.
 
   Attributes:
     workdir: the folder of the run that trained it; None: no run of resjax did.
@@ -33,7 +37,7 @@ class Model(abc.ABC):
   workdir: Location | None
 
   @abc.abstractmethod
-  def subject(self) -> Subject:
+  def trained(self) -> TrainedModel:
     """Returns the decoder with its parameters, and its tokenizer.
 
     Raises:
@@ -80,9 +84,9 @@ class Model(abc.ABC):
     given = [prompts] if isinstance(prompts, str) else list(prompts)
     if not given:
       raise ValueError(f"prompts={prompts!r} are none; give one, which may be empty")
-    subject = self.subject().with_bos(bos)
-    texts = sampling.sample(
-      subject,
+    model = dataclasses.replace(self.trained(), bos=bos)
+    texts = sample_text(
+      model,
       [prompt for prompt in given for _ in range(num_samples)],
       num_tokens=num_tokens,
       temperature=temperature,
@@ -91,7 +95,7 @@ class Model(abc.ABC):
       stop=stop,
       seed=seed,
     )
-    terminal.say(terminal.console(stderr=True), sampling.told(subject, given))
+    terminal.say(terminal.console(stderr=True), prefix_of_prompts(model, given))
     return texts
 
   @checked
@@ -101,7 +105,7 @@ class Model(abc.ABC):
     *,
     tasks: Sequence[str] = (),
     tasks_folder: str | os.PathLike | None = None,
-    compare: Sequence["Model"] = (),
+    compare: Sequence["ModelActions"] = (),
     data_format: str = "auto",
     data_field: str = "",
     max_length: int = 0,
@@ -154,7 +158,7 @@ class Model(abc.ABC):
     )
     folder = None if out is None else _made(out)
     with terminal.status() as tell:
-      loaders = [model.subject for model in (self, *compare)]
+      loaders = [model.trained for model in (self, *compare)]
       scored = scoring.score(loaders, found, asked, config, tell)
     if folder is None:
       return scored
@@ -179,7 +183,7 @@ class Model(abc.ABC):
     data: str | os.PathLike | None = None,
     *,
     text: str | None = None,
-    compare: Sequence["Model"] = (),
+    compare: Sequence["ModelActions"] = (),
     every: str = "layer",
     readings: Sequence[str] = READINGS,
     tokens: int = 16384,
@@ -221,13 +225,13 @@ class Model(abc.ABC):
     if not source:
       raise ValueError("no text; give data=: a file, a folder, the workdir of a run, python-stdlib")
 
-    def read(subject: Subject) -> MeasuredText:
+    def read(model: TrainedModel) -> MeasuredText:
       sizes = {"max_tokens": tokens, "batch_size": batch_size, "seq_len": seq_len}
-      return measured_models.read_text(subject, source, **sizes, form=data_format, field=data_field)
+      return loading.read_text(model, source, **sizes, form=data_format, field=data_field)
 
     with terminal.status() as tell:
       tell("loading")
-      models = [model.subject().with_bos(bos) for model in (self, *compare)]
+      models = [dataclasses.replace(one.trained(), bos=bos) for one in (self, *compare)]
       prepared = analysis.prepare(models, read, text)
       folder = _made(out or (self.workdir / "analysis" if self.workdir else "runs/analysis"))
       results = analysis.measure_all(prepared, config, tell)

@@ -14,15 +14,14 @@ from rich.console import Console
 from resjax import config_tree, locations, terminal, typed_json
 from resjax.actions import scores_table, tasks
 from resjax.actions.tasks import TaskResults, Tasks
-from resjax.data import prefix
 from resjax.evaluation import record
 from resjax.evaluation.conventions import LAST_WORD
 from resjax.evaluation.corpora import Corpus
 from resjax.evaluation.estimates import Estimate
-from resjax.evaluation.texts import Measured, Model, Report, measure, summarise
+from resjax.evaluation.texts import Measured, Report, measure, summarise
 from resjax.locations import Location
-from resjax.measured_models import Subject, free_name
 from resjax.runs import environment
+from resjax.trained_model import TrainedModel
 
 _PACKAGES = ("resjax", "jax", "jaxlib", "flax", "tokenizers", "numpy", "lm_eval")
 
@@ -87,7 +86,7 @@ class Evaluation:
 
 
 def score(
-  loaders: Sequence[Callable[[], Subject]],
+  loaders: Sequence[Callable[[], TrainedModel]],
   texts: Sequence[Corpus],
   asked: Tasks,
   config: ScoringConfig,
@@ -110,7 +109,9 @@ def score(
   results: TaskResults = []
   for load in loaders:
     tell("loading a model")
-    model = _model(load(), config, [one["model"] for one in models])
+    model = load().renamed([one["model"] for one in models])
+    seq_len = config.max_length or model.seq_len
+    model = dataclasses.replace(model, seq_len=seq_len, bos=config.bos)
     models.append(record.describe(model))
     measured += _measure(model, texts, config, tell)
     if asked.bundle:
@@ -125,7 +126,6 @@ def score(
         num_fewshot=config.num_fewshot,
         limit=config.limit or None,
         batch_size=config.batch_size,
-        bos=config.bos,
         apply_chat_template=config.apply_chat_template,
       )
   return Evaluation(summarise(measured), models, results)
@@ -173,7 +173,7 @@ def _other_settings(place: Location, settings: Mapping[str, Any]) -> list[str]:
 
 
 def _measure(
-  model: Model, texts: Sequence[Corpus], config: ScoringConfig, tell: Callable[[str], None]
+  model: TrainedModel, texts: Sequence[Corpus], config: ScoringConfig, tell: Callable[[str], None]
 ) -> list[Measured]:
   """Returns what a model makes of texts, once for each stride."""
   found: list[Measured] = []
@@ -197,17 +197,6 @@ def _again(texts: Sequence[Corpus], stride: int) -> list[Corpus]:
     for one in texts
     if one.rule.kind != LAST_WORD
   ]
-
-
-def _model(subject: Subject, config: ScoringConfig, names: Sequence[str]) -> Model:
-  """Returns a model as it is scored, with a name that none of the others has."""
-  return Model(
-    free_name(subject.name, names),
-    subject.decoder,
-    subject.tokenizer,
-    config.max_length or subject.seq_len,
-    prefix.begins_contexts(subject.tokenizer, config.bos),
-  )
 
 
 def _environment() -> dict[str, Any]:

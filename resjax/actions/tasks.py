@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 from resjax import locations
 from resjax.evaluation import core
 from resjax.evaluation.conventions import CONVENTIONS
-from resjax.evaluation.texts import Model
 from resjax.locations import Location
+from resjax.trained_model import TrainedModel
 
 CORE = "core"  # the task set of DCLM and nanochat
 _LAMBADAS = "lambada_openai (cased, with punctuation) or lambada_standard (lower-case, tokenised)"
@@ -84,16 +84,9 @@ def _places(folder: Location, name: str) -> list[Location]:
   return [p for p in found if p.name.split(".")[0] == name and p.suffix not in (".yaml", ".yml")]
 
 
-def run_core(model: Model, bundle: Location, *, batch_size: int, limit: int) -> TaskResults:
+def run_core(model: TrainedModel, bundle: Location, *, batch_size: int, limit: int) -> TaskResults:
   """Returns CORE and its tasks in process 0; nothing in the others."""
-  found = core.core(
-    model.decoder,
-    model.tokenizer,
-    str(bundle),
-    max_length=model.max_length,
-    batch_size=batch_size,
-    limit=limit or None,
-  )
+  found = core.core(model, str(bundle), batch_size=batch_size, limit=limit or None)
   if found is None:
     return []
   parts = {
@@ -105,7 +98,7 @@ def run_core(model: Model, bundle: Location, *, batch_size: int, limit: int) -> 
   return [{"model": model.name, "results": whole | parts, "tasks": details}]
 
 
-def run_harness(model: Model, tasks: Tasks, **settings: Any) -> TaskResults:
+def run_harness(model: TrainedModel, tasks: Tasks, **settings: Any) -> TaskResults:
   """Returns what lm-evaluation-harness finds in process 0; nothing in the others.
 
   Args:
@@ -117,14 +110,7 @@ def run_harness(model: Model, tasks: Tasks, **settings: Any) -> TaskResults:
 
   # Its warnings are about the defaults of its own tasks, some for each of their metrics.
   logging.getLogger("lm_eval").setLevel(logging.ERROR)
-  found = run_tasks(
-    model.decoder,
-    model.tokenizer,
-    tasks.harness,
-    max_length=model.max_length,
-    tasks_folder=tasks.folder,
-    **settings,
-  )
+  found = run_tasks(model, tasks.harness, tasks_folder=tasks.folder, **settings)
   if found is None:
     return []
   kept = ("results", "groups", "versions", "n-shot", "n-samples", "counts")

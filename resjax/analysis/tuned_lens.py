@@ -168,7 +168,7 @@ def save(lens: TunedLens, folder: Location, model: str) -> None:
   Args:
     lens: the lens.
     folder: is made where it is missing.
-    model: the fingerprint of the decoder, see `resjax.measured_models.fingerprint`.
+    model: the fingerprint of the decoder, see `TrainedModel.fingerprint`.
   """
   arrays = {name: np.asarray(value) for name, value in dataclasses.asdict(lens).items()}
   content = safetensors.numpy.save(arrays)

@@ -32,6 +32,12 @@ def start_token(tokenizer: Tokenizer) -> int:
   return tokenizer.eot_id
 
 
+def check_rule(rule: str) -> None:
+  """Raises ValueError if a rule for what stands in front of texts is unknown."""
+  if rule not in RULES:
+    raise ValueError(f"bos={rule!r} is unknown; allowed: {', '.join(RULES)}")
+
+
 def by_rule(tokenizer: Tokenizer, rule: str = "auto") -> Around:
   """Returns the tokens around a text.
 
@@ -45,8 +51,7 @@ def by_rule(tokenizer: Tokenizer, rule: str = "auto") -> Around:
   Raises:
     ValueError: the rule is unknown.
   """
-  if rule not in RULES:
-    raise ValueError(f"bos={rule!r} is unknown; allowed: {', '.join(RULES)}")
+  check_rule(rule)
   found = Around((tokenizer.eot_id,))
   if isinstance(tokenizer, PretrainedTokenizer):
     found = tokenizer.around
@@ -59,17 +64,16 @@ def by_rule(tokenizer: Tokenizer, rule: str = "auto") -> Around:
   return found
 
 
-def begins_contexts(tokenizer: Tokenizer, rule: str = "auto") -> bool:
-  """Returns whether something stands in front of contexts that are scored, see `by_rule`.
+def before_contexts(tokenizer: Tokenizer, rule: str = "auto") -> tuple[int, ...]:
+  """Returns the tokens in front of contexts that are scored, see `by_rule`.
 
   With `auto` nothing stands in front of those of tokenizers that resjax has learned.
 
   Raises:
     ValueError: the rule is unknown.
   """
-  found = by_rule(tokenizer, rule)
   own = not isinstance(tokenizer, PretrainedTokenizer)
-  return bool(found.before) and not (own and rule == "auto")
+  return () if own and rule == "auto" else by_rule(tokenizer, rule).before
 
 
 def spelled(tokenizer: Tokenizer, before: tuple[int, ...]) -> str:

@@ -16,7 +16,7 @@ from resjax.data.tokenizer import Tokenizer
 from resjax.evaluation.scorer import Scored, Scorer
 from resjax.evaluation.together import Together
 from resjax.locations import Location
-from resjax.models.decoder import Decoder
+from resjax.trained_model import TrainedModel
 
 _MOST_BYTES = 1 << 30  # of a file of questions
 _SETTINGS, _BASELINES, _DATA = "core.yaml", "eval_meta_data.csv", "eval_data"
@@ -91,25 +91,21 @@ class CoreResult:
 
 
 def core(
-  model: Decoder,
-  tokenizer: Tokenizer,
+  model: TrainedModel,
   folder: str | os.PathLike,
   *,
-  max_length: int,
   batch_size: int = 8,
   limit: int | None = None,
 ) -> CoreResult | None:
-  """Returns CORE of a decoder.
+  """Returns CORE of a model.
 
   In several processes all of them call this with the same arguments; process 0 alone reads the
   folder.
 
   Args:
-    model: any decoder, sharded or not.
-    tokenizer: its tokenizer.
+    model: the model; of a row longer than its `seq_len` the last tokens are taken.
     folder: a folder `eval_bundle` with core.yaml, eval_meta_data.csv and eval_data.
-    max_length: the most tokens of a row; of a longer one the last ones are taken.
-    batch_size: the number of rows of `max_length` tokens that run at a time.
+    batch_size: the number of rows of `seq_len` tokens that run at a time.
     limit: the number of questions of each task; None: all.
 
   Returns:
@@ -121,7 +117,7 @@ def core(
   Source: Li et al. 2024, arXiv:2406.11794. Order, examples and scoring are those of nanochat
   (core_eval.py), with which published figures can be compared.
   """
-  scorer = Scorer(model, max_length=max_length, batch_size=batch_size)
+  scorer = Scorer(model.decoder, max_length=model.seq_len, batch_size=batch_size)
 
   def score(rows: Sequence[tuple[list[int], int]]) -> list[tuple[float, bool]]:
     found = scorer.score([Scored(*row) for row in rows])
@@ -133,7 +129,7 @@ def core(
     place = locations.path(folder, "the folder of CORE")
     found = {}
     for task, questions, baseline in _read(place, limit):
-      marks = _marks(task, questions, tokenizer, max_length, lambda r: together.call("score", r))
+      marks = _marks(task, questions, model, lambda r: together.call("score", r))
       found[task.label] = _result(marks, baseline, task.num_fewshot[0])
     errors = [result.stderr for result in found.values()]
     mean = sum(result.centered for result in found.values()) / len(found)
@@ -152,8 +148,7 @@ def _result(marks: Sequence[bool], baseline: float, num_fewshot: int) -> TaskRes
 def _marks(
   task: _Task,
   questions: Sequence[_Question],
-  tokenizer: Tokenizer,
-  max_length: int,
+  model: TrainedModel,
   score: Callable[[list[tuple[list[int], int]]], list[tuple[float, bool]]],
 ) -> list[bool]:
   """Returns whether the answer to each question is right.
@@ -164,10 +159,10 @@ def _marks(
   rows: list[tuple[list[int], int]] = []
   counts = []
   for number in range(len(questions)):
-    options = _rows(task, _prompts(task, questions, number), tokenizer)
+    options = _rows(task, _prompts(task, questions, number), model.tokenizer)
     counts.append(len(options))
     for tokens, first in options:
-      kept = tokens[-max_length - 1 :]
+      kept = tokens[-model.seq_len - 1 :]
       rows.append((kept, max(1, first - len(tokens) + len(kept))))
   answers = iter(score(rows))
   marks = []

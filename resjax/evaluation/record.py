@@ -13,31 +13,28 @@ from resjax import locations
 from resjax.data import prefix
 from resjax.data.tokenizer import Tokenizer
 from resjax.evaluation.estimates import COLUMNS
-from resjax.evaluation.texts import Measured, Model, Report
+from resjax.evaluation.texts import Measured, Report
 from resjax.locations import Location
+from resjax.trained_model import TrainedModel
 
 RESULTS, SAMPLES = "results.json", "samples.parquet"
 _SUMS = ("units", "tokens", "bytes", "words")
 
 
-def describe(model: Model) -> dict[str, Any]:
+def describe(model: TrainedModel) -> dict[str, Any]:
   """Returns what tells a model apart: its sizes, and hashes of its settings and its tokenizer."""
+  front = model.context_prefix
   config = json.dumps(dataclasses.asdict(model.decoder.config), sort_keys=True, default=str)
   return {
     "model": model.name,
     "residual": model.decoder.config.residual.name,
     "config_sha256": hashlib.sha256(config.encode()).hexdigest(),
     "tokenizer_sha256": _tokenizer_digest(model.tokenizer),
-    "max_length": model.max_length,
-    "bos": model.bos,
-    "prefix": list(_prefix(model)),
-    "prefix_text": prefix.spelled(model.tokenizer, _prefix(model)),
+    "max_length": model.seq_len,
+    "bos": bool(front),
+    "prefix": list(front),
+    "prefix_text": prefix.spelled(model.tokenizer, front),
   }
-
-
-def _prefix(model: Model) -> tuple[int, ...]:
-  """Returns the tokens in front of contexts and streams."""
-  return prefix.by_rule(model.tokenizer, "always").before if model.bos else ()
 
 
 def _tokenizer_digest(tokenizer: Tokenizer) -> str:

@@ -1,6 +1,6 @@
 """Perplexities and bits per byte of models on texts, without a harness.
 
-models = [Model("mine", decoder, tokenizer, max_length=1024)]
+models = [TrainedModel("mine", decoder, tokenizer, seq_len=1024)]
 corpora = corpora.parse(["wikitext=data/wikitext-2-raw-v1", "licences=/usr/share/licenses"])
 report = perplexity(models, corpora)
 report.figures["mine", "wikitext"]["word_perplexity"].value
@@ -15,36 +15,16 @@ import numpy as np
 
 from resjax.data.batching import batched
 from resjax.data.text_digest import TextHasher
-from resjax.data.tokenizer import Tokenizer
 from resjax.evaluation import estimates
 from resjax.evaluation.conventions import LAST_WORD, STREAM, TOKENS
 from resjax.evaluation.corpora import Corpus, Text
 from resjax.evaluation.estimates import BITS_PER_BYTE, COLUMNS, Difference, Estimate, Metric
 from resjax.evaluation.scorer import Scored, Scorer, Scores
 from resjax.evaluation.units import Cut, Unit, first_units, units
-from resjax.models.decoder import Decoder
+from resjax.trained_model import TrainedModel
 
 BINS = 16  # of the position of a target in its window
 _ROWS = 256  # rows of tokens that are in memory before they are scored
-
-
-@dataclasses.dataclass(frozen=True)
-class Model:
-  """A model that is scored.
-
-  Attributes:
-    name: its name in results.
-    decoder: the decoder with its parameters.
-    tokenizer: its tokenizer.
-    max_length: L, the most inputs of a row.
-    bos: whether the token that starts texts also stands before contexts and streams, see `Cut`.
-  """
-
-  name: str
-  decoder: Decoder
-  tokenizer: Tokenizer
-  max_length: int
-  bos: bool = False
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -117,7 +97,7 @@ class Report:
 
 
 def perplexity(
-  models: Sequence[Model],
+  models: Sequence[TrainedModel],
   corpora: Sequence[Corpus],
   *,
   stride: int | None = None,
@@ -129,8 +109,8 @@ def perplexity(
   Args:
     models: the models, the first of which the others are compared with.
     corpora: the texts, see `resjax.evaluation.corpora.parse`.
-    stride: S, by how many tokens windows advance; default: `max_length`, so they are disjoint.
-    batch_size: the number of rows of `max_length` tokens at a time.
+    stride: S, by how many tokens windows advance; default: `seq_len`, so they are disjoint.
+    batch_size: the number of rows of `seq_len` tokens at a time.
     limit: so many documents (or windows of streams) of each text are scored; 0: all.
 
   Raises:
@@ -146,7 +126,7 @@ def perplexity(
 
 
 def measure(
-  model: Model,
+  model: TrainedModel,
   corpora: Sequence[Corpus],
   *,
   stride: int | None = None,
@@ -158,19 +138,19 @@ def measure(
 
   The progress is told the name of the text and the number of targets that are scored.
   """
-  stride = model.max_length if stride is None else stride
-  if not 1 <= stride <= model.max_length:
+  stride = model.seq_len if stride is None else stride
+  if not 1 <= stride <= model.seq_len:
     raise ValueError(
-      f"--stride={stride} must be in 1..{model.max_length}, the tokens of a row of {model.name}"
+      f"--stride={stride} must be in 1..{model.seq_len}, the tokens of a row of {model.name}"
     )
-  cut = Cut(model.max_length, stride, model.bos)
-  scorer = Scorer(model.decoder, max_length=model.max_length, batch_size=batch_size)
+  cut = Cut(model.seq_len, stride, model.context_prefix)
+  scorer = Scorer(model.decoder, max_length=model.seq_len, batch_size=batch_size)
   for corpus in corpora:
     yield _measure(model, scorer, corpus, cut, limit, progress)
 
 
 def _measure(
-  model: Model,
+  model: TrainedModel,
   scorer: Scorer,
   corpus: Corpus,
   cut: Cut,

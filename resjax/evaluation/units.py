@@ -8,7 +8,7 @@ import numpy as np
 
 from resjax.data import corpus_files, token_files
 from resjax.data.batching import batched
-from resjax.data.prefix import by_rule, start_token
+from resjax.data.prefix import start_token
 from resjax.data.tokenizer import Tokenizer
 from resjax.evaluation.conventions import LAST_WORD, STREAM, TOKENS
 from resjax.evaluation.corpora import Corpus, Text
@@ -49,13 +49,12 @@ class Cut:
   Attributes:
     max_length: L, the most inputs of a row.
     stride: S, by how many tokens windows advance, from 1 to L.
-    bos: whether what the tokenizer puts in front of texts, or else the token that starts them, also
-      stands before contexts and streams.
+    front: the tokens in front of contexts and streams.
   """
 
   max_length: int
   stride: int
-  bos: bool
+  front: tuple[int, ...] = ()
 
 
 def units(corpus: Corpus, texts: Iterable[Text], tokenizer: Tokenizer, cut: Cut) -> Iterator[Unit]:
@@ -83,9 +82,8 @@ def units(corpus: Corpus, texts: Iterable[Text], tokenizer: Tokenizer, cut: Cut)
         f"{_MOST_STREAM:,}"
       )
     [(tokens, sizes)] = tokenizer.encode_with_bytes([text.given])
-    front = _front(tokenizer, cut)
-    sizes = np.append(np.zeros(len(front), np.int64), sizes[:-1])
-    yield from _stream_units(_behind(front, tokens), sizes, cut.max_length, cut.stride)
+    sizes = np.append(np.zeros(len(cut.front), np.int64), sizes[:-1])
+    yield from _stream_units(_behind(cut.front, tokens), sizes, cut.max_length, cut.stride)
   elif kind == LAST_WORD:
     for batch in _batches(texts):
       yield from _last_words(batch, tokenizer, cut)
@@ -120,7 +118,7 @@ def _last_words(texts: Sequence[Text], tokenizer: Tokenizer, cut: Cut) -> Iterat
         f"the last word of {text.id} has {len(target)} tokens, and a row {cut.max_length} inputs; "
         "set --max_length to more"
       )
-    context = _behind(_front(tokenizer, cut), before)
+    context = _behind(cut.front, before)
     context = context if len(context) else _behind((start_token(tokenizer),), context)
     row = np.concatenate([context, target])[-(cut.max_length + 1) :]
     yield Unit(text.id, [Scored(row, len(row) - len(target))], len(word.encode()), 1, merged)
@@ -179,11 +177,6 @@ def _stream_units(tokens: np.ndarray, sizes: np.ndarray, width: int, stride: int
     start = number * stride
     size = int(sizes[start + first : start + len(row)].sum())
     yield Unit(str(number), [Scored(row, first)], size, 0)
-
-
-def _front(tokenizer: Tokenizer, cut: Cut) -> tuple[int, ...]:
-  """Returns the tokens in front of contexts and streams."""
-  return by_rule(tokenizer, "always").before if cut.bos else ()
 
 
 def _behind(front: tuple[int, ...], tokens: np.ndarray) -> np.ndarray:

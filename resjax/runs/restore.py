@@ -13,13 +13,12 @@ from resjax.checkpoint.identity import Identity
 from resjax.checkpoint.place import absolute
 from resjax.checkpoint.reader import Replaced, newest, parameter_shapes, restore_params
 from resjax.data import tokenizer
-from resjax.data.tokenizer import Tokenizer
 from resjax.locations import Location
 from resjax.manifest import Damaged
 from resjax.models.model_def import ModelDef
 from resjax.runs import workdir
 from resjax.runs.config import Run
-from resjax.typing import PyTree
+from resjax.trained_model import TrainedModel
 
 _TRIES = 10  # so many checkpoints may be deleted one after the other
 
@@ -121,8 +120,8 @@ def announce(saved: Saved) -> None:
     print(f"{saved.checkpoint} is {other}; it was moved or copied there", file=sys.stderr)
 
 
-def restore_model(run: Run, saved: Saved) -> tuple[ModelDef, PyTree, Tokenizer]:
-  """Returns the model of a run, its parameters and its tokenizer; the run may be going on.
+def restore_model(run: Run, saved: Saved) -> TrainedModel:
+  """Returns the model of a run; the run may be going on.
 
   Args:
     run: what `resjax.experiment.load` returns; the parameters go where its layout puts them.
@@ -136,7 +135,8 @@ def restore_model(run: Run, saved: Saved) -> tuple[ModelDef, PyTree, Tokenizer]:
   words = tokenizer.load(saved.workdir / workdir.TOKENIZER)
   run = run.with_vocab_size(words.vocab_size)
   model = ModelDef(run.decoder, run.layout)
-  return model, restore_params(saved.checkpoint, model.abstract), words
+  decoder = model.bind(restore_params(saved.checkpoint, model.abstract))
+  return TrainedModel(saved.title, decoder, words, run.data.seq_len)
 
 
 def _check_sizes(run: Run, saved: Saved) -> None:

@@ -9,12 +9,13 @@ from rich.console import Console
 from resjax import locations
 from resjax.locations import Location
 from resjax.records.metrics_log import FILE_NAME, read_metrics
-from resjax.runs import history, workdir
+from resjax.runs import history, restore, workdir
 from resjax.runs.sample import sample_text
 from resjax.train import run_tables
 from resjax.train.evaluate import SPLIT
 from resjax.train.result import TrainingResult
 from resjax.train.trainer import Trainer
+from resjax.trained_model import TrainedModel
 
 SAMPLE = "sample.txt"  # the text that the model wrote when it was done
 
@@ -28,33 +29,26 @@ def finish(trainer: Trainer, console: Console) -> TrainingResult:
   first = jax.process_index() == 0  # the consoles of others are quiet
   records = read_metrics(folder / FILE_NAME) if first else []
   figures = _show_alignment(trainer, records, console) if first else []
-  front = len(trainer.tokenizer.documents.before)
-  num_tokens = min(run.train.sample_tokens, run.data.seq_len - front)
+  step = trainer.checkpoints.latest
+  assert step is not None  # the last step of a run is saved
+  newest = trainer.checkpoints.folder / str(step)
+  decoder = trainer.model.bind(trainer.state.params)
+  title = restore.Saved(newest, folder).title
+  trained = TrainedModel(title, decoder, trainer.tokenizer, run.data.seq_len)
+  num_tokens = min(run.train.sample_tokens, run.data.seq_len - len(trained.prefix))
   if num_tokens:
     # The parameters are on the devices of all processes, so that each of them samples.
-    [text] = sample_text(
-      trainer.model,
-      trainer.state.params,
-      trainer.tokenizer,
-      [""],
-      num_tokens=num_tokens,
-      temperature=0.8,
-      seed=run.seed,
-    )
+    [text] = sample_text(trained, [""], num_tokens=num_tokens, temperature=0.8, seed=run.seed)
     console.print("sample (temperature 0.8):", highlight=False)
     console.print(text, markup=False, highlight=False, soft_wrap=True)
     if first and (trainer.recorded or not (folder / SAMPLE).exists()):
       locations.write_text(folder / SAMPLE, text)
   console.print(trainer.ledger.table())
-  step = trainer.checkpoints.latest
-  assert step is not None  # the last step of a run is saved
-  newest = trainer.checkpoints.folder / str(step)
   files = [("metrics", folder / FILE_NAME), *(("plot", file) for file in figures)]
   for kind, file in [*files, ("checkpoint", newest)]:
     console.print(f"{kind:12}{file}", markup=False, soft_wrap=True)
   run_tables.show_result(records, console)  # in the last screen of a terminal
-  model = trainer.model.bind(trainer.state.params)
-  return TrainingResult(step, folder, newest, figures, model, trainer.tokenizer)
+  return TrainingResult(step, folder, newest, figures, trained)
 
 
 def _show_alignment(

@@ -10,6 +10,7 @@ from resjax.locations import Location
 from resjax.models.decoder import Decoder
 from resjax.records.metrics_log import FILE_NAME
 from resjax.records.metrics_table import MetricsTable, read_table
+from resjax.trained_model import TrainedModel
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -21,16 +22,24 @@ class TrainingResult:
     workdir: its folder.
     checkpoint: the folder of its newest checkpoint.
     plots: its figures, as PNG files; empty in all processes but the first.
-    model: the decoder with its parameters.
-    tokenizer: the tokenizer of its data.
+    trained: the model with its tokenizer.
   """
 
   step: int
   workdir: Location
   checkpoint: Location
   plots: Sequence[Location]
-  model: Decoder = dataclasses.field(repr=False)
-  tokenizer: Tokenizer = dataclasses.field(repr=False)
+  trained: TrainedModel = dataclasses.field(repr=False)
+
+  @property
+  def model(self) -> Decoder:
+    """The decoder with its parameters."""
+    return self.trained.decoder
+
+  @property
+  def tokenizer(self) -> Tokenizer:
+    """The tokenizer of its data."""
+    return self.trained.tokenizer
 
   @functools.cached_property
   def metrics(self) -> MetricsTable:

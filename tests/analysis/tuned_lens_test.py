@@ -2,16 +2,17 @@
 
 import hashlib
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import safetensors.numpy
 from flax import nnx
 
-from resjax import measured_models
 from resjax.analysis import tuned_lens
 from resjax.analysis.states import states
 from resjax.data.eval_text import MeasuredText
+from resjax.trained_model import TrainedModel
 from tests.analysis import no_switch_test
 from tests.helpers import decoders
 
@@ -93,9 +94,14 @@ def log_softmax(decoder, h):
   return logits - np.logaddexp.reduce(logits, axis=-1, keepdims=True)
 
 
+def fingerprint(decoder):
+  words = SimpleNamespace(vocab_size=1)
+  return TrainedModel("it", decoder, words, seq_len=8).fingerprint()
+
+
 def test_a_lens_is_read_again_for_its_own_model_alone(trained, tmp_path):
   decoder, lens, _ = trained
-  own, folder = measured_models.fingerprint(decoder), tmp_path / "lens"
+  own, folder = fingerprint(decoder), tmp_path / "lens"
   tuned_lens.save(lens, folder, own)
   back = tuned_lens.load(folder, own)
   np.testing.assert_array_equal(back.weights, lens.weights)
@@ -103,7 +109,7 @@ def test_a_lens_is_read_again_for_its_own_model_alone(trained, tmp_path):
   other = nnx.merge(*nnx.split(decoder))
   other.embed.embedding[...] = other.embed.embedding[...].at[3, 1].add(1e-6)
   with pytest.raises(ValueError, match="has a tuned lens for other parameters"):
-    tuned_lens.load(folder, measured_models.fingerprint(other))
+    tuned_lens.load(folder, fingerprint(other))
   file = folder / "lens.safetensors"
   content = bytearray(file.read_bytes())
   content[-1] ^= 1

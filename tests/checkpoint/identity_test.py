@@ -8,7 +8,8 @@ import pytest
 from etils import epath
 
 from configs import tiny
-from resjax import experiment, manifest, measured_models
+from resjax import experiment, manifest
+from resjax.actions import loading
 from resjax.checkpoint import identity
 from resjax.checkpoint.identity import Identity
 from resjax.checkpoint.manager import Checkpoints
@@ -157,11 +158,11 @@ def test_a_run_keeps_its_name_and_its_child_knows_it(root, capsys):
   assert identity.of(root / "child" / "checkpoints" / "4").parent == found.parent
 
   # Readers take what was moved, and say what it is.
-  subject = measured_models.from_workdir(str(root / "child"))
-  assert subject.name == "child, step 4" and capsys.readouterr().err == ""
+  model = loading.from_workdir(str(root / "child"))
+  assert model.name == "child, step 4" and capsys.readouterr().err == ""
   moved = root / "child" / "checkpoints" / "9"
   shutil.copytree(root / "parent" / "checkpoints" / "5", moved)
-  assert measured_models.from_workdir(str(moved)).name == f"child, checkpoint 5 of run {first.run}"
+  assert loading.from_workdir(str(moved)).name == f"child, checkpoint 5 of run {first.run}"
   assert f"{moved} is checkpoint 5 of run {first.run}; it was moved" in capsys.readouterr().err
   assert restore.find(str(moved), "--workdir").step == 5
   with pytest.raises(ValueError, match=f"checkpoint 5 of run {first.run}, but its folder says"):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tokenizers
 
-from resjax.data import dataset, pipeline, storage, tokenizer
+from resjax.data import dataset, pipeline, prefix, storage, tokenizer
 from resjax.data.config import TokenizerConfig
 from resjax.data.documents import tokens_around, with_documents
 from resjax.data.packing import RowCutter
@@ -230,7 +230,7 @@ def test_windows_of_a_stream_have_the_bytes_of_its_text(kinds):
   words, text = load_pretrained(kinds["nfkc"]), "\uff41\uff42\uff43 the end \uff44\uff45"
   corpus = types.SimpleNamespace(rule=types.SimpleNamespace(kind=STREAM), name="a")
   given = [types.SimpleNamespace(given=text)]
-  found = list(units(corpus, given, words, Cut(4, 4, bos=True)))
+  found = list(units(corpus, given, words, Cut(4, 4, prefix.before_contexts(words, "always"))))
   # The first token of every window is not scored; that of the text is "▁", with the first letter.
   ((ids, sizes),) = words.encode_with_bytes([text])
   scored = [i for i in range(len(ids)) if (i + 1) % 4]

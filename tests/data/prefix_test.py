@@ -1,12 +1,12 @@
 """What stands in front of texts is what the tokenizer says, wherever a model is given texts."""
 
+import dataclasses
 from types import SimpleNamespace
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from resjax.actions.sampling import told
 from resjax.data import prefix
 from resjax.data.documents import with_documents
 from resjax.data.eval_text import measured_text
@@ -16,9 +16,9 @@ from resjax.data.tokenizer import ByteTokenizer
 from resjax.evaluation.conventions import DOCUMENTS, LAST_WORD
 from resjax.evaluation.corpora import Text
 from resjax.evaluation.units import Cut, units
-from resjax.measured_models import Subject
 from resjax.runs import sample
-from tests.helpers import tokenizer_kinds
+from resjax.trained_model import TrainedModel
+from tests.helpers import decoders, tokenizer_kinds
 from tests.helpers.tokenizer_kinds import TEXT
 
 
@@ -28,26 +28,24 @@ def kind(request, tmp_path):
   return tokenizer_kinds.KINDS[request.param], load_pretrained(folder)
 
 
-def prompts(monkeypatch, tokenizer, texts, front):
+def prompts(monkeypatch, model, texts):
   """Returns the tokens that `sample_text` gives a model for each text."""
   seen = []
 
-  def end(model, rows, num_tokens, *, lengths, **options):
+  def end(decoder, rows, num_tokens, *, lengths, **options):
     seen.extend(row[len(row) - n :].tolist() for row, n in zip(rows, lengths, strict=True))
-    return jnp.concatenate([rows, jnp.full((len(rows), 1), tokenizer.end_ids[-1])], axis=1)
+    return jnp.concatenate([rows, jnp.full((len(rows), 1), model.tokenizer.end_ids[-1])], axis=1)
 
   monkeypatch.setattr(sample, "generate", end)
   monkeypatch.setattr(sample.jax, "jit", lambda function, **options: function)
-  model = SimpleNamespace(bind=lambda params: None, layout=SimpleNamespace(everywhere=None))
-  options = {"num_tokens": 1, "temperature": 0.0, "seed": 0, "prefix": front}
-  assert sample.sample_text(model, {}, tokenizer, texts, **options) == [""] * len(texts)
+  options = {"num_tokens": 1, "temperature": 0.0, "seed": 0}
+  assert sample.sample_text(model, texts, **options) == [""] * len(texts)
   return seen
 
 
 def test_prompts(monkeypatch, kind):
   want, words = kind
-  front = prefix.by_rule(words).before
-  filled, empty = prompts(monkeypatch, words, [TEXT, ""], front)
+  filled, empty = prompts(monkeypatch, trained(words, pretrained=True), [TEXT, ""])
   assert tuple(filled) == want.before + want.ids
   assert tuple(empty) == (want.before or (prefix.start_token(words),))
 
@@ -67,7 +65,7 @@ def test_rows_that_are_analyzed(kind):
 def test_contexts_that_are_scored(kind):
   want, words = kind
   text = f"{TEXT} the"
-  cut = Cut(64, 64, prefix.begins_contexts(words))
+  cut = Cut(64, 64, prefix.before_contexts(words))
   corpus = SimpleNamespace(rule=SimpleNamespace(kind=LAST_WORD))
   (unit,) = units(corpus, [Text("0", text, text)], words, cut)
   row = unit.rows[0]
@@ -94,8 +92,8 @@ def test_models_that_were_trained_here():
   words = ByteTokenizer()
   assert prefix.by_rule(words) == prefix.by_rule(words, "always") == Around((256,))
   assert prefix.by_rule(words, "never") == Around()
-  found = [prefix.begins_contexts(words, rule) for rule in prefix.RULES]
-  assert found == [False, True, False]
+  found = [prefix.before_contexts(words, rule) for rule in prefix.RULES]
+  assert found == [(), (256,), ()]
 
 
 def test_models_that_were_tuned_here(monkeypatch, tmp_path):
@@ -104,17 +102,17 @@ def test_models_that_were_tuned_here(monkeypatch, tmp_path):
   tuned = PretrainedTokenizer(
     words.files, words.vocab_size, words.ids, words.generation, separated, "text"
   )
-  model = subject(tuned, None)
+  model = trained(tuned)
   assert model.prefix == (2,)
   assert model.prefix_in_words == "it: <|im_end|> (2) in front of texts, as in training"
   assert model.prompt("the").tolist() == [2, *tuned.encode_batch(["the"])[0]]
-  assert prompts(monkeypatch, tuned, ["the"], None)[0][0] == 2
+  assert prompts(monkeypatch, model, ["the"])[0][0] == 2
 
 
 def test_texts_are_scored_behind_what_stood_before_documents(tmp_path):
   def scored(kind, front):
     corpus = SimpleNamespace(rule=SimpleNamespace(kind=kind))
-    cut = Cut(64, 64, prefix.begins_contexts(words))
+    cut = Cut(64, 64, prefix.before_contexts(words))
     (unit,) = units(corpus, [Text("0", "the end", "the end")], words, cut)
     assert tuple(unit.rows[0].tokens[: len(front)]) == front
     assert len(unit.rows[0].tokens) == len(front) + len(words.encode_batch(["the end"])[0])
@@ -131,27 +129,30 @@ def test_texts_are_scored_behind_what_stood_before_documents(tmp_path):
   scored(LAST_WORD, ())  # its own rules put nothing in front of contexts
 
 
-def subject(words, around):
-  decoder = SimpleNamespace(config=SimpleNamespace(vocab_size=words.vocab_size))
-  return Subject("it", decoder, words, 8, around)
+def trained(words, *, pretrained=False):
+  decoder = decoders.shapes(decoders.config(vocab_size=words.vocab_size))
+  return TrainedModel("it", decoder, words, 8, pretrained=pretrained)
 
 
 def test_what_is_told_of_prompts(tmp_path):
   words = load_pretrained(tokenizer_kinds.folder(tmp_path, "smollm"))
-  model = subject(words, prefix.by_rule(words))
+  model = trained(words, pretrained=True)
   nothing = "it: nothing in front of texts, as its tokenizer's rules say"
-  assert told(model, ["a"]) == nothing
-  assert told(model, ["a", ""]) == f"{nothing}; <|im_start|> (1) in place of an empty one"
-  assert told(subject(ByteTokenizer(), None), [""]).endswith("as in training")
+  assert sample.prefix_of_prompts(model, ["a"]) == nothing
+  assert (
+    sample.prefix_of_prompts(model, ["a", ""])
+    == f"{nothing}; <|im_start|> (1) in place of an empty one"
+  )
+  assert sample.prefix_of_prompts(trained(ByteTokenizer()), [""]).endswith("as in training")
 
 
 def test_in_words(tmp_path):
   llama = load_pretrained(tokenizer_kinds.folder(tmp_path, "llama2"))
-  ours = subject(ByteTokenizer(), None)
-  theirs = subject(llama, prefix.by_rule(llama))
+  ours = trained(ByteTokenizer())
+  theirs = trained(llama, pretrained=True)
   rules = "<s> (1) in front of texts, as its tokenizer's rules say"
   training = "<|endoftext|> (256) in front of texts, as in training"
   never = "nothing in front of texts, as --bos says"
   for model, by_itself in ((ours, training), (theirs, rules)):
     for rule, words in {"auto": by_itself, "always": by_itself, "never": never}.items():
-      assert model.with_bos(rule).prefix_in_words == f"it: {words}"
+      assert dataclasses.replace(model, bos=rule).prefix_in_words == f"it: {words}"

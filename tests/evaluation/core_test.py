@@ -10,6 +10,7 @@ import pytest
 from resjax.data.tokenizer import ByteTokenizer
 from resjax.evaluation import Scored
 from resjax.evaluation.core import _prompts, _Question, _Task, core
+from resjax.trained_model import TrainedModel
 from tests.evaluation.scorer_test import expected
 from tests.helpers import decoders
 
@@ -104,7 +105,7 @@ def common(texts):
 
 @pytest.mark.slow
 def test_equals_a_loop_over_questions(decoder, folder):
-  found = core(decoder, ByteTokenizer(), folder, max_length=LONGEST)
+  found = core(TrainedModel("it", decoder, ByteTokenizer(), LONGEST), folder)
   assert set(found.tasks) == set(TASKS)
   for label, result in found.tasks.items():
     assert result.accuracy == pytest.approx(by_hand(decoder, folder, label)), label
@@ -116,7 +117,7 @@ def test_equals_a_loop_over_questions(decoder, folder):
   assert found.core == pytest.approx(np.mean([r.centered for r in found.tasks.values()]))
   errors = [r.stderr**2 for r in found.tasks.values()]
   assert found.stderr == pytest.approx(math.sqrt(sum(errors)) / 3)
-  fewer = core(decoder, ByteTokenizer(), folder, max_length=LONGEST, limit=3)
+  fewer = core(TrainedModel("it", decoder, ByteTokenizer(), LONGEST), folder, limit=3)
   assert {result.questions for result in fewer.tasks.values()} == {3}
 
 
@@ -163,7 +164,7 @@ def test_damaged_folders_are_named(decoder, folder, name, text, message):
   else:
     (folder / name).write_text(text)
   with pytest.raises(ValueError, match=message) as raised:
-    core(decoder, ByteTokenizer(), folder, max_length=LONGEST)
+    core(TrainedModel("it", decoder, ByteTokenizer(), LONGEST), folder)
   assert "\n" not in str(raised.value)
 
 
@@ -172,4 +173,4 @@ def test_names_stay_in_the_folder(decoder, folder):
   settings["icl_tasks"][0]["dataset_uri"] = "../x.jsonl"
   (folder / "core.yaml").write_text(json.dumps(settings))
   with pytest.raises(ValueError, match="dataset_uri of pick"):
-    core(decoder, ByteTokenizer(), folder, max_length=LONGEST)
+    core(TrainedModel("it", decoder, ByteTokenizer(), LONGEST), folder)

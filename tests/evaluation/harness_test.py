@@ -14,8 +14,9 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from resjax.evaluation import corpora
-from resjax.evaluation.texts import Model, perplexity
+from resjax.evaluation.texts import perplexity
 from resjax.interop import huggingface
+from resjax.trained_model import TrainedModel
 
 pytestmark = pytest.mark.slow
 
@@ -108,7 +109,7 @@ def theirs(folder, files, tmp_path_factory):
 @pytest.fixture(scope="module")
 def ours(folder, files):
   tokenizer = huggingface.tokenizer(folder)
-  model = Model("ours", huggingface.load(folder), tokenizer, max_length=L)
+  model = TrainedModel("ours", huggingface.load(folder), tokenizer, L, bos="never")
   found = corpora.parse(
     [f"wikitext={files}/*.parquet", f"lambada_openai={files / 'lambada_test_en.jsonl'}"]
   )

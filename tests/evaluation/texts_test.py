@@ -1,5 +1,6 @@
 """Perplexities of a small model of bytes, against a float64 loop over single tokens."""
 
+import dataclasses
 import json
 import math
 
@@ -10,9 +11,10 @@ from flax import nnx
 
 from resjax.data.tokenizer import ByteTokenizer
 from resjax.evaluation import corpora, record
-from resjax.evaluation.texts import BINS, Model, measure, perplexity, summarise
+from resjax.evaluation.texts import BINS, measure, perplexity, summarise
 from resjax.evaluation.units import Cut, units
 from resjax.interop import huggingface
+from resjax.trained_model import TrainedModel
 from tests.helpers import decoders, pretrained
 
 L, END = 32, 256
@@ -26,7 +28,7 @@ def decoder():
 
 @pytest.fixture(scope="module")
 def model(decoder):
-  return Model("small", decoder, ByteTokenizer(), max_length=L)
+  return TrainedModel("small", decoder, ByteTokenizer(), seq_len=L)
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +110,8 @@ def test_last_words(model, tmp_path):
   (tmp_path / "l.jsonl").write_text("".join(json.dumps({"text": row}) + "\n" for row in rows))
   (corpus,) = corpora.parse([f"lambada_openai={tmp_path}/l.jsonl"])
   for bos in (False, True):
-    (found,) = measure(Model("m", model.decoder, model.tokenizer, L, bos), [corpus])
+    rule = "always" if bos else "auto"
+    (found,) = measure(dataclasses.replace(model, bos=rule), [corpus])
     nats, right = [], []
     for row in rows:
       context, _, word = row.rpartition(" ")
@@ -123,7 +126,7 @@ def test_last_words(model, tmp_path):
       nats.append(-sum(score for score, _ in scores))
       right.append(all(greedy for _, greedy in scores))
     np.testing.assert_allclose(found.table[:, 0], nats, rtol=1e-5)
-    figures = summarise([found]).figures["m", "lambada_openai"]
+    figures = summarise([found]).figures["small", "lambada_openai"]
     assert figures["perplexity"].value == pytest.approx(math.exp(np.mean(nats)), rel=1e-5)
     assert figures["acc"].value == np.mean(right)
 
@@ -172,7 +175,7 @@ def test_wikitext_as_one_stream(model, tmp_path):
 
 def test_models_are_compared_document_by_document(model, folder, tmp_path):
   other = decoders.drawn(model.decoder.config)
-  models = [model, Model("other", other, model.tokenizer, L)]
+  models = [model, TrainedModel("other", other, model.tokenizer, L)]
   found = corpora.parse([f"a={folder}/a.jsonl", f"b={folder}/b.jsonl"])
   report = perplexity(models, found, batch_size=3)
   assert set(report.differences) == {("other", text) for text in ("a", "b", corpora.MACRO)}
@@ -219,5 +222,5 @@ def test_documents_that_a_tokenizer_cannot_spell_are_counted(tmp_path):
   rows = ["depth width", "depth 123", "4"]
   (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": row}) + "\n" for row in rows))
   (corpus,) = corpora.parse([f"a={tmp_path}/a.jsonl"])
-  found = list(units(corpus, corpus.texts(), tokenizer, Cut(L, L, False)))
+  found = list(units(corpus, corpus.texts(), tokenizer, Cut(L, L)))
   assert [unit.lossy for unit in found] == [False, True, True]

@@ -21,7 +21,7 @@ from typing import NoReturn
 from tests.helpers import runs
 
 _IMPORTS = (
-  "launch.cli", "resjax.experiment", "resjax.measured_models", "resjax.train.dry_run",
+  "launch.cli", "resjax.experiment", "resjax.actions.loading", "resjax.train.dry_run",
   "resjax.train.loop", "resjax.analysis.interventions", "resjax.analysis.report.page",
   "resjax.sweeps.table", "resjax.aot.compile_step", "resjax.data.build_table",
   "resjax.hardware.slices", "pyarrow.parquet",

@@ -13,6 +13,7 @@ from resjax.evaluation import Scored, Scorer
 from resjax.evaluation.generator import Generator
 from resjax.evaluation.together import Together
 from resjax.models.model_def import ModelDef
+from resjax.trained_model import TrainedModel
 from tests.helpers import decoders, layouts, tasks
 
 LENGTHS = (5, 70, 20, 33)
@@ -57,7 +58,8 @@ def tasks_of(model, folder):
   from resjax.interop.lm_eval import run_tasks
 
   names = [*tasks.NAMES]
-  found = run_tasks(model, tasks.tokenizer(True), names, max_length=96, tasks_folder=folder)
+  trained = TrainedModel("it", model, tasks.tokenizer(True), 96)
+  found = run_tasks(trained, names, tasks_folder=folder)
   return found and {name: list(found["results"][name].values()) for name in tasks.NAMES}
 
 

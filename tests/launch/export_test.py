@@ -33,13 +33,13 @@ def test_a_run_becomes_a_folder(trained, tmp_path):
   assert said == f"{out}: LlamaForCausalLM, float32\n"
   assert (out / "model.safetensors.index.json").exists()
   saved = restore.find(str(trained), "--checkpoint")
-  model, params, words = restore.restore_model(experiment.load(str(trained)), saved)
+  model = restore.restore_model(experiment.load(str(trained)), saved)
   read = huggingface.tokenizer(out)
-  tokens = words.encode_batch(["depth width layer"])[0][None]
+  tokens = model.tokenizer.encode_batch(["depth width layer"])[0][None]
   np.testing.assert_array_equal(read.encode_batch(["depth width layer"])[0][None], tokens)
-  want = logits(model.bind(params), tokens)
+  want = logits(model.decoder, tokens)
   np.testing.assert_array_equal(logits(huggingface.load(out), tokens), want)
-  assert json.loads((out / "config.json").read_text())["eos_token_id"] == words.eot_id
+  assert json.loads((out / "config.json").read_text())["eos_token_id"] == model.tokenizer.eot_id
 
 
 def test_a_run_becomes_a_folder_with_code(trained, tmp_path):

@@ -49,7 +49,7 @@ def test_help(command):
   assert in_words(output)[: len(documentation)] == documentation
   assert max(map(len, output.splitlines())) <= 80
   flags = DEFINED.findall(text) + ["config", "workdir"] * ("define_config" in text)
-  if "model_flags" in text:
+  if "text_flags" in text:
     flags += ["checkpoint", "hf", "data", "fsdp"]
   assert flags
   for name in flags:

@@ -6,7 +6,7 @@ import sys
 import numpy as np
 import pytest
 
-from resjax import measured_models
+from resjax.actions import loading
 from resjax.analysis import tuned_lens
 from tests.helpers import forks, pretrained
 from tests.helpers.runs import start, write_text
@@ -47,9 +47,9 @@ def test_a_lens_of_its_own(folder, tmp_path):
   assert code == 0, output
   found = results(tmp_path / "lens", "lens")
   assert (np.array(found["gain"]) >= -0.01).all() and np.shape(found["kl_errors"]) == (2, 4)
-  model = measured_models.from_huggingface(str(folder)).decoder
-  lens = tuned_lens.load(tmp_path / "lens", measured_models.fingerprint(model))
-  assert lens.weights.shape == (4, model.config.d_model, model.config.d_model)
+  model = loading.from_huggingface(str(folder))
+  lens = tuned_lens.load(tmp_path / "lens", model.fingerprint())
+  assert lens.weights.shape == (4, model.decoder.config.d_model, model.decoder.config.d_model)
 
 
 @pytest.fixture(scope="module")

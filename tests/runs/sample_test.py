@@ -1,11 +1,11 @@
 """Text around what a model generates; the model here repeats the last token of its prompt."""
 
-from types import SimpleNamespace
-
 import jax.numpy as jnp
 
 from resjax.data.tokenizer import ByteTokenizer
 from resjax.runs import sample
+from resjax.trained_model import TrainedModel
+from tests.helpers import decoders
 
 
 def test_prompts_of_different_length_end_where_the_model_goes_on(monkeypatch):
@@ -18,9 +18,9 @@ def test_prompts_of_different_length_end_where_the_model_goes_on(monkeypatch):
     return jnp.concatenate([rows, ends, first], axis=1)
 
   monkeypatch.setattr(sample, "generate", repeat)
-  model = SimpleNamespace(bind=lambda params: None, layout=SimpleNamespace(everywhere=None))
   options = {"num_tokens": 4, "temperature": 0.0, "seed": 0, "stop": "e"}
   words = ByteTokenizer()
-  found = sample.sample_text(model, {}, words, ["depth", "a", ""], **options)
+  decoder = decoders.decoder(decoders.config(vocab_size=words.vocab_size))
+  found = sample.sample_text(TrainedModel("it", decoder, words, 8), ["depth", "a", ""], **options)
   assert found == ["hhh", "aaa", ""]
   assert seen == [(words.eot_id, ord("e"))]

@@ -57,10 +57,10 @@ def test_every_k_steps_once_and_at_the_ends(run, root):
 def test_it_is_what_measure_finds(run, root):
   saved = restore.find(str(root / "run"), "--checkpoint")
   loaded = experiment.load(str(root / "run"))
-  model, params, _ = restore.restore_model(loaded, saved)
+  decoder = restore.restore_model(loaded, saved).decoder
   built = dataset.build(loaded.data)
   batches = list(evaluation_batches(built, "validation", batch_size=8, max_rows=5))
-  found = measure(model.bind(params), batches, batch_size=8, model="m", corpus="c")
+  found = measure(decoder, batches, batch_size=8, model="m", corpus="c")
   ours = from_record(by_step(root)[-1][1], "m", "c", "mlp")
   theirs = found.readings["closed"]["all"]
   group = ours.readings["closed"]["all"]

@@ -13,7 +13,8 @@ import pytest
 from flax import nnx
 
 from configs import base, finetune
-from resjax import experiment, measured_models
+from resjax import experiment
+from resjax.actions import loading
 from resjax.data import dataset
 from resjax.data.pipeline import evaluation_batches
 from resjax.interop import huggingface
@@ -69,8 +70,8 @@ def test_neutral_init_continues_the_pretrained_model(root, tmp_path, family, nam
     parents.find(str(folder)), model, seed=0, tokenizer=data.tokenizer
   )
   assert all(path.startswith("combinator/") for path in inheritance.new)
-  text = measured_models.read_text(
-    measured_models.from_huggingface(str(folder)), str(root / "text"), max_tokens=200, seq_len=T
+  text = loading.read_text(
+    loading.from_huggingface(str(folder)), str(root / "text"), max_tokens=200, seq_len=T
   )
   want = nats_per_token(huggingface.load(folder, layout=layout), text.batches)
   assert nats_per_token(model.bind(params), text.batches) == pytest.approx(want, rel=1e-6)
@@ -89,7 +90,7 @@ def test_the_trainer_starts_with_its_loss(root, tmp_path):
   assert first == pytest.approx(want, rel=1e-6) and last != first
   # Resumed and loaded without the folder.
   shutil.move(folder, tmp_path / "gone")
-  again = measured_models.from_workdir(config.workdir)
+  again = loading.from_workdir(config.workdir)
   assert again.decoder.combinator.num_parameters() == 6 and again.tokenizer.vocab_size == 61
   assert again.decoder.config.max_positions == T
 

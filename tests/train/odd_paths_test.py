@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from resjax import measured_models
+from resjax.actions import loading
 from resjax.checkpoint.reader import saved_steps
 from resjax.interop import huggingface
 from resjax.train import run_page
@@ -31,9 +31,9 @@ def test_odd_paths(root, name):
   trained.run(trained.settings(root, workdir, "standard", steps=2))
   printed = trained.run(trained.settings(root, workdir, "standard", steps=3))
   assert "resuming after step 2 of 3" in printed and saved_steps(workdir / "checkpoints") == [2, 3]
-  subject = measured_models.from_workdir(str(workdir))
-  huggingface.export(subject.decoder, workdir / "exported[1]", tokenizer=subject.tokenizer)
+  model = loading.from_workdir(str(workdir))
+  huggingface.export(model.decoder, workdir / "exported[1]", tokenizer=model.tokenizer)
   again = huggingface.load(workdir / "exported[1]")
   assert "Run " in run_page.page(workdir, {})
   tokens = np.arange(32)[None]
-  np.testing.assert_allclose(again(tokens), subject.decoder(tokens), rtol=1e-5, atol=1e-5)
+  np.testing.assert_allclose(again(tokens), model.decoder(tokens), rtol=1e-5, atol=1e-5)

@@ -9,12 +9,11 @@ from lm_eval.api.instance import Instance
 from lm_eval.api.model import TemplateLM
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
-from resjax.data.tokenizer import Tokenizer
 from resjax.evaluation.generator import Generator
 from resjax.evaluation.scorer import Scored, Scorer
 from resjax.evaluation.together import Together
 from resjax.interop.lm_eval.task_tokenizer import TaskTokenizer
-from resjax.models.decoder import Decoder
+from resjax.trained_model import TrainedModel
 
 # A request as the harness gives it on: its texts, the tokens of the context, and the scored ones.
 _Request = tuple[tuple[str, str] | None, list[int], list[int]]
@@ -40,14 +39,11 @@ class Counts:
 
 
 class LanguageModel(TemplateLM):
-  """Answers the requests of lm-evaluation-harness with a decoder and its tokenizer.
+  """Answers the requests of lm-evaluation-harness with a trained model.
 
   Args:
-    model: any decoder, sharded or not.
-    tokenizer: its tokenizer.
-    max_length: the most tokens of a row.
-    batch_size: the number of rows of `max_length` tokens that run at a time.
-    bos: `auto`, `always` or `never`, see `TaskTokenizer`.
+    model: the model, whose `seq_len` is the most tokens of a row; see `TaskTokenizer` for `bos`.
+    batch_size: the number of rows of `seq_len` tokens that run at a time.
     max_gen_toks: the most tokens of a continuation where a task does not say it.
 
   Attributes:
@@ -62,23 +58,14 @@ class LanguageModel(TemplateLM):
     ValueError: an argument is out of range.
   """
 
-  def __init__(
-    self,
-    model: Decoder,
-    tokenizer: Tokenizer,
-    *,
-    max_length: int,
-    batch_size: int = 8,
-    bos: str = "auto",
-    max_gen_toks: int = 256,
-  ):
+  def __init__(self, model: TrainedModel, *, batch_size: int = 8, max_gen_toks: int = 256):
     super().__init__()
-    self.text = TaskTokenizer(tokenizer, bos)
-    self.max_length, self.batch_size, self.max_gen_toks = max_length, batch_size, max_gen_toks
+    self.text, self.max_length = TaskTokenizer(model.tokenizer, model.bos), model.seq_len
+    self.batch_size, self.max_gen_toks = batch_size, max_gen_toks
     self.counts = Counts()
     self.template: str | None = None
-    self.scorer = Scorer(model, max_length=max_length, batch_size=batch_size)
-    self.generator = Generator(model, max_length=max_length, batch_size=batch_size)
+    sizes = {"max_length": model.seq_len, "batch_size": batch_size}
+    self.scorer, self.generator = Scorer(model.decoder, **sizes), Generator(model.decoder, **sizes)
 
     def score(rows: Sequence[tuple[list[int], int]]) -> list[tuple[float, bool]]:
       found = self.scorer.score([Scored(*row) for row in rows])

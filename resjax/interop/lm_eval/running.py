@@ -1,4 +1,4 @@
-"""Runs tasks of lm-evaluation-harness on a decoder."""
+"""Runs tasks of lm-evaluation-harness on a model."""
 
 import contextlib
 import dataclasses
@@ -12,23 +12,19 @@ import lm_eval
 import yaml
 from lm_eval.tasks import TaskManager
 
-from resjax.data.tokenizer import Tokenizer
 from resjax.interop.lm_eval import language_model
 from resjax.interop.lm_eval.language_model import LanguageModel
-from resjax.models.decoder import Decoder
+from resjax.trained_model import TrainedModel
 
 
 def run_tasks(
-  model: Decoder,
-  tokenizer: Tokenizer,
+  model: TrainedModel,
   tasks: Sequence[str | dict[str, Any]],
   *,
-  max_length: int,
   tasks_folder: str | os.PathLike | None = None,
   num_fewshot: int | None = None,
   limit: float | None = None,
   batch_size: int = 8,
-  bos: str = "auto",
   apply_chat_template: bool | str = False,
   bootstrap_iters: int = 1000,
   seed: int = 1234,
@@ -39,15 +35,13 @@ def run_tasks(
   harness and reads data sets, and the others take part in what it computes.
 
   Args:
-    model: any decoder, sharded or not.
-    tokenizer: its tokenizer.
+    model: the model; its `seq_len` is the most tokens of a row, and its `bos` says whether texts
+      begin with the token that begins a text.
     tasks: the names of tasks or groups, or the settings of tasks.
-    max_length: the most tokens of a row.
     tasks_folder: a folder of further tasks (YAML).
     num_fewshot: the number of examples before each question; None: as each task says.
     limit: the number of documents of each task, or their share if below 1; None: all.
-    batch_size: the number of rows of `max_length` tokens that run at a time.
-    bos: whether texts begin with the token that begins a text: `auto`, `always` or `never`.
+    batch_size: the number of rows of `seq_len` tokens that run at a time.
     apply_chat_template: whether questions are put as chats, or the name of the template for it.
     bootstrap_iters: the number of resamples behind standard errors that have no formula.
     seed: the seed of the choice of examples.
@@ -59,7 +53,7 @@ def run_tasks(
   Raises:
     ValueError: a task is unknown, its data are not at hand, or an argument is out of range.
   """
-  harness = LanguageModel(model, tokenizer, max_length=max_length, batch_size=batch_size, bos=bos)
+  harness = LanguageModel(model, batch_size=batch_size)
   if apply_chat_template:
     harness.chat_template(apply_chat_template)  # a missing one is told before any data are read
     harness.template = apply_chat_template if isinstance(apply_chat_template, str) else None

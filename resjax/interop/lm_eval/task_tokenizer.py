@@ -46,7 +46,7 @@ class TaskTokenizer:
   Args:
     tokenizer: the tokenizer of the model.
     bos: whether texts begin with the token that begins a text: `auto`, `always` or `never`, see
-      `prefix.begins_contexts`.
+      `prefix.before_contexts`.
 
   Attributes:
     prefix_id: the token that an empty context is replaced by, see `prefix.start_token`.
@@ -66,7 +66,7 @@ class TaskTokenizer:
     self._settings = typed_json.parse(files.get(_SETTINGS, "{}"), _Settings, _SETTINGS)
     self._files = files
     self.prefix_id = prefix.start_token(tokenizer)
-    self.begins = prefix.begins_contexts(tokenizer, bos)
+    self.begins = bool(prefix.before_contexts(tokenizer, bos))
     self.stop_ids = self._stop_ids()
     self._front = list(prefix.by_rule(tokenizer, "always").before)
     self._prefix_text = self._model.decode([self.prefix_id], skip_special_tokens=False)

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from resjax.interop import huggingface
+from resjax.trained_model import TrainedModel
 from tests.golden.huggingface import make
 from tests.helpers import tasks
 
@@ -55,9 +56,8 @@ def theirs(place, names, folder, **options):
 def ours(decoder, words, names, folder, **options):
   from resjax.interop.lm_eval import run_tasks
 
-  return run_tasks(
-    decoder, words, names, max_length=MAX_LENGTH, tasks_folder=folder, bootstrap_iters=0, **options
-  )
+  model = TrainedModel("it", decoder, words, MAX_LENGTH)
+  return run_tasks(model, names, tasks_folder=folder, bootstrap_iters=0, **options)
 
 
 def answers(results, name):

@@ -14,6 +14,7 @@ from lm_eval.api.instance import Instance
 
 from resjax.evaluation import Scored
 from resjax.interop.lm_eval import LanguageModel, run_tasks
+from resjax.trained_model import TrainedModel
 
 L = 32
 CONFIG = decoders.config("llama", vocab_size=64, max_positions=64)
@@ -33,8 +34,10 @@ def instances(kind, arguments):
   return [Instance(kind, {}, given, n) for n, given in enumerate(arguments)]
 
 
-def model(decoder, words, **options):
-  return LanguageModel(decoder, words, **{"max_length": L, "batch_size": 2} | options)
+def model(decoder, words, seq_len=L, bos="auto", **options):
+  return LanguageModel(
+    TrainedModel("it", decoder, words, seq_len, bos), **{"batch_size": 2} | options
+  )
 
 
 @pytest.fixture
@@ -159,7 +162,7 @@ def many():
 
 
 def answers(decoder, words, requests, **options):
-  harness = model(decoder, words, **{"max_length": 64} | options)
+  harness = model(decoder, words, **{"seq_len": 64} | options)
   return [
     (np.array([log_p]), np.array([greedy]))
     for log_p, greedy in harness.loglikelihood(requests, disable_tqdm=True)
@@ -195,7 +198,7 @@ def test_every_combinator_answers_alike_in_any_batch(residual):
   given = instances("generate_until", [(*prompt, options) for prompt in prompts])
   texts, scores = [], []
   for batch_size in (1, 4):
-    harness = model(decoder, words, max_length=64, batch_size=batch_size)
+    harness = model(decoder, words, seq_len=64, batch_size=batch_size)
     texts.append(harness.generate_until(given))
     scores.append(harness.loglikelihood(many()[:6], disable_tqdm=True))
   assert texts[0] == texts[1]
@@ -219,7 +222,7 @@ def greedy_text(decoder, text, prompt, until, count):
 
 @pytest.mark.parametrize("until", [["\n"], ["e", "th q"], [" "], []])
 def test_continuations_equal_a_loop_over_whole_rows(decoder, words, until):
-  harness = model(decoder, words, max_length=64, batch_size=2)
+  harness = model(decoder, words, seq_len=64, batch_size=2)
   prompts = ["depth", "width layer token:", "gate"]
   options = {"until": until, "max_gen_toks": 10}
   given = instances("generate_until", [(prompt, options) for prompt in prompts])
@@ -230,7 +233,7 @@ def test_continuations_equal_a_loop_over_whole_rows(decoder, words, until):
 
 
 def test_sampling_is_a_choice_of_the_task(decoder, words):
-  harness = model(decoder, words, max_length=64)
+  harness = model(decoder, words, seq_len=64)
 
   def texts(**options):
     given = instances("generate_until", [("depth", {"max_gen_toks": 12} | options)])
@@ -245,7 +248,7 @@ def test_sampling_is_a_choice_of_the_task(decoder, words):
 
 
 def test_a_long_prompt_loses_its_beginning(decoder, words):
-  harness = model(decoder, words, max_length=20)
+  harness = model(decoder, words, seq_len=20)
   long, tail = "norm " * 30 + "depth width", None
   options = {"until": [], "max_gen_toks": 4}
   [found] = harness.generate_until(instances("generate_until", [(long, options)]))
@@ -275,11 +278,12 @@ def test_one_of_several_templates(decoder, tmp_path):
   files = words.files | {"tokenizer_config.json": json.dumps(settings | {"chat_template": named})}
   several = type(words)(files, words.vocab_size, words.ids)
   folder = tasks.write(tmp_path / "own")
-  options = {"max_length": 64, "tasks_folder": folder, "limit": 1, "bootstrap_iters": 0}
-  found = run_tasks(decoder, several, ["last_word"], apply_chat_template="short", **options)
+  options = {"tasks_folder": folder, "limit": 1, "bootstrap_iters": 0}
+  it = TrainedModel("it", decoder, several, 64)
+  found = run_tasks(it, ["last_word"], apply_chat_template="short", **options)
   assert found["samples"]["last_word"][0]["arguments"][0][0] == "Q"
   with pytest.raises(ValueError, match="no chat template 'long'; allowed: default, short"):
-    run_tasks(decoder, several, ["last_word"], apply_chat_template="long", **options)
+    run_tasks(it, ["last_word"], apply_chat_template="long", **options)
 
 
 def test_a_tokenizer_without_chats(decoder):
@@ -287,15 +291,14 @@ def test_a_tokenizer_without_chats(decoder):
   files = {name: text for name, text in words.files.items() if name == "tokenizer.json"}
   bare = type(words)(files, words.vocab_size, words.ids)
   with pytest.raises(ValueError, match=r"has no chat template .* leave out --apply_chat_template"):
-    run_tasks(decoder, bare, ["choice"], max_length=L, apply_chat_template=True)
+    run_tasks(TrainedModel("it", decoder, bare, L), ["choice"], apply_chat_template=True)
 
 
 def test_tasks_of_a_folder(decoder, words, tmp_path):
   folder = tasks.write(tmp_path / "own")
-  found = run_tasks(
-    decoder, words, list(tasks.NAMES), max_length=64, tasks_folder=folder, limit=4, num_fewshot=1,
-    apply_chat_template=True,
-  )  # fmt: skip
+  it = TrainedModel("it", decoder, words, 64)
+  options = {"tasks_folder": folder, "limit": 4, "num_fewshot": 1, "apply_chat_template": True}
+  found = run_tasks(it, list(tasks.NAMES), **options)
   assert set(found["results"]) == set(tasks.NAMES)
   assert found["counts"]["tokens"] > 100 and found["counts"]["programs"] <= 8
   assert found["n-shot"]["choice"] == 1
@@ -305,7 +308,7 @@ def test_tasks_of_a_folder(decoder, words, tmp_path):
 def test_unknown_tasks_are_named(decoder, words, tmp_path):
   folder = tasks.write(tmp_path / "own")
   with pytest.raises(ValueError, match="chioce: no such task of lm-evaluation-harness; set"):
-    run_tasks(decoder, words, ["choice", "chioce"], max_length=L, tasks_folder=folder)
+    run_tasks(TrainedModel("it", decoder, words, L), ["choice", "chioce"], tasks_folder=folder)
 
 
 @pytest.mark.parametrize(
@@ -326,4 +329,5 @@ def test_files_of_tasks_that_fail_are_named(decoder, tmp_path, changes, words_of
     text = text.replace(f'"{plain}"', plain)
   file.write_text(text)
   with pytest.raises(ValueError, match=words_of_error):
-    run_tasks(decoder, tasks.tokenizer(True), ["choice"], max_length=L, tasks_folder=folder)
+    it = TrainedModel("it", decoder, tasks.tokenizer(True), L)
+    run_tasks(it, ["choice"], tasks_folder=folder)

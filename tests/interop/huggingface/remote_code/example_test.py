@@ -27,8 +27,8 @@ def test_the_example_compares_a_run_with_its_export(tmp_path, capsys):
   trained.run(config)
   run = experiment.load(str(tmp_path / "run"))
   saved = restore.find(str(tmp_path / "run"), "RUN")
-  model, params, words = restore.restore_model(run, saved)
-  huggingface.export(model.bind(params), tmp_path / "exported", tokenizer=words)
+  model = restore.restore_model(run, saved)
+  huggingface.export(model.decoder, tmp_path / "exported", tokenizer=model.tokenizer)
   capsys.readouterr()
   compare_with_transformers.main(str(tmp_path / "run"), str(tmp_path / "exported"))
   logits, greedy = capsys.readouterr().out.splitlines()[-2:]
