@@ -8,7 +8,7 @@ MOST = {
   "floors": 12,
   "arrows": 166,
   "empty doors": 24,
-  "imports from one operation into another": 66,
+  "imports from one operation into another": 0,
   "modules loaded for the one system": 16,
   "modules loaded for the decoder": 55,
 }

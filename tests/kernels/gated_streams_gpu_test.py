@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import pytest
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from resjax.kernels.depth_attention.mosaic_gpu import tiles as gpu_tiles
 from resjax.kernels.gated_streams import backends, gated_read
 from resjax.kernels.gated_streams.mosaic_gpu import obstacles
 from resjax.kernels.gated_streams.operands import Operands, Read
+from resjax.kernels.mosaic_gpu import tiles as gpu_tiles
 from resjax.sharding import Layout
 from resjax.testing.compare import assert_close
 from tests.helpers import gated_streams, gpus, layouts
@@ -52,7 +52,7 @@ def operands(count, tokens, width, rank=8, dtype=jnp.bfloat16):
 
 def test_a_device_lowers_the_kernels_for_its_own_tokens():
   layout = layouts.layout("long_context", data=2, fsdp=2, sequence=2)
-  read = Read(1e-6, "mosaic_gpu", layout)
+  read = Read(1e-6, implementation="mosaic_gpu", layout=layout)
   inputs = operands(2, (4, 10), 128)
   forward = functools.partial(backends.forward, read)
   text = gpus.lowered(forward, inputs)
@@ -78,7 +78,7 @@ def test_what_the_kernels_cannot_do(monkeypatch, changes, words):
   changes = dict(changes)
   count, width = changes.pop("count", 4), changes.pop("width", 2048)
   monkeypatch.setattr(Layout, "device", gpus.Gpu(**changes))
-  read = Read(1e-6, "mosaic_gpu", Layout())
+  read = Read(1e-6, implementation="mosaic_gpu")
   obstacle = obstacles.obstacle(read, operands(count, (3,), width))
   assert (obstacle is None) == (words is None)
   assert all(word in obstacle for word in words or [])

@@ -13,10 +13,11 @@ from resjax.kernels.depth_attention import Sources, backends, depth_attention
 from resjax.kernels.depth_attention.mosaic_gpu import (
   direct_backward,
   direct_forward,
+  direct_plan,
   obstacles,
 )
-from resjax.kernels.depth_attention.mosaic_gpu import tiles as gpu_tiles
 from resjax.kernels.depth_attention.operands import Operands, Read
+from resjax.kernels.mosaic_gpu import tiles as gpu_tiles
 from resjax.sharding import Layout
 from resjax.testing.compare import assert_close
 from tests.helpers import gpus, layouts, reference
@@ -51,7 +52,7 @@ def operands(count, banked, tokens, width, dtype, adds=False, norms=False):
 @pytest.mark.slow
 def test_every_variant_lowers_for_cuda(width, dtype):
   for count, banked, adds, norms, threaded in ((3, 0, 0, 0, 0), (4, 2, 1, 1, 1), (2, 2, 0, 0, 1)):
-    read = Read(1, EPS, bool(adds), bool(threaded), "mosaic_gpu", Layout())
+    read = Read(1, EPS, bool(adds), bool(threaded), implementation="mosaic_gpu")
     inputs = operands(count, banked, 1001, width, dtype, adds, norms)
     forward = functools.partial(direct_forward.forward, read)
     assert gpus.lowered(forward, inputs).count("@mosaic_gpu") == 1
@@ -70,7 +71,7 @@ def test_every_variant_lowers_for_cuda(width, dtype):
 
 def test_a_device_lowers_the_kernels_for_its_own_tokens():
   layout = layouts.layout("long_context", data=2, fsdp=2, sequence=2)
-  read = Read(1, EPS, False, False, "mosaic_gpu", layout)
+  read = Read(1, EPS, False, False, implementation="mosaic_gpu", layout=layout)
   inputs = operands(3, 2, 0, 128, BF16)
   bank = jax.ShapeDtypeStruct((2, 4, 10, 128), BF16)
   row = jax.ShapeDtypeStruct((4, 10, 128), BF16)
@@ -115,12 +116,12 @@ def wide(*arrays):
 def use_tiles(monkeypatch, rows, group):
   """A ring of few rows goes round within a token, and drops sources between walks over them."""
   tiles = gpu_tiles.GpuTiles(rows, group, summed_rows=4, programs_per_sm=2)
-  monkeypatch.setattr(gpu_tiles, "choose_forward", lambda *args: tiles)
+  monkeypatch.setattr(direct_plan, "choose_forward", lambda *args: tiles)
 
   def with_ring_of_cotangents(like, num_slots, threaded, room, sums):
     return dataclasses.replace(tiles, further_rows=(group + 1,) * threaded)
 
-  monkeypatch.setattr(gpu_tiles, "choose_backward", with_ring_of_cotangents)
+  monkeypatch.setattr(direct_plan, "choose_backward", with_ring_of_cotangents)
 
 
 @interpreted
@@ -226,24 +227,26 @@ def test_tiles_fit_into_shared_memory(count, width, dtype):
   like = jax.ShapeDtypeStruct((5, width), dtype)
   for kib in (228, 100):
     room = kib * 1024
-    chosen = [gpu_tiles.choose_backward(like, count, threaded, room) for threaded in (False, True)]
-    for tiles in filter(None, (gpu_tiles.choose_forward(like, count, room), *chosen)):
+    backward = [
+      direct_plan.choose_backward(like, count, threads, room) for threads in (False, True)
+    ]
+    for tiles in filter(None, (direct_plan.choose_forward(like, count, room), *backward)):
       rows = tiles.rows + sum(tiles.further_rows)
       assert tiles.shared_bytes(like) >= rows * width * dtype(0).nbytes
       assert tiles.programs_per_sm * (tiles.shared_bytes(like) + 1024) <= room
-    assert kib == 100 or None not in chosen
+    assert kib == 100 or None not in backward
 
 
 def test_sources_of_a_token_stay_in_shared_memory_where_they_fit():
   def kept(count, width):
     like = jax.ShapeDtypeStruct((5, width), BF16)
-    return gpu_tiles.choose_backward(like, count, False, H100).rows > count
+    return direct_plan.choose_backward(like, count, False, H100).rows > count
 
   assert kept(8, 2048) and kept(10, 4096) and kept(9, 7168)
   assert not kept(64, 2048) and not kept(16, 7168)
   # With cotangents of earlier reads a group of those needs room too.
   like = jax.ShapeDtypeStruct((5, 7168), BF16)
-  tiles = gpu_tiles.choose_backward(like, 7, True, H100)
+  tiles = direct_plan.choose_backward(like, 7, True, H100)
   assert tiles.rows > 7 and tiles.further_rows[0] >= tiles.group
 
 
@@ -276,7 +279,7 @@ def test_tiles_that_do_not_exist_are_refused(field, value, words):
 )
 def test_what_the_kernels_cannot_do(monkeypatch, capability, width, words):
   monkeypatch.setattr(Layout, "device", gpus.Gpu(capability))
-  read = Read(1, EPS, False, False, "mosaic_gpu", Layout())
+  read = Read(1, EPS, False, False, implementation="mosaic_gpu")
   obstacle = obstacles.direct(read, operands(2, 0, 3, width, BF16))
   assert (obstacle is None) == (words is None)
   assert all(word in obstacle for word in words or [])
@@ -284,7 +287,7 @@ def test_what_the_kernels_cannot_do(monkeypatch, capability, width, words):
 
 def test_tiles_fit_the_shared_memory_that_the_gpu_tells(monkeypatch):
   like, inputs = jax.ShapeDtypeStruct((3, 2048), BF16), operands(8, 0, 3, 2048, BF16)
-  read = Read(1, EPS, False, False, "mosaic_gpu", Layout())
+  read = Read(1, EPS, False, False, implementation="mosaic_gpu")
   sizes = []
   for program_bytes in (None, 227 * 1024, 99 * 1024):  # not told: as much as an H100 has
     monkeypatch.setattr(Layout, "device", gpus.Gpu("12.0", program_bytes))

@@ -257,7 +257,7 @@ def test_bank_that_is_not_threaded_and_a_last_source_that_holds_nothing(last_val
 def test_tiles_of_any_size(sizes):
   (query, _, scale, addend, bank, recent), (d_out, *d_sources) = whole_example(2, 2, (300,))
   counts = jnp.array([2, 1], jnp.int32)
-  read = Read(1, EPS, True, True, "mosaic_tpu", Layout(), INTERPRET)
+  read = Read(1, EPS, True, True, implementation="mosaic_tpu", interpret=INTERPRET)
 
   def run(forward, backward, **options):
     operands = Operands(bank, recent, counts, query, addend, scale)

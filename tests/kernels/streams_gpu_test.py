@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from resjax.kernels.depth_attention.mosaic_gpu import tiles as gpu_tiles
+from resjax.kernels.mosaic_gpu import tiles as gpu_tiles
 from resjax.kernels.streams import Pending, backends, stream_read
 from resjax.kernels.streams.mosaic_gpu import obstacles
 from resjax.kernels.streams.operands import Operands, Read
@@ -57,7 +57,7 @@ def operands(count, tokens, width, dtype=jnp.bfloat16, columns=4):
 
 def test_a_device_lowers_the_kernels_for_its_own_tokens():
   layout = layouts.layout("long_context", data=2, fsdp=2, sequence=2)
-  read = Read(streams.free, 0, 1e-6, "mosaic_gpu", layout)
+  read = Read(streams.free, 0, 1e-6, implementation="mosaic_gpu", layout=layout)
   inputs = operands(2, (4, 10), 128)
   inputs = inputs._replace(projection=jax.ShapeDtypeStruct((1, 128, 4), jnp.float32))  # a stack
   forward = functools.partial(backends.forward, read)
@@ -84,7 +84,7 @@ def test_what_the_kernels_cannot_do(monkeypatch, changes, words):
   changes = dict(changes)
   count, width = changes.pop("count", 4), changes.pop("width", 2048)
   monkeypatch.setattr(Layout, "device", gpus.Gpu(**changes))
-  read = Read(streams.free, 0, 1e-6, "mosaic_gpu", Layout())
+  read = Read(streams.free, 0, 1e-6, implementation="mosaic_gpu")
   obstacle = obstacles.obstacle(read, operands(count, (3,), width))
   assert (obstacle is None) == (words is None)
   assert all(word in obstacle for word in words or [])

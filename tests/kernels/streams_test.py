@@ -93,7 +93,7 @@ def test_reverse_pass_runs_in_one_kernel_where_that_has_room(
 ):
   monkeypatch.setattr(budget, "chip_of", lambda layout: chip)
   plan = Plan(count, 8192, 2048, jnp.dtype(jnp.bfloat16), columns, shared, not shared)
-  way = budget.reverse(Read(streams.free, 0, 1e-6, "mosaic_tpu", Layout()), plan)
+  way = budget.reverse(Read(streams.free, 0, 1e-6, implementation="mosaic_tpu"), plan)
   assert way[1:] == second
 
 
@@ -227,7 +227,7 @@ def test_forward_without_stats_is_the_same(keep_streams):
                     given["out"].astype(jnp.bfloat16))  # fmt: skip
   operands = Operands(pending, given["projection"][None], given["parameters"], given["gain"])
   coefficients = functools.partial(streams.constrained, functools.partial(sinkhorn, 2))
-  read = Read(coefficients, 0, 1e-6, "mosaic_tpu", Layout(), INTERPRET)
+  read = Read(coefficients, 0, 1e-6, implementation="mosaic_tpu", interpret=INTERPRET)
   x, written, weights, stats = forward.forward(
     read, operands, keep_streams=keep_streams, keep_stats=False
   )

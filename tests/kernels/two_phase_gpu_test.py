@@ -19,10 +19,10 @@ from resjax.kernels.depth_attention.mosaic_gpu import (
   merge_backward,
   merge_forward,
   obstacles,
-  two_phase_tiles,
+  two_phase_plan,
 )
-from resjax.kernels.depth_attention.mosaic_gpu.tiles import GpuTiles
 from resjax.kernels.depth_attention.operands import MergeOperands, Operands, Read
+from resjax.kernels.mosaic_gpu import GpuTiles
 from resjax.sharding import Layout
 from resjax.testing.compare import assert_close
 from tests.helpers import layouts, two_phase_kernels
@@ -78,7 +78,7 @@ def block_operands(count, banked, reads, width, dtype):
   ],
 )
 def test_phase_1_lowers_for_cuda(count, banked, reads, width, dtype, threaded):
-  read = Read(1, EPS, False, threaded, "mosaic_gpu", Layout())
+  read = Read(1, EPS, False, threaded, implementation="mosaic_gpu")
   operands = block_operands(count, banked, reads, width, dtype)
   forward = functools.partial(block_forward.forward, read)
   assert kernels(forward, operands) == (1, 0)
@@ -113,7 +113,7 @@ def merge_operands(width, dtype, adds, normed):
   ],
 )
 def test_a_merge_lowers_for_cuda(width, dtype, adds, normed):
-  read = Read(1, EPS, adds, True, "mosaic_gpu", Layout())
+  read = Read(1, EPS, adds, True, implementation="mosaic_gpu")
   operands = merge_operands(width, dtype, adds, normed)
   forward = functools.partial(merge_forward.forward, read)
   assert kernels(forward, operands) == (1, 0)
@@ -202,11 +202,11 @@ def test_the_arm_of_the_bench_lowers_for_cuda(gpus):
 )
 def test_tiles_fit_into_shared_memory(count, width, dtype, threaded):
   like = shaped(5, width, dtype=dtype)
-  forward = two_phase_tiles.choose_forward(like, count, 8, H100)
-  backward = two_phase_tiles.choose_backward(like, count, 8, threaded, H100)
+  forward = two_phase_plan.choose_forward(like, count, 8, H100)
+  backward = two_phase_plan.choose_backward(like, count, 8, threaded, H100)
   words = (), (), (width // 2, 8)  # of the reverse pass: four tokens ahead, and barriers
   merges = [
-    two_phase_tiles.choose_merge(like, streams, H100, numbers)
+    two_phase_plan.choose_merge(like, streams, H100, numbers)
     for streams, numbers in zip((2, 3, 4), words, strict=True)
   ]
   assert all(merges)
@@ -224,7 +224,7 @@ def test_tiles_fit_into_shared_memory(count, width, dtype, threaded):
 
 def test_sources_of_a_token_stay_in_shared_memory_where_they_fit():
   def kept(count, width):
-    tiles = two_phase_tiles.choose_backward(shaped(5, width, dtype=BF16), count, 8, True, H100)
+    tiles = two_phase_plan.choose_backward(shaped(5, width, dtype=BF16), count, 8, True, H100)
     return tiles.rows >= count
 
   assert kept(8, 2048) and kept(8, 4096) and kept(16, 1024)
@@ -241,7 +241,7 @@ def test_sources_of_a_token_stay_in_shared_memory_where_they_fit():
   ],
 )
 def test_what_the_kernels_cannot_do(gpus, count, reads, width, words):
-  read = Read(1, EPS, False, True, "mosaic_gpu", Layout())
+  read = Read(1, EPS, False, True, implementation="mosaic_gpu")
   obstacle = obstacles.block(read, block_operands(count, 0, reads, width, BF16))
   assert (obstacle is None) == (words is None)
   assert all(word in obstacle for word in words or [])
@@ -253,7 +253,7 @@ def test_what_the_kernels_cannot_do(gpus, count, reads, width, words):
 )
 def test_what_a_merge_cannot_do(gpus, capability, width, words):
   gpus.setattr(Layout, "device", Gpu(capability))
-  read = Read(1, EPS, False, True, "mosaic_gpu", Layout())
+  read = Read(1, EPS, False, True, implementation="mosaic_gpu")
   obstacle = obstacles.merge(read, merge_operands(width, BF16, False, False))
   assert (obstacle is None) == (words is None)
   assert all(word in obstacle for word in words or [])
@@ -299,9 +299,9 @@ def test_phase_1_is_the_reference(
 @interpreted
 @pytest.mark.parametrize("threaded", [pytest.param(False, marks=pytest.mark.release), True])
 def test_sources_that_do_not_stay_are_read_twice(monkeypatch, threaded):
-  numbers = two_phase_tiles.backward_numbers(3, 0)
+  numbers = two_phase_plan.backward_numbers(3, 0)
   tiles = GpuTiles(3, 2, 4, 1, numbers, (4, 3)[: 1 + threaded])
-  monkeypatch.setattr(two_phase_tiles, "choose_backward", lambda *args: tiles)
+  monkeypatch.setattr(two_phase_plan, "choose_backward", lambda *args: tiles)
   check_block("mosaic_gpu", interpret(), 3, 3, 2, 2, (4,), 128, np.float32, threaded)
 
 

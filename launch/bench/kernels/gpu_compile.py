@@ -27,8 +27,8 @@ from resjax.aot import absent_devices
 from resjax.hardware.chips import GPU_DRIVER_BYTES, GPU_TARGETS
 from resjax.kernels.depth_attention import backends
 from resjax.kernels.depth_attention.mosaic_gpu import obstacles
-from resjax.kernels.depth_attention.mosaic_gpu.tiles import GpuTiles
 from resjax.kernels.depth_attention.operands import MergeOperands, Operands, Read
+from resjax.kernels.mosaic_gpu import GpuTiles
 from resjax.sharding import Layout, MeshConfig, make_mesh
 
 KINDS = ("direct", "block", "merge", "streams", "gated")
@@ -211,7 +211,7 @@ def _prepared(
   case: KernelCase, layout: Layout, array: Callable
 ) -> str | tuple[GpuTiles, Callable, tuple]:
   """Returns a kernel of depth attention, see `gpu_stream_kernels.prepared`."""
-  read = Read(1, _EPS, case.fused, case.threaded, "mosaic_gpu", layout)
+  read = Read(1, _EPS, case.fused, case.threaded, implementation="mosaic_gpu", layout=layout)
   operands = _merge_operands(case, array) if case.kind == "merge" else _operands(case, array)
   obstacle = getattr(obstacles, case.kind)(read, operands)
   if obstacle:

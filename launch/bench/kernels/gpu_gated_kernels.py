@@ -2,11 +2,10 @@
 
 from collections.abc import Callable
 
-from resjax.kernels.depth_attention.mosaic_gpu import call
-from resjax.kernels.depth_attention.mosaic_gpu.tiles import GpuTiles
 from resjax.kernels.gated_streams.mosaic_gpu import backward, forward, obstacles
-from resjax.kernels.gated_streams.mosaic_gpu import sizes as tile_sizes
+from resjax.kernels.gated_streams.mosaic_gpu import plan as tile_sizes
 from resjax.kernels.gated_streams.operands import Operands, Read
+from resjax.kernels.mosaic_gpu import GpuTiles, call
 from resjax.sharding import Layout
 from resjax.typing import Array
 
@@ -25,7 +24,7 @@ def prepared(
   by_token = array(tokens, count, width, dtype=dtype)
   down, up = array(count, width, 8), array(count, 8, width)
   operands = Operands(streams, array(count, width), down, up, array(count, width, count))
-  read = Read(1e-6, "mosaic_gpu", layout)
+  read = Read(1e-6, implementation="mosaic_gpu", layout=layout)
 
   def normalise(operands: Operands) -> tuple:
     return forward.normalise(read, operands)

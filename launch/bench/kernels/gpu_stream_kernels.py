@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from typing import Any
 
-from resjax.kernels.depth_attention.mosaic_gpu.tiles import GpuTiles
+from resjax.kernels.mosaic_gpu import GpuTiles
 from resjax.kernels.streams import Pending
-from resjax.kernels.streams.mosaic_gpu import backward, forward, obstacles, tiles
+from resjax.kernels.streams.mosaic_gpu import backward, forward, obstacles, plan
 from resjax.kernels.streams.operands import Operands, Read
 from resjax.sharding import Layout
 
@@ -33,7 +33,7 @@ def prepared(
   per_stream, weights = array(count, tokens), array(count * (count + 1), tokens)
   phi = None if name == "read" else array(count, width, count * (count + 2))
   operands = Operands(Pending(streams, weights, row), phi, (), array(width))
-  read = Read(_no_coefficients, 0, 1e-6, "mosaic_gpu", layout)
+  read = Read(_no_coefficients, 0, 1e-6, implementation="mosaic_gpu", layout=layout)
   passes: dict[str, tuple[Callable, tuple]] = {
     "read": (forward.write, (per_stream,)),
     "write": (forward.write, ()),
@@ -42,7 +42,7 @@ def prepared(
     "unwrite": (backward.unwrite, (per_stream, row, _cotangents(sizes, dtype, array))),
   }
   run, others = passes[name]
-  choose = tiles.write_tiles if name == "read" else getattr(tiles, f"{name}_tiles")
+  choose = plan.write_tiles if name == "read" else getattr(plan, f"{name}_tiles")
 
   def call(operands: Operands, *others: Any) -> Any:
     return run(read, operands, *others)

@@ -150,7 +150,7 @@ def _operands(case: KernelCase, array: Callable) -> Operands:
 
 def _read(case: KernelCase, layout: Layout) -> Read:
   adds = case.fused and case.kind != "block" and case.num_banked < case.num_slots
-  return Read(1, 1e-6, adds, case.fused, "mosaic_tpu", layout)
+  return Read(1, 1e-6, adds, case.fused, implementation="mosaic_tpu", layout=layout)
 
 
 def sizes_of(chip: str, case: KernelCase) -> PassSizes:

@@ -98,7 +98,6 @@ def depth_attention(
     eps=eps,
     adds=addend is not None,
     threaded=return_sources,
-    implementation="reference",
     layout=Layout() if layout is None else layout,
     interpret=interpret,
     out_norm_eps=eps if out_norm_eps is None else out_norm_eps,

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from resjax.kernels import choice, per_device
+from resjax.kernels import per_device
 from resjax.kernels.depth_attention import bf16_remainder
 from resjax.kernels.depth_attention.operands import (
   Cotangents,
@@ -28,13 +28,14 @@ from resjax.kernels.depth_attention.operands import (
   Read,
   Stats,
 )
+from resjax.kernels.operation import LANES
+from resjax.kernels.operation import choose as choose_implementation
 from resjax.kernels.per_device import FIRST, NO_TOKENS, SECOND, THIRD
 from resjax.typing import PyTree
 
 # The folders of kernels in order of preference, and the platform on which each of them runs.
 KERNELS = {"mosaic_tpu": "tpu", "mosaic_gpu": "gpu"}
 IMPLEMENTATIONS = (*KERNELS, "reference")
-LANES = 128  # D is a multiple of this in all kernels
 MAX_SOURCES = 128
 
 
@@ -46,14 +47,14 @@ def choose(
   Args:
     read: options without a backend.
     operands: `Operands` or `MergeOperands`.
-    implementation: one of `IMPLEMENTATIONS`, or None, see `choice.choose`.
+    implementation: one of `IMPLEMENTATIONS`, or None, see `operation.choose`.
     operation: `direct`, `block` or `merge`.
 
   Raises:
     ValueError: there is no such backend, or it cannot run here.
   """
   obstacle = partial(_obstacle, operation=operation, read=read, operands=operands)
-  chosen = choice.choose(
+  chosen = choose_implementation(
     "depth attention", IMPLEMENTATIONS, implementation, obstacle, read.layout, read.interpret
   )
   return dataclasses.replace(read, implementation=chosen)

@@ -6,23 +6,17 @@ block, N the number of slots for sources.
 """
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from resjax.sharding import Layout
+from resjax.kernels.operation import Field, Options
 from resjax.typing import Array
-
-# A field of the tuples below. It holds an array, or what stands for that array elsewhere: its
-# shape, its tiles, a reference to its memory inside a kernel, the position of its token axes.
-Field = Any
-# A reference to memory inside a Pallas kernel; JAX has no public type for it.
-Ref = Any
 
 
 @dataclasses.dataclass(frozen=True)
-class Read:
+class Read(Options):
   """The static options of a depth read, of either phase or direct.
 
   Attributes:
@@ -30,9 +24,6 @@ class Read:
     eps: number added to the mean squares of sources.
     adds: whether an addend joins the last source (of a merge: the running sum) first.
     threaded: whether the sources are returned, so that the cotangents of later reads arrive summed.
-    implementation: name of the backend.
-    layout: mesh, and how token axes are split over it.
-    interpret: False, or what the argument `interpret` of a Pallas call takes.
     out_norm_eps: number added to the mean square of the output in its norm.
   """
 
@@ -40,9 +31,6 @@ class Read:
   eps: float
   adds: bool
   threaded: bool
-  implementation: str
-  layout: Layout
-  interpret: Any = False
   out_norm_eps: float = 1e-6
 
 

@@ -265,7 +265,7 @@ depth_attention_row.defvjp(_row_forward, _row_backward)
 
 def _options(eps: float, adds: bool, threaded: bool, layout: Layout | None, interpret: Any) -> Read:
   layout = Layout() if layout is None else layout
-  return Read(1, eps, adds, threaded, "", layout, interpret, out_norm_eps=eps)
+  return Read(1, eps, adds, threaded, eps, layout=layout, interpret=interpret)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))

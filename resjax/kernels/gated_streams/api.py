@@ -58,7 +58,7 @@ def gated_read(
   operands = Operands(streams, gain, down, up, inject)
   _check(operands)
   layout = Layout() if layout is None else layout
-  read = backends.choose(Read(eps, "reference", layout, interpret), operands, implementation)
+  read = backends.choose(Read(eps, layout=layout, interpret=interpret), operands, implementation)
   if read.implementation == "reference":
     return *reference.read(eps, operands), _written_to(operands)
   return _read(read, operands)

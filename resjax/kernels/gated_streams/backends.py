@@ -4,7 +4,7 @@ import dataclasses
 from functools import partial
 from typing import Any
 
-from resjax.kernels import choice, per_device
+from resjax.kernels import operation, per_device
 from resjax.kernels.gated_streams.operands import Operands, Read
 from resjax.kernels.per_device import FIRST, NO_TOKENS, SECOND
 from resjax.typing import Array
@@ -21,13 +21,13 @@ def choose(read: Read, operands: Operands, implementation: str | None) -> Read:
   Args:
     read: options without a backend.
     operands: of the read.
-    implementation: one of `IMPLEMENTATIONS`, or None, see `choice.choose`.
+    implementation: one of `IMPLEMENTATIONS`, or None, see `operation.choose`.
 
   Raises:
     ValueError: there is no such backend, or it cannot run here.
   """
   obstacle = partial(_obstacle, read=read, operands=operands)
-  chosen = choice.choose(
+  chosen = operation.choose(
     _WHAT, IMPLEMENTATIONS, implementation, obstacle, read.layout, read.interpret
   )
   return dataclasses.replace(read, implementation=chosen)
@@ -86,12 +86,12 @@ def _if_written(operands: Operands, axis: int) -> int | None:
 
 
 def _load(implementation: str, module: str) -> Any:
-  return choice.load(__package__, implementation, module)
+  return operation.load(__package__, implementation, module)
 
 
 def _obstacle(name: str, read: Read, operands: Operands) -> str | None:
   """Returns why a backend cannot run, or None."""
   if name == "reference":
     return None
-  reason = choice.obstacle_of_streams(KERNELS[name], operands.like, read.layout, read.interpret)
+  reason = operation.obstacle_of_streams(KERNELS[name], operands.like, read.layout, read.interpret)
   return reason or _load(name, "obstacles").obstacle(read, operands)

@@ -1,14 +1,11 @@
 """What a gated read of residual streams takes. R is the number of streams, r the rank of gates."""
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 
-from resjax.sharding import Layout
-
-# An array, or what stands for it elsewhere: its shape, its tiles, the position of its token axes.
-Field = Any
+from resjax.kernels.operation import Field, Options
 
 
 class Operands(NamedTuple):
@@ -35,17 +32,11 @@ class Operands(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Read:
+class Read(Options):
   """The static options of a read.
 
   Attributes:
     eps: number added to the mean square of a stream in its norm.
-    implementation: name of the backend.
-    layout: mesh, and how token axes are split over it.
-    interpret: False, or what the argument `interpret` of a Pallas call takes.
   """
 
   eps: float
-  implementation: str
-  layout: Layout
-  interpret: Any = False

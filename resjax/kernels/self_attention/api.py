@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec
 
+from resjax.kernels.operation import LANES
 from resjax.kernels.self_attention.cudnn import cudnn_attention, takes_segments
 from resjax.kernels.self_attention.scores import (
   ALL_EARLIER,
@@ -16,7 +17,7 @@ from resjax.kernels.self_attention.scores import (
   masked_attention,
 )
 from resjax.kernels.self_attention.shards import on_shards
-from resjax.kernels.self_attention.splash import LANES, splash_attention
+from resjax.kernels.self_attention.splash import splash_attention
 from resjax.sharding import Layout
 from resjax.typing import Array, promoting
 

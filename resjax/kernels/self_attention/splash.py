@@ -4,12 +4,11 @@ import jax
 from jax.experimental.pallas.ops.tpu import splash_attention as splash
 from jax.sharding import NamedSharding, PartitionSpec
 
+from resjax.kernels.operation import LANES
 from resjax.kernels.self_attention.scores import Scores
 from resjax.kernels.self_attention.shards import on_shards
 from resjax.sharding import Layout
 from resjax.typing import Array, PyTree
-
-LANES = 128  # row lengths are multiples of it
 
 
 def splash_attention(

@@ -66,7 +66,7 @@ def stream_read(
   operands = Operands(pending, projection, parameters, norm_gain)
   _check(operands, site)
   layout = Layout() if layout is None else layout
-  read = Read(coefficients, site, norm_eps, "reference", layout, interpret)
+  read = Read(coefficients, site, norm_eps, layout=layout, interpret=interpret)
   return _read(backends.choose(read, operands, implementation), operands)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from resjax.kernels import choice, per_device, unused_outputs
+from resjax.kernels import operation, per_device, unused_outputs
 from resjax.kernels.per_device import FIRST, NO_TOKENS, SECOND
 from resjax.kernels.streams import reference
 from resjax.kernels.streams.operands import Operands, Pending, Read, Stats
@@ -26,13 +26,13 @@ def choose(read: Read, operands: Operands, implementation: str | None) -> Read:
   Args:
     read: options without a backend.
     operands: of the read.
-    implementation: one of `IMPLEMENTATIONS`, or None, see `choice.choose`.
+    implementation: one of `IMPLEMENTATIONS`, or None, see `operation.choose`.
 
   Raises:
     ValueError: there is no such backend, or it cannot run here.
   """
   obstacle = partial(_obstacle, read=read, operands=operands.at(read.site))
-  chosen = choice.choose(
+  chosen = operation.choose(
     "residual streams", IMPLEMENTATIONS, implementation, obstacle, read.layout, read.interpret
   )
   return dataclasses.replace(read, implementation=chosen)
@@ -123,12 +123,12 @@ def _on_each_device(
 
 
 def _load(implementation: str, module: str) -> Any:
-  return choice.load(__package__, implementation, module)
+  return operation.load(__package__, implementation, module)
 
 
 def _obstacle(name: str, read: Read, operands: Operands) -> str | None:
   """Returns why a backend cannot run, or None."""
   if name == "reference":
     return None
-  reason = choice.obstacle_of_streams(KERNELS[name], operands.like, read.layout, read.interpret)
+  reason = operation.obstacle_of_streams(KERNELS[name], operands.like, read.layout, read.interpret)
   return reason or _load(name, "obstacles").obstacle(read, operands)

@@ -5,17 +5,15 @@ Token axes are written [...]: [B, T] for a model, [T] inside a kernel. R is the 
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from resjax.sharding import Layout
+from resjax.kernels.operation import Field, Options
 from resjax.typing import Array, PyTree, wide_dtype
 
-# An array, or what stands for it elsewhere: its shape, its tiles, the position of its token axes.
-Field = Any
 # Up to so many streams, sums that are written out are faster on a CPU; their code grows as R².
 FEW = 4
 # coefficients(products, mean squares, parameters) -> p [R, ...], M [R, R, ...] or None for the
@@ -78,24 +76,18 @@ class Stats(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Read:
+class Read(Options):
   """The static options of a read.
 
   Attributes:
     coefficients: see `Coefficients`.
     site: whose φ is used.
     norm_eps: number added to the mean square of what is read, in its norm.
-    implementation: name of the backend.
-    layout: mesh, and how token axes are split over it.
-    interpret: False, or what the argument `interpret` of a Pallas call takes.
   """
 
   coefficients: Coefficients
   site: int
   norm_eps: float
-  implementation: str
-  layout: Layout
-  interpret: Any = False
 
 
 def written(pending: Pending) -> Array:

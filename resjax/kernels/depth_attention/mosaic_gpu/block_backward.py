@@ -14,14 +14,23 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from resjax.kernels.depth_attention.mosaic_gpu import call, pairs, row_ops, two_phase_tiles
-from resjax.kernels.depth_attention.mosaic_gpu.call import Refs, row_of
+from resjax.kernels.depth_attention.mosaic_gpu import pairs, source_rows, two_phase_plan
 from resjax.kernels.depth_attention.mosaic_gpu.pairs import MAX_SOURCES
-from resjax.kernels.depth_attention.mosaic_gpu.ring import Ring, Stream, when
-from resjax.kernels.depth_attention.mosaic_gpu.row_ops import ChannelSums
+from resjax.kernels.depth_attention.mosaic_gpu.source_rows import row_of
 from resjax.kernels.depth_attention.mosaic_gpu.source_walk import SourceWalk
-from resjax.kernels.depth_attention.mosaic_gpu.tiles import GpuTiles, room_of
-from resjax.kernels.depth_attention.operands import Cotangents, Field, Operands, Read, Ref, Stats
+from resjax.kernels.depth_attention.operands import Cotangents, Operands, Read, Stats
+from resjax.kernels.mosaic_gpu import (
+  ChannelSums,
+  GpuTiles,
+  Refs,
+  Ring,
+  Stream,
+  call,
+  room_of,
+  row_ops,
+  when,
+)
+from resjax.kernels.operation import Field, Ref
 from resjax.typing import Array, PyTree
 
 # Tables of numbers per pair of a read and a source: the factors of the cotangent of the read's
@@ -79,7 +88,7 @@ class _Token(NamedTuple):
 
 def tiles_of(read: Read, operands: Operands) -> GpuTiles | None:
   """Returns the tile sizes of the reverse pass of phase 1; None if there are none."""
-  return two_phase_tiles.choose_backward(
+  return two_phase_plan.choose_backward(
     operands.like, operands.num_slots, len(operands.query), read.threaded, room_of(read)
   )
 
@@ -88,7 +97,7 @@ def backward(
   read: Read, operands: Operands, stats: Stats, d_out: Array, d_lse: Array, d_sources: PyTree
 ) -> Cotangents:
   """Runs the reverse pass on the rows of one device, see reference/block.py."""
-  folded, num_reads = call.fold_operands(operands), len(operands.query)
+  folded, num_reads = source_rows.fold_operands(operands), len(operands.query)
   tiles = tiles_of(read, operands)
   assert tiles is not None  # obstacles.py has refused what has none
   names = len(_Numbers._fields)
@@ -102,7 +111,7 @@ def backward(
     folded.like,
     "depth_attention_block_backward",
     inputs=_Inputs(folded, stats, call.fold(d_out), d_lse),
-    outputs=call.fresh_sources(read, folded),
+    outputs=source_rows.fresh_sources(read, folded),
     totals=jax.ShapeDtypeStruct(folded.query.shape, jnp.float32),
     updated=call.fold(d_sources),
     numbers=(numbers, *summed),
@@ -153,7 +162,7 @@ def _kernel(threaded: bool, group: int, refs: Refs) -> None:
 def _rings(inputs: _Inputs, refs: Refs) -> list[Ring]:
   """Returns rings: of sources, of cotangents of outputs; if threaded, of cotangents of sources."""
   operands = inputs.operands
-  sources = call.source_streams(operands)
+  sources = source_rows.source_streams(operands)
   kept = refs.rings[0][0].shape[0] >= len(sources)
   d_reads = tuple(
     Stream(functools.partial(row_of, inputs.d_out, (), s)) for s in range(operands.query.shape[0])

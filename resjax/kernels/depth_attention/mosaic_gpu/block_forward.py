@@ -13,13 +13,12 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from resjax.kernels.depth_attention.mosaic_gpu import call, pairs, row_ops, two_phase_tiles
-from resjax.kernels.depth_attention.mosaic_gpu.call import Refs
+from resjax.kernels.depth_attention.mosaic_gpu import pairs, source_rows, two_phase_plan
 from resjax.kernels.depth_attention.mosaic_gpu.pairs import MAX_SOURCES
-from resjax.kernels.depth_attention.mosaic_gpu.row_ops import ChannelSums
 from resjax.kernels.depth_attention.mosaic_gpu.source_walk import SourceWalk
-from resjax.kernels.depth_attention.mosaic_gpu.tiles import GpuTiles, room_of
-from resjax.kernels.depth_attention.operands import Field, Operands, Read, Ref, Stats
+from resjax.kernels.depth_attention.operands import Operands, Read, Stats
+from resjax.kernels.mosaic_gpu import ChannelSums, GpuTiles, Refs, call, room_of, row_ops
+from resjax.kernels.operation import Field, Ref
 from resjax.typing import Array
 
 # Tables of numbers per pair of a read and a source, see pairs.py.
@@ -53,14 +52,14 @@ class _Numbers(NamedTuple):
 
 def tiles_of(read: Read, operands: Operands) -> GpuTiles | None:
   """Returns the tile sizes of the forward pass of phase 1; None if there are none."""
-  return two_phase_tiles.choose_forward(
+  return two_phase_plan.choose_forward(
     operands.like, operands.num_slots, len(operands.query), room_of(read)
   )
 
 
 def forward(read: Read, operands: Operands) -> tuple[Array, Stats]:
   """Runs the forward pass on the rows of one device, see reference/block.py."""
-  folded = call.fold_operands(operands)
+  folded = source_rows.fold_operands(operands)
   like, num_reads, slots = folded.like, len(operands.query), operands.num_slots
   tiles = tiles_of(read, operands)
   assert tiles is not None  # obstacles.py has refused what has none
@@ -84,7 +83,7 @@ def forward(read: Read, operands: Operands) -> tuple[Array, Stats]:
 def _kernel(read: Read, group: int, refs: Refs) -> None:
   operands: Operands = refs.inputs
   numbers = _Numbers(*refs.numbers)
-  streams = call.source_streams(operands)
+  streams = source_rows.source_streams(operands)
   ring = call.make_ring(refs.rings[0], streams, operands.like.shape[0])
 
   def read_token(step: Array, _: None) -> None:

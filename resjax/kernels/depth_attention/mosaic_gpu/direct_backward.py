@@ -17,14 +17,26 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from resjax.kernels.depth_attention.mosaic_gpu import call, row_ops
-from resjax.kernels.depth_attention.mosaic_gpu import tiles as gpu_tiles
-from resjax.kernels.depth_attention.mosaic_gpu.call import Refs, row_of, row_stream
-from resjax.kernels.depth_attention.mosaic_gpu.ring import Ring, Stream, when
-from resjax.kernels.depth_attention.mosaic_gpu.row_ops import LANES, ChannelSums, Row, each
+from resjax.kernels.depth_attention.mosaic_gpu import direct_plan, source_rows
+from resjax.kernels.depth_attention.mosaic_gpu.source_rows import row_of
 from resjax.kernels.depth_attention.mosaic_gpu.source_walk import SourceWalk
-from resjax.kernels.depth_attention.mosaic_gpu.tiles import GpuTiles
-from resjax.kernels.depth_attention.operands import Cotangents, Operands, Read, Ref, Stats
+from resjax.kernels.depth_attention.operands import Cotangents, Operands, Read, Stats
+from resjax.kernels.mosaic_gpu import (
+  LANES,
+  ChannelSums,
+  GpuTiles,
+  Refs,
+  Ring,
+  Row,
+  Stream,
+  call,
+  each,
+  room_of,
+  row_ops,
+  row_stream,
+  when,
+)
+from resjax.kernels.operation import Ref
 from resjax.typing import Array, PyTree
 
 # Numbers per source, in shared memory: the factors of the cotangent of the mix, of the query and of
@@ -37,9 +49,9 @@ _HELD_REGISTERS = 128
 
 def tiles_of(read: Read, operands: Operands) -> GpuTiles | None:
   """Returns the tile sizes of the reverse pass of a read; None if there are none."""
-  like, room = operands.like, gpu_tiles.room_of(read)
+  like, room = operands.like, room_of(read)
   sums = like.shape[-1] if _shares_gain(operands, like.shape[-1] // LANES) else 0
-  return gpu_tiles.choose_backward(like, operands.num_slots, read.threaded, room, sums)
+  return direct_plan.choose_backward(like, operands.num_slots, read.threaded, room, sums)
 
 
 def _shares_gain(operands: Operands, groups: int) -> bool:
@@ -51,7 +63,7 @@ def backward(
   read: Read, operands: Operands, stats: Stats, d_out: Array, d_sources: PyTree
 ) -> Cotangents:
   """Runs the reverse pass on the rows of one device, see reference/direct.py."""
-  folded = call.fold_operands(operands)
+  folded = source_rows.fold_operands(operands)
   like, tiles = folded.like, tiles_of(read, operands)
   assert tiles is not None  # obstacles.py has refused what has none
   row = jax.ShapeDtypeStruct(like.shape[1:], jnp.float32)
@@ -63,7 +75,7 @@ def backward(
     like,
     "depth_attention_backward",
     inputs=(folded, stats, call.fold(d_out)),
-    outputs=call.fresh_sources(read, folded),
+    outputs=source_rows.fresh_sources(read, folded),
     totals=(row, None if folded.out_norm_scale is None else row),
     updated=call.fold(d_sources),
     numbers=(plgpu.SMEM((3, LANES), jnp.float32), *shared),
@@ -79,7 +91,7 @@ def _kernel(read: Read, group: int, refs: Refs) -> None:
   normed = operands.out_norm_scale is not None
   num_walks = 3 if normed else 2
   kept = refs.rings[0][0].shape[0] > operands.num_slots
-  sources = call.source_streams(operands)
+  sources = source_rows.source_streams(operands)
   # A row of the ring must not be held while rows behind it are waited for that only its release
   # would fetch: where sources do not stay, d_out comes behind the walk that mixes them.
   place = operands.num_slots if normed and not kept else 0

@@ -12,13 +12,23 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from resjax.kernels.depth_attention.mosaic_gpu import call, row_ops
-from resjax.kernels.depth_attention.mosaic_gpu import tiles as gpu_tiles
-from resjax.kernels.depth_attention.mosaic_gpu.call import Refs, row_stream
-from resjax.kernels.depth_attention.mosaic_gpu.ring import Ring, Stream, when
-from resjax.kernels.depth_attention.mosaic_gpu.row_ops import ChannelSums, Row, each
-from resjax.kernels.depth_attention.mosaic_gpu.tiles import GpuTiles
-from resjax.kernels.depth_attention.operands import Field, Operands, Read, Stats
+from resjax.kernels.depth_attention.mosaic_gpu import direct_plan, source_rows
+from resjax.kernels.depth_attention.operands import Operands, Read, Stats
+from resjax.kernels.mosaic_gpu import (
+  ChannelSums,
+  GpuTiles,
+  Refs,
+  Ring,
+  Row,
+  Stream,
+  call,
+  each,
+  room_of,
+  row_ops,
+  row_stream,
+  when,
+)
+from resjax.kernels.operation import Field
 from resjax.typing import Array
 
 # Registers of a thread that may hold sources between the two times that they are used.
@@ -49,12 +59,12 @@ class _Mix(NamedTuple):
 
 def tiles_of(read: Read, operands: Operands) -> GpuTiles | None:
   """Returns the tile sizes of the forward pass of a read; None if there are none."""
-  return gpu_tiles.choose_forward(operands.like, operands.num_slots, gpu_tiles.room_of(read))
+  return direct_plan.choose_forward(operands.like, operands.num_slots, room_of(read))
 
 
 def forward(read: Read, operands: Operands) -> tuple[Array, Array | None, Stats]:
   """Runs the forward pass on the rows of one device, see reference/direct.py."""
-  folded = call.fold_operands(operands)
+  folded = source_rows.fold_operands(operands)
   like = folded.like
   row = jax.ShapeDtypeStruct(like.shape, like.dtype)
   per_slot = jax.ShapeDtypeStruct((operands.num_slots, len(like)), jnp.float32)
@@ -70,7 +80,7 @@ def forward(read: Read, operands: Operands) -> tuple[Array, Array | None, Stats]
 
 def _kernel(read: Read, group: int, refs: Refs) -> None:
   operands: Operands = refs.inputs
-  streams = call.source_streams(operands)
+  streams = source_rows.source_streams(operands)
   if read.adds:  # the last source is needed for the sum even if it does not count
     streams = (*streams[:-1], Stream(streams[-1].row), row_stream(operands.addend))
   tokens, groups, _ = operands.like.shape
@@ -116,7 +126,7 @@ class _Token:
 
   def _valid(self, slot: int) -> Array | None:
     """Returns whether a slot counts; None if it always does."""
-    return call.source_streams(self.operands)[slot].valid
+    return source_rows.source_streams(self.operands)[slot].valid
 
   def join_addend(self) -> None:
     """Adds the addend to the last source, in the ring and in global memory."""

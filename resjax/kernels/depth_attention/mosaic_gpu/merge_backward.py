@@ -15,20 +15,27 @@ from jax import lax
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from resjax.kernels.depth_attention import bf16_remainder
-from resjax.kernels.depth_attention.mosaic_gpu import call, row_ops, two_phase_tiles
-from resjax.kernels.depth_attention.mosaic_gpu.call import Refs, row_stream
+from resjax.kernels.depth_attention.mosaic_gpu import two_phase_plan
 from resjax.kernels.depth_attention.mosaic_gpu.merge_forward import fold_operands, words_of
-from resjax.kernels.depth_attention.mosaic_gpu.ring import Ring, when
-from resjax.kernels.depth_attention.mosaic_gpu.row_ops import ChannelSums
-from resjax.kernels.depth_attention.mosaic_gpu.tiles import GpuTiles, room_of
 from resjax.kernels.depth_attention.operands import (
-  Field,
   MergeCotangents,
   MergeOperands,
   MergeStats,
   Read,
   share,
 )
+from resjax.kernels.mosaic_gpu import (
+  ChannelSums,
+  GpuTiles,
+  Refs,
+  Ring,
+  call,
+  room_of,
+  row_ops,
+  row_stream,
+  when,
+)
+from resjax.kernels.operation import Field
 from resjax.typing import Array
 
 # Positions of a token's rows in the ring.
@@ -88,7 +95,7 @@ def tiles_of(read: Read, operands: MergeOperands) -> GpuTiles | None:
   _, sizes = _word_ring(words_of(row))
   if not _holds(like.shape[-1] // row_ops.LANES):
     sizes += (like.shape[-1],) * (1 if operands.out_norm_scale is None else 2)
-  return two_phase_tiles.choose_merge(like, 4, room_of(read), sizes)
+  return two_phase_plan.choose_merge(like, 4, room_of(read), sizes)
 
 
 def backward(

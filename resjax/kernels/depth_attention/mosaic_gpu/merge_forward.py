@@ -8,20 +8,28 @@ import jax.numpy as jnp
 from jax import lax
 
 from resjax.kernels.depth_attention import bf16_remainder
-from resjax.kernels.depth_attention.mosaic_gpu import call, row_ops, two_phase_tiles
-from resjax.kernels.depth_attention.mosaic_gpu.call import Refs, row_stream
-from resjax.kernels.depth_attention.mosaic_gpu.ring import Ring, Stream, when
-from resjax.kernels.depth_attention.mosaic_gpu.row_ops import Row, each
-from resjax.kernels.depth_attention.mosaic_gpu.tiles import GpuTiles, room_of
+from resjax.kernels.depth_attention.mosaic_gpu import two_phase_plan
 from resjax.kernels.depth_attention.operands import (
-  Field,
   MergeOperands,
   MergeStats,
   Read,
-  Ref,
   away_from_zero,
   share,
 )
+from resjax.kernels.mosaic_gpu import (
+  GpuTiles,
+  Refs,
+  Ring,
+  Row,
+  Stream,
+  call,
+  each,
+  room_of,
+  row_ops,
+  row_stream,
+  when,
+)
+from resjax.kernels.operation import Field, Ref
 from resjax.typing import Array
 
 # Positions of a token's rows in the ring.
@@ -40,7 +48,7 @@ class _Outputs(NamedTuple):
 
 def tiles_of(read: Read, operands: MergeOperands) -> GpuTiles | None:
   """Returns the tile sizes of the forward pass of a merge; None if a token does not fit."""
-  return two_phase_tiles.choose_merge(operands.like, 2 + read.adds, room_of(read))
+  return two_phase_plan.choose_merge(operands.like, 2 + read.adds, room_of(read))
 
 
 def forward(read: Read, operands: MergeOperands) -> tuple[Array, Array | None, MergeStats]:

@@ -10,10 +10,9 @@ from resjax.kernels.depth_attention.mosaic_gpu import (
   merge_backward,
   merge_forward,
 )
-from resjax.kernels.depth_attention.mosaic_gpu.call import device_obstacle
 from resjax.kernels.depth_attention.mosaic_gpu.pairs import MAX_SOURCES
-from resjax.kernels.depth_attention.mosaic_gpu.tiles import room_of
 from resjax.kernels.depth_attention.operands import MergeOperands, Operands, Read
+from resjax.kernels.mosaic_gpu import device_obstacle, room_of
 
 _MAX_WIDTH = 8192  # of rows that are held in registers: a thread has its share of up to four rows
 

@@ -13,10 +13,10 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from resjax.kernels.depth_attention.mosaic_gpu import row_ops
-from resjax.kernels.depth_attention.mosaic_gpu.row_ops import WARPS, ChannelSums
 from resjax.kernels.depth_attention.mosaic_gpu.source_walk import SourceWalk
-from resjax.kernels.depth_attention.operands import Operands, Ref
+from resjax.kernels.depth_attention.operands import Operands
+from resjax.kernels.mosaic_gpu import WARPS, ChannelSums, row_ops
+from resjax.kernels.operation import Ref
 from resjax.typing import Array
 
 MAX_SOURCES = 32  # lanes of a warp

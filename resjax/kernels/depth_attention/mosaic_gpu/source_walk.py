@@ -6,9 +6,8 @@ from collections.abc import Callable
 
 from jax import lax
 
-from resjax.kernels.depth_attention.mosaic_gpu.ring import Ring, when
-from resjax.kernels.depth_attention.mosaic_gpu.row_ops import Row
 from resjax.kernels.depth_attention.operands import Operands
+from resjax.kernels.mosaic_gpu import Ring, Row, when
 from resjax.typing import Array, PyTree
 
 

@@ -20,10 +20,9 @@ from resjax.kernels.depth_attention.mosaic_tpu.block_plan import (
   of_group,
   over_slots,
 )
-from resjax.kernels.depth_attention.mosaic_tpu.call import TileKernel, launch, on_one_device, tiled
-from resjax.kernels.depth_attention.mosaic_tpu.loops import Span
-from resjax.kernels.depth_attention.mosaic_tpu.tiles import LANES, ROWS
-from resjax.kernels.depth_attention.operands import Cotangents, Field, Operands, Read, Ref, Stats
+from resjax.kernels.depth_attention.operands import Cotangents, Operands, Read, Stats
+from resjax.kernels.mosaic_tpu import LANES, ROWS, Span, TileKernel, launch, on_one_device, tiled
+from resjax.kernels.operation import Field, Ref
 from resjax.typing import Array, PyTree
 
 

@@ -18,10 +18,18 @@ from resjax.kernels.depth_attention.mosaic_tpu.block_plan import (
   matmul_transposed,
   over_slots,
 )
-from resjax.kernels.depth_attention.mosaic_tpu.call import TileKernel, launch, on_one_device, tiled
-from resjax.kernels.depth_attention.mosaic_tpu.loops import Span
-from resjax.kernels.depth_attention.mosaic_tpu.tiles import LANES, ROWS, SUBLANES
-from resjax.kernels.depth_attention.operands import Field, Operands, Read, Stats
+from resjax.kernels.depth_attention.operands import Operands, Read, Stats
+from resjax.kernels.mosaic_tpu import (
+  LANES,
+  ROWS,
+  SUBLANES,
+  Span,
+  TileKernel,
+  launch,
+  on_one_device,
+  tiled,
+)
+from resjax.kernels.operation import Field
 from resjax.typing import Array
 
 

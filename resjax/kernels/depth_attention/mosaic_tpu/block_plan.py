@@ -18,18 +18,19 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from resjax.hardware.chips import TPU_CHIPS
-from resjax.kernels.depth_attention.mosaic_tpu import loops
-from resjax.kernels.depth_attention.mosaic_tpu.call import Tiled
-from resjax.kernels.depth_attention.mosaic_tpu.loops import Span
 from resjax.kernels.depth_attention.mosaic_tpu.sources_plan import SourcesPlan
-from resjax.kernels.depth_attention.mosaic_tpu.tiles import (
+from resjax.kernels.depth_attention.mosaic_tpu.tiles import PassSizes, TpuTiles
+from resjax.kernels.depth_attention.operands import Operands, Read
+from resjax.kernels.mosaic_tpu import (
   LANES,
   ROWS,
   SUBLANES,
-  PassSizes,
-  TpuTiles,
+  Span,
+  Tiled,
+  for_each_chunk,
+  for_each_row_group,
 )
-from resjax.kernels.depth_attention.operands import Operands, Read, Ref
+from resjax.kernels.operation import Ref
 from resjax.typing import Array
 
 SLOTS = LANES // ROWS
@@ -142,11 +143,11 @@ class BlockPlan(SourcesPlan):
 
   def for_each_row_group(self, run: Callable[[Array, Span], None]) -> None:
     """Calls run(index, rows) for each group of tokens of a tile."""
-    loops.for_each_row_group(self.tiles.tokens, run)
+    for_each_row_group(self.tiles.tokens, run)
 
   def for_each_chunk(self, run: Callable[[Span, Any], Any], carry: Any = None) -> Any:
     """Folds `carry = run(lanes, carry)` over all chunks of channels."""
-    return loops.for_each_chunk(self.sizes.width, self.chunk, run, carry)
+    return for_each_chunk(self.sizes.width, self.chunk, run, carry)
 
   def slots_chunk(self, slots: tuple[Ref, ...], group: int, rows: Span, lanes: Span) -> Array:
     """Returns a chunk [SLOTS · ROWS, chunk] of a group of slots; missing slots are zero."""

@@ -14,7 +14,6 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from resjax.kernels.depth_attention.mosaic_tpu import direct_plan, source_cotangents
-from resjax.kernels.depth_attention.mosaic_tpu.call import launch, on_one_device, tiled
 from resjax.kernels.depth_attention.mosaic_tpu.direct_forward import DirectKernel
 from resjax.kernels.depth_attention.mosaic_tpu.direct_plan import (
   DirectPlan,
@@ -24,9 +23,10 @@ from resjax.kernels.depth_attention.mosaic_tpu.direct_plan import (
   store,
   zero_chunk,
 )
-from resjax.kernels.depth_attention.mosaic_tpu.loops import Span
-from resjax.kernels.depth_attention.mosaic_tpu.tiles import LANES, ROWS, SUBLANES, TpuTiles
-from resjax.kernels.depth_attention.operands import Cotangents, Field, Operands, Read, Ref, Stats
+from resjax.kernels.depth_attention.mosaic_tpu.tiles import TpuTiles
+from resjax.kernels.depth_attention.operands import Cotangents, Operands, Read, Stats
+from resjax.kernels.mosaic_tpu import LANES, ROWS, SUBLANES, Span, launch, on_one_device, tiled
+from resjax.kernels.operation import Field, Ref
 from resjax.typing import Array, PyTree
 
 

@@ -13,18 +13,20 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
-from resjax.kernels.depth_attention.mosaic_tpu import loops, tiles
-from resjax.kernels.depth_attention.mosaic_tpu.call import Tiled
-from resjax.kernels.depth_attention.mosaic_tpu.loops import Span
+from resjax.kernels.depth_attention.mosaic_tpu import tiles
 from resjax.kernels.depth_attention.mosaic_tpu.sources_plan import SourcesPlan
-from resjax.kernels.depth_attention.mosaic_tpu.tiles import (
+from resjax.kernels.depth_attention.mosaic_tpu.tiles import PassSizes, TpuTiles
+from resjax.kernels.depth_attention.operands import Operands, Read
+from resjax.kernels.mosaic_tpu import (
   LANES,
   ROWS,
   SUBLANES,
-  PassSizes,
-  TpuTiles,
+  Span,
+  Tiled,
+  for_each_chunk,
+  for_each_row_group,
 )
-from resjax.kernels.depth_attention.operands import Operands, Read, Ref
+from resjax.kernels.operation import Ref
 from resjax.typing import Array
 
 _UNROLLED_CHUNKS = 24  # chunks of a row that are written out one after another
@@ -104,13 +106,11 @@ class DirectPlan(SourcesPlan):
 
   def for_each_chunk(self, run: Callable[[Span, Any], Any], carry: Any = None) -> Any:
     """Folds `carry = run(lanes, carry)` over all chunks of channels."""
-    return loops.for_each_chunk(self.sizes.width, LANES, run, carry, _UNROLLED_CHUNKS)
+    return for_each_chunk(self.sizes.width, LANES, run, carry, _UNROLLED_CHUNKS)
 
   def for_each_row_group(self, run: Callable[[Span], None]) -> None:
     """Calls run(rows) for each group of rows of a tile."""
-    loops.for_each_row_group(
-      self.tiles.tokens, lambda _, rows: run(rows), unroll=self.row_groups_at_once
-    )
+    for_each_row_group(self.tiles.tokens, lambda _, rows: run(rows), unroll=self.row_groups_at_once)
 
   def valid_lanes(self, counts: Ref, rows: int) -> Array:
     """Returns which lanes belong to slots that count: bool [rows, LANES]."""

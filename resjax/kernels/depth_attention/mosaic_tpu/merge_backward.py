@@ -14,15 +14,6 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from resjax.kernels.depth_attention import bf16_remainder
-from resjax.kernels.depth_attention.mosaic_tpu import loops
-from resjax.kernels.depth_attention.mosaic_tpu.call import (
-  Tiled,
-  TileKernel,
-  in_memory,
-  launch,
-  on_one_device,
-)
-from resjax.kernels.depth_attention.mosaic_tpu.loops import Span
 from resjax.kernels.depth_attention.mosaic_tpu.merge_plan import (
   TOKENS,
   MergePlan,
@@ -33,16 +24,26 @@ from resjax.kernels.depth_attention.mosaic_tpu.merge_plan import (
   sum_lanes,
   zeros,
 )
-from resjax.kernels.depth_attention.mosaic_tpu.tiles import LANES, SUBLANES
 from resjax.kernels.depth_attention.operands import (
-  Field,
   MergeCotangents,
   MergeOperands,
   MergeStats,
   Read,
-  Ref,
   share,
 )
+from resjax.kernels.mosaic_tpu import (
+  LANES,
+  SUBLANES,
+  Span,
+  Tiled,
+  TileKernel,
+  clear_rows_from,
+  for_each_row_group,
+  in_memory,
+  launch,
+  on_one_device,
+)
+from resjax.kernels.operation import Field, Ref
 from resjax.typing import Array
 
 
@@ -184,14 +185,14 @@ class _Kernel(TileKernel):
       def _() -> None:
         for ref in (inputs.d_out, inputs.out, inputs.running, inputs.words):
           if ref is not None:
-            loops.clear_rows_from(ref, rest)
+            clear_rows_from(ref, rest)
 
     def run(_: Array, rows: Span) -> None:
       factors, d_logit = self._factors(valid, rows)
       put_scalars(self.scratch.d_lse, rows, [-d_logit])
       self._write(valid, factors, rows)
 
-    loops.for_each_row_group(TOKENS, run)
+    for_each_row_group(TOKENS, run)
     collect_scalars(self.scratch.d_lse, outputs.lse)
 
   def _factors(self, valid: Array, rows: Span) -> tuple[_Factors, Array]:

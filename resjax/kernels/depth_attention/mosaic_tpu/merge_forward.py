@@ -7,14 +7,6 @@ from jax import lax
 from jax.experimental.pallas import tpu as pltpu
 
 from resjax.kernels.depth_attention import bf16_remainder
-from resjax.kernels.depth_attention.mosaic_tpu import loops
-from resjax.kernels.depth_attention.mosaic_tpu.call import (
-  Tiled,
-  TileKernel,
-  launch,
-  on_one_device,
-)
-from resjax.kernels.depth_attention.mosaic_tpu.loops import Span
 from resjax.kernels.depth_attention.mosaic_tpu.merge_plan import (
   TOKENS,
   WORD,
@@ -26,15 +18,19 @@ from resjax.kernels.depth_attention.mosaic_tpu.merge_plan import (
   sum_lanes,
   zeros,
 )
-from resjax.kernels.depth_attention.mosaic_tpu.tiles import LANES, ROWS, SUBLANES
-from resjax.kernels.depth_attention.operands import (
-  Field,
-  MergeOperands,
-  MergeStats,
-  Read,
-  Ref,
-  share,
+from resjax.kernels.depth_attention.operands import MergeOperands, MergeStats, Read, share
+from resjax.kernels.mosaic_tpu import (
+  LANES,
+  ROWS,
+  SUBLANES,
+  Span,
+  Tiled,
+  TileKernel,
+  for_each_row_group,
+  launch,
+  on_one_device,
 )
+from resjax.kernels.operation import Field, Ref
 from resjax.typing import Array
 
 
@@ -127,7 +123,7 @@ class _Kernel(TileKernel):
       put_scalars(scratch.numbers, rows, [inverse_rms, logit, log_odds, out_inverse_rms])
       self._write(out_inverse_rms, rows)
 
-    loops.for_each_row_group(TOKENS, run)
+    for_each_row_group(TOKENS, run)
     collect_scalars(scratch.numbers, self.outputs.numbers)
 
   def _sums(self, valid: Array, rows: Span) -> tuple[Array, Array]:

@@ -16,11 +16,9 @@ from jax import lax
 from jax.experimental import pallas as pl
 
 from resjax.kernels.depth_attention import bf16_remainder
-from resjax.kernels.depth_attention.mosaic_tpu import loops
-from resjax.kernels.depth_attention.mosaic_tpu.call import Tiled
-from resjax.kernels.depth_attention.mosaic_tpu.loops import Span
-from resjax.kernels.depth_attention.mosaic_tpu.tiles import LANES, ROWS, SUBLANES
-from resjax.kernels.depth_attention.operands import MergeOperands, Read, Ref, away_from_zero
+from resjax.kernels.depth_attention.operands import MergeOperands, Read, away_from_zero
+from resjax.kernels.mosaic_tpu import LANES, ROWS, SUBLANES, Span, Tiled, for_each_chunk
+from resjax.kernels.operation import Ref
 from resjax.typing import Array
 
 TOKENS = LANES  # tokens per tile
@@ -149,7 +147,7 @@ class MergePlan:
 
   def for_each_chunk(self, run: Callable[[Span, Any], Any], carry: Any = None) -> Any:
     """Folds `carry = run(lanes, carry)` over all chunks of LANES channels."""
-    return loops.for_each_chunk(self.width, LANES, run, carry)
+    return for_each_chunk(self.width, LANES, run, carry)
 
   def for_each_word(self, run: Callable[[Span, list[Span], Any], Any], carry: Any = None) -> Any:
     """Folds `carry = run(word, chunks, carry)` over groups of chunks that share words.
@@ -168,7 +166,7 @@ class MergePlan:
     span = _CHUNKS * LANES
     whole = self.width - self.width % span
     if whole:
-      carry = loops.for_each_chunk(whole, span, group, carry, at_once=4)
+      carry = for_each_chunk(whole, span, group, carry, at_once=4)
     return group(pl.ds(whole, self.width - whole), carry) if self.width > whole else carry
 
   def cost(self, arrays: int, flops: int) -> pl.CostEstimate:

@@ -6,8 +6,9 @@ from resjax.hardware.chips import TPU_CHIPS
 from resjax.kernels.depth_attention.mosaic_tpu import tiles
 from resjax.kernels.depth_attention.mosaic_tpu.block_plan import BlockPlan
 from resjax.kernels.depth_attention.mosaic_tpu.merge_plan import TOKENS, VMEM_LIMIT, MergePlan
-from resjax.kernels.depth_attention.mosaic_tpu.tiles import ROWS, PassSizes
+from resjax.kernels.depth_attention.mosaic_tpu.tiles import PassSizes
 from resjax.kernels.depth_attention.operands import MergeOperands, Operands, Read
+from resjax.kernels.mosaic_tpu import ROWS, chip_of
 
 _FLOAT16 = "float16, which TPUs do not load; bfloat16 and float32 they do"
 
@@ -39,7 +40,7 @@ def merge(read: Read, operands: MergeOperands) -> str | None:
   if operands.like.dtype == jnp.float16:
     return f"the running sum is {_FLOAT16}"
   plan = MergePlan.of(read, operands)
-  room = min(VMEM_LIMIT, TPU_CHIPS[tiles.chip_of(read.layout)].vmem * 3 // 4)
+  room = min(VMEM_LIMIT, TPU_CHIPS[chip_of(read.layout)].vmem * 3 // 4)
   if plan.vmem_bytes > room:
     return (
       f"tiles of {TOKENS} tokens of width {plan.width} need {plan.vmem_bytes} bytes of on-chip "

@@ -13,10 +13,10 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from resjax.kernels.depth_attention.mosaic_tpu.call import Tiled, in_memory, tiled
 from resjax.kernels.depth_attention.mosaic_tpu.sources_plan import SourcesPlan
-from resjax.kernels.depth_attention.mosaic_tpu.tiles import ROWS
-from resjax.kernels.depth_attention.operands import Cotangents, Field, Operands, Ref
+from resjax.kernels.depth_attention.operands import Cotangents, Operands
+from resjax.kernels.mosaic_tpu import ROWS, Tiled, in_memory, tiled
+from resjax.kernels.operation import Field, Ref
 from resjax.typing import Array, PyTree
 
 

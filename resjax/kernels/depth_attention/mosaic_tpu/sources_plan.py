@@ -10,9 +10,10 @@ from jax import lax
 from jax.experimental import pallas as pl
 
 from resjax.kernels.depth_attention.mosaic_tpu import tiles
-from resjax.kernels.depth_attention.mosaic_tpu.call import Tiled
-from resjax.kernels.depth_attention.mosaic_tpu.tiles import LANES, SUBLANES, PassSizes, TpuTiles
-from resjax.kernels.depth_attention.operands import Operands, Ref
+from resjax.kernels.depth_attention.mosaic_tpu.tiles import PassSizes, TpuTiles
+from resjax.kernels.depth_attention.operands import Operands
+from resjax.kernels.mosaic_tpu import LANES, SUBLANES, Tiled
+from resjax.kernels.operation import Ref
 from resjax.typing import Array
 
 

@@ -5,13 +5,10 @@ import math
 
 import jax.numpy as jnp
 
-from resjax.hardware.chips import TPU_CHIPS, find_tpu
+from resjax.hardware.chips import TPU_CHIPS
 from resjax.kernels.depth_attention.operands import Operands, Read
-from resjax.sharding import Layout
+from resjax.kernels.mosaic_tpu import LANES, ROWS, SUBLANES, chip_of
 
-LANES = 128  # channels of a register
-SUBLANES = 8  # rows of a register of 32-bit numbers
-ROWS = 16  # rows of a register of 16-bit numbers
 _MIB = 2**20
 _TOKENS = (256, 128, 64, 32, 16)
 # The first tile is read and the last one written while nothing else runs. With fewer tiles per core
@@ -126,11 +123,6 @@ class PassSizes:
   def fits(self, tiles: TpuTiles) -> bool:
     """Returns whether tiles of these sizes have room on the chip."""
     return sum(self.vmem_bytes(tiles).values()) + _SPARE <= TPU_CHIPS[self.chip].vmem
-
-
-def chip_of(layout: Layout) -> str:
-  """Returns the key of `TPU_CHIPS` for the devices of a mesh; `v5e` if it is no known TPU."""
-  return find_tpu(layout.device.device_kind) or "v5e"
 
 
 def choose(sizes: PassSizes) -> TpuTiles | None:

@@ -9,15 +9,18 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from resjax.kernels.depth_attention.mosaic_gpu import call, row_ops
-from resjax.kernels.depth_attention.mosaic_gpu.call import Refs, row_stream
-from resjax.kernels.depth_attention.mosaic_gpu.ring import Stream
-from resjax.kernels.depth_attention.mosaic_gpu.row_ops import ChannelSums
-from resjax.kernels.depth_attention.operands import Ref
-from resjax.kernels.gated_streams.mosaic_gpu import products, rows, sizes
-from resjax.kernels.gated_streams.operands import Field, Operands, Read
-from resjax.kernels.streams.mosaic_gpu import tiles
-from resjax.kernels.streams.mosaic_gpu.forward import stream_rows
+from resjax.kernels.gated_streams.mosaic_gpu import plan, products, rows
+from resjax.kernels.gated_streams.operands import Operands, Read
+from resjax.kernels.mosaic_gpu import (
+  ChannelSums,
+  Refs,
+  Stream,
+  call,
+  row_ops,
+  row_stream,
+  stream_rows,
+)
+from resjax.kernels.operation import Field, Ref
 from resjax.typing import Array
 
 
@@ -97,7 +100,7 @@ def unmix(read: Read, operands: Operands, inputs: Inputs) -> _Unmixed:
   like = rows.by_token(streams)
   outputs = _Unmixed(like, like, rows.numbers(streams))
   return rows.launch(
-    read, partial(_unmix, read.eps), sizes.unmix_tiles(read, operands), streams,
+    read, partial(_unmix, read.eps), plan.unmix_tiles(read, operands), streams,
     "gated_read_unmix",
     inputs=inputs, outputs=outputs,
   ).outputs  # fmt: skip
@@ -125,7 +128,7 @@ def _unmix(eps: float, refs: Refs) -> None:
         row_ops.store_part(outputs.d_opened.at[token, s], index, d_opened)
       return ()
 
-    tiles.each_part(groups, write, ())
+    row_ops.each_part(groups, write, ())
     for s, scale in enumerate(scales):
       outputs.inverse_rms[token, s] = scale
     ring.release(step, range(len(ring.streams)))
@@ -144,7 +147,7 @@ def unnormalise(
   """Returns the cotangents of the streams and of γ."""
   streams, gain = inputs.streams, operands.gain
   found = rows.launch(
-    read, _unnormalise, sizes.unnormalise_tiles(read, operands), streams, "gated_read_unnormalise",
+    read, _unnormalise, plan.unnormalise_tiles(read, operands), streams, "gated_read_unnormalise",
     inputs=(inputs, given), outputs=jax.ShapeDtypeStruct(streams.shape, streams.dtype),
     numbers=(plgpu.SMEM(inputs.gain.shape, jnp.float32),),
     totals=jax.ShapeDtypeStruct(inputs.gain.shape, jnp.float32),
@@ -227,7 +230,7 @@ def _unnormalise_row(
     row_ops.store_part(row.d_gain, index, row_ops.load_part(row.d_gain, index) + d * unit)
     return (totals[0] + d * gain * unit,)
 
-  (total,) = rows.summed(sums, tiles.each_part(groups, add, tiles.zeros(groups, 1)))
+  (total,) = rows.summed(sums, row_ops.each_part(groups, add, row_ops.zero_parts(groups, 1)))
   mean = total / (groups * row_ops.LANES)
 
   def write(index: Array, _: tuple) -> tuple:
@@ -236,4 +239,4 @@ def _unnormalise_row(
     row_ops.store_part(row.out, index, d + state[0](index) if state else d)
     return ()
 
-  tiles.each_part(groups, write, ())
+  row_ops.each_part(groups, write, ())

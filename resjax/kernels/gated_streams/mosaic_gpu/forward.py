@@ -7,12 +7,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from resjax.kernels.depth_attention.mosaic_gpu import call, row_ops
-from resjax.kernels.depth_attention.mosaic_gpu.call import Refs
-from resjax.kernels.gated_streams.mosaic_gpu import products, rows, sizes
-from resjax.kernels.gated_streams.operands import Field, Operands, Read
-from resjax.kernels.streams.mosaic_gpu import tiles
-from resjax.kernels.streams.mosaic_gpu.forward import stream_rows
+from resjax.kernels.gated_streams.mosaic_gpu import plan, products, rows
+from resjax.kernels.gated_streams.operands import Operands, Read
+from resjax.kernels.mosaic_gpu import Refs, call, row_ops, stream_rows
+from resjax.kernels.operation import Field
 from resjax.typing import Array
 
 
@@ -51,7 +49,7 @@ def normalise(read: Read, operands: Operands) -> Normed:
   """Returns the normalised streams."""
   streams = call.fold(operands.streams)
   return rows.launch(
-    read, partial(_normalise, read.eps), sizes.normalise_tiles(read, operands), streams,
+    read, partial(_normalise, read.eps), plan.normalise_tiles(read, operands), streams,
     "gated_read_normalise", inputs=(streams, rows.wide_gain(operands)),
     outputs=Normed(rows.by_token(streams), rows.numbers(streams)),
   ).outputs  # fmt: skip
@@ -69,7 +67,7 @@ def mix(read: Read, operands: Operands, gates: Array, inverse_rms: Array) -> Arr
   streams = call.fold(operands.streams)
   inputs = _Mixed(streams, rows.wide_gain(operands), call.fold(gates), inverse_rms)
   x = rows.launch(
-    read, _mix, sizes.mix_tiles(read, operands), streams, "gated_read_mix", inputs=inputs,
+    read, _mix, plan.mix_tiles(read, operands), streams, "gated_read_mix", inputs=inputs,
     outputs=jax.ShapeDtypeStruct(streams.shape[1:], streams.dtype),
   ).outputs  # fmt: skip
   return call.unfold(x)
@@ -92,7 +90,7 @@ def _normalise(eps: float, refs: Refs) -> None:
         row_ops.store_part(refs.outputs.rows.at[token, s], index, normed)
       return ()
 
-    tiles.each_part(groups, write, ())
+    row_ops.each_part(groups, write, ())
     for s, scale in enumerate(scales):
       refs.outputs.inverse_rms[token, s] = scale
     ring.release(step, range(count))
@@ -108,7 +106,7 @@ def _mix(refs: Refs) -> None:
 
   def token_forward(step: Array, _: None) -> None:
     token = ring.token(step)  # its numbers are loaded while its rows arrive
-    scales = tiles.numbers_of(inputs.inverse_rms, token)
+    scales = row_ops.numbers_of(inputs.inverse_rms, token)
     for position in range(len(streams)):
       ring.wait(step, position)
 
@@ -121,7 +119,7 @@ def _mix(refs: Refs) -> None:
       row_ops.store_part(refs.outputs.at[token], index, sum(terms[1:], terms[0]))
       return ()
 
-    tiles.each_part(groups, write, ())
+    row_ops.each_part(groups, write, ())
     ring.release(step, range(len(streams)))
 
   lax.fori_loop(jnp.int32(0), ring.steps, token_forward, None)

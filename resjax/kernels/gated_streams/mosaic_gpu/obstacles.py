@@ -1,17 +1,16 @@
 """What the kernels for NVIDIA GPUs cannot do."""
 
-from resjax.kernels.depth_attention.mosaic_gpu.call import device_obstacle
-from resjax.kernels.depth_attention.mosaic_gpu.tiles import room_of
-from resjax.kernels.gated_streams.mosaic_gpu import sizes
+from resjax.kernels.gated_streams.mosaic_gpu import plan
 from resjax.kernels.gated_streams.operands import Operands, Read
+from resjax.kernels.mosaic_gpu import device_obstacle, room_of
 
 
 def obstacle(read: Read, operands: Operands) -> str | None:
   """Returns why the kernels cannot run, or None."""
   count, width = len(operands.streams), operands.like.shape[-1]
-  if count > sizes.MAX_STREAMS:
-    return f"there are {count} streams, it takes up to {sizes.MAX_STREAMS}"
-  chosen = sizes.mix_tiles, sizes.unmix_tiles, sizes.unnormalise_tiles
+  if count > plan.MAX_STREAMS:
+    return f"there are {count} streams, it takes up to {plan.MAX_STREAMS}"
+  chosen = plan.mix_tiles, plan.unmix_tiles, plan.unnormalise_tiles
   if any(choose(read, operands) is None for choose in chosen):
     return (
       f"a token of {count} streams of width {width} and the sums of its gains' cotangents do not "

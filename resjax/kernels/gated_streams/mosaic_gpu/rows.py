@@ -6,13 +6,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from resjax.kernels.depth_attention.mosaic_gpu import call, row_ops
-from resjax.kernels.depth_attention.mosaic_gpu.ring import Ring, Stream
-from resjax.kernels.depth_attention.mosaic_gpu.row_ops import ChannelSums
-from resjax.kernels.depth_attention.mosaic_gpu.tiles import GpuTiles
-from resjax.kernels.depth_attention.operands import Ref
-from resjax.kernels.gated_streams.operands import Field, Operands, Read
-from resjax.kernels.streams.mosaic_gpu import tiles
+from resjax.kernels.gated_streams.operands import Operands, Read
+from resjax.kernels.mosaic_gpu import ChannelSums, GpuTiles, Ring, Stream, call, row_ops
+from resjax.kernels.operation import Field, Ref
 from resjax.typing import Array
 
 
@@ -59,7 +55,7 @@ def inverse_rms(ring: Ring, sums: ChannelSums, step: Array, count: int, eps: flo
     parts = (ring.load_part(step, s, index) for s in range(count))
     return tuple(total + part * part for total, part in zip(squares, parts, strict=True))
 
-  squares = tiles.each_part(groups, add, tiles.zeros(groups, count))
+  squares = row_ops.each_part(groups, add, row_ops.zero_parts(groups, count))
   totals = summed(sums, squares)
   return [jax.lax.rsqrt(total / (groups * row_ops.LANES) + eps) for total in totals]
 

@@ -7,13 +7,22 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from resjax.kernels.depth_attention.mosaic_tpu.call import on_one_device
-from resjax.kernels.depth_attention.mosaic_tpu.loops import Span
-from resjax.kernels.depth_attention.mosaic_tpu.tiles import LANES, SUBLANES
 from resjax.kernels.gated_streams.mosaic_tpu import plan as tiles
 from resjax.kernels.gated_streams.mosaic_tpu.plan import Plan, Weights
 from resjax.kernels.gated_streams.operands import Operands, Read
-from resjax.kernels.streams.mosaic_tpu.plan import TOKENS, column_room, columns, dot, wide
+from resjax.kernels.mosaic_tpu import (
+  LANES,
+  SUBLANES,
+  TOKENS,
+  Span,
+  column_room,
+  dot,
+  on_one_device,
+  summed_spec,
+  to_columns,
+  whole_spec,
+  wide,
+)
 from resjax.typing import Array
 
 
@@ -85,7 +94,7 @@ def backward(
   count, tokens, width = operands.streams.shape
   weights = plan.weights(operands)
   sums = Weights((count, SUBLANES, width), weights.inward.shape, weights.outward.shape)
-  written, parts = plan.injected > 0, plan.grid[0]
+  written, parts, streams = plan.injected > 0, plan.grid[0], plan.streams(plan.buffers)
   given = _Given(
     operands.streams, weights, squeezed, d_x,
     None if d_logits is None else d_logits.astype(jnp.float32), d_streams,
@@ -101,11 +110,11 @@ def backward(
     grid=plan.grid,
     in_specs=(
       _Given(
-        plan.streams(), Weights(*(tiles.once(x.shape) for x in weights)), plan.squeezed(),
-        plan.tokens(), plan.logits() if written else None, plan.streams() if written else None,
+        streams, Weights(*(whole_spec(x.shape) for x in weights)), plan.squeezed(),
+        plan.tokens(plan.buffers), plan.logits() if written else None, streams if written else None,
       ),
     ),
-    out_specs=(_Outputs(plan.streams(), Weights(*map(tiles.summed, sums))),),
+    out_specs=(_Outputs(streams, Weights(*map(summed_spec, sums))),),
     scratch_shapes=(
       _Scratch(
         plan.scales(),
@@ -146,7 +155,7 @@ def _run(read: Read, plan: Plan, given: _Given, outputs: _Outputs, scratch: _Scr
   slope = share * (1 + squeezed * (1 - share)) / plan.num_streams
   scratch.d_products[:, : plan.rank] = (scratch.d_inner[...] * slope).astype(plan.dtype)
   if plan.injected:
-    columns(given.d_logits[...] / plan.num_streams, scratch.columns)
+    to_columns(given.d_logits[...] / plan.num_streams, scratch.columns)
     injected = scratch.columns[:, : plan.injected]
     scratch.d_products[:, plan.rank :] = injected.astype(plan.dtype)
   for_each = tiles.for_each_stream

@@ -7,12 +7,10 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from resjax.kernels.depth_attention.mosaic_tpu.call import on_one_device
-from resjax.kernels.depth_attention.mosaic_tpu.loops import Span
 from resjax.kernels.gated_streams.mosaic_tpu import plan as tiles
 from resjax.kernels.gated_streams.mosaic_tpu.plan import Plan, Weights
 from resjax.kernels.gated_streams.operands import Operands, Read
-from resjax.kernels.streams.mosaic_tpu.plan import TOKENS, dot, turned, wide
+from resjax.kernels.mosaic_tpu import TOKENS, Span, dot, on_one_device, turned, whole_spec, wide
 from resjax.typing import Array
 
 
@@ -62,8 +60,8 @@ def forward(read: Read, operands: Operands) -> tuple[Array, Array | None, Array]
       ),
     ),
     grid=plan.grid,
-    in_specs=(plan.streams(), jax.tree.map(lambda x: tiles.once(x.shape), weights)),
-    out_specs=(_Outputs(plan.tokens(), logits_spec, plan.squeezed()),),
+    in_specs=(plan.streams(plan.buffers), jax.tree.map(lambda x: whole_spec(x.shape), weights)),
+    out_specs=(_Outputs(plan.tokens(plan.buffers), logits_spec, plan.squeezed()),),
     scratch_shapes=(
       _Scratch(
         plan.scales(),

@@ -5,20 +5,27 @@ import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from resjax.hardware.chips import TPU_CHIPS
-from resjax.kernels.depth_attention.mosaic_tpu.loops import Span, for_each_chunk
-from resjax.kernels.depth_attention.mosaic_tpu.tiles import LANES, ROWS, SUBLANES, chip_of
 from resjax.kernels.gated_streams.operands import Operands, Read
-from resjax.kernels.streams.mosaic_tpu.plan import TOKENS, wide
+from resjax.kernels.mosaic_tpu import (
+  LANES,
+  ROWS,
+  SUBLANES,
+  TOKENS,
+  Span,
+  StreamPlan,
+  chip_of,
+  for_each_chunk,
+  wide,
+)
+from resjax.kernels.operation import Ref
 from resjax.typing import Array
 
-Ref = Any
 _SPARE = 4 * 2**20  # bytes on the chip that are left for registers that are spilled
 _FEW = 4  # up to so many streams, a loop over them is written out
 
@@ -38,24 +45,16 @@ class Weights(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
+class Plan(StreamPlan):
   """Sizes of a read of the rows of one device.
 
   Attributes:
-    num_streams: R.
-    num_tokens: T, a multiple of `TOKENS`.
-    width: D.
-    dtype: of the streams.
     rank: r, rounded up to whole registers.
     injected: rows of W_inject: R rounded up to whole registers, or 0 without it.
     cores: of a device.
     vmem: bytes of on-chip memory of a core.
   """
 
-  num_streams: int
-  num_tokens: int
-  width: int
-  dtype: Any
   rank: int
   injected: int
   cores: int
@@ -77,6 +76,11 @@ class Plan:
     )
 
   @property
+  def most_parts(self) -> int:
+    """A part for every core: each has gradients of the weights of its own."""
+    return self.cores
+
+  @property
   def rows(self) -> int:
     """The rows of W_down and W_inject together."""
     return self.rank + self.injected
@@ -85,13 +89,6 @@ class Plan:
   def chunk(self) -> int:
     """The channels that a step works on."""
     return LANES if self.width % (2 * LANES) else 2 * LANES
-
-  @property
-  def grid(self) -> tuple[int, int]:
-    """Parts that run on cores of their own, and the number of tiles in each."""
-    tiles = self.num_tokens // TOKENS
-    parts = 1 if tiles % self.cores else self.cores
-    return parts, tiles // parts
 
   @property
   def vmem_limit(self) -> int:
@@ -122,20 +119,6 @@ class Plan:
     numbers = TOKENS * (4 * self.rank + 2 * _rounded(self.rows, LANES)) * 4
     return moved + weights + scratch + numbers + 5 * TOKENS * _rounded(count, LANES) * 4
 
-  def tile(self, part: Array, step: Array) -> Array:
-    """Returns the index of the tile at a step of a part of the grid."""
-    return part * self.grid[1] + step
-
-  def streams(self) -> pl.BlockSpec:
-    """Returns tiles of streams [R, T, D]."""
-    shape, mode = (self.num_streams, TOKENS, self.width), pl.Buffered(self.buffers)
-    return pl.BlockSpec(shape, lambda p, i: (0, self.tile(p, i), 0), pipeline_mode=mode)
-
-  def tokens(self) -> pl.BlockSpec:
-    """Returns tiles of [T, D]."""
-    shape, mode = (TOKENS, self.width), pl.Buffered(self.buffers)
-    return pl.BlockSpec(shape, lambda p, i: (self.tile(p, i), 0), pipeline_mode=mode)
-
   def squeezed(self) -> pl.BlockSpec:
     """Returns tiles of z [T, rank]."""
     return pl.BlockSpec((TOKENS, self.rank), lambda p, i: (self.tile(p, i), 0))
@@ -143,10 +126,6 @@ class Plan:
   def logits(self) -> pl.BlockSpec:
     """Returns tiles of numbers per stream and token [R, T]."""
     return pl.BlockSpec((self.num_streams, TOKENS), lambda p, i: (0, self.tile(p, i)))
-
-  def like(self, *shape: int, dtype: Any = None) -> jax.ShapeDtypeStruct:
-    """Returns the shape of an array in the dtype of the streams, or another one."""
-    return jax.ShapeDtypeStruct(shape, self.dtype if dtype is None else dtype)
 
   def scales(self) -> Any:
     """Returns scratch for a number per stream and token, spread over the lanes of a chunk."""
@@ -201,17 +180,6 @@ class Plan:
       outward[:, :rank].astype(up.dtype),
       d_inject,
     )
-
-
-def once(shape: tuple[int, ...]) -> pl.BlockSpec:
-  """Returns the spec of an array that is loaded once and stays on the chip."""
-  return pl.BlockSpec(shape, lambda p, i: (0,) * len(shape), pipeline_mode=pl.Buffered(1))
-
-
-def summed(shape: tuple[int, ...]) -> pl.BlockSpec:
-  """Returns the spec of a sum over the tiles of a part, [parts, ...]."""
-  mode = pl.Buffered(1)
-  return pl.BlockSpec((None, *shape), lambda p, i: (p, *(0,) * len(shape)), pipeline_mode=mode)
 
 
 def for_each_stream(count: int, run: Callable[[Array, Any], Any], carry: Any = None) -> Any:

@@ -13,16 +13,22 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from resjax.kernels.depth_attention.mosaic_gpu import call, row_ops
-from resjax.kernels.depth_attention.mosaic_gpu.call import Refs, Results, row_stream
-from resjax.kernels.depth_attention.mosaic_gpu.ring import Ring
-from resjax.kernels.depth_attention.mosaic_gpu.row_ops import ChannelSums
-from resjax.kernels.depth_attention.mosaic_gpu.tiles import GpuTiles
-from resjax.kernels.depth_attention.operands import Ref
-from resjax.kernels.streams.mosaic_gpu import tiles
-from resjax.kernels.streams.mosaic_gpu.forward import stream_rows, wide_gain
+from resjax.kernels.mosaic_gpu import (
+  ChannelSums,
+  GpuTiles,
+  Refs,
+  Results,
+  Ring,
+  call,
+  row_ops,
+  row_stream,
+  stream_rows,
+)
+from resjax.kernels.operation import Field, Ref
+from resjax.kernels.streams.mosaic_gpu import plan
+from resjax.kernels.streams.mosaic_gpu.forward import wide_gain
 from resjax.kernels.streams.mosaic_gpu.products import products_back, products_phi
-from resjax.kernels.streams.operands import Field, Operands, Pending, Read, Stats, all_coefficients
+from resjax.kernels.streams.operands import Operands, Pending, Read, Stats, all_coefficients
 from resjax.typing import Array, PyTree
 
 # Sums over channels that a thread adds up in registers while it walks over a token.
@@ -129,7 +135,7 @@ def unmix(read: Read, operands: Operands, p: Array, d_x: Array) -> tuple[_Unmixe
     summed = (plgpu.SMEM(gain.shape, jnp.float32),)
   found = _launch(
     read, partial(_unmix_kernel, read.norm_eps), "stream_read_unmix",
-    tiles.unmix_tiles(read, operands), rows, inputs=inputs, outputs=outputs, numbers=summed,
+    plan.unmix_tiles(read, operands), rows, inputs=inputs, outputs=outputs, numbers=summed,
     totals=None if gain is None else jax.ShapeDtypeStruct(gain.shape, jnp.float32),
   )  # fmt: skip
   if gain is None or operands.gain is None:
@@ -163,7 +169,10 @@ def _unmix_kernel(eps: float, refs: Refs) -> None:
 
   def token_backward(step: Array, _: None) -> None:
     token = ring.token(step)  # its numbers are loaded while its rows arrive
-    weights, read = tiles.numbers_of(inputs.weights, token), tiles.numbers_of(inputs.read, token)
+    weights, read = (
+      row_ops.numbers_of(inputs.weights, token),
+      row_ops.numbers_of(inputs.read, token),
+    )
     for position in range(len(rows)):
       ring.wait(step, position)
     factors = _rewrite(inputs, refs.outputs, weights, read, ring, refs.sums, step, eps)
@@ -183,17 +192,17 @@ def _rewrite(
   token, (count, _, groups, _) = ring.token(step), inputs.streams.shape
 
   def write(index: Array, totals: tuple[Array, Array]) -> tuple[Array, Array]:
-    parts = tiles.written_part(ring, step, weights, index)
+    parts = plan.written_part(ring, step, weights, index)
     for r, part in enumerate(parts):
       row_ops.store_part(ring.at(step, r), index, part)
       if outputs.streams is not None:
         row_ops.store_part(outputs.streams.at[r, token], index, part)
-    x, d = tiles.weighted(read, parts), ring.load_part(step, count + 1, index)
+    x, d = row_ops.weighted(read, parts), ring.load_part(step, count + 1, index)
     if inputs.gain is not None:
       d = d * row_ops.load_part(inputs.gain, index)
     return totals[0] + x * x, totals[1] + d * x
 
-  totals = tiles.each_part(groups, write, tiles.zeros(groups, 2))
+  totals = row_ops.each_part(groups, write, row_ops.zero_parts(groups, 2))
   if inputs.gain is None:
     return None
   for place, total in enumerate(totals):
@@ -219,12 +228,12 @@ def _unmix_token(
     d = ring.load_part(step, count + 1, index)
     if factors is not None:
       scale, shrink = factors
-      x = tiles.weighted(read, parts)
+      x = row_ops.weighted(read, parts)
       row_ops.store_part(d_gain, index, row_ops.load_part(d_gain, index) + d * x * scale)
       d = scale * d * row_ops.load_part(inputs.gain, index) - shrink * x
     return tuple(dot + d * part for dot, part in zip(dots, parts, strict=True))
 
-  dots = tiles.each_part(groups, add, tiles.zeros(groups, count))
+  dots = row_ops.each_part(groups, add, row_ops.zero_parts(groups, count))
   for r, dot in enumerate(dots):
     sums.put(r, (dot,))
   sums.reduce()
@@ -238,7 +247,7 @@ def unwrite(read: Read, operands: Operands, p: Array, d_x: Array, given: Cotange
   row = jax.ShapeDtypeStruct(inputs.out.shape, inputs.out.dtype)
   numbers = jax.ShapeDtypeStruct(inputs.weights.shape, jnp.float32)
   outputs = Pending(jax.ShapeDtypeStruct(inputs.streams.shape, row.dtype), numbers, row)
-  sizes = tiles.unwrite_tiles(read, operands)
+  sizes = plan.unwrite_tiles(read, operands)
   found = _launch(
     read, _unwrite_kernel, "stream_read_unwrite", sizes, inputs.streams,
     inputs=(inputs, given), outputs=outputs,
@@ -268,8 +277,8 @@ def _unwrite_token(
 ) -> None:
   """Writes the cotangents of a token."""
   token, (count, _, groups, _) = ring.token(step), inputs.streams.shape
-  weights, read = (tiles.numbers_of(ref, token) for ref in (inputs.weights, inputs.read))
-  squares = tiles.numbers_of(given.squares, token)
+  weights, read = (row_ops.numbers_of(ref, token) for ref in (inputs.weights, inputs.read))
+  squares = row_ops.numbers_of(given.squares, token)
   norm = None if given.scale is None else (given.scale[token], given.shrink[token])
   sources = count + 1
   for position in range(len(ring.streams)):
@@ -277,10 +286,10 @@ def _unwrite_token(
 
   def d_part(index: Array) -> list[Array]:
     """Returns a part of the cotangent of each new stream."""
-    parts = tiles.written_part(ring, step, weights, index)
+    parts = plan.written_part(ring, step, weights, index)
     d_x = ring.load_part(step, count + 1, index)
     if norm is not None:
-      x = tiles.weighted(read, parts)
+      x = row_ops.weighted(read, parts)
       d_x = norm[0] * d_x * row_ops.load_part(inputs.gain, index) - norm[1] * x
     found = []
     for r, part in enumerate(parts):
@@ -292,7 +301,7 @@ def _unwrite_token(
 
   def store(index: Array, d: list[Array]) -> None:
     for s in range(sources):
-      part = tiles.weighted(weights[s::sources], d)
+      part = row_ops.weighted(weights[s::sources], d)
       row_ops.store_part(outputs.out.at[token] if s == count else outputs.streams.at[s, token],
                          index, part)  # fmt: skip
 
@@ -304,11 +313,11 @@ def _unwrite_token(
       d = d_part(index)
       if not some.start:
         store(index, d)
-      parts = tiles.source_parts(ring, step, weights, index)
+      parts = plan.source_parts(ring, step, weights, index)
       terms = [d[r] * part for r in some for part in parts]
       return tuple(dot + term for dot, term in zip(dots, terms, strict=True))
 
-    dots = tiles.each_part(groups, add, tiles.zeros(groups, len(some) * sources))
+    dots = row_ops.each_part(groups, add, row_ops.zero_parts(groups, len(some) * sources))
     for place, r in enumerate(some):
       for s in range(sources):
         sums.put(s, (dots[place * sources + s],))

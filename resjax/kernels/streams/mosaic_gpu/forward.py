@@ -10,14 +10,21 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from resjax.kernels.depth_attention.mosaic_gpu import call, row_ops
-from resjax.kernels.depth_attention.mosaic_gpu.call import Refs, row_stream
-from resjax.kernels.depth_attention.mosaic_gpu.ring import Ring, Stream
-from resjax.kernels.depth_attention.mosaic_gpu.row_ops import ChannelSums, Row
-from resjax.kernels.depth_attention.mosaic_gpu.tiles import GpuTiles
-from resjax.kernels.streams.mosaic_gpu import tiles
+from resjax.kernels.mosaic_gpu import (
+  ChannelSums,
+  GpuTiles,
+  Refs,
+  Ring,
+  Row,
+  call,
+  row_ops,
+  row_stream,
+  stream_rows,
+)
+from resjax.kernels.operation import Field
+from resjax.kernels.streams.mosaic_gpu import plan
 from resjax.kernels.streams.mosaic_gpu.products import products
-from resjax.kernels.streams.operands import Field, Operands, Read, Stats, all_coefficients
+from resjax.kernels.streams.operands import Operands, Read, Stats, all_coefficients
 from resjax.typing import Array
 
 
@@ -76,7 +83,7 @@ def write(read: Read, operands: Operands, p: Array | None = None) -> _Outputs:
   if p is not None:
     inputs = inputs._replace(read=p.T, gain=wide_gain(operands))
     outputs = outputs._replace(squares=None, x=_like(row))
-  found = _launch(read, "stream_read_write", tiles.write_tiles(read, operands), inputs, outputs)
+  found = _launch(read, "stream_read_write", plan.write_tiles(read, operands), inputs, outputs)
   squares = found.squares.T if p is None else None
   return _Outputs(call.unfold(found.streams), squares, call.unfold(found.x))
 
@@ -86,7 +93,7 @@ def mix(read: Read, operands: Operands, streams: Array, p: Array) -> Array:
   rows = call.fold(streams)
   inputs = _Inputs(rows, None, None, p.T, wide_gain(operands))
   outputs = _Outputs(None, None, jax.ShapeDtypeStruct(rows.shape[1:], rows.dtype))
-  found = _launch(read, "stream_read_mix", tiles.mix_tiles(read, operands), inputs, outputs)
+  found = _launch(read, "stream_read_mix", plan.mix_tiles(read, operands), inputs, outputs)
   return call.unfold(found.x)
 
 
@@ -126,7 +133,10 @@ def _kernel(eps: float, refs: Refs) -> None:
 
   def token_forward(step: Array, _: None) -> None:
     token = ring.token(step)  # its numbers are loaded while its rows arrive
-    weights, read = tiles.numbers_of(inputs.weights, token), tiles.numbers_of(inputs.read, token)
+    weights, read = (
+      row_ops.numbers_of(inputs.weights, token),
+      row_ops.numbers_of(inputs.read, token),
+    )
     for position in range(len(streams)):
       ring.wait(step, position)
     if weights:
@@ -141,11 +151,6 @@ def _kernel(eps: float, refs: Refs) -> None:
   lax.fori_loop(jnp.int32(0), ring.steps, token_forward, None)
 
 
-def stream_rows(ref: Field) -> tuple[Stream, ...]:
-  """Returns where the R rows of a token in [R, T, D / 128, 128] lie."""
-  return tuple(Stream(partial(call.row_of, ref, (), r)) for r in range(ref.shape[0]))
-
-
 def _write(
   weights: list[Array], outputs: _Outputs, ring: Ring, sums: ChannelSums, step: Array
 ) -> None:
@@ -153,13 +158,13 @@ def _write(
   token, (count, _, groups, _) = ring.token(step), outputs.streams.shape
 
   def write(index: Array, squares: tuple[Array, ...]) -> tuple[Array, ...]:
-    parts = tiles.written_part(ring, step, weights, index)
+    parts = plan.written_part(ring, step, weights, index)
     for r, part in enumerate(parts):
       row_ops.store_part(ring.at(step, r), index, part)
       row_ops.store_part(outputs.streams.at[r, token], index, part)
     return tuple(total + part * part for total, part in zip(squares, parts, strict=True))
 
-  squares = tiles.each_part(groups, write, tiles.zeros(groups, count))
+  squares = row_ops.each_part(groups, write, row_ops.zero_parts(groups, count))
   if outputs.squares is not None:
     for r, total in enumerate(squares):
       sums.put(r, (total,))
@@ -171,4 +176,4 @@ def _write(
 def _mixed(read: list[Array], ring: Ring, step: Array) -> Row:
   """Returns Σ_r p_r H_r of a token."""
   rows = (ring.load(step, r) for r in range(len(read)))
-  return tuple(tiles.weighted(read, parts) for parts in zip(*rows, strict=True))
+  return tuple(row_ops.weighted(read, parts) for parts in zip(*rows, strict=True))

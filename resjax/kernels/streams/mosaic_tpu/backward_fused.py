@@ -8,14 +8,23 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from resjax.kernels.depth_attention.mosaic_tpu.loops import Span, for_each_row_group
-from resjax.kernels.depth_attention.mosaic_tpu.tiles import ROWS
+from resjax.kernels.mosaic_tpu import (
+  ROWS,
+  TOKENS,
+  Span,
+  column_room,
+  for_each_row_group,
+  from_columns,
+  summed_spec,
+  to_columns,
+  whole_spec,
+)
 from resjax.kernels.streams.mosaic_tpu import budget
 from resjax.kernels.streams.mosaic_tpu import phi as on_chip
 from resjax.kernels.streams.mosaic_tpu import plan as tiles
 from resjax.kernels.streams.mosaic_tpu import reverse_steps as steps
 from resjax.kernels.streams.mosaic_tpu.coefficients import pull_back
-from resjax.kernels.streams.mosaic_tpu.plan import TOKENS, Inputs, Plan
+from resjax.kernels.streams.mosaic_tpu.plan import Inputs, Plan
 from resjax.kernels.streams.mosaic_tpu.reverse_steps import Given
 from resjax.kernels.streams.operands import Read
 from resjax.typing import Array
@@ -53,10 +62,10 @@ def backward(read: Read, plan: Plan, buffers: int, given: Given) -> Inputs:
   count, tokens, width = plan.num_streams, plan.num_tokens, plan.width
   shared = given.parameters, given.gain
   phi_spec = None if given.phi is None else on_chip.SPEC
-  whole: tuple[Any, Any] = jax.tree.map(lambda x: tiles.whole(x.shape), shared)
+  whole: tuple[Any, Any] = jax.tree.map(lambda x: whole_spec(x.shape), shared)
   sums = steps.sums(plan, given)
   sum_shapes = jax.tree.map(plan.of_parts, sums)
-  sum_specs = jax.tree.map(lambda x: tiles.summed(x.shape), sums)
+  sum_specs = jax.tree.map(lambda x: summed_spec(x.shape), sums)
   weight_spec, out_spec = plan.numbers(plan.num_weights), plan.tokens(buffers)
   pending_specs = plan.streams(buffers), weight_spec, out_spec
   kept_specs = plan.numbers(plan.num_products), plan.numbers(plan.num_squares)
@@ -76,9 +85,9 @@ def backward(read: Read, plan: Plan, buffers: int, given: Given) -> Inputs:
     out_specs=(Inputs(plan.streams(buffers), weight_spec, out_spec, *sum_specs),),
     scratch_shapes=(
       _Scratch(
-        tiles.column_room(plan.num_weights),
-        tiles.column_room(count),
-        tiles.column_room(plan.num_weights),
+        column_room(plan.num_weights),
+        column_room(count),
+        column_room(plan.num_weights),
         pltpu.VMEM((count, TOKENS, width), jnp.float32),
         pltpu.VMEM((TOKENS, width), jnp.float32),
         pltpu.VMEM((ROWS, width), jnp.float32),
@@ -111,17 +120,17 @@ def _run(read: Read, plan: Plan, given: Given, outputs: Inputs, scratch: _Scratc
   if plan.num_columns:
     on_chip.load_at_start(plan, budget.fetches(read, plan), given.phi.at[read.site], scratch.phi)
   streams = outputs.streams
-  tiles.columns(given.weights[...], scratch.weights)
+  to_columns(given.weights[...], scratch.weights)
   tiles.write_streams(plan, given.streams, given.out, scratch.weights, streams)
   p, pull = pull_back(read, plan, given.products, given.mean_squares, given.parameters)
-  tiles.columns(p, scratch.read)
+  to_columns(p, scratch.read)
   refs = steps.Unmix(given.d_x, given.gain, outputs.gain, scratch.read, scratch.mixed, scratch.dots)
 
   def unmix(_: Array, rows: Span) -> None:
     steps.unmix(read, plan, refs, tiles.chunks_of(streams), rows, scratch.d_x)
 
   for_each_row_group(TOKENS, unmix)
-  d_read = tiles.from_columns(scratch.dots, plan.num_streams)
+  d_read = from_columns(scratch.dots, plan.num_streams)
   d_products, d_squares, d_parameters = pull(d_read, given.d_weights)
   steps.add(outputs.parameters, d_parameters)
   if d_squares is not None:
@@ -129,7 +138,7 @@ def _run(read: Read, plan: Plan, given: Given, outputs: Inputs, scratch: _Scratc
       plan, scratch.phi.kept, outputs.phi, lambda r: d_products[r if plan.shared else 0], streams,
       scratch.rows,
     )  # fmt: skip
-    tiles.columns(d_squares * (2 / plan.width), scratch.dots)
+    to_columns(d_squares * (2 / plan.width), scratch.dots)
 
   def add(_: Array, rows: Span) -> None:
     factors, d_read = (scratch.read, scratch.dots), partial(tiles.wide, scratch.d_x)
@@ -142,4 +151,4 @@ def _run(read: Read, plan: Plan, given: Given, outputs: Inputs, scratch: _Scratc
 
   for_each_row_group(TOKENS, add)
   for_each_row_group(TOKENS, write)
-  outputs.weights[...] = tiles.from_columns(scratch.dots, plan.num_weights)
+  outputs.weights[...] = from_columns(scratch.dots, plan.num_weights)

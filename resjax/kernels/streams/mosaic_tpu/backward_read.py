@@ -12,13 +12,23 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from resjax.kernels.depth_attention.mosaic_tpu.loops import Span, for_each_row_group
-from resjax.kernels.depth_attention.mosaic_tpu.tiles import ROWS
+from resjax.kernels.mosaic_tpu import (
+  ROWS,
+  TOKENS,
+  Span,
+  column_room,
+  for_each_row_group,
+  from_columns,
+  summed_spec,
+  to_columns,
+  whole_spec,
+)
+from resjax.kernels.operation import Ref
 from resjax.kernels.streams.mosaic_tpu import budget
 from resjax.kernels.streams.mosaic_tpu import plan as tiles
 from resjax.kernels.streams.mosaic_tpu import reverse_steps as steps
 from resjax.kernels.streams.mosaic_tpu.coefficients import pull_back
-from resjax.kernels.streams.mosaic_tpu.plan import TOKENS, Plan, Ref
+from resjax.kernels.streams.mosaic_tpu.plan import Plan
 from resjax.kernels.streams.mosaic_tpu.reverse_steps import Given
 from resjax.kernels.streams.operands import Read
 from resjax.typing import Array
@@ -76,7 +86,7 @@ def backward(read: Read, plan: Plan, buffers: int, given: Given) -> ReadBack:
   shapes = [plan.like(n, tokens, dtype=jnp.float32) if n else None for n in rows]
   weight_spec, out_spec = plan.numbers(plan.num_weights), plan.tokens(buffers)
   shared = given.parameters, given.gain
-  whole: tuple[Any, Any] = jax.tree.map(lambda x: tiles.whole(x.shape), shared)
+  whole: tuple[Any, Any] = jax.tree.map(lambda x: whole_spec(x.shape), shared)
   (found,) = pl.pallas_call(
     lambda *refs: _run(read, plan, *refs),
     out_shape=(ReadBack(*shapes, *jax.tree.map(plan.of_parts, sums)),),
@@ -90,13 +100,13 @@ def backward(read: Read, plan: Plan, buffers: int, given: Given) -> ReadBack:
       ),
     ),
     out_specs=(
-      ReadBack(*map(plan.numbers, rows), *jax.tree.map(lambda x: tiles.summed(x.shape), sums)),
+      ReadBack(*map(plan.numbers, rows), *jax.tree.map(lambda x: summed_spec(x.shape), sums)),
     ),
     scratch_shapes=(
       _Scratch(
-        tiles.column_room(count + 1),
-        tiles.column_room(count + 1),
-        tiles.column_room(2),
+        column_room(count + 1),
+        column_room(count + 1),
+        column_room(2),
         pltpu.VMEM((ROWS, width), jnp.float32),
       ),
     ),
@@ -124,7 +134,7 @@ def _run(read: Read, plan: Plan, given: Given, outputs: ReadBack, scratch: _Scra
 
   p, pull = pull_back(read, plan, given.products, given.mean_squares, given.parameters)
   outputs.read[...] = p
-  tiles.columns(_through_write(plan, p, given.weights), scratch.factors)
+  to_columns(_through_write(plan, p, given.weights), scratch.factors)
   sources = tiles.chunks_of(given.streams, given.out)
   refs = steps.Unmix(
     given.d_x, given.gain, outputs.gain, scratch.factors, scratch.mixed, scratch.dots
@@ -136,12 +146,12 @@ def _run(read: Read, plan: Plan, given: Given, outputs: ReadBack, scratch: _Scra
       scratch.norms[rows, number : number + 1] = values[:, :1]
 
   for_each_row_group(TOKENS, unmix)
-  dots = tiles.from_columns(scratch.dots, plan.num_streams + 1)
+  dots = from_columns(scratch.dots, plan.num_streams + 1)
   d_p = _of_streams(plan, dots, given.weights)
   d_products, d_squares, d_parameters = pull(d_p, given.d_weights)
   steps.add(outputs.parameters, d_parameters)
   if outputs.norms is not None:
-    outputs.norms[...] = tiles.from_columns(scratch.norms, 2)
+    outputs.norms[...] = from_columns(scratch.norms, 2)
   for r, d in enumerate(d_products):
     outputs.products[r * plan.num_columns : (r + 1) * plan.num_columns, :] = d
   if d_squares is not None:

@@ -10,14 +10,25 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from resjax.kernels.depth_attention.mosaic_tpu.loops import Span, for_each_chunk, for_each_row_group
-from resjax.kernels.depth_attention.mosaic_tpu.tiles import LANES, ROWS
+from resjax.kernels.mosaic_tpu import (
+  LANES,
+  ROWS,
+  TOKENS,
+  Span,
+  column_room,
+  for_each_chunk,
+  for_each_row_group,
+  from_columns,
+  spread,
+  to_columns,
+  wide,
+)
 from resjax.kernels.streams.mosaic_tpu import budget
 from resjax.kernels.streams.mosaic_tpu import phi as on_chip
 from resjax.kernels.streams.mosaic_tpu import plan as tiles
 from resjax.kernels.streams.mosaic_tpu import reverse_steps as steps
 from resjax.kernels.streams.mosaic_tpu.backward_read import ReadBack
-from resjax.kernels.streams.mosaic_tpu.plan import TOKENS, Chunks, Plan
+from resjax.kernels.streams.mosaic_tpu.plan import Chunks, Plan
 from resjax.kernels.streams.mosaic_tpu.reverse_steps import Given
 from resjax.kernels.streams.operands import Read
 from resjax.typing import Array
@@ -110,11 +121,11 @@ def backward(
     ),
     scratch_shapes=(
       _Scratch(
-        tiles.column_room(plan.num_weights),
-        tiles.column_room(count),
-        tiles.column_room(2),
-        tiles.column_room(count),
-        tiles.column_room(plan.num_weights),
+        column_room(plan.num_weights),
+        column_room(count),
+        column_room(2),
+        column_room(count),
+        column_room(plan.num_weights),
         pltpu.VMEM((count, TOKENS, width), jnp.float32),
         pltpu.VMEM((ROWS, width), jnp.float32),
         on_chip.room(plan.narrowed(way.part)),
@@ -167,7 +178,7 @@ def _run(
       (numbers.squares, scratch.squares),
     ):
       if values is not None:
-        tiles.columns(values[...], columns)
+        to_columns(values[...], columns)
     steps.clear(outputs.weights)
 
   streams = outputs.streams
@@ -193,18 +204,18 @@ def _run(
 
   for_each_row_group(TOKENS, add)
   for_each_row_group(TOKENS, write)
-  outputs.weights[...] += tiles.from_columns(scratch.dots, plan.num_weights)
+  outputs.weights[...] += from_columns(scratch.dots, plan.num_weights)
 
 
 def _unmix(plan: Plan, given: Given, outputs: WrittenBack, scratch: _Scratch, rows: Span) -> Chunks:
   """Returns the cotangent of what was read of a group of rows, before its norm, in chunks."""
   if given.gain is None:
-    return lambda rows, lanes: tiles.wide(given.d_x, rows, lanes)
+    return lambda rows, lanes: wide(given.d_x, rows, lanes)
   tiles.mix(plan, tiles.chunks_of(outputs.streams), scratch.read, rows, scratch.d_read)
-  inverse_rms, correction = (tiles.spread(scratch.norms, rows, number) for number in range(2))
+  inverse_rms, correction = (spread(scratch.norms, rows, number) for number in range(2))
 
   def chunk(lanes: Span, _: Any) -> None:
-    d, mixed = tiles.wide(given.d_x, rows, lanes), scratch.d_read[:, lanes]
+    d, mixed = wide(given.d_x, rows, lanes), scratch.d_read[:, lanes]
     d = steps.norm_back(d, given.gain[:, lanes], mixed, inverse_rms, correction)
     scratch.d_read[:, lanes] = d
 

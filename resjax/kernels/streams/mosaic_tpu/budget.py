@@ -4,9 +4,9 @@ import itertools
 from typing import NamedTuple
 
 from resjax.hardware.chips import TPU_CHIPS, find_tpu
-from resjax.kernels.depth_attention.mosaic_tpu.tiles import LANES, ROWS, chip_of
+from resjax.kernels.mosaic_tpu import LANES, ROWS, TOKENS, chip_of
 from resjax.kernels.streams.mosaic_tpu import phi
-from resjax.kernels.streams.mosaic_tpu.plan import PARTS, TOKENS, Plan
+from resjax.kernels.streams.mosaic_tpu.plan import PARTS, Plan
 from resjax.kernels.streams.operands import Read
 
 _SPARE = 4 * 2**20  # left for registers that are spilled

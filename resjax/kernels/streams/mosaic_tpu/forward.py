@@ -8,18 +8,28 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from resjax.kernels.depth_attention.mosaic_tpu.call import on_one_device
-from resjax.kernels.depth_attention.mosaic_tpu.loops import (
+from resjax.kernels.mosaic_tpu import (
+  LANES,
+  ROWS,
+  TOKENS,
   Span,
+  column_room,
   for_each_chunk,
   for_each_row_group,
+  from_columns,
+  number_room,
+  on_one_device,
+  put,
+  to_columns,
+  whole_spec,
+  wide,
 )
-from resjax.kernels.depth_attention.mosaic_tpu.tiles import LANES, ROWS
+from resjax.kernels.operation import Ref
 from resjax.kernels.streams.mosaic_tpu import budget
 from resjax.kernels.streams.mosaic_tpu import phi as on_chip
 from resjax.kernels.streams.mosaic_tpu import plan as tiles
 from resjax.kernels.streams.mosaic_tpu.coefficients import write_coefficients
-from resjax.kernels.streams.mosaic_tpu.plan import TOKENS, Inputs, Plan, Ref
+from resjax.kernels.streams.mosaic_tpu.plan import Inputs, Plan
 from resjax.kernels.streams.operands import Operands, Read, Stats
 from resjax.typing import Array
 
@@ -73,7 +83,7 @@ def forward(
   gain = None if gain is None else gain.astype(jnp.float32)[None]
   numbers = [plan.num_products, plan.num_squares]
   kept = numbers if keep_stats else [0, 0]
-  whole: tuple[Any, Any] = jax.tree.map(lambda x: tiles.whole(x.shape), (lanes, gain))
+  whole: tuple[Any, Any] = jax.tree.map(lambda x: whole_spec(x.shape), (lanes, gain))
   (written,) = pl.pallas_call(
     lambda *refs: _run(read, plan, *refs),
     out_shape=(
@@ -98,11 +108,11 @@ def forward(
     ),
     scratch_shapes=(
       _Scratch(
-        tiles.column_room(plan.num_weights),
-        tiles.column_room(count),
+        column_room(plan.num_weights),
+        column_room(count),
         pltpu.VMEM((ROWS, width), jnp.float32),
         None if keep_streams else pltpu.VMEM((count, TOKENS, width), plan.dtype),
-        Stats(*(None if keep_stats or not n else tiles.number_room(n) for n in numbers)),
+        Stats(*(None if keep_stats or not n else number_room(n) for n in numbers)),
         on_chip.room(plan),
       ),
     ),
@@ -131,12 +141,12 @@ def _run(read: Read, plan: Plan, inputs: Inputs, outputs: _Outputs, scratch: _Sc
     on_chip.load_at_start(plan, budget.fetches(read, plan), inputs.phi.at[read.site], scratch.phi)
   streams = outputs.streams if scratch.streams is None else scratch.streams
   stats = outputs.stats if scratch.stats.mean_squares is None else scratch.stats
-  tiles.columns(inputs.weights[...], scratch.weights)
+  to_columns(inputs.weights[...], scratch.weights)
   tiles.write_streams(plan, inputs.streams, inputs.out, scratch.weights, streams)
   if plan.num_columns:
     _project(plan, streams, stats, scratch)
   p = write_coefficients(read, plan, *stats, inputs.parameters, outputs.weights)
-  tiles.columns(p, scratch.read)
+  to_columns(p, scratch.read)
   for_each_row_group(
     TOKENS, lambda _, rows: _mix(read, plan, inputs, streams, outputs, scratch, rows)
   )
@@ -162,13 +172,13 @@ def _project(plan: Plan, streams: Ref, stats: Stats, scratch: _Scratch) -> None:
     for r in range(plan.num_streams):
 
       def chunk(lanes: Span, squares: Array, r: int = r) -> Array:
-        x = tiles.wide(streams, r, rows, lanes)
+        x = wide(streams, r, rows, lanes)
         return squares + x * x
 
-      tiles.put(scratch.read, rows, r, for_each_chunk(plan.width, LANES, chunk, tiles.zeros()))
+      put(scratch.read, rows, r, for_each_chunk(plan.width, LANES, chunk, tiles.zeros()))
 
   for_each_row_group(TOKENS, group)
-  squares = tiles.from_columns(scratch.read, plan.num_streams)
+  squares = from_columns(scratch.read, plan.num_streams)
   stats.mean_squares[...] = squares / plan.width
 
 

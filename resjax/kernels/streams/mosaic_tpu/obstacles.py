@@ -1,7 +1,8 @@
 """What the kernels for TPUs cannot do."""
 
+from resjax.kernels.mosaic_tpu import TOKENS
 from resjax.kernels.streams.mosaic_tpu import budget
-from resjax.kernels.streams.mosaic_tpu.plan import TOKENS, Plan
+from resjax.kernels.streams.mosaic_tpu.plan import Plan
 from resjax.kernels.streams.operands import Operands, Read
 
 

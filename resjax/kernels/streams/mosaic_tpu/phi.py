@@ -12,9 +12,9 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from resjax.kernels.depth_attention.mosaic_tpu.loops import Span, for_each_chunk, for_each_row_group
-from resjax.kernels.depth_attention.mosaic_tpu.tiles import LANES, ROWS
-from resjax.kernels.streams.mosaic_tpu.plan import PARTS, Plan, Ref, in_parts
+from resjax.kernels.mosaic_tpu import LANES, ROWS, Span, for_each_chunk, for_each_row_group
+from resjax.kernels.operation import Ref
+from resjax.kernels.streams.mosaic_tpu.plan import PARTS, Plan, in_parts
 from resjax.typing import Array
 
 SPEC = pl.BlockSpec(memory_space=pl.ANY)  # of φ in the memory of the device

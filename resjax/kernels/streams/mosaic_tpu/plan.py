@@ -8,22 +8,27 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 from jax.experimental import pallas as pl
-from jax.experimental.pallas import tpu as pltpu
 
-from resjax.kernels.depth_attention.mosaic_tpu.loops import (
+from resjax.kernels.mosaic_tpu import (
+  LANES,
+  ROWS,
+  SUBLANES,
+  TOKENS,
   Span,
+  StreamPlan,
+  dot,
   for_each_chunk,
   for_each_row_group,
+  spread,
+  turned,
+  wide,
 )
-from resjax.kernels.depth_attention.mosaic_tpu.tiles import LANES, ROWS, SUBLANES
+from resjax.kernels.operation import Ref
 from resjax.kernels.streams.operands import Operands
 from resjax.typing import Array, PyTree
 
-TOKENS = LANES  # of a tile
 PARTS = 2  # φ as bfloat16: its first 8 bits, and the next 8
-Ref = Any
 Chunks = Callable[[Span, Span], Array]  # rows and lanes of a tile -> a chunk of it in float32
 
 
@@ -50,24 +55,16 @@ class Inputs(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
+class Plan(StreamPlan):
   """Sizes of a read of the rows of one device.
 
   Attributes:
-    num_streams: R.
-    num_tokens: T, a multiple of `TOKENS`.
-    width: D.
-    dtype: of the streams.
     num_columns: K; 0 without a projection.
     shared: whether all streams have one φ [D, K].
     packed: whether coefficients [n, TOKENS] fill registers, n being multiples of `SUBLANES`. Else
       they are [n, 1, TOKENS], and a register has one of them.
   """
 
-  num_streams: int
-  num_tokens: int
-  width: int
-  dtype: Any
   num_columns: int
   shared: bool
   packed: bool
@@ -85,6 +82,11 @@ class Plan:
   def narrowed(self, width: int) -> "Plan":
     """Returns the sizes of the same read of so many of the channels."""
     return dataclasses.replace(self, width=width)
+
+  @property
+  def most_parts(self) -> int:
+    """As many parts as any device has cores."""
+    return 2
 
   @property
   def num_weights(self) -> int:
@@ -117,13 +119,6 @@ class Plan:
     return self.dtype == jnp.bfloat16
 
   @property
-  def grid(self) -> tuple[int, int]:
-    """Parts that may run on cores of their own, and the number of tiles in each."""
-    tiles = self.num_tokens // TOKENS
-    parts = 1 if tiles % 2 else 2
-    return parts, tiles // parts
-
-  @property
   def token_axes(self) -> tuple[int, ...]:
     """The token axes of coefficients on the chip."""
     return (TOKENS,) if self.packed else (1, TOKENS)
@@ -138,27 +133,9 @@ class Plan:
     """The bytes of one array [T, D]."""
     return self.num_tokens * self.width * self.dtype.itemsize
 
-  def tile(self, part: Array, step: Array) -> Array:
-    """Returns the index of the tile at a step of a part of the grid."""
-    return part * self.grid[1] + step
-
-  def streams(self, buffers: int) -> pl.BlockSpec:
-    """Returns tiles of streams [R, T, D]."""
-    shape, mode = (self.num_streams, TOKENS, self.width), pl.Buffered(buffers)
-    return pl.BlockSpec(shape, lambda p, i: (0, self.tile(p, i), 0), pipeline_mode=mode)
-
-  def tokens(self, buffers: int) -> pl.BlockSpec:
-    """Returns tiles of [T, D]."""
-    shape, mode = (TOKENS, self.width), pl.Buffered(buffers)
-    return pl.BlockSpec(shape, lambda p, i: (self.tile(p, i), 0), pipeline_mode=mode)
-
   def numbers(self, rows: int) -> pl.BlockSpec | None:
     """Returns tiles of numbers per token [rows, T], None without rows."""
     return pl.BlockSpec((rows, TOKENS), lambda p, i: (0, self.tile(p, i))) if rows else None
-
-  def like(self, *shape: int, dtype: Any = None) -> jax.ShapeDtypeStruct:
-    """Returns the shape of an array in the dtype of the streams, or another one."""
-    return jax.ShapeDtypeStruct(shape, self.dtype if dtype is None else dtype)
 
   def of_parts(self, x: Any) -> jax.ShapeDtypeStruct:
     """Returns the shape of sums over the tiles of each part of the grid, x having that of one."""
@@ -179,62 +156,9 @@ class Plan:
     )
 
 
-def whole(shape: tuple[int, ...]) -> pl.BlockSpec:
-  """Returns the spec of an array that stays on the chip, once, as nothing is moved in turn."""
-  return pl.BlockSpec(shape, lambda p, i: (0,) * len(shape), pipeline_mode=pl.Buffered(1))
-
-
-def summed(shape: tuple[int, ...]) -> pl.BlockSpec:
-  """Returns the spec of a sum over the tiles of a part, [parts, ...]."""
-  mode = pl.Buffered(1)
-  return pl.BlockSpec((None, *shape), lambda p, i: (p, *(0,) * len(shape)), pipeline_mode=mode)
-
-
-def columns(rows: Array, scratch: Ref) -> None:
-  """Writes numbers per token [n, TOKENS] to columns of scratch [TOKENS, at least n]."""
-  count = len(rows)
-  for start in range(0, count, LANES):
-    part = rows[start : start + LANES]
-    missing = LANES - len(part)
-    if missing:
-      part = jnp.concatenate([part, jnp.zeros((missing, TOKENS), jnp.float32)])
-    scratch[:, start : start + LANES] = part.T
-
-
-def from_columns(scratch: Ref, count: int) -> Array:
-  """Returns the first columns of scratch as numbers per token [count, TOKENS]."""
-  parts = [scratch[:, start : start + LANES].T for start in range(0, count, LANES)]
-  return (parts[0] if len(parts) == 1 else jnp.concatenate(parts))[:count]
-
-
-def column_room(count: int) -> Any:
-  """Returns scratch for columns."""
-  return pltpu.VMEM((TOKENS, -(-count // LANES) * LANES), jnp.float32)
-
-
-def number_room(rows: int) -> Any:
-  """Returns scratch for numbers per token [rows, TOKENS]."""
-  return pltpu.VMEM((rows, TOKENS), jnp.float32)
-
-
-def spread(ref: Ref, rows: Span, number: int) -> Array:
-  """Returns column `number` of a group of rows on all lanes [ROWS, LANES]."""
-  return jnp.broadcast_to(ref[rows, number : number + 1], (ROWS, LANES))
-
-
-def put(ref: Ref, rows: Span, number: int, chunk: Array) -> None:
-  """Writes the sums over lanes of [ROWS, LANES] to a column."""
-  ref[rows, number : number + 1] = jnp.sum(chunk, axis=1, keepdims=True)
-
-
 def zeros() -> Array:
   """Returns a chunk [ROWS, LANES] of zeros."""
   return jnp.zeros((ROWS, LANES), jnp.float32)
-
-
-def wide(ref: Ref, *index: Any) -> Array:
-  """Returns a chunk in float32."""
-  return ref[index].astype(jnp.float32)
 
 
 def chunks_of(streams: Ref, *others: Ref) -> list[Chunks]:
@@ -306,19 +230,3 @@ def in_parts(x: Array) -> tuple[Array, Array]:
   """Returns what `operands.in_parts` does, inside a kernel, where its operation does not exist."""
   high = x.astype(jnp.bfloat16)
   return high, (x - high.astype(jnp.float32)).astype(jnp.bfloat16)
-
-
-def turned(x: Array) -> Array:
-  """Returns the transpose of [TOKENS, n] with n rounded up to whole registers."""
-  missing = -x.shape[1] % LANES
-  if missing:
-    x = jnp.concatenate([x, jnp.zeros((TOKENS, missing), x.dtype)], axis=1)
-  parts = [x[:, start : start + LANES].T for start in range(0, x.shape[1], LANES)]
-  return parts[0] if len(parts) == 1 else jnp.concatenate(parts)
-
-
-def dot(left: Array, right: Array, left_axis: int, right_axis: int) -> Array:
-  """Returns the sum of products over an axis of each, in float32."""
-  exact = lax.Precision.HIGHEST if left.dtype == jnp.float32 else lax.Precision.DEFAULT
-  numbers = (((left_axis,), (right_axis,)), ((), ()))
-  return lax.dot_general(left, right, numbers, precision=exact, preferred_element_type=jnp.float32)

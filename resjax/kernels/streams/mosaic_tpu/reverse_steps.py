@@ -7,10 +7,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from resjax.kernels.depth_attention.mosaic_tpu.loops import Span, for_each_chunk
-from resjax.kernels.depth_attention.mosaic_tpu.tiles import LANES, ROWS
+from resjax.kernels.mosaic_tpu import LANES, ROWS, TOKENS, Span, for_each_chunk, put, spread, wide
+from resjax.kernels.operation import Ref
 from resjax.kernels.streams.mosaic_tpu import plan as tiles
-from resjax.kernels.streams.mosaic_tpu.plan import TOKENS, Chunks, Plan, Ref
+from resjax.kernels.streams.mosaic_tpu.plan import Chunks, Plan
 from resjax.kernels.streams.operands import Read
 from resjax.typing import Array, PyTree
 
@@ -102,7 +102,7 @@ def unmix(
     inverse_rms = jnp.broadcast_to(lax.rsqrt(mean + read.norm_eps), (ROWS, LANES))
 
     def project(lanes: Span, total: Array) -> Array:
-      d, normed = tiles.wide(refs.d_x, rows, lanes), refs.mixed[:, lanes] * inverse_rms
+      d, normed = wide(refs.d_x, rows, lanes), refs.mixed[:, lanes] * inverse_rms
       refs.d_gain[:, lanes] += d * normed
       return total + d * refs.gain[:, lanes] * normed
 
@@ -111,7 +111,7 @@ def unmix(
     correction = jnp.broadcast_to(mean, (ROWS, LANES))
 
   def chunk(lanes: Span, dots: list[Array]) -> list[Array]:
-    d = tiles.wide(refs.d_x, rows, lanes)
+    d = wide(refs.d_x, rows, lanes)
     if refs.gain is not None:
       d = norm_back(d, refs.gain[:, lanes], refs.mixed[:, lanes], inverse_rms, correction)
     if target is not None:
@@ -120,7 +120,7 @@ def unmix(
 
   dots = for_each_chunk(plan.width, LANES, chunk, [tiles.zeros() for _ in sources])
   for number, dot in enumerate(dots):
-    tiles.put(refs.dots, rows, number, dot)
+    put(refs.dots, rows, number, dot)
   return inverse_rms, correction
 
 
@@ -186,14 +186,14 @@ def add_rows(
     target: [R, TOKENS, D] float32, which has what `project_back` wrote, if there is a φ.
   """
   for r in range(plan.num_streams):
-    weight, scale = (tiles.spread(ref, rows, r) for ref in factors)
+    weight, scale = (spread(ref, rows, r) for ref in factors)
 
     def chunk(
       lanes: Span, _: Any, r: int = r, weight: Array = weight, scale: Array = scale
     ) -> None:
-      d = tiles.wide(given.d_streams, r, rows, lanes) + weight * d_read(rows, lanes)
+      d = wide(given.d_streams, r, rows, lanes) + weight * d_read(rows, lanes)
       if plan.num_columns:
-        d += target[r, rows, lanes] + scale * tiles.wide(streams, r, rows, lanes)
+        d += target[r, rows, lanes] + scale * wide(streams, r, rows, lanes)
       target[r, rows, lanes] = d
 
     for_each_chunk(plan.width, LANES, chunk)
@@ -228,10 +228,10 @@ def write_rows(
 
     found = for_each_chunk(plan.width, LANES, dot, [tiles.zeros() for _ in sources])
     for s, total in enumerate(found):
-      tiles.put(dots, rows, r * (count + 1) + s, total)
+      put(dots, rows, r * (count + 1) + s, total)
 
   for s in range(count + 1):
-    factors = [tiles.spread(weights, rows, r * (count + 1) + s) for r in range(count)]
+    factors = [spread(weights, rows, r * (count + 1) + s) for r in range(count)]
 
     def chunk(lanes: Span, _: Any, s: int = s, factors: list[Array] = factors) -> None:
       total = factors[0] * cotangents[0, rows, lanes]

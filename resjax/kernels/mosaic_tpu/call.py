@@ -1,4 +1,4 @@
-"""How the kernels of depth attention are called on TPUs."""
+"""How kernels are called on TPUs, once per tile."""
 
 import contextlib
 import dataclasses
@@ -12,7 +12,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import use_abstract_mesh
 
-from resjax.kernels.depth_attention.operands import Read, Ref
+from resjax.kernels.operation import Options, Ref
 from resjax.typing import Array, PyTree
 
 
@@ -65,7 +65,7 @@ def on_one_device(run: Callable) -> Callable:
   """
 
   @functools.wraps(run)
-  def call(read: Read, *arrays: PyTree, **options: Any) -> PyTree:
+  def call(read: Options, *arrays: PyTree, **options: Any) -> PyTree:
     @jax.custom_batching.sequential_vmap
     def once(*arrays: PyTree) -> PyTree:
       mesh = read.layout.mesh
@@ -79,7 +79,7 @@ def on_one_device(run: Callable) -> Callable:
 
 
 def launch(
-  read: Read,
+  read: Options,
   kernel: type[TileKernel],
   plan: Any,
   name: str,

@@ -8,7 +8,7 @@ import jax
 
 from resjax.kernels.depth_attention.mosaic_gpu import pairs
 from resjax.kernels.depth_attention.mosaic_gpu.pairs import MAX_SOURCES
-from resjax.kernels.depth_attention.mosaic_gpu.tiles import (
+from resjax.kernels.mosaic_gpu import (
   MAX_GROUP,
   MAX_ROWS,
   GpuTiles,

@@ -1,4 +1,4 @@
-"""Tile sizes of the direct read on NVIDIA GPUs, and the shared memory that tiles take.
+"""Tile sizes of kernels for NVIDIA GPUs, and the shared memory that tiles take.
 
 In all functions `like` is the shape [..., D] and dtype of a source, and `room` is the shared memory
 of a streaming multiprocessor (SM) in bytes, see `room_of`.
@@ -6,14 +6,13 @@ of a streaming multiprocessor (SM) in bytes, see `room_of`.
 
 import dataclasses
 import math
-from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
 
 from resjax.hardware.chips import GPU_CHIPS, GPU_DRIVER_BYTES
-from resjax.kernels.depth_attention.mosaic_gpu.row_ops import LANES, WARPS, part_size
-from resjax.sharding import Layout
+from resjax.kernels.mosaic_gpu.row_ops import WARPS, part_size
+from resjax.kernels.operation import LANES, Options
 
 # For an H100 a kernel is lowered where there is no GPU; a B200 has as much.
 H100_ROOM = GPU_CHIPS["NVIDIA H100"].shared_bytes
@@ -26,19 +25,6 @@ MAX_PROGRAMS = 4
 _WIDE_PROGRAMS, _NARROW = 2, 768
 MAX_ROWS = 32  # barriers that one reference may hold
 MAX_GROUP = 8
-_NUMBERS = (3 * LANES,)  # three numbers per source
-
-
-class LaunchOptions(Protocol):
-  """What a launch has to know of the options of an operation."""
-
-  @property
-  def layout(self) -> Layout:
-    """The mesh, on the GPUs of which the kernel runs."""
-
-  @property
-  def interpret(self) -> Any:
-    """False, or what the argument `interpret` of a Pallas call takes."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,7 +48,7 @@ class GpuTiles:
   group: int
   summed_rows: int
   programs_per_sm: int
-  numbers: tuple[int, ...] = _NUMBERS
+  numbers: tuple[int, ...] = ()
   further_rows: tuple[int, ...] = ()
 
   def __post_init__(self):
@@ -95,7 +81,7 @@ def row_bytes(like: jax.ShapeDtypeStruct) -> int:
   return like.shape[-1] * jnp.dtype(like.dtype).itemsize
 
 
-def room_of(options: LaunchOptions) -> int:
+def room_of(options: Options) -> int:
   """Returns the shared memory of an SM of the GPU that runs a kernel, which itself tells."""
   program = getattr(options.layout.device, "shared_memory_per_block_optin", None)
   return H100_ROOM if program is None else program + GPU_DRIVER_BYTES
@@ -106,52 +92,27 @@ def most_programs(like: jax.ShapeDtypeStruct) -> int:
   return MAX_PROGRAMS if like.shape[-1] <= _NARROW else _WIDE_PROGRAMS
 
 
-def choose_forward(like: jax.ShapeDtypeStruct, num_slots: int, room: int) -> GpuTiles | None:
-  """Returns the tile sizes of the forward pass, which takes two sums per source.
-
-  A group is at most half of the ring, so that the other half can be filled while it is read. None
-  if two rows do not fit.
-  """
-  rows = fitting_rows(like, 8, _NUMBERS, 1, most_programs(like), room)
-  group = even(num_slots, max(1, min(4, rows // 2)))
-  return _tiles(like, group, (group + 1,), _rounded(2 * group), room, _NUMBERS)
-
-
-def choose_backward(
-  like: jax.ShapeDtypeStruct, num_slots: int, threaded: bool, room: int, sums: int = 0
-) -> GpuTiles | None:
-  """Returns the tile sizes of the reverse pass, which takes one sum per source; None if none fit.
-
-  The sources of a token and the cotangent of the output stay in shared memory if they fit;
-  otherwise sources are loaded once for every walk over them. If `threaded`, there is a second ring
-  for the cotangents that later reads left, which holds at least a group of them. `sums` float32
-  numbers of sums over tokens are in shared memory too.
-  """
-  numbers = _NUMBERS + ((sums,) if sums else ())
-  for most in (MAX_GROUP, MAX_GROUP // 2, MAX_GROUP // 4) if num_slots < MAX_ROWS else ():
-    group = even(num_slots, most)
-    least = (num_slots + 1, group)[: 1 + threaded]
-    if kept := _tiles(like, group, least, _rounded(group), room, numbers):
-      return kept
-  rows = fitting_rows(like, 8, numbers, 1 + threaded, most_programs(like), room)
-  group = even(num_slots, max(1, min(MAX_GROUP, rows // (2 + threaded))))
-  return _tiles(like, group, (group + 1, group)[: 1 + threaded], _rounded(group), room, numbers)
-
-
-def _tiles(
+def choose_tiles(
+  options: Options,
   like: jax.ShapeDtypeStruct,
-  group: int,
-  least: tuple[int, ...],
-  summed_rows: int,
-  room: int,
-  numbers: tuple[int, ...],
+  rows: int,
+  sums: int,
+  numbers: tuple[int, ...] = (),
 ) -> GpuTiles | None:
-  """Returns tiles for as many programs as have room for rings of `least` rows; None if none has."""
+  """Returns the tile sizes of a kernel, or None if a token does not fit.
+
+  Args:
+    options: the GPU is that of their layout.
+    like: shape [..., D] and dtype of a row.
+    rows: number of rows of a token that pass through the ring.
+    sums: number of sums over channels that are taken together.
+    numbers: sizes of further float32 arrays in shared memory.
+  """
+  summed, room = rounded(sums), room_of(options)
   for programs in range(most_programs(like), 0, -1):
-    rows = fitting_rows(like, summed_rows, numbers, len(least), programs, room)
-    if rows >= sum(least):
-      first, *others = spread(rows, least, (MAX_ROWS,) * len(least))
-      return GpuTiles(first, group, summed_rows, programs, numbers, tuple(others))
+    fitting = min(MAX_ROWS, fitting_rows(like, summed, numbers, 1, programs, room))
+    if fitting >= max(2, min(MAX_ROWS, 3 * rows // 2) if programs > 1 else rows):
+      return GpuTiles(max(2, min(fitting, 3 * rows)), 1, summed, programs, numbers)
   return None
 
 
@@ -200,5 +161,6 @@ def even(count: int, most: int) -> int:
   return math.ceil(count / math.ceil(count / most))
 
 
-def _rounded(rows: int) -> int:
+def rounded(rows: int) -> int:
+  """Returns a number of rows that are summed together, rounded up to what warps share evenly."""
   return math.ceil(rows / WARPS) * WARPS

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
-from resjax.kernels.depth_attention.mosaic_tpu.tiles import LANES, ROWS
-from resjax.kernels.depth_attention.operands import Ref
+from resjax.kernels.mosaic_tpu.chip import ROWS
+from resjax.kernels.operation import LANES, Ref
 from resjax.typing import Array
 
 # Rows or channels of a tile: what `pl.ds` returns. Its declared type has not all of its attributes.
@@ -58,3 +58,15 @@ def clear_rows_from(ref: Ref, end: Array | int) -> None:
       ref[rows, lanes] = kept.astype(ref.dtype)
 
   for_each_row_group(tokens, clear)
+
+
+def wide(ref: Ref, *index: Any) -> Array:
+  """Returns a chunk in float32."""
+  return ref[index].astype(jnp.float32)
+
+
+def dot(left: Array, right: Array, left_axis: int, right_axis: int) -> Array:
+  """Returns the sum of products over an axis of each, in float32."""
+  exact = lax.Precision.HIGHEST if left.dtype == jnp.float32 else lax.Precision.DEFAULT
+  numbers = (((left_axis,), (right_axis,)), ((), ()))
+  return lax.dot_general(left, right, numbers, precision=exact, preferred_element_type=jnp.float32)

@@ -8,7 +8,7 @@ copies or back.
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -17,10 +17,9 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from resjax.kernels.depth_attention.operands import Ref
+from resjax.kernels.operation import LANES, Ref
 from resjax.typing import Array
 
-LANES = 128  # also the threads of a warpgroup
 WARPS = 4
 Row = tuple[Array, ...]
 
@@ -88,6 +87,11 @@ def zeros(groups: int) -> Row:
   return (part,) * num_parts(groups)
 
 
+def zero_parts(groups: int, count: int) -> tuple[Array, ...]:
+  """Returns zeros to which a loop over the parts of rows adds."""
+  return (zeros(groups)[0],) * count
+
+
 def _layout(size: int) -> Any:
   return plgpu.Layout.WG_STRIDED((size, LANES), vec_size=size)
 
@@ -105,6 +109,22 @@ def scaled(row: Row, factor: Array, gain: Ref) -> Row:
 def each(function: Callable, *rows: Row) -> Row:
   """Applies a function to the parts of rows, one part of each row at a time."""
   return tuple(map(function, *rows))
+
+
+def each_part(groups: int, function: Callable, carry: tuple) -> tuple:
+  """Calls carry = function(index, carry) for all parts of rows [groups, 128]."""
+  return lax.fori_loop(0, num_parts(groups), function, carry)
+
+
+def weighted(factors: Sequence[Array], parts: Sequence[Array]) -> Array:
+  """Returns Σ_i factor_i part_i."""
+  terms = [factor * part for factor, part in zip(factors, parts, strict=True)]
+  return sum(terms[1:], terms[0])
+
+
+def numbers_of(ref: Ref | None, token: Array) -> list[Array]:
+  """Returns the numbers of a token in [T, n]; none if there is no such array."""
+  return [] if ref is None else [ref[token, i] for i in range(ref.shape[1])]
 
 
 @jax.tree_util.register_dataclass

@@ -1,5 +1,6 @@
-"""The choice of one of the implementations of an operation."""
+"""The options of an operation, and the choice of one of its implementations."""
 
+import dataclasses
 import importlib
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -10,7 +11,29 @@ import jax.numpy as jnp
 from resjax.kernels import per_device
 from resjax.sharding import Layout
 
-LANES = 128  # D is a multiple of this in the kernels of residual streams
+# D is a multiple of it: the channels of a register of a TPU, and the threads of a warpgroup.
+LANES = 128
+# A field of the tuples that an operation takes and returns. It holds an array, or what stands for
+# it elsewhere: its shape, its tiles, a reference to its memory inside a kernel, or the position of
+# its token axes.
+Field = Any
+# A reference to memory inside a Pallas kernel; JAX has no public type for it.
+Ref = Any
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options:
+  """What every operation is told beside its arrays; one has a subclass with options of its own.
+
+  Attributes:
+    implementation: name of the implementation that runs.
+    layout: mesh, and how token axes are split over it.
+    interpret: False, or what the argument `interpret` of a Pallas call takes.
+  """
+
+  implementation: str = "reference"
+  layout: Layout = dataclasses.field(default_factory=Layout)
+  interpret: Any = False
 
 
 def choose(

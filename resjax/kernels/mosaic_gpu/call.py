@@ -1,4 +1,4 @@
-"""How the kernels of depth attention are launched on NVIDIA GPUs, and how they see their arrays."""
+"""How kernels are launched on NVIDIA GPUs, and how they see their arrays."""
 
 import functools
 from collections.abc import Callable
@@ -10,10 +10,10 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from resjax.kernels.depth_attention.mosaic_gpu.ring import Ring, Stream
-from resjax.kernels.depth_attention.mosaic_gpu.row_ops import LANES, ChannelSums
-from resjax.kernels.depth_attention.mosaic_gpu.tiles import GpuTiles, LaunchOptions
-from resjax.kernels.depth_attention.operands import Operands, Read, Ref
+from resjax.kernels.mosaic_gpu.ring import Ring, Stream
+from resjax.kernels.mosaic_gpu.row_ops import ChannelSums
+from resjax.kernels.mosaic_gpu.tiles import GpuTiles
+from resjax.kernels.operation import LANES, Field, Options, Ref
 from resjax.typing import Array, PyTree
 
 _PROGRAM = "program"
@@ -22,7 +22,7 @@ _ABSENT_SMS = 132
 _HOPPER = 9.0
 
 
-def device_obstacle(options: LaunchOptions) -> str | None:
+def device_obstacle(options: Options) -> str | None:
   """Returns why no kernel can run on the GPU of a mesh, or None."""
   if options.interpret:
     return None
@@ -43,11 +43,6 @@ def fold(rows: PyTree) -> PyTree:
 def unfold(rows: PyTree) -> PyTree:
   """Views arrays [..., D / 128, 128] as [..., D]."""
   return jax.tree.map(lambda x: x.reshape(*x.shape[:-2], -1), rows)
-
-
-def fold_operands(operands: Operands) -> Operands:
-  """Folds all operands but the counts."""
-  return fold(operands._replace(counts=None))._replace(counts=operands.counts)
 
 
 class Refs(NamedTuple):
@@ -92,7 +87,7 @@ class Results(NamedTuple):
 
 
 def launch(
-  options: LaunchOptions,
+  options: Options,
   kernel: Callable[[Refs], None],
   tiles: GpuTiles,
   like: jax.ShapeDtypeStruct,
@@ -110,7 +105,7 @@ def launch(
     options: mesh, and whether the kernel is interpreted.
     kernel: function that is traced in every program.
     tiles: tile sizes.
-    like: a folded source [T, D / 128, 128].
+    like: folded rows [T, D / 128, 128].
     name: name of the kernel.
     inputs: arrays that the kernel reads.
     outputs: shapes of arrays that the kernel writes.
@@ -159,7 +154,7 @@ def launch(
   return Results(outputs, jax.tree.map(lambda x: jnp.sum(x, axis=0), parts), updated)
 
 
-def _num_programs(options: LaunchOptions, tokens: int, tiles: GpuTiles) -> int:
+def _num_programs(options: Options, tokens: int, tiles: GpuTiles) -> int:
   """Returns how many programs share the tokens: as many as run at a time.
 
   The interpreter runs programs one after another: to it, the GPU has one streaming multiprocessor.
@@ -176,14 +171,6 @@ def _scratch(tiles: GpuTiles, like: jax.ShapeDtypeStruct, numbers: tuple) -> tup
 
   rings = tuple(map(ring, (tiles.rows, *tiles.further_rows)))
   return rings, ChannelSums.scratch(tiles.summed_rows, like.shape[-2]), numbers
-
-
-def fresh_sources(read: Read, operands: Operands) -> PyTree:
-  """Returns shapes of new cotangents of bank and recent sources; none if sources are threaded."""
-  if read.threaded:
-    return None, ()
-  sources = operands.bank, operands.recent
-  return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), sources)
 
 
 def program() -> Array:
@@ -215,28 +202,15 @@ def make_ring(
   return ring
 
 
-def source_streams(operands: Operands) -> tuple[Stream, ...]:
-  """Returns for every slot where the sources of a token lie, and whether it counts."""
-  num_valid, last = operands.counts[0], operands.counts[1]
-  num_banked = operands.num_slots - len(operands.recent)
-
-  def stream(slot: int) -> Stream:
-    valid = num_valid > slot if slot < num_banked else None
-    if operands.recent and slot == operands.num_slots - 1:
-      valid = last > 0
-    return Stream(functools.partial(row_of, operands.bank, operands.recent, slot), valid)
-
-  return tuple(map(stream, range(operands.num_slots)))
-
-
 def row_stream(ref: Ref, valid: Array | None = None) -> Stream:
   """Returns the stream of the rows of an array [T, ...]."""
   return Stream(lambda token: ref.at[token], valid)
 
 
-def row_of(bank: Ref, recent: tuple[Ref, ...], slot: int, token: Array) -> Ref:
-  """Returns the reference of a token's row in a slot of a bank, or None, and recent arrays."""
-  num_banked = 0 if bank is None else bank.shape[0]
-  if slot < num_banked:
-    return bank.at[slot, token]
-  return recent[slot - num_banked].at[token]
+def stream_rows(ref: Field) -> tuple[Stream, ...]:
+  """Returns where the R rows of a token in [R, T, D / 128, 128] lie."""
+  return tuple(Stream(functools.partial(_row_in, ref, r)) for r in range(ref.shape[0]))
+
+
+def _row_in(ref: Ref, index: int, token: Array) -> Ref:
+  return ref.at[index, token]

@@ -8,9 +8,9 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from resjax.kernels.depth_attention.mosaic_gpu import row_ops
-from resjax.kernels.depth_attention.mosaic_gpu.row_ops import Row
-from resjax.kernels.depth_attention.operands import Ref
+from resjax.kernels.mosaic_gpu import row_ops
+from resjax.kernels.mosaic_gpu.row_ops import Row
+from resjax.kernels.operation import Ref
 from resjax.typing import Array
 
 
