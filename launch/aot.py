@@ -3,7 +3,7 @@
   resjax aot --config=llama_1p3b --topology=v5e-256
   resjax aot --config=llama_7b --topology=v5e:16x16 --num_slices=2
   resjax aot --config=llama_7b --topology=v6e-256 --search
-  resjax aot --config=llama_1p3b --topology=v5p-8 --devices=1 --streams \\
+  resjax aot --config=llama_1p3b --topology=v5p-8 --devices=1 --passes \\
     --config.train.batch_size=4 --config.mesh.fsdp=1
   resjax aot --config=gpt2_124m --topology=h100-8
 
@@ -14,7 +14,7 @@ object, which --out writes to a file. If the config does not fit, it prints how 
 missing and what to change, compiles with these changes until it fits, and exits with 1. A mesh that
 is for more devices is made smaller, and what training needs for that is printed. --search compiles
 repeatedly to find the cheapest recomputation and the most rows per chip that fit; the batch stays
-as it is. --streams counts the memory traffic of the step, by part, beside that of the same model
+as it is. --passes counts the memory traffic of the step, by part, beside that of the same model
 with the residual `standard`.
 """
 
@@ -41,7 +41,7 @@ from resjax.aot import (
 from resjax.aot.absent_devices import AbsentSlices
 from resjax.aot.depth_floor import Floor
 from resjax.aot.memory import GIB, DoesNotFitError
-from resjax.aot.streams import Streams
+from resjax.aot.passes import Passes
 from resjax.runs.config import Run
 from resjax.sharding import MeshConfig
 
@@ -50,7 +50,7 @@ _SLICES = flags.DEFINE_integer(
   "num_slices", 1, "Slices that config.mesh.data joins.", lower_bound=1
 )
 _SEARCH = flags.DEFINE_bool("search", False, "Search for recomputation and microbatches that fit.")
-_STREAMS = flags.DEFINE_bool("streams", False, "Count memory traffic, also of `standard`.")
+_PASSES = flags.DEFINE_bool("passes", False, "Count memory traffic, also of `standard`.")
 _DEVICES = flags.DEFINE_integer(
   "devices", 0, "Devices of the slices that are used; 0: all.", lower_bound=0
 )
@@ -70,7 +70,7 @@ def main() -> None:
   run = experiment.build(config, target.devices)
   fits, report = (_search if _SEARCH.value else _once)(run, config, target, console)
   report |= {"mesh_flags": mesh_flags}
-  if _STREAMS.value and fits:
+  if _PASSES.value and fits:
     report |= _against_standard(config, run, target, report, console)
   text = json.dumps(_head(run, target) | report, indent=2)
   if _JSON.value:
@@ -131,11 +131,11 @@ def _against_standard(
   config = config.copy_and_resolve_references()
   config.model.residual.name = "standard"
   console.print("compiling the same model with the residual standard", highlight=False)
-  standard = compile_step.compile_step(experiment.build(config, target.devices)).streams
+  standard = compile_step.compile_step(experiment.build(config, target.devices)).passes
   floor = Floor(**report["floor"]) if report["floor"] else None
-  name, streams = run.decoder.residual.name, Streams(**report["streams"])
-  table.show_streams(name, streams, standard, floor, console)
-  return {"standard_streams": dataclasses.asdict(standard)}
+  name, passes = run.decoder.residual.name, Passes(**report["passes"])
+  table.show_passes(name, passes, standard, floor, console)
+  return {"standard_passes": dataclasses.asdict(standard)}
 
 
 def _refused(

@@ -41,7 +41,7 @@ says how far such figures go.
 |---|---|
 | parameters, of a model with 124M | {parameters} ({share}) |
 | FLOPs of a forward pass | {flops} |
-| memory traffic of a training step, passes over the stream per sublayer | {streams} ({more}) |
+| memory traffic of a training step, passes over [B, T, D] per sublayer | {passes} ({more}) |
 
 The depth state takes {state} bytes per token, and a training step of the 1.3B decoder {memory} GiB.
 [What these figures count](../../systems.md#what-they-cost). At tiny size, after 300 steps, it has
@@ -78,7 +78,7 @@ def pages():
 
 def _page(name, does, costs, evidence, measured):
   reads, leaves, source = does
-  parameters, share, state, flops, streams, more, _, memory = costs
+  parameters, share, state, flops, passes, more, _, memory = costs
   for_it, against = (_LOCAL.sub("](../../", cell) for cell in evidence)
   _, bits, difference, _ = measured
   cls, picture = combinators.get(name).__name__, pictures.svg(name)

@@ -26,7 +26,7 @@ from launch.bench.kernels import timing
 from launch.bench.report import write_report
 from resjax import experiment
 from resjax.aot import absent_devices, hlo
-from resjax.aot.streams import traffic
+from resjax.aot.passes import traffic
 from resjax.models.decode_cache import DecodeCache
 from resjax.models.model_def import ModelDef
 from resjax.typing import Array, PyTree

@@ -4,9 +4,9 @@
   resjax bench systems --out=docs/systems --page=docs/systems.md --only=mhc,gate --again
 
 Parameters, depth state (bfloat16) and forward FLOPs are those of configs/gpt2_124m.py. Memory and
-streams are those of the training step of configs/llama_1p3b.py with 4 rows of 2048 tokens and full
+passes are those of the training step of configs/llama_1p3b.py with 4 rows of 2048 tokens and full
 recomputation, on one v5p that need not be there (the extra `tpu`, and half a minute to three per
-system); streams per attention or MLP. The systems are those of `systems` in configs/ablations.
+system); passes per attention or MLP. The systems are those of `systems` in configs/ablations.
 
 costs.json in --out is written after every system, so that the same command goes on where it was
 stopped; a system that another version of JAX compiled is compiled again. The table is printed, and
@@ -83,12 +83,12 @@ def _costs(overrides: Mapping[str, Any]) -> Costs:
   try:
     report = compile_step.compile_step(large)
   except DoesNotFitError as error:
-    return costs | {"gib": error.required / GIB, "streams": None, "hbm_streams": None}
+    return costs | {"gib": error.required / GIB, "passes": None, "hbm_passes": None}
   sublayers = len(large.decoder.sites) / 2  # another site makes no sublayer of the model cheaper
   return costs | {
     "gib": report.memory.total / GIB,
-    "streams": sublayers * sum(report.streams.total.values()),
-    "hbm_streams": sublayers * sum(report.streams.hbm.values()),
+    "passes": sublayers * sum(report.passes.total.values()),
+    "hbm_passes": sublayers * sum(report.passes.hbm.values()),
   }
 
 
@@ -101,7 +101,7 @@ def _build(config: ConfigDict, overrides: Mapping[str, Any]) -> Run:
 def table(found: Mapping[str, Costs]) -> str:
   """Returns the Markdown table of costs, by family; what is added is beside `standard`."""
   lines = [
-    "| system | parameters | of 124M | state, B/token | FLOPs | streams | more | in HBM | GiB |",
+    "| system | parameters | of 124M | state, B/token | FLOPs | passes | more | in HBM | GiB |",
     "|---|---|---|---|---|---|---|---|---|",
   ]
   for family in combinators.FAMILIES:
@@ -123,12 +123,12 @@ def _cells(costs: Costs, found: Mapping[str, Costs]) -> Iterator[str]:
   yield f"{added / standard['parameters']:+.2%}"
   yield f"{costs['state_bytes']:,}"
   yield f"{costs['flops'] / standard['flops'] - 1:+.2%}"
-  if costs["streams"] is None or standard["streams"] is None:
+  if costs["passes"] is None or standard["passes"] is None:
     yield from ("does not fit", "", "")
   else:
-    yield f"{costs['streams']:.1f}"
-    yield f"{costs['streams'] - standard['streams']:+.1f}"
-    yield f"{costs['hbm_streams'] - standard['hbm_streams']:+.1f}"
+    yield f"{costs['passes']:.1f}"
+    yield f"{costs['passes'] - standard['passes']:+.1f}"
+    yield f"{costs['hbm_passes'] - standard['hbm_passes']:+.1f}"
   yield f"{costs['gib']:.1f}"
 
 

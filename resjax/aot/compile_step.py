@@ -14,7 +14,7 @@ from resjax.aot.depth_floor import Floor, depth_floor
 from resjax.aot.hlo_calls import unknown_loops
 from resjax.aot.matrix_flops import matrix_flops
 from resjax.aot.memory import DoesNotFitError, Memory, count_arguments, measure, refusal
-from resjax.aot.streams import Streams, count_streams
+from resjax.aot.passes import Passes, count_passes
 from resjax.hardware.chips import find_target
 from resjax.models.flops import training_flops_per_token
 from resjax.runs.config import Run
@@ -48,7 +48,7 @@ class Report:
     bytes_accessed: memory traffic of one device by the compiler's count, which has the body of each
       loop once; None if the compiler has no count.
     collectives: what devices exchange.
-    streams: memory traffic of one device by our own count, which has loops times their trips.
+    passes: memory traffic of one device by our own count, which has loops times their trips.
     floor: the least of that traffic that depth attention needs; None without a formula for it.
     unknown_loops: the loops that count once because their trips could not be read.
     lower_seconds: wall time until the program was handed to the compiler.
@@ -61,7 +61,7 @@ class Report:
   flops: Flops
   bytes_accessed: float | None
   collectives: tuple[Collective, ...]
-  streams: Streams
+  passes: Passes
   floor: Floor | None
   unknown_loops: tuple[str, ...]
   lower_seconds: float
@@ -115,7 +115,7 @@ def compile_step(run: Run) -> Report:
     flops=Flops(per_token * tokens, matrix_flops(module), costs.get("flops")),
     bytes_accessed=costs.get("bytes accessed"),
     collectives=tuple(collectives(module, run.layout.mesh)),
-    streams=count_streams(module, run),
+    passes=count_passes(module, run),
     floor=depth_floor(programs.model.combinator, run.decoder.remat, run.decoder.dtype),
     unknown_loops=tuple(unknown_loops(module)),
     lower_seconds=lower_seconds,

@@ -1,7 +1,7 @@
 """The least memory traffic of depth attention and residual streams in a training step, by formulas.
 
 The kernels of a fused read must read every source once and write what it gives; these figures count
-that and nothing else, in streams per sublayer (see `streams`), averaged over all sublayers of the
+that and nothing else, in passes per sublayer (see `passes`), averaged over all sublayers of the
 network. What a `standard` residual moves is not subtracted.
 """
 
@@ -21,7 +21,7 @@ _LANES = 128
 
 @dataclasses.dataclass(frozen=True)
 class Floor:
-  """The least traffic of the depth reads of a step, in streams per sublayer.
+  """The least traffic of the depth reads of a step, in passes per sublayer.
 
   Attributes:
     reads: the forward pass of all reads but the last: direct ones, or merges.
@@ -41,7 +41,7 @@ class Floor:
 
   @property
   def sum(self) -> float:
-    """The streams of all parts together."""
+    """The passes of all parts together."""
     return sum(dataclasses.astuple(self))
 
 
@@ -131,7 +131,7 @@ def _reads_in_two_phases(combinator: BlockAttnRes, sublayers: int) -> bool:
 
 
 def _low_bits(width: int, dtype: str) -> float:
-  """Returns the streams of the further bits of a view, see `bf16_remainder`."""
+  """Returns the passes of the further bits of a view, see `bf16_remainder`."""
   if not bf16_remainder.is_kept(jnp.dtype(dtype)):
     return 0
   return bf16_remainder.num_words(width // _LANES, _WORD) * _LANES / width

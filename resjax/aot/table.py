@@ -13,7 +13,7 @@ from resjax.aot.compile_step import Report
 from resjax.aot.depth_floor import Floor
 from resjax.aot.memory import GIB, DoesNotFitError, Memory
 from resjax.aot.parts import PARTS
-from resjax.aot.streams import Streams
+from resjax.aot.passes import Passes
 from resjax.aot.suggest_settings import Try
 from resjax.aot.verify_changes import Verified
 from resjax.hardware import compiler_options
@@ -59,20 +59,20 @@ def show_report(report: Report, target: AbsentSlices, console: Console) -> None:
   )
 
 
-def show_streams(
-  residual: str, streams: Streams, standard: Streams, floor: Floor | None, console: Console
+def show_passes(
+  residual: str, passes: Passes, standard: Passes, floor: Floor | None, console: Console
 ) -> None:
   """Prints the memory traffic of a step by part, beside that of the same model with `standard`.
 
   Args:
     residual: its name.
-    streams: the traffic of the step.
+    passes: the traffic of the step.
     standard: that of the step with `standard`.
     floor: the least that depth attention needs, if it is known.
     console: where it is printed.
   """
   table = _table(
-    "memory traffic, streams per sublayer",
+    "memory traffic, passes per sublayer",
     residual,
     "standard",
     "extra",
@@ -82,13 +82,13 @@ def show_streams(
   )
   for name, parts in {**{part: (part,) for part in PARTS}, "all": PARTS}.items():
     numbers: list[float] = []
-    for ours, plain in ((streams.total, standard.total), (streams.hbm, standard.hbm)):
+    for ours, plain in ((passes.total, standard.total), (passes.hbm, standard.hbm)):
       moved = sum(ours[part] for part in parts), sum(plain[part] for part in parts)
       numbers += [*moved, moved[0] - moved[1]]
     table.add_row(name, *[f"{number:.2f}" for number in numbers])
   console.print(table)
-  if streams.guessed:
-    _say(f"counted in full because they depend on data: {', '.join(streams.guessed)}", console)
+  if passes.guessed:
+    _say(f"counted in full because they depend on data: {', '.join(passes.guessed)}", console)
   if floor:
     terms = {key.replace("_", " "): size for key, size in dataclasses.asdict(floor).items() if size}
     listed = ", ".join(f"{key} {size:.2f}" for key, size in terms.items())

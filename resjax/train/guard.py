@@ -55,7 +55,7 @@ class Update:
 
   The measures are sums over what a step writes, so that XLA finds them while it writes that, and
   nothing is read twice. A test before the step would read gradients, moments and parameters once
-  more: 12 streams per sublayer of the 1.3B config with four rows on a device.
+  more: 12 passes per sublayer of the 1.3B config with four rows on a device.
 
   Attributes:
     norm: the norm of the change of all parameters, an fp32 scalar.

@@ -110,7 +110,7 @@ def test_data_is_the_outer_axis_over_slices(no_tpu, fsdp):
 @needs_libtpu
 def test_a_small_step_fits():
   sharded = "--config.mesh.data=1", "--config.mesh.fsdp=4"
-  done = aot("--topology=v5e-4", "--json", "--streams", *sharded)
+  done = aot("--topology=v5e-4", "--json", "--passes", *sharded)
   assert done.returncode == 0, done.stderr
   report = json.loads(done.stdout)
   assert (report["fits"], report["topology"], report["devices"]) == (True, "v5e:2x2", 4)
@@ -123,7 +123,7 @@ def test_a_small_step_fits():
   assert {"fsdp"} == {axis for row in report["collectives"] for axis in row["axes"]}
   assert report["flops"]["compiler"] < report["flops"]["matrices"]
   assert "HBM of one device" in done.stderr
-  totals = report["streams"]["total"], report["standard_streams"]["total"]
+  totals = report["passes"]["total"], report["standard_passes"]["total"]
   assert sum(totals[0].values()) > sum(totals[1].values())
   assert totals[0]["depth mixing"] > totals[1]["depth mixing"] and report["floor"]["reverse"] > 0
   assert all(size > 0 for part, size in totals[0].items() if part != "the rest")
@@ -137,7 +137,7 @@ def test_one_device_of_a_slice():
   assert done.returncode == 0, done.stderr
   report = json.loads(done.stdout)
   assert (report["devices"], report["collectives"]) == (1, [])
-  assert report["streams"]["total"]["collectives"] == 0
+  assert report["passes"]["total"]["collectives"] == 0
 
 
 @needs_libtpu

@@ -1,8 +1,8 @@
 """The shapes that depth attention is measured at, and the least memory traffic of each form.
 
-Traffic is counted in streams. One stream is one pass over an array [T, D] in the dtype of the
+Traffic is counted in passes. A pass goes once over an array [T, D] in the dtype of the
 sources: T D itemsize bytes. The few float32 numbers per token (logits, inverse RMS, lse: 4 (2N + 1)
-bytes, 1.7 % of a stream at N = 8, D = 2048) and arrays [D] are left out. Shares of bandwidth are
+bytes, 1.7 % of a pass at N = 8, D = 2048) and arrays [D] are left out. Shares of bandwidth are
 therefore slightly too low, never too high.
 """
 
@@ -76,7 +76,7 @@ NETWORK = NetworkShape(32, 8, 65536, 2048, normed=False)
 SMALL_NETWORK = NetworkShape(4, 2, 64, 128, normed=False)
 BYTES_NETWORK = NetworkShape(64, 8, 8192, 2048)
 BLOCK_SUBLAYERS = 8
-LOW_BITS = 0.25  # streams of the four further bits of each bfloat16 number that merges keep
+LOW_BITS = 0.25  # passes of the four further bits of each bfloat16 number that merges keep
 
 
 def block_of(read: ReadShape, block_sublayers: int = BLOCK_SUBLAYERS) -> NetworkShape:
@@ -122,8 +122,8 @@ def _sizes(text: str, count: int, form: str) -> list[int]:
   return [int(size) for size in text.split("x")]
 
 
-def stream_bytes(num_tokens: int, d_model: int, dtype: str = "bfloat16") -> int:
-  """Returns the bytes of one stream, T D itemsize."""
+def pass_bytes(num_tokens: int, d_model: int, dtype: str = "bfloat16") -> int:
+  """Returns the bytes of one pass, T D itemsize."""
   return num_tokens * d_model * jnp.dtype(dtype).itemsize
 
 

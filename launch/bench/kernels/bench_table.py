@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 Record = dict[str, Any]
 
 OK, SKIPPED = "#0072B2", "#D55E00"
-HEADER = f"{'arm':16}{'direction':10}{'ms':>10}{'quartiles':>20}{'streams':>9}{'GB/s':>8}"
+HEADER = f"{'arm':16}{'direction':10}{'ms':>10}{'quartiles':>20}{'passes':>9}{'GB/s':>8}"
 HEADER += f"{'of copy':>9}{'peak GB':>9}{'error':>9}  code"
 
 
@@ -38,7 +38,7 @@ def _line(record: Record) -> str:
   cells = [
     f"{record['median_ms']:10.3f}",
     f"{low:.3f} .. {high:.3f}".rjust(20),
-    f"{record['streams']:9.4g}",
+    f"{record['passes']:9.4g}",
     f"{record['gb_per_s']:8.1f}",
     f"{record['share_of_copy']:9.1%}" if "share_of_copy" in record else " " * 9,
     f"{record['peak_bytes'] / 1e9:9.3f}",

@@ -21,8 +21,8 @@ class Arm:
     forward: the function of `inputs`.
     inputs: its arguments; all of the work depends on the last array.
     d_out: the cotangents of what `forward` returns.
-    forward_streams: the least traffic of the forward pass, see arg_specs.py.
-    backward_streams: the least traffic of the reverse pass.
+    forward_passes: the least traffic of the forward pass, see arg_specs.py.
+    backward_passes: the least traffic of the reverse pass.
     implementation: the name of the code that runs.
     num_constant: how many of the last inputs have no cotangent.
   """
@@ -30,8 +30,8 @@ class Arm:
   forward: Callable[..., PyTree]
   inputs: tuple[PyTree, ...]
   d_out: PyTree
-  forward_streams: float
-  backward_streams: float
+  forward_passes: float
+  backward_passes: float
   implementation: str = "XLA"
   num_constant: int = 0
 
@@ -95,9 +95,9 @@ def _vjp(arm: Arm, inputs: tuple[PyTree, ...]) -> tuple[PyTree, Callable[..., Py
 
 # For each direction a function that returns the case of an arm, and one that returns its traffic.
 DIRECTIONS: dict[str, tuple[Callable[[Arm], CompiledCase], Callable[[Arm], float]]] = {
-  "forward": (forward_case, lambda arm: arm.forward_streams),
-  "backward": (backward_case, lambda arm: arm.backward_streams),
-  "both": (both_case, lambda arm: arm.forward_streams + arm.backward_streams),
+  "forward": (forward_case, lambda arm: arm.forward_passes),
+  "backward": (backward_case, lambda arm: arm.backward_passes),
+  "both": (both_case, lambda arm: arm.forward_passes + arm.backward_passes),
 }
 
 
@@ -107,10 +107,10 @@ def random_arrays(seed: int, count: int, shape: tuple[int, ...], dtype: str = DT
   return [make(key) for key in jax.random.split(jax.random.key(seed), count)]
 
 
-def copy_case(streams: float, stream_bytes: int) -> CompiledCase:
+def copy_case(passes: float, pass_bytes: int) -> CompiledCase:
   """Returns a copy that moves as many bytes as an arm: half of them in, half of them out.
 
   It changes the sign, because XLA would drop a plain copy, or leave it to a copy engine.
   """
-  size = int(streams * stream_bytes) // (2 * jnp.dtype(DTYPE).itemsize)
+  size = int(passes * pass_bytes) // (2 * jnp.dtype(DTYPE).itemsize)
   return CompiledCase.of(jnp.negative, *random_arrays(7, 1, (size,)))

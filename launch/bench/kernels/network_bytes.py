@@ -3,7 +3,7 @@
 A kernel counts with the cost that it declares, everything else with the operands and results of
 XLA's fusions. A branch flips the sign between two barriers, which cost nothing and which no fusion
 crosses. Its output and the cotangent of its input are thus arrays of their own, as those of a
-matrix product would be. The branches take 4 streams per sublayer, which are subtracted because they
+matrix product would be. The branches take 4 passes per sublayer, which are subtracted because they
 do not belong to the residual path. If a branch were the identity, two cotangents of a sublayer
 would be one array, and a kernel that adds into one of them would have to copy it. Nothing is
 recomputed.
@@ -35,18 +35,18 @@ from resjax.typing import Array, PyTree
 # array, the remainders of the outputs of a depth block, has 8 MiB.
 PLANNED = 6
 
-BRANCH_STREAMS = 4  # what `sign_flip` takes in forward and reverse pass
+BRANCH_PASSES = 4  # what `sign_flip` takes in forward and reverse pass
 
 
 @dataclasses.dataclass(frozen=True)
 class Traffic:
-  """What one form of the network moves, in streams per sublayer.
+  """What one form of the network moves, in passes per sublayer.
 
   Attributes:
     arm: the name of the form.
     reported: what the compiler reports, without the branches.
     least: what the formulas of arg_specs.py give for a fused form of this kind.
-    temporary: what the program holds beside arguments and results, in streams of the whole network.
+    temporary: what the program holds beside arguments and results, in passes of the whole network.
     seconds: how long the compilation took.
   """
 
@@ -60,10 +60,10 @@ class Traffic:
 def main(out: Path, chip: str, layout: Layout, shape: NetworkShape, chosen: Sequence[str]) -> None:
   """Compiles and prints form after form, and writes network_bytes_CHIP.json into `out`."""
   about = {"target": chip, "jax": jax.__version__, "shape": dataclasses.asdict(shape)}
-  print(f"{chip}, network {shape}: streams of 2 T D bytes per sublayer, forward + backward")
+  print(f"{chip}, network {shape}; passes of 2 T D bytes per sublayer, forward + backward")
   print(f"{'arm':16}{'reported':>10}{'least':>8}{'temporary':>11}{'compiled in':>13}")
   rows = []
-  least = walks.least_streams(shape)
+  least = walks.least_passes(shape)
   options: dict[str, str | bool] | None = None
   if chip in TPU_CHIPS:
     options = {"xla_tpu_scoped_vmem_limit_kib": str(TPU_CHIPS[chip].vmem // 1024 - PLANNED * 1024)}
@@ -120,11 +120,11 @@ def _traffic(
   start = time.perf_counter()
   compiled = jax.jit(both).lower((rows, rows, (tokens,)), tokens).compile(options)
   seconds = time.perf_counter() - start
-  stream = arg_specs.stream_bytes(shape.num_tokens, shape.d_model, cases.DTYPE)
-  per_sublayer = stream * shape.num_sublayers
+  one_pass = arg_specs.pass_bytes(shape.num_tokens, shape.d_model, cases.DTYPE)
+  per_sublayer = one_pass * shape.num_sublayers
   costs = compiled.cost_analysis()
   if costs is None:
     raise ValueError("the compiler of this platform does not tell what memory a program moves")
-  moved = costs["bytes accessed"] / per_sublayer - BRANCH_STREAMS
-  held = memory_stats(compiled).temp_size_in_bytes / stream
+  moved = costs["bytes accessed"] / per_sublayer - BRANCH_PASSES
+  held = memory_stats(compiled).temp_size_in_bytes / one_pass
   return Traffic(name, moved, least / shape.num_sublayers, held, seconds)

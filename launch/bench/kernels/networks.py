@@ -30,12 +30,12 @@ def arms(shape: NetworkShape) -> dict[str, Arm]:
   most = shape.completed()[-1] + 1
   best = reads.best_implementation(ReadShape(shape.num_tokens, shape.d_model, most))
   kernels = {"xla_no_stack": "reference", "direct": best, "two_phase": _phase_1(shape, sources)}
-  forms, streams = walks.forms(shape), walks.least_streams(shape)
+  forms, passes = walks.forms(shape), walks.least_passes(shape)
 
   def arm(name: str) -> Arm:
     first = sources[:1] if name == "residual_norm" else sources
     kernel = kernels.get(name, "XLA")
-    return Arm(forms[name], (*weights, first), d_out, *streams[name], kernel)
+    return Arm(forms[name], (*weights, first), d_out, *passes[name], kernel)
 
   return {name: arm(name) for name in NAMES}
 

@@ -90,30 +90,30 @@ def _prepared(
   suite: Suite, shape: Any, arms: Mapping[str, cases.Arm], chosen: Sequence[str], direction: str
 ) -> list[_Runner]:
   """Compiles the arms and checks what they return; the record of an arm that fails says why."""
-  make, streams_of = cases.DIRECTIONS[direction]
+  make, passes_of = cases.DIRECTIONS[direction]
   reference = arms[REFERENCE]
-  least = streams_of(reference)
+  least = passes_of(reference)
   like = jax.tree.leaves(reference.inputs)[-1]
-  stream = like.nbytes
+  one_pass = like.nbytes
   want, _ = _attempt(lambda: _large_leaves(_outputs(make(reference)), like))
 
   def runner(
-    name: str, streams: float, implementation: str, prepare: Callable[..., _Prepared], *args: Any
+    name: str, passes: float, implementation: str, prepare: Callable[..., _Prepared], *args: Any
   ) -> _Runner:
     record: Record = {"arm": name, "direction": direction, "implementation": implementation}
-    record |= {"streams": streams, "bytes": int(streams * stream)}
+    record |= {"passes": passes, "bytes": int(passes * one_pass)}
     done, problem = _attempt(prepare, *args)
     samplers, found = done or ({}, {})
     return _Runner(record | {"status": problem or "ok"} | found, samplers)
 
-  copied = min(least, MAX_COPIED // stream)
-  copy = partial(cases.copy_case, copied, stream)
+  copied = min(least, MAX_COPIED // one_pass)
+  copy = partial(cases.copy_case, copied, one_pass)
   runners = [runner(COPY, copied, "XLA", _jax_arm, copy, None)]
   for name, arm in arms.items():
     if name in chosen:
       check = None if name in OTHER_WORK or want is None else partial(_error, want, like)
       make_case = partial(make, arm)
-      runners.append(runner(name, streams_of(arm), arm.implementation, _jax_arm, make_case, check))
+      runners.append(runner(name, passes_of(arm), arm.implementation, _jax_arm, make_case, check))
   for name, published in suite.torch_arms.items():
     if name in chosen:
       work = partial(torch_arms.run, published, shape, reference.inputs, reference.d_out, direction)

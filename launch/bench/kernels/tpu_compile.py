@@ -47,7 +47,7 @@ class KernelCase:
   dtype: str = "bfloat16"
 
   @property
-  def streams(self) -> float:
+  def passes(self) -> float:
     """The number of arrays [T, D] that are read or written."""
     if self.kind == "merge":
       low_bits = arg_specs.LOW_BITS * (self.dtype == "bfloat16")

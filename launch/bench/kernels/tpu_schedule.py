@@ -124,7 +124,7 @@ def measure(chip: str, case: KernelCase, sizes: TpuTiles) -> Schedule:
         f"installed (the extra `tpu`):\n{done.stderr[-2000:]}"
       )
     outside, inside = count_bundles(found[0].read_text().splitlines())
-  moved = case.streams * sizes.tokens * case.width * jnp.dtype(case.dtype).itemsize
+  moved = case.passes * sizes.tokens * case.width * jnp.dtype(case.dtype).itemsize
   copy_cycles = moved / TPU_CHIPS[chip].core_bandwidth * TPU_CHIPS[chip].clock
   rounds = sizes.tokens // ROWS
   per_round = inside / _row_groups_at_once(chip, case, sizes)

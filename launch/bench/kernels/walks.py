@@ -73,7 +73,7 @@ def forms(
   return walks | {"residual_norm": partial(plain_walk, shape, branch)}
 
 
-def least_streams(shape: NetworkShape) -> dict[str, tuple[float, float]]:
+def least_passes(shape: NetworkShape) -> dict[str, tuple[float, float]]:
   """Returns the least traffic of every form, forward and backward; XLA's is that of `direct`."""
   direct = arg_specs.direct_forward(shape), arg_specs.direct_backward(shape)
   reads = shape.num_sublayers + shape.final_read
@@ -162,7 +162,7 @@ def identity(y: Array) -> Array:
 
 
 def sign_flip(y: Array) -> Array:
-  """Returns −y, a new array like the output of a branch; it takes 2 streams each way."""
+  """Returns −y, a new array like the output of a branch; it takes 2 passes each way."""
   return jax.lax.optimization_barrier(-jax.lax.optimization_barrier(y))
 
 

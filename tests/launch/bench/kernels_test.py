@@ -32,8 +32,8 @@ from tests.helpers import reference
 
 
 def test_bytes_of_one_read():
-  assert arg_specs.stream_bytes(8192, 2048) == 33_554_432
-  assert arg_specs.stream_bytes(3, 5, "float32") == 60
+  assert arg_specs.pass_bytes(8192, 2048) == 33_554_432
+  assert arg_specs.pass_bytes(3, 5, "float32") == 60
   assert arg_specs.read_forward(8) == 9  # 8 sources in, 1 output out
   assert arg_specs.read_backward(8) == 17  # 8 sources, 1 cotangent in, 8 cotangents out
   assert arg_specs.residual_forward() == arg_specs.residual_backward() == 4
@@ -73,8 +73,8 @@ def test_bytes_of_the_large_network_per_sublayer():
     arg_specs.two_phase_forward: 6.1,
     arg_specs.two_phase_backward: 8.3,
   }
-  for count, streams in counts.items():
-    assert count(shape) / shape.num_sublayers == pytest.approx(streams, abs=0.05), count.__name__
+  for count, passes in counts.items():
+    assert count(shape) / shape.num_sublayers == pytest.approx(passes, abs=0.05), count.__name__
 
 
 def test_a_block_reads_the_sources_of_its_shape():
@@ -182,7 +182,7 @@ def test_every_arm_of_streams_has_a_record(tmp_path):
     group = {r["arm"]: r for r in records if r["direction"] == direction}
     assert group.keys() == {"copy", "xla_no_stack", "direct", "residual_norm"}
     assert all(record["status"] == "ok" for record in group.values())
-    assert group["direct"]["streams"] == least and group["direct"]["relative_l2_error"] < 1e-2
+    assert group["direct"]["passes"] == least and group["direct"]["relative_l2_error"] < 1e-2
 
 
 def test_shares_are_those_of_the_copy(records):
@@ -196,7 +196,7 @@ def _check(group):
   for record in others:
     share = record["bytes"] / record["median_ms"] / (copy["bytes"] / copy["median_ms"])
     assert record["share_of_copy"] == pytest.approx(share)
-    assert record["bytes"] == record["streams"] * 8 * 128 * 2
+    assert record["bytes"] == record["passes"] * 8 * 128 * 2
     assert record["samples"] == 2 and record["peak_bytes"] > record["bytes"] / 8
     if record["arm"] != "residual_norm":
       assert record["relative_l2_error"] < 1e-2, record  # bf16, sums in another order

@@ -41,8 +41,8 @@ def test_tables_go_between_marks_alone():
 
 def test_a_system_that_does_not_fit_has_its_memory_in_the_table():
   standard = {"parameters": 100, "state_bytes": 8, "flops": 10.0}
-  fits = standard | {"gib": 1.0, "streams": 146.4, "hbm_streams": 130.0}
-  large = standard | {"gib": 99.0, "streams": None, "hbm_streams": None, "parameters": 110}
+  fits = standard | {"gib": 1.0, "passes": 146.4, "hbm_passes": 130.0}
+  large = standard | {"gib": 99.0, "passes": None, "hbm_passes": None, "parameters": 110}
   *_, row = systems.table({"standard": fits, "gate": large}).splitlines()
   assert row == "| `gate` | +10 | +10.00% | 8 | +0.00% | does not fit |  |  | 99.0 |"
 

@@ -1,8 +1,9 @@
-"""Counts the memory traffic of a compiled training step, by part, in streams per sublayer.
+"""Counts the memory traffic of a compiled training step, by part, in passes per sublayer.
 
-A *stream* is one bfloat16 pass over [B, T, D], a device's share of the activations of a step. The
-count takes operands and results of every instruction times the runs of its computation, see
-`moved_bytes` for what that leaves out, and `parts` for which part an instruction belongs to.
+A *pass* reads or writes an array [B, T, D] in bfloat16 once, a device's share of the activations of
+a step: 2 B T D bytes. The count takes operands and results of every instruction times the runs of
+its computation, see `moved_bytes` for what that leaves out, and `parts` for which part an
+instruction belongs to.
 """
 
 import collections
@@ -20,8 +21,8 @@ _BYTES = 2  # of a bfloat16
 
 
 @dataclasses.dataclass(frozen=True)
-class Streams:
-  """The memory traffic of a step of one device, in streams per sublayer.
+class Passes:
+  """The memory traffic of a step of one device, in passes per sublayer.
 
   Attributes:
     total: what each part moves, wherever the arrays are. An array that is prefetched into on-chip
@@ -36,7 +37,7 @@ class Streams:
   guessed: tuple[str, ...]
 
 
-def count_streams(module: Module, run: Run) -> Streams:
+def count_passes(module: Module, run: Run) -> Passes:
   """Counts the traffic of the training step of a run.
 
   Args:
@@ -44,8 +45,8 @@ def count_streams(module: Module, run: Run) -> Streams:
     run: what it trains.
   """
   found, guessed = traffic(module)
-  unit = stream_bytes(run) * run.decoder.num_layers * len(run.decoder.sites)
-  return Streams(
+  unit = pass_bytes(run) * run.decoder.num_layers * len(run.decoder.sites)
+  return Passes(
     {part: found[part].total / unit for part in PARTS},
     {part: found[part].hbm / unit for part in PARTS},
     guessed,
@@ -53,7 +54,7 @@ def count_streams(module: Module, run: Run) -> Streams:
 
 
 def traffic(module: Module) -> tuple[Mapping[str, Moved], tuple[str, ...]]:
-  """Returns the bytes that each of `PARTS` of a program moves, and `Streams.guessed`."""
+  """Returns the bytes that each of `PARTS` of a program moves, and `Passes.guessed`."""
   parts, guessed = Parts(module), set()
   found: dict[str, Moved] = collections.defaultdict(lambda: Moved(0, 0))
   for one in runs(module):
@@ -74,8 +75,8 @@ def _is_guessed(integers: Integers, line: Instruction) -> bool:
   return line.opcode == "conditional" and integers.scalar(line.operands[0]) is None
 
 
-def stream_bytes(run: Run) -> float:
-  """Returns the bytes of one stream: those of all tokens of a step that a device has."""
+def pass_bytes(run: Run) -> float:
+  """Returns the bytes of one pass: those of all tokens of a step that a device has."""
   layout = run.layout
   shards = layout.num_shards("batch") * layout.num_shards("tokens") * layout.num_shards("embed")
   return run.train.batch_size * run.data.seq_len * run.decoder.d_model * _BYTES / shards

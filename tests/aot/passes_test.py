@@ -1,4 +1,4 @@
-"""Streams of programs: known ones, and real steps against a count that shares no code with ours."""
+"""Passes of programs: known ones, and real steps against a count that shares no code with ours."""
 
 import pathlib
 
@@ -22,7 +22,7 @@ from resjax.aot.parts import (
   PROJECTIONS,
   Parts,
 )  # fmt: skip
-from resjax.aot.streams import count_streams, stream_bytes
+from resjax.aot.passes import count_passes, pass_bytes
 from resjax.train import program
 from tests.helpers.libtpu import needs_libtpu
 from tests.helpers.xla_bytes import Known, step_bytes
@@ -84,9 +84,9 @@ def test_a_branch_and_sources_that_depend_on_data_count_in_full_and_are_named():
   declared = 4 + 2
   total, _ = counted(text)["depth_attention_block_forward.1"]
   assert total / 6 / ARRAY == declared
-  found = count_streams(hlo.parse(text), small("block_attn_res"))
+  found = count_passes(hlo.parse(text), small("block_attn_res"))
   assert found.guessed == ("cond", "depth_attention_block_forward.1")
-  assert count_streams(hlo.parse(TEXT), small("block_attn_res")).guessed == ()
+  assert count_passes(hlo.parse(TEXT), small("block_attn_res")).guessed == ()
 
 
 def test_parts():
@@ -222,7 +222,7 @@ def test_arrays_of_an_exchange_count_where_it_starts():
 
 
 def small(residual, devices=None, **changes):
-  """A run whose streams are larger than what else a step moves."""
+  """A run whose passes are larger than what else a step moves."""
   c = base.get_config()
   c.model.update(num_layers=4, d_model=512, num_heads=4, num_kv_heads=4, mlp_dim=1024, remat="full")
   c.model.residual.name = residual
@@ -239,7 +239,7 @@ def compiled(run):
 
 
 def independent(text, run):
-  """Streams per sublayer by the count that shares no code with `count_streams`."""
+  """Passes per sublayer by the count that shares no code with `count_passes`."""
   decoder, per_block = run.decoder, run.decoder.residual.options.get("layers_per_block", 1)
   chunks = run.train.batch_size * run.data.seq_len // run.train.loss_chunk
   blocks = decoder.num_layers // per_block
@@ -256,7 +256,7 @@ def independent(text, run):
     return (blocks + 1) / 2 if "block" in kernel else blocks + 1, 3 if "backward" in kernel else 1
 
   known = Known(trips, sources=sources)
-  return step_bytes(text, known) / stream_bytes(run) / (2 * decoder.num_layers)
+  return step_bytes(text, known) / pass_bytes(run) / (2 * decoder.num_layers)
 
 
 def floor_of(run):
@@ -297,25 +297,25 @@ def combinator(name, **options):
 
 @needs_libtpu
 @pytest.mark.slow
-def test_streams_of_a_small_step(no_tpu):
+def test_passes_of_a_small_step(no_tpu):
   """The kernels of two phases move what formulas say; the whole is what XLA's own rules say."""
   run = small("block_attn_res", absent_devices.describe("v5e-1").devices)
   text = compiled(run)
-  streams, floor = count_streams(hlo.parse(text), run), floor_of(run)
-  assert streams.guessed == ()
-  assert sum(streams.total.values()) == pytest.approx(independent(text, run), rel=0.005)
-  assert floor.sum < streams.total[DEPTH] < 1.5 * floor.sum
+  passes, floor = count_passes(hlo.parse(text), run), floor_of(run)
+  assert passes.guessed == ()
+  assert sum(passes.total.values()) == pytest.approx(independent(text, run), rel=0.005)
+  assert floor.sum < passes.total[DEPTH] < 1.5 * floor.sum
 
 
 @needs_libtpu
 @pytest.mark.slow
 @pytest.mark.parametrize(("residual", "expected"), [("standard", 146.4), ("block_attn_res", 162.2)])
-def test_streams_of_the_step_of_the_1p3b_config(no_tpu, residual, expected):
+def test_passes_of_the_step_of_the_1p3b_config(no_tpu, residual, expected):
   """The figures of docs/kernels.md."""
   c = llama_1p3b.get_config(residual)
   c.update_from_flattened_dict({"model.remat": "full", "train.batch_size": 4, "mesh.fsdp": 1})
   run = experiment.build(c, absent_devices.describe("v5p-8").devices[:1])
   text = compiled(run)
-  total = sum(count_streams(hlo.parse(text), run).total.values())
+  total = sum(count_passes(hlo.parse(text), run).total.values())
   assert total == pytest.approx(expected, rel=0.01)
   assert total == pytest.approx(independent(text, run), rel=0.005)
