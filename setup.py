@@ -1,4 +1,4 @@
-"""The packages of the wheel: `launch` and `configs` lie inside `resjax.shipped` there.
+"""The packages of the wheel: `launch` and `configs` lie inside `resjax.cli.shipped` there.
 
 Benchmarks measure a checkout and stay out of it.
 """
@@ -10,7 +10,7 @@ SHIPPED = {"include": ["launch*", "configs*"], "exclude": ["launch.bench*"]}
 setup(
   packages=[
     *find_packages(include=["resjax", "resjax.*"]),
-    *(f"resjax.shipped.{name}" for name in find_packages(**SHIPPED)),
+    *(f"resjax.cli.shipped.{name}" for name in find_packages(**SHIPPED)),
   ],
-  package_dir={f"resjax.shipped.{name}": name for name in ("launch", "configs")},
+  package_dir={f"resjax.cli.shipped.{name}": name for name in ("launch", "configs")},
 )

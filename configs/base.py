@@ -406,7 +406,7 @@ def train() -> dict:
     "batch_size": 32,  # rows per step, over all devices and microbatches
     "microbatches": 1,  # gradient accumulation
     "z_loss": 1e-4,
-    # Options of the compiler: auto (what resjax/hardware/compiler_options.py has for the chip) |
+    # Compiler options: auto (what resjax/base/hardware/compiler_options.py has for the chip) |
     # none; then NAME=VALUE adds one and -NAME removes one, as in "auto,xla_a=true,-xla_b".
     "compiler_options": "auto",
     "loss_chunk": 1024,  # tokens of each data shard whose logits exist at the same time

@@ -78,7 +78,7 @@ def _workdir(folder: str) -> Path | None:
 
 
 def _like_folder(c: ConfigDict, folder: str) -> None:
-  """Leaves the settings open that resjax.experiment reads from the folder's config.json."""
+  """Leaves the settings open that resjax.train.experiment reads from the folder's config.json."""
   _open(c.model, [key for key in c.model if key not in OURS])
   c.data.tokenizer.update(name="pretrained", folder=folder)
   _open(c.data.tokenizer, ["vocab_size"])
@@ -108,7 +108,7 @@ def _open(section: ConfigDict, keys: list[str]) -> None:
 
 
 def read_json(path: Path) -> dict:
-  """Returns the object in a JSON file; what is wrong is one line, as in resjax/typed_json.py."""
+  """Returns the object in a JSON file; errors are one line, as in resjax/base/typed_json.py."""
   if not path.is_file() or path.stat().st_size > MOST_BYTES:
     raise ValueError(f"{path} is no file of at most {MOST_BYTES:,} bytes")
   try:

@@ -10,18 +10,18 @@ files in plots/, and all numbers in results.json. Gates and cuts have the factor
 multiply the stream, too: how much each layer attenuates it, and for several models whether the last
 one does. Figures show several models over each other by relative depth. --sensitivity=FILE adds the
 figures of resjax intervene to the page. The same command in several processes measures together;
-see `resjax.processes.initialize`.
+see `resjax.base.processes.initialize`.
 """
 
 import jax
 from absl import flags
 
 from launch import cli, text_flags
-from resjax import locations, processes, terminal, typed_json
-from resjax.actions import analysis
-from resjax.analysis.alignment import READINGS
-from resjax.analysis.probing import EVERY, ProbeConfig
-from resjax.analysis.sensitivity import Sensitivity
+from resjax.base import locations, processes, terminal, typed_json
+from resjax.cli.actions import analysis
+from resjax.study.analysis.alignment import READINGS
+from resjax.study.analysis.probing import EVERY, ProbeConfig
+from resjax.study.analysis.sensitivity import Sensitivity
 
 _OUT = flags.DEFINE_string("out", "runs/analysis", "Folder to write page, plots and numbers to.")
 _TEXT = flags.DEFINE_string(

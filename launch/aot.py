@@ -29,7 +29,6 @@ from ml_collections import ConfigDict
 from rich.console import Console
 
 from launch import cli, topology
-from resjax import experiment, terminal
 from resjax.aot import (
   absent_devices,
   compile_step,
@@ -42,8 +41,10 @@ from resjax.aot.absent_devices import AbsentSlices
 from resjax.aot.depth_floor import Floor
 from resjax.aot.memory import GIB, DoesNotFitError
 from resjax.aot.passes import Passes
-from resjax.runs.config import Run
-from resjax.sharding import MeshConfig
+from resjax.base import terminal
+from resjax.base.sharding import MeshConfig
+from resjax.train import experiment
+from resjax.train.runs.config import Run
 
 _CONFIG = cli.define_config("The config that would be trained.")
 _SLICES = flags.DEFINE_integer(

@@ -16,10 +16,11 @@ with this root, since others are not known.
 from absl import flags
 
 from launch import cli
-from resjax import experiment, locations, terminal
+from resjax.base import locations, terminal
 from resjax.data.build_table import build_and_show
-from resjax.runs import data_use
-from resjax.runs.data_use import Use
+from resjax.train import experiment
+from resjax.train.runs import data_use
+from resjax.train.runs.data_use import Use
 
 _CONFIG = cli.define_config("The config whose data to build.")
 _LIST = flags.DEFINE_bool("list", False, "Only list what was built, and which runs use it.")

@@ -22,11 +22,11 @@ from typing import TypeVar
 from absl import flags
 
 from launch import cli
-from resjax import locations, terminal
-from resjax.analysis.depth_retrieval import results as kept
-from resjax.analysis.depth_retrieval.results import Cell, Results
-from resjax.analysis.depth_retrieval.task import Setup, System, Task, every_system
-from resjax.analysis.depth_retrieval.training import accuracies, check
+from resjax.base import locations, terminal
+from resjax.study.analysis.depth_retrieval import results as kept
+from resjax.study.analysis.depth_retrieval.results import Cell, Results
+from resjax.study.analysis.depth_retrieval.task import Setup, System, Task, every_system
+from resjax.study.analysis.depth_retrieval.training import accuracies, check
 
 _SYSTEMS = flags.DEFINE_list("systems", ["all"], "Combinators with options; all: every one.")
 _TASKS = flags.DEFINE_list(

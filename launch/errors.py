@@ -17,7 +17,7 @@ from absl import flags
 
 import launch
 import resjax
-from resjax import locations, processes, redaction
+from resjax.base import locations, processes, redaction
 
 FILE_NAME = "error.log"
 _LONGEST = 900  # characters of a line, of which JAX would fill pages

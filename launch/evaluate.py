@@ -12,7 +12,7 @@ a text, the file or folder of its name in --tasks_folder; core is CORE, whose fo
 there; all other tasks are those of lm-evaluation-harness, which the extra `eval` installs. Several
 models are compared with the first one, document by document. The command writes results.json,
 samples.parquet and, with --every_checkpoint, checkpoints.png into --out, and prints a table. The
-same command in several processes scores together; see `resjax.processes.initialize`.
+same command in several processes scores together; see `resjax.base.processes.initialize`.
 """
 
 from typing import Any
@@ -21,13 +21,13 @@ import jax
 from absl import flags
 
 from launch import cli, model_flags
-from resjax import locations, processes, terminal
-from resjax.actions import scoring, tasks
-from resjax.actions.scoring import ScoringConfig
-from resjax.checkpoint.reader import saved_steps
+from resjax.base import locations, processes, terminal
+from resjax.cli.actions import scoring, tasks
+from resjax.cli.actions.scoring import ScoringConfig
 from resjax.data import prefix
 from resjax.data.config import FORMATS
-from resjax.evaluation import corpora
+from resjax.study.evaluation import corpora
+from resjax.train.checkpoint.reader import saved_steps
 
 _OUT = flags.DEFINE_string("out", "runs/evaluation", "Folder to write figures to.")
 _TEXT = flags.DEFINE_multi_string(

@@ -14,11 +14,12 @@ from absl import flags
 
 import resjax
 from launch import cli
-from resjax import experiment, processes
+from resjax.base import processes
 from resjax.interop import huggingface
 from resjax.interop.huggingface.exporting import DTYPES, SERVERS
-from resjax.runs import restore
-from resjax.runs.config import Run
+from resjax.train import experiment
+from resjax.train.runs import restore
+from resjax.train.runs.config import Run
 
 _CHECKPOINT = flags.DEFINE_string(
   "checkpoint", None, "Folder of a run, whose newest checkpoint is taken, or a checkpoint."

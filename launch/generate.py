@@ -3,7 +3,7 @@
   resjax generate --checkpoint=runs/tiny --prompt="import os" --prompt="def main" --top_k=40
   resjax generate --hf=models/SmolLM3-3B --prompt="import os"
 
-The same command in several processes samples together; see `resjax.processes.initialize`.
+The same command in several processes samples together; see `resjax.base.processes.initialize`.
 """
 
 import dataclasses
@@ -12,14 +12,14 @@ import jax
 from absl import flags
 
 from launch import cli
-from resjax import processes, terminal
-from resjax.actions import loading
+from resjax.base import processes, terminal
+from resjax.base.ranges import MAX_SEED
+from resjax.cli.actions import loading
 from resjax.data import prefix
 from resjax.data.tokenizer import END_OF_TEXT
 from resjax.models.sampling import check_options
-from resjax.ranges import MAX_SEED
-from resjax.runs.sample import prefix_of_prompts, sample_text
-from resjax.trained_model import TrainedModel
+from resjax.study.trained_model import TrainedModel
+from resjax.train.runs.sample import prefix_of_prompts, sample_text
 
 _CHECKPOINT = flags.DEFINE_string(
   "checkpoint", None, "Folder of a run, whose newest checkpoint is taken, or a checkpoint."

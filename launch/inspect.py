@@ -33,18 +33,18 @@ from rich.progress import Progress
 from rich.table import Table
 
 from launch import cli, text_flags
-from resjax import locations, processes, terminal
-from resjax.analysis import depth_positions, plots
-from resjax.analysis.alignment import to_plain
-from resjax.analysis.attribution import Attribution, attribute
-from resjax.analysis.patching import Patching, patch
-from resjax.analysis.probing import EVERY, ProbeConfig
-from resjax.analysis.report import reading_figures
-from resjax.analysis.report.heat_table import visible
-from resjax.analysis.tuned_lens import Comparison, save, train
-from resjax.locations import Location
-from resjax.runs import restore
-from resjax.trained_model import TrainedModel
+from resjax.base import locations, processes, terminal
+from resjax.base.locations import Location
+from resjax.study.analysis import depth_positions, plots
+from resjax.study.analysis.alignment import to_plain
+from resjax.study.analysis.attribution import Attribution, attribute
+from resjax.study.analysis.patching import Patching, patch
+from resjax.study.analysis.probing import EVERY, ProbeConfig
+from resjax.study.analysis.report import reading_figures
+from resjax.study.analysis.report.heat_table import visible
+from resjax.study.analysis.tuned_lens import Comparison, save, train
+from resjax.study.trained_model import TrainedModel
+from resjax.train.runs import restore
 
 _WHAT = flags.DEFINE_enum("what", None, ("lens", "attribution", "patching"), "What to read.")
 _OUT = flags.DEFINE_string(

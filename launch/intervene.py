@@ -7,7 +7,7 @@ At one layer after another the sites of --sites become x ← alpha x + f(x); all
 are, and nothing is trained. The command prints loss and switch of every layer and alpha, and writes
 the figures as JSON, which `resjax analyze --sensitivity=FILE` draws.
 configs/ablations/finetune_cuts.py trains from such cuts. The same command in several processes
-measures together; see `resjax.processes.initialize`.
+measures together; see `resjax.base.processes.initialize`.
 """
 
 from collections.abc import Callable
@@ -19,13 +19,13 @@ from rich.console import Console
 from rich.progress import Progress
 
 from launch import cli, text_flags
-from resjax import locations, processes, terminal
-from resjax.analysis.alignment import Alignment
-from resjax.analysis.interventions import sensitivity
-from resjax.analysis.path_intervention import check_supported
-from resjax.analysis.sensitivity import Sensitivity
-from resjax.locations import Location
-from resjax.trained_model import TrainedModel
+from resjax.base import locations, processes, terminal
+from resjax.base.locations import Location
+from resjax.study.analysis.alignment import Alignment
+from resjax.study.analysis.interventions import sensitivity
+from resjax.study.analysis.path_intervention import check_supported
+from resjax.study.analysis.sensitivity import Sensitivity
+from resjax.study.trained_model import TrainedModel
 
 _Number = TypeVar("_Number", int, float)
 

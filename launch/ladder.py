@@ -20,14 +20,15 @@ import jax
 from absl import flags
 
 from launch import cli
-from resjax import experiment, locations, terminal
-from resjax.analysis import ladder, plots
-from resjax.locations import Location
-from resjax.records.metrics_log import FILE_NAME, read_metrics
-from resjax.runs import workdir
-from resjax.statistics.compute_multiplier import CURRENCIES, LEAST_RUNGS, Ladder
-from resjax.sweeps import plan as plans
-from resjax.sweeps import results
+from resjax.base import locations, terminal
+from resjax.base.locations import Location
+from resjax.base.records.metrics_log import FILE_NAME, read_metrics
+from resjax.study.analysis import ladder, plots
+from resjax.study.statistics.compute_multiplier import CURRENCIES, LEAST_RUNGS, Ladder
+from resjax.study.sweeps import plan as plans
+from resjax.study.sweeps import results
+from resjax.train import experiment
+from resjax.train.runs import workdir
 
 _WORKDIR = flags.DEFINE_string("workdir", None, "The config.workdir of a sweep.")
 _REFERENCE = flags.DEFINE_string("reference", "standard", "The arm that the law is fitted to.")

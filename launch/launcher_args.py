@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import TypeVar
 
 from launch import workdir_flag
-from resjax import locations, redaction, shipped
 from resjax.__main__ import COMMANDS
+from resjax.base import locations, redaction
+from resjax.cli import shipped
 
 _MOST_BYTES = 1 << 20  # of a config file
 _Action = TypeVar("_Action", bound=Callable)

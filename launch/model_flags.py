@@ -6,9 +6,9 @@ from functools import partial
 from absl import flags
 
 from configs import base
-from resjax.actions import loading
-from resjax.sharding import Layout, MeshConfig, Rules, ShardingConfig, make_layout
-from resjax.trained_model import TrainedModel
+from resjax.base.sharding import Layout, MeshConfig, Rules, ShardingConfig, make_layout
+from resjax.cli.actions import loading
+from resjax.study.trained_model import TrainedModel
 
 _RULES = "fsdp_tp"  # the sharding rules of configs/base.py that have this name
 

@@ -7,7 +7,7 @@ from absl import flags
 from ml_collections import ConfigDict
 from ml_collections.config_flags import config_flags
 
-from resjax import config_tree
+from resjax.study import config_tree
 
 _IMPORT = flags.DEFINE_multi_string(
   "import",

@@ -56,7 +56,9 @@ def check(command: Sequence[str], hardware: Hardware, *, compiles: bool = True) 
 def _findings(name: str, arguments: Sequence[str], hardware: Hardware, compiles: bool) -> _Findings:
   place = launcher_args.config_file(arguments)
   config = _parsed(arguments, place)
-  from resjax import experiment  # takes a second, which mistakes on the command line need not wait
+  from resjax.train import (
+    experiment,  # takes a second, which mistakes on the command line need not wait
+  )
 
   try:
     data = experiment.data_config(config)

@@ -10,11 +10,11 @@ from pathlib import Path
 import jax
 from ml_collections import ConfigDict
 
-from resjax import redaction
+from resjax.base import redaction
+from resjax.base.hardware.chips import GPU_TARGETS
+from resjax.base.hardware.gpu_nodes import NODE_GPUS
 from resjax.data.source_check import Finding
-from resjax.hardware.chips import GPU_TARGETS
-from resjax.hardware.gpu_nodes import NODE_GPUS
-from resjax.runs.config import Run
+from resjax.train.runs.config import Run
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,8 +49,8 @@ def check(
     words: the flags of the command line that belong to the config.
   """
   # These take seconds, for which mistakes on the command line need not wait.
-  from resjax import experiment
   from resjax.aot import absent_devices
+  from resjax.train import experiment
 
   missing = f"a --gpu of {', '.join(GPU_TARGETS)}, and 1, 2, 4 or a multiple of {NODE_GPUS} of them"
   if not hardware.devices:
@@ -80,9 +80,9 @@ def check(
 
 def _mesh_hint(config: ConfigDict, hardware: Hardware) -> str:
   """Returns which mesh these devices have, if the config's is for others."""
-  from resjax import experiment
   from resjax.aot import derive_mesh
-  from resjax.sharding import MeshConfig
+  from resjax.base.sharding import MeshConfig
+  from resjax.train import experiment
 
   try:
     given = experiment.to_dataclass(MeshConfig, config.mesh.to_dict(), "config.mesh")

@@ -14,9 +14,9 @@ from absl import flags
 
 from configs import base
 from launch import cli
-from resjax import locations
-from resjax.locations import Location
-from resjax.runs import workdir
+from resjax.base import locations
+from resjax.base.locations import Location
+from resjax.train.runs import workdir
 
 _OUT = flags.DEFINE_string("out", None, "The file to write; default: page.html in the folder.")
 _PAGE = "page.html"
@@ -50,7 +50,7 @@ def _kind(folder: Location) -> Callable[[Location], str]:
     ValueError: the folder holds neither a run nor the results of a sweep.
   """
   # --help and mistakes need no matplotlib.
-  from resjax.sweeps import sweep_page, table
+  from resjax.study.sweeps import sweep_page, table
   from resjax.train import run_page
 
   if not folder.exists():

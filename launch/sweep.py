@@ -35,13 +35,14 @@ from rich.console import Console
 from launch import cli, sweep_runs, sweep_tuning
 from launch.errors import users_place
 from launch.sweep_tuning import Sweep
-from resjax import shipped, terminal
-from resjax.analysis import plots
-from resjax.ranges import MAX_SEED
-from resjax.runs import environment
-from resjax.sweeps import comparison, comparison_plots, comparison_table, results, table
-from resjax.sweeps import plan as plans
-from resjax.sweeps.runs import SweepRun, expand
+from resjax.base import terminal
+from resjax.base.ranges import MAX_SEED
+from resjax.cli import shipped
+from resjax.study.analysis import plots
+from resjax.study.sweeps import comparison, comparison_plots, comparison_table, results, table
+from resjax.study.sweeps import plan as plans
+from resjax.study.sweeps.runs import SweepRun, expand
+from resjax.train.runs import environment
 
 _CONFIG = cli.define_config("The config file of the sweep.")
 _PRINT = flags.DEFINE_bool("print_commands", False, "Only print one command for each run.")

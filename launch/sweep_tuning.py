@@ -9,12 +9,12 @@ from ml_collections import ConfigDict
 from rich.console import Console
 
 from launch import sweep_runs
-from resjax.locations import Location
-from resjax.runs import workdir
-from resjax.sweeps import plan as plans
-from resjax.sweeps import results, tuning
-from resjax.sweeps.plan import Plan
-from resjax.sweeps.runs import SweepRun, expand
+from resjax.base.locations import Location
+from resjax.study.sweeps import plan as plans
+from resjax.study.sweeps import results, tuning
+from resjax.study.sweeps.plan import Plan
+from resjax.study.sweeps.runs import SweepRun, expand
+from resjax.train.runs import workdir
 
 
 @dataclasses.dataclass
@@ -25,7 +25,7 @@ class Sweep:
     config: the config that all runs share.
     path: the file of the sweep.
     arms: the overrides of each arm by name, the baseline first.
-    curves: the settings of the plot's axes, see `resjax.sweeps.table.figure`.
+    curves: the settings of the plot's axes, see `resjax.study.sweeps.table.figure`.
     plan: its plan; None: it has no seeds, so that single runs are compared.
   """
 

@@ -6,11 +6,11 @@ from absl import flags
 
 from launch import model_flags
 from launch.model_flags import BATCH_SIZE, CHECKPOINTS, FOLDERS
-from resjax.actions import loading
+from resjax.cli.actions import loading
 from resjax.data import prefix
 from resjax.data.config import FORMATS
 from resjax.data.eval_text import MeasuredText
-from resjax.trained_model import TrainedModel
+from resjax.study.trained_model import TrainedModel
 
 __all__ = ["CHECKPOINTS", "FOLDERS", "load", "read_text"]
 

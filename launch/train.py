@@ -5,15 +5,15 @@
     --config.workdir=runs/attn_res
   resjax train --config=tiny --dry_run
 
-The same command in several processes is one run; `resjax.processes.initialize` says how they find
-each other. --dry_run prints what the command would do, and writes nothing.
+The same command in several processes is one run; `resjax.base.processes.initialize` says how they
+find each other. --dry_run prints what the command would do, and writes nothing.
 """
 
 import jax
 from absl import flags
 
 from launch import cli
-from resjax import processes
+from resjax.base import processes
 
 _CONFIG = cli.define_config("The config to train.")
 _DRY_RUN = flags.DEFINE_bool(
@@ -40,7 +40,7 @@ def main() -> None:
   """Trains the config of the command line, or with --dry_run prints what that would be."""
   config = cli.config_value(_CONFIG)
   # --help and mistakes on the command line need nothing of this, which takes a second to import.
-  from resjax import experiment
+  from resjax.train import experiment
   from resjax.train.dry_run import dry_run
   from resjax.train.loop import train
   from resjax.train.profile import parse_steps

@@ -14,7 +14,7 @@ from absl import flags
 from ml_collections import ConfigDict
 
 from launch import cli
-from resjax.runs import alike
+from resjax.train.runs import alike
 
 _CONFIG = cli.define_config("The config that the runs share.")
 _RUN = flags.DEFINE_multi_string("run", [], "KEY=VALUE of each setting of one run; once per run.")
@@ -26,8 +26,7 @@ def main() -> None:
   if len(_RUN.value) < 2:
     raise ValueError('give --run="workdir=FOLDER seed=NUMBER" for each of two or more runs')
   configs = [_override(config, text) for text in _RUN.value]
-  from resjax import experiment
-  from resjax.train import together
+  from resjax.train import experiment, together
 
   together.train([experiment.build(one) for one in configs])
 

@@ -4,9 +4,9 @@ import time
 from collections.abc import Mapping
 
 from launch.launcher_args import EXAMPLE
-from resjax import locations
-from resjax.records.metrics_log import FILE_NAME, read_metrics
-from resjax.records.progress import format_number
+from resjax.base import locations
+from resjax.base.records.metrics_log import FILE_NAME, read_metrics
+from resjax.base.records.progress import format_number
 
 # What a line tells, with shorter names.
 _SHOWN = {

@@ -8,9 +8,10 @@ import sys
 from importlib.util import find_spec
 from typing import NoReturn
 
-from resjax import extras, shipped
-from resjax._version import __version__
-from resjax.shipped import completion
+from resjax.base import extras
+from resjax.base.version import __version__
+from resjax.cli import shipped
+from resjax.cli.shipped import completion
 
 COMMANDS = {
   "train": {

@@ -13,12 +13,12 @@ from ml_collections import ConfigDict
 from rich.console import Console
 
 from configs import ablations, base
-from resjax import combinators, experiment
-from resjax.combinators import gate
-from resjax.records.metrics_log import FILE_NAME, read_metrics
-from resjax.sweeps import plan
-from resjax.sweeps.runs import expand
-from resjax.train import program
+from resjax import combinators
+from resjax.base.records.metrics_log import FILE_NAME, read_metrics
+from resjax.combinators.systems import gate
+from resjax.study.sweeps import plan
+from resjax.study.sweeps.runs import expand
+from resjax.train import experiment, program
 from resjax.train.dry_run import dry_run
 from resjax.train.loop import train
 from resjax.train.run_tables import model_costs

@@ -59,7 +59,7 @@ def _share_of_memory():
 
 def pytest_collection_modifyitems(items):
   """Puts files that start processes first, so that none of them is left alone at the end."""
-  rooms = [pathlib.Path(__file__).parent / name for name in ("train", "launch", "analysis", "runs")]
+  rooms = [pathlib.Path(__file__).parent / name for name in ("train", "launch", "study/analysis")]
   items.sort(key=lambda item: not any(item.path.is_relative_to(room) for room in rooms))
 
 

@@ -10,7 +10,7 @@ import jax
 import pytest
 
 from configs import tiny
-from resjax.analysis import plots
+from resjax.study.analysis import plots
 from tests.data.conftest import make_texts, write_folder
 from tests.helpers import cheap_forms, doc_commands, ladders, pretrained, trained
 from tests.helpers.stand_ins import ROOT, StandIns

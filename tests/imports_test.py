@@ -20,109 +20,24 @@ FORBIDDEN = {"tensorflow", "torch", "transformers", "tokamax", "sklearn", "stats
 _TORCH_ARMS = "kernels/torch_arms.py", "prefill.py", "exported.py"
 TORCH_ARMS = {ROOT / "launch/bench" / name for name in _TORCH_ARMS}
 
-# Part of resjax -> the other parts that it may import.
+# Room of resjax -> the rooms that it may import.
 ALLOWED = {
-  "_version": set(),
-  "shipped": set(),
-  "extras": set(),
-  "typing": set(),
-  "ranges": set(),
-  "locations": set(),
-  "typed_json": {"locations", "ranges"},
-  "library_paths": set(),
-  "manifest": {"locations", "typed_json"},
-  "redaction": set(),
-  "terminal": set(),
-  "hardware": set(),
-  "sharding": {"typing", "ranges"},
-  "processes": {"locations"},
-  "records": {"locations", "typed_json", "terminal"},
-  "checkpoint": {
-    "typing",
-    "ranges",
-    "locations",
-    "library_paths",
-    "typed_json",
-    "manifest",
-    "processes",
-  },
-  "kernels": {"typing", "hardware", "sharding"},
-  "nn": {"typing", "sharding", "kernels"},
-  "combinators": {"typing", "ranges", "sharding", "kernels"},
-  "models": {"typing", "ranges", "sharding", "kernels", "nn", "combinators", "losses"},
-  "testing": {"typing", "sharding", "combinators", "models"},
-  "data": {
-    "typing",
-    "ranges",
-    "locations",
-    "library_paths",
-    "typed_json",
-    "manifest",
-    "terminal",
-  },
-  "losses": {"typing", "sharding"},
-  "metrics": {"typing", "hardware"},
-  "statistics": set(),
-  "optim": {"typing", "ranges"},
-  "interop": {
-    "evaluation",
-    "typing",
-    "locations",
-    "typed_json",
-    "sharding",
-    "kernels",
-    "nn",
-    "combinators",
-    "models",
-    "data",
-  },
-  "analysis": {
-    "terminal",
-    "typing",
-    "locations",
-    "typed_json",
-    "sharding",
-    "nn",
-    "combinators",
-    "models",
-    "data",
-    "losses",
-    "metrics",
-    "statistics",
-  },
+  "base": set(),
+  "kernels": {"base"},
+  "data": {"base"},
+  "nn": {"base", "kernels"},
+  "combinators": {"base", "kernels"},
+  "models": {"base", "kernels", "nn", "combinators"},
+  "testing": {"base", "combinators", "models"},
+  "study": {"base", "nn", "combinators", "models", "data"},
+  "interop": {"base", "kernels", "nn", "combinators", "models", "data", "study"},
 }
-ALLOWED["trained_model"] = {"checkpoint", "data", "models"}
-ALLOWED["interop"] |= {"trained_model"}
-ALLOWED["evaluation"] = {
-  "trained_model",
-  "typing",
-  "locations",
-  "typed_json",
-  "sharding",
-  "processes",
-  "models",
-  "data",
-}
-ALLOWED["config_tree"] = {"combinators", "data"}
-ALLOWED["sweeps"] = {
-  "config_tree",
-  "ranges",
-  "locations",
-  "typed_json",
-  "terminal",
-  "records",
-  "combinators",
-  "analysis",
-  "statistics",
-}
-BASE = set(ALLOWED) - {"_version", "extras"}
-ALLOWED["runs"] = BASE
-ALLOWED["train"] = BASE | {"runs"}
-ALLOWED["aot"] = BASE | {"runs", "train"}
-ALLOWED["experiment"] = BASE | {"runs"}
-ALLOWED["__main__"] = {"_version", "extras", "shipped"}
-ALLOWED["actions"] = BASE | {"runs", "train", "experiment"}
-ALLOWED["__init__"] = {"_version", "extras", "actions"}
+_LIBRARY = set(ALLOWED)
+ALLOWED["train"] = _LIBRARY
+ALLOWED["aot"] = _LIBRARY | {"train"}
+ALLOWED["cli"] = _LIBRARY | {"train"}
+ALLOWED["__init__"] = {"base", "cli"}
+ALLOWED["__main__"] = {"base", "cli"}
 
 
 def test_imports_point_down():
@@ -266,9 +181,9 @@ def test_a_module_that_needs_an_extra_names_it():
     "resjax.interop.huggingface": ("msgspec", "train"),
     "resjax.interop.lm_eval": ("lm_eval", "eval"),
     "resjax.data.array_records": ("grain", "train"),
-    "resjax.config_tree": ("ml_collections", "train"),
-    "resjax.analysis.plots": ("matplotlib", "train"),
-    "resjax.actions.experiment": ("ml_collections", "train"),
+    "resjax.study.config_tree": ("ml_collections", "train"),
+    "resjax.study.analysis.plots": ("matplotlib", "train"),
+    "resjax.cli.actions.experiment": ("ml_collections", "train"),
   }
   absent = {package for package, _ in wanted.values()} | {"tokenizers", "safetensors", "pyarrow"}
   code = SAID.format(absent=absent, names=[*wanted][:-1])

@@ -19,7 +19,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from resjax.records.metrics_log import read_metrics
+from resjax.base.records.metrics_log import read_metrics
 from tests.helpers.runs import STEPS, finish, last_step, small_command, start, write_text
 from tests.train.resume_test import hashes, without_time
 

@@ -17,19 +17,20 @@ import pytest
 
 from configs import finetune
 from configs.ablations import finetune_cuts
-from resjax import experiment, locations, manifest
-from resjax.actions import loading
-from resjax.analysis import tuned_lens
-from resjax.analysis.alignment import Alignment
-from resjax.analysis.report import results
-from resjax.analysis.sensitivity import Sensitivity
-from resjax.analysis.tuned_lens import TunedLens
-from resjax.checkpoint import reader
+from resjax.base import locations, manifest
+from resjax.base.records.metrics_log import read_metrics
+from resjax.cli.actions import loading
 from resjax.data import dataset, token_files, tokenizer
-from resjax.evaluation import core, corpora
 from resjax.interop import huggingface
-from resjax.records.metrics_log import read_metrics
-from resjax.runs import parents, restore, workdir
+from resjax.study.analysis import tuned_lens
+from resjax.study.analysis.alignment import Alignment
+from resjax.study.analysis.report import results
+from resjax.study.analysis.sensitivity import Sensitivity
+from resjax.study.analysis.tuned_lens import TunedLens
+from resjax.study.evaluation import core, corpora
+from resjax.train import experiment
+from resjax.train.checkpoint import reader
+from resjax.train.runs import parents, restore, workdir
 from tests.helpers import pretrained, reports
 from tests.helpers.runs import write_text
 from tests.helpers.trained import STEPS, run, settings

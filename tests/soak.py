@@ -17,10 +17,10 @@ from unittest import mock
 
 from rich.console import Console
 
-from resjax import experiment
-from resjax.checkpoint.manager import Checkpoints
-from resjax.checkpoint.reader import saved_steps
-from resjax.processes import heaps
+from resjax.base.processes import heaps
+from resjax.train import experiment
+from resjax.train.checkpoint.manager import Checkpoints
+from resjax.train.checkpoint.reader import saved_steps
 from resjax.train.loop import train
 from tests.helpers import trained
 from tests.helpers.runs import write_text

@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[1]
 _LOADED = "import sys; {}; print(sum(name.partition('.')[0] == 'resjax' for name in sys.modules))"
 # What users write first: a system for a model of their own, and the decoder.
 _IMPORTS = {
-  "one system": "from resjax.combinators.standard import Standard",
+  "one system": "from resjax.combinators.systems.standard import Standard",
   "decoder": "from resjax.models.decoder import Decoder",
 }
 

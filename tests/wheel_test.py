@@ -47,8 +47,8 @@ def test_every_file_is_there(site):
   for name in ("launch", "configs"):
     paths = {Path(name) / path for path in files(ROOT / name)}
     shipped = {path for path in paths if not path.is_relative_to("launch/bench")}
-    assert {path for path in installed if path.is_relative_to(Path("shipped", name))} == {
-      Path("shipped") / path for path in shipped
+    assert {path for path in installed if path.is_relative_to(Path("cli/shipped", name))} == {
+      Path("cli/shipped") / path for path in shipped
     }
 
 

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM
 
-from resjax import experiment
 from resjax.models.sampling import generate
-from resjax.runs import restore
+from resjax.train import experiment
+from resjax.train.runs import restore
 
 
 def main(workdir: str, folder: str) -> None:

@@ -16,10 +16,9 @@ from absl import flags
 
 from configs import base
 from launch import cli, topology
-from resjax import experiment
 from resjax.aot import absent_devices, hlo
 from resjax.aot.memory import memory_stats
-from resjax.train import program
+from resjax.train import experiment, program
 from resjax.train.program import Program
 
 _ROUNDS = flags.DEFINE_integer("rounds", 5, "How often each case is compiled.", lower_bound=1)

@@ -17,7 +17,8 @@ import numpy as np
 
 from launch.bench import gated_reads
 from launch.bench.arms import OK
-from resjax.combinators.mhc import SinkhornGates
+from resjax.base.typing import Array, PyTree
+from resjax.combinators.systems.mhc import SinkhornGates
 from resjax.kernels.depth_attention import (
   BlockRead,
   Sources,
@@ -26,7 +27,6 @@ from resjax.kernels.depth_attention import (
   depth_attention_merge,
 )
 from resjax.kernels.streams import Pending, stream_read
-from resjax.typing import Array, PyTree
 
 # Largest relative L2 errors of outputs and of gradients.
 LIMITS = {"float32": (1e-5, 1e-4), "float16": (4e-3, 6e-3), "bfloat16": (6e-3, 1.2e-2)}

@@ -24,12 +24,12 @@ from ml_collections import ConfigDict
 from launch import cli, topology
 from launch.bench.kernels import timing
 from launch.bench.report import write_report
-from resjax import experiment
 from resjax.aot import absent_devices, hlo
 from resjax.aot.passes import traffic
+from resjax.base.typing import Array, PyTree
 from resjax.models.decode_cache import DecodeCache
 from resjax.models.model_def import ModelDef
-from resjax.typing import Array, PyTree
+from resjax.train import experiment
 
 _CONFIG = cli.define_config("The config of the decoder.")
 _NAMES = flags.DEFINE_list(

@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from resjax.base.typing import Array, PyTree
 from resjax.kernels.gated_streams import gated_read
-from resjax.typing import Array, PyTree
 
 _SEED = 40
 

@@ -24,9 +24,9 @@ from configs import base
 from launch import cli
 from launch.bench.kernels import timing
 from launch.bench.report import write_report
-from resjax import experiment
 from resjax.interop import huggingface
 from resjax.models.decoder import Decoder
+from resjax.train import experiment
 
 _LAYERS = flags.DEFINE_integer("layers", 12, "Layers.", lower_bound=1)
 _WIDTH = flags.DEFINE_integer("d_model", 768, "Width; a multiple of 64.", lower_bound=64)

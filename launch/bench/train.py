@@ -30,9 +30,9 @@ from typing import Any
 from absl import flags
 
 from launch import cli
-from resjax.checkpoint import reader
-from resjax.records.metrics_log import FILE_NAME, read_metrics
-from resjax.runs import workdir
+from resjax.base.records.metrics_log import FILE_NAME, read_metrics
+from resjax.train.checkpoint import reader
+from resjax.train.runs import workdir
 
 _STEPS = flags.DEFINE_integer(
   "steps", 60, "Number of steps of the timed run: 0, or 6 and more.", lower_bound=0

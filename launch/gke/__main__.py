@@ -18,8 +18,8 @@ from launch import cli, flag_check, launcher_args, preflight, shell_steps
 from launch.gke import commands
 from launch.gke.jobset import GkeJob, GpuNodes, TpuNodes
 from launch.shell_steps import Step
-from resjax import redaction
-from resjax.hardware import gpu_nodes, slices
+from resjax.base import redaction
+from resjax.base.hardware import gpu_nodes, slices
 
 _NAME = flags.DEFINE_string("name", "", "Name of the JobSet.")
 _NAMESPACE = flags.DEFINE_string("namespace", "default", "Kubernetes namespace of the JobSet.")

@@ -11,7 +11,7 @@ from absl import flags
 
 from launch import cli, flag_check, launcher_args
 from launch.local import processes
-from resjax import redaction
+from resjax.base import redaction
 
 _NUM = flags.DEFINE_integer("num_processes", 2, "Number of processes.", lower_bound=1)
 _PORT = flags.DEFINE_integer("port", 0, "Port of the coordinator; 0: a free one.", 0, 65535)

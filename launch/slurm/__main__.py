@@ -20,9 +20,9 @@ from absl import flags
 from launch import cli, flag_check, launcher_args, preflight, shell_steps
 from launch.shell_steps import Step
 from launch.slurm.script import SlurmJob, script
-from resjax import redaction
-from resjax.hardware import gpu_nodes
-from resjax.hardware.chips import GPU_TARGETS
+from resjax.base import redaction
+from resjax.base.hardware import gpu_nodes
+from resjax.base.hardware.chips import GPU_TARGETS
 
 _NAME = flags.DEFINE_string("name", "", "Name of the job.")
 _NODES = flags.DEFINE_integer("nodes", 1, "Number of nodes.", lower_bound=1)

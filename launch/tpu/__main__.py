@@ -21,8 +21,8 @@ from launch import cli, flag_check, launcher_args, preflight, shell_steps, watch
 from launch.shell_steps import Step
 from launch.tpu import commands, remote, resume
 from launch.tpu.code import Code
-from resjax import redaction
-from resjax.hardware import slices
+from resjax.base import redaction
+from resjax.base.hardware import slices
 
 _NAME = flags.DEFINE_string("name", "", "Name of the queued resource and of its nodes.")
 _ZONE = flags.DEFINE_string("zone", "", "Zone of the TPUs, for example us-west4-a.")

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from resjax.sharding import MeshConfig
+from resjax.base.sharding import MeshConfig
 
 
 def derive(mesh: MeshConfig, devices: int, num_slices: int = 1) -> MeshConfig:

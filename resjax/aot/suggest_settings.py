@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from resjax.aot.compile_step import Report
 from resjax.aot.memory import GIB, DoesNotFitError
 from resjax.models.depth import REMAT
-from resjax.runs.config import Run
+from resjax.train.runs.config import Run
 
 
 @dataclasses.dataclass(frozen=True)

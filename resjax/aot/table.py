@@ -16,8 +16,8 @@ from resjax.aot.parts import PARTS
 from resjax.aot.passes import Passes
 from resjax.aot.suggest_settings import Try
 from resjax.aot.verify_changes import Verified
-from resjax.hardware import compiler_options
-from resjax.runs.config import Run
+from resjax.base.hardware import compiler_options
+from resjax.train.runs.config import Run
 
 
 def show_target(run: Run, target: AbsentSlices, console: Console) -> None:

@@ -27,37 +27,41 @@ from resjax.combinators.registry import options as options
 from resjax.combinators.registry import register as register
 
 if TYPE_CHECKING:
-  from resjax.combinators.attenuation import Attenuation as Attenuation
-  from resjax.combinators.attn_res import AttnRes as AttnRes
-  from resjax.combinators.attn_res import BlockAttnRes as BlockAttnRes
-  from resjax.combinators.deep_cross_attention import DeepCrossAttention as DeepCrossAttention
-  from resjax.combinators.deep_delta import DeepDelta as DeepDelta
-  from resjax.combinators.deepnorm import DeepNorm as DeepNorm
-  from resjax.combinators.delta_ablation import DeltaAblation as DeltaAblation
-  from resjax.combinators.delta_attn_res import DeltaAttnRes as DeltaAttnRes
-  from resjax.combinators.delta_attn_res import DeltaBlockAttnRes as DeltaBlockAttnRes
-  from resjax.combinators.dense import DenseFormer as DenseFormer
-  from resjax.combinators.depth_attention import DepthAttention as DepthAttention
-  from resjax.combinators.elc import ELC as ELC
-  from resjax.combinators.gate import Gate as Gate
-  from resjax.combinators.gated_residual import GatedResidual as GatedResidual
-  from resjax.combinators.highway import Highway as Highway
-  from resjax.combinators.hyper_connections import HyperConnections as HyperConnections
-  from resjax.combinators.independent_hc import IndependentHC as IndependentHC
-  from resjax.combinators.laurel import Gemma3nLaurel as Gemma3nLaurel
-  from resjax.combinators.laurel import Laurel as Laurel
-  from resjax.combinators.mhc import MHC as MHC
-  from resjax.combinators.mhc import MHCLite as MHCLite
-  from resjax.combinators.muddformer import MUDDFormer as MUDDFormer
-  from resjax.combinators.multi_gate import MultiGate as MultiGate
-  from resjax.combinators.rezero_layerscale import LayerScale as LayerScale
-  from resjax.combinators.rezero_layerscale import ReZero as ReZero
   from resjax.combinators.source import SourceCombinator as SourceCombinator
-  from resjax.combinators.standard import Standard as Standard
-  from resjax.combinators.unet_skips import UNetSkips as UNetSkips
-  from resjax.combinators.x0_residual import X0Residual as X0Residual
+  from resjax.combinators.systems.attenuation import Attenuation as Attenuation
+  from resjax.combinators.systems.attn_res import AttnRes as AttnRes
+  from resjax.combinators.systems.attn_res import BlockAttnRes as BlockAttnRes
+  from resjax.combinators.systems.deep_cross_attention import (
+    DeepCrossAttention as DeepCrossAttention,
+  )
+  from resjax.combinators.systems.deep_delta import DeepDelta as DeepDelta
+  from resjax.combinators.systems.deepnorm import DeepNorm as DeepNorm
+  from resjax.combinators.systems.delta_ablation import DeltaAblation as DeltaAblation
+  from resjax.combinators.systems.delta_attn_res import DeltaAttnRes as DeltaAttnRes
+  from resjax.combinators.systems.delta_attn_res import DeltaBlockAttnRes as DeltaBlockAttnRes
+  from resjax.combinators.systems.dense import DenseFormer as DenseFormer
+  from resjax.combinators.systems.depth_attention import DepthAttention as DepthAttention
+  from resjax.combinators.systems.elc import ELC as ELC
+  from resjax.combinators.systems.gate import Gate as Gate
+  from resjax.combinators.systems.gated_residual import GatedResidual as GatedResidual
+  from resjax.combinators.systems.highway import Highway as Highway
+  from resjax.combinators.systems.hyper_connections import HyperConnections as HyperConnections
+  from resjax.combinators.systems.independent_hc import IndependentHC as IndependentHC
+  from resjax.combinators.systems.laurel import Gemma3nLaurel as Gemma3nLaurel
+  from resjax.combinators.systems.laurel import Laurel as Laurel
+  from resjax.combinators.systems.mhc import MHC as MHC
+  from resjax.combinators.systems.mhc import MHCLite as MHCLite
+  from resjax.combinators.systems.muddformer import MUDDFormer as MUDDFormer
+  from resjax.combinators.systems.multi_gate import MultiGate as MultiGate
+  from resjax.combinators.systems.rezero_layerscale import LayerScale as LayerScale
+  from resjax.combinators.systems.rezero_layerscale import ReZero as ReZero
+  from resjax.combinators.systems.standard import Standard as Standard
+  from resjax.combinators.systems.unet_skips import UNetSkips as UNetSkips
+  from resjax.combinators.systems.x0_residual import X0Residual as X0Residual
 
-_MODULES = {path.partition(".")[2]: path.partition(".")[0] for path in SYSTEMS.values()}
+_MODULES = {
+  path.rpartition(".")[2]: f"systems.{path.rpartition('.')[0]}" for path in SYSTEMS.values()
+}
 _MODULES["SourceCombinator"] = "source"
 
 

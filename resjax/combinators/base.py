@@ -9,10 +9,10 @@ from typing import Any, ClassVar, Literal
 import jax
 from flax import nnx
 
+from resjax.base.sharding import Layout
+from resjax.base.typing import Array, PyTree
 from resjax.combinators import costs
 from resjax.combinators.pre_norm import Norms
-from resjax.sharding import Layout
-from resjax.typing import Array, PyTree
 
 Views = Mapping[str, Array]
 Layer = int | Array  # the index of a layer: a Python int in a loop, a traced scalar in a scan

@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from resjax.base.typing import Array
 from resjax.combinators.base import Layer
 from resjax.combinators.short_conv import latest
-from resjax.typing import Array
 
 
 @jax.tree_util.register_dataclass

@@ -6,6 +6,7 @@ from typing import Any
 import jax.numpy as jnp
 from flax import nnx
 
+from resjax.base.typing import Array, PyTree
 from resjax.combinators.base import OUTPUT, Layer, Strategy, check_option
 from resjax.combinators.depth_scores import DepthScores, Flag, Reader
 from resjax.combinators.pre_norm import PreNorm
@@ -18,7 +19,6 @@ from resjax.kernels.depth_attention import (
   has_block_kernel,
   two_phase_moves_less,
 )
-from resjax.typing import Array, PyTree
 
 TWO_PHASE = ("auto", "always", "never")
 VIEWS = {"x": (), "qk_v": ("v",), "qkv": ("k", "v")}  # the views with a reader beside that of x

@@ -11,10 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from resjax.base.typing import Array
 from resjax.combinators.base import Layer, check_option
 from resjax.combinators.streams import Reading, ResidualStreams, one_hot_reads
 from resjax.kernels.streams import Pending
-from resjax.typing import Array
 
 _INITS = ("uniform", "identity", "one_hot", "home_stream")
 _HEADS = ("sum", "mean", "learned")

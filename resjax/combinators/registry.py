@@ -8,16 +8,16 @@ from typing import Any, TypeVar
 
 from flax import nnx
 
-from resjax import ranges
+from resjax.base import ranges
+from resjax.base.sharding import Layout
 from resjax.combinators import outside
 from resjax.combinators.base import SIZES, Combinator
-from resjax.sharding import Layout
 
 _MOST = 1 << 16  # of whole numbers: no option counts more than the values of a head
 
 Class = TypeVar("Class", bound=type[Combinator])
 
-# Where the class of each system of resjax lies, below `resjax.combinators`.
+# Where the class of each system of resjax lies, below `resjax.combinators.systems`.
 SYSTEMS = {
   "standard": "standard.Standard",
   "attenuation": "attenuation.Attenuation",
@@ -144,7 +144,7 @@ def _loaded(name: str) -> type[Combinator]:
   known = _REGISTRY[name]
   if isinstance(known, str):
     module, _, cls = known.partition(".")
-    known = getattr(importlib.import_module(f"resjax.combinators.{module}"), cls)
+    known = getattr(importlib.import_module(f"resjax.combinators.systems.{module}"), cls)
     _REGISTRY[name] = known
   return known
 

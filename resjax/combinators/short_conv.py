@@ -6,10 +6,10 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
+from resjax.base.sharding.axis_types import laid_out
+from resjax.base.typing import Array, wide_dtype
 from resjax.combinators.numerics import recomputed
 from resjax.kernels.sums import sum_of_products
-from resjax.sharding.axis_types import laid_out
-from resjax.typing import Array, wide_dtype
 
 
 @recomputed

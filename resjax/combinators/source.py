@@ -6,9 +6,9 @@ from typing import Any
 
 import jax
 
+from resjax.base.typing import Array, PyTree
 from resjax.combinators.base import Combinator, Layer, Strategy, Views
 from resjax.kernels.depth_attention import Sources
-from resjax.typing import Array, PyTree
 
 
 @jax.tree_util.register_dataclass

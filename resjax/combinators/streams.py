@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from resjax.base.typing import Array, PyTree, wide_dtype
 from resjax.combinators.base import Combinator, Layer, TokenContext, Views, check_option
 from resjax.combinators.pre_norm import Norms, PreNorm
 from resjax.kernels.streams import (
@@ -18,7 +19,6 @@ from resjax.kernels.streams import (
   stream_read,
 )
 from resjax.kernels.sums import sum_of_products
-from resjax.typing import Array, PyTree, wide_dtype
 
 
 class Reading(NamedTuple):

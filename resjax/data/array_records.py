@@ -11,9 +11,9 @@ import tensorflow_datasets as tfds
 from tensorflow_datasets.core import writer
 from tensorflow_datasets.proto import tf_example_pb2
 
+from resjax.base.library_paths import LocalPath
 from resjax.data import built, storage
 from resjax.data.config import DataConfig
-from resjax.library_paths import LocalPath
 
 
 class _Info(tfds.core.DatasetInfo):

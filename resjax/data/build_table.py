@@ -13,7 +13,7 @@ from rich.progress import (
 )
 from rich.table import Column
 
-from resjax import terminal
+from resjax.base import terminal
 from resjax.data import dropped, storage
 from resjax.data.config import DataConfig
 from resjax.data.dataset import Check, build

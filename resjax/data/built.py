@@ -16,10 +16,10 @@ from typing import Annotated
 import msgspec
 from absl import logging
 
-from resjax import locations, manifest, typed_json
+from resjax.base import locations, manifest, typed_json
+from resjax.base.manifest import Damaged
 from resjax.data import mirror
 from resjax.data.config import VERIFY
-from resjax.manifest import Damaged
 
 CORPORA, TOKENIZERS, ROWS = KINDS = ("corpora", "tokenizers", "rows")
 

@@ -6,9 +6,9 @@ import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from resjax.base.ranges import AS_SEED, MAX_SEED, check_seed, check_types
 from resjax.data.synthetic import tasks
 from resjax.data.synthetic.tasks import Task
-from resjax.ranges import AS_SEED, MAX_SEED, check_seed, check_types
 
 FORMATS = ("auto", "text", "jsonl", "parquet")
 TOKENIZERS = ("bpe", "byte", "pretrained", "synthetic")

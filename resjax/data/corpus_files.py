@@ -13,9 +13,9 @@ from typing import Any
 import fsspec
 from absl import logging
 
-from resjax import locations
+from resjax.base import locations
+from resjax.base.locations import Location
 from resjax.data import dropped
-from resjax.locations import Location
 
 _TICK_NS = 2_000_000_000  # The longest tick of the times of any file system in use.
 _SKIPPED_FOLDERS = {"__pycache__", "site-packages", "dist-packages"}

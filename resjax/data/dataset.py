@@ -7,12 +7,12 @@ from pathlib import Path
 
 from absl import logging
 
-from resjax import locations
+from resjax.base import locations
+from resjax.base.manifest import Damaged
 from resjax.data import built, mirror, storage, summary, tokenizer
 from resjax.data.config import DataConfig, TokenizerConfig
 from resjax.data.summary import CorpusSummary, DatasetSummary, SplitSummary, StoredSummary
 from resjax.data.text_digest import TextDigest
-from resjax.manifest import Damaged
 
 Check = Callable[[str, Mapping[str, TextDigest]], None]
 """Is told the fingerprint of data before they are built, and by corpus what its documents are."""

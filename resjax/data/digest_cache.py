@@ -11,11 +11,11 @@ import json
 
 from absl import logging
 
-from resjax import locations, typed_json
+from resjax.base import locations, typed_json
+from resjax.base.locations import Location
 from resjax.data import mirror, storage
 from resjax.data.sources import Source
 from resjax.data.text_digest import TextDigest
-from resjax.locations import Location
 
 _FOLDER = "digests"
 

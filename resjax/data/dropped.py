@@ -5,7 +5,7 @@ from itertools import islice
 from pathlib import Path
 from typing import IO
 
-from resjax import locations
+from resjax.base import locations
 
 FILE_NAME = "dropped.tsv"  # in the folder of a corpus: a reason and a name in each line
 SHOWN = 10  # names that are shown

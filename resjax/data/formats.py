@@ -7,10 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 from absl import logging
 
+from resjax.base.locations import Location
 from resjax.data import dropped, json_text, plain_bytes, readers
 from resjax.data.config import CorpusConfig, SettingNames
 from resjax.data.corpus_files import File, FoundFiles, spelled
-from resjax.locations import Location
 
 TEXT, JSON, PARQUET = "text", "jsonl", "parquet"
 _OBJECT = "json"  # one JSON value that is no document, such as a description of the data

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import fsspec
 
-from resjax import locations, manifest
-from resjax.locations import Location
+from resjax.base import locations, manifest
+from resjax.base.locations import Location
 
 
 def local(root: str) -> Path:

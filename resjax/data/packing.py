@@ -11,8 +11,8 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from resjax.base.typing import NOT_ASKED
 from resjax.data.special_tokens import Around
-from resjax.typing import NOT_ASKED
 
 PADDING = -1  # Fills the last row behind the end of the stream.
 START, GIVEN = 1 << 24, 1 << 25  # Vocabularies have at most 2 ** 24 tokens.

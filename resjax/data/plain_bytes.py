@@ -14,9 +14,9 @@ import zlib
 from collections.abc import Callable, Iterator
 from typing import IO, Any
 
-from resjax import locations
+from resjax.base import locations
+from resjax.base.locations import Location
 from resjax.data import corpus_files
-from resjax.locations import Location
 
 _COMPRESSED = {
   "gzip": rb"\x1f\x8b\x08",

@@ -14,14 +14,14 @@ import msgspec
 import numpy as np
 import tokenizers
 
-from resjax import locations, typed_json
+from resjax.base import locations, typed_json
+from resjax.base.locations import Location
 from resjax.data import special_tokens
 from resjax.data.config import MARKUP
 from resjax.data.model_ids import GENERATION, EndIds, Given, ModelIds, unique
 from resjax.data.special_tokens import Around
 from resjax.data.text_encoder import TextEncoder
 from resjax.data.token_spelling import from_byte_level, from_sentencepiece
-from resjax.locations import Location
 
 MAIN = "tokenizer.json"
 _FILES = (

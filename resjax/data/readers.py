@@ -5,10 +5,10 @@ import io
 from collections.abc import Iterable, Iterator, Mapping
 from typing import IO, Any
 
-from resjax import locations
+from resjax.base import locations
+from resjax.base.locations import Location
 from resjax.data import corpus_files, json_text, plain_bytes
 from resjax.data.config import SettingNames
-from resjax.locations import Location
 
 MAX_PIECE = 1 << 20  # Characters; a longer text file becomes several documents.
 # Bytes of a document, and characters of JSON that holds one. BPE needs about 100 bytes for each.

@@ -7,7 +7,7 @@ from typing import NamedTuple, TypeVar
 
 import fsspec
 
-from resjax import locations
+from resjax.base import locations
 from resjax.data import sources
 from resjax.data.config import CorpusConfig, DataConfig, SettingNames
 from resjax.data.synthetic import tasks

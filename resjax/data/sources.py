@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from resjax import locations
+from resjax.base import locations
 from resjax.data import corpus_files, formats, readers
 from resjax.data.config import SPLITS, CorpusConfig, SettingNames
 from resjax.data.corpus_files import File, FoundFiles

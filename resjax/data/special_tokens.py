@@ -12,7 +12,7 @@ from typing import Any
 
 import tokenizers
 
-from resjax import typed_json
+from resjax.base import typed_json
 from resjax.data.warn_once import warn_once
 
 SETTINGS = "tokenizer_config.json"

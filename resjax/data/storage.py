@@ -14,10 +14,10 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 from absl import logging
 
-from resjax import locations
+from resjax.base import locations
+from resjax.base.manifest import Damaged
 from resjax.data import built, packing
 from resjax.data.packing import PADDING
-from resjax.manifest import Damaged
 
 ROW_FORM = 1  # of rows that are built now
 _QUIET_SECONDS = 1.0  # Nothing is said about waiting for a lock that takes no longer.

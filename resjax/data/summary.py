@@ -9,10 +9,10 @@ from typing import Annotated, Any
 
 import msgspec
 
-from resjax import typed_json
+from resjax.base import typed_json
+from resjax.base.manifest import Damaged
 from resjax.data.built import Count
 from resjax.data.config import SPLITS
-from resjax.manifest import Damaged
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 

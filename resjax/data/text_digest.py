@@ -13,7 +13,7 @@ from typing import Annotated
 
 import msgspec
 
-from resjax import typed_json
+from resjax.base import typed_json
 
 MOST_BLOCKS = 1 << 16
 

@@ -6,9 +6,9 @@ header of 256 int32 (20240520, 1, the number of tokens), uint16 tokens, an end o
 
 import numpy as np
 
-from resjax import locations
+from resjax.base import locations
+from resjax.base.locations import Location
 from resjax.data import corpus_files
-from resjax.locations import Location
 
 MAGIC, VERSION = 20240520, 1
 _HEADER = 256  # int32 values

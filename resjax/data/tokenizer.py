@@ -9,7 +9,8 @@ import numpy as np
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from resjax import locations, typed_json
+from resjax.base import locations, typed_json
+from resjax.base.locations import Location
 from resjax.data.config import BYTE_VOCAB
 from resjax.data.pretrained_tokenizer import (
   MAIN,
@@ -22,7 +23,6 @@ from resjax.data.pretrained_tokenizer import (
 from resjax.data.special_tokens import Around
 from resjax.data.synthetic.alphabet import SyntheticTokenizer
 from resjax.data.token_spelling import END_OF_TEXT, from_byte_level
-from resjax.locations import Location
 
 # Merges stay inside these parts of a text: a word with its leading space, up to three digits,
 # punctuation, and whitespace, of which the last character stays with the word that follows.

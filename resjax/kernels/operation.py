@@ -8,8 +8,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from resjax.base.sharding import Layout
 from resjax.kernels import per_device
-from resjax.sharding import Layout
 
 # D is a multiple of it: the channels of a register of a TPU, and the threads of a warpgroup.
 LANES = 128

@@ -12,8 +12,8 @@ import jax
 from jax import lax
 from jax.sharding import PartitionSpec
 
-from resjax.sharding import Layout
-from resjax.typing import Array, PyTree
+from resjax.base.sharding import Layout
+from resjax.base.typing import Array, PyTree
 
 # The position of the first token axis of an array: [..., D], [N, ..., D] or [S, N, ...]. An array
 # without token axes is the same on all devices, and one that a reverse pass returns is summed.

@@ -5,13 +5,13 @@ import functools
 from collections.abc import Mapping
 from typing import Any
 
+from resjax.base.ranges import check_types
 from resjax.kernels.self_attention import IMPLEMENTATIONS, Scores
 from resjax.models.depth import REMAT
 from resjax.nn.mlp import MLPS
 from resjax.nn.norm import NORM_GATES, NORMS
 from resjax.nn.rope import SCALINGS, Rope, RopeScaling
 from resjax.nn.values import GATES
-from resjax.ranges import check_types
 
 DTYPES = ("bfloat16", "float16", "float32", "float64")
 # Sizes beyond these are mistakes, and would take hours or all memory before they are noticed.

@@ -11,6 +11,8 @@ from flax import nnx
 from jax import lax
 
 from resjax import combinators
+from resjax.base.sharding import Layout
+from resjax.base.typing import Array, PyTree, wide_dtype
 from resjax.combinators.base import OUTPUT
 from resjax.combinators.pre_norm import Norms
 from resjax.kernels.self_attention import Window
@@ -24,8 +26,6 @@ from resjax.nn.keys import Keys
 from resjax.nn.kv_cache import KeyValues
 from resjax.nn.norm import Identity
 from resjax.nn.rope import Rotation
-from resjax.sharding import Layout
-from resjax.typing import Array, PyTree, wide_dtype
 
 T = TypeVar("T")
 

@@ -7,6 +7,8 @@ import jax.numpy as jnp
 from flax import nnx
 
 from resjax import combinators
+from resjax.base.sharding import Layout
+from resjax.base.typing import Array
 from resjax.combinators.pre_norm import Norms, PreNorm
 from resjax.kernels.self_attention import ALL_EARLIER, Window
 from resjax.models.config import DecoderConfig
@@ -18,8 +20,6 @@ from resjax.nn.mlp import MLP
 from resjax.nn.norm import Identity, Norm, NormGate, norm
 from resjax.nn.rope import NOT_ROTATED, Rotation
 from resjax.nn.values import ValueMixer
-from resjax.sharding import Layout
-from resjax.typing import Array
 
 # The sublayers of a site that has several; every other site is its only sublayer.
 _PARTS = {"parallel": ("attention", "mlp")}

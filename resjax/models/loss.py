@@ -6,9 +6,9 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from resjax.losses import LossSums, cross_entropy, sharded_cross_entropy
+from resjax.base.typing import NOT_ASKED, Array
 from resjax.models.decoder import Decoder
-from resjax.typing import NOT_ASKED, Array
+from resjax.models.losses import LossSums, cross_entropy, sharded_cross_entropy
 
 
 def loss_sums(decoder: Decoder, batch: Mapping[str, Array], chunk_size: int) -> LossSums:

@@ -6,11 +6,11 @@ from typing import Any
 import jax
 from flax import nnx
 
+from resjax.base.sharding import Layout
+from resjax.base.typing import Array, PyTree
 from resjax.models.config import DecoderConfig
 from resjax.models.decoder import Decoder
 from resjax.models.parameters import Parameter, failures, refuse
-from resjax.sharding import Layout
-from resjax.typing import Array, PyTree
 
 
 class ModelDef:

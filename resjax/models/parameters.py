@@ -5,9 +5,9 @@ from collections.abc import Mapping
 
 from flax import nnx
 
+from resjax.base.sharding import Layout
 from resjax.models.config import DecoderConfig
 from resjax.models.decoder import Decoder
-from resjax.sharding import Layout
 
 # Logical axis of a parameter -> the letter of its size, and the setting that decides it.
 SPLIT_AXES = {
@@ -28,7 +28,7 @@ class Parameter:
 
   Attributes:
     shape: the sizes; a parameter that is stacked over layers has L first.
-    axes: the logical axes, see `resjax.sharding.Rules`; None: the axis is never split.
+    axes: the logical axes, see `resjax.base.sharding.Rules`; None: the axis is never split.
   """
 
   shape: tuple[int, ...]

@@ -27,10 +27,10 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import lax
 
+from resjax.base.typing import Array, PyTree
 from resjax.combinators.base import Combinator, Layer, TokenContext
 from resjax.models import depth
 from resjax.models.layer_stack import Carried, Stack
-from resjax.typing import Array, PyTree
 
 Norm = Callable[[Array], Array]
 Initializer = Callable[..., Array]  # of a key, a shape and a dtype, as in `jax.nn.initializers`

@@ -6,6 +6,8 @@ from typing import Any
 import jax
 from flax import nnx
 
+from resjax.base.sharding import Layout
+from resjax.base.typing import Array
 from resjax.kernels.self_attention import (
   ALL_EARLIER,
   PLAIN,
@@ -21,8 +23,6 @@ from resjax.nn.linear import Linear, shared
 from resjax.nn.norm import Identity, Norm, norm
 from resjax.nn.rope import NOT_ROTATED, Rotation, rope
 from resjax.nn.values import Projected, ValueMixer
-from resjax.sharding import Layout
-from resjax.typing import Array
 
 
 class Attention(nnx.Module):

@@ -4,10 +4,10 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from resjax.base.sharding import Layout
+from resjax.base.sharding.axis_types import take_rows
+from resjax.base.typing import Array
 from resjax.nn.keys import Keys
-from resjax.sharding import Layout
-from resjax.sharding.axis_types import take_rows
-from resjax.typing import Array
 
 # TPUs keep narrower rows as if they were so wide.
 _LANES = 128

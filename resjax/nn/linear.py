@@ -11,9 +11,9 @@ from flax import nnx
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
-from resjax.sharding import Layout
-from resjax.sharding.axis_types import cotangent, whole
-from resjax.typing import Array, aligned, rounded, wide_dtype
+from resjax.base.sharding import Layout
+from resjax.base.sharding.axis_types import cotangent, whole
+from resjax.base.typing import Array, aligned, rounded, wide_dtype
 
 PRODUCT = "product"  # the name of every linear map's result, for policies of recomputation
 
@@ -28,7 +28,7 @@ class Linear(nnx.Module):
   Args:
     d_in: the size of the last axis of x.
     d_out: the size of the last axis of y.
-    axes: the logical axes of W, see `resjax.sharding.Rules`; None: it is never split.
+    axes: the logical axes of W, see `resjax.base.sharding.Rules`; None: it is never split.
     bias: whether there is a b.
     std: the standard deviation of W at init.
     dtype: the dtype of the activations.

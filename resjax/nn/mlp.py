@@ -7,10 +7,10 @@ from typing import Any
 import jax
 from flax import nnx
 
+from resjax.base.sharding import Layout
+from resjax.base.typing import Array
 from resjax.nn.keys import Keys
 from resjax.nn.linear import Linear, shared
-from resjax.sharding import Layout
-from resjax.typing import Array
 
 _gelu_tanh = functools.partial(jax.nn.gelu, approximate=True)
 _gelu_exact = functools.partial(jax.nn.gelu, approximate=False)

@@ -5,10 +5,10 @@ from typing import Any
 import jax
 from flax import nnx
 
+from resjax.base.sharding import Layout
+from resjax.base.typing import Array, promoting, wide_dtype
 from resjax.nn.keys import Keys
 from resjax.nn.linear import Linear
-from resjax.sharding import Layout
-from resjax.typing import Array, promoting, wide_dtype
 
 NORMS = ("rmsnorm", "layernorm")
 NORM_GATES = ("neutral", "published")

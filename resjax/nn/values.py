@@ -7,11 +7,11 @@ from typing import NamedTuple, Protocol
 import jax
 import jax.numpy as jnp
 
+from resjax.base.sharding import Layout
+from resjax.base.typing import Array, wide_dtype
 from resjax.kernels.sums import sum_of_products
 from resjax.nn.kv_cache import KeyValues
 from resjax.nn.linear import Linear
-from resjax.sharding import Layout
-from resjax.typing import Array, wide_dtype
 
 
 class Projected(NamedTuple):

@@ -8,12 +8,12 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from resjax.base.typing import PyTree
 from resjax.combinators import Combinator, Standard, costs
 from resjax.combinators.base import OUTPUT, SIZES
 from resjax.testing import toy
 from resjax.testing.compare import ALIKE, assert_close, relative_errors
 from resjax.testing.subject import Subject
-from resjax.typing import PyTree
 
 
 def protocol(subject: Subject) -> None:

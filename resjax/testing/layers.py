@@ -14,13 +14,13 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from resjax.base.sharding import Layout, MeshConfig, Rules, ShardingConfig, make_layout
+from resjax.base.typing import PyTree
 from resjax.combinators import Combinator, PreNorm
 from resjax.models import depth
-from resjax.sharding import Layout, MeshConfig, Rules, ShardingConfig, make_layout
 from resjax.testing import toy
 from resjax.testing.compare import assert_close, norm
 from resjax.testing.subject import Subject
-from resjax.typing import PyTree
 
 _EPS = 0.03  # of fused norms: not the eps of any combinator
 _TOLERANCE = 1e-12  # in float64

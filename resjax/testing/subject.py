@@ -9,9 +9,9 @@ import jax
 import numpy as np
 from flax import nnx
 
+from resjax.base.typing import PyTree
 from resjax.combinators import Combinator
 from resjax.testing import toy
-from resjax.typing import PyTree
 
 
 @dataclasses.dataclass(frozen=True, eq=False)  # hashed by identity

@@ -8,12 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from resjax.base.typing import PyTree
 from resjax.combinators import TokenContext
 from resjax.models import depth
 from resjax.testing import toy
 from resjax.testing.compare import ALIKE, assert_close
 from resjax.testing.subject import Subject
-from resjax.typing import PyTree
 
 
 def causal(subject: Subject) -> None:

@@ -13,9 +13,9 @@ import numpy as np
 from flax import nnx
 
 from resjax import combinators
+from resjax.base.typing import Array, PyTree, aligned, wide_dtype
 from resjax.combinators import Combinator, Views
 from resjax.models import depth
-from resjax.typing import Array, PyTree, aligned, wide_dtype
 
 B, T, D, F, L = 2, 4, 8, 12, 5
 SITES = ("attention", "mlp")

@@ -8,8 +8,8 @@ from concurrent.futures import Future
 import jax
 from jax.stages import Compiled, Lowered
 
-from resjax import processes
-from resjax.processes.signals import StopRequest
+from resjax.base import processes
+from resjax.base.processes.signals import StopRequest
 from resjax.train.program import Program
 
 _POLL = 0.1  # seconds

@@ -9,11 +9,11 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from resjax import terminal
+from resjax.base import terminal
+from resjax.base.typing import PyTree
 from resjax.data import source_check
-from resjax.runs.config import Run
 from resjax.train import program, run_tables
-from resjax.typing import PyTree
+from resjax.train.runs.config import Run
 
 
 def dry_run(run: Run, console: Console | None = None) -> None:

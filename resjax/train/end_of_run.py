@@ -6,16 +6,16 @@ from typing import Any
 import jax
 from rich.console import Console
 
-from resjax import locations
-from resjax.locations import Location
-from resjax.records.metrics_log import FILE_NAME, read_metrics
-from resjax.runs import history, restore, workdir
-from resjax.runs.sample import sample_text
+from resjax.base import locations
+from resjax.base.locations import Location
+from resjax.base.records.metrics_log import FILE_NAME, read_metrics
+from resjax.study.trained_model import TrainedModel
 from resjax.train import run_tables
 from resjax.train.evaluate import SPLIT
 from resjax.train.result import TrainingResult
+from resjax.train.runs import history, restore, workdir
+from resjax.train.runs.sample import sample_text
 from resjax.train.trainer import Trainer
-from resjax.trained_model import TrainedModel
 
 SAMPLE = "sample.txt"  # the text that the model wrote when it was done
 
@@ -56,8 +56,8 @@ def _show_alignment(
 ) -> list[Location]:
   """Draws the records of a run, and prints its last alignment; returns the files drawn."""
   # Drawing needs matplotlib, which nothing before the end of a run loads.
-  from resjax.analysis import plots
-  from resjax.analysis.report import alignment_table
+  from resjax.study.analysis import plots
+  from resjax.study.analysis.report import alignment_table
 
   run, folder = trainer.run, workdir.place(trainer.run.workdir)
   plot, keep = folder / "plots" / "training.png", not trainer.recorded

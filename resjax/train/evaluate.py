@@ -6,16 +6,16 @@ from typing import NamedTuple
 
 import jax
 
+from resjax.base.sharding import Layout
+from resjax.base.typing import PyTree
 from resjax.data.pipeline import Batch as HostBatch
 from resjax.data.pipeline import evaluation_batches, task_of
 from resjax.data.summary import DatasetSummary
 from resjax.data.synthetic.asked import by_level
 from resjax.data.synthetic.tasks import Task
-from resjax.losses import LossSums
-from resjax.metrics import bits_per_byte
-from resjax.sharding import Layout
+from resjax.models.losses import LossSums
+from resjax.train.metrics import bits_per_byte
 from resjax.train.step import Batch
-from resjax.typing import PyTree
 
 SPLIT = "validation"  # the split that runs in progress are evaluated on
 

@@ -8,23 +8,23 @@ from typing import Any
 import jax
 from rich.console import Console
 
-from resjax import processes, terminal
-from resjax.checkpoint.identity import Identity
-from resjax.checkpoint.manager import Checkpoints
-from resjax.checkpoint.reader import newest
+from resjax.base import processes, terminal
+from resjax.base.locations import Location
+from resjax.base.processes import signals
+from resjax.base.processes.watchdog import FILE_NAME as STACKS
+from resjax.base.processes.watchdog import Watchdog
+from resjax.base.records import metrics_log
+from resjax.base.records.time_ledger import Ledger
 from resjax.data.summary import DatasetSummary
-from resjax.locations import Location
-from resjax.processes import signals
-from resjax.processes.watchdog import FILE_NAME as STACKS
-from resjax.processes.watchdog import Watchdog
-from resjax.records import metrics_log
-from resjax.records.time_ledger import Ledger
-from resjax.runs import host_memory, init_from, lineage, parents, workdir
-from resjax.runs.config import Run
-from resjax.runs.parents import Parent
 from resjax.train import common_start, program, run_tables
+from resjax.train.checkpoint.identity import Identity
+from resjax.train.checkpoint.manager import Checkpoints
+from resjax.train.checkpoint.reader import newest
 from resjax.train.end_of_run import finish
 from resjax.train.result import TrainingResult
+from resjax.train.runs import host_memory, init_from, lineage, parents, workdir
+from resjax.train.runs.config import Run
+from resjax.train.runs.parents import Parent
 from resjax.train.trainer import Trainer
 
 

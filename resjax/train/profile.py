@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 
 import jax
 
-from resjax import locations
-from resjax.locations import Location
-from resjax.typing import PyTree
+from resjax.base import locations
+from resjax.base.locations import Location
+from resjax.base.typing import PyTree
 
 ANNOTATION = "train"
 

@@ -8,12 +8,12 @@ import jax.numpy as jnp
 import optax
 from jax.stages import Wrapped
 
-from resjax import optim
-from resjax.analysis.measurement import make_probe_step
-from resjax.analysis.probing import PROBED, ProbeConfig
+from resjax.base.sharding import Layout
 from resjax.models.model_def import ModelDef
-from resjax.runs.config import Run
-from resjax.sharding import Layout
+from resjax.study.analysis.measurement import make_probe_step
+from resjax.study.analysis.probing import PROBED, ProbeConfig
+from resjax.train import optim
+from resjax.train.runs.config import Run
 from resjax.train.state import TrainState, abstract_state
 from resjax.train.step import make_eval_step, make_train_step
 

@@ -4,9 +4,9 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from resjax import optim
-from resjax.runs.config import Run
-from resjax.runs.history import Part
+from resjax.train import optim
+from resjax.train.runs.config import Run
+from resjax.train.runs.history import Part
 
 _LENGTH = "train.steps"
 # Settings that decide the learning rate of a step.

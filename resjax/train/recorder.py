@@ -6,20 +6,19 @@ from contextlib import AbstractContextManager
 import jax
 import numpy as np
 
-from resjax import metrics
-from resjax.analysis import alignment_record, depth_positions
-from resjax.analysis.alignment import Alignment
-from resjax.checkpoint.manager import Checkpoints
+from resjax.base.records.metrics_log import FILE_NAME, MetricLogger, read_metrics
+from resjax.base.records.progress import Progress
+from resjax.base.records.step_time import StepTime
+from resjax.base.records.time_ledger import Ledger, carried
 from resjax.models.flops import training_flops_per_token
-from resjax.records.metrics_log import FILE_NAME, MetricLogger, read_metrics
-from resjax.records.progress import Progress
-from resjax.records.step_time import StepTime
-from resjax.records.time_ledger import Ledger, carried
-from resjax.runs import workdir
-from resjax.runs.config import Run
-from resjax.train import guard
+from resjax.study.analysis import alignment_record, depth_positions
+from resjax.study.analysis.alignment import Alignment
+from resjax.train import guard, metrics
+from resjax.train.checkpoint.manager import Checkpoints
 from resjax.train.evaluate import summary
 from resjax.train.program import Program
+from resjax.train.runs import workdir
+from resjax.train.runs.config import Run
 from resjax.train.step import Metrics
 
 

@@ -4,13 +4,13 @@ import dataclasses
 import functools
 from collections.abc import Sequence
 
-from resjax import terminal
+from resjax.base import terminal
+from resjax.base.locations import Location
+from resjax.base.records.metrics_log import FILE_NAME
+from resjax.base.records.metrics_table import MetricsTable, read_table
 from resjax.data.tokenizer import Tokenizer
-from resjax.locations import Location
 from resjax.models.decoder import Decoder
-from resjax.records.metrics_log import FILE_NAME
-from resjax.records.metrics_table import MetricsTable, read_table
-from resjax.trained_model import TrainedModel
+from resjax.study.trained_model import TrainedModel
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

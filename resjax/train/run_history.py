@@ -4,9 +4,9 @@ import itertools
 import shlex
 from collections.abc import Iterator, Sequence
 
-from resjax.analysis.report import parts as html
-from resjax.runs import history
-from resjax.runs.history import Part
+from resjax.study.analysis.report import parts as html
+from resjax.train.runs import history
+from resjax.train.runs.history import Part
 
 NOTE = "Dotted lines: where settings or versions changed, by the numbers of the table below."
 

@@ -5,19 +5,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from typing import Any
 
-from resjax import config_tree, locations
-from resjax.analysis import depth_positions, plots
-from resjax.analysis.alignment import Alignment
-from resjax.analysis.report import alignment_figures, alignment_table, parts
-from resjax.analysis.report.alignment_figures import TRAJECTORIES
-from resjax.locations import Location
-from resjax.records import time_ledger
-from resjax.records.metrics_log import FILE_NAME, read_metrics
-from resjax.runs import history, workdir
-from resjax.runs.workdir import Record
+from resjax.base import locations
+from resjax.base.locations import Location
+from resjax.base.records import time_ledger
+from resjax.base.records.metrics_log import FILE_NAME, read_metrics
+from resjax.study import config_tree
+from resjax.study.analysis import depth_positions, plots
+from resjax.study.analysis.alignment import Alignment
+from resjax.study.analysis.report import alignment_figures, alignment_table, parts
+from resjax.study.analysis.report.alignment_figures import TRAJECTORIES
 from resjax.train import run_history, run_tables
 from resjax.train.end_of_run import SAMPLE
 from resjax.train.evaluate import SPLIT
+from resjax.train.runs import history, workdir
+from resjax.train.runs.workdir import Record
 
 _MOST_OF_SAMPLE = 1 << 20  # bytes
 _SHARED = ("workdir",)  # settings that differ between all runs

@@ -5,17 +5,17 @@ from typing import Any
 
 from rich.console import Console
 
-from resjax import terminal
-from resjax.hardware import compiler_options
+from resjax.base import terminal
+from resjax.base.hardware import compiler_options
 from resjax.models.flops import training_flops_per_token
 from resjax.models.model_def import ModelDef
-from resjax.optim import parameter_rows, warmup_steps
-from resjax.runs import environment, history
-from resjax.runs.config import Run
-from resjax.runs.history import Part
-from resjax.runs.init_from import Inheritance
-from resjax.runs.parents import Parent
 from resjax.train import rate_jump
+from resjax.train.optim import parameter_rows, warmup_steps
+from resjax.train.runs import environment, history
+from resjax.train.runs.config import Run
+from resjax.train.runs.history import Part
+from resjax.train.runs.init_from import Inheritance
+from resjax.train.runs.parents import Parent
 
 
 def model_costs(model: ModelDef, run: Run) -> dict[str, float]:

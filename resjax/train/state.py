@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import NamedSharding
 
+from resjax.base.typing import Array, PyTree
 from resjax.models.model_def import ModelDef
 from resjax.train.guard import GuardState, is_masked
-from resjax.typing import Array, PyTree
 
 
 @jax.tree_util.register_dataclass

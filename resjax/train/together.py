@@ -10,23 +10,23 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 from rich.console import Console
 
-from resjax import optim, terminal
+from resjax.base import terminal
+from resjax.base.processes import signals
+from resjax.base.processes.signals import Interrupted, StopRequest
+from resjax.base.processes.watchdog import FILE_NAME as STACKS
+from resjax.base.processes.watchdog import Watchdog
+from resjax.base.records.progress import Progress
+from resjax.base.records.time_ledger import Ledger
+from resjax.base.typing import Array, PyTree
 from resjax.data.text_digest import TextDigest
-from resjax.processes import signals
-from resjax.processes.signals import Interrupted, StopRequest
-from resjax.processes.watchdog import FILE_NAME as STACKS
-from resjax.processes.watchdog import Watchdog
-from resjax.records.progress import Progress
-from resjax.records.time_ledger import Ledger
-from resjax.runs import alike, host_memory, lineage, workdir
-from resjax.runs.config import Run
-from resjax.train import common_start, loop, program
+from resjax.train import common_start, loop, optim, program
 from resjax.train.end_of_run import finish
 from resjax.train.program import Program
 from resjax.train.recorder import Recorder
+from resjax.train.runs import alike, host_memory, lineage, workdir
+from resjax.train.runs.config import Run
 from resjax.train.step import Batch, Metrics, step_function
 from resjax.train.trainer import Trainer
-from resjax.typing import Array, PyTree
 
 
 @dataclasses.dataclass(frozen=True)

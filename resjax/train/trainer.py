@@ -7,26 +7,26 @@ from typing import Any, NoReturn
 
 import jax
 
-from resjax import processes
-from resjax.analysis.measurement import Meter
-from resjax.checkpoint.manager import Checkpoints
+from resjax.base import processes
+from resjax.base.processes.signals import Interrupted, StopRequest
+from resjax.base.records.metrics_log import FILE_NAME, read_metrics
+from resjax.base.records.progress import Progress
+from resjax.base.records.time_ledger import Ledger
 from resjax.data import tokenizer
 from resjax.data.pipeline import evaluation_batches, train_batches
 from resjax.data.summary import DatasetSummary
-from resjax.processes.signals import Interrupted, StopRequest
-from resjax.records.metrics_log import FILE_NAME, read_metrics
-from resjax.records.progress import Progress
-from resjax.records.time_ledger import Ledger
-from resjax.runs import history, init_from, workdir
-from resjax.runs.config import Run
-from resjax.runs.init_from import Inheritance
-from resjax.runs.parents import Parent
+from resjax.study.analysis.measurement import Meter
 from resjax.train import run_tables
+from resjax.train.checkpoint.manager import Checkpoints
 from resjax.train.compilation import compile_steps
 from resjax.train.evaluate import SPLIT, evaluate
 from resjax.train.profile import Profiler
 from resjax.train.program import ALIGNMENT_PROBES, Program
 from resjax.train.recorder import Recorder
+from resjax.train.runs import history, init_from, workdir
+from resjax.train.runs.config import Run
+from resjax.train.runs.init_from import Inheritance
+from resjax.train.runs.parents import Parent
 from resjax.train.state import TrainState, first_state, init_state
 from resjax.train.step import Metrics
 
@@ -40,7 +40,7 @@ class Trainer:
     dataset: the built data.
     checkpoints: the checkpoints of its workdir.
     origin: the parent that it starts from; None: it has none, or goes on from a checkpoint.
-    born: who the run is, see `resjax.runs.lineage.record`.
+    born: who the run is, see `resjax.train.runs.lineage.record`.
     ledger: counts the time of the run.
 
   Attributes:

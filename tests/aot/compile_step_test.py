@@ -8,11 +8,10 @@ import pytest
 from rich.console import Console
 
 from configs import tiny
-from resjax import experiment
 from resjax.aot import compile_step, suggest_settings
 from resjax.aot.memory import GIB, Arguments, DoesNotFitError, measure, refusal
-from resjax.runs.config import MAX_SPIKE_WINDOW
-from resjax.train import loop, program
+from resjax.train import experiment, loop, program
+from resjax.train.runs.config import MAX_SPIKE_WINDOW
 from tests.data.conftest import make_texts, write_folder
 
 ROWS = 64

@@ -3,7 +3,7 @@
 import pytest
 
 from resjax.aot.derive_mesh import derive, flags
-from resjax.sharding import MeshConfig
+from resjax.base.sharding import MeshConfig
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 from flax import nnx
 
 from configs import base, llama_1p3b
-from resjax import combinators, experiment
+from resjax import combinators
 from resjax.aot import absent_devices, hlo
 from resjax.aot.depth_floor import depth_floor
 from resjax.aot.hlo_calls import runs
@@ -23,7 +23,7 @@ from resjax.aot.parts import (
   Parts,
 )  # fmt: skip
 from resjax.aot.passes import count_passes, pass_bytes
-from resjax.train import program
+from resjax.train import experiment, program
 from tests.helpers.libtpu import needs_libtpu
 from tests.helpers.xla_bytes import Known, step_bytes
 

@@ -10,7 +10,7 @@ from flax import nnx
 from jax import lax
 
 from resjax.combinators import TokenContext
-from resjax.combinators.deep_delta import delta_update
+from resjax.combinators.systems.deep_delta import delta_update
 from resjax.models.decoder import Decoder
 from resjax.testing import toy
 from resjax.testing.compare import assert_close

@@ -4,7 +4,7 @@ import pytest
 
 from configs.base import get_config
 from resjax.data.config import CorpusConfig, DataConfig, TokenizerConfig
-from resjax.experiment import to_dataclass
+from resjax.train.experiment import to_dataclass
 
 
 def _config(**changes):

@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 import tokenizers
 
+from resjax.base.typing import NOT_ASKED
 from resjax.data import dataset, pipeline, prefix, storage, tokenizer
 from resjax.data.config import TokenizerConfig
 from resjax.data.documents import tokens_around, with_documents
 from resjax.data.packing import RowCutter
 from resjax.data.pretrained_tokenizer import load_pretrained, record_before
 from resjax.data.special_tokens import Around
-from resjax.evaluation.conventions import STREAM
-from resjax.evaluation.units import Cut, units
 from resjax.interop.huggingface.tokenizer_files import special_ids
-from resjax.typing import NOT_ASKED
+from resjax.study.evaluation.conventions import STREAM
+from resjax.study.evaluation.units import Cut, units
 from tests.data.conftest import write_folder
 from tests.helpers import tokenizer_kinds
 
@@ -204,7 +204,7 @@ def test_markup_becomes_its_own_tokens(kinds):
 
 
 def _record(words):
-  from resjax import typed_json
+  from resjax.base import typed_json
   from resjax.data.pretrained_tokenizer import PretrainedRecord
 
   return typed_json.parse(words.record, PretrainedRecord, "record")

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from resjax.base.typing import NOT_ASKED
 from resjax.data import dataset
 from resjax.data.config import CorpusConfig, SettingNames
 from resjax.data.documents import with_documents
@@ -11,7 +12,6 @@ from resjax.data.packing import RowCutter, split_rows
 from resjax.data.pretrained_tokenizer import load_pretrained
 from resjax.data.special_tokens import Around
 from resjax.data.tokenizer import ByteTokenizer
-from resjax.typing import NOT_ASKED
 from tests.data.conftest import make_texts, write_folder
 from tests.helpers import tokenizer_kinds
 

@@ -6,7 +6,7 @@ from etils.epath import backend
 from fsspec.implementations.memory import MemoryFileSystem
 from fsspec.registry import _registry
 
-from resjax import locations
+from resjax.base import locations
 from resjax.data.config import CorpusConfig, SettingNames
 from resjax.data.sources import open_source
 

@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
 
+from resjax.base.typing import NOT_ASKED
 from resjax.data.packing import GIVEN, PADDING, START, RowCutter, marked, numbers, split_rows
 from resjax.data.special_tokens import Around
-from resjax.typing import NOT_ASKED
 
 EOT = 9
 SEPARATED = Around((EOT,))

@@ -13,11 +13,11 @@ from resjax.data.eval_text import measured_text
 from resjax.data.pretrained_tokenizer import PretrainedTokenizer, load_pretrained
 from resjax.data.special_tokens import Around
 from resjax.data.tokenizer import ByteTokenizer
-from resjax.evaluation.conventions import DOCUMENTS, LAST_WORD
-from resjax.evaluation.corpora import Text
-from resjax.evaluation.units import Cut, units
-from resjax.runs import sample
-from resjax.trained_model import TrainedModel
+from resjax.study.evaluation.conventions import DOCUMENTS, LAST_WORD
+from resjax.study.evaluation.corpora import Text
+from resjax.study.evaluation.units import Cut, units
+from resjax.study.trained_model import TrainedModel
+from resjax.train.runs import sample
 from tests.helpers import decoders, tokenizer_kinds
 from tests.helpers.tokenizer_kinds import TEXT
 

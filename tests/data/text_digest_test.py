@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from resjax import typed_json
+from resjax.base import typed_json
 from resjax.data import text_digest
 from resjax.data.text_digest import TextDigest, TextHasher
 

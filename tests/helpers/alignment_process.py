@@ -10,12 +10,12 @@ import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
 
-from resjax import processes
-from resjax.analysis.alignment import Alignment
-from resjax.analysis.measurement import measure
-from resjax.analysis.probing import ProbeConfig
+from resjax.base import processes
+from resjax.base.sharding import MESH_AXES, Layout
 from resjax.models.model_def import ModelDef
-from resjax.sharding import MESH_AXES, Layout
+from resjax.study.analysis.alignment import Alignment
+from resjax.study.analysis.measurement import measure
+from resjax.study.analysis.probing import ProbeConfig
 from tests.helpers import decoders, layouts
 
 ROWS, T, V = 8, 16, 32

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from resjax.analysis.alignment import (
+from resjax.study.analysis.alignment import (
   DECILES,
   GROUPS,
   METRICS,

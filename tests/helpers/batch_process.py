@@ -14,9 +14,10 @@ import numpy as np
 from jax.sharding import Mesh
 
 from configs import tiny
-from resjax import experiment, processes
+from resjax.base import processes
+from resjax.base.sharding import MESH_AXES, Layout
 from resjax.data import dataset, pipeline
-from resjax.sharding import MESH_AXES, Layout
+from resjax.train import experiment
 from tests.helpers import layouts
 
 BATCH_SIZE = 8

@@ -12,10 +12,10 @@ import sys
 
 import jax
 
-from resjax import processes
-from resjax.checkpoint import opening
-from resjax.checkpoint.schedule import SaveSchedule
-from resjax.processes import agreement
+from resjax.base import processes
+from resjax.base.processes import agreement
+from resjax.train.checkpoint import opening
+from resjax.train.checkpoint.schedule import SaveSchedule
 from tests.helpers.checkpoints import assert_restores, numbers, opened, settings, small_state
 
 

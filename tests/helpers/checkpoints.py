@@ -7,9 +7,9 @@ import numpy as np
 from etils import epath
 
 from configs import base
-from resjax.checkpoint.config import CheckpointConfig
-from resjax.checkpoint.manager import Checkpoints
-from resjax.sharding import MeshConfig, make_layout
+from resjax.base.sharding import MeshConfig, make_layout
+from resjax.train.checkpoint.config import CheckpointConfig
+from resjax.train.checkpoint.manager import Checkpoints
 from resjax.train.guard import GuardState
 from resjax.train.state import TrainState
 from tests.helpers import layouts

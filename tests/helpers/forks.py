@@ -21,10 +21,10 @@ from typing import NoReturn
 from tests.helpers import runs
 
 _IMPORTS = (
-  "launch.cli", "resjax.experiment", "resjax.actions.loading", "resjax.train.dry_run",
-  "resjax.train.loop", "resjax.analysis.interventions", "resjax.analysis.report.page",
-  "resjax.sweeps.table", "resjax.aot.compile_step", "resjax.data.build_table",
-  "resjax.hardware.slices", "pyarrow.parquet",
+  "launch.cli", "resjax.train.experiment", "resjax.cli.actions.loading", "resjax.train.dry_run",
+  "resjax.train.loop", "resjax.study.analysis.interventions", "resjax.study.analysis.report.page",
+  "resjax.study.sweeps.table", "resjax.aot.compile_step", "resjax.data.build_table",
+  "resjax.base.hardware.slices", "pyarrow.parquet",
 )  # fmt: skip
 SECONDS = 600  # a report takes minutes on a machine with much else to do
 

@@ -3,9 +3,9 @@
 import json
 
 from configs import ladder
-from resjax import experiment
-from resjax.records.metrics_log import FILE_NAME
-from resjax.runs import workdir
+from resjax.base.records.metrics_log import FILE_NAME
+from resjax.train import experiment
+from resjax.train.runs import workdir
 
 FLOOR, SCALE, EXPONENT = 1.2, 150.0, 0.2
 SAVING = {"standard": 1.0, "gate": 1.25, "block_attn_res": 0.9}

@@ -1,7 +1,7 @@
 """Layouts with the rules of configs/base.py."""
 
 from configs import base
-from resjax.sharding import Layout, MeshConfig, Rules, ShardingConfig, make_layout
+from resjax.base.sharding import Layout, MeshConfig, Rules, ShardingConfig, make_layout
 
 SETS = tuple(name for name in base.sharding() if name != "name")
 

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from configs import base
-from resjax import experiment, optim
+from resjax.train import experiment, optim
 
 
 def config(**changes):

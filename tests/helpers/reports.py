@@ -4,11 +4,11 @@ import dataclasses
 
 import numpy as np
 
-from resjax.analysis import depth_positions
-from resjax.analysis.report.heat_table import Cell, HeatText
-from resjax.analysis.report.results import Results
-from resjax.analysis.sensitivity import Sensitivity
-from resjax.analysis.stream_factors import StreamFactors
+from resjax.study.analysis import depth_positions
+from resjax.study.analysis.report.heat_table import Cell, HeatText
+from resjax.study.analysis.report.results import Results
+from resjax.study.analysis.sensitivity import Sensitivity
+from resjax.study.analysis.stream_factors import StreamFactors
 from tests.helpers.alignments import SITES, alignment
 
 NAMES = ('<b>run & "quotes"</b>', "deeper")

@@ -9,7 +9,7 @@ import time
 
 import numpy as np
 
-from resjax.records.metrics_log import read_metrics
+from resjax.base.records.metrics_log import read_metrics
 from tests.helpers import xla
 
 REPOSITORY = pathlib.Path(__file__).parents[2]

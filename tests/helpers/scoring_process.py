@@ -8,12 +8,12 @@ Process 0 leads; what it found is printed as JSON behind `found|`.
 import json
 import sys
 
-from resjax import processes
-from resjax.evaluation import Scored, Scorer
-from resjax.evaluation.generator import Generator
-from resjax.evaluation.together import Together
+from resjax.base import processes
 from resjax.models.model_def import ModelDef
-from resjax.trained_model import TrainedModel
+from resjax.study.evaluation import Scored, Scorer
+from resjax.study.evaluation.generator import Generator
+from resjax.study.evaluation.together import Together
+from resjax.study.trained_model import TrainedModel
 from tests.helpers import decoders, layouts, tasks
 
 LENGTHS = (5, 70, 20, 33)

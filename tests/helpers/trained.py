@@ -7,8 +7,8 @@ from unittest import mock
 from rich.console import Console
 
 from configs import tiny
-from resjax import experiment
-from resjax.records.metrics_log import FILE_NAME, read_metrics
+from resjax.base.records.metrics_log import FILE_NAME, read_metrics
+from resjax.train import experiment
 from resjax.train.loop import train
 
 STEPS, B, T = 3, 8, 32
@@ -33,7 +33,7 @@ def settings(root, workdir, name, **train):
 def run(config, *, draws: bool = False) -> str:
   """Trains a config and returns what it printed; no figures are drawn unless it `draws`."""
   printed = io.StringIO()
-  saving = contextlib.nullcontext() if draws else mock.patch("resjax.analysis.plots.save")
+  saving = contextlib.nullcontext() if draws else mock.patch("resjax.study.analysis.plots.save")
   with saving:
     train(experiment.build(config), Console(file=printed, width=200))
   return printed.getvalue()

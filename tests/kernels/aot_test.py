@@ -9,10 +9,10 @@ from jax.sharding import AxisType, Mesh
 from launch.bench.kernels import tpu_schedule
 from launch.bench.kernels.tpu_compile import KernelCase, compile_kernel, sizes_of
 from resjax.aot import absent_devices
-from resjax.hardware.chips import TPU_CHIPS
+from resjax.base.hardware.chips import TPU_CHIPS
+from resjax.base.sharding import MESH_AXES, Layout
 from resjax.kernels.depth_attention import Sources, depth_attention
 from resjax.kernels.depth_attention.mosaic_tpu import tiles
-from resjax.sharding import MESH_AXES, Layout
 from tests.helpers import layouts
 from tests.helpers.libtpu import needs_libtpu
 

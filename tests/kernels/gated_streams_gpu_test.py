@@ -7,11 +7,11 @@ import jax.numpy as jnp
 import pytest
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from resjax.base.sharding import Layout
 from resjax.kernels.gated_streams import backends, gated_read
 from resjax.kernels.gated_streams.mosaic_gpu import obstacles
 from resjax.kernels.gated_streams.operands import Operands, Read
 from resjax.kernels.mosaic_gpu import tiles as gpu_tiles
-from resjax.sharding import Layout
 from resjax.testing.compare import assert_close
 from tests.helpers import gated_streams, gpus, layouts
 

@@ -10,9 +10,9 @@ from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import AxisType, Mesh
 
 from resjax.aot import absent_devices
-from resjax.hardware.chips import TPU_CHIPS
+from resjax.base.hardware.chips import TPU_CHIPS
+from resjax.base.sharding import MESH_AXES, Layout
 from resjax.kernels.gated_streams import gated_read
-from resjax.sharding import MESH_AXES, Layout
 from resjax.testing.compare import assert_close
 from tests.helpers import gated_streams, layouts
 from tests.helpers.libtpu import needs_libtpu

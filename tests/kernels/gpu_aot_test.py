@@ -11,7 +11,7 @@ from launch.bench import compile
 from launch.bench.kernels import gpu_compile, gpu_gated_kernels, gpu_stream_kernels
 from launch.bench.kernels.gpu_compile import Compiled, KernelCase, compile_kernel
 from resjax.aot import absent_devices, hlo
-from resjax.hardware.chips import GPU_TARGETS
+from resjax.base.hardware.chips import GPU_TARGETS
 from tests.helpers.cuda_aot import needs_cuda_aot
 from tests.helpers.runs import REPOSITORY, environment
 

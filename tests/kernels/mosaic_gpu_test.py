@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from resjax.base.sharding import Layout
 from resjax.kernels.depth_attention import Sources, backends, depth_attention
 from resjax.kernels.depth_attention.mosaic_gpu import (
   direct_backward,
@@ -18,7 +19,6 @@ from resjax.kernels.depth_attention.mosaic_gpu import (
 )
 from resjax.kernels.depth_attention.operands import Operands, Read
 from resjax.kernels.mosaic_gpu import tiles as gpu_tiles
-from resjax.sharding import Layout
 from resjax.testing.compare import assert_close
 from tests.helpers import gpus, layouts, reference
 

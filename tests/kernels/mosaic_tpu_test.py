@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from jax.experimental.pallas import tpu as pltpu
 
+from resjax.base.sharding import Layout
 from resjax.kernels.depth_attention import Sources, depth_attention
 from resjax.kernels.depth_attention.mosaic_tpu import direct_backward, direct_forward
 from resjax.kernels.depth_attention.mosaic_tpu.tiles import TpuTiles
 from resjax.kernels.depth_attention.operands import Operands, Read
 from resjax.kernels.depth_attention.reference import direct as reference_backend
-from resjax.sharding import Layout
 from resjax.testing.compare import assert_close
 from tests.helpers import layouts, reference
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from jax._src.cudnn import fused_attention_stablehlo as fused
 
+from resjax.base.sharding import Layout
 from resjax.kernels.self_attention import (
   ALL_EARLIER,
   Scores,
@@ -16,7 +17,6 @@ from resjax.kernels.self_attention import (
   cudnn,
   prompt_attention,
 )
-from resjax.sharding import Layout
 from resjax.testing.compare import assert_close
 from tests.helpers import layouts, reference
 

@@ -7,11 +7,11 @@ import jax.numpy as jnp
 import pytest
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from resjax.base.sharding import Layout
 from resjax.kernels.mosaic_gpu import tiles as gpu_tiles
 from resjax.kernels.streams import Pending, backends, stream_read
 from resjax.kernels.streams.mosaic_gpu import obstacles
 from resjax.kernels.streams.operands import Operands, Read
-from resjax.sharding import Layout
 from resjax.testing.compare import assert_close
 from tests.helpers import gpus, layouts, streams
 

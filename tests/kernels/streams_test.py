@@ -12,12 +12,12 @@ from jax.sharding import AxisType, Mesh
 
 from resjax import combinators
 from resjax.aot import absent_devices
-from resjax.hardware.chips import TPU_CHIPS
+from resjax.base.hardware.chips import TPU_CHIPS
+from resjax.base.sharding import MESH_AXES, Layout
 from resjax.kernels.streams import Pending, sinkhorn, stream_read
 from resjax.kernels.streams.mosaic_tpu import budget, forward
 from resjax.kernels.streams.mosaic_tpu.plan import Plan
 from resjax.kernels.streams.operands import Operands, Read
-from resjax.sharding import MESH_AXES, Layout
 from resjax.testing.compare import assert_close
 from tests.helpers import streams
 from tests.helpers.libtpu import needs_libtpu

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from resjax.hardware.chips import TPU_CHIPS
+from resjax.base.hardware.chips import TPU_CHIPS
 from resjax.kernels.depth_attention.mosaic_tpu import tiles
 from resjax.kernels.depth_attention.mosaic_tpu.tiles import PassSizes, TpuTiles
 

@@ -7,15 +7,15 @@ import pytest
 from jax.sharding import AxisType, Mesh
 
 from resjax.aot import absent_devices
-from resjax.hardware import slices
-from resjax.hardware.chips import TPU_CHIPS
+from resjax.base.hardware import slices
+from resjax.base.hardware.chips import TPU_CHIPS
+from resjax.base.sharding import MESH_AXES, Layout
 from resjax.kernels.depth_attention import (
   BlockRead,
   Sources,
   depth_attention_block,
   depth_attention_merge,
 )
-from resjax.sharding import MESH_AXES, Layout
 from tests.helpers import layouts
 from tests.helpers.libtpu import needs_libtpu
 

@@ -11,7 +11,8 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from configs import base
 from launch.bench import compile
 from launch.bench.kernels import arg_specs, networks, walks
-from resjax.combinators.attn_res import BlockAttnRes
+from resjax.base.sharding import Layout
+from resjax.combinators.systems.attn_res import BlockAttnRes
 from resjax.kernels.depth_attention import Sources
 from resjax.kernels.depth_attention.mosaic_gpu import (
   block_backward,
@@ -23,7 +24,6 @@ from resjax.kernels.depth_attention.mosaic_gpu import (
 )
 from resjax.kernels.depth_attention.operands import MergeOperands, Operands, Read
 from resjax.kernels.mosaic_gpu import GpuTiles
-from resjax.sharding import Layout
 from resjax.testing.compare import assert_close
 from tests.helpers import layouts, two_phase_kernels
 from tests.helpers.gpus import Gpu

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from jax.experimental.pallas import tpu as pltpu
 
+from resjax.base.sharding import Layout
 from resjax.kernels.depth_attention import (
   BlockRead,
   Sources,
   depth_attention_block,
   depth_attention_merge,
 )
-from resjax.sharding import Layout
 from resjax.testing.compare import assert_close
 from tests.helpers import layouts
 from tests.helpers.two_phase_kernels import (

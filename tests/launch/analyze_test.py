@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from resjax.analysis.report import results
+from resjax.study.analysis.report import results
 from tests.helpers import pretrained, trained
 from tests.helpers.runs import start, write_text
 from tests.helpers.trained import STEPS
@@ -156,7 +156,7 @@ def test_a_mistake_on_the_command_line():
 SHOWN = """
 from types import SimpleNamespace
 import numpy as np
-from resjax.actions import analysis
+from resjax.cli.actions import analysis
 batch = {"inputs": np.arange(10, 16)[None], "segment_ids": np.array([[1, 1, 1, 2, 2, 0]])}
 print("=", analysis.shown_tokens(None, SimpleNamespace(batches=[batch]), None).tolist())
 """

@@ -16,8 +16,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from resjax.aot import absent_devices
 from resjax.aot.memory import GIB, refusal
-from resjax.hardware.slices import GENERATIONS
-from resjax.sharding import MeshConfig, make_mesh
+from resjax.base.hardware.slices import GENERATIONS
+from resjax.base.sharding import MeshConfig, make_mesh
 from tests.helpers.cuda_aot import needs_cuda_aot
 from tests.helpers.libtpu import needs_libtpu
 

@@ -153,7 +153,7 @@ def test_an_error_of_a_thread_is_one_line(tmp_path):
 PRINTS = {
   "print": "print('x\\n' * 100000); print('y', flush=True)",
   "print at the end": "print('x\\n' * 1000)",
-  "rich": "from resjax import terminal\n  for _ in range(99999): terminal.console().print('x')",
+  "rich": "from resjax.base import terminal as t\n  for _ in range(99999): t.console().print('x')",
 }
 
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from resjax.analysis.depth_retrieval.task import ceiling
+from resjax.study.analysis.depth_retrieval.task import ceiling
 from tests.helpers import forks
 
 

@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 
 from configs import tiny
-from resjax import experiment, optim
+from resjax.base.records.metrics_log import read_metrics
 from resjax.models.model_def import ModelDef
-from resjax.records.metrics_log import read_metrics
+from resjax.train import experiment, optim
 from resjax.train.state import init_state
 from resjax.train.step import make_train_step
 from tests.helpers import layouts, walks

@@ -7,9 +7,9 @@ import sys
 import numpy as np
 import pytest
 
-from resjax import experiment
 from resjax.interop import huggingface
-from resjax.runs import restore
+from resjax.train import experiment
+from resjax.train.runs import restore
 from tests.helpers import runs
 from tests.interop.huggingface.golden_test import logits
 

@@ -6,8 +6,8 @@ import sys
 import numpy as np
 import pytest
 
-from resjax.actions import loading
-from resjax.analysis import tuned_lens
+from resjax.cli.actions import loading
+from resjax.study.analysis import tuned_lens
 from tests.helpers import forks, pretrained
 from tests.helpers.runs import start, write_text
 

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from resjax.analysis.sensitivity import Sensitivity
+from resjax.study.analysis.sensitivity import Sensitivity
 from tests.helpers import forks, pretrained
 from tests.helpers.runs import start, write_text
 

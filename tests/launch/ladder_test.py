@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from configs import ladder
+from resjax.base.records.metrics_log import FILE_NAME
 from resjax.models.model_def import ModelDef
-from resjax.records.metrics_log import FILE_NAME
-from resjax.runs import workdir
+from resjax.train.runs import workdir
 from tests.data.conftest import make_texts, write_folder
 from tests.helpers import forks, ladders, xla
 

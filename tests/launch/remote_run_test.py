@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from resjax import locations
-from resjax.records.metrics_log import read_metrics
+from resjax.base import locations
+from resjax.base.records.metrics_log import read_metrics
 from tests.helpers import runs
 
 KEYS = ("train/loss", "train/grad_norm", "validation/loss")

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from resjax.analysis import alignment_record
-from resjax.sweeps import comparison, table
+from resjax.study.analysis import alignment_record
+from resjax.study.sweeps import comparison, table
 from tests.helpers import alignments, chromium, forks, pages, runs
-from tests.sweeps import made
+from tests.study.sweeps import made
 
 NAME = '<b>run & "1"<b>'
 SAMPLE = "def f():\n  return </pre><script>alert(1)</script> 12345678901234567890"

@@ -9,7 +9,7 @@ import pytest
 
 from launch import shell_steps
 from launch.shell_steps import Step
-from resjax.processes.signals import Interrupted
+from resjax.base.processes.signals import Interrupted
 from tests.helpers.stand_ins import ROOT, StandIns
 
 

@@ -9,7 +9,7 @@ from launch.gke import commands as gke
 from launch.gke.jobset import GkeJob, TpuNodes
 from launch.tpu import commands as tpu
 from resjax.aot import absent_devices
-from resjax.hardware.slices import GENERATIONS, resolve
+from resjax.base.hardware.slices import GENERATIONS, resolve
 from tests.helpers.libtpu import needs_libtpu
 
 RESOURCE = tpu.Resource("run1", "us-west4-a", "", False)

@@ -3,10 +3,10 @@
 import pytest
 
 from launch import sweep_runs
-from resjax import experiment
-from resjax.runs import workdir
-from tests.experiment_test import dataset
-from tests.sweeps import made
+from resjax.train import experiment
+from resjax.train.runs import workdir
+from tests.study.sweeps import made
+from tests.train.experiment_test import dataset
 
 
 def test_a_run_that_had_another_rate_before_is_refused(tmp_path):

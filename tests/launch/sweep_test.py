@@ -15,7 +15,7 @@ from ml_collections import config_flags
 
 from configs import tiny
 from configs.ablations import cut_layer
-from resjax.sweeps.runs import expand
+from resjax.study.sweeps.runs import expand
 from tests.data.conftest import make_texts, write_folder
 from tests.helpers import forks, xla
 from tests.helpers.runs import command, write_text

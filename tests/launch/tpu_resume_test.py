@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from resjax.records.metrics_log import read_metrics
+from resjax.base.records.metrics_log import read_metrics
 from tests.data.conftest import make_texts, write_folder
 from tests.helpers.stand_ins import ROOT, shellcheck
 

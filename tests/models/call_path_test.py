@@ -8,9 +8,8 @@ import jax
 import pytest
 
 from configs import tiny
-from resjax import experiment
 from resjax.nn import attention
-from resjax.train import program
+from resjax.train import experiment, program
 from tests.imports_test import ALLOWED
 
 ROOT = Path(__file__).parents[2]
@@ -75,7 +74,7 @@ def test_rooms_of_the_document_are_in_the_order_of_imports():
   text = (ROOT / "docs" / "architecture.md").read_text().partition("## Rooms")[2]
   lines = [line[1:37].split() for line in text.splitlines() if line.startswith(" ")]
   height = {room.strip("/"): -number for number, rooms in enumerate(lines) for room in rooms}
-  parts = set(ALLOWED) - {"_version", "__init__"}
+  parts = set(ALLOWED) - {"__init__"}
   assert parts <= set(height)
   for part in parts:
     assert all(height[part] > height[other] for other in ALLOWED[part] & parts), part

@@ -9,12 +9,12 @@ import pytest
 from flax import nnx
 
 from configs import base
-from resjax import experiment
 from resjax.models.config import LayerRope, ShortSWAConfig
 from resjax.models.sampling import generate
 from resjax.nn.rope import Rope, RopeScaling, Rotation, rope
-from resjax.runs import workdir
 from resjax.testing.compare import assert_close
+from resjax.train import experiment
+from resjax.train.runs import workdir
 from tests.helpers import decoders
 
 YARN = RopeScaling("yarn", 4.0, original_max_positions=64)

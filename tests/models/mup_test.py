@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from resjax.losses import cross_entropy
 from resjax.models.config import MupConfig, ShortSWAConfig
 from resjax.models.decoder import Decoder
 from resjax.models.loss import loss_sums
-from resjax.runs import workdir
+from resjax.models.losses import cross_entropy
 from resjax.testing.compare import assert_close
+from resjax.train.runs import workdir
 from tests.helpers import decoders
 
 OPTIONS = {

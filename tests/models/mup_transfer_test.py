@@ -9,11 +9,11 @@ import numpy as np
 import optax
 import pytest
 
-from resjax import optim
+from resjax.base.sharding import Layout
 from resjax.models.config import MupConfig
 from resjax.models.loss import loss_sums
 from resjax.models.model_def import ModelDef
-from resjax.sharding import Layout
+from resjax.train import optim
 from tests.helpers import decoders
 from tests.helpers.optimizers import config as optimizer_config
 

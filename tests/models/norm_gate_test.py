@@ -11,10 +11,10 @@ from configs import base
 from resjax.combinators import BlockAttnRes, Combinator
 from resjax.models.config import MupConfig, NormGateConfig, ShortSWAConfig
 from resjax.models.flops import forward_flops_per_token
-from resjax.optim import parameter_rows
-from resjax.optim.config import OptimizerConfig
-from resjax.runs.workdir import model_identity
 from resjax.testing.compare import relative_errors
+from resjax.train.optim import parameter_rows
+from resjax.train.optim.config import OptimizerConfig
+from resjax.train.runs.workdir import model_identity
 from tests.helpers import decoders
 
 GATE = {"norm_gate": NormGateConfig(rank=3)}

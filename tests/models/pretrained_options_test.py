@@ -13,14 +13,14 @@ import pytest
 from flax import nnx
 
 from resjax import combinators
-from resjax.losses import cross_entropy
+from resjax.base.sharding import Layout
 from resjax.models.config import NormGateConfig, ShortSWAConfig
 from resjax.models.decoder import Decoder
 from resjax.models.flops import forward_flops_per_token
 from resjax.models.loss import loss_sums
+from resjax.models.losses import cross_entropy
 from resjax.models.model_def import ModelDef
 from resjax.nn.rope import RopeScaling, Rotation
-from resjax.sharding import Layout
 from resjax.testing.compare import assert_close
 from tests.helpers import decoders
 from tests.models.decode_test import cached_and_whole

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from resjax.analysis.lens import Lens
+from resjax.study.analysis.lens import Lens
 from tests.helpers import decoders, walks
 
 

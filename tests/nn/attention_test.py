@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from resjax.base.sharding import Layout
 from resjax.nn.attention import Attention
 from resjax.nn.rope import Rope, Rotation
-from resjax.sharding import Layout
 from resjax.testing.compare import assert_close
 from tests.helpers import reference
 

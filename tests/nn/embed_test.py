@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from resjax.base.sharding import Layout
 from resjax.nn.embed import Embedding
-from resjax.sharding import Layout
 from resjax.testing.compare import assert_close
 from tests.helpers import layouts
 

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from resjax.base.sharding import Layout
 from resjax.nn.embed import Embedding
 from resjax.nn.linear import Linear
 from resjax.nn.mlp import MLP
 from resjax.nn.norm import norm
 from resjax.nn.rope import Rope, RopeScaling, Rotation, rope
-from resjax.sharding import Layout
 from resjax.testing.compare import assert_close
 
 D, F = 12, 20

@@ -7,16 +7,15 @@ import pytest
 from rich.console import Console
 
 from configs import base, tiny
-from resjax import experiment
-from resjax.analysis.alignment_record import METRICS, from_record, to_record
-from resjax.analysis.measurement import measure
-from resjax.analysis.report import alignment_table
 from resjax.aot import compile_step
+from resjax.base.records.metrics_log import read_metrics
 from resjax.data import dataset
 from resjax.data.pipeline import evaluation_batches
-from resjax.records.metrics_log import read_metrics
-from resjax.runs import restore
-from resjax.train import program
+from resjax.study.analysis.alignment_record import METRICS, from_record, to_record
+from resjax.study.analysis.measurement import measure
+from resjax.study.analysis.report import alignment_table
+from resjax.train import experiment, program
+from resjax.train.runs import restore
 from tests.helpers import trained
 from tests.helpers.alignments import alignment
 from tests.helpers.runs import write_text

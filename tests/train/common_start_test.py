@@ -6,7 +6,7 @@ import jax
 import pytest
 from rich.console import Console
 
-from resjax import processes
+from resjax.base import processes
 from resjax.data import built, dataset
 from resjax.data.config import DataConfig, TokenizerConfig
 from resjax.train import common_start

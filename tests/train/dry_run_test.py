@@ -8,8 +8,7 @@ import jax
 from rich.console import Console
 
 from configs import tiny
-from resjax import experiment
-from resjax.train import program
+from resjax.train import experiment, program
 from resjax.train.dry_run import bytes_per_device, dry_run, rows_per_process
 from resjax.train.state import init_state
 from tests.helpers import layouts

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from resjax.losses import LossSums
+from resjax.models.losses import LossSums
 from resjax.train import evaluate
 
 

@@ -13,14 +13,14 @@ import pytest
 from flax import nnx
 
 from configs import base, finetune
-from resjax import experiment
-from resjax.actions import loading
+from resjax.cli.actions import loading
 from resjax.data import dataset
 from resjax.data.pipeline import evaluation_batches
 from resjax.interop import huggingface
 from resjax.models.config import ResidualConfig
 from resjax.models.model_def import ModelDef
-from resjax.runs import init_from, parents
+from resjax.train import experiment
+from resjax.train.runs import init_from, parents
 from tests.helpers import decoders, layouts, pretrained
 from tests.helpers.losses import nats_per_token
 from tests.helpers.runs import start, write_text

@@ -8,12 +8,11 @@ import numpy as np
 import pytest
 
 from configs import tiny
-from resjax import experiment, optim
 from resjax.models.model_def import ModelDef
-from resjax.runs.config import MAX_SPIKE_WINDOW, HealthConfig
-from resjax.train import guard
+from resjax.train import experiment, guard, optim
 from resjax.train import step as step_module
 from resjax.train.guard import GuardState
+from resjax.train.runs.config import MAX_SPIKE_WINDOW, HealthConfig
 from resjax.train.state import abstract_state, init_state
 from resjax.train.step import make_train_step
 from tests.helpers import layouts

@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from resjax.runs import workdir
 from resjax.train.recorder import Recorder
+from resjax.train.runs import workdir
 from tests.helpers import trained
 from tests.helpers.runs import write_text
 

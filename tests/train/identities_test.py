@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 from configs import tiny
-from resjax import experiment, optim
 from resjax.models.model_def import ModelDef
+from resjax.train import experiment, optim
 from resjax.train.state import init_state
 from resjax.train.step import make_train_step
 from tests.helpers import layouts

@@ -9,7 +9,7 @@ import traceback
 import numpy as np
 import pytest
 
-from resjax.checkpoint.reader import saved_steps
+from resjax.train.checkpoint.reader import saved_steps
 from tests.helpers.checkpoints import assert_restores, numbers, opened, small_state
 
 SIZE = 8192  # 3 MB

@@ -10,11 +10,10 @@ import pytest
 from jax.sharding import PartitionSpec
 
 from configs import tiny
-from resjax import experiment
 from resjax.aot import hlo
 from resjax.aot.collectives import collectives
-from resjax.sharding import Layout, layout
-from resjax.train import program
+from resjax.base.sharding import Layout, layout
+from resjax.train import experiment, program
 from resjax.train.dry_run import bytes_per_device
 from resjax.train.state import init_state
 from tests.helpers import layouts

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from resjax.actions import loading
-from resjax.checkpoint.reader import saved_steps
+from resjax.cli.actions import loading
 from resjax.interop import huggingface
 from resjax.train import run_page
+from resjax.train.checkpoint.reader import saved_steps
 from tests.helpers import trained
 from tests.helpers.runs import write_text
 

@@ -7,12 +7,11 @@ import json
 import pytest
 from rich.console import Console
 
-from resjax import experiment
+from resjax.base.sharding import layout as layout_module
 from resjax.data.config import BYTE_VOCAB
-from resjax.runs import workdir
-from resjax.sharding import layout as layout_module
-from resjax.train import loop, program
+from resjax.train import experiment, loop, program
 from resjax.train.dry_run import dry_run
+from resjax.train.runs import workdir
 from tests.helpers import layouts, trained
 from tests.helpers.runs import write_text
 

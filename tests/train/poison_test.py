@@ -12,10 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from resjax.checkpoint import manager
-from resjax.checkpoint.reader import saved_steps
-from resjax.processes.signals import Interrupted
-from resjax.records.metrics_log import read_metrics
+from resjax.base.processes.signals import Interrupted
+from resjax.base.records.metrics_log import read_metrics
+from resjax.train.checkpoint import manager
+from resjax.train.checkpoint.reader import saved_steps
 from resjax.train.trainer import Trainer
 from tests.helpers import trained
 from tests.helpers.runs import write_text

@@ -11,8 +11,8 @@ import jax
 import numpy as np
 import pytest
 
-from resjax import processes
-from resjax.records.metrics_log import read_metrics
+from resjax.base import processes
+from resjax.base.records.metrics_log import read_metrics
 from resjax.train.common_start import introduce
 from tests.helpers import xla
 from tests.helpers.runs import (

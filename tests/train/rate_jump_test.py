@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 
 from configs import tiny
-from resjax import experiment, optim
-from resjax.runs import history
-from resjax.runs.environment import Environment
-from resjax.runs.history import Part
-from resjax.train import rate_jump
+from resjax.train import experiment, optim, rate_jump
+from resjax.train.runs import history
+from resjax.train.runs.environment import Environment
+from resjax.train.runs.history import Part
 
 
 def run_of(steps, **settings):

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from configs import tiny
-from resjax import experiment, optim
-from resjax.checkpoint.manager import Checkpoints
 from resjax.models.model_def import ModelDef
+from resjax.train import experiment, optim
+from resjax.train.checkpoint.manager import Checkpoints
 from resjax.train.state import TrainState, abstract_state, init_state
 from resjax.train.step import make_train_step
 from tests.helpers import layouts

@@ -11,7 +11,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
-from resjax.records.metrics_log import read_metrics
+from resjax.base.records.metrics_log import read_metrics
 from tests.helpers import forks
 from tests.helpers.runs import STEPS, command, finish, last_step, start, wait_for, write_text
 

@@ -8,9 +8,8 @@ import optax
 import pytest
 
 from configs import tiny
-from resjax import experiment, optim
 from resjax.models.model_def import ModelDef
-from resjax.train import program
+from resjax.train import experiment, optim, program
 from resjax.train.state import abstract_state, init_state
 from resjax.train.step import make_eval_step, make_train_step
 from tests.helpers import layouts

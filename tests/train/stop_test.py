@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 
-from resjax.records.metrics_log import read_metrics
+from resjax.base.records.metrics_log import read_metrics
 from tests.helpers.runs import finish, last_step, small_command, start, wait_for, write_text
 from tests.train.resume_test import hashes, without_time
 

@@ -5,8 +5,8 @@ import pytest
 from rich.console import Console
 
 from configs import synthetic
-from resjax import experiment
-from resjax.records.metrics_log import FILE_NAME, read_metrics
+from resjax.base.records.metrics_log import FILE_NAME, read_metrics
+from resjax.train import experiment
 from resjax.train.loop import train
 
 

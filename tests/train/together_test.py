@@ -11,12 +11,11 @@ import pytest
 from rich.console import Console
 
 from configs import tiny
-from resjax import experiment
 from resjax.aot import absent_devices
-from resjax.records.metrics_log import FILE_NAME, read_metrics
-from resjax.runs import alike
-from resjax.train import program, together
+from resjax.base.records.metrics_log import FILE_NAME, read_metrics
+from resjax.train import experiment, program, together
 from resjax.train.loop import train
+from resjax.train.runs import alike
 from resjax.train.state import init_state
 from tests.helpers import trained
 from tests.helpers.libtpu import needs_libtpu

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from resjax.aot.memory import memory_stats
-from resjax.typing import Array, PyTree
+from resjax.base.typing import Array, PyTree
 
 DTYPE = "bfloat16"
 

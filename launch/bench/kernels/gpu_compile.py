@@ -24,12 +24,12 @@ from jax.sharding import SingleDeviceSharding
 
 from launch.bench.kernels import gpu_gated_kernels, gpu_stream_kernels
 from resjax.aot import absent_devices
-from resjax.hardware.chips import GPU_DRIVER_BYTES, GPU_TARGETS
+from resjax.base.hardware.chips import GPU_DRIVER_BYTES, GPU_TARGETS
+from resjax.base.sharding import Layout, MeshConfig, make_mesh
 from resjax.kernels.depth_attention import backends
 from resjax.kernels.depth_attention.mosaic_gpu import obstacles
 from resjax.kernels.depth_attention.operands import MergeOperands, Operands, Read
 from resjax.kernels.mosaic_gpu import GpuTiles
-from resjax.sharding import Layout, MeshConfig, make_mesh
 
 KINDS = ("direct", "block", "merge", "streams", "gated")
 PASSES = ("forward", "backward")

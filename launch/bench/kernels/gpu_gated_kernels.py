@@ -2,12 +2,12 @@
 
 from collections.abc import Callable
 
+from resjax.base.sharding import Layout
+from resjax.base.typing import Array
 from resjax.kernels.gated_streams.mosaic_gpu import backward, forward, obstacles
 from resjax.kernels.gated_streams.mosaic_gpu import plan as tile_sizes
 from resjax.kernels.gated_streams.operands import Operands, Read
 from resjax.kernels.mosaic_gpu import GpuTiles, call
-from resjax.sharding import Layout
-from resjax.typing import Array
 
 NAMES = ("normalise", "mix", "unmix", "unnormalise")
 

@@ -9,9 +9,9 @@ import jax.numpy as jnp
 from launch.bench.kernels import arg_specs, reads
 from launch.bench.kernels.arg_specs import ReadShape
 from launch.bench.kernels.cases import Arm, random_arrays
-from resjax.combinators.mhc import SinkhornGates
+from resjax.base.typing import Array
+from resjax.combinators.systems.mhc import SinkhornGates
 from resjax.kernels.streams import IMPLEMENTATIONS, Pending, stream_read
-from resjax.typing import Array
 
 NAMES = ("xla_no_stack", "direct", "residual_norm")
 _Inputs = tuple[Array, Array, Array, Array, Array, Array]

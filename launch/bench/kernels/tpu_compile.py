@@ -12,11 +12,11 @@ from jax.typing import DTypeLike
 
 from launch.bench.kernels import arg_specs
 from resjax.aot import absent_devices
-from resjax.hardware import slices
+from resjax.base.hardware import slices
+from resjax.base.sharding import Layout
 from resjax.kernels.depth_attention import backends
 from resjax.kernels.depth_attention.mosaic_tpu.tiles import PassSizes, TpuTiles
 from resjax.kernels.depth_attention.operands import MergeOperands, Operands, Read, Stats
-from resjax.sharding import Layout
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,6 +16,8 @@ from launch.bench.kernels import arg_specs
 from launch.bench.kernels.arg_specs import NetworkShape
 from launch.bench.kernels.reads import EPS, norm, residual_norm, stack_read
 from launch.bench.kernels.take import take
+from resjax.base.sharding import Layout
+from resjax.base.typing import Array
 from resjax.kernels.depth_attention import (
   BlockRead,
   Sources,
@@ -24,8 +26,6 @@ from resjax.kernels.depth_attention import (
   depth_attention_merge,
   two_phase_moves_less,
 )
-from resjax.sharding import Layout
-from resjax.typing import Array
 
 
 class Row(NamedTuple):

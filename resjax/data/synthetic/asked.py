@@ -4,9 +4,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from resjax.base.typing import NOT_ASKED
 from resjax.data.synthetic.alphabet import symbol_bytes
 from resjax.data.synthetic.tasks import Task
-from resjax.typing import NOT_ASKED
 
 Batch = dict[str, np.ndarray]
 

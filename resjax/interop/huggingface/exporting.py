@@ -14,7 +14,8 @@ from flax import nnx
 from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
-from resjax import locations
+from resjax.base import locations
+from resjax.base.typing import Array
 from resjax.data.model_ids import GENERATION
 from resjax.data.tokenizer import Tokenizer
 from resjax.interop.huggingface import remote_code
@@ -33,7 +34,6 @@ from resjax.models.config import DecoderConfig
 from resjax.models.decoder import Decoder
 from resjax.models.parameters import Parameter
 from resjax.nn.rope import Rope
-from resjax.typing import Array
 
 DTYPES = ("float32", "bfloat16", "float16")
 SERVERS = ("", "vllm")

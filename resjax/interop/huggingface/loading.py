@@ -11,6 +11,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import Sharding, SingleDeviceSharding
 
+from resjax.base.sharding import Layout
+from resjax.base.typing import Array
 from resjax.data.pretrained_tokenizer import read_json
 from resjax.interop.huggingface import remote_code
 from resjax.interop.huggingface.families import FAMILIES
@@ -26,8 +28,6 @@ from resjax.interop.huggingface.tensors import Tensor, TensorNames
 from resjax.models.config import DecoderConfig
 from resjax.models.decoder import Decoder
 from resjax.models.parameters import Parameter, failures, refuse
-from resjax.sharding import Layout
-from resjax.typing import Array
 
 Folder = str | os.PathLike
 

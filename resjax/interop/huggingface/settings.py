@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from resjax import typed_json
+from resjax.base import typed_json
 from resjax.data.pretrained_tokenizer import MOST_ROWS
 from resjax.models.config import MOST_LAYERS
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 import safetensors
 
-from resjax import locations
+from resjax.base import locations
 from resjax.data.pretrained_tokenizer import read_json
 from resjax.data.warn_once import warn_once
 from resjax.interop.huggingface.tensors import Index

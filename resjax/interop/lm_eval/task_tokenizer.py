@@ -14,7 +14,7 @@ import jinja2.nodes
 import jinja2.parser
 import jinja2.sandbox
 
-from resjax import typed_json
+from resjax.base import typed_json
 from resjax.data import prefix
 from resjax.data.model_ids import unique
 from resjax.data.pretrained_tokenizer import MAIN, PretrainedTokenizer, library_model

@@ -6,6 +6,9 @@ from typing import Any
 
 import jax
 
+from resjax.base.sharding import Layout
+from resjax.base.sharding.axis_types import cotangent
+from resjax.base.typing import Array, PyTree
 from resjax.kernels.depth_attention import backends
 from resjax.kernels.depth_attention.operands import (
   Cotangents,
@@ -15,9 +18,6 @@ from resjax.kernels.depth_attention.operands import (
   check_gains,
 )
 from resjax.kernels.depth_attention.sources import Sources
-from resjax.sharding import Layout
-from resjax.sharding.axis_types import cotangent
-from resjax.typing import Array, PyTree
 
 
 def depth_attention(

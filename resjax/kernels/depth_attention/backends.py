@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
+from resjax.base.typing import PyTree
 from resjax.kernels import per_device
 from resjax.kernels.depth_attention import bf16_remainder
 from resjax.kernels.depth_attention.operands import (
@@ -31,7 +32,6 @@ from resjax.kernels.depth_attention.operands import (
 from resjax.kernels.operation import LANES
 from resjax.kernels.operation import choose as choose_implementation
 from resjax.kernels.per_device import FIRST, NO_TOKENS, SECOND, THIRD
-from resjax.typing import PyTree
 
 # The folders of kernels in order of preference, and the platform on which each of them runs.
 KERNELS = {"mosaic_tpu": "tpu", "mosaic_gpu": "gpu"}

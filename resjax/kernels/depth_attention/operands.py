@@ -11,8 +11,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from resjax.base.typing import Array
 from resjax.kernels.operation import Field, Options
-from resjax.typing import Array
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from resjax.typing import Array
+from resjax.base.typing import Array
 
 
 @jax.tree_util.register_dataclass

@@ -14,6 +14,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from resjax.base.sharding import Layout
+from resjax.base.sharding.axis_types import cotangent
+from resjax.base.typing import Array, PyTree, wide_dtype
 from resjax.kernels.depth_attention import backends
 from resjax.kernels.depth_attention.operands import (
   MergeCotangents,
@@ -25,9 +28,6 @@ from resjax.kernels.depth_attention.operands import (
   check_gains,
 )
 from resjax.kernels.depth_attention.sources import Sources
-from resjax.sharding import Layout
-from resjax.sharding.axis_types import cotangent
-from resjax.typing import Array, PyTree, wide_dtype
 
 
 class BlockRead(NamedTuple):

@@ -3,9 +3,9 @@
 import jax
 import jax.numpy as jnp
 
+from resjax.base.typing import Array, aligned, wide_dtype
 from resjax.kernels.depth_attention.sources import Sources
 from resjax.kernels.sums import sum_of_products
-from resjax.typing import Array, aligned, wide_dtype
 
 
 def depth_sum(sources: Sources, weights: Array) -> Array:

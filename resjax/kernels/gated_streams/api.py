@@ -5,10 +5,10 @@ from typing import Any
 
 import jax
 
+from resjax.base.sharding import Layout
+from resjax.base.typing import Array
 from resjax.kernels.gated_streams import backends, reference
 from resjax.kernels.gated_streams.operands import Operands, Read
-from resjax.sharding import Layout
-from resjax.typing import Array
 
 _Results = tuple[Array, Array | None, Array | None]
 

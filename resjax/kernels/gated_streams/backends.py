@@ -4,10 +4,10 @@ import dataclasses
 from functools import partial
 from typing import Any
 
+from resjax.base.typing import Array
 from resjax.kernels import operation, per_device
 from resjax.kernels.gated_streams.operands import Operands, Read
 from resjax.kernels.per_device import FIRST, NO_TOKENS, SECOND
-from resjax.typing import Array
 
 # The folders of kernels in order of preference, and the platform on which each of them runs.
 KERNELS = {"mosaic_tpu": "tpu", "mosaic_gpu": "gpu"}

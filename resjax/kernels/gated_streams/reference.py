@@ -7,10 +7,10 @@ import jax.numpy as jnp
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
+from resjax.base.sharding.axis_types import cotangent, whole
+from resjax.base.typing import Array, wide_dtype
 from resjax.kernels.gated_streams.operands import Operands
 from resjax.kernels.sums import sum_of_products
-from resjax.sharding.axis_types import cotangent, whole
-from resjax.typing import Array, wide_dtype
 
 _SQUEEZED = "squeezed"  # the low-rank projection, which the reverse pass keeps
 

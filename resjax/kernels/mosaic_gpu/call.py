@@ -10,11 +10,11 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from resjax.base.typing import Array, PyTree
 from resjax.kernels.mosaic_gpu.ring import Ring, Stream
 from resjax.kernels.mosaic_gpu.row_ops import ChannelSums
 from resjax.kernels.mosaic_gpu.tiles import GpuTiles
 from resjax.kernels.operation import LANES, Field, Options, Ref
-from resjax.typing import Array, PyTree
 
 _PROGRAM = "program"
 # Streaming multiprocessors of an H100, for which a kernel is lowered where there is no GPU.

@@ -17,8 +17,8 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from resjax.base.typing import Array
 from resjax.kernels.operation import LANES, Ref
-from resjax.typing import Array
 
 WARPS = 4
 Row = tuple[Array, ...]

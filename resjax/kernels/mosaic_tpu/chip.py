@@ -1,7 +1,7 @@
 """What kernels have to know of the TPU that they run on."""
 
-from resjax.hardware.chips import find_tpu
-from resjax.sharding import Layout
+from resjax.base.hardware.chips import find_tpu
+from resjax.base.sharding import Layout
 
 SUBLANES = 8  # rows of a register of 32-bit numbers
 ROWS = 16  # rows of a register of 16-bit numbers

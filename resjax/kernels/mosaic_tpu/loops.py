@@ -7,9 +7,9 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
+from resjax.base.typing import Array
 from resjax.kernels.mosaic_tpu.chip import ROWS
 from resjax.kernels.operation import LANES, Ref
-from resjax.typing import Array
 
 # Rows or channels of a tile: what `pl.ds` returns. Its declared type has not all of its attributes.
 Span = Any

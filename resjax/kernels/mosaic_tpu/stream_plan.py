@@ -6,8 +6,8 @@ from typing import Any
 import jax
 from jax.experimental import pallas as pl
 
+from resjax.base.typing import Array
 from resjax.kernels.mosaic_tpu.numbers import TOKENS
-from resjax.typing import Array
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,6 +7,8 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec
 
+from resjax.base.sharding import Layout
+from resjax.base.typing import Array, promoting
 from resjax.kernels.operation import LANES
 from resjax.kernels.self_attention.cudnn import cudnn_attention, takes_segments
 from resjax.kernels.self_attention.scores import (
@@ -18,8 +20,6 @@ from resjax.kernels.self_attention.scores import (
 )
 from resjax.kernels.self_attention.shards import on_shards
 from resjax.kernels.self_attention.splash import splash_attention
-from resjax.sharding import Layout
-from resjax.typing import Array, promoting
 
 IMPLEMENTATIONS = ("xla", "cudnn", "splash")
 _CUDNN_WIDTH = 128  # the widest head that cuDNN takes on every GPU

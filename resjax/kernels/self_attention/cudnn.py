@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from resjax.base.typing import Array
 from resjax.kernels.self_attention.scores import Scores, Window
-from resjax.typing import Array
 
 _fused: Any
 try:  # jax.nn offers no places of segments

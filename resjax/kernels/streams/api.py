@@ -5,10 +5,10 @@ from typing import Any
 
 import jax
 
+from resjax.base.sharding import Layout
+from resjax.base.typing import Array, PyTree
 from resjax.kernels.streams import backends
 from resjax.kernels.streams.operands import Coefficients, Operands, Pending, Read, Stats
-from resjax.sharding import Layout
-from resjax.typing import Array, PyTree
 
 
 def stream_read(

@@ -8,11 +8,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from resjax.base.typing import Array, PyTree
 from resjax.kernels import operation, per_device, unused_outputs
 from resjax.kernels.per_device import FIRST, NO_TOKENS, SECOND
 from resjax.kernels.streams import reference
 from resjax.kernels.streams.operands import Operands, Pending, Read, Stats
-from resjax.typing import Array, PyTree
 
 # The folders of kernels in order of preference, and the platform on which each of them runs.
 KERNELS = {"mosaic_tpu": "tpu", "mosaic_gpu": "gpu"}

@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from resjax.base.typing import Array, PyTree, wide_dtype
 from resjax.kernels.operation import Field, Options
-from resjax.typing import Array, PyTree, wide_dtype
 
 # Up to so many streams, sums that are written out are faster on a CPU; their code grows as R².
 FEW = 4

@@ -7,6 +7,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from resjax.base.sharding.axis_types import cotangent, whole
+from resjax.base.typing import Array, PyTree, aligned, wide_dtype
 from resjax.kernels.streams.operands import (
   FEW,
   Coefficients,
@@ -18,8 +20,6 @@ from resjax.kernels.streams.operands import (
   written,
 )
 from resjax.kernels.sums import sum_of_products
-from resjax.sharding.axis_types import cotangent, whole
-from resjax.typing import Array, PyTree, aligned, wide_dtype
 
 # Three bfloat16 passes on TPUs, tfloat32 on GPUs; one pass would round φ to 8 bits.
 _einsum = partial(jnp.einsum, precision=lax.Precision.HIGH)

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from array_record.python import array_record_module
 
-from resjax import manifest
+from resjax.base import manifest
+from resjax.base.manifest import Damaged
 from resjax.data import array_records, built, dataset, pipeline, storage
-from resjax.manifest import Damaged
 from tests.data.built.conftest import config_of, files, files_of_kinds, find_all
 from tests.data.built.damages import DAMAGES, cut, delete, flip, pipe
 

@@ -5,10 +5,10 @@ import math
 
 import pytest
 
+from resjax.base.sharding import Layout
 from resjax.interop import huggingface
 from resjax.models.parameters import parameters
 from resjax.nn.rope import RopeScaling
-from resjax.sharding import Layout
 
 # The files of these models, without settings that do not matter.
 PUBLISHED = {

@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from resjax.evaluation.generator import Generator
-from resjax.evaluation.scorer import Scored, Scorer
 from resjax.interop import huggingface
+from resjax.study.evaluation.generator import Generator
+from resjax.study.evaluation.scorer import Scored, Scorer
 from resjax.testing.compare import assert_close
 
 torch = pytest.importorskip("torch")

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from resjax.interop import huggingface
-from resjax.trained_model import TrainedModel
+from resjax.study.trained_model import TrainedModel
 from tests.golden.huggingface import make
 from tests.helpers import tasks
 

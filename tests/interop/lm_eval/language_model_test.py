@@ -5,16 +5,16 @@ import json
 import numpy as np
 import pytest
 
-from tests.evaluation.scorer_test import ALL, expected
 from tests.helpers import decoders, layouts, tasks
+from tests.study.evaluation.scorer_test import ALL, expected
 
 pytest.importorskip("lm_eval")
 
 from lm_eval.api.instance import Instance
 
-from resjax.evaluation import Scored
 from resjax.interop.lm_eval import LanguageModel, run_tasks
-from resjax.trained_model import TrainedModel
+from resjax.study.evaluation import Scored
+from resjax.study.trained_model import TrainedModel
 
 L = 32
 CONFIG = decoders.config("llama", vocab_size=64, max_positions=64)
@@ -43,7 +43,7 @@ def model(decoder, words, seq_len=L, bos="auto", **options):
 @pytest.fixture
 def rows(monkeypatch):
   """All rows that are scored."""
-  from resjax.evaluation.scorer import Scorer
+  from resjax.study.evaluation.scorer import Scorer
 
   seen, score = [], Scorer.score
 

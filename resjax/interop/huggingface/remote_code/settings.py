@@ -9,7 +9,8 @@ from typing import Annotated, Any
 import msgspec
 from flax import nnx
 
-from resjax import combinators, typed_json
+from resjax import combinators
+from resjax.base import typed_json
 from resjax.data.pretrained_tokenizer import MOST_ROWS
 from resjax.interop.huggingface.remote_code import assembly
 from resjax.models.config import DecoderConfig

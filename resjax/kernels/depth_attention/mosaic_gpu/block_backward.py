@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from resjax.base.typing import Array, PyTree
 from resjax.kernels.depth_attention.mosaic_gpu import pairs, source_rows, two_phase_plan
 from resjax.kernels.depth_attention.mosaic_gpu.pairs import MAX_SOURCES
 from resjax.kernels.depth_attention.mosaic_gpu.source_rows import row_of
@@ -31,7 +32,6 @@ from resjax.kernels.mosaic_gpu import (
   when,
 )
 from resjax.kernels.operation import Field, Ref
-from resjax.typing import Array, PyTree
 
 # Tables of numbers per pair of a read and a source: the factors of the cotangent of the read's
 # output, of its query and of the source itself in the cotangent of the source. At first the first

@@ -13,13 +13,13 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from resjax.base.typing import Array
 from resjax.kernels.depth_attention.mosaic_gpu import pairs, source_rows, two_phase_plan
 from resjax.kernels.depth_attention.mosaic_gpu.pairs import MAX_SOURCES
 from resjax.kernels.depth_attention.mosaic_gpu.source_walk import SourceWalk
 from resjax.kernels.depth_attention.operands import Operands, Read, Stats
 from resjax.kernels.mosaic_gpu import ChannelSums, GpuTiles, Refs, call, room_of, row_ops
 from resjax.kernels.operation import Field, Ref
-from resjax.typing import Array
 
 # Tables of numbers per pair of a read and a source, see pairs.py.
 _DOT, _WEIGHT, _LOGIT = range(3)

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from resjax.base.typing import Array, PyTree
 from resjax.kernels.depth_attention.mosaic_gpu import direct_plan, source_rows
 from resjax.kernels.depth_attention.mosaic_gpu.source_rows import row_of
 from resjax.kernels.depth_attention.mosaic_gpu.source_walk import SourceWalk
@@ -37,7 +38,6 @@ from resjax.kernels.mosaic_gpu import (
   when,
 )
 from resjax.kernels.operation import Ref
-from resjax.typing import Array, PyTree
 
 # Numbers per source, in shared memory: the factors of the cotangent of the mix, of the query and of
 # the source itself in the cotangent of the source.

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from resjax.base.typing import Array
 from resjax.kernels.depth_attention.mosaic_gpu import direct_plan, source_rows
 from resjax.kernels.depth_attention.operands import Operands, Read, Stats
 from resjax.kernels.mosaic_gpu import (
@@ -29,7 +30,6 @@ from resjax.kernels.mosaic_gpu import (
   when,
 )
 from resjax.kernels.operation import Field
-from resjax.typing import Array
 
 # Registers of a thread that may hold sources between the two times that they are used.
 _HELD_REGISTERS = 64

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from resjax.base.typing import Array
 from resjax.kernels.depth_attention import bf16_remainder
 from resjax.kernels.depth_attention.mosaic_gpu import two_phase_plan
 from resjax.kernels.depth_attention.mosaic_gpu.merge_forward import fold_operands, words_of
@@ -36,7 +37,6 @@ from resjax.kernels.mosaic_gpu import (
   when,
 )
 from resjax.kernels.operation import Field
-from resjax.typing import Array
 
 # Positions of a token's rows in the ring.
 _D_OUT, _OUT, _RUNNING, _D_RUNNING = range(4)

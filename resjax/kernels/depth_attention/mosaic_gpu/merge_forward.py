@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from resjax.base.typing import Array
 from resjax.kernels.depth_attention import bf16_remainder
 from resjax.kernels.depth_attention.mosaic_gpu import two_phase_plan
 from resjax.kernels.depth_attention.operands import (
@@ -30,7 +31,6 @@ from resjax.kernels.mosaic_gpu import (
   when,
 )
 from resjax.kernels.operation import Field, Ref
-from resjax.typing import Array
 
 # Positions of a token's rows in the ring.
 _FIRST, _RUNNING, _ADDEND = range(3)

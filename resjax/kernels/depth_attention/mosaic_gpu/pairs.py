@@ -13,11 +13,11 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from resjax.base.typing import Array
 from resjax.kernels.depth_attention.mosaic_gpu.source_walk import SourceWalk
 from resjax.kernels.depth_attention.operands import Operands
 from resjax.kernels.mosaic_gpu import WARPS, ChannelSums, row_ops
 from resjax.kernels.operation import Ref
-from resjax.typing import Array
 
 MAX_SOURCES = 32  # lanes of a warp
 _TABLE = plgpu.Layout.TILED(

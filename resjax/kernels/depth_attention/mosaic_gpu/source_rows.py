@@ -4,10 +4,10 @@ import functools
 
 import jax
 
+from resjax.base.typing import Array, PyTree
 from resjax.kernels.depth_attention.operands import Operands, Read
 from resjax.kernels.mosaic_gpu import Stream, call
 from resjax.kernels.operation import Ref
-from resjax.typing import Array, PyTree
 
 
 def fold_operands(operands: Operands) -> Operands:

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
+from resjax.base.typing import Array, PyTree
 from resjax.kernels.depth_attention.mosaic_tpu import source_cotangents
 from resjax.kernels.depth_attention.mosaic_tpu.block_plan import (
   SLOTS,
@@ -23,7 +24,6 @@ from resjax.kernels.depth_attention.mosaic_tpu.block_plan import (
 from resjax.kernels.depth_attention.operands import Cotangents, Operands, Read, Stats
 from resjax.kernels.mosaic_tpu import LANES, ROWS, Span, TileKernel, launch, on_one_device, tiled
 from resjax.kernels.operation import Field, Ref
-from resjax.typing import Array, PyTree
 
 
 class _Numbers(NamedTuple):

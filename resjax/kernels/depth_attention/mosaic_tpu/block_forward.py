@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
+from resjax.base.typing import Array
 from resjax.kernels.depth_attention.mosaic_tpu.block_plan import (
   BlockPlan,
   matmul,
@@ -30,7 +31,6 @@ from resjax.kernels.mosaic_tpu import (
   tiled,
 )
 from resjax.kernels.operation import Field
-from resjax.typing import Array
 
 
 class _Inputs(NamedTuple):

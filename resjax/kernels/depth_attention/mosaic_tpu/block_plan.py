@@ -17,7 +17,8 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from resjax.hardware.chips import TPU_CHIPS
+from resjax.base.hardware.chips import TPU_CHIPS
+from resjax.base.typing import Array
 from resjax.kernels.depth_attention.mosaic_tpu.sources_plan import SourcesPlan
 from resjax.kernels.depth_attention.mosaic_tpu.tiles import PassSizes, TpuTiles
 from resjax.kernels.depth_attention.operands import Operands, Read
@@ -31,7 +32,6 @@ from resjax.kernels.mosaic_tpu import (
   for_each_row_group,
 )
 from resjax.kernels.operation import Ref
-from resjax.typing import Array
 
 SLOTS = LANES // ROWS
 _TOKENS = (128, 64, 32, ROWS)

@@ -13,6 +13,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from resjax.base.typing import Array, PyTree
 from resjax.kernels.depth_attention.mosaic_tpu import direct_plan, source_cotangents
 from resjax.kernels.depth_attention.mosaic_tpu.direct_forward import DirectKernel
 from resjax.kernels.depth_attention.mosaic_tpu.direct_plan import (
@@ -27,7 +28,6 @@ from resjax.kernels.depth_attention.mosaic_tpu.tiles import TpuTiles
 from resjax.kernels.depth_attention.operands import Cotangents, Operands, Read, Stats
 from resjax.kernels.mosaic_tpu import LANES, ROWS, SUBLANES, Span, launch, on_one_device, tiled
 from resjax.kernels.operation import Field, Ref
-from resjax.typing import Array, PyTree
 
 
 class _Inputs(NamedTuple):

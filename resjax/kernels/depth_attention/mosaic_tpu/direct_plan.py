@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
+from resjax.base.typing import Array
 from resjax.kernels.depth_attention.mosaic_tpu import tiles
 from resjax.kernels.depth_attention.mosaic_tpu.sources_plan import SourcesPlan
 from resjax.kernels.depth_attention.mosaic_tpu.tiles import PassSizes, TpuTiles
@@ -27,7 +28,6 @@ from resjax.kernels.mosaic_tpu import (
   for_each_row_group,
 )
 from resjax.kernels.operation import Ref
-from resjax.typing import Array
 
 _UNROLLED_CHUNKS = 24  # chunks of a row that are written out one after another
 _SHORT_CODE = 256  # chunks of all sources up to which two groups of rows run at a time

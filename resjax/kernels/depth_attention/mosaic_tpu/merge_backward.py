@@ -13,6 +13,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from resjax.base.typing import Array
 from resjax.kernels.depth_attention import bf16_remainder
 from resjax.kernels.depth_attention.mosaic_tpu.merge_plan import (
   TOKENS,
@@ -44,7 +45,6 @@ from resjax.kernels.mosaic_tpu import (
   on_one_device,
 )
 from resjax.kernels.operation import Field, Ref
-from resjax.typing import Array
 
 
 class _Inputs(NamedTuple):

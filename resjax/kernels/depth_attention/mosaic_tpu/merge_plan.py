@@ -15,11 +15,11 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
+from resjax.base.typing import Array
 from resjax.kernels.depth_attention import bf16_remainder
 from resjax.kernels.depth_attention.operands import MergeOperands, Read, away_from_zero
 from resjax.kernels.mosaic_tpu import LANES, ROWS, SUBLANES, Span, Tiled, for_each_chunk
 from resjax.kernels.operation import Ref
-from resjax.typing import Array
 
 TOKENS = LANES  # tokens per tile
 WORD = jnp.dtype("int16")  # a register has as many rows of it as of bfloat16

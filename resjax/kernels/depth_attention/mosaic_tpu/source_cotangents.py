@@ -13,11 +13,11 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from resjax.base.typing import Array, PyTree
 from resjax.kernels.depth_attention.mosaic_tpu.sources_plan import SourcesPlan
 from resjax.kernels.depth_attention.operands import Cotangents, Operands
 from resjax.kernels.mosaic_tpu import ROWS, Tiled, in_memory, tiled
 from resjax.kernels.operation import Field, Ref
-from resjax.typing import Array, PyTree
 
 
 class SourceCotangents(NamedTuple):

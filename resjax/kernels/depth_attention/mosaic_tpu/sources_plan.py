@@ -9,12 +9,12 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
+from resjax.base.typing import Array
 from resjax.kernels.depth_attention.mosaic_tpu import tiles
 from resjax.kernels.depth_attention.mosaic_tpu.tiles import PassSizes, TpuTiles
 from resjax.kernels.depth_attention.operands import Operands
 from resjax.kernels.mosaic_tpu import LANES, SUBLANES, Tiled
 from resjax.kernels.operation import Ref
-from resjax.typing import Array
 
 
 @dataclasses.dataclass(frozen=True)

@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 
+from resjax.base.typing import Array, PyTree, aligned
 from resjax.kernels.depth_attention.operands import Cotangents, Operands, Read, Stats
 from resjax.kernels.depth_attention.reference.groups import (
   cotangent_groups,
@@ -11,7 +12,6 @@ from resjax.kernels.depth_attention.reference.groups import (
   wide,
 )
 from resjax.kernels.sums import sum_of_products
-from resjax.typing import Array, PyTree, aligned
 
 
 def forward(read: Read, operands: Operands) -> tuple[Array, Array | None, Stats]:

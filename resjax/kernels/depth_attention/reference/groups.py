@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 import jax.numpy as jnp
 
+from resjax.base.typing import Array, PyTree, wide_dtype
 from resjax.kernels.depth_attention.operands import Operands
 from resjax.kernels.depth_attention.sources import Sources
-from resjax.typing import Array, PyTree, wide_dtype
 
 
 def sources_of(operands: Operands) -> Sources:

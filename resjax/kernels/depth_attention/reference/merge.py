@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 
+from resjax.base.typing import Array, aligned
 from resjax.kernels.depth_attention import bf16_remainder
 from resjax.kernels.depth_attention.operands import (
   MergeCotangents,
@@ -12,7 +13,6 @@ from resjax.kernels.depth_attention.operands import (
   away_from_zero,
 )
 from resjax.kernels.depth_attention.reference.groups import wide
-from resjax.typing import Array, aligned
 
 _WORD = jnp.dtype("int16")  # holds the remainders of four channels
 

@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from resjax.base.typing import Array
 from resjax.kernels.gated_streams.operands import Operands
-from resjax.typing import Array
 
 
 class WeightGradients(NamedTuple):

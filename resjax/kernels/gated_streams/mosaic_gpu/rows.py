@@ -6,10 +6,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from resjax.base.typing import Array
 from resjax.kernels.gated_streams.operands import Operands, Read
 from resjax.kernels.mosaic_gpu import ChannelSums, GpuTiles, Ring, Stream, call, row_ops
 from resjax.kernels.operation import Field, Ref
-from resjax.typing import Array
 
 
 def launch(

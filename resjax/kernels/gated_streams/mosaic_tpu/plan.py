@@ -10,7 +10,8 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from resjax.hardware.chips import TPU_CHIPS
+from resjax.base.hardware.chips import TPU_CHIPS
+from resjax.base.typing import Array
 from resjax.kernels.gated_streams.operands import Operands, Read
 from resjax.kernels.mosaic_tpu import (
   LANES,
@@ -24,7 +25,6 @@ from resjax.kernels.mosaic_tpu import (
   wide,
 )
 from resjax.kernels.operation import Ref
-from resjax.typing import Array
 
 _SPARE = 4 * 2**20  # bytes on the chip that are left for registers that are spilled
 _FEW = 4  # up to so many streams, a loop over them is written out

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from resjax.base.typing import Array, PyTree
 from resjax.kernels.mosaic_gpu import (
   ChannelSums,
   GpuTiles,
@@ -29,7 +30,6 @@ from resjax.kernels.streams.mosaic_gpu import plan
 from resjax.kernels.streams.mosaic_gpu.forward import wide_gain
 from resjax.kernels.streams.mosaic_gpu.products import products_back, products_phi
 from resjax.kernels.streams.operands import Operands, Pending, Read, Stats, all_coefficients
-from resjax.typing import Array, PyTree
 
 # Sums over channels that a thread adds up in registers while it walks over a token.
 _HELD_SUMS = 24

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from resjax.base.typing import Array
 from resjax.kernels.mosaic_gpu import (
   ChannelSums,
   GpuTiles,
@@ -25,7 +26,6 @@ from resjax.kernels.operation import Field
 from resjax.kernels.streams.mosaic_gpu import plan
 from resjax.kernels.streams.mosaic_gpu.products import products
 from resjax.kernels.streams.operands import Operands, Read, Stats, all_coefficients
-from resjax.typing import Array
 
 
 class _Inputs(NamedTuple):

@@ -1,8 +1,8 @@
 """The tiles of the kernels for streams, and what a token needs of them."""
 
+from resjax.base.typing import Array
 from resjax.kernels.mosaic_gpu import MAX_ROWS, GpuTiles, Ring, choose_tiles, row_ops
 from resjax.kernels.streams.operands import Operands, Read
-from resjax.typing import Array
 
 MAX_STREAMS = (MAX_ROWS - 2) // 3  # the reverse pass has 3 R + 2 rows of a token in a ring
 

@@ -9,8 +9,8 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
+from resjax.base.typing import Array
 from resjax.kernels.streams.operands import in_parts
-from resjax.typing import Array
 
 
 def products(streams: Array, phi: Array) -> Array:

@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 
+from resjax.base.typing import Array
 from resjax.kernels.mosaic_tpu import on_one_device
 from resjax.kernels.streams.mosaic_tpu import (
   backward_fused,
@@ -14,7 +15,6 @@ from resjax.kernels.streams.mosaic_tpu import (
 from resjax.kernels.streams.mosaic_tpu.plan import Inputs, Plan
 from resjax.kernels.streams.mosaic_tpu.reverse_steps import Given
 from resjax.kernels.streams.operands import Operands, Pending, Read, Stats
-from resjax.typing import Array
 
 
 @on_one_device

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from resjax.base.typing import Array
 from resjax.kernels.mosaic_tpu import (
   ROWS,
   TOKENS,
@@ -31,7 +32,6 @@ from resjax.kernels.streams.mosaic_tpu.coefficients import pull_back
 from resjax.kernels.streams.mosaic_tpu.plan import Plan
 from resjax.kernels.streams.mosaic_tpu.reverse_steps import Given
 from resjax.kernels.streams.operands import Read
-from resjax.typing import Array
 
 
 class ReadBack(NamedTuple):

@@ -6,11 +6,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from resjax.base.typing import Array, PyTree
 from resjax.kernels.mosaic_tpu import TOKENS
 from resjax.kernels.operation import Ref
 from resjax.kernels.streams.mosaic_tpu.plan import Plan
 from resjax.kernels.streams.operands import Read, Stats, each_coefficient
-from resjax.typing import Array, PyTree
 
 
 def write_coefficients(

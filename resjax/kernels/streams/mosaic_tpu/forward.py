@@ -8,6 +8,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from resjax.base.typing import Array
 from resjax.kernels.mosaic_tpu import (
   LANES,
   ROWS,
@@ -31,7 +32,6 @@ from resjax.kernels.streams.mosaic_tpu import plan as tiles
 from resjax.kernels.streams.mosaic_tpu.coefficients import write_coefficients
 from resjax.kernels.streams.mosaic_tpu.plan import Inputs, Plan
 from resjax.kernels.streams.operands import Operands, Read, Stats
-from resjax.typing import Array
 
 
 class _Outputs(NamedTuple):

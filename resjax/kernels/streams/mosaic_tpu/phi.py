@@ -12,10 +12,10 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from resjax.base.typing import Array
 from resjax.kernels.mosaic_tpu import LANES, ROWS, Span, for_each_chunk, for_each_row_group
 from resjax.kernels.operation import Ref
 from resjax.kernels.streams.mosaic_tpu.plan import PARTS, Plan, in_parts
-from resjax.typing import Array
 
 SPEC = pl.BlockSpec(memory_space=pl.ANY)  # of φ in the memory of the device
 _LOADED_BYTES = 384 * 2**10  # of φ in float32 on the chip; two of them, while φ is loaded

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
+from resjax.base.typing import Array, PyTree
 from resjax.kernels.mosaic_tpu import (
   LANES,
   ROWS,
@@ -26,7 +27,6 @@ from resjax.kernels.mosaic_tpu import (
 )
 from resjax.kernels.operation import Ref
 from resjax.kernels.streams.operands import Operands
-from resjax.typing import Array, PyTree
 
 PARTS = 2  # φ as bfloat16: its first 8 bits, and the next 8
 Chunks = Callable[[Span, Span], Array]  # rows and lanes of a tile -> a chunk of it in float32

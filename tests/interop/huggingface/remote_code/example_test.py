@@ -6,10 +6,10 @@ import sys
 
 import pytest
 
-from resjax import experiment
 from resjax.data.tokenizer import ByteTokenizer
 from resjax.interop import huggingface
-from resjax.runs import restore
+from resjax.train import experiment
+from resjax.train.runs import restore
 from tests.helpers import decoders, trained
 from tests.helpers.runs import write_text
 

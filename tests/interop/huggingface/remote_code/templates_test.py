@@ -11,13 +11,13 @@ import types
 import pytest
 
 from resjax import combinators
+from resjax.base.sharding import Layout
 from resjax.combinators import registry
 from resjax.interop import huggingface
 from resjax.interop.huggingface import remote_code
 from resjax.interop.huggingface.tensor_checks import expected_shapes
 from resjax.models.config import ResidualConfig
 from resjax.models.parameters import parameters
-from resjax.sharding import Layout
 from tests.helpers import decoders
 from tests.interop.huggingface.remote_code.cases import RESIDUALS
 

@@ -1,0 +1,1 @@
+"""What all rooms stand on: paths, typed JSON, terminals, hardware, meshes, processes, records."""

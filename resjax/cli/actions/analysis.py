@@ -1,0 +1,196 @@
+"""Measures at which depth models switch to the next token, and writes the page about it."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+
+from resjax.base import terminal
+from resjax.base.locations import Location
+from resjax.data.eval_text import MeasuredText
+from resjax.study.analysis import depth_positions, stream_factors
+from resjax.study.analysis.heat_map import heat_map
+from resjax.study.analysis.measurement import measure
+from resjax.study.analysis.probing import ProbeConfig
+from resjax.study.analysis.report import factor_table, heat_table, page
+from resjax.study.analysis.report.results import Results
+from resjax.study.analysis.sensitivity import Sensitivity
+from resjax.study.trained_model import TrainedModel
+
+_SHOWN = 48  # how many tokens of the data the table shows where no text is given
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Analysis:
+  """Where models switch from the input token to the next one.
+
+  Attributes:
+    results: what was measured, for each model.
+    page: the page of HTML that shows it.
+    files: the page, the folder of its figures, and the file with all numbers.
+  """
+
+  results: Sequence[Results]
+  page: Location
+  files: Sequence[Location]
+
+  def __repr__(self) -> str:
+    lines = [terminal.text_of(lambda console: show(self.results, console)), *map(str, self.files)]
+    return "\n".join(lines)
+
+  def _repr_html_(self) -> str:
+    """Returns what a notebook shows: the text, and the ranks of the model or of all models."""
+    folder = self.page.parent / page.PLOTS
+    ranks = "overlay_rank*.png" if len(self.results) > 1 else "1_rank.png"
+    pictures = sorted(folder.glob(ranks), key=str)
+    return terminal.notebook_html(repr(self), [picture.read_bytes() for picture in pictures])
+
+
+def check_text(text: str | None) -> None:
+  """Raises ValueError if a text to show is empty."""
+  if text is not None and not text.strip():
+    raise ValueError("--text is empty; give a text of two tokens or more, or leave it out")
+
+
+def prepare(
+  models: Sequence[TrainedModel],
+  texts: Callable[[TrainedModel], MeasuredText],
+  text: str | None,
+  sensitivities: Sequence[Sensitivity] = (),
+) -> Sequence["Prepared"]:
+  """Returns models with what they are measured on, under names that differ.
+
+  Args:
+    models: the models.
+    texts: returns the data for a model.
+    text: the text to show token by token; None: the beginning of the data.
+    sensitivities: what `resjax intervene` has found for some of the models.
+
+  Raises:
+    ValueError: a text is too short or too long, or a sensitivity belongs to none of the models.
+  """
+  apart: list[TrainedModel] = []  # names differ
+  for model in models:
+    apart.append(model.renamed([one.name for one in apart]))
+  _check_owners(sensitivities, apart)
+  found = []
+  for model in apart:
+    data = texts(model)
+    own = [one for one in sensitivities if one.model == model.name]
+    found.append(Prepared(model, data, shown_tokens(model, data, text), text is None, own))
+  return found
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Prepared:
+  """A model that is about to be measured.
+
+  Attributes:
+    model: the model.
+    data: the text that it is measured on.
+    shown: the tokens of the heat map, what stands in front of texts first.
+    of_data: whether these are the beginning of the data.
+    sensitivities: what cuts of its residual path do.
+  """
+
+  model: TrainedModel
+  data: MeasuredText
+  shown: np.ndarray
+  of_data: bool
+  sensitivities: Sequence[Sensitivity]
+
+  def measure(self, config: ProbeConfig) -> Results:
+    """Measures the model; all processes call this together."""
+    model, rows = self.model, self._rows_here()
+    alignment = measure(
+      model.decoder, **rows, model=model.name, corpus=self.data.name, config=config
+    )
+    factors = stream_factors.measure(model.decoder, **rows)
+    cells = heat_map(model.decoder, self.shown, config.every)
+    source = self.data.name if self.of_data else "a text that was given"
+    heat = heat_table.in_words(cells, self.shown, model.tokenizer, source)
+    return Results(alignment, heat, self.sensitivities, factors, self.data.prefix)
+
+  def _rows_here(self) -> dict[str, Any]:
+    """Returns the batches with the rows of this process, and the size of a whole batch."""
+    size = len(self.data.batches[0]["inputs"])
+    rows = self.model.decoder.layout.rows(size)
+    batches = [{name: array[rows] for name, array in batch.items()} for batch in self.data.batches]
+    return {"batches": batches, "batch_size": size}
+
+
+def measure_all(
+  models: Sequence[Prepared], config: ProbeConfig, tell: Callable[[str], None]
+) -> list[Results]:
+  """Measures models one after another; `tell` is called with what is being done."""
+  found = []
+  for one in models:
+    tell(f"measuring {one.model.name}")
+    found.append(one.measure(config))
+  return found
+
+
+def write(results: Sequence[Results], folder: Location, *, titles: bool = False) -> Analysis:
+  """Writes the page with its figures and numbers into a folder, which exists; see `page.write`."""
+  files = page.write(results, folder, titles=titles)
+  return Analysis(results, files[0], files)
+
+
+def shown_tokens(model: TrainedModel, data: MeasuredText, text: str | None) -> np.ndarray:
+  """Returns the tokens of a text behind what stands in front of it, or the first ones of the data.
+
+  Raises:
+    ValueError: the text is too short or too long.
+  """
+  if text is None:
+    row, segments = (data.batches[0][name][0] for name in ("inputs", "segment_ids"))
+    return row[segments == segments[0]][:_SHOWN]  # from the first document alone
+  tokens = model.prompt(text)
+  count = len(tokens) - len(model.prefix)
+  if count < 2:
+    raise ValueError(
+      f"--text={text!r} is one token of {model.name}; give a text of two tokens or more"
+    )
+  if len(tokens) > model.seq_len:
+    raise ValueError(
+      f"--text is {count} tokens of {model.name}, whose rows have {model.seq_len}, what stands "
+      "before it included; give a shorter text"
+    )
+  return tokens
+
+
+def show(results: Sequence[Results], console: Console) -> None:
+  """Prints after which layer each model switches."""
+  table = terminal.Table()
+  table.add_column("model")
+  table.numbers("layers", "tokens")
+  for heading in ("switch", "shuffled next"):
+    table.add_column(heading)
+  for one in results:
+    groups = next(iter(one.alignment.readings.values()))
+    switches = [
+      depth_positions.switch_text(one.alignment, groups[name].switch)
+      for name in ("all", "shuffled")
+    ]
+    layers = str(depth_positions.num_layers(one.alignment))
+    table.add_row(one.alignment.model, layers, f"{groups['all'].num_tokens:,}", *switches)
+  console.print(table)
+  for one in results:
+    if one.prefix:
+      terminal.say(console, one.prefix)
+    words = depth_positions.answer(one.alignment)
+    terminal.say(console, f"{one.alignment.model}: {words}")
+  named = [(one.alignment.model, one.factors) for one in results if one.factors is not None]
+  factor_table.show(named, console)
+
+
+def _check_owners(found: Sequence[Sensitivity], models: Sequence[TrainedModel]) -> None:
+  names = [model.name for model in models]
+  for one in found:
+    if one.model not in names:
+      raise ValueError(
+        f"--sensitivity: figures of {one.model!r}, but the models are {', '.join(names)}; measure "
+        "them with resjax intervene"
+      )

@@ -1,0 +1,1 @@
+"""The residual systems, one class each; `resjax.combinators` exports them."""

@@ -1,0 +1,243 @@
+"""Delta Attention Residuals: depth attention added to the residual stream that it reads from."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from resjax.base.typing import Array, aligned
+from resjax.combinators.base import OUTPUT, Layer, TokenContext, Views, check_flag, check_option
+from resjax.combinators.depth_reader import DepthBlocks, DepthReader
+from resjax.combinators.numerics import project, recomputed, scaled_add
+from resjax.combinators.source import DepthState
+from resjax.kernels.depth_attention import Sources, depth_attention_row
+
+_GATES = ("none", "scalar", "vector", "alpha")
+_CLOSED = -2.0  # σ(-2) = 0.12
+_QUERY_STD = 0.02
+
+
+class DeltaReader(DepthReader):
+  """A reader that adds what it reads to a stream, which `final` returns, see `DeltaAttnRes`."""
+
+  def __init__(
+    self, *, output_gate: str = "none", null_source: bool = False, views: str = "x",
+    rngs: nnx.Rngs | None = None, **options: Any,
+  ):  # fmt: skip
+    super().__init__(**options)
+    self._add_views(views)
+    check_flag("null_source", null_source)
+    check_option("output_gate", output_gate, output_gate in _GATES, ", ".join(_GATES))
+    self.output_gate, self.needs_pre_norms = output_gate, output_gate != "alpha"
+    self.null_source = null_source
+    per_site, per_channel = self.query.shape[:2], self.query.shape
+    if output_gate == "scalar":
+      self.gate_bias = nnx.Param(jnp.full(per_site, _CLOSED))
+    if output_gate == "vector":
+      self.gate_bias = nnx.Param(jnp.full(per_channel, _CLOSED))
+      self.gate_weight = nnx.Param(jnp.zeros((*per_channel, self.d_model)))
+      self.decayed_parameters = ("gate_weight",)
+    if output_gate == "alpha":
+      if rngs is None:
+        raise ValueError("output_gate='alpha' draws its queries and needs rngs=nnx.Rngs(seed)")
+      # With α = 0 and queries at zero neither of them would ever get a gradient.
+      draw = nnx.initializers.normal(_QUERY_STD)
+      self.query = nnx.Param(draw(rngs.params(), per_channel))
+      self.alpha = nnx.Param(jnp.zeros(per_site))
+    if null_source:
+      self.null = nnx.Param(jnp.zeros(per_channel))
+    own = ("gate_bias", "gate_weight", "alpha", "null")
+    self.per_layer += tuple(name for name in own if hasattr(self, name))
+
+  def source_names(self) -> tuple[str, ...]:
+    """See `Combinator.source_names`."""
+    return super().source_names() + ("null",) * self.null_source
+
+  def depth_weights(self, state: DepthState, layer: Layer, site: str) -> Array | None:
+    """See `Combinator.depth_weights`."""
+    if not self.null_source or site == OUTPUT:
+      return super().depth_weights(state, layer, site)
+    sources = self._with_null(state.sources, layer, site)
+    rows = self._softmax(sources, layer, site)
+    ordered = state.sources.in_source_order(rows[:-1], len(self.source_names()) - 1)
+    return jnp.concatenate([ordered, rows[-1:]])
+
+  def _with_null(self, sources: Sources, layer: Layer, site: str) -> Sources:
+    null = self._row(self.null, layer, site).astype(sources.groups()[0].dtype)
+    return sources.append(jnp.broadcast_to(null, sources.shape))
+
+  def read(self, state: DepthState, layer: Layer, site: str) -> tuple[Views, Any]:
+    """See `Combinator.read`. The tape holds the sources for the next reader."""
+    stream, views = self.final(state), {}
+    gate = self._gate(stream, layer, site)
+    for view in self.view_names(site):
+      routed, state = self._routed(state, layer, site, view)
+      views[view] = scaled_add(gate, routed, stream)
+    return views, state
+
+  def _routed(
+    self, state: DepthState, layer: Layer, site: str, view: str
+  ) -> tuple[Array, DepthState]:
+    """Returns the read of a view of a site [B, T, D], and the state for the next reader."""
+    sources = state.sources
+    if self.null_source:
+      sources = self._with_null(sources, layer, site)
+    routed, sources = self._attend(sources, layer, site, view=view)
+    if self.null_source:
+      sources, _ = sources.pop()
+    return routed, DepthState(sources, state.running)
+
+  def _gate(self, stream: Array, layer: Layer, site: str) -> Array:
+    """Returns g: a scalar, or one number per channel and token."""
+    if self.output_gate == "none":
+      return jnp.ones(())
+    if self.output_gate == "alpha":
+      return self._row(self.alpha, layer, site)
+    bias = self._row(self.gate_bias, layer, site)
+    if self.output_gate == "scalar":
+      return jax.nn.sigmoid(bias)
+    return gate_of(stream, self._row(self.gate_weight, layer, site), bias)
+
+
+@recomputed
+def gate_of(x: Array, weight: Array, bias: Array) -> Array:
+  """Returns σ(x W + b) [..., D]."""
+  logits = project("...d,dg->...g", x, weight)
+  return jax.nn.sigmoid(logits + aligned(bias, logits))
+
+
+class DeltaAttnRes(DeltaReader):
+  """h_i = x + g_i ⊙ Σ_j softmax_j(w_i · γ_i ⊙ RMS(v_j)) v_j,  x ← x + f(h_i).
+
+  Sources v_0 = the embedding and v_j = the output of sublayer j, as in `attn_res`, but the read is
+  added to the ordinary stream x. The output reads nothing. With gate g the read interpolates
+  between the stream and the routed one, (1 − g) x + g (x + Σ ...):
+
+  `none`    g = 1
+  `scalar`  g = σ(b),          b: [L, sites], init -2
+  `vector`  g = σ(x W + b),    W: [L, sites, D, D], init 0; b: [L, sites, D], init -2
+  `alpha`   g = α,             α: [L, sites], init 0
+
+  A null source is one learned vector [D] per site, init 0, that takes part in the softmax. Views of
+  a site share gate and null source. In the authors' mode `delta_v` they share the gain of the
+  pre-norm too, which here every view has for itself; the value projection can absorb its own.
+
+  State: the N = L · sites + 1 sources and x: (N + 1) D values per token. Parameters: 2 D per
+  sublayer, queries zero and gains one at init, and those of gate and null source. The sources sum
+  to x, so that their uniform mean is x / n and h = x (1 + g / n): under scale-free pre-norms a
+  fresh network is a `standard` one, but not an identity on h; with `alpha` it is, for any query.
+  There queries start as N(0, 0.02²): behind α = 0 they get no gradient, and α gets none from a read
+  parallel to x. Of query, gain and a scalar gate only the query learns in the first step.
+
+  The authors' code has no embedding among the sources of the very first read. Without a null source
+  it skips that read (h = x, here x (1 + g), the same after the pre-norm unless g is a vector). With
+  one it reads the null source alone, h = x + g n; here embedding and null source share the softmax,
+  as in all later reads. Both are the same function at init, where n = 0. Its global initialiser
+  overwrites the zero queries with noise of std 0.02; here they are zero, as published. It decays
+  all parameters, here only W does. Its fine-tuning command gives them a hundred times the rate of
+  the model, 5e-3 and 5e-5: config.optim.combinator_lr_multiplier = 100. Its other modes are in
+  `delta_ablation`.
+
+  Args:
+    output_gate: `none`, `scalar`, `vector` or `alpha`.
+    null_source: whether the softmax has a null source.
+    views: `x`, `qk_v` or `qkv`, as in `attn_res`.
+    num_heads: H, a divisor of D; heads as in `attn_res`.
+    eps: added to the mean square of a source in its norm; > 0.
+    implementation: of the read, see `depth_attention`; `auto` takes the best that can run.
+
+  Raises:
+    ValueError: output_gate, num_heads or eps out of range.
+
+  Source: Delta Attention Residuals, arXiv 2605.18855; gates and null source from its code,
+    github.com/wdlctc/delta-attention-residuals-code; with heads, arXiv 2607.27230.
+  """
+
+  def init(self, x: Array, tokens: TokenContext | None = None) -> DepthState:
+    """See `Combinator.init`."""
+    return DepthState(Sources(recent=(x,)), x)
+
+  def _after(self, state: DepthState, layer: Layer, site: str, out: Array, tape: Any) -> DepthState:
+    """See `SourceMixer._after`."""
+    return DepthState(tape.sources.append(out), state.running + out)
+
+  def final(self, state: DepthState) -> Array:
+    """See `Combinator.final`."""
+    return state.running
+
+
+class DeltaBlockAttnRes(DepthBlocks, DeltaReader):
+  """h_i = x + g_i ⊙ depth attention over [embedding, Δ_b of completed blocks],  x ← x + f(h_i).
+
+  Δ_b is the sum of the outputs of depth block b, `layers_per_block` layers; what the running block
+  has written is seen in x alone. All reads of the first block have one source, the embedding, so
+  without a null source their queries get no gradient. Gates, null source and heads are those of
+  `delta_attn_res`.
+
+  State: N + 1 = ⌈L / layers_per_block⌉ + 1 sources, x, and the sum of the running block: (N + 3) D
+  values per token. Parameters and init as in `delta_attn_res`. The completed sources do not sum to
+  x, so a fresh network is a `standard` one with output_gate `alpha` only, where α = 0 makes it one
+  exactly.
+
+  The authors' code differs: it stores x minus the previous *difference*, not minus x at the start
+  of the block, so that its third source is x_0 + Δ_2, its fourth Δ_1 + Δ_3; and it appends a
+  source only after the first read of the next block. Published numbers may come from that code;
+  here sources are the deltas of the paper, complete when their block is. Its blocks are counted
+  instead of their layers: num_blocks = 8 by default. Its mode `delta_block_v` never appends a
+  source and hands the second read to an attention that ignores it; `qk_v` is what its name says.
+
+  Args:
+    layers_per_block: layers summed into one source, 1..L; the last block may be shorter.
+    two_phase: whether a scan reads all sources once per block, as in `block_attn_res`; without a
+      null source.
+    output_gate: `none`, `scalar`, `vector` or `alpha`.
+    null_source: whether the softmax has a null source.
+    views: `x`, `qk_v` or `qkv`, as in `attn_res`.
+    num_heads: H, a divisor of D.
+    eps: added to the mean square of a source in its norm; > 0.
+    implementation: of the read, see `depth_attention`; `auto` takes the best that can run.
+
+  Raises:
+    ValueError: layers_per_block, two_phase, output_gate, num_heads or eps out of range.
+
+  Source: Delta Attention Residuals (Block), arXiv 2605.18855; see `delta_attn_res`.
+  """
+
+  def __init__(self, **options: Any):
+    super().__init__(**options)
+    fits = self.two_phase != "always" or not self.null_source
+    check_option("two_phase", self.two_phase, fits, "auto, never with null_source=True")
+    self.equals_standard_at_init = self.output_gate == "alpha"
+
+  def init(self, x: Array, tokens: TokenContext | None = None) -> DepthState:
+    """See `Combinator.init`. Sites hand on the stream and the sum of the running block."""
+    return DepthState(Sources(recent=(x,)), (x, jnp.zeros_like(x)))
+
+  def _in_two_phases(self, sources: Sources, queries: Array) -> bool:
+    """See `DepthBlocks`. A null source is not the same for all sites."""
+    return not self.null_source and super()._in_two_phases(sources, queries)
+
+  def _routed(
+    self, state: DepthState, layer: Layer, site: str, view: str
+  ) -> tuple[Array, DepthState]:
+    """No source changes within a block: with two phases the first one has all its reads."""
+    if state.opened is None:
+      return super()._routed(state, layer, site, view)
+    routed, opened = depth_attention_row(state.opened, self._slot(layer, site, view))
+    return routed, DepthState(state.sources, state.running, opened)
+
+  def close_block(self, state: DepthState) -> DepthState:
+    """See `Combinator.close_block`. The sum of the running block becomes a source."""
+    stream, delta = state.running
+    return DepthState(state.sources.append(delta), (stream, jnp.zeros_like(delta)))
+
+  def _after(self, state: DepthState, layer: Layer, site: str, out: Array, tape: Any) -> DepthState:
+    """See `SourceMixer._after`. The last integer layer of a block closes it."""
+    stream, delta = state.running
+    state = DepthState(tape.sources, (stream + out, delta + out), tape.opened)
+    return self._close_if_ended(state, layer, site)
+
+  def final(self, state: DepthState) -> Array:
+    """See `Combinator.final`."""
+    return state.running[0]

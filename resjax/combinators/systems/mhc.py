@@ -1,0 +1,193 @@
+"""Manifold-constrained Hyper-Connections: streams are mixed by doubly stochastic matrices."""
+
+import dataclasses
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from resjax.base.sharding.axis_types import reshape_front
+from resjax.base.typing import Array
+from resjax.combinators.base import check_option
+from resjax.combinators.dynamic_streams import DynamicStreams, Gates
+from resjax.kernels.streams import sinkhorn
+
+
+@dataclasses.dataclass(frozen=True)
+class SinkhornGates(Gates):
+  """M = Sinkhorn(exp(z_res)), z_res [R R] in the order of M's rows, see `MHC`."""
+
+  iterations: int = 20
+
+  def mix(self, logits: Array) -> Array:
+    """See `Gates.mix`."""
+    square = logits.reshape(self.num_streams, self.num_streams, *logits.shape[1:])
+    if self.read_eps:
+      return _sinkhorn_with_eps(self.iterations, self.read_eps, square)
+    return sinkhorn(self.iterations, square)
+
+  @property
+  def identity(self) -> np.ndarray:
+    """See `Gates.identity`."""
+    return np.eye(self.num_streams, dtype=bool).reshape(-1)
+
+
+@dataclasses.dataclass(frozen=True)
+class PermutationGates(Gates):
+  """M = Σ_k softmax_k(z_res) P_k over all permutation matrices [R, R], of which P_0 is I."""
+
+  def mix(self, logits: Array) -> Array:
+    """See `Gates.mix`."""
+    shares = jax.nn.softmax(logits, axis=0)
+    return _permuted(self.num_streams, shares[None])[0]
+
+  @property
+  def identity(self) -> np.ndarray:
+    """See `Gates.identity`."""
+    return np.arange(math.factorial(self.num_streams)) == 0
+
+
+class MHC(DynamicStreams):
+  """x = Σ_s p_s H_s;  H_r ← Σ_s M_rs H_s + b_r f(x), M doubly stochastic, with R streams H_s.
+
+  p = σ(z_pre) + ε, b = 2 σ(z_post), M = Sinkhorn(exp(z_res)): columns, then rows are divided by
+  their sums, `sinkhorn_iterations` times. z = a ⊙ (RMS(vec H) φ) + bias, for every token:
+  φ [R D, K], bias [K], one scalar a each for the K = R + R + R² logits of p, b and M. A product of
+  such M over the depth has rows and columns that sum to 1, so streams cannot explode. Rows are
+  exact; columns as far as Sinkhorn has come, far off only if logits differ by many units.
+
+  With ε = 0, as in the paper, Sinkhorn runs in the logarithm. Otherwise, as in released models, it
+  begins with a softmax over each column, adds ε to every element, and from then on to every sum
+  by which it divides. DeepSeek-V4 has ε = 1e-6 and the head `learned`, GLM-5.3 the same ε and
+  `mean`. Both compute C, the transpose of M, end with its columns, and mix by its transpose. That
+  is this M: of their logits of C [s, r] those of M [r, s] are the transpose, and nothing else
+  differs.
+
+  Starts from R copies of the embedding. The first site mixes copies, so its logits of M have no
+  effect and get no gradient; with a head that sums or averages, those of the last site have none
+  but for what Sinkhorn leaves, as its columns are summed.
+
+  State: (R + 1) D values and R (R + 1) coefficients per token.
+
+  Parameters: L · sites ((R D + 1) (R² + 2 R) + 3), and R (R D + 1) + 1
+  for a learned head. At init a = 0.01 (the paper's appendix A.1) and, by `init`,
+    uniform      bias 0: p = 1/2, b = 1, M = 1/R.
+    identity     p = 1/R, b = 1, M about I (its logits 0 on the diagonal, -8 off it).
+    home_stream  φ = 0, b = 1; p with bias 3 at stream i mod R for sublayer i, -3 at the others; M
+                 about I (its logits 3 on the diagonal, -3 off it). PaddleFleet's pull request 1849
+                 gives these numbers as those of an appendix A.6 of the paper; the text of the paper
+                 that we have read ends with A.1 and says nothing about bias and φ.
+    one_hot      M as for `identity`; p and b with bias 1 at stream i mod R for sublayer i, -1 at
+                 the others; φ = 0. The mHC-lite authors train both systems like this. Not
+                 `standard`.
+  In the first two φ is normal with variance 1 / (R D) but 0 for b. In all but the last all streams
+  are the stream of `standard` until the first update, up to ε per site; with φ = 0 and equal reads
+  they would stay equal for ever. They part slowly where at first their reads differ by a φ alone. A
+  learned head begins near the mean.
+
+  When to use it: where the state of R streams and its traffic can be paid for. The paper gains
+  0.021 in loss at 27B for 6.7 % more time; marin (#9290) gains 0.005 at width 768, which is less
+  than its throughput loses.
+
+  Args:
+    num_streams: R, at least 1. With 1, M is 1 and the gain b of the output is all there is.
+    sinkhorn_iterations: at least 1.
+    gate_eps: ε, at least 0.
+    init: `uniform`, `identity`, `home_stream` or `one_hot`.
+    head: what the streams H become after the last layer. `sum` (the paper's), `mean`, or
+      `learned`: Σ_s (σ(a' (RMS(vec H) φ')_s + bias'_s) + ε) H_s, φ' [R D, R], bias' [R], a' [1].
+    eps: added to the mean square of the streams in their norm; > 0.
+
+  Raises:
+    ValueError: an option out of range.
+
+  Source: mHC, arXiv 2512.24880; ε and heads: transformers, deepseek_v4 and glm5_next.
+  """
+
+  def __init__(self, *, sinkhorn_iterations: int = 20, gate_eps: float = 0.0, **options: Any):
+    in_range = sinkhorn_iterations >= 1
+    check_option("sinkhorn_iterations", sinkhorn_iterations, in_range, "sinkhorn_iterations >= 1")
+    check_option("gate_eps", gate_eps, gate_eps >= 0, "gate_eps >= 0")
+    self.sinkhorn_iterations = sinkhorn_iterations
+    self.gate_eps = gate_eps
+    super().__init__(**options)
+
+  @property
+  def gates(self) -> Gates:
+    """See `DynamicStreams.gates`."""
+    return SinkhornGates(self.num_streams, self.gate_eps, iterations=self.sinkhorn_iterations)
+
+
+class MHCLite(DynamicStreams):
+  """`mhc` with M = Σ_k softmax_k(z_res) P_k, over all R! permutation matrices P_k.
+
+  Every doubly stochastic matrix is such a sum, and every such sum is one exactly, without
+  iterations. There are K = R + R + R! logits; all else, initial values included, is as in `mhc`
+  with ε = 0, where what is said of the diagonal of M holds for the identity permutation. The
+  logits of M of the first site have no effect, nor have those of the last site before a head that
+  sums or averages.
+
+  State: (R + 1) D values and R (R + 1) coefficients per token.
+
+  Parameters: L · sites ((R D + 1) (R! + 2 R) + 3), and R (R D + 1) + 1
+  for a learned head.
+
+  Args:
+    num_streams: R, 1..4: with 5, each site would project 5 D values to 120 permutations.
+    init: `uniform`, `identity`, `home_stream` (all are `standard` at init), or `one_hot`, which is
+      the authors'.
+    head: `sum`, `mean` or `learned`.
+    eps: added to the mean square of the streams in their norm; > 0.
+
+  Raises:
+    ValueError: an option out of range.
+
+  Source: mHC-lite, arXiv 2601.05732.
+  """
+
+  def __init__(self, *, num_streams: int = 4, **options: Any):
+    allowed = "1..4 (R! permutations)"
+    check_option("num_streams", num_streams, 1 <= num_streams <= 4, allowed)
+    super().__init__(num_streams=num_streams, **options)
+
+  @property
+  def gates(self) -> Gates:
+    """See `DynamicStreams.gates`."""
+    return PermutationGates(self.num_streams)
+
+
+def _sinkhorn_with_eps(iterations: int, eps: float, logits: Array) -> Array:
+  """The same of softmax(logits) + eps, with eps in each division."""
+  mix = jax.nn.softmax(logits, axis=0) + eps
+  for axis in (1, *(0, 1) * (iterations - 1)):
+    mix /= jnp.sum(mix, axis=axis, keepdims=True) + eps
+  return mix
+
+
+def _permuted(size: int, shares: Array) -> Array:
+  """Returns Σ_k shares_k P_k [G, n, n, ...] over the permutations P_k of n columns, in their order.
+
+  The first (n - 1)! of them begin with column 0 and go on with the permutations of the others, and
+  so on: the first row is a sum over each such part, and what is below it follows in the same way.
+
+  Args:
+    size: n.
+    shares: [G, n!, ...], of G sums at once.
+  """
+  groups = len(shares)
+  if size == 1:
+    return shares[:, None]
+  of_part = math.factorial(size - 1)
+  parts = reshape_front(shares, 2, groups, size, of_part)
+  below = _permuted(size - 1, reshape_front(shares, 2, groups * size, of_part))
+  below = reshape_front(below, 3, groups, size, size - 1, size - 1)
+  zeros = jnp.zeros_like(below[:, 0, :, :1])
+  rows: Array | float = 0.0
+  for first in range(size):
+    others = below[:, first]
+    columns = [others[:, :, :first], zeros, others[:, :, first:]]
+    # A kernel cannot hold arrays without elements.
+    rows += jnp.concatenate([part for part in columns if part.size], axis=2)
+  return jnp.concatenate([jnp.sum(parts, axis=2)[:, None], rows], axis=1)

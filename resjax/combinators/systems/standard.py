@@ -1,0 +1,41 @@
+"""The plain residual add."""
+
+from typing import Any
+
+from resjax.base.typing import Array
+from resjax.combinators.base import Combinator, Layer, TokenContext, Views
+
+
+class Standard(Combinator):
+  """x ← x + f(x): every site reads and adds to one stream.
+
+  State: x, D values per token. Parameters: none.
+
+  Args:
+    num_layers: L.
+    d_model: D.
+    sites: site names of a layer.
+
+  Source: He et al., arXiv 1512.03385; pre-norm form arXiv 2002.04745.
+  """
+
+  family = "scalars"
+
+  def init(self, x: Array, tokens: TokenContext | None = None) -> Array:
+    """See `Combinator.init`."""
+    return x
+
+  def read(self, state: Array, layer: Layer, site: str) -> tuple[Views, Any]:
+    """See `Combinator.read`."""
+    return {"x": state}, None
+
+  def write(
+    self, state: Array, layer: Layer, site: str, out: Array, *,
+    normed: Views | None = None, tape: Any = None,
+  ) -> Array:  # fmt: skip
+    """See `Combinator.write`."""
+    return state + out
+
+  def final(self, state: Array) -> Array:
+    """See `Combinator.final`."""
+    return state

@@ -1,0 +1,1 @@
+"""What is learned from trained models: analyses, evaluations, sweeps, statistics."""

@@ -1,0 +1,286 @@
+"""The alignment of a model: how its hidden states turn from the input token to the next token."""
+
+import dataclasses
+import json
+import math
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import msgspec
+import numpy as np
+
+from resjax.base import typed_json
+
+READINGS = ("closed", "read")
+LENS_METRICS = (
+  "input_rank",
+  "input_log_rank",
+  "input_probability",
+  "next_rank",
+  "next_log_rank",
+  "next_probability",
+  "next_nats",
+  "entropy",
+  "kl_to_final",
+  "top1_is_input",
+  "top1_is_target",
+)
+STATE_METRICS = (
+  "cosine_input",
+  "cosine_next",
+  "cosine_input_normed",
+  "cosine_next_normed",
+  "projection_input",
+  "projection_next",
+  "energy_share",
+  "hidden_norm",
+)
+GEOMETRY_METRICS = (*STATE_METRICS, "branch_norm")
+METRICS = LENS_METRICS + GEOMETRY_METRICS
+DECILES = tuple(f"decile_{number}" for number in range(10))
+GROUPS = ("all", "distinct", *DECILES, "shuffled")
+
+SWITCHING_SHARE = 0.95  # the least share of resamples with a switch for which one is claimed
+
+# The types of numbers in files.
+Count = Annotated[int, msgspec.Meta(ge=0)]
+Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
+Values = list[float | None]  # null stands for a number that is not finite
+
+
+@dataclasses.dataclass(frozen=True)
+class DepthPosition:
+  """A position along depth: the embedding, or the place behind a site of a layer.
+
+  Attributes:
+    layer: 0..L-1, or -1 at the embedding.
+    site: the site of the layer, such as `attention`; `embedding` before the first layer.
+  """
+
+  layer: Annotated[int, msgspec.Meta(ge=-1)]
+  site: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Switch:
+  """The depth position from which on the next token ranks before the input token.
+
+  `resjax.study.analysis.switch_layer` defines it. None stands for nowhere in depth. Without an
+  index there is either no switch, or it is not localised: nearly all resamples have one, at
+  places too far apart to name one of them.
+
+  Attributes:
+    index: the index of the depth position, or None where no switch is claimed.
+    lower: the lower bound of the confidence interval of `index`, or None.
+    upper: the upper bound of the interval, or None.
+    level: the confidence level of the interval, such as 0.95.
+    num_bootstrap: the number of resamples of the rows.
+    share: the share of the resamples that have a switch, 0..1.
+  """
+
+  index: Count | None
+  lower: Count | None
+  upper: Count | None
+  level: Share
+  num_bootstrap: Count
+  share: Share
+
+  @property
+  def is_localised(self) -> bool:
+    """Whether there is a switch at a place that can be named, or no switch at all."""
+    return self.index is not None or self.share < SWITCHING_SHARE
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+  """Means over the tokens of one group.
+
+  Attributes:
+    num_tokens: the number of tokens.
+    num_kl_tokens: the number of those tokens that `kl_to_final` is the mean of.
+    metrics: the means of each metric, float64 [P], one per depth position; NaN without tokens.
+    switch: the switch of these tokens; None if there are no tokens.
+    standard_errors: the standard errors of the means, by metric [P], from how rows differ; NaN with
+      less than two rows. The records of a run in progress have none.
+  """
+
+  num_tokens: int
+  num_kl_tokens: int
+  metrics: Mapping[str, np.ndarray]
+  switch: Switch | None
+  standard_errors: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class DepthWeights:
+  """The mean weight, over tokens and heads, with which each site reads each source.
+
+  Attributes:
+    readers: the sites that read, in order of depth; DepthPosition(L, "output") is the final read.
+    sources: the names of the sources, such as `embedding` or `3 mlp`.
+    weights: float64 [readers, sources]; 0 where the source comes later than the reader.
+  """
+
+  readers: tuple[DepthPosition, ...]
+  sources: tuple[str, ...]
+  weights: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True)
+class Alignment:
+  """The alignment of one model, measured on one corpus.
+
+  The P depth positions are the embedding, and then the places behind every layer or every site. A
+  hidden state h is read at a position in two ways. `closed` is the state as if the layers ended
+  there (`Combinator.final_after`), and the embedding itself at the first position. `read` is what
+  the next site reads (its view x), and the output of the layers at the last position.
+
+  The metrics are means over groups of tokens, named in `GROUPS`. `all` has all tokens, and
+  `distinct` those that differ from their next token. `decile_0` (most frequent) to `decile_9` hold
+  about a tenth of the tokens each, by how often the next token occurs in the corpus. `shuffled` has
+  all tokens, but a token drawn by its frequency takes the place of the next token, and metrics that
+  need its embedding are left out. A token counts if its next token lies in the same segment.
+
+  These metrics come from the lens, the prediction softmax(head · final_norm(h)). Ranks count from 1
+  and logarithms are natural:
+    input_rank, next_rank              the rank of the input token and of the next token
+    input_log_rank, next_log_rank      the logarithm of these ranks
+    input_probability, next_probability
+    next_nats                          -ln(next_probability), the loss of the lens
+    entropy
+    kl_to_final                        KL(final prediction ‖ lens), over every n-th token
+    top1_is_input, top1_is_target      the share of tokens for which that token has rank 1
+  And these come from h, the input embedding e of the token and the output embedding u of the next:
+    cosine_input, cosine_next          cos(h, e), cos(h, u)
+    cosine_input_normed, cosine_next_normed   cos(final_norm(h), e), cos(final_norm(h), u)
+    projection_input, projection_next  ⟨h, e/‖e‖⟩, ⟨h, u/‖u‖⟩
+    energy_share                       ‖P h‖² / ‖h‖², where P projects onto the span of e and u
+    hidden_norm                        ‖h‖
+    branch_norm                        ‖Σ outputs of the sites since the position before‖, and NaN
+                                       at the embedding
+
+  Attributes:
+    model: the name of the model.
+    corpus: the name of the corpus.
+    num_rows: the number of rows of tokens that were read.
+    positions: the P depth positions, in order.
+    readings: the groups by name, for each reading that was measured.
+    depth_weights: the weights of sources; None for a combinator that has none.
+  """
+
+  model: str
+  corpus: str
+  num_rows: int
+  positions: tuple[DepthPosition, ...]
+  readings: Mapping[str, Mapping[str, Group]]
+  depth_weights: DepthWeights | None
+
+  def to_json(self) -> str:
+    """Returns the alignment as JSON, in which numbers that are not finite are null."""
+    return json.dumps(to_plain(self), allow_nan=False)
+
+  @classmethod
+  def from_json(cls, text: str | bytes, where: str = "the alignment") -> "Alignment":
+    """Returns the alignment that `to_json` wrote; null becomes NaN, other floats keep every bit.
+
+    Raises:
+      ValueError: it is something else; the message begins with `where`.
+    """
+    return typed_json.rebuild(text, StoredAlignment, StoredAlignment.alignment, where)
+
+
+@dataclasses.dataclass(frozen=True)
+class _StoredGroup:
+  num_tokens: Count
+  num_kl_tokens: Count
+  metrics: dict[str, Values]
+  switch: Switch | None
+  standard_errors: dict[str, Values] = dataclasses.field(default_factory=dict)
+
+  def group(self, places: int) -> Group:
+    """Returns the group, whose metrics have a value for each of so many depth positions."""
+    for name, values in (*self.metrics.items(), *self.standard_errors.items()):
+      if len(values) != places:
+        raise ValueError(f"{name} has {len(values)} values for {places} positions")
+    switch = self.switch
+    at = () if switch is None else (switch.index, switch.lower, switch.upper)
+    if any(index is not None and index >= places for index in at):
+      raise ValueError(f"a switch is at {at}, beyond the {places} positions")
+    metrics, errors = (
+      {name: np.array(values, np.float64) for name, values in found.items()}
+      for found in (self.metrics, self.standard_errors)
+    )
+    return Group(self.num_tokens, self.num_kl_tokens, metrics, switch, errors)
+
+
+@dataclasses.dataclass(frozen=True)
+class _StoredWeights:
+  readers: tuple[DepthPosition, ...]
+  sources: tuple[str, ...]
+  weights: list[Values]
+
+  def depth_weights(self) -> DepthWeights:
+    """Returns the weights, a row for each reader."""
+    values = matrix(self.weights, len(self.readers), len(self.sources), "depth_weights.weights")
+    return DepthWeights(self.readers, self.sources, values)
+
+
+@dataclasses.dataclass(frozen=True)
+class StoredAlignment:
+  """An alignment as JSON has it, see `Alignment`."""
+
+  model: str
+  corpus: str
+  num_rows: Count
+  positions: tuple[DepthPosition, ...]
+  readings: dict[str, dict[str, _StoredGroup]]
+  depth_weights: _StoredWeights | None
+
+  def alignment(self) -> Alignment:
+    """Returns the alignment that was stored, with arrays in place of lists.
+
+    Raises:
+      ValueError: its parts do not fit each other.
+    """
+    sites = [position.site for position in self.positions if position.layer == 0]
+    layers = self.positions[-1].layer + 1 if self.positions else 0
+    # The lengths are compared first, so that a large number of a layer costs nothing.
+    fits = bool(sites) and len(self.positions) == 1 + layers * len(sites)
+    expected = [(layer, site) for layer in range(layers * fits) for site in sites]
+    if not fits or [(p.layer, p.site) for p in self.positions[1:]] != expected:
+      raise ValueError("positions must be the embedding, and then the same sites of every layer")
+    if self.positions[0].layer != -1 or not self.readings:
+      raise ValueError("positions must begin with layer -1, and readings must not be empty")
+    for reading, groups in self.readings.items():
+      if "all" not in groups:
+        raise ValueError(f"readings.{reading} has no group 'all'")
+    readings = {
+      reading: {name: group.group(len(self.positions)) for name, group in groups.items()}
+      for reading, groups in self.readings.items()
+    }
+    weights = None if self.depth_weights is None else self.depth_weights.depth_weights()
+    return Alignment(self.model, self.corpus, self.num_rows, self.positions, readings, weights)
+
+
+def matrix(rows: list[Values], height: int, width: int, name: str) -> np.ndarray:
+  """Returns rows of numbers as float64 [height, width]; null becomes NaN.
+
+  Raises:
+    ValueError: they have another size; the message names them.
+  """
+  if len(rows) != height or any(len(row) != width for row in rows):
+    raise ValueError(f"{name} must have {height} rows of {width} numbers")
+  return np.array(rows, np.float64).reshape(height, width)
+
+
+def to_plain(value: Any) -> Any:
+  """Returns dataclasses, arrays and tuples as dicts and lists, with None for inf and NaN."""
+  if dataclasses.is_dataclass(value) and not isinstance(value, type):
+    return {field.name: to_plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+  if isinstance(value, np.ndarray):
+    return to_plain(value.tolist())
+  if isinstance(value, Mapping):
+    return {key: to_plain(item) for key, item in value.items()}
+  if isinstance(value, list | tuple):
+    return [to_plain(item) for item in value]
+  return None if isinstance(value, float) and not math.isfinite(value) else value

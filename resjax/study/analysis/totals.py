@@ -1,0 +1,202 @@
+"""Adds up the sums of batches, and turns them into the alignment of a model."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from resjax.base.typing import Array
+from resjax.combinators.base import OUTPUT, Combinator
+from resjax.study.analysis.alignment import (
+  GROUPS,
+  Alignment,
+  DepthPosition,
+  DepthWeights,
+  Group,
+  Switch,
+)
+from resjax.study.analysis.lens import PER_TOKEN
+from resjax.study.analysis.probing import ProbeConfig, ProbeSums
+from resjax.study.analysis.switch_layer import switch_layer
+
+_RENAMED = {"input_first": "top1_is_input", "next_first": "top1_is_target"}
+_DROPPED = ("input_nats",)
+_LOG_RANKS = tuple(PER_TOKEN.index(f"{name}_log_rank") for name in ("next", "input", "shuffled"))
+
+
+class RowSums(NamedTuple):
+  """Sums over rows of what the mean of a metric and its standard error need, [..., G] each.
+
+  Attributes:
+    values: Σ s, where s is the sum of the metric over the tokens of a row.
+    squares: Σ s².
+    products: Σ s n, where n is the number of tokens of the row.
+    tokens: Σ n [G].
+    token_squares: Σ n² [G].
+    rows: the number of rows that have tokens [G].
+  """
+
+  values: np.ndarray
+  squares: np.ndarray
+  products: np.ndarray
+  tokens: np.ndarray
+  token_squares: np.ndarray
+  rows: np.ndarray
+
+  @classmethod
+  def of(cls, values: np.ndarray, tokens: np.ndarray) -> "RowSums":
+    """Returns the sums of a batch, from sums of rows [..., G, B] and numbers of tokens [G, B]."""
+    terms = values, values**2, values * tokens, tokens, tokens**2, tokens > 0
+    return cls(*(term.sum(axis=-1, dtype=np.float64) for term in terms))
+
+  def __add__(self, other: "RowSums") -> "RowSums":  # type: ignore[override]
+    """Returns the sums of both."""
+    return RowSums(*map(np.add, self, other))
+
+  def mean(self) -> np.ndarray:
+    """Returns the mean over tokens m = Σ s / Σ n [..., G]; NaN without tokens."""
+    return _mean(self.values, self.tokens)
+
+  def standard_error(self) -> np.ndarray:
+    """Returns the standard error of the mean [..., G]; NaN with less than two rows.
+
+    It is √(R / (R − 1) Σ (s − m n)²) / Σ n over R rows: that of a ratio of sums over rows, because
+    tokens of a row depend on each other.
+
+    Source: Cochran, Sampling Techniques, 1977, equation 6.9, without the correction for a finite
+      population.
+    """
+    mean = self.mean()
+    spread = self.squares - 2 * mean * self.products + mean**2 * self.token_squares
+    return _mean(np.sqrt(np.maximum(_mean(spread * self.rows, self.rows - 1), 0)), self.tokens)
+
+
+class Totals:
+  """Adds up the `ProbeSums` of batches in float64, and keeps log-ranks by row for the bootstrap."""
+
+  def __init__(self):
+    self._tokens: list[np.ndarray] = []  # One array [G, B] per batch.
+    self._log_ranks: dict[str, list[np.ndarray]] = {}  # One [P, 3, G, B] per batch, by reading.
+    self._sums: dict[str, RowSums] = {}
+    self._weights: dict[str, np.ndarray] = {}
+
+  def add(self, sums: ProbeSums) -> None:
+    """Adds the sums of a batch, which are NumPy arrays."""
+    tokens, kl_tokens = _wide(sums.tokens), _wide(sums.kl_tokens)
+    self._tokens.append(tokens)
+    for reading, found in sums.readings.items():
+      self._log_ranks.setdefault(reading, []).append(_wide(found)[:, _LOG_RANKS])
+      self._add(reading, _wide(found), tokens)
+      self._add(f"{reading} kl", _wide(sums.kl[reading]), kl_tokens)
+    self._add("branch", _wide(sums.branch), tokens)
+    for site, weights in sums.depth_weights.items():
+      self._weights[site] = self._weights.get(site, 0.0) + _wide(weights)
+
+  def _add(self, name: str, values: np.ndarray, tokens: np.ndarray) -> None:
+    new = RowSums.of(values, tokens)
+    self._sums[name] = self._sums[name] + new if name in self._sums else new
+
+  def alignment(
+    self,
+    model: str,
+    corpus: str,
+    config: ProbeConfig,
+    combinator: Combinator,
+    *,
+    num_bootstrap: int,
+    level: float,
+    seed: int,
+  ) -> Alignment:
+    """Returns the alignment of a model; the options are those of `switch_layer`."""
+    options = {"num_bootstrap": num_bootstrap, "level": level, "seed": seed}
+    tokens = np.concatenate(self._tokens, axis=-1)
+    used = tokens[0] > 0  # Rows that fill up the last batch have no tokens.
+    log_ranks = {
+      reading: np.concatenate(rows, axis=-1)[..., used] for reading, rows in self._log_ranks.items()
+    }
+    return Alignment(
+      model=model,
+      corpus=corpus,
+      num_rows=int(used.sum()),
+      positions=config.positions(combinator),
+      readings={
+        reading: self._groups(reading, rows, tokens[:, used], options)
+        for reading, rows in log_ranks.items()
+      },
+      depth_weights=self._depth_weights(combinator, tokens[0].sum()),
+    )
+
+  def _groups(
+    self, reading: str, log_ranks: np.ndarray, tokens: np.ndarray, options: Mapping[str, Any]
+  ) -> Mapping[str, Group]:
+    """Returns the groups, given log-ranks [P, 3, G, rows] and numbers of tokens [G, rows]."""
+    found = {}
+    names = [name for name in GROUPS if name != "shuffled"][: len(tokens)]
+    for index, name in enumerate(names):
+      switch = switch_layer(log_ranks[:, :, index], tokens[index], **options)
+      found[name] = self._group(reading, index, switch, _own)
+    shuffled_first = log_ranks[:, [2, 1, 0], 0]
+    switch = switch_layer(shuffled_first, tokens[0], **options)
+    return found | {"shuffled": self._group(reading, 0, switch, _shuffled)}
+
+  def _group(
+    self, reading: str, index: int, switch: Switch | None, named: Callable[..., Any]
+  ) -> Group:
+    """Returns the group with this index; `named` gives its metrics the names of the group."""
+    num_tokens, num_kl_tokens = (
+      int(self._sums[name].tokens[index]) for name in (reading, f"{reading} kl")
+    )
+    metrics, errors = (
+      named(self._statistics(reading, index, statistic))
+      for statistic in (RowSums.mean, RowSums.standard_error)
+    )
+    return Group(num_tokens, num_kl_tokens, metrics, switch, errors)
+
+  def _statistics(
+    self, reading: str, index: int, statistic: Callable[[RowSums], np.ndarray]
+  ) -> dict[str, np.ndarray]:
+    """Returns a statistic [P] of one group by the names of `PER_TOKEN`, and two more."""
+    own, kl, branch = (
+      statistic(self._sums[name])[..., index] for name in (reading, f"{reading} kl", "branch")
+    )
+    more = {"kl_to_final": kl, "branch_norm": np.concatenate([[np.nan], branch])}
+    return dict(zip(PER_TOKEN, own.T, strict=True)) | more
+
+  def _depth_weights(self, combinator: Combinator, count: float) -> DepthWeights | None:
+    readers, rows, sums = [], [], self._weights
+    for layer in range(combinator.num_layers):
+      for site in combinator.sites:
+        if site in sums:
+          readers.append(DepthPosition(layer, site))
+          rows.append(sums[site][layer])
+    if OUTPUT in sums:
+      readers.append(DepthPosition(combinator.num_layers, OUTPUT))
+      rows.append(sums[OUTPUT])
+    if not rows:
+      return None
+    means = _mean(np.stack(rows), np.asarray(count))
+    return DepthWeights(tuple(readers), combinator.source_names(), means)
+
+
+def _wide(values: Array) -> np.ndarray:
+  return np.asarray(values, np.float64)
+
+
+def _mean(sums: np.ndarray, counts: np.ndarray) -> np.ndarray:
+  """Returns sums [..., G] / counts [G]; NaN where a count is not positive."""
+  return sums / np.where(counts > 0, counts, np.nan)
+
+
+def _own(metrics: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+  """Returns the metrics of a group of tokens, by their names in `alignment.METRICS`."""
+  kept = {name: v for name, v in metrics.items() if not name.startswith("shuffled_")}
+  return {_RENAMED.get(name, name): v for name, v in kept.items() if name not in _DROPPED}
+
+
+def _shuffled(metrics: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+  """Returns the metrics with the shuffled target in the place of the next token.
+
+  Those that need the embedding of the next token are left out.
+  """
+  kept = {name: v for name, v in metrics.items() if name.startswith(("shuffled_", "input_"))}
+  return _own({name.replace("shuffled_", "next_"): v for name, v in kept.items()})

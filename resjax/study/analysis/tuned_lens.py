@@ -1,0 +1,368 @@
+"""The tuned lens: affine maps, one per depth position, from hidden states to the last one."""
+
+import dataclasses
+import functools
+import hashlib
+import json
+import math
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import safetensors
+import safetensors.numpy
+from flax import nnx
+from jax import lax
+
+from resjax.base import locations, typed_json
+from resjax.base.locations import Location
+from resjax.base.typing import Array, PyTree
+from resjax.data.eval_text import MeasuredText
+from resjax.data.pipeline import Batch
+from resjax.models.decoder import Decoder
+from resjax.study.analysis.lens import chunk, num_chunks
+from resjax.study.analysis.states import trajectory
+from resjax.study.analysis.token_groups import next_tokens
+from resjax.study.analysis.totals import RowSums
+
+_TENSORS, _FACTS = "lens.safetensors", "lens.json"
+_CHUNK = 256  # tokens of a shard whose logits exist at a time
+_CLEAR = 2.0  # standard errors by which a map must be better than none on the selection rows
+_FEWEST = 12  # rows of a text
+_MOST_BYTES = 1 << 34
+
+Progress = Callable[[int, int], None]
+"""A function that is called as progress(done, total) after every step."""
+
+
+@dataclasses.dataclass(frozen=True)
+class TunedLens:
+  """The prediction softmax(head · final_norm(h + A_p h + b_p)) of the state h at depth position p.
+
+  The maps start at zero, which is the logit lens. A map that is not clearly better on rows that it
+  was not trained on stays zero; so does that of the last position.
+
+  Attributes:
+    weights: A [P, D, D], applied from the right: h A_p.
+    biases: b [P, D].
+  """
+
+  weights: Array
+  biases: Array
+
+  def __call__(self, states: Array) -> Array:
+    """Returns the translated states of the states [P, ..., D] at all depth positions."""
+    return jax.vmap(translate)(self.weights, self.biases, states)
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+  """The tuned lens beside the logit lens, on text that neither training nor selection has seen.
+
+  Attributes:
+    num_tokens: the number of tokens.
+    kl: KL(final prediction ‖ lens) in nats per token, of the logit and the tuned lens [2, P].
+    nats: the loss of both lenses on the next token [2, P].
+    kl_errors: the standard errors of `kl`, from how rows differ [2, P].
+    nats_errors: those of `nats` [2, P].
+    gain: how much lower the KL of the tuned lens is [P].
+    gain_errors: the standard errors of `gain`, by rows [P].
+  """
+
+  num_tokens: int
+  kl: np.ndarray
+  nats: np.ndarray
+  kl_errors: np.ndarray
+  nats_errors: np.ndarray
+  gain: np.ndarray
+  gain_errors: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True)
+class _Facts:
+  """What a folder says of its lens: for which model it was trained, and the digest of its maps."""
+
+  model: str
+  digest: str
+
+
+def translate(weight: Array, bias: Array, hidden: Array) -> Array:
+  """Returns h + h A + b [..., D] in the dtype of h."""
+  moved = hidden.astype(weight.dtype)
+  return (moved + moved @ weight + bias).astype(hidden.dtype)
+
+
+def train(
+  decoder: Decoder,
+  text: MeasuredText,
+  *,
+  steps: int = 250,
+  learning_rate: float = 1e-3,
+  seed: int = 0,
+  progress: Progress = lambda done, total: None,
+) -> tuple[TunedLens, Comparison]:
+  """Trains a lens for the states after every layer, and compares it with the logit lens.
+
+  The rows of the text are split in their order: the first 70% train, the next 15% select, and the
+  last 15% compare. The loss is KL(final prediction ‖ lens), the mean over tokens, for each depth
+  position on its own. Adam trains with a rate that falls linearly to zero. Of ten points of
+  training the one with the best KL on the selection rows is kept for each position.
+
+  The paper trains with the same loss, and with SGD with momentum; it has no maps to select.
+
+  Args:
+    decoder: any decoder, sharded or not, with any combinator.
+    text: the text, as many rows as there are to split.
+    steps: the number of steps, of one batch of the text's size each.
+    learning_rate: the rate at the first step.
+    seed: the seed of the order of rows.
+    progress: is told of every step.
+
+  Raises:
+    ValueError: The text has too few rows to be split, or an argument is out of range.
+
+  Source: Eliciting Latent Predictions from Transformers with the Tuned Lens, arXiv 2303.08112.
+  """
+  if steps < 1 or not 0 < learning_rate < math.inf:
+    raise ValueError(
+      f"steps={steps} must be at least 1, and learning_rate={learning_rate} a positive number"
+    )
+  size = len(text.batches[0]["inputs"])
+  training, selection, comparison = _split(text)
+  meter = _Meter(decoder)
+  shape = decoder.config.num_layers + 1, decoder.config.d_model
+  zeros = np.zeros((*shape, shape[1]), np.float32), np.zeros(shape, np.float32)
+  maps = jax.tree.map(decoder.layout.copy, zeros)
+  optimizer = optax.adam(optax.linear_schedule(learning_rate, 0.0, steps))
+  moments, rng = optimizer.init(maps), np.random.default_rng(seed)
+  held_out = _batches(selection, size)
+  identity = meter.sums(maps, held_out)
+  best, best_kl = maps, identity["kl"].mean()
+  points = {round(point) for point in np.linspace(0, steps, 11)[1:]}
+  update = jax.jit(functools.partial(_update, optimizer))
+  order = np.zeros(0, int)
+  for step in range(1, steps + 1):
+    if len(order) < size:
+      order = np.concatenate([order, rng.permutation(len(training["inputs"]))])
+    rows, order = order[:size], order[size:]
+    batch = {name: array[np.resize(rows, size)] for name, array in training.items()}
+    maps, moments = update(meter.gradient(maps, batch), moments, maps)
+    if step in points:
+      found = meter.sums(maps, held_out)
+      better = found["kl"].mean() < best_kl
+      best_kl = np.where(better, found["kl"].mean(), best_kl)
+      best = _chosen(better, maps, best)
+    progress(step, steps)
+  gain = meter.sums(best, held_out)["gain"]
+  clear = gain.mean() > _CLEAR * np.nan_to_num(gain.standard_error())
+  clear[-1] = False  # the last state is what the others are compared with
+  best = _chosen(clear, best, jax.tree.map(jnp.zeros_like, best))
+  return TunedLens(*best), meter.compare(best, _batches(comparison, size))
+
+
+def save(lens: TunedLens, folder: Location, model: str) -> None:
+  """Writes a lens into a folder of its own.
+
+  Args:
+    lens: the lens.
+    folder: is made where it is missing.
+    model: the fingerprint of the decoder, see `TrainedModel.fingerprint`.
+  """
+  arrays = {name: np.asarray(value) for name, value in dataclasses.asdict(lens).items()}
+  content = safetensors.numpy.save(arrays)
+  locations.make_folder(folder, "--out")
+  locations.write_bytes(folder / _TENSORS, content)
+  facts = _Facts(model, hashlib.sha256(content).hexdigest())
+  locations.write_text(folder / _FACTS, json.dumps(dataclasses.asdict(facts)))
+
+
+def load(folder: Location, model: str) -> TunedLens:
+  """Returns the lens that `save` wrote.
+
+  Raises:
+    ValueError: There is none, it is damaged, or it belongs to another model.
+  """
+  facts = typed_json.read(folder / _FACTS, _Facts)
+  content = locations.read_bytes(folder / _TENSORS, _MOST_BYTES)
+  if facts.model != model:
+    raise ValueError(
+      f"{folder} has a tuned lens for other parameters ({facts.model[:12]}, not {model[:12]}); "
+      "train one for this checkpoint with resjax inspect --what=lens"
+    )
+  if hashlib.sha256(content).hexdigest() != facts.digest:
+    raise ValueError(f"{folder / _TENSORS} is damaged; train the lens again")
+  try:
+    maps = safetensors.numpy.load(content)
+  except (safetensors.SafetensorError, KeyError, ValueError):  # KeyError: of an unknown dtype
+    raise ValueError(f"{folder / _TENSORS} is no safetensors file; train the lens again") from None
+  weights, biases = maps.get("weights", np.zeros(0)), maps.get("biases", np.zeros(0))
+  if weights.ndim != 3 or weights.shape != (*biases.shape, *biases.shape[-1:]):
+    raise ValueError(
+      f"{folder / _TENSORS} holds no tuned lens: weights {list(weights.shape)} and biases "
+      f"{list(biases.shape)} must be [P, D, D] and [P, D]; train the lens again"
+    )
+  return TunedLens(jnp.asarray(weights), jnp.asarray(biases))
+
+
+class _Meter:
+  """Measures lenses of one decoder, whose arrays are arguments of compiled programs."""
+
+  def __init__(self, decoder: Decoder):
+    graphdef, self._parameters = nnx.split(decoder)
+    self._layout = layout = decoder.layout
+    merge = functools.partial(nnx.merge, graphdef)
+    compiled = functools.partial(jax.jit, out_shardings=layout.everywhere)
+    self._gradient = compiled(
+      lambda parameters, maps, rows: _gradient(merge(parameters), maps, rows)
+    )
+    self._sums = compiled(lambda parameters, maps, rows: _sums(merge(parameters), maps, rows))
+
+  def gradient(self, maps: PyTree, batch: Batch) -> PyTree:
+    """Returns the gradient of the mean KL of each depth position by its map."""
+    return self._gradient(self._parameters, maps, self._layout.split(batch))
+
+  def sums(self, maps: PyTree, batches: Sequence[Batch]) -> dict[str, RowSums]:
+    """Returns the sums over rows of `kl`, `nats` and `gain` over the logit lens [P]."""
+    total: dict[str, RowSums] = {}
+    for batch in batches:
+      # The logit lens is a run of its own. On CPUs, XLA of JAX 0.10 and 0.12 makes both lenses in
+      # one program read memory that nothing has written, where the model has no final norm.
+      found = self._of_rows(maps, batch)
+      found["gain"] = self._of_rows(jax.tree.map(jnp.zeros_like, maps), batch)["kl"] - found["kl"]
+      tokens = found.pop("tokens")
+      for name, values in found.items():
+        new = RowSums.of(values, tokens)
+        total[name] = total[name] + new if name in total else new
+    return total
+
+  def _of_rows(self, maps: PyTree, batch: Batch) -> dict[str, np.ndarray]:
+    """Returns what `_sums` does, in float64."""
+    found = jax.device_get(self._sums(self._parameters, maps, self._layout.split(batch)))
+    return {name: np.asarray(values, np.float64) for name, values in found.items()}
+
+  def compare(self, maps: PyTree, batches: Sequence[Batch]) -> Comparison:
+    """Returns the comparison of a lens with the logit lens."""
+    tuned = self.sums(maps, batches)
+    plain = self.sums(jax.tree.map(jnp.zeros_like, maps), batches)
+    kl, nats = ((plain[name], tuned[name]) for name in ("kl", "nats"))
+    return Comparison(
+      int(tuned["kl"].tokens),
+      np.stack([one.mean() for one in kl]),
+      np.stack([one.mean() for one in nats]),
+      np.stack([one.standard_error() for one in kl]),
+      np.stack([one.standard_error() for one in nats]),
+      tuned["gain"].mean(),
+      tuned["gain"].standard_error(),
+    )
+
+
+def _gradient(decoder: Decoder, maps: PyTree, rows: PyTree) -> PyTree:
+  """Returns the gradient of the mean KL of each depth position by its own map."""
+  states, *seen = _observed(decoder, rows)
+
+  def of_chunk(one: PyTree, *parts: Array) -> PyTree:
+    return jax.grad(lambda m: jnp.sum(_terms(decoder, m, *parts)["kl"]))(one)
+
+  def of_position(_: None, parts: PyTree) -> tuple[None, PyTree]:
+    one, state = parts
+    return None, _over_chunks(decoder, functools.partial(of_chunk, one), state, *seen)
+
+  count = jnp.maximum(jnp.sum(seen[-1]), 1)
+  return jax.tree.map(lambda g: g / count, lax.scan(of_position, None, (maps, states))[1])
+
+
+def _sums(decoder: Decoder, maps: PyTree, rows: PyTree) -> dict[str, Array]:
+  """Returns the sums over tokens of `kl` and `nats` [P, B], and the tokens [B]."""
+  states, *seen = _observed(decoder, rows)
+
+  def of_chunk(one: PyTree, *parts: Array) -> dict[str, Array]:
+    return jax.tree.map(lambda values: jnp.sum(values, axis=1), _terms(decoder, one, *parts))
+
+  def of_position(_: None, parts: PyTree) -> tuple[None, PyTree]:
+    one, state = parts
+    return None, _over_chunks(decoder, functools.partial(of_chunk, one), state, *seen)
+
+  found = lax.scan(of_position, None, (maps, states))[1]
+  return found | {"tokens": jnp.sum(seen[-1], axis=1)}
+
+
+def _observed(decoder: Decoder, rows: PyTree) -> tuple[Array, Array, Array, Array]:
+  """Returns the states [P, B, T, D], the last of them, the next tokens and what counts [B, T]."""
+  tokens, segment_ids = rows["inputs"], rows["segment_ids"]
+  states = trajectory(decoder, tokens, segment_ids, rows["positions"])
+  following, counted = next_tokens(tokens, segment_ids)
+  return states, states[-1], following, counted.astype(jnp.float32)
+
+
+def _terms(
+  decoder: Decoder, one: PyTree, state: Array, last: Array, following: Array, counted: Array
+) -> dict[str, Array]:
+  """Returns KL(final prediction ‖ lens) and the loss on the next token [B, t], 0 if not counted."""
+  final, lens = (
+    jax.nn.log_softmax(decoder.logits(decoder.final_norm(h)))
+    for h in (last, translate(one[0], one[1], state))
+  )
+  kl = jnp.sum(jnp.exp(final) * (final - lens), axis=-1)
+  nats = -jnp.take_along_axis(lens, following[..., None], axis=-1)[..., 0]
+  return {"kl": jnp.where(counted > 0, kl, 0.0), "nats": jnp.where(counted > 0, nats, 0.0)}
+
+
+def _over_chunks(decoder: Decoder, terms: Callable[..., PyTree], *arrays: Array) -> PyTree:
+  """Returns the sum of terms(parts of the arrays [B, T, ...]) over chunks of tokens."""
+  chunks = num_chunks(arrays[0].shape[:2], _CHUNK, decoder.layout)
+
+  def of(index: Array | int) -> PyTree:
+    return terms(*(chunk(a, 1, chunks, index) for a in arrays))
+
+  start = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), jax.eval_shape(of, 0))
+  body = lambda total, index: (jax.tree.map(jnp.add, total, of(index)), None)  # noqa: E731
+  return lax.scan(body, start, jnp.arange(chunks))[0]
+
+
+def _update(
+  optimizer: optax.GradientTransformation, gradient: PyTree, moments: PyTree, maps: PyTree
+) -> tuple[PyTree, PyTree]:
+  updates, moments = optimizer.update(gradient, moments, maps)
+  return optax.apply_updates(maps, updates), moments
+
+
+def _chosen(which: np.ndarray, maps: PyTree, others: PyTree) -> PyTree:
+  """Returns the maps of the positions for which `which` [P] is true, and `others` elsewhere."""
+
+  def choose(a: Array, b: Array) -> Array:
+    return jnp.where(which.reshape(-1, *(1,) * (a.ndim - 1)), a, b)
+
+  return jax.tree.map(choose, maps, others)
+
+
+def _split(text: MeasuredText) -> list[Batch]:
+  """Returns the rows of a text that train, those that select, and those that compare."""
+  names = ("inputs", "segment_ids", "positions")
+  rows = {name: np.concatenate([batch[name] for batch in text.batches]) for name in names}
+  used = rows["segment_ids"].any(axis=1)
+  count = int(used.sum())
+  if count < _FEWEST:
+    raise ValueError(
+      f"{text.name} has {count} rows, and a tuned lens needs {_FEWEST} or more to train, select "
+      "and compare; raise --tokens, or lower --seq_len"
+    )
+  ends = [round(0.7 * count), round(0.85 * count), count]
+  return [
+    {name: array[used][start:end] for name, array in rows.items()}
+    for start, end in zip([0, *ends], ends, strict=False)
+  ]
+
+
+def _batches(rows: Batch, size: int) -> list[Batch]:
+  """Returns rows in batches of one size, the last filled up with rows of padding."""
+  count = len(rows["inputs"])
+  padded = {
+    name: np.concatenate([array, np.zeros((-count % size, array.shape[1]), array.dtype)])
+    for name, array in rows.items()
+  }
+  return [
+    {name: array[first : first + size] for name, array in padded.items()}
+    for first in range(0, count, size)
+  ]

@@ -1,0 +1,143 @@
+"""The comparison of a sweep as text for a terminal."""
+
+from collections.abc import Sequence
+
+from rich.console import Console
+
+from resjax.base import terminal
+from resjax.study.statistics import Difference
+from resjax.study.sweeps.comparison import Arm, Comparison, Row
+from resjax.study.sweeps.plan import Plan
+
+
+def show_plan(plan: Plan, effects: tuple[float, float] | None, console: Console) -> None:
+  """Prints what a sweep asks, and what it can show.
+
+  Args:
+    plan: the plan.
+    effects: the smallest differences that it can show, see `comparison.expected`; None: not known.
+    console: where to print.
+  """
+  asked = plan.questions
+  seeds = ", ".join(map(str, plan.seeds))
+  lines = [
+    f"plan of {plan.date}: {len(plan.arms)} arms, seeds {seeds}, contrasts in {asked.key} "
+    f"({asked.better} is better): {_contrasts(plan)}; margin {asked.margin:.2%} of the reference; "
+    f"ends with {asked.stopping}",
+  ]
+  if len(plan.seeds) < 2:
+    lines.append("one seed: no difference can be told from noise; give more, as --seeds=0,1,2")
+  elif effects is None:
+    lines.append(
+      "smallest difference that it can show: not known; give the standard deviation over seeds as "
+      "--spread, or run the seeds of the baseline first (--only)"
+    )
+  else:
+    lines.append(_effects(effects, "can be seen"))
+  terminal.say(console, "\n".join(lines))
+
+
+def _contrasts(plan: Plan) -> str:
+  return ", ".join(f"{contrast.arm} - {contrast.reference}" for contrast in plan.contrasts)
+
+
+def show(comparison: Comparison, console: Console) -> None:
+  """Prints what a sweep shows: the planned contrasts, the others, and deviations from the plan."""
+  for reason in comparison.exploratory:
+    terminal.say(console, f"exploratory: {reason}")
+  _block(f"planned contrasts in {comparison.metric}", comparison.planned, comparison, console)
+  if comparison.afterwards:
+    title = "found afterwards, to be tested on new seeds"
+    _block(title, comparison.afterwards, comparison, console)
+  _costs(comparison, console)
+  for arm, values in comparison.tuned.items():
+    found = ", ".join(f"{name}={value:g}" for name, value in values.items())
+    terminal.say(console, f"tuned: {arm} {found}")
+  for line in comparison.deviations:
+    terminal.say(console, f"deviation: {line}")
+  if comparison.deviation is not None:
+    text = f"pooled standard deviation of a paired difference: {comparison.deviation:.3g}"
+    terminal.say(console, text)
+  if comparison.detectable:
+    terminal.say(console, _effects(comparison.detectable, "could have been seen"))
+
+
+def _effects(effects: tuple[float, float], words: str) -> str:
+  alone, strictest = effects
+  return (
+    f"smallest difference that {words} (80 of 100 times): {alone:.3g}, in the strictest step of "
+    f"Holm {strictest:.3g}"
+  )
+
+
+def _block(title: str, rows: Sequence[Row], comparison: Comparison, console: Console) -> None:
+  """Prints the contrasts that were tested together, with each reference above them."""
+  references = list(dict.fromkeys(row.contrast.reference for row in rows))
+  console.print(f"\n{title}; Δ: less {references[0] if len(references) == 1 else 'the reference'}")
+  headings = ("n", "mean", "Δ", "95 % interval", "p Holm")
+  table = _table(headings)
+  table.numbers("verdict", justify="left")
+  for name in references:
+    table.add_row(name, *_reached(comparison.arms[name]))
+  for row in rows:
+    shown = row.contrast.arm
+    if len(references) > 1:
+      shown += f" - {row.contrast.reference}"
+    table.add_row(shown, *_reached(comparison.arms[row.contrast.arm]), *_found(row))
+  console.print(table)
+
+
+def _costs(comparison: Comparison, console: Console) -> None:
+  """Prints parameters, and what each arm costs as a multiple of its reference."""
+  rows = {row.contrast.arm: row for row in (*comparison.afterwards, *comparison.planned)}
+  table = _table(("parameters", "tokens/s ×", "memory ×", "FLOPs ×"))
+  for name, arm in comparison.arms.items():
+    parameters = "" if arm.parameters is None else f"{arm.parameters / 1e6:.3f}M"
+    ratios: tuple[float | None, ...] = ()
+    if name in rows:
+      ratios = (rows[name].speed_ratio, rows[name].memory_ratio, rows[name].flops_ratio)
+    table.add_row(name, parameters, *(terminal.number(ratio, ".3f") for ratio in ratios))
+  console.print(table)
+
+
+def _table(headings: Sequence[str]) -> terminal.Table:
+  table = terminal.Table()
+  table.add_column("arm")
+  table.numbers(*headings)
+  return table
+
+
+def _reached(arm: Arm) -> tuple[str, str]:
+  return str(arm.seeds), terminal.number(arm.mean, ".4f")
+
+
+def _found(row: Row) -> list[str]:
+  """Returns the difference, its interval, the adjusted p value and the verdict."""
+  d = row.difference
+  if d is None:
+    return ["", "", "", row.verdict]
+  return [f"{d.mean:+.4f}", _interval(d), _p_value(d), row.verdict]
+
+
+def in_words(row: Row, metric: str) -> str:
+  """Returns what was found about a contrast, in a sentence without its names."""
+  d = row.difference
+  if d is None:
+    return row.verdict
+  interval, p = _interval(d), _p_value(d)
+  sure = f" (95%: {interval})" if interval else ""
+  tested = f", p {p if p.startswith('<') else f'= {p}'}" if p else ""
+  return f"{row.verdict}, {d.mean:+.4f} in {metric}{sure}{tested}, {len(d.seeds)}\u00a0seeds"
+
+
+def _interval(difference: Difference) -> str:
+  if difference.interval is None:
+    return ""
+  low, high = difference.interval
+  return f"{low:+.4f}..{high:+.4f}" + " own s" * difference.own
+
+
+def _p_value(difference: Difference) -> str:
+  if difference.holm is None:
+    return ""
+  return "<0.001" if difference.holm < 0.001 else f"{difference.holm:.3f}"

@@ -1,0 +1,46 @@
+"""Which runs are so alike that one program can train them side by side."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from resjax.study import config_tree
+
+# Settings in which runs of one program may differ, and their types.
+FREE = {
+  "workdir": str,
+  "seed": int,
+  "init_seed": int,
+  "data.order_seed": int,
+  "optim.learning_rate": float,
+}
+
+
+def check(configs: Sequence[Mapping[str, Any]]) -> None:
+  """Raises ValueError unless configs differ in `FREE` alone, and each has a folder of its own."""
+  first, *others = [config_tree.flat(config) for config in configs]
+  for other in others:
+    for key in sorted({*first, *other} - FREE.keys()):
+      if first.get(key) != other.get(key):
+        raise ValueError(
+          f"runs that train together may differ in {', '.join(FREE)} alone; config.{key} is "
+          f"{first.get(key)!r} in {first['workdir']} and {other.get(key)!r} in {other['workdir']}"
+        )
+  folders = [str(config["workdir"]) for config in configs]
+  for folder in folders:
+    if folders.count(folder) > 1:
+      raise ValueError(f"two runs have config.workdir={folder!r}; each needs a folder of its own")
+
+
+def groups(configs: Sequence[Mapping[str, Any]], most: int) -> list[list[int]]:
+  """Returns the indices of configs that differ in `FREE` alone, in groups of at most so many.
+
+  The group of an earlier config comes first.
+  """
+  found: dict[str, list[list[int]]] = {}
+  for index, config in enumerate(configs):
+    fixed = {key: value for key, value in config_tree.flat(config).items() if key not in FREE}
+    alike = found.setdefault(repr(sorted(fixed.items())), [[]])
+    if len(alike[-1]) == most:
+      alike.append([])
+    alike[-1].append(index)
+  return sorted(group for alike in found.values() for group in alike)

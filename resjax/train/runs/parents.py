@@ -1,0 +1,166 @@
+"""The models that a run can start from: checkpoints of other runs, and Hugging Face folders."""
+
+import dataclasses
+import hashlib
+import json
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+from flax import nnx
+
+from resjax.base import locations
+from resjax.base.locations import Location
+from resjax.base.sharding import Layout
+from resjax.base.typing import Array, PyTree
+from resjax.data.pretrained_tokenizer import read_text
+from resjax.interop import huggingface
+from resjax.models.config import DecoderConfig
+from resjax.models.decoder import Decoder
+from resjax.train.checkpoint.reader import parameter_shapes, restore_params
+from resjax.train.runs import restore, workdir
+from resjax.train.runs.restore import Saved
+
+Shapes = Mapping[str, tuple[int, ...]]
+KNOB = "config.train.init_from"
+
+
+@dataclasses.dataclass(frozen=True)
+class FromRun:
+  """A parent that is a checkpoint of another run."""
+
+  saved: Saved
+
+  @property
+  def source(self) -> Location:
+    """The location of the model; `find` finds the same parent there."""
+    return self.saved.checkpoint
+
+  def tokenizer(self) -> str:
+    """Returns the content of the tokenizer file of a run that has the tokens of this model.
+
+    Raises:
+      ValueError: the model has no tokenizer.
+    """
+    kept = self.saved.workdir / workdir.TOKENIZER
+    if not kept.exists():
+      raise ValueError(
+        f"{KNOB}: {kept} is missing; give a workdir, or a checkpoint that lies in one"
+      )
+    return read_text(kept)
+
+  def shapes(self, config: DecoderConfig) -> Shapes:
+    """Returns the shape of each parameter by its path, for a decoder that takes them over."""
+    return parameter_shapes(self.saved.checkpoint)
+
+  def read(self, wanted: Mapping[str, jax.ShapeDtypeStruct], layout: Layout) -> Mapping[str, Array]:
+    """Returns the wanted parameters by path, with the wanted shapes and shardings."""
+    restore.announce(self.saved)
+    return flat(restore_params(self.saved.checkpoint, nested(wanted)))
+
+  def identity(self, config: DecoderConfig) -> Mapping[str, Any]:
+    """Returns the settings of the model, see `workdir.model_identity`."""
+    return workdir.read(self.saved.workdir).identity
+
+  def facts(self) -> dict[str, str | int | None]:
+    """Returns what tells this parent from others, for the checkpoints of a run that starts here."""
+    return {"run": self.saved.identity.run, "step": self.saved.step}
+
+
+@dataclasses.dataclass(frozen=True)
+class FromHuggingFace:
+  """A parent that is a folder with config.json, safetensors and tokenizer.json.
+
+  Rows of learned positions beyond the length of the run's rows are left out.
+
+  Attributes:
+    folder: the folder.
+    ignore: the names of settings of config.json that are not known, and harmless.
+  """
+
+  folder: pathlib.Path
+  ignore: tuple[str, ...] = ()
+
+  @property
+  def source(self) -> Location:
+    """See `FromRun`."""
+    return self.folder
+
+  def tokenizer(self) -> str:
+    """See `FromRun`."""
+    return huggingface.tokenizer(self.folder).record
+
+  def shapes(self, config: DecoderConfig) -> Shapes:
+    """See `FromRun`."""
+    theirs = huggingface.read_config(self.folder, ignore=self.ignore)
+    reached = min(theirs.max_positions, config.max_positions)
+    theirs = dataclasses.replace(theirs, max_positions=reached)
+    model = nnx.eval_shape(lambda: Decoder(theirs, rngs=nnx.Rngs(0)))
+    return {path: leaf.shape for path, leaf in _parameters(model).items()}
+
+  def read(self, wanted: Mapping[str, jax.ShapeDtypeStruct], layout: Layout) -> Mapping[str, Array]:
+    """See `FromRun`."""
+    found = _parameters(huggingface.load(self.folder, layout=layout, ignore=self.ignore))
+    return {path: _first_rows(found[path], leaf) for path, leaf in wanted.items()}
+
+  def identity(self, config: DecoderConfig) -> Mapping[str, Any]:
+    """See `FromRun`; the dtype of activations is that of `config`."""
+    theirs = huggingface.read_config(self.folder, dtype=config.dtype, ignore=self.ignore)
+    return workdir.model_identity(theirs)
+
+  def facts(self) -> dict[str, str | int | None]:
+    """See `FromRun`; the digest covers the files of the folder, without those in its subfolders."""
+    digest = hashlib.sha256()
+    for path in sorted(self.folder.iterdir()):
+      if path.is_file():
+        with locations.open_regular(path) as file:
+          content = hashlib.file_digest(file, "sha256").digest()
+        digest.update(json.dumps(path.name).encode() + content)
+    return {"huggingface": digest.hexdigest()}
+
+
+Parent = FromRun | FromHuggingFace  # a trained model that a run starts from
+
+
+def find(path: str, ignore: Sequence[str] = ()) -> Parent:
+  """Returns the parent that config.train.init_from names.
+
+  Args:
+    path: a workdir, which stands for its newest checkpoint, a checkpoint in one, or a Hugging Face
+      folder.
+    ignore: what `config.train.hf_ignore` names.
+
+  Raises:
+    ValueError: the path is none of them.
+  """
+  if is_huggingface(path):
+    return FromHuggingFace(pathlib.Path(path), tuple(ignore))
+  return FromRun(restore.find(path, KNOB))
+
+
+def is_huggingface(path: str) -> bool:
+  """Returns whether a path is that of a Hugging Face folder."""
+  place = locations.path(path, KNOB)
+  return bool(path) and locations.is_local(place) and (place / "config.json").is_file()
+
+
+def flat(tree: PyTree) -> dict[str, PyTree]:
+  """Returns the leaves of a nested dict by paths such as layers/mlp/up_proj/kernel."""
+  return nnx.traversals.flatten_mapping(tree, sep="/")
+
+
+def nested(leaves: Mapping[str, PyTree]) -> PyTree:
+  """Returns the nested dict that `flat` was given."""
+  return nnx.traversals.unflatten_mapping(leaves, sep="/")
+
+
+def _parameters(model: Decoder) -> dict[str, Any]:
+  return flat(nnx.to_pure_dict(nnx.state(model)))
+
+
+def _first_rows(array: Array, wanted: jax.ShapeDtypeStruct) -> Array:
+  if array.shape == wanted.shape:
+    return array
+  cut = jax.jit(lambda whole: whole[: wanted.shape[0]], out_shardings=wanted.sharding)
+  return cut(array)

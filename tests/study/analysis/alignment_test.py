@@ -1,0 +1,75 @@
+"""An alignment that is written and read again stays the same."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+
+from resjax.study.analysis.alignment import (
+  METRICS,
+  READINGS,
+  Alignment,
+  DepthPosition,
+  DepthWeights,
+  Group,
+  Switch,
+)
+
+
+def example(depth_weights=None):
+  rng = np.random.default_rng(0)
+  metrics = {name: rng.normal(size=3) for name in METRICS}
+  metrics["branch_norm"][0] = np.nan
+  groups = {
+    "all": Group(90, 30, metrics, Switch(2, 1, None, 0.95, 200, 0.96)),
+    "decile_3": Group(0, 0, {name: np.full(3, np.nan) for name in METRICS}, None),
+  }
+  places = (DepthPosition(-1, "embedding"), DepthPosition(0, "mlp"), DepthPosition(1, "mlp"))
+  return Alignment("a", "b", 10, places, dict.fromkeys(READINGS, groups), depth_weights)
+
+
+@pytest.mark.parametrize("with_weights", [False, True])
+def test_json_and_back_is_the_same(with_weights):
+  weights = DepthWeights((DepthPosition(0, "mlp"),), ("embedding", "x"), np.array([[0.25, 0.75]]))
+  given = example(weights if with_weights else None)
+  back = Alignment.from_json(given.to_json())
+  assert list(back.readings) == list(READINGS)
+  np.testing.assert_equal(dataclasses.asdict(back), dataclasses.asdict(given))
+
+
+def test_json_has_finite_numbers_only():
+  given = example()
+  given.readings["closed"]["all"].metrics["hidden_norm"][1] = np.inf  # A cut may overflow.
+  text = given.to_json()
+  assert "NaN" not in text and "Infinity" not in text
+  metrics = json.loads(text)["readings"]["closed"]["all"]["metrics"]
+  assert metrics["branch_norm"][0] is None and metrics["hidden_norm"][1] is None
+
+
+@pytest.mark.parametrize(
+  ("path", "value", "words"),
+  [
+    (("positions", 1, "layer"), 10**9, "positions must be the embedding"),
+    (("positions", 0, "layer"), -2, "positions[0].layer is -2: expected int >= -1"),
+    (("positions",), [], "positions must be the embedding"),
+    (("readings",), {}, "readings must not be empty"),
+    (("readings", "closed"), {}, "readings.closed has no group 'all'"),
+    (("readings", "closed", "all", "num_tokens"), "9", "closed.all.num_tokens is '9'"),
+    (("readings", "closed", "all", "metrics", "entropy"), [1.0], "entropy has 1 values for 3"),
+    (("readings", "closed", "all", "switch", "index"), 3, "beyond the 3 positions"),
+    (("readings", "closed", "all", "switch", "level"), 2, "switch.level is 2: expected float <= 1"),
+    (("depth_weights", "weights"), [[1, 2], [3]], "weights must have 1 rows of 2 numbers"),
+  ],
+)
+def test_other_json_is_named_in_one_line(path, value, words):
+  weights = DepthWeights((DepthPosition(0, "mlp"),), ("embedding", "x"), np.array([[0.25, 0.75]]))
+  values = json.loads(example(weights).to_json())
+  entry = values
+  for step in path[:-1]:
+    entry = entry[step]
+  entry[path[-1]] = value
+  with pytest.raises(ValueError) as caught:
+    Alignment.from_json(json.dumps(values), "a.json")
+  message = str(caught.value)
+  assert message.startswith("a.json") and words in message and "\n" not in message

@@ -1,0 +1,42 @@
+"""The switch in words, the axis of layers, and names that look like formulas to matplotlib."""
+
+import dataclasses
+
+from matplotlib.figure import Figure
+from matplotlib.text import Text
+
+from resjax.study.analysis import depth_positions
+from resjax.study.analysis.report import alignment_figures, panels
+from resjax.study.analysis.report.alignment_figures import TRAJECTORIES
+from tests.helpers.alignments import alignment
+
+
+def test_one_row_has_no_interval():
+  given = alignment(sites=("mlp",))
+  switch = given.readings["closed"]["all"].switch
+  at = f"after {depth_positions.names(given.positions)[switch.index]} ("
+  assert depth_positions.switch_text(given, switch).startswith(f"{at}95%: ")
+  given = dataclasses.replace(given, num_rows=1)
+  assert depth_positions.switch_text(given, switch) == f"{at}one row: no interval)"
+
+
+def test_the_last_layer_has_its_number():
+  for layers in (1, 9, 20, 48):
+    axes = Figure().subplots()
+    panels.layer_axis(axes, layers)
+    shown = [label.get_text() for label in axes.get_xticklabels()]
+    assert shown[0] == "emb." and shown[-1] == str(layers - 1) and len(shown) <= 10
+    assert list(axes.get_xticks()) == [0, *(int(name) + 1 for name in shown[1:])]
+
+
+def test_dollars_in_names_are_dollars(tmp_path):
+  given = alignment(model=r"$\model$", corpus="$a_{$")
+  rank = TRAJECTORIES["rank"]
+  drawn = (
+    alignment_figures.figure(given, rank, "closed"),
+    alignment_figures.overlay([given, given], rank, rank.curves[1], "closed"),
+  )
+  for number, figure in enumerate(drawn):
+    figure.savefig(tmp_path / f"{number}.png")
+    named = [text for text in figure.findobj(Text) if "$" in text.get_text()]
+    assert named and not any(text.get_parse_math() for text in named)
