@@ -46,9 +46,7 @@ def main() -> None:
 
 def _show(found: Use, root: str) -> None:
   console = terminal.console()
-  table = terminal.Table(title=f"built data below {root}")
-  table.add_column("folder")
-  table.numbers("MB", "days old")
+  table = terminal.Table("folder", numbers=("MB", "days old"), title=f"built data below {root}")
   table.add_column("used by")
   for folder in found.folders:
     more = len(folder.runs) - _MOST_RUNS

@@ -27,10 +27,8 @@ import jax
 import numpy as np
 from absl import flags
 from matplotlib.figure import Figure
-from rich import box
 from rich.console import Console
 from rich.progress import Progress
-from rich.table import Table
 
 from launch import cli, text_flags
 from resjax.base import locations, processes, terminal
@@ -102,13 +100,15 @@ def _lens(model: TrainedModel, folder: Location, console: Console) -> None:
       progress=progress,
     )
   positions = ProbeConfig().positions(model.decoder.combinator)
-  table = _table("after", "KL logit", "KL tuned", "gain", "loss logit", "loss tuned")
+  table = terminal.Table(
+    "after", numbers=("KL logit", "KL tuned", "gain", "loss logit", "loss tuned")
+  )
   for row, name in enumerate(depth_positions.names(positions)):
     gain = f"{found.gain[row]:.4f} ±{found.gain_errors[row]:.4f}"
     cells = [f"{value:.4f}" for value in (*found.kl[:, row], *found.nats[:, row])]
     table.add_row(name, *cells[:2], gain, *cells[2:])
   console.print(table)
-  _say(
+  terminal.say(
     console,
     f"nats per token over {found.num_tokens:,} held-out tokens of {text.name}; KL from the final "
     "prediction; ±: standard error over rows",
@@ -127,7 +127,7 @@ def _attribution(model: TrainedModel, folder: Location, console: Console) -> Non
   tokens = _prompt(model, _TEXT.value, "--text")
   found = attribute(model.decoder, tokens, _answers(model, most=2))
   names, sites = _words(model, found.targets), model.decoder.combinator.sites
-  table = _table("layer", *sites, "sum so far")
+  table = terminal.Table("layer", numbers=(*sites, "sum so far"))
   parts = found.writes[1:].reshape(-1, len(sites))
   sums = found.writes[0] + np.cumsum(parts.sum(axis=1))
   table.add_row("embedding", *[""] * len(sites), f"{found.writes[0]:+.4f}")
@@ -135,7 +135,7 @@ def _attribution(model: TrainedModel, folder: Location, console: Console) -> Non
     table.add_row(str(layer), *(f"{part:+.4f}" for part in row), f"{sums[layer]:+.4f}")
   console.print(table)
   of = " less that of ".join(map(repr, names))
-  _say(
+  terminal.say(
     console,
     f"logit of {of} after the prompt: {found.logit:.4f}; parts with the bias of the final norm "
     f"({found.bias:+.4f}): {found.total:.4f}"
@@ -166,7 +166,7 @@ def _patching(model: TrainedModel, folder: Location, console: Console) -> None:
       progress=progress,
     )
   shares, words = found.recovered(found.patched), _words(model, clean)
-  table = _table("after", "all tokens", "best single token")
+  table = terminal.Table("after", numbers=("all tokens", "best single token"))
   for row, name in enumerate(depth_positions.names(found.positions)):
     whole, best = (
       found.recovered(found.patched_all)[row],
@@ -175,7 +175,7 @@ def _patching(model: TrainedModel, folder: Location, console: Console) -> None:
     table.add_row(name, f"{whole:.3f}", f"{shares[row, best]:.3f} at {best} {words[best]!r}")
   console.print(table)
   names = _words(model, found.answers)
-  _say(
+  terminal.say(
     console,
     f"share of the logit difference of {names[0]!r} and {names[1]!r} that comes back; it is "
     f"{found.clean:.4f} for --text and {found.corrupted:.4f} for --corrupted",
@@ -247,18 +247,6 @@ def _shown(what: str) -> Iterator[Callable[[int, int], None]]:
       bar.stop()
 
 
-def _table(first: str, *others: str) -> Table:
-  table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-  table.add_column(first, no_wrap=True)
-  for heading in others:
-    table.add_column(heading, justify="right", no_wrap=True)
-  return table
-
-
-def _say(console: Console, line: str) -> None:
-  console.print(line, markup=False, highlight=False)
-
-
 def _write(
   model: TrainedModel,
   folder: Location,
@@ -275,7 +263,7 @@ def _write(
   numbers, picture = folder / f"{_WHAT.value}_results.json", folder / f"{_WHAT.value}.png"
   locations.write_text(numbers, json.dumps(to_plain(values), indent=1, allow_nan=False) + "\n")
   plots.save(figure, picture)
-  _say(console, model.prefix_in_words)
+  terminal.say(console, model.prefix_in_words)
   for path in (numbers, picture):
     console.print(str(path), markup=False, highlight=False, soft_wrap=True)
 

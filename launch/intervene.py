@@ -94,8 +94,7 @@ def show(found: Sensitivity, console: Console) -> None:
 
 
 def _table(found: Sensitivity, rows: list[list[str]]) -> terminal.Table:
-  table = terminal.Table()
-  table.numbers("layer", *(f"alpha {alpha:g}" for alpha in found.alphas))
+  table = terminal.Table(numbers=("layer", *(f"alpha {alpha:g}" for alpha in found.alphas)))
   for layer, row in zip(found.layers, rows, strict=True):
     table.add_row(str(layer), *row)
   return table

@@ -3,9 +3,7 @@
 import dataclasses
 from collections.abc import Sequence
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
 from resjax.aot.absent_devices import AbsentSlices
 from resjax.aot.collectives import asynchronous_places
@@ -16,6 +14,7 @@ from resjax.aot.parts import PARTS
 from resjax.aot.passes import Passes
 from resjax.aot.suggest_settings import Try
 from resjax.aot.verify_changes import Verified
+from resjax.base import terminal
 from resjax.base.hardware import compiler_options
 from resjax.train.runs.config import Run
 
@@ -26,14 +25,14 @@ def show_target(run: Run, target: AbsentSlices, console: Console) -> None:
   slices = f"{target.num_slices} slices of " * (target.num_slices > 1)
   mesh = " × ".join(f"{axis} {size}" for axis, size in run.layout.mesh.shape.items() if size > 1)
   rows = train.batch_size // run.layout.num_shards("batch") // train.microbatches
-  _say(
+  terminal.say(
+    console,
     f"{decoder.residual.name}, {decoder.num_layers} layers of {decoder.d_model}, rows of "
     f"{run.data.seq_len} tokens, for {slices}{target.part.name}: {run.layout.mesh.size} devices "
     f"({target.devices[0].device_kind}), {mesh or 'one device'}; {rows} rows per device and "
     f"microbatch, {train.microbatches} microbatches, remat {decoder.remat}",
-    console,
   )
-  _say(f"compiler options: {compiler_options.text(run.compiler_options)}", console)
+  terminal.say(console, f"compiler options: {compiler_options.text(run.compiler_options)}")
 
 
 def show_report(report: Report, target: AbsentSlices, console: Console) -> None:
@@ -50,12 +49,12 @@ def show_report(report: Report, target: AbsentSlices, console: Console) -> None:
   console.print(table)
   if report.bytes_accessed is not None:
     moved = report.bytes_accessed / GIB
-    _say(f"bytes accessed, counting the body of a loop once: {moved:.2f} GiB", console)
+    terminal.say(console, f"bytes accessed, counting the body of a loop once: {moved:.2f} GiB")
   _show_collectives(report, console)
-  _say(
+  terminal.say(
+    console,
     f"lowered in {report.lower_seconds:.1f} s, compiled in {report.compile_seconds:.1f} s, "
     f"{report.cpu_seconds:.1f} s of CPU time; program {report.fingerprint}",
-    console,
   )
 
 
@@ -88,11 +87,12 @@ def show_passes(
     table.add_row(name, *[f"{number:.2f}" for number in numbers])
   console.print(table)
   if passes.guessed:
-    _say(f"counted in full because they depend on data: {', '.join(passes.guessed)}", console)
+    named = ", ".join(passes.guessed)
+    terminal.say(console, f"counted in full because they depend on data: {named}")
   if floor:
     terms = {key.replace("_", " "): size for key, size in dataclasses.asdict(floor).items() if size}
     listed = ", ".join(f"{key} {size:.2f}" for key, size in terms.items())
-    _say(f"the least for depth mixing by formulas: {floor.sum:.2f} ({listed})", console)
+    terminal.say(console, f"the least for depth mixing by formulas: {floor.sum:.2f} ({listed})")
 
 
 def show_refusal(error: DoesNotFitError, changes: Sequence[str], console: Console) -> None:
@@ -110,28 +110,28 @@ def show_refusal(error: DoesNotFitError, changes: Sequence[str], console: Consol
   ):
     table.add_row(name, _gib(size))
   console.print(table)
-  _say(f"does not fit: {error}. What to change, one after the other:", console)
+  terminal.say(console, f"does not fit: {error}. What to change, one after the other:")
   for number, change in enumerate(changes, 1):
-    _say(f"  {number}. {change}", console)
+    terminal.say(console, f"  {number}. {change}")
 
 
 def show_verified(found: Verified, console: Console) -> None:
   """Prints what compiling with suggested changes has shown."""
   outcome = found.outcome
   if isinstance(outcome, Report):
-    _say(f"compiled: it fits, in {outcome.memory.total / GIB:.2f} GiB, with", console)
+    terminal.say(console, f"compiled: it fits, in {outcome.memory.total / GIB:.2f} GiB, with")
   else:
-    _say(f"compiled: it still does not fit ({outcome}) with", console)
-  _say(f"  {found.flags}", console)
+    terminal.say(console, f"compiled: it still does not fit ({outcome}) with")
+  terminal.say(console, f"  {found.flags}")
 
 
 def show_try(one: Try, console: Console) -> None:
   """Prints one try of a search."""
   used = one.outcome.memory.total if isinstance(one.outcome, Report) else one.outcome.required
-  _say(
+  terminal.say(
+    console,
     f"remat {one.remat}, {one.rows} rows per device, {one.microbatches} microbatches: "
     f"{used / GIB:.2f} GiB, {'fits' if one.fits else 'does not fit'}",
-    console,
   )
 
 
@@ -151,16 +151,15 @@ def _show_memory(memory: Memory, target: AbsentSlices, console: Console) -> None
   ):
     table.add_row(name, _gib(size))
   console.print(table)
-  _say(
-    f"the step fits; {memory.donated / GIB:.2f} GiB of output take the place of donated arguments",
+  terminal.say(
     console,
+    f"the step fits; {memory.donated / GIB:.2f} GiB of output take the place of donated arguments",
   )
 
 
 def _show_collectives(report: Report, console: Console) -> None:
   columns = ("network", "asynchronous", "MiB each", "places", "times", "GiB in a step")
-  table = _table("exchanges between devices in a step", *columns)
-  table.columns[0].header = "kind, mesh axes"
+  table = _table("exchanges between devices in a step", *columns, first="kind, mesh axes")
   for row in report.collectives:
     table.add_row(
       f"{row.kind} over {', '.join(row.axes) or 'itself'}",
@@ -177,22 +176,16 @@ def _show_collectives(report: Report, console: Console) -> None:
     for kind in dict.fromkeys(row.kind for row in report.collectives)
     for hidden, total in [asynchronous_places(report.collectives, kind)]
   ]
-  _say(f"asynchronous, of the places in the program: {', '.join(shares) or 'none'}", console)
-  if report.unknown_loops:
-    _say(f"loops that count once because their trips are unknown: {report.unknown_loops}", console)
+  named = ", ".join(shares) or "none"
+  terminal.say(console, f"asynchronous, of the places in the program: {named}")
+  if loops := report.unknown_loops:
+    terminal.say(console, f"loops that count once because their trips are unknown: {loops}")
 
 
-def _table(title: str, *columns: str) -> Table:
-  table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-  table.show_header = any(columns)
-  table.add_column("")
-  for column in columns:
-    table.add_column(column, justify="right")
-  return table
-
-
-def _say(text: str, console: Console) -> None:
-  console.print(text, soft_wrap=True, highlight=False, markup=False)
+def _table(title: str, *numbers: str, first: str = "") -> terminal.Table:
+  return terminal.Table(
+    first, numbers=numbers, title=title, title_justify="left", show_header=any(numbers)
+  )
 
 
 def _gib(size: float) -> str:

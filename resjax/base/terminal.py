@@ -66,11 +66,18 @@ class Name:
 
 
 class Table(_RichTable):
-  """A plain table, which is wider than the terminal where its numbers would be cut otherwise."""
+  """A plain table, which is wider than the terminal where its numbers would be cut otherwise.
 
-  def __init__(self, *, title: str | None = None, **options: Any):
+  Args:
+    *names: the headings of columns of names, which may be folded; they are the first columns.
+    numbers: the headings of the columns of numbers behind them.
+    **options: those of rich.
+  """
+
+  def __init__(self, *names: str, numbers: Iterable[str] = (), **options: Any):
     usual: dict[str, Any] = {"box": box.SIMPLE_HEAD, "pad_edge": False, "padding": (0, 1, 0, 0)}
-    super().__init__(title=title, **usual | options)
+    super().__init__(*names, **usual | options)
+    self.numbers(*numbers)
 
   def numbers(self, *headings: str, justify: Literal["left", "right"] = "right") -> None:
     """Adds columns of numbers, and of words that are never folded."""

@@ -45,8 +45,7 @@ def build_and_show(
 def show(summary: DatasetSummary, console: Console) -> None:
   """Prints counts per corpus and split, dropped documents, and where the data lie."""
   title = f"data: rows of {summary.seq_len} tokens, vocabulary {summary.vocab_size:,}"
-  table = terminal.Table(title=title)
-  table.add_column("corpus")
+  table = terminal.Table("corpus", title=title)
   table.numbers("split", justify="left")
   table.numbers("documents", "MB", "tokens", "bytes/token", "rows", "fill")
   for name, corpus in summary.corpora.items():

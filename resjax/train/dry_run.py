@@ -5,9 +5,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
 from resjax.base import terminal
 from resjax.base.typing import PyTree
@@ -88,9 +86,8 @@ def _show_step(run: Run, planned: program.Program, console: Console) -> None:
     "optimizer": state.opt_state,
     "batch": batch,
   }
-  table = Table(title="bytes per device", box=box.SIMPLE_HEAD, pad_edge=False)
-  for heading in ("what", "bytes", "of all devices' distinct"):
-    table.add_column(heading, justify="left" if heading == "what" else "right")
+  numbers = "bytes", "of all devices' distinct"
+  table = terminal.Table("what", numbers=numbers, title="bytes per device")
   for name, tree in parts.items():
     whole = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
     table.add_row(name, f"{bytes_per_device(tree):,}", f"{whole:,}")

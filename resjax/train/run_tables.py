@@ -31,8 +31,7 @@ def model_costs(model: ModelDef, run: Run) -> dict[str, float]:
 
 def show_model(model: ModelDef, run: Run, costs: Mapping[str, float], console: Console) -> None:
   """Prints every parameter with what the optimizer does with it, and what the model costs."""
-  table = terminal.Table(title="parameters")
-  table.add_column("path")
+  table = terminal.Table("path", title="parameters")
   table.numbers("shape", justify="left")
   table.numbers("size")
   table.numbers("update", "decay", "lr ×", justify="left")

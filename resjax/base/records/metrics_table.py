@@ -61,8 +61,7 @@ class MetricsTable(dict[str, list[Scalar]], JupyterMixin):
   def __rich__(self) -> terminal.Table:
     names = [name for name in _SHOWN if name in self]
     caption = f"{self.num_rows:,} steps, {len(self)} columns"
-    table = terminal.Table(caption=caption)
-    table.numbers(*(_SHOWN[name] for name in names))
+    table = terminal.Table(numbers=(_SHOWN[name] for name in names), caption=caption)
     for number in _some(self.num_rows):
       row = [None if number is None else self[name][number] for name in names]
       table.add_row(*("…" if number is None else _text(value) for value in row))

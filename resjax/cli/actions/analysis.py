@@ -163,9 +163,7 @@ def shown_tokens(model: TrainedModel, data: MeasuredText, text: str | None) -> n
 
 def show(results: Sequence[Results], console: Console) -> None:
   """Prints after which layer each model switches."""
-  table = terminal.Table()
-  table.add_column("model")
-  table.numbers("layers", "tokens")
+  table = terminal.Table("model", numbers=("layers", "tokens"))
   for heading in ("switch", "shuffled next"):
     table.add_column(heading)
   for one in results:

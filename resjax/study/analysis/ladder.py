@@ -9,11 +9,9 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
-from resjax.base import locations
+from resjax.base import locations, terminal
 from resjax.base.locations import Location
 from resjax.study.analysis import plots
 from resjax.study.statistics import compute_multiplier
@@ -70,11 +68,8 @@ def compare(
 def show(comparison: Comparison, console: Console) -> None:
   """Prints a row for each arm on each rung, the law, and what may be claimed of each arm."""
   law, currency = comparison.law, comparison.law.currency
-  table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-  for heading in ("rung", "arm"):
-    table.add_column(heading, overflow="fold")
-  for heading in (currency, "loss", "law", "tok/s", "S", "95 % interval"):
-    table.add_column(heading, justify="right", no_wrap=True)
+  numbers = currency, "loss", "law", "tok/s", "S", "95 % interval"
+  table = terminal.Table("rung", "arm", numbers=numbers)
   for index, rung in enumerate(comparison.rungs):
     for arm, ladder in comparison.ladders.items():
       compute, speeds = ladder.compute(currency)[index], ladder.tokens_per_second

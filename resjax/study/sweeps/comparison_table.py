@@ -75,7 +75,7 @@ def _block(title: str, rows: Sequence[Row], comparison: Comparison, console: Con
   references = list(dict.fromkeys(row.contrast.reference for row in rows))
   console.print(f"\n{title}; Δ: less {references[0] if len(references) == 1 else 'the reference'}")
   headings = ("n", "mean", "Δ", "95 % interval", "p Holm")
-  table = _table(headings)
+  table = terminal.Table("arm", numbers=headings)
   table.numbers("verdict", justify="left")
   for name in references:
     table.add_row(name, *_reached(comparison.arms[name]))
@@ -90,7 +90,8 @@ def _block(title: str, rows: Sequence[Row], comparison: Comparison, console: Con
 def _costs(comparison: Comparison, console: Console) -> None:
   """Prints parameters, and what each arm costs as a multiple of its reference."""
   rows = {row.contrast.arm: row for row in (*comparison.afterwards, *comparison.planned)}
-  table = _table(("parameters", "tokens/s ×", "memory ×", "FLOPs ×"))
+  numbers = "parameters", "tokens/s ×", "memory ×", "FLOPs ×"
+  table = terminal.Table("arm", numbers=numbers)
   for name, arm in comparison.arms.items():
     parameters = "" if arm.parameters is None else f"{arm.parameters / 1e6:.3f}M"
     ratios: tuple[float | None, ...] = ()
@@ -98,13 +99,6 @@ def _costs(comparison: Comparison, console: Console) -> None:
       ratios = (rows[name].speed_ratio, rows[name].memory_ratio, rows[name].flops_ratio)
     table.add_row(name, parameters, *(terminal.number(ratio, ".3f") for ratio in ratios))
   console.print(table)
-
-
-def _table(headings: Sequence[str]) -> terminal.Table:
-  table = terminal.Table()
-  table.add_column("arm")
-  table.numbers(*headings)
-  return table
 
 
 def _reached(arm: Arm) -> tuple[str, str]:

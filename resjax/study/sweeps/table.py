@@ -31,9 +31,8 @@ _OF_SEEDS = ("bits_per_byte", "tokens_per_second")  # the others are the same fo
 
 def show(results: Sequence[Result], console: Console) -> None:
   """Prints the table of a sweep, whose first run is the reference."""
-  table = terminal.Table()
-  table.add_column("run")
-  table.numbers("params", "loss", "bpb", "Δ", "tok/s", "state", "step")
+  numbers = "params", "loss", "bpb", "Δ", "tok/s", "state", "step"
+  table = terminal.Table("run", numbers=numbers)
   table.numbers("status", justify="left")
   for r in _by_family(results, table):
     table.add_row(

@@ -8,12 +8,10 @@ from typing import Annotated
 
 import msgspec
 from matplotlib.figure import Figure
-from rich import box
 from rich.console import Console
-from rich.table import Table
 from scipy import stats
 
-from resjax.base import locations, typed_json
+from resjax.base import locations, terminal, typed_json
 from resjax.base.locations import Location
 from resjax.study.analysis import plots
 from resjax.study.analysis.depth_retrieval.task import Setup, System, Task, ceiling
@@ -103,10 +101,7 @@ def show(
   results: Results, systems: Sequence[System], num_layers: int, tasks: Sequence[Task], out: Console
 ) -> None:
   """Prints the mean accuracies with the half widths of their intervals over seeds."""
-  table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-  table.add_column("system", overflow="fold")
-  for task in tasks:
-    table.add_column(str(task), justify="right", no_wrap=True)
+  table = terminal.Table("system", numbers=map(str, tasks))
   for system in systems:
     table.add_row(str(system), *(_cell(results.accuracies(system, num_layers, t)) for t in tasks))
   out.print(table)

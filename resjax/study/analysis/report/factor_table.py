@@ -41,9 +41,7 @@ def show(found: Sequence[tuple[str, StreamFactors]], console: Console) -> None:
   """Prints where models attenuate the stream, given their names and factors; may be none."""
   if not found:
     return
-  table = terminal.Table()
-  for heading in ("model", "attenuation by layer", "last layer", "weight of the embedding"):
-    table.add_column(heading)
+  table = terminal.Table("model", "attenuation by layer", "last layer", "weight of the embedding")
   for model, factors in found:
     shares = " ".join(f"{a:.3f}" for a in factors.attenuations)
     weight = f"{factors.embedding_weight:.3f}"
