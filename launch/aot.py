@@ -41,7 +41,7 @@ from resjax.aot.absent_devices import AbsentSlices
 from resjax.aot.depth_floor import Floor
 from resjax.aot.memory import GIB, DoesNotFitError
 from resjax.aot.passes import Passes
-from resjax.base import terminal
+from resjax.base import ranges, terminal
 from resjax.base.sharding import MeshConfig
 from resjax.train import experiment
 from resjax.train.runs.config import Run
@@ -85,7 +85,7 @@ def main() -> None:
 
 def _derive_mesh(config: ConfigDict, target: AbsentSlices, console: Console) -> str:
   """Sets the entries of the mesh that follow from the devices; returns them as flags."""
-  given = experiment.to_dataclass(MeshConfig, config.mesh.to_dict(), "config.mesh")
+  given = ranges.read(MeshConfig, config.mesh.to_dict(), "config.mesh")
   mesh = derive_mesh.derive(given, len(target.devices), target.num_slices)
   flags_ = derive_mesh.flags(mesh, given)
   if flags_:

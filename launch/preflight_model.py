@@ -10,7 +10,7 @@ from pathlib import Path
 import jax
 from ml_collections import ConfigDict
 
-from resjax.base import redaction
+from resjax.base import ranges, redaction
 from resjax.base.hardware.chips import GPU_TARGETS
 from resjax.base.hardware.gpu_nodes import NODE_GPUS
 from resjax.data.source_check import Finding
@@ -82,10 +82,9 @@ def _mesh_hint(config: ConfigDict, hardware: Hardware) -> str:
   """Returns which mesh these devices have, if the config's is for others."""
   from resjax.aot import derive_mesh
   from resjax.base.sharding import MeshConfig
-  from resjax.train import experiment
 
   try:
-    given = experiment.to_dataclass(MeshConfig, config.mesh.to_dict(), "config.mesh")
+    given = ranges.read(MeshConfig, config.mesh.to_dict(), "config.mesh")
   except ValueError:
     return ""
   mesh = derive_mesh.derive(given, hardware.devices, hardware.num_slices)

@@ -1,13 +1,18 @@
-"""Settings as values of Python, and checks that they have their types and are in their ranges."""
+"""Settings as values of Python: read into dataclasses, and checked for types and ranges.
+
+Combinators check their options here, so that it needs no package but NumPy; JSON of strangers is
+read by `typed_json`.
+"""
 
 import dataclasses
+import difflib
 import math
 import numbers
 import os
 import types
 import typing
-from collections.abc import Mapping
-from typing import Any, Union
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeVar, Union
 
 import numpy as np
 
@@ -15,6 +20,60 @@ MOST = 2**31 - 1  # of a whole number: JAX counts in 32 bits
 MAX_SEED = 2**32 - 1  # JAX takes 32 bits of a seed, so that larger ones would be others again
 AS_SEED = -1  # of a seed of one purpose: config.seed decides
 _LEAST_FLOAT, _MOST_FLOAT = 1.18e-38, 3.4e38  # of float32 without zeros
+
+T = TypeVar("T")
+
+
+def hint(name: Any, known: Iterable[str], otherwise: str = "") -> str:
+  """Returns which name was meant by an unknown one, else `otherwise`, by default all of them."""
+  known = list(known)
+  near = difflib.get_close_matches(str(name), known, 1)
+  return f"did you mean {near[0]!r}?" if near else otherwise or f"allowed: {', '.join(known)}"
+
+
+def check_keys(
+  values: Iterable[str], known: Iterable[str], needed: Iterable[str], path: str
+) -> None:
+  """Raises ValueError where a section of settings has an unknown key, or lacks a needed one."""
+  known, values = list(known), list(values)
+  for key in values:
+    if key not in known:
+      raise ValueError(f"{path}.{key} is not a setting; {hint(key, known)}")
+  for key in needed:
+    if key not in values:
+      raise ValueError(f"{path}.{key} is missing")
+
+
+def read(cls: type[T], values: Mapping[str, Any], path: str) -> T:
+  """Returns an instance of a dataclass with the values of a mapping that has exactly its fields.
+
+  Nested mappings, and those in tuples, become the dataclasses that the annotations of the fields
+  name.
+
+  Args:
+    cls: a dataclass.
+    values: the values by name of the field; those of fields with a default may be missing.
+    path: the path of the mapping in the config, for messages.
+
+  Raises:
+    ValueError: a key is not a field, or the value of a field without a default is missing.
+  """
+  fields: Any = dataclasses.fields(typing.cast(Any, cls))
+  missing = dataclasses.MISSING
+  needed = [f.name for f in fields if f.default is f.default_factory is missing]
+  check_keys(values, [f.name for f in fields], needed, path)
+  hints = typing.get_type_hints(cls)
+  return cls(**{key: _typed(one, hints[key], f"{path}.{key}") for key, one in values.items()})
+
+
+def _typed(value: Any, kind: Any, path: str) -> Any:
+  """Returns the value of a field with this annotation; JSON has lists in place of tuples."""
+  if typing.get_origin(kind) is tuple and isinstance(value, tuple | list):
+    each = typing.get_args(kind)[0]
+    return tuple(_typed(one, each, f"{path}[{i}]") for i, one in enumerate(value))
+  if dataclasses.is_dataclass(kind) and isinstance(value, Mapping):
+    return read(typing.cast(type, kind), value, path)
+  return plain(value, kind)
 
 
 def plain(value: Any, kind: Any = None) -> Any:

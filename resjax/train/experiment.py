@@ -2,8 +2,7 @@
 
 import dataclasses
 import difflib
-import typing
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -54,7 +53,7 @@ def build(
   given = _with_system(given)
   _check_combinators(given["model"]["residual"])
   values = _with_documents(_filled(given), {"documents": DOCUMENTS[0], "markup": MARKUP[0]})
-  mesh = to_dataclass(MeshConfig, values["mesh"], "config.mesh")
+  mesh = ranges.read(MeshConfig, values["mesh"], "config.mesh")
   run = _run(values, make_layout(mesh, _sharding(values["sharding"]), devices))
   _check(run)
   return run
@@ -67,7 +66,7 @@ def data_config(config: ConfigDict) -> DataConfig:
     ValueError: a setting is unknown, missing or out of range.
   """
   values = _mapping(config.to_dict().get("data"), "config.data")
-  return to_dataclass(DataConfig, values, "config.data")
+  return ranges.read(DataConfig, values, "config.data")
 
 
 def load(folder: str, layout: Layout | None = None) -> Run:
@@ -94,7 +93,8 @@ def load(folder: str, layout: Layout | None = None) -> Run:
 
 def _check_sections(values: Mapping[str, Any]) -> None:
   """Raises ValueError unless a config has all its sections, and nothing beside them."""
-  _check_keys(values, (*_TOP, *_SECTIONS), "config")
+  names = *_TOP, *_SECTIONS
+  ranges.check_keys(values, names, names, "config")
   for section in _SECTIONS:
     found = _mapping(values[section], f"config.{section}")
     for key in _NEEDED.get(section, ()):
@@ -136,17 +136,6 @@ def _check_combinators(residual: Mapping[str, Any]) -> None:
       raise ValueError(f"config.model.residual.{key} is not a setting; {hint}")
 
 
-def _check_keys(values: Mapping[str, Any], allowed: Collection[str], path: str) -> None:
-  for key in values:
-    if key not in allowed:
-      near = difflib.get_close_matches(str(key), allowed, 1)
-      hint = f"did you mean {near[0]!r}?" if near else f"allowed: {', '.join(allowed)}"
-      raise ValueError(f"{path}.{key} is not a setting; {hint}")
-  for key in allowed:
-    if key not in values:
-      raise ValueError(f"{path}.{key} is missing")
-
-
 def _mapping(value: Any, path: str) -> Mapping[str, Any]:
   if not isinstance(value, Mapping):
     raise ValueError(f"{path}={value!r} must be a section of settings, see configs/base.py")
@@ -154,7 +143,7 @@ def _mapping(value: Any, path: str) -> Mapping[str, Any]:
 
 
 def _run(values: Mapping[str, Any], layout: Layout) -> Run:
-  data = to_dataclass(DataConfig, values["data"], "config.data")
+  data = ranges.read(DataConfig, values["data"], "config.data")
   decoder = _decoder(values["model"], data, layout)
   return Run(
     workdir=values["workdir"],
@@ -162,10 +151,10 @@ def _run(values: Mapping[str, Any], layout: Layout) -> Run:
     init_seed=values["init_seed"],
     decoder=decoder,
     data=data,
-    optim=to_dataclass(optim.OptimizerConfig, values["optim"], "config.optim"),
-    train=to_dataclass(TrainConfig, values["train"], "config.train"),
-    health=to_dataclass(HealthConfig, values["health"], "config.health"),
-    checkpoint=to_dataclass(CheckpointConfig, values["checkpoint"], "config.checkpoint"),
+    optim=ranges.read(optim.OptimizerConfig, values["optim"], "config.optim"),
+    train=ranges.read(TrainConfig, values["train"], "config.train"),
+    health=ranges.read(HealthConfig, values["health"], "config.health"),
+    checkpoint=ranges.read(CheckpointConfig, values["checkpoint"], "config.checkpoint"),
     layout=layout,
     resolved={**values, "model": {**values["model"], "dtype": decoder.dtype}},
   )
@@ -196,7 +185,7 @@ def _filled(values: Mapping[str, Any]) -> dict[str, Any]:
       f"{open_settings[0]} is not set, and config.train.init_from={folder!r} is no Hugging Face "
       "folder, whose config.json would have it; set one of them"
     )
-  ignored = to_dataclass(TrainConfig, values["train"], "config.train").hf_ignore
+  ignored = ranges.read(TrainConfig, values["train"], "config.train").hf_ignore
   theirs = dataclasses.asdict(huggingface.read_config(folder, ignore=ignored))
   data = {**values["data"], "tokenizer": _with_values(tokenizer, theirs)}
   return {**values, "model": _with_values(model, theirs), "data": data}
@@ -223,11 +212,10 @@ def _sharding(values: Mapping[str, Any]) -> ShardingConfig:
   sets = {key: rules for key, rules in values.items() if key != "name"}
   name = values["name"]
   if not isinstance(name, str) or name not in sets:
-    near = difflib.get_close_matches(str(name), sets, 1)
-    hint = f"did you mean {near[0]!r}?" if near else f"allowed: {', '.join(sets)}"
+    hint = ranges.hint(name, sets)
     raise ValueError(f"config.sharding.name={name!r} is no set of rules; {hint}")
   path = f"config.sharding.{name}"
-  return ShardingConfig(name, to_dataclass(Rules, _mapping(sets[name], path), path))
+  return ShardingConfig(name, ranges.read(Rules, _mapping(sets[name], path), path))
 
 
 def _decoder(values: Mapping[str, Any], data: DataConfig, layout: Layout) -> DecoderConfig:
@@ -245,7 +233,7 @@ def _decoder(values: Mapping[str, Any], data: DataConfig, layout: Layout) -> Dec
   section = combinators.section(name)
   options = _mapping(residual.get(section), f"config.model.residual.{section}")
   values["residual"] = ResidualConfig(name, options)
-  return to_dataclass(DecoderConfig, values, "config.model")
+  return ranges.read(DecoderConfig, values, "config.model")
 
 
 def _check(run: Run) -> None:
@@ -275,48 +263,3 @@ def _abstract_combinator(decoder: DecoderConfig) -> combinators.Combinator:
   except ValueError as error:
     raise ValueError(f"config.model.residual.{combinators.section(name)}: {error}") from None
   return made
-
-
-def to_dataclass(cls: type, values: Mapping[str, Any], path: str) -> Any:
-  """Returns an instance of a dataclass with the values of a mapping that has exactly its fields.
-
-  Nested mappings, and those in tuples, become the dataclasses that the annotations of the fields
-  name.
-
-  Args:
-    cls: a dataclass.
-    values: the values by name of the field; those of fields with a default may be missing.
-    path: the path of the mapping in the config, for messages.
-
-  Raises:
-    ValueError: a key is not a field, or the value of a field without a default is missing.
-  """
-  hints = typing.get_type_hints(cls)
-  fields = {f.name: f for f in dataclasses.fields(cls)}
-  for key in values:
-    if key not in fields:
-      near = difflib.get_close_matches(key, fields, 1)
-      hint = f"did you mean {near[0]!r}?" if near else f"allowed: {', '.join(fields)}"
-      raise ValueError(f"{path}.{key} is not a setting; {hint}")
-  for name, field in fields.items():
-    if name not in values and not _has_default(field):
-      raise ValueError(f"{path}.{name} is missing")
-  kwargs = dict(values)
-  for name, value in values.items():
-    kwargs[name] = _typed(hints[name], value, f"{path}.{name}")
-  return cls(**kwargs)
-
-
-def _typed(hint: Any, value: Any, path: str) -> Any:
-  """Returns the value of a field with this annotation; JSON has lists in place of tuples."""
-  if typing.get_origin(hint) is tuple and isinstance(value, tuple | list):
-    each = typing.get_args(hint)[0]
-    return tuple(_typed(each, one, f"{path}[{i}]") for i, one in enumerate(value))
-  if dataclasses.is_dataclass(hint) and isinstance(value, Mapping):
-    return to_dataclass(typing.cast(type, hint), value, path)
-  return ranges.plain(value, hint)
-
-
-def _has_default(field: dataclasses.Field) -> bool:
-  missing = dataclasses.MISSING
-  return field.default is not missing or field.default_factory is not missing

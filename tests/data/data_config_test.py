@@ -3,8 +3,8 @@ import re
 import pytest
 
 from configs.base import get_config
+from resjax.base.ranges import read
 from resjax.data.config import CorpusConfig, DataConfig, TokenizerConfig
-from resjax.train.experiment import to_dataclass
 
 
 def _config(**changes):
@@ -14,11 +14,11 @@ def _config(**changes):
 
 def test_base_config_fits():
   values = get_config().data.to_dict()
-  config = to_dataclass(DataConfig, values, "config.data")
+  config = read(DataConfig, values, "config.data")
   assert config.corpora == (("stdlib", CorpusConfig("python-stdlib")),)
   assert config.tokenizer == TokenizerConfig("bpe", 8192, 20_000_000)
   assert config.splits == ("train", "validation", "test")
-  assert hash(config) == hash(to_dataclass(DataConfig, values, "config.data"))
+  assert hash(config) == hash(read(DataConfig, values, "config.data"))
 
 
 def test_corpora_are_sorted_pairs():

@@ -5,12 +5,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from configs import base
-from resjax.train import experiment, optim
+from resjax.base import ranges
+from resjax.train import optim
 
 
 def config(**changes):
   """The `OptimizerConfig` of configs/base.py with some fields changed."""
-  return experiment.to_dataclass(optim.OptimizerConfig, {**base.optim(), **changes}, "config.optim")
+  return ranges.read(optim.OptimizerConfig, {**base.optim(), **changes}, "config.optim")
 
 
 def parameters(seed=0):

@@ -1,6 +1,5 @@
 """The config that a name, a file or a mapping stands for, with other values for some settings."""
 
-import difflib
 import importlib.util
 import inspect
 import os
@@ -129,9 +128,7 @@ def _section(config: ConfigDict, key: str, path: str) -> ConfigDict:
 def _check_key(config: ConfigDict, key: str, path: str) -> None:
   if key in config:
     return
-  near = difflib.get_close_matches(key, config.keys(), 1)
-  hint = f"did you mean {near[0]!r}?" if near else f"allowed: {', '.join(config.keys())}"
-  raise ValueError(f"{path}.{key} is not a setting; {hint}")
+  raise ValueError(f"{path}.{key} is not a setting; {ranges.hint(key, config.keys())}")
 
 
 def _set(section: ConfigDict, key: str, value: Any, path: str) -> None:

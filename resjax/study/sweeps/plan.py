@@ -2,7 +2,6 @@
 
 import dataclasses
 import datetime
-import difflib
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
@@ -10,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from resjax.base import locations, typed_json
+from resjax.base import locations, ranges, typed_json
 from resjax.base.locations import Location
 from resjax.study.statistics import Contrast
 from resjax.study.sweeps.runs import SweepRun
@@ -164,8 +163,7 @@ def questions(
   pairs = found.contrasts or tuple((arm, first) for arm in arms if arm != first)
   for name in [first, *(name for pair in pairs for name in pair)]:
     if name not in arms:
-      near = difflib.get_close_matches(name, arms, 1)
-      hint = f"did you mean {near[0]!r}?" if near else f"the sweep has {', '.join(arms)}"
+      hint = ranges.hint(name, arms, f"the sweep has {', '.join(arms)}")
       where = "--baseline" if name == baseline else "PLAN"
       raise ValueError(f"{where}: there is no arm {name!r}; {hint}")
   for arm, reference in pairs:
@@ -184,9 +182,7 @@ def _check_keys(given: Mapping[str, Any], kind: type, where: str) -> None:
   known = [field.name for field in dataclasses.fields(kind)]
   for key in given:
     if key not in known:
-      near = difflib.get_close_matches(str(key), known, 1)
-      hint = f"did you mean {near[0]!r}?" if near else f"allowed: {', '.join(known)}"
-      raise ValueError(f"{where}: {key!r} is not a field; {hint}")
+      raise ValueError(f"{where}: {key!r} is not a field; {ranges.hint(key, known)}")
 
 
 def _check_tuning(tuning: Tuning, seeds: Sequence[int]) -> None:
