@@ -1,5 +1,6 @@
 """Imports point down the layout, stay away from other frameworks, and configs import neither."""
 
+import ast
 import json
 import os
 import re
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.structure import imported, python_files, room
+from tests.structure import TORCH_SOURCES, imported, python_files, room
 
 ROOT = Path(__file__).parents[1]
 FORBIDDEN = {"tensorflow", "torch", "transformers", "tokamax", "sklearn", "statsmodels"}
@@ -73,6 +74,25 @@ def test_other_frameworks_are_never_imported():
     assert not {name.split(".")[0] for name in imported(path)} & (FORBIDDEN - allowed), path
 
 
+def test_torch_sources_import_torch_and_each_other():
+  """They are data of the wheel, which `loaded` below does not find among the modules of resjax."""
+  paths = sorted(TORCH_SOURCES.rglob("*.py"))
+  assert len(paths) > 40 and not list(TORCH_SOURCES.rglob("__init__.py"))
+  for path in paths:
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+      if isinstance(node, ast.ImportFrom) and node.level:
+        beside = path.parents[node.level - 1].joinpath(*node.module.split(".")).with_suffix(".py")
+        tree = ast.parse(beside.read_text(encoding="utf-8"))
+        defined = {getattr(found, "name", None) for found in tree.body}
+        defined |= {found.id for found in ast.walk(tree) if isinstance(found, ast.Name)}
+        assert {alias.name for alias in node.names} <= defined, path
+        assert beside.is_relative_to(TORCH_SOURCES)
+      elif isinstance(node, ast.Import | ast.ImportFrom):
+        modules = [getattr(node, "module", None) or alias.name for alias in node.names]
+        roots = {name.partition(".")[0] for name in modules}
+        assert roots <= {"torch", "transformers", *sys.stdlib_module_names}, path
+
+
 def test_configs_are_data():
   for path in python_files("configs"):
     roots = {name.split(".")[0] for name in imported(path)}
@@ -118,6 +138,7 @@ def test_every_module_imports_and_brings_no_other_framework(loaded):
     name = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
     assert name in modules or name.startswith(ABSENT)
   assert not modules & FORBIDDEN
+  assert not [name for name in modules if TORCH_SOURCES.name in name]
 
 
 def modules_of(statement):

@@ -18,6 +18,8 @@ from pathlib import Path
 from configs import base
 
 ROOT = Path(__file__).parents[1]
+# Modules for torch, which the library ships and reads as text, and never imports.
+TORCH_SOURCES = ROOT / "resjax" / "interop" / "huggingface" / "torch_source"
 _LOADED = "import sys; {}; print(sum(name.partition('.')[0] == 'resjax' for name in sys.modules))"
 # What users write first: a system for a model of their own, and the decoder.
 _IMPORTS = {
@@ -27,8 +29,9 @@ _IMPORTS = {
 
 
 def python_files(*folders: str) -> list[Path]:
-  """Returns the files of some folders of the repository, in order."""
-  return [path for folder in folders for path in sorted((ROOT / folder).rglob("*.py"))]
+  """Returns the files of some folders of the repository, in order, but for `TORCH_SOURCES`."""
+  found = (path for folder in folders for path in sorted((ROOT / folder).rglob("*.py")))
+  return [path for path in found if not path.is_relative_to(TORCH_SOURCES)]
 
 
 def imported(path: Path) -> set[str]:
@@ -141,6 +144,7 @@ def figures() -> dict[str, int]:
     "files of resjax": len(python_files("resjax")),
     "lines of resjax": _lines(python_files("resjax")),
     "lines of the wheel": _lines(_wheel()),
+    "lines of torch sources": _lines(list(TORCH_SOURCES.rglob("*.py"))),
     **{f"modules loaded for the {name}": _loaded(text) for name, text in _IMPORTS.items()},
   }
 

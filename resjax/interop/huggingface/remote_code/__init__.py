@@ -1,7 +1,7 @@
 """Folders for transformers with code of their own, for decoders that no stock family expresses.
 
-The code is text: `templates/` holds it, and nothing here imports torch. A folder that is read again
-gives its decoder by its settings and tensors; its code is not run.
+The code is put together from the text of modules in `torch_source`: nothing here imports torch. A
+folder that is read again gives its decoder by its settings and tensors; its code is not run.
 """
 
 from resjax.interop.huggingface.remote_code.assembly import class_name, files, names, template

@@ -25,45 +25,13 @@ _ACTIVATIONS = {
   "swiglu": "silu", "geglu": "gelu_pytorch_tanh", "gelu": "gelu_pytorch_tanh", "gelu_exact": "gelu",
 }  # fmt: skip
 _SLIDING, _FULL = "sliding_attention", "full_attention"
-# The options that the code expresses, or that do not decide which function a decoder computes.
-_KNOWN = frozenset(
-  (
-    "attention", "attention_softcap", "bias", "d_model", "depth", "dtype", "embed_scale",
-    "head_dim", "init_std", "logit_softcap", "max_positions", "mlp", "mlp_dim", "mup", "norm",
-    "norm_bias", "norm_eps", "norm_gate", "num_heads", "num_kv_heads", "num_layers", "parallel",
-    "positions", "post_norm", "pre_norm", "qk_norm", "qk_norm_over", "query_pre_attn_scalar",
-    "remat", "residual", "rope_fraction", "rope_scaling", "rope_theta", "ropes",
-    "scaled_output_init", "short_swa", "tied_embeddings", "value_gate", "value_mixing",
-    "value_residual", "depth_values", "vocab_size", "windows",
-  )
-)  # fmt: skip
 
 
 def obstacles(config: DecoderConfig) -> list[str]:
-  """Returns a phrase for each option of a decoder that the code does not express."""
-  found = []
-  for field in dataclasses.fields(config):
-    value = getattr(config, field.name)
-    if field.name not in _KNOWN and value != field.default:
-      found.append(f"config.model.{field.name}={value!r}, there {field.default!r}")
-  return found + _residual_obstacles(config)
+  """Returns a phrase for each option of a decoder that the code does not express.
 
-
-def parts(config: DecoderConfig) -> tuple[str, ...]:
-  """Returns what the layers of a decoder have besides attention and MLP, see `files`."""
-  there = {
-    "views": normed_views(config, abstract_combinator(config))["attention"] != ("x",),
-    "parallel": config.parallel,
-    "values": config.value_residual != "none" or config.value_mixing != "none",
-    "norm_gate": config.norm_gate.rank > 0,
-    "short_swa": config.short_swa.window > 0,
-    "windows": len(set(config.layer_windows) - {0}) > 1,
-    "longrope": any(rope.short_length for rope in _ropes(config)),
-  }
-  return tuple(name for name, has in there.items() if has)
-
-
-def _residual_obstacles(config: DecoderConfig) -> list[str]:
+  It expresses all fields of the config, and of a combinator the options that its template knows.
+  """
   name, known = config.residual.name, assembly.names()
   if name not in known:
     return [f"config.model.residual.name={name!r} has no template; there are {', '.join(known)}"]
@@ -80,6 +48,20 @@ def _residual_obstacles(config: DecoderConfig) -> list[str]:
     for option, value in config.residual.options.items()
     if option in other and value != defaults[option]
   ]
+
+
+def parts(config: DecoderConfig) -> tuple[str, ...]:
+  """Returns what the layers of a decoder have besides attention and MLP, see `files`."""
+  there = {
+    "views": normed_views(config, abstract_combinator(config))["attention"] != ("x",),
+    "parallel": config.parallel,
+    "values": config.value_residual != "none" or config.value_mixing != "none",
+    "norm_gate": config.norm_gate.rank > 0,
+    "short_swa": config.short_swa.window > 0,
+    "windows": len(set(config.layer_windows) - {0}) > 1,
+    "longrope": any(rope.short_length for rope in _ropes(config)),
+  }
+  return tuple(name for name, has in there.items() if has)
 
 
 def _reads_or_mixes_more(config: DecoderConfig) -> bool:

@@ -1,9 +1,11 @@
 """What holds of the source texts without torch: they are Python, short, and fit the tensors."""
 
+import copy
 import dataclasses
 import itertools
 import math
 import pathlib
+import re
 import subprocess
 import sys
 import types
@@ -15,16 +17,62 @@ from resjax.base.sharding import Layout
 from resjax.combinators import registry
 from resjax.interop import huggingface
 from resjax.interop.huggingface import remote_code
+from resjax.interop.huggingface.remote_code.settings import _function as what_the_code_reads
 from resjax.interop.huggingface.tensor_checks import expected_shapes
 from resjax.models.config import ResidualConfig
 from resjax.models.parameters import parameters
 from tests.helpers import decoders
+from tests.interop.huggingface.remote_code import cases
 from tests.interop.huggingface.remote_code.cases import RESIDUALS
+from tests.structure import TORCH_SOURCES
 
 ROOT = pathlib.Path(__file__).parents[4]
 LONGEST = 450  # lines of a file
 ALL = ("views", "values", "norm_gate", "short_swa", "parallel", "windows", "longrope")
 PARTS = ("views",), ("norm_gate",), ("windows",), ("longrope",), ALL
+
+
+def ruff(*words):
+  command = [sys.executable, "-m", "ruff", *words, "--no-cache"]
+  done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+  assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_sources_are_python_whose_names_are_imported():
+  for path in TORCH_SOURCES.rglob("*.py"):
+    compile(path.read_text(encoding="utf-8"), path, "exec")
+  ruff("check", str(TORCH_SOURCES))
+  ruff("format", "--check", str(TORCH_SOURCES))
+
+
+def test_what_only_some_decoders_have_stands_between_marks():
+  for path in TORCH_SOURCES.rglob("*.py"):
+    depth = 0
+    for mark in re.findall(r"#: (.*)", path.read_text(encoding="utf-8")):
+      depth += mark.startswith("if") - (mark == "end")
+      word = re.fullmatch(r"if (?:not )?(\w+)|else|end|options", mark)
+      assert depth >= 0 and word and word[1] in (None, *ALL), (path, mark)
+    assert depth == 0, path
+
+
+@pytest.mark.parametrize("parts", [(), ("views",), ALL], ids=str)
+def test_nothing_of_the_assembly_is_left_in_the_files(parts):
+  for name in remote_code.names():
+    for file, text in remote_code.files(name, parts).items():
+      compile(text, file, "exec")
+      left = re.findall(r"#: .*|\w*NAME_\w*|DIGEST_|from \.\w*[^ \w].*|\n{4}", text)
+      assert not left, file
+      assert set(re.findall(r"\bResjax[A-Z]\w*", text)) <= {
+        remote_code.class_name(name) + kind
+        for kind in ("Config", "Model", "PreTrainedModel", "ForCausalLM")
+      }
+
+
+def test_what_is_for_two_parts_needs_both():
+  gate = "self.short_gate = NormGate(config)"
+  for parts, there in ((("norm_gate",), 0), (("short_swa",), 0), (("short_swa", "norm_gate"), 1)):
+    texts = remote_code.files("standard", parts).values()
+    assert sum(text.count(gate) for text in texts) == there
 
 
 @pytest.mark.slow
@@ -37,11 +85,8 @@ def test_the_files_are_short_and_pass_ruff(tmp_path):
       assert text.count("\n") <= LONGEST, file
       (folder / file).write_text(text)
   rules = ["--config", str(ROOT / "ruff.toml")]
-  for command in (["check", *rules, "--ignore", "D1"], ["format", "--check", *rules]):
-    done = subprocess.run(
-      [sys.executable, "-m", "ruff", *command, "--no-cache", str(tmp_path)], capture_output=True
-    )
-    assert done.returncode == 0, done.stdout.decode() + done.stderr.decode()
+  ruff("check", *rules, "--ignore", "D1", str(tmp_path))
+  ruff("format", "--check", *rules, str(tmp_path))
 
 
 def test_other_code_has_other_classes_of_settings():
@@ -125,6 +170,45 @@ def test_settings_of_a_newer_version_are_refused():
     ValueError, match=r"resjax_config\.attention_sinks is not known to this version"
   ):
     remote_code.read_settings(values, "config.json")
+
+
+def recorded(value, read):
+  """Returns a copy of a dataclass, and of those in it, that adds to `read` what is read of it."""
+  cls, same = type(value), copy.copy(value)
+
+  def get(self, name):
+    read.add((cls, name))
+    return cls.__getattribute__(self, name)
+
+  for field in dataclasses.fields(value):
+    if dataclasses.is_dataclass(inner := getattr(value, field.name)):
+      object.__setattr__(same, field.name, recorded(inner, read))
+  subclass = type(cls.__name__, (cls,), {"__getattribute__": get})
+  object.__setattr__(same, "__class__", subclass)
+  return same
+
+
+def fields(value):
+  """Yields the fields of a dataclass and of those in it."""
+  for field in dataclasses.fields(value):
+    yield type(value), field.name
+    if dataclasses.is_dataclass(inner := getattr(value, field.name)):
+      yield from fields(inner)
+
+
+def test_the_settings_are_made_of_all_that_decides_what_a_decoder_computes():
+  read = set()
+  for case in (*cases.DECODERS, *cases.PARTS):
+    what_the_code_reads(recorded(case.config, read))
+  unread = {f"{cls.__name__}.{name}" for cls, name in fields(cases.PARTS[0].config)} - {
+    f"{cls.__name__}.{name}" for cls, name in read
+  }
+  start = {"init_std", "scaled_output_init"}  # how parameters start, and how steps are computed
+  assert unread == {
+    *(f"DecoderConfig.{name}" for name in start | {"attention", "depth", "dtype", "remat"}),
+    "ShortSWAConfig.zero_init",
+    "ValueGateConfig.zero_init",
+  }
 
 
 def test_templates_know_every_option():
