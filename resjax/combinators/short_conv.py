@@ -9,7 +9,7 @@ from jax.sharding import PartitionSpec
 from resjax.base.sharding.axis_types import laid_out
 from resjax.base.typing import Array, wide_dtype
 from resjax.combinators.numerics import recomputed
-from resjax.kernels.sums import sum_of_products
+from resjax.kernels import sum_of_products
 
 
 @recomputed

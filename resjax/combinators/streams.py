@@ -11,6 +11,7 @@ import numpy as np
 from resjax.base.typing import Array, PyTree, wide_dtype
 from resjax.combinators.base import Combinator, Layer, TokenContext, Views, check_option
 from resjax.combinators.pre_norm import Norms, PreNorm
+from resjax.kernels import sum_of_products
 from resjax.kernels.streams import (
   IMPLEMENTATIONS,
   Coefficients,
@@ -18,7 +19,6 @@ from resjax.kernels.streams import (
   stream_coefficients,
   stream_read,
 )
-from resjax.kernels.sums import sum_of_products
 
 
 class Reading(NamedTuple):

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from resjax.base.sharding import Layout
 from resjax.base.typing import Array, wide_dtype
-from resjax.kernels.sums import sum_of_products
+from resjax.kernels import sum_of_products
 from resjax.nn.kv_cache import KeyValues
 from resjax.nn.linear import Linear
 

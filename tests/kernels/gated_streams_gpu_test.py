@@ -8,9 +8,10 @@ import pytest
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from resjax.base.sharding import Layout
-from resjax.kernels.gated_streams import backends, gated_read
+from resjax.kernels.gated_streams import gated_read
 from resjax.kernels.gated_streams.mosaic_gpu import obstacles
 from resjax.kernels.gated_streams.operands import Operands, Read
+from resjax.kernels.gated_streams.operation import READ
 from resjax.kernels.mosaic_gpu import tiles as gpu_tiles
 from resjax.testing.compare import assert_close
 from tests.helpers import gated_streams, gpus, layouts
@@ -54,11 +55,11 @@ def test_a_device_lowers_the_kernels_for_its_own_tokens():
   layout = layouts.layout("long_context", data=2, fsdp=2, sequence=2)
   read = Read(1e-6, implementation="mosaic_gpu", layout=layout)
   inputs = operands(2, (4, 10), 128)
-  forward = functools.partial(backends.forward, read)
+  forward = functools.partial(READ.forward, read)
   text = gpus.lowered(forward, inputs)
   assert text.count("@mosaic_gpu") == 2 and "tensor<2x5x1x128xbf16>" in text
   x, logits, squeezed = jax.eval_shape(forward, inputs)
-  backward = functools.partial(backends.backward, read)
+  backward = functools.partial(READ.backward, read)
   text = gpus.lowered(backward, inputs, squeezed, x, logits, inputs.streams)
   assert text.count("@mosaic_gpu") == 2 and "tensor<2x5x1x128xbf16>" in text
   assert "all_reduce" in text and "all_gather" not in text

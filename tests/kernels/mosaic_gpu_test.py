@@ -10,7 +10,7 @@ import pytest
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from resjax.base.sharding import Layout
-from resjax.kernels.depth_attention import Sources, backends, depth_attention
+from resjax.kernels.depth_attention import Sources, depth_attention
 from resjax.kernels.depth_attention.mosaic_gpu import (
   direct_backward,
   direct_forward,
@@ -18,6 +18,7 @@ from resjax.kernels.depth_attention.mosaic_gpu import (
   obstacles,
 )
 from resjax.kernels.depth_attention.operands import Operands, Read
+from resjax.kernels.depth_attention.operation import DIRECT
 from resjax.kernels.mosaic_gpu import tiles as gpu_tiles
 from resjax.testing.compare import assert_close
 from tests.helpers import gpus, layouts, reference
@@ -76,12 +77,12 @@ def test_a_device_lowers_the_kernels_for_its_own_tokens():
   bank = jax.ShapeDtypeStruct((2, 4, 10, 128), BF16)
   row = jax.ShapeDtypeStruct((4, 10, 128), BF16)
   inputs = inputs._replace(bank=bank, recent=(row,))
-  forward = functools.partial(backends.forward, "direct", read)
+  forward = functools.partial(DIRECT.forward, read)
   out, _, stats = jax.eval_shape(forward, inputs)
   assert out.shape == row.shape and stats.lse.shape == (4, 10)
   text = gpus.lowered(forward, inputs)
   assert text.count("@mosaic_gpu") == 1 and "tensor<2x5x1x128xbf16>" in text
-  text = gpus.lowered(lambda *a: backends.backward("direct", read, *a, None), inputs, stats, out)
+  text = gpus.lowered(lambda *a: DIRECT.backward(read, *a, None), inputs, stats, out)
   assert text.count("@mosaic_gpu") == 1 and "tensor<2x5x1x128xbf16>" in text
   assert "all_reduce" in text and "all_gather" not in text
 

@@ -9,7 +9,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from resjax.base.sharding import Layout
 from resjax.kernels.mosaic_gpu import tiles as gpu_tiles
-from resjax.kernels.streams import Pending, backends, stream_read
+from resjax.kernels.streams import Pending, operation, stream_read
 from resjax.kernels.streams.mosaic_gpu import obstacles
 from resjax.kernels.streams.operands import Operands, Read
 from resjax.testing.compare import assert_close
@@ -60,11 +60,13 @@ def test_a_device_lowers_the_kernels_for_its_own_tokens():
   read = Read(streams.free, 0, 1e-6, implementation="mosaic_gpu", layout=layout)
   inputs = operands(2, (4, 10), 128)
   inputs = inputs._replace(projection=jax.ShapeDtypeStruct((1, 128, 4), jnp.float32))  # a stack
-  forward = functools.partial(backends.forward, read)
+  forward = functools.partial(operation.forward, read)
   text = gpus.lowered(forward, inputs)
   assert text.count("@mosaic_gpu") == 2 and "tensor<2x5x1x128xbf16>" in text
   x, written, mixing, stats = jax.eval_shape(forward, inputs)
-  text = gpus.lowered(functools.partial(backends.backward, read), inputs, stats, x, written, mixing)
+  text = gpus.lowered(
+    functools.partial(operation.backward, read), inputs, stats, x, written, mixing
+  )
   assert text.count("@mosaic_gpu") == 2 and "tensor<2x5x1x128xbf16>" in text
   assert "all_reduce" in text and "all_gather" not in text
 

@@ -26,9 +26,9 @@ from launch.bench.kernels import gpu_gated_kernels, gpu_stream_kernels
 from resjax.aot import absent_devices
 from resjax.base.hardware.chips import GPU_DRIVER_BYTES, GPU_TARGETS
 from resjax.base.sharding import Layout, MeshConfig, make_mesh
-from resjax.kernels.depth_attention import backends
 from resjax.kernels.depth_attention.mosaic_gpu import obstacles
 from resjax.kernels.depth_attention.operands import MergeOperands, Operands, Read
+from resjax.kernels.depth_attention.operation import OPERATIONS
 from resjax.kernels.mosaic_gpu import GpuTiles
 
 KINDS = ("direct", "block", "merge", "streams", "gated")
@@ -216,7 +216,7 @@ def _prepared(
   obstacle = getattr(obstacles, case.kind)(read, operands)
   if obstacle:
     return obstacle
-  tiles = backends.load("mosaic_gpu", f"{case.kind}_{case.name}").tiles_of(read, operands)
+  tiles = OPERATIONS[case.kind].load("mosaic_gpu", case.name).tiles_of(read, operands)
   return tiles, *_call(read, case, operands)
 
 
@@ -249,10 +249,11 @@ def _merge_operands(case: KernelCase, array: Callable) -> MergeOperands:
 
 def _call(read: Read, case: KernelCase, operands: Any) -> tuple[Callable, tuple]:
   """Returns the function of a kernel, and its arguments."""
-  forward = functools.partial(backends.load("mosaic_gpu", f"{case.kind}_forward").forward, read)
+  load = functools.partial(OPERATIONS[case.kind].load, "mosaic_gpu")
+  forward = functools.partial(load("forward").forward, read)
   if case.name == "forward":
     return forward, (operands,)
-  backward = functools.partial(backends.load("mosaic_gpu", f"{case.kind}_backward").backward, read)
+  backward = functools.partial(load("backward").backward, read)
   results = jax.eval_shape(forward, operands)
   if case.kind == "merge":
     out, _, stats = results

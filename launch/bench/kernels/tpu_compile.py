@@ -14,9 +14,9 @@ from launch.bench.kernels import arg_specs
 from resjax.aot import absent_devices
 from resjax.base.hardware import slices
 from resjax.base.sharding import Layout
-from resjax.kernels.depth_attention import backends
 from resjax.kernels.depth_attention.mosaic_tpu.tiles import PassSizes, TpuTiles
 from resjax.kernels.depth_attention.operands import MergeOperands, Operands, Read, Stats
+from resjax.kernels.depth_attention.operation import OPERATIONS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,11 +129,10 @@ def _compile_merge(case: KernelCase, read: Read, array: Callable) -> jax.stages.
   return jitted.lower(operands, out, stats, source, source, (reads, lse)).compile()
 
 
-def _passes(operation: str, read: Read) -> tuple[Callable, Callable]:
+def _passes(kind: str, read: Read) -> tuple[Callable, Callable]:
   """Returns the forward and the reverse pass of an operation."""
-  forward = backends.load("mosaic_tpu", f"{operation}_forward").forward
-  backward = backends.load("mosaic_tpu", f"{operation}_backward").backward
-  return partial(forward, read), partial(backward, read)
+  forward, backward = (OPERATIONS[kind].load("mosaic_tpu", n) for n in ("forward", "backward"))
+  return partial(forward.forward, read), partial(backward.backward, read)
 
 
 def _operands(case: KernelCase, array: Callable) -> Operands:

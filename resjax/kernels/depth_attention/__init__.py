@@ -17,21 +17,24 @@ into one new source, the *running sum*:
 
 Sums of sources with given weights, without a softmax, are `depth_sum` and `gated_depth_sum`.
 
+  from resjax.kernels.depth_attention import depth_attention
+
+  h = depth_attention([embedding, first_output, second_output], query)  # [B, T, D]
+
 | file | content |
 |------|---------|
 | api.py, two_phase.py | the public functions, their equations, and their derivatives (custom_vjp) |
 | weighted_sum.py | `depth_sum` and `gated_depth_sum`, in plain JAX |
 | sources.py | `Sources`, how a caller keeps its sources |
-| operands.py | the tuples of arrays that all backends take and return |
-| backends.py | which backend runs, and the rows of one device that it is given |
+| operands.py | the tuples of arrays that all implementations take and return |
+| operation.py | `DIRECT`, `BLOCK` and `MERGE`: how their arrays are split over devices |
 | bf16_remainder.py | bits of an output beyond bfloat16, which a merge keeps for its reverse pass |
 | reference/ | the three operations direct, block (phase 1) and merge (phase 2) in plain JAX |
 | mosaic_tpu/ | the same as Pallas kernels for TPUs |
 | mosaic_gpu/ | the same as Pallas kernels for NVIDIA GPUs from Hopper on |
 
-The folders of kernels have for each operation a file X_forward.py and a file X_backward.py; files
-with plans or tiles choose the sizes of what a kernel works on at a time, and obstacles.py says what
-a kernel cannot do.
+The folders of kernels have for each operation a file X_forward.py and a file X_backward.py; plans
+choose the sizes of what a kernel works on at a time, and obstacles.py says what a kernel cannot do.
 
 Words used in all of them:
 
@@ -49,8 +52,8 @@ Words used in all of them:
 - *lse*: log Σ_n exp(s_n), which is all that phase 2 needs of the logits of phase 1.
 """
 
+from resjax.kernels.depth_attention import bf16_remainder as bf16_remainder
 from resjax.kernels.depth_attention.api import depth_attention as depth_attention
-from resjax.kernels.depth_attention.backends import IMPLEMENTATIONS as IMPLEMENTATIONS
 from resjax.kernels.depth_attention.sources import Sources as Sources
 from resjax.kernels.depth_attention.sources import make_bank as make_bank
 from resjax.kernels.depth_attention.sources import store as store
@@ -62,3 +65,4 @@ from resjax.kernels.depth_attention.two_phase import has_block_kernel as has_blo
 from resjax.kernels.depth_attention.two_phase import two_phase_moves_less as two_phase_moves_less
 from resjax.kernels.depth_attention.weighted_sum import depth_sum as depth_sum
 from resjax.kernels.depth_attention.weighted_sum import gated_depth_sum as gated_depth_sum
+from resjax.kernels.operation import IMPLEMENTATIONS as IMPLEMENTATIONS

@@ -9,7 +9,6 @@ import jax
 from resjax.base.sharding import Layout
 from resjax.base.sharding.axis_types import cotangent
 from resjax.base.typing import Array, PyTree
-from resjax.kernels.depth_attention import backends
 from resjax.kernels.depth_attention.operands import (
   Cotangents,
   Operands,
@@ -17,6 +16,7 @@ from resjax.kernels.depth_attention.operands import (
   Stats,
   check_gains,
 )
+from resjax.kernels.depth_attention.operation import DIRECT
 from resjax.kernels.depth_attention.sources import Sources
 
 
@@ -102,7 +102,7 @@ def depth_attention(
     interpret=interpret,
     out_norm_eps=eps if out_norm_eps is None else out_norm_eps,
   )
-  out, threaded = _read(backends.choose(read, operands, implementation), operands)
+  out, threaded = _read(DIRECT.choose(read, operands, implementation), operands)
   if not return_sources:
     return out
   bank, recent = threaded
@@ -116,7 +116,7 @@ def _read(read: Read, operands: Operands) -> tuple[Array, PyTree]:
 
 
 def _read_forward(read: Read, operands: Operands) -> tuple[PyTree, tuple[Operands, Stats]]:
-  out, running, stats = backends.forward("direct", read, operands)
+  out, running, stats = DIRECT.forward(read, operands)
   recent = (*operands.recent[:-1], running) if read.adds else operands.recent
   kept = operands._replace(recent=recent, addend=None)
   threaded = (operands.bank, recent) if read.threaded else None
@@ -127,7 +127,7 @@ def _read_backward(
   read: Read, residuals: tuple[Operands, Stats], cotangents: PyTree
 ) -> tuple[Operands]:
   operands, stats = residuals
-  d: Cotangents = backends.backward("direct", read, operands, stats, *cotangents)
+  d: Cotangents = DIRECT.backward(read, operands, stats, *cotangents)
   d_query = cotangent(d.query, operands.query)
   d_addend = d.recent[-1] if read.adds else None
   d_scale = cotangent(d.out_norm_scale, operands.out_norm_scale)

@@ -113,7 +113,7 @@ class Sources:
     return jnp.concatenate([slots < jnp.asarray(self.num_valid, jnp.int32), recent])
 
   def counts(self, last_valid: Array | bool = True) -> Array:
-    """Returns int32 [2] for backends: number of valid slots of the bank, and `last_valid`."""
+    """Returns int32 [2] for `Operands`: number of valid slots of the bank, and `last_valid`."""
     size = 0 if self.bank is None else self.bank.shape[0]
     num_valid = jnp.minimum(self.num_valid, size)  # a kernel would read past the end
     return jnp.stack([jnp.asarray(n, jnp.int32) for n in (num_valid, last_valid)])

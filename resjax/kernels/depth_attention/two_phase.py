@@ -17,7 +17,6 @@ import numpy as np
 from resjax.base.sharding import Layout
 from resjax.base.sharding.axis_types import cotangent
 from resjax.base.typing import Array, PyTree, wide_dtype
-from resjax.kernels.depth_attention import backends
 from resjax.kernels.depth_attention.operands import (
   MergeCotangents,
   MergeOperands,
@@ -27,6 +26,7 @@ from resjax.kernels.depth_attention.operands import (
   Stats,
   check_gains,
 )
+from resjax.kernels.depth_attention.operation import BLOCK, MERGE
 from resjax.kernels.depth_attention.sources import Sources
 
 
@@ -111,7 +111,7 @@ def depth_attention_block(
     sources = Sources(recent=tuple(sources))
   operands = _block_operands(sources, queries, key_scales)
   read = _options(eps, False, return_sources, layout, interpret)
-  read = backends.choose(read, operands, implementation, "block")
+  read = BLOCK.choose(read, operands, implementation)
   block_read, threaded = _block(read, operands)
   if not return_sources:
     return block_read
@@ -138,7 +138,7 @@ def has_block_kernel(
     implementation: as for `depth_attention_block`.
   """
   read = _options(0.0, False, True, layout, False)
-  return backends.has_kernel(read, _block_operands(sources, queries, None), implementation, "block")
+  return BLOCK.has_kernel(read, _block_operands(sources, queries, None), implementation)
 
 
 def _block_operands(sources: Sources, queries: Array, key_scales: Array | None) -> Operands:
@@ -227,7 +227,7 @@ def depth_attention_merge(
   read = _options(eps, addend is not None, True, layout, interpret)
   if out_norm_eps is not None:
     read = dataclasses.replace(read, out_norm_eps=out_norm_eps)
-  read = backends.choose(read, operands, implementation, "merge")
+  read = MERGE.choose(read, operands, implementation)
   y, running, out, lse = _merge(read, operands)
   return y, running, reads._replace(out=out, lse=lse)
 
@@ -275,7 +275,7 @@ def _block(read: Read, operands: Operands) -> tuple[BlockRead, PyTree]:
 
 
 def _block_forward(read: Read, operands: Operands) -> tuple[PyTree, tuple[Operands, Stats]]:
-  out, stats = backends.forward("block", read, operands)
+  out, stats = BLOCK.forward(read, operands)
   threaded = (operands.bank, operands.recent) if read.threaded else None
   return (BlockRead(out, stats.lse, stats.inverse_rms), threaded), (operands, stats)
 
@@ -285,7 +285,7 @@ def _block_backward(
 ) -> tuple[Operands]:
   operands, stats = residuals
   (d_out, d_lse, _), d_sources = cotangents
-  d = backends.backward("block", read, operands, stats, d_out, d_lse, d_sources)
+  d = BLOCK.backward(read, operands, stats, d_out, d_lse, d_sources)
   return (Operands(d.bank, d.recent, None, cotangent(d.query, operands.query), None, None),)
 
 
@@ -301,7 +301,7 @@ def _merge(read: Read, operands: MergeOperands) -> tuple[Array, Array, Array, Ar
 def _merge_forward(
   read: Read, operands: MergeOperands
 ) -> tuple[tuple[Array, Array, Array, Array], tuple[MergeOperands, Array, MergeStats]]:
-  out, running, stats = backends.forward("merge", read, operands)
+  out, running, stats = MERGE.forward(read, operands)
   running = running if read.adds else operands.running
   kept = operands._replace(out=None, lse=None, running=running, addend=None)
   return (out, running, operands.out, operands.lse), (kept, out, stats)
@@ -313,7 +313,7 @@ def _merge_backward(
   operands, out, stats = residuals
   d_out, d_running, *d_reads = cotangents
   others = out, stats, d_out, d_running, tuple(d_reads)
-  d: MergeCotangents = backends.backward("merge", read, operands, *others)
+  d: MergeCotangents = MERGE.backward(read, operands, *others)
   d_query = cotangent(d.query, operands.query)
   d_scale = cotangent(d.out_norm_scale, operands.out_norm_scale)
   d_addend = d.running if read.adds else None

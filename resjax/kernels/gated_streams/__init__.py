@@ -4,15 +4,19 @@ A token has R streams H_s [D]. A read normalises each of them, computes gates fr
 two products of rank r, and mixes what they let through. In plain JAX every one of these steps
 passes over R streams; a kernel loads a tile of tokens with all its streams once.
 
+  from resjax.kernels.gated_streams import gated_read
+
+  x, logits, streams = gated_read(streams, gain, down, up, inject)  # x: [B, T, D]
+
 | file | content |
 |------|---------|
 | api.py | `gated_read`, its equations and its derivative (custom_vjp) |
-| operands.py | the tuples of arrays that all backends take and return |
-| backends.py | which backend runs, and the rows of one device that it is given |
+| operands.py | the tuples of arrays that all implementations take and return |
+| operation.py | how arrays are split over devices, and what both passes return |
 | reference.py | the read in plain JAX, which JAX differentiates |
 | mosaic_tpu/ | both passes as Pallas kernels for TPUs |
 | mosaic_gpu/ | the same as Pallas kernels for NVIDIA GPUs, with products in XLA between them |
 """
 
 from resjax.kernels.gated_streams.api import gated_read as gated_read
-from resjax.kernels.gated_streams.backends import IMPLEMENTATIONS as IMPLEMENTATIONS
+from resjax.kernels.operation import IMPLEMENTATIONS as IMPLEMENTATIONS

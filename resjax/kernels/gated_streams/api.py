@@ -7,8 +7,9 @@ import jax
 
 from resjax.base.sharding import Layout
 from resjax.base.typing import Array
-from resjax.kernels.gated_streams import backends, reference
+from resjax.kernels.gated_streams import reference
 from resjax.kernels.gated_streams.operands import Operands, Read
+from resjax.kernels.gated_streams.operation import READ
 
 _Results = tuple[Array, Array | None, Array | None]
 
@@ -58,7 +59,7 @@ def gated_read(
   operands = Operands(streams, gain, down, up, inject)
   _check(operands)
   layout = Layout() if layout is None else layout
-  read = backends.choose(Read(eps, layout=layout, interpret=interpret), operands, implementation)
+  read = READ.choose(Read(eps, layout=layout, interpret=interpret), operands, implementation)
   if read.implementation == "reference":
     return *reference.read(eps, operands), _written_to(operands)
   return _read(read, operands)
@@ -74,7 +75,7 @@ def _read(read: Read, operands: Operands) -> _Results:
 
 
 def _read_forward(read: Read, operands: Operands) -> tuple[_Results, tuple[Operands, Array]]:
-  x, logits, squeezed = backends.forward(read, operands)
+  x, logits, squeezed = READ.forward(read, operands)
   return (x, logits, _written_to(operands)), (operands, squeezed)
 
 
@@ -82,7 +83,7 @@ def _read_backward(
   read: Read, residuals: tuple[Operands, Array], cotangents: _Results
 ) -> tuple[Operands]:
   operands, squeezed = residuals
-  return (backends.backward(read, operands, squeezed, *cotangents),)
+  return (READ.backward(read, operands, squeezed, *cotangents),)
 
 
 _read.defvjp(_read_forward, _read_backward)

@@ -1,4 +1,9 @@
-"""Causal self-attention over packed rows, through the best existing kernel of the platform."""
+"""Causal self-attention over packed rows, through the best existing kernel of the platform.
+
+from resjax.kernels.self_attention import causal_attention
+
+out = causal_attention(q, k, v, segment_ids, layout=Layout())  # [B, T, H, C]
+"""
 
 from resjax.kernels.self_attention.api import (
   IMPLEMENTATIONS,

@@ -5,11 +5,16 @@ the site writes H_r ← Σ_s M_rs H_s + b_r o. The coefficients p, M and b are f
 that the site reads. The write waits until the next read (`Pending`), so that one pass over the
 streams, `stream_read`, does both: it loads R streams and o, and stores R streams and x.
 
+  from resjax.kernels.streams import Pending, stream_read
+
+  x, streams, weights = stream_read(pending, phi, parameters, coefficients)
+  pending = Pending(streams, weights, branch(x))
+
 | file | content |
 |------|---------|
 | api.py | `stream_read`, its equations and its derivative (custom_vjp) |
-| operands.py | the tuples of arrays that all backends take and return |
-| backends.py | which backend runs, and the rows of one device that it is given |
+| operands.py | the tuples of arrays that all implementations take and return |
+| operation.py | the choice of an implementation, and how arrays are split over devices |
 | sinkhorn.py | doubly stochastic matrices, with a derivative of their own |
 | reference.py | both passes in plain JAX |
 | mosaic_tpu/ | the same as Pallas kernels for TPUs |
@@ -18,8 +23,8 @@ streams, `stream_read`, does both: it loads R streams and o, and stores R stream
 Arrays of coefficients have their token axes last, so that tokens lie on the lanes of registers.
 """
 
+from resjax.kernels.operation import IMPLEMENTATIONS as IMPLEMENTATIONS
 from resjax.kernels.streams.api import stream_read as stream_read
-from resjax.kernels.streams.backends import IMPLEMENTATIONS as IMPLEMENTATIONS
 from resjax.kernels.streams.operands import Coefficients as Coefficients
 from resjax.kernels.streams.operands import Pending as Pending
 from resjax.kernels.streams.operands import written as written

@@ -7,7 +7,7 @@ import jax
 
 from resjax.base.sharding import Layout
 from resjax.base.typing import Array, PyTree
-from resjax.kernels.streams import backends
+from resjax.kernels.streams import operation
 from resjax.kernels.streams.operands import Coefficients, Operands, Pending, Read, Stats
 
 
@@ -67,7 +67,7 @@ def stream_read(
   _check(operands, site)
   layout = Layout() if layout is None else layout
   read = Read(coefficients, site, norm_eps, layout=layout, interpret=interpret)
-  return _read(backends.choose(read, operands, implementation), operands)
+  return _read(operation.choose(read, operands, implementation), operands)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -78,14 +78,14 @@ def _read(read: Read, operands: Operands) -> tuple[Array, Array, Array]:
 def _read_forward(
   read: Read, operands: Operands
 ) -> tuple[tuple[Array, Array, Array], tuple[Operands, Stats]]:
-  x, streams, mixing, stats = backends.forward_if_used(read, operands)
+  x, streams, mixing, stats = operation.forward_if_used(read, operands)
   return (x, streams, mixing), (operands, stats)
 
 
 def _read_backward(
   read: Read, residuals: tuple[Operands, Stats], cotangents: tuple[Array, Array, Array]
 ) -> tuple[Operands]:
-  return (backends.backward(read, *residuals, *cotangents),)
+  return (operation.backward(read, *residuals, *cotangents),)
 
 
 _read.defvjp(_read_forward, _read_backward)

@@ -1,7 +1,15 @@
 """Depth attention on TPUs, in Pallas (Mosaic).
 
-The tokens of a device are cut into *tiles*, and a kernel runs once per tile: the pipeline of Pallas
-brings the rows of a tile into on-chip memory (VMEM) while the tile before is worked on. Within a
-tile a kernel takes `ROWS` tokens and a *chunk* of some channels at a time, which fill whole
-registers; channels lie on the lanes of a register. A plan (X_plan.py) holds the sizes of all this.
+Tiles and chunks are those of `resjax.kernels.mosaic_tpu`. A plan (X_plan.py) holds their sizes.
+
+  kernel = DIRECT.load("mosaic_tpu", "forward")  # the module direct_forward
+  out, running, stats = kernel.forward(read, operands)
 """
+
+from resjax.kernels.depth_attention.mosaic_tpu import block_backward as block_backward
+from resjax.kernels.depth_attention.mosaic_tpu import block_forward as block_forward
+from resjax.kernels.depth_attention.mosaic_tpu import direct_backward as direct_backward
+from resjax.kernels.depth_attention.mosaic_tpu import direct_forward as direct_forward
+from resjax.kernels.depth_attention.mosaic_tpu import merge_backward as merge_backward
+from resjax.kernels.depth_attention.mosaic_tpu import merge_forward as merge_forward
+from resjax.kernels.depth_attention.mosaic_tpu import obstacles as obstacles

@@ -1,7 +1,7 @@
 """Gated reads of residual streams on NVIDIA GPUs from Hopper on, in Pallas (Mosaic GPU).
 
-The kernels work on one token at a time, with the rows and rings of depth attention. The weights of
-a read have no room on the chip, so XLA takes the products with them, between two kernels
+The kernels work on one token at a time, with rows and rings of `resjax.kernels.mosaic_gpu`. The
+weights of a read have no room on the chip, so XLA takes the products with them, between two kernels
 (products.py). Arrays that it multiplies are [T, R, D], all streams of a token one behind another,
 so that a product is one of matrices [T, R D]. The last kernel adds what flows back through the
 state. In passes over [T, D], dx counting once where it is loaded for every stream:
@@ -10,4 +10,11 @@ state. In passes over [T, D], dx counting once where it is loaded for every stre
 |------|-----------|--------|
 | forward | normalise; project; open gates; mix | 6 R + 1 |
 | reverse | open gates; unmix; four products; unnormalise | 14 R + 2 |
+
+  kernel = READ.load("mosaic_gpu", "forward")  # the module of this name
+  results = kernel.forward(read, operands)
 """
+
+from resjax.kernels.gated_streams.mosaic_gpu import backward as backward
+from resjax.kernels.gated_streams.mosaic_gpu import forward as forward
+from resjax.kernels.gated_streams.mosaic_gpu import obstacles as obstacles

@@ -76,7 +76,7 @@ def backward(
   d_logits: Array | None,
   d_streams: Array | None,
 ) -> Operands:
-  """Runs the reverse pass on the rows of one device, see `backends.backward`."""
+  """Runs the reverse pass on the rows of one device, see operation.py."""
   inputs = inputs_of(operands, products.gates(squeezed, operands), d_x)
   unmixed = unmix(read, operands, inputs)
   normed, d_opened = call.unfold((unmixed.normed, unmixed.d_opened))

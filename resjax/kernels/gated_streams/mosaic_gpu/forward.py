@@ -38,7 +38,7 @@ class _Mixed(NamedTuple):
 
 
 def forward(read: Read, operands: Operands) -> tuple[Array, Array | None, Array]:
-  """Runs the forward pass on the rows of one device, see `backends.forward`."""
+  """Runs the forward pass on the rows of one device, see operation.py."""
   normed = normalise(read, operands)
   squeezed, logits = products.project(call.unfold(normed.rows), operands)
   x = mix(read, operands, products.gates(squeezed, operands), normed.inverse_rms)

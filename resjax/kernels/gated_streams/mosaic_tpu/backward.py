@@ -89,7 +89,7 @@ def backward(
   d_logits: Array | None,
   d_streams: Array | None,
 ) -> Operands:
-  """Runs the reverse pass, see `backends.backward`."""
+  """Runs the reverse pass, see operation.py."""
   plan = Plan.of(read, operands)
   count, tokens, width = operands.streams.shape
   weights = plan.weights(operands)

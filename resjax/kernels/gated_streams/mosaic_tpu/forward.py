@@ -44,7 +44,7 @@ class _Scratch(NamedTuple):
 
 @on_one_device
 def forward(read: Read, operands: Operands) -> tuple[Array, Array | None, Array]:
-  """Runs the forward pass, see `backends.forward`."""
+  """Runs the forward pass, see operation.py."""
   plan = Plan.of(read, operands)
   weights = plan.weights(operands)
   logits, logits_spec = None, None

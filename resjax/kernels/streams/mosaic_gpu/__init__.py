@@ -1,11 +1,19 @@
 """Reads of residual streams on NVIDIA GPUs from Hopper on, in Pallas (Mosaic GPU).
 
-The kernels work on one token at a time, with the rows and rings of depth attention. φ has R D rows,
-too many to be read for every token, and a tile of tokens with all its streams has no room on the
-chip. So XLA takes the products with φ, between two kernels (products.py). In passes over [T, D]:
+The kernels work on one token at a time, with rows and rings of `resjax.kernels.mosaic_gpu`. φ has
+R D rows, too many to be read for every token, and a tile of tokens with all its streams has no room
+on the chip. So XLA takes the products with φ, between two kernels (products.py). In passes over
+[T, D]:
 
 | pass | what runs | with φ | without |
 |------|-----------|--------|---------|
 | forward | write; products; mix and norm | 4 R + 2 | 2 R + 2 |
 | reverse | unmix; products of φ and with φ; unwrite | 8 R + 5 | 4 R + 5 |
+
+  kernel = READ.load("mosaic_gpu", "forward")  # the module of this name
+  results = kernel.forward(read, operands)
 """
+
+from resjax.kernels.streams.mosaic_gpu import backward as backward
+from resjax.kernels.streams.mosaic_gpu import forward as forward
+from resjax.kernels.streams.mosaic_gpu import obstacles as obstacles

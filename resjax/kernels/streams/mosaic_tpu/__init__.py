@@ -16,4 +16,11 @@ and are turned to columns, a token per row, where they multiply channels.
 | backward_read.py, backward_write.py | the two |
 | reverse_steps.py | steps that they share |
 | obstacles.py | what the kernels cannot do |
+
+  kernel = READ.load("mosaic_tpu", "forward")  # the module of this name
+  results = kernel.forward(read, operands)
 """
+
+from resjax.kernels.streams.mosaic_tpu import backward as backward
+from resjax.kernels.streams.mosaic_tpu import forward as forward
+from resjax.kernels.streams.mosaic_tpu import obstacles as obstacles
