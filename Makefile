@@ -12,7 +12,7 @@ FLOOR_TESTS = tests/combinators tests/interop/linen_test.py tests/interop/linen_
 # What other programs are asked about, in their newest releases.
 LIVE = torch transformers accelerate lm-eval
 LIVE_TESTS = tests/interop tests/study/evaluation tests/combinators/published
-# A GPU machine without network: what is carried to it, and a stand-in for it, see docs/gpu.md.
+# A GPU machine without network: what is carried to it, and a fake for it, see docs/gpu.md.
 KIT_PYTHON ?= python3.12
 KIT_GLIBC = $(foreach n,2_28 2_27 2_24 2_17,--platform=manylinux_$(n)_x86_64) \
   --platform=manylinux2014_x86_64 --platform=manylinux1_x86_64

@@ -53,10 +53,10 @@ def main() -> None:
   folder = locations.path(_OUT.value, "--out", writable=True)
   if first:
     locations.make_folder(folder, "--out")
-  with terminal.status(quiet=not first) as tell:
-    results = analysis.measure_all(models, config, tell)
+  with terminal.status(quiet=not first) as status:
+    results = analysis.measure_all(models, config, status)
     if first:
-      tell("drawing")
+      status("drawing")
       written = analysis.write(results, folder, titles=_TITLES.value)
   if first:
     analysis.show(results, terminal.console())

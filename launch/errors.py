@@ -55,7 +55,7 @@ def explain(error: Exception) -> Explained:
     return Explained(said, True)
   name = type(error).__name__
   if _is_out_of_memory(error):
-    return Explained(f"out of memory ({_cut(said, 300) or name}); {_memory_knobs()}", True)
+    return Explained(f"out of memory ({_cut(said, 300) or name}); {_memory_flags()}", True)
   if isinstance(error, OSError) and error.filename and (way := locations.way_out(error)):
     return Explained(f"{said}; {way}", True)
   if isinstance(error, ValueError | OSError | ImportError):
@@ -140,7 +140,7 @@ def _is_out_of_memory(error: Exception) -> bool:
   return isinstance(error, MemoryError) or said
 
 
-def _memory_knobs() -> str:
+def _memory_flags() -> str:
   """Returns which flags of this command make it need less memory."""
   if "config" in flags.FLAGS:
     return (
@@ -148,8 +148,8 @@ def _memory_knobs() -> str:
       "config.train.loss_chunk or config.data.seq_len, config.model.remat=full, or parameters that "
       "more devices share (config.mesh.fsdp); resjax aot tells what fits"
     )
-  knobs = ("batch_size", "max_length", "seq_len", "tokens", "num_samples", "num_tokens", "shard_gb")
-  found = [f"--{name}" for name in knobs if name in flags.FLAGS]
+  names = ("batch_size", "max_length", "seq_len", "tokens", "num_samples", "num_tokens", "shard_gb")
+  found = [f"--{name}" for name in names if name in flags.FLAGS]
   return f"less is needed with a smaller {', '.join(found) or 'model'}"
 
 

@@ -94,8 +94,8 @@ def main() -> None:
   out = locations.path(_OUT.value, "--out", writable=True)
   if first:
     locations.make_folder(out, "--out")
-  with terminal.status(quiet=not first) as tell:
-    found = scoring.score(loaders, texts, asked, config, tell)
+  with terminal.status(quiet=not first) as status:
+    found = scoring.score(loaders, texts, asked, config, status)
   if first:
     found = scoring.write(found, out, _settings(), paths if _EVERY.value else ())
     found.show(terminal.console())

@@ -258,8 +258,8 @@ def _write(
   """Writes numbers and figure, and prints their places."""
   if jax.process_index() != 0:
     return
-  told = {"what": _WHAT.value, "model": model.name, "prefix": model.prefix_in_words}
-  values = told | facts | dataclasses.asdict(found)
+  common = {"what": _WHAT.value, "model": model.name, "prefix": model.prefix_in_words}
+  values = common | facts | dataclasses.asdict(found)
   numbers, picture = folder / f"{_WHAT.value}_results.json", folder / f"{_WHAT.value}.png"
   locations.write_text(numbers, json.dumps(to_plain(values), indent=1, allow_nan=False) + "\n")
   plots.save(figure, picture)

@@ -22,7 +22,7 @@ from resjax.study.sweeps import results
 from resjax.study.sweeps.results import Result
 from resjax.study.sweeps.runs import SweepRun
 from resjax.train import experiment
-from resjax.train.runs import alike, workdir
+from resjax.train.runs import same_program, workdir
 from resjax.train.runs.config import Run
 
 _TOGETHER = flags.DEFINE_integer(
@@ -54,10 +54,10 @@ def groups(runs: Sequence[SweepRun]) -> list[list[SweepRun]]:
     ValueError: --together is above 1, and no two runs are alike enough.
   """
   configs = [run.config.to_dict() for run in runs]
-  found = alike.groups(configs, _TOGETHER.value)
+  found = same_program.groups(configs, _TOGETHER.value)
   if _TOGETHER.value > 1 and len(found) == len(runs) > 1:
     try:
-      alike.check(configs[:2])
+      same_program.check(configs[:2])
     except ValueError as error:
       raise ValueError(f"--together={_TOGETHER.value}: {error}") from None
   return [[runs[index] for index in group] for group in found]
@@ -119,9 +119,9 @@ def arguments(group: Sequence[SweepRun]) -> list[str]:
   settings = {**config_flags.get_override_values(flag), **group[0].overrides}
   settings["workdir"] = group[0].config.workdir
   if len(group) > 1:
-    settings = {key: value for key, value in settings.items() if key not in alike.FREE}
+    settings = {key: value for key, value in settings.items() if key not in same_program.FREE}
     configs = [config_tree.flat(run.config.to_dict()) for run in group]
-    texts = [" ".join(shlex.quote(f"{key}={c[key]}") for key in alike.FREE) for c in configs]
+    texts = [" ".join(shlex.quote(f"{key}={c[key]}") for key in same_program.FREE) for c in configs]
     own = [f"--run={text}" for text in texts]
   command = "train_together" if own else "train"
   words = [command, f"--config={config_flags.get_config_filename(flag)}"]

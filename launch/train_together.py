@@ -14,7 +14,7 @@ from absl import flags
 from ml_collections import ConfigDict
 
 from launch import cli
-from resjax.train.runs import alike
+from resjax.train.runs import same_program
 
 _CONFIG = cli.define_config("The config that the runs share.")
 _RUN = flags.DEFINE_multi_string("run", [], "KEY=VALUE of each setting of one run; once per run.")
@@ -40,10 +40,12 @@ def _override(config: ConfigDict, text: str) -> ConfigDict:
     raise ValueError(f"--run={text!r}: {error}") from None
   for word in words:
     key, equals, value = word.partition("=")
-    if not equals or key not in alike.FREE:
-      raise ValueError(f"--run={text!r}: {word!r} is not KEY=VALUE of {', '.join(alike.FREE)}")
+    if not equals or key not in same_program.FREE:
+      raise ValueError(
+        f"--run={text!r}: {word!r} is not KEY=VALUE of {', '.join(same_program.FREE)}"
+      )
     try:
-      made.update_from_flattened_dict({key: alike.FREE[key](value)})
+      made.update_from_flattened_dict({key: same_program.FREE[key](value)})
     except ValueError:
       raise ValueError(f"--run={text!r}: {word!r} has no number") from None
   return made

@@ -13,10 +13,10 @@ from configs import tiny
 from resjax.study.analysis import plots
 from tests.data.conftest import make_texts, write_folder
 from tests.helpers import cheap_forms, doc_commands, ladders, pretrained, trained
-from tests.helpers.stand_ins import ROOT, StandIns
+from tests.helpers.fakes import ROOT, FakeTools
 
 DOCS = ROOT / "docs"
-# The others have tests with stand-ins of cloud tools, in tests/launch.
+# The others have tests with fakes of cloud tools, in tests/launch.
 PAGES = [
   page
   for page in doc_commands.PAGES
@@ -84,7 +84,7 @@ def calls(folder, tmp_path_factory):
   """The words of every command, by page."""
   found = {}
   for page in PAGES:
-    tools = StandIns(tmp_path_factory.mktemp("tools"), *PROGRAMS)
+    tools = FakeTools(tmp_path_factory.mktemp("tools"), *PROGRAMS)
     shell = _ACTIVATE.sub("", doc_commands.script(page))
     for name, value in PLACEHOLDERS.items():
       shell = re.sub(rf"(?<![A-Z_]){name}\b", value, shell)

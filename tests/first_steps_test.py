@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from tests.helpers import checkouts, doc_commands
-from tests.helpers.stand_ins import ROOT
+from tests.helpers.fakes import ROOT
 
 PAGE = ROOT / "docs" / "first_steps.md"
 

@@ -5,7 +5,7 @@ import re
 
 from tests.helpers.runs import REPOSITORY
 
-TORCH = "torch"  # is on the machine, and left out of the stand-in for it
+TORCH = "torch"  # is on the machine, and left out of the fake for it
 
 
 def listed(name):

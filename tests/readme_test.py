@@ -10,7 +10,7 @@ from flax import nnx
 
 from resjax import combinators
 from tests.helpers import doc_commands
-from tests.helpers.stand_ins import ROOT
+from tests.helpers.fakes import ROOT
 
 PAGE = ROOT / "README.md"
 README = PAGE.read_text()

@@ -8,7 +8,7 @@ import json
 import re
 
 from resjax import combinators
-from tests.helpers.stand_ins import ROOT
+from tests.helpers.fakes import ROOT
 
 SITE = ROOT / "docs" / "site"
 

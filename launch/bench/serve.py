@@ -76,18 +76,18 @@ def _serve(overrides: Mapping[str, Any]) -> tuple[str, dict[str, str]]:
   decoder = _decoder(overrides)
   prompts = _prompts(decoder.config.vocab_size)
   with tempfile.TemporaryDirectory() as scratch:
-    folder, asked, told = (Path(scratch) / name for name in ("exported", "prompts", "answer"))
+    folder, asked, answered = (Path(scratch) / name for name in ("exported", "prompts", "answer"))
     try:
       huggingface.export(decoder, folder, server="vllm")
     except ValueError as error:
       return f"refused: {error}", {}
     asked.write_text(json.dumps(prompts))
-    words = [_PYTHON.value, _WORKER, folder, asked, _TOKENS.value, told]
+    words = [_PYTHON.value, _WORKER, folder, asked, _TOKENS.value, answered]
     ran = subprocess.run(list(map(str, words)), capture_output=True, text=True)
-    if ran.returncode or not told.exists():
+    if ran.returncode or not answered.exists():
       print(ran.stderr[-4000:], file=sys.stderr)
       return f"failed with code {ran.returncode}", {}
-    answer = json.loads(told.read_text())
+    answer = json.loads(answered.read_text())
   wanted = [_greedy(decoder, prompt) for prompt in prompts]
   equal = sum(a == b for a, b in zip(answer["tokens"], wanted, strict=True))
   return f"{equal} of {len(prompts)} continuations equal", answer["versions"]

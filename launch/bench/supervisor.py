@@ -55,7 +55,7 @@ def supervise(
   log: Path,
   budget: float,
   environment: Mapping[str, str],
-  tell: Callable[[str, Record], None],
+  on_result: Callable[[str, Record], None],
 ) -> None:
   """Measures the arms that the report does not have as `ok`, until the time is over.
 
@@ -66,7 +66,7 @@ def supervise(
     log: the file that all processes print to.
     budget: seconds of all of them.
     environment: variables of the processes.
-    tell: is called with name and record of every arm that has ended.
+    on_result: is called with name and record of every arm that has ended.
 
   Raises:
     ValueError: a process ended before it began an arm.
@@ -88,7 +88,9 @@ def supervise(
       )
     status = STOPPED
     try:
-      status = _watch(process, left, report, end, tell) or arms.ended(process.wait(), log, start)
+      status = _watch(process, left, report, end, on_result) or arms.ended(
+        process.wait(), log, start
+      )
     finally:
       process.kill()
       process.wait()
@@ -99,7 +101,7 @@ def supervise(
         if record["status"] == RUNNING:
           record |= {"status": status, "seconds": round(time.time() - record.pop("began"), 2)}
           _write(report, content)
-          tell(name, record)
+          on_result(name, record)
     if not begun and status != NO_TIME:
       raise ValueError(f"the process of the arms began none: {status}; see {log}")
 
@@ -109,20 +111,20 @@ def _watch(
   left: Sequence[Arm],
   report: Path,
   end: float,
-  tell: Callable[[str, Record], None],
+  on_result: Callable[[str, Record], None],
 ) -> str | None:
   """Waits for the last arm, or the end of somebody's time; returns None if the process ended."""
   deadlines = {arm.name: arm.deadline for arm in left}
-  at, since, told = None, time.monotonic(), set[str]()
+  at, since, reported = None, time.monotonic(), set[str]()
   while True:
     code, now = process.poll(), time.monotonic()
     found = {name: record for name, record in read(report)["arms"].items() if name in deadlines}
     running = next((name for name in found if found[name]["status"] == RUNNING), None)
     for name in found:
-      if name != running and name not in told:
-        told.add(name)
-        tell(name, found[name])
-    if len(told) == len(left):
+      if name != running and name not in reported:
+        reported.add(name)
+        on_result(name, found[name])
+    if len(reported) == len(left):
       return arms.OK
     if code is not None:
       return None

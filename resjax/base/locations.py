@@ -57,12 +57,12 @@ _WAYS_OUT = {
 _WRITABLE = ("gs",)  # the schemes of stores where Orbax writes checkpoints
 
 
-def path(text: str | os.PathLike, knob: str = "path", *, writable: bool = False) -> Location:
+def path(text: str | os.PathLike, setting: str = "path", *, writable: bool = False) -> Location:
   """Returns the location that a setting names.
 
   Args:
     text: a local path, or that of an object: gs://BUCKET/NAME.
-    knob: the name of the setting, for messages.
+    setting: the name of the setting, for messages.
     writable: whether checkpoints or built data go there.
 
   Raises:
@@ -75,10 +75,10 @@ def path(text: str | os.PathLike, knob: str = "path", *, writable: bool = False)
   known = [f"{name}://" for name in (_WRITABLE if writable else _NEEDED)]
   if not re.match(r"\w+://[^/]", str(text)) or f"{scheme}://" not in known:
     raise ValueError(
-      f"{knob}={str(text)!r} is neither local nor {' or '.join(known)}BUCKET/NAME; mount it (for "
-      "instance with gcsfuse) and give the local folder"
+      f"{setting}={str(text)!r} is neither local nor {' or '.join(known)}BUCKET/NAME; mount it "
+      "(for instance with gcsfuse) and give the local folder"
     )
-  _prepare(scheme, f"{knob}={str(text)!r}")
+  _prepare(scheme, f"{setting}={str(text)!r}")
   return epath.Path(text)
 
 
@@ -171,18 +171,18 @@ def open_lock(path: pathlib.Path) -> IO[bytes]:
   return open(os.open(path, flags, 0o666), "rb+", buffering=0)
 
 
-def make_folder(folder: Location, knob: str) -> None:
+def make_folder(folder: Location, setting: str) -> None:
   """Makes a folder and proves that files can be written there.
 
   Args:
     folder: the folder, local or of an object store.
-    knob: the name of the setting that holds it, for messages.
+    setting: the name of the setting that holds it, for messages.
 
   Raises:
     ValueError: no file can be written there.
   """
   if not is_local(folder):
-    _try_writing(folder, knob)
+    _try_writing(folder, setting)
     return
   try:
     folder.mkdir(parents=True, exist_ok=True)
@@ -192,11 +192,11 @@ def make_folder(folder: Location, knob: str) -> None:
     way = way_out(error)
     raise ValueError(
       f"cannot write to {folder} ({error.strerror or error}); {f'{way}, or ' if way else ''}set "
-      f"{knob} to a folder that can be written"
+      f"{setting} to a folder that can be written"
     ) from None
 
 
-def _try_writing(folder: Location, knob: str) -> None:
+def _try_writing(folder: Location, setting: str) -> None:
   probe = folder / f".probe-{uuid.uuid4().hex}"
   try:
     probe.write_text("")
@@ -205,7 +205,7 @@ def _try_writing(folder: Location, knob: str) -> None:
     reason = (str(error).splitlines() or [type(error).__name__])[0]
     raise ValueError(
       f"cannot write to {folder} ({reason}); check that the bucket exists and that this machine's "
-      f"account may create and delete objects there, or set another {knob}"
+      f"account may create and delete objects there, or set another {setting}"
     ) from None
 
 

@@ -98,7 +98,7 @@ def prepare(
     name: the folder of the data set, KIND/NAME-FINGERPRINT.
     cls: the class of the builder.
     make: returns the builder for a folder on this machine.
-    progress: is told of a comparison that takes long.
+    progress: is called in a comparison that takes long.
     **facts: more fields of `built.Facts`.
   """
 

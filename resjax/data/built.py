@@ -83,7 +83,7 @@ def prepare(
     name: KIND/NAME-FINGERPRINT.
     verify: `DataConfig.verify`.
     make: fills an empty folder, and returns what it holds.
-    progress: a `storage.Progress`, which is told of a comparison that takes long.
+    progress: a `storage.Progress`, which is called in a comparison that takes long.
 
   Raises:
     ValueError: It could not be built; nothing of it is left.

@@ -15,7 +15,7 @@ from resjax.data.summary import CorpusSummary, DatasetSummary, SplitSummary, Sto
 from resjax.data.text_digest import TextDigest
 
 Check = Callable[[str, Mapping[str, TextDigest]], None]
-"""Is told the fingerprint of data before they are built, and by corpus what its documents are."""
+"""Is called with the fingerprint of data before they are built, and their digests by corpus."""
 
 
 def build(
@@ -31,9 +31,9 @@ def build(
 
   Args:
     config: the data to build.
-    progress: is told what is being built.
+    progress: is called with what is being built.
     check: ends the build before anything is built by raising an error; of data that `config.built`
-      names it is told no documents.
+      names it is called with no documents.
 
   Raises:
     ValueError: A corpus is missing, empty or malformed; or the disk is full; or the data that

@@ -22,7 +22,7 @@ _BATCH_DOCUMENTS = 1024
 class PackedRows(array_records.ArrayRecordBuilder, skip_registration=True):  # type: ignore[call-arg]
   """Rows {"tokens": int32 [T+1], "bytes": int32} of one corpus, whose records lie in a folder.
 
-  T is `seq_len`, and the progress is told the number of bytes of text that were packed. Rows as
+  T is `seq_len`, and the progress is called with the number of bytes of text packed. Rows as
   earlier releases built them have neither bytes nor the marks of `packing`.
   """
 
@@ -118,7 +118,7 @@ def build(
     config: T and the folder of built data.
     corpus: the fingerprint of the corpus, and the folder of its records.
     tokenizer: the fingerprint of the tokenizer, and its file.
-    progress: is told the number of bytes of text packed.
+    progress: is called with the number of bytes of text packed.
 
   Returns:
     The fingerprint of the rows, and the folder of their records.

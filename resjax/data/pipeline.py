@@ -113,8 +113,8 @@ def evaluation_batches(
   """
   chosen = _chosen(batch_size, rows)
   if split not in dataset.splits:
-    knob = "held-out splits need config.data.validation_fraction and test_fraction above 0"
-    raise ValueError(f"split {split!r} is not there; built: {', '.join(dataset.splits)}; {knob}")
+    remedy = "held-out splits need config.data.validation_fraction and test_fraction above 0"
+    raise ValueError(f"split {split!r} is not there; built: {', '.join(dataset.splits)}; {remedy}")
   if max_rows < 0:
     raise ValueError(f"max_rows is {max_rows}; allowed: 0 (all rows) or more")
   sources = [storage.read(corpus.rows, split) for corpus in dataset.corpora.values()]

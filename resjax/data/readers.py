@@ -71,8 +71,8 @@ def read_json(path: Location, name: str, field: str, settings: SettingNames) -> 
         text = _field(value, field, f"{shown}{place}", settings)
         yield Document(f"{name}{place}", _valid(text, f"{shown}{place}"))
     except json_text.NotJsonError as error:
-      knob = f"mend it, or set {settings.format}=text to read the file as it stands"
-      raise ValueError(f"{error}; {knob}") from None
+      remedy = f"mend it, or set {settings.format}=text to read the file as it stands"
+      raise ValueError(f"{error}; {remedy}") from None
 
 
 def _too_long(at: str) -> str:
@@ -86,9 +86,9 @@ def _field(record: Any, field: str, at: str, settings: SettingNames) -> str:
   if not isinstance(record, dict):
     raise ValueError(f"{at} is not a JSON object but a {type(record).__name__}")
   if field not in record:
-    knobs = f"set {settings.field}, or {settings.format}=text to read the file as it stands"
-    knobs += _inside(record)
-    raise ValueError(f"{at} has no field {field!r}; it has {_some(record)}; {knobs}")
+    remedy = f"set {settings.field}, or {settings.format}=text to read the file as it stands"
+    remedy += _inside(record)
+    raise ValueError(f"{at} has no field {field!r}; it has {_some(record)}; {remedy}")
   text = record[field]
   if not isinstance(text, str | None):
     raise ValueError(f"{at}: {field!r} is a {type(text).__name__}, not text; set {settings.field}")

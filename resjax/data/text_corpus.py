@@ -70,7 +70,7 @@ def plan_splits(
     name: the name of the corpus.
     source: its documents.
     config: the fractions of the splits.
-    progress: is told how many documents were read.
+    progress: is called with the number of documents read.
     listing: gets the reason and the name of everything that is left out.
 
   Raises:
@@ -96,8 +96,8 @@ def plan_splits(
   if len(seen) < len(config.splits):
     found = f"{len(seen)} usable documents in {dict(config.corpora)[name].source} ({left_out})"
     need = f"the splits {', '.join(config.splits)} need {len(config.splits)}"
-    knob = f"give config.data.corpora.{name}.source more documents"
-    raise ValueError(f"config.data.corpora.{name} has {found}; {need}; {knob}")
+    remedy = f"give config.data.corpora.{name}.source more documents"
+    raise ValueError(f"config.data.corpora.{name} has {found}; {need}; {remedy}")
   at = np.array(places, np.float64)
   split = _assign(at, config)
   return SplitPlan(split, np.array(sizes, np.int64), at, left_out.counts, hasher.digest())
@@ -138,7 +138,8 @@ class TextCorpus(array_records.ArrayRecordBuilder, skip_registration=True):  # t
 
   A build reads the source once to plan the splits, and once more for each split. It fails unless
   all of them give the documents that `text` says. What is left out is listed in the folder, in
-  `dropped.FILE_NAME`. The progress is told the numbers of documents that were read and written.
+  `dropped.FILE_NAME`. The progress is called with the numbers of documents read
+  and written.
   """
 
   def __init__(
@@ -211,7 +212,7 @@ def digest(
     name: the name of the corpus.
     source: the documents.
     root: `DataConfig.root`, where the digest of files that did not change since is kept.
-    progress: is told the number of documents that were read.
+    progress: is called with the number of documents that were read.
   """
   found = digest_cache.load(root, source)
   if found is None:
@@ -241,7 +242,7 @@ def build(
   Args:
     name: the name of the corpus.
     config: the corpus, its splits, and the folder of built data.
-    progress: is told the number of documents that were read and written.
+    progress: is called with the number of documents that were read and written.
     text: what `digest` returned; None: it is asked.
 
   Returns:

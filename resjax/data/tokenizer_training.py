@@ -23,8 +23,8 @@ class Plan(NamedTuple):
 
   Attributes:
     identity: returns its fingerprint from those of the corpora.
-    make: makes it from the folders of the records of the corpora; the progress is told the number
-      of bytes of text read.
+    make: makes it from the folders of the records of the corpora; the progress is called with the
+      number of bytes of text read.
   """
 
   identity: Callable[[Iterable[str]], str]
@@ -63,7 +63,7 @@ def build(
     config: the folder of built data.
     planned: what `plan` returned for `config`.
     corpora: the fingerprint and the folder of records of each built corpus, by name.
-    progress: is told the number of bytes of text read.
+    progress: is called with the number of bytes of text read.
 
   Returns:
     The fingerprint of the tokenizer, and its file.

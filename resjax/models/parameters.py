@@ -59,10 +59,10 @@ def failures(found: Mapping[str, Parameter], layout: Layout) -> list[str]:
         paths.setdefault((axis, size), []).append(path)
   lines = []
   for (axis, size), where in paths.items():
-    letter, knob = SPLIT_AXES[axis]
+    letter, setting = SPLIT_AXES[axis]
     more = f" and {len(where) - 1} more" if len(where) > 1 else ""
     lines.append(
-      not_divisible(f"{letter}={size} of {where[0]}{more}", axis, layout) + f"; change {knob}"
+      not_divisible(f"{letter}={size} of {where[0]}{more}", axis, layout) + f"; change {setting}"
     )
   return lines
 

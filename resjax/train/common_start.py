@@ -56,10 +56,10 @@ def _odd_one(processes: Sequence[Mapping]) -> str | None:
     for index, value in enumerate(values):
       if value != usual:
         what = "another config" if key == "config" else f"another {key}"
-        knob = "the same --config flags" if key == "config" else "the same packages"
+        remedy = "the same --config flags" if key == "config" else "the same packages"
         return (
           f"process {index} on {processes[index]['host']} has {what} than the others: {value}, not "
-          f"{usual}; start all processes with {knob}"
+          f"{usual}; start all processes with {remedy}"
         )
   return None
 

@@ -39,7 +39,7 @@ def parse_steps(text: str, steps: int) -> range:
 class Profiler:
   """Traces the given steps; a context manager around all steps of a run.
 
-    with Profiler(steps, folder, start=0, tell=print) as profiler:
+    with Profiler(steps, folder, start=0, log=print) as profiler:
       for step in ...:
         with profiler.step(step):
           state, metrics = train_step(...)
@@ -49,7 +49,7 @@ class Profiler:
     steps: what `parse_steps` returns.
     folder: the folder of the results, which is made when they are written.
     start: the number of steps done before this process began.
-    tell: prints a line about the results; None: none is printed.
+    log: prints a line about the results; None: none is printed.
     process: the number of this process.
 
   Raises:
@@ -62,7 +62,7 @@ class Profiler:
     folder: Location,
     *,
     start: int,
-    tell: Callable[[str], None] | None = None,
+    log: Callable[[str], None] | None = None,
     process: int = 0,
   ):
     if steps and steps[0] <= start:
@@ -70,7 +70,7 @@ class Profiler:
         f"--profile_steps={steps[0]}:{steps[-1]} begins before step {start + 1}, the next one of "
         "this run; choose later steps"
       )
-    self._steps, self._folder, self._tell, self._process = steps, folder, tell, process
+    self._steps, self._folder, self._log, self._process = steps, folder, log, process
     self._tracing: contextlib.ExitStack | None = None
 
   def __enter__(self) -> "Profiler":
@@ -98,8 +98,8 @@ class Profiler:
     name = f"memory.{self._process}.pprof"
     jax.profiler.save_device_memory_profile(self._local / name)
     self._stop()
-    if self._tell is not None:
-      self._tell(
+    if self._log is not None:
+      self._log(
         f"profile of steps {self._steps[0]}..{step}: xprof --logdir={self._folder} (pip install "
         f"xprof); device memory: pprof -http=: {self._folder / name} (go install "
         "github.com/google/pprof@latest)"

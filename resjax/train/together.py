@@ -23,7 +23,7 @@ from resjax.train import common_start, loop, optim, program
 from resjax.train.end_of_run import finish
 from resjax.train.program import Program
 from resjax.train.recorder import Recorder
-from resjax.train.runs import alike, host_memory, lineage, workdir
+from resjax.train.runs import host_memory, lineage, same_program, workdir
 from resjax.train.runs.config import Run
 from resjax.train.step import Batch, Metrics, step_function
 from resjax.train.trainer import Trainer
@@ -93,7 +93,7 @@ def train(runs: Sequence[Run], console: Console | None = None) -> None:
   end the others.
 
   Args:
-    runs: the runs, which differ in `alike.FREE` alone.
+    runs: the runs, which differ in `same_program.FREE` alone.
     console: where to print; default: standard output.
 
   Raises:
@@ -103,7 +103,7 @@ def train(runs: Sequence[Run], console: Console | None = None) -> None:
   if jax.process_count() > 1:
     raise ValueError("runs that train together need one process; train large models one by one")
   runs = [workdir.as_begun(run) for run in runs]
-  alike.check([run.resolved for run in runs])
+  same_program.check([run.resolved for run in runs])
   console = console or terminal.console()
   folders = [workdir.place(run.workdir) for run in runs]
   watchdog = Watchdog(runs[0].health.watchdog_seconds, folders[0] / STACKS)

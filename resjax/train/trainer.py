@@ -120,7 +120,7 @@ class Trainer:
       profile_steps,
       workdir.place(self.run.workdir) / "profile",
       start=done,
-      tell=recorder.message,
+      log=recorder.message,
       process=jax.process_index(),
     )
     with recorder, profiler:

@@ -47,7 +47,7 @@ def test_other_shells_are_refused():
 
 @pytest.mark.skipif(shutil.which("zsh") is None, reason="zsh is not installed")
 def test_zsh_completes_too():
-  stand_ins = """
+  fakes = """
     compdef() { :; }; _files() { :; }; compset() { PREFIX=${PREFIX#--config=}; }
     compadd() { while [[ $1 != -- ]]; do shift; done; shift; print -rl -- "$@"; }
     ask() {  # what is printed has another prefix where compset cut it
@@ -57,7 +57,7 @@ def test_zsh_completes_too():
     }
   """
   ask = "\n".join("ask " + shlex.join(line.split(" ")) for line in ASKED)
-  program = f"{stand_ins}\n{completion.script('zsh', NAMES)}\n{ask}"
+  program = f"{fakes}\n{completion.script('zsh', NAMES)}\n{ask}"
   done = subprocess.run(["zsh", "-fc", program], capture_output=True, text=True, check=True)
   found = [set(line.split()) for line in done.stdout.splitlines()]
   assert dict(zip(ASKED, found, strict=True)) == ASKED

@@ -21,7 +21,7 @@ from resjax.data.sources import open_source
 TEXTS = ["the depth of a layer", "naïve 日本\nzwei", "", "x [1] {2}"]
 RECORDS = [{"url": f"http://x/{i}", "text": text} for i, text in enumerate(TEXTS)]
 LINES = "".join(json.dumps(record) + "\n" for record in RECORDS)
-_KNOB = "config.data.corpora.mine"
+_SETTING = "config.data.corpora.mine"
 
 
 def opened(path, **options):
@@ -33,7 +33,7 @@ def texts(path, **options):
 
 
 def refused(path, **options):
-  with pytest.raises(ValueError, match=re.escape(_KNOB)) as caught:
+  with pytest.raises(ValueError, match=re.escape(_SETTING)) as caught:
     texts(path, **options)
   assert "\n" not in str(caught.value)
   return str(caught.value)
@@ -171,7 +171,7 @@ def test_text_with_json_that_is_no_text_is_refused(tmp_path):
   (tmp_path / "package.json").write_text('{"name": "x", "deps": []}')
   said = refused(tmp_path)
   assert "holds text (main.py) and json (package.json) without a field 'text'" in said
-  assert f"set {_KNOB}.format=text" in said
+  assert f"set {_SETTING}.format=text" in said
   assert texts(tmp_path, format="text") == ["print(1)", '{"name": "x", "deps": []}']
 
 
@@ -188,7 +188,7 @@ def test_text_with_json_that_is_no_text_is_refused(tmp_path):
 )
 def test_json_without_text_names_its_keys(tmp_path, content, words):
   (tmp_path / "a.json").write_text(json.dumps(content))
-  with pytest.raises(ValueError, match=re.escape(words.format(_KNOB))):
+  with pytest.raises(ValueError, match=re.escape(words.format(_SETTING))):
     texts(tmp_path)
 
 

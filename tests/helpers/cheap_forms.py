@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from resjax.aot import absent_devices
 from tests.helpers import doc_commands, runs, xla
-from tests.helpers.stand_ins import ROOT
+from tests.helpers.fakes import ROOT
 
 _SMALL_STEP = (
   "--config.model.num_layers=4",

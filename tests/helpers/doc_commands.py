@@ -9,7 +9,7 @@ import re
 
 from resjax import __main__
 from tests.helpers import forks, runs
-from tests.helpers.stand_ins import ROOT, StandIns
+from tests.helpers.fakes import ROOT, FakeTools
 
 BLOCK = re.compile(r"^```(\S*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 PAGES = [
@@ -34,12 +34,12 @@ def python(page: pathlib.Path) -> list[str]:
   return [block for language, block in BLOCK.findall(page.read_text()) if language == "python"]
 
 
-def calls(page: pathlib.Path, tools: StandIns, cwd: pathlib.Path = ROOT) -> list[list[str]]:
+def calls(page: pathlib.Path, tools: FakeTools, cwd: pathlib.Path = ROOT) -> list[list[str]]:
   """Returns the words of every command of a page, with its variables filled in.
 
   Args:
     page: the page.
-    tools: stand-ins for the programs that the page calls; another program is an error.
+    tools: fakes for the programs that the page calls; another program is an error.
     cwd: the folder that the commands are run in.
   """
   done = tools.bash(script(page), cwd=cwd)

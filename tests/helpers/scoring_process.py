@@ -12,7 +12,7 @@ from resjax.base import processes
 from resjax.models.model_def import ModelDef
 from resjax.study.evaluation import Scored, Scorer
 from resjax.study.evaluation.generator import Generator
-from resjax.study.evaluation.together import Together
+from resjax.study.evaluation.lockstep import Lockstep
 from resjax.study.trained_model import TrainedModel
 from tests.helpers import decoders, layouts, tasks
 
@@ -42,16 +42,16 @@ def led(model, what):
   def go_on(prompts):
     return generator.generate(prompts, num_tokens=5, stop=(1,))
 
-  together = Together({"score": score, "generate": go_on})
+  lockstep = Lockstep({"score": score, "generate": go_on})
   rows = [(decoders.tokens(model.config, 1, length)[0].tolist(), length // 2) for length in LENGTHS]
 
   def work():
-    first = together.call("score", rows)
+    first = lockstep.call("score", rows)
     if what == "error":
       raise ArithmeticError("the second task fails")
-    return [first, together.call("generate", [tokens for tokens, _ in rows])]
+    return [first, lockstep.call("generate", [tokens for tokens, _ in rows])]
 
-  return together.lead(work)
+  return lockstep.lead(work)
 
 
 def tasks_of(model, folder):

@@ -10,7 +10,7 @@ import time
 import pytest
 
 from tests.helpers import forks
-from tests.helpers.stand_ins import ROOT
+from tests.helpers.fakes import ROOT
 
 # The first collection interrupts itself, where Python can only report what a callback raises.
 INTERRUPTED_WHERE_NOTHING_CAN_BE_RAISED = """

@@ -6,13 +6,13 @@ import sys
 import pytest
 
 from tests.helpers import checkouts
-from tests.helpers.stand_ins import StandIns
+from tests.helpers.fakes import FakeTools
 
 
 @pytest.fixture
 def cloud(tmp_path):
   """gcloud that keeps one queued resource, in the file `state`, and four hosts, folders."""
-  tools = StandIns(tmp_path / "tools", "gcloud", "python3")
+  tools = FakeTools(tmp_path / "tools", "gcloud", "python3")
   tools.state = tmp_path / "state"
   tools.homes = [tmp_path / f"host{number}" for number in range(4)]
   for home in tools.homes:

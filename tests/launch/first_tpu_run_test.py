@@ -8,7 +8,7 @@ import pytest
 
 from tests.data.conftest import make_texts, write_folder
 from tests.helpers import doc_commands
-from tests.helpers.stand_ins import ROOT, StandIns
+from tests.helpers.fakes import ROOT, FakeTools
 
 PAGE = ROOT / "docs" / "first_tpu_run.md"
 TOOLS = ["gcloud", "python3", "source", "pip", "hf", "resjax", "tensorboard", "kubectl", "docker"]
@@ -28,7 +28,7 @@ def calls(tmp_path_factory):
   folder = tmp_path_factory.mktemp("page")
   (folder / ".venv" / "bin").mkdir(parents=True)
   (folder / ".venv" / "bin" / "activate").touch()
-  return doc_commands.calls(PAGE, StandIns(folder / "tools", *TOOLS), cwd=folder)
+  return doc_commands.calls(PAGE, FakeTools(folder / "tools", *TOOLS), cwd=folder)
 
 
 def test_commands(calls, tmp_path):

@@ -11,7 +11,7 @@ import jsonschema
 import pytest
 import yaml
 
-from tests.helpers.stand_ins import StandIns, shellcheck
+from tests.helpers.fakes import FakeTools, shellcheck
 
 SCHEMA = json.loads((pathlib.Path(__file__).parent / "jobset_schema.json").read_text())
 NAME = "--name=run1"
@@ -25,7 +25,7 @@ WORKDIR = "--config.workdir=gs://bucket/run1"
 @pytest.fixture
 def cluster(tmp_path):
   """kubectl that keeps one JobSet, in the file `state`."""
-  tools = StandIns(tmp_path / "tools", "kubectl", "xpk", "python")
+  tools = FakeTools(tmp_path / "tools", "kubectl", "xpk", "python")
   tools.state = tmp_path / "state"
   tools.answer("kubectl .* apply", run=f"touch {tools.state}")
   tools.answer("kubectl .* get jobset", run=f"[ ! -e {tools.state} ] || echo jobset/run1")

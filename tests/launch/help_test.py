@@ -10,7 +10,7 @@ import pytest
 from launch import help_text
 from launch.bench.__main__ import BENCHMARKS
 from tests.helpers import doc_commands, forks, named_flags
-from tests.helpers.stand_ins import ROOT
+from tests.helpers.fakes import ROOT
 
 FILES = [path for path in (ROOT / "launch").rglob("*.py") if "cli.run(" in path.read_text()]
 FILES = [path for path in FILES if path.name != "cli.py"]

@@ -8,8 +8,8 @@ import yaml
 
 from launch.gke.jobset import _literal
 from launch.shell import heredoc
-from tests.helpers import stand_ins
-from tests.helpers.stand_ins import StandIns
+from tests.helpers import fakes
+from tests.helpers.fakes import FakeTools
 
 WORDS = [
   *("a b", "it's", '"q"', "$(touch stolen)", "`touch stolen`", "*", "~", "ü ×", "--leading=-dash"),
@@ -29,12 +29,12 @@ PYTHON = 'printf "%s\\0" "$A" "$WANDB_API_KEY" > {folder}/environment'
 
 def shellcheck(script):
   """What shellcheck warns of; it also has a note for each `$` and `\\` in single quotes."""
-  return stand_ins.shellcheck(script, "--severity=warning")
+  return fakes.shellcheck(script, "--severity=warning")
 
 
 @pytest.fixture
 def tools(tmp_path):
-  found = StandIns(
+  found = FakeTools(
     *(tmp_path / "tools", "gcloud", "sbatch", "squeue", "srun", "kubectl", "xpk", "python")
   )
   found.answer("^python", run=PYTHON.format(folder=found.folder))

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from tests.helpers.stand_ins import ROOT
+from tests.helpers.fakes import ROOT
 
 # Says who it is; told to stop, it saves for a while.
 PROGRAM = """

@@ -6,7 +6,7 @@ import pytest
 
 from launch import flag_check
 from launch.tpu.code import Code
-from tests.helpers.stand_ins import ROOT, StandIns
+from tests.helpers.fakes import ROOT, FakeTools
 
 TPU = ("--name=run1", "--zone=us-west4-a", "--topology=v5litepod-16")
 TRAIN = ("resjax", "train", "--config=gpt2_124m", "--config.train.microbatches=1")
@@ -20,7 +20,7 @@ SHARED = ("--shared_folder=/mnt/disk", "--nofit")
 @pytest.fixture
 def create(tmp_path):
   """A function of flags and a command: the exit code and the output of `tpu create`, and calls."""
-  tools = StandIns(tmp_path / "tools", "gcloud")
+  tools = FakeTools(tmp_path / "tools", "gcloud")
 
   def run(flags, *command):
     flags = [*TPU, "--poll_seconds=0", *flags]
@@ -85,7 +85,7 @@ def folder(tmp_path):
 @pytest.fixture
 def dry_run(tmp_path):
   """A function of a launcher and a command: exit code and last line of its dry run."""
-  tools = StandIns(tmp_path / "tools", "gcloud", "kubectl", "sbatch", "squeue")
+  tools = FakeTools(tmp_path / "tools", "gcloud", "kubectl", "sbatch", "squeue")
   tpu = ("create", *TPU, "--folder=.", "--nofit")
   gke = ("run", "--name=run1", "--image=x", "--topology=v5litepod-16", "--nofit")
   usual = {"tpu": tpu, "gke": gke, "slurm": ("run", "--name=run1", "--nofit"), "local": ()}
@@ -194,7 +194,7 @@ def test_hosts_get_the_config(dry_run, folder, tmp_path):
   subprocess.run(["git", "init", "--quiet"], cwd=folder, check=True)
   (folder / ".gitignore").write_text("own.py\n")
   (folder / "pkg-1.0-py3-none-any.whl").touch()
-  tools = StandIns(tmp_path / "more", "gcloud")
+  tools = FakeTools(tmp_path / "more", "gcloud")
   for sent, words in (
     ((), "--config=own.py: hosts get the last commit, and this is not in it"),
     (("--wheel=pkg-1.0-py3-none-any.whl",), "--config=own.py: hosts get the wheel alone; give the"),

@@ -4,7 +4,7 @@ import pytest
 
 from tests.data.conftest import write_folder
 from tests.helpers import doc_commands
-from tests.helpers.stand_ins import ROOT, StandIns
+from tests.helpers.fakes import ROOT, FakeTools
 
 READMES = sorted((ROOT / "launch").glob("*/README.md"))
 
@@ -17,7 +17,7 @@ def test_commands(readme, tmp_path):
   write_folder(tmp_path / "text" / "web", ["a text"])
   (tmp_path / "runs" / "slurm").mkdir(parents=True)
   (tmp_path / "runs" / "slurm" / "run1-7.log").touch()
-  tools = StandIns(tmp_path / "tools", "python", "resjax", "docker")
+  tools = FakeTools(tmp_path / "tools", "python", "resjax", "docker")
   calls = doc_commands.calls(readme, tools, cwd=tmp_path)
   found = [command for words in calls if (command := doc_commands.of_resjax(words))]
   assert readme.parent.name in {name for name, _ in found}

@@ -10,12 +10,12 @@ import pytest
 from launch import shell_steps
 from launch.shell_steps import Step
 from resjax.base.processes.signals import Interrupted
-from tests.helpers.stand_ins import ROOT, StandIns
+from tests.helpers.fakes import ROOT, FakeTools
 
 
 @pytest.fixture
 def tools(tmp_path, monkeypatch):
-  tools = StandIns(tmp_path / "tools", "make", "free")
+  tools = FakeTools(tmp_path / "tools", "make", "free")
   monkeypatch.setenv("PATH", tools.environment()["PATH"])
   return tools
 

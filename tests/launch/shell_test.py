@@ -11,7 +11,7 @@ import pytest
 
 from launch.shell import EXIT, heredoc, one_line, supervised
 from launch.tpu import remote
-from tests.helpers.stand_ins import shellcheck
+from tests.helpers.fakes import shellcheck
 
 AWKWARD = ("python", "-c", 'print("it\'s", \'$HOME\', `x`, "a\\\\b")', "", "two  words")
 SAVES = """

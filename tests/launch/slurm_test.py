@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from tests.helpers.stand_ins import ROOT, StandIns, shellcheck
+from tests.helpers.fakes import ROOT, FakeTools, shellcheck
 
 NAME = "--name=run1"
 ROWS = "--config.train.batch_size=96"  # divide over all GPUs here
@@ -19,7 +19,7 @@ TASK = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2]"}
 
 @pytest.fixture
 def cluster(tmp_path):
-  tools = StandIns(
+  tools = FakeTools(
     *(tmp_path / "tools", "sbatch", "squeue", "scancel", "srun", "scontrol", "python", "apptainer")
   )
   tools.answer("^srun", run='while [[ "$1" == --* ]]; do shift; done; exec "$@"')
@@ -27,7 +27,7 @@ def cluster(tmp_path):
 
 
 def launch(cluster, *arguments):
-  """Runs the launcher in the folder of the stand-ins, which is where logs go."""
+  """Runs the launcher in the folder of the fakes, which is where logs go."""
   return cluster.run("launch.slurm", *arguments, cwd=cluster.folder)
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from resjax.base.records.metrics_log import read_metrics
 from tests.data.conftest import make_texts, write_folder
-from tests.helpers.stand_ins import ROOT, shellcheck
+from tests.helpers.fakes import ROOT, shellcheck
 
 RESUME = ("resume", "--name=run1", "--zone=us-west4-a", "--topology=v5litepod-16")
 RESUME += ("--poll_seconds=0",)

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from tests.helpers.stand_ins import ROOT, StandIns
+from tests.helpers.fakes import ROOT, FakeTools
 
 NAME = ("--name=run1", "--zone=us-west4-a")
 SLICE = ("--topology=v5litepod-16", "--poll_seconds=0")
@@ -191,7 +191,7 @@ def test_what_cannot_be_sent_is_said_first(cloud, loose, flags, words):
 @pytest.mark.slow
 def test_install_fails_step_by_step(cloud, checkout, failing):
   cloud.state.write_text("ACTIVE\n")
-  tools = StandIns(cloud.folder / "git", "git") if "git" in failing else cloud
+  tools = FakeTools(cloud.folder / "git", "git") if "git" in failing else cloud
   tools.answer(failing, 1)
   if tools is not cloud:
     path = cloud.folder / "bin" / "git"

@@ -67,7 +67,7 @@ def annotated_steps(folder):
 def test_the_chosen_steps_are_traced_and_the_memory_is_written(tmp_path):
   told = []
   folder = tmp_path / "profile"
-  run(Profiler(range(3, 6), folder, start=1, tell=told.append), range(2, 8))
+  run(Profiler(range(3, 6), folder, start=1, log=told.append), range(2, 8))
   assert annotated_steps(folder) == {3, 4, 5}
   memory = gzip.decompress((folder / "memory.0.pprof").read_bytes())
   assert b"space" in memory and b"bytes" in memory  # the sample types of such a profile

@@ -15,7 +15,7 @@ from resjax.aot import absent_devices
 from resjax.base.records.metrics_log import FILE_NAME, read_metrics
 from resjax.train import experiment, program, together
 from resjax.train.loop import train
-from resjax.train.runs import alike
+from resjax.train.runs import same_program
 from resjax.train.state import init_state
 from tests.helpers import trained
 from tests.helpers.libtpu import needs_libtpu
@@ -118,10 +118,10 @@ def test_runs_that_differ_in_more_are_refused(change, message):
   second = first.copy_and_resolve_references()
   free = {"workdir": "b", "seed": 1, "init_seed": 2, "data.order_seed": 3}
   second.update_from_flattened_dict(free | {"optim.learning_rate": 1.0})
-  alike.check([first.to_dict(), second.to_dict()])
+  same_program.check([first.to_dict(), second.to_dict()])
   second.update_from_flattened_dict(change)
   with pytest.raises(ValueError, match=re.escape(message)) as raised:
-    alike.check([first.to_dict(), second.to_dict()])
+    same_program.check([first.to_dict(), second.to_dict()])
   assert "\n" not in str(raised.value)
 
 

@@ -167,17 +167,17 @@ def compile_kernel(gpu: str, case: KernelCase) -> Compiled | str:
   placed = jax.tree.map(lambda x: array(*x.shape, dtype=x.dtype), args)
   start = time.perf_counter()
   lowered = jax.jit(run).lower(*placed)
-  told = _told_by_ptxas(lowered.compile)
+  report = _ptxas_report(lowered.compile)
   seconds = time.perf_counter() - start
-  if "registers" not in told:
-    raise ValueError(f"{case}: ptxas told nothing; has a cache already held the kernel?")
+  if "registers" not in report:
+    raise ValueError(f"{case}: ptxas reported nothing; has a cache already held the kernel?")
   return Compiled(
     case,
     gpu,
-    registers=max(int(n) for n in re.findall(r"Used (\d+) registers", told)),
+    registers=max(int(n) for n in re.findall(r"Used (\d+) registers", report)),
     spilled=max(
       int(stores) + int(loads)
-      for stores, loads in re.findall(r"(\d+) bytes spill stores, (\d+) bytes spill loads", told)
+      for stores, loads in re.findall(r"(\d+) bytes spill stores, (\d+) bytes spill loads", report)
     ),
     shared=tiles.shared_bytes(array(case.num_tokens, case.width, dtype=case.dtype)),
     programs=tiles.programs_per_sm,
@@ -185,7 +185,7 @@ def compile_kernel(gpu: str, case: KernelCase) -> Compiled | str:
   )
 
 
-def _told_by_ptxas(compile: Callable[[], Any]) -> str:
+def _ptxas_report(compile: Callable[[], Any]) -> str:
   """Returns what ptxas prints about the kernels that a call compiles.
 
   ptxas prints to the standard output of the process, below Python's own.

@@ -122,12 +122,12 @@ class Prepared:
 
 
 def measure_all(
-  models: Sequence[Prepared], config: ProbeConfig, tell: Callable[[str], None]
+  models: Sequence[Prepared], config: ProbeConfig, status: Callable[[str], None]
 ) -> list[Results]:
-  """Measures models one after another; `tell` is called with what is being done."""
+  """Measures models one after another; `status` is called with what is being done."""
   found = []
   for one in models:
-    tell(f"measuring {one.model.name}")
+    status(f"measuring {one.model.name}")
     found.append(one.measure(config))
   return found
 

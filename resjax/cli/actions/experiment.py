@@ -161,7 +161,7 @@ class Pretrained(ModelActions):
       self._trained = loading.from_huggingface(place, ignore=hf_ignore)
     else:
       self.workdir = _saved(place).workdir
-      self._trained = loading.from_workdir(place, knob="path")
+      self._trained = loading.from_workdir(place, setting="path")
 
   def __repr__(self) -> str:
     return f"<Pretrained {self._trained.name}: {self._trained.decoder.config.residual.name}>"

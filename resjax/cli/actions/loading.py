@@ -19,14 +19,14 @@ _USUAL_ROW = 1024  # tokens in a row, although pretrained models may take far lo
 
 
 def from_workdir(
-  path: str, layout: Layout | None = None, knob: str = "--checkpoint"
+  path: str, layout: Layout | None = None, setting: str = "--checkpoint"
 ) -> TrainedModel:
   """Returns the model that a run trained.
 
   Args:
     path: a workdir, which stands for its newest checkpoint, or a checkpoint in one.
     layout: says where the parameters go; default: all devices, by the rules of the run.
-    knob: the name of the setting that holds the path, for messages.
+    setting: the name of the setting that holds the path, for messages.
 
   Raises:
     ValueError: there is no checkpoint, or it is damaged.
@@ -35,7 +35,7 @@ def from_workdir(
   def read(saved: restore.Saved) -> TrainedModel:
     return restore.restore_model(experiment.load(str(saved.workdir), layout), saved)
 
-  return restore.read_newest(path, knob, read)
+  return restore.read_newest(path, setting, read)
 
 
 def from_huggingface(

@@ -158,9 +158,9 @@ class ModelActions(abc.ABC):
       max_length, strides, bos, batch_size, limit, num_fewshot, apply_chat_template
     )
     folder = None if out is None else _made(out)
-    with terminal.status() as tell:
+    with terminal.status() as status:
       loaders = [model.trained for model in (self, *compare)]
-      scored = scoring.score(loaders, found, asked, config, tell)
+      scored = scoring.score(loaders, found, asked, config, status)
     if folder is None:
       return scored
     given = {"texts": [vars(text) for text in found], "tasks": list(tasks), **vars(config)}
@@ -230,13 +230,13 @@ class ModelActions(abc.ABC):
       sizes = {"max_tokens": tokens, "batch_size": batch_size, "seq_len": seq_len}
       return loading.read_text(model, source, **sizes, form=data_format, field=data_field)
 
-    with terminal.status() as tell:
-      tell("loading")
+    with terminal.status() as status:
+      status("loading")
       models = [dataclasses.replace(one.trained(), bos=bos) for one in (self, *compare)]
       prepared = analysis.prepare(models, read, text)
       folder = _made(out or (self.workdir / "analysis" if self.workdir else "runs/analysis"))
-      results = analysis.measure_all(prepared, config, tell)
-      tell("drawing")
+      results = analysis.measure_all(prepared, config, status)
+      status("drawing")
       return analysis.write(results, folder)
 
 

@@ -91,7 +91,7 @@ def score(
   texts: Sequence[Corpus],
   asked: Tasks,
   config: ScoringConfig,
-  tell: Callable[[str], None] = lambda doing: None,
+  status: Callable[[str], None] = lambda doing: None,
 ) -> Evaluation:
   """Scores one model after another, so that one alone is in memory.
 
@@ -100,7 +100,7 @@ def score(
     texts: the texts.
     asked: the tasks; those that are texts of resjax are in `texts`.
     config: how models are scored.
-    tell: is called with what is being done, in words.
+    status: is called with what is being done, in words.
 
   Raises:
     ValueError: a model cannot be loaded, or a text or a size does not fit.
@@ -109,18 +109,18 @@ def score(
   models: list[Mapping[str, Any]] = []
   results: TaskResults = []
   for load in loaders:
-    tell("loading a model")
+    status("loading a model")
     model = load().renamed([one["model"] for one in models])
     seq_len = config.max_length or model.seq_len
     model = dataclasses.replace(model, seq_len=seq_len, bos=config.bos)
     models.append(record.describe(model))
-    measured += _measure(model, texts, config, tell)
+    measured += _measure(model, texts, config, status)
     if asked.bundle:
-      tell(f"{model.name}: {tasks.CORE}")
+      status(f"{model.name}: {tasks.CORE}")
       sizes = {"batch_size": config.batch_size, "limit": config.limit}
       results += tasks.run_core(model, asked.bundle, **sizes)
     if asked.harness:
-      tell(f"{model.name}: {', '.join(asked.harness)}")
+      status(f"{model.name}: {', '.join(asked.harness)}")
       results += tasks.run_harness(
         model,
         asked,
@@ -174,7 +174,7 @@ def _other_settings(place: Location, settings: Mapping[str, Any]) -> list[str]:
 
 
 def _measure(
-  model: TrainedModel, texts: Sequence[Corpus], config: ScoringConfig, tell: Callable[[str], None]
+  model: TrainedModel, texts: Sequence[Corpus], config: ScoringConfig, status: Callable[[str], None]
 ) -> list[Measured]:
   """Returns what a model makes of texts, once for each stride."""
   found: list[Measured] = []
@@ -185,7 +185,7 @@ def _measure(
       stride=stride or None,
       batch_size=config.batch_size,
       limit=config.limit,
-      progress=lambda text, tokens: tell(f"{model.name}: {text}, {tokens:,} tokens"),
+      progress=lambda text, tokens: status(f"{model.name}: {text}, {tokens:,} tokens"),
     )
   return found
 

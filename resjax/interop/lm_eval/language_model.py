@@ -11,8 +11,8 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
 from resjax.interop.lm_eval.task_tokenizer import TaskTokenizer
 from resjax.study.evaluation.generator import Generator
+from resjax.study.evaluation.lockstep import Lockstep
 from resjax.study.evaluation.scorer import Scored, Scorer
-from resjax.study.evaluation.together import Together
 from resjax.study.trained_model import TrainedModel
 
 # A request as the harness gives it on: its texts, the tokens of the context, and the scored ones.
@@ -47,7 +47,7 @@ class LanguageModel(TemplateLM):
     max_gen_toks: the most tokens of a continuation where a task does not say it.
 
   Attributes:
-    together: runs the work of process 0 in all processes.
+    lockstep: runs the work of process 0 in all processes.
     counts: what has been asked so far.
     scorer: gives the log-likelihoods.
     generator: gives the continuations.
@@ -74,7 +74,7 @@ class LanguageModel(TemplateLM):
     def continued(prompts: list[list[int]], options: dict[str, Any]) -> list[list[int]]:
       return self.generator.generate(prompts, **options)
 
-    self.together = Together({"score": score, "generate": continued})
+    self.lockstep = Lockstep({"score": score, "generate": continued})
 
   @property
   def eot_token_id(self) -> int:
@@ -157,7 +157,7 @@ class LanguageModel(TemplateLM):
     self, requests: Sequence[_Request], **_: Any
   ) -> list[tuple[float, bool]]:
     rows = [self._row(*request) for request in requests]
-    answers = self.together.call("score", rows)
+    answers = self.lockstep.call("score", rows)
     for (texts, _tokens, _scored), answer in zip(requests, answers, strict=True):
       if texts is not None:
         self.cache_hook.add_partial("loglikelihood", texts, answer)
@@ -206,7 +206,7 @@ class LanguageModel(TemplateLM):
     room = self.max_length - options["num_tokens"]
     self.counts.truncated += sum(len(prompt) > room for prompt in prompts)
     options["stop"] = self.text.ending_ids(until)
-    rows = self.together.call("generate", prompts, options)
+    rows = self.lockstep.call("generate", prompts, options)
     texts = []
     for row in rows:
       ended = row[-1:] and row[-1] in self.text.stop_ids

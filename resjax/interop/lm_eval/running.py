@@ -55,7 +55,7 @@ def run_tasks(
   """
   harness = LanguageModel(model, batch_size=batch_size)
   if apply_chat_template:
-    harness.chat_template(apply_chat_template)  # a missing one is told before any data are read
+    harness.chat_template(apply_chat_template)  # a missing one is named before any data are read
     harness.template = apply_chat_template if isinstance(apply_chat_template, str) else None
   options = {
     "tasks": list(tasks),
@@ -66,7 +66,7 @@ def run_tasks(
     "bootstrap_iters": bootstrap_iters,
   }
   options |= dict.fromkeys(("random_seed", "numpy_random_seed", "fewshot_random_seed"), seed)
-  return harness.together.lead(lambda: _evaluated(harness, tasks_folder, options))
+  return harness.lockstep.lead(lambda: _evaluated(harness, tasks_folder, options))
 
 
 def _evaluated(

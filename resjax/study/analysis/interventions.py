@@ -50,7 +50,7 @@ def sensitivity(
     sites: the sites of a layer to cut together; empty chooses all.
     alignment: whether to measure the alignment, by the closed reading after every layer. It costs
       as many output heads per cut as there are layers.
-    progress: is told of every cut.
+    progress: is called after every cut.
 
   Raises:
     ValueError: The residual path is not a single stream, or a layer, site or alpha is out of range.

@@ -90,7 +90,7 @@ def patch(
     answers: the two tokens whose logits are compared; None: the most probable ones after each of
       the prompts.
     every: `layer` or `site`: behind what states are replaced.
-    progress: is told of every batch.
+    progress: is called after every batch.
 
   Raises:
     ValueError: The prompts differ in length, or they have the same answer.

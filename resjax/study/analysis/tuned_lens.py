@@ -118,7 +118,7 @@ def train(
     steps: the number of steps, of one batch of the text's size each.
     learning_rate: the rate at the first step.
     seed: the seed of the order of rows.
-    progress: is told of every step.
+    progress: is called after every step.
 
   Raises:
     ValueError: The text has too few rows to be split, or an argument is out of range.

@@ -14,8 +14,8 @@ import yaml
 from resjax.base import locations, typed_json
 from resjax.base.locations import Location
 from resjax.data.tokenizer import Tokenizer
+from resjax.study.evaluation.lockstep import Lockstep
 from resjax.study.evaluation.scorer import Scored, Scorer
-from resjax.study.evaluation.together import Together
 from resjax.study.trained_model import TrainedModel
 
 _MOST_BYTES = 1 << 30  # of a file of questions
@@ -123,19 +123,19 @@ def core(
     found = scorer.score([Scored(*row) for row in rows])
     return [(s.log_prob / len(s.log_probs), bool(np.all(s.greedy))) for s in found]
 
-  together = Together({"score": score})
+  lockstep = Lockstep({"score": score})
 
   def work() -> CoreResult:
     place = locations.path(folder, "the folder of CORE")
     found = {}
     for task, questions, baseline in _read(place, limit):
-      marks = _marks(task, questions, model, lambda r: together.call("score", r))
+      marks = _marks(task, questions, model, lambda r: lockstep.call("score", r))
       found[task.label] = _result(marks, baseline, task.num_fewshot[0])
     errors = [result.stderr for result in found.values()]
     mean = sum(result.centered for result in found.values()) / len(found)
     return CoreResult(mean, math.hypot(*errors) / len(found), found)
 
-  return together.lead(work)
+  return lockstep.lead(work)
 
 
 def _result(marks: Sequence[bool], baseline: float, num_fewshot: int) -> TaskResult:

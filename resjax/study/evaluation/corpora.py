@@ -236,10 +236,10 @@ def _domains(corpus: Corpus) -> list[Corpus]:
   """Returns the corpus, or one for each domain of a folder of domains."""
   if corpus.rule.kind != DOMAINS:
     return [corpus]
-  knob = f"--text={corpus.name}"
-  found = corpus_files.find(corpus.place, knob)
+  flag = f"--text={corpus.name}"
+  found = corpus_files.find(corpus.place, flag)
   if not found.is_folder or not found.files:
-    raise ValueError(f"{knob}={corpus.place}: domains are the files or folders in a folder")
+    raise ValueError(f"{flag}={corpus.place}: domains are the files or folders in a folder")
   places: dict[str, str] = {}
   for file in found.files:
     top, inner, _ = file.name.partition("/")
@@ -249,7 +249,7 @@ def _domains(corpus: Corpus) -> list[Corpus]:
     if not inner and shards != top:
       place = f"{glob.escape(str(found.base))}/{glob.escape(shards)}-*"
     if places.setdefault(name, place) != place:
-      raise ValueError(f"{knob}={corpus.place}: {top} is one more domain {name!r}; rename it")
+      raise ValueError(f"{flag}={corpus.place}: {top} is one more domain {name!r}; rename it")
   return [
     dataclasses.replace(
       corpus,

@@ -136,7 +136,7 @@ def measure(
 ) -> Iterator[Measured]:
   """Yields what a model makes of each text; see `perplexity`.
 
-  The progress is told the name of the text and the number of targets that are scored.
+  The progress is called with the name of the text and the number of targets that are scored.
   """
   stride = model.seq_len if stride is None else stride
   if not 1 <= stride <= model.seq_len:

@@ -94,7 +94,7 @@ def whole(parts: Sequence[Part], config: Mapping[str, Any]) -> list[Part]:
 def changes(before: Part, now: Part) -> list[Change]:
   """Returns what differs between two parts, settings first; commands are not compared.
 
-  Of other sharding rules the name alone is told, and nothing of what the record of the first part
+  Of other sharding rules the name alone is given, and nothing of what the record of the first part
   does not know, as those of earlier releases may not.
   """
   old, new = before.settings, now.settings

@@ -17,7 +17,7 @@ from resjax.models.config import DecoderConfig, DepthValuesConfig, ValueGateConf
 from resjax.models.model_def import ModelDef
 from resjax.train.runs import workdir
 from resjax.train.runs.config import Run
-from resjax.train.runs.parents import KNOB, Parent, Shapes, flat, nested
+from resjax.train.runs.parents import SETTING, Parent, Shapes, flat, nested
 
 _RESIDUAL = "config.model.residual."
 _NEW_SITE = "config.model.short_swa was {'window': 0,"
@@ -57,8 +57,8 @@ def start(
   """
   if not same_vocabulary(parent.tokenizer(), tokenizer.read_text()):
     raise ValueError(
-      f"{KNOB}: the tokenizer of {parent.source} is not that of this run; set config.data.corpora "
-      "and config.data.tokenizer as they are there, or take configs/finetune.py"
+      f"{SETTING}: the tokenizer of {parent.source} is not that of this run; set "
+      "config.data.corpora and config.data.tokenizer as they are there, or take configs/finetune.py"
     )
   wanted, theirs = flat(model.abstract), parent.shapes(model.config)
   norms = _norms(theirs, model)
@@ -162,7 +162,7 @@ def match(theirs: Shapes, ours: Shapes, norms: Mapping[str, str] | None = None) 
   if wrong:
     more = f"; and {len(wrong) - 3} more" if len(wrong) > 3 else ""
     raise ValueError(
-      f"{KNOB}: the parameters do not fit: {'; '.join(wrong[:3])}{more}; set "
+      f"{SETTING}: the parameters do not fit: {'; '.join(wrong[:3])}{more}; set "
       "config.model as it is there, or start from a run with residual.name=standard"
     )
   new = {path: shape for path, shape in ours.items() if path not in taken}

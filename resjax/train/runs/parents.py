@@ -23,7 +23,7 @@ from resjax.train.runs import restore, workdir
 from resjax.train.runs.restore import Saved
 
 Shapes = Mapping[str, tuple[int, ...]]
-KNOB = "config.train.init_from"
+SETTING = "config.train.init_from"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,7 +46,7 @@ class FromRun:
     kept = self.saved.workdir / workdir.TOKENIZER
     if not kept.exists():
       raise ValueError(
-        f"{KNOB}: {kept} is missing; give a workdir, or a checkpoint that lies in one"
+        f"{SETTING}: {kept} is missing; give a workdir, or a checkpoint that lies in one"
       )
     return read_text(kept)
 
@@ -136,12 +136,12 @@ def find(path: str, ignore: Sequence[str] = ()) -> Parent:
   """
   if is_huggingface(path):
     return FromHuggingFace(pathlib.Path(path), tuple(ignore))
-  return FromRun(restore.find(path, KNOB))
+  return FromRun(restore.find(path, SETTING))
 
 
 def is_huggingface(path: str) -> bool:
   """Returns whether a path is that of a Hugging Face folder."""
-  place = locations.path(path, KNOB)
+  place = locations.path(path, SETTING)
   return bool(path) and locations.is_local(place) and (place / "config.json").is_file()
 
 

@@ -65,37 +65,37 @@ class Saved:
     return identity.misplaced(self.checkpoint, recorded.run if recorded else None)
 
 
-def find(path: str, knob: str) -> Saved:
+def find(path: str, setting: str) -> Saved:
   """Returns the checkpoint that a setting names.
 
   Args:
     path: a workdir, which stands for its newest checkpoint, or a checkpoint in one.
-    knob: the name of the setting, for messages.
+    setting: the name of the setting, for messages.
 
   Raises:
     ValueError: there is no checkpoint.
   """
-  folder = locations.path(path, knob, writable=True)
+  folder = locations.path(path, setting, writable=True)
   folder = folder.absolute() if locations.is_local(folder) else folder
   if (folder / "params").is_dir():
     return Saved(folder, folder.parents[1])
   checkpoint = newest(folder / "checkpoints")
   if checkpoint is None:
     raise ValueError(
-      f"{knob}={path!r} has no checkpoint; give the workdir of a trained run, or a checkpoint of "
-      "one, WORKDIR/checkpoints/STEP"
+      f"{setting}={path!r} has no checkpoint; give the workdir of a trained run, or a checkpoint "
+      "of one, WORKDIR/checkpoints/STEP"
     )
   return Saved(checkpoint, folder)
 
 
-def read_newest(path: str, knob: str, read: Callable[[Saved], Found]) -> Found:
+def read_newest(path: str, setting: str, read: Callable[[Saved], Found]) -> Found:
   """Returns what is read of the checkpoint that a setting names.
 
   Where the trainer of a workdir deletes it meanwhile, the next newest one is read.
 
   Args:
     path: see `find`.
-    knob: see `find`.
+    setting: see `find`.
     read: reads a checkpoint.
 
   Raises:
@@ -103,7 +103,7 @@ def read_newest(path: str, knob: str, read: Callable[[Saved], Found]) -> Found:
     ValueError: there is no checkpoint.
   """
   for _ in range(_TRIES):
-    saved = find(path, knob)
+    saved = find(path, setting)
     try:
       return read(saved)
     except Replaced as error:

@@ -1,4 +1,4 @@
-"""Progress in a notebook: one output that changes in place, with a stand-in for IPython."""
+"""Progress in a notebook: one output that changes in place, with a fake for IPython."""
 
 import sys
 from types import SimpleNamespace

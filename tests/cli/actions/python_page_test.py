@@ -6,8 +6,8 @@ import pytest
 
 from resjax.cli import shipped
 from tests.helpers import doc_commands
+from tests.helpers.fakes import ROOT
 from tests.helpers.runs import write_text
-from tests.helpers.stand_ins import ROOT
 
 SMALL = """
 from configs import tiny

@@ -11,7 +11,7 @@ import pytest
 from resjax.data import built, dataset, storage
 from tests.data.built.conftest import config_of, files, files_of_kinds
 from tests.data.conftest import make_texts, write_folder
-from tests.helpers.stand_ins import ROOT
+from tests.helpers.fakes import ROOT
 
 
 def test_a_source_that_vanishes_while_it_is_read_leaves_nothing(tmp_path):

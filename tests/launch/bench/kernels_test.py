@@ -364,7 +364,7 @@ def test_published_kernels_get_the_arrays_and_give_the_cotangents_of_the_others(
     weights = torch.softmax(torch.einsum("n...d,d->n...", keys, query), 0)
     return torch.einsum("n...,n...d->...d", weights, stacked.float()).to(stacked.dtype)
 
-  stand_ins = {
+  fakes = {
     "fused_attnres": lambda query, sources, gain, rms_eps, checkpoint_level: attend(
       query, gain, torch.stack(sources), rms_eps
     ),
@@ -374,7 +374,7 @@ def test_published_kernels_get_the_arrays_and_give_the_cotangents_of_the_others(
   own = reads.arms(shape)["xla_no_stack"]
   for arm in torch_arms.READ_ARMS.values():
     module = ModuleType(arm.module)
-    setattr(module, arm.function, stand_ins[arm.function])
+    setattr(module, arm.function, fakes[arm.function])
     monkeypatch.setitem(sys.modules, arm.module, module)
     for direction, (make, _) in cases.DIRECTIONS.items():
       case = make(own)

@@ -1,4 +1,4 @@
-"""The kernels of a step, as a stand-in for CUPTI lists them."""
+"""The kernels of a step, as a fake for CUPTI lists them."""
 
 import sys
 import types

@@ -49,7 +49,7 @@ class Call:
   stdin: str
 
 
-class StandIns:
+class FakeTools:
   """A folder of programs; `answer` comes before the calls that it is for."""
 
   def __init__(self, folder: pathlib.Path, *names: str):

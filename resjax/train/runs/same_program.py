@@ -39,8 +39,8 @@ def groups(configs: Sequence[Mapping[str, Any]], most: int) -> list[list[int]]:
   found: dict[str, list[list[int]]] = {}
   for index, config in enumerate(configs):
     fixed = {key: value for key, value in config_tree.flat(config).items() if key not in FREE}
-    alike = found.setdefault(repr(sorted(fixed.items())), [[]])
-    if len(alike[-1]) == most:
-      alike.append([])
-    alike[-1].append(index)
-  return sorted(group for alike in found.values() for group in alike)
+    group = found.setdefault(repr(sorted(fixed.items())), [[]])
+    if len(group[-1]) == most:
+      group.append([])
+    group[-1].append(index)
+  return sorted(group for program in found.values() for group in program)

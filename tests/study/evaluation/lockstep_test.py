@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 
-from resjax.study.evaluation.together import Together
+from resjax.study.evaluation.lockstep import Lockstep
 from tests.helpers import tasks, xla
 from tests.helpers.runs import ends, start_together
 
@@ -52,5 +52,5 @@ def test_two_processes_run_tasks_as_one(tmp_path):
 
 
 def test_one_process_calls_at_once():
-  together = Together({"add": lambda a, b: a + b})
-  assert together.lead(lambda: together.call("add", 1, 2)) == 3
+  lockstep = Lockstep({"add": lambda a, b: a + b})
+  assert lockstep.lead(lambda: lockstep.call("add", 1, 2)) == 3

@@ -13,7 +13,7 @@ T = TypeVar("T")
 _numbers = itertools.count()  # of messages; every process sends or hears all of them in one order
 
 
-class Together:
+class Lockstep:
   """Functions that process 0 calls and that the other processes then call with the same arguments.
 
   A program over the devices of several processes has to be started by all of them, while only one
